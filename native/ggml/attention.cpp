@@ -176,7 +176,8 @@ static void gather_q(const Operation &o, uint32_t head, uint32_t heads, std::vec
 }
 
 // Results of the same heads to their places in (rows, q_heads, v_head_dim).
-static void scatter_out(const Operation &o, uint32_t head, uint32_t heads, const std::vector<float> &from, ggml_tensor *op) {
+static void scatter_out(const Operation &o, uint32_t head, uint32_t heads, const std::vector<float> &from,
+                        ggml_tensor *op) {
     size_t dims = size_t(o.v->ne[0]), group = o.q_heads / o.kv_heads, piece = heads * group * dims;
     float *to = static_cast<float *>(op->data) + head * group * dims;
     for (size_t row = 0; row < size_t(o.streams) * o.rows; ++row)
@@ -200,7 +201,8 @@ static size_t runs_of_call(const Device &device, const Operation &o, const std::
     return end;
 }
 
-static bool call(Device *device, const Operation &o, const std::vector<Run> &runs, uint32_t head, const float *q, float *out) {
+static bool call(Device *device, const Operation &o, const std::vector<Run> &runs, uint32_t head, const float *q,
+                 float *out) {
     const ggml_tensor *k = root_of(o.k), *v = root_of(o.v);
     uint32_t pages = uint32_t(ggml_nbytes(k) / ggml_row_size(o.k->type, o.k->ne[0]) / o.kind.kv_heads);
     za_place of_v = o.kind.latent ? za_place{} : place_of(v);

@@ -11,7 +11,7 @@ namespace zinc {
 // Opens the library for the shape, so that what is taken can be run.
 bool attention_supported(Device *device, const ggml_tensor *op);
 
-// The lists of the last operation: all layers of a step have the same, unless their cells were written in another order.
+// The lists of the last operation: all layers of a step have the same, unless their cells were written in other orders.
 class Plan {
   public:
     // False for a mask value that is no number; `why` says which.

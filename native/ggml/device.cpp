@@ -36,7 +36,8 @@ bool Device::load_functions() {
     host_ = za_device_host(device_);
     auto of_instance = [this](const char *function) { return host_.get_proc(host_.instance, function); };
     auto device_proc = PFN_vkGetDeviceProcAddr(of_instance("vkGetDeviceProcAddr"));
-    auto memory_properties = PFN_vkGetPhysicalDeviceMemoryProperties(of_instance("vkGetPhysicalDeviceMemoryProperties"));
+    auto memory_properties =
+        PFN_vkGetPhysicalDeviceMemoryProperties(of_instance("vkGetPhysicalDeviceMemoryProperties"));
     auto load = [&](const char *function) { return device_proc(host_.device, function); };
     create_buffer_ = PFN_vkCreateBuffer(load("vkCreateBuffer"));
     destroy_buffer_ = PFN_vkDestroyBuffer(load("vkDestroyBuffer"));

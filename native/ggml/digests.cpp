@@ -155,24 +155,30 @@ static std::vector<llama_token> prompt_of(const llama_model *model, size_t n) {
 
 static bool type_named(const char *name, ggml_type *type) {
     for (int i = 0; i < GGML_TYPE_COUNT; ++i)
-        if (ggml_type_name(ggml_type(i)) && !std::strcmp(ggml_type_name(ggml_type(i)), name)) return *type = ggml_type(i), true;
+        if (const char *found = ggml_type_name(ggml_type(i)); found && !std::strcmp(found, name))
+            return *type = ggml_type(i), true;
     return false;
 }
 
 int main(int argc, char **argv) {
     ggml_type type;
     if (argc != 5 || !type_named(argv[3], &type) || std::atoi(argv[4]) < LEAST_TOKENS) {
-        std::fprintf(stderr, "digests MODEL DEVICE TYPE TOKENS, of these at least %d, for example: digests model.gguf ZINC0 f16 230\n",
+        std::fprintf(stderr,
+                     "digests MODEL DEVICE TYPE TOKENS, of these at least %d, for example: "
+                     "digests model.gguf ZINC0 f16 230\n",
                      LEAST_TOKENS);
         return 2;
     }
-    auto log = [](ggml_log_level level, const char *line, void *) { if (level >= GGML_LOG_LEVEL_ERROR) std::fputs(line, stderr); };
+    auto log = [](ggml_log_level level, const char *line, void *) {
+        if (level >= GGML_LOG_LEVEL_ERROR) std::fputs(line, stderr);
+    };
     llama_log_set(log, nullptr);
     ggml_backend_load_all();
     llama_backend_init();
     llama_model_params parameters = llama_model_default_params();
-    ggml_backend_dev_t devices[2] = {std::strcmp(argv[2], "none") ? ggml_backend_dev_by_name(argv[2]) : nullptr, nullptr};
-    if (std::strcmp(argv[2], "none") && !devices[0]) {
+    const bool named = std::strcmp(argv[2], "none") != 0;
+    ggml_backend_dev_t devices[2] = {named ? ggml_backend_dev_by_name(argv[2]) : nullptr, nullptr};
+    if (named && !devices[0]) {
         std::fprintf(stderr, "no device %s; is GGML_BACKEND_PATH the plug-in's file?\n", argv[2]);
         return 1;
     }

@@ -36,7 +36,8 @@ static std::vector<uint32_t> in_order(const std::vector<uint32_t> *order, const 
     }
     found.reserve(stream.cells);
     for (uint32_t cell : *order) {
-        if (cell == NO_CELL || cell < stream.written.first || (cell - stream.written.first) % stream.written.step) continue;
+        if (cell == NO_CELL || cell < stream.written.first) continue;
+        if ((cell - stream.written.first) % stream.written.step) continue;
         uint64_t number = (cell - stream.written.first) / stream.written.step;
         if (number < stream.cells) found.push_back(uint32_t(number));
     }
@@ -50,7 +51,8 @@ static size_t place_list(const std::vector<uint32_t> &list, const RowKeys *previ
         auto begin = pages->begin() + std::ptrdiff_t(previous->begin), end = begin + std::ptrdiff_t(previous->count);
         auto at = std::find(begin, end, list[0]);
         size_t both = std::min(size_t(end - at), list.size());
-        if (both && (both == list.size() || end == pages->end()) && std::equal(at, at + std::ptrdiff_t(both), list.begin())) {
+        if (both && (both == list.size() || end == pages->end()) &&
+            std::equal(at, at + std::ptrdiff_t(both), list.begin())) {
             overlap = both;
             place = size_t(at - pages->begin());
         }
@@ -60,7 +62,8 @@ static size_t place_list(const std::vector<uint32_t> &list, const RowKeys *previ
 }
 
 // The row's biases behind those of other rows, or NO_BIAS where all are zero.  keys: cells of the operation.
-static size_t place_bias(const uint16_t *mask, const std::vector<uint32_t> &keys, bool biased, std::vector<float> *bias) {
+static size_t place_bias(const uint16_t *mask, const std::vector<uint32_t> &keys, bool biased,
+                         std::vector<float> *bias) {
     auto has_bias = [mask](uint32_t key) { return (mask[key] & ~SIGN) != 0; };
     if (!mask || (!biased && std::none_of(keys.begin(), keys.end(), has_bias))) return NO_BIAS;
     size_t place = bias->size();

@@ -14,18 +14,23 @@ const ggml_tensor *root_of(const ggml_tensor *tensor) {
 
 // --- what rows were written ------------------------------------------------------------------------------------------
 
+static size_t offset_of(const Buffer &buffer, const ggml_tensor *root) {
+    return size_t(static_cast<char *>(root->data) - static_cast<char *>(buffer.memory.base));
+}
+
 WriteOrder *order_of(const ggml_tensor *root) {
     Buffer *buffer = buffer_of(root);
     if (!buffer) return nullptr;
-    auto found = buffer->orders.find(size_t(static_cast<char *>(root->data) - static_cast<char *>(buffer->memory.base)));
-    return found == buffer->orders.end() || found->second.cells() != size_t(ggml_nrows(root)) ? nullptr : &found->second;
+    auto found = buffer->orders.find(offset_of(*buffer, root));
+    bool known = found != buffer->orders.end() && found->second.cells() == size_t(ggml_nrows(root));
+    return known ? &found->second : nullptr;
 }
 
 WriteOrder *note_order(const ggml_tensor *root) {
     Buffer *buffer = buffer_of(root);
     if (!buffer || root->buffer->usage == GGML_BACKEND_BUFFER_USAGE_COMPUTE) return nullptr;
     if (WriteOrder *known = order_of(root)) return known;
-    size_t offset = size_t(static_cast<char *>(root->data) - static_cast<char *>(buffer->memory.base));
+    size_t offset = offset_of(*buffer, root);
     buffer->orders.erase(offset);
     return &buffer->orders.emplace(offset, WriteOrder(size_t(ggml_nrows(root)))).first->second;
 }
@@ -80,13 +85,15 @@ static void memset_tensor(ggml_backend_buffer_t, ggml_tensor *tensor, uint8_t va
     std::memset(static_cast<char *>(tensor->data) + offset, value, size);
 }
 
-static void set_tensor(ggml_backend_buffer_t buffer, ggml_tensor *tensor, const void *data, size_t offset, size_t size) {
+static void set_tensor(ggml_backend_buffer_t buffer, ggml_tensor *tensor, const void *data, size_t offset,
+                       size_t size) {
     std::memcpy(static_cast<char *>(tensor->data) + offset, data, size);
     std::lock_guard<std::mutex> lock(context_of(buffer)->device->mutex);
     note_set(tensor, offset, size);
 }
 
-static void get_tensor(ggml_backend_buffer_t buffer, const ggml_tensor *tensor, void *data, size_t offset, size_t size) {
+static void get_tensor(ggml_backend_buffer_t buffer, const ggml_tensor *tensor, void *data, size_t offset,
+                       size_t size) {
     std::memcpy(data, static_cast<const char *>(tensor->data) + offset, size);
     std::lock_guard<std::mutex> lock(context_of(buffer)->device->mutex);
     note_get(tensor, offset, size);

@@ -59,7 +59,9 @@ static ggml_backend_t init_backend(ggml_backend_dev_t device, const char *) {
 
 static const char *device_name(ggml_backend_dev_t) { return "ZINC0"; }
 static const char *device_description(ggml_backend_dev_t device) { return device_of(device)->name.c_str(); }
-static void device_memory(ggml_backend_dev_t device, size_t *free, size_t *total) { *free = *total = device_of(device)->total(); }
+static void device_memory(ggml_backend_dev_t device, size_t *free, size_t *total) {
+    *free = *total = device_of(device)->total();
+}
 // A GPU, whatever Vulkan calls it: only a GPU device is given the KV cache.
 static enum ggml_backend_dev_type device_type(ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_GPU; }
 

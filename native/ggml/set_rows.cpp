@@ -11,7 +11,9 @@ namespace zinc {
 
 constexpr float LEAST = 0x1p-40f, MOST = 0x1p60f, MOST_HALF = 65504.0f;  // magnitudes that kernels take
 
-static bool is_float(ggml_type type) { return type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16; }
+static bool is_float(ggml_type type) {
+    return type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16;
+}
 
 bool set_rows_supported(const ggml_tensor *op) {
     const ggml_tensor *rows = op->src[0], *numbers = op->src[1], *root = root_of(op);
@@ -72,7 +74,8 @@ ggml_status set_rows(ggml_tensor *op) {
                          "cache type\n", op->name, static_cast<long long>(number), ggml_type_name(op->type));
             return GGML_STATUS_FAILED;
         }
-        char *to = static_cast<char *>(op->data) + size_t(number) * op->nb[1] + size_t(j) * op->nb[2] + size_t(k) * op->nb[3];
+        size_t offset = size_t(number) * op->nb[1] + size_t(j) * op->nb[2] + size_t(k) * op->nb[3];
+        char *to = static_cast<char *>(op->data) + offset;
         encode_row(row.data(), n, op->type, to);
         if (order) order->write(uint32_t(size_t(to - static_cast<char *>(root->data)) / cell_bytes));
     }

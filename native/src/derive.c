@@ -60,7 +60,8 @@ static void find_quantities(const struct manifest *m, const char *kind, struct n
     za_name_set(names, "kind", (unsigned char)*kind);
     for (size_t i = 0; all && i < all->count; ++i) {
         const char *formula = za_json_text(za_json_get(&all->items[i], "expression"));
-        if (formula && all->items[i].name && za_formula(formula, names, &value)) za_name_set(names, all->items[i].name, value);
+        const char *name = all->items[i].name;
+        if (formula && name && za_formula(formula, names, &value)) za_name_set(names, name, value);
     }
 }
 
@@ -114,6 +115,7 @@ bool za_derive_entry(const struct manifest *m, const struct za_options *o, struc
     size_t at;
     good = good && !text->full && za_json_parse(text->of, entry, &at);
     free(text);
-    return good || za_fail_as(ZA_MANIFEST, "%s/manifest.json: its formulas make no sense to this library; export it again",
+    return good || za_fail_as(ZA_MANIFEST,
+                              "%s/manifest.json: its formulas make no sense to this library; export it again",
                               m->directory);
 }

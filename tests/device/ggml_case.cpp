@@ -49,7 +49,8 @@ static std::string run(const Case &c) {
     ggml_tensor *q_root = ggml_new_tensor_4d(context, GGML_TYPE_F32, c.k_dims, heads, c.rows, c.streams);
     ggml_tensor *q = ggml_permute(context, q_root, 0, 2, 1, 3);
     ggml_tensor *k = cache_tensor(context, c, type_of(c.k_type), c.k_dims);
-    ggml_tensor *v = c.latent ? ggml_view_4d(context, k, c.v_dims, c.cells, c.kv_heads, c.streams, k->nb[1], k->nb[2], k->nb[3], 0)
+    ggml_tensor *v = c.latent ? ggml_view_4d(context, k, c.v_dims, c.cells, c.kv_heads, c.streams, k->nb[1], k->nb[2],
+                                             k->nb[3], 0)
                               : cache_tensor(context, c, type_of(c.v_type), c.v_dims);
     ggml_tensor *mask = c.mask ? ggml_new_tensor_4d(context, GGML_TYPE_F16, c.cells, c.rows, 1, c.streams) : nullptr;
     ggml_tensor *sinks = c.sinks ? ggml_new_tensor_1d(context, GGML_TYPE_F32, heads) : nullptr;

@@ -50,19 +50,19 @@ def attention(  # noqa: PLR0913  (public; all but q, k and v are keywords with a
     that joins the softmax without a value. alibi: (q_heads,), a slope per query head: scores become score - slope *
     |key's position - row's position|. mask: (q_len, n) of the last n keys, bool, True where the row sees the key, or
     float32 or float16, which is added to the scores, -inf for a key that the row does not see. mask_slopes: (q_heads,),
-    what is added is mask * the head's slope (ggml's ALiBi). Returns out ([q_len,]
-    q_heads, v_head_dim) and lse ([q_len,] q_heads), natural log, sinks included; 0 and -inf where a row sees no key and
-    no sink.
+    what is added is mask * the head's slope (ggml's ALiBi).
+    Returns out ([q_len,] q_heads, v_head_dim) and lse ([q_len,] q_heads), natural log, sinks included; 0 and -inf where
+    a row sees no key and no sink.
     """
     q, k, v = checked_arrays(q, k, v, ("float32", "float16", "float64", "bfloat16"))
     scale, window, softcap, sinks = checked_options(q.shape[-2], scale, causal, window, softcap, sinks)
     alibi, mask = check_alibi(alibi, q.shape[-2]), check_mask(mask, 1 if q.ndim == 2 else len(q), len(k))
-    slopes = check_mask_slopes(mask_slopes, q.shape[-2])
     rows = with_rows(q).astype(np.float64)
     q_len, q_heads, head_dim = rows.shape
+    slopes = check_mask_slopes(mask_slopes, q_heads)
     tokens, kv_heads, _ = k.shape
     factor = 1.0 / math.sqrt(head_dim) if scale is None else scale
-    out = np.zeros((*rows.shape[:2], v.shape[2]))
+    out = np.zeros((q_len, q_heads, v.shape[2]))
     sink = np.full(q_heads, -np.inf) if sinks is None else np.asarray(sinks, np.float64)
     lse = np.repeat(sink[None], q_len, axis=0)
     group = q_heads // kv_heads
@@ -71,9 +71,9 @@ def attention(  # noqa: PLR0913  (public; all but q, k and v are keywords with a
         keys, values = k[:, head].astype(np.float64), v[:, head].astype(np.float64)
         heads = slice(head * group, (head + 1) * group)
         for i in range(q_len):
-            seen = slice(firsts[i], limits[i])
             if firsts[i] >= limits[i]:
                 continue
+            seen = slice(firsts[i], limits[i])
             s = rows[i, heads] @ keys[seen].T * factor
             if softcap is not None:
                 s = softcap * np.tanh(s / softcap)
@@ -81,10 +81,7 @@ def attention(  # noqa: PLR0913  (public; all but q, k and v are keywords with a
                 distance = np.abs(np.arange(tokens)[seen] - (tokens - q_len + i))
                 s = s - alibi[heads, None].astype(np.float64) * distance
             if mask is not None:
-                bias = np.pad(mask[i].astype(np.float64), (tokens - mask.shape[1], 0))[seen]
-                s = s + np.where(
-                    np.isneginf(bias), bias, bias * (1.0 if slopes is None else slopes[heads, None].astype(np.float64))
-                )
+                s = s + _mask_bias(mask[i], tokens, None if slopes is None else slopes[heads])[:, seen]
                 if np.all(np.isneginf(s)):
                     continue
             top = np.maximum(s.max(axis=1, keepdims=True), sink[heads, None])
@@ -93,6 +90,12 @@ def attention(  # noqa: PLR0913  (public; all but q, k and v are keywords with a
             out[i, heads] = p @ values[seen] / total
             lse[i, heads] = (top + np.log(total))[:, 0]
     return out.reshape(*q.shape[:-1], -1), lse.reshape(q.shape[:-1])
+
+
+def _mask_bias(row: NDArray[Any], tokens: int, slopes: NDArray[Any] | None) -> F64:
+    """What a row's mask (n,) adds to the scores of all keys, by head: ([heads or 1], tokens)."""
+    bias = np.pad(row.astype(np.float64), (tokens - len(row), 0))[None]
+    return bias if slopes is None else np.where(np.isneginf(bias), bias, bias * slopes[:, None].astype(np.float64))
 
 
 def _float_array(name: str, x: Any, ndim: int, axes: str) -> NDArray[Any]:
