@@ -82,17 +82,17 @@ Options = _structure(
     u: q_heads kv_heads head_dim v_head_dim
     b: latent
     i: dtype v_dtype arithmetic
-    u: page_size k_stride v_stride""",
+    u: page_size""",
 )
 Info = _structure("Info", "u: page_size k_dim v_dim row_words\nq: k_page_bytes v_page_bytes")
 DeviceInfo = _structure("DeviceInfo", "s: name\nb: cpu wave32\nq: alignment most")
 Host = _structure("Host", "p: instance physical device\nu: family\np: queue get_proc enabled")
-CachePlaces = _structure("CachePlaces", "u: layers pages\nplace: k v\np: k_scales v_scales\nu: token_rows head_rows")
+CachePlaces = _structure("CachePlaces", "u: layers pages\nplace: k v\np: k_scales v_scales")
 Request = _structure("Request", "u: tokens\np: page_table\nu: new_rows q_len\nb: noncausal\np: mask\nu: mask_keys")
-Call = _structure("Call", "p: request\nu: requests\nd: scale softcap\nu: window\np: sinks alibi mask_slopes\nu: splits")
+Call = _structure("Call", "p: request\nu: requests\nd: scale softcap\nu: window\np: sinks alibi\nu: splits")
 Data = _structure("Data", "p: k v\nb: encoded\np: q out lse")
 Places = _structure("Places", "place: rows q out lse")
-Room = _structure("Room", "u: slots requests rows new_rows tokens pages mask_keys\nb: sinks softcap alibi mask_slopes")
+Room = _structure("Room", "u: slots requests rows new_rows tokens pages mask_keys\nb: sinks softcap alibi")
 Trace = _structure("Trace", "p: work\nz: work_words\nu: splits leaves_per_state\nb: loop")
 
 

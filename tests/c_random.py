@@ -162,7 +162,7 @@ class Caller:
     # --- recorded calls --------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        numbers = [2, 3, 8, 8, PAGES, 0, PAGES, True, self.chance(3), self.chance(3), False]
+        numbers = [2, 3, 8, 8, PAGES, 0, PAGES, True, self.chance(3), self.chance(3)]
         wrong = self.chance(3)
         if wrong:
             numbers[int(self.rng.choice([0, 1, 2, 3, 4, 6]))] = int(self.rng.choice(HUGE))
@@ -237,7 +237,7 @@ class Caller:
 
     def open(self) -> None:
         options = Options.from_buffer_copy(self.options)
-        name = str(self.rng.choice(["q_heads", "head_dim", "dtype", "v_dtype", "k_stride", "arithmetic", "manifest"]))
+        name = str(self.rng.choice(["q_heads", "head_dim", "dtype", "v_dtype", "arithmetic", "manifest"]))
         setattr(options, name, None if name == "manifest" else int(self.rng.choice([0, 3, 99, 1 << 30])))
         made = self.c.za_open(self.engine.device, c.byref(options))
         if self.said("open", made):

@@ -132,10 +132,7 @@ struct za_options {
     bool latent;                  /* V is the first v_head_dim dimensions of K, and is stored once, as a part of it */
     enum za_dtype dtype, v_dtype; /* in which K is stored, and V; v_dtype 0 (ZA_AS_K): as K, which latent needs */
     enum za_arithmetic arithmetic;
-    uint32_t page_size;          /* tokens of a page; 0: as exported */
-    uint32_t k_stride, v_stride; /* 0: K and V lie in tiles. Otherwise they lie in rows as the host has them, a row of
-                                    one token and KV head so many bytes behind the one before it, a multiple of 2: any
-                                    head_dim values of plain types, ggml's blocks of block types */
+    uint32_t page_size; /* tokens of a page; 0: as exported */
 };
 
 /* Runs the kernel `primitives` (and `multiply_add` for ZA_FUSED) on the manifest's numbers, and refuses a device whose
@@ -147,8 +144,7 @@ struct za_info {
     uint32_t page_size;                      /* tokens of a page, from 1 on */
     uint32_t k_dim, v_dim;                   /* head_dim and v_head_dim as kernels have them, filled up with zeros */
     uint32_t row_words;                      /* uint32 words of a new row of one KV head, see za_places */
-    VkDeviceSize k_page_bytes, v_page_bytes; /* of a page in a layer; v: 0 where the shape is latent. Of rows: where
-                                                tokens come first */
+    VkDeviceSize k_page_bytes, v_page_bytes; /* of a page in a layer; v: 0 where the shape is latent */
 };
 ZA_API struct za_info za_info(const struct za_attn *attn);
 
@@ -179,9 +175,6 @@ struct za_cache_places {
     uint32_t layers, pages;           /* pages of a layer */
     struct za_place k, v;             /* layers * pages * k_page_bytes, and v_page_bytes; v: none where it is latent */
     const float *k_scales, *v_scales; /* as for za_cache_make */
-    uint32_t token_rows, head_rows;   /* of rows (k_stride): from a token to the next, and from a KV head to the
-                                         next, in rows. Both 0: kv_heads and 1, tokens first. Heads first: 1 and the
-                                         tokens that a head has room for */
 };
 ZA_API struct za_cache *za_cache_from(struct za_attn *attn, const struct za_cache_places *places);
 ZA_API void za_cache_free(struct za_cache *cache); /* no submission uses it any more; NULL does nothing */
@@ -216,8 +209,6 @@ struct za_call {
     uint32_t window;     /* keys that a row sees at most, its own among them; 0: all */
     const float *sinks;  /* (q_heads) logits that join the softmax without a value; NULL: none */
     const float *alibi;  /* (q_heads) slopes: scores become score - slope * |key - row's own token|; NULL: none */
-    const float *mask_slopes; /* (q_heads): a head's mask values are multiplied by its slope, as ggml's ALiBi has it;
-                                 NULL: by 1 */
     uint32_t splits; /* pieces that the keys of a request are cut into; 0: the split rule. Never shows in the bits. A
                         prepared call has those of its room: 0 */
 };
@@ -278,7 +269,7 @@ struct za_room {
     uint32_t pages;     /* entries of all page tables; 0: requests * ceil(tokens / page_size) */
     uint32_t mask_keys; /* of a request; 0: steps have no masks */
     bool sinks;         /* steps may have sinks */
-    bool softcap, alibi, mask_slopes; /* every step has them; false: no step has */
+    bool softcap, alibi; /* every step has them; false: no step has */
 };
 
 struct za_prepared;

@@ -24,9 +24,6 @@ static bool check_options(const struct za_options *o) {
                        "the begin of its K", o->v_head_dim, o->head_dim);
     if (o->arithmetic != ZA_CANONICAL && o->arithmetic != ZA_FUSED)
         return za_fail("options: got arithmetic %d, expected ZA_CANONICAL or ZA_FUSED", (int)o->arithmetic);
-    if (o->k_stride || o->v_stride)
-        return za_fail_as(ZA_MANIFEST, "options: got k_stride %u and v_stride %u, expected 0; this version of the "
-                          "manifest has tiles alone", o->k_stride, o->v_stride);
     return true;
 }
 

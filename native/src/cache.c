@@ -86,8 +86,6 @@ static bool host_memory(struct za_cache *cache, struct za_info info, const struc
     uint64_t pages = (uint64_t)cache->layers * cache->pages;
     const uint64_t bytes[] = {pages * info.k_page_bytes, pages * info.v_page_bytes};
     bool latent = cache->attn->shape.latent;
-    if (given->token_rows || given->head_rows)
-        return za_fail_as(ZA_MANIFEST, "token_rows, head_rows: got some, expected 0 for tiles");
     if (latent && given->v.buffer) return za_fail("v: got a place, expected none; V of a latent shape is part of k");
     if (!za_check_place(device, "k", &given->k, bytes[0], true) ||
         (!latent && !za_check_place(device, "v", &given->v, bytes[1], true)) ||

@@ -61,8 +61,6 @@ static bool check_options(const struct manifest *m, const struct shape *shape, c
     if (scale != 0 && !(scale >= 0x1p-126 && scale <= 0x1p126)) /* also where it is NaN */
         return za_fail("scale: got %g, expected a magnitude from 2**-126 to 2**126, or 0 for 1 / sqrt(head_dim)",
                        call->scale);
-    if (call->mask_slopes)
-        return za_fail_as(ZA_MANIFEST, "mask_slopes: got some, which this version of the manifest does not have");
     return (!call->sinks || check_floats(m, "sinks", call->sinks, shape->q_heads)) &&
            (!call->alibi || check_floats(m, "alibi", call->alibi, shape->q_heads));
 }
@@ -176,8 +174,8 @@ bool za_check_step(const struct za_room *room, const struct counts *counts, cons
     }
     if (call->splits) return za_fail("splits: got %u, expected 0; a prepared call has its room's", call->splits);
     if (room->softcap != (call->softcap != 0) || room->alibi != (call->alibi != NULL) ||
-        room->mask_slopes != (call->mask_slopes != NULL) || (call->sinks && !room->sinks))
-        return za_fail("softcap, sinks, alibi, mask_slopes: got a step that has others than its room says");
+        (call->sinks && !room->sinks))
+        return za_fail("softcap, sinks, alibi: got a step that has others than its room says");
     return at_most("q_len", rows, room->rows) && at_most("new_rows", new_rows, room->new_rows) &&
            at_most("pages", pages, counts->pages);
 }

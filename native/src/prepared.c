@@ -36,8 +36,6 @@ static bool check_room(const struct za_attn *attn, struct za_room *room) {
         return za_fail("room: got %u requests of %u tokens, %u rows, %u new rows and masks of %u keys, expected 1 to "
                        "%d requests and tokens, at most %d rows, and masks of at most the tokens", room->requests,
                        room->tokens, room->rows, room->new_rows, room->mask_keys, MAX_TOKENS, MAX_TOKENS);
-    if (room->mask_slopes)
-        return za_fail_as(ZA_MANIFEST, "room.mask_slopes: got true, which this version of the manifest does not have");
     uint64_t each = room->tokens / shape->page_size + (room->tokens % shape->page_size != 0);
     uint64_t pages = each * room->requests;
     if (!room->pages && pages > UINT32_MAX) return za_fail("room.pages: got 0, expected a number for so many requests");

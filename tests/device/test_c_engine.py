@@ -335,7 +335,7 @@ def test_recordings_and_steps_that_are_no_good(small):
     assert stepped(new_rows=2) == "new_rows: got 2, expected at most the room's 1"
     assert stepped(page_table=[3, 9]) == "request[0].page_table[1]: got 9, expected a page below 9"
     assert stepped(mask=np.zeros((1, 1))) == "mask_keys: got 1, expected at most the room's 0"
-    assert stepped(softcap=1.0).startswith("softcap, sinks, alibi, mask_slopes: got a step that has others")
+    assert stepped(softcap=1.0).startswith("softcap, sinks, alibi: got a step that has others")
     assert stepped(splits=2) == "splits: got 2, expected 0; a prepared call has its room's"
     assert stepped() == ""
     small.owner.submit(submit)
