@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -136,12 +137,14 @@ def test_encoded_rows_are_attended_as_their_values(device, pair):
         assert (len(seq), cache.largest) == before
 
 
-PAIRS = "q8_0/q4_0 q4_1/q5_0 iq4_nl/q5_1 fp8_e4m3/q8_0"
+PAIRS = ["q8_0/q4_0", "q4_1/q5_0", "iq4_nl/q5_1", "fp8_e4m3/q8_0"]
+WITH_LAYOUTS = [*zip(PAIRS, ("NHD", "tiles") * 2, strict=True)]
+if FULL:
+    WITH_LAYOUTS = [*itertools.product([*PAIRS, *("/".join(x.split("/")[::-1]) for x in PAIRS)], ("tiles", "NHD"))]
 
 
 @pytest.mark.parametrize("any_device", [("swiftshader", "vulkan")], indirect=True, ids=["swiftshader"])
-@pytest.mark.parametrize("pair", [*PAIRS.split(), *("/".join(x.split("/")[::-1]) for x in PAIRS.split() if FULL)])
-@pytest.mark.parametrize("kv_layout", ("tiles", "NHD"))
+@pytest.mark.parametrize(("pair", "kv_layout"), WITH_LAYOUTS)
 def test_the_values_of_a_gpu(any_device, pair, kv_layout, monkeypatch):
     """The steps that make values on a card, on a device that says it is one; scales down to subnormal float16."""
     monkeypatch.setattr(any_device.runtime, "info", replace(any_device.info, kind="discrete"))

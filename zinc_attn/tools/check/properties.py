@@ -20,6 +20,7 @@ from ...errors import LimitError
 from ...kernels.tuning import LayoutFacts
 from ...planning.arithmetic import EXACT
 from ...runtime.device import Device
+from ...storage import storage_types
 from ..harness.bits import F32, Output
 from ..harness.planned_attention import PlannedAttention, PlanRule
 from ..harness.progress import Progress, Steps
@@ -238,8 +239,12 @@ class _Examination:
                 self.outcome.compare(8, f"{name} {i + 1} of {len(of)}", *pair)
 
     def _pages(self) -> None:
-        """Property 6: other page sizes, pages in another order, and rows in place of tiles."""
-        for page, shuffled, kv_layout in ((1, True, "tiles"), (1024, False, "NHD")):
+        """Property 6: other page sizes, pages in another order.
+
+        Pages of one token have block types as rows; plain types lie in tiles of one token as they do in rows.
+        """
+        blocks = any(kind.halves for kind in storage_types(self.case.dtype))
+        for page, shuffled, kv_layout in ((1, True, "NHD" if blocks else "tiles"), (1024, False, "tiles")):
             with self._filled(self.case, self.data, page, shuffled=shuffled, kv_layout=kv_layout) as (attention, seq):
                 variation = f"pages of {page}{', shuffled' * shuffled}{', rows' * (kv_layout == 'NHD')}"
                 self.outcome.compare(6, variation, self._output(attention, self.query, seq))
