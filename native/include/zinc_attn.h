@@ -132,7 +132,7 @@ struct za_options {
     bool latent;                  /* V is the first v_head_dim dimensions of K, and is stored once, as a part of it */
     enum za_dtype dtype, v_dtype; /* in which K is stored, and V; v_dtype 0 (ZA_AS_K): as K, which latent needs */
     enum za_arithmetic arithmetic;
-    uint32_t page_size;          /* tokens of a page; 0: as exported */
+    uint32_t page_size;          /* tokens of a page, a power of two up to 65,536; 0: as exported */
     uint32_t k_stride, v_stride; /* 0: K and V lie in tiles. Otherwise in rows, as most engines keep them: bytes from a
                                     row of K (of V) to the next, a multiple of 2. A row is one token's values of one KV
                                     head, head_dim of plain types, ggml's blocks of block types. v_stride: 0 where the
@@ -259,7 +259,7 @@ ZA_API bool za_run(struct za_cache *cache, uint32_t layer, const struct za_call 
 ZA_API bool za_run_at(struct za_cache *cache, uint32_t layer, const struct za_call *call,
                       const struct za_places *places);
 
-/* How the last za_run, za_run_at or za_copy_page of the za_attn was made, for reading beside docs/c-hosts.md. Valid
+/* How the last za_run or za_run_at of the za_attn was made, for reading beside docs/c-hosts.md. Valid
    until the next one. */
 struct za_trace {
     const uint32_t *work; /* the words of the work buffer */
