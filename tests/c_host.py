@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zinc_attn.kernels.declarations import APPEND, COPY, HEADER, HEADER_WORDS, ITEM, ROW
+from zinc_attn.kernels.declarations import APPEND, HEADER, HEADER_WORDS, ITEM, ROW
 from zinc_attn.storage import STORAGE
 
 ROOT = Path(__file__).parents[1]
@@ -82,17 +82,17 @@ Options = _structure(
     u: q_heads kv_heads head_dim v_head_dim
     b: latent
     i: dtype v_dtype arithmetic
-    u: page_size""",
+    u: page_size k_stride v_stride""",
 )
 Info = _structure("Info", "u: page_size k_dim v_dim row_words\nq: k_page_bytes v_page_bytes")
 DeviceInfo = _structure("DeviceInfo", "s: name\nb: cpu wave32\nq: alignment most")
 Host = _structure("Host", "p: instance physical device\nu: family\np: queue get_proc enabled")
-CachePlaces = _structure("CachePlaces", "u: layers pages\nplace: k v\np: k_scales v_scales")
+CachePlaces = _structure("CachePlaces", "u: layers pages\nplace: k v\np: k_scales v_scales\nu: token_rows head_rows")
 Request = _structure("Request", "u: tokens\np: page_table\nu: new_rows q_len\nb: noncausal\np: mask\nu: mask_keys")
-Call = _structure("Call", "p: request\nu: requests\nd: scale softcap\nu: window\np: sinks alibi\nu: splits")
+Call = _structure("Call", "p: request\nu: requests\nd: scale softcap\nu: window\np: sinks alibi mask_slopes\nu: splits")
 Data = _structure("Data", "p: k v\nb: encoded\np: q out lse")
 Places = _structure("Places", "place: rows q out lse")
-Room = _structure("Room", "u: slots requests rows new_rows tokens pages mask_keys\nb: sinks softcap alibi")
+Room = _structure("Room", "u: slots requests rows new_rows tokens pages mask_keys\nb: sinks softcap alibi mask_slopes")
 Trace = _structure("Trace", "p: work\nz: work_words\nu: splits leaves_per_state\nb: loop")
 
 
@@ -130,7 +130,7 @@ def page_words(heading: str) -> np.ndarray:
     A table has a row per word: the columns word, name and value; or the word within a record, the name, and a column of
     values for each record, headed by the word where it begins. Names must be those of the declarations.
     """
-    records = ITEM, ROW, APPEND, COPY
+    records = ITEM, ROW, APPEND
     words: dict[int, int] = {}
     for row in (row for table in tables(heading) for row in table if "word" in row):
         name, at = row["name"].strip("`"), int(row["word"])

@@ -100,6 +100,7 @@ class Engine:
     """The library on an engine's device, for a shape and its types: K and V in the engine's memory, layer after layer.
 
     scales: (layers, 2, kv_heads), K's and V's, or None. get_proc: the address of the library's vkGetInstanceProcAddr.
+    steps: of rows, from a token to the next and from a KV head to the next; (0, 0) for kv_heads and 1, or for tiles.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class Engine:
         pages: int,
         scales: Any = None,
         get_proc: int | None = None,
+        steps: tuple[int, int] = (0, 0),
     ) -> None:
         self.c, self.owner, self.options = declared(loaded), owner, options
         self.get_proc = get_proc or owner.number(owner.lib.vkGetInstanceProcAddr)
@@ -120,14 +122,22 @@ class Engine:
         self.attn = c.c_void_p(self.c.za_open(self.device, c.byref(options)))
         assert self.attn, self.error
         self.info = self.c.za_info(self.attn)
-        k, _ = owner.place(layers * pages * self.info.k_page_bytes)
-        v, _ = owner.place(layers * pages * self.info.v_page_bytes)
+        (k, _), (v, _) = (owner.place(self.bytes_of(layers * pages, of_v, steps)) for of_v in (False, True))
         given = [np.ascontiguousarray(x) for x in (scales[:, 0], scales[:, 1])] if scales is not None else [None, None]
         self.cache_places = CachePlaces(layers, pages, k, v if self.info.v_page_bytes else Place())
         if scales is not None:
             self.cache_places.k_scales, self.cache_places.v_scales = map(address, given)
+        self.cache_places.token_rows, self.cache_places.head_rows = steps
         self.cache = c.c_void_p(self.c.za_cache_from(self.attn, c.byref(self.cache_places)))
         assert self.cache, self.error
+
+    def bytes_of(self, pages: int, of_v: bool, steps: tuple[int, int]) -> int:
+        """Of K or V of so many pages."""
+        one, o = self.info.v_page_bytes if of_v else self.info.k_page_bytes, self.options
+        if not any(steps) or not one:
+            return -(-pages * one // 4) * 4
+        rows = (pages * o.page_size - 1) * steps[0] + (o.kv_heads - 1) * steps[1] + 1
+        return -(-rows * (o.v_stride if of_v else o.k_stride) // 4) * 4
 
     @property
     def error(self) -> str:

@@ -74,7 +74,7 @@ static bool grow(struct run *run, struct sequence *seq, uint32_t new_rows) {
         if (run->users[shared] > 1) {
             uint32_t own = take_page(run);
             if (!za_copy_page(run->cache, shared, own)) return complain("%s", za_error());
-            print_words(run, "copy of page", shared);
+            if (run->words) printf("copy of page %u to page %u\n", shared, own);
             --run->users[shared];
             *last = own;
         }

@@ -132,7 +132,11 @@ struct za_options {
     bool latent;                  /* V is the first v_head_dim dimensions of K, and is stored once, as a part of it */
     enum za_dtype dtype, v_dtype; /* in which K is stored, and V; v_dtype 0 (ZA_AS_K): as K, which latent needs */
     enum za_arithmetic arithmetic;
-    uint32_t page_size; /* tokens of a page; 0: as exported */
+    uint32_t page_size;          /* tokens of a page, a power of two up to 65,536; 0: as exported */
+    uint32_t k_stride, v_stride; /* 0: K and V lie in tiles. Otherwise in rows, as most engines keep them: bytes from a
+                                    row of K (of V) to the next, a multiple of 2. A row is one token's values of one KV
+                                    head, head_dim of plain types, ggml's blocks of block types. v_stride: 0 where the
+                                    shape is latent */
 };
 
 /* Runs the kernel `primitives` (and `multiply_add` for ZA_FUSED) on the manifest's numbers, and refuses a device whose
@@ -144,7 +148,8 @@ struct za_info {
     uint32_t page_size;                      /* tokens of a page, from 1 on */
     uint32_t k_dim, v_dim;                   /* head_dim and v_head_dim as kernels have them, filled up with zeros */
     uint32_t row_words;                      /* uint32 words of a new row of one KV head, see za_places */
-    VkDeviceSize k_page_bytes, v_page_bytes; /* of a page in a layer; v: 0 where the shape is latent */
+    VkDeviceSize k_page_bytes, v_page_bytes; /* of a page in a layer; v: 0 where the shape is latent. Of rows: where
+                                                tokens come first */
 };
 ZA_API struct za_info za_info(const struct za_attn *attn);
 
@@ -167,20 +172,26 @@ struct za_cache;
 ZA_API struct za_cache *za_cache_make(struct za_attn *attn, uint32_t layers, uint32_t pages, const float *k_scales,
                                       const float *v_scales);
 
-/* K and V in memory of the host's: layer after layer, page after page; docs/c-hosts.md says where a value lies. With
-   tiles of one token a page is (kv_heads, k_dim) values of one cell, and dimensions behind head_dim are zeros. The host
-   may write K and V itself; then its calls have no new rows. Where a layer's bytes are no multiple of
-   za_device_info.alignment, make a cache of one layer at each layer's place, which is as good in any case. */
+/* K and V in memory of the host's: layer after layer, page after page; docs/c-hosts.md says where a value lies. The host
+   may write K and V itself; then its calls need no new rows. Where a layer's bytes are no multiple of
+   za_device_info.alignment, make a cache of one layer at each layer's place, which is as good in any case.
+
+   Rows (k_stride): with t = (layer * pages + page id) * page_size + token % page_size, that of a token and KV head h has
+   number t * token_rows + h * head_rows and begins at k_stride (v_stride) times it. Both 0: kv_heads and 1, tokens
+   first. With page_size 1 and token_rows 1 a page id is the number of KV head 0's row. Appended rows are written with
+   all bytes of their stride. */
 struct za_cache_places {
     uint32_t layers, pages;           /* pages of a layer */
-    struct za_place k, v;             /* layers * pages * k_page_bytes, and v_page_bytes; v: none where it is latent */
+    struct za_place k, v;             /* layers * pages * k_page_bytes, and v_page_bytes; v: none where it is latent. Of
+                                         rows: to the end of the last one. Both filled up to a multiple of 4 */
     const float *k_scales, *v_scales; /* as for za_cache_make */
+    uint32_t token_rows, head_rows;   /* rows from a token to the next, and from a KV head to the next; 0 of tiles */
 };
 ZA_API struct za_cache *za_cache_from(struct za_attn *attn, const struct za_cache_places *places);
 ZA_API void za_cache_free(struct za_cache *cache); /* no submission uses it any more; NULL does nothing */
 
 /* Copy page `source` to page `target` in every layer of the cache, before a token is written to a page that another
-   sequence's table names, too. Waits. */
+   sequence's table names, too. Waits. Places of the host's need VK_BUFFER_USAGE_TRANSFER_SRC_BIT and _DST_BIT. */
 ZA_API bool za_copy_page(struct za_cache *cache, uint32_t source, uint32_t target);
 
 /* --- calls ------------------------------------------------------------------------------------------- */
@@ -209,6 +220,7 @@ struct za_call {
     uint32_t window;     /* keys that a row sees at most, its own among them; 0: all */
     const float *sinks;  /* (q_heads) logits that join the softmax without a value; NULL: none */
     const float *alibi;  /* (q_heads) slopes: scores become score - slope * |key - row's own token|; NULL: none */
+    const float *mask_slopes; /* (q_heads): mask values are multiplied by the head's, as ggml's ALiBi has it; NULL: none */
     uint32_t splits; /* pieces that the keys of a request are cut into; 0: the split rule. Never shows in the bits. A
                         prepared call has those of its room: 0 */
 };
@@ -230,7 +242,8 @@ struct za_data {
    give results that are right to their last bits only; beyond it they may be NaN. */
 struct za_places {
     struct za_place rows; /* (new, kv_heads, row_words) uint32: K values, V values, K scales, V scales of each, see
-                             docs/c-hosts.md; for f32, f16 and bf16 K's k_dim values, then V's v_dim. None where no
+                             docs/c-hosts.md; for f32, f16 and bf16 K's k_dim values, then V's v_dim. Where K and V lie
+                             in rows (k_stride): the k_stride bytes of K filled up to words, then V's. None where no
                              request has new rows */
     struct za_place q;    /* (rows, q_heads, head_dim) float32. Where head_dim is below k_dim, the library copies it
                              (VK_BUFFER_USAGE_TRANSFER_SRC_BIT) */
@@ -246,7 +259,7 @@ ZA_API bool za_run(struct za_cache *cache, uint32_t layer, const struct za_call 
 ZA_API bool za_run_at(struct za_cache *cache, uint32_t layer, const struct za_call *call,
                       const struct za_places *places);
 
-/* How the last za_run, za_run_at or za_copy_page of the za_attn was made, for reading beside docs/c-hosts.md. Valid
+/* How the last za_run or za_run_at of the za_attn was made, for reading beside docs/c-hosts.md. Valid
    until the next one. */
 struct za_trace {
     const uint32_t *work; /* the words of the work buffer */
@@ -269,7 +282,7 @@ struct za_room {
     uint32_t pages;     /* entries of all page tables; 0: requests * ceil(tokens / page_size) */
     uint32_t mask_keys; /* of a request; 0: steps have no masks */
     bool sinks;         /* steps may have sinks */
-    bool softcap, alibi; /* every step has them; false: no step has */
+    bool softcap, alibi, mask_slopes; /* every step has them; false: no step has */
 };
 
 struct za_prepared;

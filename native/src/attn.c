@@ -7,7 +7,16 @@
 #include "primitives.h"
 #include "storage.h"
 
+enum { MAX_STRIDE = 1 << 16 };
+
 static bool known(enum za_dtype dtype) { return dtype > ZA_AS_K && dtype < ZA_DTYPES; }
+
+static bool check_stride(const char *name, enum za_dtype dtype, uint32_t dims, uint32_t stride) {
+    uint64_t least = (za_row_bytes(dtype, dims) + 1) / 2 * 2;
+    if (stride >= least && stride <= MAX_STRIDE && stride % 2 == 0) return true;
+    return za_fail("options.%s: got %u, expected a multiple of 2 from %llu, the bytes of a row of %s, to %d", name,
+                   stride, (unsigned long long)least, za_storage[dtype].name, MAX_STRIDE);
+}
 
 static bool check_options(const struct za_options *o) {
     if (!o->manifest) return za_fail("options.manifest: got NULL, expected the folder of `zinc-attn export`");
@@ -22,6 +31,13 @@ static bool check_options(const struct za_options *o) {
     if (o->latent && o->v_head_dim > o->head_dim)
         return za_fail("options: got v_head_dim %u for a latent shape, expected at most head_dim = %u, since its V is "
                        "the begin of its K", o->v_head_dim, o->head_dim);
+    bool rows = o->k_stride || o->v_stride;
+    if (o->latent && o->v_stride != o->k_stride)
+        return za_fail("options.v_stride: got %u for a latent shape, expected 0, since its V is part of its K",
+                       o->v_stride);
+    if (rows && (!check_stride("k_stride", o->dtype, o->head_dim, o->k_stride) ||
+                 !check_stride("v_stride", o->v_dtype, o->v_head_dim, o->v_stride)))
+        return false;
     if (o->arithmetic != ZA_CANONICAL && o->arithmetic != ZA_FUSED)
         return za_fail("options: got arithmetic %d, expected ZA_CANONICAL or ZA_FUSED", (int)o->arithmetic);
     return true;
@@ -30,6 +46,7 @@ static bool check_options(const struct za_options *o) {
 static bool open_parts(struct za_attn *attn, struct za_options options) {
     if (!options.v_head_dim) options.v_head_dim = options.head_dim;
     if (options.v_dtype == ZA_AS_K) options.v_dtype = options.dtype;
+    if (options.latent && !options.v_stride) options.v_stride = options.k_stride;
     return check_options(&options) && za_manifest_open(&attn->manifest, options.manifest) &&
            za_manifest_shape(&attn->manifest, &options, za_device_info(attn->device).cpu, &attn->shape) &&
            za_primitives_check(attn->device, &attn->manifest, &attn->shape) &&
@@ -65,8 +82,8 @@ struct za_info za_info(const struct za_attn *attn) {
         .k_dim = s->k_dim,
         .v_dim = s->v_dim,
         .row_words = s->token_words / s->kv_heads,
-        .k_page_bytes = 4 * (VkDeviceSize)s->k_page_words,
-        .v_page_bytes = s->latent ? 0 : 4 * (VkDeviceSize)s->v_page_words,
+        .k_page_bytes = s->k_page_bytes,
+        .v_page_bytes = s->v_page_bytes,
     };
 }
 
@@ -74,13 +91,14 @@ struct za_trace za_trace(const struct za_attn *attn) { return attn->trace; }
 
 /* --- what a call needs ------------------------------------------------------------------------------- */
 
-int za_attend_of(bool loop, bool softcap, bool alibi, bool mask) {
-    return ATTEND + (loop ? LOOP : 0) + (softcap ? CAPPED : 0) + (alibi ? SLOPED : 0) + (mask ? MASKED : 0);
+int za_attend_of(const struct counts *counts, bool softcap) {
+    return ATTEND + (counts->loop ? LOOP : 0) + (softcap ? CAPPED : 0) + (counts->alibi ? SLOPED : 0) +
+           (!counts->masks ? 0 : counts->mask_slopes ? MASKED_BY_SLOPE : MASKED);
 }
 
 bool za_need_pipeline(struct za_attn *attn, int which) {
     if (attn->pipelines[which].handle) return true;
-    static const char *const names[ATTEND] = {"append", "merge", "copy"};
+    static const char *const names[ATTEND] = {"append", "merge"};
     int flags = which < ATTEND ? 0 : which - ATTEND;
     const char *name = which < ATTEND ? names[which] : flags & LOOP ? "attend_loop" : "attend_single";
     bool few = which == MERGE && attn->device->properties.limits.maxComputeWorkGroupInvocations < 8 * WAVE;
@@ -88,7 +106,8 @@ bool za_need_pipeline(struct za_attn *attn, int which) {
     bool ok = za_kernel_load(&attn->manifest, &attn->shape, name, &kernel) &&
               (!(flags & CAPPED) || za_kernel_set(&kernel, "softcap", 1)) &&
               (!(flags & SLOPED) || za_kernel_set(&kernel, "alibi", 1)) &&
-              (!(flags & MASKED) || za_kernel_set(&kernel, "mask", 1)) &&
+              (!(flags & (MASKED | MASKED_BY_SLOPE)) ||
+               za_kernel_set(&kernel, "mask", flags & MASKED ? 1 : 2)) &&
               (which < ATTEND || !attn->fused || za_kernel_set(&kernel, "fused", attn->fused)) &&
               (!few || za_kernel_set(&kernel, "workgroup_size", WAVE)) &&
               za_pipeline_make(attn->device, &kernel, &attn->pipelines[which]);

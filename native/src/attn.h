@@ -9,8 +9,8 @@
 #include "zinc_attn.h"
 
 /* Pass 1 has a pipeline for each sum of the flags: the build, and what becomes of scores. */
-enum { LOOP = 1, CAPPED = 2, SLOPED = 4, MASKED = 8, VARIANTS = 16 };
-enum { APPEND, MERGE, COPY, ATTEND, PIPELINES = ATTEND + VARIANTS };
+enum { LOOP = 1, CAPPED = 2, SLOPED = 4, MASKED = 8, MASKED_BY_SLOPE = 16, VARIANTS = 24 };
+enum { APPEND, MERGE, ATTEND, PIPELINES = ATTEND + VARIANTS };
 
 /* Memory of a call. The host fills or reads the first ones of za_run; FILLED and RESULT take q and results where they
    are laid out otherwise in the host's places. */
@@ -30,6 +30,7 @@ struct za_attn {
 struct za_cache {
     struct za_attn *attn;
     uint32_t layers, pages, stride; /* pages of a layer, and from a layer to the next */
+    struct row_steps steps;         /* of rows; 0 of tiles */
     struct za_place k, v;           /* (layers, stride, words of a page); v is k where the shape is latent */
     struct buffer own_k, own_v;     /* memory of the library's */
     float *scales;                  /* (layers, 2, kv_heads), K's and V's; NULL where no type has them */
@@ -62,13 +63,21 @@ bool za_check_places(const struct za_cache *cache, const struct za_places *place
 struct bindings za_bound(const struct za_attn *attn, const struct za_places *places, uint64_t rows, uint64_t new_rows);
 
 /* The pipeline of pass 1 for a call. */
-int za_attend_of(bool loop, bool softcap, bool alibi, bool mask);
+int za_attend_of(const struct counts *counts, bool softcap);
 bool za_need_pipeline(struct za_attn *attn, int which);
 
 /* A buffer of at least `bytes`: the next power of two, so that calls that grow need few. host: see za_buffer_make. */
 bool za_need_buffer(struct za_attn *attn, int which, uint64_t bytes);
 
-/* The scales of a layer's heads, NULL where there are none. */
-const float *za_scales_of(const struct za_cache *cache, uint32_t layer);
+/* Where a layer's calls find its values, in the buffers of the whole cache. */
+struct layer za_layer_of(const struct za_cache *cache, uint32_t layer);
+
+/* Bytes of K (or V) from a page to the next, and of `pages` pages that follow each other. */
+uint64_t za_page_step(const struct za_cache *cache, bool of_v);
+uint64_t za_pages_bytes(const struct za_cache *cache, bool of_v, uint64_t pages);
+
+/* Copy n rows of `bytes` each, from_step and to_step apart. */
+void za_copy_rows(const struct za_device *device, VkCommandBuffer commands, struct za_place from, uint64_t from_step,
+                  struct za_place to, uint64_t to_step, uint64_t bytes, uint64_t n);
 
 #endif

@@ -95,6 +95,18 @@ size_t za_block_bytes(enum za_dtype dtype) {
     return 2 * type->halves + 4 * type->fifth_bits + BLOCK * type->bits / 8;
 }
 
+void za_block_write(enum za_dtype dtype, const struct block *block, uint8_t *bytes) {
+    const struct storage_type *type = &za_storage[dtype];
+    uint32_t fifth = 0;
+    for (int i = 0; i < BLOCK; ++i) fifth |= (uint32_t)(block->q[i] >> 4 & 1) << i;
+    memcpy(bytes, block->halves, 2 * (size_t)type->halves);
+    bytes += 2 * (size_t)type->halves;
+    memcpy(bytes, &fifth, 4 * (size_t)type->fifth_bits);
+    bytes += 4 * (size_t)type->fifth_bits;
+    for (int i = 0; i < (int)(BLOCK * type->bits / 8); ++i)
+        bytes[i] = type->bits == 8 ? block->q[i] : (uint8_t)((block->q[i] & 15) | block->q[i + BLOCK / 2] << 4);
+}
+
 bool za_block_read(enum za_dtype dtype, const uint8_t *bytes, struct block *block) {
     const struct storage_type *type = &za_storage[dtype];
     uint32_t fifth = 0;

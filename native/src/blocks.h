@@ -35,6 +35,8 @@ float za_block_value(enum za_dtype dtype, const struct block *block, int i);
    in 16 bytes, byte i with value i in its low half and value i + 16 in its high half. */
 size_t za_block_bytes(enum za_dtype dtype);
 
+void za_block_write(enum za_dtype dtype, const struct block *block, uint8_t *bytes);
+
 /* Read one of them; false where d or m is not finite. */
 bool za_block_read(enum za_dtype dtype, const uint8_t *bytes, struct block *block);
 

@@ -40,51 +40,99 @@ static bool make_scales(struct za_cache *cache, const float *k, const float *v) 
            take_scales(shape, "v_scales", shape->v.dtype, shape->latent ? k : v, cache->layers, v_scales);
 }
 
-const float *za_scales_of(const struct za_cache *cache, uint32_t layer) {
-    return cache->scales ? cache->scales + (size_t)layer * cache->attn->shape.scale_words : NULL;
+/* --- where pages lie --------------------------------------------------------------------------------- */
+
+/* Bytes from a row to the next; 0 of tiles. */
+static uint32_t stride_bytes(const struct za_cache *cache, bool of_v) {
+    const struct shape *shape = &cache->attn->shape;
+    return of_v && !shape->latent ? shape->v.stride : shape->k.stride;
+}
+
+uint64_t za_page_step(const struct za_cache *cache, bool of_v) {
+    const struct shape *shape = &cache->attn->shape;
+    uint64_t stride = stride_bytes(cache, of_v);
+    if (stride) return stride * shape->page_size * cache->steps.token;
+    return of_v && !shape->latent ? shape->v_page_bytes : shape->k_page_bytes;
+}
+
+/* The product, or at least a quarter of what a uint64 holds. */
+static uint64_t times(uint64_t a, uint64_t b) { return a && b > UINT64_MAX / 4 / a ? UINT64_MAX / 4 : a * b; }
+
+uint64_t za_pages_bytes(const struct za_cache *cache, bool of_v, uint64_t pages) {
+    const struct shape *shape = &cache->attn->shape;
+    uint32_t stride = stride_bytes(cache, of_v);
+    if (!stride) return times(pages, za_page_step(cache, of_v));
+    uint64_t rows = times(pages * shape->page_size - 1, cache->steps.token) +
+                    (uint64_t)(shape->kv_heads - 1) * cache->steps.head + 1;
+    return (times(rows, stride) + 3) / 4 * 4;
+}
+
+/* Of K or V, the larger one. */
+static uint64_t most_bytes(const struct za_cache *cache, uint64_t pages) {
+    uint64_t k = za_pages_bytes(cache, false, pages), v = za_pages_bytes(cache, true, pages);
+    return k > v ? k : v;
+}
+
+struct layer za_layer_of(const struct za_cache *cache, uint32_t layer) {
+    return (struct layer){
+        .first_page = layer * cache->stride,
+        .steps = cache->steps,
+        .scales = cache->scales ? cache->scales + (size_t)layer * cache->attn->shape.scale_words : NULL,
+    };
+}
+
+static bool take_steps(struct za_cache *cache, const struct za_cache_places *given) {
+    const struct shape *shape = &cache->attn->shape;
+    cache->steps = (struct row_steps){given->token_rows, given->head_rows};
+    if (!given->token_rows && !given->head_rows && shape->k.stride)
+        cache->steps = (struct row_steps){shape->kv_heads, 1};
+    if (shape->k.stride ? cache->steps.token : !given->token_rows && !given->head_rows) return true;
+    return za_fail("token_rows, head_rows: got %u and %u, expected %s", given->token_rows, given->head_rows,
+                   shape->k.stride ? "rows from a token to the next" : "0, since K and V lie in tiles");
 }
 
 /* --- caches ------------------------------------------------------------------------------------------ */
 
 /* That a storage buffer of the device holds K, and one V. */
-static bool check_size(const struct za_attn *attn, uint32_t layers, uint32_t pages) {
-    struct za_info info = za_info(attn);
-    uint64_t of_page = info.k_page_bytes > info.v_page_bytes ? info.k_page_bytes : info.v_page_bytes;
-    uint64_t bytes = of_page * pages, limit = attn->device->properties.limits.maxStorageBufferRange;
-    if (layers && pages && layers <= UINT32_MAX / pages && bytes <= limit && layers <= limit / bytes) return true;
+static bool check_size(const struct za_cache *cache) {
+    const VkPhysicalDeviceProperties *properties = &cache->attn->device->properties;
+    uint64_t limit = properties->limits.maxStorageBufferRange;
+    uint32_t layers = cache->layers, pages = cache->pages;
+    uint64_t bytes = pages ? most_bytes(cache, pages) : 0;
+    if (layers && pages && layers <= UINT32_MAX / pages && most_bytes(cache, (uint64_t)layers * pages) <= limit)
+        return true;
     return za_fail("cache: got %u layers of %u pages, %llu bytes of K or V a layer; %s takes %llu bytes in one storage "
                    "buffer, so make a cache of at most %llu layers, and others for the rest", layers, pages,
-                   (unsigned long long)bytes, attn->device->properties.deviceName, (unsigned long long)limit,
+                   (unsigned long long)bytes, properties->deviceName, (unsigned long long)limit,
                    (unsigned long long)(bytes ? limit / bytes : 0));
 }
 
 /* Pages from a layer to the next, so that a layer begins where a buffer may be bound, if there is room for it. */
-static uint32_t stride_of(const struct za_attn *attn, uint32_t layers, uint32_t pages) {
-    struct za_info info = za_info(attn);
-    uint64_t unit = attn->device->properties.limits.minStorageBufferOffsetAlignment, stride = pages;
-    uint64_t of_page = info.k_page_bytes > info.v_page_bytes ? info.k_page_bytes : info.v_page_bytes;
-    while (stride * info.k_page_bytes % unit || stride * info.v_page_bytes % unit) ++stride;
-    bool fits = stride * layers * of_page <= attn->device->properties.limits.maxStorageBufferRange;
-    return layers > 1 && fits && stride * layers <= UINT32_MAX ? (uint32_t)stride : pages;
+static uint32_t stride_of(const struct za_cache *cache) {
+    const VkPhysicalDeviceLimits *limits = &cache->attn->device->properties.limits;
+    uint64_t unit = limits->minStorageBufferOffsetAlignment, stride = cache->pages, layers = cache->layers;
+    while (stride * za_page_step(cache, false) % unit || stride * za_page_step(cache, true) % unit) ++stride;
+    bool fits = stride * layers <= UINT32_MAX && most_bytes(cache, stride * layers) <= limits->maxStorageBufferRange;
+    return layers > 1 && fits ? (uint32_t)stride : cache->pages;
 }
 
-static bool own_memory(struct za_cache *cache, struct za_info info) {
+static bool own_memory(struct za_cache *cache) {
     struct za_device *device = cache->attn->device;
-    uint64_t pages = (uint64_t)cache->layers * cache->stride;
-    if (!za_buffer_make(device, pages * info.k_page_bytes, false, "k", &cache->own_k)) return false;
+    uint64_t pages = (uint64_t)cache->layers * (cache->stride = stride_of(cache));
+    if (!za_buffer_make(device, za_pages_bytes(cache, false, pages), false, "k", &cache->own_k)) return false;
     cache->k = cache->v = za_whole(&cache->own_k);
     if (cache->attn->shape.latent) return true;
-    if (!za_buffer_make(device, pages * info.v_page_bytes, false, "v", &cache->own_v)) return false;
+    if (!za_buffer_make(device, za_pages_bytes(cache, true, pages), false, "v", &cache->own_v)) return false;
     cache->v = za_whole(&cache->own_v);
     return true;
 }
 
-static bool host_memory(struct za_cache *cache, struct za_info info, const struct za_cache_places *given) {
+static bool host_memory(struct za_cache *cache, const struct za_cache_places *given) {
     const struct za_device *device = cache->attn->device;
     static const char *const names[] = {"k", "v"};
     const struct za_place *const places[] = {&given->k, &given->v};
-    uint64_t pages = (uint64_t)cache->layers * cache->pages;
-    const uint64_t bytes[] = {pages * info.k_page_bytes, pages * info.v_page_bytes};
+    uint64_t pages = (uint64_t)cache->layers * (cache->stride = cache->pages);
+    const uint64_t bytes[] = {za_pages_bytes(cache, false, pages), za_pages_bytes(cache, true, pages)};
     bool latent = cache->attn->shape.latent;
     if (latent && given->v.buffer) return za_fail("v: got a place, expected none; V of a latent shape is part of k");
     if (!za_check_place(device, "k", &given->k, bytes[0], true) ||
@@ -94,7 +142,7 @@ static bool host_memory(struct za_cache *cache, struct za_info info, const struc
     cache->k = cache->v = given->k;
     if (!latent) cache->v = given->v;
     cache->k.size = bytes[0];
-    cache->v.size = latent ? bytes[0] : bytes[1];
+    cache->v.size = bytes[1];
     return true;
 }
 
@@ -102,12 +150,11 @@ static bool host_memory(struct za_cache *cache, struct za_info info, const struc
 static struct za_cache *make(struct za_attn *attn, const struct za_cache_places *given, bool own) {
     struct za_cache *cache = NULL;
     if (!za_enter(attn->device)) return NULL;
-    bool ok = check_size(attn, given->layers, given->pages) && ((cache = calloc(1, sizeof *cache)) || za_no_memory());
+    bool ok = (cache = calloc(1, sizeof *cache)) || za_no_memory();
     if (ok) {
         *cache = (struct za_cache){.attn = attn, .layers = given->layers, .pages = given->pages};
-        cache->stride = own ? stride_of(attn, cache->layers, cache->pages) : cache->pages;
-        ok = make_scales(cache, given->k_scales, given->v_scales) &&
-             (own ? own_memory(cache, za_info(attn)) : host_memory(cache, za_info(attn), given));
+        ok = take_steps(cache, given) && check_size(cache) && make_scales(cache, given->k_scales, given->v_scales) &&
+             (own ? own_memory(cache) : host_memory(cache, given));
     }
     za_leave(attn->device);
     if (ok) return cache;
@@ -136,21 +183,30 @@ void za_cache_free(struct za_cache *cache) {
 
 /* --- copies ------------------------------------------------------------------------------------------ */
 
+/* The page's bytes in every layer. */
+static void copy_part(const struct za_cache *cache, bool of_v, uint32_t source, uint32_t target) {
+    const struct za_device *device = cache->attn->device;
+    uint64_t bytes = za_page_step(cache, of_v), of_layer = cache->stride * bytes;
+    struct za_place from = of_v ? cache->v : cache->k, to = from;
+    from.offset += source * bytes;
+    to.offset += target * bytes;
+    za_copy_rows(device, device->commands, from, of_layer, to, of_layer, bytes, cache->layers);
+}
+
 static bool copy_page(struct za_cache *cache, uint32_t source, uint32_t target) {
-    struct za_attn *attn = cache->attn;
-    struct za_device *device = attn->device;
-    size_t words = za_copy_words(&attn->manifest, cache->layers);
+    struct za_device *device = cache->attn->device;
+    const struct shape *shape = &cache->attn->shape;
     if (source >= cache->pages || target >= cache->pages)
         return za_fail("source, target: got pages %u and %u, expected ones below %u", source, target, cache->pages);
-    if (!za_need_pipeline(attn, COPY) || !za_need_buffer(attn, WORK, 4 * words)) return false;
-    uint32_t *work = attn->scratch[WORK].mapped;
-    za_copy_write(&attn->manifest, source, target, cache->stride, cache->layers, work);
-    attn->trace = (struct za_trace){.work = work, .work_words = words};
-    const struct za_place places[] = {za_whole(&attn->scratch[WORK]), cache->k, cache->v};
-    const uint32_t groups[] = {cache->layers, attn->shape.kv_heads, attn->shape.page_tiles};
-    if (!za_sets_reset(device, &attn->sets) || !za_commands_begin(device)) return false;
+    if (shape->k.stride && (cache->steps.token != shape->kv_heads || cache->steps.head != 1))
+        return za_fail_as(ZA_UNSUPPORTED, "cache: got token_rows %u and head_rows %u, expected %u and 1, pages in one "
+                          "piece; copy by commands of the host's", cache->steps.token, cache->steps.head,
+                          shape->kv_heads);
+    if (source == target) return true;
+    if (!za_commands_begin(device)) return false;
     za_barrier_before(device, device->commands);
-    if (!za_dispatch(device, device->commands, &attn->sets, &attn->pipelines[COPY], places, groups)) return false;
+    copy_part(cache, false, source, target);
+    if (!shape->latent) copy_part(cache, true, source, target);
     za_barrier_behind(device, device->commands);
     return za_commands_submit(device);
 }

@@ -19,12 +19,6 @@ struct made {
     int attend;
 };
 
-static bool has_masks(const struct za_call *call) {
-    for (uint32_t i = 0; i < call->requests; ++i)
-        if (call->request[i].q_len && call->request[i].mask_keys) return true;
-    return false;
-}
-
 static bool make(struct za_cache *cache, uint32_t layer, const struct za_call *call, struct made *made) {
     struct za_attn *attn = cache->attn;
     const struct manifest *m = &attn->manifest;
@@ -35,7 +29,7 @@ static bool make(struct za_cache *cache, uint32_t layer, const struct za_call *c
     if (!za_check_call(m, &attn->shape, &made->call, cache->pages)) return false;
     made->counts = za_counts(m, &attn->shape, &made->call, made->rule);
     made->parts = za_parts(m, &attn->shape, &made->counts);
-    made->attend = za_attend_of(made->counts.loop, call->softcap != 0, call->alibi, has_masks(call));
+    made->attend = za_attend_of(&made->counts, call->softcap != 0);
     return za_check_counts(attn->device, &made->counts, &made->parts);
 }
 
@@ -50,8 +44,8 @@ static bool prepare(const struct made *made) {
         (counts->rows && !counts->single_pass && !za_need_pipeline(attn, MERGE)))
         return false;
     uint32_t *work = attn->scratch[WORK].mapped;
-    za_work_write(&attn->manifest, &attn->shape, &made->call, made->rule, counts, made->layer * made->cache->stride,
-                  za_scales_of(made->cache, made->layer), work);
+    const struct layer layer = za_layer_of(made->cache, made->layer);
+    za_work_write(&attn->manifest, &attn->shape, &made->call, made->rule, counts, &layer, work);
     attn->trace = (struct za_trace){.work = work, .work_words = made->parts.end, .loop = counts->loop};
     for (uint32_t i = made->call.requests; i-- > 0;) {
         const struct za_request *request = &made->call.request[i];
@@ -103,7 +97,7 @@ static bool write_data(const struct made *made, const struct za_data *data, doub
     const struct manifest *m = &attn->manifest;
     const struct shape *shape = &attn->shape;
     const struct row_format format = {shape->kv_heads, shape->k, shape->v, m->min_input, m->max_input};
-    const float *scales = za_scales_of(made->cache, made->layer);
+    const float *scales = za_layer_of(made->cache, made->layer).scales;
     const struct new_rows rows = {
         .tokens = (uint32_t)made->counts.new_rows,
         .encoded = data->encoded,

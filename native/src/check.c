@@ -62,7 +62,8 @@ static bool check_options(const struct manifest *m, const struct shape *shape, c
         return za_fail("scale: got %g, expected a magnitude from 2**-126 to 2**126, or 0 for 1 / sqrt(head_dim)",
                        call->scale);
     return (!call->sinks || check_floats(m, "sinks", call->sinks, shape->q_heads)) &&
-           (!call->alibi || check_floats(m, "alibi", call->alibi, shape->q_heads));
+           (!call->alibi || check_floats(m, "alibi", call->alibi, shape->q_heads)) &&
+           (!call->mask_slopes || check_floats(m, "mask_slopes", call->mask_slopes, shape->q_heads));
 }
 
 bool za_check_call(const struct manifest *m, const struct shape *shape, const struct za_call *call, uint32_t pages) {
@@ -174,8 +175,8 @@ bool za_check_step(const struct za_room *room, const struct counts *counts, cons
     }
     if (call->splits) return za_fail("splits: got %u, expected 0; a prepared call has its room's", call->splits);
     if (room->softcap != (call->softcap != 0) || room->alibi != (call->alibi != NULL) ||
-        (call->sinks && !room->sinks))
-        return za_fail("softcap, sinks, alibi: got a step that has others than its room says");
+        room->mask_slopes != (call->mask_slopes != NULL) || (call->sinks && !room->sinks))
+        return za_fail("softcap, sinks, alibi, mask_slopes: got a step that has others than its room says");
     return at_most("q_len", rows, room->rows) && at_most("new_rows", new_rows, room->new_rows) &&
            at_most("pages", pages, counts->pages);
 }

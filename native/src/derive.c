@@ -46,7 +46,8 @@ static bool set_inputs(const struct manifest *m, const struct za_options *o, str
         {"k_bits", k->bits},             {"v_bits", v->bits},            {"k_halves", k->halves},
         {"v_halves", v->halves},         {"k_fifth", k->fifth_bits},     {"v_fifth", v->fifth_bits},
         {"softcap", 0},                  {"fused", 0},                   {"alibi", 0},
-        {"masked", 0},                   {"nhd", 0},
+        {"masked", 0},                   {"nhd", o->k_stride != 0},
+        {"k_stride", o->k_stride},       {"v_stride", o->v_stride}, /* a host may have larger ones than the formulas */
     };
     for (size_t i = 0; i < sizeof given / sizeof *given; ++i)
         if (!za_name_set(names, given[i].name, given[i].value)) return false;

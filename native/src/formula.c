@@ -84,7 +84,7 @@ static int64_t read_atom(struct reader *r) {
     while (isalnum((unsigned char)*r->at) || *r->at == '_') ++r->at;
     size_t size = (size_t)(r->at - name);
     if (size && take(r, "(")) return read_call(r, name, size);
-    for (size_t i = r->names->count; i-- > 0;)
+    for (size_t i = 0; i < r->names->count; ++i)
         if (strlen(r->names->of[i].name) == size && memcmp(r->names->of[i].name, name, size) == 0)
             return r->names->of[i].value;
     return bad(r);

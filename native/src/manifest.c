@@ -16,7 +16,6 @@
 #define ITEM(name) {"item", #name, offsetof(struct work_layout, item.name)}
 #define ROW(name) {"row", #name, offsetof(struct work_layout, row.name)}
 #define APPEND(name) {"append", #name, offsetof(struct work_layout, append.name)}
-#define COPY(name) {"copy", #name, offsetof(struct work_layout, copy.name)}
 
 /* The fields that the library sets; all others stay 0, which is the plain operation. */
 static const struct {
@@ -26,11 +25,11 @@ static const struct {
     HEADER(q_heads),       HEADER(kv_heads),       HEADER(row_kv_heads), HEADER(group),           HEADER(score_scale),
     HEADER(state_stride),  HEADER(page_shift),     HEADER(page_tiles),   HEADER(rows),            HEADER(row_table),
     HEADER(single_pass),   HEADER(append_table),   HEADER(softcap),      HEADER(softcap_inverse), HEADER(sink_table),
-    HEADER(alibi_table),   HEADER(scale_table),    HEADER(first_page),   ITEM(row),               ITEM(first),
+    HEADER(alibi_table),   HEADER(scale_table),    HEADER(token_rows),    HEADER(head_rows),    HEADER(mask_slope_table), HEADER(first_page),   ITEM(row),               ITEM(first),
     ITEM(limit),           ITEM(leaf_begin),       ITEM(leaf_end),       ITEM(rows),              ITEM(page_table),
     ITEM(leaves_per_state), ROW(state),            ROW(count),           ROW(unit),               ROW(leaves_per_state),
     ROW(position),         ROW(mask),              ROW(mask_begin),      ROW(mask_end),           APPEND(position),
-    APPEND(page_table),    COPY(source),           COPY(target),
+    APPEND(page_table),
 };
 
 char *za_read_file(const char *path, size_t *size) {
@@ -82,8 +81,7 @@ static bool read_layout(struct manifest *m) {
     if (!za_json_u32(za_json_get(za_json_get(work, "header"), "words"), &layout->header_words) ||
         !za_json_u32(za_json_get(za_json_get(work, "item"), "words"), &layout->item_words) ||
         !za_json_u32(za_json_get(za_json_get(work, "row"), "words"), &layout->row_words) ||
-        !za_json_u32(za_json_get(za_json_get(work, "append"), "words"), &layout->append_words) ||
-        !za_json_u32(za_json_get(za_json_get(work, "copy"), "words"), &layout->copy_words))
+        !za_json_u32(za_json_get(za_json_get(work, "append"), "words"), &layout->append_words))
         return missing(m, "sizes of the work buffer's records");
     for (size_t i = 0; i < sizeof FIELDS / sizeof *FIELDS; ++i) {
         uint32_t word, words;
@@ -174,22 +172,22 @@ static void name_types(const struct za_options *o, char name[32]) {
     snprintf(name, 32, "%s%s%s", k, o->dtype != o->v_dtype ? "/" : "", o->dtype != o->v_dtype ? v : "");
 }
 
-/* Whether entry is that of the shape; its heads and sizes then lie in `shape`. */
-static bool is_entry_of(const struct json *entry, const struct za_options *options, struct shape *shape) {
+static bool is_number(const struct json *object, const char *name, uint32_t value) {
+    uint32_t found;
+    return za_json_u32(za_json_get(object, name), &found) && found == value;
+}
+
+/* Whether entry is that of the shape and of how K and V lie. */
+static bool is_entry_of(const struct json *entry, const struct za_options *o) {
     const char *dtype = za_json_text(za_json_get(entry, "dtype"));
-    const struct json *latent = za_json_get(entry, "latent");
-    uint32_t page_size;
+    const struct json *latent = za_json_get(entry, "latent"), *sizes = za_json_get(entry, "sizes");
     char types[32];
-    name_types(options, types);
-    if (options->page_size && (!za_json_u32(za_json_get(entry, "page_size"), &page_size) ||
-                               page_size != options->page_size))
-        return false;
-    return za_json_u32(za_json_get(entry, "q_heads"), &shape->q_heads) && shape->q_heads == options->q_heads &&
-           za_json_u32(za_json_get(entry, "kv_heads"), &shape->kv_heads) && shape->kv_heads == options->kv_heads &&
-           za_json_u32(za_json_get(entry, "head_dim"), &shape->head_dim) && shape->head_dim == options->head_dim &&
-           za_json_u32(za_json_get(entry, "v_head_dim"), &shape->v_head_dim) &&
-           shape->v_head_dim == options->v_head_dim && latent &&
-           latent->type == (options->latent ? JSON_TRUE : JSON_FALSE) && dtype && strcmp(dtype, types) == 0;
+    name_types(o, types);
+    return is_number(entry, "q_heads", o->q_heads) && is_number(entry, "kv_heads", o->kv_heads) &&
+           is_number(entry, "head_dim", o->head_dim) && is_number(entry, "v_head_dim", o->v_head_dim) && latent &&
+           latent->type == (o->latent ? JSON_TRUE : JSON_FALSE) && dtype && strcmp(dtype, types) == 0 &&
+           (!o->page_size || is_number(entry, "page_size", o->page_size)) &&
+           is_number(sizes, "k_stride", o->k_stride) && is_number(sizes, "v_stride", o->v_stride);
 }
 
 static bool no_entry(const struct manifest *m, const struct za_options *o) {
@@ -205,8 +203,10 @@ static bool no_entry(const struct manifest *m, const struct za_options *o) {
 /* That a row has as many words as rows.c writes. */
 static bool check_rows(const struct manifest *m, const struct za_options *options, struct shape *shape) {
     struct row_part found_k = shape->k, found_v = shape->v;
-    shape->k = za_row_part(options->dtype, shape->head_dim, shape->k_dim);
-    shape->v = za_row_part(options->v_dtype, shape->latent ? 0 : shape->v_head_dim, shape->latent ? 0 : shape->v_dim);
+    shape->k = za_row_part(options->dtype, shape->head_dim, shape->k_dim, options->k_stride);
+    shape->v = (struct row_part){.dtype = options->v_dtype};
+    if (!shape->latent)
+        shape->v = za_row_part(options->v_dtype, shape->v_head_dim, shape->v_dim, options->v_stride);
     const struct row_part *k = &shape->k, *v = &shape->v;
     uint32_t words = (k->value_words + k->scale_words + v->value_words + v->scale_words) * shape->kv_heads;
     bool filled = shape->k_dim >= shape->head_dim && shape->v_dim >= shape->v_head_dim && shape->k_dim % 8 == 0 &&
@@ -238,20 +238,33 @@ static bool read_specialization(const struct json *families, struct shape *shape
     return shape->constant_count > 0;
 }
 
+/* That the formulas are for such a shape. */
+static bool check_limits(const struct manifest *m, const struct za_options *o) {
+    uint32_t dims, heads, page = o->page_size;
+    if (!read_constant(m, "MAX_HEAD_DIM", &dims, NULL) || !read_constant(m, "MAX_Q_HEADS", &heads, NULL)) return false;
+    if (page > MAX_PAGE_SIZE || (page & (page - 1)))
+        return za_fail("options.page_size: got %u, expected a power of two up to %d", page, MAX_PAGE_SIZE);
+    if (o->q_heads <= heads && o->q_heads % o->kv_heads == 0 && o->head_dim <= dims && o->v_head_dim <= dims)
+        return true;
+    return za_fail("options: got shape %u/%u/%u/%u, expected at most %u query heads, a multiple of the KV heads, and "
+                   "head sizes up to %u", o->q_heads, o->kv_heads, o->head_dim, o->v_head_dim, heads, dims);
+}
+
 bool za_manifest_shape(struct manifest *m, const struct za_options *options, bool cpu, struct shape *shape) {
     const struct json *shapes = za_json_get(&m->root, "shapes"), *entry = NULL;
     for (size_t i = 0; shapes && i < shapes->count && !entry; ++i)
-        if (is_entry_of(&shapes->items[i], options, shape)) entry = &shapes->items[i];
+        if (is_entry_of(&shapes->items[i], options)) entry = &shapes->items[i];
     if (!entry && !options->page_size) return no_entry(m, options);
     if (!entry) {
         za_json_free(&m->derived);
-        if (!za_derive_entry(m, options, &m->derived)) return false;
+        if (!check_limits(m, options) || !za_derive_entry(m, options, &m->derived)) return false;
         entry = &m->derived;
-        shape->q_heads = options->q_heads;
-        shape->kv_heads = options->kv_heads;
-        shape->head_dim = options->head_dim;
-        shape->v_head_dim = options->v_head_dim;
     }
+    uint32_t k_page_words, v_page_words;
+    shape->q_heads = options->q_heads;
+    shape->kv_heads = options->kv_heads;
+    shape->head_dim = options->head_dim;
+    shape->v_head_dim = options->v_head_dim;
     const struct json *sizes = za_json_get(entry, "sizes");
     const struct json *kind = za_json_get(za_json_get(entry, "kinds"), cpu ? "cpu" : "gpu");
     shape->latent = options->latent;
@@ -268,14 +281,18 @@ bool za_manifest_shape(struct manifest *m, const struct za_options *options, boo
                  za_json_u32(za_json_get(sizes, "v_values"), &shape->v.value_words) &&
                  za_json_u32(za_json_get(sizes, "v_scales"), &shape->v.scale_words) &&
                  za_json_u32(za_json_get(sizes, "token_words"), &shape->token_words) &&
-                 za_json_u32(za_json_get(sizes, "k_page_words"), &shape->k_page_words) &&
-                 za_json_u32(za_json_get(sizes, "v_page_words"), &shape->v_page_words) &&
+                 za_json_u32(za_json_get(sizes, "k_page_words"), &k_page_words) &&
+                 za_json_u32(za_json_get(sizes, "v_page_words"), &v_page_words) &&
                  za_json_u32(za_json_get(sizes, "page_tiles"), &shape->page_tiles) &&
                  za_json_u32(za_json_get(sizes, "state_words"), &shape->state_words);
     if (!whole || !shape->page_size || !shape->compute_units || !shape->page_tiles || !shape->head_chunks ||
-        !shape->k_page_words || (!shape->v_page_words && !shape->latent) ||
+        !k_page_words || (!v_page_words && !shape->latent) ||
         !read_specialization(za_json_get(kind, "specialization"), shape))
         return missing(m, "complete entry for the shape");
+    uint64_t rows = (uint64_t)shape->page_size * shape->kv_heads;
+    shape->k_page_bytes = options->k_stride ? rows * options->k_stride : 4 * (uint64_t)k_page_words;
+    shape->v_page_bytes = options->k_stride ? rows * options->v_stride : 4 * (uint64_t)v_page_words;
+    if (shape->latent) shape->v_page_bytes = 0;
     return check_rows(m, options, shape);
 }
 

@@ -10,15 +10,15 @@
 #include "rows.h"
 #include "zinc_attn.h"
 
-enum { MANIFEST_VERSION = 8, MAX_SPEC = 32, MAX_CONSTANTS = 64 };
+enum { MANIFEST_VERSION = 8, MAX_SPEC = 32, MAX_CONSTANTS = 64, MAX_PAGE_SIZE = 1 << 16 };
 
 /* Word offsets within the work buffer's records. */
 struct work_layout {
-    uint32_t header_words, item_words, row_words, append_words, copy_words;
+    uint32_t header_words, item_words, row_words, append_words;
     struct {
         uint32_t q_heads, kv_heads, row_kv_heads, group, score_scale, state_stride, page_shift, page_tiles, rows,
             row_table, single_pass, append_table, softcap, softcap_inverse, sink_table, alibi_table,
-            scale_table, first_page;
+            scale_table, token_rows, head_rows, mask_slope_table, first_page;
     } header;
     struct {
         uint32_t row, first, limit, leaf_begin, leaf_end, rows, page_table, leaves_per_state;
@@ -29,9 +29,6 @@ struct work_layout {
     struct {
         uint32_t position, page_table;
     } append;
-    struct {
-        uint32_t source, target;
-    } copy;
 };
 
 struct manifest {
@@ -55,7 +52,8 @@ struct shape {
     uint32_t q_heads, kv_heads, head_dim, v_head_dim, k_dim, v_dim, page_size, compute_units;
     bool latent;
     uint32_t scale_words; /* scales of heads in a work buffer: 2 * kv_heads where a type has them, else 0 */
-    uint32_t group, head_chunks, token_words, k_page_words, v_page_words, page_tiles, state_words;
+    uint32_t group, head_chunks, token_words, page_tiles, state_words;
+    uint64_t k_page_bytes, v_page_bytes; /* of rows: where tokens come first; v: 0 where the shape is latent */
     struct row_part k, v; /* of a row; v has no dimensions where the shape is latent */
     uint32_t constant_count;
     struct constant constants[MAX_CONSTANTS];

@@ -21,8 +21,9 @@ struct za_prepared {
     VkDeviceSize slot_bytes;
     struct sets sets[MAX_SLOTS]; /* of each slot's recordings */
     uint32_t pages;              /* of the smallest cache that was recorded */
-    float *scales;               /* (2, kv_heads) of the layers that were recorded */
-    bool has_scales;
+    bool recorded;
+    struct layer layer; /* of the layers that were recorded, which have the same */
+    float *scales;      /* (2, kv_heads), which it has */
 };
 
 /* --- the room ---------------------------------------------------------------------------------------- */
@@ -70,10 +71,11 @@ static bool lay_out(struct za_prepared *p) {
         .states = room->rows * ((leaves + per_state - 1) / per_state),
         .sinks = room->sinks,
         .alibi = room->alibi,
+        .mask_slopes = room->mask_slopes && room->mask_keys,
         .loop = per_state > 1 || p->rule.fixed_splits < leaves,
     };
     p->parts = za_parts(&attn->manifest, &attn->shape, &p->counts);
-    p->attend = za_attend_of(p->counts.loop, room->softcap, room->alibi, room->mask_keys);
+    p->attend = za_attend_of(&p->counts, room->softcap);
     return za_check_counts(attn->device, &p->counts, &p->parts);
 }
 
@@ -83,8 +85,7 @@ static uint32_t *words_of(const struct za_prepared *p, uint32_t slot) {
 
 /* Write a call's words, the scale of which is there. */
 static void write_words(const struct za_prepared *p, uint32_t slot, const struct za_call *call) {
-    za_work_write(&p->attn->manifest, &p->attn->shape, call, p->rule, &p->counts, 0, p->has_scales ? p->scales : NULL,
-                  words_of(p, slot));
+    za_work_write(&p->attn->manifest, &p->attn->shape, call, p->rule, &p->counts, &p->layer, words_of(p, slot));
 }
 
 static bool make(struct za_prepared *p) {
@@ -133,26 +134,33 @@ static bool check_slot(const struct za_prepared *p, uint32_t slot) {
 }
 
 /* The layer's part of K (or V), where its first page is page 0. */
-static bool layer_of(const struct za_cache *cache, const char *name, struct za_place place, VkDeviceSize page_bytes,
-                     uint32_t layer, struct za_place *of_layer) {
+static bool part_of(const struct za_cache *cache, bool of_v, uint32_t layer, struct za_place *of_layer) {
     VkDeviceSize unit = cache->attn->device->properties.limits.minStorageBufferOffsetAlignment;
-    place.offset += (VkDeviceSize)layer * cache->stride * page_bytes;
-    place.size = cache->pages * page_bytes;
+    struct za_place place = of_v ? cache->v : cache->k;
+    place.offset += (VkDeviceSize)layer * cache->stride * za_page_step(cache, of_v);
+    place.size = za_pages_bytes(cache, of_v, cache->pages);
     *of_layer = place;
     return place.offset % unit == 0 ||
            za_fail("%s: got layer %u at offset %llu, expected a multiple of %llu; make a cache of one layer at each "
-                   "layer's place", name, layer, (unsigned long long)place.offset, (unsigned long long)unit);
+                   "layer's place", of_v ? "v" : "k", layer, (unsigned long long)place.offset,
+                   (unsigned long long)unit);
 }
 
 /* All layers of a prepared call have the same words, the scales of heads among them. */
-static bool take_scales(struct za_prepared *p, const struct za_cache *cache, uint32_t layer) {
-    const float *scales = za_scales_of(cache, layer);
+static bool take_layer(struct za_prepared *p, const struct za_cache *cache, uint32_t number) {
+    struct layer layer = za_layer_of(cache, number);
     size_t bytes = 4 * (size_t)p->attn->shape.scale_words;
-    if (scales && p->has_scales && memcmp(p->scales, scales, bytes) != 0)
+    if (p->recorded && layer.scales && memcmp(p->scales, layer.scales, bytes) != 0)
         return za_fail("layer: got %u, whose heads have other scales than those of a layer that was recorded before, "
-                       "expected equal ones; prepare a call for each", layer);
-    if (scales) memcpy(p->scales, scales, bytes);
-    p->has_scales = scales != NULL;
+                       "expected equal ones; prepare a call for each", number);
+    if (p->recorded && memcmp(&p->layer.steps, &layer.steps, sizeof layer.steps) != 0)
+        return za_fail("cache: got token_rows %u and head_rows %u, expected %u and %u, as in a cache that was recorded "
+                       "before; prepare a call for each", layer.steps.token, layer.steps.head, p->layer.steps.token,
+                       p->layer.steps.head);
+    if (layer.scales) memcpy(p->scales, layer.scales, bytes);
+    p->layer.steps = layer.steps;
+    p->layer.scales = layer.scales ? p->scales : NULL;
+    p->recorded = true;
     return true;
 }
 
@@ -166,19 +174,17 @@ static bool need(struct za_device *device, bool wanted, uint64_t bytes, const ch
 static bool record(struct za_prepared *p, uint32_t slot, VkCommandBuffer commands, struct za_cache *cache,
                    uint32_t layer, const struct za_places *places) {
     struct za_attn *attn = p->attn;
-    struct za_info info = za_info(attn);
     uint64_t rows = p->counts.rows, new_rows = p->counts.new_rows;
-    bool filled, result, latent = attn->shape.latent;
+    bool filled, result;
     if (!check_slot(p, slot)) return false;
     if (!commands) return za_fail("commands: got NULL, expected a command buffer");
     if (cache->attn != attn) return za_fail("cache: got one of another za_attn, expected one of the prepared call's");
     if (layer >= cache->layers) return za_fail("layer: got %u, expected one below %u", layer, cache->layers);
     if (!za_check_places(cache, places, rows, new_rows, &filled, &result)) return false;
     struct bindings b = za_bound(attn, places, rows, new_rows);
-    if (!layer_of(cache, "k", cache->k, info.k_page_bytes, layer, &b.k) ||
-        !layer_of(cache, "v", cache->v, latent ? info.k_page_bytes : info.v_page_bytes, layer, &b.v) ||
+    if (!part_of(cache, false, layer, &b.k) || !part_of(cache, true, layer, &b.v) ||
         !need(attn->device, filled && rows, b.q.size, "q", &p->filled) ||
-        !need(attn->device, result && rows, b.out.size, "out", &p->result) || !take_scales(p, cache, layer))
+        !need(attn->device, result && rows, b.out.size, "out", &p->result) || !take_layer(p, cache, layer))
         return false;
     if (filled) b.q = za_whole(&p->filled);
     if (result) b.out = za_whole(&p->result);
@@ -211,8 +217,9 @@ static bool step(struct za_prepared *p, uint32_t slot, const struct za_call *giv
     if (!check_slot(p, slot) || !za_check_call(&p->attn->manifest, &p->attn->shape, &call, p->pages) ||
         !za_check_step(&p->room, &p->counts, &p->attn->shape, &call))
         return false;
-    if (p->attn->shape.scale_words && !p->has_scales)
-        return za_fail("slot: got %u before a layer was recorded, whose scales of heads the words have", slot);
+    if ((p->attn->shape.scale_words || p->attn->shape.k.stride) && !p->recorded)
+        return za_fail("slot: got %u before a layer was recorded, whose scales of heads or places of rows the words "
+                       "have", slot);
     write_words(p, slot, &call);
     return true;
 }

@@ -48,9 +48,8 @@ static void barrier_between(const struct za_device *device, VkCommandBuffer comm
 
 /* --- copies ------------------------------------------------------------------------------------------ */
 
-/* Copy n rows of `bytes` each, from_step and to_step apart. */
-static void copy_rows(const struct za_device *device, VkCommandBuffer commands, struct za_place from,
-                      uint64_t from_step, struct za_place to, uint64_t to_step, uint64_t bytes, uint64_t n) {
+void za_copy_rows(const struct za_device *device, VkCommandBuffer commands, struct za_place from, uint64_t from_step,
+                  struct za_place to, uint64_t to_step, uint64_t bytes, uint64_t n) {
     VkBufferCopy regions[COPIES];
     if (from_step == bytes && to_step == bytes) bytes *= n, n = n ? 1 : 0;
     for (uint64_t i = 0; i < n;) {
@@ -68,8 +67,8 @@ static void record_fill(const struct za_attn *attn, VkCommandBuffer commands, ui
     const struct za_device *device = attn->device;
     device->vk.CmdFillBuffer(commands, filled->buffer, filled->offset, filled->size, 0);
     barrier(device, commands, COPY_STAGE, VK_ACCESS_TRANSFER_WRITE_BIT, COPY_STAGE, VK_ACCESS_TRANSFER_WRITE_BIT);
-    copy_rows(device, commands, *q, 4 * (uint64_t)shape->head_dim, *filled, 4 * (uint64_t)shape->k_dim,
-              4 * (uint64_t)shape->head_dim, rows * shape->q_heads);
+    za_copy_rows(device, commands, *q, 4 * (uint64_t)shape->head_dim, *filled, 4 * (uint64_t)shape->k_dim,
+                 4 * (uint64_t)shape->head_dim, rows * shape->q_heads);
     barrier(device, commands, COPY_STAGE, VK_ACCESS_TRANSFER_WRITE_BIT, COMPUTE, VK_ACCESS_SHADER_READ_BIT);
 }
 
@@ -81,8 +80,8 @@ static void record_results(const struct za_attn *attn, VkCommandBuffer commands,
     uint64_t n = rows * shape->q_heads, size = 4 * (uint64_t)shape->v_head_dim, filled = 4 * (uint64_t)shape->v_dim;
     struct za_place lse = {.buffer = result->buffer, .offset = result->offset + n * filled};
     barrier(device, commands, COMPUTE, VK_ACCESS_SHADER_WRITE_BIT, COPY_STAGE, VK_ACCESS_TRANSFER_READ_BIT);
-    copy_rows(device, commands, *result, filled, places->out, size, size, n);
-    if (places->lse.buffer) copy_rows(device, commands, lse, 4, places->lse, 4, 4, n);
+    za_copy_rows(device, commands, *result, filled, places->out, size, size, n);
+    if (places->lse.buffer) za_copy_rows(device, commands, lse, 4, places->lse, 4, 4, n);
 }
 
 /* --- a call ------------------------------------------------------------------------------------------ */

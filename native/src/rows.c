@@ -76,8 +76,13 @@ static bool check_part(const struct part *p, uint32_t tokens, double *largest) {
 /* --- encodings of one token and KV head -------------------------------------------------------------- */
 
 /* Block number `at` of a row. */
-static void write_block(const struct part *p, uint32_t at, const struct block *block, uint32_t *out, uint32_t *shared) {
+static void write_block(const struct part *p, uint32_t at, struct block *block, uint32_t *out, uint32_t *shared) {
     uint32_t left = p->as->stored - at * BLOCK, n = left < BLOCK ? left : BLOCK, halves = p->type->halves;
+    if (p->as->stride) {
+        for (uint32_t i = n; i < BLOCK; ++i) block->q[i] &= 16; /* fifth bits alone, as in tiles; nobody reads them */
+        za_block_write(p->as->dtype, block, (uint8_t *)out + at * za_block_bytes(p->as->dtype));
+        return;
+    }
     uint8_t *bytes = (uint8_t *)out + (size_t)at * BLOCK * p->type->bits / 8;
     for (uint32_t i = 0; i < n; ++i) {
         if (p->type->bits == 8) {
@@ -157,11 +162,18 @@ static bool encode(const struct part *p, size_t row, uint32_t *out, uint32_t *sh
 
 /* --- rows -------------------------------------------------------------------------------------------- */
 
-struct row_part za_row_part(enum za_dtype dtype, uint32_t dims, uint32_t stored) {
+uint64_t za_row_bytes(enum za_dtype dtype, uint32_t dims) {
     const struct storage_type *type = &za_storage[dtype];
+    if (!type->halves) return (uint64_t)dims * type->bits / 8;
+    return ((uint64_t)dims + BLOCK - 1) / BLOCK * za_block_bytes(dtype);
+}
+
+struct row_part za_row_part(enum za_dtype dtype, uint32_t dims, uint32_t stored, uint32_t stride) {
+    const struct storage_type *type = &za_storage[dtype];
+    if (stride) return (struct row_part){dtype, dims, stored, (stride + 3) / 4, 0, stride};
     uint32_t blocks = (stored + BLOCK - 1) / BLOCK;
     return (struct row_part){dtype, dims, stored, (uint32_t)((uint64_t)stored * type->bits / 32),
-                             (blocks * type->halves + 1) / 2 + blocks * type->fifth_bits};
+                             (blocks * type->halves + 1) / 2 + blocks * type->fifth_bits, 0};
 }
 
 bool za_rows_encode(const struct row_format *f, const struct new_rows *rows, uint32_t *out, double *largest_k) {

@@ -3,7 +3,8 @@
    A row is one token's K and V of one KV head, in uint32 words: K values, V values, K scales, V scales. Values lie one
    behind the other in their storage type, the first in the lowest bits. Scales are what the blocks of a row share: the
    float16 numbers of all blocks, the last word filled up with 0, then a word of fifth bits per block, where the type
-   has them. Dimensions behind those that are given count as 0.
+   has them. Dimensions behind those that are given count as 0. Of a cache in rows it is the bytes of a row of K, filled
+   up to words, then those of V: the values, or ggml's blocks.
 
    Values: magnitudes up to 2**60, those below 2**-40 count as 0; f16 takes every finite float16, block types what
    za_storage says, fp8_e4m3 up to 448 times the scale of the head. The codec is rows.c, blocks.c, floats.c and
@@ -19,8 +20,9 @@
 /* K, or V, of a row. A latent shape has no V: all numbers are 0. */
 struct row_part {
     enum za_dtype dtype;
-    uint32_t dims, stored; /* dimensions that are given, and as the cache has them, filled up with zeros */
+    uint32_t dims, stored; /* dimensions that are given, and as tiles have them, filled up with zeros */
     uint32_t value_words, scale_words;
+    uint32_t stride; /* bytes from a row to the next; 0: tiles */
 };
 
 struct row_format {
@@ -37,8 +39,11 @@ struct new_rows {
     const float *k_scales, *v_scales;
 };
 
-/* K (or V) of a row by its type, its size and that in the cache, a multiple of 8. */
-struct row_part za_row_part(enum za_dtype dtype, uint32_t dims, uint32_t stored);
+/* K (or V) of a row by its type, its size and that in the cache, a multiple of 8. stride: 0 for tiles. */
+struct row_part za_row_part(enum za_dtype dtype, uint32_t dims, uint32_t stored, uint32_t stride);
+
+/* Bytes of a row's values, or of ggml's blocks. */
+uint64_t za_row_bytes(enum za_dtype dtype, uint32_t dims);
 
 /* Write tokens times kv_heads rows to `out`. `largest_k` becomes at least the largest magnitude of k. False for a value
    that is not taken. */

@@ -128,6 +128,7 @@ struct counts za_counts(const struct manifest *m, const struct shape *shape, con
     counts.single_pass = counts.single_pass && counts.rows && !rule.fixed_splits;
     counts.sinks = call->sinks && counts.rows;
     counts.alibi = call->alibi && counts.rows;
+    counts.mask_slopes = call->mask_slopes && counts.masks;
     for (uint32_t i = 0; i < call->requests; ++i) {
         if (!call->request[i].q_len) continue;
         struct layout layout = za_layout(m, shape, call, &call->request[i], rule);
@@ -144,7 +145,8 @@ struct parts za_parts(const struct manifest *m, const struct shape *shape, const
     at.sinks = at.pages + counts->pages;
     at.alibi = at.sinks + (counts->sinks ? shape->q_heads : 0);
     at.scales = at.alibi + (counts->alibi ? shape->q_heads : 0);
-    at.mask = at.scales + (counts->rows ? shape->scale_words : 0);
+    at.mask_slopes = at.scales + (counts->rows ? shape->scale_words : 0);
+    at.mask = at.mask_slopes + (counts->mask_slopes ? shape->q_heads : 0);
     at.end = at.mask + counts->masks;
     return at;
 }
@@ -164,7 +166,8 @@ static void write_float(uint32_t *word, double value) {
 }
 
 static void write_header(const struct manifest *m, const struct shape *shape, const struct za_call *call,
-                         const struct counts *room, uint32_t first_page, const struct parts *parts, uint32_t *work) {
+                         const struct counts *room, const struct layer *layer, const struct parts *parts,
+                         uint32_t *work) {
     const struct work_layout *at = &m->work;
     uint32_t shift = 0;
     while (shape->page_tiles >> shift > 1) ++shift;
@@ -174,7 +177,9 @@ static void write_header(const struct manifest *m, const struct shape *shape, co
     work[at->header.group] = shape->group;
     work[at->header.page_shift] = shift;
     work[at->header.page_tiles] = shape->page_tiles;
-    work[at->header.first_page] = first_page;
+    work[at->header.first_page] = layer->first_page;
+    work[at->header.token_rows] = layer->steps.token;
+    work[at->header.head_rows] = layer->steps.head;
     work[at->header.rows] = (uint32_t)room->rows;
     work[at->header.row_table] = (uint32_t)parts->rows;
     work[at->header.append_table] = (uint32_t)parts->appends;
@@ -188,7 +193,8 @@ static void write_header(const struct manifest *m, const struct shape *shape, co
     }
     if (call->sinks && room->sinks) work[at->header.sink_table] = (uint32_t)parts->sinks;
     if (call->alibi && room->alibi) work[at->header.alibi_table] = (uint32_t)parts->alibi;
-    if (parts->mask > parts->scales) work[at->header.scale_table] = (uint32_t)parts->scales;
+    if (parts->mask_slopes > parts->scales) work[at->header.scale_table] = (uint32_t)parts->scales;
+    if (parts->mask > parts->mask_slopes) work[at->header.mask_slope_table] = (uint32_t)parts->mask_slopes;
 }
 
 /* Item records of a request. Rows of a split are neighbors: a GPU's caches hold its keys for all. */
@@ -239,6 +245,11 @@ static void write_rows(const struct manifest *m, const struct za_call *call, con
     to->state += request->q_len * l->states_per_row;
 }
 
+static void write_slopes(const float *slopes, uint64_t begin, uint64_t end, uint32_t *work) {
+    for (uint64_t i = begin; slopes && i < end; ++i) /* the product in double, rounded once */
+        write_float(&work[i], (double)slopes[i - begin] * LOG2E);
+}
+
 /* What the heads have: sinks, slopes, scales. */
 static void write_tables(const struct manifest *m, const struct za_call *call, const struct parts *parts,
                          const float *scales, uint32_t *work) {
@@ -246,9 +257,9 @@ static void write_tables(const struct manifest *m, const struct za_call *call, c
         float sink = za_flushed(m->min_input, call->sinks[i - parts->sinks]) * (float)LOG2E; /* in float */
         memcpy(&work[i], &sink, sizeof sink);
     }
-    for (uint64_t i = parts->alibi; call->alibi && i < parts->scales; ++i) /* in double, rounded once */
-        write_float(&work[i], (double)call->alibi[i - parts->alibi] * LOG2E);
-    for (uint64_t i = parts->scales; scales && i < parts->mask; ++i)
+    write_slopes(call->alibi, parts->alibi, parts->scales, work);
+    write_slopes(call->mask_slopes, parts->mask_slopes, parts->mask, work);
+    for (uint64_t i = parts->scales; scales && i < parts->mask_slopes; ++i)
         write_float(&work[i], (double)scales[i - parts->scales] * za_storage_limits.fp8_unit);
 }
 
@@ -262,13 +273,13 @@ static void write_rest(const struct manifest *m, const struct cursor *to, const 
 }
 
 void za_work_write(const struct manifest *m, const struct shape *shape, const struct za_call *call, struct rule rule,
-                   const struct counts *room, uint32_t first_page, const float *scales, uint32_t *work) {
+                   const struct counts *room, const struct layer *layer, uint32_t *work) {
     const struct work_layout *at = &m->work;
     struct parts parts = za_parts(m, shape, room);
     struct cursor to = {work + at->header_words, work + parts.rows, work + parts.appends, (uint32_t)parts.pages,
                         (uint32_t)parts.mask, 0, 0};
     uint32_t table = 0;
-    write_header(m, shape, call, room, first_page, &parts, work);
+    write_header(m, shape, call, room, layer, &parts, work);
     for (uint32_t i = 0; i < call->requests; ++i) {
         const struct za_request *request = &call->request[i];
         if (!same_table(call, i)) {
@@ -288,20 +299,5 @@ void za_work_write(const struct manifest *m, const struct shape *shape, const st
         }
     }
     write_rest(m, &to, &parts, work);
-    write_tables(m, call, &parts, scales, work);
-}
-
-uint64_t za_copy_words(const struct manifest *m, uint32_t pairs) {
-    return m->work.header_words + (uint64_t)pairs * m->work.copy_words;
-}
-
-void za_copy_write(const struct manifest *m, uint32_t source, uint32_t target, uint32_t step, uint32_t pairs,
-                   uint32_t *work) {
-    memset(work, 0, 4 * (size_t)za_copy_words(m, pairs));
-    work[m->work.header.append_table] = m->work.header_words;
-    for (uint32_t i = 0; i < pairs; ++i) {
-        uint32_t *record = work + m->work.header_words + (size_t)i * m->work.copy_words;
-        record[m->work.copy.source] = source + i * step;
-        record[m->work.copy.target] = target + i * step;
-    }
+    write_tables(m, call, &parts, layer->scales, work);
 }

@@ -1,5 +1,5 @@
 /* The layout of a call, and the words of its work buffer: header, item records, row records, append records, page ids,
-   sinks, ALiBi slopes, scales of heads, masks. docs/c-hosts.md goes through them with numbers. */
+   sinks, ALiBi slopes, scales of heads, slopes of masks, masks. docs/c-hosts.md goes through them with numbers. */
 #ifndef WORK_H
 #define WORK_H
 
@@ -19,14 +19,14 @@ struct layout {
 /* Records and tables of a call, or room for them. */
 struct counts {
     uint64_t items, rows, new_rows, pages, masks, states; /* pages, masks: words */
-    bool sinks, alibi;
+    bool sinks, alibi, mask_slopes;
     bool single_pass; /* every row has one state, and pass 1 writes the output */
     bool loop;        /* some item has several leaves */
 };
 
 /* Words where the parts of a work buffer begin. */
 struct parts {
-    uint64_t rows, appends, pages, sinks, alibi, scales, mask, end;
+    uint64_t rows, appends, pages, sinks, alibi, scales, mask_slopes, mask, end;
 };
 
 /* How a call, or every call of a prepared one, is laid out. */
@@ -35,22 +35,28 @@ struct rule {
     uint32_t fixed_splits, fixed_per_state; /* of a prepared call: at most so many, instead of the split rule; 0: it */
 };
 
+/* Of K and V as rows: from a token to the next, and from a KV head to the next. */
+struct row_steps {
+    uint32_t token, head;
+};
+
+/* What a layer's words have of their own: where it begins in the buffers that are bound, and the scales of its heads
+   (2, kv_heads), K's and V's, NULL where no type has them. */
+struct layer {
+    uint32_t first_page;
+    struct row_steps steps; /* 0 of tiles */
+    const float *scales;
+};
+
 struct counts za_counts(const struct manifest *m, const struct shape *shape, const struct za_call *call,
                         struct rule rule);
 struct parts za_parts(const struct manifest *m, const struct shape *shape, const struct counts *counts);
 struct layout za_layout(const struct manifest *m, const struct shape *shape, const struct za_call *call,
                         const struct za_request *request, struct rule rule);
 
-/* Write a call's words into parts that have room for it. first_page: where the layer begins in the buffers that are
-   bound; scales: (2, kv_heads), K's and V's, NULL where no type has them. `room` is what the recorded dispatches are
-   for: results are laid out for its rows, and records behind the call's own are made to do nothing. */
+/* Write a call's words into parts that have room for it. `room` is what the recorded dispatches are for: results are
+   laid out for its rows, and records behind the call's own are made to do nothing. */
 void za_work_write(const struct manifest *m, const struct shape *shape, const struct za_call *call, struct rule rule,
-                   const struct counts *room, uint32_t first_page, const float *scales, uint32_t *work);
-
-/* The work buffer that copies `pairs` pages: page source of the K and V buffers to page target, with step pages from
-   one pair to the next. */
-uint64_t za_copy_words(const struct manifest *m, uint32_t pairs);
-void za_copy_write(const struct manifest *m, uint32_t source, uint32_t target, uint32_t step, uint32_t pairs,
-                   uint32_t *work);
+                   const struct counts *room, const struct layer *layer, uint32_t *work);
 
 #endif

@@ -9,6 +9,7 @@ import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -33,21 +34,39 @@ from support import DRIVERS, FULL, same
 
 import zinc_attn as za
 from zinc_attn.cache.rows import encode, stored
+from zinc_attn.cache.strided import from_rows
+from zinc_attn.shapes import TILES, row_strides
 from zinc_attn.storage import storage_types
 from zinc_attn.tools import export
 
 LAYERS, TOKENS, SLOTS = 3, 640, 2
 ON_VULKAN = [driver for driver in DRIVERS if driver[1] == "vulkan"]
 SLOPES = np.exp2(-1.0 - np.arange(16)).astype(np.float32)
-# Shape, types, page size, whether lse lies apart from out, options of the oracle: sizes that are filled up, so that q
-# and the results are copied; a latent shape; scales of heads; pages of a token in any order
+
+
+class Layout(NamedTuple):
+    """Where K and V lie: in tiles, or in rows that are so many bytes apart, beside their own."""
+
+    page_size: int
+    gap: int | None = None
+    heads_first: bool = False
+
+
+# Shape, types, layout, whether lse lies apart from out, options of the oracle: sizes that are filled up, so that q and
+# the results are copied; a latent shape; scales of heads; pages of a token in any order; rows as an engine has them
 CASES = [
-    ("9/3/64", "f16", 16, False, {}),
-    ("4/2/64", "f16", 1, False, {}),
-    ("4/2/72/40", "f32", 16, False, {"window": 70, "softcap": 5.0}),
-    ("6/2/96/64/latent", "q8_0", 16, True, {"sinks": True}),
-    ("4/2/64", "fp8_e4m3", 32, True, {"alibi": True}),
-    ("4/2/64", "bf16", 16, True, {"arithmetic": "fused"}),
+    ("9/3/64", "f16", Layout(16), False, {}),
+    ("4/2/64", "f16", Layout(1), False, {"mask_slopes": True}),
+    ("4/2/72/40", "f32", Layout(16), False, {"window": 70, "softcap": 5.0}),
+    ("6/2/96/64/latent", "q8_0", Layout(16), True, {"sinks": True}),
+    ("4/2/64", "fp8_e4m3", Layout(32), True, {"alibi": True}),
+    ("4/2/64", "bf16", Layout(16), True, {"arithmetic": "fused"}),
+    ("4/2/65/67", "f16", Layout(1, 0), True, {"mask_slopes": True, "alibi": True}),
+    ("4/2/96/32", "q4_0/q8_0", Layout(1, 0, heads_first=True), False, {"mask_slopes": True}),
+    ("6/3/40/96", "q5_1/iq4_nl", Layout(16, 2), True, {}),
+    ("4/2/64/128", "q4_1/q5_0", Layout(1, 0), False, {}),
+    ("4/2/72/65", "fp8_e4m3", Layout(1, 10, heads_first=True), True, {}),
+    ("4/2/70/66/latent", "f32", Layout(1, 0), True, {}),
 ]
 
 pytestmark = needs_compiler
@@ -73,9 +92,10 @@ class Sequence:
 class Run:
     """Steps of several sequences in all layers, and what the oracle says of them."""
 
-    def __init__(self, engine, shape, dtype, page_size, options, rng, scales=None):
-        self.engine, self.shape, self.dtype, self.page_size, self.scales = engine, shape, dtype, page_size, scales
-        self.rng, self.free = rng, rng.permutation(TOKENS // page_size).tolist()
+    def __init__(self, engine, shape, dtype, strides, options, rng, scales=None):
+        self.engine, self.shape, self.dtype, self.strides, self.scales = engine, shape, dtype, strides, scales
+        self.page_size = engine.info.page_size
+        self.rng, self.free = rng, rng.permutation(TOKENS // self.page_size).tolist()
         self.options = {name: SLOPES[: shape.q_heads] if value is True else value for name, value in options.items()}
 
     def request(self, sequence, new, q_len, mask=None, noncausal=False):
@@ -107,10 +127,13 @@ class Run:
             rows = stored(k, v, self.dtype, latent=shape.latent, scales=scales)
             both = zip(sequence.layers[layer], rows, strict=True)
             sequence.layers[layer] = [np.concatenate([old, added.astype(np.float32)]) for old, added in both]
-            yield encode(k, v, shape, self.dtype, scales).reshape(-1), q
+            words = encode(k, v, shape, self.dtype, scales)
+            if self.strides != TILES:
+                words = from_rows(words, shape, self.dtype, self.strides)
+            yield words.reshape(-1), q
 
     def call(self, requests):
-        names = {"window", "softcap", "sinks", "alibi"}
+        names = {"window", "softcap", "sinks", "alibi", "mask_slopes"}
         return call_of(requests, **{k: v for k, v in self.options.items() if k in names})
 
     def step(self, parts):
@@ -163,31 +186,27 @@ def steps_of(run, rng):
 
 
 @pytest.mark.parametrize("any_device", ON_VULKAN, indirect=True, ids="-".join)
-@pytest.mark.parametrize(("shape", "dtype", "page_size", "apart", "options"), CASES)
-def test_a_recorded_call_has_the_oracle_s_bits(
-    loaded, any_device, rng, tmp_path, shape, dtype, page_size, apart, options
-):
+@pytest.mark.parametrize(("shape", "dtype", "layout", "apart", "options"), CASES)
+def test_a_recorded_call_has_the_oracle_s_bits(loaded, any_device, rng, tmp_path, shape, dtype, layout, apart, options):
     """Three layers in one submission of the engine's, two slots, steps of other lengths; and the same by za_run_at."""
-    if "SwiftShader" in any_device.info.name and shape != "4/2/72/40":  # which compiles everything anew
-        pytest.skip("one shape on SwiftShader")
-    shape = za.AttnShape.parse(shape)
-    export.export(tmp_path, [shape], dtype=dtype, page_size=page_size)
+    # which compiles everything anew
+    if "SwiftShader" in any_device.info.name and not FULL and shape not in ("4/2/72/40", "4/2/96/32"):
+        pytest.skip("two shapes on SwiftShader")
+    shape, strides = za.AttnShape.parse(shape), TILES
+    export.export(tmp_path)
+    if layout.gap is not None:
+        strides = tuple(stride + layout.gap for stride in row_strides(shape, dtype))
     scales = np.tile(rng.uniform(0.02, 0.2, (1, 2, shape.kv_heads)).astype(np.float32), (LAYERS, 1, 1))
     scales = scales if "fp8" in dtype else None
     types = [DTYPES.index(kind.name) for kind in storage_types(dtype)]
     sizes = shape.q_heads, shape.kv_heads, shape.head_dim, shape.v_head_dim, shape.latent
     owner = Owner(any_device.info, 8 << 20)
-    arithmetic = int(options.get("arithmetic") == "fused")
-    engine = Engine(
-        loaded,
-        owner,
-        Options(str(tmp_path).encode(), *sizes, *types, arithmetic),
-        LAYERS,
-        TOKENS // page_size,
-        scales,
-    )
+    given = int(options.get("arithmetic") == "fused"), layout.page_size, strides[0], strides[1] * (not shape.latent)
+    made = Options(str(tmp_path).encode(), *sizes, *types, *given)
+    pages, steps = TOKENS // layout.page_size, (1, LAYERS * TOKENS) if layout.heads_first else (0, 0)
+    engine = Engine(loaded, owner, made, LAYERS, pages, scales, steps=steps)
     rows, new_rows = 4, 6
-    flags = options.get("sinks", False), "softcap" in options, options.get("alibi", False)
+    flags = [name in options for name in ("sinks", "softcap", "alibi", "mask_slopes")]
     room = Room(SLOTS, 2, rows, new_rows, 256, 0, 5, *flags)
     prepared = c.c_void_p(engine.c.za_prepare(engine.attn, c.byref(room)))
     assert prepared, engine.error
@@ -198,7 +217,7 @@ def test_a_recorded_call_has_the_oracle_s_bits(
             given = slot, c.c_void_p(owner.number(command)), engine.cache, layer, c.byref(places[layer][0])
             assert engine.c.za_record(prepared, *given), engine.error
         owner.end(command)
-    run = Run(engine, shape, dtype, page_size, options, rng, scales)
+    run = Run(engine, shape, dtype, strides, options, rng, scales)
     for number, parts in enumerate(steps_of(run, rng)):
         call, layers = run.step(parts)
         if number % 3 == 2 and any(part[1] for part in parts):  # some steps by calls that wait
@@ -296,6 +315,7 @@ def test_caches_and_rooms_that_are_no_good(small):
     assert cache(2, 9, v=at) == "k, v: got places that overlap, expected places apart"
     assert cache(0, 9).startswith("cache: got 0 layers of 9 pages, ")
     assert cache(1, 9, k_scales=1).startswith("k_scales: got some for f32, expected NULL")
+    assert cache(2, 9, head_rows=1).startswith("token_rows, head_rows: got 0 and 1, expected 0, since K and V lie in")
     for numbers, message in (
         ((0, 1, 1, 1, 9), "room.slots: got 0, expected 1 to 64"),
         ((1, 1, 1, 1, 0), "room: got 1 requests of 0 tokens, "),
@@ -335,12 +355,47 @@ def test_recordings_and_steps_that_are_no_good(small):
     assert stepped(new_rows=2) == "new_rows: got 2, expected at most the room's 1"
     assert stepped(page_table=[3, 9]) == "request[0].page_table[1]: got 9, expected a page below 9"
     assert stepped(mask=np.zeros((1, 1))) == "mask_keys: got 1, expected at most the room's 0"
-    assert stepped(softcap=1.0).startswith("softcap, sinks, alibi: got a step that has others")
+    assert stepped(softcap=1.0).startswith("softcap, sinks, alibi, mask_slopes: got a step that")
     assert stepped(splits=2) == "splits: got 2, expected 0; a prepared call has its room's"
     assert stepped() == ""
     small.owner.submit(submit)
     assert small.c.za_reset(prepared, 0) and not small.c.za_reset(prepared, 1)
     small.c.za_prepared_free(prepared)
+
+
+def test_rows_that_are_no_good(small):
+    """A prepared call has words for one way in which they lie, and a page is copied in one piece."""
+    options = Options.from_buffer_copy(small.options)
+    options.q_heads = options.kv_heads = 2
+    options.k_stride, options.v_stride, options.page_size = 64, 64, 1
+    attn = c.c_void_p(small.c.za_open(small.device, c.byref(options)))
+    assert attn, small.error
+    made = {}
+    for steps, pages in (((0, 0), 9), ((1, 9), 9), ((0, 1), 9), ((1, 11), 9), ((1 << 31, 1), 9), ((3, 1), 6)):
+        given = CachePlaces(1, pages, small.cache_places.k, small.cache_places.v, None, None, *steps)
+        made[steps] = c.c_void_p(small.c.za_cache_from(attn, c.byref(given))), small.error
+    assert made[1, 11][1] == "k.size: got 1152 bytes, expected at least 1280"
+    assert made[1 << 31, 1][1].startswith("cache: got 1 layers of 9 pages, ")
+    assert made[0, 1][1] == "token_rows, head_rows: got 0 and 1, expected rows from a token to the next"
+    caches = {steps: cache for steps, (cache, _) in made.items() if cache}
+    assert set(caches) == {(0, 0), (1, 9), (3, 1)}
+    assert small.c.za_copy_page(caches[0, 0], 1, 2) and not small.c.za_copy_page(caches[1, 9], 1, 2)
+    assert small.error == (
+        "cache: got token_rows 1 and head_rows 9, expected 2 and 1, pages in one piece; copy by commands of the host's"
+    )
+    prepared = c.c_void_p(small.c.za_prepare(attn, c.byref(Room(1, 1, 1, 0, 5))))
+    call = call_of([{"tokens": 2, "page_table": [3, 4], "q_len": 1}])
+    assert not small.c.za_step(prepared, 0, c.byref(call)) and small.error.startswith("slot: got 0 before a layer was ")
+    places, (command, _) = small.places(za.AttnShape(2, 2, 16), 1, 0)[0], small.owner.commands()
+    at = c.c_void_p(small.owner.number(command))
+    assert small.c.za_record(prepared, 0, at, caches[1, 9], 0, c.byref(places)), small.error
+    assert not small.c.za_record(prepared, 0, at, caches[0, 0], 0, c.byref(places))
+    assert small.error.startswith("cache: got token_rows 2 and head_rows 1, expected 1 and 9, as in a cache that was ")
+    small.owner.end(command)
+    small.c.za_prepared_free(prepared)
+    for cache in caches.values():
+        small.c.za_cache_free(cache)
+    small.c.za_close(attn)
 
 
 def test_hosts_that_are_no_good(small):

@@ -57,13 +57,12 @@ RUN = ((0, 70, 9), (0, 57, 0), (0, 1, 1), (1, 0, 2), (0, 1, 1), (1, 1, 1), (1, 9
 
 CALLED = {  # functions that give a VkResult, by how often a run of SMALL calls them at least
     1: "vkEnumerateInstanceVersion vkCreateInstance vkEnumeratePhysicalDevices vkCreateDevice vkCreateCommandPool "
-    "vkAllocateCommandBuffers vkCreateFence",
-    2: "vkCreateDescriptorPool vkResetDescriptorPool",
+    "vkResetDescriptorPool vkAllocateCommandBuffers vkCreateFence",
+    2: "vkCreateDescriptorPool",
     4: "vkCreateDescriptorSetLayout vkCreatePipelineLayout vkBeginCommandBuffer vkEndCommandBuffer vkQueueSubmit "
-    "vkWaitForFences",
-    5: "vkCreateShaderModule vkCreateComputePipelines",
+    "vkWaitForFences vkCreateShaderModule vkCreateComputePipelines",
     6: "vkMapMemory",
-    8: "vkAllocateDescriptorSets",
+    7: "vkAllocateDescriptorSets",
     9: "vkCreateBuffer vkAllocateMemory vkBindBufferMemory",
 }
 FALLIBLE = {name: count for count, names in CALLED.items() for name in names.split()}
@@ -236,10 +235,10 @@ def test_the_run_of_the_page(embed, small, tmp_path):
     said = run_made(embed, small, tmp_path, za.AttnShape(4, 2, 64), *command)
     lines = [line.partition(":") for line in said.splitlines()]
     steps = [name for name, _, _ in lines]
-    words = [[int(word, 0) for word in rest.split()] if name[:4] in ("laye", "copy") else [] for name, _, rest in lines]
+    words = [[int(word, 0) for word in rest.split()] if name[:4] == "laye" else [] for name, _, rest in lines]
     first, third, fourth = (steps.index(f"step {i}") for i in (1, 3, 4))
     assert words[first + 2] == page_words("A call in words").tolist()
-    assert steps[third + 1] == "copy of page 9" and words[third + 1] == page_words("Forks").tolist()
+    assert steps[third + 1] == "copy of page 9 to page 8"
     assert steps[fourth + 1] == "layer 0"  # no copy
     assert [words[third + 2][-3:], words[fourth + 1][-3:]] == [[11, 10, 8], [11, 10, 9]]
 
@@ -537,5 +536,5 @@ def test_subgroups_of_32_are_asked_for_where_they_are_offered(checked, small, mo
     lines = done.stdout.splitlines()
     assert lines[0] == "device: subgroupSizeControl 1, computeFullSubgroups 0"
     assert lines[2].endswith("subgroups of 32 requested")
-    assert [lines[1], *lines[3:7]] == ["pipeline: requiredSubgroupSize 32, flags 0"] * 5
+    assert [lines[1], *lines[3:6]] == ["pipeline: requiredSubgroupSize 32, flags 0"] * 4
     assert file_digest(f"{small.case}.out") == small.digest

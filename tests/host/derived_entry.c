@@ -1,5 +1,5 @@
-/* derived_entry MANIFEST PAGE_SIZE, then lines "q_heads kv_heads head_dim v_head_dim latent k v" on stdin: for each the
-   entry that the library derives, one name and number a line, then an empty line. */
+/* derived_entry MANIFEST PAGE_SIZE, then lines "q_heads kv_heads head_dim v_head_dim latent k v k_stride v_stride" on
+   stdin: for each the entry that the library derives, one name and number a line, then an empty line. */
 #include <stdio.h>
 
 #include "derive.h"
@@ -18,8 +18,8 @@ int main(int argc, char **argv) {
     struct za_options options = {.page_size = 1};
     int latent, k, v;
     if (argc != 3 || !za_manifest_open(&manifest, argv[1]) || sscanf(argv[2], "%u", &options.page_size) != 1) return 2;
-    while (scanf("%u %u %u %u %d %d %d", &options.q_heads, &options.kv_heads, &options.head_dim, &options.v_head_dim,
-                 &latent, &k, &v) == 7) {
+    while (scanf("%u %u %u %u %d %d %d %u %u", &options.q_heads, &options.kv_heads, &options.head_dim,
+                 &options.v_head_dim, &latent, &k, &v, &options.k_stride, &options.v_stride) == 9) {
         struct json entry;
         options.latent = latent;
         options.dtype = (enum za_dtype)k;

@@ -22,8 +22,9 @@ from c_host import (
 
 from zinc_attn.cache import blocks, rows
 from zinc_attn.cache.encoded import encoded_rows
+from zinc_attn.cache.strided import from_rows
 from zinc_attn.limits import BLOCK
-from zinc_attn.shapes import AttnShape, row_format
+from zinc_attn.shapes import TILES, AttnShape, row_format, row_strides, strided_format
 from zinc_attn.storage import STORAGE, storage_index, storage_types
 
 MIXED = [f"{k}/{v}" for k, v in zip(STORAGE, [*STORAGE][3:] + [*STORAGE][:3], strict=True)]  # each once as K, as V
@@ -31,7 +32,10 @@ SHAPES = ("2/2/64", "2/2/80", "2/2/96/160", "1/1/576/512", "3/3/65/33", "2/2/7/1
 
 
 class RowPart(c.Structure):
-    _fields_ = [("dtype", c.c_int), *((name, c.c_uint32) for name in ("dims", "stored", "value_words", "scale_words"))]
+    _fields_ = [
+        ("dtype", c.c_int),
+        *((name, c.c_uint32) for name in ("dims", "stored", "value_words", "scale_words", "stride")),
+    ]
 
 
 class RowFormat(c.Structure):
@@ -55,12 +59,13 @@ def codec(tmp_path_factory):
     return loaded
 
 
-def encode(codec, shape, dtype, k, v, scales=None, encoded=False):
+def encode(codec, shape, dtype, k, v, scales=None, encoded=False, strides=TILES):
     """The words of rows, and the largest magnitude of k; a message where the codec refuses them."""
-    sizes = (shape.head_dim, shape.k_dim), (0, 0) if shape.latent else (shape.v_head_dim, shape.v_dim)
+    sizes = [(shape.head_dim, shape.k_dim, strides[0]), (shape.v_head_dim, shape.v_dim, strides[1])]
+    sizes[1:] = [(0, 0, 0)] if shape.latent else sizes[1:]
     kinds = storage_types(dtype)
     parts = [codec.za_row_part(1 + storage_index(kind), *size) for kind, size in zip(kinds, sizes, strict=True)]
-    row = row_format(shape, dtype)
+    row = row_format(shape, dtype) if strides == TILES else strided_format(strides, shape.latent)
     assert [part.value_words for part in parts] == [row.k_values, row.v_values]
     assert [part.scale_words for part in parts] == [row.k_scales, row.v_scales]
     form = RowFormat(shape.kv_heads, *parts, 2.0**-40, 2.0**60)
@@ -115,6 +120,10 @@ def test_rows_have_the_bits_of_the_package(codec, rng, dtype):
         assert np.array_equal(words, want), shape
         assert largest == stored[0][1]
         assert encode(codec, shape, dtype, k[:0], v[:0], scales)[1] == 0
+        strides = row_strides(shape, dtype)
+        for apart in (strides, (strides[0] + 6, strides[1] + (6 if shape.latent else 2))):
+            words, _ = encode(codec, shape, dtype, k, v, scales, strides=apart)
+            assert np.array_equal(words, from_rows(want, shape, dtype, apart)), (shape, apart)
 
 
 def bytes_of_rows(rng, kind, tokens, heads, dims):
@@ -143,6 +152,9 @@ def test_encoded_rows_have_the_bits_of_the_package(codec, rng, dtype):
         want, largest = encoded_rows(given[:1] if shape.latent else given, shape, dtype, scales)
         words, found = encode(codec, shape, dtype, *given, scales, encoded=True)
         assert np.array_equal(words, want) and found == largest.k
+        strides = row_strides(shape, dtype)
+        words, _ = encode(codec, shape, dtype, *given, scales, encoded=True, strides=strides)
+        assert np.array_equal(words, from_rows(want, shape, dtype, strides))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from c_host import COMPILER, NATIVE, STRICT, needs_compiler
 
 from zinc_attn.export import export, manifest
-from zinc_attn.shapes import AttnShape
+from zinc_attn.shapes import TILES, AttnShape, row_strides
 from zinc_attn.storage import STORAGE
 
 SHAPES = ("9/3/64", "16/2/256", "20/1/576/512/latent", "32/32/128", "71/1/64", "5/1/40", "32/8/192/128", "3/1/65/33")
@@ -46,8 +46,10 @@ def test_the_numbers_are_those_of_the_export(program, tmp_path, page_size):
         for dtype in PLAIN if not shape.latent else ("f16", "q8_0"):
             k, v = (dtype.split("/") * 2)[:2]
             sizes = (shape.q_heads, shape.kv_heads, shape.head_dim, shape.v_head_dim, int(shape.latent))
-            lines.append(" ".join(map(str, (*sizes, 1 + order.index(k), 1 + order.index(v)))))
-            wanted.append(manifest([shape], dtype=dtype, page_size=page_size)["shapes"][0])
+            for layout, strides in (("tiles", TILES), ("NHD", row_strides(shape, dtype))):
+                lines.append(" ".join(map(str, (*sizes, 1 + order.index(k), 1 + order.index(v), *strides))))
+                entry = manifest([shape], dtype=dtype, page_size=page_size, kv_layout=layout)
+                wanted.append(entry["shapes"][0])
     done = subprocess.run([program, tmp_path, str(page_size)], input="\n".join(lines), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = [dict(line.split() for line in block.splitlines()) for block in done.stdout.strip().split("\n\n")]
