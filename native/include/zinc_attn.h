@@ -172,12 +172,13 @@ struct za_cache;
 ZA_API struct za_cache *za_cache_make(struct za_attn *attn, uint32_t layers, uint32_t pages, const float *k_scales,
                                       const float *v_scales);
 
-/* K and V in memory of the host's: layer after layer, page after page; docs/c-hosts.md says where a value lies. The host
-   may write K and V itself; then its calls need no new rows. Where a layer's bytes are no multiple of
-   za_device_info.alignment, make a cache of one layer at each layer's place, which is as good in any case.
+/* K and V in memory of the host's: layer after layer, page after page; docs/c-hosts.md says where a value lies. The
+   host may write K and V itself, in tiles with zeros behind head_dim; then its calls need no new rows. Where a layer's
+   bytes are no multiple of za_device_info.alignment, make a cache of one layer at each layer's place, which is as good
+   in any case.
 
-   Rows (k_stride): with t = (layer * pages + page id) * page_size + token % page_size, that of a token and KV head h has
-   number t * token_rows + h * head_rows and begins at k_stride (v_stride) times it. Both 0: kv_heads and 1, tokens
+   Rows (k_stride): with t = (layer * pages + page id) * page_size + token % page_size, that of a token and KV head h
+   has number t * token_rows + h * head_rows and begins at k_stride (v_stride) times it. Both 0: kv_heads and 1, tokens
    first. With page_size 1 and token_rows 1 a page id is the number of KV head 0's row. Appended rows are written with
    all bytes of their stride. */
 struct za_cache_places {
@@ -220,7 +221,7 @@ struct za_call {
     uint32_t window;     /* keys that a row sees at most, its own among them; 0: all */
     const float *sinks;  /* (q_heads) logits that join the softmax without a value; NULL: none */
     const float *alibi;  /* (q_heads) slopes: scores become score - slope * |key - row's own token|; NULL: none */
-    const float *mask_slopes; /* (q_heads): mask values are multiplied by the head's, as ggml's ALiBi has it; NULL: none */
+    const float *mask_slopes; /* (q_heads): a mask is multiplied by the head's, ggml's ALiBi; NULL: none */
     uint32_t splits; /* pieces that the keys of a request are cut into; 0: the split rule. Never shows in the bits. A
                         prepared call has those of its room: 0 */
 };

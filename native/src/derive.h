@@ -6,8 +6,8 @@
 
 #include "manifest.h"
 
-/* `entry` becomes what `zinc-attn export` would have written to "shapes", as far as the library reads it. False, and why
-   (error.h), where the manifest's formulas make no sense. */
+/* `entry` becomes what `zinc-attn export` would have written to "shapes", as far as the library reads it. False, and
+   why (error.h), where the manifest's formulas make no sense. */
 bool za_derive_entry(const struct manifest *manifest, const struct za_options *options, struct json *entry);
 
 #endif

@@ -9,8 +9,8 @@
 
 enum { MAX_NAMES = 128 };
 
-/* Names and their values, of which the first one with a name counts; the texts stay the caller's. A quoted text, as in kind == 'cpu', is the code of its first
-   letter, and so is the value of such a name. */
+/* Names and their values, of which the first one with a name counts; the texts stay the caller's. A quoted text, as in
+   kind == 'cpu', is the code of its first letter, and so is the value of such a name. */
 struct names {
     size_t count;
     struct {

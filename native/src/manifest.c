@@ -22,14 +22,13 @@ static const struct {
     const char *record, *field;
     size_t at;
 } FIELDS[] = {
-    HEADER(q_heads),       HEADER(kv_heads),       HEADER(row_kv_heads), HEADER(group),           HEADER(score_scale),
-    HEADER(state_stride),  HEADER(page_shift),     HEADER(page_tiles),   HEADER(rows),            HEADER(row_table),
-    HEADER(single_pass),   HEADER(append_table),   HEADER(softcap),      HEADER(softcap_inverse), HEADER(sink_table),
-    HEADER(alibi_table),   HEADER(scale_table),    HEADER(token_rows),    HEADER(head_rows),    HEADER(mask_slope_table), HEADER(first_page),   ITEM(row),               ITEM(first),
-    ITEM(limit),           ITEM(leaf_begin),       ITEM(leaf_end),       ITEM(rows),              ITEM(page_table),
-    ITEM(leaves_per_state), ROW(state),            ROW(count),           ROW(unit),               ROW(leaves_per_state),
-    ROW(position),         ROW(mask),              ROW(mask_begin),      ROW(mask_end),           APPEND(position),
-    APPEND(page_table),
+    HEADER(q_heads), HEADER(kv_heads), HEADER(row_kv_heads), HEADER(group), HEADER(score_scale), HEADER(state_stride),
+    HEADER(page_shift), HEADER(page_tiles), HEADER(rows), HEADER(row_table), HEADER(single_pass), HEADER(append_table),
+    HEADER(softcap), HEADER(softcap_inverse), HEADER(sink_table), HEADER(alibi_table), HEADER(scale_table),
+    HEADER(token_rows), HEADER(head_rows), HEADER(mask_slope_table), HEADER(first_page), ITEM(row), ITEM(first),
+    ITEM(limit), ITEM(leaf_begin), ITEM(leaf_end), ITEM(rows), ITEM(page_table), ITEM(leaves_per_state), ROW(state),
+    ROW(count), ROW(unit), ROW(leaves_per_state), ROW(position), ROW(mask), ROW(mask_begin), ROW(mask_end),
+    APPEND(position), APPEND(page_table),
 };
 
 char *za_read_file(const char *path, size_t *size) {

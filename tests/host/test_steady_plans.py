@@ -29,52 +29,61 @@ def options(facts: CallFacts, window: int | None = None, cascade: bool | None = 
     return CallOptions(split_rule_layouts(SHAPE, "f16", device), window, cascade)
 
 
-def steps(lengths: tuple[int, ...], new_rows: int = 1) -> list[Request]:
-    """A sequence and its fork, which share 640 keys, but no page of a new row."""
+def steps(lengths: tuple[int, ...], new_rows: int = 1, page: int = PAGE) -> list[Request]:
+    """A sequence and its fork, which share 640 keys, but no page of a new row, nor of others in its leaf."""
     found = []
     for number, length in enumerate(lengths):
-        table = np.arange(-(-length // PAGE), dtype=np.uint32)
-        table[min(5, len(table) - new_rows) :] += 100 * (number + 1)
-        found.append(Request(1, length, new_rows, table, stamp=100 * number + len(table)))
+        table, leaf = np.arange(-(-length // page), dtype=np.uint32), max(64 // page, 1)
+        own = (len(table) - 1) // leaf * leaf if new_rows else len(table)
+        table[min(640 // page, own) :] += 10000 * (number + 1)
+        found.append(Request(1, length, new_rows, table, stamp=1000 * number + -(-length // max(page, 64))))
     return found
 
 
-def records(plan: CallPlan) -> list[bytes]:
+def records(plan: CallPlan, requests: list[Request]) -> list[bytes]:
+    """Page ids that no key of the requests has are left out."""
     (one,) = plan.submissions
-    arrays = one.items, one.rows, one.tables, one.appends, one.shared_items, one.masks
-    return [repr((one.key, one.slices, one.spans, one.uploads)).encode(), *(array.tobytes() for array in arrays)]
+    arrays = one.items, one.rows, one.appends, one.shared_items, one.masks
+    given = zip(one.slices, one.tables_at, strict=True)
+    tables = [one.tables[at : at + len(requests[part.request].table)] for part, at in given]
+    words = [array.tobytes() for array in (*arrays, *tables)]
+    return [repr((one.key, one.slices, one.spans, one.tables_at, one.uploads)).encode(), *words]
 
 
-def moved(plan: CallPlan, lengths: tuple[int, ...], window: int | None) -> list[bytes]:
+def moved(plan: CallPlan, requests: list[Request], window: int | None, page: int) -> list[bytes]:
     """The records of a plan after a steady call has set its lengths."""
     (one,) = plan.submissions
-    copied = replace(one, **{name: getattr(one, name).copy() for name in ("items", "rows", "appends")})
-    SteadyWords.of(copied, window, copied.items, copied.appends, [copied.rows]).set(lengths)
-    return records(CallPlan((copied,), plan.upload_first))
+    copied = replace(one, **{name: getattr(one, name).copy() for name in ("items", "rows", "appends", "tables")})
+    words = SteadyWords.of(copied, window, copied.items, copied.appends, [copied.rows], copied.tables, page)
+    words.set(tuple(one.tokens for one in requests), [one.table for one in requests])
+    return records(CallPlan((copied,), plan.upload_first), requests)
 
 
 @pytest.mark.parametrize("cascade", (None, True, False))
 @pytest.mark.parametrize("facts", (CPU, GPU), ids=lambda facts: facts.device.kind)
 @pytest.mark.parametrize(
-    ("window", "batch", "new_rows"), ((None, 1, 1), (None, 2, 1), (None, 2, 0), (70, 1, 1), (600, 2, 0))
+    ("window", "batch", "new_rows", "page"),
+    ((None, 1, 1, 1), (None, 2, 1, PAGE), (None, 2, 1, 16), (None, 2, 0, 1), (70, 1, 1, PAGE), (600, 2, 0, PAGE)),
 )
-def test_lengths_of_a_key_have_one_plan(facts, cascade, window, batch, new_rows):
-    """One sequence grows, and all do: over leaves, nodes, and the window's own."""
+def test_lengths_of_a_key_have_one_plan(facts, cascade, window, batch, new_rows, page):
+    """One sequence grows, and all do: over leaves, nodes, the window's own, and pages that a leaf has several of."""
+    facts = replace(facts, page_size=page)
     given, plans, served = options(facts, window, cascade), {}, 0
     lengths = [n + d for n in (64, 128, 448, 512, 576, 640, 1024) for d in (-3, -1, 0, 1, 2, 5, 6, 7)]
     for length in (*lengths, *reversed(lengths)):
         for tokens in {(length,) * batch, (length, 700)[:batch]}:
-            requests = steps(tokens, new_rows)
+            requests = steps(tokens, new_rows, page)
             plan = plan_call(requests, given, facts)
             assert plan.steady is not None and plan.steady == steady_key(requests, given, facts)
             first = plans.setdefault(plan.steady, plan)
             served += first is not plan
-            assert moved(first, tokens, window) == records(plan)
+            assert moved(first, requests, window, page) == records(plan, requests)
             (one,) = plan.submissions
             assert one.spans == first.submissions[0].spans
-            for part, span in zip(one.slices, one.spans, strict=True):
+            for at, part, span in zip(one.tables_at, one.slices, one.spans, strict=True):
                 table = requests[part.request].table
-                assert all(np.array_equal(one.tables[at:][: len(table)], table) for at in one.items["page_table"][span])
+                assert np.array_equal(one.tables[at:][: len(table)], table)
+                assert np.all(one.items["page_table"][span] == at)
             ends = one.rows["state"] + one.rows["count"]
             assert np.all(one.rows["state"][1:] >= ends[:-1]), "a row's states are no other row's"
     assert len(plans) < served

@@ -68,7 +68,7 @@ class Sequence:
         """See the class."""
         self.cache, self.pages = cache, pages
         self.serial = next(_serials)
-        # (page ids, the same as an array, a number that no other table has); replaced by one store
+        # (page ids, the same as an array, its stamp); replaced by one store
         self._table: tuple[tuple[int, ...], NDArray[np.uint32], int] = (), np.zeros(0, np.uint32), next(_stamps)
         self.unseen: dict[int, int] = {}  # by layer, see ``unseen``
 
@@ -158,17 +158,19 @@ class Sequence:
 
     @property
     def stamp(self) -> int:
-        """Of what ``table`` returned last: tables of different contents have different stamps."""
+        """Of what ``table`` returned last. Tables of one stamp differ by pages that the longer one has behind those of
+        the shorter one."""
         return self._table[2]
 
     def table(self, reservation: Reservation | None = None) -> NDArray[np.uint32]:
         """The block table (pages,), with a reservation's pages where one is given. Read it, do not write it."""
         pages = self.pages.table if reservation is None else reservation.table
-        known, array, _ = self._table
+        known, array, stamp = self._table
         if known is not pages:
             if reservation is not None and known is self.pages.table:  # a copy of memory, but for the new pages
+                grows = reservation.table_start == len(known)
                 array = np.concatenate([array[: reservation.table_start], np.array(reservation.new_pages, np.uint32)])
             else:
-                array = np.array(pages, np.uint32)
-            self._table = pages, array, next(_stamps)
+                grows, array = False, np.array(pages, np.uint32)
+            self._table = pages, array, stamp if grows else next(_stamps)
         return array

@@ -141,7 +141,11 @@ class CallRunner:
     def fill(self, submission: Submission, call: AttentionCall, steady: bool) -> Workspace:
         """A workspace that holds a submission of a call. steady: the plan was, or will be, another call's, too."""
         workspace, requests = self._workspace(submission.key), call.requests
-        workspace.fill(submission, call.layer, tuple([one.tokens for one in requests]) if steady else None)
+        if steady:
+            tables = [one.sequence.table(one.reservation) for one in requests]
+            workspace.fill(submission, call.layer, tuple([one.tokens for one in requests]), tables)
+        else:
+            workspace.fill(submission, call.layer)
         rows = [requests[one.request].q[one.begin : one.end] for one in submission.slices]
         workspace.upload_q(rows[0] if len(rows) == 1 else np.concatenate(rows))
         if submission.uploads:

@@ -185,24 +185,32 @@ class Workspace:
 
     # --- filling ------------------------------------------------------------------------------------------
 
-    def fill(self, submission: Submission, layer: int, lengths: tuple[int, ...] | None = None) -> None:
+    def fill(
+        self,
+        submission: Submission,
+        layer: int,
+        lengths: tuple[int, ...] | None = None,
+        tables: Seq[Words] = (),
+    ) -> None:
         """Make the words, in the buffers too, those of a submission that fits the key, in a layer.
 
-        lengths: the keys of each sequence, where the submission is all of a plan that holds for steady calls: of one
-        that was filled before only the words that depend on them are written.
+        lengths, tables: the keys and the page table of each sequence, where the submission is all of a plan that holds
+        for steady calls: of one that was filled before only the words that depend on them are written.
         """
         steady, self.steady = self.steady, None  # an interrupted call leaves words that the next one must fill again
         if steady is None or steady.submission is not submission or lengths is None:
             self.submission = submission
             self._take(submission)
             rows = [one.rows for one in (self.work, self.shared) if one is not None]
-            steady = SteadyWords.of(submission, self.window, self.work.items, self.work.appends, rows)
+            layout, work = self.pages.layout, self.work
+            given = work.items, work.appends, rows, work.tables, layout.tile * layout.page_tiles
+            steady = SteadyWords.of(submission, self.window, *given)
         if lengths == steady.lengths:
             self._rebind_layer(layer)
             self.steady = steady
             return
         if lengths is not None:
-            steady.set(lengths)
+            steady.set(lengths, tables)
         self._upload_words(layer)
         self.steady = None if lengths is None else steady
 

@@ -25,7 +25,7 @@ from .items import Indices, Visible, item_records, row_records
 from .sharing import rows_pay, shared_items, shared_leaves
 from .sizes import padded, power_of_two
 from .splits import CPU_ROWS, MAX_CPU_STATES, sharing_pays
-from .steady import SteadyKey, steady_key
+from .steady import SteadyKey, pages_per_leaf, steady_key
 from .submission import RecordingKey, RowSlice, Submission
 from .whole_context import even_rows, row_cost, whole_context_pays
 
@@ -187,7 +187,10 @@ class SubmissionPlanner:
             fused=self.options.arithmetic == "fused",
             whole_context=whole,
         )
-        return Submission(key, slices, items, rows, placement.tables, spans, uploads, placement.appends, shared, masks)
+        at = tuple(placement.table_at[one.request] for one in slices)
+        return Submission(
+            key, slices, items, rows, placement.tables, spans, at, uploads, placement.appends, shared, masks
+        )
 
     def _matrix_workgroup(self, slices: tuple[RowSlice, ...]) -> MatrixWorkgroup | None:
         """The matrix workgroup that suits the longest of the slices; None where their arithmetic is the canonical."""
@@ -208,8 +211,9 @@ class SubmissionPlanner:
         tables, table_at, offset = [np.zeros(0, np.uint32)], dict[int, int](), 0
         for at in dict.fromkeys((*uploads, *(one.request for one in slices))):
             table_at[at] = offset
-            tables.append(self.requests[at].table)
-            offset += len(tables[-1])
+            table, leaf = self.requests[at].table, pages_per_leaf(self.facts.page_size)
+            tables += [table, np.zeros(-len(table) % leaf, np.uint32)]
+            offset += -(-len(table) // leaf) * leaf
         appends = [no_records(APPEND)]
         for at in uploads:
             request = self.requests[at]

@@ -22,10 +22,10 @@ class Request(NamedTuple):
     """The query rows of one sequence.
 
     q_len: query rows; tokens: keys of the sequence, the new rows included; new_rows: how many of these the call
-    appends; table: the sequence's page table, the new rows' pages included; stamp: a number that no table of other
-    contents has, or None where the plan is for this call alone; causal, mask: whether rows at the sequence's end see
-    what is before them or all keys, and what is added to their scores, or None; visible: the keys that each query row
-    sees, where they are others than those.
+    appends; table: the sequence's page table, the new rows' pages included; stamp: a number that only tables have in
+    common of which the longer one begins with the shorter one, or None where the plan is for this call alone; causal,
+    mask: whether rows at the sequence's end see what is before them or all keys, and what is added to their scores, or
+    None; visible: the keys that each query row sees, where they are others than those.
     Where the sequence is a shard, ``end`` is the position behind the last query row, and ``shifts`` says for each node
     of the shard how far its keys' positions are from their numbers in it.
     """

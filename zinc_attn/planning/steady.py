@@ -17,13 +17,19 @@ Words = NDArray[np.uint32]
 SteadyKey = tuple[Hashable, ...]
 
 
+def pages_per_leaf(page_size: int) -> int:
+    """Pages that a leaf lies in."""
+    return max(KEYS_PER_LEAF // page_size, 1)
+
+
 def steady_key(requests: Sequence[Request], options: CallOptions, facts: CallFacts) -> SteadyKey | None:
     """What calls have in common that one plan serves: decode steps, of one query row and at most one new row each.
 
-    They differ in ``tokens`` alone, within the same leaves: the one with a sequence's last key, with a window also that
-    with the first key seen, and, where nothing is appended, as many whole leaves, since only those are shared (a page
-    that gets a new row is no other request's). Every other field of the requests, the options and the device are those
-    of the key. A layout that is not the split rule's may be that of another of these lengths; no bit depends on it.
+    They differ in ``tokens`` and in the pages of their last leaf alone, within the same leaves: the one with a
+    sequence's last key, with a window also that with the first key seen, and, where nothing is appended, as many whole
+    leaves, since only those are shared (a page that gets a new row is no other request's). Every other field of the
+    requests, the options and the device are those of the key. A layout that is not the split rule's may be that of
+    another of these lengths; no bit depends on it.
     None for calls that are planned each for itself.
     """
     key: list[Hashable] = [options, facts]
@@ -41,9 +47,9 @@ def steady_key(requests: Sequence[Request], options: CallOptions, facts: CallFac
 
 @dataclass(slots=True, eq=False)
 class SteadyWords:
-    """Views of the words of a submission that a steady call sets: of each slice's items, of the new rows, and of the
-    query rows wherever they are kept. firsts: None without a window; lengths: of the call for which they were set
-    last."""
+    """Views of the words of a submission that a steady call sets: of each slice's items, of the new rows, of the query
+    rows wherever they are kept, and of the page tables. firsts: None without a window; lengths: of the call for which
+    they were set last; leaf_pages: of a leaf."""
 
     submission: Submission
     window: int | None
@@ -51,11 +57,20 @@ class SteadyWords:
     firsts: list[Words] | None
     appends: Words
     rows: list[Words]
+    tables: Words
+    leaf_pages: int
     lengths: tuple[int, ...] = ()
 
     @classmethod
     def of(
-        cls, submission: Submission, window: int | None, items: Records, appends: Records, rows: Sequence[Records]
+        cls,
+        submission: Submission,
+        window: int | None,
+        items: Records,
+        appends: Records,
+        rows: Sequence[Records],
+        tables: Words,
+        page_size: int,
     ) -> SteadyWords:
         """Those of records that hold the submission's. window: of its options."""
 
@@ -69,12 +84,19 @@ class SteadyWords:
             None if window is None else words("first"),
             appends["position"],
             [one["position"] for one in rows],
+            tables,
+            pages_per_leaf(page_size),
         )
 
-    def set(self, lengths: tuple[int, ...]) -> None:
-        """Make them those of requests of so many keys, for calls of the plan's ``steady_key``."""
+    def set(self, lengths: tuple[int, ...], tables: Sequence[Words]) -> None:
+        """Make them those of requests of so many keys and with these tables, for calls of the plan's ``steady_key``."""
         for at, one in enumerate(self.submission.slices):
             length = lengths[one.request]
+            if self.leaf_pages > 1:  # others have the pages of the plan
+                begin = max(length - 1, 0) // KEYS_PER_LEAF * self.leaf_pages
+                pages = tables[one.request][begin : begin + self.leaf_pages]
+                first = self.submission.tables_at[at] + begin
+                self.tables[first : first + len(pages)] = pages
             self.limits[at][...] = length
             for positions in self.rows:
                 positions[at] = (length - 1) % 2**32  # -1 of an empty sequence

@@ -51,9 +51,10 @@ class RecordingKey(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Submission:
-    """One submission of a call. Page tables lie one behind the other in ``tables``; ``page_table`` words count from its
-    begin, and the rows' ``mask`` words from that of ``masks``. ``spans`` are the items of each slice; ``uploads`` the
-    requests whose new rows it uploads, in order."""
+    """One submission of a call. Page tables lie one behind the other in ``tables``, each with room for the pages of
+    whole leaves; ``page_table`` words count from its begin, and the rows' ``mask`` words from that of ``masks``.
+    ``spans`` are the items of each slice, ``tables_at`` where its request's table begins; ``uploads`` are the requests
+    whose new rows it uploads, in order."""
 
     key: RecordingKey
     slices: tuple[RowSlice, ...]
@@ -61,6 +62,7 @@ class Submission:
     rows: Records
     tables: NDArray[np.uint32]
     spans: tuple[slice, ...]
+    tables_at: tuple[int, ...] = ()
     uploads: tuple[int, ...] = ()
     appends: Records = field(default_factory=lambda: no_records(APPEND))
     shared_items: Records = field(default_factory=lambda: no_records(ITEM))
