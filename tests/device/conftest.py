@@ -90,7 +90,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Plain Vulkan for every test, and Kompute for those that are marked ``both_dispatchers``; with --full for all.
 
     The mark is for tests of what the dispatchers do differently: order, memory, errors, recordings. A file whose others
-    never differ, being far from the device, says ONE_DISPATCHER = True.
+    never differ, being far from the device, says ONE_DISPATCHER = True. Without --full a test that is marked
+    ``one_driver`` leaves out SwiftShader, which keeps no compiled code: each of its kernels takes three seconds.
     """
     every = FULL and not getattr(metafunc.module, "ONE_DISPATCHER", False)
     both = every or metafunc.definition.get_closest_marker("both_dispatchers") is not None
@@ -100,6 +101,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("device", runtimes, indirect=True, scope="session")
     if "any_device" in metafunc.fixturenames and "any_device" not in given:
         drivers = [driver for driver in DRIVERS if both or driver[1] == "vulkan"]
+        if not FULL and metafunc.definition.get_closest_marker("one_driver"):
+            drivers = [driver for driver in drivers if driver[0] != "swiftshader"]
         metafunc.parametrize("any_device", drivers, indirect=True, ids="-".join, scope="session")
 
 

@@ -28,19 +28,17 @@ def family(attention: za.Attention, prefix: int, suffixes: list[int], seed: int 
     return twins
 
 
+@pytest.mark.one_driver
 @pytest.mark.parametrize(("text", "dtype"), (("9/3/64", "f16"), ("4/4/64", "q8_0"), ("2/1/512", "f16")))
 def test_the_bits_of_the_batch_without_it(any_device: za.Device, text: str, dtype: str) -> None:
-    few = "SwiftShader" in any_device.info.name and not FULL  # which compiles every kernel anew
-    if few and text != "9/3/64":
-        pytest.skip("one shape is enough on a slow driver")
     with za.KVCache(any_device, za.AttnShape.parse(text), 1, 16384, dtype, PAGE) as cache:
         attns = [za.Attention(cache), za.Attention(cache, cascade=False), za.Attention(cache, num_splits=2)]
-        twins = family(attns[0], 600 if few else 1100, [0, 1, 63, 70 if few else 500, 0, 7], 7)
+        twins = family(attns[0], 1100, [0, 1, 63, 500, 0, 7], 7)
         twins += family(attns[0], 600, [30, 10], 8)
         twins = [twins[i] for i in np.random.default_rng(7).permutation(8)]
         # the second and third 1 use a recording again, which lavapipe shows with the first shape
-        for new in (0, 1, 1, 1, 3) if text == "9/3/64" and not few else (0, 1, 3):
-            q_lens = [new or 1] * 8 if new != 3 else [3, 1, 4 if few else 40, 2, 1, 1, 5, 1]
+        for new in (0, 1, 1, 1, 3) if text == "9/3/64" else (0, 1, 3):
+            q_lens = [new or 1] * 8 if new != 3 else [3, 1, 40, 2, 1, 1, 5, 1]
             together(twins, q_lens if new else [0] * 8, q_lens)
             for attn in attns[1:]:
                 together(twins, [0] * 8, q_lens, attn)

@@ -27,6 +27,7 @@ def filled(shape: tuple[int, ...]) -> Any:
     return np.full(shape, 7, np.float32)
 
 
+@pytest.mark.one_driver
 @pytest.mark.parametrize("tokens", [1, 100, 700])
 @pytest.mark.parametrize("q_len", [None, 1, 5])
 def test_the_device_writes_there(any_device, monkeypatch, rng, q_len, tokens):

@@ -28,7 +28,7 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 @pytest.mark.parametrize("dtype", ("f16", "q8_0"))
 @pytest.mark.parametrize("tokens", (1, 512, 1100, 1600))
 def test_ranges_fold_to_a_calls_bits(any_device: za.Device, tokens: int, dtype: str, some: dict[str, Any]) -> None:
-    if "SwiftShader" in any_device.info.name and not FULL and (tokens, dtype) not in ((512, "q8_0"), (1600, "f16")):
+    if "SwiftShader" in any_device.info.name and not FULL and (tokens, dtype, "sinks" in some) != (1600, "f16", True):
         pytest.skip("ranges choose no other kernel, and this driver takes seconds")
     shape, rng = za.AttnShape(6, 2, 64), np.random.default_rng(tokens)
     k, v = (rng.standard_normal((tokens, 2, 64)).astype(np.float16) for _ in "kv")
