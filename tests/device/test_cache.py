@@ -1,7 +1,7 @@
 """The resident cache gives ``reference.emulate``'s bits, whatever happened to a sequence before.
 
 ``test_fuzz.py`` does everything to small caches of one KV head in any order; here are more heads, pages in shuffled
-order, every dtype and the head sizes. ``scripts/test --full`` goes on for longer.
+order and every dtype; test_grid.py has the head sizes. ``scripts/test --full`` goes on for longer.
 """
 
 from __future__ import annotations
@@ -75,16 +75,3 @@ def test_bits_of_every_dtype(any_device: za.Device, dtype: str) -> None:
     if "SwiftShader" in any_device.info.name and not FULL and dtype in ("f16", "f32"):
         pytest.skip("the kernels of these types are compiled there in test_check.py and test_bits.py")
     grown(any_device, SMALL, 2, 256, dtype, 16)
-
-
-SHAPES = ("7/1/80", "6/2/96", "9/1/112", "3/1/192", *(("3/1/64", "2/2/128", "1/1/256", "4/2/512") if FULL else ()))
-CASES: list[tuple[str, str, dict[str, Any]]] = [
-    # float16 subnormals, q8_0 scales that are subnormal or 0, and what is flushed on entry
-    *(("4/2/64", dtype, {"scale": s, "steps": ((20, 20), (1, 1))}) for dtype in DTYPES for s in (2.0**-21, 2.0**-41)),
-    *((shape, dtype, {"steps": ((67, 3), (1, 1))}) for shape in SHAPES for dtype in (DTYPES if FULL else ("f16",))),
-]
-
-
-@pytest.mark.parametrize(("shape", "dtype", "options"), CASES)
-def test_bits_of_small_values_head_dims_and_groups(device, shape, dtype, options):
-    grown(device, za.AttnShape.parse(shape), 1, 1024, dtype, 16, **options)

@@ -1,23 +1,22 @@
 """Arithmetic "matrix": its bits on one device depend on q, k and v alone, and its error stays within the bound.
 
-lavapipe has matrix units from Mesa 26 on. Where no device has them, the tests skip and say so; what is refused for lack
-of them is in tests/host/test_arithmetic.py.
+``check`` has batches, shards, decode step by step and quantized rows, see test_check_mutants.py. lavapipe has matrix
+units from Mesa 26 on. Where no device has them, the tests skip and say so; what is refused for lack of them is in
+tests/host/test_arithmetic.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+from cache_rows import filled
 from numpy.typing import NDArray
 from support import FULL, differing, same
 
 import zinc_attn as za
-from zinc_attn.cache.rows import decode
 from zinc_attn.canonical.matrix_bound import matrix_bound
 from zinc_attn.errors import ValueRangeError
 from zinc_attn.planning import call, inputs, whole_context
@@ -32,17 +31,6 @@ def make(rng: np.random.Generator, shape: za.AttnShape, rows: int, tokens: int) 
     k = rng.standard_normal((tokens, shape.kv_heads, shape.head_dim), np.float32).astype(np.float16)
     v = rng.standard_normal((tokens, shape.kv_heads, shape.v_head_dim), np.float32).astype(np.float16)
     return q, k, k[..., : shape.v_head_dim] if shape.latent else v
-
-
-@contextmanager
-def filled(
-    device: za.Device, shape: za.AttnShape, k: Any, v: Any, dtype: str = "f16", page_size: int = 64, **options: Any
-) -> Iterator[tuple[za.KVCache, za.Sequence]]:
-    """A cache with a sequence of these rows."""
-    with za.KVCache(device, shape, 1, 4096, dtype, page_size, **options) as cache:
-        seq = cache.new_sequence()
-        cache.append(seq, 0, k, None if shape.latent else v)
-        yield cache, seq
 
 
 def attend(device: za.Device, shape: za.AttnShape, q: F32, k: Any, v: Any, **options: Any) -> tuple[F32, F32]:
@@ -95,17 +83,11 @@ def test_walks(matrix_device, rng, monkeypatch, text, options):
     shape, tokens, rows = za.AttnShape.parse(text), 1700, 150
     q, k, v = make(rng, shape, rows, tokens)
     want = attend(matrix_device, shape, q, k, v, num_splits=2, **options)
-    every, some = (
-        1 << 27,
-        4 * 8 * (shape.v_dim + 2) * whole_context.ROOM * 64,
-    )  # room for all rows; for 64 that have no splits
+    every, some = 1 << 27, 4 * 8 * (shape.v_dim + 2) * whole_context.ROOM * 64  # room for all rows; for 64 unsplit ones
     planned: list[bool] = []
-
-    def observe(one: Any, _: object) -> None:
-        planned.append(one.key.whole_context)
-
+    options = {"observer": lambda one, _: planned.append(one.key.whole_context), **options}
     with filled(matrix_device, shape, k, v) as (cache, seq):
-        attention = za.Attention(cache, arithmetic="matrix", observer=observe, **options)
+        attention = za.Attention(cache, arithmetic="matrix", **options)
         for workgroups, room, submissions in ((1, every, 1), (1, some, 3), (10**6, every, 1)):
             monkeypatch.setattr(whole_context, "WORKGROUPS", workgroups)
             monkeypatch.setattr(inputs, "SCRATCH_BYTES", room)
@@ -180,41 +162,6 @@ def test_storage_types_of_the_same_values(matrix_device, rng):
     same(attend(matrix_device, shape, q, *wide, dtype="q8_0"), attend(matrix_device, shape, q, k, v))
 
 
-def test_quantized_rows_stay_within_the_bound(matrix_device, rng):
-    shape = za.AttnShape(8, 2, 64)
-    q, k, v = make(rng, shape, 12, 300)
-    with filled(matrix_device, shape, k.astype(np.float32), v.astype(np.float32), "q8_0") as (cache, seq):
-        got = za.Attention(cache, arithmetic="matrix")(q, seq, 0, return_lse=True)
-        check_bound(got, q, *decode(cache.read_rows(seq, 0, 0, 300), shape, "q8_0", None))
-
-
-def test_batches_prefixes_and_partial_states(matrix_device, rng):
-    shape, tokens, rows = za.AttnShape(9, 3, 64), 1300, 18
-    q, k, v = make(rng, shape, rows, tokens)
-    with filled(matrix_device, shape, k, v) as (cache, seq):
-        attention = za.Attention(cache, arithmetic="matrix")
-        want = attention(q, seq, 0, return_lse=True)
-        other, twin = cache.new_sequence(), seq.fork()
-        cache.append(other, 0, k[:77], v[:77])
-        outs, lses = attention([q[:5], q, q], [other, twin, seq], 0, return_lse=True)
-        same((outs[1], lses[1], outs[2]), (*want, want[0]))
-        for cascade in (True, False):
-            got = za.Attention(cache, arithmetic="matrix", cascade=cascade)([q, q], [seq, twin], 0)
-            assert not differing(got[1], want[0])
-        parts = [attention.partial(q, seq, 0, within=within) for within in ((0, 1), (1, 3))]
-        same(za.fold(parts), want)
-
-
-def test_shards(matrix_device, rng):
-    shape, tokens, rows = za.AttnShape(9, 3, 64), 1300, 18
-    q, k, v = make(rng, shape, rows, tokens)
-    want = attend(matrix_device, shape, q, k, v, window=700)
-    with za.ShardedKVCache([matrix_device] * 2, shape, 1, 2048, "f16", 64) as cache:
-        seq = cache.new_sequence()
-        attention = za.ShardedAttention(cache, window=700, arithmetic="matrix")
-        same(attention(q, seq, 0, k=k, v=v, return_lse=True), want)
-
-
 def test_matrix_prefill_is_chosen_by_request(matrix_device, rng):
     """16 vectors of a KV head go to the matrix units, fewer have the canonical bits, also side by side in a batch."""
     shape = za.AttnShape(8, 2, 64)
@@ -274,17 +221,6 @@ def test_edges(matrix_device, rng, kind):
             cache.append(seq, 0, k[:count], v[:count])
         got = za.Attention(cache, arithmetic="matrix")(q, seq, 0, return_lse=True, allow_empty=True)
     check_bound(got, q, k[:count], v[:count])
-
-
-def test_steady_decode(matrix_device, rng):
-    """Single rows are padded to a tile, are replayed like canonical ones, and have the bits of the whole prompt."""
-    shape, tokens = za.AttnShape(16, 2, 64), 140
-    q, k, v = make(rng, shape, tokens, tokens)
-    want, _ = attend(matrix_device, shape, q, k, v, window=50)
-    with za.KVCache(matrix_device, shape, 1, 1024) as cache:
-        attention, seq = za.Attention(cache, arithmetic="matrix", window=50), cache.new_sequence()
-        for i in range(tokens):
-            assert not differing(attention(q[i], seq, 0, k=k[i], v=v[i]), want[i])
 
 
 @pytest.mark.parametrize("name", "qkv")
