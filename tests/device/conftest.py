@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import cache
+from pathlib import Path
 
 import pytest
 from support import DRIVERS, FULL, RUNTIMES, open_device
@@ -14,6 +15,8 @@ import zinc_attn as za
 from zinc_attn.decode.arithmetic import check_units
 from zinc_attn.errors import KernelError, RuntimeUnavailableError, UnsupportedError
 from zinc_attn.runtime import devices as machine
+from zinc_attn.runtime.kompute import KomputeRuntime
+from zinc_attn.runtime.vulkan import VulkanRuntime
 
 
 @pytest.fixture(scope="session")
@@ -61,6 +64,26 @@ def _default_device(monkeypatch: pytest.MonkeyPatch, best_device_index: int | No
     """
     if best_device_index is not None and "ZINC_ATTN_DEVICE" not in os.environ:
         monkeypatch.setenv("ZINC_ATTN_DEVICE", str(best_device_index))
+
+
+@pytest.fixture(params=RUNTIMES)
+def dispatcher_class(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> type[VulkanRuntime]:
+    """Each dispatcher itself, with a pipeline cache of its own."""
+    monkeypatch.setenv("ZINC_ATTN_CACHE_DIR", str(tmp_path / "cache"))
+    if request.param == "vulkan":
+        return VulkanRuntime
+    pytest.importorskip("kp", reason="kp is not installed: scripts/build_kp.sh builds it")
+    return KomputeRuntime
+
+
+@pytest.fixture
+def runtime(dispatcher_class: type[VulkanRuntime]) -> Iterator[VulkanRuntime]:
+    """An open runtime of each dispatcher."""
+    made = dispatcher_class(machine.choose(machine.list_devices()))
+    yield made
+    made.close()
 
 
 @pytest.fixture
