@@ -1,8 +1,7 @@
 """Arithmetic "matrix": its bits on one device depend on q, k and v alone, and its error stays within the bound.
 
-``check`` has batches, shards, decode step by step and quantized rows, see test_check_mutants.py. lavapipe has matrix
-units from Mesa 26 on. Where no device has them, the tests skip and say so; what is refused for lack of them is in
-tests/host/test_arithmetic.py.
+``check`` is the judge of most of it, and test_check_mutants.py of ``check``. lavapipe has matrix units from Mesa 26 on.
+Where no device has them, the tests skip and say so; tests/host/test_arithmetic.py has what is refused for lack of them.
 """
 
 from __future__ import annotations
@@ -20,10 +19,11 @@ import zinc_attn as za
 from zinc_attn.canonical.matrix_bound import matrix_bound
 from zinc_attn.errors import ValueRangeError
 from zinc_attn.planning import call, inputs, whole_context
-from zinc_attn.planning.splits import plan_splits
+from zinc_attn.tools import check
+from zinc_attn.tools.check import Case
+from zinc_attn.tools.harness.split_spec import parse_split_specs
 
 F32 = NDArray[np.float32]
-SHAPES = ("16/2/256", "32/8/128", "9/3/64", "20/1/576/512/latent", "71/1/64", "4/4/20/12", "6/2/64/256")
 
 
 def make(rng: np.random.Generator, shape: za.AttnShape, rows: int, tokens: int) -> tuple[F32, Any, Any]:
@@ -52,28 +52,23 @@ def check_bound(got: tuple[F32, F32], q: F32, k: Any, v: Any, **options: Any) ->
     assert np.linalg.norm(got[0] - want[0]) <= 2e-3 * np.linalg.norm(want[0])
 
 
-@pytest.mark.parametrize("text", SHAPES)
-def test_error_layouts_chunks_and_pages(matrix_device, rng, text):
-    """Also rows alone, which have other neighbors in their tile, and none at all."""
-    shape, tokens, rows = za.AttnShape.parse(text), 700, 37
-    q, k, v = make(rng, shape, rows, tokens)
-    want = attend(matrix_device, shape, q, k, v)
-    check_bound(want, q, k, v)
-    gpu = [
-        lambda n, q_len, window, units=units: plan_splits(n, shape, units, "f16", q_len, "gpu", window)
-        for units in (8, 64)
-    ]
-    for options in ({"num_splits": 1}, {"split_size": 64}, {"page_size": 16}, *({"plan": plan} for plan in gpu)):
-        same(attend(matrix_device, shape, q, k, v, **options), want, options)
-    with za.KVCache(matrix_device, shape, 1, 4096, "f16", 256) as cache:
-        attention, seq = za.Attention(cache, arithmetic="matrix"), cache.new_sequence()
-        cache.append(seq, 0, k[: tokens - rows], None if shape.latent else v[: tokens - rows])
-        begin = 0
-        for count in (1, 16, 3, 17):
-            part, new = slice(begin, begin + count), slice(tokens - rows + begin, tokens - rows + begin + count)
-            out = attention(q[part], seq, 0, k=k[new], v=None if shape.latent else v[new])
-            assert not differing(out, want[0][part])
-            begin += count
+COARSE = "9/3/64 f16 1290 rows=40 coarse"  # values that f16, bf16 and q8_0 hold alike
+SHAPES = ("16/2/256", "32/8/128", "20/1/576/512/latent", "71/1/64", "4/4/20/12", "6/2/64/256")
+WORDS = ("window=100", "softcap=20", "sinks", "alibi", "noncausal", "mask=random", "mask=f16", "scale=1")
+CASES = (
+    *(COARSE, "9/3/64 q8_0 577 rows=16 cancelling", "8/2/64 f16 1"),
+    *(f"{shape} f16 700 rows=37" for shape in SHAPES),
+    *(f"9/3/64 f16 333 rows=21 {words}" for words in WORDS),
+)
+
+
+@pytest.mark.parametrize("text", CASES)
+def test_every_property_holds(matrix_device, text):
+    """Layouts, batches, chunks, pages, shared keys, shards and storage types, of every shape and option."""
+    (outcome,) = check.check([matrix_device], [Case.parse(text, "matrix")], parse_split_specs("1,auto,size:64"))
+    assert outcome.status == "pass", [outcome.line(fault) for fault in outcome.faults]
+    assert outcome.verified.startswith("bound (")
+    assert text != COARSE or set(outcome.shown) == {*range(1, 10), 11}
 
 
 @pytest.mark.parametrize("options", ({}, {"window": 600}, {"sinks": np.linspace(-2, 3, 8, dtype=np.float32)}))
@@ -109,33 +104,6 @@ def test_a_row_is_alone_in_its_tile(matrix_device, rng, text):
         foreign = q.copy()
         foreign[1::2] = np.float32(60000.0) * np.sign(foreign[1::2])
         assert not differing(attention(foreign, seq, 0, causal=False)[::2].copy(), want[::2].copy())
-
-
-@pytest.mark.parametrize(
-    "options",
-    (
-        {"window": 100},
-        {"softcap": 20.0},
-        {"sinks": np.linspace(-2, 3, 9, dtype=np.float32)},
-        {"alibi": np.linspace(0.05, 1, 9, dtype=np.float32)},
-        {"causal": False},
-        {"mask": "bool"},
-        {"mask": "float"},
-        {"scale": 1.0},
-    ),
-    ids=lambda options: next(iter(options)),
-)
-def test_options(matrix_device, rng, options):
-    shape, rows, tokens = za.AttnShape(9, 3, 64), 21, 333
-    q, k, v = make(rng, shape, rows, tokens)
-    if options.get("mask") == "bool":
-        options = {"mask": rng.random((rows, 150)) < 0.6}
-    elif options.get("mask") == "float":
-        mask = rng.standard_normal((rows, 150)).astype(np.float32)
-        options = {"mask": np.where(rng.random(mask.shape) < 0.8, mask, -np.inf).astype(np.float32)}
-    out, lse = attend(matrix_device, shape, q, k, v, **options)
-    check_bound((out, lse), q, k, v, **options)
-    same(attend(matrix_device, shape, q, k, v, **options, num_splits=3), (out, lse))
 
 
 def test_exact_products_have_the_canonical_bits(matrix_device, rng):
@@ -206,7 +174,7 @@ def test_the_unrolled_program(matrix_device, rng, monkeypatch, text):
     same(attend(matrix_device, shape, q, k, v), want)
 
 
-@pytest.mark.parametrize("kind", ("one key", "none", "extreme", "subnormal"))
+@pytest.mark.parametrize("kind", ("none", "extreme", "subnormal"))
 def test_edges(matrix_device, rng, kind):
     shape = za.AttnShape(8, 2, 64)
     q, k, v = make(rng, shape, 3, 130)
@@ -214,7 +182,7 @@ def test_edges(matrix_device, rng, kind):
         q[:], k[:] = 25.0, np.where(rng.random(k.shape[:2]) < 0.5, 1.0, -1.0)[..., None]
     elif kind == "subnormal":
         v = (v * np.float16(2.0**-22)).astype(np.float16)
-    count = {"one key": 1, "none": 0}.get(kind, 130)
+    count = 0 if kind == "none" else 130
     with za.KVCache(matrix_device, shape, 1, 1024) as cache:
         seq = cache.new_sequence()
         if count:
