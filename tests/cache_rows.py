@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,24 @@ def new_rows(rng: np.random.Generator, n: int, shape: za.AttnShape, dtype: str, 
 
 def new_q(rng: np.random.Generator, n: int, shape: za.AttnShape) -> Any:
     return rng.standard_normal((n, shape.q_heads, shape.head_dim), np.float32)
+
+
+@contextmanager
+def filled(
+    device: za.Device,
+    shape: za.AttnShape,
+    k: Any,
+    v: Any,
+    dtype: str = "f16",
+    capacity: int = 4096,
+    page_size: int = 64,
+    **options: Any,
+) -> Iterator[tuple[za.KVCache, za.Sequence]]:
+    """A cache of one layer with a sequence of these rows."""
+    with za.KVCache(device, shape, 1, capacity, dtype, page_size, **options) as cache:
+        seq = cache.new_sequence()
+        cache.append(seq, 0, k, None if shape.latent else v)
+        yield cache, seq
 
 
 def attended(kv: ContiguousKV, plan: za.SplitPlan, q: Any, scoring: Scoring | None = None) -> Pair:

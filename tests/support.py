@@ -25,8 +25,7 @@ from zinc_attn.tools.cost.cards import RDNA4_UNITS
 FULL = os.environ.get("ZINC_ATTN_TEST_FULL") == "1"
 RUNTIMES = ("kompute", "vulkan")
 # (driver, dispatcher): where a test of ``any_device`` runs; one that is not marked ``both_dispatchers`` takes the pairs
-# of plain Vulkan alone. SwiftShader keeps no compiled code, so it is in the list with Kompute with --full only, and
-# test_bits.py adds the pair for a few cases.
+# of plain Vulkan alone. SwiftShader keeps no compiled code, so it is in the list with Kompute with --full only.
 SLOW = ("swiftshader", "kompute")
 DRIVERS = [
     (driver, runtime)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import cache
+from pathlib import Path
 
 import pytest
 from support import DRIVERS, FULL, RUNTIMES, open_device
@@ -14,6 +15,8 @@ import zinc_attn as za
 from zinc_attn.decode.arithmetic import check_units
 from zinc_attn.errors import KernelError, RuntimeUnavailableError, UnsupportedError
 from zinc_attn.runtime import devices as machine
+from zinc_attn.runtime.kompute import KomputeRuntime
+from zinc_attn.runtime.vulkan import VulkanRuntime
 
 
 @pytest.fixture(scope="session")
@@ -63,6 +66,26 @@ def _default_device(monkeypatch: pytest.MonkeyPatch, best_device_index: int | No
         monkeypatch.setenv("ZINC_ATTN_DEVICE", str(best_device_index))
 
 
+@pytest.fixture(params=RUNTIMES)
+def dispatcher_class(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> type[VulkanRuntime]:
+    """Each dispatcher itself, with a pipeline cache of its own."""
+    monkeypatch.setenv("ZINC_ATTN_CACHE_DIR", str(tmp_path / "cache"))
+    if request.param == "vulkan":
+        return VulkanRuntime
+    pytest.importorskip("kp", reason="kp is not installed: scripts/build_kp.sh builds it")
+    return KomputeRuntime
+
+
+@pytest.fixture
+def runtime(dispatcher_class: type[VulkanRuntime]) -> Iterator[VulkanRuntime]:
+    """An open runtime of each dispatcher."""
+    made = dispatcher_class(machine.choose(machine.list_devices()))
+    yield made
+    made.close()
+
+
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """torch computes on one thread: small models are faster that way, and a busy machine does not slow them down."""
@@ -90,7 +113,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Plain Vulkan for every test, and Kompute for those that are marked ``both_dispatchers``; with --full for all.
 
     The mark is for tests of what the dispatchers do differently: order, memory, errors, recordings. A file whose others
-    never differ, being far from the device, says ONE_DISPATCHER = True.
+    never differ, being far from the device, says ONE_DISPATCHER = True. Without --full a test that is marked
+    ``one_driver`` leaves out SwiftShader, which keeps no compiled code: each of its kernels takes three seconds.
     """
     every = FULL and not getattr(metafunc.module, "ONE_DISPATCHER", False)
     both = every or metafunc.definition.get_closest_marker("both_dispatchers") is not None
@@ -100,6 +124,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("device", runtimes, indirect=True, scope="session")
     if "any_device" in metafunc.fixturenames and "any_device" not in given:
         drivers = [driver for driver in DRIVERS if both or driver[1] == "vulkan"]
+        if not FULL and metafunc.definition.get_closest_marker("one_driver"):
+            drivers = [driver for driver in drivers if driver[0] != "swiftshader"]
         metafunc.parametrize("any_device", drivers, indirect=True, ids="-".join, scope="session")
 
 

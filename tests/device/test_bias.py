@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cache_rows import filled
 from numpy.typing import NDArray
 from support import same
 
@@ -28,9 +29,8 @@ def random_mask(rows: int, keys: int) -> NDArray[np.float32]:
 
 def test_steady_decode_moves_the_rows_position(device):
     """Calls that are patched, not planned, over the end of a leaf; and a masked one between them."""
-    with za.KVCache(device, SHAPE, 1, 512, "f16", 64) as cache:
-        attn, seq = za.Attention(cache, alibi=SLOPES), cache.new_sequence()
-        cache.append(seq, 0, K[:120], V[:120])
+    with filled(device, SHAPE, K[:120], V[:120]) as (cache, seq):
+        attn = za.Attention(cache, alibi=SLOPES)
         for n in range(121, 133):
             mask = random_mask(1, n) if n == 125 else None
             got = attn(Q[0], seq, 0, K[n - 1 : n], V[n - 1 : n], return_lse=True, mask=mask)
@@ -40,9 +40,8 @@ def test_steady_decode_moves_the_rows_position(device):
 @pytest.mark.parametrize("by", ("alibi", "mask_slopes"))
 def test_rows_that_share_keys_have_masks_and_positions_of_their_own(device, by):
     slopes = {by: SLOPES}
-    with za.KVCache(device, SHAPE, 1, 4096, "f16", 64) as cache:
-        attn, seq = za.Attention(cache, cascade=True, **slopes), cache.new_sequence()
-        cache.append(seq, 0, K[:900], V[:900])
+    with filled(device, SHAPE, K[:900], V[:900]) as (cache, seq):
+        attn = za.Attention(cache, cascade=True, **slopes)
         seqs = [seq, seq.fork(), seq.fork()]
         for step, lengths in enumerate(((1, 3, 2), (1, 1, 1), (1, 1, 1))):
             before = [len(one) for one in seqs]
@@ -106,9 +105,8 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
 def test_refused_masks_leave_the_cache_as_it_was(device, name):
     mask, error, text = REFUSED[name]
     window = 20 if "window" in name else None
-    with za.KVCache(device, SHAPE, 1, 256, "f16", 64) as cache:
-        attn, seq = za.Attention(cache, window=window), cache.new_sequence()
-        cache.append(seq, 0, K[:125], V[:125])
+    with filled(device, SHAPE, K[:125], V[:125]) as (cache, seq):
+        attn = za.Attention(cache, window=window)
         calls: list[Callable[[], Any]] = [
             lambda: attn(Q, seq, 0, K[125:130], V[125:130], mask=mask),
             lambda: attn.submit(Q, seq, 0, K[125:130], V[125:130], mask=mask),
@@ -122,22 +120,10 @@ def test_refused_masks_leave_the_cache_as_it_was(device, name):
             assert np.any(za.Attention(cache, window=25)(Q, seq, 0, K[125:130], V[125:130], mask=mask))
 
 
-def test_refused_slopes_and_rows(device):
+def test_refused_slopes_and_masks_of_a_batch(device):
     with za.KVCache(device, SHAPE, 1, 256, "f16", 64) as cache:
         for slopes, error in ((SLOPES[:5], errors.ShapeError), (SLOPES * np.nan, errors.ValueRangeError)):
             with pytest.raises(error, match="alibi: got"):
                 za.Attention(cache, alibi=slopes)
         with pytest.raises(errors.ArgumentError, match="mask: expected a list of 2"):
             za.Attention(cache)([Q, Q], [cache.new_sequence(), cache.new_sequence()], 0, mask=[None])
-    latent = za.AttnShape(4, 1, 80, 64, latent=True)
-    k = np.ones((3, 1, 80), np.float16)
-    with za.KVCache(device, latent, 1, 256, "f16", 64) as cache:
-        seq, attn = cache.new_sequence(), za.Attention(cache)
-        for call in (lambda: cache.append(seq, 0, k, k), lambda: attn(np.ones((4, 80), np.float32), seq, 0, k, k)):
-            with pytest.raises(errors.ArgumentError, match="v: got an array, expected None"):
-                call()
-    with za.KVCache(device, za.AttnShape(4, 1, 80, 64), 1, 256, "f16", 64) as cache:
-        with pytest.raises(errors.ShapeError, match=r"v: got shape \(3, 1, 80\), expected \(tokens, 1, 64\)"):
-            cache.append(cache.new_sequence(), 0, k, k)
-        with pytest.raises(errors.ArgumentError, match="v: got None"):
-            za.Attention(cache)(np.ones((4, 80), np.float32), cache.new_sequence(), 0, k)

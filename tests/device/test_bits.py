@@ -36,8 +36,7 @@ CI_SHAPES = ("16/2/256", "9/3/64", "8/2/80", "6/2/192", "5/1/512")
 CI = {
     ("default", "vulkan"): (CI_SHAPES, CI_SHAPES[:3], (0, 1, 33, 64, 65, 129, 1000)),
     ("default", "kompute"): (CI_SHAPES[:2], CI_SHAPES[:2], (0, 65, 1000)),  # a dispatcher does not know a shape
-    ("swiftshader", "vulkan"): (CI_SHAPES, ("9/3/64",), (1, 65, 577)),
-    SLOW: (("9/3/64",), (), (65,)),
+    ("swiftshader", "vulkan"): (("9/3/64", "5/1/512"), (), (1, 65, 577)),
 }
 EVERY = tuple(f"{MODEL_SHAPES} {OTHER_SHAPES}".split())
 ALL = dict.fromkeys(DRIVERS, (EVERY, EVERY, (*SHORT, *LONG))) | {SLOW: (EVERY[:9], EVERY[:9], (1, 65, 129, 1000))}
@@ -61,9 +60,14 @@ def layouts(context: int, shape: za.AttnShape) -> dict[str, SplitPlan]:
     table = {f"splits={n}": SplitPlan.fixed(context, shape, num_splits=n) for n in SPLITS}
     table |= {f"size={n}": SplitPlan.fixed(context, shape, split_size=n) for n in SIZES}
     table |= {f"auto cu={n}": plan_splits(context, shape, n) for n in UNITS}
-    table["auto cpu"] = plan_splits(context, shape, 2, kind="cpu")
+    table |= own_layout(context, shape)
     labels = {plan: name for name, plan in reversed(table.items())}
     return {name: plan for plan, name in labels.items()}
+
+
+def own_layout(context: int, shape: za.AttnShape) -> dict[str, SplitPlan]:
+    """That of a CPU device alone."""
+    return {"auto cpu": plan_splits(context, shape, 2, kind="cpu")}
 
 
 @lru_cache(maxsize=4)
@@ -92,7 +96,8 @@ def test_bits_equal_the_oracle(any_device, shape, dtype, context):
         with pytest.raises(errors.LimitError, match=f"takes at most {limit:,} in one storage buffer"):
             ContiguousKV(any_device, k, v)
         return
-    check_all_layouts(any_device, shape, context, dtype, "normal")
+    slow = "SwiftShader" in any_device.info.name and shape != "9/3/64" and not FULL  # which shows every layout's kernel
+    check_all_layouts(any_device, shape, context, dtype, "normal", own_layout if slow else layouts)
 
 
 @pytest.mark.parametrize("kind", ("sharp", "extreme", "equal", "zeros", "subnormal", "cancelling"))
@@ -100,7 +105,8 @@ def test_bits_equal_the_oracle(any_device, shape, dtype, context):
 @pytest.mark.parametrize("shape", ("16/2/256", "9/3/64") if FULL else ("9/3/64",))
 @pytest.mark.parametrize("context", (1, 65, 1000) if FULL else (65,))
 def test_bits_on_awkward_values(any_device, shape, dtype, context, kind):
-    check_all_layouts(any_device, shape, context, dtype, kind)
+    slow = "SwiftShader" in any_device.info.name and dtype == "f32" and not FULL  # float16 shows every layout's kernel
+    check_all_layouts(any_device, shape, context, dtype, kind, own_layout if slow else layouts)
 
 
 def test_bits_at_131072_keys(device):
@@ -139,22 +145,6 @@ def test_several_rows_with_a_causal_limit(any_device):
             options |= {"causal": causal, "return_lse": True, "allow_empty": True}
             same(za.attention(q, k, v, device=any_device, **options), want, options)
     assert np.all(want[1] > -np.inf)
-
-
-def test_rows_that_see_no_key_are_refused_unless_asked_for(device):
-    q, k, v = make_inputs(za.AttnShape(4, 2, 64), 3, "f32")
-    for rows, keys, causal, blind in ((5, 3, True, 2), (1, 0, True, 1), (2, 0, False, 2)):
-        many, part = np.repeat(q[None], rows, axis=0), (k[:keys], v[:keys])
-        with pytest.raises(errors.ArgumentError) as caught:
-            za.attention(many, *part, device=device, causal=causal)
-        assert str(caught.value) == (
-            f"q: got {rows} rows for {keys} keys, {blind} of them before the first key, expected at least as many keys "
-            "as rows; append k and v first, or give allow_empty=True, with which such rows have an output of 0"
-        )
-        asked = za.attention(many, *part, device=device, causal=causal, return_lse=True, allow_empty=True)
-        same(asked, reference.emulate(many, *part, causal=causal))
-        assert not asked[0][:blind].view(np.uint32).any() and np.isneginf(asked[1][:blind]).all()
-    za.attention(np.repeat(q[None], 5, axis=0), k, v, device=device, causal=False)  # every row sees all three
 
 
 @pytest.mark.both_dispatchers

@@ -86,10 +86,3 @@ def test_the_last_tokens_are_taken_back(device):
                 one.sequence.drop_last(1)
         with pytest.raises(errors.ClosedError, match=r"used after close\(\)$"):
             one.sequence.drop_last(1)
-
-
-def test_numpy_integers_are_ints(device):
-    plan = za.plan_splits(np.uint32(5000), SMALL, np.int64(64), q_len=np.int32(2))
-    assert plan == za.plan_splits(5000, SMALL, 64, q_len=2) and plan.fingerprint()
-    with za.KVCache(device, SMALL, 1, np.uint32(5000)) as cache:
-        assert cache.capacity == 5000 and cache.free_tokens == 5120

@@ -11,18 +11,16 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from cache_rows import SMALL, Twin, new_q, new_rows
-from interrupts import Interrupter, files, moments, signals
+from interrupts import Interrupter, files, moments
 from support import FULL, differing
 
 import zinc_attn as za
-from zinc_attn import errors, reference
-from zinc_attn.cache import rows
+from zinc_attn import errors
 
 pytestmark = pytest.mark.both_dispatchers
 
@@ -279,41 +277,6 @@ def test_an_interrupt_of_a_file_leaves_none_open_and_none_behind(device: za.Devi
             if not interrupter.raised:
                 break
         assert n > 100
-    cache.close()
-
-
-def test_signals_at_random_times_during_decode(device: za.Device) -> None:
-    """Real signals on a cache of few pages: what counts afterwards has the right bits, and no page is lost."""
-    cache = za.KVCache(device, SMALL, LAYERS, 1024, "f16", 16)
-    attn, seqs = za.Attention(cache), [cache.new_sequence(), cache.new_sequence()]
-    held = [[], []]  # seeds of the tokens of each sequence, those of layer 0
-    with signals(20.0 if FULL else 1.5, 0.004, 21) as came:
-        for seed in itertools.count():
-            if not came.go_on():
-                break
-            for layer in range(LAYERS):
-                pairs = [values(1, seed), values(1, seed + 1)]
-                call = partial(attn, [queries(1, seed)] * 2, seqs, layer, *map(list, zip(*pairs, strict=True)))
-                before = [seq.lengths for seq in seqs]
-                while [seq.lengths for seq in seqs] == before:
-                    found = came.run(call)
-                    assert found is None or [seq.lengths for seq in seqs] != before
-                assert all(seq.lengths[layer] == old[layer] + 1 for seq, old in zip(seqs, before, strict=True))
-            held[0].append(seed)
-            held[1].append(seed + 1)
-            if len(seqs[0]) == 200:
-                for seq in seqs:
-                    while len(seq) == 200:
-                        came.run(partial(seq.truncate, 20))
-                held = [one[:20] for one in held]
-    cache.pool.check([seq.pages for seq in cache.sequences])
-    assert cache.free_tokens == 1024 - 16 * sum(-(-len(seq) // 16) for seq in seqs)
-    for seq, seeds in zip(seqs, held, strict=True):
-        k, v = (np.concatenate([values(1, seed)[i] for seed in seeds]) for i in (0, 1))
-        want = reference.emulate(queries(1, 5), *rows.stored(k, v, "f16"))
-        for layer in range(LAYERS):
-            assert equal(attn(queries(1, 5), seq, layer, return_lse=True), want)
-    assert came.raised > 20
     cache.close()
 
 

@@ -17,7 +17,6 @@ from support import same
 import zinc_attn as za
 from zinc_attn import errors, reference
 from zinc_attn.cache.pages import CapacityError, StepError
-from zinc_attn.cache.rows import stored_values
 
 
 def k_(n: int = 1, dtype: Any = np.float16, heads: int = 2) -> Any:
@@ -137,27 +136,6 @@ def test_bad_arguments_change_nothing(device: za.Device) -> None:
                 seq.free()  # the first fork of two
         assert scene.state() == before, message
     scene.close()
-
-
-BF16 = (
-    "a bf16 cache takes bfloat16, or float32 or float16 values that bfloat16 holds exactly; a cache made with "
-    "round_rows=True rounds float32 and float16"
-)
-MOST = "got a magnitude of up to 8323072, a cache of q8_0 takes at most 8319008; use a bf16 or f32 cache"
-WRONG_ROWS = (  # a type, a value of a row, and what is said; BAD has those of f16
-    ("f32", np.int8(1), "k: got dtype int8, a f32 cache takes float32, float16 or bfloat16"),
-    ("q8_0", np.int8(1), "k: got dtype int8, a q8_0 cache takes float32, float16 or bfloat16"),
-    ("bf16", np.int8(1), f"k: got dtype int8, {BF16}"),
-    ("bf16", np.float32(1 + 2.0**-8), f"k[0, 0, 0]: not a bfloat16 value; {BF16}"),
-    ("q8_0", np.float32(127 * 65536), f"k[0, 0, 0]: {MOST}"),
-)
-
-
-@pytest.mark.parametrize(("dtype", "value", "text"), WRONG_ROWS)
-def test_what_is_said_of_rows_that_a_cache_does_not_take(dtype: str, value: Any, text: str) -> None:
-    with pytest.raises(errors.ArgumentError) as caught:
-        stored_values("k", np.full((1, 2, 64), value), dtype)
-    assert str(caught.value) == text
 
 
 def test_scores_that_could_overflow_are_refused_for_what_the_cache_holds(device: za.Device) -> None:

@@ -1,12 +1,14 @@
 """``check --quick`` sees every slip of the kernels: a table of small changes to the shaders, each of which it reports.
 
 A change is one token, or as few as make one slip. The default run has some of them, ``--full`` all. No change makes an
-access out of bounds or a loop that does not end, so no driver can crash or hang.
+access out of bounds or a loop that does not end, so no driver can crash or hang. Those of the kernel of matrix units
+are at the end: a slip there may stay within the bound of the error, and then only the bits of a variation show it.
 """
 
 from __future__ import annotations
 
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -17,11 +19,12 @@ from support import FULL
 
 import zinc_attn as za
 from zinc_attn.canonical.constants import KEYS_PER_NODE
+from zinc_attn.kernels.declarations import MATRIX
 from zinc_attn.planning.arithmetic import EXACT, Arithmetic
 from zinc_attn.runtime import device as device_module
 from zinc_attn.tools import check
 from zinc_attn.tools.check import Case
-from zinc_attn.tools.check.cases import QUICK
+from zinc_attn.tools.check.cases import MATRIX_QUICK, QUICK
 from zinc_attn.tools.check.record import committed_digests
 from zinc_attn.tools.harness.bits import Output
 from zinc_attn.tools.harness.split_spec import parse_split_specs
@@ -40,7 +43,7 @@ IQ4_NL, FP8 = "6/2/72/40 iq4_nl/fp8_e4m3 130", "9/3/64 fp8_e4m3/q5_1 90"
 class Mutant(NamedTuple):
     """What breaks, a text of the file and its replacement, the quick case that reports it, and the property.
 
-    arithmetics: in which it does.
+    arithmetics: in which it does; of matrix units: whether the error stays within its bound.
     """
 
     breaks: str
@@ -49,6 +52,7 @@ class Mutant(NamedTuple):
     case: str
     prop: int = 10
     arithmetics: tuple[Arithmetic, ...] = EXACT
+    bounded: bool = False
 
     def __str__(self) -> str:
         return self.breaks
@@ -240,9 +244,9 @@ def index(device: za.Device) -> int:
 
 def test_the_table_is_of_the_shaders_and_the_quick_cases() -> None:
     """Each text occurs once, and the cases are those of --quick."""
-    for file, one in (*TABLE, *NEUTRAL):
+    for file, one in (*TABLE, *NEUTRAL, *((f"matrix_{file}.glsl", one) for file, one in MATRIX_MUTANTS)):
         assert (SHADERS / file).read_text().count(one.old) == 1, f"{file}: {one.old}"
-        assert one.case in QUICK
+        assert one.case in (MATRIX_QUICK if file.startswith("matrix_") else QUICK)
     names = [mutant.breaks for _, mutant in (*TABLE, *NEUTRAL)]
     assert len(set(names)) == len(names) >= 20 and set(DEFAULT) <= set(names)
 
@@ -280,3 +284,45 @@ def base_results(device: za.Device, case: Case) -> Iterator[Output]:
             yield Output(
                 *za.Attention(cache, **layout, **case.options(), arithmetic=case.arithmetic)(data.q[-1], seq, 0, **call)
             )
+
+
+# --- matrix units ------------------------------------------------------------------------------------------
+
+MATRIX_WINDOW, MATRIX_BF16 = "32/8/128 f16 300 rows=17 window=100+sinks", "9/3/64 bf16 700 rows=23 rising window=600"
+COARSE = "9/3/64 f16 1290 rows=40 coarse"
+MATRIX_MUTANTS = (
+    ("scores", Mutant("maximum of the row before", "at = t * W", "at = (t < 4u ? t : t - 4u) * W", MATRIX_WINDOW, 5)),
+    ("values", Mutant("the fold of leaves", "old * unit_w +", "old * 1.000001 * unit_w +", COARSE, 2, bounded=True)),
+    ("tiles", Mutant("a row's last key", "(item.last_row - row) * item.row_step", "0u", MATRIX_WINDOW, 5)),
+    ("tiles", Mutant("a conversion of K", "halves(high.zw));", "halves(high.zw * 1.001));", COARSE, 7, bounded=True)),
+    ("scores", Mutant("a key behind the last", "before = lessThan(", "before = lessThanEqual(", MATRIX_BF16, 11)),
+)
+
+
+@pytest.fixture(scope="module")
+def matrix_compiler(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A compiler that knows the kernel's extension."""
+    if shutil.which("glslangValidator") is None:
+        pytest.skip("glslangValidator is not installed")
+    out = tmp_path_factory.mktemp("spirv") / MATRIX.file
+    command = ["glslangValidator", "-V", "--target-env", "vulkan1.1", f"-I{SHADERS}", "-o", str(out)]
+    done = subprocess.run([*command, str(SHADERS / MATRIX.source)], capture_output=True, text=True)
+    if f"extension not supported: {MATRIX.extension}" in done.stdout:
+        pytest.skip(f"this glslangValidator does not know {MATRIX.extension}")
+
+
+@pytest.mark.parametrize(("file", "mutant"), MATRIX_MUTANTS if FULL else MATRIX_MUTANTS[:2], ids=str)
+def test_a_mutant_of_matrix_units_is_caught(
+    matrix_device: za.Device,
+    matrix_compiler: None,
+    file: str,
+    mutant: Mutant,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    changes = [Change(f"matrix_{file}.glsl", mutant.old, mutant.new)]
+    monkeypatch.setattr(device_module, "SPIRV", break_kernels(changes, tmp_path))
+    with za.Device.open(matrix_device.info.index, runtime="vulkan") as device:
+        (outcome,) = check.check([device], [Case.parse(mutant.case, "matrix")], parse_split_specs("1,auto,size:512"))
+    found = sorted({fault.property for fault in outcome.faults})
+    assert mutant.prop in found and (11 not in found) == mutant.bounded, f"reported: {found}"

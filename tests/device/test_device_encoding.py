@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cache_rows import filled
 from numpy.typing import NDArray
 from support import FULL, differing
 
@@ -96,9 +97,7 @@ def test_the_bytes_are_those_of_the_host(any_device, text, dtype):
         if kind.head_scale:
             given[f"{name}_scale"] = SCALES[name]
     k, v = found["k"], found["v"]
-    with za.KVCache(any_device, shape, 1, 256, dtype, 16, round_rows=True, **given) as cache:
-        seq = cache.new_sequence()
-        cache.append(seq, 0, k, v)
+    with filled(any_device, shape, k, v, dtype, 256, 16, round_rows=True, **given) as (cache, seq):
         stored_k, stored_v, _ = cache.check_rows(k, v, 0)
         want = rows.encode(stored_k, stored_v, shape, dtype, cache.scales_of(0))
         assert not differing(cache.read_rows(seq, 0, 0, TOKENS), want)
@@ -107,9 +106,7 @@ def test_the_bytes_are_those_of_the_host(any_device, text, dtype):
 def test_the_fitted_scales_of_iq4_nl(any_device):
     """A sum in another order changes the float16 of one scale in thousands."""
     shape, k = za.AttnShape(1, 1, 96), np.random.default_rng(5).standard_normal((2, 8192, 1, 96), np.float32)
-    with za.KVCache(any_device, shape, 1, 8192, "iq4_nl") as cache:
-        seq = cache.new_sequence()
-        cache.append(seq, 0, *k)
+    with filled(any_device, shape, *k, "iq4_nl", 8192) as (cache, seq):
         assert not differing(cache.read_rows(seq, 0, 0, 8192), rows.encode(*k, shape, "iq4_nl"))
 
 
@@ -167,9 +164,7 @@ def test_a_prompt_is_encoded_on_the_device_and_a_token_by_the_host(device, dtype
 def test_many_rows_go_in_several_submissions(device, monkeypatch):
     """The last of them is for one row."""
     monkeypatch.setattr(mover, "ROWS_BYTES", 4 * 2 * (64 + 96) * 64)
-    with za.KVCache(device, SHAPE, 1, 512, "q4_0", 64) as cache:
-        seq = cache.new_sequence()
-        cache.append(seq, 0, K[:10], V[:10])
+    with filled(device, SHAPE, K[:10], V[:10], "q4_0") as (cache, seq):
         cache.append(seq, 0, K[10:139].astype(np.float16), V[10:139])
         want = rows.encode(np.concatenate([K[:10], K[10:139].astype(np.float16)]), V[:139], SHAPE, "q4_0")
         assert not differing(cache.read_rows(seq, 0, 0, 139), want)

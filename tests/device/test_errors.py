@@ -51,6 +51,16 @@ CASES = [
     ),
     ("q=q[:, :32]", ShapeError, f"q: got head_dim 32, expected k's 64, {shapes(q=(4, 32))}"),
     ("q=q[None][:0]", ShapeError, "q: got shape (0, 4, 64), expected at least one row"),
+    *(
+        (
+            change,
+            ArgumentError,
+            f"q: got {rows} rows for {keys} keys, {rows - keys} of them before the first key, expected at least as "
+            "many keys as rows; append k and v first, or give allow_empty=True, with which such rows have an output "
+            "of 0",
+        )
+        for change, rows, keys in (("q=np.stack([q] * 30)", 30, 10), ("k=k[:0], v=v[:0]", 1, 0))
+    ),
     ("q=q[:3]", ShapeError, f"q_heads: got 3, expected a multiple of kv_heads = 2, {shapes(q=(3, 64))}"),
     (  # as torch's scaled_dot_product_attention has them
         "k=k.swapaxes(0, 1), v=v.swapaxes(0, 1)",

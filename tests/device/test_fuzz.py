@@ -12,7 +12,6 @@ random ones per driver. ZINC_ATTN_FUZZ_SECONDS=3600 runs random ones for that lo
 """
 
 import functools
-import itertools
 import os
 import shutil
 import tempfile
@@ -516,23 +515,6 @@ class Machine(RuleBasedStateMachine):
         n = min(model.lengths)
         target.models.append(Model(found, [(k[:n], v[:n]) for k, v in model.held]))
 
-    @rule(pick=picks, which=picks, wrong=st.integers(0, 5))
-    def refused(self, pick, which, wrong):
-        """Calls with wrong arguments."""
-        world = self.world(pick)
-        model, (called, _) = self.model(world, which), world.attns[0]
-        sequence, (k, v, _) = model.sequence, self.new_rows(world, 1)
-        calls: list[Callable[[], Any]] = [
-            lambda: called(self.queries(1)[..., :63], sequence, 0, k=k, v=v),
-            lambda: called(self.queries(1), sequence, LAYERS, k=k, v=v),
-            lambda: called(self.queries(1), sequence, 0, k=k),
-            lambda: called([self.queries(1)] * 2, [sequence] * 2, 0, k=[k] * 2, v=[v] * 2),
-            lambda: world.cache.append(sequence, 0, k * np.nan, v),
-            lambda: sequence.truncate(min(model.lengths) + 1),
-        ]
-        found = self.attempt("refused", calls[wrong], None, errors.ArgumentError)
-        assert isinstance(found, errors.ArgumentError)
-
     @rule(kind=picks)
     def reopen(self, kind):
         """A second cache, or the older one closed and another in its place."""
@@ -613,20 +595,3 @@ def test_random_operations_hold_what_lists_hold(driver: tuple[str, str]) -> None
             print(f"{'-'.join(driver)}: {done.total():,} operations, {dict(done)}", flush=True)
         outcomes = {name.partition(": ")[2] for name in done}
         assert done.total() > 30 * examples and outcomes >= {"", "failed", "interrupted"}
-
-
-def test_a_step_cut_short_counts_all_or_none_once_the_next_call_begins() -> None:
-    """The machine's model of a step that is interrupted at any moment, a submitted one included."""
-    done: Counter[str] = Counter()
-    with open_device("default", "vulkan") as device:
-        for n in itertools.count(0, 101):
-            machine = type("OnThisDevice", (Machine,), {"device": device, "manager": None, "done": done})()
-            machine.step(pick=0, which=0, n=1, attn=1, q_len=1, fault=None)
-            machine.retract(pick=0, which=0, layer=0, n=1, fault=None)
-            cut = done["step: interrupted"]
-            machine.step(pick=0, which=1, n=1, attn=1, q_len=1, fault=("opcode", n))
-            machine.books()
-            machine.teardown()
-            if done["step: interrupted"] == cut:
-                break
-    assert cut > 20

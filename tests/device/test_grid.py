@@ -98,7 +98,7 @@ def test_the_oracles_bits(device, case):
     check(device, case)
 
 
-@pytest.mark.parametrize("at", range(len(cases())) if FULL else (0, 9, 12))
+@pytest.mark.parametrize("at", range(len(cases())) if FULL else (9, 12))
 def test_the_oracles_bits_on_every_driver(any_device, at):
     """Sizes that are filled up, K and V of different sizes, and latent."""
     check(any_device, (cases() if FULL else drawn())[at])
@@ -108,10 +108,10 @@ def test_the_oracles_bits_on_every_driver(any_device, at):
     "case",
     (
         Case(za.AttnShape(8, 1, 256), "f16", "causal", (False, False, True), 577, 3),  # 16 lanes
-        Case(za.AttnShape(3, 1, 64), "q8_0", "none", (False, True, False), 1024, 1),
         Case(za.AttnShape(6, 2, 72, 64), "q4_1/iq4_nl", "random", (True, False, False), 113, 3),
+        Case(za.AttnShape(3, 1, 64), "q8_0", "none", (False, True, False), 1024, 1),
         Case(za.AttnShape(2, 1, 80, 64, latent=True), "f32", "tree", (False, False, False), 577, 9),
-    ),
+    )[: None if FULL else 2],
     ids=str,
 )
 def test_the_oracles_bits_in_small_waves(device, monkeypatch, case):

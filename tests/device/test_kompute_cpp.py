@@ -30,18 +30,8 @@ def host(tmp_path_factory):
     files = [*(sources[-1] / f"{name}.cpp" for name in KOMPUTE), ROOT / "examples/kompute_cpp/host.cpp"]
     (made / "all.cpp").write_text("".join(f'#include "{path}"\n' for path in files))
     flags = ["-std=c++17", "-DKOMPUTE_OPT_LOG_LEVEL_DISABLED=1", "-DKOMPUTE_DISABLE_VK_DEBUG_LAYERS=1"]
-    command = [
-        "g++",
-        *flags,
-        f"-I{sources[-1]}",
-        f"-I{sources[-1]}/include",
-        "all.cpp",
-        "-lvulkan",
-        "-lfmt",
-        "-o",
-        "host",
-    ]
-    subprocess.run(command, cwd=made, check=True)
+    flags += [f"-I{sources[-1]}", f"-I{sources[-1]}/include"]
+    subprocess.run(["g++", *flags, "all.cpp", "-lvulkan", "-lfmt", "-o", "host"], cwd=made, check=True)
     return made / "host"
 
 

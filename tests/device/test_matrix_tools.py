@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cache_rows import filled
 from commands import records, refusal
 from support import same
 
@@ -36,25 +37,13 @@ def test_one_shot_calls_have_the_caches_bits(matrix_device):
     same(za.attention(data.q, data.k, data.v, matrix_device, num_splits=1, **call), want)
     same(za.attention(data.q[-1], data.k, data.v, matrix_device, **call), (want[0][-1], want[1][-1]))
     assert compare(Output(*want), truth(data.q, data.k, data.v, "f16", None, MASKING)) is None
-    with za.KVCache(matrix_device, SHAPE, 1, 1024, "f16") as cache:
-        seq = cache.new_sequence()
-        cache.append(seq, 0, data.k, data.v)
-        attention = za.Attention(cache, arithmetic="matrix", **MASKING)
-        same(attention(data.q, seq, 0, return_lse=True), want)
+    with filled(matrix_device, SHAPE, data.k, data.v) as (cache, seq):
+        same(za.Attention(cache, arithmetic="matrix", **MASKING)(data.q, seq, 0, return_lse=True), want)
     with za.ShardedKVCache([matrix_device, matrix_device], SHAPE, 1, 1024, "f16", 256) as sharded:
         parts = sharded.new_sequence()
         sharded.append(parts, 0, data.k, data.v)
         split = za.ShardedAttention(sharded, arithmetic="matrix", **MASKING)
         same(split(data.q, parts, 0, return_lse=True), want)
-
-
-def test_few_rows_of_matrix_prefill_are_canonical(matrix_device):
-    data = Inputs.normal(SHAPE, 200, "f16", q_len=8)
-    for rows in (7, 8):  # times two heads per KV head: 14 and 16
-        q = data.q[-rows:]
-        got = za.attention(q, data.k, data.v, matrix_device, arithmetic="matrix-prefill")
-        like = za.attention(q, data.k, data.v, matrix_device, arithmetic="canonical" if rows == 7 else "matrix")
-        assert np.array_equal(got, like)
 
 
 def test_one_shot_refusals(matrix_device):

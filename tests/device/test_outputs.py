@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cache_rows import filled
 from support import differing, same
 
 import zinc_attn as za
@@ -16,34 +17,34 @@ from zinc_attn.kernels.declarations import MERGE
 from zinc_attn.planning import inputs
 
 SHAPE = za.AttnShape(4, 2, 64)
-THIRDS = za.AttnShape(6, 2, 64)  # has the pipelines of 9/3/64, which SwiftShader has compiled for test_bits.py
 
 
 def values(rng: np.random.Generator, *shape: int) -> Any:
     return rng.standard_normal(shape, np.float32)
 
 
-def filled(shape: tuple[int, ...]) -> Any:
+def sevens(shape: tuple[int, ...]) -> Any:
     return np.full(shape, 7, np.float32)
 
 
+@pytest.mark.one_driver
 @pytest.mark.parametrize("tokens", [1, 100, 700])
 @pytest.mark.parametrize("q_len", [None, 1, 5])
 def test_the_device_writes_there(any_device, monkeypatch, rng, q_len, tokens):
     """Straight from the memory that the device has written: nothing is read into an array of its own."""
     k, v = values(rng, 2, tokens, 2, 64)
-    q = values(rng, 6, 64) if q_len is None else values(rng, q_len, 6, 64)
+    q = values(rng, 4, 64) if q_len is None else values(rng, q_len, 4, 64)
     want = reference.emulate(q, k, v)
     any_device.kernel(MERGE, (64, 32))  # before its first kernel a device reads what the driver is asked
 
     def check(attend: Any, both: bool = True) -> None:
-        given = {"out": filled(q.shape)} | ({"lse": filled(q.shape[:-1])} if both else {})
+        given = {"out": sevens(q.shape)} | ({"lse": sevens(q.shape[:-1])} if both else {})
         got = attend(**given, return_lse=both, allow_empty=True)
         found = got if both else (got,)
         assert all(x is y for x, y in zip(found, given.values(), strict=True))
         same(found, want[: len(found)])
 
-    with za.KVCache(any_device, THIRDS, 1, 1024, "f32", 64) as cache:
+    with za.KVCache(any_device, SHAPE, 1, 1024, "f32", 64) as cache:
         attn, sequence = za.Attention(cache), cache.new_sequence()
         monkeypatch.setattr(any_device.runtime, "read", None)
         for new in ({"k": k, "v": v}, {}, {}):  # the second and the third are steady where q has a row
@@ -51,7 +52,7 @@ def test_the_device_writes_there(any_device, monkeypatch, rng, q_len, tokens):
             check(partial(attn, q, sequence, 0), both=False)
         check(partial(za.attention, q, k, v, any_device))
         monkeypatch.undo()
-        lse, out = filled(q.shape[:-1]), filled(q.shape)
+        lse, out = sevens(q.shape[:-1]), sevens(q.shape)
         same((attn(q, sequence, 0, lse=lse, allow_empty=True), lse), want)
         found, sums = attn(q, sequence, 0, return_lse=True, out=out, allow_empty=True)
         attn(-q, sequence, 0, allow_empty=True)
@@ -63,7 +64,7 @@ def test_a_batch_and_a_prompt_of_several_submissions(device, rng, monkeypatch):
     k, v = values(rng, 2, 300, 2, 64)
     q = [values(rng, n, 4, 64) for n in (1, 2, 100)]
     sizes = [int(np.prod(shape)) for one in q for shape in (one.shape, one.shape[:2])]
-    parts = np.split(filled((sum(sizes),)), np.cumsum(sizes)[:-1])  # one behind the other in one piece of memory
+    parts = np.split(sevens((sum(sizes),)), np.cumsum(sizes)[:-1])  # one behind the other in one piece of memory
     outs, lses = (
         [x.reshape(one.shape[:axes]) for x, one in zip(parts[at::2], q, strict=True)] for at, axes in ((0, 3), (1, 2))
     )
@@ -83,9 +84,8 @@ def test_torch_tensors_and_the_query_itself(device, rng):
     k, v = values(rng, 2, 70, 2, 64)
     q = values(rng, 3, 4, 64)
     want = reference.emulate(q, k, v)
-    with za.KVCache(device, SHAPE, 1, 128, "f32") as cache:
-        attn, sequence = za.Attention(cache), cache.new_sequence()
-        cache.append(sequence, 0, k, v)
+    with filled(device, SHAPE, k, v, "f32", 128) as (cache, sequence):
+        attn = za.Attention(cache)
         for attend in (
             lambda **to: attn(q, sequence, 0, return_lse=True, **to),
             lambda **to: za.attention(q, k, v, device, return_lse=True, **to),
@@ -106,7 +106,7 @@ def test_torch_tensors_and_the_query_itself(device, rng):
 
 
 def _read_only() -> Any:
-    array = filled((3, 4, 64))
+    array = sevens((3, 4, 64))
     array.flags.writeable = False
     return array
 
@@ -116,8 +116,8 @@ WRITTEN = f"{EXPECTED} that can be written to"
 WRONG = [
     (lambda: np.zeros((3, 4, 64)), errors.DTypeError, f"dtype float64, {EXPECTED}"),
     (lambda: np.zeros((3, 4, 64), ">f4"), errors.DTypeError, f"dtype >f4, {EXPECTED}"),
-    (lambda: filled((4, 64)), errors.ShapeError, f"shape (4, 64), {EXPECTED}"),
-    (lambda: filled((3, 4, 128))[..., ::2], errors.ArgumentError, f"an array that is not contiguous, {WRITTEN}"),
+    (lambda: sevens((4, 64)), errors.ShapeError, f"shape (4, 64), {EXPECTED}"),
+    (lambda: sevens((3, 4, 128))[..., ::2], errors.ArgumentError, f"an array that is not contiguous, {WRITTEN}"),
     (_read_only, errors.ArgumentError, f"an array that is read-only, {WRITTEN}"),
     (lambda: [[1.0]], errors.ArgumentError, f"[[1.0]], {EXPECTED}"),
     (lambda: "out", errors.ArgumentError, f"'out', {EXPECTED}"),
@@ -126,7 +126,7 @@ WRONG = [
 
 def test_what_cannot_be_written_to_is_refused(device, rng):
     q, (k, v) = values(rng, 3, 4, 64), values(rng, 2, 5, 2, 64)
-    memory, lse = filled((4, 4, 64)), filled((3, 4))
+    memory, lse = sevens((4, 4, 64)), sevens((3, 4))
     inside = memory.reshape(-1)[100:112].reshape(3, 4)
     overlap = pytest.raises(errors.ArgumentError, match=r"^out, lse: got arrays that overlap in memory, expected ")
     with za.KVCache(device, SHAPE, 1, 128, "f32") as cache:
@@ -140,7 +140,7 @@ def test_what_cannot_be_written_to_is_refused(device, rng):
                 with pytest.raises(error, match=f"^out: got {re.escape(message)}$"):
                     attend(out=make(), lse=lse)
             with pytest.raises(errors.ShapeError, match=r"^lse: got shape \(3,\), expected .* of shape \(3, 4\)$"):
-                attend(lse=filled((3,)))
+                attend(lse=sevens((3,)))
             with overlap:
                 attend(out=memory[:3], lse=inside)
         with overlap:
@@ -161,7 +161,7 @@ def test_a_failed_call_has_written_nothing(device, rng):
                 raise errors.DeviceMemoryError("injected")
 
         attn, sequence = za.Attention(cache, num_splits=1 << 14, observer=fails), cache.new_sequence()
-        out, lse = filled(q.shape), filled(q.shape[:2])
+        out, lse = sevens(q.shape), sevens(q.shape[:2])
         with pytest.raises(errors.DeviceMemoryError, match="injected"):
             attn(q, sequence, 0, k, v, out=out, lse=lse)
         with pytest.raises(za.CapacityError):

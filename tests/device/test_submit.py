@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import pytest
+from support import same
 
 import zinc_attn as za
 from zinc_attn import errors, reference
@@ -20,11 +22,6 @@ K, V = (RNG.standard_normal((400, 2, 64)).astype(np.float16) for _ in "kv")
 Q = RNG.standard_normal((400, 4, 64)).astype(np.float32)
 
 
-def equal(got: Any, want: Any) -> None:
-    for a, b in zip(got, want, strict=True):
-        assert np.array_equal(np.asarray(a).view(np.uint32), np.asarray(b).view(np.uint32))
-
-
 def oracle(tokens: int, rows: int = 1) -> Any:
     q = Q[tokens - rows : tokens]
     return reference.emulate(q[0] if rows == 1 else q, K[:tokens], V[:tokens])
@@ -35,9 +32,25 @@ def failing(*args: Any) -> Any:
 
 
 @pytest.fixture
-def cache(device: za.Device) -> Any:
+def cache(device: za.Device) -> Iterator[za.KVCache]:
     with za.KVCache(device, SHAPE, 2, 1024, "f16", 16) as made:
         yield made
+
+
+@pytest.fixture
+def three(device: za.Device) -> Iterator[tuple[list[za.Attention], list[za.Sequence]]]:
+    """An Attention on each of three caches, and an empty sequence of each."""
+    with ExitStack() as stack:
+        caches = [stack.enter_context(za.KVCache(device, SHAPE, 1, 512, "f16", 16)) for _ in range(3)]
+        yield [za.Attention(one) for one in caches], [one.new_sequence() for one in caches]
+
+
+@pytest.fixture
+def sent(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many recordings each submission of the device has."""
+    found, start = list[int](), device.runtime.start
+    monkeypatch.setattr(device.runtime, "start", lambda *all_: (found.append(len(all_)), start(*all_)))
+    return found
 
 
 def submit(attn: za.Attention, seq: za.Sequence, layer: int, tokens: int, rows: int = 1, **more: Any) -> Any:
@@ -55,12 +68,12 @@ def test_results_are_those_of_calls(cache: za.KVCache) -> None:
             if cache.device.runtime.name == "vulkan":
                 assert cache.device.runtime._queue.in_flight  # type: ignore[attr-defined]
                 assert seq.lengths[layer] == tokens - rows
-            equal(pending.result(), oracle(tokens, rows))
+            same(pending.result(), oracle(tokens, rows))
             assert seq.lengths[layer] == tokens and pending.result() is pending.result()
     out, lse = np.empty((4, 64), np.float32), np.empty(4, np.float32)
     found = submit(attn, seq, 0, 130, out=out, lse=lse).result()
     assert found[0] is out and found[1] is lse
-    equal((out, lse), oracle(130))
+    same((out, lse), oracle(130))
 
 
 # what completes a call that was submitted to layer 0 of a sequence
@@ -91,7 +104,7 @@ def test_the_caches_next_call_completes_it(device: za.Device, name: str) -> None
     assert cache.unfinished is not pending
     if name not in ("truncate", "free"):
         assert seq.lengths[0] == 100
-    equal(pending.result(), oracle(100))
+    same(pending.result(), oracle(100))
     cache.close()
 
 
@@ -120,7 +133,7 @@ def test_a_failure_is_the_results(cache: za.KVCache, monkeypatch: pytest.MonkeyP
             assert seq.lengths == (70, 0)
             cache.new_sequence()
             assert seq.lengths == (70, 70)
-        equal(pending.result(), oracle(70, 70))
+        same(pending.result(), oracle(70, 70))
 
 
 def test_a_result_of_a_closed_device() -> None:
@@ -132,44 +145,38 @@ def test_a_result_of_a_closed_device() -> None:
         pending.result()
 
 
-def test_calls_of_several_caches_go_in_one_submission(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    caches = [za.KVCache(device, SHAPE, 1, 512, "f16", 16) for _ in range(3)]
-    attns, seqs = [za.Attention(c) for c in caches], [c.new_sequence() for c in caches]
-    sent: list[int] = []
-    start = device.runtime.start
-    monkeypatch.setattr(device.runtime, "start", lambda *all_: (sent.append(len(all_)), start(*all_)))
+def test_calls_of_several_caches_go_in_one_submission(device: za.Device, three: Any, sent: list[int]) -> None:
+    attns, seqs = three
     for tokens, rows in ((70, 70), (71, 1), (72, 1)):
         with device.together():
             pending = [submit(attn, seq, 0, tokens, rows) for attn, seq in zip(attns, seqs, strict=True)]
             assert not sent
         assert sent == [3]
         for one in reversed(pending):
-            equal(one.result(), oracle(tokens, rows))
+            same(one.result(), oracle(tokens, rows))
         sent.clear()
     with device.together():  # a result, and a call, within the block
         first = submit(attns[0], seqs[0], 0, 73)
-        equal(attns[1](Q[72], seqs[1], 0, K[72:73], V[72:73], return_lse=True), oracle(73))
+        same(attns[1](Q[72], seqs[1], 0, K[72:73], V[72:73], return_lse=True), oracle(73))
         third = submit(attns[2], seqs[2], 0, 73)
-        equal(first.result(), oracle(73))
+        same(first.result(), oracle(73))
     assert sent == [2, 1]
-    equal(third.result(), oracle(73))
-    for one in caches:
-        one.close()
+    same(third.result(), oracle(73))
 
 
-def test_an_undone_call_leaves_nothing_in_the_queue(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_undone_call_leaves_nothing_in_the_queue(
+    device: za.Device, three: Any, sent: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The next call takes its workspace: two dispatches of one submission would write to the same results."""
-    cache = za.KVCache(device, SHAPE, 1, 512, "f16", 16)
-    attn, seq = za.Attention(cache), cache.new_sequence()
-    cache.append(seq, 0, K[:70], V[:70])
-    sent: list[int] = []
-    start, run = device.runtime.start, CallRunner.run
-    monkeypatch.setattr(device.runtime, "start", lambda *all_: (sent.append(len(all_)), start(*all_)))
+    (attn, *_), (seq, *_) = three
+    attn.cache.append(seq, 0, K[:70], V[:70])
+    run = CallRunner.run
 
     def cut(self: CallRunner, *given: Any) -> None:
         run(self, *given)
         raise KeyboardInterrupt
 
+    sent.clear()
     with device.together():
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(CallRunner, "run", cut)
@@ -177,38 +184,30 @@ def test_an_undone_call_leaves_nothing_in_the_queue(device: za.Device, monkeypat
         assert sent == [1]
         second = attn.submit(Q[69], seq, 0, return_lse=True)
     assert sent == [1, 1]
-    equal(second.result(), oracle(70))
-    cache.close()
+    same(second.result(), oracle(70))
 
 
-def test_a_call_that_ends_sends_no_other(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_ends_sends_no_other(device: za.Device, three: Any, sent: list[int]) -> None:
     """Of calls that only attend, in a block: what was queued since they were sent waits for the block's end."""
-    caches = [za.KVCache(device, SHAPE, 1, 512, "f16", 16) for _ in range(2)]
-    attns, seqs = [za.Attention(c) for c in caches], [c.new_sequence() for c in caches]
-    for cache, seq in zip(caches, seqs, strict=True):
-        cache.append(seq, 0, K[:70], V[:70])
-    sent: list[int] = []
-    start = device.runtime.start
-    monkeypatch.setattr(device.runtime, "start", lambda *all_: (sent.append(len(all_)), start(*all_)))
+    attns, seqs = three
+    for attn, seq in zip(attns, seqs, strict=True):
+        attn.cache.append(seq, 0, K[:70], V[:70])
+    sent.clear()
     with device.together():
-        first, second = (attn.submit(Q[69], seq, 0, return_lse=True) for attn, seq in zip(attns, seqs, strict=True))
-        equal(first.result(), oracle(70))
+        first, second = (attns[i].submit(Q[69], seqs[i], 0, return_lse=True) for i in (0, 1))
+        same(first.result(), oracle(70))
         third = attns[0].submit(Q[69], seqs[0], 0, return_lse=True)
-        equal(second.result(), oracle(70))
+        same(second.result(), oracle(70))
         assert sent == [2]
     assert sent == [2, 1]
-    equal(third.result(), oracle(70))
-    for one in caches:
-        one.close()
+    same(third.result(), oracle(70))
 
 
 def test_a_failure_of_one_submission_is_that_of_all_its_calls(
-    device: za.Device, monkeypatch: pytest.MonkeyPatch
+    device: za.Device, three: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    caches = [za.KVCache(device, SHAPE, 1, 512, "f16", 16) for _ in range(2)]
-    attns, seqs = [za.Attention(c) for c in caches], [c.new_sequence() for c in caches]
+    attns, seqs = three
     pending: list[PendingAttention] = []
-
     with monkeypatch.context() as patch:
         patch.setattr(device.runtime, "start", failing)
         with pytest.raises(errors.DeviceMemoryError, match="injected"), device.together():
@@ -216,10 +215,8 @@ def test_a_failure_of_one_submission_is_that_of_all_its_calls(
     for one in pending:
         with pytest.raises(errors.DeviceMemoryError, match="injected"):
             one.result()
-    assert [len(seq) for seq in seqs] == [0, 0]
+    assert [len(seq) for seq in seqs] == [0, 0, 0]
     with pytest.raises(errors.ArgumentError, match=r"^v: got None"), device.together():  # the other call is made
         made = submit(attns[0], seqs[0], 0, 70, 70)
         attns[1].submit(Q[0], seqs[1], 0, K[:1], None)
-    equal(made.result(), oracle(70, 70))
-    for one_cache in caches:
-        one_cache.close()
+    same(made.result(), oracle(70, 70))

@@ -5,39 +5,26 @@ import os
 import signal
 import threading
 import time
-import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
-from little_kernels import GROUPS, WORDS, best_info, buffers, little, spirv, words, works
+from little_kernels import GROUPS, WORDS, best_info, buffers, little, words, works
 from support import FULL
 
 from zinc_attn.errors import (
     ClosedError,
     DeviceLostError,
     DeviceMemoryError,
-    ForkedProcessError,
     KernelError,
     NoVulkanError,
     ZincAttnError,
 )
 from zinc_attn.runtime import loader as libvulkan
-from zinc_attn.runtime.kompute import KomputeRuntime
 from zinc_attn.runtime.protocol import Dispatch, Use
 from zinc_attn.runtime.vulkan import VulkanRuntime
 
 MIB = 1 << 20
-
-
-@pytest.fixture(params=(KomputeRuntime, VulkanRuntime))
-def runtime(request, tmp_path, monkeypatch):
-    monkeypatch.setenv("ZINC_ATTN_CACHE_DIR", str(tmp_path / "cache"))
-    if request.param is KomputeRuntime:
-        pytest.importorskip("kp", reason="kp is not installed: scripts/build_kp.sh builds it")
-    made = request.param(best_info())
-    yield made
-    made.close()
 
 
 class FailingLibrary:
@@ -51,11 +38,10 @@ class FailingLibrary:
 
 
 class World:
-    """A recording with its buffers, and every call that a runtime which is closed, lost or forked refuses."""
+    """A recording with its buffers, and every call that a runtime which is closed or lost refuses."""
 
     def __init__(self, runtime):
         self.x, self.out = buffers(runtime, Use.INPUT, Use.OUTPUT)
-        spirv("reverse")  # a forked child starts no compiler
         self.recording = runtime.record([Dispatch(little(runtime), (self.x, self.out), GROUPS)])
         self.calls = [
             lambda: runtime.run(self.recording),
@@ -239,26 +225,6 @@ def test_a_dropped_runtime_is_closed_by_the_next_call(runtime):
     assert not handles.closed  # no bytecode has run, in which Ctrl-C would be lost
     runtime.empty_submit()
     assert handles.closed and not handles.undo and not handles.device.own
-
-
-def test_forked_child(runtime):
-    world = World(runtime)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # fork with the driver's threads is the point
-        child = os.fork()
-    if not child:
-        status = 1
-        try:
-            world.refuses(ForkedProcessError)
-            runtime._device.lib = runtime._device.ffi = None  # closing must not call Vulkan
-            world.recording.close()
-            world.x.close()
-            runtime.close()
-            status = 0
-        finally:
-            os._exit(status)
-    assert os.waitpid(child, 0)[1] == 0
-    works(runtime)
 
 
 def resident_bytes():

@@ -10,28 +10,11 @@ from little_kernels import GROUPS, WORDS, best_info, buffers, declared, little, 
 
 from zinc_attn.errors import ArgumentError, ClosedError, DeviceNotFoundError, DTypeError, KernelError, LimitError
 from zinc_attn.runtime import devices as machine
-from zinc_attn.runtime.kompute import KomputeRuntime
 from zinc_attn.runtime.protocol import Dispatch, Use
 from zinc_attn.runtime.vulkan import VulkanRuntime, memory, pipelines
 from zinc_attn.runtime.vulkan import runtime as dispatcher
 from zinc_attn.runtime.vulkan.commands import waiting
 from zinc_attn.runtime.vulkan.pipelines import local_size_x
-
-
-@pytest.fixture(params=(KomputeRuntime, VulkanRuntime))
-def dispatcher_class(request, tmp_path, monkeypatch):
-    monkeypatch.setenv("ZINC_ATTN_CACHE_DIR", str(tmp_path / "cache"))
-    if request.param is KomputeRuntime:
-        pytest.importorskip("kp", reason="kp is not installed: scripts/build_kp.sh builds it")
-    return request.param
-
-
-@pytest.fixture
-def runtime(dispatcher_class):
-    made = dispatcher_class(best_info())
-    yield made
-    made.close()
-
 
 # --- what it computes --------------------------------------------------------------------------------------
 
