@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import socket
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,17 @@ def test_models_refused(changes, message, tmp_path, checkpoints, capsys):
         (path / "model.safetensors").write_bytes((path / "model.safetensors").read_bytes()[:1000])
     said = refusal(capsys, GENERATE, path, "--prompt-ids 1")
     assert said.startswith(f"model: cannot load {path}: ") and message in said
+
+
+@pytest.mark.parametrize("package", ["torch", "transformers"])
+def test_without_transformers(package, tmp_path, monkeypatch, capsys):
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, "zinc_attn.integrations.transformers", raising=False)
+    monkeypatch.delattr(sys.modules.get("zinc_attn.integrations", sys), "transformers", raising=False)
+    said = refusal(capsys, "validate --model", tmp_path)
+    assert said.startswith("zinc_attn.integrations.transformers: ")
+    assert "pip install torch 'zinc-attn[transformers]'" in said
 
 
 TOO_LONG = "got 1,025 tokens, expected at most max_position_embeddings = 1,024 of llama"

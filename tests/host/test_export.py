@@ -14,7 +14,6 @@ from support import GPU
 from zinc_attn import limits
 from zinc_attn.cache import rows
 from zinc_attn.cache.mover import PageGeometry
-from zinc_attn.canonical import constants, primitives
 from zinc_attn.decode.contiguous import RecordedCall
 from zinc_attn.decode.scoring import Scoring
 from zinc_attn.kernels import declarations as kernels
@@ -49,49 +48,6 @@ def test_every_name_has_a_description_and_no_description_is_left_over():
     assert {section: set(meanings(section)) for section in names} == names
     fields = {f"{record}.{word}" for record in describe.RECORDS for word in names[f"work.{record}"]}
     assert set(meanings("types")) <= fields
-
-
-def test_records_and_kernels_are_the_declarations(made):
-    for name in describe.RECORDS:
-        record, fields = made["work"][name], getattr(kernels, name.upper())
-        assert record["words"] == getattr(kernels, f"{name.upper()}_WORDS") >= len(fields)
-        places = [(f["name"], f["word"], f["byte"]) for f in record["fields"]]
-        assert places == [(field, i, 4 * i) for i, field in enumerate(fields)]
-    assert [k["name"] for k in made["kernels"]] == [d.name for d in kernels.KERNELS]
-    for kernel, decl in zip(made["kernels"], kernels.KERNELS, strict=True):
-        bindings = [(b["binding"], b["name"], b["access"]) for b in kernel["bindings"]]
-        assert bindings == [(i, b.name, b.access) for i, b in enumerate(decl.bindings)]
-        constants = kernel["specialization_constants"]
-        places = [(c["id"], c["offset"], c["name"]) for c in constants]
-        assert places == [(i, 4 * i, n) for i, n in enumerate(decl.constant_names)]
-        assert {c["name"]: c["fixed"] for c in constants if "fixed" in c} == dict(decl.fixed)
-        assert (kernel["file"], kernel["entry_point"], kernel["push_constants"]) == (decl.file, "main", [])
-    attends = [k["name"] for k in made["kernels"] if k["family"] == "attend"]
-    assert attends == ["attend_single", "attend_node", "attend_loop"]
-    assert made["vulkan"]["storage_buffers_per_stage"] == 6
-    sizes = {k["family"]: k["local_size"] for k in made["kernels"]}
-    plain = {key: ["32", "1", "1"] for key in ("attend", "append", "copy", "primitives", "multiply_add")}
-    assert sizes == {**plain, "merge": ["merge_workgroup_size", "1", "1"]}
-
-
-def test_the_primitives_are_those_that_the_package_asks_for(made):
-    listed, rows = made["primitives"], primitives.ROWS
-    for words, names, found in zip(
-        primitives.words(kernels.NUMBERS, kernels.RESULTS),
-        (listed["number_names"], listed["result_names"]),
-        (listed["numbers"], listed["results"]),
-        strict=True,
-    ):
-        assert words.shape == (rows, len(names)) and words.reshape(-1).tolist() == found
-    assert listed["workgroups"] == [rows // limits.WAVE, 1, 1]
-
-
-def test_constants_are_the_float32_that_the_shaders_have(made):
-    bits = made["constants"]["EXP2_POLY"]["float32_bits"]
-    assert [np.uint32(int(b, 16)).view(np.float32) for b in bits] == [np.float32(c) for c in constants.EXP2_POLY]
-    assert made["constants"]["FLUSH"]["float32_bits"] == "0x0D800000"
-    assert made["constants"]["RCP_SEED"]["value"] == 0x7EF311C3
-    assert made["constants"]["KEYS_PER_LEAF"]["value"] == 64
 
 
 def test_no_formula_uses_a_name_that_is_not_explained(made):

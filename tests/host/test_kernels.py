@@ -197,27 +197,6 @@ def test_sizes_fit_the_rows_and_the_lanes(build, dtype):
         assert keys_ahead("discrete", shape, 1, build, dtype) >= keys_ahead("cpu", shape, 1, build, dtype)
 
 
-@pytest.mark.parametrize(
-    ("expression", "text"),
-    [
-        ("A // (B // C)", "A / (B / C)"),
-        ("A // B * C", "A / B * C"),
-        ("(A + 63) // 64", "(A + 63u) / 64u"),
-        ("A - (B - 1) + 1", "A - (B - 1u) + 1u"),
-        ("1 if A > 2 or B == 1 else 2 if C <= 3 else 4", "A > 2u || B == 1u ? 1u : (C <= 3u ? 2u : 4u)"),
-        ("2 if (A if B == 1 else C) else 3", "(B == 1u ? A : C) ? 2u : 3u"),
-    ],
-)
-def test_formulas_as_glsl(expression, text):
-    assert glsl.to_glsl(expression) == text
-
-
-def test_formulas_that_glsl_does_not_have():
-    text = r"got 'A % 2', expected uints, names, conditionals and the operators \|\|, =="
-    with pytest.raises(ValueError, match=text):
-        glsl.to_glsl("A % 2")
-
-
 def test_shaders_are_short():
     for path in (ROOT / "shaders").iterdir():
         assert len(path.read_text().splitlines()) <= 170, path.name
