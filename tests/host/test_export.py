@@ -75,7 +75,8 @@ def names_of(shape, dtype, page_size, kv_layout="tiles"):
 
 @pytest.mark.parametrize("dtype", (*STORAGE, "q5_1/q4_0"))
 @pytest.mark.parametrize(("page_size", "kv_layout"), ((1, "tiles"), (256, "tiles"), (1, "NHD"), (256, "NHD")))
-def test_sizes(dtype, page_size, kv_layout):
+def test_numbers_of_a_shape(dtype, page_size, kv_layout):
+    """The manifest's are those of the formulas, and of the package's own rows, pages and dispatches."""
     for shape in SHAPES + WIDE:
         if "/" in dtype and shape.latent:
             continue
@@ -85,22 +86,33 @@ def test_sizes(dtype, page_size, kv_layout):
             strides = row_strides(shape, dtype)
             row = strided_format(strides, shape.latent)
             filled = 4 * shape.kv_heads * row.words
-        assert (n["k_stride"], n["v_stride"]) == strides
+        made = describe._shape(shape, dtype, page_size, 64, kv_layout)
+        assert AttnShape.parse(made["shape"]) == AttnShape(**{name: made[name] for name in asdict(shape)}) == shape
+        assert made["sizes"] == {name: n[name] for name in formulas("sizes")}
+        assert made["kv_bytes_per_token"] == 4 * n["token_words"] == filled
+        assert made["state_bytes"] == 4 * shape.q_heads * (shape.v_dim + 2)
+        assert (n["k_stride"], n["v_stride"]) == strides and (n["v_page_words"] == 0) == shape.latent
         for name in ("group", "head_chunks", "heads_per_workgroup", "value_slice", "k_dim", "v_dim"):
             assert n[name] == getattr(shape, name), (str(shape), name)
         assert {name: n[name] for name in asdict(row)} == asdict(row)
         assert (n["k_words"], n["v_words"]) == (row.k_words, row.v_words)
         pages = PageGeometry(shape, dtype, n["tile"], n["page_tiles"], strides)
-        assert (n["k_tile_words"], n["v_tile_words"]) == copy_call(pages.tile_words, 1, 1).spec
-        appends = append_call(shape, dtype, n["tile"], 1, shape.kv_heads, strides)
-        assert tuple(n[name] for name in appends.decl.spec) == appends.spec
-        assert 4 * n["token_words"] == filled == 4 * pages.row_words
+        assert n["token_words"] == pages.row_words
         for name, words in zip(("k_page_words", "v_page_words"), pages.tile_words, strict=True):
             assert n[name] == shape.kv_heads * n["page_tiles"] * words
         plan = plan_splits(100000, shape)
         call = {"kind": "gpu", "context_len": 100000, "rows": 1, "q_len": 1, "window": 0, "leaves_per_state": 8}
         states = evaluate_all(formulas("quantities"), {**n, **call})
         assert evaluate(formulas("buffers")["states"][0], {**n, **states}) == plan.scratch_bytes
+        for kind, device in (("gpu", "discrete"), ("cpu", "cpu")):
+            calls = [merge_call(shape, device, 1), append_call(shape, dtype, n["tile"], 1, shape.kv_heads, strides)]
+            programs = [(call.decl, call.spec) for call in (*calls, copy_call(pages.tile_words, 1, 1))]
+            programs.append(AttendVariant(shape, dtype, "loop", device, n["tile"], strides=strides).program())
+            for decl, values in programs:
+                found = made["kinds"][kind]["specialization"][describe.family(decl)]
+                assert tuple(found[name] for name in decl.spec) == values
+            groups = tuple(evaluate(count, {**n, "rows": 1}) for count, _ in formulas("merge.grid").values())
+            assert groups == calls[0].groups
 
 
 @pytest.mark.parametrize("kind", describe.KINDS)
@@ -243,32 +255,6 @@ def recorded(plan, scoring):
         "table": table,
     }
     return found, log.steps
-
-
-@pytest.mark.parametrize(("dtype", "kv_layout"), (("f16", "NHD"), ("q8_0", "tiles")))
-@pytest.mark.parametrize("shape", (SHAPES[0], *WIDE[:2]), ids=str)
-def test_numbers_of_a_shape(shape, dtype, kv_layout):
-    """The manifest's numbers are those of the formulas, and of the package's own dispatches."""
-    made = describe.manifest([shape], dtype=dtype, page_size=128, kv_layout=kv_layout)["shapes"][0]
-    assert made["shape"] == str(shape) and AttnShape.parse(made["shape"]) == shape
-    assert {name: made[name] for name in asdict(shape)} == asdict(shape)
-    sizes, row = made["sizes"], row_format(shape, dtype)
-    names = names_of(shape, dtype, 128, kv_layout)
-    strides = row_strides(shape, dtype) if kv_layout == "NHD" else TILES
-    pages = PageGeometry(shape, dtype, 64, 2, strides)
-    assert sizes == {name: names[name] for name in formulas("sizes")}
-    assert (sizes["v_page_words"] == 0) == shape.latent
-    assert made["kv_bytes_per_token"] == 4 * sizes["token_words"] == 4 * shape.kv_heads * row.words
-    assert made["state_bytes"] == 4 * shape.q_heads * (shape.v_dim + 2)
-    for kind, device in (("gpu", "discrete"), ("cpu", "cpu")):
-        calls = [merge_call(shape, device, 1), append_call(shape, dtype, 64, 1, shape.kv_heads, strides)]
-        calls.append(copy_call(pages.tile_words, 1, 1))
-        programs = [(call.decl, call.spec) for call in calls]
-        for decl, values in (AttendVariant(shape, dtype, "loop", device, 64, strides=strides).program(), *programs):
-            specialization = made["kinds"][kind]["specialization"][describe.family(decl)]
-            assert tuple(specialization[name] for name in decl.spec) == values
-        groups = tuple(evaluate(count, {**names, "rows": 1}) for count, _ in formulas("merge.grid").values())
-        assert groups == calls[0].groups
 
 
 INDEXED = [AttnShape.parse(s) for s in ("4/2/128", "4/2/192/128", "4/2/96/160", "2/2/576/512/latent", "4/2/72/33")]
