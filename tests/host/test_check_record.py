@@ -132,6 +132,7 @@ def test_first_difference_has_its_distance():
     assert "layout 8: out[1, 2]: got -1.40129846e-45" in fault_of(got, want) and "1 ulp apart" in fault_of(got, want)
     got.out[1, 2] = np.nan
     assert "not a number; 1 of 8 elements differ" in fault_of(got, want)
+    assert fault_of(Output(-want.out, want.lse), want), "equal numbers, other bits"
 
 
 TEXTS = {

@@ -24,8 +24,7 @@ from zinc_attn.kernels.tuning import LayoutFacts
 from zinc_attn.planning.splits import plan_splits
 from zinc_attn.shapes import AttnShape
 from zinc_attn.tools.harness import tables
-from zinc_attn.tools.harness.bits import Output, compare, first_difference
-from zinc_attn.tools.harness.files import write_report
+from zinc_attn.tools.harness.bits import Output, compare
 from zinc_attn.tools.harness.inputs import NUMPY_DTYPES, Inputs, parse_contexts
 from zinc_attn.tools.harness.split_spec import SplitSpec, parse_split_specs
 from zinc_attn.tools.measure import CallSpec, Row
@@ -109,21 +108,6 @@ def test_what_the_oracle_computes(batch, q_len, products, rows, heads):
     assert found.word == ("bits" if (rows, heads) == (q_len, 2) else "bits (sampled)")
 
 
-def test_difference_names_the_first_bit():
-    want = np.arange(8, dtype=np.float32).reshape(4, 2)
-    got = want.copy()
-    assert first_difference("out", got, want) is None
-    got[2, 1] = np.nextafter(np.float32(5), np.float32(6))
-    got[3, 0] = np.nan
-    more = np.concatenate([np.ones((8, 2), np.float32), got])  # its last rows are compared
-    found = first_difference("out", more, want)
-    assert found is not None and found.text() == (
-        "out[10, 1]: got 5.00000048 (0x40a00001), expected 5 (0x40a00000); 2 of 8 elements differ"
-    )
-    zero = np.zeros(1, np.float32)
-    assert first_difference("lse", -zero, zero) is not None  # equal numbers, other bits
-
-
 def test_out_is_compared_before_lse():
     want = Output(np.zeros((1, 2), np.float32), np.zeros(1, np.float32))
     assert compare(want, want) is None and compare(want._replace(lse=want.lse + 1), want).array == "lse"
@@ -148,14 +132,6 @@ def test_what_the_figures_are_of():
     has = {"call": (1, 1), "device": (1, 0), "pass 1": (1, 0), "gap": (0, 0), "pass 2": (0, 0), "step": (1, 1)}
     rows = {measure: replace(TIMED, measure=measure).figures for measure in has}
     assert {name: (row["kv_gb_s"] is not None, row["tokens_s"] is not None) for name, row in rows.items()} == has
-
-
-def test_lines_of_json(tmp_path):
-    (path,) = write_report(tmp_path, "sweep", [replace(TIMED, seconds=(1e-4 / 3,)).record(), ROW.record()], None)
-    first, second = map(json.loads, path.read_text().splitlines())
-    assert (path.name, list(first)) == ("sweep.jsonl", list(second))
-    assert (first["median_us"], second["median_us"]) == (33.3333, None)
-    assert (first["shape"], first["plan"], first["num_splits"]) == ("4/2/64", ROW.plan.fingerprint(), 2)
 
 
 def test_table_and_notes(capsys):

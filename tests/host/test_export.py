@@ -18,7 +18,6 @@ from zinc_attn.decode.contiguous import RecordedCall
 from zinc_attn.decode.scoring import Scoring
 from zinc_attn.kernels import declarations as kernels
 from zinc_attn.kernels.dispatches import AttendVariant, append_call, copy_call, merge_call
-from zinc_attn.kernels.tuning import chunks_ahead, merge_workgroup_size
 from zinc_attn.planning.splits import SplitPlan, plan_splits
 from zinc_attn.runtime.device import Device
 from zinc_attn.shapes import TILES, AttnShape, row_format, row_strides, strided_format
@@ -113,14 +112,6 @@ def test_numbers_of_a_shape(dtype, page_size, kv_layout):
                 assert tuple(found[name] for name in decl.spec) == values
             groups = tuple(evaluate(count, {**n, "rows": 1}) for count, _ in formulas("merge.grid").values())
             assert groups == calls[0].groups
-
-
-@pytest.mark.parametrize("kind", describe.KINDS)
-def test_values_by_kind_of_device(kind):
-    for k_dim in range(limits.K_DIMS, limits.MAX_HEAD_DIM + 1, limits.K_DIMS):
-        names = {"kind": kind, "k_dim": k_dim}
-        assert evaluate(formulas("quantities")["chunks_ahead"][0], names) == chunks_ahead(kind, k_dim)
-        assert evaluate(formulas("quantities")["merge_workgroup_size"][0], names) == merge_workgroup_size(kind)
 
 
 def contexts(table):

@@ -202,22 +202,6 @@ def test_shaders_are_short():
         assert len(path.read_text().splitlines()) <= 170, path.name
 
 
-@pytest.mark.parametrize("dtype", (np.float16, np.float32))
-@pytest.mark.parametrize("tokens", (1, 64, 130))
-@pytest.mark.parametrize("dims", ((80, 80), (192, 128), (72, 100), (40, 513), (1, 1)))
-def test_layout_of_k_and_v(rng, dtype, tokens, dims):
-    shape = shapes.AttnShape(3, 3, *dims)
-    k, v = (rng.standard_normal((tokens, 3, dim)).astype(dtype) for dim in dims)
-    chunks, count, kind = shape.k_dim // 8, rows.tiles(tokens), STORAGE["f16" if dtype == np.float16 else "f32"]
-    packed = rows.pack_k(k, shape, kind).view(dtype).reshape(3, count, chunks, 64, 8)
-    values = rows.pack_v(v, shape, kind).view(dtype).reshape(3, count * 64, shape.v_dim)
-    for t in range(tokens):
-        whole = packed[:, t // 64, :, t % 64].reshape(3, shape.k_dim)
-        assert np.array_equal(whole[:, : dims[0]], k[t]) and not whole[:, dims[0] :].any()
-        assert np.array_equal(values[:, t, : dims[1]], v[t])
-    assert not values[:, tokens:].any() and not values[:, :, dims[1] :].any()
-
-
 ODD = "4/2/72 4/2/65/40 6/3/100/513 2/2/1 32/8/192/128 1/1/65/33/latent 20/1/576/512/latent 1/1/513/513/latent"
 
 
