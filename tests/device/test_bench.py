@@ -8,8 +8,6 @@ from commands import records
 from commands import run as main
 
 import zinc_attn as za
-from zinc_attn.decode.contiguous import ContiguousKV
-from zinc_attn.errors import DeviceMemoryError
 from zinc_attn.tools.measure import CallSpec, decode_steps, measure_calls, stalls, steps
 from zinc_attn.tools.measure.calls import pass_times
 
@@ -50,20 +48,6 @@ def test_two_runtimes_share_a_run():
     with za.Device.open(runtime="kompute") as one, za.Device.open(one.info.index, runtime="vulkan") as other:
         rows = run([one, other], [200], "f16")
     assert {(r.runtime, r.status) for r in rows} == {("kompute", "ok"), ("vulkan", "ok")}
-
-
-def test_no_room_is_a_row(device, monkeypatch):
-    real = ContiguousKV.__init__
-
-    def full(self, where, k, v, dtype):
-        if len(k) > 100:
-            raise DeviceMemoryError("no room")
-        real(self, where, k, v, dtype)
-
-    monkeypatch.setattr(ContiguousKV, "__init__", full)
-    rows = run([device], [100, 101], "f16")
-    assert [(r.status, r.error) for r in rows if r.context == 101] == [("refused", "no room")] * 2
-    assert {r.status for r in rows if r.context == 100} == {"ok"}
 
 
 def test_command(tmp_path, capsys):
