@@ -49,6 +49,21 @@ def test_every_name_has_a_description_and_no_description_is_left_over():
     assert set(meanings("types")) <= fields
 
 
+def test_kernels_and_records_are_the_declarations(made):
+    """The places that the C hosts do not read, which go by a number's name."""
+    for name in describe.RECORDS:
+        fields = [(one["name"], one["word"], one["byte"]) for one in made["work"][name]["fields"]]
+        assert fields == [(field, i, 4 * i) for i, field in enumerate(getattr(kernels, name.upper()))]
+    for kernel, decl in zip(made["kernels"], kernels.KERNELS, strict=True):
+        bindings = [(one["binding"], one["name"], one["access"]) for one in kernel["bindings"]]
+        assert bindings == [(i, one.name, one.access) for i, one in enumerate(decl.bindings)]
+        places = [(one["id"], one["offset"], one["name"]) for one in kernel["specialization_constants"]]
+        assert places == [(i, 4 * i, name) for i, name in enumerate(decl.constant_names)]
+        rows = f"{8 if decl is kernels.ATTEND['node'] else 1}"
+        local_size = ["merge_workgroup_size" if decl is kernels.MERGE else "32", rows, "1"]
+        assert (kernel["file"], kernel["entry_point"], kernel["local_size"]) == (decl.file, "main", local_size)
+
+
 def test_no_formula_uses_a_name_that_is_not_explained(made):
     functions = {"min", "max", "ceil_div", "log2", "float32", "e"}
     fixed = {name for decl in kernels.KERNELS for name, _ in decl.fixed}  # the manifest has their values

@@ -127,6 +127,11 @@ def test_presets(tmp_path):
     assert all(slug(name) == name == model.name for name, model in PRESETS.items())
     found = {name: PRESETS[name].attention_layers * PRESETS[name].shape.kv_bytes_per_token("f16") for name in PUBLISHED}
     assert found == {name: kib * 1024 for name, kib in PUBLISHED.items()}
+    others = {"gemma-3-27b": ("32/16/128", 10, 52), "codellama-34b": ("64/8/128", 48, 0)}
+    others |= {"smollm2-135m": ("9/3/64", 30, 0), "mimo-v2-flash": ("64/4/192/128", 9, 39)}
+    for name, (shape, full, windowed) in others.items():
+        model = PRESETS[name]
+        assert (str(model.shape), model.attention_layers, model.windowed_layers) == (shape, full, windowed)
     configs = {"deepseek-v3": DEEPSEEK_V3, "glm-4.7-flash": GLM_4_7_FLASH, "mistral-small-4": MISTRAL_4}
     configs |= {"kimi-k2": {**DEEPSEEK_V3, "num_attention_heads": 64}, "gpt-oss-20b": GPT_OSS, "gemma-4-31b": GEMMA_4}
     configs |= {"qwen3.6-35b-a3b": {**QWEN_NEXT, "full_attention_interval": 4}, "llama-3.1-8b": LLAMA}
