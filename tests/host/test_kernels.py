@@ -197,6 +197,11 @@ def test_sizes_fit_the_rows_and_the_lanes(build, dtype):
         assert keys_ahead("discrete", shape, 1, build, dtype) >= keys_ahead("cpu", shape, 1, build, dtype)
 
 
+def test_a_formula_in_glsl_binds_as_in_python():
+    expression = "A // (B // C) - (A - 1) if (A if B == 1 else C) > 2 or C <= 3 else 2 if A else 4"
+    assert glsl.to_glsl(expression) == "(B == 1u ? A : C) > 2u || C <= 3u ? A / (B / C) - (A - 1u) : (A ? 2u : 4u)"
+
+
 def test_shaders_are_short():
     for path in (ROOT / "shaders").iterdir():
         assert len(path.read_text().splitlines()) <= 170, path.name
