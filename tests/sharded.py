@@ -1,7 +1,5 @@
 """What tests of sharded caches share: a shape, and what must hold of the nodes that sequences have."""
 
-from __future__ import annotations
-
 import gc
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """One sharded cache over ranks of MPI: the bits of one device, and an error on every rank where they differ."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import shutil

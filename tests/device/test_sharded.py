@@ -1,7 +1,5 @@
 """A sequence on several devices: the bits of one device, and nodes where there is room for them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import product
 from typing import Any

@@ -1,7 +1,5 @@
 """What a sharded cache refuses, and that a failed or interrupted call leaves it as it was."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from typing import Any
 

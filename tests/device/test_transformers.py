@@ -6,8 +6,6 @@ tokens must agree while eager's best logit leads by more than MARGIN; the first 
 what follows a different choice is another text.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

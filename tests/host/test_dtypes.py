@@ -1,7 +1,5 @@
 """Storage dtypes by every name that a caller may know them by, and rows of 16-bit floats."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Kernel declarations against the shaders and the SPIR-V built from them."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The page table bookkeeping: who holds which page, what an append needs, and that nothing is ever lost."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 

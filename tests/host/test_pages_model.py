@@ -1,7 +1,5 @@
 """Random operations on sequences of one pool: they hold what plain lists hold, and take the pages that a model says."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A float32 product and a sum rounded once, against exact rationals, and what a device is asked of it."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

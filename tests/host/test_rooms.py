@@ -1,7 +1,5 @@
 """Folders are layers: imports point one way, between files, too, and no module hides a public function."""
 
-from __future__ import annotations
-
 import ast
 import re
 from graphlib import TopologicalSorter
