@@ -1,7 +1,5 @@
 """Command lines in this process, and how they are refused."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from typing import Any

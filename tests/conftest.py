@@ -1,7 +1,5 @@
 """Shared by host and device tests: seeded inputs, NumPy that raises where a value would go wrong, and who runs what."""
 
-from __future__ import annotations
-
 import gc
 import os
 from collections.abc import Iterator

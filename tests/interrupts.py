@@ -9,8 +9,6 @@ opcodes where none arrives and an exception would do harm:
 - with which a handler begins and ends: the exception that is handled would leak.
 """
 
-from __future__ import annotations
-
 import dis
 import inspect
 import random

@@ -1,7 +1,5 @@
 """Kernels of one line, for tests of the plain Vulkan dispatcher itself, with the buffers that they read and write."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import tempfile

@@ -1,7 +1,5 @@
 """A page table's appends as transactions of their own, and everything that a refusal, a rollback or a Ctrl-C leaves."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any

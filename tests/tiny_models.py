@@ -1,7 +1,5 @@
 """Small random models for the tests: configs, a byte-level tokenizer with a chat template, and GGUF files of both."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ They run there and nowhere else: where that test is among those of a run, the ot
 each call on to the driver as it is, so what they assert is what they assert without it.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

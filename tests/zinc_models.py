@@ -3,8 +3,6 @@
 Importing it skips the test file where torch or transformers is not installed.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -5,8 +5,6 @@ its best logit leads by more than that. Falcon's is sdpa: its eager attention ad
 (transformers 5.24), and the two differ by 1.4 in logits of order 10.
 """
 
-from __future__ import annotations
-
 import copy
 from functools import cache
 from typing import Any

@@ -1,15 +1,14 @@
-"""The benchmark on a device: dispatchers, dtypes and layouts in turns, and the passes by the device's clock."""
+"""The benchmark on a device: dispatchers, dtypes and layouts in turns, the passes by its clock, and decode steps."""
 
 import json
+from typing import Any
 
 import pytest
 from commands import records
 from commands import run as main
 
 import zinc_attn as za
-from zinc_attn.decode.contiguous import ContiguousKV
-from zinc_attn.errors import DeviceMemoryError
-from zinc_attn.tools.measure import CallSpec, measure_calls
+from zinc_attn.tools.measure import CallSpec, decode_steps, measure_calls, stalls, steps
 from zinc_attn.tools.measure.calls import pass_times
 
 SHAPE = za.AttnShape(6, 2, 64)
@@ -51,20 +50,6 @@ def test_two_runtimes_share_a_run():
     assert {(r.runtime, r.status) for r in rows} == {("kompute", "ok"), ("vulkan", "ok")}
 
 
-def test_no_room_is_a_row(device, monkeypatch):
-    real = ContiguousKV.__init__
-
-    def full(self, where, k, v, dtype):
-        if len(k) > 100:
-            raise DeviceMemoryError("no room")
-        real(self, where, k, v, dtype)
-
-    monkeypatch.setattr(ContiguousKV, "__init__", full)
-    rows = run([device], [100, 101], "f16")
-    assert [(r.status, r.error) for r in rows if r.context == 101] == [("refused", "no room")] * 2
-    assert {r.status for r in rows if r.context == 100} == {"ok"}
-
-
 def test_command(tmp_path, capsys):
     words = "bench --runtime vulkan --shape 6/2/64,2/1/64 --contexts 100,1k --repeats 1 --dtype f16,q8_0 --out"
     assert main(words, tmp_path / "a") == 0
@@ -74,3 +59,30 @@ def test_command(tmp_path, capsys):
     rows = records(capsys, words, tmp_path / "b", "--json")
     assert rows == [json.loads(line) for line in (tmp_path / "b" / "bench.jsonl").read_text().splitlines()]
     assert {row["measure"] for row in rows} == {"call", *PASSES}
+
+
+def test_the_command_of_steps(capsys, tmp_path):
+    assert main(f"decode --shape {SHAPE} --layers 2 --tokens 70 --runtime vulkan --out", tmp_path) == 0
+    out = capsys.readouterr().out
+    assert "shape 4/2/64, f16, 2 layers, 70 steps of one token\nvulkan: prepared in " in out
+    assert out.endswith("; 3 outputs compared, all equal\n")
+    rows = [json.loads(line) for line in (tmp_path / "decode.jsonl").read_text().splitlines()]
+    assert [row["context"] for row in rows] == list(range(71))
+    assert [row["measure"] for row in rows] == ["prepare"] + ["step"] * 70
+    assert all(row["attention_ms_per_step"] == pytest.approx(row["median_us"] / 500, rel=1e-4) for row in rows[1:])
+    assert (tmp_path / "decode.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_stalls_and_wrong_bits_are_seen(device, monkeypatch):
+    clock = iter(range(10**6))
+    monkeypatch.setattr(steps, "perf_counter", lambda: (n := next(clock)) * 1e-3 + 0.1 * (n >= 2 * 20 + 1))
+    spec = CallSpec(SHAPE, 1, range(1, 41))
+    rows = decode_steps([device], [spec], prepare=False)
+    assert [row.context for row in rows] == list(spec.contexts)
+    assert [(row.context, row.figures["attention_ms_per_step"]) for row in stalls(rows)] == [(21, pytest.approx(101))]
+    assert [row.context for row in rows if row.verified] == [1, 40]
+    right: Any = steps.oracle
+    monkeypatch.setattr(steps, "oracle", lambda q, k, v, *rest: right(q, k, 2 * v, *rest))
+    wrong = [row for row in decode_steps([device], [spec], prepare=False) if row.status == "failed"]
+    assert [row.context for row in wrong] == [1, 40]
+    assert all("got" in str(row.error) and not row.seconds for row in wrong)

@@ -250,3 +250,24 @@ def test_torch_leaves_cores_to_the_device(cores, default, variable, threads, mon
     share_cores()
     assert torch.get_num_threads() == threads
     assert ("torch uses " in capsys.readouterr().err) == (threads < default)
+
+
+class Bytes:
+    """A tokenizer whose ids are bytes."""
+
+    def decode(self, ids, skip_special_tokens):
+        assert skip_special_tokens
+        return bytes(ids if isinstance(ids, list) else [ids]).decode(errors="replace")
+
+
+@pytest.mark.parametrize("text", ["plain text", "ä €𝄞 end", "海は広い", "a\nb", "€", "a \ufffd"])
+def test_text_is_streamed_in_whole_characters(text):
+    """The last one stands for a text that ends inside a character."""
+    pieces: list[str] = []
+    put, end = generate.stream_text(Bytes(), pieces.append)
+    for byte in text.encode() if text[-1] != "\ufffd" else "a €".encode()[:-1]:
+        put(byte)
+    assert "\ufffd" not in "".join(pieces) and text.startswith("".join(pieces))
+    assert len([piece for piece in pieces if piece]) >= text.count(" ") + text.count("\n")
+    end()
+    assert "".join(pieces) == text

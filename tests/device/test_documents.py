@@ -4,8 +4,6 @@ A page's Python blocks run in order, in one namespace. Comments that a reader do
 given: ``<!-- run first:`` and code, ``<!-- needs MODULES -->`` where a page runs only with these modules.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import importlib.util

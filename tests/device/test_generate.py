@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import socket
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -107,8 +108,10 @@ def test_token_ids(new, dtype, checkpoints, capsys):
     assert f"cache {dtype}\n" in shown.err and ("decode" in shown.err) == (new > 1)
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt_oss", "gemma2", "qwen3_5_moe_text"])
-@pytest.mark.parametrize(("prompt", "chunk"), [(3, None), (200, 90)])
+@pytest.mark.parametrize(
+    ("kind", "prompt", "chunk"),
+    [("llama", 3, None), *((kind, 200, 90) for kind in ("gpt_oss", "gemma2", "qwen3_5_moe_text"))],
+)
 def test_no_step_compiles_anything(kind, prompt, chunk, checkpoints, vulkan, monkeypatch):
     """A device makes each program once, on its first use."""
     programs, made_before, make = [], [], vulkan.runtime.kernel  # made_before: each token
@@ -181,6 +184,17 @@ def test_models_refused(changes, message, tmp_path, checkpoints, capsys):
         (path / "model.safetensors").write_bytes((path / "model.safetensors").read_bytes()[:1000])
     said = refusal(capsys, GENERATE, path, "--prompt-ids 1")
     assert said.startswith(f"model: cannot load {path}: ") and message in said
+
+
+@pytest.mark.parametrize("package", ["torch", "transformers"])
+def test_without_transformers(package, tmp_path, monkeypatch, capsys):
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, "zinc_attn.integrations.transformers", raising=False)
+    monkeypatch.delattr(sys.modules.get("zinc_attn.integrations", sys), "transformers", raising=False)
+    said = refusal(capsys, "validate --model", tmp_path)
+    assert said.startswith("zinc_attn.integrations.transformers: ")
+    assert "pip install torch 'zinc-attn[transformers]'" in said
 
 
 TOO_LONG = "got 1,025 tokens, expected at most max_position_embeddings = 1,024 of llama"

@@ -1,7 +1,5 @@
 """A sequence in a file has the same bits after load, in any cache of its kind; a wrong file changes nothing."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,18 +1,59 @@
 """One sharded cache over ranks of MPI: the bits of one device, and an error on every rank where they differ."""
 
-from __future__ import annotations
-
+import importlib.util
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from mpi import START, mpiexec, needs_mpi, run_ranks
 
 from zinc_attn.distributed.ranks import LOST_STATUS
 
-pytestmark = needs_mpi
+
+def mpiexec() -> str | None:
+    beside = Path(sys.executable).with_name("mpiexec")
+    return str(beside) if beside.exists() else shutil.which("mpiexec")
+
+
+NO_MPI = importlib.util.find_spec("mpi4py") is None or mpiexec() is None
+pytestmark = pytest.mark.skipif(NO_MPI, reason="mpi4py with an MPI is not here: scripts/test installs it")
+
+START = """
+import sys, time, numpy as np, zinc_attn as za
+from mpi4py import MPI
+from zinc_attn import reference
+comm, shape = MPI.COMM_WORLD, za.AttnShape(6, 2, 64)
+second = comm.rank == 1
+k, v = (np.random.default_rng(i).standard_normal((3000, 2, 64)).astype(np.float16) for i in (1, 2))
+q = np.random.default_rng(3).standard_normal((6, 64)).astype(np.float32)
+file = open(f"{sys.argv[1]}/{comm.rank}.txt", "w")
+
+def make(nodes, timeout_s, layers=1):
+    device = za.Device.open()
+    return za.ShardedKVCache([device], shape, layers, nodes * 512, comm=comm, weights=[1.0], timeout_s=timeout_s)
+
+def right(sequence, rows, out=None):  # of the script's attn, or an output of it
+    got, want = attn(q, sequence, 0) if out is None else out, reference.emulate(q, k[rows], v[rows])[0]
+    assert np.array_equal(got.view(np.uint32), want.view(np.uint32))
+
+def said(call):
+    try:
+        call()
+    except (za.ZincAttnError, KeyboardInterrupt) as error:
+        return f"{type(error).__name__}: {error}"
+    return "done"
+"""
+
+
+def run_ranks(folder: Path, script: str, ranks: int = 2, *more: str) -> tuple[list[list[str]], str]:
+    """What each rank of ``script`` says, in lines, and what is on stderr."""
+    (folder / "rank.py").write_text(START + script)
+    command = [str(mpiexec()), "-n", str(ranks), sys.executable, str(folder / "rank.py"), str(folder), *more]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return [(folder / f"{rank}.txt").read_text().splitlines() for rank in range(ranks)], done.stderr
+
 
 EQUAL = """
 try:
@@ -32,7 +73,7 @@ file.close()
 
 @pytest.mark.parametrize(
     ("ranks", "mode", "says"),
-    ((2, "equal", "equal"), (4, "equal", "equal"), (2, "mismatch", "RankError rank 1 is set up as 6/2/64 layers=2")),
+    ((4, "equal", "equal"), (2, "mismatch", "RankError rank 1 is set up as 6/2/64 layers=2")),
 )
 def test_ranks(tmp_path: Path, ranks: int, mode: str, says: str) -> None:
     said, stderr = run_ranks(tmp_path, EQUAL, ranks, mode)
@@ -252,7 +293,6 @@ file.close()
 @pytest.mark.parametrize(
     ("mode", "ranks", "expected"),
     (
-        ("own", 2, ["RankError: rank 1 failed: ValueError: of its own", "ValueError: of its own"]),
         ("own", 3, ["RankError: rank 1 failed: ValueError: of its own", "ValueError: of its own"] * 2),
         ("in a call", 3, ["RankError: rank 1 failed: ShapeError: q: got ", "ShapeError: q: got shape (3, 64)"] * 2),
         ("late", 2, ["RankError: rank 0 waited 4 s for rank 1; it is lost, late, or in no call; look at"] * 2),

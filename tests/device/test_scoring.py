@@ -1,7 +1,5 @@
 """Window, softcap, sinks and scale: the oracle's bits in every layout, on every driver, alone and from the cache."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,8 +1,7 @@
 """A sequence on several devices: the bits of one device, and nodes where there is room for them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ DEVICES = {
 }
 
 
-@pytest.fixture(scope="module", params=DEVICES)
+@pytest.fixture(scope="module")
 def devices(request: pytest.FixtureRequest, device_of: Callable[[str, str], za.Device]) -> list[za.Device]:
     return [device_of(*name) for name in DEVICES[request.param]]
 
@@ -32,9 +31,11 @@ def devices(request: pytest.FixtureRequest, device_of: Callable[[str, str], za.D
 WINDOW = {"window": 900, "sinks": np.linspace(-2, 5, 6, dtype=np.float32)}
 
 
-@pytest.mark.parametrize(
-    ("dtype", "some"), (("f16", {}), ("q8_0", WINDOW), *((("f16", WINDOW), ("q8_0", {})) if FULL else ()))
-)
+TWO, *_, THREE = DEVICES
+CALLS = product(DEVICES, ("f16", "q8_0"), ({}, WINDOW)) if FULL else ((TWO, "q8_0", WINDOW), (THREE, "f16", {}))
+
+
+@pytest.mark.parametrize(("devices", "dtype", "some"), CALLS, indirect=["devices"])
 def test_the_bits_of_one_device(devices: list[za.Device], dtype: str, some: dict[str, Any]) -> None:
     weights = [3.0, 1.0, 2.0][: len(devices)]
     most = 6 if any("SwiftShader" in one.info.name for one in devices) else 20  # which takes seconds for 20 rows
@@ -90,7 +91,7 @@ def test_results_go_to_arrays_of_the_caller(device: za.Device, rng: np.random.Ge
             same((outs[i], lses[i]), reference.emulate(q[i], k[:n], v[:n]))
 
 
-@pytest.mark.parametrize("some", ({}, {**WINDOW, "window": 700, "softcap": 9.0}), ids=("plain", "options"))
+@pytest.mark.parametrize("some", ({**WINDOW, "window": 700, "softcap": 9.0}, *[{}] * FULL), ids=len)
 @pytest.mark.parametrize("seed", range(4 if FULL else 1))
 def test_what_fits_the_capacity_fits_the_shards(device: za.Device, seed: int, some: dict[str, Any]) -> None:
     """Whatever was appended, cut, kept, forked and freed before; batches have the bits of each sequence alone."""
@@ -144,6 +145,7 @@ def lost(*_: Any) -> None:
     raise DeviceLostError("injected")
 
 
+@pytest.mark.parametrize("devices", DEVICES if FULL else [TWO], indirect=True)
 def test_a_batch_counts_in_whole_or_not(devices: list[za.Device], monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(6)
     k = rng.standard_normal((1400, 2, 64)).astype(np.float32)

@@ -6,8 +6,6 @@ tokens must agree while eager's best logit leads by more than MARGIN; the first 
 what follows a different choice is another text.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -34,7 +32,6 @@ from zinc_attn import errors
 from zinc_attn.integrations.transformers import attention as zinc_attention
 
 MARGIN = 1e-4  # of logits of order 1, float32 through a few layers
-ARCHITECTURES = pytest.mark.parametrize("name", MODELS)
 ONE_DISPATCHER = True
 pytestmark = [
     pytest.mark.usefixtures("models_may_attend"),
@@ -57,7 +54,13 @@ def agree(want: Any, got: Any, label: str = "") -> int:
     return steps
 
 
-@ARCHITECTURES
+# Recurrent layers of transformers' own round otherwise in other chunks.
+RECURRENT = [name for name, (_, config) in MODELS.items() if "linear_key_head_dim" in config]
+# with --full all; the others' logits are compared in chunks
+WHOLE = list(MODELS) if FULL else [*RECURRENT, "llama", "gpt_oss", "gemma4", "deepseek_v3", "mimo_v2"]
+
+
+@pytest.mark.parametrize("name", WHOLE)
 def test_tokens_are_eager_attentions(name: str, device: za.Device) -> None:
     """Beyond the window, where there is one; with the cache, and with transformers' own DynamicCache."""
     ids = prompt(40)
@@ -105,8 +108,7 @@ def test_logits_have_the_same_bits_at_every_layout(name: str, latent: bool, devi
 
 
 LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4", "kimi_linear")
-# Recurrent layers of transformers' own round otherwise in other chunks.
-IN_CHUNKS = [name for name, (_, config) in {**MODELS, **SIMILAR}.items() if "linear_key_head_dim" not in config]
+IN_CHUNKS = [name for name in (*MODELS, *SIMILAR) if name not in RECURRENT]
 
 
 @pytest.mark.parametrize(("name", "latent"), [*((one, False) for one in IN_CHUNKS), *((one, True) for one in LATENT)])

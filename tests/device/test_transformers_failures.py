@@ -1,7 +1,5 @@
 """A forward or a generate of a ZincCache that failed anywhere can be made again, or says why it cannot."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager

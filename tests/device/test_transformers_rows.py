@@ -1,7 +1,5 @@
 """attn_implementation="zinc" and ZincCache on q, k, v of one's own: bits, padding, crops, capacity, and refusals."""
 
-from __future__ import annotations
-
 import copy
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The accepted path of a tree of tokens. Which pages a batch of forks takes, test_pages_model.py says."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

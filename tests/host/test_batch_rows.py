@@ -1,7 +1,5 @@
 """The batch rows of a ZincCache: rows that are selected or forked, all of them or none."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Block types and fp8_e4m3: ggml's bytes, ours, and the way between them."""
 
-from __future__ import annotations
-
 import re
 from itertools import product
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The build hook compiles the shaders of every kind of build, or fails; hatchling itself is not needed here."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import sys

@@ -24,11 +24,10 @@ from zinc_attn.kernels.tuning import LayoutFacts
 from zinc_attn.planning.splits import plan_splits
 from zinc_attn.shapes import AttnShape
 from zinc_attn.tools.harness import tables
-from zinc_attn.tools.harness.bits import Output, compare, first_difference
-from zinc_attn.tools.harness.files import write_file, write_report
+from zinc_attn.tools.harness.bits import Output, compare
 from zinc_attn.tools.harness.inputs import NUMPY_DTYPES, Inputs, parse_contexts
 from zinc_attn.tools.harness.split_spec import SplitSpec, parse_split_specs
-from zinc_attn.tools.measure import CallSpec, Row, rows_png
+from zinc_attn.tools.measure import CallSpec, Row
 from zinc_attn.tools.measure.expected import Expectation
 from zinc_attn.tools.measure.rows import FIGURES
 
@@ -109,21 +108,6 @@ def test_what_the_oracle_computes(batch, q_len, products, rows, heads):
     assert found.word == ("bits" if (rows, heads) == (q_len, 2) else "bits (sampled)")
 
 
-def test_difference_names_the_first_bit():
-    want = np.arange(8, dtype=np.float32).reshape(4, 2)
-    got = want.copy()
-    assert first_difference("out", got, want) is None
-    got[2, 1] = np.nextafter(np.float32(5), np.float32(6))
-    got[3, 0] = np.nan
-    more = np.concatenate([np.ones((8, 2), np.float32), got])  # its last rows are compared
-    found = first_difference("out", more, want)
-    assert found is not None and found.text() == (
-        "out[10, 1]: got 5.00000048 (0x40a00001), expected 5 (0x40a00000); 2 of 8 elements differ"
-    )
-    zero = np.zeros(1, np.float32)
-    assert first_difference("lse", -zero, zero) is not None  # equal numbers, other bits
-
-
 def test_out_is_compared_before_lse():
     want = Output(np.zeros((1, 2), np.float32), np.zeros(1, np.float32))
     assert compare(want, want) is None and compare(want._replace(lse=want.lse + 1), want).array == "lse"
@@ -150,24 +134,6 @@ def test_what_the_figures_are_of():
     assert {name: (row["kv_gb_s"] is not None, row["tokens_s"] is not None) for name, row in rows.items()} == has
 
 
-def test_lines_of_json(tmp_path):
-    (path,) = write_report(tmp_path, "sweep", [replace(TIMED, seconds=(1e-4 / 3,)).record(), ROW.record()], None)
-    first, second = map(json.loads, path.read_text().splitlines())
-    assert (path.name, list(first)) == ("sweep.jsonl", list(second))
-    assert (first["median_us"], second["median_us"]) == (33.3333, None)
-    assert (first["shape"], first["plan"], first["num_splits"]) == ("4/2/64", ROW.plan.fingerprint(), 2)
-
-
-def test_write_file_is_atomic(tmp_path):
-    path = tmp_path / "new" / "a.csv"
-    write_file(path, b"one")
-    write_file(path, b"two")
-    assert path.read_bytes() == b"two"
-    assert list(path.parent.iterdir()) == [path]
-    with pytest.raises(ArgumentError, match=r"a\.csv: cannot be written: .*; choose another folder with --out"):
-        write_file(path / "a.csv", b"")
-
-
 def test_table_and_notes(capsys):
     rows = [
         TIMED,
@@ -179,45 +145,15 @@ def test_table_and_notes(capsys):
     ]
     measured.print_measured(rows)
     above, below, _, *out = capsys.readouterr().out.splitlines()
-    assert above.split() == ["µs", "per", "IQR", "KV", "attn", "attn", "pass", "2"]
-    assert below.split() == [
-        "context",
-        "layout",
-        "splits",
-        "verified",
-        "layer",
-        "µs",
-        "GB/s",
-        "ms/step",
-        "tokens/s",
-        "µs",
-    ]
+    assert above.split()[-2:] == ["pass", "2"] and below.split()[:4] == ["context", "layout", "splits", "verified"]
     lines = [line.split() for line in out[:3] + out[4:6]]
     assert lines[0] == ["1,024", "auto", "2", "bits", "100", "1.25", "5.243", "1", "1,000", "3"]
     assert (lines[1][3], lines[1][-3:]) == ("bits*", ["0.01", "100,000", "–"])
     assert lines[2][3:] == ["FAILED", *"––––––"]
     assert not out[3] and lines[3][3:] == ["refused", *"––––––"]
     notes = out[6:]
-    assert notes[0] == "bits: out and lse equal the oracle's bit for bit." and notes[1].startswith("bits*: ")
-    assert notes[2].startswith("Time: decode call: append, attend, merge; host clock")
+    assert [note.split(":")[0] for note in notes[:4]] == ["bits", "bits*", "Time", "tokens/s"]
     assert notes[4:] == ["1,024 keys, 7: FAILED: out[0, 0]: wrong", "1,048,576 keys, auto, 1: refused: no room"]
-
-
-def test_plot():
-    from zinc_attn.tools.measure.picture import keys_label
-
-    rows = [
-        replace(TIMED, context=context, layout=layout, runtime=runtime)
-        for context in (1024, 3000, 8192)
-        for layout in ("auto", "1", "7", "size:2048")
-        for runtime in ("kompute", "vulkan")
-    ]
-    rows.append(replace(ROW, context=1 << 20, status="refused"))
-    for measure in ("call", "step"):
-        made = rows_png([replace(row, measure=measure) for row in rows], "a_$b$", "tokens_s", "t")
-        assert made is not None and made.startswith(b"\x89PNG")
-    assert rows_png([ROW], "t", "tokens_s", "t") is None
-    assert (keys_label(131072), keys_label(1000)) == ("128k", "1,000")
 
 
 def test_figures_and_sizes_in_words():

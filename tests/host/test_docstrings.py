@@ -1,7 +1,5 @@
 """``help()`` of every public name, and of every public method, says something."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 from collections.abc import Iterator

@@ -14,12 +14,10 @@ from support import GPU
 from zinc_attn import limits
 from zinc_attn.cache import rows
 from zinc_attn.cache.mover import PageGeometry
-from zinc_attn.canonical import constants, primitives
 from zinc_attn.decode.contiguous import RecordedCall
 from zinc_attn.decode.scoring import Scoring
 from zinc_attn.kernels import declarations as kernels
 from zinc_attn.kernels.dispatches import AttendVariant, append_call, copy_call, merge_call
-from zinc_attn.kernels.tuning import chunks_ahead, merge_workgroup_size
 from zinc_attn.planning.splits import SplitPlan, plan_splits
 from zinc_attn.runtime.device import Device
 from zinc_attn.shapes import TILES, AttnShape, row_format, row_strides, strided_format
@@ -51,47 +49,19 @@ def test_every_name_has_a_description_and_no_description_is_left_over():
     assert set(meanings("types")) <= fields
 
 
-def test_records_and_kernels_are_the_declarations(made):
+def test_kernels_and_records_are_the_declarations(made):
+    """The places that the C hosts do not read, which go by a number's name."""
     for name in describe.RECORDS:
-        record, fields = made["work"][name], getattr(kernels, name.upper())
-        assert record["words"] == getattr(kernels, f"{name.upper()}_WORDS") >= len(fields)
-        places = [(f["name"], f["word"], f["byte"]) for f in record["fields"]]
-        assert places == [(field, i, 4 * i) for i, field in enumerate(fields)]
-    assert [k["name"] for k in made["kernels"]] == [d.name for d in kernels.KERNELS]
+        fields = [(one["name"], one["word"], one["byte"]) for one in made["work"][name]["fields"]]
+        assert fields == [(field, i, 4 * i) for i, field in enumerate(getattr(kernels, name.upper()))]
     for kernel, decl in zip(made["kernels"], kernels.KERNELS, strict=True):
-        bindings = [(b["binding"], b["name"], b["access"]) for b in kernel["bindings"]]
-        assert bindings == [(i, b.name, b.access) for i, b in enumerate(decl.bindings)]
-        constants = kernel["specialization_constants"]
-        places = [(c["id"], c["offset"], c["name"]) for c in constants]
-        assert places == [(i, 4 * i, n) for i, n in enumerate(decl.constant_names)]
-        assert {c["name"]: c["fixed"] for c in constants if "fixed" in c} == dict(decl.fixed)
-        assert (kernel["file"], kernel["entry_point"], kernel["push_constants"]) == (decl.file, "main", [])
-    attends = [k["name"] for k in made["kernels"] if k["family"] == "attend"]
-    assert attends == ["attend_single", "attend_node", "attend_loop"]
-    assert made["vulkan"]["storage_buffers_per_stage"] == 6
-    sizes = {k["family"]: k["local_size"] for k in made["kernels"]}
-    plain = {key: ["32", "1", "1"] for key in ("attend", "append", "copy", "primitives", "multiply_add")}
-    assert sizes == {**plain, "merge": ["merge_workgroup_size", "1", "1"]}
-
-
-def test_the_primitives_are_those_that_the_package_asks_for(made):
-    listed, rows = made["primitives"], primitives.ROWS
-    for words, names, found in zip(
-        primitives.words(kernels.NUMBERS, kernels.RESULTS),
-        (listed["number_names"], listed["result_names"]),
-        (listed["numbers"], listed["results"]),
-        strict=True,
-    ):
-        assert words.shape == (rows, len(names)) and words.reshape(-1).tolist() == found
-    assert listed["workgroups"] == [rows // limits.WAVE, 1, 1]
-
-
-def test_constants_are_the_float32_that_the_shaders_have(made):
-    bits = made["constants"]["EXP2_POLY"]["float32_bits"]
-    assert [np.uint32(int(b, 16)).view(np.float32) for b in bits] == [np.float32(c) for c in constants.EXP2_POLY]
-    assert made["constants"]["FLUSH"]["float32_bits"] == "0x0D800000"
-    assert made["constants"]["RCP_SEED"]["value"] == 0x7EF311C3
-    assert made["constants"]["KEYS_PER_LEAF"]["value"] == 64
+        bindings = [(one["binding"], one["name"], one["access"]) for one in kernel["bindings"]]
+        assert bindings == [(i, one.name, one.access) for i, one in enumerate(decl.bindings)]
+        places = [(one["id"], one["offset"], one["name"]) for one in kernel["specialization_constants"]]
+        assert places == [(i, 4 * i, name) for i, name in enumerate(decl.constant_names)]
+        rows = f"{8 if decl is kernels.ATTEND['node'] else 1}"
+        local_size = ["merge_workgroup_size" if decl is kernels.MERGE else "32", rows, "1"]
+        assert (kernel["file"], kernel["entry_point"], kernel["local_size"]) == (decl.file, "main", local_size)
 
 
 def test_no_formula_uses_a_name_that_is_not_explained(made):
@@ -119,7 +89,8 @@ def names_of(shape, dtype, page_size, kv_layout="tiles"):
 
 @pytest.mark.parametrize("dtype", (*STORAGE, "q5_1/q4_0"))
 @pytest.mark.parametrize(("page_size", "kv_layout"), ((1, "tiles"), (256, "tiles"), (1, "NHD"), (256, "NHD")))
-def test_sizes(dtype, page_size, kv_layout):
+def test_numbers_of_a_shape(dtype, page_size, kv_layout):
+    """The manifest's are those of the formulas, and of the package's own rows, pages and dispatches."""
     for shape in SHAPES + WIDE:
         if "/" in dtype and shape.latent:
             continue
@@ -129,30 +100,33 @@ def test_sizes(dtype, page_size, kv_layout):
             strides = row_strides(shape, dtype)
             row = strided_format(strides, shape.latent)
             filled = 4 * shape.kv_heads * row.words
-        assert (n["k_stride"], n["v_stride"]) == strides
+        made = describe._shape(shape, dtype, page_size, 64, kv_layout)
+        assert AttnShape.parse(made["shape"]) == AttnShape(**{name: made[name] for name in asdict(shape)}) == shape
+        assert made["sizes"] == {name: n[name] for name in formulas("sizes")}
+        assert made["kv_bytes_per_token"] == 4 * n["token_words"] == filled
+        assert made["state_bytes"] == 4 * shape.q_heads * (shape.v_dim + 2)
+        assert (n["k_stride"], n["v_stride"]) == strides and (n["v_page_words"] == 0) == shape.latent
         for name in ("group", "head_chunks", "heads_per_workgroup", "value_slice", "k_dim", "v_dim"):
             assert n[name] == getattr(shape, name), (str(shape), name)
         assert {name: n[name] for name in asdict(row)} == asdict(row)
         assert (n["k_words"], n["v_words"]) == (row.k_words, row.v_words)
         pages = PageGeometry(shape, dtype, n["tile"], n["page_tiles"], strides)
-        assert (n["k_tile_words"], n["v_tile_words"]) == copy_call(pages.tile_words, 1, 1).spec
-        appends = append_call(shape, dtype, n["tile"], 1, shape.kv_heads, strides)
-        assert tuple(n[name] for name in appends.decl.spec) == appends.spec
-        assert 4 * n["token_words"] == filled == 4 * pages.row_words
+        assert n["token_words"] == pages.row_words
         for name, words in zip(("k_page_words", "v_page_words"), pages.tile_words, strict=True):
             assert n[name] == shape.kv_heads * n["page_tiles"] * words
         plan = plan_splits(100000, shape)
         call = {"kind": "gpu", "context_len": 100000, "rows": 1, "q_len": 1, "window": 0, "leaves_per_state": 8}
         states = evaluate_all(formulas("quantities"), {**n, **call})
         assert evaluate(formulas("buffers")["states"][0], {**n, **states}) == plan.scratch_bytes
-
-
-@pytest.mark.parametrize("kind", describe.KINDS)
-def test_values_by_kind_of_device(kind):
-    for k_dim in range(limits.K_DIMS, limits.MAX_HEAD_DIM + 1, limits.K_DIMS):
-        names = {"kind": kind, "k_dim": k_dim}
-        assert evaluate(formulas("quantities")["chunks_ahead"][0], names) == chunks_ahead(kind, k_dim)
-        assert evaluate(formulas("quantities")["merge_workgroup_size"][0], names) == merge_workgroup_size(kind)
+        for kind, device in (("gpu", "discrete"), ("cpu", "cpu")):
+            calls = [merge_call(shape, device, 1), append_call(shape, dtype, n["tile"], 1, shape.kv_heads, strides)]
+            programs = [(call.decl, call.spec) for call in (*calls, copy_call(pages.tile_words, 1, 1))]
+            programs.append(AttendVariant(shape, dtype, "loop", device, n["tile"], strides=strides).program())
+            for decl, values in programs:
+                found = made["kinds"][kind]["specialization"][describe.family(decl)]
+                assert tuple(found[name] for name in decl.spec) == values
+            groups = tuple(evaluate(count, {**n, "rows": 1}) for count, _ in formulas("merge.grid").values())
+            assert groups == calls[0].groups
 
 
 def contexts(table):
@@ -287,32 +261,6 @@ def recorded(plan, scoring):
         "table": table,
     }
     return found, log.steps
-
-
-@pytest.mark.parametrize(("dtype", "kv_layout"), (("f16", "NHD"), ("q8_0", "tiles")))
-@pytest.mark.parametrize("shape", (SHAPES[0], *WIDE[:2]), ids=str)
-def test_numbers_of_a_shape(shape, dtype, kv_layout):
-    """The manifest's numbers are those of the formulas, and of the package's own dispatches."""
-    made = describe.manifest([shape], dtype=dtype, page_size=128, kv_layout=kv_layout)["shapes"][0]
-    assert made["shape"] == str(shape) and AttnShape.parse(made["shape"]) == shape
-    assert {name: made[name] for name in asdict(shape)} == asdict(shape)
-    sizes, row = made["sizes"], row_format(shape, dtype)
-    names = names_of(shape, dtype, 128, kv_layout)
-    strides = row_strides(shape, dtype) if kv_layout == "NHD" else TILES
-    pages = PageGeometry(shape, dtype, 64, 2, strides)
-    assert sizes == {name: names[name] for name in formulas("sizes")}
-    assert (sizes["v_page_words"] == 0) == shape.latent
-    assert made["kv_bytes_per_token"] == 4 * sizes["token_words"] == 4 * shape.kv_heads * row.words
-    assert made["state_bytes"] == 4 * shape.q_heads * (shape.v_dim + 2)
-    for kind, device in (("gpu", "discrete"), ("cpu", "cpu")):
-        calls = [merge_call(shape, device, 1), append_call(shape, dtype, 64, 1, shape.kv_heads, strides)]
-        calls.append(copy_call(pages.tile_words, 1, 1))
-        programs = [(call.decl, call.spec) for call in calls]
-        for decl, values in (AttendVariant(shape, dtype, "loop", device, 64, strides=strides).program(), *programs):
-            specialization = made["kinds"][kind]["specialization"][describe.family(decl)]
-            assert tuple(specialization[name] for name in decl.spec) == values
-        groups = tuple(evaluate(count, {**names, "rows": 1}) for count, _ in formulas("merge.grid").values())
-        assert groups == calls[0].groups
 
 
 INDEXED = [AttnShape.parse(s) for s in ("4/2/128", "4/2/192/128", "4/2/96/160", "2/2/576/512/latent", "4/2/72/33")]

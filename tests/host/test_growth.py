@@ -1,7 +1,5 @@
 """The recordings that growth needs, found from few lengths, are those of every length."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 

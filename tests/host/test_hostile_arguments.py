@@ -1,7 +1,5 @@
 """No argument, however wrong, gives anything but a result or a ZincAttnError: what needs no device."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import wraps
 from typing import Any

@@ -1,7 +1,5 @@
 """Work items for the matrix units: every row meets every leaf that it sees once, with the keys that it sees."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

@@ -116,42 +116,26 @@ def test_find_model(tmp_path):
     assert str(error.value) == f"model: got 'qwen9', expected a path to a config.json or one of {', '.join(PRESETS)}"
 
 
-# attention layers, windowed ones, shape, and KiB of float16 K and V per token where published
-EXPECTED = """
-qwen3.6-35b-a3b         10  0  16/2/256              20
-qwen3-30b-a3b           48  0  32/4/128              96
-qwen3-8b                36  0  32/8/128              144
-qwen3.8-27b             16  0  24/4/256              64
-gpt-oss-20b             12 12  64/8/64               -
-gemma-3-27b             10 52  32/16/128             -
-gemma-4-31b             10 50  32/4/512              -
-llama-3.1-8b            32  0  32/8/128              -
-codellama-34b           48  0  64/8/128              -
-smollm2-135m            30  0  9/3/64                -
-glm-4.7-flash           47  0  20/20/256             940
-glm-4.7-flash-latent    47  0  20/1/576/512/latent   52.875
-deepseek-v3             61  0  128/128/192/128       4880
-deepseek-v3-latent      61  0  128/1/576/512/latent  68.625
-kimi-k2                 61  0  64/64/192/128         2440
-kimi-k2-latent          61  0  64/1/576/512/latent   68.625
-mistral-small-4         36  0  32/32/128             576
-mistral-small-4-latent  36  0  32/1/320/256/latent   22.5
-mimo-v2-flash            9 39  64/4/192/128          -
-"""
+PUBLISHED = {  # KiB of float16 K and V per token
+    **{"qwen3.6-35b-a3b": 20, "qwen3-30b-a3b": 96, "qwen3-8b": 144, "qwen3.8-27b": 64, "llama-3.1-8b": 128},
+    **{"glm-4.7-flash": 940, "glm-4.7-flash-latent": 52.875, "deepseek-v3": 4880, "deepseek-v3-latent": 68.625},
+    **{"kimi-k2": 2440, "kimi-k2-latent": 68.625, "mistral-small-4": 576, "mistral-small-4-latent": 22.5},
+}
 
 
-def test_presets():
-    rows = [line.split() for line in EXPECTED.strip().splitlines()]
-    assert [row[0] for row in rows] == list(PRESETS) and all(slug(name) == name for name in PRESETS)
-    for name, full, windowed, shape, kib in rows:
+def test_presets(tmp_path):
+    assert all(slug(name) == name == model.name for name, model in PRESETS.items())
+    found = {name: PRESETS[name].attention_layers * PRESETS[name].shape.kv_bytes_per_token("f16") for name in PUBLISHED}
+    assert found == {name: kib * 1024 for name, kib in PUBLISHED.items()}
+    others = {"gemma-3-27b": ("32/16/128", 10, 52), "codellama-34b": ("64/8/128", 48, 0)}
+    others |= {"smollm2-135m": ("9/3/64", 30, 0), "mimo-v2-flash": ("64/4/192/128", 9, 39)}
+    for name, (shape, full, windowed) in others.items():
         model = PRESETS[name]
-        assert (model.attention_layers, model.windowed_layers, str(model.shape)) == (int(full), int(windowed), shape)
-        assert kib == "-" or int(full) * model.shape.kv_bytes_per_token("f16") == float(kib) * 1024
-
-
-def test_presets_are_what_their_configs_say(tmp_path):
+        assert (str(model.shape), model.attention_layers, model.windowed_layers) == (shape, full, windowed)
     configs = {"deepseek-v3": DEEPSEEK_V3, "glm-4.7-flash": GLM_4_7_FLASH, "mistral-small-4": MISTRAL_4}
-    for name, config in {**configs, "kimi-k2": {**DEEPSEEK_V3, "num_attention_heads": 64}}.items():
+    configs |= {"kimi-k2": {**DEEPSEEK_V3, "num_attention_heads": 64}, "gpt-oss-20b": GPT_OSS, "gemma-4-31b": GEMMA_4}
+    configs |= {"qwen3.6-35b-a3b": {**QWEN_NEXT, "full_attention_interval": 4}, "llama-3.1-8b": LLAMA}
+    for name, config in configs.items():
         assert replace(from_config(write(tmp_path, config)), name=name) == PRESETS[name]
 
 

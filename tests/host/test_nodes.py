@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from interrupts import files
 from page_tables import interrupt_everywhere
+from sharded import check_books
 from support import FULL
 
 import zinc_attn as za
@@ -136,18 +136,13 @@ def append(cache: HostCache, seq: za.ShardedSequence, count: int, layers: tuple[
 
 def check(cache: HostCache, live: list[za.ShardedSequence]) -> None:
     """The lengths of ``live``, all sequences of the cache, are those of the shards, and all have counted the same."""
-    cache.begin()  # as the next call does
-    holders = Counter(node for seq in live for node in seq.held)
-    assert cache.allocator.used.tolist() == [sum(node.shard == i for node in holders) for i in cache.shards]
-    assert all(cache.allocator.is_shared(node) == (count > 1) for node, count in holders.items())
+    check_books(cache, live, collect=False)
     for seq in live:
         full, rest = divmod(max(seq.lengths), 512)
         assert len(seq.held) == full + (rest > 0)
-        assert not rest or holders[seq.held[-1]] == 1, "a partly filled node is shared"
+        assert not rest or not cache.allocator.is_shared(seq.held[-1]), "a partly filled node is shared"
         for i, one in seq.shards.items():
             assert list(one.lengths) == [seq.tokens(i, n) for n in seq.lengths]
-    for i, shard in cache.shards.items():
-        shard.pool.check([seq.shards[i].pages for seq in live])
 
 
 def _dropped(cache: HostCache, seq: za.ShardedSequence) -> None:

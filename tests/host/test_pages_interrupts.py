@@ -1,7 +1,5 @@
 """An interrupt before any bytecode, or two, leaves a call on page tables done or not done, and loses no page."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from contextlib import suppress

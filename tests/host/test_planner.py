@@ -1,7 +1,5 @@
 """The split rule and SplitPlan."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from itertools import product

@@ -1,7 +1,5 @@
 """Choosing a device, and the refusals of the machine. Needs no Vulkan."""
 
-from __future__ import annotations
-
 import builtins
 import dataclasses
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A float32 product and a sum rounded once, against exact rationals, and what a device is asked of it."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np
@@ -35,8 +33,8 @@ def drawn(rng: np.random.Generator, count: int, low: int, high: int) -> np.ndarr
 
 CASES = {
     "what a device is asked": lambda rng: products.triples(),
-    "any": lambda rng: [drawn(rng, 3000, -40, 20) for _ in range(3)],
-    "subnormal sums": lambda rng: [drawn(rng, 2000, low, low + 20) for low in (-92, -92, -170)],
+    "any": lambda rng: [drawn(rng, 1000, -40, 20) for _ in range(3)],
+    "subnormal sums": lambda rng: [drawn(rng, 1000, low, low + 20) for low in (-92, -92, -170)],
     "zeros": lambda rng: [rng.choice(np.float32([0.0, -0.0, 1.5]), 300) for _ in range(3)],
 }
 
@@ -85,12 +83,11 @@ def test_the_module_with_the_operation(decl):
     replaced = [one for one in before if one[0] == 12 and one[4] == 50]
     made = [one for one in after if one[0] == 4427]
     assert made and [[12, one[1], one[2], before_set(before), 50, *one[3:]] for one in made] == replaced
-    declared = [one for one in after if one not in before and one[0] != 4427]
+    known = set(map(tuple, before))
+    declared = [one for one in after if tuple(one) not in known and one[0] != 4427]
     assert declared == [[17, 6030], [10, *np.frombuffer(b"SPV_KHR_fma\0", np.uint32).tolist()]]
     order = [one[0] for one in after]
-    assert order.index(10) > max(i for i, opcode in enumerate(order) if opcode == 17) and order.index(10) < order.index(
-        11
-    )
+    assert max(i for i, opcode in enumerate(order) if opcode == 17) < order.index(10) < order.index(11)
 
 
 def instructions(spirv: bytes) -> list[list[int]]:

@@ -1,7 +1,5 @@
 """Where an object dies no bytecode runs: Python would report a Ctrl-C there, and not raise it."""
 
-from __future__ import annotations
-
 import ast
 import gc
 from pathlib import Path

@@ -1,8 +1,7 @@
 """Folders are layers: imports point one way, between files, too, and no module hides a public function."""
 
-from __future__ import annotations
-
 import ast
+import re
 from graphlib import TopologicalSorter
 from pathlib import Path
 from types import FunctionType
@@ -74,3 +73,9 @@ def test_no_circle_of_files() -> None:
 def test_no_module_hides_a_public_function() -> None:
     modules = {path.stem for path in PACKAGE.iterdir()}
     assert not modules & {name for name in za.__all__ if isinstance(getattr(za, name), FunctionType)}
+
+
+def test_torch_is_imported_where_it_is_used() -> None:
+    """At the top of no file but the integration's: commands show their help without it."""
+    for path in (PACKAGE / "tools").rglob("*.py"):
+        assert not re.search(r"^(import|from) (torch|transformers)", path.read_text(encoding="utf-8"), re.M), path

@@ -1,7 +1,5 @@
 """For which calls a plan holds: every input of the planner changes, one at a time, and the plan is the same or new."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from typing import Any
 

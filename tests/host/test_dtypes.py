@@ -1,19 +1,70 @@
-"""Rows of 16-bit floats: bfloat16 and float16 values keep their bits, and with round_rows wider ones are rounded to
-nearest even, as the caller would have rounded them."""
+"""Storage dtypes by every name that a caller may know them by, and rows of 16-bit floats."""
 
 import re
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+import zinc_attn as za
 from zinc_attn.cache import rows
 from zinc_attn.canonical.constants import MAX_INPUT, MIN_INPUT
-from zinc_attn.checks import check_array
-from zinc_attn.errors import DTypeError, ValueRangeError
-from zinc_attn.shapes import AttnShape
+from zinc_attn.checks import BFLOAT16, check_array
+from zinc_attn.dtypes import EXPECTED, storage_dtype
+from zinc_attn.errors import ArgumentError, DTypeError, ValueRangeError
+from zinc_attn.tools.check import Case
+from zinc_attn.tools.cost import find_card, predict
+from zinc_attn.tools.export.describe import manifest
+from zinc_attn.tools.measure import CallSpec
 
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+KNOWN: list[tuple[Any, str]] = [
+    *((name, name) for name in ("f32", "f16", "bf16", "q8_0")),
+    *zip(("float32", "float16", "bfloat16"), ("f32", "f16", "bf16"), strict=True),
+    *zip((np.float32, np.float16, ml_dtypes.bfloat16), ("f32", "f16", "bf16"), strict=True),
+    *((name, name) for name in ("q8_0/q4_0", "bf16/iq4_nl")),
+    (("q8_0", "q4_0"), "q8_0/q4_0"),
+    (["float16", np.float32], "f16/f32"),
+    ("f16/f16", "f16"),
+    ("float8_e4m3fn", "fp8_e4m3"),
+    *((np.dtype(t), name) for t, name in ((np.float32, "f32"), (">f2", "f16"), (ml_dtypes.bfloat16, "bf16"))),
+]
+
+
+@pytest.mark.parametrize(("given", "name"), KNOWN)
+def test_a_dtype_by_any_name(given, name):
+    assert storage_dtype(given) == name
+    assert za.AttnShape(4, 2, 64).kv_bytes_per_token(given) == za.AttnShape(4, 2, 64).kv_bytes_per_token(name)
+
+
+def test_the_dtypes_of_torch():
+    torch = pytest.importorskip("torch")
+    assert [storage_dtype(t) for t in (torch.float32, torch.float16, torch.bfloat16)] == ["f32", "f16", "bf16"]
+    with pytest.raises(ArgumentError, match=rf"^dtype: got torch\.float64, expected {EXPECTED}$"):
+        storage_dtype(torch.float64)
+
+
+def test_the_tools_take_the_same_names():
+    shape, card = za.AttnShape(9, 3, 64), find_card("R9700")
+    plan = za.plan_splits(1000, shape)
+    assert CallSpec(shape, 1, [100], dtype="bfloat16").dtype == "bf16"
+    assert Case.parse("9/3/64 float16 65") == Case.parse("9/3/64 f16 65")
+    assert predict(plan, card, "float16") == predict(plan, card, "f16")
+    assert manifest([shape], dtype="float16") == manifest([shape], dtype="f16")
+
+
+NONE = ["F16", "", "half", np.float64, np.dtype("int8"), float, None, 2, b"f16", ["f16"]]
+NO_PAIRS = ["q4_2", "q8_0/", "f16/f16/f16", (), ("f16", "f8"), "/f16", ("f16", None)]
+
+
+@pytest.mark.parametrize("given", [*NONE, *NO_PAIRS])
+def test_other_dtypes_are_refused(given):
+    with pytest.raises(ArgumentError, match=f"^dtype: got .*, expected {EXPECTED}$"):
+        storage_dtype(given)
+
+
+# --- rows of 16-bit floats: their bits stay, and with round_rows wider ones are rounded to nearest even -------------
+
 NARROW = {"f16": np.dtype(np.float16), "bf16": BFLOAT16}
 UPPER = np.arange(1 << 16, dtype=np.uint16)  # the bits of every 16-bit value
 BRAIN = UPPER.view(BFLOAT16)
@@ -81,7 +132,7 @@ def test_rows_are_those_that_the_caller_would_have_rounded_or_are_refused(given,
 
 def test_each_value_has_its_bits_in_the_words_and_comes_back():
     k, v = BRAIN.reshape(-1, 2, 64), BRAIN[::-1].reshape(-1, 2, 64)
-    shape = AttnShape(2, 2, 64)
+    shape = za.AttnShape(2, 2, 64)
     words = rows.encode(k, v, shape, "bf16")
     bits = np.concatenate([UPPER.reshape(k.shape), UPPER[::-1].reshape(k.shape)], 2)
     assert np.array_equal(words.view(np.uint16), bits)
