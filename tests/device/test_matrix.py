@@ -1,7 +1,7 @@
 """Arithmetic "matrix": its bits on one device depend on q, k and v alone, and its error stays within the bound.
 
 ``check`` is the judge of most of it, and test_check_mutants.py of ``check``. lavapipe has matrix units from Mesa 26 on.
-Where no device has them, the tests skip and say so; tests/host/test_matrix_tools.py has what is refused for lack of them.
+Where no device has them, the tests skip and say so; what is refused for lack of them is in host/test_matrix_tools.py.
 """
 
 from __future__ import annotations
