@@ -3,8 +3,6 @@
 One input, one oracle, many layouts. ``scripts/test --full`` runs the whole table, ``scripts/test`` a part of it.
 """
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from itertools import product

@@ -1,7 +1,5 @@
 """Calls at the edges of a submission: blocks, limits of the grid, rows side by side, odd strides, tokens taken back."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from cache_rows import SMALL, Twin, new_q, new_rows, together

@@ -3,8 +3,6 @@
 Which rows are refused is in tests/host/test_dtypes.py, test_blocks.py and, through a cache, in test_dtypes.py here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

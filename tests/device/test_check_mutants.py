@@ -5,8 +5,6 @@ access out of bounds or a loop that does not end, so no driver can crash or hang
 are at the end: a slip there may stay within the bound of the error, and then only the bits of a variation show it.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Iterator

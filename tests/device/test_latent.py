@@ -5,8 +5,6 @@ its logits with eager's within a bound, and bits where only the split layout or 
 the absorption's own sums are then the same.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Storage types on a device: scales of heads, encoded rows, files, and shards."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 
