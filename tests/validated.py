@@ -23,7 +23,6 @@ CALLS = (
     "test_bits.py::test_bits_equal_the_oracle[default-kompute-9/3/64-f16-1000]",
     "test_c_engine.py::test_a_recorded_call_has_the_oracle_s_bits[9/3/64-f16-layout0-False-options0-default-vulkan]",
     "test_c_engine.py::test_a_recorded_call_has_the_oracle_s_bits[4/2/65/67-f16-layout6-True-options6-default-vulkan]",
-    "test_cache.py::test_bits_on_every_way_to_a_context[default-vulkan-256]",
     "test_cache_memory.py::test_steady_decode_records_nothing",
     "test_cache_edges.py::test_steady_decode_of_a_batch_in_several_blocks",
     "test_cascade.py::test_the_bits_of_the_batch_without_it[default-vulkan-9/3/64-f16]",

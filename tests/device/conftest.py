@@ -1,7 +1,5 @@
 """Devices for the tests: every Vulkan device of the machine, SwiftShader among them, on the dispatchers that matter."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """Masks, ALiBi and attention that is not causal: steady decode, batches that share keys, shards, refusals."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,6 +1,4 @@
-"""Calls at the edges of a submission: several blocks, limits of the grid, odd strides, tokens taken back."""
-
-from __future__ import annotations
+"""Calls at the edges of a submission: blocks, limits of the grid, rows side by side, odd strides, tokens taken back."""
 
 import numpy as np
 import pytest
@@ -11,6 +9,7 @@ import zinc_attn as za
 from zinc_attn import errors, reference
 from zinc_attn.cache import rows
 from zinc_attn.planning import call, inputs
+from zinc_attn.planning.splits import SplitPlan, plan_splits
 
 STATE_BYTES = 4 * SMALL.q_heads * (SMALL.head_dim + 2)
 
@@ -86,3 +85,25 @@ def test_the_last_tokens_are_taken_back(device):
                 one.sequence.drop_last(1)
         with pytest.raises(errors.ClosedError, match=r"used after close\(\)$"):
             one.sequence.drop_last(1)
+
+
+@pytest.mark.parametrize("window", (None, 100))
+@pytest.mark.parametrize("rows", (2, 5, 8, 70))
+@pytest.mark.parametrize("shape", ("3/1/64", "4/1/128"))
+def test_rows_side_by_side_as_on_a_gpu(device: za.Device, shape: str, rows: int, window: int | None) -> None:
+    """A split per node: in one call, with keys that rows share attended together or apart, and each row on its own."""
+    parsed, builds = za.AttnShape.parse(shape), set[str]()
+
+    def plan(tokens: int, q_len: int, window: int | None) -> SplitPlan:
+        return plan_splits(tokens, parsed, 64, "f16", q_len, "gpu", window)
+
+    options = {"plan": plan, "window": window, "observer": lambda submission, _: builds.add(submission.key.build)}
+    with za.KVCache(device, parsed, 1, 4096, "f16", 256) as cache:
+        one = Twin(za.Attention(cache, **options), window=window)
+        one.append(1200)
+        for cascade in (None, True, False):
+            one.look(rows, za.Attention(cache, cascade=cascade, **options))
+        one.look()
+        one.truncate(1201 - rows)
+        one.look()
+    assert builds == {"node"}

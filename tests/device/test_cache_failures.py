@@ -4,8 +4,6 @@ Every failure is injected, at the n-th call of the runtime for every n that a ca
 An untouched twin, another cache that does the same without failures, says what must come out afterwards.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Where a cache's layers lie, and what a call makes: slices, buffers, blocks of rows, recordings, memory that lacks."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

@@ -1,9 +1,7 @@
 """What a KVCache, its sequences and its Attention refuse, in which words, and that nothing has changed then.
 
-Which rows are refused is in tests/host/test_float_rows.py, test_blocks.py and, through a cache, in test_dtypes.py.
+Which rows are refused is in tests/host/test_dtypes.py, test_blocks.py and, through a cache, in test_dtypes.py here.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

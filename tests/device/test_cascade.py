@@ -1,7 +1,5 @@
 """Keys that rows share are attended once for all of them, and no bit tells."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """zinc-attn check on a device: it passes, it writes and reads records, and a broken kernel cannot pass it."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

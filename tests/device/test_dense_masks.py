@@ -4,8 +4,6 @@ A bool mask is compared with sdpa's attention and a float one with eager's, whic
 test_transformers.py. Where a mask says no more than the causal rule, the bits are those of a call without one.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

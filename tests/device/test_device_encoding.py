@@ -1,7 +1,5 @@
 """Rows that the device encodes have the bytes of the host's codec, which is the oracle."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from dataclasses import replace

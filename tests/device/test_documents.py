@@ -266,7 +266,6 @@ FIGURES: tuple[tuple[str, str, Callable[[], Any]], ...] = (
     ("determinism.md", r"`--quick` has (\d+) cases", lambda: len(Case.quick())),
     ("determinism.md", r"oracle's bits +pass, (\d+) comparisons", lambda: len(Case.quick())),
     ("determinism.md", r"a table of (\d+) changes", lambda: len(counted("test_check_mutants").TABLE)),
-    ("determinism.md", r"and of (\w+) that change no", lambda: NUMBERS[len(counted("test_check_mutants").NEUTRAL)]),
     ("determinism.md", r": ([\d,]+) cases, each compared", lambda: f"{len(counted('test_grid').cases()):,}"),
     ("determinism.md", r"runs (\d+) of them on", lambda: len(counted("test_grid").drawn())),
     ("storage.md", r"quantizes (\d+) rows or more", lambda: LEAST_ROWS // 2 + 1),

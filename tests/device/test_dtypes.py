@@ -1,7 +1,5 @@
 """The table of dtypes of docs/storage.md: what every call takes, what it keeps, and what it refuses."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from typing import Any
 

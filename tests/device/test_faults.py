@@ -1,7 +1,5 @@
 """After any error of the driver every later result is right or a typed error; faults.py tells the stories."""
 
-from __future__ import annotations
-
 import importlib.util
 import random
 import subprocess

@@ -40,12 +40,12 @@ from zinc_attn.cache.transaction import Transaction
 
 SECONDS = float(os.environ.get("ZINC_ATTN_FUZZ_SECONDS", "0"))
 EVERY_DRIVER = FULL or SECONDS > 0
-SHAPE, LAYERS, MOST = za.AttnShape(3, 1, 64), 2, 6  # MOST: sequences of a cache
+SHAPE, LAYERS, MOST = za.AttnShape(6, 2, 64), 2, 6  # MOST: sequences of a cache
 WHERE = files("cache", "decode", "planning")
 KINDS = [("f16", 1, "tiles"), ("f32", 64, "tiles"), ("bf16", 256, "NHD"), ("q8_0", 2, "NHD")]
 if EVERY_DRIVER:
     KINDS += [("f16", 256, "NHD"), ("f32", 16, "NHD"), ("bf16", 4, "tiles"), ("q8_0", 64, "tiles")]
-SINKS = np.array([0.5, -1.5, 3.0], np.float32)
+SINKS = np.array([0.5, -1.5, 3.0, 0.0, -8.0, 1.0], np.float32)
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"num_splits": 3, "cascade": True},
@@ -71,7 +71,7 @@ faults = st.one_of(
 )
 
 Rows = tuple[Any, Any]  # the values of k and v that a cache stores, float32 (tokens, kv_heads, head_dim)
-NONE: Rows = (np.zeros((0, 1, 64), np.float32),) * 2
+NONE: Rows = (np.zeros((0, 2, 64), np.float32),) * 2
 
 
 @dataclass(eq=False)
@@ -139,7 +139,9 @@ class Machine(RuleBasedStateMachine):
 
     def open(self, kind):
         dtype, page_size, kv_layout = KINDS[kind % len(KINDS)]
-        cache = za.KVCache(self.device, SHAPE, LAYERS, 512, dtype, page_size, MOST, kv_layout=kv_layout)
+        order = np.random.default_rng(kind).permutation(512 // page_size)
+        options = {"page_order": order, "kv_layout": kv_layout}
+        cache = za.KVCache(self.device, SHAPE, LAYERS, 512, dtype, page_size, MOST, **options)
         self.worlds.append(World(cache, dtype))
         for option in (kind % len(OPTIONS), (kind + 1) % len(OPTIONS)):
             self.worlds[-1].attns.append((za.Attention(cache, **OPTIONS[option]), option))
@@ -159,7 +161,7 @@ class Machine(RuleBasedStateMachine):
     def new_rows(self, world: World, n: int) -> tuple[Any, Any, Rows]:
         """k and v to append, and the values that are stored of them."""
         self.serial += 1
-        x = np.random.default_rng(self.serial).standard_normal((2, n, 1, 64)).astype(np.float32)
+        x = np.random.default_rng(self.serial).standard_normal((2, n, 2, 64)).astype(np.float32)
         if world.dtype == "f16":
             x = x.astype(np.float16)
         if world.dtype == "bf16":
@@ -168,7 +170,7 @@ class Machine(RuleBasedStateMachine):
 
     def queries(self, n: int) -> Any:
         self.serial += 1
-        return np.random.default_rng(self.serial).standard_normal((n, 3, 64)).astype(np.float32)
+        return np.random.default_rng(self.serial).standard_normal((n, 6, 64)).astype(np.float32)
 
     def attempt(self, name: str, call: Callable[[], Any], fault: Any, *expected: type[Exception]) -> Any:
         """What ``call`` returns, or the error where it is one of ``expected``. Cut: the test made it fail."""
@@ -401,7 +403,7 @@ class Machine(RuleBasedStateMachine):
 
         world = self.world(pick)
         model, (called, option) = self.model(world, which), world.attns[attn % len(world.attns)]
-        q = self.manager.tensor_t(np.zeros(3 * 64, np.float32))
+        q = self.manager.tensor_t(np.zeros(6 * 64, np.float32))
         new = [self.manager.tensor_t(np.zeros(world.cache.layout.row_words, np.uint32)) for _ in range(LAYERS)]
         sequence = self.manager.sequence()
         sequence.record(kp.OpTensorSyncDevice([q, *new]))
@@ -425,8 +427,8 @@ class Machine(RuleBasedStateMachine):
             stored = [[one for _, _, one in rows_of]]
             if self.grow("recorded", [model], None, 1, call, stored, cause):
                 for layer, one in enumerate(calls):
-                    out, lse = np.split(one.out.data().view(np.float32), [3 * 64])
-                    self.check(out.reshape(1, 3, 64), lse[:3].reshape(1, 3), query, model, layer, option)
+                    out, lse = np.split(one.out.data().view(np.float32), [6 * 64])
+                    self.check(out.reshape(1, 6, 64), lse[:6].reshape(1, 6), query, model, layer, option)
         for one in calls:
             one.close()
 

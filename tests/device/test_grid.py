@@ -5,8 +5,6 @@ type, mask and bias; the default run a few with each value of each axis. Keys an
 KV heads per size and type, so that cases share pipelines: compiling them takes most of the time.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple

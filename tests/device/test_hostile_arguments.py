@@ -1,7 +1,5 @@
 """No argument, however wrong, gives anything but a result or a ZincAttnError, and none does harm: on a device."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path

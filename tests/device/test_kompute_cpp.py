@@ -1,7 +1,5 @@
 """The C++ program of examples/kompute_cpp, with Kompute as it is published: it compiles, and has the oracle's bits."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The Kompute dispatcher: which kp it takes, and a host's manager, sequences and tensors."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

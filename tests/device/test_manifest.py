@@ -1,7 +1,5 @@
 """The exported manifest against the device: its index maps, and the dispatches of a call."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from types import SimpleNamespace
 

@@ -4,8 +4,6 @@
 Where no device has them, the tests skip and say so; what is refused for lack of them is in host/test_matrix_tools.py.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import ml_dtypes

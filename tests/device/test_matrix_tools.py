@@ -127,26 +127,29 @@ def test_a_command_is_refused_without_units(without_units, request, name, capsys
     assert "VK_KHR_cooperative_matrix" in line and line.endswith("use --arithmetic canonical")
 
 
-def test_a_transformers_cache_is_refused_without_units(without_units):
-    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
-    from zinc_attn.integrations import transformers as hf
-
-    sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 1, "vocab_size": 9}
-    config = transformers.LlamaConfig(**sizes)
-    with pytest.raises(za.errors.ArgumentError, match="arithmetic: got 'x'"):
-        hf.ZincCache(config, 64, arithmetic="x")
-    refused = pytest.raises(UnsupportedError, match="VK_KHR_cooperative_matrix")
-    with hf.ZincCache(config, 64, device=without_units, arithmetic="matrix") as cache, refused:
-        cache.allocate(torch.float16)
-
-
-def test_a_transformers_cache_tells_how_to_round(matrix_device):
-    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+@pytest.fixture
+def made():
+    """Makes a ZincCache for a small config."""
+    transformers = pytest.importorskip("transformers")
     from zinc_attn.integrations import transformers as hf
 
     config = transformers.LlamaConfig(hidden_size=64, num_attention_heads=2, num_hidden_layers=1, vocab_size=9)
+    return lambda device, dtype=None, arithmetic="matrix": hf.ZincCache(
+        config, 64, device=device, dtype=dtype, arithmetic=arithmetic
+    )
+
+
+def test_a_transformers_cache_is_refused_without_units(without_units, made):
+    with pytest.raises(za.errors.ArgumentError, match="arithmetic: got 'x'"):
+        made(without_units, arithmetic="x")
+    with made(without_units) as cache, pytest.raises(UnsupportedError, match="VK_KHR_cooperative_matrix"):
+        cache.allocate(pytest.importorskip("torch").float16)
+
+
+def test_a_transformers_cache_tells_how_to_round(matrix_device, made):
+    float32 = pytest.importorskip("torch").float32
     refused = pytest.raises(DTypeError, match=r"ZincCache\(dtype='f16'\) rounds a model's float32 keys and values")
-    with hf.ZincCache(config, 64, device=matrix_device, arithmetic="matrix") as cache, refused:
-        cache.allocate(torch.float32)
-    with hf.ZincCache(config, 64, device=matrix_device, dtype="f16", arithmetic="matrix") as cache:
-        cache.allocate(torch.float32)
+    with made(matrix_device) as cache, refused:
+        cache.allocate(float32)
+    with made(matrix_device, "f16") as cache:
+        cache.allocate(float32)

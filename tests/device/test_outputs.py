@@ -1,7 +1,5 @@
 """Results in arrays of the caller's: out= and lse=."""
 
-from __future__ import annotations
-
 import re
 from functools import partial
 from typing import Any

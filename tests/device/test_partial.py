@@ -1,7 +1,5 @@
 """Partial states: whatever the ranges, their order and who folds, the bits are those of one device."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise, product
 from typing import Any

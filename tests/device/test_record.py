@@ -1,7 +1,5 @@
 """Attention recorded in a host program's own kp.Sequence, on its own kp.Manager."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

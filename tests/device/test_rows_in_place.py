@@ -1,7 +1,5 @@
 """K and V where a host keeps them: rows of tokens and KV heads in any order, 2 bytes aligned, with anything between."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from typing import Any
 

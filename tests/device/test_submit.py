@@ -1,7 +1,5 @@
 """``Attention.submit`` and ``Device.together``: calls whose results are taken later have the bits of calls."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any

@@ -63,20 +63,22 @@ class World:
 # --- calls of the driver that fail -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("function", "result", "error"),
-    [
-        ("vkCreateFence", -1, DeviceMemoryError),
-        ("vkCreateDevice", -2, DeviceMemoryError),
-        ("vkCreateDevice", -3, NoVulkanError),
-        ("vkCreateDevice", -4, DeviceLostError),
-        ("vkCreateDevice", -10, DeviceMemoryError),
-        ("vkCreateInstance", -9, NoVulkanError),
-        ("vkEnumeratePhysicalDevices", -3, NoVulkanError),
-        ("vkCreateCommandPool", -13, ZincAttnError),
-        ("vkCreatePipelineCache", -2, DeviceMemoryError),
-    ],
+OPENING = (
+    *(("vkCreateFence", -1, DeviceMemoryError), ("vkCreateDevice", -2, DeviceMemoryError)),
+    *(("vkCreateDevice", -3, NoVulkanError), ("vkCreateDevice", -4, DeviceLostError)),
+    *(("vkCreateDevice", -10, DeviceMemoryError), ("vkCreateInstance", -9, NoVulkanError)),
+    *(("vkEnumeratePhysicalDevices", -3, NoVulkanError), ("vkCreateCommandPool", -13, ZincAttnError)),
+    ("vkCreatePipelineCache", -2, DeviceMemoryError),
 )
+MAKING = (  # a buffer, or a kernel
+    *(("vkAllocateMemory", result, DeviceMemoryError) for result in (-1, -2, -10)),
+    *(("vkBindBufferMemory", -2, DeviceMemoryError), ("vkCreateBuffer", -1, DeviceMemoryError)),
+    *(("vkMapMemory", -5, DeviceMemoryError), ("vkCreateComputePipelines", -3, KernelError)),
+    *(("vkCreateComputePipelines", -13, KernelError), ("vkCreateComputePipelines", -2, DeviceMemoryError)),
+)
+
+
+@pytest.mark.parametrize(("function", "result", "error"), OPENING)
 def test_opening_fails(monkeypatch, function, result, error):
     vk = libvulkan.loader()
     monkeypatch.setattr(vk, "lib", FailingLibrary(vk.lib, function, result))
@@ -86,20 +88,8 @@ def test_opening_fails(monkeypatch, function, result, error):
     VulkanRuntime(best_info()).close()
 
 
-@pytest.mark.parametrize(
-    ("function", "result", "error"),
-    [
-        *(("vkAllocateMemory", result, DeviceMemoryError) for result in (-1, -2, -10)),
-        ("vkBindBufferMemory", -2, DeviceMemoryError),
-        ("vkCreateBuffer", -1, DeviceMemoryError),
-        ("vkMapMemory", -5, DeviceMemoryError),
-        ("vkCreateComputePipelines", -3, KernelError),
-        ("vkCreateComputePipelines", -13, KernelError),
-        ("vkCreateComputePipelines", -2, DeviceMemoryError),
-    ],
-)
+@pytest.mark.parametrize(("function", "result", "error"), MAKING)
 def test_making_fails(runtime, function, result, error):
-    """A buffer, or a kernel."""
     lib, before, compiles = runtime._device.lib, dict(runtime._handles.undo), "Pipelines" in function
     runtime._device.lib = FailingLibrary(lib, function, result)
     with pytest.raises(error, match=r"^compiling kernel double on " if compiles else None):
