@@ -1,4 +1,4 @@
-"""The accepted path of a tree of tokens, of types that test_fuzz.py does not have; test_pages_model.py has the pages."""
+"""The accepted path of a tree of tokens, of types that test_fuzz.py lacks. Its pages are in test_pages_model.py."""
 
 from typing import Any
 
