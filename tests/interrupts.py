@@ -12,9 +12,7 @@ opcodes where none arrives and an exception would do harm:
 import dis
 import inspect
 import random
-import signal
 import sys
-import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -137,57 +135,3 @@ def moments(count: int, budget: int, seed: int) -> list[tuple[int, ...]]:
     ones = range(count) if count <= budget else sorted(rng.sample(range(count), budget))
     pairs = ((n, n + 1 + int(rng.expovariate(1 / 40))) for n in rng.sample(range(count), min(count, budget) // 3))
     return [*((n,) for n in ones), *pairs]
-
-
-class Signals:
-    """Signals at random times, from ``signals``. As Ctrl-C does, they raise KeyboardInterrupt, but only in ``run``.
-
-    A call that is interrupted is given more time at each new try, so one that takes long comes to its end, too. On a
-    busy machine fewer of them raise in a second, so there is more time until ``least`` have, though not without end.
-    """
-
-    def __init__(self, seconds: float, mean: float, least: int) -> None:
-        now = time.monotonic()
-        self.end, self.last_end, self.least = now + seconds, now + 20 * seconds, least
-        self.mean, self.rng = mean, random.Random(3)
-        self.raised, self.inside, self.patience = 0, False, 1.0
-
-    def go_on(self) -> bool:
-        """Whether there is time left."""
-        return time.monotonic() < (self.end if self.raised >= self.least else self.last_end)
-
-    def again(self) -> None:
-        """Set the timer for the next one."""
-        signal.setitimer(signal.ITIMER_REAL, max(self.rng.expovariate(1 / self.mean) * self.patience, 1e-5))
-
-    def handler(self, number: int, frame: FrameType | None) -> None:
-        """Interrupt what runs within ``run``, once, while there is time left: a call longer than that must end, too."""
-        self.again()
-        if self.inside and self.go_on():
-            self.inside = False
-            self.raised += 1
-            raise KeyboardInterrupt
-
-    def run(self, call: Callable[[], T]) -> T | None:
-        """What ``call`` returns, or None where it was interrupted."""
-        try:
-            self.inside = True
-            found = call()
-            self.inside, self.patience = False, 1.0
-            return found
-        except KeyboardInterrupt:
-            self.patience *= 1.5
-            return None
-
-
-@contextmanager
-def signals(seconds: float, mean: float, least: int) -> Iterator[Signals]:
-    """For some seconds a signal every ``mean`` seconds on average, in the main thread, until ``least`` have raised."""
-    came = Signals(seconds, mean, least)
-    old = signal.signal(signal.SIGALRM, came.handler)
-    came.again()
-    try:
-        yield came
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, old)

@@ -35,7 +35,6 @@ CALLS = (
     "test_partial.py::test_a_partial_call_appends",
     "test_persist.py::test_a_loaded_sequence_has_the_bits_of_the_saved_one[vulkan-f16]",
     "test_record.py",
-    "test_scoring.py::test_layers_of_a_cache_score_differently[vulkan-256]",
     "test_sharded.py::test_the_bits_of_one_device[two runtimes-f16-some0]",
     "test_storage.py::test_encoded_rows_are_attended_as_their_values[vulkan-q5_1/iq4_nl]",
     "test_storage.py::test_scales_are_a_heads_and_a_layers[vulkan]",

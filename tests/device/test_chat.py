@@ -12,16 +12,13 @@ from pathlib import Path
 import pytest
 from commands import run
 from tiny_models import TEMPLATE, byte_tokenizer, config_file, saved
+from zinc_models import hf, torch, transformers
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
-transformers = pytest.importorskip("transformers", reason="pip install 'zinc-attn[transformers]'")
-
-import zinc_attn as za  # noqa: E402
-from zinc_attn.cli import app as cli  # noqa: E402
-from zinc_attn.cli.checkpoint import THREADS, share_cores  # noqa: E402
-from zinc_attn.errors import ArgumentError  # noqa: E402
-from zinc_attn.integrations import transformers as hf  # noqa: E402
-from zinc_attn.tools import generate  # noqa: E402
+import zinc_attn as za
+from zinc_attn.cli import app as cli
+from zinc_attn.cli.checkpoint import THREADS, share_cores
+from zinc_attn.errors import ArgumentError
+from zinc_attn.tools import generate
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TURNS = ("the sea is wide", "a bit never moves", "the sky is blue; ä€")

@@ -16,13 +16,10 @@ import pytest
 from commands import records, refusal, run
 from support import FULL
 from tiny_models import BASE, TEXT, config_file, saved
+from zinc_models import hf, torch, transformers
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
-transformers = pytest.importorskip("transformers", reason="pip install 'zinc-attn[transformers]'")
-
-import zinc_attn as za  # noqa: E402
-from zinc_attn.integrations import transformers as hf  # noqa: E402
-from zinc_attn.tools import generate  # noqa: E402
+import zinc_attn as za
+from zinc_attn.tools import generate
 
 GENERATE, VALIDATE = "generate --runtime vulkan --model", "validate --runtime vulkan"
 INDEXED = {"model_type": "deepseek_v32", "kv_lora_rank": 16, "layer_types": ["indexed_attention"] * 2}

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 from commands import records, refusal, run
 from tiny_models import TEXT, byte_tokenizer, config_file, saved, write_gguf
+from zinc_models import torch
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
-pytest.importorskip("transformers", reason="pip install 'zinc-attn[transformers]'")
 pytest.importorskip("gguf", reason="pip install 'zinc-attn[gguf]'")
 
-from zinc_attn.tools import generate  # noqa: E402
+from zinc_attn.tools import generate
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

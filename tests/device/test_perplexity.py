@@ -6,13 +6,10 @@ import pytest
 from commands import records, refusal, run
 from support import FULL
 from tiny_models import TEXT, byte_tokenizer, config_file, saved
+from zinc_models import hf, torch, transformers
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
-transformers = pytest.importorskip("transformers", reason="pip install 'zinc-attn[transformers]'")
-
-from zinc_attn.errors import UnsupportedError  # noqa: E402
-from zinc_attn.integrations import transformers as hf  # noqa: E402
-from zinc_attn.tools import generate  # noqa: E402
+from zinc_attn.errors import UnsupportedError
+from zinc_attn.tools import generate
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 DTYPES = ("f32", "f16", "bf16", "q8_0")

@@ -12,7 +12,6 @@ from support import FULL, differing, same
 
 import zinc_attn as za
 from zinc_attn import reference
-from zinc_attn.cache import rows
 from zinc_attn.errors import ArgumentError, DeviceLostError, ZincAttnError
 
 DEVICES = {
@@ -47,28 +46,6 @@ def test_the_bits_of_one_device(devices: list[za.Device], dtype: str, some: dict
         assert sum(counts) == len(one) and all(counts)
         one.truncate(1111)
         one.look()
-
-
-@pytest.mark.parametrize("text", ("6/2/40/72", "6/1/80/64/latent"))
-def test_masks_slopes_and_a_v_that_is_not_like_k(device: za.Device, rng: np.random.Generator, text: str) -> None:
-    shape, n, alibi = za.AttnShape.parse(text), 1300, np.exp2(-np.arange(6)).astype(np.float32)
-    k = rng.standard_normal((n, shape.kv_heads, shape.head_dim), np.float32)
-    v = k[..., :64] if shape.latent else rng.standard_normal((n, 2, 72), np.float32)
-    given = (k,) if shape.latent else (k, v)
-    q = rng.standard_normal((3, 6, shape.head_dim)).astype(np.float32)
-    mask, arithmetic = rng.random((3, 800)) < 0.6, "canonical" if shape.latent else "fused"
-    with za.ShardedKVCache([device] * 2, shape, 1, 2048, "f16", round_rows=True) as cache:
-        attn, seq = za.ShardedAttention(cache, alibi=alibi, arithmetic=arithmetic), cache.new_sequence()
-        cache.append(seq, 0, *(x[:1290] for x in given))
-        got = attn(q, seq, 0, *(x[1290:] for x in given), return_lse=True, mask=mask)
-        stored = rows.stored(k, v, "f16", True)
-        same(got, reference.emulate(q, *stored, alibi=alibi, mask=mask, arithmetic=arithmetic))
-        blind = np.ones((3, n), bool)
-        blind[1] = False
-        with pytest.raises(ArgumentError, match="mask: row 1 sees no key"):
-            attn(q, seq, 0, mask=blind)
-        with pytest.raises(ArgumentError, match="^v: got an array" if shape.latent else "^k: got None"):
-            attn(q, seq, 0, None, v)
 
 
 def test_results_go_to_arrays_of_the_caller(device: za.Device, rng: np.random.Generator) -> None:

@@ -234,4 +234,14 @@ def test_refusals(device: za.Device) -> None:
                     give(seq, 0, keys, values)
         with pytest.raises(ArgumentError, match=r"^seq: got Sequence, expected a ShardedSequence of this cache"):
             attn(q, seq.shards[0], 0)
+        with pytest.raises(ArgumentError, match=r"^k: got None"):
+            attn(q, seq, 0, None, k)
         assert seq.lengths == [0]
+        cache.append(seq, 0, k[:9], k[:9])
+        with pytest.raises(ArgumentError, match="mask: row 1 sees no key"):
+            attn(np.stack([q] * 3), seq, 0, mask=np.arange(27).reshape(3, 9) % 18 < 9)
+    with (
+        za.ShardedKVCache([device], za.AttnShape(6, 1, 80, 64, latent=True), 1, 600) as cache,
+        pytest.raises(ArgumentError, match=r"^v: got an array"),
+    ):
+        za.ShardedAttention(cache)(np.ones((6, 80), np.float32), cache.new_sequence(), 0, k[:9, :1], k[:9, :1])

@@ -11,15 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from zinc_models import hf, torch
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
-transformers = pytest.importorskip("transformers", reason="pip install 'zinc-attn[transformers]'")
 pytest.importorskip("gguf", reason="pip install 'zinc-attn[gguf]'")
 
-import zinc_attn as za  # noqa: E402
-from zinc_attn.cli import app as cli  # noqa: E402
-from zinc_attn.integrations import transformers as hf  # noqa: E402
-from zinc_attn.tools import generate  # noqa: E402
+import zinc_attn as za
+from zinc_attn.cli import app as cli
+from zinc_attn.tools import generate
 
 pytestmark = [pytest.mark.models, pytest.mark.usefixtures("one_thread")]
 ROOT = Path(__file__).parents[2]

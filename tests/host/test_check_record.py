@@ -30,19 +30,6 @@ def test_every_kind_is_stored_as_it_is_and_a_prefix_of_more(kind, dtype):
         assert np.array_equal(a, b) and np.array_equal(a, c)
 
 
-def test_leaf_maxima_move_along_the_context():
-    """In log2 units, of the first head: the kinds differ in where the largest scores are."""
-    found = {}
-    for kind in KINDS:
-        made = Data.make(SHAPE, "f16", 16 * 64, kind)
-        scores = made.k[:, 0].astype(np.float64) @ made.q[-1, 0].astype(np.float64) / 8 * np.log2(np.e)
-        found[kind] = scores.reshape(16, 64).max(axis=1)
-    assert np.ptp(found["normal"]) < 4 and np.ptp(found["cancelling"]) < 4
-    assert found["rising"][-1] - found["rising"][0] > 30 and found["falling"][0] - found["falling"][-1] > 30
-    assert abs(np.diff(found["jumping"])).max() > 250
-    assert np.array_equal(np.rint(found["fading"]), np.repeat(3 * np.arange(8), 2))
-
-
 @pytest.mark.parametrize("kind", MASKS)
 def test_a_rows_mask_depends_on_its_position_alone(kind):
     three, one = data.mask_of(kind, 3, 301), data.mask_of(kind, 1, 300)

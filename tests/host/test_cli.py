@@ -24,7 +24,6 @@ from zinc_attn.kernels.tuning import LayoutFacts
 from zinc_attn.planning.splits import plan_splits
 from zinc_attn.shapes import AttnShape
 from zinc_attn.tools.harness import tables
-from zinc_attn.tools.harness.bits import Output, compare
 from zinc_attn.tools.harness.inputs import NUMPY_DTYPES, Inputs, parse_contexts
 from zinc_attn.tools.harness.split_spec import SplitSpec, parse_split_specs
 from zinc_attn.tools.measure import CallSpec, Row
@@ -93,12 +92,9 @@ def test_normal_inputs_are_prefixes(dtype, array):
     [
         (1, 1, 25600, 1, 2),  # 100 keys x 64 dimensions x 2 heads = 12,800 of a row and KV head
         (1, 1, 25599, 1, 1),
-        (1, 1, 0, 1, 1),
-        (3, 1, 3 * 25600, 1, 2),
         (3, 1, 3 * 25600 - 1, 1, 1),
         (2, 4, 25600 * 8, 4, 2),
         (2, 4, 12800 * 6, 3, 1),
-        (2, 4, 12800 * 8, 4, 1),
     ],
 )
 def test_what_the_oracle_computes(batch, q_len, products, rows, heads):
@@ -106,12 +102,6 @@ def test_what_the_oracle_computes(batch, q_len, products, rows, heads):
     found = Expectation(spec, 100)
     assert (found.rows, found.kv_heads) == (rows, heads)
     assert found.word == ("bits" if (rows, heads) == (q_len, 2) else "bits (sampled)")
-
-
-def test_out_is_compared_before_lse():
-    want = Output(np.zeros((1, 2), np.float32), np.zeros(1, np.float32))
-    assert compare(want, want) is None and compare(want._replace(lse=want.lse + 1), want).array == "lse"
-    assert compare(Output(want.out + 1, want.lse + 1), want).array == "out"
 
 
 def test_figures():
@@ -211,11 +201,6 @@ def test_plan_for_a_device(devices, capsys):
     (row,) = records(capsys, "plan --json --shape 4/2/64 --contexts 8k --device llvm")
     assert (row["compute_units"], row["kind"]) == (2, "cpu")
     assert row["fingerprint"] == plan_splits(8192, SHAPE, 2, kind="cpu").fingerprint()
-
-
-@pytest.mark.parametrize("line", ["sweep --shap 4/2/64 --context 8k", "bench --dtyp f16", "decode --tok 3"])
-def test_the_begin_of_an_option_will_do(line):
-    cli.build_parser().parse_args(line.split())
 
 
 def failing(error):
