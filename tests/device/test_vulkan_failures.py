@@ -215,7 +215,7 @@ def test_dropped_objects_are_freed(runtime):
 
 def test_a_dropped_runtime_is_closed_by_the_next_call(runtime):
     dropped = VulkanRuntime(best_info())
-    handles, buffer = dropped._handles, dropped.buffer(64, Use.DATA)
+    handles, buffer = dropped._handles, dropped.buffer(64, Use.SCRATCH)
     del dropped
     gc.collect()
     runtime.empty_submit()
@@ -236,7 +236,7 @@ def test_opening_and_closing_leaves_nothing():
     def cycles(count):
         for _ in range(count):
             runtime = VulkanRuntime(best_info())
-            x, out, _ = buffers(runtime, Use.INPUT, Use.OUTPUT, Use.DATA)
+            x, out, _ = buffers(runtime, Use.INPUT, Use.OUTPUT, Use.SCRATCH)
             runtime.run(runtime.record([Dispatch(little(runtime, c=5), (x, out), GROUPS)], timestamps=True))
             runtime.close()
         gc.collect()

@@ -68,7 +68,7 @@ class Attention:
         """See the class."""
         if num_splits is not None and split_size is not None:
             raise ArgumentError(
-                f"num_splits, split_size: got {shown(num_splits)}, {shown(split_size)}, expected at most one"
+                f"num_splits, split_size: got {shown(num_splits)}, {shown(split_size)}, expected at most one of the two"
             )
         if not isinstance(cache, KVCache):
             raise ArgumentError(

@@ -73,8 +73,7 @@ class RecordedAttention:
             self._out = runtime.host_output(4 * words.out)
             tensors = Tensors(query, owned[0], self._out, new_rows)
             self._workspace = Workspace.make(key, pages, runner.scorings.by_layer[layer], tensors)
-            dispatches = self._workspace.dispatches(layer, runner.scorings.by_layer[layer])
-            self._recording = runtime.record_into(sequence, dispatches, self._out)
+            self._recording = runtime.record_into(sequence, self._workspace.dispatches(layer), self._out)
         except BaseException:
             for buffer in owned:
                 buffer.close()

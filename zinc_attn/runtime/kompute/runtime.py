@@ -89,7 +89,7 @@ class KomputeRuntime(VulkanRuntime):
             raise ArgumentError(
                 f"{name}: got a kp.Tensor of {tensor.size()} elements in {nbytes} bytes, expected 4 each"
             )
-        made = HostTensor(self._handles, self, nbytes, Use.DATA)
+        made = HostTensor(self._handles, self, nbytes, Use.SCRATCH)
         made.handle, made.tensor, made.name = self._device.ffi.cast("VkBuffer", handle), tensor, name
         return made
 

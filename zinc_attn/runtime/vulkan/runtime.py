@@ -10,7 +10,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from ..refusals import (
 from .commands import BoundStep, Commands
 from .device import HostDevice, LogicalDevice, Undo, destroy
 from .handles import Handles, VulkanBuffer, VulkanRecording, close_collected, collected
-from .memory import allocate_buffer, allocate_staging
+from .memory import allocate_buffer
 from .pipelines import Pipelines, VulkanKernel
 from .queue import ComputeQueue
 
@@ -38,7 +38,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S", bound="VulkanRuntime")
 
-STAGING_BYTES: Final = 16 << 20  # upload chunk to DATA memory that the host cannot map
 _QUERY_64_BIT, _QUERY_WAIT = 1, 2  # VkQueryResultFlagBits
 
 
@@ -86,7 +85,6 @@ class VulkanRuntime:
         self._lock = threading.RLock()
         self._token = object()  # says that a kernel is this runtime's, without keeping the runtime alive
         self._warm: set[Kernel] = set()  # kernels that have run
-        self._staging: tuple[Any, Words] | None = None
         self._empty: Any = None
         own: Undo = []  # instance, device and all that lives as long as the runtime
         try:
@@ -94,7 +92,6 @@ class VulkanRuntime:
             self._device = LogicalDevice(info, own, host)
             self.info = self._device.info
             self._queue = ComputeQueue(self._device)
-            self._copies = Commands(self._device)
             self._commands = self._recorder()
             self._pipelines = Pipelines(self._device, self._token)
             self._handles = Handles(self._device, self._queue, self._lock, self)  # last: from now on it is closed
@@ -106,7 +103,7 @@ class VulkanRuntime:
 
     def _recorder(self) -> Commands:
         """What records and submits steps."""
-        return self._copies
+        return Commands(self._device)
 
     def close(self) -> None:
         """Destroy everything made by this runtime; a second call, or one in a forked child, does nothing.
@@ -118,7 +115,6 @@ class VulkanRuntime:
         """
         if os.getpid() == self._pid:
             with self._lock:
-                self._staging = None
                 self._pipelines.forget()
                 self._handles.close()
 
@@ -136,9 +132,9 @@ class VulkanRuntime:
 
     @entered
     def write(self, buffer: object, data: Words, offset: int = 0) -> None:
-        """Copy ``data``, (n,) uint32, to an INPUT, OUTPUT or DATA buffer from word ``offset``."""
+        """Copy ``data``, (n,) uint32, to an INPUT or OUTPUT buffer from word ``offset``."""
         target = self._own_buffer(buffer)
-        if target.use in (Use.SCRATCH, Use.CACHE):
+        if target.view is None:
             raise ArgumentError(f"buffer: got a {target.use.value} buffer, which the host cannot write")
         if not isinstance(data, np.ndarray) or data.dtype != np.uint32:
             raise DTypeError(f"data: got {getattr(data, 'dtype', type(data).__name__)}, expected uint32 words")
@@ -146,32 +142,7 @@ class VulkanRuntime:
         if data.ndim != 1 or offset < 0 or offset + count > size:
             room = f"expected (n,) within a buffer of {size} words"
             raise ArgumentError(f"data: got shape {data.shape} from word {offset}, {room}")
-        if target.view is not None:
-            target.view[offset : offset + count] = data
-        elif count:
-            self._upload(target, data, offset)
-
-    def _upload(self, target: VulkanBuffer, data: Words, offset: int) -> None:
-        if self._staging is None:
-            with self._device.kept() as undo:
-                made = allocate_staging(self._device, undo, STAGING_BYTES)
-            self._staging = made
-        source, staging = self._staging
-        key = self._handles.temporary()
-        try:
-            command, submit = self._copies.allocate(self._handles.undo[key])
-            for start in range(0, data.size, staging.size):
-                part = data[start : start + staging.size]
-                staging[: part.size] = part
-                self._copies.upload(command, source, target.handle, 4 * (offset + start), part.nbytes)
-                self._queue.start(functools.partial(self._copies.send, [submit]))
-                self._queue.finish()
-        finally:
-            # After Ctrl-C ``submit`` makes the queue idle. Where a second one interrupted that, it is done here, before
-            # the command buffer is freed.
-            if self._queue.in_flight and not self._device.lost:
-                self._queue.settle()
-            self._handles.release(key)
+        target.view[offset : offset + count] = data
 
     @entered
     def read(self, buffer: object) -> Words:
