@@ -62,10 +62,8 @@ with za.Device.open(runtime={runtime!r}) as device:
 NO_WORK = """
 import zinc_attn as za
 with za.Device.open(runtime={runtime!r}) as device:
-    device.runtime.empty_submit()
     recording = device.runtime.record([])
     for _ in range(2):
-        device.runtime.empty_submit()
         device.runtime.run(recording)
 """
 

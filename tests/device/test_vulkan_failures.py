@@ -51,7 +51,7 @@ class World:
             lambda: little(runtime, "reverse"),
             lambda: runtime.record([]),
             lambda: runtime.timings(self.recording),
-            runtime.empty_submit,
+            runtime.start,
         ]
 
     def refuses(self, error, text=None):
@@ -122,7 +122,7 @@ def test_device_lost(runtime, function):
     world.recording.close()
     runtime.close()
     again = VulkanRuntime(best_info())
-    again.empty_submit()
+    again.run(again.record([]))
     again.close()
 
 
@@ -168,7 +168,7 @@ def test_interrupt_around_the_submission(runtime, moment):
 
     runtime._commands.send = interrupted
     with pytest.raises(KeyboardInterrupt):
-        runtime.empty_submit()
+        runtime.run(runtime.record([]))
     runtime._commands.send = real
     works(runtime)
 
@@ -209,7 +209,7 @@ def test_close_one_by_one(runtime):
 def test_dropped_objects_are_freed(runtime):
     works(runtime)
     gc.collect()
-    runtime.empty_submit()
+    runtime.start()
     assert not runtime._handles.undo
 
 
@@ -218,12 +218,12 @@ def test_a_dropped_runtime_is_closed_by_the_next_call(runtime):
     handles, buffer = dropped._handles, dropped.buffer(64, Use.SCRATCH)
     del dropped
     gc.collect()
-    runtime.empty_submit()
+    runtime.start()
     assert not handles.closed  # its buffer keeps it alive
     del buffer
     gc.collect()
     assert not handles.closed  # no bytecode has run, in which Ctrl-C would be lost
-    runtime.empty_submit()
+    runtime.start()
     assert handles.closed and not handles.undo and not handles.device.own
 
 

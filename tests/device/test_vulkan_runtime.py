@@ -139,9 +139,7 @@ def test_timestamps(runtime):
         runtime.timings(plain)
 
 
-def test_empty_submit_and_empty_recording(runtime):
-    for _ in range(3):
-        runtime.empty_submit()
+def test_an_empty_recording(runtime):
     runtime.run(runtime.record([], timestamps=True))
 
 
@@ -202,7 +200,7 @@ def test_refusals_of_recordings(runtime):
     other.close()
     del foreign, elsewhere, step, cases, caught
     gc.collect()
-    runtime.empty_submit()
+    runtime.start()
     assert set(runtime._handles.undo) == before
 
 

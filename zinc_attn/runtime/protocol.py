@@ -107,9 +107,6 @@ class Runtime(Protocol):
     def timings(self, recording: Recording) -> list[tuple[float, float]]:
         """(begin, end) seconds of every step of the last run, from one arbitrary zero; recorded with timestamps."""
 
-    def empty_submit(self) -> None:
-        """Submit nothing and wait: the floor of a call's host time."""
-
     def close(self) -> None:
         """Destroy everything made by this runtime. Later calls raise ClosedError."""
 

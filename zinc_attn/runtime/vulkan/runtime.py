@@ -10,23 +10,14 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from ...errors import ArgumentError, ClosedError, DTypeError, ZincAttnError
+from ...errors import ArgumentError, ClosedError, DeviceLostError, DTypeError, ForkedProcessError, ZincAttnError
 from ...kernels.declarations import KernelDecl
 from ..protocol import DeviceInfo, Dispatch, Kernel, Use, Words
-from ..refusals import (
-    after_close,
-    after_fork,
-    after_host_close,
-    check_compile_room,
-    check_nbytes,
-    check_step,
-    no_host_memory,
-    was_lost,
-)
+from ..refusals import check_compile_room, check_nbytes, check_step, no_host_memory
 from .commands import BoundStep, Commands
 from .device import HostDevice, LogicalDevice, Undo, destroy
 from .handles import Handles, VulkanBuffer, VulkanRecording, close_collected, collected
@@ -46,17 +37,18 @@ def entered(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P
 
     @functools.wraps(method)
     def entered(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        name = self.info.name
         if os.getpid() != self._pid:
-            raise after_fork(self.info)
+            raise ForkedProcessError(f"{name}: opened before fork(); open a Device in the child process")
         with self._lock:
             if self._handles.closed:
-                raise after_close(self.info)
+                raise ClosedError(f"{name}: used after close(); open it again with Device.open()")
             if self._device.is_gone():
-                raise after_host_close(self.info)
+                raise ClosedError(f"{name}: used after its kp.Manager was destroyed; close the Device first")
             if self._queue.in_flight and not self._device.lost:
                 self._queue.finish()
             if self._device.lost:
-                raise was_lost(self.info)
+                raise DeviceLostError(f"{name} was lost earlier; open a new Device")
             if self._handles.dropped or collected:
                 self._handles.purge()
             try:
@@ -85,7 +77,6 @@ class VulkanRuntime:
         self._lock = threading.RLock()
         self._token = object()  # says that a kernel is this runtime's, without keeping the runtime alive
         self._warm: set[Kernel] = set()  # kernels that have run
-        self._empty: Any = None
         own: Undo = []  # instance, device and all that lives as long as the runtime
         try:
             check_compile_room(info)
@@ -124,7 +115,7 @@ class VulkanRuntime:
     def buffer(self, nbytes: int, use: Use) -> VulkanBuffer:
         """A buffer of ``nbytes`` bytes, contents undefined. LimitError beyond what one buffer of the device
         may hold, DeviceMemoryError where the memory budget or the driver has no room."""
-        nbytes = check_nbytes(nbytes, self.info, self.info.max_buffer_bytes)
+        nbytes = check_nbytes(nbytes, self.info)
         made = VulkanBuffer(self._handles, self, nbytes, use)
         with self._handles.making(made) as undo:
             made.handle, made.view = allocate_buffer(self._device, undo, nbytes, use)
@@ -237,16 +228,6 @@ class VulkanRuntime:
         if recording.key not in self._handles.undo:
             raise ClosedError("recording: it, or a buffer that it uses, was closed")
         return recording
-
-    @entered
-    def empty_submit(self) -> None:
-        """Submit a recording without steps and wait: the floor of what run() costs on this device."""
-        if self._empty is None:
-            with self._device.kept() as undo:
-                made = self._commands.record(undo, ())
-            self._empty = made
-        self._queue.start(functools.partial(self._commands.send, [self._empty]))
-        self._queue.finish()
 
     @entered
     def timings(self, recording: object) -> list[tuple[float, float]]:
