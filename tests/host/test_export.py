@@ -18,7 +18,7 @@ from zinc_attn.cache.mover import PageGeometry
 from zinc_attn.decode.scoring import Scoring
 from zinc_attn.decode.workspace import PagedStorage, Tensors, Workspace
 from zinc_attn.kernels import declarations as kernels
-from zinc_attn.kernels.dispatches import AttendVariant, append_call, copy_call, merge_call
+from zinc_attn.kernels.dispatches import AttendVariant, copy_call, merge_call, move_call
 from zinc_attn.planning.call import SubmissionPlanner
 from zinc_attn.planning.inputs import CallFacts, CallOptions, Request, SplitLayout
 from zinc_attn.planning.splits import SplitPlan, plan_splits
@@ -123,7 +123,10 @@ def test_numbers_of_a_shape(dtype, page_size, kv_layout):
         states = evaluate_all(formulas("quantities"), {**n, **call})
         assert evaluate(formulas("buffers")["states"][0], {**n, **states}) == plan.scratch_bytes
         for kind, device in (("gpu", "discrete"), ("cpu", "cpu")):
-            calls = [merge_call(shape, device, 1), append_call(shape, dtype, n["tile"], 1, shape.kv_heads, strides)]
+            calls = [
+                merge_call(shape, device, 1),
+                move_call(kernels.APPEND_KERNEL, shape, dtype, n["tile"], 1, shape.kv_heads, strides),
+            ]
             programs = [(call.decl, call.spec) for call in (*calls, copy_call(pages.tile_words, 1, 1))]
             programs.append(AttendVariant(shape, dtype, "loop", device, n["tile"], strides=strides).program())
             for decl, values in programs:

@@ -65,7 +65,6 @@ class Attention:
         plan: PlanFunction | None = None,
         observer: Observer | None = None,
     ) -> None:
-        """See the class."""
         if num_splits is not None and split_size is not None:
             raise ArgumentError(
                 f"num_splits, split_size: got {shown(num_splits)}, {shown(split_size)}, expected at most one of the two"

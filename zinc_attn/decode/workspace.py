@@ -23,11 +23,11 @@ from ..kernels.dispatches import (
     AttendVariant,
     KernelCall,
     MatrixVariant,
-    append_call,
     attend_call,
     encode_call,
     matrix_call,
     merge_call,
+    move_call,
 )
 from ..kernels.records import ROW, Records, WorkBuffer
 from ..planning.items import item_keys
@@ -345,8 +345,8 @@ class Workspace:
         for i, one in enumerate(self.pages.layers[layer].slices):
             bound = {**tensors, "work": self.work_buffers[i], "k": one.k, "v": one.v}
             if key.appends:
-                call = append_call(layout.shape, layout.dtype, layout.tile, key.appends, one.heads, layout.strides)
-                appends.append(dispatch(call, bound))
+                moved = layout.shape, layout.dtype, layout.tile, key.appends, one.heads, layout.strides
+                appends.append(dispatch(move_call(declarations.APPEND_KERNEL, *moved), bound))
             if key.shared:
                 bound["shared"] = self.shared_buffers[i]
                 attends.append(dispatch(attend_call(together, key.shared, one.heads, target, "shared"), bound))

@@ -69,7 +69,6 @@ class Ranks:
     """
 
     def __init__(self, comm: Any, timeout_s: float = TIMEOUT_S) -> None:
-        """See the class."""
         if not all(hasattr(comm, name) for name in ("Idup", "Iallgatherv", "Iprobe")):
             raise ArgumentError(f"comm: got {shown(comm)}, expected an mpi4py communicator, such as MPI.COMM_WORLD")
         timeout_s = check_timeout(timeout_s)

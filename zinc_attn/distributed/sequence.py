@@ -44,7 +44,6 @@ class ShardedSequence:
     """
 
     def __init__(self, cache: Shards, parent: ShardedSequence | None = None) -> None:
-        """See the class."""
         self.cache, self.serial = cache, cache.made
         length = len(parent) if parent else 0
         self.lengths_of = LayerLengths(cache.num_layers, length)

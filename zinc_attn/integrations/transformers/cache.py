@@ -70,7 +70,6 @@ class ZincCache(Cache):
         arithmetic: Arithmetic = "canonical",
         capacity: int | None = None,
     ) -> None:
-        """See the class."""
         if device is not None and not isinstance(device, Device):
             raise ArgumentError(f"device: got {type(device).__name__}, expected a Device; see Device.open()")
         if not hasattr(config, "get_text_config"):
