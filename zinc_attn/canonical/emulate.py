@@ -89,14 +89,7 @@ def alibi_slopes(alibi: NDArray[Any]) -> F32:
     return (alibi.astype(np.float64) * constants.LOG2E).astype(np.float32)
 
 
-def _leaf_states(
-    q: F32,
-    k: F32,
-    v: F32,
-    rows: _Rows,
-    first: int,
-    scoring: _Scoring,
-) -> State:
+def _leaf_states(q: F32, k: F32, v: F32, rows: _Rows, first: int, scoring: _Scoring) -> State:
     """States (leaves, vectors) of whole leaves: q (vectors, dims), k (leaves * 64, dims), v (leaves * 64, value_dim).
 
     ``first`` is the absolute position of k[0].

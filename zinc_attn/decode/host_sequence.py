@@ -44,14 +44,7 @@ class RecordedAttention:
     """
 
     def __init__(
-        self,
-        runner: CallRunner,
-        sequence: Any,
-        q: Any,
-        seq: Sequence,
-        layer: int,
-        rows: Any,
-        options: RecordOptions,
+        self, runner: CallRunner, sequence: Any, q: Any, seq: Sequence, layer: int, rows: Any, options: RecordOptions
     ) -> None:
         cache, runtime = runner.cache, runner.cache.device.runtime
         assert isinstance(runtime, HostSequences)

@@ -186,11 +186,7 @@ class Workspace:
     # --- filling ------------------------------------------------------------------------------------------
 
     def fill(
-        self,
-        submission: Submission,
-        layer: int,
-        lengths: tuple[int, ...] | None = None,
-        tables: Seq[Words] = (),
+        self, submission: Submission, layer: int, lengths: tuple[int, ...] | None = None, tables: Seq[Words] = ()
     ) -> None:
         """Make the words, in the buffers too, those of a submission that fits the key, in a layer.
 
