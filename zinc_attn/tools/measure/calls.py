@@ -119,7 +119,8 @@ class CachedCalls:
         if self.appends:
             return Subject(row, lambda: attend(q), lambda: Output(*map(np.stack, got)), spoil, cut_back)
         attend(q)
-        return self._submitted(row, made[0])
+        (workspace,) = made  # a call of several submissions has more
+        return self._submitted(row, workspace)
 
     def _submitted(self, row: Row, workspace: Workspace) -> Subject:
         """The submission of a call of one sequence, by itself."""
