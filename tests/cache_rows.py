@@ -13,8 +13,6 @@ from support import same
 import zinc_attn as za
 from zinc_attn import reference
 from zinc_attn.cache import rows
-from zinc_attn.decode.contiguous import ContiguousKV, RecordedCall
-from zinc_attn.decode.scoring import Scoring
 
 SMALL = za.AttnShape(4, 2, 64)
 DTYPES = ("f16", "f32", "bf16", "q8_0")
@@ -54,19 +52,6 @@ def filled(
         seq = cache.new_sequence()
         cache.append(seq, 0, k, None if shape.latent else v)
         yield cache, seq
-
-
-def attended(kv: ContiguousKV, plan: za.SplitPlan, q: Any, scoring: Scoring | None = None) -> Pair:
-    """out, lse of one query row (q_heads, head_dim) over K and V in one piece, in a layout."""
-    step = RecordedCall(kv, plan, scoring=scoring)
-    try:
-        step.write_q(rows.checked_values("q", q[None])[0])
-        step.poison()
-        step.run()
-        out, lse = step.result()
-        return out[0], lse[0]
-    finally:
-        step.close()
 
 
 class Twin:

@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import zinc_attn as za
-from zinc_attn.decode.contiguous import ContiguousKV, RecordedCall
 from zinc_attn.errors import DeviceLostError, ZincAttnError
 
 LAYER = "VK_LAYER_ZINC_ATTN_fault"
@@ -206,15 +205,15 @@ class Story:
     def timed(self) -> None:
         """A recording with timestamps, on K and V of its own."""
         k, v = _values(40, 7)
-        kv = ContiguousKV(self.device, k, v)
-        plan = za.plan_splits(40, SHAPE, compute_units=2)
-        step = RecordedCall(kv, plan, timestamps=True)
-        step.write_q(_query(3)[None])
-        step.run()
-        step.timings()
-        _check([x[0] for x in step.result()], za.reference.emulate(_query(3), k, v), "the timed step")
-        step.close()
-        kv.close()
+        runtime, seen = self.device.runtime, []
+        with za.KVCache(self.device, SHAPE, 1, 40, "f32") as cache:
+            sequence = cache.new_sequence()
+            cache.append(sequence, 0, k, v)
+            za.Attention(cache, observer=lambda _, workspace: seen.append(workspace))(_query(3), sequence, 0)
+            recording = runtime.record(seen[0].dispatches(0), timestamps=True)
+            runtime.run(recording)
+            runtime.timings(recording)
+            _check([x[0] for x in seen[0].results()], za.reference.emulate(_query(3), k, v), "the timed call")
 
     def steps(self) -> Iterator[Callable[[], object]]:
         for layer in range(LAYERS):
@@ -233,7 +232,6 @@ class Story:
         yield lambda: self.save_and_load("b")
         yield lambda: "loaded" in self.named and self.attend(["loaded"], 1, 41)
         yield self.timed
-        yield self.device.runtime.empty_submit
         for call in range(MORE_CALLS):
             layer = call % LAYERS
             if call % 5 == 4 and "b" in self.named:
@@ -268,7 +266,7 @@ def outcome(layer: Layer, runtime: str, folder: Path, faults: Sequence[Fault]) -
     try:
         story.tell()
         opened = story.cache is not None
-        lost = opened and not story.attempt(story.device.runtime.empty_submit)
+        lost = opened and not story.attempt(story.device.runtime.start)
         lost = lost and isinstance(story.errors[-1], DeviceLostError)
         story.close()
     except BaseException as error:

@@ -13,15 +13,7 @@ from numpy.typing import NDArray
 from .checks import check_bool, check_int, parse_digits, shown
 from .dtypes import storage_dtype
 from .errors import ArgumentError
-from .limits import (
-    K_DIMS,
-    MAX_ACCUMULATORS,
-    MAX_HEAD_DIM,
-    MAX_HEADS_PER_WORKGROUP,
-    MAX_Q_HEADS,
-    V_DIMS,
-    WAVE,
-)
+from .limits import K_DIMS, MAX_ACCUMULATORS, MAX_HEAD_DIM, MAX_HEADS_PER_WORKGROUP, MAX_Q_HEADS, V_DIMS, WAVE
 from .storage import storage_types
 
 

@@ -10,16 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cache_rows import attended
 from numpy.typing import NDArray
 from support import DRIVERS, FULL, SLOW, Arrays, differing, make_inputs, same
 
 import zinc_attn as za
-from zinc_attn import errors, reference
-from zinc_attn.cache.rows import checked_values
-from zinc_attn.decode.contiguous import ContiguousKV
+from zinc_attn import reference
 from zinc_attn.kernels import dispatches
 from zinc_attn.planning.splits import SplitPlan, plan_splits
+from zinc_attn.tools.harness.planned_attention import PlannedAttention
 
 # of qwen3.6-35b-a3b, qwen3-30b-a3b, qwen3-8b, qwen3.8-27b, gpt-oss-20b, gemma (two), codellama-34b, smollm2-135m
 MODEL_SHAPES = "16/2/256 32/4/128 32/8/128 24/4/256 64/8/64 32/16/256 32/4/512 64/8/128 9/3/64"
@@ -78,22 +76,17 @@ def oracle(shape: za.AttnShape, context: int, dtype: str, kind: str) -> tuple[Ar
 def check_all_layouts(device: za.Device, text: str, context: int, dtype: str, kind: str, plans: Any = layouts) -> None:
     shape = za.AttnShape.parse(text)
     (q, k, v), out, lse = oracle(shape, context, dtype, kind)
-    kv = ContiguousKV(device, checked_values("k", k)[0], checked_values("v", v)[0])
-    try:
+    with za.KVCache(device, shape, 1, max(context, 1), dtype) as cache:
+        sequence, attention = cache.new_sequence(), PlannedAttention(cache, plan_splits)
+        if context:
+            cache.append(sequence, 0, k, v)
         for label, plan in plans(context, shape).items():
-            same(attended(kv, plan, q), (out, lse), (text, dtype, context, kind, label))
-    finally:
-        kv.close()
+            attention.lay_out(lambda *_, plan=plan: plan)
+            same(attention.outputs([q], [sequence])[0], (out, lse), (text, dtype, context, kind, label))
 
 
 @pytest.mark.parametrize(("any_device", "shape", "dtype", "context"), table(), indirect=["any_device"])
 def test_bits_equal_the_oracle(any_device, shape, dtype, context):
-    parsed, limit = za.AttnShape.parse(shape), any_device.info.max_buffer_bytes
-    if context * parsed.kv_bytes_per_token(dtype) // 2 > limit:
-        _, k, v = make_inputs(parsed, context, dtype)
-        with pytest.raises(errors.LimitError, match=f"takes at most {limit:,} in one storage buffer"):
-            ContiguousKV(any_device, k, v)
-        return
     slow = "SwiftShader" in any_device.info.name and shape != "9/3/64" and not FULL  # which shows every layout's kernel
     check_all_layouts(any_device, shape, context, dtype, "normal", own_layout if slow else layouts)
 

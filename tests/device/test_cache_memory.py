@@ -11,7 +11,6 @@ from support import same
 import zinc_attn as za
 from zinc_attn import errors, reference
 from zinc_attn.cache import rows
-from zinc_attn.cache.layer_storage import buffer_count
 from zinc_attn.decode import runner
 from zinc_attn.runtime import loader as libvulkan
 
@@ -35,7 +34,7 @@ def test_layers_in_several_buffers_have_the_same_bits(
     with cache:
         assert [[one.heads for one in layer.slices] for layer in cache.layers] == [cut] * layers
         assert [layer.number for layer in cache.layers] == numbers
-        assert buffer_count(cache.layers) == 2 * len(cut) * (numbers[-1] + 1)
+        assert len(cache._buffers) == 2 * len(cut) * (numbers[-1] + 1)
         grow(cache)
         one = Twin(za.Attention(cache))
         one.append(21)

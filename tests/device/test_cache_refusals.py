@@ -95,7 +95,7 @@ BAD: tuple[tuple[type[Exception], str, Callable[[Scene], Any]], ...] = (
     (errors.ArgumentError, EARLY.format(30, 22, 8), lambda s: s.attn(q_(30), s.seq, 0, k=k_(2), v=k_(2))),
     (errors.ArgumentError, "allow_empty: got 1, expected True or False",
      lambda s: s.attn(q_(), s.seq, 0, allow_empty=1)),
-    (errors.ArgumentError, "num_splits, split_size: got 2, 3, expected at most one",
+    (errors.ArgumentError, "num_splits, split_size: got 2, 3, expected at most one of the two",
      lambda s: za.Attention(s.cache, num_splits=2, split_size=3)),
     (errors.ShapeError, "q: got shape (1, 6, 64), expected (4, 64) or (q_len, 4, 64)",
      lambda s: s.attn(q_(heads=6), s.seq, 0, k=k_(), v=k_())),

@@ -171,6 +171,10 @@ def test_buffers_that_the_device_has_no_room_for(device, monkeypatch):
         with pytest.raises(error) as caught:
             runtime.buffer(nbytes, Use.SCRATCH)
         assert str(caught.value) == f"buffer: {nbytes:,} bytes are needed, {name} {text}"
+    monkeypatch.setattr(libvulkan.Vulkan, "heaps", lambda *_, **__: [])  # a device that says it has no memory
+    assert {one.memory_bytes for one in za.list_devices()} == {0}
+    with pytest.raises(errors.DeviceMemoryError, match="has 0 free"):
+        za.KVCache(device, za.AttnShape(1, 1, 64), 1, 256)
     monkeypatch.undo()
     za.attention(**arrays(), device=device)
 

@@ -87,7 +87,7 @@ def right(attn, seq, rows=None):
 def work(how):  # in a child
     if how == "call":
         alone = lambda: za.attention(q, k, v, device=device)
-        for call in (alone, lambda: attn(q, seq, 0), lambda: cache.append(seq, 0, k, v), device.runtime.empty_submit):
+        for call in (alone, lambda: attn(q, seq, 0), lambda: cache.append(seq, 0, k, v), device.runtime.start):
             try:
                 call()
             except ForkedProcessError:

@@ -155,7 +155,7 @@ cache, seq, sequence, call = recorded(manager, device)
 with call.step():
     sequence.eval()
 manager.destroy()
-for one in (lambda: za.Attention(cache)(np.ones((4, 64), np.float32), seq, 0), device.runtime.empty_submit):
+for one in (lambda: za.Attention(cache)(np.ones((4, 64), np.float32), seq, 0), device.runtime.start):
     refused(one)
 refused(lambda: za.Device.from_kompute(manager))
 for one in {order}:

@@ -94,7 +94,7 @@ def test_a_call_dispatches_what_the_manifest_says(device, monkeypatch, dtype, he
     pages = PagedStorage(device, cache.layout, cache.layers)
     workspace = Workspace.make(key, pages, Scoring(1.0), Tensors.of(key, pages, tensors))
     monkeypatch.setattr(device, "kernel", lambda decl, spec: SimpleNamespace(decl=decl, spec=spec))
-    steps = workspace.dispatches(0, Scoring(1.0))
+    steps = workspace.dispatches(0)
     names = {**entry["shapes"][0]["sizes"], **asdict(shape), "items": 8, "rows": 2, "appends": 4}
     values = entry["shapes"][0]["kinds"]["cpu" if device.info.kind == "cpu" else "gpu"]["specialization"]
     assert [describe.family(step.kernel.decl) for step in steps] == [

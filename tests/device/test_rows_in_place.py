@@ -1,6 +1,8 @@
 """K and V where a host keeps them: rows of tokens and KV heads in any order, 2 bytes aligned, with anything between."""
 
-from contextlib import closing
+from __future__ import annotations
+
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,8 +12,11 @@ from support import FULL, row_bytes, same
 
 import zinc_attn as za
 from zinc_attn import errors, reference
+from zinc_attn.cache.layer_storage import HeadSlice, LayerStorage
+from zinc_attn.cache.mover import PageGeometry
 from zinc_attn.cache.rows import stored
-from zinc_attn.decode.contiguous import RecordedCall, RowsInPlace
+from zinc_attn.kernels.records import WorkBuffer
+from zinc_attn.runtime.protocol import Use
 from zinc_attn.storage import storage_types
 
 ONE_DISPATCHER = True
@@ -36,6 +41,17 @@ CASES = {  # dtype, head_dim, v_head_dim, bytes between rows, heads first
 }
 
 
+@dataclass(frozen=True)
+class InPlace(PageGeometry):
+    """Rows that lie ``apart`` rows from a token to the next, and from a KV head to the next."""
+
+    apart: tuple[int, int] = 0, 0
+
+    def set_header(self, work: WorkBuffer, one: HeadSlice) -> None:
+        super().set_header(work, one)
+        work.set(token_rows=self.apart[0], head_rows=self.apart[1])
+
+
 def check_in_place(device: za.Device, dtype: str, k_dim: int, v_dim: int, gap: int, heads_first: bool) -> None:
     shape, rng = za.AttnShape(6, 3, k_dim, v_dim), np.random.default_rng([k_dim, v_dim])
     q = rng.standard_normal((2, 6, k_dim), dtype=np.float32)
@@ -47,14 +63,15 @@ def check_in_place(device: za.Device, dtype: str, k_dim: int, v_dim: int, gap: i
         raw.append(laid_out(rows, strides[-1], heads_first))
     apart = (1, TOKENS) if heads_first else (3, 1)
     want = reference.emulate(q, *stored(*given, dtype, True))
-    plan = za.plan_splits(TOKENS, shape, q_len=2)
-    with (
-        closing(RowsInPlace(device, TOKENS, dtype, *raw, (strides[0], strides[1]), apart)) as kv,
-        closing(RecordedCall(kv, plan)) as call,
-    ):
-        call.write_q(q)
-        call.run()
-        same(call.result(), want)
+    with za.KVCache(device, shape, 1, TOKENS, dtype, kv_layout="NHD", round_rows=True) as cache:
+        sequence = cache.new_sequence()
+        cache.append(sequence, 0, *given)  # as many rows, in place of which these are read
+        buffers = [device.runtime.buffer(4 * -(-x.size // 4), Use.INPUT) for x in raw]
+        for buffer, x in zip(buffers, raw, strict=True):
+            device.runtime.write(buffer, np.pad(x.reshape(-1), (0, -x.size % 4)).view(np.uint32))
+        cache.layout = InPlace(shape, dtype, 64, 4, (strides[0], strides[1]), apart)
+        cache.layers[0] = LayerStorage(0, 0, (HeadSlice(0, 3, *buffers),))
+        same(za.Attention(cache)(q, sequence, 0, return_lse=True), want)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -4,15 +4,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cache_rows import attended
 from support import FULL, same
 
 import zinc_attn as za
 from zinc_attn import reference
-from zinc_attn.decode.contiguous import ContiguousKV
-from zinc_attn.decode.scoring import Scoring, check_scale
+from zinc_attn.cache import rows
 from zinc_attn.errors import ArgumentError, DTypeError, ShapeError, ValueRangeError
-from zinc_attn.planning.splits import SplitPlan, plan_splits
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "window": {"window": 128},
@@ -51,11 +48,14 @@ def test_a_window_reads_only_its_keys(device: za.Device) -> None:
     q = rng.standard_normal((2, 64), np.float32)
     want = reference.emulate(q, k, v, window=130)
     begin = (4000 - 130) // 64 * 64
-    k[:begin], v[:begin] = np.nan, np.nan
-    kv = ContiguousKV(device, k, v)
-    for plan in (SplitPlan.fixed(4000, shape, num_splits=2, window=130), plan_splits(4000, shape, window=130)):
-        same(attended(kv, plan, q, Scoring(check_scale(None, 64), 130)), want)
-    kv.close()
+    with za.KVCache(device, shape, 1, 4096, "f32") as cache:
+        sequence = cache.new_sequence()
+        cache.append(sequence, 0, k, v)
+        cache.mover.append(
+            0, np.arange(begin), sequence.table(), rows.encode(*[np.full_like(k[:begin], np.nan)] * 2, shape, "f32")
+        )
+        for layout in ({"num_splits": 2}, {}):
+            same(za.Attention(cache, window=130, **layout)(q, sequence, 0, return_lse=True), want)
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ class World:
             lambda: little(runtime, "reverse"),
             lambda: runtime.record([]),
             lambda: runtime.timings(self.recording),
-            runtime.empty_submit,
+            runtime.start,
         ]
 
     def refuses(self, error, text=None):
@@ -112,7 +112,7 @@ def test_device_lost(runtime, function):
     world.recording.close()
     runtime.close()
     again = VulkanRuntime(best_info())
-    again.empty_submit()
+    again.run(again.record([]))
     again.close()
 
 
@@ -158,7 +158,7 @@ def test_interrupt_around_the_submission(runtime, moment):
 
     runtime._commands.send = interrupted
     with pytest.raises(KeyboardInterrupt):
-        runtime.empty_submit()
+        runtime.run(runtime.record([]))
     runtime._commands.send = real
     works(runtime)
 
@@ -199,21 +199,21 @@ def test_close_one_by_one(runtime):
 def test_dropped_objects_are_freed(runtime):
     works(runtime)
     gc.collect()
-    runtime.empty_submit()
+    runtime.start()
     assert not runtime._handles.undo
 
 
 def test_a_dropped_runtime_is_closed_by_the_next_call(runtime):
     dropped = VulkanRuntime(best_info())
-    handles, buffer = dropped._handles, dropped.buffer(64, Use.DATA)
+    handles, buffer = dropped._handles, dropped.buffer(64, Use.SCRATCH)
     del dropped
     gc.collect()
-    runtime.empty_submit()
+    runtime.start()
     assert not handles.closed  # its buffer keeps it alive
     del buffer
     gc.collect()
     assert not handles.closed  # no bytecode has run, in which Ctrl-C would be lost
-    runtime.empty_submit()
+    runtime.start()
     assert handles.closed and not handles.undo and not handles.device.own
 
 
@@ -226,7 +226,7 @@ def test_opening_and_closing_leaves_nothing():
     def cycles(count):
         for _ in range(count):
             runtime = VulkanRuntime(best_info())
-            x, out, _ = buffers(runtime, Use.INPUT, Use.OUTPUT, Use.DATA)
+            x, out, _ = buffers(runtime, Use.INPUT, Use.OUTPUT, Use.SCRATCH)
             runtime.run(runtime.record([Dispatch(little(runtime, c=5), (x, out), GROUPS)], timestamps=True))
             runtime.close()
         gc.collect()

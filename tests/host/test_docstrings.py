@@ -1,6 +1,5 @@
 """``help()`` of every public name, and of every public method, says something."""
 
-import dataclasses
 import inspect
 from collections.abc import Iterator
 from types import ModuleType
@@ -12,10 +11,7 @@ import zinc_attn as za
 
 
 def described(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """What has a docstring of its own: the name; what a module holds; of a class its public methods and properties.
-
-    ``__init__`` is among them unless Python makes it, for a dataclass.
-    """
+    """What has a docstring of its own: the name; what a module holds; of a class its public methods and properties."""
     yield name, value
     if isinstance(value, ModuleType):
         for inner, held in vars(value).items():
@@ -26,8 +22,7 @@ def described(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     for base in value.__mro__:
         for method, raw in vars(base).items() if base.__module__.startswith("zinc_attn") else ():
             function = raw.fget if isinstance(raw, property) else getattr(raw, "__func__", raw)
-            written = ("__call__",) if dataclasses.is_dataclass(base) else ("__call__", "__init__")
-            if inspect.isfunction(function) and (not method.startswith("_") or method in written):
+            if inspect.isfunction(function) and (not method.startswith("_") or method == "__call__"):
                 yield f"{name}.{method}", function
 
 
@@ -38,7 +33,7 @@ def undescribed(found: dict[str, Any], *among: str) -> list[str]:
 
 def test_every_public_name_has_a_docstring():
     found = dict(one for name in za.__all__ for one in described(name, getattr(za, name)))
-    methods = "KVCache.__init__", "KVCache.append", "Attention.__call__", "Sequence.fork"
+    methods = "KVCache.append", "Attention.__call__", "Sequence.fork"
     assert undescribed(found, *methods, "fold", "reference.emulate", "errors.ShapeError") == [] and len(found) > 150
 
 
@@ -46,4 +41,4 @@ def test_every_public_name_of_zinc_cache_has_a_docstring():
     pytest.importorskip("transformers", reason="transformers is not installed: pip install zinc-attn[transformers]")
     from zinc_attn.integrations.transformers import ZincCache
 
-    assert undescribed(dict(described("ZincCache", ZincCache)), "ZincCache.__init__", "ZincCache.prepare") == []
+    assert undescribed(dict(described("ZincCache", ZincCache)), "ZincCache.prepare") == []

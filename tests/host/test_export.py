@@ -13,12 +13,16 @@ from support import GPU
 
 from zinc_attn import limits
 from zinc_attn.cache import rows
+from zinc_attn.cache.layer_storage import HeadSlice, LayerStorage
 from zinc_attn.cache.mover import PageGeometry
-from zinc_attn.decode.contiguous import RecordedCall
 from zinc_attn.decode.scoring import Scoring
+from zinc_attn.decode.workspace import PagedStorage, Tensors, Workspace
 from zinc_attn.kernels import declarations as kernels
-from zinc_attn.kernels.dispatches import AttendVariant, append_call, copy_call, merge_call
+from zinc_attn.kernels.dispatches import AttendVariant, copy_call, merge_call, move_call
+from zinc_attn.planning.call import SubmissionPlanner
+from zinc_attn.planning.inputs import CallFacts, CallOptions, Request, SplitLayout
 from zinc_attn.planning.splits import SplitPlan, plan_splits
+from zinc_attn.planning.submission import RowSlice
 from zinc_attn.runtime.device import Device
 from zinc_attn.shapes import TILES, AttnShape, row_format, row_strides, strided_format
 from zinc_attn.storage import STORAGE, storage_types
@@ -119,7 +123,10 @@ def test_numbers_of_a_shape(dtype, page_size, kv_layout):
         states = evaluate_all(formulas("quantities"), {**n, **call})
         assert evaluate(formulas("buffers")["states"][0], {**n, **states}) == plan.scratch_bytes
         for kind, device in (("gpu", "discrete"), ("cpu", "cpu")):
-            calls = [merge_call(shape, device, 1), append_call(shape, dtype, n["tile"], 1, shape.kv_heads, strides)]
+            calls = [
+                merge_call(shape, device, 1),
+                move_call(kernels.APPEND_KERNEL, shape, dtype, n["tile"], 1, shape.kv_heads, strides),
+            ]
             programs = [(call.decl, call.spec) for call in (*calls, copy_call(pages.tile_words, 1, 1))]
             programs.append(AttendVariant(shape, dtype, "loop", device, n["tile"], strides=strides).program())
             for decl, values in programs:
@@ -228,28 +235,28 @@ def test_work_words_follow_from_the_formulas(context, q_len, layout, window, sin
 
 
 def recorded(plan, scoring):
-    """A RecordedCall on a runtime that only remembers: the words of its work buffer, and its dispatches."""
-    log = SimpleNamespace(words=None, steps=None)
-
-    def write(buffer, words):
-        log.words = words.tolist()
-
-    def record(steps, timestamps):
-        log.steps = steps
-        return SimpleNamespace(close=lambda: None)
-
+    """The words of a call's work buffer and its dispatches, on a runtime that computes nothing; no size is rounded."""
+    shape, layout = plan.shape, SplitLayout.of(plan, plan.build_on(GPU.layout_facts))
+    request = Request(plan.q_len, plan.context_len, 0, np.zeros(1, np.uint32))
+    options = CallOptions(lambda *_: layout, scoring.window, cascade=False)
+    planner = SubmissionPlanner([request], [layout], options, CallFacts(GPU, shape, 64))
+    submission = planner.plan((RowSlice(0, 0, plan.q_len),), ())
+    sizes = {"items": len(submission.items), "rows": plan.q_len, "tables": 1, "states": plan.states * plan.q_len}
     runtime = SimpleNamespace(
-        buffer=lambda nbytes, use: SimpleNamespace(nbytes=nbytes, use=use, close=lambda: None),
-        write=write,
-        record=record,
+        buffer=lambda nbytes, use: SimpleNamespace(nbytes=nbytes, use=use),
+        write=lambda buffer, words: None,
         kernel=lambda decl, spirv, spec: SimpleNamespace(decl=decl, spec=spec),
         info=GPU,
     )
-    kv = SimpleNamespace(device=Device(runtime), k=None, v=None, dtype="f16", tokens=plan.context_len)
-    kv.strides, kv.header = TILES, {}
-    with mock.patch("zinc_attn.runtime.device.check_primitives"):  # this runtime computes nothing
-        RecordedCall(kv, plan, scoring=scoring)
-    words = log.words
+    storage = LayerStorage(0, 0, (HeadSlice(0, shape.kv_heads, None, None),))
+    pages, key = PagedStorage(Device(runtime), PageGeometry(shape, "f16", 64, 1), [storage]), submission.key
+    key = key._replace(**sizes)
+    tensors = Tensors.of(key, pages, lambda name, words, use: runtime.buffer(4 * words, use))
+    workspace = Workspace.make(key, pages, scoring, tensors)
+    workspace.fill(submission, 0)
+    with mock.patch("zinc_attn.runtime.device.check_primitives"):
+        steps = workspace.dispatches(0)
+    words = workspace.work.words.tolist()
     header = dict(zip(kernels.HEADER, words, strict=False))
     row_table, table = header["row_table"], header["append_table"]
     items = range(kernels.HEADER_WORDS, row_table, kernels.ITEM_WORDS)
@@ -260,7 +267,7 @@ def recorded(plan, scoring):
         "rows": [words[at : at + kernels.ROW_WORDS] for at in range(row_table, table, kernels.ROW_WORDS)],
         "table": table,
     }
-    return found, log.steps
+    return found, steps
 
 
 INDEXED = [AttnShape.parse(s) for s in ("4/2/128", "4/2/192/128", "4/2/96/160", "2/2/576/512/latent", "4/2/72/33")]

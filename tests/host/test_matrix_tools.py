@@ -51,13 +51,11 @@ def test_canonical_asks_nothing_of_the_device():
 @pytest.mark.parametrize("arithmetic", ["matrix", "matrix-prefill"])
 def test_who_may_not_use_it(arithmetic, monkeypatch):
     monkeypatch.setattr(rules, "load_spirv", lambda _: b"")  # this package may be built without the kernel
-    with pytest.raises(UnsupportedError, match=r"does not offer VK_KHR_cooperative_matrix.*use arithmetic='canonical'"):
+    with pytest.raises(UnsupportedError, match=r"does not offer VK_KHR_cooperative_matrix.*use arithmetic 'canonical'"):
         rules.check_arithmetic(arithmetic, fake_device(NO_MATRICES), SHAPE, "f16")
     for dtype in ("f32", "f16/f32", "f32/q8_0"):
-        with pytest.raises(DTypeError, match=r"K or V in f32.*round_rows=True rounds float32 rows"):
+        with pytest.raises(DTypeError, match=r"K or V in f32.*round_rows=True rounds"):
             rules.check_arithmetic(arithmetic, fake_device(), SHAPE, dtype)
-    with pytest.raises(DTypeError, match=r"pass k and v in float16, for example k\.astype"):
-        rules.check_arithmetic(arithmetic, fake_device(), SHAPE, "f32", rules.ARRAYS)
     for facts, said in ({"shared_bytes": 8192}, "8,192"), ({"max_invocations": 16}, "65,536"):
         with pytest.raises(UnsupportedError, match=f"do not fit in {said} bytes of the shared"):
             rules.check_arithmetic(arithmetic, fake_device(RDNA4_UNITS._replace(**facts)), LARGE, "f16")
@@ -170,8 +168,8 @@ def test_the_lines_of_check():
 
 
 def test_refusals_are_in_a_commands_words():
-    offers = "does not offer VK_KHR_cooperative_matrix.*use --arithmetic canonical"
-    rounds = "K or V in f32, .* float16 holds; use the dtype f16"
+    offers = "does not offer VK_KHR_cooperative_matrix.*use arithmetic 'canonical'"
+    rounds = "K or V in f32, .* float16 holds; use dtype 'f16'"
     cases = (NO_MATRICES, "f16", UnsupportedError, offers), (RDNA4_UNITS, "f32", DTypeError, rounds)
     for (facts, dtype, kind, text), arithmetic in product(cases, ("matrix", "matrix-prefill")):
         refuse_arithmetic("canonical", fake_device(facts), dtype, SHAPE)

@@ -200,5 +200,5 @@ def test_an_interrupt_at_any_bytecode_leaves_a_call_done_or_not_done(name):
 def test_layer_lengths_start_in_step():
     lengths = LayerLengths(3, 700)
     assert (lengths.lengths, len(lengths), lengths.in_step) == ([700] * 3, 700, True)
-    lengths.check_fork()
+    lengths.fork().free()
     lengths.free()

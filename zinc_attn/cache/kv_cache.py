@@ -79,7 +79,6 @@ class KVCache:
         page_order: Seq[int] | None = None,
         kv_layout: str = "tiles",
     ) -> None:
-        """See the class."""
         dtype = storage_dtype(dtype)
         self.device, self.shape, self.dtype = device, shape, dtype
         self.round_rows = check_bool("round_rows", round_rows)

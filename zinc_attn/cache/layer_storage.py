@@ -5,7 +5,6 @@ A recorded submission is bound to buffers, so one serves every layer that shares
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -79,9 +78,3 @@ class StoragePlan:
             buffers.append(runtime.buffer(layers * (end - first) * head_bytes, Use.CACHE))
             made.append(buffers[-1])
         return HeadSlice(first, end - first, buffers[0], buffers[-1])
-
-
-def buffer_count(layers: Seq[LayerStorage]) -> int:
-    """Buffers of K and V that the layers lie in."""
-    slices = [part for one in {layer.number: layer for layer in layers}.values() for part in one.slices]
-    return sum(1 if part.v is part.k else 2 for part in slices)

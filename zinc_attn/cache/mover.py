@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels import declarations
-from ..kernels.dispatches import KernelCall, append_call, copy_call, encode_call, gather_call
+from ..kernels.dispatches import KernelCall, copy_call, encode_call, move_call
 from ..kernels.records import HeadTables, WorkBuffer
 from ..planning.sizes import power_of_two
 from ..runtime.device import Device
@@ -260,7 +260,8 @@ class RowMover:
         shape, dtype, tile, strides = layout.shape, layout.dtype, layout.tile, layout.strides
         if key.kind == "copy":
             return [copy_call(layout.tile_words, one.heads, layout.page_tiles, key.rows)]
+        moved = shape, dtype, tile, key.rows, one.heads, strides
         if key.kind == "gather":
-            return [gather_call(shape, dtype, tile, key.rows, one.heads, strides)]
+            return [move_call(declarations.GATHER_KERNEL, *moved)]
         encodes = [encode_call(shape, dtype, key.rows)] if key.kind == "encode" else []
-        return [*encodes, append_call(shape, dtype, tile, key.rows, one.heads, strides)]
+        return [*encodes, move_call(declarations.APPEND_KERNEL, *moved)]

@@ -1,4 +1,4 @@
-"""The codec of K and V: values to words and back, as rows of tokens and as tiles of 64 tokens.
+"""The codec of K and V: values to words and back, as rows of tokens.
 
 A row is one token's K and V of every KV head, (kv_heads, words): per KV head K values, V values, K scales, V scales,
 in uint32 words (see shaders/cache.glsl).
@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..canonical.constants import CHUNK, KEYS_PER_LEAF, MAX_INPUT, MIN_INPUT
+from ..canonical.constants import MAX_INPUT, MIN_INPUT
 from ..canonical.state import as_input
 from ..checks import BFLOAT16, check_array
 from ..errors import DTypeError, ValueRangeError
@@ -255,46 +255,3 @@ def stored(
     given = zip("kv", (k, v), storage_types(dtype), factors, strict=True)
     keys, values = (stored_values(name, x, kind.name, round_rows, factor)[0] for name, x, kind, factor in given)
     return decode(encode(keys, values, shape, dtype, scales), shape, dtype, scales)
-
-
-# --- contiguous K and V ------------------------------------------------------------------------------------
-
-
-def tiles(tokens: int) -> int:
-    """Tiles of 64 tokens that hold ``tokens``."""
-    return -(-tokens // KEYS_PER_LEAF)
-
-
-def pack_k(k: NDArray[Any], shape: AttnShape, kind: StorageType) -> Words:
-    """Stored values (tokens, kv_heads, head_dim) to (kv_heads, tiles, words): of a tile the chunks (k_dim / 8, 64, 8),
-    behind them what blocks share (scale_words, 64)."""
-    values, shared = _tiled(k, shape.k_dim, kind)
-    chunks = values.reshape(*values.shape[:3], shape.k_dim // CHUNK, -1).transpose(2, 0, 3, 1, 4)
-    return _joined(chunks, shared.transpose(2, 0, 3, 1))
-
-
-def pack_v(v: NDArray[Any], shape: AttnShape, kind: StorageType) -> Words:
-    """Stored values (tokens, kv_heads, v_head_dim) to (kv_heads, tiles, words): of a tile the values (64, v_dim),
-    behind them what blocks share (64, scale_words)."""
-    return _joined(*(part.transpose(2, 0, 1, 3) for part in _tiled(v, shape.v_dim, kind)))
-
-
-def _tiled(x: NDArray[Any], dims: int, kind: StorageType) -> tuple[Words, Words]:
-    """The words of values, and of what their blocks share, (tiles, 64, kv_heads, words). Tokens are filled up by zeros
-    to whole tiles, and dimensions to ``dims``."""
-    whole = tiles(len(x)), KEYS_PER_LEAF
-    missing = whole[0] * KEYS_PER_LEAF - len(x), 0 if kind.quantized else dims - x.shape[2]
-    x = np.pad(x, ((0, missing[0]), (0, 0), (0, missing[1]))) if any(missing) else np.ascontiguousarray(x)
-    shared = np.zeros((*x.shape[:2], kind.scale_words(dims)), np.uint32)
-    if kind.quantized:
-        values = np.zeros((*x.shape[:2], kind.value_words(dims)), np.uint32)
-        write_part(values, shared, x, kind, None)
-    else:
-        values = x.view(np.uint32)
-    return values.reshape(*whole, *values.shape[1:]), shared.reshape(*whole, *shared.shape[1:])
-
-
-def _joined(values: Words, shared: Words) -> Words:
-    """The words of each tile, values before the others, as one array."""
-    parts = [np.ascontiguousarray(part).reshape(*part.shape[:2], -1) for part in (values, shared) if part.size]
-    return np.concatenate(parts, axis=2).reshape(-1) if len(parts) > 1 else parts[0].reshape(-1)

@@ -65,7 +65,6 @@ class Sequence:
     """One token sequence of a KVCache, from ``new_sequence``. ``len`` counts the tokens that all layers have."""
 
     def __init__(self, cache: KVCache, pages: SequencePages) -> None:
-        """See the class."""
         self.cache, self.pages = cache, pages
         self.serial = next(_serials)
         # (page ids, the same as an array, its stamp); replaced by one store

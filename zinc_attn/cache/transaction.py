@@ -183,13 +183,7 @@ class Transaction:
         return others > sum(max(sequence.lengths) <= start for sequence in leaving)
 
     def _hold(
-        self,
-        sequence: SequencePages,
-        start: int,
-        count: int,
-        lengths: tuple[int, ...],
-        table_start: int,
-        need: int,
+        self, sequence: SequencePages, start: int, count: int, lengths: tuple[int, ...], table_start: int, need: int
     ) -> Reservation:
         """Take ``need`` pages, in place of those from ``table_start`` on."""
         if self.state != "open":

@@ -89,19 +89,11 @@ def check_sinks(sinks: Any, q_heads: int) -> NDArray[Any] | None:
     return _check_per_head("sinks", sinks, q_heads, "a logit")
 
 
-def check_alibi(alibi: Any, q_heads: int) -> NDArray[Any] | None:
-    """Slopes (q_heads,), or None."""
-    array = _check_per_head("alibi", alibi, q_heads, "a slope")
+def check_slopes(name: str, value: Any, q_heads: int) -> NDArray[Any] | None:
+    """Slopes (q_heads,), of ALiBi or of masks, or None."""
+    array = _check_per_head(name, value, q_heads, "a slope")
     if array is not None:
-        _check_magnitudes("alibi", array)
-    return array
-
-
-def check_mask_slopes(mask_slopes: Any, q_heads: int) -> NDArray[Any] | None:
-    """Slopes (q_heads,) of masks, or None."""
-    array = _check_per_head("mask_slopes", mask_slopes, q_heads, "a slope")
-    if array is not None:
-        _check_magnitudes("mask_slopes", array)
+        _check_magnitudes(name, array)
     return array
 
 

@@ -18,27 +18,10 @@ FLUSH: Final = 2.0**-100  # smaller magnitudes of l and o become +0 after each m
 FUSED_SCALE: Final = 2.0**32  # of weights in arithmetic "fused", so that no fused sum is denormal
 EMPTY_M: Final = -1e30  # m of the empty state; its l and o are 0
 # 2**x on [-1/2, 1/2], c0..c6
-EXP2_POLY: Final = (
-    1.0,
-    0.6931471825,
-    0.2402264774,
-    5.550359935e-2,
-    9.618505836e-3,
-    1.339080627e-3,
-    1.532646274e-4,
-)
+EXP2_POLY: Final = (1.0, 0.6931471825, 0.2402264774, 5.550359935e-2, 9.618505836e-3, 1.339080627e-3, 1.532646274e-4)
 RCP_SEED: Final = 0x7EF311C3  # 1/x starts from RCP_SEED - bits(x), then three Newton steps
 # ln(1+x) = x - x**2/2 + x**3 * (d0 + d1 x + ... + d7 x**7) on [sqrt(1/2) - 1, sqrt(2) - 1]
-LN_POLY: Final = (
-    0.33333316,
-    -0.2500081,
-    0.20002286,
-    -0.16624554,
-    0.14181192,
-    -0.13128754,
-    0.12881649,
-    -0.07859615,
-)
+LN_POLY: Final = (0.33333316, -0.2500081, 0.20002286, -0.16624554, 0.14181192, -0.13128754, 0.12881649, -0.07859615)
 LN2_HI: Final = 0.693359375  # nine significant bits, so that exponent * LN2_HI is exact
 LN2_LO: Final = -2.12194440e-4
 SQRT2: Final = 1.41421354

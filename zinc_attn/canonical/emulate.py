@@ -11,15 +11,7 @@ from numpy.typing import NDArray
 from ..checks import shown
 from ..errors import ArgumentError
 from . import constants
-from .arguments import (
-    check_alibi,
-    check_mask,
-    check_mask_slopes,
-    checked_arrays,
-    checked_options,
-    key_ranges,
-    with_rows,
-)
+from .arguments import check_mask, check_slopes, checked_arrays, checked_options, key_ranges, with_rows
 from .constants import CHUNK, KEYS_PER_LEAF, KEYS_PER_NODE, LEAVES_PER_NODE, WEIGHT_PARTIALS
 from .products import FusedProducts, Products
 from .state import (
@@ -97,14 +89,7 @@ def alibi_slopes(alibi: NDArray[Any]) -> F32:
     return (alibi.astype(np.float64) * constants.LOG2E).astype(np.float32)
 
 
-def _leaf_states(
-    q: F32,
-    k: F32,
-    v: F32,
-    rows: _Rows,
-    first: int,
-    scoring: _Scoring,
-) -> State:
+def _leaf_states(q: F32, k: F32, v: F32, rows: _Rows, first: int, scoring: _Scoring) -> State:
     """States (leaves, vectors) of whole leaves: q (vectors, dims), k (leaves * 64, dims), v (leaves * 64, value_dim).
 
     ``first`` is the absolute position of k[0].
@@ -193,7 +178,7 @@ def emulate(  # noqa: PLR0913  (public; all but q, k and v are keywords with a d
         raise ArgumentError(f"arithmetic: got {shown(arithmetic)}, expected 'canonical' or 'fused'")
     q, k, v = checked_arrays(q, k, v, ("float32", "float16", "bfloat16"))
     scale, window, softcap, sinks = checked_options(q.shape[-2], scale, causal, window, softcap, sinks)
-    alibi, mask = check_alibi(alibi, q.shape[-2]), check_mask(mask, 1 if q.ndim == 2 else len(q), len(k))
+    alibi, mask = check_slopes("alibi", alibi, q.shape[-2]), check_mask(mask, 1 if q.ndim == 2 else len(q), len(k))
     rows = as_input(with_rows(q))
     q_len, q_heads, head_dim = rows.shape
     tokens, kv_heads, _ = k.shape
@@ -203,7 +188,7 @@ def emulate(  # noqa: PLR0913  (public; all but q, k and v are keywords with a d
     scoring = _Scoring(factor, softcap, whole_mask, arithmetic == "fused")
     firsts, limits = key_ranges(tokens, q_len, causal, window)
     slopes = None if alibi is None else alibi_slopes(alibi)
-    by_mask = check_mask_slopes(mask_slopes, q_heads)
+    by_mask = check_slopes("mask_slopes", mask_slopes, q_heads)
     factors = np.full(q_heads, constants.LOG2E, np.float32) if by_mask is None else alibi_slopes(by_mask)
     vectors = q_len * group
     out = np.empty((q_len, q_heads, value_dim), np.float32)

@@ -51,11 +51,9 @@ class FusedProducts(Products):
         self._below, self._half = np.empty(shape, np.int64), np.empty(shape, np.bool_)
 
     def factors(self, x: F32) -> NDArray[Any]:
-        """See Products.factors."""
         return x.astype(np.float64)
 
     def add(self, sums: F32, a: NDArray[Any], b: NDArray[Any]) -> None:
-        """See Products.add."""
         np.multiply(a, b, out=self._exact)
         np.add(self._exact, sums, out=self._total)
         np.bitwise_and(self._total.view(np.int64), _BELOW, out=self._below)

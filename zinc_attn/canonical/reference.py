@@ -13,15 +13,7 @@ from numpy.typing import NDArray
 
 from ..checks import check_array
 from ..errors import ShapeError, ValueRangeError
-from .arguments import (
-    check_alibi,
-    check_mask,
-    check_mask_slopes,
-    checked_arrays,
-    checked_options,
-    key_ranges,
-    with_rows,
-)
+from .arguments import check_mask, check_slopes, checked_arrays, checked_options, key_ranges, with_rows
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -56,46 +48,47 @@ def attention(  # noqa: PLR0913  (public; all but q, k and v are keywords with a
     """
     q, k, v = checked_arrays(q, k, v, ("float32", "float16", "float64", "bfloat16"))
     scale, window, softcap, sinks = checked_options(q.shape[-2], scale, causal, window, softcap, sinks)
-    alibi, mask = check_alibi(alibi, q.shape[-2]), check_mask(mask, 1 if q.ndim == 2 else len(q), len(k))
+    alibi, slopes = (check_slopes(*x, q.shape[-2]) for x in (("alibi", alibi), ("mask_slopes", mask_slopes)))
     rows = with_rows(q).astype(np.float64)
-    q_len, q_heads, head_dim = rows.shape
-    slopes = check_mask_slopes(mask_slopes, q_heads)
-    tokens, kv_heads, _ = k.shape
-    factor = 1.0 / math.sqrt(head_dim) if scale is None else scale
-    out = np.zeros((q_len, q_heads, v.shape[2]))
-    sink = np.full(q_heads, -np.inf) if sinks is None else np.asarray(sinks, np.float64)
-    lse = np.repeat(sink[None], q_len, axis=0)
-    group = q_heads // kv_heads
-    firsts, limits = key_ranges(tokens, q_len, causal, window)
-    for head in range(kv_heads):
+    mask = check_mask(mask, len(rows), len(k))
+    factor = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
+    sink = np.full(q.shape[-2], -np.inf) if sinks is None else np.asarray(sinks, np.float64)
+    out, lse = np.zeros((*rows.shape[:2], v.shape[2])), np.repeat(sink[None], len(rows), axis=0)
+    firsts, limits = key_ranges(len(k), len(rows), causal, window)
+    for head, heads in enumerate(np.split(np.arange(q.shape[-2]), k.shape[1])):
         keys, values = k[:, head].astype(np.float64), v[:, head].astype(np.float64)
-        heads = slice(head * group, (head + 1) * group)
-        for i in range(q_len):
-            if firsts[i] >= limits[i]:
-                continue
+        for i in np.flatnonzero(firsts < limits).tolist():
+            s = rows[i, heads] @ keys[firsts[i] : limits[i]].T * factor
+            s = s if softcap is None else softcap * np.tanh(s / softcap)
+            by_head = (None if x is None else x[heads, None].astype(np.float64) for x in (alibi, slopes))
+            bias = _bias(len(k), len(rows) - 1 - i, None if mask is None else mask[i], *by_head)
             seen = slice(firsts[i], limits[i])
-            s = rows[i, heads] @ keys[seen].T * factor
-            if softcap is not None:
-                s = softcap * np.tanh(s / softcap)
-            if alibi is not None:
-                distance = np.abs(np.arange(tokens)[seen] - (tokens - q_len + i))
-                s = s - alibi[heads, None].astype(np.float64) * distance
-            if mask is not None:
-                s = s + _mask_bias(mask[i], tokens, None if slopes is None else slopes[heads])[:, seen]
-                if np.all(np.isneginf(s)):
-                    continue
-            top = np.maximum(s.max(axis=1, keepdims=True), sink[heads, None])
-            p = np.exp(s - top)
-            total = p.sum(axis=1, keepdims=True) + np.exp(sink[heads, None] - top)
-            out[i, heads] = p @ values[seen] / total
-            lse[i, heads] = (top + np.log(total))[:, 0]
+            out[i, heads], lse[i, heads] = _softmax(s + bias[:, seen], values[seen], sink[heads])
     return out.reshape(*q.shape[:-1], -1), lse.reshape(q.shape[:-1])
 
 
-def _mask_bias(row: NDArray[Any], tokens: int, slopes: NDArray[Any] | None) -> F64:
-    """What a row's mask (n,) adds to the scores of all keys, by head: ([heads or 1], tokens)."""
-    bias = np.pad(row.astype(np.float64), (tokens - len(row), 0))[None]
-    return bias if slopes is None else np.where(np.isneginf(bias), bias, bias * slopes[:, None].astype(np.float64))
+def _bias(tokens: int, behind: int, mask: NDArray[Any] | None, alibi: F64 | None, slopes: F64 | None) -> F64:
+    """What is added to the scores of all keys, by head: (heads or 1, tokens).
+
+    behind: rows behind this one; mask: the row's (n,), times the ``slopes`` of heads (heads, 1), as alibi has them.
+    """
+    bias = np.zeros((1, tokens))
+    if alibi is not None:
+        bias = -alibi * np.abs(np.arange(tokens) - (tokens - 1 - behind))
+    if mask is not None:
+        row = np.pad(mask.astype(np.float64), (tokens - len(mask), 0))[None]
+        bias = bias + (row if slopes is None else np.where(np.isneginf(row), row, row * slopes))
+    return bias
+
+
+def _softmax(s: F64, values: F64, sink: F64) -> tuple[F64, F64]:
+    """out and lse of scores (heads, n), -inf for a key that is not seen, with a sink's score per head."""
+    if np.all(np.isneginf(s)):
+        return np.zeros((len(s), values.shape[1])), sink
+    top = np.maximum(s.max(axis=1), sink)[:, None]
+    p = np.exp(s - top)
+    total = p.sum(axis=1, keepdims=True) + np.exp(sink[:, None] - top)
+    return p @ values / total, (top + np.log(total))[:, 0]
 
 
 def _float_array(name: str, x: Any, ndim: int, axes: str) -> NDArray[Any]:

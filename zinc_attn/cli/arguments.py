@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from ..checks import check_int, parse_digits, shown
-from ..decode.arithmetic import Advice, check_arithmetic, check_units
+from ..decode.arithmetic import check_arithmetic, check_units
 from ..dtypes import storage_dtype
 from ..errors import ArgumentError
 from ..planning.arithmetic import ARITHMETICS
@@ -28,7 +28,6 @@ DEFAULT_CONTEXTS: Final = "1k,8k,32k,128k"
 DEFAULT_COMPUTE_UNITS: Final = 64  # a Radeon AI PRO R9700
 UNMET: Final = 3  # a gate of rdna4, or validate's error bound, does not hold
 FAULT: Final = 70  # EX_SOFTWARE of sysexits.h
-ADVICE: Final = Advice("use --arithmetic canonical", "use the dtype f16")
 STATUSES: Final = (
     "exit status: 0 fine; 1 a wrong bit, and nothing else, or, of proof, a step that is not ok; 2 refused, the reason "
     "is on stderr; 3 a gate or a bound is not met; 70 a fault of this program; 74 stdout cannot be written; 130 "
@@ -181,9 +180,9 @@ def open_devices(stack: ExitStack, names: list[Any], runtimes: str | None) -> li
 
 def refuse_arithmetic(arithmetic: str, device: Device, dtype: str, *shapes: AttnShape) -> None:
     """Refuse, in a command's words, what a device cannot do with K and V of a dtype, and with shapes that are known."""
-    check_units(arithmetic, device, dtype, ADVICE)
+    check_units(arithmetic, device, dtype)
     for shape in shapes:
-        check_arithmetic(arithmetic, device, shape, dtype, ADVICE)
+        check_arithmetic(arithmetic, device, shape, dtype)
 
 
 def chosen_model(args: argparse.Namespace) -> ModelPreset:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any
 
 from ..cache.rows import Largest
 from ..checks import shown
@@ -14,23 +14,6 @@ from ..runtime.device import Device, load_spirv
 from ..runtime.protocol import DeviceInfo
 from ..shapes import AttnShape
 from ..storage import storage_types
-
-
-class Advice(NamedTuple):
-    """What a refusal tells its caller to do, in the caller's words.
-
-    canonical: where the device has no units; rounding: where K or V is float32.
-    """
-
-    canonical: str
-    rounding: str
-
-
-CACHE: Final = Advice(
-    "use arithmetic='canonical'",
-    "a cache with dtype='f16', round_rows=True rounds float32 rows",
-)
-ARRAYS: Final = CACHE._replace(rounding="pass k and v in float16, for example k.astype(np.float16)")
 
 
 def arithmetic_name(arithmetic: Any) -> Arithmetic:
@@ -46,8 +29,8 @@ def workgroup_on(info: DeviceInfo, shape: AttnShape, vectors: int) -> MatrixWork
     return matrix_workgroup(shape, info.matrix, info.kind, vectors)
 
 
-def check_units(arithmetic: Any, device: Device, dtype: str | None = None, advice: Advice = CACHE) -> Arithmetic:
-    """One of ARITHMETICS that the device can do with K and V of a dtype, where one is given."""
+def check_units(arithmetic: Any, device: Device, dtype: str) -> Arithmetic:
+    """One of ARITHMETICS that the device can do with K and V of a dtype."""
     checked = arithmetic_name(arithmetic)
     if checked in EXACT:
         if checked == "fused":
@@ -57,23 +40,25 @@ def check_units(arithmetic: Any, device: Device, dtype: str | None = None, advic
     if facts.tile is None:
         raise UnsupportedError(
             f"{what}, but {device.info.name} ({device.info.driver}) does not offer VK_KHR_cooperative_matrix with "
-            f"tiles of 8 or 16 float16 and float32 sums; {advice.canonical}"
+            "tiles of 8 or 16 float16 and float32 sums; use arithmetic 'canonical'"
         )
-    if dtype is not None and any(kind.name == "f32" for kind in storage_types(dtype)):
-        raise DTypeError(f"{what} with K or V in f32, expected a type that float16 holds; {advice.rounding}")
+    if any(kind.name == "f32" for kind in storage_types(dtype)):
+        raise DTypeError(
+            f"{what} with K or V in f32, expected a type that float16 holds; use dtype 'f16', to which round_rows=True "
+            "rounds a cache's rows, or float16 arrays"
+        )
     load_spirv(MATRIX)  # where the package was built without the kernel, say so now
     return checked
 
 
-def check_arithmetic(
-    arithmetic: Any, device: Device, shape: AttnShape, dtype: str, advice: Advice = CACHE
-) -> Arithmetic:
+def check_arithmetic(arithmetic: Any, device: Device, shape: AttnShape, dtype: str) -> Arithmetic:
     """One of ARITHMETICS that the device can do with K and V of a shape and dtype."""
-    checked = check_units(arithmetic, device, dtype, advice)
+    checked = check_units(arithmetic, device, dtype)
     if checked not in EXACT and workgroup_on(device.info, shape, 1) is None:
         raise UnsupportedError(
             f"arithmetic: got {arithmetic!r} for {shape}, whose rows do not fit in "
-            f"{device.info.matrix.shared_bytes:,} bytes of the shared memory of {device.info.name}; {advice.canonical}"
+            f"{device.info.matrix.shared_bytes:,} bytes of the shared memory of {device.info.name}; use arithmetic "
+            "'canonical'"
         )
     return checked
 

@@ -25,7 +25,7 @@ from .partial import NodeRange, PartialCall
 from .pending import PendingAttention
 from .requests import CallBatch, reserve_rows
 from .runner import AttentionCall, CallRunner, Observer
-from .scoring import LayerScorings, Scoring, check_alibi, check_mask_slopes, check_scale, check_softcap
+from .scoring import LayerScorings, Scoring, check_scale, check_slopes, check_softcap
 
 
 class Attention:
@@ -65,10 +65,9 @@ class Attention:
         plan: PlanFunction | None = None,
         observer: Observer | None = None,
     ) -> None:
-        """See the class."""
         if num_splits is not None and split_size is not None:
             raise ArgumentError(
-                f"num_splits, split_size: got {shown(num_splits)}, {shown(split_size)}, expected at most one"
+                f"num_splits, split_size: got {shown(num_splits)}, {shown(split_size)}, expected at most one of the two"
             )
         if not isinstance(cache, KVCache):
             raise ArgumentError(
@@ -80,8 +79,12 @@ class Attention:
         self.cache, self.device = cache, cache.device
         self.num_splits, self.split_size = num_splits, split_size
         self.scale = check_scale(scale, shape.head_dim)
-        slopes, by_mask = check_alibi(alibi, shape.q_heads), check_mask_slopes(mask_slopes, shape.q_heads)
-        common = Scoring(self.scale, softcap=check_softcap(softcap), alibi=slopes, mask_slopes=by_mask)
+        common = Scoring(
+            self.scale,
+            softcap=check_softcap(softcap),
+            alibi=check_slopes("alibi", alibi, shape.q_heads),
+            mask_slopes=check_slopes("mask_slopes", mask_slopes, shape.q_heads),
+        )
         self.arithmetic = check_arithmetic(arithmetic, cache.device, shape, cache.dtype)
         scorings = LayerScorings(cache, common, window, sinks)
         facts = cache.device.info.layout_facts

@@ -44,14 +44,7 @@ class RecordedAttention:
     """
 
     def __init__(
-        self,
-        runner: CallRunner,
-        sequence: Any,
-        q: Any,
-        seq: Sequence,
-        layer: int,
-        rows: Any,
-        options: RecordOptions,
+        self, runner: CallRunner, sequence: Any, q: Any, seq: Sequence, layer: int, rows: Any, options: RecordOptions
     ) -> None:
         cache, runtime = runner.cache, runner.cache.device.runtime
         assert isinstance(runtime, HostSequences)
@@ -73,8 +66,7 @@ class RecordedAttention:
             self._out = runtime.host_output(4 * words.out)
             tensors = Tensors(query, owned[0], self._out, new_rows)
             self._workspace = Workspace.make(key, pages, runner.scorings.by_layer[layer], tensors)
-            dispatches = self._workspace.dispatches(layer, runner.scorings.by_layer[layer])
-            self._recording = runtime.record_into(sequence, dispatches, self._out)
+            self._recording = runtime.record_into(sequence, self._workspace.dispatches(layer), self._out)
         except BaseException:
             for buffer in owned:
                 buffer.close()

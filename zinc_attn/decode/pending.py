@@ -18,7 +18,6 @@ class PendingAttention:
     """
 
     def __init__(self, cache: KVCache, collect: Callable[[], Any], transaction: Transaction, largest: Largest) -> None:
-        """See the class."""
         self._cache, self._transaction, self._largest = cache, transaction, largest
         self._collect: Callable[[], Any] | None = collect
         self._found: Any = None

@@ -173,8 +173,7 @@ class CallRunner:
     def _recording(self, workspace: Workspace, layer: int) -> Recording:
         key = workspace.key, self.cache.layers[layer].number
         if key not in self.recordings:
-            dispatches = workspace.dispatches(layer, self.scorings.distinct[workspace.key.scoring])
-            self.recordings[key] = self.cache.device.runtime.record(dispatches)
+            self.recordings[key] = self.cache.device.runtime.record(workspace.dispatches(layer))
         return self.recordings[key]
 
 

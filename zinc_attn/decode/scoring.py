@@ -74,15 +74,9 @@ def check_sinks(sinks: Any, q_heads: int) -> F32 | None:
         return sink_scores(checked_values("sinks", array.astype(np.float32))[0])
 
 
-def check_alibi(alibi: Any, q_heads: int) -> F32 | None:
-    """ALiBi slopes (q_heads,) in log2 units, or None."""
-    array = arguments.check_alibi(alibi, q_heads)
-    return None if array is None else alibi_slopes(array)
-
-
-def check_mask_slopes(mask_slopes: Any, q_heads: int) -> F32 | None:
-    """Slopes of masks (q_heads,) in log2 units, or None."""
-    array = arguments.check_mask_slopes(mask_slopes, q_heads)
+def check_slopes(name: str, slopes: Any, q_heads: int) -> F32 | None:
+    """Slopes (q_heads,) in log2 units, of ALiBi or of masks, or None."""
+    array = arguments.check_slopes(name, slopes, q_heads)
     return None if array is None else alibi_slopes(array)
 
 

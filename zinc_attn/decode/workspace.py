@@ -23,11 +23,11 @@ from ..kernels.dispatches import (
     AttendVariant,
     KernelCall,
     MatrixVariant,
-    append_call,
     attend_call,
     encode_call,
     matrix_call,
     merge_call,
+    move_call,
 )
 from ..kernels.records import ROW, Records, WorkBuffer
 from ..planning.items import item_keys
@@ -46,7 +46,7 @@ FIRST_PAGE: Final = declarations.HEADER.index("first_page")
 
 
 class PagedStorage(NamedTuple):
-    """Where K and V of layers lie, in the pages of a KVCache or in one of a ContiguousKV."""
+    """Where K and V of layers lie, in the pages of a KVCache."""
 
     device: Device
     layout: PageGeometry
@@ -143,7 +143,7 @@ class Workspace:
     tensors: Tensors
     work: WorkBuffer
     shared: WorkBuffer | None
-    window: int | None
+    scoring: Scoring
     work_buffers: list[Buffer] = field(default_factory=list)
     shared_buffers: list[Buffer] = field(default_factory=list)
     submission: Submission | None = None
@@ -159,7 +159,7 @@ class Workspace:
         work = WorkBuffer(key.items, key.rows, key.appends, key.tables, scoring.heads, key.masks)
         heads = scoring.heads._replace(sinks=None)  # which pass 2 alone reads
         shared = WorkBuffer(key.shared, key.rows, 0, key.tables, heads, key.masks) if key.shared else None
-        made = cls(key, pages, tensors, work, shared, scoring.window)
+        made = cls(key, pages, tensors, work, shared, scoring)
         for one in (work, shared):
             if one is not None:
                 layout.set_header(one, slices[0])
@@ -186,11 +186,7 @@ class Workspace:
     # --- filling ------------------------------------------------------------------------------------------
 
     def fill(
-        self,
-        submission: Submission,
-        layer: int,
-        lengths: tuple[int, ...] | None = None,
-        tables: Seq[Words] = (),
+        self, submission: Submission, layer: int, lengths: tuple[int, ...] | None = None, tables: Seq[Words] = ()
     ) -> None:
         """Make the words, in the buffers too, those of a submission that fits the key, in a layer.
 
@@ -204,7 +200,7 @@ class Workspace:
             rows = [one.rows for one in (self.work, self.shared) if one is not None]
             layout, work = self.pages.layout, self.work
             given = work.items, work.appends, rows, work.tables, layout.tile * layout.page_tiles
-            steady = SteadyWords.of(submission, self.window, *given)
+            steady = SteadyWords.of(submission, self.scoring.window, *given)
         if lengths == steady.lengths:
             self._rebind_layer(layer)
             self.steady = steady
@@ -306,6 +302,10 @@ class Workspace:
         pairs = words[self.key.states * heads * dim :][: 2 * rows * nodes * heads].reshape(rows, nodes, heads, 2)
         return pairs[..., 0], pairs[..., 1], o
 
+    def spoil(self) -> None:
+        """NaN in the output, so that an element which no kernel writes cannot pass a tool's comparison."""
+        self.pages.device.runtime.write(self.tensors.out, np.full(self.tensors.out.nbytes // 4, 0x7FC0DEAD, np.uint32))
+
     def _ran(self) -> Runtime:
         if self.queued is not None:
             self.queued.send()
@@ -313,12 +313,12 @@ class Workspace:
 
     # --- dispatches ---------------------------------------------------------------------------------------
 
-    def dispatches(self, layer: int, scoring: Scoring) -> list[Dispatch]:
+    def dispatches(self, layer: int) -> list[Dispatch]:
         """Append, attend, merge; encode first where the device encodes the new rows.
 
         They are those of every layer that shares ``layer``'s K and V buffers.
         """
-        key, layout, device = self.key, self.pages.layout, self.pages.device
+        key, layout, device, scoring = self.key, self.pages.layout, self.pages.device, self.scoring
         alone = AttendVariant(
             layout.shape,
             layout.dtype,
@@ -341,8 +341,8 @@ class Workspace:
         for i, one in enumerate(self.pages.layers[layer].slices):
             bound = {**tensors, "work": self.work_buffers[i], "k": one.k, "v": one.v}
             if key.appends:
-                call = append_call(layout.shape, layout.dtype, layout.tile, key.appends, one.heads, layout.strides)
-                appends.append(dispatch(call, bound))
+                moved = layout.shape, layout.dtype, layout.tile, key.appends, one.heads, layout.strides
+                appends.append(dispatch(move_call(declarations.APPEND_KERNEL, *moved), bound))
             if key.shared:
                 bound["shared"] = self.shared_buffers[i]
                 attends.append(dispatch(attend_call(together, key.shared, one.heads, target, "shared"), bound))

@@ -60,7 +60,6 @@ class ShardedAttention:
         mask_slopes: Any = None,
         arithmetic: Arithmetic = "canonical",
     ) -> None:
-        """See the class."""
         if not isinstance(cache, ShardedKVCache):
             hint = "; Attention attends over a KVCache" if isinstance(cache, KVCache) else ""
             raise ArgumentError(f"cache: got {type(cache).__name__}, expected a ShardedKVCache{hint}")

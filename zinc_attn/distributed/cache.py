@@ -80,7 +80,6 @@ class ShardedKVCache(Shards):
         comm: Any = None,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        """See the class."""
         _check_devices(devices, shape)
         given = None if weights is None else _checked_weights(weights)
         timeout_s = check_timeout(timeout_s)

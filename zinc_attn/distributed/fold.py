@@ -40,7 +40,6 @@ class Fold:
     """
 
     def __init__(self, device: Device, shape: AttnShape) -> None:
-        """See the class."""
         if not isinstance(device, Device):
             raise ArgumentError(f"device: got {type(device).__name__}, expected a Device")
         if not isinstance(shape, AttnShape):

@@ -27,10 +27,6 @@ FINE, FAILED, FULL, LEFT = b"\0", b"\1", b"\2", b"\3"  # the first byte of a ran
 NOTE_BYTES: Final = 512  # size of the note with which a rank that gives an exchange up tells the others why
 GRACE_S: Final = 5.0  # between the error of a rank and the end of all ranks, so that the others can print theirs
 LOST_STATUS: Final = 2  # exit status of a process that cannot finalize MPI because a rank is lost
-NO_MPI: Final = (
-    "several ranks need mpi4py and an MPI: pip install 'zinc-attn[mpi]', and MPICH or Open MPI from the system or "
-    "pip install mpich"
-)
 
 
 class RankError(ZincAttnError):
@@ -73,7 +69,6 @@ class Ranks:
     """
 
     def __init__(self, comm: Any, timeout_s: float = TIMEOUT_S) -> None:
-        """See the class."""
         if not all(hasattr(comm, name) for name in ("Idup", "Iallgatherv", "Iprobe")):
             raise ArgumentError(f"comm: got {shown(comm)}, expected an mpi4py communicator, such as MPI.COMM_WORLD")
         timeout_s = check_timeout(timeout_s)

@@ -36,10 +36,6 @@ class LayerLengths(SequencePages):
             with Transaction() as transaction:
                 transaction.reserve(self, 0, length, tuple(range(1, num_layers)))
 
-    def check_fork(self) -> None:
-        """Raise what ``fork`` raises: StepError unless all layers have the same length; ClosedError after ``free``."""
-        self.fork().free()
-
 
 class ShardedSequence:
     """A sequence whose nodes lie on several shards, from ``ShardedKVCache.new_sequence``.
@@ -48,7 +44,6 @@ class ShardedSequence:
     """
 
     def __init__(self, cache: Shards, parent: ShardedSequence | None = None) -> None:
-        """See the class."""
         self.cache, self.serial = cache, cache.made
         length = len(parent) if parent else 0
         self.lengths_of = LayerLengths(cache.num_layers, length)
@@ -117,7 +112,7 @@ class ShardedSequence:
         with self.cache.lock:
             self.cache.check_open()
             self.cache.begin()
-            self.lengths_of.check_fork()
+            self.lengths_of.fork().free()  # raises where it cannot be
             return ShardedSequence(self.cache, self)
 
     def truncate(self, n: int) -> None:

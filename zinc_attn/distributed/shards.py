@@ -40,7 +40,6 @@ class Shards:
     def __init__(
         self, shape: AttnShape, num_layers: int, capacity: int, shares: list[float], ranks: Ranks | None
     ) -> None:
-        """See the class."""
         self.shape, self.num_layers, self.ranks, self.capacity = shape, num_layers, ranks, capacity
         self.allocator = NodeAllocator(shares, deferred=ranks is not None)
         self.owners = deal(-(-capacity // KEYS_PER_NODE), shares)

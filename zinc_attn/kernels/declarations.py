@@ -248,15 +248,7 @@ MULTIPLY_ADD: Final = KernelDecl(
     "multiply_add", "multiply_add.comp", (Binding("triples", "read"), Binding("sums", "write")), ("fused",)
 )
 
-KERNELS: Final = (
-    *ATTEND.values(),
-    MERGE,
-    APPEND_KERNEL,
-    GATHER_KERNEL,
-    COPY_KERNEL,
-    PRIMITIVES,
-    MULTIPLY_ADD,
-)
+KERNELS: Final = (*ATTEND.values(), MERGE, APPEND_KERNEL, GATHER_KERNEL, COPY_KERNEL, PRIMITIVES, MULTIPLY_ADD)
 
 # One kernel of each module.
 MODULES: Final = tuple({decl.file: decl for decl in reversed((*KERNELS, ENCODE, MATRIX))}.values())[::-1]

@@ -171,21 +171,15 @@ def merge_call(shape: AttnShape, kind: str, rows: int) -> KernelCall:
     return KernelCall(declarations.MERGE, (shape.v_dim, merge_workgroup_size(kind)), ("work", "states", "out"), grid)
 
 
-def _move_call(
-    decl: KernelDecl, shape: AttnShape, dtype: str, tile: int, grid: tuple[int, int, int], strides: Strides
+def move_call(
+    decl: KernelDecl, shape: AttnShape, dtype: str, tile: int, rows: int, kv_heads: int, strides: Strides = TILES
 ) -> KernelCall:
-    """Rows between a row tensor and the cache, by ``decl``."""
+    """Write ``rows`` uploaded rows to the cache, or read as many back, as ``decl`` does."""
     row = row_format(shape, dtype) if strides == TILES else strided_format(strides, shape.latent)
     chunk_words = storage_types(dtype)[0].value_words(CHUNK)
     values = {**asdict(row), **_row_constants(shape, dtype, strides), "chunk_words": chunk_words, "tile": tile}
-    return KernelCall(decl, tuple(values[name] for name in decl.spec), ("work", "rows", "k", "v"), grid)
-
-
-def append_call(
-    shape: AttnShape, dtype: str, tile: int, rows: int, kv_heads: int, strides: Strides = TILES
-) -> KernelCall:
-    """Write ``rows`` uploaded rows to the cache."""
-    return _move_call(declarations.APPEND_KERNEL, shape, dtype, tile, (rows, kv_heads, 1), strides)
+    spec = tuple(values[name] for name in decl.spec)
+    return KernelCall(decl, spec, ("work", "rows", "k", "v"), (rows, kv_heads, 1))
 
 
 def encode_call(shape: AttnShape, dtype: str, rows: int) -> KernelCall:
@@ -195,13 +189,6 @@ def encode_call(shape: AttnShape, dtype: str, rows: int) -> KernelCall:
     lanes = 2 * -(-widest // (2 * BLOCK)) * shape.kv_heads  # of a row: a lane has a block, a head whole pairs of them
     spec = tuple(values[name] for name in decl.spec)
     return KernelCall(decl, spec, ("work", "values", "rows"), (rows, -(-lanes // WAVE), 1 if shape.latent else 2))
-
-
-def gather_call(
-    shape: AttnShape, dtype: str, tile: int, rows: int, kv_heads: int, strides: Strides = TILES
-) -> KernelCall:
-    """Read ``rows`` rows back from the cache."""
-    return _move_call(declarations.GATHER_KERNEL, shape, dtype, tile, (rows, kv_heads, 1), strides)
 
 
 def copy_call(tile_words: tuple[int, int], kv_heads: int, page_tiles: int, pairs: int = 1) -> KernelCall:

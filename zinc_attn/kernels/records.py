@@ -99,9 +99,5 @@ class WorkBuffer:
     def set_shape(self, shape: AttnShape, kv_heads: int, kv_first: int = 0) -> None:
         """The header's words about the shape; the K and V buffers hold ``kv_heads`` heads from ``kv_first`` on."""
         self.set(
-            q_heads=shape.q_heads,
-            kv_heads=kv_heads,
-            kv_first=kv_first,
-            row_kv_heads=shape.kv_heads,
-            group=shape.group,
+            q_heads=shape.q_heads, kv_heads=kv_heads, kv_first=kv_first, row_kv_heads=shape.kv_heads, group=shape.group
         )

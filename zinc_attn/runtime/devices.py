@@ -222,7 +222,8 @@ def _matrix_facts(vk: Vulkan, instance: Any, physical: Any, extensions: set[str]
 
 
 def _main_heap(heaps: Sequence[Heap]) -> Heap:
-    return max(heaps, key=lambda h: (h.device_local, h.size))
+    """The largest device-local heap; an empty one where a device says that it has no memory."""
+    return max(heaps, key=lambda h: (h.device_local, h.size), default=Heap(0, 0, False))
 
 
 def _compute_units(vk: Vulkan, physical: Any, kind: str, extensions: set[str]) -> tuple[int, str]:

@@ -8,13 +8,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-from ..errors import (
-    DeviceLostError,
-    DeviceMemoryError,
-    NoVulkanError,
-    RuntimeUnavailableError,
-    ZincAttnError,
-)
+from ..errors import DeviceLostError, DeviceMemoryError, NoVulkanError, RuntimeUnavailableError, ZincAttnError
 from ..kernels.matrix import MatrixTile
 from .registry import Keeper
 

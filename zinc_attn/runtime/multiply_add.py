@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import Final, Literal, get_args
 
 import numpy as np
@@ -11,7 +10,8 @@ from ..canonical import products
 from ..errors import WrongResultError
 from ..kernels.declarations import FUSED_EMULATED, FUSED_NATIVE, MULTIPLY_ADD
 from ..limits import WAVE
-from .protocol import Dispatch, Runtime, Use
+from .primitives import answers
+from .protocol import Runtime
 
 # Best first: the operation of VK_KHR_shader_fma, which rounds once by its definition; GLSL's function, which may; and
 # float32 operations, several for one.
@@ -23,7 +23,6 @@ _HEADER_WORDS: Final = 5
 _CAPABILITY, _EXTENSION, _EXT_INST = 17, 10, 12  # opcodes; the only imported set is GLSL.std.450
 _FMA: Final = 50  # of GLSL.std.450
 _OP_FMA, _FMA_CAPABILITY = 4427, 6030
-_UNWRITTEN: Final = 0xFFFFFFFF  # a NaN, and no result
 
 
 def ways_of(runtime: Runtime) -> tuple[Way, ...]:
@@ -33,30 +32,16 @@ def ways_of(runtime: Runtime) -> tuple[Way, ...]:
 
 def find_way(runtime: Runtime, spirv: bytes) -> Way:
     """The first of ``ways_of`` whose results have NumPy's bits, by MULTIPLY_ADD's module. WrongResultError: none."""
+    words, expected = products.triple_words()
     for way in ways_of(runtime):
-        if _is_right(runtime, module_for(way, spirv), CONSTANT[way]):
+        kernel = runtime.kernel(MULTIPLY_ADD, module_for(way, spirv), (CONSTANT[way],))
+        found = answers(runtime, kernel, words, expected.size, expected.size // (2 * WAVE))
+        if np.array_equal(found, expected):
             return way
     raise WrongResultError(
         f"{runtime.info.name} ({runtime.info.driver}): the driver computes no product and sum with one rounding, "
         'neither by fma() nor by exact float32 operations; use arithmetic="canonical", or another driver'
     )
-
-
-def _is_right(runtime: Runtime, spirv: bytes, fused: int) -> bool:
-    words, expected = products.triple_words()
-    with ExitStack() as made:
-        inputs = runtime.buffer(words.nbytes, Use.INPUT)
-        made.callback(inputs.close)
-        outputs = runtime.buffer(expected.nbytes, Use.OUTPUT)
-        made.callback(outputs.close)
-        kernel = runtime.kernel(MULTIPLY_ADD, spirv, (fused,))
-        groups = (expected.size // (2 * WAVE), 1, 1)
-        recording = runtime.record([Dispatch(kernel, (inputs, outputs), groups)])
-        made.callback(recording.close)
-        runtime.write(outputs, np.full(expected.size, _UNWRITTEN, np.uint32))
-        runtime.write(inputs, words)
-        runtime.run(recording)
-        return np.array_equal(runtime.read(outputs), expected)
 
 
 def module_for(way: Way, spirv: bytes) -> bytes:

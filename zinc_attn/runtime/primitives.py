@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Final
 
 import numpy as np
@@ -11,7 +11,7 @@ from ..canonical import primitives
 from ..errors import WrongResultError
 from ..kernels.declarations import NUMBERS, PRIMITIVES, RESULTS
 from ..limits import WAVE
-from .protocol import Dispatch, Runtime, Use
+from .protocol import Dispatch, Kernel, Runtime, Use, Words
 
 _UNWRITTEN: Final = 0xFFFFFFFF  # a NaN, and no result
 _WHAT: Final = {
@@ -28,21 +28,25 @@ _WHAT: Final = {
 }
 
 
+def answers(runtime: Runtime, kernel: Kernel, given: Words, count: int, groups: int) -> Words:
+    """The ``count`` words that a kernel of two buffers makes of the words in the first."""
+    with ExitStack() as made:
+        inputs = made.enter_context(closing(runtime.buffer(given.nbytes, Use.INPUT)))
+        outputs = made.enter_context(closing(runtime.buffer(4 * count, Use.OUTPUT)))
+        step = Dispatch(kernel, (inputs, outputs), (groups, 1, 1))
+        recording = made.enter_context(closing(runtime.record([step])))
+        runtime.write(outputs, np.full(count, _UNWRITTEN, np.uint32))
+        runtime.write(inputs, given)
+        runtime.run(recording)
+        return runtime.read(outputs)
+
+
 def check_primitives(runtime: Runtime, spirv: bytes) -> None:
     """WrongResultError where a result of ``primitives.comp`` has other bits than NumPy's."""
     numbers, expected = primitives.words(NUMBERS, RESULTS)
-    with ExitStack() as made:
-        inputs = runtime.buffer(numbers.nbytes, Use.INPUT)
-        made.callback(inputs.close)
-        outputs = runtime.buffer(expected.nbytes, Use.OUTPUT)
-        made.callback(outputs.close)
-        kernel = runtime.kernel(PRIMITIVES, spirv, ())
-        recording = runtime.record([Dispatch(kernel, (inputs, outputs), (primitives.ROWS // WAVE, 1, 1))])
-        made.callback(recording.close)
-        runtime.write(outputs, np.full(expected.size, _UNWRITTEN, np.uint32))
-        runtime.write(inputs, numbers.reshape(-1))
-        runtime.run(recording)
-        found = runtime.read(outputs).reshape(expected.shape)
+    groups = primitives.ROWS // WAVE
+    found = answers(runtime, runtime.kernel(PRIMITIVES, spirv, ()), numbers.reshape(-1), expected.size, groups)
+    found = found.reshape(expected.shape)
     if np.array_equal(found, expected):
         return
     row, column = np.argwhere(found != expected)[0]

@@ -27,7 +27,6 @@ class Use(Enum):
 
     INPUT = "input"  # small; written by the host before a recording is submitted, read by kernels
     OUTPUT = "output"  # small; written by kernels, read by the host afterwards
-    DATA = "data"  # large; uploaded now and then, read by kernels
     SCRATCH = "scratch"  # written and read by kernels within a recording
     CACHE = "cache"  # device memory only, large; written and read by kernels, kept between recordings
 
@@ -79,10 +78,7 @@ class Runtime(Protocol):
         """A new buffer. LimitError beyond max_buffer_bytes, DeviceMemoryError when there is no room."""
 
     def write(self, buffer: Buffer, data: Words, offset: int = 0) -> None:
-        """Copy ``data`` to the buffer from word ``offset``. INPUT: takes effect at the next submission; DATA: now.
-
-        INPUT writes cost no submission. DATA writes may make one, and so may OUTPUT writes (a test poisons with them).
-        """
+        """Copy ``data`` to an INPUT or OUTPUT buffer from word ``offset``, where the next submission finds it."""
 
     def read(self, buffer: Buffer) -> Words:
         """The words of an OUTPUT buffer as the last finished submission left them (a copy)."""
@@ -110,9 +106,6 @@ class Runtime(Protocol):
 
     def timings(self, recording: Recording) -> list[tuple[float, float]]:
         """(begin, end) seconds of every step of the last run, from one arbitrary zero; recorded with timestamps."""
-
-    def empty_submit(self) -> None:
-        """Submit nothing and wait: the floor of a call's host time."""
 
     def close(self) -> None:
         """Destroy everything made by this runtime. Later calls raise ClosedError."""

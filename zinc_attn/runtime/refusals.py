@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from ..checks import check_int
-from ..errors import ArgumentError, ClosedError, DeviceLostError, DeviceMemoryError, ForkedProcessError, LimitError
+from ..errors import ArgumentError, DeviceMemoryError, LimitError
 from .protocol import DeviceInfo, Dispatch
 
 try:
@@ -20,15 +20,15 @@ COMPILE_HEADROOM: Final = 512 << 20  # address space that a CPU driver's compile
 FILE_HEADROOM: Final = 64 << 20  # of a CPU driver's own: code of kernels, command buffers, descriptors
 
 
-def check_nbytes(nbytes: int, info: DeviceInfo, limit: int) -> int:
-    """``nbytes`` if one buffer can have that size: a positive multiple of 4 up to ``limit``."""
+def check_nbytes(nbytes: int, info: DeviceInfo) -> int:
+    """``nbytes`` if one buffer can have that size: a positive multiple of 4 up to the device's limit."""
     nbytes = check_int("nbytes", nbytes, 1)
     if nbytes % 4:
         raise ArgumentError(f"nbytes: got {nbytes}, expected a multiple of 4")
-    if nbytes > limit:
+    if nbytes > info.max_buffer_bytes:
         raise LimitError(
-            f"buffer: {nbytes:,} bytes are needed, {info.name} takes at most {limit:,} in one storage buffer; "
-            "use a shorter context or a smaller dtype"
+            f"buffer: {nbytes:,} bytes are needed, {info.name} takes at most {info.max_buffer_bytes:,} in one storage "
+            "buffer; use a shorter context or a smaller dtype"
         )
     return nbytes
 
@@ -60,11 +60,6 @@ def no_room(nbytes: int, free: int, info: DeviceInfo) -> DeviceMemoryError:
 def no_host_memory(info: DeviceInfo) -> DeviceMemoryError:
     """The error of an allocation of host memory that failed in a call on ``info``."""
     return DeviceMemoryError(f"{info.name}: the process has no host memory left; ask for less, or raise its limit")
-
-
-def was_lost(info: DeviceInfo) -> DeviceLostError:
-    """The error of a call on a device that was lost in an earlier one."""
-    return DeviceLostError(f"{info.name} was lost earlier; open a new Device")
 
 
 def _limit(info: DeviceInfo, name: str) -> int | None:
@@ -121,18 +116,3 @@ def check_file_room(info: DeviceInfo, nbytes: int) -> None:
             f"driver's own, do not fit the process's limit on the size of files (RLIMIT_FSIZE, {limit:,}); raise it "
             "(ulimit -f)"
         )
-
-
-def after_close(info: DeviceInfo) -> ClosedError:
-    """The error of a call on a closed device."""
-    return ClosedError(f"{info.name}: used after close(); open it again with Device.open()")
-
-
-def after_host_close(info: DeviceInfo) -> ClosedError:
-    """The error of a call on a device whose host program has destroyed it."""
-    return ClosedError(f"{info.name}: used after its kp.Manager was destroyed; close the Device first")
-
-
-def after_fork(info: DeviceInfo) -> ForkedProcessError:
-    """The error of a call in a process that did not open the device."""
-    return ForkedProcessError(f"{info.name}: opened before fork(); open a Device in the child process")

@@ -209,7 +209,7 @@ def markdown(report: Record) -> str:
         "A decode call of one layer, in µs by the host's clock: the median of each restart.",
         times_table([step for step in steps if step["tool"] == "sweep"]),
         "## Bench",
-        "One layer without a cache, in µs: the median of each restart. No call has both a host and a device time.",
+        "What a call without new rows submits, in µs by the host's clock and the device's: the median of each restart.",
         times_table([step for step in steps if step["tool"] == "bench"]),
         "report.json has every row of every command.",
     )

@@ -38,8 +38,7 @@ _HARMLESS: Final = frozenset(
 
 
 _NO_CACHE: Final = (
-    f"attention {NAME!r} runs without a ZincCache, so every step uploads all keys and values again: on lavapipe, a "
-    "decode step with 64 to 32,768 keys took up to 8 times as long as with one; pass "
+    f"attention {NAME!r} runs without a ZincCache, so every step uploads all keys and values again; pass "
     "cache=ZincCache(model.config, max_cache_len)"
 )
 

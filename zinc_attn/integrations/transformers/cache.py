@@ -15,14 +15,7 @@ from ...checks import check_bool, check_int, described, shown
 from ...decode.arithmetic import arithmetic_name
 from ...decode.one_shot import default_device
 from ...dtypes import storage_dtype
-from ...errors import (
-    ArgumentError,
-    ClosedError,
-    DeviceMemoryError,
-    DTypeError,
-    LimitError,
-    UnsupportedError,
-)
+from ...errors import ArgumentError, ClosedError, DeviceMemoryError, DTypeError, LimitError, UnsupportedError
 from ...planning.arithmetic import Arithmetic
 from ...planning.splits import SplitPlan
 from ...runtime.device import Device
@@ -70,7 +63,6 @@ class ZincCache(Cache):
         arithmetic: Arithmetic = "canonical",
         capacity: int | None = None,
     ) -> None:
-        """See the class."""
         if device is not None and not isinstance(device, Device):
             raise ArgumentError(f"device: got {type(device).__name__}, expected a Device; see Device.open()")
         if not hasattr(config, "get_text_config"):

@@ -6,14 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...cache.kv_cache import KVCache
-from ...decode.arithmetic import CACHE, check_arithmetic
+from ...decode.arithmetic import check_arithmetic
 from ...decode.attention import Attention
 from ...planning.arithmetic import Arithmetic
 from ...runtime.device import Device
 from ...shapes import AttnShape
 from .tensors import F32
-
-_ADVICE = CACHE._replace(rounding="ZincCache(dtype='f16') rounds a model's float32 keys and values")
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +68,7 @@ class LayerGroup:
     def allocate(self, device: Device, tokens: int, dtype: str, page_size: int) -> None:
         """Take the device memory, unless it is there already."""
         if self.cache is None:
-            check_arithmetic(self.arithmetic, device, self.shape, dtype, _ADVICE)
+            check_arithmetic(self.arithmetic, device, self.shape, dtype)
             self.cache = KVCache(device, self.shape, len(self.layers), tokens, dtype, page_size, round_rows=True)
 
     def attention(self, layer: int, options: AttentionOptions, layout: dict[str, int | None]) -> tuple[Attention, int]:

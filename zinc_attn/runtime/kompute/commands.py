@@ -26,7 +26,6 @@ class KomputeCommands(Commands):
         return int(self._ours.submit(self._number(device.queue), commands, self._number(fence)))
 
     def record(self, undo: Undo, steps: Sequence[BoundStep], queries: Any = None) -> Any:
-        """See Commands.record."""
         with typed(self._device.check):
             sequence = self._ours.sequence(self._manager)
             undo.append(sequence.destroy)

@@ -36,7 +36,6 @@ class HostRecording(VulkanRecording):
 
     @contextmanager
     def armed(self) -> Iterator[None]:
-        """See HostRecording.armed."""
         for tensor in {b for step in self.steps for b in step.buffers if isinstance(b, HostTensor)}:
             self.runtime.check_alive(tensor)
         try:
@@ -76,12 +75,10 @@ class KomputeRuntime(VulkanRuntime):
 
     @property
     def hosted(self) -> bool:
-        """See HostSequences.hosted."""
         return self._device.host is not None
 
     @entered
     def host_tensor(self, tensor: Any, name: str) -> HostTensor:
-        """See HostSequences.host_tensor."""
         handle, nbytes = self.kp.zinc_attn.buffer(self._manager, tensor)
         if not handle:
             raise ArgumentError(f"{name}: got a kp.Tensor of another kp.Manager, or one that was destroyed")
@@ -89,7 +86,7 @@ class KomputeRuntime(VulkanRuntime):
             raise ArgumentError(
                 f"{name}: got a kp.Tensor of {tensor.size()} elements in {nbytes} bytes, expected 4 each"
             )
-        made = HostTensor(self._handles, self, nbytes, Use.DATA)
+        made = HostTensor(self._handles, self, nbytes, Use.SCRATCH)
         made.handle, made.tensor, made.name = self._device.ffi.cast("VkBuffer", handle), tensor, name
         return made
 
@@ -102,14 +99,12 @@ class KomputeRuntime(VulkanRuntime):
 
     @entered
     def host_output(self, nbytes: int) -> HostTensor:
-        """See HostSequences.host_output."""
         with typed(self._device.check):
             tensor = self._manager.tensor_t(np.zeros(nbytes // 4, np.uint32), self.kp.TensorTypes.device)
         return self.host_tensor(tensor, "out")
 
     @entered
     def record_into(self, sequence: Any, steps: Sequence[Dispatch], out: HostTensor) -> HostRecording:
-        """See HostSequences.record_into."""
         if why := self.kp.zinc_attn.refusal(self._manager, sequence):
             raise ArgumentError(f"sequence: got a kp.Sequence {why}; expected a new one of the device's kp.Manager")
         made = HostRecording(self._handles, self, tuple(steps))

@@ -30,7 +30,6 @@ class Barrier(NamedTuple):
 
 _SHADER: Final = _SHADER_READ | _SHADER_WRITE
 _LATER: Final = _COMPUTE | _TRANSFER | _HOST
-AFTER_COPY: Final = Barrier(_TRANSFER, _TRANSFER_WRITE, _COMPUTE, _SHADER)
 BETWEEN_STEPS: Final = Barrier(_COMPUTE, _SHADER_WRITE, _COMPUTE, _SHADER)
 # Before steps in a host program's sequence: its own dispatches, and copies to tensors.
 BEFORE_STEPS: Final = Barrier(_COMPUTE | _TRANSFER, _SHADER_WRITE | _TRANSFER_WRITE, _COMPUTE, _SHADER)
@@ -66,7 +65,7 @@ class Commands:
         self._queue_submit = device.entry("vkQueueSubmit")  # the driver's own: this is the hot path
 
     def send(self, recordings: Sequence[Any], fence: Any) -> int:
-        """Submit recordings of ``record`` or ``upload``, in order, and signal ``fence`` at their end: the VkResult."""
+        """Submit recordings, in order, and signal ``fence`` at their end: the VkResult."""
         count = len(recordings)
         infos = recordings[0] if count == 1 else self._device.vk.array("VkSubmitInfo", recordings)
         return int(self._queue_submit(self._device.queue, count, infos, fence))
@@ -79,15 +78,6 @@ class Commands:
         device.check(lib.vkAllocateCommandBuffers(device.handle, request, made), "vkAllocateCommandBuffers")
         undo.append(functools.partial(lib.vkFreeCommandBuffers, device.handle, self._pool, 1, made))
         return made[0], vk.struct("VkSubmitInfo", commandBufferCount=1, pCommandBuffers=made)
-
-    def upload(self, command: Any, source: Any, target: Any, at: int, nbytes: int) -> None:
-        """Record the copy of ``nbytes`` bytes from the start of ``source`` to byte ``at`` of ``target``."""
-        self._begin(command)
-        region = self._device.vk.struct("VkBufferCopy", dstOffset=at, size=nbytes)
-        self._device.lib.vkCmdCopyBuffer(command, source, target, 1, region)
-        # its second scope holds everything submitted later
-        self._barrier(command, AFTER_COPY)
-        self._end(command)
 
     def timestamps(self, undo: Undo, steps: int) -> Any:
         """A query pool with a begin and an end for each of ``steps`` steps."""

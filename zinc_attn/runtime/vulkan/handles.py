@@ -66,16 +66,11 @@ class Handles:
 
     def add(self, owned: Owned) -> int:
         """A key for a new object, with an empty undo list."""
-        key = self.temporary()
+        key = next(self._keys)
+        self.undo[key] = []
         tie = _Tie(owned, self.dropped.append)
         tie.key = key
         self._ties[key] = tie
-        return key
-
-    def temporary(self) -> int:
-        """A key for handles of no object, which the caller releases."""
-        key = next(self._keys)
-        self.undo[key] = []
         return key
 
     @contextmanager

@@ -17,7 +17,7 @@ _OUT_OF_DEVICE_MEMORY: Final = -2  # VK_ERROR_OUT_OF_DEVICE_MEMORY
 _WHOLE_SIZE: Final = (1 << 64) - 1
 _LOCAL, _VISIBLE, _COHERENT, _CACHED = 1, 2, 4, 8  # VkMemoryPropertyFlagBits; other bits make a type unfit
 _MAPPED: Final = _VISIBLE | _COHERENT
-_TRANSFER_SRC, _TRANSFER_DST, _STORAGE = 1, 2, 0x20  # VkBufferUsageFlagBits
+_STORAGE: Final = 0x20  # VK_BUFFER_USAGE_STORAGE_BUFFER_BIT
 
 
 class Wish(NamedTuple):
@@ -27,12 +27,10 @@ class Wish(NamedTuple):
     only_main: bool
 
 
-# Best first. A buffer is mapped where the wish says _VISIBLE: for DATA only where the host sees all of the device's
-# memory (resizable BAR, CPU).
+# Best first. A buffer is mapped where the wish says _VISIBLE.
 _WISHES: Final[dict[Use, tuple[Wish, ...]]] = {
     Use.INPUT: (Wish(_LOCAL | _MAPPED, False), Wish(_MAPPED, False)),
     Use.OUTPUT: (Wish(_MAPPED | _CACHED, False), Wish(_MAPPED, False)),
-    Use.DATA: (Wish(_LOCAL | _MAPPED, True), Wish(_LOCAL, True), Wish(_LOCAL, False)),
     Use.SCRATCH: (Wish(_LOCAL, True), Wish(_LOCAL, False)),
     Use.CACHE: (Wish(_LOCAL, True), Wish(_LOCAL, False)),
 }
@@ -40,28 +38,14 @@ _WISHES: Final[dict[Use, tuple[Wish, ...]]] = {
 
 def allocate_buffer(device: LogicalDevice, undo: Undo, nbytes: int, use: Use) -> tuple[Any, Words | None]:
     """(VkBuffer, its mapped words or None) of a storage buffer."""
-    usage = _STORAGE | (_TRANSFER_DST if use is Use.DATA else 0)
-    return _allocate(device, undo, nbytes, usage, _WISHES[use])
-
-
-def allocate_staging(device: LogicalDevice, undo: Undo, nbytes: int) -> tuple[Any, Words]:
-    """(VkBuffer, its mapped words) of memory that uploads are copied from."""
-    handle, view = _allocate(device, undo, nbytes, _TRANSFER_SRC, (Wish(_MAPPED, False),))
-    assert view is not None
-    return handle, view
-
-
-def _allocate(
-    device: LogicalDevice, undo: Undo, nbytes: int, usage: int, wishes: tuple[Wish, ...]
-) -> tuple[Any, Words | None]:
     check_file_room(device.info, nbytes)
     vk, ffi, lib = device.vk, device.ffi, device.lib
-    handle = device.create(undo, "Buffer", vk.struct("VkBufferCreateInfo", size=nbytes, usage=usage))
+    handle = device.create(undo, "Buffer", vk.struct("VkBufferCreateInfo", size=nbytes, usage=_STORAGE))
     need = ffi.new("VkMemoryRequirements*")
     lib.vkGetBufferMemoryRequirements(device.handle, handle, need)
     heaps = vk.heaps(device.physical, device.has_budget)
     most_free = 0
-    for index, heap, flags in _memory_types(device, need.memoryTypeBits, wishes, heaps):
+    for index, heap, flags in _memory_types(device, need.memoryTypeBits, _WISHES[use], heaps):
         most_free = max(most_free, heap.free)
         if need.size > heap.free:
             continue

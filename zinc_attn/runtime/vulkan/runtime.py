@@ -10,27 +10,18 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from ...errors import ArgumentError, ClosedError, DTypeError, ZincAttnError
+from ...errors import ArgumentError, ClosedError, DeviceLostError, DTypeError, ForkedProcessError, ZincAttnError
 from ...kernels.declarations import KernelDecl
 from ..protocol import DeviceInfo, Dispatch, Kernel, Use, Words
-from ..refusals import (
-    after_close,
-    after_fork,
-    after_host_close,
-    check_compile_room,
-    check_nbytes,
-    check_step,
-    no_host_memory,
-    was_lost,
-)
+from ..refusals import check_compile_room, check_nbytes, check_step, no_host_memory
 from .commands import BoundStep, Commands
 from .device import HostDevice, LogicalDevice, Undo, destroy
 from .handles import Handles, VulkanBuffer, VulkanRecording, close_collected, collected
-from .memory import allocate_buffer, allocate_staging
+from .memory import allocate_buffer
 from .pipelines import Pipelines, VulkanKernel
 from .queue import ComputeQueue
 
@@ -38,7 +29,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S", bound="VulkanRuntime")
 
-STAGING_BYTES: Final = 16 << 20  # upload chunk to DATA memory that the host cannot map
 _QUERY_64_BIT, _QUERY_WAIT = 1, 2  # VkQueryResultFlagBits
 
 
@@ -47,17 +37,18 @@ def entered(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P
 
     @functools.wraps(method)
     def entered(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        name = self.info.name
         if os.getpid() != self._pid:
-            raise after_fork(self.info)
+            raise ForkedProcessError(f"{name}: opened before fork(); open a Device in the child process")
         with self._lock:
             if self._handles.closed:
-                raise after_close(self.info)
+                raise ClosedError(f"{name}: used after close(); open it again with Device.open()")
             if self._device.is_gone():
-                raise after_host_close(self.info)
+                raise ClosedError(f"{name}: used after its kp.Manager was destroyed; close the Device first")
             if self._queue.in_flight and not self._device.lost:
                 self._queue.finish()
             if self._device.lost:
-                raise was_lost(self.info)
+                raise DeviceLostError(f"{name} was lost earlier; open a new Device")
             if self._handles.dropped or collected:
                 self._handles.purge()
             try:
@@ -86,15 +77,12 @@ class VulkanRuntime:
         self._lock = threading.RLock()
         self._token = object()  # says that a kernel is this runtime's, without keeping the runtime alive
         self._warm: set[Kernel] = set()  # kernels that have run
-        self._staging: tuple[Any, Words] | None = None
-        self._empty: Any = None
         own: Undo = []  # instance, device and all that lives as long as the runtime
         try:
             check_compile_room(info)
             self._device = LogicalDevice(info, own, host)
             self.info = self._device.info
             self._queue = ComputeQueue(self._device)
-            self._copies = Commands(self._device)
             self._commands = self._recorder()
             self._pipelines = Pipelines(self._device, self._token)
             self._handles = Handles(self._device, self._queue, self._lock, self)  # last: from now on it is closed
@@ -106,7 +94,7 @@ class VulkanRuntime:
 
     def _recorder(self) -> Commands:
         """What records and submits steps."""
-        return self._copies
+        return Commands(self._device)
 
     def close(self) -> None:
         """Destroy everything made by this runtime; a second call, or one in a forked child, does nothing.
@@ -118,7 +106,6 @@ class VulkanRuntime:
         """
         if os.getpid() == self._pid:
             with self._lock:
-                self._staging = None
                 self._pipelines.forget()
                 self._handles.close()
 
@@ -128,7 +115,7 @@ class VulkanRuntime:
     def buffer(self, nbytes: int, use: Use) -> VulkanBuffer:
         """A buffer of ``nbytes`` bytes, contents undefined. LimitError beyond what one buffer of the device
         may hold, DeviceMemoryError where the memory budget or the driver has no room."""
-        nbytes = check_nbytes(nbytes, self.info, self.info.max_buffer_bytes)
+        nbytes = check_nbytes(nbytes, self.info)
         made = VulkanBuffer(self._handles, self, nbytes, use)
         with self._handles.making(made) as undo:
             made.handle, made.view = allocate_buffer(self._device, undo, nbytes, use)
@@ -136,9 +123,9 @@ class VulkanRuntime:
 
     @entered
     def write(self, buffer: object, data: Words, offset: int = 0) -> None:
-        """Copy ``data``, (n,) uint32, to an INPUT, OUTPUT or DATA buffer from word ``offset``."""
+        """Copy ``data``, (n,) uint32, to an INPUT or OUTPUT buffer from word ``offset``."""
         target = self._own_buffer(buffer)
-        if target.use in (Use.SCRATCH, Use.CACHE):
+        if target.view is None:
             raise ArgumentError(f"buffer: got a {target.use.value} buffer, which the host cannot write")
         if not isinstance(data, np.ndarray) or data.dtype != np.uint32:
             raise DTypeError(f"data: got {getattr(data, 'dtype', type(data).__name__)}, expected uint32 words")
@@ -146,32 +133,7 @@ class VulkanRuntime:
         if data.ndim != 1 or offset < 0 or offset + count > size:
             room = f"expected (n,) within a buffer of {size} words"
             raise ArgumentError(f"data: got shape {data.shape} from word {offset}, {room}")
-        if target.view is not None:
-            target.view[offset : offset + count] = data
-        elif count:
-            self._upload(target, data, offset)
-
-    def _upload(self, target: VulkanBuffer, data: Words, offset: int) -> None:
-        if self._staging is None:
-            with self._device.kept() as undo:
-                made = allocate_staging(self._device, undo, STAGING_BYTES)
-            self._staging = made
-        source, staging = self._staging
-        key = self._handles.temporary()
-        try:
-            command, submit = self._copies.allocate(self._handles.undo[key])
-            for start in range(0, data.size, staging.size):
-                part = data[start : start + staging.size]
-                staging[: part.size] = part
-                self._copies.upload(command, source, target.handle, 4 * (offset + start), part.nbytes)
-                self._queue.start(functools.partial(self._copies.send, [submit]))
-                self._queue.finish()
-        finally:
-            # After Ctrl-C ``submit`` makes the queue idle. Where a second one interrupted that, it is done here, before
-            # the command buffer is freed.
-            if self._queue.in_flight and not self._device.lost:
-                self._queue.settle()
-            self._handles.release(key)
+        target.view[offset : offset + count] = data
 
     @entered
     def read(self, buffer: object) -> Words:
@@ -266,16 +228,6 @@ class VulkanRuntime:
         if recording.key not in self._handles.undo:
             raise ClosedError("recording: it, or a buffer that it uses, was closed")
         return recording
-
-    @entered
-    def empty_submit(self) -> None:
-        """Submit a recording without steps and wait: the floor of what run() costs on this device."""
-        if self._empty is None:
-            with self._device.kept() as undo:
-                made = self._commands.record(undo, ())
-            self._empty = made
-        self._queue.start(functools.partial(self._commands.send, [self._empty]))
-        self._queue.finish()
 
     @entered
     def timings(self, recording: object) -> list[tuple[float, float]]:

@@ -124,7 +124,7 @@ class _Examination:
             _append(cache, seq, data, 0, len(data.k), PIECE)
             rule = self._by_split(SplitSpec("auto"), case.dtype)
             options = {"arithmetic": case.arithmetic, **case.options()}
-            with closing(PlannedAttention(cache, rule, lambda _: None, **options)) as attention:
+            with closing(PlannedAttention(cache, rule, **options)) as attention:
                 yield attention, seq
 
     def _output(self, attention: PlannedAttention, q: F32, seq: Sequence, *new: NDArray[Any]) -> Output:

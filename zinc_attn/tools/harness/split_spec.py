@@ -36,13 +36,7 @@ class SplitSpec:
         return cls(f"size:{number}", split_size=number) if kind else cls(str(number), num_splits=number)
 
     def plan(
-        self,
-        context: int,
-        shape: AttnShape,
-        device: LayoutFacts,
-        dtype: str,
-        q_len: int = 1,
-        window: int | None = None,
+        self, context: int, shape: AttnShape, device: LayoutFacts, dtype: str, q_len: int = 1, window: int | None = None
     ) -> SplitPlan:
         """The plan of one sequence's rows. Only "auto" depends on the facts of the device."""
         if self.label == "auto":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
@@ -13,14 +12,14 @@ import numpy as np
 from ...cache.kv_cache import KVCache
 from ...cache.sequence import Sequence
 from ...decode.attention import Attention
-from ...decode.contiguous import ContiguousKV, RecordedCall
+from ...decode.workspace import Workspace
 from ...runtime.device import Device
 from ..harness.bits import F32, Output, compare
 from ..harness.inputs import Inputs
 from ..harness.split_spec import SplitSpec
 from .expected import Expectation
 from .rows import Row
-from .spec import CallSpec
+from .spec import PAGE_SIZE, CallSpec
 
 
 @dataclass
@@ -85,28 +84,29 @@ class CachedCalls:
     """The sequences of a batch in a cache of one layer, which have ``before`` tokens each between the calls."""
 
     def __init__(self, device: Device, spec: CallSpec, context: int) -> None:
-        assert spec.page_size is not None
-        self.before, self.arithmetic = context - spec.q_len, spec.arithmetic
-        capacity = spec.batch * -(-context // spec.page_size) * spec.page_size
-        self.cache = KVCache(device, spec.shape, 1, capacity, spec.dtype, spec.page_size)
+        self.appends, self.arithmetic = spec.page_size is not None, spec.arithmetic
+        self.before, page_size = context - spec.q_len * self.appends, spec.page_size or PAGE_SIZE
+        capacity = spec.batch * -(-context // page_size) * page_size
+        self.cache = KVCache(device, spec.shape, 1, capacity, spec.dtype, page_size)
         self.sequences: list[Sequence] = []
-        self.rows: list[tuple[F32, ...]] = []  # q, k and v of each sequence: what a call attends and appends
+        self.rows: list[tuple[F32, ...]] = []  # of each sequence: q, and k and v that a call appends
 
     def add(self, data: Inputs) -> None:
         sequence, n = self.cache.new_sequence(), self.before
         if n:
             self.cache.append(sequence, 0, data.k[:n], data.v[:n])
         self.sequences.append(sequence)
-        self.rows.append((data.q, data.k[n:].copy(), data.v[n:].copy()))
+        self.rows.append((data.q, data.k[n:].copy(), data.v[n:].copy()) if self.appends else (data.q,))
 
     def subject(self, row: Row, split: SplitSpec) -> Subject:
-        """The call under a layout."""
+        """The call under a layout; where it appends nothing, what it submits, recorded with the device's clock."""
         sizes: dict[str, Any] = {"num_splits": split.num_splits, "split_size": split.split_size}
-        attention = Attention(self.cache, arithmetic=self.arithmetic, **sizes)
-        (q, k, v), got = map(list, zip(*self.rows, strict=True)), list[Any]()
+        made: list[Workspace] = []
+        attention = Attention(self.cache, arithmetic=self.arithmetic, observer=lambda _, one: made.append(one), **sizes)
+        (q, *new), got = map(list, zip(*self.rows, strict=True)), list[Any]()
 
         def attend(q: list[F32]) -> None:
-            got[:] = attention(q, self.sequences, 0, k, v, return_lse=True)
+            got[:] = attention(q, self.sequences, 0, *new, return_lse=True)
 
         def cut_back() -> None:
             for sequence in self.sequences:
@@ -116,37 +116,28 @@ class CachedCalls:
             attend([-x for x in q])
             cut_back()
 
-        return Subject(row, lambda: attend(q), lambda: Output(*map(np.stack, got)), spoil, cut_back)
+        if self.appends:
+            return Subject(row, lambda: attend(q), lambda: Output(*map(np.stack, got)), spoil, cut_back)
+        attend(q)
+        (workspace,) = made  # a call of several submissions has more
+        return self._submitted(row, workspace)
+
+    def _submitted(self, row: Row, workspace: Workspace) -> Subject:
+        """The submission of a call of one sequence, by itself."""
+        runtime = self.cache.device.runtime
+        timestamps = bool(runtime.info.timestamp_period_ns)
+        recording = runtime.record(workspace.dispatches(0), timestamps)
+
+        def spans() -> Mapping[str, float]:
+            return pass_times(runtime.timings(recording)) if timestamps else {}
+
+        def result() -> Output:
+            return Output(*(x[None] for x in workspace.results()))
+
+        return Subject(row, lambda: runtime.run(recording), result, workspace.spoil, spans=spans)
 
     def close(self) -> None:
         self.cache.close()
-
-
-class ContiguousCalls:
-    """K and V of one sequence as two arrays on the device, where calls have the device's clock."""
-
-    def __init__(self, device: Device, spec: CallSpec) -> None:
-        self.device, self.spec, self.stack = device, spec, ExitStack()
-        self.timestamps = bool(device.info.timestamp_period_ns)
-
-    def add(self, data: Inputs) -> None:
-        self.q = data.q
-        self.kv = self.stack.enter_context(closing(ContiguousKV(self.device, data.k, data.v, self.spec.dtype)))
-
-    def subject(self, row: Row, split: SplitSpec) -> Subject:
-        """The call by the row's plan."""
-        assert row.plan is not None
-        step = RecordedCall(self.kv, row.plan, timestamps=self.timestamps, arithmetic=self.spec.arithmetic)
-        self.stack.enter_context(closing(step))
-        step.write_q(self.q)
-
-        def spans() -> Mapping[str, float]:
-            return pass_times(step.timings()) if self.timestamps else {}
-
-        return Subject(row, step.run, lambda: Output(*(x[None] for x in step.result())), step.poison, spans=spans)
-
-    def close(self) -> None:
-        self.stack.close()
 
 
 def pass_times(spans: Iterable[tuple[float, float]]) -> dict[str, float]:

@@ -11,7 +11,7 @@ from ...errors import LimitError
 from ...runtime.device import Device
 from ..harness.progress import Progress, Steps
 from ..harness.timing import in_turns
-from .calls import CachedCalls, ContiguousCalls, Subject
+from .calls import CachedCalls, Subject
 from .expected import Expectation
 from .rows import Row
 from .spec import CallSpec
@@ -92,11 +92,8 @@ class Point:
     def _begin(self, what: str, steps: int = 1) -> None:
         self.steps.begin(f"{what} · {self.context:,} keys", steps)
 
-    def _resident(self, device: Device, spec: CallSpec, expected: Expectation) -> CachedCalls | ContiguousCalls:
-        made: CachedCalls | ContiguousCalls = (
-            CachedCalls(device, spec, self.context) if spec.page_size else ContiguousCalls(device, spec)
-        )
-        self.stack.enter_context(closing(made))
+    def _resident(self, device: Device, spec: CallSpec, expected: Expectation) -> CachedCalls:
+        made = self.stack.enter_context(closing(CachedCalls(device, spec, self.context)))
         for sequence in range(spec.batch):
             self._begin("making data, computing the oracle")
             data = spec.inputs(self.context, sequence)

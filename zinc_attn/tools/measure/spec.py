@@ -26,10 +26,10 @@ class CallSpec:
     """The calls that are measured. ArgumentError and its kinds name the field that cannot be.
 
     layers: attention layers of a step; contexts: keys of a sequence, the call's q_len rows among them; splits: layouts;
-    dtype: of K and V; batch: sequences in a call, with q_len new rows each; page_size: tokens, None for contiguous K
-    and V without a cache (one sequence); repeats: timed calls per point (None: 5 to 50 within some seconds);
-    arithmetic: see ``Attention``; oracle_products: batch * q_len * context * q_heads * head_dim up to which everything
-    is compared with the oracle, and above it as many KV heads as that allows.
+    dtype: of K and V; batch: sequences in a call, with q_len new rows each; page_size: tokens, None for calls of one
+    sequence that append nothing, of which the submission alone is timed; repeats: timed calls per point (None: 5 to 50
+    within some seconds); arithmetic: see ``Attention``; oracle_products: batch * q_len * context * q_heads * head_dim
+    up to which everything is compared with the oracle, and above it as many KV heads as that allows.
     """
 
     shape: AttnShape
