@@ -68,7 +68,11 @@ void finish_scores(Item item, Leaf leaf) {
         bvec2 seen = present(leaf, i);
         for (uint h = 0u; h < VECTORS; ++h) {
             uvec2 position = first_key + uvec2(2u * i, 2u * i + 1u) * LANES;
-            vec2 s = scores_of(dots[h * KEY_PAIRS + i], factors, vector_of(item, h), position);
+            precise vec2 products = dots[h * KEY_PAIRS + i];
+            if (doubled(K_STORAGE)) {
+                products = products * 0.5;
+            }
+            vec2 s = scores_of(products, factors, vector_of(item, h), position);
             dots[h * KEY_PAIRS + i] = mix(vec2(EMPTY_M), s, seen);
         }
     }

@@ -3,16 +3,20 @@
 //
 // `storage` is a specialization constant everywhere: branches on it are decided when the pipeline is made.
 
-// The two float16 or bfloat16 values of a word.
-//
-// On a GPU a float16 is the larger of itself and a number below all of float16's: AMD's compiler would fold a bare
-// conversion into each product with it (v_fma_mix_f32), and those do not dual-issue.
+// Whether a GPU has a type's values doubled while it multiplies them: float16's.  AMD's compiler folds a bare conversion
+// into each product with it (v_fma_mix_f32), and those do not dual-issue.  A conversion that doubles is one instruction,
+// too, and is not folded.  No rounding changes; scores are halved, and weights before they meet values.
+bool doubled(uint storage) {
+    return CHUNKS_AHEAD > 1u && storage == STORAGE_F16;
+}
+
+// The two float16 or bfloat16 values of a word, `doubled` or not.
 vec2 from_half_words(uint storage, uint w) {
     if (storage == STORAGE_BF16) {
         return vec2(uintBitsToFloat(w << 16), uintBitsToFloat(w & 0xFFFF0000u));
     }
     vec2 x = unpackHalf2x16(w);
-    return CHUNKS_AHEAD > 1u ? max(x, vec2(EMPTY_M)) : x;
+    return doubled(storage) ? x * 2.0 : x;
 }
 
 // What the dimensions of a block share: a value is scale * q, or scale * q + minimum.  fifth: their fifth bits.
@@ -22,7 +26,8 @@ struct Block {
     uint fifth;
 };
 
-// The scale and the minimum of a word, kept from being folded into every product, as in from_half_words.
+// The scale and the minimum of a word.  On a GPU each is the larger of itself and a number below all of float16's, which
+// keeps AMD's compiler from folding the conversion into every product.
 vec2 both_halves(uint w) {
     vec2 x = unpackHalf2x16(w);
     return CHUNKS_AHEAD > 1u ? max(x, vec2(EMPTY_M)) : x;
