@@ -45,8 +45,8 @@ void load_chunks(uint c) {
     }
     for (uint j = 0u; K_MASKED && j < CHUNKS_AHEAD; ++j) {
         for (uint i = 0u; i < KEY_PAIRS; ++i) {
-            words0[j * KEY_PAIRS + i] = k_chunk(key0[i], c + j, 0u);
-            words1[j * KEY_PAIRS + i] = k_chunk(key1[i], c + j, 0u);
+            words0[j * KEY_PAIRS + i] = k_chunk(key0[i], c, j, 0u);
+            words1[j * KEY_PAIRS + i] = k_chunk(key1[i], c, j, 0u);
         }
     }
 }
@@ -54,15 +54,14 @@ void load_chunks(uint c) {
 // To k0a ... k1b: TOGETHER chunks from number `ahead` of those in flight on, whose first is chunk c.
 void unpack_chunks(uint c, uint ahead) {
     for (uint j = 0u; j < TOGETHER; ++j) {
-        uint chunk = c + ahead + j;
         for (uint i = 0u; i < KEY_PAIRS; ++i) {
             uint at = j * KEY_PAIRS + i;
             if (K_MASKED) {
-                masked_k(words0[ahead * KEY_PAIRS + at], chunk, block0[i], k0a[at], k0b[at]);
-                masked_k(words1[ahead * KEY_PAIRS + at], chunk, block1[i], k1a[at], k1b[at]);
+                masked_k(words0[ahead * KEY_PAIRS + at], c + ahead + j, block0[i], k0a[at], k0b[at]);
+                masked_k(words1[ahead * KEY_PAIRS + at], c + ahead + j, block1[i], k1a[at], k1b[at]);
             } else {
-                load_k(key0[i], chunk, block0[i], k0a[at], k0b[at]);
-                load_k(key1[i], chunk, block1[i], k1a[at], k1b[at]);
+                load_k(key0[i], c, ahead + j, block0[i], k0a[at], k0b[at]);
+                load_k(key1[i], c, ahead + j, block1[i], k1a[at], k1b[at]);
             }
         }
     }

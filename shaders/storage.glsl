@@ -107,17 +107,18 @@ vec2 quantized(uint storage, uint w, uint i, uint fifth, Block block) {
     return x;
 }
 
-// Dimensions 8 chunk ... 8 chunk + 7 of one key, which lie in `block`.
-void load_k(uvec2 where, uint chunk, Block block, out vec4 low, out vec4 high) {
-    uvec4 w = k_chunk(where, chunk, 0u);
+// Chunk number `chunk` + `ahead` of one key, eight dimensions, which lie in `block`.
+void load_k(uvec2 where, uint chunk, uint ahead, Block block, out vec4 low, out vec4 high) {
+    uvec4 w = k_chunk(where, chunk, ahead, 0u);
     if (K_STORAGE == STORAGE_F32) {
         low = uintBitsToFloat(w);
-        high = uintBitsToFloat(k_chunk(where, chunk, 1u));
+        high = uintBitsToFloat(k_chunk(where, chunk, ahead, 1u));
     } else if (K_BITS == 16u) {
         low = vec4(from_half_words(K_STORAGE, w.x), from_half_words(K_STORAGE, w.y));
         high = vec4(from_half_words(K_STORAGE, w.z), from_half_words(K_STORAGE, w.w));
     } else {
-        uint fifth = block.fifth >> (8u * (chunk % 4u)), more = K_BITS == 8u ? w.y : w.x, first = K_BITS == 8u ? 0u : 2u;
+        uint fifth = block.fifth >> (8u * ((chunk + ahead) % 4u));
+        uint more = K_BITS == 8u ? w.y : w.x, first = K_BITS == 8u ? 0u : 2u;
         low = vec4(quantized(K_STORAGE, w.x, 0u, fifth, block), quantized(K_STORAGE, w.x, 1u, fifth >> 2, block));
         high = vec4(quantized(K_STORAGE, more, first, fifth >> 4, block),
                     quantized(K_STORAGE, more, first + 1u, fifth >> 6, block));
