@@ -67,9 +67,9 @@ uvec4 k_chunk(uvec2 where, uint chunk, uint ahead, uint part) {
     return k_words4[at];
 }
 
-// `words` (1, 2 or 4) words of a value row from word `at`, in one load.  What all lanes have in common is one operand of
-// the sum; the mask, which changes nothing, keeps AMD's compiler from making a sum of three of it, so that the sum and
-// the index's shift are one instruction.
+// `words` (1, 2 or 4) words of a value row from word `at`, in one load.  What all lanes have in common is an operand of
+// the last sum.  The mask changes nothing, but AMD's compiler does not make a sum of three across it, so that the sum
+// and the index's shift are one instruction.
 uvec4 v_words(uvec2 where, uint at, uint words) {
     if (NHD) {
         return v_row_words(where.x, at, words);

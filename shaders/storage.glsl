@@ -3,8 +3,8 @@
 //
 // `storage` is a specialization constant everywhere: branches on it are decided when the pipeline is made.
 
-// Whether a GPU has a type's values doubled while it multiplies them: float16's.  AMD's compiler folds a bare conversion
-// into each product with it (v_fma_mix_f32), and those do not dual-issue.  A conversion that doubles is one instruction,
+// Whether a GPU has a type's values doubled while it multiplies them: float16's.  AMD's compiler folds a conversion into
+// each product with it (v_fma_mix_f32), and those do not dual-issue.  A conversion that doubles is a single instruction,
 // too, and is not folded.  No rounding changes; scores are halved, and weights before they meet values.
 bool doubled(uint storage) {
     return CHUNKS_AHEAD > 1u && storage == STORAGE_F16;
@@ -26,8 +26,8 @@ struct Block {
     uint fifth;
 };
 
-// The scale and the minimum of a word.  On a GPU each is the larger of itself and a number below all of float16's, which
-// keeps AMD's compiler from folding the conversion into every product.
+// The scale and the minimum of a word.  On a GPU each is the larger of itself and a number below all of float16's, so
+// that AMD's compiler does not fold the conversion into every product.
 vec2 both_halves(uint w) {
     vec2 x = unpackHalf2x16(w);
     return CHUNKS_AHEAD > 1u ? max(x, vec2(EMPTY_M)) : x;
