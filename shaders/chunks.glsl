@@ -4,8 +4,11 @@
 // more places for the sums, and it pairs more of them.
 const uint TOGETHER = K_MASKED && VECTORS <= 8u && CHUNKS_AHEAD > 2u ? 2u : CHUNKS_AHEAD;
 
-// Query vectors whose dots are made side by side: fused sums are few instructions, and want others between them.
-const uint SIDE_BY_SIDE = FUSED == 0u ? 1u : 2u - VECTORS % 2u;
+// Query vectors whose dots are made side by side: each sum waits for the one before it, and wants others between them.
+// The loop build and many vectors leave no scalar registers for more than two.
+const uint FEW = CPU && FUSED == 0u ? 1u : 2u - VECTORS % 2u;
+const uint MANY = VECTORS % 4u == 0u ? 4u : (VECTORS % 3u == 0u ? 3u : FEW);
+const uint SIDE_BY_SIDE = CPU || LOOP == 1u || VECTORS > 8u ? FEW : MANY;
 
 // A lane's keys go in pairs, keys 0 and 1; a chunk has four dimensions a and then four dimensions b.  These arrays are
 // global for the reason that attend.comp's are.

@@ -55,7 +55,7 @@ void unpack_v(uint slice, uint ahead, uint to) {
 void add_rows(uint slice, uint ahead, uint t) {
     // Weights of the first row.  Below a bound that a compiler knows, what follows is an offset in the instructions.
     uint first = (own / (ROWS_ADDED * VECTORS) + t / ROWS_ADDED & 0xFFFFu) * (ROWS_ADDED * VECTORS);
-    for (uint j = 0u; j < ROWS_ADDED; ++j) {
+    [[unroll]] for (uint j = 0u; j < ROWS_ADDED; ++j) {
         [[unroll]] for (uint s = 0u; s < LANE_SLICES; ++s) {
             unpack_v(slice + s * LANES, (ahead + j) * LANE_SLICES + s, s * PAIRS);
         }
