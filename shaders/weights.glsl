@@ -80,17 +80,22 @@ void find_weights(Leaf leaf) {
     }
 }
 
+// The sum of a leaf's weights, from four partial sums.
+float sum_of_parts(float a, float b, float c, float d) {
+    precise float ab = a + b;
+    precise float cd = c + d;
+    precise float sum = ab + cd;
+    if (FUSED != 0u || doubled(V_STORAGE)) {
+        sum = sum * weight_unscale();
+    }
+    return sum;
+}
+
 // From parts to l.  The weights in shared memory are gone afterwards, so this comes after the values.
 void sum_weights() {
     share_parts();
     for (uint h = 0u; h < VECTORS; ++h) {
         uint at = own + h * WEIGHT_PARTIALS;
-        precise float c01 = weights[at] + weights[at + 1u];
-        precise float c23 = weights[at + 2u] + weights[at + 3u];
-        precise float sum = c01 + c23;
-        if (FUSED != 0u || doubled(V_STORAGE)) {
-            sum = sum * weight_unscale();
-        }
-        l[h] = sum;
+        l[h] = sum_of_parts(weights[at], weights[at + 1u], weights[at + 2u], weights[at + 3u]);
     }
 }

@@ -13,7 +13,7 @@ from typing import Final
 from ...canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
 from ...kernels import declarations as kernels
 from ...kernels.sizes import keys_ahead, value_passes
-from ...kernels.tuning import LayoutFacts, chunks_ahead, node_shared_bytes
+from ...kernels.tuning import LayoutFacts, chunks_ahead, heads_together, node_shared_bytes
 from ...planning.arithmetic import Arithmetic
 from ...planning.splits import SplitPlan
 from ...shapes import AttnShape
@@ -145,7 +145,7 @@ class Workgroup:
     def of(cls, plan: SplitPlan, card: Card, dtype: str, arithmetic: Arithmetic = "canonical") -> Workgroup:
         """The workgroup of a row that shares its keys with no other, in the build that the card runs."""
         build = plan.build_on(LayoutFacts(card.compute_units), dtype)
-        return cls(card, plan.shape, plan.shape.heads_per_workgroup, build, dtype, arithmetic)
+        return cls(card, plan.shape, heads_together(build, "discrete", plan.shape), build, dtype, arithmetic)
 
     @property
     def vgprs(self) -> int:
@@ -156,6 +156,8 @@ class Workgroup:
             return SHARED_VGPRS["loop"]
         if self.vectors > 8:
             return SHARED_VGPRS["single"] + 24 * ("f32" in self.dtype)
+        if self.build == "node" and value_passes(self.shape, self.vectors) > 1:
+            return 192
         return 168 if self.shape.v_dim * self.vectors > 1024 and self.build == "loop" else 120
 
     @cached_property
@@ -181,8 +183,14 @@ class Workgroup:
     @cached_property
     def stall(self) -> float:
         """Cycles of a leaf in which the wave waits, while memory is not saturated."""
-        fold = FOLD_CYCLES * self.shape.value_slice // 2 if self.build == "node" else 0
+        rounds = self.shape.value_slice // (2 if value_passes(self.shape, self.vectors) == 1 else 1)
+        fold = FOLD_CYCLES * rounds if self.build == "node" else 0
         return self.trips * (LATENCY_NS * self.card.clock_ghz + TRIP_CYCLES) + LEAF_CYCLES + fold
+
+    @property
+    def chunks(self) -> int:
+        """Workgroups that share a KV head and its keys."""
+        return -(-self.shape.group // self.vectors)
 
     @property
     def units(self) -> int:
@@ -194,7 +202,8 @@ class Workgroup:
         """Waves that a SIMD holds: as many as its registers do, and, of node workgroups, its share of the LDS."""
         if self.build != "node":
             return self.card.waves(self.vgprs)
-        held = self.card.lds_kib * 1024 * SIMDS // self.card.simds // node_shared_bytes(self.vectors)
+        passes = value_passes(self.shape, self.vectors)
+        held = self.card.lds_kib * 1024 * SIMDS // self.card.simds // node_shared_bytes(self.vectors, passes)
         return min(self.card.waves(self.vgprs), held * LEAVES_PER_NODE // SIMDS)
 
     def _dealt(self, sizes: list[int]) -> list[list[int]]:
