@@ -39,6 +39,8 @@
 //     LANE_PAIRS        4  ... and pairs of dimensions in all of them
 //     SLICE_LOADS       1  loads of a slice
 //     KEYS_AHEAD        8  value rows in flight
+//     FOLD_DIMS         2  NODE: dimensions of o that cross shared memory in a round of the fold ...
+//     FOLD_AT           0  ... and where they do in `weights`
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_KHR_shader_subgroup_basic : require

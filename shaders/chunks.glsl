@@ -5,9 +5,9 @@
 const uint TOGETHER = K_MASKED && VECTORS <= 8u && CHUNKS_AHEAD > 2u ? 2u : CHUNKS_AHEAD;
 
 // Query vectors whose dots are made side by side: each sum waits for the one before it, and wants others between them.
-// The loop build and many vectors leave no scalar registers for more than two.
-const uint FEW = CPU && FUSED == 0u ? 1u : 2u - VECTORS % 2u;
-const uint MANY = VECTORS % 4u == 0u ? 4u : (VECTORS % 3u == 0u ? 3u : FEW);
+// The loop build leaves scalar registers for two, and more than eight vectors for one.
+const uint FEW = VECTORS > 8u ? 1u : (CPU && FUSED == 0u ? 1u : 2u - VECTORS % 2u);
+const uint MANY = VECTORS % 4u == 0u ? 4u : (VECTORS % 3u == 0u ? 3u : 2u - VECTORS % 2u);
 const uint SIDE_BY_SIDE = CPU || LOOP == 1u || VECTORS > 8u ? FEW : MANY;
 
 // A lane's keys go in pairs, keys 0 and 1; a chunk has four dimensions a and then four dimensions b.  These arrays are

@@ -60,7 +60,7 @@ void merge_into_unit(bool first) {
 #endif
 
 // Write the state of the unit that holds leaf `index`, for query vector h, which is number `place` of the lane's arrays.
-// HAS_O: whether o holds this pass over V of it.
+// HAS_O: whether o holds its part of this pass over V.
 const bool HAS_O = NODE == 1u || VALUE_PASSES == 1u;
 void emit_vector(Item item, uint index, uint h, uint place, uint pass) {
     uint q_heads = work[HEADER_Q_HEADS];
@@ -74,7 +74,8 @@ void emit_vector(Item item, uint index, uint h, uint place, uint pass) {
     }
     if (HAS_O && mine && (LANES < WAVE || lane < VALUE_LANES)) {
         [[unroll]] for (uint i = 0u; i < LANE_PAIRS; ++i) {
-            uint slice = pass * VALUE_LANES + lane + i / PAIRS * LANES, at = slot * V_DIM + slice * SLICE + i % PAIRS * 2u;
+            uint slice = pass * VALUE_LANES + lane + i / PAIRS * LANES;
+            uint at = slot * V_DIM + slice * SLICE + i % PAIRS * 2u;
             vec2 x = UNIT(o)[place * LANE_PAIRS + i];
             if (single_pass) {
                 x = normalize(x, keep, sum);

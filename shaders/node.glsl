@@ -1,12 +1,13 @@
 // NODE: the eight waves of a workgroup, its members, attend a leaf each and fold their leaves into the node.
 //
-// The fold is shared out by query vectors: member w folds vector w.  In PAIRS rounds every member puts one pair of
-// dimensions of all its vectors to shared memory, [member][h][2][lane], in the place of its weights, and takes the pair
-// of its own vector from all members, leaves ascending.  So each state crosses shared memory once, and each member then
-// writes the node's state of one vector.
+// The fold is shared out by query vectors: member w folds vector w.  m and l are folded before the values.  Behind each
+// pass over V, in rounds, every member puts FOLD_DIMS dimensions of all its vectors to shared memory, [member][h][dim]
+// [lane], and takes those of its own vector from all members, leaves ascending.  So each state crosses shared memory
+// once, and each member then writes the node's state of one vector.  With one pass that memory is the place of the
+// weights; with several, whose weights are still wanted, it lies behind them.
 
-shared float member_m[MEMBERS * VECTORS];                         // [member][h]
-shared float member_parts[MEMBERS * VECTORS * WEIGHT_PARTIALS];  // [member][h][key mod 4]: partial sums of the weights
+shared float member_m[MEMBERS * VECTORS];  // [member][h]
+shared float member_parts[MEMBERS * VECTORS * WEIGHT_PARTIALS];  // [member][h][key mod 4]: sums of weights
 vec2 fold_weights[MEMBERS];  // what the sum so far and a member's leaf are weighted with
 
 // To member, lane and own.  Subgroups of 32 are the waves, whichever invocations a driver puts into them, and a number
@@ -49,8 +50,9 @@ void fold_weights_of_members() {
         float leaf_m = member_m[t * VECTORS + own_h];
         fold_weights[t] = merge_weights(top, leaf_m);
         top = max(top, leaf_m);
-        float leaf_l = sum_of_parts(member_parts[at], member_parts[at + 1u], member_parts[at + 2u], member_parts[at + 3u]);
-        sum = merge(sum, fold_weights[t].x, leaf_l, fold_weights[t].y);
+        vec2 p01 = vec2(member_parts[at], member_parts[at + 1u]);
+        vec2 p23 = vec2(member_parts[at + 2u], member_parts[at + 3u]);
+        sum = merge(sum, fold_weights[t].x, sum_of_parts(p01, p23), fold_weights[t].y);
     }
     m[0] = top;
     l[0] = sum;
@@ -63,7 +65,8 @@ void fold_values_of_members() {
         barrier();  // everybody has read what is overwritten now
         for (uint h = 0u; h < VECTORS; ++h) {
             for (uint e = 0u; e < FOLD_DIMS; ++e) {
-                weights[FOLD_AT + ((member * VECTORS + h) * FOLD_DIMS + e) * WAVE + lane] = o[h * PAIRS + d / 2u][(d + e) % 2u];
+                uint at = FOLD_AT + ((member * VECTORS + h) * FOLD_DIMS + e) * WAVE + lane;
+                weights[at] = o[h * PAIRS + d / 2u][(d + e) % 2u];
             }
         }
         barrier();

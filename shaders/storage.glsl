@@ -15,8 +15,11 @@ vec2 from_half_words(uint storage, uint w) {
     if (storage == STORAGE_BF16) {
         return vec2(uintBitsToFloat(w << 16), uintBitsToFloat(w & 0xFFFF0000u));
     }
-    vec2 x = unpackHalf2x16(w);
-    return doubled(storage) ? x * 2.0 : x;
+    precise vec2 x = unpackHalf2x16(w);
+    if (doubled(storage)) {
+        x = x * 2.0;
+    }
+    return x;
 }
 
 // What the dimensions of a block share: a value is scale * q, or scale * q + minimum.  fifth: their fifth bits.

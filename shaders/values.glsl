@@ -53,8 +53,12 @@ void unpack_v(uint slice, uint ahead, uint to) {
 // four rows of eight vectors but not eight, and only what is unrolled stays in registers: a loop that is left over an
 // array of sums makes memory of all of them.)
 void add_rows(uint slice, uint ahead, uint t) {
-    // Weights of the first row.  Below a bound that a compiler knows, what follows is an offset in the instructions.
-    uint first = (own / (ROWS_ADDED * VECTORS) + t / ROWS_ADDED & 0xFFFFu) * (ROWS_ADDED * VECTORS);
+    // Weights of the first row.  Below a bound that a compiler knows, what follows is an offset in the instructions.  The
+    // loop build with float32 values has no registers for weights that are then loaded early.
+    uint first = own + t * VECTORS;
+    if (LOOP == 0u || V_BITS < 32u) {
+        first = (own / (ROWS_ADDED * VECTORS) + t / ROWS_ADDED & 0xFFFFu) * (ROWS_ADDED * VECTORS);
+    }
     [[unroll]] for (uint j = 0u; j < ROWS_ADDED; ++j) {
         [[unroll]] for (uint s = 0u; s < LANE_SLICES; ++s) {
             unpack_v(slice + s * LANES, (ahead + j) * LANE_SLICES + s, s * PAIRS);

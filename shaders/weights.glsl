@@ -5,11 +5,11 @@
 
 // What weights are multiplied with before they meet values, a power of two, and its reciprocal.
 float weight_scale() {
-    return (FUSED == 0u ? 1.0 : FUSED_SCALE) * (doubled(V_STORAGE) ? 0.5 : 1.0);
+    return doubled(V_STORAGE) ? (FUSED == 0u ? 0.5 : 0.5 * FUSED_SCALE) : (FUSED == 0u ? 1.0 : FUSED_SCALE);
 }
 
 float weight_unscale() {
-    return (FUSED == 0u ? 1.0 : 1.0 / FUSED_SCALE) * (doubled(V_STORAGE) ? 2.0 : 1.0);
+    return doubled(V_STORAGE) ? (FUSED == 0u ? 2.0 : 2.0 / FUSED_SCALE) : (FUSED == 0u ? 1.0 : 1.0 / FUSED_SCALE);
 }
 
 // Every lane's dots to the wave's shared memory, [key][h].
@@ -81,10 +81,10 @@ void find_weights(Leaf leaf) {
 }
 
 // The sum of a leaf's weights, from four partial sums.
-float sum_of_parts(float a, float b, float c, float d) {
-    precise float ab = a + b;
-    precise float cd = c + d;
-    precise float sum = ab + cd;
+float sum_of_parts(vec2 p01, vec2 p23) {
+    precise float c01 = p01.x + p01.y;
+    precise float c23 = p23.x + p23.y;
+    precise float sum = c01 + c23;
     if (FUSED != 0u || doubled(V_STORAGE)) {
         sum = sum * weight_unscale();
     }
@@ -96,6 +96,6 @@ void sum_weights() {
     share_parts();
     for (uint h = 0u; h < VECTORS; ++h) {
         uint at = own + h * WEIGHT_PARTIALS;
-        l[h] = sum_of_parts(weights[at], weights[at + 1u], weights[at + 2u], weights[at + 3u]);
+        l[h] = sum_of_parts(vec2(weights[at], weights[at + 1u]), vec2(weights[at + 2u], weights[at + 3u]));
     }
 }
