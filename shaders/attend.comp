@@ -102,14 +102,10 @@ vec2 unit_o[VECTORS * LANE_PAIRS];  // with one pass over V; else it is in the s
 // of o.  One array serves all (2 KiB a wave for 8 vectors), so that shared memory does not limit the waves per SIMD
 // before the registers do.
 const uint WAVE_WEIGHTS = KEYS_PER_LEAF * VECTORS;
-#if NODE
-// With several passes over V the fold has a place of its own behind the weights, of one dimension of o at a time.
+// NODE with several passes over V folds behind the weights, one dimension of o at a time.
 const uint FOLD_DIMS = VALUE_PASSES == 1u ? 2u : 1u;
 const uint FOLD_AT = VALUE_PASSES == 1u ? 0u : MEMBERS * WAVE_WEIGHTS;
-shared float weights[FOLD_AT + MEMBERS * WAVE_WEIGHTS / (VALUE_PASSES == 1u ? 1u : 2u)];
-#else
-shared float weights[WAVE_WEIGHTS];
-#endif
+shared float weights[MEMBERS * WAVE_WEIGHTS + (MEMBERS == 1u ? 0u : FOLD_AT / 2u)];
 
 const bool CPU = CHUNKS_AHEAD == 1u;  // a CPU device: none else has a single chunk of K in flight
 #include "state.glsl"
