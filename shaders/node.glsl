@@ -28,10 +28,15 @@ Leaf leaf_of_member(Item item) {
     return leaf;
 }
 
+// The vector that the member folds; members behind the last vector fold that one once more and write nothing.
+uint folded_vector() {
+    return min(member, VECTORS - 1u);
+}
+
 // To member_m and member_parts, what every member's m and l are made of; to m[0] and l[0] those of the node's vector
 // `member`, and to fold_weights the weights of the fold that makes them.
 void fold_weights_of_members() {
-    uint own_h = min(member, VECTORS - 1u);
+    uint own_h = folded_vector();
     for (uint g = 0u; g < PARTS; ++g) {
         uint at = g * LANES + lane;
         if (at < VECTORS * WEIGHT_PARTIALS) {
@@ -60,7 +65,7 @@ void fold_weights_of_members() {
 
 // From every member's o of this pass over V to the node's of vector `member`, in o[0 ... PAIRS - 1].
 void fold_values_of_members() {
-    uint own_h = min(member, VECTORS - 1u);
+    uint own_h = folded_vector();
     [[unroll]] for (uint d = 0u; d < SLICE; d += FOLD_DIMS) {
         barrier();  // everybody has read what is overwritten now
         for (uint h = 0u; h < VECTORS; ++h) {
