@@ -100,6 +100,13 @@ MUTANTS = {
         Mutant(
             "the flush of merges", "vec2 sum = x + b;\n    return flush(sum);", "vec2 sum = x + b; return sum;", FADING
         ),
+        Mutant(
+            "the flush of nodes",
+            "float sum = x + b;\n    return flush(sum);",
+            "float sum = x + b; return sum;",
+            FADING,
+            3,
+        ),
         Mutant("the flush of out", ": flush(quotient)", ": quotient", FADING),
         Mutant("a step of the polynomial", "y = y + EXP2_C5;", "y = y + EXP2_C6;", CANCELLING),
         Mutant("a Newton step", "i < 3;", "i < 2;", CANCELLING),
