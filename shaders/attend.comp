@@ -39,6 +39,8 @@
 //     LANE_PAIRS        4  ... and pairs of dimensions in all of them
 //     SLICE_LOADS       1  loads of a slice
 //     KEYS_AHEAD        8  value rows in flight
+//     FOLD_DIMS         2  NODE: dimensions of o that cross shared memory in a round of the fold ...
+//     FOLD_AT           0  ... and where they do in `weights`
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_KHR_shader_subgroup_basic : require
@@ -100,7 +102,10 @@ vec2 unit_o[VECTORS * LANE_PAIRS];  // with one pass over V; else it is in the s
 // of o.  One array serves all (2 KiB a wave for 8 vectors), so that shared memory does not limit the waves per SIMD
 // before the registers do.
 const uint WAVE_WEIGHTS = KEYS_PER_LEAF * VECTORS;
-shared float weights[MEMBERS * WAVE_WEIGHTS];
+// NODE with several passes over V folds behind the weights, one dimension of o at a time.
+const uint FOLD_DIMS = VALUE_PASSES == 1u ? 2u : 1u;
+const uint FOLD_AT = VALUE_PASSES == 1u ? 0u : MEMBERS * WAVE_WEIGHTS;
+shared float weights[MEMBERS * WAVE_WEIGHTS + (MEMBERS == 1u ? 0u : FOLD_AT / 2u)];
 
 const bool CPU = CHUNKS_AHEAD == 1u;  // a CPU device: none else has a single chunk of K in flight
 #include "state.glsl"
@@ -137,12 +142,8 @@ void main() {
     Leaf leaf = leaf_of_member(item);
     find_scores(item, leaf);
     find_weights(leaf);
-    find_values(item, leaf, true);
-    sum_weights();
-    fold_members();
-    if (member < VECTORS) {
-        emit_vector(item, item.leaf_begin, member, 0u);
-    }
+    fold_weights_of_members();
+    find_node_values(item, leaf);
 #elif LOOP
     [[dont_unroll]] for (uint index = item.leaf_begin; index < item.leaf_end; ++index) {
         Leaf leaf = leaf_of(item, index);

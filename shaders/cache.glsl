@@ -49,44 +49,43 @@ uvec2 locate(Item item, Leaf leaf, uint key) {
     return uvec2(first + (tile & ((1u << shift) - 1u)), TILE == KEYS_PER_LEAF ? key : token % TILE);
 }
 
-// The words of a chunk of K, at most four of them; float32 has a second part.
-uvec4 k_chunk(uvec2 where, uint chunk, uint part) {
-    uint at = chunk * TILE + where.y;
+// The words of K's chunk number `chunk` + `ahead`, at most four of them; float32 has a second part.  What the chunks in
+// flight have in common comes first in the sum, and the compiler puts the rest into the load.
+uvec4 k_chunk(uvec2 where, uint chunk, uint ahead, uint part) {
     if (NHD) {
-        return k_row_chunk(where.x, chunk, part);
+        return k_row_chunk(where.x, chunk + ahead, part);
     }
-    // What all lanes have in common comes first in a sum: its last step and the index's shift are one instruction then.
-    if (CHUNK_WORDS == 1u) {
-        return uvec4(k_words1[where.x * K_TILE_WORDS + chunk * TILE + where.y], 0u, 0u, 0u);
+    const uint WORDS = CHUNK_WORDS > 4u ? 4u : CHUNK_WORDS, LOADS = CHUNK_WORDS / WORDS;
+    uint first = where.x * (K_TILE_WORDS / WORDS) + LOADS * (chunk * TILE + where.y);
+    uint at = first + (LOADS * TILE * ahead + part);
+    if (WORDS == 1u) {
+        return uvec4(k_words1[at], 0u, 0u, 0u);
     }
-    if (CHUNK_WORDS == 2u) {
-        return uvec4(k_words2[where.x * (K_TILE_WORDS / 2u) + chunk * TILE + where.y], 0u, 0u);
+    if (WORDS == 2u) {
+        return uvec4(k_words2[at], 0u, 0u);
     }
-    if (K_STORAGE == STORAGE_F32) {
-        return k_words4[where.x * (K_TILE_WORDS / 4u) + 2u * at + part];
-    }
-    return k_words4[where.x * (K_TILE_WORDS / 4u) + at];
+    return k_words4[at];
 }
 
-// `words` (1, 2 or 4) words of a value row from word `at`, in one load.
+// `words` (1, 2 or 4) words of a value row from word `at`, in one load.  What all lanes have in common is an operand of
+// the last sum.  The mask changes nothing, but AMD's compiler does not make a sum of three across it, so that the sum
+// and the index's shift are one instruction.
 uvec4 v_words(uvec2 where, uint at, uint words) {
     if (NHD) {
         return v_row_words(where.x, at, words);
     }
-    uint first = where.x * V_TILE_WORDS + where.y * V_VALUES + at;
-    if (LATENT == 1u) {
-        first = where.x * K_TILE_WORDS + (at / CHUNK_WORDS * TILE + where.y) * CHUNK_WORDS + at % CHUNK_WORDS;
-    }
+    const uint ROW_WORDS = LATENT == 1u ? CHUNK_WORDS : V_VALUES;
+    uint tile = LATENT == 1u ? K_TILE_WORDS / words : V_TILE_WORDS / words;
+    uint row = where.x * tile + where.y * (ROW_WORDS / words) & 0x3FFFFFFFu;
+    uint place = LATENT == 1u ? at / CHUNK_WORDS * (TILE * CHUNK_WORDS) + at % CHUNK_WORDS : at;
+    uint first = row + place / words;
     if (words == 1u) {
         return uvec4(v_words1[first], 0u, 0u, 0u);
     }
-    if (words == 2u && V_BITS <= 8u && LATENT == 0u) {
-        return uvec4(v_words2[where.x * (V_TILE_WORDS / 2u) + where.y * (V_VALUES / 2u) + at / 2u], 0u, 0u);
-    }
     if (words == 2u) {
-        return uvec4(v_words2[first / 2u], 0u, 0u);
+        return uvec4(v_words2[first], 0u, 0u);
     }
-    return v_words4[first / 4u];
+    return v_words4[first];
 }
 
 // Word `i` of what the blocks of a K row share, and of a V row.

@@ -4,8 +4,11 @@
 // more places for the sums, and it pairs more of them.
 const uint TOGETHER = K_MASKED && VECTORS <= 8u && CHUNKS_AHEAD > 2u ? 2u : CHUNKS_AHEAD;
 
-// Query vectors whose dots are made side by side: fused sums are few instructions, and want others between them.
-const uint SIDE_BY_SIDE = FUSED == 0u ? 1u : 2u - VECTORS % 2u;
+// Query vectors whose dots are made side by side: each sum waits for the one before it, and wants others between them.
+// The loop build leaves scalar registers for two, and more than eight vectors for one.
+const uint FEW = VECTORS > 8u ? 1u : (CPU && FUSED == 0u ? 1u : 2u - VECTORS % 2u);
+const uint MANY = VECTORS % 4u == 0u ? 4u : (VECTORS % 3u == 0u ? 3u : 2u - VECTORS % 2u);
+const uint SIDE_BY_SIDE = CPU || LOOP == 1u || VECTORS > 8u ? FEW : MANY;
 
 // A lane's keys go in pairs, keys 0 and 1; a chunk has four dimensions a and then four dimensions b.  These arrays are
 // global for the reason that attend.comp's are.
@@ -45,8 +48,8 @@ void load_chunks(uint c) {
     }
     for (uint j = 0u; K_MASKED && j < CHUNKS_AHEAD; ++j) {
         for (uint i = 0u; i < KEY_PAIRS; ++i) {
-            words0[j * KEY_PAIRS + i] = k_chunk(key0[i], c + j, 0u);
-            words1[j * KEY_PAIRS + i] = k_chunk(key1[i], c + j, 0u);
+            words0[j * KEY_PAIRS + i] = k_chunk(key0[i], c, j, 0u);
+            words1[j * KEY_PAIRS + i] = k_chunk(key1[i], c, j, 0u);
         }
     }
 }
@@ -54,15 +57,14 @@ void load_chunks(uint c) {
 // To k0a ... k1b: TOGETHER chunks from number `ahead` of those in flight on, whose first is chunk c.
 void unpack_chunks(uint c, uint ahead) {
     for (uint j = 0u; j < TOGETHER; ++j) {
-        uint chunk = c + ahead + j;
         for (uint i = 0u; i < KEY_PAIRS; ++i) {
             uint at = j * KEY_PAIRS + i;
             if (K_MASKED) {
-                masked_k(words0[ahead * KEY_PAIRS + at], chunk, block0[i], k0a[at], k0b[at]);
-                masked_k(words1[ahead * KEY_PAIRS + at], chunk, block1[i], k1a[at], k1b[at]);
+                masked_k(words0[ahead * KEY_PAIRS + at], c + ahead + j, block0[i], k0a[at], k0b[at]);
+                masked_k(words1[ahead * KEY_PAIRS + at], c + ahead + j, block1[i], k1a[at], k1b[at]);
             } else {
-                load_k(key0[i], chunk, block0[i], k0a[at], k0b[at]);
-                load_k(key1[i], chunk, block1[i], k1a[at], k1b[at]);
+                load_k(key0[i], c, ahead + j, block0[i], k0a[at], k0b[at]);
+                load_k(key1[i], c, ahead + j, block1[i], k1a[at], k1b[at]);
             }
         }
     }

@@ -25,6 +25,7 @@ void merge_slice(Item item, Leaf leaf, uint slice, bool first) {
     }
 }
 
+#if !NODE
 // Step 3 of a leaf: to o in one pass over V, or in several to the scratch tensor.
 void find_values(Item item, Leaf leaf, bool first) {
     if (VALUE_PASSES == 1u) {
@@ -36,6 +37,7 @@ void find_values(Item item, Leaf leaf, bool first) {
         merge_slice(item, leaf, pass * VALUE_LANES + lane, first);
     }
 }
+#endif
 
 #if LOOP
 // The leaf's state (m, l, o) is merged into its unit's (unit_m, unit_l, unit_o).
@@ -58,9 +60,11 @@ void merge_into_unit(bool first) {
 #endif
 
 // Write the state of the unit that holds leaf `index`, for query vector h, which is number `place` of the lane's arrays.
-void emit_vector(Item item, uint index, uint h, uint place) {
+// HAS_O: whether o holds its part of this pass over V.
+const bool HAS_O = NODE == 1u || VALUE_PASSES == 1u;
+void emit_vector(Item item, uint index, uint h, uint place, uint pass) {
     uint q_heads = work[HEADER_Q_HEADS];
-    bool single_pass = VALUE_PASSES == 1u && work[HEADER_SINGLE_PASS] != 0u;
+    bool single_pass = HAS_O && work[HEADER_SINGLE_PASS] != 0u;
     uvec2 vector = vector_of(item, h);
     uint slot = (single_pass ? vector.x : state_of(item, vector.x, index)) * q_heads + vector.y;
     bool mine = is_mine(item, h);
@@ -68,9 +72,10 @@ void emit_vector(Item item, uint index, uint h, uint place) {
     if (single_pass && work[HEADER_SINK_TABLE] != 0u) {
         keep = merge_sink(uintBitsToFloat(work[work[HEADER_SINK_TABLE] + vector.y]), top, sum);
     }
-    if (VALUE_PASSES == 1u && mine && (LANES < WAVE || lane < VALUE_LANES)) {
+    if (HAS_O && mine && (LANES < WAVE || lane < VALUE_LANES)) {
         [[unroll]] for (uint i = 0u; i < LANE_PAIRS; ++i) {
-            uint at = slot * V_DIM + (lane + i / PAIRS * LANES) * SLICE + i % PAIRS * 2u;
+            uint slice = pass * VALUE_LANES + lane + i / PAIRS * LANES;
+            uint at = slot * V_DIM + slice * SLICE + i % PAIRS * 2u;
             vec2 x = UNIT(o)[place * LANE_PAIRS + i];
             if (single_pass) {
                 x = normalize(x, keep, sum);
@@ -82,7 +87,7 @@ void emit_vector(Item item, uint index, uint h, uint place) {
             }
         }
     }
-    if (mine && lane == 0u) {
+    if (mine && lane == 0u && pass == 0u) {
         if (single_pass) {
             result[work[HEADER_ROWS] * q_heads * V_DIM + slot] = natural_lse(top, sum);
         } else {
@@ -96,6 +101,6 @@ void emit_vector(Item item, uint index, uint h, uint place) {
 // The same for every vector of the workgroup.
 void emit(Item item, uint index) {
     [[unroll]] for (uint h = 0u; h < VECTORS; ++h) {
-        emit_vector(item, index, h, h);
+        emit_vector(item, index, h, h, 0u);
     }
 }

@@ -84,10 +84,10 @@ void load_q(Item item) {
 // Eight dimensions of a key, as halves.
 uvec4 k_halves(uvec2 where, uint chunk) {
     if (K_STORAGE == STORAGE_F16) {
-        return k_chunk(where, chunk, 0u);
+        return k_chunk(where, chunk, 0u, 0u);
     }
     vec4 low, high;
-    load_k(where, chunk, k_block(where, chunk / (BLOCK / CHUNK)), low, high);
+    load_k(where, chunk, 0u, k_block(where, chunk / (BLOCK / CHUNK)), low, high);
     return uvec4(halves(low.xy), halves(low.zw), halves(high.xy), halves(high.zw));
 }
 

@@ -9,36 +9,20 @@
 
 vec2 part[SIDE_BY_SIDE];  // [vector]: the dots of this chunk with a pair of keys
 
-// The dots of one chunk (dimensions a, then b) of a query vector with a pair of keys, canonical.  Both keys have the
-// query value in common, so that a GPU with dual issue takes them in one cycle.
-vec2 chunk_dots(vec4 qa, vec4 qb, vec4 k0a, vec4 k0b, vec4 k1a, vec4 k1b) {
-    precise vec2 sum = qa.x * vec2(k0a.x, k1a.x);
-    precise vec2 a1 = qa.y * vec2(k0a.y, k1a.y), a2 = qa.z * vec2(k0a.z, k1a.z), a3 = qa.w * vec2(k0a.w, k1a.w);
-    sum = sum + a1;
-    sum = sum + a2;
-    sum = sum + a3;
-    precise vec2 b0 = qb.x * vec2(k0b.x, k1b.x), b1 = qb.y * vec2(k0b.y, k1b.y);
-    precise vec2 b2 = qb.z * vec2(k0b.z, k1b.z), b3 = qb.w * vec2(k0b.w, k1b.w);
-    sum = sum + b0;
-    sum = sum + b1;
-    sum = sum + b2;
-    sum = sum + b3;
-    return sum;
-}
-
-// To part: the dots of q's chunk with the pair at `at`, each sum rounded once with its product.
-void fused_dots(uint at) {
-    for (uint n = 0u; n < SIDE_BY_SIDE; ++n) {
+// To part: the dots of q's chunk with the pair at `at`.  Both keys have the query value in common, so that a GPU with
+// dual issue takes them in one cycle.
+void chunk_dots(uint at) {
+    [[unroll]] for (uint n = 0u; n < SIDE_BY_SIDE; ++n) {
         precise vec2 product = qa[n].x * vec2(k0a[at].x, k1a[at].x);
         part[n] = product;
     }
-    for (uint d = 1u; d < 4u; ++d) {
-        for (uint n = 0u; n < SIDE_BY_SIDE; ++n) {
+    [[unroll]] for (uint d = 1u; d < 4u; ++d) {
+        [[unroll]] for (uint n = 0u; n < SIDE_BY_SIDE; ++n) {
             part[n] = multiply_add(vec2(qa[n][d]), vec2(k0a[at][d], k1a[at][d]), part[n]);
         }
     }
-    for (uint d = 0u; d < 4u; ++d) {
-        for (uint n = 0u; n < SIDE_BY_SIDE; ++n) {
+    [[unroll]] for (uint d = 0u; d < 4u; ++d) {
+        [[unroll]] for (uint n = 0u; n < SIDE_BY_SIDE; ++n) {
             part[n] = multiply_add(vec2(qb[n][d]), vec2(k0b[at][d], k1b[at][d]), part[n]);
         }
     }
@@ -48,12 +32,8 @@ void fused_dots(uint at) {
 void add_chunk(uint h, uint j) {
     for (uint i = 0u; i < KEY_PAIRS; ++i) {
         uint at = j * KEY_PAIRS + i;
-        if (FUSED == 0u) {
-            part[0] = chunk_dots(qa[0], qb[0], k0a[at], k0b[at], k1a[at], k1b[at]);
-        } else {
-            fused_dots(at);
-        }
-        for (uint n = 0u; n < SIDE_BY_SIDE; ++n) {
+        chunk_dots(at);
+        [[unroll]] for (uint n = 0u; n < SIDE_BY_SIDE; ++n) {
             precise vec2 sum = dots[(h + n) * KEY_PAIRS + i] + part[n];
             dots[(h + n) * KEY_PAIRS + i] = sum;
         }
@@ -68,7 +48,11 @@ void finish_scores(Item item, Leaf leaf) {
         bvec2 seen = present(leaf, i);
         for (uint h = 0u; h < VECTORS; ++h) {
             uvec2 position = first_key + uvec2(2u * i, 2u * i + 1u) * LANES;
-            vec2 s = scores_of(dots[h * KEY_PAIRS + i], factors, vector_of(item, h), position);
+            precise vec2 products = dots[h * KEY_PAIRS + i];
+            if (doubled(K_STORAGE)) {
+                products = products * 0.5;
+            }
+            vec2 s = scores_of(products, factors, vector_of(item, h), position);
             dots[h * KEY_PAIRS + i] = mix(vec2(EMPTY_M), s, seen);
         }
     }

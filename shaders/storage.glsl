@@ -3,16 +3,23 @@
 //
 // `storage` is a specialization constant everywhere: branches on it are decided when the pipeline is made.
 
-// The two float16 or bfloat16 values of a word.
-//
-// On a GPU a float16 is the larger of itself and a number below all of float16's: AMD's compiler would fold a bare
-// conversion into each product with it (v_fma_mix_f32), and those do not dual-issue.
+// Whether a GPU has a type's values doubled while it multiplies them: float16's.  AMD's compiler folds a conversion
+// into each product with it (v_fma_mix_f32), and those do not dual-issue.  One that doubles is a single instruction,
+// too, but is not folded.  No rounding changes; scores are halved, and weights before they meet values.
+bool doubled(uint storage) {
+    return CHUNKS_AHEAD > 1u && storage == STORAGE_F16;
+}
+
+// The two float16 or bfloat16 values of a word, `doubled` or not.
 vec2 from_half_words(uint storage, uint w) {
     if (storage == STORAGE_BF16) {
         return vec2(uintBitsToFloat(w << 16), uintBitsToFloat(w & 0xFFFF0000u));
     }
-    vec2 x = unpackHalf2x16(w);
-    return CHUNKS_AHEAD > 1u ? max(x, vec2(EMPTY_M)) : x;
+    precise vec2 x = unpackHalf2x16(w);
+    if (doubled(storage)) {
+        x = x * 2.0;
+    }
+    return x;
 }
 
 // What the dimensions of a block share: a value is scale * q, or scale * q + minimum.  fifth: their fifth bits.
@@ -22,7 +29,8 @@ struct Block {
     uint fifth;
 };
 
-// The scale and the minimum of a word, kept from being folded into every product, as in from_half_words.
+// The scale and the minimum of a word.  On a GPU each is the larger of itself and a number below all of float16's, so
+// that AMD's compiler does not fold the conversion into every product.
 vec2 both_halves(uint w) {
     vec2 x = unpackHalf2x16(w);
     return CHUNKS_AHEAD > 1u ? max(x, vec2(EMPTY_M)) : x;
@@ -102,17 +110,18 @@ vec2 quantized(uint storage, uint w, uint i, uint fifth, Block block) {
     return x;
 }
 
-// Dimensions 8 chunk ... 8 chunk + 7 of one key, which lie in `block`.
-void load_k(uvec2 where, uint chunk, Block block, out vec4 low, out vec4 high) {
-    uvec4 w = k_chunk(where, chunk, 0u);
+// Chunk number `chunk` + `ahead` of one key, eight dimensions, which lie in `block`.
+void load_k(uvec2 where, uint chunk, uint ahead, Block block, out vec4 low, out vec4 high) {
+    uvec4 w = k_chunk(where, chunk, ahead, 0u);
     if (K_STORAGE == STORAGE_F32) {
         low = uintBitsToFloat(w);
-        high = uintBitsToFloat(k_chunk(where, chunk, 1u));
+        high = uintBitsToFloat(k_chunk(where, chunk, ahead, 1u));
     } else if (K_BITS == 16u) {
         low = vec4(from_half_words(K_STORAGE, w.x), from_half_words(K_STORAGE, w.y));
         high = vec4(from_half_words(K_STORAGE, w.z), from_half_words(K_STORAGE, w.w));
     } else {
-        uint fifth = block.fifth >> (8u * (chunk % 4u)), more = K_BITS == 8u ? w.y : w.x, first = K_BITS == 8u ? 0u : 2u;
+        uint fifth = block.fifth >> (8u * ((chunk + ahead) % 4u));
+        uint more = K_BITS == 8u ? w.y : w.x, first = K_BITS == 8u ? 0u : 2u;
         low = vec4(quantized(K_STORAGE, w.x, 0u, fifth, block), quantized(K_STORAGE, w.x, 1u, fifth >> 2, block));
         high = vec4(quantized(K_STORAGE, more, first, fifth >> 4, block),
                     quantized(K_STORAGE, more, first + 1u, fifth >> 6, block));

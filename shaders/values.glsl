@@ -7,6 +7,7 @@ const bool V_IN_PART = NHD && SLICE < WORD_VALUES;  // a slice is loaded without
 vec2 v[LANE_PAIRS];  // the row in use
 uvec4 v_raw[KEYS_AHEAD * LANE_SLICES * SLICE_LOADS];
 Block v_blocks[KEYS_AHEAD * LANE_SLICES];  // of types that have blocks
+const uint ROWS_ADDED = KEYS_AHEAD > 4u ? 4u : KEYS_AHEAD;  // at a time
 
 // To v_raw: dimensions SLICE slice ... SLICE slice + SLICE - 1 of a value row, as number `ahead` of those in flight.
 void load_v(uvec2 where, uint slice, uint ahead) {
@@ -48,16 +49,22 @@ void unpack_v(uint slice, uint ahead, uint to) {
     }
 }
 
-// Up to four of the rows in flight, from number `ahead` on, whose first is key t, are added to o.  (Compilers unroll
+// ROWS_ADDED of the rows in flight, from number `ahead` on, whose first is key t, are added to o.  (Compilers unroll
 // four rows of eight vectors but not eight, and only what is unrolled stays in registers: a loop that is left over an
 // array of sums makes memory of all of them.)
 void add_rows(uint slice, uint ahead, uint t) {
-    for (uint j = 0u; j < min(KEYS_AHEAD, 4u); ++j) {
+    // Weights of the first row.  Below a bound that a compiler knows, what follows is an offset in the instructions.  The
+    // loop build with float32 values has no registers for weights that are then loaded early.
+    uint first = own + t * VECTORS;
+    if (LOOP == 0u || V_BITS < 32u) {
+        first = (own / (ROWS_ADDED * VECTORS) + t / ROWS_ADDED & 0xFFFFu) * (ROWS_ADDED * VECTORS);
+    }
+    [[unroll]] for (uint j = 0u; j < ROWS_ADDED; ++j) {
         [[unroll]] for (uint s = 0u; s < LANE_SLICES; ++s) {
             unpack_v(slice + s * LANES, (ahead + j) * LANE_SLICES + s, s * PAIRS);
         }
         [[unroll]] for (uint h = 0u; h < VECTORS; ++h) {
-            float p = weights[own + (t + j) * VECTORS + h];
+            float p = weights[first + (j * VECTORS + h)];
             [[unroll]] for (uint i = 0u; i < LANE_PAIRS; ++i) {
                 o[h * LANE_PAIRS + i] = multiply_add(v[i], vec2(p), o[h * LANE_PAIRS + i]);
             }

@@ -3,6 +3,15 @@
 // Maxima and sums over the keys change the lanes' roles: scores and weights go to shared memory by [key][h]; a lane
 // then reduces the pairs [h][key mod 4] that fall to it, and every lane combines the four results of each vector.
 
+// What weights are multiplied with before they meet values, a power of two, and its reciprocal.
+float weight_scale() {
+    return doubled(V_STORAGE) ? (FUSED == 0u ? 0.5 : 0.5 * FUSED_SCALE) : (FUSED == 0u ? 1.0 : FUSED_SCALE);
+}
+
+float weight_unscale() {
+    return doubled(V_STORAGE) ? (FUSED == 0u ? 2.0 : 2.0 / FUSED_SCALE) : (FUSED == 0u ? 1.0 : 1.0 / FUSED_SCALE);
+}
+
 // Every lane's dots to the wave's shared memory, [key][h].
 void share_dots() {
     for (uint h = 0u; h < VECTORS; ++h) {
@@ -53,8 +62,8 @@ void find_weights(Leaf leaf) {
                 seen = greaterThan(s, vec2(EMPTY_M));
             }
             vec2 p = mix(vec2(0.0), vec2(weight(s.x, m[h]), weight(s.y, m[h])), seen);
-            if (FUSED != 0u) {
-                precise vec2 scaled = p * FUSED_SCALE;
+            if (FUSED != 0u || doubled(V_STORAGE)) {
+                precise vec2 scaled = p * weight_scale();
                 p = scaled;
             }
             dots[h * KEY_PAIRS + i] = p;
@@ -71,17 +80,22 @@ void find_weights(Leaf leaf) {
     }
 }
 
+// The sum of a leaf's weights, from four partial sums.
+float sum_of_parts(vec2 p01, vec2 p23) {
+    precise float c01 = p01.x + p01.y;
+    precise float c23 = p23.x + p23.y;
+    precise float sum = c01 + c23;
+    if (FUSED != 0u || doubled(V_STORAGE)) {
+        sum = sum * weight_unscale();
+    }
+    return sum;
+}
+
 // From parts to l.  The weights in shared memory are gone afterwards, so this comes after the values.
 void sum_weights() {
     share_parts();
     for (uint h = 0u; h < VECTORS; ++h) {
         uint at = own + h * WEIGHT_PARTIALS;
-        precise float c01 = weights[at] + weights[at + 1u];
-        precise float c23 = weights[at + 2u] + weights[at + 3u];
-        precise float sum = c01 + c23;
-        if (FUSED != 0u) {
-            sum = sum * (1.0 / FUSED_SCALE);
-        }
-        l[h] = sum;
+        l[h] = sum_of_parts(vec2(weights[at], weights[at + 1u]), vec2(weights[at + 2u], weights[at + 3u]));
     }
 }

@@ -79,10 +79,10 @@ MUTANTS = {
     "node.glsl": (
         Mutant("the leaf of a member", "item.leaf_begin + member;", "item.leaf_begin + (member ^ 1u);", CANCELLING, 3),
         Mutant("members without a leaf", "leaf_end ? leaf.count : 0u", "leaf_end ? leaf.count : 1u", RISING, 3),
-        Mutant("a member's maximum", "top = max(top, ml.x);", "top = ml.x;", FALLING, 3),
-        Mutant("a member's weight", "merge(sum, w[t].x, ml.y, w[t].y)", "merge(sum, w[t].x, ml.y, w[t].x)", RISING, 3),
-        Mutant("the vector that a member folds", "own_h = min(member, VEC", "own_h = min(member + 1u, VEC", RISING, 3),
-        Mutant("a pair of the fold", "+ WAVE] = o[h * PAIRS + i].y;", "+ WAVE] = o[h].y;", WIDE, 3),
+        Mutant("a member's maximum", "top = max(top, leaf_m);", "top = leaf_m;", FALLING, 3),
+        Mutant("a member's weight", "(p01, p23), fold_weights[t].y)", "(p01, p23), fold_weights[t].x)", RISING, 3),
+        Mutant("the vector that a member folds", "h = folded_vector();\n    [[", "h = 0u;\n    [[", RISING, 3),
+        Mutant("a pair of the fold", "= o[h * PAIRS + d / 2u]", "= o[h * PAIRS]", WIDE, 3),
     ),
     "attend.comp": (
         Mutant("where a state begins", "_state - 1u)) == 0u;", "_state - 1u)) == 1u;", CANCELLING, 2),
@@ -100,6 +100,13 @@ MUTANTS = {
         Mutant(
             "the flush of merges", "vec2 sum = x + b;\n    return flush(sum);", "vec2 sum = x + b; return sum;", FADING
         ),
+        Mutant(
+            "the flush of nodes",
+            "float sum = x + b;\n    return flush(sum);",
+            "float sum = x + b; return sum;",
+            FADING,
+            3,
+        ),
         Mutant("the flush of out", ": flush(quotient)", ": quotient", FADING),
         Mutant("a step of the polynomial", "y = y + EXP2_C5;", "y = y + EXP2_C6;", CANCELLING),
         Mutant("a Newton step", "i < 3;", "i < 2;", CANCELLING),
@@ -113,9 +120,7 @@ MUTANTS = {
         Mutant("where tanh's formula changes", "TANH_SMALL 0.600000024", "TANH_SMALL 0.7", SOFTCAP),
     ),
     "scores.glsl": (
-        Mutant(
-            "order in a chunk", "+ a1;\n    sum = sum + a2;", "+ a2;\n    sum = sum + a1;", CANCELLING, 10, EXACT[:1]
-        ),
+        Mutant("order in a chunk", "for (uint d = 1u; d < 4u; ++d)", "for (uint d = 3u; d > 0u; --d)", CANCELLING),
         Mutant(
             "sums of a chunk that are not fused",
             "multiply_add(vec2(qb[n][d]), vec2(k0b[at][d], k1b[at][d]), part[n])",
@@ -154,7 +159,7 @@ MUTANTS = {
         Mutant("a page shift", "(tile >> shift)", "(tile >> (shift + 1u))", CANCELLING),
         Mutant("a tile in its page", "first + (tile & (", "first + (tile / 2u & (", CANCELLING),
         Mutant("a token in a small tile", "key : token % TILE", "key : token % (TILE / 2u)", CANCELLING, 6),
-        Mutant("a chunk of latent V", "+ at % CHUNK_WORDS;", "+ at % 2u;", LATENT),
+        Mutant("a chunk of latent V", "+ at % CHUNK_WORDS : at", "+ at % 2u : at", LATENT),
     ),
     "storage.glsl": (
         Mutant(
@@ -173,7 +178,7 @@ MUTANTS = {
         Mutant("the offset of q4_0", "STORAGE_Q4_0 ? 8 :", "STORAGE_Q4_0 ? 7 :", FIVE_BITS),
         Mutant("the offset of q5_0", "STORAGE_Q5_0 ? 16 :", "STORAGE_Q5_0 ? 15 :", FOUR_BITS),
         Mutant("the minimum of q4_1", "x + block.minimum;", "x - block.minimum;", FOUR_BITS),
-        Mutant("the fifth bits of a chunk", "8u * (chunk % 4u)", "8u * (chunk % 2u)", FIVE_BITS),
+        Mutant("the fifth bits of a chunk", "8u * ((chunk + ahead) % 4u)", "8u * ((chunk + ahead) % 2u)", FIVE_BITS),
     ),
     "append.comp": (
         Mutant("a new token's tile", "tile & ((1u << shift) - 1u)", "tile & ((1u << shift) - 2u)", CANCELLING),

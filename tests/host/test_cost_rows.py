@@ -26,7 +26,7 @@ def test_rows_that_share_keys_take_no_longer(monkeypatch, text):
     alone = [predict_rows(shape, R9700, *call).total_us for call in calls]
     ratios = [a / b for a, b in zip(shared, alone, strict=True)]
     assert max(ratios) < 1.02
-    assert (min(ratios) < 0.76) == (text in ("32/8/128", "9/3/64", "32/32/128")), ratios
+    assert (min(ratios) < 0.8) == (text in ("32/8/128", "9/3/64", "32/32/128")), ratios
 
 
 @pytest.mark.parametrize("text", SHAPES)
@@ -83,7 +83,7 @@ def test_shared_prefixes(text):
     assert predict_requests(*wide, True) == predict_requests(*wide, False), "groups of more than 8 share nothing"
 
 
-@pytest.mark.parametrize(("dtype", "worst", "slower", "gain"), [("f16", 0.82, 6, 0.97), ("q8_0", 0.69, 22, 0.92)])
+@pytest.mark.parametrize(("dtype", "worst", "slower", "gain"), [("f16", 0.81, 5, 0.97), ("q8_0", 0.65, 19, 0.93)])
 def test_sharing_seldom_costs_much(dtype, worst, slower, gain):
     """What docs/cost-model.md says of the rule, beside a rule that knew the model."""
     found, best = [], []

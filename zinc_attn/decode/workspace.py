@@ -30,6 +30,7 @@ from ..kernels.dispatches import (
     move_call,
 )
 from ..kernels.records import ROW, Records, WorkBuffer
+from ..kernels.tuning import heads_together
 from ..planning.items import item_keys
 from ..planning.sizes import padded
 from ..planning.steady import SteadyWords
@@ -278,7 +279,8 @@ class Workspace:
     def keys_read(self) -> int:
         """Keys, of one KV head, that the workgroups of pass 1 read."""
         shape, matrix = self.pages.layout.shape, self.key.matrix
-        total = (shape.head_chunks if matrix is None else matrix.blocks(shape.group)) * item_keys(self.work.items)
+        chunks = -(-shape.group // heads_together(self.key.build, self.pages.device.info.kind, shape))
+        total = (chunks if matrix is None else matrix.blocks(shape.group)) * item_keys(self.work.items)
         return total + (item_keys(self.shared.items) if self.shared is not None else 0)
 
     # --- results ------------------------------------------------------------------------------------------

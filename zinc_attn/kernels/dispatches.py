@@ -17,7 +17,7 @@ from . import declarations
 from .declarations import Build, KernelDecl
 from .matrix import MatrixTile, MatrixWorkgroup
 from .sizes import value_passes
-from .tuning import chunks_ahead, merge_workgroup_size, wave_size
+from .tuning import chunks_ahead, heads_together, merge_workgroup_size, wave_size
 
 
 @dataclass(frozen=True)
@@ -76,13 +76,13 @@ class AttendVariant:
         """Query heads of one row that a workgroup serves: with several rows all of a KV head's."""
         if self.rows > 1:
             return self.shape.group
-        return self.shape.heads_per_workgroup if self.heads is None else self.heads
+        return heads_together(self.build, self.kind, self.shape) if self.heads is None else self.heads
 
     def program(self) -> tuple[KernelDecl, tuple[int, ...]]:
         """The kernel and its specialization constants."""
         vectors = self.heads_per_workgroup * self.rows
-        if self.build == "node" and (self.rows > 1 or value_passes(self.shape, vectors) > 1):
-            raise ValueError(f"the node build serves one row in one pass over V, not {self.rows} rows of {self.shape}")
+        if self.build == "node" and self.rows > 1:
+            raise ValueError(f"the node build serves one row, not {self.rows} rows of {self.shape}")
         decl = declarations.ATTEND[self.build]
         values = {
             **_row_constants(self.shape, self.dtype, self.strides),

@@ -43,9 +43,25 @@ def wave_size(least: int, build: str, shape: AttnShape, vectors: int, passes: in
     return size if size < limits.WAVE and build != "node" and passes == 1 and even else limits.WAVE
 
 
-def node_shared_bytes(vectors: int) -> int:
-    """Shared memory of a workgroup of the node build: eight waves' weights, and (m, l) of each leaf and vector."""
-    return 4 * constants.LEAVES_PER_NODE * vectors * (constants.KEYS_PER_LEAF + 2)
+def heads_together(build: str, kind: str, shape: AttnShape) -> int:
+    """Query heads of a row that one workgroup of pass 1 serves, by build and device kind.
+
+    Where a wave has no room for the sums of as many heads as a workgroup may serve, a GPU's node build makes several
+    passes over V, so that fewer workgroups convert the same K. The other builds would keep sums in the scratch tensor.
+    """
+    if build != "node" or kind == "cpu":
+        return shape.heads_per_workgroup
+    return -(-shape.group // -(-shape.group // limits.MAX_HEADS_PER_WORKGROUP))
+
+
+def node_shared_bytes(vectors: int, passes: int) -> int:
+    """Shared memory of a workgroup of the node build with so many passes over V.
+
+    Eight waves' weights, and of each leaf and vector m and four sums of weights. One pass leaves o in the place of the
+    weights; with several, a dimension of it at a time has a place of its own.
+    """
+    own = limits.WAVE if passes > 1 else 0
+    return 4 * constants.LEAVES_PER_NODE * vectors * (constants.KEYS_PER_LEAF + own + 1 + constants.WEIGHT_PARTIALS)
 
 
 def merge_workgroup_size(kind: str) -> int:

@@ -292,11 +292,12 @@ class SubmissionPlanner:
         saved = sum((one.rows - -(-one.rows // each)) * (one.end - one.begin) for one in shared)
         items = shared_items(shared, leaves_per_state, each)
         if self.options.cascade is None:
-            pays = sharing_pays(saved, len(items), facts.shape, facts.device.compute_units, facts.device.kind)
+            units = facts.device.compute_units
+            pays = sharing_pays(saved, len(items), facts.shape, units, facts.device.kind)
             owners = np.repeat([one.request for one in slices], sizes)
             alone = all(owners[one.row] == owners[one.row + one.rows - 1] for one in shared)  # requests are neighbors
             if alone and facts.device.kind != "cpu" and layouts[0].build == "node":
-                pays = pays and rows_pay(max(one.rows for one in shared), facts.shape.group * each, facts.shape)
+                pays = pays and rows_pay(max(one.rows for one in shared), len(items) * facts.shape.kv_heads, units)
             if not pays:
                 return nothing
         if len(items) > facts.device.max_workgroups[0]:  # the rows alone need fewer, and fit

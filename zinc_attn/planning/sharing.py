@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 
 from ..canonical.constants import KEYS_PER_LEAF
 from ..kernels.records import ITEM, Records, no_records
-from ..kernels.sizes import value_passes
-from ..shapes import AttnShape
 from .items import Indices
 
 SEQUENCE_ROWS: Final = 8  # query rows of a sequence from which conversions of K and V are worth a dispatch
+SEQUENCE_PER_UNIT: Final = 6  # workgroups that a compute unit then needs for the keys that they share
 
 
 class SharedKeys(NamedTuple):
@@ -68,13 +67,13 @@ def shared_leaves(
     return sorted(found), attended
 
 
-def rows_pay(rows: int, vectors: int, shape: AttnShape) -> bool:
+def rows_pay(rows: int, workgroups: int, compute_units: int) -> bool:
     """Whether rows of one sequence on a GPU share keys where the caller leaves it open.
 
-    Side by side in the grid they find the keys in its caches anyway, so sharing saves conversions alone: for many rows,
-    as long as the ``vectors`` of a workgroup (query heads of its rows) need one pass over V. (docs/cost-model.md)
+    Side by side in the grid they find the keys in its caches anyway, so sharing saves conversions alone, at the price
+    of fewer and longer ``workgroups``. (docs/cost-model.md)
     """
-    return rows >= SEQUENCE_ROWS and value_passes(shape, vectors) == 1
+    return rows >= SEQUENCE_ROWS and workgroups >= SEQUENCE_PER_UNIT * compute_units
 
 
 def shared_items(shared: list[SharedKeys], leaves_per_state: Indices, rows_each: int) -> Records:

@@ -18,7 +18,7 @@ from ..checks import parse_digits, shown
 from ..errors import ArgumentError, DeviceNotFoundError, NoVulkanError
 from ..kernels.matrix import MatrixFacts, best_tile
 from ..kernels.tuning import CPU_WAVE, node_shared_bytes
-from ..limits import MAX_HEADS_PER_WORKGROUP, WAVE
+from ..limits import MAX_HEADS_PER_WORKGROUP, MAX_VALUE_PASSES, WAVE
 from .loader import API_1_2, API_1_3, INSTALL_DRIVER, Heap, Vulkan, loader
 from .protocol import DeviceInfo
 
@@ -171,7 +171,7 @@ def _node_workgroups(vk: Vulkan, physical: Any, extensions: set[str], api: int) 
         waves
         and limits.maxComputeWorkGroupInvocations >= LEAVES_PER_NODE * WAVE
         and limits.maxComputeWorkGroupSize[1] >= LEAVES_PER_NODE
-        and limits.maxComputeSharedMemorySize >= node_shared_bytes(MAX_HEADS_PER_WORKGROUP)
+        and limits.maxComputeSharedMemorySize >= node_shared_bytes(MAX_HEADS_PER_WORKGROUP, MAX_VALUE_PASSES)
     )
 
 

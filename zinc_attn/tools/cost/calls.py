@@ -15,7 +15,7 @@ from ...checks import check_int
 from ...dtypes import storage_dtype
 from ...kernels.device_info import DeviceInfo
 from ...kernels.records import Records
-from ...kernels.tuning import SCRATCH_BYTES, LayoutFacts
+from ...kernels.tuning import SCRATCH_BYTES, LayoutFacts, heads_together
 from ...limits import MAX_CONTEXT, WAVE
 from ...planning.arithmetic import Arithmetic
 from ...planning.call import cut_call
@@ -66,8 +66,9 @@ class PlannedCall:
             )
             found.append((together, _leaves(made.shared_items) * shape.kv_heads))
         if len(made.items):
-            alone = Workgroup(self.card, shape, shape.heads_per_workgroup, key.build, self.dtype, self.arithmetic)
-            found.append((alone, _leaves(made.items) * (shape.kv_heads * shape.head_chunks)))
+            heads = heads_together(key.build, "discrete", shape)
+            alone = Workgroup(self.card, shape, heads, key.build, self.dtype, self.arithmetic)
+            found.append((alone, _leaves(made.items) * (shape.kv_heads * alone.chunks)))
         return found
 
     def states(self, made: Submission) -> States:

@@ -24,7 +24,7 @@ ABOUT: Final[dict[str, Any]] = {
 }
 
 # Instructions for a wave's 32 states before its turn, by leaves per state: gfx1201's program.
-MERGE_ISSUE: Final = {1: 738, LEAVES_PER_NODE: 390}
+MERGE_ISSUE: Final = {1: 756, LEAVES_PER_NODE: 394}
 MERGE_WAVES: Final = merge_workgroup_size("discrete") // 32  # a round: a batch of 32 states per wave
 
 
@@ -121,9 +121,10 @@ def ideal(shape: AttnShape, context: int, card: Card, dtype: str = "f16") -> flo
 def predict(plan: SplitPlan, card: Card, dtype: str = "f16", arithmetic: Arithmetic = "canonical") -> Prediction:
     """The time of ``plan`` on ``card`` in one submission, whose rows see all keys and share none."""
     dtype, shape = storage_dtype(dtype), plan.shape
-    sizes = [b - a for a, b in plan.leaf_ranges() if b > a] * (shape.kv_heads * shape.head_chunks * plan.q_len)
+    group = Workgroup.of(plan, card, dtype, arithmetic)
+    sizes = [b - a for a, b in plan.leaf_ranges() if b > a] * (shape.kv_heads * group.chunks * plan.q_len)
     kv_bytes = (plan.context_len - plan.begin) * shape.kv_bytes_per_token(dtype)
-    work, states = [(Workgroup.of(plan, card, dtype, arithmetic), sizes)], [(1.0, plan)] * (plan.passes == 2)
+    work, states = [(group, sizes)], [(1.0, plan)] * (plan.passes == 2)
     return Prediction.of(plan, card, dtype, submission_terms(work, states, card, dtype, kv_bytes))
 
 

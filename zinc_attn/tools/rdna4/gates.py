@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ... import limits
+from ...kernels.sizes import value_passes
 from ...kernels.tuning import node_shared_bytes
 from ..cost import CARDS
 from .variants import Spec
@@ -79,7 +80,7 @@ def _lds_gate(spec: Spec) -> int:
     if spec.call == "attend_matrix":
         return MATRIX_LDS_BYTES
     if spec.call == "attend_node":
-        return -(-node_shared_bytes(spec.heads) // LDS_STEP) * LDS_STEP
+        return -(-node_shared_bytes(spec.heads, value_passes(spec.shape, spec.heads)) // LDS_STEP) * LDS_STEP
     return MAX_LDS_BYTES
 
 

@@ -10,7 +10,7 @@ from ...canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
 from ...kernels import declarations as kernels
 from ...kernels.dispatches import AttendVariant, MatrixVariant, encode_call, merge_call
 from ...kernels.matrix import MatrixWorkgroup, matrix_workgroup
-from ...kernels.tuning import merge_workgroup_size, shared_rows
+from ...kernels.tuning import heads_together, merge_workgroup_size, shared_rows
 from ...limits import WAVE
 from ...runtime.device import SPIRV
 from ...shapes import TILES, AttnShape, row_strides
@@ -111,11 +111,13 @@ def _kernels(dtypes: Iterable[str], builds: Sequence[kernels.Build] = kernels.BU
 
 def specs_for(shape: AttnShape, softcap: int = 0, dtypes: Iterable[str] = USUAL) -> list[Spec]:
     """Every kernel as this shape uses it: all builds of pass 1 in each dtype, and pass 2."""
-    attend = (shape.heads_per_workgroup, shape.head_chunks, softcap, 1, shape.v_head_dim, shape.latent)
-    return [
-        *(Spec(kernel, shape.head_dim, *attend) for kernel in _kernels(dtypes)),
-        Spec(kernels.MERGE.name, shape.v_head_dim),
-    ]
+    found = []
+    for kernel in _kernels(dtypes):
+        build = next(build for build in kernels.BUILDS if kernel.startswith(f"attend_{build}"))
+        heads = heads_together(build, "discrete", shape)
+        one = heads, -(-shape.group // heads), softcap, 1, shape.v_head_dim, shape.latent
+        found.append(Spec(kernel, shape.head_dim, *one))
+    return [*found, Spec(kernels.MERGE.name, shape.v_head_dim)]
 
 
 def default_specs() -> list[Spec]:
