@@ -64,7 +64,7 @@ def test_command(tmp_path, capsys):
 def test_the_command_of_steps(capsys, tmp_path):
     assert main(f"decode --shape {SHAPE} --layers 2 --tokens 70 --runtime vulkan --out", tmp_path) == 0
     out = capsys.readouterr().out
-    assert "shape 4/2/64, f16, 2 layers, 70 steps of one token\nvulkan: prepared in " in out
+    assert f"shape {SHAPE}, f16, 2 layers, 70 steps of one token\nvulkan: prepared in " in out
     assert out.endswith("; 3 outputs compared, all equal\n")
     rows = [json.loads(line) for line in (tmp_path / "decode.jsonl").read_text().splitlines()]
     assert [row["context"] for row in rows] == list(range(71))
