@@ -53,8 +53,6 @@ def check_arithmetic(arithmetic: Any, device: Device, dtype: str, *shapes: AttnS
 
 def check_half_range(arithmetic: Arithmetic, largest_q: float, largest: Largest) -> None:
     """Refuse values beyond float16 to matrix units: the largest |q| of a call, |k| and |v| of cache and new rows."""
-    if arithmetic in EXACT:
-        return
     for name, size in (("q", largest_q), ("k", largest.k), ("v", largest.v)):
         if size > HALF_MAX:
             where = "a magnitude" if name == "q" else "a cache with a magnitude"
