@@ -24,7 +24,7 @@ from zinc_attn.storage import STORAGE, storage_types
 from zinc_attn.tools.cost import CARDS, predict
 from zinc_attn.tools.harness.bits import oracle
 from zinc_attn.tools.harness.inputs import Inputs, parse_contexts
-from zinc_attn.tools.harness.timing import in_turns
+from zinc_attn.tools.measure.points import in_turns
 
 PAIRS = "f16/q8_0,f16/q4_0,q8_0/q5_1,q8_0/q4_0,q5_1/q4_0"
 PROMPT = 4096

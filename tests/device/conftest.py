@@ -10,7 +10,7 @@ import pytest
 from support import DRIVERS, FULL, RUNTIMES, open_device
 
 import zinc_attn as za
-from zinc_attn.decode.arithmetic import check_units
+from zinc_attn.decode.arithmetic import check_arithmetic
 from zinc_attn.errors import KernelError, RuntimeUnavailableError, UnsupportedError
 from zinc_attn.runtime import devices as machine
 from zinc_attn.runtime.kompute import KomputeRuntime
@@ -40,7 +40,7 @@ def any_device(request: pytest.FixtureRequest, device_of: Callable[[str, str], z
 def matrix_device(device: za.Device) -> za.Device:
     """``device`` where it, the dispatcher and the package have matrix units; lavapipe has them from Mesa 26 on."""
     try:
-        check_units("matrix", device)
+        check_arithmetic("matrix", device, "f16")
     except (UnsupportedError, RuntimeUnavailableError, KernelError) as error:
         pytest.skip(str(error))
     return device

@@ -17,7 +17,7 @@ PASSES = {"device", "pass 1", "gap", "pass 2"}
 
 def run(devices, contexts, *dtypes):
     specs = [CallSpec(SHAPE, 1, contexts, page_size=None, repeats=2, dtype=dtype) for dtype in dtypes]
-    return measure_calls(devices, specs)
+    return list(measure_calls(devices, specs))
 
 
 def test_rows(device):
@@ -64,7 +64,7 @@ def test_command(tmp_path, capsys):
 def test_the_command_of_steps(capsys, tmp_path):
     assert main(f"decode --shape {SHAPE} --layers 2 --tokens 70 --runtime vulkan --out", tmp_path) == 0
     out = capsys.readouterr().out
-    assert "shape 4/2/64, f16, 2 layers, 70 steps of one token\nvulkan: prepared in " in out
+    assert f"shape {SHAPE}, f16, 2 layers, 70 steps of one token\nvulkan: prepared in " in out
     assert out.endswith("; 3 outputs compared, all equal\n")
     rows = [json.loads(line) for line in (tmp_path / "decode.jsonl").read_text().splitlines()]
     assert [row["context"] for row in rows] == list(range(71))
@@ -77,7 +77,7 @@ def test_stalls_and_wrong_bits_are_seen(device, monkeypatch):
     clock = iter(range(10**6))
     monkeypatch.setattr(steps, "perf_counter", lambda: (n := next(clock)) * 1e-3 + 0.1 * (n >= 2 * 20 + 1))
     spec = CallSpec(SHAPE, 1, range(1, 41))
-    rows = decode_steps([device], [spec], prepare=False)
+    rows = list(decode_steps([device], [spec], prepare=False))
     assert [row.context for row in rows] == list(spec.contexts)
     assert [(row.context, row.figures["attention_ms_per_step"]) for row in stalls(rows)] == [(21, pytest.approx(101))]
     assert [row.context for row in rows if row.verified] == [1, 40]

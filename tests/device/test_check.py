@@ -98,7 +98,7 @@ def test_shards_lie_on_every_device(device: za.Device, monkeypatch: pytest.Monke
     case, splits = Case.parse("9/3/64 f16 1100"), parse_split_specs("auto")
     with za.Device.open(device.info.index, runtime="vulkan") as other:
         (alone,) = check.check([device], [case], splits)
-        both = check.check([device, other], [case], splits)
+        both = list(check.check([device, other], [case], splits))
         assert used == [[device, device], [device, other], [other, device]]
     assert [outcome.shown[9] for outcome in (alone, *both)] == [2, 2, 2]
     assert {outcome.status for outcome in (alone, *both)} == {"pass"}

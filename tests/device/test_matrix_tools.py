@@ -58,7 +58,7 @@ def test_one_shot_refusals(matrix_device):
 @pytest.mark.parametrize("page_size", [256, None])
 def test_a_sweep_is_within_the_bound_and_finds_what_is_not(matrix_device, page_size):
     spec = CallSpec(SHAPE, 1, [200], q_len=9, page_size=page_size, repeats=2, arithmetic="matrix")
-    rows = measure_calls([matrix_device], [spec])
+    rows = list(measure_calls([matrix_device], [spec]))
     assert {(row.status, row.verified, row.record()["arithmetic"]) for row in rows} == {("ok", "bound", "matrix")}
 
     def off(call, by):

@@ -11,7 +11,6 @@ from support import GPU, fake_device
 from zinc_attn import reference
 from zinc_attn.cache.rows import Largest
 from zinc_attn.cli import check as check_command
-from zinc_attn.cli.arguments import refuse_arithmetic
 from zinc_attn.cli.measured import notes
 from zinc_attn.decode import arithmetic as rules
 from zinc_attn.errors import ArgumentError, DTypeError, KernelError, UnsupportedError, ValueRangeError
@@ -41,24 +40,24 @@ def outcome(case=SMALL, off=0.0):
 @pytest.mark.parametrize("arithmetic", ["exact", "Matrix", 3, None, ["matrix"]])
 def test_no_names_of_arithmetic(arithmetic):
     with pytest.raises(ArgumentError, match="expected one of 'canonical', 'fused', 'matrix', 'matrix-prefill'"):
-        rules.check_arithmetic(arithmetic, fake_device(), SHAPE, "f16")
+        rules.check_arithmetic(arithmetic, fake_device(), "f16", SHAPE)
 
 
 def test_canonical_asks_nothing_of_the_device():
-    assert rules.check_arithmetic("canonical", None, SHAPE, "f32") == "canonical"  # type: ignore[arg-type]
+    assert rules.check_arithmetic("canonical", None, "f32", SHAPE) == "canonical"  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("arithmetic", ["matrix", "matrix-prefill"])
 def test_who_may_not_use_it(arithmetic, monkeypatch):
     monkeypatch.setattr(rules, "load_spirv", lambda _: b"")  # this package may be built without the kernel
     with pytest.raises(UnsupportedError, match=r"does not offer VK_KHR_cooperative_matrix.*use arithmetic 'canonical'"):
-        rules.check_arithmetic(arithmetic, fake_device(NO_MATRICES), SHAPE, "f16")
+        rules.check_arithmetic(arithmetic, fake_device(NO_MATRICES), "f16", SHAPE)
     for dtype in ("f32", "f16/f32", "f32/q8_0"):
         with pytest.raises(DTypeError, match=r"K or V in f32.*round_rows=True rounds"):
-            rules.check_arithmetic(arithmetic, fake_device(), SHAPE, dtype)
+            rules.check_arithmetic(arithmetic, fake_device(), dtype, SHAPE)
     for facts, said in ({"shared_bytes": 8192}, "8,192"), ({"max_invocations": 16}, "65,536"):
         with pytest.raises(UnsupportedError, match=f"do not fit in {said} bytes of the shared"):
-            rules.check_arithmetic(arithmetic, fake_device(RDNA4_UNITS._replace(**facts)), LARGE, "f16")
+            rules.check_arithmetic(arithmetic, fake_device(RDNA4_UNITS._replace(**facts)), "f16", LARGE)
 
 
 def test_a_package_without_the_kernel(monkeypatch, tmp_path):
@@ -67,7 +66,7 @@ def test_a_package_without_the_kernel(monkeypatch, tmp_path):
     (tmp_path / "build.json").write_text(json.dumps(missing))
     monkeypatch.setattr(opened, "SPIRV", tmp_path)
     with pytest.raises(KernelError, match=r"attend_matrix: the package was built without it: .*a newer glslang$"):
-        rules.check_arithmetic("matrix", fake_device(), SHAPE, "f16")
+        rules.check_arithmetic("matrix", fake_device(), "f16", SHAPE)
 
 
 def test_magnitudes_beyond_float16():
@@ -172,9 +171,9 @@ def test_refusals_are_in_a_commands_words():
     rounds = "K or V in f32, .* float16 holds; use dtype 'f16'"
     cases = (NO_MATRICES, "f16", UnsupportedError, offers), (RDNA4_UNITS, "f32", DTypeError, rounds)
     for (facts, dtype, kind, text), arithmetic in product(cases, ("matrix", "matrix-prefill")):
-        refuse_arithmetic("canonical", fake_device(facts), dtype, SHAPE)
+        rules.check_arithmetic("canonical", fake_device(facts), dtype, SHAPE)
         with pytest.raises(kind, match=text):
-            refuse_arithmetic(arithmetic, fake_device(facts), dtype, SHAPE)
+            rules.check_arithmetic(arithmetic, fake_device(facts), dtype, SHAPE)
 
 
 def test_a_sweep_says_bound_where_no_oracle_has_the_bits():

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from ..checks import check_int, parse_digits, shown
-from ..decode.arithmetic import check_arithmetic, check_units
 from ..dtypes import storage_dtype
 from ..errors import ArgumentError
 from ..planning.arithmetic import ARITHMETICS
@@ -176,13 +175,6 @@ def open_devices(stack: ExitStack, names: list[Any], runtimes: str | None) -> li
     """
     chosen = [None] if runtimes is None else list(dict.fromkeys(name.strip() for name in runtimes.split(",")))
     return [stack.enter_context(Device.open(name, runtime=runtime)) for name in names for runtime in chosen]
-
-
-def refuse_arithmetic(arithmetic: str, device: Device, dtype: str, *shapes: AttnShape) -> None:
-    """Refuse, in a command's words, what a device cannot do with K and V of a dtype, and with shapes that are known."""
-    check_units(arithmetic, device, dtype)
-    for shape in shapes:
-        check_arithmetic(arithmetic, device, shape, dtype)
 
 
 def chosen_model(args: argparse.Namespace) -> ModelPreset:

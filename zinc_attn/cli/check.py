@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from itertools import product
 from typing import Any, Final
 
+from ..decode.arithmetic import check_arithmetic
 from ..errors import ArgumentError
 from ..planning.arithmetic import EXACT
 from ..runtime.device import Device, list_devices
@@ -20,7 +21,7 @@ from ..tools.check.record import Digests, is_of, load_record, make_entry, maker,
 from ..tools.harness.files import check_file, write_file
 from ..tools.harness.split_spec import VARIED_LAYOUTS, parse_split_specs
 from ..tools.harness.tables import grouped
-from .arguments import Subparsers, add_command, installed_runtimes, open_devices, refuse_arithmetic
+from .arguments import Subparsers, add_command, installed_runtimes, open_devices
 from .terminal import arithmetic_text, plural, progress_bar, say, say_written
 
 MANY: Final = 20  # cases that take minutes on a CPU
@@ -53,21 +54,20 @@ def run(args: argparse.Namespace) -> int:
     if against and not any(name in digests for digests in against.values() for name in names):
         raise ArgumentError(f"{args.against}: got none of the {len(names)} cases of this run, expected some of them")
 
-    def print_outcome(outcome: Outcome) -> None:
-        print("\n".join(outcome_lines(outcome, args.json, width)), flush=True)
-
     with ExitStack() as stack:
         default = None if args.quick and args.arithmetic in EXACT else installed_runtimes()
         devices = open_devices(stack, chosen_devices(args.device), args.runtime or default)
         for device, dtype in product(devices, dict.fromkeys(case.dtype for case in cases)):
-            refuse_arithmetic(args.arithmetic, device, dtype, *dict.fromkeys(case.shape for case in cases))
+            check_arithmetic(args.arithmetic, device, dtype, *dict.fromkeys(case.shape for case in cases))
         check_sources(args.arithmetic, against, devices)
         if len(cases) >= MANY and any(device.info.kind == "cpu" for device in devices):
             long = f"{'two or three' if args.quick else 'several'} minutes on a CPU"
             say(f"{len(cases)} cases on {plural(len(devices), 'device')}: {long}, less once its shaders are compiled")
+        outcomes, entries = list[Outcome](), []
         with progress_bar() as progress:
-            outcomes = check(devices, cases, splits, against=against, progress=progress, on_outcome=print_outcome)
-        entries = []
+            for outcome in check(devices, cases, splits, against=against, progress=progress):
+                outcomes.append(outcome)
+                print("\n".join(outcome_lines(outcome, args.json, width)), flush=True)
         for device in devices:
             digests = {str(o.case): o.digest for o in outcomes if o.subject == title(device) and o.result}
             entries.append(make_entry(digests, maker(device)))

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
+from ..decode.arithmetic import check_arithmetic
 from ..dtypes import storage_dtype
 from ..errors import ArgumentError
 from ..runtime.device import Device
 from ..tools import generate
-from .arguments import refuse_arithmetic
 from .terminal import note_cpu, plural, progress_bar, say
 
 THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "LP_NUM_THREADS")  # of torch, and of lavapipe
@@ -38,7 +38,7 @@ def opened(
         raise ArgumentError(tokenizer.format(args.model))
     with Device.open(args.device, runtime=args.runtime) as device:
         for dtype in dtypes or (args.dtype or storage_dtype(host.dtype),):
-            refuse_arithmetic(args.arithmetic, device, dtype)
+            check_arithmetic(args.arithmetic, device, dtype)
         note_cpu(device.info)
         if device.info.kind == "cpu" and not hosted:
             share_cores()

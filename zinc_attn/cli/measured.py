@@ -5,15 +5,17 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from ..decode.arithmetic import check_arithmetic
 from ..tools.harness.files import check_out, write_report
 from ..tools.harness.tables import figure, grouped
 from ..tools.measure import CallSpec, Row, measure_calls, rows_png
 from ..tools.measure.rows import LINE
 from ..tools.models import slug
-from .arguments import open_devices, refuse_arithmetic
+from .arguments import open_devices
 from .terminal import need, note_cpu, plural, print_json, print_rows, progress_bar, say_written
 
 FIGURES: Final = {  # heading: the measure, and what of its row; a column without any figure is left out
@@ -42,7 +44,7 @@ def run_calls(
     title: str,
     figure_of: tuple[str, str],
     *,
-    measure: Callable[..., list[Row]] = measure_calls,
+    measure: Callable[..., Iterator[Row]] = measure_calls,
     show: Callable[[Sequence[Row]], None] | None = None,
 ) -> int:
     """Measure the calls of ``specs``, a group of one shape after the other, print and write the files; the exit status.
@@ -55,16 +57,17 @@ def run_calls(
         devices = open_devices(stack, [args.device], args.runtime)
         for spec in (spec for mine in specs for spec in mine):
             for device in devices:
-                refuse_arithmetic(spec.arithmetic, device, spec.dtype, spec.shape)
+                check_arithmetic(spec.arithmetic, device, spec.dtype, spec.shape)
         info = devices[0].info
         title = f"{info.name} ({info.driver}), {', '.join(one.runtime.name for one in devices)}\n{title}"
         note_cpu(info)
         if not args.json:
             print(title, flush=True)
-        options: dict[str, Any] = {"progress": stack.enter_context(progress_bar())}
-        if args.json:
-            options["on_row"] = lambda row: print_json([row.record()])
-        rows = [row for mine in specs for row in measure(devices, mine, **options)]
+        progress, rows = stack.enter_context(progress_bar()), list[Row]()
+        for row in chain.from_iterable(measure(devices, mine, progress=progress) for mine in specs):
+            rows.append(row)
+            if args.json:
+                print_json([row.record()])
     if not args.json:
         (show or print_measured)(rows)
     png = rows_png([row for row in rows if row.measure in ("call", "step")], title, *figure_of)

@@ -8,10 +8,9 @@ from ..cache.rows import Largest
 from ..checks import shown
 from ..errors import ArgumentError, DTypeError, UnsupportedError, ValueRangeError
 from ..kernels.declarations import MATRIX
-from ..kernels.matrix import HALF_MAX, MatrixWorkgroup, matrix_workgroup
+from ..kernels.matrix import HALF_MAX, matrix_workgroup
 from ..planning.arithmetic import ARITHMETICS, EXACT, Arithmetic
 from ..runtime.device import Device, load_spirv
-from ..runtime.protocol import DeviceInfo
 from ..shapes import AttnShape
 from ..storage import storage_types
 
@@ -24,13 +23,8 @@ def arithmetic_name(arithmetic: Any) -> Arithmetic:
     return next(name for name in ARITHMETICS if name == arithmetic)
 
 
-def workgroup_on(info: DeviceInfo, shape: AttnShape, vectors: int) -> MatrixWorkgroup | None:
-    """The matrix workgroup of a device for ``vectors`` query vectors; None where the device has none for the shape."""
-    return matrix_workgroup(shape, info.matrix, info.kind, vectors)
-
-
-def check_units(arithmetic: Any, device: Device, dtype: str) -> Arithmetic:
-    """One of ARITHMETICS that the device can do with K and V of a dtype."""
+def check_arithmetic(arithmetic: Any, device: Device, dtype: str, *shapes: AttnShape) -> Arithmetic:
+    """One of ARITHMETICS that the device can do with K and V of a dtype, and of these shapes."""
     checked = arithmetic_name(arithmetic)
     if checked in EXACT:
         if checked == "fused":
@@ -48,25 +42,17 @@ def check_units(arithmetic: Any, device: Device, dtype: str) -> Arithmetic:
             "rounds a cache's rows, or float16 arrays"
         )
     load_spirv(MATRIX)  # where the package was built without the kernel, say so now
-    return checked
-
-
-def check_arithmetic(arithmetic: Any, device: Device, shape: AttnShape, dtype: str) -> Arithmetic:
-    """One of ARITHMETICS that the device can do with K and V of a shape and dtype."""
-    checked = check_units(arithmetic, device, dtype)
-    if checked not in EXACT and workgroup_on(device.info, shape, 1) is None:
-        raise UnsupportedError(
-            f"arithmetic: got {arithmetic!r} for {shape}, whose rows do not fit in "
-            f"{device.info.matrix.shared_bytes:,} bytes of the shared memory of {device.info.name}; use arithmetic "
-            "'canonical'"
-        )
+    for shape in shapes:
+        if matrix_workgroup(shape, facts, device.info.kind, 1) is None:
+            raise UnsupportedError(
+                f"{what} for {shape}, whose rows do not fit in {facts.shared_bytes:,} bytes of the shared memory of "
+                f"{device.info.name}; use arithmetic 'canonical'"
+            )
     return checked
 
 
 def check_half_range(arithmetic: Arithmetic, largest_q: float, largest: Largest) -> None:
     """Refuse values beyond float16 to matrix units: the largest |q| of a call, |k| and |v| of cache and new rows."""
-    if arithmetic in EXACT:
-        return
     for name, size in (("q", largest_q), ("k", largest.k), ("v", largest.v)):
         if size > HALF_MAX:
             where = "a magnitude" if name == "q" else "a cache with a magnitude"

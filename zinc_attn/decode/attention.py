@@ -85,7 +85,7 @@ class Attention:
             alibi=check_slopes("alibi", alibi, shape.q_heads),
             mask_slopes=check_slopes("mask_slopes", mask_slopes, shape.q_heads),
         )
-        self.arithmetic = check_arithmetic(arithmetic, cache.device, shape, cache.dtype)
+        self.arithmetic = check_arithmetic(arithmetic, cache.device, cache.dtype, shape)
         scorings = LayerScorings(cache, common, window, sinks)
         facts = cache.device.info.layout_facts
         if plan is not None:

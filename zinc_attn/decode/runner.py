@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..cache.kv_cache import KVCache
 from ..kernels.records import ITEM, ROW, no_records
-from ..planning.arithmetic import Arithmetic
+from ..planning.arithmetic import EXACT, Arithmetic
 from ..planning.call import CallPlan, plan_call
 from ..planning.growth import growth_keys
 from ..planning.inputs import CallFacts, CallOptions
@@ -190,7 +190,8 @@ class AttentionCall:
         self.scoring = runner.scorings.by_layer[layer]
         checked = check_requests(runner.cache, batch, layer, self.scoring, whole)
         self.requests, largest_q, self.largest = checked
-        check_half_range(runner.arithmetic, largest_q, runner.cache.largest.joined(self.largest))
+        if runner.arithmetic not in EXACT:
+            check_half_range(runner.arithmetic, largest_q, runner.cache.largest.joined(self.largest))
         self.last: Workspace | None = None
         self._outs: list[F32 | None] = [None] * len(self.requests)
         self._lses: list[F32 | None] = [None] * len(self.requests)

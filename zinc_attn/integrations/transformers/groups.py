@@ -68,7 +68,7 @@ class LayerGroup:
     def allocate(self, device: Device, tokens: int, dtype: str, page_size: int) -> None:
         """Take the device memory, unless it is there already."""
         if self.cache is None:
-            check_arithmetic(self.arithmetic, device, self.shape, dtype)
+            check_arithmetic(self.arithmetic, device, dtype, self.shape)
             self.cache = KVCache(device, self.shape, len(self.layers), tokens, dtype, page_size, round_rows=True)
 
     def attention(self, layer: int, options: AttentionOptions, layout: dict[str, int | None]) -> tuple[Attention, int]:

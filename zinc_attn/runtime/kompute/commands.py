@@ -17,14 +17,6 @@ class KomputeCommands(Commands):
         super().__init__(device)
         self._kp, self._ours, self._manager = kp, kp.zinc_attn, manager
 
-    def send(self, recordings: Sequence[Any], fence: Any) -> int:
-        """See Commands.send. A host's threads share its queue, and wait for each other by Python's lock."""
-        device = self._device
-        if device.host is None:
-            return super().send(recordings, fence)
-        commands = [self._number(one.pCommandBuffers[0]) for one in recordings]
-        return int(self._ours.submit(self._number(device.queue), commands, self._number(fence)))
-
     def record(self, undo: Undo, steps: Sequence[BoundStep], queries: Any = None) -> Any:
         with typed(self._device.check):
             sequence = self._ours.sequence(self._manager)
@@ -60,3 +52,11 @@ class KomputeCommands(Commands):
 
     def _number(self, handle: Any) -> int:
         return int(self._device.ffi.cast("uintptr_t", handle))
+
+
+class HostCommands(KomputeCommands):
+    """Those of a host program's device, whose queue its threads share: they wait for each other by Python's lock."""
+
+    def send(self, recordings: Sequence[Any], fence: Any) -> int:
+        commands = [self._number(one.pCommandBuffers[0]) for one in recordings]
+        return int(self._ours.submit(self._number(self._device.queue), commands, self._number(fence)))

@@ -18,7 +18,7 @@ from ..vulkan.device import HostDevice
 from ..vulkan.handles import VulkanBuffer, VulkanRecording
 from ..vulkan.runtime import VulkanRuntime, entered, register
 from .binding import load_kp, typed
-from .commands import KomputeCommands
+from .commands import HostCommands, KomputeCommands
 
 
 class HostTensor(VulkanBuffer):
@@ -68,7 +68,8 @@ class KomputeRuntime(VulkanRuntime):
             handles = (device.instance, device.physical, device.handle, device.queue)
             numbers = (int(device.ffi.cast("uintptr_t", one)) for one in handles)
             self._manager = self.kp.zinc_attn.manager(*numbers, device.family)
-        self._sequences = KomputeCommands(device, self.kp, self._manager)
+        made = KomputeCommands if device.host is None else HostCommands
+        self._sequences = made(device, self.kp, self._manager)
         return self._sequences
 
     # --- sequences of a host program ----------------------------------------------------------------------

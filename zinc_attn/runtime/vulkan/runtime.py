@@ -37,18 +37,17 @@ def entered(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P
 
     @functools.wraps(method)
     def entered(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        name = self.info.name
         if os.getpid() != self._pid:
-            raise ForkedProcessError(f"{name}: opened before fork(); open a Device in the child process")
+            raise ForkedProcessError(f"{self.info.name}: opened before fork(); open a Device in the child process")
         with self._lock:
             if self._handles.closed:
-                raise ClosedError(f"{name}: used after close(); open it again with Device.open()")
-            if self._device.is_gone():
-                raise ClosedError(f"{name}: used after its kp.Manager was destroyed; close the Device first")
+                raise ClosedError(f"{self.info.name}: used after close(); open it again with Device.open()")
+            if self._device.host is not None and self._device.is_gone():
+                raise ClosedError(f"{self.info.name}: used after its kp.Manager was destroyed; close the Device first")
             if self._queue.in_flight and not self._device.lost:
                 self._queue.finish()
             if self._device.lost:
-                raise DeviceLostError(f"{name} was lost earlier; open a new Device")
+                raise DeviceLostError(f"{self.info.name} was lost earlier; open a new Device")
             if self._handles.dropped or collected:
                 self._handles.purge()
             try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import closing, contextmanager
 from itertools import pairwise
@@ -47,17 +47,15 @@ def check(
     *,
     against: Mapping[str, Digests] | None = None,
     progress: Progress | None = None,
-    on_outcome: Callable[[Outcome], Any] = lambda _: None,
-) -> list[Outcome]:
+) -> Iterator[Outcome]:
     """Every case on every device, compared with the committed record, with ``against`` and with the first device.
 
     A device holds shards of the sequence together with the other ones; where there are none, it holds two shards.
     """
     known = {COMMITTED: committed_digests(), **(against or {})}
-    outcomes: list[Outcome] = []
     steps = Steps(progress, len(cases) * len(devices))
     for case in cases:
-        data, first = case.data(), len(outcomes)
+        data, first = case.data(), None
         for device in devices:
             steps.begin(f"{case} on {device.info.name}")
             outcome = Outcome(case, title(device))
@@ -68,11 +66,10 @@ def check(
                 outcome.refused = str(error) or "no room in host memory"
             exact = case.arithmetic in EXACT
             outcome.judge(data, {source: d for source, d in known.items() if exact or is_of(source, device)})
-            outcomes.append(outcome)
-            if exact and len(outcomes) > first + 1 and outcome.result and (one := outcomes[first]).result:
-                outcome.compare(10, f"unlike {one.subject}", outcome.result, one.result)
-            on_outcome(outcome)
-    return outcomes
+            if exact and first and first.result and outcome.result:
+                outcome.compare(10, f"unlike {first.subject}", outcome.result, first.result)
+            first = first or outcome
+            yield outcome
 
 
 def title(device: Device) -> str:

@@ -13,7 +13,6 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from ...cache import rows
-from ...checks import check_int
 from ...dtypes import storage_dtype
 from ...errors import LimitError
 from ...planning.arithmetic import on_matrices
@@ -71,10 +70,9 @@ def validate(
 
     A context is filled once, and every layout decodes a fork. Each finding comes as it is ready. settings: the cache's
     dtype, page size and arithmetic, and the seed of keys, values and token ids.
-    ArgumentError: contexts below STEPS. LimitError: contexts beyond the model's positions.
+    contexts: of at least STEPS keys. LimitError: contexts beyond the model's positions.
     """
     for context in contexts:
-        check_int("contexts", context, STEPS)
         model.check_positions(context, "contexts")
     others = [layout for layout in dict.fromkeys(layouts) if layout != SINGLE]
     for context in contexts:

@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from typing import Any, Final
+from time import perf_counter
+from typing import Final, TypeVar
 
 from ...errors import LimitError
 from ...runtime.device import Device
 from ..harness.progress import Progress, Steps
-from ..harness.timing import in_turns
 from .calls import CachedCalls, Subject
 from .expected import Expectation
 from .rows import Row
 from .spec import CallSpec
 
 WARM_UP_RUNS: Final = 3
-BUDGET_S: Final = 3.0  # timed runs of a call where ``repeats`` is not given
+FEWEST_REPEATS: Final = 5  # timed runs of a call where ``repeats`` is not given
+MOST_REPEATS: Final = 50
+BUDGET_S: Final = 3.0  # of these
 NO_ROOM: Final = (LimitError, MemoryError)  # DeviceMemoryError is a MemoryError
+T = TypeVar("T")
 
 
 def measure_calls(
@@ -26,19 +29,17 @@ def measure_calls(
     specs: Sequence[CallSpec],
     *,
     progress: Progress | None = None,
-    on_row: Callable[[Row], Any] = lambda row: None,
     wrap_call: Callable[[Subject], Subject] = lambda call: call,
-) -> list[Row]:
+) -> Iterator[Row]:
     """Verify the calls of every spec on every device under every layout, and time those of a context in turns.
 
-    devices: dispatchers on one physical device; specs: of one shape and the same contexts. on_row sees each row when it
-    is ready. A call for which the device has no room gives a row with status "refused".
+    devices: dispatchers on one physical device; specs: of one shape and the same contexts. Each row comes when it is
+    ready. A call for which the device has no room gives a row with status "refused".
     wrap_call: is given every call and returns the one that is made in its place; tests put faults in there.
     """
     each = len(devices) * len(specs) * (specs[0].batch + 2 * len(specs[0].splits))
-    contexts, rows = specs[0].contexts, list[Row]()
-    steps = Steps(progress, each * len(contexts))
-    for i, context in enumerate(contexts):
+    steps = Steps(progress, each * len(specs[0].contexts))
+    for i, context in enumerate(specs[0].contexts):
         steps.done = i * each
         with ExitStack() as stack:
             point = Point(stack, context, steps, wrap_call)
@@ -46,11 +47,8 @@ def measure_calls(
                 expected = Expectation(spec, context)
                 for device in devices:
                     point.add(device, spec, expected)
-            for row in point.timed(specs[0].repeats):
-                rows.append(row)
-                on_row(row)
+            yield from point.timed(specs[0].repeats)
     steps.finish()
-    return rows
 
 
 class Point:
@@ -104,3 +102,19 @@ class Point:
     def _refuse(self, error: BaseException, rows: Sequence[Row]) -> None:
         """Keep the rows of what there is no room for."""
         self.found += [replace(row, status="refused", error=str(error) or "no room in host memory") for row in rows]
+
+
+def in_turns(calls: Sequence[Callable[[], T]], repeats: int | None, budget_s: float, warm_up: int) -> list[list[T]]:
+    """What each of ``calls`` returns, the calls in turns, after ``warm_up`` rounds whose results do not count.
+
+    ``repeats`` rounds; None: FEWEST_REPEATS to MOST_REPEATS, as many as begin within ``budget_s`` seconds.
+    """
+    for _ in range(warm_up):
+        for call in calls:
+            call()
+    taken: list[list[T]] = []
+    fewest, most = (FEWEST_REPEATS, MOST_REPEATS) if repeats is None else (repeats, repeats)
+    begin = perf_counter()
+    while len(taken) < fewest or (len(taken) < most and perf_counter() - begin < budget_s):
+        taken.append([call() for call in calls])
+    return [list(mine) for mine in zip(*taken, strict=True)]

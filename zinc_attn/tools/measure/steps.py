@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from time import perf_counter
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -26,51 +26,38 @@ _TOLD: Final = 32  # steps between two reports of progress
 
 
 def decode_steps(
-    devices: Sequence[Device],
-    specs: Sequence[CallSpec],
-    *,
-    prepare: bool,
-    progress: Progress | None = None,
-    on_row: Callable[[Row], Any] = lambda row: None,
-) -> list[Row]:
+    devices: Sequence[Device], specs: Sequence[CallSpec], *, prepare: bool, progress: Progress | None = None
+) -> Iterator[Row]:
     """Decode the contexts 1, 2, … of each spec, one sequence on one device after the other: a row per step.
 
-    prepare: whether to call ``Attention.prepare`` before, which is a row, too. on_row sees each row when it is ready.
-    Errors: those of the cache and of its calls.
+    prepare: whether to call ``Attention.prepare`` before, which is a row, too. Errors: those of the cache and of its
+    calls.
     """
-    rows = list[Row]()
     for device, spec in product(devices, specs):
-        for row in _steps(device, spec, prepare, Steps(progress, len(spec.contexts))):
-            rows.append(row)
-            on_row(row)
-    return rows
-
-
-def _steps(device: Device, spec: CallSpec, prepare: bool, steps: Steps) -> Iterator[Row]:
-    tokens, blank = len(spec.contexts), Row(spec, device.info, device.runtime.name, 0, "auto")
-    data = spec.inputs(tokens)
-    with KVCache(device, spec.shape, spec.layers, tokens, spec.dtype) as cache:
-        attention, sequence = Attention(cache), cache.new_sequence()
-        if prepare:
-            steps.begin("preparing", 0)
-            begin = perf_counter()
-            attention.prepare(tokens)
-            yield replace(blank, measure="prepare", seconds=(perf_counter() - begin,))
-        for at in range(tokens):
-            if at % _TOLD == 0:
-                steps.begin(f"{device.runtime.name}: {at:,} of {tokens:,} keys", min(_TOLD, tokens - at))
-            k, v = data.k[at : at + 1], data.v[at : at + 1]
-            begin = perf_counter()
-            for layer in range(spec.layers):
-                found = Output(*attention(data.q, sequence, layer, k, v, return_lse=True))
-            seconds = (perf_counter() - begin) / spec.layers
-            row = replace(blank, context=at + 1, measure="step", seconds=(seconds,))
-            if at % CHECKED == 0 or at == tokens - 1:
-                want = oracle(data.q, data.k[: at + 1], data.v[: at + 1], spec.dtype, 1)
-                wrong = compare(found, want)
-                row = row.failed(wrong.text()) if wrong else replace(row, verified="bits (sampled)")
-            yield row
-    steps.finish()
+        steps, tokens = Steps(progress, len(spec.contexts)), len(spec.contexts)
+        blank, data = Row(spec, device.info, device.runtime.name, 0, "auto"), spec.inputs(tokens)
+        with KVCache(device, spec.shape, spec.layers, tokens, spec.dtype) as cache:
+            attention, sequence = Attention(cache), cache.new_sequence()
+            if prepare:
+                steps.begin("preparing", 0)
+                begin = perf_counter()
+                attention.prepare(tokens)
+                yield replace(blank, measure="prepare", seconds=(perf_counter() - begin,))
+            for at in range(tokens):
+                if at % _TOLD == 0:
+                    steps.begin(f"{device.runtime.name}: {at:,} of {tokens:,} keys", min(_TOLD, tokens - at))
+                k, v = data.k[at : at + 1], data.v[at : at + 1]
+                begin = perf_counter()
+                for layer in range(spec.layers):
+                    found = Output(*attention(data.q, sequence, layer, k, v, return_lse=True))
+                seconds = (perf_counter() - begin) / spec.layers
+                row = replace(blank, context=at + 1, measure="step", seconds=(seconds,))
+                if at % CHECKED == 0 or at == tokens - 1:
+                    want = oracle(data.q, data.k[: at + 1], data.v[: at + 1], spec.dtype, 1)
+                    wrong = compare(found, want)
+                    row = row.failed(wrong.text()) if wrong else replace(row, verified="bits (sampled)")
+                yield row
+        steps.finish()
 
 
 def stalls(rows: Sequence[Row]) -> list[Row]:
