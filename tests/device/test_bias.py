@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from cache_rows import filled
 from numpy.typing import NDArray
-from support import same
+from support import FULL, same
 
 import zinc_attn as za
 from zinc_attn import errors, reference
@@ -60,7 +60,8 @@ def test_of_one_call(any_device):
     hidden = random_mask(5, 130) > 0
     hidden[2] = False
     options = {"alibi": SLOPES, "softcap": 8.0, "mask_slopes": SLOPES[::-1] - 0.2}
-    for mask, causal in ((hidden, True), (random_mask(5, 70).astype(np.float16), False), (None, False)):
+    calls = (hidden, True), (random_mask(5, 70).astype(np.float16), False), (None, False)
+    for mask, causal in calls[: 2 if "SwiftShader" in any_device.info.name and not FULL else 3]:
         want = reference.emulate(Q, K[:130], V[:130], mask=mask, causal=causal, **options)
         call = {"mask": mask, "causal": causal, "return_lse": True, "allow_empty": True}
         same(za.attention(Q, K[:130], V[:130], any_device, **options, **call), want)

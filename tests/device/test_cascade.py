@@ -5,10 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cache_rows import Twin, together
-from support import FULL
+from support import CPU, FULL
 
 import zinc_attn as za
 from zinc_attn.planning import inputs
+from zinc_attn.planning.call import plan_call
+from zinc_attn.planning.inputs import CallFacts, CallOptions, Request
+from zinc_attn.planning.items import item_keys
+from zinc_attn.planning.layouts import split_rule_layouts
 from zinc_attn.planning.sharing import SharedKeys, shared_leaves
 
 PAGE = 64
@@ -79,16 +83,16 @@ COUNTS = (  # shape, requests, prefix and suffix, and the keys read where the ru
 
 
 @pytest.mark.parametrize(("text", "requests", "prefix", "suffix", "counts"), COUNTS)
-def test_keys_are_read_once_where_that_pays(device, monkeypatch, text, requests, prefix, suffix, counts):
-    monkeypatch.setattr(device.runtime, "info", replace(device.info, kind="cpu", compute_units=2))
-    shape = za.AttnShape.parse(text)
-    q = [np.ones((shape.q_heads, shape.head_dim), np.float32)] * requests
-    with za.KVCache(device, shape, 1, 16384, "f16", PAGE) as cache:
-        seqs = [one.sequence for one in family(za.Attention(cache), prefix, [suffix] * requests)]
-        for cascade, keys in counts.items():
-            attn = za.Attention(cache, cascade=cascade)
-            attn(q, seqs, 0)
-            assert attn.keys_read == keys, cascade
+def test_keys_are_read_once_where_that_pays(text, requests, prefix, suffix, counts):
+    shape, tokens = za.AttnShape.parse(text), prefix + suffix
+    pages, shared = np.arange(-(-tokens // PAGE), dtype=np.uint32), prefix // PAGE
+    tables = [np.where(pages < shared, pages, pages + 1000 * i).astype(np.uint32) for i in range(requests)]
+    facts = CallFacts(CPU, shape, PAGE)
+    layout = split_rule_layouts(shape, "f16", CPU.layout_facts)
+    for cascade, keys in counts.items():
+        plan = plan_call([Request(1, tokens, 0, table) for table in tables], CallOptions(layout, None, cascade), facts)
+        (one,) = plan.submissions
+        assert shape.head_chunks * item_keys(one.items) + item_keys(one.shared_items) == keys, cascade
 
 
 @pytest.mark.parametrize("cascade", [True, False])

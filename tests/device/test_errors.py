@@ -41,77 +41,62 @@ def shapes(q=(4, 64), k=(10, 2, 64), v=(10, 2, 64)):
     return f"where q is (q_heads, head_dim) = {q}, {k_v}"
 
 
-CASES = [
-    ("q=q[0]", ShapeError, "q: got shape (64,), expected (q_heads, head_dim) or (q_len, q_heads, head_dim)"),
-    ("k=k[0]", ShapeError, "k: got shape (2, 64), expected (tokens, kv_heads, head_dim)"),
-    (
-        "v=v[1:]",
-        ShapeError,
-        f"v: got shape (9, 2, 64), expected k's tokens and heads: (10, 2, v_head_dim), {shapes(v=(9, 2, 64))}",
-    ),
-    ("q=q[:, :32]", ShapeError, f"q: got head_dim 32, expected k's 64, {shapes(q=(4, 32))}"),
-    ("q=q[None][:0]", ShapeError, "q: got shape (0, 4, 64), expected at least one row"),
-    *(
-        (
-            change,
-            ArgumentError,
-            f"q: got {rows} rows for {keys} keys, {rows - keys} of them before the first key, expected at least as "
-            "many keys as rows; append k and v first, or give allow_empty=True, with which such rows have an output "
-            "of 0",
-        )
-        for change, rows, keys in (("q=np.stack([q] * 30)", 30, 10), ("k=k[:0], v=v[:0]", 1, 0))
-    ),
-    ("q=q[:3]", ShapeError, f"q_heads: got 3, expected a multiple of kv_heads = 2, {shapes(q=(3, 64))}"),
-    (  # as torch's scaled_dot_product_attention has them
-        "k=k.swapaxes(0, 1), v=v.swapaxes(0, 1)",
-        ShapeError,
-        f"q_heads: got 4, expected a multiple of kv_heads = 10, {shapes(k=(2, 10, 64), v=(2, 10, 64))}; k looks like "
-        "(kv_heads, tokens, head_dim) and v like (kv_heads, tokens, v_head_dim): pass k.swapaxes(0, 1) and "
-        "v.swapaxes(0, 1)",
-    ),
-    (
-        "q=np.ones((4, 600), q.dtype), k=np.ones((10, 2, 600), q.dtype)",
-        ArgumentError,
-        "AttnShape.head_dim: got 600, expected an int from 1 to 576",
-    ),
-    ("q=q.astype(np.float64)", DTypeError, "q: got dtype float64, expected float32, float16 or bfloat16"),
-    ("k=k.astype(np.int8)", DTypeError, "k: got dtype int8, expected float32, float16 or bfloat16"),
-    ("v=v.astype(np.float16)", DTypeError, "v: got dtype float16, expected k's float32"),
-    ("num_splits=0", ArgumentError, "num_splits: got 0, expected an int from 1 to 262144"),
-    ("split_size=-1", ArgumentError, "split_size: got -1, expected an int of at least 1"),
-    ("num_splits=1, split_size=1", ArgumentError, "num_splits, split_size: got 1, 1, expected at most one of the two"),
-    *(
-        (
-            f"scale=np.float64({scale!r})",
-            ValueRangeError,
-            f"scale: got {float(scale):g}, expected a magnitude from 2**-126 to 2**126, or None for 1 / sqrt(head_dim)",
-        )
-        for scale in ("0", "-0.0", "1e-40", "nan", "-inf")
-    ),
-    *(
-        (
-            f"{name}=put({name}, {index}, np.float64({value!r}))",
-            ValueRangeError,
-            f"{name}[{', '.join(map(str, index))}]: got {float(value):g}, expected a finite value of at most 2**60",
-        )
-        for name, index, value in (
-            ("q", (1, 3), "nan"),
-            ("k", (9, 1, 63), "inf"),
-            ("v", (0, 0, 0), "-inf"),
-            ("k", (2, 0, 5), str(2.0**61)),
-        )
-    ),
-    (
-        "q=np.full_like(q, 2.0**55), k=np.full_like(k, 2.0**55)",
-        ValueRangeError,
-        "q, k: got max|q| = 3.60288e+16, max|k| = 3.60288e+16, scale = 0.125 at head_dim 64; expected max|q| * "
-        "max|k| * head_dim * scale of at most 2**96",
-    ),
-]
+EARLY = (
+    "q: got {} rows for {} keys, {} of them before the first key, expected at least as many keys as rows; append k and "
+    "v first, or give allow_empty=True, with which such rows have an output of 0"
+)
+SWAPPED = (  # as torch's scaled_dot_product_attention has them
+    f"q_heads: got 4, expected a multiple of kv_heads = 10, {shapes(k=(2, 10, 64), v=(2, 10, 64))}; k looks like "
+    "(kv_heads, tokens, head_dim) and v like (kv_heads, tokens, v_head_dim): pass k.swapaxes(0, 1) and v.swapaxes(0, 1)"
+)
+TOO_LARGE = (
+    "q, k: got max|q| = 3.60288e+16, max|k| = 3.60288e+16, scale = 0.125 at head_dim 64; expected max|q| * max|k| * "
+    "head_dim * scale of at most 2**96"
+)
+SCALE = "scale: got {:g}, expected a magnitude from 2**-126 to 2**126, or None for 1 / sqrt(head_dim)"
+CASES = {
+    ShapeError: {
+        "q=q[0]": "q: got shape (64,), expected (q_heads, head_dim) or (q_len, q_heads, head_dim)",
+        "k=k[0]": "k: got shape (2, 64), expected (tokens, kv_heads, head_dim)",
+        "v=v[1:]": "v: got shape (9, 2, 64), expected k's tokens and heads: (10, 2, v_head_dim), "
+        + shapes(v=(9, 2, 64)),
+        "q=q[:, :32]": f"q: got head_dim 32, expected k's 64, {shapes(q=(4, 32))}",
+        "q=q[None][:0]": "q: got shape (0, 4, 64), expected at least one row",
+        "q=q[:3]": f"q_heads: got 3, expected a multiple of kv_heads = 2, {shapes(q=(3, 64))}",
+        "k=k.swapaxes(0, 1), v=v.swapaxes(0, 1)": SWAPPED,
+    },
+    ArgumentError: {
+        "q=np.stack([q] * 30)": EARLY.format(30, 10, 20),
+        "k=k[:0], v=v[:0]": EARLY.format(1, 0, 1),
+        "q=np.ones((4, 600), 'f'), k=np.ones((10, 2, 600), 'f')": "AttnShape.head_dim: got 600, "
+        "expected an int from 1 to 576",
+        "num_splits=0": "num_splits: got 0, expected an int from 1 to 262144",
+        "split_size=-1": "split_size: got -1, expected an int of at least 1",
+        "num_splits=1, split_size=1": "num_splits, split_size: got 1, 1, expected at most one of the two",
+    },
+    DTypeError: {
+        "q=q.astype(np.float64)": "q: got dtype float64, expected float32, float16 or bfloat16",
+        "k=k.astype(np.int8)": "k: got dtype int8, expected float32, float16 or bfloat16",
+        "v=v.astype(np.float16)": "v: got dtype float16, expected k's float32",
+    },
+    ValueRangeError: {
+        "q=np.full_like(q, 2.0**55), k=np.full_like(k, 2.0**55)": TOO_LARGE,
+        **{f"scale=np.float64('{x}')": SCALE.format(float(x)) for x in ("0", "-0.0", "1e-40", "nan", "-inf")},
+        **{
+            f"{name}=put({name}, {at}, {value})": f"{name}{[*at]}: got {text}, expected a finite value of at most 2**60"
+            for name, at, value, text in (
+                *(("q", (1, 3), "np.nan", "nan"), ("k", (9, 1, 63), "np.inf", "inf")),
+                *(("v", (0, 0, 0), "-np.inf", "-inf"), ("k", (2, 0, 5), "2.0**61", "2.30584e+18")),
+            )
+        },
+    },
+}
 
 
-@pytest.mark.parametrize(("change", "error", "message"), CASES, ids=[c[0] for c in CASES])
-def test_bad_arguments(device, change, error, message):
+@pytest.mark.parametrize(
+    ("error", "change", "message"), [(error, *one) for error, cases in CASES.items() for one in cases.items()]
+)
+def test_bad_arguments(device, error, change, message):
     with pytest.raises(error) as caught:
         za.attention(**arguments(change), device=device)
     assert str(caught.value) == message

@@ -12,14 +12,7 @@ import pytest
 from little_kernels import GROUPS, WORDS, best_info, buffers, little, words, works
 from support import FULL
 
-from zinc_attn.errors import (
-    ClosedError,
-    DeviceLostError,
-    DeviceMemoryError,
-    KernelError,
-    NoVulkanError,
-    ZincAttnError,
-)
+from zinc_attn.errors import ClosedError, DeviceLostError, DeviceMemoryError, KernelError, NoVulkanError, ZincAttnError
 from zinc_attn.runtime import loader as libvulkan
 from zinc_attn.runtime.protocol import Dispatch, Use
 from zinc_attn.runtime.vulkan import VulkanRuntime
