@@ -64,7 +64,6 @@ REFUSED = {
     "rdna4 --shape 20/1/512/576/latent": "v_head_dim: got 576, expected at most head_dim = 512, since a latent "
     "shape's V is the begin of its K",
     "rdna4 --dtype f16": "dtype: got --dtype without --shape, expected both, or neither",
-    "check --quick --runtime cuda": "runtime: got 'cuda', expected one of kompute, vulkan",
     "check --quick --splits 0": f"splits: got '0', {SPLITS}",
     "check --cases '4/2/64 f16 9 matrix'": "cases: got '4/2/64 f16 9 matrix', expected cases of --arithmetic "
     "canonical, or the other one",
