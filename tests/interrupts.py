@@ -10,7 +10,6 @@ opcodes where none arrives and an exception would do harm:
 """
 
 import dis
-import inspect
 import random
 import sys
 from collections.abc import Callable, Collection, Iterator
@@ -39,11 +38,6 @@ def files(*names: str) -> frozenset[str]:
     ]
     assert found and all(path.exists() for path in found), names
     return frozenset(map(str, found))
-
-
-def files_of(*classes: type) -> frozenset[str]:
-    """The paths of the modules in which ``classes`` are, wherever they are moved, as code objects name them."""
-    return frozenset(map(inspect.getfile, classes))
 
 
 @cache

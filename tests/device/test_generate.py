@@ -241,11 +241,9 @@ def findings(tmp_path, capsys):
     [
         ("llama", "f32", "16,17,300", 16),
         ("qwen3_5_moe_text", "bf16", "1000", 256),
-        ("qwen3_5_moe_text", "q8_0", "300", 64),
         ("gpt_oss", "f16", "300", 64),
         ("gemma2", "f32", "300", 128),
         ("gemma4_text", "f32", "300", 64),
-        ("deepseek_v3", "f32", "300", 64),
         ("deepseek_v3", "q8_0", "300", 64),
         ("mimo_v2_flash", "f16", "300", 64),
         ("bloom", "f16", "300", 64),

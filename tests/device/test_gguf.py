@@ -71,7 +71,6 @@ def test_validate(file, capsys):
     ("fields", "message"),
     [
         ({"architecture": "mammoth"}, "GGUF model with architecture mammoth is not supported"),
-        ({"architecture": "t5"}, "configuration_t5.T5Config'> for this kind of AutoModel: AutoModelForCausalLM. "),
         ({"layers": 3}, "it lacks 9 weights of LlamaForCausalLM, the first model.layers.2."),
         ({"split__count": 3}, "is one of the 3 parts of a checkpoint, expected a whole one; join them with "),
         ({"llama__rope__scaling__type": "yarn"}, f"{SCALED} (llama.rope.scaling.type = yarn), which "),

@@ -31,7 +31,7 @@ WINDOW = {"window": 900, "sinks": np.linspace(-2, 5, 6, dtype=np.float32)}
 
 
 TWO, *_, THREE = DEVICES
-CALLS = product(DEVICES, ("f16", "q8_0"), ({}, WINDOW)) if FULL else ((TWO, "q8_0", WINDOW), (THREE, "f16", {}))
+CALLS = [*product(DEVICES, ("f16", "q8_0"), ({}, WINDOW))] if FULL else ((TWO, "q8_0", WINDOW), (THREE, "f16", {}))
 
 
 @pytest.mark.parametrize(("devices", "dtype", "some"), CALLS, indirect=["devices"])

@@ -144,21 +144,6 @@ def shapes_of(dtype):
             yield shapes.AttnShape(1, 1, head_dim, v_head_dim, latent=True)
 
 
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("build", kernels.BUILDS)
-def test_shader_and_host_evaluate_the_shared_formulas_alike(build, dtype):
-    formulas = parsed_glsl((ROOT / "shaders" / "attend_sizes.glsl").read_text())
-    contract = evaluated(parsed_glsl((ROOT / "shaders" / "contract.glsl").read_text()), {})
-    contract |= {"LOOP": int(build == "loop")}
-    for of, kind in zip("KV", storage_types(dtype), strict=True):
-        contract[f"{of}_STORAGE"] = contract[f"STORAGE_{kind.name.upper()}"]
-    for shape, vectors, ahead in itertools.product(shapes_of(dtype), (1, 3, 8, SHARED_VECTORS), (1, 4)):
-        known = {"K_DIM": shape.k_dim, "V_DIM": shape.v_dim, "LATENT": int(shape.latent)}
-        shader = evaluated(formulas, {**contract, **known, "VECTORS": vectors, "CHUNKS_AHEAD": ahead})
-        host = attend_sizes(shape, vectors, ahead, dtype, build)
-        assert {name: shader[name] for name in host} == host, (str(shape), vectors, ahead)
-
-
 def test_the_table_at_the_head_of_attend_has_the_sizes():
     text = (ROOT / "shaders" / "attend.comp").read_text()
     variant = AttendVariant(shapes.AttnShape(16, 2, 256), "f16", "node", "discrete", 64)
@@ -196,8 +181,13 @@ def test_sizes_fit_the_rows_and_the_lanes(build, dtype):
 
 
 def test_a_formula_in_glsl_binds_as_in_python():
-    expression = "A // (B // C) - (A - 1) if (A if B == 1 else C) > 2 or C <= 3 else 2 if A else 4"
-    assert glsl.to_glsl(expression) == "(B == 1u ? A : C) > 2u || C <= 3u ? A / (B / C) - (A - 1u) : (A ? 2u : 4u)"
+    formulas = {
+        "A // (B // C) - (A - 1) * (B + 2) - A // B * C": "A / (B / C) - (A - 1u) * (B + 2u) - A / B * C",
+        "1 if A > 2 or C <= 3 else 2 if A == B else 4": "A > 2u || C <= 3u ? 1u : (A == B ? 2u : 4u)",
+        "A if (B or C) == 0 else B": "(B || C) == 0u ? A : B",
+        "2 if (A if B == 1 else C) else 3": "(B == 1u ? A : C) ? 2u : 3u",
+    }
+    assert {expression: glsl.to_glsl(expression) for expression in formulas} == formulas
 
 
 def test_shaders_are_short():

@@ -39,12 +39,11 @@ def outcome(case=SMALL, off=0.0):
 
 @pytest.mark.parametrize("arithmetic", ["exact", "Matrix", 3, None, ["matrix"]])
 def test_no_names_of_arithmetic(arithmetic):
+    """And canonical, the default, asks nothing of a device."""
     with pytest.raises(ArgumentError, match="expected one of 'canonical', 'fused', 'matrix', 'matrix-prefill'"):
         rules.check_arithmetic(arithmetic, fake_device(), "f16", SHAPE)
-
-
-def test_canonical_asks_nothing_of_the_device():
-    assert rules.check_arithmetic("canonical", None, "f32", SHAPE) == "canonical"  # type: ignore[arg-type]
+    assert [rules.arithmetic_name(name) for name in ARITHMETICS] == [*ARITHMETICS]
+    assert rules.check_arithmetic(ARITHMETICS[0], None, "f32", SHAPE) == "canonical"  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("arithmetic", ["matrix", "matrix-prefill"])
@@ -74,10 +73,6 @@ def test_magnitudes_beyond_float16():
     for name, *sizes in ("q", 65505.0, Largest()), ("k", 1.0, Largest(7e4, 1.0)), ("v", 1.0, Largest(1.0, 7e4)):
         with pytest.raises(ValueRangeError, match=f"{name}: got a.* magnitude of .*, expected at most 65504"):
             rules.check_half_range("matrix-prefill", *sizes)
-
-
-def test_the_canonical_one_is_the_default():
-    assert ARITHMETICS[0] == "canonical" and [rules.arithmetic_name(name) for name in ARITHMETICS] == [*ARITHMETICS]
 
 
 def test_the_cases_of_matrix_units():

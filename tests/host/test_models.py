@@ -125,6 +125,7 @@ PUBLISHED = {  # KiB of float16 K and V per token
 
 def test_presets(tmp_path):
     assert all(slug(name) == name == model.name for name, model in PRESETS.items())
+    assert (slug("llvmpipe (LLVM 15.0.6, 256 bits)"), slug("///")) == ("llvmpipe-llvm-15.0.6-256-bits", "model")
     found = {name: PRESETS[name].attention_layers * PRESETS[name].shape.kv_bytes_per_token("f16") for name in PUBLISHED}
     assert found == {name: kib * 1024 for name, kib in PUBLISHED.items()}
     others = {"gemma-3-27b": ("32/16/128", 10, 52), "codellama-34b": ("64/8/128", 48, 0)}
@@ -137,8 +138,3 @@ def test_presets(tmp_path):
     configs |= {"qwen3.6-35b-a3b": {**QWEN_NEXT, "full_attention_interval": 4}, "llama-3.1-8b": LLAMA}
     for name, config in configs.items():
         assert replace(from_config(write(tmp_path, config)), name=name) == PRESETS[name]
-
-
-def test_slug():
-    assert slug("llvmpipe (LLVM 15.0.6, 256 bits)") == "llvmpipe-llvm-15.0.6-256-bits"
-    assert slug("///") == "model"

@@ -20,7 +20,6 @@ from zinc_attn.cache.pages import PagePool
 from zinc_attn.cache.sequence_pages import SequencePages
 from zinc_attn.cache.transaction import Transaction
 from zinc_attn.distributed.nodes import NodeAllocator, deal
-from zinc_attn.distributed.sequence import LayerLengths
 from zinc_attn.errors import ArgumentError
 
 
@@ -195,10 +194,3 @@ def test_an_interrupt_at_any_bytecode_leaves_a_call_done_or_not_done(name):
 
     call, pairs = partial(ACTIONS[name], cache), 10**9 if FULL else 20
     assert interrupt_everywhere(WHERE[name], world, call, seen, check_and_free, pairs) > 20
-
-
-def test_layer_lengths_start_in_step():
-    lengths = LayerLengths(3, 700)
-    assert (lengths.lengths, len(lengths), lengths.in_step) == ([700] * 3, 700, True)
-    lengths.fork().free()
-    lengths.free()

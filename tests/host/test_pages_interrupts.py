@@ -8,16 +8,15 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from interrupts import files_of
+from interrupts import files
 from page_tables import Append, append, interrupt_everywhere
 from support import FULL
 
 from zinc_attn.cache.pages import CapacityError, PagePool
 from zinc_attn.cache.sequence_pages import SequencePages
 from zinc_attn.cache.transaction import Transaction
-from zinc_attn.runtime.registry import Registry
 
-WHERE = files_of(PagePool, SequencePages, Transaction, Registry)
+WHERE = files("cache/pages.py", "cache/sequence_pages.py", "cache/transaction.py", "runtime/registry.py")
 
 
 KEPT: list[Transaction] = []  # one that dies would make the pool count its pages again
