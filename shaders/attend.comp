@@ -1,23 +1,23 @@
 // Pass 1 of split-KV attention (flash decoding): the states (m, l, o) of a range of leaves, for the query heads that
 // share one KV head.
 //
-// Grid: x = work item (query row and range of leaves), y = KV head, z = chunk of the KV head's query heads.  A leaf is
+// Grid: x = work item (query row and range of leaves), y = KV head, z = share of the KV head's query heads.  A leaf is
 // 64 keys, a node eight leaves.  A query vector is a row of one query head; h counts those of a workgroup, nearly
 // always heads of one row.  The source is compiled three times:
 //
 //     single      one wave, one leaf, straight line
-//     NODE        eight waves, a leaf of one node each, straight line; then the waves fold their leaves into the node
+//     NODE        eight waves, each with one leaf of the same node; then the waves fold their leaves into the node
 //     LOOP        one wave, any range of leaves, one after another
 //
 // What a wave does for each of its leaves:
 //
-//     scores    s[key][h] = scale * (q[h] . k[key])                      lane = key, two per lane (or four, or eight)
-//     weights   m[h] = roundEven(max over the leaf's keys of s[key][h])
+//     1 scores  s[key][h] = scale * (q[h] . k[key])                      lane = key, two per lane (or four, or eight)
+//     2 weights m[h] = roundEven(max over the leaf's keys of s[key][h])
 //               p[key][h] = 2**(s[key][h] - m[h]), 0 for absent keys     to shared memory, partly summed
-//     values    o[h] = sum over the leaf's keys of p[key][h] * v[key]    lane = slice of head dimensions (or several)
-//               l[h] = sum over the leaf's keys of p[key][h]
-//     fold      unit = merge(unit, (m, l, o)), leaves ascending            NODE, LOOP
-//     emit      the unit's state, when it is complete; a unit is a leaf or a node, as the item says
+//     3 values  o[h] = sum over the leaf's keys of p[key][h] * v[key]    lane = slice of head dimensions (or several)
+//               l[h] = sum over the leaf's keys of p[key][h]               NODE: before the values
+//     4 fold    unit = merge(unit, (m, l, o)), leaves ascending            NODE, LOOP
+//     5 emit    the unit's state, when it is complete; a unit is a leaf or a node, as the item says
 //
 // All query vectors of a workgroup use a row of K or V when it is loaded, so that K and V are read once.  If their
 // value sums are more than the registers hold, the third step makes several passes over V, each for a part of a row.
@@ -83,7 +83,7 @@ layout(set = 0, binding = ATTEND_BIND_STATES, std430) restrict buffer States { f
 layout(set = 0, binding = ATTEND_BIND_OUT, std430) restrict writeonly buffer Out { float result[]; };
 
 // What the steps hand on.  These arrays are global because glslang 12 does not reliably pass arrays sized by a
-// specialization constant; each step says which of them it reads and writes.  All but the last are a lane's registers.
+// specialization constant; "To x" above a function says that it writes x.  All but the last are a lane's registers.
 const uint KEY_PAIRS = KEYS_PER_LEAF / LANES / 2u;  // keys lane and lane + LANES, then the next two
 const uint LANE_SLICES = LANES == WAVE ? 1u : VALUE_LANES / LANES;  // slices lane, lane + LANES, ...
 const uint LANE_PAIRS = LANE_SLICES * PAIRS;
@@ -108,18 +108,18 @@ const uint FOLD_AT = VALUE_PASSES == 1u ? 0u : MEMBERS * WAVE_WEIGHTS;
 shared float weights[MEMBERS * WAVE_WEIGHTS + (MEMBERS == 1u ? 0u : FOLD_AT / 2u)];
 
 const bool CPU = CHUNKS_AHEAD == 1u;  // a CPU device: none else has a single chunk of K in flight
-#include "state.glsl"
-#include "multiply_add.glsl"
+#include "state.glsl"         // merge, and the float functions
+#include "multiply_add.glsl"  // a * b + c; all but its end is the exact emulation of a fused one
 #include "item.glsl"
-#include "cache.glsl"
-#include "storage.glsl"
+#include "cache.glsl"    // this one and the next two find and decode stored keys and values: to the steps
+#include "storage.glsl"  // they are "load a key, get its floats", and can be read last
 #include "masked.glsl"
-#include "scores.glsl"
-#include "weights.glsl"
-#include "values.glsl"
-#include "emit.glsl"
+#include "scores.glsl"   // 1
+#include "weights.glsl"  // 2
+#include "values.glsl"   // 3
+#include "emit.glsl"     // 4 of LOOP, 5
 #if NODE
-#include "node.glsl"
+#include "node.glsl"  // 4
 #else
 // To lane.  lavapipe, the one driver with smaller waves, makes gl_LocalInvocationID by a division for each use, but its
 // subgroups, all of them full, have their numbers at hand.
@@ -142,17 +142,17 @@ void main() {
     Leaf leaf = leaf_of_member(item);
     find_scores(item, leaf);
     find_weights(leaf);
-    fold_weights_of_members();
+    fold_ml_of_members();
     find_node_values(item, leaf);
 #elif LOOP
     [[dont_unroll]] for (uint index = item.leaf_begin; index < item.leaf_end; ++index) {
         Leaf leaf = leaf_of(item, index);
         find_scores(item, leaf);
         find_weights(leaf);
-        bool first = index == item.leaf_begin || (index & (item.leaves_per_state - 1u)) == 0u;  // leaf of its unit
-        find_values(item, leaf, first);
+        bool starts_unit = index == item.leaf_begin || (index & (item.leaves_per_state - 1u)) == 0u;
+        find_values(item, leaf, starts_unit);
         sum_weights();
-        merge_into_unit(first);
+        merge_into_unit(starts_unit);
         if (((index + 1u) & (item.leaves_per_state - 1u)) == 0u || index + 1u == item.leaf_end) {
             emit(item, index);
         }

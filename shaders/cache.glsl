@@ -50,7 +50,7 @@ uvec2 locate(Item item, Leaf leaf, uint key) {
 }
 
 // The words of K's chunk number `chunk` + `ahead`, at most four of them; float32 has a second part.  What the chunks in
-// flight have in common comes first in the sum, and the compiler puts the rest into the load.
+// flight have in common comes first in the sum, and the compiler puts the rest into the load's immediate offset.
 uvec4 k_chunk(uvec2 where, uint chunk, uint ahead, uint part) {
     if (NHD) {
         return k_row_chunk(where.x, chunk + ahead, part);
@@ -74,9 +74,9 @@ uvec4 v_words(uvec2 where, uint at, uint words) {
     if (NHD) {
         return v_row_words(where.x, at, words);
     }
-    const uint ROW_WORDS = LATENT == 1u ? CHUNK_WORDS : V_VALUES;
+    const uint VALUE_WORDS = LATENT == 1u ? CHUNK_WORDS : V_VALUES;
     uint tile = LATENT == 1u ? K_TILE_WORDS / words : V_TILE_WORDS / words;
-    uint row = where.x * tile + where.y * (ROW_WORDS / words) & 0x3FFFFFFFu;
+    uint row = where.x * tile + where.y * (VALUE_WORDS / words) & 0x3FFFFFFFu;
     uint place = LATENT == 1u ? at / CHUNK_WORDS * (TILE * CHUNK_WORDS) + at % CHUNK_WORDS : at;
     uint first = row + place / words;
     if (words == 1u) {

@@ -11,7 +11,7 @@ uint batch;       // ... and of the first state of the wave's batch
 // The lane's dimensions of the batch, and of the total of all states before it.
 vec2 o[BATCH];    // of the states, then weighted; where they are leaves, of their nodes in the end
 float node_l[BATCH / LEAVES_PER_NODE];
-float total_m = EMPTY_M, total_l = 0.0;  // total_m: of the whole round, from find_weights on
+float total_m = EMPTY_M, total_l = 0.0;  // find_weights already makes total_m that of the whole round
 vec2 total_o = vec2(0.0);
 
 shared float sum_w[ROUND];                // the weight of the sum that a state joins: its node's, or the total
@@ -29,7 +29,7 @@ void find_place() {
     batch = wave * BATCH;
 }
 
-// Step 1, lane = state: to total_m, and to all weights in shared memory.
+// Lane = state: to total_m, and to all weights in shared memory.
 void find_weights(vec2 ml, bool there, bool leaves) {
     float m = there ? ml.x : EMPTY_M;
     state_m[own] = m;
@@ -60,13 +60,13 @@ void find_weights(vec2 ml, bool there, bool leaves) {
     sum_w[own] = there ? w.x : 1.0;
     state_w[own] = there ? w.y : 0.0;
     state_l[own] = there ? weighted_l : 0.0;
-    if (in_node == LEAVES_PER_NODE - 1u) {  // of a node's last leaf node_before and m are the node's
+    if (in_node == LEAVES_PER_NODE - 1u) {  // at a node's last leaf max(node_before, m) is the whole node's m
         node_w[own / LEAVES_PER_NODE] = total_w;
     }
     barrier();
 }
 
-// Step 2, lane = dimensions: o of every state, weighted.
+// Lane = dimensions, as in all that follow: o of every state, weighted.
 void weigh_states() {
     for (uint j = 0u; j < BATCH; ++j) {
         precise vec2 weighted = o[j] * state_w[batch + j];
@@ -105,7 +105,7 @@ void take_total() {
     total_l = passed[lane].z;
 }
 
-// Step 3, the wave's turn: its batch joins the total.  first: there is no total yet.  A single wave keeps it.
+// The wave's turn: its batch joins the total.  first: there is no total yet.  A single wave keeps it.
 void fold_into_total(bool leaves, bool first) {
     if (WAVES > 1u && !first) {
         take_total();

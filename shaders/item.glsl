@@ -35,8 +35,8 @@ Leaf leaf_of(Item item, uint index) {
 // A workgroup serves VECTORS query vectors: so many query heads of each of its ROWS query rows.
 const uint ROW_HEADS = VECTORS / ROWS;
 
-// First query head of the workgroup.  The last chunk of a group begins early enough to be full; its first
-// repeated_heads() heads are the previous chunk's too, and that chunk writes them.  Several rows have one chunk.
+// First query head of the workgroup.  The last share of a group begins early enough to be full; its first
+// repeated_heads() heads are the previous share's too, and that one writes them.  Several rows have one share.
 uint first_head() {
     uint group = work[HEADER_GROUP];
     return (work[HEADER_KV_FIRST] + gl_WorkGroupID.y) * group + min(gl_WorkGroupID.z * VECTORS, group - VECTORS);

@@ -10,6 +10,7 @@
 //     load       o of 32 states               lane = two dimensions: 32 loads in flight
 //                (m, l) of a state            lane = state
 //     weights    of all merges of the round   lane = state
+//     weigh      o of each state              lane = two dimensions
 //     nodes      leaves fold into four nodes  lane = two dimensions
 //     total      nodes fold into the total    lane = two dimensions, one wave after the other
 #version 450
@@ -30,8 +31,9 @@ const bool CPU = false;  // for all devices alike
 #include "state.glsl"
 #include "fold.glsl"
 
-// The states of the workgroup's query row and head.  Places are counted from `skip` states before the row's first, so
-// that batches lie at absolute multiples of 32 states, which are whole nodes.
+// The states of the workgroup's query row and head.  Place p is the row's state p - skip, where skip is the index of
+// its first unit mod 32: places below skip are absent, and batches begin at multiples of 32 units, which are whole
+// nodes.
 struct Row {
     uint first;   // number of the first state in the scratch tensor
     uint count;

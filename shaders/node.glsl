@@ -1,14 +1,14 @@
 // NODE: the eight waves of a workgroup, its members, attend a leaf each and fold their leaves into the node.
 //
-// The fold is shared out by query vectors: member w folds vector w.  m and l are folded before the values.  Behind each
-// pass over V, in rounds, every member puts FOLD_DIMS dimensions of all its vectors to shared memory, [member][h][dim]
-// [lane], and takes those of its own vector from all members, leaves ascending.  So each state crosses shared memory
-// once, and each member then writes the node's state of one vector.  With one pass that memory is the place of the
-// weights; with several, whose weights are still wanted, it lies behind them.
+// The fold is shared out by query vectors: member w folds vector w (a NODE has eight at most).  m and l are folded
+// before the values.  Behind each pass over V, in rounds, every member puts FOLD_DIMS dimensions of all its vectors
+// to shared memory, [member][h][dim] [lane], and takes those of its own vector from all members, leaves ascending.
+// So each state crosses shared memory once, and each member then writes the node's state of one vector.  With one
+// pass that memory is the place of the weights; with several, whose weights are still wanted, it lies behind them.
 
 shared float member_m[MEMBERS * VECTORS];  // [member][h]
 shared float member_parts[MEMBERS * VECTORS * WEIGHT_PARTIALS];  // [member][h][key mod 4]: sums of weights
-vec2 fold_weights[MEMBERS];  // what the sum so far and a member's leaf are weighted with
+vec2 fold_powers[MEMBERS];  // powers of two for (the sum so far, a member's leaf)
 
 // To member, lane and own.  Subgroups of 32 are the waves, whichever invocations a driver puts into them, and a number
 // that a subgroup has in common keeps what follows from it in scalar registers.  The remainders change nothing; they tell
@@ -34,8 +34,8 @@ uint folded_vector() {
 }
 
 // To member_m and member_parts, what every member's m and l are made of; to m[0] and l[0] those of the node's vector
-// `member`, and to fold_weights the weights of the fold that makes them.
-void fold_weights_of_members() {
+// `member`, and to fold_powers those of the fold that makes them.
+void fold_ml_of_members() {
     uint own_h = folded_vector();
     for (uint g = 0u; g < PARTS; ++g) {
         uint at = g * LANES + lane;
@@ -53,11 +53,11 @@ void fold_weights_of_members() {
     for (uint t = 0u; t < MEMBERS; ++t) {
         uint at = (t * VECTORS + own_h) * WEIGHT_PARTIALS;
         float leaf_m = member_m[t * VECTORS + own_h];
-        fold_weights[t] = merge_weights(top, leaf_m);
+        fold_powers[t] = merge_weights(top, leaf_m);
         top = max(top, leaf_m);
         vec2 p01 = vec2(member_parts[at], member_parts[at + 1u]);
         vec2 p23 = vec2(member_parts[at + 2u], member_parts[at + 3u]);
-        sum = merge(sum, fold_weights[t].x, sum_of_parts(p01, p23), fold_weights[t].y);
+        sum = merge(sum, fold_powers[t].x, sum_of_parts(p01, p23), fold_powers[t].y);
     }
     m[0] = top;
     l[0] = sum;
@@ -79,7 +79,7 @@ void fold_values_of_members() {
             float x = 0.0;
             for (uint t = 0u; t < MEMBERS; ++t) {
                 uint at = FOLD_AT + ((t * VECTORS + own_h) * FOLD_DIMS + e) * WAVE + lane;
-                x = merge(x, fold_weights[t].x, weights[at], fold_weights[t].y);
+                x = merge(x, fold_powers[t].x, weights[at], fold_powers[t].y);
             }
             o[d / 2u][(d + e) % 2u] = x;
         }

@@ -7,12 +7,12 @@
 // `v` is known to the compiler: V's buffer, or K's.
 
 const bool NHD = K_STRIDE != 0u;
-// Pairs of bytes of a block, of which those before the values; what rows are counted in, too.
-const uint K_BLOCK_PAIRS = K_HALVES + 2u * K_FIFTH + 2u * K_BITS;
-const uint V_BLOCK_PAIRS = V_HALVES + 2u * V_FIFTH + 2u * V_BITS;
+// A halfword is 16 bits; all addresses in this file count halfwords.
+const uint K_BLOCK_HALFWORDS = K_HALVES + 2u * K_FIFTH + 2u * K_BITS;
+const uint V_BLOCK_HALFWORDS = V_HALVES + 2u * V_FIFTH + 2u * V_BITS;
 // 0 where all words lie at multiples of 4 bytes.
-const uint K_ODD = K_STRIDE % 4u + K_HALVES * (K_BLOCK_PAIRS % 2u);
-const uint V_ODD = V_STRIDE % 4u + V_HALVES * (V_BLOCK_PAIRS % 2u);
+const uint K_ODD = K_STRIDE % 4u + K_HALVES * (K_BLOCK_HALFWORDS % 2u);
+const uint V_ODD = V_STRIDE % 4u + V_HALVES * (V_BLOCK_HALFWORDS % 2u);
 // 0 where values without blocks lie in whole pieces of 16 bytes, or, of K's 8 bits, of 8.
 const uint K_PIECE = K_BITS == 8u ? 8u : 16u;
 const uint K_APART = K_STRIDE % K_PIECE + K_SIZE * K_BITS % (8u * K_PIECE) + K_HALVES;
@@ -25,12 +25,11 @@ uint stored_word(bool v, uint at) {
     return k_words1[at];
 }
 
-// The two bytes that are pair `at` of the buffer.
-uint pair_at(bool v, uint at) {
+uint halfword_at(bool v, uint at) {
     return bitfieldExtract(stored_word(v, at >> 1u), int((at & 1u) << 4u), 16);
 }
 
-// The words at pair `at`, and at the next two pairs.
+// The word at halfword `at`, and the next one.
 uvec2 words_at(bool v, uint at) {
     uint i = at >> 1u;
     uvec2 w = uvec2(stored_word(v, i), stored_word(v, i + 1u));
@@ -41,7 +40,7 @@ uvec2 words_at(bool v, uint at) {
     return (at & 1u) == 0u ? w : uvec2(bitfieldInsert(w.x >> 16u, w.y, 16, 16), bitfieldInsert(w.y >> 16u, next, 16, 16));
 }
 
-// The word at pair `at`.
+// The word at halfword `at`.
 uint word_at(bool v, uint at) {
     uint w = stored_word(v, at >> 1u);
     if ((v ? V_ODD : K_ODD) == 0u) {
@@ -51,17 +50,17 @@ uint word_at(bool v, uint at) {
     return (at & 1u) == 0u ? w : bitfieldInsert(w >> 16u, next, 16, 16);
 }
 
-// The word at pair `at` of a row that ends `bits` bits behind it, 0 from there on.
+// The word at halfword `at` of a row that ends `bits` bits behind it, 0 from there on.
 uint last_word_at(bool v, uint at, uint bits) {
     if (bits >= 32u) {
         return word_at(v, at);
     }
-    return bits == 0u ? 0u : bitfieldExtract(bits <= 16u ? pair_at(v, at) : word_at(v, at), 0, int(bits));
+    return bits == 0u ? 0u : bitfieldExtract(bits <= 16u ? halfword_at(v, at) : word_at(v, at), 0, int(bits));
 }
 
-// Where the values of a block begin: pairs of its row.  of: 32 / bits values, or 8 of 4 bits, which are two words.
+// Where the values of a block begin, from the row's begin.
 uint values_at(bool v, uint block) {
-    return v ? block * V_BLOCK_PAIRS + V_HALVES + 2u * V_FIFTH : block * K_BLOCK_PAIRS + K_HALVES + 2u * K_FIFTH;
+    return v ? block * V_BLOCK_HALFWORDS + V_HALVES + 2u * V_FIFTH : block * K_BLOCK_HALFWORDS + K_HALVES + 2u * K_FIFTH;
 }
 
 // Part `part` of four of a block of 4 bits, 8 dimensions, as one word.
@@ -121,25 +120,25 @@ uvec4 v_row_words(uint row, uint at, uint words) {
 uint v_row_part(uint row, uint dim) {
     uint begin = row * (V_STRIDE / 2u), in_block = dim % BLOCK, last = (V_SIZE * V_BITS - 1u) / 16u;
     if (V_HALVES == 0u) {
-        return pair_at(true, begin + min(dim * V_BITS / 16u, last));
+        return halfword_at(true, begin + min(dim * V_BITS / 16u, last));
     }
     begin += values_at(true, dim / BLOCK);
     if (V_BITS == 8u) {
-        return pair_at(true, begin + in_block / 2u);
+        return halfword_at(true, begin + in_block / 2u);
     }
     uint at = begin + in_block % 16u / 2u;
-    return (SLICE == 2u ? pair_at(true, at) : word_at(true, at)) >> (in_block / 16u * 4u) & 0x0F0F0F0Fu;
+    return (SLICE == 2u ? halfword_at(true, at) : word_at(true, at)) >> (in_block / 16u * 4u) & 0x0F0F0F0Fu;
 }
 
 // The word of a block's float16 numbers, the first of them in its low half, and its fifth bits.
 uvec2 row_block_words(bool v, uint row, uint block) {
-    uint at = row * ((v ? V_STRIDE : K_STRIDE) / 2u) + block * (v ? V_BLOCK_PAIRS : K_BLOCK_PAIRS);
+    uint at = row * ((v ? V_STRIDE : K_STRIDE) / 2u) + block * (v ? V_BLOCK_HALFWORDS : K_BLOCK_HALFWORDS);
     bool fifth = (v ? V_FIFTH : K_FIFTH) == 1u;
     if ((v ? V_HALVES : K_HALVES) == 2u) {
         return uvec2(word_at(v, at), fifth ? word_at(v, at + 2u) : 0u);
     }
     if (!fifth) {
-        return uvec2(pair_at(v, at), 0u);
+        return uvec2(halfword_at(v, at), 0u);
     }
     uvec2 w = uvec2(stored_word(v, at >> 1u), stored_word(v, (at >> 1u) + 1u));
     return (at & 1u) == 0u ? uvec2(w.x, bitfieldInsert(w.x >> 16u, w.y, 16, 16)) : uvec2(w.x >> 16u, w.y);

@@ -1,8 +1,8 @@
 // Step 1 of a leaf, the scores: lane = key, two keys per lane, or four, or eight.
 //
-// Q is the same for every lane and comes through scalar loads; each vector of it is loaded once for all chunks in
-// flight.  Eight dimensions (a chunk) are summed on their own before they join the dot product.  find_scores, at the
-// end, has the order of the loops.
+// Q is the same for every lane and comes through scalar loads, a chunk of SIDE_BY_SIDE vectors at a time, which meets
+// all keys of the lane.  Eight dimensions (a chunk) are summed on their own before they join the dot product.
+// find_scores, at the end, has the order of the loops.
 
 #include "bias.glsl"
 #include "chunks.glsl"
@@ -60,7 +60,7 @@ void finish_scores(Item item, Leaf leaf) {
 
 // Step 1.  To dots: the scores of the lane's keys.
 void find_scores(Item item, Leaf leaf) {
-    barrier();  // in the single build for lavapipe only, which splits shaders at barriers and is faster with this one
+    barrier();  // nothing is shared yet: lavapipe splits shaders at barriers, and its single build is faster so
     find_keys(item, leaf);
     for (uint i = 0u; i < VECTORS * KEY_PAIRS; ++i) {
         dots[i] = vec2(0.0);

@@ -11,8 +11,8 @@
 
 #define NEGATIVE_INFINITY uintBitsToFloat(0xFF800000u)
 
-// 2**d for an integer d <= 0; 0 below the cut-off.  by_sum: the exponent is the last bits of a sum in place of a
-// conversion to an integer, which lavapipe makes lane by lane.
+// 2**d for an integer d <= 0; 0 below the cut-off.  by_sum: d + 127 + 1.5 * 2**23 has the integer d + 127 in its low
+// bits, and << 23 shifts the others out; lavapipe converts floats to integers lane by lane.
 float pow2(float d, bool by_sum) {
     uint exponent = uint(int(max(d, CUTOFF)) + 127);
     if (by_sum) {

@@ -53,8 +53,9 @@ void unpack_v(uint slice, uint ahead, uint to) {
 // four rows of eight vectors but not eight, and only what is unrolled stays in registers: a loop that is left over an
 // array of sums makes memory of all of them.)
 void add_rows(uint slice, uint ahead, uint t) {
-    // Weights of the first row.  Below a bound that a compiler knows, what follows is an offset in the instructions.  The
-    // loop build with float32 values has no registers for weights that are then loaded early.
+    // Weights of the first row.  The mask changes nothing: it bounds the address, so that a compiler puts (j, h) into
+    // the loads' immediate offsets.  The loop build with float32 values has no registers for weights that are loaded
+    // early.
     uint first = own + t * VECTORS;
     if (LOOP == 0u || V_BITS < 32u) {
         first = (own / (ROWS_ADDED * VECTORS) + t / ROWS_ADDED & 0xFFFFu) * (ROWS_ADDED * VECTORS);

@@ -80,7 +80,7 @@ MUTANTS = {
         Mutant("the leaf of a member", "item.leaf_begin + member;", "item.leaf_begin + (member ^ 1u);", CANCELLING, 3),
         Mutant("members without a leaf", "leaf_end ? leaf.count : 0u", "leaf_end ? leaf.count : 1u", RISING, 3),
         Mutant("a member's maximum", "top = max(top, leaf_m);", "top = leaf_m;", FALLING, 3),
-        Mutant("a member's weight", "(p01, p23), fold_weights[t].y)", "(p01, p23), fold_weights[t].x)", RISING, 3),
+        Mutant("a member's weight", "(p01, p23), fold_powers[t].y)", "(p01, p23), fold_powers[t].x)", RISING, 3),
         Mutant("the vector that a member folds", "h = folded_vector();\n    [[", "h = 0u;\n    [[", RISING, 3),
         Mutant("a pair of the fold", "= o[h * PAIRS + d / 2u]", "= o[h * PAIRS]", WIDE, 3),
     ),
