@@ -35,8 +35,7 @@ def run(args: argparse.Namespace) -> int:
     contexts, layouts = parse_contexts(args.contexts or generate.CONTEXTS), parse_split_specs(args.splits)
     for context in contexts:
         check_int("contexts", context, generate.STEPS)
-    given = {name: getattr(args, name) for name in ("dtype", "seed", "page_size", "arithmetic")}
-    settings = generate.Settings(**given)
+    settings = generate.Settings(**{name: getattr(args, name) for name in ("dtype", "seed", "page_size", "arithmetic")})
     found: list[generate.Finding] = []
     with opened(args) as (host, _, device), progress_bar() as progress:
         dtype, most = storage_dtype(args.dtype or host.dtype), host.max_positions
@@ -52,9 +51,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"{host.name}; cache {dtype}{arithmetic_text(args.arithmetic)}")
         lines = [(f"{one.context:,}", one.what, one.status) for one in found]
         print_rows(("context", "layout", "bits"), lines, sections=1)
-        print(
-            "Layouts are compared with a single split in attention of every layer and in logits, that with the oracle."
-        )
+        print("Layouts are compared with a single split in each layer's attention and in logits, that with the oracle.")
         for one in found:
             if one.text:
                 print(f"{one.context:,} keys, {one.what or 'all'}: {one.status}: {one.text}")
