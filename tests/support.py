@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 import zinc_attn as za
 from zinc_attn.cache import blocks, encoded
 from zinc_attn.checks import BFLOAT16
+from zinc_attn.errors import NoVulkanError
 from zinc_attn.kernels.matrix import MatrixFacts
 from zinc_attn.runtime import devices as machine
 from zinc_attn.runtime.protocol import DeviceInfo
 from zinc_attn.storage import STORAGE
 from zinc_attn.tools.cost.cards import RDNA4_UNITS
+from zinc_attn.tools.rdna4.compiler import compile_programs
 
 FULL = os.environ.get("ZINC_ATTN_TEST_FULL") == "1"
 RUNTIMES = ("kompute", "vulkan")
@@ -135,3 +137,11 @@ def open_device(driver: str, runtime: str) -> za.Device:
         pytest.skip("SwiftShader is the only Vulkan device")
     best = machine.choose(others, os.environ.get("ZINC_ATTN_DEVICE"))
     return za.Device.open(best.index, runtime=runtime)
+
+
+def needs_radv() -> None:
+    """Skip where nothing can be compiled for gfx1201."""
+    try:
+        compile_programs([])
+    except NoVulkanError as error:
+        pytest.skip(str(error))

@@ -10,10 +10,9 @@ from zinc_attn.errors import ArgumentError
 from zinc_attn.planning.arithmetic import EXACT
 from zinc_attn.shapes import AttnShape
 from zinc_attn.tools.check import data, record
-from zinc_attn.tools.check.__main__ import make_record
 from zinc_attn.tools.check.cases import Case
 from zinc_attn.tools.check.data import KINDS, MASKS, Data
-from zinc_attn.tools.check.outcome import Outcome, oracle_output
+from zinc_attn.tools.check.outcome import Outcome, make_record, oracle_output
 from zinc_attn.tools.harness.bits import Output
 
 SHAPE = AttnShape(4, 2, 64)

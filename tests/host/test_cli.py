@@ -18,7 +18,7 @@ from zinc_attn.cache.rows import stored_values
 from zinc_attn.cli import app as cli
 from zinc_attn.cli import arguments, measured, plan, terminal
 from zinc_attn.cli import devices as devices_command
-from zinc_attn.cli.arguments import parse_numbers
+from zinc_attn.cli.generate import parse_ids
 from zinc_attn.errors import ArgumentError, NoVulkanError
 from zinc_attn.kernels.tuning import LayoutFacts
 from zinc_attn.planning.splits import plan_splits
@@ -51,7 +51,7 @@ def test_contexts_and_layouts():
             for text in ("", "0", "auto,", "size:", "size:0", ":8", "size:size:8", "two")
         ),
         *(
-            (lambda text: parse_numbers("ids", text, "token ids"), text, "ids: got '.*', expected token ids$")
+            (parse_ids, text, "prompt_ids: got '.*', expected token ids such as 1,2,3$")
             for text in ("", "a", "1,,2", "1,-2", "1.5")
         ),
     ],

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from commands import records, run
+from support import needs_radv
 
 from zinc_attn import AttnShape, SplitPlan, plan_splits
 from zinc_attn.errors import ArgumentError
@@ -120,8 +121,7 @@ def test_issue_cycles_of_variants_outside_the_table():
 
 
 def test_table_is_what_the_compiler_makes():
-    if why := compiler.missing():
-        pytest.skip(why)
+    needs_radv()
     keys = [(arithmetic, *key) for arithmetic, table in ISSUE.items() for key in table]
     specs = [
         Spec(f"attend_{build}_f16", *key, fused=arithmetic == "fused")

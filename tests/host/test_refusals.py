@@ -21,7 +21,7 @@ SHAPES = (
     "word latent where V is the begin of K, 20/1/576/512/latent"
 )
 SPLITS = "expected auto, a number of splits (8) or size:KEYS (size:2048)"
-CONTEXTS = "expected numbers of keys such as 1k,32k,5000 (k = 1024)"
+CONTEXTS = "expected numbers such as 1k,32k,5000 (k = 1024)"
 ONE_TYPE = "dtype: got q8_0/f16 for the latent shape 2/1/80/64/latent, expected one type, since its V is part of its K"
 CASES = (
     "expected SHAPE DTYPE KEYS, then words, each once, of fused, matrix, rising, falling, jumping, cancelling, fading, "
@@ -41,8 +41,8 @@ REFUSED = {
     f"{PLAN} --cu {'9' * 17}": f"cu: got {'9' * 17}, expected an int from 1 to 65536",
     f"{PLAN} --splits x": f"splits: got 'x', {SPLITS}",
     f"{PLAN} --card gtx480": f"card: got 'gtx480', expected one of {', '.join(CARDS)}",
-    f"{PLAN} --rows 0": "rows: got 0, expected an int from 1 to 65536",
-    f"{PLAN} --rows two": "rows: got 'two', expected numbers such as 2,8",
+    f"{PLAN} --rows 0": "rows: got 0, expected an int from 1 to 16777216",
+    f"{PLAN} --rows two": f"rows: got 'two', {CONTEXTS}",
     f"{SWEEP} --layers 0": f"layers: got 0, {COUNT}",
     f"{SWEEP} --contexts 8q": f"contexts: got '8q', {CONTEXTS}",
     f"{SWEEP} --repeats 0": f"repeats: got 0, {COUNT}",

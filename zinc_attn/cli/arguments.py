@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from ..checks import check_int, parse_digits, shown
 from ..dtypes import storage_dtype
 from ..errors import ArgumentError
 from ..planning.arithmetic import ARITHMETICS
@@ -188,21 +187,6 @@ def chosen_model(args: argparse.Namespace) -> ModelPreset:
         raise ArgumentError("model: got none, expected --model or --shape, for example --model qwen3.6-35b-a3b")
     layers = getattr(args, "layers", None)
     return model if layers is None else replace(model, attention_layers=layers, windowed_layers=0)
-
-
-def parse_numbers(name: str, text: str, expected: str) -> list[int]:
-    """``2,8`` to numbers. expected: such numbers, in words."""
-    found = [parse_digits(word) for word in text.split(",")]
-    numbers = [number for number in found if number is not None]
-    if len(numbers) < len(found):
-        raise ArgumentError(f"{name}: got {shown(text)}, expected {expected}")
-    return numbers
-
-
-def parse_counts(name: str, text: str) -> list[int]:
-    """``2,8`` to numbers of at least 1, repeated ones once."""
-    found = parse_numbers(name, text, "numbers such as 2,8")
-    return [check_int(name, number, 1, 1 << 16) for number in dict.fromkeys(found)]
 
 
 def parse_shapes(text: str) -> list[AttnShape]:

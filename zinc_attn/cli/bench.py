@@ -15,14 +15,13 @@ from .terminal import arithmetic_text
 def declare(subparsers: Subparsers) -> None:
     parser = add_command(subparsers, run)
     parser.share("--device")
-    parser.share("--runtime", said=installed_runtimes(), several=True)
+    parser.share("--runtime", installed_runtimes(), several=True)
     parser.share("--shape", "16/2/256,32/4/128", several=True)
     parser.share("--dtype", "f16", several=True)
     parser.measuring()
 
 
 def run(args: argparse.Namespace) -> int:
-    args.runtime = args.runtime or installed_runtimes()
     contexts, splits = parse_contexts(args.contexts), parse_split_specs(args.splits)
     options = {"splits": splits, "page_size": None, "repeats": args.repeats, "arithmetic": args.arithmetic}
     specs = [

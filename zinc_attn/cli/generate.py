@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from dataclasses import asdict, fields
 from typing import Final
 
+from ..checks import parse_digits, shown
 from ..errors import ArgumentError
 from ..runtime.protocol import DeviceInfo
 from ..tools import generate
 from ..tools.harness.split_spec import SplitSpec
 from ..tools.harness.tables import figure
-from .arguments import Subparsers, add_command, parse_numbers
+from .arguments import Subparsers, add_command
 from .checkpoint import named, opened
 from .terminal import arithmetic_text, plural, print_json, say
 
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         return run_chat(args, settings)
     prompt, need_words = list[int](), "prompt: {} has no tokenizer, expected --prompt-ids, for example 1,2,3"
     if args.prompt is None:
-        prompt, need_words = parse_numbers("prompt_ids", args.prompt_ids, "token ids such as 1,2,3"), ""
+        prompt, need_words = parse_ids(args.prompt_ids), ""
     pieces: list[str] = []
 
     def show(piece: str) -> None:
@@ -75,6 +76,14 @@ def run(args: argparse.Namespace) -> int:
             print(flush=True)
             say_figures(host, device.info, made, args.arithmetic)
     return 0
+
+
+def parse_ids(text: str) -> list[int]:
+    """``1,2,3`` to token ids."""
+    ids = [number for number in map(parse_digits, text.split(",")) if number is not None]
+    if len(ids) < text.count(",") + 1:
+        raise ArgumentError(f"prompt_ids: got {shown(text)}, expected token ids such as 1,2,3")
+    return ids
 
 
 def run_chat(args: argparse.Namespace, settings: generate.Settings) -> int:

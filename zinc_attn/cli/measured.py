@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from ..decode.arithmetic import check_arithmetic
-from ..tools.harness.files import check_out, write_report
+from ..tools.harness.files import check_out, write_file
 from ..tools.harness.tables import figure, grouped
 from ..tools.measure import CallSpec, Row, measure_calls, rows_png
 from ..tools.measure.rows import LINE
@@ -71,8 +72,12 @@ def run_calls(
     if not args.json:
         (show or print_measured)(rows)
     png = rows_png([row for row in rows if row.measure in ("call", "step")], title, *figure_of)
-    where = Path(args.out or f"{args.command}-{slug(info.name)}")
-    say_written(write_report(where, args.command, [row.record() for row in rows], png))
+    lines = "".join(f"{json.dumps(row.record(), ensure_ascii=False, allow_nan=False)}\n" for row in rows)
+    where = Path(args.out or f"{args.command}-{slug(info.name)}") / args.command
+    files = {where.with_suffix(".jsonl"): lines.encode()} | ({where.with_suffix(".png"): png} if png else {})
+    for path, data in files.items():
+        write_file(path, data)
+    say_written(files)
     failed = any(row.status == "failed" for row in rows)
     return 1 if failed else 2 if all(row.status == "refused" for row in rows) else 0
 

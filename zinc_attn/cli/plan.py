@@ -16,7 +16,7 @@ from ..tools import cost
 from ..tools.harness.inputs import parse_contexts
 from ..tools.harness.split_spec import parse_split_specs
 from ..tools.harness.tables import figure
-from .arguments import DEFAULT_COMPUTE_UNITS, DEFAULT_CONTEXTS, Subparsers, add_command, chosen_model, parse_counts
+from .arguments import DEFAULT_COMPUTE_UNITS, DEFAULT_CONTEXTS, Subparsers, add_command, chosen_model
 from .terminal import arithmetic_text, binary_size, model_text, plural, print_json, print_rows
 
 Columns = Mapping[str, Callable[[dict[str, Any]], str]]  # a cell of a record, by the column's name
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     contexts, layouts = parse_contexts(args.contexts), parse_split_specs(args.splits)
     facts = LayoutFacts(card.compute_units) if card else choose(list_devices(), args.device).layout_facts
     records, modeled = [], []
-    for context, layout, q_len in product(contexts, layouts, parse_counts("rows", args.rows)):
+    for context, layout, q_len in product(contexts, layouts, parse_contexts(args.rows, "rows")):
         plan = layout.plan(context, model.shape, facts, args.dtype, q_len)
         records.append({"context": context, "layout": layout.label} | plan_record(plan, facts, args.dtype))
         if card:

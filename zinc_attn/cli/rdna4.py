@@ -23,9 +23,6 @@ def run(args: argparse.Namespace) -> int:
     dtypes = [storage_dtype(text.strip()) for text in args.dtype.split(",")] if args.dtype else rdna4.USUAL
     shapes = parse_shapes(args.shape) if args.shape else []
     specs = list(dict.fromkeys(spec for shape in shapes for spec in rdna4.specs_for(shape, dtypes=dtypes)))
-    if why := rdna4.missing():
-        say(why)
-        return 2
     if not specs:
         say("compiling the variants of all presets: about a minute on two free cores, four on a busy machine")
     reports = rdna4.compile_variants(specs or None)

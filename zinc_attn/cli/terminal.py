@@ -25,11 +25,10 @@ EX_IOERR: Final = 74  # of sysexits.h
 NO_READER: Final = 141  # of a process that SIGPIPE ends, as a shell counts it
 
 
-def need(*packages: str) -> None:
+def need(package: str) -> None:
     """Refuse where a package of the extra ``cli`` is missing."""
-    missing = [name for name in packages if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ZincAttnError(f"this command needs {' and '.join(missing)}: pip install 'zinc-attn[cli]'")
+    if importlib.util.find_spec(package) is None:
+        raise ZincAttnError(f"this command needs {package}: pip install 'zinc-attn[cli]'")
 
 
 def open_streams() -> None:

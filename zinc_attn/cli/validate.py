@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
-from typing import Final
 
 from ..checks import check_int
 from ..dtypes import storage_dtype
@@ -14,10 +13,6 @@ from ..tools.harness.split_spec import VARIED_LAYOUTS, parse_split_specs
 from .arguments import UNMET, Subparsers, add_command
 from .checkpoint import named, opened
 from .terminal import arithmetic_text, print_json, print_rows, progress_bar
-
-COMPARED: Final = (
-    "Layouts are compared with a single split in attention of every layer and in logits, that with the oracle."
-)
 
 
 def declare(subparsers: Subparsers) -> None:
@@ -40,8 +35,7 @@ def run(args: argparse.Namespace) -> int:
     contexts, layouts = parse_contexts(args.contexts or generate.CONTEXTS), parse_split_specs(args.splits)
     for context in contexts:
         check_int("contexts", context, generate.STEPS)
-    given = {name: getattr(args, name) for name in ("dtype", "seed", "page_size", "arithmetic")}
-    settings = generate.Settings(**given)
+    settings = generate.Settings(**{name: getattr(args, name) for name in ("dtype", "seed", "page_size", "arithmetic")})
     found: list[generate.Finding] = []
     with opened(args) as (host, _, device), progress_bar() as progress:
         dtype, most = storage_dtype(args.dtype or host.dtype), host.max_positions
@@ -57,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"{host.name}; cache {dtype}{arithmetic_text(args.arithmetic)}")
         lines = [(f"{one.context:,}", one.what, one.status) for one in found]
         print_rows(("context", "layout", "bits"), lines, sections=1)
-        print(COMPARED)
+        print("Layouts are compared with a single split in each layer's attention and in logits, that with the oracle.")
         for one in found:
             if one.text:
                 print(f"{one.context:,} keys, {one.what or 'all'}: {one.status}: {one.text}")

@@ -37,13 +37,11 @@ class ModelPreset:
     window: int | None = None
 
 
-def _presets() -> dict[str, ModelPreset]:
-    """Those of models.json. NAME-latent has the absorbed form of NAME, which caches the compressed rows."""
-    data = read_json(Path(__file__).with_name("models.json"), "the package's presets")
-    return {name: ModelPreset(name, AttnShape.parse(one.pop("shape")), **one) for name, one in data.items()}
-
-
-PRESETS: Final = _presets()
+# Those of models.json. NAME-latent has the absorbed form of NAME, which caches the compressed rows.
+PRESETS: Final[dict[str, ModelPreset]] = {
+    name: ModelPreset(name, AttnShape.parse(one.pop("shape")), **one)
+    for name, one in read_json(Path(__file__).with_name("models.json"), "the package's presets").items()
+}
 
 
 def find_model(text: str) -> ModelPreset:

@@ -228,10 +228,10 @@ def bits_part(report: Record) -> Iterator[str]:
     words, checks = ("pass", "FAIL", "refused"), checks_of(report)
     yield "A case passes where all its variations have the bits of the NumPy oracle."
     counts = ([sum(row["status"] == word for row in cases) for word in words] for *_, cases in checks)
-    rows = ((n, digest or MISSING, *count) for (n, digest, _), count in zip(checks, counts, strict=True))
-    yield table(("restart", "digest over all cases", *words), rows)
-    wrong = [row for *_, cases in checks for row in cases if row["faults"]]
-    faults = [(row["case"], fault["variation"], fault["text"]) for row in wrong for fault in row["faults"]]
+    lines = ((n, digest or MISSING, *count) for (n, digest, _), count in zip(checks, counts, strict=True))
+    yield table(("restart", "digest over all cases", *words), lines)
+    rows = [row for *_, cases in checks for row in cases]
+    faults = [(row["case"], fault["variation"], fault["text"]) for row in rows for fault in row["faults"]]
     if faults:
         yield table(("case", "variation", "first wrong element"), faults[:MOST_FAULTS])
 

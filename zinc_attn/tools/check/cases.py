@@ -96,7 +96,6 @@ class Case(NamedTuple):
 
     @classmethod
     def default(cls, arithmetic: Arithmetic = "canonical") -> list[Case]:
-        """The matrix of shapes, dtypes and contexts, and the fixed cases beside it."""
         return [cls.parse(text, arithmetic) for text in (MATRIX_DEFAULT if arithmetic == "matrix" else DEFAULT)]
 
     def data(self) -> Data:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 from ...planning.arithmetic import EXACT
 from ..harness.bits import ORACLE_PRODUCTS, Output, compare, oracle, oracle_options, truth
 from .cases import Case
 from .data import Data
-from .record import COMMITTED, Digests
+from .record import COMMITTED, Digests, make_entry, record_text
 
 PROPERTIES: Final = {
     1: "run (repeats)",
@@ -26,17 +27,13 @@ PROPERTIES: Final = {
     10: "driver and GPU: the oracle's bits",
 }
 
-MATRIX_PROPERTIES: Final = {
-    **PROPERTIES,
-    7: "stored dtype, of the same values",
-    10: "an earlier record of the device",
-    11: "error against float64, in its bound",
-}
-
 
 def properties_of(arithmetic: str) -> Mapping[int, str]:
     """What is shown of an arithmetic, by number."""
-    return PROPERTIES if arithmetic in EXACT else MATRIX_PROPERTIES
+    if arithmetic in EXACT:
+        return PROPERTIES
+    of_matrices = {7: "stored dtype, of the same values", 10: "an earlier record of the device"}
+    return PROPERTIES | of_matrices | {11: "error against float64, in its bound"}
 
 
 class Fault(NamedTuple):
@@ -147,3 +144,15 @@ def oracle_output(case: Case, data: Data, products: int = ORACLE_PRODUCTS) -> Ou
     """The oracle's output; where it takes more than ``products``, that of the last KV head's query heads alone."""
     q, k, v, dtype, heads, masking = reference_arguments(case, data, products)
     return oracle(q, k, v, dtype, heads, masking | oracle_options(case.arithmetic))
+
+
+def make_record(sets: Mapping[str, Sequence[Case]]) -> str:
+    """The text of a record file by the oracle alone, with an entry per set of cases, which are given by its name."""
+    made = {
+        case: oracle_output(case, case.data()).digest() for case in dict.fromkeys(chain.from_iterable(sets.values()))
+    }
+    by = {"device": "NumPy float32 oracle", "runtime": "reference.emulate"}
+    entries = (
+        make_entry({str(case): made[case] for case in cases}, {**by, "set": name}) for name, cases in sets.items()
+    )
+    return record_text(list(entries))

@@ -226,7 +226,9 @@ class _Examination:
             others = [-q for q in queries]
             attention.lay_out(rule)
             self._outputs(attention, others, of)
-            if not attention.shared and self.case.arithmetic in EXACT:  # matrix units share rows of an item alone
+            if (
+                not attention.attention.shared and self.case.arithmetic in EXACT
+            ):  # matrix units share rows of an item alone
                 continue
             attention.lay_out(rule, cascade=False)
             want = self._outputs(attention, queries, of)

@@ -29,16 +29,10 @@ class ManifestError(ArgumentError):
     """A manifest or a file that it names is missing, damaged or of another version; the message says which."""
 
 
-def export(
-    directory: PathLike,
-    attn_shapes: Iterable[AttnShape] = (),
-    *,
-    dtype: str = "f16",
-    page_size: int = 256,
-    compute_units: int = 64,
-    kv_layout: str = "tiles",
-) -> dict[str, Any]:
-    """Write the SPIR-V modules and manifest.json to ``directory``, and return the manifest; see ``manifest``.
+def export(directory: PathLike, attn_shapes: Iterable[AttnShape] = (), **options: Any) -> dict[str, Any]:
+    """Write the SPIR-V modules and manifest.json to ``directory``, and return the manifest.
+
+    options: dtype, page_size, compute_units and kv_layout, as ``manifest`` takes them.
 
     Each file appears under its name when it is complete, the manifest last; files of these names are replaced. The
     manifest begins with ``manifest_sha256``, see ``sealed``. ArgumentError also where the directory cannot be written.
@@ -46,7 +40,7 @@ def export(
     target = check_path("directory", directory)
     if not isinstance(attn_shapes, Iterable) or hasattr(attn_shapes, "dtype"):  # arrays of no axes do not iterate
         raise ArgumentError(f"attn_shapes: got {shown(attn_shapes)}, expected a list of AttnShapes")
-    made = manifest(attn_shapes, dtype=dtype, page_size=page_size, compute_units=compute_units, kv_layout=kv_layout)
+    made = manifest(attn_shapes, **options)
     text = json.dumps({DIGEST: "0" * 64, **made}, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     data = sealed(text.encode())
     files = {decl.file: load_spirv(decl) for decl in kernels.KERNELS} | {MANIFEST: data}

@@ -121,8 +121,9 @@ def generate_ids(
 @contextmanager
 def open_cache(model: HFModel, device: Device, settings: Settings, tokens: int) -> Iterator[Any]:
     """A ZincCache for ``tokens`` tokens with the settings' dtype, pages and layout. Its memory has been taken."""
-    names = ("dtype", "page_size", "num_splits", "split_size", "arithmetic")
-    options = {name: getattr(settings, name) for name in names}
+    options = {
+        name: getattr(settings, name) for name in ("dtype", "page_size", "num_splits", "split_size", "arithmetic")
+    }
     with integration().ZincCache(model.model.config, tokens, device=device, **options) as cache:
         cache.allocate(model.dtype)
         yield cache

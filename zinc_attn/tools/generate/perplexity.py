@@ -15,7 +15,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ...checks import check_int
 from ...errors import ArgumentError, UnsupportedError
 from ...runtime.device import Device
 from ..harness.progress import Progress, Steps
@@ -43,8 +42,7 @@ class Perplexity:
 
 
 def text_ids(tokenizer: Any, text: str, context: int) -> list[int]:
-    """The first ``context`` token ids of a text. ArgumentError: it is too short."""
-    check_int("context", context, 2)
+    """The first ``context`` token ids, 2 at least, of a text. ArgumentError: it is too short."""
     ids = [int(token) for token in tokenizer(text)["input_ids"]]
     if len(ids) < context:
         need = f"expected at least context = {context:,}; give a longer text or a smaller context"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from ...checks import plain
 from ...errors import ArgumentError
@@ -52,12 +51,3 @@ def _writing(path: Path, hint: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise ArgumentError(f"{plain(path)}: cannot be written: {error.strerror or error}; {hint}") from error
-
-
-def write_report(folder: Path, name: str, records: Sequence[Mapping[str, Any]], png: bytes | None) -> list[Path]:
-    """Write ``name``.jsonl, and ``name``.png where there is a picture; the paths written."""
-    lines = "".join(f"{json.dumps(one, ensure_ascii=False, allow_nan=False)}\n" for one in records)
-    made = {folder / f"{name}.jsonl": lines.encode()} | ({folder / f"{name}.png": png} if png else {})
-    for path, data in made.items():
-        write_file(path, data)
-    return list(made)

@@ -21,7 +21,7 @@ _BLOCK: Final = 1 << 22  # values made at once, so that long arrays need little 
 
 
 def parse_contexts(text: str, name: str = "contexts") -> list[int]:
-    """Parse ``1k,32k,5000`` to numbers of keys (k = 1024, m = 1024 k); a number that is repeated counts once."""
+    """Parse ``1k,32k,5000`` to numbers, of keys say (k = 1024, m = 1024 k); one that is repeated counts once."""
     found = []
     for word in text.split(","):
         digits = word.strip().lower()
@@ -29,7 +29,7 @@ def parse_contexts(text: str, name: str = "contexts") -> list[int]:
         digits = digits[:-1] if factor > 1 else digits
         number = parse_digits(digits)
         if number is None:
-            raise ArgumentError(f"{name}: got {shown(word)}, expected numbers of keys such as 1k,32k,5000 (k = 1024)")
+            raise ArgumentError(f"{name}: got {shown(word)}, expected numbers such as 1k,32k,5000 (k = 1024)")
         found.append(check_int(name, number * factor, 1, MAX_CONTEXT))
     return list(dict.fromkeys(found))
 

@@ -28,11 +28,6 @@ class PlannedAttention:
         self.attention = Attention(cache, cascade=True, plan=ruled, **options)
         self.close = self.attention.close
 
-    @property
-    def shared(self) -> bool:
-        """Whether workgroups of the last call read keys for several rows at once."""
-        return self.attention.shared
-
     def lay_out(self, rule: PlanRule, cascade: bool = True, device: LayoutFacts | None = None) -> None:
         """Take another rule, and the builds of pass 1 that ``device`` runs; None is the device at hand.
 

@@ -28,10 +28,8 @@ class Expectation:
         """Compute what a sequence of ``data`` must give, unless that is known."""
         if sequence == len(self.sequences):
             arguments = data.q[-self.rows :], data.k, data.v, self.spec.dtype, self.kv_heads
-            judged = (
-                truth(*arguments) if self.spec.bounded else oracle(*arguments, oracle_options(self.spec.arithmetic))
-            )
-            self.sequences.append(judged)
+            options = oracle_options(self.spec.arithmetic)
+            self.sequences.append(truth(*arguments) if self.spec.bounded else oracle(*arguments, options))
 
     def trouble(self, layout: str, got: Output) -> str | None:
         """What is wrong with the output of a call, out (batch, …) and lse (batch, …); None where nothing is."""

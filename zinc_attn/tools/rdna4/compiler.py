@@ -33,22 +33,13 @@ Program = tuple[KernelDecl, tuple[int, ...]]  # a kernel and its specialization 
 
 
 def compile_variants(specs: Sequence[Spec] | None = None) -> list[VariantReport]:
-    """Compile ``specs``, by default ``all_specs()``. NoVulkanError: see ``missing``; KernelError: it refuses one."""
+    """Compile ``specs``, by default ``all_specs()``. NoVulkanError: nothing can be; KernelError: it refuses one."""
     wanted = all_specs() if specs is None else list(specs)
     count = max(1, min(len(wanted), os.cpu_count() or 1))
     shares = [[spec.program() for spec in wanted[i::count]] for i in range(count)]
     with ThreadPoolExecutor(count) as pool:
         made = list(pool.map(compile_programs, shares))
     return [_read(spec, made[i % count][i // count]) for i, spec in enumerate(wanted)]
-
-
-def missing() -> str | None:
-    """Why nothing can be compiled for gfx1201 on this machine, in one sentence; None where it can."""
-    try:
-        compile_programs([])
-    except NoVulkanError as e:
-        return str(e)
-    return None
 
 
 def compile_programs(programs: Sequence[Program]) -> list[dict[str, Any]]:
