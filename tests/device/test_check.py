@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -243,21 +242,13 @@ SLIDING = [
 ]
 
 
-@pytest.fixture
-def reopened(device: za.Device) -> Any:
-    """Devices opened within the test load the changed SPIR-V: check opens its own; this one only says which."""
-    if shutil.which("glslangValidator") is None:
-        pytest.skip("glslangValidator is not installed")
-    return device
-
-
 @pytest.mark.parametrize(
     ("changes", "builds", "prop"),
     [(FMA, "attend_loop", 2), *([(FMA, "attend_", 10), (SLIDING, "attend_", 10)] if FULL else [])],
     ids=["fma in one of two builds", *["fma", "sliding leaves"] * FULL],
 )
 def test_a_broken_kernel_fails(
-    reopened: za.Device,
+    device: za.Device,
     changes: list[Change],
     builds: str,
     prop: int,
@@ -266,7 +257,7 @@ def test_a_broken_kernel_fails(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(device_module, "SPIRV", break_kernels(changes, tmp_path, builds))
-    assert run(reopened, *SMALL) == 1
+    assert run(device, *SMALL) == 1
     text = capsys.readouterr().out
     assert text.startswith("FAIL    9/3/64 f16 1000")
     found = fails(text, prop)

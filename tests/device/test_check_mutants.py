@@ -5,8 +5,6 @@ access out of bounds or a loop that does not end, so no driver can crash or hang
 are at the end: a slip there may stay within the bound of the error, and then only the bits of a variation show it.
 """
 
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +15,6 @@ from support import FULL
 
 import zinc_attn as za
 from zinc_attn.canonical.constants import KEYS_PER_NODE
-from zinc_attn.kernels.declarations import MATRIX
 from zinc_attn.planning.arithmetic import EXACT, Arithmetic
 from zinc_attn.runtime import device as device_module
 from zinc_attn.tools import check
@@ -208,8 +205,6 @@ def index(device: za.Device) -> int:
     """The device that is opened anew with changed shaders. The cases fill the merge's rounds of a CPU device."""
     if device.info.kind != "cpu":
         pytest.skip("the quick cases have one round of states on a GPU; the default cases have several")
-    if shutil.which("glslangValidator") is None:
-        pytest.skip("glslangValidator is not installed")
     return device.info.index
 
 
@@ -270,26 +265,9 @@ MATRIX_MUTANTS = (
 )
 
 
-@pytest.fixture(scope="module")
-def matrix_compiler(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A compiler that knows the kernel's extension."""
-    if shutil.which("glslangValidator") is None:
-        pytest.skip("glslangValidator is not installed")
-    out = tmp_path_factory.mktemp("spirv") / MATRIX.file
-    command = ["glslangValidator", "-V", "--target-env", "vulkan1.1", f"-I{SHADERS}", "-o", str(out)]
-    done = subprocess.run([*command, str(SHADERS / MATRIX.source)], capture_output=True, text=True)
-    if f"extension not supported: {MATRIX.extension}" in done.stdout:
-        pytest.skip(f"this glslangValidator does not know {MATRIX.extension}")
-
-
 @pytest.mark.parametrize(("file", "mutant"), MATRIX_MUTANTS if FULL else MATRIX_MUTANTS[:2], ids=str)
 def test_a_mutant_of_matrix_units_is_caught(
-    matrix_device: za.Device,
-    matrix_compiler: None,
-    file: str,
-    mutant: Mutant,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    matrix_device: za.Device, file: str, mutant: Mutant, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     changes = [Change(f"matrix_{file}.glsl", mutant.old, mutant.new)]
     monkeypatch.setattr(device_module, "SPIRV", break_kernels(changes, tmp_path))
