@@ -6,7 +6,6 @@ are at the end: a slip there may stay within the bound of the error, and then on
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -208,7 +207,7 @@ def index(device: za.Device) -> int:
     return device.info.index
 
 
-def test_the_table_is_of_the_shaders_and_the_quick_cases() -> None:
+def test_the_table_is_of_the_shaders_and_the_quick_cases():
     """Each text occurs once, and the cases are those of --quick."""
     for file, one in (*TABLE, *((f"matrix_{file}.glsl", one) for file, one in MATRIX_MUTANTS)):
         assert (SHADERS / file).read_text().count(one.old) == 1, f"{file}: {one.old}"
@@ -219,9 +218,7 @@ def test_the_table_is_of_the_shaders_and_the_quick_cases() -> None:
 
 @ONE
 @pytest.mark.parametrize(("file", "mutant", "arithmetic"), CHOSEN, ids=[f"{one}-{name}" for _, one, name in CHOSEN])
-def test_a_mutant_is_caught(
-    index: int, file: str, mutant: Mutant, arithmetic: Arithmetic, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_mutant_is_caught(index, file, mutant, arithmetic, monkeypatch, tmp_path):
     changes = [Change(file, mutant.old, mutant.new)]
     monkeypatch.setattr(device_module, "SPIRV", break_kernels(changes, tmp_path))
     with za.Device.open(index, runtime="vulkan") as device:
@@ -266,9 +263,7 @@ MATRIX_MUTANTS = (
 
 
 @pytest.mark.parametrize(("file", "mutant"), MATRIX_MUTANTS if FULL else MATRIX_MUTANTS[:2], ids=str)
-def test_a_mutant_of_matrix_units_is_caught(
-    matrix_device: za.Device, file: str, mutant: Mutant, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_mutant_of_matrix_units_is_caught(matrix_device, file, mutant, monkeypatch, tmp_path):
     changes = [Change(f"matrix_{file}.glsl", mutant.old, mutant.new)]
     monkeypatch.setattr(device_module, "SPIRV", break_kernels(changes, tmp_path))
     with za.Device.open(matrix_device.info.index, runtime="vulkan") as device:
