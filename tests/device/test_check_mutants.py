@@ -183,9 +183,8 @@ MUTANTS = {
     "copy.comp": (Mutant("a copied page's V", "= v[source * V_TILE", "= v[target * V_TILE", CANCELLING, 6),),
 }
 DEFAULT = (
-    *("maximum of earlier rounds", "a member's maximum", "the cut-off by one", "a window by one"),
-    *("a copied page's V", "a fifth bit's place"),
-    *("sums of a chunk that are not fused", "a sum that must not be fused"),
+    *("a member's maximum", "the cut-off by one", "a copied page's V", "a fifth bit's place"),
+    "sums of a chunk that are not fused",
 )
 
 TABLE = [(file, mutant) for file, mutants in MUTANTS.items() for mutant in mutants]
