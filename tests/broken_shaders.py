@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
 from zinc_attn.kernels import declarations as kernels
 from zinc_attn.runtime import device as device_module
 
@@ -27,7 +29,10 @@ def break_kernels(changes: Sequence[Change], folder: Path, builds: str = "") -> 
     """A SPIR-V folder with the changes in every module that they concern and that has ``builds`` in its name.
 
     The module that a device is asked first changes only where ``builds`` is its name: it would refuse the device.
+    Skips the test without a compiler that knows them.
     """
+    if shutil.which("glslangValidator") is None:
+        pytest.skip("glslangValidator is not installed")
     sources, spirv = folder / "shaders", folder / "spirv"
     shutil.copytree(SHADERS, sources)
     shutil.copytree(device_module.SPIRV, spirv)
@@ -36,7 +41,7 @@ def break_kernels(changes: Sequence[Change], folder: Path, builds: str = "") -> 
         assert text.count(old) == 1, f"{file} no longer has {old!r} once: change this test with it"
         (sources / file).write_text(text.replace(old, new))
     changed = {change.file for change in changes}
-    broken = 0
+    broken, unknown = 0, None
     first = kernels.PRIMITIVES.name
     for decl in (d for d in kernels.MODULES if changed & _files(d.source) and builds in d.name):
         if decl.name == first != builds:
@@ -45,9 +50,12 @@ def break_kernels(changes: Sequence[Change], folder: Path, builds: str = "") -> 
         command = ["glslangValidator", "-V", "--target-env", "vulkan1.1", *defines, "-o", str(spirv / decl.file)]
         done = subprocess.run([*command, decl.source], cwd=sources, capture_output=True, text=True)
         if done.returncode and f"extension not supported: {decl.extension}" in done.stdout:
-            continue  # as scripts/build_shaders.py does; the package's module, if there is one, stays as it is
+            unknown = decl.extension  # as for scripts/build_shaders.py; the package's module, if there is one, stays
+            continue
         assert done.returncode == 0, done.stdout
         broken += 1
+    if unknown and not broken:
+        pytest.skip(f"this glslangValidator does not know {unknown}")
     assert broken, "the compiler has made none of the changed modules"
     return spirv
 

@@ -53,9 +53,7 @@ def test_layers_in_several_buffers_have_the_same_bits(
 
 
 @pytest.mark.parametrize(("dtype", "page_size"), (("f16", 1), ("q8_0", 64)))
-def test_steady_decode_records_nothing(
-    device: za.Device, monkeypatch: pytest.MonkeyPatch, dtype: str, page_size: int
-) -> None:
+def test_steady_decode_records_nothing(device, monkeypatch, dtype, page_size):
     """Nor does it plan more than once for each leaf of a sequence, also where two sequences take turns."""
     cache, rng, made, planned = za.KVCache(device, SMALL, 2, 1024, dtype, page_size), np.random.default_rng(0), [], []
     record, plan = device.runtime.record, runner.plan_call
@@ -112,7 +110,7 @@ def test_what_was_prepared_is_not_made_again(device, monkeypatch, batch, q_len, 
     cache.close()
 
 
-def test_what_the_cache_says_of_its_memory(device: za.Device) -> None:
+def test_what_the_cache_says_of_its_memory(device):
     cache = za.KVCache(device, SMALL, 3, 100, "f16", 16)
     assert (cache.capacity, cache.free_tokens, cache.bytes_per_token) == (100, 112, 3 * 2 * 2 * 64 * 2)
     assert cache.nbytes == 112 * cache.bytes_per_token
@@ -126,7 +124,7 @@ def test_what_the_cache_says_of_its_memory(device: za.Device) -> None:
     cache.close()
 
 
-def test_a_cache_that_does_not_fit(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_does_not_fit(device, monkeypatch):
     name, limit = device.info.name, device.info.max_buffer_bytes
     tokens = min(limit // (64 * 2) // 16 * 16 + 16, 1 << 24)
     if tokens * 64 * 2 > limit:

@@ -31,7 +31,7 @@ def family(attention: za.Attention, prefix: int, suffixes: list[int], seed: int 
 
 
 @pytest.mark.one_driver
-@pytest.mark.parametrize(("text", "dtype"), (("9/3/64", "f16"), ("4/4/64", "q8_0"), ("2/1/512", "f16")))
+@pytest.mark.parametrize(("text", "dtype"), (("9/3/64", "f16"), ("4/4/64", "q8_0"), *[("2/1/512", "f16")] * FULL))
 def test_the_bits_of_the_batch_without_it(any_device: za.Device, text: str, dtype: str) -> None:
     with za.KVCache(any_device, za.AttnShape.parse(text), 1, 16384, dtype, PAGE) as cache:
         attns = [za.Attention(cache), za.Attention(cache, cascade=False), za.Attention(cache, num_splits=2)]

@@ -2,9 +2,7 @@
 
 import json
 import re
-import shutil
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,7 +39,7 @@ def fails(text: str, prop: int) -> list[str]:
 # --- what passes -------------------------------------------------------------------------------------------
 
 
-def test_quick_agrees_with_the_committed_record(device: za.Device, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quick_agrees_with_the_committed_record(device, capsys):
     assert run(device, "--quick") == 0
     text = capsys.readouterr().out
     lines = text.splitlines()
@@ -66,7 +64,7 @@ def test_quick_agrees_with_the_committed_record(device: za.Device, capsys: pytes
         ("9/3/64 f16 1 mask=blind", {8, 9}),
     ],
 )
-def test_what_a_case_shows(device: za.Device, case: str, missing: set[int]) -> None:
+def test_what_a_case_shows(device, case, missing):
     """What the record does not have is compared with the oracle. Two keys have nothing to share, one node no shards.
 
     The kernels are those of the quick cases.
@@ -76,9 +74,7 @@ def test_what_a_case_shows(device: za.Device, case: str, missing: set[int]) -> N
     assert set(outcome.shown) == {*range(1, 11)} - missing
 
 
-def test_check_runs_without_rich(
-    device: za.Device, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_runs_without_rich(device, monkeypatch, capsys):
     """Any import of rich fails here."""
     for name in ("rich", "rich.console"):
         monkeypatch.setitem(sys.modules, name, None)
@@ -86,7 +82,7 @@ def test_check_runs_without_rich(
     assert capsys.readouterr().out.startswith("pass    9/3/64 f16 65")
 
 
-def test_shards_lie_on_every_device(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_lie_on_every_device(device, monkeypatch):
     used: list[list[za.Device]] = []
 
     def sharded(*args: Any, **options: Any) -> ShardedKVCache:
@@ -105,7 +101,7 @@ def test_shards_lie_on_every_device(device: za.Device, monkeypatch: pytest.Monke
     assert {outcome.status for outcome in (alone, *both)} == {"pass"}
 
 
-def test_every_layout_and_unit_count_runs_as_planned(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_layout_and_unit_count_runs_as_planned(device, monkeypatch):
     laid_out: set[tuple[int, ...]] = set()
     planned = SplitSpec.plan
 
@@ -123,7 +119,7 @@ def test_every_layout_and_unit_count_runs_as_planned(device: za.Device, monkeypa
     assert outcome.status == "pass"
 
 
-def test_devices_are_compared(device: za.Device, capsys: pytest.CaptureFixture[str]) -> None:
+def test_devices_are_compared(device, capsys):
     every, runtime = len(za.list_devices()), device.runtime.name
     options = ["--json", "--cases", "9/3/64 f16 2", "--splits", "auto"]
     assert cli.main(["check", "--device", "all", "--runtime", runtime, *options]) == 0
@@ -139,7 +135,7 @@ def test_devices_are_compared(device: za.Device, capsys: pytest.CaptureFixture[s
 # --- records of other machines -----------------------------------------------------------------------------
 
 
-def test_record_and_against(device: za.Device, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_record_and_against(device, tmp_path, capsys):
     path = tmp_path / "r.json"
     small = ("--cases", "9/3/64 f16 65,9/3/64 f16 1000", "--splits", "auto")
     assert run(device, *small, "--record", path) == 0
@@ -162,9 +158,7 @@ def test_record_and_against(device: za.Device, tmp_path: Path, capsys: pytest.Ca
     ) in text
 
 
-def test_a_case_without_room_is_refused(
-    device: za.Device, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_case_without_room_is_refused(device, monkeypatch, capsys):
     def no_room(*_: Any) -> Any:
         raise za.errors.LimitError("buffer: too much")
 
@@ -180,14 +174,7 @@ def test_a_case_without_room_is_refused(
 @pytest.mark.parametrize(
     ("begin", "end", "alone"), [(1, 0, 0), (0, -1, 0), (0, 0, 1), (0, 1, 1)], ids=("begin", "end", "alone", "both")
 )
-def test_a_broken_cascade_fails(
-    device: za.Device,
-    begin: int,
-    end: int,
-    alone: int,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_broken_cascade_fails(device, begin, end, alone, monkeypatch, capsys):
     """A range off by one unit: one that nobody attends, or that is shared by rows that do not see all of it."""
     inner = planned.shared_leaves
 
@@ -204,9 +191,7 @@ def test_a_broken_cascade_fails(
     assert len(fails(text, 8)) == 1, text
 
 
-def test_a_fold_of_shards_in_another_order_fails(
-    device: za.Device, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_fold_of_shards_in_another_order_fails(device, monkeypatch, capsys):
     """Of three nodes or more: a sum of two does not tell."""
 
     def reversed_gather(parts: Any) -> reference.PartialState:
@@ -243,30 +228,14 @@ SLIDING = [
 ]
 
 
-@pytest.fixture
-def reopened(device: za.Device) -> Any:
-    """Devices opened within the test load the changed SPIR-V: check opens its own; this one only says which."""
-    if shutil.which("glslangValidator") is None:
-        pytest.skip("glslangValidator is not installed")
-    return device
-
-
 @pytest.mark.parametrize(
     ("changes", "builds", "prop"),
     [(FMA, "attend_loop", 2), *([(FMA, "attend_", 10), (SLIDING, "attend_", 10)] if FULL else [])],
     ids=["fma in one of two builds", *["fma", "sliding leaves"] * FULL],
 )
-def test_a_broken_kernel_fails(
-    reopened: za.Device,
-    changes: list[Change],
-    builds: str,
-    prop: int,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_broken_kernel_fails(device, changes, builds, prop, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(device_module, "SPIRV", break_kernels(changes, tmp_path, builds))
-    assert run(reopened, *SMALL) == 1
+    assert run(device, *SMALL) == 1
     text = capsys.readouterr().out
     assert text.startswith("FAIL    9/3/64 f16 1000")
     found = fails(text, prop)

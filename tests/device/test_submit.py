@@ -58,7 +58,7 @@ def submit(attn: za.Attention, seq: za.Sequence, layer: int, tokens: int, rows: 
     return attn.submit(q, seq, layer, K[new], V[new], return_lse=True, **more)
 
 
-def test_results_are_those_of_calls(cache: za.KVCache) -> None:
+def test_results_are_those_of_calls(cache):
     attn, seq = za.Attention(cache), cache.new_sequence()
     for tokens, rows in ((70, 70), (71, 1), (72, 1), (128, 56), (129, 1)):
         for layer in (0, 1):
@@ -92,7 +92,7 @@ OTHERS: dict[str, Callable[[za.KVCache, za.Attention, za.Sequence], Any]] = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_the_caches_next_call_completes_it(device: za.Device, name: str) -> None:
+def test_the_caches_next_call_completes_it(device, name):
     cache = za.KVCache(device, SHAPE, 2, 1024, "f16", 16)
     attn, seq = za.Attention(cache), cache.new_sequence()
     for layer in (0, 1):
@@ -106,7 +106,7 @@ def test_the_caches_next_call_completes_it(device: za.Device, name: str) -> None
     cache.close()
 
 
-def test_a_failure_is_the_results(cache: za.KVCache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_is_the_results(cache, monkeypatch):
     attn, seq, runtime = za.Attention(cache), cache.new_sequence(), cache.device.runtime
     free = cache.free_tokens
 
@@ -134,7 +134,7 @@ def test_a_failure_is_the_results(cache: za.KVCache, monkeypatch: pytest.MonkeyP
         same(pending.result(), oracle(70, 70))
 
 
-def test_a_result_of_a_closed_device() -> None:
+def test_a_result_of_a_closed_device():
     with za.Device.open(runtime="vulkan") as device:
         cache = za.KVCache(device, SHAPE, 1, 64, "f16", 16)
         attn, seq = za.Attention(cache), cache.new_sequence()
@@ -143,7 +143,7 @@ def test_a_result_of_a_closed_device() -> None:
         pending.result()
 
 
-def test_calls_of_several_caches_go_in_one_submission(device: za.Device, three: Any, sent: list[int]) -> None:
+def test_calls_of_several_caches_go_in_one_submission(device, three, sent):
     attns, seqs = three
     for tokens, rows in ((70, 70), (71, 1), (72, 1)):
         with device.together():
@@ -162,9 +162,7 @@ def test_calls_of_several_caches_go_in_one_submission(device: za.Device, three: 
     same(third.result(), oracle(73))
 
 
-def test_an_undone_call_leaves_nothing_in_the_queue(
-    device: za.Device, three: Any, sent: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_undone_call_leaves_nothing_in_the_queue(device, three, sent, monkeypatch):
     """The next call takes its workspace: two dispatches of one submission would write to the same results."""
     (attn, *_), (seq, *_) = three
     attn.cache.append(seq, 0, K[:70], V[:70])
@@ -185,7 +183,7 @@ def test_an_undone_call_leaves_nothing_in_the_queue(
     same(second.result(), oracle(70))
 
 
-def test_a_call_that_ends_sends_no_other(device: za.Device, three: Any, sent: list[int]) -> None:
+def test_a_call_that_ends_sends_no_other(device, three, sent):
     """Of calls that only attend, in a block: what was queued since they were sent waits for the block's end."""
     attns, seqs = three
     for attn, seq in zip(attns, seqs, strict=True):
@@ -201,9 +199,7 @@ def test_a_call_that_ends_sends_no_other(device: za.Device, three: Any, sent: li
     same(third.result(), oracle(70))
 
 
-def test_a_failure_of_one_submission_is_that_of_all_its_calls(
-    device: za.Device, three: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_of_one_submission_is_that_of_all_its_calls(device, three, monkeypatch):
     attns, seqs = three
     pending: list[PendingAttention] = []
     with monkeypatch.context() as patch:
