@@ -162,7 +162,8 @@ def test_observers_see_the_calls_of_forks(device: za.Device) -> None:
                 torch.float32,
             )
         assert cache.get_seq_length() == 50 and [len(one) for row in cache.sequences for one in row] == [50]
-        cache.observer, layer.cache = seen.append, cache.fork()
+        cache.observer = seen.append
+        layer.cache = cache.fork()
         out = layer.step(50, 51)
         assert equal(out, whole(layer)[:, :, 50:])
         for i, call in zip(range(2), seen, strict=True):
