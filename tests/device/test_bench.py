@@ -1,4 +1,4 @@
-"""The benchmark on a device: dispatchers, dtypes and layouts in turns, the passes by its clock, and decode steps."""
+"""The benchmark on a device: dispatchers, the passes by its clock, decode steps; a quick proof."""
 
 import json
 from typing import Any
@@ -8,6 +8,7 @@ from commands import records
 from commands import run as main
 
 import zinc_attn as za
+from zinc_attn.tools import proof
 from zinc_attn.tools.measure import CallSpec, decode_steps, measure_calls, stalls, steps
 from zinc_attn.tools.measure.calls import pass_times
 
@@ -86,3 +87,20 @@ def test_stalls_and_wrong_bits_are_seen(device, monkeypatch):
     wrong = [row for row in decode_steps([device], [spec], prepare=False) if row.status == "failed"]
     assert [row.context for row in wrong] == [1, 40]
     assert all("got" in str(row.error) and not row.seconds for row in wrong)
+
+
+SMALL = ("--cases", "9/3/64 f32 65", "--splits", "1,auto")  # a case of the record
+
+
+def test_quick_proof(tmp_path, monkeypatch, capsys):
+    """Every command in a process of its own, both reports, and the exit status."""
+    monkeypatch.setattr(proof, "QUICK_CHECK", SMALL)
+    out = tmp_path / "made"
+    assert main("proof --quick --shape 4/2/64 --contexts 130 --out", out) == 0
+    assert "passed" in capsys.readouterr().out.splitlines()
+    text, report = (out / "report.md").read_text(), json.loads((out / "report.json").read_text())
+    assert report["passed"] and [one["tool"] for one in report["steps"]] == ["check", "sweep", "bench"]
+    ((_, digest, cases),) = proof.checks_of(report)
+    assert digest and [one["status"] for one in cases] == ["pass"] and digest in text
+    assert text.count("\n| 4/2/64 | 130 | auto | bits | ") == 2
+    assert str(tmp_path) not in text + json.dumps(report)

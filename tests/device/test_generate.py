@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from commands import records, refusal, run
 from support import FULL
-from tiny_models import BASE, TEXT, config_file, saved
+from tiny_models import TEXT, config_file, saved
 from zinc_models import hf, torch, transformers
 
 import zinc_attn as za
@@ -337,29 +337,3 @@ def test_validate_refuses_what_there_is_no_room_for(findings):
     status, found = findings("--contexts 16m,64 --splits 2 --dtype f32", max_position_embeddings=1 << 24)
     assert status == 2 and [one["status"] for one in found] == ["refused", "equal", "equal"]
     assert found[0]["context"] == 1 << 24 and found[0]["text"].startswith("max_cache_len")
-
-
-def test_observers_see_the_calls_of_forks(vulkan):
-    """With what they were given and gave; and rows without a forward are refused for a batch."""
-    config = transformers.LlamaConfig(**BASE)
-    k, v = torch.randn(2, 50, 2, 64).numpy()
-    with hf.ZincCache(config, 128, device=vulkan, page_size=16) as held:
-        for part in (slice(0, 30), slice(30, 50)):
-            held.append(lambda layer, part=part: (k[part], v[part]), torch.float32)
-        assert held.get_seq_length() == 50 and [len(one) for row in held.sequences for one in row] == [50]
-        q, key, value = (torch.randn(1, heads, 1, 64) for heads in (4, 2, 2))
-        seen = list[hf.AttendedCall]()
-        held.observer = seen.append
-        twin = held.fork()
-        out = hf.attention_forward(torch.nn.Module(), q, *twin.update(key, value, 0), None)[0]
-        (call,) = seen
-        assert call.layer == 0 and call.query is q and call.new[0] is key and call.seconds > 0
-        both = [np.concatenate([x, y[0].transpose(0, 1).numpy()]) for x, y in ((k, key), (v, value))]
-        want = za.reference.emulate(q[0, :, 0].numpy(), *both)[0]
-        assert np.array_equal(call.out, out.numpy()) and np.array_equal(call.out[0, 0], want)
-    with hf.ZincCache(config, 32, device=vulkan, page_size=16, max_batch=2) as held:
-        two = torch.randn(2, 2, 4, 64)
-        for layer in range(2):
-            hf.attention_forward(torch.nn.Module(), torch.randn(2, 4, 4, 64), *held.update(two, two, layer), None)
-        with pytest.raises(za.errors.ArgumentError, match="append: got a cache of 2 batch rows"):
-            held.append(lambda layer: (k, v), torch.float32)
