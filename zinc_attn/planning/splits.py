@@ -4,22 +4,8 @@ A plan says which workgroup computes which partial states. The output bits are t
 (docs/determinism.md), so the rule follows performance alone. Keys form leaves of 64 and nodes of 512, and no split is
 smaller than a leaf.
 
-On a GPU there is a split per node, and pass 1 emits a partial state per node. A workgroup has eight waves, which attend
-the node's leaves side by side; where the nodes of all KV heads give every compute unit eight workgroups, and there is
-one query row, one wave attends them one after another (at 8 bits a value, where they give it sixteen). A GPU that has
-no workgroups of eight waves has workgroups of one wave, and the context length decides:
-
-===============  ================================  ===================================================================
-context (keys)   number of splits                  pass 1 emits a partial state
-===============  ================================  ===================================================================
-0 to 128         1                                 per node
-129 to 65,472    min(leaves, target, 128)          per leaf if there are more splits than nodes, otherwise per node
-from 65,473 on   nodes, or min(nodes, target) if   per node
-                 the call has several query rows
-===============  ================================  ===================================================================
-
-target = ceil(compute_units * 8 / (kv_heads * head_chunks * q_len)), which gives every compute unit eight workgroups of
-one wave. The sizes of two splits differ by at most one leaf, or by one node where states are per node.
+docs/cli.md has the rule for GPUs, with the table of contexts and the target of workgroups of one wave. The sizes of two
+splits differ by at most one leaf, or by one node where states are per node.
 
 On a CPU device a split is one leaf as long as leaves * q_len is at most 4,096, because the straight-line build of
 pass 1 is the fastest there. Beyond that there are min(nodes, target) splits, with a state per node. ``Attention`` asks
