@@ -25,11 +25,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from cache_rows import new_q, new_rows
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 from interrupts import Interrupter, files
-from support import DRIVERS, FULL, RUNTIMES, differing, open_device
+from support import DRIVERS, FULL, RUNTIMES, open_device, same
 
 import zinc_attn as za
 from zinc_attn import errors, reference
@@ -161,16 +162,12 @@ class Machine(RuleBasedStateMachine):
     def new_rows(self, world: World, n: int) -> tuple[Any, Any, Rows]:
         """k and v to append, and the values that are stored of them."""
         self.serial += 1
-        x = np.random.default_rng(self.serial).standard_normal((2, n, 2, 64)).astype(np.float32)
-        if world.dtype == "f16":
-            x = x.astype(np.float16)
-        if world.dtype == "bf16":
-            x = (x.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
-        return x[0], x[1], rows.stored(x[0], x[1], world.dtype)
+        k, v = new_rows(np.random.default_rng(self.serial), n, SHAPE, world.dtype)
+        return k, v, rows.stored(k, v, world.dtype)
 
     def queries(self, n: int) -> Any:
         self.serial += 1
-        return np.random.default_rng(self.serial).standard_normal((n, 6, 64)).astype(np.float32)
+        return new_q(np.random.default_rng(self.serial), n, SHAPE)
 
     def attempt(self, name: str, call: Callable[[], Any], fault: Any, *expected: type[Exception]) -> Any:
         """What ``call`` returns, or the error where it is one of ``expected``. Cut: the test made it fail."""
@@ -281,9 +278,7 @@ class Machine(RuleBasedStateMachine):
         told = ("window", "softcap", "sinks", "arithmetic")
         kinds = {name: value for name, value in OPTIONS[option].items() if name in told}
         kinds = {name: value[layer] if isinstance(value, list) else value for name, value in kinds.items()}
-        want = reference.emulate(q, *model.held[layer], **kinds)
-        for got, expected in zip((out, lse), want, strict=True):
-            assert not differing(got, expected), (model.lengths, layer, option)
+        same((out, lse), reference.emulate(q, *model.held[layer], **kinds), (model.lengths, layer, option))
 
     # --- operations ---------------------------------------------------------------------------------------
 
