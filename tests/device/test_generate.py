@@ -161,10 +161,7 @@ def spoil(monkeypatch, when):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"model_type": "foobar"},
-            "The checkpoint you are trying to load has model type `foobar` but ",
-        ),
+        ({"model_type": "foobar"}, "The checkpoint you are trying to load has model type `foobar` but "),
         ({"model_type": "vit"}, "configuration_vit.ViTConfig'> for this kind of AutoModel: AutoModelForCausalLM. "),
         ({"head_dim": 640}, "head_dim: got 640, expected an int from 1 to 576"),
         (INDEXED, "layer 0 is of type 'indexed_attention', expected one of full_attention, "),

@@ -38,19 +38,15 @@ def test_a_full_shard_is_named(device: za.Device) -> None:
 
 
 def test_the_layers_advance_together(device: za.Device) -> None:
-    """With a Sequence's errors, also where the shard that gets the tokens has none of the step."""
+    """With a Sequence's errors (test_pages.py), also where the shard that gets the tokens has none of the step."""
     k, q = np.ones((1024, 2, 64), np.float32), np.ones((6, 64), np.float32)
     with za.ShardedKVCache([device, device], SHAPE, 3, 2048, "f32", weights=[1.0, 1.0]) as cache:
         seq, attn = cache.new_sequence(), za.ShardedAttention(cache)
         cache.append(seq, 0, k[:512], k[:512])
-        behind = "layer 1: got {} tokens at length 0, expected 512, layer 0 has length 512"
-        for layer, n, text in (
-            (0, 512, "layer 0: got 512 tokens at length 512, expected none yet, layer 1 has length 0"),
-            *((1, n, behind.format(n)) for n in (100, 600)),
-        ):
-            for give in (cache.append, lambda *given: attn(q, *given)):
-                with pytest.raises(StepError, match=f"^{text}; append "):
-                    give(seq, layer, k[:n], k[:n])
+        text = "^layer 1: got 600 tokens at length 0, expected 512, layer 0 has length 512; append "
+        for give in (cache.append, lambda *given: attn(q, *given)):
+            with pytest.raises(StepError, match=text):
+                give(seq, 1, k[:600], k[:600])
         with pytest.raises(StepError, match=r"^fork: layer 0 has length 512, layer 1 has length 0, expected equal"):
             seq.fork()
         cache.append(seq, 1, k[:512], k[:512])
