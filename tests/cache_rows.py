@@ -120,15 +120,29 @@ class Twin:
         self.held = [(k[:n], v[:n]) for k, v in self.held]
 
     def keep(self, kept: Seq[int], last: int) -> None:
-        self.sequence.keep(kept, last)
         ends = [len(k) - last for k, _ in self.held]
         self.held = [
             tuple(np.concatenate([x[:n], x[n:][list(kept)]]) for x in pair)
             for n, pair in zip(ends, self.held, strict=True)
         ]
+        self.sequence.keep(kept, last)
 
     def __len__(self) -> int:
         return len(self.sequence)
+
+
+@contextmanager
+def done_or_not_done(twins: Seq[Twin]) -> Iterator[None]:
+    """Around a call that may be cut short: then all twins hold the rows from before it, or all those from behind it."""
+    before = [(list(one.held), list(one.sequence.lengths)) for one in twins]
+    try:
+        yield
+    except BaseException:
+        undone = [list(one.sequence.lengths) == lengths for one, (_, lengths) in zip(twins, before, strict=True)]
+        assert all(undone) or not any(undone), undone
+        for one, (held, _) in zip(twins, before, strict=True) if all(undone) else ():
+            one.held = held
+        raise
 
 
 def together(twins: Seq[Twin], counts: Seq[int], q_lens: Seq[int] | None = None, attention: Any = None) -> None:

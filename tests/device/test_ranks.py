@@ -72,8 +72,7 @@ file.close()
 
 
 @pytest.mark.parametrize(
-    ("ranks", "mode", "says"),
-    ((4, "equal", "equal"), (2, "mismatch", "RankError rank 1 is set up as 6/2/64 layers=2")),
+    ("ranks", "mode", "says"), ((4, "equal", "equal"), (2, "mismatch", "RankError rank 1 is set up as 6/2/64 layers=2"))
 )
 def test_ranks(tmp_path: Path, ranks: int, mode: str, says: str) -> None:
     said, stderr = run_ranks(tmp_path, EQUAL, ranks, mode)

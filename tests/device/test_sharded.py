@@ -1,18 +1,21 @@
 """A sequence on several devices: the bits of one device, and nodes where there is room for them."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
-from cache_rows import Twin, together
+from cache_rows import Twin, done_or_not_done, together
+from interrupts import Interrupter, files
 from sharded import SHAPE, check_books
-from support import FULL, differing, same
+from support import FULL, same
 
 import zinc_attn as za
 from zinc_attn import reference
-from zinc_attn.errors import ArgumentError, DeviceLostError, ZincAttnError
+from zinc_attn.errors import ArgumentError, DeviceLostError
 
 DEVICES = {
     "two runtimes": (("default", "vulkan"), ("default", "kompute")),
@@ -68,18 +71,39 @@ def test_results_go_to_arrays_of_the_caller(device: za.Device, rng: np.random.Ge
             same((outs[i], lses[i]), reference.emulate(q[i], k[:n], v[:n]))
 
 
+@contextmanager
+def cut_short(attn: za.ShardedAttention, runtime: Any, rng: np.random.Generator, cuts: Counter[str]) -> Iterator[None]:
+    """Often a call within fails, as on a lost device in a submission or the fold, or is interrupted at an opcode."""
+
+    def lost(*_: Any) -> None:
+        raise DeviceLostError("injected")
+
+    cut = str(rng.choice(["none", "submission", "fold", "opcode", "opcode"]))
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            if cut == "submission":
+                patch.setattr(runtime, "start", lost)
+            if cut == "fold":
+                patch.setattr(type(attn.fold), "__call__", lost)
+            with Interrupter(files("distributed"), *[int(rng.integers(4000))] * (cut == "opcode")).armed():
+                yield
+    except (DeviceLostError, KeyboardInterrupt):
+        cuts[cut] += 1
+
+
 @pytest.mark.parametrize("some", ({**WINDOW, "window": 700, "softcap": 9.0}, *[{}] * FULL), ids=len)
 @pytest.mark.parametrize("seed", range(4 if FULL else 1))
 def test_what_fits_the_capacity_fits_the_shards(device: za.Device, seed: int, some: dict[str, Any]) -> None:
-    """Whatever was appended, cut, kept, forked and freed before; batches have the bits of each sequence alone."""
-    rng, most, kept, batches = np.random.default_rng(seed), 14, 0, 0
+    """Whatever was appended, cut, kept, forked and freed before; batches have the bits of each sequence alone.
+
+    A call that is cut short is done or not done, in all sequences of a batch alike.
+    """
+    rng, most, kept, batches, cuts = np.random.default_rng(seed), 14, 0, 0, Counter[str]()
     with za.ShardedKVCache([device] * 3, SHAPE, 1, most * 512, page_size=64, weights=[4.0, 2.0, 1.0]) as cache:
         attn, live = za.ShardedAttention(cache, **some), list[Twin]()
         assert attn([], [], 0) == []
-        for step in range(400 if FULL else 150):
-            action = rng.choice(
-                ["new", "free", "free", "fork", "cut", "cut", "keep", "keep", "batch", "append", "append"]
-            )
+        for step in range(1000 if FULL else 400):
+            action = rng.choice([*["batch", "append"] * 3, *["new", "fork", "free", "cut", "keep"] * 2])
             used = check_books(cache, [one.sequence for one in live])
             if not live or action == "new":
                 live.append(Twin(attn, step, **some))
@@ -102,53 +126,22 @@ def test_what_fits_the_capacity_fits_the_shards(device: za.Device, seed: int, so
                 last = min(n, 1400, max(pages - 1, 0) * 64)
                 if not any(map(cache.allocator.is_shared, held)):
                     chosen = np.sort(rng.choice(last, int(rng.integers(last + 1)), replace=False))
-                    one.keep(chosen.tolist(), last)
+                    with cut_short(attn, device.runtime, rng, cuts), done_or_not_done([one]):
+                        one.keep(chosen.tolist(), last)
                     one.look()
                     kept += len(chosen)
             elif action == "batch":
                 count = int(rng.choice([1, 40])) if used + len(live) <= most else 0
                 batch = [one for one in live if count or len(one)]
-                together(batch, [count] * len(batch), [1 + (count > 1)] * len(batch))
+                with cut_short(attn, device.runtime, rng, cuts), done_or_not_done(batch):
+                    together(batch, [count] * len(batch), [1 + (count > 1)] * len(batch))
                 batches += len(batch) > 2
             elif room := (most - used + len(held)) * 512 - len(one):
                 one.append(min(int(rng.choice([1, 30, 511, 1300, 7000])), room))
             one = batch = None
         for one in live:
             one.look(3)
-        assert kept > 100 and batches > 1, (kept, batches)
-
-
-def lost(*_: Any) -> None:
-    raise DeviceLostError("injected")
-
-
-@pytest.mark.parametrize("devices", DEVICES if FULL else [TWO], indirect=True)
-def test_a_batch_counts_in_whole_or_not(devices: list[za.Device], monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(6)
-    k = rng.standard_normal((1400, 2, 64)).astype(np.float32)
-    q = rng.standard_normal((6, 64)).astype(np.float32)
-    with za.ShardedKVCache(devices, SHAPE, 1, 16 * 512, "f32", weights=[1.0] * len(devices)) as cache:
-        attn, root = za.ShardedAttention(cache), cache.new_sequence()
-        cache.append(root, 0, k[:600], k[:600])
-        seqs = [root, root.fork(), cache.new_sequence()]
-        nan = k[600:].copy()
-        nan[2] = np.nan
-        for bad, text, *fails in (
-            (nan, r"^k\[2, 0, 0\]: got nan"),
-            (k[:, :1], r"^k: got shape \(1400, 1, 64\)"),
-            (k[600:], "^injected$", type(attn.fold), "__call__"),
-            (k[600:], "^injected$", devices[-1].runtime, "start"),
-        ):
-            with monkeypatch.context() as patch, pytest.raises(ZincAttnError, match=text):
-                if fails:
-                    patch.setattr(*fails, lost)
-                attn([q] * 3, seqs, 0, [k[600:], k[600:], bad], [k[600:], k[600:], bad])
-            assert [len(seq) for seq in seqs] == [600, 600, 0]
-            assert [sum(map(len, seq.shards.values())) for seq in seqs] == [600, 600, 0]
-            assert check_books(cache, seqs) == 3
-        more = [k[600:700], k[600:], k]
-        for got, n in zip(attn([q] * 3, seqs, 0, more, more), (700, 1400, 1400), strict=True):
-            assert not differing(got, reference.emulate(q, k[:n], k[:n])[0])
+        assert kept > 100 and batches > 1 and min(cuts[cut] for cut in ("submission", "fold", "opcode")) > 1, cuts
 
 
 def test_rows_of_any_number_share_the_folds_buffers(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:

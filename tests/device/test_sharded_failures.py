@@ -1,13 +1,11 @@
 """What a sharded cache refuses, and that a failed or interrupted call leaves it as it was."""
 
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
-from interrupts import Interrupter, files, moments
 from sharded import SHAPE, check_books
-from support import FULL, differing, open_device
+from support import differing, open_device
 
 import zinc_attn as za
 from zinc_attn import reference
@@ -38,19 +36,15 @@ def test_a_full_shard_is_named(device: za.Device) -> None:
 
 
 def test_the_layers_advance_together(device: za.Device) -> None:
-    """With a Sequence's errors, also where the shard that gets the tokens has none of the step."""
+    """With a Sequence's errors (test_pages.py), also where the shard that gets the tokens has none of the step."""
     k, q = np.ones((1024, 2, 64), np.float32), np.ones((6, 64), np.float32)
     with za.ShardedKVCache([device, device], SHAPE, 3, 2048, "f32", weights=[1.0, 1.0]) as cache:
         seq, attn = cache.new_sequence(), za.ShardedAttention(cache)
         cache.append(seq, 0, k[:512], k[:512])
-        behind = "layer 1: got {} tokens at length 0, expected 512, layer 0 has length 512"
-        for layer, n, text in (
-            (0, 512, "layer 0: got 512 tokens at length 512, expected none yet, layer 1 has length 0"),
-            *((1, n, behind.format(n)) for n in (100, 600)),
-        ):
-            for give in (cache.append, lambda *given: attn(q, *given)):
-                with pytest.raises(StepError, match=f"^{text}; append "):
-                    give(seq, layer, k[:n], k[:n])
+        text = "^layer 1: got 600 tokens at length 0, expected 512, layer 0 has length 512; append "
+        for give in (cache.append, lambda *given: attn(q, *given)):
+            with pytest.raises(StepError, match=text):
+                give(seq, 1, k[:600], k[:600])
         with pytest.raises(StepError, match=r"^fork: layer 0 has length 512, layer 1 has length 0, expected equal"):
             seq.fork()
         cache.append(seq, 1, k[:512], k[:512])
@@ -114,44 +108,6 @@ def test_a_failed_keep_leaves_nodes_shared(device: za.Device, monkeypatch: pytes
         seq.keep(range(600, 4096), 4096)
         assert len(seq) == 3496 and free - cache.free_tokens == 7 * 512  # all of its nodes are its own
         check_books(cache, [seq, twin])
-
-
-INTERRUPTED = ("attend", "keep")  # what tests/host/test_nodes.py has no device for
-
-
-@pytest.mark.parametrize("call", INTERRUPTED)
-def test_an_interrupt_leaves_a_call_done_or_not_done(device: za.Device, call: str) -> None:
-    """At some of the bytecodes; tests/host/test_nodes.py interrupts the other calls at each of them."""
-    k = np.random.default_rng(1).standard_normal((1100, 2, 64)).astype(np.float32)
-    q = np.ones((6, 64), np.float32)
-    have = {700: k[:700], 600: np.delete(k[:700], range(300, 400), 0)}
-    want = {n: reference.emulate(q, x, x)[0] for n, x in have.items()}
-    grown = {n: reference.emulate(q, x, x)[0] for n, x in ((n, np.concatenate([x, k[n:]])) for n, x in have.items())}
-    with za.ShardedKVCache([device, device], SHAPE, 2, 4096, "f32", weights=[1.0, 1.0]) as cache:
-        attn = za.ShardedAttention(cache)
-        calls = {
-            "attend": lambda seq: attn(q, seq, 0, k[700:], k[700:]),
-            "keep": lambda seq: seq.keep(range(100, 400), 400),  # rows of one shard go to the other
-        }
-
-        def run(*at: int) -> Interrupter:
-            seq, interrupter = cache.new_sequence(), Interrupter(files("distributed"), *at)
-            for layer in range(2):
-                cache.append(seq, layer, k[:700], k[:700])
-            with suppress(KeyboardInterrupt):
-                interrupter.run(lambda: calls[call](seq))
-            n = len(seq)
-            assert n in ((700, 600) if call == "keep" else (700,)), interrupter.raised
-            assert seq.lengths in ([n, n], [1100, 700]), interrupter.raised
-            assert not differing(attn(q, seq, 1), want[n]), interrupter.raised
-            assert check_books(cache, [seq]) == (3 if seq.lengths[0] == 1100 else 2), interrupter.raised
-            for layer in [layer for layer in range(2) if seq.lengths[layer] == n]:
-                assert not differing(attn(q, seq, layer, k[n:], k[n:]), grown[n]), interrupter.raised
-            return interrupter
-
-        count = run().seen
-        hits = sum(bool(run(*at).raised) for at in moments(count, 24 if FULL else 9, INTERRUPTED.index(call)))
-        assert hits > 6
 
 
 def test_close_comes_before_other_errors(device: za.Device) -> None:

@@ -113,10 +113,7 @@ VIOLATIONS = (
     (reported(WIDE_V, VGPRs=193), "attend_single_f16:128/320:8: 193 VGPRs, at most 192 allowed"),
     (reported(Spec("merge", 576), VGPRs=144), "merge:576: 144 VGPRs, at most 120 allowed"),
     (reported(Spec("merge", 512), VGPRs=144), "merge:512: 144 VGPRs, at most 120 allowed"),
-    (
-        reported(Spec("attend_loop_f16", 64, 24, rows=8), VGPRs=241),
-        "attend_loop_f16:64:24:1:0:8: 241 VGPRs, at most",
-    ),
+    (reported(Spec("attend_loop_f16", 64, 24, rows=8), VGPRs=241), "attend_loop_f16:64:24:1:0:8: 241 VGPRs, at most"),
     (reported(Spec("attend_matrix_f16", 64, 64)), "attend_matrix_f16:64:64: no instruction of the matrix units"),
     (reported(wave=64), "attend_single_f16:256:8: wave64, wave32 needed"),
     (reported(Spilled_SGPRs=3), "attend_single_f16:256:8: 3 spilled registers, at most 0 allowed"),
