@@ -102,7 +102,7 @@ bool Plan::make(const ggml_tensor *op) {
     Operation o;
     read(op, &o);
     const ggml_tensor *root = root_of(o.k);
-    WriteOrder *known = order_of(root);
+    WriteOrder *known = order_of_keys(root);
     const std::vector<uint32_t> none, &order = known ? known->order() : none;
     size_t mask_bytes = o.mask ? ggml_nbytes(o.mask) : 0, row_bytes = ggml_row_size(o.k->type, o.k->ne[0]);
     uint64_t cell_rows = ggml_row_size(root->type, root->ne[0]) / row_bytes;  // rows of a head in a row of the root

@@ -56,7 +56,6 @@ ggml_status set_rows(ggml_tensor *op) {
     const ggml_tensor *rows = op->src[0], *numbers = op->src[1], *root = root_of(op);
     const int64_t n = rows->ne[0], count = rows->ne[1] * rows->ne[2] * rows->ne[3];
     const size_t cell_bytes = ggml_row_size(root->type, root->ne[0]);
-    WriteOrder *order = note_order(root);
     std::vector<float> row(static_cast<size_t>(n));
     for (int64_t at = 0; at < count; ++at) {
         int64_t i = at % rows->ne[1], j = at / rows->ne[1] % rows->ne[2], k = at / rows->ne[1] / rows->ne[2];
@@ -77,7 +76,7 @@ ggml_status set_rows(ggml_tensor *op) {
         size_t offset = size_t(number) * op->nb[1] + size_t(j) * op->nb[2] + size_t(k) * op->nb[3];
         char *to = static_cast<char *>(op->data) + offset;
         encode_row(row.data(), n, op->type, to);
-        if (order) order->write(uint32_t(size_t(to - static_cast<char *>(root->data)) / cell_bytes));
+        note_write(root, uint32_t(size_t(to - static_cast<char *>(root->data)) / cell_bytes));
     }
     return GGML_STATUS_SUCCESS;
 }
