@@ -93,6 +93,7 @@ bool attention_supported(Device *device, const ggml_tensor *op) {
     for (const ggml_tensor *t : {root_of(o.k), root_of(o.v)})
         if ((t->buffer && !buffer_of(t)) || ggml_nbytes(t) > device->most) return false;
     std::lock_guard<std::mutex> lock(device->mutex);
+    order_of_keys(root_of(o.k));  // which is the last layer's is known before the first row is written
     return device->attn(o.kind) != nullptr;
 }
 

@@ -23,24 +23,24 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SERVER = ("-np", "4", "-c", "8192", "-fa", "on", "-t", "2", "--no-warmup")
+SERVER = ("-np", "4", "-c", "8192", "-fa", "on", "-t", "1", "--no-warmup")
 WORDS = "a sum of many small terms may come out in more than one way when its order is not the same each time".split()
 
 
 def prompts(requests: int) -> list[str]:
     """The first one is there at every fifth place; half of the others begin as it does, and end anywhere."""
     draw = random.Random(0)
-    text = " ".join(draw.choices(WORDS, k=150))
+    text = " ".join(draw.choices(WORDS, k=90))
     made = []
     for i in range(requests):
         begin = text[: draw.randrange(len(text))] if draw.random() < 0.5 else ""
-        other = begin + " ".join(draw.choices(WORDS, k=draw.randrange(2, 200)))
+        other = begin + " ".join(draw.choices(WORDS, k=draw.randrange(2, 80)))
         made.append(other if i % 5 else text)
     return made
 
 
 def answer(port: int, prompt: str) -> str:
-    asked = {"prompt": prompt, "n_predict": 8, "temperature": 0, "n_probs": 3, "cache_prompt": True}
+    asked = {"prompt": prompt, "n_predict": 4, "temperature": 0, "n_probs": 3, "cache_prompt": True}
     request = urllib.request.Request(f"http://127.0.0.1:{port}/completion", json.dumps(asked).encode())
     with urllib.request.urlopen(request, timeout=600) as reply:
         return json.dumps(json.load(reply)["completion_probabilities"])

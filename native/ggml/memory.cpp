@@ -19,30 +19,34 @@ static size_t offset_of(const Buffer &buffer, const ggml_tensor *root) {
     return size_t(static_cast<char *>(root->data) - static_cast<char *>(buffer.memory.base));
 }
 
-WriteOrder *order_of_keys(const ggml_tensor *root) {
-    Buffer *buffer = buffer_of(root);
-    if (!buffer) return nullptr;
-    auto found = buffer->cells.find(size_t(ggml_nrows(root)));
-    if (found == buffer->cells.end()) return nullptr;
-    found->second.tells = std::max(found->second.tells, offset_of(*buffer, root));
-    return &found->second.order;
-}
-
 // The cells of a root, made where they are new, and the root's offset; NULL for memory that holds no cache.
 static Cells *cells_of(const ggml_tensor *root, size_t *offset) {
     Buffer *buffer = buffer_of(root);
     if (!buffer || root->buffer->usage == GGML_BACKEND_BUFFER_USAGE_COMPUTE) return nullptr;
     *offset = offset_of(*buffer, root);
     const size_t rows = size_t(ggml_nrows(root));
-    return &buffer->cells.try_emplace(rows, Cells{WriteOrder(rows), *offset}).first->second;
+    return &buffer->cells.try_emplace(rows, Cells{WriteOrder(rows)}).first->second;
+}
+
+WriteOrder *order_of_keys(const ggml_tensor *root) {
+    size_t offset;
+    Cells *cells = cells_of(root, &offset);
+    if (!cells) return nullptr;
+    cells->keys = cells->keys == NO_TENSOR ? offset : std::max(cells->keys, offset);
+    return &cells->order;
+}
+
+static void note_row(Cells *cells, size_t offset, uint32_t row) {
+    if (cells->writer == NO_TENSOR) cells->writer = offset;
+    if (offset == cells->writer) cells->order.write(row);
 }
 
 void note_write(const ggml_tensor *root, uint32_t row) {
     size_t offset, bytes = ggml_row_size(root->type, root->ne[0]);
     Cells *cells = cells_of(root, &offset);
     if (!cells) return;
-    if (offset == cells->writer) cells->order.write(row);
-    if (offset != cells->tells) return;
+    note_row(cells, offset, row);
+    if (offset != cells->keys) return;
     remembered.keep(static_cast<const char *>(root->data) + row * bytes, bytes, cells->order.stamp(row));
 }
 
@@ -63,9 +67,9 @@ static void note_set(const ggml_tensor *tensor, size_t offset, size_t size) {
     Cells *cells = ggml_is_contiguous(root) && tensor->buffer ? cells_of(root, &of_root) : nullptr;
     if (!cells) return;
     for_rows(tensor, offset, size, [&](uint32_t row, const char *data, size_t bytes) {
-        uint64_t stamp = remembered.find(data, bytes);
+        note_row(cells, of_root, row);
+        uint64_t stamp = of_root == cells->keys ? remembered.find(data, bytes) : 0;
         if (stamp) cells->order.restore(row, stamp);
-        else if (of_root == cells->writer) cells->order.write(row);
     });
 }
 
@@ -73,7 +77,7 @@ static void note_set(const ggml_tensor *tensor, size_t offset, size_t size) {
 static void note_get(const ggml_tensor *tensor, size_t offset, size_t size) {
     size_t of_root;
     Cells *cells = tensor->buffer ? cells_of(root_of(tensor), &of_root) : nullptr;
-    if (!cells || of_root != cells->tells) return;
+    if (!cells || of_root != cells->keys) return;
     for_rows(tensor, offset, size, [&](uint32_t row, const char *data, size_t bytes) {
         if (cells->order.stamp(row)) remembered.keep(data, bytes, cells->order.stamp(row));
     });
@@ -116,7 +120,7 @@ static void clear(ggml_backend_buffer_t buffer, uint8_t value) {
     Buffer *own = context_of(buffer);
     std::memset(own->memory.base, value, own->memory.size);
     std::lock_guard<std::mutex> lock(own->device->mutex);
-    own->cells.clear();
+    for (auto &[rows, cells] : own->cells) cells.order = WriteOrder(rows);
 }
 
 static ggml_backend_buffer_i buffer_functions() {

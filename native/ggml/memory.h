@@ -10,11 +10,13 @@
 
 namespace zinc {
 
+constexpr size_t NO_TENSOR = SIZE_MAX;
+
 // The cells of a cache: row i of each of its tensors, K and V of all layers, belongs to cell i.
 struct Cells {
     WriteOrder order;
-    size_t writer;    // offset of the tensor that is written first, that of the first layer: its writes count
-    size_t tells = 0; // offset of the K of the last layer, whose rows tell tokens apart by all that came before them
+    size_t writer = NO_TENSOR;  // offset of the tensor that was written first: its writes count
+    size_t keys = NO_TENSOR;    // of the last layer's K, whose rows tell tokens apart by all that came before them
 };
 
 // What a buffer's `context` is.
@@ -31,7 +33,7 @@ const ggml_tensor *root_of(const ggml_tensor *tensor);  // the tensor that a vie
 // The buffer that holds a tensor; NULL for another back end's, or where the tensor has no memory yet.
 Buffer *buffer_of(const ggml_tensor *tensor);
 
-// The order in which the rows (of ne[0] values) of a root that holds K were written; NULL where none was noted.
+// The order in which the rows (of ne[0] values) of a root that holds K were written; NULL for another back end's.
 WriteOrder *order_of_keys(const ggml_tensor *root);
 void note_write(const ggml_tensor *root, uint32_t row);  // whose bytes are there
 
