@@ -70,7 +70,9 @@ def slopes(heads, max_bias):
     return np.float32(of_heads + [steps[1] ** np.float32(2 * h + 1) for h in range(heads - whole)])
 
 
-def one_case(program, folder, rng, *, sizes, heads, streams, cells, rows, mask, sinks, cap, kinds, cells_first, latent, max_bias):
+def one_case(
+    program, folder, rng, *, sizes, heads, streams, cells, rows, mask, sinks, cap, kinds, cells_first, latent, max_bias
+):
     """The device's results and the oracle's, (streams, rows, q_heads, v_dims); None where the device declines."""
     (k_dims, v_dims), (kv_heads, group), room = sizes, heads, 2 * cells
     q = rng.standard_normal((streams, rows, kv_heads * group, k_dims), dtype=np.float32)

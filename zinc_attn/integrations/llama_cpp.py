@@ -20,7 +20,9 @@ def load(library: str | os.PathLike[str] | None = None) -> None:
     no kernels. The library says on stderr which.
     """
     path = Path(library or os.environ.get("GGML_BACKEND_PATH", "libggml-zinc.so")).absolute()
-    register = importlib.import_module("llama_cpp.llama_cpp")._lib.ggml_backend_load  # ggml is what libllama is linked to
+    register = importlib.import_module(
+        "llama_cpp.llama_cpp"
+    )._lib.ggml_backend_load  # ggml is what libllama is linked to
     register.argtypes, register.restype = [ctypes.c_char_p], ctypes.c_void_p
     if not register(os.fsencode(path)):
         raise RuntimeUnavailableError(f"ggml does not take {path}: the reason is on stderr")
