@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstring>
 #include <numeric>
+#include <utility>
 
 namespace zinc {
 
@@ -54,13 +55,16 @@ static uint64_t hash_row(const void *row, size_t bytes) {
 }
 
 void RowMemory::keep(const void *row, size_t bytes, uint64_t stamp) {
-    if (stamps_.size() >= MOST) stamps_.clear();
+    if (find(row, bytes)) return;
+    if (stamps_.size() >= MOST) older_ = std::exchange(stamps_, {});
     stamps_[hash_row(row, bytes)] = stamp;
 }
 
 uint64_t RowMemory::find(const void *row, size_t bytes) const {
-    auto found = stamps_.find(hash_row(row, bytes));
-    return found == stamps_.end() ? 0 : found->second;
+    const uint64_t hash = hash_row(row, bytes);
+    for (const auto *stamps : {&stamps_, &older_})
+        if (auto found = stamps->find(hash); found != stamps->end()) return found->second;
+    return 0;
 }
 
 }  // namespace zinc

@@ -40,16 +40,17 @@ class WriteOrder {
     bool sorted_ = true;            // false: a restored cell is not yet at its place
 };
 
-// When rows were written that have left a cache, by the bytes of the row: a state that is saved and restored keeps the
-// order in which its tokens were decoded, wherever its cells were and will be.  Rows of equal bytes count as one.
+// When rows were written first, by the bytes of the row: a state that is saved and restored keeps the order in which its
+// tokens were decoded, wherever its cells were and will be.  A row of equal bytes is the same token behind the same
+// tokens, and the first time of each token is before that of the next.
 class RowMemory {
   public:
-    void keep(const void *row, size_t bytes, uint64_t stamp);
-    uint64_t find(const void *row, size_t bytes) const;  // 0: not kept
+    void keep(const void *row, size_t bytes, uint64_t stamp);  // unless it is there
+    uint64_t find(const void *row, size_t bytes) const;        // 0: not kept
 
   private:
-    static constexpr size_t MOST = size_t(1) << 22;  // rows; then all are forgotten
-    std::unordered_map<uint64_t, uint64_t> stamps_;
+    static constexpr size_t MOST = size_t(1) << 20;  // rows; then those before them are forgotten
+    std::unordered_map<uint64_t, uint64_t> stamps_, older_;
 };
 
 }  // namespace zinc

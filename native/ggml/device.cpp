@@ -20,9 +20,9 @@ Device *Device::open() {
     Device *self = new Device;
     self->kernels_ = kernels_folder();
     self->device_ = za_device_open(std::getenv("ZINC_ATTN_DEVICE"));
-    const Kind plain{1, 1, 64, 64, false, ZA_F16, ZA_F16};  // the kernels are there, and the driver computes their bits
+    const Kind plain{1, 1, 64, 64, false, {ZA_F16, 128}, {ZA_F16, 128}};  // the kernels are there, and the driver computes their bits
     if (self->device_ && self->load_functions() && self->attn(plain)) return self;
-    std::fprintf(stderr, "ggml-zinc: %s\n", za_error());
+    std::fprintf(stderr, "ggml-zinc: no device: %s\n", za_error());
     za_device_close(self->device_);
     delete self;
     return nullptr;
@@ -85,9 +85,9 @@ bool Device::allocate(size_t size, Memory *memory) {
 }
 
 void Device::release(Memory *memory) {
-    uint64_t own = uint64_t(memory->buffer);
     for (auto at = caches_.begin(); at != caches_.end();) {
-        if (std::get<0>(std::get<2>(at->first)) == own || std::get<0>(std::get<3>(at->first)) == own) {
+        const Layer &layer = at->first.second;
+        if (layer.k.buffer == memory->buffer || layer.v.buffer == memory->buffer) {
             za_cache_free(at->second);
             at = caches_.erase(at);
         } else {
@@ -110,25 +110,29 @@ za_attn *Device::attn(const Kind &kind) {
     options.v_head_dim = kind.v_head_dim;
     options.latent = kind.latent;
     options.page_size = 1;
-    options.dtype = kind.k;
-    options.v_dtype = kind.v;
+    options.dtype = kind.k.type;
+    options.v_dtype = kind.v.type;
+    options.k_stride = kind.k.row;
+    options.v_stride = kind.latent ? 0 : kind.v.row;
     za_attn *opened = za_open(device_, &options);
+    if (!opened) std::fprintf(stderr, "ggml-zinc: attention is left to another device: %s\n", za_error());
     if (opened || za_error_code() != ZA_MEMORY) attns_[kind] = opened;  // what cannot be served is asked once
     return opened;
 }
 
-za_cache *Device::cache(const Kind &kind, uint32_t pages, za_place k, za_place v) {
-    auto key = std::make_tuple(kind, pages, Place(uint64_t(k.buffer), k.offset), Place(uint64_t(v.buffer), v.offset));
-    auto found = caches_.find(key);
+za_cache *Device::cache(const Kind &kind, const Layer &layer) {
+    auto found = caches_.find({kind, layer});
     if (found != caches_.end()) return found->second;
     za_attn *opened = attn(kind);
     za_cache_places places{};
     places.layers = 1;
-    places.pages = pages;
-    places.k = k;
-    places.v = v;
+    places.pages = layer.rows;
+    places.k = layer.k;
+    places.v = layer.v;
+    places.token_rows = 1;
+    places.head_rows = layer.head_rows;
     za_cache *made = opened ? za_cache_from(opened, &places) : nullptr;
-    if (made) caches_[key] = made;
+    if (made) caches_[{kind, layer}] = made;
     return made;
 }
 

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <string>
 #include <tuple>
+#include <utility>
 
 #include "zinc_attn.h"
 
@@ -21,13 +22,27 @@ struct Memory {
     size_t size = 0;
 };
 
+// How K (or V) is kept: its type, and the bytes of a row, one head of one cell.
+struct Kept {
+    za_dtype type;
+    uint32_t row;
+};
+
 // What a za_attn is opened for.
 struct Kind {
     uint32_t q_heads, kv_heads, head_dim, v_head_dim;
     bool latent;
-    za_dtype k, v;
-    auto key() const { return std::tie(q_heads, kv_heads, head_dim, v_head_dim, latent, k, v); }
+    Kept k, v;
+    auto key() const { return std::tie(q_heads, kv_heads, head_dim, v_head_dim, latent, k.type, v.type); }
     bool operator<(const Kind &other) const { return key() < other.key(); }
+};
+
+// Where K and V of a layer are: rows that can be a cell's of head 0, and rows from a head to the next.
+struct Layer {
+    uint32_t rows, head_rows;
+    za_place k, v;
+    auto key() const { return std::tie(rows, head_rows, k.buffer, k.offset, v.buffer, v.offset); }
+    bool operator<(const Layer &other) const { return key() < other.key(); }
 };
 
 class Device {
@@ -45,11 +60,9 @@ class Device {
     size_t total() const { return total_; }
 
     za_attn *attn(const Kind &kind);  // NULL: za_error says why
-    // K and V of a layer at their places, `pages` pages of one token each.
-    za_cache *cache(const Kind &kind, uint32_t pages, za_place k, za_place v);
+    za_cache *cache(const Kind &kind, const Layer &layer);  // a page is a row of head 0
 
   private:
-    using Place = std::tuple<uint64_t, uint64_t>;  // buffer, offset
     bool load_functions();
     int memory_type(uint32_t allowed) const;
 
@@ -59,7 +72,7 @@ class Device {
     VkPhysicalDeviceMemoryProperties properties_{};
     size_t total_ = 0;
     std::map<Kind, za_attn *> attns_;
-    std::map<std::tuple<Kind, uint32_t, Place, Place>, za_cache *> caches_;
+    std::map<std::pair<Kind, Layer>, za_cache *> caches_;
     PFN_vkCreateBuffer create_buffer_ = nullptr;
     PFN_vkDestroyBuffer destroy_buffer_ = nullptr;
     PFN_vkGetBufferMemoryRequirements requirements_ = nullptr;

@@ -1,6 +1,7 @@
-// digests MODEL DEVICE TYPE TOKENS: one line for each way in which a host can come to the same prompt, with a digest of
-// the logits behind the prompt and of four steps more.  DEVICE: none, or the name of a ggml device, for example ZINC0.
-// TYPE: of the cache, for example f16.  Lines of one group should be equal; scripts/llama prints them as a table.
+// digests MODEL DEVICE TYPE TOKENS [PIECE]: one line for each way in which a host can come to the same prompt, with a
+// digest of the logits behind the prompt and of four steps more.  DEVICE: none, or the name of a ggml device, for example
+// ZINC0.  TYPE: of the cache, for example f16.  PIECE: of the names of the ways that are tried.  Lines of one group should
+// be equal; scripts/llama prints them as a table.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -86,9 +87,18 @@ class Decoder {
     const std::vector<llama_token> &tokens_;
 };
 
-static void restore(llama_context *context) {
-    std::vector<uint8_t> state(llama_state_seq_get_size(context, 0));
-    llama_state_seq_get_data(context, state.data(), state.size(), 0);
+static std::vector<uint8_t> saved(llama_context *context, int sequence) {
+    std::vector<uint8_t> state(llama_state_seq_get_size(context, sequence));
+    llama_state_seq_get_data(context, state.data(), state.size(), sequence);
+    return state;
+}
+
+static void restore(llama_context *context, const std::vector<llama_token> &tokens) {
+    const std::vector<uint8_t> state = saved(context, 0);
+    if (llama_n_seq_max(context) > 1) {  // one that begins as the first does is decoded and saved later
+        Decoder(context, tokens).run(1, 0, 50);
+        saved(context, 1);
+    }
     llama_memory_clear(llama_get_memory(context), true);
     if (!llama_state_seq_set_data(context, state.data(), state.size(), 0)) std::exit(1);
 }
@@ -128,7 +138,7 @@ static void print_digest(llama_model *model, const Way &way, ggml_type type, con
     uint64_t hash = fold(14695981039346656037u, llama_get_logits_ith(context, -1), words);
     std::vector<float> logits(llama_get_logits_ith(context, -1), llama_get_logits_ith(context, -1) + words);
     if (way.shift) llama_memory_seq_add(llama_get_memory(context), 0, 0, -1, way.shift);
-    if (way.restore) restore(context);
+    if (way.restore) restore(context, tokens);
     std::string text;
     for (int i = 0; i < 4; ++i) {
         llama_token best = 0;
@@ -162,7 +172,7 @@ static bool type_named(const char *name, ggml_type *type) {
 
 int main(int argc, char **argv) {
     ggml_type type;
-    if (argc != 5 || !type_named(argv[3], &type) || std::atoi(argv[4]) < LEAST_TOKENS) {
+    if (argc < 5 || !type_named(argv[3], &type) || std::atoi(argv[4]) < LEAST_TOKENS) {
         std::fprintf(stderr,
                      "digests MODEL DEVICE TYPE TOKENS, of these at least %d, for example: "
                      "digests model.gguf ZINC0 f16 230\n",
@@ -187,7 +197,8 @@ int main(int argc, char **argv) {
     llama_model *model = llama_model_load_from_file(argv[1], parameters);
     if (!model) return 1;
     const std::vector<llama_token> tokens = prompt_of(model, size_t(std::atoi(argv[4])));
-    for (const Way &way : WAYS) print_digest(model, way, type, tokens);
+    for (const Way &way : WAYS)
+        if (argc < 6 || std::strstr(way.name, argv[5])) print_digest(model, way, type, tokens);
     llama_model_free(model);
     return 0;
 }

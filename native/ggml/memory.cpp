@@ -1,11 +1,12 @@
 #include "memory.h"
 
+#include <algorithm>
 #include <cstring>
 #include <new>
 
 namespace zinc {
 
-static RowMemory remembered;  // rows of caches that were read out; guarded by the device's mutex
+static RowMemory remembered;  // of the last K of each cache; guarded by the device's mutex
 
 const ggml_tensor *root_of(const ggml_tensor *tensor) {
     while (tensor->view_src) tensor = tensor->view_src;
@@ -18,51 +19,67 @@ static size_t offset_of(const Buffer &buffer, const ggml_tensor *root) {
     return size_t(static_cast<char *>(root->data) - static_cast<char *>(buffer.memory.base));
 }
 
-WriteOrder *order_of(const ggml_tensor *root) {
-    Buffer *buffer = buffer_of(root);
-    if (!buffer) return nullptr;
-    auto found = buffer->orders.find(offset_of(*buffer, root));
-    bool known = found != buffer->orders.end() && found->second.cells() == size_t(ggml_nrows(root));
-    return known ? &found->second : nullptr;
-}
-
-WriteOrder *note_order(const ggml_tensor *root) {
+// The cells of a root, made where they are new, and the root's offset; NULL for memory that holds no cache.
+static Cells *cells_of(const ggml_tensor *root, size_t *offset) {
     Buffer *buffer = buffer_of(root);
     if (!buffer || root->buffer->usage == GGML_BACKEND_BUFFER_USAGE_COMPUTE) return nullptr;
-    if (WriteOrder *known = order_of(root)) return known;
-    size_t offset = offset_of(*buffer, root);
-    buffer->orders.erase(offset);
-    return &buffer->orders.emplace(offset, WriteOrder(size_t(ggml_nrows(root)))).first->second;
+    *offset = offset_of(*buffer, root);
+    const size_t rows = size_t(ggml_nrows(root));
+    return &buffer->cells.try_emplace(rows, Cells{WriteOrder(rows)}).first->second;
 }
 
-// Rows of a root that lie wholly in bytes [begin, end) of it: fn(row, its bytes).
+WriteOrder *order_of_keys(const ggml_tensor *root) {
+    size_t offset;
+    Cells *cells = cells_of(root, &offset);
+    if (!cells) return nullptr;
+    cells->keys = cells->keys == NO_TENSOR ? offset : std::max(cells->keys, offset);
+    return &cells->order;
+}
+
+static void note_row(Cells *cells, size_t offset, uint32_t row) {
+    if (cells->writer == NO_TENSOR) cells->writer = offset;
+    if (offset == cells->writer) cells->order.write(row);
+}
+
+void note_write(const ggml_tensor *root, uint32_t row) {
+    size_t offset, bytes = ggml_row_size(root->type, root->ne[0]);
+    Cells *cells = cells_of(root, &offset);
+    if (!cells) return;
+    note_row(cells, offset, row);
+    if (offset != cells->keys) return;
+    remembered.keep(static_cast<const char *>(root->data) + row * bytes, bytes, cells->order.stamp(row));
+}
+
+// Rows of a root that bytes [offset, offset + size) of a view of it hold: fn(row, its bytes, their number).
 template <typename Function>
-static void for_rows(const ggml_tensor *root, size_t begin, size_t end, Function fn) {
+static void for_rows(const ggml_tensor *tensor, size_t offset, size_t size, Function fn) {
+    const ggml_tensor *root = root_of(tensor);
+    size_t begin = size_t(static_cast<char *>(tensor->data) - static_cast<char *>(root->data)) + offset;
     size_t bytes = ggml_row_size(root->type, root->ne[0]), rows = size_t(ggml_nrows(root));
-    for (size_t row = (begin + bytes - 1) / bytes; row < rows && (row + 1) * bytes <= end; ++row)
+    for (size_t row = (begin + bytes - 1) / bytes; row < rows && (row + 1) * bytes <= begin + size; ++row)
         fn(uint32_t(row), static_cast<const char *>(root->data) + row * bytes, bytes);
 }
 
 // Rows that come from a file or another cache have the time at which they were written first, if it is known.
 static void note_set(const ggml_tensor *tensor, size_t offset, size_t size) {
+    size_t of_root;
     const ggml_tensor *root = root_of(tensor);
-    size_t begin = size_t(static_cast<char *>(tensor->data) - static_cast<char *>(root->data)) + offset;
-    WriteOrder *order = ggml_is_contiguous(root) && tensor->buffer ? note_order(root) : nullptr;
-    if (!order) return;
-    for_rows(root, begin, begin + size, [&](uint32_t row, const char *data, size_t bytes) {
-        uint64_t stamp = remembered.find(data, bytes);
-        if (stamp) order->restore(row, stamp);
-        else order->write(row);
+    Cells *cells = ggml_is_contiguous(root) && tensor->buffer ? cells_of(root, &of_root) : nullptr;
+    if (!cells) return;
+    for_rows(tensor, offset, size, [&](uint32_t row, const char *data, size_t bytes) {
+        note_row(cells, of_root, row);
+        uint64_t stamp = of_root == cells->keys ? remembered.find(data, bytes) : 0;
+        if (stamp) cells->order.restore(row, stamp);
     });
 }
 
+// Rows of the last K that are saved, since they may have been rotated since they were written.
 static void note_get(const ggml_tensor *tensor, size_t offset, size_t size) {
-    const ggml_tensor *root = root_of(tensor);
-    size_t begin = size_t(static_cast<char *>(tensor->data) - static_cast<char *>(root->data)) + offset;
-    WriteOrder *order = order_of(root);
-    if (!order) return;
-    for_rows(root, begin, begin + size, [&](uint32_t row, const char *data, size_t bytes) {
-        if (order->stamp(row)) remembered.keep(data, bytes, order->stamp(row));
+    size_t of_root;
+    Cells *cells = tensor->buffer ? cells_of(root_of(tensor), &of_root) : nullptr;
+    if (!cells || of_root != cells->keys) return;
+    for_rows(tensor, offset, size, [&](uint32_t row, const char *data, size_t bytes) {
+        if (cells->order.stamp(row)) remembered.keep(data, bytes, cells->order.stamp(row));
     });
 }
 
@@ -103,7 +120,7 @@ static void clear(ggml_backend_buffer_t buffer, uint8_t value) {
     Buffer *own = context_of(buffer);
     std::memset(own->memory.base, value, own->memory.size);
     std::lock_guard<std::mutex> lock(own->device->mutex);
-    own->orders.clear();
+    for (auto &[rows, cells] : own->cells) cells.order = WriteOrder(rows);
 }
 
 static ggml_backend_buffer_i buffer_functions() {

@@ -10,11 +10,20 @@
 
 namespace zinc {
 
+constexpr size_t NO_TENSOR = SIZE_MAX;
+
+// The cells of a cache: row i of each of its tensors, K and V of all layers, belongs to cell i.
+struct Cells {
+    WriteOrder order;
+    size_t writer = NO_TENSOR;  // offset of the tensor that was written first: its writes count
+    size_t keys = NO_TENSOR;    // of the last layer's K, whose rows tell tokens apart by all that came before them
+};
+
 // What a buffer's `context` is.
 struct Buffer {
     Device *device;
     Memory memory;
-    std::map<size_t, WriteOrder> orders;  // of the tensors whose rows were written, by their offset
+    std::map<size_t, Cells> cells;  // by their number
 };
 
 ggml_backend_buffer_type_t buffer_type(ggml_backend_dev_t device);  // whose context is a Device
@@ -24,9 +33,9 @@ const ggml_tensor *root_of(const ggml_tensor *tensor);  // the tensor that a vie
 // The buffer that holds a tensor; NULL for another back end's, or where the tensor has no memory yet.
 Buffer *buffer_of(const ggml_tensor *tensor);
 
-// The order in which the rows (of ne[0] values) of a root were written; NULL where none was noted.
-WriteOrder *order_of(const ggml_tensor *root);
-WriteOrder *note_order(const ggml_tensor *root);  // made where there is none; NULL for memory that holds no cache
+// The order in which the rows (of ne[0] values) of a root that holds K were written; NULL for another back end's.
+WriteOrder *order_of_keys(const ggml_tensor *root);
+void note_write(const ggml_tensor *root, uint32_t row);  // whose bytes are there
 
 }  // namespace zinc
 #endif

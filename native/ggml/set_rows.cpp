@@ -11,26 +11,37 @@ namespace zinc {
 
 constexpr float LEAST = 0x1p-40f, MOST = 0x1p60f, MOST_HALF = 65504.0f;  // magnitudes that kernels take
 
-static bool is_float(ggml_type type) {
-    return type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16;
+za_dtype storage_type(ggml_type type) {
+    switch (type) {
+        case GGML_TYPE_F32: return ZA_F32;
+        case GGML_TYPE_F16: return ZA_F16;
+        case GGML_TYPE_BF16: return ZA_BF16;
+        case GGML_TYPE_Q8_0: return ZA_Q8_0;
+        case GGML_TYPE_Q5_1: return ZA_Q5_1;
+        case GGML_TYPE_Q5_0: return ZA_Q5_0;
+        case GGML_TYPE_Q4_1: return ZA_Q4_1;
+        case GGML_TYPE_Q4_0: return ZA_Q4_0;
+        case GGML_TYPE_IQ4_NL: return ZA_IQ4_NL;
+        default: return ZA_AS_K;
+    }
 }
 
 bool set_rows_supported(const ggml_tensor *op) {
     const ggml_tensor *rows = op->src[0], *numbers = op->src[1], *root = root_of(op);
     const bool whole = op->ne[0] == root->ne[0];  // a transposed V is written value by value, and is the CPU's
-    return whole && is_float(op->type) && (rows->type == GGML_TYPE_F32 || rows->type == GGML_TYPE_F16) &&
+    return whole && storage_type(op->type) != ZA_AS_K && (rows->type == GGML_TYPE_F32 || rows->type == GGML_TYPE_F16) &&
            rows->nb[0] == ggml_type_size(rows->type) &&
            (numbers->type == GGML_TYPE_I64 || numbers->type == GGML_TYPE_I32) && (!root->buffer || buffer_of(root));
 }
 
 // The row as kernels take it: no NaN, nothing beyond the type, and +0 for what counts as 0.  False for the first two.
 static bool clean_row(float *row, int64_t n, ggml_type type) {
-    float most = type == GGML_TYPE_F16 ? MOST_HALF : MOST;
+    float most = type == GGML_TYPE_F32 || type == GGML_TYPE_BF16 ? MOST : MOST_HALF;  // a block's scales are float16
     bool good = true;
     for (int64_t i = 0; i < n; ++i) {
         float magnitude = std::fabs(row[i]);
         good = good && magnitude <= most;
-        if (type != GGML_TYPE_F16 && magnitude < LEAST) row[i] = 0;
+        if (magnitude < LEAST) row[i] = 0;  // also in float16, whose least value is larger
     }
     return good;
 }
@@ -56,7 +67,6 @@ ggml_status set_rows(ggml_tensor *op) {
     const ggml_tensor *rows = op->src[0], *numbers = op->src[1], *root = root_of(op);
     const int64_t n = rows->ne[0], count = rows->ne[1] * rows->ne[2] * rows->ne[3];
     const size_t cell_bytes = ggml_row_size(root->type, root->ne[0]);
-    WriteOrder *order = note_order(root);
     std::vector<float> row(static_cast<size_t>(n));
     for (int64_t at = 0; at < count; ++at) {
         int64_t i = at % rows->ne[1], j = at / rows->ne[1] % rows->ne[2], k = at / rows->ne[1] / rows->ne[2];
@@ -77,7 +87,7 @@ ggml_status set_rows(ggml_tensor *op) {
         size_t offset = size_t(number) * op->nb[1] + size_t(j) * op->nb[2] + size_t(k) * op->nb[3];
         char *to = static_cast<char *>(op->data) + offset;
         encode_row(row.data(), n, op->type, to);
-        if (order) order->write(uint32_t(size_t(to - static_cast<char *>(root->data)) / cell_bytes));
+        note_write(root, uint32_t(size_t(to - static_cast<char *>(root->data)) / cell_bytes));
     }
     return GGML_STATUS_SUCCESS;
 }

@@ -1,8 +1,10 @@
 # shellcheck shell=bash
 # Sourced after setup.sh. `prepare_llama` builds llama.cpp, out of the source archive of llama-cpp-python, and the back
-# end libggml-zinc.so for it, once; later starts build what was changed here. Sets ZINC_ATTN_LLAMA, the folder of both.
+# end libggml-zinc.so for it, once; later starts build what was changed here. Sets ZINC_ATTN_LLAMA, llama.cpp's folder, and
+# ZINC_ATTN_GGML, the back end's.
 
 llama=$cache/llama
+back_end=$llama/zinc-$(cksum <<<"$root" | cut -d' ' -f1) # a build folder is of one source folder
 llama_version=0.3.36 # of llama-cpp-python: llama.cpp 0c1e57098, ggml 0.25.3
 llama_programs=(llama-server llama-perplexity llama-bench test-backend-ops test-state-restore-fragmented test-save-load-state)
 
@@ -25,8 +27,8 @@ build_llama() {
         touch "$llama/plain/.ready"
 }
 build_back_end() {
-    cmake -S "$root/native/ggml" -B "$llama/zinc" -DLLAMA="$llama/src" -DLLAMA_BUILD="$llama/plain" &&
-        cmake --build "$llama/zinc" && "$venv/bin/zinc-attn" export "$llama/zinc/kernels"
+    cmake -S "$root/native/ggml" -B "$back_end" -DLLAMA="$llama/src" -DLLAMA_BUILD="$llama/plain" &&
+        cmake --build "$back_end" && "$venv/bin/zinc-attn" export "$back_end/kernels"
 }
 
 prepare_llama() {
@@ -34,5 +36,6 @@ prepare_llama() {
     [[ -d $llama/src ]] || step llama-fetch "fetching the source of llama.cpp (77 MB)" fetch_llama || exit 1
     [[ -e $llama/plain/.ready ]] || step llama "building llama.cpp, which takes a while" build_llama || exit 1
     step llama-zinc "building the back end" build_back_end || exit 1
-    export ZINC_ATTN_LLAMA=$llama
+    export ZINC_ATTN_LLAMA=$llama ZINC_ATTN_GGML=$back_end
+    export LD_LIBRARY_PATH=$llama/plain/bin${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} # also where the clone was moved
 }

@@ -11,18 +11,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support import row_bytes
 
+from zinc_attn.cache.rows import stored
 from zinc_attn.reference import emulate
 
 pytestmark = pytest.mark.llama
 ROOT = Path(__file__).parents[2]
 LLAMA = Path(os.environ.get("ZINC_ATTN_LLAMA", "."))
+OURS = Path(os.environ.get("ZINC_ATTN_GGML", "."))
 BIN = LLAMA / "plain" / "bin"
 MODEL = Path(os.environ.get("ZINC_ATTN_MODELS", ".")) / "SmolLM2-135M-Instruct.Q4_1.gguf"
-FLOATS = {"f32": np.float32, "f16": np.float16}
 
 
-def run(*command, library=LLAMA / "zinc" / "libggml-zinc.so", text=None, folder=None, **environment):
+def run(*command, library=OURS / "libggml-zinc.so", text=None, folder=None, **environment):
     """A program of llama.cpp with the back end."""
     environment = {**os.environ, "GGML_BACKEND_PATH": str(library), **environment}
     told = [*map(str, command)]
@@ -60,38 +62,36 @@ def cases(tmp_path_factory):
     return built
 
 
-def drawn(rng, name):
-    """Values of a type, as float32, and their bytes."""
-    values = rng.standard_normal
-    if name == "bf16":
-        return lambda shape: (values(shape, dtype=np.float32).view(np.uint32) & 0xFFFF0000).view(np.float32)
-    return lambda shape: values(shape, dtype=np.float32).astype(FLOATS[name])
+def slopes(heads, max_bias):
+    """ggml's, of ALiBi."""
+    whole = 2 ** int(np.log2(heads))
+    steps = np.float32(2) ** (np.float32([-max_bias, -max_bias / 2]) / np.float32(whole))
+    of_heads = [steps[0] ** np.float32(h + 1) for h in range(whole)]
+    return np.float32(of_heads + [steps[1] ** np.float32(2 * h + 1) for h in range(heads - whole)])
 
 
-def raw(array, name):
-    return (array.view(np.uint32) >> 16).astype(np.uint16).tobytes() if name == "bf16" else array.tobytes()
-
-
-def one_case(program, folder, rng, *, sizes, heads, streams, cells, rows, mask, sinks, cap, kinds, cells_first, latent):
+def one_case(
+    program, folder, rng, *, sizes, heads, streams, cells, rows, mask, sinks, cap, kinds, cells_first, latent, max_bias
+):
     """The device's results and the oracle's, (streams, rows, q_heads, v_dims); None where the device declines."""
     (k_dims, v_dims), (kv_heads, group), room = sizes, heads, 2 * cells
     q = rng.standard_normal((streams, rows, kv_heads * group, k_dims), dtype=np.float32)
-    k = drawn(rng, kinds[0])((streams, room, kv_heads, k_dims))
-    v = k[..., :v_dims] if latent else drawn(rng, kinds[1])((streams, room, kv_heads, v_dims))
+    k, v = (rng.standard_normal((streams, room, kv_heads, dims), dtype=np.float32) for dims in (k_dims, v_dims))
     bias = np.zeros((streams, rows, cells), np.float16)
     if mask == "float":
         bias[:] = rng.standard_normal(bias.shape)
     bias[rng.random(bias.shape) < 0.3] = -np.inf
     sink = rng.standard_normal(kv_heads * group, dtype=np.float32)
 
-    def laid(x):  # (streams, cells, heads, dims), or heads first
-        return np.ascontiguousarray(x if cells_first else x.swapaxes(1, 2))
+    def laid(x, kind):  # the bytes of (streams, cells, heads, dims), or heads first
+        rows = np.ascontiguousarray(x if cells_first else x.swapaxes(1, 2))
+        return row_bytes(rows.reshape(1, -1, x.shape[-1]), kind).tobytes()
 
     file = folder / "case"
-    parts = [q.tobytes(), raw(laid(k), kinds[0]), b"" if latent else raw(laid(v), kinds[1])]
+    parts = [q.tobytes(), laid(k, kinds[0]), b"" if latent else laid(v, kinds[1])]
     file.write_bytes(b"".join([*parts, bias.tobytes() if mask else b"", sink.tobytes() if sinks else b""]))
     scale = float(np.float32(1 / np.sqrt(k_dims)))
-    numbers = (k_dims, v_dims, kv_heads, group, streams, cells, rows, int(bool(mask)), int(sinks), 0, cap, scale)
+    numbers = (k_dims, v_dims, kv_heads, group, streams, cells, rows, int(bool(mask)), int(sinks), max_bias, cap, scale)
     line = " ".join(map(str, ("ZINC0", file, *numbers, *kinds, int(cells_first), 1, int(latent))))
     done = run(program, text=line)
     if done.stdout.split() == ["declined"]:
@@ -103,7 +103,9 @@ def one_case(program, folder, rng, *, sizes, heads, streams, cells, rows, mask, 
         seen = np.flatnonzero(~np.isinf(bias[s, row])) if mask else np.arange(cells)
         added = bias[s, row, seen].astype(np.float32)[None] if mask == "float" else None
         options = {"scale": scale, "softcap": cap or None, "sinks": sink if sinks else None, "mask": added}
-        wanted[s, row] = emulate(q[s, row], k[s, seen], v[s, seen], causal=False, **options)[0]
+        by_mask = {"mask_slopes": slopes(kv_heads * group, max_bias)} if max_bias and added is not None else {}
+        kept = stored(k[s, seen], k[s, seen, :, :v_dims] if latent else v[s, seen], "/".join(kinds), True, latent)
+        wanted[s, row] = emulate(q[s, row], *kept, causal=False, **options, **by_mask)[0]
     return found, wanted
 
 
@@ -120,15 +122,21 @@ CASES = {
     "sizes apart": {"sizes": (192, 128), "heads": (2, 2), "rows": 2},
     "latent": {"sizes": (576, 512), "heads": (1, 16), "latent": True, "rows": 2},
     "one KV head": {"heads": (1, 7), "rows": 9, "mask": "float"},
+    "ALiBi": {"heads": (2, 3), "rows": 3, "mask": "float", "max_bias": 8.0},
+    "head size 40": {"sizes": (40, 40), "rows": 2},
+    "head sizes 65 and 72": {"sizes": (65, 72), "rows": 2, "cells_first": False},
 }
+KINDS = ("f16/f16", "f32/f32", "bf16/bf16", "q8_0/q8_0", "q5_1/q4_0", "q5_0/iq4_nl", "q4_1/f16")
+TYPES = {"decode": KINDS, "heads first": KINDS, "head size 40": KINDS[:3], "head sizes 65 and 72": KINDS[:3]}
 
 
-@pytest.mark.parametrize("kinds", ["f16", "f32", "bf16"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "kinds"), [(name, kinds) for name in CASES for kinds in TYPES.get(name, ("f16/f16", "q8_0/q8_0"))]
+)
 def test_bits_are_the_oracles(cases, tmp_path, rng, name, kinds):
     plain = {"sizes": (64, 64), "heads": (3, 3), "streams": 1, "cells": 150, "rows": 1, "mask": "shown", "sinks": False}
-    chosen = {**plain, "cap": 0, "cells_first": True, "latent": False, **CASES[name]}
-    found, wanted = one_case(cases, tmp_path, rng, kinds=(kinds, kinds), **chosen)
+    chosen = {**plain, "cap": 0, "cells_first": True, "latent": False, "max_bias": 0, **CASES[name]}
+    found, wanted = one_case(cases, tmp_path, rng, kinds=kinds.split("/"), **chosen)
     assert np.array_equal(found.view(np.uint32), wanted.view(np.uint32))
 
 
@@ -136,7 +144,7 @@ def test_bits_are_the_oracles(cases, tmp_path, rng, name, kinds):
 
 
 def test_the_logits_do_not_depend_on_how_the_prompt_came(tmp_path):
-    table = run(sys.executable, ROOT / "native" / "ggml" / "table.py", LLAMA / "zinc" / "digests", MODEL, "f16", 130)
+    table = run(sys.executable, ROOT / "native" / "ggml" / "table.py", OURS / "digests", MODEL, "f16", 130)
     assert table.returncode == 0, table.stdout + table.stderr
 
 
