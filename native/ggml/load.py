@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SERVER = ("-np", "4", "-c", "8192", "-fa", "on", "-t", "1", "-cram", "8", "--no-warmup")  # MiB: it forgets some prompts
-WORDS = "a sum of many small terms may come out in more than one way when its order is not the same each time".split()
+TEXT = "a sum of many small terms may come out in more than one way when its order is not the same each time"
+WORDS = TEXT.split()
 
 
 def prompts(requests: int) -> list[str]:

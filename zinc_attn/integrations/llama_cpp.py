@@ -16,13 +16,12 @@ def load(library: str | os.PathLike[str] | None = None) -> None:
     library: its file; None: the one that $GGML_BACKEND_PATH names. ``Llama(…, n_gpu_layers=-1, flash_attn=True)`` then
     has its cache and attention there, and its weights on the CPU.
 
-    A RuntimeUnavailableError where ggml does not take the library: it is for another version of ggml, or has no Vulkan device or
-    no kernels. The library says on stderr which.
+    A RuntimeUnavailableError where ggml does not take the library: it is for another version of ggml, or has no Vulkan
+    device or no kernels. The library says on stderr which.
     """
     path = Path(library or os.environ.get("GGML_BACKEND_PATH", "libggml-zinc.so")).absolute()
-    register = importlib.import_module(
-        "llama_cpp.llama_cpp"
-    )._lib.ggml_backend_load  # ggml is what libllama is linked to
+    bound = importlib.import_module("llama_cpp.llama_cpp")
+    register = bound._lib.ggml_backend_load  # of the ggml that libllama is linked to
     register.argtypes, register.restype = [ctypes.c_char_p], ctypes.c_void_p
     if not register(os.fsencode(path)):
         raise RuntimeUnavailableError(f"ggml does not take {path}: the reason is on stderr")
