@@ -63,6 +63,6 @@ def break_kernels(changes: Sequence[Change], folder: Path, builds: str = "") -> 
 def _files(source: str) -> set[str]:
     """The file and what it includes."""
     found = {source}
-    for name in re.findall(r'^#include "(.*)"', (SHADERS / source).read_text(), re.MULTILINE):
+    for name in re.findall(r'^#include "([^"]*)"', (SHADERS / source).read_text(), re.MULTILINE):
         found |= _files(name)
     return found

@@ -32,7 +32,6 @@ CALLS = (
     "test_grid.py::test_the_oracles_bits[vulkan-2/1/80/65/latent-q4_1-random-alibi-sinks-113x32]",
     "test_kompute_cpp.py",
     "test_kompute_runtime.py",
-    "test_partial.py::test_a_partial_call_appends",
     "test_persist.py::test_a_loaded_sequence_has_the_bits_of_the_saved_one[vulkan-f16]",
     "test_record.py",
     "test_sharded.py::test_the_bits_of_one_device[two runtimes-q8_0-some0]",

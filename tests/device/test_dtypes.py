@@ -1,6 +1,5 @@
-"""The table of dtypes of docs/storage.md: what every call takes, what it keeps, and what it refuses."""
+"""What dtypes a call without a cache takes and refuses, and small values; tests/host/test_dtypes.py has those of caches."""
 
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ import zinc_attn as za
 from zinc_attn import errors
 from zinc_attn.cache.rows import decode
 from zinc_attn.checks import BFLOAT16
-from zinc_attn.storage import STORAGE
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -20,7 +18,6 @@ RNG = np.random.default_rng(0)
 Q, K = (RNG.standard_normal(shape).astype(np.float32) for shape in ((4, 64), (10, 2, 64)))
 TAKEN = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16)
 REFUSED = (np.dtype(np.float64), np.dtype(np.int8))
-NARROW = {"f16": TAKEN[1], "bf16": TAKEN[2]}
 
 
 def as_torch(x: NDArray[Any]) -> Any:
@@ -45,31 +42,6 @@ def test_of_a_call_without_a_cache(device, make):
             given = [make(x.astype(dtype)) if i == at else x for i, x in enumerate((Q, K, K))]
             with pytest.raises(errors.DTypeError):
                 za.attention(*given, device=device)
-
-
-@LIBRARIES
-@pytest.mark.parametrize("round_rows", (False, True))
-@pytest.mark.parametrize("kind", STORAGE)
-def test_of_a_cache(device, kind, round_rows, make):
-    narrow = NARROW.get(kind)
-    with za.KVCache(device, SHAPE, 1, 4096, kind, round_rows=round_rows) as cache:
-        attend = za.Attention(cache)
-        for dtype in (*TAKEN, *REFUSED):
-            legal, seq = dtype in TAKEN, cache.new_sequence()
-            fits = legal and (narrow in (None, dtype) or round_rows)
-            error = errors.ValueRangeError if legal and kind == "bf16" else errors.DTypeError
-            with nullcontext() if fits else pytest.raises(error):
-                cache.append(seq, 0, make(K.astype(dtype)), make(K.astype(dtype)))
-                if not STORAGE[kind].quantized:
-                    want = K.astype(dtype).astype(narrow or np.float32).astype(np.float32)
-                    assert all(np.array_equal(x, want) for x in decode(cache.read_rows(seq, 0, 0, 10), SHAPE, kind))
-            if legal and kind == "bf16":  # values that bfloat16 holds
-                cache.append(cache.new_sequence(), 0, *[make(np.rint(K).astype(dtype))] * 2)
-            seq = cache.new_sequence()
-            cache.append(seq, 0, *[K.astype(narrow or np.float32)] * 2)
-            with nullcontext() if legal else pytest.raises(errors.DTypeError):
-                found = attend(make(Q.astype(dtype)), seq, 0)
-                assert np.array_equal(found, attend(Q.astype(dtype).astype(np.float32), seq, 0))
 
 
 def test_small_values_are_flushed(device):

@@ -1,21 +1,16 @@
-"""The exported manifest against the device: its index maps, and the dispatches of a call."""
+"""The exported manifest against the device: its index maps. A program made of the manifest is in test_embed_c.py."""
 
 from dataclasses import asdict
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import zinc_attn as za
 from zinc_attn.cache import rows
-from zinc_attn.decode.scoring import Scoring
-from zinc_attn.decode.workspace import PagedStorage, SharedTensors, Tensors, Workspace
 from zinc_attn.kernels import declarations as kernels
 from zinc_attn.kernels.records import WorkBuffer
-from zinc_attn.planning.submission import RecordingKey
 from zinc_attn.runtime.protocol import Dispatch, Use
 from zinc_attn.storage import STORAGE, storage_types
-from zinc_attn.tools import export
 from zinc_attn.tools.export import describe, evaluate, evaluate_all
 from zinc_attn.tools.export.formulas import formulas, meanings
 
@@ -78,32 +73,3 @@ def test_cache_index_maps(device, rng, text, page_size, dtype):
 
 def bits(words, index, word, bit, names, width):
     return int(words[evaluate(index[word], names)]) >> evaluate(index[bit], names) & ((1 << width) - 1)
-
-
-@pytest.mark.parametrize("device", ("vulkan",), indirect=True)
-@pytest.mark.parametrize(
-    ("dtype", "held"), (("f16", {"page_size": 32}), ("q8_0", {"page_size": 1, "kv_layout": "NHD"}))
-)
-def test_a_call_dispatches_what_the_manifest_says(device, monkeypatch, dtype, held):
-    """Order, bindings, specialization constants and grids of a decode call on a cache."""
-    shape = za.AttnShape(16, 2, 64)
-    entry = export.manifest([shape], dtype=dtype, **held)
-    cache = za.KVCache(device, shape, 1, 1024, dtype=dtype, **held)
-    key = RecordingKey("loop", False, 8, 2, 16, 4, 32)
-    tensors = SharedTensors(device)
-    pages = PagedStorage(device, cache.layout, cache.layers)
-    workspace = Workspace.make(key, pages, Scoring(1.0), Tensors.of(key, pages, tensors))
-    monkeypatch.setattr(device, "kernel", lambda decl, spec: SimpleNamespace(decl=decl, spec=spec))
-    steps = workspace.dispatches(0)
-    names = {**entry["shapes"][0]["sizes"], **asdict(shape), "items": 8, "rows": 2, "appends": 4}
-    values = entry["shapes"][0]["kinds"]["cpu" if device.info.kind == "cpu" else "gpu"]["specialization"]
-    assert [describe.family(step.kernel.decl) for step in steps] == [
-        step["kernel"] for step in entry["dispatch"] if "kernel" in step
-    ]
-    for step in steps:
-        key = describe.family(step.kernel.decl)
-        assert step.kernel.spec == tuple(values[key][name] for name in step.kernel.decl.spec)
-        assert step.groups == tuple(evaluate(n, names) for n, _ in formulas(f"{key}.grid").values())
-    workspace.close()
-    tensors.close()
-    cache.close()

@@ -1,63 +1,17 @@
-"""Partial states: whatever the ranges, their order and who folds, the bits are those of one device."""
+"""What of partial states cannot be folded or read. Their bits are in test_fuzz.py, test_sharded.py and in check."""
 
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 from cache_rows import filled
-from support import FULL, same
 
 import zinc_attn as za
 from zinc_attn import reference
-from zinc_attn.cache import rows
 from zinc_attn.canonical import constants
 from zinc_attn.canonical.partial import PartialState, PartialStateError
-from zinc_attn.errors import ArgumentError
-
-OPTIONS: tuple[dict[str, Any], ...] = (
-    {},
-    {"window": 700},
-    {"softcap": 20.0, "sinks": np.linspace(-3, 9, 6, dtype=np.float32)},
-)
-
-
-@pytest.mark.parametrize("some", OPTIONS, ids=("plain", "window", "softcap and sinks"))
-@pytest.mark.parametrize("dtype", ("f16", "q8_0"))
-@pytest.mark.parametrize("tokens", (1, 512, 1100, 1600))
-def test_ranges_fold_to_a_calls_bits(any_device: za.Device, tokens: int, dtype: str, some: dict[str, Any]) -> None:
-    if "SwiftShader" in any_device.info.name and not FULL and (tokens, dtype, "sinks" in some) != (1600, "f16", True):
-        pytest.skip("ranges choose no other kernel, and this driver takes seconds")
-    shape, rng = za.AttnShape(6, 2, 64), np.random.default_rng(tokens)
-    k, v = (rng.standard_normal((tokens, 2, 64)).astype(np.float16) for _ in "kv")
-    exact_k, exact_v = rows.stored(k, v, dtype)
-    with filled(any_device, shape, k, v, dtype) as (cache, seq):
-        attn = za.Attention(cache, **some)
-        for q_len in (1, 3):  # a workgroup serves two rows here, so that of the third has a row too few
-            q = rng.standard_normal((min(q_len, tokens), 6, 64)).astype(np.float32)
-            want = reference.emulate(q, exact_k, exact_v, **some)
-            nodes = -(-tokens // 512)
-            cuts = sorted({0, 1, nodes // 2, nodes})
-            parts = [attn.partial(q, seq, 0, within=pair) for pair in pairwise(cuts)]
-            parts = [PartialState.from_bytes(parts[i].to_bytes()) for i in rng.permutation(len(parts))]
-            same(za.fold(parts), want)
-            same(za.fold([attn.partial(q, seq, 0)]), want)
-
-
-def test_a_partial_call_appends(device: za.Device) -> None:
-    shape, rng = za.AttnShape(2, 1, 64), np.random.default_rng(3)
-    k, v = (rng.standard_normal((700, 1, 64)).astype(np.float32) for _ in "kv")
-    q = rng.standard_normal((2, 64)).astype(np.float32)
-    with za.KVCache(device, shape, 1, 2048, "f32") as cache:
-        attn, seq = za.Attention(cache), cache.new_sequence()
-        for begin, end in ((0, 511), (511, 512), (512, 700)):
-            got = za.fold([attn.partial(q, seq, 0, k[begin:end], v[begin:end])])
-            same(got, reference.emulate(q, k[:end], v[:end]))
-        assert len(seq) == 700
-        with pytest.raises(ArgumentError, match=r"^nodes, tokens: got 1 nodes of a sequence of 700 tokens, "):
-            attn.partial(q, seq, 0, k[:1], v[:1], nodes=[0], tokens=700)
-        assert len(seq) == 700
 
 
 def test_what_cannot_be_folded(device: za.Device) -> None:

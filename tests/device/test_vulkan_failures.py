@@ -20,16 +20,6 @@ from zinc_attn.runtime.vulkan import VulkanRuntime
 MIB = 1 << 20
 
 
-class FailingLibrary:
-    """libvulkan, of which one function returns a chosen VkResult and does nothing."""
-
-    def __init__(self, lib, function, result):
-        self._lib, self._function, self._result = lib, function, result
-
-    def __getattr__(self, name):
-        return (lambda *args: self._result) if name == self._function else getattr(self._lib, name)
-
-
 class World:
     """A recording with its buffers, and every call that a runtime which is closed or lost refuses."""
 
@@ -56,38 +46,29 @@ class World:
 # --- calls of the driver that fail -------------------------------------------------------------------------
 
 
-OPENING = (
-    *(("vkCreateFence", -1, DeviceMemoryError), ("vkCreateDevice", -2, DeviceMemoryError)),
-    *(("vkCreateDevice", -3, NoVulkanError), ("vkCreateDevice", -4, DeviceLostError)),
-    *(("vkCreateDevice", -10, DeviceMemoryError), ("vkCreateInstance", -9, NoVulkanError)),
-    *(("vkEnumeratePhysicalDevices", -3, NoVulkanError), ("vkCreateCommandPool", -13, ZincAttnError)),
-    ("vkCreatePipelineCache", -2, DeviceMemoryError),
-)
-MAKING = (  # a buffer, or a kernel
-    *(("vkAllocateMemory", result, DeviceMemoryError) for result in (-1, -2, -10)),
-    *(("vkBindBufferMemory", -2, DeviceMemoryError), ("vkCreateBuffer", -1, DeviceMemoryError)),
-    *(("vkMapMemory", -5, DeviceMemoryError), ("vkCreateComputePipelines", -3, KernelError)),
-    *(("vkCreateComputePipelines", -13, KernelError), ("vkCreateComputePipelines", -2, DeviceMemoryError)),
-)
+def test_an_error_is_of_its_results_kind():
+    """test_faults.py has every call that fails, and what is left then."""
+    kinds = {
+        DeviceMemoryError: (-1, -2, -5, -10),
+        NoVulkanError: (-3, -9),
+        DeviceLostError: (-4,),
+        ZincAttnError: (-13,),
+    }
+    for kind, results in kinds.items():
+        assert {type(libvulkan.loader().error(result, "a call")) for result in results} == {kind}
 
 
-@pytest.mark.parametrize(("function", "result", "error"), OPENING)
-def test_opening_fails(monkeypatch, function, result, error):
-    vk = libvulkan.loader()
-    monkeypatch.setattr(vk, "lib", FailingLibrary(vk.lib, function, result))
-    with pytest.raises(error, match=f"{function}|listing"):
-        VulkanRuntime(best_info())
-    monkeypatch.undo()
-    VulkanRuntime(best_info()).close()
+def test_a_kernel_that_the_driver_does_not_compile(runtime, monkeypatch):
+    real, before = runtime._device.lib, dict(runtime._handles.undo)
 
+    class Failing:
+        def __getattr__(self, name):
+            return (lambda *args: -13) if name == "vkCreateComputePipelines" else getattr(real, name)
 
-@pytest.mark.parametrize(("function", "result", "error"), MAKING)
-def test_making_fails(runtime, function, result, error):
-    lib, before, compiles = runtime._device.lib, dict(runtime._handles.undo), "Pipelines" in function
-    runtime._device.lib = FailingLibrary(lib, function, result)
-    with pytest.raises(error, match=r"^compiling kernel double on " if compiles else None):
-        little(runtime, c=5) if compiles else runtime.buffer(4096, Use.OUTPUT)
-    runtime._device.lib = lib
+    runtime._device.lib = Failing()
+    with pytest.raises(KernelError, match=r"^compiling kernel double on "):
+        little(runtime, c=5)
+    runtime._device.lib = real
     assert runtime._handles.undo == before
     works(runtime)
 
