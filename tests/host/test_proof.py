@@ -101,7 +101,7 @@ def restart(digest, *more, scale=1.0, status=0):
     return [
         step("check", *cases, *([{"run": digest}] if digest else [])),
         step("sweep", timed(50.0 * scale), *more, exit_status=status),
-        step("bench", *bench, timed(20.0 * scale, measure="device", layout="read")),
+        step("bench", *bench),
     ]
 
 
@@ -112,12 +112,9 @@ def test_report_of_a_card(tmp_path, monkeypatch):
     text = (tmp_path / "report.md").read_text()
     for piece in (
         "**passed**: 6 of 6 steps ran, 0 of them are not ok",
-        "| name | AMD Radeon AI PRO R9700 (RADV GFX1201) |",
         "| 2 | d1 | 1 | 0 | 0 |",
-        "| 16/2/256 | 8,192 | auto | bits | 160 | 50 / 55 |",
         "| 16/2/256 | 131,072 | auto | REFUSED: no room \\| at all | – | – / – |",
-        "| 16/2/256 | 8,192 | auto | bits | 228.6 | 60 / 66 | 35 / 38.5 | – |",
-        "| 16/2/256 | 8,192 | read | bits | 400 | – | – | 20 / 22 |",
+        "| 16/2/256 | 8,192 | auto | bits | 228.6 | 60 / 66 | 35 / 38.5 |",
     ):
         assert piece in text, piece
 
