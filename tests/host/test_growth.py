@@ -80,13 +80,3 @@ def test_a_capacity_of_128k_is_planned_from_few_lengths():
 
     growth_keys(131_072, 1, 1, CallOptions(layout), facts, layouts.leaves_per_state)
     assert {1, 2048} <= asked and len(asked) < 200
-
-
-def test_the_size_of_states_is_known_without_the_plan():
-    shape = AttnShape(32, 8, 128)
-    for device in (LayoutFacts(64, "discrete"), LayoutFacts(64, "discrete", False), LayoutFacts(2, "cpu")):
-        layouts = split_rule_layouts(shape, "f16", device)
-        for tokens in (0, 1, 64, 65, 128, 129, 4095, 8000, 32_768, 33_000, 65_472, 65_473, 270_000):
-            for q_len, window in ((1, None), (5, None), (1, 100), (3, 5000), (1, 129)):
-                want = layouts(tokens, q_len, window).plan.leaves_per_state
-                assert layouts.leaves_per_state(tokens, q_len, window) == want, (device, tokens, q_len, window)
