@@ -1,12 +1,11 @@
 """GGUF files through transformers' loader: the same model as from safetensors, and what is refused."""
 
-import json
 import sys
 
 import numpy as np
 import pytest
-from commands import records, refusal, run
-from tiny_models import TEXT, byte_tokenizer, config_file, saved, write_gguf
+from commands import refusal, run
+from tiny_models import TEXT, byte_tokenizer, config_file, write_gguf
 from zinc_models import torch
 
 pytest.importorskip("gguf", reason="pip install 'zinc-attn[gguf]'")
@@ -51,22 +50,6 @@ def test_the_header_is_parsed_once(file, monkeypatch):
     assert len(read) == 1 and own == (gguf.GGUFReader, gguf.get_tensor_name_map)
 
 
-def test_text_is_that_of_the_safetensors_files(model, file, tmp_path, capsys):
-    made = []
-    for path in (file, saved(tmp_path / "folder")):
-        assert run(GENERATE, path, f"--prompt '{TEXT}' --max-new-tokens 12 --json") == 0
-        captured = capsys.readouterr()
-        made.append(json.loads(captured.out))
-        assert "GGUF" not in captured.err  # no progress bar of the loader
-    assert made[0]["text"] == made[1]["text"] and made[0]["ids"] == made[1]["ids"]
-    assert [one["model"] for one in made] == ["tiny", "folder"]
-
-
-def test_validate(file, capsys):
-    found = records(capsys, "validate --runtime vulkan --contexts 100 --splits 3 --json --model", file)
-    assert [one["status"] for one in found] == ["equal", "equal"]
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -96,16 +79,6 @@ def test_truncated(part, file, tmp_path, capsys):
     path.write_bytes(data[: max(4, int(part * len(data)))])
     said = f"model: {path} is no whole GGUF file, expected one, so copy or download it again: "
     assert refusal(capsys, GENERATE, path, "--prompt text").startswith(said)
-
-
-def test_paths_refused(tmp_path, capsys):
-    other, none = tmp_path / "other.gguf", tmp_path / "none.gguf"
-    other.write_text("this is text")
-    for path, message in (
-        (none, f"got '{none}', expected a folder with config.json and *.safetensors, or a GGUF file; nothing "),
-        (other, f"{other} is no whole GGUF file, expected one, so copy or download it again: GGUF magic invalid"),
-    ):
-        assert refusal(capsys, GENERATE, path, "--prompt text").startswith(f"model: {message}")
 
 
 def test_without_a_tokenizer(model, tmp_path, capsys):

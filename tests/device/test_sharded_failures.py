@@ -5,34 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 from sharded import SHAPE, check_books
-from support import differing, open_device
+from support import differing
 
 import zinc_attn as za
-from zinc_attn import reference
 from zinc_attn.cache.mover import RowMover
 from zinc_attn.cache.pages import CapacityError, StepError
 from zinc_attn.errors import ArgumentError, ClosedError, DeviceMemoryError, LimitError, ShapeError, ValueRangeError
-
-
-def test_a_full_shard_is_named(device: za.Device) -> None:
-    k = np.ones((1500, 2, 64), np.float32)
-    with za.ShardedKVCache([device, device], SHAPE, 2, 1024, "f32", weights=[1.0, 1.0]) as cache:
-        attn, held = za.ShardedAttention(cache), [cache.new_sequence() for _ in range(5)]
-        for layer in range(2):
-            for seq in held[:4]:
-                cache.append(seq, layer, k[:200], k[:200])  # more sequences than nodes: each takes a page of 256
-        full = (
-            r"^shard 0 of 2: got 1 of the {} new tokens, expected what it has room for: 0 of its 2 pages of 256 tokens "
-            r"are free, and a sequence takes whole pages; truncate\(\) or free\(\) sequences, or make a larger cache$"
-        )
-        with pytest.raises(CapacityError, match=full.format(1)):
-            cache.append(held[4], 0, k[:1], k[:1])
-        with pytest.raises(CapacityError, match=full.format(2)):
-            attn([k[:6, 0]] * 2, [held[3], held[4]], 1, [k[:1]] * 2, [k[:1]] * 2)
-        assert [seq.lengths for seq in held] == [[200, 200]] * 4 + [[0, 0]]
-        assert check_books(cache, held) == 4
-        held[2].free()
-        cache.append(held[4], 1, k[:1], k[:1])
 
 
 def test_the_layers_advance_together(device: za.Device) -> None:
@@ -62,36 +40,6 @@ def test_the_layers_advance_together(device: za.Device) -> None:
         for call in (seq.fork, lambda: seq.truncate(0), append, attend):
             with pytest.raises(ClosedError, match=r"^sequence: used after free\(\)$"):
                 call()
-
-
-@pytest.mark.parametrize("call", ("append", "attend", "batch"))
-def test_a_lost_device_leaves_the_lengths(device: za.Device, call: str) -> None:
-    """VK_ERROR_DEVICE_LOST from a submission, for good."""
-    k, q = np.ones((1400, 2, 64), np.float32), np.ones((6, 64), np.float32)
-    with (
-        open_device("default", "vulkan") as other,
-        za.ShardedKVCache([device, other], SHAPE, 1, 4096, "f32", weights=[1.0, 1.0]) as cache,
-    ):
-        attn, seq, twin = za.ShardedAttention(cache), cache.new_sequence(), cache.new_sequence()
-        calls = {
-            "append": lambda: cache.append(seq, 0, k[700:], k[700:]),
-            "attend": lambda: attn(q, seq, 0, k[700:], k[700:]),
-            "batch": lambda: attn([q, q], [twin, seq], 0, *[[k[:2], k[700:]]] * 2),
-        }
-        attn(q, seq, 0, k[:700], k[:700])
-        lengths = {shard: len(one) for shard, one in seq.shards.items()}
-        other.runtime._commands.send = lambda *_: -4  # type: ignore[attr-defined]
-        for text in ("VK_ERROR_DEVICE_LOST; open a new Device", "was lost earlier; open a new Device"):
-            with pytest.raises(za.errors.DeviceLostError, match=text):
-                calls[call]()
-            assert (len(seq), len(twin)) == (700, 0)
-            assert {shard: len(one) for shard, one in seq.shards.items()} == lengths
-            assert check_books(cache, [seq, twin]) == 2
-        on_the_first = attn._attention[0].partial(q, seq.shards[0], 0, nodes=seq.nodes(0, 700), tokens=700)
-        assert on_the_first.nodes.tolist() == [0]
-        assert not differing(attn(q, twin, 0, k[:1], k[:1]), reference.emulate(q, k[:1], k[:1])[0])
-        seq.truncate(512)
-        assert not differing(attn(q, seq, 0), reference.emulate(q, k[:512], k[:512])[0])
 
 
 def test_a_failed_keep_leaves_nodes_shared(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:

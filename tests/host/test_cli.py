@@ -16,18 +16,16 @@ from support import GPU
 
 from zinc_attn.cache.rows import stored_values
 from zinc_attn.cli import app as cli
-from zinc_attn.cli import arguments, measured, plan, terminal
+from zinc_attn.cli import arguments, plan, terminal
 from zinc_attn.cli import devices as devices_command
 from zinc_attn.cli.generate import parse_ids
 from zinc_attn.errors import ArgumentError, NoVulkanError
 from zinc_attn.kernels.tuning import LayoutFacts
 from zinc_attn.planning.splits import plan_splits
 from zinc_attn.shapes import AttnShape
-from zinc_attn.tools.harness import tables
 from zinc_attn.tools.harness.inputs import NUMPY_DTYPES, Inputs, parse_contexts
 from zinc_attn.tools.harness.split_spec import SplitSpec, parse_split_specs
 from zinc_attn.tools.measure import CallSpec, Row
-from zinc_attn.tools.measure.expected import Expectation
 from zinc_attn.tools.measure.rows import FIGURES
 
 SHAPE = AttnShape(4, 2, 64)
@@ -87,23 +85,6 @@ def test_normal_inputs_are_prefixes(dtype, array):
     assert (short.q.shape, three.shape) == ((4, 64), (3, 4, 64)) and np.array_equal(short.q, three[0])
 
 
-@pytest.mark.parametrize(
-    ("batch", "q_len", "products", "rows", "heads"),
-    [
-        (1, 1, 25600, 1, 2),  # 100 keys x 64 dimensions x 2 heads = 12,800 of a row and KV head
-        (1, 1, 25599, 1, 1),
-        (3, 1, 3 * 25600 - 1, 1, 1),
-        (2, 4, 25600 * 8, 4, 2),
-        (2, 4, 12800 * 6, 3, 1),
-    ],
-)
-def test_what_the_oracle_computes(batch, q_len, products, rows, heads):
-    spec = CallSpec(SHAPE, 1, [100], batch=batch, q_len=q_len, oracle_products=products)
-    found = Expectation(spec, 100)
-    assert (found.rows, found.kv_heads) == (rows, heads)
-    assert found.word == ("bits" if (rows, heads) == (q_len, 2) else "bits (sampled)")
-
-
 def test_figures():
     row = replace(ROW, seconds=(1e-4, 1e-4, 3e-4))
     assert (row.figures["median_us"], row.figures["iqr_us"]) == pytest.approx((100, 100))
@@ -119,35 +100,6 @@ def test_figures():
     has = {"call": (1, 1), "device": (1, 0), "pass 1": (1, 0), "gap": (0, 0), "pass 2": (0, 0), "step": (1, 1)}
     rows = {measure: replace(TIMED, measure=measure).figures for measure in has}
     assert {name: (row["kv_gb_s"] is not None, row["tokens_s"] is not None) for name, row in rows.items()} == has
-
-
-def test_table_and_notes(capsys):
-    rows = [
-        TIMED,
-        replace(TIMED, measure="pass 2", seconds=(3e-6,)),
-        replace(TIMED, layout="1", verified="bits (sampled)", seconds=(1e-6,)),
-        replace(ROW, layout="7", status="failed", error="out[0, 0]: wrong"),
-        replace(ROW, context=1 << 20, status="refused", error="no room"),
-        replace(ROW, context=1 << 20, layout="1", status="refused", error="no room"),
-    ]
-    measured.print_measured(rows)
-    above, below, _, *out = capsys.readouterr().out.splitlines()
-    assert above.split()[-2:] == ["pass", "2"] and below.split()[:4] == ["context", "layout", "splits", "verified"]
-    lines = [line.split() for line in out[:3] + out[4:6]]
-    assert lines[0] == ["1,024", "auto", "2", "bits", "100", "1.25", "5.243", "1", "1,000", "3"]
-    assert (lines[1][3], lines[1][-3:]) == ("bits*", ["0.01", "100,000", "–"])
-    assert lines[2][3:] == ["FAILED", *"––––––"]
-    assert not out[3] and lines[3][3:] == ["refused", *"––––––"]
-    notes = out[6:]
-    assert [note.split(":")[0] for note in notes[:4]] == ["bits", "bits*", "Time", "tokens/s"]
-    assert notes[4:] == ["1,024 keys, 7: FAILED: out[0, 0]: wrong", "1,048,576 keys, auto, 1: refused: no room"]
-
-
-def test_figures_and_sizes_in_words():
-    figures = {None: "–", 0.24: "0.24", 12.3456: "12.35", 999.96: "1000", 130166.2: "130,166", 2: "2", 12345: "12,345"}
-    assert {x: tables.figure(x) for x in figures} == figures
-    sizes = {0: "0 B", 1023: "1023 B", 1024: "1 KiB", 1 << 27: "128 MiB", 3 << 29: "1.5 GiB", 1 << 41: "2048 GiB"}
-    assert {size: terminal.binary_size(size) for size in sizes} == sizes
 
 
 def patch_list_devices(monkeypatch, found):

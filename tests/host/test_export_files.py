@@ -86,20 +86,6 @@ def test_no_changed_byte_of_a_manifest_is_accepted(folder, rng):
         load_manifest(folder)
 
 
-def test_load_refuses_what_is_no_file(folder):
-    for path in (f"{folder}/a\ud800b", "/dev/zero", folder / ("n" * 300)):
-        with pytest.raises(ManifestError, match=r"cannot be read: .*; make it with zinc-attn export DIR"):
-            load_manifest(path)
-    for path in (f"{folder}/a\0b", 7):
-        with pytest.raises(ArgumentError, match=r"path: got .*, expected a path"):
-            load_manifest(path)
-    module = folder / "merge.spv"
-    module.unlink()
-    os.mkfifo(module)
-    with pytest.raises(ManifestError, match=r"merge.spv: cannot be read: it is a FIFO; expected a module of"):
-        load_manifest(folder)
-
-
 @pytest.mark.parametrize(
     "name,damaged,message",
     (

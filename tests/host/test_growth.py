@@ -1,15 +1,14 @@
 """The recordings that growth needs, found from few lengths, are those of every length."""
 
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 import pytest
-from support import CPU, FULL, GPU
+from support import CPU, GPU
 
 from zinc_attn import AttnShape
 from zinc_attn.kernels.tuning import LayoutFacts
-from zinc_attn.planning import splits
+from zinc_attn.planning import splits as rule
 from zinc_attn.planning.call import plan_call
 from zinc_attn.planning.growth import growth_keys
 from zinc_attn.planning.inputs import CallFacts, CallOptions, Request, SplitLayout
@@ -39,18 +38,24 @@ def keys_of(lengths, batch, q_len, options, facts):
         ("32/8/128", "discrete", 2, 1, 1, None, None),  # the loop build from 1,024 keys on
     ],
 )
-def test_few_lengths_stand_for_all(shape, kind, units, batch, q_len, window, splits):
+@pytest.mark.parametrize("short", (False, True))
+def test_few_lengths_stand_for_all(monkeypatch, short, shape, kind, units, batch, q_len, window, splits):
+    """Also where the split rule turns at short lengths, and a submission has 100 workgroups."""
+    if short:
+        for name in ("NODE_KEYS", "MAX_LEAF_SPLITS", "MAX_CPU_STATES"):
+            monkeypatch.setattr(rule, name, getattr(rule, name) // 32)
     parsed, tokens = AttnShape.parse(shape), 3000 // q_len * q_len
-    facts = CallFacts(replace(GPU, kind=kind, compute_units=units), parsed, 256)
+    info = replace(GPU, kind=kind, compute_units=units, max_workgroups=(100 if short else 65535,) * 3)
     device = LayoutFacts(units, "discrete", False) if kind == "one-wave" else LayoutFacts(units, kind)
-    kind = device.kind
+    facts, kind = CallFacts(info, parsed, 256), device.kind
     if splits:
         layouts = fixed_layouts(parsed, "f16", device, num_splits=splits, split_size=None)
     else:
         layouts = split_rule_layouts(parsed, "f16", device)
     options = CallOptions(layouts, window)
     found = growth_keys(tokens, batch, q_len, options, facts, layouts.leaves_per_state)
-    assert keys_of(range(q_len, tokens + 1, q_len), batch, q_len, options, facts) <= found and len(found) < 12
+    every = keys_of(range(q_len, tokens + 1, q_len), batch, q_len, options, facts)
+    assert every <= found and len(found) < len(every) + 12
 
 
 def test_rows_before_a_cut_share_another_leaf_from_the_middle_of_one_on():
@@ -61,49 +66,6 @@ def test_rows_before_a_cut_share_another_leaf_from_the_middle_of_one_on():
     found = growth_keys(7744, 1, q_len, options, facts, layouts.leaves_per_state)
     assert keys_of(range(7681, 7745), 1, q_len, options, facts) <= found
     assert {key.rows for key in found} >= {4}, "the rows behind the cut"
-
-
-DEVICES = [
-    ("discrete", 64, False, "f16"),  # states per node, per leaf, and per node again
-    ("discrete", 1, False, "f16"),  # keys of some lengths are those of shorter ones, and others lie between them
-    ("discrete", 2, True, "f16"),  # the loop build from 1,024 keys on
-    ("discrete", 16, True, "q4_0"),
-    ("cpu", 2, False, "f16"),
-    ("cpu", 64, True, "f16"),
-]
-CALLS = [  # batch, window, page size, tokens
-    (1, None, 256, 12_001),
-    (1, None, 256, 7_777),
-    (3, None, 16, 12_000),
-    (1, 9000, 256, 7_777),
-    (1, 9000, 16, 10_577),
-    (2, 512, 64, 6_000),
-    (1, 100, 16, 4_500),
-]
-
-
-@pytest.mark.parametrize(
-    ("kind", "units", "node_workgroups", "dtype", "batch", "window", "page_size", "tokens"),
-    # each kind of call on two devices, and each device with two or three; with --full all of them
-    [(*DEVICES[i], *CALLS[j]) for i, j in product(range(6), range(7)) if FULL or (i - j) % 6 in (0, 3)],
-)
-def test_leaves_that_are_passed_over_need_nothing_else(
-    monkeypatch, kind, units, node_workgroups, dtype, batch, window, page_size, tokens
-):
-    """What few leaves of the split rule give is what the ends of all leaves give, also in several submissions.
-
-    The rule turns at an eighth and a thirty-second of its lengths, so that a test of its last part is short.
-    """
-    monkeypatch.setattr(splits, "NODE_KEYS", splits.NODE_KEYS // 8)
-    monkeypatch.setattr(splits, "MAX_LEAF_SPLITS", splits.MAX_LEAF_SPLITS // 8)
-    monkeypatch.setattr(splits, "MAX_CPU_STATES", splits.MAX_CPU_STATES // 32)
-    shape, device = AttnShape(16, 2, 256), LayoutFacts(units, kind, node_workgroups)
-    layouts = split_rule_layouts(shape, dtype, device)
-    for groups in (65535, 100):  # of which a submission of several sequences can have so many
-        facts = CallFacts(replace(GPU, kind=kind, compute_units=units, max_workgroups=(groups,) * 3), shape, page_size)
-        options = CallOptions(layouts, window)
-        every = growth_keys(tokens, batch, 1, options, facts)
-        assert growth_keys(tokens, batch, 1, options, facts, layouts.leaves_per_state) == every
 
 
 def test_a_capacity_of_128k_is_planned_from_few_lengths():
@@ -118,13 +80,3 @@ def test_a_capacity_of_128k_is_planned_from_few_lengths():
 
     growth_keys(131_072, 1, 1, CallOptions(layout), facts, layouts.leaves_per_state)
     assert {1, 2048} <= asked and len(asked) < 200
-
-
-def test_the_size_of_states_is_known_without_the_plan():
-    shape = AttnShape(32, 8, 128)
-    for device in (LayoutFacts(64, "discrete"), LayoutFacts(64, "discrete", False), LayoutFacts(2, "cpu")):
-        layouts = split_rule_layouts(shape, "f16", device)
-        for tokens in (0, 1, 64, 65, 128, 129, 4095, 8000, 32_768, 33_000, 65_472, 65_473, 270_000):
-            for q_len, window in ((1, None), (5, None), (1, 100), (3, 5000), (1, 129)):
-                want = layouts(tokens, q_len, window).plan.leaves_per_state
-                assert layouts.leaves_per_state(tokens, q_len, window) == want, (device, tokens, q_len, window)

@@ -11,7 +11,6 @@ from support import GPU, fake_device
 from zinc_attn import reference
 from zinc_attn.cache.rows import Largest
 from zinc_attn.cli import check as check_command
-from zinc_attn.cli.measured import notes
 from zinc_attn.decode import arithmetic as rules
 from zinc_attn.errors import ArgumentError, DTypeError, KernelError, UnsupportedError, ValueRangeError
 from zinc_attn.kernels.matrix import NO_MATRICES
@@ -24,7 +23,7 @@ from zinc_attn.tools.check.cases import Case
 from zinc_attn.tools.check.outcome import Outcome
 from zinc_attn.tools.cost.cards import RDNA4_UNITS
 from zinc_attn.tools.harness.bits import Output, compare, truth
-from zinc_attn.tools.measure import CallSpec, Row
+from zinc_attn.tools.measure import CallSpec
 
 SHAPE, LARGE = AttnShape(4, 2, 64), AttnShape(16, 2, 256)
 SMALL = Case(SHAPE, "f16", 130, kind="coarse", rows=20, arithmetic="matrix")
@@ -150,17 +149,6 @@ def test_a_record_of_another_device_is_refused():
     check_command.check_sources("canonical", {"r.json [0], another": {}}, [fake_device()])
 
 
-def test_the_lines_of_check():
-    good = outcome()
-    good.judge(SMALL.data(), {})
-    entry = record.make_entry({str(SMALL): good.digest}, record.maker(fake_device()))
-    lines = list(check_command.summary([good], [entry], {}))
-    assert "11 error against float64, in its bound       pass, 1 comparisons" in lines
-    assert lines[-1].endswith(f"{GPU.name}, vulkan, {GPU.driver}; arithmetic matrix") and entry["run"] in lines[-1]
-    (line,) = check_command.outcome_lines(good, False, 40)
-    assert "4/2/64 f16 130 rows=20 matrix coarse" in line and "bound (" in line
-
-
 def test_refusals_are_in_a_commands_words():
     offers = "does not offer VK_KHR_cooperative_matrix.*use arithmetic 'canonical'"
     rounds = "K or V in f32, .* float16 holds; use dtype 'f16'"
@@ -169,14 +157,6 @@ def test_refusals_are_in_a_commands_words():
         rules.check_arithmetic("canonical", fake_device(facts), dtype, SHAPE)
         with pytest.raises(kind, match=text):
             rules.check_arithmetic(arithmetic, fake_device(facts), dtype, SHAPE)
-
-
-def test_a_sweep_says_bound_where_no_oracle_has_the_bits():
-    spec = CallSpec(SHAPE, 1, [64], arithmetic="matrix")
-    for words in (["bound"], ["bits", "bound (sampled)"], ["bits"]):
-        rows = [Row(spec, GPU, "vulkan", 64, "auto", verified=word, seconds=(2e-6,)) for word in words]
-        said = [note.split(":")[0] for note in notes(rows)]
-        assert said == [*(word.replace(" (sampled)", "*") for word in words), "Time", "tokens/s"]
 
 
 def test_few_rows_of_matrix_prefill_have_the_oracles_bits():

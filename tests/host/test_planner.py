@@ -49,22 +49,6 @@ def check_leaves(plan):
     assert again == plan and again.fingerprint() == plan.fingerprint()
 
 
-@pytest.mark.parametrize("context", (0, 1, 63, 64, 65, 129, 130, 700, 1000, 5000, 131072))
-@pytest.mark.parametrize("window", (None, 1, 64, 128, 129, 1024, 200000))
-@pytest.mark.parametrize("q_len", (1, 3, 100))
-def test_a_layout_covers_every_leaf_that_some_row_sees_once(context, window, q_len):
-    begin = 0 if window is None else max(context - q_len + 1 - window, 0)
-    fixed = {n: SplitPlan.fixed(context, QWEN, num_splits=n, q_len=q_len, window=window) for n in (1, 2, 7, 64, 5000)}
-    assert all(plan.num_splits == n for n, plan in fixed.items())
-    sizes = {n: SplitPlan.fixed(context, QWEN, split_size=n, q_len=q_len, window=window) for n in (1, 63, 100, 2048)}
-    if not begin and context:
-        assert all(plan.boundaries == (*range(0, context, n), context) for n, plan in sizes.items()), "not rounded"
-    rule = [plan_splits(context, QWEN, 64, q_len=q_len, kind=kind, window=window) for kind in ("gpu", "cpu")]
-    for plan in (*fixed.values(), *sizes.values(), *rule):
-        assert plan.begin == begin
-        check_leaves(plan)
-
-
 def test_one_split_up_to_the_threshold_and_one_pass():
     one_wave = {n: plan_splits(n, QWEN, node_workgroups=False) for n in (0, 1, 128, 129)}
     assert [plan.num_splits for plan in one_wave.values()] == [1, 1, 1, 3]
