@@ -70,10 +70,6 @@ class PageGeometry:
         """Rows (n, kv_heads, words) of ``rows.encode`` as a row tensor of this geometry has them."""
         return words if self.strides == TILES else strided.from_rows(words, self.shape, self.dtype, self.strides)
 
-    def from_device(self, words: Words) -> Words:
-        """The inverse of ``to_device``."""
-        return words if self.strides == TILES else strided.to_rows(words, self.shape, self.dtype, self.strides)
-
     def set_header(self, work: WorkBuffer, one: HeadSlice) -> None:
         """The header's words about the pages and the heads of a slice."""
         work.set_shape(self.shape, one.heads, one.first)
@@ -150,7 +146,9 @@ class RowMover:
             got = self._device.runtime.read(buffers.bound["rows"])[: len(target) * layout.row_words]
             heads = slice(one.first, one.first + one.heads)
             target[:, heads] = got.reshape(target.shape)[:, heads]
-        return layout.from_device(found)
+        if layout.strides == TILES:
+            return found
+        return strided.to_rows(found, layout.shape, layout.dtype, layout.strides)
 
     def move(self, sources: Positions, table: Words, targets: Positions, new_table: Words) -> None:
         """Copy the rows of every layer from ``sources`` by ``table`` to ``targets`` by ``new_table``, in other pages.

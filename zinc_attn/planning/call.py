@@ -27,7 +27,7 @@ from .sizes import padded, power_of_two
 from .splits import CPU_ROWS, MAX_CPU_STATES, sharing_pays
 from .steady import SteadyKey, pages_per_leaf, steady_key
 from .submission import RecordingKey, RowSlice, Submission
-from .whole_context import even_rows, row_cost, whole_context_pays
+from .whole_context import row_cost, whole_context_pays
 
 UPLOAD_ROWS: Final = 4096  # new rows up to which a call appends and attends in one submission
 # A recording has room for these at least: a context that grows from nothing then needs few.
@@ -116,7 +116,9 @@ def _cut(
                 found.append([])
                 states = items = rows = 0
                 continue
-            room = max(even_rows(room, left) if layout.whole_context else room, 1)
+            room = max(room, 1)
+            if layout.whole_context:
+                room = -(-left // -(-left // room))  # the parts of a call are even
             found[-1].append(RowSlice(at, row, row + room))
             states, items, rows = states + room * cost, items + room * width, rows + room
             row += room

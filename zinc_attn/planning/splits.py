@@ -75,7 +75,7 @@ class SplitPlan:
         if self.leaves_per_state not in (1, LEAVES_PER_NODE):
             raise ArgumentError(f"leaves_per_state: got {self.leaves_per_state!r}, expected 1 or {LEAVES_PER_NODE}")
         b = self.boundaries
-        if len(b) < 2 or b[0] != self.begin or b[-1] != self.context_len or not _ascending(b):
+        if len(b) < 2 or b[0] != self.begin or b[-1] != self.context_len or list(b) != sorted(b):
             raise ArgumentError(
                 f"boundaries: got {_short(b)}, expected ascending key positions from begin = {self.begin} to "
                 f"context_len = {self.context_len}"
@@ -339,11 +339,6 @@ def _positions(values: Any) -> tuple[int, ...]:
     if ints and min(values) >= 0 and max(values) <= MAX_CONTEXT:
         return tuple(values)
     return tuple(check_int("boundaries", value, 0, MAX_CONTEXT) for value in values)
-
-
-def _ascending(values: tuple[int, ...]) -> bool:
-    array = np.array(values, np.int64)
-    return bool(np.all(array[1:] >= array[:-1]))
 
 
 def _short(values: tuple[int, ...]) -> str:

@@ -38,8 +38,3 @@ def row_cost(plan: SplitPlan, max_states: int) -> int:
     shape, leaves = plan.shape, -(-plan.context_len // KEYS_PER_LEAF)
     sizes = ROOM * -(-shape.k_dim // (shape.v_dim + 2))
     return max(sizes, -(-max_states * shape.q_heads * leaves // WORK))
-
-
-def even_rows(room: int, left: int) -> int:
-    """Rows of the next submission, of ``left`` that are left and ``room`` that fit: the parts of a call are even."""
-    return -(-left // -(-left // room)) if room > 0 else 0

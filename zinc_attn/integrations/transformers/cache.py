@@ -317,7 +317,8 @@ class ZincCache(Cache):
         target = min(layer.columns for layer in self._attention_layers) - count
         if target < 0:
             raise ArgumentError(f"tokens_to_remove: got {-count}, expected at least {-count - target}")
-        if target < columns and any(_has_recurrent_state(layer) for layer in self._other_layers):
+        recurrent = (getattr(layer, "is_recurrent_states_initialized", {}) for layer in self._other_layers)
+        if target < columns and any(any(begun.values()) for begun in recurrent):
             raise UnsupportedError(
                 f"crop: got {columns} tokens to be cut to {target} in a model with linear-attention layers, "
                 "whose recurrent state keeps no past; expected no cut; use reset() and run the prompt again, or "
@@ -387,8 +388,3 @@ def _longest_row(kept: Columns, begin: int) -> tuple[int, int]:
     """The tokens of the row of ``kept`` with the most tokens: those before column ``begin``, and all of them."""
     row = kept[int(kept.sum(axis=1).argmax())]
     return int(row[:begin].sum()), int(row.sum())
-
-
-def _has_recurrent_state(layer: Any) -> bool:
-    """Whether a layer of transformers' own holds a state that cannot go back."""
-    return any(getattr(layer, "is_recurrent_states_initialized", {}).values())

@@ -52,7 +52,8 @@ def layer_specs(config: Any, latent: bool = False) -> Iterator[LayerSpec | Cache
                 f"config: layer {i} is of type {kind!r}, expected one of {', '.join(_ATTENTION + _OTHERS)}"
             )
         elif getattr(layer, "kv_lora_rank", None) and hasattr(layer, "qk_nope_head_dim"):
-            found, expanded = True, _latent_shape(layer)
+            found, heads = True, layer.num_attention_heads  # K and V expanded: every query head has its own
+            expanded = AttnShape(heads, heads, layer.qk_nope_head_dim + layer.qk_rope_head_dim, layer.v_head_dim)
             shape, rank, rotated = expanded, layer.kv_lora_rank, layer.qk_rope_head_dim
             if latent:  # all query heads read one compressed row as K, whose first ``rank`` values are V
                 shape = AttnShape(expanded.q_heads, 1, rank + rotated, rank, latent=True)
@@ -65,12 +66,6 @@ def layer_specs(config: Any, latent: bool = False) -> Iterator[LayerSpec | Cache
             f"latent: got True for {type(text).__name__}, expected the config of a model with latent attention, "
             "which has kv_lora_rank and qk_nope_head_dim; make the ZincCache without latent=True"
         )
-
-
-def _latent_shape(config: Any) -> AttnShape:
-    """Return the shape of multi-head latent attention when K and V are expanded: every query head has its own."""
-    heads = config.num_attention_heads
-    return AttnShape(heads, heads, config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim)
 
 
 def _shape(config: Any, is_sliding: bool) -> AttnShape:

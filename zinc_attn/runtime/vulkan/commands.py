@@ -107,7 +107,7 @@ class Commands:
             if queries is not None:
                 lib.vkCmdWriteTimestamp(command, _BOTTOM, queries, 2 * i + 1)
         self._barrier(command, AT_THE_END)
-        self._end(command)
+        self._device.check(self._device.lib.vkEndCommandBuffer(command), "vkEndCommandBuffer")
         return submit
 
     def _barrier(self, command: Any, barrier: Barrier) -> None:
@@ -151,6 +151,3 @@ class Commands:
     def _begin(self, command: Any) -> None:
         begin = self._device.vk.struct("VkCommandBufferBeginInfo")
         self._device.check(self._device.lib.vkBeginCommandBuffer(command, begin), "vkBeginCommandBuffer")
-
-    def _end(self, command: Any) -> None:
-        self._device.check(self._device.lib.vkEndCommandBuffer(command), "vkEndCommandBuffer")
