@@ -54,10 +54,10 @@ void unpack_v(uint slice, uint ahead, uint to) {
 // array of sums makes memory of all of them.)
 void add_rows(uint slice, uint ahead, uint t) {
     // Weights of the first row.  The mask changes nothing: it bounds the address, so that a compiler puts (j, h) into
-    // the loads' immediate offsets.  The loop build with float32 values has no registers for weights that are loaded
-    // early.
+    // the loads' immediate offsets.  The loop build with float32 values, or with rows, has no registers for weights
+    // that are loaded early.
     uint first = own + t * VECTORS;
-    if (LOOP == 0u || V_BITS < 32u) {
+    if (LOOP == 0u || V_BITS < 32u && !NHD) {
         first = (own / (ROWS_ADDED * VECTORS) + t / ROWS_ADDED & 0xFFFFu) * (ROWS_ADDED * VECTORS);
     }
     [[unroll]] for (uint j = 0u; j < ROWS_ADDED; ++j) {

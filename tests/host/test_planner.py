@@ -81,7 +81,7 @@ def test_a_unit_belongs_to_the_split_in_which_it_starts():
         (131072, 1, "f16/q4_0", "16/2/256", "node"),
         (65536, 1, "f32", "16/2/256", "loop"),
         (131072, 2, "f16", "16/2/256", "node"),
-        (131072, 1, "f16", "20/1/576/512/latent", "node"),  # five workgroups for the heads share the bytes
+        (524288, 1, "f16", "20/1/576/512/latent", "node"),  # seven heads together, where one wave would take four
     ),
 )
 def test_builds_of_a_gpu(context, q_len, dtype, shape, build):

@@ -27,7 +27,7 @@ from ..checks import check_bool, check_int, check_text, shown
 from ..dtypes import storage_dtype
 from ..errors import ArgumentError, LimitError
 from ..kernels.declarations import Build
-from ..kernels.tuning import LayoutFacts
+from ..kernels.tuning import LayoutFacts, heads_together
 from ..limits import MAX_CONTEXT
 from ..shapes import AttnShape
 from ..storage import storage_types
@@ -160,11 +160,13 @@ class SplitPlan:
         """The build of pass 1 that a device runs; the bits are the same whichever does. dtype: of K and V.
 
         "node" where each split lies within a node and a state is a node's, until there are so many splits that
-        workgroups of one wave keep a GPU's memory busy, of which those of a smaller type ask for less.
+        workgroups of one wave keep a GPU's memory busy, of which those of a smaller type ask for less; always where it
+        takes more heads together than workgroups of one wave would.
         """
         if device.node_workgroups and self.leaves_per_state == LEAVES_PER_NODE:
             bits = min(kind.bits for kind in storage_types(dtype)) * self.workgroups // self.shape.head_chunks
-            bytes_alone = device.kind != "cpu" and self.q_len == 1
+            same_heads = heads_together("node", device.kind, self.shape) == self.shape.heads_per_workgroup
+            bytes_alone = device.kind != "cpu" and self.q_len == 1 and same_heads
             fills = bytes_alone and bits >= 16 * WORKGROUPS_PER_UNIT * device.compute_units
             if not fills and all(b <= (a | LEAVES_PER_NODE - 1) + 1 for a, b in self.leaf_ranges() if b > a):
                 return "node"
