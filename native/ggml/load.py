@@ -25,17 +25,16 @@ if TYPE_CHECKING:
 
 SERVER = ("-np", "4", "-c", "8192", "-fa", "on", "-t", "1", "-cram", "8", "--no-warmup")  # MiB: it forgets some prompts
 TEXT = "a sum of many small terms may come out in more than one way when its order is not the same each time"
-WORDS = TEXT.split()
 
 
 def prompts(requests: int) -> list[str]:
     """The first one is there at every fifth place; half of the others begin as it does, and end anywhere."""
-    draw = random.Random(0)
-    text = " ".join(draw.choices(WORDS, k=90))
+    draw, words = random.Random(0), TEXT.split()
+    text = " ".join(draw.choices(words, k=90))
     made = []
     for i in range(requests):
         begin = text[: draw.randrange(len(text))] if draw.random() < 0.5 else ""
-        other = begin + " ".join(draw.choices(WORDS, k=draw.randrange(2, 80)))
+        other = begin + " ".join(draw.choices(words, k=draw.randrange(2, 80)))
         made.append(other if i % 5 else text)
     return made
 

@@ -16,8 +16,8 @@ def load(library: str | os.PathLike[str] | None = None) -> None:
     library: its file; None: the one that $GGML_BACKEND_PATH names. ``Llama(…, n_gpu_layers=-1, flash_attn=True)`` then
     has its cache and attention there, and its weights on the CPU.
 
-    A RuntimeUnavailableError where ggml does not take the library: it is for another version of ggml, or has no Vulkan
-    device or no kernels. The library says on stderr which.
+    RuntimeUnavailableError: ggml does not take the library, because it is for another version of ggml, or there is no
+    Vulkan device or no kernels. The library says on stderr which.
     """
     path = Path(library or os.environ.get("GGML_BACKEND_PATH", "libggml-zinc.so")).absolute()
     bound = importlib.import_module("llama_cpp.llama_cpp")
