@@ -17,7 +17,6 @@ from c_host import (
     library,
     make_storage,
     needs_compiler,
-    tables,
 )
 
 from zinc_attn.cache import blocks, rows
@@ -216,16 +215,6 @@ def test_the_library_s_types_are_the_package_s():
     enum = re.search(r"enum za_dtype \{(.*?)\};", (NATIVE / "include" / "zinc_attn.h").read_text(), flags=re.S)[1]
     assert [name.lower() for name in re.findall(r"ZA_(\w+)", enum)] == [*DTYPES, "dtypes"]
     assert f"enum {{ BLOCK = {BLOCK} }};" in (NATIVE / "src" / "storage.h").read_text()
-
-
-def test_the_page_s_row_of_q8_0(codec):
-    k, v = np.zeros((2, 1, 1, 64), np.float32)
-    k[0, 0, [0, 1, 2, 3, 32, 33, 34]] = 1, -0.5, 0.25, 0.01, -2, 0.03, 0.007
-    v[0, 0, :4] = 127, 0.5, 1.5, -2.5
-    shown = {int(row["word"]): int(row["value"], 0) for row in tables("q8_0")[0]}
-    words, _ = encode(codec, AttnShape(1, 1, 64), "q8_0", k, v)
-    assert {at: int(word) for at, word in enumerate(words[0, 0]) if word} == shown
-    assert np.array_equal(words, rows.encode(k, v, AttnShape(1, 1, 64), "q8_0")) and words.shape[2] == 34
 
 
 @needs_compiler
