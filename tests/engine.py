@@ -6,16 +6,17 @@ import ctypes as c
 from typing import Any
 
 import numpy as np
+import pytest
 from c_host import CachePlaces, Call, Data, Host, Options, Place, Places, Request, Room, declared
 
 import zinc_attn as za
 from zinc_attn.runtime.device import DeviceInfo
+from zinc_attn.runtime.protocol import Use
 from zinc_attn.runtime.vulkan import memory
 from zinc_attn.runtime.vulkan.commands import Commands
 from zinc_attn.runtime.vulkan.device import LogicalDevice, Undo, destroy
 
 USAGE = 1 | 2 | 0x20  # VkBufferUsageFlagBits: copies from and to it, and kernels
-WISHES = (memory.Wish(2 | 4 | 8, False), memory.Wish(2 | 4, False))  # host visible, coherent, better cached
 
 
 def address(array: Any) -> int | None:
@@ -32,7 +33,9 @@ class Owner:
         self.ffi, self.lib, self.vk = self.device.ffi, self.device.lib, self.device.vk
         self.recorder = Commands(self.device)
         self.fence = self.device.create(self.undo, "Fence", self.vk.struct("VkFenceCreateInfo"))
-        handle, self.words = memory._allocate(self.device, self.memory, nbytes, USAGE, WISHES)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(memory, "_STORAGE", USAGE)
+            handle, self.words = memory.allocate_buffer(self.device, self.memory, nbytes, Use.OUTPUT)
         self.buffer, self.used = self.number(handle), 0
         self.words[:] = 0xFFFFFFFF  # NaNs: what nobody writes must not be read
 

@@ -290,7 +290,7 @@ def test_the_campaign(device, tmp_path):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
     if sanitized:
         env |= {"ASAN_OPTIONS": "detect_leaks=1", "LSAN_OPTIONS": "exitcode=0", "LD_PRELOAD": " ".join(preload)}
-    arguments = "library.so", "kernels", device.info.name, *(("10000", "all") if FULL else ("240", "1,3"))
+    arguments = tmp_path / "library.so", "kernels", device.info.name, *(("10000", "all") if FULL else ("240", "1,3"))
     command = [sys.executable, ROOT / "tests" / "c_campaign.py", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path)
     assert done.returncode == 0 and " calls: " in done.stdout, done.stderr[-3000:]
