@@ -9,7 +9,6 @@
    submission, while the token before may still be running. stdout: the last output (4, 64), float32. */
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <vulkan/vulkan.h>
 
 #include "zinc_attn.h"
@@ -46,18 +45,9 @@ static struct za_device *open_device(void) {
     /* An engine for Vulkan 1.3 would put its VkPhysicalDeviceVulkan13Features into the chain. */
     if (!za_wanted_features(instance, physical, vkGetInstanceProcAddr, &features)) stop(za_error());
     float priority = 1;
-    VkDeviceQueueCreateInfo queues = {
-        .sType = VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO,
-        .queueFamilyIndex = family,
-        .queueCount = 1,
-        .pQueuePriorities = &priority,
-    };
-    VkDeviceCreateInfo info = {
-        .sType = VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO,
-        .pNext = &features,
-        .queueCreateInfoCount = 1,
-        .pQueueCreateInfos = &queues,
-    };
+    VkDeviceQueueCreateInfo queues = {VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO, NULL, 0, family, 1, &priority};
+    VkDeviceCreateInfo info = {.sType = VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO, .pNext = &features};
+    info.queueCreateInfoCount = 1, info.pQueueCreateInfos = &queues;
     check(vkCreateDevice(physical, &info, NULL, &device), "no device");
     vkGetDeviceQueue(device, family, 0, &queue);
     const struct za_host host = {instance, physical, device, family, queue, vkGetInstanceProcAddr, &features};
@@ -71,14 +61,13 @@ struct memory {
     char *mapped;
 };
 
-static struct memory allocate(VkDeviceSize size, VkMemoryPropertyFlags flags) {
+/* Memory that the host sees; an engine on a graphics card would take other memory, and copy what goes in and out. */
+static struct memory allocate(VkDeviceSize size) {
+    const VkMemoryPropertyFlags flags = VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT;
+    const VkBufferUsageFlags copies = VK_BUFFER_USAGE_TRANSFER_SRC_BIT | VK_BUFFER_USAGE_TRANSFER_DST_BIT;
     struct memory made = {0};
-    VkBufferCreateInfo create = {
-        .sType = VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO,
-        .size = size,
-        .usage = VK_BUFFER_USAGE_STORAGE_BUFFER_BIT | VK_BUFFER_USAGE_TRANSFER_SRC_BIT |
-                 VK_BUFFER_USAGE_TRANSFER_DST_BIT,
-    };
+    VkBufferCreateInfo create = {.sType = VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO, .size = size, .usage = copies};
+    create.usage |= VK_BUFFER_USAGE_STORAGE_BUFFER_BIT;
     check(vkCreateBuffer(device, &create, NULL, &made.buffer), "no buffer");
     VkMemoryRequirements needs;
     VkPhysicalDeviceMemoryProperties types;
@@ -90,8 +79,7 @@ static struct memory allocate(VkDeviceSize size, VkMemoryPropertyFlags flags) {
         if (++info.memoryTypeIndex == types.memoryTypeCount) stop("no memory of that kind");
     check(vkAllocateMemory(device, &info, NULL, &made.memory), "out of memory");
     check(vkBindBufferMemory(device, made.buffer, made.memory, 0), "out of memory");
-    if (flags & VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT)
-        check(vkMapMemory(device, made.memory, 0, VK_WHOLE_SIZE, 0, (void **)&made.mapped), "not mapped");
+    check(vkMapMemory(device, made.memory, 0, VK_WHOLE_SIZE, 0, (void **)&made.mapped), "not mapped");
     return made;
 }
 
@@ -110,22 +98,6 @@ struct model {
     struct za_place values[LAYERS + 1], rows[LAYERS];
 };
 
-static void begin(VkCommandBuffer commands) {
-    VkCommandBufferBeginInfo info = {.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO};
-    check(vkBeginCommandBuffer(commands, &info), "not recorded");
-}
-
-/* Copy an input or output, which all later commands see, and end. */
-static void copy_and_end(VkCommandBuffer commands, struct za_place from, struct za_place to) {
-    const VkPipelineStageFlags every = VK_PIPELINE_STAGE_ALL_COMMANDS_BIT;
-    VkMemoryBarrier all = {VK_STRUCTURE_TYPE_MEMORY_BARRIER, NULL, VK_ACCESS_MEMORY_WRITE_BIT,
-                           VK_ACCESS_MEMORY_READ_BIT | VK_ACCESS_MEMORY_WRITE_BIT};
-    const VkBufferCopy region = {from.offset, to.offset, VALUES * sizeof(float)};
-    vkCmdCopyBuffer(commands, from.buffer, to.buffer, 1, &region);
-    vkCmdPipelineBarrier(commands, every, every, 0, 1, &all, 0, NULL, 0, NULL);
-    check(vkEndCommandBuffer(commands), "not recorded");
-}
-
 /* The projections of the toy: a row of KV head h is K, which is head h of the input, then V, which is head h + 2. */
 static void project(VkCommandBuffer commands, struct za_place input, struct za_place rows) {
     VkBufferCopy regions[2 * KV_HEADS];
@@ -138,33 +110,53 @@ static void project(VkCommandBuffer commands, struct za_place input, struct za_p
 /* A token through all layers. za_record brings its own barriers, which the engine's copies need, too. */
 static void record(struct za_prepared *prepared, uint32_t slot, VkCommandBuffer commands, struct za_cache *cache,
                    const struct model *model) {
-    begin(commands);
+    const VkBufferCopy feedback = {model->values[LAYERS].offset, model->values[0].offset, VALUES * sizeof(float)};
+    const VkPipelineStageFlags every = VK_PIPELINE_STAGE_ALL_COMMANDS_BIT, host = VK_PIPELINE_STAGE_HOST_BIT;
+    const VkMemoryBarrier all = {VK_STRUCTURE_TYPE_MEMORY_BARRIER, NULL, VK_ACCESS_MEMORY_WRITE_BIT,
+                                 VK_ACCESS_MEMORY_READ_BIT | VK_ACCESS_MEMORY_WRITE_BIT};
+    VkCommandBufferBeginInfo info = {.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO};
+    check(vkBeginCommandBuffer(commands, &info), "not recorded");
     for (uint32_t layer = 0; layer < LAYERS; ++layer) {
         struct za_places at = {.rows = model->rows[layer], .q = model->values[layer], .out = model->values[layer + 1]};
         at.lse = (struct za_place){at.out.buffer, at.out.offset + VALUES * sizeof(float), Q_HEADS * sizeof(float)};
         project(commands, at.q, at.rows);
         if (!za_record(prepared, slot, commands, cache, layer, &at)) stop(za_error());
     }
-    copy_and_end(commands, model->values[LAYERS], model->values[0]); /* the next token's input */
+    /* The last output is the next token's input, which all later commands and the host see. */
+    vkCmdCopyBuffer(commands, model->values[LAYERS].buffer, model->values[0].buffer, 1, &feedback);
+    vkCmdPipelineBarrier(commands, every, every | host, 0, 1, &all, 0, NULL, 0, NULL);
+    check(vkEndCommandBuffer(commands), "not recorded");
 }
 
 /* --- the run ----------------------------------------------------------------------------------------- */
 
+/* Each token waits for the one that had its slot before, and not for the one before it. */
+static void decode(struct za_prepared *prepared, const VkCommandBuffer *commands, const VkFence *fences,
+                   uint32_t tokens) {
+    uint32_t table[PAGES];
+    for (uint32_t i = 0; i < PAGES; ++i) table[i] = PAGES - 1 - i; /* the engine places pages as it likes */
+    VkSubmitInfo submit = {.sType = VK_STRUCTURE_TYPE_SUBMIT_INFO, .commandBufferCount = 1};
+    for (uint32_t token = 0; token < tokens; ++token) {
+        const uint32_t slot = token % SLOTS;
+        const struct za_request request = {.tokens = token + 1, .page_table = table, .new_rows = 1, .q_len = 1};
+        const struct za_call call = {.requests = 1, .request = &request};
+        check(vkWaitForFences(device, 1, &fences[slot], VK_TRUE, UINT64_MAX), "lost");
+        check(vkResetFences(device, 1, &fences[slot]), "lost");
+        if (!za_step(prepared, slot, &call)) stop(za_error());
+        submit.pCommandBuffers = &commands[slot];
+        check(vkQueueSubmit(queue, 1, &submit, fences[slot]), "not submitted");
+    }
+}
+
 int main(int argc, char **argv) {
-    if (argc != 3) stop("usage: host_engine MANIFEST_DIR TOKENS >results");
-    const uint32_t tokens = (uint32_t)strtoul(argv[2], NULL, 10);
-    if (tokens > PAGE * PAGES) stop("too many tokens");
+    const uint32_t tokens = argc == 3 ? (uint32_t)strtoul(argv[2], NULL, 10) : UINT32_MAX;
+    if (tokens > PAGE * PAGES) stop("usage: host_engine MANIFEST_DIR TOKENS >results, at most 256 tokens");
     struct za_device *attention = open_device();
-    const struct za_options options = {
-        .manifest = argv[1], .q_heads = Q_HEADS, .kv_heads = KV_HEADS, .head_dim = DIM, .dtype = ZA_F32};
+    const struct za_options options = {argv[1], Q_HEADS, KV_HEADS, DIM, .dtype = ZA_F32};
     struct za_attn *attn = attention ? za_open(attention, &options) : NULL;
     if (!attn) stop(za_error());
-
-    /* K and V of all layers and what goes from layer to layer: memory of the engine's, which the host does not see. */
+    struct memory memory = allocate(16 << 20);
     const struct za_info info = za_info(attn);
-    struct memory memory = allocate(16 << 20, VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT);
-    struct memory seen = allocate(VALUES * sizeof(float),
-                                  VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT);
     struct za_cache_places kv = {.layers = LAYERS, .pages = PAGES};
     kv.k = place(&memory, LAYERS * PAGES * info.k_page_bytes);
     kv.v = place(&memory, LAYERS * PAGES * info.v_page_bytes);
@@ -176,13 +168,12 @@ int main(int argc, char **argv) {
     struct za_prepared *prepared = cache ? za_prepare(attn, &room) : NULL;
     if (!prepared) stop(za_error());
 
-    VkCommandPoolCreateInfo pool_info = {
-        .sType = VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO, .queueFamilyIndex = family};
+    VkCommandPoolCreateInfo pool_info = {VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO, NULL, 0, family};
     VkCommandPool pool;
     check(vkCreateCommandPool(device, &pool_info, NULL, &pool), "no command pool");
     VkCommandBufferAllocateInfo of_pool = {
-        .sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO, .commandPool = pool, .commandBufferCount = SLOTS + 2};
-    VkCommandBuffer commands[SLOTS + 2]; /* of the slots, the first input, the last output */
+        .sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO, .commandPool = pool, .commandBufferCount = SLOTS};
+    VkCommandBuffer commands[SLOTS];
     VkFence fences[SLOTS];
     check(vkAllocateCommandBuffers(device, &of_pool, commands), "no command buffers");
     VkFenceCreateInfo signalled = {.sType = VK_STRUCTURE_TYPE_FENCE_CREATE_INFO, .flags = VK_FENCE_CREATE_SIGNALED_BIT};
@@ -190,34 +181,11 @@ int main(int argc, char **argv) {
         check(vkCreateFence(device, &signalled, NULL, &fences[slot]), "no fence");
         record(prepared, slot, commands[slot], cache, &model);
     }
-    const struct za_place outside = place(&seen, VALUES * sizeof(float));
-    begin(commands[SLOTS]);
-    copy_and_end(commands[SLOTS], outside, model.values[0]);
-    begin(commands[SLOTS + 1]);
-    copy_and_end(commands[SLOTS + 1], model.values[LAYERS], outside);
-    float *values = (float *)(void *)seen.mapped;
+    float *values = (float *)(void *)(memory.mapped + model.values[0].offset);
     for (int i = 0; i < VALUES; ++i) values[i] = (float)((i * 37 + 11) % 61 - 30) / 16;
-
-    uint32_t table[PAGES];
-    for (uint32_t i = 0; i < PAGES; ++i) table[i] = PAGES - 1 - i; /* the engine places pages as it likes */
-    VkSubmitInfo submit = {.sType = VK_STRUCTURE_TYPE_SUBMIT_INFO, .commandBufferCount = 1};
-    submit.pCommandBuffers = &commands[SLOTS];
-    check(vkQueueSubmit(queue, 1, &submit, VK_NULL_HANDLE), "not submitted");
-    for (uint32_t token = 0; token < tokens; ++token) {
-        const uint32_t slot = token % SLOTS;
-        const struct za_request request = {.tokens = token + 1, .page_table = table, .new_rows = 1, .q_len = 1};
-        const struct za_call call = {.requests = 1, .request = &request};
-        check(vkWaitForFences(device, 1, &fences[slot], VK_TRUE, UINT64_MAX), "lost"); /* of two tokens ago */
-        check(vkResetFences(device, 1, &fences[slot]), "lost");
-        if (!za_step(prepared, slot, &call)) stop(za_error());
-        submit.pCommandBuffers = &commands[slot];
-        check(vkQueueSubmit(queue, 1, &submit, fences[slot]), "not submitted");
-    }
-    submit.pCommandBuffers = &commands[SLOTS + 1];
-    check(vkQueueSubmit(queue, 1, &submit, VK_NULL_HANDLE), "not submitted");
+    decode(prepared, commands, fences, tokens);
     check(vkDeviceWaitIdle(device), "lost");
     fwrite(values, sizeof *values, VALUES, stdout);
-
     za_prepared_free(prepared);
     za_cache_free(cache);
     za_close(attn);
@@ -226,8 +194,6 @@ int main(int argc, char **argv) {
     vkDestroyCommandPool(device, pool, NULL);
     vkDestroyBuffer(device, memory.buffer, NULL);
     vkFreeMemory(device, memory.memory, NULL);
-    vkDestroyBuffer(device, seen.buffer, NULL);
-    vkFreeMemory(device, seen.memory, NULL);
     vkDestroyDevice(device, NULL);
     vkDestroyInstance(instance, NULL);
     return 0;

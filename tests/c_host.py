@@ -1,4 +1,4 @@
-"""The C library for the tests: its compiler, its case files, zinc_attn.h for ctypes, and the tables of its page."""
+"""The C library for the tests: its compiler, zinc_attn.h for ctypes, and the tables of its page."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ml_dtypes import bfloat16
 
 from zinc_attn.kernels.declarations import APPEND, HEADER, HEADER_WORDS, ITEM, ROW
 from zinc_attn.storage import STORAGE
@@ -23,11 +24,12 @@ NATIVE = ROOT / "native"
 EMBED = NATIVE / "embed"
 PAGE = ROOT / "docs" / "c-hosts.md"
 LIBRARY = sorted((NATIVE / "src").glob("*.c"))
-SOURCES = [*LIBRARY, *sorted(EMBED.glob("*.c"))]
+SOURCES = [*LIBRARY, EMBED / "main.c"]
 INCLUDE = f"-I{NATIVE / 'include'}"
 DTYPES = ("as_k", *STORAGE)  # enum za_dtype
 CODES = ("ok", "invalid", "manifest", "unsupported", "memory", "busy", "lost", "driver")  # enum za_code
 SHIM = ROOT / "tests" / "device" / "embed_shim.c"
+SHARED = ["-shared", "-fPIC"]
 WRAP = ["-Wl,--wrap=vkGetInstanceProcAddr"]
 COMPILER = shutil.which(os.environ.get("CC", "cc"))
 STRICT = [INCLUDE, "-std=c11", "-Wall", "-Wextra", "-Werror", "-pedantic", "-ffp-contract=off"]
@@ -46,7 +48,8 @@ def _script(path: Path) -> Any:
     return module
 
 
-make_case, make_storage = _script(EMBED / "make_case.py"), _script(NATIVE / "make_storage.py")
+digest, make_storage = _script(EMBED / "digest.py"), _script(NATIVE / "make_storage.py")
+NARROW = {"f16": np.float16, "bf16": bfloat16}  # k and v of za_run, which are float32 for all other types
 
 
 def compiled(target: Path, sources: list[Path], *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -57,7 +60,7 @@ def compiled(target: Path, sources: list[Path], *arguments: str) -> subprocess.C
 
 def library(folder: Path, sources: list[Path], *arguments: str) -> c.CDLL:
     """Files of the library for ctypes."""
-    done = compiled(folder / "library.so", sources, "-O2", "-shared", "-fPIC", *arguments)
+    done = compiled(folder / "library.so", sources, "-O2", *SHARED, *arguments)
     assert done.returncode == 0, done.stderr
     loaded = c.CDLL(str(folder / "library.so"))
     loaded.za_error.restype = c.c_char_p

@@ -6,16 +6,17 @@ import ctypes as c
 from typing import Any
 
 import numpy as np
-from c_host import CachePlaces, Call, Host, Options, Place, Places, Request, Room, declared
+import pytest
+from c_host import CachePlaces, Call, Data, Host, Options, Place, Places, Request, Room, declared
 
 import zinc_attn as za
 from zinc_attn.runtime.device import DeviceInfo
+from zinc_attn.runtime.protocol import Use
 from zinc_attn.runtime.vulkan import memory
 from zinc_attn.runtime.vulkan.commands import Commands
 from zinc_attn.runtime.vulkan.device import LogicalDevice, Undo, destroy
 
 USAGE = 1 | 2 | 0x20  # VkBufferUsageFlagBits: copies from and to it, and kernels
-WISHES = (memory.Wish(2 | 4 | 8, False), memory.Wish(2 | 4, False))  # host visible, coherent, better cached
 
 
 def address(array: Any) -> int | None:
@@ -32,7 +33,9 @@ class Owner:
         self.ffi, self.lib, self.vk = self.device.ffi, self.device.lib, self.device.vk
         self.recorder = Commands(self.device)
         self.fence = self.device.create(self.undo, "Fence", self.vk.struct("VkFenceCreateInfo"))
-        handle, self.words = memory._allocate(self.device, self.memory, nbytes, USAGE, WISHES)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(memory, "_STORAGE", USAGE)
+            handle, self.words = memory.allocate_buffer(self.device, self.memory, nbytes, Use.OUTPUT)
         self.buffer, self.used = self.number(handle), 0
         self.words[:] = 0xFFFFFFFF  # NaNs: what nobody writes must not be read
 
@@ -99,7 +102,7 @@ def call_of(requests: list[dict[str, Any]], **options: Any) -> Any:
 class Engine:
     """The library on an engine's device, for a shape and its types: K and V in the engine's memory, layer after layer.
 
-    scales: (layers, 2, kv_heads), K's and V's, or None. get_proc: the address of the library's vkGetInstanceProcAddr.
+    scales: (layers, kv_heads) of K and of V, each or both None. get_proc: the address of a vkGetInstanceProcAddr.
     steps: of rows, from a token to the next and from a KV head to the next; (0, 0) for kv_heads and 1, or for tiles.
     """
 
@@ -123,10 +126,9 @@ class Engine:
         assert self.attn, self.error
         self.info = self.c.za_info(self.attn)
         (k, _), (v, _) = (owner.place(self.bytes_of(layers * pages, of_v, steps)) for of_v in (False, True))
-        given = [np.ascontiguousarray(x) for x in (scales[:, 0], scales[:, 1])] if scales is not None else [None, None]
+        given = [None if x is None else np.ascontiguousarray(x) for x in scales or (None, None)]
         self.cache_places = CachePlaces(layers, pages, k, v if self.info.v_page_bytes else Place())
-        if scales is not None:
-            self.cache_places.k_scales, self.cache_places.v_scales = map(address, given)
+        self.cache_places.k_scales, self.cache_places.v_scales = map(address, given)
         self.cache_places.token_rows, self.cache_places.head_rows = steps
         self.cache = c.c_void_p(self.c.za_cache_from(self.attn, c.byref(self.cache_places)))
         assert self.cache, self.error
@@ -163,4 +165,4 @@ class Engine:
         self.c.za_device_close(self.device)
 
 
-__all__ = ["Call", "Engine", "Options", "Owner", "Room", "call_of"]
+__all__ = ["Call", "Data", "Engine", "Options", "Owner", "Room", "call_of"]

@@ -27,7 +27,7 @@ CALLS = (
     "test_cache_edges.py::test_steady_decode_of_a_batch_in_several_blocks",
     "test_cascade.py::test_the_bits_of_the_batch_without_it[default-vulkan-9/3/64-f16]",
     "test_device_encoding.py::test_a_prompt_is_encoded_on_the_device_and_a_token_by_the_host[vulkan-q8_0/q5_1]",
-    "test_embed_c.py::test_digests_are_the_oracle_s[default-vulkan]",
+    "test_embed_c.py::test_the_digest_is_the_oracle_s[default-vulkan]",
     "test_errors.py",
     "test_grid.py::test_the_oracles_bits[vulkan-2/1/80/65/latent-q4_1-random-alibi-sinks-113x32]",
     "test_kompute_cpp.py",

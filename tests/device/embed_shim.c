@@ -1,16 +1,21 @@
 /* Linked before libvulkan (ld --wrap=vkGetInstanceProcAddr) to test the C library where no driver would.
 
    EMBED_FAIL=NAME:COUNT:RESULT makes the COUNT-th call of a function (or of those that begin with NAME*) give RESULT,
-   without calling it; a COUNT with a + behind it, all calls from that one on. EMBED_WAVE32=1 makes the device offer subgroups of 32, and says on stdout what
-   is then asked for; the driver is asked for what it has. */
+   without calling it; a COUNT with a + behind it, all calls from that one on. EMBED_WAVE32=1 makes the device offer
+   subgroups of 32, and says on stdout what is then asked for; the driver is asked for what it has. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <vulkan/vulkan.h>
 
 static VkResult refused(const char *name) {
-    static int calls;
+    static int calls; /* since EMBED_FAIL was another text */
+    static char last[128];
     const char *wish = getenv("EMBED_FAIL");
+    if (strncmp(wish ? wish : "", last, sizeof last - 1) != 0) {
+        calls = 0;
+        snprintf(last, sizeof last, "%s", wish ? wish : "");
+    }
     size_t length = wish ? strcspn(wish, "*:") : 0;
     char *end;
     if (!wish || strncmp(wish, name, length) != 0 || (wish[length] == ':' && name[length])) return VK_SUCCESS;

@@ -4,70 +4,39 @@ from __future__ import annotations
 
 import ctypes as c
 import os
+import re
 import subprocess
 import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import numpy as np
 import pytest
+from c_cases import CASES, check_case
 from c_host import (
     CODES,
     COMPILER,
-    DTYPES,
     LIBRARY,
     ROOT,
     SANITIZE,
+    SHARED,
     SHIM,
     WRAP,
     CachePlaces,
     Place,
     compiled,
     library,
-    make_case,
     needs_compiler,
 )
 from engine import Engine, Options, Owner, Room, call_of
-from support import DRIVERS, FULL, same
+from support import DRIVERS, FULL
 
 import zinc_attn as za
-from zinc_attn.cache.rows import encode, stored
-from zinc_attn.cache.strided import from_rows
-from zinc_attn.shapes import TILES, row_strides
-from zinc_attn.storage import storage_types
 from zinc_attn.tools import export
 
-LAYERS, TOKENS, SLOTS = 3, 640, 2
 ON_VULKAN = [driver for driver in DRIVERS if driver[1] == "vulkan"]
-SLOPES = np.exp2(-1.0 - np.arange(16)).astype(np.float32)
-
-
-class Layout(NamedTuple):
-    """Where K and V lie: in tiles, or in rows that are so many bytes apart, beside their own."""
-
-    page_size: int
-    gap: int | None = None
-    heads_first: bool = False
-
-
-# Shape, types, layout, whether lse lies apart from out, options of the oracle: sizes that are filled up, so that q and
-# the results are copied; a latent shape; scales of heads; pages of a token in any order; rows as an engine has them
-CASES = [
-    ("9/3/64", "f16", Layout(16), False, {}),
-    ("4/2/64", "f16", Layout(1), False, {"mask_slopes": True}),
-    ("4/2/72/40", "f32", Layout(16), False, {"window": 70, "softcap": 5.0}),
-    ("6/2/96/64/latent", "q8_0", Layout(16), True, {"sinks": True}),
-    ("4/2/64", "fp8_e4m3", Layout(32), True, {"alibi": True}),
-    ("4/2/64", "bf16", Layout(16), True, {"arithmetic": "fused"}),
-    ("4/2/65/67", "f16", Layout(1, 0), True, {"mask_slopes": True, "alibi": True}),
-    ("4/2/96/32", "q4_0/q8_0", Layout(1, 0, heads_first=True), False, {"mask_slopes": True}),
-    ("6/3/40/96", "q5_1/iq4_nl", Layout(16, 2), True, {}),
-    ("4/2/64/128", "q4_1/q5_0", Layout(1, 0), False, {}),
-    ("4/2/72/65", "fp8_e4m3", Layout(1, 10, heads_first=True), True, {}),
-    ("4/2/70/66/latent", "f32", Layout(1, 0), True, {}),
-]
+FEW = ("filled up", "heads first")  # SwiftShader compiles everything anew; test_the_campaign has all on the default one
 
 pytestmark = needs_compiler
 
@@ -77,174 +46,12 @@ def loaded(tmp_path_factory):
     return library(tmp_path_factory.mktemp("engine"), LIBRARY)
 
 
-class Sequence:
-    """What a sequence of the engine has: its page table, and K and V of its tokens by layer, as stored."""
-
-    def __init__(self, shape):
-        self.table = []
-        sizes = shape.head_dim, shape.v_head_dim
-        self.layers = [[np.zeros((0, shape.kv_heads, size), np.float32) for size in sizes] for _ in range(LAYERS)]
-
-    def __len__(self):
-        return len(self.layers[0][0])
-
-
-class Run:
-    """Steps of several sequences in all layers, and what the oracle says of them."""
-
-    def __init__(self, engine, shape, dtype, strides, options, rng, scales=None):
-        self.engine, self.shape, self.dtype, self.strides, self.scales = engine, shape, dtype, strides, scales
-        self.page_size = engine.info.page_size
-        self.rng, self.free = rng, rng.permutation(TOKENS // self.page_size).tolist()
-        self.options = {name: SLOPES[: shape.q_heads] if value is True else value for name, value in options.items()}
-
-    def request(self, sequence, new, q_len, mask=None, noncausal=False):
-        """A request of new rows and query rows, for which the sequence has pages; then `values` gives its arrays."""
-        tokens = len(sequence) + new
-        while len(sequence.table) * self.page_size < tokens:
-            sequence.table.append(self.free.pop())
-        given = {"tokens": tokens, "new_rows": new, "q_len": q_len, "noncausal": noncausal, "mask": mask}
-        return {**given, "page_table": sequence.table}
-
-    def values(self, sequence, new, q_len):
-        """By layer: words of new rows, q; the sequence has the new rows from then on."""
-        shape, kinds = self.shape, storage_types(self.dtype)
-        for layer in range(LAYERS):
-            q = self.rng.standard_normal((q_len, shape.q_heads, shape.head_dim), np.float32)
-            if not new:
-                yield np.zeros(0, np.uint32), q
-                continue
-            scales = None if self.scales is None else self.scales[layer]
-            sizes = zip((shape.head_dim, shape.v_head_dim), kinds, strict=True)
-            k, v = (
-                self.rng.standard_normal((new, shape.kv_heads, size), np.float32).astype(
-                    make_case.NARROW.get(kind.name, np.float32)
-                )
-                for size, kind in sizes
-            )
-            if shape.latent:
-                v = k[..., : shape.v_head_dim]
-            rows = stored(k, v, self.dtype, latent=shape.latent, scales=scales)
-            both = zip(sequence.layers[layer], rows, strict=True)
-            sequence.layers[layer] = [np.concatenate([old, added.astype(np.float32)]) for old, added in both]
-            words = encode(k, v, shape, self.dtype, scales)
-            if self.strides != TILES:
-                words = from_rows(words, shape, self.dtype, self.strides)
-            yield words.reshape(-1), q
-
-    def call(self, requests):
-        names = {"window", "softcap", "sinks", "alibi", "mask_slopes"}
-        return call_of(requests, **{k: v for k, v in self.options.items() if k in names})
-
-    def step(self, parts):
-        """(struct za_call, by layer (words of the new rows, q of all rows, the oracle's out and lse))."""
-        requests, layers = [], [([], [], []) for _ in range(LAYERS)]
-        for sequence, new, q_len, *more in parts:
-            requests.append(self.request(sequence, new, q_len, *more))
-            for layer, (words, q) in enumerate(self.values(sequence, new, q_len)):
-                k, v = sequence.layers[layer]
-                options = dict(self.options)
-                options["mask"] = more[0] if more else None
-                options["causal"] = not (more[1] if len(more) > 1 else False)
-                want = za.reference.emulate(q, k, v, **options) if q_len else None
-                for into, one in zip(layers[layer], (words, q, want), strict=True):
-                    into.append(one)
-        whole = []
-        for words, q, want in layers:
-            results = [np.concatenate(one) for one in zip(*filter(None, want), strict=True)]
-            whole.append((np.concatenate(words), np.concatenate(q), results))
-        return self.call(requests), whole
-
-
-def fill(words, arrays):
-    """Copy arrays to the begin of places."""
-    for to, array in zip(words, arrays, strict=True):
-        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint32)
-        to[: flat.size] = flat
-
-
-def results(shape, rows, words):
-    """out and lse of ``rows`` rows."""
-    n = rows * shape.q_heads
-    out = words[2][: n * shape.v_head_dim].view(np.float32).reshape(rows, shape.q_heads, shape.v_head_dim)
-    return out, words[3][:n].view(np.float32).reshape(rows, shape.q_heads)
-
-
-def steps_of(run, rng):
-    """A prompt, a second sequence, decode steps of both, alone, and with masks and rows that are not causal."""
-    a, b = Sequence(run.shape), Sequence(run.shape)
-    yield [(a, 5, 3)]
-    yield [(a, 1, 1), (b, 3, 2)]
-    yield [(b, 5, 0)]
-    for n in (55, 1, 60):  # to the end of a leaf, over it, and far on
-        for at in range(0, n, 6):
-            yield [(a, min(n - at, 6), 1), (b, 0, 1)]
-    mask = rng.standard_normal((2, 5), np.float32)
-    mask[1, 2] = -np.inf
-    yield [(a, 2, 2, mask), (b, 1, 2, None, True)]
-    yield [(b, 0, 1)]
-
-
 @pytest.mark.parametrize("any_device", ON_VULKAN, indirect=True, ids="-".join)
-@pytest.mark.parametrize(("shape", "dtype", "layout", "apart", "options"), CASES)
-def test_a_recorded_call_has_the_oracle_s_bits(loaded, any_device, rng, tmp_path, shape, dtype, layout, apart, options):
-    """Three layers in one submission of the engine's, two slots, steps of other lengths; and the same by za_run_at."""
-    # which compiles everything anew
-    if "SwiftShader" in any_device.info.name and not FULL and shape not in ("4/2/72/40", "4/2/96/32"):
-        pytest.skip("two shapes on SwiftShader")
-    shape, strides = za.AttnShape.parse(shape), TILES
+@pytest.mark.parametrize("name", CASES if FULL else FEW)
+def test_a_case_has_the_oracle_s_bits(loaded, any_device, tmp_path, name):
+    """Two layers in one submission of the engine's, steps of other lengths; by za_run_at and za_run, too."""
     export.export(tmp_path)
-    if layout.gap is not None:
-        strides = tuple(stride + layout.gap for stride in row_strides(shape, dtype))
-    scales = np.tile(rng.uniform(0.02, 0.2, (1, 2, shape.kv_heads)).astype(np.float32), (LAYERS, 1, 1))
-    scales = scales if "fp8" in dtype else None
-    types = [DTYPES.index(kind.name) for kind in storage_types(dtype)]
-    sizes = shape.q_heads, shape.kv_heads, shape.head_dim, shape.v_head_dim, shape.latent
-    owner = Owner(any_device.info, 8 << 20)
-    given = int(options.get("arithmetic") == "fused"), layout.page_size, strides[0], strides[1] * (not shape.latent)
-    made = Options(str(tmp_path).encode(), *sizes, *types, *given)
-    pages, steps = TOKENS // layout.page_size, (1, LAYERS * TOKENS) if layout.heads_first else (0, 0)
-    engine = Engine(loaded, owner, made, LAYERS, pages, scales, steps=steps)
-    rows, new_rows = 4, 6
-    flags = [name in options for name in ("sinks", "softcap", "alibi", "mask_slopes")]
-    room = Room(SLOTS, 2, rows, new_rows, 256, 0, 5, *flags)
-    prepared = c.c_void_p(engine.c.za_prepare(engine.attn, c.byref(room)))
-    assert prepared, engine.error
-    places = [engine.places(shape, rows, new_rows, apart) for _ in range(LAYERS)]
-    recordings = [owner.commands() for _ in range(SLOTS)]
-    for slot, (command, _) in enumerate(recordings):
-        for layer in range(LAYERS):
-            given = slot, c.c_void_p(owner.number(command)), engine.cache, layer, c.byref(places[layer][0])
-            assert engine.c.za_record(prepared, *given), engine.error
-        owner.end(command)
-    run = Run(engine, shape, dtype, strides, options, rng, scales)
-    for number, parts in enumerate(steps_of(run, rng)):
-        call, layers = run.step(parts)
-        if number % 3 == 2 and any(part[1] for part in parts):  # some steps by calls that wait
-            for layer, (words, q, want) in enumerate(layers):
-                once, once_words = places[layer]
-                fill(once_words, (words, q, [], []))
-                assert engine.c.za_run_at(engine.cache, layer, c.byref(call), c.byref(once)), engine.error
-                n = len(q)
-                got_out, got_lse = once_words[2], once_words[3]
-                if not apart:  # lse lies behind the room's rows, so that it is copied
-                    got_lse = owner.words[once.lse.offset // 4 :]
-                if n:
-                    same(results(shape, n, (0, 0, got_out, got_lse)), want, (number, layer))
-            continue
-        slot = number % SLOTS
-        for (_, words), (new, q, _) in zip(places, layers, strict=True):
-            fill(words, (new, q, [], []))
-        assert engine.c.za_step(prepared, slot, c.byref(call)), engine.error
-        owner.submit(recordings[slot][1])
-        for (_, words), (_, q, want) in zip(places, layers, strict=True):
-            got = results(shape, rows, words)
-            same([x[: len(q)] for x in got], want or [x[:0] for x in got], number)
-            if not flags[0]:  # what further rows of the room have, which see no key
-                assert not np.any(got[0][len(q) :]) and np.all(got[1][len(q) :] == -np.inf)
-    engine.c.za_prepared_free(prepared)
-    engine.close()
-    owner.close()
+    check_case(loaded, any_device.info, tmp_path, CASES[name])
 
 
 # --- what is refused -----------------------------------------------------------------------------------------
@@ -473,17 +280,19 @@ def compiler_file(name):
     return found if Path(found).is_absolute() else ""
 
 
-def test_random_calls(device, tmp_path):
-    """Right ones and wrong ones, under the sanitizers where the compiler has them; 10,000 with --full."""
-    export.export(tmp_path / "kernels", [za.AttnShape(2, 1, 16)], dtype="f32", page_size=1)
+def test_the_campaign(device, tmp_path):
+    """Every case, random calls and calls of Vulkan that fail, under the sanitizers where the compiler has them."""
+    export.export(tmp_path / "kernels")
     preload = [compiler_file(name) for name in ("libasan.so", "libubsan.so")]
-    sanitized = all(preload) and "VK_INSTANCE_LAYERS" not in os.environ
-    flags = SANITIZE if sanitized else ["-O2"]
-    made = compiled(tmp_path / "library.so", LIBRARY, *flags, "-shared", "-fPIC")
+    sanitized = all(preload) and "VK_INSTANCE_LAYERS" not in os.environ  # the layers lose memory of their own
+    made = compiled(tmp_path / "library.so", [*LIBRARY, SHIM], *(SANITIZE if sanitized else ["-O2"]), *SHARED, *WRAP)
     assert made.returncode == 0, made.stderr
-    env = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0"} | ({"LD_PRELOAD": " ".join(preload)} if sanitized else {})
-    env["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    arguments = tmp_path / "library.so", tmp_path / "kernels", device.info.name, "5", "10000" if FULL else "400"
-    command = [sys.executable, ROOT / "tests" / "c_random.py", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+    if sanitized:
+        env |= {"ASAN_OPTIONS": "detect_leaks=1", "LSAN_OPTIONS": "exitcode=0", "LD_PRELOAD": " ".join(preload)}
+    arguments = tmp_path / "library.so", "kernels", device.info.name, *(("10000", "all") if FULL else ("240", "1,3"))
+    command = [sys.executable, ROOT / "tests" / "c_campaign.py", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path)
     assert done.returncode == 0 and " calls: " in done.stdout, done.stderr[-3000:]
+    lost = re.search(r"#1 0x\w+ in \w+ \S*native/src/.*", done.stderr)  # memory that the library allocated, not Python
+    assert lost is None, lost[0]

@@ -10,8 +10,6 @@ import importlib.util
 import io
 import re
 import shlex
-import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from functools import cache
 from inspect import signature
@@ -22,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from c_host import make_case
+from c_host import digest
 
 import zinc_attn as za
 from zinc_attn import errors, limits
@@ -225,15 +223,6 @@ def asked_for(what: str) -> str:
     return found[1]
 
 
-def embed_digest() -> str:
-    """What make_case.py prints without options."""
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
-        patch.setattr(sys, "argv", ["make_case.py", f"{folder}/case"])
-        with contextlib.redirect_stdout(io.StringIO()) as said:
-            make_case.main()
-    return said.getvalue().split()[0]
-
-
 # (page, "" for all; a pattern with a group for the figure; what the program says)
 FIGURES: tuple[tuple[str, str, Callable[[], Any]], ...] = (
     ("CHANGELOG.md", r"\A(?:.*\n)*?## (\d\S*), 20\d\d-\d\d-\d\d\n", lambda: za.__version__),
@@ -242,7 +231,7 @@ FIGURES: tuple[tuple[str, str, Callable[[], Any]], ...] = (
     ("README.md", r"Python (3\.\d+) or later", lambda: asked_for("requires-python")),
     ("transformers.md", r"transformers (\d\.\d+) or later", lambda: asked_for('"transformers')),
     ("embedding.md", r"`version` is (\d+)", lambda: describe.VERSION),
-    ("embedding.md", r"`([0-9a-f]{64})`", embed_digest),
+    ("embedding.md", r"`([0-9a-f]{64})`", lambda: digest.digest("16/2/256", 150, 64, 4)),
     ("architecture.md", r"(\w+) SPIR-V modules come", lambda: NUMBERS[len(declarations.MODULES)]),
     ("", r"[Hh]ead(?:s of any size up| sizes 1) to (\d+)", lambda: limits.MAX_HEAD_DIM),
     ("kernels.md", r"each is 1 to (\d+)", lambda: limits.MAX_HEAD_DIM),

@@ -11,13 +11,12 @@ from c_host import (
     DTYPES,
     EMBED,
     LIBRARY,
+    NARROW,
     NATIVE,
     STRICT,
     library,
-    make_case,
     make_storage,
     needs_compiler,
-    tables,
 )
 
 from zinc_attn.cache import blocks, rows
@@ -94,7 +93,7 @@ def awkward(rng, shape, kind, scale):
     x = x.clip(-most, most)
     if kind.head_scale:
         return x.clip(-448 * scale[:, None], 448 * scale[:, None])
-    return x.astype(make_case.NARROW.get(kind.name, np.float32))
+    return x.astype(NARROW.get(kind.name, np.float32))
 
 
 def awkward_rows(rng, shape, dtype, tokens=64):
@@ -129,7 +128,7 @@ def test_rows_have_the_bits_of_the_package(codec, rng, dtype):
 def bytes_of_rows(rng, kind, tokens, heads, dims):
     """Random rows as another cache stores them, with no number that is not finite."""
     if not kind.quantized:
-        x = rng.standard_normal((tokens, heads, dims), np.float32).astype(make_case.NARROW.get(kind.name, np.float32))
+        x = rng.standard_normal((tokens, heads, dims), np.float32).astype(NARROW.get(kind.name, np.float32))
         return x.view(np.uint8).reshape(tokens, heads, -1)
     raw = rng.integers(0, 256, (tokens, heads, kind.row_bytes(dims)), np.uint8)
     if kind.head_scale:
@@ -176,7 +175,7 @@ def test_encoded_rows_have_the_bits_of_the_package(codec, rng, dtype):
 )
 def test_values_that_no_row_takes(codec, dtype, value, message):
     kinds, scales = storage_types(dtype), np.full((2, 1), 0.5, np.float32)
-    k, v = (np.zeros((2, 1, 64), make_case.NARROW.get(kind.name, np.float32)) for kind in kinds)
+    k, v = (np.zeros((2, 1, 64), NARROW.get(kind.name, np.float32)) for kind in kinds)
     v[1, 0, 3] = value
     assert encode(codec, AttnShape(1, 1, 64), dtype, k, v, scales).startswith(message)
     with pytest.raises(rows.ValueRangeError):
@@ -218,16 +217,6 @@ def test_the_library_s_types_are_the_package_s():
     assert f"enum {{ BLOCK = {BLOCK} }};" in (NATIVE / "src" / "storage.h").read_text()
 
 
-def test_the_page_s_row_of_q8_0(codec):
-    k, v = np.zeros((2, 1, 1, 64), np.float32)
-    k[0, 0, [0, 1, 2, 3, 32, 33, 34]] = 1, -0.5, 0.25, 0.01, -2, 0.03, 0.007
-    v[0, 0, :4] = 127, 0.5, 1.5, -2.5
-    shown = {int(row["word"]): int(row["value"], 0) for row in tables("q8_0")[0]}
-    words, _ = encode(codec, AttnShape(1, 1, 64), "q8_0", k, v)
-    assert {at: int(word) for at, word in enumerate(words[0, 0]) if word} == shown
-    assert np.array_equal(words, rows.encode(k, v, AttnShape(1, 1, 64), "q8_0")) and words.shape[2] == 34
-
-
 @needs_compiler
 def test_every_name_of_the_library_has_its_prefix(tmp_path):
     """So that a host can link it beside a JSON reader, or a SHA-256, of its own."""
@@ -243,6 +232,5 @@ def test_every_name_of_the_library_has_its_prefix(tmp_path):
 
 
 def test_the_program_uses_the_header_alone():
-    for name in ("main.c", "case.c"):
-        included = set(re.findall(r'#include "(.*)"', (EMBED / name).read_text()))
-        assert included <= {"zinc_attn.h", "case.h"}
+    included = re.findall(r'#include "(.*)"', (EMBED / "main.c").read_text())
+    assert included == ["zinc_attn.h"]

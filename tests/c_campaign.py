@@ -1,0 +1,481 @@
+"""The C library at length, made to run under the sanitizers: ``c_campaign.py LIBRARY MANIFEST DEVICE N COUNTS``.
+
+First every case of ``c_cases``. Then N random calls, most of them right and many wrong: K and V lie in memory that this
+program sees, in tiles and in rows, so after every call that gives results the oracle is asked about what is there. A
+call that must fail gives false and a text; one that may fail gives either. Then each function of Vulkan fails, in the
+calls whose numbers are COUNTS (1,3 or all), in a run from the device on and in one of recorded calls; the library
+says so, and the next calls are right. Prints how many calls there were of each kind and code.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+import os
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from c_cases import CASES, check_case
+from c_host import CODES, NATIVE, CachePlaces, Data, Options, Place, Places, Room, declared
+from engine import Engine, Owner, address, call_of
+
+import zinc_attn as za
+
+SHAPE, LAYERS, PAGES = za.AttnShape(4, 2, 16), 2, 48
+HEADS, VALUES = 2, 4 * 16  # of KV; numbers of a row of q, and of a new row's K and V
+# Tokens of a page, bytes from a row to the next (0: tiles), rows from a token to the next and from a KV head
+KINDS = ((1, 0, 0, 0), (1, 72, 0, 0), (1, 64, 1, LAYERS * PAGES), (4, 64, 3, 1))
+HUGE = (0, 1, 2, 7, 0x7FFFFFFF, 0xFFFFFFFF, (1 << 24) + 1)
+
+
+class WrongAnswer(Exception):
+    """A result that is not the oracle's, or a failure where there is none."""
+
+
+class Caller:
+    """The library on an engine's device, and what may be done next."""
+
+    def __init__(self, loaded: c.CDLL, manifest: str, info: Any, kind: tuple[int, ...], seed: int) -> None:
+        self.rng, self.counts = np.random.default_rng(seed), Counter[str]()
+        self.owner = Owner(info, 8 << 20)
+        self.page_size, stride, *steps = kind
+        self.options = Options(manifest.encode(), 4, HEADS, 16, 0, False, 1, 0, 0, self.page_size, stride, stride)
+        self.engine = Engine(loaded, self.owner, self.options, LAYERS, PAGES, steps=(steps[0], steps[1]))
+        self.c, self.prepared, self.recorded = self.engine.c, None, {}
+        self.contiguous = not any(steps)
+        token, head = steps if any(steps) else (HEADS, 1)
+        row, size = stride or 64, (LAYERS, PAGES, self.page_size, HEADS, 16)
+        apart = [n * row for n in (PAGES * self.page_size * token, self.page_size * token, token, head)]
+        places = self.engine.cache_places
+        self.k, self.v = (
+            np.lib.stride_tricks.as_strided(self.owner.words[at.offset // 4 :].view(np.float32), size, (*apart, 4))
+            for at in (places.k, places.v)
+        )
+        self.k[:], self.v[:] = self.rng.standard_normal((2, *size), np.float32)
+        self.places, self.words = self.engine.places(SHAPE, 8, 8)
+
+    def chance(self, one_in: int) -> bool:
+        return not self.rng.integers(one_in)
+
+    def said(self, what: str, ok: Any, must_fail: bool = False) -> bool:
+        """Count a call; whether it succeeded."""
+        code = "ok" if ok else CODES[self.c.za_error_code()]
+        self.counts[f"{what} {code}"] += 1
+        if (must_fail and ok) or (not ok and (code == "ok" or not self.engine.error)):
+            raise WrongAnswer(f"{what}: {code}, {self.engine.error}")
+        return bool(ok)
+
+    # --- calls -----------------------------------------------------------------------------------------------
+
+    def requests(self, masks: bool = True) -> tuple[list[dict[str, Any]], bool]:
+        """Requests, and whether one of them is wrong."""
+        made: list[dict[str, Any]] = []
+        wrong, pages = False, self.rng.permutation(PAGES).tolist()
+        for _ in range(self.rng.integers(0, 4)):
+            tokens = int(self.rng.integers(0, len(pages) * self.page_size // 2 + 1))
+            used = -(-tokens // self.page_size)
+            table, pages = pages[:used], pages[used:]
+            new, q_len = int(self.rng.integers(0, min(tokens, 2) + 1)), int(self.rng.integers(0, 3))
+            one = {"tokens": tokens, "page_table": table, "new_rows": new, "q_len": q_len, "noncausal": self.chance(3)}
+            if masks and q_len and self.chance(2):
+                one["mask"] = self.rng.standard_normal((q_len, int(self.rng.integers(0, tokens + 1))), np.float32)
+                one["mask"][self.rng.random(one["mask"].shape) < 0.3] = -np.inf
+            if self.chance(12):
+                wrong, name = True, self.rng.choice(["tokens", "new_rows", "table"])
+                if name == "table":
+                    one["page_table"], one["tokens"] = [PAGES + int(self.rng.integers(5))], 1
+                    one["new_rows"], one["mask"] = 0, None
+                else:
+                    one[name] = (1 << 24) + 1 if name == "tokens" else tokens + 1
+            made.append(one)
+        return made, wrong
+
+    def options_of(self) -> dict[str, Any]:
+        slopes = self.rng.random(4, np.float32)
+        every = {"window": 5, "softcap": 3.0, "splits": 3, "sinks": slopes, "alibi": slopes, "mask_slopes": slopes}
+        return {name: value for name, value in every.items() if self.chance(4)}
+
+    def expect(self, requests: Any, options: Any, layer: int, q: Any, got: Any, rows: Any, what: str) -> None:
+        """That new rows are in the cache, and results those of the oracle."""
+        at = new = 0
+        given = {name: value for name, value in options.items() if name != "splits"}
+        for one in requests:
+            table, n, r = one["page_table"], one["new_rows"], one["q_len"]
+            k, v = (x[layer, table].reshape(-1, HEADS, 16)[: one["tokens"]] for x in (self.k, self.v))
+            there = np.concatenate([k[len(k) - n :], v[len(v) - n :]], axis=2).reshape(-1)
+            if not np.array_equal(there, rows[new * VALUES : (new + n) * VALUES]):
+                raise WrongAnswer(f"{what}: rows")
+            if r:
+                mask = one.get("mask")
+                mask = None if mask is None or not mask.size else mask
+                want = za.reference.emulate(q[at : at + r], k, v, causal=not one["noncausal"], mask=mask, **given)
+                for a, b in zip(got, want, strict=True):
+                    if not np.array_equal(a[at : at + r].view(np.uint32), b.view(np.uint32)):
+                        raise WrongAnswer(f"{what}: {one} {options}")
+            at, new = at + r, new + n
+
+    def inputs(self, requests: Any) -> tuple[Any, Any]:
+        """q (rows, 4, 16) and the values of new rows, K and V of each KV head."""
+        rows, new = (sum(one[name] % (1 << 20) for one in requests) for name in ("q_len", "new_rows"))
+        return self.rng.standard_normal((rows, 4, 16), np.float32), self.rng.standard_normal(new * VALUES, np.float32)
+
+    def fill(self, q: Any, rows: Any) -> None:
+        """Write both to the places, which have room for 8 of each."""
+        if len(q) <= 8 and rows.size <= 8 * VALUES:
+            words = self.words[0][: rows.size // 16 * self.engine.info.row_words // 2].reshape(-1, 2, self.row_part)
+            words[:, :, :16] = rows.reshape(-1, 2, 16).view(np.uint32)
+            self.words[1][: q.size] = q.reshape(-1).view(np.uint32)
+
+    @property
+    def row_part(self) -> int:
+        """Words of K, or of V, of a new row."""
+        return self.engine.info.row_words // 2
+
+    def run(self) -> None:
+        requests, wrong = self.requests()
+        options, (q, rows) = self.options_of(), self.inputs(requests)
+        layer, data = int(self.rng.integers(LAYERS)), Data()
+        k, v = (np.ascontiguousarray(x) for x in rows.reshape(-1, HEADS, 2, 16).transpose(2, 0, 1, 3))
+        out, lse = np.empty_like(q), np.empty(q.shape[:2], np.float32)
+        data.k, data.v, data.q, data.out, data.lse = map(address, (k, v, q, out, lse))
+        must_fail = wrong
+        if self.chance(15):
+            layer, must_fail = LAYERS, True
+        if len(q) and self.chance(15):
+            q.reshape(-1)[0], must_fail = np.nan, True
+        if len(q) and self.chance(15):
+            data.out, must_fail = None, True
+        call = call_of(requests, **options)
+        if self.said("run", self.c.za_run(self.engine.cache, layer, c.byref(call), c.byref(data)), must_fail):
+            self.expect(requests, options, layer, q, (out, lse), rows, "run")
+
+    def broken(self, places: Any) -> Any:
+        """Places of which one is wrong."""
+        copy = Places.from_buffer_copy(places)
+        place = getattr(copy, self.rng.choice(["q", "out"]))
+        how = int(self.rng.integers(5))
+        if how == 0:
+            place.buffer = None
+        elif how == 1:
+            place.offset += 2
+        elif how == 2:
+            place.size = 3
+        elif how == 3:
+            place.offset = int(self.rng.choice([1 << 40, (1 << 64) - 256]))
+        else:
+            copy.out = copy.q
+        return copy
+
+    def run_at(self) -> None:
+        requests, wrong = self.requests()
+        options, (q, rows) = self.options_of(), self.inputs(requests)
+        layer, places = int(self.rng.integers(LAYERS)), self.places
+        if len(q) and self.chance(6):
+            places, wrong = self.broken(places), True
+        self.fill(q, rows)
+        call = call_of(requests, **options)
+        if self.said("run_at", self.c.za_run_at(self.engine.cache, layer, c.byref(call), c.byref(places)), wrong):
+            self.expect(requests, options, layer, q, self.results(len(q)), rows, "run_at")
+
+    def results(self, rows: int) -> tuple[Any, Any]:
+        out, lse = (words.view(np.float32) for words in self.words[2:])
+        return out[: rows * VALUES].reshape(rows, 4, 16), lse[: rows * 4].reshape(rows, 4)
+
+    # --- recorded calls --------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        most = PAGES * self.page_size
+        numbers = [2, 3, 8, 8, most, 0, most, True, *(self.chance(3) for _ in range(3))]
+        wrong = self.chance(3)
+        if wrong:
+            numbers[int(self.rng.choice([0, 1, 2, 3, 4, 6]))] = int(self.rng.choice(HUGE))
+        made = self.c.za_prepare(self.engine.attn, c.byref(Room(*numbers)))
+        if self.said("prepare", made) and wrong:
+            self.c.za_prepared_free(c.c_void_p(made))
+        elif made:
+            self.c.za_prepared_free(self.prepared)
+            self.prepared, self.recorded, self.room = c.c_void_p(made), {}, numbers
+
+    def record(self) -> None:
+        if not self.prepared:
+            return
+        slot, layer, places = int(self.rng.integers(2)), int(self.rng.integers(LAYERS)), self.places
+        wrong = self.chance(4)
+        command, submit = self.owner.commands()
+        if wrong:
+            places = self.broken(places)
+        elif self.chance(4):
+            slot, wrong = 2, True
+        elif self.chance(3) and slot in self.recorded:
+            self.said("reset", self.c.za_reset(self.prepared, slot))
+            self.recorded.pop(slot)
+        given = slot, c.c_void_p(self.owner.number(command)), self.engine.cache, layer, c.byref(places)
+        ok = self.said("record", self.c.za_record(self.prepared, *given), wrong)
+        self.owner.end(command)
+        if ok:
+            self.recorded[slot] = layer, submit
+
+    def step(self) -> None:
+        if not self.recorded:
+            return
+        slot, flags = int(self.rng.choice(list(self.recorded))), ("softcap", "alibi", "mask_slopes")
+        requests, wrong = self.requests()
+        options, (q, rows) = self.options_of(), self.inputs(requests)
+        options.pop("splits", None)
+        if not self.chance(8):  # what the room says
+            slopes = self.rng.random(4, np.float32)
+            given = dict(zip(flags, zip(self.room[8:], (3.0, slopes, slopes), strict=True), strict=True))
+            options = {name: value for name, value in options.items() if name not in given}
+            options |= {name: value for name, (there, value) in given.items() if there}
+        mismatch = [name in options for name in flags] != self.room[8:]
+        call = call_of(requests, **options)
+        if not self.said("step", self.c.za_step(self.prepared, slot, c.byref(call)), wrong or mismatch):
+            return
+        layer, submit = self.recorded[slot]
+        self.fill(q, rows)
+        self.owner.submit(submit)
+        self.expect(requests, options, layer, q, self.results(len(q)), rows, "step")
+
+    # --- objects ---------------------------------------------------------------------------------------------
+
+    def cache(self) -> None:
+        layers, pages = (int(x) for x in self.rng.choice([*HUGE, 3, 4], 2))
+        if self.chance(2):
+            made = self.c.za_cache_make(self.engine.attn, layers, pages, None, None)
+        else:
+            at = Place(
+                self.owner.buffer, int(self.rng.choice([0, 4, 256, 1 << 50])), int(self.rng.choice([0, 256, 4096]))
+            )
+            steps = (int(x) for x in self.rng.choice([0, 0, 1, 2, 1 << 31], 2))
+            given = CachePlaces(layers, pages, at, self.places.q, None, None, *steps)
+            made = self.c.za_cache_from(self.engine.attn, c.byref(given))
+        if self.said("cache", made):
+            self.said("copy", self.c.za_copy_page(c.c_void_p(made), 0, pages - 1))  # of no rows that lie apart
+            self.c.za_cache_free(c.c_void_p(made))
+
+    def copy(self) -> None:
+        source, target = (int(x) for x in self.rng.integers(0, PAGES + 4, 2))
+        before = self.k[:, min(source, PAGES - 1)].copy()
+        wrong = max(source, target) >= PAGES or not self.contiguous
+        ok = self.said("copy", self.c.za_copy_page(self.engine.cache, source, target), wrong)
+        if ok and not np.array_equal(self.k[:, target], before):
+            raise WrongAnswer("copy")
+
+    def open(self) -> None:
+        options = Options.from_buffer_copy(self.options)
+        names = [
+            "q_heads",
+            "head_dim",
+            "dtype",
+            "v_dtype",
+            "arithmetic",
+            "manifest",
+            "page_size",
+            "k_stride",
+            "v_stride",
+        ]
+        name = str(self.rng.choice(names))
+        setattr(options, name, None if name == "manifest" else int(self.rng.choice([0, 3, 99, 128, 1 << 30])))
+        made = self.c.za_open(self.engine.device, c.byref(options))
+        if self.said("open", made):
+            self.c.za_close(c.c_void_p(made))
+
+    def device(self) -> None:
+        name = str(self.rng.choice(["instance", "physical", "device", "queue", "get_proc", "family"]))
+        host = self.owner.host(**{name: 77 if name == "family" else None})
+        self.said("device_from", self.c.za_device_from(c.byref(host)), True)
+
+    def close(self) -> None:
+        self.c.za_prepared_free(self.prepared)
+        self.engine.close()
+        self.owner.close()
+
+
+# --- random calls --------------------------------------------------------------------------------------------
+
+WEIGHTS = {
+    "run": 8,
+    "run_at": 8,
+    "step": 12,
+    "record": 2,
+    "prepare": 1,
+    "cache": 2,
+    "copy": 1,
+    "open": 0.2,
+    "device": 0.5,
+}
+
+
+def random_calls(loaded: c.CDLL, manifest: str, info: Any, n: int) -> Counter[str]:
+    found, weights = Counter[str](), np.array([*WEIGHTS.values()])
+    for seed, kind in enumerate(KINDS):
+        caller = Caller(loaded, manifest, info, kind, seed)
+        while sum(caller.counts.values()) < n / len(KINDS):
+            getattr(caller, caller.rng.choice([*WEIGHTS], p=weights / weights.sum()))()
+        caller.close()
+        found += caller.counts
+    return found
+
+
+# --- calls of Vulkan that fail -------------------------------------------------------------------------------
+
+
+class Failed(Exception):
+    """A function of the library that failed."""
+
+
+class Made:
+    """What a run has made, freed in the opposite order; every function that fails raises."""
+
+    def __init__(self, loaded: c.CDLL) -> None:
+        self.c, self.frees = loaded, list[tuple[str, Any]]()
+
+    def __call__(self, name: str, *arguments: Any, free: str | None = None) -> Any:
+        found = getattr(self.c, name)(*arguments)
+        if not found:
+            raise Failed(f"{CODES[self.c.za_error_code()]}: {self.c.za_error().decode()}")
+        if free is None:
+            return None
+        self.frees.append((free, c.c_void_p(found)))
+        return self.frees[-1][1]
+
+    def close(self) -> None:
+        for name, one in reversed(self.frees):
+            getattr(self.c, name)(one)
+
+
+Q = np.linspace(-1, 1, 64, dtype=np.float32).reshape(1, 4, 16)
+K, V = np.stack([Q.reshape(2, 2, 16), Q.reshape(2, 2, 16) + 1])  # of two tokens
+REQUEST = [{"tokens": 2, "page_table": [3, 1], "new_rows": 2, "q_len": 1}]
+
+
+def from_the_device_on(made: Made, options: Any, name: bytes) -> Any:
+    """A call of a device that the library opens, and a copied page."""
+    device = made("za_device_open", name, free="za_device_close")
+    attn = made("za_open", device, c.byref(options), free="za_close")
+    cache = made("za_cache_make", attn, 1, 4, None, None, free="za_cache_free")
+    out, lse = np.empty_like(Q), np.empty((1, 4), np.float32)
+    data = Data(address(K), address(V), False, address(Q), address(out), address(lse))
+    made("za_run", cache, 0, c.byref(call_of(REQUEST)), c.byref(data))
+    made("za_copy_page", cache, 3, 0)
+    return out, lse
+
+
+def in_the_engine(made: Made, engine: Engine, places: Any, words: Any) -> Any:
+    """A prepared call of two layers that is recorded, and one that waits; all at places of the engine's."""
+    owner, n = engine.owner, 2 * VALUES
+    words[0][:n] = np.concatenate([K, V], axis=2).reshape(-1).view(np.uint32)
+    words[1][:64], words[2][:], words[3][:] = Q.reshape(-1).view(np.uint32), 0, 0
+    room = Room(1, 1, 1, 2, 4)
+    prepared = made("za_prepare", engine.attn, c.byref(room), free="za_prepared_free")
+    command, submit = owner.commands()
+    try:
+        for layer in range(LAYERS):
+            at = c.c_void_p(owner.number(command)), engine.cache, layer, c.byref(places)
+            made("za_record", prepared, 0, *at)
+    finally:
+        owner.end(command)
+    made("za_step", prepared, 0, c.byref(call_of(REQUEST)))
+    owner.submit(submit)
+    recorded = [x.copy() for x in words[2:]]
+    made("za_run_at", engine.cache, 1, c.byref(call_of(REQUEST)), c.byref(places))
+    if not all(np.array_equal(x, y) for x, y in zip(recorded, words[2:], strict=True)):
+        raise WrongAnswer("run_at: other bits than those of the recorded call")
+    made("za_copy_page", engine.cache, 3, 0)
+    return words[2].view(np.float32).reshape(1, 4, 16), words[3].view(np.float32).reshape(1, 4)
+
+
+@contextmanager
+def failing(wish: str) -> Iterator[None]:
+    os.environ["EMBED_FAIL"] = wish
+    try:
+        yield
+    finally:
+        del os.environ["EMBED_FAIL"]
+
+
+def fallible() -> list[str]:
+    """The functions that give a VkResult, of all that the library calls."""
+    names = re.findall(r"\bX\((\w+)\)", (NATIVE / "src" / "device.h").read_text())
+    void = re.compile(
+        "Get|Destroy|Free|Cmd|Update|EnumerateDeviceExtension|DeviceWaitIdle|QueueWaitIdle|ResetFences|name"
+    )
+    return ["vkEnumerateInstanceVersion", "vkCreateInstance", *(f"vk{name}" for name in names if not void.match(name))]
+
+
+def failures(loaded: c.CDLL, manifest: str, info: Any, counts: Any) -> Counter[str]:
+    """Each call of each function gives each result once."""
+    want = za.reference.emulate(Q, K, V)
+    options = Options(manifest.encode(), 4, HEADS, 16, 0, False, 1, 0, 0, 1)
+    owner, found = Owner(info, 4 << 20), Counter[str]()
+    get_proc = c.cast(loaded.__wrap_vkGetInstanceProcAddr, c.c_void_p).value
+
+    def engine() -> tuple[Engine, Any, Any]:
+        made = Engine(loaded, owner, options, LAYERS, 4, get_proc=get_proc)
+        return made, *made.places(SHAPE, 1, 2)
+
+    def attempt(run: Any) -> str:
+        """ "" where it succeeds, with the oracle's bits; else what failed."""
+        made = Made(loaded)
+        try:
+            for got, right in zip(run(made), want, strict=True):
+                if not np.array_equal(got.view(np.uint32), right.view(np.uint32)):
+                    raise WrongAnswer("a call beside one that failed")
+            return ""
+        except Failed as error:
+            return str(error)
+        finally:
+            made.close()
+
+    hosted = engine()
+    runs = {
+        "opened": lambda made: from_the_device_on(made, options, info.name.encode()),
+        "recorded": lambda made: in_the_engine(made, *hosted),
+    }
+    never, results = set(fallible()), (-2,) if counts else (-2, -4)
+    for (what, run), name, result in ((x, y, z) for x in runs.items() for y in fallible() for z in results):
+        for number in counts or count(1):
+            with failing(f"{name}:{number}:{result}"):
+                said = attempt(run)
+            if not said:
+                break
+            if f"(VkResult {result})" not in said:
+                raise WrongAnswer(f"{what}, {name} {number}: {said}")
+            never.discard(name)
+            found[f"{what} {said.partition(':')[0]}"] += 1
+            again = attempt(run) if what == "recorded" else ""  # the other one has nothing left
+            if again.startswith("lost"):
+                hosted[0].close()
+                owner.used = 0
+                hosted = engine()
+                again = attempt(run)
+            if again:
+                raise WrongAnswer(f"{what}, behind {name} {number}: {again}")
+    if never:
+        raise WrongAnswer(f"never failed: {never}")
+    hosted[0].close()
+    owner.close()
+    return found
+
+
+def main() -> None:
+    library, manifest, name, n, counts = sys.argv[1:]
+    loaded, info = declared(c.CDLL(library)), next(one for one in za.list_devices() if name in one.name)
+    for title, case in CASES.items():
+        try:
+            check_case(loaded, info, Path(manifest), case)
+        except BaseException as error:
+            raise WrongAnswer(title) from error
+    found = random_calls(loaded, manifest, info, int(n))
+    found += failures(loaded, manifest, info, [int(x) for x in counts.split(",")] if counts != "all" else None)
+    print(sum(found.values()), "calls:", ", ".join(f"{k} {n}" for k, n in sorted(found.items())))
+
+
+if __name__ == "__main__":
+    main()
