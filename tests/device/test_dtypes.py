@@ -1,4 +1,4 @@
-"""What dtypes a call without a cache takes and refuses, and small values; tests/host/test_dtypes.py has those of caches."""
+"""What dtypes a call without a cache takes and refuses, and small values; host/test_dtypes.py has those of caches."""
 
 from typing import Any
 
