@@ -8,6 +8,7 @@ are at the end: a slip there may stay within the bound of the error, and then on
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 from broken_shaders import SHADERS, Change, break_kernels
 from support import FULL
@@ -246,6 +247,26 @@ def base_results(device: za.Device, case: Case) -> Iterator[Output]:
             yield Output(
                 *za.Attention(cache, **layout, **case.options(), arithmetic=case.arithmetic)(data.q[-1], seq, 0, **call)
             )
+
+
+# Of slopes of masks, which no case of the record has.
+SLOPES = (
+    Mutant("the slope of a mask", "factor = MASK == 2u ?", "factor = MASK == 3u ?", ""),
+    Mutant("the head of a mask's slope", "MASK_SLOPE_TABLE] + head]", "MASK_SLOPE_TABLE]]", ""),
+)
+
+
+@ONE
+@pytest.mark.parametrize("mutant", SLOPES if FULL else SLOPES[1:], ids=str)
+def test_a_mutant_of_mask_slopes_is_caught(index, mutant, rng, monkeypatch, tmp_path):
+    q, k = (rng.standard_normal((n, heads, 16), np.float32) for n, heads in ((1, 2), (9, 1)))
+    options = {"mask": rng.standard_normal((1, 9), np.float32), "mask_slopes": np.float32([0.5, 0.25])}
+    changes = [Change("bias.glsl", mutant.old, mutant.new)]
+    monkeypatch.setattr(device_module, "SPIRV", break_kernels(changes, tmp_path, "attend_single"))
+    with za.Device.open(index, runtime="vulkan") as device:
+        (found,) = za.attention(q, k, k, device=device, **options)
+    differs = found.view(np.uint32) != za.reference.emulate(q, k, k, **options)[0][0].view(np.uint32)
+    assert differs[1].any() and differs[0].any() == (mutant is SLOPES[0])
 
 
 # --- matrix units ------------------------------------------------------------------------------------------
