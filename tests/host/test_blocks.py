@@ -74,33 +74,6 @@ def test_iq4_nl():
     check_decoding(pytest.importorskip("gguf", reason="pip install gguf"), "iq4_nl", q, halves)
 
 
-@pytest.mark.parametrize("name", STORAGE)
-def test_encoded_rows_are_those_of_their_values(name):
-    """And they come back as bytes."""
-    k, v = (values(3 * 2 * dims // 32).reshape(3, 2, dims) for dims in (96, 64))
-    kind, scales = STORAGE[name], None
-    if kind.head_scale:
-        scales = np.array([[300, 400], [500, 600]], np.float32)
-    both = [rows.stored_values("x", x, name, True, None if scales is None else scales[0])[0] for x in (k, v)]
-    want = rows.encode(both[0], both[1], SHAPE, name, scales)
-    raw = []
-    for at, x in enumerate(both):
-        if kind.halves:
-            raw.append(encoded.to_blocks(*blocks.quantize(blocks.in_blocks(x), kind), kind).reshape(3, 2, -1))
-        elif kind.head_scale:
-            assert scales is not None
-            raw.append((x / scales[at][:, None]).astype(blocks.FP8).view(np.uint8))
-        else:
-            raw.append(x.astype({"f32": np.float32}.get(name, x.dtype)).view(np.uint8))
-    got, largest = encoded.encoded_rows(raw, SHAPE, name, scales)
-    assert np.array_equal(got, want)
-    held = rows.decode(got, SHAPE, name, scales)
-    assert largest == tuple(np.abs(x).max() for x in held) and held[1].shape == v.shape
-    if kind.halves:
-        back = encoded.from_blocks(raw[0].reshape(3, 2, -1, kind.block_bytes), kind)
-        assert np.array_equal(encoded.to_blocks(*back, kind).reshape(3, 2, -1), raw[0])
-
-
 def test_zeros_of_either_sign():
     """Zeros of either sign make one block, the first of equal minima counts, and other rows do not change a row."""
     zeros = np.zeros((1, 32), np.float32)

@@ -58,20 +58,9 @@ def test_a_failed_write_leaves_the_old_files(folder, monkeypatch):
 REFUSED = "got format '{}', version {}, expected 'zinc_attn export', 8; export again with the zinc-attn that reads it"
 
 
-@pytest.mark.parametrize(
-    "change,message",
-    (
-        *(({"version": version}, REFUSED.format("zinc_attn export", version)) for version in (1, 2, True)),
-        ({"format": "other"}, REFUSED.format("other", 8)),
-        ({"kernels": [{"file": "gone.spv"}]}, "gone.spv: cannot be read: No such file or directory"),
-    ),
-)
-def test_what_load_refuses(folder, change, message):
-    path = folder / "manifest.json"
-    path.write_bytes(sealed(json.dumps({**json.loads(path.read_text()), **change}).encode()))
-    with pytest.raises(ManifestError) as error:
-        load_manifest(folder)
-    assert message in str(error.value)
+def changed(**change):
+    """What makes a manifest of another one, with a checksum that fits."""
+    return lambda data: sealed(json.dumps({**json.loads(data), **change}).encode())
 
 
 def test_no_changed_byte_of_a_manifest_is_accepted(folder, rng):
@@ -90,6 +79,12 @@ def test_no_changed_byte_of_a_manifest_is_accepted(folder, rng):
     "name,damaged,message",
     (
         ("merge.spv", lambda data: data[:-1] + b"\1", r"merge.spv: got SHA-256 \w{64}, expected \w{64}; export again"),
+        *(
+            ("manifest.json", changed(version=version), REFUSED.format("zinc_attn export", version))
+            for version in (1, 2, True)
+        ),
+        ("manifest.json", changed(format="other"), REFUSED.format("other", 8)),
+        ("manifest.json", changed(kernels=[{"file": "gone.spv"}]), r"gone\.spv: cannot be read: No such file"),
         ("manifest.json", lambda data: data[:1000], "not JSON: .*; make it with zinc-attn export DIR"),
         ("manifest.json", lambda data: b"[" * 100000, "not JSON"),
         ("manifest.json", lambda data: b"[]", r"got format \[\]"),
