@@ -37,9 +37,10 @@ def run(*command, library=OURS / "libggml-zinc.so", text=None, folder=None, **en
 @pytest.mark.parametrize(
     ("operation", "chosen", "count"),
     [
-        ("SET_ROWS", "type_dst=(f32|f16|bf16),", 125),
-        ("FLASH_ATTN_EXT", r"hsk=64,.*nb=(1|3),.*type_K=f16", 80),
-        ("FLASH_ATTN_EXT", r"hsk=(128|192|576),.*nb=32,.*max_bias=0\.0.*type_K=f16", 59),
+        ("SET_ROWS", r"type_dst=(f32|f16|bf16|q8_0|q[45]_[01]|iq4_nl),", 271),
+        ("FLASH_ATTN_EXT", r"kv=113,nb=(1|3),.*max_bias=8.*type_K=q", 60),
+        ("FLASH_ATTN_EXT", r"hsk=(40|65),.*nb=3,", 56),
+        ("FLASH_ATTN_EXT", r"hsk=(192|576),.*kv=113,nb=1,", 25),
     ],
 )
 def test_backend_ops(operation, chosen, count):
@@ -148,6 +149,11 @@ def test_the_logits_do_not_depend_on_how_the_prompt_came(tmp_path):
     assert table.returncode == 0, table.stdout + table.stderr
 
 
+def test_one_prompt_has_one_answer_under_load():
+    done = run(sys.executable, ROOT / "native" / "ggml" / "load.py", BIN / "llama-server", MODEL, 20)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("program", ["test-state-restore-fragmented", "test-save-load-state"])
 def test_states(program, tmp_path):
     done = run(BIN / program, "-m", MODEL, "--device", "ZINC0", "-ngl", "99", "-fa", "on", folder=tmp_path)
@@ -157,12 +163,27 @@ def test_states(program, tmp_path):
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 
+def built(folder, *options):
+    """The back end, built otherwise than scripts/llama does."""
+    source = ("-S", ROOT / "native" / "ggml", f"-DLLAMA={LLAMA / 'src'}", f"-DLLAMA_BUILD={LLAMA / 'plain'}")
+    run("cmake", "-B", folder, *source, *options)
+    run("cmake", "--build", folder, "--target", "ggml-zinc")
+    return folder / "libggml-zinc.so"
+
+
 def test_another_version_of_ggml_is_refused_by_name(tmp_path):
-    other = ("cmake", "-S", ROOT / "native" / "ggml", "-B", tmp_path, "-DGGML_VERSION=0.25.2")
-    run(*other, f"-DLLAMA={LLAMA / 'src'}", f"-DLLAMA_BUILD={LLAMA / 'plain'}")
-    run("cmake", "--build", tmp_path, "--target", "ggml-zinc")
-    done = run(BIN / "test-backend-ops", "support", "-b", "ZINC0", library=tmp_path / "libggml-zinc.so")
+    library = built(tmp_path, "-DGGML_VERSION=0.25.2")
+    done = run(BIN / "test-backend-ops", "support", "-b", "ZINC0", library=library)
     assert "ggml-zinc: built for ggml 0.25.2, got ggml 0.25.3; build it for that version" in done.stderr
+
+
+def test_a_lost_device_fails_the_call_with_its_reason(tmp_path):
+    shim = tmp_path / "shim.o"
+    run("cc", "-std=c11", "-fPIC", "-c", ROOT / "tests" / "device" / "embed_shim.c", "-o", shim)
+    library = built(tmp_path, f"-DCMAKE_MODULE_LINKER_FLAGS=-Wl,--wrap=vkGetInstanceProcAddr {shim}")
+    fault = {"EMBED_FAIL": "vkQueueSubmit:40:-4", "ZINC_ATTN_KERNELS": str(OURS / "kernels")}
+    done = run(OURS / "digests", MODEL, "ZINC0", "f16", 130, "ubatch 512", library=library, **fault)
+    assert done.returncode == 1 and "vkQueueSubmit: the device was lost" in done.stderr
 
 
 def test_without_kernels_the_reason_is_said_and_llama_goes_on(tmp_path):
