@@ -8,6 +8,7 @@ difference, without compiling.
 from __future__ import annotations
 
 import argparse
+import array
 import hashlib
 import importlib
 import json
@@ -21,6 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SHADERS = ROOT / "shaders"
 OUTPUT = ROOT / "zinc_attn" / "spirv"
+HEADER_WORDS, OP_EXT_INST, OP_DECORATE, NO_CONTRACTION, FMA = 5, 12, 71, 42, 50  # of SPIR-V, and of GLSL.std.450
 
 
 def load_kernels(name: str) -> types.ModuleType:
@@ -36,6 +38,23 @@ def tool(name: str) -> str:
     if path is None:
         sys.exit(f"{name} was not found; install glslang-tools and spirv-tools (dnf, pacman: glslang, spirv-tools)")
     return path
+
+
+def without_contraction(spirv: bytes) -> bytes:
+    """The module with NoContraction on every fma(): so decorated it is one operation, and `precise` means that.
+
+    glslang decorates additions and products alone.
+    """
+    words = array.array("I", spirv)
+    at, place, decorated = HEADER_WORDS, 0, array.array("I")
+    while at < len(words):
+        length, opcode = words[at] >> 16, words[at] & 0xFFFF
+        if opcode == OP_EXT_INST and words[at + 4] == FMA:  # type, result, set, instruction; the only set is GLSL's
+            decorated.extend([3 << 16 | OP_DECORATE, words[at + 2], NO_CONTRACTION])
+        at += length
+        if opcode == OP_DECORATE:
+            place = at  # behind the last of them
+    return (words[:place] + decorated + words[place:]).tobytes()
 
 
 def main() -> None:
@@ -71,6 +90,7 @@ def main() -> None:
                 continue
             if done.returncode:
                 sys.exit(f"{decl.source} ({decl.file}) does not compile:\n{done.stdout}{done.stderr}")
+            out.write_bytes(without_contraction(out.read_bytes()))
             validate = [validator, "--target-env", "vulkan1.1", str(out)]
             checked = subprocess.run(validate, check=False, capture_output=True, text=True)
             if checked.returncode:

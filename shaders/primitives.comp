@@ -34,12 +34,14 @@ void main() {
     give(RESULT_RECIPROCAL, reciprocal(l));
     give(RESULT_LSE, natural_lse(m, l));
 
-    // The values that the words of a cache mean: float16, of which many are denormal, and an int8 by the steps of
-    // storage.glsl and of masked.glsl.
+    // The values that the words of a cache mean: float16, of which many are denormal, in both forms of storage.glsl, and
+    // an int8 by the steps of storage.glsl and of masked.glsl.
     uint word = floatBitsToUint(number(NUMBER_WORD));
-    vec2 halves = max(unpackHalf2x16(word), vec2(EMPTY_M));
-    give(RESULT_LOW, halves.x);
-    give(RESULT_HIGH, halves.y);
+    vec2 halves = unpackHalf2x16(word);
+    precise float doubled = halves.x * 2.0;
+    precise float low = doubled * 0.5;
+    give(RESULT_LOW, low);
+    give(RESULT_HIGH, max(halves.y, EMPTY_M));
     precise float product = float(bitfieldExtract(int(word), 0, 8)) * scale;
     give(RESULT_PRODUCT, product);
     precise float fused = fma(unpackHalf2x16((word ^ 0x80u) & 0xFFu).x, scale * 16777216.0, scale * -128.0);

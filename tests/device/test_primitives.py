@@ -16,7 +16,7 @@ SHAPE = za.AttnShape(4, 2, 64)
 # What a driver may do to the kernel, and the function in which it shows.
 DRIVERS = {
     "denormal float16 are 0": (
-        Change("primitives.comp", "RESULT_LOW, halves.x", "RESULT_LOW, abs(halves.x) < 6e-5 ? 0.0 : halves.x"),
+        Change("primitives.comp", "RESULT_LOW, low", "RESULT_LOW, abs(low) < 6e-5 ? 0.0 : low"),
         "the float32 of a float16, many of them denormal (low",
     ),
     "denormal float16 are 0 before a product": (

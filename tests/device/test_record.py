@@ -169,7 +169,7 @@ def test_a_failed_step_leaves_the_sequence(host):
 
 def test_a_call_examines_what_steps_appended(host):
     """A bound on scores that nobody knows is not taken for 0: of a sequence, of its fork, and where rows moved on."""
-    made = Recorded(host, layers=1, dtype="f32", page_size=16)
+    made = Recorded(host, layers=1, dtype="f32", page_size=16, max_tokens=32)  # less than the pages of a leaf
     cache, seq, attn = made.cache, made.seq, made.attention
     q, one = np.ones((4, 64), np.float32), np.ones((2, 64), np.float32)
 

@@ -20,6 +20,7 @@ from ..planning.inputs import CallOptions, Request, SplitLayout
 from ..planning.items import Mask
 from ..planning.sizes import padded, power_of_two
 from ..planning.splits import SplitPlan, first_seen, plan_on
+from ..planning.steady import pages_per_leaf
 from ..planning.submission import RecordingKey, RowSlice
 from ..runtime.protocol import HostSequences, Use
 from .requests import check_mask_bytes, check_seen, mask_words
@@ -94,7 +95,7 @@ class RecordedAttention:
             rows=self.q_len,
             states=power_of_two(nodes * self.q_len),
             appends=self.count,
-            tables=power_of_two(cache.pool.pages_for(self.max_tokens)),
+            tables=power_of_two(max(cache.pool.pages_for(self.max_tokens), pages_per_leaf(cache.pool.page_size))),
             scoring=self.runner.scorings.number[self.layer],
             masks=power_of_two(self.q_len * self.mask_keys) if self.mask_keys else 0,
             fused=self.runner.arithmetic == "fused",
