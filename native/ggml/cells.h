@@ -40,8 +40,8 @@ class WriteOrder {
     bool sorted_ = true;            // false: a restored cell is not yet at its place
 };
 
-// When rows were written first, by the bytes of the row: a state that is saved and restored keeps the order in which its
-// tokens were decoded, wherever its cells were and will be.  A row of equal bytes is the same token behind the same
+// When rows were written first, by the bytes of the row: a state that is saved and restored keeps the order in which
+// its tokens were decoded, wherever its cells were and will be.  A row of equal bytes is the same token behind the same
 // tokens, and the first time of each token is before that of the next.
 class RowMemory {
   public:

@@ -20,7 +20,8 @@ Device *Device::open() {
     Device *self = new Device;
     self->kernels_ = kernels_folder();
     self->device_ = za_device_open(std::getenv("ZINC_ATTN_DEVICE"));
-    const Kind plain{1, 1, 64, 64, false, {ZA_F16, 128}, {ZA_F16, 128}};  // the kernels are there, and the driver computes their bits
+    // The kernels are there, and the driver computes their bits.
+    const Kind plain{1, 1, 64, 64, false, {ZA_F16, 128}, {ZA_F16, 128}};
     if (self->device_ && self->load_functions() && self->attn(plain)) return self;
     std::fprintf(stderr, "ggml-zinc: no device: %s\n", za_error());
     za_device_close(self->device_);

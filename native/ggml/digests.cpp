@@ -1,6 +1,6 @@
 // digests MODEL DEVICE TYPE TOKENS [PIECE]: one line for each way in which a host can come to the same prompt, with a
-// digest of the logits behind the prompt and of four steps more.  DEVICE: none, or the name of a ggml device, for example
-// ZINC0.  TYPE: of the cache, for example f16.  PIECE: of the names of the ways that are tried.  Lines of one group should
+// digest of the logits behind the prompt and of four steps more.  DEVICE: none, or the name of a ggml device, such as
+// ZINC0.  TYPE: of the cache, such as f16.  PIECE: of the names of the ways that are tried.  Lines of one group should
 // be equal; scripts/llama prints them as a table.
 #include <cstdio>
 #include <cstdlib>

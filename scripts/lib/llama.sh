@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # Sourced after setup.sh. `prepare_llama` builds llama.cpp, out of the source archive of llama-cpp-python, and the back
-# end libggml-zinc.so for it, once; later starts build what was changed here. Sets ZINC_ATTN_LLAMA, llama.cpp's folder, and
-# ZINC_ATTN_GGML, the back end's.
+# end libggml-zinc.so for it, once; later starts build what was changed here. Sets ZINC_ATTN_LLAMA, llama.cpp's folder,
+# and ZINC_ATTN_GGML, the back end's.
 
 llama=$cache/llama
 back_end=$llama/zinc-$(cksum <<<"$root" | cut -d' ' -f1) # a build folder is of one source folder
