@@ -186,7 +186,8 @@ struct za_cache_places {
     struct za_place k, v;             /* layers * pages * k_page_bytes, and v_page_bytes; v: none where it is latent. Of
                                          rows: to the end of the last one. Both filled up to a multiple of 4 */
     const float *k_scales, *v_scales; /* as for za_cache_make */
-    uint32_t token_rows, head_rows;   /* rows from a token to the next, and from a KV head to the next; 0 of tiles */
+    uint32_t token_rows, head_rows;   /* rows from a token to the next, and from a KV head to the next, which may be 0
+                                         where there is one; 0 of tiles */
 };
 ZA_API struct za_cache *za_cache_from(struct za_attn *attn, const struct za_cache_places *places);
 ZA_API void za_cache_free(struct za_cache *cache); /* no submission uses it any more; NULL does nothing */

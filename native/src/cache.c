@@ -86,9 +86,10 @@ static bool take_steps(struct za_cache *cache, const struct za_cache_places *giv
     cache->steps = (struct row_steps){given->token_rows, given->head_rows};
     if (!given->token_rows && !given->head_rows && shape->k.stride)
         cache->steps = (struct row_steps){shape->kv_heads, 1};
-    if (shape->k.stride ? cache->steps.token : !given->token_rows && !given->head_rows) return true;
+    bool apart = cache->steps.token && (cache->steps.head || shape->kv_heads == 1);
+    if (shape->k.stride ? apart : !given->token_rows && !given->head_rows) return true;
     return za_fail("token_rows, head_rows: got %u and %u, expected %s", given->token_rows, given->head_rows,
-                   shape->k.stride ? "rows from a token to the next" : "0, since K and V lie in tiles");
+                   shape->k.stride ? "numbers from 1 on, or 0 and 0" : "0, since K and V lie in tiles");
 }
 
 /* --- caches ------------------------------------------------------------------------------------------ */

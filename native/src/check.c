@@ -4,7 +4,7 @@
 
 #include "error.h"
 
-enum { MAX_TOKENS = 1 << 24, MAX_PIECES = 1 << 24 };
+enum { MAX_PIECES = 1 << 24 };
 
 static bool check_floats(const struct manifest *m, const char *name, const float *values, size_t n) {
     for (size_t i = 0; i < n; ++i) {
@@ -43,7 +43,7 @@ static bool check_request(const struct manifest *m, const struct shape *shape, c
     if (r->q_len > MAX_TOKENS || (uint64_t)r->q_len * call->splits > MAX_PIECES)
         return za_fail("request[%u].q_len, splits: got %u and %u, expected a product of at most %d", number, r->q_len,
                        call->splits, MAX_PIECES);
-    uint32_t used = r->tokens / shape->page_size + (r->tokens % shape->page_size != 0);
+    uint32_t used = za_ceil_div(r->tokens, shape->page_size);
     if (used && !r->page_table) return za_fail("request[%u].page_table: got NULL, expected %u pages", number, used);
     for (uint32_t i = 0; i < used; ++i) {
         if (r->page_table[i] >= pages)
@@ -67,20 +67,15 @@ static bool check_options(const struct manifest *m, const struct shape *shape, c
 }
 
 bool za_check_call(const struct manifest *m, const struct shape *shape, const struct za_call *call, uint32_t pages) {
-    uint64_t rows = 0, new_rows = 0, masks = 0, table = 0;
     if (call->requests && !call->request) return za_fail("request: got NULL, expected %u requests", call->requests);
-    for (uint32_t i = 0; i < call->requests; ++i) {
-        const struct za_request *r = &call->request[i];
+    for (uint32_t i = 0; i < call->requests; ++i)
         if (!check_request(m, shape, call, i, pages)) return false;
-        rows += r->q_len;
-        new_rows += r->new_rows;
-        masks += (uint64_t)r->q_len * r->mask_keys;
-        table += r->tokens / shape->page_size + 1;
-    }
-    if (rows > MAX_TOKENS || new_rows > MAX_TOKENS || masks > UINT32_MAX || table > UINT32_MAX)
+    struct counts all = za_totals(shape, call);
+    if (all.rows > MAX_TOKENS || all.new_rows > MAX_TOKENS || all.masks > UINT32_MAX || all.pages > UINT32_MAX)
         return za_fail("request: got %llu query rows, %llu new rows, masks of %llu numbers and %llu pages in all, "
-                       "expected at most %d rows and 2**32 - 1 words; make several calls", (unsigned long long)rows,
-                       (unsigned long long)new_rows, (unsigned long long)masks, (unsigned long long)table, MAX_TOKENS);
+                       "expected at most %d rows and 2**32 - 1 words; make several calls", (unsigned long long)all.rows,
+                       (unsigned long long)all.new_rows, (unsigned long long)all.masks, (unsigned long long)all.pages,
+                       MAX_TOKENS);
     return check_options(m, shape, call);
 }
 
@@ -160,23 +155,16 @@ static bool at_most(const char *name, uint64_t got, uint64_t most) {
 
 bool za_check_step(const struct za_room *room, const struct counts *counts, const struct shape *shape,
                    const struct za_call *call) {
-    uint64_t rows = 0, new_rows = 0, pages = 0, table = 0; /* table: pages of a table that requests share */
+    struct counts all = za_totals(shape, call);
     if (!at_most("requests", call->requests, room->requests)) return false;
-    for (uint32_t i = 0; i < call->requests; ++i) {
-        const struct za_request *r = &call->request[i];
-        uint32_t used = r->tokens / shape->page_size + (r->tokens % shape->page_size != 0);
-        rows += r->q_len;
-        new_rows += r->new_rows;
-        if (!i || r->page_table != r[-1].page_table) table = 0;
-        pages += used > table ? used - table : 0;
-        table = used > table ? used : table;
-        if (!at_most("tokens", r->tokens, room->tokens) || !at_most("mask_keys", r->mask_keys, room->mask_keys))
+    for (uint32_t i = 0; i < call->requests; ++i)
+        if (!at_most("tokens", call->request[i].tokens, room->tokens) ||
+            !at_most("mask_keys", call->request[i].mask_keys, room->mask_keys))
             return false;
-    }
     if (call->splits) return za_fail("splits: got %u, expected 0; a prepared call has its room's", call->splits);
     if (room->softcap != (call->softcap != 0) || room->alibi != (call->alibi != NULL) ||
         room->mask_slopes != (call->mask_slopes != NULL) || (call->sinks && !room->sinks))
         return za_fail("softcap, sinks, alibi, mask_slopes: got a step that has others than its room says");
-    return at_most("q_len", rows, room->rows) && at_most("new_rows", new_rows, room->new_rows) &&
-           at_most("pages", pages, counts->pages);
+    return at_most("q_len", all.rows, room->rows) && at_most("new_rows", all.new_rows, room->new_rows) &&
+           at_most("pages", all.pages, counts->pages);
 }

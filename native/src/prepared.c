@@ -7,7 +7,7 @@
 #include "check.h"
 #include "error.h"
 
-enum { MAX_SLOTS = 64, MAX_TOKENS = 1 << 24 };
+enum { MAX_SLOTS = 64 };
 
 struct za_prepared {
     struct za_attn *attn;
@@ -37,8 +37,7 @@ static bool check_room(const struct za_attn *attn, struct za_room *room) {
         return za_fail("room: got %u requests of %u tokens, %u rows, %u new rows and masks of %u keys, expected 1 to "
                        "%d requests and tokens, at most %d rows, and masks of at most the tokens", room->requests,
                        room->tokens, room->rows, room->new_rows, room->mask_keys, MAX_TOKENS, MAX_TOKENS);
-    uint64_t each = room->tokens / shape->page_size + (room->tokens % shape->page_size != 0);
-    uint64_t pages = each * room->requests;
+    uint64_t pages = (uint64_t)za_ceil_div(room->tokens, shape->page_size) * room->requests;
     if (!room->pages && pages > UINT32_MAX) return za_fail("room.pages: got 0, expected a number for so many requests");
     if (!room->pages) room->pages = (uint32_t)pages;
     return true;
@@ -48,9 +47,9 @@ static bool check_room(const struct za_attn *attn, struct za_room *room) {
 static bool lay_out(struct za_prepared *p) {
     struct za_attn *attn = p->attn;
     const struct za_room *room = &p->room;
-    uint32_t leaf = attn->manifest.leaf, leaves = room->tokens / leaf + (room->tokens % leaf != 0);
+    uint32_t leaves = za_ceil_div(room->tokens, attn->manifest.leaf);
     uint32_t most = attn->device->properties.limits.maxComputeWorkGroupCount[0];
-    uint32_t each = room->rows / room->requests + (room->rows % room->requests != 0);
+    uint32_t each = za_ceil_div(room->rows, room->requests);
     const struct za_request longest = {.tokens = room->tokens, .q_len = each ? each : 1};
     const struct za_call call = {.requests = 1, .request = &longest};
     p->rule.cpu = za_device_info(attn->device).cpu;

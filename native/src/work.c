@@ -9,7 +9,6 @@ static const double LOG2E = 1.4426950408889634;
 enum { WORKGROUPS_PER_UNIT = 8, MAX_CPU_STATES = 4096, SINGLE_SPLIT_LEAVES = 2, NODE_LEAVES = 1024, MAX_SPLITS = 128 };
 static const uint32_t NO_TOKEN = 0xFFFFFFFF; /* position of an append record for no token */
 
-static uint32_t ceil_div(uint32_t a, uint32_t b) { return a / b + (a % b != 0); }
 static uint32_t least(uint32_t a, uint32_t b) { return a < b ? a : b; }
 static uint32_t most(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
@@ -29,7 +28,7 @@ static struct seen keys_of(const struct za_call *call, const struct za_request *
 /* The manifest's split_rule.first_that_holds. Any other layout gives the same bits. */
 static void split_rule(const struct manifest *m, const struct shape *shape, uint32_t leaves, uint32_t q_len, bool cpu,
                        struct layout *layout) {
-    uint32_t nodes = ceil_div(leaves, m->node);
+    uint32_t nodes = za_ceil_div(leaves, m->node);
     uint64_t sharers = (uint64_t)shape->kv_heads * shape->head_chunks * q_len;
     uint64_t wanted = (uint64_t)shape->compute_units * WORKGROUPS_PER_UNIT;
     uint32_t target = (uint32_t)((wanted + sharers - 1) / sharers);
@@ -57,11 +56,11 @@ static uint32_t boundary(const struct layout *l, const struct manifest *m, uint3
 /* Leaves [begin, end) that split `i` has for a row: the units that start in it and hold keys that the row sees. */
 static bool item_leaves(const struct layout *l, const struct manifest *m, uint32_t tokens, bool single_pass,
                         struct seen seen, uint32_t i, uint32_t *begin, uint32_t *end) {
-    uint32_t unit_keys = m->leaf * l->leaves_per_state, last = ceil_div(seen.limit, m->leaf);
+    uint32_t unit_keys = m->leaf * l->leaves_per_state, last = za_ceil_div(seen.limit, m->leaf);
     if (single_pass) last = most(last, 1); /* a row that sees no key has the empty state */
-    *begin = i ? ceil_div(boundary(l, m, tokens, i), unit_keys) * l->leaves_per_state : l->first_leaf;
+    *begin = i ? za_ceil_div(boundary(l, m, tokens, i), unit_keys) * l->leaves_per_state : l->first_leaf;
     *begin = most(*begin, seen.first / m->leaf);
-    *end = least(ceil_div(boundary(l, m, tokens, i + 1), unit_keys) * l->leaves_per_state, last);
+    *end = least(za_ceil_div(boundary(l, m, tokens, i + 1), unit_keys) * l->leaves_per_state, last);
     return *begin < *end;
 }
 
@@ -69,20 +68,20 @@ struct layout za_layout(const struct manifest *m, const struct shape *shape, con
                         const struct za_request *request, struct rule rule) {
     struct layout l = {.begin = keys_of(call, request, 0).first, .leaves_per_state = 1};
     l.first_leaf = l.begin / m->leaf;
-    uint32_t leaves = ceil_div(request->tokens, m->leaf) - l.first_leaf;
+    uint32_t leaves = za_ceil_div(request->tokens, m->leaf) - l.first_leaf;
     if (call->splits) {
         l.fixed = true;
         l.splits = call->splits;
         if ((request->tokens - l.begin) / l.splits >= m->leaf * m->node) l.leaves_per_state = m->node;
     } else if (rule.fixed_splits) {
         l.leaves_per_state = rule.fixed_per_state;
-        l.splits = most(least(rule.fixed_splits, ceil_div(leaves, l.leaves_per_state)), 1);
+        l.splits = most(least(rule.fixed_splits, za_ceil_div(leaves, l.leaves_per_state)), 1);
     } else {
         split_rule(m, shape, leaves, request->q_len, rule.cpu, &l);
     }
-    l.units = ceil_div(leaves, l.leaves_per_state);
+    l.units = za_ceil_div(leaves, l.leaves_per_state);
     l.first_unit = l.begin / (m->leaf * l.leaves_per_state);
-    l.states_per_row = ceil_div(request->tokens, m->leaf * l.leaves_per_state) - l.first_unit;
+    l.states_per_row = za_ceil_div(request->tokens, m->leaf * l.leaves_per_state) - l.first_unit;
     return l;
 }
 
@@ -95,7 +94,7 @@ static bool same_table(const struct za_call *call, uint32_t i) {
 static uint32_t pages_of(const struct shape *shape, const struct za_call *call, uint32_t i) {
     uint32_t tokens = call->request[i].tokens;
     while (++i < call->requests && same_table(call, i)) tokens = most(tokens, call->request[i].tokens);
-    return ceil_div(tokens, shape->page_size);
+    return za_ceil_div(tokens, shape->page_size);
 }
 
 static void count_items(const struct manifest *m, const struct za_call *call, const struct za_request *request,
@@ -111,18 +110,26 @@ static void count_items(const struct manifest *m, const struct za_call *call, co
     }
 }
 
-struct counts za_counts(const struct manifest *m, const struct shape *shape, const struct za_call *call,
-                        struct rule rule) {
+struct counts za_totals(const struct shape *shape, const struct za_call *call) {
     struct counts counts = {.single_pass = true};
     for (uint32_t i = 0; i < call->requests; ++i) {
         const struct za_request *request = &call->request[i];
         if (!same_table(call, i)) counts.pages += pages_of(shape, call, i);
         counts.new_rows += request->new_rows;
+        counts.rows += request->q_len;
+        counts.masks += (uint64_t)request->q_len * request->mask_keys;
+    }
+    return counts;
+}
+
+struct counts za_counts(const struct manifest *m, const struct shape *shape, const struct za_call *call,
+                        struct rule rule) {
+    struct counts counts = za_totals(shape, call);
+    for (uint32_t i = 0; i < call->requests; ++i) {
+        const struct za_request *request = &call->request[i];
         if (!request->q_len) continue;
         struct layout layout = za_layout(m, shape, call, request, rule);
-        counts.rows += request->q_len;
         counts.states += (uint64_t)request->q_len * layout.states_per_row;
-        counts.masks += (uint64_t)request->q_len * request->mask_keys;
         counts.single_pass = counts.single_pass && layout.states_per_row == 1;
     }
     counts.single_pass = counts.single_pass && counts.rows && !rule.fixed_splits;
@@ -227,7 +234,7 @@ static void write_rows(const struct manifest *m, const struct za_call *call, con
     uint32_t unit_keys = m->leaf * l->leaves_per_state, keys = request->mask_keys;
     for (uint32_t row = 0; row < request->q_len; ++row, to->row_record += at->row_words) {
         struct seen seen = keys_of(call, request, row);
-        uint32_t unit = seen.first / unit_keys, units = ceil_div(seen.limit, unit_keys), *record = to->row_record;
+        uint32_t unit = seen.first / unit_keys, units = za_ceil_div(seen.limit, unit_keys), *record = to->row_record;
         memset(record, 0, 4 * (size_t)at->row_words);
         record[at->row.state] = to->state + row * l->states_per_row + unit - l->first_unit;
         record[at->row.count] = units > unit ? units - unit : 0;

@@ -48,6 +48,12 @@ struct layer {
     const float *scales;
 };
 
+enum { MAX_TOKENS = 1 << 24 };
+
+static inline uint32_t za_ceil_div(uint32_t a, uint32_t b) { return a / b + (a % b != 0); }
+
+/* Rows, new rows, pages and masks of a call alone, which need no layout. */
+struct counts za_totals(const struct shape *shape, const struct za_call *call);
 struct counts za_counts(const struct manifest *m, const struct shape *shape, const struct za_call *call,
                         struct rule rule);
 struct parts za_parts(const struct manifest *m, const struct shape *shape, const struct counts *counts);

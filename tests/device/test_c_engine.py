@@ -178,12 +178,15 @@ def test_rows_that_are_no_good(small):
     attn = c.c_void_p(small.c.za_open(small.device, c.byref(options)))
     assert attn, small.error
     made = {}
-    for steps, pages in (((0, 0), 9), ((1, 9), 9), ((0, 1), 9), ((1, 11), 9), ((1 << 31, 1), 9), ((3, 1), 6)):
+    wrong = ((0, 1), 9), ((2, 0), 9), ((1, 11), 9), ((1 << 31, 1), 9)
+    for steps, pages in (((0, 0), 9), ((1, 9), 9), ((3, 1), 6), *wrong):
         given = CachePlaces(1, pages, small.cache_places.k, small.cache_places.v, None, None, *steps)
         made[steps] = c.c_void_p(small.c.za_cache_from(attn, c.byref(given))), small.error
     assert made[1, 11][1] == "k.size: got 1152 bytes, expected at least 1280"
     assert made[1 << 31, 1][1].startswith("cache: got 1 layers of 9 pages, ")
-    assert made[0, 1][1] == "token_rows, head_rows: got 0 and 1, expected rows from a token to the next"
+    for steps in ((0, 1), (2, 0)):
+        said = made[steps][1]
+        assert said == "token_rows, head_rows: got {} and {}, expected numbers from 1 on, or 0 and 0".format(*steps)
     caches = {steps: cache for steps, (cache, _) in made.items() if cache}
     assert set(caches) == {(0, 0), (1, 9), (3, 1)}
     assert small.c.za_copy_page(caches[0, 0], 1, 2) and not small.c.za_copy_page(caches[1, 9], 1, 2)
