@@ -42,6 +42,7 @@ class Case(NamedTuple):
 
 
 EVERYTHING = {"alibi": True, "window": 100, "softcap": 3.0, "sinks": True, "mask_slopes": True}
+FEW = "filled up", "heads first"  # where compilers are slow
 CASES = {  # each type at least once in tiles and once in rows, of sizes that are filled up and of others
     "plain": Case("9/3/64", "f16", 16),
     "cells": Case("4/2/64", "f16", 1, {"mask_slopes": True}),
