@@ -86,10 +86,12 @@ static bool take_steps(struct za_cache *cache, const struct za_cache_places *giv
     cache->steps = (struct row_steps){given->token_rows, given->head_rows};
     if (!given->token_rows && !given->head_rows && shape->k.stride)
         cache->steps = (struct row_steps){shape->kv_heads, 1};
-    bool apart = cache->steps.token && (cache->steps.head || shape->kv_heads == 1);
+    uint64_t token = cache->steps.token, head = cache->steps.head, page_size = cache->attn->shape.page_size;
+    bool apart = token && (shape->kv_heads == 1 || (head && (page_size == 1 || token >= head * shape->kv_heads ||
+                                                             head >= token * page_size)));
     if (shape->k.stride ? apart : !given->token_rows && !given->head_rows) return true;
     return za_fail("token_rows, head_rows: got %u and %u, expected %s", given->token_rows, given->head_rows,
-                   shape->k.stride ? "numbers from 1 on, or 0 and 0" : "0, since K and V lie in tiles");
+                   shape->k.stride ? "numbers from 1 on that give each token and KV head of a page a row of its own, or 0 and 0" : "0, since K and V lie in tiles");
 }
 
 /* --- caches ------------------------------------------------------------------------------------------ */
