@@ -59,9 +59,9 @@ void merge_into_unit(bool first) {
 #define UNIT(x) x
 #endif
 
+const bool HAS_O = NODE == 1u || VALUE_PASSES == 1u;  // o holds its part of this pass over V
+
 // Write the state of the unit that holds leaf `index`, for query vector h, which is number `place` of the lane's arrays.
-// HAS_O: whether o holds its part of this pass over V.
-const bool HAS_O = NODE == 1u || VALUE_PASSES == 1u;
 void emit_vector(Item item, uint index, uint h, uint place, uint pass) {
     uint q_heads = work[HEADER_Q_HEADS];
     bool single_pass = HAS_O && work[HEADER_SINGLE_PASS] != 0u;

@@ -7,7 +7,7 @@
 // `v` is known to the compiler: V's buffer, or K's.
 
 const bool NHD = K_STRIDE != 0u;
-// A halfword is 16 bits; all addresses in this file count halfwords.
+// A halfword is 16 bits; all addresses in this file but those of words count halfwords.
 const uint K_BLOCK_HALFWORDS = K_HALVES + 2u * K_FIFTH + 2u * K_BITS;
 const uint V_BLOCK_HALFWORDS = V_HALVES + 2u * V_FIFTH + 2u * V_BITS;
 // 0 where all words lie at multiples of 4 bytes.

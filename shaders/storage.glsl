@@ -3,9 +3,8 @@
 //
 // `storage` is a specialization constant everywhere: branches on it are decided when the pipeline is made.
 
-// Whether a GPU has a type's values doubled while it multiplies them: float16's.  AMD's compiler folds a conversion
-// into each product with it (v_fma_mix_f32), and those do not dual-issue.  One that doubles is a single instruction,
-// too, but is not folded.  No rounding changes; scores are halved, and weights before they meet values.
+// On a GPU float16 values are doubled as they are converted.  AMD's compiler folds a plain conversion into each product
+// with it (v_fma_mix_f32), and those do not dual-issue.  One that doubles is a single instruction, too, but is not folded.  No rounding changes; scores are halved, and weights before they meet values.
 bool doubled(uint storage) {
     return CHUNKS_AHEAD > 1u && storage == STORAGE_F16;
 }

@@ -14,7 +14,7 @@ namespace zinc {
 
 constexpr uint32_t NO_CELL = UINT32_MAX;
 
-// The cells of one tensor in the order of their last write.  Cells that were never written come first, ascending.
+// The cells of a cache in the order of their last write.  Cells that were never written come first, ascending.
 class WriteOrder {
   public:
     explicit WriteOrder(size_t cells);
@@ -25,7 +25,6 @@ class WriteOrder {
     // `cell` takes the place of a write that was made at time `stamp`: see RowMemory.
     void restore(uint32_t cell, uint64_t stamp);
 
-    size_t cells() const { return stamps_.size(); }
     uint64_t stamp(uint32_t cell) const { return stamps_[cell]; }
 
     // Every cell once, oldest write first, and NO_CELL where a cell was that has been written again since.
@@ -40,9 +39,9 @@ class WriteOrder {
     bool sorted_ = true;            // false: a restored cell is not yet at its place
 };
 
-// When rows were written first, by the bytes of the row: a state that is saved and restored keeps the order in which
-// its tokens were decoded, wherever its cells were and will be.  A row of equal bytes is the same token behind the same
-// tokens, and the first time of each token is before that of the next.
+// When rows were written first, by a 64-bit hash of the row's bytes: a state that is saved and restored keeps the order
+// in which its tokens were decoded, wherever its cells were and will be. A row of equal bytes is the same token behind
+// the same tokens, and the first time of each token is before that of the next.
 class RowMemory {
   public:
     void keep(const void *row, size_t bytes, uint64_t stamp);  // unless it is there

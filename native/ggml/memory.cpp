@@ -25,7 +25,9 @@ static Cells *cells_of(const ggml_tensor *root, size_t *offset) {
     if (!buffer || root->buffer->usage == GGML_BACKEND_BUFFER_USAGE_COMPUTE) return nullptr;
     *offset = offset_of(*buffer, root);
     const size_t rows = size_t(ggml_nrows(root));
-    return &buffer->cells.try_emplace(rows, Cells{WriteOrder(rows)}).first->second;
+    auto at = buffer->cells.find(rows);
+    if (at == buffer->cells.end()) at = buffer->cells.emplace(rows, Cells{WriteOrder(rows)}).first;
+    return &at->second;
 }
 
 WriteOrder *order_of_keys(const ggml_tensor *root) {
@@ -73,7 +75,7 @@ static void note_set(const ggml_tensor *tensor, size_t offset, size_t size) {
     });
 }
 
-// Rows of the last K that are saved, since they may have been rotated since they were written.
+// A saved row may have been rotated since it was written, so its bytes are kept again.
 static void note_get(const ggml_tensor *tensor, size_t offset, size_t size) {
     size_t of_root;
     Cells *cells = tensor->buffer ? cells_of(root_of(tensor), &of_root) : nullptr;

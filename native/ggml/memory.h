@@ -23,7 +23,7 @@ struct Cells {
 struct Buffer {
     Device *device;
     Memory memory;
-    std::map<size_t, Cells> cells;  // by their number
+    std::map<size_t, Cells> cells;  // by their number: caches of as many cells share an order
 };
 
 ggml_backend_buffer_type_t buffer_type(ggml_backend_dev_t device);  // whose context is a Device

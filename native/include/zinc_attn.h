@@ -10,11 +10,13 @@
 
    Errors. Every function that can fail returns false or NULL; then za_error is its reason and za_error_code its kind. A
    failed call has no effect that a later call could see, because the host counts a token only after the calls of all
-   layers have succeeded. Handles that are not Vulkan's, and arrays shorter than said here, cannot be noticed.
+   layers have succeeded. NULL in the place of a handle or struct is refused, but for
+   the functions that cannot fail, which have no answer to it. Handles that are not Vulkan's, and arrays shorter than
+   said here, cannot be noticed.
 
    Threads. A za_device and all that was made from it belong to one thread at a time, as does the host's queue while one
-   of the functions that submit runs: za_open, za_run, za_run_at, za_copy_page. A second thread that enters meanwhile is
-   refused (ZA_BUSY). za_error and za_error_code are of the calling thread.
+   of the functions that submit runs: za_open, za_run, za_run_at, za_copy_page. A second thread that enters a function
+   that can fail meanwhile is refused (ZA_BUSY). za_error and za_error_code are of the calling thread.
 
    Little-endian machines only, as words are used as they lie in files. All arrays are row-major. */
 #ifndef ZINC_ATTN_H
@@ -126,7 +128,8 @@ enum za_arithmetic {
 struct za_attn;
 
 struct za_options {
-    const char *manifest; /* the folder that `zinc-attn export` wrote, for this shape and these types */
+    const char *manifest; /* the folder that `zinc-attn export` wrote, where page_size is 0 for this shape and these
+                             types */
     uint32_t q_heads, kv_heads, head_dim;
     uint32_t v_head_dim;          /* the size of V and out; 0: head_dim */
     bool latent;                  /* V is the first v_head_dim dimensions of K, and is stored once, as a part of it */
@@ -134,8 +137,9 @@ struct za_options {
     enum za_arithmetic arithmetic;
     uint32_t page_size;          /* tokens of a page, a power of two up to 65,536; 0: as exported */
     uint32_t k_stride, v_stride; /* 0: K and V lie in tiles. Otherwise in rows, as most engines keep them: bytes from a
-                                    row of K (of V) to the next, a multiple of 2. A row is one token's values of one KV
-                                    head, head_dim of plain types, ggml's blocks of block types. v_stride: 0 where the
+                                    row of K (of V) to the next, a multiple of 2, from a row's own bytes to 65,536. A
+                                    row is one token's values of one KV head, head_dim of plain types, ggml's blocks of
+                                    block types: rows of 64 in float16 without gaps have 128. v_stride: 0 where the
                                     shape is latent */
 };
 
@@ -179,21 +183,23 @@ ZA_API struct za_cache *za_cache_make(struct za_attn *attn, uint32_t layers, uin
 
    Rows (k_stride): with t = (layer * pages + page id) * page_size + token % page_size, that of a token and KV head h
    has number t * token_rows + h * head_rows and begins at k_stride (v_stride) times it. Both 0: kv_heads and 1, tokens
-   first. With page_size 1 and token_rows 1 a page id is the number of KV head 0's row. Appended rows are written with
-   all bytes of their stride. */
+   first. With page_size 1 and token_rows 1 a page id is the number of KV head 0's row. Rows of one page are all
+   different; those of two pages may be the same, and which ids are used together is the host's part. Appended rows are
+   written with all bytes of their stride. */
 struct za_cache_places {
     uint32_t layers, pages;           /* pages of a layer */
     struct za_place k, v;             /* layers * pages * k_page_bytes, and v_page_bytes; v: none where it is latent. Of
                                          rows: to the end of the last one. Both filled up to a multiple of 4 */
     const float *k_scales, *v_scales; /* as for za_cache_make */
     uint32_t token_rows, head_rows;   /* rows from a token to the next, and from a KV head to the next, which may be 0
-                                         where there is one; 0 of tiles */
+                                         where kv_heads is 1; of tiles both are 0 */
 };
 ZA_API struct za_cache *za_cache_from(struct za_attn *attn, const struct za_cache_places *places);
 ZA_API void za_cache_free(struct za_cache *cache); /* no submission uses it any more; NULL does nothing */
 
 /* Copy page `source` to page `target` in every layer of the cache, before a token is written to a page that another
-   sequence's table names, too. Waits. Places of the host's need VK_BUFFER_USAGE_TRANSFER_SRC_BIT and _DST_BIT. */
+   sequence's table names, too. Waits. ZA_UNSUPPORTED for rows whose pages are not in one piece. Places of the host's
+   need VK_BUFFER_USAGE_TRANSFER_SRC_BIT and _DST_BIT. */
 ZA_API bool za_copy_page(struct za_cache *cache, uint32_t source, uint32_t target);
 
 /* --- calls ------------------------------------------------------------------------------------------- */
@@ -222,7 +228,7 @@ struct za_call {
     uint32_t window;     /* keys that a row sees at most, its own among them; 0: all */
     const float *sinks;  /* (q_heads) logits that join the softmax without a value; NULL: none */
     const float *alibi;  /* (q_heads) slopes: scores become score - slope * |key - row's own token|; NULL: none */
-    const float *mask_slopes; /* (q_heads): a mask is multiplied by the head's, ggml's ALiBi; NULL: none */
+    const float *mask_slopes; /* (q_heads): a head's mask values are multiplied by its slope (ggml's ALiBi); NULL: 1 */
     uint32_t splits; /* pieces that the keys of a request are cut into; 0: the split rule. Never shows in the bits. A
                         prepared call has those of its room: 0 */
 };
@@ -313,7 +319,8 @@ ZA_API bool za_record(struct za_prepared *prepared, uint32_t slot, VkCommandBuff
    no count. So with two slots one step is written while the other one runs. The call's numbers and page tables are
    checked against the room and the smallest cache that was recorded; arrays are read during this function only. A step
    may have fewer requests, rows, keys and new rows than the room: further rows are not appended, and further results
-   are 0 and -inf (or what the sinks give). Before the first step of a slot its recordings have no requests. */
+   are 0 and -inf (or what the sinks give). Before the first step of a slot its recordings have no requests.
+   Where words hold scales of heads or steps of rows (fp8, k_stride), a layer is recorded before the first step. */
 ZA_API bool za_step(struct za_prepared *prepared, uint32_t slot, const struct za_call *call);
 
 /* Forget what was recorded for a slot, so that it can be recorded anew without growing: no command buffer that was

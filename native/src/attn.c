@@ -55,7 +55,7 @@ static bool open_parts(struct za_attn *attn, struct za_options options) {
 }
 
 struct za_attn *za_open(struct za_device *device, const struct za_options *options) {
-    if (!za_enter(device)) return NULL;
+    if (!za_given("device", device) || !za_given("options", options) || !za_enter(device)) return NULL;
     struct za_attn *attn = calloc(1, sizeof *attn);
     if (!attn) za_no_memory();
     if (attn) attn->device = device;

@@ -86,12 +86,14 @@ static bool take_steps(struct za_cache *cache, const struct za_cache_places *giv
     cache->steps = (struct row_steps){given->token_rows, given->head_rows};
     if (!given->token_rows && !given->head_rows && shape->k.stride)
         cache->steps = (struct row_steps){shape->kv_heads, 1};
-    uint64_t token = cache->steps.token, head = cache->steps.head, page_size = cache->attn->shape.page_size;
+    uint64_t token = cache->steps.token, head = cache->steps.head, page_size = shape->page_size;
     bool apart = token && (shape->kv_heads == 1 || (head && (page_size == 1 || token >= head * shape->kv_heads ||
                                                              head >= token * page_size)));
     if (shape->k.stride ? apart : !given->token_rows && !given->head_rows) return true;
     return za_fail("token_rows, head_rows: got %u and %u, expected %s", given->token_rows, given->head_rows,
-                   shape->k.stride ? "numbers from 1 on that give each token and KV head of a page a row of its own, or 0 and 0" : "0, since K and V lie in tiles");
+                   !shape->k.stride ? "0, since K and V lie in tiles"
+                                    : "numbers from 1 on that give each token and KV head of a page a row of its own, "
+                                      "or 0 and 0");
 }
 
 /* --- caches ------------------------------------------------------------------------------------------ */
@@ -152,7 +154,7 @@ static bool host_memory(struct za_cache *cache, const struct za_cache_places *gi
 /* own: in memory of the library's. */
 static struct za_cache *make(struct za_attn *attn, const struct za_cache_places *given, bool own) {
     struct za_cache *cache = NULL;
-    if (!za_enter(attn->device)) return NULL;
+    if (!za_given("attn", attn) || !za_given("places", given) || !za_enter(attn->device)) return NULL;
     bool ok = (cache = calloc(1, sizeof *cache)) || za_no_memory();
     if (ok) {
         *cache = (struct za_cache){.attn = attn, .layers = given->layers, .pages = given->pages};
@@ -201,7 +203,8 @@ static bool copy_page(struct za_cache *cache, uint32_t source, uint32_t target) 
     const struct shape *shape = &cache->attn->shape;
     if (source >= cache->pages || target >= cache->pages)
         return za_fail("source, target: got pages %u and %u, expected ones below %u", source, target, cache->pages);
-    if (shape->k.stride && (cache->steps.token != shape->kv_heads || cache->steps.head != 1))
+    bool neighbors = shape->kv_heads == 1 || cache->steps.head == 1;
+    if (shape->k.stride && (cache->steps.token != shape->kv_heads || !neighbors))
         return za_fail_as(ZA_UNSUPPORTED, "cache: got token_rows %u and head_rows %u, expected %u and 1, pages in one "
                           "piece; copy by commands of the host's", cache->steps.token, cache->steps.head,
                           shape->kv_heads);
@@ -215,7 +218,7 @@ static bool copy_page(struct za_cache *cache, uint32_t source, uint32_t target) 
 }
 
 bool za_copy_page(struct za_cache *cache, uint32_t source, uint32_t target) {
-    if (!za_enter(cache->attn->device)) return false;
+    if (!za_given("cache", cache) || !za_enter(cache->attn->device)) return false;
     bool ok = copy_page(cache, source, target);
     za_leave(cache->attn->device);
     return ok;

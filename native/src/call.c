@@ -133,7 +133,9 @@ static bool run(struct za_cache *cache, uint32_t layer, const struct za_call *ca
 }
 
 bool za_run(struct za_cache *cache, uint32_t layer, const struct za_call *call, const struct za_data *data) {
-    if (!za_enter(cache->attn->device)) return false;
+    if (!za_given("cache", cache) || !za_given("call", call) || !za_given("data", data) ||
+        !za_enter(cache->attn->device))
+        return false;
     bool ok = run(cache, layer, call, data);
     za_leave(cache->attn->device);
     return ok;
@@ -158,7 +160,9 @@ static bool run_at(struct za_cache *cache, uint32_t layer, const struct za_call 
 }
 
 bool za_run_at(struct za_cache *cache, uint32_t layer, const struct za_call *call, const struct za_places *places) {
-    if (!za_enter(cache->attn->device)) return false;
+    if (!za_given("cache", cache) || !za_given("call", call) || !za_given("places", places) ||
+        !za_enter(cache->attn->device))
+        return false;
     bool ok = run_at(cache, layer, call, places);
     za_leave(cache->attn->device);
     return ok;

@@ -99,7 +99,8 @@ bool za_derive_entry(const struct manifest *m, const struct za_options *o, struc
     static const char *const kinds[] = {"gpu", "cpu"};
     struct names names = {0};
     struct text *text = calloc(1, sizeof *text);
-    bool good = text && set_inputs(m, o, &names);
+    if (!text) return za_no_memory();
+    bool good = set_inputs(m, o, &names);
     const size_t inputs = names.count;
     if (good) add(text, "{\"kinds\": {");
     for (int i = 0; good && i < 2; ++i) {

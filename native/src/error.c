@@ -28,6 +28,10 @@ bool za_fail_as(enum za_code code, const char *format, ...) {
     return false;
 }
 
+bool za_given(const char *name, const void *argument) {
+    return argument || za_fail("%s: got NULL", name);
+}
+
 bool za_no_memory(void) { return za_fail_as(ZA_MEMORY, "out of host memory"); }
 
 const char *za_error(void) { return reason; }

@@ -17,4 +17,7 @@ bool za_fail(const char *format, ...) ZA_PRINTF(1);
 bool za_fail_as(enum za_code code, const char *format, ...) ZA_PRINTF(2);
 bool za_no_memory(void); /* of the host */
 
+/* Whether an argument is there; where it is NULL, za_error names it. */
+bool za_given(const char *name, const void *argument);
+
 #endif

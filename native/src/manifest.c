@@ -195,8 +195,9 @@ static bool no_entry(const struct manifest *m, const struct za_options *o) {
     snprintf(text, sizeof text, "%u/%u/%u%s%s", o->q_heads, o->kv_heads, o->head_dim, v_text,
              o->latent ? "/latent" : "");
     name_types(o, types);
-    return za_fail_as(ZA_MANIFEST, "%s/manifest.json: it has no sizes for shape %s, %s; export it with --shape %s "
-                      "--dtype %s", m->directory, text, types, text, types);
+    return za_fail_as(ZA_MANIFEST, "%s/manifest.json: it has no sizes for shape %s, %s, %s; give a page_size, or "
+                      "export it with --shape %s --dtype %s --kv-layout %s", m->directory, text, types,
+                      o->k_stride ? "rows of that stride" : "tiles", text, types, o->k_stride ? "NHD" : "tiles");
 }
 
 /* That a row has as many words as rows.c writes. */

@@ -105,7 +105,7 @@ static bool make(struct za_prepared *p) {
 }
 
 struct za_prepared *za_prepare(struct za_attn *attn, const struct za_room *room) {
-    if (!za_enter(attn->device)) return NULL;
+    if (!za_given("attn", attn) || !za_given("room", room) || !za_enter(attn->device)) return NULL;
     struct za_prepared *p = calloc(1, sizeof *p);
     if (!p) za_no_memory();
     if (p) p->attn = attn, p->room = *room, p->pages = UINT32_MAX;
@@ -146,8 +146,7 @@ static bool part_of(const struct za_cache *cache, bool of_v, uint32_t layer, str
 }
 
 /* All layers of a prepared call have the same words, the scales of heads among them. */
-static bool take_layer(struct za_prepared *p, const struct za_cache *cache, uint32_t number) {
-    struct layer layer = za_layer_of(cache, number);
+static bool check_layer(const struct za_prepared *p, struct layer layer, uint32_t number) {
     size_t bytes = 4 * (size_t)p->attn->shape.scale_words;
     if (p->recorded && layer.scales && memcmp(p->scales, layer.scales, bytes) != 0)
         return za_fail("layer: got %u, whose heads have other scales than those of a layer that was recorded before, "
@@ -156,11 +155,15 @@ static bool take_layer(struct za_prepared *p, const struct za_cache *cache, uint
         return za_fail("cache: got token_rows %u and head_rows %u, expected %u and %u, as in a cache that was recorded "
                        "before; prepare a call for each", layer.steps.token, layer.steps.head, p->layer.steps.token,
                        p->layer.steps.head);
-    if (layer.scales) memcpy(p->scales, layer.scales, bytes);
+    return true;
+}
+
+static void take_layer(struct za_prepared *p, struct layer layer, uint32_t pages) {
+    if (layer.scales) memcpy(p->scales, layer.scales, 4 * (size_t)p->attn->shape.scale_words);
     p->layer.steps = layer.steps;
     p->layer.scales = layer.scales ? p->scales : NULL;
     p->recorded = true;
-    return true;
+    if (pages < p->pages) p->pages = pages;
 }
 
 static bool need(struct za_device *device, bool wanted, uint64_t bytes, const char *name, struct buffer *buffer) {
@@ -181,28 +184,32 @@ static bool record(struct za_prepared *p, uint32_t slot, VkCommandBuffer command
     if (layer >= cache->layers) return za_fail("layer: got %u, expected one below %u", layer, cache->layers);
     if (!za_check_places(cache, places, rows, new_rows, &filled, &result)) return false;
     struct bindings b = za_bound(attn, places, rows, new_rows);
+    const struct layer of = za_layer_of(cache, layer);
     if (!part_of(cache, false, layer, &b.k) || !part_of(cache, true, layer, &b.v) ||
         !need(attn->device, filled && rows, b.q.size, "q", &p->filled) ||
-        !need(attn->device, result && rows, b.out.size, "out", &p->result) || !take_layer(p, cache, layer))
+        !need(attn->device, result && rows, b.out.size, "out", &p->result) || !check_layer(p, of, layer))
         return false;
     if (filled) b.q = za_whole(&p->filled);
     if (result) b.out = za_whole(&p->result);
     b.work = (struct za_place){p->work.handle, slot * p->slot_bytes, 4 * p->parts.end};
     b.states = za_whole(&p->states);
-    if (cache->pages < p->pages) p->pages = cache->pages;
-    return za_record_call(attn, commands, &p->sets[slot], &p->counts, p->attend, &b, places);
+    if (!za_record_call(attn, commands, &p->sets[slot], &p->counts, p->attend, &b, places)) return false;
+    take_layer(p, of, cache->pages);
+    return true;
 }
 
 bool za_record(struct za_prepared *prepared, uint32_t slot, VkCommandBuffer commands, struct za_cache *cache,
                uint32_t layer, const struct za_places *places) {
-    if (!za_enter(prepared->attn->device)) return false;
+    if (!za_given("prepared", prepared) || !za_given("cache", cache) || !za_given("places", places) ||
+        !za_enter(prepared->attn->device))
+        return false;
     bool ok = record(prepared, slot, commands, cache, layer, places);
     za_leave(prepared->attn->device);
     return ok;
 }
 
 bool za_reset(struct za_prepared *prepared, uint32_t slot) {
-    if (!za_enter(prepared->attn->device)) return false;
+    if (!za_given("prepared", prepared) || !za_enter(prepared->attn->device)) return false;
     bool ok = check_slot(prepared, slot) && za_sets_reset(prepared->attn->device, &prepared->sets[slot]);
     za_leave(prepared->attn->device);
     return ok;
@@ -217,14 +224,14 @@ static bool step(struct za_prepared *p, uint32_t slot, const struct za_call *giv
         !za_check_step(&p->room, &p->counts, &p->attn->shape, &call))
         return false;
     if ((p->attn->shape.scale_words || p->attn->shape.k.stride) && !p->recorded)
-        return za_fail("slot: got %u before a layer was recorded, whose scales of heads or places of rows the words "
-                       "have", slot);
+        return za_fail("slot: got %u, but no layer is recorded yet; record one first, because the words hold its "
+                       "scales of heads and steps of rows", slot);
     write_words(p, slot, &call);
     return true;
 }
 
 bool za_step(struct za_prepared *prepared, uint32_t slot, const struct za_call *call) {
-    if (!za_enter(prepared->attn->device)) return false;
+    if (!za_given("prepared", prepared) || !za_given("call", call) || !za_enter(prepared->attn->device)) return false;
     bool ok = step(prepared, slot, call);
     za_leave(prepared->attn->device);
     return ok;

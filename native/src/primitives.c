@@ -32,24 +32,35 @@ static bool run(struct za_device *device, const struct pipeline *pipeline, const
     return ok;
 }
 
-/* *wrong: the first result that differs, or the number of results. */
-static bool compare(const struct question *q, const uint32_t *found, size_t *wrong) {
-    for (*wrong = 0; *wrong < q->results->count; ++*wrong) {
-        uint32_t expected;
-        if (!za_json_u32(&q->results->items[*wrong], &expected))
-            return za_fail_as(ZA_MANIFEST, "manifest: result %zu of %s is no word", *wrong, q->kernel);
-        if (found[*wrong] == expected) continue;
-        za_fail_as(ZA_UNSUPPORTED, "the driver computes result %zu of the kernel %s as 0x%08X, expected 0x%08X, so "
-                   "that attention would have other bits; use another driver, or another version of it", *wrong,
-                   q->kernel, found[*wrong], expected);
-        return true;
+/* The first result that differs, or the number of results. */
+struct answer {
+    size_t number;
+    uint32_t found, expected;
+};
+
+static bool is_right(const struct question *q, const struct answer *answer) {
+    return answer->number == q->results->count;
+}
+
+static bool refuse(const struct question *q, const struct answer *answer) {
+    return za_fail_as(ZA_UNSUPPORTED, "the driver computes result %zu of the kernel %s as 0x%08X, expected 0x%08X, so "
+                      "that attention would have other bits; use another driver, or another version of it",
+                      answer->number, q->kernel, answer->found, answer->expected);
+}
+
+static bool compare(const struct question *q, const uint32_t *found, struct answer *answer) {
+    for (answer->number = 0; answer->number < q->results->count; ++answer->number) {
+        if (!za_json_u32(&q->results->items[answer->number], &answer->expected))
+            return za_fail_as(ZA_MANIFEST, "manifest: result %zu of %s is no word", answer->number, q->kernel);
+        answer->found = found[answer->number];
+        if (answer->found != answer->expected) break;
     }
     return true;
 }
 
 /* Ask with the constant `fused`, 0 for a kernel without it. */
 static bool ask(struct za_device *device, const struct manifest *m, const struct shape *shape,
-                const struct question *q, uint32_t fused, size_t *wrong) {
+                const struct question *q, uint32_t fused, struct answer *answer) {
     struct buffer buffers[BUFFERS] = {{0}};
     struct pipeline pipeline = {0};
     struct kernel kernel = {0};
@@ -65,7 +76,7 @@ static bool ask(struct za_device *device, const struct manifest *m, const struct
         if (!za_json_u32(&q->numbers->items[i], &given[i]))
             ok = za_fail_as(ZA_MANIFEST, "manifest: number %zu of %s is no word", i, q->kernel);
     if (ok) memset(buffers[FOUND].mapped, 0xFF, 4 * q->results->count); /* NaNs, which are no results */
-    ok = ok && run(device, &pipeline, buffers, count) && compare(q, buffers[FOUND].mapped, wrong);
+    ok = ok && run(device, &pipeline, buffers, count) && compare(q, buffers[FOUND].mapped, answer);
     for (int i = 0; i < BUFFERS; ++i) za_buffer_free(device, &buffers[i]);
     za_pipeline_free(device, &pipeline);
     za_kernel_free(&kernel);
@@ -75,17 +86,17 @@ static bool ask(struct za_device *device, const struct manifest *m, const struct
 bool za_primitives_check(struct za_device *device, const struct manifest *m, const struct shape *shape) {
     const struct question q = {"primitives", list(m, "primitives", "numbers"), list(m, "primitives", "results"),
                                list(m, "primitives", "workgroups")};
-    size_t wrong;
-    return ask(device, m, shape, &q, 0, &wrong) && wrong == q.results->count;
+    struct answer answer;
+    return ask(device, m, shape, &q, 0, &answer) && (is_right(&q, &answer) || refuse(&q, &answer));
 }
 
 bool za_fused_choose(struct za_device *device, const struct manifest *m, const struct shape *shape, uint32_t *fused) {
     const struct question q = {"multiply_add", list(m, "multiply_add", "triples"), list(m, "multiply_add", "sums"),
                                list(m, "multiply_add", "workgroups")};
-    size_t wrong = 0;
+    struct answer answer;
     for (*fused = 1; *fused <= 2; ++*fused) {
-        if (!ask(device, m, shape, &q, *fused, &wrong)) return false;
-        if (wrong == q.results->count) return true;
+        if (!ask(device, m, shape, &q, *fused, &answer)) return false;
+        if (is_right(&q, &answer)) return true;
     }
-    return false; /* za_error is of `compare` */
+    return refuse(&q, &answer);
 }

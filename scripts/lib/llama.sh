@@ -18,7 +18,7 @@ fetch_llama() {
         tar xzf llama_cpp_python-*.tar.gz && mv llama_cpp_python-*/vendor/llama.cpp "$llama/src"
     )
 }
-# No kernels of llamafile and no OpenMP: with them products depend on the batch and on threads, see docs/llama.md.
+# No kernels of llamafile and no OpenMP: with them products may depend on the batch and on threads, see docs/llama.md.
 build_llama() {
     cmake -S "$llama/src" -B "$llama/plain" -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_FLAGS_RELEASE="-O2 -DNDEBUG" \
         -DGGML_NATIVE=OFF -DGGML_LLAMAFILE=OFF -DGGML_OPENMP=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_UI=OFF \

@@ -174,6 +174,31 @@ def test_recordings_and_steps_that_are_no_good(small):
     small.c.za_prepared_free(prepared)
 
 
+NULLS = {  # of each function: its first argument; where there is another that is looked at before a number, that one
+    "za_device_from": ("host", ""),
+    "za_open": ("device", "options"),
+    "za_cache_make": ("attn", ""),
+    "za_cache_from": ("attn", "places"),
+    "za_copy_page": ("cache", ""),
+    "za_run": ("cache", "call"),
+    "za_run_at": ("cache", "call"),
+    "za_prepare": ("attn", "room"),
+    "za_record": ("prepared", ""),
+    "za_step": ("prepared", ""),
+    "za_reset": ("prepared", ""),
+}
+
+
+@pytest.mark.parametrize("name", NULLS)
+def test_null_is_refused(small, name):
+    (first, second), function = NULLS[name], getattr(small.c, name)
+    assert not function(*[None] * 6)
+    assert small.error == f"{first}: got NULL"
+    if second:
+        assert not function(getattr(small, first), *[None] * 5)
+        assert small.error == f"{second}: got NULL"
+
+
 def test_rows_that_are_no_good(small):
     """A prepared call has words for one way in which they lie, and a page is copied in one piece."""
     options = Options.from_buffer_copy(small.options)
@@ -212,7 +237,9 @@ def test_rows_that_are_no_good(small):
     )
     prepared = c.c_void_p(small.c.za_prepare(attn, c.byref(Room(1, 1, 1, 0, 5))))
     call = call_of([{"tokens": 2, "page_table": [3, 4], "q_len": 1}])
-    assert not small.c.za_step(prepared, 0, c.byref(call)) and small.error.startswith("slot: got 0 before a layer was ")
+    assert not small.c.za_step(prepared, 0, c.byref(call)) and small.error.startswith(
+        "slot: got 0, but no layer is recorded yet; "
+    )
     places, (command, _) = small.places(za.AttnShape(2, 2, 16), 1, 0)[0], small.owner.commands()
     at = c.c_void_p(small.owner.number(command))
     assert small.c.za_record(prepared, 0, at, caches[1, 9], 0, c.byref(places)), small.error

@@ -423,7 +423,7 @@ def test_what_a_cache_and_a_copy_refuse(opened):
     assert opened.make_cache(0, 1)
 
 
-NO_SIZES = "it has no sizes for shape {0}, {1}; export it with --shape {0} --dtype {1}"
+NO_SIZES = "it has no sizes for shape {0}, {1}, tiles; give a page_size, or export it with --shape {0} --dtype {1}"
 
 
 @pytest.mark.parametrize(

@@ -222,7 +222,9 @@ def copy(small, tmp_path):
 
 
 ROWS = "got {} words of values and 0 and 0 of scales in a row of K and V, {} in a token, expected {} for f16 in {} dim"
-NO_SIZES = "it has no sizes for shape 1/1/64, f16; export it with --shape 1/1/64 --dtype f16"
+NO_SIZES = (
+    "it has no sizes for shape 1/1/64, f16, tiles; give a page_size, or export it with --shape 1/1/64 --dtype f16"
+)
 LEAF_END = ("work", "item", "fields", list(kernels.ITEM).index("leaf_end"), "name")
 
 

@@ -7,7 +7,7 @@ import importlib
 import os
 from pathlib import Path
 
-from ..errors import RuntimeUnavailableError
+from ..errors import ArgumentError, RuntimeUnavailableError
 
 
 def load(library: str | os.PathLike[str] | None = None) -> None:
@@ -16,11 +16,18 @@ def load(library: str | os.PathLike[str] | None = None) -> None:
     library: its file; None: the one that $GGML_BACKEND_PATH names. ``Llama(…, n_gpu_layers=-1, flash_attn=True)`` then
     has its cache and attention there, and its weights on the CPU.
 
-    RuntimeUnavailableError: ggml does not take the library, because it is for another version of ggml, or there is no
-    Vulkan device or no kernels. The library says on stderr which.
+    ArgumentError: neither names a library. RuntimeUnavailableError: llama-cpp-python is not installed, or its ggml does
+    not take the library, because it is for another version of ggml, or there is no Vulkan device or no kernels; the
+    library says on stderr which.
     """
-    path = Path(library or os.environ.get("GGML_BACKEND_PATH", "libggml-zinc.so")).absolute()
-    bound = importlib.import_module("llama_cpp.llama_cpp")
+    given = library or os.environ.get("GGML_BACKEND_PATH")
+    if not given:
+        raise ArgumentError("library: got none, expected the path of libggml-zinc.so, here or in $GGML_BACKEND_PATH")
+    path = Path(given).absolute()
+    try:
+        bound = importlib.import_module("llama_cpp.llama_cpp")
+    except ModuleNotFoundError as error:
+        raise RuntimeUnavailableError("llama-cpp-python is not installed: pip install llama-cpp-python") from error
     register = bound._lib.ggml_backend_load  # of the ggml that libllama is linked to
     register.argtypes, register.restype = [ctypes.c_char_p], ctypes.c_void_p
     if not register(os.fsencode(path)):

@@ -226,9 +226,8 @@ class _Examination:
             others = [-q for q in queries]
             attention.lay_out(rule)
             self._outputs(attention, others, of)
-            if (
-                not attention.attention.shared and self.case.arithmetic in EXACT
-            ):  # matrix units share rows of an item alone
+            # Matrix units share rows of an item alone.
+            if self.case.arithmetic in EXACT and not attention.attention.shared:
                 continue
             attention.lay_out(rule, cascade=False)
             want = self._outputs(attention, queries, of)

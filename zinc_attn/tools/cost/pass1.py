@@ -23,6 +23,7 @@ from .cards import Card
 
 SIMDS: Final = 4  # over which a workgroup of several waves lies: two compute units
 SHARED_VGPRS: Final = {"single": 216, "loop": 240}  # at most, with more than 8 query vectors; float32 takes more
+NODE_PASSES_VGPRS: Final = 192  # of the node build with several passes over V
 
 # By arithmetic and (head_dim, query vectors): issue cycles per key of the main loops (single, loop), VGPRs (single,
 # loop); float16. The node build has single's.
@@ -157,7 +158,7 @@ class Workgroup:
         if self.vectors > 8:
             return SHARED_VGPRS["single"] + 24 * ("f32" in self.dtype)
         if self.build == "node" and value_passes(self.shape, self.vectors) > 1:
-            return 192
+            return NODE_PASSES_VGPRS
         return 168 if self.shape.v_dim * self.vectors > 1024 and self.build == "loop" else 120
 
     @cached_property

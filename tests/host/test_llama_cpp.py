@@ -1,0 +1,41 @@
+"""llama_cpp.load with a ggml of the test's own: which library it gets, and what is refused."""
+
+import os
+import types
+
+import pytest
+
+from zinc_attn.errors import ArgumentError, RuntimeUnavailableError
+from zinc_attn.integrations import llama_cpp
+
+
+@pytest.fixture
+def ggml(monkeypatch):
+    """The paths that ggml is asked to load; it takes those that end in .so."""
+    asked = []
+
+    def register(path: bytes) -> int:
+        asked.append(path)
+        return int(path.endswith(b".so"))
+
+    bound = types.SimpleNamespace(_lib=types.SimpleNamespace(ggml_backend_load=register))
+    monkeypatch.setattr(llama_cpp.importlib, "import_module", {"llama_cpp.llama_cpp": bound}.__getitem__)
+    monkeypatch.delenv("GGML_BACKEND_PATH", raising=False)
+    return asked
+
+
+def test_the_library_is_the_argument_or_the_variable_s(ggml, monkeypatch):
+    llama_cpp.load("given.so")
+    monkeypatch.setenv("GGML_BACKEND_PATH", "/named.so")
+    llama_cpp.load()
+    assert ggml == [os.fsencode(os.path.abspath("given.so")), b"/named.so"]
+
+
+def test_what_cannot_be_loaded_is_refused(ggml, monkeypatch):
+    with pytest.raises(ArgumentError, match=r"^library: got none, expected the path of libggml-zinc\.so"):
+        llama_cpp.load()
+    with pytest.raises(RuntimeUnavailableError, match=r"^ggml does not take /other\.txt: the reason is on stderr"):
+        llama_cpp.load("/other.txt")
+    monkeypatch.undo()
+    with pytest.raises(RuntimeUnavailableError, match=r"^llama-cpp-python is not installed"):
+        llama_cpp.load("given.so")
