@@ -61,7 +61,7 @@ void merge_into_unit(bool first) {
 
 const bool HAS_O = NODE == 1u || VALUE_PASSES == 1u;  // o holds its part of this pass over V
 
-// Write the state of the unit that holds leaf `index`, for query vector h, which is number `place` of the lane's arrays.
+// Write the state of the unit that holds leaf `index`, for query vector h, number `place` of the lane's arrays.
 void emit_vector(Item item, uint index, uint h, uint place, uint pass) {
     uint q_heads = work[HEADER_Q_HEADS];
     bool single_pass = HAS_O && work[HEADER_SINGLE_PASS] != 0u;

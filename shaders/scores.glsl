@@ -9,7 +9,7 @@
 
 vec2 chunk_sum[SIDE_BY_SIDE];  // [vector]: the dots of this chunk with a pair of keys
 
-// To chunk_sum: the dots of q's chunk with the pair at `at`.  Both keys have the query value in common, so that a GPU with
+// To chunk_sum: the dots of q's chunk with the pair at `at`.  Both keys have the query value in common, so a GPU with
 // dual issue takes them in one cycle.
 void sum_chunk(uint at) {
     [[unroll]] for (uint n = 0u; n < SIDE_BY_SIDE; ++n) {
