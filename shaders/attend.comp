@@ -2,25 +2,36 @@
 // share one KV head.
 //
 // Grid: x = work item (query row and range of leaves), y = KV head, z = share of the KV head's query heads.  A leaf is
-// 64 keys, a node eight leaves.  A query vector is a row of one query head; h counts those of a workgroup, nearly
-// always heads of one row.  The source is compiled three times:
+// 64 keys, a node eight leaves, and a unit is what gets a state: a leaf or a node, as the item says.  A query vector is
+// a row of one query head; h counts those of a workgroup, nearly always heads of one row.  All use a row of K or V when
+// it is loaded, so that K and V are read once.
 //
-//     single      one wave, one leaf, straight line
-//     NODE        eight waves, each with one leaf of the same node; then the waves fold their leaves into the node
-//     LOOP        one wave, any range of leaves, one after another
+// What a wave does for each of its leaves; `main`, at the end, has these steps, and each is a file:
 //
-// What a wave does for each of its leaves:
+//     1 scores  s[key][h] = scale * (q[h] . k[key])                      lane = keys: lane, lane + LANES
+//               q, K -> dots (registers)
+//     2 weights m[h] = roundEven(max over the leaf's keys of s[key][h])  lane = (h, key mod 4)
+//               p[key][h] = 2**(s[key][h] - m[h]), 0 for absent keys
+//               dots -> m (registers), weights (shared memory), parts (partial sums of weights)
+//     3 values  o[h] = sum over the leaf's keys of p[key][h] * v[key]    lane = slice of head dimensions
+//               weights, V -> o (registers)
+//               l[h] = sum over the leaf's keys of p[key][h]             NODE: before the values
+//               parts -> l
+//     4 fold    unit = merge(unit, (m, l, o)), leaves ascending          NODE, LOOP
+//     5 emit    the unit's state, when it is complete, or the output     m, l, o -> states, or result
 //
-//     1 scores  s[key][h] = scale * (q[h] . k[key])                      lane = key, two per lane (or four, or eight)
-//     2 weights m[h] = roundEven(max over the leaf's keys of s[key][h])
-//               p[key][h] = 2**(s[key][h] - m[h]), 0 for absent keys     to shared memory, partly summed
-//     3 values  o[h] = sum over the leaf's keys of p[key][h] * v[key]    lane = slice of head dimensions (or several)
-//               l[h] = sum over the leaf's keys of p[key][h]               NODE: before the values
-//     4 fold    unit = merge(unit, (m, l, o)), leaves ascending            NODE, LOOP
-//     5 emit    the unit's state, when it is complete; a unit is a leaf or a node, as the item says
+// The source is compiled three times: *single* (one wave, one leaf, straight line), NODE (eight waves, each with a leaf
+// of the same node, then the waves fold their leaves) and LOOP (one wave, any range of leaves, one after another).
 //
-// All query vectors of a workgroup use a row of K or V when it is loaded, so that K and V are read once.  If their
-// value sums are more than the registers hold, the third step makes several passes over V, each for a part of a row.
+// A first reading can do with item, scores, weights, values and emit, at ROWS 1, FUSED 0, 32 LANES and VALUE_PASSES 1
+// (step 3 makes several passes over V, each for a part of a row, where value sums are more than the registers hold).
+// Of the other files it is enough to know:
+//
+//     chunks        key_of, present: the lane's keys, and which the row sees; k0a ... k1b, qa, qb: 8 dimensions in use
+//     bias          scores_of: from dot products to scores (scale, softcap, ALiBi, masks)
+//     cache, rows, storage, masked    locate: where a key lies; load_k, v_words: its stored words; unpacked to floats
+//     state         merge_weights, merge, weight, normalize, natural_lse: the algebra of states (m, l, o)
+//     multiply_add  a * b + c
 //
 // Sizes, and what they are on a GPU for 16 query heads, 2 KV heads and head_dim 256 in float16, in NODE:
 //
@@ -30,7 +41,6 @@
 //     CHUNKS_AHEAD      4  step 1: chunks of K, 8 dimensions each, that a lane has in flight of each of its keys
 //     KEY_PAIRS         1  pairs of keys of a lane
 //     PARTS             1  step 2: pairs (h, key mod 4) of which a lane finds maxima and sums
-//     WAVE_WEIGHTS    512  weights of a wave in shared memory
 //     VALUE_PASSES      1  step 3: passes over V
 //     SLICE             8  head dimensions of a slice, which is a lane's part of a value row in one pass ...
 //     PAIRS             4  ... and pairs of them
@@ -39,8 +49,6 @@
 //     LANE_PAIRS        4  ... and pairs of dimensions in all of them
 //     SLICE_LOADS       1  loads of a slice
 //     KEYS_AHEAD        8  value rows in flight
-//     FOLD_DIMS         2  NODE: dimensions of o that cross shared memory in a round of the fold ...
-//     FOLD_AT           0  ... and where they do in `weights`
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_KHR_shader_subgroup_basic : require
@@ -108,27 +116,19 @@ const uint FOLD_AT = VALUE_PASSES == 1u ? 0u : MEMBERS * WAVE_WEIGHTS;
 shared float weights[MEMBERS * WAVE_WEIGHTS + (MEMBERS == 1u ? 0u : FOLD_AT / 2u)];
 
 const bool CPU = CHUNKS_AHEAD == 1u;  // a CPU device: none else has a single chunk of K in flight
-#include "state.glsl"         // merge, and the float functions
-#include "multiply_add.glsl"  // a * b + c; all but its end is the exact emulation of a fused one
+#include "state.glsl"
+#include "multiply_add.glsl"
 #include "item.glsl"
-#include "cache.glsl"    // this one and the next two find and decode stored keys and values: to the steps
-#include "storage.glsl"  // they are "load a key, get its floats", and can be read last
+#include "cache.glsl"
+#include "storage.glsl"
 #include "masked.glsl"
 #include "scores.glsl"   // 1
 #include "weights.glsl"  // 2
 #include "values.glsl"   // 3
 #include "emit.glsl"     // 4 of LOOP, 5
+#include "place.glsl"
 #if NODE
 #include "node.glsl"  // 4
-#else
-// To lane.  lavapipe, the one driver with smaller waves, makes gl_LocalInvocationID by a division for each use, but its
-// subgroups, all of them full, have their numbers at hand.
-void find_place() {
-    lane = gl_LocalInvocationID.x;
-    if (LANES < WAVE && gl_SubgroupSize <= LANES) {
-        lane = (gl_SubgroupID * gl_SubgroupSize + gl_SubgroupInvocationID) % LANES;
-    }
-}
 #endif
 
 void main() {

@@ -1,6 +1,7 @@
 // Where the results of pass 1 go: the state of a unit (leaf or node) to the scratch tensor, or, where a query row has
 // only one state, the final output and lse.
 
+#if !NODE
 // With several passes over V, o does not wait for the other passes: slice `slice` of the leaf's o is merged into the
 // unit's in the scratch tensor at once, before m and l are.  Only this lane reads or writes these words.
 void merge_slice(Item item, Leaf leaf, uint slice, bool first) {
@@ -25,7 +26,6 @@ void merge_slice(Item item, Leaf leaf, uint slice, bool first) {
     }
 }
 
-#if !NODE
 // Step 3 of a leaf: to o in one pass over V, or in several to the scratch tensor.
 void find_values(Item item, Leaf leaf, bool first) {
     if (VALUE_PASSES == 1u) {
@@ -61,16 +61,16 @@ void merge_into_unit(bool first) {
 
 const bool HAS_O = NODE == 1u || VALUE_PASSES == 1u;  // o holds its part of this pass over V
 
-// Write the state of the unit that holds leaf `index`, for query vector h, which is number `place` of the lane's arrays.
+// Write the state of the unit that holds leaf `index`, for query vector h, number `place` of the lane's arrays.
 void emit_vector(Item item, uint index, uint h, uint place, uint pass) {
     uint q_heads = work[HEADER_Q_HEADS];
     bool single_pass = HAS_O && work[HEADER_SINGLE_PASS] != 0u;
     uvec2 vector = vector_of(item, h);
     uint slot = (single_pass ? vector.x : state_of(item, vector.x, index)) * q_heads + vector.y;
     bool mine = is_mine(item, h);
-    float top = UNIT(m)[place], sum = UNIT(l)[place], keep = 1.0;
+    float top = UNIT(m)[place], sum = UNIT(l)[place], o_weight = 1.0;
     if (single_pass && work[HEADER_SINK_TABLE] != 0u) {
-        keep = merge_sink(uintBitsToFloat(work[work[HEADER_SINK_TABLE] + vector.y]), top, sum);
+        o_weight = merge_sink(uintBitsToFloat(work[work[HEADER_SINK_TABLE] + vector.y]), top, sum);
     }
     if (HAS_O && mine && (LANES < WAVE || lane < VALUE_LANES)) {
         [[unroll]] for (uint i = 0u; i < LANE_PAIRS; ++i) {
@@ -78,7 +78,7 @@ void emit_vector(Item item, uint index, uint h, uint place, uint pass) {
             uint at = slot * V_DIM + slice * SLICE + i % PAIRS * 2u;
             vec2 x = UNIT(o)[place * LANE_PAIRS + i];
             if (single_pass) {
-                x = normalize(x, keep, sum);
+                x = normalize(x, o_weight, sum);
                 result[at] = x.x;
                 result[at + 1u] = x.y;
             } else {

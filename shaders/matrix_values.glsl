@@ -99,11 +99,11 @@ void emit_pair(Item item, uint index, uint t, uint dim, vec2 x) {
             states[at + 1u] = x.y;
             return;
         }
-        float top = ml.x, sum = ml.y, keep = 1.0;
+        float top = ml.x, sum = ml.y, o_weight = 1.0;
         if (work[HEADER_SINK_TABLE] != 0u) {
-            keep = merge_sink(uintBitsToFloat(work[work[HEADER_SINK_TABLE] + vector.head]), top, sum);
+            o_weight = merge_sink(uintBitsToFloat(work[work[HEADER_SINK_TABLE] + vector.head]), top, sum);
         }
-        x = normalize(x, keep, sum);
+        x = normalize(x, o_weight, sum);
         result[at] = x.x;
         result[at + 1u] = x.y;
         if (dim == 0u) {

@@ -33,7 +33,7 @@ const bool CPU = false;  // for all devices alike
 
 // The states of the workgroup's query row and head.  Place p is the row's state p - skip, where skip is the index of
 // its first unit mod 32: places below skip are absent, and batches begin at multiples of 32 units, which are whole
-// nodes.
+// nodes.  A row of leaves 40 ... 69 has skip 8 and end 38: places 8 ... 37, of batches 0 ... 31 and 32 ... 63.
 struct Row {
     uint first;   // number of the first state in the scratch tensor
     uint count;
@@ -71,11 +71,11 @@ vec2 load_ml(Row row, uint place, out bool there) {
 // The total, with the head's sink, becomes dimensions dim and dim + 1 of the output, and the log-sum-exp.
 void write_result(uint dim) {
     uint q_heads = work[HEADER_Q_HEADS], head = gl_WorkGroupID.y, slot = gl_WorkGroupID.z * q_heads + head;
-    float keep = 1.0;
+    float o_weight = 1.0;
     if (work[HEADER_SINK_TABLE] != 0u) {
-        keep = merge_sink(uintBitsToFloat(work[work[HEADER_SINK_TABLE] + head]), total_m, total_l);
+        o_weight = merge_sink(uintBitsToFloat(work[work[HEADER_SINK_TABLE] + head]), total_m, total_l);
     }
-    vec2 x = normalize(total_o, keep, total_l);
+    vec2 x = normalize(total_o, o_weight, total_l);
     result[slot * V_DIM + dim] = x.x;
     result[slot * V_DIM + dim + 1u] = x.y;
     if (dim == 0u) {
@@ -89,8 +89,8 @@ void main() {
     Row row = read_row();
     [[dont_unroll]] for (uint at = 0u; at < row.end; at += ROUND) {
         bool there;
-        vec2 ml = load_ml(row, at + own, there);
-        load_o(row, at + batch, dim);
+        vec2 ml = load_ml(row, at + place, there);
+        load_o(row, at + batch_place, dim);
         find_weights(ml, there, row.leaves);
         weigh_states();
         if (row.leaves) {

@@ -10,16 +10,6 @@ shared float member_m[MEMBERS * VECTORS];  // [member][h]
 shared float member_parts[MEMBERS * VECTORS * WEIGHT_PARTIALS];  // [member][h][key mod 4]: sums of weights
 vec2 fold_powers[MEMBERS];  // powers of two for (the sum so far, a member's leaf)
 
-// To member, lane and own.  Subgroups of 32 are the waves, whichever invocations a driver puts into them, and a number
-// that a subgroup has in common keeps what follows from it in scalar registers.  The remainders change nothing; they tell
-// a compiler what can be.
-void find_place() {
-    bool waves = gl_SubgroupSize == WAVE;
-    member = (waves ? gl_SubgroupID : gl_LocalInvocationID.y) % MEMBERS;
-    lane = (waves ? gl_SubgroupInvocationID : gl_LocalInvocationID.x) % WAVE;
-    own = member * WAVE_WEIGHTS;
-}
-
 // The member's leaf.  Members behind the item's last leaf attend none of its keys, which gives the empty state.
 Leaf leaf_of_member(Item item) {
     uint index = item.leaf_begin + member;

@@ -7,23 +7,23 @@
 #include "bias.glsl"
 #include "chunks.glsl"
 
-vec2 part[SIDE_BY_SIDE];  // [vector]: the dots of this chunk with a pair of keys
+vec2 chunk_sum[SIDE_BY_SIDE];  // [vector]: the dots of this chunk with a pair of keys
 
-// To part: the dots of q's chunk with the pair at `at`.  Both keys have the query value in common, so that a GPU with
+// To chunk_sum: the dots of q's chunk with the pair at `at`.  Both keys have the query value in common, so a GPU with
 // dual issue takes them in one cycle.
-void chunk_dots(uint at) {
+void sum_chunk(uint at) {
     [[unroll]] for (uint n = 0u; n < SIDE_BY_SIDE; ++n) {
         precise vec2 product = qa[n].x * vec2(k0a[at].x, k1a[at].x);
-        part[n] = product;
+        chunk_sum[n] = product;
     }
     [[unroll]] for (uint d = 1u; d < 4u; ++d) {
         [[unroll]] for (uint n = 0u; n < SIDE_BY_SIDE; ++n) {
-            part[n] = multiply_add(vec2(qa[n][d]), vec2(k0a[at][d], k1a[at][d]), part[n]);
+            chunk_sum[n] = multiply_add(vec2(qa[n][d]), vec2(k0a[at][d], k1a[at][d]), chunk_sum[n]);
         }
     }
     [[unroll]] for (uint d = 0u; d < 4u; ++d) {
         [[unroll]] for (uint n = 0u; n < SIDE_BY_SIDE; ++n) {
-            part[n] = multiply_add(vec2(qb[n][d]), vec2(k0b[at][d], k1b[at][d]), part[n]);
+            chunk_sum[n] = multiply_add(vec2(qb[n][d]), vec2(k0b[at][d], k1b[at][d]), chunk_sum[n]);
         }
     }
 }
@@ -32,9 +32,9 @@ void chunk_dots(uint at) {
 void add_chunk(uint h, uint j) {
     for (uint i = 0u; i < KEY_PAIRS; ++i) {
         uint at = j * KEY_PAIRS + i;
-        chunk_dots(at);
+        sum_chunk(at);
         [[unroll]] for (uint n = 0u; n < SIDE_BY_SIDE; ++n) {
-            precise vec2 sum = dots[(h + n) * KEY_PAIRS + i] + part[n];
+            precise vec2 sum = dots[(h + n) * KEY_PAIRS + i] + chunk_sum[n];
             dots[(h + n) * KEY_PAIRS + i] = sum;
         }
     }

@@ -211,7 +211,7 @@ def test_the_words_of_the_page_are_those_of_the_library(opened, inputs, options,
         found_words.append(opened.words())
         same(found, za.reference.emulate(*inputs, **options))
     assert found_words[1].tolist() == words
-    assert np.flatnonzero(np.not_equal(*found_words)).tolist() == [kernels.HEADER.index("first_page")]
+    assert np.flatnonzero(np.not_equal(*found_words)).tolist() == [list(kernels.HEADER).index("first_page")]
     trace = opened.c.za_trace(opened.attn)
     assert (trace.splits, trace.leaves_per_state, trace.loop) == (3, 1, False)
 

@@ -56,8 +56,8 @@ class Mutant(NamedTuple):
 MUTANTS = {
     "fold.glsl": (
         Mutant("maximum of earlier rounds", "total_m = max(total_m, other)", "total_m = other", FALLING),
-        Mutant("maximum of the total", "before = total_m, top", "before = EMPTY_M, top", FALLING),
-        Mutant("a state is before itself", "t < before_end", "t <= before_end", RISING),
+        Mutant("maximum of the total", "before = total_m, batch", "before = EMPTY_M, batch", FALLING),
+        Mutant("a state is before itself", "t < total_end", "t <= total_end", RISING),
         Mutant("a leaf is before itself", "t < in_node", "t <= in_node", RISING),
         Mutant("nodes end at leaves", "leaves ? lane - in_node : lane", "lane", RISING),
         Mutant("a node's weight", "LEAVES_PER_NODE + n].y", "LEAVES_PER_NODE + n].x", CANCELLING),
@@ -120,8 +120,8 @@ MUTANTS = {
         Mutant("order in a chunk", "for (uint d = 1u; d < 4u; ++d)", "for (uint d = 3u; d > 0u; --d)", CANCELLING),
         Mutant(
             "sums of a chunk that are not fused",
-            "multiply_add(vec2(qb[n][d]), vec2(k0b[at][d], k1b[at][d]), part[n])",
-            "part[n] + qb[n][d] * vec2(k0b[at][d], k1b[at][d])",
+            "multiply_add(vec2(qb[n][d]), vec2(k0b[at][d], k1b[at][d]), chunk_sum[n])",
+            "chunk_sum[n] + qb[n][d] * vec2(k0b[at][d], k1b[at][d])",
             *(CANCELLING, 10, EXACT[1:]),
         ),
         Mutant("ALiBi's position on a shard", " + lane + item.key_shift", " + lane", BIASES, 9),

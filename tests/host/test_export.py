@@ -215,7 +215,7 @@ def test_work_words_follow_from_the_formulas(context, q_len, layout, window, sin
             known |= {"page_table": written["table"]}
             known["leaf_begin"] = evaluate(formulas("work.item")["leaf_begin"][0], known)
             item = [evaluate(formulas("work.item")[word][0], known) for word in kernels.ITEM]
-            if known["leaf_begin"] < item[kernels.ITEM.index("leaf_end")]:
+            if known["leaf_begin"] < item[list(kernels.ITEM).index("leaf_end")]:
                 items[split, row] = item
         record = [evaluate(formulas("work.row")[word][0], {**names, **seen}) for word in kernels.ROW]
         records.append([value % 2**32 for value in record])  # the position is an int32

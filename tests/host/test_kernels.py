@@ -121,7 +121,7 @@ def test_the_table_at_the_head_of_attend_has_the_sizes():
     known |= attend_sizes(variant.shape, known["VECTORS"], known["CHUNKS_AHEAD"], "f16", "node")
     table = {name: int(size) for name, size in re.findall(r"^//     ([A-Z_]+) +(\d+)  ", text, re.MULTILINE)}
     shared = table.keys() & known.keys()
-    assert len(table) == 17 and len(shared) == 8
+    assert len(table) == 14 and len(shared) == 8
     assert {name: table[name] for name in shared} == {name: known[name] for name in shared}
 
 

@@ -43,7 +43,7 @@ from .scoring import Scoring
 
 Words = NDArray[np.uint32]
 Encode = Callable[[Words, NDArray[Any], NDArray[Any], int], None]  # as ``KVCache.encode_into``
-FIRST_PAGE: Final = declarations.HEADER.index("first_page")
+FIRST_PAGE: Final = list(declarations.HEADER).index("first_page")
 
 
 class PagedStorage(NamedTuple):

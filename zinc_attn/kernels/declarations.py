@@ -60,58 +60,69 @@ class KernelDecl:
 # A header comes first, then one ITEM per workgroup of pass 1 in grid x, then one ROW per query row, then APPEND (or
 # COPY) records, then page tables, sinks, ALiBi slopes, scales of heads, slopes of masks and masks; all are uint words.
 # All that changes from token to token is in here, so that a recorded submission can be used again.
-HEADER: Final = (
-    "q_heads",
-    "kv_heads",  # KV heads in the K and V buffers: all of them, or a shard's
-    "kv_first",  # first KV head of these buffers
-    "row_kv_heads",  # KV heads of row tensors: all of them
-    "group",  # query heads per KV head
-    "score_scale",  # float32 bits of scale * log2(e); with softcap the bits of scale alone
-    "state_stride",  # states in the scratch tensor: the (m, l) pairs begin behind state_stride * q_heads * v_dim
-    "page_shift",  # log2 of the tiles per page
-    "page_tiles",  # tiles per page and KV head
-    "rows",  # query rows of the call
-    "row_table",  # word where the ROW records begin
-    "single_pass",  # 1: an item has all keys that its rows see, and pass 1 writes the final output
-    "append_table",  # word where the APPEND (or COPY) records begin
-    "softcap",  # float32 bits of the cap, read where attend's specialization constant softcap is 1
-    "softcap_inverse",  # float32 bits of 1 / cap
-    "sink_table",  # word where the sinks begin, float32 bits of sink * log2(e) per query head; 0: there are none
-    "first_page",  # is added to the ids of page tables: where the layer begins in buffers that layers share
-    "alibi_table",  # word where the ALiBi slopes begin, float32 bits of slope * log2(e) per query head
-    "scale_table",  # word where fp8_e4m3's scales begin, float32 bits of 256 * scale per KV head of rows: K's, then V's
-    "token_rows",  # where K and V lie as rows: rows from a token to the next
-    "head_rows",  # the same from a KV head to the next
-    "mask_slope_table",  # word where the slopes of masks begin, float32 bits of slope * log2(e) per query head
-)
+# {word: meaning} of each record, in order; contract.glsl and the manifest print the meanings.
+HEADER: Final = {
+    "q_heads": "query heads",
+    "kv_heads": "KV heads in the K and V buffers: all of them, or a shard's",
+    "kv_first": "first KV head of these buffers",
+    "row_kv_heads": "KV heads of the rows buffer: all of them",
+    "group": "query heads per KV head",
+    "score_scale": "factor of the scores, float32: scale * log2(e), rounded once; with softcap scale alone",
+    "state_stride": "states in the scratch tensor: the (m, l) pairs begin behind state_stride * q_heads * v_dim",
+    "page_shift": "log2 of the tiles per page",
+    "page_tiles": "tiles per page and KV head",
+    "rows": "query rows of the call",
+    "row_table": "word where the ROW records begin",
+    "single_pass": "1: an item has all keys that its rows see, and pass 1 writes the final output",
+    "append_table": "word where the APPEND (or COPY) records begin",
+    "softcap": "the cap, float32: scores become cap * tanh(score / cap); read where the constant softcap is 1",
+    "softcap_inverse": "1 / cap, float32; read where softcap is",
+    "sink_table": "word where float32(sink) * float32(log2(e)) of each query head begin, logits that join the softmax "
+    "without a value; 0: none",
+    "first_page": "is added to the ids of page tables: where the layer begins in buffers that layers share",
+    "alibi_table": "word where float32(slope * log2(e)) of each query head begin, ALiBi's; read where alibi is 1",
+    "scale_table": "word where 256 * scale of each KV head begin, float32, K's, then V's; read for fp8_e4m3",
+    "token_rows": "where K and V lie as rows: rows from a token to the next; 1 where KV heads come first",
+    "head_rows": "the same from a KV head to the next; tokens of the buffer where KV heads come first",
+    "mask_slope_table": "word where float32(slope * log2(e)) of each query head begin, for masks; read where mask is 2",
+}
 HEADER_WORDS: Final = 24
-# An ITEM is leaves [leaf_begin, leaf_end) for the query row `row`, which sees keys [first, limit). Where the
-# specialization constant rows_shared is above 1, the item is for `rows` rows from `row` on, which all see the same of
-# these leaves; the ROW records say where their states go.
-ITEM: Final = (
-    "row",
-    "limit",
-    "leaf_begin",
-    "leaf_end",
-    "rows",
-    "page_table",
-    "leaves_per_state",
-    "first",
-    "key_shift",  # added to a key's number in the sequence: its position, where the sequence is a shard
-    "row_step",  # attend_matrix: first and limit, the last row's, grow by it from row to row of the item: 0 or 1
-)
+ITEM: Final = {
+    "row": "query row; the first of `rows`",
+    "limit": "the row sees keys first ... limit - 1",
+    "leaf_begin": "first leaf",
+    "leaf_end": "leaf behind the last; an item of no leaves leaves early, better not to make it",
+    "rows": "query rows, at most the constant rows_shared; all see the same of the item's leaves, in the same pages",
+    "page_table": "word where the sequence's page ids begin",
+    "leaves_per_state": "leaves per emitted state: 1, or 8 (a node)",
+    "first": "lowest key that the row sees; 0 without a window",
+    "key_shift": "added to a key's number in the sequence: its position, where the sequence is a shard",
+    "row_step": "attend_matrix: first and limit, the last row's, grow by it from row to row of the item: 0 or 1",
+}
 ITEM_WORDS: Final = 10
-# Pass 2 folds states [state, state + count) of a row; `unit` is the absolute index of the first one's unit. With ALiBi
-# or a mask, pass 1 reads the row's position, an int that is negative for rows before the first key, and where the mask
-# of keys at positions [mask_begin, mask_end) lies.
-ROW: Final = ("state", "count", "unit", "leaves_per_state", "position", "mask", "mask_begin", "mask_end")
+ROW: Final = {
+    "state": "number, in the scratch tensor, of the row's first state",
+    "count": "states of the row; 0 and no sinks give output 0 and lse -inf",
+    "unit": "absolute index of the first state's unit (leaf or node); the state of unit u is number state + u - unit",
+    "leaves_per_state": "as in the row's items",
+    "position": "int32, the row's own, negative for rows before the first key; read where alibi is 1",
+    "mask": "word where the row's mask begins, a float32 for each key: what is added to its score in natural units, "
+    "-inf where the row does not see it; read where mask is not 0",
+    "mask_begin": "position of the first key that the mask is for",
+    "mask_end": "position behind the last; 0 for no mask",
+}
 ROW_WORDS: Final = 8
-# A new token: its position in its sequence (or NO_TOKEN), and the word where the sequence's page table begins.
-APPEND: Final = ("position", "page_table")
+APPEND: Final = {
+    "position": "the new token's in its sequence, or NO_TOKEN: nothing to append",
+    "page_table": "word where the sequence's page ids begin",
+}
 APPEND_WORDS: Final = 2
-NO_TOKEN: Final = 0xFFFFFFFF
+NO_TOKEN: Final = 0xFFFFFFFF  # the position of no new token
 HIDDEN: Final = 0xFF800000  # minus infinity: the word of a mask for a key that the row does not see
-COPY: Final = ("source", "target")  # pages of the K and V buffers
+COPY: Final = {
+    "source": "page to read; first_page is not added: a submission does all layers of the buffers",
+    "target": "page to write",
+}
 COPY_WORDS: Final = 2
 
 

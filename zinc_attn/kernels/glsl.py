@@ -1,11 +1,14 @@
 """The generated GLSL: ``contract.glsl`` and ``interfaces.glsl`` from the declarations, ``attend_sizes.glsl`` from the
-shared formulas."""
+shared formulas. A number has the comment that stands behind it in its Python source."""
 
 from __future__ import annotations
 
 import ast
+import re
 import struct
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Final
 
 from .. import limits
@@ -14,6 +17,7 @@ from ..storage import IQ4_NL, STORAGE
 from . import declarations, matrix
 from .sizes import FORMULAS
 
+_WIDTH: Final = 120  # of a line
 # GLSL name: number of the canonical reduction, or limit
 _UINTS: Final = {
     "KEYS_PER_LEAF": constants.KEYS_PER_LEAF,
@@ -42,15 +46,18 @@ _FLOATS: Final = (
     "TANH_SMALL",
     "TANH_MAX",
 )
-_POLYNOMIALS: Final = {"EXP2_C": constants.EXP2_POLY, "LN_D": constants.LN_POLY, "TANH_E": constants.TANH_POLY}
+_POLYNOMIALS: Final = {
+    "EXP2_C": (constants.EXP2_POLY, "2**x on [-1/2, 1/2] = c0 + c1 x + ..."),
+    "LN_D": (constants.LN_POLY, "ln(1 + x) = x - x**2 / 2 + x**3 * (d0 + d1 x + ...)"),
+    "TANH_E": (constants.TANH_POLY, "tanh x = x + x**3 * (e0 + e1 x**2 + ...)"),
+}
+_SOURCES: Final = (constants, limits, declarations, matrix)
 _RECORDS: Final = {
-    "HEADER": (declarations.HEADER, declarations.HEADER_WORDS),
-    "ITEM": (declarations.ITEM, declarations.ITEM_WORDS),
-    "ROW": (declarations.ROW, declarations.ROW_WORDS),
-    "APPEND": (declarations.APPEND, declarations.APPEND_WORDS),
-    "COPY": (declarations.COPY, declarations.COPY_WORDS),
-    "NUMBER": (declarations.NUMBERS, declarations.NUMBER_WORDS),
-    "RESULT": (declarations.RESULTS, declarations.RESULT_WORDS),
+    "HEADER": (declarations.HEADER, declarations.HEADER_WORDS, "The work buffer begins with these words."),
+    "ITEM": (declarations.ITEM, declarations.ITEM_WORDS, "Then an ITEM for each workgroup of pass 1 in grid x."),
+    "ROW": (declarations.ROW, declarations.ROW_WORDS, "From word row_table on: a ROW for each query row."),
+    "APPEND": (declarations.APPEND, declarations.APPEND_WORDS, "From append_table on: an APPEND for each new token."),
+    "COPY": (declarations.COPY, declarations.COPY_WORDS, "In their place: a COPY for each page. Then the tables."),
 }
 _INTERFACES: Final = {
     "ATTEND": declarations.ATTEND["loop"],
@@ -75,19 +82,39 @@ def generated() -> dict[str, str]:
     return {name: "\n".join([first + source, *lines]) + "\n" for name, (source, lines) in files.items()}
 
 
+def _comments() -> dict[str, str]:
+    """Of the numbers that have one, the comment behind them in their source."""
+    sources = "\n".join(Path(str(module.__file__)).read_text(encoding="utf-8") for module in _SOURCES)
+    return dict(re.findall(r"^([A-Z]\w*): Final = .*?  # (.*)$", sources, re.MULTILINE))
+
+
+def _explained(line: str, meaning: str | None) -> Iterable[str]:
+    """A line of GLSL with its meaning behind it, or above it where that is too long."""
+    if not meaning:
+        return (line,)
+    behind = f"{line}  // {meaning}"
+    return (behind,) if len(behind) <= _WIDTH else (*(f"// {x}" for x in textwrap.wrap(meaning, _WIDTH - 3)), line)
+
+
 def _contract() -> Iterator[str]:
     """Constants, words of the work buffer, and what includes the interfaces."""
-    yield from (f"const uint {name} = {value}u;" for name, value in _UINTS.items())
-    yield f"const uint RCP_SEED = 0x{constants.RCP_SEED:08X}u;"
-    for name in _FLOATS:
-        yield f"#define {name} {_float(getattr(constants, name))}"
-    for prefix, coefficients in _POLYNOMIALS.items():
-        yield from (f"#define {prefix}{i} {_float(c)}  // {c!r}" for i, c in enumerate(coefficients))
-    for prefix, (words, size) in _RECORDS.items():
-        yield from (f"const uint {prefix}_{word.upper()} = {i}u;" for i, word in enumerate(words))
+    comments = _comments()
+    numbers = {name: f"const uint {name} = {value}u;" for name, value in _UINTS.items()}
+    numbers["RCP_SEED"] = f"const uint RCP_SEED = 0x{constants.RCP_SEED:08X}u;"
+    numbers |= {name: f"#define {name} {_float(getattr(constants, name))}" for name in _FLOATS}
+    for name, line in numbers.items():
+        yield from _explained(line, comments.get(name))
+    for prefix, (coefficients, meaning) in _POLYNOMIALS.items():
+        yield f"// {meaning}"
+        yield from (f"#define {prefix}{i} {_float(c)}" for i, c in enumerate(coefficients))
+    for prefix, (words, size, heading) in _RECORDS.items():
+        yield from ("", f"// {heading}")
+        for i, (word, meaning) in enumerate(words.items()):
+            yield from _explained(f"const uint {prefix}_{word.upper()} = {i}u;", meaning)
         yield f"const uint {prefix}_WORDS = {size}u;"
-    yield f"const uint NO_TOKEN = 0x{declarations.NO_TOKEN:08X}u;"
-    yield f"const uint HIDDEN = 0x{declarations.HIDDEN:08X}u;"
+    for name in ("NO_TOKEN", "HIDDEN"):
+        yield from _explained(f"const uint {name} = 0x{getattr(declarations, name):08X}u;", comments[name])
+    yield from ("", "// What K_STORAGE and V_STORAGE number: types of stored values.")
     yield from (f"const uint STORAGE_{name.upper()} = {i}u;" for i, name in enumerate(STORAGE))
     table = [int.from_bytes(bytes(x & 0xFF for x in IQ4_NL[i : i + 4]), "little") for i in range(0, 16, 4)]
     yield f"const uvec4 IQ4_NL = uvec4({', '.join(f'0x{word:08X}u' for word in table)});  // 16 int8"
@@ -95,10 +122,12 @@ def _contract() -> Iterator[str]:
 
 
 def _interfaces() -> Iterator[str]:
-    """The binding numbers and constant ids of every kernel."""
+    """The binding numbers and constant ids of every kernel, and the words that kernel primitives reads and writes."""
     for kernel, decl in _INTERFACES.items():
         yield from (f"#define {kernel}_BIND_{b.name.upper()} {i}" for i, b in enumerate(decl.bindings))
         yield from (f"#define {kernel}_SPEC_{s.upper()} {i}" for i, s in enumerate(decl.constant_names))
+    for prefix, names in (("NUMBER", declarations.NUMBERS), ("RESULT", declarations.RESULTS)):
+        yield from (f"#define {prefix}_{name.upper()} {i}u" for i, name in enumerate((*names, "words")))
 
 
 def _float(value: float) -> str:

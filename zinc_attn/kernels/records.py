@@ -8,6 +8,7 @@ heads, slopes of masks and masks.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ Words = NDArray[np.uint32]
 Records = NDArray[Any]  # a structured array of one of the dtypes below
 
 
-def _record(names: tuple[str, ...], words: int) -> np.dtype[Any]:
+def _record(names: Collection[str], words: int) -> np.dtype[Any]:
     """``words`` uint32 words: the named ones, then reserved ones."""
     reserved = tuple(f"reserved_{i}" for i in range(words - len(names)))
     return np.dtype([(name, np.uint32) for name in (*names, *reserved)])

@@ -55,10 +55,11 @@ def _constant(value: Any) -> dict[str, Any]:
 
 
 def _record(name: str) -> dict[str, Any]:
-    described, types, fields = _described(f"work.{name}", "value"), meanings("types"), []
-    for i, field in enumerate(getattr(kernels, name.upper())):
+    values, types, fields = formulas(f"work.{name}"), meanings("types"), []
+    for i, (field, meaning) in enumerate(getattr(kernels, name.upper()).items()):
         kind = types.get(f"{name}.{field}", "uint32")
-        fields.append({"name": field, "word": i, "byte": 4 * i, "type": kind, **described[field]})
+        told = {"value": values[field][0], "meaning": meaning}
+        fields.append({"name": field, "word": i, "byte": 4 * i, "type": kind, **told})
     return {"words": getattr(kernels, f"{name.upper()}_WORDS"), "fields": fields}
 
 
