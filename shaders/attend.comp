@@ -3,19 +3,18 @@
 //
 // Grid: x = work item (query row and range of leaves), y = KV head, z = share of the KV head's query heads.  A leaf is
 // 64 keys, a node eight leaves, and a unit is what gets a state: a leaf or a node, as the item says.  A query vector is
-// a row of one query head; h counts those of a workgroup, nearly always heads of one row.  All use a row of K or V when
+// a row of one query head; h is its number in the workgroup (ROWS 1: heads of one row).  All use a row of K or V when
 // it is loaded, so that K and V are read once.
 //
-// What a wave does for each of its leaves; `main`, at the end, has these steps, and each is a file:
-//
+// What a wave does for each of its leaves; the includes before `main` have these numbers:
 //     1 scores  s[key][h] = scale * (q[h] . k[key])                      lane = keys: lane, lane + LANES
 //               q, K -> dots (registers)
 //     2 weights m[h] = roundEven(max over the leaf's keys of s[key][h])  lane = (h, key mod 4)
-//               p[key][h] = 2**(s[key][h] - m[h]), 0 for absent keys
+//               p[key][h] = 2**(s[key][h] - m[h]), 0 for absent keys     lane = keys
 //               dots -> m (registers), weights (shared memory), parts (partial sums of weights)
 //     3 values  o[h] = sum over the leaf's keys of p[key][h] * v[key]    lane = slice of head dimensions
 //               weights, V -> o (registers)
-//               l[h] = sum over the leaf's keys of p[key][h]             NODE: before the values
+//               l[h] = sum over the leaf's keys of p[key][h]             NODE: first, for 4
 //               parts -> l
 //     4 fold    unit = merge(unit, (m, l, o)), leaves ascending          NODE, LOOP
 //     5 emit    the unit's state, when it is complete, or the output     m, l, o -> states, or result
@@ -23,20 +22,22 @@
 // The source is compiled three times: *single* (one wave, one leaf, straight line), NODE (eight waves, each with a leaf
 // of the same node, then the waves fold their leaves) and LOOP (one wave, any range of leaves, one after another).
 //
-// A first reading can do with item, scores, weights, values and emit, at ROWS 1, FUSED 0, 32 LANES and VALUE_PASSES 1
-// (step 3 makes several passes over V, each for a part of a row, where value sums are more than the registers hold).
-// Of the other files it is enough to know:
+// A first reading can do with item, scores, weights, values and emit, of LOOP with float16 in tiles, ROWS 1, FUSED 0,
+// 32 LANES and VALUE_PASSES 1.  Of the other files it is enough to know:
 //
-//     chunks        key_of, present: the lane's keys, and which the row sees; k0a ... k1b, qa, qb: 8 dimensions in use
+//     contract, attend_sizes    numbers: the words of the work buffer, and the sizes below
+//     chunks        key_of, present: the lane's keys, and which the row sees; k0a ... k1b, qa, qb: chunks in use
 //     bias          scores_of: from dot products to scores (scale, softcap, ALiBi, masks)
-//     cache, rows, storage, masked    locate: where a key lies; load_k, v_words: its stored words; unpacked to floats
-//     state         merge_weights, merge, weight, normalize, natural_lse: the algebra of states (m, l, o)
+//     cache, rows, storage, masked    locate: where a key lies; load_k: its floats; v_words: stored words of V
+//     state         merge_powers, merge, weight, normalize, natural_lse: the algebra of states (m, l, o)
 //     multiply_add  a * b + c
+//     passes        several passes over V, each for a part of a row, where value sums are more than registers hold
+//     place, node   NODE: steps 4 and 5, in which m[0], l[0] and o are those of the vector that the wave folds
 //
-// Sizes, and what they are on a GPU for 16 query heads, 2 KV heads and head_dim 256 in float16, in NODE:
+// Sizes, and what they are on a GPU for 16 query heads, 2 KV heads and head_dim 256 in float16, in LOOP:
 //
 //     LANES            32  invocations of a wave; fewer on some CPU devices
-//     MEMBERS           8  waves of a workgroup
+//     MEMBERS           1  waves of a workgroup; 8 in NODE
 //     VECTORS           8  query vectors of a workgroup
 //     CHUNKS_AHEAD      4  step 1: chunks of K, 8 dimensions each, that a lane has in flight of each of its keys
 //     KEY_PAIRS         1  pairs of keys of a lane
@@ -44,11 +45,10 @@
 //     VALUE_PASSES      1  step 3: passes over V
 //     SLICE             8  head dimensions of a slice, which is a lane's part of a value row in one pass ...
 //     PAIRS             4  ... and pairs of them
-//     VALUE_LANES      32  lanes that have a slice; the others idle
-//     LANE_SLICES       1  slices of a lane; more in a wave of fewer lanes ...
-//     LANE_PAIRS        4  ... and pairs of dimensions in all of them
+//     VALUE_LANES      32  slices of a pass, a lane each, unless LANES is less
+//     LANE_SLICES       1  slices of a lane; more in a wave of fewer lanes
 //     SLICE_LOADS       1  loads of a slice
-//     KEYS_AHEAD        8  value rows in flight
+//     KEYS_AHEAD        2  value rows in flight
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_KHR_shader_subgroup_basic : require
@@ -94,7 +94,7 @@ layout(set = 0, binding = ATTEND_BIND_OUT, std430) restrict writeonly buffer Out
 // specialization constant; "To x" above a function says that it writes x.  All but the last are a lane's registers.
 const uint KEY_PAIRS = KEYS_PER_LEAF / LANES / 2u;  // keys lane and lane + LANES, then the next two
 const uint LANE_SLICES = LANES == WAVE ? 1u : VALUE_LANES / LANES;  // slices lane, lane + LANES, ...
-const uint LANE_PAIRS = LANE_SLICES * PAIRS;
+const uint LANE_PAIRS = LANE_SLICES * PAIRS;  // of dimensions, in all of them
 const uint PARTS = (VECTORS * WEIGHT_PARTIALS + LANES - 1u) / LANES;
 vec2 dots[VECTORS * KEY_PAIRS];  // [h][pair] of the lane's keys: dot products, then scores, then weights
 float parts[PARTS];              // sums of weights: the part of l that the lane makes
@@ -106,15 +106,14 @@ float unit_m[VECTORS];           // the unit's state so far
 float unit_l[VECTORS];
 vec2 unit_o[VECTORS * LANE_PAIRS];  // with one pass over V; else it is in the scratch tensor
 #endif
-// Of each wave [key][h]: scores, then weights.  In between, [h][key mod 4]: maxima and sums.  At the end of NODE, pairs
-// of o.  One array serves all (2 KiB a wave for 8 vectors), so that shared memory does not limit the waves per SIMD
+// Of each wave [key][h]: scores, then weights.  After each, [h][key mod 4]: maxima, sums.  At the end of NODE, pairs of
+// o.  One array serves all (2 KiB a wave for 8 vectors), so that shared memory does not limit the waves per SIMD
 // before the registers do.
 const uint WAVE_WEIGHTS = KEYS_PER_LEAF * VECTORS;
 // NODE with several passes over V folds behind the weights, one dimension of o at a time.
 const uint FOLD_DIMS = VALUE_PASSES == 1u ? 2u : 1u;
 const uint FOLD_AT = VALUE_PASSES == 1u ? 0u : MEMBERS * WAVE_WEIGHTS;
 shared float weights[MEMBERS * WAVE_WEIGHTS + (MEMBERS == 1u ? 0u : FOLD_AT / 2u)];
-
 const bool CPU = CHUNKS_AHEAD == 1u;  // a CPU device: none else has a single chunk of K in flight
 #include "state.glsl"
 #include "multiply_add.glsl"
@@ -125,6 +124,7 @@ const bool CPU = CHUNKS_AHEAD == 1u;  // a CPU device: none else has a single ch
 #include "scores.glsl"   // 1
 #include "weights.glsl"  // 2
 #include "values.glsl"   // 3
+#include "passes.glsl"
 #include "emit.glsl"     // 4 of LOOP, 5
 #include "place.glsl"
 #if NODE

@@ -9,7 +9,7 @@ const uint VALUE_PASSES = WHOLE_SLICE * VECTORS <= LANE_SUMS ? 1u : (WHOLE_SLICE
 const uint SLICE = WHOLE_SLICE / VALUE_PASSES;
 // the same in pairs
 const uint PAIRS = SLICE / 2u;
-// lanes that own a slice; the others idle
+// slices of a pass, a lane each; in a wave of fewer lanes several
 const uint VALUE_LANES = V_DIM / WHOLE_SLICE;
 // bits of a stored value of K
 const uint K_BITS = K_STORAGE == STORAGE_F32 ? 32u : (K_STORAGE == STORAGE_F16 || K_STORAGE == STORAGE_BF16 ? 16u : (K_STORAGE == STORAGE_Q8_0 || K_STORAGE == STORAGE_FP8_E4M3 ? 8u : 4u));
@@ -53,7 +53,7 @@ const uint SLICE_LOADS = SLICE_WORDS / LOAD_WORDS;
 const uint WORD_PAIRS = V_BITS <= 16u ? 16u / V_BITS : 1u;
 // value rows in flight on a GPU, loop build: as many as leave registers for 9 waves per SIMD
 const uint LOOP_KEYS_AHEAD = SLICE <= 4u ? 8u : (SLICE * VECTORS > 48u || SLICE_LOADS > 1u ? 2u : 4u);
-// the same, single build: 12 waves per SIMD
+// the same, single and node builds: 12 waves per SIMD
 const uint SINGLE_KEYS_AHEAD = SLICE_LOADS == 1u ? 8u : (SLICE_LOADS == 2u ? 4u : 2u);
 // on a CPU, which gains nothing
 const uint CPU_KEYS_AHEAD = (LOOP == 1u ? SLICE <= 4u : SLICE_LOADS == 1u) ? 4u : 2u;

@@ -5,13 +5,13 @@
 const uint TOGETHER = K_MASKED && VECTORS <= 8u && CHUNKS_AHEAD > 2u ? 2u : CHUNKS_AHEAD;
 
 // Query vectors whose dots are made side by side: each sum waits for the one before it, and wants others between them.
-// The loop build leaves scalar registers for two, as do rows of blocks, and more than eight vectors for one.
+// LOOP and rows of at most 8 bits leave scalar registers for two, more than eight vectors for one.
 const uint FEW = VECTORS > 8u ? 1u : (CPU && FUSED == 0u ? 1u : 2u - VECTORS % 2u);
 const uint MANY = VECTORS % 4u == 0u ? 4u : (VECTORS % 3u == 0u ? 3u : 2u - VECTORS % 2u);
 const uint PER_BUILD = CPU || LOOP == 1u || VECTORS > 8u ? FEW : MANY;
 const uint SIDE_BY_SIDE = NHD && K_BITS <= 8u ? FEW : PER_BUILD;
 
-// A lane's keys go in pairs, keys 0 and 1; a chunk has four dimensions a and then four dimensions b.  These arrays are
+// A lane's keys go in pairs (key0, key1); a chunk has four dimensions a and then four dimensions b.  These arrays are
 // global for the reason that attend.comp's are.
 const uint FLOATS = TOGETHER * KEY_PAIRS;
 uvec2 key0[KEY_PAIRS], key1[KEY_PAIRS];  // [pair]: where the keys lie

@@ -14,8 +14,8 @@ struct Item {
 };
 
 struct Leaf {
-    uint index;  // keys 64 index ... 64 index + 63, of which the row sees
-    uint begin;  // keys [begin, count), counted from the leaf's first
+    uint index;  // keys 64 index ... 64 index + 63
+    uint begin;  // the row sees keys [begin, count) of them
     uint count;
 };
 
@@ -36,7 +36,7 @@ Leaf leaf_of(Item item, uint index) {
 const uint ROW_HEADS = VECTORS / ROWS;
 
 // First query head of the workgroup.  The last share of a group begins early enough to be full; its first
-// repeated_heads() heads are the previous share's too, and that one writes them.  Several rows have one share.
+// repeated_heads() heads are the previous share's too, and that one writes them.  ROWS > 1 has one share only.
 uint first_head() {
     uint group = work[HEADER_GROUP];
     return (work[HEADER_KV_FIRST] + gl_WorkGroupID.y) * group + min(gl_WorkGroupID.z * VECTORS, group - VECTORS);

@@ -124,9 +124,9 @@ void find_weights(Item item, Leaf leaf, bool first) {
         precise float c23 = load(reduced[at + 2u]) + load(reduced[at + 3u]);
         precise float l = c01 + c23;
         vec2 old = first ? vec2(EMPTY_M, 0.0) : load(unit_ml[lane]);
-        vec2 w = merge_weights(old.x, m);
-        store(unit_ml[lane], vec2(max(old.x, m), merge(old.y, w.x, l, w.y)));
-        store(unit_weight[lane], w.x);
-        store(leaf_weight[lane], w.y);
+        vec2 powers = merge_powers(old.x, m);
+        store(unit_ml[lane], vec2(max(old.x, m), merge(old.y, powers.x, l, powers.y)));
+        store(unit_weight[lane], powers.x);
+        store(leaf_weight[lane], powers.y);
     }
 }

@@ -73,8 +73,8 @@ bool ends_item(Item item, uint index) {
 // (m, l) of the total so far, with the unit: what merge.comp has behind this state.
 vec2 total_with_unit(uint t) {
     vec2 total = load(total_ml[t]), ml = load(unit_ml[t]);
-    vec2 w = merge_weights(total.x, ml.x);
-    return vec2(max(total.x, ml.x), merge(total.y, w.x, ml.y, w.y));
+    vec2 powers = merge_powers(total.x, ml.x);
+    return vec2(max(total.x, ml.x), merge(total.y, powers.x, ml.y, powers.y));
 }
 
 // Write dimensions dim and dim + 1 of vector t of the unit that holds leaf `index`: to its state, or, where the item
@@ -90,8 +90,8 @@ void emit_pair(Item item, uint index, uint t, uint dim, vec2 x) {
     if (work[HEADER_SINGLE_PASS] != 0u) {
         uint slot = vector.row * q_heads + vector.head, at = slot * V_DIM + dim;
         if (!in_first_unit(item, index)) {
-            vec2 w = merge_weights(load(total_ml[t]).x, ml.x);
-            x = merge(vec2(states[at], states[at + 1u]), w.x, x, w.y);
+            vec2 powers = merge_powers(load(total_ml[t]).x, ml.x);
+            x = merge(vec2(states[at], states[at + 1u]), powers.x, x, powers.y);
             ml = total_with_unit(t);
         }
         if (!ends_item(item, index)) {
@@ -99,11 +99,11 @@ void emit_pair(Item item, uint index, uint t, uint dim, vec2 x) {
             states[at + 1u] = x.y;
             return;
         }
-        float top = ml.x, sum = ml.y, o_weight = 1.0;
+        float top = ml.x, sum = ml.y, o_power = 1.0;
         if (work[HEADER_SINK_TABLE] != 0u) {
-            o_weight = merge_sink(uintBitsToFloat(work[work[HEADER_SINK_TABLE] + vector.head]), top, sum);
+            o_power = merge_sink(uintBitsToFloat(work[work[HEADER_SINK_TABLE] + vector.head]), top, sum);
         }
-        x = normalize(x, o_weight, sum);
+        x = normalize(x, o_power, sum);
         result[at] = x.x;
         result[at + 1u] = x.y;
         if (dim == 0u) {

@@ -9,8 +9,8 @@
 //
 //     load       o of 32 states               lane = two dimensions: 32 loads in flight
 //                (m, l) of a state            lane = state
-//     weights    of all merges of the round   lane = state
-//     weigh      o of each state              lane = two dimensions
+//     powers     of two, of all merges        lane = state
+//     scale      o of each state              lane = two dimensions
 //     nodes      leaves fold into four nodes  lane = two dimensions
 //     total      nodes fold into the total    lane = two dimensions, one wave after the other
 #version 450
@@ -31,8 +31,8 @@ const bool CPU = false;  // for all devices alike
 #include "state.glsl"
 #include "fold.glsl"
 
-// The states of the workgroup's query row and head.  Place p is the row's state p - skip, where skip is the index of
-// its first unit mod 32: places below skip are absent, and batches begin at multiples of 32 units, which are whole
+// The states of the workgroup's query row and head.  Place p is the row's state p - skip, where skip = its first unit
+// mod 32: places below skip are absent, and batches begin at multiples of 32 units, which are whole
 // nodes.  A row of leaves 40 ... 69 has skip 8 and end 38: places 8 ... 37, of batches 0 ... 31 and 32 ... 63.
 struct Row {
     uint first;   // number of the first state in the scratch tensor
@@ -49,21 +49,21 @@ Row read_row() {
                work[record + ROW_LEAVES_PER_STATE] == 1u);
 }
 
-// To o: dimensions dim and dim + 1 of the wave's batch, whose first state is at `place`.  Absent states repeat one that
+// To o: dimensions dim and dim + 1 of the wave's batch, whose first state is at place p.  Absent states repeat one that
 // is there; their weight is 0.  Lanes behind V_DIM repeat the last pair and write nothing.
-void load_o(Row row, uint place, uint dim) {
+void load_o(Row row, uint p, uint dim) {
     uint pair = min(dim, V_DIM - 2u) / 2u, stride = work[HEADER_Q_HEADS] * (V_DIM / 2u);
     int first = int(row.first * stride + gl_WorkGroupID.y * (V_DIM / 2u) + pair);
-    int last = first + int((row.count - 1u) * stride), next = first + (int(place) - int(row.skip)) * int(stride);
+    int last = first + int((row.count - 1u) * stride), next = first + (int(p) - int(row.skip)) * int(stride);
     for (uint j = 0u; j < BATCH; ++j) {
         o[j] = states[clamp(next + int(j * stride), first, last)];
     }
 }
 
-// (m, l) of the state at `place`; `there`: whether it is one of the row's.
-vec2 load_ml(Row row, uint place, out bool there) {
-    uint q_heads = work[HEADER_Q_HEADS], state = place - row.skip;
-    there = place >= row.skip && state < row.count;
+// (m, l) of the state at place p; `there`: whether it is one of the row's.
+vec2 load_ml(Row row, uint p, out bool there) {
+    uint q_heads = work[HEADER_Q_HEADS], state = p - row.skip;
+    there = p >= row.skip && state < row.count;
     uint base = work[HEADER_STATE_STRIDE] * q_heads * (V_DIM / 2u);
     return states[base + (row.first + (there ? state : 0u)) * q_heads + gl_WorkGroupID.y];
 }
@@ -71,11 +71,11 @@ vec2 load_ml(Row row, uint place, out bool there) {
 // The total, with the head's sink, becomes dimensions dim and dim + 1 of the output, and the log-sum-exp.
 void write_result(uint dim) {
     uint q_heads = work[HEADER_Q_HEADS], head = gl_WorkGroupID.y, slot = gl_WorkGroupID.z * q_heads + head;
-    float o_weight = 1.0;
+    float o_power = 1.0;
     if (work[HEADER_SINK_TABLE] != 0u) {
-        o_weight = merge_sink(uintBitsToFloat(work[work[HEADER_SINK_TABLE] + head]), total_m, total_l);
+        o_power = merge_sink(uintBitsToFloat(work[work[HEADER_SINK_TABLE] + head]), total_m, total_l);
     }
-    vec2 x = normalize(total_o, o_weight, total_l);
+    vec2 x = normalize(total_o, o_power, total_l);
     result[slot * V_DIM + dim] = x.x;
     result[slot * V_DIM + dim + 1u] = x.y;
     if (dim == 0u) {
@@ -91,8 +91,8 @@ void main() {
         bool there;
         vec2 ml = load_ml(row, at + place, there);
         load_o(row, at + batch_place, dim);
-        find_weights(ml, there, row.leaves);
-        weigh_states();
+        find_powers(ml, there, row.leaves);
+        scale_states();
         if (row.leaves) {
             fold_leaves();
         }

@@ -1,4 +1,4 @@
-// a * b + c, the step of every sum of products of pass 1: rounded twice, or, of arithmetic "fused", once.
+// a * b + c, the step of a dot product and of a sum of weighted values: rounded twice, or, of arithmetic "fused", once.
 //
 // FUSED, a specialization constant: 0 for the canonical arithmetic; FUSED_NATIVE where the device's fma() rounds once,
 // FUSED_EMULATED where it has none that does.  All drivers agree on both, because the rounded sum is one number.

@@ -1,10 +1,11 @@
 // NODE: the eight waves of a workgroup, its members, attend a leaf each and fold their leaves into the node.
 //
 // The fold is shared out by query vectors: member w folds vector w (a NODE has eight at most).  m and l are folded
-// before the values.  Behind each pass over V, in rounds, every member puts FOLD_DIMS dimensions of all its vectors
-// to shared memory, [member][h][dim] [lane], and takes those of its own vector from all members, leaves ascending.
-// So each state crosses shared memory once, and each member then writes the node's state of one vector.  With one
-// pass that memory is the place of the weights; with several, whose weights are still wanted, it lies behind them.
+// first: the fold of values needs its powers of two, and each pass that writes output needs l.  Behind each pass over
+// V, in rounds, every member puts FOLD_DIMS dimensions of all its vectors to shared memory, [member][h][dim] [lane], and
+// takes those of its own vector from all members, leaves ascending.  So each state crosses shared memory once, and each
+// member then writes the node's state of one vector.  With one pass that memory is the place of the weights; with
+// several, whose weights are still wanted, it lies behind them.
 
 shared float member_m[MEMBERS * VECTORS];  // [member][h]
 shared float member_parts[MEMBERS * VECTORS * WEIGHT_PARTIALS];  // [member][h][key mod 4]: sums of weights
@@ -43,7 +44,7 @@ void fold_ml_of_members() {
     for (uint t = 0u; t < MEMBERS; ++t) {
         uint at = (t * VECTORS + own_h) * WEIGHT_PARTIALS;
         float leaf_m = member_m[t * VECTORS + own_h];
-        fold_powers[t] = merge_weights(top, leaf_m);
+        fold_powers[t] = merge_powers(top, leaf_m);
         top = max(top, leaf_m);
         vec2 p01 = vec2(member_parts[at], member_parts[at + 1u]);
         vec2 p23 = vec2(member_parts[at + 2u], member_parts[at + 3u]);

@@ -26,11 +26,11 @@ void main() {
     float m = number(NUMBER_M), l = number(NUMBER_L), scale = number(NUMBER_SCALE);
     float score = number(NUMBER_SCORE);
     precise float power = roundEven(score) - m;
-    vec2 w = merge_weights(m, number(NUMBER_OTHER_M));
+    vec2 powers = merge_powers(m, number(NUMBER_OTHER_M));
     give(RESULT_WEIGHT, weight(score, m));
     give(RESULT_POWER, pow2(power, true));
     give(RESULT_CAPPED, soft_capped(score, vec2(number(NUMBER_CAP), number(NUMBER_CAP_INVERSE))));
-    give(RESULT_MERGED, merge(number(NUMBER_A), w.x, number(NUMBER_B), w.y));
+    give(RESULT_MERGED, merge(number(NUMBER_A), powers.x, number(NUMBER_B), powers.y));
     give(RESULT_RECIPROCAL, reciprocal(l));
     give(RESULT_LSE, natural_lse(m, l));
 

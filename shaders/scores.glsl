@@ -60,7 +60,7 @@ void finish_scores(Item item, Leaf leaf) {
 
 // Step 1.  To dots: the scores of the lane's keys.
 void find_scores(Item item, Leaf leaf) {
-    barrier();  // nothing is shared yet: lavapipe splits shaders at barriers, and its single build is faster so
+    barrier();  // shares nothing: lavapipe splits shaders at barriers, and its single build is faster so
     find_keys(item, leaf);
     for (uint i = 0u; i < VECTORS * KEY_PAIRS; ++i) {
         dots[i] = vec2(0.0);

@@ -1,9 +1,9 @@
-// The algebra of attention states, and the only float functions the kernels use.
+// The algebra of attention states, and the float functions that it needs.
 //
 // A state (m, l, o) summarizes attention over a set of keys: m is an integer in log2 units at or near the
 // largest score, l = sum of 2**(s - m), o = sum of 2**(s - m) v.  Attention itself is o / l; nothing is divided
 // before the end, so states of disjoint key sets merge.  Because m is an integer, every rescale is an exact
-// power of two and the only rounding of a merge is its one add.
+// power of two and a merge rounds in its one add alone; a power below 2**-48 is 0, and so is a result below 2**-100.
 //
 // CPU, of the shader that includes this: whether it runs on a CPU device.
 //
@@ -35,28 +35,28 @@ vec2 flush(vec2 x) {
     return mix(x, vec2(0.0), lessThan(abs(x), vec2(FLUSH)));
 }
 
-// The merge of two states a and b, one component (l, or o) of each.  wa and wb are the powers of two that bring them to
-// the common m; in merge_weighted, b is so weighted already.
-float merge_weighted(float a, float wa, float b) {
-    precise float x = a * wa;
+// The merge of two states a and b, one component (l, or o) of each.  power_a and power_b are the powers of two that
+// bring them to the common m; in merge_scaled, b is so scaled already.
+float merge_scaled(float a, float power_a, float b) {
+    precise float x = a * power_a;
     precise float sum = x + b;
     return flush(sum);
 }
 
-vec2 merge_weighted(vec2 a, float wa, vec2 b) {
-    precise vec2 x = a * wa;
+vec2 merge_scaled(vec2 a, float power_a, vec2 b) {
+    precise vec2 x = a * power_a;
     precise vec2 sum = x + b;
     return flush(sum);
 }
 
-float merge(float a, float wa, float b, float wb) {
-    precise float weighted = b * wb;
-    return merge_weighted(a, wa, weighted);
+float merge(float a, float power_a, float b, float power_b) {
+    precise float scaled = b * power_b;
+    return merge_scaled(a, power_a, scaled);
 }
 
-vec2 merge(vec2 a, float wa, vec2 b, float wb) {
-    precise vec2 weighted = b * wb;
-    return merge_weighted(a, wa, weighted);
+vec2 merge(vec2 a, float power_a, vec2 b, float power_b) {
+    precise vec2 scaled = b * power_b;
+    return merge_scaled(a, power_a, scaled);
 }
 
 // 2**(s - m) for a score s <= m + 1/2: an exact power of two times a polynomial on [-1/2, 1/2].
@@ -94,7 +94,7 @@ float reciprocal(float x) {
 }
 
 // The powers of two that bring two states to the common m = max(ma, mb).
-vec2 merge_weights(float ma, float mb) {
+vec2 merge_powers(float ma, float mb) {
     float top = max(ma, mb);
     precise vec2 d = vec2(ma, mb) - top;
     return vec2(pow2(d.x), pow2(d.y));
@@ -143,18 +143,18 @@ float natural_lse(float m, float l) {
 }
 
 // An attention sink is a key with score s and no value.  It is merged into the state (m, l) last; the result is the
-// weight that the state's o has from then on.
+// power of two that the state's o has from then on.
 float merge_sink(float s, inout float m, inout float l) {
     float whole = roundEven(s);
-    vec2 w = merge_weights(m, whole);
+    vec2 powers = merge_powers(m, whole);
     m = max(m, whole);
-    l = merge(l, w.x, weight(s, whole), w.y);
-    return w.x;
+    l = merge(l, powers.x, weight(s, whole), powers.y);
+    return powers.x;
 }
 
-// out = o / l, and 0 for the empty state.  o_weight: what merge_sink returned, or 1.
-vec2 normalize(vec2 o, float o_weight, float l) {
-    precise vec2 weighted = o * o_weight;
-    precise vec2 quotient = flush(weighted) * reciprocal(l);
+// out = o / l, and 0 for the empty state.  o_power: what merge_sink returned, or 1.
+vec2 normalize(vec2 o, float o_power, float l) {
+    precise vec2 scaled = o * o_power;
+    precise vec2 quotient = flush(scaled) * reciprocal(l);
     return is_empty(l) ? vec2(0.0) : flush(quotient);
 }

@@ -9,7 +9,7 @@ uvec4 v_raw[KEYS_AHEAD * LANE_SLICES * SLICE_LOADS];
 Block v_blocks[KEYS_AHEAD * LANE_SLICES];  // of types that have blocks
 const uint ROWS_ADDED = KEYS_AHEAD > 4u ? 4u : KEYS_AHEAD;  // at a time
 
-// To v_raw: dimensions SLICE slice ... SLICE slice + SLICE - 1 of a value row, as number `ahead` of those in flight.
+// To v_raw: dimensions SLICE slice ... SLICE slice + SLICE - 1 of a value row, as slice `ahead` of those in flight.
 void load_v(uvec2 where, uint slice, uint ahead) {
     if (V_BITS <= 8u) {
         v_blocks[ahead] = v_block(where, slice * SLICE / BLOCK);
@@ -53,7 +53,7 @@ void unpack_v(uint slice, uint ahead, uint to) {
 // four rows of eight vectors but not eight, and only what is unrolled stays in registers: a loop that is left over an
 // array of sums makes memory of all of them.)
 void add_rows(uint slice, uint ahead, uint t) {
-    // Weights of the first row.  The mask changes nothing: it bounds the address, so that a compiler puts (j, h) into
+    // Weights of the first row.  Both are equal: the second bounds the address, so that a compiler puts (j, h) into
     // the loads' immediate offsets.  The loop build with float32 values, or with rows, has no registers for weights
     // that are loaded early.
     uint first = own + t * VECTORS;

@@ -3,7 +3,8 @@
 // Maxima and sums over the keys change the lanes' roles: scores and weights go to shared memory by [key][h]; a lane
 // then reduces the pairs [h][key mod 4] that fall to it, and every lane combines the four results of each vector.
 
-// What weights are multiplied with before they meet values, a power of two, and its reciprocal.
+// A power of two for weights until they have met values, and its reciprocal: 1/2 undoes `doubled`, and FUSED_SCALE
+// avoids denormals.
 float weight_scale() {
     return doubled(V_STORAGE) ? (FUSED == 0u ? 0.5 : 0.5 * FUSED_SCALE) : (FUSED == 0u ? 1.0 : FUSED_SCALE);
 }
@@ -37,7 +38,7 @@ uint vector_of_part(uint g) {
     return min(g * (LANES / WEIGHT_PARTIALS) + lane / WEIGHT_PARTIALS, VECTORS - 1u);
 }
 
-// From dots (scores) to m, to weights in shared memory, and to parts (their partial sums).
+// From scores (dots) to m, weights (dots, shared memory) and parts (their partial sums).
 void find_weights(Leaf leaf) {
     uint part_key = lane % WEIGHT_PARTIALS;
     share_dots();

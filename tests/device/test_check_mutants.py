@@ -62,7 +62,7 @@ MUTANTS = {
         Mutant("nodes end at leaves", "leaves ? lane - in_node : lane", "lane", RISING),
         Mutant("a node's weight", "LEAVES_PER_NODE + n].y", "LEAVES_PER_NODE + n].x", CANCELLING),
         Mutant("order of leaves", "n * LEAVES_PER_NODE + t;", "n * LEAVES_PER_NODE + (t ^ 1u);", CANCELLING),
-        Mutant("order of nodes", "= node_o[n] * w;", "= node_o[n ^ 1u] * w;", CANCELLING),
+        Mutant("order of nodes", "= node_o[n] * power;", "= node_o[n ^ 1u] * power;", CANCELLING),
     ),
     "merge.comp": (
         Mutant("nodes begin at the window", "skip = unit % BATCH", "skip = 0u", WINDOW),
@@ -71,7 +71,7 @@ MUTANTS = {
     ),
     "emit.glsl": (
         Mutant("a node's maximum", "unit_m[h] = max(m_old, m[h]);", "unit_m[h] = m[h];", FALLING, 2),
-        Mutant("a node's weights", "merge(l_old, w.x, l[h], w.y)", "merge(l_old, w.x, l[h], w.x)", RISING, 2),
+        Mutant("a node's weights", "merge(l_old, powers.x, l[h], powers.y)", "merge(l_old, powers.x, l[h], powers.x)", RISING, 2),
     ),
     "node.glsl": (
         Mutant("the leaf of a member", "item.leaf_begin + member;", "item.leaf_begin + (member ^ 1u);", CANCELLING, 3),
@@ -109,7 +109,7 @@ MUTANTS = {
         Mutant("a Newton step", "i < 3;", "i < 2;", CANCELLING),
         Mutant("the low part of ln 2", "y = y + low;", "y = y - low;", RISING),
         Mutant("a sink's maximum", "    m = max(m, whole);", "    m = whole;", WINDOW),
-        Mutant("a sink's weight of o", "return w.x;", "return 1.0;", FALLING),
+        Mutant("a sink's weight of o", "return powers.x;", "return 1.0;", FALLING),
     ),
     "contract.glsl": (
         Mutant("the cut-off a step lower", "CUTOFF -48.0", "CUTOFF -49.0", FADING),

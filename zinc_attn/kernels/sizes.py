@@ -68,7 +68,7 @@ FORMULAS: Final[dict[str, tuple[str, str]]] = {
     ),
     "SLICE": ("WHOLE_SLICE // VALUE_PASSES", "head dimensions per lane and pass"),
     "PAIRS": ("SLICE // 2", "the same in pairs"),
-    "VALUE_LANES": ("V_DIM // WHOLE_SLICE", "lanes that own a slice; the others idle"),
+    "VALUE_LANES": ("V_DIM // WHOLE_SLICE", "slices of a pass, a lane each; in a wave of fewer lanes several"),
     **_words("K"),
     **_words("V"),
     "CHUNK_WORDS": ("CHUNK * K_BITS // 32", "words of a chunk of K"),
@@ -86,7 +86,7 @@ FORMULAS: Final[dict[str, tuple[str, str]]] = {
     ),
     "SINGLE_KEYS_AHEAD": (
         "8 if SLICE_LOADS == 1 else 4 if SLICE_LOADS == 2 else 2",
-        "the same, single build: 12 waves per SIMD",
+        "the same, single and node builds: 12 waves per SIMD",
     ),
     "CPU_KEYS_AHEAD": ("4 if (SLICE <= 4 if LOOP == 1 else SLICE_LOADS == 1) else 2", "on a CPU, which gains nothing"),
     "GPU_KEYS_AHEAD": ("LOOP_KEYS_AHEAD if LOOP == 1 else SINGLE_KEYS_AHEAD", "on a GPU"),
