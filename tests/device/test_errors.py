@@ -164,14 +164,6 @@ def test_buffers_that_the_device_has_no_room_for(device, monkeypatch):
     za.attention(**arrays(), device=device)
 
 
-def test_after_close(device):
-    other = za.Device.open(device.info.index, runtime=device.runtime.name)
-    other.close()
-    other.close()
-    with pytest.raises(errors.ClosedError, match="after close"):
-        za.attention(**arrays(), device=other)
-
-
 def test_no_such_device_or_runtime():
     for given, error, text in (
         ({"device": "no-such-card"}, errors.DeviceNotFoundError, "no-such-card"),
