@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from c_campaign import random_calls
 from c_cases import CASES, FEW, check_case
 from c_host import (
     COMPILER,
@@ -325,21 +326,20 @@ def compiler_file(name):
     return found if Path(found).is_absolute() else ""
 
 
-def test_the_campaign(device, tmp_path):
-    """Random calls; then some of them, cases and calls of Vulkan that fail, where the compiler has them under the
-    sanitizers, which make a driver's compiler four times slower and find the kernels on disk now."""
+def test_the_campaign(loaded, device, tmp_path):
+    """Random calls; then these, cases and calls of Vulkan that fail, where the compiler has them under the sanitizers,
+    which make a driver's compiler four times slower and find the kernels on disk now."""
     export.export(tmp_path / "kernels")
-    preload = [compiler_file(name) for name in ("libasan.so", "libubsan.so")]
+    random_calls(loaded, str(tmp_path / "kernels"), device.info, 80)
+    preload, flags = [compiler_file(name) for name in ("libasan.so", "libubsan.so")], []
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (TESTS.parent, TESTS)))}
-    asked = {"ASAN_OPTIONS": "detect_leaks=1", "LSAN_OPTIONS": "exitcode=0", "LD_PRELOAD": " ".join(preload)}
-    sanitized = all(preload) and "VK_INSTANCE_LAYERS" not in os.environ  # the layers lose memory of their own
-    runs = [([], env, ("120", "" if sanitized else "1,3"))]
-    if sanitized:
-        runs.append((SANITIZE, env | asked, ("10000", "all") if FULL else ("80", "1,3")))
-    for flags, where, counts in runs:
-        arguments = built(tmp_path, SHIMMED, *flags), "kernels", device.info.name, *counts
-        command = [sys.executable, TESTS / "c_campaign.py", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, env=where, cwd=tmp_path)
-        assert done.returncode == 0 and " calls: " in done.stdout, done.stderr[-3000:]
-        lost = re.search(r"#1 0x\w+ in \w+ \S*native/src/.*", done.stderr)  # that the library allocated, not Python
-        assert lost is None, lost[0]
+    if all(preload) and "VK_INSTANCE_LAYERS" not in os.environ:  # the layers lose memory of their own
+        env |= {"ASAN_OPTIONS": "detect_leaks=1", "LSAN_OPTIONS": "exitcode=0", "LD_PRELOAD": " ".join(preload)}
+        flags = SANITIZE
+    counts = ("10000", "all") if FULL else ("80", "1,3")
+    arguments = built(tmp_path, SHIMMED, *flags), "kernels", device.info.name, *counts
+    command = [sys.executable, TESTS / "c_campaign.py", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path)
+    assert done.returncode == 0 and " calls: " in done.stdout, done.stderr[-3000:]
+    lost = re.search(r"#1 0x\w+ in \w+ \S*native/src/.*", done.stderr)  # that the library allocated, not Python
+    assert lost is None, lost[0]
