@@ -133,14 +133,14 @@ def page_words(heading: str) -> np.ndarray:
     A table has a row per word: the columns word, name and value; or the word within a record, the name, and a column of
     values for each record, headed by the word where it begins. Names must be those of the declarations.
     """
-    records = ITEM, ROW, APPEND
+    header, *records = map(list, (HEADER, ITEM, ROW, APPEND))
     words: dict[int, int] = {}
     for row in (row for table in tables(heading) for row in table if "word" in row):
         name, at = row["name"].strip("`"), int(row["word"])
         if row["word"].startswith("+"):
             assert any(name == record[at] for record in records if at < len(record)), row
         elif at < HEADER_WORDS:
-            assert name == HEADER[at], row
+            assert name == header[at], row
         values = {at: row["value"]} if "value" in row else {at + int(x): row[x] for x in row if x.isdigit()}
         assert not values.keys() & words, row
         words.update((word, int(value, 0)) for word, value in values.items())

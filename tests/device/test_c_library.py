@@ -27,7 +27,8 @@ from support import same
 
 import zinc_attn as za
 from zinc_attn.cache.rows import encode, stored
-from zinc_attn.decode.scoring import Scoring, check_slopes
+from zinc_attn.canonical.emulate import log2_slopes
+from zinc_attn.decode.scoring import Scoring
 from zinc_attn.decode.workspace import PagedStorage, SharedTensors, Tensors, Workspace
 from zinc_attn.kernels import declarations as kernels
 from zinc_attn.kernels.records import HeadTables, WorkBuffer
@@ -192,7 +193,7 @@ def test_the_words_of_the_page_are_those_of_the_package(device, inputs, options,
         tensors = SharedTensors(device)
         pages, scoring = (
             PagedStorage(device, cache.layout, cache.layers),
-            Scoring(0.125, alibi=check_slopes("alibi", alibi, 4)),
+            Scoring(0.125, alibi=log2_slopes("alibi", alibi, 4)),
         )
         workspace = Workspace.make(key, pages, scoring, Tensors.of(key, pages, tensors))
         workspace.fill(submission, 1)

@@ -71,7 +71,13 @@ MUTANTS = {
     ),
     "emit.glsl": (
         Mutant("a node's maximum", "unit_m[h] = max(m_old, m[h]);", "unit_m[h] = m[h];", FALLING, 2),
-        Mutant("a node's weights", "merge(l_old, powers.x, l[h], powers.y)", "merge(l_old, powers.x, l[h], powers.x)", RISING, 2),
+        Mutant(
+            "a node's weights",
+            "merge(l_old, powers.x, l[h], powers.y)",
+            "merge(l_old, powers.x, l[h], powers.x)",
+            RISING,
+            2,
+        ),
     ),
     "node.glsl": (
         Mutant("the leaf of a member", "item.leaf_begin + member;", "item.leaf_begin + (member ^ 1u);", CANCELLING, 3),
