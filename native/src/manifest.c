@@ -46,7 +46,7 @@ char *za_read_file(const char *path, size_t *size) {
         }
     }
     if (!data)
-        za_fail_as(ZA_MANIFEST, "%s: cannot be read: %s", path,
+        za_fail_as(ZA_MANIFEST, "%s: cannot be read: %s; give a whole folder of `zinc-attn export`", path,
                    errno ? strerror(errno) : "not a file of at most 2 GiB");
     if (file) fclose(file);
     return data;
@@ -136,6 +136,43 @@ static bool check_version(const struct manifest *m) {
     return true;
 }
 
+/* The module's code, if it has the manifest's size and checksum. */
+static bool read_code(const struct manifest *m, const struct json *entry, struct kernel *kernel) {
+    const char *file = za_json_text(za_json_get(entry, "file")), *expected = za_json_text(za_json_get(entry, "sha256"));
+    uint32_t bytes;
+    if (!file || !expected || strchr(file, '/') || !za_json_u32(za_json_get(entry, "bytes"), &bytes))
+        return missing(m, "file name, size and checksum of a kernel");
+    char *path = path_in(m->directory, file), hex[65];
+    if (!path) return za_no_memory();
+    kernel->code = (uint32_t *)(void *)za_read_file(path, &kernel->code_bytes);
+    bool ok = kernel->code != NULL;
+    if (ok) {
+        struct sha256 hash;
+        za_sha256_begin(&hash);
+        za_sha256_add(&hash, kernel->code, kernel->code_bytes);
+        za_sha256_end(&hash, hex);
+        if (kernel->code_bytes != bytes || strcmp(hex, expected) != 0) {
+            ok = za_fail_as(ZA_MANIFEST, "%s: got %zu bytes of SHA-256 %s, expected %u of %s; export again", path,
+                            kernel->code_bytes, hex, bytes, expected);
+        } else if (bytes < 20 || bytes % 4 || kernel->code[0] != 0x07230203) {
+            ok = za_fail_as(ZA_MANIFEST, "%s: no SPIR-V of this machine's byte order", path);
+        }
+    }
+    free(path);
+    return ok;
+}
+
+static bool check_modules(const struct manifest *m) {
+    const struct json *kernels = za_json_get(&m->root, "kernels");
+    bool good = true;
+    for (size_t i = 0; kernels && i < kernels->count && good; ++i) {
+        struct kernel kernel = {0};
+        good = read_code(m, &kernels->items[i], &kernel);
+        za_kernel_free(&kernel);
+    }
+    return good;
+}
+
 bool za_manifest_open(struct manifest *m, const char *directory) {
     *m = (struct manifest){0};
     m->directory = malloc(strlen(directory) + 1);
@@ -155,7 +192,10 @@ bool za_manifest_open(struct manifest *m, const char *directory) {
     return good && read_layout(m) && read_constant(m, "KEYS_PER_LEAF", &m->leaf, NULL) &&
            read_constant(m, "LEAVES_PER_NODE", &m->node, NULL) && read_constant(m, "MIN_INPUT", NULL, &m->min_input) &&
            read_constant(m, "MAX_INPUT", NULL, &m->max_input) && read_constant(m, "MAX_SCORE", NULL, &m->max_score) &&
-           read_constant(m, "MERGE_DIMS", &m->merge_dims, NULL);
+           read_constant(m, "MERGE_DIMS", &m->merge_dims, NULL) && read_constant(m, "MAX_CONTEXT", &m->max_tokens, NULL) &&
+           read_constant(m, "MAX_PAGE_SIZE", &m->max_page_size, NULL) &&
+           read_constant(m, "MAX_HEAD_DIM", &m->max_dims, NULL) &&
+           read_constant(m, "MAX_Q_HEADS", &m->max_q_heads, NULL) && check_modules(m);
 }
 
 void za_manifest_close(struct manifest *m) {
@@ -190,14 +230,15 @@ static bool is_entry_of(const struct json *entry, const struct za_options *o) {
 }
 
 static bool no_entry(const struct manifest *m, const struct za_options *o) {
-    char text[64], v_text[16] = "", types[32];
+    char text[64], v_text[16] = "", types[32], rows[64];
     if (o->v_head_dim != o->head_dim || o->latent) snprintf(v_text, sizeof v_text, "/%u", o->v_head_dim);
     snprintf(text, sizeof text, "%u/%u/%u%s%s", o->q_heads, o->kv_heads, o->head_dim, v_text,
              o->latent ? "/latent" : "");
     name_types(o, types);
+    snprintf(rows, sizeof rows, "rows of %u bytes of K and %u of V", o->k_stride, o->v_stride);
     return za_fail_as(ZA_MANIFEST, "%s/manifest.json: it has no sizes for shape %s, %s, %s; give a page_size, or "
                       "export it with --shape %s --dtype %s --kv-layout %s", m->directory, text, types,
-                      o->k_stride ? "rows of that stride" : "tiles", text, types, o->k_stride ? "NHD" : "tiles");
+                      o->k_stride ? rows : "tiles", text, types, o->k_stride ? "NHD" : "tiles");
 }
 
 /* That a row has as many words as rows.c writes. */
@@ -240,14 +281,14 @@ static bool read_specialization(const struct json *families, struct shape *shape
 
 /* That the formulas are for such a shape. */
 static bool check_limits(const struct manifest *m, const struct za_options *o) {
-    uint32_t dims, heads, page = o->page_size;
-    if (!read_constant(m, "MAX_HEAD_DIM", &dims, NULL) || !read_constant(m, "MAX_Q_HEADS", &heads, NULL)) return false;
-    if (page > MAX_PAGE_SIZE || (page & (page - 1)))
-        return za_fail("options.page_size: got %u, expected a power of two up to %d", page, MAX_PAGE_SIZE);
-    if (o->q_heads <= heads && o->q_heads % o->kv_heads == 0 && o->head_dim <= dims && o->v_head_dim <= dims)
+    uint32_t page = o->page_size;
+    if (page > m->max_page_size || (page & (page - 1)))
+        return za_fail("options.page_size: got %u, expected a power of two up to %u", page, m->max_page_size);
+    if (o->q_heads <= m->max_q_heads && o->q_heads % o->kv_heads == 0 && o->head_dim <= m->max_dims &&
+        o->v_head_dim <= m->max_dims)
         return true;
     return za_fail("options: got shape %u/%u/%u/%u, expected at most %u query heads, a multiple of the KV heads, and "
-                   "head sizes up to %u", o->q_heads, o->kv_heads, o->head_dim, o->v_head_dim, heads, dims);
+                   "head sizes up to %u", o->q_heads, o->kv_heads, o->head_dim, o->v_head_dim, m->max_q_heads, m->max_dims);
 }
 
 bool za_manifest_shape(struct manifest *m, const struct za_options *options, bool cpu, struct shape *shape) {
@@ -322,29 +363,6 @@ static bool read_constants(const struct manifest *m, const struct shape *shape, 
             return missing(m, "value for a specialization constant");
     }
     return true;
-}
-
-/* The module's code, if it has the manifest's checksum. */
-static bool read_code(const struct manifest *m, const struct json *entry, struct kernel *kernel) {
-    const char *file = za_json_text(za_json_get(entry, "file")), *expected = za_json_text(za_json_get(entry, "sha256"));
-    if (!file || !expected || strchr(file, '/')) return missing(m, "file name and checksum of a kernel");
-    char *path = path_in(m->directory, file), hex[65];
-    if (!path) return za_no_memory();
-    kernel->code = (uint32_t *)(void *)za_read_file(path, &kernel->code_bytes);
-    bool ok = kernel->code != NULL;
-    if (ok) {
-        struct sha256 hash;
-        za_sha256_begin(&hash);
-        za_sha256_add(&hash, kernel->code, kernel->code_bytes);
-        za_sha256_end(&hash, hex);
-        if (strcmp(hex, expected) != 0) {
-            ok = za_fail_as(ZA_MANIFEST, "%s: got SHA-256 %s, expected %s; export again", path, hex, expected);
-        } else if (kernel->code_bytes < 20 || kernel->code_bytes % 4 || kernel->code[0] != 0x07230203) {
-            ok = za_fail_as(ZA_MANIFEST, "%s: no SPIR-V of this machine's byte order", path);
-        }
-    }
-    free(path);
-    return ok;
 }
 
 bool za_kernel_load(const struct manifest *m, const struct shape *shape, const char *name, struct kernel *kernel) {

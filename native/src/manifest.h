@@ -10,7 +10,7 @@
 #include "rows.h"
 #include "zinc_attn.h"
 
-enum { MANIFEST_VERSION = 8, MAX_SPEC = 32, MAX_CONSTANTS = 64, MAX_PAGE_SIZE = 1 << 16 };
+enum { MANIFEST_VERSION = 8, MAX_SPEC = 32, MAX_CONSTANTS = 64 };
 
 /* Word offsets within the work buffer's records. */
 struct work_layout {
@@ -37,6 +37,7 @@ struct manifest {
     struct json derived; /* an entry of "shapes" that the file does not have, see derive.h */
     struct work_layout work;
     uint32_t leaf, node, merge_dims;
+    uint32_t max_tokens, max_page_size, max_dims, max_q_heads;
     float min_input, max_input, max_score; /* magnitudes of q, k, v; bound of the scores */
 };
 
@@ -59,7 +60,7 @@ struct shape {
     struct constant constants[MAX_CONSTANTS];
 };
 
-/* One SPIR-V module, its checksum verified. */
+/* One SPIR-V module, its size and checksum verified. */
 struct kernel {
     const char *name;
     uint32_t *code;
@@ -73,6 +74,7 @@ struct kernel {
 /* All bytes of a file, with a 0 behind them. The caller frees them. */
 char *za_read_file(const char *path, size_t *size);
 
+/* Also that every module that it names is there as it was written. */
 bool za_manifest_open(struct manifest *manifest, const char *directory);
 void za_manifest_close(struct manifest *manifest);
 /* options: with the types and sizes of K and V. */

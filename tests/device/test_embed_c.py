@@ -257,11 +257,11 @@ def test_a_manifest_that_does_not_fit_is_refused(checked, small, copy, place, va
 
 def test_changed_files_are_refused(checked, small, copy):
     folder, data = copy
-    module, path = folder / "append.spv", folder / "manifest.json"
+    module, path = folder / "copy.spv", folder / "manifest.json"  # which the program does not run
     words, text = module.read_bytes(), path.read_bytes()
     for file, changed, message in (
-        (module, words[:-1] + b"\1", "append.spv: got SHA-256 "),
-        (module, None, "append.spv: cannot be read: No such file"),
+        (module, words[:-1] + b"\1", f"copy.spv: got {len(words)} bytes of SHA-256 "),
+        (module, None, "copy.spv: cannot be read: No such file or directory; give a whole folder of "),
         (path, text.replace(b'"binding": 1', b'"binding": 2', 1), "got manifest_sha256 " + data["manifest_sha256"]),
         (path, json.dumps({**data, "manifest_sha256": "0"}).encode(), "it has no manifest_sha256; export it again"),
         (path, json.dumps({**data, "manifest_sha256": None}).encode(), "it has no manifest_sha256; export it again"),
