@@ -12,6 +12,9 @@
 #include "storage.h"
 
 #define FORMAT "zinc_attn export"
+
+enum { COMPUTE_UNITS = 64 }; /* what export takes by default */
+
 #define HEADER(name) {"header", #name, offsetof(struct work_layout, header.name)}
 #define ITEM(name) {"item", #name, offsetof(struct work_layout, item.name)}
 #define ROW(name) {"row", #name, offsetof(struct work_layout, row.name)}
@@ -200,7 +203,6 @@ bool za_manifest_open(struct manifest *m, const char *directory) {
 
 void za_manifest_close(struct manifest *m) {
     za_json_free(&m->root);
-    za_json_free(&m->derived);
     free(m->directory);
     m->directory = NULL;
 }
@@ -264,21 +266,6 @@ static bool check_rows(const struct manifest *m, const struct za_options *option
                       v->scale_words, words, types, shape->k_dim, shape->v_dim);
 }
 
-/* The specialization of the shape's kernels, by family and name. */
-static bool read_specialization(const struct json *families, struct shape *shape) {
-    for (size_t i = 0; families && i < families->count; ++i) {
-        const struct json *family = &families->items[i];
-        for (size_t j = 0; j < family->count; ++j) {
-            struct constant *constant = &shape->constants[shape->constant_count++];
-            constant->family = family->name;
-            constant->name = family->items[j].name;
-            if (shape->constant_count == MAX_CONSTANTS || !za_json_u32(&family->items[j], &constant->value))
-                return false;
-        }
-    }
-    return shape->constant_count > 0;
-}
-
 /* That the formulas are for such a shape. */
 static bool check_limits(const struct manifest *m, const struct za_options *o) {
     uint32_t page = o->page_size;
@@ -295,46 +282,22 @@ bool za_manifest_shape(struct manifest *m, const struct za_options *options, boo
     const struct json *shapes = za_json_get(&m->root, "shapes"), *entry = NULL;
     for (size_t i = 0; shapes && i < shapes->count && !entry; ++i)
         if (is_entry_of(&shapes->items[i], options)) entry = &shapes->items[i];
-    if (!entry && !options->page_size) return no_entry(m, options);
-    if (!entry) {
-        za_json_free(&m->derived);
-        if (!check_limits(m, options) || !za_derive_entry(m, options, &m->derived)) return false;
-        entry = &m->derived;
-    }
-    uint32_t k_page_words, v_page_words;
-    shape->q_heads = options->q_heads;
-    shape->kv_heads = options->kv_heads;
-    shape->head_dim = options->head_dim;
-    shape->v_head_dim = options->v_head_dim;
-    const struct json *sizes = za_json_get(entry, "sizes");
-    const struct json *kind = za_json_get(za_json_get(entry, "kinds"), cpu ? "cpu" : "gpu");
-    shape->latent = options->latent;
-    bool scaled = za_storage[options->dtype].head_scale || za_storage[options->v_dtype].head_scale;
-    shape->scale_words = scaled ? 2 * shape->kv_heads : 0;
-    bool whole = za_json_u32(za_json_get(entry, "page_size"), &shape->page_size) &&
-                 za_json_u32(za_json_get(entry, "compute_units"), &shape->compute_units) &&
-                 za_json_u32(za_json_get(sizes, "k_dim"), &shape->k_dim) &&
-                 za_json_u32(za_json_get(sizes, "v_dim"), &shape->v_dim) &&
-                 za_json_u32(za_json_get(sizes, "group"), &shape->group) &&
-                 za_json_u32(za_json_get(sizes, "head_chunks"), &shape->head_chunks) &&
-                 za_json_u32(za_json_get(sizes, "k_values"), &shape->k.value_words) &&
-                 za_json_u32(za_json_get(sizes, "k_scales"), &shape->k.scale_words) &&
-                 za_json_u32(za_json_get(sizes, "v_values"), &shape->v.value_words) &&
-                 za_json_u32(za_json_get(sizes, "v_scales"), &shape->v.scale_words) &&
-                 za_json_u32(za_json_get(sizes, "token_words"), &shape->token_words) &&
-                 za_json_u32(za_json_get(sizes, "k_page_words"), &k_page_words) &&
-                 za_json_u32(za_json_get(sizes, "v_page_words"), &v_page_words) &&
-                 za_json_u32(za_json_get(sizes, "page_tiles"), &shape->page_tiles) &&
-                 za_json_u32(za_json_get(sizes, "state_words"), &shape->state_words);
-    if (!whole || !shape->page_size || !shape->compute_units || !shape->page_tiles || !shape->head_chunks ||
-        !k_page_words || (!v_page_words && !shape->latent) ||
-        !read_specialization(za_json_get(kind, "specialization"), shape))
-        return missing(m, "complete entry for the shape");
-    uint64_t rows = (uint64_t)shape->page_size * shape->kv_heads;
-    shape->k_page_bytes = options->k_stride ? rows * options->k_stride : 4 * (uint64_t)k_page_words;
-    shape->v_page_bytes = options->k_stride ? rows * options->v_stride : 4 * (uint64_t)v_page_words;
-    if (shape->latent) shape->v_page_bytes = 0;
-    return check_rows(m, options, shape);
+    struct za_options o = *options;
+    if (!o.page_size && (!entry || !za_json_u32(za_json_get(entry, "page_size"), &o.page_size) || !o.page_size))
+        return no_entry(m, options);
+    *shape = (struct shape){
+        .q_heads = o.q_heads,
+        .kv_heads = o.kv_heads,
+        .head_dim = o.head_dim,
+        .v_head_dim = o.v_head_dim,
+        .page_size = o.page_size,
+        .latent = o.latent,
+        .compute_units = COMPUTE_UNITS,
+    };
+    if (entry && (!za_json_u32(za_json_get(entry, "compute_units"), &shape->compute_units) || !shape->compute_units))
+        return missing(m, "compute_units of the shape");
+    if (za_storage[o.dtype].head_scale || za_storage[o.v_dtype].head_scale) shape->scale_words = 2 * o.kv_heads;
+    return check_limits(m, &o) && za_derive(m, &o, cpu, shape) && check_rows(m, &o, shape);
 }
 
 static bool find_value(const struct shape *shape, const char *family, const char *name, uint32_t *value) {

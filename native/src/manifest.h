@@ -34,7 +34,6 @@ struct work_layout {
 struct manifest {
     char *directory;
     struct json root;
-    struct json derived; /* an entry of "shapes" that the file does not have, see derive.h */
     struct work_layout work;
     uint32_t leaf, node, merge_dims;
     uint32_t max_tokens, max_page_size, max_dims, max_q_heads;
@@ -47,8 +46,8 @@ struct constant {
     uint32_t value;
 };
 
-/* One entry of the manifest's shapes: the numbers of a shape, its types and a page size on a kind of device. k_dim and
-   v_dim are head_dim and v_head_dim as the device has them, filled up with zeros. */
+/* The numbers of a shape, its types and a page size on a kind of device. k_dim and v_dim are head_dim and v_head_dim as
+   the device has them, filled up with zeros. */
 struct shape {
     uint32_t q_heads, kv_heads, head_dim, v_head_dim, k_dim, v_dim, page_size, compute_units;
     bool latent;
@@ -77,7 +76,7 @@ char *za_read_file(const char *path, size_t *size);
 /* Also that every module that it names is there as it was written. */
 bool za_manifest_open(struct manifest *manifest, const char *directory);
 void za_manifest_close(struct manifest *manifest);
-/* options: with the types and sizes of K and V. */
+/* options: with the types and sizes of K and V. Without a page size the manifest lists the shape, with it. */
 bool za_manifest_shape(struct manifest *manifest, const struct za_options *options, bool cpu, struct shape *shape);
 bool za_kernel_load(const struct manifest *manifest, const struct shape *shape, const char *name,
                     struct kernel *kernel);
