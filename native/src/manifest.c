@@ -15,24 +15,15 @@
 
 enum { COMPUTE_UNITS = 64 }; /* what export takes by default */
 
-#define HEADER(name) {"header", #name, offsetof(struct work_layout, header.name)}
-#define ITEM(name) {"item", #name, offsetof(struct work_layout, item.name)}
-#define ROW(name) {"row", #name, offsetof(struct work_layout, row.name)}
-#define APPEND(name) {"append", #name, offsetof(struct work_layout, append.name)}
+#define HEADER(name) {"header", #name, offsetof(struct work_layout, header.name)},
+#define ITEM(name) {"item", #name, offsetof(struct work_layout, item.name)},
+#define ROW(name) {"row", #name, offsetof(struct work_layout, row.name)},
+#define APPEND(name) {"append", #name, offsetof(struct work_layout, append.name)},
 
-/* The fields that the library sets; all others stay 0, which is the plain operation. */
 static const struct {
     const char *record, *field;
     size_t at;
-} FIELDS[] = {
-    HEADER(q_heads), HEADER(kv_heads), HEADER(row_kv_heads), HEADER(group), HEADER(score_scale), HEADER(state_stride),
-    HEADER(page_shift), HEADER(page_tiles), HEADER(rows), HEADER(row_table), HEADER(single_pass), HEADER(append_table),
-    HEADER(softcap), HEADER(softcap_inverse), HEADER(sink_table), HEADER(alibi_table), HEADER(scale_table),
-    HEADER(token_rows), HEADER(head_rows), HEADER(mask_slope_table), HEADER(first_page), ITEM(row), ITEM(first),
-    ITEM(limit), ITEM(leaf_begin), ITEM(leaf_end), ITEM(rows), ITEM(page_table), ITEM(leaves_per_state), ROW(state),
-    ROW(count), ROW(unit), ROW(leaves_per_state), ROW(position), ROW(mask), ROW(mask_begin), ROW(mask_end),
-    APPEND(position), APPEND(page_table),
-};
+} FIELDS[] = {ZA_HEADER(HEADER) ZA_ITEM(ITEM) ZA_ROW(ROW) ZA_APPEND(APPEND)};
 
 char *za_read_file(const char *path, size_t *size) {
     errno = 0;

@@ -12,24 +12,25 @@
 
 enum { MANIFEST_VERSION = 8, MAX_SPEC = 32, MAX_CONSTANTS = 64 };
 
-/* Word offsets within the work buffer's records. */
+/* The fields of the work buffer's records that the library sets; all others stay 0, which is the plain operation. */
+#define ZA_HEADER(X)                                                                                                   \
+    X(q_heads) X(kv_heads) X(row_kv_heads) X(group) X(score_scale) X(state_stride) X(page_shift) X(page_tiles) X(rows) \
+    X(row_table) X(single_pass) X(append_table) X(softcap) X(softcap_inverse) X(sink_table) X(alibi_table)             \
+    X(scale_table) X(token_rows) X(head_rows) X(mask_slope_table) X(first_page)
+#define ZA_ITEM(X) X(row) X(first) X(limit) X(leaf_begin) X(leaf_end) X(rows) X(page_table) X(leaves_per_state)
+#define ZA_ROW(X) X(state) X(count) X(unit) X(leaves_per_state) X(position) X(mask) X(mask_begin) X(mask_end)
+#define ZA_APPEND(X) X(position) X(page_table)
+
+/* Their words within the records. */
+#define ZA_WORD(name) uint32_t name;
 struct work_layout {
     uint32_t header_words, item_words, row_words, append_words;
-    struct {
-        uint32_t q_heads, kv_heads, row_kv_heads, group, score_scale, state_stride, page_shift, page_tiles, rows,
-            row_table, single_pass, append_table, softcap, softcap_inverse, sink_table, alibi_table,
-            scale_table, token_rows, head_rows, mask_slope_table, first_page;
-    } header;
-    struct {
-        uint32_t row, first, limit, leaf_begin, leaf_end, rows, page_table, leaves_per_state;
-    } item;
-    struct {
-        uint32_t state, count, unit, leaves_per_state, position, mask, mask_begin, mask_end;
-    } row;
-    struct {
-        uint32_t position, page_table;
-    } append;
+    struct { ZA_HEADER(ZA_WORD) } header;
+    struct { ZA_ITEM(ZA_WORD) } item;
+    struct { ZA_ROW(ZA_WORD) } row;
+    struct { ZA_APPEND(ZA_WORD) } append;
 };
+#undef ZA_WORD
 
 struct manifest {
     char *directory;

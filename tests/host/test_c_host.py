@@ -22,6 +22,7 @@ from zinc_attn.cache import blocks, head_scales, rows
 from zinc_attn.cache.encoded import encoded_rows
 from zinc_attn.cache.strided import from_rows
 from zinc_attn.limits import BLOCK
+from zinc_attn.planning import splits
 from zinc_attn.shapes import TILES, AttnShape, row_format, row_strides, strided_format
 from zinc_attn.storage import FP8_UNIT, IQ4_NL, STORAGE, storage_index, storage_types
 
@@ -232,6 +233,14 @@ def test_the_library_s_types_are_the_package_s(codec):
     enum = re.search(r"enum za_dtype \{(.*?)\};", (NATIVE / "include" / "zinc_attn.h").read_text(), flags=re.S)[1]
     assert [name.lower() for name in re.findall(r"ZA_(\w+)", enum)] == [*DTYPES, "dtypes"]
     assert f"enum {{ BLOCK = {BLOCK} }};" in (NATIVE / "src" / "storage.h").read_text()
+
+
+def test_the_split_rule_has_the_planner_s_numbers():
+    line = re.search(r"enum \{ (WORKGROUPS_PER_UNIT.*?) \}", (NATIVE / "src" / "work.c").read_text())[1]
+    leaves = {"SINGLE_SPLIT_LEAVES": splits.SINGLE_SPLIT_KEYS // 64, "NODE_LEAVES": splits.NODE_KEYS // 64}
+    numbers = {"MAX_SPLITS": splits.MAX_LEAF_SPLITS, "MAX_CPU_STATES": splits.MAX_CPU_STATES, **leaves}
+    numbers["WORKGROUPS_PER_UNIT"] = splits.WORKGROUPS_PER_UNIT
+    assert {name: int(n) for name, n in re.findall(r"(\w+) = (\d+)", line)} == numbers
 
 
 @needs_compiler
