@@ -175,10 +175,10 @@ struct za_place {
 struct za_cache;
 
 /* K and V of `layers` layers in one buffer each, `pages` pages a layer. A page id names the same place in every layer.
-   Layers that one storage buffer cannot hold together go into several caches. What a page holds before a call has
-   appended to it is undefined, and no call attends it. k_scales, v_scales: (layers, kv_heads),
-   each from 2**-31 to 2**51, what the heads of a layer multiply K's and V's values by, for ZA_FP8_E4M3. They are
-   copied; NULL for all other types, and v_scales where the shape is latent, whose V has K's scales. */
+   Layers that one storage buffer cannot hold together go into several caches. What a key's place holds before the key
+   is appended is undefined: the host attends only keys that were. k_scales, v_scales: (layers, kv_heads), each from
+   2**-31 to 2**51, what the heads of a layer multiply K's and V's values by, for ZA_FP8_E4M3. They are copied; NULL for
+   all other types, and v_scales where the shape is latent, whose V has K's scales. */
 ZA_API struct za_cache *za_cache_make(struct za_attn *attn, uint32_t layers, uint32_t pages, const float *k_scales,
                                       const float *v_scales);
 
@@ -278,8 +278,8 @@ ZA_API bool za_run(struct za_cache *cache, uint32_t layer, const struct za_call 
 ZA_API bool za_run_at(struct za_cache *cache, uint32_t layer, const struct za_call *call,
                       const struct za_places *places);
 
-/* How the last za_run or za_run_at of the za_attn was made, for reading beside docs/c-hosts.md. Valid
-   until the next one. */
+/* How the last za_run or za_run_at of the za_attn was made, for reading beside docs/c-hosts.md. Valid until the next
+   one. */
 struct za_trace {
     const uint32_t *work; /* the words of the work buffer */
     size_t work_words;
@@ -328,11 +328,11 @@ ZA_API bool za_record(struct za_prepared *prepared, uint32_t slot, VkCommandBuff
 
 /* Write the words of a slot for the next submission of its command buffers. From then on the slot's words are the
    device's until that submission has ended, which the host knows by its fence or timeline semaphore; the library keeps
-   no count. So with two slots one step is written while the other one runs. A step is for what was recorded for the slot
-   before it, one layer at least: the call's numbers and page tables are checked against the room and the smallest cache
-   that was recorded. It may have fewer requests, rows, keys and new rows than the room: further rows are not appended,
-   and further results are 0 and -inf (or what the sinks give). Before the first step of a slot its recordings have no
-   requests. */
+   no count. So with two slots one step is written while the other one runs. A step is for what was recorded for the
+   slot before it, one layer at least: the call's numbers and page tables are checked against the room and the smallest
+   cache that was recorded. It may have fewer requests, rows, keys and new rows than the room: further rows are not
+   appended, and further results are 0 and -inf (or what the sinks give). Before the first step of a slot its recordings
+   have no requests. */
 ZA_API bool za_step(struct za_prepared *prepared, uint32_t slot, const struct za_call *call);
 
 /* Forget what was recorded for a slot, so that it can be recorded anew without growing. The submissions of its command
