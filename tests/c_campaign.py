@@ -97,6 +97,15 @@ class Caller:
             made.append(one)
         return made, wrong
 
+    @staticmethod
+    def masked(requests: Any) -> bool:
+        return any(one.get("mask") is not None and one["mask"].size for one in requests)
+
+    def loose(self, requests: Any, options: dict[str, Any]) -> bool:
+        """Whether there are slopes of masks, and no mask, which is refused."""
+        rows = any(one["q_len"] for one in requests)
+        return "mask_slopes" in options and rows and not self.masked(requests)
+
     def options_of(self) -> dict[str, Any]:
         slopes = self.rng.random(4, np.float32)
         every = {"window": 5, "softcap": 3.0, "splits": 3, "sinks": slopes, "alibi": slopes, "mask_slopes": slopes}
@@ -145,7 +154,7 @@ class Caller:
         k, v = (np.ascontiguousarray(x) for x in rows.reshape(-1, HEADS, 2, 16).transpose(2, 0, 1, 3))
         out, lse = np.empty_like(q), np.empty(q.shape[:2], np.float32)
         data.k, data.v, data.q, data.out, data.lse = map(address, (k, v, q, out, lse))
-        must_fail = wrong
+        must_fail = wrong or self.loose(requests, options)
         if self.chance(15):
             layer, must_fail = LAYERS, True
         if len(q) and self.chance(15):
@@ -177,6 +186,7 @@ class Caller:
         requests, wrong = self.requests()
         options, (q, rows) = self.options_of(), self.inputs(requests)
         layer, places = int(self.rng.integers(LAYERS)), self.places
+        wrong = wrong or self.loose(requests, options)
         if len(q) and self.chance(6):
             places, wrong = self.broken(places), True
         self.fill(q, rows)
@@ -231,10 +241,14 @@ class Caller:
         options.pop("splits", None)
         if not self.chance(8):  # what the room says
             slopes = self.rng.random(4, np.float32)
-            given = dict(zip(flags, zip(self.room[8:], (3.0, slopes, slopes), strict=True), strict=True))
+            there = (*self.room[8:10], self.room[10] and self.masked(requests))
+            given = dict(zip(flags, zip(there, (3.0, slopes, slopes), strict=True), strict=True))
             options = {name: value for name, value in options.items() if name not in given}
             options |= {name: value for name, (there, value) in given.items() if there}
-        mismatch = [name in options for name in flags] != self.room[8:]
+        mismatch = [name in options for name in flags[:2]] != self.room[8:10]
+        slopes = "mask_slopes" in options
+        mismatch |= (slopes or self.masked(requests)) and slopes != self.room[10]
+        mismatch |= self.loose(requests, options)
         call = call_of(requests, **options)
         if not self.said("step", self.c.za_step(self.prepared, slot, c.byref(call)), wrong or mismatch):
             return
