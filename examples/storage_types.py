@@ -2,7 +2,8 @@
 
     .venv/bin/python examples/storage_types.py --shape 16/2/256 --context 32k --dtypes f16,q8_0,q8_0/q4_0
 
-Compares the bits of one KV head with the oracle first, then times the calls of all types in turns. A second table is
+Compares the bits of one KV head with the oracle first, then times the calls of all types in turns, in tiles and in
+cells: rows as other engines keep them, in pages of one token. A second table is
 for the rows of a prompt of 4,096 tokens of one layer: the host's codec, which encodes few rows; the host's part, which
 checks and uploads values where the device encodes them; and the whole ``append`` on this device. The host's figures are
 CPU time of one thread.
@@ -11,6 +12,7 @@ CPU time of one thread.
 import argparse
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from statistics import median
 from time import perf_counter, thread_time
 
@@ -82,31 +84,27 @@ def main() -> None:
         calls, prompts = [], []
         for dtype in dtypes:
             data = Inputs.normal(shape, context, dtype)
-            tokens = context + PROMPT
-            cache = stack.enter_context(za.KVCache(device, shape, 1, tokens, dtype, round_rows=True))
-            seq, attn = cache.new_sequence(), za.Attention(cache)
-            cache.append(seq, 0, data.k, data.v)
-            got, lse = attn(data.q, seq, 0, return_lse=True)
-            heads = slice(-shape.group, None)  # of the last KV head
-            for mine, want in zip((got, lse), oracle(data.q, data.k, data.v, dtype, 1), strict=True):
-                assert np.array_equal(mine[heads].view(np.uint32), want.view(np.uint32)), dtype
-            prompts += prompt_calls(cache, data)
-
-            def call(attn: za.Attention = attn, q: np.ndarray = data.q, seq: za.Sequence = seq) -> float:
-                begin = perf_counter()
-                attn(q, seq, 0)
-                return 1e3 * (perf_counter() - begin)
-
-            calls.append(call)
+            wanted = oracle(data.q, data.k, data.v, dtype, 1)
+            for layout in ({}, {"page_size": 1, "kv_layout": "NHD"}):
+                tokens = context + (0 if layout else PROMPT)
+                cache = stack.enter_context(za.KVCache(device, shape, 1, tokens, dtype, round_rows=True, **layout))
+                seq, attn = cache.new_sequence(), za.Attention(cache)
+                cache.append(seq, 0, data.k, data.v)
+                got, lse = attn(data.q, seq, 0, return_lse=True)
+                heads = slice(-shape.group, None)  # of the last KV head
+                for mine, want in zip((got, lse), wanted, strict=True):
+                    assert np.array_equal(mine[heads].view(np.uint32), want.view(np.uint32)), dtype
+                prompts += [] if layout else prompt_calls(cache, data)
+                calls.append(partial(milliseconds, partial(attn, data.q, seq, 0), perf_counter))
         times = [float(np.median(taken)) for taken in in_turns(calls, args.repeats, 0, 1)]
         print(f"{device.info.name} ({device.info.driver}), {device.runtime.name}; {shape}, {context:,} keys;")
         print(f"bits equal; medians of {args.repeats} in turns\n")
-        print("| K/V | bytes a token | R9700, modeled µs | of its bandwidth | here, ms |")
-        print("|---" * 5 + "|")
-        for dtype, ms in zip(dtypes, times, strict=True):
+        print("| K/V | bytes a token | R9700, modeled µs | of its bandwidth | here, ms | in cells, ms |")
+        print("|---" * 6 + "|")
+        for dtype, ms, cells in zip(dtypes, times[::2], times[1::2], strict=True):
             made = predict(za.plan_splits(context, shape, dtype=dtype), CARDS["r9700"], dtype)
             share = f"{made.total_us:.0f} | {100 * made.ideal_us / made.total_us:.0f} %"
-            print(f"| {dtype} | {shape.kv_bytes_per_token(dtype):,} | {share} | {ms:.1f} |")
+            print(f"| {dtype} | {shape.kv_bytes_per_token(dtype):,} | {share} | {ms:.1f} | {cells:.1f} |")
         print(f"\nThe rows of a prompt of {min(PROMPT, context):,} tokens\n")
         print("| K/V | the host's codec, CPU ms | the host's part, CPU ms | append, ms |")
         print("|---" * 4 + "|")

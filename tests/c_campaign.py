@@ -98,12 +98,24 @@ class Caller:
             made.append(one)
         return made, wrong
 
-    def options_of(self) -> dict[str, Any]:
+    @staticmethod
+    def masked(requests: Any) -> bool:
+        return any(one.get("mask") is not None and one["mask"].size for one in requests)
+
+    def loose(self, requests: Any, options: dict[str, Any]) -> bool:
+        """Whether there are slopes of masks, and no mask, which is refused."""
+        rows = any(one["q_len"] for one in requests)
+        return "mask_slopes" in options and rows and not self.masked(requests)
+
+    def options_of(self, requests: Any) -> dict[str, Any]:
         """The FLAGS, of which kernels are compiled, together or not at all; ``c_cases`` has each alone."""
         slopes = self.rng.random(4, np.float32)
         every = {"window": 5, "splits": 3, "sinks": slopes}
         some = {name: value for name, value in every.items() if self.chance(4)}
-        return some | (dict(zip(FLAGS, (3.0, slopes, slopes), strict=True)) if self.chance(4) else {})
+        flags = dict(zip(FLAGS, (3.0, slopes, slopes), strict=True)) if self.chance(4) else {}
+        if not self.masked(requests) and not self.chance(8):
+            flags.pop("mask_slopes", None)
+        return some | flags
 
     def expect(self, requests: Any, options: Any, layer: int, q: Any, got: Any, rows: Any, what: str) -> None:
         """That new rows are in the cache, and results those of the oracle."""
@@ -139,12 +151,12 @@ class Caller:
 
     def run(self) -> None:
         requests, wrong = self.requests()
-        options, (q, rows) = self.options_of(), self.inputs(requests)
+        options, (q, rows) = self.options_of(requests), self.inputs(requests)
         layer, data = int(self.rng.integers(LAYERS)), Data()
         k, v = (np.ascontiguousarray(x) for x in rows.reshape(-1, HEADS, 2, 16).transpose(2, 0, 1, 3))
         out, lse = np.empty_like(q), np.empty(q.shape[:2], np.float32)
         data.k, data.v, data.q, data.out, data.lse = map(address, (k, v, q, out, lse))
-        must_fail = wrong
+        must_fail = wrong or self.loose(requests, options)
         if self.chance(15):
             layer, must_fail = LAYERS, True
         if len(q) and self.chance(15):
@@ -174,8 +186,9 @@ class Caller:
 
     def run_at(self) -> None:
         requests, wrong = self.requests()
-        options, (q, rows) = self.options_of(), self.inputs(requests)
+        options, (q, rows) = self.options_of(requests), self.inputs(requests)
         layer, places = int(self.rng.integers(LAYERS)), self.places
+        wrong = wrong or self.loose(requests, options)
         if len(q) and self.chance(6):
             places, wrong = self.broken(places), True
         self.fill(q, rows)
@@ -225,14 +238,17 @@ class Caller:
         if not self.recorded:
             return
         slot, (requests, wrong) = int(self.rng.choice(list(self.recorded))), self.requests()
-        options, (q, rows) = self.options_of(), self.inputs(requests)
+        options, (q, rows) = self.options_of(requests), self.inputs(requests)
         options.pop("splits", None)
         if not self.chance(8):  # what the room says
             slopes = self.rng.random(4, np.float32)
-            given = zip(FLAGS, (3.0, slopes, slopes), strict=True)
+            there = (FLAGS if self.masked(requests) else FLAGS[:2]) if all(self.room[8:]) else ()
             options = {name: value for name, value in options.items() if name not in FLAGS}
-            options |= dict(given) if all(self.room[8:]) else {}
-        mismatch = [name in options for name in FLAGS] != self.room[8:]
+            options |= {name: 3.0 if name == "softcap" else slopes for name in there}
+        mismatch = [name in options for name in FLAGS[:2]] != self.room[8:10]
+        slopes = "mask_slopes" in options
+        mismatch |= (slopes or self.masked(requests)) and slopes != self.room[10]
+        mismatch |= self.loose(requests, options)
         call = call_of(requests, **options)
         if not self.said("step", self.c.za_step(self.prepared, slot, c.byref(call)), wrong or mismatch):
             return

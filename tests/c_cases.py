@@ -146,7 +146,8 @@ class Run:
             *arrays, wants = zip(*values, strict=True)
             results = [np.concatenate(one) for one in zip(*filter(None, wants), strict=True)]
             whole.append(Values(*map(np.concatenate, arrays), results))
-        options = {name: value for name, value in self.options.items() if name != "arithmetic"}
+        left_out = {"arithmetic"} | ({"mask_slopes"} if all(one["mask"] is None for one in requests) else set())
+        options = {name: value for name, value in self.options.items() if name not in left_out}
         return call_of(requests, **options), whole
 
 

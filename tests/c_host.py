@@ -47,7 +47,7 @@ def _script(path: Path) -> Any:
     return module
 
 
-digest, make_storage = _script(EMBED / "digest.py"), _script(NATIVE / "make_storage.py")
+digest = _script(EMBED / "digest.py")
 NARROW = {"f16": np.float16, "bf16": bfloat16}  # k and v of za_run, which are float32 for all other types
 
 

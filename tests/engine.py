@@ -83,7 +83,7 @@ def call_of(requests: list[dict[str, Any]], **options: Any) -> Any:
     structs = (Request * len(requests))()
     for struct, one in zip(structs, requests, strict=True):
         table, mask = np.array(one.get("page_table", ()), np.uint32), one.get("mask")
-        mask = None if mask is None else np.ascontiguousarray(mask, np.float32)
+        mask = None if mask is None or not mask.shape[1] else np.ascontiguousarray(mask, np.float32)
         arrays += [table, mask]
         given = {**one, "page_table": address(table), "mask": address(mask)}
         given["mask_keys"] = 0 if mask is None else mask.shape[1]

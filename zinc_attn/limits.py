@@ -13,4 +13,5 @@ MAX_VALUE_PASSES: Final = 4  # over V, where a workgroup has more sums than that
 K_DIMS: Final = 16  # a device's K rows are whole multiples of as many dimensions, the last ones filled up with zeros
 V_DIMS: Final = 8  # the same of V
 MAX_CONTEXT: Final = 1 << 24  # keys; beyond it, float32 no longer counts weights exactly
+MAX_PAGE_SIZE: Final = 65536  # tokens
 BLOCK: Final = 32  # consecutive head dimensions that share a scale in q8_0, q5_1, q5_0, q4_1, q4_0 and iq4_nl

@@ -12,8 +12,6 @@ namespace zinc {
 
 // --- what an operation is --------------------------------------------------------------------------------------------
 
-constexpr int64_t MOST_DIMS = 576;
-
 // Where the rows of K (or V) are that belong to one head and cell, counted in such rows from the begin of the root.
 struct Rows {
     uint64_t first, cell, head, stream;
@@ -32,7 +30,7 @@ struct Operation {
 
 static bool kept_as(const ggml_tensor *t, Kept *kept) {
     *kept = {storage_type(t->type), uint32_t(ggml_row_size(t->type, t->ne[0]))};
-    return kept->type != ZA_AS_K && t->ne[0] <= MOST_DIMS;
+    return kept->type != ZA_AS_K;
 }
 
 // False where the tensor's strides are no multiples of its rows.
@@ -208,7 +206,8 @@ static bool call(Device *device, const Operation &o, const std::vector<Run> &run
         call.scale = double(o.scale);
         call.softcap = double(o.softcap);
         call.sinks = o.sinks ? static_cast<const float *>(o.sinks->data) : nullptr;
-        call.mask_slopes = slopes.empty() ? nullptr : slopes.data();
+        const bool masks = std::any_of(requests.begin(), requests.end(), [](const za_request &r) { return r.mask; });
+        call.mask_slopes = masks && !slopes.empty() ? slopes.data() : nullptr;
         za_data data{};
         data.q = q.data() + runs[begin].row * q_row;
         data.out = out + runs[begin].row * out_row;

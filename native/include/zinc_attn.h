@@ -10,9 +10,12 @@
 
    Errors. Every function that can fail returns false or NULL; then za_error is its reason and za_error_code its kind. A
    failed call has no effect that a later call could see, because the host counts a token only after the calls of all
-   layers have succeeded. NULL in the place of a handle or struct is refused, but for
-   the functions that cannot fail, which have no answer to it. Handles that are not Vulkan's, and arrays shorter than
-   said here, cannot be noticed.
+   layers have succeeded. NULL in the place of a handle or struct is refused, but for the functions that cannot fail,
+   which have no answer to it. Handles that are not Vulkan's or are freed, and arrays shorter than said here, cannot be
+   noticed.
+
+   Ownership. Structs, arrays and texts that a function is given are the host's, and are used during the function only.
+   An object is freed before the one that it was made from, and once no submission uses it any more.
 
    Threads. A za_device and all that was made from it belong to one thread at a time, as does the host's queue while one
    of the functions that submit runs: za_open, za_run, za_run_at, za_copy_page. A second thread that enters a function
@@ -130,8 +133,9 @@ struct za_attn;
 struct za_options {
     const char *manifest; /* the folder that `zinc-attn export` wrote, where page_size is 0 for this shape and these
                              types */
-    uint32_t q_heads, kv_heads, head_dim;
-    uint32_t v_head_dim;          /* the size of V and out; 0: head_dim */
+    uint32_t q_heads, kv_heads;   /* q_heads: a multiple of kv_heads, up to 65,535 */
+    uint32_t head_dim;            /* of q and K, any number from 1 to 576 */
+    uint32_t v_head_dim;          /* of V and out, the same; 0: head_dim */
     bool latent;                  /* V is the first v_head_dim dimensions of K, and is stored once, as a part of it */
     enum za_dtype dtype, v_dtype; /* in which K is stored, and V; v_dtype 0 (ZA_AS_K): as K, which latent needs */
     enum za_arithmetic arithmetic;
@@ -143,8 +147,9 @@ struct za_options {
                                     shape is latent */
 };
 
-/* Runs the kernel `primitives` (and `multiply_add` for ZA_FUSED) on the manifest's numbers, and refuses a device whose
-   driver computes one of the results otherwise. */
+/* Checks that every file which the manifest names is there as it was written, runs the kernel `primitives` (and
+   `multiply_add` for ZA_FUSED) on the manifest's numbers, and refuses a device whose driver computes one of the results
+   otherwise. Other pipelines are made by the first call that needs them, or by za_prepare. */
 ZA_API struct za_attn *za_open(struct za_device *device, const struct za_options *options);
 ZA_API void za_close(struct za_attn *attn); /* after its caches and prepared calls; NULL does nothing */
 
@@ -159,9 +164,9 @@ ZA_API struct za_info za_info(const struct za_attn *attn);
 
 /* --- caches ------------------------------------------------------------------------------------------ */
 
-/* Bytes of a VkBuffer. Where a kernel binds it, the offset is a multiple of za_device_info.alignment and the buffer has
-   VK_BUFFER_USAGE_STORAGE_BUFFER_BIT; copies need a multiple of 4 and the usage said there. The host keeps the buffer
-   until no call or recorded command buffer uses it. buffer VK_NULL_HANDLE: none. */
+/* Bytes of a VkBuffer of the za_device's. Where a kernel binds it, the offset is a multiple of za_device_info.alignment
+   and the buffer has VK_BUFFER_USAGE_STORAGE_BUFFER_BIT; copies need a multiple of 4 and the usage said there. The host
+   keeps the buffer until no call, cache or recorded command buffer uses it. buffer VK_NULL_HANDLE: none. */
 struct za_place {
     VkBuffer buffer;
     VkDeviceSize offset, size;
@@ -170,9 +175,10 @@ struct za_place {
 struct za_cache;
 
 /* K and V of `layers` layers in one buffer each, `pages` pages a layer. A page id names the same place in every layer.
-   Layers that one storage buffer cannot hold together go into several caches. k_scales, v_scales: (layers, kv_heads),
-   each from 2**-31 to 2**51, what the heads of a layer multiply K's and V's values by, for ZA_FP8_E4M3. They are
-   copied; NULL for all other types, and v_scales where the shape is latent, whose V has K's scales. */
+   Layers that one storage buffer cannot hold together go into several caches. What a key's place holds before the key
+   is appended is undefined: the host attends only keys that were. k_scales, v_scales: (layers, kv_heads), each from
+   2**-31 to 2**51, what the heads of a layer multiply K's and V's values by, for ZA_FP8_E4M3. They are copied; NULL for
+   all other types, and v_scales where the shape is latent, whose V has K's scales. */
 ZA_API struct za_cache *za_cache_make(struct za_attn *attn, uint32_t layers, uint32_t pages, const float *k_scales,
                                       const float *v_scales);
 
@@ -209,35 +215,39 @@ struct za_request {
     uint32_t tokens;            /* keys of the sequence, the new rows among them, at most 2**24 */
     const uint32_t *page_table; /* key t lies in page page_table[t / page_size]; ids are below the cache's pages, in any
                                    order. Requests that follow each other with the same pointer share its words */
-    uint32_t new_rows;          /* keys [tokens - new_rows, tokens) are appended before the call attends */
+    uint32_t new_rows;          /* keys [tokens - new_rows, tokens) are appended before the call attends, no two of a
+                                   call to the same place */
     uint32_t q_len; /* query rows, those of keys [tokens - q_len, tokens); each sees its own key and those before, see
                        noncausal and mask. A row that sees no key gives out 0 and lse -inf (or what the sinks give) */
     bool noncausal; /* rows see the keys behind their own, too */
     const float *mask;  /* (q_len, mask_keys): is added to the scores of the sequence's last mask_keys keys, the new
                            ones among them; -INFINITY for a key that the row does not see. It hides or changes keys that
-                           the row would see without it, and leaves the keys before them as they are */
-    uint32_t mask_keys; /* 0: no mask */
+                           the row would see without it, and leaves the keys before them as they are. NULL: none */
+    uint32_t mask_keys; /* at most the tokens; 0 where mask is NULL, and only there */
 };
 
-/* What is 0 or NULL is the default. */
+/* What is 0 or NULL is the default. Numbers of arrays, and of masks, are finite and of a magnitude up to 2**60. */
 struct za_call {
     const struct za_request *request; /* (requests); their query rows, new rows and results lie one behind the other */
     uint32_t requests;
     double scale;        /* of the scores, +-2**-126 to 2**126; 0: the default, 1 / sqrt(head_dim) */
-    double softcap;      /* scores become softcap * tanh(score / softcap); 0: they stay as they are */
+    double softcap;      /* scores become softcap * tanh(score / softcap), 2**-40 to 2**60; 0: they stay as they are */
     uint32_t window;     /* keys that a row sees at most, its own among them; 0: all */
     const float *sinks;  /* (q_heads) logits that join the softmax without a value; NULL: none */
     const float *alibi;  /* (q_heads) slopes: scores become score - slope * |key - row's own token|; NULL: none */
-    const float *mask_slopes; /* (q_heads): a head's mask values are multiplied by its slope (ggml's ALiBi); NULL: 1 */
-    uint32_t splits; /* pieces that the keys of a request are cut into; 0: the split rule. Never shows in the bits. A
-                        prepared call has those of its room: 0 */
+    const float *mask_slopes; /* (q_heads): a head's mask values are multiplied by its slope (ggml's ALiBi); NULL: 1.
+                                 A call with query rows and no mask is refused, as the slopes would be of no effect */
+    uint32_t splits; /* pieces that the keys of a request are cut into, times its q_len at most 2**24; 0: the split
+                        rule. Never shows in the bits. A prepared call has those of its room: 0 */
 };
 
 /* The arrays of za_run in host memory. rows: the query rows of all requests, new: their new rows. */
 struct za_data {
     const void *k, *v; /* (new, kv_heads, head_dim), v's v_head_dim; v is NULL where the shape is latent. By the type of
                           each: uint16_t, the bits of the values, for ZA_F16 and ZA_BF16; float for ZA_F32 and for the
-                          others, to which the library quantizes. Finite, magnitudes up to 2**60; below 2**-40 is 0 */
+                          others, to which the library quantizes. Finite; below 2**-40 is 0, and magnitudes are up to
+                          2**60, to 448 times the head's scale for ZA_FP8_E4M3, to what float16 scales hold for blocks:
+                          65,504 (Q5_1, Q4_1), 524,032 (Q4_0), 1,048,064 (Q5_0), 6,550,400 (IQ4_NL), 8,319,008 (Q8_0) */
     bool encoded;      /* k and v are rows that are stored already, as a llama.cpp cache has them: (new, kv_heads) rows
                           of ggml's blocks for block types, of bytes for ZA_FP8_E4M3, of values for the others */
     const float *q;    /* (rows, q_heads, head_dim), finite, magnitudes up to 2**60; below 2**-40 is 0 */
@@ -262,13 +272,14 @@ struct za_places {
 };
 
 /* Append, attend and merge in one layer of the cache; they return when the results are written. No places overlap, and
-   no other submission uses them meanwhile. For a request q_len 0 appends only, new_rows 0 attends only. */
+   no other submission uses them meanwhile. For a request q_len 0 appends only, new_rows 0 attends only. ZA_UNSUPPORTED
+   for more workgroups than the device takes, see docs/c-hosts.md: make several calls. */
 ZA_API bool za_run(struct za_cache *cache, uint32_t layer, const struct za_call *call, const struct za_data *data);
 ZA_API bool za_run_at(struct za_cache *cache, uint32_t layer, const struct za_call *call,
                       const struct za_places *places);
 
-/* How the last za_run or za_run_at of the za_attn was made, for reading beside docs/c-hosts.md. Valid
-   until the next one. */
+/* How the last za_run or za_run_at of the za_attn was made, for reading beside docs/c-hosts.md. Valid until the next
+   one. */
 struct za_trace {
     const uint32_t *work; /* the words of the work buffer */
     size_t work_words;
@@ -282,15 +293,16 @@ ZA_API struct za_trace za_trace(const struct za_attn *attn);
 /* What the steps of a prepared call may have at most. A recorded command buffer dispatches for all of it, so a room for
    twice the tokens costs workgroups that return at once; prepare and record again when a sequence outgrows it. */
 struct za_room {
-    uint32_t slots;     /* frames in flight, from 1 on: each has words of its own */
+    uint32_t slots;     /* frames in flight, 1 to 64: each has words of its own */
     uint32_t requests;  /* of a step */
     uint32_t rows;      /* query rows of a step, over all requests; out and lse always are laid out for so many */
     uint32_t new_rows;  /* over all requests; 0: the recording appends nothing */
-    uint32_t tokens;    /* of a request */
+    uint32_t tokens;    /* of a request, at most 2**24 */
     uint32_t pages;     /* entries of all page tables; 0: requests * ceil(tokens / page_size) */
     uint32_t mask_keys; /* of a request; 0: steps have no masks */
     bool sinks;         /* steps may have sinks */
-    bool softcap, alibi, mask_slopes; /* every step has them; false: no step has */
+    bool softcap, alibi; /* every step has it; false: no step has */
+    bool mask_slopes;    /* every step with a mask has them; false: no step has */
 };
 
 struct za_prepared;
@@ -302,8 +314,8 @@ ZA_API void za_prepared_free(struct za_prepared *prepared); /* no submission use
 /* Record append, attend and merge for a slot and a layer of a cache into `commands`, which is in the recording state,
    outside a render pass, and is submitted to queues of the za_device's family. A memory barrier comes before them,
    after which all earlier commands' writes are seen and the states are free, one between each two, and one behind the
-   last, after which all commands and the host see what was written. No barrier of the host's is needed. places: for the
-   room's rows and new rows.
+   last, after which all commands and the host see what was written. No barrier of the host's is needed. The compute
+   pipeline and the descriptor sets that are bound are others afterwards. places: for the room's rows and new rows.
 
    Any number of layers and command buffers may be recorded for a slot. Layers whose calls have the same requests and
    options share a prepared call, as a layer is told by its place alone; layers that differ in a window, sinks, slopes
@@ -316,15 +328,17 @@ ZA_API bool za_record(struct za_prepared *prepared, uint32_t slot, VkCommandBuff
 
 /* Write the words of a slot for the next submission of its command buffers. From then on the slot's words are the
    device's until that submission has ended, which the host knows by its fence or timeline semaphore; the library keeps
-   no count. So with two slots one step is written while the other one runs. The call's numbers and page tables are
-   checked against the room and the smallest cache that was recorded; arrays are read during this function only. A step
-   may have fewer requests, rows, keys and new rows than the room: further rows are not appended, and further results
-   are 0 and -inf (or what the sinks give). Before the first step of a slot its recordings have no requests.
-   Where words hold scales of heads or steps of rows (fp8, k_stride), a layer is recorded before the first step. */
+   no count. So with two slots one step is written while the other one runs. A step is for what was recorded for the
+   slot before it, one layer at least: the call's numbers and page tables are checked against the room and the smallest
+   cache that was recorded. It may have fewer requests, rows, keys and new rows than the room: further rows are not
+   appended, and further results are 0 and -inf (or what the sinks give). Before the first step of a slot its recordings
+   have no requests. */
 ZA_API bool za_step(struct za_prepared *prepared, uint32_t slot, const struct za_call *call);
 
-/* Forget what was recorded for a slot, so that it can be recorded anew without growing: no command buffer that was
-   recorded for it is submitted any more. A host that records every frame calls it first. */
+/* Forget what was recorded for a slot, so that it can be recorded anew without growing. The submissions of its command
+   buffers have ended, and these are not submitted again. The slot is then as za_prepare made it: recordings come before
+   the next step, and until that step they have no requests. Once no slot has recordings, the next one may be of another
+   cache, of other scales and steps of rows. A host that records every frame calls it first. */
 ZA_API bool za_reset(struct za_prepared *prepared, uint32_t slot);
 
 #ifdef __cplusplus

@@ -1,4 +1,5 @@
 /* Caches of K and V, and the copy of a page in all layers. */
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "attn.h"
@@ -50,9 +51,8 @@ static uint32_t stride_bytes(const struct za_cache *cache, bool of_v) {
 
 uint64_t za_page_step(const struct za_cache *cache, bool of_v) {
     const struct shape *shape = &cache->attn->shape;
-    uint64_t stride = stride_bytes(cache, of_v);
-    if (stride) return stride * shape->page_size * cache->steps.token;
-    return of_v && !shape->latent ? shape->v_page_bytes : shape->k_page_bytes;
+    uint64_t bytes = of_v && !shape->latent ? shape->v_page_bytes : shape->k_page_bytes; /* where tokens come first */
+    return shape->k.stride ? bytes / shape->kv_heads * cache->steps.token : bytes;
 }
 
 /* The product, or at least a quarter of what a uint64 holds. */
@@ -103,13 +103,14 @@ static bool check_size(const struct za_cache *cache) {
     const VkPhysicalDeviceProperties *properties = &cache->attn->device->properties;
     uint64_t limit = properties->limits.maxStorageBufferRange;
     uint32_t layers = cache->layers, pages = cache->pages;
-    uint64_t bytes = pages ? most_bytes(cache, pages) : 0;
-    if (layers && pages && layers <= UINT32_MAX / pages && most_bytes(cache, (uint64_t)layers * pages) <= limit)
-        return true;
-    return za_fail("cache: got %u layers of %u pages, %llu bytes of K or V a layer; %s takes %llu bytes in one storage "
-                   "buffer, so make a cache of at most %llu layers, and others for the rest", layers, pages,
-                   (unsigned long long)bytes, properties->deviceName, (unsigned long long)limit,
-                   (unsigned long long)(bytes ? limit / bytes : 0));
+    if (!layers || !pages) return za_fail("layers, pages: got %u and %u, expected numbers from 1 on", layers, pages);
+    uint64_t bytes = most_bytes(cache, pages), fit = limit / bytes;
+    if (layers <= UINT32_MAX / pages && most_bytes(cache, (uint64_t)layers * pages) <= limit) return true;
+    char advice[80] = "make a cache of fewer pages, so that a layer fits";
+    if (fit) snprintf(advice, sizeof advice, "make caches of at most %llu layers each", (unsigned long long)fit);
+    return za_fail("layers, pages: got %u and %u, %llu bytes of K or V a layer, but %s takes at most %llu in one "
+                   "storage buffer; %s", layers, pages, (unsigned long long)bytes, properties->deviceName,
+                   (unsigned long long)limit, advice);
 }
 
 /* Pages from a layer to the next, so that a layer begins where a buffer may be bound, if there is room for it. */

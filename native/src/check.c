@@ -4,8 +4,6 @@
 
 #include "error.h"
 
-enum { MAX_PIECES = 1 << 24 };
-
 static bool check_floats(const struct manifest *m, const char *name, const float *values, size_t n) {
     for (size_t i = 0; i < n; ++i) {
         if (!(fabsf(values[i]) <= m->max_input)) /* also where it is NaN */
@@ -19,6 +17,8 @@ static bool check_floats(const struct manifest *m, const char *name, const float
 /* What is added to scores: finite, or -inf for a key that a row does not see. */
 static bool check_mask(const struct manifest *m, uint32_t number, const struct za_request *r) {
     size_t n = (size_t)r->q_len * r->mask_keys;
+    if (r->mask && !r->mask_keys)
+        return za_fail("request[%u].mask_keys: got 0 with a mask, expected its keys; mask NULL for none", number);
     if (r->mask_keys > r->tokens)
         return za_fail("request[%u].mask_keys: got %u, expected at most the %u tokens", number, r->mask_keys,
                        r->tokens);
@@ -36,13 +36,13 @@ static bool check_mask(const struct manifest *m, uint32_t number, const struct z
 static bool check_request(const struct manifest *m, const struct shape *shape, const struct za_call *call,
                           uint32_t number, uint32_t pages) {
     const struct za_request *r = &call->request[number];
-    if (r->tokens > MAX_TOKENS)
-        return za_fail("request[%u].tokens: got %u, expected at most %d", number, r->tokens, MAX_TOKENS);
+    if (r->tokens > m->max_tokens)
+        return za_fail("request[%u].tokens: got %u, expected at most %u", number, r->tokens, m->max_tokens);
     if (r->new_rows > r->tokens)
         return za_fail("request[%u].new_rows: got %u, expected at most the %u tokens", number, r->new_rows, r->tokens);
-    if (r->q_len > MAX_TOKENS || (uint64_t)r->q_len * call->splits > MAX_PIECES)
-        return za_fail("request[%u].q_len, splits: got %u and %u, expected a product of at most %d", number, r->q_len,
-                       call->splits, MAX_PIECES);
+    if (r->q_len > m->max_tokens || (uint64_t)r->q_len * call->splits > m->max_tokens)
+        return za_fail("request[%u].q_len, splits: got %u and %u, expected a product of at most %u", number, r->q_len,
+                       call->splits, m->max_tokens);
     uint32_t used = za_ceil_div(r->tokens, shape->page_size);
     if (used && !r->page_table) return za_fail("request[%u].page_table: got NULL, expected %u pages", number, used);
     for (uint32_t i = 0; i < used; ++i) {
@@ -71,11 +71,14 @@ bool za_check_call(const struct manifest *m, const struct shape *shape, const st
     for (uint32_t i = 0; i < call->requests; ++i)
         if (!check_request(m, shape, call, i, pages)) return false;
     struct counts all = za_totals(shape, call);
-    if (all.rows > MAX_TOKENS || all.new_rows > MAX_TOKENS || all.masks > UINT32_MAX || all.pages > UINT32_MAX)
+    if (all.rows > m->max_tokens || all.new_rows > m->max_tokens || all.masks > UINT32_MAX || all.pages > UINT32_MAX)
         return za_fail("request: got %llu query rows, %llu new rows, masks of %llu numbers and %llu pages in all, "
-                       "expected at most %d rows and 2**32 - 1 words; make several calls", (unsigned long long)all.rows,
+                       "expected at most %u rows and 2**32 - 1 words; make several calls", (unsigned long long)all.rows,
                        (unsigned long long)all.new_rows, (unsigned long long)all.masks, (unsigned long long)all.pages,
-                       MAX_TOKENS);
+                       m->max_tokens);
+    if (call->mask_slopes && all.rows && !all.masks)
+        return za_fail("mask_slopes: got slopes for a call whose requests have no mask, expected NULL; alibi takes the "
+                       "slopes of distances");
     return check_options(m, shape, call);
 }
 
@@ -153,6 +156,12 @@ static bool at_most(const char *name, uint64_t got, uint64_t most) {
                                   (unsigned long long)most);
 }
 
+/* Pipelines are made for a room with the option, or for one without it. */
+static bool as_room(const char *name, bool step, bool room) {
+    return step == room || za_fail("%s: got a step %s, expected one %s, as its room says", name,
+                                   step ? "that has it" : "without it", room ? "that has it" : "without it");
+}
+
 bool za_check_step(const struct za_room *room, const struct counts *counts, const struct shape *shape,
                    const struct za_call *call) {
     struct counts all = za_totals(shape, call);
@@ -162,9 +171,10 @@ bool za_check_step(const struct za_room *room, const struct counts *counts, cons
             !at_most("mask_keys", call->request[i].mask_keys, room->mask_keys))
             return false;
     if (call->splits) return za_fail("splits: got %u, expected 0; a prepared call has its room's", call->splits);
-    if (room->softcap != (call->softcap != 0) || room->alibi != (call->alibi != NULL) ||
-        room->mask_slopes != (call->mask_slopes != NULL) || (call->sinks && !room->sinks))
-        return za_fail("softcap, sinks, alibi, mask_slopes: got a step that has others than its room says");
+    if (!as_room("softcap", call->softcap != 0, room->softcap) || !as_room("alibi", call->alibi, room->alibi) ||
+        (call->sinks && !as_room("sinks", true, room->sinks)) ||
+        ((call->mask_slopes || all.masks) && !as_room("mask_slopes", call->mask_slopes, room->mask_slopes)))
+        return false;
     return at_most("q_len", all.rows, room->rows) && at_most("new_rows", all.new_rows, room->new_rows) &&
            at_most("pages", all.pages, counts->pages);
 }

@@ -6,24 +6,11 @@
 static _Thread_local char reason[1024];
 static _Thread_local enum za_code kind;
 
-static bool keep(enum za_code code, const char *format, va_list arguments) {
-    kind = code;
-    vsnprintf(reason, sizeof reason, format, arguments);
-    return false;
-}
-
-bool za_fail(const char *format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    keep(ZA_INVALID, format, arguments);
-    va_end(arguments);
-    return false;
-}
-
 bool za_fail_as(enum za_code code, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
-    keep(code, format, arguments);
+    kind = code;
+    vsnprintf(reason, sizeof reason, format, arguments);
     va_end(arguments);
     return false;
 }

@@ -6,15 +6,12 @@
 
 #include "zinc_attn.h"
 
+/* Keep the line for za_error; always false. */
 #if defined(__GNUC__)
-#define ZA_PRINTF(at) __attribute__((format(printf, at, at + 1)))
-#else
-#define ZA_PRINTF(at)
+__attribute__((format(printf, 2, 3)))
 #endif
-
-/* Keep the line for za_error; always false. za_fail: ZA_INVALID. */
-bool za_fail(const char *format, ...) ZA_PRINTF(1);
-bool za_fail_as(enum za_code code, const char *format, ...) ZA_PRINTF(2);
+bool za_fail_as(enum za_code code, const char *format, ...);
+#define za_fail(...) za_fail_as(ZA_INVALID, __VA_ARGS__)
 bool za_no_memory(void); /* of the host */
 
 /* Whether an argument is there; where it is NULL, za_error names it. */

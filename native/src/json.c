@@ -19,39 +19,6 @@ static bool take(struct parser *p, char c) {
     return true;
 }
 
-static bool parse_hex4(struct parser *p, uint32_t *code) {
-    *code = 0;
-    for (int i = 0; i < 4; ++i, ++p->at) {
-        static const char digits[] = "0123456789abcdef";
-        char c = *p->at >= 'A' && *p->at <= 'F' ? (char)(*p->at - 'A' + 'a') : *p->at;
-        const char *digit = c ? strchr(digits, c) : NULL;
-        if (!digit) return false;
-        *code = *code << 4 | (uint32_t)(digit - digits);
-    }
-    return true;
-}
-
-/* The UTF-8 of \uXXXX, or of a surrogate pair of two. `p` stands behind the first u. */
-static char *parse_unicode(struct parser *p, char *out) {
-    uint32_t code, low;
-    if (!parse_hex4(p, &code)) return NULL;
-    if (code >= 0xD800 && code < 0xDC00) {
-        if (p->at[0] != '\\' || p->at[1] != 'u') return NULL;
-        p->at += 2;
-        if (!parse_hex4(p, &low) || low < 0xDC00 || low > 0xDFFF) return NULL;
-        code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00);
-    }
-    if (code == 0) return NULL; /* a C string cannot hold it */
-    if (code < 0x80) {
-        *out++ = (char)code;
-        return out;
-    }
-    int more = code < 0x800 ? 1 : code < 0x10000 ? 2 : 3;
-    *out++ = (char)((0xF00 >> more & 0xFF) | code >> (6 * more));
-    for (int i = more - 1; i >= 0; --i) *out++ = (char)(0x80 | (code >> (6 * i) & 0x3F));
-    return out;
-}
-
 static char *parse_string(struct parser *p) {
     if (!take(p, '"')) return NULL;
     size_t room = 1;
@@ -59,7 +26,7 @@ static char *parse_string(struct parser *p) {
         ++room;
         if (*c == '\\' && c[1]) ++c, ++room;
     }
-    char *text = malloc(room), *out = text; /* no escape is longer in UTF-8 than in JSON */
+    char *text = malloc(room), *out = text; /* no escape is longer in the text than in JSON */
     if (!text) return NULL;
     while (out && *p->at && *p->at != '"') {
         unsigned char c = (unsigned char)*p->at++;
@@ -67,9 +34,13 @@ static char *parse_string(struct parser *p) {
             out = NULL;
         } else if (c != '\\') {
             *out++ = (char)c;
-        } else if (*p->at == 'u') {
-            ++p->at;
-            out = parse_unicode(p, out);
+        } else if (*p->at == 'u') { /* no text that the library reads has such a character */
+            if (strspn(++p->at, "0123456789abcdefABCDEF") >= 4) {
+                p->at += 4;
+                *out++ = '?';
+            } else {
+                out = NULL;
+            }
         } else {
             static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
             const char *found = *p->at ? strchr(from, *p->at) : NULL;

@@ -12,24 +12,18 @@
 #include "storage.h"
 
 #define FORMAT "zinc_attn export"
-#define HEADER(name) {"header", #name, offsetof(struct work_layout, header.name)}
-#define ITEM(name) {"item", #name, offsetof(struct work_layout, item.name)}
-#define ROW(name) {"row", #name, offsetof(struct work_layout, row.name)}
-#define APPEND(name) {"append", #name, offsetof(struct work_layout, append.name)}
 
-/* The fields that the library sets; all others stay 0, which is the plain operation. */
+enum { COMPUTE_UNITS = 64 }; /* what export takes by default */
+
+#define HEADER(name) {"header", #name, offsetof(struct work_layout, header.name)},
+#define ITEM(name) {"item", #name, offsetof(struct work_layout, item.name)},
+#define ROW(name) {"row", #name, offsetof(struct work_layout, row.name)},
+#define APPEND(name) {"append", #name, offsetof(struct work_layout, append.name)},
+
 static const struct {
     const char *record, *field;
     size_t at;
-} FIELDS[] = {
-    HEADER(q_heads), HEADER(kv_heads), HEADER(row_kv_heads), HEADER(group), HEADER(score_scale), HEADER(state_stride),
-    HEADER(page_shift), HEADER(page_tiles), HEADER(rows), HEADER(row_table), HEADER(single_pass), HEADER(append_table),
-    HEADER(softcap), HEADER(softcap_inverse), HEADER(sink_table), HEADER(alibi_table), HEADER(scale_table),
-    HEADER(token_rows), HEADER(head_rows), HEADER(mask_slope_table), HEADER(first_page), ITEM(row), ITEM(first),
-    ITEM(limit), ITEM(leaf_begin), ITEM(leaf_end), ITEM(rows), ITEM(page_table), ITEM(leaves_per_state), ROW(state),
-    ROW(count), ROW(unit), ROW(leaves_per_state), ROW(position), ROW(mask), ROW(mask_begin), ROW(mask_end),
-    APPEND(position), APPEND(page_table),
-};
+} FIELDS[] = {ZA_HEADER(HEADER) ZA_ITEM(ITEM) ZA_ROW(ROW) ZA_APPEND(APPEND)};
 
 char *za_read_file(const char *path, size_t *size) {
     errno = 0;
@@ -46,7 +40,7 @@ char *za_read_file(const char *path, size_t *size) {
         }
     }
     if (!data)
-        za_fail_as(ZA_MANIFEST, "%s: cannot be read: %s", path,
+        za_fail_as(ZA_MANIFEST, "%s: cannot be read: %s; give a whole folder of `zinc-attn export`", path,
                    errno ? strerror(errno) : "not a file of at most 2 GiB");
     if (file) fclose(file);
     return data;
@@ -136,6 +130,43 @@ static bool check_version(const struct manifest *m) {
     return true;
 }
 
+/* The module's code, if it has the manifest's size and checksum. */
+static bool read_code(const struct manifest *m, const struct json *entry, struct kernel *kernel) {
+    const char *file = za_json_text(za_json_get(entry, "file")), *expected = za_json_text(za_json_get(entry, "sha256"));
+    uint32_t bytes;
+    if (!file || !expected || strchr(file, '/') || !za_json_u32(za_json_get(entry, "bytes"), &bytes))
+        return missing(m, "file name, size and checksum of a kernel");
+    char *path = path_in(m->directory, file), hex[65];
+    if (!path) return za_no_memory();
+    kernel->code = (uint32_t *)(void *)za_read_file(path, &kernel->code_bytes);
+    bool ok = kernel->code != NULL;
+    if (ok) {
+        struct sha256 hash;
+        za_sha256_begin(&hash);
+        za_sha256_add(&hash, kernel->code, kernel->code_bytes);
+        za_sha256_end(&hash, hex);
+        if (kernel->code_bytes != bytes || strcmp(hex, expected) != 0) {
+            ok = za_fail_as(ZA_MANIFEST, "%s: got %zu bytes of SHA-256 %s, expected %u of %s; export again", path,
+                            kernel->code_bytes, hex, bytes, expected);
+        } else if (bytes < 20 || bytes % 4 || kernel->code[0] != 0x07230203) {
+            ok = za_fail_as(ZA_MANIFEST, "%s: no SPIR-V of this machine's byte order", path);
+        }
+    }
+    free(path);
+    return ok;
+}
+
+static bool check_modules(const struct manifest *m) {
+    const struct json *kernels = za_json_get(&m->root, "kernels");
+    bool good = true;
+    for (size_t i = 0; kernels && i < kernels->count && good; ++i) {
+        struct kernel kernel = {0};
+        good = read_code(m, &kernels->items[i], &kernel);
+        za_kernel_free(&kernel);
+    }
+    return good;
+}
+
 bool za_manifest_open(struct manifest *m, const char *directory) {
     *m = (struct manifest){0};
     m->directory = malloc(strlen(directory) + 1);
@@ -155,12 +186,14 @@ bool za_manifest_open(struct manifest *m, const char *directory) {
     return good && read_layout(m) && read_constant(m, "KEYS_PER_LEAF", &m->leaf, NULL) &&
            read_constant(m, "LEAVES_PER_NODE", &m->node, NULL) && read_constant(m, "MIN_INPUT", NULL, &m->min_input) &&
            read_constant(m, "MAX_INPUT", NULL, &m->max_input) && read_constant(m, "MAX_SCORE", NULL, &m->max_score) &&
-           read_constant(m, "MERGE_DIMS", &m->merge_dims, NULL);
+           read_constant(m, "MERGE_DIMS", &m->merge_dims, NULL) && read_constant(m, "MAX_CONTEXT", &m->max_tokens, NULL) &&
+           read_constant(m, "MAX_PAGE_SIZE", &m->max_page_size, NULL) &&
+           read_constant(m, "MAX_HEAD_DIM", &m->max_dims, NULL) &&
+           read_constant(m, "MAX_Q_HEADS", &m->max_q_heads, NULL) && check_modules(m);
 }
 
 void za_manifest_close(struct manifest *m) {
     za_json_free(&m->root);
-    za_json_free(&m->derived);
     free(m->directory);
     m->directory = NULL;
 }
@@ -190,14 +223,15 @@ static bool is_entry_of(const struct json *entry, const struct za_options *o) {
 }
 
 static bool no_entry(const struct manifest *m, const struct za_options *o) {
-    char text[64], v_text[16] = "", types[32];
+    char text[64], v_text[16] = "", types[32], rows[64];
     if (o->v_head_dim != o->head_dim || o->latent) snprintf(v_text, sizeof v_text, "/%u", o->v_head_dim);
     snprintf(text, sizeof text, "%u/%u/%u%s%s", o->q_heads, o->kv_heads, o->head_dim, v_text,
              o->latent ? "/latent" : "");
     name_types(o, types);
+    snprintf(rows, sizeof rows, "rows of %u bytes of K and %u of V", o->k_stride, o->v_stride);
     return za_fail_as(ZA_MANIFEST, "%s/manifest.json: it has no sizes for shape %s, %s, %s; give a page_size, or "
                       "export it with --shape %s --dtype %s --kv-layout %s", m->directory, text, types,
-                      o->k_stride ? "rows of that stride" : "tiles", text, types, o->k_stride ? "NHD" : "tiles");
+                      o->k_stride ? rows : "tiles", text, types, o->k_stride ? "NHD" : "tiles");
 }
 
 /* That a row has as many words as rows.c writes. */
@@ -223,77 +257,38 @@ static bool check_rows(const struct manifest *m, const struct za_options *option
                       v->scale_words, words, types, shape->k_dim, shape->v_dim);
 }
 
-/* The specialization of the shape's kernels, by family and name. */
-static bool read_specialization(const struct json *families, struct shape *shape) {
-    for (size_t i = 0; families && i < families->count; ++i) {
-        const struct json *family = &families->items[i];
-        for (size_t j = 0; j < family->count; ++j) {
-            struct constant *constant = &shape->constants[shape->constant_count++];
-            constant->family = family->name;
-            constant->name = family->items[j].name;
-            if (shape->constant_count == MAX_CONSTANTS || !za_json_u32(&family->items[j], &constant->value))
-                return false;
-        }
-    }
-    return shape->constant_count > 0;
-}
-
 /* That the formulas are for such a shape. */
 static bool check_limits(const struct manifest *m, const struct za_options *o) {
-    uint32_t dims, heads, page = o->page_size;
-    if (!read_constant(m, "MAX_HEAD_DIM", &dims, NULL) || !read_constant(m, "MAX_Q_HEADS", &heads, NULL)) return false;
-    if (page > MAX_PAGE_SIZE || (page & (page - 1)))
-        return za_fail("options.page_size: got %u, expected a power of two up to %d", page, MAX_PAGE_SIZE);
-    if (o->q_heads <= heads && o->q_heads % o->kv_heads == 0 && o->head_dim <= dims && o->v_head_dim <= dims)
+    uint32_t page = o->page_size;
+    if (page > m->max_page_size || (page & (page - 1)))
+        return za_fail("options.page_size: got %u, expected a power of two up to %u", page, m->max_page_size);
+    if (o->q_heads <= m->max_q_heads && o->q_heads % o->kv_heads == 0 && o->head_dim <= m->max_dims &&
+        o->v_head_dim <= m->max_dims)
         return true;
     return za_fail("options: got shape %u/%u/%u/%u, expected at most %u query heads, a multiple of the KV heads, and "
-                   "head sizes up to %u", o->q_heads, o->kv_heads, o->head_dim, o->v_head_dim, heads, dims);
+                   "head sizes up to %u", o->q_heads, o->kv_heads, o->head_dim, o->v_head_dim, m->max_q_heads, m->max_dims);
 }
 
 bool za_manifest_shape(struct manifest *m, const struct za_options *options, bool cpu, struct shape *shape) {
     const struct json *shapes = za_json_get(&m->root, "shapes"), *entry = NULL;
     for (size_t i = 0; shapes && i < shapes->count && !entry; ++i)
         if (is_entry_of(&shapes->items[i], options)) entry = &shapes->items[i];
-    if (!entry && !options->page_size) return no_entry(m, options);
-    if (!entry) {
-        za_json_free(&m->derived);
-        if (!check_limits(m, options) || !za_derive_entry(m, options, &m->derived)) return false;
-        entry = &m->derived;
-    }
-    uint32_t k_page_words, v_page_words;
-    shape->q_heads = options->q_heads;
-    shape->kv_heads = options->kv_heads;
-    shape->head_dim = options->head_dim;
-    shape->v_head_dim = options->v_head_dim;
-    const struct json *sizes = za_json_get(entry, "sizes");
-    const struct json *kind = za_json_get(za_json_get(entry, "kinds"), cpu ? "cpu" : "gpu");
-    shape->latent = options->latent;
-    bool scaled = za_storage[options->dtype].head_scale || za_storage[options->v_dtype].head_scale;
-    shape->scale_words = scaled ? 2 * shape->kv_heads : 0;
-    bool whole = za_json_u32(za_json_get(entry, "page_size"), &shape->page_size) &&
-                 za_json_u32(za_json_get(entry, "compute_units"), &shape->compute_units) &&
-                 za_json_u32(za_json_get(sizes, "k_dim"), &shape->k_dim) &&
-                 za_json_u32(za_json_get(sizes, "v_dim"), &shape->v_dim) &&
-                 za_json_u32(za_json_get(sizes, "group"), &shape->group) &&
-                 za_json_u32(za_json_get(sizes, "head_chunks"), &shape->head_chunks) &&
-                 za_json_u32(za_json_get(sizes, "k_values"), &shape->k.value_words) &&
-                 za_json_u32(za_json_get(sizes, "k_scales"), &shape->k.scale_words) &&
-                 za_json_u32(za_json_get(sizes, "v_values"), &shape->v.value_words) &&
-                 za_json_u32(za_json_get(sizes, "v_scales"), &shape->v.scale_words) &&
-                 za_json_u32(za_json_get(sizes, "token_words"), &shape->token_words) &&
-                 za_json_u32(za_json_get(sizes, "k_page_words"), &k_page_words) &&
-                 za_json_u32(za_json_get(sizes, "v_page_words"), &v_page_words) &&
-                 za_json_u32(za_json_get(sizes, "page_tiles"), &shape->page_tiles) &&
-                 za_json_u32(za_json_get(sizes, "state_words"), &shape->state_words);
-    if (!whole || !shape->page_size || !shape->compute_units || !shape->page_tiles || !shape->head_chunks ||
-        !k_page_words || (!v_page_words && !shape->latent) ||
-        !read_specialization(za_json_get(kind, "specialization"), shape))
-        return missing(m, "complete entry for the shape");
-    uint64_t rows = (uint64_t)shape->page_size * shape->kv_heads;
-    shape->k_page_bytes = options->k_stride ? rows * options->k_stride : 4 * (uint64_t)k_page_words;
-    shape->v_page_bytes = options->k_stride ? rows * options->v_stride : 4 * (uint64_t)v_page_words;
-    if (shape->latent) shape->v_page_bytes = 0;
-    return check_rows(m, options, shape);
+    struct za_options o = *options;
+    if (!o.page_size && (!entry || !za_json_u32(za_json_get(entry, "page_size"), &o.page_size) || !o.page_size))
+        return no_entry(m, options);
+    *shape = (struct shape){
+        .q_heads = o.q_heads,
+        .kv_heads = o.kv_heads,
+        .head_dim = o.head_dim,
+        .v_head_dim = o.v_head_dim,
+        .page_size = o.page_size,
+        .latent = o.latent,
+        .compute_units = COMPUTE_UNITS,
+    };
+    if (entry && (!za_json_u32(za_json_get(entry, "compute_units"), &shape->compute_units) || !shape->compute_units))
+        return missing(m, "compute_units of the shape");
+    if (za_storage[o.dtype].head_scale || za_storage[o.v_dtype].head_scale) shape->scale_words = 2 * o.kv_heads;
+    return check_limits(m, &o) && za_derive(m, &o, cpu, shape) && check_rows(m, &o, shape);
 }
 
 static bool find_value(const struct shape *shape, const char *family, const char *name, uint32_t *value) {
@@ -322,29 +317,6 @@ static bool read_constants(const struct manifest *m, const struct shape *shape, 
             return missing(m, "value for a specialization constant");
     }
     return true;
-}
-
-/* The module's code, if it has the manifest's checksum. */
-static bool read_code(const struct manifest *m, const struct json *entry, struct kernel *kernel) {
-    const char *file = za_json_text(za_json_get(entry, "file")), *expected = za_json_text(za_json_get(entry, "sha256"));
-    if (!file || !expected || strchr(file, '/')) return missing(m, "file name and checksum of a kernel");
-    char *path = path_in(m->directory, file), hex[65];
-    if (!path) return za_no_memory();
-    kernel->code = (uint32_t *)(void *)za_read_file(path, &kernel->code_bytes);
-    bool ok = kernel->code != NULL;
-    if (ok) {
-        struct sha256 hash;
-        za_sha256_begin(&hash);
-        za_sha256_add(&hash, kernel->code, kernel->code_bytes);
-        za_sha256_end(&hash, hex);
-        if (strcmp(hex, expected) != 0) {
-            ok = za_fail_as(ZA_MANIFEST, "%s: got SHA-256 %s, expected %s; export again", path, hex, expected);
-        } else if (kernel->code_bytes < 20 || kernel->code_bytes % 4 || kernel->code[0] != 0x07230203) {
-            ok = za_fail_as(ZA_MANIFEST, "%s: no SPIR-V of this machine's byte order", path);
-        }
-    }
-    free(path);
-    return ok;
 }
 
 bool za_kernel_load(const struct manifest *m, const struct shape *shape, const char *name, struct kernel *kernel) {

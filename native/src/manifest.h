@@ -10,33 +10,34 @@
 #include "rows.h"
 #include "zinc_attn.h"
 
-enum { MANIFEST_VERSION = 8, MAX_SPEC = 32, MAX_CONSTANTS = 64, MAX_PAGE_SIZE = 1 << 16 };
+enum { MANIFEST_VERSION = 8, MAX_SPEC = 32, MAX_CONSTANTS = 64 };
 
-/* Word offsets within the work buffer's records. */
+/* The fields of the work buffer's records that the library sets; all others stay 0, which is the plain operation. */
+#define ZA_HEADER(X)                                                                                                   \
+    X(q_heads) X(kv_heads) X(row_kv_heads) X(group) X(score_scale) X(state_stride) X(page_shift) X(page_tiles) X(rows) \
+    X(row_table) X(single_pass) X(append_table) X(softcap) X(softcap_inverse) X(sink_table) X(alibi_table)             \
+    X(scale_table) X(token_rows) X(head_rows) X(mask_slope_table) X(first_page)
+#define ZA_ITEM(X) X(row) X(first) X(limit) X(leaf_begin) X(leaf_end) X(rows) X(page_table) X(leaves_per_state)
+#define ZA_ROW(X) X(state) X(count) X(unit) X(leaves_per_state) X(position) X(mask) X(mask_begin) X(mask_end)
+#define ZA_APPEND(X) X(position) X(page_table)
+
+/* Their words within the records. */
+#define ZA_WORD(name) uint32_t name;
 struct work_layout {
     uint32_t header_words, item_words, row_words, append_words;
-    struct {
-        uint32_t q_heads, kv_heads, row_kv_heads, group, score_scale, state_stride, page_shift, page_tiles, rows,
-            row_table, single_pass, append_table, softcap, softcap_inverse, sink_table, alibi_table,
-            scale_table, token_rows, head_rows, mask_slope_table, first_page;
-    } header;
-    struct {
-        uint32_t row, first, limit, leaf_begin, leaf_end, rows, page_table, leaves_per_state;
-    } item;
-    struct {
-        uint32_t state, count, unit, leaves_per_state, position, mask, mask_begin, mask_end;
-    } row;
-    struct {
-        uint32_t position, page_table;
-    } append;
+    struct { ZA_HEADER(ZA_WORD) } header;
+    struct { ZA_ITEM(ZA_WORD) } item;
+    struct { ZA_ROW(ZA_WORD) } row;
+    struct { ZA_APPEND(ZA_WORD) } append;
 };
+#undef ZA_WORD
 
 struct manifest {
     char *directory;
     struct json root;
-    struct json derived; /* an entry of "shapes" that the file does not have, see derive.h */
     struct work_layout work;
     uint32_t leaf, node, merge_dims;
+    uint32_t max_tokens, max_page_size, max_dims, max_q_heads;
     float min_input, max_input, max_score; /* magnitudes of q, k, v; bound of the scores */
 };
 
@@ -46,8 +47,8 @@ struct constant {
     uint32_t value;
 };
 
-/* One entry of the manifest's shapes: the numbers of a shape, its types and a page size on a kind of device. k_dim and
-   v_dim are head_dim and v_head_dim as the device has them, filled up with zeros. */
+/* The numbers of a shape, its types and a page size on a kind of device. k_dim and v_dim are head_dim and v_head_dim as
+   the device has them, filled up with zeros. */
 struct shape {
     uint32_t q_heads, kv_heads, head_dim, v_head_dim, k_dim, v_dim, page_size, compute_units;
     bool latent;
@@ -59,7 +60,7 @@ struct shape {
     struct constant constants[MAX_CONSTANTS];
 };
 
-/* One SPIR-V module, its checksum verified. */
+/* One SPIR-V module, its size and checksum verified. */
 struct kernel {
     const char *name;
     uint32_t *code;
@@ -73,9 +74,10 @@ struct kernel {
 /* All bytes of a file, with a 0 behind them. The caller frees them. */
 char *za_read_file(const char *path, size_t *size);
 
+/* Also that every module that it names is there as it was written. */
 bool za_manifest_open(struct manifest *manifest, const char *directory);
 void za_manifest_close(struct manifest *manifest);
-/* options: with the types and sizes of K and V. */
+/* options: with the types and sizes of K and V. Without a page size the manifest lists the shape, with it. */
 bool za_manifest_shape(struct manifest *manifest, const struct za_options *options, bool cpu, struct shape *shape);
 bool za_kernel_load(const struct manifest *manifest, const struct shape *shape, const char *name,
                     struct kernel *kernel);

@@ -20,23 +20,25 @@ struct za_prepared {
     struct buffer filled, result; /* where places of the host's need them */
     VkDeviceSize slot_bytes;
     struct sets sets[MAX_SLOTS]; /* of each slot's recordings */
-    uint32_t pages;              /* of the smallest cache that was recorded */
-    bool recorded;
-    struct layer layer; /* of the layers that were recorded, which have the same */
-    float *scales;      /* (2, kv_heads), which it has */
+    uint64_t recorded;           /* slots that have recordings, a bit for each */
+    uint32_t pages;              /* of the smallest cache in them */
+    struct layer layer;          /* of their layers, which have the same */
+    float *scales;               /* (2, kv_heads), which it has */
 };
 
 /* --- the room ---------------------------------------------------------------------------------------- */
 
 static bool check_room(const struct za_attn *attn, struct za_room *room) {
     const struct shape *shape = &attn->shape;
+    const uint32_t most = attn->manifest.max_tokens;
     if (!room->slots || room->slots > MAX_SLOTS)
         return za_fail("room.slots: got %u, expected 1 to %d", room->slots, MAX_SLOTS);
-    if (!room->requests || room->requests > MAX_TOKENS || !room->tokens || room->tokens > MAX_TOKENS ||
-        room->rows > MAX_TOKENS || room->new_rows > MAX_TOKENS || room->mask_keys > room->tokens)
-        return za_fail("room: got %u requests of %u tokens, %u rows, %u new rows and masks of %u keys, expected 1 to "
-                       "%d requests and tokens, at most %d rows, and masks of at most the tokens", room->requests,
-                       room->tokens, room->rows, room->new_rows, room->mask_keys, MAX_TOKENS, MAX_TOKENS);
+    if (!room->requests || room->requests > most || !room->tokens || room->tokens > most || room->rows > most ||
+        room->new_rows > most || room->mask_keys > room->tokens || (room->mask_slopes && !room->mask_keys))
+        return za_fail("room: got %u requests of %u tokens, %u rows, %u new rows and masks of %u keys%s, expected 1 to "
+                       "%u requests and tokens, at most %u rows, and masks of at most the tokens, with mask_slopes of "
+                       "1 at least", room->requests, room->tokens, room->rows, room->new_rows, room->mask_keys,
+                       room->mask_slopes ? " with mask_slopes" : "", most, most);
     uint64_t pages = (uint64_t)za_ceil_div(room->tokens, shape->page_size) * room->requests;
     if (!room->pages && pages > UINT32_MAX) return za_fail("room.pages: got 0, expected a number for so many requests");
     if (!room->pages) room->pages = (uint32_t)pages;
@@ -70,13 +72,15 @@ static bool lay_out(struct za_prepared *p) {
         .states = room->rows * ((leaves + per_state - 1) / per_state),
         .sinks = room->sinks,
         .alibi = room->alibi,
-        .mask_slopes = room->mask_slopes && room->mask_keys,
+        .mask_slopes = room->mask_slopes,
         .loop = per_state > 1 || p->rule.fixed_splits < leaves,
     };
     p->parts = za_parts(&attn->manifest, &attn->shape, &p->counts);
     p->attend = za_attend_of(&p->counts, room->softcap);
     return za_check_counts(attn->device, &p->counts, &p->parts);
 }
+
+static const struct za_call NO_REQUESTS = {.scale = 1};
 
 static uint32_t *words_of(const struct za_prepared *p, uint32_t slot) {
     return (uint32_t *)(void *)((char *)p->work.mapped + slot * p->slot_bytes);
@@ -100,7 +104,7 @@ static bool make(struct za_prepared *p) {
         (p->counts.new_rows && !za_need_pipeline(attn, APPEND)) ||
         (p->counts.rows && (!za_need_pipeline(attn, p->attend) || !za_need_pipeline(attn, MERGE))))
         return false;
-    for (uint32_t slot = 0; slot < p->room.slots; ++slot) write_words(p, slot, &(struct za_call){.scale = 1});
+    for (uint32_t slot = 0; slot < p->room.slots; ++slot) write_words(p, slot, &NO_REQUESTS);
     return true;
 }
 
@@ -158,11 +162,11 @@ static bool check_layer(const struct za_prepared *p, struct layer layer, uint32_
     return true;
 }
 
-static void take_layer(struct za_prepared *p, struct layer layer, uint32_t pages) {
+static void take_layer(struct za_prepared *p, uint32_t slot, struct layer layer, uint32_t pages) {
     if (layer.scales) memcpy(p->scales, layer.scales, 4 * (size_t)p->attn->shape.scale_words);
     p->layer.steps = layer.steps;
     p->layer.scales = layer.scales ? p->scales : NULL;
-    p->recorded = true;
+    p->recorded |= UINT64_C(1) << slot;
     if (pages < p->pages) p->pages = pages;
 }
 
@@ -194,7 +198,7 @@ static bool record(struct za_prepared *p, uint32_t slot, VkCommandBuffer command
     b.work = (struct za_place){p->work.handle, slot * p->slot_bytes, 4 * p->parts.end};
     b.states = za_whole(&p->states);
     if (!za_record_call(attn, commands, &p->sets[slot], &p->counts, p->attend, &b, places)) return false;
-    take_layer(p, of, cache->pages);
+    take_layer(p, slot, of, cache->pages);
     return true;
 }
 
@@ -208,9 +212,17 @@ bool za_record(struct za_prepared *prepared, uint32_t slot, VkCommandBuffer comm
     return ok;
 }
 
+static bool reset(struct za_prepared *p, uint32_t slot) {
+    if (!za_sets_reset(p->attn->device, &p->sets[slot])) return false;
+    write_words(p, slot, &NO_REQUESTS);
+    p->recorded &= ~(UINT64_C(1) << slot);
+    if (!p->recorded) p->pages = UINT32_MAX;
+    return true;
+}
+
 bool za_reset(struct za_prepared *prepared, uint32_t slot) {
     if (!za_given("prepared", prepared) || !za_enter(prepared->attn->device)) return false;
-    bool ok = check_slot(prepared, slot) && za_sets_reset(prepared->attn->device, &prepared->sets[slot]);
+    bool ok = check_slot(prepared, slot) && reset(prepared, slot);
     za_leave(prepared->attn->device);
     return ok;
 }
@@ -220,12 +232,13 @@ bool za_reset(struct za_prepared *prepared, uint32_t slot) {
 static bool step(struct za_prepared *p, uint32_t slot, const struct za_call *given) {
     struct za_call call = *given;
     if (call.scale == 0) call.scale = 1 / sqrt(p->attn->shape.head_dim);
-    if (!check_slot(p, slot) || !za_check_call(&p->attn->manifest, &p->attn->shape, &call, p->pages) ||
+    if (!check_slot(p, slot)) return false;
+    if (!(p->recorded >> slot & 1))
+        return za_fail("slot: got %u, but no layer is recorded for it; record first, because a step is checked against "
+                       "the recorded caches", slot);
+    if (!za_check_call(&p->attn->manifest, &p->attn->shape, &call, p->pages) ||
         !za_check_step(&p->room, &p->counts, &p->attn->shape, &call))
         return false;
-    if ((p->attn->shape.scale_words || p->attn->shape.k.stride) && !p->recorded)
-        return za_fail("slot: got %u, but no layer is recorded yet; record one first, because the words hold its "
-                       "scales of heads and steps of rows", slot);
     write_words(p, slot, &call);
     return true;
 }

@@ -1,4 +1,4 @@
-/* The storage types: what every value and every block of each has. storage.c is generated from the package. */
+/* The storage types: what every value and every block of each has. */
 #ifndef STORAGE_H
 #define STORAGE_H
 

@@ -48,8 +48,6 @@ struct layer {
     const float *scales;
 };
 
-enum { MAX_TOKENS = 1 << 24 };
-
 static inline uint32_t za_ceil_div(uint32_t a, uint32_t b) { return a / b + (a % b != 0); }
 
 /* Rows, new rows, pages and masks of a call alone, which need no layout. */

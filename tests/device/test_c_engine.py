@@ -125,7 +125,7 @@ def test_caches_and_rooms_that_are_no_good(small):
     assert cache(2, 10) == "k.size: got 1152 bytes, expected at least 1280"
     assert cache(2, 9, v=Place(at.buffer, at.offset + 2, at.size)).startswith("v.offset: got ")
     assert cache(2, 9, v=at) == "k, v: got places that overlap, expected places apart"
-    assert cache(0, 9).startswith("cache: got 0 layers of 9 pages, ")
+    assert cache(0, 9) == "layers, pages: got 0 and 9, expected numbers from 1 on"
     assert cache(1, 9, k_scales=1).startswith("k_scales: got some for f32, expected NULL")
     assert cache(2, 9, head_rows=1).startswith("token_rows, head_rows: got 0 and 1, expected 0, since K and V lie in")
     for numbers, message in (
@@ -154,6 +154,7 @@ def test_recordings_and_steps_that_are_no_good(small):
         call = call_of([{"tokens": 2, "page_table": [3, 4], "new_rows": 1, "q_len": 1, **request}], **options)
         return "" if small.c.za_step(prepared, slot, c.byref(call)) else small.error
 
+    assert stepped().startswith("slot: got 0, but no layer is recorded for it; record first, ")
     assert recorded(slot=1) == "slot: got 1, expected one below 1"
     assert recorded(command=None) == "commands: got NULL, expected a command buffer"
     assert recorded(layer=2) == "layer: got 2, expected one below 2"
@@ -167,11 +168,12 @@ def test_recordings_and_steps_that_are_no_good(small):
     assert stepped(new_rows=2) == "new_rows: got 2, expected at most the room's 1"
     assert stepped(page_table=[3, 9]) == "request[0].page_table[1]: got 9, expected a page below 9"
     assert stepped(mask=np.zeros((1, 1))) == "mask_keys: got 1, expected at most the room's 0"
-    assert stepped(softcap=1.0).startswith("softcap, sinks, alibi, mask_slopes: got a step that")
+    assert stepped(softcap=1.0) == "softcap: got a step that has it, expected one without it, as its room says"
     assert stepped(splits=2) == "splits: got 2, expected 0; a prepared call has its room's"
     assert stepped() == ""
     small.owner.submit(submit)
     assert small.c.za_reset(prepared, 0) and not small.c.za_reset(prepared, 1)
+    assert stepped().startswith("slot: got 0, but no layer is recorded for it; ")
     small.c.za_prepared_free(prepared)
 
 
@@ -213,7 +215,7 @@ def test_rows_that_are_no_good(small):
         given = CachePlaces(1, pages, small.cache_places.k, small.cache_places.v, None, None, *steps)
         made[steps] = c.c_void_p(small.c.za_cache_from(attn, c.byref(given))), small.error
     assert made[1, 11][1] == "k.size: got 1152 bytes, expected at least 1280"
-    assert made[1 << 31, 1][1].startswith("cache: got 1 layers of 9 pages, ")
+    assert made[1 << 31, 1][1].startswith("layers, pages: got 1 and 9, ")
     for steps in ((0, 1), (2, 0)):
         said = made[steps][1]
         assert said.startswith("token_rows, head_rows: got {} and {}, expected numbers from 1 on that".format(*steps))
@@ -232,16 +234,15 @@ def test_rows_that_are_no_good(small):
         "cache: got token_rows 1 and head_rows 9, expected 2 and 1, pages in one piece; copy by commands of the host's"
     )
     prepared = c.c_void_p(small.c.za_prepare(attn, c.byref(Room(1, 1, 1, 0, 5))))
-    call = call_of([{"tokens": 2, "page_table": [3, 4], "q_len": 1}])
-    assert not small.c.za_step(prepared, 0, c.byref(call)) and small.error.startswith(
-        "slot: got 0, but no layer is recorded yet; "
-    )
     places, (command, _) = small.places(za.AttnShape(2, 2, 16), 1, 0)[0], small.owner.commands()
     at = c.c_void_p(small.owner.number(command))
     assert small.c.za_record(prepared, 0, at, caches[1, 9], 0, c.byref(places)), small.error
     assert not small.c.za_record(prepared, 0, at, caches[0, 0], 0, c.byref(places))
     assert small.error.startswith("cache: got token_rows 2 and head_rows 1, expected 1 and 9, as in a cache that was ")
     small.owner.end(command)
+    assert small.c.za_reset(prepared, 0)  # nothing is recorded, so the other cache may be
+    at = c.c_void_p(small.owner.number(small.owner.commands()[0]))
+    assert small.c.za_record(prepared, 0, at, caches[0, 0], 0, c.byref(places)), small.error
     small.c.za_prepared_free(prepared)
     for cache in caches.values():
         small.c.za_cache_free(cache)

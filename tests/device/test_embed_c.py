@@ -95,6 +95,7 @@ def test_the_run_of_the_page(embed, small, tmp_path):
     export.export(tmp_path, [za.AttnShape.parse(arguments[0])], page_size=64)
     done = run(embed, *small.on, "-w", tmp_path, *arguments, tmp_path / "out")
     assert file_digest(tmp_path / "out") == digest.digest(arguments[0], *map(int, arguments[1:])), done.stderr
+    assert file_digest(tmp_path / "out") in PAGE.read_text()
     lines = [line.partition(":") for line in done.stdout.splitlines()]
     steps = [name for name, _, _ in lines]
     words = [[int(word, 0) for word in rest.split()] if name[:4] == "laye" else [] for name, _, rest in lines]
@@ -106,16 +107,15 @@ def test_the_run_of_the_page(embed, small, tmp_path):
 
 
 def test_the_first_program_of_the_page(embed, tmp_path):
-    """Written, compiled, linked and run as docs/c-hosts.md says, on the machine's best device."""
+    """Written, compiled, linked in three ways and run as docs/c-hosts.md says, on the machine's best device."""
     page = PAGE.read_text()
     (tmp_path / "first.c").write_text(re.search(r"```c\n(.*?)```", page, flags=re.S)[1])
     (tmp_path / "native").symlink_to(NATIVE)
-    line = re.search(r"^cc .*", page, flags=re.M)[0].replace("build/native", str(embed.parent))
-    done = subprocess.run(line, shell=True, cwd=tmp_path, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
     export.export(tmp_path / "build" / "tiny", [za.AttnShape(4, 2, 64)], page_size=64)
-    done = subprocess.run([tmp_path / "first"], cwd=tmp_path, capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "1 0\n", "")
+    (tmp_path / "build" / "native").symlink_to(embed.parent)
+    lines = ["set -e", *re.findall(r"^(?:cc|export|cmake --install) .*", page, flags=re.M)]
+    done = subprocess.run("\n".join(lines), shell=True, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "") and re.findall(r"^1 0$", done.stdout, flags=re.M) == ["1 0"] * 3
     (tmp_path / "build" / "tiny" / "manifest.json").unlink()
     done = subprocess.run([tmp_path / "first"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr.startswith("build/tiny/manifest.json: ")
@@ -161,6 +161,8 @@ def floats_of(engines, name, *arguments):
     env = {**os.environ, "LD_LIBRARY_PATH": str(library)}
     done = subprocess.run([engines / name, "kernels", *arguments], cwd=engines, capture_output=True, env=env)
     assert (done.returncode, done.stderr) == (0, b"")
+    source = ROOT / "examples" / {"engine": "host_engine.c", "engine_cpp": "host_engine.cpp"}[name]
+    assert hashlib.sha256(done.stdout).hexdigest() in source.read_text()
     return np.frombuffer(done.stdout, np.float32)
 
 
@@ -226,9 +228,13 @@ LEAF_END = ("work", "item", "fields", list(kernels.ITEM).index("leaf_end"), "nam
         ("work", {}, "it has no sizes of the work buffer's records; export it again"),
         (LEAF_END, "another", "record item has no field leaf_end; export it again"),
         ("constants", {}, "it has no KEYS_PER_LEAF; export it again"),
-        (("shapes", 0, "sizes", "head_chunks"), 0, "it has no complete entry for the shape; export it again"),
-        (("shapes", 0, "sizes", "k_values"), 1, ROWS.format("1 and 32", 64, "32, 32, 0, 0 and 64", "64 and 64")),
-        (("shapes", 0, "sizes", "k_dim"), 80, ROWS.format("32 and 32", 64, "40, 32, 0, 0 and 72", "80 and 64")),
+        (("quantities", "head_chunks", "expression"), "0", "its formulas make no sense to this library; export it"),
+        (
+            ("quantities", "k_values", "expression"),
+            "1",
+            ROWS.format("1 and 32", 33, "32, 32, 0, 0 and 64", "64 and 64"),
+        ),
+        (("quantities", "k_dim", "expression"), "56", ROWS.format("28 and 32", 60, "28, 32, 0, 0 and 60", "56 and 64")),
         (("shapes", 0, "latent"), True, NO_SIZES),
         (("shapes", 0, "v_head_dim"), 32, NO_SIZES),
     ),
@@ -243,11 +249,11 @@ def test_a_manifest_that_does_not_fit_is_refused(checked, small, copy, place, va
 
 def test_changed_files_are_refused(checked, small, copy):
     folder, data = copy
-    module, path = folder / "append.spv", folder / "manifest.json"
+    module, path = folder / "copy.spv", folder / "manifest.json"  # which the program does not run
     words, text = module.read_bytes(), path.read_bytes()
     for file, changed, message in (
-        (module, words[:-1] + b"\1", "append.spv: got SHA-256 "),
-        (module, None, "append.spv: cannot be read: No such file"),
+        (module, words[:-1] + b"\1", f"copy.spv: got {len(words)} bytes of SHA-256 "),
+        (module, None, "copy.spv: cannot be read: No such file or directory; give a whole folder of "),
         (path, text.replace(b'"binding": 1', b'"binding": 2', 1), "got manifest_sha256 " + data["manifest_sha256"]),
         (path, json.dumps({**data, "manifest_sha256": "0"}).encode(), "it has no manifest_sha256; export it again"),
         (path, json.dumps({**data, "manifest_sha256": None}).encode(), "it has no manifest_sha256; export it again"),

@@ -77,7 +77,7 @@ def test_a_kernel_that_the_driver_does_not_compile(runtime, monkeypatch):
 def test_device_lost(runtime, function):
     world = World(runtime)
     runtime.run(world.recording)
-    runtime._commands.send = lambda *args: 0 if function == "wait_fences" else -4
+    runtime._queue.send = lambda *args: 0 if function == "wait_fences" else -4
     if function == "wait_fences":
         runtime._queue.wait_fences = lambda *args: -4
     with pytest.raises(DeviceLostError, match=r"^a submission on .*: VK_ERROR_DEVICE_LOST; open a new"):
@@ -123,17 +123,17 @@ def test_interrupt_during_the_wait(runtime):
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_interrupt_around_the_submission(runtime, moment):
-    real = runtime._commands.send
+    real = runtime._queue.send
 
     def interrupted(*args):
         if moment == "after":
             real(*args)
         raise KeyboardInterrupt
 
-    runtime._commands.send = interrupted
+    runtime._queue.send = interrupted
     with pytest.raises(KeyboardInterrupt):
         runtime.run(runtime.record([]))
-    runtime._commands.send = real
+    runtime._queue.send = real
     works(runtime)
 
 

@@ -6,14 +6,15 @@ import subprocess
 
 import numpy as np
 import pytest
-from c_host import COMPILER, DTYPES, LIBRARY, NARROW, NATIVE, STRICT, library, make_storage, needs_compiler
+from c_host import COMPILER, DTYPES, LIBRARY, NARROW, NATIVE, STRICT, library, needs_compiler
 
-from zinc_attn.cache import blocks, rows
+from zinc_attn.cache import blocks, head_scales, rows
 from zinc_attn.cache.encoded import encoded_rows
 from zinc_attn.cache.strided import from_rows
 from zinc_attn.limits import BLOCK
+from zinc_attn.planning import splits
 from zinc_attn.shapes import TILES, AttnShape, row_format, row_strides, strided_format
-from zinc_attn.storage import STORAGE, storage_index, storage_types
+from zinc_attn.storage import FP8_UNIT, IQ4_NL, STORAGE, storage_index, storage_types
 
 MIXED = [f"{k}/{v}" for k, v in zip(STORAGE, [*STORAGE][3:] + [*STORAGE][:3], strict=True)]  # each once as K, as V
 SHAPES = ("2/2/64", "2/2/80", "2/2/96/160", "1/1/576/512", "3/3/65/33", "2/2/7/100", "1/1/80/65/latent")
@@ -34,6 +35,17 @@ class RowFormat(c.Structure):
 class NewRows(c.Structure):
     _fields_ = [("tokens", c.c_uint32), ("encoded", c.c_bool)]
     _fields_ += [(name, c.c_void_p) for name in ("k", "v", "k_scales", "v_scales")]
+
+
+class StorageType(c.Structure):
+    _fields_ = [
+        ("name", c.c_char_p),
+        *((name, c.c_uint32) for name in ("bits", "halves", "fifth_bits", "head_scale")),
+        ("most", c.c_double),
+    ]
+
+    def row(self):
+        return tuple(getattr(self, name) for name, _ in self._fields_)
 
 
 @pytest.fixture(scope="module")
@@ -198,12 +210,27 @@ def test_encoded_blocks_are_whole(codec):
     assert len(encode(codec, AttnShape(1, 1, 80), "fp8_e4m3", x, x, encoded=True)) == 2
 
 
-def test_the_library_s_types_are_the_package_s():
-    """storage.c is what make_storage.py writes, and zinc_attn.h has the same order."""
-    assert (NATIVE / "src" / "storage.c").read_text() == make_storage.text()
+def test_the_library_s_types_are_the_package_s(codec):
+    """The tables of storage.c, in the order of zinc_attn.h."""
+    most, limits = {"f16": blocks.F16_MAX, **blocks.MOST}, (head_scales.LEAST, head_scales.MOST)
+    found = [one.row() for one in (StorageType * len(DTYPES)).in_dll(codec, "za_storage")[1:]]
+    assert found == [
+        (name.encode(), one.bits, one.halves, one.fifth_bits, one.head_scale, most.get(name, 0))
+        for name, one in STORAGE.items()
+    ]
+    assert (*(c.c_float * 16).in_dll(codec, "za_iq4_nl"),) == IQ4_NL
+    assert (*(c.c_double * 5).in_dll(codec, "za_storage_limits"),) == (blocks.GROWTH, FP8_UNIT, 448, *limits)
     enum = re.search(r"enum za_dtype \{(.*?)\};", (NATIVE / "include" / "zinc_attn.h").read_text(), flags=re.S)[1]
     assert [name.lower() for name in re.findall(r"ZA_(\w+)", enum)] == [*DTYPES, "dtypes"]
     assert f"enum {{ BLOCK = {BLOCK} }};" in (NATIVE / "src" / "storage.h").read_text()
+
+
+def test_the_split_rule_has_the_planner_s_numbers():
+    line = re.search(r"enum \{ (WORKGROUPS_PER_UNIT.*?) \}", (NATIVE / "src" / "work.c").read_text())[1]
+    leaves = {"SINGLE_SPLIT_LEAVES": splits.SINGLE_SPLIT_KEYS // 64, "NODE_LEAVES": splits.NODE_KEYS // 64}
+    numbers = {"MAX_SPLITS": splits.MAX_LEAF_SPLITS, "MAX_CPU_STATES": splits.MAX_CPU_STATES, **leaves}
+    numbers["WORKGROUPS_PER_UNIT"] = splits.WORKGROUPS_PER_UNIT
+    assert {name: int(n) for name, n in re.findall(r"(\w+) = (\d+)", line)} == numbers
 
 
 @needs_compiler

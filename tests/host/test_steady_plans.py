@@ -53,7 +53,7 @@ def moved(plan: CallPlan, requests: list[Request], window: int | None, page: int
     (one,) = plan.submissions
     copied = replace(one, **{name: getattr(one, name).copy() for name in ("items", "rows", "appends", "tables")})
     words = SteadyWords.of(copied, window, copied.items, copied.appends, [copied.rows], copied.tables, page)
-    words.set(tuple(one.tokens for one in requests), [one.table for one in requests])
+    words.set(requests)
     return records(CallPlan((copied,), plan.upload_first), requests)
 
 

@@ -345,8 +345,10 @@ class KVCache:
         self._current = made = Transaction()
         return made
 
-    def commit(self, transaction: Transaction, largest: Largest) -> None:
+    def commit(self, transaction: Transaction | None, largest: Largest) -> None:
         """The rows of ``transaction`` count, and their ``largest`` magnitudes: one store, all or nothing."""
+        if transaction is None:  # of a call without new rows
+            return
         if transaction.reservations:
             before = self.largest
             self._largest = before, before.joined(largest), transaction.mark

@@ -38,10 +38,10 @@ from numpy.typing import NDArray
 
 from ..checks import check_int, shown
 from ..errors import ArgumentError, ZincAttnError
+from ..limits import MAX_PAGE_SIZE
 from ..runtime.registry import Registry
 
 MIN_PAGE_SIZE: Final = 1  # tokens
-MAX_PAGE_SIZE: Final = 65536
 MAX_PAGES: Final = (1 << 32) - 1  # block tables hold uint32
 
 

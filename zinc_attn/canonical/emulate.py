@@ -84,9 +84,10 @@ class _Rows(NamedTuple):
     mask_factor: F32
 
 
-def alibi_slopes(alibi: NDArray[Any]) -> F32:
-    """Slopes in log2 units, rounded once from float64."""
-    return (alibi.astype(np.float64) * constants.LOG2E).astype(np.float32)
+def log2_slopes(name: str, slopes: Any, q_heads: int) -> F32 | None:
+    """Slopes (q_heads,), of ALiBi or of masks, checked, in log2 units, rounded once from float64; or None."""
+    array = check_slopes(name, slopes, q_heads)
+    return None if array is None else (array.astype(np.float64) * constants.LOG2E).astype(np.float32)
 
 
 def _leaf_states(q: F32, k: F32, v: F32, rows: _Rows, first: int, scoring: _Scoring) -> State:
@@ -178,33 +179,27 @@ def emulate(  # noqa: PLR0913  (public; all but q, k and v are keywords with a d
         raise ArgumentError(f"arithmetic: got {shown(arithmetic)}, expected 'canonical' or 'fused'")
     q, k, v = checked_arrays(q, k, v, ("float32", "float16", "bfloat16"))
     scale, window, softcap, sinks = checked_options(q.shape[-2], scale, causal, window, softcap, sinks)
-    alibi, mask = check_slopes("alibi", alibi, q.shape[-2]), check_mask(mask, 1 if q.ndim == 2 else len(q), len(k))
+    slopes, mask = log2_slopes("alibi", alibi, q.shape[-2]), check_mask(mask, 1 if q.ndim == 2 else len(q), len(k))
     rows = as_input(with_rows(q))
-    q_len, q_heads, head_dim = rows.shape
-    tokens, kv_heads, _ = k.shape
-    value_dim, whole = v.shape[2], -(-head_dim // CHUNK) * CHUNK  # zeros fill up the last chunk
-    group = q_heads // kv_heads
+    (q_len, q_heads, head_dim), (tokens, kv_heads, value_dim) = rows.shape, v.shape
+    rows, group = np.pad(rows, ((0, 0), (0, 0), (0, -head_dim % CHUNK))), q_heads // kv_heads  # whole chunks
     factor, whole_mask = score_scale(head_dim, scale, softcap), None if mask is None else _whole(mask, tokens)
     scoring = _Scoring(factor, softcap, whole_mask, arithmetic == "fused")
-    firsts, limits = key_ranges(tokens, q_len, causal, window)
-    slopes = None if alibi is None else alibi_slopes(alibi)
-    by_mask = check_slopes("mask_slopes", mask_slopes, q_heads)
-    factors = np.full(q_heads, constants.LOG2E, np.float32) if by_mask is None else alibi_slopes(by_mask)
-    vectors = q_len * group
+    factors = log2_slopes("mask_slopes", mask_slopes, q_heads)
+    factors = np.full(q_heads, constants.LOG2E, np.float32) if factors is None else factors
+    numbers, vectors = np.arange(q_len), q_len * group
+    of_rows = *key_ranges(tokens, q_len, causal, window), tokens - q_len + numbers, numbers
+    first_seen, limit, position, row = (np.repeat(x, group) for x in of_rows)
     out = np.empty((q_len, q_heads, value_dim), np.float32)
     lse = np.empty((q_len, q_heads), np.float32)
     for head in range(kv_heads):
         heads = slice(head * group, (head + 1) * group)
-        mine = np.zeros((vectors, whole), np.float32)
-        mine[:, :head_dim] = rows[:, heads].reshape(vectors, head_dim)
-        of_rows = firsts, limits, tokens - q_len + np.arange(q_len), np.arange(q_len)
-        first_seen, limit, position, row = (np.repeat(x, group) for x in of_rows)
+        mine = rows[:, heads].reshape(vectors, -1)
         slope = None if slopes is None else np.tile(slopes[heads], q_len)
         seen = _Rows(first_seen, limit, position, row, slope, np.tile(factors[heads], q_len))
         total = _attend_head(mine, k[:, head], v[:, head], seen, scoring)
         if sinks is not None:
             total = merge(total, sink_state(np.tile(sink_scores(sinks)[heads], q_len), value_dim))
-        part_out, part_lse = normalize(total)
-        out[:, heads] = part_out.reshape(q_len, group, value_dim)
-        lse[:, heads] = part_lse.reshape(q_len, group)
+        for found, part in zip((out, lse), normalize(total), strict=True):
+            found[:, heads] = part.reshape(q_len, group, *part.shape[1:])
     return out.reshape(*q.shape[:-1], value_dim), lse.reshape(q.shape[:-1])

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..cache.kv_cache import KVCache
 from ..cache.sequence import Sequence
+from ..canonical.emulate import log2_slopes
 from ..canonical.partial import PartialState
 from ..checks import check_bool, check_int, described, shown
 from ..errors import ArgumentError, RuntimeUnavailableError
@@ -25,7 +26,7 @@ from .partial import NodeRange, PartialCall
 from .pending import PendingAttention
 from .requests import CallBatch, reserve_rows
 from .runner import AttentionCall, CallRunner, Observer
-from .scoring import LayerScorings, Scoring, check_scale, check_slopes, check_softcap
+from .scoring import LayerScorings, Scoring, check_scale, check_softcap
 
 
 class Attention:
@@ -82,8 +83,8 @@ class Attention:
         common = Scoring(
             self.scale,
             softcap=check_softcap(softcap),
-            alibi=check_slopes("alibi", alibi, shape.q_heads),
-            mask_slopes=check_slopes("mask_slopes", mask_slopes, shape.q_heads),
+            alibi=log2_slopes("alibi", alibi, shape.q_heads),
+            mask_slopes=log2_slopes("mask_slopes", mask_slopes, shape.q_heads),
         )
         self.arithmetic = check_arithmetic(arithmetic, cache.device, cache.dtype, shape)
         scorings = LayerScorings(cache, common, window, sinks)
@@ -273,6 +274,7 @@ class Attention:
             cache.commit(places, call.largest)  # 5. commit
         except BaseException:
             cache.unfinished = None  # a call that is undone writes nothing to ``out`` later
+            cache.device.flush()  # nor is what it queued run with the words of a later call
             cache.end()
             raise
         cache.end()

@@ -13,11 +13,13 @@ from ..cache.transaction import Transaction
 class PendingAttention:
     """A call of ``Attention.submit``. Its new rows count from ``result()`` on, or from the cache's next call on.
 
-    collect: takes the results where the device has finished, and may be called again; transaction: of the new rows;
-    largest: their largest magnitudes.
+    collect: takes the results where the device has finished, and may be called again; transaction: of the new rows,
+    where there are some; largest: their largest magnitudes.
     """
 
-    def __init__(self, cache: KVCache, collect: Callable[[], Any], transaction: Transaction, largest: Largest) -> None:
+    def __init__(
+        self, cache: KVCache, collect: Callable[[], Any], transaction: Transaction | None, largest: Largest
+    ) -> None:
         self._cache, self._transaction, self._largest = cache, transaction, largest
         self._collect: Callable[[], Any] | None = collect
         self._found: Any = None
@@ -42,7 +44,7 @@ class PendingAttention:
         try:
             assert self._collect is not None
             self._found = self._collect()
-            if self._transaction.state == "open":
+            if self._transaction is not None and self._transaction.state == "open":
                 self._cache.commit(self._transaction, self._largest)
         except Exception as error:
             self._error = error.with_traceback(None)

@@ -92,7 +92,9 @@ class CallBatch(NamedTuple):
             check_bool("causal", causal),
         )
         if not isinstance(seq, (list, tuple)):
-            k, v, out, lse, mask = [None if x is None else [x] for x in (k, v, out, lse, mask)]
+            k, v = None if k is None else [k], None if v is None else [v]
+            out, lse = None if out is None else [out], None if lse is None else [lse]
+            mask = None if mask is None else [mask]
             return cls([seq], [q], k, v, out, lse, mask, True, *flags)
         for name, column in (("q", q), ("k", k), ("v", v), ("out", out), ("lse", lse), ("mask", mask)):
             if column is not None and (not isinstance(column, (list, tuple)) or len(column) != len(seq)):
@@ -123,15 +125,12 @@ class CallBatch(NamedTuple):
 
     def shaped(self, outs: Seq[F32], lses: Seq[F32]) -> Any:
         """What the call returns, of its results (q_len, ...) of each sequence, or of the caller's arrays with them."""
-        found = [
-            [x[0] if np.ndim(q) == 2 else x for q, x in zip(self.q, results, strict=True)]
-            if given is None
-            else list(given)
-            for given, results in ((self.out, outs), (self.lse, lses))
-        ]
-        if self.single:
-            return (found[0][0], found[1][0]) if self.return_lse else found[0][0]
-        return (found[0], found[1]) if self.return_lse else found[0]
+        found = []
+        for given, results in ((self.out, outs), (self.lse, lses))[: 1 + self.return_lse]:
+            rows = zip(self.q, results, strict=True)
+            arrays = [x[0] if np.ndim(q) == 2 else x for q, x in rows] if given is None else list(given)
+            found.append(arrays[0] if self.single else arrays)
+        return tuple(found) if self.return_lse else found[0]
 
 
 class Checked(NamedTuple):
@@ -167,7 +166,7 @@ def check_requests(cache: KVCache, batch: CallBatch, layer: int, scoring: Scorin
         seen = tokens if whole is None else whole
         mask = batch.check_mask(i, len(q), seen, scoring.window, cache)
         requests.append(CallRequest(sequence, q, tokens, new, batch.causal, mask))
-    check_score_bound(q_max, cache.largest.joined(new_max).k, cache.shape.head_dim, scoring.scale)
+    check_score_bound(q_max, max(cache.largest.k, new_max.k), cache.shape.head_dim, scoring.scale)
     if batch.out is not None or batch.lse is not None:
         shapes = [(*np.shape(q)[:-1], cache.shape.v_head_dim) for q in batch.q]
         for request, target in zip(requests, check_targets(shapes, batch.out, batch.lse), strict=True):
@@ -230,8 +229,11 @@ def check_seen(q_len: int, keys: int, causal: bool = True, mask: Mask | None = N
         )
 
 
-def reserve_rows(cache: KVCache, requests: list[CallRequest], layer: int) -> Transaction:
-    """Reserve the places of the requests' new rows, and copy the shared pages that they would be written to."""
+def reserve_rows(cache: KVCache, requests: list[CallRequest], layer: int) -> Transaction | None:
+    """Reserve the places of the requests' new rows, and copy the shared pages that they would be written to. None where
+    there are no new rows."""
+    if not requests or requests[0].new is None:  # then none has any
+        return None
     transaction = cache.transaction()
     if len(requests) > 1:  # short ones first: fewer copies
         requests = sorted(requests, key=lambda one: one.sequence.pages.length(layer))
@@ -246,9 +248,11 @@ def check_q(cache: KVCache, q: Any) -> tuple[NDArray[Any], float]:
     """(q_len, q_heads, head_dim) values and the largest magnitude; indices in errors are as the caller counts them."""
     array, shape = check_array("q", q), cache.shape
     want = (shape.q_heads, shape.head_dim)
-    if array.ndim not in (2, 3) or array.shape[-2:] != want or array.shape[0] == 0:
+    if array.ndim not in (2, 3) or array.shape[-2:] != want or len(array) == 0:
         raise ShapeError(f"q: got shape {array.shape}, expected {want} or (q_len, {want[0]}, {want[1]})")
     if array.ndim == 3 and len(array) > MAX_CONTEXT:
         raise ShapeError(f"q: got {len(array):,} rows, expected at most {MAX_CONTEXT:,}")
-    values, largest = checked_values("q", check_array("q", array, ("float32", "float16", "bfloat16")))
+    if array.dtype != np.float32:
+        array = check_array("q", array, ("float32", "float16", "bfloat16"))
+    values, largest = checked_values("q", array)
     return (values if array.ndim == 3 else values[None]), largest

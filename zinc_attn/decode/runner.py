@@ -17,7 +17,7 @@ from ..kernels.records import ITEM, ROW, no_records
 from ..planning.arithmetic import EXACT, Arithmetic
 from ..planning.call import CallPlan, plan_call
 from ..planning.growth import growth_keys
-from ..planning.inputs import CallFacts, CallOptions
+from ..planning.inputs import CallFacts, CallOptions, Request
 from ..planning.layouts import SplitLayouts
 from ..planning.steady import SteadyKey, steady_key
 from ..planning.submission import RecordingKey, Submission
@@ -121,7 +121,7 @@ class CallRunner:
     def plan(self, call: AttentionCall) -> CallPlan:
         """The submissions of a call: a plan made before, where one holds for it."""
         options = self._options[self.scorings.number[call.layer]]
-        requests = [request.planned() for request in call.requests]
+        call.planned = requests = [request.planned() for request in call.requests]
         key = steady_key(requests, options, self.facts)
         plan = None if key is None else self._plans.get(key)
         if plan is None:
@@ -141,11 +141,7 @@ class CallRunner:
     def fill(self, submission: Submission, call: AttentionCall, steady: bool) -> Workspace:
         """A workspace that holds a submission of a call. steady: the plan was, or will be, another call's, too."""
         workspace, requests = self._workspace(submission.key), call.requests
-        if steady:
-            tables = [one.sequence.table(one.reservation) for one in requests]
-            workspace.fill(submission, call.layer, tuple([one.tokens for one in requests]), tables)
-        else:
-            workspace.fill(submission, call.layer)
+        workspace.fill(submission, call.layer, call.planned if steady else None)
         rows = [requests[one.request].q[one.begin : one.end] for one in submission.slices]
         workspace.upload_q(rows[0] if len(rows) == 1 else np.concatenate(rows))
         if submission.uploads:
@@ -154,11 +150,13 @@ class CallRunner:
         return workspace
 
     def run(self, workspace: Workspace, layer: int) -> None:
-        """Submit what a workspace holds."""
-        recording = self._recording(workspace, layer)
+        """Submit what a workspace holds, or leave that to the ``together`` block around the call."""
+        recording, device = self._recording(workspace, layer), self.cache.device
         if self.observer is not None and workspace.submission is not None:
             self.observer(workspace.submission, workspace)
-        workspace.queued = self.cache.device.submit(recording)
+        workspace.queued = None if device.together_block is None else device.queue(recording)
+        if workspace.queued is None:
+            device.runtime.start(recording)
         self.last, self.shared = workspace, self.shared or workspace.shared is not None
 
     def _workspace(self, key: RecordingKey) -> Workspace:
@@ -180,8 +178,8 @@ class CallRunner:
 class AttentionCall:
     """A call of ``Attention``, checked, and its results, gathered from submissions in any order.
 
-    requests: one per sequence; largest: the largest magnitudes of the new rows; last: what was submitted, and whose
-    results are not taken yet.
+    requests: one per sequence; planned: what their plan depends on; largest: the largest magnitudes of the new rows;
+    last: what was submitted, and whose results are not taken yet.
     """
 
     def __init__(self, runner: CallRunner, batch: CallBatch, layer: int, whole: int | None = None) -> None:
@@ -192,9 +190,10 @@ class AttentionCall:
         self.requests, largest_q, self.largest = checked
         if runner.arithmetic not in EXACT:
             check_half_range(runner.arithmetic, largest_q, runner.cache.largest.joined(self.largest))
+        self.planned: list[Request] = []
         self.last: Workspace | None = None
-        self._outs: list[F32 | None] = [None] * len(self.requests)
-        self._lses: list[F32 | None] = [None] * len(self.requests)
+        self._outs: dict[int, F32] = {}  # by request
+        self._lses: dict[int, F32] = {}
 
     def plan(self) -> CallPlan:
         """Plan the call."""
@@ -212,17 +211,20 @@ class AttentionCall:
                 self._outs[request], self._lses[request] = out[at : at + n], lse[at : at + n]
             else:
                 for found, part in ((self._outs, out), (self._lses, lse)):
-                    if (whole := found[request]) is None:
-                        whole = found[request] = np.empty((rows, *part.shape[1:]), np.float32)
-                    whole[begin:end] = part[at : at + n]
+                    if request not in found:
+                        found[request] = np.empty((rows, *part.shape[1:]), np.float32)
+                    found[request][begin:end] = part[at : at + n]
             at += n
 
     def results(self) -> Any:
         """What the call returns. It may be called again, where it was interrupted."""
         delivers = self.batch.out is not None  # so nothing that lies in the device's memory is handed out
         self.take(copy=not delivers)
-        outs, lses = [[one for one in found if one is not None] for found in (self._outs, self._lses)]
-        for request, out, lse in zip(self.requests, outs, lses, strict=True):
+        outs, lses = list[F32](), list[F32]()
+        for i, request in enumerate(self.requests):
+            out, lse = self._outs[i], self._lses[i]
             if request.target is not NEW_ARRAYS:
                 request.target.write(out, lse)
-        return self.batch.shaped(outs, [lse.copy() for lse in lses] if delivers else lses)
+            outs.append(out)
+            lses.append(lse.copy() if delivers else lse)
+        return self.batch.shaped(outs, lses)

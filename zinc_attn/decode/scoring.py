@@ -13,7 +13,7 @@ from ..cache.head_scales import kernel_scales
 from ..cache.kv_cache import KVCache
 from ..cache.rows import checked_values
 from ..canonical import arguments
-from ..canonical.emulate import alibi_slopes, score_scale
+from ..canonical.emulate import score_scale
 from ..canonical.state import sink_scores
 from ..checks import check_array
 from ..errors import ArgumentError
@@ -72,12 +72,6 @@ def check_sinks(sinks: Any, q_heads: int) -> F32 | None:
         return None
     with np.errstate(over="ignore"):  # what float32 does not hold is infinite there, and refused as such
         return sink_scores(checked_values("sinks", array.astype(np.float32))[0])
-
-
-def check_slopes(name: str, slopes: Any, q_heads: int) -> F32 | None:
-    """Slopes (q_heads,) in log2 units, of ALiBi or of masks, or None."""
-    array = arguments.check_slopes(name, slopes, q_heads)
-    return None if array is None else alibi_slopes(array)
 
 
 class LayerScorings:

@@ -31,6 +31,7 @@ from ..kernels.dispatches import (
 )
 from ..kernels.records import ROW, Records, WorkBuffer
 from ..kernels.tuning import heads_together
+from ..planning.inputs import Request
 from ..planning.items import item_keys
 from ..planning.sizes import padded
 from ..planning.steady import SteadyWords
@@ -134,9 +135,9 @@ class TensorWords:
 class Workspace:
     """Work words, on the host and in a buffer for every head slice of a layer, and the tensors of a key.
 
-    submission: whose words it was given last; queued: what ran them. steady: the words that a steady call sets; None
-    while words are written, and where no later call can use them. first_page: that of the layer for which the buffers
-    hold the words; None while they are written.
+    submission: whose words it was given last; queued: what will run them, in a ``together`` block. steady: the words
+    that a steady call sets; None while words are written, and where no later call can use them. first_page: that of the
+    layer for which the buffers hold the words; None while they are written.
     """
 
     key: RecordingKey
@@ -186,16 +187,15 @@ class Workspace:
 
     # --- filling ------------------------------------------------------------------------------------------
 
-    def fill(
-        self, submission: Submission, layer: int, lengths: tuple[int, ...] | None = None, tables: Seq[Words] = ()
-    ) -> None:
+    def fill(self, submission: Submission, layer: int, requests: Seq[Request] | None = None) -> None:
         """Make the words, in the buffers too, those of a submission that fits the key, in a layer.
 
-        lengths, tables: the keys and the page table of each sequence, where the submission is all of a plan that holds
-        for steady calls: of one that was filled before only the words that depend on them are written.
+        requests: of the call, where the submission is all of a plan that holds for steady calls: of one that was filled
+        before only the words that depend on the requests' keys and page tables are written.
         """
         steady, self.steady = self.steady, None  # an interrupted call leaves words that the next one must fill again
-        if steady is None or steady.submission is not submission or lengths is None:
+        lengths = None if requests is None else [one.tokens for one in requests]
+        if steady is None or steady.submission is not submission or requests is None:
             self.submission = submission
             self._take(submission)
             rows = [one.rows for one in (self.work, self.shared) if one is not None]
@@ -206,10 +206,10 @@ class Workspace:
             self._rebind_layer(layer)
             self.steady = steady
             return
-        if lengths is not None:
-            steady.set(lengths, tables)
+        if requests is not None:
+            steady.set(requests)
         self._upload_words(layer)
-        self.steady = None if lengths is None else steady
+        self.steady = None if requests is None else steady
 
     def _take(self, submission: Submission) -> None:
         """Write the records of a submission on the host."""
@@ -238,7 +238,7 @@ class Workspace:
         for work, buffers in ((self.work, self.work_buffers), (self.shared, self.shared_buffers)):
             if work is None:
                 continue
-            work.header["first_page"] = storage.first_page
+            work.words[FIRST_PAGE] = storage.first_page
             for one, buffer in zip(storage.slices, buffers, strict=True):
                 if len(buffers) > 1:
                     self.pages.layout.set_header(work, one)
@@ -250,7 +250,7 @@ class Workspace:
         first_page = self.pages.layers[layer].first_page
         if first_page != self.first_page:
             self.first_page = None
-            self.work.header["first_page"] = first_page
+            self.work.words[FIRST_PAGE] = first_page
             word = self.work.words[FIRST_PAGE : FIRST_PAGE + 1]
             for buffer in (*self.work_buffers, *self.shared_buffers):
                 self.pages.device.runtime.write(buffer, word, FIRST_PAGE)

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cache.pages import MAX_PAGE_SIZE, PagePool
+from ..cache.pages import PagePool
 from ..cache.sequence import Sequence, sequence_text
 from ..cache.sequence_pages import SequencePages
 from ..cache.transaction import Transaction
 from ..canonical.constants import KEYS_PER_NODE
 from ..checks import check_int, described
-from ..limits import MAX_CONTEXT
+from ..limits import MAX_CONTEXT, MAX_PAGE_SIZE
 from .nodes import Node
 from .shards import Shards
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,7 +59,7 @@ class SteadyWords:
     rows: list[Words]
     tables: Words
     leaf_pages: int
-    lengths: tuple[int, ...] = ()
+    lengths: list[int] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -88,13 +88,14 @@ class SteadyWords:
             pages_per_leaf(page_size),
         )
 
-    def set(self, lengths: tuple[int, ...], tables: Sequence[Words]) -> None:
-        """Make them those of requests of so many keys and with these tables, for calls of the plan's ``steady_key``."""
+    def set(self, requests: Sequence[Request]) -> None:
+        """Make them those of requests with the plan's ``steady_key``: they depend on their keys and page tables."""
+        lengths = [one.tokens for one in requests]
         for at, one in enumerate(self.submission.slices):
             length = lengths[one.request]
             if self.leaf_pages > 1:  # others have the pages of the plan
                 begin = max(length - 1, 0) // KEYS_PER_LEAF * self.leaf_pages
-                pages = tables[one.request][begin : begin + self.leaf_pages]
+                pages = requests[one.request].table[begin : begin + self.leaf_pages]
                 first = self.submission.tables_at[at] + begin
                 self.tables[first : first + len(pages)] = pages
             self.limits[at][...] = length

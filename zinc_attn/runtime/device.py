@@ -42,7 +42,7 @@ def default_runtime() -> str:
 
 
 class QueuedRecordings:
-    """Recordings of one submission, which is made by ``send``, or before its first result is read: see ``together``."""
+    """Recordings of one submission of a ``together`` block, made by ``send``, or before its first result is read."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -89,7 +89,7 @@ class Device:
         self._kernels: dict[tuple[str, tuple[int, ...]], Kernel] = {}
         self._way: Way | None = None
         self._checked = False  # whether the driver computes the float functions of the kernels rightly
-        self._together: QueuedRecordings | None = None
+        self.together_block: QueuedRecordings | None = None
         self._closed = False
 
     @classmethod
@@ -163,30 +163,27 @@ class Device:
         within the block, what was submitted until then goes first. Other threads' calls wait for the block's end.
         """
         with self.lock:
-            outer, self._together = self._together, QueuedRecordings(self.runtime)
+            outer, self.together_block = self.together_block, QueuedRecordings(self.runtime)
             try:
                 yield
-                self._together.send()
+                self.together_block.send()
             finally:
-                self._together = outer
+                self.together_block = outer
 
-    def submit(self, recording: Recording) -> QueuedRecordings:
-        """Submit a recording, or leave that to the ``together`` block around the call."""
-        if self._together is None:
-            made = QueuedRecordings(self.runtime)
-            made.add(recording)
-            made.send()
-            return made
-        if not self._together.open:
-            self._together = QueuedRecordings(self.runtime)
-        self._together.add(recording)
-        return self._together
+    def queue(self, recording: Recording) -> QueuedRecordings | None:
+        """Leave the submission of a recording to the ``together`` block around the call; None where there is none."""
+        if self.together_block is None:
+            return None
+        if not self.together_block.open:
+            self.together_block = QueuedRecordings(self.runtime)
+        self.together_block.add(recording)
+        return self.together_block
 
     def flush(self) -> None:
         """Submit what a ``together`` block holds until now; where that fails, those who want its results are told."""
-        if self._together is not None:
+        if self.together_block is not None:
             with suppress(ZincAttnError):
-                self._together.send()
+                self.together_block.send()
 
     @property
     def closed(self) -> bool:

@@ -1,4 +1,4 @@
-"""Steps become operations of kp sequences, over the pipelines and buffers of plain Vulkan."""
+"""Steps become operations of kp sequences, over the pipelines and buffers of plain Vulkan; a host program's queue."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from ..vulkan.commands import AT_THE_END, BEFORE_STEPS, BETWEEN_STEPS, BoundStep, Commands, waiting
 from ..vulkan.device import LogicalDevice, Undo
+from ..vulkan.queue import ComputeQueue
 from .binding import typed
 
 
@@ -54,9 +55,14 @@ class KomputeCommands(Commands):
         return int(self._device.ffi.cast("uintptr_t", handle))
 
 
-class HostCommands(KomputeCommands):
-    """Those of a host program's device, whose queue its threads share: they wait for each other by Python's lock."""
+class HostQueue(ComputeQueue):
+    """A host program's queue, which its threads share: they wait for each other by Python's lock."""
+
+    def __init__(self, device: LogicalDevice, kp: Any) -> None:
+        super().__init__(device)
+        self._ours = kp.zinc_attn
 
     def send(self, recordings: Sequence[Any], fence: Any) -> int:
-        commands = [self._number(one.pCommandBuffers[0]) for one in recordings]
-        return int(self._ours.submit(self._number(self._device.queue), commands, self._number(fence)))
+        handles = self._device.queue, *(one.pCommandBuffers[0] for one in recordings), fence
+        queue, *commands, signaled = (int(self._device.ffi.cast("uintptr_t", one)) for one in handles)
+        return int(self._ours.submit(queue, commands, signaled))

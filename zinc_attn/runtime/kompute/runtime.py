@@ -16,9 +16,10 @@ from ..protocol import DeviceInfo, Dispatch, Use
 from ..vulkan.commands import Commands
 from ..vulkan.device import HostDevice
 from ..vulkan.handles import VulkanBuffer, VulkanRecording
+from ..vulkan.queue import ComputeQueue
 from ..vulkan.runtime import VulkanRuntime, entered, register
 from .binding import load_kp, typed
-from .commands import HostCommands, KomputeCommands
+from .commands import HostQueue, KomputeCommands
 
 
 class HostTensor(VulkanBuffer):
@@ -62,14 +63,16 @@ class KomputeRuntime(VulkanRuntime):
             host = HostDevice(instance, physical, device, queue, family, is_open)
         super().__init__(info, host)
 
+    def _compute_queue(self) -> ComputeQueue:
+        return super()._compute_queue() if self._device.host is None else HostQueue(self._device, self.kp)
+
     def _recorder(self) -> Commands:
         device = self._device
         if device.host is None:
             handles = (device.instance, device.physical, device.handle, device.queue)
             numbers = (int(device.ffi.cast("uintptr_t", one)) for one in handles)
             self._manager = self.kp.zinc_attn.manager(*numbers, device.family)
-        made = KomputeCommands if device.host is None else HostCommands
-        self._sequences = made(device, self.kp, self._manager)
+        self._sequences = KomputeCommands(device, self.kp, self._manager)
         return self._sequences
 
     # --- sequences of a host program ----------------------------------------------------------------------

@@ -55,20 +55,13 @@ def waiting(steps: Sequence[BoundStep]) -> Iterator[bool]:
 class Commands:
     """The command pool of a device, and what is recorded into its command buffers.
 
-    A recording is what ``send`` takes: here the VkSubmitInfo* of a command buffer.
+    A recording is what a queue's ``send`` takes: the VkSubmitInfo* of a command buffer.
     """
 
     def __init__(self, device: LogicalDevice) -> None:
         self._device = device
         pool = device.vk.struct("VkCommandPoolCreateInfo", flags=_RESET_COMMAND_BUFFER, queueFamilyIndex=device.family)
         self._pool = device.create(device.own, "CommandPool", pool)
-        self._queue_submit = device.entry("vkQueueSubmit")  # the driver's own: this is the hot path
-
-    def send(self, recordings: Sequence[Any], fence: Any) -> int:
-        """Submit recordings, in order, and signal ``fence`` at their end: the VkResult."""
-        count = len(recordings)
-        infos = recordings[0] if count == 1 else self._device.vk.array("VkSubmitInfo", recordings)
-        return int(self._queue_submit(self._device.queue, count, infos, fence))
 
     def allocate(self, undo: Undo) -> tuple[Any, Any]:
         """(VkCommandBuffer, the VkSubmitInfo* that submits it)."""

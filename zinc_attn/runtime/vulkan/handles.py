@@ -170,7 +170,7 @@ class VulkanRecording(Owned):
     def __init__(self, handles: Handles, runtime: object, steps: tuple[Dispatch, ...]) -> None:
         super().__init__(handles, runtime)
         self.steps = steps  # keeps the buffers alive
-        self.commands: Any = None  # what Commands.send takes
+        self.commands: Any = None  # what the queue's send takes
         self.queries: Any = None
         self.cold = True  # until its first run
         self.ran = False  # whether the last run finished

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -29,17 +29,24 @@ class ComputeQueue:
         self.in_flight = self.started = False
         lib, handle, null = device.lib, device.handle, device.null
         # The hot path calls the driver's own entry points.
+        self._queue_submit = device.entry("vkQueueSubmit")
         self.wait_fences = device.entry("vkWaitForFences")
         self.reset_fences = device.entry("vkResetFences")
         self._fences = fences = device.vk.array("VkFence", [null])
         device.own.append(lambda: lib.vkDestroyFence(handle, fences[0], null))
         self._replace_fence()
 
-    def start(self, send: Callable[[Any], int]) -> None:
-        """Submit, where nothing is in flight. ``send``: submits with the fence that it is given, the VkResult."""
+    def send(self, recordings: Sequence[Any], fence: Any) -> int:
+        """Submit VkSubmitInfos, in order, and signal ``fence`` at their end: the VkResult."""
+        count = len(recordings)
+        infos = recordings[0] if count == 1 else self._device.vk.array("VkSubmitInfo", recordings)
+        return int(self._queue_submit(self._device.queue, count, infos, fence))
+
+    def start(self, recordings: Sequence[Any]) -> None:
+        """``send`` them, where nothing is in flight."""
         self.in_flight = True
         try:
-            result = send(self._fence)
+            result = self.send(recordings, self._fence)
         except BaseException:  # an interrupt hides whether the submission was made
             self.settle()
             raise

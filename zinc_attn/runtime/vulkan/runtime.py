@@ -81,7 +81,7 @@ class VulkanRuntime:
             check_compile_room(info)
             self._device = LogicalDevice(info, own, host)
             self.info = self._device.info
-            self._queue = ComputeQueue(self._device)
+            self._queue = self._compute_queue()
             self._commands = self._recorder()
             self._pipelines = Pipelines(self._device, self._token)
             self._handles = Handles(self._device, self._queue, self._lock, self)  # last: from now on it is closed
@@ -91,8 +91,12 @@ class VulkanRuntime:
                 raise no_host_memory(info) from error
             raise
 
+    def _compute_queue(self) -> ComputeQueue:
+        """What submits recordings."""
+        return ComputeQueue(self._device)
+
     def _recorder(self) -> Commands:
-        """What records and submits steps."""
+        """What records steps."""
         return Commands(self._device)
 
     def close(self) -> None:
@@ -205,12 +209,12 @@ class VulkanRuntime:
             self._start(*recordings)
 
     def _start(self, *recordings: object) -> list[VulkanRecording]:
-        mine = list(map(self._own_recording, recordings))
+        mine = [self._own_recording(one) for one in recordings]
         for one in mine:
             if one.cold:
                 self._check_cold(one)
             one.ran = False
-        self._queue.start(functools.partial(self._commands.send, [one.commands for one in mine]))
+        self._queue.start([one.commands for one in mine])
         return mine
 
     def _check_cold(self, recording: VulkanRecording) -> None:
