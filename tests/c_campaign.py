@@ -1,11 +1,11 @@
 """The C library at length, made to run under the sanitizers: ``c_campaign.py LIBRARY MANIFEST DEVICE N COUNTS``.
 
-First the cases of ``c_cases``, of which the sanitizers see FEW where COUNTS is not all. Then N random calls, most of
-them right and many wrong: K and V lie in memory that this program sees, in tiles and in rows, so after every call
-that gives results the oracle is asked about what is there. A call that must fail gives false and a text; one that may
-fail gives either. Then each function of Vulkan fails, in the calls whose numbers are COUNTS (1,3 or all), in a run
-from the device on and in one of recorded calls; the library says so, and the next calls are right. Prints how many
-calls there were of each kind and code.
+The cases of ``c_cases``, FEW of them where COUNTS is not all. Then N random calls, most of them right and many wrong: K
+and V lie in memory that this program sees, in tiles and in rows, so after every call that gives results the oracle is
+asked about what is there. A call that must fail gives false and a text; one that may fail gives either. Then each
+function of Vulkan fails, in the calls whose numbers are COUNTS (1,3 or all), in a run from the device on and in one of
+recorded calls; the library says so, and the next calls are right. Prints how many calls there were of each kind and
+code.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ SHAPE, LAYERS, PAGES = za.AttnShape(4, 2, 16), 2, 48
 HEADS, VALUES = 2, 4 * 16  # of KV; numbers of a row of q, and of a new row's K and V
 # Tokens of a page, bytes from a row to the next (0: tiles), rows from a token to the next and from a KV head
 KINDS = ((1, 0, 0, 0), (1, 72, 0, 0), (1, 64, 1, LAYERS * PAGES), (4, 64, 3, 1))
+FLAGS = "softcap", "alibi", "mask_slopes"
 HUGE = (0, 1, 2, 7, 0x7FFFFFFF, 0xFFFFFFFF, (1 << 24) + 1)
 
 
@@ -106,10 +107,15 @@ class Caller:
         rows = any(one["q_len"] for one in requests)
         return "mask_slopes" in options and rows and not self.masked(requests)
 
-    def options_of(self) -> dict[str, Any]:
+    def options_of(self, requests: Any) -> dict[str, Any]:
+        """The FLAGS, of which kernels are compiled, together or not at all; ``c_cases`` has each alone."""
         slopes = self.rng.random(4, np.float32)
-        every = {"window": 5, "softcap": 3.0, "splits": 3, "sinks": slopes, "alibi": slopes, "mask_slopes": slopes}
-        return {name: value for name, value in every.items() if self.chance(4)}
+        every = {"window": 5, "splits": 3, "sinks": slopes}
+        some = {name: value for name, value in every.items() if self.chance(4)}
+        flags = dict(zip(FLAGS, (3.0, slopes, slopes), strict=True)) if self.chance(4) else {}
+        if not self.masked(requests) and not self.chance(8):
+            flags.pop("mask_slopes", None)
+        return some | flags
 
     def expect(self, requests: Any, options: Any, layer: int, q: Any, got: Any, rows: Any, what: str) -> None:
         """That new rows are in the cache, and results those of the oracle."""
@@ -138,18 +144,14 @@ class Caller:
     def fill(self, q: Any, rows: Any) -> None:
         """Write both to the places, which have room for 8 of each."""
         if len(q) <= 8 and rows.size <= 8 * VALUES:
-            words = self.words[0][: rows.size // 16 * self.engine.info.row_words // 2].reshape(-1, 2, self.row_part)
+            part = self.engine.info.row_words // 2  # words of K, or of V, of a new row
+            words = self.words[0][: rows.size // 16 * part].reshape(-1, 2, part)
             words[:, :, :16] = rows.reshape(-1, 2, 16).view(np.uint32)
             self.words[1][: q.size] = q.reshape(-1).view(np.uint32)
 
-    @property
-    def row_part(self) -> int:
-        """Words of K, or of V, of a new row."""
-        return self.engine.info.row_words // 2
-
     def run(self) -> None:
         requests, wrong = self.requests()
-        options, (q, rows) = self.options_of(), self.inputs(requests)
+        options, (q, rows) = self.options_of(requests), self.inputs(requests)
         layer, data = int(self.rng.integers(LAYERS)), Data()
         k, v = (np.ascontiguousarray(x) for x in rows.reshape(-1, HEADS, 2, 16).transpose(2, 0, 1, 3))
         out, lse = np.empty_like(q), np.empty(q.shape[:2], np.float32)
@@ -184,7 +186,7 @@ class Caller:
 
     def run_at(self) -> None:
         requests, wrong = self.requests()
-        options, (q, rows) = self.options_of(), self.inputs(requests)
+        options, (q, rows) = self.options_of(requests), self.inputs(requests)
         layer, places = int(self.rng.integers(LAYERS)), self.places
         wrong = wrong or self.loose(requests, options)
         if len(q) and self.chance(6):
@@ -202,7 +204,7 @@ class Caller:
 
     def prepare(self) -> None:
         most = PAGES * self.page_size
-        numbers = [2, 3, 8, 8, most, 0, most, True, *(self.chance(3) for _ in range(3))]
+        numbers = [2, 3, 8, 8, most, 0, most, True, *[self.chance(3)] * 3]
         wrong = self.chance(3)
         if wrong:
             numbers[int(self.rng.choice([0, 1, 2, 3, 4, 6]))] = int(self.rng.choice(HUGE))
@@ -235,17 +237,15 @@ class Caller:
     def step(self) -> None:
         if not self.recorded:
             return
-        slot, flags = int(self.rng.choice(list(self.recorded))), ("softcap", "alibi", "mask_slopes")
-        requests, wrong = self.requests()
-        options, (q, rows) = self.options_of(), self.inputs(requests)
+        slot, (requests, wrong) = int(self.rng.choice(list(self.recorded))), self.requests()
+        options, (q, rows) = self.options_of(requests), self.inputs(requests)
         options.pop("splits", None)
         if not self.chance(8):  # what the room says
             slopes = self.rng.random(4, np.float32)
-            there = (*self.room[8:10], self.room[10] and self.masked(requests))
-            given = dict(zip(flags, zip(there, (3.0, slopes, slopes), strict=True), strict=True))
-            options = {name: value for name, value in options.items() if name not in given}
-            options |= {name: value for name, (there, value) in given.items() if there}
-        mismatch = [name in options for name in flags[:2]] != self.room[8:10]
+            there = (FLAGS if self.masked(requests) else FLAGS[:2]) if all(self.room[8:]) else ()
+            options = {name: value for name, value in options.items() if name not in FLAGS}
+            options |= {name: 3.0 if name == "softcap" else slopes for name in there}
+        mismatch = [name in options for name in FLAGS[:2]] != self.room[8:10]
         slopes = "mask_slopes" in options
         mismatch |= (slopes or self.masked(requests)) and slopes != self.room[10]
         mismatch |= self.loose(requests, options)
@@ -264,9 +264,8 @@ class Caller:
         if self.chance(2):
             made = self.c.za_cache_make(self.engine.attn, layers, pages, None, None)
         else:
-            at = Place(
-                self.owner.buffer, int(self.rng.choice([0, 4, 256, 1 << 50])), int(self.rng.choice([0, 256, 4096]))
-            )
+            offset, size = int(self.rng.choice([0, 4, 256, 1 << 50])), int(self.rng.choice([0, 256, 4096]))
+            at = Place(self.owner.buffer, offset, size)
             steps = (int(x) for x in self.rng.choice([0, 0, 1, 2, 1 << 31], 2))
             given = CachePlaces(layers, pages, at, self.places.q, None, None, *steps)
             made = self.c.za_cache_from(self.engine.attn, c.byref(given))
@@ -284,27 +283,12 @@ class Caller:
 
     def open(self) -> None:
         options = Options.from_buffer_copy(self.options)
-        names = [
-            "q_heads",
-            "head_dim",
-            "dtype",
-            "v_dtype",
-            "arithmetic",
-            "manifest",
-            "page_size",
-            "k_stride",
-            "v_stride",
-        ]
-        name = str(self.rng.choice(names))
+        names = "q_heads head_dim dtype v_dtype arithmetic manifest page_size k_stride v_stride"
+        name = str(self.rng.choice(names.split()))
         setattr(options, name, None if name == "manifest" else int(self.rng.choice([0, 3, 99, 128, 1 << 30])))
         made = self.c.za_open(self.engine.device, c.byref(options))
         if self.said("open", made):
             self.c.za_close(c.c_void_p(made))
-
-    def device(self) -> None:
-        name = str(self.rng.choice(["instance", "physical", "device", "queue", "get_proc", "family"]))
-        host = self.owner.host(**{name: 77 if name == "family" else None})
-        self.said("device_from", self.c.za_device_from(c.byref(host)), True)
 
     def close(self) -> None:
         self.c.za_prepared_free(self.prepared)
@@ -314,17 +298,7 @@ class Caller:
 
 # --- random calls --------------------------------------------------------------------------------------------
 
-WEIGHTS = {
-    "run": 8,
-    "run_at": 8,
-    "step": 12,
-    "record": 2,
-    "prepare": 1,
-    "cache": 2,
-    "copy": 1,
-    "open": 0.2,
-    "device": 0.5,
-}
+WEIGHTS = {"run": 8, "run_at": 8, "step": 12, "record": 2, "prepare": 1, "cache": 2, "copy": 1, "open": 0.2}
 
 
 def random_calls(loaded: c.CDLL, manifest: str, info: Any, n: int) -> Counter[str]:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from c_host import DTYPES, NARROW
-from engine import Data, Engine, Options, Owner, Room, address, call_of
+from c_host import DTYPES, NARROW, Data, Options, Room
+from engine import Engine, Owner, address, call_of
 from support import same
 
 import zinc_attn as za

@@ -29,8 +29,7 @@ INCLUDE = f"-I{NATIVE / 'include'}"
 DTYPES = ("as_k", *STORAGE)  # enum za_dtype
 CODES = ("ok", "invalid", "manifest", "unsupported", "memory", "busy", "lost", "driver")  # enum za_code
 SHIM = ROOT / "tests" / "device" / "embed_shim.c"
-SHARED = ["-shared", "-fPIC"]
-WRAP = ["-Wl,--wrap=vkGetInstanceProcAddr"]
+SHIMMED = [*LIBRARY, SHIM]
 COMPILER = shutil.which(os.environ.get("CC", "cc"))
 STRICT = [INCLUDE, "-std=c11", "-Wall", "-Wextra", "-Werror", "-pedantic", "-ffp-contract=off"]
 SANITIZE = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
@@ -53,16 +52,22 @@ NARROW = {"f16": np.float16, "bf16": bfloat16}  # k and v of za_run, which are f
 
 
 def compiled(target: Path, sources: list[Path], *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The compiler's run for a program, or with -shared a library."""
-    command = [str(COMPILER), *STRICT, *arguments, "-o", str(target), *map(str, sources), "-lvulkan", "-lm"]
+    """The compiler's run for a program, or with -shared a library; with the shim where that is among the sources."""
+    wrapped = ["-Wl,--wrap=vkGetInstanceProcAddr"] if SHIM in sources else []
+    command = [str(COMPILER), *STRICT, *arguments, *wrapped, "-o", str(target), *map(str, sources), "-lvulkan", "-lm"]
     return subprocess.run(command, capture_output=True, text=True)
 
 
-def library(folder: Path, sources: list[Path], *arguments: str) -> c.CDLL:
-    """Files of the library for ctypes."""
-    done = compiled(folder / "library.so", sources, "-O2", *SHARED, *arguments)
+def built(folder: Path, sources: list[Path], *arguments: str) -> str:
+    """A shared library of files of the library."""
+    done = compiled(folder / "library.so", sources, "-O2", "-shared", "-fPIC", *arguments)
     assert done.returncode == 0, done.stderr
-    loaded = c.CDLL(str(folder / "library.so"))
+    return str(folder / "library.so")
+
+
+def library(folder: Path, sources: list[Path]) -> c.CDLL:
+    """The same for ctypes."""
+    loaded = c.CDLL(built(folder, sources))
     loaded.za_error.restype = c.c_char_p
     return loaded
 

@@ -145,10 +145,16 @@ def done_or_not_done(twins: Seq[Twin]) -> Iterator[None]:
         raise
 
 
-def together(twins: Seq[Twin], counts: Seq[int], q_lens: Seq[int] | None = None, attention: Any = None) -> None:
+def together(
+    twins: Seq[Twin],
+    counts: Seq[int],
+    q_lens: Seq[int] | None = None,
+    attention: Any = None,
+    layers: Seq[int] | None = None,
+) -> None:
     """One call of all ``twins`` in every layer, with so many new rows (0 of each: none) and query rows of each."""
     attention = attention or twins[0].attention
-    for layer in range(attention.cache.num_layers):
+    for layer in layers or range(attention.cache.num_layers):
         new = [one.new(layer, n, m) for one, n, m in zip(twins, counts, q_lens or counts, strict=True)]
         q, k, v = (list(column) for column in zip(*new, strict=True))
         rows_of = {"k": k, "v": v} if any(counts) else {}

@@ -20,6 +20,13 @@ def _numpy_raises() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _earlier_objects_stay() -> None:
+    """The garbage collector, which tests call often, need not walk over what other files imported, made and left."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(20240607)
@@ -52,12 +59,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     config.option.loadscopereorder = False  # the order of the collection, see below
     return Units(config, log)
-
-
-def pytest_collection_finish() -> None:
-    """What was imported and collected stays to the end: the garbage collector need not walk over it every time."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.hookimpl(trylast=True)  # behind pytest's own order, which is by the parameters of session fixtures

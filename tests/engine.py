@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from c_host import CachePlaces, Call, Data, Host, Options, Place, Places, Request, Room, declared
+from c_host import CODES, CachePlaces, Call, Host, Place, Places, Request, declared
 
 import zinc_attn as za
 from zinc_attn.runtime.device import DeviceInfo
@@ -99,7 +99,29 @@ def call_of(requests: list[dict[str, Any]], **options: Any) -> Any:
     return made
 
 
-class Engine:
+class Opened:
+    """The library ``c`` with a device, its kernels for a shape, and a cache, by their addresses."""
+
+    c: Any
+    device: c.c_void_p
+    attn: c.c_void_p
+    cache: c.c_void_p
+
+    @property
+    def error(self) -> str:
+        return self.c.za_error().decode()
+
+    @property
+    def code(self) -> str:
+        return CODES[self.c.za_error_code()]
+
+    def close(self) -> None:
+        self.c.za_cache_free(self.cache)
+        self.c.za_close(self.attn)
+        self.c.za_device_close(self.device)
+
+
+class Engine(Opened):
     """The library on an engine's device, for a shape and its types: K and V in the engine's memory, layer after layer.
 
     scales: (layers, kv_heads) of K and of V, each or both None. get_proc: the address of a vkGetInstanceProcAddr.
@@ -141,10 +163,6 @@ class Engine:
         rows = (pages * o.page_size - 1) * steps[0] + (o.kv_heads - 1) * steps[1] + 1
         return -(-rows * (o.v_stride if of_v else o.k_stride) // 4) * 4
 
-    @property
-    def error(self) -> str:
-        return self.c.za_error().decode()
-
     def places(self, shape: za.AttnShape, rows: int, new_rows: int, apart: bool = False) -> tuple[Any, Any]:
         """struct za_places for a layer, and its words: rows, q, out, lse. apart: lse does not lie behind out."""
         n = rows * shape.q_heads
@@ -158,11 +176,3 @@ class Engine:
         else:
             lse_words = self.owner.words[lse.offset // 4 :][:n]
         return Places(new, q, out, lse), (new_words, q_words, out_words, lse_words)
-
-    def close(self) -> None:
-        self.c.za_cache_free(self.cache)
-        self.c.za_close(self.attn)
-        self.c.za_device_close(self.device)
-
-
-__all__ = ["Call", "Data", "Engine", "Options", "Owner", "Room", "call_of"]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
-import functools
 import gc
 import itertools
 import json
@@ -23,6 +22,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from cache_rows import Twin, done_or_not_done, together
+from support import same
 
 import zinc_attn as za
 from zinc_attn.errors import DeviceLostError, ZincAttnError
@@ -113,43 +114,15 @@ class Layer:
 # --- the story, told in a process of its own ---------------------------------------------------------------
 
 
-@functools.lru_cache(maxsize=4096)
-def _values(n: int, seed: int) -> Any:
-    """k, v (n, 1, 64) float16."""
-    return np.random.default_rng(seed).standard_normal((2, n, 1, 64), np.float32).astype(np.float16)
-
-
-@functools.lru_cache(maxsize=4096)
-def _query(seed: int) -> Any:
-    return np.random.default_rng(seed).standard_normal((2, 64), np.float32)
-
-
-@functools.lru_cache(maxsize=1 << 16)
-def _expected(seed: int, rows: tuple[tuple[int, int], ...]) -> Any:
-    """out, lse of query ``seed`` on the rows of (n, seed) after (n, seed)."""
-    k, v = (np.concatenate([_values(0, 0)[i], *(_values(*r)[i] for r in rows)]) for i in range(2))
-    return za.reference.emulate(_query(seed), k, v)
-
-
-class WrongBits(AssertionError):
-    """A result that is neither right nor an error."""
-
-
-def _check(got: Any, want: Any, what: str) -> None:
-    if not all(np.array_equal(a.view(np.uint32), b.view(np.uint32)) for a, b in zip(got, want, strict=True)):
-        raise WrongBits(what)
-
-
 class Story:
-    """A device, a cache and its sequences, and beside them what rows each sequence must hold."""
+    """A device, a cache and its sequences by name, each beside the rows that it must hold."""
 
     def __init__(self, runtime: str, folder: Path) -> None:
         self.runtime, self.path = runtime, folder / "sequence"
         self.device: Any = None
         self.cache: Any = None
         self.attn: Any = None
-        self.held: dict[Any, list[list[tuple[int, int]]]] = {}  # per sequence and layer: (n, seed) of its rows
-        self.named: dict[str, Any] = {}
+        self.twins: dict[str, Twin] = {}
         self.errors: list[ZincAttnError] = []
 
     def attempt(self, step: Callable[[], object]) -> bool:
@@ -168,76 +141,63 @@ class Story:
         self.cache = za.KVCache(self.device, SHAPE, LAYERS, 512, "f16", PAGE)
         self.attn = za.Attention(self.cache)
 
-    def sequence(self, name: str) -> Any:
-        if name not in self.named:
-            self.named[name] = self.cache.new_sequence()
-            self.held[name] = [[] for _ in range(LAYERS)]
-        return self.named[name]
+    def twin(self, name: str) -> Twin:
+        if name not in self.twins:
+            self.twins[name] = Twin(self.attn, len(name))
+        return self.twins[name]
 
-    def append(self, name: str, layer: int, n: int, seed: int) -> None:
-        self.cache.append(self.sequence(name), layer, *_values(n, seed))
-        self.held[name][layer].append((n, seed))
+    def append(self, name: str, layer: int, n: int) -> None:
+        one = self.twin(name)
+        with done_or_not_done([one]):
+            self.cache.append(one.sequence, layer, *one.new(layer, n, 0)[1:])
 
     def fork(self, name: str, new: str) -> None:
-        self.named[new] = self.sequence(name).fork()
-        self.held[new] = [list(rows) for rows in self.held[name]]
+        self.twins[new] = self.twin(name).fork()
 
-    def attend(self, names: Sequence[str], layer: int, seed: int, n: int = 0) -> None:
+    def attend(self, names: Sequence[str], layer: int, n: int = 0) -> None:
         """One call of all sequences together, which appends ``n`` rows to each of them first."""
-        sequences = [self.sequence(name) for name in names]
-        k, v = zip(*(_values(n, seed + i) for i in range(len(names))), strict=True) if n else (None, None)
-        new = {"k": list(k), "v": list(v)} if n else {}
-        outs, lses = self.attn([_query(seed)] * len(names), sequences, layer, return_lse=True, **new)
-        for i, (name, out, lse) in enumerate(zip(names, outs, lses, strict=True)):
-            if n:
-                self.held[name][layer].append((n, seed + i))
-            want = _expected(seed, tuple(self.held[name][layer]))
-            _check((out, lse), want, f"sequence {name}, layer {layer}, query {seed}")
+        twins = [self.twin(name) for name in names]
+        with done_or_not_done(twins):
+            together(twins, [n] * len(twins), [1] * len(twins), layers=(layer,))
 
     def save_and_load(self, name: str) -> None:
-        if self.held[name][0] != self.held[name][1]:
-            return  # a failed append has left the layers unequal; only whole tokens are saved
-        self.sequence(name).save(self.path)
-        loaded = self.cache.load(self.path)
-        self.named["loaded"] = loaded
-        self.held["loaded"] = [list(rows) for rows in self.held[name]]
+        one = self.twin(name)
+        if len(set(one.sequence.lengths)) == 1:  # else a failed append has left the layers unequal
+            one.sequence.save(self.path)
+            self.twins["loaded"] = one.other(self.cache.load(self.path))
 
     def timed(self) -> None:
         """A recording with timestamps, on K and V of its own."""
-        k, v = _values(40, 7)
-        runtime, seen = self.device.runtime, []
+        runtime, seen, q = self.device.runtime, list[Any](), np.ones((2, 64), np.float32)
         with za.KVCache(self.device, SHAPE, 1, 40, "f32") as cache:
-            sequence = cache.new_sequence()
-            cache.append(sequence, 0, k, v)
-            za.Attention(cache, observer=lambda _, workspace: seen.append(workspace))(_query(3), sequence, 0)
+            one = Twin(za.Attention(cache, observer=lambda _, workspace: seen.append(workspace)))
+            one.append(40)
+            found = one.attention(q, one.sequence, 0, return_lse=True)
+            one.check(0, q, found)
             recording = runtime.record(seen[0].dispatches(0), timestamps=True)
             runtime.run(recording)
             runtime.timings(recording)
-            _check([x[0] for x in seen[0].results()], za.reference.emulate(_query(3), k, v), "the timed call")
+            same([x[0] for x in seen[0].results()], found, "the timed call")
 
     def steps(self) -> Iterator[Callable[[], object]]:
         for layer in range(LAYERS):
-            yield lambda layer=layer: self.append("a", layer, 20, 1)
-        for token in range(3):
-            for layer in range(LAYERS):
-                yield lambda layer=layer, token=token: self.attend(["a"], layer, 10 + token, 1)
-        yield lambda: self.append("c", 0, 7, 2)
-        yield lambda: self.append("c", 1, 7, 2)
-        yield lambda: self.attend(["a", "c"], 0, 20, 1)
-        yield lambda: self.attend(["a", "c"], 1, 20, 1)
+            yield lambda layer=layer: self.append("a", layer, 20)
+        for layer in (0, 1) * 3:
+            yield lambda layer=layer: self.attend(["a"], layer, 1)
+        for layer in range(LAYERS):
+            yield lambda layer=layer: self.append("c", layer, 7)
+        for layer in range(LAYERS):
+            yield lambda layer=layer: self.attend(["a", "c"], layer, 1)
         yield lambda: self.fork("a", "b")
-        yield lambda: self.append("b", 0, 3, 30)  # copies the shared page
-        yield lambda: self.append("b", 1, 3, 30)
-        yield lambda: self.attend(["a", "b"], 0, 40)
+        for layer in range(LAYERS):
+            yield lambda layer=layer: self.append("b", layer, 3)  # copies the shared page
+        yield lambda: self.attend(["a", "b"], 0)
         yield lambda: self.save_and_load("b")
-        yield lambda: "loaded" in self.named and self.attend(["loaded"], 1, 41)
+        yield lambda: "loaded" in self.twins and self.attend(["loaded"], 1)
         yield self.timed
         for call in range(MORE_CALLS):
-            layer = call % LAYERS
-            if call % 5 == 4 and "b" in self.named:
-                yield lambda layer=layer, call=call: self.attend(["a", "b"], layer, 100 + call)
-            else:
-                yield lambda layer=layer, call=call: self.attend(["a"], layer, 100 + call, int(call % 3 == 0))
+            names, n = (["a", "b"], 0) if call % 5 == 4 and "b" in self.twins else (["a"], int(call % 3 == 0))
+            yield lambda names=names, layer=call % LAYERS, n=n: self.attend(names, layer, n)
 
     def tell(self) -> None:
         """Everything but the end. What cannot be opened or made is tried once more, and then done without."""
@@ -252,7 +212,7 @@ class Story:
         if self.device is not None:
             self.device.close()
         self.device = self.cache = self.attn = None
-        self.named.clear()
+        self.twins.clear()
         gc.collect()
 
 

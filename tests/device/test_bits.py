@@ -32,7 +32,7 @@ CI_SHAPES = ("16/2/256", "9/3/64", "8/2/80", "6/2/192", "5/1/512")
 CI = {
     ("default", "vulkan"): (CI_SHAPES, CI_SHAPES[:2], (0, 1, 33, 64, 65, 129, 1000)),
     ("default", "kompute"): (CI_SHAPES[:2], CI_SHAPES[:2], (0, 65, 1000)),  # a dispatcher does not know a shape
-    ("swiftshader", "vulkan"): (("9/3/64", "5/1/512"), (), (1, 65, 577)),
+    ("swiftshader", "vulkan"): (("9/3/64",), (), (1, 65, 577)),
 }
 EVERY = tuple(f"{MODEL_SHAPES} {OTHER_SHAPES}".split())
 ALL = dict.fromkeys(DRIVERS, (EVERY, EVERY, (*SHORT, *LONG))) | {SLOW: (EVERY[:9], EVERY[:9], (1, 65, 129, 1000))}
@@ -87,8 +87,7 @@ def check_all_layouts(device: za.Device, text: str, context: int, dtype: str, ki
 
 @pytest.mark.parametrize(("any_device", "shape", "dtype", "context"), table(), indirect=["any_device"])
 def test_bits_equal_the_oracle(any_device, shape, dtype, context):
-    slow = "SwiftShader" in any_device.info.name and shape != "9/3/64" and not FULL  # which shows every layout's kernel
-    check_all_layouts(any_device, shape, context, dtype, "normal", own_layout if slow else layouts)
+    check_all_layouts(any_device, shape, context, dtype, "normal")
 
 
 @pytest.mark.parametrize("kind", ("sharp", "extreme", "equal", "zeros", "subnormal", "cancelling"))
@@ -96,8 +95,9 @@ def test_bits_equal_the_oracle(any_device, shape, dtype, context):
 @pytest.mark.parametrize("shape", ("16/2/256", "9/3/64") if FULL else ("9/3/64",))
 @pytest.mark.parametrize("context", (1, 65, 1000) if FULL else (65,))
 def test_bits_on_awkward_values(any_device, shape, dtype, context, kind):
-    slow = "SwiftShader" in any_device.info.name and dtype == "f32" and not FULL  # float16 shows every layout's kernel
-    check_all_layouts(any_device, shape, context, dtype, kind, own_layout if slow else layouts)
+    if "SwiftShader" in any_device.info.name and dtype == "f32" and not FULL:
+        pytest.skip("float16 shows every layout's kernel there, and test_c_engine.py float32's loads")
+    check_all_layouts(any_device, shape, context, dtype, kind)
 
 
 def test_bits_at_131072_keys(device, monkeypatch):

@@ -7,22 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from c_host import (
-    CODES,
-    DTYPES,
-    LIBRARY,
-    SHIM,
-    WRAP,
-    Call,
-    Data,
-    Options,
-    Request,
-    declared,
-    library,
-    needs_compiler,
-    page_words,
-    tables,
-)
+from c_host import DTYPES, LIBRARY, Call, Data, Options, Request, declared, library, needs_compiler, page_words, tables
+from engine import Opened, address
 from support import same
 
 import zinc_attn as za
@@ -52,10 +38,6 @@ MASK[0, 9] = -np.inf
 pytestmark = needs_compiler
 
 
-def address(array):
-    return array.ctypes.data_as(c.c_void_p)
-
-
 class Values(NamedTuple):
     """q (rows, q_heads, head_dim), k and v (tokens, kv_heads, head_dim)."""
 
@@ -68,7 +50,7 @@ class Refused(Exception):
     """A call of the library that returned false, with its za_error()."""
 
 
-class Library:
+class Library(Opened):
     """The library, opened for a shape and its types, with a cache.
 
     loaded: its code, where another one has it already. scales: float32 (LAYERS, kv_heads), K's and V's, or None.
@@ -79,30 +61,21 @@ class Library:
         export.export(folder / "kernels", [shape], dtype=dtype, page_size=PAGE_SIZE)
         self.c = declared(loaded or library(folder, LIBRARY))
         self.names = str(folder / "kernels").encode(), device.info.name.encode()
-        self.dtype, self.scales = DTYPES.index(dtype), [x if x is None else address(x) for x in scales]
-        self.open()
-
-    def open(self):
         self.device = c.c_void_p(self.c.za_device_open(self.names[1]))
         assert self.device, self.error
-        shape = self.shape
         sizes = shape.q_heads, shape.kv_heads, shape.head_dim, 0, False
-        self.attn = c.c_void_p(self.open_with(self.names[0], *sizes, self.dtype))
+        self.attn = c.c_void_p(self.open_with(self.names[0], *sizes, DTYPES.index(dtype)))
         assert self.attn, self.error
-        self.cache = c.c_void_p(self.c.za_cache_make(self.attn, LAYERS, self.pages, *self.scales))
+        self.cache = c.c_void_p(self.c.za_cache_make(self.attn, LAYERS, pages, *self.pointers(scales)))
         assert self.cache, self.error
+
+    @staticmethod
+    def pointers(arrays):
+        return [c.c_void_p(address(x)) for x in arrays]
 
     def open_with(self, *options):
         """What za_open gives for Options."""
         return self.c.za_open(self.device, c.byref(Options(*options)))
-
-    @property
-    def error(self):
-        return self.c.za_error().decode()
-
-    @property
-    def code(self):
-        return CODES[self.c.za_error_code()]
 
     def run(self, q, k, v, table, tokens, layer=1, **more):
         """out and lse of a call of one request. Arrays in ``more`` are float32."""
@@ -120,19 +93,13 @@ class Library:
 
     def make_cache(self, layers=LAYERS, pages=PAGES, *scales):
         """The error of a cache that is not made."""
-        scales = [x if x is None else address(x) for x in (*scales, None, None)[:2]]
-        assert not self.c.za_cache_make(self.attn, layers, pages, *scales)
+        assert not self.c.za_cache_make(self.attn, layers, pages, *self.pointers((*scales, None, None)[:2]))
         return self.error
 
     def words(self):
         trace = self.c.za_trace(self.attn)
         words = c.cast(trace.work, c.POINTER(c.c_uint32))
         return np.ctypeslib.as_array(words, (trace.work_words,)).copy()
-
-    def close(self):
-        self.c.za_cache_free(self.cache)
-        self.c.za_close(self.attn)
-        self.c.za_device_close(self.device)
 
 
 @pytest.fixture(scope="module")
@@ -346,9 +313,9 @@ def test_a_latent_shape_has_no_v(scaled, tmp_path):
     options = str(tmp_path).encode(), 1, 1, 64, 32, True, DTYPES.index("fp8_e4m3")
     attn, one = c.c_void_p(scaled.open_with(*options)), np.ones((1, 1), np.float32)
     assert attn, scaled.error
-    assert not scaled.c.za_cache_make(attn, 1, 1, address(one), address(one))
+    assert not scaled.c.za_cache_make(attn, 1, 1, *scaled.pointers((one, one)))
     assert scaled.error == "v_scales: got some for a latent shape, expected NULL; its V is part of its K"
-    cache = c.c_void_p(scaled.c.za_cache_make(attn, 1, 1, address(one), None))
+    cache = c.c_void_p(scaled.c.za_cache_make(attn, 1, 1, *scaled.pointers((one, None))))
     rows, table = np.zeros((1, 1, 64), np.float32), np.zeros(1, np.uint32)
     request, data = Request(tokens=1, new_rows=1, page_table=address(table)), Data(address(rows), address(rows))
     call = Call(request=c.addressof(request), requests=1)
@@ -454,31 +421,3 @@ NO_SIZES = "it has no sizes for shape {0}, {1}, tiles; give a page_size, or expo
 def test_what_opening_refuses(opened, sizes, dtypes, message):
     assert not opened.open_with(opened.names[0], *sizes, *dtypes)
     assert message in opened.error
-
-
-def test_what_a_failed_submission_leaves(inputs, device, tmp_path, monkeypatch):
-    """One that was not made leaves all as it was. One that is not known to have ended loses the device."""
-    opened = Library(tmp_path, device, library(tmp_path, [*LIBRARY, SHIM], *WRAP))
-    want = za.reference.emulate(*inputs)
-    monkeypatch.setenv("EMBED_FAIL", "vkQueueSubmit:2:-2")
-    with pytest.raises(Refused, match=r"^vkQueueSubmit: out of device memory \(VkResult -2\)$"):
-        page_call(opened, inputs)
-    same(page_call(opened, inputs), want)
-    q, k, v = inputs
-    monkeypatch.setenv("EMBED_FAIL", "vkWaitForFences:1:-2")  # the queue is waited for
-    with pytest.raises(Refused, match=r"vkWaitForFences: out of device memory \(VkResult -2\)"):
-        opened.run(q, k[:0], v[:0], (11, 10, 9), TOKENS)
-    same(opened.run(q, k[:0], v[:0], (11, 10, 9), TOKENS), want)
-    monkeypatch.setenv("EMBED_FAIL", "vkQueue*:1+:-2")
-    for reason, code in (
-        (r"vkQueueSubmit: out of device memory \(VkResult -2\)", "memory"),
-        ("an earlier submission did not end; open it", "lost"),
-    ):
-        with pytest.raises(Refused, match=reason):
-            opened.run(q, k[:0], v[:0], (11, 10, 9), TOKENS)
-        assert opened.code == code
-    monkeypatch.delenv("EMBED_FAIL")
-    opened.close()
-    opened.open()
-    same(page_call(opened, inputs), want)
-    opened.close()

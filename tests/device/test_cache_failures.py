@@ -318,7 +318,7 @@ def test_after_close(device: za.Device, tmp_path: Any, closed: str) -> None:
     if closed == "cache":
         calls += [world.cache.new_sequence, world.load, world.a.fork, lambda: world.a.truncate(0)]
     else:
-        calls.append(lambda: za.KVCache(opened, SMALL, LAYERS, 64))
+        calls.append(lambda: za.attention(queries(1, 1), *values(9, 1), opened))
     world.a.save(world.path)
     for layer in range(LAYERS):
         world.attend(world.a, layer, 1, 1)

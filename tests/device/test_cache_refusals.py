@@ -1,6 +1,6 @@
 """What a KVCache, its sequences and its Attention refuse, in which words, and that nothing has changed then.
 
-Which rows are refused is in tests/host/test_dtypes.py, test_blocks.py and, through a cache, in test_dtypes.py here.
+Which rows are refused is in tests/host/test_dtypes.py and test_blocks.py.
 """
 
 from collections.abc import Callable
@@ -95,6 +95,8 @@ BAD: tuple[tuple[type[Exception], str, Callable[[Scene], Any]], ...] = (
     (errors.ArgumentError, EARLY.format(30, 22, 8), lambda s: s.attn(q_(30), s.seq, 0, k=k_(2), v=k_(2))),
     (errors.ArgumentError, "allow_empty: got 1, expected True or False",
      lambda s: s.attn(q_(), s.seq, 0, allow_empty=1)),
+    (errors.ArgumentError, "kv_layout: got 'nhd', expected 'tiles' or 'NHD'",
+     lambda s: za.KVCache(s.cache.device, SMALL, 1, 16, kv_layout="nhd")),
     (errors.ArgumentError, "num_splits, split_size: got 2, 3, expected at most one of the two",
      lambda s: za.Attention(s.cache, num_splits=2, split_size=3)),
     (errors.ShapeError, "q: got shape (1, 6, 64), expected (4, 64) or (q_len, 4, 64)",

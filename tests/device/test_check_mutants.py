@@ -71,13 +71,7 @@ MUTANTS = {
     ),
     "emit.glsl": (
         Mutant("a node's maximum", "unit_m[h] = max(m_old, m[h]);", "unit_m[h] = m[h];", FALLING, 2),
-        Mutant(
-            "a node's weights",
-            "merge(l_old, powers.x, l[h], powers.y)",
-            "merge(l_old, powers.x, l[h], powers.x)",
-            RISING,
-            2,
-        ),
+        Mutant("a node's weights", "powers.x, l[h], powers.y)", "powers.x, l[h], powers.x)", RISING, 2),
     ),
     "node.glsl": (
         Mutant("the leaf of a member", "item.leaf_begin + member;", "item.leaf_begin + (member ^ 1u);", CANCELLING, 3),
@@ -100,15 +94,9 @@ MUTANTS = {
     "state.glsl": (
         Mutant("the cut-off by one", "d < CUTOFF ?", "d <= CUTOFF ?", FADING),
         Mutant("the flush at its bound", "lessThan(", "lessThanEqual(", FADING),
+        Mutant("the flush of merges", "vec2 sum = x + b;\n    return flush", "vec2 sum = x + b;\n    return ", FADING),
         Mutant(
-            "the flush of merges", "vec2 sum = x + b;\n    return flush(sum);", "vec2 sum = x + b; return sum;", FADING
-        ),
-        Mutant(
-            "the flush of nodes",
-            "float sum = x + b;\n    return flush(sum);",
-            "float sum = x + b; return sum;",
-            FADING,
-            3,
+            "the flush of nodes", "float sum = x + b;\n    return flush", "float sum = x + b;\n    return ", FADING, 3
         ),
         Mutant("the flush of out", ": flush(quotient)", ": quotient", FADING),
         Mutant("a step of the polynomial", "y = y + EXP2_C5;", "y = y + EXP2_C6;", CANCELLING),
@@ -137,12 +125,7 @@ MUTANTS = {
         Mutant("the key behind the last", "b < leaf.count)", "b <= leaf.count)", BF16),
     ),
     "bias.glsl": (
-        Mutant(
-            "a sum that must not be fused",
-            "vec2 sum = s + bias;",
-            "vec2 sum = fma_emulated(vec2(slope), distance, s);",
-            BIASES,
-        ),
+        Mutant("a sum that must not be fused", "= s + bias;", "= fma_emulated(vec2(slope), distance, s);", BIASES),
         Mutant("ALiBi's sign", "distance = -vec2", "distance = vec2", BIASES),
         Mutant("a mask's first key", "position[i] >= work[record", "position[i] > work[record", NONCAUSAL),
         Mutant("a mask's unit", "+ head]) : LOG2E", "+ head]) : 1.0", BIASES),
@@ -165,12 +148,7 @@ MUTANTS = {
         Mutant("a chunk of latent V", "+ at % CHUNK_WORDS : at", "+ at % 2u : at", LATENT),
     ),
     "storage.glsl": (
-        Mutant(
-            "where K has fifth bits",
-            ": k_shared_word(where, K_PAIRED + block)",
-            ": k_shared_word(where, block)",
-            FIVE_BITS,
-        ),
+        Mutant("where K has fifth bits", "where, K_PAIRED + block)", "where, block)", FIVE_BITS),
         Mutant("a minimum", "Block(both.x, both.y, fifth)", "Block(both.x, both.x, fifth)", FIVE_BITS),
         Mutant("where V has scales", "block * V_HALVES / 2u", "block * V_HALVES / 4u", Q8_0),
         Mutant("the last bit of bfloat16", "w & 0xFFFF0000u", "w & 0xFFFE0000u", BF16),

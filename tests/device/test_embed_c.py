@@ -15,21 +15,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from c_host import (
-    LIBRARY,
-    NATIVE,
-    PAGE,
-    ROOT,
-    SANITIZE,
-    SHIM,
-    SOURCES,
-    WRAP,
-    compiled,
-    digest,
-    needs_compiler,
-    page_words,
-)
-from support import DRIVERS, FULL, open_device, same
+from c_host import LIBRARY, NATIVE, PAGE, ROOT, SANITIZE, SHIM, SOURCES, compiled, digest, needs_compiler, page_words
+from support import open_device, same
 
 import zinc_attn as za
 from zinc_attn.kernels import declarations as kernels
@@ -37,7 +24,7 @@ from zinc_attn.tools import export
 from zinc_attn.tools.export.files import sealed
 
 SMALL = "1/1/64", "65", "65", "1"  # compiles fast; a page that is copied
-ON_VULKAN = [driver for driver in DRIVERS if driver[1] == "vulkan"]
+ONE_DISPATCHER = True
 
 pytestmark = needs_compiler
 
@@ -60,7 +47,7 @@ def checked(tmp_path_factory):
     """
     program = tmp_path_factory.mktemp("checked") / "embed"
     for flags in ([] if "VK_INSTANCE_LAYERS" in os.environ else SANITIZE, []):
-        done = compiled(program, [*SOURCES, SHIM], *flags, *WRAP)
+        done = compiled(program, [*SOURCES, SHIM], *flags)
         if done.returncode == 0:
             return program
     pytest.fail(done.stderr)
@@ -91,15 +78,14 @@ def file_digest(path):
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
-@pytest.mark.parametrize("any_device", ON_VULKAN, indirect=True, ids="-".join)
+@pytest.mark.one_driver
 def test_the_digest_is_the_oracle_s(embed, any_device, tmp_path):
     """Several layers, rows and forks."""
-    name, shape = any_device.info.name, "9/3/64"
-    arguments = SMALL if "SwiftShader" in name and not FULL else (shape, "150", "64", "4")  # it keeps no compiled code
-    export.export(tmp_path, [za.AttnShape.parse(arguments[0])], page_size=128)
-    done = run(embed, "-d", name, tmp_path, *arguments, tmp_path / "out")
+    name, shape, *numbers = any_device.info.name, "9/3/64", 150, 64, 4
+    export.export(tmp_path, [za.AttnShape.parse(shape)], page_size=128)
+    done = run(embed, "-d", name, tmp_path, shape, *numbers, tmp_path / "out")
     assert done.returncode == 0 and done.stdout.startswith(name), done.stderr
-    assert file_digest(tmp_path / "out") == digest.digest(arguments[0], *map(int, arguments[1:]))
+    assert file_digest(tmp_path / "out") == digest.digest(shape, *numbers)
 
 
 def test_the_run_of_the_page(embed, small, tmp_path):

@@ -10,6 +10,7 @@ import pytest
 
 import zinc_attn as za
 from zinc_attn import errors
+from zinc_attn.checks import BFLOAT16
 from zinc_attn.errors import ArgumentError, DTypeError, ShapeError, ValueRangeError
 from zinc_attn.runtime import device as device_module
 from zinc_attn.runtime import loader as libvulkan
@@ -78,6 +79,7 @@ CASES = {
         "q=q.astype(np.float64)": "q: got dtype float64, expected float32, float16 or bfloat16",
         "k=k.astype(np.int8)": "k: got dtype int8, expected float32, float16 or bfloat16",
         "v=v.astype(np.float16)": "v: got dtype float16, expected k's float32",
+        "q=q.tolist()": "q: got dtype float64, expected float32, float16 or bfloat16",
     },
     ValueRangeError: {
         "q=np.full_like(q, 2.0**55), k=np.full_like(k, 2.0**55)": TOO_LARGE,
@@ -136,6 +138,19 @@ def test_swapped_axes_are_named(device, change, advice):
     assert np.array_equal(out.reshape(4, 64), za.attention(**arrays(), device=device))
 
 
+def test_arrays_and_tensors_of_every_dtype(device):
+    """And a tensor that NumPy cannot view."""
+    torch, given = pytest.importorskip("torch"), arrays().values()
+    for dtype in (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16):
+        narrow = [x.astype(dtype) for x in given]
+        wide = [x.astype(np.float32) for x in narrow]
+        tensors = [torch.from_numpy(x).to(getattr(torch, dtype.name)) for x in wide]
+        want = za.attention(*wide, device=device)
+        assert all(np.array_equal(za.attention(*one, device=device), want) for one in (narrow, tensors))
+    with pytest.raises(ArgumentError, match=r"^k: got a Tensor"):
+        za.attention(wide[0], tensors[1].to(torch.float8_e4m3fn), wide[2], device=device)
+
+
 def test_large_but_legal_values_are_finite(device):
     given = arguments("q=q * np.float32(2.0**40), k=k * np.float32(2.0**40)")
     out, lse = za.attention(**given, device=device, return_lse=True)
@@ -162,14 +177,6 @@ def test_buffers_that_the_device_has_no_room_for(device, monkeypatch):
         za.KVCache(device, za.AttnShape(1, 1, 64), 1, 256)
     monkeypatch.undo()
     za.attention(**arrays(), device=device)
-
-
-def test_after_close(device):
-    other = za.Device.open(device.info.index, runtime=device.runtime.name)
-    other.close()
-    other.close()
-    with pytest.raises(errors.ClosedError, match="after close"):
-        za.attention(**arrays(), device=other)
 
 
 def test_no_such_device_or_runtime():

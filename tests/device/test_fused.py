@@ -20,6 +20,7 @@ def emulate(q, k, v, **options):
     return za.reference.emulate(q, k, v, arithmetic="fused", **options)
 
 
+@pytest.mark.one_driver  # test_every_way_has_the_bits has the others
 @pytest.mark.parametrize("kind", ["normal", "extreme", "equal", "zeros", "subnormal", "cancelling"])
 def test_bits_of_every_kind_of_values(any_device, kind):
     """On one leaf and on several nodes; the canonical bits are others where products are rounded."""

@@ -11,8 +11,9 @@ from support import FULL, row_bytes, same
 import zinc_attn as za
 from zinc_attn import errors, reference
 from zinc_attn.cache.files import CacheFileError
-from zinc_attn.cache.rows import stored
+from zinc_attn.cache.rows import decode, stored
 from zinc_attn.canonical.partial import PartialStateError
+from zinc_attn.checks import BFLOAT16
 
 SHAPE = za.AttnShape(4, 2, 64, 96)
 RNG = np.random.default_rng(8)
@@ -181,9 +182,43 @@ def test_files_know_both_types(device, tmp_path):
             cache.load(tmp_path / "pair")
 
 
+@pytest.mark.parametrize(("kind", "dtype"), (("f32", np.float32), ("bf16", BFLOAT16)))
+def test_small_values_are_flushed(device, kind, dtype):
+    small = np.full((10, 2, 64), 2.0**-41, np.float32)
+    small[0, 0, 0] = 2.0**-40
+    with filled(device, SMALL, small, small, kind) as (cache, appended):
+        encoded = cache.new_sequence()
+        cache.append_encoded(encoded, 0, *[small.astype(dtype).view(np.uint8)] * 2)
+        for seq in (appended, encoded):
+            keys, _ = decode(cache.read_rows(seq, 0, 0, 10), SMALL, kind)
+            assert np.count_nonzero(keys) == 1 and keys[0, 0, 0] == 2.0**-40
+
+
+@pytest.mark.parametrize(("dtype", "dims"), (("f16", (65, 67)), ("q4_0/q8_0", (96, 32))))
+def test_a_cache_of_rows(device, tmp_path, dtype, dims):
+    """Rows that share words with their neighbors are written in any order, copied, read back, and kept in a file;
+    ``c_cases`` has rows where a host keeps them, in any order and apart."""
+    shape, rng = za.AttnShape(6, 3, *dims), np.random.default_rng(5)
+    k, v = (rng.standard_normal((90, 3, dim)).astype(np.float32) for dim in dims)
+    q, options = rng.standard_normal((6, dims[0]), dtype=np.float32), {"round_rows": True, "kv_layout": "NHD"}
+    with za.KVCache(device, shape, 1, 128, dtype, 2, page_order=rng.permutation(64), **options) as cache:
+        attn, seq = za.Attention(cache), cache.new_sequence()
+        cache.append(seq, 0, k[:35], v[:35])
+        fork = seq.fork()  # within a page, which is copied
+        cache.append(fork, 0, k[40:50], v[40:50])
+        cache.append(seq, 0, k[35:89], v[35:89])
+        both = (np.concatenate([x[:35], x[40:50]]) for x in (k, v))
+        want = reference.emulate(q, *stored(k, v, dtype, True))
+        same(attn(q, fork, 0, return_lse=True), reference.emulate(q, *stored(*both, dtype, True)))
+        same(attn(q, seq, 0, k=k[89], v=v[89], return_lse=True), want)
+        seq.save(tmp_path / "rows")
+    with za.KVCache(device, shape, 1, 128, dtype, 64) as tiles:
+        same(za.Attention(tiles)(q, tiles.load(tmp_path / "rows"), 0, return_lse=True), want)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_layer_and_step_of_the_types_that_models_have(any_device, dtype):
     slow = "SwiftShader" in any_device.info.name and not FULL
-    if slow and dtype in ("f16", "f32"):
-        pytest.skip("the kernels of these types are compiled there in test_check.py and test_bits.py")
+    if slow and dtype != "bf16":
+        pytest.skip("the kernels of these types are compiled there in test_bits.py, test_c_engine.py and above")
     grown(any_device, SMALL, 2, 256, dtype, 16, steps=((70, 1), (1, 1)) if slow else STEPS)

@@ -6,17 +6,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from c_host import (
-    COMPILER,
-    DTYPES,
-    EMBED,
-    LIBRARY,
-    NARROW,
-    NATIVE,
-    STRICT,
-    library,
-    needs_compiler,
-)
+from c_host import COMPILER, DTYPES, LIBRARY, NARROW, NATIVE, STRICT, library, needs_compiler
 
 from zinc_attn.cache import blocks, head_scales, rows
 from zinc_attn.cache.encoded import encoded_rows
@@ -258,5 +248,5 @@ def test_every_name_of_the_library_has_its_prefix(tmp_path):
 
 
 def test_the_program_uses_the_header_alone():
-    included = re.findall(r'#include "(.*)"', (EMBED / "main.c").read_text())
+    included = re.findall(r'#include "(.*)"', (NATIVE / "embed" / "main.c").read_text())
     assert included == ["zinc_attn.h"]

@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pytest
-from commands import refusal
 
 from zinc_attn.errors import ArgumentError
 from zinc_attn.planning.arithmetic import EXACT
@@ -142,11 +141,6 @@ def test_masking_options_that_attention_refuses(words):
     case = Case.parse(f"4/2/64 f16 9 {words}")
     with pytest.raises(ArgumentError, match=f"^{words.split('=', maxsplit=1)[0]}: got "):
         oracle_output(case, case.data())
-
-
-def test_a_wrong_dispatcher_is_refused(capsys):
-    said = "runtime: got 'cuda', expected one of kompute, vulkan"
-    assert refusal(capsys, "check --quick --runtime cuda") == said
 
 
 def test_make_record():
