@@ -14,14 +14,7 @@ float soft_capped(float t, vec2 cap) {
 
     precise float z = size * size;
     precise float y = TANH_E4;
-    y = y * z;
-    y = y + TANH_E3;
-    y = y * z;
-    y = y + TANH_E2;
-    y = y * z;
-    y = y + TANH_E1;
-    y = y * z;
-    y = y + TANH_E0;
+    HORNER(z, TANH_E3) HORNER(z, TANH_E2) HORNER(z, TANH_E1) HORNER(z, TANH_E0)
     y = y * z;
     y = y * size;
     precise float small = size + y;

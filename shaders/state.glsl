@@ -59,23 +59,16 @@ vec2 merge(vec2 a, float power_a, vec2 b, float power_b) {
     return merge_scaled(a, power_a, scaled);
 }
 
+// A step of a polynomial y of x by Horner's rule.
+#define HORNER(x, c) y = y * x; y = y + c;
+
 // 2**(s - m) for a score s <= m + 1/2: an exact power of two times a polynomial on [-1/2, 1/2].
 float weight(float s, float m) {
     float whole = roundEven(s);
     precise float x = s - whole;
     precise float y = EXP2_C6;
-    y = y * x;
-    y = y + EXP2_C5;
-    y = y * x;
-    y = y + EXP2_C4;
-    y = y * x;
-    y = y + EXP2_C3;
-    y = y * x;
-    y = y + EXP2_C2;
-    y = y * x;
-    y = y + EXP2_C1;
-    y = y * x;
-    y = y + EXP2_C0;
+    HORNER(x, EXP2_C5) HORNER(x, EXP2_C4) HORNER(x, EXP2_C3) HORNER(x, EXP2_C2) HORNER(x, EXP2_C1)
+    HORNER(x, EXP2_C0)
     precise float d = whole - m;
     precise float p = y * pow2(d);
     return p;
@@ -116,20 +109,8 @@ float natural_lse(float m, float l) {
     precise float e = m + float(upper ? exponent + 1 : exponent);
     precise float z = x * x;
     precise float y = LN_D7;
-    y = y * x;
-    y = y + LN_D6;
-    y = y * x;
-    y = y + LN_D5;
-    y = y * x;
-    y = y + LN_D4;
-    y = y * x;
-    y = y + LN_D3;
-    y = y * x;
-    y = y + LN_D2;
-    y = y * x;
-    y = y + LN_D1;
-    y = y * x;
-    y = y + LN_D0;
+    HORNER(x, LN_D6) HORNER(x, LN_D5) HORNER(x, LN_D4) HORNER(x, LN_D3) HORNER(x, LN_D2)
+    HORNER(x, LN_D1) HORNER(x, LN_D0)
     y = y * x;
     y = y * z;
     precise float low = e * LN2_LO;

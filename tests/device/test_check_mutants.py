@@ -99,7 +99,7 @@ MUTANTS = {
             "the flush of nodes", "float sum = x + b;\n    return flush", "float sum = x + b;\n    return ", FADING, 3
         ),
         Mutant("the flush of out", ": flush(quotient)", ": quotient", FADING),
-        Mutant("a step of the polynomial", "y = y + EXP2_C5;", "y = y + EXP2_C6;", CANCELLING),
+        Mutant("a step of the polynomial", "HORNER(x, EXP2_C5)", "HORNER(x, EXP2_C6)", CANCELLING),
         Mutant("a Newton step", "i < 3;", "i < 2;", CANCELLING),
         Mutant("the low part of ln 2", "y = y + low;", "y = y - low;", RISING),
         Mutant("a sink's maximum", "    m = max(m, whole);", "    m = whole;", WINDOW),

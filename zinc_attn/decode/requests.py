@@ -133,19 +133,14 @@ class CallBatch(NamedTuple):
         return tuple(found) if self.return_lse else found[0]
 
 
-class Checked(NamedTuple):
-    """The requests of a call, the largest |q| of them, and the largest magnitudes of its new rows."""
+def check_requests(
+    cache: KVCache, batch: CallBatch, layer: int, scoring: Scoring, whole: int | None = None
+) -> tuple[list[CallRequest], float, Largest]:
+    """The requests of a call of a layer, their largest |q|, and the largest magnitudes of its new rows.
 
-    requests: list[CallRequest]
-    largest_q: float
-    largest: Largest
-
-
-def check_requests(cache: KVCache, batch: CallBatch, layer: int, scoring: Scoring, whole: int | None = None) -> Checked:
-    """The requests of a call of a layer, whose bound on scores counts all rows that its sequences have there.
-
-    whole: tokens of the sequence of which the one given is a shard, None where it is not. Typed refusals name the
-    argument; only what the cache has no room for is refused later, by ``reserve_rows``.
+    The bound on scores counts all rows that the call's sequences have there. whole: tokens of the sequence of which the
+    one given is a shard, None where it is not. Typed refusals name the argument; only what the cache has no room for is
+    refused later, by ``reserve_rows``.
     """
     requests, q_max, new_max = [], 0.0, Largest()
     batch.check_new(cache.shape.latent)
@@ -171,7 +166,7 @@ def check_requests(cache: KVCache, batch: CallBatch, layer: int, scoring: Scorin
         shapes = [(*np.shape(q)[:-1], cache.shape.v_head_dim) for q in batch.q]
         for request, target in zip(requests, check_targets(shapes, batch.out, batch.lse), strict=True):
             request.target = target
-    return Checked(requests, q_max, new_max)
+    return requests, q_max, new_max
 
 
 def check_score_bound(q_max: float, k_max: float, head_dim: int, scale: float) -> None:

@@ -185,11 +185,10 @@ class AttentionCall:
     def __init__(self, runner: CallRunner, batch: CallBatch, layer: int, whole: int | None = None) -> None:
         """Check the arguments; ``whole``: see ``check_requests``."""
         self.runner, self.batch, self.layer = runner, batch, layer
-        self.scoring = runner.scorings.by_layer[layer]
-        checked = check_requests(runner.cache, batch, layer, self.scoring, whole)
-        self.requests, largest_q, self.largest = checked
+        self.scoring, cache = runner.scorings.by_layer[layer], runner.cache
+        self.requests, largest_q, self.largest = check_requests(cache, batch, layer, self.scoring, whole)
         if runner.arithmetic not in EXACT:
-            check_half_range(runner.arithmetic, largest_q, runner.cache.largest.joined(self.largest))
+            check_half_range(runner.arithmetic, largest_q, cache.largest.joined(self.largest))
         self.planned: list[Request] = []
         self.last: Workspace | None = None
         self._outs: dict[int, F32] = {}  # by request

@@ -124,7 +124,8 @@ def _contract() -> Iterator[str]:
 def _interfaces() -> Iterator[str]:
     """The binding numbers and constant ids of every kernel, and the words that kernel primitives reads and writes."""
     for kernel, decl in _INTERFACES.items():
-        yield from (f"#define {kernel}_BIND_{b.name.upper()} {i}" for i, b in enumerate(decl.bindings))
+        if decl is not declarations.MATRIX:  # whose bindings are attend's
+            yield from (f"#define {kernel}_BIND_{b.name.upper()} {i}" for i, b in enumerate(decl.bindings))
         yield from (f"#define {kernel}_SPEC_{s.upper()} {i}" for i, s in enumerate(decl.constant_names))
     for prefix, names in (("NUMBER", declarations.NUMBERS), ("RESULT", declarations.RESULTS)):
         yield from (f"#define {prefix}_{name.upper()} {i}u" for i, name in enumerate((*names, "words")))
