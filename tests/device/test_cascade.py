@@ -13,7 +13,7 @@ from zinc_attn.planning.call import plan_call
 from zinc_attn.planning.inputs import CallFacts, CallOptions, Request
 from zinc_attn.planning.items import item_keys
 from zinc_attn.planning.layouts import split_rule_layouts
-from zinc_attn.planning.sharing import SharedKeys, shared_leaves
+from zinc_attn.planning.sharing import SharedKeys, shared_build, shared_items, shared_leaves
 
 PAGE = 64
 
@@ -59,7 +59,7 @@ GPU_BUILDS = [  # and how many workgroups attend the keys that 7 rows share; lav
 @pytest.mark.parametrize(("any_device", "text", "groups"), GPU_BUILDS, indirect=["any_device"])
 def test_the_builds_and_the_rules_of_a_gpu(any_device, text, groups, monkeypatch):
     """What a card runs, on a device that says it is one: the split rule's states, shared where that pays."""
-    info = replace(any_device.info, kind="discrete", compute_units=2)
+    info = replace(any_device.info, kind="discrete", compute_units=2, shared_memory_bytes=1 << 16)
     monkeypatch.setattr(any_device.runtime, "info", info)
     shape, prefix = za.AttnShape.parse(text), 2100 if FULL else 1100
     with za.KVCache(any_device, shape, 1, 16384, "f16", PAGE) as cache:
@@ -152,3 +152,11 @@ def test_what_rows_share() -> None:
     assert shared == [SharedKeys(0, 2, 0, 23), SharedKeys(2, 2, 0, 8)]
     assert alone.tolist() == [23, 23, 8, 8]
     assert shared_leaves(limits[:1], units[:1], tables[:1], 256) == ([], np.zeros(1, np.int64))
+
+
+@pytest.mark.parametrize(("kib", "leaves", "build"), ((64, 8, "node"), (48, 8, "loop"), (64, 1, "single")))
+def test_the_build_for_keys_that_rows_share(kib, leaves, build):
+    """Two rows of 8 heads: eight waves where 50.5 KiB are theirs."""
+    items = shared_items([SharedKeys(0, 2, 0, 8)], np.array([leaves, leaves]), 2)
+    device = replace(CPU, shared_memory_bytes=kib << 10)
+    assert shared_build(items, 2, device, za.AttnShape(16, 2, 256)) == build

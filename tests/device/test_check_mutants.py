@@ -76,9 +76,9 @@ MUTANTS = {
     "node.glsl": (
         Mutant("the leaf of a member", "item.leaf_begin + member;", "item.leaf_begin + (member ^ 1u);", CANCELLING, 3),
         Mutant("members without a leaf", "leaf_end ? leaf.count : 0u", "leaf_end ? leaf.count : 1u", RISING, 3),
-        Mutant("a member's maximum", "top = max(top, leaf_m);", "top = leaf_m;", FALLING, 3),
-        Mutant("a member's weight", "(p01, p23), fold_powers[t].y)", "(p01, p23), fold_powers[t].x)", RISING, 3),
-        Mutant("the vector that a member folds", "h = folded_vector();\n    [[", "h = 0u;\n    [[", RISING, 3),
+        Mutant("a member's maximum", "top = max(top, member_m[at]);", "top = member_m[at];", FALLING, 3),
+        Mutant("a member's weight", "(p01, p23), powers.y)", "(p01, p23), powers.x)", RISING, 3),
+        Mutant("the vector that a member folds", "return min(member + f", "return min(f", RISING, 3),
         Mutant("a pair of the fold", "= o[h * PAIRS + d / 2u]", "= o[h * PAIRS]", WIDE, 3),
     ),
     "attend.comp": (

@@ -159,10 +159,3 @@ def test_a_formula_in_glsl_binds_as_in_python():
 def test_shaders_are_short():
     for path in (ROOT / "shaders").iterdir():
         assert len(path.read_text().splitlines()) <= 170, path.name
-
-
-def test_the_node_build_serves_one_row():
-    shape = shapes.AttnShape(4, 2, 64)
-    with pytest.raises(ValueError, match="the node build serves one row, not 2 rows of 4/2/64"):
-        AttendVariant(shape, "f16", "node", "discrete", 64, rows=2).program()
-    assert AttendVariant(shape, "f16", "node", "discrete", 64).program()[0] is kernels.ATTEND["node"]

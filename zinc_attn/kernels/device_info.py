@@ -28,6 +28,7 @@ class DeviceInfo:
     max_workgroups: tuple[int, int, int]
     timestamp_period_ns: float  # 0 where the compute queue has no timestamps
     node_workgroups: bool = True  # whether a workgroup can have eight waves, which attend a node's leaves side by side
+    shared_memory_bytes: int = 1 << 16  # that a workgroup can have
     wave_size: int = WAVE  # fewest invocations of a wave of pass 1, where a workgroup is one wave
     fma_operation: bool = False  # whether VK_KHR_shader_fma offers a float32 fused multiply-add
     matrix: MatrixFacts = NO_MATRICES  # what arithmetic "matrix" needs; by default without units

@@ -81,8 +81,6 @@ class AttendVariant:
     def program(self) -> tuple[KernelDecl, tuple[int, ...]]:
         """The kernel and its specialization constants."""
         vectors = self.heads_per_workgroup * self.rows
-        if self.build == "node" and self.rows > 1:
-            raise ValueError(f"the node build serves one row, not {self.rows} rows of {self.shape}")
         decl = declarations.ATTEND[self.build]
         values = {
             **_row_constants(self.shape, self.dtype, self.strides),

@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 from ..canonical.arguments import key_ranges
 from ..canonical.constants import LEAVES_PER_NODE
-from ..kernels.declarations import BUILDS
+from ..kernels.declarations import BUILDS, Build
 from ..kernels.matrix import MatrixWorkgroup, matrix_workgroup
 from ..kernels.records import APPEND, ITEM, Records, no_records
 from ..kernels.tuning import shared_rows
 from .arithmetic import on_matrices
 from .inputs import CallFacts, CallOptions, Request, SplitLayout
 from .items import Indices, Visible, item_records, row_records
-from .sharing import rows_pay, shared_items, shared_leaves
+from .sharing import rows_pay, shared_build, shared_items, shared_leaves
 from .sizes import padded, power_of_two
 from .splits import CPU_ROWS, MAX_CPU_STATES, sharing_pays
 from .steady import SteadyKey, pages_per_leaf, steady_key
@@ -164,7 +164,7 @@ class SubmissionPlanner:
         whole = layouts[0].whole_context
         single_pass = whole or (not (partial or two_pass) and all(layout.plan.states == 1 for layout in layouts))
         matrix = self._matrix_workgroup(slices)
-        shared, attended, rows_each = self._share(slices, layouts, single_pass or partial or matrix is not None)
+        shared, attended, rows_each, build = self._share(slices, layouts, single_pass or partial or matrix is not None)
         placement = self._placement(slices, uploads)
         items, rows, spans = self._records(slices, layouts, placement, single_pass, attended, matrix)
         masks = self._place_rows(rows, slices)
@@ -183,7 +183,7 @@ class SubmissionPlanner:
             partial=partial,
             shared=padded(len(shared), facts.device.max_workgroups[0], LEAST_ITEMS) if len(shared) else 0,
             shared_rows=rows_each,
-            shared_build="loop" if np.any(shared["leaf_end"] - shared["leaf_begin"] > 1) else "single",
+            shared_build=build,
             masks=power_of_two(len(masks)) if len(masks) else 0,
             matrix=matrix,
             fused=self.options.arithmetic == "fused",
@@ -277,9 +277,10 @@ class SubmissionPlanner:
 
     def _share(
         self, slices: tuple[RowSlice, ...], layouts: list[SplitLayout], apart: bool
-    ) -> tuple[Records, list[Indices] | None, int]:
-        """Items of keys that rows share, leaves so attended of each slice's rows, an item's rows; none if ``apart``."""
-        nothing = no_records(ITEM), None, 1
+    ) -> tuple[Records, list[Indices] | None, int, Build]:
+        """Items of keys that rows share, leaves so attended of each slice's rows, an item's rows and build; none if
+        ``apart``."""
+        nothing = no_records(ITEM), None, 1, BUILDS[0]
         facts, sizes = self.facts, [one.end - one.begin for one in slices]
         most = shared_rows(facts.device.kind, facts.shape, self.options.cascade is True)
         if apart or self.options.window is not None or self.options.cascade is False or sum(sizes) < 2 or most < 2:
@@ -293,18 +294,20 @@ class SubmissionPlanner:
         each = min(most, power_of_two(max(one.rows for one in shared)))
         saved = sum((one.rows - -(-one.rows // each)) * (one.end - one.begin) for one in shared)
         items = shared_items(shared, leaves_per_state, each)
+        build = shared_build(items, each, facts.device, facts.shape)
         if self.options.cascade is None:
             units = facts.device.compute_units
-            pays = sharing_pays(saved, len(items), facts.shape, units, facts.device.kind)
+            pays = sharing_pays(saved, len(items), build, facts.shape, units, facts.device.kind)
             owners = np.repeat([one.request for one in slices], sizes)
             alone = all(owners[one.row] == owners[one.row + one.rows - 1] for one in shared)  # requests are neighbors
             if alone and facts.device.kind != "cpu" and layouts[0].build == "node":
-                pays = pays and rows_pay(max(one.rows for one in shared), len(items) * facts.shape.kv_heads, units)
+                rows, workgroups = max(one.rows for one in shared), len(items) * facts.shape.kv_heads
+                pays = pays and rows_pay(rows, workgroups, build, units, self.options.arithmetic == "fused")
             if not pays:
                 return nothing
         if len(items) > facts.device.max_workgroups[0]:  # the rows alone need fewer, and fit
             return nothing
-        return items, np.split(attended, np.cumsum(sizes)[:-1]), each
+        return items, np.split(attended, np.cumsum(sizes)[:-1]), each, build
 
     def _place_shared(self, shared: Records, slices: tuple[RowSlice, ...], placement: _Placement) -> None:
         """Shared items find their keys where the first of their rows finds its own."""

@@ -9,11 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..canonical.constants import KEYS_PER_LEAF
+from ..kernels.declarations import Build
+from ..kernels.device_info import DeviceInfo
 from ..kernels.records import ITEM, Records, no_records
+from ..kernels.sizes import value_passes
+from ..kernels.tuning import node_shared_bytes
+from ..shapes import AttnShape
 from .items import Indices
 
 SEQUENCE_ROWS: Final = 8  # query rows of a sequence from which conversions of K and V are worth a dispatch
-SEQUENCE_PER_UNIT: Final = 6  # workgroups that a compute unit then needs for the keys that they share
+SEQUENCE_PER_UNIT: Final = 8  # workgroups that a compute unit then needs for the keys that they share ...
+FUSED_PER_UNIT: Final = 3  # ... and of eight waves with arithmetic "fused", of which conversions are a larger part
 
 
 class SharedKeys(NamedTuple):
@@ -67,13 +73,14 @@ def shared_leaves(
     return sorted(found), attended
 
 
-def rows_pay(rows: int, workgroups: int, compute_units: int) -> bool:
+def rows_pay(rows: int, workgroups: int, build: Build, compute_units: int, fused: bool) -> bool:
     """Whether rows of one sequence on a GPU share keys where the caller leaves it open.
 
     Side by side in the grid they find the keys in its caches anyway, so sharing saves conversions alone, at the price
-    of fewer and longer ``workgroups``. (docs/cost-model.md)
+    of fewer and longer ``workgroups``, in ``build``. (docs/cost-model.md)
     """
-    return rows >= SEQUENCE_ROWS and workgroups >= SEQUENCE_PER_UNIT * compute_units
+    needed = FUSED_PER_UNIT if fused and build == "node" else SEQUENCE_PER_UNIT
+    return rows >= SEQUENCE_ROWS and workgroups >= needed * compute_units
 
 
 def shared_items(shared: list[SharedKeys], leaves_per_state: Indices, rows_each: int) -> Records:
@@ -92,3 +99,12 @@ def shared_items(shared: list[SharedKeys], leaves_per_state: Indices, rows_each:
         items["leaves_per_state"] = leaves
         parts.append(items)
     return np.concatenate(parts)
+
+
+def shared_build(items: Records, rows_each: int, device: DeviceInfo, shape: AttnShape) -> Build:
+    """The build of pass 1 for shared keys, of which no item reaches beyond a node: "node" where its workgroups fit."""
+    vectors = rows_each * shape.group
+    if not np.any(items["leaf_end"] - items["leaf_begin"] > 1):
+        return "single"
+    needed = node_shared_bytes(vectors, value_passes(shape, vectors))
+    return "node" if device.node_workgroups and needed <= device.shared_memory_bytes else "loop"

@@ -39,7 +39,8 @@ WORKGROUPS_PER_UNIT: Final = 8
 MAX_LEAF_SPLITS: Final = NODE_KEYS // (KEYS_PER_LEAF * LEAVES_PER_NODE)
 MAX_CPU_STATES: Final = 4096  # per-leaf states of a call that a CPU device is given: they stay within its caches
 CPU_ROWS: Final = 32  # query rows of a submission, on a CPU device, for which the rule is asked where there are more
-SHARED_PER_UNIT: Final = 4  # on a GPU: workgroups that a compute unit needs for keys that rows share
+# On a GPU: workgroups that a compute unit needs for keys that rows share.
+SHARED_PER_UNIT: Final[dict[Build, int]] = {"single": 4, "node": 1, "loop": 4}
 SHARED_LEAVES: Final = 32  # on a CPU: leaves of workgroups' work that sharing must save to pay for its dispatch
 MAX_SPLITS: Final = MAX_CONTEXT // KEYS_PER_LEAF  # of a fixed layout
 PLAN_VERSION: Final = 3
@@ -253,16 +254,16 @@ def splits_for(leaves: int, target: int, q_len: int, kind: str) -> tuple[int, in
     return (nodes if q_len == 1 and kind != "cpu" else min(nodes, target)), LEAVES_PER_NODE
 
 
-def sharing_pays(saved: int, items: int, shape: AttnShape, compute_units: int, kind: str) -> bool:
+def sharing_pays(saved: int, items: int, build: Build, shape: AttnShape, compute_units: int, kind: str) -> bool:
     """Whether keys that rows share are attended together where the caller leaves it open.
 
-    saved: leaves, of one KV head, that workgroups need not read again; items: workgroups of one KV head that attend the
-    shared keys. On a GPU these are a dispatch of their own with fewer and longer workgroups: it must save as much as
-    fills the device three times, and give every compute unit some workgroups. (docs/cost-model.md)
+    saved: leaves, of one KV head, that workgroups need not read again; items: workgroups of one KV head, in ``build``,
+    that attend the shared keys. On a GPU these are a dispatch of their own with fewer and longer workgroups: it must
+    save as much as fills the device three times, and give every compute unit some workgroups. (docs/cost-model.md)
     """
     if kind == "cpu":
         return saved >= SHARED_LEAVES
-    fills = items * shape.kv_heads >= SHARED_PER_UNIT * compute_units
+    fills = items * shape.kv_heads >= SHARED_PER_UNIT[build] * compute_units
     return fills and saved * shape.kv_heads >= 3 * compute_units * WORKGROUPS_PER_UNIT
 
 

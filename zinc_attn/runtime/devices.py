@@ -154,6 +154,7 @@ def device_info(vk: Vulkan, instance: Any, api: int, physical: Any, index: int) 
         max_buffer_bytes=int(min(limits.maxStorageBufferRange, sizes.maxMemoryAllocationSize)),
         max_workgroups=(*(int(n) for n in limits.maxComputeWorkGroupCount),),  # type: ignore[arg-type]
         timestamp_period_ns=float(limits.timestampPeriod) if timestamp_bits else 0.0,
+        shared_memory_bytes=int(limits.maxComputeSharedMemorySize),
         wave_size=_wave_size(kind, vk.text(props.deviceName)),
         node_workgroups=_node_workgroups(vk, physical, extensions, min(api, version)),
         fma_operation="VK_KHR_shader_fma" in extensions and bool(fma_features(vk, physical).multiviewGeometryShader),

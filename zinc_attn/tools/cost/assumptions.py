@@ -1,8 +1,8 @@
 """The figures of the model that no document gives and no compiled program shows, and what another value would change.
 
 With the values below, in float16 on an R9700: 16/2/256 reaches 20.7 % at 1k, 82.2 % at 8k and 91.7 % at 128k keys of
-the peak bandwidth; at 32k keys its 8 rows take 2.33 times as long as one; where a prefix of 32k keys is shared, 8
-requests of 32/8/128 are 4.62 times faster than alone. docs/cost-model.md says where the values come from, and a test
+the peak bandwidth; at 32k keys its 8 rows take 2.32 times as long as one; where a prefix of 32k keys is shared, 8
+requests of 32/8/128 are 4.61 times faster than alone. docs/cost-model.md says where the values come from, and a test
 holds what this page says.
 """
 
@@ -29,7 +29,7 @@ LEAF_CYCLES: Final = 1500  # if 3000: 20.1 % at 1k
 # A round of the node build's fold: two barriers, an LDS round trip, eight merges.
 FOLD_CYCLES: Final = 400  # if 800: 20.0 % at 1k
 # Keys that a neighbor in the grid just read come so many times faster than from memory.
-L2_RATE: Final = 6.0  # if 3.0: 8 rows take 2.34 times as long
+L2_RATE: Final = 6.0  # if 3.0: 8 rows take 2.71 times as long
 # Partial states, and keys of other requests, that the caches hold move so many times faster than memory reads.
 CACHED_RATE: Final = 2.5  # if 1.25: 3.84 times faster
 # Pass 2 adds a node to the total: four dependent operations of five cycles (it issues 11).

@@ -22,13 +22,14 @@ from .assumptions import FOLD_CYCLES, GAP_US, KNEE, LATENCY_NS, LEAF_CYCLES, STA
 from .cards import Card
 
 SIMDS: Final = 4  # over which a workgroup of several waves lies: two compute units
-SHARED_VGPRS: Final = {"single": 216, "loop": 240}  # at most, with more than 8 query vectors; float32 takes more
+SHARED_VGPRS: Final = {"single": 240, "node": 256, "loop": 240}  # at most, with more than 8 query vectors
 NODE_PASSES_VGPRS: Final = 192  # of the node build with several passes over V
 
 # By arithmetic and (head_dim, query vectors): issue cycles per key of the main loops (single, loop), VGPRs (single,
-# loop); float16. The node build has single's.
+# loop); float16. The node build has single's; of more than 8 vectors, which rows share, the first ones are node's.
 ISSUE: Final = {
     "canonical": {
+        (256, 16): (322, 324, 256, 216),
         (256, 8): (163, 168, 120, 168),
         (256, 6): (128, 128, 120, 168),
         (256, 4): (89, 91, 120, 120),
@@ -40,6 +41,7 @@ ISSUE: Final = {
         (512, 4): (180, 182, 120, 168),
     },
     "fused": {
+        (256, 16): (180, 182, 240, 216),
         (256, 8): (101, 104, 120, 168),
         (256, 6): (81, 82, 120, 144),
         (256, 4): (60, 62, 120, 120),
@@ -153,10 +155,8 @@ class Workgroup:
         """Vector registers, from the table where it has the variant."""
         if row := _measured(self.shape, self.vectors, self.arithmetic):
             return row[2 + (self.build == "loop")]
-        if self.vectors > 8 and self.build == "loop" and value_passes(self.shape, self.vectors) == 1:
-            return SHARED_VGPRS["loop"]
         if self.vectors > 8:
-            return SHARED_VGPRS["single"] + 24 * ("f32" in self.dtype)
+            return SHARED_VGPRS[self.build]
         if self.build == "node" and value_passes(self.shape, self.vectors) > 1:
             return NODE_PASSES_VGPRS
         return 168 if self.shape.v_dim * self.vectors > 1024 and self.build == "loop" else 120

@@ -128,8 +128,7 @@ def default_specs() -> list[Spec]:
     shared = "8/1/128 4/1/128 3/1/64 1/1/64 2/1/128 1/1/192 4/1/256 6/1/256 8/1/256 8/1/512"  # keys that rows share
     for shape in map(AttnShape.parse, shared.split()):
         if (rows := shared_rows("discrete", shape)) > 1:
-            names = _kernels(USUAL, ("single", "loop"))
-            found += [Spec(kernel, shape.head_dim, shape.group * rows, rows=rows) for kernel in names]
+            found += [Spec(kernel, shape.head_dim, shape.group * rows, rows=rows) for kernel in _kernels(USUAL)]
     found += specs_for(AttnShape.parse("16/2/256"), dtypes=STORAGE)
     order = [*_kernels(STORAGE), kernels.MERGE.name]
     return sorted(dict.fromkeys(found), key=lambda spec: order.index(spec.kernel))
