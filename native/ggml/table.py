@@ -12,7 +12,10 @@ import sys
 
 def digests(program: str, model: str, device: str, dtype: str, tokens: str) -> list[list[str]]:
     """(group, way, digest) of each line that the program prints for a device."""
-    done = subprocess.run([program, model, device, dtype, tokens], stdout=subprocess.PIPE, text=True, check=True)
+    command = (program, model, device, dtype, tokens)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        sys.exit(done.returncode)  # stderr has the program's reason
     return [line.split("\t") for line in done.stdout.splitlines()]
 
 
