@@ -145,7 +145,7 @@ def test_bits_are_the_oracles(cases, tmp_path, rng, name, kinds):
 
 
 def test_the_logits_do_not_depend_on_how_the_prompt_came(tmp_path):
-    table = run(sys.executable, ROOT / "native" / "ggml" / "table.py", OURS / "digests", MODEL, "f16", 130)
+    table = run(OURS / "digests", MODEL, "f16", 130)
     assert table.returncode == 0, table.stdout + table.stderr
 
 
@@ -183,7 +183,7 @@ def test_a_lost_device_and_short_memory_fail_the_call_with_their_reason(tmp_path
     library = built(tmp_path, f"-DCMAKE_MODULE_LINKER_FLAGS=-Wl,--wrap=vkGetInstanceProcAddr {shim}")
     for fault, reason in (("vkQueueSubmit:40:-4", "the device was lost"), ("vkAllocateMemory:6+:-2", "out of device")):
         settings = {"EMBED_FAIL": fault, "ZINC_ATTN_KERNELS": str(OURS / "kernels")}
-        done = run(OURS / "digests", MODEL, "ZINC0", "f16", 130, "ubatch 512", library=library, **settings)
+        done = run(OURS / "digests", MODEL, "f16", 130, "ubatch 512", library=library, **settings)
         assert done.returncode == 1 and reason in done.stderr
 
 
