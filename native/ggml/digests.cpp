@@ -53,40 +53,23 @@ static uint64_t fold(uint64_t hash, const float *values, size_t n) {
     return hash;
 }
 
-// Decodes tokens of one sequence; exits where llama.cpp refuses.
-class Decoder {
-  public:
-    Decoder(llama_context *context, const std::vector<llama_token> &tokens) : context_(context), tokens_(tokens) {}
-    void run(int sequence, int begin, int end) {
-        llama_batch batch = llama_batch_init(end - begin, 0, 1);
-        for (int i = begin; i < end; ++i) put(&batch, tokens_[size_t(i) % tokens_.size()], i, sequence, i + 1 == end);
-        finish(&batch);
+// Positions [begin, end) of a sequence whose tokens are these, again and again; exits where llama.cpp refuses.
+static void decode(llama_context *context, const std::vector<llama_token> &tokens, int sequence, int begin, int end) {
+    llama_batch batch = llama_batch_init(end - begin, 0, 1);
+    for (int position = begin; position < end; ++position) {
+        int i = batch.n_tokens++;
+        batch.token[i] = tokens[size_t(position) % tokens.size()];
+        batch.pos[i] = position;
+        batch.n_seq_id[i] = 1;
+        batch.seq_id[i][0] = sequence;
+        batch.logits[i] = position + 1 == end;
     }
-    void step(llama_token token, int position) {
-        llama_batch batch = llama_batch_init(1, 0, 1);
-        put(&batch, token, position, 0, true);
-        finish(&batch);
+    if (llama_decode(context, batch)) {
+        std::fprintf(stderr, "llama_decode failed\n");
+        std::exit(1);
     }
-
-  private:
-    static void put(llama_batch *batch, llama_token token, int position, int sequence, bool logits) {
-        int i = batch->n_tokens++;
-        batch->token[i] = token;
-        batch->pos[i] = position;
-        batch->n_seq_id[i] = 1;
-        batch->seq_id[i][0] = sequence;
-        batch->logits[i] = logits;
-    }
-    void finish(llama_batch *batch) {
-        if (llama_decode(context_, *batch)) {
-            std::fprintf(stderr, "llama_decode failed\n");
-            std::exit(1);
-        }
-        llama_batch_free(*batch);
-    }
-    llama_context *context_;
-    const std::vector<llama_token> &tokens_;
-};
+    llama_batch_free(batch);
+}
 
 static std::vector<uint8_t> saved(llama_context *context, int sequence) {
     std::vector<uint8_t> state(llama_state_seq_get_size(context, sequence));
@@ -97,7 +80,7 @@ static std::vector<uint8_t> saved(llama_context *context, int sequence) {
 static void restore(llama_context *context, const std::vector<llama_token> &tokens) {
     const std::vector<uint8_t> state = saved(context, 0);
     if (llama_n_seq_max(context) > 1) {  // one that begins as the first does is decoded and saved later
-        Decoder(context, tokens).run(1, 0, 50);
+        decode(context, tokens, 1, 0, 50);
         saved(context, 1);
     }
     llama_memory_clear(llama_get_memory(context), true);
@@ -106,19 +89,18 @@ static void restore(llama_context *context, const std::vector<llama_token> &toke
 
 // The prompt as `way` says; logits of its last token are there afterwards.
 static void decode_prompt(llama_context *context, const Way &way, const std::vector<llama_token> &tokens) {
-    Decoder decoder(context, tokens);
     llama_memory_t memory = llama_get_memory(context);
     int n = int(tokens.size());
     if (way.other) {
-        decoder.run(1, 0, 150);
+        decode(context, tokens, 1, 0, 150);
         for (int i = 0; i < 150; i += 5) llama_memory_seq_rm(memory, 1, i, i + 3);
     }
-    if (way.cut) decoder.run(0, 0, way.cut);
+    if (way.cut) decode(context, tokens, 0, 0, way.cut);
     if (way.cut && way.other) llama_memory_seq_rm(memory, 1, -1, -1);  // lower cells are free for the second part
-    decoder.run(0, way.cut, n);
+    decode(context, tokens, 0, way.cut, n);
     if (way.again) {
         llama_memory_seq_rm(memory, 0, n - way.again, -1);
-        decoder.run(0, n - way.again, n);
+        decode(context, tokens, 0, n - way.again, n);
     }
 }
 
@@ -143,7 +125,8 @@ static std::string digest(llama_model *model, const Way &way, ggml_type type, co
     for (int i = 0; i < 4; ++i) {
         llama_token best = 0;
         for (size_t j = 1; j < words; ++j) if (logits[j] > logits[size_t(best)]) best = llama_token(j);
-        Decoder(context, tokens).step(best, int(tokens.size()) + way.shift + i);
+        const int position = int(tokens.size()) + way.shift + i;
+        decode(context, {best}, 0, position, position + 1);
         logits.assign(llama_get_logits_ith(context, -1), llama_get_logits_ith(context, -1) + words);
         hash = fold(hash, logits.data(), words);
     }
