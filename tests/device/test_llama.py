@@ -22,6 +22,7 @@ LLAMA = Path(os.environ.get("ZINC_ATTN_LLAMA", "."))
 OURS = Path(os.environ.get("ZINC_ATTN_GGML", "."))
 BIN = LLAMA / "plain" / "bin"
 MODEL = Path(os.environ.get("ZINC_ATTN_MODELS", ".")) / "SmolLM2-135M-Instruct.Q4_1.gguf"
+LOAD = (sys.executable, ROOT / "native" / "ggml" / "load.py", BIN / "llama-server", MODEL)
 
 
 def run(*command, library=OURS / "libggml-zinc.so", text=None, folder=None, **environment):
@@ -150,7 +151,7 @@ def test_the_logits_do_not_depend_on_how_the_prompt_came(tmp_path):
 
 
 def test_one_prompt_has_one_answer_under_load():
-    done = run(sys.executable, ROOT / "native" / "ggml" / "load.py", BIN / "llama-server", MODEL, 20)
+    done = run(*LOAD, 20)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -192,10 +193,10 @@ def test_without_kernels_the_reason_is_said_and_llama_goes_on(tmp_path):
     assert f"{tmp_path}/manifest.json: cannot be read" in done.stderr
 
 
-WRONG = (("llama-serve",), ("digests",), ("load", "no.gguf"), ("digests", MODEL, "f16", "12"), ("load", MODEL, "x"))
+WRONG = [(ROOT / "scripts" / "llama", *told) for told in (("llama-serve",), ("digests",), ("load", "no.gguf"))]
 
 
-@pytest.mark.parametrize("told", WRONG)
+@pytest.mark.parametrize("told", [*WRONG, (OURS / "digests", MODEL, "f16", "12"), (*LOAD, "x")])
 def test_wrong_arguments_are_errors_of_a_line(told):
-    done = run(ROOT / "scripts" / "llama", *told)
+    done = run(*told)
     assert done.returncode and len(done.stderr.splitlines()) == 1
