@@ -103,7 +103,7 @@ bool Plan::make(const ggml_tensor *op) {
         StreamMask stream{of_stream, mask ? o.mask->nb[1] / 2 : 0, o.rows, o.cells,
                           {first / cell_rows, std::max<uint64_t>(o.at.cell / cell_rows, 1)},
                           {first, o.at.cell}};
-        if (!add_stream(known ? &order : nullptr, stream, false, &lists_)) return false;
+        if (!add_stream(known ? &order : nullptr, stream, &lists_)) return false;
     }
     order_ = order;
     mask_.assign(mask, mask + mask_bytes);

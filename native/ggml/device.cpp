@@ -116,7 +116,8 @@ za_attn *Device::attn(const Kind &kind) {
     options.k_stride = kind.k.row;
     options.v_stride = kind.latent ? 0 : kind.v.row;
     za_attn *opened = za_open(device_, &options);
-    if (!opened) std::fprintf(stderr, "ggml-zinc: attention is left to another device: %s\n", za_error());
+    if (!opened && said_ != za_error())
+        std::fprintf(stderr, "ggml-zinc: attention is left to another device: %s\n", (said_ = za_error()).c_str());
     if (opened || za_error_code() != ZA_MEMORY) attns_[kind] = opened;  // what cannot be served is asked once
     return opened;
 }

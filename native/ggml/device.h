@@ -69,6 +69,7 @@ class Device {
     za_device *device_ = nullptr;
     za_host host_{};
     std::string kernels_;  // folder of the manifest
+    std::string said_;     // the last reason on stderr why attention was left to another device
     VkPhysicalDeviceMemoryProperties properties_{};
     size_t total_ = 0;
     std::map<Kind, za_attn *> attns_;

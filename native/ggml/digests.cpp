@@ -1,10 +1,11 @@
-// digests MODEL DEVICE TYPE TOKENS [PIECE]: one line for each way in which a host can come to the same prompt, with a
-// digest of the logits behind the prompt and of four steps more.  DEVICE: none, or the name of a ggml device, such as
-// ZINC0.  TYPE: of the cache, such as f16.  PIECE: of the names of the ways that are tried.  Lines of one group should
-// be equal; scripts/llama prints them as a table.
+// digests MODEL [TYPE [TOKENS [PIECE]]]: a line for each way in which a host can come to the same prompt, with a digest
+// of the logits behind the prompt and of four steps more, of stock llama.cpp and of the back end.  A star marks a digest
+// that is not its group's first.  TYPE: of the cache, f16 if not said.  PIECE: of the names of the ways that are tried.
+// Exit status 1 where the back end's digests differ within a group.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -52,40 +53,23 @@ static uint64_t fold(uint64_t hash, const float *values, size_t n) {
     return hash;
 }
 
-// Decodes tokens of one sequence; exits where llama.cpp refuses.
-class Decoder {
-  public:
-    Decoder(llama_context *context, const std::vector<llama_token> &tokens) : context_(context), tokens_(tokens) {}
-    void run(int sequence, int begin, int end) {
-        llama_batch batch = llama_batch_init(end - begin, 0, 1);
-        for (int i = begin; i < end; ++i) put(&batch, tokens_[size_t(i) % tokens_.size()], i, sequence, i + 1 == end);
-        finish(&batch);
+// Positions [begin, end) of a sequence whose tokens are these, again and again; exits where llama.cpp refuses.
+static void decode(llama_context *context, const std::vector<llama_token> &tokens, int sequence, int begin, int end) {
+    llama_batch batch = llama_batch_init(end - begin, 0, 1);
+    for (int position = begin; position < end; ++position) {
+        int i = batch.n_tokens++;
+        batch.token[i] = tokens[size_t(position) % tokens.size()];
+        batch.pos[i] = position;
+        batch.n_seq_id[i] = 1;
+        batch.seq_id[i][0] = sequence;
+        batch.logits[i] = position + 1 == end;
     }
-    void step(llama_token token, int position) {
-        llama_batch batch = llama_batch_init(1, 0, 1);
-        put(&batch, token, position, 0, true);
-        finish(&batch);
+    if (llama_decode(context, batch)) {
+        std::fprintf(stderr, "llama_decode failed\n");
+        std::exit(1);
     }
-
-  private:
-    static void put(llama_batch *batch, llama_token token, int position, int sequence, bool logits) {
-        int i = batch->n_tokens++;
-        batch->token[i] = token;
-        batch->pos[i] = position;
-        batch->n_seq_id[i] = 1;
-        batch->seq_id[i][0] = sequence;
-        batch->logits[i] = logits;
-    }
-    void finish(llama_batch *batch) {
-        if (llama_decode(context_, *batch)) {
-            std::fprintf(stderr, "llama_decode failed\n");
-            std::exit(1);
-        }
-        llama_batch_free(*batch);
-    }
-    llama_context *context_;
-    const std::vector<llama_token> &tokens_;
-};
+    llama_batch_free(batch);
+}
 
 static std::vector<uint8_t> saved(llama_context *context, int sequence) {
     std::vector<uint8_t> state(llama_state_seq_get_size(context, sequence));
@@ -96,7 +80,7 @@ static std::vector<uint8_t> saved(llama_context *context, int sequence) {
 static void restore(llama_context *context, const std::vector<llama_token> &tokens) {
     const std::vector<uint8_t> state = saved(context, 0);
     if (llama_n_seq_max(context) > 1) {  // one that begins as the first does is decoded and saved later
-        Decoder(context, tokens).run(1, 0, 50);
+        decode(context, tokens, 1, 0, 50);
         saved(context, 1);
     }
     llama_memory_clear(llama_get_memory(context), true);
@@ -105,23 +89,22 @@ static void restore(llama_context *context, const std::vector<llama_token> &toke
 
 // The prompt as `way` says; logits of its last token are there afterwards.
 static void decode_prompt(llama_context *context, const Way &way, const std::vector<llama_token> &tokens) {
-    Decoder decoder(context, tokens);
     llama_memory_t memory = llama_get_memory(context);
     int n = int(tokens.size());
     if (way.other) {
-        decoder.run(1, 0, 150);
+        decode(context, tokens, 1, 0, 150);
         for (int i = 0; i < 150; i += 5) llama_memory_seq_rm(memory, 1, i, i + 3);
     }
-    if (way.cut) decoder.run(0, 0, way.cut);
+    if (way.cut) decode(context, tokens, 0, 0, way.cut);
     if (way.cut && way.other) llama_memory_seq_rm(memory, 1, -1, -1);  // lower cells are free for the second part
-    decoder.run(0, way.cut, n);
+    decode(context, tokens, 0, way.cut, n);
     if (way.again) {
         llama_memory_seq_rm(memory, 0, n - way.again, -1);
-        decoder.run(0, n - way.again, n);
+        decode(context, tokens, 0, n - way.again, n);
     }
 }
 
-static void print_digest(llama_model *model, const Way &way, ggml_type type, const std::vector<llama_token> &tokens) {
+static std::string digest(llama_model *model, const Way &way, ggml_type type, const std::vector<llama_token> &tokens) {
     llama_context_params parameters = llama_context_default_params();
     parameters.n_ctx = uint32_t(2048 * (way.unified ? 1 : way.slots));
     parameters.n_batch = 2048;
@@ -139,17 +122,18 @@ static void print_digest(llama_model *model, const Way &way, ggml_type type, con
     std::vector<float> logits(llama_get_logits_ith(context, -1), llama_get_logits_ith(context, -1) + words);
     if (way.shift) llama_memory_seq_add(llama_get_memory(context), 0, 0, -1, way.shift);
     if (way.restore) restore(context, tokens);
-    std::string text;
     for (int i = 0; i < 4; ++i) {
         llama_token best = 0;
         for (size_t j = 1; j < words; ++j) if (logits[j] > logits[size_t(best)]) best = llama_token(j);
-        Decoder(context, tokens).step(best, int(tokens.size()) + way.shift + i);
+        const int position = int(tokens.size()) + way.shift + i;
+        decode(context, {best}, 0, position, position + 1);
         logits.assign(llama_get_logits_ith(context, -1), llama_get_logits_ith(context, -1) + words);
         hash = fold(hash, logits.data(), words);
     }
-    std::printf("%s\t%s\t%016llx\n", way.group, way.name, static_cast<unsigned long long>(hash));
-    std::fflush(stdout);
     llama_free(context);
+    char text[17];
+    std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(hash));
+    return text;
 }
 
 static std::vector<llama_token> prompt_of(const llama_model *model, size_t n) {
@@ -170,35 +154,52 @@ static bool type_named(const char *name, ggml_type *type) {
     return false;
 }
 
+static llama_model *load(const char *file, ggml_backend_dev_t device) {
+    ggml_backend_dev_t devices[2] = {device, nullptr};
+    llama_model_params parameters = llama_model_default_params();
+    parameters.devices = devices;
+    parameters.n_gpu_layers = device ? 99 : 0;
+    return llama_model_load_from_file(file, parameters);
+}
+
 int main(int argc, char **argv) {
     ggml_type type;
-    if (argc < 5 || !type_named(argv[3], &type) || std::atoi(argv[4]) < LEAST_TOKENS) {
-        std::fprintf(stderr,
-                     "digests MODEL DEVICE TYPE TOKENS, of these at least %d, for example: "
-                     "digests model.gguf ZINC0 f16 230\n",
-                     LEAST_TOKENS);
+    const int n = argc > 3 ? std::atoi(argv[3]) : 600;
+    if (argc < 2 || !type_named(argc > 2 ? argv[2] : "f16", &type) || n < LEAST_TOKENS) {
+        std::fprintf(stderr, "digests MODEL [TYPE [TOKENS [PIECE]]]: expected a cache type such as f16, and at least %d "
+                     "tokens\n", LEAST_TOKENS);
         return 2;
     }
     auto log = [](ggml_log_level level, const char *line, void *) {
-        if (level >= GGML_LOG_LEVEL_ERROR) std::fputs(line, stderr);
+        if (level == GGML_LOG_LEVEL_ERROR) std::fputs(line, stderr);
     };
     llama_log_set(log, nullptr);
     ggml_backend_load_all();
-    llama_backend_init();
-    llama_model_params parameters = llama_model_default_params();
-    const bool named = std::strcmp(argv[2], "none") != 0;
-    ggml_backend_dev_t devices[2] = {named ? ggml_backend_dev_by_name(argv[2]) : nullptr, nullptr};
-    if (named && !devices[0]) {
-        std::fprintf(stderr, "no device %s; is GGML_BACKEND_PATH the plug-in's file?\n", argv[2]);
+    ggml_backend_dev_t device = ggml_backend_dev_by_name("ZINC0");
+    if (!device) {
+        std::fprintf(stderr, "no device ZINC0; is GGML_BACKEND_PATH the back end's file?\n");
         return 1;
     }
-    parameters.devices = devices;
-    parameters.n_gpu_layers = devices[0] ? 99 : 0;
-    llama_model *model = llama_model_load_from_file(argv[1], parameters);
-    if (!model) return 1;
-    const std::vector<llama_token> tokens = prompt_of(model, size_t(std::atoi(argv[4])));
-    for (const Way &way : WAYS)
-        if (argc < 6 || std::strstr(way.name, argv[5])) print_digest(model, way, type, tokens);
-    llama_model_free(model);
-    return 0;
+    llama_model *models[2] = {load(argv[1], nullptr), load(argv[1], device)};
+    if (!models[0] || !models[1]) return 1;
+    const std::vector<llama_token> tokens = prompt_of(models[0], size_t(n));
+    std::map<std::string, std::string> firsts[2];  // by group
+    int different[2] = {0, 0};
+    std::printf("%-42s  %-17s  zinc_attn\n", "", "stock");
+    for (const Way &way : WAYS) {
+        if (argc > 4 && !std::strstr(way.name, argv[4])) continue;
+        std::string found[2];
+        for (int side = 0; side < 2; ++side) {
+            found[side] = digest(models[side], way, type, tokens);
+            if (firsts[side].emplace(way.group, found[side]).first->second == found[side]) continue;
+            found[side] += '*';
+            ++different[side];
+        }
+        const std::string name = std::string(way.group) + ": " + way.name;
+        std::printf("%-42s  %-17s  %s\n", name.c_str(), found[0].c_str(), found[1].c_str());
+        std::fflush(stdout);
+    }
+    std::printf("%-42s  %-17d  %d\n", "different", different[0], different[1]);
+    for (llama_model *model : models) llama_model_free(model);
+    return different[1] > 0;
 }

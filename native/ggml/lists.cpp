@@ -62,16 +62,15 @@ static size_t place_list(const std::vector<uint32_t> &list, const RowKeys *previ
 }
 
 // The row's biases behind those of other rows, or NO_BIAS where all are zero.  keys: cells of the operation.
-static size_t place_bias(const uint16_t *mask, const std::vector<uint32_t> &keys, bool biased,
-                         std::vector<float> *bias) {
+static size_t place_bias(const uint16_t *mask, const std::vector<uint32_t> &keys, std::vector<float> *bias) {
     auto has_bias = [mask](uint32_t key) { return (mask[key] & ~SIGN) != 0; };
-    if (!mask || (!biased && std::none_of(keys.begin(), keys.end(), has_bias))) return NO_BIAS;
+    if (!mask || std::none_of(keys.begin(), keys.end(), has_bias)) return NO_BIAS;
     size_t place = bias->size();
     for (uint32_t key : keys) bias->push_back(half_value(mask[key]));
     return place;
 }
 
-bool add_stream(const std::vector<uint32_t> *order, const StreamMask &stream, bool biased, Lists *lists) {
+bool add_stream(const std::vector<uint32_t> *order, const StreamMask &stream, Lists *lists) {
     const std::vector<uint32_t> candidates = in_order(order, stream);
     std::vector<uint32_t> keys, list;
     for (uint32_t row = 0; row < stream.rows; ++row) {
@@ -85,7 +84,7 @@ bool add_stream(const std::vector<uint32_t> *order, const StreamMask &stream, bo
         auto page_of = [&](uint32_t key) { return uint32_t(stream.pages.first + key * stream.pages.step); };
         std::transform(keys.begin(), keys.end(), list.begin(), page_of);
         size_t begin = place_list(list, row ? &lists->rows.back() : nullptr, &lists->pages);
-        lists->rows.push_back({begin, list.size(), place_bias(mask, keys, biased, &lists->bias)});
+        lists->rows.push_back({begin, list.size(), place_bias(mask, keys, &lists->bias)});
     }
     return true;
 }

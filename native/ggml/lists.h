@@ -39,9 +39,9 @@ struct StreamMask {
     Steps written, pages;  // of cell j the number in the write order, and the page
 };
 
-// Append the rows of a stream.  order: see WriteOrder::order; NULL: cells are in ascending order.  biased: rows whose
-// biases are all zero have them, too.  False for a mask value that is NaN or +inf; `lists` is then of no use.
-bool add_stream(const std::vector<uint32_t> *order, const StreamMask &stream, bool biased, Lists *lists);
+// Append the rows of a stream.  order: see WriteOrder::order; NULL: cells are in ascending order.  False for a mask
+// value that is NaN or +inf; `lists` is then of no use.
+bool add_stream(const std::vector<uint32_t> *order, const StreamMask &stream, Lists *lists);
 
 float half_value(uint16_t bits);  // of a float16
 

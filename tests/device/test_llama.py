@@ -22,6 +22,7 @@ LLAMA = Path(os.environ.get("ZINC_ATTN_LLAMA", "."))
 OURS = Path(os.environ.get("ZINC_ATTN_GGML", "."))
 BIN = LLAMA / "plain" / "bin"
 MODEL = Path(os.environ.get("ZINC_ATTN_MODELS", ".")) / "SmolLM2-135M-Instruct.Q4_1.gguf"
+LOAD = (sys.executable, ROOT / "native" / "ggml" / "load.py", BIN / "llama-server", MODEL)
 
 
 def run(*command, library=OURS / "libggml-zinc.so", text=None, folder=None, **environment):
@@ -145,12 +146,12 @@ def test_bits_are_the_oracles(cases, tmp_path, rng, name, kinds):
 
 
 def test_the_logits_do_not_depend_on_how_the_prompt_came(tmp_path):
-    table = run(sys.executable, ROOT / "native" / "ggml" / "table.py", OURS / "digests", MODEL, "f16", 130)
+    table = run(OURS / "digests", MODEL, "f16", 130)
     assert table.returncode == 0, table.stdout + table.stderr
 
 
 def test_one_prompt_has_one_answer_under_load():
-    done = run(sys.executable, ROOT / "native" / "ggml" / "load.py", BIN / "llama-server", MODEL, 20)
+    done = run(*LOAD, 20)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -177,15 +178,25 @@ def test_another_version_of_ggml_is_refused_by_name(tmp_path):
     assert "ggml-zinc: built for ggml 0.25.2, got ggml 0.25.3; build it for that version" in done.stderr
 
 
-def test_a_lost_device_fails_the_call_with_its_reason(tmp_path):
+def test_a_lost_device_and_short_memory_fail_the_call_with_their_reason(tmp_path):
     shim = tmp_path / "shim.o"
     run("cc", "-std=c11", "-fPIC", "-c", ROOT / "tests" / "device" / "embed_shim.c", "-o", shim)
     library = built(tmp_path, f"-DCMAKE_MODULE_LINKER_FLAGS=-Wl,--wrap=vkGetInstanceProcAddr {shim}")
-    fault = {"EMBED_FAIL": "vkQueueSubmit:40:-4", "ZINC_ATTN_KERNELS": str(OURS / "kernels")}
-    done = run(OURS / "digests", MODEL, "ZINC0", "f16", 130, "ubatch 512", library=library, **fault)
-    assert done.returncode == 1 and "vkQueueSubmit: the device was lost" in done.stderr
+    for fault, reason in (("vkQueueSubmit:40:-4", "the device was lost"), ("vkAllocateMemory:6+:-2", "out of device")):
+        settings = {"EMBED_FAIL": fault, "ZINC_ATTN_KERNELS": str(OURS / "kernels")}
+        done = run(OURS / "digests", MODEL, "f16", 130, "ubatch 512", library=library, **settings)
+        assert done.returncode == 1 and reason in done.stderr
 
 
 def test_without_kernels_the_reason_is_said_and_llama_goes_on(tmp_path):
     done = run(BIN / "test-backend-ops", "support", "-b", "ZINC0", ZINC_ATTN_KERNELS=str(tmp_path))
     assert f"{tmp_path}/manifest.json: cannot be read" in done.stderr
+
+
+WRONG = [(ROOT / "scripts" / "llama", *told) for told in (("llama-serve",), ("digests",), ("load", "no.gguf"))]
+
+
+@pytest.mark.parametrize("told", [*WRONG, (OURS / "digests", MODEL, "f16", "12"), (*LOAD, "x")])
+def test_wrong_arguments_are_errors_of_a_line(told):
+    done = run(*told)
+    assert done.returncode and len(done.stderr.splitlines()) == 1

@@ -1,7 +1,7 @@
 // Lines on stdin, each answered by a line: the write order and the lists of native/ggml, for test_ggml_lists.py.
 //   order CELLS WRITE…          the cells in the order of writes, the oldest first
-//   restore CELLS CELL:STAMP… W…  restored cells, then writes
-//   lists ROWS CELLS BIASED FIRST STEP ORDER… | MASK…   each row's begin, count, bias; then pages; then biases
+//   memory CELLS wCELL kCELL:ROW rCELL:ROW…   the same, after writes, kept rows and restored rows
+//   lists ROWS CELLS FIRST STEP FIRST STEP N ORDER… MASK…   each row's begin, count, bias; then pages; then biases
 #include <cstdio>
 #include <iostream>
 #include <sstream>
@@ -44,9 +44,9 @@ static void answer_memory(std::istream &in) {
 }
 
 static void answer_lists(std::istream &in) {
-    uint32_t rows, cells, biased, n;
+    uint32_t rows, cells, n;
     zinc::StreamMask stream{};
-    in >> rows >> cells >> biased >> stream.written.first >> stream.written.step >> stream.pages.first >> stream.pages.step >> n;
+    in >> rows >> cells >> stream.written.first >> stream.written.step >> stream.pages.first >> stream.pages.step >> n;
     std::vector<uint32_t> order(n);
     for (uint32_t &cell : order) in >> cell;
     std::vector<uint16_t> mask;
@@ -56,7 +56,7 @@ static void answer_lists(std::istream &in) {
     stream.rows = rows;
     stream.cells = cells;
     zinc::Lists lists;
-    if (!zinc::add_stream(n ? &order : nullptr, stream, biased != 0, &lists)) {
+    if (!zinc::add_stream(n ? &order : nullptr, stream, &lists)) {
         std::printf("refused\n");
         return;
     }
