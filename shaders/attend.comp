@@ -32,7 +32,7 @@
 //     state         merge_powers, merge, weight, normalize, natural_lse: the algebra of states (m, l, o)
 //     multiply_add  a * b + c
 //     passes        several passes over V, each for a part of a row, where value sums are more than registers hold
-//     place, node   NODE: steps 4 and 5, in which m[0], l[0] and o are those of the vector that the wave folds
+//     place, node   NODE: steps 4 and 5, in which m, l and o are those of the vectors that the wave folds, from 0 on
 //
 // Sizes, and what they are on a GPU for 16 query heads, 2 KV heads and head_dim 256 in float16, in LOOP:
 //
