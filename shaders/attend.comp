@@ -142,8 +142,8 @@ void main() {
     Leaf leaf = leaf_of_member(item);
     find_scores(item, leaf);
     find_weights(leaf);
-    fold_ml_of_members();
-    find_node_values(item, leaf);
+    fold_ml_of_members();          // 3 and 4 of m and l
+    find_node_values(item, leaf);  // 3, 4 and 5 of o
 #elif LOOP
     [[dont_unroll]] for (uint index = item.leaf_begin; index < item.leaf_end; ++index) {
         Leaf leaf = leaf_of(item, index);
@@ -151,8 +151,8 @@ void main() {
         find_weights(leaf);
         bool starts_unit = index == item.leaf_begin || (index & (item.leaves_per_state - 1u)) == 0u;
         find_values(item, leaf, starts_unit);
-        sum_weights();
-        merge_into_unit(starts_unit);
+        sum_weights();                 // 3: l
+        merge_into_unit(starts_unit);  // 4
         if (((index + 1u) & (item.leaves_per_state - 1u)) == 0u || index + 1u == item.leaf_end) {
             emit(item, index);
         }
