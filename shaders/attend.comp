@@ -32,7 +32,7 @@
 //     state         merge_powers, merge, weight, normalize, natural_lse: the algebra of states (m, l, o)
 //     multiply_add  a * b + c
 //     passes        several passes over V, each for a part of a row, where value sums are more than registers hold
-//     place, node   NODE: steps 4 and 5, in which m[0], l[0] and o are those of the vector that the wave folds
+//     place, node   NODE: steps 4 and 5, in which m, l and o are those of the vectors that the wave folds, from 0 on
 //
 // Sizes, and what they are on a GPU for 16 query heads, 2 KV heads and head_dim 256 in float16, in LOOP:
 //
@@ -142,8 +142,8 @@ void main() {
     Leaf leaf = leaf_of_member(item);
     find_scores(item, leaf);
     find_weights(leaf);
-    fold_ml_of_members();
-    find_node_values(item, leaf);
+    fold_ml_of_members();          // 3 and 4 of m and l
+    find_node_values(item, leaf);  // 3, 4 and 5 of o
 #elif LOOP
     [[dont_unroll]] for (uint index = item.leaf_begin; index < item.leaf_end; ++index) {
         Leaf leaf = leaf_of(item, index);
@@ -151,8 +151,8 @@ void main() {
         find_weights(leaf);
         bool starts_unit = index == item.leaf_begin || (index & (item.leaves_per_state - 1u)) == 0u;
         find_values(item, leaf, starts_unit);
-        sum_weights();
-        merge_into_unit(starts_unit);
+        sum_weights();                 // 3: l
+        merge_into_unit(starts_unit);  // 4
         if (((index + 1u) & (item.leaves_per_state - 1u)) == 0u || index + 1u == item.leaf_end) {
             emit(item, index);
         }

@@ -52,7 +52,7 @@ def hostile_values() -> Iterator[Any]:
 # user's: records that the package fills.
 _INNER_METHODS = {
     "Attention": "replan window_of",
-    "Device": "dispatch kernel queue",
+    "Device": "dispatch kernel",
     "KVCache": "adopt check_layer check_rows check_sequence commit copy_pages encode_into scales_of forget read_rows "
     "write_rows write_values",
     "Ranks": "agree exchange fail full leave",

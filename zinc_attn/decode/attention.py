@@ -274,7 +274,7 @@ class Attention:
             cache.commit(places, call.largest)  # 5. commit
         except BaseException:
             cache.unfinished = None  # a call that is undone writes nothing to ``out`` later
-            cache.device.flush()  # nor is what it queued run with the words of a later call
+            runner.begin()
             cache.end()
             raise
         cache.end()

@@ -88,7 +88,12 @@ class CallRunner:
         return self._counted + (self.last.keys_read() if self.last is not None else 0)
 
     def begin(self) -> None:
-        """Before a call: nothing is counted."""
+        """Before a call, and behind one that failed: nothing is counted.
+
+        What a failed call left in a ``together`` block is sent, before a later call writes other words for it.
+        """
+        if self.last is not None and self.last.queued is not None and self.last.queued.open:
+            self.cache.device.flush()
         self.last, self._counted, self.shared = None, 0, False
 
     def prepare(self, tokens: int, batch: int, q_len: int) -> None:
@@ -154,10 +159,12 @@ class CallRunner:
         recording, device = self._recording(workspace, layer), self.cache.device
         if self.observer is not None and workspace.submission is not None:
             self.observer(workspace.submission, workspace)
-        workspace.queued = None if device.together_block is None else device.queue(recording)
+        self.last, self.shared = workspace, self.shared or workspace.shared is not None
+        workspace.queued = None if device.together_block is None else device.queue()
         if workspace.queued is None:
             device.runtime.start(recording)
-        self.last, self.shared = workspace, self.shared or workspace.shared is not None
+        else:
+            workspace.queued.add(recording)
 
     def _workspace(self, key: RecordingKey) -> Workspace:
         if self.last is not None:  # count it before its words are written again

@@ -138,10 +138,9 @@ def _float(value: float) -> str:
 
 
 def _attend_sizes() -> Iterator[str]:
-    """The formulas of ``sizes``, each with its meaning above it."""
+    """The formulas of ``sizes``, each with its meaning."""
     for name, (expression, meaning) in FORMULAS.items():
-        yield f"// {meaning}"
-        yield f"const uint {name} = {to_glsl(expression)};"
+        yield from _explained(f"const uint {name} = {to_glsl(expression)};", meaning)
 
 
 # GLSL operator and how tightly it binds

@@ -170,13 +170,10 @@ class Device:
             finally:
                 self.together_block = outer
 
-    def queue(self, recording: Recording) -> QueuedRecordings | None:
-        """Leave the submission of a recording to the ``together`` block around the call; None where there is none."""
-        if self.together_block is None:
-            return None
-        if not self.together_block.open:
+    def queue(self) -> QueuedRecordings | None:
+        """What the ``together`` block around the call submits at its end; None where there is no block."""
+        if self.together_block is not None and not self.together_block.open:
             self.together_block = QueuedRecordings(self.runtime)
-        self.together_block.add(recording)
         return self.together_block
 
     def flush(self) -> None:
