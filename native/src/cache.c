@@ -106,7 +106,7 @@ static bool check_size(const struct za_cache *cache) {
     if (!layers || !pages) return za_fail("layers, pages: got %u and %u, expected numbers from 1 on", layers, pages);
     uint64_t bytes = most_bytes(cache, pages), fit = limit / bytes;
     if (layers <= UINT32_MAX / pages && most_bytes(cache, (uint64_t)layers * pages) <= limit) return true;
-    char advice[80] = "make a cache of fewer pages, so that a layer fits";
+    char advice[80] = "make a cache of fewer or smaller pages, so that a layer fits";
     if (fit) snprintf(advice, sizeof advice, "make caches of at most %llu layers each", (unsigned long long)fit);
     return za_fail("layers, pages: got %u and %u, %llu bytes of K or V a layer, but %s takes at most %llu in one "
                    "storage buffer; %s", layers, pages, (unsigned long long)bytes, properties->deviceName,

@@ -96,14 +96,14 @@ static bool add_constants(const struct manifest *m, const struct names *names, s
 
 bool za_derive(const struct manifest *m, const struct za_options *o, bool cpu, struct shape *shape) {
     struct names names = {0};
-    uint32_t k_page_words, v_page_words;
+    int64_t k_page_words, v_page_words; /* a page may be larger than any buffer; no cache is made of it then */
     bool good = set_inputs(m, o, cpu, &names);
     find_quantities(m, &names);
     for (size_t i = 0; good && i < sizeof SIZES / sizeof *SIZES; ++i)
         good = find(SIZES[i].name, &names, (uint32_t *)(void *)((char *)shape + SIZES[i].at));
-    good = good && add_constants(m, &names, shape) && find("k_page_words", &names, &k_page_words) &&
-           find("v_page_words", &names, &v_page_words) && k_page_words && (v_page_words || o->latent) &&
-           shape->page_tiles && shape->head_chunks;
+    good = good && add_constants(m, &names, shape) && za_formula("k_page_words", &names, &k_page_words) &&
+           za_formula("v_page_words", &names, &v_page_words) && k_page_words > 0 && v_page_words >= 0 &&
+           (v_page_words || o->latent) && shape->page_tiles && shape->head_chunks;
     if (!good)
         return za_fail_as(ZA_MANIFEST, "%s/manifest.json: its formulas make no sense to this library; export it again",
                           m->directory);

@@ -186,7 +186,8 @@ bool za_manifest_open(struct manifest *m, const char *directory) {
     return good && read_layout(m) && read_constant(m, "KEYS_PER_LEAF", &m->leaf, NULL) &&
            read_constant(m, "LEAVES_PER_NODE", &m->node, NULL) && read_constant(m, "MIN_INPUT", NULL, &m->min_input) &&
            read_constant(m, "MAX_INPUT", NULL, &m->max_input) && read_constant(m, "MAX_SCORE", NULL, &m->max_score) &&
-           read_constant(m, "MERGE_DIMS", &m->merge_dims, NULL) && read_constant(m, "MAX_CONTEXT", &m->max_tokens, NULL) &&
+           read_constant(m, "MERGE_DIMS", &m->merge_dims, NULL) &&
+           read_constant(m, "MAX_CONTEXT", &m->max_tokens, NULL) &&
            read_constant(m, "MAX_PAGE_SIZE", &m->max_page_size, NULL) &&
            read_constant(m, "MAX_HEAD_DIM", &m->max_dims, NULL) &&
            read_constant(m, "MAX_Q_HEADS", &m->max_q_heads, NULL) && check_modules(m);
@@ -266,7 +267,8 @@ static bool check_limits(const struct manifest *m, const struct za_options *o) {
         o->v_head_dim <= m->max_dims)
         return true;
     return za_fail("options: got shape %u/%u/%u/%u, expected at most %u query heads, a multiple of the KV heads, and "
-                   "head sizes up to %u", o->q_heads, o->kv_heads, o->head_dim, o->v_head_dim, m->max_q_heads, m->max_dims);
+                   "head sizes up to %u", o->q_heads, o->kv_heads, o->head_dim, o->v_head_dim, m->max_q_heads,
+                   m->max_dims);
 }
 
 bool za_manifest_shape(struct manifest *m, const struct za_options *options, bool cpu, struct shape *shape) {

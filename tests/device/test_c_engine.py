@@ -141,7 +141,7 @@ def test_caches_and_rooms_that_are_no_good(small):
 def test_recordings_and_steps_that_are_no_good(small):
     """Each by its reason; what was recorded and what fits goes on."""
     prepared = c.c_void_p(small.c.za_prepare(small.attn, c.byref(Room(1, 1, 1, 1, 5))))
-    places, _ = small.places(za.AttnShape(2, 1, 16), 1, 1)
+    places, words = small.places(za.AttnShape(2, 1, 16), 1, 1)
     command, submit = small.owner.commands()
     at = c.c_void_p(small.owner.number(command))
 
@@ -174,6 +174,12 @@ def test_recordings_and_steps_that_are_no_good(small):
     small.owner.submit(submit)
     assert small.c.za_reset(prepared, 0) and not small.c.za_reset(prepared, 1)
     assert stepped().startswith("slot: got 0, but no layer is recorded for it; ")
+    command, submit = small.owner.commands()
+    assert recorded(command=c.c_void_p(small.owner.number(command))) == ""
+    small.owner.end(command)
+    assert words[2].any()  # of the step
+    small.owner.submit(submit)  # which is forgotten: there is no request
+    assert not words[2].any() and np.all(words[3].view(np.float32) == -np.inf)
     small.c.za_prepared_free(prepared)
 
 
