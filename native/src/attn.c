@@ -59,9 +59,7 @@ struct za_attn *za_open(struct za_device *device, const struct za_options *optio
     struct za_attn *attn = calloc(1, sizeof *attn);
     if (!attn) za_no_memory();
     if (attn) attn->device = device;
-    bool ok = attn && open_parts(attn, *options);
-    za_leave(device);
-    if (ok) return attn;
+    if (za_leave(device, attn && open_parts(attn, *options))) return attn;
     za_close(attn);
     return NULL;
 }

@@ -162,8 +162,7 @@ static struct za_cache *make(struct za_attn *attn, const struct za_cache_places 
         ok = take_steps(cache, given) && check_size(cache) && make_scales(cache, given->k_scales, given->v_scales) &&
              (own ? own_memory(cache) : host_memory(cache, given));
     }
-    za_leave(attn->device);
-    if (ok) return cache;
+    if (za_leave(attn->device, ok)) return cache;
     za_cache_free(cache);
     return NULL;
 }
@@ -219,8 +218,6 @@ static bool copy_page(struct za_cache *cache, uint32_t source, uint32_t target) 
 }
 
 bool za_copy_page(struct za_cache *cache, uint32_t source, uint32_t target) {
-    if (!za_given("cache", cache) || !za_enter(cache->attn->device)) return false;
-    bool ok = copy_page(cache, source, target);
-    za_leave(cache->attn->device);
-    return ok;
+    return za_given("cache", cache) && za_enter(cache->attn->device) &&
+           za_leave(cache->attn->device, copy_page(cache, source, target));
 }

@@ -1,5 +1,4 @@
 /* Calls that wait: from host memory to host memory, or between buffers on the device. */
-#include <math.h>
 #include <string.h>
 
 #include "attn.h"
@@ -12,7 +11,7 @@
 struct made {
     struct za_cache *cache;
     uint32_t layer;
-    struct za_call call; /* with the scale that it has */
+    const struct za_call *call;
     struct rule rule;
     struct counts counts;
     struct parts parts;
@@ -22,12 +21,11 @@ struct made {
 static bool make(struct za_cache *cache, uint32_t layer, const struct za_call *call, struct made *made) {
     struct za_attn *attn = cache->attn;
     const struct manifest *m = &attn->manifest;
-    *made = (struct made){.cache = cache, .layer = layer, .call = *call};
-    if (made->call.scale == 0) made->call.scale = 1 / sqrt(attn->shape.head_dim);
+    *made = (struct made){.cache = cache, .layer = layer, .call = call};
     made->rule.cpu = za_device_info(attn->device).cpu;
     if (layer >= cache->layers) return za_fail("layer: got %u, expected one below %u", layer, cache->layers);
-    if (!za_check_call(m, &attn->shape, &made->call, cache->pages)) return false;
-    made->counts = za_counts(m, &attn->shape, &made->call, made->rule);
+    if (!za_check_call(m, &attn->shape, call, cache->pages)) return false;
+    made->counts = za_counts(m, &attn->shape, call, made->rule);
     made->parts = za_parts(m, &attn->shape, &made->counts);
     made->attend = za_attend_of(&made->counts, call->softcap != 0);
     return za_check_counts(attn->device, &made->counts, &made->parts);
@@ -45,12 +43,12 @@ static bool prepare(const struct made *made) {
         return false;
     uint32_t *work = attn->scratch[WORK].mapped;
     const struct layer layer = za_layer_of(made->cache, made->layer);
-    za_work_write(&attn->manifest, &attn->shape, &made->call, made->rule, counts, &layer, work);
+    za_work_write(&attn->manifest, &attn->shape, made->call, made->rule, counts, &layer, work);
     attn->trace = (struct za_trace){.work = work, .work_words = made->parts.end, .loop = counts->loop};
-    for (uint32_t i = made->call.requests; i-- > 0;) {
-        const struct za_request *request = &made->call.request[i];
+    for (uint32_t i = made->call->requests; i-- > 0;) {
+        const struct za_request *request = &made->call->request[i];
         if (!request->q_len) continue;
-        struct layout layout = za_layout(&attn->manifest, &attn->shape, &made->call, request, made->rule);
+        struct layout layout = za_layout(&attn->manifest, &attn->shape, made->call, request, made->rule);
         attn->trace.splits = layout.splits;
         attn->trace.leaves_per_state = layout.leaves_per_state;
     }
@@ -107,7 +105,7 @@ static bool write_data(const struct made *made, const struct za_data *data, doub
         .v_scales = scales ? scales + shape->kv_heads : NULL,
     };
     if (!za_rows_encode(&format, &rows, attn->scratch[ROWS].mapped, largest_k) ||
-        !za_check_scores(m, shape, &made->call, data->q, made->counts.rows, *largest_k))
+        !za_check_scores(m, shape, made->call, data->q, made->counts.rows, *largest_k))
         return false;
     write_q(attn, data->q, made->counts.rows, attn->scratch[Q].mapped);
     return true;
@@ -133,12 +131,8 @@ static bool run(struct za_cache *cache, uint32_t layer, const struct za_call *ca
 }
 
 bool za_run(struct za_cache *cache, uint32_t layer, const struct za_call *call, const struct za_data *data) {
-    if (!za_given("cache", cache) || !za_given("call", call) || !za_given("data", data) ||
-        !za_enter(cache->attn->device))
-        return false;
-    bool ok = run(cache, layer, call, data);
-    za_leave(cache->attn->device);
-    return ok;
+    return za_given("cache", cache) && za_given("call", call) && za_given("data", data) &&
+           za_enter(cache->attn->device) && za_leave(cache->attn->device, run(cache, layer, call, data));
 }
 
 /* --- places on the device ---------------------------------------------------------------------------- */
@@ -160,10 +154,6 @@ static bool run_at(struct za_cache *cache, uint32_t layer, const struct za_call 
 }
 
 bool za_run_at(struct za_cache *cache, uint32_t layer, const struct za_call *call, const struct za_places *places) {
-    if (!za_given("cache", cache) || !za_given("call", call) || !za_given("places", places) ||
-        !za_enter(cache->attn->device))
-        return false;
-    bool ok = run_at(cache, layer, call, places);
-    za_leave(cache->attn->device);
-    return ok;
+    return za_given("cache", cache) && za_given("call", call) && za_given("places", places) &&
+           za_enter(cache->attn->device) && za_leave(cache->attn->device, run_at(cache, layer, call, places));
 }

@@ -96,9 +96,10 @@ bool za_check_scores(const struct manifest *m, const struct shape *shape, const 
     size_t n = (size_t)rows * shape->q_heads * shape->head_dim;
     double largest_q = 0;
     for (size_t i = 0; i < n; ++i) largest_q = fmax(largest_q, fabs((double)q[i]));
-    if (largest_q * largest_k * shape->head_dim * fmax(1, 1.5 * fabs(call->scale)) <= (double)m->max_score) return true;
+    if (largest_q * largest_k * shape->head_dim * fmax(1, 1.5 * fabs(za_scale(shape, call))) <= (double)m->max_score)
+        return true;
     return za_fail("q, k: got max|q| = %g, max|k| = %g and scale = %g, whose scores may overflow", largest_q, largest_k,
-                   call->scale);
+                   za_scale(shape, call));
 }
 
 bool za_check_counts(const struct za_device *device, const struct counts *counts, const struct parts *parts) {

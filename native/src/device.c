@@ -293,11 +293,14 @@ bool za_enter(struct za_device *device) {
         return za_fail_as(ZA_BUSY, "%s: another thread is in a function of this za_device, expected one at a time",
                           device->properties.deviceName);
     if (!device->lost) return true;
-    za_leave(device);
+    za_leave(device, false);
     return za_fail_as(ZA_LOST, "%s: an earlier submission did not end; open it again", device->properties.deviceName);
 }
 
-void za_leave(struct za_device *device) { atomic_flag_clear(&device->busy); }
+bool za_leave(struct za_device *device, bool ok) {
+    atomic_flag_clear(&device->busy);
+    return ok;
+}
 
 /* A lost device has ended what was submitted to it, too. */
 static bool settle(struct za_device *device) {

@@ -49,9 +49,10 @@ struct za_device {
     VkPipelineLayout layouts[MAX_BINDINGS + 1];
 };
 
-/* Between these two a thread has the device. False where another one has it, or it is lost. */
+/* Between these two a thread has the device. za_enter is false where another one has it, or it is lost; za_leave gives
+   what the thread's work came to. */
 bool za_enter(struct za_device *device);
-void za_leave(struct za_device *device);
+bool za_leave(struct za_device *device, bool ok);
 
 /* Whether nothing that the library submitted is running, so that things may be freed. */
 bool za_is_idle(struct za_device *device);

@@ -39,9 +39,26 @@ static bool take(struct reader *r, const char *sign) {
 }
 
 static int64_t floor_div(int64_t a, int64_t b) {
-    if (b == 0) return 0;
+    if (b == 0 || (a == INT64_MIN && b == -1)) return 0;
     int64_t quotient = a / b;
     return quotient - (a % b != 0 && (a < 0) != (b < 0));
+}
+
+/* `and` and `or` give one of their operands, as in Python; neither has effects, so both sides are read. */
+static int64_t apply(const char *sign, int64_t a, int64_t b) {
+    switch (*sign) {
+    case 'o': return a ? a : b;
+    case 'a': return a ? b : a;
+    case '=': return a == b;
+    case '!': return a != b;
+    case '<': return sign[1] ? a <= b : a < b;
+    case '>': return sign[1] ? a >= b : a > b;
+    case '+': return (int64_t)((uint64_t)a + (uint64_t)b); /* what does not fit wraps */
+    case '-': return (int64_t)((uint64_t)a - (uint64_t)b);
+    case '*': return (int64_t)((uint64_t)a * (uint64_t)b);
+    case '/': return floor_div(a, b);
+    default: return apply("-", a, apply("*", floor_div(a, b), b));
+    }
 }
 
 static int64_t log2_of(int64_t x) {
@@ -59,7 +76,7 @@ static int64_t read_call(struct reader *r, const char *name, size_t size) {
     if (!take(r, ")")) return bad(r);
     if (size == 3 && memcmp(name, "max", 3) == 0) return a > b ? a : b;
     if (size == 3 && memcmp(name, "min", 3) == 0) return a < b ? a : b;
-    if (size == 8 && memcmp(name, "ceil_div", 8) == 0) return -floor_div(-a, b);
+    if (size == 8 && memcmp(name, "ceil_div", 8) == 0) return apply("-", 0, floor_div(apply("-", 0, a), b));
     if (size == 4 && memcmp(name, "log2", 4) == 0) return log2_of(a);
     return bad(r);
 }
@@ -90,73 +107,32 @@ static int64_t read_atom(struct reader *r) {
     return bad(r);
 }
 
-static int64_t read_product(struct reader *r) {
-    if (take(r, "-")) return -read_product(r);
-    int64_t value = read_atom(r);
-    for (;;) {
-        if (take(r, "//")) {
-            value = floor_div(value, read_atom(r));
-        } else if (take(r, "*")) {
-            value *= read_atom(r);
-        } else if (take(r, "%")) {
-            int64_t by = read_atom(r);
-            value -= floor_div(value, by) * by;
-        } else {
-            return value;
-        }
-    }
-}
+/* Signs between two values, from those that bind loosest to the tightest; what begins like another comes after it. */
+static const struct {
+    int level;
+    const char *sign;
+} SIGNS[] = {{0, "or"}, {1, "and"}, {3, "=="}, {3, "!="}, {3, "<="}, {3, ">="}, {3, "<"},
+             {3, ">"},  {4, "+"},   {4, "-"},  {5, "//"}, {5, "*"},  {5, "%"}};
+enum { NOT = 2, ATOM = 6 };
 
-static int64_t read_sum(struct reader *r) {
-    int64_t value = read_product(r);
-    for (;;) {
-        if (take(r, "+")) {
-            value += read_product(r);
-        } else if (take(r, "-")) {
-            value -= read_product(r);
-        } else {
-            return value;
-        }
-    }
-}
-
-static int64_t read_comparison(struct reader *r) {
-    int64_t a = read_sum(r);
-    if (take(r, "==")) return a == read_sum(r);
-    if (take(r, "!=")) return a != read_sum(r);
-    if (take(r, "<=")) return a <= read_sum(r);
-    if (take(r, ">=")) return a >= read_sum(r);
-    if (take(r, "<")) return a < read_sum(r);
-    if (take(r, ">")) return a > read_sum(r);
-    return a;
-}
-
-static int64_t read_not(struct reader *r) { return take(r, "not") ? !read_not(r) : read_comparison(r); }
-
-/* `and` and `or` give one of their operands, as in Python; neither has effects, so both sides are read. */
-static int64_t read_and(struct reader *r) {
-    int64_t value = read_not(r);
-    while (take(r, "and")) {
-        int64_t next = read_not(r);
-        value = value ? next : value;
-    }
-    return value;
-}
-
-static int64_t read_or(struct reader *r) {
-    int64_t value = read_and(r);
-    while (take(r, "or")) {
-        int64_t next = read_and(r);
-        value = value ? value : next;
+static int64_t read_level(struct reader *r, int level) {
+    if (r->bad || r->depth > MAX_DEPTH) return bad(r);
+    if (level == NOT && take(r, "not")) return ++r->depth, !read_level(r, NOT);
+    if (level == ATOM) return take(r, "-") ? ++r->depth, apply("-", 0, read_level(r, ATOM)) : read_atom(r);
+    int64_t value = read_level(r, level + 1);
+    for (size_t i = 0; i < sizeof SIGNS / sizeof *SIGNS;) {
+        bool next = SIGNS[i].level == level && take(r, SIGNS[i].sign);
+        if (next) value = apply(SIGNS[i].sign, value, read_level(r, level + 1));
+        i = next ? 0 : i + 1;
     }
     return value;
 }
 
 static int64_t read_conditional(struct reader *r) {
     if (r->bad || ++r->depth > MAX_DEPTH) return bad(r);
-    int64_t value = read_or(r);
+    int64_t value = read_level(r, 0);
     if (take(r, "if")) {
-        int64_t condition = read_or(r), other = take(r, "else") ? read_conditional(r) : bad(r);
+        int64_t condition = read_level(r, 0), other = take(r, "else") ? read_conditional(r) : bad(r);
         value = condition ? value : other;
     }
     --r->depth;

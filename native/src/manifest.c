@@ -235,27 +235,25 @@ static bool no_entry(const struct manifest *m, const struct za_options *o) {
                       o->k_stride ? rows : "tiles", text, types, o->k_stride ? "NHD" : "tiles");
 }
 
+static bool same_words(const struct row_part *a, const struct row_part *b) {
+    return a->value_words == b->value_words && a->scale_words == b->scale_words;
+}
+
 /* That a row has as many words as rows.c writes. */
 static bool check_rows(const struct manifest *m, const struct za_options *options, struct shape *shape) {
-    struct row_part found_k = shape->k, found_v = shape->v;
-    shape->k = za_row_part(options->dtype, shape->head_dim, shape->k_dim, options->k_stride);
-    shape->v = (struct row_part){.dtype = options->v_dtype};
-    if (!shape->latent)
-        shape->v = za_row_part(options->v_dtype, shape->v_head_dim, shape->v_dim, options->v_stride);
-    const struct row_part *k = &shape->k, *v = &shape->v;
-    uint32_t words = (k->value_words + k->scale_words + v->value_words + v->scale_words) * shape->kv_heads;
+    const struct row_part k = za_row_part(options->dtype, shape->head_dim, shape->k_dim, options->k_stride);
+    struct row_part v = {.dtype = options->v_dtype};
+    if (!shape->latent) v = za_row_part(options->v_dtype, shape->v_head_dim, shape->v_dim, options->v_stride);
+    uint32_t words = (k.value_words + k.scale_words + v.value_words + v.scale_words) * shape->kv_heads;
     bool filled = shape->k_dim >= shape->head_dim && shape->v_dim >= shape->v_head_dim && shape->k_dim % 8 == 0 &&
                   shape->v_dim % 8 == 0 && (!shape->latent || shape->k_dim >= shape->v_dim);
-    if (filled && found_k.value_words == k->value_words && found_k.scale_words == k->scale_words &&
-        found_v.value_words == v->value_words && found_v.scale_words == v->scale_words && shape->token_words == words)
-        return true;
-    char types[32];
-    name_types(options, types);
-    return za_fail_as(ZA_MANIFEST, "%s/manifest.json: got %u and %u words of values and %u and %u of scales in a row "
-                      "of K and V, %u in a token, expected %u, %u, %u, %u and %u for %s in %u and %u dimensions; "
-                      "export it again", m->directory, found_k.value_words, found_v.value_words, found_k.scale_words,
-                      found_v.scale_words, shape->token_words, k->value_words, v->value_words, k->scale_words,
-                      v->scale_words, words, types, shape->k_dim, shape->v_dim);
+    if (!filled || !same_words(&shape->k, &k) || !same_words(&shape->v, &v) || shape->token_words != words)
+        return za_fail_as(ZA_MANIFEST, "%s/manifest.json: its formulas make rows of %u and %u dimensions and tokens of "
+                          "%u words, expected %u words; export it again", m->directory, shape->k_dim, shape->v_dim,
+                          shape->token_words, words);
+    shape->k = k;
+    shape->v = v;
+    return true;
 }
 
 /* That the formulas are for such a shape. */

@@ -1,5 +1,4 @@
 /* Calls that are recorded into the host's command buffers, and whose words change from step to step. */
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -80,13 +79,12 @@ static bool lay_out(struct za_prepared *p) {
     return za_check_counts(attn->device, &p->counts, &p->parts);
 }
 
-static const struct za_call NO_REQUESTS = {.scale = 1};
+static const struct za_call NO_REQUESTS;
 
 static uint32_t *words_of(const struct za_prepared *p, uint32_t slot) {
     return (uint32_t *)(void *)((char *)p->work.mapped + slot * p->slot_bytes);
 }
 
-/* Write a call's words, the scale of which is there. */
 static void write_words(const struct za_prepared *p, uint32_t slot, const struct za_call *call) {
     za_work_write(&p->attn->manifest, &p->attn->shape, call, p->rule, &p->counts, &p->layer, words_of(p, slot));
 }
@@ -113,9 +111,7 @@ struct za_prepared *za_prepare(struct za_attn *attn, const struct za_room *room)
     struct za_prepared *p = calloc(1, sizeof *p);
     if (!p) za_no_memory();
     if (p) p->attn = attn, p->room = *room, p->pages = UINT32_MAX;
-    bool ok = p && make(p);
-    za_leave(attn->device);
-    if (ok) return p;
+    if (za_leave(attn->device, p && make(p))) return p;
     za_prepared_free(p);
     return NULL;
 }
@@ -204,16 +200,13 @@ static bool record(struct za_prepared *p, uint32_t slot, VkCommandBuffer command
 
 bool za_record(struct za_prepared *prepared, uint32_t slot, VkCommandBuffer commands, struct za_cache *cache,
                uint32_t layer, const struct za_places *places) {
-    if (!za_given("prepared", prepared) || !za_given("cache", cache) || !za_given("places", places) ||
-        !za_enter(prepared->attn->device))
-        return false;
-    bool ok = record(prepared, slot, commands, cache, layer, places);
-    za_leave(prepared->attn->device);
-    return ok;
+    return za_given("prepared", prepared) && za_given("cache", cache) && za_given("places", places) &&
+           za_enter(prepared->attn->device) &&
+           za_leave(prepared->attn->device, record(prepared, slot, commands, cache, layer, places));
 }
 
 static bool reset(struct za_prepared *p, uint32_t slot) {
-    if (!za_sets_reset(p->attn->device, &p->sets[slot])) return false;
+    if (!check_slot(p, slot) || !za_sets_reset(p->attn->device, &p->sets[slot])) return false;
     write_words(p, slot, &NO_REQUESTS);
     p->recorded &= ~(UINT64_C(1) << slot);
     if (!p->recorded) p->pages = UINT32_MAX;
@@ -221,31 +214,25 @@ static bool reset(struct za_prepared *p, uint32_t slot) {
 }
 
 bool za_reset(struct za_prepared *prepared, uint32_t slot) {
-    if (!za_given("prepared", prepared) || !za_enter(prepared->attn->device)) return false;
-    bool ok = check_slot(prepared, slot) && reset(prepared, slot);
-    za_leave(prepared->attn->device);
-    return ok;
+    return za_given("prepared", prepared) && za_enter(prepared->attn->device) &&
+           za_leave(prepared->attn->device, reset(prepared, slot));
 }
 
 /* --- steps ------------------------------------------------------------------------------------------- */
 
-static bool step(struct za_prepared *p, uint32_t slot, const struct za_call *given) {
-    struct za_call call = *given;
-    if (call.scale == 0) call.scale = 1 / sqrt(p->attn->shape.head_dim);
+static bool step(struct za_prepared *p, uint32_t slot, const struct za_call *call) {
     if (!check_slot(p, slot)) return false;
     if (!(p->recorded >> slot & 1))
         return za_fail("slot: got %u, but no layer is recorded for it; record first, because a step is checked against "
                        "the recorded caches", slot);
-    if (!za_check_call(&p->attn->manifest, &p->attn->shape, &call, p->pages) ||
-        !za_check_step(&p->room, &p->counts, &p->attn->shape, &call))
+    if (!za_check_call(&p->attn->manifest, &p->attn->shape, call, p->pages) ||
+        !za_check_step(&p->room, &p->counts, &p->attn->shape, call))
         return false;
-    write_words(p, slot, &call);
+    write_words(p, slot, call);
     return true;
 }
 
 bool za_step(struct za_prepared *prepared, uint32_t slot, const struct za_call *call) {
-    if (!za_given("prepared", prepared) || !za_given("call", call) || !za_enter(prepared->attn->device)) return false;
-    bool ok = step(prepared, slot, call);
-    za_leave(prepared->attn->device);
-    return ok;
+    return za_given("prepared", prepared) && za_given("call", call) && za_enter(prepared->attn->device) &&
+           za_leave(prepared->attn->device, step(prepared, slot, call));
 }

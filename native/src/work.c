@@ -1,5 +1,6 @@
 #include "work.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "floats.h"
@@ -172,6 +173,10 @@ static void write_float(uint32_t *word, double value) {
     memcpy(word, &rounded, sizeof rounded);
 }
 
+double za_scale(const struct shape *shape, const struct za_call *call) {
+    return call->scale != 0 ? call->scale : 1 / sqrt(shape->head_dim);
+}
+
 static void write_header(const struct manifest *m, const struct shape *shape, const struct za_call *call,
                          const struct counts *room, const struct layer *layer, const struct parts *parts,
                          uint32_t *work) {
@@ -193,7 +198,7 @@ static void write_header(const struct manifest *m, const struct shape *shape, co
     work[at->header.state_stride] = (uint32_t)room->states;
     work[at->header.single_pass] = room->single_pass;
     /* the product in double, rounded once */
-    write_float(&work[at->header.score_scale], call->softcap != 0 ? call->scale : call->scale * LOG2E);
+    write_float(&work[at->header.score_scale], za_scale(shape, call) * (call->softcap != 0 ? 1 : LOG2E));
     if (call->softcap != 0) {
         write_float(&work[at->header.softcap], call->softcap);
         write_float(&work[at->header.softcap_inverse], 1.0 / (double)(float)call->softcap);

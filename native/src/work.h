@@ -50,6 +50,8 @@ struct layer {
 
 static inline uint32_t za_ceil_div(uint32_t a, uint32_t b) { return a / b + (a % b != 0); }
 
+double za_scale(const struct shape *shape, const struct za_call *call); /* of the scores */
+
 /* Rows, new rows, pages and masks of a call alone, which need no layout. */
 struct counts za_totals(const struct shape *shape, const struct za_call *call);
 struct counts za_counts(const struct manifest *m, const struct shape *shape, const struct za_call *call,
