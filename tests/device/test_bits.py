@@ -4,6 +4,7 @@ One input, one oracle, many layouts. ``scripts/test --full`` runs the whole tabl
 """
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 from typing import Any
@@ -113,13 +114,15 @@ def test_bits_at_131072_keys(device, monkeypatch):
 
 # two chunks of K in flight, and a node's workgroups of five heads, which make two passes over V
 WIDE = "5/1/264", "f16"
-FOR_GPUS = [("4/2/256", "f16"), WIDE, *((("16/2/256", "f16"), ("11/1/64", "f32")) if FULL else ())]
+TEN = "10/1/40", "f16"  # whose node workgroups have all heads where a context has two nodes
+FOR_GPUS = [("4/2/256", "f16"), WIDE, TEN, *((("16/2/256", "f16"), ("11/1/64", "f32")) if FULL else ())]
 
 
 @pytest.mark.parametrize(("shape", "dtype"), FOR_GPUS)
 def test_bits_of_the_builds_for_gpus(device, monkeypatch, shape, dtype):
     """Of 8 heads, which leave registers for fewer value rows: on SwiftShader, in test_cascade.py."""
     of_a_gpu = {"cpu": "discrete"}
+    monkeypatch.setattr(device.runtime, "info", replace(device.info, compute_units=2, shared_memory_bytes=1 << 16))
     for name in ("chunks_ahead", "heads_together", "merge_workgroup_size"):
         rule = getattr(dispatches, name)
         monkeypatch.setattr(dispatches, name, lambda *args, rule=rule: rule(*(of_a_gpu.get(x, x) for x in args)))

@@ -126,8 +126,8 @@ def test_constants_where_v_is_not_like_k():
 @pytest.mark.usefixtures("with_compiler")
 def test_the_command(capsys):
     """It compiles the kernels of one shape, and fails where one is beyond a gate."""
-    specs = variants.specs_for(LATENT.shape)
-    assert cli.main(["rdna4", "--shape", "20/1/576/512/latent"]) == 0
+    specs = variants.specs_for(AttnShape.parse(text := "20/1/576/512/latent"))
+    assert cli.main(["rdna4", "--shape", text]) == 0
     head, _, *rows, last = capsys.readouterr().out.splitlines()
     assert {"VGPR", "spill", "LDS"} <= set(head.split())
     assert len(rows) == len(specs)

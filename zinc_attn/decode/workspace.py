@@ -278,8 +278,8 @@ class Workspace:
 
     def keys_read(self) -> int:
         """Keys, of one KV head, that the workgroups of pass 1 read."""
-        shape, matrix = self.pages.layout.shape, self.key.matrix
-        chunks = -(-shape.group // heads_together(self.key.build, self.pages.device.info.kind, shape))
+        shape, key, matrix = self.pages.layout.shape, self.key, self.key.matrix
+        chunks = -(-shape.group // heads_together(key.build, self.pages.device.info.kind, shape, key.node_heads))
         total = (chunks if matrix is None else matrix.blocks(shape.group)) * item_keys(self.work.items)
         return total + (item_keys(self.shared.items) if self.shared is not None else 0)
 
@@ -333,6 +333,7 @@ class Workspace:
             fused=CONSTANT[device.fused_way()] if key.fused else 0,
             wave_size=device.info.wave_size,
             strides=layout.strides,
+            most_heads=key.node_heads,
         )
         together = replace(alone, build=key.shared_build, rows=key.shared_rows)
         target = "out" if key.single_pass else "states"

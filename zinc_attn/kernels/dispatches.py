@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from ..canonical.constants import CHUNK
-from ..limits import BLOCK, WAVE
+from ..limits import BLOCK, MAX_HEADS_PER_WORKGROUP, WAVE
 from ..shapes import TILES, AttnShape, Strides, row_format, strided_format
 from ..storage import storage_index, storage_types
 from . import declarations
@@ -67,6 +67,7 @@ class AttendVariant:
     mask: int = 0
     rows: int = 1
     heads: int | None = None
+    most_heads: int = MAX_HEADS_PER_WORKGROUP
     fused: int = 0
     wave_size: int = WAVE
     strides: Strides = TILES
@@ -76,7 +77,7 @@ class AttendVariant:
         """Query heads of one row that a workgroup serves: with several rows all of a KV head's."""
         if self.rows > 1:
             return self.shape.group
-        return heads_together(self.build, self.kind, self.shape) if self.heads is None else self.heads
+        return self.heads or heads_together(self.build, self.kind, self.shape, self.most_heads)
 
     def program(self) -> tuple[KernelDecl, tuple[int, ...]]:
         """The kernel and its specialization constants."""

@@ -43,15 +43,27 @@ def wave_size(least: int, build: str, shape: AttnShape, vectors: int, passes: in
     return size if size < limits.WAVE and build != "node" and passes == 1 and even else limits.WAVE
 
 
-def heads_together(build: str, kind: str, shape: AttnShape) -> int:
-    """Query heads of a row that one workgroup of pass 1 serves, by build and device kind.
+def heads_together(build: str, kind: str, shape: AttnShape, most: int = limits.MAX_HEADS_PER_WORKGROUP) -> int:
+    """Query heads of a row that one workgroup of pass 1 serves, by build and device kind; most: ``node_heads``.
 
     Where a wave has no room for the sums of as many heads as a workgroup may serve, a GPU's node build makes several
     passes over V, so that fewer workgroups convert the same K. The other builds would keep sums in the scratch tensor.
     """
     if build != "node" or kind == "cpu":
         return shape.heads_per_workgroup
-    return -(-shape.group // -(-shape.group // limits.MAX_HEADS_PER_WORKGROUP))
+    return -(-shape.group // -(-shape.group // most))
+
+
+def node_heads(shape: AttnShape, nodes: int, compute_units: int, shared_bytes: int) -> int:
+    """Query heads that a workgroup of a GPU's node build serves at most, where a call has so many nodes of a KV head.
+
+    Twice as many convert the same K half as often. They need ``shared_bytes`` of shared memory, and leave half as many
+    waves on a SIMD, so every compute unit must have a workgroup.
+    """
+    least, most = limits.MAX_HEADS_PER_WORKGROUP, SHARED_VECTORS
+    workgroups = nodes * shape.kv_heads * -(-shape.group // most)
+    fits = node_shared_bytes(most, limits.MAX_VALUE_PASSES) <= shared_bytes
+    return most if shape.group > least and fits and workgroups >= compute_units else least
 
 
 def node_shared_bytes(vectors: int, passes: int) -> int:

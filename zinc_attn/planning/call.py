@@ -18,7 +18,7 @@ from ..canonical.constants import LEAVES_PER_NODE
 from ..kernels.declarations import BUILDS, Build
 from ..kernels.matrix import MatrixWorkgroup, matrix_workgroup
 from ..kernels.records import APPEND, ITEM, Records, no_records
-from ..kernels.tuning import shared_rows
+from ..kernels.tuning import node_heads, shared_rows
 from .arithmetic import on_matrices
 from .inputs import CallFacts, CallOptions, Request, SplitLayout
 from .items import Indices, Visible, item_records, row_records
@@ -185,6 +185,9 @@ class SubmissionPlanner:
             shared_rows=rows_each,
             shared_build=build,
             masks=power_of_two(len(masks)) if len(masks) else 0,
+            node_heads=node_heads(
+                facts.shape, len(items), facts.device.compute_units, facts.device.shared_memory_bytes
+            ),
             matrix=matrix,
             fused=self.options.arithmetic == "fused",
             whole_context=whole,

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ..kernels.declarations import Build
 from ..kernels.matrix import MatrixWorkgroup
 from ..kernels.records import APPEND, ITEM, Records, no_records
+from ..limits import MAX_HEADS_PER_WORKGROUP
 
 
 class RowSlice(NamedTuple):
@@ -44,6 +45,7 @@ class RecordingKey(NamedTuple):
     shared_rows: int = 1  # query rows that one workgroup of them serves
     shared_build: Build = "single"
     masks: int = 0  # words of masks; 0: there is none
+    node_heads: int = MAX_HEADS_PER_WORKGROUP  # query heads that a workgroup of the node build serves at most
     matrix: MatrixWorkgroup | None = None  # of pass 1 with matrix units
     fused: bool = False  # sums of products round once
     whole_context: bool = False  # its workgroups keep their rows' totals where the states would be

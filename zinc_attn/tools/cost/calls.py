@@ -66,7 +66,7 @@ class PlannedCall:
             )
             found.append((together, _leaves(made.shared_items) * shape.kv_heads))
         if len(made.items):
-            heads = heads_together(key.build, "discrete", shape)
+            heads = heads_together(key.build, "discrete", shape, key.node_heads)
             alone = Workgroup(self.card, shape, heads, key.build, self.dtype, self.arithmetic)
             found.append((alone, _leaves(made.items) * (shape.kv_heads * alone.chunks)))
         return found

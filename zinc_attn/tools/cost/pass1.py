@@ -13,7 +13,7 @@ from typing import Final
 from ...canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
 from ...kernels import declarations as kernels
 from ...kernels.sizes import keys_ahead, value_passes
-from ...kernels.tuning import LayoutFacts, chunks_ahead, heads_together, node_shared_bytes
+from ...kernels.tuning import LayoutFacts, chunks_ahead, heads_together, node_heads, node_shared_bytes
 from ...planning.arithmetic import Arithmetic
 from ...planning.splits import SplitPlan
 from ...shapes import AttnShape
@@ -148,7 +148,8 @@ class Workgroup:
     def of(cls, plan: SplitPlan, card: Card, dtype: str, arithmetic: Arithmetic = "canonical") -> Workgroup:
         """The workgroup of a row that shares its keys with no other, in the build that the card runs."""
         build = plan.build_on(LayoutFacts(card.compute_units), dtype)
-        return cls(card, plan.shape, heads_together(build, "discrete", plan.shape), build, dtype, arithmetic)
+        most = node_heads(plan.shape, plan.states * plan.q_len, card.compute_units, card.lds_kib << 10)
+        return cls(card, plan.shape, heads_together(build, "discrete", plan.shape, most), build, dtype, arithmetic)
 
     @property
     def vgprs(self) -> int:

@@ -10,7 +10,7 @@ from ...canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
 from ...kernels import declarations as kernels
 from ...kernels.dispatches import AttendVariant, MatrixVariant, encode_call, merge_call
 from ...kernels.matrix import MatrixWorkgroup, matrix_workgroup
-from ...kernels.tuning import heads_together, merge_workgroup_size, shared_rows
+from ...kernels.tuning import SHARED_VECTORS, heads_together, merge_workgroup_size, shared_rows
 from ...limits import WAVE
 from ...runtime.device import SPIRV
 from ...shapes import TILES, AttnShape, row_strides
@@ -114,9 +114,9 @@ def specs_for(shape: AttnShape, softcap: int = 0, dtypes: Iterable[str] = USUAL)
     found = []
     for kernel in _kernels(dtypes):
         build = next(build for build in kernels.BUILDS if kernel.startswith(f"attend_{build}"))
-        heads = heads_together(build, "discrete", shape)
-        one = heads, -(-shape.group // heads), softcap, 1, shape.v_head_dim, shape.latent
-        found.append(Spec(kernel, shape.head_dim, *one))
+        for heads in sorted({heads_together(build, "discrete", shape, most) for most in (8, SHARED_VECTORS)}):
+            one = heads, -(-shape.group // heads), softcap, 1, shape.v_head_dim, shape.latent
+            found.append(Spec(kernel, shape.head_dim, *one))
     return [*found, Spec(kernels.MERGE.name, shape.v_head_dim)]
 
 
