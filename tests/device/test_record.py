@@ -79,8 +79,7 @@ def test_a_window_that_begins_within_a_node(host, rng):
     made.close()
 
 
-@pytest.mark.parametrize("causal", (True, False), ids=("causal", "not_causal"))
-@pytest.mark.parametrize("alibi", (None, np.exp2(-np.arange(1, 5)).astype(np.float32)), ids=("plain", "alibi"))
+@pytest.mark.parametrize(("causal", "alibi"), ((True, None), (False, np.exp2(-np.arange(1, 5)).astype(np.float32))))
 def test_each_step_has_a_mask_of_its_own(host, rng, causal, alibi):
     """Trees of three tokens: masks of several widths, none, and another one for each layer."""
     k = rng.standard_normal((2, 700, 2, 64), np.float32).astype(np.float16)
