@@ -16,10 +16,10 @@ SHAPE = za.AttnShape(4, 2, 64)
 
 @pytest.fixture
 def host():
-    manager = kp.Manager(za.Device.open(runtime="kompute").info.index)
-    device = za.Device.from_kompute(manager, za.Device.open(runtime="kompute").info.index)
-    yield manager, device
-    device.close()
+    with za.Device.open(runtime="kompute") as device:
+        manager = kp.Manager(device.info.index)
+    with za.Device.from_kompute(manager, device.info.index) as device:
+        yield manager, device
 
 
 class Recorded:
