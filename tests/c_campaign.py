@@ -309,6 +309,8 @@ def random_calls(loaded: c.CDLL, manifest: str, info: Any, n: int) -> Counter[st
             getattr(caller, caller.rng.choice([*WEIGHTS], p=weights / weights.sum()))()
         caller.close()
         found += caller.counts
+    if missing := [name for name in ("run", "run_at", "step", "record", "prepare") if not found[f"{name} ok"]]:
+        raise WrongAnswer(f"never made: {missing}")
     return found
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from collections import Counter
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
@@ -15,6 +17,7 @@ from zinc_attn import reference
 from zinc_attn.cache import rows
 
 SMALL = za.AttnShape(4, 2, 64)
+SHARDED = za.AttnShape(6, 2, 64)  # of sharded caches
 DTYPES = ("f16", "f32", "bf16", "q8_0")
 STEPS = ((5, 5), (1, 1), (70, 70), (60, 2), (1, 1), (1, 1))  # new rows, query rows
 Pair = tuple[Any, Any]
@@ -175,3 +178,16 @@ def grown(*made: Any, **options: Any) -> list[Pair]:
     """``grow`` on a KVCache of its own."""
     with za.KVCache(*made) as cache:
         return grow(cache, **options)
+
+
+def check_books(cache: za.ShardedKVCache, live: list[za.ShardedSequence], collect: bool = True) -> int:
+    """Nodes that ``live``, all sequences of the cache, have: the allocator and the shards have counted the same."""
+    if collect:
+        gc.collect()
+    cache.begin()  # as the next call does
+    holders = Counter(node for seq in live for node in seq.held)
+    assert all(cache.allocator.is_shared(node) == (count > 1) for node, count in holders.items())
+    assert cache.allocator.used.tolist() == [sum(node.shard == i for node in holders) for i in cache.shards]
+    for shard, one in cache.shards.items():
+        one.pool.check([seq.shards[shard].pages for seq in live])
+    return len(holders)

@@ -40,13 +40,19 @@ GROUPS = (WORDS // 32, 1, 1)
 
 
 @cache
-def spirv(name: str) -> bytes:
+def compiled(source: str) -> bytes:
+    """The SPIR-V of a shader, which may include files of shaders/."""
     with tempfile.TemporaryDirectory() as folder:
-        source, target = Path(folder, "one.comp"), Path(folder, "one.spv")
-        source.write_text(HEAD + SOURCES[name])
-        command = ["glslangValidator", "--target-env", "vulkan1.1", "-V", str(source), "-o", str(target)]
-        subprocess.run(command, check=True, capture_output=True)
+        path, target = Path(folder, "one.comp"), Path(folder, "one.spv")
+        path.write_text(source)
+        options = ["--target-env", "vulkan1.1", f"-I{Path(__file__).parents[1] / 'shaders'}"]
+        done = subprocess.run(["glslangValidator", "-V", *options, path, "-o", target], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
         return target.read_bytes()
+
+
+def spirv(name: str) -> bytes:
+    return compiled(HEAD + SOURCES[name])
 
 
 @cache

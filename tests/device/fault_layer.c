@@ -77,8 +77,7 @@ static int armed, fired;
 
 enum mode { PASS, REFUSE, CARRY_OUT };
 
-static enum mode enter(int function, VkResult *result)
-{
+static enum mode enter(int function, VkResult *result) {
     calls[function]++;
     for (int i = 0; i < armed; i++) {
         if (function != faults[i].function || (faults[i].fired && !faults[i].persistent)) continue;
@@ -93,8 +92,7 @@ static enum mode enter(int function, VkResult *result)
 
 /* A call that makes nothing: refused, or carried out and said to have failed. */
 #define WRAP(f, parameters, arguments) \
-    CALL my_##f parameters \
-    { \
+    CALL my_##f parameters { \
         VkResult said; \
         enum mode mode = enter(F_##f, &said); \
         if (mode == REFUSE) return said; \
@@ -103,8 +101,7 @@ static enum mode enter(int function, VkResult *result)
     }
 /* A call that makes `count` objects, which a failed one never does. */
 #define MAKES(f, kind, count, parameters, arguments) \
-    CALL my_##f parameters \
-    { \
+    CALL my_##f parameters { \
         VkResult result; \
         if (enter(F_##f, &result) != PASS) return result; \
         result = next.f arguments; \
@@ -153,32 +150,27 @@ WRAP(GetQueryPoolResults,
 WRAP(GetPipelineCacheData, (VkDevice d, VkPipelineCache c, size_t *n, void *data), (d, c, n, data))
 
 #define K(kind, f) \
-    VOID_CALL my_##f(VkDevice d, Vk##kind handle, const VkAllocationCallbacks *a) \
-    { \
+    VOID_CALL my_##f(VkDevice d, Vk##kind handle, const VkAllocationCallbacks *a) { \
         if (handle) live[K_##kind]--; \
         next.f(d, handle, a); \
     }
 KINDS(K)
 #undef K
-VOID_CALL my_FreeCommandBuffers(VkDevice d, VkCommandPool p, uint32_t n, const VkCommandBuffer *c)
-{
+VOID_CALL my_FreeCommandBuffers(VkDevice d, VkCommandPool p, uint32_t n, const VkCommandBuffer *c) {
     for (uint32_t i = 0; i < n; i++)
         if (c[i]) live[K_CommandBuffer]--;
     next.FreeCommandBuffers(d, p, n, c);
 }
-VOID_CALL my_DestroyDevice(VkDevice d, const VkAllocationCallbacks *a)
-{
+VOID_CALL my_DestroyDevice(VkDevice d, const VkAllocationCallbacks *a) {
     if (d) live[K_Device]--;
     next.DestroyDevice(d, a);
 }
-VOID_CALL my_DestroyInstance(VkInstance i, const VkAllocationCallbacks *a)
-{
+VOID_CALL my_DestroyInstance(VkInstance i, const VkAllocationCallbacks *a) {
     if (i) live[K_Instance]--;
     next.DestroyInstance(i, a);
 }
 
-CALL my_CreateInstance(const VkInstanceCreateInfo *info, const VkAllocationCallbacks *a, VkInstance *made)
-{
+CALL my_CreateInstance(const VkInstanceCreateInfo *info, const VkAllocationCallbacks *a, VkInstance *made) {
     VkResult result;
     if (enter(F_CreateInstance, &result) != PASS) return result;
     VkLayerInstanceCreateInfo *link = (void *)info->pNext;
@@ -197,8 +189,8 @@ CALL my_CreateInstance(const VkInstanceCreateInfo *info, const VkAllocationCallb
     return result;
 }
 
-CALL my_CreateDevice(VkPhysicalDevice p, const VkDeviceCreateInfo *info, const VkAllocationCallbacks *a, VkDevice *made)
-{
+CALL my_CreateDevice(VkPhysicalDevice p, const VkDeviceCreateInfo *info, const VkAllocationCallbacks *a,
+                     VkDevice *made) {
     VkResult result;
     if (enter(F_CreateDevice, &result) != PASS) return result;
     VkLayerDeviceCreateInfo *link = (void *)info->pNext;
@@ -225,8 +217,7 @@ CALL my_CreateDevice(VkPhysicalDevice p, const VkDeviceCreateInfo *info, const V
 
 static VKAPI_ATTR PFN_vkVoidFunction VKAPI_CALL my_GetDeviceProcAddr(VkDevice d, const char *name);
 
-static PFN_vkVoidFunction mine(const char *name)
-{
+static PFN_vkVoidFunction mine(const char *name) {
 #define F(f) \
     if (!strcmp(name, "vk" #f)) return (PFN_vkVoidFunction)my_##f;
     FUNCTIONS(F)
@@ -239,21 +230,18 @@ static PFN_vkVoidFunction mine(const char *name)
     return NULL;
 }
 
-static VKAPI_ATTR PFN_vkVoidFunction VKAPI_CALL my_GetDeviceProcAddr(VkDevice d, const char *name)
-{
+static VKAPI_ATTR PFN_vkVoidFunction VKAPI_CALL my_GetDeviceProcAddr(VkDevice d, const char *name) {
     PFN_vkVoidFunction found = mine(name);
     return found ? found : next.GetDeviceProcAddr(d, name);
 }
 
-static VKAPI_ATTR PFN_vkVoidFunction VKAPI_CALL my_GetInstanceProcAddr(VkInstance i, const char *name)
-{
+static VKAPI_ATTR PFN_vkVoidFunction VKAPI_CALL my_GetInstanceProcAddr(VkInstance i, const char *name) {
     PFN_vkVoidFunction found = mine(name);
     if (!strcmp(name, "vkGetInstanceProcAddr")) return (PFN_vkVoidFunction)my_GetInstanceProcAddr;
     return found || !i ? found : next.GetInstanceProcAddr(i, name);
 }
 
-EXPORT VKAPI_ATTR VkResult VKAPI_CALL vkNegotiateLoaderLayerInterfaceVersion(VkNegotiateLayerInterface *version)
-{
+EXPORT VKAPI_ATTR VkResult VKAPI_CALL vkNegotiateLoaderLayerInterfaceVersion(VkNegotiateLayerInterface *version) {
     version->loaderLayerInterfaceVersion = 2;
     version->pfnGetInstanceProcAddr = my_GetInstanceProcAddr;
     version->pfnGetDeviceProcAddr = my_GetDeviceProcAddr;
@@ -263,16 +251,14 @@ EXPORT VKAPI_ATTR VkResult VKAPI_CALL vkNegotiateLoaderLayerInterfaceVersion(VkN
 
 /* --- what the tests call -------------------------------------------------------------------------------------- */
 
-static int find(const char *const *table, int count, const char *name)
-{
+static int find(const char *const *table, int count, const char *name) {
     for (int i = 0; i < count; i++)
         if (!strcmp(table[i], name)) return i;
     abort(); /* a test names what is not there */
 }
 
 /* From now on the n-th call (from 1) of a function returns `result`; and all later ones if persistent. Up to 16. */
-EXPORT void fault_arm(const char *function, long n, int result, int carry_out, int persistent)
-{
+EXPORT void fault_arm(const char *function, long n, int result, int carry_out, int persistent) {
     int i = armed++;
     faults[i].function = find(names, F_COUNT, function);
     faults[i].countdown = n;

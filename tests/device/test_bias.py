@@ -59,7 +59,7 @@ def test_of_one_call(any_device):
     """Without a cache, and submitted: bool and float16 masks, all hidden, not causal."""
     hidden = random_mask(5, 130) > 0
     hidden[2] = False
-    options = {"alibi": SLOPES, "softcap": 8.0, "mask_slopes": SLOPES[::-1] - 0.2}
+    options = {"alibi": SLOPES, "softcap": 8.0, "mask_slopes": SLOPES[::-1] - 0.2, "sinks": 9 * SLOPES}
     calls = (hidden, True), (random_mask(5, 70).astype(np.float16), False), (None, False)
     for mask, causal in calls[: 2 if "SwiftShader" in any_device.info.name and not FULL else 3]:
         want = reference.emulate(Q, K[:130], V[:130], mask=mask, causal=causal, **options)

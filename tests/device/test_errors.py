@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -207,3 +208,31 @@ def test_missing_spirv_says_how_to_build_it(device, monkeypatch, tmp_path):
         pytest.raises(errors.KernelError, match="build_shaders"),
     ):
         za.attention(**arrays(), device=fresh)
+
+
+@pytest.mark.parametrize(
+    ("bad", "error", "text"),
+    (
+        ({"window": 0}, ArgumentError, "window: got 0, expected an int from 1 to "),
+        ({"window": 1 << 63}, ArgumentError, "window: got 9223372036854775808, expected an int from 1 to "),
+        ({"window": 2.5}, ArgumentError, "window: got 2.5, expected an int"),
+        ({"softcap": 0.0}, ValueRangeError, "softcap: got 0, expected a number from"),
+        ({"softcap": float("nan")}, ValueRangeError, "softcap: got nan, expected a number from"),
+        ({"softcap": "high"}, ArgumentError, "softcap: got 'high', expected a number from"),
+        ({"sinks": np.zeros(3, np.float32)}, ShapeError, r"sinks: got shape \(3,\), expected \(4,\)"),
+        ({"sinks": np.zeros(4, np.int32)}, DTypeError, "sinks: got dtype int32, expected float32"),
+        ({"sinks": np.full(4, np.inf, np.float32)}, ValueRangeError, r"sinks\[0\]"),
+        *(({"scale": scale}, ArgumentError, "scale: got ") for scale in (1e39, 1e300, "abc", [1], np.array([1, 2]))),
+    ),
+)
+def test_refused_options_of_scores(device: za.Device, bad: dict[str, Any], error: type[Exception], text: str) -> None:
+    q, k = np.ones((4, 64), np.float32), np.ones((5, 2, 64), np.float32)
+    with pytest.raises(error, match=f"^{text}"):
+        za.attention(q, k, k, device, **bad)
+    with za.KVCache(device, za.AttnShape(4, 2, 64), 2, 100, "f32") as cache:
+        with pytest.raises(error, match=f"^{text}"):
+            za.Attention(cache, **bad)
+        with pytest.raises(ArgumentError, match=r"^window: got 3 entries, expected an int, None or one per layer"):
+            za.Attention(cache, window=[1, 2, 3])
+        with pytest.raises(ArgumentError, match=r"^sinks: got 1 rows, expected \(4,\) or a row per layer \(2\)"):
+            za.Attention(cache, sinks=np.zeros((1, 4), np.float32))

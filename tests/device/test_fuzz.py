@@ -1,12 +1,12 @@
 """Random operations on caches of a device, held against lists of rows in NumPy and ``reference.emulate``, bit for bit.
 
-An operation is a rule of the state machine: an append, a call on one sequence or on a batch, a fork, a cut, a tree's
-path, a file, with Kompute a recorded step and so on. Any of them may be made to fail once in the runtime, or be cut
-short by an interrupt before an opcode, twice in a row too. Whatever happens, each sequence holds afterwards the rows
-from before the operation or those from behind it, in all sequences of a batch alike; no page is lost, and every result
-has the oracle's bits.
+An operation is a method of ``Machine`` that WEIGHTS names: an append, a call on one sequence or on a batch, a fork, a
+cut, a tree's path, a file, with Kompute a recorded step and so on. Any of them may be made to fail once in the runtime,
+or be cut short by an interrupt before an opcode, twice in a row too. Whatever happens, each sequence holds afterwards
+the rows from before the operation or those from behind it, in all sequences of a batch alike; no page is lost, and all
+results have the oracle's bits.
 
-A default run makes about 500 operations on plain Vulkan and 200 on Kompute, always the same ones; --full makes 20,000
+A default run makes about 1,000 operations on plain Vulkan and 500 on Kompute, always the same ones; --full makes 20,000
 random ones per driver. ZINC_ATTN_FUZZ_SECONDS=3600 runs random ones for that long on each driver that -k selects
 (SwiftShader among them).
 """
@@ -26,9 +26,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from cache_rows import new_q, new_rows
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 from interrupts import Interrupter, files
 from support import DRIVERS, FULL, RUNTIMES, open_device, same
 
@@ -56,20 +55,10 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 INJECTED = "injected by the test"
 
-picks = st.integers(0, 11)
-layers = st.integers(0, LAYERS - 1)
-shares = st.sampled_from((0.1, 0.5, 1))  # of a tree's tokens
-counts = st.one_of(st.just(1), st.integers(1, 40), st.integers(60, 200))
-# nothing; the n-th run of the runtime fails, before or after it; an interrupt before an opcode; and a second one
-faults = st.one_of(
-    st.none(),
-    st.none(),
-    st.tuples(st.just("run"), st.just(0), st.booleans()),
-    st.tuples(st.just("run"), st.integers(0, 3), st.booleans()),
-    st.tuples(st.just("opcode"), st.integers(0, 3000)),
-    st.tuples(st.just("opcode"), st.integers(0, 300)),
-    st.tuples(st.just("opcode"), st.integers(0, 3000), st.integers(1, 60)),
-)
+WEIGHTS = {
+    **{"step": 6, "batch": 4, "append": 2, "attend": 3, "fork": 3, "keep": 3, "truncate": 2, "retract": 2},
+    **{"partial": 2, "recorded": 2, "through_a_file": 4, "free": 1, "begin": 1, "another_attention": 1, "reopen": 0.5},
+}
 
 Rows = tuple[Any, Any]  # the values of k and v that a cache stores, float32 (tokens, kv_heads, head_dim)
 NONE: Rows = (np.zeros((0, 2, 64), np.float32),) * 2
@@ -101,42 +90,58 @@ class Cut(Exception):
     """The operation was failed or interrupted by the test; what it did is seen from the lengths."""
 
 
-def operation(**strategies: Any) -> Callable[[Any], Any]:
-    """A rule with a fault, which ends where that cuts it short."""
-
-    def of(method: Any) -> Any:
-        @rule(fault=faults, **strategies)
-        @functools.wraps(method)
-        def run(self: Any, **given: Any) -> None:
-            with suppress(Cut):
-                method(self, **given)
-
-        return run
-
-    return of
-
-
-class Machine(RuleBasedStateMachine):
-    """Up to two caches on ``device``; ``done`` counts the operations by their outcome."""
+class Machine:
+    """Up to two caches on ``device``; ``done`` counts the operations by their outcome, ``draw`` chooses of one."""
 
     device: ClassVar[Any]
     manager: ClassVar[Any]  # of the device where it is a host's own, for recorded steps; or None
     done: ClassVar[Counter[str]]
 
-    def __init__(self) -> None:
-        super().__init__()
+    draw: np.random.Generator
+
+    def __init__(self, kind: int) -> None:
         self.worlds: list[World] = []
         self.serial = 0
         self.folder = Path(tempfile.mkdtemp())
-        self.open(0)
+        self.open(kind)
         self.start(0)
 
-    def teardown(self) -> None:
+    def close(self) -> None:
         for world in self.worlds:
             world.cache.close()
         shutil.rmtree(self.folder)
 
+    def operate(self, number: int) -> None:
+        """An operation by its number, 0 for none; it ends where a fault cuts it short."""
+        if number:
+            self.draw = np.random.default_rng(number)
+            weights = np.array([*WEIGHTS.values()])
+            with suppress(Cut):
+                getattr(self, self.draw.choice([*WEIGHTS], p=weights / weights.sum()))()
+            self.books()
+
     # --- helpers ------------------------------------------------------------------------------------------
+
+    def picks(self, count: int) -> list[int]:
+        found: list[int] = self.draw.integers(0, 12, count).tolist()
+        return found
+
+    def below(self, end: int) -> int:
+        return int(self.draw.integers(end))
+
+    def count(self) -> int:
+        """Of rows."""
+        return (1, 1 + self.below(40), 60 + self.below(141))[self.below(3)]
+
+    def fault(self) -> Any:
+        """None; the n-th run of the runtime fails, before or after it; an interrupt before an opcode; and a second."""
+        kinds = [
+            *[None] * 6,
+            *(("run", n, bool(self.below(2))) for n in (0, self.below(4))),
+            *(("opcode", self.below(end)) for end in (300, 3000)),
+            ("opcode", self.below(3000), 1 + self.below(60)),
+        ]
+        return kinds[self.below(len(kinds))]
 
     def open(self, kind):
         dtype, page_size, kv_layout = KINDS[kind % len(KINDS)]
@@ -282,17 +287,16 @@ class Machine(RuleBasedStateMachine):
 
     # --- operations ---------------------------------------------------------------------------------------
 
-    @operation(pick=picks)
-    def begin(self, pick, fault):
-        world = self.world(pick)
+    def begin(self):
+        world, fault = self.world(self.below(12)), self.fault()
         full = len(world.models) >= MOST
         found = self.attempt("new", world.cache.new_sequence, fault, errors.LimitError)
         assert full == isinstance(found, errors.LimitError)
         if not full:
             world.models.append(Model(found))
 
-    @operation(pick=picks, which=picks, layer=layers, n=counts)
-    def append(self, pick, which, layer, n, fault):
+    def append(self):
+        (pick, which), layer, n, fault = self.picks(2), self.below(LAYERS), self.count(), self.fault()
         world = self.world(pick)
         model = self.model(world, which)
         behind = max(model.lengths) - model.lengths[layer]
@@ -301,9 +305,9 @@ class Machine(RuleBasedStateMachine):
         append = functools.partial(world.cache.append, model.sequence, layer, k, v)
         self.grow("append", [model], layer, n, lambda: append() or True, [[stored]], fault)
 
-    @rule(pick=picks, which=picks, n=counts, attn=picks, q_len=st.sampled_from((1, 1, 2, 5)), fault=faults)
-    def step(self, pick, which, n, attn, q_len, fault):
+    def step(self):
         """Rows for every layer, the fault at one of them: the ordinary decode step, or a chunk of a prompt."""
+        (pick, which, attn), n, q_len, fault = self.picks(3), self.count(), (1, 1, 2, 5)[self.below(4)], self.fault()
         world = self.world(pick)
         model, (called, option) = self.model(world, which), world.attns[attn % len(world.attns)]
         lengths = model.lengths
@@ -325,9 +329,10 @@ class Machine(RuleBasedStateMachine):
                 self.check(*found, q, model, layer, option)
             fault = None
 
-    @rule(pick=picks, layer=layers, n=st.sampled_from((1, 1, 3, 30)), attn=picks, fault=faults, which=picks)
-    def batch(self, pick, layer, n, attn, fault, which):
+    def batch(self):
         """Some sequences, or one with those that share its last page, all of them or not."""
+        (pick, which, attn), layer, n = self.picks(3), self.below(LAYERS), (1, 1, 3, 30)[self.below(4)]
+        fault = self.fault()
         world = self.world(pick)
         called, option = world.attns[attn % len(world.attns)]
         models = world.models[which % max(len(world.models), 1) :] + world.models[: which % max(len(world.models), 1)]
@@ -349,8 +354,8 @@ class Machine(RuleBasedStateMachine):
             for out, lse, one, model in zip(*found, q, models, strict=True):
                 self.check(out, lse, one, model, layer, option)
 
-    @operation(pick=picks, layer=layers, q_len=st.integers(1, 5), attn=picks)
-    def attend(self, pick, layer, q_len, attn, fault):
+    def attend(self):
+        (pick, attn), layer, q_len, fault = self.picks(2), self.below(LAYERS), 1 + self.below(5), self.fault()
         world = self.world(pick)
         called, option = world.attns[attn % len(world.attns)]
         models = world.models[pick % 3 :] or [self.model(world, 0)]
@@ -366,8 +371,8 @@ class Machine(RuleBasedStateMachine):
         for out, lse, one, model in zip(*found, q, models, strict=True):
             self.check(out, lse, one, model, layer, option)
 
-    @operation(pick=picks, which=picks, n=counts, layer=layers, attn=picks)
-    def partial(self, pick, which, n, layer, attn, fault):
+    def partial(self):
+        (pick, which, attn), n, layer, fault = self.picks(3), self.count(), self.below(LAYERS), self.fault()
         world = self.world(pick)
         model, (called, option) = self.model(world, which), world.attns[attn % len(world.attns)]
         k, v, stored = self.new_rows(world, n)
@@ -377,8 +382,8 @@ class Machine(RuleBasedStateMachine):
         if found is not None:
             self.check(*za.fold([found]), q, model, layer, option)
 
-    @operation(pick=picks, which=picks)
-    def fork(self, pick, which, fault):
+    def fork(self):
+        (pick, which), fault = self.picks(2), self.fault()
         world = self.world(pick)
         model = self.model(world, which)
         found = self.attempt("fork", model.sequence.fork, fault, StepError, errors.LimitError)
@@ -389,9 +394,9 @@ class Machine(RuleBasedStateMachine):
         else:
             world.models.append(Model(found, list(model.held)))
 
-    @operation(pick=picks, which=picks, attn=picks, steps=st.integers(1, 3))
-    def recorded(self, pick, which, attn, steps, fault):
+    def recorded(self):
         """Both layers recorded in a sequence of the host's, and some steps, the fault in one of them."""
+        (pick, which, attn), steps, fault = self.picks(3), 1 + self.below(3), self.fault()
         if self.manager is None:
             return
         import kp
@@ -406,8 +411,8 @@ class Machine(RuleBasedStateMachine):
         for at in range(steps):
             rows_of = [self.new_rows(world, 1) for _ in range(LAYERS)]
             q.data()[:] = (query := self.queries(1)).reshape(-1)
-            for tensor, (*given, _) in zip(new, rows_of, strict=True):
-                k, v = (rows.stored_values("k", x, world.dtype)[0] for x in given)
+            for tensor, (*pair, _) in zip(new, rows_of, strict=True):
+                k, v = (rows.stored_values("k", x, world.dtype)[0] for x in pair)
                 words = world.cache.layout.to_device(rows.encode(k, v, SHAPE, world.dtype))
                 tensor.data()[:] = words.reshape(-1)
             cause = fault if at == which % steps else None
@@ -439,16 +444,17 @@ class Machine(RuleBasedStateMachine):
         assert model.sequence.lengths == model.lengths
         return found
 
-    @operation(pick=picks, which=picks, n=st.integers(0, 700))
-    def truncate(self, pick, which, n, fault):
+    def truncate(self):
+        (pick, which), n, fault = self.picks(2), self.below(701), self.fault()
         model = self.model(self.world(pick), which)
         n = n if n <= min(model.lengths) else max(min(model.lengths) - n % 5, 0)
         after = [(k[:n], v[:n]) for k, v in model.held]
         self.shrink("truncate", model, after, lambda: model.sequence.truncate(n), fault)
 
-    @operation(pick=picks, which=picks, tree=counts, last=st.integers(0, 90), share=shares)
-    def keep(self, pick, which, tree, last, share, fault):
+    def keep(self):
         """Tokens of all layers, and some of these and of those before them."""
+        (pick, which), tree, last, fault = self.picks(2), self.count(), self.below(91), self.fault()
+        share = (0.1, 0.5, 1)[self.below(3)]
         world = self.world(pick)
         model = self.model(world, which)
         for layer in range(LAYERS if len(set(model.lengths)) == 1 else 0):
@@ -470,15 +476,15 @@ class Machine(RuleBasedStateMachine):
         if fault is None:
             assert isinstance(found, StepError) == apart and isinstance(found, CapacityError) == full
 
-    @operation(pick=picks, which=picks, layer=layers, n=st.integers(0, 20))
-    def retract(self, pick, which, layer, n, fault):
+    def retract(self):
+        (pick, which), layer, n, fault = self.picks(2), self.below(LAYERS), self.below(21), self.fault()
         model = self.model(self.world(pick), which)
         n = max(model.lengths[layer] - n, 0)
         after = [(k[:n], v[:n]) if i == layer else (k, v) for i, (k, v) in enumerate(model.held)]
         self.shrink("retract", model, after, lambda: model.sequence.retract(layer, n), fault, StepError)
 
-    @operation(pick=picks, which=picks, drop=st.booleans())
-    def free(self, pick, which, fault, drop):
+    def free(self):
+        (pick, which), drop, fault = self.picks(2), self.below(2), self.fault()
         world = self.world(pick)
         model = self.model(world, which)
         if drop:
@@ -494,8 +500,8 @@ class Machine(RuleBasedStateMachine):
             del model
             world.models.append(Model(world.cache.new_sequence()))
 
-    @operation(pick=picks, which=picks, other=picks)
-    def through_a_file(self, pick, which, other, fault):
+    def through_a_file(self):
+        (pick, which, other), fault = self.picks(3), self.fault()
         world, target = self.world(pick), self.world(other)
         model, path = self.model(world, which), self.folder / "sequence"
         apart = len(set(model.lengths)) > 1  # in the middle of a step
@@ -512,20 +518,19 @@ class Machine(RuleBasedStateMachine):
         n = min(model.lengths)
         target.models.append(Model(found, [(k[:n], v[:n]) for k, v in model.held]))
 
-    @rule(kind=picks)
-    def reopen(self, kind):
+    def reopen(self):
         """A second cache, or the older one closed and another in its place."""
         if len(self.worlds) == 2:
             old = self.worlds.pop(0)
             old.cache.close()
             found = self.attempt("closed", old.cache.new_sequence, None, errors.ClosedError)
             assert isinstance(found, errors.ClosedError)
-        self.open(kind)
+        self.open(self.below(12))
         self.start(-1)
 
-    @operation(pick=picks, attn=picks, option=picks)
-    def another_attention(self, pick, attn, option, fault):
+    def another_attention(self):
         """An Attention closed, to be used again, and perhaps replaced by one with other options."""
+        (pick, attn, option), fault = self.picks(3), self.fault()
         world = self.world(pick)
         at = attn % len(world.attns)
         self.attempt("close attention", world.attns[at][0].close, fault)
@@ -535,7 +540,6 @@ class Machine(RuleBasedStateMachine):
 
     # --- what always holds --------------------------------------------------------------------------------
 
-    @invariant()
     def books(self) -> None:
         for world in self.worlds:
             self.settle(world.cache)
@@ -550,19 +554,24 @@ class Machine(RuleBasedStateMachine):
 def fuzz(device: Any, manager: Any, examples: int, steps: int, derandomize: bool) -> Counter[str]:
     """Run the machine on a device; the operations by their outcome."""
     made = type("OnThisDevice", (Machine,), {"device": device, "manager": manager, "done": Counter()})
-    run_state_machine_as_test(
-        made,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=steps,
-            derandomize=derandomize,
-            deadline=None,
-            database=None,
-            print_blob=False,
-            phases=(Phase.generate, Phase.shrink),
-            suppress_health_check=list(HealthCheck),
-        ),
+
+    @settings(
+        max_examples=examples,
+        derandomize=derandomize,
+        deadline=None,
+        database=None,
+        print_blob=False,
+        phases=(Phase.generate, Phase.shrink),
+        suppress_health_check=list(HealthCheck),
     )
+    @given(numbers=st.lists(st.integers(0, 2**64 - 1), min_size=steps, max_size=steps))
+    def run(numbers: list[int]) -> None:
+        machine = made(numbers[0] % 12)
+        for number in numbers[1:]:
+            machine.operate(number)
+        machine.close()
+
+    run()
     done: Counter[str] = made.done
     return done
 
@@ -583,12 +592,15 @@ def hosted(driver: str, runtime: str) -> Iterator[tuple[za.Device, Any]]:
 
 @pytest.mark.parametrize("driver", DRIVERS if EVERY_DRIVER else DRIVERS[: len(RUNTIMES)], ids="-".join)
 def test_random_operations_hold_what_lists_hold(driver: tuple[str, str]) -> None:
-    examples = 400 if FULL else 6 if driver[1] == "kompute" else 10
+    examples = 200 if FULL else 5 if driver[1] == "kompute" else 10
     with hosted(*driver) as (device, manager):
-        done = fuzz(device, manager, examples, 50, derandomize=not EVERY_DRIVER)
+        done = fuzz(device, manager, examples, 100, derandomize=not EVERY_DRIVER)
         end = time.monotonic() + SECONDS
         while time.monotonic() < end:
-            done += fuzz(device, manager, 100, 50, derandomize=False)
+            done += fuzz(device, manager, 50, 100, derandomize=False)
             print(f"{'-'.join(driver)}: {done.total():,} operations, {dict(done)}", flush=True)
         outcomes = {name.partition(": ")[2] for name in done}
-        assert done.total() > 30 * examples and outcomes >= {"", "failed", "interrupted"}
+        assert done.total() > 60 * examples and outcomes >= {"failed", "interrupted", "StepError", "CapacityError"}
+        made = {"step", "batch", "append", "attend", "partial", "fork", "keep", "truncate", "retract", "free", "drop"}
+        made |= {"new", "save", "load", "close attention"} | ({"recorded"} if driver[1] == "kompute" else set())
+        assert made <= set(done), done

@@ -76,12 +76,6 @@ def test_memory_is_that_of_the_configs_shapes(name: str, device: za.Device) -> N
     assert len(sizes) == 1 or sizes[1] * 6 < sizes[0]
 
 
-def test_layers_of_two_shapes(device: za.Device) -> None:
-    with cache_of(loaded("mimo_v2"), device, latent=False) as cache:
-        assert [str(layer.shape) for layer in cache.layers] == ["4/4/192/128", "4/2/192/128", "4/4/192/128"]
-        assert len(cache._groups) == 2
-
-
 def test_deepseek_v3_has_576_values_per_token() -> None:
     config = transformers.DeepseekV3Config()
     latent, expanded = (hf.ZincCache(config, 64, latent=on).layers[0].shape for on in (True, False))
@@ -89,23 +83,14 @@ def test_deepseek_v3_has_576_values_per_token() -> None:
     assert str(expanded) == "128/128/192/128" and expanded.kv_bytes_per_token("f16") == 2 * 128 * (192 + 128)
 
 
-def test_observers_see_the_absorbed_form(device: za.Device) -> None:
-    model, ids, calls = model_of("deepseek_v3"), prompt(9), []
-    with cache_of(model, device) as cache:
-        cache.observer = calls.append
-        model(ids, cache=cache)
-    assert [call.layer for call in calls] == [0, 1]
-    assert calls[0].query.shape == (1, 4, 9, 96) and calls[0].out.shape == (1, 9, 4, 32)
-    k, v = calls[0].new
-    assert k.shape == (1, 1, 9, 96) and v is None
-
-
-def test_rows_without_a_forward(device: za.Device) -> None:
-    """append() takes k alone."""
+def test_observers_and_rows_without_a_forward(device: za.Device) -> None:
+    """A call is seen in the absorbed form, and append() takes k alone."""
     model, ids, calls = model_of("deepseek_v3"), prompt(9), {}
     with cache_of(model, device) as cache, cache_of(model, device) as filled:
         cache.observer = lambda call: calls.setdefault(call.layer, call)
         model(ids[:, :8], cache=cache)
+        assert sorted(calls) == [0, 1] and calls[0].query.shape == (1, 4, 8, 96) and calls[0].out.shape == (1, 8, 4, 32)
+        assert calls[0].new[0].shape == (1, 1, 8, 96) and calls[0].new[1] is None
         filled.append(lambda layer: (calls[layer.index].new[0][0].transpose(0, 1).numpy(), None), torch.float32)
         want, got = (model(ids[:, 8:], cache=one).logits for one in (cache, filled))
     assert equal(got, want)

@@ -118,20 +118,6 @@ def test_exact_products_have_the_canonical_bits(matrix_device, rng):
     same(attend(matrix_device, shape, q, k, v), want)
 
 
-def test_storage_types_of_the_same_values(matrix_device, rng):
-    """float16 holds what these rows of q8_0, q4_0, bf16 and fp8_e4m3 hold, and so no type shows in the bits."""
-    shape, rows = za.AttnShape(8, 2, 64), 12
-    q, _, _ = make(rng, shape, rows, 0)
-    k, v = (rng.integers(-7, 8, (300, 2, 64)).astype(np.float16) for _ in range(2))
-    k[..., ::32] = v[..., ::32] = -8  # the scale of a q4_0 block is then 1
-    want = attend(matrix_device, shape, q, k, v)
-    for dtype, given in (("bf16", ml_dtypes.bfloat16), ("q4_0", np.float32), ("fp8_e4m3", np.float32)):
-        same(attend(matrix_device, shape, q, k.astype(given), v.astype(given), dtype=dtype), want, dtype)
-    k[..., ::32] = v[..., ::32] = 127  # and that of a q8_0 block
-    wide = k.astype(np.float32), v.astype(np.float32)
-    same(attend(matrix_device, shape, q, *wide, dtype="q8_0"), attend(matrix_device, shape, q, k, v))
-
-
 def test_matrix_prefill_is_chosen_by_request(matrix_device, rng):
     """16 vectors of a KV head go to the matrix units, fewer have the canonical bits, also side by side in a batch."""
     shape = za.AttnShape(8, 2, 64)

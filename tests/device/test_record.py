@@ -16,10 +16,10 @@ SHAPE = za.AttnShape(4, 2, 64)
 
 @pytest.fixture
 def host():
-    manager = kp.Manager(za.Device.open(runtime="kompute").info.index)
-    device = za.Device.from_kompute(manager, za.Device.open(runtime="kompute").info.index)
-    yield manager, device
-    device.close()
+    with za.Device.open(runtime="kompute") as device:
+        manager = kp.Manager(device.info.index)
+    with za.Device.from_kompute(manager, device.info.index) as device:
+        yield manager, device
 
 
 class Recorded:
@@ -66,22 +66,6 @@ def queries(rng, n=1):
     return rng.standard_normal((n, SHAPE.q_heads, SHAPE.head_dim), np.float32)
 
 
-@pytest.mark.parametrize("dtype", ("f16", "q8_0"))
-def test_a_host_sequence_gives_the_oracles_bits(host, rng, dtype):
-    made, keys, values = Recorded(host, dtype=dtype), [], []
-    for token in range(140):
-        q, (k, v) = queries(rng), rng.standard_normal((2, 1, SHAPE.kv_heads, SHAPE.head_dim)).astype(np.float16)
-        made.step(q, (k, v), (k, v))
-        for held, new in zip((keys, values), rows.stored(k, v, dtype), strict=True):
-            held.append(new)
-        if token % 31 == 0 or token > 137:
-            want = za.reference.emulate(q, np.concatenate(keys), np.concatenate(values))
-            for layer in range(2):
-                made.check(layer, want, token)
-    assert len(made.seq) == 140
-    made.close()
-
-
 def test_a_window_that_begins_within_a_node(host, rng):
     """Lengths at which the window's keys lie in fewer nodes than the recording has splits."""
     k, at = rng.standard_normal((2050, 2, 64), np.float32), 0
@@ -95,8 +79,7 @@ def test_a_window_that_begins_within_a_node(host, rng):
     made.close()
 
 
-@pytest.mark.parametrize("causal", (True, False), ids=("causal", "not_causal"))
-@pytest.mark.parametrize("alibi", (None, np.exp2(-np.arange(1, 5)).astype(np.float32)), ids=("plain", "alibi"))
+@pytest.mark.parametrize(("causal", "alibi"), ((True, None), (False, np.exp2(-np.arange(1, 5)).astype(np.float32))))
 def test_each_step_has_a_mask_of_its_own(host, rng, causal, alibi):
     """Trees of three tokens: masks of several widths, none, and another one for each layer."""
     k = rng.standard_normal((2, 700, 2, 64), np.float32).astype(np.float16)

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cache_rows import Twin, done_or_not_done, together
+from cache_rows import SHARDED as SHAPE
+from cache_rows import Twin, check_books, done_or_not_done, together
 from interrupts import Interrupter, files
-from sharded import SHAPE, check_books
 from support import FULL, same
 
 import zinc_attn as za

@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sharded import SHAPE, check_books
+from cache_rows import SHARDED as SHAPE
+from cache_rows import check_books
 from support import differing
 
 import zinc_attn as za

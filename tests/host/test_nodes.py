@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cache_rows import check_books
 from interrupts import files
 from page_tables import interrupt_everywhere
-from sharded import check_books
 from support import FULL
 
 import zinc_attn as za

@@ -54,6 +54,21 @@ def test_accuracy_and_time_at_131072_keys(shape, kind):
     assert check_accuracy(shape, 131072, kind) < 60
 
 
+SINKS = np.linspace(-150, 150, 9, dtype=np.float32) ** 3 / 2e4  # from far below to far above every score
+OPTIONS = ({"window": 1}, {"window": 128}, {"softcap": 50.0, "scale": 0.3})
+
+
+@pytest.mark.parametrize("options", (*OPTIONS, {"window": 200, "softcap": 30.0, "sinks": SINKS, "scale": 1.7}), ids=str)
+def test_accuracy_of_options(rng, options):
+    for tokens, rows in ((5, 9), (65, 1), (700, 3)):
+        k, v = rng.standard_normal((2, tokens, 3, 64), np.float32).astype(np.float16)
+        q = rng.standard_normal((rows, 9, 64), np.float32) * 8
+        (out, lse), (exact, exact_lse) = (oracle(q, k, v, **options) for oracle in (ref.emulate, ref.attention))
+        seen = np.isfinite(exact_lse)
+        assert np.abs(out - exact).max() <= 2e-5 * max(1.0, np.abs(v).max()), tokens
+        assert np.abs(lse[seen] - exact_lse[seen]).max() <= 6e-7 * max(4.0, np.abs(exact_lse[seen]).max()), tokens
+
+
 def test_float64_is_the_formula():
     """Softmax of scores, head by head, also where the largest score is 200 above all others."""
     q, k, v = (x.astype(np.float64) for x in inputs("6/2/16", 100, dtype="f32"))
