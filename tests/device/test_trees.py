@@ -8,7 +8,6 @@ from cache_rows import SMALL
 from support import differing
 
 import zinc_attn as za
-from zinc_attn.cache.pages import CapacityError, StepError
 
 LAYERS = 2
 
@@ -52,31 +51,3 @@ def test_what_is_kept_is_as_if_nothing_else_had_been_appended(device: za.Device,
             assert not differing(*attention([q, q], [seq, want], layer))
         append(seq, [0])
         assert np.array_equal(cache.read_rows(seq, 1, 0, len(path)), rows[path])
-
-
-def test_rows_that_cannot_be_kept(device: za.Device) -> None:
-    with za.KVCache(device, SMALL, LAYERS, 32, "f16", 16) as cache:
-        seq, (k, v) = cache.new_sequence(), np.ones((2, 20, 2, 64), np.float16)
-        for layer in range(LAYERS):
-            cache.append(seq, layer, k, v)
-        for rows, last, text in (
-            ([0], 21, "last: got 21, expected an int from 0 to 20"),
-            ([3], 3, "rows: got 3, expected numbers of the last 3 rows, from 0 on"),
-            ([0, 2, 2], 3, "rows: got 2 after 2, expected ascending numbers, each once"),
-            ([-1], 3, "rows: got -1, expected numbers of the last 3 rows, from 0 on"),
-            (np.array(1), 3, "rows: got int64 of shape (), expected a list of row numbers"),
-            ([True, False, True], 3, "rows: got bool of shape (3,), expected a list of row numbers"),
-        ):
-            with pytest.raises(za.errors.ArgumentError) as info:
-                seq.keep(rows, last)
-            assert str(info.value) == text
-        with pytest.raises(CapacityError, match=r"^keep: got 1 rows that move to token 18 and behind, expected 1 "):
-            seq.keep([1], 2)
-        seq.keep([0, 1], 3)  # nothing moves, so that no page is needed
-        assert seq.lengths == (19, 19)
-        cache.append(seq, 0, k[0], v[0])
-        with pytest.raises(StepError, match=r"^keep: layer 0 has length 20, layer 1 has length 19, expected equal "):
-            seq.keep([1], 2)
-        seq.free()
-        with pytest.raises(za.errors.ClosedError):
-            seq.keep([], 0)
