@@ -205,11 +205,12 @@ def command(device, out, options):
 
 def test_command(device, tmp_path, capsys):
     info = device.info
-    assert main(*command(device, tmp_path, "--layers 3 --contexts 64,1k")) == 0
+    options = "--layers 3 --contexts 64,1k --dtype q8_0 --batch 3 --rows 2 --page-size 64"
+    assert main(*command(device, tmp_path, options)) == 0
     out, err = capsys.readouterr()
     assert out.startswith(
-        f"{info.name} ({info.driver}), {device.runtime.name}\nshape 4/2/64, f16, 3 attention layers\n"
-        "1 sequence, 1 row per call; cache with pages of 256 tokens\n"
+        f"{info.name} ({info.driver}), {device.runtime.name}\nshape 4/2/64, q8_0, 3 attention layers\n"
+        "3 sequences, 2 rows each per call; cache with pages of 64 tokens\n"
     )
     assert out.count(" bits ") == 4
     assert ("running on the CPU through" in err) == (info.kind == "cpu")
@@ -219,16 +220,6 @@ def test_command(device, tmp_path, capsys):
     points = [(64, "auto"), (64, "1"), (1024, "auto"), (1024, "1")]
     assert [(r["context"], r["layout"], r["layers"]) for r in records] == [(*point, 3) for point in points]
     assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_command_of_a_batch(device, tmp_path, capsys):
-    options = "--contexts 64,200 --dtype q8_0 --batch 3 --rows 2 --page-size 64"
-    assert main(*command(device, tmp_path / "a", options)) == 0
-    out = capsys.readouterr().out
-    assert "q8_0, 1 attention layer\n3 sequences, 2 rows each per call; cache with pages of 64 tokens\n" in out
-    assert out.count(" bits ") == 4
-    assert main(*command(device, tmp_path / "b", f"{options} --json")) == 0
-    assert capsys.readouterr().out == (tmp_path / "b" / "sweep.jsonl").read_text()
 
 
 def test_command_fails_on_a_wrong_bit(device, tmp_path, monkeypatch, capsys):
