@@ -1,18 +1,13 @@
 """An interrupt before any bytecode, or two, leaves a call on page tables done or not done, and loses no page."""
 
-import random
-import signal
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import pytest
 from interrupts import files
 from page_tables import Append, append, interrupt_everywhere
-from support import FULL
 
-from zinc_attn.cache.pages import CapacityError, PagePool
+from zinc_attn.cache.pages import PagePool
 from zinc_attn.cache.sequence_pages import SequencePages
 from zinc_attn.cache.transaction import Transaction
 
@@ -122,51 +117,3 @@ def test_interrupts_of_two_commits_in_a_row_lose_no_tokens(monkeypatch: pytest.M
     Append(seq, 1, 5).commit()
     assert seq.lengths == [5, 5] and pool.free_pages == 3
     pool.check([seq])
-
-
-def test_signals_at_random_times_lose_no_page() -> None:
-    """Real signals, which also hit what no trace function sees: built-in functions and callbacks of the collector."""
-    pool, rng = PagePool(256, 16), random.Random(7)
-    seqs, inside, raised = [SequencePages(pool, 2)], False, 0
-
-    def interrupt(number: int, frame: object) -> None:
-        nonlocal inside, raised
-        if inside:
-            inside, raised = False, raised + 1
-            raise KeyboardInterrupt
-
-    old, end = signal.signal(signal.SIGALRM, interrupt), time.monotonic() + (20 if FULL else 1)
-    try:
-        while (now := time.monotonic()) < end or (raised <= 50 and now < end + 20):  # a busy machine has more time
-            with suppress(KeyboardInterrupt):
-                signal.setitimer(signal.ITIMER_REAL, max(rng.expovariate(2000), 1e-5))
-                inside = True
-                seqs = _steps(pool, seqs, rng)
-                inside = False
-            pool.check(seqs)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, old)
-    assert raised > 50
-    for seq in seqs:
-        seq.free()
-    del seqs
-    assert pool.free_pages == 256
-    pool.check([])
-
-
-def _steps(pool: PagePool, seqs: list[SequencePages], rng: random.Random) -> list[SequencePages]:
-    """Some operations; the sequences that live on. Where an interrupt comes, those given do."""
-    for first, second in (seq.lengths for seq in seqs):
-        assert second <= first <= second + 40
-    for seq in seqs:
-        while not seq.in_step:
-            Append(seq, 1, seq.lengths[0] - seq.lengths[1]).commit()
-        if len(seq) > 300:
-            seq.truncate(rng.randrange(300))
-    with suppress(CapacityError), Transaction() as transaction:
-        for seq in seqs:
-            transaction.reserve(seq, 0, rng.randrange(1, 40))
-    if len(seqs) < 4:
-        return [*seqs, SequencePages(pool, 2)]
-    return seqs[1:]
