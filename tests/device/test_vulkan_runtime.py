@@ -67,19 +67,6 @@ def test_barriers(runtime, pairs, barriers):
     runtime.run(runtime.record(steps))
 
 
-def test_input_is_written_anywhere(runtime):
-    data, out = buffers(runtime, Use.INPUT, Use.OUTPUT)
-    recording = runtime.record([Dispatch(little(runtime), (data, out), GROUPS)])
-    expected = words(1)
-    runtime.write(data, expected)
-    for offset, count in ((0, WORDS), (3, 1), (WORDS - 1, 1), (WORDS, 0), (5, 4097)):
-        part = words(offset + count, count)
-        runtime.write(data, part, offset)
-        expected[offset : offset + count] = part
-        runtime.run(recording)
-        np.testing.assert_array_equal(runtime.read(out), expected * 2)
-
-
 def test_required_subgroup_size(dispatcher_class, monkeypatch):
     """Both dispatchers ask for waves of 32; software drivers offer their own size alone, which is asked for here."""
     size = best_info().subgroup_size
