@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from little_kernels import GROUPS, WORDS, best_info, buffers, declared, little, spirv, words, works
+from little_kernels import GROUPS, best_info, buffers, declared, little, spirv, words, works
 
 from zinc_attn.errors import ArgumentError, ClosedError, DeviceNotFoundError, DTypeError, KernelError, LimitError
 from zinc_attn.runtime import devices as machine
