@@ -1,4 +1,4 @@
-"""Both dispatchers: what it computes, in which order, and what it refuses."""
+"""Both dispatchers: what they record, their clocks, and what they refuse; every attention test has what they compute."""
 
 import gc
 import time
@@ -15,36 +15,7 @@ from zinc_attn.runtime.vulkan import VulkanRuntime, pipelines
 from zinc_attn.runtime.vulkan.commands import waiting
 from zinc_attn.runtime.vulkan.pipelines import local_size_x
 
-# --- what it computes --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("apart", (False, True), ids=("one submission", "a submission each"))
-@pytest.mark.parametrize(
-    ("steps", "want"),
-    [
-        ("double 5 x s, reverse 7 s out", lambda x, y: [(x * 2 + 5)[::-1] + 7]),
-        (  # what the second step reads is overwritten by the third, and that by the next two
-            "double 0 x s, reverse 0 s out, double 0 y s, update 1 x s, update 1 y s, reverse 0 s more",
-            lambda x, y: [(x * 2)[::-1], ((y * 2 * 3 + x + 1) * 3 + y + 1)[::-1]],
-        ),
-    ],
-    ids=("dependent", "overwriting"),
-)
-def test_steps_see_those_before_them(runtime, steps, want, apart):
-    """In every replay of a recording, and from one submission to the next."""
-    uses = {"x": Use.INPUT, "y": Use.INPUT, "s": Use.SCRATCH, "out": Use.OUTPUT, "more": Use.OUTPUT}
-    bound = dict(zip(uses, buffers(runtime, *uses.values()), strict=True))
-    texts = [step.split() for step in steps.split(", ")]
-    made = [Dispatch(little(runtime, name, int(c)), (bound[a], bound[b]), GROUPS) for name, c, a, b in texts]
-    recordings = [runtime.record(some) for some in ([[one] for one in made] if apart else [made])]
-    for seed in range(75):
-        given = words(seed), words(seed + 1000)
-        for name, data in zip("xy", given, strict=True):
-            runtime.write(bound[name], data)
-        for recording in recordings:
-            runtime.run(recording)
-        for name, right in zip(("out", "more"), want(*given), strict=False):
-            np.testing.assert_array_equal(runtime.read(bound[name]), right)
+# --- what it records ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
