@@ -1,4 +1,4 @@
-"""Both dispatchers: what they record, their clocks, and what they refuse; every attention test has what they compute."""
+"""Both dispatchers: what they record, their clocks, and what they refuse; attention tests have what they compute."""
 
 import gc
 import time
