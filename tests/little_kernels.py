@@ -26,9 +26,7 @@ layout(binding = 1) buffer B { uint b[]; };
 """
 SOURCES = {
     "double": "void main() { uint i = gl_GlobalInvocationID.x; b[i] = a[i] * 2 + C; }",
-    # reads what other workgroups of the step before wrote
     "reverse": "void main() { uint i = gl_GlobalInvocationID.x; b[i] = a[a.length() - 1 - i] + C; }",
-    "update": "void main() { uint i = gl_GlobalInvocationID.x; b[i] = b[i] * 3 + a[i] + C; }",
     "spin": """void main() {
         uint i = gl_GlobalInvocationID.x, x = a[i];
         for (uint n = 0; n < C; n++) x = x * 1664525u + (x >> 7);

@@ -2,11 +2,14 @@
 
 import gc
 from collections.abc import Callable
+from functools import partial
 
+import numpy as np
 import pytest
 from page_tables import Append, append, state
 
 from zinc_attn.cache.pages import CapacityError, PagePool, StepError
+from zinc_attn.cache.sequence import check_kept
 from zinc_attn.cache.sequence_pages import SequencePages
 from zinc_attn.cache.transaction import Transaction
 from zinc_attn.errors import ArgumentError, ClosedError, LimitError, ZincAttnError
@@ -75,7 +78,7 @@ BEHIND = (
     "layer {}: got {} tokens at length 7, expected 2, layer 0 has length 9; append as many as it did, or truncate(7)"
 )
 OUT_OF_STEP = (
-    "fork: layer 0 has length 9, layer 2 has length 7, expected equal lengths; append to every layer first, or "
+    "{}: layer 0 has length 9, layer 2 has length 7, expected equal lengths; append to every layer first, or "
     "truncate(7)"
 )
 ALSO = (
@@ -87,12 +90,22 @@ FULL = (
     "pages); truncate() or free() a sequence, or make the cache with a larger capacity"
 )
 BEYOND = "k: got 16777216 tokens at length 7, expected a length of at most 16777216"
+KEPT = (  # rows, of which last ones, and what is said
+    ([0], 8, "last: got 8, expected an int from 0 to 7"),
+    ([3], 3, "rows: got 3, expected numbers of the last 3 rows, from 0 on"),
+    ([-1], 3, "rows: got -1, expected numbers of the last 3 rows, from 0 on"),
+    ([0, 2, 2], 3, "rows: got 2 after 2, expected ascending numbers, each once"),
+    (np.array(1), 3, "rows: got int64 of shape (), expected a list of row numbers"),
+    ([True, False, True], 3, "rows: got bool of shape (3,), expected a list of row numbers"),
+)
 REFUSALS: tuple[tuple[int, type[ZincAttnError], str, Callable[[SequencePages], object]], ...] = (
     # layers (of 3) that hold 2 tokens beyond 7
     (1, StepError, AHEAD, lambda seq: Append(seq, 0, 1)),
     (2, StepError, BEHIND.format(2, 3), lambda seq: Append(seq, 2, 3)),
     (1, StepError, BEHIND.format(1, 1), lambda seq: Append(seq, 1, 1)),
-    (2, StepError, OUT_OF_STEP, lambda seq: seq.fork()),
+    (2, StepError, OUT_OF_STEP.format("fork"), lambda seq: seq.fork()),
+    (2, StepError, OUT_OF_STEP.format("keep"), lambda seq: check_kept(seq, [1], 2)),
+    *((0, ArgumentError, text, partial(check_kept, rows=rows, last=last)) for rows, last, text in KEPT),
     (0, CapacityError, FULL, lambda seq: Append(seq, 1, 30)),
     (0, LimitError, BEYOND, lambda seq: Append(seq, 1, 1 << 24)),
     (0, ArgumentError, "layer: got 3, expected an int from 0 to 2", lambda seq: Append(seq, 3, 1)),
@@ -128,7 +141,7 @@ def test_a_sequence_with_an_open_reservation_and_a_freed_one_refuse() -> None:
     seq, other, third = (SequencePages(pool, 2) for _ in range(3))
     held.reserve(seq, 1, 3)
     held.reserve(other, 0, 5)
-    calls = (lambda: Append(seq, 0, 3), seq.fork, lambda: seq.truncate(0))
+    calls = (lambda: Append(seq, 0, 3), seq.fork, lambda: seq.truncate(0), lambda: check_kept(seq, [], 0))
     for call in calls:
         text = r"^sequence: a reservation of it is open; commit\(\) or rollback\(\) its transaction first$"
         with pytest.raises(StepError, match=text):
@@ -149,8 +162,6 @@ def test_a_sequence_with_an_open_reservation_and_a_freed_one_refuse() -> None:
     ("call", "text"),
     [
         (lambda: PagePool(0, 16), "num_pages: got 0, expected an int from 1 to 4294967295"),
-        (lambda: PagePool(4, 0), "page_size: got 0, expected an int from 1 to 65536"),
-        (lambda: PagePool(4, 48), "page_size: got 48, expected a power of two from 1 to 65536"),
         (lambda: PagePool(4, 1 << 17), "page_size: got 131072, expected an int from 1 to 65536"),
         (lambda: PagePool(3, 16, [0, 2, 2]), "order: got 3 ids, expected each of 0 to 2 exactly once"),
         (lambda: PagePool(3, 16, [0, 1]), "order: got 2 ids, expected each of 0 to 2 exactly once"),

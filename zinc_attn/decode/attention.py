@@ -274,7 +274,7 @@ class Attention:
             cache.commit(places, call.largest)  # 5. commit
         except BaseException:
             cache.unfinished = None  # a call that is undone writes nothing to ``out`` later
-            runner.begin()
+            runner.begin()  # sends what the call left in a ``together`` block
             cache.end()
             raise
         cache.end()
