@@ -326,7 +326,9 @@ bool za_commands_begin(struct za_device *device) {
         .flags = VK_COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT_BIT,
     };
     if (device->signalled && !reset_fence(device)) return false;
-    return za_check(device->vk.BeginCommandBuffer(device->commands, &begin), "vkBeginCommandBuffer");
+    /* a call that failed may have left it recording */
+    return za_check(device->vk.ResetCommandBuffer(device->commands, 0), "vkResetCommandBuffer") &&
+           za_check(device->vk.BeginCommandBuffer(device->commands, &begin), "vkBeginCommandBuffer");
 }
 
 bool za_commands_submit(struct za_device *device) {

@@ -47,6 +47,7 @@ WRAP(vkMapMemory, (VkDevice d, VkDeviceMemory m, VkDeviceSize s, VkDeviceSize n,
      (d, m, s, n, f, o))
 WRAP(vkResetDescriptorPool, (VkDevice d, VkDescriptorPool p, VkDescriptorPoolResetFlags f), (d, p, f))
 WRAP(vkAllocateDescriptorSets, (VkDevice d, const VkDescriptorSetAllocateInfo *i, VkDescriptorSet *o), (d, i, o))
+WRAP(vkResetCommandBuffer, (VkCommandBuffer c, VkCommandBufferResetFlags f), (c, f))
 WRAP(vkBeginCommandBuffer, (VkCommandBuffer c, const VkCommandBufferBeginInfo *i), (c, i))
 WRAP(vkEndCommandBuffer, (VkCommandBuffer c), (c))
 WRAP(vkQueueSubmit, (VkQueue q, uint32_t n, const VkSubmitInfo *s, VkFence f), (q, n, s, f))
@@ -99,13 +100,13 @@ static VkResult wrap_vkCreateComputePipelines(VkDevice d, VkPipelineCache c, uin
 
 /* --- the functions that the library gets ------------------------------------------------------------- */
 
-#define EACH(X)                                                                                                       \
+#define EACH(X)                                                                                                        \
     X(vkCreateCommandPool) X(vkCreateFence) X(vkCreateBuffer) X(vkCreateShaderModule) X(vkCreateDescriptorSetLayout)   \
     X(vkCreatePipelineLayout) X(vkCreateDescriptorPool) X(vkEnumerateInstanceVersion) X(vkCreateInstance)              \
-    X(vkEnumeratePhysicalDevices) X(vkAllocateCommandBuffers) X(vkAllocateMemory) X(vkBindBufferMemory)                \
-    X(vkMapMemory) X(vkResetDescriptorPool) X(vkAllocateDescriptorSets) X(vkBeginCommandBuffer) X(vkEndCommandBuffer)  \
-    X(vkQueueSubmit) X(vkQueueWaitIdle) X(vkWaitForFences) X(vkResetFences) X(vkGetPhysicalDeviceProperties2)          \
-    X(vkGetPhysicalDeviceFeatures2) X(vkCreateDevice) X(vkCreateComputePipelines)
+    X(vkEnumeratePhysicalDevices) X(vkAllocateCommandBuffers) X(vkAllocateMemory) X(vkBindBufferMemory) X(vkMapMemory) \
+    X(vkResetDescriptorPool) X(vkAllocateDescriptorSets) X(vkResetCommandBuffer) X(vkBeginCommandBuffer)               \
+    X(vkEndCommandBuffer) X(vkQueueSubmit) X(vkQueueWaitIdle) X(vkWaitForFences) X(vkResetFences)                      \
+    X(vkGetPhysicalDeviceProperties2) X(vkGetPhysicalDeviceFeatures2) X(vkCreateDevice) X(vkCreateComputePipelines)
 
 PFN_vkVoidFunction __wrap_vkGetInstanceProcAddr(VkInstance instance, const char *name);
 PFN_vkVoidFunction __real_vkGetInstanceProcAddr(VkInstance instance, const char *name);

@@ -304,6 +304,13 @@ def test_subgroups_of_32_are_the_host_s_to_enable(small, monkeypatch):
     assert wants() and uses(at) and not uses(None)
 
 
+def test_a_call_that_failed_leaves_commands_for_the_next(small, monkeypatch):
+    """They were being recorded; the validation layer looks on (validated.py)."""
+    monkeypatch.setenv("EMBED_FAIL", "vkEndCommandBuffer:1:-1")
+    assert not small.c.za_copy_page(small.cache, 1, 2) and small.error.startswith("vkEndCommandBuffer: out of host")
+    assert small.c.za_copy_page(small.cache, 1, 2), small.error
+
+
 def test_a_submission_that_did_not_end_loses_the_device(small, monkeypatch):
     """It is the host's: the library leaves it and its queue alone, and another za_device of it works."""
     host = small.owner.host(get_proc=small.get_proc)
