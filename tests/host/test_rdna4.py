@@ -140,7 +140,7 @@ def test_missing_driver(monkeypatch):
         compiler.compile_variants([SINGLE])
     assert str(caught.value) == (
         "there is no /nowhere/radeon_icd.json: install mesa-vulkan-drivers with RADV of Mesa 25.0 (older ones do "
-        "not know the chip, newer ones compile for real cards only)"
+        "not know the chip, newer ones want a shim, see docs/cli.md)"
     )
 
 

@@ -27,7 +27,7 @@ from .isa import main_loops
 from .variants import Spec, all_specs
 
 ICD_FOLDERS: Final = ("/etc/vulkan/icd.d", "/usr/local/share/vulkan/icd.d", "/usr/share/vulkan/icd.d")
-NEEDED_MESA: Final = "RADV of Mesa 25.0 (older ones do not know the chip, newer ones compile for real cards only)"
+NEEDED_MESA: Final = "RADV of Mesa 25.0 (older ones do not know the chip, newer ones want a shim, see docs/cli.md)"
 PACKAGE_ROOT: Final = Path(__file__).parents[3]
 Program = tuple[KernelDecl, tuple[int, ...]]  # a kernel and its specialization constants
 
@@ -44,7 +44,15 @@ def compile_variants(specs: Sequence[Spec] | None = None) -> list[VariantReport]
 
 def compile_programs(programs: Sequence[Program]) -> list[dict[str, Any]]:
     """{"wave", "statistics", "isa"} per program, from one child process."""
-    jobs = [[str(SPIRV / decl.file), len(decl.bindings), decl.constants(spec)] for decl, spec in programs]
+    jobs = [
+        [
+            str(SPIRV / decl.file),
+            len(decl.bindings),
+            decl.constants(spec),
+            bool(dict(zip(decl.spec, spec, strict=True)).get("fused")),
+        ]
+        for decl, spec in programs
+    ]
     ran = subprocess.run(
         [sys.executable, "-m", f"{__package__}.worker"],
         input=json.dumps(jobs),

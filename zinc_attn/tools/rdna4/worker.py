@@ -1,7 +1,7 @@
 """The child process: it compiles on the device that its environment offers, and prints what the driver made.
 
-It reads jobs (path, bindings, constants) from stdin and writes {"made": [...]} or {"refused": why} to stdout. It ends
-soon, so no Vulkan object is destroyed.
+It reads jobs (path, bindings, constants, whether fused) from stdin and writes {"made": [...]} or {"refused":
+why} to stdout. It ends soon, so no Vulkan object is destroyed.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import Any, Final
 from ...errors import ZincAttnError
 from ...files import read_file
 from ...limits import WAVE
-from ...runtime.devices import COMPUTE_STAGE, MATRIX_FEATURES
+from ...runtime.devices import COMPUTE_STAGE, MATRIX_FEATURES, fma_features
 from ...runtime.loader import Vulkan, loader
+from ...runtime.multiply_add import Way, module_for
 from ...runtime.vulkan.pipelines import STORAGE_DESCRIPTOR
 
 _EXTENSIONS: Final = ("VK_KHR_pipeline_executable_properties", "VK_EXT_subgroup_size_control")
@@ -28,18 +29,19 @@ def main() -> None:
     """Answer one order, or exit with a sentence where the device is not the chip."""
     try:
         vk = loader()
-        device = _open(vk)
+        device, ways = _open(vk)
     except ZincAttnError as e:
         sys.exit(str(e))
     try:
-        answer: dict[str, Any] = {"made": [_compile(vk, device, *job) for job in json.load(sys.stdin)]}
+        answer: dict[str, Any] = {"made": [_compile(vk, device, ways, *job) for job in json.load(sys.stdin)]}
     except ZincAttnError as e:
         answer = {"refused": str(e)}
     print(json.dumps(answer))
 
 
-def _open(vk: Vulkan) -> Any:
-    """A VkDevice of the chip, with a queue of RADV's first family, which can do everything."""
+def _open(vk: Vulkan) -> tuple[Any, tuple[Way, Way]]:
+    """A VkDevice of the chip, with a queue of RADV's first family, which can do everything, and how it makes a product
+    and its sum: canonically, and fused."""
     physical = vk.physical_devices(vk.create_instance()[0])[0]
     chip = vk.text(vk.properties(physical)[0].deviceName)
     if "gfx1201" not in chip.lower():  # a Mesa that ignores the forced family
@@ -50,10 +52,16 @@ def _open(vk: Vulkan) -> Any:
         **{struct: name for struct, name in MATRIX_FEATURES.items() if name != "cooperativeMatrix"},
     }.items():
         features = vk.struct(struct, pNext=features, **{name: 1})
+    names = list(_EXTENSIONS)
+    if fma := "VK_KHR_shader_fma" in vk.extensions(physical):
+        names.append("VK_KHR_shader_fma")
+        features, more = fma_features(vk, physical), features
+        features.pNext = more
     queue = vk.struct("VkDeviceQueueCreateInfo", queueCount=1, pQueuePriorities=vk.array("float", [1.0]))
-    names = [vk.ffi.new("char[]", name.encode()) for name in _EXTENSIONS]
-    enabled = {"enabledExtensionCount": len(names), "ppEnabledExtensionNames": vk.array("char*", names)}
-    return _make(vk, physical, "Device", pNext=features, queueCreateInfoCount=1, pQueueCreateInfos=queue, **enabled)
+    held = [vk.ffi.new("char[]", name.encode()) for name in names]
+    enabled = {"enabledExtensionCount": len(held), "ppEnabledExtensionNames": vk.array("char*", held)}
+    made = _make(vk, physical, "Device", pNext=features, queueCreateInfoCount=1, pQueueCreateInfos=queue, **enabled)
+    return made, ("fma()", "OpFmaKHR" if fma else "fma()")
 
 
 def _make(vk: Vulkan, owner: Any, kind: str, **fields: Any) -> Any:
@@ -64,14 +72,14 @@ def _make(vk: Vulkan, owner: Any, kind: str, **fields: Any) -> Any:
     return made[0]
 
 
-def _pipeline(vk: Vulkan, device: Any, path: str, bindings: int, constants: Sequence[int]) -> Any:
+def _pipeline(vk: Vulkan, device: Any, path: str, bindings: int, constants: Sequence[int], way: Way) -> Any:
     """A compute pipeline that keeps its statistics and its program, with wave32 required as the runtimes do."""
     each = {"descriptorType": STORAGE_DESCRIPTOR, "descriptorCount": 1, "stageFlags": COMPUTE_STAGE}
     table = [vk.struct("VkDescriptorSetLayoutBinding", binding=i, **each) for i in range(bindings)]
     table = vk.array("VkDescriptorSetLayoutBinding", table)
     made = _make(vk, device, "DescriptorSetLayout", bindingCount=bindings, pBindings=table)
     sets = vk.array("VkDescriptorSetLayout", [made])
-    code = read_file(Path(path), "a SPIR-V module")
+    code = module_for(way, read_file(Path(path), "a SPIR-V module"))
     words = vk.ffi.from_buffer("uint32_t[]", code)
     wave = vk.struct("VkPipelineShaderStageRequiredSubgroupSizeCreateInfo", requiredSubgroupSize=WAVE)
     stage = vk.struct(
@@ -91,7 +99,9 @@ def _pipeline(vk: Vulkan, device: Any, path: str, bindings: int, constants: Sequ
     return pipeline[0]
 
 
-def _compile(vk: Vulkan, device: Any, path: str, bindings: int, constants: Sequence[int]) -> dict[str, Any]:
+def _compile(
+    vk: Vulkan, device: Any, ways: tuple[Way, Way], path: str, bindings: int, constants: Sequence[int], fused: bool
+) -> dict[str, Any]:
     """One variant: its wave size, RADV's statistics, and the program's text."""
 
     def query(name: str) -> Any:
@@ -99,7 +109,7 @@ def _compile(vk: Vulkan, device: Any, path: str, bindings: int, constants: Seque
         found = vk.lib.vkGetDeviceProcAddr(device, vk.ffi.new("char[]", name.encode()))
         return vk.ffi.cast(f"PFN_{name}", found)
 
-    pipeline = _pipeline(vk, device, path, bindings, constants)
+    pipeline = _pipeline(vk, device, path, bindings, constants, ways[fused])
     about = vk.struct("VkPipelineInfoKHR", pipeline=pipeline)
     (stage,) = vk.listed(query("Properties"), "VkPipelineExecutablePropertiesKHR", device, about)
     about = vk.struct("VkPipelineExecutableInfoKHR", pipeline=pipeline)
