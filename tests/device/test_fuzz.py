@@ -51,7 +51,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"num_splits": 3, "cascade": True},
     {"split_size": 100, "cascade": False, "window": [None, 70]},
     {"cascade": True, "sinks": [SINKS, None]},
-    {"num_splits": 2, "softcap": 2.0, "arithmetic": "fused"},
+    {"num_splits": 2, "softcap": 2.0, "arithmetic": "fused", "sinks": [SINKS, -SINKS]},
 ]
 INJECTED = "injected by the test"
 

@@ -184,6 +184,10 @@ def test_a_call_examines_what_steps_appended(host):
                 ask()
         seq.truncate(3)
         assert np.isfinite(attn(q, seq, 0)).all()
+        step(value)
+        seq.keep([1], 2)
+        with pytest.raises(errors.ValueRangeError, match=r"^rows: .* token 2 of layer 0, "):
+            attn(q, seq, 0)
         seq.truncate(2)
     made.close()
 
