@@ -50,8 +50,8 @@ uint cached(bool v, uint at) {
     return k_words[at];
 }
 
-// The same for a word of a row that begins at halfword `begin` of the cache.  Where a row is no whole number of words, two
-// of them may share one: each sets its own half.
+// The same for a word of a row that begins at halfword `begin` of the cache.  Where a row is no whole number of words,
+// two of them may share one: each sets its own half.
 void move_part(bool v, uint begin, uint bytes, uint i, uint in_row) {
     if (bytes % 4u == 0u) {
         if (v) {

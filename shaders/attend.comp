@@ -79,9 +79,9 @@ layout(constant_id = ATTEND_SPEC_ROWS_SHARED) const uint ROWS = 1u;  // query ro
 layout(constant_id = ATTEND_SPEC_K_STORAGE) const uint K_STORAGE = STORAGE_F32;  // type of K
 layout(constant_id = ATTEND_SPEC_V_STORAGE) const uint V_STORAGE = STORAGE_F32;  // type of V; a latent shape's is K's
 layout(constant_id = ATTEND_SPEC_FUSED) const uint FUSED = 0u;  // arithmetic "fused": see multiply_add.glsl
-layout(constant_id = ATTEND_SPEC_K_SIZE) const uint K_SIZE = 128u;  // of K_DIM, dimensions that rows have (with strides)
+layout(constant_id = ATTEND_SPEC_K_SIZE) const uint K_SIZE = 128u;  // of K_DIM, dimensions that rows have
 layout(constant_id = ATTEND_SPEC_V_SIZE) const uint V_SIZE = 128u;  // of V_DIM
-layout(constant_id = ATTEND_SPEC_K_STRIDE) const uint K_STRIDE = 0u;  // bytes from a row to the next; 0: K lies in tiles
+layout(constant_id = ATTEND_SPEC_K_STRIDE) const uint K_STRIDE = 0u;  // bytes from row to row; 0: K lies in tiles
 layout(constant_id = ATTEND_SPEC_V_STRIDE) const uint V_STRIDE = 0u;  // of V
 #include "attend_sizes.glsl"
 

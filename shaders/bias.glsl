@@ -1,6 +1,6 @@
 // From dot products to scores, in log2 units: scale, softcap, then what is added: ALiBi's slope * -|key - row|, then a
-// mask's value, times the head's slope where MASK is 2; a product and a sum each.  A mask hides a key by minus infinity;
-// the score of a hidden key is EMPTY_M, as that of an absent one.
+// mask's value, times the head's slope where MASK is 2; a product and a sum each.  A mask hides a key by minus
+// infinity; the score of a hidden key is EMPTY_M, as that of an absent one.
 
 #include "softcap.glsl"
 

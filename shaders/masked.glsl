@@ -5,8 +5,8 @@
 // scale * (q + 128) have at most 19 digits, so the one rounding is that of adding a minimum, the canonical one, or, of
 // fp8_e4m3, that of its product with the head's scale.
 
-// Whether K's values are made so, and V's.  With more than 8 query vectors, whose addresses are in the scalar registers,
-// V's masks do not fit beside them.
+// Whether K's values are made so, and V's.  With more than 8 query vectors, whose addresses are in the scalar
+// registers, V's masks do not fit beside them.
 const bool K_MASKED = CHUNKS_AHEAD > 1u && K_BITS <= 8u;
 const bool V_MASKED = CHUNKS_AHEAD > 1u && VECTORS <= 8u && V_BITS <= 8u;
 

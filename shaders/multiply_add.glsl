@@ -16,8 +16,8 @@ vec2 two_sum(vec2 a, vec2 b, out vec2 lost) {
 }
 
 // a * b + c, rounded once (Boldo, Melquiond): the product in two parts (Dekker), both sums with what they lose, and the
-// losses added by rounding to odd, so that the last sum rounds as if nothing had been rounded before.  Exact where every
-// part is 0 or normal: where a * b is a multiple of 2**-126, and no sum reaches 2**127.
+// losses added by rounding to odd, so that the last sum rounds as if nothing had been rounded before.  Exact where
+// every part is 0 or normal: where a * b is a multiple of 2**-126, and no sum reaches 2**127.
 vec2 fma_emulated(vec2 a, vec2 b, vec2 c) {
     vec2 a_high = uintBitsToFloat(floatBitsToUint(a) & 0xFFFFF000u);
     vec2 b_high = uintBitsToFloat(floatBitsToUint(b) & 0xFFFFF000u);

@@ -8,9 +8,9 @@ uint significand(uint x) {
 
 // x / y for y that is not 0.  A quotient below the normal numbers becomes a zero of its sign.
 //
-// The reciprocal gives the quotient of the significands, 25 bits, within 8 units of the last one; its remainder corrects
-// it to within one, and the next remainder to the whole number below the quotient.  Its last bit says how to round, as no
-// quotient is in the middle of two floats: b would have 25 bits.
+// The reciprocal gives the quotient of the significands, 25 bits, within 8 units of the last one; its remainder
+// corrects it to within one, and the next remainder to the whole number below the quotient.  Its last bit says how to
+// round, as no quotient is in the middle of two floats: b would have 25 bits.
 uint divide(uint x, uint y) {
     uint a = significand(x), b = significand(y), sign = (x ^ y) & 0x80000000u;
     bool less = a < b;

@@ -2,9 +2,9 @@
 //
 // The fold is shared out by query vectors: member w folds vectors w and w + 8, as far as there are.  m and l are folded
 // first: the fold of values needs its powers of two, and each pass that writes output needs l.  Behind each pass over
-// V, in rounds, every member puts FOLD_DIMS dimensions of all its vectors to shared memory, [member][h][dim] [lane], and
-// takes those of its own vectors from all members, leaves ascending.  So each state crosses shared memory once, and each
-// member then writes the node's state of its vectors.  With one pass that memory is the place of the weights; with
+// V, in rounds, every member puts FOLD_DIMS dimensions of all its vectors to shared memory, [member][h][dim] [lane],
+// and takes those of its own vectors from all members, leaves ascending.  So each state crosses shared memory once, and
+// each member then writes the node's state of its vectors.  With one pass that memory is the place of the weights; with
 // several, whose weights are still wanted, it lies behind them.
 
 shared float member_m[MEMBERS * VECTORS];  // [member][h]

@@ -34,8 +34,8 @@ void main() {
     give(RESULT_RECIPROCAL, reciprocal(l));
     give(RESULT_LSE, natural_lse(m, l));
 
-    // The values that the words of a cache mean: float16, of which many are denormal, in both forms of storage.glsl, and
-    // an int8 by the steps of storage.glsl and of masked.glsl.
+    // The values that the words of a cache mean: float16, of which many are denormal, in both forms of storage.glsl,
+    // and an int8 by the steps of storage.glsl and of masked.glsl.
     uint word = floatBitsToUint(number(NUMBER_WORD));
     vec2 halves = unpackHalf2x16(word);
     precise float doubled = halves.x * 2.0;

@@ -1,4 +1,4 @@
-// What a lane makes of its block of 32 float32 values: the block's float16 numbers, and the stored number of each value.
+// What a lane makes of its block of 32 float32 values: its float16 numbers, and the stored number of each value.
 //
 // The procedure is that of cache/blocks.py, one rounding per operation.  Operands and results of float operations are 0
 // or normal numbers, as a value is 0 or has a magnitude of 2**-40 to 2**60.
@@ -29,8 +29,8 @@ int ordered(uint x) {
     return x < SIGN ? magnitude : -magnitude;
 }
 
-// The float16 numbers of a block (its scale in the low bits, its minimum above), and the float32 numbers by which a value
-// x becomes (x - least) * inverse + offset.  Types without blocks have none of this.
+// The float16 numbers of a block (its scale in the low bits, its minimum above), and the float32 numbers by which a
+// value x becomes (x - least) * inverse + offset.  Types without blocks have none of this.
 struct Measures {
     uint halves;
     float least;

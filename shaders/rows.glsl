@@ -1,6 +1,7 @@
-// Loads of K and V where they lie as rows, as most engines keep them: (token, KV head, values), or KV heads first.  Rows
-// are K_STRIDE and V_STRIDE bytes apart, multiples of 2.  Block types have ggml's blocks one behind the other: scale,
-// minimum, 32 fifth bits, then the values, of types of 4 bits value i in the low half of byte i, i + 16 in the high half.
+// Loads of K and V where they lie as rows, as most engines keep them: (token, KV head, values), or KV heads first.
+// Rows are K_STRIDE and V_STRIDE bytes apart, multiples of 2.  Block types have ggml's blocks one behind the other:
+// scale, minimum, 32 fifth bits, then the values, of types of 4 bits value i in the low half of byte i, i + 16 in the
+// high half.
 //
 // Words of values are as in tiles, but for types of 4 bits: of a word of 8 dimensions the low half of byte i is
 // dimension i, and the high half is dimension i + 4.  No word that has no byte of a row's values is read.

@@ -1,8 +1,8 @@
 // Logit softcap: cap * tanh(t / cap) of a scaled score t, in log2 units.
 //
 // tanh by its odd polynomial where 1 - 2**(-2 |x| log2 e) would cancel, else from that power of two, whose
-// weight() is the one the softmax uses.  min() keeps an infinite t / cap away from the polynomial of weight().  cap: the
-// cap and its reciprocal.
+// weight() is the one the softmax uses.  min() keeps an infinite t / cap away from the polynomial of weight().  cap:
+// the cap and its reciprocal.
 float soft_capped(float t, vec2 cap) {
     precise float x = t * cap.y;
     float size = min(abs(x), TANH_MAX);

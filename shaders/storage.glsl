@@ -4,7 +4,8 @@
 // `storage` is a specialization constant everywhere: branches on it are decided when the pipeline is made.
 
 // On a GPU float16 values are doubled as they are converted.  AMD's compiler folds a plain conversion into each product
-// with it (v_fma_mix_f32), and those do not dual-issue.  One that doubles is a single instruction, too, but is not folded.  No rounding changes; scores are halved, and weights before they meet values.
+// with it (v_fma_mix_f32), and those do not dual-issue.  One that doubles is a single instruction, too, but is not
+// folded.  No rounding changes; scores are halved, and weights before they meet values.
 bool doubled(uint storage) {
     return CHUNKS_AHEAD > 1u && storage == STORAGE_F16;
 }
@@ -35,8 +36,8 @@ vec2 both_halves(uint w) {
     return CHUNKS_AHEAD > 1u ? max(x, vec2(EMPTY_M)) : x;
 }
 
-// A block from the word of its float16 numbers (number `block` mod 2, or both) and its fifth bits.  Types without blocks
-// have the scale of the head, which is 1 but for fp8_e4m3.
+// A block from the word of its float16 numbers (number `block` mod 2, or both) and its fifth bits.  Types without
+// blocks have the scale of the head, which is 1 but for fp8_e4m3.
 Block block_of(uint halves, float head_scale, uint block, uint word, uint fifth) {
     if (halves == 0u) {
         return Block(head_scale, 0.0, fifth);

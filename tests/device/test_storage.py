@@ -1,13 +1,12 @@
-"""Storage types on a device: scales of heads, encoded rows, files, shards, and the accepted path of a tree."""
+"""Storage types on a device: scales of heads, encoded rows, files, and shards."""
 
 import itertools
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 from cache_rows import DTYPES, SMALL, STEPS, filled, grown
-from support import FULL, differing, row_bytes, same
+from support import FULL, row_bytes, same
 
 import zinc_attn as za
 from zinc_attn import errors, reference
@@ -223,43 +222,3 @@ def test_every_layer_and_step_of_the_types_that_models_have(any_device, dtype):
     if slow and dtype != "bf16":
         pytest.skip("the kernels of these types are compiled there in test_bits.py, test_c_engine.py and above")
     grown(any_device, SMALL, 2, 256, dtype, 16, steps=((70, 1), (1, 1)) if slow else STEPS)
-
-
-KEPT: dict[str, tuple[str, za.AttnShape, dict[str, Any]]] = {  # types that test_fuzz.py lacks
-    "fp8_e4m3": ("fp8_e4m3", SMALL, {"k_scale": np.array([0.5, 3.0]), "v_scale": 2.0}),
-    "q4_1, f32": ("q4_1/f32", za.AttnShape(2, 2, 40, 24), {}),
-    "latent": ("f16", za.AttnShape(4, 1, 96, 64, True), {}),
-}
-
-
-@pytest.mark.parametrize("case", KEPT)
-@pytest.mark.parametrize("kept", [[0, 1, 3], [*range(3), *range(7, 60, 5)], [*range(4)], []], ids=len)
-def test_what_is_kept_is_as_if_nothing_else_had_been_appended(device, case, kept):
-    dtype, shape, options = KEPT[case]
-    rng, context, tree = np.random.default_rng(len(kept)), 39, 60
-    x = rng.uniform(-4, 4, (2, context + tree, shape.kv_heads, shape.head_dim)).astype(np.float16)
-    path = [*range(context), *(context + row for row in kept)]
-    with za.KVCache(device, shape, 2, 512, dtype, 16, **options) as cache:
-        attention, want = za.Attention(cache), cache.new_sequence()
-
-        def append(seq, rows):
-            for layer in range(2):
-                v = None if shape.latent else x[layer, rows, :, : shape.v_head_dim]
-                cache.append(seq, layer, x[layer, rows], v)
-
-        append(want, path)
-        seq = cache.new_sequence()
-        append(seq, np.arange(context + 10))
-        fork = seq.fork()
-        append(seq, np.arange(context + 10, context + tree))
-        seq.keep(kept, tree)
-        assert (len(seq), len(fork)) == (len(path), context + 10)
-        cache.pool.check([one.pages for one in (want, seq, fork)])
-        q = rng.standard_normal((shape.q_heads, shape.head_dim), dtype=np.float32)
-        append(fork, np.arange(context + 10, context + tree))  # as if the other had kept all
-        for layer in range(2):
-            rows = cache.read_rows(fork, layer, 0, context + tree)
-            assert np.array_equal(cache.read_rows(seq, layer, 0, len(path)), rows[path])
-            assert not differing(*attention([q, q], [seq, want], layer))
-        append(seq, [0])
-        assert np.array_equal(cache.read_rows(seq, 1, 0, len(path)), rows[path])
