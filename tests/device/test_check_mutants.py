@@ -204,7 +204,8 @@ def test_the_table_is_of_the_shaders_and_the_quick_cases():
 @pytest.mark.parametrize(("file", "mutant", "arithmetic"), CHOSEN, ids=[f"{one}-{name}" for _, one, name in CHOSEN])
 def test_a_mutant_is_caught(index, file, mutant, arithmetic, monkeypatch, tmp_path):
     changes = [Change(file, mutant.old, mutant.new)]
-    monkeypatch.setattr(device_module, "SPIRV", break_kernels(changes, tmp_path))
+    builds = "attend_single" if file == "bias.glsl" else ""  # the kernel of matrix units has no fma_emulated()
+    monkeypatch.setattr(device_module, "SPIRV", break_kernels(changes, tmp_path, builds))
     with za.Device.open(index, runtime="vulkan") as device:
         found = failing(device, Case.parse(mutant.case, arithmetic), mutant.prop)
     assert mutant.prop in found
