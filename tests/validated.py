@@ -19,7 +19,6 @@ RUNS_THEM = "tests/device/test_validation.py::test_the_device_tests_are_silent_u
 # goes under it, on one of the dispatchers, which record the same commands; with --full every test does.
 CALLS = (
     "test_bias.py::test_rows_that_share_keys_have_masks_and_positions_of_their_own[vulkan-alibi]",
-    "test_bits.py::test_several_rows_with_a_causal_limit",
     "test_bits.py::test_bits_equal_the_oracle[default-kompute-9/3/64-f16-1000]",
     "test_c_engine.py::test_a_case_has_the_oracle_s_bits[default-vulkan-plain]",
     "test_c_engine.py::test_a_case_has_the_oracle_s_bits[default-vulkan-heads first]",

@@ -126,16 +126,13 @@ HEADERS = (
 )
 
 
-@pytest.mark.parametrize(("header", "text"), HEADERS)
-def test_headers_that_crash_parsers(header: bytes, text: str) -> None:
+LENGTHS = ((size, b"{}", f"a header of {size:,} bytes, expected at most 2") for size in (2**64 - 1, 2**63))
+
+
+@pytest.mark.parametrize(("size", "header", "text"), [*((len(one), one, text) for one, text in HEADERS), *LENGTHS])
+def test_headers_that_crash_parsers(size: int, header: bytes, text: str) -> None:
     with pytest.raises(PartialStateError, match=text):
-        PartialState.from_bytes(len(header).to_bytes(8, "little") + header)
-
-
-@pytest.mark.parametrize("size", (2**64 - 1, 2**63))
-def test_headers_longer_than_the_file(size: int) -> None:
-    with pytest.raises(PartialStateError, match=f"a header of {size:,} bytes, expected at most 2"):
-        PartialState.from_bytes(size.to_bytes(8, "little") + b"{}")
+        PartialState.from_bytes(size.to_bytes(8, "little") + header)
 
 
 @pytest.mark.parametrize(

@@ -18,18 +18,7 @@ from zinc_attn.kernels.tuning import LayoutFacts
 from zinc_attn.planning import sharing
 from zinc_attn.storage import STORAGE
 from zinc_attn.tools import cost
-from zinc_attn.tools.cost import (
-    CARDS,
-    assumptions,
-    calls,
-    card_with,
-    find_card,
-    ideal,
-    predict,
-    predict_call,
-    predict_requests,
-    predict_rows,
-)
+from zinc_attn.tools.cost import CARDS, card_with, find_card, predict, predict_call, predict_requests, predict_rows
 from zinc_attn.tools.cost.assumptions import GAP_US, READ_EFFICIENCY, START_US
 from zinc_attn.tools.cost.pass1 import ISSUE, LINES, STORAGE_ISSUE, issue_per_key
 from zinc_attn.tools.rdna4 import compiler
@@ -67,7 +56,7 @@ def test_a_better_card_takes_less_time():
         assert predict(plan, replace(R9700, **{name: value})).total_us < predict(plan, R9700).total_us, name
     times = [predict(plan_splits(131072, QWEN, n), card_with(n)).total_us for n in (16, 32, 64)]
     assert all(a > b for a, b in pairwise(times))
-    assert ideal(QWEN, 131072, R9700) == pytest.approx(416, abs=1)
+    assert cost.ideal(QWEN, 131072, R9700) == pytest.approx(416, abs=1)
 
 
 @pytest.mark.parametrize("units", [1, 2, 3, 5, 63])
@@ -135,7 +124,7 @@ def test_table_is_what_the_compiler_makes():
         assert report.issue_per_key == pytest.approx(issue_per_key(QWEN, 8, "loop", dtype), rel=0.07), dtype
 
 
-PAGE = Path(assumptions.__file__).read_text(encoding="utf-8")
+PAGE = Path(cost.assumptions.__file__).read_text(encoding="utf-8")
 CHANGES = re.findall(r"^(\w+): Final = \S+  # if (\S+): (.+)$", PAGE, re.M)
 DOC = (Path(__file__).parents[2] / "docs" / "cost-model.md").read_text(encoding="utf-8")
 
@@ -260,7 +249,7 @@ def test_prompts_are_what_the_model_says():
 def test_samples_stand_for_all_submissions(monkeypatch):
     few = predict_rows(QWEN, R9700, 16384, 16384)
     assert predict_rows(QWEN, R9700, 65536, 1 << 24).submissions > 18, "the longest context"
-    monkeypatch.setattr(calls, "SAMPLES", 10**6)
+    monkeypatch.setattr(cost.calls, "SAMPLES", 10**6)
     every = predict_rows(QWEN, R9700, 16384, 16384)
     assert few.submissions == every.submissions > 18 and few.total_us == pytest.approx(every.total_us, rel=0.005)
 

@@ -8,15 +8,9 @@ import pytest
 from support import GPU
 
 from zinc_attn.canonical.arguments import key_ranges
+from zinc_attn.kernels import matrix
 from zinc_attn.kernels.dispatches import MatrixVariant, matrix_call
-from zinc_attn.kernels.matrix import (
-    MAX_WORKGROUP_SIZE,
-    MatrixFacts,
-    MatrixTile,
-    best_tile,
-    matrix_workgroup,
-    shared_bytes,
-)
+from zinc_attn.kernels.matrix import MatrixFacts, MatrixTile, best_tile, matrix_workgroup, shared_bytes
 from zinc_attn.kernels.records import Records
 from zinc_attn.kernels.tuning import SCRATCH_BYTES, LayoutFacts
 from zinc_attn.planning.call import cut_call, plan_call
@@ -88,7 +82,7 @@ def test_workgroups(text):
     for vectors, facts in itertools.product((1, 16, 20, 64, 500), (RDNA4_UNITS, small)):
         for kind in ("discrete", "cpu"):
             made = matrix_workgroup(shape, facts, kind, vectors)
-            assert made is not None and made.size <= MAX_WORKGROUP_SIZE and made.size % 32 == 0
+            assert made is not None and made.size <= matrix.MAX_WORKGROUP_SIZE and made.size % 32 == 0
             assert shared_bytes(shape, made.vectors, made.unrolled) <= facts.shared_bytes
             assert made.waves == made.unrolled == (kind == "discrete")
             assert made.vectors % facts.tile.m == 0 and (made.vectors < 2 * max(vectors, facts.tile.m))
