@@ -25,14 +25,15 @@
 // A first reading can do with item, scores, weights, values and emit, of LOOP with float16 in tiles, ROWS 1, FUSED 0,
 // 32 LANES and VALUE_PASSES 1.  Of the other files it is enough to know:
 //
-//     contract, attend_sizes    numbers: the words of the work buffer, and the sizes below
+//     contract, attend_sizes    numbers: the words of the work buffer, and sizes
 //     chunks        key_of, present: the lane's keys, and which the row sees; k0a ... k1b, qa, qb: chunks in use
 //     bias          scores_of: from dot products to scores (scale, softcap, ALiBi, masks)
-//     cache, rows, storage, masked    locate: where a key lies; load_k: its floats; v_words: stored words of V
-//     state         merge_powers, merge, weight, normalize, natural_lse: the algebra of states (m, l, o)
+//     cache, rows, storage, masked    locate: where a key lies; load_k: its floats; v_words: V's words; doubled: on a
+//                   GPU float16 values come twice as large, which weights make good
+//     state         merge_powers, merge, weight, normalize, natural_lse: states (m, l, o); m is whole: exact powers
 //     multiply_add  a * b + c
-//     passes        several passes over V, each for a part of a row, where value sums are more than registers hold
-//     place, node   NODE: steps 4 and 5, in which m, l and o are those of the vectors that the wave folds, from 0 on
+//     passes        find_values: sum_slices, in several passes where value sums are more than registers hold
+//     place, node   find_place; NODE: steps 3 (l) to 5, where m, l, o are those of the vectors that the wave folds
 //
 // Sizes, and what they are on a GPU for 16 query heads, 2 KV heads and head_dim 256 in float16, in LOOP:
 //
@@ -91,7 +92,7 @@ layout(set = 0, binding = ATTEND_BIND_STATES, std430) restrict buffer States { f
 layout(set = 0, binding = ATTEND_BIND_OUT, std430) restrict writeonly buffer Out { float result[]; };
 
 // What the steps hand on.  These arrays are global because glslang 12 does not reliably pass arrays sized by a
-// specialization constant; "To x" above a function says that it writes x.  All but the last are a lane's registers.
+// specialization constant; "To x" above a function says that it writes x.  All but `weights` are a lane's registers.
 const uint KEY_PAIRS = KEYS_PER_LEAF / LANES / 2u;  // keys lane and lane + LANES, then the next two
 const uint LANE_SLICES = LANES == WAVE ? 1u : VALUE_LANES / LANES;  // slices lane, lane + LANES, ...
 const uint LANE_PAIRS = LANE_SLICES * PAIRS;  // of dimensions, in all of them
@@ -106,9 +107,9 @@ float unit_m[VECTORS];           // the unit's state so far
 float unit_l[VECTORS];
 vec2 unit_o[VECTORS * LANE_PAIRS];  // with one pass over V; else it is in the scratch tensor
 #endif
-// Of each wave [key][h]: scores, then weights.  After each, [h][key mod 4]: maxima, sums.  At the end of NODE, pairs of
-// o.  One array serves all (2 KiB a wave for 8 vectors), so that shared memory does not limit the waves per SIMD
-// before the registers do.
+// Of each wave [key][h]: scores, then weights; then [h][key mod 4]: maxima, and sums but in NODE; at NODE's end, o.
+// One array serves all (2 KiB a wave for 8 vectors), so that shared memory does not limit the waves per SIMD before the
+// registers do.
 const uint WAVE_WEIGHTS = KEYS_PER_LEAF * VECTORS;
 // NODE with several passes over V folds behind the weights, one dimension of o at a time.
 const uint FOLD_DIMS = VALUE_PASSES == 1u ? 2u : 1u;

@@ -41,7 +41,7 @@ void find_keys(Item item, Leaf leaf) {
     }
 }
 
-// What chunks c ... c + CHUNKS_AHEAD - 1 are made of: their block, and, where K_MASKED, their words.
+// What chunks c ... c + CHUNKS_AHEAD - 1 are made of: of at most 8 bits their block, where K_MASKED their words.
 void load_chunks(uint c) {
     for (uint i = 0u; K_BITS <= 8u && i < KEY_PAIRS; ++i) {
         block0[i] = k_block(key0[i], c / 4u);

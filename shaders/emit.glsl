@@ -1,5 +1,5 @@
-// Where the results of pass 1 go: the state of a unit (leaf or node) to the scratch tensor, or, where a query row has
-// only one state, the final output and lse.
+// Where the results of pass 1 go: the state of a unit (leaf or node) to the scratch tensor, or, where every query row
+// of the call has one state, the final output and lse.
 
 #if LOOP
 // The leaf's state (m, l, o) is merged into its unit's (unit_m, unit_l, unit_o).

@@ -12,10 +12,10 @@ uint lane, wave;   // the invocation's, and its wave's number
 uint place;        // in the round, of the lane's state ...
 uint batch_place;  // ... and of the first state of the wave's batch
 
-// The lane's dimensions of the batch, and of the total of all states before it.
+// The lane's dimensions of the batch, and of the total.
 vec2 o[BATCH];    // of the states, then scaled; where they are leaves, of their nodes in the end
 float node_l[BATCH / LEAVES_PER_NODE];
-float total_m = EMPTY_M, total_l = 0.0;  // after find_powers total_m is the whole round's
+float total_m = EMPTY_M, total_l = 0.0;  // find_powers takes the whole round into total_m
 vec2 total_o = vec2(0.0);
 
 shared float sum_power[ROUND];            // 2**(...) of the sum that a state joins: its node's, or the total
@@ -24,7 +24,7 @@ shared float state_power[ROUND];          // of the state itself
 shared float state_l[ROUND];              // the state's l times that
 shared vec2 node_powers[ROUND / LEAVES_PER_NODE];  // where states are leaves: of (the total, a node that joins it)
 shared float wave_m[WAVES];               // the largest m of each wave's batch
-shared vec4 passed[WAVE];                 // the total, from wave to wave: two dimensions of o, l, unused
+shared vec4 passed[WAVE];                 // the total, from wave to wave: (o, o, l, unused)
 
 void find_place() {
     place = gl_LocalInvocationID.x;
@@ -33,7 +33,7 @@ void find_place() {
     batch_place = wave * BATCH;
 }
 
-// Lane = state: to total_m, and to all powers in shared memory.
+// Lane = state: to total_m, all powers and state_l.
 void find_powers(vec2 ml, bool there, bool leaves) {
     float m = there ? ml.x : EMPTY_M;
     state_m[place] = m;

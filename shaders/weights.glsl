@@ -1,4 +1,4 @@
-// Step 2 of a leaf, the weights: m is the rounded maximum of the scores, and a weight is 2**(score - m).
+// Step 2 of a leaf, the weights: m is the rounded maximum of the scores, weights 2**(score - m), scaled.
 //
 // Maxima and sums over the keys change the lanes' roles: scores and weights go to shared memory by [key][h]; a lane
 // then reduces the pairs [h][key mod 4] that fall to it, and every lane combines the four results of each vector.
