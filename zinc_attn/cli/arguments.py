@@ -27,9 +27,9 @@ DEFAULT_COMPUTE_UNITS: Final = 64  # a Radeon AI PRO R9700
 UNMET: Final = 3  # a gate of rdna4, or validate's error bound, does not hold
 FAULT: Final = 70  # EX_SOFTWARE of sysexits.h
 STATUSES: Final = (
-    "exit status: 0 fine; 1 a wrong bit, and nothing else, or, of proof, a step that is not ok; 2 refused, the reason "
-    "is on stderr; 3 a gate or a bound is not met; 70 a fault of this program; 74 stdout cannot be written; 130 "
-    "interrupted; 141 nobody reads stdout"
+    "exit status: 0 fine; 1 a wrong bit, of check also an error beyond its bound, of proof a step that is not ok; 2 "
+    "refused, the reason is on stderr; 3 a gate or a bound is not met; 70 a fault of this program; 74 stdout cannot be "
+    "written; 130 interrupted; 141 nobody reads stdout"
 )
 
 
@@ -52,7 +52,7 @@ SHARED: Final[Mapping[str, tuple[str, Callable[[str], Any] | tuple[str, ...], st
     "--runtime": ("R", RUNTIMES, f"dispatcher: {', '.join(RUNTIMES)}"),
     "--cu": ("N", int, "compute units of the device"),
     "--seed": ("N", int, "seed of the values"),
-    "--out": ("DIR", str, "folder of the files"),
+    "--out": ("DIR", str, "folder of the files, which are written over"),
 }
 
 
