@@ -8,6 +8,7 @@ from support import differing, same
 import zinc_attn as za
 from zinc_attn import errors, reference
 from zinc_attn.cache import rows
+from zinc_attn.decode import runner
 from zinc_attn.planning import call, inputs
 from zinc_attn.planning.splits import SplitPlan, plan_splits
 
@@ -18,6 +19,7 @@ STATE_BYTES = 4 * SMALL.q_heads * (SMALL.head_dim + 2)
 def test_steady_decode_of_a_batch_in_several_blocks(device, monkeypatch):
     """Every block but the first attends rows that the first submission appended."""
     monkeypatch.setattr(inputs, "SCRATCH_BYTES", 3 * STATE_BYTES)
+    monkeypatch.setattr(runner, "_KEPT", 0)  # plans
     planned = []
     with za.KVCache(device, SMALL, 1, 4096, page_size=64) as cache:
         attention = za.Attention(cache, observer=lambda one, _: planned.append(len(one.rows)))

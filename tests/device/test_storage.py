@@ -162,8 +162,9 @@ def test_latent_caches(device):
         seq, given = cache.new_sequence(), row_bytes(rows, "q5_0")
         cache.append_encoded(seq, 0, given)
         got = za.Attention(cache)(q, seq, 0, return_lse=True)
-        with pytest.raises(errors.ArgumentError, match="v: got an array, expected None"):
-            cache.append_encoded(seq, 0, given, given)
+        for append, x in ((cache.append_encoded, given), (cache.append, rows)):
+            with pytest.raises(errors.ArgumentError, match="v: got an array, expected None"):
+                append(seq, 0, x, x)
     same(got, reference.emulate(q, *stored(rows, rows[..., :64], "q5_0", latent=True)))
     with pytest.raises(errors.ArgumentError, match="v_scale: got one for a latent shape"):
         za.KVCache(device, shape, 1, 512, "fp8_e4m3", 64, v_scale=0.1)

@@ -25,6 +25,7 @@ from zinc_attn.planning.splits import plan_splits
 from zinc_attn.shapes import AttnShape
 from zinc_attn.tools.harness.inputs import NUMPY_DTYPES, Inputs, parse_contexts
 from zinc_attn.tools.harness.split_spec import SplitSpec, parse_split_specs
+from zinc_attn.tools.harness.tables import figure
 from zinc_attn.tools.measure import CallSpec, Row
 from zinc_attn.tools.measure.rows import FIGURES
 
@@ -93,6 +94,7 @@ def test_figures():
     record = row.record()
     assert (record["min_us"], record["max_us"], record["repeats"]) == pytest.approx((80, 300, 5))
     assert set(ROW.figures) == set(FIGURES) and set(ROW.figures.values()) == {None}
+    assert [figure(x) for x in (None, 1234.5, 0.012346)] == ["–", "1,234", "0.01235"]
     row = replace(ROW, spec=replace(SPEC, dtype="q8_0", batch=3, q_len=2), seconds=(1e-4,))
     per_token = 2 * 2 * (64 + 2 * 2)  # K and V, KV heads, int8 values and two float16 scales
     assert row.figures["kv_gb_s"] == pytest.approx(3 * 1024 * per_token / 1e-4 / 1e9)

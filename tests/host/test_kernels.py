@@ -154,6 +154,8 @@ def test_a_formula_in_glsl_binds_as_in_python():
         "2 if (A if B == 1 else C) else 3": "(B == 1u ? A : C) ? 2u : 3u",
     }
     assert {expression: glsl.to_glsl(expression) for expression in formulas} == formulas
+    with pytest.raises(ValueError, match=r"^got 'A \*\* 2', expected uints, names, conditionals and the operators "):
+        glsl.to_glsl("A ** 2")
 
 
 def test_shaders_are_short():

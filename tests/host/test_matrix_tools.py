@@ -47,6 +47,7 @@ def test_no_names_of_arithmetic(arithmetic):
 @pytest.mark.parametrize("arithmetic", ["matrix", "matrix-prefill"])
 def test_who_may_not_use_it(arithmetic, monkeypatch):
     monkeypatch.setattr(rules, "load_spirv", lambda _: b"")  # this package may be built without the kernel
+    assert rules.check_arithmetic(arithmetic, fake_device(), "f16", LARGE) == arithmetic
     with pytest.raises(UnsupportedError, match=r"does not offer VK_KHR_cooperative_matrix.*use arithmetic 'canonical'"):
         rules.check_arithmetic(arithmetic, fake_device(NO_MATRICES), "f16", SHAPE)
     for dtype in ("f32", "f16/f32", "f32/q8_0"):
@@ -112,6 +113,9 @@ def test_the_oracle_is_within_the_bound_and_a_wrong_number_is_not():
     (line,) = [bad.line(fault) for fault in bad.faults]
     assert line.startswith("11 error against float64, in its bound, float64: out[3, 1, 5]: got ")
     assert "1 of 5,120 elements are beyond the bound" in line
+    other = outcome(SMALL._replace(arithmetic="canonical"), off=0.5)
+    other.judge(data, {})
+    assert other.status == "FAIL" and not other.verified and "the NumPy oracle" in other.line(other.faults[0])
 
 
 def test_a_missing_number_is_beyond_every_bound():
