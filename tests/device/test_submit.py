@@ -29,6 +29,10 @@ def failing(*args: Any) -> Any:
     raise errors.DeviceMemoryError("injected")
 
 
+def interrupted(*args: Any) -> Any:
+    raise KeyboardInterrupt
+
+
 @pytest.fixture
 def cache(device: za.Device) -> Iterator[za.KVCache]:
     with za.KVCache(device, SHAPE, 2, 1024, "f16", 16) as made:
@@ -181,6 +185,21 @@ def test_an_undone_call_leaves_nothing_in_the_queue(device, three, sent, monkeyp
         second = attn.submit(Q[69], seq, 0, return_lse=True)
     assert sent == [1, 1]
     same(second.result(), oracle(70))
+
+
+def test_a_block_that_is_interrupted_twice_writes_nothing_later(device, three, sent, monkeypatch):
+    """What an undone call queued would write to places that other calls own by then."""
+    (attn, other, _), (seq, its, _) = three
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt), device.together():
+        pending = [submit(attn, seq, 0, 70, 70), submit(other, its, 0, 70, 70)]
+        patch.setattr(device.runtime, "start", interrupted)
+        raise KeyboardInterrupt
+    sent.clear()
+    for one in pending:
+        with pytest.raises(errors.ClosedError, match="interrupted before it was submitted"):
+            one.result()
+    assert sent == [] and (len(seq), len(its)) == (0, 0)
+    same(submit(attn, seq, 0, 70, 70).result(), oracle(70, 70))
 
 
 def test_a_call_that_ends_sends_no_other(device, three, sent):

@@ -7,12 +7,14 @@ that it is planned no more; where its workspace has the plan's words still, they
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..cache.kv_cache import KVCache
+from ..errors import ZincAttnError
 from ..kernels.records import ITEM, ROW, no_records
 from ..planning.arithmetic import EXACT, Arithmetic
 from ..planning.call import CallPlan, plan_call
@@ -93,7 +95,8 @@ class CallRunner:
         What a failed call left in a ``together`` block is sent, before a later call writes other words for it.
         """
         if self.last is not None and self.last.queued is not None and self.last.queued.open:
-            self.cache.device.flush()
+            with suppress(ZincAttnError):  # those who want its results are told
+                self.last.queued.send()
         self.last, self._counted, self.shared = None, 0, False
 
     def prepare(self, tokens: int, batch: int, q_len: int) -> None:

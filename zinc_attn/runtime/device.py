@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from ..checks import check_int, described, shown
-from ..errors import ArgumentError, KernelError, RuntimeUnavailableError, ZincAttnError
+from ..errors import ArgumentError, ClosedError, KernelError, RuntimeUnavailableError, ZincAttnError
 from ..kernels.declarations import MULTIPLY_ADD, PRIMITIVES, KernelDecl
 from ..kernels.dispatches import KernelCall
 from . import devices as machine
@@ -66,6 +66,11 @@ class QueuedRecordings:
                 self._failure = lambda: kind(text)  # the error itself holds frames, and what their calls were given
                 raise
         self._sent = True
+
+    def drop(self) -> None:
+        """Submit nothing later, where an interrupt kept ``send`` from it: other calls may own what it would write."""
+        if self.open:
+            self._failure = lambda: ClosedError("submit: the together block was interrupted before it was submitted")
 
     @property
     def open(self) -> bool:
@@ -167,7 +172,11 @@ class Device:
             try:
                 yield
                 self.together_block.send()
+            except BaseException:
+                self.flush()  # the calls before the one that failed are made
+                raise
             finally:
+                self.together_block.drop()
                 self.together_block = outer
 
     def queue(self) -> QueuedRecordings | None:
