@@ -330,9 +330,9 @@ ZA_API bool za_record(struct za_prepared *prepared, uint32_t slot, VkCommandBuff
    device's until that submission has ended, which the host knows by its fence or timeline semaphore; the library keeps
    no count. So with two slots one step is written while the other one runs. A step is for what was recorded for the
    slot before it, one layer at least: the call's numbers and page tables are checked against the room and the smallest
-   cache that was recorded. It may have fewer requests, rows, keys and new rows than the room: further rows are not
-   appended, and further results are 0 and -inf (or what the sinks give). Before the first step of a slot its recordings
-   have no requests. */
+   cache that was recorded for the slot. It may have fewer requests, rows, keys and new rows than the room: further rows
+   are not appended, and further results are 0 and -inf (or what the sinks give). Before the first step of a slot its
+   recordings have no requests. */
 ZA_API bool za_step(struct za_prepared *prepared, uint32_t slot, const struct za_call *call);
 
 /* Forget what was recorded for a slot, so that it can be recorded anew without growing. The submissions of its command

@@ -20,7 +20,7 @@ struct za_prepared {
     VkDeviceSize slot_bytes;
     struct sets sets[MAX_SLOTS]; /* of each slot's recordings */
     uint64_t recorded;           /* slots that have recordings, a bit for each */
-    uint32_t pages;              /* of the smallest cache in them */
+    uint32_t pages[MAX_SLOTS];   /* of the smallest cache in those of a slot */
     struct layer layer;          /* of their layers, which have the same */
     float *scales;               /* (2, kv_heads), which it has */
 };
@@ -110,7 +110,7 @@ struct za_prepared *za_prepare(struct za_attn *attn, const struct za_room *room)
     if (!za_given("attn", attn) || !za_given("room", room) || !za_enter(attn->device)) return NULL;
     struct za_prepared *p = calloc(1, sizeof *p);
     if (!p) za_no_memory();
-    if (p) p->attn = attn, p->room = *room, p->pages = UINT32_MAX;
+    if (p) p->attn = attn, p->room = *room;
     if (za_leave(attn->device, p && make(p))) return p;
     za_prepared_free(p);
     return NULL;
@@ -162,8 +162,8 @@ static void take_layer(struct za_prepared *p, uint32_t slot, struct layer layer,
     if (layer.scales) memcpy(p->scales, layer.scales, 4 * (size_t)p->attn->shape.scale_words);
     p->layer.steps = layer.steps;
     p->layer.scales = layer.scales ? p->scales : NULL;
+    if (!(p->recorded >> slot & 1) || pages < p->pages[slot]) p->pages[slot] = pages;
     p->recorded |= UINT64_C(1) << slot;
-    if (pages < p->pages) p->pages = pages;
 }
 
 static bool need(struct za_device *device, bool wanted, uint64_t bytes, const char *name, struct buffer *buffer) {
@@ -209,7 +209,6 @@ static bool reset(struct za_prepared *p, uint32_t slot) {
     if (!check_slot(p, slot) || !za_sets_reset(p->attn->device, &p->sets[slot])) return false;
     write_words(p, slot, &NO_REQUESTS);
     p->recorded &= ~(UINT64_C(1) << slot);
-    if (!p->recorded) p->pages = UINT32_MAX;
     return true;
 }
 
@@ -225,7 +224,7 @@ static bool step(struct za_prepared *p, uint32_t slot, const struct za_call *cal
     if (!(p->recorded >> slot & 1))
         return za_fail("slot: got %u, but no layer is recorded for it; record first, because a step is checked against "
                        "the recorded caches", slot);
-    if (!za_check_call(&p->attn->manifest, &p->attn->shape, call, p->pages) ||
+    if (!za_check_call(&p->attn->manifest, &p->attn->shape, call, p->pages[slot]) ||
         !za_check_step(&p->room, &p->counts, &p->attn->shape, call))
         return false;
     write_words(p, slot, call);

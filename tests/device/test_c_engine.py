@@ -140,7 +140,9 @@ def test_caches_and_rooms_that_are_no_good(small):
 
 def test_recordings_and_steps_that_are_no_good(small):
     """Each by its reason; what was recorded and what fits goes on."""
-    prepared = c.c_void_p(small.c.za_prepare(small.attn, c.byref(Room(1, 1, 1, 1, 5))))
+    prepared = c.c_void_p(small.c.za_prepare(small.attn, c.byref(Room(2, 1, 1, 1, 5))))
+    less = CachePlaces(1, 3, small.cache_places.k, small.cache_places.v)
+    little = c.c_void_p(small.c.za_cache_from(small.attn, c.byref(less)))
     places, words = small.places(za.AttnShape(2, 1, 16), 1, 1)
     command, submit = small.owner.commands()
     at = c.c_void_p(small.owner.number(command))
@@ -155,14 +157,15 @@ def test_recordings_and_steps_that_are_no_good(small):
         return "" if small.c.za_step(prepared, slot, c.byref(call)) else small.error
 
     assert stepped().startswith("slot: got 0, but no layer is recorded for it; record first, ")
-    assert recorded(slot=1) == "slot: got 1, expected one below 1"
+    assert recorded(slot=2) == "slot: got 2, expected one below 2"
     assert recorded(command=None) == "commands: got NULL, expected a command buffer"
     assert recorded(layer=2) == "layer: got 2, expected one below 2"
     unaligned = 576 % small.c.za_device_info(small.device).alignment > 0  # bytes of a layer
     assert recorded(layer=1).startswith("k: got layer 1 at offset ") == unaligned
-    assert recorded() == ""
+    assert recorded(slot=1, cache=little) == recorded() == ""
     small.owner.end(command)
-    assert stepped(slot=1) == "slot: got 1, expected one below 1"
+    assert stepped(slot=2) == "slot: got 2, expected one below 2"
+    assert stepped(slot=1) == "request[0].page_table[0]: got 3, expected a page below 3"  # the other slot has nine
     assert stepped(tokens=6, page_table=range(6)) == "tokens: got 6, expected at most the room's 5"
     assert stepped(q_len=2) == "q_len: got 2, expected at most the room's 1"
     assert stepped(new_rows=2) == "new_rows: got 2, expected at most the room's 1"
@@ -172,7 +175,7 @@ def test_recordings_and_steps_that_are_no_good(small):
     assert stepped(splits=2) == "splits: got 2, expected 0; a prepared call has its room's"
     assert stepped() == ""
     small.owner.submit(submit)
-    assert small.c.za_reset(prepared, 0) and not small.c.za_reset(prepared, 1)
+    assert small.c.za_reset(prepared, 0) and not small.c.za_reset(prepared, 2)
     assert stepped().startswith("slot: got 0, but no layer is recorded for it; ")
     command, submit = small.owner.commands()
     assert recorded(command=c.c_void_p(small.owner.number(command))) == ""
@@ -181,6 +184,7 @@ def test_recordings_and_steps_that_are_no_good(small):
     small.owner.submit(submit)  # which is forgotten: there is no request
     assert not words[2].any() and np.all(words[3].view(np.float32) == -np.inf)
     small.c.za_prepared_free(prepared)
+    small.c.za_cache_free(little)
 
 
 NULLS = {  # of each function: its first argument; where there is another that is looked at before a number, that one

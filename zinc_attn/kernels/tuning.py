@@ -60,7 +60,7 @@ def node_heads(shape: AttnShape, nodes: int, compute_units: int, shared_bytes: i
     Twice as many convert the same K half as often. They need ``shared_bytes`` of shared memory, and leave half as many
     waves on a SIMD, so every compute unit must have a workgroup.
     """
-    least, most = limits.MAX_HEADS_PER_WORKGROUP, SHARED_VECTORS
+    least, most = limits.MAX_HEADS_PER_WORKGROUP, _most_vectors(shape)
     workgroups = nodes * shape.kv_heads * -(-shape.group // most)
     fits = node_shared_bytes(most, limits.MAX_VALUE_PASSES) <= shared_bytes
     return most if shape.group > least and fits and workgroups >= compute_units else least
@@ -93,6 +93,10 @@ def shared_rows(kind: str, shape: AttnShape, wherever: bool = False) -> int:
         own = min(limits.MAX_ACCUMULATORS // (limits.WAVE * shape.value_slice), 8) // shape.group
         if own > 1 or not wherever:
             return max(own, 1)
+    return max(min(_most_vectors(shape) // shape.group, SHARED_ADDRESSES // (shape.group + 1)), 1)
+
+
+def _most_vectors(shape: AttnShape) -> int:
+    """Query vectors whose sums a GPU's registers hold, in as many passes over V as there may be."""
     sums = limits.MAX_VALUE_PASSES * limits.MAX_ACCUMULATORS // limits.WAVE
-    vectors = min(SHARED_VECTORS, sums // shape.value_slice)
-    return max(min(vectors // shape.group, SHARED_ADDRESSES // (shape.group + 1)), 1)
+    return min(SHARED_VECTORS, sums // shape.value_slice)
