@@ -314,10 +314,10 @@ def test_after_close(device: za.Device, tmp_path: Any, closed: str) -> None:
         lambda: world.attend(world.a, 0, 1, 1),
         lambda: world.attn(queries(1, 1), world.a, 0),
         lambda: world.a.save(world.path),
+        *(world.cache.new_sequence, world.load, world.a.fork, lambda: world.a.truncate(0)),
+        lambda: za.Attention(world.cache),
     ]
-    if closed == "cache":
-        calls += [world.cache.new_sequence, world.load, world.a.fork, lambda: world.a.truncate(0)]
-    else:
+    if closed == "device":
         calls.append(lambda: za.attention(queries(1, 1), *values(9, 1), opened))
     world.a.save(world.path)
     for layer in range(LAYERS):

@@ -60,6 +60,8 @@ CASES = {
     ShapeError: {
         "q=q[0]": "q: got shape (64,), expected (q_heads, head_dim) or (q_len, q_heads, head_dim)",
         "k=k[0]": "k: got shape (2, 64), expected (tokens, kv_heads, head_dim)",
+        "q=k, k=q": "k: got shape (4, 64), expected (tokens, kv_heads, head_dim); q and k look swapped: the order is "
+        "attention(q, k, v)",
         "v=v[1:]": "v: got shape (9, 2, 64), expected k's tokens and heads: (10, 2, v_head_dim), "
         + shapes(v=(9, 2, 64)),
         "q=q[:, :32]": f"q: got head_dim 32, expected k's 64, {shapes(q=(4, 32))}",

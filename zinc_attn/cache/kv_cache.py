@@ -158,9 +158,11 @@ class KVCache:
             raise
 
     def check_open(self) -> None:
-        """ClosedError after ``close``."""
+        """ClosedError after ``close``, of the cache or of its device."""
         if not self._open:
             raise ClosedError("KVCache: used after close()")
+        if self.device.closed:
+            raise ClosedError(f"{self.device.info.name}: used after close(); open it again with Device.open()")
 
     def begin(self) -> None:
         """Under the lock, before a call looks at sequences: complete the call that was submitted before it, and give
@@ -243,6 +245,8 @@ class KVCache:
 
     def check_layer(self, layer: int) -> int:
         """``layer`` if the cache has it."""
+        if isinstance(layer, np.ndarray) and layer.ndim:
+            raise ArgumentError("layer: got an array, expected an int; the order is (q, seq, layer, k=, v=)")
         return check_int("layer", layer, 0, self.num_layers - 1)
 
     # --- rows ---------------------------------------------------------------------------------------------

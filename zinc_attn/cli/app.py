@@ -35,7 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     try:
-        args = build_parser().parse_args(argv)
+        parser = build_parser()
+        args, unknown = parser.parse_known_args(argv)
+        if unknown:
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}; see 'zinc-attn {args.command} --help'")
         return int(args.run(args))
     except ZincAttnError as error:
         say(f"zinc-attn: error: {error}")

@@ -97,6 +97,7 @@ class Attention:
             layout = split_rule_layouts(shape, cache.dtype, facts)
         self._layout, self._runner = layout, CallRunner(cache, scorings, layout, cascade, observer, self.arithmetic)
         with cache.lock:
+            cache.check_open()
             cache.users.purge()
             cache.users.add(self)
 

@@ -1,4 +1,4 @@
-"""The shapes of q, k and v of a call without a cache, and refusals that say which axes seem to be swapped."""
+"""The shapes of q, k and v of a call without a cache, and refusals that say which axes or arrays look swapped."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _View(NamedTuple):
 def attention_shape(q: Axes, k: Axes, v: Axes) -> AttnShape:
     """The shape of a call on arrays of these shapes.
 
-    ShapeError: they do not fit each other; where they do with two axes of an array swapped, it says which.
+    ShapeError: they do not fit each other; where they do with two axes of an array, or q and k, swapped, it says so.
     ArgumentError: a size that no attention has.
     """
     try:
@@ -64,6 +64,8 @@ def _shape_of(q: Axes, k: Axes, v: Axes) -> AttnShape:
 def _advice(q: Axes, k: Axes, v: Axes) -> str:
     """The end of a refusal: the fewest arrays whose swapped axes make the call valid, k and v together counted as one;
     nothing where there are none."""
+    if _fits(k, q, v):
+        return "; q and k look swapped: the order is attention(q, k, v)"
     for views in _candidates(q, k, v):
         if _fits(*(view.shape for view in views)):
             changed = [view for view in views if view.text]

@@ -145,7 +145,10 @@ def check_requests(
     requests, q_max, new_max = [], 0.0, Largest()
     batch.check_new(cache.shape.latent)
     if batch.single and not isinstance(batch.sequences[0], Sequence):
-        raise ArgumentError(f"seq: got {type(batch.sequences[0]).__name__}, expected a Sequence or a list of them")
+        got = type(batch.sequences[0]).__name__
+        raise ArgumentError(
+            f"seq: got {got}, expected a Sequence or a list of them; the order is (q, seq, layer, k=, v=)"
+        )
     for i, sequence in enumerate(batch.sequences):
         if cache.check_sequence(sequence).unseen:
             examine(sequence, layer)
