@@ -85,7 +85,7 @@ BAD: tuple[tuple[type[Exception], str, Callable[[Scene], Any]], ...] = (
      "seq: items 0 and 1 are the same sequence, expected each once where k and v are given; fork() it",
      lambda s: s.attn([q_(), q_()], [s.seq, s.seq], 0, k=[k_(), k_()], v=[k_(), k_()])),
     (errors.ArgumentError, "layer: got 2, expected an int from 0 to 1", lambda s: s.attn(q_(), s.seq, 2)),
-    (errors.ArgumentError, "layer: got an array, expected an int; the order is (q, seq, layer, k=, v=)",
+    (errors.ArgumentError, "layer: got an array, expected an int, which comes behind seq and before k and v",
      lambda s: s.attn(q_(), k_(), k_())),
     (errors.ArgumentError,
      "seq: got ndarray, expected a Sequence or a list of them; the order is (q, seq, layer, k=, v=)",

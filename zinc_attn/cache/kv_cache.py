@@ -246,7 +246,7 @@ class KVCache:
     def check_layer(self, layer: int) -> int:
         """``layer`` if the cache has it."""
         if isinstance(layer, np.ndarray) and layer.ndim:
-            raise ArgumentError("layer: got an array, expected an int; the order is (q, seq, layer, k=, v=)")
+            raise ArgumentError("layer: got an array, expected an int, which comes behind seq and before k and v")
         return check_int("layer", layer, 0, self.num_layers - 1)
 
     # --- rows ---------------------------------------------------------------------------------------------
