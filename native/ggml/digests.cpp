@@ -166,8 +166,8 @@ int main(int argc, char **argv) {
     ggml_type type;
     const int n = argc > 3 ? std::atoi(argv[3]) : 600;
     if (argc < 2 || !type_named(argc > 2 ? argv[2] : "f16", &type) || n < LEAST_TOKENS) {
-        std::fprintf(stderr, "digests MODEL [TYPE [TOKENS [PIECE]]]: expected a cache type such as f16, and at least %d "
-                     "tokens\n", LEAST_TOKENS);
+        std::fprintf(stderr, "digests MODEL [TYPE [TOKENS [PIECE]]]: got type %s and %d tokens, expected a type of ggml's "
+                     "such as f16, and at least %d tokens\n", argc > 2 ? argv[2] : "f16", n, LEAST_TOKENS);
         return 2;
     }
     auto log = [](ggml_log_level level, const char *line, void *) {

@@ -24,18 +24,28 @@ def ggml(monkeypatch):
     return asked
 
 
-def test_the_library_is_the_argument_or_the_variable_s(ggml, monkeypatch):
+def test_the_library_is_the_argument_or_the_variable_s(ggml, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for name in ("given.so", "named.so"):
+        (tmp_path / name).touch()
     llama_cpp.load("given.so")
-    monkeypatch.setenv("GGML_BACKEND_PATH", "/named.so")
+    monkeypatch.setenv("GGML_BACKEND_PATH", "named.so")
     llama_cpp.load()
-    assert ggml == [os.fsencode(os.path.abspath("given.so")), b"/named.so"]
+    assert ggml == [os.fsencode(tmp_path / "given.so"), os.fsencode(tmp_path / "named.so")]
 
 
-def test_what_cannot_be_loaded_is_refused(ggml, monkeypatch):
+def test_what_cannot_be_loaded_is_refused(ggml, monkeypatch, tmp_path):
     with pytest.raises(ArgumentError, match=r"^library: got none, expected the path of libggml-zinc\.so"):
         llama_cpp.load()
-    with pytest.raises(RuntimeUnavailableError, match=r"^ggml does not take /other\.txt: the reason is on stderr"):
-        llama_cpp.load("/other.txt")
+    with pytest.raises(FileNotFoundError, match=r"^library: /no\.so is not there"):
+        llama_cpp.load("/no.so")
+    with pytest.raises(RuntimeUnavailableError, match=r"^ggml does not take .*\.py: the reason is on stderr"):
+        llama_cpp.load(__file__)
     monkeypatch.undo()
     with pytest.raises(RuntimeUnavailableError, match=r"^llama-cpp-python is not installed"):
-        llama_cpp.load("given.so")
+        llama_cpp.load(__file__)
+    (tmp_path / "llama_cpp").mkdir()
+    (tmp_path / "llama_cpp" / "__init__.py").write_text("raise FileNotFoundError('no libllama')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(RuntimeUnavailableError, match=r"no libllama; name its folder in \$LLAMA_CPP_LIB_PATH"):
+        llama_cpp.load(__file__)
