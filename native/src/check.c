@@ -82,27 +82,25 @@ bool za_check_call(const struct manifest *m, const struct shape *shape, const st
     return check_options(m, shape, call);
 }
 
-bool za_check_data(const struct manifest *m, const struct shape *shape, const struct za_data *data,
-                   const struct counts *counts) {
+bool za_check_data(const struct shape *shape, const struct za_data *data, const struct counts *counts) {
     if (shape->latent && data->v && counts->new_rows)
         return za_fail("v: got an array, expected NULL; V of a latent shape is part of k");
     if (counts->rows && (!data->q || !data->out))
         return za_fail("%s: got NULL, expected (%llu, %u, %u) floats", data->q ? "out" : "q",
                        (unsigned long long)counts->rows, shape->q_heads, data->q ? shape->v_head_dim : shape->head_dim);
-    size_t heads = shape->q_heads, dims = shape->head_dim;
-    for (size_t i = 0; i < (size_t)counts->rows * heads * dims; ++i) {
-        if (!(fabsf(data->q[i]) <= m->max_input)) /* also where it is NaN */
-            return za_fail("q[%zu, %zu, %zu]: got %g, expected at most 2**%d", i / (heads * dims), i / dims % heads,
-                           i % dims, (double)data->q[i], ilogbf(m->max_input));
-    }
     return true;
 }
 
 bool za_check_scores(const struct manifest *m, const struct shape *shape, const struct za_call *call, const float *q,
                      uint64_t rows, double largest_k) {
-    size_t n = (size_t)rows * shape->q_heads * shape->head_dim;
+    size_t heads = shape->q_heads, dims = shape->head_dim, n = (size_t)rows * heads * dims;
     double largest_q = 0;
-    for (size_t i = 0; i < n; ++i) largest_q = fmax(largest_q, fabs((double)q[i]));
+    for (size_t i = 0; i < n; ++i) {
+        if (!(fabsf(q[i]) <= m->max_input)) /* also where it is NaN */
+            return za_fail("q[%zu, %zu, %zu]: got %g, expected at most 2**%d", i / (heads * dims), i / dims % heads,
+                           i % dims, (double)q[i], ilogbf(m->max_input));
+        largest_q = fmax(largest_q, fabs((double)q[i]));
+    }
     if (largest_q * largest_k * shape->head_dim * fmax(1, 1.5 * fabs(za_scale(shape, call))) <= (double)m->max_score)
         return true;
     return za_fail("q, k: got max|q| = %g, max|k| = %g and scale = %g, whose scores may overflow", largest_q, largest_k,
