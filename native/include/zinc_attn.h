@@ -11,8 +11,8 @@
    Errors. Every function that can fail returns false or NULL; then za_error is its reason and za_error_code its kind. A
    failed call has no effect that a later call could see, because the host counts a token only after the calls of all
    layers have succeeded. NULL in the place of a handle or struct is refused, but for the functions that cannot fail,
-   which have no answer to it. Handles that are not Vulkan's or are freed, and arrays shorter than said here, cannot be
-   noticed.
+   which have no answer to it. Handles that are not Vulkan's or are freed, arrays shorter than said here, and a page id
+   twice in one table, whose keys overwrite each other, cannot be noticed.
 
    Ownership. Structs, arrays and texts that a function is given are the host's, and are used during the function only.
    An object is freed before the one that it was made from, and once no submission uses it any more.
@@ -229,7 +229,7 @@ struct za_request {
 /* What is 0 or NULL is the default. Numbers of arrays, and of masks, are finite and of a magnitude up to 2**60. */
 struct za_call {
     const struct za_request *request; /* (requests); their query rows, new rows and results lie one behind the other */
-    uint32_t requests;
+    uint32_t requests;   /* 0: the call writes nothing; the results of a step are those of rows that see no key */
     double scale;        /* of the scores, +-2**-126 to 2**126; 0: the default, 1 / sqrt(head_dim) */
     double softcap;      /* scores become softcap * tanh(score / softcap), 2**-40 to 2**60; 0: they stay as they are */
     uint32_t window;     /* keys that a row sees at most, its own among them; 0: all */

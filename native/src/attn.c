@@ -31,16 +31,17 @@ static bool check_options(const struct za_options *o) {
     if (o->latent && o->v_head_dim > o->head_dim)
         return za_fail("options: got v_head_dim %u for a latent shape, expected at most head_dim = %u, since its V is "
                        "the begin of its K", o->v_head_dim, o->head_dim);
-    bool rows = o->k_stride || o->v_stride;
+    return o->arithmetic == ZA_CANONICAL || o->arithmetic == ZA_FUSED ||
+           za_fail("options: got arithmetic %d, expected ZA_CANONICAL or ZA_FUSED", (int)o->arithmetic);
+}
+
+/* Of head sizes within the limits. */
+static bool check_strides(const struct za_options *o) {
     if (o->latent && o->v_stride != o->k_stride)
         return za_fail("options.v_stride: got %u for a latent shape, expected 0, since its V is part of its K",
                        o->v_stride);
-    if (rows && (!check_stride("k_stride", o->dtype, o->head_dim, o->k_stride) ||
-                 !check_stride("v_stride", o->v_dtype, o->v_head_dim, o->v_stride)))
-        return false;
-    if (o->arithmetic != ZA_CANONICAL && o->arithmetic != ZA_FUSED)
-        return za_fail("options: got arithmetic %d, expected ZA_CANONICAL or ZA_FUSED", (int)o->arithmetic);
-    return true;
+    return (!o->k_stride && !o->v_stride) || (check_stride("k_stride", o->dtype, o->head_dim, o->k_stride) &&
+                                              check_stride("v_stride", o->v_dtype, o->v_head_dim, o->v_stride));
 }
 
 static bool open_parts(struct za_attn *attn, struct za_options options) {
@@ -48,6 +49,7 @@ static bool open_parts(struct za_attn *attn, struct za_options options) {
     if (options.v_dtype == ZA_AS_K) options.v_dtype = options.dtype;
     if (options.latent && !options.v_stride) options.v_stride = options.k_stride;
     return check_options(&options) && za_manifest_open(&attn->manifest, options.manifest) &&
+           za_manifest_limits(&attn->manifest, &options) && check_strides(&options) &&
            za_manifest_shape(&attn->manifest, &options, za_device_info(attn->device).cpu, &attn->shape) &&
            za_primitives_check(attn->device, &attn->manifest, &attn->shape) &&
            (options.arithmetic == ZA_CANONICAL ||

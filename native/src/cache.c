@@ -1,4 +1,5 @@
 /* Caches of K and V, and the copy of a page in all layers. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -23,8 +24,8 @@ static bool take_scales(const struct shape *shape, const char *name, enum za_dty
     for (size_t i = 0; i < layers * heads; ++i) {
         float scale = given ? given[i] : 1;
         if (!((double)scale >= limits->least_scale && (double)scale <= limits->most_scale)) /* also where it is NaN */
-            return za_fail("%s[%zu, %zu]: got %g, expected a scale from %g to %g", name, i / heads, i % heads,
-                           (double)scale, limits->least_scale, limits->most_scale);
+            return za_fail("%s[%zu, %zu]: got %g, expected a scale from 2**%d to 2**%d", name, i / heads, i % heads,
+                           (double)scale, ilogb(limits->least_scale), ilogb(limits->most_scale));
         if (scales) scales[i / heads * 2 * heads + i % heads] = scale;
     }
     return true;

@@ -116,7 +116,7 @@ static bool run(struct za_cache *cache, uint32_t layer, const struct za_call *ca
     const struct shape *shape = &attn->shape;
     struct made made;
     double largest_k = cache->largest_k;
-    if (!make(cache, layer, call, &made) || !za_check_data(&attn->manifest, shape, data, &made.counts) ||
+    if (!make(cache, layer, call, &made) || !za_check_data(shape, data, &made.counts) ||
         !za_need_buffer(attn, Q, za_q_bytes(shape, made.counts.rows)) ||
         !za_need_buffer(attn, ROWS, za_rows_bytes(shape, made.counts.new_rows)) ||
         !za_need_buffer(attn, OUT, za_out_bytes(shape, made.counts.rows)) || !write_data(&made, data, &largest_k) ||

@@ -7,7 +7,7 @@
 static bool check_floats(const struct manifest *m, const char *name, const float *values, size_t n) {
     for (size_t i = 0; i < n; ++i) {
         if (!(fabsf(values[i]) <= m->max_input)) /* also where it is NaN */
-            return za_fail("%s[%zu]: got %g, expected at most %g", name, i, (double)values[i], (double)m->max_input);
+            return za_fail("%s[%zu]: got %g, expected at most 2**%d", name, i, (double)values[i], ilogbf(m->max_input));
     }
     return true;
 }
@@ -26,9 +26,9 @@ static bool check_mask(const struct manifest *m, uint32_t number, const struct z
         return za_fail("request[%u].mask: got NULL, expected q_len * mask_keys = %zu numbers", number, n);
     for (size_t i = 0; i < n; ++i) {
         if (!(fabsf(r->mask[i]) <= m->max_input) && r->mask[i] != -INFINITY)
-            return za_fail("request[%u].mask[%zu, %zu]: got %g, expected at most %g, or -INFINITY for a key that the "
-                           "row does not see", number, i / r->mask_keys, i % r->mask_keys, (double)r->mask[i],
-                           (double)m->max_input);
+            return za_fail("request[%u].mask[%zu, %zu]: got %g, expected at most 2**%d, or -INFINITY for a key that "
+                           "the row does not see", number, i / r->mask_keys, i % r->mask_keys, (double)r->mask[i],
+                           ilogbf(m->max_input));
     }
     return true;
 }
@@ -55,8 +55,8 @@ static bool check_request(const struct manifest *m, const struct shape *shape, c
 
 static bool check_options(const struct manifest *m, const struct shape *shape, const struct za_call *call) {
     if (call->softcap != 0 && !(call->softcap >= (double)m->min_input && call->softcap <= (double)m->max_input))
-        return za_fail("softcap: got %g, expected %g to %g, or 0 for none", call->softcap, (double)m->min_input,
-                       (double)m->max_input);
+        return za_fail("softcap: got %g, expected 2**%d to 2**%d, or 0 for none", call->softcap,
+                       ilogbf(m->min_input), ilogbf(m->max_input));
     double scale = fabs(call->scale);
     if (scale != 0 && !(scale >= 0x1p-126 && scale <= 0x1p126)) /* also where it is NaN */
         return za_fail("scale: got %g, expected a magnitude from 2**-126 to 2**126, or 0 for 1 / sqrt(head_dim)",
@@ -82,20 +82,25 @@ bool za_check_call(const struct manifest *m, const struct shape *shape, const st
     return check_options(m, shape, call);
 }
 
-bool za_check_data(const struct manifest *m, const struct shape *shape, const struct za_data *data,
-                   const struct counts *counts) {
+bool za_check_data(const struct shape *shape, const struct za_data *data, const struct counts *counts) {
     if (shape->latent && data->v && counts->new_rows)
         return za_fail("v: got an array, expected NULL; V of a latent shape is part of k");
     if (counts->rows && (!data->q || !data->out))
-        return za_fail("q, out: got NULL, expected arrays for %llu query rows", (unsigned long long)counts->rows);
-    return check_floats(m, "q", data->q, (size_t)counts->rows * shape->q_heads * shape->head_dim);
+        return za_fail("%s: got NULL, expected (%llu, %u, %u) floats", data->q ? "out" : "q",
+                       (unsigned long long)counts->rows, shape->q_heads, data->q ? shape->v_head_dim : shape->head_dim);
+    return true;
 }
 
 bool za_check_scores(const struct manifest *m, const struct shape *shape, const struct za_call *call, const float *q,
                      uint64_t rows, double largest_k) {
-    size_t n = (size_t)rows * shape->q_heads * shape->head_dim;
+    size_t heads = shape->q_heads, dims = shape->head_dim, n = (size_t)rows * heads * dims;
     double largest_q = 0;
-    for (size_t i = 0; i < n; ++i) largest_q = fmax(largest_q, fabs((double)q[i]));
+    for (size_t i = 0; i < n; ++i) {
+        if (!(fabsf(q[i]) <= m->max_input)) /* also where it is NaN */
+            return za_fail("q[%zu, %zu, %zu]: got %g, expected at most 2**%d", i / (heads * dims), i / dims % heads,
+                           i % dims, (double)q[i], ilogbf(m->max_input));
+        largest_q = fmax(largest_q, fabs((double)q[i]));
+    }
     if (largest_q * largest_k * shape->head_dim * fmax(1, 1.5 * fabs(za_scale(shape, call))) <= (double)m->max_score)
         return true;
     return za_fail("q, k: got max|q| = %g, max|k| = %g and scale = %g, whose scores may overflow", largest_q, largest_k,

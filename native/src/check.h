@@ -10,11 +10,10 @@
 /* The numbers of a call, its page tables, and the values of sinks, slopes and masks. pages: of the cache. */
 bool za_check_call(const struct manifest *m, const struct shape *shape, const struct za_call *call, uint32_t pages);
 
-/* The arrays of a call: that they are there, and the values of q. counts: the call's. */
-bool za_check_data(const struct manifest *m, const struct shape *shape, const struct za_data *data,
-                   const struct counts *counts);
+/* That the arrays of a call are there. counts: the call's. */
+bool za_check_data(const struct shape *shape, const struct za_data *data, const struct counts *counts);
 
-/* That no score overflows float32. largest_k: magnitude of any K that the cache was given. */
+/* The values of q, and that no score overflows float32. largest_k: magnitude of any K that the cache was given. */
 bool za_check_scores(const struct manifest *m, const struct shape *shape, const struct za_call *call, const float *q,
                      uint64_t rows, double largest_k);
 

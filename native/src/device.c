@@ -109,6 +109,7 @@ static int rank_of(VkPhysicalDeviceType type) {
 
 static bool choose_device(struct za_device *device, const char *name) {
     VkPhysicalDevice found[32];
+    char names[32 * (VK_MAX_PHYSICAL_DEVICE_NAME_SIZE + 2)] = "";
     uint32_t count = 32;
     VkResult result = device->vk.EnumeratePhysicalDevices(device->host.instance, &count, found);
     if (result != VK_INCOMPLETE && !za_check(result, "vkEnumeratePhysicalDevices")) return false;
@@ -116,13 +117,14 @@ static bool choose_device(struct za_device *device, const char *name) {
     for (uint32_t i = 0; i < count; ++i) {
         VkPhysicalDeviceProperties properties;
         device->vk.GetPhysicalDeviceProperties(found[i], &properties);
+        strcat(strcat(names, i ? ", " : ""), properties.deviceName);
         int rank = rank_of(properties.deviceType);
         if (rank <= best || (name && !strstr(properties.deviceName, name))) continue;
         best = rank;
         device->host.physical = found[i];
     }
     if (best >= 0) return true;
-    if (name) return za_fail("no Vulkan device of %u has %s in its name", count, name);
+    if (name && count) return za_fail("no Vulkan device matches '%s'; the devices are %s", name, names);
     return za_fail_as(ZA_UNSUPPORTED, "no Vulkan device; install a driver, for example mesa-vulkan-drivers");
 }
 

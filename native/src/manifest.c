@@ -256,8 +256,7 @@ static bool check_rows(const struct manifest *m, const struct za_options *option
     return true;
 }
 
-/* That the formulas are for such a shape. */
-static bool check_limits(const struct manifest *m, const struct za_options *o) {
+bool za_manifest_limits(const struct manifest *m, const struct za_options *o) {
     uint32_t page = o->page_size;
     if (page > m->max_page_size || (page & (page - 1)))
         return za_fail("options.page_size: got %u, expected a power of two up to %u", page, m->max_page_size);
@@ -288,7 +287,7 @@ bool za_manifest_shape(struct manifest *m, const struct za_options *options, boo
     if (entry && (!za_json_u32(za_json_get(entry, "compute_units"), &shape->compute_units) || !shape->compute_units))
         return missing(m, "compute_units of the shape");
     if (za_storage[o.dtype].head_scale || za_storage[o.v_dtype].head_scale) shape->scale_words = 2 * o.kv_heads;
-    return check_limits(m, &o) && za_derive(m, &o, cpu, shape) && check_rows(m, &o, shape);
+    return za_manifest_limits(m, &o) && za_derive(m, &o, cpu, shape) && check_rows(m, &o, shape);
 }
 
 static bool find_value(const struct shape *shape, const char *family, const char *name, uint32_t *value) {

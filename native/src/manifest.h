@@ -77,6 +77,8 @@ char *za_read_file(const char *path, size_t *size);
 /* Also that every module that it names is there as it was written. */
 bool za_manifest_open(struct manifest *manifest, const char *directory);
 void za_manifest_close(struct manifest *manifest);
+/* Whether the formulas are for such a shape and page size, or for such a shape where that is 0. */
+bool za_manifest_limits(const struct manifest *manifest, const struct za_options *options);
 /* options: with the types and sizes of K and V. Without a page size the manifest lists the shape, with it. */
 bool za_manifest_shape(struct manifest *manifest, const struct za_options *options, bool cpu, struct shape *shape);
 bool za_kernel_load(const struct manifest *manifest, const struct shape *shape, const char *name,

@@ -50,8 +50,9 @@ static bool check_values(const struct part *p, uint32_t tokens, double *largest)
     for (size_t i = 0; i < n; ++i) {
         float x = value_at(p->as->dtype, p->values, i), scale = p->scales ? p->scales[i / dims % heads] : 1;
         if (!((double)fabsf(x) <= most)) /* also where x is NaN */
-            return za_fail("%s[%zu, %zu, %zu]: got %g, expected a finite value of at most %g", p->name,
-                           i / (heads * dims), i / dims % heads, i % dims, (double)x, most);
+            return za_fail("%s[%zu, %zu, %zu]: got %.9g, expected a finite value of at most %s%.9g", p->name,
+                           i / (heads * dims), i / dims % heads, i % dims, (double)x, p->type->most != 0 ? "" : "2**",
+                           p->type->most != 0 ? most : log2(most));
         if (p->scales && (double)(fabsf(x) / scale) > za_storage_limits.fp8_most)
             return za_fail("%s[%zu, %zu, %zu]: got %g, expected at most %g times the head's scale, %g; give a larger "
                            "one in %s_scales", p->name, i / (heads * dims), i / dims % heads, i % dims, (double)x,
