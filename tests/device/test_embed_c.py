@@ -310,7 +310,7 @@ def test_a_damaged_manifest_never_crashes_it(small, tmp_path, rng):
         folder.mkdir()
         (folder / "manifest.json").write_bytes(data)
     said = run(reader, small.kernels, *folders)
-    assert (said.returncode, said.stderr) == (0, "\n".lstrip()), said.stderr
+    assert (said.returncode, said.stderr) == (0, ""), said.stderr
     lines = said.stdout.splitlines()
     assert lines[0] == "good" and len(lines) == 1 + len(damaged)
     assert sum(line != "good" for line in lines) > 100

@@ -10,7 +10,6 @@ from c_host import NATIVE
 
 COMPILER = shutil.which(os.environ.get("CXX", "c++"))
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler (package g++)")
-HIDDEN = 0xFC00
 SANITIZE = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 
 
