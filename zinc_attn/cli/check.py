@@ -53,7 +53,11 @@ def run(args: argparse.Namespace) -> int:
     names = [str(case) for case in cases]
     width = max(22, *map(len, names)) + 2
     if against and not any(name in digests for digests in against.values() for name in names):
-        raise other_cases(args, list(dict.fromkeys(chain(*against.values()))))
+        held = plain(", ".join(list(dict.fromkeys(chain(*against.values())))[:3])) or "no cases"
+        raise ArgumentError(
+            f"{args.against}: got {held} and so on, expected some of this run's cases; choose the file's with "
+            "--arithmetic, --cases or --quick, or give a file that has this run's"
+        )
 
     with ExitStack() as stack:
         default = None if args.quick and args.arithmetic in EXACT else installed_runtimes()
@@ -89,21 +93,6 @@ def chosen_cases(args: argparse.Namespace) -> list[Case]:
     if other := next((case for case in cases if case.arithmetic != args.arithmetic), None):
         raise ArgumentError(f"cases: got '{other}', expected cases of --arithmetic {args.arithmetic}, or the other one")
     return list(dict.fromkeys(cases))
-
-
-def other_cases(args: argparse.Namespace, held: Sequence[str]) -> ArgumentError:
-    """The refusal of a record with the cases ``held``, none of which is one of the run's."""
-    found = sorted({next((word for word in name.split() if word in ("fused", "matrix")), "canonical") for name in held})
-    if found and args.arithmetic not in found:
-        return ArgumentError(
-            f"{args.against}: got cases of --arithmetic {' and '.join(found)}, expected some of {args.arithmetic}; "
-            f"give --arithmetic {found[0]}, or a file that check --arithmetic {args.arithmetic} --record wrote"
-        )
-    more = f" and {len(held) - 3} more" if len(held) > 3 else ""
-    return ArgumentError(
-        f"{args.against}: got {plain(', '.join(held[:3])) or 'no cases'}{more}, expected some of this run's cases; "
-        "choose the file's cases with --cases or --quick, or give a file that has this run's"
-    )
 
 
 def check_sources(arithmetic: str, against: Mapping[str, Digests], devices: Sequence[Device]) -> None:

@@ -44,14 +44,10 @@ def compile_variants(specs: Sequence[Spec] | None = None) -> list[VariantReport]
 
 def compile_programs(programs: Sequence[Program]) -> list[dict[str, Any]]:
     """{"wave", "statistics", "isa"} per program, from one child process."""
+    fused = [bool(dict(zip(decl.spec, spec, strict=True)).get("fused")) for decl, spec in programs]
     jobs = [
-        [
-            str(SPIRV / decl.file),
-            len(decl.bindings),
-            decl.constants(spec),
-            bool(dict(zip(decl.spec, spec, strict=True)).get("fused")),
-        ]
-        for decl, spec in programs
+        (str(SPIRV / decl.file), len(decl.bindings), decl.constants(spec), one)
+        for (decl, spec), one in zip(programs, fused, strict=True)
     ]
     ran = subprocess.run(
         [sys.executable, "-m", f"{__package__}.worker"],
