@@ -68,10 +68,9 @@ CARDS: Final = {
 def find_card(name: str) -> Card:
     """A card by name in any case; spaces, hyphens and a leading 'rx' may be left out. ArgumentError lists the cards."""
     word = "".join(c for c in name.lower() if c.isalnum())
-    for key in (word, f"rx{word}"):
-        if key in CARDS:
-            return CARDS[key]
-    raise ArgumentError(f"card: got {name!r}, expected one of {', '.join(CARDS)}")
+    if (key := word if word in CARDS else f"rx{word}") not in CARDS:
+        raise ArgumentError(f"card: got {name!r}, expected one of {', '.join(CARDS)}")
+    return CARDS[key]
 
 
 def card_with(compute_units: int) -> Card:
@@ -79,10 +78,5 @@ def card_with(compute_units: int) -> Card:
     model, units = CARDS["r9700"], check_int("cu", compute_units, 1, MOST_UNITS)
     if units == model.compute_units:
         return model
-    return replace(
-        model,
-        title=f"{units} compute units like an R9700's",
-        compute_units=units,
-        bandwidth=model.bandwidth * units / model.compute_units,
-        assumed=("clock_ghz", "bandwidth"),
-    )
+    title, bandwidth = f"{units} compute units like an R9700's", model.bandwidth * units / model.compute_units
+    return replace(model, title=title, compute_units=units, bandwidth=bandwidth, assumed=("clock_ghz", "bandwidth"))

@@ -49,14 +49,8 @@ def compile_programs(programs: Sequence[Program]) -> list[dict[str, Any]]:
         (str(SPIRV / decl.file), len(decl.bindings), decl.constants(spec), one)
         for (decl, spec), one in zip(programs, fused, strict=True)
     ]
-    ran = subprocess.run(
-        [sys.executable, "-m", f"{__package__}.worker"],
-        input=json.dumps(jobs),
-        env=_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    argv = [sys.executable, "-m", f"{__package__}.worker"]
+    ran = subprocess.run(argv, input=json.dumps(jobs), env=_environment(), capture_output=True, text=True, check=False)
     if ran.returncode:
         said = [line for line in ran.stderr.splitlines() if "conformant" not in line]
         raise NoVulkanError(f"compiling for gfx1201 needs {NEEDED_MESA}; here: {said[-1] if said else 'it died'}")

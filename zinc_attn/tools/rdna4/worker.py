@@ -40,8 +40,7 @@ def main() -> None:
 
 
 def _open(vk: Vulkan) -> tuple[Any, tuple[Way, Way]]:
-    """A VkDevice of the chip, with a queue of RADV's first family, which can do everything, and how it makes a product
-    and its sum: canonically, and fused."""
+    """A VkDevice of the chip with a queue of its first family, and its ways to multiply and add: plain, and fused."""
     physical = vk.physical_devices(vk.create_instance()[0])[0]
     chip = vk.text(vk.properties(physical)[0].deviceName)
     if "gfx1201" not in chip.lower():  # a Mesa that ignores the forced family
@@ -82,15 +81,10 @@ def _pipeline(vk: Vulkan, device: Any, path: str, bindings: int, constants: Sequ
     code = module_for(way, read_file(Path(path), "a SPIR-V module"))
     words = vk.ffi.from_buffer("uint32_t[]", code)
     wave = vk.struct("VkPipelineShaderStageRequiredSubgroupSizeCreateInfo", requiredSubgroupSize=WAVE)
-    stage = vk.struct(
-        "VkPipelineShaderStageCreateInfo",
-        pNext=wave,
-        flags=_FULL_SUBGROUPS,
-        stage=COMPUTE_STAGE,
-        module=_make(vk, device, "ShaderModule", codeSize=len(code), pCode=words),
-        pName=vk.ffi.new("char[]", b"main"),
-        pSpecializationInfo=vk.specialization(constants),
-    )
+    module, name = _make(vk, device, "ShaderModule", codeSize=len(code), pCode=words), vk.ffi.new("char[]", b"main")
+    program = {"module": module, "pName": name, "pSpecializationInfo": vk.specialization(constants)}
+    each = {"flags": _FULL_SUBGROUPS, "stage": COMPUTE_STAGE, **program}
+    stage = vk.struct("VkPipelineShaderStageCreateInfo", pNext=wave, **each)
     layout = _make(vk, device, "PipelineLayout", setLayoutCount=1, pSetLayouts=sets)
     create = vk.struct("VkComputePipelineCreateInfo", flags=_CAPTURE, stage=stage[0], layout=layout)
     pipeline = vk.ffi.new("VkPipeline*")
