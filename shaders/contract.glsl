@@ -66,20 +66,20 @@ const uint HEADER_APPEND_TABLE = 12u;  // word where the APPEND (or COPY) record
 // the cap, float32: scores become cap * tanh(score / cap); read where the constant softcap is 1
 const uint HEADER_SOFTCAP = 13u;
 const uint HEADER_SOFTCAP_INVERSE = 14u;  // 1 / cap, float32; read where softcap is
-// word where float32(sink) * float32(log2(e)) of each query head begin, logits that join the softmax without a value;
-// 0: none
+// word where the sinks begin, float32(sink) * float32(log2(e)) per query head: logits that join the softmax without a
+// value; 0: none
 const uint HEADER_SINK_TABLE = 15u;
 // is added to the ids of page tables: where the layer begins in buffers that layers share
 const uint HEADER_FIRST_PAGE = 16u;
-// word where float32(slope * log2(e)) of each query head begin, ALiBi's; read where alibi is 1
+// word where ALiBi's slopes begin, float32(slope * log2(e)) per query head; read where alibi is 1
 const uint HEADER_ALIBI_TABLE = 17u;
-// word where 256 * scale of each KV head begin, float32, K's, then V's; read for fp8_e4m3
+// word where scales begin, float32(256 * scale) per KV head, K's, then V's; read for fp8_e4m3
 const uint HEADER_SCALE_TABLE = 18u;
 // where K and V lie as rows: rows from a token to the next; 1 where KV heads come first
 const uint HEADER_TOKEN_ROWS = 19u;
 // the same from a KV head to the next; tokens of the buffer where KV heads come first
 const uint HEADER_HEAD_ROWS = 20u;
-// word where float32(slope * log2(e)) of each query head begin, for masks; read where mask is 2
+// word where masks' slopes begin, float32(slope * log2(e)) per query head; read where mask is 2
 const uint HEADER_MASK_SLOPE_TABLE = 21u;
 const uint HEADER_WORDS = 24u;
 
@@ -87,7 +87,7 @@ const uint HEADER_WORDS = 24u;
 const uint ITEM_ROW = 0u;  // query row; the first of `rows`
 const uint ITEM_LIMIT = 1u;  // the row sees keys first ... limit - 1
 const uint ITEM_LEAF_BEGIN = 2u;  // first leaf
-const uint ITEM_LEAF_END = 3u;  // leaf behind the last; an item of no leaves leaves early, better not to make it
+const uint ITEM_LEAF_END = 3u;  // leaf behind the last; an item without a leaf does nothing, so better make none
 // query rows, at most the constant rows_shared; all see the same of the item's leaves, in the same pages
 const uint ITEM_ROWS = 4u;
 const uint ITEM_PAGE_TABLE = 5u;  // word where the sequence's page ids begin

@@ -143,7 +143,7 @@ class Story:
 
     def twin(self, name: str) -> Twin:
         if name not in self.twins:
-            self.twins[name] = Twin(self.attn, len(name))
+            self.twins[name] = Twin(self.attn, ord(name))
         return self.twins[name]
 
     def append(self, name: str, layer: int, n: int) -> None:

@@ -14,7 +14,7 @@ bool attention_supported(Device *device, const ggml_tensor *op);
 // The lists of the last operation: all layers of a step have the same, unless their cells were written in other orders.
 class Plan {
   public:
-    // False for a mask value that is no number, which stderr names.
+    // False where the mask has a NaN or +inf.
     bool make(const ggml_tensor *op);
     const Lists &lists() const { return lists_; }
 

@@ -59,7 +59,7 @@ class Device {
     void release(Memory *memory);  // and the caches that lie in it
     size_t total() const { return total_; }
 
-    za_attn *attn(const Kind &kind);  // NULL: za_error says why, the first time
+    za_attn *attn(const Kind &kind);  // NULL: stderr had the reason
     za_cache *cache(const Kind &kind, const Layer &layer);  // a page is a row of head 0
 
   private:

@@ -62,7 +62,7 @@ def server(*command: str) -> Iterator[int]:
             except (urllib.error.URLError, ConnectionError):
                 time.sleep(0.2)
         else:
-            sys.exit(process.returncode)  # stderr has its reason
+            sys.exit(process.returncode or 1)  # stderr has its reason
         yield port
     finally:
         process.terminate()

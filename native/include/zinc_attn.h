@@ -10,16 +10,16 @@
 
    Errors. Every function that can fail returns false or NULL; then za_error is its reason and za_error_code its kind. A
    failed call has no effect that a later call could see, because the host counts a token only after the calls of all
-   layers have succeeded. NULL in the place of a handle or struct is refused, but for the functions that cannot fail,
-   which have no answer to it. Handles that are not Vulkan's or are freed, arrays shorter than said here, and a page id
-   twice in one table, whose keys overwrite each other, cannot be noticed.
+   layers have succeeded. NULL for a handle or struct is refused; functions that cannot fail take it only where said.
+   Handles that are not Vulkan's or are freed, arrays shorter than said here, and a page id twice in one table, whose
+   keys overwrite each other, are not noticed.
 
    Ownership. Structs, arrays and texts that a function is given are the host's, and are used during the function only.
    An object is freed before the one that it was made from, and once no submission uses it any more.
 
    Threads. A za_device and all that was made from it belong to one thread at a time, as does the host's queue while one
-   of the functions that submit runs: za_open, za_run, za_run_at, za_copy_page. A second thread that enters a function
-   that can fail meanwhile is refused (ZA_BUSY). za_error and za_error_code are of the calling thread.
+   of the functions that submit runs: za_open, za_run, za_run_at, za_copy_page. A function that can fail refuses a
+   second thread meanwhile (ZA_BUSY). za_error and za_error_code are of the calling thread.
 
    Little-endian machines only, as words are used as they lie in files. All arrays are row-major. */
 #ifndef ZINC_ATTN_H
@@ -131,11 +131,11 @@ enum za_arithmetic {
 struct za_attn;
 
 struct za_options {
-    const char *manifest; /* the folder that `zinc-attn export` wrote, where page_size is 0 for this shape and these
+    const char *manifest; /* the folder that `zinc-attn export` wrote; with page_size 0 it lists this shape and these
                              types */
     uint32_t q_heads, kv_heads;   /* q_heads: a multiple of kv_heads, up to 65,535 */
     uint32_t head_dim;            /* of q and K, any number from 1 to 576 */
-    uint32_t v_head_dim;          /* of V and out, the same; 0: head_dim */
+    uint32_t v_head_dim;          /* of V and out, 1 to 576; 0: head_dim */
     bool latent;                  /* V is the first v_head_dim dimensions of K, and is stored once, as a part of it */
     enum za_dtype dtype, v_dtype; /* in which K is stored, and V; v_dtype 0 (ZA_AS_K): as K, which latent needs */
     enum za_arithmetic arithmetic;
@@ -189,9 +189,10 @@ ZA_API struct za_cache *za_cache_make(struct za_attn *attn, uint32_t layers, uin
 
    Rows (k_stride): with t = (layer * pages + page id) * page_size + token % page_size, that of a token and KV head h
    has number t * token_rows + h * head_rows and begins at k_stride (v_stride) times it. Both 0: kv_heads and 1, tokens
-   first. With page_size 1 and token_rows 1 a page id is the number of KV head 0's row. Rows of one page are all
-   different; those of two pages may be the same, and which ids are used together is the host's part. Appended rows are
-   written with all bytes of their stride. */
+   first. With page_size 1 and token_rows 1 a page id is the number of KV head 0's row. Rows of one page do not collide:
+   from page_size 2 on token_rows is at least head_rows * kv_heads, or head_rows at least token_rows * page_size. Those
+   of two pages may be the same, and which ids are used together is the host's part. Appended rows are written with all
+   bytes of their stride. */
 struct za_cache_places {
     uint32_t layers, pages;           /* pages of a layer */
     struct za_place k, v;             /* layers * pages * k_page_bytes, and v_page_bytes; v: none where it is latent. Of

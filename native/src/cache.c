@@ -52,8 +52,9 @@ static uint32_t stride_bytes(const struct za_cache *cache, bool of_v) {
 
 uint64_t za_page_step(const struct za_cache *cache, bool of_v) {
     const struct shape *shape = &cache->attn->shape;
-    uint64_t bytes = of_v && !shape->latent ? shape->v_page_bytes : shape->k_page_bytes; /* where tokens come first */
-    return shape->k.stride ? bytes / shape->kv_heads * cache->steps.token : bytes;
+    uint64_t stride = stride_bytes(cache, of_v);
+    if (stride) return stride * shape->page_size * cache->steps.token;
+    return of_v && !shape->latent ? shape->v_page_bytes : shape->k_page_bytes;
 }
 
 /* The product, or at least a quarter of what a uint64 holds. */
@@ -93,8 +94,8 @@ static bool take_steps(struct za_cache *cache, const struct za_cache_places *giv
     if (shape->k.stride ? apart : !given->token_rows && !given->head_rows) return true;
     return za_fail("token_rows, head_rows: got %u and %u, expected %s", given->token_rows, given->head_rows,
                    !shape->k.stride ? "0, since K and V lie in tiles"
-                                    : "numbers from 1 on that give each token and KV head of a page a row of its own, "
-                                      "or 0 and 0");
+                                    : "numbers from 1 on, token_rows at least head_rows * kv_heads or head_rows at "
+                                      "least token_rows * page_size, or 0 and 0");
 }
 
 /* --- caches ------------------------------------------------------------------------------------------ */
@@ -105,13 +106,11 @@ static bool check_size(const struct za_cache *cache) {
     uint64_t limit = properties->limits.maxStorageBufferRange;
     uint32_t layers = cache->layers, pages = cache->pages;
     if (!layers || !pages) return za_fail("layers, pages: got %u and %u, expected numbers from 1 on", layers, pages);
-    uint64_t bytes = most_bytes(cache, pages), fit = limit / bytes;
+    uint64_t bytes = most_bytes(cache, pages);
     if (layers <= UINT32_MAX / pages && most_bytes(cache, (uint64_t)layers * pages) <= limit) return true;
-    char advice[80] = "make a cache of fewer or smaller pages, so that a layer fits";
-    if (fit) snprintf(advice, sizeof advice, "make caches of at most %llu layers each", (unsigned long long)fit);
     return za_fail("layers, pages: got %u and %u, %llu bytes of K or V a layer, but %s takes at most %llu in one "
-                   "storage buffer; %s", layers, pages, (unsigned long long)bytes, properties->deviceName,
-                   (unsigned long long)limit, advice);
+                   "storage buffer; make several caches of fewer layers or pages", layers, pages,
+                   (unsigned long long)bytes, properties->deviceName, (unsigned long long)limit);
 }
 
 /* Pages from a layer to the next, so that a layer begins where a buffer may be bound, if there is room for it. */

@@ -22,7 +22,7 @@ static bool check_mask(const struct manifest *m, uint32_t number, const struct z
     if (r->mask_keys > r->tokens)
         return za_fail("request[%u].mask_keys: got %u, expected at most the %u tokens", number, r->mask_keys,
                        r->tokens);
-    if (n && !r->mask)
+    if (r->mask_keys && !r->mask)
         return za_fail("request[%u].mask: got NULL, expected q_len * mask_keys = %zu numbers", number, n);
     for (size_t i = 0; i < n; ++i) {
         if (!(fabsf(r->mask[i]) <= m->max_input) && r->mask[i] != -INFINITY)

@@ -16,7 +16,7 @@ bool za_fail_as(enum za_code code, const char *format, ...) {
 }
 
 bool za_given(const char *name, const void *argument) {
-    return argument || za_fail("%s: got NULL", name);
+    return argument || za_fail("%s: got NULL, expected one", name);
 }
 
 bool za_no_memory(void) { return za_fail_as(ZA_MEMORY, "out of host memory"); }

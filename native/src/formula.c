@@ -113,7 +113,7 @@ static const struct {
     const char *sign;
 } SIGNS[] = {{0, "or"}, {1, "and"}, {3, "=="}, {3, "!="}, {3, "<="}, {3, ">="}, {3, "<"},
              {3, ">"},  {4, "+"},   {4, "-"},  {5, "//"}, {5, "*"},  {5, "%"}};
-enum { NOT = 2, ATOM = 6 };
+enum { NOT = 2, COMPARISON = 3, ATOM = 6 };
 
 static int64_t read_level(struct reader *r, int level) {
     if (r->bad || r->depth > MAX_DEPTH) return bad(r);
@@ -123,6 +123,7 @@ static int64_t read_level(struct reader *r, int level) {
     for (size_t i = 0; i < sizeof SIGNS / sizeof *SIGNS;) {
         bool next = SIGNS[i].level == level && take(r, SIGNS[i].sign);
         if (next) value = apply(SIGNS[i].sign, value, read_level(r, level + 1));
+        if (next && level == COMPARISON) break; /* Python's comparisons chain, and no formula has two */
         i = next ? 0 : i + 1;
     }
     return value;

@@ -26,7 +26,7 @@ static char *parse_string(struct parser *p) {
         ++room;
         if (*c == '\\' && c[1]) ++c, ++room;
     }
-    char *text = malloc(room), *out = text; /* no escape is longer in the text than in JSON */
+    char *text = malloc(room), *out = text; /* an escape is shorter in the text */
     if (!text) return NULL;
     while (out && *p->at && *p->at != '"') {
         unsigned char c = (unsigned char)*p->at++;
@@ -34,13 +34,6 @@ static char *parse_string(struct parser *p) {
             out = NULL;
         } else if (c != '\\') {
             *out++ = (char)c;
-        } else if (*p->at == 'u') { /* no text that the library reads has such a character */
-            if (strspn(++p->at, "0123456789abcdefABCDEF") >= 4) {
-                p->at += 4;
-                *out++ = '?';
-            } else {
-                out = NULL;
-            }
         } else {
             static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
             const char *found = *p->at ? strchr(from, *p->at) : NULL;

@@ -1,5 +1,5 @@
-/* A small JSON reader: a text becomes a tree. Names that an object repeats are kept, za_json_get finds the first; a
-   character that is written as \u is read as a question mark. */
+/* A small JSON reader: a text becomes a tree. Names that an object repeats are kept, za_json_get finds the first; an
+   escape \u, which no manifest has, is refused. */
 #ifndef JSON_H
 #define JSON_H
 

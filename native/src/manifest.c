@@ -232,7 +232,7 @@ static bool no_entry(const struct manifest *m, const struct za_options *o) {
     snprintf(rows, sizeof rows, "rows of %u bytes of K and %u of V", o->k_stride, o->v_stride);
     return za_fail_as(ZA_MANIFEST, "%s/manifest.json: it has no sizes for shape %s, %s, %s; give a page_size, or "
                       "export it with --shape %s --dtype %s --kv-layout %s", m->directory, text, types,
-                      o->k_stride ? rows : "tiles", text, types, o->k_stride ? "NHD" : "tiles");
+                      o->k_stride ? rows : "tiles", text, types, o->k_stride ? "NHD (without gaps)" : "tiles");
 }
 
 static bool same_words(const struct row_part *a, const struct row_part *b) {
@@ -287,7 +287,7 @@ bool za_manifest_shape(struct manifest *m, const struct za_options *options, boo
     if (entry && (!za_json_u32(za_json_get(entry, "compute_units"), &shape->compute_units) || !shape->compute_units))
         return missing(m, "compute_units of the shape");
     if (za_storage[o.dtype].head_scale || za_storage[o.v_dtype].head_scale) shape->scale_words = 2 * o.kv_heads;
-    return za_manifest_limits(m, &o) && za_derive(m, &o, cpu, shape) && check_rows(m, &o, shape);
+    return za_derive(m, &o, cpu, shape) && check_rows(m, &o, shape);
 }
 
 static bool find_value(const struct shape *shape, const char *family, const char *name, uint32_t *value) {

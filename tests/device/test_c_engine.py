@@ -187,7 +187,7 @@ def test_recordings_and_steps_that_are_no_good(small):
     small.c.za_cache_free(little)
 
 
-NULLS = {  # of each function: its first argument; where there is another that is looked at before a number, that one
+NULLS = {  # of each function: its first argument, and the next one that is looked at
     "za_device_from": ("host", ""),
     "za_open": ("device", "options"),
     "za_cache_make": ("attn", ""),
@@ -206,10 +206,10 @@ NULLS = {  # of each function: its first argument; where there is another that i
 def test_null_is_refused(small, name):
     (first, second), function = NULLS[name], getattr(small.c, name)
     assert not function(*[None] * 6)
-    assert small.error == f"{first}: got NULL"
+    assert small.error == f"{first}: got NULL, expected one"
     if second:
         assert not function(getattr(small, first), *[None] * 5)
-        assert small.error == f"{second}: got NULL"
+        assert small.error == f"{second}: got NULL, expected one"
 
 
 def test_rows_that_are_no_good(small):
@@ -228,7 +228,7 @@ def test_rows_that_are_no_good(small):
     assert made[1 << 31, 1][1].startswith("layers, pages: got 1 and 9, ")
     for steps in ((0, 1), (2, 0)):
         said = made[steps][1]
-        assert said.startswith("token_rows, head_rows: got {} and {}, expected numbers from 1 on that".format(*steps))
+        assert said.startswith("token_rows, head_rows: got {} and {}, expected numbers from 1 on, ".format(*steps))
     options.page_size = 4
     pages_of_four = c.c_void_p(small.c.za_open(small.device, c.byref(options)))
     for steps, right in ((1, 1), False), ((2, 2), False), ((2, 1), True), ((1, 4), True):  # rows that collide
@@ -345,8 +345,8 @@ def compiler_file(name):
 
 
 def test_the_campaign(loaded, device, tmp_path):
-    """Random calls; then these, cases and calls of Vulkan that fail, where the compiler has them under the sanitizers,
-    which make a driver's compiler four times slower and find the kernels on disk now."""
+    """Random calls; then, under the sanitizers where the compiler has them, these, the cases and calls of Vulkan that
+    fail. Sanitizers make a driver's compiler four times slower, and find the kernels on disk now."""
     export.export(tmp_path / "kernels")
     random_calls(loaded, str(tmp_path / "kernels"), device.info, 80)
     preload, flags = [compiler_file(name) for name in ("libasan.so", "libubsan.so")], []

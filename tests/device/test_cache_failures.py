@@ -314,7 +314,10 @@ def test_after_close(device: za.Device, tmp_path: Any, closed: str) -> None:
         lambda: world.attend(world.a, 0, 1, 1),
         lambda: world.attn(queries(1, 1), world.a, 0),
         lambda: world.a.save(world.path),
-        *(world.cache.new_sequence, world.load, world.a.fork, lambda: world.a.truncate(0)),
+        world.cache.new_sequence,
+        world.load,
+        world.a.fork,
+        lambda: world.a.truncate(0),
         lambda: za.Attention(world.cache),
     ]
     if closed == "device":

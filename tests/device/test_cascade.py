@@ -47,10 +47,11 @@ def test_the_bits_of_the_batch_without_it(any_device: za.Device, text: str, dtyp
             assert attns[0].keys_read < attns[1].keys_read
 
 
-GPU_BUILDS = [  # and how many workgroups attend the keys that 7 rows share; lavapipe compiles these for half a minute
+GPU_BUILDS = [  # and how many workgroups attend the keys that 7 rows share
     pytest.param((driver, "vulkan"), text, groups, id=f"{driver}-{text}")
     for driver, text, groups in (
         ("swiftshader", "8/1/160", 4),
+        # lavapipe compiles these for half a minute
         *[("default", "16/2/256", 4), ("swiftshader", "16/2/256", 4), ("swiftshader", "9/3/64", 2)] * FULL,
     )
 ]

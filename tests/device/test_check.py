@@ -218,7 +218,7 @@ FMA = [Change("multiply_add.glsl", "vec2 sum = c + product;", "vec2 sum = fma_em
 
 @pytest.mark.parametrize(("builds", "prop"), [("attend_loop", 2), *[("attend_", 10)] * FULL])
 def test_a_broken_kernel_fails(device, builds, prop, monkeypatch, tmp_path, capsys):
-    """In one of two builds, or in all."""
+    """In one of two builds, or (--full) in all."""
     monkeypatch.setattr(device_module, "SPIRV", break_kernels(FMA, tmp_path, builds))
     assert run(device, *SMALL) == 1
     text = capsys.readouterr().out

@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -566,10 +566,9 @@ def fuzz(device: Any, manager: Any, examples: int, steps: int, derandomize: bool
     )
     @given(numbers=st.lists(st.integers(0, 2**64 - 1), min_size=steps, max_size=steps))
     def run(numbers: list[int]) -> None:
-        machine = made(numbers[0] % 12)
-        for number in numbers[1:]:
-            machine.operate(number)
-        machine.close()
+        with closing(made(numbers[0] % 12)) as machine:
+            for number in numbers[1:]:
+                machine.operate(number)
 
     run()
     done: Counter[str] = made.done

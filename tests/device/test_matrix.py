@@ -58,7 +58,7 @@ COARSE = "9/3/64 f16 1290 rows=40 coarse"  # values that f16, bf16 and q8_0 hold
 SHAPES = ("16/2/256", "32/8/128", "20/1/576/512/latent", "71/1/64", "4/4/20/12", "6/2/64/256")
 WORDS = ("window=100", "softcap=20", "sinks", "alibi", "noncausal", "mask=random", "mask=f16", "scale=1")
 CASES = (
-    *(COARSE, "9/3/64 q8_0 577 rows=16 cancelling", "8/2/64 f16 1"),
+    *(COARSE, "9/3/64 q8_0 577 rows=16 cancelling", "8/2/64 f16 1", "9/3/64 q4_0/fp8_e4m3 333 rows=21"),
     *(f"{shape} f16 700 rows=37" for shape in SHAPES),
     *(f"9/3/64 f16 333 rows=21 {words}" for words in WORDS),
 )

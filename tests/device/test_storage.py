@@ -155,9 +155,13 @@ def test_latent_caches(device):
     shape = za.AttnShape(4, 2, 96, 64, latent=True)
     q, rows = (x.repeat(2, axis=2)[..., :96] for x in (Q[:1], K[:100]))
     with za.KVCache(device, shape, 1, 512, "fp8_e4m3", 64, k_scale=[0.1, 0.02]) as cache:
-        got = za.Attention(cache)(q, cache.new_sequence(), 0, k=rows, return_lse=True)
+        attn, seq = za.Attention(cache), cache.new_sequence()
+        got = attn(q, seq, 0, k=rows, return_lse=True)
+        seq.keep(range(0, 50, 3), 50)
+        kept = attn(q, seq, 0, return_lse=True)
         held = stored(rows, rows[..., :64], "fp8_e4m3", latent=True, scales=cache.scales_of(0))
     same(got, reference.emulate(q, *held))
+    same(kept, reference.emulate(q, *(x[[*range(50), *range(50, 100, 3)]] for x in held)))
     with za.KVCache(device, shape, 1, 512, "q5_0", 64) as cache:
         seq, given = cache.new_sequence(), row_bytes(rows, "q5_0")
         cache.append_encoded(seq, 0, given)
@@ -208,9 +212,11 @@ def test_a_cache_of_rows(device, tmp_path, dtype, dims):
         fork = seq.fork()  # within a page, which is copied
         cache.append(fork, 0, k[40:50], v[40:50])
         cache.append(seq, 0, k[35:89], v[35:89])
-        both = (np.concatenate([x[:35], x[40:50]]) for x in (k, v))
+        both = [np.concatenate([x[:35], x[40:50]]) for x in (k, v)]
         want = reference.emulate(q, *stored(k, v, dtype, True))
         same(attn(q, fork, 0, return_lse=True), reference.emulate(q, *stored(*both, dtype, True)))
+        fork.keep(range(1, 45, 2), 45)
+        same(attn(q, fork, 0, return_lse=True), reference.emulate(q, *stored(*(x[1::2] for x in both), dtype, True)))
         same(attn(q, seq, 0, k=k[89], v=v[89], return_lse=True), want)
         seq.save(tmp_path / "rows")
     with za.KVCache(device, shape, 1, 128, dtype, 64) as tiles:
@@ -221,5 +227,5 @@ def test_a_cache_of_rows(device, tmp_path, dtype, dims):
 def test_every_layer_and_step_of_the_types_that_models_have(any_device, dtype):
     slow = "SwiftShader" in any_device.info.name and not FULL
     if slow and dtype != "bf16":
-        pytest.skip("the kernels of these types are compiled there in test_bits.py, test_c_engine.py and above")
+        pytest.skip("test_bits.py, test_c_engine.py and test_the_values_of_a_gpu compile these types' kernels there")
     grown(any_device, SMALL, 2, 256, dtype, 16, steps=((70, 1), (1, 1)) if slow else STEPS)

@@ -40,8 +40,10 @@ def test_the_numbers_are_those_of_the_export(program, tmp_path, page_size):
     assert done.returncode == 0, done.stderr
     found = [dict(line.split() for line in block.splitlines()) for block in done.stdout.strip().split("\n\n")]
     for line, got, entry in zip(lines, found, entries, strict=True):
-        wanted = {name: value for name, value in (*entry["sizes"].items(), ("compute_units", 64)) if name in got}
+        sizes = {**entry["sizes"], "compute_units": 64}
+        wanted = {name: sizes[name] for name in got if "." not in name}
         for kind, values in entry["kinds"].items():
             for family, constants in values["specialization"].items():
                 wanted |= {f"{kind}.{family}.{name}": value for name, value in constants.items()}
-        assert {name: int(got[name]) for name in wanted} == wanted, line
+        numbers = {name: int(value) for name, value in got.items() if not name.endswith(".gather")}  # the kernel's own
+        assert numbers == wanted, line

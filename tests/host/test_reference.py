@@ -145,7 +145,7 @@ def test_states_of_any_partition_merge_to_the_whole(rng, parts):
 
 
 def test_extreme_lse_do_not_overflow():
-    """Nor are two empty states more than one; a partition of more parts than keys has empty ones beside others."""
+    """Two empty states make an empty one; a partition of more parts than keys has empty ones beside others."""
     v, s = za.merge_states(np.zeros((1, 2, 1, 8)), np.full((1, 2, 1), -np.inf))
     assert not v.any() and np.all(np.isneginf(s))
     v = np.stack([np.ones((1, 8)), 3 * np.ones((1, 8))])[None]

@@ -29,7 +29,7 @@ CASES = (
     "softcap=X, scale=X (9/3/64 f16 8k rising window=128+sinks)"
 )
 HELD = (
-    f"{RECORD}: got 16/2/256 f16 1000, 16/2/256 q8_0 577, 32/8/128 f16 129 and so on, expected some of this run's "
+    f"{RECORD}: got 16/2/256 f16 1000, 16/2/256 q8_0 577, 32/8/128 f16 129, …, expected some of this run's "
     "cases; choose the file's with --arithmetic, --cases or --quick, or give a file that has this run's"
 )
 NOT_THERE = "expected a folder with config.json and *.safetensors, or a GGUF file; nothing is downloaded"

@@ -21,7 +21,7 @@ from ..limits import MAX_CONTEXT
 from ..runtime.device import Device
 from ..runtime.devices import memory_budget
 from ..runtime.protocol import Buffer
-from ..runtime.refusals import no_room
+from ..runtime.refusals import closed_device, no_room
 from ..runtime.registry import Registry
 from ..shapes import TILES, AttnShape, check_kv_layout, row_format, row_strides
 from ..storage import storage_types
@@ -162,7 +162,7 @@ class KVCache:
         if not self._open:
             raise ClosedError("KVCache: used after close()")
         if self.device.closed:
-            raise ClosedError(f"{self.device.info.name}: used after close(); open it again with Device.open()")
+            raise closed_device(self.device.info)
 
     def begin(self) -> None:
         """Under the lock, before a call looks at sequences: complete the call that was submitted before it, and give

@@ -53,10 +53,10 @@ def run(args: argparse.Namespace) -> int:
     names = [str(case) for case in cases]
     width = max(22, *map(len, names)) + 2
     if against and not any(name in digests for digests in against.values() for name in names):
-        held = plain(", ".join(list(dict.fromkeys(chain(*against.values())))[:3])) or "no cases"
+        held = list(dict.fromkeys(chain(*against.values())))
         raise ArgumentError(
-            f"{args.against}: got {held} and so on, expected some of this run's cases; choose the file's with "
-            "--arithmetic, --cases or --quick, or give a file that has this run's"
+            f"{args.against}: got {plain(', '.join(held[:3]))}{', …' * (len(held) > 3)}, expected some of this run's "
+            "cases; choose the file's with --arithmetic, --cases or --quick, or give a file that has this run's"
         )
 
     with ExitStack() as stack:

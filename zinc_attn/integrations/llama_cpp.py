@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from ..errors import ArgumentError, RuntimeUnavailableError
+from ..files import open_regular, refusing
 
 
 def load(library: str | os.PathLike[str] | None = None) -> None:
@@ -16,16 +17,16 @@ def load(library: str | os.PathLike[str] | None = None) -> None:
     library: its file; None: the one that $GGML_BACKEND_PATH names. ``Llama(…, n_gpu_layers=-1, flash_attn=True)`` then
     has its cache and attention there, and its weights on the CPU.
 
-    ArgumentError: neither names a library. FileNotFoundError: there is no such file. RuntimeUnavailableError:
-    llama-cpp-python is not installed or finds no llama.cpp, or its ggml does not take the library, because it is for
-    another version of ggml, or there is no Vulkan device or no kernels; the library says on stderr which.
+    ArgumentError: neither names a library, or there is no such file. RuntimeUnavailableError: llama-cpp-python is not
+    installed or finds no llama.cpp, or its ggml does not take the library, because it is for another version of ggml,
+    or there is no Vulkan device or no kernels; the library says on stderr which.
     """
     given = library or os.environ.get("GGML_BACKEND_PATH")
     if not given:
         raise ArgumentError("library: got none, expected the path of libggml-zinc.so, here or in $GGML_BACKEND_PATH")
     path = Path(given).absolute()
-    if not path.is_file():
-        raise FileNotFoundError(f"library: {path} is not there, docs/llama.md says how to build libggml-zinc.so")
+    with refusing(path, "libggml-zinc.so, as docs/llama.md builds it"), open_regular(path):
+        pass
     try:
         bound = importlib.import_module("llama_cpp.llama_cpp")
     except ModuleNotFoundError as error:

@@ -77,21 +77,21 @@ HEADER: Final = {
     "append_table": "word where the APPEND (or COPY) records begin",
     "softcap": "the cap, float32: scores become cap * tanh(score / cap); read where the constant softcap is 1",
     "softcap_inverse": "1 / cap, float32; read where softcap is",
-    "sink_table": "word where float32(sink) * float32(log2(e)) of each query head begin, logits that join the softmax "
-    "without a value; 0: none",
+    "sink_table": "word where the sinks begin, float32(sink) * float32(log2(e)) per query head: logits that join the "
+    "softmax without a value; 0: none",
     "first_page": "is added to the ids of page tables: where the layer begins in buffers that layers share",
-    "alibi_table": "word where float32(slope * log2(e)) of each query head begin, ALiBi's; read where alibi is 1",
-    "scale_table": "word where 256 * scale of each KV head begin, float32, K's, then V's; read for fp8_e4m3",
+    "alibi_table": "word where ALiBi's slopes begin, float32(slope * log2(e)) per query head; read where alibi is 1",
+    "scale_table": "word where scales begin, float32(256 * scale) per KV head, K's, then V's; read for fp8_e4m3",
     "token_rows": "where K and V lie as rows: rows from a token to the next; 1 where KV heads come first",
     "head_rows": "the same from a KV head to the next; tokens of the buffer where KV heads come first",
-    "mask_slope_table": "word where float32(slope * log2(e)) of each query head begin, for masks; read where mask is 2",
+    "mask_slope_table": "word where masks' slopes begin, float32(slope * log2(e)) per query head; read where mask is 2",
 }
 HEADER_WORDS: Final = 24
 ITEM: Final = {
     "row": "query row; the first of `rows`",
     "limit": "the row sees keys first ... limit - 1",
     "leaf_begin": "first leaf",
-    "leaf_end": "leaf behind the last; an item of no leaves leaves early, better not to make it",
+    "leaf_end": "leaf behind the last; an item without a leaf does nothing, so better make none",
     "rows": "query rows, at most the constant rows_shared; all see the same of the item's leaves, in the same pages",
     "page_table": "word where the sequence's page ids begin",
     "leaves_per_state": "leaves per emitted state: 1, or 8 (a node)",

@@ -54,16 +54,17 @@ def heads_together(build: str, kind: str, shape: AttnShape, most: int = limits.M
     return -(-shape.group // -(-shape.group // most))
 
 
-def node_heads(shape: AttnShape, nodes: int, compute_units: int, shared_bytes: int) -> int:
-    """Query heads that a workgroup of a GPU's node build serves at most, where a call has so many nodes of a KV head.
+def node_heads(build: str, shape: AttnShape, nodes: int, compute_units: int, shared_bytes: int) -> int:
+    """Query heads of a row that a GPU's workgroup of ``build`` serves at most, in a call of so many nodes of a KV head.
 
-    Twice as many convert the same K half as often. They need ``shared_bytes`` of shared memory, and leave half as many
-    waves on a SIMD, so every compute unit must have a workgroup.
+    In the node build twice as many convert the same K half as often. They need ``shared_bytes`` of shared memory, and
+    leave half as many waves on a SIMD, so every compute unit must have a workgroup.
     """
     least, most = limits.MAX_HEADS_PER_WORKGROUP, _most_vectors(shape)
     workgroups = nodes * shape.kv_heads * -(-shape.group // most)
     fits = node_shared_bytes(most, limits.MAX_VALUE_PASSES) <= shared_bytes
-    return most if shape.group > least and fits and workgroups >= compute_units else least
+    pays = build == "node" and shape.group > least and workgroups >= compute_units
+    return most if pays and fits else least
 
 
 def node_shared_bytes(vectors: int, passes: int) -> int:

@@ -171,8 +171,9 @@ class SubmissionPlanner:
         self._place_shared(shared, slices, placement)
         counts = (1 if whole else layout.plan.states for layout in layouts)
         states = sum((one.end - one.begin) * count for one, count in zip(slices, counts, strict=True))
+        own = max((layout.build for layout in layouts), key=BUILDS.index, default=BUILDS[0])
         key = RecordingKey(
-            build=max((layout.build for layout in layouts), key=BUILDS.index, default="single"),
+            build=own,
             single_pass=single_pass,
             items=padded(len(items), facts.device.max_workgroups[0], LEAST_ITEMS),
             rows=padded(len(rows), facts.device.max_workgroups[2]),
@@ -186,7 +187,7 @@ class SubmissionPlanner:
             shared_build=build,
             masks=power_of_two(len(masks)) if len(masks) else 0,
             node_heads=node_heads(
-                facts.shape, len(items), facts.device.compute_units, facts.device.shared_memory_bytes
+                own, facts.shape, len(items), facts.device.compute_units, facts.device.shared_memory_bytes
             ),
             matrix=matrix,
             fused=self.options.arithmetic == "fused",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from ..checks import check_int
-from ..errors import ArgumentError, DeviceMemoryError, LimitError
+from ..errors import ArgumentError, ClosedError, DeviceMemoryError, LimitError
 from .protocol import DeviceInfo, Dispatch
 
 try:
@@ -55,6 +55,11 @@ def no_room(nbytes: int, free: int, info: DeviceInfo) -> DeviceMemoryError:
         f"buffer: {nbytes:,} bytes are needed, {info.name} has {free:,} free; close other buffers or programs, or ask "
         "for less"
     )
+
+
+def closed_device(info: DeviceInfo) -> ClosedError:
+    """The error of a use of ``info`` after its Device was closed."""
+    return ClosedError(f"{info.name}: used after close(); open it again with Device.open()")
 
 
 def no_host_memory(info: DeviceInfo) -> DeviceMemoryError:

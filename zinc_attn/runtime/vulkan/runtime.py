@@ -17,7 +17,7 @@ import numpy as np
 from ...errors import ArgumentError, ClosedError, DeviceLostError, DTypeError, ForkedProcessError, ZincAttnError
 from ...kernels.declarations import KernelDecl
 from ..protocol import DeviceInfo, Dispatch, Kernel, Use, Words
-from ..refusals import check_compile_room, check_nbytes, check_step, no_host_memory
+from ..refusals import check_compile_room, check_nbytes, check_step, closed_device, no_host_memory
 from .commands import BoundStep, Commands
 from .device import HostDevice, LogicalDevice, Undo, destroy
 from .handles import Handles, VulkanBuffer, VulkanRecording, close_collected, collected
@@ -41,7 +41,7 @@ def entered(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P
             raise ForkedProcessError(f"{self.info.name}: opened before fork(); open a Device in the child process")
         with self._lock:
             if self._handles.closed:
-                raise ClosedError(f"{self.info.name}: used after close(); open it again with Device.open()")
+                raise closed_device(self.info)
             if self._device.host is not None and self._device.is_gone():
                 raise ClosedError(f"{self.info.name}: used after its kp.Manager was destroyed; close the Device first")
             if self._queue.in_flight and not self._device.lost:

@@ -68,7 +68,8 @@ CARDS: Final = {
 def find_card(name: str) -> Card:
     """A card by name in any case; spaces, hyphens and a leading 'rx' may be left out. ArgumentError lists the cards."""
     word = "".join(c for c in name.lower() if c.isalnum())
-    if (key := word if word in CARDS else f"rx{word}") not in CARDS:
+    key = word if word in CARDS else f"rx{word}"
+    if key not in CARDS:
         raise ArgumentError(f"card: got {name!r}, expected one of {', '.join(CARDS)}")
     return CARDS[key]
 

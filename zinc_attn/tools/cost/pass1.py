@@ -148,7 +148,7 @@ class Workgroup:
     def of(cls, plan: SplitPlan, card: Card, dtype: str, arithmetic: Arithmetic = "canonical") -> Workgroup:
         """The workgroup of a row that shares its keys with no other, in the build that the card runs."""
         build = plan.build_on(LayoutFacts(card.compute_units), dtype)
-        most = node_heads(plan.shape, plan.states * plan.q_len, card.compute_units, card.lds_kib << 10)
+        most = node_heads(build, plan.shape, plan.states * plan.q_len, card.compute_units, card.lds_kib << 10)
         return cls(card, plan.shape, heads_together(build, "discrete", plan.shape, most), build, dtype, arithmetic)
 
     @property

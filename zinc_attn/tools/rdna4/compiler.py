@@ -44,11 +44,10 @@ def compile_variants(specs: Sequence[Spec] | None = None) -> list[VariantReport]
 
 def compile_programs(programs: Sequence[Program]) -> list[dict[str, Any]]:
     """{"wave", "statistics", "isa"} per program, from one child process."""
-    fused = [bool(dict(zip(decl.spec, spec, strict=True)).get("fused")) for decl, spec in programs]
-    jobs = [
-        (str(SPIRV / decl.file), len(decl.bindings), decl.constants(spec), one)
-        for (decl, spec), one in zip(programs, fused, strict=True)
-    ]
+    jobs = []
+    for decl, spec in programs:
+        fused = bool(dict(zip(decl.spec, spec, strict=True)).get("fused"))
+        jobs.append((str(SPIRV / decl.file), len(decl.bindings), decl.constants(spec), fused))
     argv = [sys.executable, "-m", f"{__package__}.worker"]
     ran = subprocess.run(argv, input=json.dumps(jobs), env=_environment(), capture_output=True, text=True, check=False)
     if ran.returncode:

@@ -51,14 +51,13 @@ def _open(vk: Vulkan) -> tuple[Any, tuple[Way, Way]]:
         **{struct: name for struct, name in MATRIX_FEATURES.items() if name != "cooperativeMatrix"},
     }.items():
         features = vk.struct(struct, pNext=features, **{name: 1})
-    names = list(_EXTENSIONS)
-    if fma := "VK_KHR_shader_fma" in vk.extensions(physical):
-        names.append("VK_KHR_shader_fma")
+    fma = ["VK_KHR_shader_fma"] if "VK_KHR_shader_fma" in vk.extensions(physical) else []
+    if fma:
         features, more = fma_features(vk, physical), features
         features.pNext = more
     queue = vk.struct("VkDeviceQueueCreateInfo", queueCount=1, pQueuePriorities=vk.array("float", [1.0]))
-    held = [vk.ffi.new("char[]", name.encode()) for name in names]
-    enabled = {"enabledExtensionCount": len(held), "ppEnabledExtensionNames": vk.array("char*", held)}
+    names = [vk.ffi.new("char[]", name.encode()) for name in (*_EXTENSIONS, *fma)]
+    enabled = {"enabledExtensionCount": len(names), "ppEnabledExtensionNames": vk.array("char*", names)}
     made = _make(vk, physical, "Device", pNext=features, queueCreateInfoCount=1, pQueueCreateInfos=queue, **enabled)
     return made, ("fma()", "OpFmaKHR" if fma else "fma()")
 
@@ -81,10 +80,10 @@ def _pipeline(vk: Vulkan, device: Any, path: str, bindings: int, constants: Sequ
     code = module_for(way, read_file(Path(path), "a SPIR-V module"))
     words = vk.ffi.from_buffer("uint32_t[]", code)
     wave = vk.struct("VkPipelineShaderStageRequiredSubgroupSizeCreateInfo", requiredSubgroupSize=WAVE)
-    module, name = _make(vk, device, "ShaderModule", codeSize=len(code), pCode=words), vk.ffi.new("char[]", b"main")
-    program = {"module": module, "pName": name, "pSpecializationInfo": vk.specialization(constants)}
-    each = {"flags": _FULL_SUBGROUPS, "stage": COMPUTE_STAGE, **program}
-    stage = vk.struct("VkPipelineShaderStageCreateInfo", pNext=wave, **each)
+    module = _make(vk, device, "ShaderModule", codeSize=len(code), pCode=words)
+    special, name = vk.specialization(constants), vk.ffi.new("char[]", b"main")
+    program = {"flags": _FULL_SUBGROUPS, "module": module, "pName": name, "pSpecializationInfo": special}
+    stage = vk.struct("VkPipelineShaderStageCreateInfo", pNext=wave, stage=COMPUTE_STAGE, **program)
     layout = _make(vk, device, "PipelineLayout", setLayoutCount=1, pSetLayouts=sets)
     create = vk.struct("VkComputePipelineCreateInfo", flags=_CAPTURE, stage=stage[0], layout=layout)
     pipeline = vk.ffi.new("VkPipeline*")
