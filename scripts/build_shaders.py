@@ -82,8 +82,7 @@ def main() -> None:
     try:
         for decl in load_kernels("declarations").MODULES:
             out = staging / decl.file
-            defines = [f"-D{d}" for d in decl.defines]
-            command = [compiler, "-V", "--target-env", "vulkan1.1", *defines, f"-I{SHADERS}", "-o", str(out)]
+            command = [compiler, "-V", "--target-env", "vulkan1.1", f"-I{SHADERS}", "-o", str(out)]
             done = subprocess.run([*command, str(SHADERS / decl.source)], check=False, capture_output=True, text=True)
             if done.returncode and f"extension not supported: {decl.extension}" in done.stdout:
                 missing[decl.name] = f"{version} does not know {decl.extension}"

@@ -1,6 +1,6 @@
-// Pass 1 with matrix units (arithmetic "matrix"): the states (m, l, o) of a range of leaves, for a block of vectors.
+// Pass 1 with matrix units (arithmetic "matrix"): the states (m, l, o) of a range of nodes, for a block of vectors.
 //
-// Grid: x = work item (query rows of one sequence and range of leaves), y = KV head, z = block of VECTORS vectors.  A
+// Grid: x = work item (query rows of one sequence and range of nodes), y = KV head, z = block of VECTORS vectors.  A
 // vector is a query row of one head; vector t of an item is row t / group, head t % group of the KV head's.
 //
 // The arithmetic is attend.comp's but for two products, which VK_KHR_cooperative_matrix makes of float16 factors with
@@ -46,7 +46,7 @@ layout(constant_id = MATRIX_SPEC_K_STRIDE) const uint K_STRIDE = 0u;  // bytes f
 layout(constant_id = MATRIX_SPEC_V_STRIDE) const uint V_STRIDE = 0u;  // of V
 const uint CHUNKS_AHEAD = 1u;  // storage.glsl: conversions are not folded into products here
 const uint ROWS = 1u;  // of item.glsl's vector_of, in place of which vector_at of matrix_tiles.glsl is called here
-#define LOOP 1u
+const uint LANES = gl_WorkGroupSize.x;
 #include "attend_sizes.glsl"
 
 layout(set = 0, binding = ATTEND_BIND_WORK, std430) restrict readonly buffer Work { uint work[]; };
@@ -54,7 +54,6 @@ layout(set = 0, binding = ATTEND_BIND_Q, std430) restrict readonly buffer Q { ve
 layout(set = 0, binding = ATTEND_BIND_STATES, std430) restrict buffer States { float states[]; };
 layout(set = 0, binding = ATTEND_BIND_OUT, std430) restrict writeonly buffer Out { float result[]; };
 
-const uint LANES = gl_WorkGroupSize.x;
 const uint STRIPS = VECTORS / MAT_M;
 const uint PARTS = LANES / WAVE / STRIPS;              // subgroups of a strip
 const uint PIECE_TILES = MATRIX_PIECE / MAT_N / PARTS;  // tiles of a piece that fall to a subgroup
@@ -79,15 +78,15 @@ const uint S_PITCH = KEYS_PER_LEAF + 4u;      // words
 shared uint q_rows[Q_HELD ? 4u : VECTORS * Q_PITCH];  // pairs of halves, [vector][dimension]
 // A piece of K, [row_of(key)][dimension], or of V, [dimension][row_of(key)].
 shared uint kv_rows[KEYS_PER_LEAF * PITCH];
-// [vector][row_of(key)]: scores as float32, then weights as halves.  At a unit's end [vector][dimension], a piece of o.
+// [vector][row_of(key)]: scores as float32, then weights as halves.  At a node's end [vector][dimension], a piece of o.
 shared uint s_rows[VECTORS * S_PITCH];
 shared float reduced[VECTORS * WEIGHT_PARTIALS];      // [vector][key mod 4]: maxima, then sums
-shared float unit_weight[VECTORS];                    // what the unit so far and the leaf are multiplied with
+shared float node_weight[VECTORS];                    // what the node so far and the leaf are multiplied with
 shared float leaf_weight[VECTORS];
-shared vec2 unit_ml[VECTORS];
-shared vec2 total_ml[VECTORS];                        // of the item's units before this one
+shared vec2 node_ml[VECTORS];
+shared vec2 total_ml[VECTORS];                        // of the item's nodes before this one
 MatrixA q_held[Q_HELD ? K_PIECES * PIECE_STEPS : 1u];
-MatrixC unit[V_PIECES * PIECE_TILES];  // the subgroup's part of its strip's o, of the unit so far
+MatrixC node_o[V_PIECES * PIECE_TILES];  // the subgroup's part of its strip's o, of the node so far
 uvec4 ahead[LOADS];                    // what the lane has in flight of the next piece, as halves
 
 // `body` for every piece.  Compilers keep matrices in memory that a loop around barriers indexes, also if it has one
@@ -109,12 +108,11 @@ uvec4 ahead[LOADS];                    // what the lane has in flight of the nex
     }
 
 #define lane gl_LocalInvocationIndex
-const bool CPU = false;  // for all devices alike
 #include "state.glsl"
 #include "item.glsl"
-#include "cache.glsl"
+#include "words.glsl"
 #include "storage.glsl"
-#include "bias.glsl"
+#include "score_mod.glsl"
 #include "matrix_memory.glsl"
 #include "matrix_tiles.glsl"
 #include "matrix_scores.glsl"
@@ -122,27 +120,32 @@ const bool CPU = false;  // for all devices alike
 
 void main() {
     Item item = read_item();
-    if (item.leaf_begin >= item.leaf_end) {
+    if (item.node_begin >= item.node_end) {
         return;
     }
     find_head_scales();
     load_q(item);
     bool keys = item.limit > 0u;  // else the item is for rows that see none, and their state is the empty one
+    // The first leaf that some row sees, and the leaf behind the last.
+    uint first = item.first - min((item.last_row - item.row) * item.row_step, item.first);
+    uint begin = max(item.node_begin * LEAVES_PER_NODE, first / KEYS_PER_LEAF);
+    uint end = keys ? min(item.node_end * LEAVES_PER_NODE, (item.limit - 1u) / KEYS_PER_LEAF + 1u) : begin + 1u;
     if (keys) {
-        fetch_k(item, leaf_of(item, item.leaf_begin), 0u);
+        fetch_k(item, leaf_of(item, begin), 0u);
     } else {
         make_empty();
     }
-    [[dont_unroll]] for (uint index = item.leaf_begin; index < item.leaf_end; ++index) {
-        Leaf leaf = leaf_of(item, index), next = leaf_of(item, min(index + 1u, item.leaf_end - 1u));
-        bool first = index == item.leaf_begin || (index & (item.leaves_per_state - 1u)) == 0u;  // leaf of its unit
+    [[dont_unroll]] for (uint index = begin; index < end; ++index) {
+        Leaf leaf = leaf_of(item, index), next = leaf_of(item, min(index + 1u, end - 1u));
+        bool first_of_node = index == begin || index % LEAVES_PER_NODE == 0u;
         if (keys) {
             find_scores(item, leaf);
-            find_weights(item, leaf, first);
-            find_values(item, leaf, next, first);
+            find_weights(item, leaf, first_of_node);
+            find_values(item, leaf, next, first_of_node);
         }
-        if (((index + 1u) & (item.leaves_per_state - 1u)) == 0u || index + 1u == item.leaf_end) {
-            emit(item, index);
+        if ((index + 1u) % LEAVES_PER_NODE == 0u || index + 1u == end) {
+            uint node = index / LEAVES_PER_NODE;
+            emit(item, Node(node, node == begin / LEAVES_PER_NODE, index + 1u == end));
         }
     }
 }

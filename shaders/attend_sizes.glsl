@@ -34,11 +34,15 @@ const uint LOAD_LIMIT = LATENT == 1u ? (CHUNK_WORDS <= 4u ? CHUNK_WORDS : 4u) : 
 const uint LOAD_WORDS = SLICE_WORDS <= LOAD_LIMIT ? SLICE_WORDS : LOAD_LIMIT;  // of these, words per load
 const uint SLICE_LOADS = SLICE_WORDS / LOAD_WORDS;  // loads per slice
 const uint WORD_PAIRS = V_BITS <= 16u ? 16u / V_BITS : 1u;  // pairs of values of V in a word, or in two of float32
-// value rows in flight on a GPU, loop build: as many as leave registers for 9 waves per SIMD
-const uint LOOP_KEYS_AHEAD = SLICE <= 4u ? 8u : (SLICE * VECTORS > 48u || SLICE_LOADS > 1u ? 2u : 4u);
-// the same, single and node builds: 12 waves per SIMD
-const uint SINGLE_KEYS_AHEAD = SLICE_LOADS == 1u ? 8u : (SLICE_LOADS == 2u ? 4u : 2u);
-const uint CPU_KEYS_AHEAD = (LOOP == 1u ? SLICE <= 4u : SLICE_LOADS == 1u) ? 4u : 2u;  // on a CPU, which gains nothing
-const uint GPU_KEYS_AHEAD = LOOP == 1u ? LOOP_KEYS_AHEAD : SINGLE_KEYS_AHEAD;  // on a GPU
-// value rows in flight; a CPU device is one that has a single chunk of K in flight
-const uint KEYS_AHEAD = CHUNKS_AHEAD > 1u ? GPU_KEYS_AHEAD : CPU_KEYS_AHEAD;
+// value rows in flight: as many as leave a GPU registers for 12 waves per SIMD
+const uint KEYS_AHEAD = SLICE_LOADS == 1u ? 8u : (SLICE_LOADS == 2u ? 4u : 2u);
+const uint WAVE_WEIGHTS = KEYS_PER_LEAF * VECTORS;  // floats of shared memory that a wave has for its weights
+// floats that a wave has for a round of the fold, of each vector: in the place of its weights, or behind them
+const uint FOLD_ROOM = VALUE_PASSES == 1u ? KEYS_PER_LEAF : WAVE;
+// head dimensions of a lane that a round of the fold takes
+const uint FOLD_DIMS = SLICE * LANES <= FOLD_ROOM ? SLICE : FOLD_ROOM / LANES;
+const uint FOLD_AT = VALUE_PASSES == 1u ? 0u : LEAVES_PER_NODE * WAVE_WEIGHTS;  // where rounds of the fold lie
+// floats of shared memory that a workgroup has for both
+const uint SHARED_WEIGHTS = LEAVES_PER_NODE * (WAVE_WEIGHTS + (VALUE_PASSES == 1u ? 0u : FOLD_ROOM * VECTORS));
+// of a workgroup: these, and of each leaf and vector m and sums of weights
+const uint SHARED_BYTES = 4u * (SHARED_WEIGHTS + LEAVES_PER_NODE * VECTORS * (1u + WEIGHT_PARTIALS));

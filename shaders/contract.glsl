@@ -86,31 +86,28 @@ const uint HEADER_WORDS = 24u;
 // Then an ITEM for each workgroup of pass 1 in grid x.
 const uint ITEM_ROW = 0u;  // query row; the first of `rows`
 const uint ITEM_LIMIT = 1u;  // the row sees keys first ... limit - 1
-const uint ITEM_LEAF_BEGIN = 2u;  // first leaf
-const uint ITEM_LEAF_END = 3u;  // leaf behind the last; an item without a leaf does nothing, so better make none
-// query rows, at most the constant rows_shared; all see the same of the item's leaves, in the same pages
+const uint ITEM_NODE_BEGIN = 2u;  // first node
+const uint ITEM_NODE_END = 3u;  // node behind the last; an item without a node does nothing, so better make none
+// query rows, at most the constant rows_shared; all see the same of the item's keys, in the same pages
 const uint ITEM_ROWS = 4u;
 const uint ITEM_PAGE_TABLE = 5u;  // word where the sequence's page ids begin
-const uint ITEM_LEAVES_PER_STATE = 6u;  // leaves per emitted state: 1, or 8 (a node)
-const uint ITEM_FIRST = 7u;  // lowest key that the row sees; 0 without a window
-const uint ITEM_KEY_SHIFT = 8u;  // added to a key's number in the sequence: its position, where the sequence is a shard
+const uint ITEM_FIRST = 6u;  // lowest key that the row sees; 0 without a window
+const uint ITEM_KEY_SHIFT = 7u;  // added to a key's number in the sequence: its position, where the sequence is a shard
 // attend_matrix: first and limit, the last row's, grow by it from row to row of the item: 0 or 1
-const uint ITEM_ROW_STEP = 9u;
-const uint ITEM_WORDS = 10u;
+const uint ITEM_ROW_STEP = 8u;
+const uint ITEM_WORDS = 9u;
 
 // From word row_table on: a ROW for each query row.
 const uint ROW_STATE = 0u;  // number, in the scratch tensor, of the row's first state
 const uint ROW_COUNT = 1u;  // states of the row; 0 and no sinks give output 0 and lse -inf
-// absolute index of the first state's unit (leaf or node); the state of unit u is number state + u - unit
-const uint ROW_UNIT = 2u;
-const uint ROW_LEAVES_PER_STATE = 3u;  // as in the row's items
-const uint ROW_POSITION = 4u;  // int32, the row's own, negative for rows before the first key; read where alibi is 1
+const uint ROW_NODE = 2u;  // the first state's; that of node n is number state + n - node
+const uint ROW_POSITION = 3u;  // int32, the row's own, negative for rows before the first key; read where alibi is 1
 // word where the row's mask begins, a float32 for each key: what is added to its score in natural units, -inf where the
 // row does not see it; read where mask is not 0
-const uint ROW_MASK = 5u;
-const uint ROW_MASK_BEGIN = 6u;  // position of the first key that the mask is for
-const uint ROW_MASK_END = 7u;  // position behind the last; 0 for no mask
-const uint ROW_WORDS = 8u;
+const uint ROW_MASK = 4u;
+const uint ROW_MASK_BEGIN = 5u;  // position of the first key that the mask is for
+const uint ROW_MASK_END = 6u;  // position behind the last; 0 for no mask
+const uint ROW_WORDS = 7u;
 
 // From append_table on: an APPEND for each new token.
 const uint APPEND_POSITION = 0u;  // the new token's in its sequence, or NO_TOKEN: nothing to append

@@ -1,35 +1,39 @@
 // The workgroup's work item: which query vectors (row and head) it serves, and which keys they see.
 
 struct Item {
-    uint row;               // query row; with ROWS > 1 the first of them
+    uint row;         // query row; with ROWS > 1 the first of them
     uint last_row;
-    uint first;             // the row sees keys [first, limit)
+    uint first;       // the row sees keys [first, limit)
     uint limit;
-    uint leaf_begin;        // leaves [leaf_begin, leaf_end)
-    uint leaf_end;
-    uint leaves_per_state;  // 1, or 8: a state is a leaf's or a node's
-    uint page_table;        // word of the work buffer
-    uint key_shift;         // position of a key = its number in the sequence + key_shift
-    uint row_step;          // attend_matrix: what first and limit grow by from row to row; they are the last row's
+    uint node_begin;  // nodes [node_begin, node_end)
+    uint node_end;
+    uint page_table;  // word of the work buffer
+    uint key_shift;   // position of a key = its number in the sequence + key_shift
+    uint row_step;    // attend_matrix: what first and limit grow by from row to row; they are the last row's
 };
 
 struct Leaf {
     uint index;  // keys 64 index ... 64 index + 63
-    uint begin;  // the row sees keys [begin, count) of them
+    uint begin;  // the row sees keys [begin, count) of them, none where begin >= count
     uint count;
 };
 
 Item read_item() {
     uint at = HEADER_WORDS + gl_WorkGroupID.x * ITEM_WORDS;
     uint row = work[at + ITEM_ROW], last_row = row + work[at + ITEM_ROWS] - 1u;
-    return Item(row, last_row, work[at + ITEM_FIRST], work[at + ITEM_LIMIT], work[at + ITEM_LEAF_BEGIN],
-                work[at + ITEM_LEAF_END], work[at + ITEM_LEAVES_PER_STATE], work[at + ITEM_PAGE_TABLE],
-                work[at + ITEM_KEY_SHIFT], work[at + ITEM_ROW_STEP]);
+    return Item(row, last_row, work[at + ITEM_FIRST], work[at + ITEM_LIMIT], work[at + ITEM_NODE_BEGIN],
+                work[at + ITEM_NODE_END], work[at + ITEM_PAGE_TABLE], work[at + ITEM_KEY_SHIFT],
+                work[at + ITEM_ROW_STEP]);
 }
 
 Leaf leaf_of(Item item, uint index) {
     uint first_key = index * KEYS_PER_LEAF;
-    return Leaf(index, max(item.first, first_key) - first_key, min(item.limit - first_key, KEYS_PER_LEAF));
+    return Leaf(index, max(item.first, first_key) - first_key,
+                min(max(item.limit, first_key) - first_key, KEYS_PER_LEAF));
+}
+
+bool has_keys(Leaf leaf) {
+    return leaf.begin < leaf.count;
 }
 
 // A workgroup serves VECTORS query vectors: so many query heads of each of its ROWS query rows.
@@ -59,8 +63,8 @@ bool is_mine(Item item, uint h) {
     return ROWS == 1u ? h >= repeated_heads() : item.row + h / ROW_HEADS <= item.last_row;
 }
 
-// The place in the scratch tensor of query row `row`'s state for the unit that holds leaf `index`.
-uint state_of(Item item, uint row, uint index) {
+// Number, in the scratch tensor, of query row `row`'s state for a node.
+uint state_of(uint row, uint node) {
     uint record = work[HEADER_ROW_TABLE] + row * ROW_WORDS;
-    return work[record + ROW_STATE] + index / item.leaves_per_state - work[record + ROW_UNIT];
+    return work[record + ROW_STATE] + node - work[record + ROW_NODE];
 }

@@ -70,7 +70,7 @@ vec2 seen_scores(Item item, Leaf leaf, Vector vector, uint key, vec2 products) {
     return mix(vec2(EMPTY_M), s, seen);
 }
 
-// In s_rows from scores to weights; to unit_ml: the unit's (m, l) with this leaf; and what its o and the leaf's are
+// In s_rows from scores to weights; to node_ml: the node's (m, l) with this leaf; and what its o and the leaf's are
 // multiplied with.
 void find_weights(Item item, Leaf leaf, bool first) {
     [[unroll]] for (uint round = 0u; round < WEIGHT_ROUNDS; ++round) {
@@ -123,10 +123,10 @@ void find_weights(Item item, Leaf leaf, bool first) {
         precise float c01 = load(reduced[at]) + load(reduced[at + 1u]);
         precise float c23 = load(reduced[at + 2u]) + load(reduced[at + 3u]);
         precise float l = c01 + c23;
-        vec2 old = first ? vec2(EMPTY_M, 0.0) : load(unit_ml[lane]);
+        vec2 old = first ? vec2(EMPTY_M, 0.0) : load(node_ml[lane]);
         vec2 powers = merge_powers(old.x, m);
-        store(unit_ml[lane], vec2(max(old.x, m), merge(old.y, powers.x, l, powers.y)));
-        store(unit_weight[lane], powers.x);
+        store(node_ml[lane], vec2(max(old.x, m), merge(old.y, powers.x, l, powers.y)));
+        store(node_weight[lane], powers.x);
         store(leaf_weight[lane], powers.y);
     }
 }

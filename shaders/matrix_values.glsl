@@ -1,5 +1,5 @@
-// Step 3 of a leaf and what follows: weighted values by the matrix units, the canonical fold of the leaf into its unit,
-// and the unit's state.
+// Step 3 of a leaf and what follows: weighted values by the matrix units, the canonical fold of the leaf into its node,
+// and the node's state.
 //
 // The fold works on matrices element by element.  Its products are with powers of two, so only its sum rounds.
 
@@ -22,7 +22,7 @@ void add_value_step(uint step) {
     }
 }
 
-// To unit: the piece of V that is in flight, weighted and folded.  The next one is fetched, or the next leaf's first
+// To node_o: the piece of V that is in flight, weighted and folded.  The next one is fetched, or the next leaf's first
 // piece of K.
 void add_values(Item item, Leaf leaf, Leaf next, bool first, uint piece) {
     meet();
@@ -38,63 +38,60 @@ void add_values(Item item, Leaf leaf, Leaf next, bool first, uint piece) {
             value_sums[n] = MatrixC(0.0);
         }
         FOR_STEPS(step, KEYS_PER_LEAF / MAT_K, add_value_step(step))
-        MatrixC unit_w = load_rows(unit_weight[strip() * MAT_M]), leaf_w = load_rows(leaf_weight[strip() * MAT_M]);
+        MatrixC node_w = load_rows(node_weight[strip() * MAT_M]), leaf_w = load_rows(leaf_weight[strip() * MAT_M]);
         [[unroll]] for (uint n = 0u; n < PIECE_TILES; ++n) {
-            MatrixC old = first ? MatrixC(0.0) : unit[piece * PIECE_TILES + n];
-            unit[piece * PIECE_TILES + n] = flushed(old * unit_w + flushed(value_sums[n] * WEIGHT_UNIT) * leaf_w);
+            MatrixC old = first ? MatrixC(0.0) : node_o[piece * PIECE_TILES + n];
+            node_o[piece * PIECE_TILES + n] = flushed(old * node_w + flushed(value_sums[n] * WEIGHT_UNIT) * leaf_w);
         }
     }
 }
 
-// To unit and unit_ml: the state of no keys.
+// To node_o and node_ml: the state of no keys.
 void make_empty() {
     for (uint n = 0u; n < V_PIECES * PIECE_TILES; ++n) {
-        unit[n] = MatrixC(0.0);
+        node_o[n] = MatrixC(0.0);
     }
     if (lane < VECTORS) {
-        store(unit_ml[lane], vec2(EMPTY_M, 0.0));
+        store(node_ml[lane], vec2(EMPTY_M, 0.0));
     }
 }
 
-// To unit: the leaf's weighted values.
+// To node_o: the leaf's weighted values.
 void find_values(Item item, Leaf leaf, Leaf next, bool first) {
     FOR_PIECES(UNROLLED == 1u, piece, V_PIECES, add_values(item, leaf, next, first, piece))
 }
 
-// Whether leaf `index` is of the item's first unit, or ends the item.
-bool in_first_unit(Item item, uint index) {
-    return index / item.leaves_per_state == item.leaf_begin / item.leaves_per_state;
-}
+struct Node {
+    uint index;
+    bool first;  // of the item's
+    bool last;
+};
 
-bool ends_item(Item item, uint index) {
-    return index + 1u == item.leaf_end;
-}
-
-// (m, l) of the total so far, with the unit: what merge.comp has behind this state.
-vec2 total_with_unit(uint t) {
-    vec2 total = load(total_ml[t]), ml = load(unit_ml[t]);
+// (m, l) of the total so far, with the node: what merge.comp has behind this state.
+vec2 total_with_node(uint t) {
+    vec2 total = load(total_ml[t]), ml = load(node_ml[t]);
     vec2 powers = merge_powers(total.x, ml.x);
     return vec2(max(total.x, ml.x), merge(total.y, powers.x, ml.y, powers.y));
 }
 
-// Write dimensions dim and dim + 1 of vector t of the unit that holds leaf `index`: to its state, or, where the item
-// has all units of its rows, to the total of these.  That lies in the row's place of `states` until it is the output,
-// which may be memory of the host.  The lane that writes a pair of the total reads it at the next unit.
-void emit_pair(Item item, uint index, uint t, uint dim, vec2 x) {
+// Write dimensions dim and dim + 1 of vector t of the node: to its state, or, where the item has all nodes of its rows,
+// to the total of these.  That lies in the row's place of `states` until it is the output, which may be memory of the
+// host.  The lane that writes a pair of the total reads it at the next node.
+void emit_pair(Item item, Node node, uint t, uint dim, vec2 x) {
     Vector vector = vector_at(item, t);
     if (!vector.real || dim >= V_DIM) {
         return;
     }
     uint q_heads = work[HEADER_Q_HEADS];
-    vec2 ml = load(unit_ml[t]);
+    vec2 ml = load(node_ml[t]);
     if (work[HEADER_SINGLE_PASS] != 0u) {
         uint slot = vector.row * q_heads + vector.head, at = slot * V_DIM + dim;
-        if (!in_first_unit(item, index)) {
+        if (!node.first) {
             vec2 powers = merge_powers(load(total_ml[t]).x, ml.x);
             x = merge(vec2(states[at], states[at + 1u]), powers.x, x, powers.y);
-            ml = total_with_unit(t);
+            ml = total_with_node(t);
         }
-        if (!ends_item(item, index)) {
+        if (!node.last) {
             states[at] = x.x;
             states[at + 1u] = x.y;
             return;
@@ -111,7 +108,7 @@ void emit_pair(Item item, uint index, uint t, uint dim, vec2 x) {
         }
         return;
     }
-    uint slot = state_of(item, vector.row, index) * q_heads + vector.head;
+    uint slot = state_of(vector.row, node.index) * q_heads + vector.head;
     states[slot * V_DIM + dim] = x.x;
     states[slot * V_DIM + dim + 1u] = x.y;
     if (dim == 0u) {
@@ -121,30 +118,30 @@ void emit_pair(Item item, uint index, uint t, uint dim, vec2 x) {
     }
 }
 
-// The unit's piece `piece` of all vectors, through s_rows.
-void emit_piece(Item item, uint index, uint piece) {
+// The node's piece `piece` of all vectors, through s_rows.
+void emit_piece(Item item, Node node, uint piece) {
     meet();
     if (has_strip()) {
         [[unroll]] for (uint n = 0u; n < PIECE_TILES; ++n) {
             uint at = strip() * MAT_M * S_PITCH + (n * PARTS + part_of_strip()) * MAT_N;
-            store_c(s_rows[at], unit[piece * PIECE_TILES + n], S_PITCH);
+            store_c(s_rows[at], node_o[piece * PIECE_TILES + n], S_PITCH);
         }
     }
     meet();
     for (uint i = lane; i < VECTORS * (MATRIX_PIECE / 2u); i += LANES) {
         uint t = i / (MATRIX_PIECE / 2u), at = 2u * (i % (MATRIX_PIECE / 2u));
         uvec2 x = uvec2(load(s_rows[t * S_PITCH + at]), load(s_rows[t * S_PITCH + at + 1u]));
-        emit_pair(item, index, t, piece * MATRIX_PIECE + at, uintBitsToFloat(x));
+        emit_pair(item, node, t, piece * MATRIX_PIECE + at, uintBitsToFloat(x));
     }
 }
 
-void emit(Item item, uint index) {
-    FOR_PIECES(UNROLLED == 1u, piece, V_PIECES, emit_piece(item, index, piece))
-    if (work[HEADER_SINGLE_PASS] == 0u || ends_item(item, index)) {
+void emit(Item item, Node node) {
+    FOR_PIECES(UNROLLED == 1u, piece, V_PIECES, emit_piece(item, node, piece))
+    if (work[HEADER_SINGLE_PASS] == 0u || node.last) {
         return;
     }
     meet();
     if (lane < VECTORS) {
-        store(total_ml[lane], in_first_unit(item, index) ? load(unit_ml[lane]) : total_with_unit(lane));
+        store(total_ml[lane], node.first ? load(node_ml[lane]) : total_with_node(lane));
     }
 }

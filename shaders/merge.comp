@@ -1,9 +1,6 @@
-// Pass 2: fold the partial states (m, l, o) of each query row in the canonical order, then divide once.
+// Pass 2: fold the states (m, l, o) of each query row's nodes, ascending, then divide once.
 //
 // Grid: x = 64 head dimensions (two a lane), y = query head, z = query row.
-//
-// States that are leaves fold, ascending, into nodes at absolute multiples of 8 leaves; nodes fold, ascending, into the
-// total.  States that are nodes fold into the total.  Who folded a node never shows.
 //
 // A wave takes 32 states, a batch, at a time.  A round is a batch for each wave:
 //
@@ -11,8 +8,7 @@
 //                (m, l) of a state            lane = state
 //     powers     of two, of all merges        lane = state
 //     scale      o of each state              lane = two dimensions
-//     nodes      leaves fold into four nodes  lane = two dimensions
-//     total      nodes fold into the total    lane = two dimensions, one wave after the other
+//     total      states fold into the total   lane = two dimensions, one wave after the other
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
@@ -27,45 +23,35 @@ const uint WAVES = ROUND / WAVE;
 layout(set = 0, binding = MERGE_BIND_WORK, std430) restrict readonly buffer Work { uint work[]; };
 layout(set = 0, binding = MERGE_BIND_STATES, std430) readonly buffer States { vec2 states[]; };
 layout(set = 0, binding = MERGE_BIND_OUT, std430) restrict writeonly buffer Out { float result[]; };
-const bool CPU = false;  // for all devices alike
 #include "state.glsl"
 #include "fold.glsl"
 
-// The states of the workgroup's query row and head.  Place p is the row's state p - skip, where skip = its first unit
-// mod 32: places below skip are absent, and batches begin at multiples of 32 units, which are whole
-// nodes.  A row of leaves 40 ... 69 has skip 8 and end 38: places 8 ... 37, of batches 0 ... 31 and 32 ... 63.
+// The states of the workgroup's query row and head.
 struct Row {
-    uint first;   // number of the first state in the scratch tensor
+    uint first;  // number of the first one in the scratch tensor
     uint count;
-    uint skip;
-    uint end;     // place behind the last state
-    bool leaves;  // a state is a leaf's; else a node's
 };
 
 Row read_row() {
     uint record = work[HEADER_ROW_TABLE] + gl_WorkGroupID.z * ROW_WORDS;
-    uint count = work[record + ROW_COUNT], unit = work[record + ROW_UNIT], skip = unit % BATCH;
-    return Row(work[record + ROW_STATE], count, skip, count > 0u ? skip + count : 0u,
-               work[record + ROW_LEAVES_PER_STATE] == 1u);
+    return Row(work[record + ROW_STATE], work[record + ROW_COUNT]);
 }
 
-// To o: dimensions dim and dim + 1 of the wave's batch, whose first state is at place p.  Absent states repeat one that
-// is there; their weight is 0.  Lanes behind V_DIM repeat the last pair and write nothing.
-void load_o(Row row, uint p, uint dim) {
+// To o: dimensions dim and dim + 1 of the wave's batch, states s ... s + 31 of the row.  Behind the last one it is
+// repeated; its weight is 0.  Lanes behind V_DIM repeat the last pair and write nothing.
+void load_o(Row row, uint s, uint dim) {
     uint pair = min(dim, V_DIM - 2u) / 2u, stride = work[HEADER_Q_HEADS] * (V_DIM / 2u);
-    int first = int(row.first * stride + gl_WorkGroupID.y * (V_DIM / 2u) + pair);
-    int last = first + int((row.count - 1u) * stride), next = first + (int(p) - int(row.skip)) * int(stride);
+    uint first = row.first * stride + gl_WorkGroupID.y * (V_DIM / 2u) + pair, last = first + (row.count - 1u) * stride;
     for (uint j = 0u; j < BATCH; ++j) {
-        o[j] = states[clamp(next + int(j * stride), first, last)];
+        o[j] = states[min(first + (s + j) * stride, last)];
     }
 }
 
-// (m, l) of the state at place p; `there`: whether it is one of the row's.
-vec2 load_ml(Row row, uint p, out bool there) {
-    uint q_heads = work[HEADER_Q_HEADS], state = p - row.skip;
-    there = p >= row.skip && state < row.count;
-    uint base = work[HEADER_STATE_STRIDE] * q_heads * (V_DIM / 2u);
-    return states[base + (row.first + (there ? state : 0u)) * q_heads + gl_WorkGroupID.y];
+// (m, l) of state s of the row; `there`: whether it has so many.
+vec2 load_ml(Row row, uint s, out bool there) {
+    uint q_heads = work[HEADER_Q_HEADS], base = work[HEADER_STATE_STRIDE] * q_heads * (V_DIM / 2u);
+    there = s < row.count;
+    return states[base + (row.first + (there ? s : 0u)) * q_heads + gl_WorkGroupID.y];
 }
 
 // The total, with the head's sink, becomes dimensions dim and dim + 1 of the output, and the log-sum-exp.
@@ -84,28 +70,25 @@ void write_result(uint dim) {
 }
 
 void main() {
-    find_place();
+    find_wave();
     uint dim = gl_WorkGroupID.x * MERGE_DIMS + 2u * lane;
     Row row = read_row();
-    [[dont_unroll]] for (uint at = 0u; at < row.end; at += ROUND) {
+    [[dont_unroll]] for (uint begin = 0u; begin < row.count; begin += ROUND) {
         bool there;
-        vec2 ml = load_ml(row, at + place, there);
-        load_o(row, at + batch_place, dim);
-        find_powers(ml, there, row.leaves);
+        vec2 ml = load_ml(row, begin + own, there);
+        load_o(row, begin + batch, dim);
+        find_powers(ml, there);
         scale_states();
-        if (row.leaves) {
-            fold_leaves();
-        }
-        uint batches = min(WAVES, (row.end - at + BATCH - 1u) / BATCH);
+        uint batches = min(WAVES, (row.count - begin + BATCH - 1u) / BATCH);
         [[dont_unroll]] for (uint turn = 0u; turn < batches; ++turn) {
             if (wave == turn) {
-                fold_into_total(row.leaves, at + turn == 0u);
+                fold_into_total(begin + turn == 0u);
             }
             barrier();
         }
     }
     if (wave == 0u && dim < V_DIM) {
-        if (row.end > 0u) {
+        if (row.count > 0u) {
             take_total();
         }
         write_result(dim);

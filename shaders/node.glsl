@@ -1,104 +1,120 @@
-// NODE: the eight waves of a workgroup, its members, attend a leaf each and fold their leaves into the node.
+// The node of a workgroup's eight waves: the fold of their leaves' states, and where the node's goes.
 //
-// The fold is shared out by query vectors: member w folds vectors w and w + 8, as far as there are.  m and l are folded
-// first: the fold of values needs its powers of two, and each pass that writes output needs l.  Behind each pass over
-// V, in rounds, every member puts FOLD_DIMS dimensions of all its vectors to shared memory, [member][h][dim] [lane],
-// and takes those of its own vectors from all members, leaves ascending.  So each state crosses shared memory once, and
-// each member then writes the node's state of its vectors.  With one pass that memory is the place of the weights; with
-// several, whose weights are still wanted, it lies behind them.
+// The fold is shared out by query vectors: wave w folds vectors w and w + 8, as far as there are; number f of those is
+// vector w + 8 f.  m and l are folded first: the fold of values needs its powers of two, and each pass that writes
+// output needs l.  Behind each pass over V, in rounds, every wave puts FOLD_DIMS dimensions of all its vectors to
+// shared memory, [wave][h][dim] [lane], and takes those of its own vectors from all waves, leaves ascending.  So each
+// state crosses shared memory once.  With one pass that memory is the place of the weights; with several, whose weights
+// are still wanted, it lies behind them.  A leaf without keys has the empty state, which changes nothing.
 
-shared float member_m[MEMBERS * VECTORS];  // [member][h]
-shared float member_parts[MEMBERS * VECTORS * WEIGHT_PARTIALS];  // [member][h][key mod 4]: sums of weights
-const uint FOLDED = (VECTORS + MEMBERS - 1u) / MEMBERS;  // vectors that a member folds
-vec2 fold_powers[FOLDED * MEMBERS];  // [vector][member]: powers of two for (the sum so far, the member's leaf)
+shared float wave_m[WAVES * VECTORS];  // [wave][h]
+shared float wave_quarters[WAVES * VECTORS * WEIGHT_PARTIALS];  // [wave][h][key mod 4]
+const uint FOLDED = (VECTORS + WAVES - 1u) / WAVES;  // vectors that a wave folds
+vec2 fold_powers[FOLDED * WAVES];  // [f][wave]: powers of two for (the sum so far, the wave's leaf)
 
-// The member's leaf.  Members behind the item's last leaf attend none of its keys, which gives the empty state.
-Leaf leaf_of_member(Item item) {
-    uint index = item.leaf_begin + member;
-    Leaf leaf = leaf_of(item, min(index, item.leaf_end - 1u));
-    leaf.count = index < item.leaf_end ? leaf.count : 0u;
-    return leaf;
-}
-
-// Vector f of those that the member folds.  What is behind the last vector is that one once more, and is not written.
+// Vector f of the wave.  What is behind the last vector is that one once more, and is not written.
 uint folded_vector(uint f) {
-    return min(member + f * MEMBERS, VECTORS - 1u);
+    return min(wave + f * WAVES, VECTORS - 1u);
 }
 
-// To member_m and member_parts, what every member's m and l are made of; to m[f] and l[f] the node's of vector
-// folded_vector(f), and to fold_powers those of the fold that makes them.
-void fold_ml_of_members() {
-    for (uint g = 0u; g < PARTS; ++g) {
+// To m[f] and l[f] the node's, from every wave's m and quarters; to fold_powers the powers of that fold.
+void fold_sums() {
+    for (uint g = 0u; g < LANE_QUARTERS; ++g) {
         uint at = g * LANES + lane;
         if (at < VECTORS * WEIGHT_PARTIALS) {
-            member_parts[member * VECTORS * WEIGHT_PARTIALS + at] = parts[g];
+            wave_quarters[wave * VECTORS * WEIGHT_PARTIALS + at] = quarters[g];
         }
     }
     if (lane == 0u) {
         for (uint h = 0u; h < VECTORS; ++h) {
-            member_m[member * VECTORS + h] = m[h];
+            wave_m[wave * VECTORS + h] = m[h];
         }
     }
     barrier();
     for (uint f = 0u; f < FOLDED; ++f) {
         float top = EMPTY_M, sum = 0.0;
-        for (uint t = 0u; t < MEMBERS; ++t) {
+        for (uint t = 0u; t < WAVES; ++t) {
             uint at = t * VECTORS + folded_vector(f);
-            vec2 powers = merge_powers(top, member_m[at]);
-            top = max(top, member_m[at]);
+            vec2 powers = merge_powers(top, wave_m[at]);
+            top = max(top, wave_m[at]);
             at *= WEIGHT_PARTIALS;
-            vec2 p01 = vec2(member_parts[at], member_parts[at + 1u]);
-            vec2 p23 = vec2(member_parts[at + 2u], member_parts[at + 3u]);
-            sum = merge(sum, powers.x, sum_of_parts(p01, p23), powers.y);
-            fold_powers[f * MEMBERS + t] = powers;
+            vec2 q01 = vec2(wave_quarters[at], wave_quarters[at + 1u]);
+            vec2 q23 = vec2(wave_quarters[at + 2u], wave_quarters[at + 3u]);
+            sum = merge(sum, powers.x, sum_of_quarters(q01, q23), powers.y);
+            fold_powers[f * WAVES + t] = powers;
         }
         m[f] = top;
         l[f] = sum;
     }
 }
 
-// From every member's o of this pass over V to the node's of its vectors f, in o[f * PAIRS ... f * PAIRS + PAIRS - 1].
-void fold_values_of_members() {
-    [[unroll]] for (uint d = 0u; d < SLICE; d += FOLD_DIMS) {
+// From every wave's o of this pass over V to the node's of vector f, in o[f * LANE_PAIRS ...].
+void fold_values() {
+    [[unroll]] for (uint d = 0u; d < 2u * LANE_PAIRS; d += FOLD_DIMS) {
         barrier();  // everybody has read what is overwritten now
         for (uint h = 0u; h < VECTORS; ++h) {
             for (uint e = 0u; e < FOLD_DIMS; ++e) {
-                uint at = FOLD_AT + ((member * VECTORS + h) * FOLD_DIMS + e) * WAVE + lane;
-                weights[at] = o[h * PAIRS + d / 2u][(d + e) % 2u];
+                uint at = FOLD_AT + ((wave * VECTORS + h) * FOLD_DIMS + e) * LANES + lane;
+                weights[at] = o[h * LANE_PAIRS + (d + e) / 2u][(d + e) % 2u];
             }
         }
         barrier();
         for (uint i = 0u; i < FOLDED * FOLD_DIMS; ++i) {
             uint f = i / FOLD_DIMS, e = i % FOLD_DIMS;
             float x = 0.0;
-            for (uint t = 0u; t < MEMBERS; ++t) {
-                uint at = FOLD_AT + ((t * VECTORS + folded_vector(f)) * FOLD_DIMS + e) * WAVE + lane;
-                vec2 powers = fold_powers[f * MEMBERS + t];
+            for (uint t = 0u; t < WAVES; ++t) {
+                uint at = FOLD_AT + ((t * VECTORS + folded_vector(f)) * FOLD_DIMS + e) * LANES + lane;
+                vec2 powers = fold_powers[f * WAVES + t];
                 x = merge(x, powers.x, weights[at], powers.y);
             }
-            o[f * PAIRS + d / 2u][(d + e) % 2u] = x;
+            o[f * LANE_PAIRS + (d + e) / 2u][(d + e) % 2u] = x;
         }
     }
 }
 
-// Steps 3 to 5 of a pass over V: its values, their fold, and where its part of the node's state goes.
-void make_pass(Item item, Leaf leaf, uint pass) {
-    sum_slices(item, leaf, pass * VALUE_LANES + lane);
-    fold_values_of_members();
-    for (uint f = 0u; f < FOLDED; ++f) {
-        uint h = member + f * MEMBERS;
-        if (h < VECTORS) {
-            emit_vector(item, item.leaf_begin, h, f, pass);
-        }
-    }
-}
-
-void find_node_values(Item item, Leaf leaf) {
-    if (VALUE_PASSES == 1u) {
-        make_pass(item, leaf, 0u);
+// Write the state of vector f for the node, or, where every query row of the call has one state, the output: of o the
+// slices of this pass over V.
+void emit_vector(Item item, uint node, uint f, uint pass) {
+    uint h = wave + f * WAVES;
+    if (h >= VECTORS || !is_mine(item, h)) {
         return;
     }
-    [[dont_unroll]] for (uint pass = 0u; pass < VALUE_PASSES; ++pass) {
-        make_pass(item, leaf, pass);
+    uint q_heads = work[HEADER_Q_HEADS];
+    bool single_pass = work[HEADER_SINGLE_PASS] != 0u;
+    uvec2 vector = vector_of(item, h);
+    uint slot = (single_pass ? vector.x : state_of(vector.x, node)) * q_heads + vector.y;
+    float top = m[f], sum = l[f], o_power = 1.0;
+    if (single_pass && work[HEADER_SINK_TABLE] != 0u) {
+        o_power = merge_sink(uintBitsToFloat(work[work[HEADER_SINK_TABLE] + vector.y]), top, sum);
+    }
+    if (LANES < WAVE || lane < VALUE_LANES) {
+        [[unroll]] for (uint i = 0u; i < LANE_PAIRS; ++i) {
+            uint slice = pass * VALUE_LANES + lane + i / PAIRS * LANES;
+            uint at = slot * V_DIM + slice * SLICE + i % PAIRS * 2u;
+            vec2 x = o[f * LANE_PAIRS + i];
+            if (single_pass) {
+                x = normalize(x, o_power, sum);
+                result[at] = x.x;
+                result[at + 1u] = x.y;
+            } else {
+                states[at] = x.x;
+                states[at + 1u] = x.y;
+            }
+        }
+    }
+    if (lane == 0u && pass == 0u) {
+        if (single_pass) {
+            result[work[HEADER_ROWS] * q_heads * V_DIM + slot] = natural_lse(top, sum);
+        } else {
+            uint at = work[HEADER_STATE_STRIDE] * q_heads * V_DIM + 2u * slot;
+            states[at] = top;
+            states[at + 1u] = sum;
+        }
+    }
+}
+
+void emit(Item item, uint node, uint pass) {
+    for (uint f = 0u; f < FOLDED; ++f) {
+        emit_vector(item, node, f, pass);
     }
 }

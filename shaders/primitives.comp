@@ -10,9 +10,7 @@ layout(local_size_x = 32) in;
 
 layout(set = 0, binding = PRIMITIVES_BIND_NUMBERS, std430) restrict readonly buffer Numbers { uint numbers[]; };
 layout(set = 0, binding = PRIMITIVES_BIND_RESULTS, std430) restrict writeonly buffer Results { uint results[]; };
-const bool CPU = false;  // for all devices alike
 #include "state.glsl"
-#include "softcap.glsl"
 
 float number(uint which) {
     return uintBitsToFloat(numbers[gl_GlobalInvocationID.x * NUMBER_WORDS + which]);
@@ -28,7 +26,7 @@ void main() {
     precise float power = roundEven(score) - m;
     vec2 powers = merge_powers(m, number(NUMBER_OTHER_M));
     give(RESULT_WEIGHT, weight(score, m));
-    give(RESULT_POWER, pow2(power, true));
+    give(RESULT_POWER, pow2(power));
     give(RESULT_CAPPED, soft_capped(score, vec2(number(NUMBER_CAP), number(NUMBER_CAP_INVERSE))));
     give(RESULT_MERGED, merge(number(NUMBER_A), powers.x, number(NUMBER_B), powers.y));
     give(RESULT_RECIPROCAL, reciprocal(l));

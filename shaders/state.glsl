@@ -5,25 +5,13 @@
 // before the end, so states of disjoint key sets merge.  Because m is an integer, every rescale is an exact
 // power of two and a merge rounds in its one add alone; a power below 2**-48 is 0, and so is a result below 2**-100.
 //
-// CPU, of the shader that includes this: whether it runs on a CPU device.
-//
 // `precise` (NoContraction) on every float operation: no fused multiply-add, no reassociation, on any driver.
 
 #define NEGATIVE_INFINITY uintBitsToFloat(0xFF800000u)
 
-// 2**d for an integer d <= 0; 0 below the cut-off.  by_sum: d + 127 + 1.5 * 2**23 has the integer d + 127 in its low
-// bits, and << 23 shifts the others out; lavapipe converts floats to integers lane by lane.
-float pow2(float d, bool by_sum) {
-    uint exponent = uint(int(max(d, CUTOFF)) + 127);
-    if (by_sum) {
-        precise float sum = max(d, CUTOFF) + (12582912.0 + 127.0);  // 1.5 * 2**23
-        exponent = floatBitsToUint(sum);
-    }
-    return d < CUTOFF ? 0.0 : uintBitsToFloat(exponent << 23);
-}
-
+// 2**d for an integer d <= 0; 0 below the cut-off.
 float pow2(float d) {
-    return pow2(d, CPU);
+    return d < CUTOFF ? 0.0 : uintBitsToFloat(uint(int(max(d, CUTOFF)) + 127) << 23);
 }
 
 // Magnitudes below 2**-100 become +0, so that neither denormal handling nor the sign of zero can show.
@@ -138,4 +126,31 @@ vec2 normalize(vec2 o, float o_power, float l) {
     precise vec2 scaled = o * o_power;
     precise vec2 quotient = flush(scaled) * reciprocal(l);
     return is_empty(l) ? vec2(0.0) : flush(quotient);
+}
+
+// Logit softcap: cap * tanh(t / cap) of a scaled score t, in log2 units.
+//
+// tanh by its odd polynomial where 1 - 2**(-2 |x| log2 e) would cancel, else from that power of two, whose
+// weight() is the one the softmax uses.  min() keeps an infinite t / cap away from the polynomial of weight().  cap:
+// the cap and its reciprocal.
+float soft_capped(float t, vec2 cap) {
+    precise float x = t * cap.y;
+    float size = min(abs(x), TANH_MAX);
+    precise float exponent = size * (-2.0 * LOG2E);
+    precise float e = weight(exponent, 0.0);
+    precise float above = 1.0 - e;
+    precise float below = 1.0 + e;
+    precise float large = above * reciprocal(below);
+
+    precise float z = size * size;
+    precise float y = TANH_E4;
+    HORNER(z, TANH_E3) HORNER(z, TANH_E2) HORNER(z, TANH_E1) HORNER(z, TANH_E0)
+    y = y * z;
+    y = y * size;
+    precise float small = size + y;
+
+    float tanh_size = size < TANH_SMALL ? small : large;
+    precise float capped = cap.x * (x < 0.0 ? -tanh_size : tanh_size);
+    precise float s = capped * LOG2E;
+    return s;
 }

@@ -53,13 +53,9 @@ void unpack_v(uint slice, uint ahead, uint to) {
 // four rows of eight vectors but not eight, and only what is unrolled stays in registers: a loop that is left over an
 // array of sums makes memory of all of them.)
 void add_rows(uint slice, uint ahead, uint t) {
-    // Weights of the first row.  Both are equal: the second bounds the address, so that a compiler puts (j, h) into
-    // the loads' immediate offsets.  The loop build with float32 values, or with rows, has no registers for weights
-    // that are loaded early.
-    uint first = own + t * VECTORS;
-    if (LOOP == 0u || V_BITS < 32u && !NHD) {
-        first = (own / (ROWS_ADDED * VECTORS) + t / ROWS_ADDED & 0xFFFFu) * (ROWS_ADDED * VECTORS);
-    }
+    // Weights of the first row: own + t * VECTORS, with a bound, so that a compiler puts (j, h) into the loads'
+    // immediate offsets.
+    uint first = (own / (ROWS_ADDED * VECTORS) + t / ROWS_ADDED & 0xFFFFu) * (ROWS_ADDED * VECTORS);
     [[unroll]] for (uint j = 0u; j < ROWS_ADDED; ++j) {
         [[unroll]] for (uint s = 0u; s < LANE_SLICES; ++s) {
             unpack_v(slice + s * LANES, (ahead + j) * LANE_SLICES + s, s * PAIRS);
@@ -80,7 +76,7 @@ void sum_slices(Item item, Leaf leaf, uint slice) {
     [[unroll]] for (uint i = 0u; i < VECTORS * LANE_PAIRS; ++i) {
         o[i] = vec2(0.0);
     }
-    if ((LANES < WAVE || lane < VALUE_LANES) && count > 0u) {
+    if ((LANES < WAVE || lane < VALUE_LANES) && has_keys(leaf)) {
         // The last trip may go beyond the last key: the weight is 0 there, and the last row is read again, so that no
         // row that was never written (it may hold NaN) is touched.  Rows before a window's first key hold numbers.
         uint t = leaf.begin & ~(KEYS_AHEAD - 1u);

@@ -24,32 +24,27 @@ void share_dots() {
     barrier();
 }
 
-// Every lane's parts to the wave's shared memory, [h][key mod 4].
-void share_parts() {
-    barrier();
-    for (uint g = 0u; g < PARTS; ++g) {
-        weights[own + g * LANES + lane] = parts[g];
-    }
-    barrier();
-}
-
-// The vector of the lane's pair g.  Lanes behind the last pair repeat the last vector; nobody reads what they make.
-uint vector_of_part(uint g) {
+// The vector of the lane's quarter g.  Lanes behind the last one repeat the last vector; nobody reads what they make.
+uint vector_of_quarter(uint g) {
     return min(g * (LANES / WEIGHT_PARTIALS) + lane / WEIGHT_PARTIALS, VECTORS - 1u);
 }
 
-// From scores (dots) to m, weights (dots, shared memory) and parts (their partial sums).
+// From scores (dots) to m, weights (dots, shared memory) and quarters (sums of them).
 void find_weights(Leaf leaf) {
-    uint part_key = lane % WEIGHT_PARTIALS;
+    uint quarter = lane % WEIGHT_PARTIALS;
     share_dots();
-    for (uint g = 0u; g < PARTS; ++g) {
-        uint h = vector_of_part(g);
-        parts[g] = EMPTY_M;
+    for (uint g = 0u; g < LANE_QUARTERS; ++g) {
+        uint h = vector_of_quarter(g);
+        quarters[g] = EMPTY_M;
         for (uint t = 0u; t < KEYS_PER_LEAF; t += WEIGHT_PARTIALS) {
-            parts[g] = max(parts[g], weights[own + (t + part_key) * VECTORS + h]);
+            quarters[g] = max(quarters[g], weights[own + (t + quarter) * VECTORS + h]);
         }
     }
-    share_parts();
+    barrier();
+    for (uint g = 0u; g < LANE_QUARTERS; ++g) {
+        weights[own + g * LANES + lane] = quarters[g];
+    }
+    barrier();
     for (uint h = 0u; h < VECTORS; ++h) {
         uint at = own + h * WEIGHT_PARTIALS;
         m[h] = roundEven(max(max(weights[at], weights[at + 1u]), max(weights[at + 2u], weights[at + 3u])));
@@ -71,32 +66,23 @@ void find_weights(Leaf leaf) {
         }
     }
     share_dots();
-    for (uint g = 0u; g < PARTS; ++g) {
-        uint h = vector_of_part(g);
+    for (uint g = 0u; g < LANE_QUARTERS; ++g) {
+        uint h = vector_of_quarter(g);
         precise float sum = 0.0;
         for (uint t = 0u; t < KEYS_PER_LEAF; t += WEIGHT_PARTIALS) {
-            sum = sum + weights[own + (t + part_key) * VECTORS + h];
+            sum = sum + weights[own + (t + quarter) * VECTORS + h];
         }
-        parts[g] = sum;
+        quarters[g] = sum;
     }
 }
 
-// The sum of a leaf's weights, from four partial sums.
-float sum_of_parts(vec2 p01, vec2 p23) {
-    precise float c01 = p01.x + p01.y;
-    precise float c23 = p23.x + p23.y;
+// The sum of a leaf's weights, from those of its quarters.
+float sum_of_quarters(vec2 q01, vec2 q23) {
+    precise float c01 = q01.x + q01.y;
+    precise float c23 = q23.x + q23.y;
     precise float sum = c01 + c23;
     if (FUSED != 0u || doubled(V_STORAGE)) {
         sum = sum * weight_unscale();
     }
     return sum;
-}
-
-// From parts to l.  The weights in shared memory are gone afterwards, so this comes after the values.
-void sum_weights() {
-    share_parts();
-    for (uint h = 0u; h < VECTORS; ++h) {
-        uint at = own + h * WEIGHT_PARTIALS;
-        l[h] = sum_of_parts(vec2(weights[at], weights[at + 1u]), vec2(weights[at + 2u], weights[at + 3u]));
-    }
 }

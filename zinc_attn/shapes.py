@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from .checks import check_bool, check_int, parse_digits, shown
 from .dtypes import storage_dtype
 from .errors import ArgumentError
-from .limits import K_DIMS, MAX_ACCUMULATORS, MAX_HEAD_DIM, MAX_HEADS_PER_WORKGROUP, MAX_Q_HEADS, V_DIMS, WAVE
+from .limits import K_DIMS, MAX_HEAD_DIM, MAX_HEADS_PER_WORKGROUP, MAX_Q_HEADS, V_DIMS, WAVE
 from .storage import storage_types
 
 
@@ -74,9 +74,8 @@ class AttnShape:
 
     @cached_property
     def head_chunks(self) -> int:
-        """Workgroups (grid z) that share one KV head, so that the accumulators fit the registers."""
-        most = min(MAX_HEADS_PER_WORKGROUP, MAX_ACCUMULATORS // (WAVE * self.value_slice))
-        return -(-self.group // most)
+        """Workgroups (grid z) that share one KV head."""
+        return -(-self.group // MAX_HEADS_PER_WORKGROUP)
 
     @cached_property
     def heads_per_workgroup(self) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import BFLOAT16
-from ..planning.sizes import power_of_two
+from ..planning.padding import power_of_two
 from ..runtime.protocol import Buffer, Runtime
 from ..shapes import AttnShape
 from ..storage import storage_types

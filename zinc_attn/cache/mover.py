@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ..kernels import declarations
 from ..kernels.dispatches import KernelCall, copy_call, encode_call, move_call
 from ..kernels.records import HeadTables, WorkBuffer
-from ..planning.sizes import power_of_two
+from ..planning.padding import power_of_two
 from ..runtime.device import Device
 from ..runtime.protocol import Buffer, Recording, Use
 from ..shapes import TILES, AttnShape, Strides, row_format, strided_format, tile_words

@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     best = choose(devices, os.environ.get("ZINC_ATTN_DEVICE") or None)
     for d in devices:
-        rows = (
+        rows = [
             ("kind", f"{d.kind} ({d.vendor})"),
             ("driver", f"{d.driver}, Vulkan {d.api_version}"),
             ("CUs", f"{d.compute_units} ({d.compute_units_source})"),
@@ -34,7 +34,9 @@ def run(args: argparse.Namespace) -> int:
             ("fused", fused_way(d)),
             ("memory", binary_size(d.memory_bytes)),
             ("max buffer", binary_size(d.max_buffer_bytes)),
-        )
+        ]
+        if d.refusal is not None:
+            rows.append(("cannot attend", d.refusal))
         print_rows((f"{d.index}{'*' if d is best else ''}", d.name), rows, left=2)
     return 0
 

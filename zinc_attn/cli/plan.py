@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import product
 from typing import Any, Final
 
-from ..kernels.tuning import LayoutFacts
 from ..planning.arithmetic import EXACT
 from ..planning.splits import SplitPlan
 from ..runtime.device import list_devices
@@ -27,8 +26,7 @@ CALL: Final[Columns] = {  # of plan_record; the first columns of both tables
 }
 LAYOUT: Final[Columns] = {  # of plan_record
     "splits": lambda r: f"{r['splits']:,}",
-    "unit": lambda r: str(r["unit_keys"]),
-    "build": lambda r: r["build"],
+    "states": lambda r: f"{r['states']:,}",
     "passes": lambda r: str(r["passes"]),
     "workgroups": lambda r: f"{r['workgroups']:,}",
     "per CU": lambda r: f"{r['workgroups_per_cu']:.4g}",
@@ -67,18 +65,20 @@ def run(args: argparse.Namespace) -> int:
     """Show the plans, and what the model says of them on a card."""
     model, card = chosen_model(args), chosen_card(args)
     contexts, layouts = parse_contexts(args.contexts), parse_split_specs(args.splits)
-    facts = LayoutFacts(card.compute_units) if card else choose(list_devices(), args.device).layout_facts
+    chosen = card or choose(list_devices(), args.device)
     records, modeled = [], []
     for context, layout, q_len in product(contexts, layouts, parse_contexts(args.rows, "rows")):
-        plan = layout.plan(context, model.shape, facts, args.dtype, q_len)
-        records.append({"context": context, "layout": layout.label} | plan_record(plan, facts, args.dtype))
+        plan = layout.plan(context, model.shape, chosen.compute_units, q_len)
+        records.append(
+            {"context": context, "layout": layout.label} | plan_record(plan, chosen.compute_units, args.dtype)
+        )
         if card:
             modeled.append(cost.predict_call(plan, card, args.dtype, args.arithmetic))
             records[-1] |= {"arithmetic": args.arithmetic, "modeled": modeled[-1].to_dict()}
     if args.json:
         print_json(records)
         return 0
-    print(f"{model_text(model, args.dtype)}, {facts.compute_units} compute units ({facts.kind})")
+    print(f"{model_text(model, args.dtype)}, {plural(chosen.compute_units, 'compute unit')}")
     print_columns({**CALL, **LAYOUT}, records)
     if card:
         assumed = f"; assumed of it: {', '.join(card.assumed)}" if card.assumed else ""
@@ -104,20 +104,18 @@ def chosen_card(args: argparse.Namespace) -> cost.Card | None:
     return cost.card_with(DEFAULT_COMPUTE_UNITS if args.cu is None else args.cu)
 
 
-def plan_record(plan: SplitPlan, facts: LayoutFacts, dtype: str) -> dict[str, Any]:
+def plan_record(plan: SplitPlan, compute_units: int, dtype: str) -> dict[str, Any]:
     """What --json says of a plan."""
     return {
         "splits": plan.num_splits,
         "q_len": plan.q_len,
-        "unit_keys": plan.unit_keys,
-        "build": plan.build_on(facts, dtype),
+        "states": plan.states,
         "passes": plan.passes,
         "workgroups": plan.workgroups,
-        "workgroups_per_cu": round(plan.workgroups / facts.compute_units, 3),
+        "workgroups_per_cu": round(plan.workgroups / compute_units, 3),
         "scratch_bytes": plan.scratch_bytes,
         "fingerprint": plan.fingerprint(),
         "shape": str(plan.shape),
         "dtype": dtype,
-        "compute_units": facts.compute_units,
-        "kind": facts.kind,
+        "compute_units": compute_units,
     }

@@ -16,7 +16,6 @@ from ..canonical.emulate import log2_slopes
 from ..canonical.partial import PartialState
 from ..checks import check_bool, check_int, described, shown
 from ..errors import ArgumentError, RuntimeUnavailableError
-from ..kernels.tuning import LayoutFacts
 from ..planning.arithmetic import Arithmetic
 from ..planning.layouts import PlanFunction, SplitLayouts, fixed_layouts, split_rule_layouts
 from ..runtime.protocol import HostSequences
@@ -88,13 +87,12 @@ class Attention:
         )
         self.arithmetic = check_arithmetic(arithmetic, cache.device, cache.dtype, shape)
         scorings = LayerScorings(cache, common, window, sinks)
-        facts = cache.device.info.layout_facts
         if plan is not None:
-            layout = SplitLayouts(plan, facts, cache.dtype)
+            layout = SplitLayouts(plan)
         elif num_splits is not None or split_size is not None:
-            layout = fixed_layouts(shape, cache.dtype, facts, num_splits=num_splits, split_size=split_size)
+            layout = fixed_layouts(shape, num_splits=num_splits, split_size=split_size)
         else:
-            layout = split_rule_layouts(shape, cache.dtype, facts)
+            layout = split_rule_layouts(shape, cache.device.info.compute_units)
         self._layout, self._runner = layout, CallRunner(cache, scorings, layout, cascade, observer, self.arithmetic)
         with cache.lock:
             cache.check_open()
@@ -154,11 +152,10 @@ class Attention:
             self._runner.begin()
             self._runner.prepare(tokens, batch, q_len)
 
-    def replan(self, cascade: bool | None, device: LayoutFacts) -> None:
-        """Plan the next calls anew, for ``device``, because ``plan`` gives other layouts now; recordings are kept."""
+    def replan(self, cascade: bool | None) -> None:
+        """Plan the next calls anew, because ``plan`` gives other layouts now; recordings are kept."""
         with self.cache.lock:
             self._layout.clear()
-            self._layout.device = device
             self._runner.replan(cascade)
 
     def __call__(  # noqa: PLR0913  (public; all but q, seq and layer have a default)

@@ -11,15 +11,14 @@ from ..cache.pages import StepError
 from ..cache.sequence import Sequence
 from ..cache.transaction import Reservation, Transaction
 from ..cache.unseen import append_unseen
-from ..canonical.constants import KEYS_PER_NODE, LEAVES_PER_NODE
+from ..canonical.constants import KEYS_PER_NODE
 from ..checks import check_int
 from ..errors import ArgumentError, LimitError, ShapeError
-from ..kernels.declarations import Build
 from ..planning.call import SubmissionPlanner
 from ..planning.inputs import CallOptions, Request, SplitLayout
 from ..planning.items import Mask
-from ..planning.sizes import padded, power_of_two
-from ..planning.splits import SplitPlan, first_seen, plan_on
+from ..planning.padding import padded, power_of_two
+from ..planning.splits import SplitPlan, splits_of
 from ..planning.steady import pages_per_leaf
 from ..planning.submission import RecordingKey, RowSlice
 from ..runtime.protocol import HostSequences, Use
@@ -74,7 +73,7 @@ class RecordedAttention:
             raise
 
     def _key(self) -> RecordingKey:
-        """A state per node, so that one grid serves every length up to max_tokens."""
+        """One grid serves every length up to max_tokens."""
         cache, info = self.runner.cache, self.runner.cache.device.info
         nodes = -(-self.max_tokens // KEYS_PER_NODE)
         if self.window is not None:  # a span of keys that begins anywhere touches one node more than its length says
@@ -82,14 +81,8 @@ class RecordedAttention:
         most = info.max_workgroups[0] // self.q_len
         if most < 1:
             raise LimitError(f"q: got {self.q_len} rows, expected at most {info.max_workgroups[0]} on {info.name}")
-        self.build: Build = "node" if info.node_workgroups and nodes <= most else "loop"
-        self.splits = min(nodes, most)
-        if self.build == "loop":
-            one_wave = info.layout_facts._replace(node_workgroups=False)
-            longest = plan_on(one_wave, self.max_tokens, cache.shape, cache.dtype, self.q_len, self.window)
-            self.splits = min(self.splits, longest.num_splits)
+        self.splits = min(splits_of(nodes, cache.shape, info.compute_units, self.q_len), most)
         return RecordingKey(
-            build=self.build,
             single_pass=False,
             items=padded(self.splits * self.q_len, info.max_workgroups[0]),
             rows=self.q_len,
@@ -164,17 +157,11 @@ class RecordedAttention:
         tokens = self.seq.pages.length(self.layer) + self.count
         table = self.seq.table(held if self.count else None)
         request = Request(self.q_len, tokens, self.count, table, causal=self.causal, mask=mask)
-        begin = first_seen(tokens, self.q_len, self.window)
-        first = begin // KEYS_PER_NODE
-        nodes = -(-tokens // KEYS_PER_NODE) - first
-        starts = [(first + i * nodes // self.splits) * KEYS_PER_NODE for i in range(self.splits + 1)]
-        edges = [max(min(start, tokens), begin) for start in starts]
-        layout = SplitLayout.of(
-            SplitPlan(tokens, self.runner.cache.shape, (*edges,), LEAVES_PER_NODE, self.q_len, begin), self.build
-        )
+        shape, rows = self.runner.cache.shape, self.q_len
+        plan = SplitPlan.fixed(tokens, shape, num_splits=self.splits, q_len=rows, window=self.window)
         scoring, arithmetic = self._workspace.key.scoring, self.runner.arithmetic
         options = CallOptions(self.runner.layout, self.window, False, scoring, arithmetic)
-        planner = SubmissionPlanner([request], [layout], options, self.runner.facts)
+        planner = SubmissionPlanner([request], [SplitLayout.of(plan)], options, self.runner.facts)
         submission = planner.plan((RowSlice(0, 0, self.q_len),), (0,) if self.count else (), two_pass=True)
         self._workspace.fill(submission, self.layer)
 

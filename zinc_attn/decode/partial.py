@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..canonical.arguments import key_ranges
-from ..canonical.constants import KEYS_PER_NODE, LEAVES_PER_NODE
+from ..canonical.constants import KEYS_PER_NODE
 from ..canonical.partial import PartialState
 from ..canonical.state import empty_state
 from ..checks import check_int, shown
@@ -87,10 +87,9 @@ class PartialCall(AttentionCall):
         )
         first, stop = self.begin * KEYS_PER_NODE, min(self.last_node * KEYS_PER_NODE, there)
         edges = (*range(first, stop, KEYS_PER_NODE), stop)
-        plan = SplitPlan(stop, runner.cache.shape, edges, LEAVES_PER_NODE, q_len, first)
+        plan = SplitPlan(stop, runner.cache.shape, edges, q_len, first)
         options = CallOptions(runner.layout, None, False, runner.scorings.number[self.layer], runner.arithmetic)
-        layout = SplitLayout.of(plan, plan.build_on(runner.cache.device.info.layout_facts, runner.cache.dtype))
-        planner = SubmissionPlanner([planned], [layout], options, facts)
+        planner = SubmissionPlanner([planned], [SplitLayout.of(plan)], options, facts)
         room = max(1, min(facts.max_states, facts.device.max_workgroups[0]) // plan.states)
         slices = [RowSlice(0, row, min(row + room, q_len)) for row in range(0, q_len, room)]
         uploads = [(0,) if upload and not one.begin else () for one in slices]

@@ -120,7 +120,7 @@ class CallRunner:
         arguments = options, tokens, batch, q_len
         if arguments not in self._growth:
             self._growth[arguments] = growth_keys(
-                tokens, batch, q_len, options, self.facts, self.layout.leaves_per_state
+                tokens, batch, q_len, options, self.facts, by_rule=self.layout.by_rule
             )
         return self._growth[arguments]
 

@@ -33,7 +33,7 @@ from ..kernels.records import ROW, Records, WorkBuffer
 from ..kernels.tuning import heads_together
 from ..planning.inputs import Request
 from ..planning.items import item_keys
-from ..planning.sizes import padded
+from ..planning.padding import padded
 from ..planning.steady import SteadyWords
 from ..planning.submission import RecordingKey, Submission
 from ..runtime.device import Device, QueuedRecordings
@@ -279,7 +279,7 @@ class Workspace:
     def keys_read(self) -> int:
         """Keys, of one KV head, that the workgroups of pass 1 read."""
         shape, key, matrix = self.pages.layout.shape, self.key, self.key.matrix
-        chunks = -(-shape.group // heads_together(key.build, self.pages.device.info.kind, shape, key.node_heads))
+        chunks = -(-shape.group // heads_together(shape, key.most_heads))
         total = (chunks if matrix is None else matrix.blocks(shape.group)) * item_keys(self.work.items)
         return total + (item_keys(self.shared.items) if self.shared is not None else 0)
 
@@ -324,7 +324,6 @@ class Workspace:
         alone = AttendVariant(
             layout.shape,
             layout.dtype,
-            key.build,
             device.info.kind,
             layout.tile,
             softcap=scoring.softcap is not None,
@@ -333,9 +332,9 @@ class Workspace:
             fused=CONSTANT[device.fused_way()] if key.fused else 0,
             wave_size=device.info.wave_size,
             strides=layout.strides,
-            most_heads=key.node_heads,
+            most_heads=key.most_heads,
         )
-        together = replace(alone, build=key.shared_build, rows=key.shared_rows)
+        together = replace(alone, rows=key.shared_rows)
         target = "out" if key.single_pass else "states"
         dispatch, tensors = device.dispatch, {"work": self.work_buffers[0], **vars(self.tensors)}
         encodes, appends, attends = list[Dispatch](), list[Dispatch](), list[Dispatch]()
@@ -373,7 +372,7 @@ def out_and_lse(words: Words, rows: int, shape: AttnShape) -> tuple[NDArray[np.f
 
 
 def _set_items(work: WorkBuffer, items: Records) -> None:
-    """Items of a submission, whose page tables count from the begin of the tables; the surplus ones have no leaves."""
+    """Items of a submission, whose page tables count from the begin of the tables; the surplus ones have no nodes."""
     work.items[: len(items)] = items
     work.items["page_table"][: len(items)] += np.uint32(work.tables_at)
-    work.items["leaf_begin"][len(items) :] = work.items["leaf_end"][len(items) :] = 0
+    work.items["node_begin"][len(items) :] = work.items["node_end"][len(items) :] = 0

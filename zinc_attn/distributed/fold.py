@@ -8,14 +8,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..canonical.constants import LEAVES_PER_NODE
 from ..canonical.partial import PartialState, gather
 from ..decode.workspace import out_and_lse
 from ..errors import ArgumentError, ClosedError, ShapeError
 from ..kernels.dispatches import merge_call
 from ..kernels.records import HeadTables, WorkBuffer
 from ..kernels.tuning import SCRATCH_BYTES
-from ..planning.sizes import padded
+from ..planning.padding import padded
 from ..runtime.device import Device
 from ..runtime.protocol import Buffer, Recording, Use
 from ..shapes import AttnShape, filled_up
@@ -77,7 +76,7 @@ class Fold:
         records = work.rows[:count]
         work.rows["count"][count:] = 0  # rows are rounded up; the surplus ones have no states
         records["state"], records["count"] = np.arange(count) * n, n
-        records["unit"], records["leaves_per_state"] = whole.span[0], LEAVES_PER_NODE
+        records["node"] = whole.span[0]
         if whole.sinks is not None:
             work.sinks[:] = whole.sinks.view(np.uint32)
         runtime.write(buffers["work"], work.words)

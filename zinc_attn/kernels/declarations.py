@@ -26,7 +26,7 @@ class Binding:
 class KernelDecl:
     """A kernel: a SPIR-V module, its interface, and the specialization constants that tell it from its siblings.
 
-    source: the GLSL file, compiled with ``defines``. module: name of the SPIR-V module, where several kernels share
+    source: the GLSL file. module: name of the SPIR-V module, where several kernels share
     one; None means ``name``. spec: names of the uint specialization constants that the caller gives, ids 0, 1, ...
     fixed: (name, value) of those that belong to the kernel; their ids follow. extension: the GLSL extension that not
     every compiler has, whose lack leaves the package without the kernel.
@@ -36,7 +36,6 @@ class KernelDecl:
     source: str
     bindings: tuple[Binding, ...]
     spec: tuple[str, ...]
-    defines: tuple[str, ...] = ()
     module: str | None = None
     fixed: tuple[tuple[str, int], ...] = ()
     extension: str | None = None
@@ -90,28 +89,26 @@ HEADER_WORDS: Final = 24
 ITEM: Final = {
     "row": "query row; the first of `rows`",
     "limit": "the row sees keys first ... limit - 1",
-    "leaf_begin": "first leaf",
-    "leaf_end": "leaf behind the last; an item without a leaf does nothing, so better make none",
-    "rows": "query rows, at most the constant rows_shared; all see the same of the item's leaves, in the same pages",
+    "node_begin": "first node",
+    "node_end": "node behind the last; an item without a node does nothing, so better make none",
+    "rows": "query rows, at most the constant rows_shared; all see the same of the item's keys, in the same pages",
     "page_table": "word where the sequence's page ids begin",
-    "leaves_per_state": "leaves per emitted state: 1, or 8 (a node)",
     "first": "lowest key that the row sees; 0 without a window",
     "key_shift": "added to a key's number in the sequence: its position, where the sequence is a shard",
     "row_step": "attend_matrix: first and limit, the last row's, grow by it from row to row of the item: 0 or 1",
 }
-ITEM_WORDS: Final = 10
+ITEM_WORDS: Final = 9
 ROW: Final = {
     "state": "number, in the scratch tensor, of the row's first state",
     "count": "states of the row; 0 and no sinks give output 0 and lse -inf",
-    "unit": "absolute index of the first state's unit (leaf or node); the state of unit u is number state + u - unit",
-    "leaves_per_state": "as in the row's items",
+    "node": "the first state's; that of node n is number state + n - node",
     "position": "int32, the row's own, negative for rows before the first key; read where alibi is 1",
     "mask": "word where the row's mask begins, a float32 for each key: what is added to its score in natural units, "
     "-inf where the row does not see it; read where mask is not 0",
     "mask_begin": "position of the first key that the mask is for",
     "mask_end": "position behind the last; 0 for no mask",
 }
-ROW_WORDS: Final = 8
+ROW_WORDS: Final = 7
 APPEND: Final = {
     "position": "the new token's in its sequence, or NO_TOKEN: nothing to append",
     "page_table": "word where the sequence's page ids begin",
@@ -143,8 +140,6 @@ _ATTEND_BINDINGS: Final = (
 
 FUSED_NATIVE: Final = 1  # attend's constant "fused": the sums of products by fma()
 FUSED_EMULATED: Final = 2  # the same sums by float32 operations
-Build = Literal["single", "node", "loop"]  # each serves the items of one row that those before it do
-BUILDS: Final[tuple[Build, ...]] = ("single", "node", "loop")
 # Where K and V lie as rows, (token, KV head, values), and not in tiles; all 0 else.
 ROWS_SPEC: Final = (
     "k_size",  # dimensions that a row of K has, of k_dim
@@ -166,21 +161,11 @@ ATTEND_SPEC: Final = (
     "k_storage",  # the index of K's type in storage.STORAGE
     "v_storage",  # of V's
     "fused",  # 0, FUSED_NATIVE or FUSED_EMULATED
-    "wave_size",  # invocations of a wave; the node build, which does not declare it, has 32
+    "workgroup_size",  # invocations of eight waves
     *ROWS_SPEC,
 )
-# Pass 1. ``single``: a workgroup of one wave attends one leaf. ``node``: a workgroup of eight waves attends leaves of
-# one node, a leaf each, and folds them. ``loop``: a workgroup of one wave attends any range of leaves.
-ATTEND: Final[dict[Build, KernelDecl]] = {
-    build: KernelDecl(
-        f"attend_{build}",
-        "attend.comp",
-        _ATTEND_BINDINGS,
-        ATTEND_SPEC,
-        (f"NODE={int(build == 'node')}", f"LOOP={int(build == 'loop')}"),
-    )
-    for build in BUILDS
-}
+# Pass 1: a workgroup of eight waves attends nodes one after another, a leaf a wave.
+ATTEND: Final = KernelDecl("attend", "attend.comp", _ATTEND_BINDINGS, ATTEND_SPEC)
 # Pass 1 of arithmetic "matrix", on devices with VK_KHR_cooperative_matrix.
 MATRIX: Final = KernelDecl(
     "attend_matrix",
@@ -259,7 +244,7 @@ MULTIPLY_ADD: Final = KernelDecl(
     "multiply_add", "multiply_add.comp", (Binding("triples", "read"), Binding("sums", "write")), ("fused",)
 )
 
-KERNELS: Final = (*ATTEND.values(), MERGE, APPEND_KERNEL, GATHER_KERNEL, COPY_KERNEL, PRIMITIVES, MULTIPLY_ADD)
+KERNELS: Final = (ATTEND, MERGE, APPEND_KERNEL, GATHER_KERNEL, COPY_KERNEL, PRIMITIVES, MULTIPLY_ADD)
 
 # One kernel of each module.
 MODULES: Final = tuple({decl.file: decl for decl in reversed((*KERNELS, ENCODE, MATRIX))}.values())[::-1]

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 from ..limits import WAVE
 from .matrix import NO_MATRICES, MatrixFacts
-from .tuning import LayoutFacts
 
 
 @dataclass(frozen=True)
@@ -27,19 +26,14 @@ class DeviceInfo:
     max_buffer_bytes: int  # of one storage buffer: maxStorageBufferRange, or maxMemoryAllocationSize where that is less
     max_workgroups: tuple[int, int, int]
     timestamp_period_ns: float  # 0 where the compute queue has no timestamps
-    node_workgroups: bool = True  # whether a workgroup can have eight waves, which attend a node's leaves side by side
+    refusal: str | None = None  # why the kernels do not run on it
     shared_memory_bytes: int = 1 << 16  # that a workgroup can have
-    wave_size: int = WAVE  # fewest invocations of a wave of pass 1, where a workgroup is one wave
+    wave_size: int = WAVE  # fewest invocations of a wave of pass 1
     fma_operation: bool = False  # whether VK_KHR_shader_fma offers a float32 fused multiply-add
     matrix: MatrixFacts = NO_MATRICES  # what arithmetic "matrix" needs; by default without units
-
-    @property
-    def layout_facts(self) -> LayoutFacts:
-        """What split layouts depend on."""
-        return LayoutFacts(self.compute_units, self.kind, self.node_workgroups)
 
     def with_own_subgroups(self) -> DeviceInfo:
         """The facts where a runtime cannot ask for subgroups of a wave's size, and a kernel gets the device's own."""
         if self.subgroup_size == WAVE or self.kind == "cpu":
             return self
-        return replace(self, node_workgroups=False, matrix=NO_MATRICES)
+        return replace(self, matrix=NO_MATRICES)

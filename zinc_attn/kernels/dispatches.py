@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from ..canonical.constants import CHUNK
+from ..canonical.constants import CHUNK, LEAVES_PER_NODE
 from ..limits import BLOCK, MAX_HEADS_PER_WORKGROUP, WAVE
 from ..shapes import TILES, AttnShape, Strides, row_format, strided_format
 from ..storage import storage_index, storage_types
 from . import declarations
-from .declarations import Build, KernelDecl
+from .declarations import KernelDecl
 from .matrix import MatrixTile, MatrixWorkgroup
 from .sizes import value_passes
 from .tuning import chunks_ahead, heads_together, merge_workgroup_size, wave_size
@@ -53,13 +53,12 @@ class AttendVariant:
 
     kind: the device's (``DeviceInfo.kind``); tile: tokens per tile of the K and V buffers; rows: query rows that one
     workgroup serves; heads: query heads of one row that it serves, None for the shape's choice (the bits do not depend
-    on it); mask: 0, 1, or 2 where masks have slopes; wave_size: the fewest invocations that the device's waves have
-    where a workgroup is one wave; strides: of rows of K and V, see ``Strides``.
+    on it); mask: 0, 1, or 2 where masks have slopes; wave_size: the fewest invocations of a wave on the
+    device; strides: of rows of K and V, see ``Strides``.
     """
 
     shape: AttnShape
     dtype: str
-    build: Build
     kind: str
     tile: int
     softcap: bool = False
@@ -77,12 +76,12 @@ class AttendVariant:
         """Query heads of one row that a workgroup serves: with several rows all of a KV head's."""
         if self.rows > 1:
             return self.shape.group
-        return self.heads or heads_together(self.build, self.kind, self.shape, self.most_heads)
+        return self.heads or heads_together(self.shape, self.most_heads)
 
     def program(self) -> tuple[KernelDecl, tuple[int, ...]]:
         """The kernel and its specialization constants."""
         vectors = self.heads_per_workgroup * self.rows
-        decl = declarations.ATTEND[self.build]
+        passes = value_passes(self.shape, vectors)
         values = {
             **_row_constants(self.shape, self.dtype, self.strides),
             "vectors": vectors,
@@ -93,9 +92,9 @@ class AttendVariant:
             "mask": self.mask,
             "rows_shared": self.rows,
             "fused": self.fused,
-            "wave_size": wave_size(self.wave_size, self.build, self.shape, vectors, value_passes(self.shape, vectors)),
+            "workgroup_size": LEAVES_PER_NODE * wave_size(self.wave_size, self.shape, vectors, passes),
         }
-        return decl, tuple(values[name] for name in decl.spec)
+        return declarations.ATTEND, tuple(values[name] for name in declarations.ATTEND.spec)
 
 
 @dataclass(frozen=True)

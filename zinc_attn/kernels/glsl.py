@@ -60,7 +60,7 @@ _RECORDS: Final = {
     "COPY": (declarations.COPY, declarations.COPY_WORDS, "In their place: a COPY for each page. Then the tables."),
 }
 _INTERFACES: Final = {
-    "ATTEND": declarations.ATTEND["loop"],
+    "ATTEND": declarations.ATTEND,
     "MATRIX": declarations.MATRIX,
     "MERGE": declarations.MERGE,
     "APPEND": declarations.APPEND_KERNEL,

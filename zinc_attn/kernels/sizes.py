@@ -6,26 +6,27 @@ translates them into ``shaders/attend_sizes.glsl``, where they are specializatio
 
 from __future__ import annotations
 
-from functools import lru_cache
-from types import CodeType
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from .. import limits
-from ..canonical.constants import CHUNK
+from ..canonical.constants import CHUNK, KEYS_PER_LEAF, LEAVES_PER_NODE, WEIGHT_PARTIALS
 from ..storage import STORAGE, storage_index, storage_types
-from .declarations import Build
-from .tuning import chunks_ahead
+from .formulas import Formulas
 
 if TYPE_CHECKING:
     from ..shapes import AttnShape
 
-# What the formulas start from: attend's specialization constants and its macro LOOP.
-INPUTS: Final = ("K_DIM", "V_DIM", "VECTORS", "CHUNKS_AHEAD", "K_STORAGE", "V_STORAGE", "LATENT", "LOOP")
+# What the formulas start from: attend's specialization constants, and the invocations of a wave.
+INPUTS: Final = ("K_DIM", "V_DIM", "VECTORS", "K_STORAGE", "V_STORAGE", "LATENT", "LANES")
 KNOWN: Final = {
     "WAVE": limits.WAVE,
     "MAX_ACCUMULATORS": limits.MAX_ACCUMULATORS,
     "MAX_VALUE_PASSES": limits.MAX_VALUE_PASSES,
     "CHUNK": CHUNK,
+    "KEYS_PER_LEAF": KEYS_PER_LEAF,
+    "LEAVES_PER_NODE": LEAVES_PER_NODE,
+    "WEIGHT_PARTIALS": WEIGHT_PARTIALS,
     "BLOCK": limits.BLOCK,
     **{f"STORAGE_{name.upper()}": i for i, name in enumerate(STORAGE)},
 }
@@ -53,8 +54,7 @@ def _words(of: str) -> dict[str, tuple[str, str]]:
     }
 
 
-# name: (expression, meaning). The expressions use //, *, +, -, comparisons, `or` and conditionals of integers that are
-# never negative; each may use the inputs, what is known and the names before it.
+# name: (expression, meaning).
 FORMULAS: Final[dict[str, tuple[str, str]]] = {
     "WHOLE_SLICE": (
         "2 if V_DIM <= 64 else 4 if V_DIM <= 128 else 8 if V_DIM <= 256 else 16 if V_DIM <= 512 else 32",
@@ -80,48 +80,54 @@ FORMULAS: Final[dict[str, tuple[str, str]]] = {
     "LOAD_WORDS": ("SLICE_WORDS if SLICE_WORDS <= LOAD_LIMIT else LOAD_LIMIT", "of these, words per load"),
     "SLICE_LOADS": ("SLICE_WORDS // LOAD_WORDS", "loads per slice"),
     "WORD_PAIRS": ("16 // V_BITS if V_BITS <= 16 else 1", "pairs of values of V in a word, or in two of float32"),
-    "LOOP_KEYS_AHEAD": (
-        "8 if SLICE <= 4 else 2 if SLICE * VECTORS > 48 or SLICE_LOADS > 1 else 4",
-        "value rows in flight on a GPU, loop build: as many as leave registers for 9 waves per SIMD",
-    ),
-    "SINGLE_KEYS_AHEAD": (
-        "8 if SLICE_LOADS == 1 else 4 if SLICE_LOADS == 2 else 2",
-        "the same, single and node builds: 12 waves per SIMD",
-    ),
-    "CPU_KEYS_AHEAD": ("4 if (SLICE <= 4 if LOOP == 1 else SLICE_LOADS == 1) else 2", "on a CPU, which gains nothing"),
-    "GPU_KEYS_AHEAD": ("LOOP_KEYS_AHEAD if LOOP == 1 else SINGLE_KEYS_AHEAD", "on a GPU"),
     "KEYS_AHEAD": (
-        "GPU_KEYS_AHEAD if CHUNKS_AHEAD > 1 else CPU_KEYS_AHEAD",
-        "value rows in flight; a CPU device is one that has a single chunk of K in flight",
+        "8 if SLICE_LOADS == 1 else 4 if SLICE_LOADS == 2 else 2",
+        "value rows in flight: as many as leave a GPU registers for 12 waves per SIMD",
+    ),
+    "WAVE_WEIGHTS": ("KEYS_PER_LEAF * VECTORS", "floats of shared memory that a wave has for its weights"),
+    "FOLD_ROOM": (
+        "KEYS_PER_LEAF if VALUE_PASSES == 1 else WAVE",
+        "floats that a wave has for a round of the fold, of each vector: in the place of its weights, or behind them",
+    ),
+    "FOLD_DIMS": (
+        "SLICE if SLICE * LANES <= FOLD_ROOM else FOLD_ROOM // LANES",
+        "head dimensions of a lane that a round of the fold takes",
+    ),
+    "FOLD_AT": ("0 if VALUE_PASSES == 1 else LEAVES_PER_NODE * WAVE_WEIGHTS", "where rounds of the fold lie"),
+    "SHARED_WEIGHTS": (
+        "LEAVES_PER_NODE * (WAVE_WEIGHTS + (0 if VALUE_PASSES == 1 else FOLD_ROOM * VECTORS))",
+        "floats of shared memory that a workgroup has for both",
+    ),
+    "SHARED_BYTES": (
+        "4 * (SHARED_WEIGHTS + LEAVES_PER_NODE * VECTORS * (1 + WEIGHT_PARTIALS))",
+        "of a workgroup: these, and of each leaf and vector m and sums of weights",
     ),
 }
-_COMPILED: Final[dict[str, CodeType]] = {name: compile(text, name, "eval") for name, (text, _) in FORMULAS.items()}
+assert KEYS_PER_LEAF % (2 * limits.WAVE) == 0, "a lane has whole pairs of keys, and a round of the fold has room"
+SIZES: Final = Formulas(FORMULAS, INPUTS, KNOWN)
 
 
-@lru_cache(maxsize=4096)
-def _evaluated(inputs: tuple[int, ...]) -> dict[str, int]:
-    known = {**KNOWN, **dict(zip(INPUTS, inputs, strict=True))}
-    for name, code in _COMPILED.items():
-        known[name] = int(eval(code, {"__builtins__": {}}, known))
-    return known
-
-
-def attend_sizes(shape: AttnShape, vectors: int, ahead: int, dtype: str, build: Build) -> dict[str, int]:
+def attend_sizes(shape: AttnShape, vectors: int, dtype: str, lanes: int = limits.WAVE) -> Mapping[str, int]:
     """Every constant of ``shaders/attend_sizes.glsl`` by name, as that variant of pass 1 has it.
 
-    vectors: query vectors of a workgroup, heads over all rows that share its keys; ahead: chunks of K in flight.
+    vectors: query vectors of a workgroup, heads over all rows that share its keys; lanes: invocations of a wave.
     """
     k, v = map(storage_index, storage_types(dtype))
-    inputs = (shape.k_dim, shape.v_dim, vectors, ahead, k, v, int(shape.latent), int(build == "loop"))
-    found = _evaluated(inputs)
-    return {name: found[name] for name in FORMULAS}
+    return SIZES.values(shape.k_dim, shape.v_dim, vectors, k, v, int(shape.latent), lanes)
 
 
 def value_passes(shape: AttnShape, vectors: int) -> int:
     """Passes over V in which a workgroup sums for ``vectors`` query vectors."""
-    return attend_sizes(shape, vectors, 1, "f16", "single")["VALUE_PASSES"]
+    return attend_sizes(shape, vectors, "f16")["VALUE_PASSES"]
 
 
-def keys_ahead(kind: str, shape: AttnShape, vectors: int, build: Build, dtype: str) -> int:
-    """Value rows that pass 1 has in flight, by device kind."""
-    return attend_sizes(shape, vectors, chunks_ahead(kind, shape.k_dim), dtype, build)["KEYS_AHEAD"]
+def shared_bytes(shape: AttnShape, vectors: int) -> int:
+    """Shared memory of a workgroup of pass 1 for ``vectors`` query vectors."""
+    return attend_sizes(shape, vectors, "f16")["SHARED_BYTES"]
+
+
+# Of a workgroup of up to MAX_HEADS_PER_WORKGROUP query vectors of any shape.
+LEAST_SHARED_BYTES: Final = max(
+    SIZES.values(limits.MAX_HEAD_DIM, dim, limits.MAX_HEADS_PER_WORKGROUP, 1, 1, 0, limits.WAVE)["SHARED_BYTES"]
+    for dim in (64, limits.MAX_HEAD_DIM)
+)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from .. import limits
 from ..canonical import constants
+from .sizes import shared_bytes
 
 if TYPE_CHECKING:
     from ..shapes import AttnShape
@@ -17,22 +18,14 @@ CPU_SUMS: Final = 128  # of weighted values, in a lane of such a wave: the code 
 SCRATCH_BYTES: Final = 128 << 20  # partial states of one submission; longer calls go in blocks of rows
 
 
-class LayoutFacts(NamedTuple):
-    """What the layouts of a device depend on: fields of ``DeviceInfo``."""
-
-    compute_units: int
-    kind: str = "gpu"
-    node_workgroups: bool = True
-
-
 def chunks_ahead(kind: str, k_dim: int) -> int:
     """K chunks that pass 1 loads ahead, by device kind: a GPU hides latency with it, a CPU only spills."""
     return 1 if kind == "cpu" else 4 if k_dim % (4 * constants.CHUNK) == 0 else 2
 
 
-def wave_size(least: int, build: str, shape: AttnShape, vectors: int, passes: int) -> int:
+def wave_size(least: int, shape: AttnShape, vectors: int, passes: int) -> int:
     """Invocations of a wave of pass 1: ``least`` (``DeviceInfo.wave_size``), twice as many where a lane would have
-    more than CPU_SUMS, or 32 where fewer do not suit the build or the shape.
+    more than CPU_SUMS, or 32 where fewer do not suit the shape.
 
     vectors: query vectors of a workgroup; passes: over V. A CPU's driver loads what lanes have in common, the query and
     the weights, with checks and branches for every subgroup. The fewer lanes have the keys and the dimensions between
@@ -40,41 +33,27 @@ def wave_size(least: int, build: str, shape: AttnShape, vectors: int, passes: in
     """
     size = least if vectors * shape.v_dim <= least * CPU_SUMS else 2 * least
     even = shape.v_dim // shape.value_slice % size == 0  # every lane has as many slices of V
-    return size if size < limits.WAVE and build != "node" and passes == 1 and even else limits.WAVE
+    return size if size < limits.WAVE and passes == 1 and even else limits.WAVE
 
 
-def heads_together(build: str, kind: str, shape: AttnShape, most: int = limits.MAX_HEADS_PER_WORKGROUP) -> int:
-    """Query heads of a row that one workgroup of pass 1 serves, by build and device kind; most: ``node_heads``.
+def heads_together(shape: AttnShape, most: int = limits.MAX_HEADS_PER_WORKGROUP) -> int:
+    """Query heads of a row that one workgroup of pass 1 serves. most: ``most_heads``.
 
-    Where a wave has no room for the sums of as many heads as a workgroup may serve, a GPU's node build makes several
-    passes over V, so that fewer workgroups convert the same K. The other builds would keep sums in the scratch tensor.
+    Where a wave has no room for the sums of all of them it makes several passes over V, so that fewer workgroups
+    convert the same K.
     """
-    if build != "node" or kind == "cpu":
-        return shape.heads_per_workgroup
     return -(-shape.group // -(-shape.group // most))
 
 
-def node_heads(build: str, shape: AttnShape, nodes: int, compute_units: int, shared_bytes: int) -> int:
-    """Query heads of a row that a GPU's workgroup of ``build`` serves at most, in a call of so many nodes of a KV head.
+def most_heads(shape: AttnShape, nodes: int, compute_units: int, shared: int) -> int:
+    """Query heads of a row that a workgroup serves at most, in a call of so many nodes of a KV head.
 
-    In the node build twice as many convert the same K half as often. They need ``shared_bytes`` of shared memory, and
-    leave half as many waves on a SIMD, so every compute unit must have a workgroup.
+    With twice as many K is converted half as often. They need shared memory, of which the device has ``shared`` bytes,
+    and leave half as many waves on a SIMD, so every compute unit must have a workgroup.
     """
     least, most = limits.MAX_HEADS_PER_WORKGROUP, _most_vectors(shape)
-    workgroups = nodes * shape.kv_heads * -(-shape.group // most)
-    fits = node_shared_bytes(most, limits.MAX_VALUE_PASSES) <= shared_bytes
-    pays = build == "node" and shape.group > least and workgroups >= compute_units
-    return most if pays and fits else least
-
-
-def node_shared_bytes(vectors: int, passes: int) -> int:
-    """Shared memory of a workgroup of the node build with so many passes over V.
-
-    Eight waves' weights, and of each leaf and vector m and four sums of weights. One pass leaves o in the place of the
-    weights; with several, a dimension of it at a time has a place of its own.
-    """
-    own = limits.WAVE if passes > 1 else 0
-    return 4 * constants.LEAVES_PER_NODE * vectors * (constants.KEYS_PER_LEAF + own + 1 + constants.WEIGHT_PARTIALS)
+    pays = shape.group > least and nodes * shape.kv_heads * -(-shape.group // most) >= compute_units
+    return most if pays and shared_bytes(shape, most) <= shared else least
 
 
 def merge_workgroup_size(kind: str) -> int:
@@ -82,19 +61,18 @@ def merge_workgroup_size(kind: str) -> int:
     return limits.WAVE if kind == "cpu" else 8 * limits.WAVE
 
 
-def shared_rows(kind: str, shape: AttnShape, wherever: bool = False) -> int:
-    """Query rows that one workgroup serves where rows share keys, by device kind; 1 means that none share.
+def shared_rows(shape: AttnShape, shared: int) -> int:
+    """Query rows that one workgroup serves where rows share keys, with ``shared`` bytes of shared memory; 1: none do.
 
     With more rows, K and V are loaded and converted less often. A GPU's vector registers hold SHARED_VECTORS at half
     the waves per SIMD (more than MAX_ACCUMULATORS sums are made in several passes over V, each for a part of the head
-    dimensions); its scalar registers hold an address for each row and each head. On a CPU more than 8 heads, or several
-    passes, take longer than they save. ``wherever``: where a CPU would share nothing, take a GPU's number.
+    dimensions); its scalar registers hold an address for each row and each head.
     """
-    if kind == "cpu":
-        own = min(limits.MAX_ACCUMULATORS // (limits.WAVE * shape.value_slice), 8) // shape.group
-        if own > 1 or not wherever:
-            return max(own, 1)
-    return max(min(_most_vectors(shape) // shape.group, SHARED_ADDRESSES // (shape.group + 1)), 1)
+    for most in (_most_vectors(shape), limits.MAX_HEADS_PER_WORKGROUP):
+        rows = min(most // shape.group, SHARED_ADDRESSES // (shape.group + 1))
+        if rows > 1 and shared_bytes(shape, rows * shape.group) <= shared:
+            return rows
+    return 1
 
 
 def _most_vectors(shape: AttnShape) -> int:

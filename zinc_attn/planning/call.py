@@ -14,17 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..canonical.arguments import key_ranges
-from ..canonical.constants import LEAVES_PER_NODE
-from ..kernels.declarations import BUILDS, Build
 from ..kernels.matrix import MatrixWorkgroup, matrix_workgroup
 from ..kernels.records import APPEND, ITEM, Records, no_records
-from ..kernels.tuning import node_heads, shared_rows
+from ..kernels.tuning import most_heads, shared_rows
 from .arithmetic import on_matrices
 from .inputs import CallFacts, CallOptions, Request, SplitLayout
 from .items import Indices, Visible, item_records, row_records
-from .sharing import rows_pay, shared_build, shared_items, shared_leaves
-from .sizes import padded, power_of_two
-from .splits import CPU_ROWS, MAX_CPU_STATES, sharing_pays
+from .padding import padded, power_of_two
+from .sharing import rows_pay, shared_items, shared_nodes
+from .splits import sharing_pays
 from .steady import SteadyKey, pages_per_leaf, steady_key
 from .submission import RecordingKey, RowSlice, Submission
 from .whole_context import row_cost, whole_context_pays
@@ -63,7 +61,7 @@ def cut_call(
     """The planner of a call's submissions, and the query rows of each of them in order."""
     by_matrix = [on_matrices(options.arithmetic, request.q_len, facts.shape) for request in requests]
     layouts = [_layout(*one, options, facts) for one in zip(requests, by_matrix, strict=True)]
-    order = _sharing_order(requests, layouts, options)
+    order = _sharing_order(requests, options)
     cut: list[tuple[RowSlice, ...]] = []
     for kind in ((False, False), (True, False), (True, True)):  # by matrix units, over the whole context
         cut += _cut(requests, layouts, [i for i in order if (by_matrix[i], layouts[i].whole_context) == kind], facts)
@@ -81,7 +79,7 @@ def _layout(request: Request, by_matrix: bool, options: CallOptions, facts: Call
     return layout.without_splits() if pays else layout
 
 
-def _sharing_order(requests: Sequence[Request], layouts: Sequence[SplitLayout], options: CallOptions) -> list[int]:
+def _sharing_order(requests: Sequence[Request], options: CallOptions) -> list[int]:
     """The requests in an order in which those that share pages are neighbors."""
     order = list(range(len(requests)))
     if options.cascade is False or options.window is not None or len(requests) < 2:
@@ -90,7 +88,7 @@ def _sharing_order(requests: Sequence[Request], layouts: Sequence[SplitLayout], 
     if len(set(first_pages)) == len(first_pages):
         return order
     tables = [request.table.astype(">u4").tobytes() for request in requests]
-    return sorted(order, key=lambda i: (layouts[i].plan.leaves_per_state, tables[i]))
+    return sorted(order, key=lambda i: tables[i])
 
 
 def _cut(
@@ -110,7 +108,6 @@ def _cut(
                 (facts.device.max_workgroups[0] - items) // width,
                 facts.device.max_workgroups[2] - rows,
                 left,
-                _rows_at_once(requests[at], layout, facts, states),
             )
             if (row or room < (left if layout.whole_context else 1)) and found[-1]:
                 found.append([])
@@ -123,16 +120,6 @@ def _cut(
             states, items, rows = states + room * cost, items + room * width, rows + room
             row += room
     return [tuple(slices) for slices in found if slices]
-
-
-def _rows_at_once(request: Request, layout: SplitLayout, facts: CallFacts, states: int) -> int:
-    """Rows of a request that a submission with so many states has room for; a CPU's caches are to hold all of them."""
-    many = (
-        layout.by_rule and not layout.whole_context and layout.plan.leaves_per_state == 1 and request.q_len > CPU_ROWS
-    )
-    if facts.device.kind != "cpu" or not many:
-        return facts.device.max_workgroups[2]
-    return max((MAX_CPU_STATES - states) // max(layout.plan.states, 1), 0 if states else 1)
 
 
 class _Placement(NamedTuple):
@@ -164,16 +151,14 @@ class SubmissionPlanner:
         whole = layouts[0].whole_context
         single_pass = whole or (not (partial or two_pass) and all(layout.plan.states == 1 for layout in layouts))
         matrix = self._matrix_workgroup(slices)
-        shared, attended, rows_each, build = self._share(slices, layouts, single_pass or partial or matrix is not None)
+        shared, attended, rows_each = self._share(slices, single_pass or partial or matrix is not None)
         placement = self._placement(slices, uploads)
         items, rows, spans = self._records(slices, layouts, placement, single_pass, attended, matrix)
         masks = self._place_rows(rows, slices)
         self._place_shared(shared, slices, placement)
         counts = (1 if whole else layout.plan.states for layout in layouts)
         states = sum((one.end - one.begin) * count for one, count in zip(slices, counts, strict=True))
-        own = max((layout.build for layout in layouts), key=BUILDS.index, default=BUILDS[0])
         key = RecordingKey(
-            build=own,
             single_pass=single_pass,
             items=padded(len(items), facts.device.max_workgroups[0], LEAST_ITEMS),
             rows=padded(len(rows), facts.device.max_workgroups[2]),
@@ -184,10 +169,9 @@ class SubmissionPlanner:
             partial=partial,
             shared=padded(len(shared), facts.device.max_workgroups[0], LEAST_ITEMS) if len(shared) else 0,
             shared_rows=rows_each,
-            shared_build=build,
             masks=power_of_two(len(masks)) if len(masks) else 0,
-            node_heads=node_heads(
-                own, facts.shape, len(items), facts.device.compute_units, facts.device.shared_memory_bytes
+            most_heads=most_heads(
+                facts.shape, len(items), facts.device.compute_units, facts.device.shared_memory_bytes
             ),
             matrix=matrix,
             fused=self.options.arithmetic == "fused",
@@ -242,16 +226,13 @@ class SubmissionPlanner:
         items, rows, spans, item, row, state = [], [], [], 0, 0, 0
         for i, (one, layout) in enumerate(zip(slices, layouts, strict=True)):
             visible, shared = self._visible(one), None if attended is None else attended[i]
-            leaves = LEAVES_PER_NODE if layout.whole_context else layout.plan.leaves_per_state
             rows_each = 1 if matrix is None else matrix.rows(self.facts.shape.group)
-            mine = item_records(
-                visible, layout.ranges, leaves, keep_empty=single_pass, shared=shared, rows_each=rows_each
-            )
+            mine = item_records(visible, layout.ranges, keep_empty=single_pass, shared=shared, rows_each=rows_each)
             mine["row"] += np.uint32(row)
             if layout.whole_context:
                 mine = mine[::-1]  # the longest items begin first
             if (shifts := self.requests[one.request].shifts) is not None:  # no item reaches into another node
-                mine["key_shift"] = shifts[mine["leaf_begin"] // LEAVES_PER_NODE]
+                mine["key_shift"] = shifts[mine["node_begin"]]
             mine["page_table"] = placement.table_at[one.request]
             records = row_records(visible, layout.plan)
             records["state"] += np.uint32(state)
@@ -279,39 +260,34 @@ class SubmissionPlanner:
                 word += words.size
         return np.concatenate(masks)
 
-    def _share(
-        self, slices: tuple[RowSlice, ...], layouts: list[SplitLayout], apart: bool
-    ) -> tuple[Records, list[Indices] | None, int, Build]:
-        """Items of keys that rows share, leaves so attended of each slice's rows, an item's rows and build; none if
+    def _share(self, slices: tuple[RowSlice, ...], apart: bool) -> tuple[Records, list[Indices] | None, int]:
+        """Items of keys that rows share, nodes so attended of each slice's rows, and an item's rows; none if
         ``apart``."""
-        nothing = no_records(ITEM), None, 1, BUILDS[0]
-        facts, sizes = self.facts, [one.end - one.begin for one in slices]
-        most = shared_rows(facts.device.kind, facts.shape, self.options.cascade is True)
-        if apart or self.options.window is not None or self.options.cascade is False or sum(sizes) < 2 or most < 2:
+        nothing = no_records(ITEM), None, 1
+        facts, cascade, sizes = self.facts, self.options.cascade, [one.end - one.begin for one in slices]
+        most = shared_rows(facts.shape, facts.device.shared_memory_bytes)
+        if apart or self.options.window is not None or cascade is False or sum(sizes) < 2 or most < 2:
             return nothing
-        leaves_per_state = np.repeat([layout.plan.leaves_per_state for layout in layouts], sizes)
         limits = np.concatenate([self._visible(one)[1] for one in slices])
         tables = [self.requests[one.request].table for one in slices for _ in range(one.begin, one.end)]
-        shared, attended = shared_leaves(limits, leaves_per_state, tables, facts.page_size)
+        shared, attended = shared_nodes(limits, tables, facts.page_size)
         if not shared:
             return nothing
         each = min(most, power_of_two(max(one.rows for one in shared)))
         saved = sum((one.rows - -(-one.rows // each)) * (one.end - one.begin) for one in shared)
-        items = shared_items(shared, leaves_per_state, each)
-        build = shared_build(items, each, facts.device, facts.shape)
-        if self.options.cascade is None:
+        items = shared_items(shared, each)
+        if cascade is None:
             units = facts.device.compute_units
-            pays = sharing_pays(saved, len(items), build, facts.shape, units, facts.device.kind)
+            pays = sharing_pays(saved, len(items), facts.shape, units)
             owners = np.repeat([one.request for one in slices], sizes)
-            alone = all(owners[one.row] == owners[one.row + one.rows - 1] for one in shared)  # requests are neighbors
-            if alone and facts.device.kind != "cpu" and layouts[0].build == "node":
+            if all(owners[one.row] == owners[one.row + one.rows - 1] for one in shared):  # requests are neighbors
                 rows, workgroups = max(one.rows for one in shared), len(items) * facts.shape.kv_heads
-                pays = pays and rows_pay(rows, workgroups, build, units, self.options.arithmetic == "fused")
+                pays = pays and rows_pay(rows, workgroups, units, self.options.arithmetic == "fused")
             if not pays:
                 return nothing
         if len(items) > facts.device.max_workgroups[0]:  # the rows alone need fewer, and fit
             return nothing
-        return items, np.split(attended, np.cumsum(sizes)[:-1]), each, build
+        return items, np.split(attended, np.cumsum(sizes)[:-1]), each
 
     def _place_shared(self, shared: Records, slices: tuple[RowSlice, ...], placement: _Placement) -> None:
         """Shared items find their keys where the first of their rows finds its own."""

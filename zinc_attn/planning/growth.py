@@ -12,7 +12,6 @@ import numpy as np
 from ..canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
 from .call import plan_call
 from .inputs import CallFacts, CallOptions, Request
-from .layouts import LeavesFunction
 from .splits import first_seen
 from .submission import RecordingKey, Submission
 
@@ -26,19 +25,20 @@ def growth_keys(
     q_len: int,
     options: CallOptions,
     facts: CallFacts,
-    leaves_per_state: LeavesFunction | None = None,
+    *,
+    by_rule: bool = False,
 ) -> set[RecordingKey]:
     """The key of every submission of calls on ``batch`` sequences that share nothing and grow together to ``tokens``
-    keys, ``q_len`` new rows a call. q_len: at most ``tokens``. leaves_per_state: as in ``SplitLayouts``; without
-    it, calls are planned at both ends of every leaf.
+    keys, ``q_len`` new rows a call. q_len: at most ``tokens``. by_rule: by the split rule; else calls are
+    planned at both ends of every leaf.
     """
     growth = _Growth(tokens, batch, q_len, options, facts)
     leaves = range((q_len - 1) // KEYS_PER_LEAF, -(-tokens // KEYS_PER_LEAF))
-    if leaves_per_state is None or q_len > 1:  # the rows of a sequence share leaves, and how many is not monotone
+    if by_rule and q_len == 1:
+        growth.by_runs(leaves)
+    else:  # several rows of a sequence share nodes, and how many is not monotone
         for leaf in leaves:
             growth.leaf(leaf)
-    else:
-        growth.by_runs(leaves, leaves_per_state)
     return growth.found
 
 
@@ -95,13 +95,12 @@ class _Growth:
             search(*here, *there)
         return [planned[0], planned[-1]]
 
-    def by_runs(self, leaves: range, leaves_per_state: LeavesFunction) -> None:
+    def by_runs(self, leaves: range) -> None:
         """Find the keys of one query row under the split rule, for which few leaves stand for all.
 
         A block is a leaf, or, with a window, a node, whose leaves stand for those at the same places of other nodes. In
-        a run of blocks all states have the same number of leaves, and the window has begun to move in all or in none.
-        From block to block of a run sizes only grow, and a build that was left never returns. So where two blocks need
-        the same, and each call is one submission, all between them do.
+        a run of blocks the window has begun to move in all or in none. From block to block of a run sizes only grow. So
+        where two blocks need the same, and each call is one submission, all between them do.
         """
         size = 1 if self.options.window is None else LEAVES_PER_NODE
         blocks = range(leaves.start // size, -(-leaves.stop // size))
@@ -113,8 +112,7 @@ class _Growth:
             if block in (blocks[0], blocks[-1]):  # which may be parts of blocks
                 return block
             lengths = [length for leaf in _within(leaves, block * size, size) for length in self.ends(leaf)]
-            window = self.options.window
-            return [(leaves_per_state(n, self.q_len, window), first_seen(n, self.q_len, window) > 0) for n in lengths]
+            return [first_seen(n, self.q_len, self.options.window) > 0 for n in lengths]
 
         def search(begin: int, begin_keys: list[Keys], end: int, end_keys: list[Keys]) -> None:
             alike = begin_keys == end_keys and all(len(keys) == 1 for keys in end_keys)

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..kernels.declarations import Build
 from ..kernels.device_info import DeviceInfo
 from ..kernels.tuning import SCRATCH_BYTES
 from ..shapes import AttnShape
@@ -43,7 +42,7 @@ class Request(NamedTuple):
 
 
 class SplitLayout(NamedTuple):
-    """A split plan with its leaf ranges (splits, 2) and the build of pass 1 that it wants.
+    """A split plan with its node ranges (splits, 2).
 
     by_rule: it is the split rule's, so a call may go without splits; whole_context: it does: a workgroup by matrix
     units attends all keys of its rows.
@@ -51,14 +50,13 @@ class SplitLayout(NamedTuple):
 
     plan: SplitPlan
     ranges: Indices
-    build: Build
     by_rule: bool = False
     whole_context: bool = False
 
     @classmethod
-    def of(cls, plan: SplitPlan, build: Build, *, by_rule: bool = False) -> SplitLayout:
-        """The layout of a plan, run by ``build``."""
-        return cls(plan, np.array(plan.leaf_ranges()), build, by_rule)
+    def of(cls, plan: SplitPlan, *, by_rule: bool = False) -> SplitLayout:
+        """The layout of a plan."""
+        return cls(plan, np.array(plan.node_ranges()), by_rule)
 
     def without_splits(self) -> SplitLayout:
         """The same nodes as one range."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..canonical.constants import KEYS_PER_LEAF
+from ..canonical.constants import KEYS_PER_NODE
 from ..kernels.records import ITEM, ROW, Records
 from .splits import SplitPlan
 
@@ -26,38 +26,36 @@ class Mask(NamedTuple):
 def item_records(
     visible: Visible,
     ranges: Indices,
-    leaves_per_state: int,
     *,
     keep_empty: bool = False,
     shared: Indices | None = None,
     rows_each: int = 1,
 ) -> Records:
-    """ITEM records of query rows over a plan's leaf ranges (splits, 2); rows count from 0, no page table is set.
+    """ITEM records of query rows over a plan's node ranges (splits, 2); rows count from 0, no page table is set.
 
     Rows of the same range are neighbors, so that a GPU's caches hold the keys for all of them. With ``rows_each`` up to
     as many neighboring rows go into an item, whose keys [first, limit) move by 0 or by 1 from row to row; they share no
-    leaves in other items.
+    nodes in other items.
 
-    A range of which the row sees no leaf gives no item; with ``keep_empty`` a row that sees no key still has its first
-    range, whose state is the empty one. shared: (rows,) leaves at the front that other items attend for the row.
+    A range of which the row sees no node gives no item; with ``keep_empty`` a row that sees no key still has its first
+    range, whose state is the empty one. shared: (rows,) nodes at the front that other items attend for the row.
     """
     firsts, limits = visible
     bounds, steps = _even_blocks(firsts, limits, rows_each)
     begin, end = bounds[:-1], bounds[1:] - 1  # first and last rows of the items
-    last = -(-limits[end] // KEYS_PER_LEAF)
-    from_leaf = firsts[begin] // KEYS_PER_LEAF
+    last = -(-limits[end] // KEYS_PER_NODE)
+    first = firsts[begin] // KEYS_PER_NODE
     if shared is not None:
-        from_leaf = np.maximum(from_leaf, shared)
+        first = np.maximum(first, shared)
     if keep_empty:
         last = np.maximum(last, 1)
-    mine = (ranges[None, :, 0] < last[:, None]) & (ranges[None, :, 1] > from_leaf[:, None])
+    mine = (ranges[None, :, 0] < last[:, None]) & (ranges[None, :, 1] > first[:, None])
     split, block = np.nonzero((mine & (ranges[:, 0] < ranges[:, 1])[None]).T)
     items = np.zeros(len(block), ITEM)
     items["row"], items["rows"], items["row_step"] = begin[block], (end - begin + 1)[block], steps[block]
     items["limit"], items["first"] = limits[end][block], firsts[end][block]
-    items["leaf_begin"] = np.maximum(ranges[split, 0], from_leaf[block])
-    items["leaf_end"] = np.minimum(ranges[split, 1], last[block])
-    items["leaves_per_state"] = leaves_per_state
+    items["node_begin"] = np.maximum(ranges[split, 0], first[block])
+    items["node_end"] = np.minimum(ranges[split, 1], last[block])
     return items
 
 
@@ -90,16 +88,16 @@ def row_records(visible: Visible, plan: SplitPlan) -> Records:
     """ROW records of query rows whose states lie one behind the other, ``plan.states`` for each row."""
     firsts, limits = visible
     rows = np.zeros(len(limits), ROW)
-    unit = firsts // plan.unit_keys
-    rows["state"] = np.arange(len(limits)) * plan.states + unit - plan.first_unit
-    rows["count"] = np.maximum(-(-limits // plan.unit_keys) - unit, 0)
-    rows["unit"], rows["leaves_per_state"] = unit, plan.leaves_per_state
+    node = firsts // KEYS_PER_NODE
+    rows["state"] = np.arange(len(limits)) * plan.states + node - plan.first_node
+    rows["count"] = np.maximum(-(-limits // KEYS_PER_NODE) - node, 0)
+    rows["node"] = node
     return rows
 
 
 def item_keys(items: Records) -> int:
     """Keys, of one KV head, that the workgroups of ITEM records read."""
     first, limit = items["first"].astype(np.int64), items["limit"].astype(np.int64)
-    begin, end = items["leaf_begin"].astype(np.int64), items["leaf_end"].astype(np.int64)
-    keys = np.minimum(limit, end * KEYS_PER_LEAF) - np.maximum(first, begin * KEYS_PER_LEAF)
+    begin, end = items["node_begin"].astype(np.int64), items["node_end"].astype(np.int64)
+    keys = np.minimum(limit, end * KEYS_PER_NODE) - np.maximum(first, begin * KEYS_PER_NODE)
     return int(keys[end > begin].sum())

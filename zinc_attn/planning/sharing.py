@@ -1,4 +1,4 @@
-"""Shared prefixes: which leaves several query rows have in common, and the work items that attend them once."""
+"""Shared prefixes: which nodes several query rows have in common, and the work items that attend them once."""
 
 from __future__ import annotations
 
@@ -8,22 +8,17 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..canonical.constants import KEYS_PER_LEAF
-from ..kernels.declarations import Build
-from ..kernels.device_info import DeviceInfo
+from ..canonical.constants import KEYS_PER_NODE
 from ..kernels.records import ITEM, Records, no_records
-from ..kernels.sizes import value_passes
-from ..kernels.tuning import node_shared_bytes
-from ..shapes import AttnShape
 from .items import Indices
 
 SEQUENCE_ROWS: Final = 8  # query rows of a sequence from which conversions of K and V are worth a dispatch
 SEQUENCE_PER_UNIT: Final = 8  # workgroups that a compute unit then needs for the keys that they share ...
-FUSED_PER_UNIT: Final = 3  # ... and of eight waves with arithmetic "fused", of which conversions are a larger part
+FUSED_PER_UNIT: Final = 3  # ... and with arithmetic "fused", of which conversions are a larger part
 
 
 class SharedKeys(NamedTuple):
-    """Query rows [row, row + rows) of a call see all keys of leaves [begin, end), which lie in the same pages."""
+    """Query rows [row, row + rows) of a call see all keys of nodes [begin, end), which lie in the same pages."""
 
     row: int
     rows: int
@@ -31,32 +26,27 @@ class SharedKeys(NamedTuple):
     end: int
 
 
-def _common_leaves(
-    limits: Indices, leaves_per_state: Indices, tables: list[NDArray[np.uint32]], page_size: int
-) -> Indices:
-    """(rows - 1,): leaves, in whole states, that query rows i and i + 1 have in common."""
+def _common_nodes(limits: Indices, tables: list[NDArray[np.uint32]], page_size: int) -> Indices:
+    """(rows - 1,): nodes that query rows i and i + 1 have in common."""
     common = np.zeros(max(len(limits) - 1, 0), np.int64)
     for i in range(len(common)):
-        keys = int(min(limits[i], limits[i + 1])) if leaves_per_state[i] == leaves_per_state[i + 1] else 0
+        keys = int(min(limits[i], limits[i + 1]))
         if tables[i] is not tables[i + 1]:
             size = min(len(tables[i]), len(tables[i + 1]))
             differ = np.flatnonzero(tables[i][:size] != tables[i + 1][:size])
             keys = min(keys, (int(differ[0]) if differ.size else size) * page_size)
-        common[i] = keys // (KEYS_PER_LEAF * leaves_per_state[i]) * leaves_per_state[i]
+        common[i] = keys // KEYS_PER_NODE
     return common
 
 
-def shared_leaves(
-    limits: Indices, leaves_per_state: Indices, tables: list[NDArray[np.uint32]], page_size: int
-) -> tuple[list[SharedKeys], Indices]:
-    """What query rows have in common, and (rows,) the leaves at the front of each that are thereby attended.
+def shared_nodes(limits: Indices, tables: list[NDArray[np.uint32]], page_size: int) -> tuple[list[SharedKeys], Indices]:
+    """What query rows have in common, and (rows,) the nodes at the front of each that are thereby attended.
 
-    limits: (rows,) keys that each row sees; leaves_per_state: of each row; tables: its page table. Rows that
-    share a prefix must be neighbors, as they are when sorted by these and table; rows of different ones share nothing.
-    A prefix of some rows is followed by a longer one of fewer.
+    limits: (rows,) keys that each row sees; tables: its page table. Rows that share a prefix must be neighbors, as they
+    are when sorted by table. A prefix of some rows is followed by a longer one of fewer.
     """
     n = len(limits)
-    common = _common_leaves(limits, leaves_per_state, tables, page_size)
+    common = _common_nodes(limits, tables, page_size)
     found: list[SharedKeys] = []
     attended = np.zeros(n, np.int64)
     todo = [(0, n, 0)]
@@ -73,38 +63,24 @@ def shared_leaves(
     return sorted(found), attended
 
 
-def rows_pay(rows: int, workgroups: int, build: Build, compute_units: int, fused: bool) -> bool:
-    """Whether rows of one sequence on a GPU share keys where the caller leaves it open.
+def rows_pay(rows: int, workgroups: int, compute_units: int, fused: bool) -> bool:
+    """Whether rows of one sequence share keys where the caller leaves it open.
 
     Side by side in the grid they find the keys in its caches anyway, so sharing saves conversions alone, at the price
-    of fewer and longer ``workgroups``, in ``build``. (docs/cost-model.md)
+    of fewer and longer ``workgroups``. (docs/cost-model.md)
     """
-    needed = FUSED_PER_UNIT if fused and build == "node" else SEQUENCE_PER_UNIT
+    needed = FUSED_PER_UNIT if fused else SEQUENCE_PER_UNIT
     return rows >= SEQUENCE_ROWS and workgroups >= needed * compute_units
 
 
-def shared_items(shared: list[SharedKeys], leaves_per_state: Indices, rows_each: int) -> Records:
-    """ITEM records of shared keys: one per state and up to ``rows_each`` rows; items of the same keys are neighbors.
-
-    leaves_per_state: (rows,) of each row.
-    """
+def shared_items(shared: list[SharedKeys], rows_each: int) -> Records:
+    """ITEM records of shared keys: one per node and up to ``rows_each`` rows; items of the same keys are neighbors."""
     parts = [no_records(ITEM)]
     for row, rows, begin, end in shared:
-        leaves = int(leaves_per_state[row])
-        grid = np.meshgrid(np.arange(begin, end, leaves), np.arange(row, row + rows, rows_each), indexing="ij")
-        leaf, first_row = (axis.reshape(-1) for axis in grid)
-        items = np.zeros(len(leaf), ITEM)
+        grid = np.meshgrid(np.arange(begin, end), np.arange(row, row + rows, rows_each), indexing="ij")
+        node, first_row = (axis.reshape(-1) for axis in grid)
+        items = np.zeros(len(node), ITEM)
         items["row"], items["rows"] = first_row, np.minimum(row + rows - first_row, rows_each)
-        items["leaf_begin"], items["leaf_end"], items["limit"] = leaf, leaf + leaves, end * KEYS_PER_LEAF
-        items["leaves_per_state"] = leaves
+        items["node_begin"], items["node_end"], items["limit"] = node, node + 1, end * KEYS_PER_NODE
         parts.append(items)
     return np.concatenate(parts)
-
-
-def shared_build(items: Records, rows_each: int, device: DeviceInfo, shape: AttnShape) -> Build:
-    """The build of pass 1 for shared keys, of which no item reaches beyond a node: "node" where its workgroups fit."""
-    vectors = rows_each * shape.group
-    if not np.any(items["leaf_end"] - items["leaf_begin"] > 1):
-        return "single"
-    needed = node_shared_bytes(vectors, value_passes(shape, vectors))
-    return "node" if device.node_workgroups and needed <= device.shared_memory_bytes else "loop"

@@ -1,15 +1,7 @@
 """The split rule: from the context length and the compute units to a layout of work. Integer arithmetic on the host.
 
-A plan says which workgroup computes which partial states. The output bits are the same for every plan
-(docs/determinism.md), so the rule follows performance alone. Keys form leaves of 64 and nodes of 512, and no split is
-smaller than a leaf.
-
-docs/cli.md has the rule for GPUs, with the table of contexts and the target of workgroups of one wave. The sizes of two
-splits differ by at most one leaf, or by one node where states are per node.
-
-On a CPU device a split is one leaf as long as leaves * q_len is at most 4,096, because the straight-line build of
-pass 1 is the fastest there. Beyond that there are min(nodes, target) splits, with a state per node. ``Attention`` asks
-the rule for at most 32 query rows, and cuts more of them into submissions of at most 4,096 states.
+A plan says which workgroup attends which nodes of 512 keys. Every node has a state of its own, whichever workgroup
+makes it, so the output bits are the same for every plan (docs/determinism.md), and the rule follows performance alone.
 """
 
 from __future__ import annotations
@@ -22,43 +14,47 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..canonical.constants import KEYS_PER_LEAF, KEYS_PER_NODE, LEAVES_PER_NODE
-from ..checks import check_bool, check_int, check_text, shown
-from ..dtypes import storage_dtype
-from ..errors import ArgumentError, LimitError
-from ..kernels.declarations import Build
-from ..kernels.tuning import LayoutFacts, heads_together
+from ..canonical.constants import KEYS_PER_NODE
+from ..checks import check_int, shown
+from ..errors import ArgumentError
+from ..kernels.formulas import Formulas
 from ..limits import MAX_CONTEXT
 from ..shapes import AttnShape
-from ..storage import storage_types
 
-SINGLE_SPLIT_KEYS: Final = 128  # up to here one workgroup per head group is as fast as two passes
-NODE_KEYS: Final = 65536  # from here partial states per leaf cost more than idle compute units
 WORKGROUPS_PER_UNIT: Final = 8
-# The nodes of NODE_KEYS keys: the number of splits does not fall where states are no longer per leaf.
-MAX_LEAF_SPLITS: Final = NODE_KEYS // (KEYS_PER_LEAF * LEAVES_PER_NODE)
-MAX_CPU_STATES: Final = 4096  # per-leaf states of a call that a CPU device is given: they stay within its caches
-CPU_ROWS: Final = 32  # query rows of a submission, on a CPU device, for which the rule is asked where there are more
-# On a GPU: workgroups that a compute unit needs for keys that rows share.
-SHARED_PER_UNIT: Final[dict[Build, int]] = {"single": 4, "node": 1, "loop": 4}
-SHARED_LEAVES: Final = 32  # on a CPU: leaves of workgroups' work that sharing must save to pay for its dispatch
-MAX_SPLITS: Final = MAX_CONTEXT // KEYS_PER_LEAF  # of a fixed layout
-PLAN_VERSION: Final = 3
+# The rule. NODES: that some row sees; COMPUTE_UNITS: of the device; ROWS: query rows of the sequence in the call. Split
+# i of them begins at node FIRST_NODE + i * NODES // SPLITS.
+SPLIT_RULE: Final = Formulas(
+    {
+        "SHARES": ("KV_HEADS * HEAD_CHUNKS * ROWS", "workgroups that a split has"),
+        "MOST_SPLITS": (
+            "(WORKGROUPS_PER_UNIT * COMPUTE_UNITS + SHARES - 1) // SHARES",
+            "splits from which every compute unit has WORKGROUPS_PER_UNIT workgroups",
+        ),
+        "SPLITS": (
+            "1 if NODES == 0 else NODES if NODES <= MOST_SPLITS else MOST_SPLITS",
+            "a node each, until the device is full",
+        ),
+    },
+    ("NODES", "COMPUTE_UNITS", "KV_HEADS", "HEAD_CHUNKS", "ROWS"),
+    {"WORKGROUPS_PER_UNIT": WORKGROUPS_PER_UNIT},
+)
+# Workgroups of keys that rows share must give every compute unit one, and save as many as fill the device so often.
+SHARED_FILLS: Final = 3
+PLAN_VERSION: Final = 4
 
 
 @dataclass(frozen=True)
 class SplitPlan:
     """A layout of one attention call. Built by ``plan_splits`` or ``SplitPlan.fixed``.
 
-    context_len: keys; boundaries: num_splits + 1 ascending key positions from begin to context_len, any integers;
-    leaves_per_state: leaves per emitted partial state, 1 or 8. A unit belongs to the split in which it starts, that of
-    ``begin`` to the first. begin: keys before it are seen by no row (a window), and their leaves are not read.
+    context_len: keys; boundaries: num_splits + 1 ascending key positions from begin to context_len; those between are
+    whole nodes, multiples of 512. begin: keys before it are seen by no row (a window).
     """
 
     context_len: int
     shape: AttnShape
     boundaries: tuple[int, ...]
-    leaves_per_state: int
     q_len: int = 1
     begin: int = 0
 
@@ -67,19 +63,17 @@ class SplitPlan:
             ("context_len", check_int("context_len", self.context_len, 0, MAX_CONTEXT)),
             ("q_len", check_int("q_len", self.q_len, 1)),
             ("begin", check_int("begin", self.begin, 0, max(self.context_len, 0))),
-            ("leaves_per_state", check_int("leaves_per_state", self.leaves_per_state, 1, LEAVES_PER_NODE)),
             ("boundaries", _positions(self.boundaries)),
         ):
             object.__setattr__(self, name, value)  # NumPy integers become Python's
         if not isinstance(self.shape, AttnShape):
             raise ArgumentError(f"shape: got {shown(self.shape)}, expected an AttnShape")
-        if self.leaves_per_state not in (1, LEAVES_PER_NODE):
-            raise ArgumentError(f"leaves_per_state: got {self.leaves_per_state!r}, expected 1 or {LEAVES_PER_NODE}")
         b = self.boundaries
-        if len(b) < 2 or b[0] != self.begin or b[-1] != self.context_len or list(b) != sorted(b):
+        ordered = len(b) > 1 and b[0] == self.begin and b[-1] == self.context_len and list(b) == sorted(b)
+        if not ordered or any(x % KEYS_PER_NODE for x in b[1:-1]):
             raise ArgumentError(
                 f"boundaries: got {_short(b)}, expected ascending key positions from begin = {self.begin} to "
-                f"context_len = {self.context_len}"
+                f"context_len = {self.context_len}, and between them multiples of {KEYS_PER_NODE}"
             )
 
     @classmethod
@@ -95,94 +89,60 @@ class SplitPlan:
     ) -> SplitPlan:
         """A layout of ``num_splits`` even splits, or of splits of ``split_size`` keys; any positive number is legal.
 
-        At most MAX_SPLITS splits: no context has more leaves, and a split without a leaf has no work. window: keys a
-        row sees at most, its own included; the layout divides those that some row sees.
+        A split is whole nodes of 512 keys: there are at most as many splits as nodes, and a size is rounded up to
+        nodes. window: keys a row sees at most, its own included; the layout divides those that some row sees.
         """
-        context_len = check_int("context_len", context_len, 0, MAX_CONTEXT)
-        begin = first_seen(context_len, check_int("q_len", q_len, 1), window)
-        seen = context_len - begin
         if (num_splits is None) == (split_size is None):
             raise ArgumentError(
                 f"num_splits, split_size: got {shown(num_splits)}, {shown(split_size)}, expected exactly one of the two"
             )
+        context_len = check_int("context_len", context_len, 0, MAX_CONTEXT)
+        begin = first_seen(context_len, check_int("q_len", q_len, 1), window)
+        first, end = begin // KEYS_PER_NODE, -(-context_len // KEYS_PER_NODE)
         if num_splits is not None:
-            n = check_int("num_splits", num_splits, 1, MAX_SPLITS)
-            boundaries = tuple(begin + i * seen // n for i in range(n + 1))
-            size = seen // n
-        else:
-            size = check_int("split_size", split_size, 1)
-            if seen // size > MAX_SPLITS:
-                raise LimitError(
-                    f"split_size: got {size}, which makes {seen // size:,} splits of {seen:,} keys, expected one that "
-                    f"makes at most {MAX_SPLITS:,}; use {KEYS_PER_LEAF} or more"
-                )
-            boundaries = (begin, *range((begin // size + 1) * size, context_len, size), context_len)
-        return cls(
-            context_len,
-            shape,
-            boundaries,
-            LEAVES_PER_NODE if size >= KEYS_PER_LEAF * LEAVES_PER_NODE else 1,
-            q_len,
-            begin,
-        )
+            return cls._even(context_len, shape, check_int("num_splits", num_splits, 1), q_len, begin)
+        size = -(-check_int("split_size", split_size, 1) // KEYS_PER_NODE)
+        inner = (node * KEYS_PER_NODE for node in range((first // size + 1) * size, end, size))
+        return cls(context_len, shape, (begin, *inner, context_len), q_len, begin)
+
+    @classmethod
+    def _even(cls, context_len: int, shape: AttnShape, splits: int, q_len: int, begin: int) -> SplitPlan:
+        """At most ``splits`` splits, whose sizes differ by one node."""
+        first, end = begin // KEYS_PER_NODE, -(-context_len // KEYS_PER_NODE)
+        splits = max(min(splits, end - first), 1)
+        inner = ((first + i * (end - first) // splits) * KEYS_PER_NODE for i in range(1, splits))
+        return cls(context_len, shape, (begin, *inner, context_len), q_len, begin)
 
     @property
     def num_splits(self) -> int:
-        """Number of splits, empty ones included."""
+        """Number of splits."""
         return len(self.boundaries) - 1
 
     @property
-    def unit_keys(self) -> int:
-        """Keys per emitted partial state."""
-        return self.leaves_per_state * KEYS_PER_LEAF
+    def first_node(self) -> int:
+        """The node that holds key ``begin``: that of a row's first partial state."""
+        return self.begin // KEYS_PER_NODE
 
     @property
     def states(self) -> int:
-        """Partial states per query row and head."""
-        return -(-self.context_len // self.unit_keys) - self.first_unit
+        """Partial states per query row and head: the nodes that some row sees."""
+        return -(-self.context_len // KEYS_PER_NODE) - self.first_node
 
-    @property
-    def first_unit(self) -> int:
-        """The unit that holds key ``begin``: absolute number of a row's first partial state."""
-        return self.begin // self.unit_keys
-
-    def leaf_ranges(self) -> list[tuple[int, int]]:
-        """Leaves [begin, end) of each split; whole units, an empty range where no unit starts in the split."""
-        starts = -(-np.array(self.boundaries, np.int64) // self.unit_keys) * self.leaves_per_state
-        starts[0] = self.begin // KEYS_PER_LEAF
-        return list(pairwise(np.minimum(starts, -(-self.context_len // KEYS_PER_LEAF)).tolist()))
-
-    @property
-    def build(self) -> Build:
-        """The build of pass 1 with workgroups of one wave: "single" where no split has over one leaf, else "loop"."""
-        return "single" if all(b - a <= 1 for a, b in self.leaf_ranges()) else "loop"
-
-    def build_on(self, device: LayoutFacts, dtype: str = "f16") -> Build:
-        """The build of pass 1 that a device runs; the bits are the same whichever does. dtype: of K and V.
-
-        "node" where each split lies within a node and a state is a node's, until there are so many splits that
-        workgroups of one wave keep a GPU's memory busy, of which those of a smaller type ask for less; always where it
-        takes more heads together than workgroups of one wave would.
-        """
-        if device.node_workgroups and self.leaves_per_state == LEAVES_PER_NODE:
-            bits = min(kind.bits for kind in storage_types(dtype)) * self.workgroups // self.shape.head_chunks
-            same_heads = heads_together("node", device.kind, self.shape) == self.shape.heads_per_workgroup
-            bytes_alone = device.kind != "cpu" and self.q_len == 1 and same_heads
-            fills = bytes_alone and bits >= 16 * WORKGROUPS_PER_UNIT * device.compute_units
-            if not fills and all(b <= (a | LEAVES_PER_NODE - 1) + 1 for a, b in self.leaf_ranges() if b > a):
-                return "node"
-        return self.build
+    def node_ranges(self) -> list[tuple[int, int]]:
+        """Nodes [begin, end) of each split."""
+        starts = -(-np.array(self.boundaries, np.int64) // KEYS_PER_NODE)
+        starts[0] = self.first_node
+        return list(pairwise(starts.tolist()))
 
     @property
     def passes(self) -> int:
-        """1 where a single state per row is all there is and pass 1 writes the output, 0 keys included in 2."""
+        """1 if each row has exactly one state, which pass 1 makes the output, otherwise 2."""
         return 1 if self.states == 1 else 2
 
     @property
     def workgroups(self) -> int:
-        """Workgroups of pass 1 that have work."""
-        busy = sum(b > a for a, b in self.leaf_ranges())
-        return busy * self.shape.kv_heads * self.shape.head_chunks * self.q_len
+        """Workgroups of pass 1."""
+        return min(self.num_splits, self.states) * self.shape.kv_heads * self.shape.head_chunks * self.q_len
 
     @property
     def scratch_bytes(self) -> int:
@@ -198,7 +158,6 @@ class SplitPlan:
             "context_len": self.context_len,
             "shape": self.shape.to_dict(),
             "boundaries": list(self.boundaries),
-            "leaves_per_state": self.leaves_per_state,
             "q_len": self.q_len,
             "begin": self.begin,
         }
@@ -206,7 +165,7 @@ class SplitPlan:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> SplitPlan:
         """The inverse of ``to_dict``. ArgumentError for an unknown version or a missing or unknown key."""
-        keys = {"version", "context_len", "shape", "boundaries", "leaves_per_state", "q_len", "begin"}
+        keys = {"version", "context_len", "shape", "boundaries", "q_len", "begin"}
         if not isinstance(data, dict) or set(data) != keys:
             given = sorted(map(str, data)) if isinstance(data, dict) else data
             raise ArgumentError(f"SplitPlan.from_dict: got keys {shown(given)}, expected {sorted(keys)}")
@@ -221,8 +180,7 @@ class SplitPlan:
             )
         if "v_head_dim" in shape:  # for which AttnShape, unlike a file, may have None
             check_int("AttnShape.v_head_dim", shape["v_head_dim"], 1)
-        sizes = data["leaves_per_state"], data["q_len"], data["begin"]
-        return cls(data["context_len"], AttnShape(**shape), data["boundaries"], *sizes)
+        return cls(data["context_len"], AttnShape(**shape), data["boundaries"], data["q_len"], data["begin"])
 
     def fingerprint(self) -> str:
         """SHA-256 of the plan's canonical JSON: equal plans, and only those, have equal fingerprints."""
@@ -230,101 +188,40 @@ class SplitPlan:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def split_rule(leaves: int, shape: AttnShape, compute_units: int, q_len: int, kind: str) -> tuple[int, int]:
-    """(splits, leaves per emitted state) of ``leaves`` leaves with workgroups of one wave, for checked arguments."""
-    return splits_for(leaves, split_target(shape, compute_units, q_len), q_len, kind)
-
-
-def split_target(shape: AttnShape, compute_units: int, q_len: int) -> int:
-    """The splits that fill the device, which is all that ``split_rule`` takes of the shape and the compute units."""
-    return -(-compute_units * WORKGROUPS_PER_UNIT // (shape.kv_heads * shape.head_chunks * q_len))
-
-
-def splits_for(leaves: int, target: int, q_len: int, kind: str) -> tuple[int, int]:
-    """``split_rule`` for a target."""
-    nodes = -(-leaves // LEAVES_PER_NODE)
-    if kind == "cpu" and leaves * q_len <= MAX_CPU_STATES:
-        return max(leaves, 1), 1
-    if leaves * KEYS_PER_LEAF <= SINGLE_SPLIT_KEYS:
-        return 1, LEAVES_PER_NODE
-    if kind != "cpu" and leaves < NODE_KEYS // KEYS_PER_LEAF:
-        splits = min(leaves, target, MAX_LEAF_SPLITS)
-        return splits, 1 if splits > nodes else LEAVES_PER_NODE
-    # states are per node anyway: a split per node costs nothing and is even
-    return (nodes if q_len == 1 and kind != "cpu" else min(nodes, target)), LEAVES_PER_NODE
-
-
-def sharing_pays(saved: int, items: int, build: Build, shape: AttnShape, compute_units: int, kind: str) -> bool:
-    """Whether keys that rows share are attended together where the caller leaves it open.
-
-    saved: leaves, of one KV head, that workgroups need not read again; items: workgroups of one KV head, in ``build``,
-    that attend the shared keys. On a GPU these are a dispatch of their own with fewer and longer workgroups: it must
-    save as much as fills the device three times, and give every compute unit some workgroups. (docs/cost-model.md)
-    """
-    if kind == "cpu":
-        return saved >= SHARED_LEAVES
-    fills = items * shape.kv_heads >= SHARED_PER_UNIT[build] * compute_units
-    return fills and saved * shape.kv_heads >= 3 * compute_units * WORKGROUPS_PER_UNIT
-
-
 def plan_splits(
     context_len: int,
     shape: AttnShape,
     compute_units: int = 64,
-    dtype: object = "f16",
     q_len: int = 1,
-    kind: str = "gpu",
     window: int | None = None,
-    node_workgroups: bool = True,
 ) -> SplitPlan:
     """The layout for ``context_len`` keys by the rule above.
 
-    compute_units: of the device (64 for a Radeon AI PRO R9700); dtype: of K and V, on which nothing depends yet; q_len:
-    query rows of the call; kind: "cpu" for a software device, anything else is a GPU; window: keys a row sees at most,
-    its own included: the rule then looks at the leaves that some row sees; node_workgroups: whether the GPU has
-    workgroups of eight waves (``DeviceInfo.node_workgroups``). Splits are monotone in context_len.
+    compute_units: of the device (64 for a Radeon AI PRO R9700); q_len: query rows of the call; window: keys a row sees
+    at most, its own included. Splits are monotone in context_len.
     Idea: Flash-Decoding (Dao, Haziza, Massa, Sizov 2023); no split below a useful size, as FlashInfer plans.
     """
     context_len = check_int("context_len", context_len, 0, MAX_CONTEXT)
     compute_units = check_int("compute_units", compute_units, 1)
-    q_len = check_int("q_len", q_len, 1)
+    begin = first_seen(context_len, check_int("q_len", q_len, 1), window)
     if not isinstance(shape, AttnShape):
         raise ArgumentError(f"shape: got {shown(shape)}, expected an AttnShape")
-    storage_dtype(dtype)
-    check_text("kind", kind, "a kind of device, such as cpu or discrete")
-    if check_bool("node_workgroups", node_workgroups) and kind != "cpu":
-        return SplitPlan.fixed(context_len, shape, split_size=KEYS_PER_NODE, q_len=q_len, window=window)
-    if begin := first_seen(context_len, q_len, window):
-        skipped = begin // KEYS_PER_LEAF * KEYS_PER_LEAF
-        plan = plan_splits(context_len - skipped, shape, compute_units, dtype, q_len, kind, None, node_workgroups)
-        boundaries = (begin, *(max(b + skipped, begin) for b in plan.boundaries[1:]))
-        return SplitPlan(context_len, shape, boundaries, plan.leaves_per_state, q_len, begin)
-    leaves = -(-context_len // KEYS_PER_LEAF)
-    splits, each = split_rule(leaves, shape, compute_units, q_len, kind)
-    states = -(-leaves // each)
-    boundaries = tuple(min(i * states // splits * each * KEYS_PER_LEAF, context_len) for i in range(splits + 1))
-    return SplitPlan(context_len, shape, boundaries, each, q_len)
+    nodes = -(-context_len // KEYS_PER_NODE) - begin // KEYS_PER_NODE
+    return SplitPlan._even(context_len, shape, splits_of(nodes, shape, compute_units, q_len), q_len, begin)
 
 
-def plan_on(
-    device: LayoutFacts, context_len: int, shape: AttnShape, dtype: object, q_len: int, window: int | None
-) -> SplitPlan:
-    """``plan_splits`` for a device."""
-    units, kind, node_workgroups = device
-    return plan_splits(context_len, shape, units, dtype, q_len, kind, window, node_workgroups)
+def splits_of(nodes: int, shape: AttnShape, compute_units: int, q_len: int) -> int:
+    """The rule's splits of so many nodes, for checked arguments."""
+    return SPLIT_RULE.values(nodes, compute_units, shape.kv_heads, shape.head_chunks, q_len)["SPLITS"]
 
 
-def rows_at_once(q_len: int, kind: str) -> int:
-    """Query rows for which ``Attention`` asks the rule: on a CPU device a call with more has several submissions."""
-    return min(q_len, CPU_ROWS) if kind == "cpu" else q_len
+def sharing_pays(saved: int, items: int, shape: AttnShape, compute_units: int) -> bool:
+    """Whether keys that rows share are attended together where the caller leaves it open.
 
-
-def leaves_per_state_on(device: LayoutFacts, context_len: int, shape: AttnShape, q_len: int, window: int | None) -> int:
-    """``leaves_per_state`` of what ``plan_on`` plans for ``rows_at_once``, for checked arguments, without the plan."""
-    if device.node_workgroups and device.kind != "cpu":
-        return LEAVES_PER_NODE
-    leaves = -(-context_len // KEYS_PER_LEAF) - first_seen(context_len, q_len, window) // KEYS_PER_LEAF
-    return split_rule(leaves, shape, device.compute_units, rows_at_once(q_len, device.kind), device.kind)[1]
+    saved: nodes, of one KV head, that workgroups need not read again; items: workgroups of one KV head that attend the
+    shared keys. They are a dispatch of their own with fewer and longer workgroups. (docs/cost-model.md)
+    """
+    return min(items, saved // SHARED_FILLS) * shape.kv_heads >= compute_units
 
 
 def first_seen(context_len: int, q_len: int, window: int | None) -> int:

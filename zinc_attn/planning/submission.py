@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..kernels.declarations import Build
 from ..kernels.matrix import MatrixWorkgroup
 from ..kernels.records import APPEND, ITEM, Records, no_records
 from ..limits import MAX_HEADS_PER_WORKGROUP
@@ -32,7 +31,6 @@ class RecordingKey(NamedTuple):
     once.
     """
 
-    build: Build
     single_pass: bool  # every row has at most one state, or its whole context, and pass 1 writes the output
     items: int
     rows: int
@@ -43,9 +41,8 @@ class RecordingKey(NamedTuple):
     partial: bool = False  # pass 1 alone; the host reads the states
     shared: int = 0  # items of keys that rows share; 0: none
     shared_rows: int = 1  # query rows that one workgroup of them serves
-    shared_build: Build = "single"
     masks: int = 0  # words of masks; 0: there is none
-    node_heads: int = MAX_HEADS_PER_WORKGROUP  # query heads that a workgroup of the node build serves at most
+    most_heads: int = MAX_HEADS_PER_WORKGROUP  # query heads of a row that a workgroup serves at most
     matrix: MatrixWorkgroup | None = None  # of pass 1 with matrix units
     fused: bool = False  # sums of products round once
     whole_context: bool = False  # its workgroups keep their rows' totals where the states would be

@@ -17,8 +17,9 @@ from ..canonical.constants import LEAVES_PER_NODE
 from ..checks import parse_digits, shown
 from ..errors import ArgumentError, DeviceNotFoundError, NoVulkanError
 from ..kernels.matrix import MatrixFacts, best_tile
-from ..kernels.tuning import CPU_WAVE, node_shared_bytes
-from ..limits import MAX_HEADS_PER_WORKGROUP, MAX_VALUE_PASSES, WAVE
+from ..kernels.sizes import LEAST_SHARED_BYTES
+from ..kernels.tuning import CPU_WAVE
+from ..limits import WAVE
 from .loader import API_1_2, API_1_3, INSTALL_DRIVER, Heap, Vulkan, loader
 from .protocol import DeviceInfo
 
@@ -156,24 +157,23 @@ def device_info(vk: Vulkan, instance: Any, api: int, physical: Any, index: int) 
         timestamp_period_ns=float(limits.timestampPeriod) if timestamp_bits else 0.0,
         shared_memory_bytes=int(limits.maxComputeSharedMemorySize),
         wave_size=_wave_size(kind, vk.text(props.deviceName)),
-        node_workgroups=_node_workgroups(vk, physical, extensions, min(api, version)),
+        refusal=_refusal(limits),
         fma_operation="VK_KHR_shader_fma" in extensions and bool(fma_features(vk, physical).multiviewGeometryShader),
         matrix=_matrix_facts(vk, instance, physical, extensions, min(api, version)),
     )
 
 
-def _node_workgroups(vk: Vulkan, physical: Any, extensions: set[str], api: int) -> bool:
-    """Whether the node build of pass 1 runs as meant: eight waves a workgroup, which on a GPU are subgroups."""
-    props, wave = vk.properties(physical, "VkPhysicalDeviceSubgroupProperties")
-    limits = props.limits
-    waves = wave.subgroupSize == WAVE or _KINDS.get(props.deviceType) == "cpu"
-    waves = waves or asks_for_waves(vk, physical, extensions, api)
-    return bool(
-        waves
-        and limits.maxComputeWorkGroupInvocations >= LEAVES_PER_NODE * WAVE
-        and limits.maxComputeWorkGroupSize[1] >= LEAVES_PER_NODE
-        and limits.maxComputeSharedMemorySize >= node_shared_bytes(MAX_HEADS_PER_WORKGROUP, MAX_VALUE_PASSES)
-    )
+def _refusal(limits: Any) -> str | None:
+    """The limit of a device that a workgroup of pass 1, eight waves with a leaf each, goes beyond."""
+    invocations = LEAVES_PER_NODE * WAVE
+    for name, got, least in (
+        ("maxComputeWorkGroupInvocations", limits.maxComputeWorkGroupInvocations, invocations),
+        ("maxComputeWorkGroupSize[0]", limits.maxComputeWorkGroupSize[0], invocations),
+        ("maxComputeSharedMemorySize", limits.maxComputeSharedMemorySize, LEAST_SHARED_BYTES),
+    ):
+        if got < least:
+            return f"{name} is {got}, expected {least} or more"
+    return None
 
 
 def _wave_size(kind: str, name: str) -> int:

@@ -51,7 +51,7 @@ DRIVER_SETTINGS: Final = (
 )
 DEVICE_FACTS: Final = (  # not the UUID, which can identify a card
     *("name", "kind", "vendor", "driver", "api_version", "compute_units", "compute_units_source", "subgroup_size"),
-    *("memory_bytes", "max_buffer_bytes", "node_workgroups", "timestamp_period_ns"),
+    *("memory_bytes", "max_buffer_bytes", "refusal", "timestamp_period_ns"),
 )
 
 OK: Final = "ok"  # of a step

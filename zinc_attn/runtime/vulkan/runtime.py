@@ -14,7 +14,15 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from ...errors import ArgumentError, ClosedError, DeviceLostError, DTypeError, ForkedProcessError, ZincAttnError
+from ...errors import (
+    ArgumentError,
+    ClosedError,
+    DeviceLostError,
+    DTypeError,
+    ForkedProcessError,
+    LimitError,
+    ZincAttnError,
+)
 from ...kernels.declarations import KernelDecl
 from ..protocol import DeviceInfo, Dispatch, Kernel, Use, Words
 from ..refusals import check_compile_room, check_nbytes, check_step, closed_device, no_host_memory
@@ -71,6 +79,8 @@ class VulkanRuntime:
 
     def __init__(self, info: DeviceInfo, host: HostDevice | None = None) -> None:
         close_collected()
+        if info.refusal is not None:
+            raise LimitError(f"device: {info.name} cannot attend: {info.refusal}; use another device")
         self.info = info
         self._pid = os.getpid()
         self._lock = threading.RLock()

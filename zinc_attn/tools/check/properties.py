@@ -17,7 +17,6 @@ from ...canonical.constants import KEYS_PER_NODE
 from ...distributed.attention import ShardedAttention
 from ...distributed.cache import ShardedKVCache
 from ...errors import LimitError
-from ...kernels.tuning import LayoutFacts
 from ...planning.arithmetic import EXACT
 from ...runtime.device import Device
 from ...storage import storage_types
@@ -30,10 +29,7 @@ from .data import ROWS, Data, words
 from .outcome import Outcome
 from .record import COMMITTED, Digests, committed_digests, is_of
 
-# GPUs whose layouts are tried: compute units, and whether a workgroup can have the eight waves of a node.
-GPUS: Final = ((2, False), (32, False), (96, False), (64, True))
-# K and V for which a CPU device, whose own layouts have no such workgroups, tries them: they differ in no step by type.
-NODE_DTYPES: Final = ("f32", "f16")
+GPUS: Final = (2, 32, 96)  # compute units of devices whose layouts are tried
 SPARE: Final = 8  # pages for what the cascade's sequences have of their own
 LONG: Final = 4 * SPARE * 256  # tokens from which the sequence gives these pages up: a larger cache may fit no buffer
 TAIL: Final = 70  # tokens that the chunking variations append anew
@@ -103,10 +99,9 @@ class _Examination:
         if case.context > KEYS_PER_NODE:  # a single node has one place
             self._shards([self.device, *beside], at_once)
 
-    def _by_split(self, split: SplitSpec, dtype: str | None = None, device: LayoutFacts | None = None) -> PlanRule:
-        shape, facts = self.case.shape, device or self.device.info.layout_facts
-        dtype = dtype or self.case.dtype
-        return lambda tokens, q_len, window: split.plan(tokens, shape, facts, dtype, q_len, window)
+    def _by_split(self, split: SplitSpec, compute_units: int | None = None) -> PlanRule:
+        shape, units = self.case.shape, compute_units or self.device.info.compute_units
+        return lambda tokens, q_len, window: split.plan(tokens, shape, units, q_len, window)
 
     @contextmanager
     def _filled(
@@ -119,9 +114,8 @@ class _Examination:
         with closing(KVCache(self.device, case.shape, 1, pages * page, case.dtype, page, **options)) as cache:
             seq = cache.new_sequence()
             _append(cache, seq, data, 0, len(data.k), PIECE)
-            rule = self._by_split(SplitSpec("auto"), case.dtype)
             options = {"arithmetic": case.arithmetic, **case.options()}
-            with closing(PlannedAttention(cache, rule, **options)) as attention:
+            with closing(PlannedAttention(cache, self.split_rule, **options)) as attention:
                 yield attention, seq
 
     def _output(self, attention: PlannedAttention, q: F32, seq: Sequence, *new: NDArray[Any]) -> Output:
@@ -148,16 +142,10 @@ class _Examination:
 
     def _layouts(self, attention: PlannedAttention, seq: Sequence, splits: Seq[SplitSpec]) -> None:
         """Properties 2 and 3: every layout, and the split rule for other devices."""
-        tried: list[tuple[int, str, PlanRule, LayoutFacts | None]]
-        tried = [(2, f"layout {one.label}", self._by_split(one), None) for one in splits]
-        for units, nodes in GPUS:
-            slow = self.device.info.kind == "cpu" and self.case.arithmetic in EXACT  # matrix units have one build
-            if not (nodes and slow and self.case.dtype not in NODE_DTYPES):
-                facts = LayoutFacts(units, "gpu", nodes)
-                rule = self._by_split(SplitSpec("auto"), device=facts)
-                tried.append((3, f"{units} compute units{', node workgroups' * nodes}", rule, facts))
-        for prop, variation, rule, runs in tried:
-            attention.lay_out(rule, device=runs)
+        tried = [(2, f"layout {one.label}", self._by_split(one)) for one in splits]
+        tried += [(3, f"{units} compute units", self._by_split(SplitSpec("auto"), units)) for units in GPUS]
+        for prop, variation, rule in tried:
+            attention.lay_out(rule)
             self.outcome.compare(prop, variation, self._output(attention, self.query, seq))
         attention.lay_out(self.split_rule)
 

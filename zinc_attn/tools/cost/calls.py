@@ -15,7 +15,7 @@ from ...checks import check_int
 from ...dtypes import storage_dtype
 from ...kernels.device_info import DeviceInfo
 from ...kernels.records import Records
-from ...kernels.tuning import SCRATCH_BYTES, LayoutFacts, heads_together
+from ...kernels.tuning import SCRATCH_BYTES, heads_together
 from ...limits import MAX_CONTEXT, WAVE
 from ...planning.arithmetic import Arithmetic
 from ...planning.call import cut_call
@@ -51,7 +51,7 @@ class PlannedCall:
         modeled = ("", "", "", "", units, "the card", WAVE, 0, SCRATCH_BYTES, (GRID,) * 3, 0.0)
         device = DeviceInfo(0, card.title, "discrete", *modeled, matrix=RDNA4_UNITS)
         facts = CallFacts(device, shape, PAGE)
-        layouts = split_rule_layouts(shape, dtype, LayoutFacts(units))
+        layouts = split_rule_layouts(shape, units)
         self._planner, self.cut = cut_call(requests, CallOptions(layouts, None, cascade, arithmetic=arithmetic), facts)
 
     def submission(self, at: int) -> Submission:
@@ -61,13 +61,11 @@ class PlannedCall:
         """Those of pass 1: first the keys that rows share, if there are any, then the others."""
         shape, key, found = self.shape, made.key, []
         if len(made.shared_items):
-            together = Workgroup(
-                self.card, shape, shape.group * key.shared_rows, key.shared_build, self.dtype, self.arithmetic
-            )
+            together = Workgroup(self.card, shape, shape.group * key.shared_rows, self.dtype, self.arithmetic)
             found.append((together, _leaves(made.shared_items) * shape.kv_heads))
         if len(made.items):
-            heads = heads_together(key.build, "discrete", shape, key.node_heads)
-            alone = Workgroup(self.card, shape, heads, key.build, self.dtype, self.arithmetic)
+            heads = heads_together(shape, key.most_heads)
+            alone = Workgroup(self.card, shape, heads, self.dtype, self.arithmetic)
             found.append((alone, _leaves(made.items) * (shape.kv_heads * alone.chunks)))
         return found
 
@@ -82,7 +80,10 @@ class PlannedCall:
 
 
 def _leaves(items: Records) -> list[int]:
-    found: list[int] = (items["leaf_end"] - items["leaf_begin"]).tolist()
+    """Leaves of each item that a row sees a key of."""
+    begin = np.maximum(items["node_begin"] * LEAVES_PER_NODE, items["first"] // KEYS_PER_LEAF)
+    end = np.minimum(items["node_end"] * LEAVES_PER_NODE, -(-items["limit"].astype(np.int64) // KEYS_PER_LEAF))
+    found: list[int] = (end - begin).tolist()
     return found
 
 
@@ -99,7 +100,7 @@ def predict_rows(
     picked = np.unique([*np.linspace(0, max(last - 1, 0), min(max(last, 1), SAMPLES)).round(), last]).astype(int)
     found = np.array([astuple(_rows_terms(call, at, context - rows)) for at in picked])
     terms = Terms(*(float(np.interp(range(last + 1), picked, values).sum()) for values in found.T))
-    plan = plan_splits(context, shape, card.compute_units, dtype, rows)
+    plan = plan_splits(context, shape, card.compute_units, rows)
     return Prediction.of(plan, card, dtype, terms, last + 1)
 
 
@@ -111,7 +112,7 @@ def _rows_terms(call: PlannedCall, at: int, before: int) -> Terms:
 
 def predict_call(plan: SplitPlan, card: Card, dtype: str = "f16", arithmetic: Arithmetic = "canonical") -> Prediction:
     """``predict``, but several rows in the split rule's layout, which may share keys, as ``predict_rows`` has them."""
-    rule = plan_splits(plan.context_len, plan.shape, card.compute_units, dtype, plan.q_len)
+    rule = plan_splits(plan.context_len, plan.shape, card.compute_units, plan.q_len)
     if plan.q_len == 1 or plan.q_len > plan.context_len or plan != rule:
         return predict(plan, card, dtype, arithmetic)
     return predict_rows(plan.shape, card, plan.q_len, plan.context_len, dtype, arithmetic)
@@ -148,7 +149,7 @@ def _requests_us(call: PlannedCall, made: Submission, prefix: int, suffix: int) 
     Workgroups for the same shared keys lie side by side in the grid and always find them there.
     """
     card, n, key_bytes = call.card, len(made.rows), call.shape.kv_bytes_per_token(call.dtype)
-    begins: NDArray[np.uint32] = made.shared_items["leaf_begin"]
+    begins: NDArray[np.uint32] = made.shared_items["node_begin"]
     nodes = len(np.unique(begins))
     shared, groups = nodes * KEYS_PER_NODE, len(begins) // max(nodes, 1)
     distinct = key_bytes * (prefix + n * suffix)

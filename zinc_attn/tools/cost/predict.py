@@ -15,7 +15,7 @@ from ...planning.splits import SplitPlan
 from ...shapes import AttnShape
 from . import assumptions as assumed
 from .cards import Card
-from .pass1 import Workgroup, dispatches_us
+from .pass1 import UNITS, Workgroup, dispatches_us
 
 # What JSON says of a prediction: its label, and the compilers of the programs whose instructions are counted.
 ABOUT: Final[dict[str, Any]] = {
@@ -23,8 +23,7 @@ ABOUT: Final[dict[str, Any]] = {
     "compiler": {"counted_glsl": "glslang 12", "counted_mesa": "Mesa 25.0.7, ACO for gfx1201"},
 }
 
-# Instructions for a wave's 32 states before its turn, by leaves per state: gfx1201's program.
-MERGE_ISSUE: Final = {1: 756, LEAVES_PER_NODE: 394}
+MERGE_ISSUE: Final = 394  # instructions for a wave's 32 states before its turn: gfx1201's program
 MERGE_WAVES: Final = merge_workgroup_size("discrete") // 32  # a round: a batch of 32 states per wave
 
 
@@ -72,7 +71,7 @@ class Prediction(Terms):
     @classmethod
     def of(cls, plan: SplitPlan, card: Card, dtype: str, terms: Terms, submissions: int = 1) -> Prediction:
         """The prediction of a plan's call whose submissions take ``terms`` together."""
-        shape, context, units = plan.shape, plan.context_len, Workgroup.of(plan, card, dtype).units
+        shape, context = plan.shape, plan.context_len
         return cls(
             **asdict(terms) | {"workgroups": round(terms.workgroups)},
             card=card.title,
@@ -83,7 +82,7 @@ class Prediction(Terms):
             submissions=submissions,
             splits=plan.num_splits,
             workgroups_per_cu=terms.workgroups / card.compute_units,
-            utilization=min(1.0, plan.workgroups * units / card.compute_units),
+            utilization=min(1.0, plan.workgroups * UNITS / card.compute_units),
             kv_bytes=(context - plan.begin) * shape.kv_bytes_per_token(dtype),
             partial_bytes=2 * plan.scratch_bytes,
             total_us=terms.pass1_us + terms.merge_us,
@@ -122,7 +121,9 @@ def predict(plan: SplitPlan, card: Card, dtype: str = "f16", arithmetic: Arithme
     """The time of ``plan`` on ``card`` in one submission, whose rows see all keys and share none."""
     dtype, shape = storage_dtype(dtype), plan.shape
     group = Workgroup.of(plan, card, dtype, arithmetic)
-    sizes = [b - a for a, b in plan.leaf_ranges() if b > a] * (shape.kv_heads * group.chunks * plan.q_len)
+    begin, end = plan.begin // KEYS_PER_LEAF, -(-plan.context_len // KEYS_PER_LEAF)
+    nodes = [(a * LEAVES_PER_NODE, b * LEAVES_PER_NODE) for a, b in plan.node_ranges() if b > a]
+    sizes = [min(b, end) - max(a, begin) for a, b in nodes] * (shape.kv_heads * group.chunks * plan.q_len)
     kv_bytes = (plan.context_len - plan.begin) * shape.kv_bytes_per_token(dtype)
     work, states = [(group, sizes)], [(1.0, plan)] * (plan.passes == 2)
     return Prediction.of(plan, card, dtype, submission_terms(work, states, card, dtype, kv_bytes))
@@ -166,12 +167,12 @@ def written_bytes(states: States, kv_bytes: float, card: Card) -> float:
 def merge_us(states: States, card: Card, kv_bytes: float, leaves: float) -> float:
     """The gap and pass 2.
 
-    leaves: that a wave of pass 1 attended one after another. Its states come in as many steps as they make units, so
-    the first are that many steps old, and those that the caches no longer hold are read from memory.
+    leaves: that a wave of pass 1 attended one after another, each of another node. So the first states are that many
+    steps old, and those that the caches no longer hold are read from memory.
     """
     total = 0.0
     for weight, plan in states:
-        steps, partial = max(1, round(leaves / plan.leaves_per_state)), plan.scratch_bytes
+        steps, partial = max(1, round(leaves)), plan.scratch_bytes
         held = min(1.0, (int(card.cache_bytes / max(kv_bytes + partial, 1) * steps) + 1) / steps)
         read = partial * (held / assumed.CACHED_RATE + 1 - held)
         total += weight * (assumed.GAP_US + max(_fold_us(plan, card), read / card.read_rate))
@@ -185,7 +186,6 @@ def _fold_us(plan: SplitPlan, card: Card) -> float:
     rounds = -(-batches // MERGE_WAVES)
     crowd = max(1.0, groups * min(batches, MERGE_WAVES) / card.all_simds)
     turns = max(1.0, groups / card.all_simds)
-    at_once = rounds * (MERGE_ISSUE[plan.leaves_per_state] * crowd + assumed.MERGE_WAIT_CYCLES)
-    folds = -(-plan.states * plan.leaves_per_state // LEAVES_PER_NODE)
-    in_turn = folds * assumed.MERGE_FOLD_CYCLES + batches * assumed.MERGE_TURN_CYCLES
+    at_once = rounds * (MERGE_ISSUE * crowd + assumed.MERGE_WAIT_CYCLES)
+    in_turn = plan.states * assumed.MERGE_FOLD_CYCLES + batches * assumed.MERGE_TURN_CYCLES
     return (rounds * 2 * assumed.NEAR_NS + (at_once + in_turn * turns) / card.clock_ghz) / 1e3

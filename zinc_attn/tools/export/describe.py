@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from collections.abc import Iterable
 from dataclasses import asdict
-from itertools import chain
 from typing import Any, Final
-
-import numpy as np
 
 from ... import __version__, limits
 from ...cache.pages import PagePool
 from ...canonical import constants, primitives, products
-from ...canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
 from ...checks import check_int
 from ...dtypes import storage_dtype
 from ...errors import ArgumentError
 from ...kernels import declarations as kernels
 from ...kernels.declarations import KernelDecl
-from ...limits import MAX_CONTEXT
-from ...planning import splits
+from ...planning.splits import SPLIT_RULE
 from ...runtime.device import build_record, load_spirv
 from ...shapes import AttnShape, check_kv_layout, row_format
 from ...storage import STORAGE, storage_index, storage_types
 from .formulas import evaluate, evaluate_all, formulas, meanings, structure
 
 FORMAT: Final = "zinc_attn export"
-VERSION: Final = 8
+VERSION: Final = 9
 KINDS: Final = ("gpu", "cpu")
+LOCAL_SIZES: Final = {"attend": "workgroup_size", "merge": "merge_workgroup_size"}  # invocations along x
 RECORDS: Final = ("header", "item", "row", "append", "copy")  # of the work buffer
 
 
@@ -80,53 +75,12 @@ def _kernel(decl: KernelDecl) -> dict[str, Any]:
         "sha256": hashlib.sha256(code).hexdigest(),
         "bytes": len(code),
         "entry_point": "main",
-        "local_size": [
-            "merge_workgroup_size" if decl is kernels.MERGE else f"{limits.WAVE}",
-            f"{LEAVES_PER_NODE}" if decl is kernels.ATTEND["node"] else "1",
-            "1",
-        ],
+        "local_size": [LOCAL_SIZES.get(decl.name, f"{limits.WAVE}"), "1", "1"],
         "bindings": bindings,
         "push_constants": [],
         "specialization_constants": numbered,
         "grid": {axis: {"workgroups": n, "each": each} for axis, (n, each) in formulas(f"{key}.grid").items()},
     }
-
-
-def split_rule_formulas() -> dict[str, Any]:
-    """The planner's split rule as formulas."""
-    rule = dict(meanings("split_rule"))
-    cases = (case.split(" | ") for case in meanings("split_rule.cases").values())
-    names = ("when", "splits", "leaves_per_state")
-    return {
-        "names": {"target": rule.pop("target")},
-        "first_that_holds": [dict(zip(names, case, strict=True)) for case in cases],
-        **rule,
-    }
-
-
-def split_table(shape: AttnShape, compute_units: int, kind: str) -> list[dict[str, Any]]:
-    """The split rule for one query row by ranges of contexts: ``splits`` per "call", or one per "leaf" or "node"."""
-    return [dict(row) for row in _split_rows(splits.split_target(shape, compute_units, 1), kind)]
-
-
-@functools.lru_cache(maxsize=64)
-def _split_rows(target: int, kind: str) -> list[dict[str, Any]]:
-    """Each row goes on as long as one way to count is right at every number of leaves."""
-    leaves = np.arange(MAX_CONTEXT // KEYS_PER_LEAF + 1)
-    found = chain.from_iterable(splits.splits_for(n, target, 1, kind) for n in range(len(leaves)))
-    counts, units = np.fromiter(found, np.int64).reshape(-1, 2).T
-    ways, rows, first = {"leaf": counts == leaves, "node": counts == -(-leaves // LEAVES_PER_NODE)}, [], 0
-    while first < len(leaves):
-        ends = {}
-        for way, right in {"call": counts == counts[first], **ways}.items():
-            wrong = np.flatnonzero(~right[first:] | (units[first:] != units[first]))
-            ends[way] = first + int(wrong[0]) if len(wrong) else len(leaves)
-        way = max(ends, key=lambda way: ends[way])
-        number, unit = int(counts[first]) if way == "call" else 1, int(units[first])
-        places = {"from": (first - 1) * KEYS_PER_LEAF + 1 if first else 0, "to": (ends[way] - 1) * KEYS_PER_LEAF}
-        rows.append({**places, "splits": number, "per": way, "leaves_per_state": unit})
-        first = ends[way]
-    return rows
 
 
 def _shape(shape: AttnShape, dtype: str, page_size: int, compute_units: int, kv_layout: str) -> dict[str, Any]:
@@ -143,7 +97,7 @@ def _shape(shape: AttnShape, dtype: str, page_size: int, compute_units: int, kv_
             family(decl): {name: evaluate(formulas(f"{family(decl)}.constants")[name][0], known) for name in decl.spec}
             for decl in kernels.KERNELS
         }
-        kinds[kind] = {"specialization": values, "splits": split_table(shape, compute_units, kind)}
+        kinds[kind] = {"specialization": values}
     return {
         "shape": str(shape),
         **asdict(shape),
@@ -152,6 +106,7 @@ def _shape(shape: AttnShape, dtype: str, page_size: int, compute_units: int, kv_
         "kv_layout": kv_layout,
         "compute_units": compute_units,
         "sizes": sizes,
+        "most_splits": SPLIT_RULE.values(0, compute_units, shape.kv_heads, shape.head_chunks, 1)["MOST_SPLITS"],
         "kv_bytes_per_token": 4 * sizes["token_words"],
         "state_bytes": 4 * sizes["state_words"],
         "kinds": kinds,
@@ -200,10 +155,10 @@ def manifest(
     compute_units: int = 64,
     kv_layout: str = "tiles",
 ) -> dict[str, Any]:
-    """The manifest as a JSON-serializable dict; section ``shapes`` has the sizes and split tables of ``attn_shapes``.
+    """The manifest as a JSON-serializable dict; section ``shapes`` has the sizes of ``attn_shapes``.
 
-    dtype, page_size and kv_layout of the cache, as ``KVCache`` takes them; compute_units: of the device that the split
-    tables are for. ArgumentError for what is not one of these, KernelError where the SPIR-V was not built.
+    dtype, page_size and kv_layout of the cache, as ``KVCache`` takes them; compute_units: of the device whose
+    splits they name. ArgumentError for what is not one of these, KernelError where the SPIR-V was not built.
     """
     dtype = storage_dtype(dtype)
     page_size = PagePool(1, page_size).page_size  # refuses a wrong one
@@ -229,7 +184,7 @@ def manifest(
         "dtypes": {name: {**asdict(kind), "encoding": meanings("encodings")[name]} for name, kind in STORAGE.items()},
         "cache": {"element": words, "layout": dict(meanings("cache.layout")), "index": dict(meanings("cache.index"))},
         "rows": {"element": words, **meanings("rows"), "index": dict(meanings("rows.index"))},
-        "split_rule": split_rule_formulas(),
+        "split_rule": _described("split_rule"),
         "dispatch": list(structure("dispatch").values()),
         "primitives": _primitives(),
         "multiply_add": _multiply_add(),

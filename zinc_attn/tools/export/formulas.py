@@ -19,10 +19,10 @@ from typing import Any, Final
 from ... import limits, storage
 from ...cache import pages
 from ...canonical import constants, primitives, products
-from ...kernels import declarations, tuning
+from ...kernels import declarations, sizes, tuning
 from ...planning import splits
 
-_MODULES: Final = (constants, primitives, products, limits, declarations, tuning, splits, pages, storage)
+_MODULES: Final = (constants, primitives, products, limits, declarations, sizes, tuning, splits, pages, storage)
 _FUNCTIONS: Final[Mapping[str, Callable[..., int]]] = {
     "min": min,
     "max": max,

@@ -8,7 +8,6 @@ from typing import Any
 from ...cache.kv_cache import KVCache
 from ...cache.sequence import Sequence
 from ...decode.attention import Attention
-from ...kernels.tuning import LayoutFacts
 from ...planning.splits import SplitPlan
 from .bits import F32, Output
 
@@ -28,13 +27,10 @@ class PlannedAttention:
         self.attention = Attention(cache, cascade=True, plan=ruled, **options)
         self.close = self.attention.close
 
-    def lay_out(self, rule: PlanRule, cascade: bool = True, device: LayoutFacts | None = None) -> None:
-        """Take another rule, and the builds of pass 1 that ``device`` runs; None is the device at hand.
-
-        Recordings are kept, and work words that were filled for the old rule are not.
-        """
+    def lay_out(self, rule: PlanRule, cascade: bool = True) -> None:
+        """Take another rule. Recordings are kept, and work words that were filled for the old rule are not."""
         self.rule = rule
-        self.attention.replan(cascade, device or self.cache.device.info.layout_facts)
+        self.attention.replan(cascade)
 
     def outputs(self, queries: list[F32], seqs: list[Sequence], *new: list[Any], **call: Any) -> list[Output]:
         """The outputs of a call on a batch, one per sequence. new: what it appends, k and v; call: its keywords."""

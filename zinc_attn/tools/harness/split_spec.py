@@ -7,8 +7,7 @@ from typing import Final
 
 from ...checks import parse_digits, shown
 from ...errors import ArgumentError
-from ...kernels.tuning import LayoutFacts
-from ...planning.splits import SplitPlan, plan_on
+from ...planning.splits import SplitPlan, plan_splits
 from ...shapes import AttnShape
 
 VARIED_LAYOUTS: Final = "1,2,8,64,auto,size:256,size:2048"  # that check and validate compare by default
@@ -36,11 +35,11 @@ class SplitSpec:
         return cls(f"size:{number}", split_size=number) if kind else cls(str(number), num_splits=number)
 
     def plan(
-        self, context: int, shape: AttnShape, device: LayoutFacts, dtype: str, q_len: int = 1, window: int | None = None
+        self, context: int, shape: AttnShape, compute_units: int, q_len: int = 1, window: int | None = None
     ) -> SplitPlan:
-        """The plan of one sequence's rows. Only "auto" depends on the facts of the device."""
+        """The plan of one sequence's rows. Only "auto" depends on the compute units."""
         if self.label == "auto":
-            return plan_on(device, context, shape, dtype, q_len, window)
+            return plan_splits(context, shape, compute_units, q_len, window)
         sizes = {"num_splits": self.num_splits, "split_size": self.split_size}
         return SplitPlan.fixed(context, shape, q_len=q_len, window=window, **sizes)
 

@@ -25,7 +25,7 @@ MODES: Final = {  # of a measure: what its time covers, and by which clock
 LINE: Final = ("shape", "dtype", "runtime")  # beside the layout, what tells the rows of one context apart
 FIGURES: Final = ("median_us", "min_us", "max_us", "iqr_us", "kv_gb_s", "attention_ms_per_step", "tokens_s")
 _GIVEN: Final = ("model", "layers", "dtype", "batch", "q_len", "page_size", "arithmetic")
-_PLANNED: Final = ("num_splits", "unit_keys", "passes", "workgroups", "scratch_bytes")
+_PLANNED: Final = ("num_splits", "passes", "workgroups", "scratch_bytes")
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,6 @@ class Row:
             **{"shape": str(spec.shape), **asdict(spec.shape), "context": self.context, "layout": self.layout},
             **{name: getattr(spec, name) for name in _GIVEN},
             "plan": plan.fingerprint() if plan else None,
-            "build": plan.build_on(info.layout_facts, spec.dtype) if plan else None,
             **{name: getattr(plan, name, None) for name in _PLANNED},
             **{name: getattr(self, name) for name in ("status", "verified", "error", "measure", "latency_mode")},
             **{"repeats": len(self.seconds), **self.figures},

@@ -62,15 +62,14 @@ def compile_programs(programs: Sequence[Program]) -> list[dict[str, Any]]:
 def _read(spec: Spec, one: Mapping[str, Any]) -> VariantReport:
     """A worker's answer for one variant."""
     wmma = len(re.findall(r"\bv_wmma_", one["isa"]))
-    loops = main_loops(one["isa"], _trips(spec)) if spec.build else (None, None)
+    loops = main_loops(one["isa"], _trips(spec)) if spec.call == "attend" else (None, None)
     return VariantReport(spec, int(one["wave"]), one["statistics"], *loops, wmma)
 
 
 def _trips(spec: Spec) -> tuple[float, float]:
     """Trips of both main loops per leaf. Their source forbids to unroll them: a trip is what pass 1 has in flight."""
-    assert spec.build is not None
     ahead = chunks_ahead("discrete", spec.shape.k_dim)
-    sizes = attend_sizes(spec.shape, spec.heads, ahead, spec.dtype, spec.build)
+    sizes = attend_sizes(spec.shape, spec.heads, spec.dtype)
     return spec.shape.k_dim / (CHUNK * ahead), sizes["VALUE_PASSES"] * KEYS_PER_LEAF / sizes["KEYS_AHEAD"]
 
 

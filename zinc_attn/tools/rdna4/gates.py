@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ... import limits
-from ...kernels.sizes import value_passes
-from ...kernels.tuning import node_shared_bytes
+from ...kernels.sizes import shared_bytes
 from ..cost import CARDS
 from .variants import Spec
 
@@ -16,20 +15,16 @@ RDNA4: Final = CARDS["r9700"]  # its register file and wave slots are every RDNA
 LDS_PER_SIMD, LDS_STEP = 32 << 10, 1 << 10  # a compute unit of two SIMDs has 64 KiB
 
 MATRIX_LDS_BYTES: Final = 64 << 10  # so that two compute units hold two workgroups with matrix units
-MAX_LDS_BYTES: Final = 4096  # of a workgroup; the node build's is node_shared_bytes
+MAX_LDS_BYTES: Final = 4096  # of a workgroup; pass 1's is shared_bytes
 # (kernel name prefix, head_dim and v_head_dim up to, VGPRs up to): the first row that fits a variant holds for it.
 VGPR_GATES: Final = (
-    ("attend_single_", 256, 120),  # 12 waves per SIMD
-    ("attend_node_", 256, 120),
-    ("attend_loop_", 256, 168),  # 9
-    ("attend_matrix_", limits.MAX_HEAD_DIM, 256),  # 6
+    ("attend_matrix_", limits.MAX_HEAD_DIM, 256),  # 6 waves per SIMD
+    ("attend_", 256, 120),  # 12
     ("attend_", limits.MAX_HEAD_DIM, 192),  # 8
     ("encode_", limits.MAX_HEAD_DIM, 192),  # 8, as many as its LDS leaves
     ("merge", limits.MAX_HEAD_DIM, 120),  # 12, of workgroups of 8
 )
-# Of more than 8 query vectors, where each wave has twice the work per byte: 6 waves per SIMD, and 5 of the node build,
-# whose LDS leaves 4.
-SHARED_GATES: Final = {"single": 240, "node": 256, "loop": 240}
+SHARED_GATE: Final = 256  # of more than 8 query vectors, where each wave has twice the work per byte: 5, of which 4 fit
 
 
 @dataclass(frozen=True)
@@ -81,8 +76,8 @@ def _lds_gate(spec: Spec) -> int:
     """LDS bytes that a workgroup may have, in the steps in which they are allocated."""
     if spec.call == "attend_matrix":
         return MATRIX_LDS_BYTES
-    if spec.call == "attend_node":
-        return -(-node_shared_bytes(spec.heads, value_passes(spec.shape, spec.heads)) // LDS_STEP) * LDS_STEP
+    if spec.call == "attend":
+        return -(-shared_bytes(spec.shape, spec.heads) // LDS_STEP) * LDS_STEP
     return MAX_LDS_BYTES
 
 
@@ -96,7 +91,7 @@ def violations(reports: Iterable[VariantReport]) -> list[str]:
             ("spilled registers", r.spills, 0),
             ("scratch bytes", r.statistics["Scratch size"], 0),
             ("LDS bytes", r.lds_bytes, _lds_gate(r.spec)),
-            ("VGPRs", r.vgprs, gate if r.spec.build is None or r.spec.heads <= 8 else SHARED_GATES[r.spec.build]),
+            ("VGPRs", r.vgprs, SHARED_GATE if r.spec.call == "attend" and r.spec.heads > 8 else gate),
         ):
             if got > most:
                 found.append(f"{r.spec.name}: {got} {what}, at most {most} allowed")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -18,16 +18,16 @@ from ...storage import STORAGE
 from ..cost.cards import RDNA4_UNITS, TILE
 
 USUAL: Final = ("f32", "f16", "bf16", "q8_0")  # storage types that are compiled for every shape
-_CALLS: Final = (*(f"attend_{build}" for build in kernels.BUILDS), "attend_matrix", "encode", "merge")
+_CALLS: Final = ("attend_matrix", "attend", "encode", "merge")
 
 
 @dataclass(frozen=True)
 class Spec:
     """One variant of a kernel.
 
-    kernel: merge, attend_BUILD_DTYPE, attend_matrix_DTYPE or encode_DTYPE. head_dim: pass 2's is V's. heads: query
+    kernel: merge, attend_DTYPE, attend_matrix_DTYPE or encode_DTYPE. head_dim: pass 2's is V's. heads: query
     vectors of a workgroup of pass 1, 0 for the other kernels. chunks: workgroups that share a KV head, which scales the
-    issue estimate alone. softcap: 1 for the builds that cap scores. rows: of a workgroup that share their keys. fused:
+    issue estimate alone. softcap: 1 where scores are capped. rows: of a workgroup that share their keys. fused:
     with one fma() for a product and its sum. cells: K and V are rows of a host (kv_layout "NHD") in pages of one token.
     """
 
@@ -65,7 +65,7 @@ class Spec:
 
     @property
     def call(self) -> str:
-        """merge, encode, attend_single, attend_node, attend_loop or attend_matrix."""
+        """merge, encode, attend or attend_matrix."""
         return next(call for call in _CALLS if self.kernel.startswith(call))
 
     @property
@@ -73,20 +73,15 @@ class Spec:
         """The storage type of K and V; empty for pass 2."""
         return self.kernel[len(self.call) + 1 :]
 
-    @property
-    def build(self) -> kernels.Build | None:
-        """The build of pass 1 without matrix units; None for other kernels."""
-        return next((build for build in kernels.BUILDS if self.call == f"attend_{build}"), None)
-
     def program(self) -> tuple[kernels.KernelDecl, tuple[int, ...]]:
         """The kernel and its specialization constants, from the dispatches that a discrete GPU is given."""
         call, shape, dtype, softcap = self.call, self.shape, self.dtype, bool(self.softcap)
         if call in ("merge", "encode"):
             one = merge_call(shape, "discrete", 1) if call == "merge" else encode_call(shape, dtype, 1)
             return one.decl, one.spec
-        if self.build is None:
+        if call == "attend_matrix":
             return MatrixVariant(shape, dtype, TILE, self._matrix(), KEYS_PER_LEAF, softcap).program()
-        common = self.build, "discrete", 1 if self.cells else KEYS_PER_LEAF, softcap
+        common = "discrete", 1 if self.cells else KEYS_PER_LEAF, softcap
         strides = row_strides(shape, dtype) if self.cells else TILES
         return AttendVariant(
             shape, dtype, *common, strides=strides, rows=self.rows, heads=shape.group, fused=int(self.fused)
@@ -96,7 +91,7 @@ class Spec:
     def waves(self) -> int:
         if self.call in ("merge", "attend_matrix"):
             return (merge_workgroup_size("discrete") if self.call == "merge" else self._matrix().size) // WAVE
-        return LEAVES_PER_NODE if self.call == "attend_node" else 1
+        return LEAVES_PER_NODE if self.call == "attend" else 1
 
     def _matrix(self) -> MatrixWorkgroup:
         found = matrix_workgroup(self.shape, RDNA4_UNITS, "discrete", self.heads)
@@ -104,19 +99,12 @@ class Spec:
         return found
 
 
-def _kernels(dtypes: Iterable[str], builds: Sequence[kernels.Build] = kernels.BUILDS) -> list[str]:
-    """The names of pass 1's variants in some dtypes."""
-    return [f"attend_{build}_{dtype}" for dtype in dtypes for build in builds]
-
-
 def specs_for(shape: AttnShape, softcap: int = 0, dtypes: Iterable[str] = USUAL) -> list[Spec]:
-    """Every kernel as this shape uses it: all builds of pass 1 in each dtype, and pass 2."""
+    """Every kernel as this shape uses it: pass 1 in each dtype, and pass 2."""
     found = []
-    for kernel in _kernels(dtypes):
-        build = next(build for build in kernels.BUILDS if kernel.startswith(f"attend_{build}"))
-        for heads in sorted({heads_together(build, "discrete", shape, most) for most in (8, SHARED_VECTORS)}):
-            one = heads, -(-shape.group // heads), softcap, 1, shape.v_head_dim, shape.latent
-            found.append(Spec(kernel, shape.head_dim, *one))
+    for heads in sorted({heads_together(shape, most) for most in (8, SHARED_VECTORS)}):
+        one = heads, -(-shape.group // heads), softcap, 1, shape.v_head_dim, shape.latent
+        found += [Spec(f"attend_{dtype}", shape.head_dim, *one) for dtype in dtypes]
     return [*found, Spec(kernels.MERGE.name, shape.v_head_dim)]
 
 
@@ -127,25 +115,26 @@ def default_specs() -> list[Spec]:
     found += specs_for(AttnShape.parse("16/8/256"), softcap=1)  # Gemma 2
     shared = "8/1/128 4/1/128 3/1/64 1/1/64 2/1/128 1/1/192 4/1/256 6/1/256 8/1/256 8/1/512"  # keys that rows share
     for shape in map(AttnShape.parse, shared.split()):
-        if (rows := shared_rows("discrete", shape)) > 1:
-            found += [Spec(kernel, shape.head_dim, shape.group * rows, rows=rows) for kernel in _kernels(USUAL)]
+        if (rows := shared_rows(shape, RDNA4_UNITS.shared_bytes)) > 1:
+            heads = shape.group * rows
+            found += [Spec(f"attend_{dtype}", shape.head_dim, heads, rows=rows) for dtype in USUAL]
     found += specs_for(AttnShape.parse("16/2/256"), dtypes=STORAGE)
-    order = [*_kernels(STORAGE), kernels.MERGE.name]
+    order = [*(f"attend_{dtype}" for dtype in STORAGE), kernels.MERGE.name]
     return sorted(dict.fromkeys(found), key=lambda spec: order.index(spec.kernel))
 
 
 def fused_specs() -> list[Spec]:
     """Pass 1 of arithmetic "fused" for some shapes."""
     shapes = map(AttnShape.parse, ("16/2/256", "32/8/128", "9/3/64", "20/1/576/512/latent"))
-    attend = [spec for shape in shapes for spec in specs_for(shape, dtypes=("f16", "q8_0")) if spec.build]
+    attend = [spec for shape in shapes for spec in specs_for(shape, dtypes=("f16", "q8_0")) if spec.heads]
     return [replace(spec, fused=True) for spec in attend]
 
 
 def cell_specs() -> list[Spec]:
     """Pass 1 over rows of a host in pages of one token, with every storage type."""
-    attend = [spec for spec in specs_for(AttnShape.parse("16/2/256"), dtypes=STORAGE) if spec.build]
+    attend = [spec for spec in specs_for(AttnShape.parse("16/2/256"), dtypes=STORAGE) if spec.heads]
     for shape in map(AttnShape.parse, ("9/3/64", "8/1/72", "8/1/65", "20/1/576/512/latent")):
-        attend += [spec for spec in specs_for(shape, dtypes=("f16", "q8_0", "q4_0")) if spec.build]
+        attend += [spec for spec in specs_for(shape, dtypes=("f16", "q8_0", "q4_0")) if spec.heads]
     return [replace(spec, cells=True) for spec in attend]
 
 

@@ -1,3 +1,25 @@
+// Loads of K and V as stored words, and of what their blocks of 32 dimensions share.
+//
+// A tile holds TILE tokens of one KV head; a leaf is one tile of 64, or several smaller ones where pages are small.
+//   K: (K_DIM / 8, TILE, 8), so that neighboring lanes (keys) read neighboring pieces of 16 bytes.
+//   V: (TILE, V_DIM), so that neighboring lanes (slices of dimensions) do.
+//   Types with blocks: behind these values what the blocks share, K (K_SCALES, TILE) words, V (TILE, V_SCALES) words:
+//   of all blocks the scales, two a word, or scale and minimum in a word, then the words of fifth bits.
+//   With strides K and V lie as rows instead (NHD, see rows.glsl); `where` is a row then.
+//   With LATENT there is no V: a slice of a value row lies in the chunks of K, whose pieces of neighboring keys touch.
+// A buffer has one name per load width.  Branches on K_STORAGE and V_STORAGE are decided when the pipeline is made.
+
+// Words of a tile, filled up to whole pieces of 16 bytes.
+const uint K_TILE_WORDS = (TILE * (K_VALUES + K_SCALES) + 3u) / 4u * 4u;
+const uint V_TILE_WORDS = (TILE * (V_VALUES + V_SCALES) + 3u) / 4u * 4u;
+
+layout(set = 0, binding = ATTEND_BIND_K, std430) readonly buffer K1 { uint k_words1[]; };
+layout(set = 0, binding = ATTEND_BIND_K, std430) readonly buffer K2 { uvec2 k_words2[]; };
+layout(set = 0, binding = ATTEND_BIND_K, std430) readonly buffer K4 { uvec4 k_words4[]; };
+layout(set = 0, binding = ATTEND_BIND_V, std430) readonly buffer V1 { uint v_words1[]; };
+layout(set = 0, binding = ATTEND_BIND_V, std430) readonly buffer V2 { uvec2 v_words2[]; };
+layout(set = 0, binding = ATTEND_BIND_V, std430) readonly buffer V4 { uvec4 v_words4[]; };
+
 // Loads of K and V where they lie as rows, as most engines keep them: (token, KV head, values), or KV heads first.
 // Rows are K_STRIDE and V_STRIDE bytes apart, multiples of 2.  Block types have ggml's blocks one behind the other:
 // scale, minimum, 32 fifth bits, then the values, of types of 4 bits value i in the low half of byte i, i + 16 in the
@@ -143,4 +165,82 @@ uvec2 row_block_words(bool v, uint row, uint block) {
     }
     uvec2 w = uvec2(stored_word(v, at >> 1u), stored_word(v, (at >> 1u) + 1u));
     return (at & 1u) == 0u ? uvec2(w.x, bitfieldInsert(w.x >> 16u, w.y, 16, 16)) : uvec2(w.x >> 16u, w.y);
+}
+
+vec2 head_scales = vec2(1.0);  // fp8_e4m3: of the workgroup's KV head, K's and V's
+
+// To head_scales, where a type has them.
+void find_head_scales() {
+    uint at = work[HEADER_SCALE_TABLE] + work[HEADER_KV_FIRST] + gl_WorkGroupID.y;
+    if (K_STORAGE == STORAGE_FP8_E4M3) {
+        head_scales.x = uintBitsToFloat(work[at]);
+    }
+    if (V_STORAGE == STORAGE_FP8_E4M3) {
+        head_scales.y = uintBitsToFloat(work[at + work[HEADER_ROW_KV_HEADS]]);
+    }
+}
+
+// Where key `key` of a leaf lies, for the workgroup's KV head: (tile, position in it), or, with NHD, (row, 0).
+uvec2 locate(Item item, Leaf leaf, uint key) {
+    uint token = leaf.index * KEYS_PER_LEAF + key;
+    uint tile = TILE == KEYS_PER_LEAF ? leaf.index : token / TILE;
+    uint shift = work[HEADER_PAGE_SHIFT];
+    uint page = work[HEADER_FIRST_PAGE] + work[item.page_table + (tile >> shift)];
+    if (NHD) {
+        uint slot = (page * work[HEADER_PAGE_TILES] + (tile & ((1u << shift) - 1u))) * TILE + token % TILE;
+        return uvec2(slot * work[HEADER_TOKEN_ROWS] + gl_WorkGroupID.y * work[HEADER_HEAD_ROWS], 0u);
+    }
+    uint first = (page * work[HEADER_KV_HEADS] + gl_WorkGroupID.y) * work[HEADER_PAGE_TILES];
+    return uvec2(first + (tile & ((1u << shift) - 1u)), TILE == KEYS_PER_LEAF ? key : token % TILE);
+}
+
+// The words of K's chunk number `chunk` + `ahead`, at most four of them; float32 has a second part.  What the chunks in
+// flight have in common comes first in the sum, and the compiler puts the rest into the load's immediate offset.
+uvec4 k_chunk(uvec2 where, uint chunk, uint ahead, uint part) {
+    if (NHD) {
+        return k_row_chunk(where.x, chunk + ahead, part);
+    }
+    const uint WORDS = CHUNK_WORDS > 4u ? 4u : CHUNK_WORDS, LOADS = CHUNK_WORDS / WORDS;
+    uint first = where.x * (K_TILE_WORDS / WORDS) + LOADS * (chunk * TILE + where.y);
+    uint at = first + (LOADS * TILE * ahead + part);
+    if (WORDS == 1u) {
+        return uvec4(k_words1[at], 0u, 0u, 0u);
+    }
+    if (WORDS == 2u) {
+        return uvec4(k_words2[at], 0u, 0u);
+    }
+    return k_words4[at];
+}
+
+// `words` (1, 2 or 4) words of a value row from word `at`, in one load.  What all lanes have in common is an operand of
+// the last sum.  The mask changes nothing, but AMD's compiler does not make a sum of three across it, so that the sum
+// and the index's shift are one instruction.
+uvec4 v_words(uvec2 where, uint at, uint words) {
+    if (NHD) {
+        return v_row_words(where.x, at, words);
+    }
+    const uint VALUE_WORDS = LATENT == 1u ? CHUNK_WORDS : V_VALUES;
+    uint tile = LATENT == 1u ? K_TILE_WORDS / words : V_TILE_WORDS / words;
+    uint row = where.x * tile + where.y * (VALUE_WORDS / words) & 0x3FFFFFFFu;
+    uint place = LATENT == 1u ? at / CHUNK_WORDS * (TILE * CHUNK_WORDS) + at % CHUNK_WORDS : at;
+    uint first = row + place / words;
+    if (words == 1u) {
+        return uvec4(v_words1[first], 0u, 0u, 0u);
+    }
+    if (words == 2u) {
+        return uvec4(v_words2[first], 0u, 0u);
+    }
+    return v_words4[first];
+}
+
+// Word `i` of what the blocks of a K row share, and of a V row.
+uint k_shared_word(uvec2 where, uint i) {
+    return k_words1[where.x * K_TILE_WORDS + TILE * K_VALUES + i * TILE + where.y];
+}
+
+uint v_shared_word(uvec2 where, uint i) {
+    if (LATENT == 1u) {
+        return k_shared_word(where, i);
+    }
+    return v_words1[where.x * V_TILE_WORDS + TILE * V_VALUES + where.y * V_SCALES + i];
 }

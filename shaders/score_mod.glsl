@@ -2,8 +2,6 @@
 // mask's value, times the head's slope where MASK is 2; a product and a sum each.  A mask hides a key by minus
 // infinity; the score of a hidden key is EMPTY_M, as that of an absent one.
 
-#include "softcap.glsl"
-
 // s: the scores of two keys, at these positions.
 vec2 biased(uint row, uint head, uvec2 position, vec2 s) {
     float factor = MASK == 2u ? uintBitsToFloat(work[work[HEADER_MASK_SLOPE_TABLE] + head]) : LOG2E;

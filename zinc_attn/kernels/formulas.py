@@ -1,0 +1,27 @@
+"""Formulas that several languages share: each is declared once, as a Python expression of integers.
+
+They use //, *, +, -, comparisons, ``or`` and conditionals of integers that are never negative. Each may use the inputs,
+what is known, and the names before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from types import CodeType
+
+
+class Formulas:
+    """table: {name: (expression, meaning)}; inputs: names that a caller gives values for; known: {name: value}."""
+
+    def __init__(self, table: Mapping[str, tuple[str, str]], inputs: tuple[str, ...], known: Mapping[str, int]) -> None:
+        self.table, self.inputs, self.known = dict(table), inputs, dict(known)
+        self._code: dict[str, CodeType] = {name: compile(text, name, "eval") for name, (text, _) in table.items()}
+        self.values = lru_cache(maxsize=4096)(self._values)
+
+    def _values(self, *inputs: int) -> Mapping[str, int]:
+        """Every formula's value by name, for the values of the inputs."""
+        found = {**self.known, **dict(zip(self.inputs, inputs, strict=True))}
+        for name, code in self._code.items():
+            found[name] = int(eval(code, {"__builtins__": {}}, found))
+        return {name: found[name] for name in self.table}
