@@ -68,6 +68,8 @@ layout(constant_id = ATTEND_SPEC_ROWS_SHARED) const uint ROWS = 1u;  // query ro
 layout(constant_id = ATTEND_SPEC_K_STORAGE) const uint K_STORAGE = STORAGE_F32;  // type of K
 layout(constant_id = ATTEND_SPEC_V_STORAGE) const uint V_STORAGE = STORAGE_F32;  // type of V; a latent shape's is K's
 layout(constant_id = ATTEND_SPEC_FUSED) const uint FUSED = 0u;  // arithmetic "fused": see multiply_add.glsl
+layout(constant_id = ATTEND_SPEC_SUBGROUPS) const uint SUBGROUPS = 0u;  // 1: those of LANES invocations are waves
+layout(constant_id = ATTEND_SPEC_WALKS) const uint WALKS = 1u;  // 0: every item has one node
 layout(constant_id = ATTEND_SPEC_K_SIZE) const uint K_SIZE = 128u;  // of K_DIM, dimensions that rows have
 layout(constant_id = ATTEND_SPEC_V_SIZE) const uint V_SIZE = 128u;  // of V_DIM
 layout(constant_id = ATTEND_SPEC_K_STRIDE) const uint K_STRIDE = 0u;  // bytes from row to row; 0: K lies in tiles
@@ -108,30 +110,45 @@ const bool CPU = CHUNKS_AHEAD == 1u;  // a CPU device: none else has a single ch
 #include "values.glsl"   // 4
 #include "node.glsl"     // 3, 5
 
-// To wave, lane and own.  Subgroups of LANES are the waves, whichever invocations a driver puts into them, and a number
-// that a subgroup has in common keeps what follows from it in scalar registers.  The remainders change nothing; they
-// tell a compiler what can be.
+// To wave, lane and own.  Where subgroups are waves, whichever invocations a driver puts into them, a number that a
+// subgroup has in common keeps what follows from it in scalar registers.  The remainders change nothing; they tell a
+// compiler what can be.
 void find_wave() {
-    bool waves = gl_SubgroupSize == LANES && gl_NumSubgroups == WAVES;
+    bool waves = SUBGROUPS != 0u && gl_SubgroupSize == LANES;
     wave = (waves ? gl_SubgroupID : gl_LocalInvocationID.x / LANES) % WAVES;
     lane = (waves ? gl_SubgroupInvocationID : gl_LocalInvocationID.x) % LANES;
     own = wave * WAVE_WEIGHTS;
+}
+
+void attend_pass(Item item, Leaf leaf, uint node, uint pass) {
+    sum_slices(item, leaf, pass * VALUE_LANES + lane);
+    fold_values();
+    emit(item, node, pass);
+}
+
+void attend_node(Item item, uint node) {
+    Leaf leaf = leaf_of(item, node * LEAVES_PER_NODE + wave);
+    find_scores(item, leaf);
+    find_weights(leaf);
+    fold_sums();
+    if (VALUE_PASSES == 1u) {
+        attend_pass(item, leaf, node, 0u);
+        return;
+    }
+    [[dont_unroll]] for (uint pass = 0u; pass < VALUE_PASSES; ++pass) {
+        attend_pass(item, leaf, node, pass);
+    }
 }
 
 void main() {
     Item item = read_item();
     find_head_scales();
     find_wave();
-    [[dont_unroll]] for (uint node = item.node_begin; node < item.node_end; ++node) {
-        Leaf leaf = leaf_of(item, node * LEAVES_PER_NODE + wave);
-        find_scores(item, leaf);
-        find_weights(leaf);
-        fold_sums();
-        [[dont_unroll]] for (uint pass = 0u; pass < VALUE_PASSES; ++pass) {
-            sum_slices(item, leaf, pass * VALUE_LANES + lane);
-            fold_values();
-            emit(item, node, pass);
+    if (WALKS != 0u) {
+        [[dont_unroll]] for (uint node = item.node_begin; node < item.node_end; ++node) {
+            attend_node(item, node);
         }
-        barrier();  // everybody has read `weights`
+    } else if (item.node_begin < item.node_end) {  // lavapipe's code of a loop around all this takes twice as long
+        attend_node(item, item.node_begin);
     }
 }

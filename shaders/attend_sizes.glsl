@@ -34,8 +34,9 @@ const uint LOAD_LIMIT = LATENT == 1u ? (CHUNK_WORDS <= 4u ? CHUNK_WORDS : 4u) : 
 const uint LOAD_WORDS = SLICE_WORDS <= LOAD_LIMIT ? SLICE_WORDS : LOAD_LIMIT;  // of these, words per load
 const uint SLICE_LOADS = SLICE_WORDS / LOAD_WORDS;  // loads per slice
 const uint WORD_PAIRS = V_BITS <= 16u ? 16u / V_BITS : 1u;  // pairs of values of V in a word, or in two of float32
-// value rows in flight: as many as leave a GPU registers for 12 waves per SIMD
-const uint KEYS_AHEAD = SLICE_LOADS == 1u ? 8u : (SLICE_LOADS == 2u ? 4u : 2u);
+// as many as leave a GPU registers for 12 waves per SIMD; a CPU device has a single chunk of K in flight
+const uint MOST_AHEAD = CHUNKS_AHEAD > 1u ? 8u : 4u;
+const uint KEYS_AHEAD = SLICE_LOADS <= 2u ? MOST_AHEAD / SLICE_LOADS : 2u;  // value rows in flight
 const uint WAVE_WEIGHTS = KEYS_PER_LEAF * VECTORS;  // floats of shared memory that a wave has for its weights
 // floats that a wave has for a round of the fold, of each vector: in the place of its weights, or behind them
 const uint FOLD_ROOM = VALUE_PASSES == 1u ? KEYS_PER_LEAF : WAVE;

@@ -331,10 +331,12 @@ class Workspace:
             mask=0 if not key.masks else 1 if scoring.mask_slopes is None else 2,
             fused=CONSTANT[device.fused_way()] if key.fused else 0,
             wave_size=device.info.wave_size,
+            subgroups=device.info.wave_subgroups,
+            walks=key.walks,
             strides=layout.strides,
             most_heads=key.most_heads,
         )
-        together = replace(alone, rows=key.shared_rows)
+        together = replace(alone, rows=key.shared_rows, walks=False)
         target = "out" if key.single_pass else "states"
         dispatch, tensors = device.dispatch, {"work": self.work_buffers[0], **vars(self.tensors)}
         encodes, appends, attends = list[Dispatch](), list[Dispatch](), list[Dispatch]()

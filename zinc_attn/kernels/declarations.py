@@ -162,6 +162,8 @@ ATTEND_SPEC: Final = (
     "v_storage",  # of V's
     "fused",  # 0, FUSED_NATIVE or FUSED_EMULATED
     "workgroup_size",  # invocations of eight waves
+    "subgroups",  # 1: the driver was asked for subgroups of a wave, or has no others
+    "walks",  # 1: items may have several nodes; 0: each has one
     *ROWS_SPEC,
 )
 # Pass 1: a workgroup of eight waves attends nodes one after another, a leaf a wave.

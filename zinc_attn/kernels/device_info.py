@@ -29,11 +29,12 @@ class DeviceInfo:
     refusal: str | None = None  # why the kernels do not run on it
     shared_memory_bytes: int = 1 << 16  # that a workgroup can have
     wave_size: int = WAVE  # fewest invocations of a wave of pass 1
+    wave_subgroups: bool = True  # whether those of a wave's size are asked for, or a CPU device has no others
     fma_operation: bool = False  # whether VK_KHR_shader_fma offers a float32 fused multiply-add
     matrix: MatrixFacts = NO_MATRICES  # what arithmetic "matrix" needs; by default without units
 
     def with_own_subgroups(self) -> DeviceInfo:
         """The facts where a runtime cannot ask for subgroups of a wave's size, and a kernel gets the device's own."""
-        if self.subgroup_size == WAVE or self.kind == "cpu":
+        if self.kind == "cpu":
             return self
-        return replace(self, matrix=NO_MATRICES)
+        return replace(self, wave_subgroups=False, matrix=self.matrix if self.subgroup_size == WAVE else NO_MATRICES)

@@ -16,8 +16,8 @@ from ..storage import storage_index, storage_types
 from . import declarations
 from .declarations import KernelDecl
 from .matrix import MatrixTile, MatrixWorkgroup
-from .sizes import value_passes
-from .tuning import chunks_ahead, heads_together, merge_workgroup_size, wave_size
+from .sizes import chunks_ahead, value_passes
+from .tuning import heads_together, merge_workgroup_size, wave_size
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,9 @@ class AttendVariant:
 
     kind: the device's (``DeviceInfo.kind``); tile: tokens per tile of the K and V buffers; rows: query rows that one
     workgroup serves; heads: query heads of one row that it serves, None for the shape's choice (the bits do not depend
-    on it); mask: 0, 1, or 2 where masks have slopes; wave_size: the fewest invocations of a wave on the
-    device; strides: of rows of K and V, see ``Strides``.
+    on it); mask: 0, 1, or 2 where masks have slopes; wave_size: the fewest invocations of a wave on the device; subgroups:
+    ``DeviceInfo.wave_subgroups``; walks: whether items may have several nodes; strides: of rows of K and V, see
+    ``Strides``.
     """
 
     shape: AttnShape
@@ -69,6 +70,8 @@ class AttendVariant:
     most_heads: int = MAX_HEADS_PER_WORKGROUP
     fused: int = 0
     wave_size: int = WAVE
+    subgroups: bool = True
+    walks: bool = True
     strides: Strides = TILES
 
     @property
@@ -92,6 +95,8 @@ class AttendVariant:
             "mask": self.mask,
             "rows_shared": self.rows,
             "fused": self.fused,
+            "subgroups": int(self.subgroups),
+            "walks": int(self.walks),
             "workgroup_size": LEAVES_PER_NODE * wave_size(self.wave_size, self.shape, vectors, passes),
         }
         return declarations.ATTEND, tuple(values[name] for name in declarations.ATTEND.spec)

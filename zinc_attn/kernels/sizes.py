@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..shapes import AttnShape
 
 # What the formulas start from: attend's specialization constants, and the invocations of a wave.
-INPUTS: Final = ("K_DIM", "V_DIM", "VECTORS", "K_STORAGE", "V_STORAGE", "LATENT", "LANES")
+INPUTS: Final = ("K_DIM", "V_DIM", "VECTORS", "CHUNKS_AHEAD", "K_STORAGE", "V_STORAGE", "LATENT", "LANES")
 KNOWN: Final = {
     "WAVE": limits.WAVE,
     "MAX_ACCUMULATORS": limits.MAX_ACCUMULATORS,
@@ -80,9 +80,13 @@ FORMULAS: Final[dict[str, tuple[str, str]]] = {
     "LOAD_WORDS": ("SLICE_WORDS if SLICE_WORDS <= LOAD_LIMIT else LOAD_LIMIT", "of these, words per load"),
     "SLICE_LOADS": ("SLICE_WORDS // LOAD_WORDS", "loads per slice"),
     "WORD_PAIRS": ("16 // V_BITS if V_BITS <= 16 else 1", "pairs of values of V in a word, or in two of float32"),
+    "MOST_AHEAD": (
+        "8 if CHUNKS_AHEAD > 1 else 4",
+        "as many as leave a GPU registers for 12 waves per SIMD; a CPU device has a single chunk of K in flight",
+    ),
     "KEYS_AHEAD": (
-        "8 if SLICE_LOADS == 1 else 4 if SLICE_LOADS == 2 else 2",
-        "value rows in flight: as many as leave a GPU registers for 12 waves per SIMD",
+        "MOST_AHEAD // SLICE_LOADS if SLICE_LOADS <= 2 else 2",
+        "value rows in flight",
     ),
     "WAVE_WEIGHTS": ("KEYS_PER_LEAF * VECTORS", "floats of shared memory that a wave has for its weights"),
     "FOLD_ROOM": (
@@ -107,13 +111,22 @@ assert KEYS_PER_LEAF % (2 * limits.WAVE) == 0, "a lane has whole pairs of keys, 
 SIZES: Final = Formulas(FORMULAS, INPUTS, KNOWN)
 
 
-def attend_sizes(shape: AttnShape, vectors: int, dtype: str, lanes: int = limits.WAVE) -> Mapping[str, int]:
+def chunks_ahead(kind: str, k_dim: int) -> int:
+    """K chunks that pass 1 loads ahead, by device kind: a GPU hides latency with it, a CPU only spills."""
+    return 1 if kind == "cpu" else 4 if k_dim % (4 * CHUNK) == 0 else 2
+
+
+def attend_sizes(
+    shape: AttnShape, vectors: int, dtype: str, kind: str = "gpu", lanes: int = limits.WAVE
+) -> Mapping[str, int]:
     """Every constant of ``shaders/attend_sizes.glsl`` by name, as that variant of pass 1 has it.
 
-    vectors: query vectors of a workgroup, heads over all rows that share its keys; lanes: invocations of a wave.
+    vectors: query vectors of a workgroup, heads over all rows that share its keys; kind: the device's;
+    lanes: invocations of a wave.
     """
     k, v = map(storage_index, storage_types(dtype))
-    return SIZES.values(shape.k_dim, shape.v_dim, vectors, k, v, int(shape.latent), lanes)
+    ahead = chunks_ahead(kind, shape.k_dim)
+    return SIZES.values(shape.k_dim, shape.v_dim, vectors, ahead, k, v, int(shape.latent), lanes)
 
 
 def value_passes(shape: AttnShape, vectors: int) -> int:
@@ -128,6 +141,6 @@ def shared_bytes(shape: AttnShape, vectors: int) -> int:
 
 # Of a workgroup of up to MAX_HEADS_PER_WORKGROUP query vectors of any shape.
 LEAST_SHARED_BYTES: Final = max(
-    SIZES.values(limits.MAX_HEAD_DIM, dim, limits.MAX_HEADS_PER_WORKGROUP, 1, 1, 0, limits.WAVE)["SHARED_BYTES"]
+    SIZES.values(limits.MAX_HEAD_DIM, dim, limits.MAX_HEADS_PER_WORKGROUP, 1, 1, 1, 0, limits.WAVE)["SHARED_BYTES"]
     for dim in (64, limits.MAX_HEAD_DIM)
 )

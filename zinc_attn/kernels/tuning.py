@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from .. import limits
-from ..canonical import constants
 from .sizes import shared_bytes
 
 if TYPE_CHECKING:
@@ -16,11 +15,6 @@ SHARED_ADDRESSES: Final = 20  # rows and query heads of such a workgroup, in its
 CPU_WAVE: Final = 8  # invocations of a wave of pass 1 on a CPU device: a subgroup of 256 bits
 CPU_SUMS: Final = 128  # of weighted values, in a lane of such a wave: the code of more is beyond an instruction cache
 SCRATCH_BYTES: Final = 128 << 20  # partial states of one submission; longer calls go in blocks of rows
-
-
-def chunks_ahead(kind: str, k_dim: int) -> int:
-    """K chunks that pass 1 loads ahead, by device kind: a GPU hides latency with it, a CPU only spills."""
-    return 1 if kind == "cpu" else 4 if k_dim % (4 * constants.CHUNK) == 0 else 2
 
 
 def wave_size(least: int, shape: AttnShape, vectors: int, passes: int) -> int:

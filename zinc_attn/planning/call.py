@@ -169,6 +169,7 @@ class SubmissionPlanner:
             partial=partial,
             shared=padded(len(shared), facts.device.max_workgroups[0], LEAST_ITEMS) if len(shared) else 0,
             shared_rows=rows_each,
+            walks=bool(np.any(items["node_end"] - items["node_begin"] > 1)),
             masks=power_of_two(len(masks)) if len(masks) else 0,
             most_heads=most_heads(
                 facts.shape, len(items), facts.device.compute_units, facts.device.shared_memory_bytes

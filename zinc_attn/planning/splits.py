@@ -21,7 +21,7 @@ from ..kernels.formulas import Formulas
 from ..limits import MAX_CONTEXT
 from ..shapes import AttnShape
 
-WORKGROUPS_PER_UNIT: Final = 8
+WORKGROUPS_PER_UNIT: Final = 64
 # The rule. NODES: that some row sees; COMPUTE_UNITS: of the device; ROWS: query rows of the sequence in the call. Split
 # i of them begins at node FIRST_NODE + i * NODES // SPLITS.
 SPLIT_RULE: Final = Formulas(

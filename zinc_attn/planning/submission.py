@@ -41,6 +41,7 @@ class RecordingKey(NamedTuple):
     partial: bool = False  # pass 1 alone; the host reads the states
     shared: int = 0  # items of keys that rows share; 0: none
     shared_rows: int = 1  # query rows that one workgroup of them serves
+    walks: bool = True  # some item has several nodes
     masks: int = 0  # words of masks; 0: there is none
     most_heads: int = MAX_HEADS_PER_WORKGROUP  # query heads of a row that a workgroup serves at most
     matrix: MatrixWorkgroup | None = None  # of pass 1 with matrix units

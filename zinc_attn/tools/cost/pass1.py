@@ -11,8 +11,8 @@ from functools import cached_property
 from typing import Final
 
 from ...canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
-from ...kernels.sizes import attend_sizes, shared_bytes, value_passes
-from ...kernels.tuning import chunks_ahead, heads_together, most_heads
+from ...kernels.sizes import attend_sizes, chunks_ahead, shared_bytes, value_passes
+from ...kernels.tuning import heads_together, most_heads
 from ...planning.arithmetic import Arithmetic
 from ...planning.splits import SplitPlan
 from ...shapes import AttnShape

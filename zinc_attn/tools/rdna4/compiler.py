@@ -19,8 +19,7 @@ from typing import Any, Final
 from ...canonical.constants import CHUNK, KEYS_PER_LEAF
 from ...errors import KernelError, NoVulkanError
 from ...kernels.declarations import KernelDecl
-from ...kernels.sizes import attend_sizes
-from ...kernels.tuning import chunks_ahead
+from ...kernels.sizes import attend_sizes, chunks_ahead
 from ...runtime.device import SPIRV
 from .gates import VariantReport
 from .isa import main_loops
