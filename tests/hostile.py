@@ -59,7 +59,6 @@ _INNER_METHODS = {
     "Sequence": "retract table",
     "ShardedKVCache": "keep_rows",
     "ShardedSequence": "nodes places tokens",
-    "SplitPlan": "build_on",
 }
 INNER = {f"{owner}.{name}" for owner, names in _INNER_METHODS.items() for name in names.split()}
 INNER |= {"Device", "PendingAttention", "DeviceInfo", "Sequence", "ShardedSequence"}

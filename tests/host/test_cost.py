@@ -9,12 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import records, run
-from support import FULL, needs_radv
+from support import needs_radv
 
 from zinc_attn import AttnShape, SplitPlan, plan_splits
 from zinc_attn.errors import ArgumentError
-from zinc_attn.kernels import declarations as kernels
-from zinc_attn.kernels.tuning import LayoutFacts
 from zinc_attn.planning import sharing
 from zinc_attn.storage import STORAGE
 from zinc_attn.tools import cost
@@ -85,39 +83,35 @@ def test_what_a_call_waits_for():
 def test_issue_cycles_of_variants_outside_the_table():
     for arithmetic, (slope, conversions, more) in LINES.items():
         how = "f16", arithmetic
-        for (head_dim, heads), (single, *_) in ISSUE[arithmetic].items():
+        for (head_dim, heads), (cycles, _) in ISSUE[arithmetic].items():
             line = head_dim * (slope * heads + conversions) + more
-            assert line == pytest.approx(single, rel=0.06)
-            assert issue_per_key(AttnShape(heads, 1, head_dim), heads, "single", *how) == single
+            assert line == pytest.approx(cycles, rel=0.06)
+            assert issue_per_key(AttnShape(heads, 1, head_dim), heads, *how) == cycles
             latent = AttnShape(heads, 1, head_dim, head_dim, latent=True)
-            assert issue_per_key(latent, heads, "single", *how) == pytest.approx(line)
+            assert issue_per_key(latent, heads, *how) == pytest.approx(line)
         wide, narrow = (AttnShape(4, 1, *sizes) for sizes in ((192, 128), (128, 192)))
         line = 160 * (slope * 4 + conversions) + more
-        assert issue_per_key(wide, 4, "loop", *how) == issue_per_key(narrow, 4, "loop", *how) == line
+        assert issue_per_key(wide, 4, *how) == issue_per_key(narrow, 4, *how) == line
     for dtype in ("f32", "bf16", "q8_0"):
-        p = predict(plan_splits(131072, QWEN, dtype=dtype), R9700, dtype)
+        p = predict(plan_splits(131072, QWEN), R9700, dtype)
         assert p.kv_bytes == 131072 * QWEN.kv_bytes_per_token(dtype)
-        assert issue_per_key(QWEN, 8, "loop", dtype) == ISSUE["canonical"][256, 8][1] + 8 * sum(STORAGE_ISSUE[dtype])
+        assert issue_per_key(QWEN, 8, dtype) == ISSUE["canonical"][256, 8][0] + 8 * sum(STORAGE_ISSUE[dtype])
 
 
 def test_table_is_what_the_compiler_makes():
     needs_radv()
     keys = [(arithmetic, *key) for arithmetic, table in ISSUE.items() for key in table]
     specs = [
-        Spec(f"attend_{build}_f16", *key, rows=-(-key[1] // 8), fused=arithmetic == "fused")
-        for arithmetic, *key in keys
-        for build in (kernels.BUILDS if key[1] <= 8 else kernels.BUILDS[1:])
+        Spec("attend_f16", *key, rows=-(-key[1] // 8), fused=arithmetic == "fused") for arithmetic, *key in keys
     ]
-    specs = specs if FULL else specs[::2]  # of each row one build of three, or two
     for spec, report in zip(specs, compiler.compile_variants(specs), strict=True):
-        loop, node = "loop" in spec.kernel, "node" in spec.kernel
-        row = ISSUE["fused" if spec.fused else "canonical"][spec.head_dim, spec.heads]
-        assert report.issue_per_key == pytest.approx(row[loop], abs=1, rel=0.05 if node else 0), spec
-        assert R9700.waves(report.vgprs) == report.waves_per_simd == R9700.waves(row[2 + loop])
+        cycles, vgprs = ISSUE["fused" if spec.fused else "canonical"][spec.head_dim, spec.heads]
+        assert report.issue_per_key == pytest.approx(cycles, abs=1), spec
+        assert R9700.waves(report.vgprs) == report.waves_per_simd == R9700.waves(vgprs)
     dtypes = (*STORAGE, "q8_0/q4_0")
-    reports = compiler.compile_variants([Spec(f"attend_loop_{dtype}", 256, 8) for dtype in dtypes])
+    reports = compiler.compile_variants([Spec(f"attend_{dtype}", 256, 8) for dtype in dtypes])
     for dtype, report in zip(dtypes, reports, strict=True):
-        assert report.issue_per_key == pytest.approx(issue_per_key(QWEN, 8, "loop", dtype), rel=0.07), dtype
+        assert report.issue_per_key == pytest.approx(issue_per_key(QWEN, 8, dtype), rel=0.07), dtype
 
 
 PAGE = Path(cost.assumptions.__file__).read_text(encoding="utf-8")
@@ -153,14 +147,14 @@ def test_assumptions_change_what_their_page_says(name, other, said, monkeypatch)
 
 def layout_line(context):
     plan = plan_splits(context, QWEN)
-    p, build = predict(plan, R9700), plan.build_on(LayoutFacts(R9700.compute_units))
+    p = predict(plan, R9700)
     name = f"{context >> 10}k" if context >= 1024 else context
     times = " | ".join(f"{us:.1f} µs" for us in (p.pass1_us, p.merge_us, p.total_us))
-    return f"| {name} | {p.splits} | {build} | {times} | {100 * p.fraction:.1f} % |"
+    return f"| {name} | {p.splits} | {times} | {100 * p.fraction:.1f} % |"
 
 
 def shares(text, dtypes, contexts):
-    plans = [(plan_splits(n, AttnShape.parse(text), dtype=dtype), dtype) for n in contexts for dtype in dtypes]
+    plans = [(plan_splits(n, AttnShape.parse(text)), dtype) for n in contexts for dtype in dtypes]
     return [f"{100 * predict(plan, R9700, dtype).fraction:.1f}" for plan, dtype in plans]
 
 

@@ -63,8 +63,8 @@ def test_kernels_and_records_are_the_declarations(made):
         assert bindings == [(i, one.name, one.access) for i, one in enumerate(decl.bindings)]
         places = [(one["id"], one["offset"], one["name"]) for one in kernel["specialization_constants"]]
         assert places == [(i, 4 * i, name) for i, name in enumerate(decl.constant_names)]
-        rows = f"{8 if decl is kernels.ATTEND['node'] else 1}"
-        local_size = ["merge_workgroup_size" if decl is kernels.MERGE else "32", rows, "1"]
+        sizes = {kernels.ATTEND: "workgroup_size", kernels.MERGE: "merge_workgroup_size"}
+        local_size = [sizes.get(decl, "32"), "1", "1"]
         assert (kernel["file"], kernel["entry_point"], kernel["local_size"]) == (decl.file, "main", local_size)
 
 
@@ -77,11 +77,10 @@ def test_no_formula_uses_a_name_that_is_not_explained(made):
     sections += [f"{family}.{what}" for family in families for what in ("constants", "grid")]
     texts = [formula for section in sections for formula, _ in formulas(section).values()]
     texts += [step["when"] for step in made["dispatch"] if "when" in step]
-    rule = made["split_rule"]
-    texts += [*meanings("cache.index").values(), *meanings("rows.index").values(), rule["boundary"]]
-    texts += [*rule["names"].values(), *(text for case in rule["first_that_holds"] for text in case.values())]
+    texts += [*meanings("cache.index").values(), *meanings("rows.index").values()]
+    texts += [one["expression"] for one in made["split_rule"].values()]
     used = {n.id for text in texts for n in ast.walk(ast.parse(text, mode="eval")) if isinstance(n, ast.Name)}
-    assert used - known == {"tile_number", "k_tile_at", "v_tile_at", "row_at", "target"}  # each beside its own formula
+    assert used - known == {"tile_number", "k_tile_at", "v_tile_at", "row_at", "most_splits"}  # each beside its own formula
     assert set(meanings("inputs")) <= used
 
 
@@ -119,7 +118,7 @@ def test_numbers_of_a_shape(dtype, page_size, kv_layout):
         for name, words in zip(("k_page_words", "v_page_words"), pages.tile_words, strict=True):
             assert n[name] == shape.kv_heads * n["page_tiles"] * words
         plan = plan_splits(100000, shape)
-        call = {"kind": "gpu", "context_len": 100000, "rows": 1, "q_len": 1, "window": 0, "leaves_per_state": 8}
+        call = {"kind": "gpu", "context_len": 100000, "rows": 1, "q_len": 1, "window": 0}
         states = evaluate_all(formulas("quantities"), {**n, **call})
         assert evaluate(formulas("buffers")["states"][0], {**n, **states}) == plan.scratch_bytes
         for kind, device in (("gpu", "discrete"), ("cpu", "cpu")):
@@ -128,7 +127,7 @@ def test_numbers_of_a_shape(dtype, page_size, kv_layout):
                 move_call(kernels.APPEND_KERNEL, shape, dtype, n["tile"], 1, shape.kv_heads, strides),
             ]
             programs = [(call.decl, call.spec) for call in (*calls, copy_call(pages.tile_words, 1, 1))]
-            programs.append(AttendVariant(shape, dtype, "loop", device, n["tile"], strides=strides).program())
+            programs.append(AttendVariant(shape, dtype, device, n["tile"], strides=strides).program())
             for decl, values in programs:
                 found = made["kinds"][kind]["specialization"][describe.family(decl)]
                 assert tuple(found[name] for name in decl.spec) == values
@@ -136,71 +135,38 @@ def test_numbers_of_a_shape(dtype, page_size, kv_layout):
             assert groups == calls[0].groups
 
 
-def contexts(table):
-    edges = {x for row in table for x in (row["from"], row["to"])}
-    near = {x + d for x in edges for d in (-64, -1, 0, 1, 64)} | {1, 1000, 8192, 131072}
-    return sorted(x for x in near if 0 <= x <= limits.MAX_CONTEXT)
-
-
-@pytest.mark.parametrize("kind", describe.KINDS)
 @pytest.mark.parametrize(
     "shape,units", [*((s, 64) for s in SHAPES + WIDE[:2]), (SHAPES[0], 1), (SHAPES[1], 132)], ids=str
 )
-def test_split_tables_are_the_split_rule(shape, kind, units):
-    """At every breakpoint and beside it; the expressions too, for several query rows."""
-    table = describe.split_table(shape, units, kind)
-    assert table[0]["from"] == 0 and table[-1]["to"] == limits.MAX_CONTEXT
-    assert all(a["to"] + 1 == b["from"] for a, b in pairwise(table))
-    rule = describe.split_rule_formulas()
-    for context in contexts(table):
-        leaves = -(-context // 64)
-        row = next(r for r in table if r["from"] <= context <= r["to"])
-        splits = {"call": row["splits"], "leaf": leaves, "node": -(-leaves // 8)}[row["per"]]
-        plan = plan_splits(context, shape, units, kind=kind, node_workgroups=False)
-        assert (splits, row["leaves_per_state"]) == (plan.num_splits, plan.leaves_per_state), context
-        for q_len, window in ((1, 0), (4, 0), (1, 100), (3, 5000)) if context <= 131072 else ((1, 0), (1, 100000)):
-            device = {"kind": kind, "node_workgroups": False}
-            plan = plan_splits(context, shape, units, q_len=q_len, window=window or None, **device)
-            names = {**names_of(shape, "f16", 256), "kind": kind, "compute_units": units, "q_len": q_len}
-            names |= {"context_len": context, "window": window}
-            for name in ("begin", "first_leaf", "leaves", "nodes"):
-                names[name] = evaluate(formulas("quantities")[name][0], names)
-            names["target"] = evaluate(rule["names"]["target"], names)
-            case = next(c for c in rule["first_that_holds"] if evaluate(c["when"], names))
-            names["splits"] = evaluate(case["splits"], names)
-            names["leaves_per_state"] = evaluate(case["leaves_per_state"], names)
-            names["unit_keys"] = 64 * names["leaves_per_state"]
-            assert (names["splits"], names["leaves_per_state"]) == (plan.num_splits, plan.leaves_per_state), context
-            for split in {0, 1, plan.num_splits // 3, plan.num_splits}:
-                found = evaluate(rule["boundary"], {**names, "split": split})
-                assert found == plan.boundaries[split], (context, split)
-
-
-@pytest.mark.parametrize("window", (None, 1, 100, 700, 5000))
-@pytest.mark.parametrize("q_len", (1, 4))
-def test_the_layout_of_node_workgroups(made, q_len, window):
-    """As the text of split_rule.node_workgroups says it."""
-    assert "begins at begin and at every multiple of 512 above it" in made["split_rule"]["node_workgroups"]
-    for context in (4, 64, 511, 512, 513, 1300, 131072):
-        plan = plan_splits(context, SHAPES[0], 64, q_len=q_len, window=window)
-        begin = max(context - q_len + 1 - window, 0) if window else 0
-        multiples = range((begin // 512 + 1) * 512, context, 512)
-        assert plan.boundaries == (begin, *multiples, context) and plan.leaves_per_state == 8
+def test_the_split_rule(shape, units):
+    """Its formulas, for several query rows and windows."""
+    for context, (q_len, window) in itertools.product(
+        (0, 1, 512, 513, 8192, 131072, limits.MAX_CONTEXT), ((1, 0), (4, 0), (1, 100), (3, 5000))
+    ):
+        plan = plan_splits(context, shape, units, q_len, window or None)
+        names = {**names_of(shape, "f16", 256), "kind": "gpu", "compute_units": units, "q_len": q_len, "rows": q_len}
+        names |= {"context_len": context, "window": window}
+        names |= evaluate_all(formulas("quantities"), names)
+        names |= evaluate_all(formulas("split_rule"), names)
+        assert names["splits"] == plan.num_splits, context
+        starts = [names["first_node"] + i * names["nodes"] // names["splits"] for i in range(names["splits"] + 1)]
+        assert list(pairwise(starts)) == plan.node_ranges()
+        told = describe._shape(shape, "f16", 256, units, "tiles")["most_splits"]
+        assert q_len > 1 or told == names["most_splits"]
 
 
 @pytest.mark.parametrize("context,q_len", ((0, 1), (1, 1), (64, 3), (65, 1), (1000, 5), (70000, 1)))
-@pytest.mark.parametrize("layout", ({}, {"num_splits": 1}, {"num_splits": 7}, {"split_size": 700}))
+@pytest.mark.parametrize("layout", ({}, {"num_splits": 1}, {"num_splits": 7}))
 @pytest.mark.parametrize("window,sinks", ((0, False), (1, True), (130, False), (5000, True)))
 def test_work_words_follow_from_the_formulas(context, q_len, layout, window, sinks):
     """Items, row records, header and grids, against what a recorded call writes and dispatches."""
     shape, masks = SHAPES[3], {"q_len": q_len, "window": window or None}
-    rule = plan_splits(context, shape, **masks, node_workgroups=False)
+    rule = plan_splits(context, shape, **masks)
     plan = SplitPlan.fixed(context, shape, **masks, **layout) if layout else rule
     scoring = Scoring(0.125, window or None, None, np.ones(shape.q_heads, np.float32) if sinks else None)
     written, steps = recorded(plan, scoring)
     names = names_of(shape, "f16", 64) | {"kind": "gpu", "context_len": context, "q_len": q_len, "window": window}
-    names |= {"rows": q_len, "leaves_per_state": plan.leaves_per_state, "appends": 0, "table_words": 1}
-    names |= {"layer": 0, "pages": 1}
+    names |= {"rows": q_len, "splits": plan.num_splits, "appends": 0, "table_words": 1, "layer": 0, "pages": 1}
     names |= evaluate_all(formulas("quantities"), names)
     names |= {"sink_words": shape.q_heads if sinks else 0, "alibi_words": 0, "mask_words": 0, "alibi_table": 0}
     names |= {"scale_words": 0, "scale_table": 0, "mask_slope_words": 0, "mask_slope_table": 0}
@@ -209,13 +175,12 @@ def test_work_words_follow_from_the_formulas(context, q_len, layout, window, sin
     for row in range(q_len):
         limit = max(context - q_len + 1 + row, 0)
         seen = {"row": row, "limit": limit, "first": max(limit - window, 0) if window else 0}
-        seen["row_leaves"] = max(-(-limit // 64), single_pass)
-        for split, (begin, end) in enumerate(pairwise(plan.boundaries)):
-            known = {**names, **seen, "split": split, "begin_key": begin, "end_key": end}
-            known |= {"page_table": written["table"]}
-            known["leaf_begin"] = evaluate(formulas("work.item")["leaf_begin"][0], known)
+        seen["row_nodes"] = max(-(-limit // 512), single_pass)
+        for split in range(plan.num_splits):
+            known = {**names, **seen, "split": split, "page_table": written["table"]}
+            known["node_begin"] = evaluate(formulas("work.item")["node_begin"][0], known)
             item = [evaluate(formulas("work.item")[word][0], known) for word in kernels.ITEM]
-            if known["leaf_begin"] < item[list(kernels.ITEM).index("leaf_end")]:
+            if known["node_begin"] < item[list(kernels.ITEM).index("node_end")]:
                 items[split, row] = item
         record = [evaluate(formulas("work.row")[word][0], {**names, **seen}) for word in kernels.ROW]
         records.append([value % 2**32 for value in record])  # the position is an int32
@@ -236,7 +201,7 @@ def test_work_words_follow_from_the_formulas(context, q_len, layout, window, sin
 
 def recorded(plan, scoring):
     """The words of a call's work buffer and its dispatches, on a runtime that computes nothing; no size is rounded."""
-    shape, layout = plan.shape, SplitLayout.of(plan, plan.build_on(GPU.layout_facts))
+    shape, layout = plan.shape, SplitLayout.of(plan)
     request = Request(plan.q_len, plan.context_len, 0, np.zeros(1, np.uint32))
     options = CallOptions(lambda *_: layout, scoring.window, cascade=False)
     planner = SubmissionPlanner([request], [layout], options, CallFacts(GPU, shape, 64))

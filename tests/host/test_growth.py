@@ -7,8 +7,6 @@ import pytest
 from support import CPU, GPU
 
 from zinc_attn import AttnShape
-from zinc_attn.kernels.tuning import LayoutFacts
-from zinc_attn.planning import splits as rule
 from zinc_attn.planning.call import plan_call
 from zinc_attn.planning.growth import growth_keys
 from zinc_attn.planning.inputs import CallFacts, CallOptions, Request, SplitLayout
@@ -34,49 +32,44 @@ def keys_of(lengths, batch, q_len, options, facts):
         ("9/3/64", "cpu", 2, 1, 1, 700, None),
         ("9/3/64", "discrete", 64, 5, 1, 1000, None),
         ("32/4/128", "discrete", 64, 3, 5, None, 7),
-        ("32/8/128", "one-wave", 2, 1, 1, None, None),
-        ("32/8/128", "discrete", 2, 1, 1, None, None),  # the loop build from 1,024 keys on
+        ("32/8/128", "discrete", 1, 1, 1, None, None),
+        ("32/32/128", "discrete", 2, 1, 1, None, None),  # workgroups walk from 2,049 keys on
     ],
 )
 @pytest.mark.parametrize("short", (False, True))
-def test_few_lengths_stand_for_all(monkeypatch, short, shape, kind, units, batch, q_len, window, splits):
-    """Also where the split rule turns at short lengths, and a submission has 100 workgroups."""
-    if short:
-        for name in ("NODE_KEYS", "MAX_LEAF_SPLITS", "MAX_CPU_STATES"):
-            monkeypatch.setattr(rule, name, getattr(rule, name) // 32)
+def test_few_lengths_stand_for_all(short, shape, kind, units, batch, q_len, window, splits):
+    """Also where a submission has 100 workgroups."""
     parsed, tokens = AttnShape.parse(shape), 3000 // q_len * q_len
     info = replace(GPU, kind=kind, compute_units=units, max_workgroups=(100 if short else 65535,) * 3)
-    device = LayoutFacts(units, "discrete", False) if kind == "one-wave" else LayoutFacts(units, kind)
-    facts, kind = CallFacts(info, parsed, 256), device.kind
+    facts = CallFacts(info, parsed, 256)
     if splits:
-        layouts = fixed_layouts(parsed, "f16", device, num_splits=splits, split_size=None)
+        layouts = fixed_layouts(parsed, num_splits=splits, split_size=None)
     else:
-        layouts = split_rule_layouts(parsed, "f16", device)
+        layouts = split_rule_layouts(parsed, units)
     options = CallOptions(layouts, window)
-    found = growth_keys(tokens, batch, q_len, options, facts, layouts.leaves_per_state)
+    found = growth_keys(tokens, batch, q_len, options, facts, by_rule=layouts.by_rule)
     every = keys_of(range(q_len, tokens + 1, q_len), batch, q_len, options, facts)
     assert every <= found and len(found) < len(every) + 12
 
 
-def test_rows_before_a_cut_share_another_leaf_from_the_middle_of_one_on():
-    shape, q_len = AttnShape(4, 2, 64), 36  # of which a submission holds 33 rows
-    facts = CallFacts(CPU, shape, 256)
-    layouts = split_rule_layouts(shape, "f16", LayoutFacts(2, "cpu"))
-    options = CallOptions(layouts)
-    found = growth_keys(7744, 1, q_len, options, facts, layouts.leaves_per_state)
+def test_rows_before_a_cut_share_another_node_from_the_middle_of_a_leaf_on():
+    shape, q_len = AttnShape(4, 2, 64), 36
+    facts = CallFacts(replace(CPU, max_workgroups=(65535, 65535, 33)), shape, 256)
+    options = CallOptions(split_rule_layouts(shape, 2))
+    found = growth_keys(7744, 1, q_len, options, facts, by_rule=True)
     assert keys_of(range(7681, 7745), 1, q_len, options, facts) <= found
     assert {key.rows for key in found} >= {4}, "the rows behind the cut"
 
 
 def test_a_capacity_of_128k_is_planned_from_few_lengths():
     """Of 2,048 leaves fewer than a tenth are planned."""
-    shape, device, asked = AttnShape(16, 2, 256), LayoutFacts(2, "cpu"), set()
-    layouts = split_rule_layouts(shape, "f16", device)
+    shape, asked = AttnShape(16, 2, 256), set()
+    layouts = split_rule_layouts(shape, 2)
     facts = CallFacts(CPU, shape, 256)
 
     def layout(tokens: int, q_len: int, window: int | None) -> SplitLayout:
         asked.add(-(-tokens // 64))
         return layouts(tokens, q_len, window)
 
-    growth_keys(131_072, 1, 1, CallOptions(layout), facts, layouts.leaves_per_state)
+    growth_keys(131_072, 1, 1, CallOptions(layout), facts, by_rule=True)
     assert {1, 2048} <= asked and len(asked) < 200

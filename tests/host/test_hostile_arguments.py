@@ -14,7 +14,7 @@ from zinc_attn.tools import export
 
 M = np.zeros((1, 1, 2), np.float32)
 PART = za.PartialState(np.zeros(1, np.int64), M, M + 1, np.ones((1, 1, 2, 64), np.float32), (0, 1), "a call")
-PLAN = {"context_len": 100, "shape": SHAPE, "boundaries": (0, 50, 100), "leaves_per_state": 1, "q_len": 1, "begin": 0}
+PLAN = {"context_len": 100, "shape": SHAPE, "boundaries": (0, 100), "q_len": 1, "begin": 0}
 OPTIONS = {"scale": 0.5, "causal": True, "window": 2, "softcap": 1.0, "sinks": np.zeros(2, np.float32)}
 CALL = {"q": Q, "k": K, "v": V} | OPTIONS
 MERGED = {"v_a": K, "s_a": K[..., 0], "v_b": V, "s_b": V[..., 0]}

@@ -12,7 +12,7 @@ from zinc_attn.kernels import matrix
 from zinc_attn.kernels.dispatches import MatrixVariant, matrix_call
 from zinc_attn.kernels.matrix import MatrixFacts, MatrixTile, best_tile, matrix_workgroup, shared_bytes
 from zinc_attn.kernels.records import Records
-from zinc_attn.kernels.tuning import SCRATCH_BYTES, LayoutFacts
+from zinc_attn.kernels.tuning import SCRATCH_BYTES
 from zinc_attn.planning.call import cut_call, plan_call
 from zinc_attn.planning.inputs import CallFacts, CallOptions, Request
 from zinc_attn.planning.items import Visible, item_records
@@ -26,17 +26,18 @@ SHAPE = AttnShape(8, 2, 64)
 
 
 def met(items: Records, one_row: bool) -> set[tuple[int, int, int, int]]:
-    """(row, leaf, first, limit) of the keys that rows meet, as the kernels read the items."""
+    """(row, node, first, limit) of the keys that rows meet, as the kernels read the items."""
     found = set()
     for item in items:
         last = int(item["row"]) + int(item["rows"]) - 1
-        rows, leaves = range(int(item["row"]), last + 1), range(item["leaf_begin"], item["leaf_end"])
-        for row, leaf in itertools.product(rows, leaves):
+        rows, nodes = range(int(item["row"]), last + 1), range(item["node_begin"], item["node_end"])
+        for row, node in itertools.product(rows, nodes):
             before = (last - row) * int(item["row_step"])
-            first, limit = max(int(item["first"]) - before, 64 * leaf), min(int(item["limit"]) - before, 64 * leaf + 64)
+            first, limit = max(int(item["first"]) - before, 512 * node), int(item["limit"]) - before
+            limit = min(limit, 512 * node + 512)
             if first < limit:
-                assert (row, leaf, first, limit) not in found
-                found.add((row, leaf, first, limit))
+                assert (row, node, first, limit) not in found
+                found.add((row, node, first, limit))
     assert not one_row or all(items["rows"] == 1)
     return found
 
@@ -60,18 +61,18 @@ def test_rows_meet_what_they_see(name, visible, rows_each):
     tokens = int(visible[1].max())
     for splits in (1, 3):
         plan = SplitPlan.fixed(tokens, SHAPE, num_splits=splits, q_len=len(visible[0]))
-        ranges = np.array(plan.leaf_ranges())
-        mine = item_records(visible, ranges, plan.leaves_per_state, rows_each=rows_each)
-        assert met(mine, False) == met(item_records(visible, ranges, plan.leaves_per_state), True)
+        ranges = np.array(plan.node_ranges())
+        mine = item_records(visible, ranges, rows_each=rows_each)
+        assert met(mine, False) == met(item_records(visible, ranges), True)
         assert np.all(mine["rows"] <= rows_each)
     if name == "700 37 True None" and rows_each > 1:
-        assert len(item_records(visible, np.array([[0, 11]]), 1, rows_each=rows_each)) == -(-37 // rows_each)
+        assert len(item_records(visible, np.array([[0, 2]]), rows_each=rows_each)) == -(-37 // rows_each)
 
 
 def test_rows_that_see_nothing_have_an_item_where_there_is_one_pass():
     none = np.zeros(3, np.int64)
-    (item,) = item_records((none, none), np.array([[0, 1]]), 1, keep_empty=True, rows_each=4)
-    assert (item["rows"], item["leaf_begin"], item["leaf_end"], item["limit"]) == (3, 0, 1, 0)
+    (item,) = item_records((none, none), np.array([[0, 1]]), keep_empty=True, rows_each=4)
+    assert (item["rows"], item["node_begin"], item["node_end"], item["limit"]) == (3, 0, 1, 0)
 
 
 @pytest.mark.parametrize("text", ("16/2/256", "32/8/128", "9/3/64", "71/1/64", "20/1/576/512/latent", "1/1/1"))
@@ -101,7 +102,7 @@ def test_tiles():
 @pytest.mark.parametrize(("rows", "matrices"), (((1, 1), False), ((4, 4), True), ((3, 4), None)))
 def test_matrix_prefill_is_for_16_vectors(rows, matrices):
     """Requests on either side of it go in submissions of their own, of which the first appends."""
-    layouts = split_rule_layouts(SHAPE, "f16", LayoutFacts(64, "discrete"))
+    layouts = split_rule_layouts(SHAPE, 64)
     facts = CallFacts(replace(GPU, matrix=RDNA4_UNITS), SHAPE, 64)
     requests = [Request(n, 300, n, np.arange(5, dtype=np.uint32)) for n in rows]
     made = plan_call(requests, CallOptions(layouts, arithmetic="matrix-prefill"), facts).submissions
@@ -113,7 +114,7 @@ def test_matrix_prefill_is_for_16_vectors(rows, matrices):
 
 def test_the_key_names_the_workgroup():
     """Two calls that need other workgroups have other recordings."""
-    layouts = fixed_layouts(SHAPE, "f16", LayoutFacts(64, "discrete"), num_splits=2, split_size=None)
+    layouts = fixed_layouts(SHAPE, num_splits=2, split_size=None)
     facts = CallFacts(replace(GPU, matrix=RDNA4_UNITS), SHAPE, 64)
     keys = set()
     for rows in (1, 4, 16):
@@ -129,9 +130,9 @@ def test_walking_rows_are_bounded(text, tokens):
     """By the size of q, where it is more than that of the output, and by the work of one submission."""
     shape = AttnShape.parse(text)
     states = SCRATCH_BYTES // (4 * shape.q_heads * (shape.v_dim + 2))
-    plan = plan_splits(tokens, shape, 64, "f16", 2048)
+    plan = plan_splits(tokens, shape, 64, 2048)
     rows = states // row_cost(plan, states)
-    options = CallOptions(split_rule_layouts(shape, "f16", LayoutFacts(64, "discrete")), arithmetic="matrix")
+    options = CallOptions(split_rule_layouts(shape, 64), arithmetic="matrix")
     facts = CallFacts(replace(GPU, matrix=RDNA4_UNITS), shape, 256)
     _, cut = cut_call([Request(8192, tokens, 0, np.arange(tokens // 256 + 1, dtype=np.uint32))], options, facts)
     sizes = [one.end - one.begin for (one,) in cut]
@@ -144,22 +145,21 @@ def test_walking_rows_are_bounded(text, tokens):
 def test_rows_walk_where_they_make_enough_workgroups(rows):
     """A layout of the split rule then has an item for each block of rows, the longest first, and even parts."""
     shape = AttnShape(16, 2, 256)
-    device = LayoutFacts(64, "discrete")
     facts = CallFacts(replace(GPU, matrix=RDNA4_UNITS), shape, 64)
     request = Request(rows, 8192, 0, np.arange(128, dtype=np.uint32))
-    options = CallOptions(split_rule_layouts(shape, "f16", device), arithmetic="matrix")
+    options = CallOptions(split_rule_layouts(shape, 64), arithmetic="matrix")
     made = plan_call([request], options, facts).submissions
     assert all(one.key.whole_context == one.key.single_pass == (rows >= 1024) for one in made)
     if rows < 1024:
         return
     assert [len(one.rows) for one in made] == ([1024] if rows == 1024 else [1250, 1250])
     for one in made:
-        assert one.key.states >= len(one.rows) and np.all(one.items["leaf_begin"] == 0)
-        assert np.all(one.items["leaves_per_state"] == 8) and one.items["rows"].sum() == len(one.rows)
-        assert np.all(np.diff(one.items["leaf_end"].astype(int)) <= 0)
+        assert one.key.states >= len(one.rows) and np.all(one.items["node_begin"] == 0)
+        assert one.items["rows"].sum() == len(one.rows)
+        assert np.all(np.diff(one.items["node_end"].astype(int)) <= 0)
     for other in (
         replace(options, arithmetic="canonical"),
-        replace(options, layout=fixed_layouts(shape, "f16", device, num_splits=4, split_size=None)),
+        replace(options, layout=fixed_layouts(shape, num_splits=4, split_size=None)),
     ):
         assert not any(one.key.whole_context for one in plan_call([request], other, facts).submissions)
     shard = request._replace(end=9000, shifts=np.zeros(16, np.int64))

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import support
 
-from zinc_attn.kernels.tuning import LayoutFacts
 from zinc_attn.planning import call
 from zinc_attn.planning.call import CallPlan, plan_call
 from zinc_attn.planning.inputs import CallFacts, CallOptions, Request
@@ -23,8 +22,7 @@ GPU = CallFacts(replace(support.GPU, compute_units=2), SHAPE, PAGE)
 
 
 def options(facts: CallFacts, window: int | None = None, cascade: bool | None = None) -> CallOptions:
-    device = LayoutFacts(facts.device.compute_units, facts.device.kind)
-    return CallOptions(split_rule_layouts(SHAPE, "f16", device), window, cascade)
+    return CallOptions(split_rule_layouts(SHAPE, facts.device.compute_units), window, cascade)
 
 
 def steps(lengths: tuple[int, ...], new_rows: int = 1, page: int = PAGE) -> list[Request]:
@@ -101,7 +99,7 @@ OTHERS: dict[type, dict[str, Any]] = {
         "stamp": 7,
     },
     CallOptions: {
-        "layout": fixed_layouts(SHAPE, "f16", LayoutFacts(2, "cpu"), num_splits=2, split_size=None),
+        "layout": fixed_layouts(SHAPE, num_splits=2, split_size=None),
         "window": 60,
         "cascade": False,
         "scoring": 1,

@@ -96,8 +96,8 @@ class SplitPlan:
             raise ArgumentError(
                 f"num_splits, split_size: got {shown(num_splits)}, {shown(split_size)}, expected exactly one of the two"
             )
-        context_len = check_int("context_len", context_len, 0, MAX_CONTEXT)
-        begin = first_seen(context_len, check_int("q_len", q_len, 1), window)
+        context_len, q_len = check_int("context_len", context_len, 0, MAX_CONTEXT), check_int("q_len", q_len, 1)
+        begin = first_seen(context_len, q_len, window)
         first, end = begin // KEYS_PER_NODE, -(-context_len // KEYS_PER_NODE)
         if num_splits is not None:
             return cls._even(context_len, shape, check_int("num_splits", num_splits, 1), q_len, begin)
@@ -203,7 +203,8 @@ def plan_splits(
     """
     context_len = check_int("context_len", context_len, 0, MAX_CONTEXT)
     compute_units = check_int("compute_units", compute_units, 1)
-    begin = first_seen(context_len, check_int("q_len", q_len, 1), window)
+    q_len = check_int("q_len", q_len, 1)
+    begin = first_seen(context_len, q_len, window)
     if not isinstance(shape, AttnShape):
         raise ArgumentError(f"shape: got {shown(shape)}, expected an AttnShape")
     nodes = -(-context_len // KEYS_PER_NODE) - begin // KEYS_PER_NODE
