@@ -120,35 +120,25 @@ void find_wave() {
     own = wave * WAVE_WEIGHTS;
 }
 
-void attend_pass(Item item, Leaf leaf, uint node, uint pass) {
-    sum_slices(item, leaf, pass * VALUE_LANES + lane);
-    fold_values();
-    emit(item, node, pass);
-}
-
-void attend_node(Item item, uint node) {
-    Leaf leaf = leaf_of(item, node * LEAVES_PER_NODE + wave);
-    find_scores(item, leaf);
-    find_weights(leaf);
-    fold_sums();
-    if (VALUE_PASSES == 1u) {
-        attend_pass(item, leaf, node, 0u);
-        return;
-    }
-    [[dont_unroll]] for (uint pass = 0u; pass < VALUE_PASSES; ++pass) {
-        attend_pass(item, leaf, node, pass);
-    }
-}
-
+// Both loops end where the pipeline's constants say so: lavapipe's code is half as slow without a loop around all this.
+// Each step is called once, because SwiftShader's compiler copies a function to every call.
 void main() {
     Item item = read_item();
     find_head_scales();
     find_wave();
-    if (WALKS != 0u) {
-        [[dont_unroll]] for (uint node = item.node_begin; node < item.node_end; ++node) {
-            attend_node(item, node);
+    for (uint node = item.node_begin; node < item.node_end; ++node) {
+        Leaf leaf = leaf_of(item, node * LEAVES_PER_NODE + wave);
+        find_scores(item, leaf);
+        find_weights(leaf);
+        fold_sums();
+        uint pass = 0u;
+        do {
+            sum_slices(item, leaf, pass * VALUE_LANES + lane);
+            fold_values();
+            emit(item, node, pass);
+        } while (VALUE_PASSES > 1u && ++pass < VALUE_PASSES);
+        if (WALKS == 0u) {
+            break;
         }
-    } else if (item.node_begin < item.node_end) {  // lavapipe's code of a loop around all this takes twice as long
-        attend_node(item, item.node_begin);
     }
 }

@@ -145,7 +145,7 @@ void find_scores(Item item, Leaf leaf) {
         dots[i] = vec2(0.0);
     }
     uint q_heads = work[HEADER_Q_HEADS];
-    if (has_keys(leaf)) {
+    if (ROWS > 1u || has_keys(leaf)) {  // rows share whole nodes
         find_keys(item, leaf);
         [[dont_unroll]] for (uint c = 0u; c < K_DIM / CHUNK; c += CHUNKS_AHEAD) {
             load_chunks(c);

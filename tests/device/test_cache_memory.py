@@ -88,7 +88,7 @@ def test_what_was_prepared_is_not_made_again(device, monkeypatch, batch, q_len, 
         for owner, name in ((device.runtime, "record"), (device.runtime, "run"), (runner, "growth_keys")):
             patch.setattr(owner, name, lambda *a, **k: pytest.fail("made by a second prepare"))
         attn.prepare(tokens, batch=batch, q_len=q_len)
-        attn.replan(attn.cascade, device.info.layout_facts)
+        attn.replan(attn.cascade)
         with pytest.raises(pytest.fail.Exception):  # layouts may be others now
             attn.prepare(tokens, batch=batch, q_len=q_len)
     k, v = new_rows(rng, tokens, SMALL, "f16")

@@ -8,12 +8,13 @@ from cache_rows import Twin, together
 from support import CPU, FULL
 
 import zinc_attn as za
+from zinc_attn.kernels.tuning import shared_rows
 from zinc_attn.planning import inputs
 from zinc_attn.planning.call import plan_call
 from zinc_attn.planning.inputs import CallFacts, CallOptions, Request
 from zinc_attn.planning.items import item_keys
 from zinc_attn.planning.layouts import split_rule_layouts
-from zinc_attn.planning.sharing import SharedKeys, shared_build, shared_items, shared_leaves
+from zinc_attn.planning.sharing import SharedKeys, shared_nodes
 
 PAGE = 64
 
@@ -64,22 +65,23 @@ def test_the_builds_and_the_rules_of_a_gpu(any_device, text, groups, monkeypatch
     monkeypatch.setattr(any_device.runtime, "info", info)
     shape, prefix = za.AttnShape.parse(text), 2100 if FULL else 1100
     with za.KVCache(any_device, shape, 1, 16384, "f16", PAGE) as cache:
-        attns = za.Attention(cache), za.Attention(cache, num_splits=1, cascade=True)  # leaves; nodes
+        attns = za.Attention(cache), za.Attention(cache, num_splits=1, cascade=True)
         twins = family(attns[0], prefix, [64] * 7, 5)
-        whole = prefix // 512 * 512  # the states are nodes
+        whole = prefix // 512 * 512
         for attn in attns:
             together(twins, [0] * 7, [1] * 7, attn)
-            assert attn.num_splits or attn.keys_read == groups * whole + 7 * (prefix + 64 - whole)
+            assert attn.keys_read == groups * whole + 7 * (prefix + 64 - whole)
 
 
 COUNTS = (  # shape, requests, prefix and suffix, and the keys read where the rule decides, and where it is told
     ("4/4/64", 8, 512, 64, {None: 512 + 8 * 64, False: 8 * 576}),
-    ("4/4/64", 3, 320, 64, {None: 3 * 384, True: 320 + 3 * 64}),  # little is not shared unless asked for
-    ("4/4/64", 9, 640, 0, {None: 2 * 640, False: 9 * 640}),  # eight rows to a workgroup
-    ("9/3/64", 5, 1024, 100, {None: 3 * 1024 + 5 * 100, False: 5 * 1124}),
-    ("32/8/128", 3, 1100, 64, {None: 3 * 1164}),
-    ("32/8/128", 8, 1100, 64, {None: 4 * 1088 + 8 * 76, False: 8 * 1164}),  # whole pages are shared
-    ("16/2/256", 2, 700, 64, {None: 2 * 764, True: 640 + 2 * 124}),
+    ("4/4/64", 2, 512, 64, {None: 2 * 576, True: 512 + 2 * 64}),  # little is not shared unless asked for
+    ("4/4/64", 3, 500, 64, {True: 3 * 564}),  # nor is what is no whole node
+    ("4/4/64", 11, 640, 0, {None: 2 * 512 + 11 * 128, False: 11 * 640}),  # ten rows to a workgroup
+    ("9/3/64", 5, 1024, 100, {None: 1024 + 5 * 100, False: 5 * 1124}),
+    ("32/8/128", 3, 1100, 64, {None: 1024 + 3 * 140}),
+    ("32/8/128", 8, 1100, 64, {None: 2 * 1024 + 8 * 140, False: 8 * 1164}),
+    ("16/2/256", 2, 700, 64, {None: 2 * 764, True: 512 + 2 * 252}),
     ("16/1/256", 3, 700, 64, {None: 2 * 3 * 764}),  # two workgroups share a KV head
 )
 
@@ -90,7 +92,7 @@ def test_keys_are_read_once_where_that_pays(text, requests, prefix, suffix, coun
     pages, shared = np.arange(-(-tokens // PAGE), dtype=np.uint32), prefix // PAGE
     tables = [np.where(pages < shared, pages, pages + 1000 * i).astype(np.uint32) for i in range(requests)]
     facts = CallFacts(CPU, shape, PAGE)
-    layout = split_rule_layouts(shape, "f16", CPU.layout_facts)
+    layout = split_rule_layouts(shape, CPU.compute_units)
     for cascade, keys in counts.items():
         plan = plan_call([Request(1, tokens, 0, table) for table in tables], CallOptions(layout, None, cascade), facts)
         (one,) = plan.submissions
@@ -101,11 +103,11 @@ def test_keys_are_read_once_where_that_pays(text, requests, prefix, suffix, coun
 def test_keys_of_several_submissions_are_counted(device, cascade, monkeypatch):
     """Submissions of 2 rows, all of one bucket."""
     with za.KVCache(device, za.AttnShape(4, 4, 64), 1, 4096, "f16", PAGE) as cache:
-        seqs = [one.sequence for one in family(za.Attention(cache), 128, [10, 20, 30, 40, 50, 60])]
-        monkeypatch.setattr(inputs, "SCRATCH_BYTES", 4 * 4 * 66 * 6)  # 6 states
+        seqs = [one.sequence for one in family(za.Attention(cache), 512, [10, 20, 30, 40, 50, 60])]
+        monkeypatch.setattr(inputs, "SCRATCH_BYTES", 4 * 4 * 66 * 4)  # 4 states
         attn = za.Attention(cache, cascade=cascade, num_splits=1000)
         attn([np.ones((4, 64), np.float32)] * 6, seqs, 0)
-        assert (attn.keys_read, attn.shared) == (6 * 128 + 210 - 3 * 128 * cascade, cascade)
+        assert (attn.keys_read, attn.shared) == (6 * 512 + 210 - 3 * 512 * cascade, cascade)
         attn([], [], 0)
         assert (attn.keys_read, attn.shared) == (0, False)
 
@@ -115,49 +117,47 @@ def test_a_chunk_of_one_sequence_shares_its_keys(device: za.Device) -> None:
         one = Twin(za.Attention(cache))
         one.append(1400)
         one.step(100, 100)
-        together = sum(-(-rows // 4) * 64 * leaves for rows, leaves in ((100, 21), (93, 1), (29, 1)))
-        alone = sum(n - 64 * (21 + (n >= 1408) + (n >= 1472)) for n in range(1401, 1501))
+        together, alone = -(-100 // 6) * 1024, sum(n - 1024 for n in range(1401, 1501))
         assert one.attention.keys_read == together + alone
 
 
 def test_more_shared_items_than_the_grid_takes(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One split, whose 5 nodes are an item per two rows where they are shared, and one per row where they are not."""
+    """One split, whose 7 nodes are an item per 5 rows where they are shared, and one per row where they are not."""
     with za.KVCache(device, za.AttnShape(3, 1, 64), 1, 4096, "f32") as cache:
         one = Twin(za.Attention(cache))
-        one.append(2600)
-        monkeypatch.setattr(device.runtime, "info", replace(device.info, max_workgroups=(64, 64, 64), kind="cpu"))
+        one.append(4000)
+        monkeypatch.setattr(device.runtime, "info", replace(device.info, max_workgroups=(48, 64, 64)))
         one.look(40, za.Attention(cache, num_splits=1))
 
 
-def test_a_whole_leaf_that_is_cut_by_a_token(device: za.Device) -> None:
-    """Attend only: the sequences' leaves stay as many, and the last one is shared no more."""
+def test_a_whole_node_that_is_cut_by_a_token(device: za.Device) -> None:
+    """Attend only: the sequences' leaves stay as many, and the node is shared no more."""
     with za.KVCache(device, za.AttnShape(4, 2, 64), 1, 1024, "f32", 256) as cache:
         one = Twin(za.Attention(cache, cascade=True))
-        one.append(128)
+        one.append(512)
         other = one.fork()
-        for tokens in (128, 127, 126, 64, 63):
+        for tokens in (512, 511, 510, 448, 447):
             one.truncate(tokens)
             together((one, other, one), (0, 0, 0), (1, 1, 1))
 
 
 def test_what_rows_share() -> None:
-    a = np.array([5, 6, 7, 8, 9, 10], np.uint32)
-    b = np.array([5, 6, 7, 8, 1, 2], np.uint32)
+    a = np.array([5, 6, 7, 8, 9, 10, 11], np.uint32)
+    b = np.array([5, 6, 7, 8, 1, 2, 3], np.uint32)
     c = np.array([5, 6, 3], np.uint32)
-    tables = [a, a, b, c]
-    limits, units = np.array([1500, 1501, 1490, 700]), np.ones(4, np.int64)
-    shared, alone = shared_leaves(limits, units, tables, 256)
-    assert shared == [SharedKeys(0, 2, 16, 23), SharedKeys(0, 3, 8, 16), SharedKeys(0, 4, 0, 8)]
-    assert alone.tolist() == [23, 23, 16, 8]
-    shared, alone = shared_leaves(limits, np.array([1, 1, 8, 8]), tables, 256)
-    assert shared == [SharedKeys(0, 2, 0, 23), SharedKeys(2, 2, 0, 8)]
-    assert alone.tolist() == [23, 23, 8, 8]
-    assert shared_leaves(limits[:1], units[:1], tables[:1], 256) == ([], np.zeros(1, np.int64))
+    limits, tables = np.array([1600, 1601, 1590, 700]), [a, a, b, c]
+    shared, alone = shared_nodes(limits, tables, 256)
+    assert shared == [SharedKeys(0, 2, 2, 3), SharedKeys(0, 3, 1, 2), SharedKeys(0, 4, 0, 1)]
+    assert alone.tolist() == [3, 3, 2, 1]
+    assert shared_nodes(limits[:1], tables[:1], 256) == ([], np.zeros(1, np.int64))
 
 
-@pytest.mark.parametrize(("kib", "leaves", "build"), ((64, 8, "node"), (48, 8, "loop"), (64, 1, "single")))
-def test_the_build_for_keys_that_rows_share(kib, leaves, build):
-    """Two rows of 8 heads: eight waves where 50.5 KiB are theirs."""
-    items = shared_items([SharedKeys(0, 2, 0, 8)], np.array([leaves, leaves]), 2)
-    device = replace(CPU, shared_memory_bytes=kib << 10)
-    assert shared_build(items, 2, device, za.AttnShape(16, 2, 256)) == build
+def test_rows_of_a_workgroup() -> None:
+    """Two rows of 8 heads where 50.5 KiB are theirs; fewer vectors where a workgroup has less shared memory."""
+    shapes = [za.AttnShape.parse(text) for text in ("16/2/256", "32/8/128", "4/4/64", "16/1/256")]
+    assert [[shared_rows(shape, kib << 10) for kib in (64, 48, 26)] for shape in shapes] == [
+        [2, 1, 1],
+        [4, 4, 2],
+        [10, 10, 8],
+        [1, 1, 1],
+    ]

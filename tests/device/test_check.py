@@ -115,7 +115,7 @@ def test_every_layout_and_unit_count_runs_as_planned(device, monkeypatch):
     case = Case.parse("9/3/64 f16 1000")
     (outcome,) = check.check([device], [case], parse_split_specs("1,8,size:100"))
     wanted = [za.SplitPlan.fixed(1000, case.shape, **size) for size in ({"num_splits": 8}, {"split_size": 100})]
-    wanted += [za.plan_splits(1000, case.shape, units, node_workgroups=nodes) for units, nodes in GPUS]
+    wanted += [za.plan_splits(1000, case.shape, units) for units in GPUS]
     assert {plan.boundaries for plan in wanted} <= laid_out
     assert outcome.status == "pass"
 
@@ -179,16 +179,15 @@ def test_a_case_without_room_is_refused(device, monkeypatch, capsys):
     ("begin", "end", "alone"), [(1, 0, 0), (0, -1, 0), (0, 0, 1), (0, 1, 1)], ids=("begin", "end", "alone", "both")
 )
 def test_a_broken_cascade_fails(device, begin, end, alone, monkeypatch, capsys):
-    """A range off by one unit: one that nobody attends, or that is shared by rows that do not see all of it."""
-    inner = planned.shared_leaves
+    """A range off by one node: one that nobody attends, or that is shared by rows that do not see all of it."""
+    inner = planned.shared_nodes
 
-    def broken(limits: Any, units: Any, *rest: Any) -> Any:
-        found, left = inner(limits, units, *rest)
-        wide = [(one, int(units[one.row])) for one in found]
-        moved = [one._replace(begin=one.begin + begin * unit, end=one.end + end * unit) for one, unit in wide]
-        return moved, left + alone * units * (left > 0)
+    def broken(*given: Any) -> Any:
+        found, left = inner(*given)
+        moved = [one._replace(begin=one.begin + begin, end=one.end + end) for one in found]
+        return moved, left + alone * (left > 0)
 
-    monkeypatch.setattr(planned, "shared_leaves", broken)
+    monkeypatch.setattr(planned, "shared_nodes", broken)
     assert run(device, *SMALL) == 1
     text = capsys.readouterr().out
     assert text.startswith("FAIL    9/3/64 f16 1000")

@@ -55,35 +55,26 @@ class Mutant(NamedTuple):
 
 MUTANTS = {
     "fold.glsl": (
-        Mutant("maximum of earlier rounds", "total_m = max(total_m, other)", "total_m = other", FALLING),
-        Mutant("maximum of the total", "before = total_m, batch", "before = EMPTY_M, batch", FALLING),
-        Mutant("a state is before itself", "t < total_end", "t <= total_end", RISING),
-        Mutant("a leaf is before itself", "t < in_node", "t <= in_node", RISING),
-        Mutant("nodes end at leaves", "leaves ? lane - in_node : lane", "lane", RISING),
-        Mutant("a node's weight", "LEAVES_PER_NODE + n].y", "LEAVES_PER_NODE + n].x", CANCELLING),
-        Mutant("order of leaves", "n * LEAVES_PER_NODE + t;", "n * LEAVES_PER_NODE + (t ^ 1u);", CANCELLING),
-        Mutant("order of nodes", "= node_o[n] * power;", "= node_o[n ^ 1u] * power;", CANCELLING),
+        Mutant("maximum of the states before", "t < lane ? other", "t > lane ? other", RISING),
+        Mutant("a state is before itself", "t < lane ?", "t <= lane ?", RISING),
+        Mutant("a state's weight", "o[j] * state_power[batch + j]", "o[j]", CANCELLING),
+        Mutant("order of states", "total_power[batch + t], o[t]", "total_power[batch + t], o[t ^ 1u]", CANCELLING),
     ),
     "merge.comp": (
-        Mutant("nodes begin at the window", "skip = unit % BATCH", "skip = 0u", WINDOW),
-        Mutant("the last leaves", "? skip + count : 0u", "? count : 0u", RISING),
-        Mutant("the last pair of dimensions", "&& dim < V_DIM)", "&& dim < V_DIM - 2u)", WIDE),
-    ),
-    "emit.glsl": (
-        Mutant("a node's maximum", "unit_m[h] = max(m_old, m[h]);", "unit_m[h] = m[h];", FALLING, 2),
-        Mutant("a node's weights", "powers.x, l[h], powers.y)", "powers.x, l[h], powers.x)", RISING, 2),
+        Mutant("the states of a row", "there = s < row.count", "there = s + 1u < row.count", RISING),
+        Mutant("the last pair of dimensions", "&& dim < V_DIM)", "&& dim < V_DIM - 2u)", CANCELLING),
     ),
     "node.glsl": (
-        Mutant("the leaf of a member", "item.leaf_begin + member;", "item.leaf_begin + (member ^ 1u);", CANCELLING, 3),
-        Mutant("members without a leaf", "leaf_end ? leaf.count : 0u", "leaf_end ? leaf.count : 1u", RISING, 3),
-        Mutant("a member's maximum", "top = max(top, member_m[at]);", "top = member_m[at];", FALLING, 3),
-        Mutant("a member's weight", "(p01, p23), powers.y)", "(p01, p23), powers.x)", RISING, 3),
-        Mutant("the vector that a member folds", "return min(member + f", "return min(f", RISING, 3),
-        Mutant("a pair of the fold", "= o[h * PAIRS + d / 2u]", "= o[h * PAIRS]", WIDE, 3),
+        Mutant("a wave's maximum", "top = max(top, wave_m[at]);", "top = wave_m[at];", FALLING),
+        Mutant("a wave's weight", "(q01, q23), powers.y)", "(q01, q23), powers.x)", RISING),
+        Mutant("the vector that a wave folds", "return min(wave + f", "return min(f", RISING),
+        Mutant("a pair of the fold", "= o[h * LANE_PAIRS + (d + e) / 2u]", "= o[h * LANE_PAIRS]", WIDE),
+        Mutant("the order of leaves", "((t * VECTORS + folded", "(((t ^ 1u) * VECTORS + folded", CANCELLING),
+        Mutant("the state of a node", "state_of(vector.x, node)", "state_of(vector.x, item.node_begin)", CANCELLING, 2),
     ),
     "attend.comp": (
-        Mutant("where a state begins", "_state - 1u)) == 0u;", "_state - 1u)) == 1u;", CANCELLING, 2),
-        Mutant("where a state ends", "(((index + 1u) &", "(((index + 2u) &", CANCELLING, 2),
+        Mutant("the leaf of a wave", "LEAVES_PER_NODE + wave);", "LEAVES_PER_NODE + (wave ^ 1u));", CANCELLING),
+        Mutant("the nodes of a walk", "node < item.node_end; ++node", "node < item.node_begin + 1u; ++node", RISING, 2),
     ),
     "weights.glsl": (
         Mutant("rounding of a maximum", "m[h] = roundEven(", "m[h] = ceil(", FADING),
@@ -95,9 +86,7 @@ MUTANTS = {
         Mutant("the cut-off by one", "d < CUTOFF ?", "d <= CUTOFF ?", FADING),
         Mutant("the flush at its bound", "lessThan(", "lessThanEqual(", FADING),
         Mutant("the flush of merges", "vec2 sum = x + b;\n    return flush", "vec2 sum = x + b;\n    return ", FADING),
-        Mutant(
-            "the flush of nodes", "float sum = x + b;\n    return flush", "float sum = x + b;\n    return ", FADING, 3
-        ),
+        Mutant("the flush of nodes", "float sum = x + b;\n    return flush", "float sum = x + b;\n    return ", FADING),
         Mutant("the flush of out", ": flush(quotient)", ": quotient", FADING),
         Mutant("a step of the polynomial", "HORNER(x, EXP2_C5)", "HORNER(x, EXP2_C6)", CANCELLING),
         Mutant("a Newton step", "i < 3;", "i < 2;", CANCELLING),
@@ -119,12 +108,10 @@ MUTANTS = {
             *(CANCELLING, 10, EXACT[1:]),
         ),
         Mutant("ALiBi's position on a shard", " + lane + item.key_shift", " + lane", BIASES, 9),
-    ),
-    "chunks.glsl": (
         Mutant("a scale of q8_0", "k_block(key0[i], c / 4u)", "k_block(key0[i], c / 8u)", Q8_0),
         Mutant("the key behind the last", "b < leaf.count)", "b <= leaf.count)", BF16),
     ),
-    "bias.glsl": (
+    "score_mod.glsl": (
         Mutant("a sum that must not be fused", "= s + bias;", "= fma_emulated(vec2(slope), distance, s);", BIASES),
         Mutant("ALiBi's sign", "distance = -vec2", "distance = vec2", BIASES),
         Mutant("a mask's first key", "position[i] >= work[record", "position[i] > work[record", NONCAUSAL),
@@ -132,7 +119,7 @@ MUTANTS = {
     ),
     "item.glsl": (
         Mutant("a window by one", "max(item.first, first_key)", "max(item.first + 1u, first_key)", WINDOW),
-        Mutant("the last key", "min(item.limit - first_key,", "min(item.limit - 1u - first_key,", CANCELLING),
+        Mutant("the last key", "max(item.limit, first_key)", "max(item.limit - 1u, first_key)", CANCELLING),
         Mutant("the last heads of a group", "group - VECTORS);", "group - VECTORS - 1u);", RATIO),
         Mutant("a row of several", "row + h / ROW_HEADS, item", "row + h % ROW_HEADS, item", CANCELLING, 8),
     ),
@@ -141,7 +128,7 @@ MUTANTS = {
         Mutant("a pair of a shared word", "slice * PAIRS + i : i)", "i : i)", FOUR_BITS),
         Mutant("the block of a slice", "slice * SLICE / BLOCK", "slice * SLICE / 64u", FIVE_BITS),
     ),
-    "cache.glsl": (
+    "words.glsl": (
         Mutant("a page shift", "(tile >> shift)", "(tile >> (shift + 1u))", CANCELLING),
         Mutant("a tile in its page", "first + (tile & (", "first + (tile / 2u & (", CANCELLING),
         Mutant("a token in a small tile", "key : token % TILE", "key : token % (TILE / 2u)", CANCELLING, 6),
@@ -168,7 +155,7 @@ MUTANTS = {
     "copy.comp": (Mutant("a copied page's V", "= v[source * V_TILE", "= v[target * V_TILE", CANCELLING, 6),),
 }
 DEFAULT = (
-    *("a member's maximum", "the cut-off by one", "a copied page's V", "a fifth bit's place"),
+    *("a wave's maximum", "the cut-off by one", "a copied page's V", "a fifth bit's place"),
     "sums of a chunk that are not fused",
 )
 
@@ -204,8 +191,8 @@ def test_the_table_is_of_the_shaders_and_the_quick_cases():
 @pytest.mark.parametrize(("file", "mutant", "arithmetic"), CHOSEN, ids=[f"{one}-{name}" for _, one, name in CHOSEN])
 def test_a_mutant_is_caught(index, file, mutant, arithmetic, monkeypatch, tmp_path):
     changes = [Change(file, mutant.old, mutant.new)]
-    builds = "attend_single" if file == "bias.glsl" else ""  # the kernel of matrix units has no fma_emulated()
-    monkeypatch.setattr(device_module, "SPIRV", break_kernels(changes, tmp_path, builds))
+    only = "attend" if file == "score_mod.glsl" else ""  # the kernel of matrix units has no fma_emulated()
+    monkeypatch.setattr(device_module, "SPIRV", break_kernels(changes, tmp_path, only))
     with za.Device.open(index, runtime="vulkan") as device:
         found = failing(device, Case.parse(mutant.case, arithmetic), mutant.prop)
     assert mutant.prop in found
@@ -246,8 +233,8 @@ SLOPES = (
 def test_a_mutant_of_mask_slopes_is_caught(index, mutant, rng, monkeypatch, tmp_path):
     q, k = (rng.standard_normal((n, heads, 16), np.float32) for n, heads in ((1, 2), (9, 1)))
     options = {"mask": rng.standard_normal((1, 9), np.float32), "mask_slopes": np.float32([0.5, 0.25])}
-    changes = [Change("bias.glsl", mutant.old, mutant.new)]
-    monkeypatch.setattr(device_module, "SPIRV", break_kernels(changes, tmp_path, "attend_single"))
+    changes = [Change("score_mod.glsl", mutant.old, mutant.new)]
+    monkeypatch.setattr(device_module, "SPIRV", break_kernels(changes, tmp_path, "attend"))
     with za.Device.open(index, runtime="vulkan") as device:
         (found,) = za.attention(q, k, k, device=device, **options)
     differs = found.view(np.uint32) != za.reference.emulate(q, k, k, **options)[0][0].view(np.uint32)
@@ -260,7 +247,7 @@ MATRIX_WINDOW, MATRIX_BF16 = "32/8/128 f16 300 rows=17 window=100+sinks", "9/3/6
 COARSE = "9/3/64 f16 1290 rows=40 coarse"
 MATRIX_MUTANTS = (
     ("scores", Mutant("maximum of the row before", "at = t * W", "at = (t < 4u ? t : t - 4u) * W", MATRIX_WINDOW, 5)),
-    ("values", Mutant("the fold of leaves", "old * unit_w +", "old * 1.000001 * unit_w +", COARSE, 2, bounded=True)),
+    ("values", Mutant("the fold of leaves", "old * node_w +", "old * 1.000001 * node_w +", COARSE, 2, bounded=True)),
     ("tiles", Mutant("a row's last key", "(item.last_row - row) * item.row_step", "0u", MATRIX_WINDOW, 5)),
     ("tiles", Mutant("a conversion of K", "halves(high.zw));", "halves(high.zw * 1.001));", COARSE, 7, bounded=True)),
     ("scores", Mutant("a key behind the last", "before = lessThan(", "before = lessThanEqual(", MATRIX_BF16, 11)),

@@ -227,7 +227,7 @@ def test_a_grid_has_no_more_workgroups_than_the_device(host, rng, monkeypatch, m
     k, v = rng.standard_normal((2, 1400, SHAPE.kv_heads, SHAPE.head_dim), np.float32)
     made.cache.append(made.seq, 0, k, v)
     key, q = made.calls[0]._workspace.key, queries(rng, 3)
-    assert key.items <= most and key.build == ("loop" if most == 4 else "node")
+    assert key.items <= most
     made.step(q)
     made.check(0, za.reference.emulate(q, k, v)[:1])
     made.close()

@@ -149,7 +149,7 @@ def test_plan_table(capsys):
 
 def test_plan_for_a_device(devices, capsys):
     (row,) = records(capsys, "plan --json --shape 4/2/64 --contexts 8k --device llvm")
-    assert row["compute_units"] == 2 and row["fingerprint"] == plan_splits(8192, SHAPE, 2).fingerprint()
+    assert row["compute_units"] == 2 and row["fingerprint"] == plan_splits(8192, SHAPE, 1 << 24).fingerprint()
 
 
 def failing(error):

@@ -80,7 +80,13 @@ def test_no_formula_uses_a_name_that_is_not_explained(made):
     texts += [*meanings("cache.index").values(), *meanings("rows.index").values()]
     texts += [one["expression"] for one in made["split_rule"].values()]
     used = {n.id for text in texts for n in ast.walk(ast.parse(text, mode="eval")) if isinstance(n, ast.Name)}
-    assert used - known == {"tile_number", "k_tile_at", "v_tile_at", "row_at", "most_splits"}  # each beside its own formula
+    assert used - known == {
+        "tile_number",
+        "k_tile_at",
+        "v_tile_at",
+        "row_at",
+        "most_splits",
+    }  # each beside its own formula
     assert set(meanings("inputs")) <= used
 
 

@@ -42,10 +42,8 @@ def test_few_lengths_stand_for_all(short, shape, kind, units, batch, q_len, wind
     parsed, tokens = AttnShape.parse(shape), 3000 // q_len * q_len
     info = replace(GPU, kind=kind, compute_units=units, max_workgroups=(100 if short else 65535,) * 3)
     facts = CallFacts(info, parsed, 256)
-    if splits:
-        layouts = fixed_layouts(parsed, num_splits=splits, split_size=None)
-    else:
-        layouts = split_rule_layouts(parsed, units)
+    asked = fixed_layouts(parsed, num_splits=splits, split_size=None) if splits else None
+    layouts = asked or split_rule_layouts(parsed, units)
     options = CallOptions(layouts, window)
     found = growth_keys(tokens, batch, q_len, options, facts, by_rule=layouts.by_rule)
     every = keys_of(range(q_len, tokens + 1, q_len), batch, q_len, options, facts)

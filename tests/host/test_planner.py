@@ -175,4 +175,3 @@ def test_refusals(call, given, message):
     with pytest.raises(ArgumentError) as caught:
         call(*given)
     assert str(caught.value) == message
-

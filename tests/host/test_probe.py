@@ -1,21 +1,23 @@
 """Choosing a device, and the refusals of the machine. Needs no Vulkan."""
 
 import builtins
-import dataclasses
+import re
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support import CPU
+from support import CPU, GPU
 
-from zinc_attn.errors import ArgumentError, DeviceNotFoundError, NoVulkanError, RuntimeUnavailableError
+from zinc_attn.errors import ArgumentError, DeviceNotFoundError, LimitError, NoVulkanError, RuntimeUnavailableError
 from zinc_attn.runtime import devices as machine
 from zinc_attn.runtime import loader as libvulkan
 from zinc_attn.runtime.protocol import DeviceInfo
+from zinc_attn.runtime.vulkan import VulkanRuntime
 
 
 def device(index: int, name: str, kind: str) -> DeviceInfo:
-    return dataclasses.replace(CPU, index=index, name=name, kind=kind)
+    return replace(CPU, index=index, name=name, kind=kind)
 
 
 IGPU = device(1, "AMD Radeon 780M", "integrated")
@@ -98,38 +100,31 @@ def test_vendor_name(vendor, name):
     assert machine.vendor_name(vendor) == name
 
 
-NODE = {"kind": 2, "invocations": 1024, "height": 1024, "shared": 65536, "subgroup": 64, "least": 32}
+LIMITS = {
+    "maxComputeWorkGroupInvocations": 1024,
+    "maxComputeWorkGroupSize": (1024, 1, 1),
+    "maxComputeSharedMemorySize": 32768,  # AMD's driver for Windows
+}
 
 
 @pytest.mark.parametrize(
-    ("change", "works"),
+    ("change", "refusal"),
     (
-        ({}, True),
-        ({"subgroup": 32, "least": None}, True),
-        ({"least": None}, False),  # 64 invocations, and no other size
-        ({"least": 64}, False),
-        ({"subgroup": 16, "least": None}, False),
-        ({"subgroup": 8, "least": None, "kind": 4}, True),  # a CPU
-        ({"shared": 32768}, True),  # AMD's driver for Windows
-        ({"shared": 16384}, False),
-        ({"invocations": 128}, False),
-        ({"height": 4}, False),
+        ({}, None),
+        ({"maxComputeSharedMemorySize": 16384}, "maxComputeSharedMemorySize is 16384, expected 25856 or more"),
+        ({"maxComputeWorkGroupInvocations": 128}, "maxComputeWorkGroupInvocations is 128, expected 256 or more"),
+        ({"maxComputeWorkGroupSize": (128, 8, 1)}, "maxComputeWorkGroupSize[0] is 128, expected 256 or more"),
     ),
 )
-def test_node_workgroups(change, works):
-    facts = NODE | change
-    limits = SimpleNamespace(
-        maxComputeWorkGroupInvocations=facts["invocations"],
-        maxComputeWorkGroupSize=(1024, facts["height"], 64),
-        maxComputeSharedMemorySize=facts["shared"],
-    )
-    told = {
-        "VkPhysicalDeviceSubgroupProperties": SimpleNamespace(subgroupSize=facts["subgroup"]),
-        "VkPhysicalDeviceSubgroupSizeControlProperties": SimpleNamespace(
-            minSubgroupSize=facts["least"], maxSubgroupSize=64, requiredSubgroupSizeStages=0x20
-        ),
-    }
-    props = SimpleNamespace(limits=limits, deviceType=facts["kind"])
-    vk: Any = SimpleNamespace(properties=lambda device, *names: [props, *(told[name] for name in names)])
-    extensions = set() if facts["least"] is None else {"VK_EXT_subgroup_size_control"}
-    assert machine._node_workgroups(vk, None, extensions, 1 << 22) is works
+def test_a_device_that_cannot_attend(change, refusal):
+    """It is listed with the limit, and refused before anything is made on it."""
+    assert machine._refusal(SimpleNamespace(**LIMITS | change)) == refusal
+    if refusal is not None:
+        with pytest.raises(LimitError, match=re.escape(f"cannot attend: {refusal}; use another device")):
+            VulkanRuntime(replace(GPU, refusal=refusal))
+
+
+def test_subgroups_of_a_host_are_no_waves():
+    """Nobody has asked a host's driver for them: one that says 32 may run fewer. A CPU's are what they are."""
+    assert not replace(GPU, subgroup_size=32).with_own_subgroups().wave_subgroups
+    assert CPU.with_own_subgroups() is CPU

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import product
 from typing import Any, Final
 
+from ..kernels.device_info import DeviceInfo
 from ..planning.arithmetic import EXACT
 from ..planning.splits import SplitPlan
 from ..runtime.device import list_devices
@@ -66,9 +67,10 @@ def run(args: argparse.Namespace) -> int:
     model, card = chosen_model(args), chosen_card(args)
     contexts, layouts = parse_contexts(args.contexts), parse_split_specs(args.splits)
     chosen = card or choose(list_devices(), args.device)
+    units = chosen.split_units if isinstance(chosen, DeviceInfo) else chosen.compute_units
     records, modeled = [], []
     for context, layout, q_len in product(contexts, layouts, parse_contexts(args.rows, "rows")):
-        plan = layout.plan(context, model.shape, chosen.compute_units, q_len)
+        plan = layout.plan(context, model.shape, units, q_len)
         records.append(
             {"context": context, "layout": layout.label} | plan_record(plan, chosen.compute_units, args.dtype)
         )

@@ -92,7 +92,7 @@ class Attention:
         elif num_splits is not None or split_size is not None:
             layout = fixed_layouts(shape, num_splits=num_splits, split_size=split_size)
         else:
-            layout = split_rule_layouts(shape, cache.device.info.compute_units)
+            layout = split_rule_layouts(shape, cache.device.info.split_units)
         self._layout, self._runner = layout, CallRunner(cache, scorings, layout, cascade, observer, self.arithmetic)
         with cache.lock:
             cache.check_open()

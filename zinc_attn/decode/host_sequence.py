@@ -81,7 +81,7 @@ class RecordedAttention:
         most = info.max_workgroups[0] // self.q_len
         if most < 1:
             raise LimitError(f"q: got {self.q_len} rows, expected at most {info.max_workgroups[0]} on {info.name}")
-        self.splits = min(splits_of(nodes, cache.shape, info.compute_units, self.q_len), most)
+        self.splits = min(splits_of(nodes, cache.shape, info.split_units, self.q_len), most)
         return RecordingKey(
             single_pass=False,
             items=padded(self.splits * self.q_len, info.max_workgroups[0]),

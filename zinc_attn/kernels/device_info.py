@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..limits import WAVE
+from ..limits import MAX_CONTEXT, WAVE
 from .matrix import NO_MATRICES, MatrixFacts
 
 
@@ -32,6 +32,12 @@ class DeviceInfo:
     wave_subgroups: bool = True  # whether those of a wave's size are asked for, or a CPU device has no others
     fma_operation: bool = False  # whether VK_KHR_shader_fma offers a float32 fused multiply-add
     matrix: MatrixFacts = NO_MATRICES  # what arithmetic "matrix" needs; by default without units
+
+    @property
+    def split_units(self) -> int:
+        """Compute units as the split rule counts them: so many on a CPU device that every node is a split, because its
+        driver's code takes twice as long where a workgroup walks."""
+        return MAX_CONTEXT if self.kind == "cpu" else self.compute_units
 
     def with_own_subgroups(self) -> DeviceInfo:
         """The facts where a runtime cannot ask for subgroups of a wave's size, and a kernel gets the device's own."""

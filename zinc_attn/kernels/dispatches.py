@@ -53,9 +53,9 @@ class AttendVariant:
 
     kind: the device's (``DeviceInfo.kind``); tile: tokens per tile of the K and V buffers; rows: query rows that one
     workgroup serves; heads: query heads of one row that it serves, None for the shape's choice (the bits do not depend
-    on it); mask: 0, 1, or 2 where masks have slopes; wave_size: the fewest invocations of a wave on the device; subgroups:
-    ``DeviceInfo.wave_subgroups``; walks: whether items may have several nodes; strides: of rows of K and V, see
-    ``Strides``.
+    on it); mask: 0, 1, or 2 where masks have slopes; wave_size: the fewest invocations of a wave on the device;
+    subgroups: ``DeviceInfo.wave_subgroups``; walks: whether items may have several nodes; strides: of rows of K and V,
+    see ``Strides``.
     """
 
     shape: AttnShape

@@ -55,15 +55,16 @@ def merge_workgroup_size(kind: str) -> int:
     return limits.WAVE if kind == "cpu" else 8 * limits.WAVE
 
 
-def shared_rows(shape: AttnShape, shared: int) -> int:
+def shared_rows(shape: AttnShape, shared: int, most: int = SHARED_VECTORS) -> int:
     """Query rows that one workgroup serves where rows share keys, with ``shared`` bytes of shared memory; 1: none do.
 
     With more rows, K and V are loaded and converted less often. A GPU's vector registers hold SHARED_VECTORS at half
     the waves per SIMD (more than MAX_ACCUMULATORS sums are made in several passes over V, each for a part of the head
-    dimensions); its scalar registers hold an address for each row and each head.
+    dimensions); its scalar registers hold an address for each row and each head. most: query
+    vectors.
     """
-    for most in (_most_vectors(shape), limits.MAX_HEADS_PER_WORKGROUP):
-        rows = min(most // shape.group, SHARED_ADDRESSES // (shape.group + 1))
+    for vectors in (min(most, _most_vectors(shape)), limits.MAX_HEADS_PER_WORKGROUP):
+        rows = min(vectors // shape.group, SHARED_ADDRESSES // (shape.group + 1))
         if rows > 1 and shared_bytes(shape, rows * shape.group) <= shared:
             return rows
     return 1

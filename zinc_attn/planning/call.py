@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from ..canonical.arguments import key_ranges
 from ..kernels.matrix import MatrixWorkgroup, matrix_workgroup
 from ..kernels.records import APPEND, ITEM, Records, no_records
-from ..kernels.tuning import most_heads, shared_rows
+from ..kernels.tuning import SHARED_VECTORS, most_heads, shared_rows
+from ..limits import MAX_HEADS_PER_WORKGROUP
 from .arithmetic import on_matrices
 from .inputs import CallFacts, CallOptions, Request, SplitLayout
 from .items import Indices, Visible, item_records, row_records
@@ -266,7 +267,10 @@ class SubmissionPlanner:
         ``apart``."""
         nothing = no_records(ITEM), None, 1
         facts, cascade, sizes = self.facts, self.options.cascade, [one.end - one.begin for one in slices]
-        most = shared_rows(facts.shape, facts.device.shared_memory_bytes)
+        few = facts.device.kind == "cpu" and cascade is None  # a CPU keeps the sums of more vectors in memory
+        most = shared_rows(
+            facts.shape, facts.device.shared_memory_bytes, MAX_HEADS_PER_WORKGROUP if few else SHARED_VECTORS
+        )
         if apart or self.options.window is not None or cascade is False or sum(sizes) < 2 or most < 2:
             return nothing
         limits = np.concatenate([self._visible(one)[1] for one in slices])

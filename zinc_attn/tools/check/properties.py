@@ -100,7 +100,7 @@ class _Examination:
             self._shards([self.device, *beside], at_once)
 
     def _by_split(self, split: SplitSpec, compute_units: int | None = None) -> PlanRule:
-        shape, units = self.case.shape, compute_units or self.device.info.compute_units
+        shape, units = self.case.shape, compute_units or self.device.info.split_units
         return lambda tokens, q_len, window: split.plan(tokens, shape, units, q_len, window)
 
     @contextmanager

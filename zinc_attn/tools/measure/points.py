@@ -59,7 +59,7 @@ class Point:
         self.found: list[Subject | Row] = []
 
     def add(self, device: Device, spec: CallSpec, expected: Expectation) -> None:
-        units, blank = device.info.compute_units, Row(spec, device.info, device.runtime.name, self.context, "")
+        units, blank = device.info.split_units, Row(spec, device.info, device.runtime.name, self.context, "")
         plans = [one.plan(self.context, spec.shape, units, spec.q_len) for one in spec.splits]
         rows = [replace(blank, layout=one.label, plan=plan) for one, plan in zip(spec.splits, plans, strict=True)]
         try:

@@ -84,7 +84,14 @@ class Spec:
         common = "discrete", 1 if self.cells else KEYS_PER_LEAF, softcap
         strides = row_strides(shape, dtype) if self.cells else TILES
         return AttendVariant(
-            shape, dtype, *common, strides=strides, rows=self.rows, heads=shape.group, fused=int(self.fused)
+            shape,
+            dtype,
+            *common,
+            strides=strides,
+            rows=self.rows,
+            heads=shape.group,
+            fused=int(self.fused),
+            walks=self.rows == 1,
         ).program()
 
     @property
