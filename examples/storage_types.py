@@ -102,7 +102,7 @@ def main() -> None:
         print("| K/V | bytes a token | R9700, modeled µs | of its bandwidth | here, ms | in cells, ms |")
         print("|---" * 6 + "|")
         for dtype, ms, cells in zip(dtypes, times[::2], times[1::2], strict=True):
-            made = predict(za.plan_splits(context, shape, dtype=dtype), CARDS["r9700"], dtype)
+            made = predict(za.plan_splits(context, shape), CARDS["r9700"], dtype)
             share = f"{made.total_us:.0f} | {100 * made.ideal_us / made.total_us:.0f} %"
             print(f"| {dtype} | {shape.kv_bytes_per_token(dtype):,} | {share} | {ms:.1f} | {cells:.1f} |")
         print(f"\nThe rows of a prompt of {min(PROMPT, context):,} tokens\n")

@@ -18,10 +18,10 @@
 using Words = std::vector<uint32_t>;
 using Tensors = std::vector<std::shared_ptr<kp::Tensor>>;
 
-constexpr uint32_t Q_HEADS = 4, KV_HEADS = 2, DIM = 64, LEAVES = 8; // leaves of the longest context, ...
-constexpr uint32_t LEAF = 64;                                       // ... of so many keys; a page has as many tokens
-constexpr uint32_t HEADER_WORDS = 24, ITEM_WORDS = 10, ROW_WORDS = 8, APPEND_WORDS = 2;
-constexpr uint32_t ROW_TABLE = HEADER_WORDS + LEAVES * ITEM_WORDS;
+constexpr uint32_t Q_HEADS = 4, KV_HEADS = 2, DIM = 64, NODES = 2; // nodes of the longest context, ...
+constexpr uint32_t NODE = 512, PAGE = 64, PAGES = NODES * NODE / PAGE; // ... of so many keys; tokens of a page
+constexpr uint32_t HEADER_WORDS = 24, ITEM_WORDS = 9, ROW_WORDS = 7, APPEND_WORDS = 2;
+constexpr uint32_t ROW_TABLE = HEADER_WORDS + NODES * ITEM_WORDS;
 constexpr uint32_t APPEND_TABLE = ROW_TABLE + ROW_WORDS, PAGE_TABLE = APPEND_TABLE + APPEND_WORDS;
 
 static Words read_spirv(const std::string& path) {
@@ -33,21 +33,21 @@ static Words read_spirv(const std::string& path) {
 }
 
 // The work buffer of a call that appends the last of `tokens` tokens and attends it: header, an item and a state per
-// leaf, the row, the appended token, the page table.  Surplus items have no leaves and return at once.
+// node, the row, the appended token, the page table.  Surplus items have no nodes and return at once.
 static Words work_words(uint32_t tokens) {
     const float scale = static_cast<float>(0.125 * 1.4426950408889634); // 1 / sqrt(DIM) * log2(e)
     uint32_t bits;
     std::memcpy(&bits, &scale, 4);
-    Words words{Q_HEADS, KV_HEADS, 0, KV_HEADS, Q_HEADS / KV_HEADS, bits, LEAVES, 0, 1, 1, ROW_TABLE, 0, APPEND_TABLE};
+    Words words{Q_HEADS, KV_HEADS, 0, KV_HEADS, Q_HEADS / KV_HEADS, bits, NODES, 0, 1, 1, ROW_TABLE, 0, APPEND_TABLE};
     words.resize(HEADER_WORDS);
-    const uint32_t leaves = (tokens + LEAF - 1) / LEAF;
-    for (uint32_t leaf = 0; leaf < LEAVES; ++leaf)
-        // row, limit, leaf_begin, leaf_end, rows, page_table, leaves_per_state, first, key_shift, row_step
-        words.insert(words.end(), {0, tokens, leaf, leaf < leaves ? leaf + 1 : leaf, 1, PAGE_TABLE, 1, 0, 0, 0});
-    words.insert(words.end(), {0, leaves, 0, 1, tokens - 1, 0, 0, 0}); // state, count, unit, leaves_per_state, position
+    const uint32_t nodes = (tokens + NODE - 1) / NODE;
+    for (uint32_t node = 0; node < NODES; ++node)
+        // row, limit, node_begin, node_end, rows, page_table, first, key_shift, row_step
+        words.insert(words.end(), {0, tokens, node, node < nodes ? node + 1 : node, 1, PAGE_TABLE, 0, 0, 0});
+    words.insert(words.end(), {0, nodes, 0, tokens - 1, 0, 0, 0}); // state, count, node, position
     words.insert(words.end(), {tokens - 1, PAGE_TABLE});
-    for (uint32_t page = 0; page < LEAVES; ++page)
-        words.push_back(LEAVES - 1 - page); // any placement gives the same bits
+    for (uint32_t page = 0; page < PAGES; ++page)
+        words.push_back(PAGES - 1 - page); // any placement gives the same bits
     return words;
 }
 
@@ -65,17 +65,17 @@ static void decode(const std::string& folder, uint32_t tokens) {
     auto work = manager.tensorT<uint32_t>(work_words(1));
     auto q = manager.tensor(std::vector<float>(Q_HEADS * DIM));
     auto rows = manager.tensor(std::vector<float>(KV_HEADS * 2 * DIM)); // of each KV head K, then V
-    auto k = on_device(LEAVES * KV_HEADS * LEAF * DIM), v = on_device(LEAVES * KV_HEADS * LEAF * DIM);
-    auto states = on_device(LEAVES * Q_HEADS * (DIM + 2));
+    auto k = on_device(PAGES * KV_HEADS * PAGE * DIM), v = on_device(PAGES * KV_HEADS * PAGE * DIM);
+    auto states = on_device(NODES * Q_HEADS * (DIM + 2));
     auto out = manager.tensor(std::vector<float>(Q_HEADS * (DIM + 1)));
 
     // Specialization constants in the order of the manifest, for f32.
     const auto kernel = [&](const char* name, const Tensors& bound, kp::Workgroup groups, const Words& constants) {
         return manager.algorithm<uint32_t, uint32_t>(bound, read_spirv(folder + name), groups, constants, {});
     };
-    auto append = kernel("append.spv", {work, rows, k, v}, {1, KV_HEADS, 1}, {DIM, DIM, 0, 0, 8, LEAF});
-    auto attend = kernel("attend_single.spv", {work, q, k, v, states, states}, {LEAVES, KV_HEADS, 1},
-                         {DIM, DIM, 0, Q_HEADS / KV_HEADS, cpu ? 1u : 4u, LEAF, 0, 0, 0, 1, 0, 0, 32});
+    auto append = kernel("append.spv", {work, rows, k, v}, {1, KV_HEADS, 1}, {DIM, DIM, 0, 0, 8, PAGE});
+    auto attend = kernel("attend.spv", {work, q, k, v, states, states}, {NODES, KV_HEADS, 1},
+                         {DIM, DIM, 0, Q_HEADS / KV_HEADS, cpu ? 1u : 4u, PAGE, 0, 0, 0, 1, 0, 0, 0, 256, 0, 0});
     auto merge = kernel("merge.spv", {work, states, out}, {1, Q_HEADS, 1}, {DIM, cpu ? 32u : 256u});
 
     // A dispatch of Kompute waits for copies alone, to read them.  What one dispatch writes and another reads needs a
@@ -104,8 +104,8 @@ static void decode(const std::string& folder, uint32_t tokens) {
 
 int main(int count, char** given) {
     const uint32_t tokens = count == 3 ? std::strtoul(given[2], nullptr, 10) : 0;
-    if (tokens < 1 || tokens > LEAVES * LEAF)
-        return std::fprintf(stderr, "usage: host SPIRV TOKENS, with 1 to %u tokens\n", LEAVES * LEAF), 2;
+    if (tokens < 1 || tokens > NODES * NODE)
+        return std::fprintf(stderr, "usage: host SPIRV TOKENS, with 1 to %u tokens\n", NODES * NODE), 2;
     try {
         decode(std::string(given[1]) + "/", tokens);
     } catch (const std::exception& error) {

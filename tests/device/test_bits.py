@@ -56,14 +56,8 @@ def layouts(context: int, shape: za.AttnShape) -> dict[str, SplitPlan]:
     table = {f"splits={n}": SplitPlan.fixed(context, shape, num_splits=n) for n in SPLITS}
     table |= {f"size={n}": SplitPlan.fixed(context, shape, split_size=n) for n in SIZES}
     table |= {f"auto cu={n}": plan_splits(context, shape, n) for n in UNITS}
-    table |= own_layout(context, shape)
     labels = {plan: name for name, plan in reversed(table.items())}
     return {name: plan for plan, name in labels.items()}
-
-
-def own_layout(context: int, shape: za.AttnShape) -> dict[str, SplitPlan]:
-    """That of a CPU device alone."""
-    return {"auto cpu": plan_splits(context, shape, 2, kind="cpu")}
 
 
 @lru_cache(maxsize=4)
@@ -101,28 +95,28 @@ def test_bits_on_awkward_values(any_device, shape, dtype, context, kind):
 
 
 def test_bits_at_131072_keys(device, monkeypatch):
-    """Also where a GPU's pass 2 merges its 256 states in several rounds."""
-    monkeypatch.setattr(dispatches, "merge_workgroup_size", lambda kind: 256)
+    """Also where pass 2 merges its 256 states in several rounds of two waves."""
+    monkeypatch.setattr(dispatches, "merge_workgroup_size", lambda kind: 64)
 
     def plans(context, shape):
-        made = {"auto": plan_splits(context, shape, 64), **own_layout(context, shape)}
+        made = {"auto": plan_splits(context, shape, 64), "auto 2": plan_splits(context, shape, 2)}
         return made | {f"splits={n}": SplitPlan.fixed(context, shape, num_splits=n) for n in (1, 1000)}
 
     check_all_layouts(device, "16/2/256" if FULL else "8/1/256", 131072, "f16", "sharp", plans)
 
 
-# two chunks of K in flight, and a node's workgroups of five heads, which make two passes over V
+# two chunks of K in flight, and workgroups of five heads, which make two passes over V
 WIDE = "5/1/264", "f16"
-TEN = "10/1/40", "f16"  # whose node workgroups have all heads where a context has two nodes
+TEN = "10/1/40", "f16"  # whose workgroups have all heads where a context has two nodes
 FOR_GPUS = [("4/2/256", "f16"), WIDE, TEN, *((("16/2/256", "f16"), ("11/1/64", "f32")) if FULL else ())]
 
 
 @pytest.mark.parametrize(("shape", "dtype"), FOR_GPUS)
-def test_bits_of_the_builds_for_gpus(device, monkeypatch, shape, dtype):
+def test_bits_of_the_programs_for_gpus(device, monkeypatch, shape, dtype):
     """Of 8 heads, which leave registers for fewer value rows: on SwiftShader, in test_cascade.py."""
     of_a_gpu = {"cpu": "discrete"}
     monkeypatch.setattr(device.runtime, "info", replace(device.info, compute_units=2, shared_memory_bytes=1 << 16))
-    for name in ("chunks_ahead", "heads_together", "merge_workgroup_size"):
+    for name in ("chunks_ahead", "merge_workgroup_size"):
         rule = getattr(dispatches, name)
         monkeypatch.setattr(dispatches, name, lambda *args, rule=rule: rule(*(of_a_gpu.get(x, x) for x in args)))
     for context in (65, 1000):

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 CACHE = Path(os.environ.get("ZINC_ATTN_CACHE") or ROOT / ".cache")
 OPERATIONS = ("OpAlgoDispatch", "OpMemoryBarrier", "OpTensorSyncDevice", "OpTensorSyncLocal")
 KOMPUTE = ("Algorithm", "Manager", *OPERATIONS, "Sequence", "Tensor")
-TOKENS = 130  # three leaves
+TOKENS = 515  # two nodes
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +54,8 @@ def test_the_program_has_the_oracles_bits(host, tmp_path):
     ("given", "code", "text"),
     (
         (["nothing", "1"], 1, "nothing/append.spv: got no SPIR-V, expected the folder of zinc-attn export\n"),
-        (["nothing", "513"], 2, "usage: host SPIRV TOKENS, with 1 to 512 tokens\n"),
-        ([], 2, "usage: host SPIRV TOKENS, with 1 to 512 tokens\n"),
+        (["nothing", "1025"], 2, "usage: host SPIRV TOKENS, with 1 to 1024 tokens\n"),
+        ([], 2, "usage: host SPIRV TOKENS, with 1 to 1024 tokens\n"),
     ),
 )
 def test_what_the_program_refuses(host, given, code, text):

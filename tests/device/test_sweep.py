@@ -46,7 +46,7 @@ def test_calls(device, dtype, batch, q_len, page_size):
         assert row.figures["tokens_s"] == pytest.approx(batch * q_len * 1000 / row.figures["attention_ms_per_step"])
         whole = one["latency_mode"] == "decode call: append, attend, merge; host clock, warm; median"
         assert whole == (page_size is not None)
-    plan = za.plan_splits(300, SHAPE, info.compute_units, dtype, q_len, info.kind)
+    plan = za.plan_splits(300, SHAPE, info.compute_units, q_len)
     assert rows[3].plan == plan and rows[3].record()["plan"] == plan.fingerprint()
     assert any(what.startswith("compiling shaders") for what, _, _ in said)
     steps = [done for _, done, _ in said]
