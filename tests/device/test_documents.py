@@ -5,9 +5,7 @@ given: ``<!-- run first:`` and code, ``<!-- needs MODULES -->`` where a page run
 """
 
 import argparse
-import contextlib
 import importlib.util
-import io
 import re
 import shlex
 from collections.abc import Callable, Iterator
@@ -115,10 +113,7 @@ def test_the_command_lines_are_the_programs(page: str) -> None:
         assert name in commands(), f"{page}: {name}"
         assert {x for x in arguments if x.startswith("--")} <= options(commands()[name]), f"{page}: {name} {arguments}"
     for name, arguments in whole:
-        said = io.StringIO()
-        with contextlib.redirect_stderr(said), contextlib.suppress(SystemExit):
-            commands()[name].parse_args(arguments)
-        assert not said.getvalue(), f"{page}: {name} {arguments}: {said.getvalue()}"
+        commands()[name].parse_args(arguments)
 
 
 def test_an_option_that_a_page_names_alone_is_one_of_a_command_or_script() -> None:
@@ -191,7 +186,8 @@ def column(page: str, heading: str, at: int = 0) -> list[str]:
 def test_tables_name_what_there_is() -> None:
     """The commands, exit statuses, storage types, errors and keys of the manifest: all of them, and no other."""
     assert {name.split()[0] for name in column("cli.md", "command")} == set(commands())
-    assert column("cli.md", "status") == re.findall(r"[:;] (\d+) ", STATUSES)
+    rows = zip(column("cli.md", "status"), column("cli.md", "status", 1), strict=True)
+    assert {int(status): text for status, text in rows} == STATUSES
     assert sorted(column("storage.md", "type")) == sorted(STORAGE)
     assert {*column("embedding.md", "key"), "format", "version", "package"} == set(export.manifest([]))
     kinds = {name for name, one in vars(errors).items() if isinstance(one, type) and issubclass(one, za.ZincAttnError)}

@@ -279,8 +279,11 @@ def test_json_keeps_what_a_terminal_lacks(monkeypatch):
     assert json.loads(raw.getvalue()) == {"name": "μ–"}
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_has_an_example(command, capsys):
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_a_help_has_an_example_and_the_statuses_once(command, capsys):
     assert run(command, "--help") == 0
     shown = capsys.readouterr().out
-    assert f"example:\n  zinc-attn {command}" in shown and shown.endswith(f"{arguments.STATUSES}\n")
+    assert not command or f"example:\n  zinc-attn {command}" in shown
+    statuses = "".join(f"  {status:<5}{text}\n" for status, text in arguments.STATUSES.items())
+    assert shown.endswith(f"\n\nexit status:\n{statuses}") and shown.count("exit status") == 1
+    assert max(map(len, shown.splitlines())) <= 110
