@@ -6,7 +6,7 @@ tests/host/test_paths.py has those whose path is wrong.
 import re
 
 import pytest
-from commands import refusal, run
+from commands import refusal
 from support import GPU
 
 from zinc_attn import Device

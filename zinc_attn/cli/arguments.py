@@ -188,12 +188,16 @@ def chosen_model(args: argparse.Namespace) -> ModelPreset:
     if args.model:
         model = find_model(args.model)
     elif args.shape:
-        shape = AttnShape.parse(args.shape)
-        model = ModelPreset(str(shape), shape, 1)
+        model = shape_model(AttnShape.parse(args.shape))
     else:
         raise ArgumentError("model: got none, expected --model or --shape, for example --model qwen3.6-35b-a3b")
     layers = getattr(args, "layers", None)
     return model if layers is None else replace(model, attention_layers=layers, windowed_layers=0)
+
+
+def shape_model(shape: AttnShape) -> ModelPreset:
+    """A bare shape as a model of one layer."""
+    return ModelPreset(str(shape), shape, 1)
 
 
 def parse_shapes(text: str) -> list[AttnShape]:

@@ -13,6 +13,7 @@ from ...runtime.device import Device
 from ..harness.progress import Progress, Steps
 from .calls import CachedCalls, Subject
 from .expected import Expectation
+from .others import other_subjects
 from .rows import Row
 from .spec import CallSpec
 
@@ -47,6 +48,8 @@ def measure_calls(
                 expected = Expectation(spec, context)
                 for device in devices:
                     point.add(device, spec, expected)
+                if spec.against:
+                    point.add_others(devices[0], spec, expected)
             yield from point.timed(specs[0].repeats)
     steps.finish()
 
@@ -75,6 +78,12 @@ class Point:
                 self.found.append(subject)
             except NO_ROOM as error:
                 self._refuse(error, [row])
+
+    def add_others(self, device: Device, spec: CallSpec, expected: Expectation) -> None:
+        self._begin("calling others", 0)
+        for subject in other_subjects(Row(spec, device.info, "", self.context, ""), spec.inputs(self.context)):
+            subject.verify(expected)
+            self.found.append(subject)
 
     def timed(self, repeats: int | None) -> Iterator[Row]:
         """Time what is verified in turns; the rows of all."""
