@@ -40,7 +40,9 @@ def other_subjects(row: Row, data: Inputs) -> Iterator[Subject]:
         for kind in ("float32", HALVES.get(dtype)) if name == "torch" else ("float32",):
             if kind is not None:
                 version, call = {"torch": torch_call, "numpy": numpy_call}[name](data.q[0], k, v, kind)
-                info = replace(row.info, name="this CPU", kind="cpu", driver=version, compute_units=os.cpu_count() or 1)
+                info = replace(
+                    row.info, name="this CPU", kind="other", driver=version, compute_units=os.cpu_count() or 1
+                )
                 mine = replace(row, info=info, runtime=f"{name} {kind}", layout=MISSING)
                 yield Subject(mine, call, partial(_output, call), exact=False)
 

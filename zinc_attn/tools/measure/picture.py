@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from ..harness.tables import MISSING, grouped
+from ..harness.tables import MISSING, figure, grouped
 from .rows import MODELED
 
 if TYPE_CHECKING:
@@ -48,15 +48,19 @@ def rows_png(records: Sequence[Record], title: str, notes: str, field: str) -> b
     from matplotlib.figure import Figure
 
     steps, lines = records[0]["measure"] == "step", named_lines(records, field)
-    figure = Figure(figsize=(9, 5), dpi=140, layout="constrained")
-    FigureCanvasAgg(figure)  # draws into memory
-    axes = figure.subplots()
+    drawing = Figure(figsize=(9, 5), dpi=140, layout="constrained")
+    FigureCanvasAgg(drawing)  # draws into memory
+    axes = drawing.subplots()
     hues = {subject: HUES[at % len(HUES)] for at, subject in enumerate(dict.fromkeys(name for name, _ in lines))}
     drawn = []
     for (subject, layout), points in lines.items():
         main, modeled = layout in ("split rule", ""), MODELED in subject
         color = hues[subject] if main else _paler(hues[subject])
-        style: dict[str, Any] = {"linestyle": (0, (4, 2)) if modeled else "-", "marker": "" if steps else "o", "markersize": 5.5}
+        style: dict[str, Any] = {
+            "linestyle": (0, (4, 2)) if modeled else "-",
+            "marker": "" if steps else "o",
+            "markersize": 5.5,
+        }
         style |= {"markerfacecolor": "white" if modeled else color, "linewidth": 1.2 if steps else 2.2 if main else 1.8}
         axes.plot(*zip(*points, strict=True), color=color, zorder=3 if main else 2, **style)
         drawn.append(("\n".join(filter(None, (subject, layout))), points[-1], hues[subject]))
@@ -66,11 +70,11 @@ def rows_png(records: Sequence[Record], title: str, notes: str, field: str) -> b
     axes.text(0, 1.02, "\n".join(said), transform=axes.transAxes, fontsize=9.2, color=GRAY, linespacing=1.35)
     for text in (axes.title, *axes.texts):
         text.set_parse_math(False)
-    figure.draw_without_rendering()  # says where the lines end
+    drawing.draw_without_rendering()  # says where the lines end
     _name_lines(axes, drawn)
     shown = {"title": title, "notes": notes, "lines": {" · ".join(filter(None, name)): x for name, x in lines.items()}}
     png = io.BytesIO()
-    figure.savefig(png, format="png", metadata={"Description": json.dumps(shown)})
+    drawing.savefig(png, format="png", metadata={"Description": json.dumps(shown)})
     return png.getvalue()
 
 
@@ -135,7 +139,7 @@ def _set_scales(axes: Axes, contexts: Sequence[int], steps: bool, linear: bool) 
     else:
         axes.set_yscale("log")
         axes.yaxis.set_minor_formatter(lambda y, _: "")
-    axes.yaxis.set_major_formatter("{x:,.4g}")
+    axes.yaxis.set_major_formatter(lambda y, _: figure(y))
     axes.set_xlabel(f"context in keys{'' if steps else ' (log scale)' if linear else ' (log scales)'}", color=GRAY)
     axes.tick_params(colors=GRAY, labelsize=10, length=0, which="both")
     axes.grid(True, which="major", color=GRID, linewidth=0.9)
