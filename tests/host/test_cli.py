@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -94,6 +95,9 @@ def test_figures():
     record = row.record()
     assert (record["min_us"], record["max_us"], record["repeats"]) == pytest.approx((80, 300, 5))
     assert set(ROW.figures) == set(FIGURES) and set(ROW.figures.values()) == {None}
+    whole = replace(row, spec=replace(SPEC, weights_ms=9.0))
+    assert (whole.figures["tokens_s"], whole.figures["step_tokens_s"]) == pytest.approx((1000, 100))
+    assert (whole.record()["weights_ms"], record["weights_ms"], record["step_tokens_s"]) == (9, None, None)
     assert [figure(x) for x in (None, 1234.5, 0.012346)] == ["–", "1,234", "0.01235"]
     row = replace(ROW, spec=replace(SPEC, dtype="q8_0", batch=3, q_len=2), seconds=(1e-4,))
     per_token = 2 * 2 * (64 + 2 * 2)  # K and V, KV heads, int8 values and two float16 scales
@@ -102,6 +106,27 @@ def test_figures():
     has = {"call": (1, 1), "device": (1, 0), "pass 1": (1, 0), "gap": (0, 0), "pass 2": (0, 0), "step": (1, 1)}
     rows = {measure: replace(TIMED, measure=measure).figures for measure in has}
     assert {name: (row["kv_gb_s"] is not None, row["tokens_s"] is not None) for name, row in rows.items()} == has
+
+
+def test_progress_without_a_terminal(monkeypatch, capsys):
+    """A line where the same step goes on, once; nothing of steps that end before."""
+    said = []
+
+    def until(count):
+        end = time.monotonic() + 60
+        while len(said) < count and time.monotonic() < end:
+            said.extend(capsys.readouterr().err.splitlines())
+            time.sleep(0.001)
+
+    with terminal.progress_bar("short"):
+        pass
+    monkeypatch.setattr(terminal, "QUIET_S", 0.002)
+    with terminal.progress_bar("reading m") as tell:
+        until(1)
+        tell("timing", 3, 9)
+        until(2)
+        time.sleep(0.02)
+    assert said == ["reading m …", "timing (3 of 9)"] and capsys.readouterr().err == ""
 
 
 def patch_list_devices(monkeypatch, found):

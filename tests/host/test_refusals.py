@@ -14,6 +14,7 @@ from zinc_attn.cli import proof
 from zinc_attn.dtypes import EXPECTED
 from zinc_attn.tools.check.record import RECORD
 from zinc_attn.tools.cost import CARDS
+from zinc_attn.tools.models import PRESETS
 
 COUNT, KEYS = "expected an int of at least 1", "expected an int from 1 to 16777216"
 SHAPES = (
@@ -35,6 +36,7 @@ HELD = (
 NOT_THERE = "expected a folder with config.json and *.safetensors, or a GGUF file; nothing is downloaded"
 WRONG_WORDS = "x", "window", "window=1.5", "sinks=1", "none", "sinks+sinks", "window=1+window=2", "mask=x", "up"
 
+ROWS = "a sweep.jsonl of the same shape, layers and call"
 GENERATE = "generate --model m --prompt-ids 1"
 PLAN, SWEEP, VALIDATE = "plan --shape 4/2/64", "sweep --shape 4/2/64", "validate --config none.json"
 REFUSED = {
@@ -97,6 +99,15 @@ REFUSED = {
     f"{GENERATE} --temperature -0.5": "temperature: got -0.5, expected a finite number of at least 0",
     f"{GENERATE} --temperature nan": "temperature: got nan, expected a finite number of at least 0",
     "generate --model m --prompt-ids 1,,2": "prompt_ids: got '1,,2', expected token ids such as 1,2,3",
+    f"{SWEEP} --weights-ms nan": "weights_ms: got nan, expected milliseconds of at least 0",
+    f"{SWEEP} --weights-ms -1": "weights_ms: got -1, expected milliseconds of at least 0",
+    f"{SWEEP} --card r9": f"card: got 'r9', expected one of {', '.join(CARDS)}",
+    f"{SWEEP} --card r9700 --batch 2": "card: got --batch above 1 or --arithmetic matrix, which sweep does not model",
+    f"{SWEEP} --beside {RECORD}": f"{RECORD}: cannot be read: it is not JSON: Expecting property name enclosed in "
+    f"double quotes: line 1 column 2 (char 1); expected {ROWS}",
+    f"{SWEEP} --beside none.jsonl": f"none.jsonl: cannot be read: No such file or directory; expected {ROWS}",
+    "bench --against torch,jax": "against: got 'jax', expected some of torch, numpy",
+    "bench --model none": f"model: got 'none', expected a path to a config.json or one of {', '.join(PRESETS)}",
     "perplexity --model m --context 1": "context: got 1, expected an int of at least 2",
     "perplexity --model m --dtype f16,f8": f"dtype: got 'f8', expected {EXPECTED}",
     "export made --page-size 48": "page_size: got 48, expected a power of two from 1 to 65536",

@@ -68,10 +68,10 @@ def run_calls(
             for device in devices:
                 check_arithmetic(spec.arithmetic, device, spec.dtype, spec.shape)
         info = devices[0].info
-        runtimes = ", ".join(one.runtime.name for one in devices)
+        runtimes = [one.runtime.name for one in devices]
         note_cpu(info)
         if not args.json:
-            print(f"{info.name} ({info.driver}), {runtimes}\n{about}", flush=True)
+            print(f"{info.name} ({info.driver}), {', '.join(runtimes)}\n{about}", flush=True)
         progress, rows = stack.enter_context(progress_bar()), list[Row]()
         for row in chain.from_iterable(measure(devices, mine, progress=progress) for mine in specs):
             rows.append(row)
@@ -79,12 +79,12 @@ def run_calls(
                 print_json([row.record()])
     if not args.json:
         (show or print_measured)(rows)
-    if all(row.status == "refused" for row in rows):
+    if all(row.status == "refused" for row in rows if row.runtime in runtimes):
         return 2  # and what an earlier run left stays
     records = [row.record() for row in rows]
     shown = [one for one in (*records, *beside) if one["measure"] in ("call", "step", MODELED)]
     field, headline = figure_of
-    notes = f"{about.replace(chr(10), '; ')}\n{info.name}, {info.driver}, {runtimes}"
+    notes = f"{about.replace(chr(10), '; ')}\n{info.name}, {info.driver}, {', '.join(runtimes)}"
     lines = "".join(f"{json.dumps(one, ensure_ascii=False, allow_nan=False)}\n" for one in records)
     table = csv.DictWriter(made := io.StringIO(), list(records[0]), lineterminator="\n")
     table.writeheader()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..errors import ArgumentError
-from ..files import json_of, read_text, refusing
+from ..files import json_of, read_text
 from ..planning.arithmetic import EXACT
 from ..tools.cost import CARDS, find_card
 from ..tools.harness.inputs import parse_contexts
@@ -19,6 +19,7 @@ from .measured import run_calls
 from .terminal import arithmetic_text, model_text, plural
 
 SAME: Final = ("layers", "batch", "q_len", "weights_ms", "arithmetic")  # of rows that one picture shows
+SHOWN: Final = ("device", "device_kind", "runtime", "dtype", "layout", "context", "measure", "tokens_s")
 GIVEN: Final = ("dtype", "batch", "page_size", "repeats", "arithmetic", "weights_ms")
 
 
@@ -73,11 +74,10 @@ def run(args: argparse.Namespace) -> int:
 def read_rows(path: Path, spec: CallSpec) -> list[dict[str, Any]]:
     """The rows of a sweep.jsonl. ArgumentError names what they lack, or have of another call than ``spec``."""
     expected = "a sweep.jsonl of the same shape, layers and call"
-    rows = [json_of(line, path, expected) for line in read_text(path, expected).splitlines()]
     same = {"shape": str(spec.shape), **{name: getattr(spec, name) for name in SAME}}
-    with refusing(path, expected):
-        for at, row in enumerate(rows, 1):
-            held = row if isinstance(row, dict) else {}
-            if wrong := [name for name, value in same.items() if held.get(name) != value]:
-                raise OSError(0, f"line {at} has {wrong[0]} {held.get(wrong[0])!r}, this sweep {same[wrong[0]]!r}")
+    rows = [json_of(line, path, expected) for line in read_text(path, expected).splitlines()]
+    for at, row in enumerate(rows, 1):
+        held = row if isinstance(row, dict) else {}
+        if wrong := [name for name in (*same, *SHOWN) if name not in held or held[name] != same.get(name, held[name])]:
+            raise ArgumentError(f"{path}: line {at}: {wrong[0]}: got {held.get(wrong[0])!r}, expected {expected}")
     return rows
