@@ -14,10 +14,12 @@ from typing import Any, Final
 
 from ..decode.arithmetic import check_arithmetic
 from ..tools.harness.files import check_out, write_file
+from ..tools.harness.inputs import parse_contexts
+from ..tools.harness.split_spec import parse_split_specs
 from ..tools.harness.tables import figure, grouped
 from ..tools.measure import MODELED, CallSpec, Row, measure_calls, rows_png
 from ..tools.measure.rows import LINE
-from ..tools.models import slug
+from ..tools.models import ModelPreset, slug
 from .arguments import open_devices
 from .terminal import need, note_cpu, plural, print_json, print_rows, progress_bar, say_written
 
@@ -43,6 +45,13 @@ WORDS: Final = {  # of the column ``verified``
     "bound*": "as bound, but some KV heads alone are compared with float64",
     MODELED: "nothing ran: attend and merge as the cost model has them on this card (docs/cost-model.md)",
 }
+
+
+def call_spec(args: Namespace, model: ModelPreset, dtype: str, **more: Any) -> CallSpec:
+    """The calls of a model as the options of ``CommandParser.measuring`` have them, and ``more``."""
+    contexts, splits = parse_contexts(args.contexts), parse_split_specs(args.splits)
+    more |= {"dtype": dtype, "repeats": args.repeats, "arithmetic": args.arithmetic, "model": model.name}
+    return CallSpec(model.shape, model.attention_layers, contexts, splits, **more)
 
 
 def run_calls(
@@ -102,13 +111,9 @@ def print_measured(rows: Sequence[Row]) -> None:
     """A line per call, and what the table's words mean."""
     calls = grouped(((row.context, *row.line.values()), row) for row in rows).values()
     told = [name for name in LINE if len({row.line[name] for row in rows}) > 1]
+    as_call = {MODELED: "call"}
     measured = [
-        {
-            ("call" if row.measure == MODELED else row.measure, field): x
-            for row in mine
-            for field, x in row.figures.items()
-        }
-        for mine in calls
+        {(as_call.get(row.measure, row.measure), f): x for row in one for f, x in row.figures.items()} for one in calls
     ]
     shown = {name: key for name, key in FIGURES.items() if any(one.get(key) is not None for one in measured)}
     lines = []

@@ -11,16 +11,13 @@ from ..errors import ArgumentError
 from ..files import json_of, read_text
 from ..planning.arithmetic import EXACT
 from ..tools.cost import CARDS, find_card
-from ..tools.harness.inputs import parse_contexts
-from ..tools.harness.split_spec import parse_split_specs
 from ..tools.measure import PAGE_SIZE, CallSpec, Row, measure_calls, with_card
 from .arguments import Subparsers, add_command, chosen_model
-from .measured import run_calls
+from .measured import call_spec, run_calls
 from .terminal import arithmetic_text, model_text, plural
 
 SAME: Final = ("layers", "batch", "q_len", "weights_ms", "arithmetic")  # of rows that one picture shows
 SHOWN: Final = ("device", "device_kind", "runtime", "dtype", "layout", "context", "measure", "tokens_s")
-GIVEN: Final = ("dtype", "batch", "page_size", "repeats", "arithmetic", "weights_ms")
 
 
 def declare(subparsers: Subparsers) -> None:
@@ -40,15 +37,8 @@ def declare(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     model = chosen_model(args)
-    spec = CallSpec(
-        model.shape,
-        model.attention_layers,
-        parse_contexts(args.contexts),
-        parse_split_specs(args.splits),
-        q_len=args.rows,
-        model=model.name,
-        **{name: getattr(args, name) for name in GIVEN},
-    )
+    given = {name: getattr(args, name) for name in ("batch", "page_size", "weights_ms")}
+    spec = call_spec(args, model, args.dtype, q_len=args.rows, **given)
     card = find_card(args.card) if args.card else None
     if card and (spec.batch > 1 or spec.arithmetic not in EXACT):
         raise ArgumentError("card: got --batch above 1 or --arithmetic matrix, which sweep does not model")
@@ -72,12 +62,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_rows(path: Path, spec: CallSpec) -> list[dict[str, Any]]:
-    """The rows of a sweep.jsonl. ArgumentError names what they lack, or have of another call than ``spec``."""
+    """The rows of a sweep.jsonl. ArgumentError where they lack something, or are of another call than ``spec``."""
     expected = "a sweep.jsonl of the same shape, layers and call"
     same = {"shape": str(spec.shape), **{name: getattr(spec, name) for name in SAME}}
     rows = [json_of(line, path, expected) for line in read_text(path, expected).splitlines()]
-    for at, row in enumerate(rows, 1):
-        held = row if isinstance(row, dict) else {}
-        if wrong := [name for name in (*same, *SHOWN) if name not in held or held[name] != same.get(name, held[name])]:
-            raise ArgumentError(f"{path}: line {at}: {wrong[0]}: got {held.get(wrong[0])!r}, expected {expected}")
+    if not all(isinstance(row, dict) and {*same, *SHOWN} <= row.keys() and row | same == row for row in rows):
+        raise ArgumentError(f"{path}: got rows of another call, expected {expected}")
     return rows

@@ -1,6 +1,6 @@
 """The picture of measured rows: a figure over context lengths, with a name at the end of every line.
 
-The PNG holds what it shows as JSON, too, in its text "Description": the title, the notes, and every line's points.
+What it shows stands in the PNG as JSON, too, its text "Description": the title, the notes, and every line's points.
 """
 
 from __future__ import annotations
@@ -18,28 +18,21 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 INK, GRAY, GRID = "#1f2933", "#6b7480", "#e4e7eb"
-HUES: Final = (
-    "#1d5b8f",
-    "#b4642d",
-    "#3d7a57",
-    "#77589c",
-    "#8a6f1e",
-    "#a0476b",
-    "#4b6b7f",
-    "#7d7d7d",
-)  # of a device, say
-PALER: Final = 0.45  # of its other layouts: the share of white
-NOTE_LETTERS: Final = 118  # of a line of the notes that fits the figure's width
+COLORS: Final = (  # of a device, say: the split rule's, and those of its other layouts
+    *(("#1d5b8f", "#83a5c1"), ("#b4642d", "#d6aa8c"), ("#3d7a57", "#94b6a3"), ("#77589c", "#b4a3c9")),
+    *(("#8a6f1e", "#bfb083"), ("#a0476b", "#cb9aae"), ("#4b6b7f", "#9caeb9")),
+)
+NOTE_LETTERS: Final = 118  # of a line of the notes that fits the drawing's width
 POINTS: Final = 12.5  # from one line of names to the next
 Record = Mapping[str, Any]
-Line = list[tuple[int, float]]
+Names = tuple[str, str]  # of a line: what its rows are of, and their layout
 
 
 def rows_png(records: Sequence[Record], title: str, notes: str, field: str) -> bytes | None:
-    """A PNG of ``field`` of rows' records over their contexts, with a title and lines of notes; None where none has it.
+    """A PNG of ``field`` of rows' records over their contexts; None where none has it. Needs matplotlib.
 
-    A line per layout, device, dispatcher, dtype and shape. Both axes are on a log scale, and each context has a tick;
-    the steps of a decode, and tokens/s of a whole step, are on linear ones from 0. Needs matplotlib.
+    Both axes are on a log scale, and each context has a tick; the steps of a decode are on linear ones from 0, and so
+    are tokens/s of a whole step.
     """
     records = [one for one in records if one.get(field) is not None]
     if not records:
@@ -47,52 +40,51 @@ def rows_png(records: Sequence[Record], title: str, notes: str, field: str) -> b
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    steps, lines = records[0]["measure"] == "step", named_lines(records, field)
-    drawing = Figure(figsize=(9, 5), dpi=140, layout="constrained")
+    drawing, lines = Figure(figsize=(9, 5), dpi=140, layout="constrained"), named_lines(records, field)
     FigureCanvasAgg(drawing)  # draws into memory
-    axes = drawing.subplots()
-    hues = {subject: HUES[at % len(HUES)] for at, subject in enumerate(dict.fromkeys(name for name, _ in lines))}
-    drawn = []
+    axes, steps = drawing.subplots(), records[0]["measure"] == "step"
+    pairs = {subject: COLORS[at % len(COLORS)] for at, subject in enumerate(dict.fromkeys(name for name, _ in lines))}
     for (subject, layout), points in lines.items():
-        main, modeled = layout in ("split rule", ""), MODELED in subject
-        color = hues[subject] if main else _paler(hues[subject])
-        style: dict[str, Any] = {
-            "linestyle": (0, (4, 2)) if modeled else "-",
-            "marker": "" if steps else "o",
-            "markersize": 5.5,
-        }
-        style |= {"markerfacecolor": "white" if modeled else color, "linewidth": 1.2 if steps else 2.2 if main else 1.8}
-        axes.plot(*zip(*points, strict=True), color=color, zorder=3 if main else 2, **style)
-        drawn.append(("\n".join(filter(None, (subject, layout))), points[-1], hues[subject]))
+        pale = layout not in ("split rule", "")
+        color = pairs[subject][pale]
+        face, dashes = ("white", (0, (4, 2))) if MODELED in subject else (color, "-")
+        style: dict[str, Any] = {"linestyle": dashes, "markerfacecolor": face, "zorder": 3 - pale}
+        style |= {"linewidth": 1.2} if steps else {"marker": "o", "linewidth": 2.1}
+        axes.plot(*zip(*points, strict=True), color=color, **style)
     _set_scales(axes, sorted({one["context"] for one in records}), steps, steps or field == "step_tokens_s")
     said = [part for line in notes.splitlines() for part in textwrap.wrap(line, NOTE_LETTERS, break_on_hyphens=False)]
-    axes.set_title(title, loc="left", fontsize=14.5, fontweight="bold", color=INK, pad=10 + 13.5 * len(said))
-    axes.text(0, 1.02, "\n".join(said), transform=axes.transAxes, fontsize=9.2, color=GRAY, linespacing=1.35)
-    for text in (axes.title, *axes.texts):
-        text.set_parse_math(False)
+    axes.set_title(
+        title, loc="left", fontsize=14.5, weight="bold", color=INK, pad=10 + 13.5 * len(said), parse_math=False
+    )
+    place: dict[str, Any] = {
+        "transform": axes.transAxes,
+        "fontsize": 9.2,
+        "color": GRAY,
+        "linespacing": 1.35,
+        "parse_math": False,
+    }
+    axes.text(0, 1.02, "\n".join(said), **place)
     drawing.draw_without_rendering()  # says where the lines end
-    _name_lines(axes, drawn)
+    ends = [("\n".join(filter(None, name)), points[-1], pairs[name[0]][0]) for name, points in lines.items()]
+    _name_lines(axes, ends)
     shown = {"title": title, "notes": notes, "lines": {" · ".join(filter(None, name)): x for name, x in lines.items()}}
     png = io.BytesIO()
     drawing.savefig(png, format="png", metadata={"Description": json.dumps(shown)})
     return png.getvalue()
 
 
-def named_lines(records: Sequence[Record], field: str) -> dict[tuple[str, str], Line]:
-    """The points of every line in ascending contexts, by what its rows are of and by their layout.
+def named_lines(records: Sequence[Record], field: str) -> dict[Names, list[tuple[int, float]]]:
+    """The points of every line in ascending contexts: one per layout, device, dispatcher, dtype and shape.
 
-    What they are of is said as far as it differs: the device, the dispatcher, shape and dtype.
+    Its names say of these what differs, and where one device is modeled which of the others are measured.
     """
     many = {name: len({one[name] for one in records}) > 1 for name in ("device", "shape", "dtype", "layout")}
     runtimes = grouped((one["device"], one["runtime"]) for one in records)
-    modeled = any(one["measure"] == MODELED for one in records)
-    found: list[tuple[tuple[str, str], tuple[int, float]]] = []
+    modeled, found = any(one["measure"] == MODELED for one in records), list[tuple[Names, tuple[int, float]]]()
     for one in records:
         said = [one["device"].split(" (")[0] + " on the CPU" * (one["device_kind"] == "cpu")] * many["device"]
-        if len({*runtimes[one["device"]]}) > 1 or one["measure"] == MODELED:
-            said.append(one["runtime"])
-        elif modeled:
-            said.append("measured")
+        if len({*runtimes[one["device"]]}) > 1 or modeled:
+            said.append("measured" if {one["runtime"]} == {*runtimes[one["device"]]} - {MODELED} else one["runtime"])
         said += [one[name] for name in ("shape", "dtype") if many[name]]
         layout = layout_name(one["layout"]) if many["layout"] else ""
         found.append(((", ".join(said), layout), (one["context"], one[field])))
@@ -106,28 +98,19 @@ def layout_name(layout: str) -> str:
     return {"auto": "split rule", "1": "one split", MISSING: ""}.get(layout, f"{layout} splits")
 
 
-def _paler(color: str) -> str:
-    channels = (int(color[at : at + 2], 16) for at in (1, 3, 5))
-    return "#" + "".join(f"{round(x + (255 - x) * PALER):02x}" for x in channels)
-
-
-def _name_lines(axes: Axes, drawn: Sequence[tuple[str, tuple[int, float], str]]) -> None:
-    """A name to the right of the end of every line, moved up or down as far as it would cover another."""
-    scale = 72 / axes.figure.dpi
-    ends = [(axes.transData.transform(point)[1] * scale, name, point, color) for name, point, color in drawn]
-    below = float("-inf")
-    for at, name, point, color in sorted(ends):
+def _name_lines(axes: Axes, ends: Sequence[tuple[str, tuple[int, float], str]]) -> None:
+    """A name in its color to the right of the end of every line, moved up where it would cover the one below."""
+    below, scale = float("-inf"), 72 / axes.figure.dpi
+    for at, name, point, color in sorted((axes.transData.transform(end[1])[1] * scale, *end) for end in ends):
         half = POINTS * (name.count("\n") + 1) / 2
         middle = max(at, below + half)
-        below = middle + half
-        offset = (9, middle - at)
-        axes.annotate(
-            name, point, offset, textcoords="offset points", va="center", fontsize=9.5, color=color, parse_math=False
-        )
+        below, offset = middle + half, (9, middle - at)
+        look: dict[str, Any] = {"va": "center", "fontsize": 9.5, "color": color, "parse_math": False}
+        axes.annotate(name, point, offset, textcoords="offset points", **look)
 
 
 def _set_scales(axes: Axes, contexts: Sequence[int], steps: bool, linear: bool) -> None:
-    """Scales, a tick per context on a log scale, labels at 1, 2 and 5 of every decade, and the grid."""
+    """Scales, ticks and grid: a tick per context on a log scale."""
     if not steps:
         axes.set_xscale("log", base=2)
         axes.set_xticks(contexts)
