@@ -239,6 +239,8 @@ def test_a_card_and_another_device_beside(device, tmp_path, capsys):
     lines = shown((tmp_path / "b" / "sweep.png").read_bytes())["lines"]
     assert lines["another, measured · one split"] == [[one["context"], one["tokens_s"]] for one in other[1::2]]
     assert [[64, measured[1]["tokens_s"]]] == lines["Radeon AI PRO R9700, modeled · split rule"] and len(lines) == 6
+    assert main(*command(device, tmp_path / "c", "--contexts 16m --card r9700")) == 2 and not (tmp_path / "c").exists()
+    capsys.readouterr()
     file.write_text(json.dumps(other[0] | {"layers": 2}))
     wrong = f"{file}: got rows of another call, expected a sweep.jsonl of the same shape, layers and call"
     assert refusal(capsys, *run_it) == wrong

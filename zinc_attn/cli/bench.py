@@ -20,12 +20,12 @@ def declare(subparsers: Subparsers) -> None:
     parser.model(shapes="16/2/256,32/4/128")
     parser.share("--dtype", "f16", several=True)
     parser.measuring()
-    others = f"{' and '.join(OTHERS)}: time these on the CPU in turns with the device, and print every error"
-    parser.add_argument("--against", metavar="P,…", help=others)
+    text = f"{' and '.join(OTHERS)}: time these on the CPU in turns with the device, and print every error"
+    parser.add_argument("--against", dest="others", metavar="P,…", help=text)
 
 
 def run(args: argparse.Namespace) -> int:
-    against = [name.strip() for name in args.against.split(",")] if args.against else []
+    against = [name.strip() for name in args.others.split(",")] if args.others else []
     check_others(against)
     models = [chosen_model(args)] if args.model else [shape_model(shape) for shape in parse_shapes(args.shape)]
     dtypes, more = [dtype.strip() for dtype in args.dtype.split(",")], {"page_size": None, "against": against}

@@ -93,7 +93,7 @@ def run_calls(
     records = [row.record() for row in rows]
     shown = [one for one in (*records, *beside) if one["measure"] in ("call", "step", MODELED)]
     field, headline = figure_of
-    notes = f"{about.replace(chr(10), '; ')}\n{info.name}, {info.driver}, {', '.join(runtimes)}"
+    notes = f"{about.replace(chr(10), '; ')}\n{info.name}, {info.driver}, through {', '.join(runtimes)}"
     lines = "".join(f"{json.dumps(one, ensure_ascii=False, allow_nan=False)}\n" for one in records)
     table = csv.DictWriter(made := io.StringIO(), list(records[0]), lineterminator="\n")
     table.writeheader()

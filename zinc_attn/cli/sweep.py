@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from ..checks import plain
 from ..errors import ArgumentError
 from ..files import json_of, read_text
 from ..planning.arithmetic import EXACT
@@ -67,5 +68,5 @@ def read_rows(path: Path, spec: CallSpec) -> list[dict[str, Any]]:
     same = {"shape": str(spec.shape), **{name: getattr(spec, name) for name in SAME}}
     rows = [json_of(line, path, expected) for line in read_text(path, expected).splitlines()]
     if not all(isinstance(row, dict) and {*same, *SHOWN} <= row.keys() and row | same == row for row in rows):
-        raise ArgumentError(f"{path}: got rows of another call, expected {expected}")
+        raise ArgumentError(f"{plain(path)}: got rows of another call, expected {expected}")
     return rows
