@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import Final
 
 from .protocol import DeviceInfo
+from .refusals import address_space
 
 LONG_S: Final = 2.0  # of compiling, beyond which it is said
 _LOG: Final = logging.getLogger("zinc_attn")  # where the host program sets up no logging, warnings go to stderr
@@ -25,8 +26,9 @@ def telling(info: DeviceInfo, kernel: str) -> Iterator[None]:
     """``tell`` it, once, where the block takes longer than LONG_S: a call into the driver, which does not return."""
     timer = threading.Timer(LONG_S, tell, (info, [kernel]))
     timer.daemon = True
-    with suppress(RuntimeError):  # a process that may have no more threads compiles in silence
-        timer.start()
+    if address_space(info) is None:  # where that is limited a CPU driver's compiler needs what the thread would take
+        with suppress(RuntimeError):  # a process that may have no more threads compiles in silence
+            timer.start()
     try:
         yield
     finally:

@@ -75,7 +75,7 @@ def _limit(info: DeviceInfo, name: str) -> int | None:
     return None if limit == resource.RLIM_INFINITY else limit
 
 
-def _address_space(info: DeviceInfo) -> tuple[int, int] | None:
+def address_space(info: DeviceInfo) -> tuple[int, int] | None:
     """(RLIMIT_AS, what it leaves) of a CPU device's process; None where there is no limit or it cannot be known."""
     if (limit := _limit(info, "RLIMIT_AS")) is None:
         return None
@@ -92,7 +92,7 @@ def check_compile_room(info: DeviceInfo) -> None:
     Such a driver compiles with LLVM, which ends the process where an allocation fails. DeviceMemoryError unless
     RLIMIT_AS leaves COMPILE_HEADROOM beyond what the process has mapped; see also ``check_file_room``.
     """
-    room = _address_space(info)
+    room = address_space(info)
     if room is not None and room[1] < COMPILE_HEADROOM:
         raise DeviceMemoryError(
             f"{info.name} compiles with LLVM, which needs up to {COMPILE_HEADROOM:,} bytes of address space: the "
