@@ -33,18 +33,15 @@ def check_others(names: Sequence[str]) -> None:
 
 def other_subjects(row: Row, data: Inputs) -> Iterator[Subject]:
     """The calls of ``row.spec.against`` on the values that the row's cache holds; rows like ``row``."""
-    dtype, given = row.spec.dtype, (data.k, data.v)
-    k, v = given if dtype in NUMPY_DTYPES else stored(*given, dtype)
+    dtype = row.spec.dtype
+    k, v = (data.k, data.v) if dtype in NUMPY_DTYPES else stored(data.k, data.v, dtype)
     k, v = (x.astype(np.float32).swapaxes(0, 1) for x in (k, v))  # (kv_heads, tokens, head_dim)
+    cpu = replace(row.info, name="this CPU", kind="other", compute_units=os.cpu_count() or 1)
     for name in row.spec.against:
-        for kind in ("float32", HALVES.get(dtype)) if name == "torch" else ("float32",):
-            if kind is not None:
-                version, call = {"torch": torch_call, "numpy": numpy_call}[name](data.q[0], k, v, kind)
-                info = replace(
-                    row.info, name="this CPU", kind="other", driver=version, compute_units=os.cpu_count() or 1
-                )
-                mine = replace(row, info=info, runtime=f"{name} {kind}", layout=MISSING)
-                yield Subject(mine, call, partial(_output, call), exact=False)
+        for kind in ["float32", *[HALVES[x] for x in [dtype] if name == "torch" and x in HALVES]]:
+            version, call = {"torch": torch_call, "numpy": numpy_call}[name](data.q[0], k, v, kind)
+            mine = replace(row, info=replace(cpu, driver=version), runtime=f"{name} {kind}", layout=MISSING)
+            yield Subject(mine, call, partial(_output, call), exact=False)
 
 
 def _output(call: Callable[[], F32]) -> Output:
@@ -59,14 +56,13 @@ def torch_call(q: F32, k: F32, v: F32, kind: str) -> Call:
     """scaled_dot_product_attention of one row, with K and V of a torch dtype."""
     import torch
 
+    attend = partial(torch.nn.functional.scaled_dot_product_attention, enable_gqa=True)
     given = [torch.from_numpy(np.ascontiguousarray(x)).to(getattr(torch, kind))[None] for x in (q[:, None], k, v)]
 
     def call() -> F32:
         with torch.no_grad():
-            out: F32 = (
-                torch.nn.functional.scaled_dot_product_attention(*given, enable_gqa=True)[0, :, 0].float().numpy()
-            )
-            return out
+            out: F32 = attend(*given)[0, :, 0].float().numpy()
+        return out
 
     return f"torch {torch.__version__}", call
 

@@ -26,8 +26,8 @@ MODES: Final = {  # of a measure: what its time covers, and by which clock
 }
 LINE: Final = ("device", "runtime", "shape", "dtype")  # beside the layout, what tells the rows of one context apart
 FIGURES: Final = (
-    *("median_us", "min_us", "max_us", "iqr_us", "kv_gb_s", "attention_ms_per_step", "tokens_s", "step_tokens_s"),
-    "relative_error",
+    *("median_us", "min_us", "max_us", "iqr_us", "kv_gb_s"),
+    *("attention_ms_per_step", "tokens_s", "step_tokens_s", "relative_error"),
 )
 _GIVEN: Final = ("model", "layers", "dtype", "batch", "q_len", "page_size", "arithmetic", "weights_ms")
 _PLANNED: Final = ("num_splits", "unit_keys", "passes", "workgroups", "scratch_bytes")
