@@ -197,7 +197,7 @@ def test_command(device, tmp_path, capsys):
     out, err = capsys.readouterr()
     assert out.startswith(
         f"{info.name} ({info.driver}), {device.runtime.name}\nshape 4/2/64, q8_0, 3 attention layers\n"
-        "3 sequences, 2 rows each per call; cache with pages of 64 tokens; 5 ms for the rest of a step\n"
+        "3 sequences, 2 rows each per call; cache with pages of 64 tokens; rest of a step 5 ms\n"
     )
     assert out.endswith("step tokens/s: with 5 ms for all else of the step, as --weights-ms says.\n")
     assert out.count(" bits ") == 4

@@ -42,13 +42,18 @@ def test_the_lines_of_a_picture(changes, names):
     assert shown(rows_png([CALL | {"measure": "step"}], "t", "", "tokens_s"))["lines"] == {"": [[64, 2.0]]}
 
 
-def test_names_of_lines_do_not_cover_each_other():
+@pytest.mark.parametrize(
+    ("ends", "together"), [((900, 3, 1, 2), 2), ((999, 500, 998, 997), 2), ((1, 500, 999, 250), 0)]
+)
+def test_names_of_lines_do_not_cover_each_other(ends, together):
+    """They keep their order, lie within the axes, and stand beside the ends where there is room."""
     axes = matplotlib.Figure().subplots()
     axes.set_ylim(0, 1000)
-    _name_lines(axes, [(f"{at}\nb", (1, at), "#000000") for at in (900, 3, 1, 2)])
-    at = {
-        one.get_text(): one.xy[1] * axes.bbox.height / 1000 * 72 / axes.figure.dpi + one.xyann[1] for one in axes.texts
-    }
-    lowest, *others = sorted(at.values())
-    gaps = np.diff([lowest, *others])
-    assert list(at) == ["1\nb", "2\nb", "3\nb", "900\nb"] and gaps.min() >= 2 * POINTS - 1e-6 and gaps[-1] > 4 * POINTS
+    bottom, height, scale = axes.bbox.y0, axes.bbox.height, 72 / axes.figure.dpi
+    _name_lines(axes, [(f"{at}\nb", (1, at), "#000000") for at in ends])
+    told = {one.get_text(): (bottom + one.xy[1] * height / 1000) * scale + one.xyann[1] for one in axes.texts}
+    names, middles = zip(*sorted(told.items(), key=lambda one: one[1]), strict=True)
+    gaps = np.diff(middles)
+    assert names == tuple(f"{at}\nb" for at in sorted(ends)) and gaps.min() >= 2 * POINTS - 1e-6
+    assert middles[-1] <= axes.bbox.y1 * scale - POINTS + 1e-6
+    assert sum(gaps < 2 * POINTS + 1e-6) == together

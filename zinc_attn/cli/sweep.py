@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     about += arithmetic_text(spec.arithmetic)
     figure_of = "tokens_s", "Tokens per second by context, decode attention alone"
     if spec.weights_ms is not None:
-        about += f"; {spec.weights_ms:g} ms for the rest of a step"
+        about += f"; rest of a step {spec.weights_ms:g} ms"
         figure_of = "step_tokens_s", f"Tokens per second by context, attention and {spec.weights_ms:g} ms for the rest"
 
     def measure(*given: Any, **options: Any) -> Iterator[Row]:

@@ -99,12 +99,19 @@ def layout_name(layout: str) -> str:
 
 
 def _name_lines(axes: Axes, ends: Sequence[tuple[str, tuple[int, float], str]]) -> None:
-    """A name in its color to the right of the end of every line, moved up where it would cover the one below."""
-    below, scale = float("-inf"), 72 / axes.figure.dpi
-    for at, name, point, color in sorted((axes.transData.transform(end[1])[1] * scale, *end) for end in ends):
-        half = POINTS * (name.count("\n") + 1) / 2
-        middle = max(at, below + half)
-        below, offset = middle + half, (9, middle - at)
+    """A name in its color to the right of the end of every line.
+
+    It is moved up where it would cover the one below, and then all are moved down as far as the highest must be.
+    """
+    scale, below, placed = 72 / axes.figure.dpi, float("-inf"), []
+    for at, *end in sorted((axes.transData.transform(end[1])[1] * scale, *end) for end in ends):
+        half = POINTS * (end[0].count("\n") + 1) / 2
+        below = max(at, below + half) + half
+        placed.append((at, below, half, end))
+    above = axes.bbox.y1 * scale
+    for at, top, half, (name, point, color) in reversed(placed):
+        highest = min(top, above)
+        above, offset = highest - 2 * half, (9, highest - half - at)
         look: dict[str, Any] = {"va": "center", "fontsize": 9.5, "color": color, "parse_math": False}
         axes.annotate(name, point, offset, textcoords="offset points", **look)
 
@@ -118,7 +125,7 @@ def _set_scales(axes: Axes, contexts: Sequence[int], steps: bool, linear: bool) 
         axes.xaxis.set_major_formatter(lambda x, _: keys_label(round(x)))
         axes.tick_params(axis="x", rotation=45 if len(contexts) > 10 else 0)
     if linear:
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.08 * axes.dataLim.y1)
     else:
         axes.set_yscale("log")
         axes.yaxis.set_minor_formatter(lambda y, _: "")
