@@ -16,7 +16,7 @@ import zinc_attn as za
 from zinc_attn import reference
 from zinc_attn.tools.harness.bits import Output
 from zinc_attn.tools.harness.split_spec import parse_split_specs
-from zinc_attn.tools.measure import WARM_UP_RUNS, CallSpec, measure_calls
+from zinc_attn.tools.measure import WARM_UP_RUNS, CallSpec, measure_calls, points
 from zinc_attn.tools.measure.expected import Expectation
 
 SHAPE = za.AttnShape(4, 2, 64)
@@ -70,6 +70,22 @@ def test_timed_calls_are_calls_of_the_cache(device, monkeypatch):
     monkeypatch.setattr(za.Attention, "__call__", watch)
     run(device, [100], "auto", batch=2, q_len=3)
     assert seen == [([97, 97], [100, 100])] * (2 + WARM_UP_RUNS + 2 + 2)  # a spoiled call first and last
+
+
+@pytest.mark.parametrize("kind", ["discrete", "cpu"])
+def test_a_gpu_is_timed_once_its_clock_has_risen(device, monkeypatch, kind):
+    """Rounds fill a time before the timed ones on a GPU, and are a few on a CPU."""
+    monkeypatch.setattr(points, "GPU_WARM_UP_S", 0.2)
+    runs = count(1)
+
+    def wrap(call):
+        call.row = replace(call.row, info=replace(call.row.info, kind=kind))
+        monkeypatch.setattr(call, "timed_run", lambda: {"call": float(next(runs))})
+        return call
+
+    (row,) = run(device, [100], "auto", wrap_call=wrap)
+    first, second = row.seconds
+    assert second == first + 1 and (first == WARM_UP_RUNS + 1) == (kind == "cpu")
 
 
 def flip(x, at):
