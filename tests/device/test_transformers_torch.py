@@ -152,7 +152,7 @@ class Logits(torch.nn.Module):
         return self.model(ids, use_cache=False).logits
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.trace")
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")  # of torch.jit
 @pytest.mark.parametrize("within", ["torch.jit.trace", "torch.export", "a tracer's mode", "torch.compile"])
 def test_tracers_that_would_keep_a_constant_are_refused(within: str) -> None:
     model, ids = Logits(model_of("llama")), (prompt(9),)
