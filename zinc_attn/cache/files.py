@@ -159,7 +159,7 @@ def _quoted(text: str | None) -> str:
 def _read(cache: KVCache, target: Path, file: io.FileIO) -> Sequence:
     header = read_header(file)
     tokens, checksum = _check(cache, target, header), header.metadata.get("sha256", "")
-    pages, digest, largest = SequencePages(cache.pool, cache.num_layers), hashlib.sha256(), Largest()
+    pages, digest = SequencePages(cache.pool, cache.num_layers), hashlib.sha256()
     try:
         with cache.lock:
             cache.check_open()
@@ -171,12 +171,12 @@ def _read(cache: KVCache, target: Path, file: io.FileIO) -> Sequence:
             words = np.empty(_row_shape(cache, tokens), "<u4")
             read_into(file, header.nbytes + header.tensors[name].begin, words.data.cast("B"))
             digest.update(words.data)
-            largest = largest.joined(_largest(cache, target, layer, words))
+            largest = _largest(cache, target, layer, words)
             with cache.lock:
                 cache.check_open()
                 pages.check_open()  # another thread may have freed it, and the reserved pages may be others' now
                 cache.write_rows(sequence, layer, reservation, words.astype(np.uint32, copy=False))
-                transaction.commit()
+                transaction.commit(largest)
         if digest.hexdigest() != checksum:
             raise CacheFileError(
                 f"{plain(target)}: sha256 of the data: got {digest.hexdigest()}, expected {plain(checksum)}; the file "
@@ -184,7 +184,6 @@ def _read(cache: KVCache, target: Path, file: io.FileIO) -> Sequence:
             )
         with cache.lock:
             cache.check_open()
-            cache.largest = cache.largest.joined(largest)
         return sequence
     except BaseException:
         with cache.lock:

@@ -6,6 +6,7 @@ books; this module moves the bytes, and ``files`` writes a sequence to a file.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence as Seq
 from typing import Any, Final, Protocol
@@ -32,9 +33,9 @@ from .head_scales import check_head_scales
 from .layer_storage import LayerStorage, StoragePlan
 from .mover import PageGeometry, RowMover
 from .pages import MIN_PAGE_SIZE, PagePool
-from .rows import Largest
+from .rows import NO_ROWS, Largest
 from .sequence import Sequence
-from .sequence_pages import Commit, SequencePages
+from .sequence_pages import SequencePages
 from .transaction import Reservation, Transaction
 
 MAX_LAYERS: Final = 1 << 16
@@ -97,7 +98,6 @@ class KVCache:
         strides = row_strides(shape, dtype) if check_kv_layout(kv_layout) == "NHD" else TILES
         self.layout = PageGeometry(shape, dtype, tile, page_size // tile, strides)
         self.lock = device.lock
-        self._largest = Largest(), Largest(), Commit()  # before a commit, after it, and the commit
         self._live: Registry[Sequence] = Registry()
         self._current: Transaction | None = None  # of the call that is under way, or was cut short
         self.unfinished: Unfinished | None = None  # a call that was submitted, and holds places
@@ -332,14 +332,9 @@ class KVCache:
 
     @property
     def largest(self) -> Largest:
-        """The largest |k| and |v| ever appended, by a recording once ``unseen.examine`` has seen them: |k| bounds the
-        scores, and matrix units take both up to a limit."""
-        before, after, commit = self._largest
-        return after if commit.made else before
-
-    @largest.setter
-    def largest(self, value: Largest) -> None:
-        self._largest = value, value, Commit()
+        """Magnitudes of K and V that no row of a live sequence exceeds, but for those that a recording appended and
+        nobody has examined. They are those of its rows, or of rows that it has given up."""
+        return functools.reduce(Largest.joined, (one.pages.state.largest for one in self.sequences), NO_ROWS)
 
     def transaction(self) -> Transaction:
         """The transaction of a call that begins; the call ``commit``s it and then calls ``end``.
@@ -351,12 +346,8 @@ class KVCache:
 
     def commit(self, transaction: Transaction | None, largest: Largest) -> None:
         """The rows of ``transaction`` count, and their ``largest`` magnitudes: one store, all or nothing."""
-        if transaction is None:  # of a call without new rows
-            return
-        if transaction.reservations:
-            before = self.largest
-            self._largest = before, before.joined(largest), transaction.mark
-        transaction.commit()
+        if transaction is not None:  # it is None in a call without new rows
+            transaction.commit(largest)
 
     def end(self) -> None:
         """The end of a call that has a ``transaction``: one that did not commit it is undone."""

@@ -64,6 +64,9 @@ class Largest(NamedTuple):
         return Largest(max(self.k, other.k), max(self.v, other.v))
 
 
+NO_ROWS: Final = Largest()
+
+
 def pieces(rows: int, row_size: int, most: int) -> Iterator[slice]:
     """Slices that cut ``rows`` rows of size ``row_size`` into pieces of at most ``most``, and of one row at least."""
     step = max(1, most // row_size)

@@ -11,7 +11,8 @@ from typing import Literal
 
 from ..errors import ClosedError
 from .pages import CapacityError, PageCounts, PagePool
-from .sequence_pages import Commit, SequencePages
+from .rows import NO_ROWS, Largest
+from .sequence_pages import Commit, SequencePages, State
 
 
 @dataclass(eq=False, slots=True)
@@ -21,7 +22,7 @@ class Reservation:
     start: position of the first row; count: rows of each layer that is written; lengths: tokens of each layer from the
     commit on; table_start: the first entry of the block table that changes, from there on it is ``new_pages``, page ids
     in token order, the target of a copy included; table: the page ids from the commit on, the same object as the
-    sequence's from then on; replaced: the page ids that the sequence gives up by the commit.
+    sequence's from then on; replaced: the page ids that the sequence gives up by the commit; rewrites: whether rows go.
     """
 
     sequence: SequencePages
@@ -32,6 +33,7 @@ class Reservation:
     table: tuple[int, ...]
     new_pages: tuple[int, ...]
     replaced: tuple[int, ...]
+    rewrites: bool = False
 
     @property
     def copies(self) -> list[tuple[int, int, int]]:
@@ -86,7 +88,7 @@ class Transaction:
         LimitError: beyond 2**24 tokens; ArgumentError: no such layer; ClosedError: freed.
         """
         start = sequence.check_append(layer, count, also)
-        pages, lengths, _ = sequence.state
+        pages, lengths, *_ = sequence.state
         pool = sequence.pool
         copy = start % pool.page_size > 0 and self._is_needed(pool, pages[-1], start)  # not within a step: alone there
         table_start = len(pages) - copy
@@ -117,7 +119,7 @@ class Transaction:
                 f"them: {self._free(pool, free)}"
             )
         assert end <= len(sequence) and table_start <= len(pages)
-        return self._hold(sequence, start, count, (end,) * sequence.num_layers, table_start, need)
+        return self._hold(sequence, start, count, (end,) * sequence.num_layers, table_start, need, True)
 
     def _free(self, pool: PagePool, free: int) -> str:
         """How much room there is, beside what this transaction holds already, for the end of an error."""
@@ -129,15 +131,20 @@ class Transaction:
             "capacity"
         )
 
-    def commit(self) -> None:
-        """Let all reservations count by one store. A second call does nothing; ClosedError after a rollback."""
+    def commit(self, largest: Largest = NO_ROWS) -> None:
+        """Let all reservations count by one store, and no new row exceed ``largest``.
+
+        A second call does nothing; ClosedError after a rollback.
+        """
         if self.state == "rolled back":
             raise ClosedError("transaction: commit() after rollback(); reserve() in a new one")
         if self.state == "committed":
             return
         taken: dict[PagePool, PageCounts] = {}
         for one in self.reservations:
-            one.sequence.prepare((one.table, one.lengths, False), self.mark)
+            before = one.sequence.state
+            most, given_up = before.largest.joined(largest), before.given_up or one.rewrites
+            one.sequence.prepare(State(one.table, one.lengths, False, most, given_up), self.mark)
             if one.replaced and one.sequence.pool not in taken:
                 taken[one.sequence.pool] = one.sequence.pool.begin_update()
         self.mark.made = True
@@ -183,7 +190,14 @@ class Transaction:
         return others > sum(max(sequence.lengths) <= start for sequence in leaving)
 
     def _hold(
-        self, sequence: SequencePages, start: int, count: int, lengths: tuple[int, ...], table_start: int, need: int
+        self,
+        sequence: SequencePages,
+        start: int,
+        count: int,
+        lengths: tuple[int, ...],
+        table_start: int,
+        need: int,
+        rewrites: bool = False,
     ) -> Reservation:
         """Take ``need`` pages, in place of those from ``table_start`` on."""
         if self.state != "open":
@@ -192,7 +206,8 @@ class Transaction:
         counts = pool.begin_update() if need else None
         new_pages = counts.take(need) if counts else ()
         kept = table if table_start == len(table) and not need else table[:table_start] + new_pages
-        made = Reservation(sequence, start, count, lengths, table_start, kept, new_pages, table[table_start:])
+        given_up = table[table_start:]
+        made = Reservation(sequence, start, count, lengths, table_start, kept, new_pages, given_up, rewrites)
         sequence.enter(self)
         self.reservations = (*self.reservations, made)  # from here on the pages are held
         if counts:

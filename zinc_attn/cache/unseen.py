@@ -1,17 +1,21 @@
-"""Rows that a host's recording wrote to the cache: the package sees them where a bound on their values is needed first.
+"""The magnitudes of a sequence's rows, of which calls need a bound: where it must be read from the device.
 
+Rows that a host's recording wrote are read where a bound is needed first. Rows that are there are read anew where the
+bound is that of rows which the sequence has given up, and would have a call refused.
 ``Sequence.unseen`` has, by layer, the first token from which on there may be some. It may be too low, never too high: a
 fork takes it over, and whoever moves rows of a sequence to lower positions lowers it.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from ..errors import ValueRangeError
-from .rows import pieces, row_magnitudes
+from .rows import NO_ROWS, Largest, pieces, row_magnitudes
 
 if TYPE_CHECKING:
     from .sequence import Sequence
@@ -26,13 +30,42 @@ def append_unseen(sequence: Sequence, layer: int) -> None:
 
 
 def examine(sequence: Sequence, layer: int) -> None:
-    """Read the rows of a layer that nobody has seen, and count them in ``KVCache.largest``.
+    """Read the rows of a layer that nobody has seen, and count them in the sequence's magnitudes.
 
     ValueRangeError: a value is one that no append takes.
     """
-    if layer not in sequence.unseen:
-        return
-    cache, begin, end = sequence.cache, sequence.unseen[layer], sequence.pages.length(layer)
+    if layer in sequence.unseen:
+        state = sequence.pages.state
+        sequence.pages.note(state.largest.joined(_read(sequence, layer, sequence.unseen[layer])), state.given_up)
+        del sequence.unseen[layer]
+
+
+def within(sequences: Iterable[Sequence], check: Callable[[Largest], None]) -> None:
+    """``check`` the largest magnitudes of the rows of ``sequences``, which ``examine`` has seen.
+
+    Where it refuses those of rows that are gone, those of the rows that are there decide.
+    """
+    try:
+        check(_joined(sequences))
+    except ValueRangeError:
+        if not any(one.pages.state.given_up for one in sequences):
+            raise
+        for one in sequences:
+            if one.pages.state.given_up:
+                layers = range(one.cache.num_layers)
+                found = [_read(one, layer, 0, one.unseen.get(layer)) for layer in layers]
+                one.pages.note(functools.reduce(Largest.joined, found), False)
+        check(_joined(sequences))
+
+
+def _joined(sequences: Iterable[Sequence]) -> Largest:
+    return functools.reduce(Largest.joined, [one.pages.state.largest for one in sequences], NO_ROWS)
+
+
+def _read(sequence: Sequence, layer: int, begin: int, end: int | None = None) -> Largest:
+    """The largest magnitudes of rows [begin, end) of a layer, to its last where ``end`` is None. ValueRangeError."""
+    cache, length, found = sequence.cache, sequence.pages.length(layer), NO_ROWS
+    end = length if end is None else min(end, length)
     for part in pieces(max(end - begin, 0), 4 * cache.row_words, PIECE):
         words = cache.read_rows(sequence, layer, begin + part.start, begin + part.stop)
         largest, fits = row_magnitudes(words, cache.shape, cache.dtype, cache.scales_of(layer))
@@ -42,5 +75,5 @@ def examine(sequence: Sequence, layer: int) -> None:
                 f"rows: got a value that no cache stores in token {at} of layer {layer}, which a recording "
                 f"appended, expected 0 or a magnitude from 2**-40 to 2**60; truncate({at}) takes the token back"
             )
-        cache.largest = cache.largest.joined(largest)
-    del sequence.unseen[layer]
+        found = found.joined(largest)
+    return found

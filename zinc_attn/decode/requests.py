@@ -13,7 +13,7 @@ from ..cache.kv_cache import KVCache
 from ..cache.rows import Largest, checked_values
 from ..cache.sequence import Sequence
 from ..cache.transaction import Reservation, Transaction
-from ..cache.unseen import examine
+from ..cache.unseen import examine, within
 from ..canonical.arguments import check_mask, key_ranges
 from ..canonical.constants import MAX_SCORE
 from ..checks import check_array, check_bool
@@ -164,7 +164,8 @@ def check_requests(
         seen = tokens if whole is None else whole
         mask = batch.check_mask(i, len(q), seen, scoring.window, cache)
         requests.append(CallRequest(sequence, q, tokens, new, batch.causal, mask))
-    check_score_bound(q_max, max(cache.largest.k, new_max.k), cache.shape.head_dim, scoring.scale)
+    head_dim, scale = cache.shape.head_dim, scoring.scale
+    within(batch.sequences, lambda held: check_score_bound(q_max, max(held.k, new_max.k), head_dim, scale))
     if batch.out is not None or batch.lse is not None:
         shapes = [(*np.shape(q)[:-1], cache.shape.v_head_dim) for q in batch.q]
         for request, target in zip(requests, check_targets(shapes, batch.out, batch.lse), strict=True):

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cache.kv_cache import KVCache
+from ..cache.unseen import within
 from ..errors import ZincAttnError
 from ..kernels.records import ITEM, ROW, no_records
 from ..planning.arithmetic import EXACT, Arithmetic
@@ -198,7 +199,10 @@ class AttentionCall:
         self.scoring, cache = runner.scorings.by_layer[layer], runner.cache
         self.requests, largest_q, self.largest = check_requests(cache, batch, layer, self.scoring, whole)
         if runner.arithmetic not in EXACT:
-            check_half_range(runner.arithmetic, largest_q, cache.largest.joined(self.largest))
+            within(
+                batch.sequences,
+                lambda held: check_half_range(runner.arithmetic, largest_q, held.joined(self.largest)),
+            )
         self.planned: list[Request] = []
         self.last: Workspace | None = None
         self._outs: dict[int, F32] = {}  # by request
