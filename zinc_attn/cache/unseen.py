@@ -59,7 +59,10 @@ def within(sequences: Iterable[Sequence], check: Callable[[Largest], None]) -> N
 
 
 def _joined(sequences: Iterable[Sequence]) -> Largest:
-    return functools.reduce(Largest.joined, [one.pages.state.largest for one in sequences], NO_ROWS)
+    found = NO_ROWS
+    for one in sequences:
+        found = one.pages.state.largest.joined(found)
+    return found
 
 
 def _read(sequence: Sequence, layer: int, begin: int, end: int | None = None) -> Largest:
