@@ -1,7 +1,8 @@
 """README and docs/ against the program: every Python block runs, every command line parses, every figure is printed.
 
-A page's Python blocks run in order, in one namespace. Comments that a reader does not see prepare what they take as
-given: ``<!-- run first:`` and code, ``<!-- needs MODULES -->`` where a page runs only with these modules.
+A page's Python blocks run in order, in one namespace, as a reader pastes them. Comments that a reader does not see make
+files or check what was found, and no name of theirs reaches a block: ``<!-- run first:`` and code. Where a page runs
+only with certain modules: ``<!-- needs MODULES -->``.
 """
 
 import argparse
@@ -56,7 +57,7 @@ def test_the_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.Mo
         code = block["shown"] or block["hidden"]
         assert not re.search(r"^ .*\n(?=\w)", block["shown"] or "", flags=re.M), "a REPL wants a blank line there"
         lines = "\n" * text.count("\n", 0, block.start())  # so that a traceback has the page's line numbers
-        exec(compile(f"{lines}\n{code}", page, "exec"), namespace)
+        exec(compile(f"{lines}\n{code}", page, "exec"), namespace if block["shown"] else dict(namespace))
     for value in namespace.values():
         if isinstance(value, za.Device):
             value.close()

@@ -52,6 +52,8 @@ def test_what_does_not_change_attention_passes(device: za.Device) -> None:
     with cache_of(model, device) as cache:
         tokens, _ = generate(model, ids, cache=cache, **stop)
         assert torch.equal(tokens, generate(model, ids, max_new_tokens=4)[0])
+        with pytest.raises(errors.ArgumentError, match=r"got 9 tokens, with a cache that has 12.*reset\(\) the"):
+            generate(model, ids, cache=cache, max_new_tokens=4)  # transformers would run the last six again
     losses = [
         model_of("llama", name)(ids, labels=ids, shift_labels=ids, ignore_index=3).loss for name in ("zinc", "eager")
     ]
@@ -152,7 +154,7 @@ class Logits(torch.nn.Module):
         return self.model(ids, use_cache=False).logits
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")  # of torch.jit
+@pytest.mark.filterwarnings("ignore")  # of torch.jit, deprecated
 @pytest.mark.parametrize("within", ["torch.jit.trace", "torch.export", "a tracer's mode", "torch.compile"])
 def test_tracers_that_would_keep_a_constant_are_refused(within: str) -> None:
     model, ids = Logits(model_of("llama")), (prompt(9),)
