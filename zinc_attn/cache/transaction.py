@@ -22,7 +22,7 @@ class Reservation:
     start: position of the first row; count: rows of each layer that is written; lengths: tokens of each layer from the
     commit on; table_start: the first entry of the block table that changes, from there on it is ``new_pages``, page ids
     in token order, the target of a copy included; table: the page ids from the commit on, the same object as the
-    sequence's from then on; replaced: the page ids that the sequence gives up by the commit; rewrites: whether rows go.
+    sequence's from then on; replaced: the page ids that the sequence gives up by the commit.
     """
 
     sequence: SequencePages
@@ -33,7 +33,6 @@ class Reservation:
     table: tuple[int, ...]
     new_pages: tuple[int, ...]
     replaced: tuple[int, ...]
-    rewrites: bool = False
 
     @property
     def copies(self) -> list[tuple[int, int, int]]:
@@ -119,7 +118,7 @@ class Transaction:
                 f"them: {self._free(pool, free)}"
             )
         assert end <= len(sequence) and table_start <= len(pages)
-        return self._hold(sequence, start, count, (end,) * sequence.num_layers, table_start, need, True)
+        return self._hold(sequence, start, count, (end,) * sequence.num_layers, table_start, need)
 
     def _free(self, pool: PagePool, free: int) -> str:
         """How much room there is, beside what this transaction holds already, for the end of an error."""
@@ -143,8 +142,9 @@ class Transaction:
         taken: dict[PagePool, PageCounts] = {}
         for one in self.reservations:
             before = one.sequence.state
-            most, given_up = before.largest.joined(largest), before.given_up or one.rewrites
-            one.sequence.prepare(State(one.table, one.lengths, False, most, given_up), self.mark)
+            given_up = before.given_up or one.lengths[0] < before.lengths[0]  # by ``rewrite``, in every layer
+            after = State(one.table, one.lengths, False, before.largest.joined(largest), given_up)
+            one.sequence.prepare(after, self.mark)
             if one.replaced and one.sequence.pool not in taken:
                 taken[one.sequence.pool] = one.sequence.pool.begin_update()
         self.mark.made = True
@@ -190,14 +190,7 @@ class Transaction:
         return others > sum(max(sequence.lengths) <= start for sequence in leaving)
 
     def _hold(
-        self,
-        sequence: SequencePages,
-        start: int,
-        count: int,
-        lengths: tuple[int, ...],
-        table_start: int,
-        need: int,
-        rewrites: bool = False,
+        self, sequence: SequencePages, start: int, count: int, lengths: tuple[int, ...], table_start: int, need: int
     ) -> Reservation:
         """Take ``need`` pages, in place of those from ``table_start`` on."""
         if self.state != "open":
@@ -206,8 +199,7 @@ class Transaction:
         counts = pool.begin_update() if need else None
         new_pages = counts.take(need) if counts else ()
         kept = table if table_start == len(table) and not need else table[:table_start] + new_pages
-        given_up = table[table_start:]
-        made = Reservation(sequence, start, count, lengths, table_start, kept, new_pages, given_up, rewrites)
+        made = Reservation(sequence, start, count, lengths, table_start, kept, new_pages, table[table_start:])
         sequence.enter(self)
         self.reservations = (*self.reservations, made)  # from here on the pages are held
         if counts:

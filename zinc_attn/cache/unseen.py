@@ -8,11 +8,11 @@ fork takes it over, and whoever moves rows of a sequence to lower positions lowe
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import ValueRangeError
 from .rows import NO_ROWS, Largest, pieces, row_magnitudes
@@ -34,10 +34,20 @@ def examine(sequence: Sequence, layer: int) -> None:
 
     ValueRangeError: a value is one that no append takes.
     """
-    if layer in sequence.unseen:
-        state = sequence.pages.state
-        sequence.pages.note(state.largest.joined(_read(sequence, layer, sequence.unseen[layer])), state.given_up)
-        del sequence.unseen[layer]
+    if layer not in sequence.unseen:
+        return
+    state = sequence.pages.state
+    found = state.largest
+    for begin, largest, fits in _read(sequence, layer, sequence.unseen[layer], state.lengths[layer]):
+        if not fits.all():
+            at = begin + int(np.argmin(fits))
+            raise ValueRangeError(
+                f"rows: got a value that no cache stores in token {at} of layer {layer}, which a recording "
+                f"appended, expected 0 or a magnitude from 2**-40 to 2**60; truncate({at}) takes the token back"
+            )
+        found = found.joined(largest)
+    sequence.pages.note(found, state.given_up)
+    del sequence.unseen[layer]
 
 
 def within(sequences: Iterable[Sequence], check: Callable[[Largest], None]) -> None:
@@ -46,16 +56,18 @@ def within(sequences: Iterable[Sequence], check: Callable[[Largest], None]) -> N
     Where it refuses those of rows that are gone, those of the rows that are there decide.
     """
     try:
-        check(_joined(sequences))
+        return check(_joined(sequences))
     except ValueRangeError:
-        if not any(one.pages.state.given_up for one in sequences):
+        stale = [one for one in sequences if one.pages.state.given_up]
+        if not stale:
             raise
-        for one in sequences:
-            if one.pages.state.given_up:
-                layers = range(one.cache.num_layers)
-                found = [_read(one, layer, 0, one.unseen.get(layer)) for layer in layers]
-                one.pages.note(functools.reduce(Largest.joined, found), False)
-        check(_joined(sequences))
+    for one in stale:
+        found = NO_ROWS
+        for layer, length in enumerate(one.lengths):
+            for _, largest, _ in _read(one, layer, 0, min(length, one.unseen.get(layer, length))):
+                found = found.joined(largest)
+        one.pages.note(found, False)
+    return check(_joined(sequences))
 
 
 def _joined(sequences: Iterable[Sequence]) -> Largest:
@@ -65,18 +77,9 @@ def _joined(sequences: Iterable[Sequence]) -> Largest:
     return found
 
 
-def _read(sequence: Sequence, layer: int, begin: int, end: int | None = None) -> Largest:
-    """The largest magnitudes of rows [begin, end) of a layer, to its last where ``end`` is None. ValueRangeError."""
-    cache, length, found = sequence.cache, sequence.pages.length(layer), NO_ROWS
-    end = length if end is None else min(end, length)
+def _read(sequence: Sequence, layer: int, begin: int, end: int) -> Iterator[tuple[int, Largest, NDArray[np.bool_]]]:
+    """Of pieces of a layer's rows [begin, end): the first row, and what ``row_magnitudes`` says."""
+    cache = sequence.cache
     for part in pieces(max(end - begin, 0), 4 * cache.row_words, PIECE):
         words = cache.read_rows(sequence, layer, begin + part.start, begin + part.stop)
-        largest, fits = row_magnitudes(words, cache.shape, cache.dtype, cache.scales_of(layer))
-        if not fits.all():
-            at = begin + part.start + int(np.argmin(fits))
-            raise ValueRangeError(
-                f"rows: got a value that no cache stores in token {at} of layer {layer}, which a recording "
-                f"appended, expected 0 or a magnitude from 2**-40 to 2**60; truncate({at}) takes the token back"
-            )
-        found = found.joined(largest)
-    return found
+        yield begin + part.start, *row_magnitudes(words, cache.shape, cache.dtype, cache.scales_of(layer))

@@ -21,28 +21,15 @@ from .rows import ZincRows
 from .tensors import DTYPES, F32, NAME, dense_tensor, host_array
 from .upstream import torch
 
-# What models, or transformers' own batching, hand to an attention function to have something else attended, and the
-# weights, which this one has not. The other arguments are those of the whole forward, which every layer gets.
+# What models and transformers' own batching hand to an attention function to have something else attended or returned.
+# All other arguments that are not this one's are those of the model's forward, which every layer gets.
 REFUSED: Final = frozenset(
-    {
-        "block_indices",
-        "block_table",
-        "cache",  # a paged one of generate_batch
-        "cu_seq_lens_k",
-        "cu_seq_lens_q",
-        "head_mask",
-        "indices",
-        "max_length_k",
-        "max_length_q",
-        "output_attentions",
-        "position_bias",
-        "read_index",
-        "sinks",
-        "write_index",
-    }
+    (
+        *("block_indices", "head_mask", "indices", "output_attentions", "position_bias", "sinks"),
+        *("cu_seq_lens_k", "cu_seq_lens_q", "max_length_k", "max_length_q"),  # packed texts
+        *("block_table", "cache", "read_index", "write_index"),  # pages of generate_batch
+    )
 )
-
-
 _NO_CACHE: Final = (
     f"attention {NAME!r} runs without a ZincCache, so every step uploads all keys and values again; pass "
     "cache=ZincCache(model.config, max_cache_len)"
