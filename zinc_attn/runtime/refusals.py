@@ -108,7 +108,7 @@ def check_memory_room(info: DeviceInfo, nbytes: int) -> None:
     lavapipe maps them at once and does not look whether that worked: the first access would end the process. RLIMIT_AS
     must leave MEMORY_HEADROOM besides; see also ``_check_file_room``.
     """
-    room = _address_space(info)
+    room = address_space(info)
     if room is not None and room[1] < nbytes + MEMORY_HEADROOM:
         raise DeviceMemoryError(
             f"buffer: {nbytes:,} bytes are needed, and {MEMORY_HEADROOM:,} for the driver and the host: the process's "
