@@ -157,6 +157,8 @@ class RecordedAttention:
             raise LimitError(f"mask: got {words.words.shape[1]} keys, expected at most mask_keys = {self.mask_keys}")
         if not self.allow_empty:
             check_seen(self.q_len, tokens, self.causal, words, self.window)
+        bound = self.runner.scorings.by_layer[self.layer].bound  # of what is added: the host's q and K are not seen
+        bound.check(0.0, 0.0, 0, max(tokens, self.q_len), 0.0 if words is None else words.largest)
         return words
 
     def _begin(self, held: Reservation | None, mask: Mask | None) -> None:

@@ -165,7 +165,7 @@ class Workspace:
         for one in (work, shared):
             if one is not None:
                 layout.set_header(one, slices[0])
-                one.set(**scoring.header(layout.shape.head_dim), state_stride=key.states, rows=key.rows)
+                one.set(**scoring.header(), state_stride=key.states, rows=key.rows)
         work.set(single_pass=int(key.single_pass))
         heads_each = layout.shape.kv_heads
         encoded = 0 if tensors.values is not None else key.appends  # by the host
