@@ -212,9 +212,16 @@ class AttentionCall:
         """Take the results of the last submission, for which this waits; without ``copy`` until the next one alone."""
         if self.last is None or self.last.submission is None:
             return
-        out, lse = self.last.results(copy)
+        if self.last.key.unmerged:  # a later submission finds its states on the device
+            self.last.ran()
+        else:
+            self.take_from(self.last, self.last.submission, copy)
+
+    def take_from(self, workspace: Workspace, submission: Submission, copy: bool) -> None:
+        """Take the results of a submission that a workspace holds."""
+        out, lse = workspace.results(copy)
         at = 0
-        for request, begin, end in self.last.submission.slices:
+        for request, begin, end in submission.slices:
             rows, n = len(self.requests[request].q), end - begin
             if n == rows:
                 self._outs[request], self._lses[request] = out[at : at + n], lse[at : at + n]
