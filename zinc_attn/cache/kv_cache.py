@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..canonical.constants import KEYS_PER_LEAF
-from ..checks import check_array, check_bool, check_int, described
+from ..checks import Uncopied, check_array, check_bool, check_int, described
 from ..dtypes import storage_dtype
 from ..errors import ArgumentError, ClosedError, LimitError, ShapeError
 from ..limits import MAX_CONTEXT
@@ -47,7 +47,7 @@ class Unfinished(Protocol):
         """Wait for it, and let its new rows count or give their places back; raises nothing but an interrupt."""
 
 
-class KVCache:
+class KVCache(Uncopied, instead="Sequence.save and KVCache.load take tokens to another one"):
     """K and V of ``num_layers`` layers for ``capacity`` tokens over all sequences, on a device.
 
     device: an open Device; shape: of every layer. A sequence takes whole pages of ``page_size`` tokens, and

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import check_array, check_int, described
+from ..checks import Uncopied, check_array, check_int, described
 from ..errors import ArgumentError
 from .files import save
 from .sequence_pages import SequencePages
@@ -61,7 +61,7 @@ def sequence_text(serial: int, pages: SequencePages) -> str:
     return f"serial={serial}, {tokens} tokens{', freed' * pages.closed}"
 
 
-class Sequence:
+class Sequence(Uncopied, instead="fork() shares its tokens, save() writes them to a file"):
     """One token sequence of a KVCache, from ``new_sequence``. ``len`` counts the tokens that all layers have."""
 
     def __init__(self, cache: KVCache, pages: SequencePages) -> None:

@@ -14,7 +14,7 @@ from ..cache.kv_cache import KVCache
 from ..cache.sequence import Sequence
 from ..canonical.arguments import check_scale, check_softcap, log2_slopes
 from ..canonical.partial import PartialState
-from ..checks import check_bool, check_int, described, shown
+from ..checks import Uncopied, check_bool, check_int, described, shown
 from ..errors import ArgumentError, RuntimeUnavailableError
 from ..kernels.tuning import LayoutFacts
 from ..planning.arithmetic import Arithmetic
@@ -29,7 +29,7 @@ from .runner import AttentionCall, CallRunner, Observer
 from .scoring import LayerScorings, Scoring
 
 
-class Attention:
+class Attention(Uncopied, instead="make one for the other cache"):
     """Attention of query rows over sequences of ``cache``.
 
     ``num_splits`` or ``split_size`` fix the layout of every call; neither: the split rule. The bits depend on neither.

@@ -12,7 +12,7 @@ from ..cache.sequence import Sequence
 from ..cache.transaction import Reservation, Transaction
 from ..cache.unseen import append_unseen
 from ..canonical.constants import KEYS_PER_NODE, LEAVES_PER_NODE
-from ..checks import check_int
+from ..checks import Uncopied, check_int
 from ..errors import ArgumentError, LimitError, ShapeError
 from ..kernels.declarations import Build
 from ..planning.call import SubmissionPlanner
@@ -37,7 +37,7 @@ class RecordOptions(NamedTuple):
     mask_keys: int = 0
 
 
-class RecordedAttention:
+class RecordedAttention(Uncopied, instead="record the call again"):
     """Operations recorded in a host's kp.Sequence, from ``Attention.record``.
 
     out: kp tensor of float32: (q_len, q_heads, v_dim), then lse (q_len, q_heads); on the device and, after an
