@@ -149,8 +149,8 @@ def check_requests(
             f"seq: got {got}, expected a Sequence or a list of them; the order is (q, seq, layer, k=, v=)"
         )
     for i, sequence in enumerate(batch.sequences):
-        if cache.check_sequence(sequence).unseen:
-            examine(sequence, layer)
+        if cache.check_sequence(sequence).pages.unseen:
+            examine(cache, sequence.pages, layer)
         q, largest = check_q(cache, batch.q[i])
         q_max, new = max(q_max, largest), None
         if batch.k is not None:

@@ -144,7 +144,8 @@ class CallRunner:
         """Append the new rows of a call in submissions of their own."""
         for request in call.requests:
             if request.reservation is not None and request.new is not None:
-                self.cache.write_values(request.sequence, call.layer, request.reservation, *request.new)
+                table = request.sequence.table(request.reservation)
+                self.cache.write_values(table, call.layer, request.reservation, *request.new)
 
     def fill(self, submission: Submission, call: AttentionCall, steady: bool) -> Workspace:
         """A workspace that holds a submission of a call. steady: the plan was, or will be, another call's, too."""
