@@ -94,14 +94,14 @@ def test_the_bytes_are_those_of_the_host(any_device, text, dtype):
     with filled(any_device, shape, k, v, dtype, 256, 16, round_rows=True, **given) as (cache, seq):
         stored_k, stored_v, _ = cache.check_rows(k, v, 0)
         want = rows.encode(stored_k, stored_v, shape, dtype, cache.scales_of(0))
-        assert not differing(cache.read_rows(seq.pages, 0, 0, TOKENS), want)
+        assert not differing(cache.read_rows(seq, 0, 0, TOKENS), want)
 
 
 def test_the_fitted_scales_of_iq4_nl(any_device):
     """A sum in another order changes the float16 of one scale in thousands."""
     shape, k = za.AttnShape(1, 1, 96), np.random.default_rng(5).standard_normal((2, 8192, 1, 96), np.float32)
     with filled(any_device, shape, *k, "iq4_nl", 8192) as (cache, seq):
-        assert not differing(cache.read_rows(seq.pages, 0, 0, 8192), rows.encode(*k, shape, "iq4_nl"))
+        assert not differing(cache.read_rows(seq, 0, 0, 8192), rows.encode(*k, shape, "iq4_nl"))
 
 
 def test_many_rows_of_a_quantized_cache_are_encoded_on_the_device():
@@ -151,7 +151,7 @@ def test_a_prompt_is_encoded_on_the_device_and_a_token_by_the_host(device, dtype
             assert not differing(out[layer], reference.emulate(Q[200:280], k, v)[0])
             assert not differing(batch[layer][0], reference.emulate(Q[:50], k[:50], v[:50])[0])
             for seq, count in ((one, 280), (two, 50), (three, 30), (other, 280)):
-                got = cache.read_rows(seq.pages, layer, 0, count)
+                got = cache.read_rows(seq, layer, 0, count)
                 assert not differing(got, rows.encode(K[:count], V[:count], SHAPE, dtype, factors))
 
 
@@ -161,7 +161,7 @@ def test_many_rows_go_in_several_submissions(device, monkeypatch):
     with filled(device, SHAPE, K[:10], V[:10], "q4_0") as (cache, seq):
         cache.append(seq, 0, K[10:139].astype(np.float16), V[10:139])
         want = rows.encode(np.concatenate([K[:10], K[10:139].astype(np.float16)]), V[:139], SHAPE, "q4_0")
-        assert not differing(cache.read_rows(seq.pages, 0, 0, 139), want)
+        assert not differing(cache.read_rows(seq, 0, 0, 139), want)
 
 
 def test_values_that_no_buffer_holds_are_encoded_by_the_host(device, monkeypatch):

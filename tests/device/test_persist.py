@@ -172,7 +172,7 @@ def test_a_wrong_file_is_refused_and_changes_nothing(cache, saved, name):
     path.write_bytes(damage(path.read_bytes()))
 
     def state():
-        rows_of = [cache.read_rows(seq.pages, layer, 0, 33).tobytes() for layer in range(LAYERS)]
+        rows_of = [cache.read_rows(seq, layer, 0, 33).tobytes() for layer in range(LAYERS)]
         return rows_of, cache.free_tokens, cache.largest, list(cache.sequences)
 
     before = state()
@@ -249,4 +249,4 @@ def test_a_sequence_that_is_freed_while_it_is_loaded(cache, saved, monkeypatch):
     with pytest.raises(errors.ClosedError, match="sequence: used after free"):
         cache.load(path)
     want = rows.encode(*rows_of(80, 0), SMALL, "f16")
-    assert np.array_equal(cache.read_rows(other[0].pages, 0, 0, 80), want)
+    assert np.array_equal(cache.read_rows(other[0], 0, 0, 80), want)

@@ -90,7 +90,7 @@ def test_a_file_whose_filling_is_no_number_is_refused(device, tmp_path, monkeypa
     shape = za.AttnShape(2, 1, 20)
     with filled(device, shape, *np.ones((2, 3, 1, 20), np.float16)) as (cache, seq):
         seq.save(tmp_path / "fine")
-        held = cache.read_rows(seq.pages, 0, 0, 3)
+        held = cache.read_rows(seq, 0, 0, 3)
         held.view(np.float16)[1, 0, 20] = np.nan
         monkeypatch.setattr(cache, "read_rows", lambda *_: held)
         seq.save(tmp_path / "bad")
@@ -195,7 +195,7 @@ def test_small_values_are_flushed(device, kind, dtype):
         encoded = cache.new_sequence()
         cache.append_encoded(encoded, 0, *[small.astype(dtype).view(np.uint8)] * 2)
         for seq in (appended, encoded):
-            keys, _ = decode(cache.read_rows(seq.pages, 0, 0, 10), SMALL, kind)
+            keys, _ = decode(cache.read_rows(seq, 0, 0, 10), SMALL, kind)
             assert np.count_nonzero(keys) == 1 and keys[0, 0, 0] == 2.0**-40
 
 

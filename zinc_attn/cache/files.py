@@ -90,7 +90,7 @@ def _write(cache: ResidentRows, pages: SequencePages, target: Path) -> None:
     with replacing(target, 0o600) as file:
         file.write(encode_header(_metadata(cache, tokens, "0" * 64), tensors))
         for layer in range(cache.num_layers):
-            words = np.ascontiguousarray(cache.read_rows(pages, layer, 0, tokens), "<u4")
+            words = np.ascontiguousarray(cache.read_pages(pages, layer, 0, tokens), "<u4")
             digest.update(words.data)
             file.write(words.data)
         file.seek(0)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..checks import described
 from ..errors import ArgumentError
 from .encoded import check_encoded, encoded_rows
@@ -75,6 +78,10 @@ class KVCache(ResidentRows):
         return sequence
 
     # --- rows ---------------------------------------------------------------------------------------------
+
+    def read_rows(self, sequence: Sequence, layer: int, begin: int, end: int) -> NDArray[np.uint32]:
+        """The rows [begin, end) of a layer as they are stored, (n, kv_heads, words)."""
+        return self.read_pages(sequence.pages, layer, begin, end)
 
     def append(self, sequence: Sequence, layer: int, k: Any, v: Any = None) -> None:
         """Append tokens to one layer: k (tokens, kv_heads, head_dim) and v (tokens, kv_heads, v_head_dim), or each

@@ -294,8 +294,8 @@ class ResidentRows(Uncopied, instead="Sequence.save and KVCache.load take tokens
         """Upload rows (n, kv_heads, words) to where the reservation, whose table this is, says."""
         self.mover.append(layer, reservation.start + np.arange(len(words)), table, words)
 
-    def read_rows(self, pages: SequencePages, layer: int, begin: int, end: int) -> Words:
-        """The rows [begin, end) of a layer as they are stored, (n, kv_heads, words)."""
+    def read_pages(self, pages: SequencePages, layer: int, begin: int, end: int) -> Words:
+        """The rows [begin, end) of a sequence's layer as they are stored, (n, kv_heads, words)."""
         return self.mover.gather(layer, np.arange(begin, end), np.array(pages.table, np.uint32))
 
     def copy_pages(self, copies: list[tuple[int, int, int]]) -> None:

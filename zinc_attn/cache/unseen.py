@@ -33,7 +33,7 @@ def examine(cache: ResidentRows, pages: SequencePages, layer: int) -> None:
         return
     begin, end = pages.unseen[layer], pages.length(layer)
     for part in pieces(max(end - begin, 0), 4 * cache.row_words, PIECE):
-        words = cache.read_rows(pages, layer, begin + part.start, begin + part.stop)
+        words = cache.read_pages(pages, layer, begin + part.start, begin + part.stop)
         largest, fits = row_magnitudes(words, cache.shape, cache.dtype, cache.scales_of(layer))
         if not fits.all():
             at = begin + part.start + int(np.argmin(fits))
