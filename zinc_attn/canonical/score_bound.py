@@ -64,10 +64,11 @@ class ScoreBound:
                 f"mask, mask_slopes: got magnitudes of up to {mask:g} and {self.mask_slope / LOG2E:g}, expected a "
                 "product times log2(e) of at most 2**96, with what is added to it"
             )
-        cap = "" if self.softcap is None else f", softcap = {self.softcap:g}"
-        less = " / softcap" if self.softcap is not None and self.softcap * LOG2E_MOST < 1 else ""
-        added = f", with the {distance + bias:g} of biases" if distance + bias else ""
+        cap, over = "", ""
+        if self.softcap is not None:
+            cap, over = f", softcap = {self.softcap:g}", ", over the softcap where that is less than 1,"
+        added = f", {distance + bias:g} of alibi and masks included" if distance + bias else ""
         raise ValueRangeError(
-            f"q, k: got max|q| = {q:g}, max|k| = {k:g}, scale = {self.scale:g}{cap} at head_dim {head_dim}; "
-            f"expected max|q| * max|k| * head_dim * scale{less} of at most 2**96{added}"
+            f"q, k: got max|q| = {q:g}, max|k| = {k:g}, scale = {self.scale:g}{cap} at head_dim {head_dim}; expected "
+            f"max|q| * max|k| * head_dim * scale{over} of at most 2**96{added}"
         )
