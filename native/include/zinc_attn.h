@@ -227,7 +227,8 @@ struct za_request {
     uint32_t mask_keys; /* at most the tokens; 0 where mask is NULL, and only there */
 };
 
-/* What is 0 or NULL is the default. Numbers of arrays, and of masks, are finite and of a magnitude up to 2**60. */
+/* What is 0 or NULL is the default. Numbers of arrays, and of masks, are finite and of a magnitude up to 2**60; what
+   masks times slopes and alibi times distances add to a score is at most 2**96. */
 struct za_call {
     const struct za_request *request; /* (requests); their query rows, new rows and results lie one behind the other */
     uint32_t requests;   /* 0: the call writes nothing; the results of a step are those of rows that see no key */
@@ -257,8 +258,9 @@ struct za_data {
 };
 
 /* The same in buffers on the device. The library does not see the values. The host's part: they are finite, 0 or of a
-   magnitude from 2**-40 to 2**60, and max|q| * max|k| * head_dim * max(1, 1.5 * |scale|) is at most 2**96. Smaller ones
-   give results that are right to their last bits only; beyond it they may be NaN. */
+   magnitude from 2**-40 to 2**60, and max|q| * max|k| * head_dim * max(1, 1.5 * |scale|, |scale| / softcap) is at most
+   2**96, with the largest |mask * slope| and |alibi * tokens| added to it. Smaller ones give results that are right to
+   their last bits only; beyond it they may be NaN. */
 struct za_places {
     struct za_place rows; /* (new, kv_heads, row_words) uint32: K values, V values, K scales, V scales of each, see
                              docs/c-hosts.md; for f32, f16 and bf16 K's k_dim values, then V's v_dim. Where K and V lie

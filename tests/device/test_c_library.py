@@ -337,6 +337,9 @@ def test_a_latent_shape_has_no_v(scaled, tmp_path):
 # --- refusals ------------------------------------------------------------------------------------------------
 
 
+BEYOND = "mask, mask_slopes: got values and slopes whose products add up to 4.98"
+
+
 @pytest.mark.parametrize(
     "change,message",
     (
@@ -348,7 +351,12 @@ def test_a_latent_shape_has_no_v(scaled, tmp_path):
         ({"scale": np.inf}, "scale: got inf, expected a magnitude from 2**-126 to 2**126, or 0 for 1 / sqrt(head_dim)"),
         ({"scale": np.nan}, "scale: got nan, expected a magnitude"),
         ({"scale": -1e-40}, "scale: got -1e-40, expected a magnitude"),
-        ({"scale": -1e30}, "and scale = -1e+30, whose scores may overflow"),
+        ({"scale": -1e30}, "scale = -1e+30 and 0 that alibi and masks add, whose scores may overflow"),
+        (
+            {"scale": 1e20, "softcap": 2.0**-40},
+            "scale = 1e+20 and 0 that alibi and masks add, whose scores may overflow",
+        ),
+        ({"mask": MASK - np.float32(2.0**59), "mask_keys": 7, "mask_slopes": SLOPES * np.float32(2.0**59)}, BEYOND),
         ({"softcap": np.nan}, "softcap: got nan, expected 2**-40 to 2**60, or 0 for none"),
         ({"sinks": np.full(4, np.nan, np.float32)}, "sinks[0]: got nan, expected at most 2**60"),
         ({"alibi": SLOPES * np.float32(2.0**62)}, "alibi[0]: got 4.61169e+18"),

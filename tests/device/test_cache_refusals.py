@@ -3,8 +3,11 @@
 Which rows are refused is in tests/host/test_dtypes.py and test_blocks.py.
 """
 
+import copy
+import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -197,8 +200,11 @@ def test_rows_that_are_gone_refuse_nothing(device: za.Device, give_up: str, monk
         assert cache.largest == (2.0**60, 1)
 
 
-def test_repr(device: za.Device, rng: np.random.Generator) -> None:
-    """What a debugger shows: without the lock, which another thread holds, in the middle of a step, and after close."""
+def test_what_is_seen_of_objects(device: za.Device, rng: np.random.Generator) -> None:
+    """By ``copy`` and ``pickle``, which are refused, and in a debugger.
+
+    It shows them without the lock, which another thread holds, in the middle of a step, and after close.
+    """
     with (
         za.KVCache(device, SMALL, 2, 100, "f16", page_size=64) as cache,
         za.ShardedKVCache([device], SMALL, 1, 1024) as sharded,
@@ -220,6 +226,11 @@ def test_repr(device: za.Device, rng: np.random.Generator) -> None:
         }
         with cache.lock, sharded.lock:
             assert other.submit(lambda: list(map(repr, texts))).result(10) == list(texts.values())
+        for one, change in product((device, *texts), (copy.copy, copy.deepcopy, pickle.dumps)):
+            with pytest.raises(
+                errors.UnsupportedError, match=f"^{type(one).__name__}: it stands for memory of a device"
+            ):
+                change(one)
     assert repr(cache).endswith(f"{where}, closed)") and repr(sharded).endswith("closed)") and repr(seq)
     for kind in (za.Device, *map(type, texts)):
         assert repr(object.__new__(kind)) == f"<{kind.__name__}: AttributeError>"  # its constructor failed

@@ -55,7 +55,7 @@ class Change(Protocol):
 class SequencePages:
     """The block table and the layers' token counts of one sequence.
 
-    pages: page ids in token order; lengths: tokens of each layer; both are copies.
+    pages: page ids in token order; lengths: tokens of each layer; both are copies. unseen: by layer, see ``unseen``.
     A sequence that is garbage collected gives its pages back.
     """
 
@@ -64,6 +64,7 @@ class SequencePages:
         self._settled = State((), (0,) * check_int("num_layers", num_layers, 1))
         self._next: tuple[State, Commit] | None = None  # the state from when on the commit is made
         self._open: weakref.ReferenceType[Change] | None = None
+        self.unseen: dict[int, int] = {}
         pool.sequences.add(self)
 
     def __len__(self) -> int:
@@ -176,6 +177,7 @@ class SequencePages:
         child = SequencePages(self.pool, self.num_layers)
         try:
             counts = self.pool.begin_update()
+            child.unseen = dict(self.unseen)
             child._settled = self.state  # from here on it holds them
             counts.share(child._settled[0])
             self.pool.end_update(counts)

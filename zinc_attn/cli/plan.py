@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from ..kernels.tuning import LayoutFacts
 from ..planning.arithmetic import EXACT
+from ..planning.call import call_works
 from ..planning.splits import SplitPlan
 from ..runtime.device import list_devices
 from ..runtime.devices import choose
@@ -32,6 +33,8 @@ LAYOUT: Final[Columns] = {  # of plan_record
     "passes": lambda r: str(r["passes"]),
     "workgroups": lambda r: f"{r['workgroups']:,}",
     "per CU": lambda r: f"{r['workgroups_per_cu']:.4g}",
+    "submissions": lambda r: f"{r['submissions']:,}",
+    "of bound": lambda r: "-" if r["work_bound"] is None else f"{r['work'] / r['work_bound']:.2%}",
     "scratch": lambda r: binary_size(r["scratch_bytes"]),
     "fingerprint": lambda r: r["fingerprint"][:12],
 }
@@ -67,11 +70,14 @@ def run(args: argparse.Namespace) -> int:
     """Show the plans, and what the model says of them on a card."""
     model, card = chosen_model(args), chosen_card(args)
     contexts, layouts = parse_contexts(args.contexts), parse_split_specs(args.splits)
-    facts = LayoutFacts(card.compute_units) if card else choose(list_devices(), args.device).layout_facts
+    device = card.info if card else choose(list_devices(), args.device)
+    facts = LayoutFacts(card.compute_units) if card else device.layout_facts
     records, modeled = [], []
     for context, layout, q_len in product(contexts, layouts, parse_contexts(args.rows, "rows")):
         plan = layout.plan(context, model.shape, facts, args.dtype, q_len)
         records.append({"context": context, "layout": layout.label} | plan_record(plan, facts, args.dtype))
+        bound, works = call_works(plan, layout.layouts(model.shape, args.dtype, facts), device)
+        records[-1] |= {"submissions": len(works), "work": max(works), "work_bound": bound}
         if card:
             modeled.append(cost.predict_call(plan, card, args.dtype, args.arithmetic))
             records[-1] |= {"arithmetic": args.arithmetic, "modeled": modeled[-1].to_dict()}
@@ -79,6 +85,8 @@ def run(args: argparse.Namespace) -> int:
         print_json(records)
         return 0
     print(f"{model_text(model, args.dtype)}, {facts.compute_units} compute units ({facts.kind})")
+    if bound is not None:
+        print(f"of bound: the longest submission's share of {bound:.3g} products, a second of a slow GPU")
     print_columns({**CALL, **LAYOUT}, records)
     if card:
         assumed = f"; assumed of it: {', '.join(card.assumed)}" if card.assumed else ""

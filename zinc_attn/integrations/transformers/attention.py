@@ -8,10 +8,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from ...canonical.arguments import check_window
+from ...canonical.arguments import check_scale, check_softcap, check_window
 from ...checks import check_bool, check_float
 from ...decode.one_shot import attention
-from ...decode.scoring import check_scale, check_softcap
 from ...errors import DTypeError, ShapeError, UnsupportedError
 from . import masks
 from .boundary import untraced

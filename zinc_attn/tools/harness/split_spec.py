@@ -8,6 +8,7 @@ from typing import Final
 from ...checks import parse_digits, shown
 from ...errors import ArgumentError
 from ...kernels.tuning import LayoutFacts
+from ...planning.layouts import SplitLayouts, fixed_layouts, split_rule_layouts
 from ...planning.splits import SplitPlan, plan_on
 from ...shapes import AttnShape
 
@@ -43,6 +44,12 @@ class SplitSpec:
             return plan_on(device, context, shape, dtype, q_len, window)
         sizes = {"num_splits": self.num_splits, "split_size": self.split_size}
         return SplitPlan.fixed(context, shape, q_len=q_len, window=window, **sizes)
+
+    def layouts(self, shape: AttnShape, dtype: str, device: LayoutFacts) -> SplitLayouts:
+        """The layouts of calls."""
+        if self.label == "auto":
+            return split_rule_layouts(shape, dtype, device)
+        return fixed_layouts(shape, dtype, device, num_splits=self.num_splits, split_size=self.split_size)
 
 
 def parse_split_specs(text: str) -> list[SplitSpec]:
