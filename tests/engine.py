@@ -85,7 +85,7 @@ def call_of(requests: list[dict[str, Any]], **options: Any) -> Any:
         table, mask = np.array(one.get("page_table", ()), np.uint32), one.get("mask")
         mask = None if mask is None or not mask.shape[1] else np.ascontiguousarray(mask, np.float32)
         arrays += [table, mask]
-        given = {**one, "page_table": address(table), "mask": address(mask)}
+        given = {"pages": len(table), **one, "page_table": address(table), "mask": address(mask)}
         given["mask_keys"] = 0 if mask is None else mask.shape[1]
         for name, value in given.items():
             setattr(struct, name, value)
@@ -117,8 +117,7 @@ class Opened:
 
     def close(self) -> None:
         self.c.za_cache_free(self.cache)
-        self.c.za_close(self.attn)
-        self.c.za_device_close(self.device)
+        assert self.c.za_close(self.attn) and self.c.za_device_close(self.device), self.error
 
 
 class Engine(Opened):

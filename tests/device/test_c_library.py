@@ -81,7 +81,8 @@ class Library(Opened):
         """out and lse of a call of one request. Arrays in ``more`` are float32."""
         q, k, v, table = (np.ascontiguousarray(x) for x in (q, k, v, np.array(table, np.uint32)))
         out, lse = np.empty(q.shape, np.float32), np.empty(q.shape[:2], np.float32)
-        request, data = Request(tokens=tokens, new_rows=len(k), q_len=len(q), page_table=address(table)), Data()
+        request = Request(tokens, len(table), address(table), len(k), len(q))
+        data = Data()
         call = Call(request=c.addressof(request), requests=1)
         data.k, data.v, data.q, data.out, data.lse = map(address, (k, v, q, out, lse))
         for name, value in more.items():
@@ -317,7 +318,7 @@ def test_a_latent_shape_has_no_v(scaled, tmp_path):
     assert scaled.error == "v_scales: got some for a latent shape, expected NULL; its V is part of its K"
     cache = c.c_void_p(scaled.c.za_cache_make(attn, 1, 1, *scaled.pointers((one, None))))
     rows, table = np.zeros((1, 1, 64), np.float32), np.zeros(1, np.uint32)
-    request, data = Request(tokens=1, new_rows=1, page_table=address(table)), Data(address(rows), address(rows))
+    request, data = Request(1, 1, address(table), 1), Data(address(rows), address(rows))
     call = Call(request=c.addressof(request), requests=1)
     assert not scaled.c.za_run(cache, 0, c.byref(call), c.byref(data))
     assert scaled.error == "v: got an array, expected NULL; V of a latent shape is part of k"
@@ -344,6 +345,7 @@ def test_a_latent_shape_has_no_v(scaled, tmp_path):
         ({"tokens": (1 << 24) + 1}, "tokens: got 16777217, expected at most 16777216"),
         ({"tokens": 1}, "new_rows: got 2, expected at most the 1 tokens"),
         ({"table": (11, 12, 9)}, "page_table[1]: got 12, expected a page below 12"),
+        ({"pages": 2}, "request[0].pages: got 2, expected at least 3 for 129 tokens in pages of 64"),
         ({"splits": 1 << 24}, "q_len, splits: got 2 and 16777216, expected a product of at most 16777216"),
         ({"scale": np.inf}, "scale: got inf, expected a magnitude from 2**-126 to 2**126, or 0 for 1 / sqrt(head_dim)"),
         ({"scale": np.nan}, "scale: got nan, expected a magnitude"),
