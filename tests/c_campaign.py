@@ -3,7 +3,7 @@
 The cases of ``c_cases``, FEW of them where COUNTS is not all. Then N random calls, most of them right and many wrong: K
 and V lie in memory that this program sees, in tiles and in rows, so after every call that gives results the oracle is
 asked about what is there. A call that must fail gives false and a text; one that may fail gives either. Then functions
-of Vulkan fail as ``c_failures`` says, in the second call of each or in all. Prints how many calls there were of each
+of Vulkan fail as ``c_failures`` says, in the first call of each or in all. Prints how many calls there were of each
 kind and code.
 """
 
@@ -307,13 +307,13 @@ def random_calls(loaded: c.CDLL, manifest: str, info: Any, n: int) -> Counter[st
 def main() -> None:
     library, manifest, name, n, counts = sys.argv[1:]
     loaded, info = declared(c.CDLL(library)), next(one for one in za.list_devices() if name in one.name)
-    for title in CASES if counts == "all" else FEW:
+    for title in CASES if counts == "all" else FEW[:1]:
         try:
             check_case(loaded, info, Path(manifest), CASES[title])
         except BaseException as error:
             raise WrongAnswer(title) from error
     found = random_calls(loaded, manifest, info, int(n))
-    found += failures(loaded, manifest, info, dict.fromkeys(RESULTS) if counts == "all" else {-2: (2,)})
+    found += failures(loaded, manifest, info, dict.fromkeys(RESULTS) if counts == "all" else {-2: (1,)})
     print(sum(found.values()), "calls:", ", ".join(f"{k} {n}" for k, n in sorted(found.items())))
 
 

@@ -55,22 +55,21 @@ K, V = np.stack([Q.reshape(2, 2, 16), Q.reshape(2, 2, 16) + 1])  # of two tokens
 REQUEST = [{"tokens": 2, "page_table": [3, 1], "new_rows": 2, "q_len": 1}]
 
 
-def run_once(made: Made, cache: Any) -> Any:
+def run_once(made: Made, cache: Any, **changes: Any) -> Any:
     """From host memory."""
     out, lse = np.empty_like(Q), np.empty((1, 4), np.float32)
     data = Data(address(K), address(V), False, address(Q), address(out), address(lse))
-    made("za_run", cache, 0, c.byref(call_of(REQUEST)), c.byref(data))
+    made("za_run", cache, 0, c.byref(call_of([{**REQUEST[0], **changes}])), c.byref(data))
     return out, lse
 
 
 def from_the_device_on(made: Made, options: Any, name: bytes) -> Any:
-    """A call of a device that the library opens, and a copied page."""
+    """A call of a device that the library opens, which appends only: drivers compile little; and a copied page."""
     device = made("za_device_open", name, free="za_device_close")
     attn = made("za_open", device, c.byref(options), free="za_close")
     cache = made("za_cache_make", attn, 1, 4, None, None, free="za_cache_free")
-    results = run_once(made, cache)
+    run_once(made, cache, q_len=0)
     made("za_copy_page", cache, 3, 0)
-    return results
 
 
 def in_the_engine(made: Made, engine: Engine, places: Any, words: Any) -> Any:

@@ -78,11 +78,12 @@ class Owner:
 
 
 def call_of(requests: list[dict[str, Any]], **options: Any) -> Any:
-    """struct za_call of requests; arrays are given as such. It keeps them."""
+    """struct za_call of requests; arrays are given as such. It keeps them. One list is one table of several requests."""
     arrays: list[Any] = []
+    tables = {id(one.get("page_table")): np.array(one.get("page_table", ()), np.uint32) for one in requests}
     structs = (Request * len(requests))()
     for struct, one in zip(structs, requests, strict=True):
-        table, mask = np.array(one.get("page_table", ()), np.uint32), one.get("mask")
+        table, mask = tables[id(one.get("page_table"))], one.get("mask")
         mask = None if mask is None or not mask.shape[1] else np.ascontiguousarray(mask, np.float32)
         arrays += [table, mask]
         given = {"pages": len(table), **one, "page_table": address(table), "mask": address(mask)}

@@ -163,10 +163,10 @@ def test_recordings_and_steps_that_are_no_good(small):
     assert recorded(layer=2) == "layer: got 2, expected one below 2"
     unaligned = 576 % small.c.za_device_info(small.device).alignment > 0  # bytes of a layer
     assert recorded(layer=1).startswith("k: got layer 1 at offset ") == unaligned
-    assert recorded(slot=1, cache=little) == recorded() == ""
+    assert recorded(slot=1, cache=little) == recorded(slot=1) == recorded() == ""
     small.owner.end(command)
     assert stepped(slot=2) == "slot: got 2, expected one below 2"
-    assert stepped(slot=1) == "request[0].page_table[0]: got 3, expected a page below 3"  # the other slot has nine
+    assert stepped(slot=1) == "request[0].page_table[0]: got 3, expected a page below 3"  # of little; slot 0 has nine
     assert stepped(tokens=6, page_table=range(6)) == "tokens: got 6, expected at most the room's 5"
     assert stepped(q_len=2) == "q_len: got 2, expected at most the room's 1"
     assert stepped(new_rows=2) == "new_rows: got 2, expected at most the room's 1"
@@ -354,10 +354,9 @@ def test_an_object_in_use_is_not_closed(small):
 
 
 def test_every_call_of_vulkan_fails_once(small, device, tmp_path):
-    """With a lost device; the first of each function otherwise, too."""
+    """With a lost device; the campaign has other results."""
     export.export(tmp_path)
-    rest = None if FULL else (1,)
-    failures(small.c, str(tmp_path), device.info, {-4: None, -2: rest, -13: rest})
+    failures(small.c, str(tmp_path), device.info, {-4: None})
 
 
 def compiler_file(name):

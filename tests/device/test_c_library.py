@@ -383,12 +383,18 @@ def test_what_a_call_refuses(opened, inputs, change, message):
 
 
 def test_too_large_a_key_does_not_stay(opened, inputs):
-    """The bound on scores counts the keys of calls that succeeded."""
+    """The bound on scores counts the keys of calls that succeeded, and those of all."""
     q, k, v = (x.copy() for x in inputs)
     k[-1, 0, 0] = 65504
     with pytest.raises(Refused, match="scores may overflow"):
         opened.run(q, k[-NEW:], v[-NEW:], (11, 10, 9), TOKENS, scale=1e22)
     page_call(opened, inputs, scale=1e22)
+    kept, opened.cache = opened.cache, c.c_void_p(opened.c.za_cache_make(opened.attn, LAYERS, PAGES, None, None))
+    opened.run(q, k[-NEW:], v[-NEW:], (11,), NEW)
+    with pytest.raises(Refused, match="scores may overflow"):
+        opened.run(q, k[:0], v[:0], (11,), NEW, scale=1e22)
+    opened.c.za_cache_free(opened.cache)
+    opened.cache = kept
 
 
 def test_what_a_cache_and_a_copy_refuse(opened):
