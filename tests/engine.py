@@ -78,7 +78,7 @@ class Owner:
 
 
 def call_of(requests: list[dict[str, Any]], **options: Any) -> Any:
-    """struct za_call of requests; arrays are given as such. It keeps them. One list is one table of several requests."""
+    """struct za_call of requests; arrays are given as such. It keeps them. One list is one table."""
     arrays: list[Any] = []
     tables = {id(one.get("page_table")): np.array(one.get("page_table", ()), np.uint32) for one in requests}
     structs = (Request * len(requests))()

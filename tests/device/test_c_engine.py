@@ -343,6 +343,8 @@ def test_a_device_that_may_be_lost_is_left_alone(small, monkeypatch, failure, fi
 
 def test_an_object_in_use_is_not_closed(small):
     """It says by what, and stays as it was."""
+    assert not small.c.za_close(small.attn)
+    assert small.error == "attn: got one with 1 caches and 0 prepared calls, expected none; free them first"
     places, _ = small.places(za.AttnShape(2, 1, 16), 1, 1)
     prepared = c.c_void_p(small.c.za_prepare(small.attn, c.byref(Room(1, 1, 1, 1, 5))))
     assert not small.c.za_device_close(small.device)
