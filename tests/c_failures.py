@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from c_host import CODES, NATIVE, Data, Options, Room
 from engine import Engine, Owner, address, call_of
+from support import FULL
 
 import zinc_attn as za
 
@@ -64,20 +65,20 @@ def run_once(made: Made, cache: Any, **changes: Any) -> Any:
 
 
 def from_the_device_on(made: Made, options: Any, name: bytes) -> Any:
-    """A call of a device that the library opens, which appends only: drivers compile little; and a copied page."""
+    """A cache of a device that the library opens, and a copied page."""
     device = made("za_device_open", name, free="za_device_close")
     attn = made("za_open", device, c.byref(options), free="za_close")
     cache = made("za_cache_make", attn, 1, 4, None, None, free="za_cache_free")
-    run_once(made, cache, q_len=0)
     made("za_copy_page", cache, 3, 0)
 
 
-def in_the_engine(made: Made, engine: Engine, places: Any, words: Any) -> Any:
-    """A prepared call of two layers that is recorded, and one that waits; all at places of the engine's."""
+def in_the_engine(made: Made, engine: Engine, places: Any, words: Any, rows: int) -> Any:
+    """A prepared call of two layers that is recorded, and two that wait, at places of the engine's and from host
+    memory. rows: of q; 0: drivers compile little, and there are no results."""
     owner, n = engine.owner, 2 * VALUES
     words[0][:n] = np.concatenate([K, V], axis=2).reshape(-1).view(np.uint32)
     words[1][:64], words[2][:], words[3][:] = Q.reshape(-1).view(np.uint32), 0, 0
-    room = Room(1, 1, 1, 2, 4)
+    room, request = Room(1, 1, rows, 2, 4), [{**REQUEST[0], "q_len": rows}]
     prepared = made("za_prepare", engine.attn, c.byref(room), free="za_prepared_free")
     command, submit = owner.commands()
     try:
@@ -86,14 +87,15 @@ def in_the_engine(made: Made, engine: Engine, places: Any, words: Any) -> Any:
             made("za_record", prepared, 0, *at)
     finally:
         owner.end(command)
-    made("za_step", prepared, 0, c.byref(call_of(REQUEST)))
+    made("za_step", prepared, 0, c.byref(call_of(request)))
     owner.submit(submit)
     recorded = [x.copy() for x in words[2:]]
-    made("za_run_at", engine.cache, 1, c.byref(call_of(REQUEST)), c.byref(places))
+    made("za_run_at", engine.cache, 1, c.byref(call_of(request)), c.byref(places))
     if not all(np.array_equal(x, y) for x, y in zip(recorded, words[2:], strict=True)):
         raise WrongAnswer("run_at: other bits than those of the recorded call")
+    run_once(made, engine.cache, q_len=rows)
     made("za_copy_page", engine.cache, 3, 0)
-    return words[2].view(np.float32).reshape(1, 4, 16), words[3].view(np.float32).reshape(1, 4)
+    return rows and (words[2].view(np.float32).reshape(1, 4, 16), words[3].view(np.float32).reshape(1, 4))
 
 
 @contextmanager
@@ -137,7 +139,7 @@ class Failures:
         return from_the_device_on(made, self.options, self.info.name.encode())
 
     def recorded(self, made: Made) -> Any:
-        return in_the_engine(made, self.engine, *self.places)
+        return in_the_engine(made, self.engine, *self.places, self.rows)
 
     def attempt(self, run: Any, *arguments: Any) -> str:
         """ "" where it succeeds, with the oracle's bits if there are results; else what failed."""
@@ -170,6 +172,7 @@ class Failures:
         """faults: of each result the numbers of the calls that give it; None: all."""
         never, found = set(fallible()), Counter[str]()
         for run, name, result in ((x, y, z) for x in ("opened", "recorded") for y in fallible() for z in faults):
+            self.rows = int(FULL or RESULTS[result] != "lost")
             for number in faults[result] or count(1):
                 made = Made(self.c)
                 with failing(f"{name}:{number}:{result}"):

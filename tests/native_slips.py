@@ -72,7 +72,7 @@ lse of host memory: (data->lse, out + n * filled → (data->lse, out + n * dims 
 the scales of V: scales ? scales + shape->kv_heads → scales ? scales @ rows of bytes
 src/cache.c
 the scales of a layer: scales[i / heads * 2 * heads → scales[i / heads * heads @ scales
-the target of a copy: to.offset += target * bytes; → to.offset += source * bytes; @ copies
+the target of a copy: to.offset += target * bytes; → to.offset += (target + 1) * bytes; @ copies
 a copy in every layer: bytes, cache->layers); → bytes, 1); @ copies
 the last row of a cache: * cache->steps.head + 1; → * cache->steps.head; @ rows of hosts
 rows that collide: token >= head * shape->kv_heads → token > head * shape->kv_heads @ rows of hosts

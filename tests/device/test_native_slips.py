@@ -12,7 +12,7 @@ from c_host import NATIVE, ROOT, needs_compiler
 from native_slips import SLIPS
 from support import FULL
 
-DEFAULT = "the longest request of a table", "the smallest cache", "an overlap that goes on", "rows that see the same"
+DEFAULT = "the smallest cache", "an overlap that goes on", "what q5_0 holds"
 ONE_DISPATCHER = True
 pytestmark = needs_compiler
 
