@@ -20,7 +20,7 @@ from zinc_attn.kernels.declarations import APPEND, HEADER, HEADER_WORDS, ITEM, R
 from zinc_attn.storage import STORAGE
 
 ROOT = Path(__file__).parents[1]
-NATIVE = Path(os.environ.get("ZINC_ATTN_NATIVE", ROOT / "native"))  # native_slips.py tests copies
+NATIVE = Path(os.environ.get("ZINC_ATTN_NATIVE", ROOT / "native"))  # test_native_slips.py tests copies
 EMBED = NATIVE / "embed"
 PAGE = ROOT / "docs" / "c-hosts.md"
 LIBRARY = sorted((NATIVE / "src").glob("*.c"))

@@ -1,6 +1,4 @@
 // The back end of native/ggml behind functions that Python calls, for tests/device/test_ggml.py.
-#include <algorithm>
-
 #include "ggml.h"
 #include "zinc_attn.h"
 extern "C" {
@@ -9,47 +7,34 @@ extern "C" {
 ggml_backend_reg_t ggml_backend_init(void);
 }
 
-// --- types, by the C library's codec ---------------------------------------------------------------------------------
-
 static const struct {
     const char *name;
     za_dtype dtype;
     int64_t values;  // of a block
     size_t bytes;
-} TYPES[] = {{"f32", ZA_F32, 1, 4},      {"f16", ZA_F16, 1, 2},        {"bf16", ZA_BF16, 1, 2},   {"q8_0", ZA_Q8_0, 32, 34},
-             {"q5_1", ZA_Q5_1, 32, 24},  {"q5_0", ZA_Q5_0, 32, 22},    {"q4_1", ZA_Q4_1, 32, 20}, {"q4_0", ZA_Q4_0, 32, 18},
-             {"iq4_nl", ZA_IQ4_NL, 32, 18}, {"i32", ZA_AS_K, 1, 4}, {"i64", ZA_AS_K, 1, 8}};
-
-template <int TYPE>
-static void from_float(const float *from, void *to, int64_t n) {
-    for (int64_t i = 0; i < n; i += TYPES[TYPE].values) {
-        uint8_t *at = static_cast<uint8_t *>(to) + size_t(i / TYPES[TYPE].values) * TYPES[TYPE].bytes;
-        uint16_t half = za_half_bits(from[i]);
-        struct block block;
-        if (TYPE == GGML_TYPE_F16) std::memcpy(at, &half, 2);
-        if (TYPES[TYPE].values == 1) continue;
-        za_block_quantize(TYPES[TYPE].dtype, from + i, &block);
-        za_block_write(TYPES[TYPE].dtype, &block, at);
-    }
-}
-
-static void from_half(const void *from, float *to, int64_t n) {
-    std::transform(static_cast<const uint16_t *>(from), static_cast<const uint16_t *>(from) + n, to, za_half_value);
-}
+} TYPES[] = {{"f32", ZA_F32, 1, 4},      {"f16", ZA_F16, 1, 2},      {"bf16", ZA_BF16, 1, 2},    {"q8_0", ZA_Q8_0, 32, 34},
+             {"q5_1", ZA_Q5_1, 32, 24},  {"q5_0", ZA_Q5_0, 32, 22},  {"q4_1", ZA_Q4_1, 32, 20},  {"q4_0", ZA_Q4_0, 32, 18},
+             {"iq4_nl", ZA_IQ4_NL, 32, 18}, {"i32", ZA_AS_K, 1, 4},  {"i64", ZA_AS_K, 1, 8}};
 
 size_t ggml_type_size(ggml_type type) { return TYPES[type].bytes; }
-const char *ggml_type_name(ggml_type type) { return TYPES[type].name; }
 size_t ggml_row_size(ggml_type type, int64_t n) { return size_t(n / TYPES[type].values) * TYPES[type].bytes; }
-const ggml_type_traits *ggml_get_type_traits(ggml_type type) {
-    static const ggml_type_traits f16 = {from_half, from_float<GGML_TYPE_F16>},
-                                  q8_0 = {nullptr, from_float<GGML_TYPE_Q8_0>},
-                                  q4_0 = {nullptr, from_float<GGML_TYPE_Q4_0>};
-    return type == GGML_TYPE_F16 ? &f16 : type == GGML_TYPE_Q8_0 ? &q8_0 : &q4_0;
-}
+const char *ggml_type_name(ggml_type type) { return TYPES[type].name; }
 
-ggml_backend_buffer_t ggml_backend_buffer_init(ggml_backend_buffer_type_t type, ggml_backend_buffer_i iface,
-                                               void *context, size_t size) {
-    return new ggml_backend_buffer{iface, type, context, size, GGML_BACKEND_BUFFER_USAGE_ANY};
+static void to_half(const float *from, void *to, int64_t n) {
+    std::transform(from, from + n, static_cast<uint16_t *>(to), za_half_bits);
+}
+template <int TYPE>
+static void to_blocks(const float *from, void *to, int64_t n) {
+    struct block block;
+    for (int64_t i = 0; i < n; i += 32) {
+        za_block_quantize(TYPES[TYPE].dtype, from + i, &block);
+        za_block_write(TYPES[TYPE].dtype, &block, static_cast<uint8_t *>(to) + ggml_row_size(ggml_type(TYPE), i));
+    }
+}
+const ggml_type_traits *ggml_get_type_traits(ggml_type type) {
+    static const ggml_type_traits f16 = {nullptr, to_half}, q8_0 = {nullptr, to_blocks<GGML_TYPE_Q8_0>},
+                                  q4_0 = {nullptr, to_blocks<GGML_TYPE_Q4_0>};
+    return type == GGML_TYPE_F16 ? &f16 : type == GGML_TYPE_Q8_0 ? &q8_0 : &q4_0;
 }
 
 // --- for Python ------------------------------------------------------------------------------------------------------
@@ -57,23 +42,22 @@ ggml_backend_buffer_t ggml_backend_buffer_init(ggml_backend_buffer_type_t type, 
 static ggml_backend_dev_t device;
 static ggml_backend_t backend;
 
-extern "C" bool open_back_end() {
+extern "C" {
+bool open_back_end() {
     ggml_backend_reg_t found = ggml_backend_init();
     device = found ? found->iface.get_device(found, 0) : nullptr;
     backend = device ? device->iface.init_backend(device, nullptr) : nullptr;
     return backend;
 }
 
-extern "C" ggml_backend_buffer_t make_buffer(size_t bytes) {
+ggml_backend_buffer_t make_buffer(size_t bytes) {
     ggml_backend_buffer_type_t type = device->iface.get_buffer_type(device);
     return type->iface.alloc_buffer(type, bytes);
 }
-
-extern "C" void clear_buffer(ggml_backend_buffer_t buffer) { buffer->iface.clear(buffer, 0); }
-extern "C" void free_buffer(ggml_backend_buffer_t buffer) { buffer->iface.free_buffer(buffer), delete buffer; }
+void clear_buffer(ggml_backend_buffer_t buffer) { buffer->iface.clear(buffer, 0); }
 
 // A contiguous tensor at an offset of the buffer, or where that is NULL at `data`.
-extern "C" ggml_tensor *make_tensor(int type, const int64_t *ne, ggml_backend_buffer_t buffer, size_t offset, void *data) {
+ggml_tensor *make_tensor(int type, const int64_t *ne, ggml_backend_buffer_t buffer, size_t offset, void *data) {
     ggml_tensor *made = new ggml_tensor{};
     made->type = ggml_type(type);
     std::copy_n(ne, 4, made->ne);
@@ -84,28 +68,27 @@ extern "C" ggml_tensor *make_tensor(int type, const int64_t *ne, ggml_backend_bu
     made->data = buffer ? static_cast<char *>(buffer->iface.get_base(buffer)) + offset : data;
     return made;
 }
-
-extern "C" ggml_tensor *make_view(ggml_tensor *of, const int64_t *ne, const size_t *nb) {
+ggml_tensor *make_view(ggml_tensor *of, const int64_t *ne, const size_t *nb) {
     ggml_tensor *made = new ggml_tensor(*of);
     std::copy_n(ne, 4, made->ne);
     std::copy_n(nb, 4, made->nb);
     made->view_src = of;
     return made;
 }
-
-extern "C" void set_bytes(ggml_tensor *tensor, const void *data, size_t offset, size_t size) {
+void set_bytes(ggml_tensor *tensor, const void *data, size_t offset, size_t size) {
     tensor->buffer->iface.set_tensor(tensor->buffer, tensor, data, offset, size);
 }
-extern "C" void get_bytes(const ggml_tensor *tensor, void *data, size_t offset, size_t size) {
+void get_bytes(const ggml_tensor *tensor, void *data, size_t offset, size_t size) {
     tensor->buffer->iface.get_tensor(tensor->buffer, tensor, data, offset, size);
 }
 
 // `out` becomes the operation's result: 0, or 1 where the device declines it, or 2 where it fails.
-extern "C" int compute(int op, ggml_tensor *out, ggml_tensor *const *src, const float *params) {
+int compute(int op, ggml_tensor *out, ggml_tensor *const *src, const float *params) {
     out->op = ggml_op(op);
     std::copy_n(src, 5, out->src);
     std::memcpy(out->op_params, params, 3 * sizeof *params);
     ggml_cgraph graph = {out};
     if (!device->iface.supports_op(device, out)) return 1;
     return backend->iface.graph_compute(backend, &graph) == GGML_STATUS_SUCCESS ? 0 : 2;
+}
 }
