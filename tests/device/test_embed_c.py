@@ -319,23 +319,6 @@ def test_a_damaged_manifest_never_crashes_it(small, tmp_path, rng):
 # --- what no driver here does ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "failure,message",
-    (
-        ("vkQueueSubmit:2:-1", r"embed: vkQueueSubmit: out of host memory .*\(VkResult -1\)\n"),
-        ("vkQueueSubmit:2:-4", r"embed: vkQueueSubmit: the device was lost.*\(VkResult -4\)\n"),
-        ("vkQueueSubmit:2:-13", r"embed: vkQueueSubmit: unexpected.*\(VkResult -13\)\n"),
-        (  # behind those of the float functions' check
-            "vkAllocateMemory:3:-2",
-            r"embed: .*k: [\d,]+ bytes are needed: out of device memory .*; use a shorter context or free(?s:.*)",
-        ),
-    ),
-)
-def test_the_reason_is_named(checked, small, monkeypatch, failure, message):
-    monkeypatch.setenv("EMBED_FAIL", failure)
-    assert re.fullmatch(message, refused(checked, *small.on, small.kernels, *small.rest))
-
-
 def test_subgroups_of_32_are_asked_for_where_they_are_offered(checked, small, monkeypatch):
     """And only the size: nothing rests on full subgroups."""
     monkeypatch.setenv("EMBED_WAVE32", "1")

@@ -1,5 +1,4 @@
-"""Slips of one token in native/ are seen by the tests that a table names: the default run tries a few of them, ``--full``
-all.
+"""Slips of one token in native/ are seen by the tests that a table names: the default run tries a few, ``--full`` all.
 
 What is not in the table: the manifest's reader and the split rule, which are compared with the package's numbers.
 """
