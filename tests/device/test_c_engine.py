@@ -371,7 +371,7 @@ def test_the_campaign(loaded, device, tmp_path):
     """Random calls; then, under the sanitizers where the compiler has them, these, the cases and calls of Vulkan that
     fail. Sanitizers make a driver's compiler four times slower, and find the kernels on disk now."""
     export.export(tmp_path / "kernels")
-    random_calls(loaded, str(tmp_path / "kernels"), device.info, 400)
+    random_calls(loaded, str(tmp_path / "kernels"), device.info, 240)
     preload, flags = [compiler_file(name) for name in ("libasan.so", "libubsan.so")], []
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (TESTS.parent, TESTS)))}
     if all(preload) and "VK_INSTANCE_LAYERS" not in os.environ:  # the layers lose memory of their own

@@ -225,7 +225,7 @@ def test_the_page_s_call_has_the_same_splits_everywhere(kind):
 
 # --- contexts and layouts -------------------------------------------------------------------------------------
 
-CONTEXTS = (0, 1, 63, 64, 65, 1000, 4200)
+CONTEXTS = (0, 1, 63, 64, 65, 1000, 4224)
 OPTIONS = ({}, {"window": 130, "sinks": True}, {"window": 3000, "softcap": 2.0, "sinks": True}, {"softcap": 30.0})
 
 

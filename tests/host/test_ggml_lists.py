@@ -22,7 +22,7 @@ def ask(tmp_path_factory):
         NATIVE / "ggml" / "lists.cpp",
         __file__.replace("test_ggml_lists.py", "ggml_lists.cpp"),
     ]
-    flags = ("-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", *SANITIZE, f"-I{NATIVE / 'ggml'}")
+    flags = ("-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror", *SANITIZE, f"-I{NATIVE / 'ggml'}")
     subprocess.run([COMPILER, *flags, *sources, "-o", program], check=True)
 
     def asked(*lines):
