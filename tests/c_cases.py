@@ -227,11 +227,12 @@ class Checked:
             self.owner.end(command)
 
     def step(self, number: int, call: Any, layers: list[Values]) -> None:
-        """In a slot's command buffer."""
+        """In the command buffer of each slot by turns; every second step is one."""
+        slot = number // 2 % SLOTS
         for (_, words), one in zip(self.places, layers, strict=True):
             fill(words, (one.words, one.q, [], []))
-        assert self.c.za_step(self.prepared, number % SLOTS, c.byref(call)), self.engine.error
-        self.owner.submit(self.recordings[number % SLOTS][1])
+        assert self.c.za_step(self.prepared, slot, c.byref(call)), self.engine.error
+        self.owner.submit(self.recordings[slot][1])
         for (_, words), one in zip(self.places, layers, strict=True):
             got, n = results(self.run.shape, ROWS, words), len(one.q)
             same([x[:n] for x in got], one.want or [x[:0] for x in got], number)

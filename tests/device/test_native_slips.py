@@ -77,7 +77,7 @@ src/device.c
 a lost device: za_error_code() == ZA_LOST) → za_error_code() == ZA_BUSY) @ failures
 what may be running still: (result != VK_SUCCESS) device->lost → (result == VK_TIMEOUT) device->lost @ losses
 src/objects.c
-subgroups of 32: ? &wave32 : NULL → ? NULL : NULL @ waves
+subgroups of 32: device->wave32 ? &wave32 → !device->wave32 ? &wave32 @ waves
 src/attn.c
 a cache in use: attn->caches || → !attn->caches && @ closing
 src/blocks.c
