@@ -15,7 +15,8 @@
    keys overwrite each other, are not noticed.
 
    Ownership. Structs, arrays and texts that a function is given are the host's, and are used during the function only.
-   An object is freed before the one that it was made from, and once no submission uses it any more.
+   An object is freed before the one that it was made from, which refuses to be closed until then and stays as it is,
+   and once no submission uses it any more.
 
    Threads. A za_device and all that was made from it belong to one thread at a time, as does the host's queue while one
    of the functions that submit runs: za_open, za_run, za_run_at, za_copy_page. A function that can fail refuses a
@@ -53,7 +54,8 @@ enum za_code {
     ZA_UNSUPPORTED, /* the device or its driver cannot do it: no Vulkan 1.1, a limit, other bits of a float function */
     ZA_MEMORY,      /* out of host or device memory */
     ZA_BUSY,        /* another thread is in a function of this device */
-    ZA_LOST,        /* a submission did not end: every later call of this device gives this; free it */
+    ZA_LOST,        /* the device was lost, or a submission did not end: every later call of this device gives this,
+                       whatever code the first one had; free what is of it, and open it again */
     ZA_DRIVER       /* Vulkan gave another error */
 };
 
@@ -89,7 +91,7 @@ ZA_API bool za_wanted_features(VkInstance instance, VkPhysicalDevice physical, P
 /* name: a piece of the device's name; NULL: the best one, a discrete GPU before all others. */
 ZA_API struct za_device *za_device_open(const char *name);
 ZA_API struct za_device *za_device_from(const struct za_host *host);
-ZA_API void za_device_close(struct za_device *device); /* after all that was made from it; NULL does nothing */
+ZA_API bool za_device_close(struct za_device *device); /* after every za_attn of it; NULL does nothing */
 
 struct za_device_info {
     const char *name;       /* lives as long as the za_device */
@@ -151,7 +153,7 @@ struct za_options {
    `multiply_add` for ZA_FUSED) on the manifest's numbers, and refuses a device whose driver computes one of the results
    otherwise. Other pipelines are made by the first call that needs them, or by za_prepare. */
 ZA_API struct za_attn *za_open(struct za_device *device, const struct za_options *options);
-ZA_API void za_close(struct za_attn *attn); /* after its caches and prepared calls; NULL does nothing */
+ZA_API bool za_close(struct za_attn *attn); /* after its caches and prepared calls; NULL does nothing */
 
 struct za_info {
     uint32_t page_size;                      /* tokens of a page, from 1 on */
@@ -214,6 +216,7 @@ ZA_API bool za_copy_page(struct za_cache *cache, uint32_t source, uint32_t targe
 /* One sequence of a call: an ordered list of keys, and the query rows that see them. */
 struct za_request {
     uint32_t tokens;            /* keys of the sequence, the new rows among them, at most 2**24 */
+    uint32_t pages;             /* entries of page_table, at least ceil(tokens / page_size); further ones are not read */
     const uint32_t *page_table; /* key t lies in page page_table[t / page_size]; ids are below the cache's pages, in any
                                    order. Requests that follow each other with the same pointer share its words */
     uint32_t new_rows;          /* keys [tokens - new_rows, tokens) are appended before the call attends, no two of a

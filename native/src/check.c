@@ -44,6 +44,9 @@ static bool check_request(const struct manifest *m, const struct shape *shape, c
         return za_fail("request[%u].q_len, splits: got %u and %u, expected a product of at most %u", number, r->q_len,
                        call->splits, m->max_tokens);
     uint32_t used = za_ceil_div(r->tokens, shape->page_size);
+    if (r->pages < used)
+        return za_fail("request[%u].pages: got %u, expected at least %u for %u tokens in pages of %u", number, r->pages,
+                       used, r->tokens, shape->page_size);
     if (used && !r->page_table) return za_fail("request[%u].page_table: got NULL, expected %u pages", number, used);
     for (uint32_t i = 0; i < used; ++i) {
         if (r->page_table[i] >= pages)
