@@ -139,7 +139,8 @@ static void decode(struct za_prepared *prepared, const VkCommandBuffer *commands
     VkSubmitInfo submit = {.sType = VK_STRUCTURE_TYPE_SUBMIT_INFO, .commandBufferCount = 1};
     for (uint32_t token = 0; token < tokens; ++token) {
         const uint32_t slot = token % SLOTS;
-        const struct za_request request = {.tokens = token + 1, .page_table = table, .new_rows = 1, .q_len = 1};
+        const struct za_request request = {
+            .tokens = token + 1, .pages = PAGES, .page_table = table, .new_rows = 1, .q_len = 1};
         const struct za_call call = {.requests = 1, .request = &request};
         check(vkWaitForFences(device, 1, &fences[slot], VK_TRUE, UINT64_MAX), "lost");
         check(vkResetFences(device, 1, &fences[slot]), "lost");

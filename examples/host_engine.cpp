@@ -84,7 +84,8 @@ void run(const char *manifest) {
     const uint32_t tokens[] = {1, 20, 40}, new_rows = 61;
     std::vector<za_request> requests;
     for (int i = 0; i < 3; ++i)
-        requests.push_back({.tokens = tokens[i], .page_table = tables[i].data(), .new_rows = tokens[i], .q_len = 1});
+        requests.push_back({.tokens = tokens[i], .pages = uint32_t(tables[i].size()), .page_table = tables[i].data(),
+                            .new_rows = tokens[i], .q_len = 1});
     const za_call call{.request = requests.data(), .requests = 3};
 
     const Buffer rows{host, new_rows * 2 * 128 * sizeof(float)}, q{host, 3 * 4 * 64 * sizeof(float)};

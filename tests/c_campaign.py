@@ -2,42 +2,32 @@
 
 The cases of ``c_cases``, FEW of them where COUNTS is not all. Then N random calls, most of them right and many wrong: K
 and V lie in memory that this program sees, in tiles and in rows, so after every call that gives results the oracle is
-asked about what is there. A call that must fail gives false and a text; one that may fail gives either. Then each
-function of Vulkan fails, in the calls whose numbers are COUNTS (1,3 or all), in a run from the device on and in one of
-recorded calls; the library says so, and the next calls are right. Prints how many calls there were of each kind and
-code.
+asked about what is there. A call that must fail gives false and a text; one that may fail gives either. Then functions
+of Vulkan fail as ``c_failures`` says, in the first call of each or in all. Prints how many calls there were of each
+kind and code.
 """
 
 from __future__ import annotations
 
 import ctypes as c
-import os
-import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from c_cases import CASES, FEW, check_case
-from c_host import CODES, NATIVE, CachePlaces, Data, Options, Place, Places, Room, declared
+from c_failures import HEADS, LAYERS, RESULTS, SHAPE, VALUES, WrongAnswer, failures
+from c_host import CODES, CachePlaces, Data, Options, Place, Places, Room, declared
 from engine import Engine, Owner, address, call_of
 
 import zinc_attn as za
 
-SHAPE, LAYERS, PAGES = za.AttnShape(4, 2, 16), 2, 48
-HEADS, VALUES = 2, 4 * 16  # of KV; numbers of a row of q, and of a new row's K and V
+PAGES = 48
 # Tokens of a page, bytes from a row to the next (0: tiles), rows from a token to the next and from a KV head
 KINDS = ((1, 0, 0, 0), (1, 72, 0, 0), (1, 64, 1, LAYERS * PAGES), (4, 64, 3, 1))
 FLAGS = "softcap", "alibi", "mask_slopes"
 HUGE = (0, 1, 2, 7, 0x7FFFFFFF, 0xFFFFFFFF, (1 << 24) + 1)
-
-
-class WrongAnswer(Exception):
-    """A result that is not the oracle's, or a failure where there is none."""
 
 
 class Caller:
@@ -314,157 +304,16 @@ def random_calls(loaded: c.CDLL, manifest: str, info: Any, n: int) -> Counter[st
     return found
 
 
-# --- calls of Vulkan that fail -------------------------------------------------------------------------------
-
-
-class Failed(Exception):
-    """A function of the library that failed."""
-
-
-class Made:
-    """What a run has made, freed in the opposite order; every function that fails raises."""
-
-    def __init__(self, loaded: c.CDLL) -> None:
-        self.c, self.frees = loaded, list[tuple[str, Any]]()
-
-    def __call__(self, name: str, *arguments: Any, free: str | None = None) -> Any:
-        found = getattr(self.c, name)(*arguments)
-        if not found:
-            raise Failed(f"{CODES[self.c.za_error_code()]}: {self.c.za_error().decode()}")
-        if free is None:
-            return None
-        self.frees.append((free, c.c_void_p(found)))
-        return self.frees[-1][1]
-
-    def close(self) -> None:
-        for name, one in reversed(self.frees):
-            getattr(self.c, name)(one)
-
-
-Q = np.linspace(-1, 1, 64, dtype=np.float32).reshape(1, 4, 16)
-K, V = np.stack([Q.reshape(2, 2, 16), Q.reshape(2, 2, 16) + 1])  # of two tokens
-REQUEST = [{"tokens": 2, "page_table": [3, 1], "new_rows": 2, "q_len": 1}]
-
-
-def from_the_device_on(made: Made, options: Any, name: bytes) -> Any:
-    """A call of a device that the library opens, and a copied page."""
-    device = made("za_device_open", name, free="za_device_close")
-    attn = made("za_open", device, c.byref(options), free="za_close")
-    cache = made("za_cache_make", attn, 1, 4, None, None, free="za_cache_free")
-    out, lse = np.empty_like(Q), np.empty((1, 4), np.float32)
-    data = Data(address(K), address(V), False, address(Q), address(out), address(lse))
-    made("za_run", cache, 0, c.byref(call_of(REQUEST)), c.byref(data))
-    made("za_copy_page", cache, 3, 0)
-    return out, lse
-
-
-def in_the_engine(made: Made, engine: Engine, places: Any, words: Any) -> Any:
-    """A prepared call of two layers that is recorded, and one that waits; all at places of the engine's."""
-    owner, n = engine.owner, 2 * VALUES
-    words[0][:n] = np.concatenate([K, V], axis=2).reshape(-1).view(np.uint32)
-    words[1][:64], words[2][:], words[3][:] = Q.reshape(-1).view(np.uint32), 0, 0
-    room = Room(1, 1, 1, 2, 4)
-    prepared = made("za_prepare", engine.attn, c.byref(room), free="za_prepared_free")
-    command, submit = owner.commands()
-    try:
-        for layer in range(LAYERS):
-            at = c.c_void_p(owner.number(command)), engine.cache, layer, c.byref(places)
-            made("za_record", prepared, 0, *at)
-    finally:
-        owner.end(command)
-    made("za_step", prepared, 0, c.byref(call_of(REQUEST)))
-    owner.submit(submit)
-    recorded = [x.copy() for x in words[2:]]
-    made("za_run_at", engine.cache, 1, c.byref(call_of(REQUEST)), c.byref(places))
-    if not all(np.array_equal(x, y) for x, y in zip(recorded, words[2:], strict=True)):
-        raise WrongAnswer("run_at: other bits than those of the recorded call")
-    made("za_copy_page", engine.cache, 3, 0)
-    return words[2].view(np.float32).reshape(1, 4, 16), words[3].view(np.float32).reshape(1, 4)
-
-
-@contextmanager
-def failing(wish: str) -> Iterator[None]:
-    os.environ["EMBED_FAIL"] = wish
-    try:
-        yield
-    finally:
-        del os.environ["EMBED_FAIL"]
-
-
-def fallible() -> list[str]:
-    """The functions that give a VkResult, of all that the library calls."""
-    names = re.findall(r"\bX\((\w+)\)", (NATIVE / "src" / "device.h").read_text())
-    void = re.compile(
-        "Get|Destroy|Free|Cmd|Update|EnumerateDeviceExtension|DeviceWaitIdle|QueueWaitIdle|ResetFences|name"
-    )
-    return ["vkEnumerateInstanceVersion", "vkCreateInstance", *(f"vk{name}" for name in names if not void.match(name))]
-
-
-def failures(loaded: c.CDLL, manifest: str, info: Any, counts: Any) -> Counter[str]:
-    """Each call of each function gives each result once."""
-    want = za.reference.emulate(Q, K, V)
-    options = Options(manifest.encode(), 4, HEADS, 16, 0, False, 1, 0, 0, 1)
-    owner, found = Owner(info, 4 << 20), Counter[str]()
-    get_proc = c.cast(loaded.__wrap_vkGetInstanceProcAddr, c.c_void_p).value
-
-    def engine() -> tuple[Engine, Any, Any]:
-        made = Engine(loaded, owner, options, LAYERS, 4, get_proc=get_proc)
-        return made, *made.places(SHAPE, 1, 2)
-
-    def attempt(run: Any) -> str:
-        """ "" where it succeeds, with the oracle's bits; else what failed."""
-        made = Made(loaded)
-        try:
-            for got, right in zip(run(made), want, strict=True):
-                if not np.array_equal(got.view(np.uint32), right.view(np.uint32)):
-                    raise WrongAnswer("a call beside one that failed")
-            return ""
-        except Failed as error:
-            return str(error)
-        finally:
-            made.close()
-
-    hosted = engine()
-    runs = {
-        "opened": lambda made: from_the_device_on(made, options, info.name.encode()),
-        "recorded": lambda made: in_the_engine(made, *hosted),
-    }
-    never, results = set(fallible()), (-2,) if counts else (-2, -4)
-    for (what, run), name, result in ((x, y, z) for x in runs.items() for y in fallible() for z in results):
-        for number in counts or count(1):
-            with failing(f"{name}:{number}:{result}"):
-                said = attempt(run)
-            if not said:
-                break
-            if f"(VkResult {result})" not in said:
-                raise WrongAnswer(f"{what}, {name} {number}: {said}")
-            never.discard(name)
-            found[f"{what} {said.partition(':')[0]}"] += 1
-            again = attempt(run) if what == "recorded" else ""  # the other one has nothing left
-            if again.startswith("lost"):
-                hosted[0].close()
-                owner.used = 0
-                hosted = engine()
-                again = attempt(run)
-            if again:
-                raise WrongAnswer(f"{what}, behind {name} {number}: {again}")
-    if never:
-        raise WrongAnswer(f"never failed: {never}")
-    hosted[0].close()
-    owner.close()
-    return found
-
-
 def main() -> None:
     library, manifest, name, n, counts = sys.argv[1:]
     loaded, info = declared(c.CDLL(library)), next(one for one in za.list_devices() if name in one.name)
-    for title in CASES if counts == "all" else FEW:
+    for title in CASES if counts == "all" else FEW[:1]:
         try:
             check_case(loaded, info, Path(manifest), CASES[title])
         except BaseException as error:
             raise WrongAnswer(title) from error
     found = random_calls(loaded, manifest, info, int(n))
-    found += failures(loaded, manifest, info, [int(x) for x in counts.split(",")] if counts != "all" else None)
+    found += failures(loaded, manifest, info, dict.fromkeys(RESULTS) if counts == "all" else {-2: (1,)})
     print(sum(found.values()), "calls:", ", ".join(f"{k} {n}" for k, n in sorted(found.items())))
 
 

@@ -7,6 +7,7 @@ buffers and some from host memory, and asks the oracle about each. All that the 
 
 from __future__ import annotations
 
+import copy
 import ctypes as c
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,6 +75,12 @@ class Sequence:
 
     def __len__(self) -> int:
         return len(self.layers[0][0])
+
+    def first(self, tokens: int) -> Sequence:
+        """Of the first tokens, with the same table."""
+        made = copy.copy(self)
+        made.layers = [[x[:tokens] for x in rows] for rows in self.layers]
+        return made
 
 
 class Values(NamedTuple):
@@ -166,12 +173,14 @@ def results(shape: za.AttnShape, rows: int, words: Any) -> tuple[Any, Any]:
 
 
 def steps_of(run: Run) -> Iterator[list[tuple[Any, ...]]]:
-    """A prompt, a second sequence, decode steps of both, alone, with masks and rows that are not causal, and a chunk
-    that no recorded step has room for."""
+    """A prompt, a second sequence, a row before the first token, decode steps of both, alone, on one table, with masks
+    and rows that are not causal, and a chunk that no recorded step has room for, whose rows are many to copy and of
+    which one sees nothing."""
     a, b, rng = Sequence(run.shape), Sequence(run.shape), run.rng
     yield [(a, 5, 3)]
     yield [(a, 1, 1), (b, 3, 2)]
     yield [(b, 5, 0)]
+    yield [(Sequence(run.shape), 1, 3)]
     for n in (55, 1, 60):  # to the end of a leaf, over it, and far on
         for at in range(0, n, NEW_ROWS):
             yield [(a, min(n - at, NEW_ROWS), 1), (b, 0, 1)]
@@ -179,9 +188,11 @@ def steps_of(run: Run) -> Iterator[list[tuple[Any, ...]]]:
     mask[1, 2] = -np.inf
     yield [(a, 2, 2, mask), (b, 1, 2, None, True)]
     yield [(b, 0, 1)]
-    wide = np.where(rng.random((9, 79)) < 0.3, np.float32(-np.inf), rng.standard_normal((9, 79), np.float32))
-    yield [(b, 70, 9, wide, True)]
+    wide = np.where(rng.random((17, 79)) < 0.3, np.float32(-np.inf), rng.standard_normal((17, 79), np.float32))
+    wide[3] = -np.inf
+    yield [(b, 70, 17, wide, True)]
     yield [(a, 0, 2), (b, 1, 1)]
+    yield [(a, 0, 2), (a.first(20), 0, 1)]
 
 
 class Checked:
@@ -207,6 +218,7 @@ class Checked:
         self.prepared = c.c_void_p(self.c.za_prepare(self.engine.attn, c.byref(room)))
         assert self.prepared, self.engine.error
         self.places = [self.engine.places(shape, ROWS, NEW_ROWS, case.apart) for _ in range(LAYERS)]
+        self.large = [self.engine.places(shape, 17, 70, case.apart)] * LAYERS
         self.recordings = [self.owner.commands() for _ in range(SLOTS)]
         for slot, (command, _) in enumerate(self.recordings):
             for layer, (places, _) in enumerate(self.places):
@@ -215,20 +227,21 @@ class Checked:
             self.owner.end(command)
 
     def step(self, number: int, call: Any, layers: list[Values]) -> None:
-        """In a slot's command buffer."""
+        """In the command buffer of each slot by turns; every second step is one."""
+        slot = number // 2 % SLOTS
         for (_, words), one in zip(self.places, layers, strict=True):
             fill(words, (one.words, one.q, [], []))
-        assert self.c.za_step(self.prepared, number % SLOTS, c.byref(call)), self.engine.error
-        self.owner.submit(self.recordings[number % SLOTS][1])
+        assert self.c.za_step(self.prepared, slot, c.byref(call)), self.engine.error
+        self.owner.submit(self.recordings[slot][1])
         for (_, words), one in zip(self.places, layers, strict=True):
             got, n = results(self.run.shape, ROWS, words), len(one.q)
             same([x[:n] for x in got], one.want or [x[:0] for x in got], number)
             if not self.flags[0]:  # what further rows of the room have, which see no key
                 assert not np.any(got[0][n:]) and np.all(got[1][n:] == -np.inf)
 
-    def run_at(self, number: int, call: Any, layers: list[Values]) -> None:
+    def run_at(self, number: int, call: Any, layers: list[Values], large: bool = False) -> None:
         """Between buffers of the engine's."""
-        for layer, ((places, words), one) in enumerate(zip(self.places, layers, strict=True)):
+        for layer, ((places, words), one) in enumerate(zip(self.large if large else self.places, layers, strict=True)):
             fill(words, (one.words, one.q, [], []))
             assert self.c.za_run_at(self.engine.cache, layer, c.byref(call), c.byref(places)), self.engine.error
             # lse lies behind the room's rows, so that it is copied
@@ -261,6 +274,8 @@ def check_case(loaded: c.CDLL, info: Any, folder: Path, case: Case, seed: int = 
     for number, parts in enumerate(steps_of(run)):
         call, layers = run.step(parts)
         large = any(new > NEW_ROWS or q_len > ROWS for _, new, q_len, *_ in parts)
+        if large:
+            checked.run_at(number, call, layers, large)
         ways = [checked.run_host] if large else [checked.step, checked.run_host, checked.step, checked.run_at]
         ways[number % len(ways)](number, call, layers)
     checked.close()

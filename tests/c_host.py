@@ -20,7 +20,7 @@ from zinc_attn.kernels.declarations import APPEND, HEADER, HEADER_WORDS, ITEM, R
 from zinc_attn.storage import STORAGE
 
 ROOT = Path(__file__).parents[1]
-NATIVE = ROOT / "native"
+NATIVE = Path(os.environ.get("ZINC_ATTN_NATIVE", ROOT / "native"))  # test_native_slips.py tests copies
 EMBED = NATIVE / "embed"
 PAGE = ROOT / "docs" / "c-hosts.md"
 LIBRARY = sorted((NATIVE / "src").glob("*.c"))
@@ -96,7 +96,9 @@ Info = _structure("Info", "u: page_size k_dim v_dim row_words\nq: k_page_bytes v
 DeviceInfo = _structure("DeviceInfo", "s: name\nb: cpu wave32\nq: alignment most")
 Host = _structure("Host", "p: instance physical device\nu: family\np: queue get_proc enabled")
 CachePlaces = _structure("CachePlaces", "u: layers pages\nplace: k v\np: k_scales v_scales\nu: token_rows head_rows")
-Request = _structure("Request", "u: tokens\np: page_table\nu: new_rows q_len\nb: noncausal\np: mask\nu: mask_keys")
+Request = _structure(
+    "Request", "u: tokens pages\np: page_table\nu: new_rows q_len\nb: noncausal\np: mask\nu: mask_keys"
+)
 Call = _structure("Call", "p: request\nu: requests\nd: scale softcap\nu: window\np: sinks alibi mask_slopes\nu: splits")
 Data = _structure("Data", "p: k v\nb: encoded\np: q out lse")
 Places = _structure("Places", "place: rows q out lse")
@@ -108,8 +110,8 @@ def declared(loaded: c.CDLL) -> c.CDLL:
     """The library with the results of its functions that are no int."""
     for name in ("za_device_open", "za_device_from", "za_open", "za_cache_make", "za_cache_from", "za_prepare"):
         getattr(loaded, name).restype = c.c_void_p
-    for name in ("za_run", "za_run_at", "za_copy_page", "za_record", "za_step", "za_reset", "za_wanted_features"):
-        getattr(loaded, name).restype = c.c_bool
+    for name in ["run", "run_at", "copy_page", "record", "step", "reset", "wanted_features", "close", "device_close"]:
+        getattr(loaded, f"za_{name}").restype = c.c_bool
     loaded.za_trace.restype, loaded.za_info.restype, loaded.za_device_info.restype = Trace, Info, DeviceInfo
     loaded.za_device_host.restype, loaded.za_error.restype = Host, c.c_char_p
     return loaded

@@ -1,5 +1,6 @@
 """Command lines in this process, and how they are refused."""
 
+import io
 import json
 import shlex
 from typing import Any
@@ -35,3 +36,10 @@ def records(capsys: Any, *words: Any) -> list[dict[str, Any]]:
     """What a command line that ends well prints as JSON lines."""
     assert run(*words) == 0
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def shown(png: bytes) -> Any:
+    """What a picture says it shows: title, notes and lines."""
+    from PIL import Image  # which matplotlib needs
+
+    return json.loads(Image.open(io.BytesIO(png)).info["Description"])

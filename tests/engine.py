@@ -78,14 +78,15 @@ class Owner:
 
 
 def call_of(requests: list[dict[str, Any]], **options: Any) -> Any:
-    """struct za_call of requests; arrays are given as such. It keeps them."""
+    """struct za_call of requests; arrays are given as such. It keeps them. One list is one table."""
     arrays: list[Any] = []
+    tables = {id(one.get("page_table")): np.array(one.get("page_table", ()), np.uint32) for one in requests}
     structs = (Request * len(requests))()
     for struct, one in zip(structs, requests, strict=True):
-        table, mask = np.array(one.get("page_table", ()), np.uint32), one.get("mask")
+        table, mask = tables[id(one.get("page_table"))], one.get("mask")
         mask = None if mask is None or not mask.shape[1] else np.ascontiguousarray(mask, np.float32)
         arrays += [table, mask]
-        given = {**one, "page_table": address(table), "mask": address(mask)}
+        given = {"pages": len(table), **one, "page_table": address(table), "mask": address(mask)}
         given["mask_keys"] = 0 if mask is None else mask.shape[1]
         for name, value in given.items():
             setattr(struct, name, value)
@@ -117,8 +118,7 @@ class Opened:
 
     def close(self) -> None:
         self.c.za_cache_free(self.cache)
-        self.c.za_close(self.attn)
-        self.c.za_device_close(self.device)
+        assert self.c.za_close(self.attn) and self.c.za_device_close(self.device), self.error
 
 
 class Engine(Opened):

@@ -53,8 +53,7 @@ def hostile_values() -> Iterator[Any]:
 _INNER_METHODS = {
     "Attention": "replan window_of",
     "Device": "dispatch kernel",
-    "KVCache": "adopt check_layer check_rows check_sequence commit copy_pages encode_into scales_of forget read_rows "
-    "write_rows write_values",
+    "KVCache": "check_sequence read_rows",
     "Ranks": "agree exchange fail full leave",
     "Sequence": "retract table",
     "ShardedKVCache": "keep_rows",

@@ -9,13 +9,13 @@ import sys
 from collections.abc import Callable
 from numbers import Real
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final, NoReturn, SupportsIndex
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import ArgumentError, DTypeError, ShapeError, ValueRangeError
+from .errors import ArgumentError, DTypeError, ShapeError, UnsupportedError, ValueRangeError
 
 BFLOAT16: Final = np.dtype(ml_dtypes.bfloat16)
 _NAMES: Final = {np.dtype(name): name for name in ("float16", "float32")}  # in this machine's byte order
@@ -38,6 +38,26 @@ def described(one: object, says: Callable[[], str]) -> str:
         return f"{type(one).__name__}({says()})"
     except Exception as error:  # a debugger and a log want the rest of what they show
         return f"<{type(one).__name__}: {type(error).__name__}>"
+
+
+class Uncopied:
+    """What stands for memory of a device, and so is neither copied nor pickled.
+
+    instead: of each class, with its bases: what to do in place of it, as the refusal says.
+    """
+
+    _instead: ClassVar[str]
+
+    def __init_subclass__(cls, instead: str | None = None, **rest: Any) -> None:
+        super().__init_subclass__(**rest)
+        cls._instead = cls._instead if instead is None else instead
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        """``copy``, ``deepcopy`` and ``pickle`` call it. UnsupportedError."""
+        name = type(self).__name__
+        raise UnsupportedError(
+            f"{name}: it stands for memory of a device and cannot be copied or pickled; {self._instead}"
+        )
 
 
 def plain(text: object, most: int = 1000) -> str:

@@ -1,11 +1,12 @@
 /* A decode run over several layers from C: a prompt in chunks, forks, growing pages, copy-on-write.
 
-       embed [-d NAME] [-w] MANIFEST_DIR Q_HEADS/KV_HEADS/HEAD_DIM PROMPT CHUNK TOKENS RESULTS
+       embed [-d NAME] [-w STEP] MANIFEST_DIR Q_HEADS/KV_HEADS/HEAD_DIM PROMPT CHUNK TOKENS RESULTS
 
    MANIFEST_DIR is what `zinc-attn export MANIFEST_DIR --shape ...` wrote, for float16. PROMPT tokens are appended and
    attended in chunks of CHUNK, then forked, and both sequences decode TOKENS tokens by turns. RESULTS becomes, by call
    and layer, out (q_len, q_heads, head_dim) and lse (q_len, q_heads), float32; digest.py prints its SHA-256. -w prints
-   the words of every call's work buffer. Exit status 0, or 2 with one line on stderr.
+   the work buffers of one step, from 0 on: eight words a line, behind the number of the first. Exit status 0, or 2 with
+   one line on stderr.
 
    Of the library it uses zinc_attn.h alone. The page tables are its own: a page belongs to every sequence whose table
    names it, and a sequence that is about to write to a page of several gets a copy of its own first. */
@@ -34,7 +35,7 @@ struct run {
     uint16_t *k, *v;
     float *q, *out; /* of one call; out, then lse */
     FILE *results;
-    bool words; /* print the work buffers */
+    uint32_t shown; /* the step whose work buffers are printed */
 };
 
 static bool complain(const char *what, const char *why) {
@@ -68,7 +69,7 @@ static bool grow(struct run *run, struct sequence *seq, uint32_t new_rows) {
         if (run->users[shared] > 1) {
             uint32_t own = take_page(run);
             if (!za_copy_page(run->cache, shared, own)) return complain(za_error(), "");
-            if (run->words) printf("copy of page %u to page %u\n", shared, own);
+            if (run->steps == run->shown) printf("copy of page %u to page %u\n", shared, own);
             --run->users[shared];
             *last = own;
         }
@@ -101,12 +102,16 @@ static void draw_floats(struct run *run, float *to, size_t n) {
     }
 }
 
-/* With -w: the work buffer of the last call. */
-static void print_words(const struct run *run, uint32_t layer) {
+/* The work buffer of the last call, where its step is shown. */
+static void print_words(const struct run *run, uint32_t layer, const struct za_request *request) {
     struct za_trace trace = za_trace(run->attn);
-    if (!run->words) return;
-    printf("layer %u:", layer);
-    for (size_t i = 0; i < trace.work_words; ++i) printf(trace.work[i] < 1 << 24 ? " %u" : " 0x%X", trace.work[i]);
+    if (run->steps != run->shown) return;
+    printf("layer %u: %u tokens, %u new, %u query rows, %zu words", layer, request->tokens, request->new_rows,
+           request->q_len, trace.work_words);
+    for (size_t i = 0; i < trace.work_words; ++i) {
+        if (i % 8 == 0) printf("\n%5zu:", i);
+        printf(trace.work[i] < 1 << 24 ? " %u" : " 0x%X", trace.work[i]);
+    }
     putchar('\n');
 }
 
@@ -114,11 +119,10 @@ static void print_words(const struct run *run, uint32_t layer) {
 static bool step(struct run *run, struct sequence *seq, uint32_t new_rows, uint32_t q_len) {
     const struct za_options *o = &run->options;
     const size_t kv = (size_t)new_rows * o->kv_heads * o->head_dim, rows = (size_t)q_len * o->q_heads;
-    if (run->words) printf("step %u:\n", run->steps);
-    ++run->steps;
     if (!grow(run, seq, new_rows)) return false;
     const struct za_request request = {
-        .tokens = seq->tokens + new_rows, .page_table = seq->table, .new_rows = new_rows, .q_len = q_len};
+        .tokens = seq->tokens + new_rows, .pages = seq->pages, .page_table = seq->table, .new_rows = new_rows,
+        .q_len = q_len};
     const struct za_call call = {.requests = 1, .request = &request};
     const struct za_data data = {
         .k = run->k, .v = run->v, .q = run->q, .out = run->out, .lse = run->out + rows * o->head_dim};
@@ -128,10 +132,11 @@ static bool step(struct run *run, struct sequence *seq, uint32_t new_rows, uint3
         draw_halves(run, run->k, kv);
         draw_halves(run, run->v, kv);
         if (!za_run(run->cache, layer, &call, &data)) return complain(za_error(), "");
-        print_words(run, layer);
+        print_words(run, layer, &request);
         if (fwrite(run->out, 4, n, run->results) != n) return complain("the results cannot be written", "");
     }
     seq->tokens += new_rows;
+    ++run->steps;
     return true;
 }
 
@@ -188,18 +193,20 @@ static void run_free(struct run *run) {
 }
 
 int main(int argc, char **argv) {
-    struct run run = {.options = {.dtype = ZA_F16}};
+    struct run run = {.options = {.dtype = ZA_F16}, .shown = UINT32_MAX};
     const char *name = NULL;
     uint32_t tokens = 0;
     int at = 1;
     if (argc - at > 1 && strcmp(argv[at], "-d") == 0) name = argv[at + 1], at += 2;
-    if (argc - at > 0 && strcmp(argv[at], "-w") == 0) run.words = true, ++at;
-    if (argc - at != 6 || sscanf(argv[at + 1], "%u/%u/%u", &run.options.q_heads, &run.options.kv_heads,
-                                 &run.options.head_dim) != 3 ||
+    bool good = true;
+    if (argc - at > 1 && strcmp(argv[at], "-w") == 0) good = sscanf(argv[at + 1], "%u", &run.shown) == 1, at += 2;
+    if (!good || argc - at != 6 ||
+        sscanf(argv[at + 1], "%u/%u/%u", &run.options.q_heads, &run.options.kv_heads, &run.options.head_dim) != 3 ||
         sscanf(argv[at + 2], "%u", &run.prompt) != 1 || sscanf(argv[at + 3], "%u", &run.chunk) != 1 ||
         sscanf(argv[at + 4], "%u", &tokens) != 1 || !run.prompt || !run.chunk || run.prompt > MAX_TOKENS ||
         run.chunk > MAX_TOKENS || tokens > MAX_TOKENS) {
-        complain("usage", "embed [-d NAME] [-w] MANIFEST_DIR Q_HEADS/KV_HEADS/HEAD_DIM PROMPT CHUNK TOKENS RESULTS");
+        complain("usage", "embed [-d NAME] [-w STEP] MANIFEST_DIR Q_HEADS/KV_HEADS/HEAD_DIM PROMPT CHUNK TOKENS "
+                          "RESULTS");
         return 2;
     }
     run.options.manifest = argv[at];

@@ -130,12 +130,12 @@ static std::vector<Run> runs_of(const Lists &lists, size_t rows_of_stream) {
             if (row.begin == last.begin && row.count == last.count + 1) {
                 ++runs.back().count;
                 ++runs.back().request.q_len;
-                ++runs.back().request.tokens;
+                runs.back().request.pages = ++runs.back().request.tokens;
                 continue;
             }
         }
         za_request request{};
-        request.tokens = uint32_t(row.count);
+        request.tokens = request.pages = uint32_t(row.count);
         request.page_table = lists.pages.data() + row.begin;
         request.q_len = 1;
         if (!plain) {

@@ -15,7 +15,8 @@
    keys overwrite each other, are not noticed.
 
    Ownership. Structs, arrays and texts that a function is given are the host's, and are used during the function only.
-   An object is freed before the one that it was made from, and once no submission uses it any more.
+   An object is freed before the one that it was made from, which refuses to be closed until then and stays as it is,
+   and once no submission uses it any more.
 
    Threads. A za_device and all that was made from it belong to one thread at a time, as does the host's queue while one
    of the functions that submit runs: za_open, za_run, za_run_at, za_copy_page. A function that can fail refuses a
@@ -53,7 +54,8 @@ enum za_code {
     ZA_UNSUPPORTED, /* the device or its driver cannot do it: no Vulkan 1.1, a limit, other bits of a float function */
     ZA_MEMORY,      /* out of host or device memory */
     ZA_BUSY,        /* another thread is in a function of this device */
-    ZA_LOST,        /* a submission did not end: every later call of this device gives this; free it */
+    ZA_LOST,        /* the device was lost, or a submission did not end: every later call of this device gives this,
+                       whatever code the first one had; free what is of it, and open it again */
     ZA_DRIVER       /* Vulkan gave another error */
 };
 
@@ -89,7 +91,7 @@ ZA_API bool za_wanted_features(VkInstance instance, VkPhysicalDevice physical, P
 /* name: a piece of the device's name; NULL: the best one, a discrete GPU before all others. */
 ZA_API struct za_device *za_device_open(const char *name);
 ZA_API struct za_device *za_device_from(const struct za_host *host);
-ZA_API void za_device_close(struct za_device *device); /* after all that was made from it; NULL does nothing */
+ZA_API bool za_device_close(struct za_device *device); /* after every za_attn of it; NULL does nothing */
 
 struct za_device_info {
     const char *name;       /* lives as long as the za_device */
@@ -151,7 +153,7 @@ struct za_options {
    `multiply_add` for ZA_FUSED) on the manifest's numbers, and refuses a device whose driver computes one of the results
    otherwise. Other pipelines are made by the first call that needs them, or by za_prepare. */
 ZA_API struct za_attn *za_open(struct za_device *device, const struct za_options *options);
-ZA_API void za_close(struct za_attn *attn); /* after its caches and prepared calls; NULL does nothing */
+ZA_API bool za_close(struct za_attn *attn); /* after its caches and prepared calls; NULL does nothing */
 
 struct za_info {
     uint32_t page_size;                      /* tokens of a page, from 1 on */
@@ -214,6 +216,7 @@ ZA_API bool za_copy_page(struct za_cache *cache, uint32_t source, uint32_t targe
 /* One sequence of a call: an ordered list of keys, and the query rows that see them. */
 struct za_request {
     uint32_t tokens;            /* keys of the sequence, the new rows among them, at most 2**24 */
+    uint32_t pages;             /* entries of page_table, at least ceil(tokens / page_size); further ones are not read */
     const uint32_t *page_table; /* key t lies in page page_table[t / page_size]; ids are below the cache's pages, in any
                                    order. Requests that follow each other with the same pointer share its words */
     uint32_t new_rows;          /* keys [tokens - new_rows, tokens) are appended before the call attends, no two of a
@@ -227,7 +230,8 @@ struct za_request {
     uint32_t mask_keys; /* at most the tokens; 0 where mask is NULL, and only there */
 };
 
-/* What is 0 or NULL is the default. Numbers of arrays, and of masks, are finite and of a magnitude up to 2**60. */
+/* What is 0 or NULL is the default. Numbers of arrays, and of masks, are finite and of a magnitude up to 2**60; what
+   masks times slopes and alibi times distances add to a score is at most 2**96. */
 struct za_call {
     const struct za_request *request; /* (requests); their query rows, new rows and results lie one behind the other */
     uint32_t requests;   /* 0: the call writes nothing; the results of a step are those of rows that see no key */
@@ -257,8 +261,9 @@ struct za_data {
 };
 
 /* The same in buffers on the device. The library does not see the values. The host's part: they are finite, 0 or of a
-   magnitude from 2**-40 to 2**60, and max|q| * max|k| * head_dim * max(1, 1.5 * |scale|) is at most 2**96. Smaller ones
-   give results that are right to their last bits only; beyond it they may be NaN. */
+   magnitude from 2**-40 to 2**60, and max|q| * max|k| * head_dim * max(1, 1.5 * |scale|, |scale| / softcap) is at most
+   2**96, with the largest |mask * slope| and |alibi * tokens| added to it. Smaller ones give results that are right to
+   their last bits only; beyond it they may be NaN. */
 struct za_places {
     struct za_place rows; /* (new, kv_heads, row_words) uint32: K values, V values, K scales, V scales of each, see
                              docs/c-hosts.md; for f32, f16 and bf16 K's k_dim values, then V's v_dim. Where K and V lie

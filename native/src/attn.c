@@ -61,18 +61,24 @@ struct za_attn *za_open(struct za_device *device, const struct za_options *optio
     struct za_attn *attn = calloc(1, sizeof *attn);
     if (!attn) za_no_memory();
     if (attn) attn->device = device;
+    if (attn) ++device->used_by;
     if (za_leave(device, attn && open_parts(attn, *options))) return attn;
     za_close(attn);
     return NULL;
 }
 
-void za_close(struct za_attn *attn) {
-    if (!attn) return;
+bool za_close(struct za_attn *attn) {
+    if (!attn) return true;
+    if (attn->caches || attn->prepared)
+        return za_fail("attn: got one with %u caches and %u prepared calls, expected none; free them first",
+                       attn->caches, attn->prepared);
+    --attn->device->used_by;
     for (int i = 0; i < SCRATCH; ++i) za_buffer_free(attn->device, &attn->scratch[i]);
     for (int i = 0; i < PIPELINES; ++i) za_pipeline_free(attn->device, &attn->pipelines[i]);
     za_sets_free(attn->device, &attn->sets);
     za_manifest_close(&attn->manifest);
     free(attn);
+    return true;
 }
 
 struct za_info za_info(const struct za_attn *attn) {

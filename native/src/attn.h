@@ -25,6 +25,7 @@ struct za_attn {
     struct buffer scratch[SCRATCH]; /* of a call that waits; they grow */
     struct sets sets;               /* of its dispatches */
     struct za_trace trace;
+    atomic_uint caches, prepared; /* that were made from it and are not freed */
 };
 
 struct za_cache {

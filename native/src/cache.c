@@ -159,6 +159,7 @@ static struct za_cache *make(struct za_attn *attn, const struct za_cache_places 
     bool ok = (cache = calloc(1, sizeof *cache)) || za_no_memory();
     if (ok) {
         *cache = (struct za_cache){.attn = attn, .layers = given->layers, .pages = given->pages};
+        ++attn->caches;
         ok = take_steps(cache, given) && check_size(cache) && make_scales(cache, given->k_scales, given->v_scales) &&
              (own ? own_memory(cache) : host_memory(cache, given));
     }
@@ -180,6 +181,7 @@ struct za_cache *za_cache_from(struct za_attn *attn, const struct za_cache_place
 
 void za_cache_free(struct za_cache *cache) {
     if (!cache) return;
+    --cache->attn->caches;
     za_buffer_free(cache->attn->device, &cache->own_k);
     za_buffer_free(cache->attn->device, &cache->own_v);
     free(cache->scales);

@@ -44,6 +44,9 @@ static bool check_request(const struct manifest *m, const struct shape *shape, c
         return za_fail("request[%u].q_len, splits: got %u and %u, expected a product of at most %u", number, r->q_len,
                        call->splits, m->max_tokens);
     uint32_t used = za_ceil_div(r->tokens, shape->page_size);
+    if (r->pages < used)
+        return za_fail("request[%u].pages: got %u, expected at least %u for %u tokens in pages of %u", number, r->pages,
+                       used, r->tokens, shape->page_size);
     if (used && !r->page_table) return za_fail("request[%u].page_table: got NULL, expected %u pages", number, used);
     for (uint32_t i = 0; i < used; ++i) {
         if (r->page_table[i] >= pages)
@@ -51,6 +54,25 @@ static bool check_request(const struct manifest *m, const struct shape *shape, c
                            pages);
     }
     return check_mask(m, number, r);
+}
+
+/* The largest magnitude of n numbers; -infinity, which hides a key, counts as none. */
+static double largest(const float *values, size_t n) {
+    double most = 0;
+    for (size_t i = 0; i < n; ++i)
+        if (values[i] != -INFINITY) most = fmax(most, fabs((double)values[i]));
+    return most;
+}
+
+/* What alibi and masks may add to a score, in log2 units. */
+static double added_most(const struct shape *shape, const struct za_call *call) {
+    double distance = 0, mask = 0, factor = call->mask_slopes ? largest(call->mask_slopes, shape->q_heads) : 1;
+    for (uint32_t i = 0; i < call->requests; ++i) {
+        const struct za_request *r = &call->request[i];
+        distance = fmax(distance, r->tokens > r->q_len ? r->tokens : r->q_len);
+        mask = fmax(mask, largest(r->mask, (size_t)r->q_len * r->mask_keys));
+    }
+    return 1.5 * (mask * factor + (call->alibi ? largest(call->alibi, shape->q_heads) * distance : 0));
 }
 
 static bool check_options(const struct manifest *m, const struct shape *shape, const struct za_call *call) {
@@ -61,9 +83,13 @@ static bool check_options(const struct manifest *m, const struct shape *shape, c
     if (scale != 0 && !(scale >= 0x1p-126 && scale <= 0x1p126)) /* also where it is NaN */
         return za_fail("scale: got %g, expected a magnitude from 2**-126 to 2**126, or 0 for 1 / sqrt(head_dim)",
                        call->scale);
-    return (!call->sinks || check_floats(m, "sinks", call->sinks, shape->q_heads)) &&
-           (!call->alibi || check_floats(m, "alibi", call->alibi, shape->q_heads)) &&
-           (!call->mask_slopes || check_floats(m, "mask_slopes", call->mask_slopes, shape->q_heads));
+    if ((call->sinks && !check_floats(m, "sinks", call->sinks, shape->q_heads)) ||
+        (call->alibi && !check_floats(m, "alibi", call->alibi, shape->q_heads)) ||
+        (call->mask_slopes && !check_floats(m, "mask_slopes", call->mask_slopes, shape->q_heads)))
+        return false;
+    return added_most(shape, call) <= (double)m->max_score ||
+           za_fail("mask, mask_slopes: got values and slopes whose products add up to %g to a score, expected at most "
+                   "2**%d", added_most(shape, call), ilogbf(m->max_score));
 }
 
 bool za_check_call(const struct manifest *m, const struct shape *shape, const struct za_call *call, uint32_t pages) {
@@ -101,10 +127,11 @@ bool za_check_scores(const struct manifest *m, const struct shape *shape, const 
                            i % dims, (double)q[i], ilogbf(m->max_input));
         largest_q = fmax(largest_q, fabs((double)q[i]));
     }
-    if (largest_q * largest_k * shape->head_dim * fmax(1, 1.5 * fabs(za_scale(shape, call))) <= (double)m->max_score)
-        return true;
-    return za_fail("q, k: got max|q| = %g, max|k| = %g and scale = %g, whose scores may overflow", largest_q, largest_k,
-                   za_scale(shape, call));
+    double scale = fabs(za_scale(shape, call)), most = fmax(1, 1.5 * scale), added = added_most(shape, call);
+    if (call->softcap != 0) most = fmax(most, scale / call->softcap);
+    if (largest_q * largest_k * shape->head_dim * most + added <= (double)m->max_score) return true;
+    return za_fail("q, k: got max|q| = %g, max|k| = %g, scale = %g and %g that alibi and masks add, whose scores may "
+                   "overflow", largest_q, largest_k, za_scale(shape, call), added);
 }
 
 bool za_check_counts(const struct za_device *device, const struct counts *counts, const struct parts *parts) {

@@ -21,12 +21,15 @@ const char *za_result_name(VkResult result) {
     }
 }
 
+enum za_code za_code_of(VkResult result) {
+    return result == VK_ERROR_OUT_OF_HOST_MEMORY || result == VK_ERROR_OUT_OF_DEVICE_MEMORY ? ZA_MEMORY
+           : result == VK_ERROR_DEVICE_LOST                                                 ? ZA_LOST
+                                                                                            : ZA_DRIVER;
+}
+
 bool za_check(VkResult result, const char *what) {
-    enum za_code code = result == VK_ERROR_OUT_OF_HOST_MEMORY || result == VK_ERROR_OUT_OF_DEVICE_MEMORY ? ZA_MEMORY
-                        : result == VK_ERROR_DEVICE_LOST                                                 ? ZA_LOST
-                                                                                                         : ZA_DRIVER;
     return result == VK_SUCCESS ||
-           za_fail_as(code, "%s: %s (VkResult %d)", what, za_result_name(result), (int)result);
+           za_fail_as(za_code_of(result), "%s: %s (VkResult %d)", what, za_result_name(result), (int)result);
 }
 
 /* --- functions and features -------------------------------------------------------------------------- */
@@ -261,8 +264,10 @@ struct za_device *za_device_from(const struct za_host *host) {
     return finish(device, take_host(device, host));
 }
 
-void za_device_close(struct za_device *device) {
-    if (!device) return;
+bool za_device_close(struct za_device *device) {
+    if (!device) return true;
+    if (device->used_by)
+        return za_fail("device: got one with %u open za_attn, expected none; za_close comes first", device->used_by);
     const struct za_functions *vk = &device->vk;
     VkDevice handle = device->host.device;
     if (vk->DeviceWaitIdle && handle && device->own) vk->DeviceWaitIdle(handle);
@@ -278,6 +283,7 @@ void za_device_close(struct za_device *device) {
     if (device->own && vk->DestroyInstance && device->host.instance && !device->running)
         vk->DestroyInstance(device->host.instance, NULL);
     free(device);
+    return true;
 }
 
 struct za_device_info za_device_info(const struct za_device *device) {
@@ -296,10 +302,12 @@ bool za_enter(struct za_device *device) {
                           device->properties.deviceName);
     if (!device->lost) return true;
     za_leave(device, false);
-    return za_fail_as(ZA_LOST, "%s: an earlier submission did not end; open it again", device->properties.deviceName);
+    return za_fail_as(ZA_LOST, "%s: an earlier call lost the device, or did not end; open it again",
+                      device->properties.deviceName);
 }
 
 bool za_leave(struct za_device *device, bool ok) {
+    if (!ok && za_error_code() == ZA_LOST) device->lost = true;
     atomic_flag_clear(&device->busy);
     return ok;
 }
@@ -317,9 +325,11 @@ bool za_is_idle(struct za_device *device) {
     return !device->running;
 }
 
-static bool reset_fence(struct za_device *device) {
-    device->signalled = !za_check(device->vk.ResetFences(device->host.device, 1, &device->fence), "vkResetFences");
-    return !device->signalled;
+static VkResult reset_fence(struct za_device *device) {
+    VkResult result = device->vk.ResetFences(device->host.device, 1, &device->fence);
+    device->signalled = result != VK_SUCCESS;
+    if (result == VK_ERROR_DEVICE_LOST) device->lost = true;
+    return result;
 }
 
 bool za_commands_begin(struct za_device *device) {
@@ -327,7 +337,7 @@ bool za_commands_begin(struct za_device *device) {
         .sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO,
         .flags = VK_COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT_BIT,
     };
-    if (device->signalled && !reset_fence(device)) return false;
+    if (device->signalled && !za_check(reset_fence(device), "vkResetFences")) return false;
     /* a call that failed may have left it recording */
     return za_check(device->vk.ResetCommandBuffer(device->commands, 0), "vkResetCommandBuffer") &&
            za_check(device->vk.BeginCommandBuffer(device->commands, &begin), "vkBeginCommandBuffer");

@@ -42,15 +42,16 @@ struct za_device {
     VkCommandBuffer commands; /* of the library's own submissions, one at a time */
     VkFence fence;
     bool signalled; /* the fence could not be reset */
-    bool lost;      /* a submission was made, and is not known to have ended */
+    bool lost;      /* the driver says so, or a submission is not known to have ended */
     bool running;   /* and may be running still: what it uses is not freed */
     atomic_flag busy;
+    atomic_uint used_by; /* za_attn that are open */
     VkDescriptorSetLayout set_layouts[MAX_BINDINGS + 1]; /* by number of bindings, all storage buffers */
     VkPipelineLayout layouts[MAX_BINDINGS + 1];
 };
 
 /* Between these two a thread has the device. za_enter is false where another one has it, or it is lost; za_leave gives
-   what the thread's work came to. */
+   what the thread's work came to, and a failure of ZA_LOST loses the device. */
 bool za_enter(struct za_device *device);
 bool za_leave(struct za_device *device, bool ok);
 
@@ -62,6 +63,7 @@ bool za_commands_begin(struct za_device *device);
 bool za_commands_submit(struct za_device *device);
 
 bool za_check(VkResult result, const char *what);
+enum za_code za_code_of(VkResult result);
 const char *za_result_name(VkResult result);
 
 #endif

@@ -50,8 +50,8 @@ bool za_buffer_make(struct za_device *device, VkDeviceSize size, bool host, cons
     };
     VkResult result = vk->AllocateMemory(on, &allocate, NULL, &buffer->memory);
     if (result != VK_SUCCESS)
-        return za_fail_as(ZA_MEMORY, "%s: %llu bytes are needed: %s (VkResult %d); use a shorter context or free "
-                          "memory", what, (unsigned long long)needs.size, za_result_name(result), (int)result);
+        return za_fail_as(za_code_of(result), "%s: %llu bytes are needed: %s (VkResult %d); use a shorter context or "
+                          "free memory", what, (unsigned long long)needs.size, za_result_name(result), (int)result);
     if (!za_check(vk->BindBufferMemory(on, buffer->handle, buffer->memory, 0), "vkBindBufferMemory")) return false;
     return !host || za_check(vk->MapMemory(on, buffer->memory, 0, VK_WHOLE_SIZE, 0, &buffer->mapped), "vkMapMemory");
 }

@@ -110,7 +110,7 @@ struct za_prepared *za_prepare(struct za_attn *attn, const struct za_room *room)
     if (!za_given("attn", attn) || !za_given("room", room) || !za_enter(attn->device)) return NULL;
     struct za_prepared *p = calloc(1, sizeof *p);
     if (!p) za_no_memory();
-    if (p) p->attn = attn, p->room = *room;
+    if (p) p->attn = attn, p->room = *room, ++attn->prepared;
     if (za_leave(attn->device, p && make(p))) return p;
     za_prepared_free(p);
     return NULL;
@@ -119,6 +119,7 @@ struct za_prepared *za_prepare(struct za_attn *attn, const struct za_room *room)
 void za_prepared_free(struct za_prepared *p) {
     if (!p) return;
     struct za_device *device = p->attn->device;
+    --p->attn->prepared;
     struct buffer *const buffers[] = {&p->work, &p->states, &p->filled, &p->result};
     for (int i = 0; i < 4; ++i) za_buffer_free(device, buffers[i]);
     for (int i = 0; i < MAX_SLOTS; ++i) za_sets_free(device, &p->sets[i]);

@@ -1,10 +1,11 @@
 """The benchmark on a device: dispatchers, the passes by its clock, decode steps; a quick proof."""
 
+import importlib.util
 import json
 from typing import Any
 
 import pytest
-from commands import records
+from commands import records, refusal
 from commands import run as main
 
 import zinc_attn as za
@@ -60,6 +61,36 @@ def test_command(tmp_path, capsys):
     rows = records(capsys, words.replace(",2/1/64", ""), tmp_path / "b", "--json")
     assert rows == [json.loads(line) for line in (tmp_path / "b" / "bench.jsonl").read_text().splitlines()]
     assert {row["measure"] for row in rows} == {"call", *PASSES}
+
+
+def test_the_command_of_a_model_against_others(tmp_path, capsys):
+    """Times in turns, and every error against float64; the model's layers make a step."""
+    pytest.importorskip("torch")
+    config = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "num_hidden_layers": 7}
+    (tmp_path / "tiny.json").write_text(json.dumps(config))
+    words = f"bench --runtime vulkan --model {tmp_path / 'tiny.json'} --contexts 300 --repeats 2 --splits auto --json"
+    rows = records(capsys, words, "--dtype f16,q8_0 --against torch,numpy --out", tmp_path)
+    calls = {(row["dtype"], row["runtime"]): row for row in rows if row["measure"] == "call"}
+    others = [("f16", "torch float32"), ("f16", "torch float16"), ("f16", "numpy float32")]
+    others += [("q8_0", "torch float32"), ("q8_0", "numpy float32")]
+    assert list(calls) == [("f16", "vulkan"), *others[:3], ("q8_0", "vulkan"), *others[3:]]
+    for (_, runtime), row in calls.items():
+        exact = runtime == "vulkan"
+        assert (row["verified"], row["device"] == "this CPU", row["repeats"]) == (
+            "bits" if exact else None,
+            not exact,
+            2,
+        )
+        assert 1e-9 < row["relative_error"] < (1e-2 if runtime == "torch float16" else 2e-6)
+        assert row["attention_ms_per_step"] == pytest.approx(row["median_us"] * 7 / 1e3, rel=1e-4)
+        assert row["model"] == "tiny" and row["shape"] == "4/2/64"
+
+
+def test_against_a_program_that_is_missing(monkeypatch, capsys):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: find(name) if name != "torch" else None)
+    said = refusal(capsys, "bench --against torch")
+    assert said == "against: torch is not installed; pip install torch, or leave it out"
 
 
 def test_the_command_of_steps(capsys, tmp_path):

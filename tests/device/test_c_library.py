@@ -81,7 +81,8 @@ class Library(Opened):
         """out and lse of a call of one request. Arrays in ``more`` are float32."""
         q, k, v, table = (np.ascontiguousarray(x) for x in (q, k, v, np.array(table, np.uint32)))
         out, lse = np.empty(q.shape, np.float32), np.empty(q.shape[:2], np.float32)
-        request, data = Request(tokens=tokens, new_rows=len(k), q_len=len(q), page_table=address(table)), Data()
+        request = Request(tokens, len(table), address(table), len(k), len(q))
+        data = Data()
         call = Call(request=c.addressof(request), requests=1)
         data.k, data.v, data.q, data.out, data.lse = map(address, (k, v, q, out, lse))
         for name, value in more.items():
@@ -224,7 +225,7 @@ def test_the_page_s_call_has_the_same_splits_everywhere(kind):
 
 # --- contexts and layouts -------------------------------------------------------------------------------------
 
-CONTEXTS = (0, 1, 63, 64, 65, 1000, 8192)
+CONTEXTS = (0, 1, 63, 64, 65, 1000, 4224)
 OPTIONS = ({}, {"window": 130, "sinks": True}, {"window": 3000, "softcap": 2.0, "sinks": True}, {"softcap": 30.0})
 
 
@@ -317,7 +318,7 @@ def test_a_latent_shape_has_no_v(scaled, tmp_path):
     assert scaled.error == "v_scales: got some for a latent shape, expected NULL; its V is part of its K"
     cache = c.c_void_p(scaled.c.za_cache_make(attn, 1, 1, *scaled.pointers((one, None))))
     rows, table = np.zeros((1, 1, 64), np.float32), np.zeros(1, np.uint32)
-    request, data = Request(tokens=1, new_rows=1, page_table=address(table)), Data(address(rows), address(rows))
+    request, data = Request(1, 1, address(table), 1), Data(address(rows), address(rows))
     call = Call(request=c.addressof(request), requests=1)
     assert not scaled.c.za_run(cache, 0, c.byref(call), c.byref(data))
     assert scaled.error == "v: got an array, expected NULL; V of a latent shape is part of k"
@@ -337,6 +338,9 @@ def test_a_latent_shape_has_no_v(scaled, tmp_path):
 # --- refusals ------------------------------------------------------------------------------------------------
 
 
+BEYOND = "mask, mask_slopes: got values and slopes whose products add up to 4.98"
+
+
 @pytest.mark.parametrize(
     "change,message",
     (
@@ -344,11 +348,17 @@ def test_a_latent_shape_has_no_v(scaled, tmp_path):
         ({"tokens": (1 << 24) + 1}, "tokens: got 16777217, expected at most 16777216"),
         ({"tokens": 1}, "new_rows: got 2, expected at most the 1 tokens"),
         ({"table": (11, 12, 9)}, "page_table[1]: got 12, expected a page below 12"),
+        ({"pages": 2}, "request[0].pages: got 2, expected at least 3 for 129 tokens in pages of 64"),
         ({"splits": 1 << 24}, "q_len, splits: got 2 and 16777216, expected a product of at most 16777216"),
         ({"scale": np.inf}, "scale: got inf, expected a magnitude from 2**-126 to 2**126, or 0 for 1 / sqrt(head_dim)"),
         ({"scale": np.nan}, "scale: got nan, expected a magnitude"),
         ({"scale": -1e-40}, "scale: got -1e-40, expected a magnitude"),
-        ({"scale": -1e30}, "and scale = -1e+30, whose scores may overflow"),
+        ({"scale": -1e30}, "scale = -1e+30 and 0 that alibi and masks add, whose scores may overflow"),
+        (
+            {"scale": 1e20, "softcap": 2.0**-40},
+            "scale = 1e+20 and 0 that alibi and masks add, whose scores may overflow",
+        ),
+        ({"mask": MASK - np.float32(2.0**59), "mask_keys": 7, "mask_slopes": SLOPES * np.float32(2.0**59)}, BEYOND),
         ({"softcap": np.nan}, "softcap: got nan, expected 2**-40 to 2**60, or 0 for none"),
         ({"sinks": np.full(4, np.nan, np.float32)}, "sinks[0]: got nan, expected at most 2**60"),
         ({"alibi": SLOPES * np.float32(2.0**62)}, "alibi[0]: got 4.61169e+18"),
@@ -381,12 +391,18 @@ def test_what_a_call_refuses(opened, inputs, change, message):
 
 
 def test_too_large_a_key_does_not_stay(opened, inputs):
-    """The bound on scores counts the keys of calls that succeeded."""
+    """The bound on scores counts the keys of calls that succeeded, and those of all."""
     q, k, v = (x.copy() for x in inputs)
     k[-1, 0, 0] = 65504
     with pytest.raises(Refused, match="scores may overflow"):
         opened.run(q, k[-NEW:], v[-NEW:], (11, 10, 9), TOKENS, scale=1e22)
     page_call(opened, inputs, scale=1e22)
+    kept, opened.cache = opened.cache, c.c_void_p(opened.c.za_cache_make(opened.attn, LAYERS, PAGES, None, None))
+    opened.run(q, k[-NEW:], v[-NEW:], (11,), NEW)
+    with pytest.raises(Refused, match="scores may overflow"):
+        opened.run(q, k[:0], v[:0], (11,), NEW, scale=1e22)
+    opened.c.za_cache_free(opened.cache)
+    opened.cache = kept
 
 
 def test_what_a_cache_and_a_copy_refuse(opened):

@@ -3,8 +3,11 @@
 Which rows are refused is in tests/host/test_dtypes.py and test_blocks.py.
 """
 
+import copy
+import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -159,8 +162,49 @@ def test_scores_that_could_overflow_are_refused_for_what_the_cache_holds(device:
         same(attn(q_(), seq, 0, return_lse=True), reference.emulate(q_(), k, v))
 
 
-def test_repr(device: za.Device, rng: np.random.Generator) -> None:
-    """What a debugger shows: without the lock, which another thread holds, in the middle of a step, and after close."""
+GIVEN_UP: dict[str, Callable[[za.KVCache, za.Sequence], Any]] = {
+    "truncated": lambda cache, seq: seq.truncate(20),
+    "taken back": lambda cache, seq: seq.drop_last(1),
+    "dropped from a tree": lambda cache, seq: seq.keep([], 1),
+    "truncated, and written again": lambda cache, seq: (
+        seq.truncate(19),
+        *(cache.append(seq, layer, k_(1, np.float32), k_(1, np.float32)) for layer in (0, 1)),
+    ),
+}
+
+
+@pytest.mark.parametrize("give_up", GIVEN_UP)
+def test_rows_that_are_gone_refuse_nothing(device: za.Device, give_up: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of K of 2**60, in the sequence itself, nor those of others; what is there is read once, where a call needs it."""
+    k, q = k_(20, np.float32), q_() * np.float32(2.0**50)
+    with za.KVCache(device, SMALL, 2, 128, "f32", 16) as cache:
+        seq, attn = cache.new_sequence(), za.Attention(cache)
+        for layer in (0, 1):
+            cache.append(seq, layer, k, k)
+        want = attn(q, seq, 0)
+        for layer in (0, 1):
+            cache.append(seq, layer, k[:1] * np.float32(2.0**60), k[:1])
+        forks = [seq.fork(), seq.fork()]
+        for one in (seq, *forks):
+            with pytest.raises(errors.ValueRangeError, match=r"max\|k\| = 1\.15292e\+18"):
+                attn(q, one, 0)
+        forks.pop().free()
+        GIVEN_UP[give_up](cache, seq)
+        same([attn(q, seq, 0)], [want])
+        assert seq.pages.state.largest == (1, 1)
+        monkeypatch.setattr(cache.mover, "gather", lambda *_: pytest.fail("read again"))
+        same([attn(q, seq, 0)], [want])
+        for one in (forks[0], [seq, forks[0]]):  # which still has it
+            with pytest.raises(errors.ValueRangeError, match=r"max\|k\| = 1\.15292e\+18"):
+                attn(q if one is forks[0] else [q, q], one, 0)
+        assert cache.largest == (2.0**60, 1)
+
+
+def test_what_is_seen_of_objects(device: za.Device, rng: np.random.Generator) -> None:
+    """By ``copy`` and ``pickle``, which are refused, and in a debugger.
+
+    It shows them without the lock, which another thread holds, in the middle of a step, and after close.
+    """
     with (
         za.KVCache(device, SMALL, 2, 100, "f16", page_size=64) as cache,
         za.ShardedKVCache([device], SMALL, 1, 1024) as sharded,
@@ -182,6 +226,11 @@ def test_repr(device: za.Device, rng: np.random.Generator) -> None:
         }
         with cache.lock, sharded.lock:
             assert other.submit(lambda: list(map(repr, texts))).result(10) == list(texts.values())
+        for one, change in product((device, *texts), (copy.copy, copy.deepcopy, pickle.dumps)):
+            with pytest.raises(
+                errors.UnsupportedError, match=f"^{type(one).__name__}: it stands for memory of a device"
+            ):
+                change(one)
     assert repr(cache).endswith(f"{where}, closed)") and repr(sharded).endswith("closed)") and repr(seq)
     for kind in (za.Device, *map(type, texts)):
         assert repr(object.__new__(kind)) == f"<{kind.__name__}: AttributeError>"  # its constructor failed

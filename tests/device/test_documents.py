@@ -1,13 +1,12 @@
 """README and docs/ against the program: every Python block runs, every command line parses, every figure is printed.
 
-A page's Python blocks run in order, in one namespace. Comments that a reader does not see prepare what they take as
-given: ``<!-- run first:`` and code, ``<!-- needs MODULES -->`` where a page runs only with these modules.
+A page's Python blocks run in order, in one namespace, as a reader pastes them. Comments that a reader does not see make
+files or check what was found, and no name of theirs reaches a block: ``<!-- run first:`` and code. Where a page runs
+only with certain modules: ``<!-- needs MODULES -->``.
 """
 
 import argparse
-import contextlib
 import importlib.util
-import io
 import re
 import shlex
 from collections.abc import Callable, Iterator
@@ -21,18 +20,22 @@ from typing import Any
 
 import pytest
 from c_host import digest
+from commands import run, shown
 
 import zinc_attn as za
 from zinc_attn import errors, limits
 from zinc_attn.cache.device_encoding import LEAST_ROWS
 from zinc_attn.canonical import constants
 from zinc_attn.cli import app as cli
-from zinc_attn.cli.arguments import STATUSES
+from zinc_attn.cli.arguments import DEFAULT_CONTEXTS, STATUSES, chosen_model
 from zinc_attn.kernels import declarations
 from zinc_attn.storage import STORAGE
 from zinc_attn.tools import export
 from zinc_attn.tools.check import Case, record
+from zinc_attn.tools.cost import CARDS, predict_call
 from zinc_attn.tools.export import describe
+from zinc_attn.tools.harness.inputs import parse_contexts
+from zinc_attn.tools.harness.split_spec import SplitSpec
 
 ROOT = Path(__file__).parents[2]
 PAGES = {path.name: path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
@@ -54,7 +57,7 @@ def test_the_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.Mo
         code = block["shown"] or block["hidden"]
         assert not re.search(r"^ .*\n(?=\w)", block["shown"] or "", flags=re.M), "a REPL wants a blank line there"
         lines = "\n" * text.count("\n", 0, block.start())  # so that a traceback has the page's line numbers
-        exec(compile(f"{lines}\n{code}", page, "exec"), namespace)
+        exec(compile(f"{lines}\n{code}", page, "exec"), namespace if block["shown"] else dict(namespace))
     for value in namespace.values():
         if isinstance(value, za.Device):
             value.close()
@@ -115,10 +118,7 @@ def test_the_command_lines_are_the_programs(page: str) -> None:
         assert name in commands(), f"{page}: {name}"
         assert {x for x in arguments if x.startswith("--")} <= options(commands()[name]), f"{page}: {name} {arguments}"
     for name, arguments in whole:
-        said = io.StringIO()
-        with contextlib.redirect_stderr(said), contextlib.suppress(SystemExit):
-            commands()[name].parse_args(arguments)
-        assert not said.getvalue(), f"{page}: {name} {arguments}: {said.getvalue()}"
+        commands()[name].parse_args(arguments)
 
 
 def test_an_option_that_a_page_names_alone_is_one_of_a_command_or_script() -> None:
@@ -130,6 +130,30 @@ def test_an_option_that_a_page_names_alone_is_one_of_a_command_or_script() -> No
         for span in spans(text) if page.endswith(".md") and page != "CHANGELOG.md" else ():  # which names what went
             named = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", span))
             assert named <= known, f"{page}: {span}"
+
+
+# --- the picture ---------------------------------------------------------------------------------------------
+
+
+def test_the_picture_says_what_its_command_draws(tmp_path: Path, capsys: Any) -> None:
+    """The first command of README, at two short contexts; what is modeled in the picture is today's model's."""
+    pytest.importorskip("matplotlib", reason="pip install 'zinc-attn[cli]'")
+    ((name, arguments), *_) = [call for code in fences(PAGES["README.md"]) for call in calls(code)]
+    assert run(name, *arguments, "--contexts 64,128 --repeats 1 --runtime vulkan --out", tmp_path) == 0
+    capsys.readouterr()
+    drawn, kept = (shown(path.read_bytes()) for path in (tmp_path / "sweep.png", ROOT / "docs/sweep.png"))
+    assert kept["title"] == drawn["title"] and kept["notes"].splitlines()[0] == drawn["notes"].splitlines()[0]
+    lines = [{line.split(", ")[1]: points for line, points in one["lines"].items()} for one in (drawn, kept)]
+    assert list(lines[1]) == list(lines[0])  # in this order, of whatever device
+    contexts = parse_contexts(DEFAULT_CONTEXTS)
+    model = chosen_model(commands()[name].parse_args(arguments))
+    for line, points in lines[1].items():
+        assert [context for context, _ in points] == contexts and all(speed > 0 for _, speed in points), line
+        if line.startswith("modeled"):
+            layout = SplitSpec.parse("auto" if "rule" in line else "1")
+            plans = [layout.plan(n, model.shape, CARDS["r9700"].compute_units) for n in contexts]
+            times = [predict_call(plan, CARDS["r9700"]).total_us * model.attention_layers for plan in plans]
+            assert [speed for _, speed in points] == pytest.approx([1e6 / us for us in times], rel=1e-5), line
 
 
 # --- places --------------------------------------------------------------------------------------------------
@@ -191,7 +215,8 @@ def column(page: str, heading: str, at: int = 0) -> list[str]:
 def test_tables_name_what_there_is() -> None:
     """The commands, exit statuses, storage types, errors and keys of the manifest: all of them, and no other."""
     assert {name.split()[0] for name in column("cli.md", "command")} == set(commands())
-    assert column("cli.md", "status") == re.findall(r"[:;] (\d+) ", STATUSES)
+    rows = zip(column("cli.md", "status"), column("cli.md", "status", 1), strict=True)
+    assert {int(status): text for status, text in rows} == STATUSES
     assert sorted(column("storage.md", "type")) == sorted(STORAGE)
     assert {*column("embedding.md", "key"), "format", "version", "package"} == set(export.manifest([]))
     kinds = {name for name, one in vars(errors).items() if isinstance(one, type) and issubclass(one, za.ZincAttnError)}
@@ -236,10 +261,14 @@ FIGURES: tuple[tuple[str, str, Callable[[], Any]], ...] = (
     ("", r"[Hh]ead(?:s of any size up| sizes 1) to (\d+)", lambda: limits.MAX_HEAD_DIM),
     ("kernels.md", r"each is 1 to (\d+)", lambda: limits.MAX_HEAD_DIM),
     ("README.md", r"contexts up to 2\*\*(\d+) keys", lambda: limits.MAX_CONTEXT.bit_length() - 1),
-    ("README.md", r"\*\*leaf\*\*: (\d+) consecutive keys", lambda: constants.KEYS_PER_LEAF),
-    ("README.md", r"\*\*node\*\*: (\w+) leaves", lambda: NUMBERS[constants.LEAVES_PER_NODE]),
-    ("README.md", r"\*\*node\*\*: .* (\d+) keys", lambda: constants.KEYS_PER_NODE),
-    ("README.md", r"\*\*page\*\*: .* (\d+) tokens", lambda: signature(za.KVCache).parameters["page_size"].default),
+    ("architecture.md", r"\*\*leaf\*\*: (\d+) consecutive keys", lambda: constants.KEYS_PER_LEAF),
+    ("architecture.md", r"\*\*node\*\*: (\w+) leaves", lambda: NUMBERS[constants.LEAVES_PER_NODE]),
+    ("architecture.md", r"\*\*node\*\*: .* (\d+) keys", lambda: constants.KEYS_PER_NODE),
+    (
+        "architecture.md",
+        r"\*\*page\*\*: .* (\d+) tokens",
+        lambda: signature(za.KVCache).parameters["page_size"].default,
+    ),
     ("", r"per node of (\d+) keys", lambda: constants.KEYS_PER_NODE),
     ("determinism.md", r"\|x\| < 2\^-(\d+) becomes 0", lambda: -round(log2(constants.MIN_INPUT))),
     ("determinism.md", r"\|x\| > 2\^(\d+), a NaN", lambda: round(log2(constants.MAX_INPUT))),

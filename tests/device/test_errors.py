@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import same
 
 import zinc_attn as za
 from zinc_attn import errors
@@ -154,11 +155,44 @@ def test_arrays_and_tensors_of_every_dtype(device):
         za.attention(wide[0], tensors[1].to(torch.float8_e4m3fn), wide[2], device=device)
 
 
-def test_large_but_legal_values_are_finite(device):
-    given = arguments("q=q * np.float32(2.0**40), k=k * np.float32(2.0**40)")
-    out, lse = za.attention(**given, device=device, return_lse=True)
-    for got, want in zip((out, lse), za.reference.emulate(**given), strict=True):
-        assert np.array_equal(got.view(np.uint32), want.view(np.uint32)) and np.all(np.isfinite(got))
+FAR, NEAR, CAP = 2.0**43, 2.0**20, 2.0**-40  # k's values; q's are twice as large: dot products of 2**90 and 2**44
+SLOPED = "mask, mask_slopes: got magnitudes of up to "
+PRODUCTS = (  # of k, options, the mask's value, and what is refused
+    (FAR, {}, None, None),
+    (FAR, {"scale": 42.0, "softcap": 7.0}, 2.0**60, None),
+    (FAR, {"scale": -44.0}, None, "q, k: got max|q| = 1.75922e+13"),
+    (FAR, {"scale": 42.0, "alibi": 2.0**60}, None, None),
+    (FAR, {"scale": 128 / 3, "alibi": 2.0**60}, 2.0**60, "q, k: got max|q| = 1.75922e+13"),
+    (NEAR, {"softcap": CAP, "scale": 2.0**12}, None, None),
+    (NEAR, {"softcap": CAP, "scale": 2.0**13}, None, "q, k: got max|q| = 2.09715e+06"),
+    (NEAR, {"mask_slopes": 2.0**45, "softcap": CAP, "alibi": -(2.0**60)}, -(2.0**50), None),
+    (NEAR, {"mask_slopes": 2.0**51}, -(2.0**50), f"{SLOPED}1.1259e+15 and 2.2518e+15"),
+    (NEAR, {"mask_slopes": -(2.0**46), "sinks": 2.0**60}, -(2.0**49.5), SLOPED),
+    (2.0**-41, {"scale": 2.0**126, "mask_slopes": 2.0**-60}, 2.0**60, None),  # such a k counts as 0
+)
+
+
+@pytest.mark.parametrize("arithmetic", ("canonical", "fused"))
+@pytest.mark.parametrize(("size", "options", "added", "refused"), PRODUCTS)
+def test_products_of_scores_have_one_bound(device, size, options, added, refused, arithmetic):
+    """Where factors meet, both oracles and a call refuse them alike, or agree; no key is taken for a hidden one."""
+    q, k = np.full((1, 1, 8), 2 * size, np.float32), np.full((9, 1, 8), size, np.float32)
+    k[4], v = 0, np.linspace(1, 9, 9 * 8, dtype=np.float32).reshape(9, 1, 8)
+    per_head = {name: np.float32([options[name]]) for name in ("alibi", "sinks", "mask_slopes") if name in options}
+    options = options | per_head | {"mask": None if added is None else np.full((1, 9), added, np.float32)}
+    calls = (
+        lambda: za.reference.attention(q, k, v, **options),
+        lambda: za.reference.emulate(q, k, v, arithmetic=arithmetic, **options),
+        lambda: za.attention(q, k, v, device, return_lse=True, arithmetic=arithmetic, **options),
+    )
+    if refused is not None:
+        for call in calls:
+            with pytest.raises(ValueRangeError, match=f"^{re.escape(refused)}"):
+                call()
+        return
+    (_, lse), want, found = (call() for call in calls)
+    same(found, want)
+    assert np.allclose(found[1], lse, rtol=1e-5) and np.all((found[0] >= 1) & (found[0] <= 9))
 
 
 def test_buffers_that_the_device_has_no_room_for(device, monkeypatch):

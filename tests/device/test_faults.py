@@ -136,7 +136,7 @@ print("done")
 LITTLE = """
 import resource
 from pathlib import Path
-from zinc_attn.runtime.refusals import COMPILE_HEADROOM, FILE_HEADROOM
+from zinc_attn.runtime.refusals import COMPILE_HEADROOM, FILE_HEADROOM, MEMORY_HEADROOM
 from zinc_attn.runtime.protocol import Use
 
 def limit(room):
@@ -154,10 +154,9 @@ def refused(call, text):
 right(attn, seq)
 limit(64 << 20)
 for use in Use:
-    try:
-        device.runtime.buffer(100 << 20, use).close()  # lavapipe's memory is not always address space of its own
-    except DeviceMemoryError:
-        pass
+    device.runtime.buffer(1 << 20, use).close()
+    refused(lambda: device.runtime.buffer(100 << 20, use), "RLIMIT_AS")
+refused(lambda: za.KVCache(device, za.AttnShape(2, 1, 64), 4, 1 << 17), "RLIMIT_AS")  # in several buffers
 refused(lambda: za.Device.open(0, runtime=sys.argv[1]), "RLIMIT_AS")
 other = np.ones((2, 128), np.float32), *np.ones((2, 9, 1, 128), np.float16)
 refused(lambda: za.attention(*other, device=device), "RLIMIT_AS")
@@ -168,7 +167,7 @@ assert np.array_equal(out.view(np.uint32), want.view(np.uint32))
 resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 right(attn, seq)
 
-resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_HEADROOM + (110 << 20), resource.RLIM_INFINITY))
+resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_HEADROOM + (60 << 20), resource.RLIM_INFINITY))
 for use in Use:  # memory of lavapipe lies in a file without a name, which cannot grow beyond the limit
     device.runtime.buffer(1 << 20, use).close()
     refused(lambda: device.runtime.buffer(100 << 20, use), "RLIMIT_FSIZE")
@@ -177,6 +176,17 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (8192, resource.RLIM_INFINITY))
 refused(lambda: za.Device.open(0, runtime=sys.argv[1]), "RLIMIT_FSIZE")
 refused(lambda: za.KVCache(device, za.AttnShape(2, 1, 64), 1, 64), "RLIMIT_FSIZE")
 right(attn, seq)
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+for room in (0, 40, 100, 126, 200):  # MiB; 128 in two buffers are made and used, or refused
+    limit(MEMORY_HEADROOM + (room << 20))
+    try:
+        with za.KVCache(device, za.AttnShape(2, 1, 64), 1, 1 << 19, "f16", 16) as large:
+            right(za.Attention(large), large.new_sequence(), {"k": k, "v": v})
+    except DeviceMemoryError:
+        assert room < 128
+    else:
+        assert room > 128
 device.close()
 print("done")
 """

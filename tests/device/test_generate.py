@@ -2,11 +2,13 @@
 
 import functools
 import hashlib
+import io
 import json
 import re
 import shutil
 import socket
 import sys
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from tiny_models import TEXT, config_file, saved
 from zinc_models import hf, torch, transformers
 
 import zinc_attn as za
+from zinc_attn.cli import generate as generate_command
 from zinc_attn.tools import generate
 
 GENERATE, VALIDATE = "generate --runtime vulkan --model", "validate --runtime vulkan"
@@ -71,6 +74,30 @@ def test_text_streams(with_tokenizer, capsys):
     assert record["text"] == tokenizer.decode(record["ids"])
     assert shown.out == f"{record['text']}\n"
     assert "prefill  " in shown.err and " tokens/s, median " in shown.err and "; attention " in shown.err
+
+
+def test_a_pipe_gets_every_token_as_it_comes(checkpoints, monkeypatch):
+    """Nothing waits in a buffer, and the progress of the prompt ends before the first token."""
+    raw, order, generate_ids = io.BytesIO(), list[Any](), generate.generate_ids
+
+    @contextmanager
+    def progress(what="starting"):
+        order.append(what)
+        yield lambda *step: None
+        order.append("end")
+
+    def watched(model, device, prompt, settings, on_token):
+        def token(number):
+            on_token(number)
+            order.append(raw.getvalue().decode().endswith(str(number)))
+
+        return generate_ids(model, device, prompt, settings, token)
+
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw))
+    monkeypatch.setattr(generate_command, "progress_bar", progress)
+    monkeypatch.setattr(generate, "generate_ids", watched)
+    assert run(GENERATE, checkpoints("llama"), "--prompt-ids 5,6 --max-new-tokens 3") == 0
+    assert order == ["reading a prompt of 2 tokens", "end", True, True, True]
 
 
 def test_nothing_is_downloaded(with_tokenizer, monkeypatch, capsys):

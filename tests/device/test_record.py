@@ -105,13 +105,21 @@ def test_each_step_has_a_mask_of_its_own(host, rng, causal, alibi):
 
 
 def test_refused_masks_leave_the_sequence(host):
-    made, plain = Recorded(host, mask_keys=2), Recorded(host).calls[0]
+    made, plain = (
+        Recorded(host, mask_keys=2, of={"mask_slopes": np.full(SHAPE.q_heads, 2.0**51, "f")}),
+        Recorded(host).calls[0],
+    )
     first, second = made.calls
     refused = (
         (np.ones((1, 2), bool), errors.ShapeError, r"^mask: got shape \(1, 2\), .* of which there are 1$"),
         (np.ones((2, 1), bool), errors.ShapeError, r"^mask: got shape \(2, 1\), expected \(1, n\)"),
         (np.ones((1, 1), np.int32), errors.DTypeError, "^mask: "),
         (np.full((1, 1), np.nan, np.float32), errors.ValueRangeError, "^mask: got a NaN"),
+        (
+            np.full((1, 1), -(2.0**50), np.float32),
+            errors.ValueRangeError,
+            "^mask, mask_slopes: got ",
+        ),
         (np.zeros((1, 1), bool), errors.ArgumentError, "^mask: row 0 sees no key"),
         ([None], errors.ArgumentError, r"^mask: got 1 entries, expected an array or one per call \(2\)$"),
     )

@@ -12,6 +12,7 @@ import zinc_attn as za
 from zinc_attn import errors, reference
 from zinc_attn.decode.pending import PendingAttention
 from zinc_attn.decode.runner import CallRunner
+from zinc_attn.planning import duration
 
 pytestmark = pytest.mark.both_dispatchers
 SHAPE = za.AttnShape(4, 2, 64)
@@ -233,3 +234,33 @@ def test_a_failure_of_one_submission_is_that_of_all_its_calls(device, three, mon
         made = submit(attns[0], seqs[0], 0, 70, 70)
         attns[1].submit(Q[0], seqs[1], 0, K[:1], None)
     same(made.result(), oracle(70, 70))
+
+
+# --- calls of more work than one submission may have -------------------------------------------------------------
+
+WAYS: dict[str, Callable[[za.Attention, Any, Any, dict[str, Any]], Any]] = {
+    "call": lambda a, q, s, more: a(q, s, 0, return_lse=True, **more),
+    "submit": lambda a, q, s, more: a.submit(q, s, 0, return_lse=True, **more).result(),
+    "partial": lambda a, q, s, more: za.fold([a.partial(q, s, 0, **more)]),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("rows", "options"),
+    ((1, {}), (3, {}), (1, {"num_splits": 2}), (1, {"arithmetic": "fused", "alibi": np.ones(4, "f")})),
+)
+def test_what_takes_too_long_is_cut(device, monkeypatch, way, rows, options):
+    """Rows into submissions of their own, and the keys of a row, whose states the last submission merges."""
+    monkeypatch.setattr(duration, "work_bound", lambda facts, by_matrix=False: 450 * duration.key_work(facts))
+    k, v = (RNG.standard_normal((1100, 2, 64)).astype(np.float16) for _ in "kv")
+    mask, seen = np.where(RNG.random((rows, 90)) < 0.5, -np.inf, 0.5).astype("f"), list[bool]()
+    told = {name: value for name, value in options.items() if name != "num_splits"}
+    with za.KVCache(device, SHAPE, 1, 2048) as cache:
+        attn = za.Attention(cache, observer=lambda made, _: seen.append(made.key.unmerged), **options)
+        seq = cache.new_sequence()
+        cache.append(seq, 0, k[:-rows], v[:-rows])
+        found = WAYS[way](attn, Q[:rows], seq, {"k": k[-rows:], "v": v[-rows:], "mask": mask})
+        same(found, reference.emulate(Q[:rows], k, v, mask=mask, **told))
+    parts = 2 if "num_splits" in options and way != "partial" else 3  # a partial call has a split for each node
+    assert seen == ([True] * (parts - 1) + [False]) * rows

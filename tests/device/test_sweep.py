@@ -1,5 +1,7 @@
 """What a sweep measures on a device: it verifies, it times, and it catches a wrong bit."""
 
+import csv
+import io
 import json
 from dataclasses import replace
 from itertools import count
@@ -7,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import records, refusal, shown
 from commands import run as main
 
 import zinc_attn as za
 from zinc_attn import reference
 from zinc_attn.tools.harness.bits import Output
 from zinc_attn.tools.harness.split_spec import parse_split_specs
-from zinc_attn.tools.measure import WARM_UP_RUNS, CallSpec, measure_calls
+from zinc_attn.tools.measure import WARM_UP_RUNS, CallSpec, measure_calls, points
 from zinc_attn.tools.measure.expected import Expectation
 
 SHAPE = za.AttnShape(4, 2, 64)
@@ -67,6 +70,22 @@ def test_timed_calls_are_calls_of_the_cache(device, monkeypatch):
     monkeypatch.setattr(za.Attention, "__call__", watch)
     run(device, [100], "auto", batch=2, q_len=3)
     assert seen == [([97, 97], [100, 100])] * (2 + WARM_UP_RUNS + 2 + 2)  # a spoiled call first and last
+
+
+@pytest.mark.parametrize("kind", ["discrete", "cpu"])
+def test_a_gpu_is_timed_once_its_clock_has_risen(device, monkeypatch, kind):
+    """Rounds fill a time before the timed ones on a GPU, and are a few on a CPU."""
+    monkeypatch.setattr(points, "GPU_WARM_UP_S", 0.2)
+    runs = count(1)
+
+    def wrap(call):
+        call.row = replace(call.row, info=replace(call.row.info, kind=kind))
+        monkeypatch.setattr(call, "timed_run", lambda: {"call": float(next(runs))})
+        return call
+
+    (row,) = run(device, [100], "auto", wrap_call=wrap)
+    first, second = row.seconds
+    assert second == first + 1 and (first == WARM_UP_RUNS + 1) == (kind == "cpu")
 
 
 def flip(x, at):
@@ -189,21 +208,58 @@ def command(device, out, options):
 
 def test_command(device, tmp_path, capsys):
     info = device.info
-    options = "--layers 3 --contexts 64,1k --dtype q8_0 --batch 3 --rows 2 --page-size 64"
+    options = "--layers 3 --contexts 64,1k --dtype q8_0 --batch 3 --rows 2 --page-size 64 --weights-ms 5"
     assert main(*command(device, tmp_path, options)) == 0
     out, err = capsys.readouterr()
     assert out.startswith(
         f"{info.name} ({info.driver}), {device.runtime.name}\nshape 4/2/64, q8_0, 3 attention layers\n"
-        "3 sequences, 2 rows each per call; cache with pages of 64 tokens\n"
+        "3 sequences, 2 rows each per call; cache with pages of 64 tokens; rest of a step 5 ms\n"
     )
+    assert out.endswith("step tokens/s: with 5 ms for all else of the step, as --weights-ms says.\n")
     assert out.count(" bits ") == 4
     assert ("running on the CPU through" in err) == (info.kind == "cpu")
-    assert err.endswith(f"written: {tmp_path / 'sweep.jsonl'}, {tmp_path / 'sweep.png'}\n")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["sweep.jsonl", "sweep.png"]
-    records = [json.loads(line) for line in (tmp_path / "sweep.jsonl").read_text().splitlines()]
+    files = [tmp_path / f"sweep.{kind}" for kind in ("jsonl", "csv", "png")]
+    assert err.endswith(f"written: {', '.join(map(str, files))}\n") and {*tmp_path.iterdir()} == {*files}
+    rows = [json.loads(line) for line in files[0].read_text().splitlines()]
+    table = list(csv.DictReader(io.StringIO(files[1].read_text())))
+    assert table == [{name: "" if x is None else str(x) for name, x in one.items()} for one in rows]
     points = [(64, "auto"), (64, "1"), (1024, "auto"), (1024, "1")]
-    assert [(r["context"], r["layout"], r["layers"]) for r in records] == [(*point, 3) for point in points]
-    assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
+    assert [(r["context"], r["layout"], r["layers"]) for r in rows] == [(*point, 3) for point in points]
+    picture = shown(files[2].read_bytes())
+    assert picture["title"] == "Tokens per second by context, attention and 5 ms for the rest"
+    for layout, name in (("auto", "split rule"), ("1", "one split")):
+        mine = [one for one in rows if one["layout"] == layout]
+        assert picture["lines"][name] == [[one["context"], one["step_tokens_s"]] for one in mine]
+        for one in mine:
+            assert one["step_tokens_s"] == pytest.approx(6e3 / (one["attention_ms_per_step"] + 5), rel=1e-5)
+
+
+def test_a_card_and_another_device_beside(device, tmp_path, capsys):
+    """The cost model's rows stand behind those that were measured, and a picture takes an earlier run's."""
+    options = "--contexts 64,256 --card r9700 --json"
+    measured = records(capsys, *command(device, tmp_path / "a", options))
+    told = [(one["context"], one["device"], one["runtime"], one["layout"], one["measure"]) for one in measured]
+    here, card = (device.info.name, device.runtime.name), ("Radeon AI PRO R9700", "modeled")
+    kinds = [(*here, "auto", "call"), (*card, "auto", "modeled"), (*here, "1", "call"), (*card, "1", "modeled")]
+    assert told == [(context, *kind) for context in (64, 256) for kind in kinds]
+    (plan,) = records(capsys, "plan --shape 4/2/64 --contexts 256 --card r9700 --json")
+    assert measured[5]["median_us"] == pytest.approx(plan["modeled"]["total_us"], rel=1e-4)
+    assert (measured[5]["plan"], measured[5]["verified"]) == (plan["fingerprint"], None)
+    other = [one | {"device": "another (X)", "device_kind": "discrete"} for one in measured if one["measure"] == "call"]
+    file = tmp_path / "another.jsonl"
+    file.write_text("".join(f"{json.dumps(one)}\n" for one in other))
+    run_it = command(device, tmp_path / "b", f"--contexts 64 --card r9700 --beside {file}")
+    assert main(*run_it) == 0
+    out = capsys.readouterr().out
+    assert "another" not in out and out.count(" modeled  ") == 2 * 2 and "\nmodeled: nothing ran: " in out
+    lines = shown((tmp_path / "b" / "sweep.png").read_bytes())["lines"]
+    assert lines["another, measured · one split"] == [[one["context"], one["tokens_s"]] for one in other[1::2]]
+    assert [[64, measured[1]["tokens_s"]]] == lines["Radeon AI PRO R9700, modeled · split rule"] and len(lines) == 6
+    assert main(*command(device, tmp_path / "c", "--contexts 16m --card r9700")) == 2 and not (tmp_path / "c").exists()
+    capsys.readouterr()
+    file.write_text(json.dumps(other[0] | {"layers": 2}))
+    wrong = f"{file}: got rows of another call, expected a sweep.jsonl of the same shape, layers and call"
+    assert refusal(capsys, *run_it) == wrong
 
 
 def test_command_fails_on_a_wrong_bit(device, tmp_path, monkeypatch, capsys):

@@ -147,4 +147,4 @@ def test_a_recurrent_state_is_not_rolled_back(device: za.Device) -> None:
         cache.reset()
         assert equal(model(ids, cache=cache).logits, want)
         with pytest.raises(ValueError, match="assisted generation is not supported with stateful models"):
-            generate(model, ids, cache=cache, prompt_lookup_num_tokens=4)
+            generate(model, prompt(13), cache=cache, prompt_lookup_num_tokens=4)

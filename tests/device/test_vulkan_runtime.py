@@ -9,11 +9,13 @@ import pytest
 from little_kernels import GROUPS, best_info, buffers, declared, little, spirv, words, works
 
 from zinc_attn.errors import ArgumentError, ClosedError, DeviceNotFoundError, DTypeError, KernelError, LimitError
+from zinc_attn.runtime import compiling
 from zinc_attn.runtime import devices as machine
 from zinc_attn.runtime.protocol import Dispatch, Use
 from zinc_attn.runtime.vulkan import VulkanRuntime, pipelines
 from zinc_attn.runtime.vulkan.commands import waiting
 from zinc_attn.runtime.vulkan.pipelines import local_size_x
+from zinc_attn.runtime.vulkan.queue import _TIMEOUT as TIMEOUT
 
 # --- what it records ---------------------------------------------------------------------------------------
 
@@ -57,6 +59,37 @@ def test_required_subgroup_size(dispatcher_class, monkeypatch):
     works(runtime)
     assert asked == [{"requiredSubgroupSize": size}] * len(asked) and asked
     runtime.close()
+
+
+def test_what_compiles_for_long_is_said_once(runtime, monkeypatch, caplog):
+    """Before the driver is done, where it compiles a pipeline as it is made, or as it first runs."""
+    x, out = buffers(runtime, Use.INPUT, Use.OUTPUT)
+    lib, wait, slices = runtime._device.lib, runtime._queue.wait_fences, iter([TIMEOUT] * 12)
+    said = f"{runtime.info.name}: waiting for double, which the driver compiles before the first run: once, and for "
+
+    class Slow:
+        def __getattr__(self, name):
+            return self.build if name == "vkCreateComputePipelines" else getattr(lib, name)
+
+        def build(self, *given):
+            end = time.monotonic() + 60
+            while not caplog.messages and time.monotonic() < end:
+                time.sleep(0.001)
+            return lib.vkCreateComputePipelines(*given)
+
+    monkeypatch.setattr(compiling, "LONG_S", 0.01)
+    monkeypatch.setattr(runtime._device, "lib", Slow())
+    recording = runtime.record([Dispatch(little(runtime), (x, out), GROUPS)])
+    little(runtime)
+    assert [one.startswith(said) for one in caplog.messages] == [True]
+    caplog.clear()
+    runtime._queue.wait_fences = lambda *given: next(slices, None) or wait(*given)
+    runtime.run(recording)
+    assert [one.startswith(said) for one in caplog.messages] == [True] and next(slices, None) is None
+    slices = iter([TIMEOUT] * 12)
+    runtime.run(recording)
+    works(runtime, c=0)
+    assert len(caplog.messages) == 1 and caplog.records[0].levelname == "WARNING"
 
 
 def test_local_size():

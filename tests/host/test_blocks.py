@@ -10,9 +10,9 @@ import pytest
 from numpy.typing import NDArray
 
 from zinc_attn import errors
-from zinc_attn.cache import blocks, encoded, rows
+from zinc_attn.cache import blocks, encoded, rows, strided
 from zinc_attn.cache.head_scales import check_head_scales
-from zinc_attn.shapes import AttnShape
+from zinc_attn.shapes import AttnShape, row_strides
 from zinc_attn.storage import IQ4_NL, STORAGE
 
 MASKED = Path(__file__).parents[2] / "shaders" / "masked.glsl"
@@ -103,6 +103,18 @@ def test_stored_magnitudes_are_bounded(name):
         rows.stored_values("k", block.astype(np.float32)[None], name)
     with pytest.raises(errors.ValueRangeError, match=rf"k\[0, 0, 0\]: got .*, a cache of {name} takes at most"):
         rows.stored_values("k", np.full((1, 1, 32), 1.01 * most, np.float32), name)
+
+
+@pytest.mark.parametrize("name", STORAGE)
+def test_no_rows_are_no_values(name):
+    none = np.zeros((0, 2, 96), np.float32), np.zeros((0, 2, 64), np.float32)
+    assert [x.shape for x in rows.stored(*none, name, round_rows=True)] == [x.shape for x in none]
+    words, strides = rows.encode(*none, SHAPE, name), row_strides(SHAPE, name)
+    assert (
+        rows.row_magnitudes(words, SHAPE, name)[0] == (0.0, 0.0) and not rows.row_magnitudes(words, SHAPE, name)[1].size
+    )
+    as_rows = strided.to_rows(words, SHAPE, name, strides)
+    assert strided.from_rows(as_rows, SHAPE, name, strides).shape == words.shape
 
 
 def test_fp8_is_within_its_bounds():

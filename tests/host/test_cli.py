@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -93,6 +94,9 @@ def test_figures():
     record = row.record()
     assert (record["min_us"], record["max_us"], record["repeats"]) == pytest.approx((80, 300, 5))
     assert set(ROW.figures) == set(FIGURES) and set(ROW.figures.values()) == {None}
+    whole = replace(row, spec=replace(SPEC, weights_ms=9.0))
+    assert (whole.figures["tokens_s"], whole.figures["step_tokens_s"]) == pytest.approx((1000, 100))
+    assert (whole.record()["weights_ms"], record["weights_ms"], record["step_tokens_s"]) == (9, None, None)
     assert [figure(x) for x in (None, 1234.5, 0.012346)] == ["–", "1,234", "0.01235"]
     row = replace(ROW, spec=replace(SPEC, dtype="q8_0", batch=3, q_len=2), seconds=(1e-4,))
     per_token = 2 * 2 * (64 + 2 * 2)  # K and V, KV heads, int8 values and two float16 scales
@@ -101,6 +105,27 @@ def test_figures():
     has = {"call": (1, 1), "device": (1, 0), "pass 1": (1, 0), "gap": (0, 0), "pass 2": (0, 0), "step": (1, 1)}
     rows = {measure: replace(TIMED, measure=measure).figures for measure in has}
     assert {name: (row["kv_gb_s"] is not None, row["tokens_s"] is not None) for name, row in rows.items()} == has
+
+
+def test_progress_without_a_terminal(monkeypatch, capsys):
+    """A line where the same step goes on, once; nothing of steps that end before."""
+    said = []
+
+    def until(count):
+        end = time.monotonic() + 60
+        while len(said) < count and time.monotonic() < end:
+            said.extend(capsys.readouterr().err.splitlines())
+            time.sleep(0.001)
+
+    with terminal.progress_bar("short"):
+        pass
+    monkeypatch.setattr(terminal, "QUIET_S", 0.002)
+    with terminal.progress_bar("reading m") as tell:
+        until(1)
+        tell("timing", 3, 9)
+        until(2)
+        time.sleep(0.02)
+    assert said == ["reading m …", "timing (3 of 9)"] and capsys.readouterr().err == ""
 
 
 def patch_list_devices(monkeypatch, found):
@@ -143,7 +168,7 @@ def test_plan_is_pure(monkeypatch, capsys):
 def test_plan_table(capsys):
     assert run("plan --shape 4/2/64 --context 1k --cu 8 --dtype q8_0/q4_0") == 0  # the begin of an option will do
     text = capsys.readouterr().out
-    assert text.startswith("shape 4/2/64, q8_0/q4_0, 8 compute units\n")
+    assert text.startswith("shape 4/2/64, q8_0/q4_0, 8 compute units (discrete)\n")
     assert plan_splits(1024, SHAPE, 8).fingerprint()[:12] in text
 
 
@@ -277,8 +302,11 @@ def test_json_keeps_what_a_terminal_lacks(monkeypatch):
     assert json.loads(raw.getvalue()) == {"name": "μ–"}
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_has_an_example(command, capsys):
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_a_help_has_an_example_and_the_statuses_once(command, capsys):
     assert run(command, "--help") == 0
     shown = capsys.readouterr().out
-    assert f"example:\n  zinc-attn {command}" in shown and shown.endswith(f"{arguments.STATUSES}\n")
+    assert not command or f"example:\n  zinc-attn {command}" in shown
+    statuses = "".join(f"  {status:<5}{text}\n" for status, text in arguments.STATUSES.items())
+    assert shown.endswith(f"\n\nexit status:\n{statuses}") and shown.count("exit status") == 1
+    assert max(map(len, shown.splitlines())) <= 110

@@ -14,11 +14,11 @@ from zinc_attn.kernels.matrix import MatrixFacts, MatrixTile, best_tile, matrix_
 from zinc_attn.kernels.records import Records
 from zinc_attn.kernels.tuning import SCRATCH_BYTES
 from zinc_attn.planning.call import cut_call, plan_call
+from zinc_attn.planning.duration import key_work, row_cost, work_bound
 from zinc_attn.planning.inputs import CallFacts, CallOptions, Request
 from zinc_attn.planning.items import Visible, item_records
 from zinc_attn.planning.layouts import fixed_layouts, split_rule_layouts
-from zinc_attn.planning.splits import SplitPlan, plan_splits
-from zinc_attn.planning.whole_context import WORK, row_cost
+from zinc_attn.planning.splits import SplitPlan
 from zinc_attn.shapes import AttnShape
 from zinc_attn.tools.cost.cards import RDNA4_UNITS, TILE
 
@@ -130,15 +130,14 @@ def test_walking_rows_are_bounded(text, tokens):
     """By the size of q, where it is more than that of the output, and by the work of one submission."""
     shape = AttnShape.parse(text)
     states = SCRATCH_BYTES // (4 * shape.q_heads * (shape.v_dim + 2))
-    plan = plan_splits(tokens, shape, 64, 2048)
-    rows = states // row_cost(plan, states)
-    options = CallOptions(split_rule_layouts(shape, 64), arithmetic="matrix")
-    facts = CallFacts(replace(GPU, matrix=RDNA4_UNITS), shape, 256)
+    layouts = split_rule_layouts(shape, 64)
+    facts, options = CallFacts(replace(GPU, matrix=RDNA4_UNITS), shape, 256), CallOptions(layouts, arithmetic="matrix")
+    rows = states // row_cost(layouts(tokens, 2048, None).without_splits(), facts, True)
     _, cut = cut_call([Request(8192, tokens, 0, np.arange(tokens // 256 + 1, dtype=np.uint32))], options, facts)
     sizes = [one.end - one.begin for (one,) in cut]
     assert len(sizes) == -(-8192 // rows) and max(sizes) - min(sizes) <= 1, "as few as fit, and even"
     assert 4 * rows * shape.q_heads * max(shape.k_dim, shape.v_dim) <= SCRATCH_BYTES // 4
-    assert rows * shape.q_heads * tokens // 64 <= WORK
+    assert rows * tokens * key_work(facts) <= (work_bound(facts, True) or 0)
 
 
 @pytest.mark.parametrize("rows", (1, 511, 1024, 2500))

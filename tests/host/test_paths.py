@@ -23,6 +23,8 @@ from zinc_attn.tools.check.record import RECORD
 READ = {  # a file, or what else the path may be
     "plan --model": "plan --model {}",
     "sweep --model": "sweep --model {}",
+    "sweep --beside": "sweep --shape 4/2/64 --beside {}",
+    "bench --model": "bench --model {}",
     "check --against": "check --against {}",
     "decode --model": "decode --model {}",
     "validate --config": "validate --config {}",
@@ -40,7 +42,7 @@ WRITTEN = {  # a folder, or a file
     "export directory": "export {}",
 }
 NO_PATHS = {
-    *("card", "cases", "contexts", "cu", "device", "dtype", "prompt", "prompt_ids"),
+    *("others", "card", "cases", "contexts", "cu", "device", "dtype", "prompt", "prompt_ids"),
     *("rows", "runtime", "shape", "splits"),
 }
 FILES = {name for name in (*READ, *WRITTEN) if name.split("--")[-1] == "record"}

@@ -1,13 +1,21 @@
 """The split rule and SplitPlan."""
 
 import json
+from dataclasses import replace
 from functools import partial
-from itertools import product
+from itertools import chain, product
 
+import numpy as np
 import pytest
+from support import CPU
 
 from zinc_attn import AttnShape, SplitPlan, plan_splits
 from zinc_attn.errors import ArgumentError
+from zinc_attn.planning.call import plan_call
+from zinc_attn.planning.duration import UNIT_WORK, key_work
+from zinc_attn.planning.inputs import CallFacts, CallOptions, Request
+from zinc_attn.planning.items import item_keys
+from zinc_attn.planning.layouts import split_rule_layouts
 
 QWEN = AttnShape(16, 2, 256)
 QWEN_DICT = {"q_heads": 16, "kv_heads": 2, "head_dim": 256}
@@ -175,3 +183,32 @@ def test_refusals(call, given, message):
     with pytest.raises(ArgumentError) as caught:
         call(*given)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("units", "shape", "tokens", "rows", "count"),
+    (
+        (64, "16/2/256", 1 << 17, 1, 1),
+        (64, "16/2/256", 1 << 15, 512, 5),  # as many as memory asks for
+        (2, "32/8/128", 1 << 17, 16, 1),
+        (1, "128/1/576/512", 1 << 19, 1, 3),
+        (1, "128/1/576/512", 1 << 19, 2, 6),
+        (64, "128/1/576/512", 1 << 24, 1, 2),
+    ),
+)
+def test_submissions_keep_the_bound_of_time(units: int, shape: str, tokens: int, rows: int, count: int) -> None:
+    """The keys of a row that is too long go in parts, of which the first appends; on a CPU there is no bound."""
+    device = replace(CPU, kind="discrete", compute_units=units, max_buffer_bytes=1 << 34)
+    facts = CallFacts(device, AttnShape.parse(shape), 1 << 16)
+    options = CallOptions(split_rule_layouts(facts.shape, units))
+    request = Request(rows, tokens, rows, np.zeros(tokens >> 16 or 1, np.uint32))
+    made, bound = plan_call([request], options, facts).submissions, UNIT_WORK * units
+    assert len(made) == count and all(item_keys(one.items) * key_work(facts) <= bound for one in made)
+    assert [len(one.appends) for one in made] == [one.key.appends for one in made] == [rows] + [0] * (count - 1)
+    ends = {one.slices: one.key.unmerged for one in made}  # of each slice the last part
+    assert not any(ends.values()) and len({(one.slices, one.key.states) for one in made}) == len(ends)
+    uncut = plan_call([request], options, replace(facts, device=replace(device, compute_units=1 << 20))).submissions
+    parts, whole = (
+        [range(item["node_begin"], item["node_end"]) for one in found for item in one.items] for found in (made, uncut)
+    )
+    assert rows > 1 or [*chain.from_iterable(parts)] == [*chain.from_iterable(whole)]

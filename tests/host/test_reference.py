@@ -151,6 +151,9 @@ def test_extreme_lse_do_not_overflow():
     v = np.stack([np.ones((1, 8)), 3 * np.ones((1, 8))])[None]
     got, s = za.merge_states(v, np.array([[[1e4], [-1e4]]]))
     assert np.array_equal(got, np.ones((1, 1, 8), np.float32)) and s == 1e4
+    for given in ((v * 1e39, np.zeros((1, 2, 1))), (v, np.full((1, 2, 1), -1e39)), (v, np.full((1, 2, 1), np.nan))):
+        with pytest.raises(ValueRangeError, match=r"^v, s: got a NaN, an infinity or a number that float32"):
+            za.merge_states(*given)
 
 
 UNEQUAL = [  # shapes of v and s, or of v_a, s_a, v_b and s_b

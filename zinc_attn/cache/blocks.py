@@ -96,10 +96,10 @@ def dequantize(q: NDArray[np.uint8], halves: NDArray[np.float16], kind: StorageT
 
 def write(values: Words, shared: Words, q: NDArray[np.uint8], halves: NDArray[np.float16], kind: StorageType) -> None:
     """Write what ``quantize`` returns: values (..., dims * bits / 32), and the words of what blocks share."""
-    flat = q.reshape(*q.shape[:-2], -1)[..., : values.shape[-1] * 32 // kind.bits]
+    flat = q.reshape(*q.shape[:-2], q.shape[-2] * BLOCK)[..., : values.shape[-1] * 32 // kind.bits]
     low = flat if kind.bits == 8 else (flat[..., 0::2] & 15) | (flat[..., 1::2] << 4)
     values.view(np.uint8)[..., : low.shape[-1]] = low
-    numbers = halves.reshape(*halves.shape[:-2], -1)
+    numbers = halves.reshape(*halves.shape[:-2], halves.shape[-2] * halves.shape[-1])
     shared.view(np.float16)[..., : numbers.shape[-1]] = numbers
     if kind.fifth_bits:
         bits = np.packbits(q >> 4, axis=-1, bitorder="little").view(np.uint32)[..., 0]
@@ -110,7 +110,7 @@ def read(values: Words, shared: Words, kind: StorageType) -> tuple[NDArray[np.ui
     """The inverse of ``write``; numbers behind the stored dimensions are 0."""
     stored = values.view(np.uint8)
     if kind.bits == 4:
-        stored = np.stack([stored & 15, stored >> 4], axis=-1).reshape(*values.shape[:-1], -1)
+        stored = np.stack([stored & 15, stored >> 4], axis=-1).reshape(*stored.shape[:-1], 2 * stored.shape[-1])
     count = -(-stored.shape[-1] // BLOCK)
     q = np.zeros((*values.shape[:-1], count * BLOCK), np.uint8)
     q[..., : stored.shape[-1]] = stored

@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,15 +23,13 @@ from ..errors import ArgumentError
 from ..files import open_regular, refusing, replacing
 from ..limits import MAX_CONTEXT
 from . import rows
+from .resident import ResidentRows
 from .rows import Largest
 from .sequence_pages import SequencePages
 from .transaction import Transaction
 from .unseen import examine
 
-if TYPE_CHECKING:
-    from .kv_cache import KVCache
-    from .sequence import Sequence
-
+Made = TypeVar("Made")  # a sequence
 FORMAT: Final = "zinc_attn kv cache"
 VERSION: Final = "1"
 CHECK_BYTES: Final = 4 << 20  # of a layer's rows that are looked at together
@@ -40,7 +39,7 @@ class CacheFileError(ArgumentError):
     """A file cannot be written, or is not one that this cache can load; the message names it and what differs."""
 
 
-def _metadata(cache: KVCache, tokens: int, digest: str) -> dict[str, str]:
+def _metadata(cache: ResidentRows, tokens: int, digest: str) -> dict[str, str]:
     scales = cache.head_scales
     return {
         **({} if scales is None else {"head_scales": scales.astype("<f4").tobytes().hex()}),
@@ -54,44 +53,44 @@ def _metadata(cache: KVCache, tokens: int, digest: str) -> dict[str, str]:
     }
 
 
-def _row_shape(cache: KVCache, tokens: int) -> tuple[int, int, int]:
+def _row_shape(cache: ResidentRows, tokens: int) -> tuple[int, int, int]:
     return tokens, cache.shape.kv_heads, cache.row.words
 
 
-def _names(cache: KVCache) -> list[str]:
+def _names(cache: ResidentRows) -> list[str]:
     return [f"layer.{layer}" for layer in range(cache.num_layers)]
 
 
 # --- saving ------------------------------------------------------------------------------------------------
 
 
-def save(sequence: Sequence, path: PathLike) -> None:
-    """Write the tokens of a sequence to ``path``; other calls of the device wait meanwhile.
+def save(cache: ResidentRows, pages: SequencePages, path: PathLike) -> None:
+    """Write the tokens of a sequence of ``cache`` to ``path``; other calls of the device wait meanwhile.
 
     The file appears under its name when it is complete; it is readable by its owner alone, as it holds a
     conversation. CacheFileError where the file system refuses, or where ``path`` is not a regular file, and what a read
     of the device raises; an older file of that name is then as it was. ArgumentError: ``path`` is no path. StepError:
     some layers have tokens that others lack. ValueRangeError: see ``unseen``.
     """
-    target, cache = check_path("path", path), sequence.cache
+    target = check_path("path", path)
     with cache.lock:
-        cache.check_sequence(sequence)
-        sequence.pages.check_in_step("save")
+        cache.check_pages(pages)
+        pages.check_in_step("save")
         for layer in range(cache.num_layers):
-            examine(sequence, layer)
+            examine(cache, pages, layer)
         try:
-            _write(sequence, target)
+            _write(cache, pages, target)
         except OSError as error:
             raise CacheFileError(f"{plain(target)}: cannot be written: {error.strerror or error}") from error
 
 
-def _write(sequence: Sequence, target: Path) -> None:
-    cache, tokens, digest = sequence.cache, len(sequence), hashlib.sha256()
+def _write(cache: ResidentRows, pages: SequencePages, target: Path) -> None:
+    tokens, digest = len(pages), hashlib.sha256()
     tensors = {name: ("U32", _row_shape(cache, tokens)) for name in _names(cache)}
     with replacing(target, 0o600) as file:
         file.write(encode_header(_metadata(cache, tokens, "0" * 64), tensors))
         for layer in range(cache.num_layers):
-            words = np.ascontiguousarray(cache.read_rows(sequence, layer, 0, tokens), "<u4")
+            words = np.ascontiguousarray(cache.read_pages(pages, layer, 0, tokens), "<u4")
             digest.update(words.data)
             file.write(words.data)
         file.seek(0)
@@ -103,8 +102,8 @@ def _write(sequence: Sequence, target: Path) -> None:
 # --- loading -----------------------------------------------------------------------------------------------
 
 
-def load(cache: KVCache, path: PathLike) -> Sequence:
-    """A new sequence of ``cache`` with the tokens of the file at ``path``.
+def load(cache: ResidentRows, path: PathLike, make: Callable[[SequencePages], Made]) -> Made:
+    """A new sequence of ``cache`` with the tokens of the file at ``path``; ``make`` makes it of its pages.
 
     The device is free for other calls while the file is read; only the upload of each layer keeps them waiting.
     CacheFileError: not a regular file of this format, truncated, damaged, or of another shape, dtype or number of
@@ -116,12 +115,12 @@ def load(cache: KVCache, path: PathLike) -> Sequence:
         cache.check_open()
     try:
         with refusing(target, "a file of Sequence.save", CacheFileError), open_regular(target) as file:
-            return _read(cache, target, file)
+            return _read(cache, target, file, make)
     except TensorFileError as error:
         raise CacheFileError(f"{plain(target)}: truncated, or not a safetensors file: {error}") from error
 
 
-def _check(cache: KVCache, target: Path, header: Header) -> int:
+def _check(cache: ResidentRows, target: Path, header: Header) -> int:
     """The tokens in a file whose header is one that ``cache`` takes."""
     found, name = header.metadata, plain(target)
     if found.get("format") != FORMAT:
@@ -156,14 +155,14 @@ def _quoted(text: str | None) -> str:
     return plain(repr(text))
 
 
-def _read(cache: KVCache, target: Path, file: io.FileIO) -> Sequence:
+def _read(cache: ResidentRows, target: Path, file: io.FileIO, make: Callable[[SequencePages], Made]) -> Made:
     header = read_header(file)
     tokens, checksum = _check(cache, target, header), header.metadata.get("sha256", "")
-    pages, digest, largest = SequencePages(cache.pool, cache.num_layers), hashlib.sha256(), Largest()
+    pages, digest = SequencePages(cache.pool, cache.num_layers), hashlib.sha256()
     try:
         with cache.lock:
             cache.check_open()
-            sequence = cache.adopt(pages)
+            sequence = make(pages)
         for layer, name in enumerate(_names(cache) if tokens else []):
             with cache.lock:  # before a layer is read, so that no memory is taken for one that has no room
                 transaction = Transaction()
@@ -171,12 +170,13 @@ def _read(cache: KVCache, target: Path, file: io.FileIO) -> Sequence:
             words = np.empty(_row_shape(cache, tokens), "<u4")
             read_into(file, header.nbytes + header.tensors[name].begin, words.data.cast("B"))
             digest.update(words.data)
-            largest = largest.joined(_largest(cache, target, layer, words))
+            largest = _largest(cache, target, layer, words)
             with cache.lock:
                 cache.check_open()
                 pages.check_open()  # another thread may have freed it, and the reserved pages may be others' now
-                cache.write_rows(sequence, layer, reservation, words.astype(np.uint32, copy=False))
-                transaction.commit()
+                table = np.array(reservation.table, np.uint32)
+                cache.write_rows(table, layer, reservation, words.astype(np.uint32, copy=False))
+                transaction.commit(largest)
         if digest.hexdigest() != checksum:
             raise CacheFileError(
                 f"{plain(target)}: sha256 of the data: got {digest.hexdigest()}, expected {plain(checksum)}; the file "
@@ -184,17 +184,16 @@ def _read(cache: KVCache, target: Path, file: io.FileIO) -> Sequence:
             )
         with cache.lock:
             cache.check_open()
-            cache.largest = cache.largest.joined(largest)
         return sequence
     except BaseException:
         with cache.lock:
             pages.free()
-            for left in [s for s in cache.sequences if s.pages is pages]:
+            for left in [s for s in cache.living if s.pages is pages]:
                 cache.forget(left)
         raise
 
 
-def _largest(cache: KVCache, target: Path, layer: int, words: NDArray[np.uint32]) -> Largest:
+def _largest(cache: ResidentRows, target: Path, layer: int, words: NDArray[np.uint32]) -> Largest:
     """The largest magnitudes of a layer's rows, whose values must be such as ``rows.stored_values`` lets in."""
     largest = Largest()
     for part in rows.pieces(len(words), 4 * cache.row_words, CHECK_BYTES):

@@ -22,6 +22,7 @@ from ..canonical.constants import MAX_INPUT, MIN_INPUT
 from ..canonical.state import as_input
 from ..checks import BFLOAT16, check_array
 from ..errors import DTypeError, ValueRangeError
+from ..limits import BLOCK
 from ..shapes import AttnShape, row_format
 from ..storage import STORAGE, StorageType, storage_types
 from . import blocks
@@ -61,7 +62,12 @@ class Largest(NamedTuple):
 
     def joined(self, other: Largest) -> Largest:
         """Those of both."""
+        if self.k >= other.k and self.v >= other.v:
+            return self  # nearly always
         return Largest(max(self.k, other.k), max(self.v, other.v))
+
+
+NO_ROWS: Final = Largest()
 
 
 def pieces(rows: int, row_size: int, most: int) -> Iterator[slice]:
@@ -225,14 +231,14 @@ def row_magnitudes(
     with np.errstate(all="ignore"):
         k, v = (np.abs(x) for x in decode(words, whole, dtype, scales))
         fits = [((x == 0) | ((x >= MIN_INPUT) & (x <= MAX_INPUT))).all(axis=(1, 2)) for x in (k, v)]
-    return Largest(float(k.max()), float(v.max())), fits[0] & fits[1]
+    return Largest(float(k.max(initial=0.0)), float(v.max(initial=0.0))), fits[0] & fits[1]
 
 
 def _decode_part(values: Words, shared: Words, dims: int, kind: StorageType, scale: F32 | None) -> F32:
     values, shared = np.ascontiguousarray(values), np.ascontiguousarray(shared)
     if kind.halves:
         found = blocks.dequantize(*blocks.read(values, shared, kind), kind)
-        return found.reshape(*values.shape[:2], -1)[..., :dims]
+        return found.reshape(*values.shape[:2], found.shape[-2] * BLOCK)[..., :dims]
     if kind.head_scale:
         codes = values.view(blocks.FP8)[..., :dims]
         return np.asarray(codes.astype(np.float32) * _scale_of(scale, codes), np.float32)

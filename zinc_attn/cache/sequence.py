@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import itertools
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import check_array, check_int, described
+from ..checks import Uncopied, check_array, check_int, described
 from ..errors import ArgumentError
 from .files import save
+from .resident import ResidentRows
 from .sequence_pages import SequencePages
 from .transaction import Reservation
-
-if TYPE_CHECKING:
-    from .kv_cache import KVCache
 
 
 class Kept(NamedTuple):
@@ -61,15 +59,16 @@ def sequence_text(serial: int, pages: SequencePages) -> str:
     return f"serial={serial}, {tokens} tokens{', freed' * pages.closed}"
 
 
-class Sequence:
+class Sequence(Uncopied, instead="fork() shares its tokens, save() writes them to a file"):
     """One token sequence of a KVCache, from ``new_sequence``. ``len`` counts the tokens that all layers have."""
 
-    def __init__(self, cache: KVCache, pages: SequencePages) -> None:
+    def __init__(self, cache: ResidentRows, pages: SequencePages) -> None:
+        """See the class. LimitError: max_sequences are live."""
         self.cache, self.pages = cache, pages
         self.serial = next(_serials)
         # (page ids, the same as an array, its stamp); replaced by one store
         self._table: tuple[tuple[int, ...], NDArray[np.uint32], int] = (), np.zeros(0, np.uint32), next(_stamps)
-        self.unseen: dict[int, int] = {}  # by layer, see ``unseen``
+        cache.admit(self)
 
     def __repr__(self) -> str:
         return described(self, lambda: sequence_text(self.serial, self.pages))
@@ -90,9 +89,7 @@ class Sequence:
         with self.cache.lock:
             self.cache.check_open()
             self.cache.begin()
-            child = self.cache.adopt(self.pages.fork())
-            child.unseen = dict(self.unseen)
-            return child
+            return Sequence(self.cache, self.pages.fork())
 
     def truncate(self, n: int) -> None:
         """Keep the first ``n`` tokens, 0 <= n <= len(self), of every layer. ArgumentError: another n."""
@@ -123,17 +120,17 @@ class Sequence:
         CapacityError where there are too few (a few tokens need one). ArgumentError: other rows; StepError: the layers
         have different lengths; ClosedError: the sequence was freed.
         """
-        cache = self.cache
+        cache, pages = self.cache, self.pages
         with cache.lock:
-            cache.check_sequence(self)
-            kept = check_kept(self.pages, rows, last)
+            cache.check_pages(pages)
+            kept = check_kept(pages, rows, last)
             try:
                 transaction = cache.transaction()
-                place = transaction.rewrite(self.pages, kept.start, len(kept.sources))
+                place = transaction.rewrite(pages, kept.start, len(kept.sources))
                 if place.count:
                     cache.copy_pages(place.copies)
                     cache.mover.move(kept.sources, self.table(), kept.targets, self.table(place))
-                self.unseen = {layer: min(first, kept.start) for layer, first in self.unseen.items()}
+                pages.unseen = {layer: min(first, kept.start) for layer, first in pages.unseen.items()}
                 transaction.commit()
             finally:
                 cache.end()
@@ -153,7 +150,7 @@ class Sequence:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the tokens to a file that ``KVCache.load`` reads; not in the middle of a step. See ``files.save``."""
-        save(self, path)
+        save(self.cache, self.pages, path)
 
     @property
     def stamp(self) -> int:

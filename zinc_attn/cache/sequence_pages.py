@@ -6,14 +6,27 @@ See ``pages`` for the invariants, and for how an interrupt between any two bytec
 from __future__ import annotations
 
 import weakref
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ..checks import check_int
 from ..errors import ClosedError, LimitError
 from ..limits import MAX_CONTEXT
 from .pages import PagePool, StepError
+from .rows import NO_ROWS, Largest
 
-State = tuple[tuple[int, ...], tuple[int, ...], bool]  # page ids in token order, tokens of each layer, whether freed
+
+class State(NamedTuple):
+    """What a sequence is at one moment.
+
+    table: page ids in token order; lengths: tokens of each layer; closed: whether freed. largest: magnitudes that no
+    row exceeds; given_up: whether they may be those of rows that the sequence has no more.
+    """
+
+    table: tuple[int, ...]
+    lengths: tuple[int, ...]
+    closed: bool = False
+    largest: Largest = NO_ROWS
+    given_up: bool = False
 
 
 class Commit:
@@ -42,15 +55,16 @@ class Change(Protocol):
 class SequencePages:
     """The block table and the layers' token counts of one sequence.
 
-    pages: page ids in token order; lengths: tokens of each layer; both are copies.
+    pages: page ids in token order; lengths: tokens of each layer; both are copies. unseen: by layer, see ``unseen``.
     A sequence that is garbage collected gives its pages back.
     """
 
     def __init__(self, pool: PagePool, num_layers: int) -> None:
         self.pool = pool
-        self._settled: State = (), (0,) * check_int("num_layers", num_layers, 1), False
+        self._settled = State((), (0,) * check_int("num_layers", num_layers, 1))
         self._next: tuple[State, Commit] | None = None  # the state from when on the commit is made
         self._open: weakref.ReferenceType[Change] | None = None
+        self.unseen: dict[int, int] = {}
         pool.sequences.add(self)
 
     def __len__(self) -> int:
@@ -63,7 +77,7 @@ class SequencePages:
 
     @property
     def state(self) -> State:
-        """The page ids, the tokens of each layer and whether ``free`` was called, of one moment."""
+        """What the sequence is, of one moment."""
         following = self._next  # read before _settled: whoever settles writes them in the other order
         return following[0] if following is not None and following[1].made else self._settled
 
@@ -163,6 +177,7 @@ class SequencePages:
         child = SequencePages(self.pool, self.num_layers)
         try:
             counts = self.pool.begin_update()
+            child.unseen = dict(self.unseen)
             child._settled = self.state  # from here on it holds them
             counts.share(child._settled[0])
             self.pool.end_update(counts)
@@ -187,7 +202,7 @@ class SequencePages:
         one alone can be undone, and the layer's next rows would go there.
         """
         self.check_idle()
-        pages, lengths, _ = self.state
+        pages, lengths, *_ = self.state
         n = check_int("n", n, 0, lengths[check_int("layer", layer, 0, self.num_layers - 1)])
         given_up = pages[n // self.pool.page_size : self.pool.pages_for(lengths[layer])]
         if n < lengths[layer] and any(self.pool.is_shared(page) for page in given_up):
@@ -213,6 +228,11 @@ class SequencePages:
         transaction = self.open_transaction()
         return (self.table, transaction.new_pages(self)) if transaction else (self.table,)
 
+    def note(self, largest: Largest, given_up: bool) -> None:
+        """Set the magnitudes that no row exceeds, and whether rows with these may be gone."""
+        self._settle()
+        self._settled = self._settled._replace(largest=largest, given_up=given_up)
+
     def enter(self, transaction: Change) -> None:
         """``transaction`` is about to hold pages for this sequence."""
         self._open = weakref.ref(transaction, self.pool.sequences.dead.append)
@@ -236,12 +256,15 @@ class SequencePages:
     def _shrink(self, lengths: tuple[int, ...], closed: bool = False) -> None:
         """Give up the tokens beyond ``lengths`` and the pages that no layer needs any more."""
         self._settle()
-        pages = self._settled[0]
+        pages, before, _, largest, given_up = self._settled
         kept = self.pool.pages_for(max(lengths))
+        after = State(pages[:kept], lengths, closed, largest, given_up or lengths != before)
+        if not kept:
+            after = State((), lengths, closed)
         if kept == len(pages):
-            self._settled = pages, lengths, closed
+            self._settled = after
             return
         counts = self.pool.begin_update()
-        self._settled = pages[:kept], lengths, closed
+        self._settled = after
         counts.release(reversed(pages[kept:]))
         self.pool.end_update(counts)

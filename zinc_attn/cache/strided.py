@@ -49,7 +49,7 @@ def _bytes(values: Words, shared: Words, dims: int, kind: StorageType) -> NDArra
     if not kind.halves:
         return values.view(np.uint8)[..., : kind.row_bytes(dims)]
     found = to_blocks(*blocks.read(values, shared, kind), kind)
-    return found.reshape(*values.shape[:2], -1)[..., : kind.row_bytes(dims)]
+    return found.reshape(*values.shape[:2], found.shape[-2] * kind.block_bytes)[..., : kind.row_bytes(dims)]
 
 
 def _put(out: Words, raw: NDArray[np.uint8]) -> None:
@@ -66,5 +66,5 @@ def _take(words: Words, values: Words, shared: Words, dims: int, kind: StorageTy
         whole[..., : raw.shape[-1]] = raw
         values[...] = whole.view(np.uint32)
         return
-    q, halves = from_blocks(raw.reshape(*raw.shape[:2], -1, kind.block_bytes), kind)
+    q, halves = from_blocks(raw.reshape(*raw.shape[:2], raw.shape[-1] // kind.block_bytes, kind.block_bytes), kind)
     blocks.write(values, shared, q, halves, kind)

@@ -11,7 +11,8 @@ from typing import Literal
 
 from ..errors import ClosedError
 from .pages import CapacityError, PageCounts, PagePool
-from .sequence_pages import Commit, SequencePages
+from .rows import NO_ROWS, Largest
+from .sequence_pages import Commit, SequencePages, State
 
 
 @dataclass(eq=False, slots=True)
@@ -86,7 +87,7 @@ class Transaction:
         LimitError: beyond 2**24 tokens; ArgumentError: no such layer; ClosedError: freed.
         """
         start = sequence.check_append(layer, count, also)
-        pages, lengths, _ = sequence.state
+        pages, lengths, *_ = sequence.state
         pool = sequence.pool
         copy = start % pool.page_size > 0 and self._is_needed(pool, pages[-1], start)  # not within a step: alone there
         table_start = len(pages) - copy
@@ -129,15 +130,21 @@ class Transaction:
             "capacity"
         )
 
-    def commit(self) -> None:
-        """Let all reservations count by one store. A second call does nothing; ClosedError after a rollback."""
+    def commit(self, largest: Largest = NO_ROWS) -> None:
+        """Let all reservations count by one store, and no new row exceed ``largest``.
+
+        A second call does nothing; ClosedError after a rollback.
+        """
         if self.state == "rolled back":
             raise ClosedError("transaction: commit() after rollback(); reserve() in a new one")
         if self.state == "committed":
             return
         taken: dict[PagePool, PageCounts] = {}
         for one in self.reservations:
-            one.sequence.prepare((one.table, one.lengths, False), self.mark)
+            before = one.sequence.state
+            given_up = before.given_up or one.lengths[0] < before.lengths[0]  # by ``rewrite``, in every layer
+            after = State(one.table, one.lengths, False, before.largest.joined(largest), given_up)
+            one.sequence.prepare(after, self.mark)
             if one.replaced and one.sequence.pool not in taken:
                 taken[one.sequence.pool] = one.sequence.pool.begin_update()
         self.mark.made = True

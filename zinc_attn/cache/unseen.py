@@ -1,46 +1,85 @@
-"""Rows that a host's recording wrote to the cache: the package sees them where a bound on their values is needed first.
+"""The magnitudes of a sequence's rows, of which calls need a bound: where it must be read from the device.
 
-``Sequence.unseen`` has, by layer, the first token from which on there may be some. It may be too low, never too high: a
-fork takes it over, and whoever moves rows of a sequence to lower positions lowers it.
+Rows that a host's recording wrote are read where a bound is needed first. Rows that are there are read anew where the
+bound is that of rows which the sequence has given up, and would have a call refused.
+``SequencePages.unseen`` has, by layer, the first token from which on there may be some. It may be too low, never too
+high: a fork takes it over, and whoever moves rows of a sequence to lower positions lowers it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import ValueRangeError
-from .rows import pieces, row_magnitudes
-
-if TYPE_CHECKING:
-    from .sequence import Sequence
+from .resident import ResidentRows
+from .rows import NO_ROWS, Largest, pieces, row_magnitudes
+from .sequence_pages import SequencePages
 
 PIECE: Final = 4 << 20  # bytes of rows that are read and examined together
 
 
-def append_unseen(sequence: Sequence, layer: int) -> None:
+def append_unseen(pages: SequencePages, layer: int) -> None:
     """Before the commit of a recording's step: nobody has seen the rows that ``layer`` gets next."""
-    length = sequence.pages.length(layer)
-    sequence.unseen[layer] = min(length, sequence.unseen.get(layer, length))
+    length = pages.length(layer)
+    pages.unseen[layer] = min(length, pages.unseen.get(layer, length))
 
 
-def examine(sequence: Sequence, layer: int) -> None:
-    """Read the rows of a layer that nobody has seen, and count them in ``KVCache.largest``.
+def examine(cache: ResidentRows, pages: SequencePages, layer: int) -> None:
+    """Read the rows of a layer that nobody has seen, and count them in the sequence's magnitudes.
 
     ValueRangeError: a value is one that no append takes.
     """
-    if layer not in sequence.unseen:
+    if layer not in pages.unseen:
         return
-    cache, begin, end = sequence.cache, sequence.unseen[layer], sequence.pages.length(layer)
-    for part in pieces(max(end - begin, 0), 4 * cache.row_words, PIECE):
-        words = cache.read_rows(sequence, layer, begin + part.start, begin + part.stop)
-        largest, fits = row_magnitudes(words, cache.shape, cache.dtype, cache.scales_of(layer))
+    state = pages.state
+    found = state.largest
+    for begin, largest, fits in _read(cache, pages, layer, pages.unseen[layer], state.lengths[layer]):
         if not fits.all():
-            at = begin + part.start + int(np.argmin(fits))
+            at = begin + int(np.argmin(fits))
             raise ValueRangeError(
                 f"rows: got a value that no cache stores in token {at} of layer {layer}, which a recording "
                 f"appended, expected 0 or a magnitude from 2**-40 to 2**60; truncate({at}) takes the token back"
             )
-        cache.largest = cache.largest.joined(largest)
-    del sequence.unseen[layer]
+        found = found.joined(largest)
+    pages.note(found, state.given_up)
+    del pages.unseen[layer]
+
+
+def within(cache: ResidentRows, sequences: Iterable[SequencePages], check: Callable[[Largest], None]) -> None:
+    """``check`` the largest magnitudes of the rows of ``sequences``, which ``examine`` has seen.
+
+    Where it refuses those of rows that are gone, those of the rows that are there decide.
+    """
+    try:
+        return check(_joined(sequences))
+    except ValueRangeError:
+        stale = [one for one in sequences if one.state.given_up]
+        if not stale:
+            raise
+    for one in stale:
+        found = NO_ROWS
+        for layer, length in enumerate(one.lengths):
+            for _, largest, _ in _read(cache, one, layer, 0, min(length, one.unseen.get(layer, length))):
+                found = found.joined(largest)
+        one.note(found, False)
+    return check(_joined(sequences))
+
+
+def _joined(sequences: Iterable[SequencePages]) -> Largest:
+    found = NO_ROWS
+    for one in sequences:
+        found = one.state.largest.joined(found)
+    return found
+
+
+def _read(
+    cache: ResidentRows, pages: SequencePages, layer: int, begin: int, end: int
+) -> Iterator[tuple[int, Largest, NDArray[np.bool_]]]:
+    """Of pieces of a layer's rows [begin, end): the first row, and what ``row_magnitudes`` says."""
+    for part in pieces(max(end - begin, 0), 4 * cache.row_words, PIECE):
+        words = cache.read_pages(pages, layer, begin + part.start, begin + part.stop)
+        yield begin + part.start, *row_magnitudes(words, cache.shape, cache.dtype, cache.scales_of(layer))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+import math
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,9 @@ from ..checks import check_array, check_bool, check_float, check_int
 from ..errors import ShapeError, ValueRangeError
 from ..limits import MAX_CONTEXT
 from . import constants
+from .score_bound import ScoreBound, largest
 
+F32 = NDArray[np.float32]
 MAX_WINDOW: Final = 1 << 62  # positions are int64
 
 
@@ -49,15 +52,16 @@ def checked_arrays(q: Any, k: Any, v: Any, dtypes: tuple[str, ...]) -> tuple[NDA
 
 def _check_magnitudes(name: str, x: NDArray[Any]) -> None:
     """Python's floats are compared: beside a float16 array, NumPy would make the bound an infinity."""
-    if x.size and not max(-float(x.min()), float(x.max())) <= constants.MAX_INPUT:  # false for NaN too
+    if not largest(x) <= constants.MAX_INPUT:  # false for NaN too
         raise ValueRangeError(f"{name}: got a NaN, an infinity or a magnitude beyond 2**60, expected none")
 
 
-def check_scale(scale: Any) -> float | None:
-    """A number that float32 holds to its whole precision, or None. Not 0, with which all keys would weigh the same."""
+def check_scale(scale: Any, head_dim: int) -> float:
+    """A number that float32 holds to its whole precision; of None 1 / sqrt(head_dim). Not 0, with which all keys would
+    weigh the same."""
     expected = "a magnitude from 2**-126 to 2**126, or None for 1 / sqrt(head_dim)"
-    value = None if scale is None else check_float("scale", scale, expected)
-    if value is not None and not 2.0**-126 <= abs(value) <= 2.0**126:
+    value = 1.0 / math.sqrt(head_dim) if scale is None else check_float("scale", scale, expected)
+    if not 2.0**-126 <= abs(value) <= 2.0**126:
         raise ValueRangeError(f"scale: got {value:g}, expected {expected}")
     return value
 
@@ -68,12 +72,12 @@ def check_window(window: Any) -> int | None:
 
 
 def check_softcap(softcap: Any) -> float | None:
-    """A cap within the range of inputs, or None."""
+    """A cap within the range of inputs, rounded to float32, or None."""
     expected = "a number from 2**-40 to 2**60, or None for no cap"
     value = None if softcap is None else check_float("softcap", softcap, expected)
     if value is not None and not constants.MIN_INPUT <= value <= constants.MAX_INPUT:
         raise ValueRangeError(f"softcap: got {value:g}, expected {expected}")
-    return value
+    return None if value is None else float(np.float32(value))
 
 
 def _check_per_head(name: str, value: Any, q_heads: int, what: str) -> NDArray[Any] | None:
@@ -97,34 +101,71 @@ def check_slopes(name: str, value: Any, q_heads: int) -> NDArray[Any] | None:
     return array
 
 
-def check_mask(mask: Any, q_len: int, tokens: int) -> NDArray[np.float32] | None:
+def log2_slopes(name: str, slopes: Any, q_heads: int) -> F32 | None:
+    """Slopes (q_heads,), of ALiBi or of masks, checked, in log2 units, rounded once from float64; or None."""
+    array = check_slopes(name, slopes, q_heads)
+    return None if array is None else (array.astype(np.float64) * constants.LOG2E).astype(np.float32)
+
+
+def check_mask(mask: Any, q_len: int, tokens: int) -> tuple[F32 | None, float]:
     """A mask (q_len, n) of the last n of ``tokens`` keys as float32: what is added to a score, -inf where the row does
-    not see the key. None for no mask."""
+    not see the key. None for no mask. And the largest magnitude that is added."""
     array = None if mask is None else check_array("mask", mask, ("bool", "float32", "float16"))
     if array is None:
-        return None
+        return None, 0.0
     if array.ndim != 2 or len(array) != q_len or array.shape[1] > tokens:
         raise ShapeError(
             f"mask: got shape {array.shape}, expected ({q_len}, n), a row for each of q's and a column for each of the "
             f"last n keys, of which there are {tokens}"
         )
     if array.dtype == bool:
-        return np.where(array, np.float32(0), np.float32(-np.inf))
+        return np.where(array, np.float32(0), np.float32(-np.inf)), 0.0
     values = array.astype(np.float32)
-    if not np.all((np.abs(values) <= constants.MAX_INPUT) | np.isneginf(values)):
+    added = np.abs(values)
+    added[np.isneginf(values)] = 0.0
+    most = float(added.max(initial=0.0))
+    if not most <= constants.MAX_INPUT:  # true for NaN, too
         raise ValueRangeError(
             "mask: got a NaN, +inf or a magnitude beyond 2**60, expected numbers to add to the scores, and -inf or "
             "False for keys that a row does not see"
         )
-    return values
+    return values, most
 
 
-def checked_options(
-    q_heads: int, scale: Any, causal: Any, window: Any, softcap: Any, sinks: Any
-) -> tuple[float | None, int | None, float | None, NDArray[Any] | None]:
-    """scale, window, softcap and sinks; refused where they are not what ``attention`` says."""
+class Options(NamedTuple):
+    """What the oracles are told beside q, k and v, checked; alibi and mask_slopes: (q_heads,), in natural units."""
+
+    scale: float
+    window: int | None
+    softcap: float | None
+    sinks: NDArray[Any] | None
+    alibi: NDArray[Any] | None
+    mask: F32 | None
+    mask_slopes: NDArray[Any] | None
+
+
+def checked_options(  # noqa: PLR0913  (those of an oracle)
+    q: NDArray[Any],
+    k: NDArray[Any],
+    scale: Any,
+    causal: Any,
+    window: Any,
+    softcap: Any,
+    sinks: Any,
+    alibi: Any,
+    mask: Any,
+    mask_slopes: Any,
+) -> Options:
+    """The options of a call with checked arrays; refused where they, or the scores, are not what ``attention`` says."""
     check_bool("causal", causal)
-    checked = check_scale(scale), check_window(window), check_softcap(softcap), check_sinks(sinks, q_heads)
-    if checked[3] is not None:
-        _check_magnitudes("sinks", checked[3])
-    return checked
+    (q_heads, head_dim), rows = q.shape[-2:], 1 if q.ndim == 2 else len(q)
+    scale, window, softcap = check_scale(scale, head_dim), check_window(window), check_softcap(softcap)
+    sinks = check_sinks(sinks, q_heads)
+    if sinks is not None:
+        _check_magnitudes("sinks", sinks)
+    slopes = [check_slopes(*one, q_heads) for one in (("alibi", alibi), ("mask_slopes", mask_slopes))]
+    values, added = check_mask(mask, rows, len(k))
+    in_log2 = [log2_slopes("", one, q_heads) for one in slopes]
+    bound = ScoreBound.of(scale, softcap, *in_log2)
+    bound.check(largest(q), largest(k), head_dim, max(rows, len(k)), added)
+    return Options(scale, window, softcap, sinks, slopes[0], values, slopes[1])

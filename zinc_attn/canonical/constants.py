@@ -33,4 +33,4 @@ TANH_SMALL: Final = 0.6  # from here on tanh by a power of two, below by its pol
 TANH_MAX: Final = 32.0  # larger magnitudes count as this
 MIN_INPUT: Final = 2.0**-40  # smaller float32 inputs are flushed to +0 on entry
 MAX_INPUT: Final = 2.0**60  # larger inputs are refused
-MAX_SCORE: Final = 2.0**96  # bound on head_dim max|q| max|k| max(1, scale log2 e): scores stay finite and above EMPTY_M
+MAX_SCORE: Final = 2.0**96  # see score_bound: scores and all that they are made of stay finite, and far above EMPTY_M

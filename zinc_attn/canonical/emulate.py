@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 from ..checks import shown
 from ..errors import ArgumentError
 from . import constants
-from .arguments import check_mask, check_slopes, checked_arrays, checked_options, key_ranges, with_rows
+from .arguments import checked_arrays, checked_options, key_ranges, log2_slopes, with_rows
 from .constants import CHUNK, KEYS_PER_LEAF, KEYS_PER_NODE, LEAVES_PER_NODE, WEIGHT_PARTIALS
 from .products import FusedProducts, Products
 from .state import (
@@ -33,10 +32,9 @@ from .state import (
 _BLOCK_ELEMENTS: Final = 1 << 17  # float32 elements of the value accumulator that are worked on at a time
 
 
-def score_scale(head_dim: int, scale: float | None, softcap: float | None = None) -> np.float32:
-    """The one factor of the scores, rounded once: scale * log2(e), with softcap scale. None: 1 / sqrt(head_dim)."""
-    factor = 1.0 / math.sqrt(head_dim) if scale is None else float(scale)
-    return f32(factor * constants.LOG2E if softcap is None else factor)
+def score_scale(scale: float, softcap: float | None = None) -> np.float32:
+    """The one factor of the scores, rounded once: scale * log2(e), with softcap scale."""
+    return f32(scale * constants.LOG2E if softcap is None else scale)
 
 
 def _scores(q: F32, keys: F32, scoring: _Scoring) -> F32:
@@ -82,12 +80,6 @@ class _Rows(NamedTuple):
     row: NDArray[Any]
     slope: F32 | None
     mask_factor: F32
-
-
-def log2_slopes(name: str, slopes: Any, q_heads: int) -> F32 | None:
-    """Slopes (q_heads,), of ALiBi or of masks, checked, in log2 units, rounded once from float64; or None."""
-    array = check_slopes(name, slopes, q_heads)
-    return None if array is None else (array.astype(np.float64) * constants.LOG2E).astype(np.float32)
 
 
 def _leaf_states(q: F32, k: F32, v: F32, rows: _Rows, first: int, scoring: _Scoring) -> State:
@@ -178,17 +170,16 @@ def emulate(  # noqa: PLR0913  (public; all but q, k and v are keywords with a d
     if not isinstance(arithmetic, str) or arithmetic not in ("canonical", "fused"):
         raise ArgumentError(f"arithmetic: got {shown(arithmetic)}, expected 'canonical' or 'fused'")
     q, k, v = checked_arrays(q, k, v, ("float32", "float16", "bfloat16"))
-    scale, window, softcap, sinks = checked_options(q.shape[-2], scale, causal, window, softcap, sinks)
-    slopes, mask = log2_slopes("alibi", alibi, q.shape[-2]), check_mask(mask, 1 if q.ndim == 2 else len(q), len(k))
+    given = checked_options(q, k, scale, causal, window, softcap, sinks, alibi, mask, mask_slopes)
     rows = as_input(with_rows(q))
     (q_len, q_heads, head_dim), (tokens, kv_heads, value_dim) = rows.shape, v.shape
     rows, group = np.pad(rows, ((0, 0), (0, 0), (0, -head_dim % CHUNK))), q_heads // kv_heads  # whole chunks
-    factor, whole_mask = score_scale(head_dim, scale, softcap), None if mask is None else _whole(mask, tokens)
-    scoring = _Scoring(factor, softcap, whole_mask, arithmetic == "fused")
-    factors = log2_slopes("mask_slopes", mask_slopes, q_heads)
+    whole_mask = None if given.mask is None else _whole(given.mask, tokens)
+    scoring = _Scoring(score_scale(given.scale, softcap), given.softcap, whole_mask, arithmetic == "fused")
+    slopes, factors = log2_slopes("alibi", given.alibi, q_heads), log2_slopes("mask_slopes", mask_slopes, q_heads)
     factors = np.full(q_heads, constants.LOG2E, np.float32) if factors is None else factors
     numbers, vectors = np.arange(q_len), q_len * group
-    of_rows = *key_ranges(tokens, q_len, causal, window), tokens - q_len + numbers, numbers
+    of_rows = *key_ranges(tokens, q_len, causal, given.window), tokens - q_len + numbers, numbers
     first_seen, limit, position, row = (np.repeat(x, group) for x in of_rows)
     out = np.empty((q_len, q_heads, value_dim), np.float32)
     lse = np.empty((q_len, q_heads), np.float32)
@@ -198,8 +189,8 @@ def emulate(  # noqa: PLR0913  (public; all but q, k and v are keywords with a d
         slope = None if slopes is None else np.tile(slopes[heads], q_len)
         seen = _Rows(first_seen, limit, position, row, slope, np.tile(factors[heads], q_len))
         total = _attend_head(mine, k[:, head], v[:, head], seen, scoring)
-        if sinks is not None:
-            total = merge(total, sink_state(np.tile(sink_scores(sinks)[heads], q_len), value_dim))
+        if given.sinks is not None:
+            total = merge(total, sink_state(np.tile(sink_scores(given.sinks)[heads], q_len), value_dim))
         for found, part in zip((out, lse), normalize(total), strict=True):
             found[:, heads] = part.reshape(q_len, group, *part.shape[1:])
     return out.reshape(*q.shape[:-1], value_dim), lse.reshape(q.shape[:-1])

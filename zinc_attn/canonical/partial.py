@@ -30,7 +30,7 @@ _TENSORS: Final[dict[str, tuple[np.dtype[Any], str]]] = {  # name: in NumPy, in 
     "sinks": (np.dtype("<f4"), "F32"),
 }
 MAX_NODES: Final = MAX_CONTEXT // constants.KEYS_PER_NODE
-_MAX_M: Final = 2 * constants.MAX_SCORE  # a factor of 2 for the roundings of a score
+_MAX_M: Final = 3 * constants.MAX_SCORE  # for the roundings of scores, and of a tiny K in blocks
 _MIN_L: Final = 0.7  # one key's weight is at least 2**-0.5
 _MAX_L: Final = 2.0 * constants.KEYS_PER_NODE  # and at most 2**0.5
 _MAX_O: Final = _MAX_L * constants.MAX_INPUT

@@ -5,18 +5,20 @@ Both are accurate (float64 inside), not bit-canonical. A state of no keys has v 
 
 from __future__ import annotations
 
-import math
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import check_array
 from ..errors import ShapeError, ValueRangeError
-from .arguments import check_mask, check_slopes, checked_arrays, checked_options, key_ranges, with_rows
+from .arguments import checked_arrays, checked_options, key_ranges, with_rows
+from .score_bound import largest
+from .state import as_input
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
+_MOST: Final = float(np.finfo(np.float32).max)
 
 
 def attention(  # noqa: PLR0913  (public; all but q, k and v are keywords with a default)
@@ -47,24 +49,27 @@ def attention(  # noqa: PLR0913  (public; all but q, k and v are keywords with a
     a row sees no key and no sink.
     """
     q, k, v = checked_arrays(q, k, v, ("float32", "float16", "float64", "bfloat16"))
-    scale, window, softcap, sinks = checked_options(q.shape[-2], scale, causal, window, softcap, sinks)
-    alibi, slopes = (check_slopes(*x, q.shape[-2]) for x in (("alibi", alibi), ("mask_slopes", mask_slopes)))
-    rows = with_rows(q).astype(np.float64)
-    mask = check_mask(mask, len(rows), len(k))
-    factor = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
+    options = checked_options(q, k, scale, causal, window, softcap, sinks, alibi, mask, mask_slopes)
+    scale, window, softcap, sinks, alibi, mask, slopes = options
+    rows = _exact(with_rows(q))
     sink = np.full(q.shape[-2], -np.inf) if sinks is None else np.asarray(sinks, np.float64)
     out, lse = np.zeros((*rows.shape[:2], v.shape[2])), np.repeat(sink[None], len(rows), axis=0)
     firsts, limits = key_ranges(len(k), len(rows), causal, window)
     for head, heads in enumerate(np.split(np.arange(q.shape[-2]), k.shape[1])):
-        keys, values = k[:, head].astype(np.float64), v[:, head].astype(np.float64)
+        keys, values = _exact(k[:, head]), _exact(v[:, head])
         for i in np.flatnonzero(firsts < limits).tolist():
-            s = rows[i, heads] @ keys[firsts[i] : limits[i]].T * factor
+            s = rows[i, heads] @ keys[firsts[i] : limits[i]].T * scale
             s = s if softcap is None else softcap * np.tanh(s / softcap)
             by_head = (None if x is None else x[heads, None].astype(np.float64) for x in (alibi, slopes))
             bias = _bias(len(k), len(rows) - 1 - i, None if mask is None else mask[i], *by_head)
             seen = slice(firsts[i], limits[i])
             out[i, heads], lse[i, heads] = _softmax(s + bias[:, seen], values[seen], sink[heads])
     return out.reshape(*q.shape[:-1], -1), lse.reshape(q.shape[:-1])
+
+
+def _exact(x: NDArray[Any]) -> F64:
+    """The values in float64, as they enter the arithmetic."""
+    return x if x.dtype == np.float64 else as_input(x).astype(np.float64)
 
 
 def _bias(tokens: int, behind: int, mask: NDArray[Any] | None, alibi: F64 | None, slopes: F64 | None) -> F64:
@@ -122,8 +127,11 @@ def merge_states(v: Any, s: Any) -> tuple[F32, F32]:
         raise ShapeError(f"s: got shape {lse.shape}, expected v's first three axes {values.shape[:3]}")
     if values.shape[1] == 0:
         raise ShapeError(f"v: got shape {values.shape}, expected at least one state (axis n)")
-    if not np.all(np.isfinite(values)) or not np.all(lse < np.inf):
-        raise ValueRangeError("v, s: got a NaN or an infinity, expected finite numbers, and -inf in s for no keys")
+    if not all(largest(x) <= _MOST for x in (values, np.where(np.isneginf(lse), 0.0, lse))):  # false for NaN, too
+        raise ValueRangeError(
+            "v, s: got a NaN, an infinity or a number that float32 does not hold, expected float32's finite numbers, "
+            "and -inf in s for no keys"
+        )
     values, lse = values.astype(np.float64), lse.astype(np.float64)
     top = lse.max(axis=1, keepdims=True)
     finite_top = np.where(np.isneginf(top), 0.0, top)

@@ -70,11 +70,9 @@ def weight(s: F32, m: F32) -> F32:
 
 
 def soft_capped(t: F32, cap: float) -> F32:
-    """cap * tanh(t / cap) in log2 units."""
-    cap = float(f32(cap))
-    with np.errstate(over="ignore"):  # t / cap may be infinite, tanh is 1 there
-        x = t * f32(1.0 / cap)
-        size = np.minimum(np.abs(x), f32(constants.TANH_MAX))
+    """cap * tanh(t / cap) in log2 units; cap: a float32 number."""
+    x = t * f32(1.0 / cap)
+    size = np.minimum(np.abs(x), f32(constants.TANH_MAX))
     e = weight(size * (f32(-2.0) * f32(constants.LOG2E)), np.zeros_like(size))
     large = (f32(1.0) - e) * reciprocal(f32(1.0) + e)
     z = size * size

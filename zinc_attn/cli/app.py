@@ -14,7 +14,7 @@ from typing import Final
 from .. import __version__
 from ..errors import ZincAttnError
 from . import bench, check, decode, devices, export, generate, perplexity, plan, proof, rdna4, sweep, validate
-from .arguments import FAULT, STATUSES, CommandParser
+from .arguments import FAULT, CommandParser
 from .terminal import open_streams, say, stdout_trouble
 
 # in the order of the help
@@ -22,7 +22,7 @@ COMMANDS: Final = (devices, plan, sweep, check, bench, proof, decode, rdna4, val
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; the status is one of STATUSES. argparse ends with 0 behind --help, with 2 for a usage."""
+    """Run the command line; the status is one of STATUSES. argparse ends with 0 behind --help."""
     open_streams()
     try:
         status = _run(argv)
@@ -35,10 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     try:
-        parser = build_parser()
-        args, unknown = parser.parse_known_args(argv)
+        args, unknown = build_parser().parse_known_args(argv)
         if unknown:
-            parser.error(f"unrecognized arguments: {' '.join(unknown)}; see 'zinc-attn {args.command} --help'")
+            args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
         return int(args.run(args))
     except ZincAttnError as error:
         say(f"zinc-attn: error: {error}")
@@ -60,7 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="zinc-attn",
         description="Split-KV decode attention on Vulkan whose bits never change.",
-        epilog=f"Each command has its own --help with an example. {STATUSES}",
+        epilog="Each command has its own --help with an example.",
     )
     parser.add_argument("--version", action="version", version=f"zinc-attn {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=CommandParser)

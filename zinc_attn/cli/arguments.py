@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -18,7 +17,7 @@ from ..shapes import AttnShape
 from ..storage import STORAGE
 from ..tools.measure import PAGE_SIZE
 from ..tools.models import PRESETS, ModelPreset, find_model
-from .terminal import say
+from .terminal import EX_IOERR, NO_READER
 
 Subparsers = Any  # argparse's _SubParsersAction, which it does not export
 
@@ -26,11 +25,16 @@ DEFAULT_CONTEXTS: Final = "1k,8k,32k,128k"
 DEFAULT_COMPUTE_UNITS: Final = 64  # a Radeon AI PRO R9700
 UNMET: Final = 3  # a gate of rdna4, or validate's error bound, does not hold
 FAULT: Final = 70  # EX_SOFTWARE of sysexits.h
-STATUSES: Final = (
-    "exit status: 0 fine; 1 a wrong bit, of check also an error beyond its bound, of proof a step that is not ok; 2 "
-    "refused, the reason is on stderr; 3 a gate or a bound is not met; 70 a fault of this program; 74 stdout cannot be "
-    "written; 130 interrupted; 141 nobody reads stdout"
-)
+STATUSES: Final = {
+    0: "fine",
+    1: "a wrong bit, or with matrix units an error beyond its bound; of proof any step that is not ok",
+    2: "refused: wrong arguments, no device, no room, a lost device or rank; stderr says why",
+    UNMET: "a gate of rdna4 or a bound of validate is not met, or there the model's own arithmetic differs",
+    FAULT: "a fault of this program; please report it",
+    EX_IOERR: "stdout cannot be written",
+    130: "interrupted",
+    NO_READER: "nobody reads stdout any more",
+}
 
 
 def _dtype(text: str) -> str:
@@ -57,14 +61,17 @@ SHARED: Final[Mapping[str, tuple[str, Callable[[str], Any] | tuple[str, ...], st
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser that tells what is wrong in one line. Its methods declare the options that commands share.
+    """A parser whose refusals are ArgumentErrors. Its methods declare the options that commands share.
 
     group: options that exclude each other, to which the declared one belongs.
     """
 
     def error(self, message: str) -> NoReturn:
-        say(f"{self.prog}: error: {message}")
-        sys.exit(2)
+        raise ArgumentError(f"{message}; see '{self.prog} --help'")
+
+    def format_help(self) -> str:
+        statuses = (f"  {status:<5}{text}\n" for status, text in STATUSES.items())
+        return f"{super().format_help()}\nexit status:\n{''.join(statuses)}"
 
     def share(
         self,
@@ -132,18 +139,18 @@ class CommandParser(argparse.ArgumentParser):
         self.share("--dtype", said="the model's")
         self.share("--page-size", PAGE_SIZE)
 
-    def model(self, *, layers: bool = False) -> None:
-        """--model or --shape, and with ``layers`` --layers."""
+    def model(self, *, layers: bool = False, shapes: str | None = None) -> None:
+        """--model or --shape, and with ``layers`` --layers. shapes: those of --shape, which then takes a list."""
         group = self.add_mutually_exclusive_group()
         models = f"a Hugging Face config.json by path, or one of {', '.join(PRESETS)}"
         group.add_argument("--model", metavar="M", help=models)
-        self.share("--shape", group=group)
+        self.share("--shape", shapes, group=group, several=shapes is not None)
         if layers:
             self.number("--layers", "layers with attention (default: the model's; 1 for --shape)")
 
 
 def add_command(subparsers: Subparsers, run: Callable[[argparse.Namespace], int], **values: object) -> CommandParser:
-    """A command that is called like the module of ``run``. Its help is help/NAME.txt and the exit statuses.
+    """A command that is called like the module of ``run``. Its help is help/NAME.txt.
 
     The first line of the file stands in the list of commands. values: of the names in braces.
     """
@@ -155,10 +162,10 @@ def add_command(subparsers: Subparsers, run: Callable[[argparse.Namespace], int]
         name,
         help=summary,
         description=f"{summary[0].upper()}{summary[1:]}.\n\n{rest}",
-        epilog=f"example:\n{example}\n{STATUSES}",
+        epilog=f"example:\n{example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(command=name, run=run)
+    parser.set_defaults(command=name, parser=parser, run=run)
     return parser
 
 
@@ -181,12 +188,16 @@ def chosen_model(args: argparse.Namespace) -> ModelPreset:
     if args.model:
         model = find_model(args.model)
     elif args.shape:
-        shape = AttnShape.parse(args.shape)
-        model = ModelPreset(str(shape), shape, 1)
+        model = shape_model(AttnShape.parse(args.shape))
     else:
         raise ArgumentError("model: got none, expected --model or --shape, for example --model qwen3.6-35b-a3b")
     layers = getattr(args, "layers", None)
     return model if layers is None else replace(model, attention_layers=layers, windowed_layers=0)
+
+
+def shape_model(shape: AttnShape) -> ModelPreset:
+    """A bare shape as a model of one layer."""
+    return ModelPreset(str(shape), shape, 1)
 
 
 def parse_shapes(text: str) -> list[AttnShape]:

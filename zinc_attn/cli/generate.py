@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import asdict, fields
 from typing import Final
 
@@ -16,7 +17,7 @@ from ..tools.harness.split_spec import SplitSpec
 from ..tools.harness.tables import figure
 from .arguments import Subparsers, add_command
 from .checkpoint import named, opened
-from .terminal import arithmetic_text, plural, print_json, say
+from .terminal import arithmetic_text, plural, print_json, progress_bar, say
 
 ENDS: Final = {  # why an answer ended before the model ended it
     "length": "the answer is cut off: see --max-new-tokens and --capacity",
@@ -55,17 +56,21 @@ def run(args: argparse.Namespace) -> int:
         prompt, need_words = parse_ids(args.prompt_ids), ""
     pieces: list[str] = []
 
+    waiting = ExitStack()
+
     def show(piece: str) -> None:
+        waiting.close()
         pieces.append(piece)
         if not args.json:
             print(piece, end="", flush=True)
 
-    with opened(args, tokenizer=need_words) as (host, tokenizer, device):
+    with opened(args, tokenizer=need_words) as (host, tokenizer, device), waiting:
         if tokenizer:
             on_token, end = generate.stream_text(tokenizer, show)
             prompt = [int(i) for i in tokenizer(read_stdin() if args.prompt == "-" else args.prompt)["input_ids"]]
         else:
             on_token, end = lambda token: show(f"{',' if pieces else ''}{token}"), lambda: None
+        waiting.enter_context(progress_bar(f"reading a prompt of {plural(len(prompt), 'token')}"))
         made = generate.generate_ids(host, device, prompt, settings, on_token)
         end()
         if args.json:

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from ..decode.arithmetic import check_arithmetic
 from ..tools.harness.files import check_out, write_file
+from ..tools.harness.inputs import parse_contexts
+from ..tools.harness.split_spec import parse_split_specs
 from ..tools.harness.tables import figure, grouped
-from ..tools.measure import CallSpec, Row, measure_calls, rows_png
+from ..tools.measure import MODELED, CallSpec, Row, measure_calls, rows_png
 from ..tools.measure.rows import LINE
-from ..tools.models import slug
+from ..tools.models import ModelPreset, slug
 from .arguments import open_devices
 from .terminal import need, note_cpu, plural, print_json, print_rows, progress_bar, say_written
 
+Record = Mapping[str, Any]
 FIGURES: Final = {  # heading: the measure, and what of its row; a column without any figure is left out
     "µs per\nlayer": ("call", "median_us"),
     "IQR\nµs": ("call", "iqr_us"),
     "KV\nGB/s": ("call", "kv_gb_s"),
     "attn\nms/step": ("call", "attention_ms_per_step"),
     "attn\ntokens/s": ("call", "tokens_s"),
+    "step\ntokens/s": ("call", "step_tokens_s"),
+    "error vs\nfloat64": ("call", "relative_error"),
     "device\nµs": ("device", "median_us"),
     "pass 1\nµs": ("pass 1", "median_us"),
     "gap\nµs": ("gap", "median_us"),
@@ -36,21 +43,31 @@ WORDS: Final = {  # of the column ``verified``
     "bits*": "those of some KV heads equal the oracle's, and all bits those of the context's first layout",
     "bound": "as near to float64 as the roundings of matrix units allow, and the bits of the context's first layout",
     "bound*": "as bound, but some KV heads alone are compared with float64",
+    MODELED: "nothing ran: attend and merge as the cost model has them on this card (docs/cost-model.md)",
 }
+
+
+def call_spec(args: Namespace, model: ModelPreset, dtype: str, **more: Any) -> CallSpec:
+    """The calls of a model as the options of ``CommandParser.measuring`` have them, and ``more``."""
+    contexts, splits = parse_contexts(args.contexts), parse_split_specs(args.splits)
+    more |= {"dtype": dtype, "repeats": args.repeats, "arithmetic": args.arithmetic, "model": model.name}
+    return CallSpec(model.shape, model.attention_layers, contexts, splits, **more)
 
 
 def run_calls(
     args: Namespace,
     specs: Sequence[Sequence[CallSpec]],
-    title: str,
+    about: str,
     figure_of: tuple[str, str],
     *,
     measure: Callable[..., Iterator[Row]] = measure_calls,
     show: Callable[[Sequence[Row]], None] | None = None,
+    beside: Sequence[Record] = (),
 ) -> int:
     """Measure the calls of ``specs``, a group of one shape after the other, print and write the files; the exit status.
 
-    figure_of: the field of the picture, and its label. show: prints the rows, None for ``print_measured``.
+    about: lines that say what is measured. figure_of: the field of the picture, and its title. show: prints the rows,
+    None for ``print_measured``. beside: rows of an earlier run, which the picture shows, too.
     """
     need("matplotlib")
     check_out(args.out)
@@ -60,10 +77,10 @@ def run_calls(
             for device in devices:
                 check_arithmetic(spec.arithmetic, device, spec.dtype, spec.shape)
         info = devices[0].info
-        title = f"{info.name} ({info.driver}), {', '.join(one.runtime.name for one in devices)}\n{title}"
+        runtimes = [one.runtime.name for one in devices]
         note_cpu(info)
         if not args.json:
-            print(title, flush=True)
+            print(f"{info.name} ({info.driver}), {', '.join(runtimes)}\n{about}", flush=True)
         progress, rows = stack.enter_context(progress_bar()), list[Row]()
         for row in chain.from_iterable(measure(devices, mine, progress=progress) for mine in specs):
             rows.append(row)
@@ -71,15 +88,22 @@ def run_calls(
                 print_json([row.record()])
     if not args.json:
         (show or print_measured)(rows)
-    if all(row.status == "refused" for row in rows):
+    if all(row.status == "refused" for row in rows if row.runtime in runtimes):
         return 2  # and what an earlier run left stays
-    png = rows_png([row for row in rows if row.measure in ("call", "step")], title, *figure_of)
-    lines = "".join(f"{json.dumps(row.record(), ensure_ascii=False, allow_nan=False)}\n" for row in rows)
-    where = Path(args.out or f"{args.command}-{slug(info.name)}") / args.command
-    files = {where.with_suffix(".jsonl"): lines.encode()} | ({where.with_suffix(".png"): png} if png else {})
-    for path, data in files.items():
-        write_file(path, data)
-    say_written(files)
+    records = [row.record() for row in rows]
+    shown = [one for one in (*records, *beside) if one["measure"] in ("call", "step", MODELED)]
+    field, headline = figure_of
+    notes = f"{about.replace(chr(10), '; ')}\n{info.name}, {info.driver}, through {', '.join(runtimes)}"
+    lines = "".join(f"{json.dumps(one, ensure_ascii=False, allow_nan=False)}\n" for one in records)
+    table = csv.DictWriter(made := io.StringIO(), list(records[0]), lineterminator="\n")
+    table.writeheader()
+    table.writerows(records)
+    files = {"jsonl": lines.encode(), "csv": made.getvalue().encode()}
+    files |= {"png": png} if (png := rows_png(shown, headline, notes, field)) else {}
+    name = Path(args.out or f"{args.command}-{slug(info.name)}") / args.command
+    for kind, data in files.items():
+        write_file(name.with_suffix(f".{kind}"), data)
+    say_written(name.with_suffix(f".{kind}") for kind in files)
     return 1 if any(row.status == "failed" for row in rows) else 0
 
 
@@ -87,7 +111,10 @@ def print_measured(rows: Sequence[Row]) -> None:
     """A line per call, and what the table's words mean."""
     calls = grouped(((row.context, *row.line.values()), row) for row in rows).values()
     told = [name for name in LINE if len({row.line[name] for row in rows}) > 1]
-    measured = [{(row.measure, field): x for row in mine for field, x in row.figures.items()} for mine in calls]
+    as_call = {MODELED: "call"}
+    measured = [
+        {(as_call.get(row.measure, row.measure), f): x for row in one for f, x in row.figures.items()} for one in calls
+    ]
     shown = {name: key for name, key in FIGURES.items() if any(one.get(key) is not None for one in measured)}
     lines = []
     for (row, *_), found in zip(calls, measured, strict=True):
@@ -99,6 +126,8 @@ def print_measured(rows: Sequence[Row]) -> None:
 
 
 def _verdict(row: Row) -> str:
+    if row.measure == MODELED:
+        return MODELED
     return {"failed": "FAILED", "refused": "refused"}.get(row.status, row.verified or "").replace(" (sampled)", "*")
 
 
@@ -109,7 +138,11 @@ def notes(rows: Sequence[Row]) -> Iterator[str]:
     for row in [row for row in rows if row.seconds][:1]:
         layers, tokens = plural(row.spec.layers, "layer"), plural(row.spec.batch * row.spec.q_len, "token")
         yield f"Time: {row.latency_mode}. Values: normal, seeded."
-        yield f"tokens/s: as if attention over {layers} were all of a step of {tokens}."
+        yield f"attn tokens/s: as if attention over {layers} were all of a step of {tokens}."
+        if row.spec.weights_ms is not None:
+            yield f"step tokens/s: with {row.spec.weights_ms:g} ms for all else of the step, as --weights-ms says."
+        if row.relative_error is not None:
+            yield "error: of out against float64, relative, in the L2 norm."
     troubles = grouped(((row.context, row.status, row.error), row.layout) for row in rows if row.error)
     for (context, status, error), layouts in troubles.items():
         yield f"{context:,} keys, {', '.join(layouts)}: {'FAILED' if status == 'failed' else status}: {error}"

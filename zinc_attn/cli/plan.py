@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from ..kernels.device_info import DeviceInfo
 from ..planning.arithmetic import EXACT
+from ..planning.call import call_works
 from ..planning.splits import SplitPlan
 from ..runtime.device import list_devices
 from ..runtime.devices import choose
@@ -31,6 +32,8 @@ LAYOUT: Final[Columns] = {  # of plan_record
     "passes": lambda r: str(r["passes"]),
     "workgroups": lambda r: f"{r['workgroups']:,}",
     "per CU": lambda r: f"{r['workgroups_per_cu']:.4g}",
+    "submissions": lambda r: f"{r['submissions']:,}",
+    "of bound": lambda r: "-" if r["work_bound"] is None else f"{r['work'] / r['work_bound']:.2%}",
     "scratch": lambda r: binary_size(r["scratch_bytes"]),
     "fingerprint": lambda r: r["fingerprint"][:12],
 }
@@ -66,21 +69,22 @@ def run(args: argparse.Namespace) -> int:
     """Show the plans, and what the model says of them on a card."""
     model, card = chosen_model(args), chosen_card(args)
     contexts, layouts = parse_contexts(args.contexts), parse_split_specs(args.splits)
-    chosen = card or choose(list_devices(), args.device)
-    units = chosen.split_units if isinstance(chosen, DeviceInfo) else chosen.compute_units
+    device = card.info if card else choose(list_devices(), args.device)
     records, modeled = [], []
     for context, layout, q_len in product(contexts, layouts, parse_contexts(args.rows, "rows")):
-        plan = layout.plan(context, model.shape, units, q_len)
-        records.append(
-            {"context": context, "layout": layout.label} | plan_record(plan, chosen.compute_units, args.dtype)
-        )
+        plan = layout.plan(context, model.shape, device.split_units, q_len)
+        records.append({"context": context, "layout": layout.label} | plan_record(plan, device, args.dtype))
+        bound, works = call_works(plan, layout.layouts(model.shape, device.split_units), device)
+        records[-1] |= {"submissions": len(works), "work": max(works), "work_bound": bound}
         if card:
             modeled.append(cost.predict_call(plan, card, args.dtype, args.arithmetic))
             records[-1] |= {"arithmetic": args.arithmetic, "modeled": modeled[-1].to_dict()}
     if args.json:
         print_json(records)
         return 0
-    print(f"{model_text(model, args.dtype)}, {plural(chosen.compute_units, 'compute unit')}")
+    print(f"{model_text(model, args.dtype)}, {plural(device.compute_units, 'compute unit')} ({device.kind})")
+    if bound is not None:
+        print(f"of bound: the longest submission's share of {bound:.3g} products, a second of a slow GPU")
     print_columns({**CALL, **LAYOUT}, records)
     if card:
         assumed = f"; assumed of it: {', '.join(card.assumed)}" if card.assumed else ""
@@ -106,7 +110,7 @@ def chosen_card(args: argparse.Namespace) -> cost.Card | None:
     return cost.card_with(DEFAULT_COMPUTE_UNITS if args.cu is None else args.cu)
 
 
-def plan_record(plan: SplitPlan, compute_units: int, dtype: str) -> dict[str, Any]:
+def plan_record(plan: SplitPlan, device: DeviceInfo, dtype: str) -> dict[str, Any]:
     """What --json says of a plan."""
     return {
         "splits": plan.num_splits,
@@ -114,10 +118,11 @@ def plan_record(plan: SplitPlan, compute_units: int, dtype: str) -> dict[str, An
         "states": plan.states,
         "passes": plan.passes,
         "workgroups": plan.workgroups,
-        "workgroups_per_cu": round(plan.workgroups / compute_units, 3),
+        "workgroups_per_cu": round(plan.workgroups / device.compute_units, 3),
         "scratch_bytes": plan.scratch_bytes,
         "fingerprint": plan.fingerprint(),
         "shape": str(plan.shape),
         "dtype": dtype,
-        "compute_units": compute_units,
+        "compute_units": device.compute_units,
+        "kind": device.kind,
     }

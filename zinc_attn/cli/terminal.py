@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import zip_longest
@@ -21,6 +22,7 @@ from ..runtime.protocol import DeviceInfo
 from ..tools.harness.progress import Progress
 from ..tools.models import ModelPreset
 
+QUIET_S: Final = 5.0  # between two lines of progress
 EX_IOERR: Final = 74  # of sysexits.h
 NO_READER: Final = 141  # of a process that SIGPIPE ends, as a shell counts it
 
@@ -115,9 +117,10 @@ def note_cpu(info: DeviceInfo) -> None:
 
 @contextmanager
 def progress_bar(what: str = "starting") -> Iterator[Progress]:
-    """A progress bar on stderr that begins with ``what``; nothing where stderr is no terminal, or without rich."""
-    if importlib.util.find_spec("rich") is None:
-        yield lambda what, done, total: None
+    """A progress bar on stderr that begins with ``what``. Where stderr is no terminal, or without rich: lines."""
+    if importlib.util.find_spec("rich") is None or not sys.stderr.isatty():
+        with _progress_lines(what) as told:
+            yield told
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
@@ -125,9 +128,29 @@ def progress_bar(what: str = "starting") -> Iterator[Progress]:
 
     text = TextColumn("{task.description}", markup=False)
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), text)
-    with Bar(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None)
         yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total or None)
+
+
+@contextmanager
+def _progress_lines(what: str) -> Iterator[Progress]:
+    """Every QUIET_S seconds a line on stderr with what is being done, where that is not what the last one says."""
+    now, ended = [f"{what} …"], threading.Event()
+
+    def tell() -> None:
+        said = ""
+        while not ended.wait(QUIET_S):
+            if said != (said := now[0]):
+                say(said)
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield lambda what, done, total: now.__setitem__(0, f"{what} ({done} of {total})")
+    finally:
+        ended.set()
+        teller.join()
 
 
 def model_text(model: ModelPreset, dtype: str) -> str:

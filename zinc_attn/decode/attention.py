@@ -12,9 +12,9 @@ from typing import Any
 
 from ..cache.kv_cache import KVCache
 from ..cache.sequence import Sequence
-from ..canonical.emulate import log2_slopes
+from ..canonical.arguments import check_scale, check_softcap, log2_slopes
 from ..canonical.partial import PartialState
-from ..checks import check_bool, check_int, described, shown
+from ..checks import Uncopied, check_bool, check_int, described, shown
 from ..errors import ArgumentError, RuntimeUnavailableError
 from ..planning.arithmetic import Arithmetic
 from ..planning.layouts import PlanFunction, SplitLayouts, fixed_layouts, split_rule_layouts
@@ -25,10 +25,10 @@ from .partial import NodeRange, PartialCall
 from .pending import PendingAttention
 from .requests import CallBatch, reserve_rows
 from .runner import AttentionCall, CallRunner, Observer
-from .scoring import LayerScorings, Scoring, check_scale, check_softcap
+from .scoring import LayerScorings, Scoring
 
 
-class Attention:
+class Attention(Uncopied, instead="make one for the other cache"):
     """Attention of query rows over sequences of ``cache``.
 
     ``num_splits`` or ``split_size`` fix the layout of every call; neither: the split rule. The bits depend on neither.
@@ -302,8 +302,8 @@ class Attention:
         call.step():`` and must not use ``seq`` while it runs; nothing is recorded into a sequence that was evaluated.
         One thread at a time uses a manager's queue, as Vulkan asks. The values of a step, which the package does not
         see, are the host's to check: q and rows as a call and an append take them, and max|q| * max|k| * head_dim *
-        max(1, 1.5 * |scale|) at most 2**96. Rows are read back, and checked, by the next call that is no step on
-        ``seq`` and this layer, or by save.
+        max(1, 1.5 * |scale|, |scale| / softcap), and what alibi and masks add to it, at most 2**96. Rows are read back,
+        and checked, by the next call that is no step on ``seq`` and this layer, or by save.
         """
         if not isinstance(self.device.runtime, HostSequences) or not self.device.runtime.hosted:
             name = self.device.runtime.name

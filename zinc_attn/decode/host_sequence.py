@@ -12,7 +12,7 @@ from ..cache.sequence import Sequence
 from ..cache.transaction import Reservation, Transaction
 from ..cache.unseen import append_unseen
 from ..canonical.constants import KEYS_PER_NODE
-from ..checks import check_int
+from ..checks import Uncopied, check_int
 from ..errors import ArgumentError, LimitError, ShapeError
 from ..planning.call import SubmissionPlanner
 from ..planning.inputs import CallOptions, Request, SplitLayout
@@ -36,7 +36,7 @@ class RecordOptions(NamedTuple):
     mask_keys: int = 0
 
 
-class RecordedAttention:
+class RecordedAttention(Uncopied, instead="record the call again"):
     """Operations recorded in a host's kp.Sequence, from ``Attention.record``.
 
     out: kp tensor of float32: (q_len, q_heads, v_dim), then lse (q_len, q_heads); on the device and, after an
@@ -131,7 +131,7 @@ class RecordedAttention:
                         armed.enter_context(call._recording.armed())
                     yield
                 for call in appending:
-                    append_unseen(self.seq, call.layer)
+                    append_unseen(self.seq.pages, call.layer)
 
     def _check(self, count: int, mask: Any) -> Mask | None:
         """The words of the step's mask. LimitError beyond max_tokens or mask_keys; StepError where it appends another
@@ -150,6 +150,8 @@ class RecordedAttention:
             raise LimitError(f"mask: got {words.words.shape[1]} keys, expected at most mask_keys = {self.mask_keys}")
         if not self.allow_empty:
             check_seen(self.q_len, tokens, self.causal, words, self.window)
+        bound = self.runner.scorings.by_layer[self.layer].bound  # of what is added: the host's q and K are not seen
+        bound.check(0.0, 0.0, 0, max(tokens, self.q_len), 0.0 if words is None else words.largest)
         return words
 
     def _begin(self, held: Reservation | None, mask: Mask | None) -> None:

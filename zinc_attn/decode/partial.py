@@ -16,13 +16,16 @@ from ..canonical.state import empty_state
 from ..checks import check_int, shown
 from ..errors import ArgumentError
 from ..limits import MAX_CONTEXT
+from ..planning.arithmetic import on_matrices
 from ..planning.call import UPLOAD_ROWS, CallPlan, SubmissionPlanner
+from ..planning.duration import in_parts, row_cost
 from ..planning.inputs import CallOptions, SplitLayout
 from ..planning.items import Indices
 from ..planning.splits import SplitPlan
-from ..planning.submission import RowSlice
+from ..planning.submission import RowSlice, Submission
 from .requests import CallBatch
 from .runner import AttentionCall, CallRunner
+from .workspace import Workspace
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,23 +92,27 @@ class PartialCall(AttentionCall):
         edges = (*range(first, stop, KEYS_PER_NODE), stop)
         plan = SplitPlan(stop, runner.cache.shape, edges, q_len, first)
         options = CallOptions(runner.layout, None, False, runner.scorings.number[self.layer], runner.arithmetic)
-        planner = SubmissionPlanner([planned], [SplitLayout.of(plan)], options, facts)
-        room = max(1, min(facts.max_states, facts.device.max_workgroups[0]) // plan.states)
+        layout = SplitLayout.of(plan)
+        planner = SubmissionPlanner([planned], [layout], options, facts)
+        by_matrix = on_matrices(options.arithmetic, q_len, facts.shape)
+        room = min(
+            facts.max_states // row_cost(layout, facts, by_matrix), facts.device.max_workgroups[0] // plan.states
+        )
+        room = max(room, 1)
         slices = [RowSlice(0, row, min(row + room, q_len)) for row in range(0, q_len, room)]
         uploads = [(0,) if upload and not one.begin else () for one in slices]
-        made = [planner.plan((one,), new, partial=True) for one, new in zip(slices, uploads, strict=True)]
-        return CallPlan(tuple(made), planned.new_rows > UPLOAD_ROWS)
+        made = (planner.plan((one,), new, partial=True) for one, new in zip(slices, uploads, strict=True))
+        return CallPlan(tuple(part for one in made for part in in_parts(one, facts)), planned.new_rows > UPLOAD_ROWS)
 
     def _held_before(self, positions: Indices) -> Indices:
         """Keys of this sequence that lie before absolute positions."""
         inside = np.clip(positions[:, None] - self._mine * KEYS_PER_NODE, 0, KEYS_PER_NODE)
         return np.asarray(inside.sum(axis=1) + self.begin * KEYS_PER_NODE)
 
-    def take(self, copy: bool = True) -> None:
-        """Take the states of the last submission."""
-        if self.last is not None and self.last.submission is not None:
-            self._parts.append(self.last.states(len(self.last.submission.rows), self._mine.size))
-            self.last = None
+    def take_from(self, workspace: Workspace, submission: Submission, copy: bool) -> None:
+        """Take the states of a submission."""
+        self._parts.append(workspace.states(len(submission.rows), self._mine.size))
+        self.last = None
 
     def results(self) -> PartialState:
         """The states of all rows; empty where a row sees no key of a node."""

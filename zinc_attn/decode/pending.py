@@ -8,9 +8,10 @@ from typing import Any
 from ..cache.kv_cache import KVCache
 from ..cache.rows import Largest
 from ..cache.transaction import Transaction
+from ..checks import Uncopied
 
 
-class PendingAttention:
+class PendingAttention(Uncopied, instead="take its result()"):
     """A call of ``Attention.submit``. Its new rows count from ``result()`` on, or from the cache's next call on.
 
     collect: takes the results where the device has finished, and may be called again; transaction: of the new rows,

@@ -13,11 +13,10 @@ from ..cache.kv_cache import KVCache
 from ..cache.rows import Largest, checked_values
 from ..cache.sequence import Sequence
 from ..cache.transaction import Reservation, Transaction
-from ..cache.unseen import examine
+from ..cache.unseen import examine, within
 from ..canonical.arguments import check_mask, key_ranges
-from ..canonical.constants import MAX_SCORE
 from ..checks import check_array, check_bool
-from ..errors import ArgumentError, LimitError, ShapeError, ValueRangeError
+from ..errors import ArgumentError, LimitError, ShapeError
 from ..kernels import declarations
 from ..limits import MAX_CONTEXT
 from ..planning.inputs import Request
@@ -142,7 +141,7 @@ def check_requests(
     one given is a shard, None where it is not. Typed refusals name the argument; only what the cache has no room for is
     refused later, by ``reserve_rows``.
     """
-    requests, q_max, new_max = [], 0.0, Largest()
+    requests, q_max, new_max, most, added = [], 0.0, Largest(), 0, 0.0
     batch.check_new(cache.shape.latent)
     if batch.single and not isinstance(batch.sequences[0], Sequence):
         got = type(batch.sequences[0]).__name__
@@ -150,8 +149,8 @@ def check_requests(
             f"seq: got {got}, expected a Sequence or a list of them; the order is (q, seq, layer, k=, v=)"
         )
     for i, sequence in enumerate(batch.sequences):
-        if cache.check_sequence(sequence).unseen:
-            examine(sequence, layer)
+        if cache.check_sequence(sequence).pages.unseen:
+            examine(cache, sequence.pages, layer)
         q, largest = check_q(cache, batch.q[i])
         q_max, new = max(q_max, largest), None
         if batch.k is not None:
@@ -163,23 +162,18 @@ def check_requests(
             tokens = sequence.pages.length(layer)
         seen = tokens if whole is None else whole
         mask = batch.check_mask(i, len(q), seen, scoring.window, cache)
+        most, added = max(most, seen, len(q)), max(added, 0.0 if mask is None else mask.largest)
         requests.append(CallRequest(sequence, q, tokens, new, batch.causal, mask))
-    check_score_bound(q_max, max(cache.largest.k, new_max.k), cache.shape.head_dim, scoring.scale)
+    within(
+        cache,
+        [one.pages for one in batch.sequences],
+        lambda held: scoring.bound.check(q_max, max(held.k, new_max.k), cache.shape.head_dim, most, added),
+    )
     if batch.out is not None or batch.lse is not None:
         shapes = [(*np.shape(q)[:-1], cache.shape.v_head_dim) for q in batch.q]
         for request, target in zip(requests, check_targets(shapes, batch.out, batch.lse), strict=True):
             request.target = target
     return requests, q_max, new_max
-
-
-def check_score_bound(q_max: float, k_max: float, head_dim: int, scale: float) -> None:
-    """Refuse inputs whose scores could overflow float32."""
-    bound = q_max * k_max * head_dim * max(1.0, abs(scale) * 1.5)
-    if bound > MAX_SCORE:
-        raise ValueRangeError(
-            f"q, k: got max|q| = {q_max:g}, max|k| = {k_max:g}, scale = {scale:g} at head_dim {head_dim}; expected "
-            "max|q| * max|k| * head_dim * scale of at most 2**96"
-        )
 
 
 def check_once(sequences: Seq[Any], i: int) -> None:
@@ -202,8 +196,10 @@ def check_mask_bytes(name: str, words: int, cache: KVCache) -> None:
 
 def mask_words(mask: Any, q_len: int, tokens: int) -> Mask | None:
     """A mask of the last of ``tokens`` keys, checked, as words."""
-    values = check_mask(mask, q_len, tokens)
-    return None if values is None else Mask(np.ascontiguousarray(values).view(np.uint32), tokens - values.shape[1])
+    values, most = check_mask(mask, q_len, tokens)
+    if values is None:
+        return None
+    return Mask(np.ascontiguousarray(values).view(np.uint32), tokens - values.shape[1], most)
 
 
 def check_seen(q_len: int, keys: int, causal: bool = True, mask: Mask | None = None, window: int | None = None) -> None:

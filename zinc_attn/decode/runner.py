@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cache.kv_cache import KVCache
+from ..cache.unseen import within
 from ..errors import ZincAttnError
 from ..kernels.records import ITEM, ROW, no_records
 from ..planning.arithmetic import EXACT, Arithmetic
@@ -144,7 +145,8 @@ class CallRunner:
         """Append the new rows of a call in submissions of their own."""
         for request in call.requests:
             if request.reservation is not None and request.new is not None:
-                self.cache.write_values(request.sequence, call.layer, request.reservation, *request.new)
+                table = request.sequence.table(request.reservation)
+                self.cache.write_values(table, call.layer, request.reservation, *request.new)
 
     def fill(self, submission: Submission, call: AttentionCall, steady: bool) -> Workspace:
         """A workspace that holds a submission of a call. steady: the plan was, or will be, another call's, too."""
@@ -198,7 +200,11 @@ class AttentionCall:
         self.scoring, cache = runner.scorings.by_layer[layer], runner.cache
         self.requests, largest_q, self.largest = check_requests(cache, batch, layer, self.scoring, whole)
         if runner.arithmetic not in EXACT:
-            check_half_range(runner.arithmetic, largest_q, cache.largest.joined(self.largest))
+            within(
+                cache,
+                [one.pages for one in batch.sequences],
+                lambda held: check_half_range(runner.arithmetic, largest_q, held.joined(self.largest)),
+            )
         self.planned: list[Request] = []
         self.last: Workspace | None = None
         self._outs: dict[int, F32] = {}  # by request
@@ -212,9 +218,16 @@ class AttentionCall:
         """Take the results of the last submission, for which this waits; without ``copy`` until the next one alone."""
         if self.last is None or self.last.submission is None:
             return
-        out, lse = self.last.results(copy)
+        if self.last.key.unmerged:  # a later submission finds its states on the device
+            self.last.ran()
+        else:
+            self.take_from(self.last, self.last.submission, copy)
+
+    def take_from(self, workspace: Workspace, submission: Submission, copy: bool) -> None:
+        """Take the results of a submission that a workspace holds."""
+        out, lse = workspace.results(copy)
         at = 0
-        for request, begin, end in self.last.submission.slices:
+        for request, begin, end in submission.slices:
             rows, n = len(self.requests[request].q), end - begin
             if n == rows:
                 self._outs[request], self._lses[request] = out[at : at + n], lse[at : at + n]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from ..cache.kv_cache import KVCache
 from ..cache.rows import checked_values
 from ..canonical import arguments
 from ..canonical.emulate import score_scale
+from ..canonical.score_bound import ScoreBound
 from ..canonical.state import sink_scores
 from ..checks import check_array
 from ..errors import ArgumentError
@@ -21,12 +22,6 @@ from ..kernels import declarations
 from ..kernels.records import HeadTables
 
 F32 = NDArray[np.float32]
-
-
-def check_scale(scale: float | None, head_dim: int) -> float:
-    """The scale as a float; None is 1 / sqrt(head_dim)."""
-    value = arguments.check_scale(scale)
-    return 1.0 / math.sqrt(head_dim) if value is None else value
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,23 +41,22 @@ class Scoring:
     scales: F32 | None = None
     mask_slopes: F32 | None = None
 
+    @cached_property
+    def bound(self) -> ScoreBound:
+        """The bound of scores."""
+        return ScoreBound.of(self.scale, self.softcap, self.alibi, self.mask_slopes)
+
     @property
     def heads(self) -> HeadTables:
         """What the work buffer has per head."""
         return HeadTables(self.sinks, self.alibi, self.scales, self.mask_slopes)
 
-    def header(self, head_dim: int) -> dict[str, int]:
+    def header(self) -> dict[str, int]:
         """The header words of the work buffer."""
-        words = {"score_scale": float(score_scale(head_dim, self.scale, self.softcap))}
+        words = {"score_scale": float(score_scale(self.scale, self.softcap))}
         if self.softcap is not None:
             words |= {"softcap": self.softcap, "softcap_inverse": 1.0 / self.softcap}
         return {name: declarations.float_bits(value) for name, value in words.items()}
-
-
-def check_softcap(softcap: Any) -> float | None:
-    """A cap within the range of inputs, or None; rounded to float32."""
-    value = arguments.check_softcap(softcap)
-    return None if value is None else float(np.float32(value))
 
 
 def check_sinks(sinks: Any, q_heads: int) -> F32 | None:

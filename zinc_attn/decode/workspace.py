@@ -165,7 +165,7 @@ class Workspace:
         for one in (work, shared):
             if one is not None:
                 layout.set_header(one, slices[0])
-                one.set(**scoring.header(layout.shape.head_dim), state_stride=key.states, rows=key.rows)
+                one.set(**scoring.header(), state_stride=key.states, rows=key.rows)
         work.set(single_pass=int(key.single_pass))
         heads_each = layout.shape.kv_heads
         encoded = 0 if tensors.values is not None else key.appends  # by the host
@@ -290,7 +290,7 @@ class Workspace:
 
         Without ``copy`` they are valid until the next submission.
         """
-        runtime, rows = self._ran(), 0 if self.submission is None else len(self.submission.rows)
+        runtime, rows = self.ran(), 0 if self.submission is None else len(self.submission.rows)
         words = (runtime.read if copy else runtime.peek)(self.tensors.out)
         out, lse = out_and_lse(words, self.key.rows, self.pages.layout.shape)
         return out[:rows], lse[:rows]
@@ -299,7 +299,7 @@ class Workspace:
         """m and l (rows, nodes, q_heads), o (rows, nodes, q_heads, v_head_dim) of a partial submission."""
         shape = self.pages.layout.shape
         heads, dim = shape.q_heads, shape.v_dim
-        words = self._ran().read(self.tensors.states).view(np.float32)
+        words = self.ran().read(self.tensors.states).view(np.float32)
         o = words[: rows * nodes * heads * dim].reshape(rows, nodes, heads, dim)[..., : shape.v_head_dim]
         pairs = words[self.key.states * heads * dim :][: 2 * rows * nodes * heads].reshape(rows, nodes, heads, 2)
         return pairs[..., 0], pairs[..., 1], o
@@ -308,7 +308,8 @@ class Workspace:
         """NaN in the output, so that an element which no kernel writes cannot pass a tool's comparison."""
         self.pages.device.runtime.write(self.tensors.out, np.full(self.tensors.out.nbytes // 4, 0x7FC0DEAD, np.uint32))
 
-    def _ran(self) -> Runtime:
+    def ran(self) -> Runtime:
+        """The runtime, which has been given what was queued."""
         if self.queued is not None:
             self.queued.send()
         return self.pages.device.runtime
@@ -352,7 +353,7 @@ class Workspace:
                 attends.append(dispatch(attend_call(together, key.shared, one.heads, target, "shared"), bound))
             if key.items:
                 attends.append(dispatch(self._pass_1(alone, one.heads, target), bound))
-        if not key.single_pass and not key.partial:
+        if not (key.single_pass or key.partial or key.unmerged):
             attends.append(dispatch(merge_call(layout.shape, device.info.kind, key.rows), tensors))
         return [*encodes, *appends, *attends]
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ..cache.kv_cache import KVCache
 from ..canonical.partial import PartialState
+from ..checks import Uncopied
 from ..decode.attention import Attention
 from ..decode.requests import CallBatch, check_q
 from ..decode.targets import Target, check_targets
@@ -39,7 +40,7 @@ class Folder(Protocol):
         """Free what was made for the calls so far."""
 
 
-class ShardedAttention:
+class ShardedAttention(Uncopied, instead="make one for the other cache"):
     """Attention of query rows over sequences of a ShardedKVCache, with the bits of ``Attention`` over a KVCache.
 
     cache: a ShardedKVCache; scale, window, softcap, sinks, alibi, mask_slopes, arithmetic and errors as in

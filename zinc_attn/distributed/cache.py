@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cache.head_scales import check_head_scales
-from ..cache.kv_cache import MAX_LAYERS, KVCache
+from ..cache.kv_cache import KVCache
 from ..cache.pages import MIN_PAGE_SIZE
+from ..cache.resident import MAX_LAYERS
 from ..cache.sequence import check_kept
 from ..canonical.constants import KEYS_PER_NODE
 from ..checks import check_bool, check_float, check_int, described, shown

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..canonical.partial import PartialState, gather
+from ..checks import Uncopied
 from ..decode.workspace import out_and_lse
 from ..errors import ArgumentError, ClosedError, ShapeError
 from ..kernels.dispatches import merge_call
@@ -30,7 +31,7 @@ class _Workspace(NamedTuple):
     recording: Recording
 
 
-class Fold:
+class Fold(Uncopied, instead="make one for the other device"):
     """Folds partial states, wherever they were computed, on ``device`` by the second pass of the kernels.
 
     shape: of the layer whose states they are. max_states: how many partial states one submission takes; further query

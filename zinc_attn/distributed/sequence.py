@@ -18,7 +18,7 @@ from ..cache.sequence import Sequence, sequence_text
 from ..cache.sequence_pages import SequencePages
 from ..cache.transaction import Transaction
 from ..canonical.constants import KEYS_PER_NODE
-from ..checks import check_int, described
+from ..checks import Uncopied, check_int, described
 from ..limits import MAX_CONTEXT, MAX_PAGE_SIZE
 from .nodes import Node
 from .shards import Shards
@@ -37,7 +37,7 @@ class LayerLengths(SequencePages):
                 transaction.reserve(self, 0, length, tuple(range(1, num_layers)))
 
 
-class ShardedSequence:
+class ShardedSequence(Uncopied, instead="fork() shares its tokens"):
     """A sequence whose nodes lie on several shards, from ``ShardedKVCache.new_sequence``.
 
     serial: its number among the sequences of the cache. A sequence that is garbage collected gives its pages back.

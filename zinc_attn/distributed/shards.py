@@ -11,6 +11,7 @@ import numpy as np
 from ..cache.kv_cache import KVCache
 from ..cache.transaction import Transaction
 from ..canonical.constants import KEYS_PER_NODE
+from ..checks import Uncopied
 from ..errors import ClosedError
 from ..shapes import AttnShape
 from .descriptors import CallDescriptor
@@ -27,7 +28,7 @@ class Changing(Protocol):
     def settle(self) -> None: ...
 
 
-class Shards:
+class Shards(Uncopied, instead="make one on each rank"):
     """The local shards of a sharded cache, the nodes of its sequences, and which of these the current call changes.
 
     shards: the local ones, by number; owners: the shards of a sequence that fills the cache; made: how many sequences

@@ -1,12 +1,12 @@
 """A call of attention as a plan: requests in, submissions out. Pure: no device, no clock, no environment.
 
-``plan_call`` cuts the query rows of all requests into submissions that the device can hold. A ``Submission`` has the
-work records of its rows.
+``plan_call`` cuts the query rows of all requests into submissions that the device can hold, and ends soon enough. A
+``Submission`` has the work records of its rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -14,19 +14,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..canonical.arguments import key_ranges
+from ..canonical.constants import KEYS_PER_LEAF
+from ..kernels.device_info import DeviceInfo
 from ..kernels.matrix import MatrixWorkgroup, matrix_workgroup
 from ..kernels.records import APPEND, ITEM, Records, no_records
 from ..kernels.tuning import SHARED_VECTORS, most_heads, shared_rows
 from ..limits import MAX_HEADS_PER_WORKGROUP
 from .arithmetic import on_matrices
+from .duration import in_parts, key_work, row_cost, work_bound
 from .inputs import CallFacts, CallOptions, Request, SplitLayout
 from .items import Indices, Visible, item_records, row_records
 from .padding import padded, power_of_two
 from .sharing import rows_pay, shared_items, shared_nodes
-from .splits import sharing_pays
+from .splits import SplitPlan, sharing_pays
 from .steady import SteadyKey, pages_per_leaf, steady_key
 from .submission import RecordingKey, RowSlice, Submission
-from .whole_context import row_cost, whole_context_pays
+from .whole_context import whole_context_pays
 
 UPLOAD_ROWS: Final = 4096  # new rows up to which a call appends and attends in one submission
 # A recording has room for these at least: a context that grows from nothing then needs few.
@@ -46,14 +49,15 @@ class CallPlan:
 
 
 def plan_call(requests: Sequence[Request], options: CallOptions, facts: CallFacts) -> CallPlan:
-    """The submissions of all query rows: as few as scratch memory and grid allow, nearly always one."""
+    """The submissions of all query rows: as few as scratch memory, grid and time allow, nearly always one."""
     upload_first = sum(request.new_rows for request in requests) > UPLOAD_ROWS
     uploads = () if upload_first else tuple(i for i, request in enumerate(requests) if request.new_rows)
     planner, cut = cut_call(requests, options, facts)
     # the first submission appends the new rows of all requests; later ones find them in the cache
-    made = tuple(planner.plan(slices, () if i else uploads) for i, slices in enumerate(cut))
-    whole = len(made) == 1 and not upload_first
-    return CallPlan(made, upload_first, steady_key(requests, options, facts) if whole else None)
+    whole_rows = (planner.plan(slices, () if i else uploads) for i, slices in enumerate(cut))
+    made = tuple(part for one in whole_rows for part in in_parts(one, facts))
+    alone = len(made) == 1 and not upload_first
+    return CallPlan(made, upload_first, steady_key(requests, options, facts) if alone else None)
 
 
 def cut_call(
@@ -65,8 +69,23 @@ def cut_call(
     order = _sharing_order(requests, options)
     cut: list[tuple[RowSlice, ...]] = []
     for kind in ((False, False), (True, False), (True, True)):  # by matrix units, over the whole context
-        cut += _cut(requests, layouts, [i for i in order if (by_matrix[i], layouts[i].whole_context) == kind], facts)
+        mine = [i for i in order if (by_matrix[i], layouts[i].whole_context) == kind]
+        cut += _cut(requests, layouts, mine, facts, kind[0])
     return SubmissionPlanner(requests, layouts, options, facts), cut
+
+
+def call_works(
+    plan: SplitPlan, layout: Callable[[int, int, int | None], SplitLayout], device: DeviceInfo
+) -> tuple[int | None, list[int]]:
+    """The bound of a submission's work, and the work at most of those of a sequence's rows; layout: of the plan."""
+    facts = CallFacts(device, plan.shape, KEYS_PER_LEAF)
+    request = Request(plan.q_len, plan.context_len, 0, np.zeros(0, np.uint32))
+    bound, works = work_bound(facts), list[int]()
+    for (one,) in cut_call([request], CallOptions(layout), facts)[1]:
+        work = (one.end - one.begin) * (plan.context_len - plan.begin) * key_work(facts)
+        parts = -(-work // bound) if bound and work and one.end - one.begin == 1 else 1
+        works += [-(-work // parts)] * parts
+    return bound, works
 
 
 def _layout(request: Request, by_matrix: bool, options: CallOptions, facts: CallFacts) -> SplitLayout:
@@ -77,7 +96,8 @@ def _layout(request: Request, by_matrix: bool, options: CallOptions, facts: Call
     pays = whole_context_pays(
         layout.plan, request.q_len, facts.device.matrix, facts.device.compute_units, facts.device.kind
     )
-    return layout.without_splits() if pays else layout
+    whole = layout.without_splits()
+    return whole if pays and row_cost(whole, facts, by_matrix) <= facts.max_states else layout
 
 
 def _sharing_order(requests: Sequence[Request], options: CallOptions) -> list[int]:
@@ -93,14 +113,14 @@ def _sharing_order(requests: Sequence[Request], options: CallOptions) -> list[in
 
 
 def _cut(
-    requests: Sequence[Request], layouts: Sequence[SplitLayout], order: list[int], facts: CallFacts
+    requests: Sequence[Request], layouts: Sequence[SplitLayout], order: list[int], facts: CallFacts, by_matrix: bool
 ) -> list[tuple[RowSlice, ...]]:
-    """The query rows, cut where a submission's partial states or workgroups would be too many."""
+    """The query rows, cut where a submission's partial states, its work or its workgroups would be too many."""
     found: list[list[RowSlice]] = [[]]
     states = items = rows = 0
     for at in order:
         layout, row = layouts[at], 0
-        cost = row_cost(layout.plan, facts.max_states) if layout.whole_context else max(layout.plan.states, 1)
+        cost = row_cost(layout, facts, by_matrix)
         width = len(layout.ranges)
         while row < requests[at].q_len:
             left = requests[at].q_len - row

@@ -17,10 +17,11 @@ Visible = tuple[Indices, Indices]  # (first, limit), each (rows,): row i sees ke
 
 class Mask(NamedTuple):
     """words: (q_len, n) float32 bits, what is added to each row's scores of n keys, -inf for keys that it does not see;
-    begin: position of the first of these keys."""
+    begin: position of the first of these keys; largest: magnitude that is added."""
 
     words: NDArray[np.uint32]
     begin: int
+    largest: float = 0.0
 
 
 def item_records(

@@ -39,6 +39,7 @@ class RecordingKey(NamedTuple):
     tables: int
     scoring: int = 0
     partial: bool = False  # pass 1 alone; the host reads the states
+    unmerged: bool = False  # pass 1 of some keys of its row; a later submission has the others, and merges
     shared: int = 0  # items of keys that rows share; 0: none
     shared_rows: int = 1  # query rows that one workgroup of them serves
     walks: bool = True  # some item has several nodes

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from ..checks import check_int, described, shown
+from ..checks import Uncopied, check_int, described, shown
 from ..errors import ArgumentError, ClosedError, KernelError, RuntimeUnavailableError, ZincAttnError
 from ..kernels.declarations import MULTIPLY_ADD, PRIMITIVES, KernelDecl
 from ..kernels.dispatches import KernelCall
@@ -78,7 +78,7 @@ class QueuedRecordings:
         return not self._sent and self._failure is None
 
 
-class Device:
+class Device(Uncopied, instead="Device.open opens it in another process"):
     """An open device: a runtime and the kernels compiled on it. Close it, or use it as a context manager.
 
     ``Device.open`` and ``Device.from_kompute`` make one, with its ``runtime``.

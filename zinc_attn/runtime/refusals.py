@@ -17,6 +17,7 @@ except ImportError:  # Windows has no address-space limit
     resource = None  # type: ignore[assignment]
 
 COMPILE_HEADROOM: Final = 512 << 20  # address space that a CPU driver's compiler is given at least
+MEMORY_HEADROOM: Final = 32 << 20  # address space that an allocation of device memory leaves at least
 FILE_HEADROOM: Final = 64 << 20  # of a CPU driver's own: code of kernels, command buffers, descriptors
 
 
@@ -75,7 +76,7 @@ def _limit(info: DeviceInfo, name: str) -> int | None:
     return None if limit == resource.RLIM_INFINITY else limit
 
 
-def _address_space(info: DeviceInfo) -> tuple[int, int] | None:
+def address_space(info: DeviceInfo) -> tuple[int, int] | None:
     """(RLIMIT_AS, what it leaves) of a CPU device's process; None where there is no limit or it cannot be known."""
     if (limit := _limit(info, "RLIMIT_AS")) is None:
         return None
@@ -90,18 +91,34 @@ def check_compile_room(info: DeviceInfo) -> None:
     """Refuse what makes the driver of a CPU device compile where the process has too little room for it.
 
     Such a driver compiles with LLVM, which ends the process where an allocation fails. DeviceMemoryError unless
-    RLIMIT_AS leaves COMPILE_HEADROOM beyond what the process has mapped; see also ``check_file_room``.
+    RLIMIT_AS leaves COMPILE_HEADROOM beyond what the process has mapped; see also ``_check_file_room``.
     """
-    room = _address_space(info)
+    room = address_space(info)
     if room is not None and room[1] < COMPILE_HEADROOM:
         raise DeviceMemoryError(
             f"{info.name} compiles with LLVM, which needs up to {COMPILE_HEADROOM:,} bytes of address space: the "
             f"process's limit (RLIMIT_AS, {room[0]:,}) leaves {room[1]:,}; raise it (ulimit -v)"
         )
-    check_file_room(info, 0)
+    _check_file_room(info, 0)
 
 
-def check_file_room(info: DeviceInfo, nbytes: int) -> None:
+def check_memory_room(info: DeviceInfo, nbytes: int) -> None:
+    """DeviceMemoryError unless the process's limits let a CPU device's driver take ``nbytes`` of memory.
+
+    lavapipe maps them at once and does not look whether that worked: the first access would end the process. RLIMIT_AS
+    must leave MEMORY_HEADROOM besides; see also ``_check_file_room``.
+    """
+    room = address_space(info)
+    if room is not None and room[1] < nbytes + MEMORY_HEADROOM:
+        raise DeviceMemoryError(
+            f"buffer: {nbytes:,} bytes are needed, and {MEMORY_HEADROOM:,} for the driver and the host: the process's "
+            f"limit on its address space (RLIMIT_AS, {room[0]:,}) leaves {room[1]:,}; raise it (ulimit -v), close "
+            "other buffers, or ask for less"
+        )
+    _check_file_room(info, nbytes)
+
+
+def _check_file_room(info: DeviceInfo, nbytes: int) -> None:
     """DeviceMemoryError unless RLIMIT_FSIZE lets a CPU device's driver take ``nbytes`` and FILE_HEADROOM.
 
     lavapipe keeps all memory of a device in one file that has no name, and SwiftShader the code of each kernel. Neither

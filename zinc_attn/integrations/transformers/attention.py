@@ -8,41 +8,34 @@ from typing import Any, Final
 
 import numpy as np
 
-from ...canonical.arguments import check_window
+from ...canonical.arguments import check_scale, check_softcap, check_window
 from ...checks import check_bool, check_float
 from ...decode.one_shot import attention
-from ...decode.scoring import check_scale, check_softcap
 from ...errors import DTypeError, ShapeError, UnsupportedError
 from . import masks
+from .boundary import untraced
 from .groups import AttentionOptions
 from .masks import MaskPattern, mask_pattern
 from .rows import ZincRows
 from .tensors import DTYPES, F32, NAME, dense_tensor, host_array
 from .upstream import torch
 
-# Arguments that models hand to every attention function and that do not change the attention.
-_HARMLESS: Final = frozenset(
-    {
-        "cache_position",
-        "inputs_embeds",
-        "labels",
-        "logits_to_keep",
-        "num_items_in_batch",
-        "output_hidden_states",
-        "output_router_logits",
-        "position_ids",
-        "return_dict",
-        "use_cache",
-    }
+# What models and transformers' own batching hand to an attention function to have something else attended or returned.
+# All other arguments that are not this one's are those of the model's forward, which every layer gets.
+REFUSED: Final = frozenset(
+    (
+        *("block_indices", "head_mask", "indices", "output_attentions", "position_bias", "sinks"),
+        *("cu_seq_lens_k", "cu_seq_lens_q", "max_length_k", "max_length_q"),  # packed texts
+        *("block_table", "cache", "read_index", "write_index"),  # pages of generate_batch
+    )
 )
-
-
 _NO_CACHE: Final = (
     f"attention {NAME!r} runs without a ZincCache, so every step uploads all keys and values again; pass "
     "cache=ZincCache(model.config, max_cache_len)"
 )
 
 
+@untraced
 def attention_forward(  # noqa: PLR0913 - transformers decides on the parameters
     module: Any,
     query: Any,
@@ -129,7 +122,7 @@ def _refuse_arguments(module: Any, dropout: float, is_causal: bool | None, other
             "attn_implementation, for example {'text_config': 'zinc', 'vision_config': 'sdpa'}"
         )
     for name, given in others.items():
-        if name not in _HARMLESS and given is not None and given is not False:
+        if name in REFUSED and given is not None and given is not False:
             raise UnsupportedError(
                 f"{where}: got {name}, which attention {NAME!r} does not do; expected a call without it; use "
                 'attn_implementation="eager" for this model'
@@ -143,7 +136,8 @@ def _warn_once() -> None:
 
 def _attend_uploaded(query: Any, key: Any, value: Any, pattern: MaskPattern, options: AttentionOptions) -> F32:
     """Upload all keys and values for this one call, and attend them: (batch, q_len, q_heads, v_head_dim)."""
-    q, k, v = map(host_array, (query, key, value))
+    dtype = torch.promote_types(key.dtype, value.dtype)  # torch.autocast leaves rotated keys in float32, and no values
+    q, k, v = map(host_array, (query, key.to(dtype), value.to(dtype)))
     batch, keys, q_len = len(k), k.shape[1], q.shape[1]
     if keys > q_len:  # another cache holds those before
         _warn_once()

@@ -28,7 +28,7 @@ from .masks import Columns, MaskPattern, check_window
 from .room import BatchRoom
 from .rows import ZincRows
 from .step import Step, cut
-from .tensors import DTYPES, F32, batch_row_numbers
+from .tensors import ADAPTED, DTYPES, F32, NAME, batch_row_numbers
 from .upstream import Cache, torch
 
 
@@ -70,7 +70,7 @@ class ZincCache(Cache):
         PagePool(1, page_size)  # refuses a wrong page size
         self._room = BatchRoom.checked(max_cache_len, capacity, max_batch, page_size)
         self.max_batch = self._room.max_batch
-        self.device, self.page_size = device, page_size
+        self.config, self.device, self.page_size = config, device, page_size
         self.dtype = None if dtype is None else storage_dtype(dtype)
         self.observer: Callable[[AttendedCall], None] | None = None
         self.arithmetic = arithmetic_name(arithmetic)
@@ -160,6 +160,12 @@ class ZincCache(Cache):
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("ZincCache: used after close(); make a new one")
+
+    def advice(self) -> str:
+        """What to do where a model computes with rows that only attention "zinc" can compute with."""
+        if self.config.get_text_config(decoder=True)._attn_implementation in (NAME, ADAPTED):
+            return 'this model\'s attention computes with keys and values itself; use attn_implementation="eager"'
+        return f'register(), and select it with model.set_attn_implementation("{NAME}")'
 
     def append(self, rows: Callable[[ZincLayer], tuple[Any, Any]], dtype: Any) -> None:
         """Append tokens to the attention layers without a forward, to a cache of at most one batch row.

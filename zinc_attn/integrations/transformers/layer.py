@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import Any, ClassVar, Protocol
 
 from ...errors import ClosedError, ShapeError, UnsupportedError
+from .boundary import untraced
 from .config import LayerSpec
 from .groups import AttentionOptions
 from .latent import Absorption
@@ -45,6 +46,8 @@ class LayerCache(Protocol):
 
     @property
     def max_cache_len(self) -> int: ...
+
+    def advice(self) -> str: ...
 
     def allocate(self, dtype: Any) -> None: ...
 
@@ -94,6 +97,7 @@ class ZincLayer(CacheLayerMixin):
         """Allocate the memory of the whole cache, for keys of this dtype."""
         self.cache.allocate(key_states.dtype)
 
+    @untraced
     def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Take new k (batch, kv_heads, n, head_dim) and v (batch, kv_heads, n, v_head_dim), or their compressed form.
 

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from ...checks import check_bool, check_int, shown
 from ...errors import ArgumentError, ShapeError, UnsupportedError, ValueRangeError
 from ...limits import MAX_CONTEXT
+from .boundary import opaque, untraced
 from .dense_masks import DenseMask
 from .hard_coded import refuse_hard_coded
-from .tensors import dense_tensor
+from .tensors import NAME, dense_tensor
 from .upstream import (
     causal_mask_function,
     sdpa_mask,
@@ -49,12 +50,13 @@ class MaskPattern:
     dense: DenseMask | None = None
 
 
+@opaque
 class PatternMask(torch.Tensor):
     """A mask of this module, with its ``MaskPattern`` as ``zinc``.
 
     A model may index a mask (batch, keys) as the 4-D mask of other attention implementations to keep the last rows
     only, as Gemma 4 does before layers that share keys and values: the pattern holds for any number of last rows. Any
-    other operation gives an ordinary tensor.
+    other index of four axes, and ``where`` of the mask, is refused; any other operation gives an ordinary tensor.
     """
 
     zinc: MaskPattern
@@ -68,21 +70,27 @@ class PatternMask(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") == "__getitem__" and args[0].ndim == 2 and _keeps_last_rows(args[1]):
-            return args[0]
+        name, mask = getattr(func, "__name__", ""), args[0] if args else None
+        index = args[1] if name == "__getitem__" and isinstance(args[1], tuple) else ()
+        if (name == "where" or len(index) == 4) and isinstance(mask, PatternMask) and mask.ndim == 2:
+            if name != "where" and _keeps_last_rows(*index):
+                return mask
+            raise UnsupportedError(
+                f"attention_mask: got a model that computes with its mask of four axes, of which attention {NAME!r} "
+                'has none, expected one that hands it to attention; use attn_implementation="eager" for this model'
+            )
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
 
 
-def _keeps_last_rows(index: Any) -> bool:
+def _keeps_last_rows(batch: Any, heads: Any, rows: Any, keys: Any) -> bool:
     """Whether this indexes a mask (batch, heads, rows, keys) and keeps all of it but the first rows."""
-    whole = slice(None)
-    if not isinstance(index, tuple) or len(index) != 4 or any(index[axis] != whole for axis in (0, 1, 3)):
+    if any(axis != slice(None) for axis in (batch, heads, keys)):
         return False
-    rows = index[2]
     return isinstance(rows, slice) and rows.stop is None and rows.step is None and (rows.start or 0) <= 0
 
 
+@untraced
 def attention_mask(  # noqa: PLR0913 - transformers decides on the parameters
     batch_size: int,
     q_length: int,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from ...errors import ArgumentError
 from .attention import attention_forward
 from .cache import ZincCache
 from .masks import adapted_attention_mask, attention_mask
 from .tensors import ADAPTED, NAME
-from .upstream import AttentionInterface, AttentionMaskInterface, GenerationMixin, PreTrainedModel
+from .upstream import AttentionInterface, AttentionMaskInterface, GenerationMixin, PreTrainedModel, torch
 
 
 def register() -> None:
@@ -37,8 +38,20 @@ def _make_calls_steps(owner: Any, name: str) -> None:
         cache = next((one for one in (*args, *kwargs.values()) if isinstance(one, ZincCache)), None)
         if cache is None:
             return inner(*args, **kwargs)
+        if name == "generate":
+            _check_text(cache, kwargs.get("inputs", kwargs.get("input_ids", args[0] if args else None)))
         with cache.step():
             return inner(*args, **kwargs)
 
     call.zinc = True  # type: ignore[attr-defined]
     setattr(owner, name, call)
+
+
+def _check_text(cache: ZincCache, ids: Any) -> None:
+    """Refuse ids (batch, columns) of which the cache has all: transformers would compute a part of them once more."""
+    columns = cache.get_seq_length()
+    if columns and isinstance(ids, torch.Tensor) and ids.ndim == 2 and ids.shape[1] <= columns:
+        raise ArgumentError(
+            f"input_ids: got {ids.shape[1]} tokens, with a cache that has {columns} already, expected more; pass the "
+            "whole text, its new tokens at the end, or reset() the cache for a text of its own"
+        )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, ClassVar, Final
 
 from ...errors import UnsupportedError
-from .tensors import NAME
+from .boundary import opaque
+from .tensors import DTYPES, NAME
 from .upstream import torch
 
 _KEPT: Final = frozenset({"to", "contiguous"})  # what returns the same rows, perhaps on another torch device
@@ -15,6 +16,7 @@ _ROW_BY_ROW: Final = frozenset(
 )
 
 
+@opaque
 class ZincRows(torch.Tensor):
     """The new rows of a layer, which ``ZincCache.update`` returns for attention "zinc" and nothing else.
 
@@ -45,20 +47,25 @@ class ZincRows(torch.Tensor):
         if name in ("__get__", "size", "dim", "__repr__"):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
+        rows = _first_rows([*args, *(kwargs or {}).values()])
+        assert rows is not None
         if name in cls.allowed:
             with torch._C.DisableTorchFunctionSubclass():
                 found = func(*args, **(kwargs or {}))
-            rows = _first_rows(args)
             parts = found if isinstance(found, tuple) else (found,)
-            if rows is not None and all(part.dtype == rows.dtype for part in parts):
+            dtypes = (
+                DTYPES if name in _ROW_BY_ROW else (rows.dtype,)
+            )  # torch.autocast narrows what a projection returns
+            if all(part.dtype in dtypes for part in parts):
                 made = tuple(cls.of(part, rows.layer, rows.serial) for part in parts)
                 return made if isinstance(found, tuple) else made[0]
         raise UnsupportedError(
             f"ZincCache: {name} was called on the rows that update() returned, expected them to reach attention "
-            f'{NAME!r} as they are; register(), and select it with model.set_attn_implementation("{NAME}")'
+            f"{NAME!r} as they are; {rows.layer.cache.advice()}"
         )
 
 
+@opaque
 class CompressedRows(ZincRows):
     """The new rows of multi-head latent attention, which a model compresses before update() and expands after it.
 

@@ -13,6 +13,7 @@ from ...errors import ArgumentError, ClosedError, DeviceNotFoundError
 from ..devices import choose, device_info, list_devices
 from ..loader import API_1_1, loader
 from ..protocol import DeviceInfo, Dispatch, Use
+from ..refusals import check_memory_room
 from ..vulkan.commands import Commands
 from ..vulkan.device import HostDevice
 from ..vulkan.handles import VulkanBuffer, VulkanRecording
@@ -103,6 +104,7 @@ class KomputeRuntime(VulkanRuntime):
 
     @entered
     def host_output(self, nbytes: int) -> HostTensor:
+        check_memory_room(self.info, nbytes)
         with typed(self._device.check):
             tensor = self._manager.tensor_t(np.zeros(nbytes // 4, np.uint32), self.kp.TensorTypes.device)
         return self.host_tensor(tensor, "out")

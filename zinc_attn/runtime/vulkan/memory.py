@@ -10,7 +10,7 @@ import numpy as np
 
 from ..loader import Heap
 from ..protocol import Use, Words
-from ..refusals import check_file_room, no_room
+from ..refusals import check_memory_room, no_room
 from .device import LogicalDevice, Undo
 
 _OUT_OF_DEVICE_MEMORY: Final = -2  # VK_ERROR_OUT_OF_DEVICE_MEMORY
@@ -38,7 +38,7 @@ _WISHES: Final[dict[Use, tuple[Wish, ...]]] = {
 
 def allocate_buffer(device: LogicalDevice, undo: Undo, nbytes: int, use: Use) -> tuple[Any, Words | None]:
     """(VkBuffer, its mapped words or None) of a storage buffer."""
-    check_file_room(device.info, nbytes)
+    check_memory_room(device.info, nbytes)
     vk, ffi, lib = device.vk, device.ffi, device.lib
     handle = device.create(undo, "Buffer", vk.struct("VkBufferCreateInfo", size=nbytes, usage=_STORAGE))
     need = ffi.new("VkMemoryRequirements*")

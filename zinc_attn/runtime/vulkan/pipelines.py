@@ -15,6 +15,7 @@ from ...checks import check_int
 from ...errors import ArgumentError, KernelError, LimitError
 from ...kernels.declarations import KernelDecl
 from ...limits import WAVE
+from ..compiling import telling
 from ..devices import COMPUTE_STAGE
 from ..protocol import Words
 from ..refusals import check_compile_room
@@ -98,7 +99,8 @@ class Pipelines:
             create = vk.struct("VkComputePipelineCreateInfo", stage=stage[0], layout=layout)
             made = device.ffi.new("VkPipeline*")
             build = device.lib.vkCreateComputePipelines
-            result = build(device.handle, self.cache.handle, 1, create, device.null, made)
+            with telling(device.info, decl.name):
+                result = build(device.handle, self.cache.handle, 1, create, device.null, made)
             del stage  # alive until here: `create` holds a copy that points at its name and constants
             device.check(result, f"compiling kernel {decl.name}", KernelError)
             device.own.append(functools.partial(device.lib.vkDestroyPipeline, device.handle, made[0], device.null))

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from ...errors import DeviceLostError, ZincAttnError
+from ..compiling import LONG_S, tell
 from .device import LogicalDevice, Undo
 
 WAIT_NS: Final = 200_000_000  # Ctrl-C is seen between two waits of this length
@@ -21,12 +22,13 @@ class ComputeQueue:
     """The queue with its one fence.
 
     in_flight: a submission may be running, since no wait said that it finished; started: ``start`` made it, and nobody
-    has begun to wait for its fence.
+    has begun to wait for its fence. cold: names of kernels in flight that have not run before.
     """
 
     def __init__(self, device: LogicalDevice) -> None:
         self._device = device
         self.in_flight = self.started = False
+        self.cold: set[str] = set()
         lib, handle, null = device.lib, device.handle, device.null
         # The hot path calls the driver's own entry points.
         self._queue_submit = device.entry("vkQueueSubmit")
@@ -61,10 +63,12 @@ class ComputeQueue:
                 self.settle()
             return
         self.started = False  # from here on the fence may be reset, and only ``settle`` helps after an interrupt
-        handle, result = self._device.handle, _TIMEOUT
+        handle, result, waited = self._device.handle, _TIMEOUT, 0
         try:
             while result == _TIMEOUT:
-                result = self.wait_fences(handle, 1, self._fences, 1, WAIT_NS)
+                result, waited = self.wait_fences(handle, 1, self._fences, 1, WAIT_NS), waited + WAIT_NS
+                if self.cold and (result != _TIMEOUT or waited >= LONG_S * 1e9):
+                    self._warmed(result == _TIMEOUT)
             result = result or self.reset_fences(handle, 1, self._fences)
         except BaseException:  # an interrupt hides whether the fence was reset
             self.settle()
@@ -72,6 +76,12 @@ class ComputeQueue:
         if result:
             self._fail(result)
         self.in_flight = False
+
+    def _warmed(self, long: bool) -> None:
+        """Forget the cold kernels; lavapipe, which compiles them as they first run, takes ``long`` for it."""
+        names, self.cold = self.cold, set()
+        if long:
+            tell(self._device.info, names)
 
     def _fail(self, result: int) -> None:
         device = self._device

@@ -229,10 +229,10 @@ class VulkanRuntime:
 
     def _check_cold(self, recording: VulkanRecording) -> None:
         """Before a recording's first run, in which lavapipe compiles the kernels that have not run before."""
-        kernels = {step.kernel for step in recording.steps}
-        if not self._warm.issuperset(kernels):
+        if cold := {step.kernel for step in recording.steps} - self._warm:
             check_compile_room(self.info)
-            self._warm |= kernels
+            self._warm |= cold
+            self._queue.cold |= {kernel.decl.name for kernel in cold}
         recording.cold = False
 
     def _own_recording(self, recording: object) -> VulkanRecording:

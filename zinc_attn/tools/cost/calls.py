@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from ...canonical.constants import KEYS_PER_LEAF, KEYS_PER_NODE, LEAVES_PER_NODE
 from ...checks import check_int
 from ...dtypes import storage_dtype
-from ...kernels.device_info import DeviceInfo
 from ...kernels.records import Records
-from ...kernels.tuning import SCRATCH_BYTES, heads_together
-from ...limits import MAX_CONTEXT, WAVE
+from ...kernels.tuning import heads_together
+from ...limits import MAX_CONTEXT
 from ...planning.arithmetic import Arithmetic
 from ...planning.call import cut_call
 from ...planning.inputs import CallFacts, CallOptions, Request
@@ -25,11 +24,10 @@ from ...planning.splits import SplitPlan, plan_splits
 from ...planning.submission import Submission
 from ...shapes import AttnShape
 from .assumptions import CACHED_RATE
-from .cards import RDNA4_UNITS, Card
+from .cards import Card
 from .pass1 import Workgroup, dispatches_us
 from .predict import Prediction, States, Terms, Work, merge_us, predict, submission_terms, written_bytes
 
-GRID: Final = 65535  # workgroups along an axis that every device takes
 PAGE: Final = 256  # keys
 SAMPLES: Final = 17  # submissions of a long call that are modeled beside the last; between them lies a line
 
@@ -46,12 +44,9 @@ class PlannedCall:
         cascade: bool | None = None,
         arithmetic: Arithmetic = "canonical",
     ) -> None:
-        self.shape, self.card, self.dtype, units = shape, card, dtype, card.compute_units
-        self.arithmetic = arithmetic
-        modeled = ("", "", "", "", units, "the card", WAVE, 0, SCRATCH_BYTES, (GRID,) * 3, 0.0)
-        device = DeviceInfo(0, card.title, "discrete", *modeled, matrix=RDNA4_UNITS)
-        facts = CallFacts(device, shape, PAGE)
-        layouts = split_rule_layouts(shape, units)
+        self.shape, self.card, self.dtype, self.arithmetic = shape, card, dtype, arithmetic
+        facts = CallFacts(card.info, shape, PAGE)
+        layouts = split_rule_layouts(shape, card.compute_units)
         self._planner, self.cut = cut_call(requests, CallOptions(layouts, None, cascade, arithmetic=arithmetic), facts)
 
     def submission(self, at: int) -> Submission:

@@ -7,9 +7,13 @@ from typing import ClassVar, Final
 
 from ...checks import check_int
 from ...errors import ArgumentError
+from ...kernels.device_info import DeviceInfo
 from ...kernels.matrix import MatrixFacts, MatrixTile
+from ...kernels.tuning import SCRATCH_BYTES
+from ...limits import WAVE
 from .assumptions import READ_EFFICIENCY
 
+GRID: Final = 65535  # workgroups along an axis that every device takes
 TILE: Final = MatrixTile(16, 16, 16)
 RDNA4_UNITS: Final = MatrixFacts(TILE, 64 << 10, 1024)  # what RADV of a Mesa that offers them tells of matrix units
 
@@ -35,6 +39,12 @@ class Card:
     register_step: ClassVar[int] = 24
     wave_slots: ClassVar[int] = 16
     lds_kib: ClassVar[int] = 64
+
+    @property
+    def info(self) -> DeviceInfo:
+        """The card as a device, of which what no plan depends on is left out."""
+        told = ("", "modeled", "", "", self.compute_units, "the card", WAVE, 0, SCRATCH_BYTES, (GRID,) * 3, 0.0)
+        return DeviceInfo(0, self.title, "discrete", *told, matrix=RDNA4_UNITS)
 
     @property
     def all_simds(self) -> int:

@@ -7,6 +7,7 @@ from typing import Final
 
 from ...checks import parse_digits, shown
 from ...errors import ArgumentError
+from ...planning.layouts import SplitLayouts, fixed_layouts, split_rule_layouts
 from ...planning.splits import SplitPlan, plan_splits
 from ...shapes import AttnShape
 
@@ -42,6 +43,12 @@ class SplitSpec:
             return plan_splits(context, shape, compute_units, q_len, window)
         sizes = {"num_splits": self.num_splits, "split_size": self.split_size}
         return SplitPlan.fixed(context, shape, q_len=q_len, window=window, **sizes)
+
+    def layouts(self, shape: AttnShape, compute_units: int) -> SplitLayouts:
+        """The layouts of calls."""
+        if self.label == "auto":
+            return split_rule_layouts(shape, compute_units)
+        return fixed_layouts(shape, num_splits=self.num_splits, split_size=self.split_size)
 
 
 def parse_split_specs(text: str) -> list[SplitSpec]:

@@ -5,10 +5,15 @@ last rows of one sequence, and its submission alone is timed. What the output wa
 which a call does not write is seen, and every timed call is compared, too. What has a wrong bit has no time.
 """
 
+from .modeled import with_card
+from .others import OTHERS, check_others
 from .picture import rows_png
 from .points import WARM_UP_RUNS, measure_calls
-from .rows import Row
+from .rows import MODELED, Row
 from .spec import PAGE_SIZE, CallSpec
 from .steps import decode_steps, stalls
 
-__all__ = ["PAGE_SIZE", "WARM_UP_RUNS", "CallSpec", "Row", "decode_steps", "measure_calls", "rows_png", "stalls"]
+__all__ = [
+    "MODELED", "OTHERS", "PAGE_SIZE", "WARM_UP_RUNS", "CallSpec", "Row", "check_others", "decode_steps",
+    "measure_calls", "rows_png", "stalls", "with_card",
+]  # fmt: skip

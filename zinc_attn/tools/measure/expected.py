@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from ..harness.bits import Expected, Output, compare, oracle, oracle_options, truth
+import numpy as np
+
+from ... import reference
+from ..harness.bits import F32, F64, Expected, Output, by_kv_head, compare, oracle, oracle_options, truth
 from ..harness.inputs import Inputs
 from .spec import CallSpec
 
@@ -22,6 +25,7 @@ class Expectation:
         everything = (self.rows, self.kv_heads) == (spec.q_len, shape.kv_heads)
         self.word = ("bound" if spec.bounded else "bits") + ("" if everything else " (sampled)")  # see Row.verified
         self.sequences: list[Expected] = []
+        self.truth: F64 | None = None  # out of the first sequence in float64, where the spec is compared with others
         self.first: tuple[str, Output] | None = None  # layout and output of the first call that was as it must be
 
     def add(self, sequence: int, data: Inputs) -> None:
@@ -30,6 +34,14 @@ class Expectation:
             arguments = data.q[-self.rows :], data.k, data.v, self.spec.dtype, self.kv_heads
             options = oracle_options(self.spec.arithmetic)
             self.sequences.append(truth(*arguments) if self.spec.bounded else oracle(*arguments, options))
+            if self.spec.against:
+                self.truth = next(by_kv_head(reference.attention, data.q, data.k, data.v, self.spec.dtype, None, None))
+
+    def error(self, out: F32) -> float | None:
+        """The relative error of out (1, …) in the L2 norm, where it is asked for."""
+        if self.truth is None:
+            return None
+        return float(np.linalg.norm((out[0] - self.truth).ravel()) / np.linalg.norm(self.truth.ravel()))
 
     def trouble(self, layout: str, got: Output) -> str | None:
         """What is wrong with the output of a call, out (batch, …) and lse (batch, …); None where nothing is."""

@@ -1,69 +1,141 @@
-"""The picture of measured rows: a figure over context lengths, a line per layout and whatever else differs."""
+"""The picture of measured rows: a figure over context lengths, with a name at the end of every line.
+
+What it shows stands in the PNG as JSON, too, its text "Description": the title, the notes, and every line's points.
+"""
 
 from __future__ import annotations
 
 import io
+import json
 import textwrap
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
-from ..harness.tables import grouped
-from .rows import LINE, Row
+from ..harness.tables import MISSING, figure, grouped
+from .rows import MODELED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-LOOKS: Final = {"auto": ("auto (the split rule)", "o-"), "1": ("1 split (baseline)", "s--")}  # label and style
-TITLE_LETTERS: Final = 87  # of a line of the title that fits the figure's width
+INK, GRAY, GRID = "#1f2933", "#6b7480", "#e4e7eb"
+COLORS: Final = (  # of a device, say: the split rule's, and those of its other layouts
+    *(("#1d5b8f", "#83a5c1"), ("#b4642d", "#d6aa8c"), ("#3d7a57", "#94b6a3"), ("#77589c", "#b4a3c9")),
+    *(("#8a6f1e", "#bfb083"), ("#a0476b", "#cb9aae"), ("#4b6b7f", "#9caeb9")),
+)
+NOTE_LETTERS: Final = 118  # of a line of the notes that fits the drawing's width
+POINTS: Final = 12.5  # from one line of names to the next
+Record = Mapping[str, Any]
+Names = tuple[str, str]  # of a line: what its rows are of, and their layout
 
 
-def rows_png(rows: Sequence[Row], title: str, field: str, label: str) -> bytes | None:
-    """A PNG of ``field`` of the rows, whose axis has ``label``, over their contexts; None where no row has it.
+def rows_png(records: Sequence[Record], title: str, notes: str, field: str) -> bytes | None:
+    """A PNG of ``field`` of rows' records over their contexts; None where none has it. Needs matplotlib.
 
-    A line per layout, dispatcher, dtype and shape. Each context has a tick, and both axes are on a log scale; those of
-    the steps of a decode are linear. Needs matplotlib.
+    Both axes are on a log scale, and each context has a tick; the steps of a decode are on linear ones from 0, and so
+    are tokens/s of a whole step.
     """
-    rows = [row for row in rows if row.figures[field] is not None]
-    if not rows:
+    records = [one for one in records if one.get(field) is not None]
+    if not records:
         return None
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure, steps = Figure(figsize=(9, 5.4), dpi=140, layout="constrained"), rows[0].measure == "step"
-    FigureCanvasAgg(figure)  # draws into memory
-    axes, width = figure.subplots(), 0.7 if steps else 1.8
-    told = [name for name in LINE if len({row.line[name] for row in rows}) > 1]
-    for mine in grouped((tuple(row.line.values()), row) for row in rows).values():
-        x, y = zip(*sorted((row.context, row.figures[field]) for row in mine), strict=True)
-        layout, style = LOOKS.get(mine[0].layout, (f"splits {mine[0].layout}", ".:"))
-        said = ", ".join([*(mine[0].line[name] for name in told), layout])
-        axes.plot(x, y, "-" if steps else style, linewidth=width, markersize=5, label=said)
-    if not steps:
-        _set_scales(axes, sorted({row.context for row in rows}))
-    scale = "" if steps else ", log scale"
-    axes.set_xlabel(f"context (keys{scale})")
-    axes.set_ylabel(f"{label}{scale}")
-    axes.grid(True, which="major", color="#d5d5d5", linewidth=0.8)
-    axes.grid(True, axis="y", which="minor", color="#ebebeb", linewidth=0.5)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8)
-    lines = (textwrap.fill(line, TITLE_LETTERS) for line in title.splitlines())
-    figure.suptitle("\n".join(lines), fontsize=12, parse_math=False)
+    drawing, lines = Figure(figsize=(9, 5), dpi=140, layout="constrained"), named_lines(records, field)
+    FigureCanvasAgg(drawing)  # draws into memory
+    axes, steps = drawing.subplots(), records[0]["measure"] == "step"
+    pairs = {subject: COLORS[at % len(COLORS)] for at, subject in enumerate(dict.fromkeys(name for name, _ in lines))}
+    for (subject, layout), points in lines.items():
+        pale = layout not in ("split rule", "")
+        color = pairs[subject][pale]
+        face, dashes = ("white", (0, (4, 2))) if MODELED in subject else (color, "-")
+        style: dict[str, Any] = {"linestyle": dashes, "markerfacecolor": face, "zorder": 3 - pale}
+        style |= {"linewidth": 1.2} if steps else {"marker": "o", "linewidth": 2.1}
+        axes.plot(*zip(*points, strict=True), color=color, **style)
+    _set_scales(axes, sorted({one["context"] for one in records}), steps, steps or field == "step_tokens_s")
+    said = [part for line in notes.splitlines() for part in textwrap.wrap(line, NOTE_LETTERS, break_on_hyphens=False)]
+    axes.set_title(
+        title, loc="left", fontsize=14.5, weight="bold", color=INK, pad=10 + 13.5 * len(said), parse_math=False
+    )
+    place: dict[str, Any] = {
+        "transform": axes.transAxes,
+        "fontsize": 9.2,
+        "color": GRAY,
+        "linespacing": 1.35,
+        "parse_math": False,
+    }
+    axes.text(0, 1.02, "\n".join(said), **place)
+    drawing.draw_without_rendering()  # says where the lines end
+    ends = [("\n".join(filter(None, name)), points[-1], pairs[name[0]][0]) for name, points in lines.items()]
+    _name_lines(axes, ends)
+    shown = {"title": title, "notes": notes, "lines": {" · ".join(filter(None, name)): x for name, x in lines.items()}}
     png = io.BytesIO()
-    figure.savefig(png, format="png")
+    drawing.savefig(png, format="png", metadata={"Description": json.dumps(shown)})
     return png.getvalue()
 
 
-def _set_scales(axes: Axes, contexts: Sequence[int]) -> None:
-    """Log scales: a tick per context, and labels at 1, 2 and 5 of every decade."""
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(contexts)
-    axes.set_xticks([], minor=True)
-    axes.xaxis.set_major_formatter(lambda x, _: keys_label(round(x)))
-    axes.tick_params(axis="x", rotation=45 if len(contexts) > 10 else 0)
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter("{x:,.4g}")
-    axes.yaxis.set_minor_formatter(lambda y, _: f"{y:,.4g}" if f"{y:e}"[0] in "25" else "")
+def named_lines(records: Sequence[Record], field: str) -> dict[Names, list[tuple[int, float]]]:
+    """The points of every line in ascending contexts: one per layout, device, dispatcher, dtype and shape.
+
+    Its names say of these what differs, and where one device is modeled which of the others are measured.
+    """
+    many = {name: len({one[name] for one in records}) > 1 for name in ("device", "shape", "dtype", "layout")}
+    runtimes = grouped((one["device"], one["runtime"]) for one in records)
+    modeled, found = any(one["measure"] == MODELED for one in records), list[tuple[Names, tuple[int, float]]]()
+    for one in records:
+        said = [one["device"].split(" (")[0] + " on the CPU" * (one["device_kind"] == "cpu")] * many["device"]
+        if len({*runtimes[one["device"]]}) > 1 or modeled:
+            said.append("measured" if {one["runtime"]} == {*runtimes[one["device"]]} - {MODELED} else one["runtime"])
+        said += [one[name] for name in ("shape", "dtype") if many[name]]
+        layout = layout_name(one["layout"]) if many["layout"] else ""
+        found.append(((", ".join(said), layout), (one["context"], one[field])))
+    return {name: sorted(points) for name, points in grouped(found).items()}
+
+
+def layout_name(layout: str) -> str:
+    """ "auto" to "split rule", "1" to "one split"."""
+    if layout.startswith("size:"):
+        return f"splits of {layout.removeprefix('size:')} keys"
+    return {"auto": "split rule", "1": "one split", MISSING: ""}.get(layout, f"{layout} splits")
+
+
+def _name_lines(axes: Axes, ends: Sequence[tuple[str, tuple[int, float], str]]) -> None:
+    """A name in its color to the right of the end of every line.
+
+    It is moved up where it would cover the one below, and then all are moved down as far as the highest must be.
+    """
+    scale, below, placed = 72 / axes.figure.dpi, float("-inf"), []
+    for at, *end in sorted((axes.transData.transform(end[1])[1] * scale, *end) for end in ends):
+        half = POINTS * (end[0].count("\n") + 1) / 2
+        below = max(at, below + half) + half
+        placed.append((at, below, half, end))
+    above = axes.bbox.y1 * scale
+    for at, top, half, (name, point, color) in reversed(placed):
+        highest = min(top, above)
+        above, offset = highest - 2 * half, (9, highest - half - at)
+        look: dict[str, Any] = {"va": "center", "fontsize": 9.5, "color": color, "parse_math": False}
+        axes.annotate(name, point, offset, textcoords="offset points", **look)
+
+
+def _set_scales(axes: Axes, contexts: Sequence[int], steps: bool, linear: bool) -> None:
+    """Scales, ticks and grid: a tick per context on a log scale."""
+    if not steps:
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(contexts)
+        axes.set_xticks([], minor=True)
+        axes.xaxis.set_major_formatter(lambda x, _: keys_label(round(x)))
+        axes.tick_params(axis="x", rotation=45 if len(contexts) > 10 else 0)
+    if linear:
+        axes.set_ylim(0, 1.08 * axes.dataLim.y1)
+    else:
+        axes.set_yscale("log")
+        axes.yaxis.set_minor_formatter(lambda y, _: "")
+    axes.yaxis.set_major_formatter(lambda y, _: figure(y))
+    axes.set_xlabel(f"context in keys{'' if steps else ' (log scale)' if linear else ' (log scales)'}", color=GRAY)
+    axes.tick_params(colors=GRAY, labelsize=10, length=0, which="both")
+    axes.grid(True, which="major", color=GRID, linewidth=0.9)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(GRAY)
 
 
 def keys_label(keys: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from math import inf
 from time import perf_counter
 from typing import Final, TypeVar
 
@@ -13,10 +14,12 @@ from ...runtime.device import Device
 from ..harness.progress import Progress, Steps
 from .calls import CachedCalls, Subject
 from .expected import Expectation
+from .others import other_subjects
 from .rows import Row
 from .spec import CallSpec
 
 WARM_UP_RUNS: Final = 3
+GPU_WARM_UP_S: Final = 1.0  # at least: while the host made data, the GPU's clock fell, and it takes that long to rise
 FEWEST_REPEATS: Final = 5  # timed runs of a call where ``repeats`` is not given
 MOST_REPEATS: Final = 50
 BUDGET_S: Final = 3.0  # of these
@@ -47,6 +50,8 @@ def measure_calls(
                 expected = Expectation(spec, context)
                 for device in devices:
                     point.add(device, spec, expected)
+                if spec.against:
+                    point.add_others(devices[0], spec, expected)
             yield from point.timed(specs[0].repeats)
     steps.finish()
 
@@ -76,11 +81,18 @@ class Point:
             except NO_ROOM as error:
                 self._refuse(error, [row])
 
+    def add_others(self, device: Device, spec: CallSpec, expected: Expectation) -> None:
+        self._begin("calling others", 0)
+        for subject in other_subjects(Row(spec, device.info, "", self.context, ""), spec.inputs(self.context)):
+            subject.verify(expected)
+            self.found.append(subject)
+
     def timed(self, repeats: int | None) -> Iterator[Row]:
         """Time what is verified in turns; the rows of all."""
         good = [one for one in self.found if isinstance(one, Subject) and one.row.status == "ok"]
         self._begin("timing", len(good))
-        times = in_turns([one.timed_run for one in good], repeats, BUDGET_S * len(good), WARM_UP_RUNS)
+        warm_up_s = GPU_WARM_UP_S if any(one.row.info.kind != "cpu" for one in good) else 0
+        times = in_turns([one.timed_run for one in good], repeats, BUDGET_S * len(good), WARM_UP_RUNS, warm_up_s)
         for one, mine in zip(good, times, strict=True):
             one.times = mine
             one.run_spoiled()
@@ -104,17 +116,21 @@ class Point:
         self.found += [replace(row, status="refused", error=str(error) or "no room in host memory") for row in rows]
 
 
-def in_turns(calls: Sequence[Callable[[], T]], repeats: int | None, budget_s: float, warm_up: int) -> list[list[T]]:
-    """What each of ``calls`` returns, the calls in turns, after ``warm_up`` rounds whose results do not count.
+def in_turns(
+    calls: Sequence[Callable[[], T]], repeats: int | None, budget_s: float, warm_up: int, warm_up_s: float = 0
+) -> list[list[T]]:
+    """What each of ``calls`` returns, in turns, behind ``warm_up`` rounds or more that take ``warm_up_s`` seconds.
 
     ``repeats`` rounds; None: FEWEST_REPEATS to MOST_REPEATS, as many as begin within ``budget_s`` seconds.
     """
-    for _ in range(warm_up):
-        for call in calls:
-            call()
-    taken: list[list[T]] = []
+
+    def rounds(fewest: int, most: float, seconds: float) -> Iterator[list[T]]:
+        begin, made = perf_counter(), 0
+        while calls and (made < fewest or (made < most and perf_counter() - begin < seconds)):
+            yield [call() for call in calls]
+            made += 1
+
+    for _ in rounds(warm_up, inf, warm_up_s):
+        pass
     fewest, most = (FEWEST_REPEATS, MOST_REPEATS) if repeats is None else (repeats, repeats)
-    begin = perf_counter()
-    while len(taken) < fewest or (len(taken) < most and perf_counter() - begin < budget_s):
-        taken.append([call() for call in calls])
-    return [list(mine) for mine in zip(*taken, strict=True)]
+    return [list(mine) for mine in zip(*rounds(fewest, most, budget_s), strict=True)]

@@ -12,6 +12,7 @@ from ...kernels.device_info import DeviceInfo
 from ...planning.splits import SplitPlan
 from .spec import CallSpec
 
+MODELED: Final = "modeled"  # a measure, and a row's dispatcher, where nothing ran
 DEVICE_CLOCK: Final = "device timestamps; median"
 MODES: Final = {  # of a measure: what its time covers, and by which clock
     "call": "host clock, warm; median",
@@ -21,10 +22,14 @@ MODES: Final = {  # of a measure: what its time covers, and by which clock
     "pass 2": DEVICE_CLOCK,
     "step": "decode calls of all layers, each append, attend, merge; host clock; mean of the layers",
     "prepare": "Attention.prepare; host clock",
+    MODELED: "attend, merge as docs/cost-model.md has them; nothing ran",
 }
-LINE: Final = ("shape", "dtype", "runtime")  # beside the layout, what tells the rows of one context apart
-FIGURES: Final = ("median_us", "min_us", "max_us", "iqr_us", "kv_gb_s", "attention_ms_per_step", "tokens_s")
-_GIVEN: Final = ("model", "layers", "dtype", "batch", "q_len", "page_size", "arithmetic")
+LINE: Final = ("device", "runtime", "shape", "dtype")  # beside the layout, what tells the rows of one context apart
+FIGURES: Final = (
+    *("median_us", "min_us", "max_us", "iqr_us", "kv_gb_s"),
+    *("attention_ms_per_step", "tokens_s", "step_tokens_s", "relative_error"),
+)
+_GIVEN: Final = ("model", "layers", "dtype", "batch", "q_len", "page_size", "arithmetic", "weights_ms")
 _PLANNED: Final = ("num_splits", "passes", "workgroups", "scratch_bytes")
 
 
@@ -39,7 +44,8 @@ class Row:
     verified: "bits": out and lse of all sequences, rows and heads are the oracle's; "bits (sampled)": those of some
     are, at least of the last KV head of every sequence, and all are those of the context's first layout. "bound",
     "bound (sampled)": with matrix units, out and lse are as near to float64 as their roundings allow, and all bits are
-    those of the first layout. A step of a decode that was not compared has None.
+    those of the first layout. A step of a decode that was not compared has None. relative_error: of out, in the L2
+    norm, against float64, where that was asked for.
     """
 
     spec: CallSpec
@@ -53,11 +59,13 @@ class Row:
     error: str | None = None
     measure: str = "call"
     seconds: tuple[float, ...] = ()
+    relative_error: float | None = None
 
     @property
     def line(self) -> dict[str, str]:
         """What tells it from other rows of its context: LINE and the layout."""
-        return {"shape": str(self.spec.shape), "dtype": self.spec.dtype, "runtime": self.runtime, "layout": self.layout}
+        of_spec = {"shape": str(self.spec.shape), "dtype": self.spec.dtype}
+        return {"device": self.info.name, "runtime": self.runtime, **of_spec, "layout": self.layout}
 
     @property
     def latency_mode(self) -> str:
@@ -65,13 +73,15 @@ class Row:
         if self.measure != "call":
             return MODES[self.measure]
         call = "decode call: append, attend, merge" if self.spec.page_size else "submit and wait: attend, merge"
+        call = call if self.plan else "one call of a function"
         return f"{call}; {MODES['call']}"
 
     @cached_property
     def figures(self) -> dict[str, float | None]:
         """FIGURES of the times. kv_gb_s: stored bytes of K and V of all sequences, each once, per median time; 1e9.
 
-        attention_ms_per_step: of all layers; tokens_s: batch * q_len of them in a step, as if attention were all of it.
+        attention_ms_per_step: of all layers; tokens_s: batch * q_len of them in a step, as if attention were all of it;
+        step_tokens_s: the same with the spec's weights_ms beside attention.
         """
         found, spec = dict[str, float | None].fromkeys(FIGURES), self.spec
         if not self.seconds:
@@ -81,10 +91,12 @@ class Row:
         if median > 0 and self.measure not in ("gap", "pass 2", "prepare"):
             nbytes = spec.batch * self.context * spec.shape.kv_bytes_per_token(spec.dtype)
             found["kv_gb_s"] = nbytes / median / 1e3
-        if median > 0 and self.measure in ("call", "step"):
-            ms = median * spec.layers / 1e3
-            found |= {"attention_ms_per_step": ms, "tokens_s": 1e3 * spec.batch * spec.q_len / ms}
-        return found
+        if median > 0 and self.measure in ("call", "step", MODELED):
+            ms, tokens = median * spec.layers / 1e3, 1e3 * spec.batch * spec.q_len
+            found |= {"attention_ms_per_step": ms, "tokens_s": tokens / ms}
+            if spec.weights_ms is not None:
+                found["step_tokens_s"] = tokens / (ms + spec.weights_ms)
+        return found | {"relative_error": self.relative_error}
 
     def record(self) -> dict[str, Any]:
         """What is written of the row: an object of texts and numbers, floats rounded to 6 digits."""

@@ -1,0 +1,212 @@
+"""native/ggml behind as much of ggml's interface as it uses (``tests/ggml``): its bits are the oracle's, with keys in
+the order of writes. ``test_llama.py`` runs it with llama.cpp."""
+
+import ctypes as c
+import os
+import shutil
+import subprocess
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from c_host import LIBRARY, NATIVE, ROOT, built, needs_compiler
+from engine import address
+from support import same
+
+import zinc_attn as za
+from zinc_attn.cache.rows import stored
+from zinc_attn.storage import STORAGE
+from zinc_attn.tools import export
+
+COMPILER = shutil.which(os.environ.get("CXX", "c++"))
+STUB = ROOT / "tests" / "ggml"
+TYPES = {"f32": (0, 4), "f16": (1, 2), "q8_0": (3, 34), "q4_0": (7, 18), "i64": (10, 8)}  # number, bytes of a block
+SET_ROWS, FLASH_ATTN_EXT = 5, 6
+DONE, DECLINED, FAILED = range(3)
+V_AT = 1 << 20  # K lies at the begin of the buffer
+pytestmark = [needs_compiler, pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler (package g++)")]
+
+
+class BackEnd:
+    """The back end with a buffer; tensors keep the arrays that they are made of."""
+
+    def __init__(self, folder: Any) -> None:
+        for name in ("ggml-backend.h", "ggml-backend-impl.h"):
+            (folder / name).write_text('#include "ggml.h"\n')
+        ours = [file for file in (NATIVE / "ggml").glob("*.cpp") if "llama.h" not in file.read_text()]
+        flags = ["-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", '-DZINC_GGML_VERSION="1"']
+        include = [f"-I{one}" for one in (STUB, folder, NATIVE / "ggml", NATIVE / "include")]
+        command = [COMPILER, *flags, *include, *ours, STUB / "back_end.cpp", built(folder, LIBRARY)]
+        done = subprocess.run([*command, f"-Wl,-rpath,{folder}", "-o", folder / "b.so"], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        self.c, self.kept = c.CDLL(str(folder / "b.so")), list[Any]()
+        for name in ("make_buffer", "make_tensor", "make_view"):
+            getattr(self.c, name).restype = c.c_void_p
+        assert self.c.open_back_end()
+        self.buffer = c.c_void_p(self.c.make_buffer(c.c_size_t(2 * V_AT)))
+
+    def tensor(self, kind: str, *ne: int, array: Any = None, offset: int = 0) -> c.c_void_p:
+        """Of an array, or at an offset of the buffer."""
+        self.kept.append(array)
+        sizes, buffer = (c.c_int64 * 4)(*ne, *[1] * (4 - len(ne))), self.buffer if array is None else None
+        at = buffer, c.c_size_t(offset), c.c_void_p(address(array))
+        return c.c_void_p(self.c.make_tensor(TYPES[kind][0], sizes, *at))
+
+    def view(self, of: c.c_void_p, ne: tuple[int, ...], nb: tuple[int, ...]) -> c.c_void_p:
+        return c.c_void_p(self.c.make_view(of, (c.c_int64 * 4)(*ne), (c.c_size_t * 4)(*nb)))
+
+    def compute(self, op: int, out: c.c_void_p, *sources: Any, params: tuple[float, ...] = (0, 0, 0)) -> int:
+        given = (c.c_void_p * 5)(*[one and one.value for one in sources])
+        return int(self.c.compute(op, out, given, (c.c_float * 3)(*params)))
+
+    def attend(self, k, v, q, mask=None, sinks=None, scale=0.125, max_bias=0.0, softcap=0.0) -> Any:
+        """q (streams, rows, q_heads, dims), mask (streams, more rows, more cells): out, or the answer."""
+        (streams, rows, heads, dims), out = q.shape, np.zeros((*q.shape[:3], v.dims), np.float32)
+        q_nb = 4, 4 * dims * heads, 4 * dims, q[0].nbytes
+        q_view = self.view(self.tensor("f32", *q.shape[::-1], array=q), (dims, rows, heads, streams), q_nb)
+        if mask is not None:
+            mask = self.tensor("f16", *mask.shape[:0:-1], 1, streams, array=mask)
+        sources = q_view, k.keys(streams), v.keys(streams), mask, sinks and self.tensor("f32", heads, array=sinks[0])
+        to = self.tensor("f32", *out.shape[::-1], array=out)
+        return self.compute(FLASH_ATTN_EXT, to, *sources, params=(scale, max_bias, softcap)) or out
+
+
+@pytest.fixture(scope="module")
+def back_end(tmp_path_factory, device):
+    folder = tmp_path_factory.mktemp("ggml")
+    export.export(folder / "kernels")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ZINC_ATTN_KERNELS", str(folder / "kernels"))
+        patch.setenv("ZINC_ATTN_DEVICE", device.info.name)
+        return BackEnd(folder)
+
+
+class Part:
+    """K or V in the buffer: (heads * dims, cells)."""
+
+    def __init__(self, back_end: BackEnd, kind: str, heads: int, dims: int, cells: int, offset: int) -> None:
+        self.c, self.back_end, self.heads, self.dims, self.cells = back_end.c, back_end, heads, dims, cells
+        self.head, self.value = STORAGE[kind].row_bytes(dims), TYPES[kind][1]  # bytes
+        self.row = heads * self.head
+        self.root = back_end.tensor(kind, heads * dims, cells, offset=offset)
+
+    def write(self, x: Any, cells: Any) -> int:
+        """x (tokens, heads, dims) to cells, by SET_ROWS."""
+        rows, numbers = np.ascontiguousarray(x.reshape(len(x), -1)), np.ascontiguousarray(cells, np.int64)
+        of = self.back_end.tensor("f32", *rows.shape[::-1], array=rows)
+        to = self.back_end.view(self.root, (rows.shape[1], self.cells, 1, 1), (self.value, *[self.row] * 3))
+        return self.back_end.compute(SET_ROWS, to, of, self.back_end.tensor("i64", len(x), array=numbers))
+
+    def keys(self, streams: int) -> c.c_void_p:
+        """As FLASH_ATTN_EXT takes it: (dims, cells of a stream, heads, streams)."""
+        ne = self.dims, self.cells // streams, self.heads, streams
+        return self.back_end.view(self.root, ne, (self.value, self.row, self.head, self.row * ne[1]))
+
+    def state(self, cells: int) -> Any:
+        """The bytes of the first cells, as a state is saved."""
+        bytes_ = np.empty(cells * self.row, np.uint8)
+        self.c.get_bytes(self.root, c.c_void_p(address(bytes_)), c.c_size_t(0), c.c_size_t(bytes_.nbytes))
+        return bytes_
+
+    def restore(self, bytes_: Any, cell: int) -> None:
+        at = c.c_size_t(cell * self.row), c.c_size_t(bytes_.nbytes)
+        self.c.set_bytes(self.root, c.c_void_p(address(bytes_)), *at)
+
+
+class Case(NamedTuple):
+    rows: int
+    cells: int = 70
+    kinds: tuple[str, str] = ("f16", "f16")
+    sizes: tuple[int, int] = (64, 64)
+    heads: tuple[int, int] = (2, 6)  # of KV, of q
+    streams: int = 1
+    mask: str = "causal"
+    sinks: bool = False
+    numbers: dict[str, float] = {}  # noqa: RUF012
+
+
+CASES = {
+    "decode": Case(1),
+    "prompt": Case(9, kinds=("q8_0", "q4_0")),
+    "equal rows": Case(3, mask="shown"),
+    "no mask": Case(2, mask=""),
+    "streams": Case(3, streams=2, sinks=True, numbers={"softcap": 8.0}),
+    "float mask": Case(2, mask="float", kinds=("f32", "f32"), sizes=(40, 65)),
+    "ALiBi": Case(3, mask="float", numbers={"max_bias": 8.0}),
+}
+SLOPES = np.exp2([-2, -4, -6, -8, -1, -3]).astype(np.float32)  # ggml's, of six heads and a max_bias of 8
+
+
+def mask_of(rng: Any, case: Case, order: Any) -> Any:
+    """float16 (streams, rows + 2, cells + 4); order: (streams, cells), cells in the order of writes."""
+    mask = np.zeros((case.streams, case.rows + 2, case.cells + 4), np.float16)
+    shown = mask[:, : case.rows, : case.cells]
+    if case.mask == "float":
+        shown[:] = rng.standard_normal(shown.shape)
+        shown[rng.random(shown.shape) < 0.3] = -np.inf
+    if case.mask == "causal":
+        own = case.cells - case.rows + np.arange(case.rows)[:, None]
+        shown[np.argsort(order, axis=1)[:, None] > own] = -np.inf
+    return mask
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bits_are_the_oracle_s(back_end, rng, name):
+    case = CASES[name]
+    total, (kv_heads, q_heads) = case.cells * case.streams, case.heads
+    x = [rng.standard_normal((total, kv_heads, size), np.float32) for size in case.sizes]
+    sides = zip(case.kinds, case.sizes, (0, V_AT), strict=True)
+    parts = [Part(back_end, kind, kv_heads, size, total, offset) for kind, size, offset in sides]
+    back_end.c.clear_buffer(back_end.buffer)
+    written = rng.permutation(total)
+    for some in np.split(written, [total - 7]):
+        assert [part.write(values[some], some) for part, values in zip(parts, x, strict=True)] == [DONE] * 2
+    order = np.array([[n % case.cells for n in written if n // case.cells == s] for s in range(case.streams)])
+    q = rng.standard_normal((case.streams, case.rows, q_heads, case.sizes[0]), np.float32)
+    sinks = [rng.standard_normal(q_heads, np.float32)] if case.sinks else None
+    mask = mask_of(rng, case, order) if case.mask else None
+    found = back_end.attend(*parts, q, mask, sinks, **case.numbers)
+    for s, row in np.ndindex(case.streams, case.rows):
+        seen = order[s] if mask is None else order[s][~np.isinf(mask[s, row, order[s]])]
+        options = {"scale": 0.125, "softcap": case.numbers.get("softcap"), "sinks": sinks and sinks[0]}
+        if case.mask == "float":
+            options["mask"] = mask[s, row, seen].astype(np.float32)[None]
+            options["mask_slopes"] = SLOPES if case.numbers else None
+        kept = stored(*(values[seen + s * case.cells] for values in x), "/".join(case.kinds), True, False)
+        want, _ = za.reference.emulate(q[s, row], *kept, causal=False, **options)
+        same([found[s, row]], [want], (name, s, row))
+
+
+def test_a_state_that_is_restored_to_other_cells_keeps_the_order_of_writes(back_end):
+    """Tokens in the first half of the cells are read, the cache is cleared, and they are put into the second half."""
+    n, rng = 20, np.random.default_rng(7)  # rows that no other test has
+    parts = [Part(back_end, "f16", 2, 64, 2 * n + 1, offset) for offset in (0, V_AT)]
+    q, x = rng.standard_normal((1, 1, 6, 64), np.float32), rng.standard_normal((2, n + 1, 2, 64), np.float32)
+
+    def shown(cells: Any) -> Any:
+        mask = np.full((1, 1, 2 * n + 1), -np.inf, np.float16)
+        mask[..., cells] = 0
+        return back_end.attend(*parts, q, mask)
+
+    back_end.c.clear_buffer(back_end.buffer)
+    shown([0])  # from now on the tensors are K and V
+    cells = rng.permutation(n)
+    assert [part.write(values[:n], cells) for part, values in zip(parts, x, strict=True)] == [DONE] * 2
+    states = [part.state(n) for part in parts]
+    back_end.c.clear_buffer(back_end.buffer)
+    shown([0])
+    for part, state in zip(parts, states, strict=True):
+        part.restore(state, n)
+    assert [part.write(values[n:], [3]) for part, values in zip(parts, x, strict=True)] == [DONE] * 2
+    want = za.reference.emulate(q[0, 0], *stored(*x, "f16/f16", True, False), scale=0.125)
+    same(shown([3, *range(n, 2 * n)])[0], want[:1])
+
+
+def test_what_is_no_row_or_mask_is_refused(back_end):
+    """The largest float16 is one."""
+    part, row, q = Part(back_end, "f16", 2, 64, 9, 0), *(np.zeros(n, np.float32) for n in ((1, 2, 64), (1, 1, 6, 64)))
+    for value, cell, answer in ((65504, 8, DONE), (65505, 8, FAILED), (np.nan, 8, FAILED), (0, 9, FAILED)):
+        row[0, 1, 3] = value
+        assert part.write(row, [cell]) == answer
+    assert back_end.attend(part, part, q, np.full((1, 1, 9), np.nan, np.float16)) == FAILED
+    assert back_end.attend(part, part, q, softcap=-1.0) == DECLINED

@@ -1,0 +1,161 @@
+"""Slips of one token in native/ are seen by the tests that a table names: the default run tries a few, ``--full`` all.
+
+What is not in the table: the manifest's reader and the split rule, which are compared with the package's numbers.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from typing import NamedTuple
+
+import pytest
+from c_cases import CASES
+from c_host import NATIVE, ROOT, needs_compiler
+from support import FULL
+
+pytestmark = needs_compiler
+TESTS = {
+    **{name: f"device/test_c_engine.py::test_a_case_has_the_oracle_s_bits[default-vulkan-{name}]" for name in CASES},
+    "refused calls": "device/test_c_library.py::test_what_a_call_refuses",
+    "largest key": "device/test_c_library.py::test_too_large_a_key",
+    "scales": "device/test_c_library.py::test_scales_of_heads",
+    "copies": "device/test_c_library.py::test_a_copied_page",
+    "recordings": "device/test_c_engine.py::test_recordings_and_steps",
+    "rows of hosts": "device/test_c_engine.py::test_rows_that_are_no_good",
+    "losses": "device/test_c_engine.py::test_a_device_that_may_be_lost",
+    "failures": "device/test_c_engine.py::test_every_call_of_vulkan_fails",
+    "closing": "device/test_c_engine.py::test_an_object_in_use",
+    "a run": "device/test_embed_c.py::test_the_digest_is_the_oracle_s",
+    "waves": "device/test_embed_c.py::test_subgroups_of_32",
+    "codec": "host/test_c_host.py::test_rows_have_the_bits",
+    "encoded": "host/test_c_host.py::test_encoded_rows_have_the_bits",
+    "lists": "host/test_ggml_lists.py::test_",
+    "ggml": "device/test_ggml.py::test_",
+}
+
+
+# Under a file: what breaks, a text that the file has once, its replacement, and a test that fails with it.
+TABLE = """
+src/work.c
+the longest request of a table: most(tokens, call->request[i].tokens) → call->request[i].tokens @ plain
+a row without a key has a state: most(last, 1) → most(last, 0) @ plain
+keys behind a row: r->noncausal ? r->tokens : behind → r->noncausal ? behind : behind @ plain
+the first key of a window: behind - call->window : 0; → behind + 1 - call->window : 0; @ filled up
+the mask of a row: to->mask + row * keys → to->mask + keys @ plain
+a row's own key: row - request->q_len → row + 1 - request->q_len @ wide
+the place of a new row: request->new_rows + row → request->new_rows @ plain
+a scale of a head: scales[i - parts->scales] * → scales[0] * @ scales
+new rows that a step has not: = NO_TOKEN; → = NO_TOKEN - NO_TOKEN; @ plain
+the unit of a score: (call->softcap != 0 ? 1 : LOG2E) → (call->softcap != 1 ? 1 : LOG2E) @ plain
+where masks begin: (counts->mask_slopes ? shape->q_heads → (counts->mask_slopes ? shape->kv_heads @ cells
+the first page of a layer: layer->first_page → 0 * layer->first_page @ plain
+the states of a request: to->state += request->q_len * l-> → to->state += l-> @ plain
+tiles of a page: >> shift > 1) → >> shift > 0) @ a run
+src/record.c
+the second piece of rows: {from.offset + i * from_step → {from.offset + count * from_step @ rows
+src/call.c
+the largest key so far: cache->largest_k = largest_k; → cache->largest_k = 0; @ largest key
+the scales of V: scales ? scales + shape->kv_heads → scales ? scales @ rows of bytes
+src/cache.c
+the scales of a layer: scales[i / heads * 2 * heads → scales[i / heads * heads @ scales
+the target of a copy: to.offset += target * bytes; → to.offset += (target + 1) * bytes; @ copies
+a copy in every layer: bytes, cache->layers); → bytes, 1); @ copies
+the last row of a cache: * cache->steps.head + 1; → * cache->steps.head; @ rows of hosts
+a page of rows: stride * shape->page_size * cache → stride * cache @ rows of 40
+src/check.c
+a page behind the last: page_table[i] >= pages → page_table[i] > pages @ refused calls
+the length of a table: r->pages < used → r->pages + 1 < used @ refused calls
+places that touch: a->offset >= b->offset → a->offset > b->offset @ plain
+as much as the room: got <= most || → got < most || @ recordings
+src/prepared.c
+the smallest cache: pages < p->pages[slot] → pages > p->pages[slot] @ recordings
+a slot that is reset: p->recorded &= ~( → p->recorded &= ( @ recordings
+the words of a slot: {p->work.handle, slot * p → {p->work.handle, 0 * p @ plain
+src/device.c
+a lost device: za_error_code() == ZA_LOST) → za_error_code() == ZA_BUSY) @ failures
+what may be running still: (result != VK_SUCCESS) device->lost → (result == VK_TIMEOUT) device->lost @ losses
+src/objects.c
+subgroups of 32: device->wave32 ? &wave32 → !device->wave32 ? &wave32 @ waves
+src/attn.c
+a cache in use: attn->caches || → !attn->caches && @ closing
+src/blocks.c
+rounding of q4_0: half + 0.5F → half @ codec
+a block's upper half: (i == low ? 0 : 4) → (i == low ? 4 : 0) @ encoded
+src/floats.c
+ties to even: (bits >> dropped & 1); → 1; @ codec
+ggml/cells.cpp
+a cell that is written again: order_[place_[cell]] = NO_CELL; → order_[cell] = NO_CELL; @ lists
+ggml/lists.cpp
+an overlap that goes on: end == pages->end()) → both) @ lists
+cells of another stream: % stream.written.step) continue; → % 1) continue; @ lists
+the pages of a stream: stream.pages.first + key * stream.pages.step → key @ lists
+where biases begin: size_t place = bias->size(); → size_t place = 0; @ lists
+ggml/set_rows.cpp
+a row behind the last: number >= op->ne[1] → number > op->ne[1] @ ggml
+the largest float16: magnitude <= most; → magnitude < most; @ ggml
+where a row goes: size_t(number) * op->nb[1] → size_t(i) * op->nb[1] @ ggml
+ggml/memory.cpp
+the last row of a state: (row + 1) * bytes <= begin + size → (row + 1) * bytes < begin + size @ ggml
+ggml/attention.cpp
+the query of a stream: s * o.q->nb[3] → 0 * o.q->nb[3] @ ggml
+ggml's odd slopes: 2 * (h - whole) + 1 → 2 * (h - whole) + 2 @ ggml
+rows that see the same: count == last.count + 1 → count >= last.count @ ggml
+the keys of a mask: request.mask_keys = request.tokens; → request.mask_keys = 1; @ ggml
+ggml/device.cpp
+rows of V: kind.latent ? 0 : kind.v.row → kind.latent ? 0 : kind.k.row @ ggml
+the size of V: options.v_head_dim = kind.v_head_dim; → options.v_head_dim = kind.head_dim; @ ggml
+ggml/plugin.cpp
+an operation that fails: if (status != GGML_STATUS_SUCCESS) → if (status == GGML_STATUS_ALLOC_FAILED) @ ggml
+"""
+
+
+class Slip(NamedTuple):
+    file: str
+    breaks: str
+    old: str
+    new: str
+    test: str
+
+    def __str__(self) -> str:
+        return self.breaks
+
+
+def slips() -> list[Slip]:
+    found, file = [], ""
+    for line in TABLE.strip().splitlines():
+        breaks, is_slip, rest = line.partition(": ")
+        change, _, test = rest.rpartition(" @ ")
+        if is_slip:
+            found.append(Slip(file, breaks, *change.split(" → "), f"tests/{TESTS[test]}"))
+        else:
+            file = line
+    return found
+
+
+SLIPS = slips()
+DEFAULT = "the smallest cache", "an overlap that goes on", "rounding of q4_0"
+
+
+def test_the_table_is_of_the_files():
+    """Each text occurs once."""
+    for slip in SLIPS:
+        assert (NATIVE / slip.file).read_text().count(slip.old) == 1, slip
+    names = {slip.breaks for slip in SLIPS}
+    assert len(names) == len(SLIPS) >= 40 and names.issuperset(DEFAULT)
+
+
+@pytest.mark.parametrize("slip", [slip for slip in SLIPS if FULL or slip.breaks in DEFAULT], ids=str)
+def test_a_slip_is_caught(slip, tmp_path):
+    """By a failure or a crash of the test that the table names, and by no compiler."""
+    shutil.copytree(NATIVE, tmp_path / "native")
+    file = tmp_path / "native" / slip.file
+    file.write_text(file.read_text().replace(slip.old, slip.new))
+    path, _, name = slip.test.partition("::")
+    chosen = [slip.test] if "[" in name else [path, "-k", name]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *chosen]
+    env = {**os.environ, "ZINC_ATTN_NATIVE": str(tmp_path / "native"), "ZINC_ATTN_TEST_FULL": "0"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, timeout=300)
+    assert done.returncode == 1 or done.returncode < 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert not re.search(r":\d+:\d+: error: ", done.stdout), done.stdout[-2000:]

@@ -1,0 +1,132 @@
+// As much of ggml's interface as native/ggml uses, so that it is tested where no llama.cpp is built: the names and their
+// meaning are ggml's, all else is not.
+#pragma once
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+enum ggml_type {
+    GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0, GGML_TYPE_Q5_1, GGML_TYPE_Q5_0, GGML_TYPE_Q4_1,
+    GGML_TYPE_Q4_0, GGML_TYPE_IQ4_NL, GGML_TYPE_I32, GGML_TYPE_I64, GGML_TYPE_COUNT
+};
+enum ggml_op {
+    GGML_OP_NONE, GGML_OP_VIEW, GGML_OP_RESHAPE, GGML_OP_PERMUTE, GGML_OP_TRANSPOSE, GGML_OP_SET_ROWS,
+    GGML_OP_FLASH_ATTN_EXT, GGML_OP_MUL_MAT
+};
+enum ggml_status { GGML_STATUS_ALLOC_FAILED = -2, GGML_STATUS_FAILED, GGML_STATUS_SUCCESS };
+enum ggml_backend_buffer_usage { GGML_BACKEND_BUFFER_USAGE_ANY, GGML_BACKEND_BUFFER_USAGE_COMPUTE };
+enum ggml_backend_dev_type { GGML_BACKEND_DEVICE_TYPE_CPU, GGML_BACKEND_DEVICE_TYPE_GPU };
+enum { GGML_BACKEND_API_VERSION = 2, GGML_MAX_DIMS = 4, GGML_MAX_OP_PARAMS = 64, GGML_MAX_SRC = 10 };
+
+typedef struct ggml_backend *ggml_backend_t;
+typedef struct ggml_backend_device *ggml_backend_dev_t;
+typedef struct ggml_backend_reg *ggml_backend_reg_t;
+typedef struct ggml_backend_buffer *ggml_backend_buffer_t;
+typedef struct ggml_backend_buffer_type *ggml_backend_buffer_type_t;
+typedef uint8_t ggml_guid[16];
+
+struct ggml_tensor {
+    ggml_type type;
+    int64_t ne[4];
+    size_t nb[4];
+    ggml_op op;
+    int32_t op_params[GGML_MAX_OP_PARAMS / 4];
+    ggml_tensor *src[GGML_MAX_SRC], *view_src;
+    size_t view_offs;
+    void *data;
+    ggml_backend_buffer_t buffer;
+    char name[16];
+};
+struct ggml_cgraph { ggml_tensor *node; };
+struct ggml_type_traits {
+    void (*to_float)(const void *, float *, int64_t), (*from_float_ref)(const float *, void *, int64_t);
+};
+
+struct ggml_backend_buffer_i {
+    void (*free_buffer)(ggml_backend_buffer_t), *(*get_base)(ggml_backend_buffer_t);
+    void (*memset_tensor)(ggml_backend_buffer_t, ggml_tensor *, uint8_t, size_t, size_t);
+    void (*set_tensor)(ggml_backend_buffer_t, ggml_tensor *, const void *, size_t, size_t);
+    void (*get_tensor)(ggml_backend_buffer_t, const ggml_tensor *, void *, size_t, size_t);
+    void (*clear)(ggml_backend_buffer_t, uint8_t);
+};
+struct ggml_backend_buffer {
+    ggml_backend_buffer_i iface;
+    ggml_backend_buffer_type_t buft;
+    void *context;
+    size_t size;
+    ggml_backend_buffer_usage usage;
+};
+struct ggml_backend_buffer_type {
+    struct {
+        const char *(*get_name)(ggml_backend_buffer_type_t);
+        ggml_backend_buffer_t (*alloc_buffer)(ggml_backend_buffer_type_t, size_t);
+        size_t (*get_alignment)(ggml_backend_buffer_type_t);
+        bool (*is_host)(ggml_backend_buffer_type_t);
+    } iface;
+    ggml_backend_dev_t device;
+    void *context;
+};
+struct ggml_backend_i {
+    const char *(*get_name)(ggml_backend_t);
+    void (*free)(ggml_backend_t);
+    ggml_status (*graph_compute)(ggml_backend_t, ggml_cgraph *);
+};
+struct ggml_backend {
+    ggml_guid *guid;
+    ggml_backend_i iface;
+    ggml_backend_dev_t device;
+    void *context;
+};
+struct ggml_backend_dev_props {
+    const char *name, *description;
+    size_t memory_free, memory_total;
+    ggml_backend_dev_type type;
+    struct { bool mmap_support; } caps;
+};
+struct ggml_backend_device {
+    struct {
+        const char *(*get_name)(ggml_backend_dev_t), *(*get_description)(ggml_backend_dev_t);
+        void (*get_memory)(ggml_backend_dev_t, size_t *, size_t *);
+        ggml_backend_dev_type (*get_type)(ggml_backend_dev_t);
+        void (*get_props)(ggml_backend_dev_t, ggml_backend_dev_props *);
+        ggml_backend_t (*init_backend)(ggml_backend_dev_t, const char *);
+        ggml_backend_buffer_type_t (*get_buffer_type)(ggml_backend_dev_t), (*get_host_buffer_type)(ggml_backend_dev_t);
+        bool (*supports_op)(ggml_backend_dev_t, const ggml_tensor *);
+        bool (*supports_buft)(ggml_backend_dev_t, ggml_backend_buffer_type_t);
+    } iface;
+    ggml_backend_reg_t reg;
+    void *context;
+};
+struct ggml_backend_reg {
+    int api_version;
+    struct {
+        const char *(*get_name)(ggml_backend_reg_t);
+        size_t (*get_device_count)(ggml_backend_reg_t);
+        ggml_backend_dev_t (*get_device)(ggml_backend_reg_t, size_t);
+    } iface;
+};
+
+size_t ggml_type_size(ggml_type type);  // of a block, or of a value
+size_t ggml_row_size(ggml_type type, int64_t n);
+const char *ggml_type_name(ggml_type type);
+const ggml_type_traits *ggml_get_type_traits(ggml_type type);
+inline int64_t ggml_nrows(const ggml_tensor *t) { return t->ne[1] * t->ne[2] * t->ne[3]; }
+inline int64_t ggml_nelements(const ggml_tensor *t) { return t->ne[0] * ggml_nrows(t); }
+inline size_t ggml_nbytes(const ggml_tensor *t) {
+    size_t bytes = ggml_row_size(t->type, t->ne[0]);
+    for (int i = 1; i < 4; ++i) bytes += size_t(t->ne[i] - 1) * t->nb[i];
+    return bytes;
+}
+inline bool ggml_is_contiguous(const ggml_tensor *t) {
+    return ggml_nbytes(t) == size_t(ggml_nrows(t)) * ggml_row_size(t->type, t->ne[0]) &&
+           std::is_sorted(t->nb, t->nb + 4);
+}
+inline ggml_backend_buffer_t ggml_backend_buffer_init(ggml_backend_buffer_type_t type, ggml_backend_buffer_i iface,
+                                                      void *context, size_t size) {
+    return new ggml_backend_buffer{iface, type, context, size, GGML_BACKEND_BUFFER_USAGE_ANY};
+}
+inline int ggml_graph_n_nodes(const ggml_cgraph *) { return 1; }
+inline ggml_tensor *ggml_graph_node(ggml_cgraph *graph, int) { return graph->node; }
+inline bool ggml_backend_buft_is_host(ggml_backend_buffer_type_t type) { return type->iface.is_host(type); }
+inline const char *ggml_version() { return ZINC_GGML_VERSION; }

@@ -1,0 +1,66 @@
+"""How long a submission may take: a second, at a rate that every compute unit of a GPU reaches.
+
+Drivers take a submission that does not end within seconds for one that hangs, and reset the device (AMD's and Windows'
+after two to ten). No clock is asked: the work of a submission is counted, as multiplications of q and K and of weights
+and V. ``zinc-attn plan`` prints both. A CPU device has no such driver, and no bound.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from .inputs import CallFacts, SplitLayout
+from .items import item_keys
+from .padding import padded
+from .submission import Submission
+
+UNIT_WORK: Final = (
+    1 << 35
+)  # products of a compute unit in a second; the model says 2.5 to 6 times as many of an R9700's
+MATRIX_GAIN: Final = 4  # how many times as many its matrix units make
+ROOM: Final = 4  # states as which the total of a row without splits counts at least, so that q and out stay small, too
+
+
+def key_work(facts: CallFacts) -> int:
+    """Products of a query row, over all heads, with a key and its value."""
+    return facts.shape.q_heads * (facts.shape.k_dim + facts.shape.v_dim)
+
+
+def work_bound(facts: CallFacts, by_matrix: bool = False) -> int | None:
+    """Products of a submission at most, None for any number."""
+    if facts.device.kind == "cpu":
+        return None
+    return UNIT_WORK * facts.device.compute_units * (MATRIX_GAIN if by_matrix else 1)
+
+
+def row_cost(layout: SplitLayout, facts: CallFacts, by_matrix: bool) -> int:
+    """States as which a query row counts, of the ``max_states`` of a submission: its own, or more where it has more
+    than their part of the work. A row without splits has a total, and q beside it, whose size may be larger."""
+    plan, shape, bound = layout.plan, facts.shape, work_bound(facts, by_matrix)
+    states = ROOM * -(-shape.k_dim // (shape.v_dim + 2)) if layout.whole_context else max(plan.states, 1)
+    work = (plan.context_len - plan.begin) * key_work(facts)
+    return states if bound is None else max(states, -(-facts.max_states * work // bound))
+
+
+def in_parts(made: Submission, facts: CallFacts) -> list[Submission]:
+    """A submission, or, where its one row has more work than one may have, several, each with some of the nodes.
+
+    The first appends; the last merges the states of all.
+    """
+    bound, keys = work_bound(facts, made.key.matrix is not None), item_keys(made.items)
+    if bound is None or len(made.rows) > 1 or keys * key_work(facts) <= bound:
+        return [made]
+    counts = made.items["node_end"] - made.items["node_begin"]
+    nodes = np.repeat(made.items, counts)
+    nodes["node_begin"] += np.concatenate([np.arange(count, dtype=np.uint32) for count in counts])
+    nodes["node_end"] = nodes["node_begin"] + 1
+    parts = np.array_split(nodes, min(-(-keys * key_work(facts) // bound), len(nodes)))
+    key = made.key._replace(items=padded(len(parts[0]), facts.device.max_workgroups[0]), walks=False)
+    found = [replace(made, key=key, items=one, spans=(slice(0, len(one)),)) for one in parts]
+    later = key._replace(appends=0)
+    found[1:] = [replace(one, key=later, uploads=(), appends=made.appends[:0]) for one in found[1:]]
+    found[:-1] = [replace(one, key=one.key._replace(unmerged=True)) for one in found[:-1]]
+    return found

@@ -1,0 +1,35 @@
+"""A line of the log where a driver compiles for long, so that no first call stalls without a word."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+from .protocol import DeviceInfo
+from .refusals import address_space
+
+LONG_S: Final = 2.0  # of compiling, beyond which it is said
+_LOG: Final = logging.getLogger("zinc_attn")  # where the host program sets up no logging, warnings go to stderr
+
+
+def tell(info: DeviceInfo, kernels: Iterable[str]) -> None:
+    """Log that kernels of these names are waited for."""
+    text = "%s: waiting for %s, which the driver compiles before the first run: once, and for up to a minute"
+    _LOG.warning(text, info.name, ", ".join(sorted(kernels)))
+
+
+@contextmanager
+def telling(info: DeviceInfo, kernel: str) -> Iterator[None]:
+    """``tell`` it, once, where the block takes longer than LONG_S: a call into the driver, which does not return."""
+    timer = threading.Timer(LONG_S, tell, (info, [kernel]))
+    timer.daemon = True
+    if address_space(info) is None:  # where that is limited a CPU driver's compiler needs what the thread would take
+        with suppress(RuntimeError):  # a process that may have no more threads compiles in silence
+            timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
