@@ -10,6 +10,7 @@ layout(local_size_x = 32) in;
 
 layout(set = 0, binding = PRIMITIVES_BIND_NUMBERS, std430) restrict readonly buffer Numbers { uint numbers[]; };
 layout(set = 0, binding = PRIMITIVES_BIND_RESULTS, std430) restrict writeonly buffer Results { uint results[]; };
+const uint FUSED = 0u;
 #include "state.glsl"
 
 float number(uint which) {
@@ -33,7 +34,7 @@ void main() {
     give(RESULT_LSE, natural_lse(m, l));
 
     // The values that the words of a cache mean: float16, of which many are denormal, in both forms of storage.glsl,
-    // and an int8 by the steps of storage.glsl and of masked.glsl.
+    // and an int8 by both ways of storage.glsl.
     uint word = floatBitsToUint(number(NUMBER_WORD));
     vec2 halves = unpackHalf2x16(word);
     precise float doubled = halves.x * 2.0;

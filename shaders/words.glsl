@@ -5,7 +5,7 @@
 //   V: (TILE, V_DIM), so that neighboring lanes (slices of dimensions) do.
 //   Types with blocks: behind these values what the blocks share, K (K_SCALES, TILE) words, V (TILE, V_SCALES) words:
 //   of all blocks the scales, two a word, or scale and minimum in a word, then the words of fifth bits.
-//   With strides K and V lie as rows instead (NHD, see rows.glsl); `where` is a row then.
+//   With strides K and V lie as rows instead (NHD, see below); `where` is a row then.
 //   With LATENT there is no V: a slice of a value row lies in the chunks of K, whose pieces of neighboring keys touch.
 // A buffer has one name per load width.  Branches on K_STORAGE and V_STORAGE are decided when the pipeline is made.
 

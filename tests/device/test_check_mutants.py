@@ -224,8 +224,8 @@ def base_results(device: za.Device, case: Case) -> Iterator[Output]:
 # Of slopes of masks, which no case of the record has. Behind each: where out differs, in two heads of a row, and in a
 # row that the mask hides.
 SLOPES = (
-    ("bias.glsl", Mutant("the slope of a mask", "factor = MASK == 2u ?", "factor = MASK == 3u ?", ""), (1, 1, 0)),
-    ("bias.glsl", Mutant("the head of a slope", "MASK_SLOPE_TABLE] + head]", "MASK_SLOPE_TABLE]]", ""), (0, 1, 0)),
+    ("score_mod.glsl", Mutant("the slope of a mask", "factor = MASK == 2u ?", "factor = MASK == 3u ?", ""), (1, 1, 0)),
+    ("score_mod.glsl", Mutant("the head of a slope", "MASK_SLOPE_TABLE] + head]", "MASK_SLOPE_TABLE]]", ""), (0, 1, 0)),
     ("weights.glsl", Mutant("a key hidden beside slopes", "if (MASK != 0u) {", "if (MASK == 1u) {", ""), (0, 0, 1)),
 )
 

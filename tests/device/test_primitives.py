@@ -27,12 +27,12 @@ DRIVERS = {
         Change("state.glsl", "i < 3; ++i", "i < 2; ++i"),
         "a reciprocal by Newton steps (reciprocal",
     ),
-    "a sum has one digit less": (
-        Change("state.glsl", "exponent = floatBitsToUint(sum)", "exponent = floatBitsToUint(sum) & ~1u"),
-        "a power of two by a sum (power",
+    "an exponent has one digit less": (
+        Change("state.glsl", "max(d, CUTOFF)) + 127)", "max(d, CUTOFF)) + 127 & ~1)"),
+        "a power of two (power",
     ),
     "a comparison is of another number": (
-        Change("softcap.glsl", "size < TANH_SMALL", "size < 0.75"),
+        Change("state.glsl", "size < TANH_SMALL", "size < 0.75"),
         "a hyperbolic tangent by polynomials (capped",
     ),
     "nothing is written": (Change("primitives.comp", "    results[gl_", "    if (x > 1e38) results[gl_"), "0xFFFFFFFF"),

@@ -84,7 +84,8 @@ def test_interface_of_the_spirv(decl):
     attends = decl is kernels.ATTEND
     specialized = {int(n) for n in re.findall(r"OpDecorate %\w+ SpecId (\d+)", text)}
     assert specialized == set(range(len(decl.constant_names)))
-    assert f"OpExecutionMode %main LocalSize {256 if attends else 32} 1 1" in text
+    size = {kernels.ATTEND: 256, kernels.PLAIN: 8}.get(decl, 32)
+    assert f"OpExecutionMode %main LocalSize {size} 1 1" in text
     assert set(re.findall(r"OpCapability (\w+)", text)) == {"Shader"} | ({"GroupNonUniform"} if attends else set())
     assert not re.findall(r"= OpGroupNonUniform\w+ ", text), "what subgroup an invocation is in, and no operation on it"
 

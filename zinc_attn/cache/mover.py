@@ -37,7 +37,7 @@ class PageGeometry:
     """How rows lie in the pages: see ``shaders/cache.glsl``.
 
     tile: tokens per tile; page_tiles: tiles per page; strides: TILES, or those of rows (token, KV head, values), see
-    ``shaders/rows.glsl``.
+    ``shaders/words.glsl``.
     """
 
     shape: AttnShape

@@ -1,7 +1,7 @@
 """What every kernel and its caller agree on: bindings, specialization constants and the words of the work buffer.
 
-Each fact is declared here once. ``glsl`` generates ``contract.glsl`` and ``interfaces.glsl`` of ``shaders/`` from it,
-so the two sides cannot differ; a test compares the committed files with the generated text.
+Each fact is declared here once. ``glsl`` generates ``contract.glsl`` of ``shaders/`` from it, so the two sides cannot
+differ; a test compares the committed files with the generated text.
 """
 
 from __future__ import annotations
@@ -246,7 +246,15 @@ MULTIPLY_ADD: Final = KernelDecl(
     "multiply_add", "multiply_add.comp", (Binding("triples", "read"), Binding("sums", "write")), ("fused",)
 )
 
+# Decode attention as one reads it, which the tests alone dispatch: see shaders/plain.comp.
+PLAIN: Final = KernelDecl(
+    "plain",
+    "plain.comp",
+    (Binding("q", "read"), Binding("k", "read"), Binding("v", "read"), Binding("out", "write")),
+    ("slices", "k_dim", "group", "keys", "scale"),
+)
+
 KERNELS: Final = (ATTEND, MERGE, APPEND_KERNEL, GATHER_KERNEL, COPY_KERNEL, PRIMITIVES, MULTIPLY_ADD)
 
 # One kernel of each module.
-MODULES: Final = tuple({decl.file: decl for decl in reversed((*KERNELS, ENCODE, MATRIX))}.values())[::-1]
+MODULES: Final = tuple({decl.file: decl for decl in reversed((*KERNELS, ENCODE, MATRIX, PLAIN))}.values())[::-1]

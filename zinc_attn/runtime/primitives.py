@@ -16,7 +16,7 @@ from .protocol import Dispatch, Kernel, Runtime, Use, Words
 _UNWRITTEN: Final = 0xFFFFFFFF  # a NaN, and no result
 _WHAT: Final = {
     "weight": "a power of two by a polynomial",
-    "power": "a power of two by a sum",
+    "power": "a power of two",
     "capped": "a hyperbolic tangent by polynomials",
     "merged": "a rescaled sum",
     "reciprocal": "a reciprocal by Newton steps",
