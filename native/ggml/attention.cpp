@@ -27,7 +27,7 @@ static uint64_t rows_of_call(const Device &device, const za_attn *attn, const Op
 static const char *refused(Device *device, const ggml_tensor *op, Operation *o, const za_attn **attn) {
     if (!read_operation(op, o)) return "its types, sizes, strides or numbers are not served";
     for (const ggml_tensor *t : {o->k_root, o->v_root}) {
-        if (t->buffer && !buffer_of(t)) return "the KV cache is not on ZINC0: -ngl 99, and no --no-kv-offload";
+        if (is_elsewhere(t)) return "the KV cache is not on ZINC0: -ngl 99, and no --no-kv-offload";
         if ((ggml_nbytes(t) + 3) / 4 * 4 > device->most) return "a layer's K or V is larger than a storage buffer";
     }
     const Opened &opened = device->attn(o->kind);
@@ -40,7 +40,7 @@ bool attention_supported(Device *device, const ggml_tensor *op) {
     const za_attn *attn;
     std::lock_guard<std::mutex> lock(device->mutex);
     const char *reason = refused(device, op, &o, &attn);
-    if (reason && o.k_root->buffer) say_once(std::string("attention is left to another device: ") + reason);
+    if (reason && o.k_root->buffer) say_once(std::string("attention is left to another device and its bits: ") + reason);
     return !reason;
 }
 

@@ -180,10 +180,13 @@ ggml_backend_buffer_type_t buffer_type(ggml_backend_dev_t device) {
     return &type;
 }
 
+static bool is_own(const ggml_backend_buffer *buffer) { return buffer->buft && buffer->buft->iface.get_name == type_name; }
+
+bool is_elsewhere(const ggml_tensor *root) { return root->buffer && !is_own(root->buffer); }
+
 Buffer *buffer_of(const ggml_tensor *tensor) {
     const ggml_tensor *root = root_of(tensor);
-    bool own = root->buffer && root->buffer->buft && root->buffer->buft->iface.get_name == type_name;
-    return own && root->data ? context_of(root->buffer) : nullptr;
+    return root->buffer && is_own(root->buffer) && root->data ? context_of(root->buffer) : nullptr;
 }
 
 }  // namespace zinc

@@ -31,6 +31,7 @@ const ggml_tensor *root_of(const ggml_tensor *tensor);  // the tensor that a vie
 
 // The buffer that holds a tensor; NULL for another back end's, or where the tensor has no memory yet.
 Buffer *buffer_of(const ggml_tensor *tensor);
+bool is_elsewhere(const ggml_tensor *root);  // in a buffer of another back end's
 bool is_cache(const ggml_tensor *root);  // in a buffer of this back end, and more than a step's result
 
 // The order in which the rows of the root of K were written; NULL where it is no cache.  v: the root of V.

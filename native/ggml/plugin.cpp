@@ -89,7 +89,7 @@ static bool supports_op(ggml_backend_dev_t device, const ggml_tensor *op) {
         case GGML_OP_FLASH_ATTN_EXT: return attention_supported(device_of(device), op);
         case GGML_OP_MUL_MAT:
             if (is_cache(root_of(op->src[0])))
-                say_once("attention is left to another device: flash attention is off; it is on with -fa on");
+                say_once("attention is left to another device and its bits: flash attention is off, expected -fa on");
             return false;
         default: return false;
     }

@@ -31,7 +31,7 @@ bool set_rows_supported(const ggml_tensor *op) {
     const bool whole = op->ne[0] == root->ne[0];  // a transposed V is written value by value, and is the CPU's
     return whole && storage_type(op->type) != ZA_AS_K && (rows->type == GGML_TYPE_F32 || rows->type == GGML_TYPE_F16) &&
            rows->nb[0] == ggml_type_size(rows->type) &&
-           (numbers->type == GGML_TYPE_I64 || numbers->type == GGML_TYPE_I32) && (!root->buffer || buffer_of(root));
+           (numbers->type == GGML_TYPE_I64 || numbers->type == GGML_TYPE_I32) && !is_elsewhere(root);
 }
 
 // The row as kernels take it: no NaN, nothing beyond the type, and +0 for what counts as 0.  False for the first two.

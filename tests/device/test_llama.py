@@ -95,7 +95,7 @@ def one_case(
     sink = rng.standard_normal(kv_heads * group, dtype=np.float32)
 
     def laid(x, kind):  # the bytes of (streams, cells, heads, dims), or heads first
-        rows = np.ascontiguousarray(x if layout == "cells" else x.swapaxes(1, 2))
+        rows = np.ascontiguousarray(x.swapaxes(1, 2) if layout == "heads" else x)
         return row_bytes(rows.reshape(1, -1, x.shape[-1]), kind).tobytes()
 
     parts = [q.tobytes(), laid(k, kinds[0]), b"" if latent else laid(v, kinds[1])]
@@ -103,10 +103,11 @@ def one_case(
     done = run(program, text=line)
     assert done.stdout.split() == ["done"], done.stdout + done.stderr
     found = np.fromfile(f"{file}.out", np.float32).reshape(streams, rows, kv_heads * group, v_dims)
+    order = (3 + 7 * np.arange(cells)) % cells if layout == "written" else np.arange(cells)
     wanted = np.empty_like(found[:, checked])
     for s, row in np.ndindex(streams, len(wanted[0])):
         of_row = range(rows)[checked][row]
-        seen = np.flatnonzero(~hidden[s, of_row]) if mask else np.arange(cells)
+        seen = order[~hidden[s, of_row, order]] if mask else order
         added = bias[s, of_row, seen].astype(np.float32)[None] if mask == "float" else None
         options = {"scale": scale, "softcap": cap or None, "sinks": sink if sinks else None, "mask": added}
         by_mask = {"mask_slopes": slopes(kv_heads * group, max_bias)} if max_bias and added is not None else {}
@@ -131,6 +132,7 @@ CASES = {
     "ALiBi": {"heads": (2, 3), "rows": 3, "mask": "float", "max_bias": 8.0},
     "head size 40": {"sizes": (40, 40), "rows": 2},
     "head sizes 65 and 72": {"sizes": (65, 72), "rows": 2, "layout": "heads"},
+    "written in an order of its own": {"layout": "written", "rows": 3, "cells": 130},
     # two submissions, of 57 rows and of 7: the states of all are more than a storage buffer of 128 MiB
     "long prompt": {"heads": (8, 4), "sizes": (128, 128), "cells": 8704, "rows": 64, "mask": "causal", "checked": slice(55, 59)},
 }
@@ -138,7 +140,7 @@ KINDS = ("f16/f16", "f32/f32", "bf16/bf16", "q8_0/q8_0", "q5_1/q4_0", "q5_0/iq4_
 TYPES = {"decode": KINDS, "heads first": KINDS, "head size 40": KINDS[:3], "head sizes 65 and 72": KINDS[:3]}
 
 
-TYPES |= {"long prompt": KINDS[:1]}
+TYPES |= {"long prompt": KINDS[:1], "written in an order of its own": KINDS[:1]}
 PLAIN = {"sizes": (64, 64), "heads": (3, 3), "streams": 1, "cells": 150, "rows": 1, "mask": "shown", "sinks": False}
 PLAIN |= {"cap": 0, "layout": "cells", "latent": False, "max_bias": 0, "checked": slice(None)}
 
@@ -188,13 +190,30 @@ def test_the_logits_do_not_depend_on_how_the_prompt_came(tmp_path):
 
 def test_one_prompt_has_one_answer_under_load():
     done = run(*LOAD, 20)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 0 and re.search(r"^zinc_attn +1 answer,", done.stdout, re.M), done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("program", ["test-state-restore-fragmented", "test-save-load-state"])
 def test_states(program, tmp_path):
     done = run(BIN / program, "-m", MODEL, "--device", "ZINC0", "-ngl", "99", "-fa", "on", folder=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        ("-ngl 99 -fa on", ""),
+        ("-ngl 99 -fa off", "flash attention is off, expected -fa on"),
+        ("-ngl 0 -fa on", "the KV cache is not on ZINC0: -ngl 99, and no --no-kv-offload"),
+        ("-ngl 99 -fa on -nkvo 1", "the KV cache is not on ZINC0: -ngl 99, and no --no-kv-offload"),
+    ],
+)
+def test_what_runs_where_is_said_in_a_line(told, reason):
+    few = ("-p", "2", "-n", "0", "-r", "1", "-t", "1", "--no-warmup")
+    done = run(BIN / "llama-bench", "-m", MODEL, "-dev", "ZINC0", *few, *told.split())
+    said = [line.removeprefix("ggml-zinc: ") for line in done.stderr.splitlines() if line.startswith("ggml-zinc")]
+    assert done.returncode == 0 and re.match("ZINC0 is .*: the KV cache and attention of --device ZINC0", said[0])
+    assert said[1:] == ([f"attention is left to another device and its bits: {reason}"] if reason else [])
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------
@@ -235,7 +254,9 @@ SCRIPT = ROOT / "scripts" / "llama"
 @pytest.mark.parametrize(
     ("told", "text"),
     [
-        ((SCRIPT, "llama-serve"), "got llama-serve, expected digests, load or one of: "),
+        ((SCRIPT, "llama-serve"), "got llama-serve, expected model, digests, load, python or one of: "),
+        ((SCRIPT, "llama-server", "-m", "no.gguf"), "-m: got no.gguf, expected a file"),
+        (("env", "ZINC_ATTN_DEVICE=nix", SCRIPT, "digests", MODEL), "no device: no Vulkan device matches 'nix'"),
         ((SCRIPT, "digests"), "digests: got no model, expected a model's file"),
         ((SCRIPT, "load", "no.gguf"), "load: got no.gguf, expected a model's file"),
         ((OURS / "digests", MODEL, "f16", "12"), "got type f16 and 12 tokens, expected a type of ggml's"),
