@@ -40,7 +40,8 @@ bool attention_supported(Device *device, const ggml_tensor *op) {
     const za_attn *attn;
     std::lock_guard<std::mutex> lock(device->mutex);
     const char *reason = refused(device, op, &o, &attn);
-    if (reason && o.k_root->buffer) say_once(std::string("attention is left to another device and its bits: ") + reason);
+    if (reason && o.k_root->buffer)  // the caches of a context are there
+        say_once(std::string("attention is left to another device and its bits: ") + reason);
     return !reason;
 }
 
@@ -141,6 +142,7 @@ ggml_status attend(Device *device, Plan *plan, ggml_tensor *op) {
     Operation o;
     const za_attn *attn;
     const char *reason = refused(device, op, &o, &attn);
+    if (!reason && !(buffer_of(o.k_root) && buffer_of(o.v_root))) reason = "K or V is in no buffer";
     if (!reason && !plan->make(op, o, order_of_keys(o.k_root, o.v_root))) reason = "its mask has a NaN or +inf";
     if (!reason && run(device, o, attn, plan->lists(), static_cast<float *>(op->data))) return GGML_STATUS_SUCCESS;
     say("FLASH_ATTN_EXT %s: %s", op->name, reason ? reason : za_error());

@@ -180,7 +180,9 @@ ggml_backend_buffer_type_t buffer_type(ggml_backend_dev_t device) {
     return &type;
 }
 
-static bool is_own(const ggml_backend_buffer *buffer) { return buffer->buft && buffer->buft->iface.get_name == type_name; }
+static bool is_own(const ggml_backend_buffer *buffer) {
+    return buffer->buft && buffer->buft->iface.get_name == type_name;
+}
 
 bool is_elsewhere(const ggml_tensor *root) { return root->buffer && !is_own(root->buffer); }
 

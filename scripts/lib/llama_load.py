@@ -1,4 +1,4 @@
-"""llama_load.py SERVER MODEL [REQUESTS [OPTIONS OF llama-server…]]: one prompt again and again, among others, under load.
+"""llama_load.py SERVER MODEL [REQUESTS [OPTIONS OF llama-server…]]: one prompt again and again, among others.
 
 llama-server has four slots and its prompt cache, and six clients, first stock and then with the back end. A fifth of
 the requests have the same prompt. Prints how many different answers it got: tokens and their log-probabilities, to the

