@@ -119,7 +119,6 @@ def one_case(program, folder, rng, *, checked, **case):
     return found[:, checked], wanted
 
 
-CHECKED = {"checked": slice(55, 59)}
 CASES = {
     "decode": {"rows": 1, "cells": 700},
     "prompt": {"rows": 33, "cells": 100},
@@ -137,14 +136,21 @@ CASES = {
     "head size 40": {"sizes": (40, 40), "rows": 2},
     "head sizes 65 and 72": {"sizes": (65, 72), "rows": 2, "layout": "heads"},
     "written in an order of its own": {"layout": "written", "rows": 3, "cells": 130},
-    # two submissions, of 58 rows and of 6: the states of all are more than a storage buffer of 128 MiB
-    "long prompt": {"sizes": (128, 128), "heads": (8, 4), "cells": 8704, "rows": 64, "mask": "causal", **CHECKED},
+    # two submissions, of 120 rows and of 10: the states of all are more than a storage buffer of 128 MiB
+    "prompt in pieces": {
+        "sizes": (512, 512),
+        "heads": (1, 32),
+        "cells": 1024,
+        "rows": 130,
+        "mask": "causal",
+        "checked": slice(118, 122),
+    },
 }
 KINDS = ("f16/f16", "f32/f32", "bf16/bf16", "q8_0/q8_0", "q5_1/q4_0", "q5_0/iq4_nl", "q4_1/f16")
 TYPES = {"decode": KINDS, "heads first": KINDS, "head size 40": KINDS[:3], "head sizes 65 and 72": KINDS[:3]}
 
 
-TYPES |= {"long prompt": KINDS[:1], "written in an order of its own": KINDS[:1]}
+TYPES |= {"prompt in pieces": KINDS[:1], "written in an order of its own": KINDS[:1]}
 PLAIN = {"sizes": (64, 64), "heads": (3, 3), "streams": 1, "cells": 150, "rows": 1, "mask": "shown", "sinks": False}
 PLAIN |= {"cap": 0, "layout": "cells", "latent": False, "max_bias": 0, "checked": slice(None)}
 
