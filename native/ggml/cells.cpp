@@ -1,70 +1,102 @@
 #include "cells.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <numeric>
 #include <utility>
 
 namespace zinc {
 
-// One clock for all tensors, so that a row keeps its time when it is restored into another one.
-static std::atomic<uint64_t> now{0};
+// --- the order of writes ---------------------------------------------------------------------------------------------
 
-WriteOrder::WriteOrder(size_t cells) : stamps_(cells, 0), order_(cells), place_(cells) {
+WriteOrder::WriteOrder(size_t cells) : order_(cells), place_(cells) {
     std::iota(order_.begin(), order_.end(), 0u);
     std::iota(place_.begin(), place_.end(), 0u);
 }
 
 void WriteOrder::write(uint32_t cell) {
-    stamps_[cell] = ++now;
-    if (order_.size() >= 2 * stamps_.size()) rebuild();
+    if (order_.size() >= 2 * place_.size()) {
+        order_.erase(std::remove(order_.begin(), order_.end(), NO_CELL), order_.end());
+        for (uint32_t i = 0; i < order_.size(); ++i) place_[order_[i]] = i;
+    }
     order_[place_[cell]] = NO_CELL;
     place_[cell] = uint32_t(order_.size());
     order_.push_back(cell);
 }
 
-void WriteOrder::restore(uint32_t cell, uint64_t stamp) {
-    stamps_[cell] = stamp;
-    sorted_ = false;
-}
+// --- saved orders ----------------------------------------------------------------------------------------------------
 
-const std::vector<uint32_t> &WriteOrder::order() {
-    if (!sorted_) rebuild();
-    return order_;
-}
-
-void WriteOrder::rebuild() {
-    order_.resize(stamps_.size());
-    std::iota(order_.begin(), order_.end(), 0u);
-    std::stable_sort(order_.begin(), order_.end(), [this](uint32_t a, uint32_t b) { return stamps_[a] < stamps_[b]; });
-    for (uint32_t i = 0; i < order_.size(); ++i) place_[order_[i]] = i;
-    sorted_ = true;
-}
-
-// FNV-1a over words of 8 bytes; `bytes` of a row of any ggml type is a multiple of 2.
-static uint64_t hash_row(const void *row, size_t bytes) {
-    uint64_t hash = 14695981039346656037u, word;
-    for (size_t at = 0; at < bytes; at += 8) {
-        word = 0;
-        std::memcpy(&word, static_cast<const char *>(row) + at, std::min<size_t>(8, bytes - at));
-        hash = (hash ^ word) * 1099511628211u;
-        hash ^= hash >> 32;
+// FNV-1a of words of 8 bytes, in four lanes, since a product is slow to come; zeros fill the row up.
+static uint64_t hash_row(uint64_t hash, const void *row, size_t bytes) {
+    constexpr uint64_t PRIME = 1099511628211u;
+    uint64_t lanes[4] = {hash, hash + 1, hash + 2, hash + 3};
+    for (size_t at = 0; at < bytes; at += 32) {
+        uint64_t words[4] = {};
+        std::memcpy(words, static_cast<const char *>(row) + at, std::min<size_t>(32, bytes - at));
+        for (int i = 0; i < 4; ++i) {
+            lanes[i] = (lanes[i] ^ words[i]) * PRIME;
+            lanes[i] ^= lanes[i] >> 32;
+        }
     }
+    for (uint64_t lane : lanes) hash = (hash ^ lane) * PRIME, hash ^= hash >> 32;
     return hash;
 }
 
-void RowMemory::keep(const void *row, size_t bytes, uint64_t stamp) {
-    if (find(row, bytes)) return;
-    if (stamps_.size() >= MOST) older_ = std::exchange(stamps_, {});
-    stamps_[hash_row(row, bytes)] = stamp;
+template <typename Order>
+void SavedOrders::Group<Order>::add(uint32_t cell, const void *row, size_t bytes) {
+    hash = hash_row(cells.empty() ? 14695981039346656037u : hash, row, bytes);
+    cells.push_back(cell);
 }
 
-uint64_t RowMemory::find(const void *row, size_t bytes) const {
-    const uint64_t hash = hash_row(row, bytes);
-    for (const auto *stamps : {&stamps_, &older_})
-        if (auto found = stamps->find(hash); found != stamps->end()) return found->second;
-    return 0;
+void SavedOrders::save(const WriteOrder *order, uint32_t cell, const void *row, size_t bytes) {
+    if (saved_.order != order) finish_saved();
+    saved_.order = order;
+    saved_.add(cell, row, bytes);
+}
+
+void SavedOrders::restore(WriteOrder *order, uint32_t cell, const void *row, size_t bytes) {
+    if (restored_.order != order) finish();
+    restored_.order = order;
+    restored_.add(cell, row, bytes);
+    order->write(cell);
+}
+
+void SavedOrders::finish() {
+    finish_saved();
+    finish_restored();
+}
+
+void SavedOrders::finish_saved() {
+    const auto group = std::exchange(saved_, {});
+    auto earlier = [&](uint32_t a, uint32_t b) {
+        return group.order->place(group.cells[a]) < group.order->place(group.cells[b]);
+    };
+    std::vector<uint32_t> ranks(group.cells.size());
+    std::iota(ranks.begin(), ranks.end(), 0u);
+    known_.erase(group.hash);
+    older_.erase(group.hash);
+    if (std::is_sorted(ranks.begin(), ranks.end(), earlier)) return;  // as in the state
+    std::stable_sort(ranks.begin(), ranks.end(), earlier);
+    if (rows_ >= most_) {
+        older_ = std::exchange(known_, {});
+        rows_ = 0;
+    }
+    if (!last_ || *last_ != ranks) {
+        rows_ += ranks.size();
+        last_ = std::make_shared<const std::vector<uint32_t>>(std::move(ranks));
+    }
+    ++rows_;
+    known_[group.hash] = last_;
+}
+
+void SavedOrders::finish_restored() {
+    const auto group = std::exchange(restored_, {});
+    for (const auto *orders : {&known_, &older_}) {
+        auto found = orders->find(group.hash);
+        if (found == orders->end() || found->second->size() != group.cells.size()) continue;
+        for (uint32_t rank : *found->second) group.order->write(group.cells[rank]);
+        return;
+    }
 }
 
 }  // namespace zinc

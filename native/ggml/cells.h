@@ -1,4 +1,4 @@
-// The order in which the rows ("cells") of a KV cache were written.
+// The order in which the rows ("cells") of a tensor of K were written.
 //
 // llama.cpp puts a token's K and V into any free cell, so where a cell lies says nothing about its token.  What every
 // history of a cache has in common is the order of writes, and it is the order of keys here.
@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <unordered_map>
 #include <vector>
 
@@ -14,7 +15,7 @@ namespace zinc {
 
 constexpr uint32_t NO_CELL = UINT32_MAX;
 
-// The cells of a cache in the order of their last write.  Cells that were never written come first, ascending.
+// The cells of a tensor in the order of their last write.  Cells that were never written come first, ascending.
 class WriteOrder {
   public:
     explicit WriteOrder(size_t cells);
@@ -22,34 +23,53 @@ class WriteOrder {
     // `cell` becomes the latest.
     void write(uint32_t cell);
 
-    // `cell` takes the place of a write that was made at time `stamp`: see RowMemory.
-    void restore(uint32_t cell, uint64_t stamp);
-
-    uint64_t stamp(uint32_t cell) const { return stamps_[cell]; }
+    // Grows with the time of the cell's last write.
+    uint32_t place(uint32_t cell) const { return place_[cell]; }
 
     // Every cell once, oldest write first, and NO_CELL where a cell was that has been written again since.
-    const std::vector<uint32_t> &order();
+    const std::vector<uint32_t> &order() const { return order_; }
 
   private:
-    void rebuild();
-
-    std::vector<uint64_t> stamps_;  // by cell: time of its last write, 0 for none
-    std::vector<uint32_t> order_;
-    std::vector<uint32_t> place_;   // by cell: where it is in order_
-    bool sorted_ = true;            // false: a restored cell is not yet at its place
+    std::vector<uint32_t> order_, place_;  // place_: by cell, where it is in order_
 };
 
-// When rows were written first, by a 64-bit hash of the row's bytes: a state that is saved and restored keeps the order
-// in which its tokens were decoded, wherever its cells were and will be. A row of equal bytes is the same token behind
-// the same tokens, and the first time of each token is before that of the next.
-class RowMemory {
+// The orders of sequences that were saved, so that one that is restored keeps it, wherever its cells were and will be.
+//
+// A state has its rows in the order of their cells, tensor after tensor.  Its rows of one tensor are a group, which is
+// known by a hash of all their bytes: a group that was saved is restored in the order of its writes, any other one in
+// the order of the state.  So an order is whole or not there, and two sequences that end alike are two.
+class SavedOrders {
   public:
-    void keep(const void *row, size_t bytes, uint64_t stamp);  // unless it is there
-    uint64_t find(const void *row, size_t bytes) const;        // 0: not kept
+    // Rows and groups of this number at least are known; what was saved before twice as many is forgotten.
+    explicit SavedOrders(size_t most) : most_(most) {}
+
+    // The next row of a state that is saved from a tensor, or restored to it, whose bytes are there.
+    void save(const WriteOrder *order, uint32_t cell, const void *row, size_t bytes);
+    void restore(WriteOrder *order, uint32_t cell, const void *row, size_t bytes);
+
+    // The groups are whole: another tensor is next, or the cells are used.
+    void finish();
 
   private:
-    static constexpr size_t MOST = size_t(1) << 20;  // rows; then those before them are forgotten
-    std::unordered_map<uint64_t, uint64_t> stamps_, older_;
+    using Ranks = std::shared_ptr<const std::vector<uint32_t>>;  // rows of a group, oldest write first
+
+    template <typename Order>
+    struct Group {
+        Order *order = nullptr;
+        std::vector<uint32_t> cells;
+        uint64_t hash = 0;
+        void add(uint32_t cell, const void *row, size_t bytes);
+    };
+
+    void finish_saved();
+    void finish_restored();
+
+    Group<const WriteOrder> saved_;
+    Group<WriteOrder> restored_;
+    std::unordered_map<uint64_t, Ranks> known_, older_;
+    Ranks last_;  // layers of a state share it
+    const size_t most_;
+    size_t rows_ = 0;  // in known_, and its groups
 };
 
 }  // namespace zinc

@@ -2,8 +2,9 @@
 
 #include <dlfcn.h>
 
-#include <cstdio>
 #include <cstdlib>
+
+#include "say.h"
 
 namespace zinc {
 
@@ -22,8 +23,12 @@ Device *Device::open() {
     self->device_ = za_device_open(std::getenv("ZINC_ATTN_DEVICE"));
     // The kernels are there, and the driver computes their bits.
     const Kind plain{1, 1, 64, 64, false, {ZA_F16, 128}, {ZA_F16, 128}};
-    if (self->device_ && self->load_functions() && self->attn(plain)) return self;
-    std::fprintf(stderr, "ggml-zinc: no device: %s\n", za_error());
+    if (self->device_ && self->load_functions() && self->attn(plain).attn) {
+        say("ZINC0 is %s: the KV cache and attention of --device ZINC0 -ngl 99 -fa on; all else is the CPU's",
+            self->name.c_str());
+        return self;
+    }
+    say("no device: %s", za_error());
     za_device_close(self->device_);
     delete self;
     return nullptr;
@@ -100,7 +105,7 @@ void Device::release(Memory *memory) {
     *memory = {};
 }
 
-za_attn *Device::attn(const Kind &kind) {
+const Opened &Device::attn(const Kind &kind) {
     auto found = attns_.find(kind);
     if (found != attns_.end()) return found->second;
     za_options options{};
@@ -115,17 +120,15 @@ za_attn *Device::attn(const Kind &kind) {
     options.v_dtype = kind.v.type;
     options.k_stride = kind.k.row;
     options.v_stride = kind.latent ? 0 : kind.v.row;
-    za_attn *opened = za_open(device_, &options);
-    if (!opened && said_ != za_error())
-        std::fprintf(stderr, "ggml-zinc: attention is left to another device: %s\n", (said_ = za_error()).c_str());
-    if (opened || za_error_code() != ZA_MEMORY) attns_[kind] = opened;  // what cannot be served is asked once
-    return opened;
+    Opened opened{za_open(device_, &options), za_error()};
+    if (!opened.attn && za_error_code() == ZA_MEMORY) return failed_ = opened;
+    return attns_[kind] = opened;  // what cannot be served is asked once
 }
 
 za_cache *Device::cache(const Kind &kind, const Layer &layer) {
     auto found = caches_.find({kind, layer});
     if (found != caches_.end()) return found->second;
-    za_attn *opened = attn(kind);
+    za_attn *opened = attn(kind).attn;
     za_cache_places places{};
     places.layers = 1;
     places.pages = layer.rows;

@@ -45,6 +45,11 @@ struct Layer {
     bool operator<(const Layer &other) const { return key() < other.key(); }
 };
 
+struct Opened {
+    za_attn *attn;       // NULL: it cannot be served
+    std::string reason;  // why not
+};
+
 class Device {
   public:
     // NULL where there is no device or no kernels; the reason is on stderr.
@@ -59,7 +64,7 @@ class Device {
     void release(Memory *memory);  // and the caches that lie in it
     size_t total() const { return total_; }
 
-    za_attn *attn(const Kind &kind);  // NULL: stderr had the reason
+    const Opened &attn(const Kind &kind);  // until the next call of it
     za_cache *cache(const Kind &kind, const Layer &layer);  // a page is a row of head 0
 
   private:
@@ -69,10 +74,10 @@ class Device {
     za_device *device_ = nullptr;
     za_host host_{};
     std::string kernels_;  // folder of the manifest
-    std::string said_;     // the last reason on stderr why attention was left to another device
     VkPhysicalDeviceMemoryProperties properties_{};
     size_t total_ = 0;
-    std::map<Kind, za_attn *> attns_;
+    std::map<Kind, Opened> attns_;
+    Opened failed_;        // for want of memory, which is tried again
     std::map<std::pair<Kind, Layer>, za_cache *> caches_;
     PFN_vkCreateBuffer create_buffer_ = nullptr;
     PFN_vkDestroyBuffer destroy_buffer_ = nullptr;

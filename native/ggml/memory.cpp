@@ -1,87 +1,96 @@
 #include "memory.h"
 
-#include <algorithm>
 #include <cstring>
 #include <new>
+#include <set>
 
 namespace zinc {
 
-static RowMemory remembered;  // of the last K of each cache; guarded by the device's mutex
+// Guarded by the device's mutex.
+static SavedOrders saved_orders{size_t(1) << 20};
+static std::set<Buffer *> buffers;
 
 const ggml_tensor *root_of(const ggml_tensor *tensor) {
     while (tensor->view_src) tensor = tensor->view_src;
     return tensor;
 }
 
+bool is_cache(const ggml_tensor *root) {
+    return buffer_of(root) && root->buffer->usage != GGML_BACKEND_BUFFER_USAGE_COMPUTE;
+}
+
 // --- what rows were written ------------------------------------------------------------------------------------------
 
-static size_t offset_of(const Buffer &buffer, const ggml_tensor *root) {
-    return size_t(static_cast<char *>(root->data) - static_cast<char *>(buffer.memory.base));
-}
-
-// The cells of a root, made where they are new, and the root's offset; NULL for memory that holds no cache.
-static Cells *cells_of(const ggml_tensor *root, size_t *offset) {
+// The cells of a root, made where they are new; NULL for memory that holds no cache.
+static Cells *cells_of(const ggml_tensor *root) {
+    if (!is_cache(root)) return nullptr;
     Buffer *buffer = buffer_of(root);
-    if (!buffer || root->buffer->usage == GGML_BACKEND_BUFFER_USAGE_COMPUTE) return nullptr;
-    *offset = offset_of(*buffer, root);
-    const size_t rows = size_t(ggml_nrows(root));
-    auto at = buffer->cells.find(rows);
-    if (at == buffer->cells.end()) at = buffer->cells.emplace(rows, Cells{WriteOrder(rows)}).first;
-    return &at->second;
+    const size_t offset = size_t(static_cast<char *>(root->data) - static_cast<char *>(buffer->memory.base));
+    const size_t row_bytes = ggml_row_size(root->type, root->ne[0]), rows = size_t(ggml_nrows(root));
+    auto at = buffer->cells.find(offset);
+    if (at != buffer->cells.end() && at->second.row_bytes == row_bytes && at->second.rows == rows) return &at->second;
+    saved_orders.finish();
+    return &(buffer->cells.insert_or_assign(offset, Cells{row_bytes, rows, WriteOrder(rows), false}).first->second);
 }
 
-WriteOrder *order_of_keys(const ggml_tensor *root) {
-    size_t offset;
-    Cells *cells = cells_of(root, &offset);
-    if (!cells) return nullptr;
-    cells->keys = cells->keys == NO_TENSOR ? offset : std::max(cells->keys, offset);
-    return &cells->order;
+const WriteOrder *order_of_keys(const ggml_tensor *k, const ggml_tensor *v) {
+    Cells *values = v == k ? nullptr : cells_of(v), *keys = cells_of(k);
+    if (values && !values->values) *values = {values->row_bytes, values->rows, WriteOrder(0), true};
+    if (keys && keys->values) *keys = {keys->row_bytes, keys->rows, WriteOrder(keys->rows), false};
+    return keys ? &keys->order : nullptr;
 }
 
-static void note_row(Cells *cells, size_t offset, uint32_t row) {
-    if (cells->writer == NO_TENSOR) cells->writer = offset;
-    if (offset == cells->writer) cells->order.write(row);
-}
+void note_use() { saved_orders.finish(); }
 
 void note_write(const ggml_tensor *root, uint32_t row) {
-    size_t offset, bytes = ggml_row_size(root->type, root->ne[0]);
-    Cells *cells = cells_of(root, &offset);
-    if (!cells) return;
-    note_row(cells, offset, row);
-    if (offset != cells->keys) return;
-    remembered.keep(static_cast<const char *>(root->data) + row * bytes, bytes, cells->order.stamp(row));
+    Cells *cells = cells_of(root);
+    if (cells && !cells->values) cells->order.write(row);
 }
 
-// Rows of a root that bytes [offset, offset + size) of a view of it hold: fn(row, its bytes, their number).
+// Whole rows of `cells`, whose memory is at `base`, that bytes [begin, begin + size) hold: fn(row, its bytes, their
+// number).
 template <typename Function>
-static void for_rows(const ggml_tensor *tensor, size_t offset, size_t size, Function fn) {
-    const ggml_tensor *root = root_of(tensor);
-    size_t begin = size_t(static_cast<char *>(tensor->data) - static_cast<char *>(root->data)) + offset;
-    size_t bytes = ggml_row_size(root->type, root->ne[0]), rows = size_t(ggml_nrows(root));
-    for (size_t row = (begin + bytes - 1) / bytes; row < rows && (row + 1) * bytes <= begin + size; ++row)
-        fn(uint32_t(row), static_cast<const char *>(root->data) + row * bytes, bytes);
+static void for_rows(const Cells &cells, const char *base, size_t begin, size_t size, Function fn) {
+    const size_t bytes = cells.row_bytes;
+    for (size_t row = (begin + bytes - 1) / bytes; row < cells.rows && (row + 1) * bytes <= begin + size; ++row)
+        fn(uint32_t(row), base + row * bytes, bytes);
 }
 
-// Rows that come from a file or another cache have the time at which they were written first, if it is known.
-static void note_set(const ggml_tensor *tensor, size_t offset, size_t size) {
-    size_t of_root;
-    const ggml_tensor *root = root_of(tensor);
-    Cells *cells = ggml_is_contiguous(root) && tensor->buffer ? cells_of(root, &of_root) : nullptr;
-    if (!cells) return;
-    for_rows(tensor, offset, size, [&](uint32_t row, const char *data, size_t bytes) {
-        note_row(cells, of_root, row);
-        uint64_t stamp = of_root == cells->keys ? remembered.find(data, bytes) : 0;
-        if (stamp) cells->order.restore(row, stamp);
+// Bytes of a tensor that go into a state.
+static void note_saved(const Cells &cells, const char *base, size_t begin, size_t size) {
+    if (cells.values) return saved_orders.finish();
+    for_rows(cells, base, begin, size, [&](uint32_t row, const char *data, size_t bytes) {
+        saved_orders.save(&cells.order, row, data, bytes);
     });
 }
 
-// A saved row may have been rotated since it was written, so its bytes are kept again.
 static void note_get(const ggml_tensor *tensor, size_t offset, size_t size) {
-    size_t of_root;
-    Cells *cells = tensor->buffer ? cells_of(root_of(tensor), &of_root) : nullptr;
-    if (!cells || of_root != cells->keys) return;
-    for_rows(tensor, offset, size, [&](uint32_t row, const char *data, size_t bytes) {
-        if (cells->order.stamp(row)) remembered.keep(data, bytes, cells->order.stamp(row));
+    const ggml_tensor *root = root_of(tensor);
+    const char *base = static_cast<const char *>(root->data), *data = static_cast<const char *>(tensor->data);
+    const Cells *cells = ggml_is_contiguous(root) ? cells_of(root) : nullptr;
+    if (cells) note_saved(*cells, base, size_t(data - base) + offset, size);
+}
+
+// llama.cpp copies a stream of cells from the memory of one tensor to another.
+static void note_source(const char *data, size_t size) {
+    for (Buffer *buffer : buffers) {
+        const char *base = static_cast<const char *>(buffer->memory.base);
+        if (data < base || data >= base + buffer->memory.size) continue;
+        auto at = buffer->cells.upper_bound(size_t(data - base));
+        if (at == buffer->cells.begin()) return;
+        --at;
+        note_saved(at->second, base + at->first, size_t(data - base) - at->first, size);
+    }
+}
+
+static void note_set(const ggml_tensor *tensor, const void *source, size_t offset, size_t size) {
+    const ggml_tensor *root = root_of(tensor);
+    const char *base = static_cast<const char *>(root->data), *data = static_cast<const char *>(tensor->data);
+    Cells *cells = ggml_is_contiguous(root) ? cells_of(root) : nullptr;
+    if (!cells || cells->values) return saved_orders.finish();
+    note_source(static_cast<const char *>(source), size);
+    for_rows(*cells, base, size_t(data - base) + offset, size, [&](uint32_t row, const char *bytes, size_t n) {
+        saved_orders.restore(&cells->order, row, bytes, n);
     });
 }
 
@@ -93,6 +102,8 @@ static void free_buffer(ggml_backend_buffer_t buffer) {
     Buffer *own = context_of(buffer);
     {
         std::lock_guard<std::mutex> lock(own->device->mutex);
+        saved_orders.finish();
+        buffers.erase(own);
         own->device->release(&own->memory);
     }
     delete own;
@@ -108,7 +119,7 @@ static void set_tensor(ggml_backend_buffer_t buffer, ggml_tensor *tensor, const 
                        size_t size) {
     std::memcpy(static_cast<char *>(tensor->data) + offset, data, size);
     std::lock_guard<std::mutex> lock(context_of(buffer)->device->mutex);
-    note_set(tensor, offset, size);
+    note_set(tensor, data, offset, size);
 }
 
 static void get_tensor(ggml_backend_buffer_t buffer, const ggml_tensor *tensor, void *data, size_t offset,
@@ -122,7 +133,8 @@ static void clear(ggml_backend_buffer_t buffer, uint8_t value) {
     Buffer *own = context_of(buffer);
     std::memset(own->memory.base, value, own->memory.size);
     std::lock_guard<std::mutex> lock(own->device->mutex);
-    for (auto &[rows, cells] : own->cells) cells.order = WriteOrder(rows);
+    saved_orders.finish();
+    own->cells.clear();
 }
 
 static ggml_backend_buffer_i buffer_functions() {
@@ -146,8 +158,10 @@ static ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_
     Device *device = device_of(type);
     Buffer *buffer = new (std::nothrow) Buffer{device, {}, {}};
     std::unique_lock<std::mutex> lock(device->mutex);
-    if (buffer && device->allocate(size, &buffer->memory))
+    if (buffer && device->allocate(size, &buffer->memory)) {
+        buffers.insert(buffer);
         return ggml_backend_buffer_init(type, buffer_functions(), buffer, size);
+    }
     delete buffer;
     return nullptr;
 }
@@ -166,10 +180,15 @@ ggml_backend_buffer_type_t buffer_type(ggml_backend_dev_t device) {
     return &type;
 }
 
+static bool is_own(const ggml_backend_buffer *buffer) {
+    return buffer->buft && buffer->buft->iface.get_name == type_name;
+}
+
+bool is_elsewhere(const ggml_tensor *root) { return root->buffer && !is_own(root->buffer); }
+
 Buffer *buffer_of(const ggml_tensor *tensor) {
     const ggml_tensor *root = root_of(tensor);
-    bool own = root->buffer && root->buffer->buft && root->buffer->buft->iface.get_name == type_name;
-    return own && root->data ? context_of(root->buffer) : nullptr;
+    return root->buffer && is_own(root->buffer) && root->data ? context_of(root->buffer) : nullptr;
 }
 
 }  // namespace zinc

@@ -10,20 +10,19 @@
 
 namespace zinc {
 
-constexpr size_t NO_TENSOR = SIZE_MAX;
-
-// The cells of a cache: row i of each of its tensors, K and V of all layers, belongs to cell i.
+// A tensor whose rows of ne[0] values are the cells of a cache.  Each has an order of its own: caches of a context need
+// not have a token in the same cell, and nothing says which tensors are of one cache.
 struct Cells {
+    size_t row_bytes, rows;
     WriteOrder order;
-    size_t writer = NO_TENSOR;  // offset of the tensor that was written first: its writes count
-    size_t keys = NO_TENSOR;    // of the last layer's K, whose rows tell tokens apart by all that came before them
+    bool values;  // attention reads it as V: its order is not kept
 };
 
 // What a buffer's `context` is.
 struct Buffer {
     Device *device;
     Memory memory;
-    std::map<size_t, Cells> cells;  // by their number: caches of as many cells share an order
+    std::map<size_t, Cells> cells;  // by the offset of the tensor
 };
 
 ggml_backend_buffer_type_t buffer_type(ggml_backend_dev_t device);  // whose context is a Device
@@ -32,10 +31,13 @@ const ggml_tensor *root_of(const ggml_tensor *tensor);  // the tensor that a vie
 
 // The buffer that holds a tensor; NULL for another back end's, or where the tensor has no memory yet.
 Buffer *buffer_of(const ggml_tensor *tensor);
+bool is_elsewhere(const ggml_tensor *root);  // in a buffer of another back end's
+bool is_cache(const ggml_tensor *root);  // in a buffer of this back end, and more than a step's result
 
-// The order in which the rows (of ne[0] values) of a root that holds K were written; NULL for another back end's.
-WriteOrder *order_of_keys(const ggml_tensor *root);
+// The order in which the rows of the root of K were written; NULL where it is no cache.  v: the root of V.
+const WriteOrder *order_of_keys(const ggml_tensor *k, const ggml_tensor *v);
 void note_write(const ggml_tensor *root, uint32_t row);  // whose bytes are there
+void note_use();  // cells are read or written by a graph: what is restored is whole
 
 }  // namespace zinc
 #endif

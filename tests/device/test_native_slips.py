@@ -87,6 +87,11 @@ src/floats.c
 ties to even: (bits >> dropped & 1); → 1; @ codec
 ggml/cells.cpp
 a cell that is written again: order_[place_[cell]] = NO_CELL; → order_[cell] = NO_CELL; @ lists
+the older generation: {&known_, &older_} → {&known_, &known_} @ lists
+what is forgotten: rows_ >= most_ → rows_ > 3 * most_ @ lists
+equal rows that are saved again: known_.erase(group.hash); → known_.erase(0); @ lists
+the order of a state: write(group.cells[rank]) → write(group.cells[2 - rank]) @ lists
+a hash of all rows: cells.empty() ? 14695981039346656037u : hash, → 14695981039346656037u, @ lists
 ggml/lists.cpp
 an overlap that goes on: end == pages->end()) → both) @ lists
 cells of another stream: % stream.written.step) continue; → % 1) continue; @ lists

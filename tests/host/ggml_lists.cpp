@@ -1,8 +1,10 @@
 // Lines on stdin, each answered by a line: the write order and the lists of native/ggml, for test_ggml_lists.py.
 //   order CELLS WRITE…          the cells in the order of writes, the oldest first
-//   memory CELLS wCELL kCELL:ROW rCELL:ROW…   the same, after writes, kept rows and restored rows
+//   states CELLS STEP…          the same, after steps: wCELL writes; sCELL:ROW and rCELL:ROW save and restore a state's
+//                               next row; "." ends a group; f saves 64 rows of another tensor, as many as are known
 //   lists ROWS CELLS FIRST STEP FIRST STEP N ORDER… MASK…   each row's begin, count, bias; then pages; then biases
 #include <cstdio>
+#include <cstdlib>
 #include <iostream>
 #include <sstream>
 #include <string>
@@ -25,20 +27,29 @@ static void answer_order(std::istream &in) {
     print_order(order);
 }
 
-// Write some cells, let their rows go, write others, and put the rows back into given cells.
-static void answer_memory(std::istream &in) {
+static void save_others(zinc::SavedOrders *saved) {
+    static uint64_t row = uint64_t(1) << 32;
+    zinc::WriteOrder order(64);
+    order.write(uint32_t(row / 64 % 32));  // another order each time
+    for (uint32_t cell = 0; cell < 64; ++cell, ++row) saved->save(&order, cell, &row, sizeof row);
+    saved->finish();
+}
+
+static void answer_states(std::istream &in) {
     size_t cells;
     std::string word;
     in >> cells;
     zinc::WriteOrder order(cells);
-    zinc::RowMemory memory;
+    zinc::SavedOrders saved(64);
     while (in >> word) {
-        uint32_t cell = uint32_t(std::stoul(word.substr(1)));
+        uint32_t cell = uint32_t(std::strtoul(word.c_str() + 1, nullptr, 10));
         size_t at = word.find(':');
         uint64_t row = at == std::string::npos ? 0 : std::stoull(word.substr(at + 1));
         if (word[0] == 'w') order.write(cell);
-        if (word[0] == 'k') memory.keep(&row, sizeof row, order.stamp(cell));
-        if (word[0] == 'r') order.restore(cell, memory.find(&row, sizeof row));
+        if (word[0] == 's') saved.save(&order, cell, &row, sizeof row);
+        if (word[0] == 'r') saved.restore(&order, cell, &row, sizeof row);
+        if (word[0] == '.') saved.finish();
+        if (word[0] == 'f') save_others(&saved);
     }
     print_order(order);
 }
@@ -74,7 +85,7 @@ int main() {
         std::istringstream in(line);
         in >> word;
         if (word == "order") answer_order(in);
-        if (word == "memory") answer_memory(in);
+        if (word == "states") answer_states(in);
         if (word == "lists") answer_lists(in);
         std::fflush(stdout);
     }

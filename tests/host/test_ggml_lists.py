@@ -43,11 +43,27 @@ def test_cells_are_in_the_order_of_their_last_write(ask, rng):
     assert [[int(x) for x in line.split()] for line in ask(*lines)] == wanted
 
 
-def test_restored_rows_keep_the_order_in_which_they_were_written(ask):
-    # rows 10, 11, 12 are written to cells 6, 7, 1 and read out; cell 5 is written; then they are put back in another
-    # order to 2, 4, 3, and cell 0 is written
-    (answer,) = ask("memory 8 w6 w7 w1 k6:10 k7:11 k1:12 w5 r2:12 r4:11 r3:10 w0")
-    assert answer.split() == ["3", "6", "4", "7", "1", "2", "5", "0"]
+WRITTEN = "w6 w7 w1"  # by a sequence whose rows are 10, 11, 12
+STATE = "s1:12 s6:10 s7:11 ."
+RESTORED = "r2:12 r4:10 r3:11 ."
+
+
+@pytest.mark.parametrize(
+    ("steps", "wanted"),
+    [
+        (f"{WRITTEN} {STATE} w5 {RESTORED} w0", "4 3 2 0"),  # as written, wherever its cells are
+        (f"{WRITTEN} {STATE} f f {RESTORED} w0", "4 3 2 0"),
+        (f"{WRITTEN} {STATE} f f f {RESTORED} w0", "2 4 3 0"),  # forgotten: as in the state
+        (f"{WRITTEN} {STATE} r4:10 r3:11 . w0", "4 3 0"),  # a part that nobody saved: as in the state
+        (f"{WRITTEN} {STATE} r2:12 r4:10 . w0", "2 4 0"),
+        (f"{WRITTEN} {STATE} w0 w2 w3 s0:12 s2:10 s3:11 . {RESTORED}", "2 4 3"),  # equal rows have their last order
+        (f"{WRITTEN} w0 {STATE} s0:99 s1:12 s7:11 . {RESTORED}", "4 3 2"),  # which end alike
+        (f"{WRITTEN} s1:12 s6:10 s7:11 r2:12 r4:10 r3:11 w0", "2 4 3 0"),  # not yet whole
+    ],
+)
+def test_a_restored_sequence_has_the_order_of_its_writes_or_of_its_state(ask, steps, wanted):
+    (answer,) = ask(f"states 8 {steps}")
+    assert answer.endswith(f" {wanted}".rstrip() + " "), answer
 
 
 def rows_of(answer):

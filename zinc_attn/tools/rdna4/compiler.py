@@ -28,6 +28,7 @@ from .variants import Spec, all_specs
 ICD_FOLDERS: Final = ("/etc/vulkan/icd.d", "/usr/local/share/vulkan/icd.d", "/usr/share/vulkan/icd.d")
 NEEDED_MESA: Final = "RADV of Mesa 25.0 (older ones do not know the chip, newer ones want a shim, see docs/cli.md)"
 PACKAGE_ROOT: Final = Path(__file__).parents[3]
+WORKER: Final = (sys.executable, "-m", f"{__package__}.worker")
 Program = tuple[KernelDecl, tuple[int, ...]]  # a kernel and its specialization constants
 
 
@@ -46,16 +47,21 @@ def compile_programs(programs: Sequence[Program]) -> list[dict[str, Any]]:
     jobs = []
     for decl, spec in programs:
         fused = bool(dict(zip(decl.spec, spec, strict=True)).get("fused"))
-        jobs.append((str(SPIRV / decl.file), len(decl.bindings), decl.constants(spec), fused))
-    argv = [sys.executable, "-m", f"{__package__}.worker"]
-    ran = subprocess.run(argv, input=json.dumps(jobs), env=_environment(), capture_output=True, text=True, check=False)
+        jobs.append((str(SPIRV / decl.file), len(decl.bindings), decl.constants(spec), fused, False))
+    given = "".join(json.dumps(job) + "\n" for job in jobs)
+    ran = subprocess.run(WORKER, input=given, env=environment(), capture_output=True, text=True, check=False)
     if ran.returncode:
         said = [line for line in ran.stderr.splitlines() if "conformant" not in line]
         raise NoVulkanError(f"compiling for gfx1201 needs {NEEDED_MESA}; here: {said[-1] if said else 'it died'}")
-    answer = json.loads(ran.stdout)
-    if "refused" in answer:
-        raise KernelError(answer["refused"])
-    return list(answer["made"])
+    return [read_answer(line) for line in ran.stdout.splitlines()]
+
+
+def read_answer(line: str) -> dict[str, Any]:
+    """The worker's answer to a job. KernelError: RADV refuses the program."""
+    made: dict[str, Any] = json.loads(line)
+    if "refused" in made:
+        raise KernelError(made["refused"])
+    return made
 
 
 def _read(spec: Spec, one: Mapping[str, Any]) -> VariantReport:
@@ -72,7 +78,7 @@ def _trips(spec: Spec) -> tuple[float, float]:
     return spec.shape.k_dim / (CHUNK * ahead), sizes["VALUE_PASSES"] * KEYS_PER_LEAF / sizes["KEYS_AHEAD"]
 
 
-def _environment() -> Mapping[str, str]:
+def environment() -> Mapping[str, str]:
     """The environment in which the loader offers RADV alone, and RADV the chip alone."""
     chosen = os.environ.get("ZINC_ATTN_RADV_ICD")  # for a Mesa unpacked beside the system's
     paths = [Path(chosen)] if chosen else [p for d in ICD_FOLDERS for p in sorted(Path(d).glob("radeon_icd*.json"))]

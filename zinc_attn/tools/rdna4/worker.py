@@ -1,7 +1,7 @@
 """The child process: it compiles on the device that its environment offers, and prints what the driver made.
 
-It reads jobs (path, bindings, constants, whether fused) from stdin and writes {"made": [...]} or {"refused":
-why} to stdout. It ends soon, so no Vulkan object is destroyed.
+Each line of stdin is a job (path, bindings, constants, whether fused, whether its machine code is wanted in place of
+its text), and each line of stdout the answer, or {"refused": why}. It ends soon, so no Vulkan object is destroyed.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ _FULL_SUBGROUPS: Final = 2  # VK_PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGR
 
 
 def main() -> None:
-    """Answer one order, or exit with a sentence where the device is not the chip."""
+    """Answer every job, or exit with a sentence where the device is not the chip."""
     try:
         vk = loader()
         device, ways = _open(vk)
     except ZincAttnError as e:
         sys.exit(str(e))
-    try:
-        answer: dict[str, Any] = {"made": [_compile(vk, device, ways, *job) for job in json.load(sys.stdin)]}
-    except ZincAttnError as e:
-        answer = {"refused": str(e)}
-    print(json.dumps(answer))
+    for line in sys.stdin:
+        try:
+            answer = _compile(vk, device, ways, *json.loads(line))
+        except ZincAttnError as e:
+            answer = {"refused": str(e)}
+        print(json.dumps(answer), flush=True)
 
 
 def _open(vk: Vulkan) -> tuple[Any, tuple[Way, Way]]:
@@ -70,8 +71,8 @@ def _make(vk: Vulkan, owner: Any, kind: str, **fields: Any) -> Any:
     return made[0]
 
 
-def _pipeline(vk: Vulkan, device: Any, path: str, bindings: int, constants: Sequence[int], way: Way) -> Any:
-    """A compute pipeline that keeps its statistics and its program, with wave32 required as the runtimes do."""
+def _pipeline(vk: Vulkan, device: Any, cache: Any, path: str, bindings: int, constants: Sequence[int], way: Way) -> Any:
+    """A compute pipeline, with wave32 required as the runtimes do, whose program RADV keeps as text or in the cache."""
     each = {"descriptorType": STORAGE_DESCRIPTOR, "descriptorCount": 1, "stageFlags": COMPUTE_STAGE}
     table = [vk.struct("VkDescriptorSetLayoutBinding", binding=i, **each) for i in range(bindings)]
     table = vk.array("VkDescriptorSetLayoutBinding", table)
@@ -85,26 +86,33 @@ def _pipeline(vk: Vulkan, device: Any, path: str, bindings: int, constants: Sequ
     program = {"flags": _FULL_SUBGROUPS, "module": module, "pName": name, "pSpecializationInfo": special}
     stage = vk.struct("VkPipelineShaderStageCreateInfo", pNext=wave, stage=COMPUTE_STAGE, **program)
     layout = _make(vk, device, "PipelineLayout", setLayoutCount=1, pSetLayouts=sets)
-    create = vk.struct("VkComputePipelineCreateInfo", flags=_CAPTURE, stage=stage[0], layout=layout)
+    flags = 0 if cache else _CAPTURE
+    create = vk.struct("VkComputePipelineCreateInfo", flags=flags, stage=stage[0], layout=layout)
     pipeline = vk.ffi.new("VkPipeline*")
-    result = vk.lib.vkCreateComputePipelines(device, vk.ffi.NULL, 1, create, vk.ffi.NULL, pipeline)
+    result = vk.lib.vkCreateComputePipelines(device, cache or vk.ffi.NULL, 1, create, vk.ffi.NULL, pipeline)
     vk.check(result, f"compiling {path} with {list(constants)}")
     return pipeline[0]
 
 
 def _compile(
-    vk: Vulkan, device: Any, ways: tuple[Way, Way], path: str, bindings: int, constants: Sequence[int], fused: bool
+    vk: Vulkan, device: Any, ways: tuple[Way, Way], path: str, bindings: int, constants: Sequence[int], *how: bool
 ) -> dict[str, Any]:
-    """One variant: its wave size, RADV's statistics, and the program's text."""
+    """One variant: its wave size, and RADV's statistics and the program's text, or the data of its pipeline cache."""
 
     def query(name: str) -> Any:
         name = f"vkGetPipelineExecutable{name}KHR"
         found = vk.lib.vkGetDeviceProcAddr(device, vk.ffi.new("char[]", name.encode()))
         return vk.ffi.cast(f"PFN_{name}", found)
 
-    pipeline = _pipeline(vk, device, path, bindings, constants, ways[fused])
+    fused, binary = how
+    cache = _make(vk, device, "PipelineCache") if binary else None
+    pipeline = _pipeline(vk, device, cache, path, bindings, constants, ways[fused])
     about = vk.struct("VkPipelineInfoKHR", pipeline=pipeline)
     (stage,) = vk.listed(query("Properties"), "VkPipelineExecutablePropertiesKHR", device, about)
+    if binary:
+        size, data = vk.ffi.new("size_t*", 1 << 20), vk.ffi.new("char[]", 1 << 20)
+        vk.check(vk.lib.vkGetPipelineCacheData(device, cache, size, data), "the machine code")
+        return {"wave": int(stage.subgroupSize), "cache": bytes(vk.ffi.buffer(data, size[0])).hex()}
     about = vk.struct("VkPipelineExecutableInfoKHR", pipeline=pipeline)
     numbers = vk.listed(query("Statistics"), "VkPipelineExecutableStatisticKHR", device, about)
     function = query("InternalRepresentations")

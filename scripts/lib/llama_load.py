@@ -1,4 +1,4 @@
-"""load.py SERVER MODEL [REQUESTS [OPTIONS OF llama-server…]]: one prompt again and again, among others, under load.
+"""llama_load.py SERVER MODEL [REQUESTS [OPTIONS OF llama-server…]]: one prompt again and again, among others.
 
 llama-server has four slots and its prompt cache, and six clients, first stock and then with the back end. A fifth of
 the requests have the same prompt. Prints how many different answers it got: tokens and their log-probabilities, to the
@@ -82,7 +82,8 @@ def main(program: str, model: str, requests: str = "200", *options: str) -> int:
         found = Counter(given for prompt, given in zip(asked, answers, strict=True) if prompt == asked[0])
         different.append(len(found))
         most = found.most_common(1)[0][1]
-        print(f"{name:10} {len(found)} different answers, the commonest {most} times; {time.monotonic() - begin:.0f} s")
+        answers_found = "1 answer" if len(found) == 1 else f"{len(found)} different answers"
+        print(f"{name:10} {answers_found}, the commonest {most} times; {time.monotonic() - begin:.0f} s")
     return int(different[1] > 1)
 
 

@@ -1,0 +1,118 @@
+#include "plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "memory.h"
+#include "set_rows.h"
+
+namespace zinc {
+
+// --- what an operation is --------------------------------------------------------------------------------------------
+
+constexpr uint64_t MOST_KEYS = uint64_t(1) << 24;  // of a request of the library's
+
+static bool kept_as(const ggml_tensor *t, Kept *kept) {
+    *kept = {storage_type(t->type), uint32_t(ggml_row_size(t->type, t->ne[0]))};
+    return kept->type != ZA_AS_K;
+}
+
+static size_t offset_of(const ggml_tensor *t) { return t->view_src ? t->view_offs : 0; }
+
+// False where the tensor's strides are no multiples of its rows, or its rows no part of the root's.
+static bool rows_of(const ggml_tensor *t, const ggml_tensor *root, Rows *rows) {
+    size_t bytes = ggml_row_size(t->type, t->ne[0]), offset = offset_of(t);
+    if (t->nb[0] != ggml_type_size(t->type) || ggml_row_size(root->type, root->ne[0]) % bytes) return false;
+    if (offset % bytes || t->nb[1] % bytes || t->nb[2] % bytes || t->nb[3] % bytes) return false;
+    uint64_t head = t->ne[2] > 1 ? t->nb[2] / bytes : 1, stream = t->ne[3] > 1 ? t->nb[3] / bytes : 0;
+    *rows = {offset / bytes, t->nb[1] / bytes, head, stream};
+    return head > 0;
+}
+
+static bool is_latent(const Operation &o) {
+    const ggml_tensor *k = o.k, *v = o.v;
+    return o.k_root == o.v_root && offset_of(k) == offset_of(v) && k->type == v->type && v->ne[0] <= k->ne[0] &&
+           std::equal(k->nb, k->nb + 4, v->nb);
+}
+
+static bool numbers_fit(const Operation &o) {
+    float scale = std::fabs(o.scale), cap = o.softcap;
+    return scale >= 0x1p-126f && scale <= 0x1p126f && (cap == 0 || (cap >= 0x1p-40f && cap <= 0x1p60f)) &&
+           o.max_bias >= 0;
+}
+
+static bool shapes_fit(const ggml_tensor *op, const Operation &o) {
+    const ggml_tensor *q = o.q, *k = o.k, *v = o.v, *mask = o.mask, *sinks = o.sinks;
+    if (q->type != GGML_TYPE_F32 || q->nb[0] != sizeof(float) || uint64_t(k->ne[1]) > MOST_KEYS) return false;
+    if (op->type != GGML_TYPE_F32 || !ggml_is_contiguous(op) || q->ne[0] != k->ne[0]) return false;
+    if (k->ne[2] != v->ne[2] || q->ne[2] % k->ne[2] || k->ne[3] != q->ne[3] || v->ne[3] != q->ne[3]) return false;
+    if (mask && (mask->type != GGML_TYPE_F16 || mask->nb[0] != 2 || mask->ne[0] < k->ne[1] || mask->ne[1] < q->ne[1] ||
+                 mask->ne[2] != 1 || q->ne[3] % mask->ne[3])) return false;
+    return !sinks || (sinks->type == GGML_TYPE_F32 && ggml_is_contiguous(sinks) && sinks->ne[0] == q->ne[2]);
+}
+
+// K and V of a cell are in rows of one number, which the library takes as a page.
+static bool places_fit(Operation *o) {
+    Rows of_v;
+    if (!rows_of(o->k, o->k_root, &o->at)) return false;
+    uint64_t rows = ggml_nbytes(o->k_root) / o->kind.k.row;
+    if (!o->kind.latent) {
+        if (o->k_root == o->v_root || !rows_of(o->v, o->v_root, &of_v) || !(of_v == o->at)) return false;
+        rows = std::min<uint64_t>(rows, ggml_nbytes(o->v_root) / o->kind.v.row);
+    }
+    o->pages = uint32_t(rows - (o->kind.kv_heads - 1) * o->at.head);
+    return rows <= UINT32_MAX;
+}
+
+bool read_operation(const ggml_tensor *op, Operation *o) {
+    const ggml_tensor *q = op->src[0], *k = op->src[1], *v = op->src[2];
+    float numbers[3];
+    std::memcpy(numbers, op->op_params, sizeof numbers);
+    *o = {q, k, v, op->src[3], op->src[4], root_of(k), root_of(v), numbers[0], numbers[1], numbers[2],
+          uint32_t(q->ne[1]), uint32_t(k->ne[1]), uint32_t(q->ne[3]), {}, 0, {}};
+    o->kind = {uint32_t(q->ne[2]), uint32_t(k->ne[2]), uint32_t(k->ne[0]), uint32_t(v->ne[0]), is_latent(*o), {}, {}};
+    return kept_as(k, &o->kind.k) && kept_as(v, &o->kind.v) && shapes_fit(op, *o) && numbers_fit(*o) && places_fit(o);
+}
+
+// --- lists -----------------------------------------------------------------------------------------------------------
+
+std::vector<uint64_t> key_of(const ggml_tensor *op) {
+    const ggml_tensor *k = root_of(op->src[1]), *v = root_of(op->src[2]);
+    std::vector<uint64_t> key(op->op_params, op->op_params + sizeof op->op_params / sizeof *op->op_params);
+    for (const ggml_tensor *t : {op, (const ggml_tensor *)op->src[0], (const ggml_tensor *)op->src[1],
+                                 (const ggml_tensor *)op->src[2], (const ggml_tensor *)op->src[3],
+                                 (const ggml_tensor *)op->src[4], k, v}) {
+        key.push_back(t ? uint64_t(t->type) : uint64_t(GGML_TYPE_COUNT));
+        if (!t) continue;
+        key.insert(key.end(), t->ne, t->ne + GGML_MAX_DIMS);
+        key.insert(key.end(), t->nb, t->nb + GGML_MAX_DIMS);
+        key.push_back(offset_of(t));
+    }
+    return key;
+}
+
+bool Plan::make(const ggml_tensor *op, const Operation &o, const WriteOrder *known) {
+    const std::vector<uint32_t> none, &order = known ? known->order() : none;
+    const size_t mask_bytes = o.mask ? ggml_nbytes(o.mask) : 0;
+    const char *mask = mask_bytes ? static_cast<const char *>(o.mask->data) : nullptr;
+    const std::vector<uint64_t> key = key_of(op);
+    if (valid_ && key == key_ && order == order_ && std::equal(mask_.begin(), mask_.end(), mask)) return true;
+    const uint64_t of_cell = ggml_row_size(o.k_root->type, o.k_root->ne[0]) / o.kind.k.row;  // rows in one of the root
+    valid_ = false;
+    lists_ = {};
+    for (uint32_t s = 0; s < o.streams; ++s) {
+        uint64_t first = o.at.first + s * o.at.stream;
+        const char *of_stream = mask ? mask + (s % o.mask->ne[3]) * o.mask->nb[3] : nullptr;
+        StreamMask stream{reinterpret_cast<const uint16_t *>(of_stream), mask ? o.mask->nb[1] / 2 : 0, o.rows, o.cells,
+                          {first / of_cell, std::max<uint64_t>(o.at.cell / of_cell, 1)},
+                          {first, o.at.cell}};
+        if (!add_stream(known ? &order : nullptr, stream, &lists_)) return false;
+    }
+    key_ = key;
+    order_ = order;
+    mask_.assign(mask, mask + mask_bytes);
+    return valid_ = true;
+}
+
+}  // namespace zinc

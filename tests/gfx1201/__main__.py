@@ -1,0 +1,57 @@
+"""scripts/gfx1201 [CASES…]: RADV's machine code for gfx1201, executed by an interpreter and checked against the oracle.
+
+Without CASES, a few small ones that reach every kernel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from zinc_attn.cli.check import outcome_lines, summary
+from zinc_attn.errors import NoVulkanError
+from zinc_attn.runtime.device import Device
+from zinc_attn.tools.check import Case, check
+from zinc_attn.tools.check.record import make_entry, maker
+from zinc_attn.tools.harness.split_spec import VARIED_LAYOUTS, parse_split_specs
+
+from . import CASES
+from .runtime import Gfx1201
+
+
+def run(cases: list[Case], seed: int) -> bool:
+    """Whether all bits are the oracle's. Prints what ``check`` prints, and what was executed."""
+    begin, runtime, outcomes = time.process_time(), Gfx1201(seed), []
+    with Device(runtime) as device:
+        for outcome in check([device], cases, parse_split_specs(VARIED_LAYOUTS)):
+            outcomes.append(outcome)
+            print("\n".join(outcome_lines(outcome, False, max(len(str(case)) for case in cases) + 2)), flush=True)
+        entry = make_entry({str(one.case): one.digest for one in outcomes if one.result}, maker(device))
+    print("\n".join(summary(outcomes, [entry], {})))
+    print(
+        f"{len(runtime.programs)} programs, {runtime.dispatches} dispatches, {runtime.issued / 1e6:.1f} M wave "
+        f"instructions, {runtime.loads_outside} loads out of bounds, {time.process_time() - begin:.0f} s of CPU time"
+    )
+    return all(outcome.status == "pass" for outcome in outcomes)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser("scripts/gfx1201", description=__doc__)
+    parser.add_argument("cases", nargs="*", metavar="CASES", help="'9/3/64 f16 600 sinks', as `check --cases` has them")
+    parser.add_argument("--full", action="store_true", help="the cases of `check --quick`")
+    parser.add_argument("--arithmetic", choices=("canonical", "fused"), help="with --full by default both")
+    parser.add_argument("--seed", type=int, default=1, help="of the order in which waves and workgroups run")
+    args = parser.parse_args()
+    if not args.full:
+        cases = [Case.parse(text, args.arithmetic or "canonical") for text in args.cases or CASES]
+        return int(not run(cases, args.seed))
+    both = [args.arithmetic] if args.arithmetic else ["canonical", "fused"]
+    return int(not all([run(Case.quick(arithmetic), args.seed) for arithmetic in both]))
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except NoVulkanError as error:
+        sys.exit(str(error))

@@ -1,0 +1,130 @@
+"""gfx1201's machine code, executed: the oracle's bits, AMD's pseudo-code, and what the interpreter refuses."""
+
+import shutil
+
+import numpy as np
+import pytest
+from broken_shaders import Change, break_kernels
+from little_kernels import HEAD, compiled, declared, spirv
+from support import needs_radv
+
+from zinc_attn.errors import KernelError, UnsupportedError, WrongResultError
+from zinc_attn.kernels import declarations as kernels
+from zinc_attn.runtime import device as device_module
+from zinc_attn.runtime.device import Device, load_spirv
+from zinc_attn.runtime.primitives import answers, check_primitives
+from zinc_attn.tools.check import Case, check
+from zinc_attn.tools.harness.split_spec import VARIED_LAYOUTS, parse_split_specs
+from zinc_attn.tools.rdna4 import compiler
+
+if shutil.which("cc") is None:
+    pytest.skip("cc is not installed", allow_module_level=True)
+pytest.importorskip("tinygrad", reason="tinygrad 0.14, which has AMD's tables, wants Python 3.11 or later")
+from gfx1201 import CASES, decode, judge, runtime
+from gfx1201.binary import read_binary
+
+JUDGED = [name for name, one in decode.OPERATIONS.items() if one.kind not in "NM"]
+SAME = (  # one function, of other operands
+    *({"v_fmac_f32", "v_fmaak_f32"}, {"s_mul_i32", "s_mulk_i32"}),
+    {"s_cbranch_scc0", "s_cbranch_vccz", "s_cbranch_execz"},
+    {"s_cbranch_scc1", "s_cbranch_vccnz", "s_cbranch_execnz"},
+)
+
+
+@pytest.fixture(scope="module")
+def device():
+    needs_radv()
+    with Device(runtime.Gfx1201()) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("name", JUDGED)
+def test_an_operation_is_that_of_amds_pseudo_code(name):
+    """Alone of all that have its types."""
+    rng = np.random.default_rng(JUDGED.index(name))
+    for mode in [runtime.MODE] * 20 + [runtime.KEEPING] * 5:
+        assert judge.disagreement(name, rng, mode) == ""
+    for other, (_, *types) in decode.OPERATIONS.items():
+        if types == [*decode.OPERATIONS[name][1:]] and not any({name, other} <= same for same in ({name}, *SAME)):
+            assert any(judge.disagreement(name, rng, executed=other) for _ in range(500)), other
+
+
+def test_the_oracles_bits(device):
+    """With another order of waves and workgroups, and another poison, for each case; every kernel is reached."""
+    here = device.runtime
+    for i, text in enumerate(CASES):
+        here.seed, here.poison = i + 1, (runtime.POISON, 0, 0xFFFFFFFF)[i % 3]
+        (outcome,) = check([device], [Case.parse(text)], parse_split_specs(VARIED_LAYOUTS))
+        assert (outcome.status, outcome.faults) == ("pass", []), text
+    assert here.loads_outside == 0
+    ran = {program.decl.name for program in here.programs.values()}
+    others = (kernels.APPEND_KERNEL, kernels.COPY_KERNEL, kernels.ENCODE, kernels.PRIMITIVES, kernels.MULTIPLY_ADD)
+    assert ran >= {decl.name for decl in (*others, kernels.MERGE)}
+    assert ran & {decl.name for decl in kernels.ATTEND.values()}
+
+
+def test_the_gate_has_the_numbers_of_what_is_executed(device):
+    check_primitives(device.runtime, load_spirv(kernels.PRIMITIVES))
+    for program in device.runtime.programs.values():
+        if not program.made["lds"] or program.decl is kernels.MERGE:
+            (gate,) = (one["statistics"] for one in compiler.compile_programs([(program.decl, program.spec)]))
+            names = {"VGPRs": "vgprs", "SGPRs": "sgprs", "LDS size": "lds", "Scratch size": "scratch_bytes"}
+            assert {name: gate[name] for name in names} == {name: program.made[key] for name, key in names.items()}
+            assert gate["Code size"] - len(program.code) in range(64)  # behind the code: what the chip loads in advance
+            return
+
+
+@pytest.mark.parametrize(("mode", "refused"), [(runtime.KEEPING, ""), (0x00, "the float32 of a float16")])
+def test_primitives_in_another_float_mode(mode, refused, device):
+    """A card that keeps float32's denormals has the same bits; one that flushes float16's is refused."""
+    device.runtime.mode = mode
+    try:
+        check_primitives(device.runtime, load_spirv(kernels.PRIMITIVES))
+        assert not refused
+    except WrongResultError as error:
+        assert refused and refused in str(error)
+    finally:
+        device.runtime.mode = None
+
+
+def test_a_missing_barrier_is_a_race(tmp_path, monkeypatch, device):
+    change = Change("node.glsl", "barrier();\n        for (uint i = 0u", "for (uint i = 0u")
+    monkeypatch.setattr(device_module, "SPIRV", break_kernels([change], tmp_path))
+    with pytest.raises(KernelError, match=r"a race: byte .* of shared memory is written by wave"):
+        list(check([Device(device.runtime)], [Case.parse("9/3/64 f16 600")], []))
+    monkeypatch.undo()
+    with Device(runtime.Gfx1201()) as another:  # knows nothing of what the first one touched
+        assert [outcome.status for outcome in check([another], [Case.parse("9/3/64 f16 130")], [])] == ["pass"]
+
+
+REFUSED = {  # statements of a little kernel
+    "b[0] = i": (KernelError, r"a race: byte 0 of a buffer is written by wave 0 and written by another workgroup"),
+    "b[i] = a[i ^ 32]; a[i] = 0": (KernelError, r"binding 0, .* and a kernel that declares to write it"),
+    "b[i + 4000] = 1": (KernelError, r"an access to byte 16384 of binding 1, expected a word of its 16384 bytes"),
+    "b[i] = floatBitsToUint(sin(a[i]))": (UnsupportedError, r"an operation v_sin_f32 that operations.def has not"),
+}
+
+
+@pytest.mark.parametrize("statement", REFUSED)
+def test_refusals(statement, device):
+    source = f"{HEAD}void main() {{ uint i = gl_GlobalInvocationID.x; {statement}; }}"
+    error, text = REFUSED[statement]
+    with pytest.raises(error, match=f"gfx1201: .*{text}"):
+        kernel = device.runtime.kernel(declared(statement), compiled(source), [0])
+        answers(device.runtime, kernel, np.zeros(4096, np.uint32), 4096, 128)
+
+
+def test_programs_and_containers_of_other_kinds(device):
+    kernel = device.runtime.kernel(declared("double"), spirv("double"), [0])
+    for changed, error, text in (
+        ({"spilled_vgprs": 3}, KernelError, "got wave32, 3 spilled, expected wave32 without spills"),
+        ({"wave": 64}, KernelError, "got wave64"),
+        ({"float_mode": 0x30}, UnsupportedError, "got float mode 0x30"),
+        ({"vgprs": 1}, UnsupportedError, r"with vector register \d of the program's 1"),
+        ({"code": "ffffffff"}, UnsupportedError, "a word that is no instruction, at byte 0x0"),
+    ):
+        with pytest.raises(error, match=text):
+            runtime.Program(kernel.decl, spirv("double"), [0], kernel.made | changed)
+    for container in (b"", bytes(36), bytes(32) + b"\1\0\0\0" + bytes(80)):
+        with pytest.raises(KernelError, match="laid out otherwise, expected one program as RADV"):
+            read_binary(container)
