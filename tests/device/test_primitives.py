@@ -29,7 +29,7 @@ DRIVERS = {
     ),
     "an exponent has one digit less": (
         Change("state.glsl", "max(d, CUTOFF)) + 127)", "max(d, CUTOFF)) + 127 & ~1)"),
-        "a power of two (power",
+        "a power of two by a polynomial (weight",
     ),
     "a comparison is of another number": (
         Change("state.glsl", "size < TANH_SMALL", "size < 0.75"),
