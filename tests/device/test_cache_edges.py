@@ -25,7 +25,7 @@ def test_steady_decode_of_a_batch_in_several_blocks(device, monkeypatch):
         attention = za.Attention(cache, observer=lambda one, _: planned.append(len(one.rows)))
         twins = [Twin(attention, seed) for seed in range(3)]
         for one in twins:
-            one.append(100)
+            one.append(600)
         for count in (1, 1, 1, 2, 1):
             together(twins, [count] * 3)
     assert planned == [1] * 18  # a row has two states, of which a block holds three

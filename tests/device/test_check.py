@@ -58,15 +58,15 @@ def test_quick_agrees_with_the_committed_record(device, capsys):
     [
         ("16/2/256 q8_0 1", {8, 9}),
         ("9/3/64 f32 2", {7, 8, 9}),
-        ("9/3/64 bf16 65", {9}),
+        ("9/3/64 bf16 65", {8, 9}),
         ("9/3/64 f16 1100 softcap=3+scale=0.3+sinks", set()),
         ("9/3/64 f16 700 window=100+softcap=3+sinks", {8}),
-        ("6/2/67/133 f16 70 rising noncausal", {9}),
+        ("6/2/67/133 f16 70 rising noncausal", {8, 9}),
         ("9/3/64 f16 1 mask=blind", {8, 9}),
     ],
 )
 def test_what_a_case_shows(device, case, missing):
-    """What the record does not have is compared with the oracle. Two keys have nothing to share, one node no shards.
+    """What the record does not have is compared with the oracle. One node has nothing to share, and no shards.
 
     The kernels are those of the quick cases.
     """
@@ -191,7 +191,7 @@ def test_a_broken_cascade_fails(device, begin, end, alone, monkeypatch, capsys):
     assert run(device, *SMALL) == 1
     text = capsys.readouterr().out
     assert text.startswith("FAIL    9/3/64 f16 1000")
-    assert len(fails(text, 8)) == 1, text
+    assert fails(text, 8) or fails(text, 4), text  # by rows, or by requests, where nothing is left to share
 
 
 def test_a_fold_of_shards_in_another_order_fails(device, monkeypatch, capsys):

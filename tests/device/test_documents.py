@@ -269,7 +269,7 @@ FIGURES: tuple[tuple[str, str, Callable[[], Any]], ...] = (
         r"\*\*page\*\*: .* (\d+) tokens",
         lambda: signature(za.KVCache).parameters["page_size"].default,
     ),
-    ("", r"per node of (\d+) keys", lambda: constants.KEYS_PER_NODE),
+    ("", r"whole nodes of (\d+) keys", lambda: constants.KEYS_PER_NODE),
     ("determinism.md", r"\|x\| < 2\^-(\d+) becomes 0", lambda: -round(log2(constants.MIN_INPUT))),
     ("determinism.md", r"\|x\| > 2\^(\d+), a NaN", lambda: round(log2(constants.MAX_INPUT))),
     ("determinism.md", r"(?:- m <|0 below 2\^) ?(-\d+)", lambda: round(constants.CUTOFF)),
