@@ -1,12 +1,11 @@
 /* An engine of its own on Vulkan that has its attention from native/: its device, its memory, its command buffers.
 
-       host_engine MANIFEST_DIR TOKENS >results
+       host_engine TOKENS >results
 
-   MANIFEST_DIR is what `zinc-attn export MANIFEST_DIR --shape 4/2/64 --dtype f32 --page-size 16` wrote. The model is a
-   toy of three layers: a layer's q is its input (4 heads of 64), K and V of a token are heads 0, 1 and 2, 3 of it, and
-   what attention gives is the next layer's input. The last output is the next token's first input. So nothing is read
-   back: two command buffers are recorded once, and each token is a za_step and a submission, while the token before may
-   still be running. stdout: the last output (4, 64), float32, whose SHA-256 on every device is, for 70 tokens,
+   The model is a toy of three layers: a layer's q is its input (4 heads of 64), K and V of a token are heads 0, 1 and 2,
+   3 of it, and what attention gives is the next layer's input. The last output is the next token's first input. So
+   nothing is read back: two command buffers are recorded once, and each token is a za_step and a submission, while the
+   token before may still be running. stdout: the last output (4, 64), float32, whose SHA-256 on every device is, for 70 tokens,
    d8f30f3be99a919f1da4e43d8b7379306169b42ba570fe99d04b76b280c21057. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -151,10 +150,10 @@ static void decode(struct za_prepared *prepared, const VkCommandBuffer *commands
 }
 
 int main(int argc, char **argv) {
-    const uint32_t tokens = argc == 3 ? (uint32_t)strtoul(argv[2], NULL, 10) : UINT32_MAX;
-    if (tokens > PAGE * PAGES) stop("usage: host_engine MANIFEST_DIR TOKENS >results, at most 256 tokens");
+    const uint32_t tokens = argc == 2 ? (uint32_t)strtoul(argv[1], NULL, 10) : UINT32_MAX;
+    if (tokens > PAGE * PAGES) stop("usage: host_engine TOKENS >results, at most 256 tokens");
     struct za_device *attention = open_device();
-    const struct za_options options = {argv[1], Q_HEADS, KV_HEADS, DIM, .dtype = ZA_F32};
+    const struct za_options options = {Q_HEADS, KV_HEADS, DIM, .dtype = ZA_F32, .page_size = PAGE};
     struct za_attn *attn = attention ? za_open(attention, &options) : NULL;
     if (!attn) stop(za_error());
     struct memory memory = allocate(16 << 20);

@@ -1,10 +1,10 @@
 // Attention from native/ in a C++ engine on the Vulkan device that the library opened: every object in an owner of the
 // engine's own, and several sequences in one call between buffers.
 //
-//     host_engine_cpp MANIFEST_DIR >results
+//     host_engine_cpp >results
 //
-// MANIFEST_DIR is that of host_engine.c. Three sequences of 1, 20 and 40 tokens get their K and V by one call and
-// attend their last token; stdout: out (3, 4, 64), then lse (3, 4), float32, of SHA-256
+// Three sequences of 1, 20 and 40 tokens get their K and V by one call and attend their last token; stdout: out
+// (3, 4, 64), then lse (3, 4), float32, of SHA-256
 // bfb99094a43e6940820b52135e59cdd8116271ebb200a71f95678060c95ad1f2 on every device.
 #include <cstdio>
 #include <cstring>
@@ -73,10 +73,10 @@ private:
     void *mapped_ = nullptr;
 };
 
-void run(const char *manifest) {
+void run() {
     const Device device{made(za_device_open(nullptr))};
     const za_host host = za_device_host(device.get());
-    const za_options options{.manifest = manifest, .q_heads = 4, .kv_heads = 2, .head_dim = 64, .dtype = ZA_F32};
+    const za_options options{.q_heads = 4, .kv_heads = 2, .head_dim = 64, .dtype = ZA_F32, .page_size = 16};
     const Attention attention{made(za_open(device.get(), &options))};
     const Cache cache{made(za_cache_make(attention.get(), 1, 8, nullptr, nullptr))};
 
@@ -102,9 +102,8 @@ void run(const char *manifest) {
 
 } // namespace
 
-int main(int argc, char **argv) try {
-    if (argc != 2) throw std::runtime_error("usage: host_engine_cpp MANIFEST_DIR >results");
-    run(argv[1]);
+int main() try {
+    run();
 } catch (const std::exception &error) {
     std::fprintf(stderr, "host_engine_cpp: %s\n", error.what());
     return 2;

@@ -57,25 +57,44 @@ def without_contraction(spirv: bytes) -> bytes:
     return (words[:place] + decorated + words[place:]).tobytes()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="only compare the generated GLSL with the declarations")
-    args = parser.parse_args()
+def generate(check: bool = False) -> None:
+    """Write the generated files of shaders/ where they differ, or exit there."""
     for name, text in load_kernels("glsl").generated().items():
         path = SHADERS / name
         if path.exists() and path.read_text() == text:
             continue
-        if args.check:
+        if check:
             sys.exit(f"shaders/{name} differs from zinc_attn/kernels; run scripts/build_shaders.py and commit it")
         path.write_text(text)
-    if args.check:
-        return
-    compiler, validator = tool("glslangValidator"), tool("spirv-val")
-    version = subprocess.run([compiler, "--version"], check=True, capture_output=True, text=True).stdout.splitlines()[0]
+
+
+def sources_sha256() -> str:
     sources = hashlib.sha256()
     for path in sorted(SHADERS.iterdir()):
         if path.suffix in (".comp", ".glsl"):
             sources.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return sources.hexdigest()
+
+
+def is_built() -> bool:
+    """Whether zinc_attn/spirv/ was compiled from shaders/ as they are."""
+    record = OUTPUT / "build.json"
+    return record.exists() and json.loads(record.read_text())["sources_sha256"] == sources_sha256()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="only compare the generated GLSL with the declarations")
+    args = parser.parse_args()
+    generate(args.check)
+    if not args.check:
+        build()
+
+
+def build() -> None:
+    """Compile every module, which takes the place of what zinc_attn/spirv/ has when all are valid."""
+    compiler, validator = tool("glslangValidator"), tool("spirv-val")
+    version = subprocess.run([compiler, "--version"], check=True, capture_output=True, text=True).stdout.splitlines()[0]
     staging = OUTPUT.with_name(f"spirv.{os.getpid()}.tmp")
     staging.mkdir(parents=True)
     modules, missing = {}, {}
@@ -97,7 +116,7 @@ def main() -> None:
             modules[out.stem] = hashlib.sha256(out.read_bytes()).hexdigest()
         build = {
             "compiler": version,
-            "sources_sha256": sources.hexdigest(),
+            "sources_sha256": sources_sha256(),
             "modules_sha256": modules,
             "missing": missing,
         }

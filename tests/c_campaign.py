@@ -1,4 +1,4 @@
-"""The C library at length, made to run under the sanitizers: ``c_campaign.py LIBRARY MANIFEST DEVICE N COUNTS``.
+"""The C library at length, made to run under the sanitizers: ``c_campaign.py LIBRARY DEVICE N COUNTS``.
 
 The cases of ``c_cases``, FEW of them where COUNTS is not all. Then N random calls, most of them right and many wrong: K
 and V lie in memory that this program sees, in tiles and in rows, so after every call that gives results the oracle is
@@ -12,7 +12,6 @@ from __future__ import annotations
 import ctypes as c
 import sys
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,11 +32,11 @@ HUGE = (0, 1, 2, 7, 0x7FFFFFFF, 0xFFFFFFFF, (1 << 24) + 1)
 class Caller:
     """The library on an engine's device, and what may be done next."""
 
-    def __init__(self, loaded: c.CDLL, manifest: str, info: Any, kind: tuple[int, ...], seed: int) -> None:
+    def __init__(self, loaded: c.CDLL, info: Any, kind: tuple[int, ...], seed: int) -> None:
         self.rng, self.counts = np.random.default_rng(seed), Counter[str]()
         self.owner = Owner(info, 8 << 20)
         self.page_size, stride, *steps = kind
-        self.options = Options(manifest.encode(), 4, HEADS, 16, 0, False, 1, 0, 0, self.page_size, stride, stride)
+        self.options = Options(4, HEADS, 16, 0, False, 1, 0, 0, self.page_size, stride, stride)
         self.engine = Engine(loaded, self.owner, self.options, LAYERS, PAGES, steps=(steps[0], steps[1]))
         self.c, self.prepared, self.recorded = self.engine.c, None, {}
         self.contiguous = not any(steps)
@@ -273,9 +272,9 @@ class Caller:
 
     def open(self) -> None:
         options = Options.from_buffer_copy(self.options)
-        names = "q_heads head_dim dtype v_dtype arithmetic manifest page_size k_stride v_stride"
+        names = "q_heads head_dim dtype v_dtype arithmetic page_size k_stride v_stride"
         name = str(self.rng.choice(names.split()))
-        setattr(options, name, None if name == "manifest" else int(self.rng.choice([0, 3, 99, 128, 1 << 30])))
+        setattr(options, name, int(self.rng.choice([0, 3, 99, 128, 1 << 30])))
         made = self.c.za_open(self.engine.device, c.byref(options))
         if self.said("open", made):
             self.c.za_close(c.c_void_p(made))
@@ -291,10 +290,10 @@ class Caller:
 WEIGHTS = {"run": 8, "run_at": 8, "step": 12, "record": 2, "prepare": 1, "cache": 2, "copy": 1, "open": 0.2}
 
 
-def random_calls(loaded: c.CDLL, manifest: str, info: Any, n: int) -> Counter[str]:
+def random_calls(loaded: c.CDLL, info: Any, n: int) -> Counter[str]:
     found, weights = Counter[str](), np.array([*WEIGHTS.values()])
     for seed, kind in enumerate(KINDS):
-        caller = Caller(loaded, manifest, info, kind, seed)
+        caller = Caller(loaded, info, kind, seed)
         while sum(caller.counts.values()) < n / len(KINDS):
             getattr(caller, caller.rng.choice([*WEIGHTS], p=weights / weights.sum()))()
         caller.close()
@@ -305,15 +304,15 @@ def random_calls(loaded: c.CDLL, manifest: str, info: Any, n: int) -> Counter[st
 
 
 def main() -> None:
-    library, manifest, name, n, counts = sys.argv[1:]
+    library, name, n, counts = sys.argv[1:]
     loaded, info = declared(c.CDLL(library)), next(one for one in za.list_devices() if name in one.name)
     for title in CASES if counts == "all" else FEW[:1]:
         try:
-            check_case(loaded, info, Path(manifest), CASES[title])
+            check_case(loaded, info, CASES[title])
         except BaseException as error:
             raise WrongAnswer(title) from error
-    found = random_calls(loaded, manifest, info, int(n))
-    found += failures(loaded, manifest, info, dict.fromkeys(RESULTS) if counts == "all" else {-2: (1,)})
+    found = random_calls(loaded, info, int(n))
+    found += failures(loaded, info, dict.fromkeys(RESULTS) if counts == "all" else {-2: (1,)})
     print(sum(found.values()), "calls:", ", ".join(f"{k} {n}" for k, n in sorted(found.items())))
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import ctypes as c
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -198,13 +197,13 @@ def steps_of(run: Run) -> Iterator[list[tuple[Any, ...]]]:
 class Checked:
     """The library with an engine's device and memory for a case, with a call recorded in each slot."""
 
-    def __init__(self, loaded: c.CDLL, info: Any, folder: Path, case: Case, run: Run) -> None:
+    def __init__(self, loaded: c.CDLL, info: Any, case: Case, run: Run) -> None:
         self.run, shape = run, run.shape
         types = [DTYPES.index(kind.name) for kind in run.kinds]
         sizes = shape.q_heads, shape.kv_heads, shape.head_dim, shape.v_head_dim, shape.latent
         given = int(case.options.get("arithmetic") == "fused"), case.page_size
         strides = run.strides[0], 0 if shape.latent else run.strides[1]
-        options = Options(str(folder).encode(), *sizes, *types, *given, *strides)
+        options = Options(*sizes, *types, *given, *strides)
         steps = (1, LAYERS * TOKENS) if case.heads_first else (0, 0)
         self.owner = Owner(info, 8 << 20)
         scales = None if run.scales is None else [run.scales[:, i] for i in range(2)]
@@ -267,10 +266,10 @@ class Checked:
         self.owner.close()
 
 
-def check_case(loaded: c.CDLL, info: Any, folder: Path, case: Case, seed: int = 0) -> None:
-    """Every step of a case has the oracle's bits. folder: an export; the case's shape need not be in it."""
+def check_case(loaded: c.CDLL, info: Any, case: Case, seed: int = 0) -> None:
+    """Every step of a case has the oracle's bits."""
     run = Run(case, case.page_size, np.random.default_rng(seed))
-    checked = Checked(loaded, info, folder, case, run)
+    checked = Checked(loaded, info, case, run)
     for number, parts in enumerate(steps_of(run)):
         call, layers = run.step(parts)
         large = any(new > NEW_ROWS or q_len > ROWS for _, new, q_len, *_ in parts)

@@ -123,9 +123,9 @@ class Failures:
     """Each call of each function gives each result once, in two runs. The call says so by its code, and the next five
     have the oracle's bits, or all of them say that the device is lost."""
 
-    def __init__(self, loaded: c.CDLL, manifest: str, info: Any) -> None:
+    def __init__(self, loaded: c.CDLL, info: Any) -> None:
         self.c, self.info = loaded, info
-        self.options = Options(manifest.encode(), 4, HEADS, 16, 0, False, 1, 0, 0, 1)
+        self.options = Options(4, HEADS, 16, 0, False, 1, 0, 0, 1)
         self.get_proc = c.cast(getattr(loaded, "__wrap_vkGetInstanceProcAddr"), c.c_void_p).value
         self.owner, self.want = Owner(info, 4 << 20), za.reference.emulate(Q, K, V)
         self.open_engine()
@@ -201,8 +201,8 @@ class Failures:
         self.owner.close()
 
 
-def failures(loaded: c.CDLL, manifest: str, info: Any, faults: dict[int, Any]) -> Counter[str]:
-    made = Failures(loaded, manifest, info)
+def failures(loaded: c.CDLL, info: Any, faults: dict[int, Any]) -> Counter[str]:
+    made = Failures(loaded, info)
     found = made.table(faults)
     made.close()
     return found

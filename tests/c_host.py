@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes as c
+import functools
 import importlib.util
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +18,22 @@ import numpy as np
 import pytest
 from ml_dtypes import bfloat16
 
+from zinc_attn.kernels import c as generated_c
 from zinc_attn.kernels.declarations import APPEND, HEADER, HEADER_WORDS, ITEM, ROW
+from zinc_attn.runtime.device import SPIRV
 from zinc_attn.storage import STORAGE
 
 ROOT = Path(__file__).parents[1]
 NATIVE = Path(os.environ.get("ZINC_ATTN_NATIVE", ROOT / "native"))  # test_native_slips.py tests copies
-EMBED = NATIVE / "embed"
+EMBED = ROOT / "examples" / "embed"
 PAGE = ROOT / "docs" / "c-hosts.md"
-LIBRARY = sorted((NATIVE / "src").glob("*.c"))
-SOURCES = [*LIBRARY, EMBED / "main.c"]
-INCLUDE = f"-I{NATIVE / 'include'}"
+LIBRARY = sorted((NATIVE / "src").glob("*.c"))  # and what ``contract`` makes
 DTYPES = ("as_k", *STORAGE)  # enum za_dtype
-CODES = ("ok", "invalid", "manifest", "unsupported", "memory", "busy", "lost", "driver")  # enum za_code
+CODES = ("ok", "invalid", "unsupported", "memory", "busy", "lost", "driver")  # enum za_code
 SHIM = ROOT / "tests" / "device" / "embed_shim.c"
 SHIMMED = [*LIBRARY, SHIM]
 COMPILER = shutil.which(os.environ.get("CC", "cc"))
-STRICT = [INCLUDE, "-std=c11", "-Wall", "-Wextra", "-Werror", "-pedantic", "-ffp-contract=off"]
+STRICT = [f"-I{NATIVE / 'include'}", "-std=c11", "-Wall", "-Wextra", "-Werror", "-pedantic", "-ffp-contract=off"]
 SANITIZE = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="there is no C compiler (package gcc)")
@@ -51,10 +53,27 @@ digest = _script(EMBED / "digest.py")
 NARROW = {"f16": np.float16, "bf16": bfloat16}  # k and v of za_run, which are float32 for all other types
 
 
+@functools.cache
+def _made() -> Any:
+    folder = tempfile.TemporaryDirectory()
+    for name, text in generated_c.generated(SPIRV).items():
+        Path(folder.name, name).write_text(text)
+    return folder
+
+
+def contract() -> Path:
+    """The folder of zinc_contract.h and zinc_contract.c, as scripts/build_contract.py writes them."""
+    return Path(_made().name)
+
+
 def compiled(target: Path, sources: list[Path], *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The compiler's run for a program, or with -shared a library; with the shim where that is among the sources."""
+    """The compiler's run for a program, or with -shared a library, of sources and the contract.
+
+    The shim, where that is among the sources, is called in the loader's place.
+    """
     wrapped = ["-Wl,--wrap=vkGetInstanceProcAddr"] if SHIM in sources else []
-    command = [str(COMPILER), *STRICT, *arguments, *wrapped, "-o", str(target), *map(str, sources), "-lvulkan", "-lm"]
+    files = [*map(str, (*sources, contract() / "zinc_contract.c")), "-lvulkan", "-lm"]
+    command = [str(COMPILER), *STRICT, f"-I{contract()}", *arguments, *wrapped, "-o", str(target), *files]
     return subprocess.run(command, capture_output=True, text=True)
 
 
@@ -86,11 +105,10 @@ def _structure(name: str, fields: str) -> type[c.Structure]:
 Place = _structure("Place", "p: buffer\nq: offset size")
 Options = _structure(
     "Options",
-    """s: manifest
-    u: q_heads kv_heads head_dim v_head_dim
+    """u: q_heads kv_heads head_dim v_head_dim
     b: latent
     i: dtype v_dtype arithmetic
-    u: page_size k_stride v_stride""",
+    u: page_size k_stride v_stride compute_units""",
 )
 Info = _structure("Info", "u: page_size k_dim v_dim row_words\nq: k_page_bytes v_page_bytes")
 DeviceInfo = _structure("DeviceInfo", "s: name\nb: cpu wave32\nq: alignment most")
@@ -103,7 +121,7 @@ Call = _structure("Call", "p: request\nu: requests\nd: scale softcap\nu: window\
 Data = _structure("Data", "p: k v\nb: encoded\np: q out lse")
 Places = _structure("Places", "place: rows q out lse")
 Room = _structure("Room", "u: slots requests rows new_rows tokens pages mask_keys\nb: sinks softcap alibi mask_slopes")
-Trace = _structure("Trace", "p: work\nz: work_words\nu: splits leaves_per_state\nb: loop")
+Trace = _structure("Trace", "p: work\nz: work_words\nu: splits shared")
 
 
 def declared(loaded: c.CDLL) -> c.CDLL:

@@ -9,7 +9,14 @@ from typing import Final
 from .limits import BLOCK
 
 IQ4_NL: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # ggml's table
+F16_MAX: Final = 65504.0
 FP8_UNIT: Final = 256.0  # an fp8_e4m3 value is as much times the float16 of the same exponent bits and mantissa
+FP8_MAX: Final = 448.0
+LEAST_SCALE: Final = 2.0**-31  # of a head: fp8_e4m3's magnitudes, 2**-9 to 448, are then within the bounds of inputs
+MOST_SCALE: Final = 2.0**51
+# A stored magnitude of block types and fp8_e4m3 is at most so many times the largest given one, as iq4_nl's scale is
+# fitted. Where the scale is a subnormal float16 it may be three times a tiny one, for which MAX_SCORE leaves room.
+GROWTH: Final = 1.125
 
 
 @dataclass(frozen=True)
@@ -18,7 +25,8 @@ class StorageType:
 
     bits: of a value. halves: float16 numbers that a block of 32 dimensions has besides its values: a scale, or a scale
     and a minimum; 0 for types without blocks. fifth_bits: whether a block has a word of them, bit i its dimension i's.
-    head_scale: whether a value is multiplied by the float32 scale of its head.
+    head_scale: whether a value is multiplied by the float32 scale of its head. most: the largest magnitude of a row, of
+    blocks that whose scale and minimum are float16 numbers; 0: MAX_INPUT.
     """
 
     name: str
@@ -26,6 +34,7 @@ class StorageType:
     halves: int = 0
     fifth_bits: bool = False
     head_scale: bool = False
+    most: float = 0
 
     @cached_property
     def quantized(self) -> bool:
@@ -57,15 +66,15 @@ STORAGE: Final = {
     one.name: one
     for one in (
         StorageType("f32", 32),
-        StorageType("f16", 16),
+        StorageType("f16", 16, most=F16_MAX),
         StorageType("bf16", 16),
-        StorageType("q8_0", 8, 1),
+        StorageType("q8_0", 8, 1, most=127 * F16_MAX),
         StorageType("fp8_e4m3", 8, head_scale=True),
-        StorageType("q5_1", 4, 2, fifth_bits=True),
-        StorageType("q5_0", 4, 1, fifth_bits=True),
-        StorageType("q4_1", 4, 2),
-        StorageType("q4_0", 4, 1),
-        StorageType("iq4_nl", 4, 1),
+        StorageType("q5_1", 4, 2, fifth_bits=True, most=F16_MAX),
+        StorageType("q5_0", 4, 1, fifth_bits=True, most=16 * F16_MAX),
+        StorageType("q4_1", 4, 2, most=F16_MAX),
+        StorageType("q4_0", 4, 1, most=8 * F16_MAX),
+        StorageType("iq4_nl", 4, 1, most=100 * F16_MAX),
     )
 }
 

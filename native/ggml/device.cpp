@@ -1,27 +1,15 @@
 #include "device.h"
 
-#include <dlfcn.h>
-
 #include <cstdlib>
 
 #include "say.h"
 
 namespace zinc {
 
-// The folder that `zinc-attn export` wrote: $ZINC_ATTN_KERNELS, or `kernels` beside this library.
-static std::string kernels_folder() {
-    if (const char *given = std::getenv("ZINC_ATTN_KERNELS")) return given;
-    Dl_info info;
-    std::string path = dladdr(reinterpret_cast<void *>(&kernels_folder), &info) && info.dli_fname ? info.dli_fname : "";
-    size_t slash = path.rfind('/');
-    return (slash == std::string::npos ? std::string(".") : path.substr(0, slash)) + "/kernels";
-}
-
 Device *Device::open() {
     Device *self = new Device;
-    self->kernels_ = kernels_folder();
     self->device_ = za_device_open(std::getenv("ZINC_ATTN_DEVICE"));
-    // The kernels are there, and the driver computes their bits.
+    // The driver computes the kernels' bits.
     const Kind plain{1, 1, 64, 64, false, {ZA_F16, 128}, {ZA_F16, 128}};
     if (self->device_ && self->load_functions() && self->attn(plain).attn) {
         say("ZINC0 is %s: the KV cache and attention of --device ZINC0 -ngl 99 -fa on; all else is the CPU's",
@@ -109,7 +97,6 @@ const Opened &Device::attn(const Kind &kind) {
     auto found = attns_.find(kind);
     if (found != attns_.end()) return found->second;
     za_options options{};
-    options.manifest = kernels_.c_str();
     options.q_heads = kind.q_heads;
     options.kv_heads = kind.kv_heads;
     options.head_dim = kind.head_dim;

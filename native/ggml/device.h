@@ -52,7 +52,7 @@ struct Opened {
 
 class Device {
   public:
-    // NULL where there is no device or no kernels; the reason is on stderr.
+    // NULL where there is no device that will do; the reason is on stderr.
     static Device *open();
 
     std::string name;       // of the Vulkan device
@@ -73,7 +73,6 @@ class Device {
 
     za_device *device_ = nullptr;
     za_host host_{};
-    std::string kernels_;  // folder of the manifest
     VkPhysicalDeviceMemoryProperties properties_{};
     size_t total_ = 0;
     std::map<Kind, Opened> attns_;

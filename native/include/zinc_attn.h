@@ -1,4 +1,4 @@
-/* zinc_attn for C: decode attention on Vulkan from the exported SPIR-V modules, as a part of an engine or by itself.
+/* zinc_attn for C: decode attention on Vulkan, as a part of an engine or by itself. The kernels are in the library.
 
    za_device    a Vulkan device: one that the library opens, or the host's own
    za_attn      the pipelines for one shape and the storage types of K and V
@@ -50,7 +50,6 @@ ZA_API uint32_t za_abi(void);
 enum za_code {
     ZA_OK,
     ZA_INVALID,     /* an argument: what was given and what is expected */
-    ZA_MANIFEST,    /* the exported files: changed, of another version, or without this shape */
     ZA_UNSUPPORTED, /* the device or its driver cannot do it: no Vulkan 1.1, a limit, other bits of a float function */
     ZA_MEMORY,      /* out of host or device memory */
     ZA_BUSY,        /* another thread is in a function of this device */
@@ -133,25 +132,24 @@ enum za_arithmetic {
 struct za_attn;
 
 struct za_options {
-    const char *manifest; /* the folder that `zinc-attn export` wrote; with page_size 0 it lists this shape and these
-                             types */
     uint32_t q_heads, kv_heads;   /* q_heads: a multiple of kv_heads, up to 65,535 */
     uint32_t head_dim;            /* of q and K, any number from 1 to 576 */
     uint32_t v_head_dim;          /* of V and out, 1 to 576; 0: head_dim */
     bool latent;                  /* V is the first v_head_dim dimensions of K, and is stored once, as a part of it */
     enum za_dtype dtype, v_dtype; /* in which K is stored, and V; v_dtype 0 (ZA_AS_K): as K, which latent needs */
     enum za_arithmetic arithmetic;
-    uint32_t page_size;          /* tokens of a page, a power of two up to 65,536; 0: as exported */
+    uint32_t page_size;          /* tokens of a page, a power of two up to 65,536; 0: 256 */
     uint32_t k_stride, v_stride; /* 0: K and V lie in tiles. Otherwise in rows, as most engines keep them: bytes from a
                                     row of K (of V) to the next, a multiple of 2, from a row's own bytes to 65,536. A
                                     row is one token's values of one KV head, head_dim of plain types, ggml's blocks of
                                     block types: rows of 64 in float16 without gaps have 128. v_stride: 0 where the
                                     shape is latent */
+    uint32_t compute_units;      /* of the device, for the split rule; 0: 64. Never shows in the bits */
 };
 
-/* Checks that every file which the manifest names is there as it was written, runs the kernel `primitives` (and
-   `multiply_add` for ZA_FUSED) on the manifest's numbers, and refuses a device whose driver computes one of the results
-   otherwise. Other pipelines are made by the first call that needs them, or by za_prepare. */
+/* Refuses a device without workgroups of 256 invocations and enough shared memory for them. Runs the kernel
+   `primitives` (and `multiply_add` for ZA_FUSED) on known numbers, and refuses a driver that computes one of the
+   results otherwise. Other pipelines are made by the first call that needs them, or by za_prepare. */
 ZA_API struct za_attn *za_open(struct za_device *device, const struct za_options *options);
 ZA_API bool za_close(struct za_attn *attn); /* after its caches and prepared calls; NULL does nothing */
 
@@ -242,8 +240,8 @@ struct za_call {
     const float *alibi;  /* (q_heads) slopes: scores become score - slope * |key - row's own token|; NULL: none */
     const float *mask_slopes; /* (q_heads): a head's mask values are multiplied by its slope (ggml's ALiBi); NULL: 1.
                                  A call with query rows and no mask is refused, as the slopes would be of no effect */
-    uint32_t splits; /* pieces that the keys of a request are cut into, times its q_len at most 2**24; 0: the split
-                        rule. Never shows in the bits. A prepared call has those of its room: 0 */
+    uint32_t splits; /* pieces that the keys of a request are cut into, whole nodes of 512 keys, times its q_len at most
+                        2**24; 0: the split rule. Never shows in the bits. A prepared call has those of its room: 0 */
 };
 
 /* The arrays of za_run in host memory. rows: the query rows of all requests, new: their new rows. */
@@ -289,8 +287,8 @@ ZA_API bool za_run_at(struct za_cache *cache, uint32_t layer, const struct za_ca
 struct za_trace {
     const uint32_t *work; /* the words of the work buffer */
     size_t work_words;
-    uint32_t splits, leaves_per_state; /* of the first request that attends */
-    bool loop;                         /* pass 1 ran attend_loop, otherwise attend_single */
+    uint32_t splits; /* of the first request that attends */
+    uint32_t shared; /* items of several rows, which lie in other words: docs/c-hosts.md is about calls without them */
 };
 ZA_API struct za_trace za_trace(const struct za_attn *attn);
 

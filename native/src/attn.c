@@ -1,59 +1,30 @@
-/* za_attn: the manifest's numbers for a shape, the pipelines, and the memory of calls that wait. */
+/* za_attn: the numbers of a shape, the pipelines, and the memory of calls that wait. */
 #include "attn.h"
 
 #include <stdlib.h>
 
 #include "error.h"
 #include "primitives.h"
-#include "storage.h"
 
-enum { MAX_STRIDE = 1 << 16 };
-
-static bool known(enum za_dtype dtype) { return dtype > ZA_AS_K && dtype < ZA_DTYPES; }
-
-static bool check_stride(const char *name, enum za_dtype dtype, uint32_t dims, uint32_t stride) {
-    uint64_t least = (za_row_bytes(dtype, dims) + 1) / 2 * 2;
-    if (stride >= least && stride <= MAX_STRIDE && stride % 2 == 0) return true;
-    return za_fail("options.%s: got %u, expected a multiple of 2 from %llu, the bytes of a row of %s, to %d", name,
-                   stride, (unsigned long long)least, za_storage[dtype].name, MAX_STRIDE);
+/* That the device has the workgroups of pass 1. */
+static bool check_device(const struct za_device *device) {
+    const VkPhysicalDeviceLimits *limits = &device->properties.limits;
+    static const char *const names[] = {"WorkGroupInvocations", "WorkGroupSize[0]", "SharedMemorySize"};
+    static const uint32_t least[] = {LEAVES_PER_NODE * WAVE, LEAVES_PER_NODE * WAVE, LEAST_SHARED_BYTES};
+    const uint32_t got[] = {limits->maxComputeWorkGroupInvocations, limits->maxComputeWorkGroupSize[0],
+                            limits->maxComputeSharedMemorySize};
+    for (int i = 0; i < 3; ++i)
+        if (got[i] < least[i])
+            return za_fail_as(ZA_UNSUPPORTED, "%s: its maxCompute%s is %u, expected %u or more",
+                              device->properties.deviceName, names[i], got[i], least[i]);
+    return true;
 }
 
-static bool check_options(const struct za_options *o) {
-    if (!o->manifest) return za_fail("options.manifest: got NULL, expected the folder of `zinc-attn export`");
-    if (!o->q_heads || !o->kv_heads || !o->head_dim)
-        return za_fail("options: got shape %u/%u/%u, expected numbers from 1 on", o->q_heads, o->kv_heads, o->head_dim);
-    if (!known(o->dtype) || !known(o->v_dtype))
-        return za_fail("options: got dtype %d and v_dtype %d, expected a za_dtype, %d to %d; v_dtype 0 is K's",
-                       (int)o->dtype, (int)o->v_dtype, ZA_AS_K + 1, ZA_DTYPES - 1);
-    if (o->latent && o->dtype != o->v_dtype)
-        return za_fail("options: got dtype %s and v_dtype %s for a latent shape, expected one type, since its V is "
-                       "part of its K", za_storage[o->dtype].name, za_storage[o->v_dtype].name);
-    if (o->latent && o->v_head_dim > o->head_dim)
-        return za_fail("options: got v_head_dim %u for a latent shape, expected at most head_dim = %u, since its V is "
-                       "the begin of its K", o->v_head_dim, o->head_dim);
-    return o->arithmetic == ZA_CANONICAL || o->arithmetic == ZA_FUSED ||
-           za_fail("options: got arithmetic %d, expected ZA_CANONICAL or ZA_FUSED", (int)o->arithmetic);
-}
-
-/* Of head sizes within the limits. */
-static bool check_strides(const struct za_options *o) {
-    if (o->latent && o->v_stride != o->k_stride)
-        return za_fail("options.v_stride: got %u for a latent shape, expected 0, since its V is part of its K",
-                       o->v_stride);
-    return (!o->k_stride && !o->v_stride) || (check_stride("k_stride", o->dtype, o->head_dim, o->k_stride) &&
-                                              check_stride("v_stride", o->v_dtype, o->v_head_dim, o->v_stride));
-}
-
-static bool open_parts(struct za_attn *attn, struct za_options options) {
-    if (!options.v_head_dim) options.v_head_dim = options.head_dim;
-    if (options.v_dtype == ZA_AS_K) options.v_dtype = options.dtype;
-    if (options.latent && !options.v_stride) options.v_stride = options.k_stride;
-    return check_options(&options) && za_manifest_open(&attn->manifest, options.manifest) &&
-           za_manifest_limits(&attn->manifest, &options) && check_strides(&options) &&
-           za_manifest_shape(&attn->manifest, &options, za_device_info(attn->device).cpu, &attn->shape) &&
-           za_primitives_check(attn->device, &attn->manifest, &attn->shape) &&
-           (options.arithmetic == ZA_CANONICAL ||
-            za_fused_choose(attn->device, &attn->manifest, &attn->shape, &attn->fused));
+static bool open_parts(struct za_attn *attn, const struct za_options *options) {
+    struct za_device *device = attn->device;
+    return za_shape(options, za_device_info(device).cpu, &attn->shape) && check_device(device) &&
+           za_primitives_check(device) &&
+           (options->arithmetic == ZA_CANONICAL || za_fused_choose(device, &attn->fused));
 }
 
 struct za_attn *za_open(struct za_device *device, const struct za_options *options) {
@@ -62,7 +33,7 @@ struct za_attn *za_open(struct za_device *device, const struct za_options *optio
     if (!attn) za_no_memory();
     if (attn) attn->device = device;
     if (attn) ++device->used_by;
-    if (za_leave(device, attn && open_parts(attn, *options))) return attn;
+    if (za_leave(device, attn && open_parts(attn, options))) return attn;
     za_close(attn);
     return NULL;
 }
@@ -76,7 +47,6 @@ bool za_close(struct za_attn *attn) {
     for (int i = 0; i < SCRATCH; ++i) za_buffer_free(attn->device, &attn->scratch[i]);
     for (int i = 0; i < PIPELINES; ++i) za_pipeline_free(attn->device, &attn->pipelines[i]);
     za_sets_free(attn->device, &attn->sets);
-    za_manifest_close(&attn->manifest);
     free(attn);
     return true;
 }
@@ -87,7 +57,7 @@ struct za_info za_info(const struct za_attn *attn) {
         .page_size = s->page_size,
         .k_dim = s->k_dim,
         .v_dim = s->v_dim,
-        .row_words = s->token_words / s->kv_heads,
+        .row_words = s->sizes.token_words / s->kv_heads,
         .k_page_bytes = s->k_page_bytes,
         .v_page_bytes = s->v_page_bytes,
     };
@@ -97,28 +67,48 @@ struct za_trace za_trace(const struct za_attn *attn) { return attn->trace; }
 
 /* --- what a call needs ------------------------------------------------------------------------------- */
 
-int za_attend_of(const struct counts *counts, bool softcap) {
-    return ATTEND + (counts->loop ? LOOP : 0) + (softcap ? CAPPED : 0) + (counts->alibi ? SLOPED : 0) +
+static uint32_t shared_bytes(const struct za_attn *attn) {
+    return attn->device->properties.limits.maxComputeSharedMemorySize;
+}
+
+int za_attend_of(const struct za_attn *attn, const struct counts *counts, bool softcap) {
+    uint32_t heads = za_heads_together(&attn->shape.sizes, counts->items, shared_bytes(attn));
+    return ATTEND + (softcap ? CAPPED : 0) + (counts->alibi ? SLOPED : 0) +
+           (heads > MAX_HEADS_PER_WORKGROUP ? MANY_HEADS : 0) + (counts->walks ? WALKS : 0) +
            (!counts->masks ? 0 : counts->mask_slopes ? MASKED_BY_SLOPE : MASKED);
 }
 
+int za_shared_of(int attend) { return ((attend - ATTEND) & ~WALKS) + ATTEND + TOGETHER; }
+
+uint32_t za_vectors_of(const struct za_attn *attn, int attend) {
+    const int flags = attend - ATTEND;
+    if (flags & TOGETHER) return attn->shape.sizes.group * za_rows_together(&attn->shape.sizes, shared_bytes(attn));
+    return za_heads_together(&attn->shape.sizes, flags & MANY_HEADS ? UINT32_MAX : 0, shared_bytes(attn));
+}
+
+static bool make_attend(struct za_attn *attn, int attend, struct pipeline *pipeline) {
+    struct attend_constants constants = za_attend_constants(&attn->shape.sizes);
+    const int flags = attend - ATTEND;
+    constants.vectors = za_vectors_of(attn, attend);
+    constants.subgroups = attn->device->wave32;
+    constants.walks = (flags & WALKS) != 0;
+    constants.rows_shared = flags & TOGETHER ? constants.vectors / attn->shape.sizes.group : 1;
+    constants.softcap = (flags & CAPPED) != 0;
+    constants.alibi = (flags & SLOPED) != 0;
+    constants.mask = flags & MASKED_BY_SLOPE ? 2 : (flags & MASKED) != 0;
+    constants.fused = attn->fused;
+    return za_pipeline_make(attn->device, KERNEL_ATTEND, &constants, pipeline);
+}
+
 bool za_need_pipeline(struct za_attn *attn, int which) {
-    if (attn->pipelines[which].handle) return true;
-    static const char *const names[ATTEND] = {"append", "merge"};
-    int flags = which < ATTEND ? 0 : which - ATTEND;
-    const char *name = which < ATTEND ? names[which] : flags & LOOP ? "attend_loop" : "attend_single";
-    bool few = which == MERGE && attn->device->properties.limits.maxComputeWorkGroupInvocations < 8 * WAVE;
-    struct kernel kernel;
-    bool ok = za_kernel_load(&attn->manifest, &attn->shape, name, &kernel) &&
-              (!(flags & CAPPED) || za_kernel_set(&kernel, "softcap", 1)) &&
-              (!(flags & SLOPED) || za_kernel_set(&kernel, "alibi", 1)) &&
-              (!(flags & (MASKED | MASKED_BY_SLOPE)) ||
-               za_kernel_set(&kernel, "mask", flags & MASKED ? 1 : 2)) &&
-              (which < ATTEND || !attn->fused || za_kernel_set(&kernel, "fused", attn->fused)) &&
-              (!few || za_kernel_set(&kernel, "workgroup_size", WAVE)) &&
-              za_pipeline_make(attn->device, &kernel, &attn->pipelines[which]);
-    za_kernel_free(&kernel);
-    return ok;
+    struct za_device *device = attn->device;
+    struct pipeline *pipeline = &attn->pipelines[which];
+    const struct append_constants append = za_append_constants(&attn->shape.sizes);
+    const struct merge_constants merge = za_merge_constants(&attn->shape.sizes);
+    if (pipeline->handle) return true;
+    if (which == APPEND) return za_pipeline_make(device, KERNEL_APPEND, &append, pipeline);
+    if (which == MERGE) return za_pipeline_make(device, KERNEL_MERGE, &merge, pipeline);
+    return make_attend(attn, which, pipeline);
 }
 
 bool za_need_buffer(struct za_attn *attn, int which, uint64_t bytes) {

@@ -3,14 +3,15 @@
 #define ATTN_H
 
 #include "device.h"
-#include "manifest.h"
+#include "shape.h"
 #include "objects.h"
 #include "work.h"
 #include "zinc_attn.h"
 
-/* Pass 1 has a pipeline for each sum of the flags: the build, and what becomes of scores. */
-enum { LOOP = 1, CAPPED = 2, SLOPED = 4, MASKED = 8, MASKED_BY_SLOPE = 16, VARIANTS = 24 };
-enum { APPEND, MERGE, ATTEND, PIPELINES = ATTEND + VARIANTS };
+/* Pass 1 has a pipeline for each sum of the flags: what becomes of scores, whether a workgroup has more than
+   MAX_HEADS_PER_WORKGROUP heads, or several rows, and whether some item has several nodes. */
+enum { CAPPED = 1, SLOPED = 2, MASKED = 4, MASKED_BY_SLOPE = 8, MANY_HEADS = 16, TOGETHER = 32, WALKS = 64 };
+enum { APPEND, MERGE, ATTEND, PIPELINES = ATTEND + 2 * WALKS };
 
 /* Memory of a call. The host fills or reads the first ones of za_run; FILLED and RESULT take q and results where they
    are laid out otherwise in the host's places. */
@@ -18,7 +19,6 @@ enum { WORK, Q, ROWS, OUT, STATES, FILLED, RESULT, SCRATCH };
 
 struct za_attn {
     struct za_device *device;
-    struct manifest manifest;
     struct shape shape;
     uint32_t fused; /* attend's constant */
     struct pipeline pipelines[PIPELINES];
@@ -40,7 +40,7 @@ struct za_cache {
 
 /* The places of a call's dispatches. */
 struct bindings {
-    struct za_place work, q, rows, k, v, states, out;
+    struct za_place work, shared, q, rows, k, v, states, out; /* shared: the work buffer of shared items */
 };
 
 /* Record a call with barriers before, between and behind its commands: what lays out q as the kernels take it (where
@@ -63,8 +63,10 @@ bool za_check_places(const struct za_cache *cache, const struct za_places *place
 /* What kernels bind where they use rows, q and out as they are. */
 struct bindings za_bound(const struct za_attn *attn, const struct za_places *places, uint64_t rows, uint64_t new_rows);
 
-/* The pipeline of pass 1 for a call. */
-int za_attend_of(const struct counts *counts, bool softcap);
+/* The pipeline of pass 1 for a call, and that of its shared items. */
+int za_attend_of(const struct za_attn *attn, const struct counts *counts, bool softcap);
+int za_shared_of(int attend);
+uint32_t za_vectors_of(const struct za_attn *attn, int attend); /* query vectors of its workgroups */
 bool za_need_pipeline(struct za_attn *attn, int which);
 
 /* A buffer of at least `bytes`: the next power of two, so that calls that grow need few. host: see za_buffer_make. */

@@ -18,7 +18,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "storage.h"
+#include "zinc_contract.h"
 
 struct block {
     uint8_t q[BLOCK];   /* what is stored of each value, its fifth bit included; int8 of q8_0 */

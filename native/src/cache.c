@@ -6,26 +6,25 @@
 #include "attn.h"
 #include "check.h"
 #include "error.h"
-#include "storage.h"
+#include "zinc_contract.h"
 
 /* --- scales of heads --------------------------------------------------------------------------------- */
 
 /* A layer's scales of K (or V), `given` (layers, kv_heads), to every second row of `scales` (layers, 2, kv_heads). */
 static bool take_scales(const struct shape *shape, const char *name, enum za_dtype dtype, const float *given,
                         uint32_t layers, float *scales) {
-    const struct storage_limits *limits = &za_storage_limits;
     size_t heads = shape->kv_heads;
     if (given && !za_storage[dtype].head_scale)
         return za_fail("%s: got some for %s, expected NULL; only fp8_e4m3 has scales of heads", name,
                        za_storage[dtype].name);
     if (!given && za_storage[dtype].head_scale)
         return za_fail("%s: got NULL, expected (%u, %zu) scales of layers and KV heads for fp8_e4m3; 1 suits values up "
-                       "to %g", name, layers, heads, limits->fp8_most);
+                       "to %g", name, layers, heads, FP8_MAX);
     for (size_t i = 0; i < layers * heads; ++i) {
         float scale = given ? given[i] : 1;
-        if (!((double)scale >= limits->least_scale && (double)scale <= limits->most_scale)) /* also where it is NaN */
+        if (!((double)scale >= LEAST_SCALE && (double)scale <= MOST_SCALE)) /* also where it is NaN */
             return za_fail("%s[%zu, %zu]: got %g, expected a scale from 2**%d to 2**%d", name, i / heads, i % heads,
-                           (double)scale, ilogb(limits->least_scale), ilogb(limits->most_scale));
+                           (double)scale, ilogb(LEAST_SCALE), ilogb(MOST_SCALE));
         if (scales) scales[i / heads * 2 * heads + i % heads] = scale;
     }
     return true;

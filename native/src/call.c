@@ -20,14 +20,16 @@ struct made {
 
 static bool make(struct za_cache *cache, uint32_t layer, const struct za_call *call, struct made *made) {
     struct za_attn *attn = cache->attn;
-    const struct manifest *m = &attn->manifest;
+    const VkPhysicalDeviceLimits *limits = &attn->device->properties.limits;
     *made = (struct made){.cache = cache, .layer = layer, .call = call};
-    made->rule.cpu = za_device_info(attn->device).cpu;
+    made->rule.rows_each = za_rows_together(&attn->shape.sizes, limits->maxComputeSharedMemorySize);
+    made->rule.most_shared = limits->maxComputeWorkGroupCount[0];
+    made->rule.fused = attn->fused != 0;
     if (layer >= cache->layers) return za_fail("layer: got %u, expected one below %u", layer, cache->layers);
-    if (!za_check_call(m, &attn->shape, call, cache->pages)) return false;
-    made->counts = za_counts(m, &attn->shape, call, made->rule);
-    made->parts = za_parts(m, &attn->shape, &made->counts);
-    made->attend = za_attend_of(&made->counts, call->softcap != 0);
+    if (!za_check_call(&attn->shape, call, cache->pages)) return false;
+    made->counts = za_counts(&attn->shape, call, made->rule);
+    made->parts = za_parts(&attn->shape, &made->counts);
+    made->attend = za_attend_of(attn, &made->counts, call->softcap != 0);
     return za_check_counts(attn->device, &made->counts, &made->parts);
 }
 
@@ -35,22 +37,22 @@ static bool make(struct za_cache *cache, uint32_t layer, const struct za_call *c
 static bool prepare(const struct made *made) {
     struct za_attn *attn = made->cache->attn;
     const struct counts *counts = &made->counts;
-    if (!za_need_buffer(attn, WORK, 4 * made->parts.end) ||
+    if (!za_need_buffer(attn, WORK, 4 * (made->parts.base + made->parts.end)) ||
         !za_need_buffer(attn, STATES, za_states_bytes(&attn->shape, counts)) ||
         (counts->new_rows && !za_need_pipeline(attn, APPEND)) ||
         (counts->items && !za_need_pipeline(attn, made->attend)) ||
+        (counts->shared && !za_need_pipeline(attn, za_shared_of(made->attend))) ||
         (counts->rows && !counts->single_pass && !za_need_pipeline(attn, MERGE)))
         return false;
     uint32_t *work = attn->scratch[WORK].mapped;
     const struct layer layer = za_layer_of(made->cache, made->layer);
-    za_work_write(&attn->manifest, &attn->shape, made->call, made->rule, counts, &layer, work);
-    attn->trace = (struct za_trace){.work = work, .work_words = made->parts.end, .loop = counts->loop};
+    za_work_write(&attn->shape, made->call, made->rule, counts, &layer, work);
+    attn->trace = (struct za_trace){
+        .work = work + made->parts.base, .work_words = made->parts.end, .shared = (uint32_t)counts->shared};
     for (uint32_t i = made->call->requests; i-- > 0;) {
         const struct za_request *request = &made->call->request[i];
         if (!request->q_len) continue;
-        struct layout layout = za_layout(&attn->manifest, &attn->shape, made->call, request, made->rule);
-        attn->trace.splits = layout.splits;
-        attn->trace.leaves_per_state = layout.leaves_per_state;
+        attn->trace.splits = za_layout(&attn->shape, made->call, request, made->rule).splits;
     }
     return true;
 }
@@ -59,7 +61,9 @@ static bool prepare(const struct made *made) {
 static bool submit(const struct made *made, struct bindings b, const struct za_places *places) {
     struct za_attn *attn = made->cache->attn;
     struct za_device *device = attn->device;
-    b.work = za_whole(&attn->scratch[WORK]);
+    b.work = b.shared = za_whole(&attn->scratch[WORK]);
+    b.work.offset = 4 * made->parts.base;
+    b.work.size -= b.work.offset;
     b.states = za_whole(&attn->scratch[STATES]);
     b.k = made->cache->k;
     b.v = made->cache->v;
@@ -75,7 +79,7 @@ static void write_q(const struct za_attn *attn, const float *q, uint64_t rows, f
     const struct shape *shape = &attn->shape;
     size_t n = (size_t)rows * shape->q_heads, dims = shape->head_dim, filled = shape->k_dim;
     for (size_t i = 0; i < n; ++i, out += filled) {
-        for (size_t d = 0; d < dims; ++d) out[d] = za_flushed(attn->manifest.min_input, q[i * dims + d]);
+        for (size_t d = 0; d < dims; ++d) out[d] = za_flushed(q[i * dims + d]);
         memset(out + dims, 0, 4 * (filled - dims));
     }
 }
@@ -92,9 +96,8 @@ static void read_out(const struct za_attn *attn, const struct za_data *data, uin
 /* New rows and queries, to the buffers that the device reads. */
 static bool write_data(const struct made *made, const struct za_data *data, double *largest_k) {
     struct za_attn *attn = made->cache->attn;
-    const struct manifest *m = &attn->manifest;
     const struct shape *shape = &attn->shape;
-    const struct row_format format = {shape->kv_heads, shape->k, shape->v, m->min_input, m->max_input};
+    const struct row_format format = {shape->kv_heads, shape->k, shape->v};
     const float *scales = za_layer_of(made->cache, made->layer).scales;
     const struct new_rows rows = {
         .tokens = (uint32_t)made->counts.new_rows,
@@ -105,7 +108,7 @@ static bool write_data(const struct made *made, const struct za_data *data, doub
         .v_scales = scales ? scales + shape->kv_heads : NULL,
     };
     if (!za_rows_encode(&format, &rows, attn->scratch[ROWS].mapped, largest_k) ||
-        !za_check_scores(m, shape, made->call, data->q, made->counts.rows, *largest_k))
+        !za_check_scores(shape, made->call, data->q, made->counts.rows, *largest_k))
         return false;
     write_q(attn, data->q, made->counts.rows, attn->scratch[Q].mapped);
     return true;

@@ -4,10 +4,10 @@
 
 #include "error.h"
 
-static bool check_floats(const struct manifest *m, const char *name, const float *values, size_t n) {
+static bool check_floats(const char *name, const float *values, size_t n) {
     for (size_t i = 0; i < n; ++i) {
-        if (!(fabsf(values[i]) <= m->max_input)) /* also where it is NaN */
-            return za_fail("%s[%zu]: got %g, expected at most 2**%d", name, i, (double)values[i], ilogbf(m->max_input));
+        if (!(fabsf(values[i]) <= MAX_INPUT)) /* also where it is NaN */
+            return za_fail("%s[%zu]: got %g, expected at most 2**%d", name, i, (double)values[i], ilogbf(MAX_INPUT));
     }
     return true;
 }
@@ -15,7 +15,7 @@ static bool check_floats(const struct manifest *m, const char *name, const float
 /* --- calls ------------------------------------------------------------------------------------------- */
 
 /* What is added to scores: finite, or -inf for a key that a row does not see. */
-static bool check_mask(const struct manifest *m, uint32_t number, const struct za_request *r) {
+static bool check_mask(uint32_t number, const struct za_request *r) {
     size_t n = (size_t)r->q_len * r->mask_keys;
     if (r->mask && !r->mask_keys)
         return za_fail("request[%u].mask_keys: got 0 with a mask, expected its keys; mask NULL for none", number);
@@ -25,24 +25,24 @@ static bool check_mask(const struct manifest *m, uint32_t number, const struct z
     if (r->mask_keys && !r->mask)
         return za_fail("request[%u].mask: got NULL, expected q_len * mask_keys = %zu numbers", number, n);
     for (size_t i = 0; i < n; ++i) {
-        if (!(fabsf(r->mask[i]) <= m->max_input) && r->mask[i] != -INFINITY)
+        if (!(fabsf(r->mask[i]) <= MAX_INPUT) && r->mask[i] != -INFINITY)
             return za_fail("request[%u].mask[%zu, %zu]: got %g, expected at most 2**%d, or -INFINITY for a key that "
                            "the row does not see", number, i / r->mask_keys, i % r->mask_keys, (double)r->mask[i],
-                           ilogbf(m->max_input));
+                           ilogbf(MAX_INPUT));
     }
     return true;
 }
 
-static bool check_request(const struct manifest *m, const struct shape *shape, const struct za_call *call,
+static bool check_request(const struct shape *shape, const struct za_call *call,
                           uint32_t number, uint32_t pages) {
     const struct za_request *r = &call->request[number];
-    if (r->tokens > m->max_tokens)
-        return za_fail("request[%u].tokens: got %u, expected at most %u", number, r->tokens, m->max_tokens);
+    if (r->tokens > MAX_CONTEXT)
+        return za_fail("request[%u].tokens: got %u, expected at most %u", number, r->tokens, MAX_CONTEXT);
     if (r->new_rows > r->tokens)
         return za_fail("request[%u].new_rows: got %u, expected at most the %u tokens", number, r->new_rows, r->tokens);
-    if (r->q_len > m->max_tokens || (uint64_t)r->q_len * call->splits > m->max_tokens)
+    if (r->q_len > MAX_CONTEXT || (uint64_t)r->q_len * call->splits > MAX_CONTEXT)
         return za_fail("request[%u].q_len, splits: got %u and %u, expected a product of at most %u", number, r->q_len,
-                       call->splits, m->max_tokens);
+                       call->splits, MAX_CONTEXT);
     uint32_t used = za_ceil_div(r->tokens, shape->page_size);
     if (r->pages < used)
         return za_fail("request[%u].pages: got %u, expected at least %u for %u tokens in pages of %u", number, r->pages,
@@ -53,7 +53,7 @@ static bool check_request(const struct manifest *m, const struct shape *shape, c
             return za_fail("request[%u].page_table[%u]: got %u, expected a page below %u", number, i, r->page_table[i],
                            pages);
     }
-    return check_mask(m, number, r);
+    return check_mask(number, r);
 }
 
 /* The largest magnitude of n numbers; -infinity, which hides a key, counts as none. */
@@ -75,37 +75,37 @@ static double added_most(const struct shape *shape, const struct za_call *call) 
     return 1.5 * (mask * factor + (call->alibi ? largest(call->alibi, shape->q_heads) * distance : 0));
 }
 
-static bool check_options(const struct manifest *m, const struct shape *shape, const struct za_call *call) {
-    if (call->softcap != 0 && !(call->softcap >= (double)m->min_input && call->softcap <= (double)m->max_input))
+static bool check_options(const struct shape *shape, const struct za_call *call) {
+    if (call->softcap != 0 && !(call->softcap >= (double)MIN_INPUT && call->softcap <= (double)MAX_INPUT))
         return za_fail("softcap: got %g, expected 2**%d to 2**%d, or 0 for none", call->softcap,
-                       ilogbf(m->min_input), ilogbf(m->max_input));
+                       ilogbf(MIN_INPUT), ilogbf(MAX_INPUT));
     double scale = fabs(call->scale);
     if (scale != 0 && !(scale >= 0x1p-126 && scale <= 0x1p126)) /* also where it is NaN */
         return za_fail("scale: got %g, expected a magnitude from 2**-126 to 2**126, or 0 for 1 / sqrt(head_dim)",
                        call->scale);
-    if ((call->sinks && !check_floats(m, "sinks", call->sinks, shape->q_heads)) ||
-        (call->alibi && !check_floats(m, "alibi", call->alibi, shape->q_heads)) ||
-        (call->mask_slopes && !check_floats(m, "mask_slopes", call->mask_slopes, shape->q_heads)))
+    if ((call->sinks && !check_floats("sinks", call->sinks, shape->q_heads)) ||
+        (call->alibi && !check_floats("alibi", call->alibi, shape->q_heads)) ||
+        (call->mask_slopes && !check_floats("mask_slopes", call->mask_slopes, shape->q_heads)))
         return false;
-    return added_most(shape, call) <= (double)m->max_score ||
+    return added_most(shape, call) <= MAX_SCORE ||
            za_fail("mask, mask_slopes: got values and slopes whose products add up to %g to a score, expected at most "
-                   "2**%d", added_most(shape, call), ilogbf(m->max_score));
+                   "2**%d", added_most(shape, call), ilogb(MAX_SCORE));
 }
 
-bool za_check_call(const struct manifest *m, const struct shape *shape, const struct za_call *call, uint32_t pages) {
+bool za_check_call(const struct shape *shape, const struct za_call *call, uint32_t pages) {
     if (call->requests && !call->request) return za_fail("request: got NULL, expected %u requests", call->requests);
     for (uint32_t i = 0; i < call->requests; ++i)
-        if (!check_request(m, shape, call, i, pages)) return false;
+        if (!check_request(shape, call, i, pages)) return false;
     struct counts all = za_totals(shape, call);
-    if (all.rows > m->max_tokens || all.new_rows > m->max_tokens || all.masks > UINT32_MAX || all.pages > UINT32_MAX)
+    if (all.rows > MAX_CONTEXT || all.new_rows > MAX_CONTEXT || all.masks > UINT32_MAX || all.pages > UINT32_MAX)
         return za_fail("request: got %llu query rows, %llu new rows, masks of %llu numbers and %llu pages in all, "
                        "expected at most %u rows and 2**32 - 1 words; make several calls", (unsigned long long)all.rows,
                        (unsigned long long)all.new_rows, (unsigned long long)all.masks, (unsigned long long)all.pages,
-                       m->max_tokens);
+                       MAX_CONTEXT);
     if (call->mask_slopes && all.rows && !all.masks)
         return za_fail("mask_slopes: got slopes for a call whose requests have no mask, expected NULL; alibi takes the "
                        "slopes of distances");
-    return check_options(m, shape, call);
+    return check_options(shape, call);
 }
 
 bool za_check_data(const struct shape *shape, const struct za_data *data, const struct counts *counts) {
@@ -117,26 +117,27 @@ bool za_check_data(const struct shape *shape, const struct za_data *data, const 
     return true;
 }
 
-bool za_check_scores(const struct manifest *m, const struct shape *shape, const struct za_call *call, const float *q,
+bool za_check_scores(const struct shape *shape, const struct za_call *call, const float *q,
                      uint64_t rows, double largest_k) {
     size_t heads = shape->q_heads, dims = shape->head_dim, n = (size_t)rows * heads * dims;
     double largest_q = 0;
     for (size_t i = 0; i < n; ++i) {
-        if (!(fabsf(q[i]) <= m->max_input)) /* also where it is NaN */
+        if (!(fabsf(q[i]) <= MAX_INPUT)) /* also where it is NaN */
             return za_fail("q[%zu, %zu, %zu]: got %g, expected at most 2**%d", i / (heads * dims), i / dims % heads,
-                           i % dims, (double)q[i], ilogbf(m->max_input));
+                           i % dims, (double)q[i], ilogbf(MAX_INPUT));
         largest_q = fmax(largest_q, fabs((double)q[i]));
     }
     double scale = fabs(za_scale(shape, call)), most = fmax(1, 1.5 * scale), added = added_most(shape, call);
     if (call->softcap != 0) most = fmax(most, scale / call->softcap);
-    if (largest_q * largest_k * shape->head_dim * most + added <= (double)m->max_score) return true;
+    if (largest_q * largest_k * shape->head_dim * most + added <= MAX_SCORE) return true;
     return za_fail("q, k: got max|q| = %g, max|k| = %g, scale = %g and %g that alibi and masks add, whose scores may "
                    "overflow", largest_q, largest_k, za_scale(shape, call), added);
 }
 
 bool za_check_counts(const struct za_device *device, const struct counts *counts, const struct parts *parts) {
     const uint32_t *most = device->properties.limits.maxComputeWorkGroupCount;
-    if (counts->items <= most[0] && counts->rows <= most[2] && counts->new_rows <= most[0] && parts->end <= UINT32_MAX)
+    if (counts->items <= most[0] && counts->rows <= most[2] && counts->new_rows <= most[0] &&
+        parts->base + parts->end <= UINT32_MAX)
         return true;
     return za_fail_as(ZA_UNSUPPORTED, "q_len, new_rows: got %llu and %llu, which make %llu items and %llu words; %s "
                       "takes at most %u rows and %u items or new rows in a call; make several calls",

@@ -3,18 +3,18 @@
 #define CHECK_H
 
 #include "device.h"
-#include "manifest.h"
+#include "shape.h"
 #include "work.h"
 #include "zinc_attn.h"
 
 /* The numbers of a call, its page tables, and the values of sinks, slopes and masks. pages: of the cache. */
-bool za_check_call(const struct manifest *m, const struct shape *shape, const struct za_call *call, uint32_t pages);
+bool za_check_call(const struct shape *shape, const struct za_call *call, uint32_t pages);
 
 /* That the arrays of a call are there. counts: the call's. */
 bool za_check_data(const struct shape *shape, const struct za_data *data, const struct counts *counts);
 
 /* The values of q, and that no score overflows float32. largest_k: magnitude of any K that the cache was given. */
-bool za_check_scores(const struct manifest *m, const struct shape *shape, const struct za_call *call, const float *q,
+bool za_check_scores(const struct shape *shape, const struct za_call *call, const float *q,
                      uint64_t rows, double largest_k);
 
 /* That the device takes as many workgroups, and a uint32 as many words. */

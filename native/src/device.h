@@ -8,8 +8,7 @@
 #include <stdint.h>
 
 #include "zinc_attn.h"
-
-enum { MAX_BINDINGS = 8, WAVE = 32 };
+#include "zinc_contract.h"
 
 /* The functions that the library calls, all of which come from the host's get_proc. */
 #define ZA_VULKAN(X)                                                                                                   \

@@ -4,6 +4,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "zinc_contract.h"
+
 _Static_assert(FLT_EVAL_METHOD == 0, "float operations must round to float: on x86 compile with -msse2 -mfpmath=sse");
 
 static uint32_t bits_of(float x) {
@@ -52,4 +54,4 @@ float za_fp8_value(uint8_t bits) {
     return bits & 0x80 ? -magnitude : magnitude;
 }
 
-float za_flushed(float min_input, float x) { return x != 0 && fabsf(x) < min_input ? 0 : x; }
+float za_flushed(float x) { return x != 0 && fabsf(x) < MIN_INPUT ? 0 : x; }

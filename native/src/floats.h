@@ -10,7 +10,7 @@ float za_bfloat_value(uint16_t bits);
 uint8_t za_fp8_bits(float x); /* e4m3; x: a magnitude up to 448 */
 float za_fp8_value(uint8_t bits);
 
-/* A float as the kernels take it: a magnitude below min_input becomes +0. */
-float za_flushed(float min_input, float x);
+/* A float as the kernels take it: a magnitude below MIN_INPUT becomes +0. */
+float za_flushed(float x);
 
 #endif

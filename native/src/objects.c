@@ -95,13 +95,14 @@ static bool make_layouts(struct za_device *device, uint32_t count) {
            za_check(vk->CreatePipelineLayout(on, &layout, NULL, &device->layouts[count]), "vkCreatePipelineLayout");
 }
 
-bool za_pipeline_make(struct za_device *device, const struct kernel *kernel, struct pipeline *pipeline) {
+bool za_pipeline_make(struct za_device *device, int number, const void *constants, struct pipeline *pipeline) {
+    const struct kernel *kernel = &za_kernels[number];
     const struct za_functions *vk = &device->vk;
     VkDevice on = device->host.device;
     uint32_t most = device->properties.limits.maxPerStageDescriptorStorageBuffers;
-    if (kernel->bindings > MAX_BINDINGS || kernel->bindings > most)
+    if (kernel->bindings > most)
         return za_fail_as(ZA_UNSUPPORTED, "kernel %s: it has %u buffers, %s takes at most %u", kernel->name,
-                          kernel->bindings, device->properties.deviceName, most < MAX_BINDINGS ? most : MAX_BINDINGS);
+                          kernel->bindings, device->properties.deviceName, most);
     pipeline->bindings = kernel->bindings;
     VkShaderModuleCreateInfo code = {
         .sType = VK_STRUCTURE_TYPE_SHADER_MODULE_CREATE_INFO,
@@ -112,14 +113,14 @@ bool za_pipeline_make(struct za_device *device, const struct kernel *kernel, str
     if (!make_layouts(device, kernel->bindings) ||
         !za_check(vk->CreateShaderModule(on, &code, NULL, &module), "vkCreateShaderModule"))
         return false;
-    VkSpecializationMapEntry entries[MAX_SPEC];
+    VkSpecializationMapEntry entries[MAX_CONSTANTS];
     for (uint32_t i = 0; i < kernel->constants; ++i)
-        entries[i] = (VkSpecializationMapEntry){.constantID = kernel->ids[i], .offset = 4 * i, .size = 4};
-    VkSpecializationInfo constants = {
+        entries[i] = (VkSpecializationMapEntry){.constantID = i, .offset = 4 * i, .size = 4};
+    VkSpecializationInfo specialization = {
         .mapEntryCount = kernel->constants,
         .pMapEntries = entries,
         .dataSize = 4 * kernel->constants,
-        .pData = kernel->values,
+        .pData = constants,
     };
     VkPipelineShaderStageRequiredSubgroupSizeCreateInfo wave32 = {
         .sType = VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_REQUIRED_SUBGROUP_SIZE_CREATE_INFO,
@@ -133,7 +134,7 @@ bool za_pipeline_make(struct za_device *device, const struct kernel *kernel, str
             .stage = VK_SHADER_STAGE_COMPUTE_BIT,
             .module = module,
             .pName = "main",
-            .pSpecializationInfo = &constants,
+            .pSpecializationInfo = &specialization,
         },
         .layout = device->layouts[kernel->bindings],
     };

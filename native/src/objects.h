@@ -4,7 +4,6 @@
 #define OBJECTS_H
 
 #include "device.h"
-#include "manifest.h"
 
 struct buffer {
     VkBuffer handle;
@@ -29,7 +28,8 @@ struct sets {
 bool za_buffer_make(struct za_device *device, VkDeviceSize size, bool host, const char *what, struct buffer *buffer);
 void za_buffer_free(struct za_device *device, struct buffer *buffer);
 
-bool za_pipeline_make(struct za_device *device, const struct kernel *kernel, struct pipeline *pipeline);
+/* kernel: a KERNEL_ of the contract; constants: its struct of them, or NULL where it has none. */
+bool za_pipeline_make(struct za_device *device, int kernel, const void *constants, struct pipeline *pipeline);
 void za_pipeline_free(struct za_device *device, struct pipeline *pipeline);
 
 bool za_sets_reset(struct za_device *device, struct sets *sets);

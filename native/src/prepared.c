@@ -29,7 +29,7 @@ struct za_prepared {
 
 static bool check_room(const struct za_attn *attn, struct za_room *room) {
     const struct shape *shape = &attn->shape;
-    const uint32_t most = attn->manifest.max_tokens;
+    const uint32_t most = MAX_CONTEXT;
     if (!room->slots || room->slots > MAX_SLOTS)
         return za_fail("room.slots: got %u, expected 1 to %d", room->slots, MAX_SLOTS);
     if (!room->requests || room->requests > most || !room->tokens || room->tokens > most || room->rows > most ||
@@ -48,34 +48,28 @@ static bool check_room(const struct za_attn *attn, struct za_room *room) {
 static bool lay_out(struct za_prepared *p) {
     struct za_attn *attn = p->attn;
     const struct za_room *room = &p->room;
-    uint32_t leaves = za_ceil_div(room->tokens, attn->manifest.leaf);
     uint32_t most = attn->device->properties.limits.maxComputeWorkGroupCount[0];
     uint32_t each = za_ceil_div(room->rows, room->requests);
     const struct za_request longest = {.tokens = room->tokens, .q_len = each ? each : 1};
     const struct za_call call = {.requests = 1, .request = &longest};
-    p->rule.cpu = za_device_info(attn->device).cpu;
-    struct layout l = za_layout(&attn->manifest, &attn->shape, &call, &longest, p->rule);
+    struct layout l = za_layout(&attn->shape, &call, &longest, p->rule);
     p->rule.fixed_splits = l.splits;
-    p->rule.fixed_per_state = l.leaves_per_state;
-    if (room->rows && (uint64_t)l.splits * room->rows > most) {
+    if (room->rows && (uint64_t)l.splits * room->rows > most)
         p->rule.fixed_splits = most / room->rows ? most / room->rows : 1;
-        p->rule.fixed_per_state = attn->manifest.node;
-    }
-    uint64_t per_state = p->rule.fixed_per_state;
     p->counts = (struct counts){
         .items = (uint64_t)room->rows * p->rule.fixed_splits,
         .rows = room->rows,
         .new_rows = room->new_rows,
         .pages = room->pages,
         .masks = (uint64_t)room->rows * room->mask_keys,
-        .states = room->rows * ((leaves + per_state - 1) / per_state),
+        .states = (uint64_t)room->rows * l.nodes,
         .sinks = room->sinks,
         .alibi = room->alibi,
         .mask_slopes = room->mask_slopes,
-        .loop = per_state > 1 || p->rule.fixed_splits < leaves,
+        .walks = p->rule.fixed_splits < l.nodes,
     };
-    p->parts = za_parts(&attn->manifest, &attn->shape, &p->counts);
-    p->attend = za_attend_of(&p->counts, room->softcap);
+    p->parts = za_parts(&attn->shape, &p->counts);
+    p->attend = za_attend_of(attn, &p->counts, room->softcap);
     return za_check_counts(attn->device, &p->counts, &p->parts);
 }
 
@@ -86,7 +80,7 @@ static uint32_t *words_of(const struct za_prepared *p, uint32_t slot) {
 }
 
 static void write_words(const struct za_prepared *p, uint32_t slot, const struct za_call *call) {
-    za_work_write(&p->attn->manifest, &p->attn->shape, call, p->rule, &p->counts, &p->layer, words_of(p, slot));
+    za_work_write(&p->attn->shape, call, p->rule, &p->counts, &p->layer, words_of(p, slot));
 }
 
 static bool make(struct za_prepared *p) {
@@ -225,7 +219,7 @@ static bool step(struct za_prepared *p, uint32_t slot, const struct za_call *cal
     if (!(p->recorded >> slot & 1))
         return za_fail("slot: got %u, but no layer is recorded for it; record first, because a step is checked against "
                        "the recorded caches", slot);
-    if (!za_check_call(&p->attn->manifest, &p->attn->shape, call, p->pages[slot]) ||
+    if (!za_check_call(&p->attn->shape, call, p->pages[slot]) ||
         !za_check_step(&p->room, &p->counts, &p->attn->shape, call))
         return false;
     write_words(p, slot, call);

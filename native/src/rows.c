@@ -16,7 +16,6 @@ struct part {
     const float *scales; /* (kv_heads), where the type has them */
     bool blocks;         /* values are ggml's blocks, or fp8_e4m3's bytes */
     uint32_t kv_heads;
-    float min_input, max_input;
 };
 
 static struct part part_of(const struct row_format *f, const struct new_rows *rows, bool of_k) {
@@ -30,8 +29,6 @@ static struct part part_of(const struct row_format *f, const struct new_rows *ro
         .scales = type->head_scale ? of_k ? rows->k_scales : rows->v_scales : NULL,
         .blocks = rows->encoded && (type->halves || type->head_scale),
         .kv_heads = f->kv_heads,
-        .min_input = f->min_input,
-        .max_input = f->max_input,
     };
 }
 
@@ -46,20 +43,20 @@ static float value_at(enum za_dtype dtype, const void *values, size_t i) {
 /* False if a value is none that the type takes. */
 static bool check_values(const struct part *p, uint32_t tokens, double *largest) {
     size_t heads = p->kv_heads, dims = p->as->dims, n = (size_t)tokens * heads * dims;
-    double most = p->type->most != 0 ? p->type->most : (double)p->max_input, top = 0;
+    double most = p->type->most != 0 ? p->type->most : (double)MAX_INPUT, top = 0;
     for (size_t i = 0; i < n; ++i) {
         float x = value_at(p->as->dtype, p->values, i), scale = p->scales ? p->scales[i / dims % heads] : 1;
         if (!((double)fabsf(x) <= most)) /* also where x is NaN */
             return za_fail("%s[%zu, %zu, %zu]: got %.9g, expected a finite value of at most %s%.9g", p->name,
                            i / (heads * dims), i / dims % heads, i % dims, (double)x, p->type->most != 0 ? "" : "2**",
                            p->type->most != 0 ? most : log2(most));
-        if (p->scales && (double)(fabsf(x) / scale) > za_storage_limits.fp8_most)
+        if (p->scales && (double)(fabsf(x) / scale) > FP8_MAX)
             return za_fail("%s[%zu, %zu, %zu]: got %g, expected at most %g times the head's scale, %g; give a larger "
                            "one in %s_scales", p->name, i / (heads * dims), i / dims % heads, i % dims, (double)x,
-                           za_storage_limits.fp8_most, (double)scale, p->name);
+                           FP8_MAX, (double)scale, p->name);
         top = fmax(top, (double)fabsf(x));
     }
-    *largest = fmax(*largest, p->type->halves || p->scales ? top * za_storage_limits.growth : top);
+    *largest = fmax(*largest, p->type->halves || p->scales ? top * GROWTH : top);
     return true;
 }
 
@@ -113,7 +110,7 @@ static bool encode_blocks(const struct part *p, size_t row, uint32_t *out, uint3
         } else {
             float x[BLOCK] = {0};
             for (uint32_t i = 0; i < BLOCK && at * BLOCK + i < dims; ++i)
-                x[i] = za_flushed(p->min_input, ((const float *)p->values)[row * dims + at * BLOCK + i]);
+                x[i] = za_flushed(((const float *)p->values)[row * dims + at * BLOCK + i]);
             za_block_quantize(dtype, x, &block);
         }
         write_block(p, at, &block, out, shared);
@@ -127,7 +124,7 @@ static bool encode_fp8(const struct part *p, size_t row, uint8_t *out, double *l
     for (uint32_t i = 0; i < p->as->dims; ++i) {
         size_t at = row * p->as->dims + i;
         if (!p->blocks) {
-            out[i] = za_fp8_bits(za_flushed(p->min_input, ((const float *)p->values)[at]) / scale);
+            out[i] = za_fp8_bits(za_flushed(((const float *)p->values)[at]) / scale);
             continue;
         }
         out[i] = ((const uint8_t *)p->values)[at];
@@ -147,7 +144,7 @@ static void encode_plain(const struct part *p, size_t row, uint32_t *out) {
     if (p->as->dtype == ZA_F16) return; /* it has no magnitude that counts as 0 */
     for (size_t i = 0; i < dims; ++i) {
         float x = value_at(p->as->dtype, p->values, at + i);
-        if (x != 0 && za_flushed(p->min_input, x) == 0) memset((char *)out + i * size, 0, size);
+        if (x != 0 && za_flushed(x) == 0) memset((char *)out + i * size, 0, size);
     }
 }
 
@@ -162,20 +159,6 @@ static bool encode(const struct part *p, size_t row, uint32_t *out, uint32_t *sh
 }
 
 /* --- rows -------------------------------------------------------------------------------------------- */
-
-uint64_t za_row_bytes(enum za_dtype dtype, uint32_t dims) {
-    const struct storage_type *type = &za_storage[dtype];
-    if (!type->halves) return (uint64_t)dims * type->bits / 8;
-    return ((uint64_t)dims + BLOCK - 1) / BLOCK * za_block_bytes(dtype);
-}
-
-struct row_part za_row_part(enum za_dtype dtype, uint32_t dims, uint32_t stored, uint32_t stride) {
-    const struct storage_type *type = &za_storage[dtype];
-    if (stride) return (struct row_part){dtype, dims, stored, (stride + 3) / 4, 0, stride};
-    uint32_t blocks = (stored + BLOCK - 1) / BLOCK;
-    return (struct row_part){dtype, dims, stored, (uint32_t)((uint64_t)stored * type->bits / 32),
-                             (blocks * type->halves + 1) / 2 + blocks * type->fifth_bits, 0};
-}
 
 bool za_rows_encode(const struct row_format *f, const struct new_rows *rows, uint32_t *out, double *largest_k) {
     struct part k = part_of(f, rows, true), v = part_of(f, rows, false);

@@ -7,8 +7,8 @@
    up to words, then those of V: the values, or ggml's blocks.
 
    Values: magnitudes up to 2**60, those below 2**-40 count as 0; f16 takes every finite float16, block types what
-   za_storage says, fp8_e4m3 up to 448 times the scale of the head. The codec is rows.c, blocks.c, floats.c and
-   storage.c, which depend on nothing but error.h. */
+   za_storage says, fp8_e4m3 up to 448 times the scale of the head. The codec is rows.c, blocks.c and floats.c,
+   which depend on nothing but the contract and error.h. */
 #ifndef ROWS_H
 #define ROWS_H
 
@@ -28,7 +28,6 @@ struct row_part {
 struct row_format {
     uint32_t kv_heads;
     struct row_part k, v;
-    float min_input, max_input; /* 2**-40 and 2**60 */
 };
 
 /* New tokens. values: (tokens, kv_heads, dims), see struct za_call; scales: (kv_heads) of fp8_e4m3. */
@@ -38,12 +37,6 @@ struct new_rows {
     const void *k, *v;
     const float *k_scales, *v_scales;
 };
-
-/* K (or V) of a row by its type, its size and that in the cache, a multiple of 8. stride: 0 for tiles. */
-struct row_part za_row_part(enum za_dtype dtype, uint32_t dims, uint32_t stored, uint32_t stride);
-
-/* Bytes of a row's values, or of ggml's blocks. */
-uint64_t za_row_bytes(enum za_dtype dtype, uint32_t dims);
 
 /* Write tokens times kv_heads rows to `out`. `largest_k` becomes at least the largest magnitude of k. False for a value
    that is not taken. */

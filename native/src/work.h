@@ -3,36 +3,37 @@
 #ifndef WORK_H
 #define WORK_H
 
-#include "manifest.h"
+#include "shape.h"
 #include "zinc_attn.h"
 
-/* Who computes what of a request; never shows in the bits. A unit is the keys of one state: a leaf, or a node of
-   leaves. Keys are cut into splits from `begin` on, the lowest one that some row sees. */
+/* Who computes what of a request; never shows in the bits. A split is whole nodes, and a row has a state for each node.
+   first_node: the lowest one that some row sees; nodes: from there on. */
 struct layout {
-    uint32_t begin, splits, leaves_per_state;
-    uint32_t first_leaf, first_unit; /* those that hold key `begin` */
-    uint32_t units;                  /* the leaves that some row sees, in units counted from first_leaf */
-    uint32_t states_per_row;
-    bool fixed; /* the caller chose the number of splits */
+    uint32_t splits, first_node, nodes;
 };
 
 /* Records and tables of a call, or room for them. */
 struct counts {
-    uint64_t items, rows, new_rows, pages, masks, states; /* pages, masks: words */
+    uint64_t items, shared; /* shared: of several rows, at most rows_each */
+    uint64_t rows, new_rows, pages, masks, states; /* pages, masks: words */
+    uint32_t rows_each;
     bool sinks, alibi, mask_slopes;
     bool single_pass; /* every row has one state, and pass 1 writes the output */
-    bool loop;        /* some item has several leaves */
+    bool walks;       /* some item has several nodes */
 };
 
-/* Words where the parts of a work buffer begin. */
+/* Words where the parts of a work buffer begin. Shared items have a header before them, and both lie before all else,
+   in `base` words; the words of the other parts count from there. */
 struct parts {
-    uint64_t rows, appends, pages, sinks, alibi, scales, mask_slopes, mask, end;
+    uint64_t base, rows, appends, pages, sinks, alibi, scales, mask_slopes, mask, end;
 };
 
 /* How a call, or every call of a prepared one, is laid out. */
 struct rule {
-    bool cpu;                                 /* the device's kind, for the split rule */
-    uint32_t fixed_splits, fixed_per_state; /* of a prepared call: at most so many, instead of the split rule; 0: it */
+    uint32_t fixed_splits; /* of a prepared call: at most so many, instead of the split rule; 0: it */
+    uint32_t rows_each;    /* rows that may attend keys together; 0 and 1: each alone */
+    uint32_t most_shared;  /* items that these may have */
+    bool fused;            /* the arithmetic */
 };
 
 /* Of K and V as rows: from a token to the next, and from a KV head to the next. */
@@ -48,21 +49,19 @@ struct layer {
     const float *scales;
 };
 
-static inline uint32_t za_ceil_div(uint32_t a, uint32_t b) { return a / b + (a % b != 0); }
-
 double za_scale(const struct shape *shape, const struct za_call *call); /* of the scores */
 
 /* Rows, new rows, pages and masks of a call alone, which need no layout. */
 struct counts za_totals(const struct shape *shape, const struct za_call *call);
-struct counts za_counts(const struct manifest *m, const struct shape *shape, const struct za_call *call,
+struct counts za_counts(const struct shape *shape, const struct za_call *call,
                         struct rule rule);
-struct parts za_parts(const struct manifest *m, const struct shape *shape, const struct counts *counts);
-struct layout za_layout(const struct manifest *m, const struct shape *shape, const struct za_call *call,
+struct parts za_parts(const struct shape *shape, const struct counts *counts);
+struct layout za_layout(const struct shape *shape, const struct za_call *call,
                         const struct za_request *request, struct rule rule);
 
 /* Write a call's words into parts that have room for it. `room` is what the recorded dispatches are for: results are
    laid out for its rows, and records behind the call's own are made to do nothing. */
-void za_work_write(const struct manifest *m, const struct shape *shape, const struct za_call *call, struct rule rule,
+void za_work_write(const struct shape *shape, const struct za_call *call, struct rule rule,
                    const struct counts *room, const struct layer *layer, uint32_t *work);
 
 #endif

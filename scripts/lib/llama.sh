@@ -28,7 +28,7 @@ build_llama() {
 }
 build_back_end() {
     cmake -S "$root/native/ggml" -B "$back_end" -DLLAMA="$llama/src" -DLLAMA_BUILD="$llama/plain" &&
-        cmake --build "$back_end" && "$venv/bin/zinc-attn" export "$back_end/kernels" &&
+        cmake --build "$back_end" &&
         c++ -std=c++17 -O2 -Wall -Wextra "$root/scripts/lib/llama_digests.cpp" -o "$back_end/digests" \
             -I"$llama/src/include" -I"$llama/src/ggml/include" -L"$llama/plain/bin" -lllama -lggml -lggml-base &&
         echo "$1" >"$back_end/.ready"
@@ -39,7 +39,7 @@ prepare_llama() {
     mkdir -p "$llama" "$cache/logs"
     [[ -d $llama/src ]] || step llama-fetch "fetching the source of llama.cpp (77 MB)" fetch_llama || exit 1
     [[ -e $llama/plain/.ready ]] || step llama "building llama.cpp, 10 to 60 minutes on two cores" build_llama || exit 1
-    hash=$(hash_of native zinc_attn scripts/lib)
+    hash=$(hash_of native zinc_attn shaders scripts)
     [[ $(cat "$back_end/.ready" 2>/dev/null) == "$hash" ]] ||
         step llama-zinc "building the back end, a minute" build_back_end "$hash" || exit 1
     export ZINC_ATTN_LLAMA=$llama ZINC_ATTN_GGML=$back_end

@@ -2,7 +2,8 @@
 
    EMBED_FAIL=NAME:COUNT:RESULT makes the COUNT-th call of a function (or of those that begin with NAME*) give RESULT,
    without calling it; a COUNT with a + behind it, all calls from that one on. EMBED_WAVE32=1 makes the device offer
-   subgroups of 32, and says on stdout what is then asked for; the driver is asked for what it has. */
+   subgroups of 32, and says on stdout what is then asked for; the driver is asked for what it has. EMBED_SHARED=BYTES is
+   the device's maxComputeSharedMemorySize. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -98,6 +99,12 @@ static VkResult wrap_vkCreateComputePipelines(VkDevice d, VkPipelineCache c, uin
     return vkCreateComputePipelines(d, c, n, &plain, a, o);
 }
 
+static void wrap_vkGetPhysicalDeviceProperties(VkPhysicalDevice p, VkPhysicalDeviceProperties *o) {
+    const char *bytes = getenv("EMBED_SHARED");
+    vkGetPhysicalDeviceProperties(p, o);
+    if (bytes) o->limits.maxComputeSharedMemorySize = (uint32_t)atoi(bytes);
+}
+
 /* --- the functions that the library gets ------------------------------------------------------------- */
 
 #define EACH(X)                                                                                                        \
@@ -106,7 +113,8 @@ static VkResult wrap_vkCreateComputePipelines(VkDevice d, VkPipelineCache c, uin
     X(vkEnumeratePhysicalDevices) X(vkAllocateCommandBuffers) X(vkAllocateMemory) X(vkBindBufferMemory) X(vkMapMemory) \
     X(vkResetDescriptorPool) X(vkAllocateDescriptorSets) X(vkResetCommandBuffer) X(vkBeginCommandBuffer)               \
     X(vkEndCommandBuffer) X(vkQueueSubmit) X(vkQueueWaitIdle) X(vkWaitForFences) X(vkResetFences)                      \
-    X(vkGetPhysicalDeviceProperties2) X(vkGetPhysicalDeviceFeatures2) X(vkCreateDevice) X(vkCreateComputePipelines)
+    X(vkGetPhysicalDeviceProperties) X(vkGetPhysicalDeviceProperties2) X(vkGetPhysicalDeviceFeatures2)                 \
+    X(vkCreateDevice) X(vkCreateComputePipelines)
 
 PFN_vkVoidFunction __wrap_vkGetInstanceProcAddr(VkInstance instance, const char *name);
 PFN_vkVoidFunction __real_vkGetInstanceProcAddr(VkInstance instance, const char *name);

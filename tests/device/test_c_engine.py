@@ -32,7 +32,7 @@ from engine import Engine, Opened, Owner, call_of
 from support import DRIVERS, FULL
 
 import zinc_attn as za
-from zinc_attn.tools import export
+from zinc_attn.kernels.sizes import LEAST_SHARED_BYTES
 
 TESTS = Path(__file__).parents[1]
 pytestmark = needs_compiler
@@ -54,10 +54,9 @@ WHERE = [  # SwiftShader compiles everything anew, and the default device has al
 @pytest.mark.parametrize(
     ("any_device", "name"), WHERE, indirect=["any_device"], ids=lambda x: "-".join([*x]) if isinstance(x, tuple) else x
 )
-def test_a_case_has_the_oracle_s_bits(loaded, any_device, tmp_path, name):
+def test_a_case_has_the_oracle_s_bits(loaded, any_device, name):
     """Two layers in one submission of the engine's, steps of other lengths; by za_run_at and za_run, too."""
-    export.export(tmp_path)
-    check_case(loaded, any_device.info, tmp_path, CASES[name])
+    check_case(loaded, any_device.info, CASES[name])
 
 
 # --- what is refused -----------------------------------------------------------------------------------------
@@ -67,11 +66,10 @@ def test_a_case_has_the_oracle_s_bits(loaded, any_device, tmp_path, name):
 def small(tmp_path_factory, device):
     """An engine of one small shape in pages of one token, behind a shim that can make calls of Vulkan fail."""
     folder = tmp_path_factory.mktemp("small")
-    export.export(folder, [za.AttnShape(2, 1, 16)], dtype="f32", page_size=1)
     shimmed = library(folder, SHIMMED)
     owner = Owner(device.info, 4 << 20)
     get_proc = c.cast(shimmed.__wrap_vkGetInstanceProcAddr, c.c_void_p).value
-    engine = Engine(shimmed, owner, Options(str(folder).encode(), 2, 1, 16, 0, False, 1), 2, 9, None, get_proc)
+    engine = Engine(shimmed, owner, Options(2, 1, 16, 0, False, 1, page_size=1), 2, 9, None, get_proc)
     yield engine
     engine.close()
     owner.close()
@@ -268,6 +266,15 @@ def test_hosts_that_are_no_good(small):
     assert small.error.startswith("host: got queue family 31, expected one of ")
 
 
+def test_a_device_without_room_for_a_workgroup_is_refused(small, monkeypatch):
+    monkeypatch.setenv("EMBED_SHARED", "16384")
+    device = c.c_void_p(small.c.za_device_from(c.byref(small.owner.host(get_proc=small.get_proc))))
+    assert device, small.error
+    assert not small.c.za_open(device, c.byref(small.options)) and small.code == "unsupported"
+    assert small.error.endswith(f": its maxComputeSharedMemorySize is 16384, expected {LEAST_SHARED_BYTES} or more")
+    small.c.za_device_close(device)
+
+
 def test_a_second_thread_is_refused(small):
     """While the first one is in a call; it goes on undisturbed."""
     places, _ = small.places(za.AttnShape(2, 1, 16), 1, 1)
@@ -355,10 +362,9 @@ def test_an_object_in_use_is_not_closed(small):
     small.c.za_prepared_free(prepared)
 
 
-def test_every_call_of_vulkan_fails_once(small, device, tmp_path):
+def test_every_call_of_vulkan_fails_once(small, device):
     """With a lost device; the campaign has other results."""
-    export.export(tmp_path)
-    failures(small.c, str(tmp_path), device.info, {-4: None})
+    failures(small.c, device.info, {-4: None})
 
 
 def compiler_file(name):
@@ -370,15 +376,14 @@ def compiler_file(name):
 def test_the_campaign(loaded, device, tmp_path):
     """Random calls; then, under the sanitizers where the compiler has them, these, the cases and calls of Vulkan that
     fail. Sanitizers make a driver's compiler four times slower, and find the kernels on disk now."""
-    export.export(tmp_path / "kernels")
-    random_calls(loaded, str(tmp_path / "kernels"), device.info, 240)
+    random_calls(loaded, device.info, 240)
     preload, flags = [compiler_file(name) for name in ("libasan.so", "libubsan.so")], []
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (TESTS.parent, TESTS)))}
     if all(preload) and "VK_INSTANCE_LAYERS" not in os.environ:  # the layers lose memory of their own
         env |= {"ASAN_OPTIONS": "detect_leaks=1", "LSAN_OPTIONS": "exitcode=0", "LD_PRELOAD": " ".join(preload)}
         flags = SANITIZE
     counts = ("10000", "all") if FULL else ("80", "few")
-    arguments = built(tmp_path, SHIMMED, *flags), "kernels", device.info.name, *counts
+    arguments = built(tmp_path, SHIMMED, *flags), device.info.name, *counts
     command = [sys.executable, TESTS / "c_campaign.py", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path)
     assert done.returncode == 0 and " calls: " in done.stdout, done.stderr[-3000:]

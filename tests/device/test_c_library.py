@@ -3,8 +3,10 @@
 import ctypes as c
 import itertools
 import re
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+import c_host
 import numpy as np
 import pytest
 from c_host import DTYPES, LIBRARY, Call, Data, Options, Request, declared, library, needs_compiler, page_words, tables
@@ -13,17 +15,20 @@ from support import same
 
 import zinc_attn as za
 from zinc_attn.cache.rows import encode, stored
+from zinc_attn.canonical.arguments import key_ranges
 from zinc_attn.canonical.emulate import log2_slopes
 from zinc_attn.decode.scoring import Scoring
 from zinc_attn.decode.workspace import PagedStorage, SharedTensors, Tensors, Workspace
 from zinc_attn.kernels import declarations as kernels
-from zinc_attn.kernels.records import HeadTables, WorkBuffer
+from zinc_attn.kernels.contract import formulas, meanings
+from zinc_attn.kernels.records import ITEM, HeadTables, WorkBuffer
+from zinc_attn.kernels.tuning import SHARED_VECTORS, shared_rows
+from zinc_attn.limits import MAX_HEADS_PER_WORKGROUP
+from zinc_attn.planning.items import item_records
 from zinc_attn.planning.splits import plan_splits
 from zinc_attn.storage import FP8_UNIT
-from zinc_attn.tools import export
 from zinc_attn.tools.export import evaluate, evaluate_all
 from zinc_attn.tools.export.describe import storage_names
-from zinc_attn.tools.export.formulas import formulas, meanings
 
 SHAPE = za.AttnShape(4, 2, 64)  # that of the page, whose numbers follow
 LAYERS, PAGES, PAGE_SIZE, TOKENS, NEW = 2, 12, 64, 129, 2
@@ -56,15 +61,15 @@ class Library(Opened):
     loaded: its code, where another one has it already. scales: float32 (LAYERS, kv_heads), K's and V's, or None.
     """
 
-    def __init__(self, folder, device, loaded=None, dtype="f16", scales=(None, None), shape=SHAPE, pages=PAGES):
+    def __init__(
+        self, folder, device, loaded=None, dtype="f16", scales=(None, None), shape=SHAPE, pages=PAGES, units=64
+    ):
         self.shape, self.pages = shape, pages
-        export.export(folder / "kernels", [shape], dtype=dtype, page_size=PAGE_SIZE)
         self.c = declared(loaded or library(folder, LIBRARY))
-        self.names = str(folder / "kernels").encode(), device.info.name.encode()
-        self.device = c.c_void_p(self.c.za_device_open(self.names[1]))
+        self.device = c.c_void_p(self.c.za_device_open(device.info.name.encode()))
         assert self.device, self.error
         sizes = shape.q_heads, shape.kv_heads, shape.head_dim, 0, False
-        self.attn = c.c_void_p(self.open_with(self.names[0], *sizes, DTYPES.index(dtype)))
+        self.attn = c.c_void_p(self.open_with(*sizes, DTYPES.index(dtype), 0, 0, PAGE_SIZE, 0, 0, units))
         assert self.attn, self.error
         self.cache = c.c_void_p(self.c.za_cache_make(self.attn, LAYERS, pages, *self.pointers(scales)))
         assert self.cache, self.error
@@ -139,7 +144,7 @@ def words_of_page(section, size):
 
 
 PLAIN = ({}, page_words("A call in words").tolist())
-BIASED = ({"alibi": PAGE_SLOPES, "mask": PAGE_MASK}, words_of_page("Slopes and masks", 105))
+BIASED = ({"alibi": PAGE_SLOPES, "mask": PAGE_MASK}, words_of_page("Slopes and masks", 71))
 WORDS = pytest.mark.parametrize(("options", "words"), (PLAIN, BIASED), ids=("plain", "biased"))
 
 
@@ -157,7 +162,7 @@ def test_the_words_of_the_page_are_those_of_the_package(device, inputs, options,
             attention(q, sequence, layer, k=k[-NEW:], v=v[-NEW:], mask=options.get("mask"))
         submission = seen[-1]
         sizes = {name: len(getattr(submission, name)) for name in ("items", "rows", "appends", "tables", "masks")}
-        key = submission.key._replace(**sizes, states=2 * 3)
+        key = submission.key._replace(**sizes, states=2)
         tensors = SharedTensors(device)
         pages, scoring = (
             PagedStorage(device, cache.layout, cache.layers),
@@ -182,7 +187,7 @@ def test_the_words_of_the_page_are_those_of_the_library(opened, inputs, options,
     assert found_words[1].tolist() == words
     assert np.flatnonzero(np.not_equal(*found_words)).tolist() == [list(kernels.HEADER).index("first_page")]
     trace = opened.c.za_trace(opened.attn)
-    assert (trace.splits, trace.leaves_per_state, trace.loop) == (3, 1, False)
+    assert (trace.splits, trace.shared) == (1, 0)
 
 
 def test_a_copied_page_is_the_page_in_every_layer(opened, inputs):
@@ -203,7 +208,7 @@ def test_the_page_s_grids_and_places_follow_from_the_formulas(device):
     names["nhd"] = 0
     names |= {**storage_names("f16"), "layers": LAYERS, "pages": PAGES, "layer": 1, "kind": kind}
     names |= evaluate_all(formulas("sizes"), names)
-    names |= {"items": 5, "rows": 2, "appends": NEW}
+    names |= {"items": 2, "rows": 2, "appends": NEW}
     grids = {row["kernel"].strip("`").split("_")[0]: row["workgroups"] for row in tables("A call in words")[-1]}
     assert set(grids) == {"append", "attend", "merge"}
     for kernel, shown in grids.items():
@@ -217,12 +222,6 @@ def test_the_page_s_grids_and_places_follow_from_the_formulas(device):
         assert names[name] == value
 
 
-@pytest.mark.parametrize("kind", ("cpu", "discrete"))
-def test_the_page_s_call_has_the_same_splits_everywhere(kind):
-    plan = plan_splits(TOKENS, SHAPE, q_len=2, kind=kind, node_workgroups=False)
-    assert (plan.num_splits, plan.leaves_per_state) == (3, 1)
-
-
 # --- contexts and layouts -------------------------------------------------------------------------------------
 
 CONTEXTS = (0, 1, 63, 64, 65, 1000, 4224)
@@ -230,14 +229,14 @@ OPTIONS = ({}, {"window": 130, "sinks": True}, {"window": 3000, "softcap": 2.0, 
 
 
 def test_contexts_and_layouts_have_the_oracle_s_bits(opened, device, rng, tmp_path):
-    """The split rule's and others, in both builds of pass 1; awkward values: large scores, subnormals, zeros."""
-    shape, loops = za.AttnShape(20, 2, 80), set()  # two chunks of heads, and lanes without a slice of the values
+    """The split rule's and others; awkward values: large scores, subnormals, zeros."""
+    shape = za.AttnShape(20, 2, 80)  # two chunks of heads, or one of ten, and lanes without a slice of the values
     q = rng.standard_normal((1, shape.q_heads, shape.head_dim), np.float32)
     q[0, 0, :3] = -0.0, 2.0**-41, -(2.0**-149)  # counts as 0
     k, v = rng.standard_normal((2, max(CONTEXTS), shape.kv_heads, shape.head_dim)).astype(np.float16)
     k[5:9] *= np.float16(60)
     v[::3, 0, :4] = np.float16(6e-8), np.float16(-6e-8), np.float16(-0.0), np.float16(65504)
-    made = Library(tmp_path, device, opened.c, shape=shape, pages=max(CONTEXTS) // PAGE_SIZE)
+    made = Library(tmp_path, device, opened.c, shape=shape, pages=max(CONTEXTS) // PAGE_SIZE, units=8)
     table = rng.permutation(made.pages)
     for n, given in itertools.product(CONTEXTS, OPTIONS):
         last, more = max(n - 1, 0), dict(given)
@@ -247,9 +246,56 @@ def test_contexts_and_layouts_have_the_oracle_s_bits(opened, device, rng, tmp_pa
         made.run(q[:0], k[:last], v[:last], table, last)
         for splits in (0, 1, 7):
             same(made.run(q, k[last:n], v[last:n], table, n, splits=splits, **more), want, (n, given, splits))
-            loops.add(made.c.za_trace(made.attn).loop)
     made.close()
-    assert loops == {False, True}
+
+
+def test_items_are_the_planner_s(opened, device, tmp_path):
+    """So what ``zinc-attn plan`` models is what an engine runs."""
+    tokens, units = 70 * 512 + 1, replace(device.info, compute_units=1).split_units
+    made = Library(tmp_path, device, opened.c, pages=-(-tokens // PAGE_SIZE), units=1)
+    table, q = np.arange(made.pages), np.zeros((1, 4, 64), np.float32)
+    nothing = np.zeros((0, 2, 64), np.float16)
+    for n, window in ((1, None), (512, None), (513, None), (9000, 5000), (tokens, None)):
+        plan = plan_splits(n, SHAPE, units, 1, window)
+        want = item_records(key_ranges(n, 1, True, window), np.array(plan.node_ranges()), keep_empty=plan.states == 1)
+        made.run(q, nothing, nothing, table, n, window=window or 0)
+        words = made.words()
+        items = words[kernels.HEADER_WORDS : words[list(kernels.HEADER).index("row_table")]].view(ITEM)
+        want["page_table"] = items["page_table"][0]
+        assert np.array_equal(items, want), n
+    assert len(items) == min(71, 32 * units)
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options", "noncausal"),
+    (
+        ("f16", {"sinks": SLOPES}, False),
+        ("fp8_e4m3", {"alibi": PAGE_SLOPES}, False),
+        ("q8_0", {"softcap": 3.0}, True),
+    ),
+)
+def test_rows_of_a_prompt_attend_shared_keys_together(opened, device, rng, tmp_path, dtype, options, noncausal):
+    """On a device that few workgroups fill: nodes that all rows of an item see, and those behind, a row each."""
+    tokens, rows = 1560, 49  # the last rows see a node more, and the last of all is alone
+    q = rng.standard_normal((rows, 4, 64), np.float32)
+    k, v = rng.standard_normal((2, tokens, 2, 64)).astype(np.float16 if dtype == "f16" else np.float32)
+    scales = np.full((2, 2), 0.1, np.float32)
+    given = [np.tile(x, (LAYERS, 1)) for x in scales] if dtype == "fp8_e4m3" else (None, None)
+    made = Library(tmp_path, device, opened.c, dtype, given, pages=25, units=1)
+    kept = stored(k, v, dtype, scales=scales if dtype == "fp8_e4m3" else None)
+    want = za.reference.emulate(q, *kept, causal=not noncausal, **options)
+    table = rng.permutation(25)
+    made.run(q[:0], k[:-1], v[:-1], table, tokens - 1)
+    same(made.run(q, k[-1:], v[-1:], table, tokens, noncausal=noncausal, **options), want)
+    most = MAX_HEADS_PER_WORKGROUP if device.info.kind == "cpu" else SHARED_VECTORS
+    each = shared_rows(SHAPE, device.info.shared_memory_bytes, most)
+    first = tokens - rows + 1  # keys that the first row sees
+    limits = [tokens if noncausal else first + row for row in range(0, rows - 1, each)]
+    assert made.c.za_trace(made.attn).shared == sum(limit // 512 for limit in limits)
+    made.run(q, k[:0], v[:0], table, tokens, noncausal=noncausal, window=2000, **options)
+    assert made.c.za_trace(made.attn).shared == 0
+    made.close()
 
 
 def test_a_scale_of_0_is_the_default_one(opened, inputs):
@@ -277,12 +323,12 @@ def test_scales_of_heads(scaled, inputs):
     want = za.reference.emulate(q, *stored(k, v, "fp8_e4m3", scales=scales))
     codes = [x.view(np.uint8) for x in np.split(encode(k, v, SHAPE, "fp8_e4m3", scales), 2, axis=2)]
     heads = HeadTables(scales=scales.reshape(-1) * np.float32(FP8_UNIT))
-    work = WorkBuffer(items=5, rows=2, appends=NEW, tables=3, heads=heads)
-    page = words_of_page("Scales of heads", 101)
+    work = WorkBuffer(items=2, rows=2, appends=NEW, tables=3, heads=heads)
+    page = words_of_page("Scales of heads", 67)
     for given, encoded in (((k, v), False), (codes, True)):
         same(page_call(scaled, Values(q, *given), encoded=encoded), want)
         assert scaled.words().tolist() == page
-    assert page[97:] == work.scales.view(np.uint32).tolist() and page[18] == work.header["scale_table"] == 97
+    assert page[63:] == work.scales.view(np.uint32).tolist() and page[18] == work.header["scale_table"] == 63
 
 
 def test_what_scales_refuse(scaled, opened, inputs):
@@ -309,9 +355,8 @@ def test_what_scales_refuse(scaled, opened, inputs):
     assert opened.make_cache(LAYERS, PAGES, None, good) == needless
 
 
-def test_a_latent_shape_has_no_v(scaled, tmp_path):
-    export.export(tmp_path, [za.AttnShape(1, 1, 64, 32, latent=True)], dtype="fp8_e4m3")
-    options = str(tmp_path).encode(), 1, 1, 64, 32, True, DTYPES.index("fp8_e4m3")
+def test_a_latent_shape_has_no_v(scaled):
+    options = 1, 1, 64, 32, True, DTYPES.index("fp8_e4m3")
     attn, one = c.c_void_p(scaled.open_with(*options)), np.ones((1, 1), np.float32)
     assert attn, scaled.error
     assert not scaled.c.za_cache_make(attn, 1, 1, *scaled.pointers((one, one)))
@@ -413,9 +458,6 @@ def test_what_a_cache_and_a_copy_refuse(opened):
     assert too_large.endswith("make several caches of fewer layers or pages")
 
 
-NO_SIZES = "it has no sizes for shape {0}, {1}, tiles; give a page_size, or export it with --shape {0} --dtype {1}"
-
-
 @pytest.mark.parametrize(
     ("sizes", "dtypes", "message"),
     (
@@ -425,11 +467,7 @@ NO_SIZES = "it has no sizes for shape {0}, {1}, tiles; give a page_size, or expo
         ((4, 2, 64, 0, False), (2, -1), "got dtype 2 and v_dtype -1, expected a za_dtype"),
         ((4, 2, 64, 32, True), (2, 4), "got dtype f16 and v_dtype q8_0 for a latent shape, expected one type"),
         ((4, 2, 64, 65, True), (2, 0), "got v_head_dim 65 for a latent shape, expected at most head_dim = 64"),
-        ((1, 1, 64, 0, False), (2, 0), NO_SIZES.format("1/1/64", "f16")),  # the page's export has 4/2/64
-        ((4, 2, 64, 64, False), (4, 4), NO_SIZES.format("4/2/64", "q8_0")),
-        ((4, 2, 64, 32, False), (2, 4), NO_SIZES.format("4/2/64/32", "f16/q8_0")),
-        ((4, 2, 64, 64, True), (2, 0), NO_SIZES.format("4/2/64/64/latent", "f16")),
-        # numbers that the manifest's formulas would take
+        ((4, 2, 64, 0, False), (2, 0, 2), "options: got arithmetic 2, expected ZA_CANONICAL or ZA_FUSED"),
         ((4, 2, 64, 0, False), (2, 0, 0, 96), "options.page_size: got 96, expected a power of two up to 65536"),
         ((4, 2, 64, 0, False), (2, 0, 0, 1 << 17), "options.page_size: got 131072, expected a power of two up to"),
         ((4, 3, 64, 0, False), (2, 0, 0, 1), "got shape 4/3/64/64, expected at most 65535 query heads, a multiple of"),
@@ -441,5 +479,24 @@ NO_SIZES = "it has no sizes for shape {0}, {1}, tiles; give a page_size, or expo
     ),
 )
 def test_what_opening_refuses(opened, sizes, dtypes, message):
-    assert not opened.open_with(opened.names[0], *sizes, *dtypes)
+    assert not opened.open_with(*sizes, *dtypes)
     assert message in opened.error
+
+
+@pytest.mark.parametrize(("kernel", "arithmetic"), (("primitives", 0), ("multiply_add", 1)))
+def test_a_driver_that_computes_other_bits_is_refused(device, tmp_path, monkeypatch, kernel, arithmetic):
+    """Which none here does: the library expects another word than the device gives."""
+    for name in ("zinc_contract.h", "zinc_contract.c"):
+        text = (c_host.contract() / name).read_text()
+        text = re.sub(rf"(words_{kernel}_results\[\] = {{\n    0x)........", r"\g<1>00000001", text)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(c_host, "contract", lambda: tmp_path)
+    made = Opened()
+    made.c = declared(library(tmp_path, LIBRARY))
+    made.device = c.c_void_p(made.c.za_device_open(device.info.name.encode()))
+    assert not made.c.za_open(made.device, c.byref(Options(4, 2, 64, dtype=2, arithmetic=arithmetic)))
+    assert (made.code, made.error.split(" as ")[0]) == (
+        "unsupported",
+        f"the driver computes result 0 of the kernel {kernel}",
+    )
+    made.c.za_device_close(made.device)

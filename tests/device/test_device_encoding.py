@@ -52,7 +52,7 @@ def block(rng: np.random.Generator, kind: int, most: float) -> NDArray[np.float6
 def values(rng: np.random.Generator, shape: tuple[int, int, int], kind: str, scales: list[float]) -> F32:
     """(tokens, kv_heads, dims) for a type of K or V."""
     tokens, heads, dims = shape
-    most = {"f32": 2.0**59, "f16": 65504.0, "bf16": 2.0**59, "fp8_e4m3": 448.0}.get(kind, 0) or blocks.MOST[kind]
+    most = {"f32": 2.0**59, "f16": 65504.0, "bf16": 2.0**59, "fp8_e4m3": 448.0}.get(kind, 0) or STORAGE[kind].most
     x = np.empty((tokens, heads, -(-dims // BLOCK), BLOCK))
     for at in np.ndindex(x.shape[:3]):
         x[at] = block(rng, int(rng.integers(10)), most)

@@ -1,27 +1,21 @@
-"""The exported operation outside this package: the C library's program on every driver."""
+"""The C library built by CMake: the program of examples/embed on every driver, and the engines of examples/."""
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import json
-import operator
 import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from c_host import LIBRARY, NATIVE, PAGE, ROOT, SANITIZE, SHIM, SOURCES, compiled, digest, needs_compiler, page_words
+from c_host import EMBED, NATIVE, PAGE, ROOT, SANITIZE, SHIMMED, STRICT, compiled, digest, needs_compiler, page_words
 from support import open_device, same
 
 import zinc_attn as za
-from zinc_attn.kernels import declarations as kernels
-from zinc_attn.tools import export
-from zinc_attn.tools.export.files import sealed
 
 SMALL = "1/1/64", "65", "65", "1"  # compiles fast; a page that is copied
 ONE_DISPATCHER = True
@@ -30,13 +24,19 @@ pytestmark = needs_compiler
 
 
 @pytest.fixture(scope="session")
-def embed(tmp_path_factory):
-    """The program as CMake makes it, without a warning."""
-    folder = tmp_path_factory.mktemp("embed")
-    for command in (["-S", str(NATIVE), "-B", str(folder)], ["--build", str(folder), "-j2"]):
-        done = subprocess.run(["cmake", *command], capture_output=True, text=True)
+def built(tmp_path_factory):
+    """The folder in which CMake builds the library, without a warning, and the program with it."""
+    folder = tmp_path_factory.mktemp("native")
+    told = f"-DPython3_EXECUTABLE={sys.executable}", f"-DZINC_ATTN_ROOT={ROOT}"
+    program = [*STRICT, str(EMBED / "main.c"), "-o", str(folder / "embed"), str(folder / "libzinc_attn.a")]
+    for command in (
+        ["cmake", "-S", str(NATIVE), "-B", str(folder), *told],
+        ["cmake", "--build", str(folder), "-j2"],
+        ["cc", *program, "-lvulkan", "-lm"],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0 and not done.stderr, done.stderr
-    return folder / "embed"
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -47,20 +47,17 @@ def checked(tmp_path_factory):
     """
     program = tmp_path_factory.mktemp("checked") / "embed"
     for flags in ([] if "VK_INSTANCE_LAYERS" in os.environ else SANITIZE, []):
-        done = compiled(program, [*SOURCES, SHIM], *flags)
+        done = compiled(program, [*SHIMMED, EMBED / "main.c"], *flags)
         if done.returncode == 0:
             return program
     pytest.fail(done.stderr)
 
 
 @pytest.fixture(scope="session")
-def small(tmp_path_factory):
-    """SMALL's kernels, and arguments with which the program runs on the default device."""
-    folder = tmp_path_factory.mktemp("small")
-    export.export(folder / "kernels", [za.AttnShape.parse(SMALL[0])], page_size=128)
+def on():
+    """Arguments with which the program runs on the default device."""
     with open_device("default", "vulkan") as opened:
-        on = "-d", opened.info.name
-    return SimpleNamespace(on=on, kernels=folder / "kernels", out=folder / "out", rest=(*SMALL, folder / "out"))
+        return "-d", opened.info.name
 
 
 def run(program, *args):
@@ -79,23 +76,21 @@ def file_digest(path):
 
 
 @pytest.mark.one_driver
-def test_the_digest_is_the_oracle_s(embed, any_device, tmp_path):
+def test_the_digest_is_the_oracle_s(built, any_device, tmp_path):
     """Several layers, rows and forks."""
     name, shape, *numbers = any_device.info.name, "9/3/64", 150, 64, 4
-    export.export(tmp_path, [za.AttnShape.parse(shape)], page_size=128)
-    done = run(embed, "-d", name, tmp_path, shape, *numbers, tmp_path / "out")
+    done = run(built / "embed", "-d", name, shape, *numbers, tmp_path / "out")
     assert done.returncode == 0 and done.stdout.startswith(name), done.stderr
     assert file_digest(tmp_path / "out") == digest.digest(shape, *numbers)
 
 
-def test_the_run_of_the_page(embed, small, tmp_path):
+def test_the_run_of_the_page(built, on, tmp_path):
     """The commands of docs/c-hosts.md, and what they print of the calls that it explains."""
     arguments = re.search(r"digest\.py (.*)", PAGE.read_text())[1].split()
-    assert f"embed -w 1 build/tiny {' '.join(arguments)} build/out" in PAGE.read_text()
-    export.export(tmp_path, [za.AttnShape.parse(arguments[0])], page_size=64)
+    assert f"embed -w 1 {' '.join(arguments)} build/out" in PAGE.read_text()
     shown = {}
     for step in (1, 3, 4):  # between the device's line and the run's
-        done = run(embed, *small.on, "-w", step, tmp_path, *arguments, tmp_path / "out")
+        done = run(built / "embed", *on, "-w", step, *arguments, tmp_path / "out")
         assert file_digest(tmp_path / "out") == digest.digest(arguments[0], *map(int, arguments[1:])), done.stderr
         shown[step] = re.split(r"^layer .*\n", done.stdout.partition("\n")[2].rpartition("\n1")[0], flags=re.M)
     assert file_digest(tmp_path / "out") in PAGE.read_text()
@@ -105,20 +100,17 @@ def test_the_run_of_the_page(embed, small, tmp_path):
     assert [words[3][2][-3:], words[4][1][-3:]] == [["11", "10", "8"], ["11", "10", "9"]]
 
 
-def test_the_first_program_of_the_page(embed, tmp_path):
+def test_the_first_program_of_the_page(built, tmp_path):
     """Written, compiled, linked in three ways and run as docs/c-hosts.md says, on the machine's best device."""
     page = PAGE.read_text()
     (tmp_path / "first.c").write_text(re.search(r"```c\n(.*?)```", page, flags=re.S)[1])
     for folder in (NATIVE, ROOT / "examples"):
         (tmp_path / folder.name).symlink_to(folder)
-    export.export(tmp_path / "build" / "tiny", [za.AttnShape(4, 2, 64)], page_size=64)
-    (tmp_path / "build" / "native").symlink_to(embed.parent)
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build" / "native").symlink_to(built)
     lines = ["set -e", *re.findall(r"^(?:cc|c\+\+|export|cmake --install) .*", page, flags=re.M)]
     done = subprocess.run("\n".join(lines), shell=True, cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "") and re.findall(r"^1 0$", done.stdout, flags=re.M) == ["1 0"] * 3
-    (tmp_path / "build" / "tiny" / "manifest.json").unlink()
-    done = subprocess.run([tmp_path / "first"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 1 and done.stderr.startswith("build/tiny/manifest.json: ")
 
 
 # --- the engines of examples/, with the installed library ----------------------------------------------------
@@ -134,9 +126,8 @@ target_link_libraries(engine_cpp PRIVATE zinc_attn::static)
 
 
 @pytest.fixture(scope="module")
-def engines(embed, tmp_path_factory):
-    """host_engine.c with the shared library by pkg-config, host_engine.cpp with the static one by find_package, and the
-    kernels for both."""
+def engines(built, tmp_path_factory):
+    """host_engine.c with the shared library by pkg-config, host_engine.cpp with the static one by find_package."""
     if not shutil.which("g++") or not shutil.which("pkg-config"):
         pytest.skip("there is no C++ compiler, or no pkg-config")
     folder = tmp_path_factory.mktemp("engines")
@@ -144,14 +135,13 @@ def engines(embed, tmp_path_factory):
     (folder / "CMakeLists.txt").write_text(PROJECT.format(source=ROOT / "examples" / "host_engine.cpp"))
     flags = "-std=c11 -Wall -Wextra -Werror -pedantic"
     for command in (
-        f"cmake --install {embed.parent} --prefix {prefix}",
+        f"cmake --install {built} --prefix {prefix}",
         f"cc {flags} {ROOT}/examples/host_engine.c -o engine $(pkg-config --cflags --libs zinc_attn)",
         f"cmake -S . -B . -DCMAKE_PREFIX_PATH={prefix} && cmake --build .",
     ):
         env = {**os.environ, "PKG_CONFIG_PATH": str(next(prefix.rglob("pkgconfig"), prefix))}
         done = subprocess.run(command, shell=True, cwd=folder, capture_output=True, text=True, env=env)
         assert done.returncode == 0 and not done.stderr, done.stderr
-    export.export(folder / "kernels", [za.AttnShape(4, 2, 64)], dtype="f32", page_size=16)
     return folder
 
 
@@ -159,7 +149,7 @@ def floats_of(engines, name, *arguments):
     """What an engine writes to stdout."""
     library = next((engines / "prefix").rglob("libzinc_attn.so")).parent
     env = {**os.environ, "LD_LIBRARY_PATH": str(library)}
-    done = subprocess.run([engines / name, "kernels", *arguments], cwd=engines, capture_output=True, env=env)
+    done = subprocess.run([engines / name, *arguments], cwd=engines, capture_output=True, env=env)
     assert (done.returncode, done.stderr) == (0, b"")
     source = ROOT / "examples" / {"engine": "host_engine.c", "engine_cpp": "host_engine.cpp"}[name]
     assert hashlib.sha256(done.stdout).hexdigest() in source.read_text()
@@ -190,7 +180,7 @@ def test_an_engine_in_cpp_attends_several_sequences(engines):
     same([floats_of(engines, "engine_cpp")], [want])
 
 
-# --- files that are no good: refused with a line that says why, under the sanitizers -------------------------
+# --- what is refused, with a line that says why, under the sanitizers ----------------------------------------
 
 
 def refused(program, *args):
@@ -201,131 +191,39 @@ def refused(program, *args):
     return done.stderr
 
 
-@pytest.fixture
-def copy(small, tmp_path):
-    """A copy of the exported kernels that a test may damage, and its manifest."""
-    folder = tmp_path / "kernels"
-    shutil.copytree(small.kernels, folder)
-    return folder, json.loads((folder / "manifest.json").read_text())
-
-
-ROWS = "its formulas make rows of {} and 64 dimensions and tokens of {} words, expected {} words; export it again"
-NO_SIZES = (
-    "it has no sizes for shape 1/1/64, f16, tiles; give a page_size, or export it with --shape 1/1/64 --dtype f16"
-)
-LEAF_END = ("work", "item", "fields", list(kernels.ITEM).index("leaf_end"), "name")
-
-
-@pytest.mark.parametrize(
-    "place,value,message",
-    (
-        ("version", 3, "got version 3, expected 8; export it with the zinc-attn that this library was written for"),
-        ("format", "other", "got format other, expected zinc_attn export"),
-        ("shapes", [], NO_SIZES),
-        ("kernels", [], "it has no kernel primitives"),
-        ("primitives", {}, "it has no primitives; export it again"),
-        (("primitives", "results", 300), 1, "the driver computes result 300 of the kernel primitives as 0x"),
-        ("work", {}, "it has no sizes of the work buffer's records; export it again"),
-        (LEAF_END, "another", "record item has no field leaf_end; export it again"),
-        ("constants", {}, "it has no KEYS_PER_LEAF; export it again"),
-        (("quantities", "head_chunks", "expression"), "0", "its formulas make no sense to this library; export it"),
-        (("quantities", "k_values", "expression"), "1", ROWS.format(64, 33, 64)),
-        (("quantities", "k_dim", "expression"), "56", ROWS.format(56, 60, 60)),
-        (("shapes", 0, "latent"), True, NO_SIZES),
-        (("shapes", 0, "v_head_dim"), 32, NO_SIZES),
-    ),
-)
-def test_a_manifest_that_does_not_fit_is_refused(checked, small, copy, place, value, message):
-    folder, data = copy
-    *way, last = (place,) if isinstance(place, str) else place
-    functools.reduce(operator.getitem, way, data)[last] = value
-    (folder / "manifest.json").write_bytes(sealed(json.dumps(data).encode()))
-    assert message in refused(checked, *small.on, folder, *small.rest)
-
-
-def test_changed_files_are_refused(checked, small, copy):
-    folder, data = copy
-    module, path = folder / "copy.spv", folder / "manifest.json"  # which the program does not run
-    words, text = module.read_bytes(), path.read_bytes()
-    for file, changed, message in (
-        (module, words[:-1] + b"\1", f"copy.spv: got {len(words)} bytes of SHA-256 "),
-        (module, None, "copy.spv: cannot be read: No such file or directory; give a whole folder of "),
-        (path, text.replace(b'"binding": 1', b'"binding": 2', 1), "got manifest_sha256 " + data["manifest_sha256"]),
-        (path, json.dumps({**data, "manifest_sha256": "0"}).encode(), "it has no manifest_sha256; export it again"),
-        (path, json.dumps({**data, "manifest_sha256": None}).encode(), "it has no manifest_sha256; export it again"),
-    ):
-        file.write_bytes(changed) if changed else file.unlink()
-        assert message in refused(checked, *small.on, folder, *small.rest)
-        module.write_bytes(words)
-
-
-def test_arguments_that_are_no_good_are_refused(checked, small, tmp_path):
+def test_arguments_that_are_no_good_are_refused(checked, on, tmp_path):
     shape, *rest = SMALL
-    for on, folder, given, message in (
-        (small.on, tmp_path / "none", small.rest, "cannot be read: No such file"),
-        (("-d", "no such device"), small.kernels, small.rest, "matches 'no such device'; the devices are "),
-        (small.on, small.kernels, ("1/1/128", *rest, small.out), "it has no sizes for shape 1/1/128, f16"),
-        (small.on, small.kernels, (*SMALL, tmp_path), f"{tmp_path}: cannot be written"),
-        (small.on, small.kernels, ("1/1", *rest, small.out), "usage: embed "),
-        ((*small.on, "-w", "x"), small.kernels, small.rest, "usage: embed "),
-        (small.on, small.kernels, (shape, "65", "0", "1", small.out), "usage: embed "),
-        (small.on, small.kernels, (shape, "1048577", "9", "1", small.out), "usage: embed "),
-        (small.on, small.kernels, SMALL, "usage: embed "),
+    out = tmp_path / "out"
+    for given, message in (
+        (("-d", "no such device", *SMALL, out), "matches 'no such device'; the devices are "),
+        ((*on, *SMALL, tmp_path), f"{tmp_path}: cannot be written"),
+        ((*on, "1/1", *rest, out), "usage: embed "),
+        ((*on, "1/1/577", *rest, out), "options: got shape 1/1/577/577, expected at most 65535 query heads, "),
+        ((*on, "-w", "x", *SMALL, out), "usage: embed "),
+        ((*on, shape, "65", "0", "1", out), "usage: embed "),
+        ((*on, shape, "1048577", "9", "1", out), "usage: embed "),
+        ((*on, *SMALL), "usage: embed "),
     ):
-        assert message in refused(checked, *on, folder, *given)
+        assert message in refused(checked, *given)
 
 
-def test_no_driver_is_refused(checked, small, tmp_path, monkeypatch):
+def test_no_driver_is_refused(checked, tmp_path, monkeypatch):
     monkeypatch.setenv("VK_DRIVER_FILES", str(tmp_path / "none.json"))
     monkeypatch.setenv("VK_ICD_FILENAMES", str(tmp_path / "none.json"))
     monkeypatch.delenv("VK_ADD_DRIVER_FILES", raising=False)
-    assert "no Vulkan d" in refused(checked, *small.on, small.kernels, *small.rest)
-
-
-def test_a_damaged_manifest_never_crashes_it(small, tmp_path, rng):
-    """Cut anywhere, or with bytes changed, it is refused, or what it says still fits; under a checksum that fits."""
-    reader = tmp_path / "reader"
-    sources = [*LIBRARY, ROOT / "tests" / "device" / "manifest_reader.c"]
-    done = compiled(reader, sources, *SANITIZE)
-    if done.returncode:
-        done = compiled(reader, sources)
-    assert done.returncode == 0, done.stderr
-
-    def seal(data):
-        at = data.find(b'"manifest_sha256": "')
-        whole = at >= 0 and data[at + 84 : at + 85] == b'"'
-        return sealed(bytes(data)) if whole else data
-
-    text = (small.kernels / "manifest.json").read_bytes()
-    less = json.dumps({k: v for k, v in json.loads(text).items() if k not in ("kernels", "quantities")}).encode()
-    damaged = [seal(less[:cut]) for cut in rng.integers(0, len(less), 60)]
-    for _ in range(200):
-        data = bytearray(less)
-        for at in rng.integers(0, len(data), 3):
-            data[at] = b'"{}[]:,\\u0-9e.\x01\xff'[rng.integers(0, 16)]
-        damaged.append(seal(data))
-    damaged += [b"[" * 100000, b'{"a":' * 100000, b'"\\ud800\\u', b"1e999", b"-", b"nan", b'"\\u0000"']
-    folders = [tmp_path / str(i) for i in range(len(damaged))]
-    for folder, data in zip(folders, damaged, strict=True):
-        folder.mkdir()
-        (folder / "manifest.json").write_bytes(data)
-    said = run(reader, small.kernels, *folders)
-    assert (said.returncode, said.stderr) == (0, ""), said.stderr
-    lines = said.stdout.splitlines()
-    assert lines[0] == "good" and len(lines) == 1 + len(damaged)
-    assert sum(line != "good" for line in lines) > 100
+    assert "no Vulkan d" in refused(checked, *SMALL, tmp_path / "out")
 
 
 # --- what no driver here does ---------------------------------------------------------------------------------
 
 
-def test_subgroups_of_32_are_asked_for_where_they_are_offered(checked, small, monkeypatch):
+def test_subgroups_of_32_are_asked_for_where_they_are_offered(checked, on, tmp_path, monkeypatch):
     """And only the size: nothing rests on full subgroups."""
     monkeypatch.setenv("EMBED_WAVE32", "1")
-    done = run(checked, *small.on, small.kernels, *small.rest)
+    done = run(checked, *on, *SMALL, tmp_path / "out")
     assert done.returncode == 0, done.stderr
     lines, (shape, *rest) = done.stdout.splitlines(), SMALL
     assert lines[0] == "device: subgroupSizeControl 1, computeFullSubgroups 0"
     assert lines[2].endswith("subgroups of 32 requested")
-    assert [lines[1], *lines[3:6]] == ["pipeline: requiredSubgroupSize 32, flags 0"] * 4
-    assert file_digest(small.out) == digest.digest(shape, *map(int, rest))
+    assert [lines[1], *lines[3:5]] == ["pipeline: requiredSubgroupSize 32, flags 0"] * 3
+    assert file_digest(tmp_path / "out") == digest.digest(shape, *map(int, rest))

@@ -9,14 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from c_host import LIBRARY, NATIVE, ROOT, built, needs_compiler
+from c_host import LIBRARY, NATIVE, ROOT, built, contract, needs_compiler
 from engine import address
 from support import same
 
 import zinc_attn as za
 from zinc_attn.cache.rows import stored
 from zinc_attn.storage import STORAGE
-from zinc_attn.tools import export
 
 COMPILER = shutil.which(os.environ.get("CXX", "c++"))
 STUB = ROOT / "tests" / "ggml"
@@ -35,7 +34,7 @@ class BackEnd:
             (folder / name).write_text('#include "ggml.h"\n')
         ours = [file for file in (NATIVE / "ggml").glob("*.cpp") if "llama.h" not in file.read_text()]
         flags = ["-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", '-DZINC_GGML_VERSION="1"']
-        include = [f"-I{one}" for one in (STUB, folder, NATIVE / "ggml", NATIVE / "include")]
+        include = [f"-I{one}" for one in (STUB, folder, NATIVE / "ggml", NATIVE / "include", contract())]
         command = [COMPILER, *flags, *include, *ours, STUB / "back_end.cpp", built(folder, LIBRARY)]
         done = subprocess.run([*command, f"-Wl,-rpath,{folder}", "-o", folder / "b.so"], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
@@ -74,9 +73,7 @@ class BackEnd:
 @pytest.fixture(scope="module")
 def back_end(tmp_path_factory, device):
     folder = tmp_path_factory.mktemp("ggml")
-    export.export(folder / "kernels")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ZINC_ATTN_KERNELS", str(folder / "kernels"))
         patch.setenv("ZINC_ATTN_DEVICE", device.info.name)
         return BackEnd(folder)
 

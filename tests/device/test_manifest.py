@@ -1,4 +1,4 @@
-"""The exported manifest against the device: its index maps. A program made of the manifest is in test_embed_c.py."""
+"""The exported manifest against the device: its index maps."""
 
 from dataclasses import asdict
 
@@ -8,11 +8,11 @@ import pytest
 import zinc_attn as za
 from zinc_attn.cache import rows
 from zinc_attn.kernels import declarations as kernels
+from zinc_attn.kernels.contract import formulas, meanings
 from zinc_attn.kernels.records import WorkBuffer
 from zinc_attn.runtime.protocol import Dispatch, Use
 from zinc_attn.storage import STORAGE, storage_types
 from zinc_attn.tools.export import describe, evaluate, evaluate_all
-from zinc_attn.tools.export.formulas import formulas, meanings
 
 PLACED = [  # shapes with every page size, K and V apart, sizes that the cache fills up, and latent ones
     *((text, page_size, dtype) for text, page_size in (("4/2/96/64", 256), ("4/2/72/33", 2)) for dtype in STORAGE),

@@ -1,6 +1,6 @@
 """Slips of one token in native/ are seen by the tests that a table names: the default run tries a few, ``--full`` all.
 
-What is not in the table: the manifest's reader and the split rule, which are compared with the package's numbers.
+What is not in the table: the generated sizes and rules, which are compared with the package's numbers.
 """
 
 import os
@@ -27,6 +27,10 @@ TESTS = {
     "losses": "device/test_c_engine.py::test_a_device_that_may_be_lost",
     "failures": "device/test_c_engine.py::test_every_call_of_vulkan_fails",
     "closing": "device/test_c_engine.py::test_an_object_in_use",
+    "together": "device/test_c_library.py::test_rows_of_a_prompt",
+    "planned": "device/test_c_library.py::test_items_are_the_planner_s",
+    "refused options": "device/test_c_library.py::test_what_opening_refuses",
+    "workgroups": "host/test_c_host.py::test_workgroups_serve",
     "a run": "device/test_embed_c.py::test_the_digest_is_the_oracle_s",
     "waves": "device/test_embed_c.py::test_subgroups_of_32",
     "codec": "host/test_c_host.py::test_rows_have_the_bits",
@@ -39,8 +43,8 @@ TESTS = {
 # Under a file: what breaks, a text that the file has once, its replacement, and a test that fails with it.
 TABLE = """
 src/work.c
-the longest request of a table: most(tokens, call->request[i].tokens) → call->request[i].tokens @ plain
-a row without a key has a state: most(last, 1) → most(last, 0) @ plain
+the longest request of a table: za_max(tokens, call->request[i].tokens) → call->request[i].tokens @ plain
+a row without a key has a state: za_max(last, 1) → za_max(last, 0) @ plain
 keys behind a row: r->noncausal ? r->tokens : behind → r->noncausal ? behind : behind @ plain
 the first key of a window: behind - call->window : 0; → behind + 1 - call->window : 0; @ filled up
 the mask of a row: to->mask + row * keys → to->mask + keys @ plain
@@ -53,6 +57,14 @@ where masks begin: (counts->mask_slopes ? shape->q_heads → (counts->mask_slope
 the first page of a layer: layer->first_page → 0 * layer->first_page @ plain
 the states of a request: to->state += request->q_len * l-> → to->state += l-> @ plain
 tiles of a page: >> shift > 1) → >> shift > 0) @ a run
+where rows that share begin: row / each * each → row / each * 1 @ together
+rows that see a whole node: .limit / KEYS_PER_NODE : 0; → .limit / KEYS_PER_NODE + 1 : 0; @ together
+tables of shared items: table + base, → table, @ together
+slopes of shared items: shared->alibi_table += base → shared->alibi_table += 0 * base @ together
+the next split: node_of(l, i + 1) → node_of(l, i) @ planned
+src/shape.c
+rows by addresses: / (s->group + 1)) → / s->group) @ workgroups
+a stride that is too short: stride >= least && → stride + 2 >= least && @ refused options
 src/record.c
 the second piece of rows: {from.offset + i * from_step → {from.offset + count * from_step @ rows
 src/call.c

@@ -13,7 +13,7 @@ from zinc_attn import errors
 from zinc_attn.cache import blocks, encoded, rows, strided
 from zinc_attn.cache.head_scales import check_head_scales
 from zinc_attn.shapes import AttnShape, row_strides
-from zinc_attn.storage import IQ4_NL, STORAGE
+from zinc_attn.storage import GROWTH, IQ4_NL, STORAGE
 
 MASKED = Path(__file__).parents[2] / "shaders" / "storage.glsl"
 
@@ -96,8 +96,8 @@ def test_stored_magnitudes_are_bounded(name):
     x = values()
     decoded = blocks.dequantize(*blocks.quantize(x, STORAGE[name]), STORAGE[name])
     normal = np.abs(x).max(axis=1) > 1e-2  # smaller scales are subnormal float16 numbers
-    assert np.all(np.abs(decoded).max(axis=1)[normal] <= blocks.GROWTH * np.abs(x).max(axis=1)[normal])
-    most = np.float32(blocks.MOST[name])
+    assert np.all(np.abs(decoded).max(axis=1)[normal] <= GROWTH * np.abs(x).max(axis=1)[normal])
+    most = np.float32(STORAGE[name].most)
     for block in (np.full((1, 32), most), np.full((1, 32), -most), np.where(np.arange(32) % 2, most, -most)[None]):
         assert np.all(np.isfinite(blocks.quantize(block.astype(np.float32), STORAGE[name])[1]))
         rows.stored_values("k", block.astype(np.float32)[None], name)

@@ -1,20 +1,25 @@
 """What of the C library needs no device: the codec of rows, the library's names, and what documents show."""
 
 import ctypes as c
+import itertools
 import re
 import subprocess
+from dataclasses import asdict
 
 import numpy as np
 import pytest
-from c_host import COMPILER, DTYPES, LIBRARY, NARROW, NATIVE, built, library, needs_compiler
+from c_host import COMPILER, EMBED, LIBRARY, NARROW, NATIVE, built, library, needs_compiler
 
-from zinc_attn.cache import blocks, head_scales, rows
+from zinc_attn.cache import rows
 from zinc_attn.cache.encoded import encoded_rows
 from zinc_attn.cache.strided import from_rows
-from zinc_attn.limits import BLOCK
-from zinc_attn.planning import splits
-from zinc_attn.shapes import TILES, AttnShape, row_format, row_strides, strided_format
-from zinc_attn.storage import FP8_UNIT, IQ4_NL, STORAGE, storage_index, storage_types
+from zinc_attn.kernels import c as generated_c
+from zinc_attn.kernels.tuning import heads_together, most_heads, shared_rows
+from zinc_attn.limits import MAX_HEADS_PER_WORKGROUP
+from zinc_attn.planning.splits import plan_splits
+from zinc_attn.shapes import KV_LAYOUTS, TILES, AttnShape, row_format, row_strides, strided_format
+from zinc_attn.storage import STORAGE, storage_index, storage_types
+from zinc_attn.tools.export import describe
 
 MIXED = [f"{k}/{v}" for k, v in zip(STORAGE, [*STORAGE][3:] + [*STORAGE][:3], strict=True)]  # each once as K, as V
 SHAPES = ("2/2/64", "2/2/80", "2/2/96/160", "1/1/576/512", "3/3/65/33", "2/2/7/100", "1/1/80/65/latent")
@@ -29,7 +34,6 @@ class RowPart(c.Structure):
 
 class RowFormat(c.Structure):
     _fields_ = [("kv_heads", c.c_uint32), ("k", RowPart), ("v", RowPart)]
-    _fields_ += [(name, c.c_float) for name in ("min_input", "max_input")]
 
 
 class NewRows(c.Structure):
@@ -37,38 +41,24 @@ class NewRows(c.Structure):
     _fields_ += [(name, c.c_void_p) for name in ("k", "v", "k_scales", "v_scales")]
 
 
-class StorageType(c.Structure):
-    _fields_ = [
-        ("name", c.c_char_p),
-        *((name, c.c_uint32) for name in ("bits", "halves", "fifth_bits", "head_scale")),
-        ("most", c.c_double),
-    ]
-
-    def row(self):
-        return tuple(getattr(self, name) for name, _ in self._fields_)
-
-
 @pytest.fixture(scope="module")
 def codec(tmp_path_factory):
-    """The codec, which needs error.c alone."""
+    """The codec, which needs the contract and error.c alone."""
     if COMPILER is None:
         pytest.skip("there is no C compiler (package gcc)")
-    sources = [NATIVE / "src" / f"{name}.c" for name in ("rows", "blocks", "floats", "storage", "error")]
+    sources = [NATIVE / "src" / f"{name}.c" for name in ("rows", "blocks", "floats", "error")]
     loaded = library(tmp_path_factory.mktemp("codec"), sources)
-    loaded.za_rows_encode.restype, loaded.za_row_part.restype = c.c_bool, RowPart
+    loaded.za_rows_encode.restype = c.c_bool
     return loaded
 
 
 def encode(codec, shape, dtype, k, v, scales=None, encoded=False, strides=TILES):
     """The words of rows, and the largest magnitude of k; a message where the codec refuses them."""
-    sizes = [(shape.head_dim, shape.k_dim, strides[0]), (shape.v_head_dim, shape.v_dim, strides[1])]
-    sizes[1:] = [(0, 0, 0)] if shape.latent else sizes[1:]
-    kinds = storage_types(dtype)
-    parts = [codec.za_row_part(1 + storage_index(kind), *size) for kind, size in zip(kinds, sizes, strict=True)]
     row = row_format(shape, dtype) if strides == TILES else strided_format(strides, shape.latent)
-    assert [part.value_words for part in parts] == [row.k_values, row.v_values]
-    assert [part.scale_words for part in parts] == [row.k_scales, row.v_scales]
-    form = RowFormat(shape.kv_heads, *parts, 2.0**-40, 2.0**60)
+    k_type, v_type = (1 + storage_index(kind) for kind in storage_types(dtype))
+    k_part = RowPart(k_type, shape.head_dim, shape.k_dim, row.k_values, row.k_scales, strides[0])
+    v_part = RowPart(v_type, shape.v_head_dim, shape.v_dim, row.v_values, row.v_scales, strides[1])
+    form = RowFormat(shape.kv_heads, k_part, RowPart(v_type) if shape.latent else v_part)
     scales = np.ones((2, shape.kv_heads), np.float32) if scales is None else scales
     given = [np.ascontiguousarray(x) for x in (k, k if shape.latent else v, *scales)]
     new = NewRows(len(k), encoded, *(x.ctypes.data for x in given))
@@ -89,7 +79,7 @@ def awkward(rng, shape, kind, scale):
     x[3, :, 5] = 2.0**-41
     x[3, 0, 5] = -(2.0**-149)
     x[4] = np.float32(-0.0)
-    most = blocks.MOST.get(kind.name, 60000.0)
+    most = kind.most if kind.halves else 60000.0
     x[5, 0, 0] = -most
     x = x.clip(-most, most)
     if kind.head_scale:
@@ -210,38 +200,85 @@ def test_encoded_blocks_are_whole(codec):
     assert len(encode(codec, AttnShape(1, 1, 80), "fp8_e4m3", x, x, encoded=True)) == 2
 
 
-def test_the_library_s_types_are_the_package_s(codec):
-    """The tables of storage.c, in the order of zinc_attn.h."""
-    most, limits = {"f16": blocks.F16_MAX, **blocks.MOST}, (head_scales.LEAST, head_scales.MOST)
-    found = [one.row() for one in (StorageType * len(DTYPES)).in_dll(codec, "za_storage")[1:]]
-    assert found == [
-        (name.encode(), one.bits, one.halves, one.fifth_bits, one.head_scale, most.get(name, 0))
-        for name, one in STORAGE.items()
-    ]
-    assert (*(c.c_float * 16).in_dll(codec, "za_iq4_nl"),) == IQ4_NL
-    assert (*(c.c_double * 5).in_dll(codec, "za_storage_limits"),) == (blocks.GROWTH, FP8_UNIT, 448, *limits)
-    enum = re.search(r"enum za_dtype \{(.*?)\};", (NATIVE / "include" / "zinc_attn.h").read_text(), flags=re.S)[1]
-    assert [name.lower() for name in re.findall(r"ZA_(\w+)", enum)] == [*DTYPES, "dtypes"]
-    assert f"enum {{ BLOCK = {BLOCK} }};" in (NATIVE / "src" / "storage.h").read_text()
-
-
-def test_the_split_rule_has_the_planner_s_numbers():
-    line = re.search(r"enum \{ (WORKGROUPS_PER_UNIT.*?) \}", (NATIVE / "src" / "work.c").read_text())[1]
-    leaves = {"SINGLE_SPLIT_LEAVES": splits.SINGLE_SPLIT_KEYS // 64, "NODE_LEAVES": splits.NODE_KEYS // 64}
-    numbers = {"MAX_SPLITS": splits.MAX_LEAF_SPLITS, "MAX_CPU_STATES": splits.MAX_CPU_STATES, **leaves}
-    numbers["WORKGROUPS_PER_UNIT"] = splits.WORKGROUPS_PER_UNIT
-    assert {name: int(n) for name, n in re.findall(r"(\w+) = (\d+)", line)} == numbers
-
-
 @needs_compiler
 def test_every_name_of_the_library_has_its_prefix(tmp_path):
-    """So that a host can link it beside a JSON reader, or a SHA-256, of its own."""
+    """So that a host can link it beside any code of its own."""
     file = built(tmp_path, LIBRARY, "-O0")
     found = subprocess.run(["nm", "-g", "--defined-only", file], capture_output=True, text=True)
     names = set(re.findall(r"^\w+ [A-Z] (\w+)$", found.stdout, flags=re.M)) - {"_init", "_fini"}
     assert len(names) > 20 and all(name.startswith("za_") for name in names), names
 
 
+# --- the generated formulas ----------------------------------------------------------------------------------
+
+
+def words_named(names, kind=c.c_uint32):
+    """A struct of words with these names."""
+    return type("Words", (c.Structure,), {"_fields_": [(name, kind) for name in names]})
+
+
+def values_of(struct):
+    return {name: getattr(struct, name) for name, _ in struct._fields_}
+
+
+NUMBERED = ("9/3/64", "16/2/256", "20/1/576/512/latent", "32/32/128", "71/1/64", "5/1/40", "32/8/192/128", "3/1/65/33")
+
+
+@pytest.fixture(scope="module")
+def formulas(tmp_path_factory):
+    """The generated functions and those of shape.c, and the numbers of a shape."""
+    if COMPILER is None:
+        pytest.skip("there is no C compiler (package gcc)")
+    loaded = library(tmp_path_factory.mktemp("formulas"), [NATIVE / "src" / f"{name}.c" for name in ("shape", "error")])
+    fields = [(name, c.c_bool if name == "cpu" else c.c_uint64) for name in generated_c.size_fields()]
+    loaded.Sizes = type("Sizes", (c.Structure,), {"_fields_": fields})
+    for family, decl in generated_c.FAMILIES.items():
+        getattr(loaded, f"za_{family}_constants").restype = words_named(decl.constant_names)
+    loaded.za_split_rule.restype = c.c_uint64
+    loaded.za_split_rule.argtypes = [c.c_void_p, c.c_uint64, c.c_uint64]
+
+    def sizes_of(shape, dtype="f16", page_size=64, layout="tiles", kind="gpu"):
+        k, v = map(storage_index, storage_types(dtype))
+        given = {**asdict(shape), "page_size": page_size, "k_storage": k, "v_storage": v, "nhd": layout == "NHD"}
+        sizes = loaded.Sizes(**{name: int(x) for name, x in given.items()}, compute_units=64, cpu=kind == "cpu")
+        loaded.za_sizes(c.byref(sizes))
+        return sizes
+
+    loaded.sizes_of = sizes_of
+    return loaded
+
+
+@pytest.mark.parametrize("page_size", (1, 64))
+@pytest.mark.parametrize("dtype", ("f16", "q8_0", "q8_0/q4_0", "f32/bf16", "iq4_nl/q5_1"))
+def test_the_numbers_of_a_shape_are_the_package_s(formulas, dtype, page_size):
+    """As the manifest has them, which is compared with what Python computes."""
+    for shape, layout, kind in itertools.product(map(AttnShape.parse, NUMBERED), KV_LAYOUTS, describe.KINDS):
+        if shape.latent and "/" in dtype:
+            continue
+        entry = describe._shape(shape, dtype, page_size, 64, layout)
+        sizes = formulas.sizes_of(shape, dtype, page_size, layout, kind)
+        found, special = values_of(sizes), entry["kinds"][kind]["specialization"]
+        assert {name: found[name] for name in entry["sizes"]} == entry["sizes"], (shape, layout)
+        for family, decl in generated_c.FAMILIES.items():
+            constants = values_of(getattr(formulas, f"za_{family}_constants")(c.byref(sizes)))
+            assert constants == {**special[family], **dict(decl.fixed)}, (shape, layout, kind)
+        for nodes, q_len in itertools.product((0, 1, 2, 9, 64, 500, 1 << 15), (1, 2, 33)):
+            plan = plan_splits(nodes * 512, shape, 64, q_len)
+            assert formulas.za_split_rule(c.byref(sizes), nodes, q_len) == plan.num_splits, (shape, nodes)
+
+
+def test_workgroups_serve_as_many_heads_and_rows_as_the_package_s(formulas):
+    """Where registers, shared memory or compute units bound them."""
+    for group, dims, shared in itertools.product(range(1, 40), (64, 100, 128, 256, 576), (16 << 10, 32 << 10, 1 << 16)):
+        shape = AttnShape(group * 2, 2, dims)
+        one, cpu = c.byref(formulas.sizes_of(shape)), c.byref(formulas.sizes_of(shape, kind="cpu"))
+        assert formulas.za_rows_together(one, shared) == shared_rows(shape, shared)
+        assert formulas.za_rows_together(cpu, shared) == shared_rows(shape, shared, MAX_HEADS_PER_WORKGROUP)
+        for items in (1, 7, 200):
+            most = most_heads(shape, items, 64, shared)
+            assert formulas.za_heads_together(one, c.c_uint64(items), shared) == heads_together(shape, most), shape
+
+
 def test_the_program_uses_the_header_alone():
-    included = re.findall(r'#include "(.*)"', (NATIVE / "embed" / "main.c").read_text())
+    included = re.findall(r'#include "(.*)"', (EMBED / "main.c").read_text())
     assert included == ["zinc_attn.h"]

@@ -13,7 +13,7 @@ from support import needs_radv
 
 from zinc_attn import AttnShape, SplitPlan, plan_splits
 from zinc_attn.errors import ArgumentError
-from zinc_attn.planning import sharing
+from zinc_attn.kernels.split_rule import SHARING_RULE
 from zinc_attn.storage import STORAGE
 from zinc_attn.tools import cost
 from zinc_attn.tools.cost import CARDS, card_with, find_card, predict, predict_call, predict_requests, predict_rows
@@ -208,8 +208,10 @@ def test_rows_that_share_keys_take_no_longer(monkeypatch, text):
     shape = AttnShape.parse(text)
     shared = [predict_rows(shape, R9700, *call).total_us for call in each]
     assert predict_call(plan_splits(32768, shape, q_len=8), R9700).total_us == shared[2]
-    monkeypatch.setattr(sharing, "SEQUENCE_ROWS", 1 << 20)
+    SHARING_RULE.values.cache_clear()
+    monkeypatch.setitem(SHARING_RULE.known, "SEQUENCE_ROWS", 1 << 20)
     alone = [predict_rows(shape, R9700, *call).total_us for call in each]
+    SHARING_RULE.values.cache_clear()
     ratios = [a / b for a, b in zip(shared, alone, strict=True)]
     assert max(ratios) < 1.02
     assert (min(ratios) < 0.8) == (text in ("32/8/128", "9/3/64", "32/32/128")), ratios

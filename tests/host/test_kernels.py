@@ -11,8 +11,9 @@ import pytest
 
 from zinc_attn import limits, shapes
 from zinc_attn.kernels import declarations as kernels
-from zinc_attn.kernels import glsl
+from zinc_attn.kernels import glsl, questions
 from zinc_attn.kernels.dispatches import AttendVariant
+from zinc_attn.kernels.expressions import to_c, to_glsl
 from zinc_attn.kernels.sizes import attend_sizes, shared_bytes, value_passes
 from zinc_attn.kernels.tuning import SHARED_VECTORS, shared_rows
 from zinc_attn.runtime.device import SPIRV
@@ -40,6 +41,11 @@ def test_the_generated_files_are_those_of_the_declarations():
         assert (ROOT / "shaders" / name).read_text() == text, name
 
 
+def test_the_questions_are_the_oracle_s():
+    """Where this fails, run python -m zinc_attn.kernels.questions."""
+    assert questions.FILE.read_bytes() == questions.answered()
+
+
 def test_kernels_of_one_module_differ_in_fixed_constants_only():
     assert len({d.name for d in kernels.KERNELS}) == len(kernels.KERNELS)
     for decl in kernels.KERNELS:
@@ -53,7 +59,7 @@ def test_kernels_needs_only_the_standard_library(tmp_path):
     """The wheel is built in an empty environment: nothing outside the package and the standard library is loaded."""
     code = (
         "import sys, types; sys.modules['zinc_attn'] = p = types.ModuleType('zinc_attn'); p.__path__ = [sys.argv[1]]; "
-        "import zinc_attn.kernels.glsl, zinc_attn.kernels.tuning; "
+        "import zinc_attn.kernels.c, zinc_attn.kernels.glsl; "
         "print(*(n for n in sys.modules if n.split('.')[0] not in sys.stdlib_module_names))"
     )
     command = [sys.executable, "-IS", "-c", code, str(ROOT / "zinc_attn")]
@@ -160,9 +166,12 @@ def test_a_formula_in_glsl_binds_as_in_python():
         "A if (B or C) == 0 else B": "(B || C) == 0u ? A : B",
         "2 if (A if B == 1 else C) else 3": "(B == 1u ? A : C) ? 2u : 3u",
     }
-    assert {expression: glsl.to_glsl(expression) for expression in formulas} == formulas
-    with pytest.raises(ValueError, match=r"^got 'A \*\* 2', expected uints, names, conditionals and the operators "):
-        glsl.to_glsl("A ** 2")
+    assert {expression: to_glsl(expression) for expression in formulas} == formulas
+    assert to_c("max(A, B, C % 2) // (D - 1) if kind == 'x' and A < 2 or B else 3", str.lower) == (
+        "(kind_is_x && a < 2) || b ? za_max(za_max(a, b), c % 2) / (d - 1) : 3"
+    )
+    with pytest.raises(ValueError, match=r"^got 'A \*\* 2', expected whole numbers, names, conditionals and the "):
+        to_glsl("A ** 2")
 
 
 def test_shaders_are_short():

@@ -27,20 +27,7 @@ from ..storage import IQ4_NL, StorageType
 F32 = NDArray[np.float32]
 Words = NDArray[np.uint32]
 
-F16_MAX: Final = 65504.0
-# The largest magnitude whose scale and minimum are float16 numbers.
-MOST: Final = {
-    "q8_0": 127 * F16_MAX,
-    "q5_1": F16_MAX,
-    "q5_0": 16 * F16_MAX,
-    "q4_1": F16_MAX,
-    "q4_0": 8 * F16_MAX,
-    "iq4_nl": 100 * F16_MAX,
-}
 FP8: Final = np.dtype(float8_e4m3fn)
-# A stored magnitude is at most so many times the largest given one, as iq4_nl's scale is fitted. Where the scale is a
-# subnormal float16 it may be three times a tiny magnitude, for which MAX_SCORE leaves room.
-GROWTH: Final = 1.125
 _TABLE: Final = np.array(IQ4_NL, np.float32)
 _BETWEEN: Final = _TABLE[:-1] + _TABLE[1:]  # from half of it on, the next entry is nearer
 
@@ -56,7 +43,7 @@ def in_blocks(x: NDArray[np.generic]) -> F32:
 def quantize(x: F32, kind: StorageType) -> tuple[NDArray[np.uint8], NDArray[np.float16]]:
     """Stored numbers (..., blocks, 32), int8 as uint8 for q8_0, and float16 (..., blocks, halves): d, or d and m.
 
-    x: (..., blocks, 32), of magnitudes up to ``MOST``.
+    x: (..., blocks, 32), of magnitudes up to ``kind.most``.
     """
     if kind.name == "iq4_nl":
         q, d = _nonlinear(x)

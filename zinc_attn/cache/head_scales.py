@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,11 +10,7 @@ from numpy.typing import NDArray
 from ..checks import check_array
 from ..errors import ArgumentError, ShapeError, ValueRangeError
 from ..shapes import AttnShape
-from ..storage import FP8_UNIT, storage_types
-
-# fp8_e4m3's magnitudes are 2**-9 to 448, so that every value is within the bounds of inputs.
-LEAST: Final = 2.0**-31
-MOST: Final = 2.0**51
+from ..storage import FP8_UNIT, LEAST_SCALE, MOST_SCALE, storage_types
 
 
 def check_head_scales(
@@ -43,7 +39,7 @@ def check_head_scales(
                 f"({num_layers}, {kv_heads})"
             )
         exact = np.asarray(given, np.float64)
-        fits = (exact >= LEAST) & (exact <= MOST)
+        fits = (exact >= LEAST_SCALE) & (exact <= MOST_SCALE)
         if not np.all(fits):
             where = f"[{', '.join(map(str, np.argwhere(~fits)[0]))}]" if exact.ndim else ""
             raise ValueRangeError(f"{name}{where}: got {exact[~fits][0]:g}, expected a scale from 2**-31 to 2**51")

@@ -24,7 +24,7 @@ from ..checks import BFLOAT16, check_array
 from ..errors import DTypeError, ValueRangeError
 from ..limits import BLOCK
 from ..shapes import AttnShape, row_format
-from ..storage import STORAGE, StorageType, storage_types
+from ..storage import F16_MAX, FP8_MAX, GROWTH, STORAGE, StorageType, storage_types
 from . import blocks
 
 F32 = NDArray[np.float32]
@@ -42,7 +42,6 @@ _BOUNDS: Final[dict[np.dtype[Any], tuple[NDArray[Any], NDArray[Any], int, int]]]
 }
 _NARROW: Final = {"f16": _FLOAT16, "bf16": BFLOAT16}  # caches that take rows as they are, or round them on request
 _F16_OVERFLOW: Final = 65520.0  # the smallest magnitude that rounds to infinity
-_FP8_MAX: Final = 448.0
 _PIECE: Final = 1 << 20  # values that are quantized together
 _ANY: Final = "float32, float16 or bfloat16"
 _TAKES: Final = {
@@ -124,15 +123,15 @@ def stored_values(
     if narrow is not None and values.dtype != narrow:
         values = _narrowed(name, values, largest, narrow, round_rows)
         largest = float(narrow.type(largest))  # rounding keeps the order of magnitudes
-    if kind.halves and largest > blocks.MOST[dtype]:
-        _, where = _first(np.abs(values) > blocks.MOST[dtype])
+    if kind.halves and largest > kind.most:
+        _, where = _first(np.abs(values) > kind.most)
         raise ValueRangeError(
             f"{name}[{where}]: got a magnitude of up to {largest:.9g}, a cache of {dtype} takes at most "
-            f"{blocks.MOST[dtype]:.9g}; use a bf16 or f32 cache"
+            f"{kind.most:.9g}; use a bf16 or f32 cache"
         )
     if kind.head_scale and values.size:
         _check_fp8(name, values, largest, _scale_of(scale, values))
-    return values, largest * blocks.GROWTH if kind.quantized else largest
+    return values, largest * GROWTH if kind.quantized else largest
 
 
 def _scale_of(scale: F32 | None, x: NDArray[Any]) -> F32:
@@ -142,15 +141,15 @@ def _scale_of(scale: F32 | None, x: NDArray[Any]) -> F32:
 
 def _check_fp8(name: str, x: NDArray[Any], most: float, scale: F32) -> None:
     """Refuse magnitudes beyond those of fp8_e4m3 times the head's scale. most: the largest magnitude of all heads."""
-    if np.float32(most) / scale.min() <= _FP8_MAX:
+    if np.float32(most) / scale.min() <= FP8_MAX:
         return
     largest = np.abs(x).max(axis=(0, 2)).astype(np.float32)
-    beyond = largest / scale[:, 0] > _FP8_MAX
+    beyond = largest / scale[:, 0] > FP8_MAX
     if np.any(beyond):
         head = int(np.argmax(beyond))
         raise ValueRangeError(
             f"{name}: got a magnitude of {largest[head]:g} in KV head {head}, a fp8_e4m3 cache takes at most "
-            f"{_FP8_MAX:g} times the head's scale, {float(scale[head, 0]):g}; give a larger {name}_scale"
+            f"{FP8_MAX:g} times the head's scale, {float(scale[head, 0]):g}; give a larger {name}_scale"
         )
 
 
@@ -160,7 +159,7 @@ def _narrowed(name: str, x: NDArray[Any], largest: float, narrow: np.dtype[Any],
         at, where = _first(np.abs(x.astype(np.float32)) >= _F16_OVERFLOW)
         raise ValueRangeError(
             f"{name}[{where}]: got {float(x[at]):g}, a f16 cache takes magnitudes of at most "
-            f"{blocks.F16_MAX:g}, the largest float16; use a bf16 or f32 cache"
+            f"{F16_MAX:g}, the largest float16; use a bf16 or f32 cache"
         )
     values = x.astype(narrow)
     if not round_rows and np.any(different := values.astype(np.float32) != x):

@@ -6,6 +6,7 @@ what is known, and the names before it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from types import CodeType
@@ -18,6 +19,15 @@ class Formulas:
         self.table, self.inputs, self.known = dict(table), inputs, dict(known)
         self._code: dict[str, CodeType] = {name: compile(text, name, "eval") for name, (text, _) in table.items()}
         self.values = lru_cache(maxsize=4096)(self._values)
+
+    def told(self) -> Mapping[str, tuple[str, str]]:
+        """The table as the manifest has it: names in small letters, numbers for what is known."""
+
+        def one(found: re.Match[str]) -> str:
+            return str(self.known.get(found[0], found[0].lower()))
+
+        rows = self.table.items()
+        return {name.lower(): (re.sub(r"[A-Z_]{2,}", one, text), meaning) for name, (text, meaning) in rows}
 
     def _values(self, *inputs: int) -> Mapping[str, int]:
         """Every formula's value by name, for the values of the inputs."""

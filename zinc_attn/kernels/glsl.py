@@ -3,7 +3,6 @@ has the comment that stands behind it in its Python source."""
 
 from __future__ import annotations
 
-import ast
 import re
 import struct
 import textwrap
@@ -11,10 +10,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from .. import limits
+from .. import limits, storage
 from ..canonical import constants
 from ..storage import IQ4_NL, STORAGE
 from . import declarations, matrix
+from .expressions import to_glsl
 from .sizes import FORMULAS
 
 _WIDTH: Final = 120  # of a line
@@ -51,7 +51,7 @@ _POLYNOMIALS: Final = {
     "LN_D": (constants.LN_POLY, "ln(1 + x) = x - x**2 / 2 + x**3 * (d0 + d1 x + ...)"),
     "TANH_E": (constants.TANH_POLY, "tanh x = x + x**3 * (e0 + e1 x**2 + ...)"),
 }
-_SOURCES: Final = (constants, limits, declarations, matrix)
+_SOURCES: Final = (constants, limits, declarations, matrix, storage)
 _RECORDS: Final = {
     "HEADER": (declarations.HEADER, declarations.HEADER_WORDS, "The work buffer begins with these words."),
     "ITEM": (declarations.ITEM, declarations.ITEM_WORDS, "Then an ITEM for each workgroup of pass 1 in grid x."),
@@ -82,7 +82,7 @@ def generated() -> dict[str, str]:
     return {name: "\n".join([first + source, *lines]) + "\n" for name, (source, lines) in files.items()}
 
 
-def _comments() -> dict[str, str]:
+def comments() -> dict[str, str]:
     """Of the numbers that have one, the comment behind them in their source."""
     sources = "\n".join(Path(str(module.__file__)).read_text(encoding="utf-8") for module in _SOURCES)
     return dict(re.findall(r"^([A-Z]\w*): Final = .*?  # (.*)$", sources, re.MULTILINE))
@@ -98,12 +98,12 @@ def _explained(line: str, meaning: str | None) -> Iterable[str]:
 
 def _contract() -> Iterator[str]:
     """Constants, words of the work buffer, and the interfaces of the kernels."""
-    comments = _comments()
+    told = comments()
     numbers = {name: f"const uint {name} = {value}u;" for name, value in _UINTS.items()}
     numbers["RCP_SEED"] = f"const uint RCP_SEED = 0x{constants.RCP_SEED:08X}u;"
     numbers |= {name: f"#define {name} {_float(getattr(constants, name))}" for name in _FLOATS}
     for name, line in numbers.items():
-        yield from _explained(line, comments.get(name))
+        yield from _explained(line, told.get(name))
     for prefix, (coefficients, meaning) in _POLYNOMIALS.items():
         yield f"// {meaning}"
         yield from (f"#define {prefix}{i} {_float(c)}" for i, c in enumerate(coefficients))
@@ -113,7 +113,7 @@ def _contract() -> Iterator[str]:
             yield from _explained(f"const uint {prefix}_{word.upper()} = {i}u;", meaning)
         yield f"const uint {prefix}_WORDS = {size}u;"
     for name in ("NO_TOKEN", "HIDDEN"):
-        yield from _explained(f"const uint {name} = 0x{getattr(declarations, name):08X}u;", comments[name])
+        yield from _explained(f"const uint {name} = 0x{getattr(declarations, name):08X}u;", told[name])
     yield from ("", "// What K_STORAGE and V_STORAGE number: types of stored values.")
     yield from (f"const uint STORAGE_{name.upper()} = {i}u;" for i, name in enumerate(STORAGE))
     table = [int.from_bytes(bytes(x & 0xFF for x in IQ4_NL[i : i + 4]), "little") for i in range(0, 16, 4)]
@@ -141,46 +141,3 @@ def _attend_sizes() -> Iterator[str]:
     """The formulas of ``sizes``, each with its meaning."""
     for name, (expression, meaning) in FORMULAS.items():
         yield from _explained(f"const uint {name} = {to_glsl(expression)};", meaning)
-
-
-# GLSL operator and how tightly it binds
-_OPERATORS: Final[dict[type[ast.AST], tuple[str, int]]] = {
-    ast.Or: ("||", 1),
-    ast.Eq: ("==", 2),
-    ast.LtE: ("<=", 3),
-    ast.Gt: (">", 3),
-    ast.Add: ("+", 4),
-    ast.Sub: ("-", 4),
-    ast.Mult: ("*", 5),
-    ast.FloorDiv: ("/", 5),
-}
-
-
-def to_glsl(expression: str) -> str:
-    """A formula of ``sizes`` as a GLSL expression of uints. ValueError for what has no translation."""
-    return _glsl(ast.parse(expression, mode="eval").body, 0)
-
-
-def _glsl(node: ast.expr, within: int) -> str:
-    """``within``: what binds more loosely than this goes in parentheses."""
-    match node:
-        case ast.Name(id=name):
-            return name
-        case ast.Constant(value=int(value)):
-            return f"{value}u"
-        case ast.IfExp(test=test, body=body, orelse=orelse):
-            text, level = f"{_glsl(test, 1)} ? {_glsl(body, 1)} : {_glsl(orelse, 1)}", 0
-        case ast.BinOp(left=left, op=op, right=right) | ast.Compare(left=left, ops=[op], comparators=[right]) if (
-            type(op) in _OPERATORS
-        ):
-            symbol, level = _OPERATORS[type(op)]
-            text = f"{_glsl(left, level)} {symbol} {_glsl(right, level + 1)}"
-        case ast.BoolOp(op=ast.Or() as op, values=values):
-            symbol, level = _OPERATORS[type(op)]
-            text = f" {symbol} ".join(_glsl(value, level) for value in values)
-        case _:
-            known = ", ".join(symbol for symbol, _ in _OPERATORS.values())
-            raise ValueError(
-                f"got {ast.unparse(node)!r}, expected uints, names, conditionals and the operators {known}"
-            )
-    return f"({text})" if level < within else text

@@ -18,6 +18,7 @@ from ..canonical.constants import KEYS_PER_LEAF
 from ..kernels.device_info import DeviceInfo
 from ..kernels.matrix import MatrixWorkgroup, matrix_workgroup
 from ..kernels.records import APPEND, ITEM, Records, no_records
+from ..kernels.split_rule import SHARING_RULE
 from ..kernels.tuning import SHARED_VECTORS, most_heads, shared_rows
 from ..limits import MAX_HEADS_PER_WORKGROUP
 from .arithmetic import on_matrices
@@ -25,8 +26,8 @@ from .duration import in_parts, key_work, row_cost, work_bound
 from .inputs import CallFacts, CallOptions, Request, SplitLayout
 from .items import Indices, Visible, item_records, row_records
 from .padding import padded, power_of_two
-from .sharing import rows_pay, shared_items, shared_nodes
-from .splits import SplitPlan, sharing_pays
+from .sharing import shared_items, shared_nodes
+from .splits import SplitPlan
 from .steady import SteadyKey, pages_per_leaf, steady_key
 from .submission import RecordingKey, RowSlice, Submission
 from .whole_context import whole_context_pays
@@ -302,13 +303,11 @@ class SubmissionPlanner:
         saved = sum((one.rows - -(-one.rows // each)) * (one.end - one.begin) for one in shared)
         items = shared_items(shared, each)
         if cascade is None:
-            units = facts.device.compute_units
-            pays = sharing_pays(saved, len(items), facts.shape, units)
-            owners = np.repeat([one.request for one in slices], sizes)
-            if all(owners[one.row] == owners[one.row + one.rows - 1] for one in shared):  # requests are neighbors
-                rows, workgroups = max(one.rows for one in shared), len(items) * facts.shape.kv_heads
-                pays = pays and rows_pay(rows, workgroups, units, self.options.arithmetic == "fused")
-            if not pays:
+            owners, rows = np.repeat([one.request for one in slices], sizes), max(one.rows for one in shared)
+            of_one = all(owners[one.row] == owners[one.row + one.rows - 1] for one in shared)  # requests are neighbors
+            fused, units = int(self.options.arithmetic == "fused"), facts.device.compute_units
+            rule = SHARING_RULE.values(rows, len(items), saved, fused, facts.shape.kv_heads, units)
+            if not rule["PAYS" if of_one else "FILLS"]:
                 return nothing
         if len(items) > facts.device.max_workgroups[0]:  # the rows alone need fewer, and fit
             return nothing

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,10 +11,6 @@ from numpy.typing import NDArray
 from ..canonical.constants import KEYS_PER_NODE
 from ..kernels.records import ITEM, Records, no_records
 from .items import Indices
-
-SEQUENCE_ROWS: Final = 8  # query rows of a sequence from which conversions of K and V are worth a dispatch
-SEQUENCE_PER_UNIT: Final = 8  # workgroups that a compute unit then needs for the keys that they share ...
-FUSED_PER_UNIT: Final = 3  # ... and with arithmetic "fused", of which conversions are a larger part
 
 
 class SharedKeys(NamedTuple):
@@ -61,16 +57,6 @@ def shared_nodes(limits: Indices, tables: list[NDArray[np.uint32]], page_size: i
         edges = [begin, *(begin + 1 + np.flatnonzero(common[begin : end - 1] == least)).tolist(), end]
         todo += [(a, b, max(least, done)) for a, b in pairwise(edges)]
     return sorted(found), attended
-
-
-def rows_pay(rows: int, workgroups: int, compute_units: int, fused: bool) -> bool:
-    """Whether rows of one sequence share keys where the caller leaves it open.
-
-    Side by side in the grid they find the keys in its caches anyway, so sharing saves conversions alone, at the price
-    of fewer and longer ``workgroups``. (docs/cost-model.md)
-    """
-    needed = FUSED_PER_UNIT if fused else SEQUENCE_PER_UNIT
-    return rows >= SEQUENCE_ROWS and workgroups >= needed * compute_units
 
 
 def shared_items(shared: list[SharedKeys], rows_each: int) -> Records:

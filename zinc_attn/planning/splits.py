@@ -17,30 +17,10 @@ import numpy as np
 from ..canonical.constants import KEYS_PER_NODE
 from ..checks import check_int, shown
 from ..errors import ArgumentError
-from ..kernels.formulas import Formulas
+from ..kernels.split_rule import SPLIT_RULE
 from ..limits import MAX_CONTEXT
 from ..shapes import AttnShape
 
-WORKGROUPS_PER_UNIT: Final = 64
-# The rule. NODES: that some row sees; COMPUTE_UNITS: of the device; ROWS: query rows of the sequence in the call. Split
-# i of them begins at node FIRST_NODE + i * NODES // SPLITS.
-SPLIT_RULE: Final = Formulas(
-    {
-        "SHARES": ("KV_HEADS * HEAD_CHUNKS * ROWS", "workgroups that a split has"),
-        "MOST_SPLITS": (
-            "(WORKGROUPS_PER_UNIT * COMPUTE_UNITS + SHARES - 1) // SHARES",
-            "splits from which every compute unit has WORKGROUPS_PER_UNIT workgroups",
-        ),
-        "SPLITS": (
-            "1 if NODES == 0 else NODES if NODES <= MOST_SPLITS else MOST_SPLITS",
-            "a node each, until the device is full",
-        ),
-    },
-    ("NODES", "COMPUTE_UNITS", "KV_HEADS", "HEAD_CHUNKS", "ROWS"),
-    {"WORKGROUPS_PER_UNIT": WORKGROUPS_PER_UNIT},
-)
-# Workgroups of keys that rows share must give every compute unit one, and save as many as fill the device so often.
-SHARED_FILLS: Final = 3
 PLAN_VERSION: Final = 4
 
 
@@ -214,15 +194,6 @@ def plan_splits(
 def splits_of(nodes: int, shape: AttnShape, compute_units: int, q_len: int) -> int:
     """The rule's splits of so many nodes, for checked arguments."""
     return SPLIT_RULE.values(nodes, compute_units, shape.kv_heads, shape.head_chunks, q_len)["SPLITS"]
-
-
-def sharing_pays(saved: int, items: int, shape: AttnShape, compute_units: int) -> bool:
-    """Whether keys that rows share are attended together where the caller leaves it open.
-
-    saved: nodes, of one KV head, that workgroups need not read again; items: workgroups of one KV head that attend the
-    shared keys. They are a dispatch of their own with fewer and longer workgroups. (docs/cost-model.md)
-    """
-    return min(items, saved // SHARED_FILLS) * shape.kv_heads >= compute_units
 
 
 def first_seen(context_len: int, q_len: int, window: int | None) -> int:

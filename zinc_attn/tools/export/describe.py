@@ -9,17 +9,18 @@ from typing import Any, Final
 
 from ... import __version__, limits
 from ...cache.pages import PagePool
-from ...canonical import constants, primitives, products
+from ...canonical import constants
 from ...checks import check_int
 from ...dtypes import storage_dtype
 from ...errors import ArgumentError
 from ...kernels import declarations as kernels
+from ...kernels.contract import evaluate, evaluate_all, formulas, meanings, structure
 from ...kernels.declarations import KernelDecl
-from ...planning.splits import SPLIT_RULE
+from ...kernels.questions import QUESTION_ROWS, TRIPLES, questions
+from ...kernels.split_rule import SPLIT_RULE
 from ...runtime.device import build_record, load_spirv
 from ...shapes import AttnShape, check_kv_layout, row_format
 from ...storage import STORAGE, storage_index, storage_types
-from .formulas import evaluate, evaluate_all, formulas, meanings, structure
 
 FORMAT: Final = "zinc_attn export"
 VERSION: Final = 9
@@ -29,7 +30,7 @@ RECORDS: Final = ("header", "item", "row", "append", "copy")  # of the work buff
 
 
 def family(decl: KernelDecl) -> str:
-    """The key of a kernel in ``manifest.ini``: the name of its source."""
+    """The key of a kernel in ``contract.ini``: the name of its source."""
     return decl.source.removesuffix(".comp")
 
 
@@ -129,21 +130,21 @@ def _described(section: str, key: str = "expression") -> dict[str, dict[str, str
 
 def _primitives() -> dict[str, Any]:
     """What a host asks a device before its first kernel."""
-    numbers, results = primitives.words(kernels.NUMBERS, kernels.RESULTS)
+    numbers, results, *_ = questions()
     return {
         **meanings("primitives"),
-        "workgroups": [primitives.ROWS // limits.WAVE, 1, 1],
+        "workgroups": [QUESTION_ROWS // limits.WAVE, 1, 1],
         "number_names": list(kernels.NUMBERS),
         "result_names": list(kernels.RESULTS),
-        "numbers": numbers.reshape(-1).tolist(),
-        "results": results.reshape(-1).tolist(),
+        "numbers": numbers.tolist(),
+        "results": results.tolist(),
     }
 
 
 def _multiply_add() -> dict[str, Any]:
     """What a host asks a device before its first call with arithmetic "fused"."""
-    given, sums = products.triple_words()
-    workgroups = [products.TRIPLES // (2 * limits.WAVE), 1, 1]
+    *_, given, sums = questions()
+    workgroups = [TRIPLES // (2 * limits.WAVE), 1, 1]
     return {**meanings("multiply_add"), "workgroups": workgroups, "triples": given.tolist(), "sums": sums.tolist()}
 
 

@@ -1,12 +1,11 @@
 /* A decode run over several layers from C: a prompt in chunks, forks, growing pages, copy-on-write.
 
-       embed [-d NAME] [-w STEP] MANIFEST_DIR Q_HEADS/KV_HEADS/HEAD_DIM PROMPT CHUNK TOKENS RESULTS
+       embed [-d NAME] [-w STEP] Q_HEADS/KV_HEADS/HEAD_DIM PROMPT CHUNK TOKENS RESULTS
 
-   MANIFEST_DIR is what `zinc-attn export MANIFEST_DIR --shape ...` wrote, for float16. PROMPT tokens are appended and
-   attended in chunks of CHUNK, then forked, and both sequences decode TOKENS tokens by turns. RESULTS becomes, by call
-   and layer, out (q_len, q_heads, head_dim) and lse (q_len, q_heads), float32; digest.py prints its SHA-256. -w prints
-   the work buffers of one step, from 0 on: eight words a line, behind the number of the first. Exit status 0, or 2 with
-   one line on stderr.
+   PROMPT tokens are appended in float16 and attended in chunks of CHUNK, then forked, and both sequences decode TOKENS
+   tokens by turns. RESULTS becomes, by call and layer, out (q_len, q_heads, head_dim) and lse (q_len, q_heads), float32;
+   digest.py prints its SHA-256. -w prints the work buffers of one step, from 0 on: eight words a line, behind the number
+   of the first. Exit status 0, or 2 with one line on stderr.
 
    Of the library it uses zinc_attn.h alone. The page tables are its own: a page belongs to every sequence whose table
    names it, and a sequence that is about to write to a page of several gets a copy of its own first. */
@@ -16,7 +15,7 @@
 
 #include "zinc_attn.h"
 
-enum { LAYERS = 2, SEQUENCES = 2, MAX_TOKENS = 1 << 20 };
+enum { LAYERS = 2, SEQUENCES = 2, PAGE_SIZE = 64, MAX_TOKENS = 1 << 20 };
 
 struct sequence {
     uint32_t tokens, pages;
@@ -30,7 +29,7 @@ struct run {
     struct sequence sequences[SEQUENCES];
     uint32_t prompt, chunk, steps;
     uint32_t *users; /* (pages) sequences whose table names the page */
-    uint32_t pages, page_size;
+    uint32_t pages;
     uint32_t drawn; /* numbers so far */
     uint16_t *k, *v;
     float *q, *out; /* of one call; out, then lse */
@@ -64,7 +63,7 @@ static void fork_sequence(struct run *run) {
 
 /* Room for new rows in every layer: a copy of the partly filled page where it has other users, then new pages. */
 static bool grow(struct run *run, struct sequence *seq, uint32_t new_rows) {
-    if (new_rows && seq->tokens % run->page_size) {
+    if (new_rows && seq->tokens % PAGE_SIZE) {
         uint32_t *last = &seq->table[seq->pages - 1], shared = *last;
         if (run->users[shared] > 1) {
             uint32_t own = take_page(run);
@@ -74,7 +73,7 @@ static bool grow(struct run *run, struct sequence *seq, uint32_t new_rows) {
             *last = own;
         }
     }
-    while ((uint64_t)seq->pages * run->page_size < (uint64_t)seq->tokens + new_rows)
+    while ((uint64_t)seq->pages * PAGE_SIZE < (uint64_t)seq->tokens + new_rows)
         seq->table[seq->pages++] = take_page(run);
     return true;
 }
@@ -149,8 +148,7 @@ static bool make(struct run *run, struct za_device *device, uint32_t tokens) {
     struct za_device_info info = za_device_info(device);
     printf("%s (%s), subgroups of 32 %s\n", info.name, info.cpu ? "cpu" : "gpu",
            info.wave32 ? "requested" : "not offered");
-    run->page_size = za_info(run->attn).page_size;
-    run->pages = run->prompt / run->page_size + 2 + SEQUENCES * (tokens / run->page_size + 4);
+    run->pages = run->prompt / PAGE_SIZE + 2 + SEQUENCES * (tokens / PAGE_SIZE + 4);
     size_t kv = (size_t)run->chunk * o->kv_heads * o->head_dim, rows = (size_t)run->chunk * o->q_heads;
     run->users = calloc(run->pages, sizeof *run->users);
     run->k = malloc(2 * kv);
@@ -176,8 +174,7 @@ static bool decode(struct run *run, uint32_t tokens) {
     for (uint32_t token = 0; token < tokens; ++token)
         if (!step(run, first, 1, 1) || !step(run, second, 1, 1)) return false;
     struct za_trace trace = za_trace(run->attn);
-    printf("%u calls, last splits %u, unit %u, %s\n", run->steps * LAYERS, trace.splits, trace.leaves_per_state,
-           trace.loop ? "loop" : "single");
+    printf("%u calls, last splits %u\n", run->steps * LAYERS, trace.splits);
     return true;
 }
 
@@ -193,28 +190,26 @@ static void run_free(struct run *run) {
 }
 
 int main(int argc, char **argv) {
-    struct run run = {.options = {.dtype = ZA_F16}, .shown = UINT32_MAX};
+    struct run run = {.options = {.dtype = ZA_F16, .page_size = PAGE_SIZE}, .shown = UINT32_MAX};
     const char *name = NULL;
     uint32_t tokens = 0;
     int at = 1;
     if (argc - at > 1 && strcmp(argv[at], "-d") == 0) name = argv[at + 1], at += 2;
     bool good = true;
     if (argc - at > 1 && strcmp(argv[at], "-w") == 0) good = sscanf(argv[at + 1], "%u", &run.shown) == 1, at += 2;
-    if (!good || argc - at != 6 ||
-        sscanf(argv[at + 1], "%u/%u/%u", &run.options.q_heads, &run.options.kv_heads, &run.options.head_dim) != 3 ||
-        sscanf(argv[at + 2], "%u", &run.prompt) != 1 || sscanf(argv[at + 3], "%u", &run.chunk) != 1 ||
-        sscanf(argv[at + 4], "%u", &tokens) != 1 || !run.prompt || !run.chunk || run.prompt > MAX_TOKENS ||
+    if (!good || argc - at != 5 ||
+        sscanf(argv[at], "%u/%u/%u", &run.options.q_heads, &run.options.kv_heads, &run.options.head_dim) != 3 ||
+        sscanf(argv[at + 1], "%u", &run.prompt) != 1 || sscanf(argv[at + 2], "%u", &run.chunk) != 1 ||
+        sscanf(argv[at + 3], "%u", &tokens) != 1 || !run.prompt || !run.chunk || run.prompt > MAX_TOKENS ||
         run.chunk > MAX_TOKENS || tokens > MAX_TOKENS) {
-        complain("usage", "embed [-d NAME] [-w STEP] MANIFEST_DIR Q_HEADS/KV_HEADS/HEAD_DIM PROMPT CHUNK TOKENS "
-                          "RESULTS");
+        complain("usage", "embed [-d NAME] [-w STEP] Q_HEADS/KV_HEADS/HEAD_DIM PROMPT CHUNK TOKENS RESULTS");
         return 2;
     }
-    run.options.manifest = argv[at];
     struct za_device *device = za_device_open(name);
     bool ok = device ? make(&run, device, tokens) : complain(za_error(), "");
-    if (ok && !(run.results = fopen(argv[at + 5], "wb"))) ok = complain(argv[at + 5], "cannot be written");
+    if (ok && !(run.results = fopen(argv[at + 4], "wb"))) ok = complain(argv[at + 4], "cannot be written");
     ok = ok && decode(&run, tokens);
-    if (run.results && fclose(run.results) != 0 && ok) ok = complain(argv[at + 5], "cannot be written");
+    if (run.results && fclose(run.results) != 0 && ok) ok = complain(argv[at + 4], "cannot be written");
     run_free(&run);
     za_device_close(device);
     return ok ? 0 : 2;

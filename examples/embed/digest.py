@@ -1,6 +1,6 @@
 """Print the SHA-256 of what ``embed`` writes to RESULTS, which is the oracle's: every device has these bits.
 
-.venv/bin/python native/embed/digest.py 16/2/256 150 64 4
+.venv/bin/python examples/embed/digest.py 16/2/256 150 64 4
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The words and formulas of a manifest, as ``manifest.ini`` has them, and the values of its formulas.
+"""The words and formulas of the contract, as ``contract.ini`` has them, and the values of its formulas.
+
+The manifest shows them, and ``c`` makes C of them. Needs the standard library alone.
 
 A formula is a Python integer expression over names that the manifest explains. Beside the operators it may use
 ``ceil_div(a, b)``, the quotient rounded up, ``log2``, ``min`` and ``max``. Those here are the package's own, so that
@@ -16,13 +18,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from ... import limits, storage
-from ...cache import pages
-from ...canonical import constants, primitives, products
-from ...kernels import declarations, sizes, tuning
-from ...planning import splits
+from .. import limits, storage
+from ..canonical import constants
+from . import declarations, questions, sizes, tuning
+from .split_rule import SPLIT_RULE
 
-_MODULES: Final = (constants, primitives, products, limits, declarations, sizes, tuning, splits, pages, storage)
+_MODULES: Final = (constants, limits, declarations, questions, sizes, tuning, storage)
 _FUNCTIONS: Final[Mapping[str, Callable[..., int]]] = {
     "min": min,
     "max": max,
@@ -33,9 +34,9 @@ _FUNCTIONS: Final[Mapping[str, Callable[..., int]]] = {
 
 @functools.cache
 def _file() -> Mapping[str, Mapping[str, str]]:
-    """The sections of ``manifest.ini``, in which what stands in braces is replaced by its value."""
+    """The sections of ``contract.ini``, in which what stands in braces is replaced by its value."""
     known = {name: value for module in _MODULES for name, value in vars(module).items()}
-    text = Path(__file__).with_name("manifest.ini").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("contract.ini").read_text(encoding="utf-8")
     parser = ConfigParser(delimiters=("=",), comment_prefixes=("#",), interpolation=None)
     parser.optionxform = str  # type: ignore[assignment,method-assign]  # names keep their capitals
     parser.read_string(re.sub(r"\{(.+?)\}", lambda found: str(eval(found[1], known)), text))
@@ -43,7 +44,7 @@ def _file() -> Mapping[str, Mapping[str, str]]:
 
 
 def meanings(section: str) -> Mapping[str, str]:
-    """The entries of a section of ``manifest.ini``, in the file's order; none where it has no such section."""
+    """The entries of a section of ``contract.ini``, in the file's order; none where it has no such section."""
     return _file().get(section, {})
 
 
@@ -61,7 +62,9 @@ def structure(section: str) -> dict[str, Any]:
 
 @functools.cache
 def formulas(section: str) -> Mapping[str, tuple[str, str]]:
-    """The entries (formula, meaning) of a section of ``manifest.ini``, in the file's order."""
+    """The entries (formula, meaning) of a section of ``contract.ini``, in the file's order, or of the split rule."""
+    if section == "split_rule":
+        return SPLIT_RULE.told()
     parts = {name: text.partition(" |") for name, text in meanings(section).items()}
     return {name: (formula, meaning.strip()) for name, (formula, _, meaning) in parts.items()}
 

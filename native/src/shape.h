@@ -1,0 +1,31 @@
+/* The numbers of a shape, its types, and how K and V lie. */
+#ifndef SHAPE_H
+#define SHAPE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "rows.h"
+#include "zinc_attn.h"
+#include "zinc_contract.h"
+
+/* What most of the library asks for, and all sizes of the contract. k_dim and v_dim are head_dim and v_head_dim as the
+   device has them, filled up with zeros. */
+struct shape {
+    uint32_t q_heads, kv_heads, head_dim, v_head_dim, k_dim, v_dim, page_size;
+    bool latent;
+    uint32_t scale_words; /* scales of heads in a work buffer: 2 * kv_heads where a type has them, else 0 */
+    uint64_t k_page_bytes, v_page_bytes; /* of rows: where tokens come first; v: 0 where the shape is latent */
+    struct row_part k, v;                /* of a row; v has no dimensions where the shape is latent */
+    struct sizes sizes;
+};
+
+/* False, and why (error.h), for options that make no shape. cpu: the kind of device. */
+bool za_shape(const struct za_options *options, bool cpu, struct shape *shape);
+
+/* Query heads of a row that a workgroup of pass 1 serves, in a call of so many items; query rows that one serves where
+   rows share keys, 1 where none do. shared_bytes: of the device's workgroups. As kernels/tuning.py has them. */
+uint32_t za_heads_together(const struct sizes *s, uint64_t items, uint32_t shared_bytes);
+uint32_t za_rows_together(const struct sizes *s, uint32_t shared_bytes);
+
+#endif

@@ -1,0 +1,28 @@
+"""Write what the C library is built of: ``python scripts/build_contract.py FOLDER``, which CMake runs.
+
+zinc_contract.h and zinc_contract.c of FOLDER have the facts of zinc_attn/kernels, and the SPIR-V, which is compiled
+first where it is not that of shaders/. Imports nothing outside the standard library.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import build_shaders
+
+
+def main() -> None:
+    if len(sys.argv) != 2:
+        sys.exit("usage: build_contract.py FOLDER")
+    build_shaders.generate()
+    if not build_shaders.is_built():
+        build_shaders.build()
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in build_shaders.load_kernels("c").generated(build_shaders.OUTPUT).items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,343 @@
+"""The generated C of the library: ``zinc_contract.h`` and ``zinc_contract.c``, from the same facts as the GLSL.
+
+The header has the numbers, the work buffer's records, the storage types, the kernels with their bindings and constants,
+and the sizes that follow from a shape; the source has the formulas as functions, the SPIR-V, and the questions to a
+device with their answers.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from .. import limits, storage
+from ..canonical import constants
+from ..storage import IQ4_NL, STORAGE
+from . import declarations, sizes, split_rule, tuning
+from .contract import formulas, meanings
+from .declarations import KernelDecl
+from .expressions import to_c
+from .formulas import Formulas
+from .glsl import comments
+from .questions import questions
+
+_WIDTH: Final = 120  # of a line
+# What the library runs; the package's other kernels are not embedded.
+KERNELS: Final = (
+    declarations.APPEND_KERNEL,
+    declarations.MERGE,
+    declarations.ATTEND,
+    declarations.PRIMITIVES,
+    declarations.MULTIPLY_ADD,
+)
+# The families of those that have constants of a shape.
+FAMILIES: Final = {
+    "attend": declarations.ATTEND,
+    "append": declarations.APPEND_KERNEL,
+    "merge": declarations.MERGE,
+}
+_INTEGERS: Final = (
+    *((constants, name) for name in ("KEYS_PER_LEAF", "LEAVES_PER_NODE", "KEYS_PER_NODE")),
+    *((limits, name) for name in ("WAVE", "BLOCK", "MAX_HEAD_DIM", "MAX_Q_HEADS", "MAX_CONTEXT", "MAX_PAGE_SIZE")),
+    *((limits, name) for name in ("MAX_HEADS_PER_WORKGROUP", "MAX_ACCUMULATORS", "MAX_VALUE_PASSES")),
+    *((declarations, name) for name in ("MERGE_DIMS", "FUSED_NATIVE", "FUSED_EMULATED")),
+    *((tuning, name) for name in ("SHARED_VECTORS", "SHARED_ADDRESSES")),
+    (sizes, "LEAST_SHARED_BYTES"),
+)
+_REALS: Final = (
+    *((constants, name) for name in ("MIN_INPUT", "MAX_INPUT", "MAX_SCORE", "LOG2E")),
+    *((storage, name) for name in ("GROWTH", "FP8_UNIT", "FP8_MAX", "LEAST_SCALE", "MOST_SCALE")),
+)
+_FLOATS: Final = ("MIN_INPUT", "MAX_INPUT")  # of these the float32 ones
+_RECORDS: Final = ("HEADER", "ITEM", "ROW", "APPEND")
+_GIVEN: Final = (  # of a shape, how its keys lie, and the device
+    *("q_heads", "kv_heads", "head_dim", "v_head_dim", "latent", "page_size", "k_storage", "v_storage", "nhd"),
+    "compute_units",
+)
+_OF_TYPE: Final = {"bits": "bits", "halves": "halves", "fifth": "fifth_bits"}  # input k_bits is bits of K's type
+_BY_HOST: Final = ("k_stride", "v_stride")  # formulas that are for a host that does not say another number
+_OFF: Final = ("softcap", "fused", "alibi", "masked")  # inputs of constants, which calls set
+
+_HEADER: Final = """\
+#ifndef ZINC_CONTRACT_H
+#define ZINC_CONTRACT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "zinc_attn.h"
+
+static inline uint64_t za_min(uint64_t a, uint64_t b) {{ return a < b ? a : b; }}
+static inline uint64_t za_max(uint64_t a, uint64_t b) {{ return a > b ? a : b; }}
+static inline uint64_t za_ceil_div(uint64_t a, uint64_t b) {{ return a / b + (a % b != 0); }}
+
+{numbers}
+{records}
+/* By enum za_dtype. */
+struct storage_type {{
+    const char *name;
+    uint32_t bits;       /* of a value, without its fifth bit */
+    uint32_t halves;     /* float16 numbers of a block: a scale, or a scale and a minimum; 0: no block type */
+    uint32_t fifth_bits; /* 1: a block has a word of them, bit i its value i's */
+    uint32_t head_scale; /* 1: a value is multiplied by the scale of its head */
+    double most;         /* largest magnitude of a row; 0: MAX_INPUT */
+}};
+extern const struct storage_type za_storage[ZA_DTYPES];
+extern const float za_iq4_nl[16];
+
+/* By their numbers: SPIR-V, and how many buffers and specialization constants there are. */
+extern const struct kernel {{
+    const char *name;
+    const uint32_t *code;
+    size_t code_bytes;
+    uint32_t bindings, constants;
+}} za_kernels[KERNELS];
+
+/* What a device is asked: a kernel's words, and the right answers. */
+extern const struct question {{
+    int kernel;
+    const uint32_t *numbers, *results;
+    uint32_t number_count, result_count, workgroups;
+}} za_primitives, za_multiply_add;
+
+{constants}
+/* Numbers of a shape, its types and a kind of device. Those up to cpu are given. */
+struct sizes {{
+{sizes}
+}};
+
+/* Find what follows from what is given. A stride that is not 0 stays. */
+void za_sizes(struct sizes *s);
+{functions}
+
+/* Bytes of shared memory of a workgroup of pass 1 that serves so many query vectors. */
+uint64_t za_shared_bytes(const struct sizes *s, uint64_t vectors);
+
+/* The split rule: splits of so many nodes, for so many query rows of a sequence. */
+uint64_t za_split_rule(const struct sizes *s, uint64_t nodes, uint64_t q_len);
+
+/* Whether query rows of sequences attend the keys that they share together: `rows` of a sequence at most, by `items`
+   workgroups of a KV head, whereby `saved` nodes of a KV head need not be read again. */
+bool za_sharing_rule(const struct sizes *s, uint64_t rows, uint64_t items, uint64_t saved, bool fused);
+
+#endif
+"""
+
+_SOURCE: Final = """\
+#include "zinc_contract.h"
+
+const struct storage_type za_storage[ZA_DTYPES] = {{
+{types}
+}};
+{asserts}
+const float za_iq4_nl[16] = {{{iq4_nl}}};
+
+void za_sizes(struct sizes *s) {{
+{sizes}
+}}
+{functions}
+{rules}
+{code}
+const struct kernel za_kernels[KERNELS] = {{
+{kernels}
+}};
+{questions}
+"""
+
+
+def generated(spirv: Path) -> dict[str, str]:
+    """Text of the files by name. spirv: the folder of the compiled modules."""
+    first = "/* Generated by scripts/build_contract.py from zinc_attn/kernels/, limits.py, storage.py and SPIR-V. */\n"
+    return {"zinc_contract.h": first + _header(), "zinc_contract.c": first + _source(spirv)}
+
+
+def _lines(lines: Iterable[str]) -> str:
+    return "\n".join(lines)
+
+
+def _explained(line: str, meaning: str | None, indent: str = "    ") -> str:
+    """A line of C with its meaning behind it, or above it where that is too long."""
+    behind = f"{indent}{line} /* {meaning} */"
+    if meaning and len(behind) <= _WIDTH:
+        return behind
+    above = textwrap.wrap(f"/* {meaning} */", _WIDTH - 7, subsequent_indent="   ") if meaning else []
+    return textwrap.indent(_lines((*above, line)), indent)
+
+
+def _fields(fields: Mapping[str, str]) -> str:
+    """Fields, words, with their meanings."""
+    return _lines(_explained(f"uint32_t {name};", meaning) for name, meaning in fields.items())
+
+
+def _names(formula: str) -> set[str]:
+    nodes = ast.walk(ast.parse(formula, mode="eval"))
+    return {node.id for node in nodes if isinstance(node, ast.Name)} - {"max", "min", "ceil_div", "log2"}
+
+
+def shape_sizes() -> dict[str, tuple[str, str]]:
+    """(formula, meaning) of all that follows from a shape, its types and a kind of device, in order."""
+    found = dict(formulas("sizes"))
+    for name, (formula, meaning) in formulas("quantities").items():
+        if _names(formula) <= {*found, *_GIVEN, "kind"}:
+            found[name] = formula, meaning
+    return found
+
+
+def size_fields() -> dict[str, str]:
+    """{name: meaning} of the fields of struct sizes, in order."""
+    inputs = {**meanings("inputs"), "cpu": "the kind of device"}
+    given = (*_GIVEN, "cpu", *(f"{of}_{name}" for of in "kv" for name in _OF_TYPE))
+    return {name: inputs[name] for name in given} | {name: meaning for name, (_, meaning) in shape_sizes().items()}
+
+
+def _size(name: str) -> str:
+    """The C for a name in a formula of sizes and constants."""
+    kinds = {"kind_is_cpu": "s->cpu", "kind_is_gpu": "!s->cpu"}
+    return "0" if name in _OFF else kinds.get(name, f"s->{name}")
+
+
+def _kernel(decl: KernelDecl) -> str:
+    return f"KERNEL_{decl.name.upper()}"
+
+
+# --- the header -------------------------------------------------------------------------------------------------------
+
+
+def _header() -> str:
+    numbered = [
+        _explained(f"{'bool' if name == 'cpu' else 'uint64_t'} {name};", x) for name, x in size_fields().items()
+    ]
+    functions = (f"struct {family}_constants za_{family}_constants(const struct sizes *s);" for family in FAMILIES)
+    return _HEADER.format(
+        numbers=_lines(_numbers()),
+        records=_lines(map(_record, _RECORDS)),
+        constants=_lines(map(_constants, FAMILIES)),
+        sizes=_lines(numbered),
+        functions=_lines(functions),
+    )
+
+
+def _numbers() -> Iterator[str]:
+    told = comments()
+    yield "enum {"
+    for module, name in _INTEGERS:
+        yield _explained(f"{name} = {getattr(module, name)},", told.get(name))
+    yield _explained(f"MAX_BINDINGS = {max(len(decl.bindings) for decl in KERNELS)},", "of a kernel")
+    yield from (f"    MAX_CONSTANTS = {max(len(decl.constant_names) for decl in KERNELS)}", "};", "enum {")
+    yield from (*(f"    {_kernel(decl)}," for decl in KERNELS), "    KERNELS", "};")
+    for module, name in _REALS:
+        exact = re.sub(r"\.?0*p", "p", getattr(module, name).hex()) + ("F" if name in _FLOATS else "")
+        yield _explained(f"#define {name} {exact}", told.get(name), "")
+    yield _explained(f"#define NO_TOKEN 0x{declarations.NO_TOKEN:08X}U", told["NO_TOKEN"], "")
+
+
+def _record(record: str) -> str:
+    words, size = getattr(declarations, record), getattr(declarations, f"{record}_WORDS")
+    reserved = [f"    uint32_t reserved[{size - len(words)}];"] if size > len(words) else []
+    return _lines((f"\nstruct work_{record.lower()} {{", _fields(words), *reserved, "};"))
+
+
+def _constants(family: str) -> str:
+    """The specialization constants of a family, and the places of its buffers."""
+    decl, told = FAMILIES[family], formulas(f"{family}.constants")
+    places = ", ".join(f"{family.upper()}_BIND_{one.name.upper()}" for one in decl.bindings)
+    first = f"/* The specialization constants of {decl.source}, in the order of their ids. */"
+    fields = _fields({name: told[name][1] for name in decl.constant_names})
+    return _lines((first, f"struct {family}_constants {{", fields, "};", f"enum {{ {places} }};", ""))
+
+
+# --- the source -------------------------------------------------------------------------------------------------------
+
+
+def _source(spirv: Path) -> str:
+    told = '"enum za_dtype has the order of storage.py"'
+    modules = {decl.file: (spirv / decl.file).read_bytes() for decl in KERNELS}
+    code = (
+        _array(file.removesuffix(".spv"), (int.from_bytes(x[i : i + 4], "little") for i in range(0, len(x), 4)))
+        for file, x in modules.items()
+    )
+    return _SOURCE.format(
+        types=_lines(
+            f"    [ZA_{one.name.upper()}] = "
+            f'{{"{one.name}", {one.bits}, {one.halves}, {one.fifth_bits:d}, {one.head_scale:d}, {one.most}}},'
+            for one in STORAGE.values()
+        ),
+        asserts=_lines(f"_Static_assert(ZA_{name.upper()} == {i}, {told});" for i, name in enumerate(STORAGE, 1)),
+        iq4_nl=", ".join(map(str, IQ4_NL)),
+        sizes=_lines(_size_statements()),
+        functions=_lines(map(_constants_function, FAMILIES)),
+        rules=_lines(_rules()),
+        code=_lines(code),
+        kernels=_lines(_kernel_entry(decl, decl.file.removesuffix(".spv")) for decl in KERNELS),
+        questions=_lines(_questions()),
+    )
+
+
+def _kernel_entry(decl: KernelDecl, code: str) -> str:
+    counts = f"{len(decl.bindings)}, {len(decl.constant_names)}"
+    return f'    [{_kernel(decl)}] = {{"{decl.name}", words_{code}, sizeof words_{code}, {counts}}},'
+
+
+def _array(name: str, words: Iterable[int]) -> str:
+    text = [f"0x{word:08X}," for word in words]
+    lines = ("    " + " ".join(text[i : i + 10]) for i in range(0, len(text), 10))
+    return _lines((f"\nstatic const uint32_t words_{name}[] = {{", *lines, "};"))
+
+
+def _size_statements() -> Iterator[str]:
+    for of in "kv":
+        kind = f"za_storage[1 + s->{of}_storage]"
+        yield from (f"    s->{of}_{name} = {kind}.{field};" for name, field in _OF_TYPE.items())
+    for name, (formula, _) in shape_sizes().items():
+        unless = f"if (!s->{name}) " if name in _BY_HOST else ""
+        yield f"    {unless}s->{name} = {to_c(formula, _size)};"
+
+
+def _constants_function(family: str) -> str:
+    decl = FAMILIES[family]
+    values = {name: text for name, (text, _) in formulas(f"{family}.constants").items()}
+    values |= {name: str(value) for name, value in decl.fixed}
+    first = f"\nstruct {family}_constants za_{family}_constants(const struct sizes *s) {{"
+    lines = (f"        .{name} = (uint32_t)({to_c(values[name], _size)})," for name in decl.constant_names)
+    return _lines((first, f"    return (struct {family}_constants){{", *lines, "    };", "}"))
+
+
+def _rules() -> Iterator[str]:
+    vectors, split, sharing = sizes.SIZES, split_rule.SPLIT_RULE, split_rule.SHARING_RULE
+    first = "uint64_t za_shared_bytes(const struct sizes *s, uint64_t vectors)"
+    yield from _function(first, vectors, "SHARED_BYTES", {"VECTORS": "vectors", "LANES": "WAVE"})
+    first = "uint64_t za_split_rule(const struct sizes *s, uint64_t nodes, uint64_t q_len)"
+    yield from _function(first, split, "SPLITS", {"NODES": "nodes", "Q_LEN": "q_len"})
+    first = "bool za_sharing_rule(const struct sizes *s, uint64_t rows, uint64_t items, uint64_t saved, bool fused)"
+    yield from _function(first, sharing, "PAYS", {x.upper(): x for x in ("rows", "items", "saved", "fused")})
+
+
+def _function(first: str, rule: Formulas, result: str, given: Mapping[str, str]) -> Iterator[str]:
+    """A function of a shape's sizes that gives one of a rule's formulas. given: the C for names of the rule."""
+    needed = {result}
+    for name, (formula, _) in reversed(rule.table.items()):
+        needed |= _names(formula) if name in needed else set()
+    own = {name: name.lower() for name in rule.table} | {name: str(x) for name, x in rule.known.items()} | {**given}
+    yield f"\n{first} {{"
+    for name, (formula, _) in rule.table.items():
+        if name in needed and name != result:
+            yield f"    const uint64_t {name.lower()} = {to_c(formula, lambda x: own.get(x, _size(x.lower())))};"
+    yield from (f"    return {to_c(rule.table[result][0], lambda x: own.get(x, _size(x.lower())))};", "}")
+
+
+def _questions() -> Iterator[str]:
+    numbers, results, triples, sums = questions()
+    for decl, given, expected in (
+        (declarations.PRIMITIVES, numbers, results),
+        (declarations.MULTIPLY_ADD, triples, sums),
+    ):
+        name = decl.name
+        yield from (_array(f"{name}_numbers", given), _array(f"{name}_results", expected))
+        counts = f"{len(given)}, {len(expected)}, {to_c(formulas(f'{name}.grid')['x'][0], str)}"
+        yield f"const struct question za_{name} = {{"
+        yield f"    {_kernel(decl)}, words_{name}_numbers, words_{name}_results, {counts}}};"
