@@ -200,6 +200,16 @@ def test_rows_that_are_gone_refuse_nothing(device: za.Device, give_up: str, monk
         assert cache.largest == (2.0**60, 1)
 
 
+def test_rows_of_another_sequence_of_a_call_refuse_nothing(device: za.Device) -> None:
+    k, q = k_(1, np.float32), q_() * np.float32(2.0**50)
+    with za.KVCache(device, SMALL, 1, 32, "f32", 16) as cache:
+        seqs, attn = [cache.new_sequence() for _ in "ab"], za.Attention(cache)
+        attn([q_(), q_()], seqs, 0, [k, k * np.float32(2.0**60)], [k, k])
+        same(attn(q, seqs[0], 0, return_lse=True), reference.emulate(q, k, k))
+        with pytest.raises(errors.ValueRangeError, match=r"max\|k\| = 1\.15292e\+18"):
+            attn(q, seqs[1], 0)
+
+
 def test_what_is_seen_of_objects(device: za.Device, rng: np.random.Generator) -> None:
     """By ``copy`` and ``pickle``, which are refused, and in a debugger.
 

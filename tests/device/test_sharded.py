@@ -15,7 +15,7 @@ from support import FULL, same
 
 import zinc_attn as za
 from zinc_attn import reference
-from zinc_attn.errors import ArgumentError, DeviceLostError
+from zinc_attn.errors import ArgumentError, DeviceLostError, ValueRangeError
 
 DEVICES = {
     "two runtimes": (("default", "vulkan"), ("default", "kompute")),
@@ -142,6 +142,22 @@ def test_what_fits_the_capacity_fits_the_shards(device: za.Device, seed: int, so
         for one in live:
             one.look(3)
         assert kept > 100 and batches > 1 and min(cuts[cut] for cut in ("submission", "fold", "opcode")) > 1, cuts
+
+
+def test_rows_that_come_to_another_shard_count_there(device: za.Device, rng: np.random.Generator) -> None:
+    """K of 2**60, from the second node to the first one, and to the front of it."""
+    k, q = rng.standard_normal((600, 2, 64), np.float32), np.full((6, 64), 2.0**60, np.float32)
+    k[580] = 2.0**60
+    with za.ShardedKVCache([device] * 2, SHAPE, 1, 2048, "f32") as cache:
+        attn, seq = za.ShardedAttention(cache), cache.new_sequence()
+        cache.append(seq, 0, k, k)
+        seq.keep([3, 7, 580], 600)
+        seq.keep([1, 2], 3)
+        assert [len(shard) for shard in seq.shards.values()] == [2, 0]
+        with pytest.raises(ValueRangeError, match=r"max\|k\| = 1\.15292e\+18"):
+            attn(q, seq, 0)
+        seq.truncate(1)
+        same(attn(q, seq, 0, return_lse=True), reference.emulate(q, k[7:8], k[7:8]))
 
 
 def test_rows_of_any_number_share_the_folds_buffers(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """gfx1201's machine code, executed: the oracle's bits, AMD's pseudo-code, and what the interpreter refuses."""
 
+import ctypes
 import shutil
 
 import numpy as np
@@ -71,6 +72,17 @@ def test_the_gate_has_the_numbers_of_what_is_executed(device):
             assert {name: gate[name] for name in names} == {name: program.made[key] for name, key in names.items()}
             assert gate["Code size"] - len(program.code) in range(64)  # behind the code: what the chip loads in advance
             return
+
+
+def test_a_pair_reads_before_it_writes():
+    """v1 and v2 change places."""
+    pair, wave = np.zeros(2, decode.RECORD), np.zeros(1, judge.WAVE)
+    pair["op"], pair["dual"], pair["dst"] = decode.OPERATIONS["v_mov_b32"].number, (1, 0), (1, 2)
+    pair["src"][:, 0] = decode.VECTOR + pair["dst"][::-1]
+    wave["v"], wave["s"] = np.arange(256)[:, None], 0xFFFFFFFF
+    run = runtime.Run(code=pair.ctypes.data, count=2, mode=runtime.MODE)
+    decode.INTERPRETER.single(ctypes.byref(run), wave.ctypes.data_as(ctypes.c_void_p))
+    assert wave["v"][0, :4, 31].tolist() == [0, 2, 1, 3] and wave["pc"] == 2
 
 
 @pytest.mark.parametrize(("mode", "refused"), [(runtime.KEEPING, ""), (0x00, "the float32 of a float16")])

@@ -15,6 +15,7 @@ from .files import save
 from .resident import ResidentRows
 from .sequence_pages import SequencePages
 from .transaction import Reservation
+from .unseen import move_unseen
 
 
 class Kept(NamedTuple):
@@ -130,7 +131,7 @@ class Sequence(Uncopied, instead="fork() shares its tokens, save() writes them t
                 if place.count:
                     cache.copy_pages(place.copies)
                     cache.mover.move(kept.sources, self.table(), kept.targets, self.table(place))
-                pages.unseen = {layer: min(first, kept.start) for layer, first in pages.unseen.items()}
+                move_unseen(pages, kept.start)
                 transaction.commit()
             finally:
                 cache.end()

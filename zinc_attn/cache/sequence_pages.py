@@ -19,7 +19,7 @@ class State(NamedTuple):
     """What a sequence is at one moment.
 
     table: page ids in token order; lengths: tokens of each layer; closed: whether freed. largest: magnitudes that no
-    row exceeds; given_up: whether they may be those of rows that the sequence has no more.
+    row exceeds; given_up: whether they may be those of rows that the sequence has no more, or another one of a call.
     """
 
     table: tuple[int, ...]

@@ -142,8 +142,10 @@ class Transaction:
         taken: dict[PagePool, PageCounts] = {}
         for one in self.reservations:
             before = one.sequence.state
-            given_up = before.given_up or one.lengths[0] < before.lengths[0]  # by ``rewrite``, in every layer
-            after = State(one.table, one.lengths, False, before.largest.joined(largest), given_up)
+            joined = before.largest.joined(largest)
+            others = len(self.reservations) > 1 and joined != before.largest  # it may be another sequence's
+            given_up = before.given_up or others or one.lengths[0] < before.lengths[0]  # by ``rewrite``, in every layer
+            after = State(one.table, one.lengths, False, joined, given_up)
             one.sequence.prepare(after, self.mark)
             if one.replaced and one.sequence.pool not in taken:
                 taken[one.sequence.pool] = one.sequence.pool.begin_update()

@@ -1,7 +1,8 @@
 """The magnitudes of a sequence's rows, of which calls need a bound: where it must be read from the device.
 
-Rows that a host's recording wrote are read where a bound is needed first. Rows that are there are read anew where the
-bound is that of rows which the sequence has given up, and would have a call refused.
+Rows that a host's recording wrote, or that came from another shard, are read where a bound is needed first. Rows that
+are there are read anew where the bound may be that of rows which the sequence has given up, or never had, and would
+have a call refused.
 ``SequencePages.unseen`` has, by layer, the first token from which on there may be some. It may be too low, never too
 high: a fork takes it over, and whoever moves rows of a sequence to lower positions lowers it.
 """
@@ -22,10 +23,15 @@ from .sequence_pages import SequencePages
 PIECE: Final = 4 << 20  # bytes of rows that are read and examined together
 
 
-def append_unseen(pages: SequencePages, layer: int) -> None:
-    """Before the commit of a recording's step: nobody has seen the rows that ``layer`` gets next."""
-    length = pages.length(layer)
-    pages.unseen[layer] = min(length, pages.unseen.get(layer, length))
+def append_unseen(pages: SequencePages, layer: int, begin: int) -> None:
+    """Before the commit of a call: nobody has seen the rows that ``layer`` gets from token ``begin`` on."""
+    pages.unseen[layer] = min(begin, pages.unseen.get(layer, begin))
+
+
+def move_unseen(pages: SequencePages, begin: int) -> None:
+    """Before the commit of a call that moves rows of every layer to token ``begin`` and behind."""
+    for layer in pages.unseen:
+        append_unseen(pages, layer, begin)
 
 
 def examine(cache: ResidentRows, pages: SequencePages, layer: int) -> None:

@@ -131,7 +131,7 @@ class RecordedAttention(Uncopied, instead="record the call again"):
                         armed.enter_context(call._recording.armed())
                     yield
                 for call in appending:
-                    append_unseen(self.seq.pages, call.layer)
+                    append_unseen(self.seq.pages, call.layer, self.seq.pages.length(call.layer))
 
     def _check(self, count: int, mask: Any) -> Mask | None:
         """The words of the step's mask. LimitError beyond max_tokens or mask_keys; StepError where it appends another

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ..cache.pages import CapacityError
 from ..cache.sequence import Kept
 from ..cache.transaction import Transaction
+from ..cache.unseen import append_unseen, move_unseen
 from ..canonical.constants import KEYS_PER_NODE
 from ..checks import check_int
 from ..decode.requests import check_once
@@ -161,6 +162,7 @@ class Call:
                 sources, targets = seq.places(shard, kept.sources[stay]), seq.places(shard, kept.targets[stay])
                 if len(sources):
                     one.mover.move(sources, old, targets, tables[shard])
+                move_unseen(mine.pages, held)
                 leaving = seq.places(shard, kept.sources[leave])
                 sent[shard] = np.stack([one.mover.gather(i, leaving, old) for i in range(cache.num_layers)])
         if cache.ranks is None:
@@ -179,6 +181,7 @@ class Call:
                 for layer in range(cache.num_layers if len(targets) else 0):
                     with one.lock:
                         one.mover.append(layer, targets, tables[shard], words[layer][coming])
+                    append_unseen(seq.shards[shard].pages, layer, int(targets[0]))
         self.moved = True
 
     def run_on_shards(self, task: Callable[[int], T]) -> dict[int, T]:

@@ -17,9 +17,7 @@ from .items import item_keys
 from .padding import padded
 from .submission import Submission
 
-UNIT_WORK: Final = (
-    1 << 35
-)  # products of a compute unit in a second; the model says 2.5 to 6 times as many of an R9700's
+UNIT_WORK: Final = 1 << 35  # products of a compute unit in a second; the model says 2.5 to 6 times as many of an R9700
 MATRIX_GAIN: Final = 4  # how many times as many its matrix units make
 ROOM: Final = 4  # states as which the total of a row without splits counts at least, so that q and out stay small, too
 

@@ -26,10 +26,10 @@ def telling(info: DeviceInfo, kernel: str) -> Iterator[None]:
     """``tell`` it, once, where the block takes longer than LONG_S: a call into the driver, which does not return."""
     timer = threading.Timer(LONG_S, tell, (info, [kernel]))
     timer.daemon = True
-    if address_space(info) is None:  # where that is limited a CPU driver's compiler needs what the thread would take
-        with suppress(RuntimeError):  # a process that may have no more threads compiles in silence
-            timer.start()
     try:
+        if address_space(info) is None:  # limited, a CPU driver's compiler needs what the thread would take
+            with suppress(RuntimeError):  # a process that may have no more threads compiles in silence
+                timer.start()
         yield
     finally:
         timer.cancel()
