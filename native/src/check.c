@@ -72,7 +72,7 @@ static double added_most(const struct shape *shape, const struct za_call *call) 
         distance = fmax(distance, r->tokens > r->q_len ? r->tokens : r->q_len);
         mask = fmax(mask, largest(r->mask, (size_t)r->q_len * r->mask_keys));
     }
-    return 1.5 * (mask * factor + (call->alibi ? largest(call->alibi, shape->q_heads) * distance : 0));
+    return LOG2E * (mask * factor + (call->alibi ? largest(call->alibi, shape->q_heads) * distance : 0));
 }
 
 static bool check_options(const struct shape *shape, const struct za_call *call) {

@@ -180,6 +180,7 @@ PROBE = """#version 450
 #extension GL_GOOGLE_include_directive : require
 #include "contract.glsl"
 const bool CPU = false;
+const uint FUSED = 0u;
 #include "state.glsl"
 #include "narrow.glsl"
 layout(local_size_x = 32) in;
