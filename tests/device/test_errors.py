@@ -75,7 +75,7 @@ CASES = {
         "k=k[:0], v=v[:0]": EARLY.format(1, 0, 1),
         "q=np.ones((4, 600), 'f'), k=np.ones((10, 2, 600), 'f')": "AttnShape.head_dim: got 600, "
         "expected an int from 1 to 576",
-        "num_splits=0": "num_splits: got 0, expected an int from 1 to 262144",
+        "num_splits=0": "num_splits: got 0, expected an int of at least 1",
         "split_size=-1": "split_size: got -1, expected an int of at least 1",
         "num_splits=1, split_size=1": "num_splits, split_size: got 1, 1, expected at most one of the two",
     },
