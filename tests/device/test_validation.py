@@ -53,7 +53,7 @@ from zinc_attn.kernels import declarations as kernels
 for binding in (*kernels.KERNELS[0].bindings, *kernels.MERGE.bindings):
     object.__setattr__(binding, "access", "read")  # hides the writes that the second pass must wait for
 rng = np.random.default_rng(0)
-k = rng.standard_normal((300, 2, 64), dtype=np.float32)
+k = rng.standard_normal((1100, 2, 64), dtype=np.float32)
 with za.Device.open(runtime={runtime!r}) as device:
     za.attention(k[0].repeat(2, axis=0), k, k, device=device)
 """
