@@ -90,9 +90,9 @@ def test_a_file_whose_filling_is_no_number_is_refused(device, tmp_path, monkeypa
     shape = za.AttnShape(2, 1, 20)
     with filled(device, shape, *np.ones((2, 3, 1, 20), np.float16)) as (cache, seq):
         seq.save(tmp_path / "fine")
-        held = cache.read_rows(seq, 0, 0, 3)
+        held = cache.read_pages(seq.pages, 0, 0, 3)
         held.view(np.float16)[1, 0, 20] = np.nan
-        monkeypatch.setattr(cache, "read_rows", lambda *_: held)
+        monkeypatch.setattr(cache, "read_pages", lambda *_: held)
         seq.save(tmp_path / "bad")
         cache.load(tmp_path / "fine")
         with pytest.raises(CacheFileError, match="a value that no cache stores"):
