@@ -176,6 +176,8 @@ class _Decoder:
 
     def _source(self, r: Any, k: int, n: int, type_: str) -> None:
         r["src"][k] = n if n < NONE or n in (EXEC, SCC) or n >= VECTOR else CONSTANT
+        if type_ == "q":  # the upper half of a constant: a small number's sign is extended, a literal's is not
+            r["constant"][k + 1] = 0xFFFFFFFF * (192 < n <= 208)
         if n >= VECTOR:
             self._own(n - VECTOR)
         elif 128 <= n <= 208:

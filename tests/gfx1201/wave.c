@@ -309,7 +309,7 @@ static void scalar_operation(Wave *w, const Instruction *i, const Operation *op,
     u32 given[2][2 * LANES], r[2 * LANES], lanes = w->s[EXEC];
     for (int k = 0; k < 2; k++) if (op->types[k + 1] != 'o') {
         given[k][0] = scalar(w, i, k);
-        given[k][LANES] = i->src[k] < NONE ? w->s[i->src[k] + 1] : (u32)((i32)given[k][0] >> 31);
+        given[k][LANES] = i->src[k] < NONE ? w->s[i->src[k] + 1] : i->constant[k + 1]; // of 64-bit operations
     }
     op->function(given[0], given[1], 0, r, &w->scc);
     if (*op->kind == 'B') { if (r[0]) *next = i->offset[0]; return; }
