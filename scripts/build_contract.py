@@ -1,6 +1,7 @@
 """Write what the C library is built of: ``python scripts/build_contract.py FOLDER``, which CMake runs.
 
-zinc_contract.h and zinc_contract.c of FOLDER have the facts of zinc_attn/kernels, and the SPIR-V, which is compiled
+zinc_contract.h and zinc_contract.c of FOLDER have the facts of zinc_attn/kernels (zinc_graph.h and zinc_graph.c
+those of zinc_attn/graph), and the SPIR-V, which is compiled
 first where it is not that of shaders/. Imports nothing outside the standard library.
 """
 
@@ -20,7 +21,9 @@ def main() -> None:
         build_shaders.build()
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in build_shaders.load_kernels("c").generated(build_shaders.OUTPUT).items():
+    generated = build_shaders.load_kernels("c").generated(build_shaders.OUTPUT)
+    generated |= build_shaders.load_kernels("c", "graph").generated(build_shaders.OUTPUT)
+    for name, text in generated.items():
         (folder / name).write_text(text, encoding="utf-8")
 
 

@@ -25,12 +25,12 @@ OUTPUT = ROOT / "zinc_attn" / "spirv"
 HEADER_WORDS, OP_EXT_INST, OP_DECORATE, NO_CONTRACTION, FMA = 5, 12, 71, 42, 50  # of SPIR-V, and of GLSL.std.450
 
 
-def load_kernels(name: str) -> types.ModuleType:
-    """A module of zinc_attn.kernels without zinc_attn/__init__.py, which needs NumPy."""
+def load_kernels(name: str, room: str = "kernels") -> types.ModuleType:
+    """A module of zinc_attn.kernels, or of another room, without zinc_attn/__init__.py, which needs NumPy."""
     package = types.ModuleType("zinc_attn")
     package.__path__ = [str(ROOT / "zinc_attn")]
     sys.modules.setdefault("zinc_attn", package)
-    return importlib.import_module(f"zinc_attn.kernels.{name}")
+    return importlib.import_module(f"zinc_attn.{room}.{name}")
 
 
 def tool(name: str) -> str:
@@ -59,7 +59,8 @@ def without_contraction(spirv: bytes) -> bytes:
 
 def generate(check: bool = False) -> None:
     """Write the generated files of shaders/ where they differ, or exit there."""
-    for name, text in load_kernels("glsl").generated().items():
+    texts = load_kernels("glsl").generated() | {"graph/contract.glsl": load_kernels("params", "graph").glsl()}
+    for name, text in texts.items():
         path = SHADERS / name
         if path.exists() and path.read_text() == text:
             continue
@@ -70,9 +71,9 @@ def generate(check: bool = False) -> None:
 
 def sources_sha256() -> str:
     sources = hashlib.sha256()
-    for path in sorted(SHADERS.iterdir()):
+    for path in sorted(SHADERS.rglob("*")):
         if path.suffix in (".comp", ".glsl"):
-            sources.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+            sources.update(path.relative_to(SHADERS).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return sources.hexdigest()
 
 
@@ -99,7 +100,7 @@ def build() -> None:
     staging.mkdir(parents=True)
     modules, missing = {}, {}
     try:
-        for decl in load_kernels("declarations").MODULES:
+        for decl in (*load_kernels("declarations").MODULES, *load_kernels("params", "graph").modules()):
             out = staging / decl.file
             command = [compiler, "-V", "--target-env", "vulkan1.1", f"-I{SHADERS}", "-o", str(out)]
             done = subprocess.run([*command, str(SHADERS / decl.source)], check=False, capture_output=True, text=True)

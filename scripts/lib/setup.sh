@@ -268,7 +268,7 @@ prepare_environment() { # prepare_environment run|test HASH
 
 prepare() { # prepare run|test
     local hash lock
-    local sources=(shaders scripts/build_shaders.py zinc_attn/kernels zinc_attn/canonical/constants.py zinc_attn/limits.py)
+    local sources=(shaders scripts/build_shaders.py zinc_attn/kernels zinc_attn/graph zinc_attn/canonical/constants.py zinc_attn/limits.py)
     hash=$(hash_of pyproject.toml scripts/lib scripts/build_kp.sh)
     if ! is_ready "$1" "$hash"; then
         mkdir -p "$cache/logs"

@@ -227,7 +227,7 @@ def _numbers() -> Iterator[str]:
     yield "enum {"
     for module, name in _INTEGERS:
         yield _explained(f"{name} = {getattr(module, name)},", told.get(name))
-    yield _explained(f"MAX_BINDINGS = {max(len(decl.bindings) for decl in KERNELS)},", "of a kernel")
+    yield _explained(f"MAX_BINDINGS = {declarations.MAX_BINDINGS},", "of a kernel")
     yield from (f"    MAX_CONSTANTS = {max(len(decl.constant_names) for decl in KERNELS)}", "};", "enum {")
     yield from (*(f"    {_kernel(decl)}," for decl in KERNELS), "    KERNELS", "};")
     for module, name in _REALS:
@@ -258,7 +258,7 @@ def _source(spirv: Path) -> str:
     told = '"enum za_dtype has the order of storage.py"'
     modules = {decl.file: (spirv / decl.file).read_bytes() for decl in KERNELS}
     code = (
-        _array(file.removesuffix(".spv"), (int.from_bytes(x[i : i + 4], "little") for i in range(0, len(x), 4)))
+        word_array(file.removesuffix(".spv"), x)
         for file, x in modules.items()
     )
     return _SOURCE.format(
@@ -273,14 +273,20 @@ def _source(spirv: Path) -> str:
         functions=_lines(map(_constants_function, FAMILIES)),
         rules=_lines(_rules()),
         code=_lines(code),
-        kernels=_lines(_kernel_entry(decl, decl.file.removesuffix(".spv")) for decl in KERNELS),
+        kernels=_lines(kernel_entry(_kernel(decl), decl, decl.file.removesuffix(".spv")) for decl in KERNELS),
         questions=_lines(_questions()),
     )
 
 
-def _kernel_entry(decl: KernelDecl, code: str) -> str:
+def kernel_entry(number: str, decl: KernelDecl, code: str) -> str:
+    """A kernel's entry of a table of struct kernel. code: the name of its ``word_array``."""
     counts = f"{len(decl.bindings)}, {len(decl.constant_names)}"
-    return f'    [{_kernel(decl)}] = {{"{decl.name}", words_{code}, sizeof words_{code}, {counts}}},'
+    return f'    [{number}] = {{"{decl.name}", words_{code}, sizeof words_{code}, {counts}}},'
+
+
+def word_array(name: str, code: bytes) -> str:
+    """SPIR-V as an array of words."""
+    return _array(name, (int.from_bytes(code[i : i + 4], "little") for i in range(0, len(code), 4)))
 
 
 def _array(name: str, words: Iterable[int]) -> str:

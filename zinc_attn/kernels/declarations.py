@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 Access = Literal["read", "write"]
+MAX_BINDINGS: Final = 8  # of a kernel
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,20 @@
+"""The generated C of the graph's kernels: ``zinc_graph.h`` and ``zinc_graph.c`` with the SPIR-V."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..kernels.c import kernel_entry, word_array
+from .declarations import GRAPH_KERNELS
+from .params import c_header, modules
+
+
+def generated(spirv: Path) -> dict[str, str]:
+    """Text of the files by name. spirv: the folder of the compiled modules."""
+    lines = ['#include "zinc_graph.h"']
+    for decl in modules():
+        lines.append(word_array(decl.file.removesuffix(".spv"), (spirv / decl.file).read_bytes()))
+    lines += ["", "const struct kernel za_graph_kernels[GRAPH_KERNELS] = {"]
+    for kernel in GRAPH_KERNELS:
+        lines.append(kernel_entry(f"GRAPH_{kernel.name.upper()}", kernel.decl, kernel.decl.file.removesuffix(".spv")))
+    return {"zinc_graph.h": c_header(), "zinc_graph.c": "\n".join([*lines, "};", ""])}

@@ -1,0 +1,83 @@
+"""A kernel's parameters as NumPy, GLSL and C see them, from one declaration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from ..kernels.declarations import KernelDecl
+from .declarations import GRAPH_KERNELS, PARAMS_WORDS, Field, GraphKernel
+
+_HEAD: Final = "Generated from zinc_attn/graph/ by scripts/build_shaders.py."
+_C_TYPES: Final = {"uint": "uint32_t", "int": "int32_t", "float": "float", "tensor": "struct tensor"}
+_GLSL_TYPES: Final = {"uint": "uint", "int": "int", "float": "float", "tensor": "Tensor"}
+TENSOR: Final = (
+    Field("offset", "uint", "of element 0 in its binding; these numbers count elements of the tensor's type"),
+    Field("n", "uint", "elements of each dimension, ggml's ne", 4),
+    Field("s", "uint", "steps from an element to the next of each dimension, ggml's nb", 4),
+)
+
+
+def struct_name(kernel: GraphKernel) -> str:
+    """UnaryParams."""
+    return "".join(part.capitalize() for part in kernel.name.split("_")) + "Params"
+
+
+def _field(field: Field, types: dict[str, str]) -> str:
+    return f"    {types[field.kind]} {field.name}{f'[{field.count}]' if field.count else ''};"
+
+
+def _fields(fields: tuple[Field, ...], types: dict[str, str], comment: str) -> Iterator[str]:
+    for field in fields:
+        yield _field(field, types) + (comment.format(field.meaning) if field.meaning else "")
+
+
+def glsl() -> str:
+    """shaders/graph/contract.glsl."""
+    lines = [f"// {_HEAD}", "", "struct Tensor {", *_fields(TENSOR, _GLSL_TYPES, "  // {}"), "};"]
+    for kernel in GRAPH_KERNELS:
+        upper = kernel.name.upper()
+        lines += ["", f"struct {struct_name(kernel)} {{", *_fields(kernel.params, _GLSL_TYPES, "  // {}"), "};"]
+        lines += [f"const uint {upper}_BIND_{one.name.upper()} = {i}u;" for i, one in enumerate(kernel.decl.bindings)]
+        lines += [f"const uint {upper}_SPEC_{name.upper()} = {i}u;" for i, name in enumerate(kernel.decl.spec)]
+    for name, values in enumerations().items():
+        lines += ["", *(f"const uint {name}_{value.upper()} = {i}u;" for i, value in enumerate(values))]
+    return "\n".join(lines) + "\n"
+
+
+def c_header() -> str:
+    """zinc_graph.h: the records, the places of buffers and constants, and the kernels' numbers."""
+    lines = [f"/* {_HEAD} */", "#ifndef ZINC_GRAPH_H", "#define ZINC_GRAPH_H", '#include "zinc_contract.h"', ""]
+    lines += [f"enum {{ GRAPH_PARAMS_WORDS = {PARAMS_WORDS} }};", "struct tensor {"]
+    lines += [*_fields(TENSOR, _C_TYPES, " /* {} */"), "};"]
+    for kernel in GRAPH_KERNELS:
+        upper = kernel.name.upper()
+        lines += ["", f"struct {kernel.name}_params {{", *_fields(kernel.params, _C_TYPES, " /* {} */"), "};"]
+        lines.append(f"enum {{ {', '.join(f'{upper}_BIND_{one.name.upper()}' for one in kernel.decl.bindings)} }};")
+        if kernel.decl.spec:
+            lines += [f"struct {kernel.name}_constants {{", *(f"    uint32_t {name};" for name in kernel.decl.spec)]
+            lines.append("};")
+    for name, values in enumerations().items():
+        lines += ["", f"enum {{ {', '.join(f'{name}_{value.upper()}' for value in values)} }};"]
+    lines += [
+        "",
+        "enum {",
+        *(f"    GRAPH_{kernel.name.upper()}," for kernel in GRAPH_KERNELS),
+        "    GRAPH_KERNELS",
+        "};",
+    ]
+    return "\n".join([*lines, "extern const struct kernel za_graph_kernels[GRAPH_KERNELS];", "#endif", ""])
+
+
+def enumerations() -> dict[str, tuple[str, ...]]:
+    """Values of specialization constants and parameters, by the prefix of their names."""
+    from . import declarations
+
+    return {
+        name.removesuffix("S"): value for name, value in vars(declarations).items() if name.endswith(("OPS", "TYPES"))
+    }
+
+
+def modules() -> tuple[KernelDecl, ...]:
+    """One kernel of each SPIR-V module."""
+    return tuple({kernel.decl.file: kernel.decl for kernel in GRAPH_KERNELS}.values())
