@@ -108,7 +108,7 @@ uvec4 ahead[LOADS];                    // what the lane has in flight of the nex
     }
 
 #define lane gl_LocalInvocationIndex
-const uint FUSED = 0u;
+#include "floats.glsl"
 #include "state.glsl"
 #include "item.glsl"
 #include "words.glsl"
