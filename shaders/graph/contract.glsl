@@ -16,8 +16,166 @@ const uint BINARY_BIND_A = 1u;
 const uint BINARY_BIND_B = 2u;
 const uint BINARY_BIND_Y = 3u;
 const uint BINARY_SPEC_OP = 0u;
+const uint BINARY_SPEC_A_TYPE = 1u;
+const uint BINARY_SPEC_B_TYPE = 2u;
+const uint BINARY_SPEC_Y_TYPE = 3u;
+
+struct UnaryParams {
+    Tensor x;
+    Tensor y;
+    float a;  // scale: factor; clamp: minimum; fill: value; leaky_relu: slope below 0; xielu: alpha_n
+    float b;  // scale: bias; clamp: maximum; xielu: alpha_p
+    float c;  // xielu: beta
+    float d;  // xielu: eps
+};
+const uint UNARY_BIND_PARAMS = 0u;
+const uint UNARY_BIND_X = 1u;
+const uint UNARY_BIND_Y = 2u;
+const uint UNARY_SPEC_OP = 0u;
+const uint UNARY_SPEC_X_TYPE = 1u;
+const uint UNARY_SPEC_Y_TYPE = 2u;
+
+struct GluParams {
+    Tensor a;
+    Tensor b;
+    Tensor y;
+    float alpha;  // of swiglu_oai
+    float limit;  // of it and _clamp
+};
+const uint GLU_BIND_PARAMS = 0u;
+const uint GLU_BIND_A = 1u;
+const uint GLU_BIND_B = 2u;
+const uint GLU_BIND_Y = 3u;
+const uint GLU_SPEC_OP = 0u;
+const uint GLU_SPEC_TYPE = 1u;
+
+struct AddIdParams {
+    Tensor a;
+    Tensor b;
+    Tensor ids;
+    Tensor y;
+};
+const uint ADD_ID_BIND_PARAMS = 0u;
+const uint ADD_ID_BIND_A = 1u;
+const uint ADD_ID_BIND_B = 2u;
+const uint ADD_ID_BIND_IDS = 3u;
+const uint ADD_ID_BIND_Y = 4u;
+
+struct NormParams {
+    Tensor x;
+    Tensor weight;
+    Tensor bias;
+    Tensor y;
+    float eps;
+    float factor;  // 1 / elements of a row, rounded once; not of l2
+};
+const uint NORM_BIND_PARAMS = 0u;
+const uint NORM_BIND_X = 1u;
+const uint NORM_BIND_WEIGHT = 2u;
+const uint NORM_BIND_BIAS = 3u;
+const uint NORM_BIND_Y = 4u;
+const uint NORM_SPEC_OP = 0u;
+const uint NORM_SPEC_WEIGHTED = 1u;
+const uint NORM_SPEC_BIASED = 2u;
+
+struct SoftMaxParams {
+    Tensor x;
+    Tensor mask;
+    Tensor y;
+    uint sinks;  // element of head 0's
+    float scale;
+    float step;  // -max_bias / heads
+    float half_step;  // -max_bias / 2 / heads
+    uint heads;  // the largest power of two up to x's dimension 2
+};
+const uint SOFT_MAX_BIND_PARAMS = 0u;
+const uint SOFT_MAX_BIND_X = 1u;
+const uint SOFT_MAX_BIND_MASK = 2u;
+const uint SOFT_MAX_BIND_SINKS = 3u;
+const uint SOFT_MAX_BIND_Y = 4u;
+const uint SOFT_MAX_SPEC_MASK_TYPE = 0u;
+const uint SOFT_MAX_SPEC_HAS_SINKS = 1u;
+
+struct SumRowsParams {
+    Tensor x;
+    Tensor y;
+    uint terms;  // elements of a row
+    float factor;
+};
+const uint SUM_ROWS_BIND_PARAMS = 0u;
+const uint SUM_ROWS_BIND_X = 1u;
+const uint SUM_ROWS_BIND_Y = 2u;
+
+struct RopeParams {
+    Tensor x;
+    Tensor y;
+    uint positions;  // element of the first position, an int32
+    uint stride;  // from the positions of a section to the next one's: x's dimension 2
+    uint table;  // word of the first pair
+    uint pairs;  // that turn
+    uint first;  // element of the first pair
+    uint step;  // from a pair's first element to its second: 1, or pairs
+};
+const uint ROPE_BIND_PARAMS = 0u;
+const uint ROPE_BIND_X = 1u;
+const uint ROPE_BIND_POSITIONS = 2u;
+const uint ROPE_BIND_TABLE = 3u;
+const uint ROPE_BIND_Y = 4u;
+const uint ROPE_SPEC_TYPE = 0u;
+
+const uint FLOAT_TYPE_F32 = 0u;
+const uint FLOAT_TYPE_F16 = 1u;
+const uint FLOAT_TYPE_BF16 = 2u;
 
 const uint BINARY_OP_ADD = 0u;
 const uint BINARY_OP_SUB = 1u;
 const uint BINARY_OP_MUL = 2u;
 const uint BINARY_OP_DIV = 3u;
+
+const uint UNARY_OP_ABS = 0u;
+const uint UNARY_OP_SGN = 1u;
+const uint UNARY_OP_NEG = 2u;
+const uint UNARY_OP_STEP = 3u;
+const uint UNARY_OP_TANH = 4u;
+const uint UNARY_OP_ELU = 5u;
+const uint UNARY_OP_RELU = 6u;
+const uint UNARY_OP_SIGMOID = 7u;
+const uint UNARY_OP_GELU = 8u;
+const uint UNARY_OP_GELU_QUICK = 9u;
+const uint UNARY_OP_SILU = 10u;
+const uint UNARY_OP_HARDSWISH = 11u;
+const uint UNARY_OP_HARDSIGMOID = 12u;
+const uint UNARY_OP_EXP = 13u;
+const uint UNARY_OP_EXPM1 = 14u;
+const uint UNARY_OP_SOFTPLUS = 15u;
+const uint UNARY_OP_GELU_ERF = 16u;
+const uint UNARY_OP_XIELU = 17u;
+const uint UNARY_OP_FLOOR = 18u;
+const uint UNARY_OP_CEIL = 19u;
+const uint UNARY_OP_ROUND = 20u;
+const uint UNARY_OP_TRUNC = 21u;
+const uint UNARY_OP_SCALE = 22u;
+const uint UNARY_OP_CLAMP = 23u;
+const uint UNARY_OP_SQR = 24u;
+const uint UNARY_OP_SQRT = 25u;
+const uint UNARY_OP_LOG = 26u;
+const uint UNARY_OP_SIN = 27u;
+const uint UNARY_OP_COS = 28u;
+const uint UNARY_OP_LEAKY_RELU = 29u;
+const uint UNARY_OP_FILL = 30u;
+
+const uint GLU_OP_REGLU = 0u;
+const uint GLU_OP_GEGLU = 1u;
+const uint GLU_OP_SWIGLU = 2u;
+const uint GLU_OP_SWIGLU_OAI = 3u;
+const uint GLU_OP_GEGLU_ERF = 4u;
+const uint GLU_OP_GEGLU_QUICK = 5u;
+const uint GLU_OP_SWIGLU_CLAMP = 6u;
+
+const uint NORM_OP_RMS = 0u;
+const uint NORM_OP_NORM = 1u;
+const uint NORM_OP_L2 = 2u;
+
+const uint MASK_TYPE_NONE = 0u;
+const uint MASK_TYPE_F32 = 1u;
+const uint MASK_TYPE_F16 = 2u;

@@ -62,8 +62,110 @@ def kernel(name: str, bindings: dict[str, Access], spec: tuple[str, ...], params
 
 # --- element by element -----------------------------------------------------------------------------------------------
 
+FLOAT_TYPES: Final = ("f32", "f16", "bf16")  # what specialization constants type, x_type, ... number
+# Grid of these four: x (and y) = elements of y / 256; a 16-bit y has half as many, as an invocation owns a word of it:
+# it is contiguous and begins on a word, and where its elements are odd in number, the half behind them stays.
 BINARY_OPS: Final = ("add", "sub", "mul", "div")  # specialization constant op
-# y = a op b; b's sizes divide a's, and it repeats. Grid: x = elements / 256, a row of y after another.
-BINARY: Final = kernel("binary", {"a": "read", "b": "read", "y": "write"}, ("op",), tensors("a", "b", "y"))
+# y = a op b; b's sizes divide a's, and it repeats.
+BINARY: Final = kernel(
+    "binary",
+    {"a": "read", "b": "read", "y": "write"},
+    ("op", "a_type", "b_type", "y_type"),
+    tensors("a", "b", "y"),
+)
+UNARY_OPS: Final = (
+    *("abs", "sgn", "neg", "step", "tanh", "elu", "relu", "sigmoid", "gelu", "gelu_quick", "silu", "hardswish"),
+    *("hardsigmoid", "exp", "expm1", "softplus", "gelu_erf", "xielu", "floor", "ceil", "round", "trunc"),  # ggml's
+    *("scale", "clamp", "sqr", "sqrt", "log", "sin", "cos", "leaky_relu", "fill"),
+)
+# y = op(x). fill reads no x: give y's tensor and buffer.
+UNARY: Final = kernel(
+    "unary",
+    {"x": "read", "y": "write"},
+    ("op", "x_type", "y_type"),
+    (
+        *tensors("x", "y"),
+        Field("a", "float", "scale: factor; clamp: minimum; fill: value; leaky_relu: slope below 0; xielu: alpha_n"),
+        Field("b", "float", "scale: bias; clamp: maximum; xielu: alpha_p"),
+        Field("c", "float", "xielu: beta"),
+        Field("d", "float", "xielu: eps"),
+    ),
+)
+GLU_OPS: Final = ("reglu", "geglu", "swiglu", "swiglu_oai", "geglu_erf", "geglu_quick", "swiglu_clamp")  # ggml's
+# y = act(a) * b; halves of one tensor are two tensors here, and swapped halves are swapped operands.
+GLU: Final = kernel(
+    "glu",
+    {"a": "read", "b": "read", "y": "write"},
+    ("op", "type"),
+    (*tensors("a", "b", "y"), Field("alpha", "float", "of swiglu_oai"), Field("limit", "float", "of it and _clamp")),
+)
+# y = a + row ids[i1, i2] of b; float32, ids int32. Grid: x (and y) = elements of y / 256.
+ADD_ID: Final = kernel(
+    "add_id", {"a": "read", "b": "read", "ids": "read", "y": "write"}, (), tensors("a", "b", "ids", "y")
+)
 
-GRAPH_KERNELS: Final = (BINARY,)
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+# Grid of these: x (and y) = rows; a workgroup of 256 has a row.
+NORM_OPS: Final = ("rms", "norm", "l2")
+# y = norm(x) [* weight] [+ bias], each rounded as its own operation; weight and bias repeat as in BINARY. GROUP_NORM is
+# norm of a contiguous x whose dimension 0 is a whole group. Unused bindings: any buffer.
+NORM: Final = kernel(
+    "norm",
+    {"x": "read", "weight": "read", "bias": "read", "y": "write"},
+    ("op", "weighted", "biased"),
+    (
+        *tensors("x", "weight", "bias", "y"),
+        Field("eps", "float"),
+        Field("factor", "float", "1 / elements of a row, rounded once; not of l2"),
+    ),
+)
+MASK_TYPES: Final = ("none", "f32", "f16")  # specialization constant mask_type
+# y = softmax(x * scale + slope * mask) along dimension 0; the mask repeats in dimensions 2 and 3. sinks: float32, one a
+# head (dimension 2). The slope of head h is 1 where step is 0, else 2**(step * (h + 1)) for h < heads, and else
+# 2**(half_step * (2 * (h - heads) + 1)).
+SOFT_MAX: Final = kernel(
+    "soft_max",
+    {"x": "read", "mask": "read", "sinks": "read", "y": "write"},
+    ("mask_type", "has_sinks"),
+    (
+        *tensors("x", "mask", "y"),
+        Field("sinks", "uint", "element of head 0's"),
+        Field("scale", "float"),
+        Field("step", "float", "-max_bias / heads"),
+        Field("half_step", "float", "-max_bias / 2 / heads"),
+        Field("heads", "uint", "the largest power of two up to x's dimension 2"),
+    ),
+)
+# y = factor * the sum of a row: of ``terms`` elements of x, counted through its dimensions 0, 1, ... SUM_ROWS: terms is
+# x's dimension 0 and factor 1; MEAN: factor 1 / terms, rounded once; SUM: terms is all of x.
+SUM_ROWS: Final = kernel(
+    "sum_rows",
+    {"x": "read", "y": "write"},
+    (),
+    (*tensors("x", "y"), Field("terms", "uint", "elements of a row"), Field("factor", "float")),
+)
+
+# --- rotary positions -------------------------------------------------------------------------------------------------
+
+# y = x with pairs of its dimension 0 turned, the others copied. Type f32 or f16 of both; y as BINARY's where it is f16,
+# or in the place of x with any steps between rows; its pairs then are neighbors or a multiple of 2 in number, and
+# ``first`` is even. Grid: x (and y) = elements of y / 2 / 256, of f16 whose pairs are no neighbors / 4 / 256.
+# table: ROPE_WORDS words a pair, made by graph.rope and za_rope_table.
+ROPE_WORDS: Final = 4  # low and high word of the fraction of a turn; which of 4 positions; the factor, a float32
+ROPE: Final = kernel(
+    "rope",
+    {"x": "read", "positions": "read", "table": "read", "y": "write"},
+    ("type",),
+    (
+        *tensors("x", "y"),
+        Field("positions", "uint", "element of the first position, an int32"),
+        Field("stride", "uint", "from the positions of a section to the next one's: x's dimension 2"),
+        Field("table", "uint", "word of the first pair"),
+        Field("pairs", "uint", "that turn"),
+        Field("first", "uint", "element of the first pair"),
+        Field("step", "uint", "from a pair's first element to its second: 1, or pairs"),
+    ),
+)
+
+GRAPH_KERNELS: Final = (BINARY, UNARY, GLU, ADD_ID, NORM, SOFT_MAX, SUM_ROWS, ROPE)
