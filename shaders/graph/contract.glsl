@@ -123,6 +123,68 @@ const uint ROPE_BIND_TABLE = 3u;
 const uint ROPE_BIND_Y = 4u;
 const uint ROPE_SPEC_TYPE = 0u;
 
+struct MoveParams {
+    Tensor x;
+    Tensor ids;
+    Tensor y;
+    uint id_words;  // of an index, and ids' numbers count indices: 1 (i32), 2 (i64)
+    uint shift[4];
+};
+const uint MOVE_BIND_PARAMS = 0u;
+const uint MOVE_BIND_X = 1u;
+const uint MOVE_BIND_IDS = 2u;
+const uint MOVE_BIND_Y = 3u;
+const uint MOVE_SPEC_OP = 0u;
+const uint MOVE_SPEC_SOURCE = 1u;
+const uint MOVE_SPEC_TARGET = 2u;
+
+struct ToBlocksParams {
+    Tensor x;
+    Tensor ids;
+    Tensor y;
+    uint id_words;  // of an index, and ids' numbers count indices: 1 (i32), 2 (i64)
+};
+const uint TO_BLOCKS_BIND_PARAMS = 0u;
+const uint TO_BLOCKS_BIND_X = 1u;
+const uint TO_BLOCKS_BIND_IDS = 2u;
+const uint TO_BLOCKS_BIND_Y = 3u;
+const uint TO_BLOCKS_SPEC_OP = 0u;
+const uint TO_BLOCKS_SPEC_SOURCE = 1u;
+const uint TO_BLOCKS_SPEC_TARGET = 2u;
+
+struct SortParams {
+    Tensor x;
+    Tensor ids;
+    Tensor y;
+    uint count;  // candidates of a row; of exchange and merge: indices of a row of y
+    uint keep;  // of a piece
+    uint distance;
+    uint mirror;
+};
+const uint SORT_BIND_PARAMS = 0u;
+const uint SORT_BIND_X = 1u;
+const uint SORT_BIND_IDS = 2u;
+const uint SORT_BIND_Y = 3u;
+const uint SORT_SPEC_OP = 0u;
+const uint SORT_SPEC_DESCENDING = 1u;
+const uint SORT_SPEC_COLUMNS = 2u;
+
+struct GetWeightsParams {
+    Tensor ids;
+    Tensor y;
+    uint offset;  // byte of the first matrix
+    uint steps[2];  // bytes from a matrix to the next of dimensions 2 and 3
+    uint rows;  // of a matrix
+    uint first;  // row that ids call 0
+};
+const uint GET_WEIGHTS_BIND_PARAMS = 0u;
+const uint GET_WEIGHTS_BIND_W = 1u;
+const uint GET_WEIGHTS_BIND_IDS = 2u;
+const uint GET_WEIGHTS_BIND_Y = 3u;
+const uint GET_WEIGHTS_SPEC_TYPE = 0u;
+
+const uint SORT_PIECE = 2048u;
+
 const uint FLOAT_TYPE_F32 = 0u;
 const uint FLOAT_TYPE_F16 = 1u;
 const uint FLOAT_TYPE_BF16 = 2u;
@@ -179,3 +241,27 @@ const uint NORM_OP_L2 = 2u;
 const uint MASK_TYPE_NONE = 0u;
 const uint MASK_TYPE_F32 = 1u;
 const uint MASK_TYPE_F16 = 2u;
+
+const uint MOVE_TYPE_F32 = 0u;
+const uint MOVE_TYPE_F16 = 1u;
+const uint MOVE_TYPE_BF16 = 2u;
+const uint MOVE_TYPE_I32 = 3u;
+const uint MOVE_TYPE_I16 = 4u;
+const uint MOVE_TYPE_I8 = 5u;
+const uint MOVE_TYPE_Q8_0 = 6u;
+const uint MOVE_TYPE_Q4_0 = 7u;
+const uint MOVE_TYPE_Q4_1 = 8u;
+const uint MOVE_TYPE_Q5_0 = 9u;
+const uint MOVE_TYPE_Q5_1 = 10u;
+const uint MOVE_TYPE_IQ4_NL = 11u;
+
+const uint MOVE_OP_LINEAR = 0u;
+const uint MOVE_OP_WRAP = 1u;
+const uint MOVE_OP_PAD = 2u;
+const uint MOVE_OP_GET_ROWS = 3u;
+const uint MOVE_OP_SET_ROWS = 4u;
+
+const uint SORT_OP_SORT = 0u;
+const uint SORT_OP_SORT_IDS = 1u;
+const uint SORT_OP_EXCHANGE = 2u;
+const uint SORT_OP_MERGE = 3u;

@@ -40,6 +40,7 @@ def glsl() -> str:
         lines += ["", f"struct {struct_name(kernel)} {{", *_fields(kernel.params, _GLSL_TYPES, "  // {}"), "};"]
         lines += [f"const uint {upper}_BIND_{one.name.upper()} = {i}u;" for i, one in enumerate(kernel.decl.bindings)]
         lines += [f"const uint {upper}_SPEC_{name.upper()} = {i}u;" for i, name in enumerate(kernel.decl.spec)]
+    lines += ["", *(f"const uint {name} = {value}u;" for name, value in sizes().items())]
     for name, values in enumerations().items():
         lines += ["", *(f"const uint {name}_{value.upper()} = {i}u;" for i, value in enumerate(values))]
     return "\n".join(lines) + "\n"
@@ -57,6 +58,7 @@ def c_header() -> str:
         if kernel.decl.spec:
             lines += [f"struct {kernel.name}_constants {{", *(f"    uint32_t {name};" for name in kernel.decl.spec)]
             lines.append("};")
+    lines += ["", f"enum {{ {', '.join(f'{name} = {value}' for name, value in sizes().items())} }};"]
     for name, values in enumerations().items():
         lines += ["", f"enum {{ {', '.join(f'{name}_{value.upper()}' for value in values)} }};"]
     lines += [
@@ -76,6 +78,13 @@ def enumerations() -> dict[str, tuple[str, ...]]:
     return {
         name.removesuffix("S"): value for name, value in vars(declarations).items() if name.endswith(("OPS", "TYPES"))
     }
+
+
+def sizes() -> dict[str, int]:
+    """Sizes that kernels and their callers share."""
+    from . import declarations
+
+    return {name: value for name, value in vars(declarations).items() if name.endswith("_PIECE")}
 
 
 def modules() -> tuple[KernelDecl, ...]:
