@@ -148,7 +148,7 @@ class ResidentRows(Uncopied, instead="Sequence.save and KVCache.load take tokens
         if self.device.closed:
             raise closed_device(self.device.info)
 
-    def begin(self) -> None:
+    def settle(self) -> None:
         """Under the lock, before a call looks at sequences: complete the call that was submitted before it, and give
         back what an interrupted call could not."""
         if self.unfinished is not None:
@@ -186,7 +186,7 @@ class ResidentRows(Uncopied, instead="Sequence.save and KVCache.load take tokens
     def check_pages(self, pages: SequencePages) -> None:
         """ClosedError unless they are a live sequence's of an open cache; completes what was submitted before."""
         self.check_open()
-        self.begin()
+        self.settle()
         pages.check_open()
 
     def forget(self, sequence: Any) -> None:

@@ -89,14 +89,14 @@ class Sequence(Uncopied, instead="fork() shares its tokens, save() writes them t
         """A second sequence with the same tokens. Full pages stay shared; the partial one is copied when written."""
         with self.cache.lock:
             self.cache.check_open()
-            self.cache.begin()
+            self.cache.settle()
             return Sequence(self.cache, self.pages.fork())
 
     def truncate(self, n: int) -> None:
         """Keep the first ``n`` tokens, 0 <= n <= len(self), of every layer. ArgumentError: another n."""
         with self.cache.lock:
             self.cache.check_open()
-            self.cache.begin()
+            self.cache.settle()
             self.pages.truncate(n)
 
     def drop_last(self, n: int) -> None:
@@ -108,7 +108,7 @@ class Sequence(Uncopied, instead="fork() shares its tokens, save() writes them t
         with self.cache.lock:
             self.cache.check_open()
             self.pages.check_open()
-            self.cache.begin()
+            self.cache.settle()
             self.truncate(len(self) - check_int("n", n, 0, len(self)))
 
     def keep(self, rows: Any, last: int) -> None:
@@ -139,13 +139,13 @@ class Sequence(Uncopied, instead="fork() shares its tokens, save() writes them t
     def retract(self, layer: int, n: int) -> None:
         """Keep the first ``n`` tokens of one layer, whatever the others have: undoes an append of that layer."""
         with self.cache.lock:
-            self.cache.begin()
+            self.cache.settle()
             self.pages.retract(layer, n)
 
     def free(self) -> None:
         """Give the pages back. The sequence cannot be used any more."""
         with self.cache.lock:
-            self.cache.begin()
+            self.cache.settle()
             self.pages.free()
             self.cache.forget(self)
 

@@ -30,7 +30,7 @@ class PendingAttention(Uncopied, instead="take its result()"):
         """Wait for the device; what the call itself would have returned, or raised. A second call gives the same."""
         with self._cache.lock:
             if self._cache.unfinished is self:
-                self._cache.begin()
+                self._cache.settle()
         try:
             if self._error is not None:
                 raise self._error

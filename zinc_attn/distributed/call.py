@@ -55,7 +55,7 @@ class Call:
             call = cls(cache, name)
             try:
                 cache.check_open()
-                cache.begin()
+                cache.settle()
                 yield call
                 call.transaction.commit()
                 if call.moved:  # the nodes behind what is kept are given up
@@ -154,7 +154,7 @@ class Call:
         for shard, one in cache.shards.items():
             mine, held = seq.shards[shard], seq.tokens(shard, start)
             with one.lock:
-                one.begin()
+                one.settle()
                 place = self.transaction.rewrite(mine.pages, held, seq.tokens(shard, start + count) - held)
                 one.copy_pages(place.copies)
                 old, tables[shard] = mine.table(), mine.table(place)

@@ -111,7 +111,7 @@ class ShardedSequence(Uncopied, instead="fork() shares its tokens"):
         """
         with self.cache.lock:
             self.cache.check_open()
-            self.cache.begin()
+            self.cache.settle()
             self.lengths_of.fork().free()  # raises where it cannot be
             return ShardedSequence(self.cache, self)
 
@@ -119,7 +119,7 @@ class ShardedSequence(Uncopied, instead="fork() shares its tokens"):
         """Keep the first ``n`` tokens, at most len(self). Every rank calls it."""
         with self.cache.lock:
             self.cache.check_open()
-            self.cache.begin()
+            self.cache.settle()
             self.lengths_of.check_open()
             n = check_int("n", n, 0, len(self))
             self.cache.touch(self)
