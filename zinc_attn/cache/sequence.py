@@ -127,10 +127,10 @@ class Sequence(Uncopied, instead="fork() shares its tokens, save() writes them t
             kept = check_kept(pages, rows, last)
             try:
                 transaction = cache.transaction()
-                place = transaction.rewrite(pages, kept.start, len(kept.sources))
-                if place.count:
-                    cache.copy_pages(place.copies)
-                    cache.mover.move(kept.sources, self.table(), kept.targets, self.table(place))
+                reservation = transaction.rewrite(pages, kept.start, len(kept.sources))
+                if reservation.count:
+                    cache.copy_pages(reservation.copies)
+                    cache.mover.move(kept.sources, self.table(), kept.targets, self.table(reservation))
                 move_unseen(pages, kept.start)
                 transaction.commit()
             finally:

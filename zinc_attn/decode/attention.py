@@ -37,7 +37,7 @@ class Attention(Uncopied, instead="make one for the other cache"):
     logit per query head that joins the softmax without a value; or (num_layers, q_heads), or a list with an array or
     None per layer. alibi: float32 (q_heads,), a slope per query head: scores become score - slope * |key's position -
     row's position|. mask_slopes: float32 (q_heads,), what a call's mask is multiplied with, by query head (ggml's
-    ALiBi). cascade: keys that rows of a call share, in pages that sequences share or in a chunk of one sequence, are
+    ALiBi). cascade: keys that rows of a call share, in pages that sequences share or in rows of one sequence, are
     attended for several of these rows at once: where it saves enough (None), wherever it can (True), or never (False).
     arithmetic: "canonical"; "fused", in which a product and its sum round once, with the same bits on every device,
     too; "matrix", in which the device's matrix units multiply (float16 factors, float32 sums; K and V of a type that

@@ -40,7 +40,7 @@ class PendingAttention(Uncopied, instead="take its result()"):
 
     def complete(self) -> None:
         """Under the cache's lock: wait, take the results, and let the new rows count; or keep the error and give their
-        places back. Ctrl-C leaves it to be called again."""
+        pages back. Ctrl-C leaves it to be called again."""
         self._error = None
         try:
             assert self._collect is not None

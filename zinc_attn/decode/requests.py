@@ -1,4 +1,4 @@
-"""Step 1 of a call: the caller's arrays become requests, or a typed refusal; then their new rows get places."""
+"""Step 1 of a call: the caller's arrays become requests, or a typed refusal; then their new rows get pages."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class CallRequest:
 
     q: (q_len, q_heads, head_dim) checked values; tokens: of the sequence's layer, the new rows included; new: k and v
     of the new rows, (n, kv_heads, head_dim) stored values, or None; causal, mask: see ``planning.inputs.Request``;
-    target: where the results go; reservation: the places of the new rows, from ``reserve_rows`` on.
+    target: where the results go; reservation: where the new rows go, from ``reserve_rows`` on.
     """
 
     sequence: Sequence
@@ -246,7 +246,7 @@ def check_seen(q_len: int, keys: int, causal: bool = True, mask: Mask | None = N
 
 
 def reserve_rows(cache: KVCache, requests: list[CallRequest], layer: int) -> Transaction | None:
-    """Reserve the places of the requests' new rows, and copy the shared pages that they would be written to. None where
+    """Reserve pages for the requests' new rows, and copy the shared pages that they would be written to. None where
     there are no new rows."""
     if not requests or requests[0].new is None:  # then none has any
         return None

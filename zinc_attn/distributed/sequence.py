@@ -99,7 +99,7 @@ class ShardedSequence(Uncopied, instead="fork() shares its tokens"):
         begins = self.nodes(shard, tokens) * KEYS_PER_NODE
         return int(np.minimum(tokens - begins, KEYS_PER_NODE).sum())
 
-    def places(self, shard: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    def positions_on(self, shard: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Where ``shard`` has the tokens at ``positions``, all of which it holds, in its own sequence."""
         nodes, offsets = np.divmod(positions, KEYS_PER_NODE)
         return np.asarray(np.searchsorted(np.flatnonzero(self.owners == shard), nodes) * KEYS_PER_NODE + offsets)
