@@ -253,8 +253,8 @@ COARSE = "9/3/64 f16 1290 rows=40 coarse"
 MATRIX_MUTANTS = (
     ("scores", Mutant("maximum of the row before", "at = t * W", "at = (t < 4u ? t : t - 4u) * W", MATRIX_WINDOW, 5)),
     ("values", Mutant("the fold of leaves", "old * node_w +", "old * 1.000001 * node_w +", COARSE, 2, bounded=True)),
-    ("tiles", Mutant("a row's last key", "(item.last_row - row) * item.row_step", "0u", MATRIX_WINDOW, 5)),
-    ("tiles", Mutant("a conversion of K", "halves(high.zw));", "halves(high.zw * 1.001));", COARSE, 7, bounded=True)),
+    ("inputs", Mutant("a row's last key", "(item.last_row - row) * item.row_step", "0u", MATRIX_WINDOW, 5)),
+    ("inputs", Mutant("a conversion of K", "halves(high.zw));", "halves(high.zw * 1.001));", COARSE, 7, bounded=True)),
     ("scores", Mutant("a key behind the last", "before = lessThan(", "before = lessThanEqual(", MATRIX_BF16, 11)),
 )
 
