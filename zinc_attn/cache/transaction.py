@@ -40,16 +40,6 @@ class Reservation:
         keep = self.start % self.sequence.pool.page_size
         return [(self.replaced[0], self.new_pages[0], keep)] if keep and self.new_pages and self.replaced else []
 
-    def writes(self) -> list[tuple[int, int, int, int]]:
-        """(page, first slot, first row, rows): where the rows go, in order."""
-        size, row, found = self.sequence.pool.page_size, 0, []
-        while row < self.count:
-            index, slot = divmod(self.start + row, size)
-            rows = min(size - slot, self.count - row)
-            found.append((self.table[index], slot, row, rows))
-            row += rows
-        return found
-
 
 class Transaction:
     """The reservations of a call: all of them count from ``commit`` on, or none of them ever does.
