@@ -100,7 +100,7 @@ class _Growth:
 
         A block is a leaf, or, with a window, a node, whose leaves stand for those at the same places of other nodes. In
         a run of blocks the window has begun to move in all or in none. From block to block of a run sizes only grow. So
-        where two blocks need the same, and each call is one submission, or the parts of a single row, all between them do.
+        two blocks that need the same stand for all between them, if each call is one submission or the parts of a row.
         """
         size = 1 if self.options.window is None else LEAVES_PER_NODE
         blocks = range(leaves.start // size, -(-leaves.stop // size))
