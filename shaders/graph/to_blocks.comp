@@ -24,8 +24,7 @@ layout(set = 0, binding = TO_BLOCKS_BIND_X, std430) readonly buffer X { uint x[]
 layout(set = 0, binding = TO_BLOCKS_BIND_IDS, std430) readonly buffer Ids { uint ids[]; };
 layout(set = 0, binding = TO_BLOCKS_BIND_Y, std430) buffer Y { uint y[]; };
 #include "tensor.glsl"
-const uint FUSED = 0u;
-#include "../state.glsl"
+#include "../floats.glsl"
 #include "../narrow.glsl"
 #include "halves.glsl"
 #include "rows.glsl"
