@@ -26,17 +26,18 @@ def run(
     kernel: GraphKernel,
     groups: tuple[int, int, int],
     given: Sequence[NDArray[Any]],
-    results: Sequence[int],
+    results: Sequence[int | NDArray[np.uint32]],
     spec: Sequence[int] = (),
     **values: Any,
 ) -> list[NDArray[np.uint32]]:
     """The words of each result. given: what the kernel's read bindings hold, in their order, without the parameters;
-    results: the words of its write bindings, in their order, which begin as POISON."""
+    results: of its write bindings, in their order, the words that they begin with, or how many that are POISON."""
     inputs, outputs = iter([params(kernel, **values), *map(as_words, given)]), iter(results)
     with ExitStack() as made:
         buffers, written = [], []
         for binding in kernel.decl.bindings:
-            words = next(inputs) if binding.access == "read" else np.full(next(outputs), POISON, np.uint32)
+            words = next(inputs if binding.access == "read" else outputs)
+            words = np.full(words, POISON, np.uint32) if isinstance(words, int) else words
             use = Use.INPUT if binding.access == "read" else Use.OUTPUT
             buffer = made.enter_context(closing(runtime.buffer(max(words.nbytes, 4), use)))
             runtime.write(buffer, words)
