@@ -28,8 +28,8 @@
 //     score_mod     scores_of: from dot products to scores (scale, softcap, ALiBi, masks)
 //     words         locate: where a key lies; k_chunk, v_words: its words
 //     storage       load_k: its floats; doubled: on a GPU float16 values come twice as large, which weights make good
-//     state         merge_powers, merge, weight, normalize, natural_lse: states (m, l, o); m is whole: exact powers;
-//                   multiply_add: a * b + c
+//     state         merge_powers, merge, normalize, natural_lse: states (m, l, o); m is whole: exact powers
+//     floats        weight: 2**(s - m); multiply_add: a * b + c, in the file of that name
 //
 // Sizes, and what they are on a GPU for 16 query heads, 2 KV heads and head_dim 256 in float16:
 //
@@ -67,7 +67,7 @@ layout(constant_id = ATTEND_SPEC_MASK) const uint MASK = 0u;  // 1: scores have 
 layout(constant_id = ATTEND_SPEC_ROWS_SHARED) const uint ROWS = 1u;  // query rows that share these keys
 layout(constant_id = ATTEND_SPEC_K_STORAGE) const uint K_STORAGE = STORAGE_F32;  // type of K
 layout(constant_id = ATTEND_SPEC_V_STORAGE) const uint V_STORAGE = STORAGE_F32;  // type of V; a latent shape's is K's
-layout(constant_id = ATTEND_SPEC_FUSED) const uint FUSED = 0u;  // arithmetic "fused": see state.glsl
+layout(constant_id = ATTEND_SPEC_FUSED) const uint FUSED = 0u;  // arithmetic "fused": see multiply_add.glsl
 layout(constant_id = ATTEND_SPEC_SUBGROUPS) const uint SUBGROUPS = 0u;  // 1: those of LANES invocations are waves
 layout(constant_id = ATTEND_SPEC_WALKS) const uint WALKS = 1u;  // 0: every item has one node
 layout(constant_id = ATTEND_SPEC_K_SIZE) const uint K_SIZE = 128u;  // of K_DIM, dimensions that rows have
@@ -99,7 +99,9 @@ vec2 o[VECTORS * LANE_PAIRS];    // [h][pair] of the lane's slices of the leaf's
 // all (2 KiB a wave for 8 vectors), so that shared memory does not limit the waves per SIMD before the registers do.
 shared float weights[SHARED_WEIGHTS];
 const bool CPU = CHUNKS_AHEAD == 1u;  // a CPU device: none else has a single chunk of K in flight
+#include "floats.glsl"
 #include "state.glsl"
+#include "multiply_add.glsl"
 #include "item.glsl"
 #include "words.glsl"
 #include "storage.glsl"

@@ -12,8 +12,8 @@
 // q, k, v and p are rounded to float16.  A device sums the products of a step in an order of its own; all else, maxima,
 // weights, l, the fold of leaves into nodes and what follows, has the canonical bits.
 //
-// A strip of MAT_M vectors belongs to PARTS subgroups, which share its tiles out.  K and V go through shared memory 64
-// dimensions (a piece) at a time, and the next piece is in flight as this one is multiplied.
+// A strip of MAT_M vectors belongs to STRIP_WAVES subgroups, which share its fragments out.  K and V go through shared
+// memory 64 dimensions (a piece) at a time, and the next piece is in flight as this one is multiplied.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
@@ -29,7 +29,7 @@ layout(constant_id = MATRIX_SPEC_K_DIM) const uint K_DIM = 128u;  // of q and K,
 layout(constant_id = MATRIX_SPEC_V_DIM) const uint V_DIM = 128u;  // of V and the output, a multiple of 8
 layout(constant_id = MATRIX_SPEC_LATENT) const uint LATENT = 0u;  // 1: V is the first V_DIM dimensions of K
 layout(constant_id = MATRIX_SPEC_VECTORS) const uint VECTORS = 64u;  // of a workgroup, whole strips
-layout(constant_id = MATRIX_SPEC_MAT_M) const uint MAT_M = 16u;  // a tile: MAT_M vectors ...
+layout(constant_id = MATRIX_SPEC_MAT_M) const uint MAT_M = 16u;  // a fragment: MAT_M vectors ...
 layout(constant_id = MATRIX_SPEC_MAT_N) const uint MAT_N = 16u;  // ... by MAT_N keys or dimensions, ...
 layout(constant_id = MATRIX_SPEC_MAT_K) const uint MAT_K = 16u;  // ... MAT_K products at a time; 8 or 16 each
 layout(constant_id = MATRIX_SPEC_UNROLLED) const uint UNROLLED = 0u;  // 1 on GPUs: pieces one behind the other, no loop
@@ -45,7 +45,7 @@ layout(constant_id = MATRIX_SPEC_V_SIZE) const uint V_SIZE = 128u;  // of V_DIM
 layout(constant_id = MATRIX_SPEC_K_STRIDE) const uint K_STRIDE = 0u;  // bytes from row to row; 0: K lies in tiles
 layout(constant_id = MATRIX_SPEC_V_STRIDE) const uint V_STRIDE = 0u;  // of V
 const uint CHUNKS_AHEAD = 1u;  // storage.glsl: conversions are not folded into products here
-const uint ROWS = 1u;  // of item.glsl's vector_of, in place of which vector_at of matrix_tiles.glsl is called here
+const uint ROWS = 1u;  // of item.glsl's vector_of, in place of which vector_at of matrix_inputs.glsl is called here
 const uint LANES = gl_WorkGroupSize.x;
 #include "attend_sizes.glsl"
 
@@ -55,14 +55,14 @@ layout(set = 0, binding = ATTEND_BIND_STATES, std430) restrict buffer States { f
 layout(set = 0, binding = ATTEND_BIND_OUT, std430) restrict writeonly buffer Out { float result[]; };
 
 const uint STRIPS = VECTORS / MAT_M;
-const uint PARTS = LANES / WAVE / STRIPS;              // subgroups of a strip
-const uint PIECE_TILES = MATRIX_PIECE / MAT_N / PARTS;  // tiles of a piece that fall to a subgroup
-const uint KEY_TILES = KEYS_PER_LEAF / MAT_N / PARTS;  // tiles of scores that fall to a subgroup
+const uint STRIP_WAVES = LANES / WAVE / STRIPS;                    // subgroups of a strip
+const uint PIECE_FRAGMENTS = MATRIX_PIECE / MAT_N / STRIP_WAVES;  // fragments of a piece that fall to a subgroup
+const uint SCORE_FRAGMENTS = KEYS_PER_LEAF / MAT_N / STRIP_WAVES;  // fragments of scores that fall to a subgroup
 const uint PIECE_STEPS = MATRIX_PIECE / MAT_K;         // steps of products over a piece's dimensions
 const uint K_PIECES = (K_DIM + MATRIX_PIECE - 1u) / MATRIX_PIECE;
 const uint V_PIECES = (V_DIM + MATRIX_PIECE - 1u) / MATRIX_PIECE;
 const uint LOADS = KEYS_PER_LEAF * MATRIX_PIECE / CHUNK / LANES;  // of 8 values, by a lane for a piece
-const uint KEY_PARTS = KEYS_PER_LEAF / WEIGHT_PARTIALS;  // keys of a leaf that are the same mod 4
+const uint PARTIAL_KEYS = KEYS_PER_LEAF / WEIGHT_PARTIALS;  // keys of a leaf that are the same mod 4
 const uint WEIGHT_ROUNDS = (VECTORS * WEIGHT_PARTIALS + LANES - 1u) / LANES;  // pairs [vector][key mod 4] of a lane
 // Subgroups hold their strip's q in registers where these have room; else it lies in shared memory.
 const bool Q_HELD = UNROLLED == 1u && K_DIM <= MATRIX_HELD_DIMS;
@@ -86,7 +86,7 @@ shared float leaf_weight[VECTORS];
 shared vec2 node_ml[VECTORS];
 shared vec2 total_ml[VECTORS];                        // of the item's nodes before this one
 MatrixA q_held[Q_HELD ? K_PIECES * PIECE_STEPS : 1u];
-MatrixC node_o[V_PIECES * PIECE_TILES];  // the subgroup's part of its strip's o, of the node so far
+MatrixC node_o[V_PIECES * PIECE_FRAGMENTS];  // the subgroup's part of its strip's o, of the node so far
 uvec4 ahead[LOADS];                    // what the lane has in flight of the next piece, as halves
 
 // `body` for every piece.  Compilers keep matrices in memory that a loop around barriers indexes, also if it has one
@@ -108,14 +108,14 @@ uvec4 ahead[LOADS];                    // what the lane has in flight of the nex
     }
 
 #define lane gl_LocalInvocationIndex
-const uint FUSED = 0u;
+#include "floats.glsl"
 #include "state.glsl"
 #include "item.glsl"
 #include "words.glsl"
 #include "storage.glsl"
 #include "score_mod.glsl"
 #include "matrix_memory.glsl"
-#include "matrix_tiles.glsl"
+#include "matrix_inputs.glsl"
 #include "matrix_scores.glsl"
 #include "matrix_values.glsl"
 

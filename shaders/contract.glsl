@@ -234,12 +234,10 @@ const uvec4 IQ4_NL = uvec4(0xBFAD9881u, 0xF6EADDCFu, 0x26190D01u, 0x71594535u); 
 #define NUMBER_L 5u
 #define NUMBER_WORD 6u
 #define NUMBER_SCALE 7u
-#define NUMBER_CAP 8u
-#define NUMBER_CAP_INVERSE 9u
-#define NUMBER_WORDS 10u
+#define NUMBER_WORDS 8u
 #define RESULT_WEIGHT 0u
 #define RESULT_POWER 1u
-#define RESULT_CAPPED 2u
+#define RESULT_TANH 2u
 #define RESULT_MERGED 3u
 #define RESULT_RECIPROCAL 4u
 #define RESULT_LSE 5u

@@ -25,8 +25,7 @@ layout(constant_id = ENCODE_SPEC_K_STORAGE) const uint K_STORAGE = 0u;
 layout(constant_id = ENCODE_SPEC_V_STORAGE) const uint V_STORAGE = 0u;
 const uint VECTORS = 1u, CHUNKS_AHEAD = 1u, LANES = WAVE;  // of pass 1: the sizes of rows do not depend on them
 #include "attend_sizes.glsl"
-const uint FUSED = 0u;
-#include "state.glsl"
+#include "floats.glsl"
 #include "narrow.glsl"
 #include "quantize.glsl"
 

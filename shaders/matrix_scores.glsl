@@ -3,8 +3,8 @@
 // Weights are rounded to float16 as p * 2**15, so that only those below 2**-29 lose digits.
 const float WEIGHT_SCALE = 32768.0, WEIGHT_UNIT = 1.0 / 32768.0;
 
-MatrixC score_sums[KEY_TILES];  // the subgroup's tiles of its strip's scores
-float lane_scores[WEIGHT_ROUNDS * KEY_PARTS];  // of the lane's pairs [vector][key mod 4], then weights
+MatrixC score_sums[SCORE_FRAGMENTS];  // the subgroup's fragments of its strip's scores
+float lane_scores[WEIGHT_ROUNDS * PARTIAL_KEYS];  // of the lane's pairs [vector][key mod 4], then weights
 
 // To score_sums: the products of MAT_K dimensions.
 void add_score_step(uint piece, uint step) {
@@ -18,8 +18,8 @@ void add_score_step(uint piece, uint step) {
         uint at = piece * (MATRIX_PIECE / 2u) + step * (MAT_K / 2u);
         a = load_a(q_rows[strip() * MAT_M * Q_PITCH + at], Q_PITCH);
     }
-    [[unroll]] for (uint n = 0u; n < KEY_TILES; ++n) {
-        uint at = (n * PARTS + part_of_strip()) * MAT_N * PITCH + step * MAT_K / 2u;
+    [[unroll]] for (uint n = 0u; n < SCORE_FRAGMENTS; ++n) {
+        uint at = (n * STRIP_WAVES + wave_of_strip()) * MAT_N * PITCH + step * MAT_K / 2u;
         MatrixB b = load_b(kv_rows[at], PITCH);
         score_sums[n] = coopMatMulAdd(a, b, score_sums[n]);
     }
@@ -40,13 +40,13 @@ void add_scores(Item item, Leaf leaf, uint piece) {
 
 // To s_rows: q . k of every vector and key.
 void find_scores(Item item, Leaf leaf) {
-    [[unroll]] for (uint n = 0u; n < KEY_TILES; ++n) {
+    [[unroll]] for (uint n = 0u; n < SCORE_FRAGMENTS; ++n) {
         score_sums[n] = MatrixC(0.0);
     }
     FOR_PIECES(UNROLLED == 1u, piece, K_PIECES, add_scores(item, leaf, piece))
     if (has_strip()) {
-        [[unroll]] for (uint n = 0u; n < KEY_TILES; ++n) {
-            uint at = strip() * MAT_M * S_PITCH + (n * PARTS + part_of_strip()) * MAT_N;
+        [[unroll]] for (uint n = 0u; n < SCORE_FRAGMENTS; ++n) {
+            uint at = strip() * MAT_M * S_PITCH + (n * STRIP_WAVES + wave_of_strip()) * MAT_N;
             store_c(s_rows[at], score_sums[n], S_PITCH);
         }
     }
@@ -78,13 +78,13 @@ void find_weights(Item item, Leaf leaf, bool first) {
         if (i < VECTORS * WEIGHT_PARTIALS) {
             Vector vector = vector_at(item, t);
             float top = EMPTY_M;
-            for (uint j = 0u; j < KEY_PARTS; j += 2u) {
-                uint at = t * S_PITCH + key * KEY_PARTS + j;
+            for (uint j = 0u; j < PARTIAL_KEYS; j += 2u) {
+                uint at = t * S_PITCH + key * PARTIAL_KEYS + j;
                 vec2 s = uintBitsToFloat(uvec2(load(s_rows[at]), load(s_rows[at + 1u])));
                 s = seen_scores(item, leaf, vector, j * WEIGHT_PARTIALS + key, s);
                 s = vector.real ? s : vec2(EMPTY_M);
-                lane_scores[round * KEY_PARTS + j] = s.x;
-                lane_scores[round * KEY_PARTS + j + 1u] = s.y;
+                lane_scores[round * PARTIAL_KEYS + j] = s.x;
+                lane_scores[round * PARTIAL_KEYS + j + 1u] = s.y;
                 top = max(top, max(s.x, s.y));
             }
             store(reduced[i], top);
@@ -97,15 +97,15 @@ void find_weights(Item item, Leaf leaf, bool first) {
         precise float sum = 0.0;
         if (i < VECTORS * WEIGHT_PARTIALS) {
             float top = leaf_maximum(t);
-            for (uint j = 0u; j < KEY_PARTS; j += 2u) {
-                vec2 s = vec2(lane_scores[round * KEY_PARTS + j], lane_scores[round * KEY_PARTS + j + 1u]);
+            for (uint j = 0u; j < PARTIAL_KEYS; j += 2u) {
+                vec2 s = vec2(lane_scores[round * PARTIAL_KEYS + j], lane_scores[round * PARTIAL_KEYS + j + 1u]);
                 vec2 p = mix(vec2(0.0), vec2(weight(s.x, top), weight(s.y, top)), greaterThan(s, vec2(EMPTY_M)));
-                lane_scores[round * KEY_PARTS + j] = p.x;
-                lane_scores[round * KEY_PARTS + j + 1u] = p.y;
-                store(s_rows[t * S_PITCH + (key * KEY_PARTS + j) / 2u], halves(p * WEIGHT_SCALE));
+                lane_scores[round * PARTIAL_KEYS + j] = p.x;
+                lane_scores[round * PARTIAL_KEYS + j + 1u] = p.y;
+                store(s_rows[t * S_PITCH + (key * PARTIAL_KEYS + j) / 2u], halves(p * WEIGHT_SCALE));
             }
-            for (uint j = 0u; j < KEY_PARTS; ++j) {
-                sum = sum + lane_scores[round * KEY_PARTS + j];
+            for (uint j = 0u; j < PARTIAL_KEYS; ++j) {
+                sum = sum + lane_scores[round * PARTIAL_KEYS + j];
             }
         }
         sums[round] = sum;

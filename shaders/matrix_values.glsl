@@ -10,13 +10,13 @@ MatrixC flushed(MatrixC x) {
     return x;
 }
 
-MatrixC value_sums[PIECE_TILES];  // the subgroup's tiles of a piece of its strip's weighted values
+MatrixC value_sums[PIECE_FRAGMENTS];  // the subgroup's fragments of a piece of its strip's weighted values
 
 // To value_sums: the products with MAT_K keys.
 void add_value_step(uint step) {
     MatrixA a = load_a(s_rows[strip() * MAT_M * S_PITCH + step * MAT_K / 2u], S_PITCH);
-    [[unroll]] for (uint n = 0u; n < PIECE_TILES; ++n) {
-        uint at = (n * PARTS + part_of_strip()) * MAT_N * PITCH + step * MAT_K / 2u;
+    [[unroll]] for (uint n = 0u; n < PIECE_FRAGMENTS; ++n) {
+        uint at = (n * STRIP_WAVES + wave_of_strip()) * MAT_N * PITCH + step * MAT_K / 2u;
         MatrixB b = load_b(kv_rows[at], PITCH);
         value_sums[n] = coopMatMulAdd(a, b, value_sums[n]);
     }
@@ -34,21 +34,21 @@ void add_values(Item item, Leaf leaf, Leaf next, bool first, uint piece) {
         fetch_k(item, next, 0u);
     }
     if (has_strip()) {
-        [[unroll]] for (uint n = 0u; n < PIECE_TILES; ++n) {
+        [[unroll]] for (uint n = 0u; n < PIECE_FRAGMENTS; ++n) {
             value_sums[n] = MatrixC(0.0);
         }
         FOR_STEPS(step, KEYS_PER_LEAF / MAT_K, add_value_step(step))
         MatrixC node_w = load_rows(node_weight[strip() * MAT_M]), leaf_w = load_rows(leaf_weight[strip() * MAT_M]);
-        [[unroll]] for (uint n = 0u; n < PIECE_TILES; ++n) {
-            MatrixC old = first ? MatrixC(0.0) : node_o[piece * PIECE_TILES + n];
-            node_o[piece * PIECE_TILES + n] = flushed(old * node_w + flushed(value_sums[n] * WEIGHT_UNIT) * leaf_w);
+        [[unroll]] for (uint n = 0u; n < PIECE_FRAGMENTS; ++n) {
+            MatrixC old = first ? MatrixC(0.0) : node_o[piece * PIECE_FRAGMENTS + n];
+            node_o[piece * PIECE_FRAGMENTS + n] = flushed(old * node_w + flushed(value_sums[n] * WEIGHT_UNIT) * leaf_w);
         }
     }
 }
 
 // To node_o and node_ml: the state of no keys.
 void make_empty() {
-    for (uint n = 0u; n < V_PIECES * PIECE_TILES; ++n) {
+    for (uint n = 0u; n < V_PIECES * PIECE_FRAGMENTS; ++n) {
         node_o[n] = MatrixC(0.0);
     }
     if (lane < VECTORS) {
@@ -122,9 +122,9 @@ void emit_pair(Item item, Node node, uint t, uint dim, vec2 x) {
 void emit_piece(Item item, Node node, uint piece) {
     meet();
     if (has_strip()) {
-        [[unroll]] for (uint n = 0u; n < PIECE_TILES; ++n) {
-            uint at = strip() * MAT_M * S_PITCH + (n * PARTS + part_of_strip()) * MAT_N;
-            store_c(s_rows[at], node_o[piece * PIECE_TILES + n], S_PITCH);
+        [[unroll]] for (uint n = 0u; n < PIECE_FRAGMENTS; ++n) {
+            uint at = strip() * MAT_M * S_PITCH + (n * STRIP_WAVES + wave_of_strip()) * MAT_N;
+            store_c(s_rows[at], node_o[piece * PIECE_FRAGMENTS + n], S_PITCH);
         }
     }
     meet();

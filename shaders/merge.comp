@@ -23,7 +23,7 @@ const uint WAVES = ROUND / WAVE;
 layout(set = 0, binding = MERGE_BIND_WORK, std430) restrict readonly buffer Work { uint work[]; };
 layout(set = 0, binding = MERGE_BIND_STATES, std430) readonly buffer States { vec2 states[]; };
 layout(set = 0, binding = MERGE_BIND_OUT, std430) restrict writeonly buffer Out { float result[]; };
-const uint FUSED = 0u;
+#include "floats.glsl"
 #include "state.glsl"
 #include "fold.glsl"
 

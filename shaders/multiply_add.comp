@@ -10,7 +10,7 @@ layout(constant_id = MULTIPLY_ADD_SPEC_FUSED) const uint FUSED = 1u;
 
 layout(set = 0, binding = MULTIPLY_ADD_BIND_TRIPLES, std430) restrict readonly buffer Triples { vec2 triples[]; };
 layout(set = 0, binding = MULTIPLY_ADD_BIND_SUMS, std430) restrict writeonly buffer Sums { vec2 sums[]; };
-#include "state.glsl"
+#include "multiply_add.glsl"
 
 void main() {
     uint at = gl_GlobalInvocationID.x;

@@ -10,7 +10,7 @@ layout(local_size_x = 32) in;
 
 layout(set = 0, binding = PRIMITIVES_BIND_NUMBERS, std430) restrict readonly buffer Numbers { uint numbers[]; };
 layout(set = 0, binding = PRIMITIVES_BIND_RESULTS, std430) restrict writeonly buffer Results { uint results[]; };
-const uint FUSED = 0u;
+#include "floats.glsl"
 #include "state.glsl"
 
 float number(uint which) {
@@ -28,7 +28,8 @@ void main() {
     vec2 powers = merge_powers(m, number(NUMBER_OTHER_M));
     give(RESULT_WEIGHT, weight(score, m));
     give(RESULT_POWER, pow2(power));
-    give(RESULT_CAPPED, soft_capped(score, vec2(number(NUMBER_CAP), number(NUMBER_CAP_INVERSE))));
+    precise float small = score * 0.03125;
+    give(RESULT_TANH, hyperbolic_tangent(small));
     give(RESULT_MERGED, merge(number(NUMBER_A), powers.x, number(NUMBER_B), powers.y));
     give(RESULT_RECIPROCAL, reciprocal(l));
     give(RESULT_LSE, natural_lse(m, l));

@@ -2,6 +2,14 @@
 // mask's value, times the head's slope where MASK is 2; a product and a sum each.  A mask hides a key by minus
 // infinity; the score of a hidden key is EMPTY_M, as that of an absent one.
 
+// Logit softcap, in log2 units: cap * tanh(t / cap) of a scaled score t.  cap: the cap and its reciprocal.
+float soft_capped(float t, vec2 cap) {
+    precise float x = t * cap.y;
+    precise float capped = cap.x * hyperbolic_tangent(x);
+    precise float s = capped * LOG2E;
+    return s;
+}
+
 // s: the scores of two keys, at these positions.
 vec2 biased(uint row, uint head, uvec2 position, vec2 s) {
     float factor = MASK == 2u ? uintBitsToFloat(work[work[HEADER_MASK_SLOPE_TABLE] + head]) : LOG2E;

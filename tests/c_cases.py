@@ -1,8 +1,7 @@
 """Cases of the C library: shapes, types, places of K and V, and options, each a run of steps in two layers.
 
 ``check_case`` makes some of the steps in a recorded command buffer of an engine's, some by calls between the engine's
-buffers and some from host memory, and asks the oracle about each. All that the library computes goes through here;
-``c_campaign.py`` runs it under the sanitizers.
+buffers and some from host memory, and asks the oracle about each. All that the library computes goes through here.
 """
 
 from __future__ import annotations
@@ -29,18 +28,19 @@ SLOPES = np.exp2(-1.0 - np.arange(16)).astype(np.float32)
 
 
 class Case(NamedTuple):
-    """options: of the oracle; True stands for numbers of the heads. gap: None for tiles, or bytes between rows; apart:
-    lse does not lie behind out."""
+    """options: of the oracle; True stands for numbers of the heads. gap: None for tiles, or bytes between rows; steps:
+    rows from a token to the next and from a KV head; apart: lse does not lie behind out."""
 
     shape: str
     dtype: str
     page_size: int
     options: dict[str, Any] = {}  # noqa: RUF012
     gap: int | None = None
-    heads_first: bool = False
+    steps: tuple[int, int] = (0, 0)
     apart: bool = False
 
 
+HEADS_FIRST = 1, LAYERS * TOKENS
 EVERYTHING = {"alibi": True, "window": 100, "softcap": 3.0, "sinks": True, "mask_slopes": True}
 FEW = "filled up", "heads first"  # where compilers are slow
 CASES = {  # each type at least once in tiles and once in rows, of sizes that are filled up and of others
@@ -55,12 +55,12 @@ CASES = {  # each type at least once in tiles and once in rows, of sizes that ar
     "odd blocks": Case("6/2/70/40", "q4_0/iq4_nl", 32),
     "latent bytes": Case("6/2/77/65/latent", "fp8_e4m3", 32, apart=True),
     "rows": Case("4/2/65/67", "f16", 1, {"mask_slopes": True, "alibi": True}, gap=0, apart=True),
-    "heads first": Case("4/2/96/32", "q4_0/q8_0", 1, {"mask_slopes": True}, gap=0, heads_first=True),
+    "heads first": Case("4/2/96/32", "q4_0/q8_0", 1, {"mask_slopes": True}, gap=0, steps=HEADS_FIRST),
     "rows of 40": Case("6/3/40/96", "q5_1/iq4_nl", 16, {"window": 33}, gap=2, apart=True),
     "rows of blocks": Case("4/2/64/128", "q4_1/q5_0", 1, gap=0),
-    "rows of bytes": Case("4/2/72/65", "fp8_e4m3", 1, gap=10, heads_first=True, apart=True),
+    "rows of bytes": Case("4/2/72/65", "fp8_e4m3", 1, gap=10, steps=HEADS_FIRST, apart=True),
     "latent rows": Case("4/2/70/66/latent", "bf16", 1, {"softcap": 4.0}, gap=0, apart=True),
-    "fused rows": Case("4/2/40", "f32/f16", 4, {"arithmetic": "fused"}, gap=4),
+    "fused rows": Case("4/2/40", "f32/f16", 4, {"arithmetic": "fused"}, gap=4, steps=(3, 1)),
 }
 
 
@@ -204,13 +204,12 @@ class Checked:
         given = int(case.options.get("arithmetic") == "fused"), case.page_size
         strides = run.strides[0], 0 if shape.latent else run.strides[1]
         options = Options(*sizes, *types, *given, *strides)
-        steps = (1, LAYERS * TOKENS) if case.heads_first else (0, 0)
         self.owner = Owner(info, 8 << 20)
         scales = None if run.scales is None else [run.scales[:, i] for i in range(2)]
         if scales is not None:
             scales = [x if kind.head_scale else None for x, kind in zip(scales, run.kinds, strict=True)]
             scales[1] = None if shape.latent else scales[1]
-        self.engine = Engine(loaded, self.owner, options, LAYERS, TOKENS // case.page_size, scales, steps=steps)
+        self.engine = Engine(loaded, self.owner, options, LAYERS, TOKENS // case.page_size, scales, steps=case.steps)
         self.c, self.apart = self.engine.c, case.apart
         self.flags = [name in case.options for name in ("sinks", "softcap", "alibi", "mask_slopes")]
         room = Room(SLOTS, 2, ROWS, NEW_ROWS, 256, 0, MASK_KEYS, *self.flags)

@@ -35,6 +35,7 @@ SHIMMED = [*LIBRARY, SHIM]
 COMPILER = shutil.which(os.environ.get("CC", "cc"))
 STRICT = [f"-I{NATIVE / 'include'}", "-std=c11", "-Wall", "-Wextra", "-Werror", "-pedantic", "-ffp-contract=off"]
 SANITIZE = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
+SANITIZED = "libasan" in os.environ.get("LD_PRELOAD", "")  # this process: test_c_engine.py starts one
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="there is no C compiler (package gcc)")
 
@@ -74,7 +75,8 @@ def compiled(target: Path, sources: list[Path], *arguments: str) -> subprocess.C
     wrapped = ["-Wl,--wrap=vkGetInstanceProcAddr"] if SHIM in sources else []
     files = [*map(str, (*sources, contract() / "zinc_contract.c")), "-lvulkan", "-lm"]
     command = [str(COMPILER), *STRICT, f"-I{contract()}", *arguments, *wrapped, "-o", str(target), *files]
-    return subprocess.run(command, capture_output=True, text=True)
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
 
 
 def built(folder: Path, sources: list[Path], *arguments: str) -> str:
@@ -86,7 +88,7 @@ def built(folder: Path, sources: list[Path], *arguments: str) -> str:
 
 def library(folder: Path, sources: list[Path]) -> c.CDLL:
     """The same for ctypes."""
-    loaded = c.CDLL(built(folder, sources))
+    loaded = c.CDLL(built(folder, sources, *(SANITIZE if SANITIZED else [])))
     loaded.za_error.restype = c.c_char_p
     return loaded
 

@@ -184,7 +184,7 @@ def check_books(cache: za.ShardedKVCache, live: list[za.ShardedSequence], collec
     """Nodes that ``live``, all sequences of the cache, have: the allocator and the shards have counted the same."""
     if collect:
         gc.collect()
-    cache.begin()  # as the next call does
+    cache.settle()  # as the next call does
     holders = Counter(node for seq in live for node in seq.held)
     assert all(cache.allocator.is_shared(node) == (count > 1) for node, count in holders.items())
     assert cache.allocator.used.tolist() == [sum(node.shard == i for node in holders) for i in cache.shards]

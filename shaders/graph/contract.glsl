@@ -16,8 +16,341 @@ const uint BINARY_BIND_A = 1u;
 const uint BINARY_BIND_B = 2u;
 const uint BINARY_BIND_Y = 3u;
 const uint BINARY_SPEC_OP = 0u;
+const uint BINARY_SPEC_A_TYPE = 1u;
+const uint BINARY_SPEC_B_TYPE = 2u;
+const uint BINARY_SPEC_Y_TYPE = 3u;
+
+struct UnaryParams {
+    Tensor x;
+    Tensor y;
+    float a;  // scale: factor; clamp: minimum; fill: value; leaky_relu: slope below 0; xielu: alpha_n
+    float b;  // scale: bias; clamp: maximum; xielu: alpha_p
+    float c;  // xielu: beta
+    float d;  // xielu: eps
+};
+const uint UNARY_BIND_PARAMS = 0u;
+const uint UNARY_BIND_X = 1u;
+const uint UNARY_BIND_Y = 2u;
+const uint UNARY_SPEC_OP = 0u;
+const uint UNARY_SPEC_X_TYPE = 1u;
+const uint UNARY_SPEC_Y_TYPE = 2u;
+
+struct GluParams {
+    Tensor a;
+    Tensor b;
+    Tensor y;
+    float alpha;  // of swiglu_oai
+    float limit;  // of it and _clamp
+};
+const uint GLU_BIND_PARAMS = 0u;
+const uint GLU_BIND_A = 1u;
+const uint GLU_BIND_B = 2u;
+const uint GLU_BIND_Y = 3u;
+const uint GLU_SPEC_OP = 0u;
+const uint GLU_SPEC_TYPE = 1u;
+
+struct AddIdParams {
+    Tensor a;
+    Tensor b;
+    Tensor ids;
+    Tensor y;
+};
+const uint ADD_ID_BIND_PARAMS = 0u;
+const uint ADD_ID_BIND_A = 1u;
+const uint ADD_ID_BIND_B = 2u;
+const uint ADD_ID_BIND_IDS = 3u;
+const uint ADD_ID_BIND_Y = 4u;
+
+struct NormParams {
+    Tensor x;
+    Tensor weight;
+    Tensor bias;
+    Tensor y;
+    float eps;
+    float factor;  // 1 / elements of a row, rounded once; not of l2
+};
+const uint NORM_BIND_PARAMS = 0u;
+const uint NORM_BIND_X = 1u;
+const uint NORM_BIND_WEIGHT = 2u;
+const uint NORM_BIND_BIAS = 3u;
+const uint NORM_BIND_Y = 4u;
+const uint NORM_SPEC_OP = 0u;
+const uint NORM_SPEC_WEIGHTED = 1u;
+const uint NORM_SPEC_BIASED = 2u;
+
+struct SoftMaxParams {
+    Tensor x;
+    Tensor mask;
+    Tensor y;
+    uint sinks;  // element of head 0's
+    float scale;
+    float step;  // -max_bias / heads
+    float half_step;  // -max_bias / 2 / heads
+    uint heads;  // the largest power of two up to x's dimension 2
+};
+const uint SOFT_MAX_BIND_PARAMS = 0u;
+const uint SOFT_MAX_BIND_X = 1u;
+const uint SOFT_MAX_BIND_MASK = 2u;
+const uint SOFT_MAX_BIND_SINKS = 3u;
+const uint SOFT_MAX_BIND_Y = 4u;
+const uint SOFT_MAX_SPEC_MASK_TYPE = 0u;
+const uint SOFT_MAX_SPEC_HAS_SINKS = 1u;
+
+struct SumRowsParams {
+    Tensor x;
+    Tensor y;
+    uint terms;  // elements of a row
+    float factor;
+};
+const uint SUM_ROWS_BIND_PARAMS = 0u;
+const uint SUM_ROWS_BIND_X = 1u;
+const uint SUM_ROWS_BIND_Y = 2u;
+
+struct RopeParams {
+    Tensor x;
+    Tensor y;
+    uint positions;  // element of the first position, an int32
+    uint stride;  // from the positions of a section to the next one's: x's dimension 2
+    uint table;  // word of the first pair
+    uint pairs;  // that turn
+    uint first;  // element of the first pair
+    uint step;  // from a pair's first element to its second: 1, or pairs
+};
+const uint ROPE_BIND_PARAMS = 0u;
+const uint ROPE_BIND_X = 1u;
+const uint ROPE_BIND_POSITIONS = 2u;
+const uint ROPE_BIND_TABLE = 3u;
+const uint ROPE_BIND_Y = 4u;
+const uint ROPE_SPEC_TYPE = 0u;
+
+struct MoveParams {
+    Tensor x;
+    Tensor ids;
+    Tensor y;
+    uint id_words;  // of an index, and ids' numbers count indices: 1 (i32), 2 (i64)
+    uint shift[4];
+};
+const uint MOVE_BIND_PARAMS = 0u;
+const uint MOVE_BIND_X = 1u;
+const uint MOVE_BIND_IDS = 2u;
+const uint MOVE_BIND_Y = 3u;
+const uint MOVE_SPEC_OP = 0u;
+const uint MOVE_SPEC_SOURCE = 1u;
+const uint MOVE_SPEC_TARGET = 2u;
+
+struct ToBlocksParams {
+    Tensor x;
+    Tensor ids;
+    Tensor y;
+    uint id_words;  // of an index, and ids' numbers count indices: 1 (i32), 2 (i64)
+};
+const uint TO_BLOCKS_BIND_PARAMS = 0u;
+const uint TO_BLOCKS_BIND_X = 1u;
+const uint TO_BLOCKS_BIND_IDS = 2u;
+const uint TO_BLOCKS_BIND_Y = 3u;
+const uint TO_BLOCKS_SPEC_OP = 0u;
+const uint TO_BLOCKS_SPEC_SOURCE = 1u;
+const uint TO_BLOCKS_SPEC_TARGET = 2u;
+
+struct SortParams {
+    Tensor x;
+    Tensor ids;
+    Tensor y;
+    uint count;  // candidates of a row; of exchange and merge: indices of a row of y
+    uint keep;  // of a piece
+    uint distance;
+    uint mirror;
+};
+const uint SORT_BIND_PARAMS = 0u;
+const uint SORT_BIND_X = 1u;
+const uint SORT_BIND_IDS = 2u;
+const uint SORT_BIND_Y = 3u;
+const uint SORT_SPEC_OP = 0u;
+const uint SORT_SPEC_DESCENDING = 1u;
+const uint SORT_SPEC_COLUMNS = 2u;
+
+struct GetWeightsParams {
+    Tensor ids;
+    Tensor y;
+    uint offset;  // byte of the first matrix
+    uint steps[2];  // bytes from a matrix to the next of dimensions 2 and 3
+    uint rows;  // of a matrix
+    uint first;  // row that ids call 0
+};
+const uint GET_WEIGHTS_BIND_PARAMS = 0u;
+const uint GET_WEIGHTS_BIND_W = 1u;
+const uint GET_WEIGHTS_BIND_IDS = 2u;
+const uint GET_WEIGHTS_BIND_Y = 3u;
+const uint GET_WEIGHTS_SPEC_TYPE = 0u;
+
+struct QuantizeParams {
+    Tensor x;
+};
+const uint QUANTIZE_BIND_PARAMS = 0u;
+const uint QUANTIZE_BIND_X = 1u;
+const uint QUANTIZE_BIND_Q = 2u;
+const uint QUANTIZE_BIND_SCALES = 3u;
+
+struct MulMatVecParams {
+    uint w_begin;  // where the weights begin in their binding, in units of 16 bytes
+    uint w_steps[2];  // from a matrix of weights to the next in dimensions 2 and 3, in units of 16 bytes
+    uint repeats[2];  // planes of y that have one matrix of weights, in dimensions 2 and 3
+    uint blocks;  // blocks of 32 of a row
+    Tensor y;
+    Tensor added;
+};
+const uint MUL_MAT_VEC_BIND_PARAMS = 0u;
+const uint MUL_MAT_VEC_BIND_W = 1u;
+const uint MUL_MAT_VEC_BIND_Q = 2u;
+const uint MUL_MAT_VEC_BIND_SCALES = 3u;
+const uint MUL_MAT_VEC_BIND_ADDED = 4u;
+const uint MUL_MAT_VEC_BIND_Y = 5u;
+const uint MUL_MAT_VEC_SPEC_TYPE = 0u;
+const uint MUL_MAT_VEC_SPEC_COLUMNS = 1u;
+const uint MUL_MAT_VEC_SPEC_WAVES = 2u;
+const uint MUL_MAT_VEC_SPEC_SUPERBLOCKS = 3u;
+const uint MUL_MAT_VEC_SPEC_ADD = 4u;
+
+struct MulMatParams {
+    uint w_begin;  // where the weights begin in their binding, in units of 16 bytes
+    uint w_steps[2];  // from a matrix of weights to the next in dimensions 2 and 3, in units of 16 bytes
+    uint repeats[2];  // planes of y that have one matrix of weights, in dimensions 2 and 3
+    uint blocks;  // blocks of 32 of a row
+    Tensor y;
+    Tensor added;
+};
+const uint MUL_MAT_BIND_PARAMS = 0u;
+const uint MUL_MAT_BIND_W = 1u;
+const uint MUL_MAT_BIND_Q = 2u;
+const uint MUL_MAT_BIND_SCALES = 3u;
+const uint MUL_MAT_BIND_ADDED = 4u;
+const uint MUL_MAT_BIND_Y = 5u;
+const uint MUL_MAT_SPEC_TYPE = 0u;
+const uint MUL_MAT_SPEC_TILE_ROWS = 1u;
+const uint MUL_MAT_SPEC_TILE_COLUMNS = 2u;
+const uint MUL_MAT_SPEC_OWN_ROWS = 3u;
+const uint MUL_MAT_SPEC_OWN_COLUMNS = 4u;
+const uint MUL_MAT_SPEC_THREADS = 5u;
+const uint MUL_MAT_SPEC_ADD = 6u;
+
+struct MulMatFloatParams {
+    Tensor w;
+    Tensor x;
+    Tensor added;
+    Tensor y;
+};
+const uint MUL_MAT_FLOAT_BIND_PARAMS = 0u;
+const uint MUL_MAT_FLOAT_BIND_W = 1u;
+const uint MUL_MAT_FLOAT_BIND_X = 2u;
+const uint MUL_MAT_FLOAT_BIND_ADDED = 3u;
+const uint MUL_MAT_FLOAT_BIND_Y = 4u;
+const uint MUL_MAT_FLOAT_SPEC_W_TYPE = 0u;
+const uint MUL_MAT_FLOAT_SPEC_X_TYPE = 1u;
+const uint MUL_MAT_FLOAT_SPEC_TILE_ROWS = 2u;
+const uint MUL_MAT_FLOAT_SPEC_TILE_COLUMNS = 3u;
+const uint MUL_MAT_FLOAT_SPEC_OWN_ROWS = 4u;
+const uint MUL_MAT_FLOAT_SPEC_OWN_COLUMNS = 5u;
+const uint MUL_MAT_FLOAT_SPEC_THREADS = 6u;
+const uint MUL_MAT_FLOAT_SPEC_ADD = 7u;
+
+const uint SORT_PIECE = 2048u;
+
+const uint FLOAT_TYPE_F32 = 0u;
+const uint FLOAT_TYPE_F16 = 1u;
+const uint FLOAT_TYPE_BF16 = 2u;
 
 const uint BINARY_OP_ADD = 0u;
 const uint BINARY_OP_SUB = 1u;
 const uint BINARY_OP_MUL = 2u;
 const uint BINARY_OP_DIV = 3u;
+
+const uint UNARY_OP_ABS = 0u;
+const uint UNARY_OP_SGN = 1u;
+const uint UNARY_OP_NEG = 2u;
+const uint UNARY_OP_STEP = 3u;
+const uint UNARY_OP_TANH = 4u;
+const uint UNARY_OP_ELU = 5u;
+const uint UNARY_OP_RELU = 6u;
+const uint UNARY_OP_SIGMOID = 7u;
+const uint UNARY_OP_GELU = 8u;
+const uint UNARY_OP_GELU_QUICK = 9u;
+const uint UNARY_OP_SILU = 10u;
+const uint UNARY_OP_HARDSWISH = 11u;
+const uint UNARY_OP_HARDSIGMOID = 12u;
+const uint UNARY_OP_EXP = 13u;
+const uint UNARY_OP_EXPM1 = 14u;
+const uint UNARY_OP_SOFTPLUS = 15u;
+const uint UNARY_OP_GELU_ERF = 16u;
+const uint UNARY_OP_XIELU = 17u;
+const uint UNARY_OP_FLOOR = 18u;
+const uint UNARY_OP_CEIL = 19u;
+const uint UNARY_OP_ROUND = 20u;
+const uint UNARY_OP_TRUNC = 21u;
+const uint UNARY_OP_SCALE = 22u;
+const uint UNARY_OP_CLAMP = 23u;
+const uint UNARY_OP_SQR = 24u;
+const uint UNARY_OP_SQRT = 25u;
+const uint UNARY_OP_LOG = 26u;
+const uint UNARY_OP_SIN = 27u;
+const uint UNARY_OP_COS = 28u;
+const uint UNARY_OP_LEAKY_RELU = 29u;
+const uint UNARY_OP_FILL = 30u;
+
+const uint GLU_OP_REGLU = 0u;
+const uint GLU_OP_GEGLU = 1u;
+const uint GLU_OP_SWIGLU = 2u;
+const uint GLU_OP_SWIGLU_OAI = 3u;
+const uint GLU_OP_GEGLU_ERF = 4u;
+const uint GLU_OP_GEGLU_QUICK = 5u;
+const uint GLU_OP_SWIGLU_CLAMP = 6u;
+
+const uint NORM_OP_RMS = 0u;
+const uint NORM_OP_NORM = 1u;
+const uint NORM_OP_L2 = 2u;
+
+const uint MASK_TYPE_NONE = 0u;
+const uint MASK_TYPE_F32 = 1u;
+const uint MASK_TYPE_F16 = 2u;
+
+const uint MOVE_TYPE_F32 = 0u;
+const uint MOVE_TYPE_F16 = 1u;
+const uint MOVE_TYPE_BF16 = 2u;
+const uint MOVE_TYPE_I32 = 3u;
+const uint MOVE_TYPE_I16 = 4u;
+const uint MOVE_TYPE_I8 = 5u;
+const uint MOVE_TYPE_Q8_0 = 6u;
+const uint MOVE_TYPE_Q4_0 = 7u;
+const uint MOVE_TYPE_Q4_1 = 8u;
+const uint MOVE_TYPE_Q5_0 = 9u;
+const uint MOVE_TYPE_Q5_1 = 10u;
+const uint MOVE_TYPE_IQ4_NL = 11u;
+
+const uint MOVE_OP_LINEAR = 0u;
+const uint MOVE_OP_WRAP = 1u;
+const uint MOVE_OP_PAD = 2u;
+const uint MOVE_OP_GET_ROWS = 3u;
+const uint MOVE_OP_SET_ROWS = 4u;
+
+const uint SORT_OP_SORT = 0u;
+const uint SORT_OP_SORT_IDS = 1u;
+const uint SORT_OP_EXCHANGE = 2u;
+const uint SORT_OP_MERGE = 3u;
+
+const uint WEIGHT_TYPE_Q4_0 = 0u;
+const uint WEIGHT_TYPE_Q4_1 = 1u;
+const uint WEIGHT_TYPE_Q5_0 = 2u;
+const uint WEIGHT_TYPE_Q5_1 = 3u;
+const uint WEIGHT_TYPE_Q8_0 = 4u;
+const uint WEIGHT_TYPE_IQ4_NL = 5u;
+const uint WEIGHT_TYPE_MXFP4 = 6u;
+const uint WEIGHT_TYPE_Q2_K = 7u;
+const uint WEIGHT_TYPE_Q3_K = 8u;
+const uint WEIGHT_TYPE_Q4_K = 9u;
+const uint WEIGHT_TYPE_Q5_K = 10u;
+const uint WEIGHT_TYPE_Q6_K = 11u;
+const uint WEIGHT_TYPE_IQ4_XS = 12u;
+
+// By WEIGHT_TYPE: pieces of 16 bytes and of 4, and values of a block.
+const uint WEIGHT_PIECES_16[] = {1u, 1u, 1u, 1u, 2u, 1u, 1u, 5u, 6u, 9u, 11u, 13u, 8u};
+const uint WEIGHT_PIECES_4[] = {0u, 1u, 1u, 2u, 0u, 0u, 0u, 1u, 3u, 0u, 0u, 0u, 2u};
+const uint WEIGHT_VALUES[] = {32u, 32u, 32u, 32u, 32u, 32u, 32u, 256u, 256u, 256u, 256u, 256u, 256u};

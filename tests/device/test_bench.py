@@ -9,6 +9,7 @@ from commands import records, refusal
 from commands import run as main
 
 import zinc_attn as za
+from zinc_attn.planning import duration
 from zinc_attn.tools import proof
 from zinc_attn.tools.measure import CallSpec, decode_steps, measure_calls, stalls, steps
 from zinc_attn.tools.measure.calls import pass_times
@@ -38,6 +39,13 @@ def test_rows(device):
             assert times == sorted(times)
             assert mine["device"].latency_mode == "device timestamps; median"
     assert not timed or {r.measure for r in rows if (r.context, r.layout) == (700, "auto")} == {"call", *PASSES}
+
+
+def test_a_call_of_several_submissions_is_timed_whole(device, monkeypatch):
+    """As one is on a GPU whose context is so long that a submission would take seconds."""
+    monkeypatch.setattr(duration, "work_bound", lambda facts, by_matrix=False: 600 * duration.key_work(facts))
+    rows = run([device], [1500], "f16")
+    assert {(r.measure, r.status, r.verified, len(r.seconds)) for r in rows} == {("call", "ok", "bits", 2)}
 
 
 def test_the_times_of_the_passes():

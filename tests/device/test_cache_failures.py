@@ -236,7 +236,7 @@ def test_an_interrupt_at_any_bytecode_leaves_a_call_done_or_not_done(worlds: tup
                 done = True
                 break
             with world.cache.lock:
-                world.cache.begin()  # as the next call does
+                world.cache.settle()  # as the next call does
             where = f"action {number} opcodes {at}: {interrupter.raised}"
             now = world.state()
             done = now != before

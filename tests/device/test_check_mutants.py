@@ -82,15 +82,17 @@ MUTANTS = {
         Mutant("order of the weights", "sum + weights[own + (t", "sum + weights[own + (60u - t", CANCELLING),
         Mutant("a hidden key", "if (MASK != 0u) {", "if (MASK == 7u) {", BLIND),
     ),
-    "state.glsl": (
+    "floats.glsl": (
         Mutant("the cut-off by one", "d < CUTOFF ?", "d <= CUTOFF ?", FADING),
         Mutant("the flush at its bound", "lessThan(", "lessThanEqual(", FADING),
-        Mutant("the flush of merges", "vec2 sum = x + b;\n    return flush", "vec2 sum = x + b;\n    return ", FADING),
-        Mutant("the flush of nodes", "float sum = x + b;\n    return flush", "float sum = x + b;\n    return ", FADING),
-        Mutant("the flush of out", ": flush(quotient)", ": quotient", FADING),
         Mutant("a step of the polynomial", "HORNER(x, EXP2_C5)", "HORNER(x, EXP2_C6)", CANCELLING),
         Mutant("a Newton step", "i < 3;", "i < 2;", CANCELLING),
         Mutant("the low part of ln 2", "y = y + low;", "y = y - low;", RISING),
+    ),
+    "state.glsl": (
+        Mutant("the flush of merges", "vec2 sum = x + b;\n    return flush", "vec2 sum = x + b;\n    return ", FADING),
+        Mutant("the flush of nodes", "float sum = x + b;\n    return flush", "float sum = x + b;\n    return ", FADING),
+        Mutant("the flush of out", ": flush(quotient)", ": quotient", FADING),
         Mutant("a sink's maximum", "    m = max(m, whole);", "    m = whole;", WINDOW),
         Mutant("a sink's weight of o", "return powers.x;", "return 1.0;", FALLING),
     ),
@@ -251,8 +253,8 @@ COARSE = "9/3/64 f16 1290 rows=40 coarse"
 MATRIX_MUTANTS = (
     ("scores", Mutant("maximum of the row before", "at = t * W", "at = (t < 4u ? t : t - 4u) * W", MATRIX_WINDOW, 5)),
     ("values", Mutant("the fold of leaves", "old * node_w +", "old * 1.000001 * node_w +", COARSE, 2, bounded=True)),
-    ("tiles", Mutant("a row's last key", "(item.last_row - row) * item.row_step", "0u", MATRIX_WINDOW, 5)),
-    ("tiles", Mutant("a conversion of K", "halves(high.zw));", "halves(high.zw * 1.001));", COARSE, 7, bounded=True)),
+    ("inputs", Mutant("a row's last key", "(item.last_row - row) * item.row_step", "0u", MATRIX_WINDOW, 5)),
+    ("inputs", Mutant("a conversion of K", "halves(high.zw));", "halves(high.zw * 1.001));", COARSE, 7, bounded=True)),
     ("scores", Mutant("a key behind the last", "before = lessThan(", "before = lessThanEqual(", MATRIX_BF16, 11)),
 )
 

@@ -179,9 +179,7 @@ def test_values_that_no_buffer_holds_are_encoded_by_the_host(device, monkeypatch
 PROBE = """#version 450
 #extension GL_GOOGLE_include_directive : require
 #include "contract.glsl"
-const bool CPU = false;
-const uint FUSED = 0u;
-#include "state.glsl"
+#include "floats.glsl"
 #include "narrow.glsl"
 layout(local_size_x = 32) in;
 layout(set = 0, binding = 0, std430) readonly buffer In { uint x[]; };

@@ -219,7 +219,7 @@ class Machine:
     def settle(cache: Any) -> None:
         """What an interrupt left is completed or given back, as the cache's next call does."""
         with cache.lock:
-            cache.begin()
+            cache.settle()
 
     def legal(self, model: Model, layer: int | None, n: int) -> bool:
         low, high = min(model.lengths), max(model.lengths)

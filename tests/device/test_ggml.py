@@ -1,7 +1,8 @@
 """native/ggml behind as much of ggml's interface as it uses (``tests/ggml``): its bits are the oracle's, with keys in
-the order of writes. ``test_llama.py`` runs it with llama.cpp."""
+the order of writes. ``test_llama.py`` runs it with llama.cpp, and ggml's own tests of it."""
 
 import ctypes as c
+import itertools
 import os
 import shutil
 import subprocess
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from c_host import LIBRARY, NATIVE, ROOT, built, contract, needs_compiler
 from engine import address
-from support import same
+from support import row_bytes, same
 
 import zinc_attn as za
 from zinc_attn.cache.rows import stored
@@ -66,8 +67,8 @@ class BackEnd:
         if mask is not None:
             mask = self.tensor("f16", *mask.shape[:0:-1], 1, streams, array=mask)
         sources = q_view, k.keys(streams), v.keys(streams), mask, sinks and self.tensor("f32", heads, array=sinks[0])
-        to = self.tensor("f32", *out.shape[::-1], array=out)
-        return self.compute(FLASH_ATTN_EXT, to, *sources, params=(scale, max_bias, softcap)) or out
+        self.operation = self.tensor("f32", *out.shape[::-1], array=out)
+        return self.compute(FLASH_ATTN_EXT, self.operation, *sources, params=(scale, max_bias, softcap)) or out
 
 
 @pytest.fixture(scope="module")
@@ -79,10 +80,11 @@ def back_end(tmp_path_factory, device):
 
 
 class Part:
-    """K or V in the buffer: (heads * dims, cells)."""
+    """K or V in the buffer: (heads * dims, cells). nb: other strides of what ``keys`` gives."""
 
-    def __init__(self, back_end: BackEnd, kind: str, heads: int, dims: int, cells: int, offset: int) -> None:
-        self.c, self.back_end, self.heads, self.dims, self.cells = back_end.c, back_end, heads, dims, cells
+    def __init__(self, back_end, kind, heads, dims, cells, offset, nb: tuple[int, ...] = ()) -> None:
+        self.c, self.back_end, self.kind, self.heads = back_end.c, back_end, kind, heads
+        self.dims, self.cells, self.nb = dims, cells, nb
         self.head, self.value = STORAGE[kind].row_bytes(dims), TYPES[kind][1]  # bytes
         self.row = heads * self.head
         self.root = back_end.tensor(kind, heads * dims, cells, offset=offset)
@@ -97,7 +99,7 @@ class Part:
     def keys(self, streams: int) -> c.c_void_p:
         """As FLASH_ATTN_EXT takes it: (dims, cells of a stream, heads, streams)."""
         ne = self.dims, self.cells // streams, self.heads, streams
-        return self.back_end.view(self.root, ne, (self.value, self.row, self.head, self.row * ne[1]))
+        return self.back_end.view(self.root, ne, self.nb or (self.value, self.row, self.head, self.row * ne[1]))
 
     def state(self, cells: int) -> Any:
         """The bytes of the first cells, as a state is saved."""
@@ -120,6 +122,7 @@ class Case(NamedTuple):
     mask: str = "causal"
     sinks: bool = False
     numbers: dict[str, float] = {}  # noqa: RUF012
+    checked: slice = slice(None)
 
 
 CASES = {
@@ -130,6 +133,7 @@ CASES = {
     "streams": Case(3, streams=2, sinks=True, numbers={"softcap": 8.0}),
     "float mask": Case(2, mask="float", kinds=("f32", "f32"), sizes=(40, 65)),
     "ALiBi": Case(3, mask="float", numbers={"max_bias": 8.0}),
+    "pieces": Case(1045, 4000, mask="few", checked=slice(1036, None)),  # 1,040 rows of 63 states are a submission's
 }
 SLOPES = np.exp2([-2, -4, -6, -8, -1, -3]).astype(np.float32)  # ggml's, of six heads and a max_bias of 8
 
@@ -141,6 +145,8 @@ def mask_of(rng: Any, case: Case, order: Any) -> Any:
     if case.mask == "float":
         shown[:] = rng.standard_normal(shown.shape)
         shown[rng.random(shown.shape) < 0.3] = -np.inf
+    if case.mask == "few":  # but for the first row
+        shown[:, 1:, order[0][3:]] = -np.inf
     if case.mask == "causal":
         own = case.cells - case.rows + np.arange(case.rows)[:, None]
         shown[np.argsort(order, axis=1)[:, None] > own] = -np.inf
@@ -163,7 +169,7 @@ def test_bits_are_the_oracle_s(back_end, rng, name):
     sinks = [rng.standard_normal(q_heads, np.float32)] if case.sinks else None
     mask = mask_of(rng, case, order) if case.mask else None
     found = back_end.attend(*parts, q, mask, sinks, **case.numbers)
-    for s, row in np.ndindex(case.streams, case.rows):
+    for s, row in itertools.product(range(case.streams), range(case.rows)[case.checked]):
         seen = order[s] if mask is None else order[s][~np.isinf(mask[s, row, order[s]])]
         options = {"scale": 0.125, "softcap": case.numbers.get("softcap"), "sinks": sinks and sinks[0]}
         if case.mask == "float":
@@ -199,6 +205,42 @@ def test_a_state_that_is_restored_to_other_cells_keeps_the_order_of_writes(back_
     same(shown([3, *range(n, 2 * n)])[0], want[:1])
 
 
+@pytest.mark.parametrize("kind", ["f16", "q8_0"])
+def test_heads_may_lie_before_cells(back_end, rng, kind):
+    """Of a cache that is set and not written, whose keys are in the order of cells."""
+    cells, (k, v) = 70, rng.standard_normal((2, 70, 2, 64), np.float32)
+    head = STORAGE[kind].row_bytes(64)
+    parts = [
+        Part(back_end, kind, 2, 64, cells, offset, (TYPES[kind][1], head, cells * head, 2 * cells * head))
+        for offset in (0, V_AT)
+    ]
+    for part, x in zip(parts, (k, v), strict=True):
+        part.restore(np.ascontiguousarray(row_bytes(x, kind).swapaxes(0, 1)).reshape(-1), 0)
+    q = rng.standard_normal((1, 3, 6, 64), np.float32)
+    want, _ = za.reference.emulate(q[0], *stored(k, v, f"{kind}/{kind}", True, False), causal=False, scale=0.125)
+    same(back_end.attend(*parts, q)[0], want)
+
+
+def test_a_plan_is_of_one_operation(back_end, rng):
+    """Of its order of cells, its mask, and every field of its tensors."""
+    k, v = x = rng.standard_normal((2, 9, 2, 64), np.float32)
+    parts = [Part(back_end, "f16", 2, 64, 9, offset) for offset in (0, V_AT)]
+    q, mask, sinks = rng.standard_normal((1, 1, 6, 64), np.float32), np.zeros((1, 1, 9), np.float16), np.zeros(6)
+    back_end.c.clear_buffer(back_end.buffer)
+    found = []
+    for written, hidden in (([*range(9)], []), ([0], []), ([], [5])):
+        for part, values in zip(parts, x, strict=True):
+            assert not written or part.write(values[written], written) == DONE
+        mask[..., hidden] = -np.inf
+        order = [n for n in ([*range(9)] if not found else [*range(1, 9), 0]) if n not in hidden]
+        want, _ = za.reference.emulate(q[0, 0], *stored(k[order], v[order], "f16/f16", True, False), scale=0.125)
+        found.append(back_end.attend(*parts, q, mask)[0])
+        same(found[-1], want[None])
+    assert not np.array_equal(found[0], found[1])
+    back_end.attend(*parts, q, mask, [sinks.astype(np.float32)])
+    assert back_end.c.fields_not_in_key(back_end.operation) == 0
+
+
 def test_what_is_no_row_or_mask_is_refused(back_end):
     """The largest float16 is one."""
     part, row, q = Part(back_end, "f16", 2, 64, 9, 0), *(np.zeros(n, np.float32) for n in ((1, 2, 64), (1, 1, 6, 64)))
@@ -206,4 +248,31 @@ def test_what_is_no_row_or_mask_is_refused(back_end):
         row[0, 1, 3] = value
         assert part.write(row, [cell]) == answer
     assert back_end.attend(part, part, q, np.full((1, 1, 9), np.nan, np.float16)) == FAILED
-    assert back_end.attend(part, part, q, softcap=-1.0) == DECLINED
+
+
+WAYS = {  # values in a row of the roots, of which K and V have 64 for each of 2 heads; their strides; and numbers
+    "softcap": (128, (), {"softcap": -1.0}),
+    "bias": (128, (), {"max_bias": -1.0}),
+    "heads at one place": (128, (2, 256, 0, 2304), {}),
+    "cells that are no whole rows": (128, (2, 192, 128, 2304), {}),
+    "roots of shorter rows": (96, (), {}),
+    "one root, where V is no part of K": (128, None, {}),
+}
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_what_cannot_be_computed_is_declined(back_end, name):
+    values, nb, numbers = WAYS[name]
+    k, v = (Part(back_end, "f16", 2, 64, 9, offset, nb or ()) for offset in (0, V_AT))
+    k.root, v.root = (back_end.tensor("f16", values, 12, offset=offset) for offset in (0, V_AT))
+    if nb is None:
+        v = Part(back_end, "f16", 2, 32, 9, 0)
+        v.root = k.root
+    assert back_end.attend(k, v, np.zeros((1, 1, 6, 64), np.float32), **numbers) == DECLINED
+
+
+@pytest.mark.parametrize(("dims", "cells", "q_heads"), [(1, 2**24 + 1, 1), (576, 40_000, 128)])
+def test_more_than_a_call_takes_is_declined(back_end, dims, cells, q_heads):
+    """Keys of a request; a row's states, which are 184 MB."""
+    k = Part(back_end, "f16", 1, dims, cells, 0)
+    assert back_end.attend(k, k, np.zeros((1, 1, q_heads, dims), np.float32)) == DECLINED

@@ -66,7 +66,7 @@ def test_another_kp_is_refused_where_it_is_asked_for(monkeypatch, found, text):
 def test_the_managers_device_is_found(index):
     manager = kp.Manager(index)
     with za.Device.from_kompute(manager) as device:
-        assert device.info.index == index and device.info.matrix.tile is None
+        assert device.info.index == index and device.info.matrix.fragment is None
     others = [one.index for one in za.list_devices() if one.index != index]
     for other in others:
         with pytest.raises(errors.DeviceNotFoundError, match=f"^index: got {other}, .*, but the manager's device is "):

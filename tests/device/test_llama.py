@@ -1,6 +1,7 @@
-"""llama.cpp with the back end of native/ggml: its own tests, the oracle's bits, one model's logits, refusals.
+"""llama.cpp with the back end of native/ggml: ggml's own tests, one model's logits, refusals.
 
-scripts/test --llama builds llama.cpp and the back end first, and runs these tests; no other run has them.
+scripts/test --llama builds llama.cpp and the back end first, and runs these tests; no other run has them. The oracle's
+bits are in ``test_ggml.py``, which needs no llama.cpp.
 """
 
 import os
@@ -8,14 +9,8 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
-from support import row_bytes
-
-from zinc_attn.cache.rows import stored
-from zinc_attn.reference import emulate
 
 pytestmark = pytest.mark.llama
 ROOT = Path(__file__).parents[2]
@@ -26,11 +21,10 @@ MODEL = Path(os.environ.get("ZINC_ATTN_MODELS", ".")) / "SmolLM2-135M-Instruct.Q
 LOAD = (sys.executable, ROOT / "scripts" / "lib" / "llama_load.py", BIN / "llama-server", MODEL)
 
 
-def run(*command, library=OURS / "libggml-zinc.so", text=None, folder=None, **environment):
+def run(*command, library=OURS / "libggml-zinc.so", folder=None, **environment):
     """A program of llama.cpp with the back end."""
     environment = {**os.environ, "GGML_BACKEND_PATH": str(library), **environment}
-    told = [*map(str, command)]
-    return subprocess.run(told, capture_output=True, text=True, env=environment, input=text, cwd=folder)
+    return subprocess.run([*map(str, command)], capture_output=True, text=True, env=environment, cwd=folder)
 
 
 # --- ggml's own judge ------------------------------------------------------------------------------------------------
@@ -50,144 +44,6 @@ def test_backend_ops(operation, chosen, count):
     passed = re.search(r"(\d+)/(\d+) tests passed", done.stdout)
     assert done.returncode == 0 and passed, done.stdout[-2000:]
     assert passed[1] == passed[2] and int(passed[1]) >= count, passed[0]
-
-
-# --- the oracle's bits -----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def cases(tmp_path_factory):
-    """The program that runs FLASH_ATTN_EXT over given bytes."""
-    built = tmp_path_factory.mktemp("llama") / "ggml_case"
-    include = (f"-I{LLAMA}/src/ggml/include", f"-L{BIN}", f"-Wl,-rpath,{BIN}")
-    source = ROOT / "tests" / "device" / "ggml_case.cpp"
-    subprocess.run(["c++", "-std=c++17", "-O1", source, "-o", built, *include, "-lggml", "-lggml-base"], check=True)
-    return built
-
-
-def slopes(heads, max_bias):
-    """ggml's, of ALiBi."""
-    whole = 2 ** int(np.log2(heads))
-    steps = np.float32(2) ** (np.float32([-max_bias, -max_bias / 2]) / np.float32(whole))
-    of_heads = [steps[0] ** np.float32(h + 1) for h in range(whole)]
-    return np.float32(of_heads + [steps[1] ** np.float32(2 * h + 1) for h in range(heads - whole)])
-
-
-def line_of(file, case):
-    """ggml_case's line of a case."""
-    c = SimpleNamespace(**case)
-    numbers = (*c.sizes, *c.heads, c.streams, c.cells, c.rows, int(bool(c.mask)), int(c.sinks), c.max_bias, c.cap)
-    scale = float(np.float32(1 / np.sqrt(c.sizes[0])))
-    return " ".join(map(str, ("ZINC0", file, *numbers, scale, *c.kinds, c.layout, int(c.latent))))
-
-
-def one_case(program, folder, rng, *, checked, **case):
-    """The device's results and the oracle's of the checked rows, (streams, rows, q_heads, v_dims)."""
-    (k_dims, v_dims), (kv_heads, group), kinds, latent = (case[name] for name in ("sizes", "heads", "kinds", "latent"))
-    streams, cells, rows, mask, sinks = (case[name] for name in ("streams", "cells", "rows", "mask", "sinks"))
-    scale, file, room = float(np.float32(1 / np.sqrt(k_dims))), folder / "case", 2 * cells
-    q = rng.standard_normal((streams, rows, kv_heads * group, k_dims), dtype=np.float32)
-    k, v = (rng.standard_normal((streams, room, kv_heads, dims), dtype=np.float32) for dims in (k_dims, v_dims))
-    bias = np.zeros((streams, rows, cells), np.float16)
-    if mask == "float":
-        bias[:] = rng.standard_normal(bias.shape)
-    hidden = rng.random(bias.shape) < 0.3
-    if mask == "causal":
-        hidden[:] = np.arange(cells) > np.arange(cells - rows, cells)[:, None]
-    bias[hidden] = -np.inf
-    sink = rng.standard_normal(kv_heads * group, dtype=np.float32)
-
-    def laid(x, kind):  # the bytes of (streams, cells, heads, dims), or heads first
-        rows = np.ascontiguousarray(x.swapaxes(1, 2) if case["layout"] == "heads" else x)
-        return row_bytes(rows.reshape(1, -1, x.shape[-1]), kind).tobytes()
-
-    parts = [q.tobytes(), laid(k, kinds[0]), b"" if latent else laid(v, kinds[1])]
-    file.write_bytes(b"".join([*parts, bias.tobytes() if mask else b"", sink.tobytes() if sinks else b""]))
-    done = run(program, text=line_of(file, case))
-    assert done.stdout.split() == ["done"], done.stdout + done.stderr
-    found = np.fromfile(f"{file}.out", np.float32).reshape(streams, rows, kv_heads * group, v_dims)
-    order = (3 + 7 * np.arange(cells)) % cells if case["layout"] == "written" else np.arange(cells)
-    wanted = np.empty_like(found[:, checked])
-    for s, row in np.ndindex(streams, len(wanted[0])):
-        of_row = range(rows)[checked][row]
-        seen = order[~hidden[s, of_row, order]] if mask else order
-        added = bias[s, of_row, seen].astype(np.float32)[None] if mask == "float" else None
-        options = {"scale": scale, "softcap": case["cap"] or None, "sinks": sink if sinks else None, "mask": added}
-        by_mask = {"mask_slopes": slopes(kv_heads * group, case["max_bias"])} if case["max_bias"] else {}
-        kept = stored(k[s, seen], k[s, seen, :, :v_dims] if latent else v[s, seen], "/".join(kinds), True, latent)
-        wanted[s, row] = emulate(q[s, of_row], *kept, causal=False, **options, **by_mask)[0]
-    return found[:, checked], wanted
-
-
-CASES = {
-    "decode": {"rows": 1, "cells": 700},
-    "prompt": {"rows": 33, "cells": 100},
-    "streams": {"streams": 3, "rows": 5},
-    "float mask": {"mask": "float", "rows": 4},
-    "no mask": {"mask": None, "rows": 3},
-    "sinks": {"sinks": True, "rows": 3},
-    "softcap": {"cap": 8.0, "rows": 3},
-    "heads first": {"layout": "heads", "rows": 3, "sinks": True},
-    "head size 256": {"sizes": (256, 256), "heads": (2, 8), "rows": 2},
-    "sizes apart": {"sizes": (192, 128), "heads": (2, 2), "rows": 2},
-    "latent": {"sizes": (576, 512), "heads": (1, 16), "latent": True, "rows": 2},
-    "one KV head": {"heads": (1, 7), "rows": 9, "mask": "float"},
-    "ALiBi": {"heads": (2, 3), "rows": 3, "mask": "float", "max_bias": 8.0},
-    "head size 40": {"sizes": (40, 40), "rows": 2},
-    "head sizes 65 and 72": {"sizes": (65, 72), "rows": 2, "layout": "heads"},
-    "written in an order of its own": {"layout": "written", "rows": 3, "cells": 130},
-    # two submissions, of 120 rows and of 10: the states of all are more than a storage buffer of 128 MiB
-    "prompt in pieces": {
-        "sizes": (512, 512),
-        "heads": (1, 32),
-        "cells": 1024,
-        "rows": 130,
-        "mask": "causal",
-        "checked": slice(118, 122),
-    },
-}
-KINDS = ("f16/f16", "f32/f32", "bf16/bf16", "q8_0/q8_0", "q5_1/q4_0", "q5_0/iq4_nl", "q4_1/f16")
-TYPES = {"decode": KINDS, "heads first": KINDS, "head size 40": KINDS[:3], "head sizes 65 and 72": KINDS[:3]}
-
-
-TYPES |= {"prompt in pieces": KINDS[:1], "written in an order of its own": KINDS[:1]}
-PLAIN = {"sizes": (64, 64), "heads": (3, 3), "streams": 1, "cells": 150, "rows": 1, "mask": "shown", "sinks": False}
-PLAIN |= {"cap": 0, "layout": "cells", "latent": False, "max_bias": 0, "checked": slice(None)}
-
-
-@pytest.mark.parametrize(
-    ("name", "kinds"), [(name, kinds) for name in CASES for kinds in TYPES.get(name, ("f16/f16", "q8_0/q8_0"))]
-)
-def test_bits_are_the_oracles(cases, tmp_path, rng, name, kinds):
-    found, wanted = one_case(cases, tmp_path, rng, kinds=kinds.split("/"), **{**PLAIN, **CASES[name]})
-    assert np.array_equal(found.view(np.uint32), wanted.view(np.uint32))
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"layout": "one"},
-        {"layout": "short"},
-        {"layout": "still"},
-        {"cap": -1},
-        {"max_bias": -1},
-        {"cells": 2**24 + 1, "sizes": (1, 1), "heads": (1, 1)},
-        {"cells": 40_000, "sizes": (576, 512), "heads": (1, 128), "latent": True},  # a row's states: 184 MB
-    ],
-    ids=str,
-)
-def test_what_cannot_be_computed_is_declined(cases, tmp_path, given):
-    line = line_of(tmp_path / "case", {**PLAIN, "rows": 2, **given, "kinds": ("f16", "f16")})
-    assert run(cases, text=line).stdout.split() == ["declined"]
-
-
-def test_a_plan_is_of_one_operation(tmp_path):
-    ours = ROOT / "native" / "ggml"
-    sources = (ROOT / "tests" / "device" / "ggml_plan.cpp", ours / "plan.cpp", ours / "lists.cpp", ours / "cells.cpp")
-    include = (f"-I{ours}", f"-I{ROOT}/native/include", f"-I{LLAMA}/src/ggml/include", f"-I{LLAMA}/src/ggml/src")
-    run("c++", "-std=c++17", *sources, "-o", tmp_path / "plan", *include, f"-L{BIN}", "-lggml-base")
-    done = run(tmp_path / "plan")
-    assert done.stdout == "done\n", done.stdout + done.stderr
 
 
 # --- a model ---------------------------------------------------------------------------------------------------------

@@ -94,8 +94,8 @@ def test_walks(matrix_device, rng, monkeypatch, text, options):
 
 
 @pytest.mark.parametrize("text", ("16/2/256", "9/3/64"))
-def test_a_row_is_alone_in_its_tile(matrix_device, rng, text):
-    """Permuted rows of all keys have permuted bits, and what else a tile holds, up to huge numbers, changes none."""
+def test_a_row_is_alone_in_its_fragment(matrix_device, rng, text):
+    """Permuted rows of all keys have permuted bits, and what else the fragment holds, however huge, changes none."""
     shape, rows = za.AttnShape.parse(text), 16
     q, k, v = make(rng, shape, rows, 200)
     order = rng.permutation(rows)
@@ -207,7 +207,7 @@ TOOL_SHAPE = za.AttnShape(4, 2, 64)
 
 @pytest.fixture
 def without_units(device):
-    if device.info.matrix.tile is not None:
+    if device.info.matrix.fragment is not None:
         pytest.skip(f"{device.info.name} has matrix units")
     return device
 

@@ -24,16 +24,16 @@ DRIVERS = {
         "an int8, read as a denormal float16, times a float32 (fused",
     ),
     "a step is left out": (
-        Change("state.glsl", "i < 3; ++i", "i < 2; ++i"),
+        Change("floats.glsl", "i < 3; ++i", "i < 2; ++i"),
         "a reciprocal by Newton steps (reciprocal",
     ),
     "an exponent has one digit less": (
-        Change("state.glsl", "max(d, CUTOFF)) + 127)", "max(d, CUTOFF)) + 127 & ~1)"),
+        Change("floats.glsl", "max(d, CUTOFF)) + 127)", "max(d, CUTOFF)) + 127 & ~1)"),
         "a power of two by a polynomial (weight",
     ),
     "a comparison is of another number": (
-        Change("state.glsl", "size < TANH_SMALL", "size < 0.75"),
-        "a hyperbolic tangent by polynomials (capped",
+        Change("floats.glsl", "size < TANH_SMALL", "size < 0.75"),
+        "a hyperbolic tangent by polynomials (tanh",
     ),
     "nothing is written": (Change("primitives.comp", "    results[gl_", "    if (x > 1e38) results[gl_"), "0xFFFFFFFF"),
 }

@@ -171,16 +171,16 @@ def test_an_undone_call_leaves_nothing_in_the_queue(device, three, sent, monkeyp
     """The next call takes its workspace: two dispatches of one submission would write to the same results."""
     (attn, *_), (seq, *_) = three
     attn.cache.append(seq, 0, K[:70], V[:70])
-    run = CallRunner.run
+    start = CallRunner.start
 
     def cut(self: CallRunner, *given: Any) -> None:
-        run(self, *given)
+        start(self, *given)
         raise KeyboardInterrupt
 
     sent.clear()
     with device.together():
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(CallRunner, "run", cut)
+            patch.setattr(CallRunner, "start", cut)
             attn.submit(Q[0], seq, 0)
         assert sent == [1]
         second = attn.submit(Q[69], seq, 0, return_lse=True)

@@ -1,5 +1,6 @@
 // The back end of native/ggml behind functions that Python calls, for tests/device/test_ggml.py.
 #include "ggml.h"
+#include "plan.h"
 #include "zinc_attn.h"
 extern "C" {
 #include "../../native/src/blocks.h"
@@ -90,5 +91,32 @@ int compute(int op, ggml_tensor *out, ggml_tensor *const *src, const float *para
     ggml_cgraph graph = {out};
     if (!device->iface.supports_op(device, out)) return 1;
     return backend->iface.graph_compute(backend, &graph) == GGML_STATUS_SUCCESS ? 0 : 2;
+}
+
+// How many fields of an operation and of its tensors the key of its plan does not hold.
+int fields_not_in_key(ggml_tensor *op) {
+    const std::vector<uint64_t> key = zinc::key_of(op);
+    int missing = 0;
+    auto change = [&](auto *field) {
+        const auto kept = *field;
+        std::memset(field, 1, sizeof *field);
+        missing += zinc::key_of(op) == key;
+        *field = kept;
+    };
+    std::vector<ggml_tensor *> tensors = {op, op->src[1]->view_src, op->src[2]->view_src};
+    tensors.insert(tensors.end(), op->src, op->src + 5);
+    for (ggml_tensor *t : tensors) {
+        change(&t->type);
+        for (int i = 0; i < GGML_MAX_DIMS; ++i) change(&t->ne[i]), change(&t->nb[i]);
+        if (t->view_src) change(&t->view_offs);
+    }
+    for (int32_t &parameter : op->op_params) change(&parameter);
+    for (int i : {3, 4}) {  // mask and sinks may be missing
+        ggml_tensor *kept = op->src[i];
+        op->src[i] = nullptr;
+        missing += zinc::key_of(op) == key;
+        op->src[i] = kept;
+    }
+    return missing;
 }
 }

@@ -59,15 +59,24 @@ def test_rows_before_a_cut_share_another_node_from_the_middle_of_a_leaf_on():
     assert {key.rows for key in found} >= {4}, "the rows behind the cut"
 
 
-def test_a_capacity_of_128k_is_planned_from_few_lengths():
+@pytest.mark.parametrize(
+    ("text", "info", "tokens"),
+    [
+        ("16/2/256", CPU, 131_072),
+        ("128/128/192/128", replace(GPU, compute_units=1), 2_097_152),  # in parts, of more states than are scratch
+    ],
+)
+def test_a_long_context_is_planned_from_few_lengths(text, info, tokens):
     """Of 2,048 leaves fewer than a tenth are planned."""
-    shape, asked = AttnShape(16, 2, 256), set()
-    layouts = split_rule_layouts(shape, 2)
-    facts = CallFacts(CPU, shape, 256)
+    shape, asked = AttnShape.parse(text), set()
+    layouts = split_rule_layouts(shape, info.split_units)
+    facts = CallFacts(info, shape, 256)
 
     def layout(tokens: int, q_len: int, window: int | None) -> SplitLayout:
         asked.add(-(-tokens // 64))
         return layouts(tokens, q_len, window)
 
-    growth_keys(131_072, 1, 1, CallOptions(layout), facts, by_rule=True)
-    assert {1, 2048} <= asked and len(asked) < 200
+    found = growth_keys(tokens, 1, 1, CallOptions(layout), facts, by_rule=True)
+    assert {1, tokens // 64} <= asked and len(asked) < tokens // 640
+    every = keys_of(range(tokens - 131_072, tokens, 5_000), 1, 1, CallOptions(layouts), facts)
+    assert every <= found and len(found) < 100

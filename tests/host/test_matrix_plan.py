@@ -10,7 +10,7 @@ from support import GPU
 from zinc_attn.canonical.arguments import key_ranges
 from zinc_attn.kernels import matrix
 from zinc_attn.kernels.dispatches import MatrixVariant, matrix_call
-from zinc_attn.kernels.matrix import MatrixFacts, MatrixTile, best_tile, matrix_workgroup, shared_bytes
+from zinc_attn.kernels.matrix import MatrixFacts, MatrixFragment, best_fragment, matrix_workgroup, shared_bytes
 from zinc_attn.kernels.records import Records
 from zinc_attn.kernels.tuning import SCRATCH_BYTES
 from zinc_attn.planning.call import cut_call, plan_call
@@ -20,7 +20,7 @@ from zinc_attn.planning.items import Visible, item_records
 from zinc_attn.planning.layouts import fixed_layouts, split_rule_layouts
 from zinc_attn.planning.splits import SplitPlan
 from zinc_attn.shapes import AttnShape
-from zinc_attn.tools.cost.cards import RDNA4_UNITS, TILE
+from zinc_attn.tools.cost.cards import FRAGMENT, RDNA4_UNITS
 
 SHAPE = AttnShape(8, 2, 64)
 
@@ -79,24 +79,27 @@ def test_rows_that_see_nothing_have_an_item_where_there_is_one_pass():
 def test_workgroups(text):
     """As many vectors as are there and fit; 64 KiB are enough for every shape, 32 KiB for all but the largest K."""
     shape = AttnShape.parse(text)
-    small = MatrixFacts(MatrixTile(8, 8, 8), 32768, 1024)
+    small = MatrixFacts(MatrixFragment(8, 8, 8), 32768, 1024)
     for vectors, facts in itertools.product((1, 16, 20, 64, 500), (RDNA4_UNITS, small)):
         for kind in ("discrete", "cpu"):
             made = matrix_workgroup(shape, facts, kind, vectors)
             assert made is not None and made.size <= matrix.MAX_WORKGROUP_SIZE and made.size % 32 == 0
             assert shared_bytes(shape, made.vectors, made.unrolled) <= facts.shared_bytes
             assert made.waves == made.unrolled == (kind == "discrete")
-            assert made.vectors % facts.tile.m == 0 and (made.vectors < 2 * max(vectors, facts.tile.m))
+            assert made.vectors % facts.fragment.m == 0 and (made.vectors < 2 * max(vectors, facts.fragment.m))
     most = matrix_workgroup(shape, RDNA4_UNITS, "discrete", 64)
     assert most is not None
-    call = matrix_call(MatrixVariant(shape, "f16", TILE, most, 64), 5, 1, "out")
+    call = matrix_call(MatrixVariant(shape, "f16", FRAGMENT, most, 64), 5, 1, "out")
     assert call.groups[2] * call.spec[3] >= shape.group
 
 
-def test_tiles():
-    assert best_tile([MatrixTile(8, 8, 16), MatrixTile(16, 16, 16), MatrixTile(16, 8, 16)]) == (16, 16, 16)
-    assert best_tile([MatrixTile(16, 8, 16), MatrixTile(32, 32, 16)]) == (16, 8, 16)
-    assert best_tile([MatrixTile(32, 8, 16), MatrixTile(4, 4, 4)]) is None
+def test_fragments():
+    for sizes, best in (
+        (((8, 8, 16), (16, 16, 16), (16, 8, 16)), (16, 16, 16)),
+        (((16, 8, 16), (32, 32, 16)), (16, 8, 16)),
+        (((32, 8, 16), (4, 4, 4)), None),
+    ):
+        assert best_fragment([MatrixFragment(*one) for one in sizes]) == best
 
 
 @pytest.mark.parametrize(("rows", "matrices"), (((1, 1), False), ((4, 4), True), ((3, 4), None)))

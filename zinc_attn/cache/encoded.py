@@ -91,8 +91,8 @@ def encoded_rows(given: list[Bytes], shape: AttnShape, dtype: str, scales: F32 |
     words = np.zeros((len(given[0]), shape.kv_heads, row_format(shape, dtype).words), np.uint32)
     k_values, v_values, k_shared, v_shared = row_parts(words, shape, dtype)
     kinds, factors = storage_types(dtype), (None, None) if scales is None else scales
-    places = zip("kv", (k_values, v_values), (k_shared, v_shared), kinds, factors, strict=True)
-    largest = [_write(x, *place) for x, place in zip(given, places, strict=False)]  # a latent shape has no v
+    parts = zip("kv", (k_values, v_values), (k_shared, v_shared), kinds, factors, strict=True)
+    largest = [_write(x, *part) for x, part in zip(given, parts, strict=False)]  # a latent shape has no v
     return words, Largest(largest[0], largest[-1])
 
 

@@ -54,7 +54,7 @@ class KVCache(ResidentRows):
         """An empty sequence. LimitError: max_sequences are live."""
         with self.lock:
             self.check_open()
-            self.begin()
+            self.settle()
             return Sequence(self, SequencePages(self.pool, self.num_layers))
 
     def load(self, path: str | os.PathLike[str]) -> Sequence:
@@ -69,7 +69,7 @@ class KVCache(ResidentRows):
     def check_sequence(self, sequence: Any) -> Sequence:
         """``sequence`` if it is a live one of this cache."""
         self.check_open()
-        self.begin()
+        self.settle()
         if not isinstance(sequence, Sequence):
             raise ArgumentError(f"seq: got {type(sequence).__name__}, expected a Sequence of this cache")
         if sequence.cache is not self:

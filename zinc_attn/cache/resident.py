@@ -42,7 +42,7 @@ class Unfinished(Protocol):
     """A call that was submitted and is not complete."""
 
     def complete(self) -> None:
-        """Wait for it, and let its new rows count or give their places back; raises nothing but an interrupt."""
+        """Wait for it, and let its new rows count or give their pages back; raises nothing but an interrupt."""
 
 
 class ResidentRows(Uncopied, instead="Sequence.save and KVCache.load take tokens to another one"):
@@ -84,7 +84,7 @@ class ResidentRows(Uncopied, instead="Sequence.save and KVCache.load take tokens
         self.lock = device.lock
         self._live: Registry[Any] = Registry()  # its sequences
         self._current: Transaction | None = None  # of the call that is under way, or was cut short
-        self.unfinished: Unfinished | None = None  # a call that was submitted, and holds places
+        self.unfinished: Unfinished | None = None  # a call that was submitted, and holds pages
         self.users: Registry[Any] = Registry()  # what close() must close first
         self._open = True
         self._buffers: list[Buffer] = []
@@ -148,7 +148,7 @@ class ResidentRows(Uncopied, instead="Sequence.save and KVCache.load take tokens
         if self.device.closed:
             raise closed_device(self.device.info)
 
-    def begin(self) -> None:
+    def settle(self) -> None:
         """Under the lock, before a call looks at sequences: complete the call that was submitted before it, and give
         back what an interrupted call could not."""
         if self.unfinished is not None:
@@ -186,7 +186,7 @@ class ResidentRows(Uncopied, instead="Sequence.save and KVCache.load take tokens
     def check_pages(self, pages: SequencePages) -> None:
         """ClosedError unless they are a live sequence's of an open cache; completes what was submitted before."""
         self.check_open()
-        self.begin()
+        self.settle()
         pages.check_open()
 
     def forget(self, sequence: Any) -> None:
@@ -263,7 +263,7 @@ class ResidentRows(Uncopied, instead="Sequence.save and KVCache.load take tokens
     def end(self) -> None:
         """The end of a call that has a ``transaction``: one that did not commit it is undone."""
         if self._current and self._current.state == "open":
-            self.device.flush()  # what may write to its places, or to results that another call will have
+            self.device.flush()  # what may write to its pages, or to results that another call will have
             self._current.rollback()  # also where an interrupt came before the first of them was noted
         self._current = None
 

@@ -89,14 +89,14 @@ class Sequence(Uncopied, instead="fork() shares its tokens, save() writes them t
         """A second sequence with the same tokens. Full pages stay shared; the partial one is copied when written."""
         with self.cache.lock:
             self.cache.check_open()
-            self.cache.begin()
+            self.cache.settle()
             return Sequence(self.cache, self.pages.fork())
 
     def truncate(self, n: int) -> None:
         """Keep the first ``n`` tokens, 0 <= n <= len(self), of every layer. ArgumentError: another n."""
         with self.cache.lock:
             self.cache.check_open()
-            self.cache.begin()
+            self.cache.settle()
             self.pages.truncate(n)
 
     def drop_last(self, n: int) -> None:
@@ -108,7 +108,7 @@ class Sequence(Uncopied, instead="fork() shares its tokens, save() writes them t
         with self.cache.lock:
             self.cache.check_open()
             self.pages.check_open()
-            self.cache.begin()
+            self.cache.settle()
             self.truncate(len(self) - check_int("n", n, 0, len(self)))
 
     def keep(self, rows: Any, last: int) -> None:
@@ -127,10 +127,10 @@ class Sequence(Uncopied, instead="fork() shares its tokens, save() writes them t
             kept = check_kept(pages, rows, last)
             try:
                 transaction = cache.transaction()
-                place = transaction.rewrite(pages, kept.start, len(kept.sources))
-                if place.count:
-                    cache.copy_pages(place.copies)
-                    cache.mover.move(kept.sources, self.table(), kept.targets, self.table(place))
+                reservation = transaction.rewrite(pages, kept.start, len(kept.sources))
+                if reservation.count:
+                    cache.copy_pages(reservation.copies)
+                    cache.mover.move(kept.sources, self.table(), kept.targets, self.table(reservation))
                 move_unseen(pages, kept.start)
                 transaction.commit()
             finally:
@@ -139,13 +139,13 @@ class Sequence(Uncopied, instead="fork() shares its tokens, save() writes them t
     def retract(self, layer: int, n: int) -> None:
         """Keep the first ``n`` tokens of one layer, whatever the others have: undoes an append of that layer."""
         with self.cache.lock:
-            self.cache.begin()
+            self.cache.settle()
             self.pages.retract(layer, n)
 
     def free(self) -> None:
         """Give the pages back. The sequence cannot be used any more."""
         with self.cache.lock:
-            self.cache.begin()
+            self.cache.settle()
             self.pages.free()
             self.cache.forget(self)
 

@@ -40,16 +40,6 @@ class Reservation:
         keep = self.start % self.sequence.pool.page_size
         return [(self.replaced[0], self.new_pages[0], keep)] if keep and self.new_pages and self.replaced else []
 
-    def writes(self) -> list[tuple[int, int, int, int]]:
-        """(page, first slot, first row, rows): where the rows go, in order."""
-        size, row, found = self.sequence.pool.page_size, 0, []
-        while row < self.count:
-            index, slot = divmod(self.start + row, size)
-            rows = min(size - slot, self.count - row)
-            found.append((self.table[index], slot, row, rows))
-            row += rows
-        return found
-
 
 class Transaction:
     """The reservations of a call: all of them count from ``commit`` on, or none of them ever does.
@@ -80,9 +70,9 @@ class Transaction:
         """Hold what appending ``count`` tokens (at least 1) to ``layer`` needs; nothing else changes until the commit.
 
         also: further layers, of the same length, to which the same commit appends as many.
-        A shared, partly filled page is copied, but for the last of its holders where this transaction replaces it in
-        all the others, which are not longer: that one writes where it is. So reserve for short sequences first, and
-        make the ``copies`` of every reservation before any row is written.
+        A shared, partly filled page is copied. Where this transaction has replaced it in all its other holders, none of
+        which is longer, the last one writes where it is. So reserve for short sequences first, and make the ``copies``
+        of every reservation before any row is written.
         StepError: out of step, or a reservation of the sequence is open; CapacityError: too few free pages;
         LimitError: beyond 2**24 tokens; ArgumentError: no such layer; ClosedError: freed.
         """

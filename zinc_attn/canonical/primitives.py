@@ -13,13 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .constants import EMPTY_M
-from .state import State, merge, natural_lse, pow2, reciprocal, soft_capped, weight
+from .state import State, ln, merge, pow2, reciprocal, tanh, weight
 
 Words = NDArray[np.uint32]
 F32 = NDArray[np.float32]
 
 ROWS: Final = 64
-SOFTCAP: Final = 32.0
 
 
 def numbers() -> dict[str, F32]:
@@ -36,9 +35,8 @@ def numbers() -> dict[str, F32]:
     halves |= rng.integers(0, 2, (ROWS, 2)) << 15
     word = halves.astype("<u2").view("<u4")[:, 0].astype(np.uint32)
     scale = np.exp2(rng.uniform(-24.0, 15.0, ROWS)).astype(np.float16).astype(np.float32)
-    cap, inverse = (np.full(ROWS, x, np.float32) for x in (SOFTCAP, 1.0 / SOFTCAP))
-    found = (score, m, other_m, a, b, total, word.view(np.float32), scale, cap, inverse)
-    names = ("score", "m", "other_m", "a", "b", "l", "word", "scale", "cap", "cap_inverse")
+    found = (score, m, other_m, a, b, total, word.view(np.float32), scale)
+    names = ("score", "m", "other_m", "a", "b", "l", "word", "scale")
     return dict(zip(names, found, strict=True))
 
 
@@ -52,10 +50,10 @@ def results(given: dict[str, F32]) -> dict[str, F32]:
     return {
         "weight": weight(given["score"], given["m"]),
         "power": pow2(np.rint(given["score"]) - given["m"]),
-        "capped": soft_capped(given["score"], SOFTCAP),
+        "tanh": tanh(given["score"] * np.float32(2.0**-5)),
         "merged": merge(one, other).l,
         "reciprocal": reciprocal(given["l"]),
-        "lse": natural_lse(given["m"], given["l"]),
+        "lse": ln(given["l"], given["m"]),
         "low": low,
         "high": high,
         "product": product,

@@ -1,4 +1,4 @@
-"""Attention states (m, l, o) in NumPy float32, with the bits of ``shaders/state.glsl``.
+"""Attention states (m, l, o) in NumPy float32, with the bits of ``state.glsl`` and ``floats.glsl`` in ``shaders/``.
 
 m is the maximum of the scores, an integer in log2 units; l the sum of the weights 2**(score - m); o the sum of the
 weighted values. NumPy's float32 add, subtract, multiply, maximum and rint round as IEEE 754 says and are never fused,
@@ -69,17 +69,21 @@ def weight(s: F32, m: F32) -> F32:
     return _polynomial(s - whole, constants.EXP2_POLY) * pow2(whole - m)
 
 
-def soft_capped(t: F32, cap: float) -> F32:
-    """cap * tanh(t / cap) in log2 units; cap: a float32 number."""
-    x = t * f32(1.0 / cap)
+def tanh(x: F32) -> F32:
+    """tanh x by its odd polynomial where 1 - 2**(-2 |x| log2 e) would cancel, else from that power of two."""
     size = np.minimum(np.abs(x), f32(constants.TANH_MAX))
     e = weight(size * (f32(-2.0) * f32(constants.LOG2E)), np.zeros_like(size))
     large = (f32(1.0) - e) * reciprocal(f32(1.0) + e)
     z = size * size
     y = _polynomial(z, constants.TANH_POLY)
     small = size + (y * z) * size
-    tanh_size = np.where(size < f32(constants.TANH_SMALL), small, large)
-    return (f32(cap) * np.where(x < 0, -tanh_size, tanh_size)) * f32(constants.LOG2E)
+    result = np.where(size < f32(constants.TANH_SMALL), small, large)
+    return np.where(x < 0, -result, result)
+
+
+def soft_capped(t: F32, cap: float) -> F32:
+    """cap * tanh(t / cap) in log2 units; cap: a float32 number."""
+    return (f32(cap) * tanh(t * f32(1.0 / cap))) * f32(constants.LOG2E)
 
 
 def sink_scores(sinks: NDArray[Any]) -> F32:
@@ -108,13 +112,14 @@ def reciprocal(x: F32) -> F32:
     return y
 
 
-def natural_lse(m: F32, total: F32) -> F32:
-    bits = total.view(np.uint32)
+def ln(x: F32, power: F32) -> F32:
+    """ln(x * 2**power) for normal x > 0."""
+    bits = x.view(np.uint32)
     exponent = (bits >> 23).astype(np.int32) - 127
     mantissa = ((bits & np.uint32(0x7FFFFF)) | np.uint32(0x3F800000)).view(np.float32)
     upper = mantissa > f32(constants.SQRT2)
     x = np.where(upper, mantissa * f32(0.5), mantissa) - f32(1.0)
-    e = m + np.where(upper, exponent + 1, exponent).astype(np.float32)
+    e = power + np.where(upper, exponent + 1, exponent).astype(np.float32)
     z = x * x
     y = _polynomial(x, constants.LN_POLY)
     y = (y * x) * z
@@ -128,7 +133,7 @@ def normalize(state: State) -> tuple[F32, F32]:
     empty = state.l < f32(0.25)
     total = np.ascontiguousarray(np.where(empty, f32(1.0), state.l))
     out = flush(state.o * reciprocal(total)[..., None])
-    lse = natural_lse(np.ascontiguousarray(state.m), total)
+    lse = ln(total, state.m)
     return np.where(empty[..., None], f32(0.0), out), np.where(empty, f32(-np.inf), lse)
 
 

@@ -31,10 +31,10 @@ def check_arithmetic(arithmetic: Any, device: Device, dtype: str, *shapes: AttnS
             device.fused_way()  # where it has none, say so now
         return checked
     facts, what = device.info.matrix, f"arithmetic: got {arithmetic!r}"
-    if facts.tile is None:
+    if facts.fragment is None:
         raise UnsupportedError(
             f"{what}, but {device.info.name} ({device.info.driver}) does not offer VK_KHR_cooperative_matrix with "
-            "tiles of 8 or 16 float16 and float32 sums; use arithmetic 'canonical'"
+            "fragments of 8 or 16 float16 and float32 sums; use arithmetic 'canonical'"
         )
     if any(kind.name == "f32" for kind in storage_types(dtype)):
         raise DTypeError(

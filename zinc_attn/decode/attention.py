@@ -23,7 +23,7 @@ from .arithmetic import check_arithmetic
 from .host_sequence import RecordedAttention, RecordOptions
 from .partial import NodeRange, PartialCall
 from .pending import PendingAttention
-from .requests import CallBatch, reserve_rows
+from .requests import CallBatch, call_arguments, reserve_rows, takes
 from .runner import AttentionCall, CallRunner, Observer
 from .scoring import LayerScorings, Scoring
 
@@ -37,7 +37,7 @@ class Attention(Uncopied, instead="make one for the other cache"):
     logit per query head that joins the softmax without a value; or (num_layers, q_heads), or a list with an array or
     None per layer. alibi: float32 (q_heads,), a slope per query head: scores become score - slope * |key's position -
     row's position|. mask_slopes: float32 (q_heads,), what a call's mask is multiplied with, by query head (ggml's
-    ALiBi). cascade: keys that rows of a call share, in pages that sequences share or in a chunk of one sequence, are
+    ALiBi). cascade: keys that rows of a call share, in pages that sequences share or in rows of one sequence, are
     attended for several of these rows at once: where it saves enough (None), wherever it can (True), or never (False).
     arithmetic: "canonical"; "fused", in which a product and its sum round once, with the same bits on every device,
     too; "matrix", in which the device's matrix units multiply (float16 factors, float32 sums; K and V of a type that
@@ -108,7 +108,7 @@ class Attention(Uncopied, instead="make one for the other cache"):
     def close(self) -> None:
         """Free the command buffers and tensors; KVCache.close does it. A later call makes them anew."""
         with self.cache.lock:
-            self.cache.begin()
+            self.cache.settle()
             self._runner.close()
 
     @property
@@ -148,8 +148,8 @@ class Attention(Uncopied, instead="make one for the other cache"):
         q_len = check_int("q_len", q_len, 1, tokens)
         with self.cache.lock:
             self.cache.check_open()
-            self.cache.begin()
-            self._runner.begin()
+            self.cache.settle()
+            self._runner.forget_last()
             self._runner.prepare(tokens, batch, q_len)
 
     def replan(self, cascade: bool | None) -> None:
@@ -158,21 +158,8 @@ class Attention(Uncopied, instead="make one for the other cache"):
             self._layout.clear()
             self._runner.replan(cascade)
 
-    def __call__(  # noqa: PLR0913  (public; all but q, seq and layer have a default)
-        self,
-        q: Any,
-        seq: Sequence | Seq[Sequence],
-        layer: int,
-        k: Any = None,
-        v: Any = None,
-        *,
-        return_lse: bool = False,
-        out: Any = None,
-        lse: Any = None,
-        allow_empty: bool = False,
-        causal: bool = True,
-        mask: Any = None,
-    ) -> Any:
+    @takes(call_arguments)
+    def __call__(self, batch: CallBatch, layer: int) -> Any:
         """Append k, v to ``seq``, then attend; without k and v, attend only.
 
         q: (q_heads, head_dim) or (q_len, q_heads, head_dim), float32, float16 or bfloat16; k: (tokens, kv_heads,
@@ -191,31 +178,16 @@ class Attention(Uncopied, instead="make one for the other cache"):
         ArgumentError and its kinds for wrong arguments; CapacityError: the new rows have no room; StepError: the layer
         has rows that others lack.
         """
-        batch = CallBatch.checked(seq, q, k, v, out, lse, mask, return_lse, allow_empty, causal)
         with self.cache.lock:
             return self._walk(batch, layer)
 
-    def submit(  # noqa: PLR0913  (as a call)
-        self,
-        q: Any,
-        seq: Sequence | Seq[Sequence],
-        layer: int,
-        k: Any = None,
-        v: Any = None,
-        *,
-        return_lse: bool = False,
-        out: Any = None,
-        lse: Any = None,
-        allow_empty: bool = False,
-        causal: bool = True,
-        mask: Any = None,
-    ) -> PendingAttention:
+    @takes(call_arguments)
+    def submit(self, batch: CallBatch, layer: int) -> PendingAttention:
         """A call that does not wait for the device: ``submit(...).result()`` is what the call returns.
 
         Arguments as in a call; q, k and v may be written to again at once, out and lse from ``result()`` on. The next
         call of the cache, of any sequence, completes this one first; the next call of the device waits for it.
         """
-        batch = CallBatch.checked(seq, q, k, v, out, lse, mask, return_lse, allow_empty, causal)
         with self.cache.lock:
             pending: PendingAttention = self._walk(batch, layer, wait=False)
             return pending
@@ -243,7 +215,7 @@ class Attention(Uncopied, instead="make one for the other cache"):
         """
         span = NodeRange.checked(nodes, tokens, within)
         k, v, mask = [None if x is None else [x] for x in (k, v, mask)]
-        batch = CallBatch.checked([seq], [q], k, v, mask=mask, allow_empty=True)
+        batch, layer = call_arguments([q], [seq], layer, k, v, mask=mask, allow_empty=True)
         with self.cache.lock:
             found: PartialState = self._walk(batch, layer, partial(PartialCall, nodes=span))
             return found
@@ -253,26 +225,26 @@ class Attention(Uncopied, instead="make one for the other cache"):
     ) -> Any:
         """The five steps of a call, and what it returns; without ``wait`` the PendingAttention that takes the last."""
         cache, runner = self.cache, self._runner
-        cache.begin()  # completes what was submitted before, also where the call has no sequence
-        runner.begin()
+        cache.settle()  # completes what was submitted before, also where the call has no sequence
+        runner.forget_last()
         call = check(runner, batch, cache.check_layer(layer))  # 1. check
         try:
-            places = reserve_rows(cache, call.requests, call.layer)
+            transaction = reserve_rows(cache, call.requests, call.layer)
             plan = call.plan()  # 2. plan
             if plan.upload_first:
                 runner.append(call)
             for submission in plan.submissions:
                 call.take()  # what this submission writes over
-                call.last = runner.fill(submission, call, plan.steady is not None)  # 3. fill
-                runner.run(call.last, call.layer)  # 4. run
+                workspace = runner.fill(submission, call, plan.steady is not None)  # 3. fill
+                runner.start(workspace, call.layer)  # 4. run
             if not wait:
-                cache.unfinished = PendingAttention(cache, call.results, places, call.largest)
+                cache.unfinished = PendingAttention(cache, call.results, transaction, call.largest)
                 return cache.unfinished
             found = call.results()
-            cache.commit(places, call.largest)  # 5. commit
+            cache.commit(transaction, call.largest)  # 5. commit
         except BaseException:
             cache.unfinished = None  # a call that is undone writes nothing to ``out`` later
-            runner.begin()  # sends what the call left in a ``together`` block
+            runner.forget_last()  # sends what the call left in a ``together`` block
             cache.end()
             raise
         cache.end()

@@ -125,7 +125,7 @@ class RecordedAttention(Uncopied, instead="record the call again"):
                     held = transaction.reserve(self.seq.pages, appending[0].layer, appending[0].count, also)
                     cache.copy_pages(held.copies)
                 for call, words in zip(calls, checked, strict=True):
-                    call._begin(held, words)
+                    call._fill(held, words)
                 with ExitStack() as armed:
                     for call in calls:
                         armed.enter_context(call._recording.armed())
@@ -154,8 +154,8 @@ class RecordedAttention(Uncopied, instead="record the call again"):
         bound.check(0.0, 0.0, 0, max(tokens, self.q_len), 0.0 if words is None else words.largest)
         return words
 
-    def _begin(self, held: Reservation | None, mask: Mask | None) -> None:
-        """Fill the work words for the rows that ``held`` has places for."""
+    def _fill(self, held: Reservation | None, mask: Mask | None) -> None:
+        """Fill the work words for the rows that ``held`` reserves."""
         tokens = self.seq.pages.length(self.layer) + self.count
         table = self.seq.table(held if self.count else None)
         request = Request(self.q_len, tokens, self.count, table, causal=self.causal, mask=mask)

@@ -74,7 +74,7 @@ class PartialCall(AttentionCall):
         first, end = max(self.span[0], within[0]), min(self.span[1], within[1])
         begin, last = np.searchsorted(self._held, (first, max(first, end)))
         self.begin, self.last_node, self._mine = int(begin), int(last), self._held[begin:last]
-        self._parts: list[tuple[NDArray[np.float32], ...]] = []
+        self._parts: dict[int, tuple[NDArray[np.float32], ...]] = {}  # by the first row of each submission
 
     def plan(self) -> CallPlan:
         """A state per node, in the submissions that scratch allows."""
@@ -111,8 +111,7 @@ class PartialCall(AttentionCall):
 
     def take_from(self, workspace: Workspace, submission: Submission, copy: bool) -> None:
         """Take the states of a submission."""
-        self._parts.append(workspace.states(len(submission.rows), self._mine.size))
-        self.last = None
+        self._parts[submission.slices[0].begin] = workspace.states(len(submission.rows), self._mine.size)
 
     def results(self) -> PartialState:
         """The states of all rows; empty where a row sees no key of a node."""
@@ -120,7 +119,7 @@ class PartialCall(AttentionCall):
         found, mine = self._empty(), self._mine
         if self._parts:
             seen = (mine * KEYS_PER_NODE < self._limits[:, None]) & ((mine + 1) * KEYS_PER_NODE > self._firsts[:, None])
-            for target, parts in zip((found.m, found.l, found.o), zip(*self._parts, strict=True), strict=True):
+            for target, parts in zip((found.m, found.l, found.o), zip(*self._parts.values(), strict=True), strict=True):
                 target[seen] = np.concatenate(parts)[seen]
         return found
 

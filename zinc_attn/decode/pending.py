@@ -30,7 +30,7 @@ class PendingAttention(Uncopied, instead="take its result()"):
         """Wait for the device; what the call itself would have returned, or raised. A second call gives the same."""
         with self._cache.lock:
             if self._cache.unfinished is self:
-                self._cache.begin()
+                self._cache.settle()
         try:
             if self._error is not None:
                 raise self._error
@@ -40,7 +40,7 @@ class PendingAttention(Uncopied, instead="take its result()"):
 
     def complete(self) -> None:
         """Under the cache's lock: wait, take the results, and let the new rows count; or keep the error and give their
-        places back. Ctrl-C leaves it to be called again."""
+        pages back. Ctrl-C leaves it to be called again."""
         self._error = None
         try:
             assert self._collect is not None

@@ -1,10 +1,13 @@
-"""Step 1 of a call: the caller's arrays become requests, or a typed refusal; then their new rows get places."""
+"""Step 1 of a call: the caller's arrays become requests, or a typed refusal; then their new rows get pages."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import wraps
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +36,7 @@ class CallRequest:
 
     q: (q_len, q_heads, head_dim) checked values; tokens: of the sequence's layer, the new rows included; new: k and v
     of the new rows, (n, kv_heads, head_dim) stored values, or None; causal, mask: see ``planning.inputs.Request``;
-    target: where the results go; reservation: the places of the new rows, from ``reserve_rows`` on.
+    target: where the results go; reservation: where the new rows go, from ``reserve_rows`` on.
     """
 
     sequence: Sequence
@@ -70,38 +73,6 @@ class CallBatch(NamedTuple):
     allow_empty: bool = False
     causal: bool = True
 
-    @classmethod
-    def checked(  # noqa: PLR0913  (the arguments of a call)
-        cls,
-        seq: Any,
-        q: Any,
-        k: Any = None,
-        v: Any = None,
-        out: Any = None,
-        lse: Any = None,
-        mask: Any = None,
-        return_lse: Any = False,
-        allow_empty: Any = False,
-        causal: Any = True,
-    ) -> CallBatch:
-        """The arguments of a call of one sequence, or, where ``seq`` is a list, of a batch."""
-        flags = (
-            check_bool("return_lse", return_lse),
-            check_bool("allow_empty", allow_empty),
-            check_bool("causal", causal),
-        )
-        if not isinstance(seq, (list, tuple)):
-            k, v = None if k is None else [k], None if v is None else [v]
-            out, lse = None if out is None else [out], None if lse is None else [lse]
-            mask = None if mask is None else [mask]
-            return cls([seq], [q], k, v, out, lse, mask, True, *flags)
-        for name, column in (("q", q), ("k", k), ("v", v), ("out", out), ("lse", lse), ("mask", mask)):
-            if column is not None and (not isinstance(column, (list, tuple)) or len(column) != len(seq)):
-                raise ArgumentError(f"{name}: expected a list of {len(seq)} arrays, one per sequence")
-        if q is None:
-            raise ArgumentError(f"q: got None, expected a list of {len(seq)} arrays, one per sequence")
-        return cls(list(seq), q, k, v, out, lse, mask, False, *flags)
-
     def check_new(self, latent: bool) -> None:
         """Refuse k without v, and v without k, but for a latent cache, which takes no v."""
         if latent and self.v is not None:
@@ -130,6 +101,57 @@ class CallBatch(NamedTuple):
             arrays = [x[0] if np.ndim(q) == 2 else x for q, x in rows] if given is None else list(given)
             found.append(arrays[0] if self.single else arrays)
         return tuple(found) if self.return_lse else found[0]
+
+
+def call_arguments(  # noqa: PLR0913  (those of a call)
+    q: Any,
+    seq: Any,
+    layer: int,
+    k: Any = None,
+    v: Any = None,
+    *,
+    return_lse: bool = False,
+    out: Any = None,
+    lse: Any = None,
+    allow_empty: bool = False,
+    causal: bool = True,
+    mask: Any = None,
+) -> tuple[CallBatch, int]:
+    """The arguments of every call, of one sequence or, where ``seq`` is a list, of a batch, and the layer."""
+    given = {"return_lse": return_lse, "allow_empty": allow_empty, "causal": causal}
+    flags = [check_bool(name, flag) for name, flag in given.items()]
+    if not isinstance(seq, (list, tuple)):
+        k, v, out, lse, mask = (None if one is None else [one] for one in (k, v, out, lse, mask))
+        return CallBatch([seq], [q], k, v, out, lse, mask, True, *flags), layer
+    for name, column in (("q", q), ("k", k), ("v", v), ("out", out), ("lse", lse), ("mask", mask)):
+        if column is not None and (not isinstance(column, (list, tuple)) or len(column) != len(seq)):
+            raise ArgumentError(f"{name}: expected a list of {len(seq)} arrays, one per sequence")
+    if q is None:
+        raise ArgumentError(f"q: got None, expected a list of {len(seq)} arrays, one per sequence")
+    return CallBatch(list(seq), q, k, v, out, lse, mask, False, *flags), layer
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S")
+
+
+def takes(
+    arguments: Callable[P, tuple[CallBatch, int]],
+) -> Callable[[Callable[[S, CallBatch, int], R]], Callable[Concatenate[S, P], R]]:
+    """Give a method the ``arguments`` of a call, which it gets as a CallBatch and a layer."""
+
+    def decorated(method: Callable[[S, CallBatch, int], R]) -> Callable[Concatenate[S, P], R]:
+        @wraps(method)
+        def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            return method(self, *arguments(*args, **kwargs))
+
+        mine, theirs = inspect.signature(method), inspect.signature(arguments)
+        parameters = [mine.parameters["self"], *theirs.parameters.values()]
+        call.__signature__ = mine.replace(parameters=parameters)  # type: ignore[attr-defined]  # help() shows it
+        return call
+
+    return decorated
 
 
 def check_requests(
@@ -224,7 +246,7 @@ def check_seen(q_len: int, keys: int, causal: bool = True, mask: Mask | None = N
 
 
 def reserve_rows(cache: KVCache, requests: list[CallRequest], layer: int) -> Transaction | None:
-    """Reserve the places of the requests' new rows, and copy the shared pages that they would be written to. None where
+    """Reserve pages for the requests' new rows, and copy the shared pages that they would be written to. None where
     there are no new rows."""
     if not requests or requests[0].new is None:  # then none has any
         return None

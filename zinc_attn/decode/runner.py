@@ -7,6 +7,7 @@ that it is planned no more; where its workspace has the plan's words still, they
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from contextlib import suppress
 from typing import Any, Final
 
@@ -90,7 +91,7 @@ class CallRunner:
         """Keys, of one KV head, that the workgroups of the last call read."""
         return self._counted + (self.last.keys_read() if self.last is not None else 0)
 
-    def begin(self) -> None:
+    def forget_last(self) -> None:
         """Before a call, and behind one that failed: nothing is counted.
 
         What a failed call left in a ``together`` block is sent, before a later call writes other words for it.
@@ -127,10 +128,9 @@ class CallRunner:
 
     # --- the steps of a call ------------------------------------------------------------------------------
 
-    def plan(self, call: AttentionCall) -> CallPlan:
-        """The submissions of a call: a plan made before, where one holds for it."""
-        options = self._options[self.scorings.number[call.layer]]
-        call.planned = requests = [request.planned() for request in call.requests]
+    def plan(self, requests: Seq[Request], layer: int) -> CallPlan:
+        """The submissions of a call of a layer: a plan made before, where one holds for it."""
+        options = self._options[self.scorings.number[layer]]
         key = steady_key(requests, options, self.facts)
         plan = None if key is None else self._plans.get(key)
         if plan is None:
@@ -150,6 +150,8 @@ class CallRunner:
 
     def fill(self, submission: Submission, call: AttentionCall, steady: bool) -> Workspace:
         """A workspace that holds a submission of a call. steady: the plan was, or will be, another call's, too."""
+        if self.last is not None:  # count it before its words are written again
+            self._counted, self.last = self.keys_read, None
         workspace, requests = self._workspace(submission.key), call.requests
         workspace.fill(submission, call.layer, call.planned if steady else None)
         rows = [requests[one.request].q[one.begin : one.end] for one in submission.slices]
@@ -159,8 +161,8 @@ class CallRunner:
             workspace.upload_rows([one for one in new if one is not None], call.layer, self.cache.encode_into)
         return workspace
 
-    def run(self, workspace: Workspace, layer: int) -> None:
-        """Submit what a workspace holds, or leave that to the ``together`` block around the call."""
+    def start(self, workspace: Workspace, layer: int) -> None:
+        """Submit what a workspace holds, without a wait, or leave that to the ``together`` block around the call."""
         recording, device = self._recording(workspace, layer), self.cache.device
         if self.observer is not None and workspace.submission is not None:
             self.observer(workspace.submission, workspace)
@@ -172,8 +174,6 @@ class CallRunner:
             workspace.queued.add(recording)
 
     def _workspace(self, key: RecordingKey) -> Workspace:
-        if self.last is not None:  # count it before its words are written again
-            self._counted, self.last = self.keys_read, None
         if key not in self._workspaces:
             pages = PagedStorage(self.cache.device, self.cache.layout, self.cache.layers)
             tensors = Tensors.of(key, pages, self._tensors)
@@ -190,8 +190,8 @@ class CallRunner:
 class AttentionCall:
     """A call of ``Attention``, checked, and its results, gathered from submissions in any order.
 
-    requests: one per sequence; planned: what their plan depends on; largest: the largest magnitudes of the new rows;
-    last: what was submitted, and whose results are not taken yet.
+    requests: one per sequence; planned: what their plan depends on, from ``plan`` on; largest: the largest magnitudes
+    of the new rows.
     """
 
     def __init__(self, runner: CallRunner, batch: CallBatch, layer: int, whole: int | None = None) -> None:
@@ -206,25 +206,26 @@ class AttentionCall:
                 lambda held: check_half_range(runner.arithmetic, largest_q, held.joined(self.largest)),
             )
         self.planned: list[Request] = []
-        self.last: Workspace | None = None
         self._outs: dict[int, F32] = {}  # by request
         self._lses: dict[int, F32] = {}
 
     def plan(self) -> CallPlan:
         """Plan the call."""
-        return self.runner.plan(self)
+        self.planned = [request.planned() for request in self.requests]
+        return self.runner.plan(self.planned, self.layer)
 
     def take(self, copy: bool = True) -> None:
         """Take the results of the last submission, for which this waits; without ``copy`` until the next one alone."""
-        if self.last is None or self.last.submission is None:
+        last = self.runner.last
+        if last is None or last.submission is None:
             return
-        if self.last.key.unmerged:  # a later submission finds its states on the device
-            self.last.ran()
+        if last.key.unmerged:  # a later submission finds its states on the device
+            last.ran()
         else:
-            self.take_from(self.last, self.last.submission, copy)
+            self.take_from(last, last.submission, copy)
 
     def take_from(self, workspace: Workspace, submission: Submission, copy: bool) -> None:
-        """Take the results of a submission that a workspace holds."""
+        """Take the results of a submission that a workspace holds; a second time changes nothing."""
         out, lse = workspace.results(copy)
         at = 0
         for request, begin, end in submission.slices:

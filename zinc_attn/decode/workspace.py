@@ -279,8 +279,8 @@ class Workspace:
     def keys_read(self) -> int:
         """Keys, of one KV head, that the workgroups of pass 1 read."""
         shape, key, matrix = self.pages.layout.shape, self.key, self.key.matrix
-        chunks = -(-shape.group // heads_together(shape, key.most_heads))
-        total = (chunks if matrix is None else matrix.blocks(shape.group)) * item_keys(self.work.items)
+        shares = -(-shape.group // heads_together(shape, key.most_heads))  # workgroups of a KV head
+        total = (shares if matrix is None else matrix.blocks(shape.group)) * item_keys(self.work.items)
         return total + (item_keys(self.shared.items) if self.shared is not None else 0)
 
     # --- results ------------------------------------------------------------------------------------------
@@ -359,7 +359,7 @@ class Workspace:
 
     def _pass_1(self, alone: AttendVariant, kv_heads: int, target: str) -> KernelCall:
         """Pass 1 over the items of single rows, or, by matrix units, over all items."""
-        key, mat = self.key, self.pages.device.info.matrix.tile
+        key, mat = self.key, self.pages.device.info.matrix.fragment
         if key.matrix is None or mat is None:
             return attend_call(alone, key.items, kv_heads, target)
         states = "states" if key.whole_context else None

@@ -17,7 +17,7 @@ from ..cache.kv_cache import KVCache
 from ..canonical.partial import PartialState
 from ..checks import Uncopied
 from ..decode.attention import Attention
-from ..decode.requests import CallBatch, check_q
+from ..decode.requests import CallBatch, call_arguments, check_q, takes
 from ..decode.targets import Target, check_targets
 from ..errors import ArgumentError
 from ..planning.arithmetic import Arithmetic
@@ -25,7 +25,6 @@ from .cache import ShardedKVCache
 from .call import Call
 from .fold import Fold
 from .ranks import pack_states, unpack_states
-from .sequence import ShardedSequence
 
 F32 = NDArray[np.float32]
 
@@ -77,20 +76,8 @@ class ShardedAttention(Uncopied, instead="make one for the other cache"):
         cache.users.purge()
         cache.users.add(self)
 
-    def __call__(  # noqa: PLR0913  (public; all but q, seq and layer have a default)
-        self,
-        q: Any,
-        seq: ShardedSequence | Seq[ShardedSequence],
-        layer: int,
-        k: Any = None,
-        v: Any = None,
-        *,
-        return_lse: bool = False,
-        out: Any = None,
-        lse: Any = None,
-        allow_empty: bool = False,
-        mask: Any = None,
-    ) -> Any:
+    @takes(call_arguments)
+    def __call__(self, batch: CallBatch, layer: int) -> Any:
         """Append k, v to ``seq``, then attend. Arguments, results and errors are those of ``Attention``.
 
         For a batch, ``seq`` is a list, and q, k, v, out, lse and mask are lists of arrays, one per sequence, whose
@@ -98,7 +85,8 @@ class ShardedAttention(Uncopied, instead="make one for the other cache"):
         failed call leaves the cache, out and lse as they were.
         """
         with Call.of(self.cache, "attend") as call:
-            batch = CallBatch.checked(seq, q, k, v, out, lse, mask, return_lse, allow_empty)
+            if not batch.causal:
+                raise ArgumentError("causal: got False, expected True: a shard's rows see no keys behind them")
             batch.check_new(self.cache.shape.latent)
             call.check(batch.sequences, layer, batch.k, batch.v)
             targets = self._check(call, batch)

@@ -139,7 +139,7 @@ class ShardedKVCache(Shards):
         """Return an empty sequence. Every rank calls it."""
         with self.lock:
             self.check_open()
-            self.begin()
+            self.settle()
             return ShardedSequence(self)
 
     def append(self, seq: ShardedSequence, layer: int, k: Any, v: Any = None) -> None:

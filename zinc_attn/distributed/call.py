@@ -55,7 +55,7 @@ class Call:
             call = cls(cache, name)
             try:
                 cache.check_open()
-                cache.begin()
+                cache.settle()
                 yield call
                 call.transaction.commit()
                 if call.moved:  # the nodes behind what is kept are given up
@@ -103,7 +103,7 @@ class Call:
             self.ends.append(sequence.lengths[layer] + (0 if new is None else len(new[0])))
 
     def reserve(self) -> None:
-        """Reserve the places of the new rows, and allocate the nodes that they need.
+        """Reserve pages for the new rows, and allocate the nodes that they need.
 
         CapacityError beyond the capacity of the cache; StepError as for a Sequence.
         """
@@ -154,16 +154,16 @@ class Call:
         for shard, one in cache.shards.items():
             mine, held = seq.shards[shard], seq.tokens(shard, start)
             with one.lock:
-                one.begin()
-                place = self.transaction.rewrite(mine.pages, held, seq.tokens(shard, start + count) - held)
-                one.copy_pages(place.copies)
-                old, tables[shard] = mine.table(), mine.table(place)
+                one.settle()
+                reservation = self.transaction.rewrite(mine.pages, held, seq.tokens(shard, start + count) - held)
+                one.copy_pages(reservation.copies)
+                old, tables[shard] = mine.table(), mine.table(reservation)
                 stay, leave = ((giver == shard) & (same == (taker == shard)) for same in (True, False))
-                sources, targets = seq.places(shard, kept.sources[stay]), seq.places(shard, kept.targets[stay])
+                sources, targets = (seq.positions_on(shard, x[stay]) for x in (kept.sources, kept.targets))
                 if len(sources):
                     one.mover.move(sources, old, targets, tables[shard])
                 move_unseen(mine.pages, held)
-                leaving = seq.places(shard, kept.sources[leave])
+                leaving = seq.positions_on(shard, kept.sources[leave])
                 sent[shard] = np.stack([one.mover.gather(i, leaving, old) for i in range(cache.num_layers)])
         if cache.ranks is None:
             self.exchange()
@@ -177,7 +177,7 @@ class Call:
             for other, words in sent.items():
                 leave = (giver == other) & (taker != other)
                 coming = taker[leave] == shard
-                targets = seq.places(shard, kept.targets[leave][coming])
+                targets = seq.positions_on(shard, kept.targets[leave][coming])
                 for layer in range(cache.num_layers if len(targets) else 0):
                     with one.lock:
                         one.mover.append(layer, targets, tables[shard], words[layer][coming])

@@ -99,7 +99,7 @@ class ShardedSequence(Uncopied, instead="fork() shares its tokens"):
         begins = self.nodes(shard, tokens) * KEYS_PER_NODE
         return int(np.minimum(tokens - begins, KEYS_PER_NODE).sum())
 
-    def places(self, shard: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    def positions_on(self, shard: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Where ``shard`` has the tokens at ``positions``, all of which it holds, in its own sequence."""
         nodes, offsets = np.divmod(positions, KEYS_PER_NODE)
         return np.asarray(np.searchsorted(np.flatnonzero(self.owners == shard), nodes) * KEYS_PER_NODE + offsets)
@@ -111,7 +111,7 @@ class ShardedSequence(Uncopied, instead="fork() shares its tokens"):
         """
         with self.cache.lock:
             self.cache.check_open()
-            self.cache.begin()
+            self.cache.settle()
             self.lengths_of.fork().free()  # raises where it cannot be
             return ShardedSequence(self.cache, self)
 
@@ -119,7 +119,7 @@ class ShardedSequence(Uncopied, instead="fork() shares its tokens"):
         """Keep the first ``n`` tokens, at most len(self). Every rank calls it."""
         with self.cache.lock:
             self.cache.check_open()
-            self.cache.begin()
+            self.cache.settle()
             self.lengths_of.check_open()
             n = check_int("n", n, 0, len(self))
             self.cache.touch(self)

@@ -34,7 +34,7 @@ class Shards(Uncopied, instead="make one on each rank"):
     shards: the local ones, by number; owners: the shards of a sequence that fills the cache; made: how many sequences
     were made, which are numbered in this order; ranks: None where all shards are local; capacity: tokens over all
     sequences, as the cache was made for, which holds whole nodes of 512; touched: what the call changes. A call holds
-    ``lock``, looks at sequences behind ``begin``, names each that it changes (``touch``), and calls ``end`` unless it
+    ``lock``, looks at sequences behind ``settle``, names each that it changes (``touch``), and calls ``end`` unless it
     was committed.
     """
 
@@ -61,7 +61,7 @@ class Shards(Uncopied, instead="make one on each rank"):
         """Note, under the lock, that the current call is going to change ``seq``."""
         self.touched = (*self.touched, weakref.ref(seq))
 
-    def begin(self) -> None:
+    def settle(self) -> None:
         """Settle, under the lock and before a call looks at sequences, what an interrupted call left."""
         if self.touched:
             self.end()

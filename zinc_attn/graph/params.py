@@ -7,6 +7,7 @@ from typing import Final
 
 from ..kernels.declarations import KernelDecl
 from .declarations import GRAPH_KERNELS, PARAMS_WORDS, Field, GraphKernel
+from .pieces import GROUP, TYPES
 
 _HEAD: Final = "Generated from zinc_attn/graph/ by scripts/build_shaders.py."
 _C_TYPES: Final = {"uint": "uint32_t", "int": "int32_t", "float": "float", "tensor": "struct tensor"}
@@ -40,8 +41,13 @@ def glsl() -> str:
         lines += ["", f"struct {struct_name(kernel)} {{", *_fields(kernel.params, _GLSL_TYPES, "  // {}"), "};"]
         lines += [f"const uint {upper}_BIND_{one.name.upper()} = {i}u;" for i, one in enumerate(kernel.decl.bindings)]
         lines += [f"const uint {upper}_SPEC_{name.upper()} = {i}u;" for i, name in enumerate(kernel.decl.spec)]
+    lines += ["", *(f"const uint {name} = {value}u;" for name, value in sizes().items())]
     for name, values in enumerations().items():
         lines += ["", *(f"const uint {name}_{value.upper()} = {i}u;" for i, value in enumerate(values))]
+    lines += ["", "// By WEIGHT_TYPE: pieces of 16 bytes and of 4, and values of a block."]
+    counts = {f"PIECES_{size}": [kind.count(size) for kind in TYPES.values()] for size in (16, 4)}
+    for name, of_type in (counts | {"VALUES": [kind.values for kind in TYPES.values()]}).items():
+        lines.append(f"const uint WEIGHT_{name}[] = {{{', '.join(f'{n}u' for n in of_type)}}};")
     return "\n".join(lines) + "\n"
 
 
@@ -57,8 +63,9 @@ def c_header() -> str:
         if kernel.decl.spec:
             lines += [f"struct {kernel.name}_constants {{", *(f"    uint32_t {name};" for name in kernel.decl.spec)]
             lines.append("};")
+    lines += ["", f"enum {{ {', '.join(f'{name} = {value}' for name, value in sizes().items())} }};"]
     for name, values in enumerations().items():
-        lines += ["", f"enum {{ {', '.join(f'{name}_{value.upper()}' for value in values)} }};"]
+        lines += ["", f"enum {{ {', '.join([*(f'{name}_{value.upper()}' for value in values), f'{name}S'])} }};"]
     lines += [
         "",
         "enum {",
@@ -66,7 +73,19 @@ def c_header() -> str:
         "    GRAPH_KERNELS",
         "};",
     ]
-    return "\n".join([*lines, "extern const struct kernel za_graph_kernels[GRAPH_KERNELS];", "#endif", ""])
+    lines += [
+        "extern const struct kernel za_graph_kernels[GRAPH_KERNELS];",
+        "",
+        "/* A quantized type of weights, by enum WEIGHT_TYPE: layout R32 of zinc_attn/graph/pieces.py. */",
+        f"enum {{ WEIGHT_GROUP = {GROUP} }};",
+        "struct weight_type {",
+        "    const char *name;",
+        "    uint32_t values, bytes; /* of a block */",
+        "    struct { uint32_t offset, size, count; } runs[3]; /* of pieces; count 0: no more */",
+        "};",
+        "extern const struct weight_type za_weight_types[WEIGHT_TYPES];",
+    ]
+    return "\n".join([*lines, "#endif", ""])
 
 
 def enumerations() -> dict[str, tuple[str, ...]]:
@@ -76,6 +95,13 @@ def enumerations() -> dict[str, tuple[str, ...]]:
     return {
         name.removesuffix("S"): value for name, value in vars(declarations).items() if name.endswith(("OPS", "TYPES"))
     }
+
+
+def sizes() -> dict[str, int]:
+    """Sizes that kernels and their callers share."""
+    from . import declarations
+
+    return {name: value for name, value in vars(declarations).items() if name.endswith("_PIECE")}
 
 
 def modules() -> tuple[KernelDecl, ...]:

@@ -234,9 +234,9 @@ ENCODE: Final = KernelDecl(
 )
 
 # What a device is asked before its first kernel: ``results`` of rows of ``numbers``, see shaders/primitives.comp.
-NUMBERS: Final = ("score", "m", "other_m", "a", "b", "l", "word", "scale", "cap", "cap_inverse")
+NUMBERS: Final = ("score", "m", "other_m", "a", "b", "l", "word", "scale")
 NUMBER_WORDS: Final = len(NUMBERS)
-RESULTS: Final = ("weight", "power", "capped", "merged", "reciprocal", "lse", "low", "high", "product", "fused")
+RESULTS: Final = ("weight", "power", "tanh", "merged", "reciprocal", "lse", "low", "high", "product", "fused")
 RESULT_WORDS: Final = len(RESULTS)
 PRIMITIVES: Final = KernelDecl(
     "primitives", "primitives.comp", (Binding("numbers", "read"), Binding("results", "write")), ()

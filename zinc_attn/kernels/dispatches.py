@@ -15,7 +15,7 @@ from ..shapes import TILES, AttnShape, Strides, row_format, strided_format
 from ..storage import storage_index, storage_types
 from . import declarations
 from .declarations import KernelDecl
-from .matrix import MatrixTile, MatrixWorkgroup
+from .matrix import MatrixFragment, MatrixWorkgroup
 from .sizes import chunks_ahead, value_passes
 from .tuning import heads_together, merge_workgroup_size, wave_size
 
@@ -108,7 +108,7 @@ class MatrixVariant:
 
     shape: AttnShape
     dtype: str
-    mat: MatrixTile
+    mat: MatrixFragment
     workgroup: MatrixWorkgroup
     tile: int
     softcap: bool = False
@@ -117,7 +117,7 @@ class MatrixVariant:
     strides: Strides = TILES
 
     @classmethod
-    def of(cls, canonical: AttendVariant, mat: MatrixTile, workgroup: MatrixWorkgroup) -> MatrixVariant:
+    def of(cls, canonical: AttendVariant, mat: MatrixFragment, workgroup: MatrixWorkgroup) -> MatrixVariant:
         """What serves the calls of a canonical variant."""
         one = canonical
         return cls(one.shape, one.dtype, mat, workgroup, one.tile, one.softcap, one.alibi, one.mask, one.strides)

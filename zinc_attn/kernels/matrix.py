@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 PIECE: Final = 64  # dimensions of K or V in shared memory
 HELD_DIMS: Final = 128  # dimensions of q that a GPU's subgroup holds in registers; more lie in shared memory
 # Subgroups that share a strip, by V's size up to a number: as many as leave registers for several waves.
-STRIP_PARTS: Final = ((64, 1), (128, 2), (limits.MAX_HEAD_DIM, 4))
+STRIP_WAVES: Final = ((64, 1), (128, 2), (limits.MAX_HEAD_DIM, 4))
 VECTORS: Final = (8, 16, 32, 64)  # of a workgroup
 MAX_WORKGROUP_SIZE: Final = (
     KEYS_PER_LEAF * PIECE // CHUNK
 )  # of a workgroup: each lane carries 8 values of a piece at least
-TILE_SIZES: Final = (8, 16)  # of a tile's sides
+FRAGMENT_SIZES: Final = (8, 16)  # of a fragment's sides
 MATRIX_VECTORS: Final = 16  # rows of a sequence times heads of a KV head from which "matrix-prefill" uses matrix units
 HALF_MAX: Final = 65504.0  # the largest float16
 
 
-class MatrixTile(NamedTuple):
+class MatrixFragment(NamedTuple):
     """A shape of float16 products with float32 sums that a subgroup makes: (m, k) by (k, n)."""
 
     m: int
@@ -32,10 +32,10 @@ class MatrixTile(NamedTuple):
 
 
 class MatrixFacts(NamedTuple):
-    """What a device's matrix units and workgroups allow. tile: None without VK_KHR_cooperative_matrix; max_invocations:
-    of a workgroup, all of which lie along x."""
+    """What a device's matrix units and workgroups allow. fragment: None without VK_KHR_cooperative_matrix;
+    max_invocations: of a workgroup, all of which lie along x."""
 
-    tile: MatrixTile | None
+    fragment: MatrixFragment | None
     shared_bytes: int
     max_invocations: int
 
@@ -61,10 +61,10 @@ class MatrixWorkgroup(NamedTuple):
         return -(-self.rows(group) * group // self.vectors)
 
 
-def best_tile(tiles: list[MatrixTile]) -> MatrixTile | None:
-    """The one of ``tiles`` that the kernel is run with: the one with the most products; None where none will do."""
-    fitting = [tile for tile in tiles if all(side in TILE_SIZES for side in tile)]
-    return max(fitting, key=lambda tile: (tile.m * tile.n * tile.k, tile.m), default=None)
+def best_fragment(fragments: list[MatrixFragment]) -> MatrixFragment | None:
+    """The one of ``fragments`` that the kernel is run with: the one with the most products; None where none will do."""
+    fitting = [one for one in fragments if all(side in FRAGMENT_SIZES for side in one)]
+    return max(fitting, key=lambda one: (one.m * one.n * one.k, one.m), default=None)
 
 
 def shared_bytes(shape: AttnShape, vectors: int, unrolled: bool) -> int:
@@ -80,14 +80,14 @@ def matrix_workgroup(shape: AttnShape, facts: MatrixFacts, kind: str, vectors: i
 
     kind: the device's. A CPU has matrices in memory anyway, and takes long to compile the unrolled program.
     """
-    if facts.tile is None:
+    if facts.fragment is None:
         return None
-    parts = next(parts for dims, parts in STRIP_PARTS if shape.v_dim <= dims)
+    waves = next(waves for dims, waves in STRIP_WAVES if shape.v_dim <= dims)
     unrolled, found = kind != "cpu", None
     for count in VECTORS:
-        size = limits.WAVE * (count // facts.tile.m) * parts
+        size = limits.WAVE * (count // facts.fragment.m) * waves
         fits = shared_bytes(shape, count, unrolled) <= facts.shared_bytes
-        if count % facts.tile.m == 0 and size <= min(facts.max_invocations, MAX_WORKGROUP_SIZE) and fits:
+        if count % facts.fragment.m == 0 and size <= min(facts.max_invocations, MAX_WORKGROUP_SIZE) and fits:
             found = MatrixWorkgroup(count, size, unrolled, kind != "cpu")
             if count >= vectors:
                 break

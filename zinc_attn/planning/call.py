@@ -184,7 +184,7 @@ class SubmissionPlanner:
             single_pass=single_pass,
             items=padded(len(items), facts.device.max_workgroups[0], LEAST_ITEMS),
             rows=padded(len(rows), facts.device.max_workgroups[2]),
-            states=padded(states, facts.max_states, LEAST_ITEMS),
+            states=padded(states, facts.max_states if len(rows) > 1 else facts.buffer_states, LEAST_ITEMS),
             appends=power_of_two(len(placement.appends)) if uploads else 0,
             tables=power_of_two(max(len(placement.tables), LEAST_PAGES)),
             scoring=self.options.scoring,

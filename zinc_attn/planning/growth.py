@@ -100,7 +100,7 @@ class _Growth:
 
         A block is a leaf, or, with a window, a node, whose leaves stand for those at the same places of other nodes. In
         a run of blocks the window has begun to move in all or in none. From block to block of a run sizes only grow. So
-        where two blocks need the same, and each call is one submission, all between them do.
+        where two blocks need the same, and each call is one submission, or the parts of a single row, all between them do.
         """
         size = 1 if self.options.window is None else LEAVES_PER_NODE
         blocks = range(leaves.start // size, -(-leaves.stop // size))
@@ -115,7 +115,7 @@ class _Growth:
             return [first_seen(n, self.q_len, self.options.window) > 0 for n in lengths]
 
         def search(begin: int, begin_keys: list[Keys], end: int, end_keys: list[Keys]) -> None:
-            alike = begin_keys == end_keys and all(len(keys) == 1 for keys in end_keys)
+            alike = begin_keys == end_keys and (self.batch == 1 or all(len(keys) == 1 for keys in end_keys))
             if not alike and end - begin > 1:
                 middle = (begin + end) // 2
                 keys = block_keys(middle)

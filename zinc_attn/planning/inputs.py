@@ -73,9 +73,13 @@ class CallFacts:
 
     @property
     def max_states(self) -> int:
-        """Partial states, over all rows, that one submission may have."""
-        per_state = 4 * self.shape.q_heads * (self.shape.v_dim + 2)
-        return min(SCRATCH_BYTES, self.device.max_buffer_bytes) // per_state
+        """Partial states, over all rows, that one submission may have; a row alone may have more."""
+        return min(SCRATCH_BYTES // (4 * self.shape.q_heads * (self.shape.v_dim + 2)), self.buffer_states)
+
+    @property
+    def buffer_states(self) -> int:
+        """Partial states that a buffer holds."""
+        return self.device.max_buffer_bytes // (4 * self.shape.q_heads * (self.shape.v_dim + 2))
 
 
 @dataclass(frozen=True, eq=False)

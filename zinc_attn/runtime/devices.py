@@ -16,7 +16,7 @@ from typing import Any, Final
 from ..canonical.constants import LEAVES_PER_NODE
 from ..checks import parse_digits, shown
 from ..errors import ArgumentError, DeviceNotFoundError, NoVulkanError
-from ..kernels.matrix import MatrixFacts, best_tile
+from ..kernels.matrix import MatrixFacts, best_fragment
 from ..kernels.sizes import LEAST_SHARED_BYTES
 from ..kernels.tuning import CPU_WAVE
 from ..limits import WAVE
@@ -209,17 +209,17 @@ def matrix_needs(api: int) -> set[str]:
 
 
 def _matrix_facts(vk: Vulkan, instance: Any, physical: Any, extensions: set[str], api: int) -> MatrixFacts:
-    """What arithmetic "matrix" needs to know: the tile of the device's matrix units that suits it, and two limits."""
+    """What arithmetic "matrix" needs to know: the fragment of the device that suits it, and two limits."""
     props, wave = vk.properties(physical, "VkPhysicalDeviceSubgroupProperties")
-    limits, tile = props.limits, None
+    limits, fragment = props.limits, None
     waves = wave.subgroupSize == WAVE or asks_for_waves(vk, physical, extensions, api)
     waves = waves or (wave.subgroupSize <= CPU_SUBGROUP and _KINDS.get(props.deviceType) == "cpu")
     if waves and not matrix_needs(api) - extensions:
         features = vk.features(physical, *MATRIX_FEATURES)
         if all(getattr(one, name) for one, name in zip(features, MATRIX_FEATURES.values(), strict=True)):
-            tile = best_tile(vk.matrix_tiles(instance, physical))
+            fragment = best_fragment(vk.matrix_fragments(instance, physical))
     invocations = min(int(limits.maxComputeWorkGroupInvocations), int(limits.maxComputeWorkGroupSize[0]))
-    return MatrixFacts(tile, int(limits.maxComputeSharedMemorySize), invocations)
+    return MatrixFacts(fragment, int(limits.maxComputeSharedMemorySize), invocations)
 
 
 def _main_heap(heaps: Sequence[Heap]) -> Heap:

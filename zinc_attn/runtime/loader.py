@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from ..errors import DeviceLostError, DeviceMemoryError, NoVulkanError, RuntimeUnavailableError, ZincAttnError
-from ..kernels.matrix import MatrixTile
+from ..kernels.matrix import MatrixFragment
 from .registry import Keeper
 
 API_1_1: Final = 1 << 22 | 1 << 12
@@ -179,7 +179,7 @@ class Vulkan:
         self.lib.vkGetPhysicalDeviceFeatures2(physical, self.struct("VkPhysicalDeviceFeatures2", pNext=made[0]))
         return made
 
-    def matrix_tiles(self, instance: Any, physical: Any) -> list[MatrixTile]:
+    def matrix_fragments(self, instance: Any, physical: Any) -> list[MatrixFragment]:
         """The shapes of float16 products with float32 sums of a device that has VK_KHR_cooperative_matrix."""
         name = "vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR"
         found = self.lib.vkGetInstanceProcAddr(instance, self.ffi.new("char[]", name.encode()))
@@ -196,7 +196,7 @@ class Vulkan:
         half, single, subgroup = 0, 1, 3  # VK_COMPONENT_TYPE_FLOAT16_KHR, _FLOAT32_KHR, VK_SCOPE_SUBGROUP_KHR
         want = (half, half, single, single, subgroup)
         return [
-            MatrixTile(one.MSize, one.NSize, one.KSize)
+            MatrixFragment(one.MSize, one.NSize, one.KSize)
             for one in items
             if (one.AType, one.BType, one.CType, one.ResultType, one.scope) == want
         ]

@@ -17,7 +17,7 @@ _UNWRITTEN: Final = 0xFFFFFFFF  # a NaN, and no result
 _WHAT: Final = {
     "weight": "a power of two by a polynomial",
     "power": "a power of two",
-    "capped": "a hyperbolic tangent by polynomials",
+    "tanh": "a hyperbolic tangent by polynomials",
     "merged": "a rescaled sum",
     "reciprocal": "a reciprocal by Newton steps",
     "lse": "a logarithm by a polynomial",

@@ -85,7 +85,7 @@ class LogicalDevice:
             self.wave32 = bool(features.subgroupSizeControl and features.computeFullSubgroups)
         if not self.wave32:
             self.info = self.info.with_own_subgroups()
-        if self.info.matrix.tile is not None:
+        if self.info.matrix.fragment is not None:
             enable += sorted(matrix_needs(api))
             for struct, name in MATRIX_FEATURES.items():
                 features = self.vk.struct(struct, pNext=features, **{name: 1})

@@ -8,14 +8,14 @@ from typing import ClassVar, Final
 from ...checks import check_int
 from ...errors import ArgumentError
 from ...kernels.device_info import DeviceInfo
-from ...kernels.matrix import MatrixFacts, MatrixTile
+from ...kernels.matrix import MatrixFacts, MatrixFragment
 from ...kernels.tuning import SCRATCH_BYTES
 from ...limits import WAVE
 from .assumptions import READ_EFFICIENCY
 
 GRID: Final = 65535  # workgroups along an axis that every device takes
-TILE: Final = MatrixTile(16, 16, 16)
-RDNA4_UNITS: Final = MatrixFacts(TILE, 64 << 10, 1024)  # what RADV of a Mesa that offers them tells of matrix units
+FRAGMENT: Final = MatrixFragment(16, 16, 16)
+RDNA4_UNITS: Final = MatrixFacts(FRAGMENT, 64 << 10, 1024)  # what RADV of a Mesa that offers them tells of matrix units
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from .hf_model import HFModel, integration, quiet
 
 TEXT: Final = Path(__file__).with_name("pride_and_prejudice_1.txt")  # chapter 1 of Jane Austen's novel of 1813
 CONTEXT: Final = 1024  # tokens by default, if the model has as many positions
-CHUNK: Final = 128  # tokens of a forward, whose logits are compared together
+ROWS: Final = 128  # tokens of a forward, whose logits are compared together
 EAGER: Final = "eager"
 
 
@@ -75,7 +75,7 @@ def measure_perplexity(
     model.check_positions(len(ids), "context")
     tokens = torch.tensor(list(ids))
     sums = np.zeros((1 + len(dtypes), 3))
-    parts, targets = tokens[:-1].split(CHUNK), tokens[1:].split(CHUNK)  # the last token has no next one
+    parts, targets = tokens[:-1].split(ROWS), tokens[1:].split(ROWS)  # the last token has no next one
     steps = Steps(progress, len(parts) * (1 + len(dtypes)))
     with ExitStack() as stack, torch.no_grad(), quiet():
         each = (replace(settings, dtype=dtype) for dtype in dtypes)

@@ -101,7 +101,7 @@ class CachedCalls:
         self.rows.append((data.q, data.k[n:].copy(), data.v[n:].copy()) if self.appends else (data.q,))
 
     def subject(self, row: Row, split: SplitSpec) -> Subject:
-        """The call under a layout; where it appends nothing, what it submits, recorded with the device's clock."""
+        """The call under a layout; where it appends nothing, its one submission, recorded with the device's clock."""
         sizes: dict[str, Any] = {"num_splits": split.num_splits, "split_size": split.split_size}
         made: list[Workspace] = []
         attention = Attention(self.cache, arithmetic=self.arithmetic, observer=lambda _, one: made.append(one), **sizes)
@@ -118,11 +118,11 @@ class CachedCalls:
             attend([-x for x in q])
             cut_back()
 
-        if self.appends:
-            return Subject(row, lambda: attend(q), lambda: Output(*map(np.stack, got)), spoil, cut_back)
-        attend(q)
-        (workspace,) = made  # a call of several submissions has more
-        return self._submitted(row, workspace)
+        if not self.appends:
+            attend(q)
+            if len(made) == 1:  # of several submissions each finds its own words in the workspace: the call is timed
+                return self._submitted(row, made[0])
+        return Subject(row, lambda: attend(q), lambda: Output(*map(np.stack, got)), spoil, cut_back)
 
     def _submitted(self, row: Row, workspace: Workspace) -> Subject:
         """The submission of a call of one sequence, by itself."""

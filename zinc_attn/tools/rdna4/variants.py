@@ -15,7 +15,7 @@ from ...limits import WAVE
 from ...runtime.device import SPIRV
 from ...shapes import TILES, AttnShape, row_strides
 from ...storage import STORAGE
-from ..cost.cards import RDNA4_UNITS, TILE
+from ..cost.cards import FRAGMENT, RDNA4_UNITS
 
 USUAL: Final = ("f32", "f16", "bf16", "q8_0")  # storage types that are compiled for every shape
 _CALLS: Final = ("attend_matrix", "attend", "encode", "merge")
@@ -80,7 +80,7 @@ class Spec:
             one = merge_call(shape, "discrete", 1) if call == "merge" else encode_call(shape, dtype, 1)
             return one.decl, one.spec
         if call == "attend_matrix":
-            return MatrixVariant(shape, dtype, TILE, self._matrix(), KEYS_PER_LEAF, softcap).program()
+            return MatrixVariant(shape, dtype, FRAGMENT, self._matrix(), KEYS_PER_LEAF, softcap).program()
         common = "discrete", 1 if self.cells else KEYS_PER_LEAF, softcap
         strides = row_strides(shape, dtype) if self.cells else TILES
         return AttendVariant(

@@ -17,28 +17,29 @@ Vector vector_at(Item item, uint t) {
                   at < (item.last_row - item.row + 1u) * group, int(item.first) - before, int(item.limit) - before);
 }
 
-// The subgroup's strip and its part of the strip's tiles.  Of smaller subgroups than waves those from STRIPS * PARTS on
-// have none.  Where all have one there is no branch, and compilers leave loads where they are begun.
+// The subgroup's strip, and which of the strip's waves it is.  Of smaller subgroups than waves those from
+// STRIPS * STRIP_WAVES on have none.  Where all have one there is no branch, and compilers leave loads where they are
+// begun.
 bool has_strip() {
-    return WAVES == 1u || gl_SubgroupID < STRIPS * PARTS;
+    return WAVES == 1u || gl_SubgroupID < STRIPS * STRIP_WAVES;
 }
 
 uint strip() {
-    return gl_SubgroupID / PARTS;
+    return gl_SubgroupID / STRIP_WAVES;
 }
 
-uint part_of_strip() {
-    return gl_SubgroupID % PARTS;
+uint wave_of_strip() {
+    return gl_SubgroupID % STRIP_WAVES;
 }
 
 // Where a key of a leaf lies in kv_rows and s_rows: keys that are the same mod 4, whose weights the canonical
 // reduction sums together, are neighbors.
 uint row_of(uint key) {
-    return key % WEIGHT_PARTIALS * KEY_PARTS + key / WEIGHT_PARTIALS;
+    return key % WEIGHT_PARTIALS * PARTIAL_KEYS + key / WEIGHT_PARTIALS;
 }
 
 uint key_of(uint row) {
-    return row % KEY_PARTS * WEIGHT_PARTIALS + row / KEY_PARTS;
+    return row % PARTIAL_KEYS * WEIGHT_PARTIALS + row / PARTIAL_KEYS;
 }
 
 uint halves(vec2 x) {

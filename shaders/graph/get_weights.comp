@@ -1,0 +1,8 @@
+// Not written yet: the declaration comes first.
+#version 450
+#extension GL_GOOGLE_include_directive : require
+#include "contract.glsl"
+
+layout(local_size_x = 256) in;
+
+void main() {}
