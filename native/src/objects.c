@@ -22,14 +22,11 @@ static int memory_type(const struct za_device *device, uint32_t allowed, VkMemor
     return best;
 }
 
-bool za_buffer_make(struct za_device *device, VkDeviceSize size, bool host, const char *what, struct buffer *buffer) {
+bool za_memory_make(struct za_device *device, VkDeviceSize size, VkMemoryPropertyFlags flags, const char *what,
+                    struct buffer *buffer) {
     const struct za_functions *vk = &device->vk;
     VkDevice on = device->host.device;
     *buffer = (struct buffer){.size = size};
-    if (size > device->properties.limits.maxStorageBufferRange)
-        return za_fail_as(ZA_UNSUPPORTED, "%s: %llu bytes are needed, %s takes at most %u in one storage buffer", what,
-                          (unsigned long long)size, device->properties.deviceName,
-                          device->properties.limits.maxStorageBufferRange);
     VkBufferCreateInfo create = {
         .sType = VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO,
         .size = size,
@@ -39,8 +36,7 @@ bool za_buffer_make(struct za_device *device, VkDeviceSize size, bool host, cons
     if (!za_check(vk->CreateBuffer(on, &create, NULL, &buffer->handle), "vkCreateBuffer")) return false;
     VkMemoryRequirements needs;
     vk->GetBufferMemoryRequirements(on, buffer->handle, &needs);
-    VkMemoryPropertyFlags mapped = VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT;
-    int type = memory_type(device, needs.memoryTypeBits, host ? mapped : VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT);
+    int type = memory_type(device, needs.memoryTypeBits, flags);
     if (type < 0)
         return za_fail_as(ZA_UNSUPPORTED, "%s: %s has no memory of the kind that is needed", what,
                           device->properties.deviceName);
@@ -54,7 +50,17 @@ bool za_buffer_make(struct za_device *device, VkDeviceSize size, bool host, cons
         return za_fail_as(za_code_of(result), "%s: %llu bytes are needed: %s (VkResult %d); use a shorter context or "
                           "free memory", what, (unsigned long long)needs.size, za_result_name(result), (int)result);
     if (!za_check(vk->BindBufferMemory(on, buffer->handle, buffer->memory, 0), "vkBindBufferMemory")) return false;
-    return !host || za_check(vk->MapMemory(on, buffer->memory, 0, VK_WHOLE_SIZE, 0, &buffer->mapped), "vkMapMemory");
+    return !(flags & VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT) ||
+           za_check(vk->MapMemory(on, buffer->memory, 0, VK_WHOLE_SIZE, 0, &buffer->mapped), "vkMapMemory");
+}
+
+bool za_buffer_make(struct za_device *device, VkDeviceSize size, bool host, const char *what, struct buffer *buffer) {
+    const uint32_t most = device->properties.limits.maxStorageBufferRange;
+    *buffer = (struct buffer){0};
+    if (size > most)
+        return za_fail_as(ZA_UNSUPPORTED, "%s: %llu bytes are needed, %s takes at most %u in one storage buffer", what,
+                          (unsigned long long)size, device->properties.deviceName, most);
+    return za_memory_make(device, size, host ? MAPPED : VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT, what, buffer);
 }
 
 void za_buffer_free(struct za_device *device, struct buffer *buffer) {
@@ -96,8 +102,8 @@ static bool make_layouts(struct za_device *device, uint32_t count) {
            za_check(vk->CreatePipelineLayout(on, &layout, NULL, &device->layouts[count]), "vkCreatePipelineLayout");
 }
 
-bool za_pipeline_make(struct za_device *device, int number, const void *constants, struct pipeline *pipeline) {
-    const struct kernel *kernel = &za_kernels[number];
+bool za_pipeline_make(struct za_device *device, const struct kernel *kernel, const void *constants,
+                      struct pipeline *pipeline) {
     const struct za_functions *vk = &device->vk;
     VkDevice on = device->host.device;
     uint32_t most = device->properties.limits.maxPerStageDescriptorStorageBuffers;

@@ -25,12 +25,17 @@ struct sets {
     uint32_t count, taken;   /* taken: sets, which fill the pools one after another */
 };
 
-/* host: memory that the host writes, or else the device's own. */
+/* Memory of a type that has the flags; it is mapped where they say that the host sees it. */
+enum { MAPPED = VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT };
+bool za_memory_make(struct za_device *device, VkDeviceSize size, VkMemoryPropertyFlags flags, const char *what,
+                    struct buffer *buffer);
+/* What a kernel binds whole. host: memory that the host writes, or else the device's own. */
 bool za_buffer_make(struct za_device *device, VkDeviceSize size, bool host, const char *what, struct buffer *buffer);
 void za_buffer_free(struct za_device *device, struct buffer *buffer);
 
-/* kernel: a KERNEL_ of the contract; constants: its struct of them, or NULL where it has none. */
-bool za_pipeline_make(struct za_device *device, int kernel, const void *constants, struct pipeline *pipeline);
+/* constants: the kernel's struct of them, or NULL where it has none. */
+bool za_pipeline_make(struct za_device *device, const struct kernel *kernel, const void *constants,
+                      struct pipeline *pipeline);
 void za_pipeline_free(struct za_device *device, struct pipeline *pipeline);
 
 bool za_sets_reset(struct za_device *device, struct sets *sets);

@@ -41,7 +41,7 @@ static bool ask(struct za_device *device, const struct question *q, const void *
     struct buffer buffers[BUFFERS] = {{0}};
     struct pipeline pipeline = {0};
     const size_t given = 4 * (size_t)q->number_count, found = 4 * (size_t)q->result_count;
-    bool ok = za_pipeline_make(device, q->kernel, constants, &pipeline) &&
+    bool ok = za_pipeline_make(device, &za_kernels[q->kernel], constants, &pipeline) &&
               za_buffer_make(device, given, true, "numbers", &buffers[GIVEN]) &&
               za_buffer_make(device, found, true, "results", &buffers[FOUND]);
     if (ok) {

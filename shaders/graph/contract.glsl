@@ -183,6 +183,76 @@ const uint GET_WEIGHTS_BIND_IDS = 2u;
 const uint GET_WEIGHTS_BIND_Y = 3u;
 const uint GET_WEIGHTS_SPEC_TYPE = 0u;
 
+struct QuantizeParams {
+    Tensor x;
+};
+const uint QUANTIZE_BIND_PARAMS = 0u;
+const uint QUANTIZE_BIND_X = 1u;
+const uint QUANTIZE_BIND_Q = 2u;
+const uint QUANTIZE_BIND_SCALES = 3u;
+
+struct MulMatVecParams {
+    uint w_begin;  // where the weights begin in their binding, in units of 16 bytes
+    uint w_steps[2];  // from a matrix of weights to the next in dimensions 2 and 3, in units of 16 bytes
+    uint repeats[2];  // planes of y that have one matrix of weights, in dimensions 2 and 3
+    uint blocks;  // blocks of 32 of a row
+    Tensor y;
+    Tensor added;
+};
+const uint MUL_MAT_VEC_BIND_PARAMS = 0u;
+const uint MUL_MAT_VEC_BIND_W = 1u;
+const uint MUL_MAT_VEC_BIND_Q = 2u;
+const uint MUL_MAT_VEC_BIND_SCALES = 3u;
+const uint MUL_MAT_VEC_BIND_ADDED = 4u;
+const uint MUL_MAT_VEC_BIND_Y = 5u;
+const uint MUL_MAT_VEC_SPEC_TYPE = 0u;
+const uint MUL_MAT_VEC_SPEC_COLUMNS = 1u;
+const uint MUL_MAT_VEC_SPEC_WAVES = 2u;
+const uint MUL_MAT_VEC_SPEC_SUPERBLOCKS = 3u;
+const uint MUL_MAT_VEC_SPEC_ADD = 4u;
+
+struct MulMatParams {
+    uint w_begin;  // where the weights begin in their binding, in units of 16 bytes
+    uint w_steps[2];  // from a matrix of weights to the next in dimensions 2 and 3, in units of 16 bytes
+    uint repeats[2];  // planes of y that have one matrix of weights, in dimensions 2 and 3
+    uint blocks;  // blocks of 32 of a row
+    Tensor y;
+    Tensor added;
+};
+const uint MUL_MAT_BIND_PARAMS = 0u;
+const uint MUL_MAT_BIND_W = 1u;
+const uint MUL_MAT_BIND_Q = 2u;
+const uint MUL_MAT_BIND_SCALES = 3u;
+const uint MUL_MAT_BIND_ADDED = 4u;
+const uint MUL_MAT_BIND_Y = 5u;
+const uint MUL_MAT_SPEC_TYPE = 0u;
+const uint MUL_MAT_SPEC_TILE_ROWS = 1u;
+const uint MUL_MAT_SPEC_TILE_COLUMNS = 2u;
+const uint MUL_MAT_SPEC_OWN_ROWS = 3u;
+const uint MUL_MAT_SPEC_OWN_COLUMNS = 4u;
+const uint MUL_MAT_SPEC_THREADS = 5u;
+const uint MUL_MAT_SPEC_ADD = 6u;
+
+struct MulMatFloatParams {
+    Tensor w;
+    Tensor x;
+    Tensor added;
+    Tensor y;
+};
+const uint MUL_MAT_FLOAT_BIND_PARAMS = 0u;
+const uint MUL_MAT_FLOAT_BIND_W = 1u;
+const uint MUL_MAT_FLOAT_BIND_X = 2u;
+const uint MUL_MAT_FLOAT_BIND_ADDED = 3u;
+const uint MUL_MAT_FLOAT_BIND_Y = 4u;
+const uint MUL_MAT_FLOAT_SPEC_W_TYPE = 0u;
+const uint MUL_MAT_FLOAT_SPEC_X_TYPE = 1u;
+const uint MUL_MAT_FLOAT_SPEC_TILE_ROWS = 2u;
+const uint MUL_MAT_FLOAT_SPEC_TILE_COLUMNS = 3u;
+const uint MUL_MAT_FLOAT_SPEC_OWN_ROWS = 4u;
+const uint MUL_MAT_FLOAT_SPEC_OWN_COLUMNS = 5u;
+const uint MUL_MAT_FLOAT_SPEC_THREADS = 6u;
+const uint MUL_MAT_FLOAT_SPEC_ADD = 7u;
+
 const uint SORT_PIECE = 2048u;
 
 const uint FLOAT_TYPE_F32 = 0u;
@@ -265,3 +335,22 @@ const uint SORT_OP_SORT = 0u;
 const uint SORT_OP_SORT_IDS = 1u;
 const uint SORT_OP_EXCHANGE = 2u;
 const uint SORT_OP_MERGE = 3u;
+
+const uint WEIGHT_TYPE_Q4_0 = 0u;
+const uint WEIGHT_TYPE_Q4_1 = 1u;
+const uint WEIGHT_TYPE_Q5_0 = 2u;
+const uint WEIGHT_TYPE_Q5_1 = 3u;
+const uint WEIGHT_TYPE_Q8_0 = 4u;
+const uint WEIGHT_TYPE_IQ4_NL = 5u;
+const uint WEIGHT_TYPE_MXFP4 = 6u;
+const uint WEIGHT_TYPE_Q2_K = 7u;
+const uint WEIGHT_TYPE_Q3_K = 8u;
+const uint WEIGHT_TYPE_Q4_K = 9u;
+const uint WEIGHT_TYPE_Q5_K = 10u;
+const uint WEIGHT_TYPE_Q6_K = 11u;
+const uint WEIGHT_TYPE_IQ4_XS = 12u;
+
+// By WEIGHT_TYPE: pieces of 16 bytes and of 4, and values of a block.
+const uint WEIGHT_PIECES_16[] = {1u, 1u, 1u, 1u, 2u, 1u, 1u, 5u, 6u, 9u, 11u, 13u, 8u};
+const uint WEIGHT_PIECES_4[] = {0u, 1u, 1u, 2u, 0u, 0u, 0u, 1u, 3u, 0u, 0u, 0u, 2u};
+const uint WEIGHT_VALUES[] = {32u, 32u, 32u, 32u, 32u, 32u, 32u, 256u, 256u, 256u, 256u, 256u, 256u};

@@ -7,6 +7,7 @@ from pathlib import Path
 from ..kernels.c import kernel_entry, word_array
 from .declarations import GRAPH_KERNELS
 from .params import c_header, modules
+from .pieces import TYPES
 
 
 def generated(spirv: Path) -> dict[str, str]:
@@ -17,4 +18,8 @@ def generated(spirv: Path) -> dict[str, str]:
     lines += ["", "const struct kernel za_graph_kernels[GRAPH_KERNELS] = {"]
     for kernel in GRAPH_KERNELS:
         lines.append(kernel_entry(f"GRAPH_{kernel.name.upper()}", kernel.decl, kernel.decl.file.removesuffix(".spv")))
+    lines += ["};", "", "const struct weight_type za_weight_types[WEIGHT_TYPES] = {"]
+    for name, kind in TYPES.items():
+        runs = ", ".join(f"{{{run.offset}, {run.size}, {run.count}}}" for run in kind.runs)
+        lines.append(f'    [WEIGHT_TYPE_{name.upper()}] = {{"{name}", {kind.values}, {kind.size}, {{{runs}}}}},')
     return {"zinc_graph.h": c_header(), "zinc_graph.c": "\n".join([*lines, "};", ""])}

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from ..kernels.declarations import Access, Binding, KernelDecl
+from . import pieces
 
 Kind = Literal["uint", "int", "float", "tensor"]
 PARAMS_WORDS: Final = 64
@@ -51,10 +52,12 @@ def tensors(*names: str) -> tuple[Field, ...]:
     return tuple(Field(name, "tensor") for name in names)
 
 
-def kernel(name: str, bindings: dict[str, Access], spec: tuple[str, ...], params: tuple[Field, ...]) -> GraphKernel:
-    """A kernel whose source is ``shaders/graph/NAME.comp``."""
+def kernel(
+    name: str, bindings: dict[str, Access], spec: tuple[str, ...], params: tuple[Field, ...], source: str = ""
+) -> GraphKernel:
+    """A kernel whose source is ``shaders/graph/NAME.comp``, or another in that folder."""
     bound = (Binding("params", "read"), *(Binding(one, access) for one, access in bindings.items()))
-    made = GraphKernel(KernelDecl(name, f"graph/{name}.comp", bound, spec, module=f"graph_{name}"), params)
+    made = GraphKernel(KernelDecl(name, f"graph/{source or name}.comp", bound, spec, module=f"graph_{name}"), params)
     if made.words > PARAMS_WORDS:
         raise ValueError(f"{name}: {made.words} words of parameters, at most {PARAMS_WORDS}")
     return made
@@ -237,6 +240,57 @@ GET_WEIGHTS: Final = kernel(
         Field("rows", "uint", "of a matrix"),
         Field("first", "uint", "row that ids call 0"),
     ),
+)
+
+# --- products of matrices: y = w x, or y = w x + add ------------------------------------------------------------------
+
+WEIGHT_TYPES: Final = tuple(pieces.TYPES)  # specialization constant type
+
+# Rows of float32 values (n[0] a multiple of 32) to q, 8 words of 4 int8 for a block of 32, and scales, 2 words for a
+# block: float32 d; the sums of q's first and last 16 as int16. Both are dense, rows in the order of dimensions 1, 2, 3.
+# Grid: blocks / 32, x first.
+QUANTIZE: Final = kernel("quantize", {"x": "read", "q": "write", "scales": "write"}, (), tensors("x"))
+
+_PRODUCT_BINDINGS: Final[dict[str, Access]] = {
+    "w": "read",  # quantized weights in layout R32
+    "q": "read",  # of quantize, for y.n[1] * y.n[2] * y.n[3] rows
+    "scales": "read",
+    "added": "read",  # float32; any buffer where the constant add is 0
+    "y": "write",
+}
+_PRODUCT_PARAMS: Final = (
+    Field("w_begin", "uint", "where the weights begin in their binding, in units of 16 bytes"),
+    Field("w_steps", "uint", "from a matrix of weights to the next in dimensions 2 and 3, in units of 16 bytes", 2),
+    Field("repeats", "uint", "planes of y that have one matrix of weights, in dimensions 2 and 3", 2),
+    Field("blocks", "uint", "blocks of 32 of a row"),
+    *tensors("y", "added"),  # y.n: rows of w, rows of x, planes; added.n is not read, a step is 0 where it repeats
+)
+# 1 to 8 rows of x. Grid: x = groups of 32 rows of w, y = rows of x / columns, z = planes of y.
+_VEC: Final = (
+    "type",
+    "columns",  # rows of x that a workgroup multiplies
+    "waves",  # of a workgroup, each 32 invocations, which share the superblocks
+    "superblocks",  # of a round: waves * columns * superblocks * 128 bytes of shared memory
+    "add",  # 1: y = w x + added
+)
+MUL_MAT_VEC: Final = kernel("mul_mat_vec", _PRODUCT_BINDINGS, _VEC, _PRODUCT_PARAMS)
+# Any number of rows of x. Grid: x = rows of w / tile_rows, y = rows of x / tile_columns, z = planes of y.
+_TILE: Final = (
+    "type",
+    "tile_rows",  # of y that a workgroup makes, a multiple of 32
+    "tile_columns",
+    "own_rows",  # of these an invocation; it has tile_rows / own_rows * tile_columns / own_columns invocations
+    "own_columns",
+    "threads",  # invocations of a workgroup
+    "add",
+)
+MUL_MAT: Final = kernel("mul_mat", _PRODUCT_BINDINGS, _TILE, _PRODUCT_PARAMS)
+# w: (k, rows) and x: (k, columns) of float types with any strides; a matrix of w serves x.n[2] / w.n[2] planes of x.
+MUL_MAT_FLOAT: Final = kernel(
+    "mul_mat_float",
+    {"w": "read", "x": "read", "added": "read", "y": "write"},
+    ("w_type", "x_type", *_TILE[1:]),
+    tensors("w", "x", "added", "y"),
 )
 
 GRAPH_KERNELS: Final = tuple(one for one in list(globals().values()) if isinstance(one, GraphKernel))

@@ -7,6 +7,7 @@ from typing import Final
 
 from ..kernels.declarations import KernelDecl
 from .declarations import GRAPH_KERNELS, PARAMS_WORDS, Field, GraphKernel
+from .pieces import GROUP, TYPES
 
 _HEAD: Final = "Generated from zinc_attn/graph/ by scripts/build_shaders.py."
 _C_TYPES: Final = {"uint": "uint32_t", "int": "int32_t", "float": "float", "tensor": "struct tensor"}
@@ -43,6 +44,10 @@ def glsl() -> str:
     lines += ["", *(f"const uint {name} = {value}u;" for name, value in sizes().items())]
     for name, values in enumerations().items():
         lines += ["", *(f"const uint {name}_{value.upper()} = {i}u;" for i, value in enumerate(values))]
+    lines += ["", "// By WEIGHT_TYPE: pieces of 16 bytes and of 4, and values of a block."]
+    counts = {f"PIECES_{size}": [kind.count(size) for kind in TYPES.values()] for size in (16, 4)}
+    for name, of_type in (counts | {"VALUES": [kind.values for kind in TYPES.values()]}).items():
+        lines.append(f"const uint WEIGHT_{name}[] = {{{', '.join(f'{n}u' for n in of_type)}}};")
     return "\n".join(lines) + "\n"
 
 
@@ -60,7 +65,7 @@ def c_header() -> str:
             lines.append("};")
     lines += ["", f"enum {{ {', '.join(f'{name} = {value}' for name, value in sizes().items())} }};"]
     for name, values in enumerations().items():
-        lines += ["", f"enum {{ {', '.join(f'{name}_{value.upper()}' for value in values)} }};"]
+        lines += ["", f"enum {{ {', '.join([*(f'{name}_{value.upper()}' for value in values), f'{name}S'])} }};"]
     lines += [
         "",
         "enum {",
@@ -68,7 +73,19 @@ def c_header() -> str:
         "    GRAPH_KERNELS",
         "};",
     ]
-    return "\n".join([*lines, "extern const struct kernel za_graph_kernels[GRAPH_KERNELS];", "#endif", ""])
+    lines += [
+        "extern const struct kernel za_graph_kernels[GRAPH_KERNELS];",
+        "",
+        "/* A quantized type of weights, by enum WEIGHT_TYPE: layout R32 of zinc_attn/graph/pieces.py. */",
+        f"enum {{ WEIGHT_GROUP = {GROUP} }};",
+        "struct weight_type {",
+        "    const char *name;",
+        "    uint32_t values, bytes; /* of a block */",
+        "    struct { uint32_t offset, size, count; } runs[3]; /* of pieces; count 0: no more */",
+        "};",
+        "extern const struct weight_type za_weight_types[WEIGHT_TYPES];",
+    ]
+    return "\n".join([*lines, "#endif", ""])
 
 
 def enumerations() -> dict[str, tuple[str, ...]]:
