@@ -97,7 +97,7 @@ static bool make_attend(struct za_attn *attn, int attend, struct pipeline *pipel
     constants.alibi = (flags & SLOPED) != 0;
     constants.mask = flags & MASKED_BY_SLOPE ? 2 : (flags & MASKED) != 0;
     constants.fused = attn->fused;
-    return za_pipeline_make(attn->device, KERNEL_ATTEND, &constants, pipeline);
+    return za_pipeline_make(attn->device, &za_kernels[KERNEL_ATTEND], &constants, pipeline);
 }
 
 bool za_need_pipeline(struct za_attn *attn, int which) {
@@ -106,8 +106,8 @@ bool za_need_pipeline(struct za_attn *attn, int which) {
     const struct append_constants append = za_append_constants(&attn->shape.sizes);
     const struct merge_constants merge = za_merge_constants(&attn->shape.sizes);
     if (pipeline->handle) return true;
-    if (which == APPEND) return za_pipeline_make(device, KERNEL_APPEND, &append, pipeline);
-    if (which == MERGE) return za_pipeline_make(device, KERNEL_MERGE, &merge, pipeline);
+    if (which == APPEND) return za_pipeline_make(device, &za_kernels[KERNEL_APPEND], &append, pipeline);
+    if (which == MERGE) return za_pipeline_make(device, &za_kernels[KERNEL_MERGE], &merge, pipeline);
     return make_attend(attn, which, pipeline);
 }
 

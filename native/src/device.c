@@ -332,31 +332,38 @@ static VkResult reset_fence(struct za_device *device) {
     return result;
 }
 
-bool za_commands_begin(struct za_device *device) {
+bool za_begin(struct za_device *device, VkCommandBuffer commands) {
     VkCommandBufferBeginInfo begin = {
         .sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO,
         .flags = VK_COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT_BIT,
     };
     if (device->signalled && !za_check(reset_fence(device), "vkResetFences")) return false;
     /* a call that failed may have left it recording */
-    return za_check(device->vk.ResetCommandBuffer(device->commands, 0), "vkResetCommandBuffer") &&
-           za_check(device->vk.BeginCommandBuffer(device->commands, &begin), "vkBeginCommandBuffer");
+    return za_check(device->vk.ResetCommandBuffer(commands, 0), "vkResetCommandBuffer") &&
+           za_check(device->vk.BeginCommandBuffer(commands, &begin), "vkBeginCommandBuffer");
 }
 
-bool za_commands_submit(struct za_device *device) {
+bool za_submit(struct za_device *device, VkCommandBuffer commands, bool last) {
     const struct za_functions *vk = &device->vk;
     VkSubmitInfo submit = {
         .sType = VK_STRUCTURE_TYPE_SUBMIT_INFO,
         .commandBufferCount = 1,
-        .pCommandBuffers = &device->commands,
+        .pCommandBuffers = &commands,
     };
-    if (!za_check(vk->EndCommandBuffer(device->commands), "vkEndCommandBuffer")) return false;
-    bool ok = za_check(vk->QueueSubmit(device->host.queue, 1, &submit, device->fence), "vkQueueSubmit") &&
-              za_check(vk->WaitForFences(device->host.device, 1, &device->fence, VK_TRUE, UINT64_MAX),
-                       "vkWaitForFences");
+    if (!za_check(vk->EndCommandBuffer(commands), "vkEndCommandBuffer")) return false;
+    device->running = true;
+    bool ok = za_check(vk->QueueSubmit(device->host.queue, 1, &submit, last ? device->fence : VK_NULL_HANDLE),
+                       "vkQueueSubmit") &&
+              (!last || za_check(vk->WaitForFences(device->host.device, 1, &device->fence, VK_TRUE, UINT64_MAX),
+                                 "vkWaitForFences"));
+    if (ok && !last) return true;
     device->signalled = true;
     /* What was refused may run all the same: nothing is used or freed before it is known to have ended. */
     if (!ok) return settle(device) && false;
+    device->running = false;
     reset_fence(device); /* the next submission tries again */
     return true;
 }
+
+bool za_commands_begin(struct za_device *device) { return za_begin(device, device->commands); }
+bool za_commands_submit(struct za_device *device) { return za_submit(device, device->commands, true); }

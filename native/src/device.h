@@ -3,7 +3,13 @@
 #ifndef DEVICE_H
 #define DEVICE_H
 
+#ifdef __cplusplus
+#include <atomic>
+using std::atomic_flag; /* of the same size as C's */
+using std::atomic_uint;
+#else
 #include <stdatomic.h>
+#endif
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -57,8 +63,11 @@ bool za_leave(struct za_device *device, bool ok);
 /* Whether nothing that the library submitted is running, so that things may be freed. */
 bool za_is_idle(struct za_device *device);
 
-/* Record between begin and submit. Submit waits until the device has finished. */
-bool za_commands_begin(struct za_device *device);
+/* Record between begin and submit. The last submission waits until the device has finished; after one that is not the
+   last, the next is of another command buffer. */
+bool za_begin(struct za_device *device, VkCommandBuffer commands);
+bool za_submit(struct za_device *device, VkCommandBuffer commands, bool last);
+bool za_commands_begin(struct za_device *device); /* of device->commands */
 bool za_commands_submit(struct za_device *device);
 
 bool za_check(VkResult result, const char *what);

@@ -1,6 +1,7 @@
 #include "objects.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "error.h"
 
@@ -21,14 +22,11 @@ static int memory_type(const struct za_device *device, uint32_t allowed, VkMemor
     return best;
 }
 
-bool za_buffer_make(struct za_device *device, VkDeviceSize size, bool host, const char *what, struct buffer *buffer) {
+bool za_memory_make(struct za_device *device, VkDeviceSize size, VkMemoryPropertyFlags flags, const char *what,
+                    struct buffer *buffer) {
     const struct za_functions *vk = &device->vk;
     VkDevice on = device->host.device;
     *buffer = (struct buffer){.size = size};
-    if (size > device->properties.limits.maxStorageBufferRange)
-        return za_fail_as(ZA_UNSUPPORTED, "%s: %llu bytes are needed, %s takes at most %u in one storage buffer", what,
-                          (unsigned long long)size, device->properties.deviceName,
-                          device->properties.limits.maxStorageBufferRange);
     VkBufferCreateInfo create = {
         .sType = VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO,
         .size = size,
@@ -38,8 +36,7 @@ bool za_buffer_make(struct za_device *device, VkDeviceSize size, bool host, cons
     if (!za_check(vk->CreateBuffer(on, &create, NULL, &buffer->handle), "vkCreateBuffer")) return false;
     VkMemoryRequirements needs;
     vk->GetBufferMemoryRequirements(on, buffer->handle, &needs);
-    VkMemoryPropertyFlags mapped = VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT;
-    int type = memory_type(device, needs.memoryTypeBits, host ? mapped : VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT);
+    int type = memory_type(device, needs.memoryTypeBits, flags);
     if (type < 0)
         return za_fail_as(ZA_UNSUPPORTED, "%s: %s has no memory of the kind that is needed", what,
                           device->properties.deviceName);
@@ -53,7 +50,17 @@ bool za_buffer_make(struct za_device *device, VkDeviceSize size, bool host, cons
         return za_fail_as(za_code_of(result), "%s: %llu bytes are needed: %s (VkResult %d); use a shorter context or "
                           "free memory", what, (unsigned long long)needs.size, za_result_name(result), (int)result);
     if (!za_check(vk->BindBufferMemory(on, buffer->handle, buffer->memory, 0), "vkBindBufferMemory")) return false;
-    return !host || za_check(vk->MapMemory(on, buffer->memory, 0, VK_WHOLE_SIZE, 0, &buffer->mapped), "vkMapMemory");
+    return !(flags & VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT) ||
+           za_check(vk->MapMemory(on, buffer->memory, 0, VK_WHOLE_SIZE, 0, &buffer->mapped), "vkMapMemory");
+}
+
+bool za_buffer_make(struct za_device *device, VkDeviceSize size, bool host, const char *what, struct buffer *buffer) {
+    const uint32_t most = device->properties.limits.maxStorageBufferRange;
+    *buffer = (struct buffer){0};
+    if (size > most)
+        return za_fail_as(ZA_UNSUPPORTED, "%s: %llu bytes are needed, %s takes at most %u in one storage buffer", what,
+                          (unsigned long long)size, device->properties.deviceName, most);
+    return za_memory_make(device, size, host ? MAPPED : VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT, what, buffer);
 }
 
 void za_buffer_free(struct za_device *device, struct buffer *buffer) {
@@ -95,8 +102,8 @@ static bool make_layouts(struct za_device *device, uint32_t count) {
            za_check(vk->CreatePipelineLayout(on, &layout, NULL, &device->layouts[count]), "vkCreatePipelineLayout");
 }
 
-bool za_pipeline_make(struct za_device *device, int number, const void *constants, struct pipeline *pipeline) {
-    const struct kernel *kernel = &za_kernels[number];
+bool za_pipeline_make(struct za_device *device, const struct kernel *kernel, const void *constants,
+                      struct pipeline *pipeline) {
     const struct za_functions *vk = &device->vk;
     VkDevice on = device->host.device;
     uint32_t most = device->properties.limits.maxPerStageDescriptorStorageBuffers;
@@ -185,26 +192,26 @@ void za_sets_free(struct za_device *device, struct sets *sets) {
     *sets = (struct sets){0};
 }
 
-/* A set that binds places 0, 1, ... of a pipeline. */
-static bool take_set(struct za_device *device, struct sets *sets, const struct pipeline *pipeline,
-                     const struct za_place *places, VkDescriptorSet *set) {
+/* A set that binds the command's places. */
+static bool take_set(struct za_device *device, struct sets *sets, const struct za_command *command,
+                     VkDescriptorSet *set) {
     if (sets->taken == sets->count * SETS && !add_pool(device, sets)) return false;
     VkDescriptorSetAllocateInfo allocate = {
         .sType = VK_STRUCTURE_TYPE_DESCRIPTOR_SET_ALLOCATE_INFO,
         .descriptorPool = sets->pools[sets->taken / SETS],
         .descriptorSetCount = 1,
-        .pSetLayouts = &device->set_layouts[pipeline->bindings],
+        .pSetLayouts = &command->set_layout,
     };
     if (!za_check(device->vk.AllocateDescriptorSets(device->host.device, &allocate, set), "vkAllocateDescriptorSets"))
         return false;
     ++sets->taken;
     VkDescriptorBufferInfo infos[MAX_BINDINGS];
-    for (uint32_t i = 0; i < pipeline->bindings; ++i)
-        infos[i] = (VkDescriptorBufferInfo){places[i].buffer, places[i].offset, places[i].size};
+    for (uint32_t i = 0; i < command->bindings; ++i)
+        infos[i] = (VkDescriptorBufferInfo){command->place[i].buffer, command->place[i].offset, command->place[i].size};
     VkWriteDescriptorSet write = {
         .sType = VK_STRUCTURE_TYPE_WRITE_DESCRIPTOR_SET,
         .dstSet = *set,
-        .descriptorCount = pipeline->bindings, /* one write fills consecutive bindings */
+        .descriptorCount = command->bindings, /* one write fills consecutive bindings */
         .descriptorType = VK_DESCRIPTOR_TYPE_STORAGE_BUFFER,
         .pBufferInfo = infos,
     };
@@ -212,14 +219,29 @@ static bool take_set(struct za_device *device, struct sets *sets, const struct p
     return true;
 }
 
-bool za_dispatch(struct za_device *device, VkCommandBuffer commands, struct sets *sets, const struct pipeline *pipeline,
-                 const struct za_place *places, const uint32_t groups[3]) {
-    VkPipelineLayout layout = device->layouts[pipeline->bindings];
+struct za_command za_command(const struct za_device *device, const struct pipeline *pipeline,
+                             const struct za_place *places, uint32_t written, const uint32_t groups[3]) {
+    struct za_command command = {
+        .pipeline = pipeline->handle,
+        .layout = device->layouts[pipeline->bindings],
+        .set_layout = device->set_layouts[pipeline->bindings],
+        .bindings = pipeline->bindings,
+        .written = written,
+    };
+    memcpy(command.place, places, pipeline->bindings * sizeof *places);
+    memcpy(command.groups, groups, sizeof command.groups);
+    return command;
+}
+
+bool za_dispatch(struct za_device *device, VkCommandBuffer commands, struct sets *sets,
+                 const struct za_command *command) {
+    const struct za_functions *vk = &device->vk;
+    const uint32_t *groups = command->groups;
     VkDescriptorSet set;
-    if (!take_set(device, sets, pipeline, places, &set)) return false;
-    device->vk.CmdBindPipeline(commands, VK_PIPELINE_BIND_POINT_COMPUTE, pipeline->handle);
-    device->vk.CmdBindDescriptorSets(commands, VK_PIPELINE_BIND_POINT_COMPUTE, layout, 0, 1, &set, 0, NULL);
-    device->vk.CmdDispatch(commands, groups[0], groups[1], groups[2]);
+    if (!take_set(device, sets, command, &set)) return false;
+    vk->CmdBindPipeline(commands, VK_PIPELINE_BIND_POINT_COMPUTE, command->pipeline);
+    vk->CmdBindDescriptorSets(commands, VK_PIPELINE_BIND_POINT_COMPUTE, command->layout, 0, 1, &set, 0, NULL);
+    vk->CmdDispatch(commands, groups[0], groups[1], groups[2]);
     return true;
 }
 

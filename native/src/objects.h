@@ -4,6 +4,7 @@
 #define OBJECTS_H
 
 #include "device.h"
+#include "laid.h"
 
 struct buffer {
     VkBuffer handle;
@@ -24,20 +25,27 @@ struct sets {
     uint32_t count, taken;   /* taken: sets, which fill the pools one after another */
 };
 
-/* host: memory that the host writes, or else the device's own. */
+/* Memory of a type that has the flags; it is mapped where they say that the host sees it. */
+enum { MAPPED = VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT };
+bool za_memory_make(struct za_device *device, VkDeviceSize size, VkMemoryPropertyFlags flags, const char *what,
+                    struct buffer *buffer);
+/* What a kernel binds whole. host: memory that the host writes, or else the device's own. */
 bool za_buffer_make(struct za_device *device, VkDeviceSize size, bool host, const char *what, struct buffer *buffer);
 void za_buffer_free(struct za_device *device, struct buffer *buffer);
 
-/* kernel: a KERNEL_ of the contract; constants: its struct of them, or NULL where it has none. */
-bool za_pipeline_make(struct za_device *device, int kernel, const void *constants, struct pipeline *pipeline);
+/* constants: the kernel's struct of them, or NULL where it has none. */
+bool za_pipeline_make(struct za_device *device, const struct kernel *kernel, const void *constants,
+                      struct pipeline *pipeline);
 void za_pipeline_free(struct za_device *device, struct pipeline *pipeline);
 
 bool za_sets_reset(struct za_device *device, struct sets *sets);
 void za_sets_free(struct za_device *device, struct sets *sets);
 
-/* Record a dispatch; `places` are in the order of the pipeline's bindings, whose sizes are the ranges that it sees. */
-bool za_dispatch(struct za_device *device, VkCommandBuffer commands, struct sets *sets, const struct pipeline *pipeline,
-                 const struct za_place *places, const uint32_t groups[3]);
+/* A dispatch; `places` are in the order of the pipeline's bindings, whose sizes are the ranges that it sees. */
+struct za_command za_command(const struct za_device *device, const struct pipeline *pipeline,
+                             const struct za_place *places, uint32_t written, const uint32_t groups[3]);
+bool za_dispatch(struct za_device *device, VkCommandBuffer commands, struct sets *sets,
+                 const struct za_command *command);
 
 /* Barriers around what the library records. After the first one all that was written before is seen, and all that was
    read may be written; after the second one all commands and the host see what the library wrote. */

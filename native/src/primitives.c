@@ -12,8 +12,9 @@ static bool run(struct za_device *device, const struct pipeline *pipeline, const
                 uint32_t groups) {
     const struct za_place places[] = {za_whole(&buffers[GIVEN]), za_whole(&buffers[FOUND])};
     struct sets sets = {0};
-    bool ok = za_commands_begin(device) &&
-              za_dispatch(device, device->commands, &sets, pipeline, places, (const uint32_t[]){groups, 1, 1});
+    const struct za_command command =
+        za_command(device, pipeline, places, 1 << FOUND, (const uint32_t[]){groups, 1, 1});
+    bool ok = za_commands_begin(device) && za_dispatch(device, device->commands, &sets, &command);
     if (ok) za_barrier_behind(device, device->commands);
     ok = ok && za_commands_submit(device);
     za_sets_free(device, &sets);
@@ -40,7 +41,7 @@ static bool ask(struct za_device *device, const struct question *q, const void *
     struct buffer buffers[BUFFERS] = {{0}};
     struct pipeline pipeline = {0};
     const size_t given = 4 * (size_t)q->number_count, found = 4 * (size_t)q->result_count;
-    bool ok = za_pipeline_make(device, q->kernel, constants, &pipeline) &&
+    bool ok = za_pipeline_make(device, &za_kernels[q->kernel], constants, &pipeline) &&
               za_buffer_make(device, given, true, "numbers", &buffers[GIVEN]) &&
               za_buffer_make(device, found, true, "results", &buffers[FOUND]);
     if (ok) {

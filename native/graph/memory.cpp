@@ -1,0 +1,125 @@
+#include "memory.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+namespace zinc {
+
+constexpr size_t STAGING = size_t(4) << 20;        // bytes of a submission that stages
+constexpr size_t DIRECT_READ = 4096;               // bytes that are read from a map that no cache has
+constexpr size_t MARGIN = 256;                     // behind the last tensor: kernels see whole words
+
+// Of the largest device-local heap; 0: it has no memory type with the flags.
+static uint64_t heap_with(const za_device *device, VkMemoryPropertyFlags flags) {
+    uint64_t largest = 0, found = 0;
+    for (uint32_t i = 0; i < device->memory.memoryTypeCount; ++i) {
+        const VkMemoryType &type = device->memory.memoryTypes[i];
+        const uint64_t size = device->memory.memoryHeaps[type.heapIndex].size;
+        if (!(type.propertyFlags & VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT)) continue;
+        largest = std::max(largest, size);
+        if ((type.propertyFlags & flags) == flags) found = std::max(found, size);
+    }
+    return found == largest ? found : 0;
+}
+
+Store::Store(za_device *device) : device_(device), flags_(VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT) {
+    const char *staging = std::getenv("ZINC_ATTN_STAGING");
+    const VkMemoryPropertyFlags seen = flags_ | MAPPED, cached = seen | VK_MEMORY_PROPERTY_HOST_CACHED_BIT;
+    total_ = heap_with(device, flags_);
+    cached_ = heap_with(device, cached) > 0;
+    mapped_ = heap_with(device, seen) > 0 && !(staging && std::strcmp(staging, "1") == 0);
+    if (mapped_) flags_ = cached_ ? cached : seen;
+}
+
+Store::~Store() { za_buffer_free(device_, &staging_); }
+
+bool Store::allocate(size_t size, Memory *memory) {
+    *memory = {};
+    if (!za_enter(device_)) return false;
+    const bool ok = za_memory_make(device_, (size + MARGIN) / MARGIN * MARGIN, flags_, "tensors", &memory->of);
+    if (!ok) za_buffer_free(device_, &memory->of);
+    memory->base = static_cast<char *>(memory->of.mapped);
+    memory->size = size;
+    return za_leave(device_, ok);
+}
+
+void Store::release(Memory *memory) {
+    za_buffer_free(device_, &memory->of);
+    *memory = {};
+}
+
+// A submission of the device's own commands.
+template <typename Record>
+static bool submit(za_device *device, Record record) {
+    if (!za_enter(device)) return false;
+    bool ok = za_commands_begin(device);
+    if (ok) {
+        za_barrier_before(device, device->commands);
+        record(device->vk, device->commands);
+        za_barrier_behind(device, device->commands);
+        ok = za_commands_submit(device);
+    }
+    return za_leave(device, ok);
+}
+
+bool Store::stage(const Memory &memory, size_t offset, char *data, size_t size, bool write) {
+    if (!staging_.handle) {
+        if (!za_enter(device_)) return false;
+        const bool ok = za_memory_make(device_, STAGING, MAPPED, "staging", &staging_);
+        if (!ok) za_buffer_free(device_, &staging_);
+        if (!za_leave(device_, ok)) return false;
+    }
+    for (size_t at = 0; at < size; at += STAGING) {
+        const size_t n = std::min(STAGING, size - at);
+        if (write) std::memcpy(staging_.mapped, data + at, n);
+        const bool ok = submit(device_, [&](const za_functions &vk, VkCommandBuffer commands) {
+            const VkBufferCopy region{write ? 0 : offset + at, write ? offset + at : 0, n};
+            const VkBuffer of = memory.of.handle;
+            vk.CmdCopyBuffer(commands, write ? staging_.handle : of, write ? of : staging_.handle, 1, &region);
+        });
+        if (!ok) return false;
+        if (!write) std::memcpy(data + at, staging_.mapped, n);
+    }
+    return true;
+}
+
+bool Store::write(const Memory &to, size_t offset, const void *data, size_t size) {
+    if (!to.base) return stage(to, offset, const_cast<char *>(static_cast<const char *>(data)), size, true);
+    std::memcpy(to.base + offset, data, size);
+    return true;
+}
+
+bool Store::read(const Memory &from, size_t offset, void *data, size_t size) {
+    if (!from.base || (!cached_ && size > DIRECT_READ)) return stage(from, offset, static_cast<char *>(data), size, false);
+    std::memcpy(data, from.base + offset, size);
+    return true;
+}
+
+bool Store::fill(const Memory &to, size_t offset, uint8_t value, size_t size) {
+    if (to.base) {
+        std::memset(to.base + offset, value, size);
+        return true;
+    }
+    const size_t first = std::min(size, (4 - offset % 4) % 4), words = (size - first) / 4 * 4, last = size - first - words;
+    const std::vector<char> edge(4, char(value));
+    if (!words) return write(to, offset, std::vector<char>(size, char(value)).data(), size);
+    return submit(device_, [&](const za_functions &vk, VkCommandBuffer commands) {
+        vk.CmdFillBuffer(commands, to.of.handle, offset + first, words, value * 0x01010101u);
+    }) && (!first || write(to, offset, edge.data(), first)) &&
+           (!last || write(to, offset + first + words, edge.data(), last));
+}
+
+bool Store::copy(const Memory &from, size_t source, const Memory &to, size_t target, size_t size) {
+    if (from.base && to.base) {
+        std::memmove(to.base + target, from.base + source, size);
+        return true;
+    }
+    return submit(device_, [&](const za_functions &vk, VkCommandBuffer commands) {
+        const VkBufferCopy region{source, target, size};
+        vk.CmdCopyBuffer(commands, from.of.handle, to.of.handle, 1, &region);
+    });
+}
+
+}  // namespace zinc

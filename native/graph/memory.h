@@ -1,0 +1,50 @@
+// Memory of the Vulkan device that holds tensors, and how bytes come there and back.
+//
+// It is device-local.  Where such memory is mapped (a driver on the CPU, an APU, a card whose whole memory is in the
+// host's address space), the host writes it in place; elsewhere, and with ZINC_ATTN_STAGING=1, bytes go through a staging
+// buffer and a submission.
+#ifndef ZINC_GRAPH_MEMORY_H
+#define ZINC_GRAPH_MEMORY_H
+
+#include <cstddef>
+#include <cstdint>
+
+#include "vulkan.h"
+
+namespace zinc {
+
+struct Memory {
+    buffer of{};
+    char *base = nullptr;  // NULL where it is not mapped
+    size_t size = 0;
+};
+
+// Every function that returns false has said why (za_error).  Calls are made by one thread at a time.
+class Store {
+  public:
+    explicit Store(za_device *device);
+    ~Store();
+
+    bool mapped() const { return mapped_; }
+    uint64_t total() const { return total_; }  // bytes of the heap
+
+    bool allocate(size_t size, Memory *memory);
+    void release(Memory *memory);
+
+    bool write(const Memory &to, size_t offset, const void *data, size_t size);
+    bool read(const Memory &from, size_t offset, void *data, size_t size);
+    bool fill(const Memory &to, size_t offset, uint8_t value, size_t size);
+    bool copy(const Memory &from, size_t source, const Memory &to, size_t target, size_t size);
+
+  private:
+    bool stage(const Memory &memory, size_t offset, char *data, size_t size, bool write);
+
+    za_device *device_;
+    VkMemoryPropertyFlags flags_;  // of the memory
+    bool mapped_ = false, cached_ = false;
+    uint64_t total_ = 0;
+    buffer staging_{};
+};
+
+}  // namespace zinc
+#endif

@@ -1,0 +1,211 @@
+#include "recorder.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace zinc {
+
+constexpr uint64_t CHUNK = uint64_t(1) << 20, RING = uint64_t(16) << 20;  // bytes
+constexpr uint64_t EARLY = 48;                        // dispatches of the first submission, whose work then starts
+constexpr uint64_t PRODUCTS = uint64_t(1) << 32;      // multiplications of a submission, so that none lasts
+constexpr VkMemoryPropertyFlags DEVICE = VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT;
+
+static uint64_t aligned(const za_device *device, uint64_t size) {
+    const uint64_t unit = std::max<uint64_t>(device->properties.limits.minStorageBufferOffsetAlignment, 256);
+    return (size + unit - 1) / unit * unit;
+}
+
+// --- arenas ----------------------------------------------------------------------------------------------------------
+
+bool Arena::take(uint64_t size, za_place *place, void **host) {
+    const uint64_t needed = aligned(device_, size);
+    if (buffers_.empty() || taken_ + needed > buffers_.back().size) {
+        uint64_t grown = buffers_.empty() ? CHUNK : 2 * buffers_.back().size;
+        while (grown < needed) grown *= 2;
+        buffer made{};
+        if (!za_memory_make(device_, grown, flags_, what_, &made)) {
+            za_buffer_free(device_, &made);
+            return false;
+        }
+        buffers_.push_back(made);
+        taken_ = 0;
+    }
+    const buffer &of = buffers_.back();
+    *place = {of.handle, taken_, size};
+    if (host) *host = static_cast<char *>(of.mapped) + taken_;
+    taken_ += needed;
+    return true;
+}
+
+void Arena::reset() {
+    for (; buffers_.size() > 1; buffers_.erase(buffers_.begin())) za_buffer_free(device_, &buffers_.front());
+    taken_ = 0;
+}
+
+void Arena::free() {
+    for (buffer &of : buffers_) za_buffer_free(device_, &of);
+    buffers_.clear();
+}
+
+// --- pipelines -------------------------------------------------------------------------------------------------------
+
+bool Recorder::Key::operator==(const Key &other) const {
+    return kernel == other.kernel && std::equal(constants.words, constants.words + 8, other.constants.words);
+}
+
+size_t Recorder::Hash::operator()(const Key &key) const {
+    uint64_t hash = uint64_t(key.kernel) + 1;
+    for (uint32_t word : key.constants.words) hash = (hash ^ word) * 0x9E3779B97F4A7C15u, hash ^= hash >> 29;
+    return size_t(hash);
+}
+
+const pipeline *Recorder::pipeline_of(const Key &key) {
+    pipeline &found = pipelines_[key];
+    if (!found.handle && !za_pipeline_make(device_, &za_graph_kernels[key.kernel], key.constants.words, &found))
+        return nullptr;
+    return &found;
+}
+
+// --- commands --------------------------------------------------------------------------------------------------------
+
+// Parameters are few and read once, so they are in memory of the device's that the host sees, where there is some.
+static VkMemoryPropertyFlags params_flags(const za_device *device) {
+    for (uint32_t i = 0; i < device->memory.memoryTypeCount; ++i)
+        if ((device->memory.memoryTypes[i].propertyFlags & (DEVICE | MAPPED)) == (DEVICE | MAPPED)) return DEVICE | MAPPED;
+    return MAPPED;
+}
+
+Recorder::Recorder(za_device *device)
+    : device_(device), params_(device, params_flags(device), "parameters"), scratch_(device, DEVICE, "scratch") {}
+
+Recorder::~Recorder() {
+    abandon();
+    params_.free();
+    scratch_.free();
+    for (auto &one : pipelines_) za_pipeline_free(device_, &one.second);
+    za_sets_free(device_, &sets_);
+}
+
+bool Recorder::next_commands() {
+    if (used_ == commands_.size()) {
+        VkCommandBufferAllocateInfo allocate{};
+        allocate.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO;
+        allocate.commandPool = device_->pool;
+        allocate.commandBufferCount = 1;
+        VkCommandBuffer made;
+        if (!za_check(device_->vk.AllocateCommandBuffers(device_->host.device, &allocate, &made),
+                      "vkAllocateCommandBuffers"))
+            return false;
+        commands_.push_back(made);
+    }
+    recorded_ = products_ = 0;
+    return za_begin(device_, commands_[used_++]);
+}
+
+bool Recorder::begin() {
+    used_ = 0;
+    dispatches_ = 0;
+    read_.clear();
+    written_.clear();
+    params_.reset();
+    scratch_.reset();
+    ring_ = {};
+    if (!za_enter(device_)) return false;
+    const bool ok = za_sets_reset(device_, &sets_) && next_commands();
+    if (ok) za_barrier_before(device_, commands_[0]);
+    return za_leave(device_, ok);
+}
+
+bool Recorder::flush() {
+    const bool ok = za_enter(device_) && za_leave(device_, za_submit(device_, commands_[used_ - 1], false));
+    return ok && next_commands();
+}
+
+bool Recorder::finish() {
+    if (!za_enter(device_)) return false;
+    za_barrier_behind(device_, commands_[used_ - 1]);
+    const bool ok = za_leave(device_, za_submit(device_, commands_[used_ - 1], true));
+    used_ = 0;
+    return ok;
+}
+
+void Recorder::abandon() {
+    if (used_ > 1) za_is_idle(device_);
+    used_ = 0;
+}
+
+// --- memory of a graph -----------------------------------------------------------------------------------------------
+
+bool Recorder::words(uint64_t size, za_place *place, void **host) { return params_.take(size, place, host); }
+
+bool Recorder::scratch(uint64_t size, Scratch *scratch) {
+    const uint64_t needed = aligned(device_, size);
+    if (2 * needed > ring_.size) {  // what others took stays as it is
+        const uint64_t bytes = (needed + 2 * RING - 1) / RING * RING;
+        if (!scratch_.take(bytes, &ring_, nullptr)) return false;
+        ring_at_ = 0;
+    } else if (ring_at_ + needed > ring_.size) {
+        taken_ += ring_.size - ring_at_;
+        ring_at_ = 0;
+    }
+    *scratch = {{ring_.buffer, ring_.offset + ring_at_, size}, taken_};
+    ring_at_ += needed;
+    taken_ += needed;
+    return true;
+}
+
+bool Recorder::holds(const Scratch &scratch) const {
+    const za_place &of = scratch.place;
+    const bool inside = of.buffer == ring_.buffer && of.offset >= ring_.offset && of.offset < ring_.offset + ring_.size;
+    return !inside || taken_ - scratch.taken <= ring_.size;
+}
+
+// --- dispatches ------------------------------------------------------------------------------------------------------
+
+void Recorder::order(const struct za_command &command) {
+    auto meets = [](const std::vector<Range> &ranges, const Range &one) {
+        for (const Range &r : ranges)
+            if (r.buffer == one.buffer && r.begin < one.end && one.begin < r.end) return true;
+        return false;
+    };
+    bool needed = false;
+    Range ranges[MAX_BINDINGS];
+    for (uint32_t i = 0; i < command.bindings; ++i) {
+        const za_place &place = command.place[i];
+        ranges[i] = {place.buffer, place.offset, place.offset + place.size};
+        needed = needed || meets(written_, ranges[i]) || (command.written >> i & 1 && meets(read_, ranges[i]));
+    }
+    if (needed && !command.beside) {
+        VkMemoryBarrier memory{};
+        memory.sType = VK_STRUCTURE_TYPE_MEMORY_BARRIER;
+        memory.srcAccessMask = VK_ACCESS_SHADER_WRITE_BIT;
+        memory.dstAccessMask = VK_ACCESS_SHADER_READ_BIT | VK_ACCESS_SHADER_WRITE_BIT;
+        device_->vk.CmdPipelineBarrier(commands_[used_ - 1], VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT,
+                                       VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, 0, 1, &memory, 0, nullptr, 0, nullptr);
+        read_.clear();
+        written_.clear();
+    }
+    for (uint32_t i = 0; i < command.bindings; ++i) (command.written >> i & 1 ? written_ : read_).push_back(ranges[i]);
+}
+
+bool Recorder::command(const struct za_command &command) {
+    const bool full = recorded_ && products_ + command.products > PRODUCTS;
+    if ((full || (used_ == 1 && recorded_ == EARLY)) && !flush()) return false;
+    order(command);
+    ++recorded_;
+    ++dispatches_;
+    products_ += command.products;
+    return za_dispatch(device_, commands_[used_ - 1], &sets_, &command);
+}
+
+bool Recorder::dispatch(const Dispatch &dispatch) {
+    const pipeline *of = pipeline_of({dispatch.kernel, dispatch.constants});
+    za_place places[MAX_BINDINGS];
+    void *params;
+    if (!of || !params_.take(4 * GRAPH_PARAMS_WORDS, &places[0], &params)) return false;
+    std::memcpy(params, dispatch.params, dispatch.params_bytes);
+    std::copy(dispatch.place, dispatch.place + of->bindings - 1, places + 1);
+    return command(za_command(device_, of, places, dispatch.written << 1, dispatch.groups));
+}
+
+}  // namespace zinc

@@ -1,0 +1,107 @@
+// A graph's commands, recorded and run: dispatches with barriers where one needs what another did, in one submission or
+// a few, the first of them early, and one wait at the end.
+#ifndef ZINC_GRAPH_RECORDER_H
+#define ZINC_GRAPH_RECORDER_H
+
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#include "vulkan.h"
+
+namespace zinc {
+
+// Buffers of one kind of memory, out of which pieces are taken until all are given back.
+class Arena {
+  public:
+    Arena(za_device *device, VkMemoryPropertyFlags flags, const char *what) : device_(device), flags_(flags), what_(what) {}
+    bool take(uint64_t size, za_place *place, void **host);
+    void reset();  // all pieces are given back; of several buffers the largest stays
+    void free();
+
+  private:
+    za_device *device_;
+    VkMemoryPropertyFlags flags_;
+    const char *what_;
+    std::vector<buffer> buffers_;
+    uint64_t taken_ = 0;  // of the last one
+};
+
+// What a kernel is specialized to: its struct of constants.
+struct Constants {
+    uint32_t words[8] = {}, count = 0;
+    Constants() = default;
+    template <typename T>
+    Constants(const T &of) : count(sizeof of / 4) {
+        static_assert(sizeof of <= sizeof words, "more constants than a kernel has");
+        __builtin_memcpy(words, &of, sizeof of);
+    }
+};
+
+// A dispatch of a kernel.  place: its bindings behind the parameters; written: bit i is for place[i].
+struct Dispatch {
+    int kernel;  // a GRAPH_
+    Constants constants;
+    const void *params;
+    size_t params_bytes;
+    za_place place[MAX_BINDINGS - 1];
+    uint32_t written;
+    uint32_t groups[3];
+};
+
+// Scratch memory of a graph: a place, and when it was taken.
+struct Scratch {
+    za_place place{};
+    uint64_t taken = 0;
+};
+
+// Every function that returns false has said why (za_error); `abandon` then ends the graph.
+class Recorder {
+  public:
+    explicit Recorder(za_device *device);
+    ~Recorder();
+
+    bool begin();
+    bool words(uint64_t size, za_place *place, void **host);  // that the host writes before `finish`
+    bool scratch(uint64_t size, Scratch *scratch);            // device memory, which others get after a while:
+    bool holds(const Scratch &scratch) const;                 // whether it is still the taker's
+    bool dispatch(const Dispatch &dispatch);
+    bool command(const struct za_command &command);
+    bool finish();  // waits
+    void abandon();
+
+    uint64_t dispatches() const { return dispatches_; }  // of the last graph
+
+  private:
+    struct Range {
+        VkBuffer buffer;
+        uint64_t begin, end;
+    };
+    struct Key {
+        int kernel;
+        Constants constants;
+        bool operator==(const Key &other) const;
+    };
+    struct Hash {
+        size_t operator()(const Key &key) const;
+    };
+
+    const pipeline *pipeline_of(const Key &key);
+    void order(const struct za_command &command);  // a barrier where it is needed
+    bool next_commands();
+    bool flush();
+
+    za_device *device_;
+    std::unordered_map<Key, pipeline, Hash> pipelines_;
+    Arena params_, scratch_;
+    sets sets_{};
+    std::vector<VkCommandBuffer> commands_;
+    size_t used_ = 0;            // of commands_, in this graph
+    std::vector<Range> read_, written_;  // since the last barrier
+    uint64_t recorded_ = 0, products_ = 0, dispatches_ = 0;  // recorded_, products_: in the submission
+    za_place ring_{};                     // scratch memory is taken around it
+    uint64_t ring_at_ = 0, taken_ = 0;    // taken_: of all rings, with what was left out
+};
+
+}  // namespace zinc
+#endif
