@@ -1,8 +1,6 @@
 // Generated from zinc_attn/graph/ by scripts/build_shaders.py.
 
-const uint BLOCK = 32u;
 const uint SUPERBLOCK = 256u;
-const uint CHUNK = 8u;
 #define QUANTIZED_MIN 8.67361738e-19
 #define QUANTIZED_LARGE 1.84467441e+19
 #define PRODUCT_MIN 8.8817842e-16

@@ -12,6 +12,7 @@ from .declarations import GRAPH_KERNELS, PARAMS_WORDS, Field, GraphKernel
 from .pieces import GROUP, TYPES
 
 _HEAD: Final = "Generated from zinc_attn/graph/ by scripts/build_shaders.py."
+_OF_ATTENTION: Final = ("BLOCK", "CHUNK")  # the same numbers, which shaders/contract.glsl has
 _C_TYPES: Final = {"uint": "uint32_t", "int": "int32_t", "float": "float", "tensor": "struct tensor"}
 _GLSL_TYPES: Final = {"uint": "uint", "int": "int", "float": "float", "tensor": "Tensor"}
 TENSOR: Final = (
@@ -38,7 +39,7 @@ def _fields(fields: tuple[Field, ...], types: dict[str, str], comment: str) -> I
 def _constants() -> Iterator[str]:
     """The numbers of constants.py; polynomials as macros of precise y and x, by Horner's rule."""
     for name, value in vars(constants).items():
-        if not name.isupper():
+        if not name.isupper() or name in _OF_ATTENTION:
             continue
         if isinstance(value, int):
             yield f"const uint {name} = {value:#x}u;" if value > 999 else f"const uint {name} = {value}u;"
