@@ -377,7 +377,8 @@ const uint WEIGHT_TYPE_Q5_K = 10u;
 const uint WEIGHT_TYPE_Q6_K = 11u;
 const uint WEIGHT_TYPE_IQ4_XS = 12u;
 
-// By WEIGHT_TYPE: pieces of 16 bytes and of 4, and values of a block.
+// By WEIGHT_TYPE: pieces of 16 bytes and of 4, and values and bytes of a block.
 const uint WEIGHT_PIECES_16[] = {1u, 1u, 1u, 1u, 2u, 1u, 1u, 5u, 6u, 9u, 11u, 13u, 8u};
 const uint WEIGHT_PIECES_4[] = {0u, 1u, 1u, 2u, 0u, 0u, 0u, 1u, 3u, 0u, 0u, 0u, 2u};
 const uint WEIGHT_VALUES[] = {32u, 32u, 32u, 32u, 32u, 32u, 32u, 256u, 256u, 256u, 256u, 256u, 256u};
+const uint WEIGHT_BYTES[] = {18u, 20u, 22u, 24u, 34u, 18u, 17u, 84u, 110u, 144u, 176u, 210u, 136u};

@@ -17,3 +17,15 @@ uint to_f16(uint x) {
 uint to_bf16(uint x) {
     return (x & 0x7FFFFFFFu) > 0x7F800000u ? x >> 16u | 0x40u : (x + 0x7FFFu + (x >> 16u & 1u)) >> 16u;
 }
+
+uint bits_of(uint type) {
+    return type == MOVE_TYPE_I8 ? 8u : type == MOVE_TYPE_F32 || type == MOVE_TYPE_I32 ? 32u : 16u;
+}
+
+// The bits of an element of f32, f16, bf16 or i32 as those of a float32.
+uint float_of(uint type, uint bits) {
+    return type == MOVE_TYPE_F16    ? from_f16(bits)
+           : type == MOVE_TYPE_BF16 ? bits << 16u
+           : type == MOVE_TYPE_I32  ? floatBitsToUint(float(int(bits)))
+                                    : bits;
+}

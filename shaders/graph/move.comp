@@ -24,8 +24,6 @@ layout(set = 0, binding = MOVE_BIND_Y, std430) buffer Y { uint y[]; };
 #include "halves.glsl"
 #include "rows.glsl"
 
-const uint BITS = TARGET == MOVE_TYPE_I8 ? 8u : TARGET == MOVE_TYPE_F32 || TARGET == MOVE_TYPE_I32 ? 32u : 16u;
-const uint PER_WORD = 32u / BITS;
 const uint ALL = 0xFFFFFFFFu;
 
 // A value of a block that begins at half word `block`.
@@ -50,12 +48,16 @@ float decoded(uint block, uint i) {
 
 // The bits of y's element of x's element `at`.
 uint converted(uvec4 at) {
-    if (SOURCE < MOVE_TYPE_Q8_0 && SOURCE == TARGET) {
-        return x_bits(place(p.x, at), BITS);
+    uint bits;
+    if (SOURCE < MOVE_TYPE_Q8_0) {
+        bits = x_bits(place(p.x, at), bits_of(SOURCE));
+        if (SOURCE == TARGET) {
+            return bits;
+        }
+        bits = float_of(SOURCE, bits);
+    } else {
+        bits = floatBitsToUint(decoded(place(p.x, uvec4(at.x / BLOCK, at.yzw)), at.x % BLOCK));
     }
-    uint bits = SOURCE < MOVE_TYPE_Q8_0
-                    ? x_float(place(p.x, at))
-                    : floatBitsToUint(decoded(place(p.x, uvec4(at.x / BLOCK, at.yzw)), at.x % BLOCK));
     if (TARGET == MOVE_TYPE_I32) {  // toward zero; what int32 does not have is -2**31
         return (bits & 0x7FFFFFFFu) < 0x4F000000u ? uint(int(uintBitsToFloat(bits))) : 0x80000000u;
     }
@@ -74,12 +76,13 @@ uint moved(uvec4 at, uint x_row) {
     if (OP == MOVE_OP_PAD) {
         return all(lessThan(at + shift, sizes)) ? converted(at + shift) : 0u;
     }
-    return x_row == ALL ? ALL >> (32u - BITS) : converted(uvec4(at.x, x_row, at.zw));
+    return x_row == ALL ? ALL >> (32u - bits_of(TARGET)) : converted(uvec4(at.x, x_row, at.zw));
 }
 
 void main() {
+    uint size = bits_of(TARGET), per_word = 32u / size;
     bool dense = p.y.s[0] == 1u;
-    uint columns = p.y.n[0], lanes = dense ? (columns + PER_WORD - 2u) / PER_WORD + 1u : columns;
+    uint columns = p.y.n[0], lanes = dense ? (columns + per_word - 2u) / per_word + 1u : columns;
     uint row = linear_id() / lanes, lane = linear_id() % lanes, x_row = 0u;
     uvec4 at = OP == MOVE_OP_SET_ROWS ? row_indices(p.x, row) : row_indices(p.y, row);
     if (at.w >= (OP == MOVE_OP_SET_ROWS ? p.x.n[3] : p.y.n[3])) {
@@ -87,25 +90,25 @@ void main() {
     }
     if (OP == MOVE_OP_SET_ROWS) {
         x_row = at.y;
-        at.y = named_row(at, p.y.n[1]);
+        at.y = named_row(at, p.y.n[1], p.id_words);
         if (at.y == ALL) {
             return;
         }
     }
     if (OP == MOVE_OP_GET_ROWS) {
-        x_row = named_row(at, p.x.n[1]);
+        x_row = named_row(at, p.x.n[1], p.id_words);
     }
     uint begin = place(p.y, at), bits = 0u, mask = 0u;
-    uint first = dense ? lane * PER_WORD - begin % PER_WORD : lane;  // element; those before the row wrap to the end
-    for (uint k = 0u; k < (dense ? PER_WORD : 1u); ++k) {
+    uint first = dense ? lane * per_word - begin % per_word : lane;  // element; those before the row wrap to the end
+    for (uint k = 0u; k < (dense ? per_word : 1u); ++k) {
         at.x = first + k;
         if (at.x < columns) {
-            uint shift = (begin + at.x * p.y.s[0]) % PER_WORD * BITS;
+            uint shift = (begin + at.x * p.y.s[0]) % per_word * size;
             bits |= moved(at, x_row) << shift;
-            mask |= ALL >> (32u - BITS) << shift;
+            mask |= ALL >> (32u - size) << shift;
         }
     }
-    uint word = dense ? begin / PER_WORD + lane : (begin + lane * p.y.s[0]) / PER_WORD;
+    uint word = dense ? begin / per_word + lane : (begin + lane * p.y.s[0]) / per_word;
     if (mask == ALL) {
         y[word] = bits;
     } else if (mask != 0u) {

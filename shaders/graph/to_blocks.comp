@@ -54,7 +54,10 @@ const float STEPS = STORAGE == STORAGE_Q8_0     ? 127.0
 void load(uint first, uint blocks) {
     uint lane = gl_LocalInvocationID.x;
     for (uint i = 0u; i < WAVE; ++i) {
-        uint bits = first + i < blocks ? x_float(place(p.x, indices(p.x, (first + i) * BLOCK + lane))) : 0u;
+        uint bits = 0u;
+        if (first + i < blocks) {
+            bits = float_of(SOURCE, x_bits(place(p.x, indices(p.x, (first + i) * BLOCK + lane)), bits_of(SOURCE)));
+        }
         tile[place(i, lane)] = (bits & 0x7FFFFFFFu) < 0x2B800000u ? 0u : bits;  // 2**-40
     }
 }
@@ -104,7 +107,7 @@ void main() {
     uvec4 at = indices(p.y, block);
     if (OP == MOVE_OP_SET_ROWS) {
         at = row_indices(p.x, block / p.y.n[0]);
-        at.xy = uvec2(block % p.y.n[0], named_row(at, p.y.n[1]));
+        at.xy = uvec2(block % p.y.n[0], named_row(at, p.y.n[1], p.id_words));
         if (at.y == 0xFFFFFFFFu) {
             return;
         }

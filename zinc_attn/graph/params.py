@@ -64,9 +64,10 @@ def glsl() -> str:
     lines += ["", *(f"const uint {name} = {value}u;" for name, value in sizes().items())]
     for name, values in enumerations().items():
         lines += ["", *(f"const uint {name}_{value.upper()} = {i}u;" for i, value in enumerate(values))]
-    lines += ["", "// By WEIGHT_TYPE: pieces of 16 bytes and of 4, and values of a block."]
+    lines += ["", "// By WEIGHT_TYPE: pieces of 16 bytes and of 4, and values and bytes of a block."]
     counts = {f"PIECES_{size}": [kind.count(size) for kind in TYPES.values()] for size in (16, 4)}
-    for name, of_type in (counts | {"VALUES": [kind.values for kind in TYPES.values()]}).items():
+    counts |= {"VALUES": [kind.values for kind in TYPES.values()], "BYTES": [kind.size for kind in TYPES.values()]}
+    for name, of_type in counts.items():
         lines.append(f"const uint WEIGHT_{name}[] = {{{', '.join(f'{n}u' for n in of_type)}}};")
     return "\n".join(lines) + "\n"
 
