@@ -280,6 +280,15 @@ const uint MUL_MAT_FLOAT_SPEC_OWN_COLUMNS = 5u;
 const uint MUL_MAT_FLOAT_SPEC_THREADS = 6u;
 const uint MUL_MAT_FLOAT_SPEC_ADD = 7u;
 
+struct FitParams {
+    Tensor x;
+    Tensor y;
+    float least;
+};
+const uint FIT_BIND_PARAMS = 0u;
+const uint FIT_BIND_X = 1u;
+const uint FIT_BIND_Y = 2u;
+
 const uint SORT_PIECE = 2048u;
 
 const uint FLOAT_TYPE_F32 = 0u;
