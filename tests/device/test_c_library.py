@@ -65,7 +65,7 @@ class Library(Opened):
         self, folder, device, loaded=None, dtype="f16", scales=(None, None), shape=SHAPE, pages=PAGES, units=64
     ):
         self.shape, self.pages = shape, pages
-        self.c = declared(loaded or library(folder, LIBRARY))
+        self.c = declared(loaded or library(folder, c_host.SHIMMED))
         self.device = c.c_void_p(self.c.za_device_open(device.info.name.encode()))
         assert self.device, self.error
         sizes = shape.q_heads, shape.kv_heads, shape.head_dim, 0, False
@@ -122,6 +122,7 @@ def opened(tmp_path_factory, device):
     made = Library(tmp_path_factory.mktemp("library"), device)
     yield made
     made.close()
+    assert c_host.blocks(made.c) == 0
 
 
 def page_call(opened, inputs, layer=1, encoded=False, **more):
