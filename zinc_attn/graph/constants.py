@@ -1,6 +1,7 @@
 """The constants of the graph's operations, beside those of attention. Changing one changes output bits everywhere.
 
-The shaders get them through the generated ``shaders/graph/contract.glsl``. This module needs the standard library alone.
+The shaders get them through the generated ``shaders/graph/contract.glsl``. This module needs the standard library
+alone.
 """
 
 from __future__ import annotations
