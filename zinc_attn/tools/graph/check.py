@@ -23,7 +23,7 @@ PIECES: Final = ((len(TOKENS),), (4, 1, 1))  # ways in which the tokens come
 
 @dataclass(frozen=True)
 class GraphOutcome:
-    """A model on a device. fault: the first operation with other bits, or how logits differ; empty where all are equal."""
+    """A model on a device. fault: the first operation with other bits, or how logits differ; empty: all are equal."""
 
     kind: str
     digest: str

@@ -90,7 +90,8 @@ class OnDevice:
         packed = blocks.pack(weights.kind, weights.rows)
         spec = (graph.WEIGHT_TYPES.index(weights.kind),)
         of = {"ids": tensor(tokens), "offset": 0, "steps": (0, 0), "rows": len(weights.rows), "first": 0}
-        return self._float(graph.GET_WEIGHTS, _pieces(shape[0] * shape[1], 256), shape, (packed, tokens), spec=spec, **of)
+        groups = _pieces(shape[0] * shape[1], 256)
+        return self._float(graph.GET_WEIGHTS, groups, shape, (packed, tokens), spec=spec, **of)
 
     def norm(self, x: F32, weight: F32, eps: float) -> F32:
         of = {"x": tensor(x), "weight": tensor(weight[None]), "bias": tensor(weight[None])}

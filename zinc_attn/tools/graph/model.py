@@ -101,14 +101,11 @@ def _random(kind: str, rows: int, columns: int, rng: np.random.Generator) -> Mat
     if kind == "mxfp4":  # its table's standard deviation is about 5, and 2**-7 times it 1 / sqrt(512)
         whole[..., 0] = rng.integers(120, 123, whole.shape[:2])
         return Matrix(kind, whole.reshape(rows, -1), columns)
-    for scale in (1.0, None):
-        if scale is None:  # the weights with scales of 1 say which scales give the deviation
-            one = blocks.decode(kind, whole.reshape(rows, -1))
-            factor = 1 if one.scales is None else np.repeat(one.scales, 16, -1)
-            scale = wanted / float(np.std(one.q * factor))
-        for at in HALVES[kind]:
-            drawn = np.float16(scale * rng.uniform(0.5, 1.5, whole.shape[:2]))
-            whole[..., at : at + 2] = drawn[..., None].view(np.uint8)
+    one = blocks.decode(kind, whole.reshape(rows, -1))  # integers do not depend on the float16 numbers
+    scale = wanted / float(np.std(one.q * (1 if one.scales is None else np.repeat(one.scales, 16, -1))))
+    for at in HALVES[kind]:
+        drawn = np.float16(scale * rng.uniform(0.5, 1.5, whole.shape[:2]))
+        whole[..., at : at + 2] = drawn[..., None].view(np.uint8)
     return Matrix(kind, whole.reshape(rows, -1), columns)
 
 
