@@ -31,6 +31,11 @@ class GraphOutcome:
     fault: str
 
 
+def name_of(kind: str) -> str:
+    """A model's name in records of digests."""
+    return f"graph {kind}"
+
+
 def digest(x: Any) -> str:
     return hashlib.sha256(np.ascontiguousarray(x).tobytes()).hexdigest()
 
