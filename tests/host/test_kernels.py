@@ -175,5 +175,5 @@ def test_a_formula_in_glsl_binds_as_in_python():
 
 
 def test_shaders_are_short():
-    for path in (ROOT / "shaders").iterdir():
-        assert len(path.read_text().splitlines()) <= 250, path.name
+    for path in set((ROOT / "shaders").iterdir()) - {ROOT / "shaders" / name for name in glsl.generated()}:
+        assert len(path.read_text().splitlines()) <= 170, path.name
