@@ -19,7 +19,7 @@ import pytest
 from ml_dtypes import bfloat16
 
 from zinc_attn.kernels import c as generated_c
-from zinc_attn.kernels.declarations import APPEND, HEADER, HEADER_WORDS, ITEM, ROW
+from zinc_attn.kernels.declarations import APPEND, HEAD, HEADER, HEADER_WORDS, ITEM, ROW
 from zinc_attn.runtime.device import SPIRV
 from zinc_attn.storage import STORAGE
 
@@ -166,7 +166,7 @@ def page_words(heading: str) -> np.ndarray:
     A table has a row per word: the columns word, name and value; or the word within a record, the name, and a column of
     values for each record, headed by the word where it begins. Names must be those of the declarations.
     """
-    header, *records = map(list, (HEADER, ITEM, ROW, APPEND))
+    header, *records = map(list, (HEADER, ITEM, ROW, APPEND, HEAD))
     words: dict[int, int] = {}
     for row in (row for table in tables(heading) for row in table if "word" in row):
         name, at = row["name"].strip("`"), int(row["word"])
