@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from ...canonical.state import F32
 from ...decode.one_shot import attention
-from ...graph import blocks, rope
+from ...graph import blocks
 from ...graph import declarations as graph
 from ...graph.declarations import FLOAT_TYPES, GraphKernel
 from ...graph.records import params, tensor
 from ...runtime.device import Device, load_spirv
 from ...runtime.protocol import Dispatch, Runtime, Use, Words
-from .model import HEAD_DIM, Matrix
+from .model import ROPE, Matrix
 
 POISON: Final = 0x7FC0DEAD  # what a result begins as
 FEW: Final = 8  # columns of mul_mat_vec
@@ -94,7 +94,7 @@ class OnDevice:
         return self._float(graph.GET_WEIGHTS, groups, shape, (packed, tokens), spec=spec, **of)
 
     def norm(self, x: F32, weight: F32, eps: float) -> F32:
-        of = {"x": tensor(x), "weight": tensor(weight[None]), "bias": tensor(weight[None])}
+        of: dict[str, Any] = {"x": tensor(x), "weight": tensor(weight[None]), "bias": tensor(weight[None])}
         of |= {"eps": eps, "factor": 1.0 / x.shape[-1]}
         spec = graph.NORM_OPS.index("rms"), 1, 0
         return self._float(graph.NORM, len(x), x.shape, (x, weight, weight), spec=spec, **of)
@@ -125,9 +125,9 @@ class OnDevice:
         return words.view(np.float32).reshape(y.shape)
 
     def rope(self, x: F32, positions: NDArray[np.int32]) -> F32:
-        table = rope.table(HEAD_DIM)
-        of = {"x": tensor(x), "positions": 0, "stride": 0, "table": 0, "pairs": HEAD_DIM // 2, "first": 0}
-        of |= {"step": HEAD_DIM // 2}
+        table = ROPE.table()
+        of: dict[str, Any] = {"x": tensor(x), "positions": 0, "stride": 0, "table": 0, "pairs": ROPE.pairs, "first": 0}
+        of["step"] = ROPE.step
         spec = (FLOAT_TYPES.index("f32"),)
         return self._float(graph.ROPE, _pieces(x.size, 512), x.shape, (x, positions, table), spec=spec, **of)
 

@@ -17,6 +17,7 @@ from ...graph import blocks
 from ...graph.declarations import FLOAT_TYPES, WEIGHT_TYPES
 from ...graph.elementwise import encoded
 from ...graph.pieces import TYPES
+from ...graph.rope import Rope
 
 KINDS: Final = (*WEIGHT_TYPES, *FLOAT_TYPES)
 LAYERS: Final = 2
@@ -27,6 +28,7 @@ KV_HEADS: Final = 2
 HEAD_DIM: Final = 64
 VOCABULARY: Final = 70  # no multiple of 32 rows
 EPS: Final = 1e-5
+ROPE: Final = Rope(HEAD_DIM, "neox")
 TOKENS: Final = (3, 69, 0, 21, 21, 40)
 # Where the float16 numbers of a block lie.
 HALVES: Final = {

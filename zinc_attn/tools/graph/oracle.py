@@ -9,8 +9,10 @@ from numpy.typing import NDArray
 
 from ...canonical.emulate import emulate
 from ...canonical.state import F32
-from ...graph import blocks, elementwise, products, rope, rows
-from .model import FLOAT_TYPES, HEAD_DIM, Matrix
+from ...graph import blocks, elementwise, moves, products, rows
+from ...graph.declarations import FLOAT_TYPES
+from ...graph.rope import rope
+from .model import ROPE, Matrix
 
 
 class Oracle:
@@ -20,7 +22,7 @@ class Oracle:
         chosen = Matrix(weights.kind, weights.rows[tokens], weights.columns)
         if weights.kind in FLOAT_TYPES:
             return chosen.floats()
-        return blocks.dequantize(blocks.decode(weights.kind, chosen.rows))
+        return moves.from_weights(chosen.rows, weights.kind)
 
     def norm(self, x: F32, weight: F32, eps: float) -> F32:
         return rows.norm("rms", x, eps, weight[None])
@@ -33,10 +35,10 @@ class Oracle:
         return y if added is None else products.add(y, added)
 
     def rope(self, x: F32, positions: NDArray[np.int32]) -> F32:
-        return rope.rotate(x, positions, rope.table(HEAD_DIM))
+        return np.asarray(rope(x[None], positions[None], ROPE.table(), ROPE.step))[0]
 
     def attend(self, q: F32, k: NDArray[Any], v: NDArray[Any]) -> F32:
-        return emulate(q, k, v)[0]
+        return np.asarray(emulate(q, k, v)[0])
 
     def swiglu(self, gate: F32, up: F32) -> F32:
         return elementwise.glu("swiglu", gate, up)
