@@ -22,7 +22,6 @@ TESTS = {
     "largest key": "device/test_c_library.py::test_too_large_a_key",
     "scales": "device/test_c_library.py::test_scales_of_heads",
     "copies": "device/test_c_library.py::test_a_copied_page",
-    "no good": "device/test_c_engine.py::test_caches_and_rooms",
     "recordings": "device/test_c_engine.py::test_recordings_and_steps",
     "rows of hosts": "device/test_c_engine.py::test_rows_that_are_no_good",
     "losses": "device/test_c_engine.py::test_a_device_that_may_be_lost",
@@ -85,7 +84,7 @@ as much as the room: got <= most || → got < most || @ recordings
 src/prepared.c
 the smallest cache: pages < p->pages[slot] → pages > p->pages[slot] @ recordings
 a slot that is reset: p->recorded &= ~( → p->recorded &= ( @ recordings
-what a prepared call has: free(p->scales); → ; @ no good
+what a prepared call has: free(p->scales); → ; @ recordings
 the words of a slot: {p->work.handle, slot * p → {p->work.handle, 0 * p @ plain
 src/device.c
 a lost device: za_error_code() == ZA_LOST) → za_error_code() == ZA_BUSY) @ failures

@@ -44,12 +44,12 @@ class NewRows(c.Structure):
 
 
 @pytest.fixture(scope="module")
-def codec(tmp_path_factory):
+def codec():
     """The codec, which needs the contract and error.c alone."""
     if COMPILER is None:
         pytest.skip("there is no C compiler (package gcc)")
     sources = [NATIVE / "src" / f"{name}.c" for name in ("rows", "blocks", "floats", "error")]
-    loaded = library(tmp_path_factory.mktemp("codec"), sources)
+    loaded = library(sources)
     loaded.za_rows_encode.restype = c.c_bool
     return loaded
 
@@ -227,11 +227,11 @@ NUMBERED = ("9/3/64", "16/2/256", "20/1/576/512/latent", "32/32/128", "71/1/64",
 
 
 @pytest.fixture(scope="module")
-def formulas(tmp_path_factory):
+def formulas():
     """The generated functions and those of shape.c, and the numbers of a shape."""
     if COMPILER is None:
         pytest.skip("there is no C compiler (package gcc)")
-    loaded = library(tmp_path_factory.mktemp("formulas"), [NATIVE / "src" / f"{name}.c" for name in ("shape", "error")])
+    loaded = library([NATIVE / "src" / f"{name}.c" for name in ("shape", "error")])
     fields = [(name, c.c_bool if name == "cpu" else c.c_uint64) for name in generated_c.size_fields()]
     loaded.Sizes = type("Sizes", (c.Structure,), {"_fields_": fields})
     for family, decl in generated_c.FAMILIES.items():
