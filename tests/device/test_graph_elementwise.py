@@ -8,6 +8,8 @@ from zinc_attn.graph import declarations as graph
 from zinc_attn.graph import elementwise
 from zinc_attn.graph.records import tensor
 
+EXECUTED = True
+
 EDGES = np.concatenate(
     [
         np.array([0, 1, 0x7FFFFF, 0x800000, 0x0D7FFFFF, 0x0D800000, 0x0D800001, 0x7F7FFFFF, 0x7F800000, 0x7FC00000])
