@@ -8,6 +8,8 @@ from zinc_attn.graph import declarations as graph
 from zinc_attn.graph.records import tensor
 from zinc_attn.graph.rope import Rope, rope
 
+EXECUTED = True
+
 YARN = {"freq_scale": 0.25, "ext_factor": 0.7, "n_ctx_orig": 4096}
 CASES = [  # rows' elements, the first that turns, parameters
     (64, 0, Rope(64, "normal")),
