@@ -27,6 +27,16 @@ const uint VECTORS = 1u, CHUNKS_AHEAD = 1u, LANES = WAVE;  // of pass 1: the siz
 #include "attend_sizes.glsl"
 #include "floats.glsl"
 #include "narrow.glsl"
+
+// What K has or what V has, by the part of the workgroup.  Where both are equal, a compiler finds a constant.
+uint part(uint of_k, uint of_v) {
+    return gl_WorkGroupID.z == 0u ? of_k : of_v;
+}
+
+bool is(uint storage) {
+    return gl_WorkGroupID.z == 0u ? K_STORAGE == storage : V_STORAGE == storage;
+}
+
 #include "quantize.glsl"
 
 layout(set = 0, binding = ENCODE_BIND_WORK, std430) restrict readonly buffer Work { uint work[]; };
@@ -38,9 +48,29 @@ const uint V_SCALES_AT = K_VALUES + V_WORDS + K_SCALES;
 const uint TOKEN_WORDS = V_SCALES_AT + (LATENT == 1u ? 0u : V_SCALES);
 const uint ONE = 0x3F800000u;
 
+// The stored number of a value.  head_scale: the float32 of fp8_e4m3, 256 times the head's scale.
+uint number(uint bits, Measures by, uint head_scale) {
+    if (is(STORAGE_F32)) {
+        return bits;
+    }
+    if (is(STORAGE_BF16)) {
+        return bits >> 16;
+    }
+    if (is(STORAGE_F16)) {
+        return to_float16(bits, 0);
+    }
+    if (is(STORAGE_FP8_E4M3)) {
+        return to_e4m3(divide(bits, head_scale), 8);
+    }
+    return block_number(bits, by);
+}
+
 // Write block `block` of the row that begins at word `row`; its float16 numbers.
 uint encode(uint lane, uint block, uint row, uint head_scale) {
-    Measures by = measure(lane);
+    Measures by = Measures(0u, 0.0, 0.0, 0.0);
+    if (part(K_HALVES, V_HALVES) > 0u) {
+        by = measure(lane);
+    }
     uint bits = part(K_BITS, V_BITS), each = 32u / bits, fifth = 0u;  // a block's values are `bits` words
     uint first = block * bits, end = part(K_VALUES, V_WORDS);
     for (uint word = 0u; word < bits; ++word) {
@@ -61,8 +91,7 @@ uint encode(uint lane, uint block, uint row, uint head_scale) {
     if (part(K_HALVES, V_HALVES) == 2u) {
         rows[shared_at + block] = by.halves;
     }
-    bool fitted = is(STORAGE_IQ4_NL) && by.inverse != 0.0;
-    return fitted ? to_float16(divide(floatBitsToUint(sums.x), floatBitsToUint(sums.y)), -8) : by.halves;
+    return block_halves(by);
 }
 
 // The workgroup's blocks, from number `first` on, to shared memory.

@@ -65,7 +65,7 @@ void write_result(uint dim) {
     vec2 x = normalize(total_o, o_power, total_l);
     result[slot * V_DIM + dim] = x.x;
     result[slot * V_DIM + dim + 1u] = x.y;
-    if (dim == 0u) {
+    if (dim == 0u && work[HEADER_ROWS] != 0u) {
         result[work[HEADER_ROWS] * q_heads * V_DIM + slot] = natural_lse(total_m, total_l);
     }
 }

@@ -103,9 +103,9 @@ void emit_vector(Item item, uint node, uint f, uint pass) {
         }
     }
     if (lane == 0u && pass == 0u) {
-        if (single_pass) {
+        if (single_pass && work[HEADER_ROWS] != 0u) {
             result[work[HEADER_ROWS] * q_heads * V_DIM + slot] = natural_lse(top, sum);
-        } else {
+        } else if (!single_pass) {
             uint at = work[HEADER_STATE_STRIDE] * q_heads * V_DIM + 2u * slot;
             states[at] = top;
             states[at + 1u] = sum;

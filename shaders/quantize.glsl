@@ -1,4 +1,5 @@
-// What a lane makes of its block of 32 float32 values: its float16 numbers, and the stored number of each value.
+// What a lane makes of its block of 32 float32 values: its float16 numbers, and the stored number of each value.  The
+// including shader says with is() which type it has.
 //
 // The procedure is that of cache/blocks.py, one rounding per operation.  Operands and results of float operations are 0
 // or normal numbers, as a value is 0 or has a magnitude of 2**-40 to 2**60.
@@ -8,15 +9,6 @@ const uint SIGN = 0x80000000u;
 
 shared uint tile[WAVE * BLOCK];
 vec2 sums = vec2(0.0);  // of iq4_nl: of weight * t * x and of weight * t * t
-
-// What K has or what V has, by the part of the workgroup.  Where both are equal, a compiler finds a constant.
-uint part(uint of_k, uint of_v) {
-    return gl_WorkGroupID.z == 0u ? of_k : of_v;
-}
-
-bool is(uint storage) {
-    return gl_WorkGroupID.z == 0u ? K_STORAGE == storage : V_STORAGE == storage;
-}
 
 // Where value i of a lane's block is in shared memory: at the same i, lanes use different banks.
 uint place(uint lane, uint i) {
@@ -30,7 +22,7 @@ int ordered(uint x) {
 }
 
 // The float16 numbers of a block (its scale in the low bits, its minimum above), and the float32 numbers by which a
-// value x becomes (x - least) * inverse + offset.  Types without blocks have none of this.
+// value x becomes (x - least) * inverse + offset.
 struct Measures {
     uint halves;
     float least;
@@ -39,9 +31,6 @@ struct Measures {
 };
 
 Measures measure(uint lane) {
-    if (part(K_HALVES, V_HALVES) == 0u) {
-        return Measures(0u, 0.0, 0.0, 0.0);
-    }
     uint most = tile[place(lane, 0u)], least = most, extreme = 0u;  // extreme: the first of the largest magnitude
     for (uint i = 0u; i < BLOCK; ++i) {
         uint x = tile[place(lane, i)];
@@ -89,20 +78,14 @@ uint nearest(float scaled, float x, bool zero) {
     return zero ? 0u : q;
 }
 
-// The stored number of a value.  head_scale: the float32 of fp8_e4m3, 256 times the head's scale.
-uint number(uint bits, Measures by, uint head_scale) {
-    if (is(STORAGE_F32)) {
-        return bits;
-    }
-    if (is(STORAGE_BF16)) {
-        return bits >> 16;
-    }
-    if (is(STORAGE_F16)) {
-        return to_float16(bits, 0);
-    }
-    if (is(STORAGE_FP8_E4M3)) {
-        return to_e4m3(divide(bits, head_scale), 8);
-    }
+// The float16 numbers of a block, when each value has its number.
+uint block_halves(Measures by) {
+    bool fitted = is(STORAGE_IQ4_NL) && by.inverse != 0.0;
+    return fitted ? to_float16(divide(floatBitsToUint(sums.x), floatBitsToUint(sums.y)), -8) : by.halves;
+}
+
+// The stored number of a value of a block.
+uint block_number(uint bits, Measures by) {
     float x = uintBitsToFloat(bits);
     precise float shifted = x - by.least;
     precise float scaled = shifted * by.inverse;

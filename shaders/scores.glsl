@@ -77,11 +77,16 @@ void unpack_chunks(uint c, uint ahead) {
     }
 }
 
-// To qa and qb: a chunk of vectors h ... h + SIDE_BY_SIDE - 1.
+// To qa and qb: a chunk of vectors h ... h + SIDE_BY_SIDE - 1.  Those of one row lie one behind the other.  The chunk is
+// added before h, so that a compiler has no address of every vector in scalar registers all the time.
 void load_q(Item item, uint q_heads, uint h, uint chunk) {
+    uint first = (item.row * q_heads + first_head()) * (K_DIM / 4u) + 2u * chunk;
     for (uint n = 0u; n < SIDE_BY_SIDE; ++n) {
-        uvec2 vector = vector_of(item, h + n);
-        uint from = (vector.x * q_heads + vector.y) * (K_DIM / 4u) + 2u * chunk;
+        uint from = first + (h + n) * (K_DIM / 4u);
+        if (ROWS > 1u) {
+            uvec2 vector = vector_of(item, h + n);
+            from = (vector.x * q_heads + vector.y) * (K_DIM / 4u) + 2u * chunk;
+        }
         qa[n] = q[from];
         qb[n] = q[from + 1u];
     }

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from page_tables import check_counts
 from support import same
 
 import zinc_attn as za
@@ -189,5 +190,5 @@ def check_books(cache: za.ShardedKVCache, live: list[za.ShardedSequence], collec
     assert all(cache.allocator.is_shared(node) == (count > 1) for node, count in holders.items())
     assert cache.allocator.used.tolist() == [sum(node.shard == i for node in holders) for i in cache.shards]
     for shard, one in cache.shards.items():
-        one.pool.check([seq.shards[shard].pages for seq in live])
+        check_counts(one.pool, [seq.shards[shard].pages for seq in live])
     return len(holders)

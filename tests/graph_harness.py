@@ -21,22 +21,40 @@ def as_words(x: NDArray[Any]) -> NDArray[np.uint32]:
     return np.concatenate([raw, np.zeros(-raw.size % 4, np.uint8)]).view(np.uint32)
 
 
+def same(words: NDArray[np.uint32], wanted: NDArray[Any]) -> None:
+    """The words hold these elements (a NaN for a NaN), and behind them what they held before."""
+    elements = words.view(wanted.dtype)
+    rest = np.full(words.size, POISON, np.uint32).view(wanted.dtype)[wanted.size :]
+    assert np.array_equal(elements[wanted.size :].view(np.uint8), rest.view(np.uint8))
+    got, wanted = elements[: wanted.size], wanted.reshape(-1)
+    both_nan = np.isnan(as_float(got)) & np.isnan(as_float(wanted))
+    whole = f"u{wanted.itemsize}"
+    different = np.flatnonzero((got.view(whole) != wanted.view(whole)) & ~both_nan)
+    assert not different.size, (different[:5], got[different[:5]], wanted[different[:5]], different.size)
+
+
+def as_float(x: NDArray[Any]) -> NDArray[Any]:
+    """uint16 are bf16."""
+    return (x.astype(np.uint32) << 16).view(np.float32) if x.dtype == np.uint16 else x
+
+
 def run(
     runtime: Runtime,
     kernel: GraphKernel,
     groups: tuple[int, int, int],
     given: Sequence[NDArray[Any]],
-    results: Sequence[int],
+    results: Sequence[int | NDArray[np.uint32]],
     spec: Sequence[int] = (),
     **values: Any,
 ) -> list[NDArray[np.uint32]]:
     """The words of each result. given: what the kernel's read bindings hold, in their order, without the parameters;
-    results: the words of its write bindings, in their order, which begin as POISON."""
+    results: of its write bindings, in their order, the words that they begin with, or how many that are POISON."""
     inputs, outputs = iter([params(kernel, **values), *map(as_words, given)]), iter(results)
     with ExitStack() as made:
         buffers, written = [], []
         for binding in kernel.decl.bindings:
-            words = next(inputs) if binding.access == "read" else np.full(next(outputs), POISON, np.uint32)
+            words = next(inputs if binding.access == "read" else outputs)
+            words = np.full(words, POISON, np.uint32) if isinstance(words, int) else words
             use = Use.INPUT if binding.access == "read" else Use.OUTPUT
             buffer = made.enter_context(closing(runtime.buffer(max(words.nbytes, 4), use)))
             runtime.write(buffer, words)

@@ -1,12 +1,17 @@
 """A page table's appends as transactions of their own, and everything that a refusal, a rollback or a Ctrl-C leaves."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import reduce
+from itertools import chain
 from typing import Any
 
 from interrupts import Interrupter, moments, opcodes
 
+from zinc_attn.cache.kv_cache import KVCache
 from zinc_attn.cache.pages import PagePool
+from zinc_attn.cache.rows import NO_ROWS, Largest
 from zinc_attn.cache.sequence_pages import SequencePages
 from zinc_attn.cache.transaction import Transaction
 
@@ -27,9 +32,26 @@ def append(seq: SequencePages, count: int, layers: int | None = None) -> None:
 
 def state(pool: PagePool, *seqs: SequencePages) -> Any:
     """Everything that must be as before after a refusal or a rollback."""
-    tables = [(list(seq.pages), list(seq.lengths)) for seq in seqs]
+    tables = [(seq.table, seq.lengths) for seq in seqs]
     counts = pool.counts()
     return pool.free_pages, sorted(counts.free), counts.extra, tables
+
+
+def check_counts(pool: PagePool, seqs: Iterable[SequencePages]) -> None:
+    """A pool counts the holders of its pages rightly: ``seqs`` are all of its live sequences."""
+    counts, holders = pool.counts(), Counter[int]()
+    for seq in seqs:
+        table, *_ = held = seq.held()
+        assert len(set(table)) == len(table) == pool.pages_for(max(seq.lengths)), (table, seq.lengths)
+        holders.update(chain(*held))
+    free = [pool._order[rank] for rank in counts.free]
+    assert sorted([*free, *holders]) == list(range(pool.num_pages)), "a page is lost, or free and in use"
+    assert counts.extra == {page: count - 1 for page, count in holders.items() if count > 1}
+
+
+def largest(cache: KVCache) -> Largest:
+    """Magnitudes of K and V that no row of a live sequence exceeds, as far as rows were examined."""
+    return reduce(Largest.joined, (one.pages.state.largest for one in cache.living), NO_ROWS)
 
 
 def interrupt_everywhere(

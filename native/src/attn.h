@@ -3,6 +3,7 @@
 #define ATTN_H
 
 #include "device.h"
+#include "laid.h"
 #include "shape.h"
 #include "objects.h"
 #include "work.h"
@@ -38,22 +39,16 @@ struct za_cache {
     double largest_k;               /* of what za_run appended */
 };
 
-/* The places of a call's dispatches. */
-struct bindings {
-    struct za_place work, shared, q, rows, k, v, states, out; /* shared: the work buffer of shared items */
-};
-
 /* Record a call with barriers before, between and behind its commands: what lays out q as the kernels take it (where
    b->q is not the host's place), append, attend, merge, and copies to the host's places (where b->out is not its place;
-   places NULL: none). `counts` says what the dispatches are for; the pipelines are there. */
-bool za_record_call(struct za_attn *attn, VkCommandBuffer commands, struct sets *sets, const struct counts *counts,
-                    int attend, const struct bindings *b, const struct za_places *places);
+   places NULL: none). `laid` says what the dispatches are for; the pipelines are there. */
+bool za_record_call(struct za_attn *attn, VkCommandBuffer commands, struct sets *sets, const struct laid *laid,
+                    const struct bindings *b, const struct za_places *places);
 
 /* Bytes of a call's buffers, by rows and new rows. */
 uint64_t za_q_bytes(const struct shape *shape, uint64_t rows);       /* as the kernels take it */
 uint64_t za_out_bytes(const struct shape *shape, uint64_t rows);     /* out, then lse, as they write them */
 uint64_t za_rows_bytes(const struct shape *shape, uint64_t new_rows);
-uint64_t za_states_bytes(const struct shape *shape, const struct counts *counts);
 
 /* Check the places of a call on a cache, and say where kernels cannot use them as they are: *filled for q and
    *result for out and lse, which are then in memory of the library's, of za_q_bytes and za_out_bytes. */

@@ -12,47 +12,30 @@ struct made {
     struct za_cache *cache;
     uint32_t layer;
     const struct za_call *call;
-    struct rule rule;
-    struct counts counts;
-    struct parts parts;
-    int attend;
+    struct laid laid;
 };
 
 static bool make(struct za_cache *cache, uint32_t layer, const struct za_call *call, struct made *made) {
-    struct za_attn *attn = cache->attn;
-    const VkPhysicalDeviceLimits *limits = &attn->device->properties.limits;
     *made = (struct made){.cache = cache, .layer = layer, .call = call};
-    made->rule.rows_each = za_rows_together(&attn->shape.sizes, limits->maxComputeSharedMemorySize);
-    made->rule.most_shared = limits->maxComputeWorkGroupCount[0];
-    made->rule.fused = attn->fused != 0;
     if (layer >= cache->layers) return za_fail("layer: got %u, expected one below %u", layer, cache->layers);
-    if (!za_check_call(&attn->shape, call, cache->pages)) return false;
-    made->counts = za_counts(&attn->shape, call, made->rule);
-    made->parts = za_parts(&attn->shape, &made->counts);
-    made->attend = za_attend_of(attn, &made->counts, call->softcap != 0);
-    return za_check_counts(attn->device, &made->counts, &made->parts);
+    return za_lay_out(cache, call, true, &made->laid);
 }
 
 /* The words, the states and the pipelines. */
 static bool prepare(const struct made *made) {
     struct za_attn *attn = made->cache->attn;
-    const struct counts *counts = &made->counts;
-    if (!za_need_buffer(attn, WORK, 4 * (made->parts.base + made->parts.end)) ||
-        !za_need_buffer(attn, STATES, za_states_bytes(&attn->shape, counts)) ||
-        (counts->new_rows && !za_need_pipeline(attn, APPEND)) ||
-        (counts->items && !za_need_pipeline(attn, made->attend)) ||
-        (counts->shared && !za_need_pipeline(attn, za_shared_of(made->attend))) ||
-        (counts->rows && !counts->single_pass && !za_need_pipeline(attn, MERGE)))
+    const struct laid *laid = &made->laid;
+    if (!za_need_buffer(attn, WORK, laid->work_bytes) || !za_need_buffer(attn, STATES, laid->states_bytes) ||
+        !za_laid_pipelines(attn, laid))
         return false;
     uint32_t *work = attn->scratch[WORK].mapped;
-    const struct layer layer = za_layer_of(made->cache, made->layer);
-    za_work_write(&attn->shape, made->call, made->rule, counts, &layer, work);
+    za_laid_write(made->cache, made->layer, made->call, laid, work);
     attn->trace = (struct za_trace){
-        .work = work + made->parts.base, .work_words = made->parts.end, .shared = (uint32_t)counts->shared};
+        .work = work + laid->parts.base, .work_words = laid->parts.end, .shared = (uint32_t)laid->counts.shared};
     for (uint32_t i = made->call->requests; i-- > 0;) {
         const struct za_request *request = &made->call->request[i];
         if (!request->q_len) continue;
-        attn->trace.splits = za_layout(&attn->shape, made->call, request, made->rule).splits;
+        attn->trace.splits = za_layout(&attn->shape, made->call, request, laid->rule).splits;
     }
     return true;
 }
@@ -61,14 +44,12 @@ static bool prepare(const struct made *made) {
 static bool submit(const struct made *made, struct bindings b, const struct za_places *places) {
     struct za_attn *attn = made->cache->attn;
     struct za_device *device = attn->device;
-    b.work = b.shared = za_whole(&attn->scratch[WORK]);
-    b.work.offset = 4 * made->parts.base;
-    b.work.size -= b.work.offset;
+    b.work = za_whole(&attn->scratch[WORK]);
     b.states = za_whole(&attn->scratch[STATES]);
     b.k = made->cache->k;
     b.v = made->cache->v;
     return za_sets_reset(device, &attn->sets) && za_commands_begin(device) &&
-           za_record_call(attn, device->commands, &attn->sets, &made->counts, made->attend, &b, places) &&
+           za_record_call(attn, device->commands, &attn->sets, &made->laid, &b, places) &&
            za_commands_submit(device);
 }
 
@@ -100,7 +81,7 @@ static bool write_data(const struct made *made, const struct za_data *data, doub
     const struct row_format format = {shape->kv_heads, shape->k, shape->v};
     const float *scales = za_layer_of(made->cache, made->layer).scales;
     const struct new_rows rows = {
-        .tokens = (uint32_t)made->counts.new_rows,
+        .tokens = (uint32_t)made->laid.counts.new_rows,
         .encoded = data->encoded,
         .k = data->k,
         .v = data->v,
@@ -108,9 +89,9 @@ static bool write_data(const struct made *made, const struct za_data *data, doub
         .v_scales = scales ? scales + shape->kv_heads : NULL,
     };
     if (!za_rows_encode(&format, &rows, attn->scratch[ROWS].mapped, largest_k) ||
-        !za_check_scores(shape, made->call, data->q, made->counts.rows, *largest_k))
+        !za_check_scores(shape, made->call, data->q, made->laid.counts.rows, *largest_k))
         return false;
-    write_q(attn, data->q, made->counts.rows, attn->scratch[Q].mapped);
+    write_q(attn, data->q, made->laid.counts.rows, attn->scratch[Q].mapped);
     return true;
 }
 
@@ -119,17 +100,17 @@ static bool run(struct za_cache *cache, uint32_t layer, const struct za_call *ca
     const struct shape *shape = &attn->shape;
     struct made made;
     double largest_k = cache->largest_k;
-    if (!make(cache, layer, call, &made) || !za_check_data(shape, data, &made.counts) ||
-        !za_need_buffer(attn, Q, za_q_bytes(shape, made.counts.rows)) ||
-        !za_need_buffer(attn, ROWS, za_rows_bytes(shape, made.counts.new_rows)) ||
-        !za_need_buffer(attn, OUT, za_out_bytes(shape, made.counts.rows)) || !write_data(&made, data, &largest_k) ||
+    if (!make(cache, layer, call, &made) || !za_check_data(shape, data, &made.laid.counts) ||
+        !za_need_buffer(attn, Q, made.laid.q_bytes) ||
+        !za_need_buffer(attn, ROWS, za_rows_bytes(shape, made.laid.counts.new_rows)) ||
+        !za_need_buffer(attn, OUT, made.laid.out_bytes) || !write_data(&made, data, &largest_k) ||
         !prepare(&made))
         return false;
     const struct bindings b = {
         .q = za_whole(&attn->scratch[Q]), .rows = za_whole(&attn->scratch[ROWS]), .out = za_whole(&attn->scratch[OUT])};
     if (!submit(&made, b, NULL)) return false;
     cache->largest_k = largest_k;
-    read_out(attn, data, made.counts.rows);
+    read_out(attn, data, made.laid.counts.rows);
     return true;
 }
 
@@ -145,9 +126,9 @@ static bool run_at(struct za_cache *cache, uint32_t layer, const struct za_call 
     struct made made;
     bool filled, result;
     if (!make(cache, layer, call, &made) ||
-        !za_check_places(cache, places, made.counts.rows, made.counts.new_rows, &filled, &result))
+        !za_check_places(cache, places, made.laid.counts.rows, made.laid.counts.new_rows, &filled, &result))
         return false;
-    struct bindings b = za_bound(attn, places, made.counts.rows, made.counts.new_rows);
+    struct bindings b = za_bound(attn, places, made.laid.counts.rows, made.laid.counts.new_rows);
     if ((filled && !za_need_buffer(attn, FILLED, b.q.size)) || (result && !za_need_buffer(attn, RESULT, b.out.size)) ||
         !prepare(&made))
         return false;

@@ -1,6 +1,7 @@
 #include "objects.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "error.h"
 
@@ -191,26 +192,26 @@ void za_sets_free(struct za_device *device, struct sets *sets) {
     *sets = (struct sets){0};
 }
 
-/* A set that binds places 0, 1, ... of a pipeline. */
-static bool take_set(struct za_device *device, struct sets *sets, const struct pipeline *pipeline,
-                     const struct za_place *places, VkDescriptorSet *set) {
+/* A set that binds the command's places. */
+static bool take_set(struct za_device *device, struct sets *sets, const struct za_command *command,
+                     VkDescriptorSet *set) {
     if (sets->taken == sets->count * SETS && !add_pool(device, sets)) return false;
     VkDescriptorSetAllocateInfo allocate = {
         .sType = VK_STRUCTURE_TYPE_DESCRIPTOR_SET_ALLOCATE_INFO,
         .descriptorPool = sets->pools[sets->taken / SETS],
         .descriptorSetCount = 1,
-        .pSetLayouts = &device->set_layouts[pipeline->bindings],
+        .pSetLayouts = &command->set_layout,
     };
     if (!za_check(device->vk.AllocateDescriptorSets(device->host.device, &allocate, set), "vkAllocateDescriptorSets"))
         return false;
     ++sets->taken;
     VkDescriptorBufferInfo infos[MAX_BINDINGS];
-    for (uint32_t i = 0; i < pipeline->bindings; ++i)
-        infos[i] = (VkDescriptorBufferInfo){places[i].buffer, places[i].offset, places[i].size};
+    for (uint32_t i = 0; i < command->bindings; ++i)
+        infos[i] = (VkDescriptorBufferInfo){command->place[i].buffer, command->place[i].offset, command->place[i].size};
     VkWriteDescriptorSet write = {
         .sType = VK_STRUCTURE_TYPE_WRITE_DESCRIPTOR_SET,
         .dstSet = *set,
-        .descriptorCount = pipeline->bindings, /* one write fills consecutive bindings */
+        .descriptorCount = command->bindings, /* one write fills consecutive bindings */
         .descriptorType = VK_DESCRIPTOR_TYPE_STORAGE_BUFFER,
         .pBufferInfo = infos,
     };
@@ -218,14 +219,29 @@ static bool take_set(struct za_device *device, struct sets *sets, const struct p
     return true;
 }
 
-bool za_dispatch(struct za_device *device, VkCommandBuffer commands, struct sets *sets, const struct pipeline *pipeline,
-                 const struct za_place *places, const uint32_t groups[3]) {
-    VkPipelineLayout layout = device->layouts[pipeline->bindings];
+struct za_command za_command(const struct za_device *device, const struct pipeline *pipeline,
+                             const struct za_place *places, uint32_t written, const uint32_t groups[3]) {
+    struct za_command command = {
+        .pipeline = pipeline->handle,
+        .layout = device->layouts[pipeline->bindings],
+        .set_layout = device->set_layouts[pipeline->bindings],
+        .bindings = pipeline->bindings,
+        .written = written,
+    };
+    memcpy(command.place, places, pipeline->bindings * sizeof *places);
+    memcpy(command.groups, groups, sizeof command.groups);
+    return command;
+}
+
+bool za_dispatch(struct za_device *device, VkCommandBuffer commands, struct sets *sets,
+                 const struct za_command *command) {
+    const struct za_functions *vk = &device->vk;
+    const uint32_t *groups = command->groups;
     VkDescriptorSet set;
-    if (!take_set(device, sets, pipeline, places, &set)) return false;
-    device->vk.CmdBindPipeline(commands, VK_PIPELINE_BIND_POINT_COMPUTE, pipeline->handle);
-    device->vk.CmdBindDescriptorSets(commands, VK_PIPELINE_BIND_POINT_COMPUTE, layout, 0, 1, &set, 0, NULL);
-    device->vk.CmdDispatch(commands, groups[0], groups[1], groups[2]);
+    if (!take_set(device, sets, command, &set)) return false;
+    vk->CmdBindPipeline(commands, VK_PIPELINE_BIND_POINT_COMPUTE, command->pipeline);
+    vk->CmdBindDescriptorSets(commands, VK_PIPELINE_BIND_POINT_COMPUTE, command->layout, 0, 1, &set, 0, NULL);
+    vk->CmdDispatch(commands, groups[0], groups[1], groups[2]);
     return true;
 }
 

@@ -4,6 +4,7 @@
 #define OBJECTS_H
 
 #include "device.h"
+#include "laid.h"
 
 struct buffer {
     VkBuffer handle;
@@ -40,9 +41,11 @@ void za_pipeline_free(struct za_device *device, struct pipeline *pipeline);
 bool za_sets_reset(struct za_device *device, struct sets *sets);
 void za_sets_free(struct za_device *device, struct sets *sets);
 
-/* Record a dispatch; `places` are in the order of the pipeline's bindings, whose sizes are the ranges that it sees. */
-bool za_dispatch(struct za_device *device, VkCommandBuffer commands, struct sets *sets, const struct pipeline *pipeline,
-                 const struct za_place *places, const uint32_t groups[3]);
+/* A dispatch; `places` are in the order of the pipeline's bindings, whose sizes are the ranges that it sees. */
+struct za_command za_command(const struct za_device *device, const struct pipeline *pipeline,
+                             const struct za_place *places, uint32_t written, const uint32_t groups[3]);
+bool za_dispatch(struct za_device *device, VkCommandBuffer commands, struct sets *sets,
+                 const struct za_command *command);
 
 /* Barriers around what the library records. After the first one all that was written before is seen, and all that was
    read may be written; after the second one all commands and the host see what the library wrote. */

@@ -11,10 +11,7 @@ enum { MAX_SLOTS = 64 };
 struct za_prepared {
     struct za_attn *attn;
     struct za_room room;
-    struct rule rule;
-    struct counts counts; /* the room's */
-    struct parts parts;
-    int attend;
+    struct laid laid; /* the room's */
     struct buffer work, states;   /* (slots, words of a slot); one for all slots, since submissions are in order */
     struct buffer filled, result; /* where places of the host's need them */
     VkDeviceSize slot_bytes;
@@ -52,12 +49,12 @@ static bool lay_out(struct za_prepared *p) {
     uint32_t each = za_ceil_div(room->rows, room->requests);
     const struct za_request longest = {.tokens = room->tokens, .q_len = each ? each : 1};
     const struct za_call call = {.requests = 1, .request = &longest};
-    struct layout l = za_layout(&attn->shape, &call, &longest, p->rule);
-    p->rule.fixed_splits = l.splits;
+    struct layout l = za_layout(&attn->shape, &call, &longest, p->laid.rule);
+    p->laid.rule.fixed_splits = l.splits;
     if (room->rows && (uint64_t)l.splits * room->rows > most)
-        p->rule.fixed_splits = most / room->rows ? most / room->rows : 1;
-    p->counts = (struct counts){
-        .items = (uint64_t)room->rows * p->rule.fixed_splits,
+        p->laid.rule.fixed_splits = most / room->rows ? most / room->rows : 1;
+    p->laid.counts = (struct counts){
+        .items = (uint64_t)room->rows * p->laid.rule.fixed_splits,
         .rows = room->rows,
         .new_rows = room->new_rows,
         .pages = room->pages,
@@ -66,11 +63,11 @@ static bool lay_out(struct za_prepared *p) {
         .sinks = room->sinks,
         .alibi = room->alibi,
         .mask_slopes = room->mask_slopes,
-        .walks = p->rule.fixed_splits < l.nodes,
+        .walks = p->laid.rule.fixed_splits < l.nodes,
+        .lse = true,
     };
-    p->parts = za_parts(&attn->shape, &p->counts);
-    p->attend = za_attend_of(attn, &p->counts, room->softcap);
-    return za_check_counts(attn->device, &p->counts, &p->parts);
+    za_lay_counts(attn, room->softcap, &p->laid);
+    return za_check_counts(attn->device, &p->laid.counts, &p->laid.parts);
 }
 
 static const struct za_call NO_REQUESTS;
@@ -80,21 +77,20 @@ static uint32_t *words_of(const struct za_prepared *p, uint32_t slot) {
 }
 
 static void write_words(const struct za_prepared *p, uint32_t slot, const struct za_call *call) {
-    za_work_write(&p->attn->shape, call, p->rule, &p->counts, &p->layer, words_of(p, slot));
+    za_work_write(&p->attn->shape, call, p->laid.rule, &p->laid.counts, &p->layer, words_of(p, slot));
 }
 
 static bool make(struct za_prepared *p) {
     struct za_attn *attn = p->attn;
     struct za_device *device = attn->device;
-    uint64_t unit = device->properties.limits.minStorageBufferOffsetAlignment, bytes;
+    uint64_t unit = device->properties.limits.minStorageBufferOffsetAlignment;
     if (!check_room(attn, &p->room) || !lay_out(p)) return false;
-    p->slot_bytes = (4 * p->parts.end + unit - 1) / unit * unit;
-    bytes = za_states_bytes(&attn->shape, &p->counts);
+    p->slot_bytes = (p->laid.work_bytes + unit - 1) / unit * unit;
+    const uint64_t bytes = p->laid.states_bytes;
     if (!(p->scales = calloc(attn->shape.scale_words + 1, sizeof *p->scales))) return za_no_memory();
     if (!za_buffer_make(device, p->room.slots * p->slot_bytes, true, "work", &p->work) ||
         !za_buffer_make(device, bytes ? bytes : 256, false, "states", &p->states) ||
-        (p->counts.new_rows && !za_need_pipeline(attn, APPEND)) ||
-        (p->counts.rows && (!za_need_pipeline(attn, p->attend) || !za_need_pipeline(attn, MERGE))))
+        !za_laid_pipelines(attn, &p->laid))
         return false;
     for (uint32_t slot = 0; slot < p->room.slots; ++slot) write_words(p, slot, &NO_REQUESTS);
     return true;
@@ -171,7 +167,7 @@ static bool need(struct za_device *device, bool wanted, uint64_t bytes, const ch
 static bool record(struct za_prepared *p, uint32_t slot, VkCommandBuffer commands, struct za_cache *cache,
                    uint32_t layer, const struct za_places *places) {
     struct za_attn *attn = p->attn;
-    uint64_t rows = p->counts.rows, new_rows = p->counts.new_rows;
+    uint64_t rows = p->laid.counts.rows, new_rows = p->laid.counts.new_rows;
     bool filled, result;
     if (!check_slot(p, slot)) return false;
     if (!commands) return za_fail("commands: got NULL, expected a command buffer");
@@ -186,9 +182,9 @@ static bool record(struct za_prepared *p, uint32_t slot, VkCommandBuffer command
         return false;
     if (filled) b.q = za_whole(&p->filled);
     if (result) b.out = za_whole(&p->result);
-    b.work = (struct za_place){p->work.handle, slot * p->slot_bytes, 4 * p->parts.end};
+    b.work = (struct za_place){p->work.handle, slot * p->slot_bytes, p->laid.work_bytes};
     b.states = za_whole(&p->states);
-    if (!za_record_call(attn, commands, &p->sets[slot], &p->counts, p->attend, &b, places)) return false;
+    if (!za_record_call(attn, commands, &p->sets[slot], &p->laid, &b, places)) return false;
     take_layer(p, slot, of, cache->pages);
     return true;
 }
@@ -220,7 +216,7 @@ static bool step(struct za_prepared *p, uint32_t slot, const struct za_call *cal
         return za_fail("slot: got %u, but no layer is recorded for it; record first, because a step is checked against "
                        "the recorded caches", slot);
     if (!za_check_call(&p->attn->shape, call, p->pages[slot]) ||
-        !za_check_step(&p->room, &p->counts, &p->attn->shape, call))
+        !za_check_step(&p->room, &p->laid.counts, &p->attn->shape, call))
         return false;
     write_words(p, slot, call);
     return true;

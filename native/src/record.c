@@ -13,10 +13,6 @@ uint64_t za_out_bytes(const struct shape *shape, uint64_t rows) {
 
 uint64_t za_rows_bytes(const struct shape *shape, uint64_t new_rows) { return 4 * new_rows * shape->sizes.token_words; }
 
-uint64_t za_states_bytes(const struct shape *shape, const struct counts *counts) {
-    return counts->single_pass ? 0 : 4 * counts->states * shape->sizes.state_words;
-}
-
 /* --- barriers ---------------------------------------------------------------------------------------- */
 
 enum { COMPUTE = VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, COPY_STAGE = VK_PIPELINE_STAGE_TRANSFER_BIT };
@@ -86,41 +82,17 @@ static void record_results(const struct za_attn *attn, VkCommandBuffer commands,
 
 /* --- a call ------------------------------------------------------------------------------------------ */
 
-bool za_record_call(struct za_attn *attn, VkCommandBuffer commands, struct sets *sets, const struct counts *counts,
-                    int attend, const struct bindings *b, const struct za_places *places) {
+bool za_record_call(struct za_attn *attn, VkCommandBuffer commands, struct sets *sets, const struct laid *laid,
+                    const struct bindings *b, const struct za_places *places) {
     struct za_device *device = attn->device;
-    const struct shape *shape = &attn->shape;
-    struct za_place target = counts->single_pass ? b->out : b->states;
-    const struct za_place appended[] = {[APPEND_BIND_WORK] = b->work, [APPEND_BIND_ROWS] = b->rows,
-                                        [APPEND_BIND_K] = b->k, [APPEND_BIND_V] = b->v};
-    struct za_place attended[] = {
-        [ATTEND_BIND_WORK] = b->work, [ATTEND_BIND_Q] = b->q, [ATTEND_BIND_K] = b->k, [ATTEND_BIND_V] = b->v,
-        [ATTEND_BIND_STATES] = target, [ATTEND_BIND_OUT] = target};
-    const struct za_place merged[] = {
-        [MERGE_BIND_WORK] = b->work, [MERGE_BIND_STATES] = b->states, [MERGE_BIND_OUT] = b->out};
-    uint32_t rows = (uint32_t)counts->rows;
-    const uint32_t append_groups[] = {(uint32_t)counts->new_rows, shape->kv_heads, 1};
-    const uint32_t chunks = za_ceil_div(shape->sizes.group, za_vectors_of(attn, attend));
-    const uint32_t attend_groups[] = {(uint32_t)counts->items, shape->kv_heads, chunks};
-    const uint32_t shared_groups[] = {(uint32_t)counts->shared, shape->kv_heads, 1};
-    const uint32_t merge_groups[] = {za_ceil_div(shape->v_dim, MERGE_DIMS), shape->q_heads, rows};
+    const uint64_t rows = laid->counts.rows;
+    struct za_command list[CALL_COMMANDS];
+    const int n = za_laid_commands(attn, laid, b, list);
     za_barrier_before(device, commands);
     if (rows && places && places->q.buffer != b->q.buffer) record_fill(attn, commands, rows, &places->q, &b->q);
-    if (counts->new_rows) {
-        if (!za_dispatch(device, commands, sets, &attn->pipelines[APPEND], appended, append_groups)) return false;
-        barrier_between(device, commands); /* k, v */
-    }
-    if (counts->shared) {
-        attended[ATTEND_BIND_WORK] = b->shared;
-        if (!za_dispatch(device, commands, sets, &attn->pipelines[za_shared_of(attend)], attended, shared_groups))
-            return false;
-        attended[ATTEND_BIND_WORK] = b->work;
-    }
-    if (counts->items && !za_dispatch(device, commands, sets, &attn->pipelines[attend], attended, attend_groups))
-        return false;
-    if (rows && !counts->single_pass) {
-        barrier_between(device, commands); /* states */
-        if (!za_dispatch(device, commands, sets, &attn->pipelines[MERGE], merged, merge_groups)) return false;
+    for (int i = 0; i < n; ++i) {
+        if (i && !list[i].beside) barrier_between(device, commands);
+        if (!za_dispatch(device, commands, sets, &list[i])) return false;
     }
     if (rows && places && places->out.buffer != b->out.buffer) record_results(attn, commands, rows, &b->out, places);
     za_barrier_behind(device, commands);

@@ -74,6 +74,7 @@ static void count_items(const struct za_call *call, const struct za_request *req
     for (uint32_t row = 0; row < request->q_len; ++row) {
         struct seen seen = keys_of(call, request, row);
         uint32_t from = together(call, request, counts->rows_each, row);
+        counts->keys += za_max(seen.limit, seen.first) - seen.first;
         for (uint32_t i = 0; i < l->splits; ++i) {
             if (!item_nodes(l, counts->single_pass, seen, from, i, &begin, &end)) continue;
             ++counts->items;
@@ -186,7 +187,7 @@ static void write_header(const struct shape *shape, const struct za_call *call, 
         .first_page = layer->first_page,
         .token_rows = layer->steps.token,
         .head_rows = layer->steps.head,
-        .rows = (uint32_t)room->rows,
+        .rows = room->lse ? (uint32_t)room->rows : 0,
         .row_table = (uint32_t)parts->rows,
         .append_table = (uint32_t)parts->appends,
         .state_stride = (uint32_t)room->states,

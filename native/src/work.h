@@ -16,8 +16,10 @@ struct layout {
 struct counts {
     uint64_t items, shared; /* shared: of several rows, at most rows_each */
     uint64_t rows, new_rows, pages, masks, states; /* pages, masks: words */
+    uint64_t keys;                                 /* that rows see, over all rows */
     uint32_t rows_each;
     bool sinks, alibi, mask_slopes;
+    bool lse;         /* is written behind out */
     bool single_pass; /* every row has one state, and pass 1 writes the output */
     bool walks;       /* some item has several nodes */
 };

@@ -1,8 +1,118 @@
-// Not written yet: the declaration comes first.
+// Operations that move: each element of y is an element of x, of the same bits or of another type.
+//
+//   An invocation has a word of y, with all elements of a row that lie in it; where y's elements are not neighbors, the
+//   part of one element.  What it has is written as a word; of a word that holds more, only the bits that it has change,
+//   whoever writes the others at the same time.
+//
+// Grid: x (and y) = words of rows, as zinc_attn/graph/declarations.py counts them, in pieces of 256.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "contract.glsl"
+#include "../contract.glsl"
 
 layout(local_size_x = 256) in;
+layout(constant_id = MOVE_SPEC_OP) const uint OP = MOVE_OP_LINEAR;
+layout(constant_id = MOVE_SPEC_SOURCE) const uint SOURCE = MOVE_TYPE_F32;
+layout(constant_id = MOVE_SPEC_TARGET) const uint TARGET = MOVE_TYPE_F32;
+layout(set = 0, binding = MOVE_BIND_PARAMS, std430) restrict readonly buffer Params { MoveParams p; };
+layout(set = 0, binding = MOVE_BIND_X, std430) readonly buffer X { uint x[]; };
+layout(set = 0, binding = MOVE_BIND_IDS, std430) readonly buffer Ids { uint ids[]; };
+layout(set = 0, binding = MOVE_BIND_Y, std430) buffer Y { uint y[]; };
+#include "tensor.glsl"
+#include "../floats.glsl"
+#include "../narrow.glsl"
+#include "halves.glsl"
+#include "rows.glsl"
 
-void main() {}
+const uint ALL = 0xFFFFFFFFu;
+
+// A value of a block that begins at half word `block`.
+float decoded(uint block, uint i) {
+    bool minimum = SOURCE == MOVE_TYPE_Q4_1 || SOURCE == MOVE_TYPE_Q5_1;
+    bool fifth = SOURCE == MOVE_TYPE_Q5_0 || SOURCE == MOVE_TYPE_Q5_1;
+    uint fifths = block + (minimum ? 2u : 1u), values = fifths + (fifth ? 2u : 0u);
+    uint q = SOURCE == MOVE_TYPE_Q8_0 ? x_bits(2u * values + i, 8u)
+                                      : x_bits(2u * values + i % 16u, 8u) >> (i / 16u * 4u) & 15u;
+    if (fifth) {
+        q |= (x_bits(fifths + i / 16u, 16u) >> (i % 16u) & 1u) << 4u;
+    }
+    int number = SOURCE == MOVE_TYPE_Q8_0     ? bitfieldExtract(int(q), 0, 8)
+                 : SOURCE == MOVE_TYPE_Q4_0   ? int(q) - 8
+                 : SOURCE == MOVE_TYPE_Q5_0   ? int(q) - 16
+                 : SOURCE == MOVE_TYPE_IQ4_NL ? bitfieldExtract(int(IQ4_NL[q >> 2]), int(8u * (q & 3u)), 8)
+                                              : int(q);
+    precise float scaled = float(number) * uintBitsToFloat(from_f16(x_bits(block, 16u)));
+    precise float moved = scaled + (minimum ? uintBitsToFloat(from_f16(x_bits(block + 1u, 16u))) : 0.0);
+    return flush(moved);
+}
+
+// The bits of y's element of x's element `at`.
+uint converted(uvec4 at) {
+    uint bits;
+    if (SOURCE < MOVE_TYPE_Q8_0) {
+        bits = x_bits(place(p.x, at), bits_of(SOURCE));
+        if (SOURCE == TARGET) {
+            return bits;
+        }
+        bits = float_of(SOURCE, bits);
+    } else {
+        bits = floatBitsToUint(decoded(place(p.x, uvec4(at.x / BLOCK, at.yzw)), at.x % BLOCK));
+    }
+    if (TARGET == MOVE_TYPE_I32) {  // toward zero; what int32 does not have is -2**31
+        return (bits & 0x7FFFFFFFu) < 0x4F000000u ? uint(int(uintBitsToFloat(bits))) : 0x80000000u;
+    }
+    return TARGET == MOVE_TYPE_F16 ? to_f16(bits) : TARGET == MOVE_TYPE_BF16 ? to_bf16(bits) : bits;
+}
+
+// The bits of y's element `at`; x_row: the row of x, of GET_ROWS and SET_ROWS.
+uint moved(uvec4 at, uint x_row) {
+    uvec4 shift = uvec4(p.shift[0], p.shift[1], p.shift[2], p.shift[3]), sizes = sizes_of(p.x);
+    if (OP == MOVE_OP_LINEAR) {
+        return converted(indices(p.x, at.x + p.y.n[0] * (at.y + p.y.n[1] * (at.z + p.y.n[2] * at.w))));
+    }
+    if (OP == MOVE_OP_WRAP) {
+        return converted((at + shift) % sizes);
+    }
+    if (OP == MOVE_OP_PAD) {
+        return all(lessThan(at + shift, sizes)) ? converted(at + shift) : 0u;
+    }
+    return x_row == ALL ? ALL >> (32u - bits_of(TARGET)) : converted(uvec4(at.x, x_row, at.zw));
+}
+
+void main() {
+    uint size = bits_of(TARGET), per_word = 32u / size;
+    bool dense = p.y.s[0] == 1u;
+    uint columns = p.y.n[0], lanes = dense ? (columns + per_word - 2u) / per_word + 1u : columns;
+    uint row = linear_id() / lanes, lane = linear_id() % lanes, x_row = 0u;
+    uvec4 at = OP == MOVE_OP_SET_ROWS ? row_indices(p.x, row) : row_indices(p.y, row);
+    if (at.w >= (OP == MOVE_OP_SET_ROWS ? p.x.n[3] : p.y.n[3])) {
+        return;
+    }
+    if (OP == MOVE_OP_SET_ROWS) {
+        x_row = at.y;
+        at.y = named_row(at, p.y.n[1], p.id_words);
+        if (at.y == ALL) {
+            return;
+        }
+    }
+    if (OP == MOVE_OP_GET_ROWS) {
+        x_row = named_row(at, p.x.n[1], p.id_words);
+    }
+    uint begin = place(p.y, at), bits = 0u, mask = 0u;
+    uint first = dense ? lane * per_word - begin % per_word : lane;  // element; those before the row wrap to the end
+    for (uint k = 0u; k < (dense ? per_word : 1u); ++k) {
+        at.x = first + k;
+        if (at.x < columns) {
+            uint shift = (begin + at.x * p.y.s[0]) % per_word * size;
+            bits |= moved(at, x_row) << shift;
+            mask |= ALL >> (32u - size) << shift;
+        }
+    }
+    uint word = dense ? begin / per_word + lane : (begin + lane * p.y.s[0]) / per_word;
+    if (mask == ALL) {
+        y[word] = bits;
+    } else if (mask != 0u) {
+        atomicAnd(y[word], ~mask);
+        atomicOr(y[word], bits);
+    }
+}

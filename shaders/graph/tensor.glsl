@@ -18,3 +18,8 @@ uvec4 indices(Tensor t, uint i) {
 uint place(Tensor t, uvec4 at) {
     return t.offset + at.x * t.s[0] + at.y * t.s[1] + at.z * t.s[2] + at.w * t.s[3];
 }
+
+// The indices in t that repeats over a larger tensor.
+uvec4 repeated(Tensor t, uvec4 at) {
+    return at % uvec4(t.n[0], t.n[1], t.n[2], t.n[3]);
+}

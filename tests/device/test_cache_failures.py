@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from cache_rows import SMALL, Twin, new_q, new_rows
 from interrupts import Interrupter, files, moments
+from page_tables import check_counts, largest
 from support import FULL, differing
 
 import zinc_attn as za
@@ -51,9 +52,9 @@ class World:
 
     def state(self) -> Any:
         """What a failed call must not change. Page numbers too: what was taken came back to its place."""
-        self.cache.pool.check([s.pages for s in self.cache.sequences])
-        held = [(s.lengths, list(s.pages.pages)) for s in self.cache.sequences]
-        return held, self.cache.free_tokens, self.cache.largest
+        check_counts(self.cache.pool, [s.pages for s in self.cache.sequences])
+        held = [(s.lengths, s.pages.table) for s in self.cache.sequences]
+        return held, self.cache.free_tokens, largest(self.cache)
 
     def look(self) -> list[Any]:
         """The bits of every live sequence and layer, by an Attention that no failure has touched."""
@@ -270,7 +271,7 @@ def test_an_interrupt_of_a_file_leaves_none_open_and_none_behind(device: za.Devi
             with suppress(KeyboardInterrupt):
                 interrupter.run(call)
             where = n, interrupter.raised
-            assert cache.sequences == [seq] and cache.pool.used_pages == 1, where
+            assert cache.sequences == [seq] and cache.pool.num_pages - cache.pool.free_pages == 1, where
             assert os.listdir("/proc/self/fd") == opened and [*tmp_path.iterdir()] == [path], where
             if not interrupter.raised:
                 break
@@ -294,7 +295,7 @@ def test_threads_decode_their_own_sequences_of_one_cache(device: za.Device) -> N
 
         with ThreadPoolExecutor(4) as threads:
             found = list(threads.map(decode, range(6)))
-        cache.pool.check([one.sequence.pages for one in found])
+        check_counts(cache.pool, [one.sequence.pages for one in found])
         assert len(cache.sequences) == 6
 
 

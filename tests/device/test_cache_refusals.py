@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cache_rows import SMALL, new_rows
+from page_tables import check_counts, largest
 from support import same
 
 import zinc_attn as za
@@ -52,9 +53,9 @@ class Scene:
 
     def state(self) -> Any:
         lives = (self.seq, self.ahead)
-        self.cache.pool.check([s.pages for s in self.cache.sequences])
+        check_counts(self.cache.pool, [s.pages for s in self.cache.sequences])
         bits = [x.tobytes() for s in lives for layer in (0, 1) for x in self.attn(q_(), s, layer, return_lse=True)]
-        return bits, self.cache.free_tokens, [s.lengths for s in lives], len(self.cache.sequences), self.cache.largest
+        return bits, self.cache.free_tokens, [s.lengths for s in lives], len(self.cache.sequences), largest(self.cache)
 
     def close(self) -> None:
         self.cache.close()
@@ -197,7 +198,7 @@ def test_rows_that_are_gone_refuse_nothing(device: za.Device, give_up: str, monk
         for one in (forks[0], [seq, forks[0]]):  # which still has it
             with pytest.raises(errors.ValueRangeError, match=r"max\|k\| = 1\.15292e\+18"):
                 attn(q if one is forks[0] else [q, q], one, 0)
-        assert cache.largest == (2.0**60, 1)
+        assert largest(cache) == (2.0**60, 1)
 
 
 def test_rows_of_another_sequence_of_a_call_refuse_nothing(device: za.Device) -> None:

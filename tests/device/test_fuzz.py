@@ -29,6 +29,7 @@ from cache_rows import new_q, new_rows
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from interrupts import Interrupter, files
+from page_tables import check_counts
 from support import DRIVERS, FULL, RUNTIMES, open_device, same
 
 import zinc_attn as za
@@ -229,10 +230,10 @@ class Machine:
     def need(models: list[Model], layer: int, n: int) -> int:
         """Pages that a legal call takes: all that write to a page copy it, but for one where nobody else holds it."""
         cache = models[0].sequence.cache
-        size, held = cache.pool.page_size, [sequence.pages.pages for sequence in cache.sequences]
+        size, held = cache.pool.page_size, [sequence.pages.table for sequence in cache.sequences]
         need, writers = 0, Counter[int]()
         for model in models:
-            start, pages = model.lengths[layer], model.sequence.pages.pages
+            start, pages = model.lengths[layer], model.sequence.pages.table
             need += -(-(start + n) // size) - len(pages)
             if start % size and len(set(model.lengths)) == 1:
                 writers[pages[-1]] += 1
@@ -340,8 +341,8 @@ class Machine:
             if which % 3 == 2 and len(models) < MOST and len(set(models[0].lengths)) == 1:
                 models.append(Model(models[0].sequence.fork(), list(models[0].held)))
                 world.models.append(models[-1])
-            last = models[0].sequence.pages.pages[-1:]
-            models = [one for one in models if set(last) <= set(one.sequence.pages.pages)]
+            last = models[0].sequence.pages.table[-1:]
+            models = [one for one in models if set(last) <= set(one.sequence.pages.table)]
         models = [model for model in models if self.legal(model, layer, n)][: 1 + pick % 6]
         if not models:
             return
@@ -545,9 +546,9 @@ class Machine:
             self.settle(world.cache)
             live = [model.sequence for model in world.models]
             assert set(world.cache.sequences) == set(live)
-            world.cache.pool.check([sequence.pages for sequence in live])
-            pages = {page for sequence in live for page in sequence.pages.pages}
-            assert world.cache.pool.used_pages == len(pages)
+            check_counts(world.cache.pool, [sequence.pages for sequence in live])
+            pages = {page for sequence in live for page in sequence.pages.table}
+            assert world.cache.pool.num_pages - world.cache.pool.free_pages == len(pages)
             assert all(model.sequence.lengths == model.lengths for model in world.models)
 
 

@@ -2,18 +2,89 @@
 
 import numpy as np
 import pytest
-from graph_harness import run
+from graph_harness import as_words, run, same
 
-from zinc_attn.graph import declarations, elementwise
+from zinc_attn.graph import declarations as graph
+from zinc_attn.graph import elementwise
 from zinc_attn.graph.records import tensor
 
+EDGES = np.concatenate(
+    [
+        np.array([0, 1, 0x7FFFFF, 0x800000, 0x0D7FFFFF, 0x0D800000, 0x0D800001, 0x7F7FFFFF, 0x7F800000, 0x7FC00000])
+        | sign
+        for sign in (0, 0x80000000)
+    ]
+).astype(np.uint32)  # zero, denormals, the smallest normal number, about 2**-100, the largest, infinity, NaN
+NUMBERS = (0.5, 0.5005, 1, 1.5, 2, 2.5, 3, 6, 9.99, 10, 20.00001, 69.3, 80, 88.72283, 88.72284, 104, 1e4, 1e9)
 
-@pytest.mark.parametrize("op", ("add", "sub", "mul"))
-@pytest.mark.parametrize(("shape", "repeated"), (((1, 1, 3, 70), (1, 1, 1, 70)), ((2, 3, 4, 5), (1, 3, 1, 1))))
-def test_binary(any_device, op, shape, repeated, rng):
-    a, b = rng.standard_normal(shape, np.float32), rng.standard_normal(repeated, np.float32)
-    groups = (-(-a.size // 256), 1, 1)
-    spec = [declarations.BINARY_OPS.index(op), 0, 0, 0]
-    values = {"a": tensor(a), "b": tensor(b), "y": tensor(a)}
-    (got,) = run(any_device.runtime, declarations.BINARY, groups, (a, b), (a.size,), spec, **values)
-    assert np.array_equal(got, elementwise.binary(op, a, b).reshape(-1).view(np.uint32))
+
+def drawn(rng, count, turn=0):
+    """Numbers of all magnitudes, of the middle ones more, with all edges. turn: so far from an edge to its place."""
+    x = rng.standard_normal(count, np.float32) * np.exp2(rng.integers(-10, 9, count)).astype(np.float32)
+    x[: count // 8] = rng.integers(0, 1 << 32, count // 8, dtype=np.uint32).view(np.float32)
+    edges = np.concatenate([EDGES.view(np.float32), np.float32(NUMBERS), -np.float32(NUMBERS)])
+    return np.roll(np.concatenate([edges, x])[:count], turn)
+
+
+def typed(x, kind):
+    """x in a type, and what it is worth there."""
+    x = elementwise.encoded(x, kind)
+    return x, elementwise.widened(x, kind)
+
+
+def runs_as(any_device, kernel, given, wanted, kinds=(), op=None, strided=None, **values):
+    """The kernel makes ``wanted`` of ``given``, whose names are those of its bindings."""
+    bindings = [one.name for one in kernel.decl.bindings[1:]]
+    values |= {name: tensor(x) for name, x in zip(bindings, (*given, wanted), strict=True)} | (strided or {})
+    spec = [] if op is None else [op]
+    words = as_words(wanted).size
+    grid = (-(-words // 256), 1, 1)
+    spec += [graph.FLOAT_TYPES.index(kind) for kind in kinds]
+    same(*run(any_device.runtime, kernel, grid, given, (words,), spec, **values), wanted)
+
+
+NARROW = [("div", (1, 1, 1, 701), (1, 1, 1, 1), ("bf16", "bf16", "bf16"))]
+NARROW += [("mul", (2, 3, 4, 5), (1, 3, 1, 1), ("f16", "f32", "f16"))]
+REPEATED = [(op, (1, 1, 4, 1000), (1, 1, 2, 500), ("f32",) * 3) for op in graph.BINARY_OPS]
+
+
+@pytest.mark.parametrize(("op", "shape", "of_b", "kinds"), REPEATED + NARROW)
+def test_binary(any_device, op, shape, of_b, kinds, rng):
+    numbers = [drawn(rng, int(np.prod(one)), at).reshape(one) for at, one in enumerate((shape, of_b))]
+    (a, a32), (b, b32) = (typed(x, kind) for x, kind in zip(numbers, kinds, strict=False))
+    wanted = elementwise.encoded(elementwise.binary(op, a32, b32), kinds[2])
+    runs_as(any_device, graph.BINARY, (a, b), wanted, kinds, graph.BINARY_OPS.index(op))
+
+
+UNARY_NUMBERS = {"scale": (1.7, -0.3), "clamp": (-1.5, 2.25), "fill": (0.75,), "leaky_relu": (0.1,)}
+UNARY_NUMBERS |= {"xielu": (0.8, 0.9, 0.5, -1e-6)}
+
+
+UNARY = [(op, ("f32", "f32")) for op in graph.UNARY_OPS]
+UNARY += [("silu", ("f16", "f16")), ("gelu", ("bf16", "bf16")), ("exp", ("f16", "f32"))]
+
+
+@pytest.mark.parametrize(("op", "kinds"), UNARY)
+def test_unary(any_device, op, kinds, rng):
+    base, base32 = typed(drawn(rng, 3 * 5 * 401).reshape(3, 5, 401), kinds[0])
+    x, x32 = base[:, 1:4, 7:350], base32[:, 1:4, 7:350]  # a view: rows of 343 elements
+    numbers = UNARY_NUMBERS.get(op, ())
+    wanted = elementwise.encoded(elementwise.unary(op, x32, *numbers), kinds[1])
+    offset = (x.__array_interface__["data"][0] - base.__array_interface__["data"][0]) // x.itemsize
+    given = {"x": tensor(x, offset), **dict(zip("abcd", (*numbers, 0, 0, 0, 0), strict=False))}
+    runs_as(any_device, graph.UNARY, (base,), wanted, kinds, graph.UNARY_OPS.index(op), given)
+
+
+@pytest.mark.parametrize(("op", "kind"), [*((op, "f32") for op in graph.GLU_OPS), ("swiglu", "f16"), ("reglu", "bf16")])
+def test_glu(any_device, op, kind, rng):
+    x, x32 = typed(drawn(rng, 3 * 2 * 1501).reshape(3, 3002), kind)
+    wanted = elementwise.encoded(elementwise.glu(op, x32[:, :1501], x32[:, 1501:], 1.702, 7.0), kind)
+    halves = {"a": tensor(x[:, :1501]), "b": tensor(x[:, 1501:], 1501)}
+    runs_as(any_device, graph.GLU, (x, x), wanted, (kind,), graph.GLU_OPS.index(op), halves, alpha=1.702, limit=7.0)
+
+
+def test_add_id(any_device, rng):
+    a, b = drawn(rng, 7 * 3 * 129).reshape(7, 3, 129), drawn(rng, 8 * 129, 1).reshape(8, 129)
+    ids = rng.integers(0, 8, (7, 8), np.int32)
+    wanted = elementwise.add_id(a, b, ids[:, :3])
+    runs_as(any_device, graph.ADD_ID, (a, b, ids), wanted, strided={"ids": tensor(ids[:, :3])})

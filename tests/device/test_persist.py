@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cache_rows import SMALL, Twin, new_rows
+from page_tables import check_counts, largest
 
 import zinc_attn as za
 from zinc_attn import errors
@@ -62,8 +63,8 @@ def test_a_loaded_sequence_has_the_bits_of_the_saved_one(device, tmp_path, dtype
     for target in caches:  # the same, with pages in use, and one of another page size
         seq = target.load(path)
         assert len(seq) == 77 and seq.cache is target and seq in target.sequences
-        target.pool.check([s.pages for s in target.sequences])
-        assert target.largest.k >= max(np.abs(k).max() for k, _ in one.held) * 0.99
+        check_counts(target.pool, [s.pages for s in target.sequences])
+        assert largest(target).k >= max(np.abs(k).max() for k, _ in one.held) * 0.99
         back = one.other(seq, za.Attention(target))
         back.look()
         back.step(3, 3)
@@ -173,7 +174,7 @@ def test_a_wrong_file_is_refused_and_changes_nothing(cache, saved, name):
 
     def state():
         rows_of = [cache.read_rows(seq, layer, 0, 33).tobytes() for layer in range(LAYERS)]
-        return rows_of, cache.free_tokens, cache.largest, list(cache.sequences)
+        return rows_of, cache.free_tokens, largest(cache), list(cache.sequences)
 
     before = state()
     with pytest.raises(CacheFileError) as caught:
@@ -182,7 +183,7 @@ def test_a_wrong_file_is_refused_and_changes_nothing(cache, saved, name):
     assert re.fullmatch(pattern, str(caught.value))
     assert isinstance(caught.value, ValueError) and isinstance(caught.value, za.ZincAttnError)
     assert state() == before
-    cache.pool.check([seq.pages])
+    check_counts(cache.pool, [seq.pages])
 
 
 @pytest.mark.parametrize(("name", "reason"), [("fifo", "it is a FIFO"), ("", "it is a directory")])
@@ -230,7 +231,7 @@ def test_a_file_that_is_cut_while_it_is_read(cache, saved, monkeypatch):
     with pytest.raises(CacheFileError, match=r"truncated, or not a safetensors file: it ended at byte [\d,]+ while it"):
         cache.load(path)
     assert cache.sequences == [seq]
-    cache.pool.check([seq.pages])
+    check_counts(cache.pool, [seq.pages])
 
 
 def test_a_sequence_that_is_freed_while_it_is_loaded(cache, saved, monkeypatch):

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from page_tables import check_counts, largest
 from support import same
 
 import zinc_attn as za
@@ -137,7 +138,7 @@ def test_refused_masks_leave_the_sequence(host):
     for name, value in (("mask_keys", -1), ("mask_keys", made.cache.pool.capacity + 1), ("causal", 2)):
         with pytest.raises(errors.ArgumentError, match=f"^{name}: got {value}"):
             Recorded(host, **{name: value})
-    made.cache.pool.check([made.seq.pages])
+    check_counts(made.cache.pool, [made.seq.pages])
 
 
 def test_a_failed_step_leaves_the_sequence(host):
@@ -155,7 +156,7 @@ def test_a_failed_step_leaves_the_sequence(host):
     assert seq.lengths == (2, 1)
     with second.step():
         pass
-    made.cache.pool.check([seq.pages])
+    check_counts(made.cache.pool, [seq.pages])
 
 
 def test_a_call_examines_what_steps_appended(host):
@@ -173,13 +174,13 @@ def test_a_call_examines_what_steps_appended(host):
     attn(q, seq, 0, one, one)
     step(3.0)
     step(2.0**60)
-    assert cache.largest == (1, 1)
+    assert largest(cache) == (1, 1)
     fork = seq.fork()
     cache.append(fork, 0, one, one)
     seq.truncate(2)
     want = za.reference.emulate(q, np.stack([one, 3 * one]), np.stack([one, one]))[0]
     same([attn(q, seq, 0)], [want])
-    assert cache.largest == (3, 1)
+    assert largest(cache) == (3, 1)
     for ask in (attn, lambda *given: attn.submit(*given).result(), attn.partial):
         with pytest.raises(errors.ValueRangeError, match=r"^q, k: got max\|q\| = 1.15\S+, max\|k\| = 1.15"):
             ask(np.float32(2.0**60) * q, fork, 0)

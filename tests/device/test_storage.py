@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cache_rows import DTYPES, SMALL, STEPS, filled, grown
+from page_tables import largest
 from support import FULL, row_bytes, same
 
 import zinc_attn as za
@@ -119,7 +120,7 @@ def test_encoded_rows_are_attended_as_their_values(device, pair):
         cache.append_encoded(seq, 0, row_bytes(k[33:290], k_type), row_bytes(v[33:290], v_type))
         got = za.Attention(cache)(Q[:2], seq, 0, k=k[290:], v=v[290:], return_lse=True)
         same(got, reference.emulate(Q[:2], *stored(k, v, pair, True)))
-        before = len(seq), cache.largest
+        before = len(seq), largest(cache)
         bad = row_bytes(k[:2], k_type)
         bad[1, 1, :2] = 0xFF, 0x7F
         if k_type != "f32":
@@ -127,7 +128,7 @@ def test_encoded_rows_are_attended_as_their_values(device, pair):
                 cache.append_encoded(seq, 0, bad, row_bytes(v[:2], v_type))
         with pytest.raises(errors.ShapeError, match="v: got shape"):
             cache.append_encoded(seq, 0, row_bytes(k[:2], k_type), row_bytes(v[:1], v_type))
-        assert (len(seq), cache.largest) == before
+        assert (len(seq), largest(cache)) == before
 
 
 PAIRS = ["q8_0/q4_0", "q4_1/q5_0", "iq4_nl/q5_1", "fp8_e4m3/q8_0"]

@@ -213,16 +213,16 @@ def test_head_scales():
 
 def test_a_gpus_polynomial_rounds_to_the_table():
     """Each of its multiply-adds fused or not: the entries of iq4_nl, with room to the middle of two numbers."""
-    first, *rest, last = re.findall(r"-?\d+\.\d+", re.findall(r"float entry = (.*);", MASKED.read_text())[0])
-    assert [last] == ["127.0"] and rest.pop() == "12582912.0"
-    terms = [float(np.float32(x)) for x in (first, *rest)] + [-127.0]
-    q = np.arange(16)
-    exact = np.polyval(terms, q)
-    assert np.abs(exact - IQ4_NL).max() < 0.45
-    for fused in product((False, True), repeat=4):
-        value = np.full(16, terms[0], np.float32)
-        for one, term in zip(fused, (*terms[1:-1], 12582912.0 - 127.0), strict=True):
-            exact_product = value.astype(np.float64) * q
-            kept = exact_product if one else exact_product.astype(np.float32)
-            value = (kept.astype(np.float64) + np.float32(term)).astype(np.float32)
-        assert np.array_equal(value - np.float32(12582912.0), np.array(IQ4_NL, np.float32))
+    text = MASKED.read_text()
+    lines = [re.findall(f"float {name} = (.*);", text)[0] for name in ("y", "cubic", "entry")]
+    factor, *terms, one, last = (np.float32(x) for line in lines for x in re.findall(r"-?\d+\.\d+", line))
+    assert (one, last) == (12582912.0, 127.0)
+    y = np.arange(16, dtype=np.float32) * factor
+    assert np.abs(np.polyval([1, *terms, -last], y.astype(np.float64)) - IQ4_NL).max() < 0.45
+    for fused in product((False, True), repeat=3):
+        value = y + terms[0]
+        for once, term in zip(fused, (*terms[1:], one - last), strict=True):
+            exact_product = value.astype(np.float64) * y
+            kept = exact_product if once else exact_product.astype(np.float32)
+            value = (kept.astype(np.float64) + term).astype(np.float32)
+        assert np.array_equal(value - one, np.array(IQ4_NL, np.float32))

@@ -30,7 +30,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
-from itertools import chain
 from typing import Final, Protocol
 
 import numpy as np
@@ -55,10 +54,6 @@ class CapacityError(ZincAttnError):
 
 class PageHolder(Protocol):
     """A sequence, as the pool sees it."""
-
-    @property
-    def lengths(self) -> list[int]:
-        """Tokens of each layer."""
 
     def held(self) -> tuple[tuple[int, ...], ...]:
         """Its block table, and what an open transaction holds for it; no page is in both."""
@@ -140,11 +135,6 @@ class PagePool:
         counts = self._counts
         return len((self._count() if counts is None or self.sequences.dead else counts).free)
 
-    @property
-    def used_pages(self) -> int:
-        """Pages in a block table or held by an open transaction; a shared page counts once."""
-        return self.num_pages - self.free_pages
-
     def pages_for(self, tokens: int) -> int:
         """Pages that hold ``tokens`` tokens."""
         return -(-tokens // self.page_size)
@@ -152,27 +142,6 @@ class PagePool:
     def is_shared(self, page: int) -> bool:
         """Whether more than one holder has a page that is in use."""
         return page in self.counts().extra
-
-    def check(self, sequences: Iterable[PageHolder]) -> None:
-        """AssertionError unless the counts are those of ``sequences``, which are all the live ones of this pool."""
-        counts = self.counts()
-        holders = {self._order[rank]: 0 for rank in counts.free}
-        free = set(holders)
-        if len(free) != len(counts.free):
-            raise AssertionError(f"free list: a page is listed twice: ranks {sorted(counts.free)}")
-        for seq in sequences:
-            table, *_ = held = seq.held()
-            if len(set(table)) != len(table) or len(table) != self.pages_for(max(seq.lengths)):
-                raise AssertionError(f"block table {list(table)} does not fit lengths {seq.lengths}")
-            for page in chain(*held):
-                if page in free:
-                    raise AssertionError(f"page {page} is in use and in the free list")
-                holders[page] = holders.get(page, 0) + 1
-        if sorted(holders) != list(range(self.num_pages)):
-            raise AssertionError(f"{self.num_pages - len(holders)} pages are neither free nor in use")
-        for page, count in holders.items():
-            if counts.extra.get(page, 0) != max(count - 1, 0):
-                raise AssertionError(f"page {page}: {counts.extra.get(page, 0) + 1} holders counted, {count} found")
 
     def counts(self) -> PageCounts:
         """The counts, made anew after an interrupted call or the death of a holder."""

@@ -6,7 +6,6 @@ books; this module moves the bytes.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence as Seq
 from typing import Any, Final, Protocol
 
@@ -30,7 +29,7 @@ from .head_scales import check_head_scales
 from .layer_storage import LayerStorage, StoragePlan
 from .mover import PageGeometry, RowMover
 from .pages import MIN_PAGE_SIZE, PagePool
-from .rows import NO_ROWS, Largest
+from .rows import Largest
 from .sequence_pages import SequencePages
 from .transaction import Reservation, Transaction
 
@@ -240,12 +239,6 @@ class ResidentRows(Uncopied, instead="Sequence.save and KVCache.load take tokens
     def row_words(self) -> int:
         """Words of one token's row: K and V of every KV head."""
         return self.shape.kv_heads * self.row.words
-
-    @property
-    def largest(self) -> Largest:
-        """Magnitudes of K and V that no row of a live sequence exceeds, but for those that a recording appended and
-        nobody has examined. They are those of its rows, or of rows that it has given up."""
-        return functools.reduce(Largest.joined, (one.pages.state.largest for one in self.living), NO_ROWS)
 
     def transaction(self) -> Transaction:
         """The transaction of a call that begins; the call ``commit``s it and then calls ``end``.

@@ -55,7 +55,7 @@ class Change(Protocol):
 class SequencePages:
     """The block table and the layers' token counts of one sequence.
 
-    pages: page ids in token order; lengths: tokens of each layer; both are copies. unseen: by layer, see ``unseen``.
+    unseen: by layer, see the module ``unseen``.
     A sequence that is garbage collected gives its pages back.
     """
 
@@ -85,11 +85,6 @@ class SequencePages:
     def table(self) -> tuple[int, ...]:
         """The page ids in token order. The same object as long as the table does not change."""
         return self.state[0]
-
-    @property
-    def pages(self) -> list[int]:
-        """The page ids in token order."""
-        return list(self.state[0])
 
     @property
     def lengths(self) -> list[int]:

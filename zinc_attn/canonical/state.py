@@ -55,7 +55,7 @@ def merge(a: State, b: State) -> State:
     return State(m, total, flush(a.o * wa[..., None] + b.o * wb[..., None]))
 
 
-def _polynomial(x: F32, coefficients: Sequence[float]) -> F32:
+def polynomial(x: F32, coefficients: Sequence[float]) -> F32:
     """c0 + c1 x + c2 x**2 + ... by Horner's rule, with a rounding after each product and each sum."""
     y = np.full_like(x, coefficients[-1])
     for c in reversed(coefficients[:-1]):
@@ -66,7 +66,7 @@ def _polynomial(x: F32, coefficients: Sequence[float]) -> F32:
 def weight(s: F32, m: F32) -> F32:
     """2**(s - m): a power of two times the polynomial on [-1/2, 1/2]."""
     whole = np.rint(s)
-    return _polynomial(s - whole, constants.EXP2_POLY) * pow2(whole - m)
+    return polynomial(s - whole, constants.EXP2_POLY) * pow2(whole - m)
 
 
 def tanh(x: F32) -> F32:
@@ -75,7 +75,7 @@ def tanh(x: F32) -> F32:
     e = weight(size * (f32(-2.0) * f32(constants.LOG2E)), np.zeros_like(size))
     large = (f32(1.0) - e) * reciprocal(f32(1.0) + e)
     z = size * size
-    y = _polynomial(z, constants.TANH_POLY)
+    y = polynomial(z, constants.TANH_POLY)
     small = size + (y * z) * size
     result = np.where(size < f32(constants.TANH_SMALL), small, large)
     return np.where(x < 0, -result, result)
@@ -121,7 +121,7 @@ def ln(x: F32, power: F32) -> F32:
     x = np.where(upper, mantissa * f32(0.5), mantissa) - f32(1.0)
     e = power + np.where(upper, exponent + 1, exponent).astype(np.float32)
     z = x * x
-    y = _polynomial(x, constants.LN_POLY)
+    y = polynomial(x, constants.LN_POLY)
     y = (y * x) * z
     y = y + e * f32(constants.LN2_LO)
     y = y - f32(0.5) * z

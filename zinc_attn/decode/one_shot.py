@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Any, Final, Literal, overload
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,6 @@ from ..shapes import AttnShape
 from .attention import Attention
 from .axes import attention_shape
 
-F32 = NDArray[np.float32]
 DTYPES: Final = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16"}
 
 
@@ -45,54 +44,6 @@ def default_device() -> Device:
         return _default[1]
 
 
-@overload
-def attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    device: Device | None = ...,
-    num_splits: int | None = ...,
-    split_size: int | None = ...,
-    scale: float | None = ...,
-    causal: bool = ...,
-    return_lse: Literal[False] = ...,
-    *,
-    window: int | None = ...,
-    softcap: float | None = ...,
-    sinks: Any = ...,
-    alibi: Any = ...,
-    mask: Any = ...,
-    mask_slopes: Any = ...,
-    out: Any = ...,
-    lse: Any = ...,
-    allow_empty: bool = ...,
-    arithmetic: Arithmetic = ...,
-) -> F32: ...
-@overload
-def attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    device: Device | None = ...,
-    num_splits: int | None = ...,
-    split_size: int | None = ...,
-    scale: float | None = ...,
-    causal: bool = ...,
-    *,
-    return_lse: Literal[True],
-    window: int | None = ...,
-    softcap: float | None = ...,
-    sinks: Any = ...,
-    alibi: Any = ...,
-    mask: Any = ...,
-    mask_slopes: Any = ...,
-    out: Any = ...,
-    lse: Any = ...,
-    allow_empty: bool = ...,
-    arithmetic: Arithmetic = ...,
-) -> tuple[F32, F32]: ...
-
-
 def attention(  # noqa: PLR0913  (public; all but q, k and v have a default)
     q: Any,
     k: Any,
@@ -114,7 +65,7 @@ def attention(  # noqa: PLR0913  (public; all but q, k and v have a default)
     lse: Any = None,
     allow_empty: bool = False,
     arithmetic: Arithmetic = "canonical",
-) -> F32 | tuple[F32, F32]:
+) -> Any:
     """Softmax attention of decode rows on a Vulkan device.
 
     q: ([q_len,] q_heads, head_dim); k: (tokens, kv_heads, head_dim); v: (tokens, kv_heads, v_head_dim); float32,
@@ -135,8 +86,7 @@ def attention(  # noqa: PLR0913  (public; all but q, k and v have a default)
     with KVCache(_opened(device), shape, 1, max(len(keys), 1), DTYPES[keys.dtype]) as cache:
         new = (keys, values) if len(keys) else ()
         attend, sequence = Attention(cache, arithmetic=arithmetic, **options), cache.new_sequence()
-        found: F32 | tuple[F32, F32] = attend(q, sequence, 0, *new, allow_empty=allow_empty, **call)
-    return found
+        return attend(q, sequence, 0, *new, allow_empty=allow_empty, **call)
 
 
 def _opened(device: Device | None) -> Device:

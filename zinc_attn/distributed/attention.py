@@ -20,7 +20,6 @@ from ..decode.attention import Attention
 from ..decode.requests import CallBatch, call_arguments, check_q, takes
 from ..decode.targets import Target, check_targets
 from ..errors import ArgumentError
-from ..planning.arithmetic import Arithmetic
 from .cache import ShardedKVCache
 from .call import Call
 from .fold import Fold
@@ -42,34 +41,18 @@ class Folder(Protocol):
 class ShardedAttention(Uncopied, instead="make one for the other cache"):
     """Attention of query rows over sequences of a ShardedKVCache, with the bits of ``Attention`` over a KVCache.
 
-    cache: a ShardedKVCache; scale, window, softcap, sinks, alibi, mask_slopes, arithmetic and errors as in
-    ``Attention``; with matrix units the bits are those of ``Attention`` where all devices are alike. sent_bytes: the
-    partial states that this rank gave to the others; fold: what folds the partial states, a Fold on the first device,
-    in whose place another Folder may be put.
+    cache: a ShardedKVCache; options: scale, window, softcap, sinks, alibi, mask_slopes and arithmetic of ``Attention``,
+    whose errors they have; with matrix units the bits are those of ``Attention`` where all devices are alike.
+    sent_bytes: the partial states that this rank gave to the others; fold: what folds the partial states, a Fold on the
+    first device, in whose place another Folder may be put.
     """
 
-    def __init__(
-        self,
-        cache: ShardedKVCache,
-        *,
-        scale: float | None = None,
-        window: int | Seq[int | None] | None = None,
-        softcap: float | None = None,
-        sinks: Any = None,
-        alibi: Any = None,
-        mask_slopes: Any = None,
-        arithmetic: Arithmetic = "canonical",
-    ) -> None:
+    def __init__(self, cache: ShardedKVCache, **options: Any) -> None:
         if not isinstance(cache, ShardedKVCache):
             hint = "; Attention attends over a KVCache" if isinstance(cache, KVCache) else ""
             raise ArgumentError(f"cache: got {type(cache).__name__}, expected a ShardedKVCache{hint}")
         cache.check_open()
         self.cache = cache
-        options: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks, "alibi": alibi}
-        options |= {
-            "mask_slopes": mask_slopes,
-            "arithmetic": arithmetic,
-        }  # of every shard; its bits are those of the device that holds the shard
         self._attention = {i: Attention(one, **options) for i, one in cache.shards.items()}
         self.fold: Folder = Fold(cache.devices[0], cache.shape)
         self.sent_bytes = 0

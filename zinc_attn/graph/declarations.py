@@ -293,4 +293,11 @@ MUL_MAT_FLOAT: Final = kernel(
     tensors("w", "x", "added", "y"),
 )
 
+# --- attention's operands ---------------------------------------------------------------------------------------------
+
+# y = x where x has an element in dimension 0, else 0; magnitudes below ``least`` become +0. float32, apart from each
+# other. What attention reads as q: least is 2**-40; and what a tensor takes of its results: 0.
+# Grid: x (and y) = elements of y / 256.
+FIT: Final = kernel("fit", {"x": "read", "y": "write"}, (), (*tensors("x", "y"), Field("least", "float")))
+
 GRAPH_KERNELS: Final = tuple(one for one in list(globals().values()) if isinstance(one, GraphKernel))

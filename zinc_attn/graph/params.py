@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from typing import Final
 
 from ..kernels.declarations import KernelDecl
+from ..kernels.glsl import glsl_float
+from . import constants
 from .declarations import GRAPH_KERNELS, PARAMS_WORDS, Field, GraphKernel
 from .pieces import GROUP, TYPES
 
 _HEAD: Final = "Generated from zinc_attn/graph/ by scripts/build_shaders.py."
+_OF_ATTENTION: Final = ("BLOCK", "CHUNK")  # the same numbers, which shaders/contract.glsl has
 _C_TYPES: Final = {"uint": "uint32_t", "int": "int32_t", "float": "float", "tensor": "struct tensor"}
 _GLSL_TYPES: Final = {"uint": "uint", "int": "int", "float": "float", "tensor": "Tensor"}
 TENSOR: Final = (
@@ -33,9 +36,26 @@ def _fields(fields: tuple[Field, ...], types: dict[str, str], comment: str) -> I
         yield _field(field, types) + (comment.format(field.meaning) if field.meaning else "")
 
 
+def _constants() -> Iterator[str]:
+    """The numbers of constants.py; polynomials as macros of precise y and x, by Horner's rule."""
+    for name, value in vars(constants).items():
+        if not name.isupper() or name in _OF_ATTENTION:
+            continue
+        if isinstance(value, int):
+            yield f"const uint {name} = {value:#x}u;" if value > 999 else f"const uint {name} = {value}u;"
+        elif isinstance(value, float):
+            yield f"#define {name} {glsl_float(value)}"
+        elif isinstance(value[0], int):
+            yield f"const uint {name}[{len(value)}] = uint[]({', '.join(f'0x{one & 0xFFFFFFFF:08X}u' for one in value)});"
+        else:
+            steps = (f"y = y * x; y = y + {glsl_float(c)};" for c in reversed(value[:-1]))
+            yield f"#define {name}(y, x) y = {glsl_float(value[-1])}; {' '.join(steps)}"
+
+
 def glsl() -> str:
     """shaders/graph/contract.glsl."""
-    lines = [f"// {_HEAD}", "", "struct Tensor {", *_fields(TENSOR, _GLSL_TYPES, "  // {}"), "};"]
+    lines = [f"// {_HEAD}", "", *_constants()]
+    lines += ["", "struct Tensor {", *_fields(TENSOR, _GLSL_TYPES, "  // {}"), "};"]
     for kernel in GRAPH_KERNELS:
         upper = kernel.name.upper()
         lines += ["", f"struct {struct_name(kernel)} {{", *_fields(kernel.params, _GLSL_TYPES, "  // {}"), "};"]
@@ -44,9 +64,10 @@ def glsl() -> str:
     lines += ["", *(f"const uint {name} = {value}u;" for name, value in sizes().items())]
     for name, values in enumerations().items():
         lines += ["", *(f"const uint {name}_{value.upper()} = {i}u;" for i, value in enumerate(values))]
-    lines += ["", "// By WEIGHT_TYPE: pieces of 16 bytes and of 4, and values of a block."]
+    lines += ["", "// By WEIGHT_TYPE: pieces of 16 bytes and of 4, and values and bytes of a block."]
     counts = {f"PIECES_{size}": [kind.count(size) for kind in TYPES.values()] for size in (16, 4)}
-    for name, of_type in (counts | {"VALUES": [kind.values for kind in TYPES.values()]}).items():
+    counts |= {"VALUES": [kind.values for kind in TYPES.values()], "BYTES": [kind.size for kind in TYPES.values()]}
+    for name, of_type in counts.items():
         lines.append(f"const uint WEIGHT_{name}[] = {{{', '.join(f'{n}u' for n in of_type)}}};")
     return "\n".join(lines) + "\n"
 

@@ -257,10 +257,7 @@ def _constants(family: str) -> str:
 def _source(spirv: Path) -> str:
     told = '"enum za_dtype has the order of storage.py"'
     modules = {decl.file: (spirv / decl.file).read_bytes() for decl in KERNELS}
-    code = (
-        word_array(file.removesuffix(".spv"), x)
-        for file, x in modules.items()
-    )
+    code = (word_array(file.removesuffix(".spv"), x) for file, x in modules.items())
     return _SOURCE.format(
         types=_lines(
             f"    [ZA_{one.name.upper()}] = "

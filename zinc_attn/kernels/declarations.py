@@ -71,7 +71,7 @@ HEADER: Final = {
     "state_stride": "states in the scratch tensor: the (m, l) pairs begin behind state_stride * q_heads * v_dim",
     "page_shift": "log2 of the tiles per page",
     "page_tiles": "tiles per page and KV head",
-    "rows": "query rows of the call",
+    "rows": "query rows of the call; 0: log-sum-exps are not written",
     "row_table": "word where the ROW records begin",
     "single_pass": "1: an item has all keys that its rows see, and pass 1 writes the final output",
     "append_table": "word where the APPEND (or COPY) records begin",

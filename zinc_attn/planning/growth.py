@@ -98,9 +98,9 @@ class _Growth:
     def by_runs(self, leaves: range) -> None:
         """Find the keys of one query row under the split rule, for which few leaves stand for all.
 
-        A block is a leaf, or, with a window, a node, whose leaves stand for those at the same places of other nodes. In
-        a run of blocks the window has begun to move in all or in none. From block to block of a run sizes only grow. So
-        where two blocks need the same, and each call is one submission, or the parts of a single row, all between them do.
+        A block is a leaf, or, with a window, a node, whose leaves stand for those of equal numbers in other nodes. In a
+        run of blocks the window has begun to move in all or in none. From block to block of a run sizes only grow. So
+        where two blocks need the same, and each call is one submission, or the parts of one row, all between them do.
         """
         size = 1 if self.options.window is None else LEAVES_PER_NODE
         blocks = range(leaves.start // size, -(-leaves.stop // size))

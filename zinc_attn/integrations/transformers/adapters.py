@@ -42,18 +42,8 @@ class _Family:
     forward: Callable[..., tuple[Any, None]]
 
     @property
-    def attention(self) -> str:
-        """The name of the attention class."""
-        return f"{self.name}Attention"
-
-    @property
-    def model(self) -> str:
-        """The name of the class that builds the bias."""
-        return f"{self.name}Model"
-
-    @property
     def source(self) -> str:
-        """The module of transformers that defines both."""
+        """The module of transformers that defines ``name``Attention, and ``name``Model, which builds the bias."""
         return f"transformers.models.{self.name.lower()}.modeling_{self.name.lower()}"
 
 
@@ -68,7 +58,7 @@ def adapt(model: Any) -> None:
     """
     if not isinstance(model, PreTrainedModel):
         raise ArgumentError(f"model: got {type(model).__name__}, expected a transformers model")
-    families = {one.attention: one for one in _FAMILIES}
+    families = {f"{one.name}Attention": one for one in _FAMILIES}
     modules = [one for one in model.modules() if type(one).__name__ in families]
     if not modules:
         raise UnsupportedError(
@@ -76,15 +66,15 @@ def adapt(model: Any) -> None:
             'attention "zinc" of other models with attn_implementation="zinc"'
         )
     family = families[type(modules[0]).__name__]
-    owners = [one for one in model.modules() if type(one).__name__ == family.model]
+    owners = [one for one in model.modules() if type(one).__name__ == f"{family.name}Model"]
     _check_release()
     if len(owners) != 1:
-        raise UnsupportedError(f"adapt: got {len(owners)} modules {family.model}, expected one")
+        raise UnsupportedError(f"adapt: got {len(owners)} modules {family.name}Model, expected one")
     if model.config._attn_implementation == ADAPTED:
         return
     for module in modules:
         _check_module(module, family)
-    slopes = _slopes(family.bias(owners[0]), family.model)
+    slopes = _slopes(family.bias(owners[0]), type(owners[0]).__name__)
     register()
     for module in modules:
         module.forward = functools.partial(family.forward, module, slopes)

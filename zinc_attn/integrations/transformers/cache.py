@@ -15,14 +15,12 @@ from ...checks import check_bool, check_int, described, shown
 from ...decode.arithmetic import arithmetic_name
 from ...decode.one_shot import default_device
 from ...dtypes import storage_dtype
-from ...errors import ArgumentError, ClosedError, DeviceMemoryError, DTypeError, LimitError, UnsupportedError
+from ...errors import ArgumentError, ClosedError, DTypeError, UnsupportedError
 from ...planning.arithmetic import Arithmetic
-from ...planning.splits import SplitPlan
 from ...runtime.device import Device
-from ...shapes import AttnShape
 from .batch import BatchRows, append_and_attend
 from .config import LayerSpec, layer_specs
-from .groups import AttentionOptions, LayerGroup
+from .groups import AttentionOptions, LayerGroups
 from .layer import AttendedCall, ZincLayer
 from .masks import Columns, MaskPattern, check_window
 from .room import BatchRoom
@@ -74,15 +72,14 @@ class ZincCache(Cache):
         self.dtype = None if dtype is None else storage_dtype(dtype)
         self.observer: Callable[[AttendedCall], None] | None = None
         self.arithmetic = arithmetic_name(arithmetic)
-        self._layout: dict[str, int | None] = {}  # the arguments of Attention that fix one; forks have the same dict
-        self._groups: dict[AttnShape, LayerGroup] = {}
+        self._groups = LayerGroups(self.arithmetic)
         layers: list[Any] = []
         for spec in layer_specs(config, check_bool("latent", latent)):
             if not isinstance(spec, LayerSpec):
                 layers.append(spec)
                 continue
             spec.shape.kv_bytes_per_token(self.dtype or "f32")  # refuses two types for a latent shape
-            self._groups.setdefault(spec.shape, LayerGroup(spec.shape, [], self.arithmetic)).layers.append(spec.index)
+            self._groups.add(spec.shape, spec.index)
             layers.append(ZincLayer(self, spec))
         super().__init__(layers=layers)
         self._sort_layers()
@@ -111,7 +108,7 @@ class ZincCache(Cache):
     @property
     def caches(self) -> list[KVCache]:
         """The KVCaches, one per layer shape; none before the first forward."""
-        return [group.cache for group in self._groups.values() if group.cache is not None]
+        return self._groups.caches
 
     @property
     def sequences(self) -> list[list[Sequence]]:
@@ -136,11 +133,7 @@ class ZincCache(Cache):
         if self.is_initialized:
             return
         device = default_device() if self.device is None else self.device
-        try:
-            for group in self._groups.values():
-                group.allocate(device, self._room.tokens, self.dtype or storage_dtype(dtype), self.page_size)
-        except (LimitError, DeviceMemoryError) as error:
-            raise type(error)(f"{self._room}, expected what the device has room for: {error}") from error
+        self._groups.allocate(device, self._room, self.dtype or storage_dtype(dtype))
         for layer in self._attention_layers:
             layer.is_initialized = True
 
@@ -153,9 +146,7 @@ class ZincCache(Cache):
         self._check_open()
         if not self.is_initialized or self.batch_size < 1:
             raise StepError("prepare: got a cache without tokens, expected a call after the first forward")
-        for group in self._groups.values():
-            for made in group.calls.values():
-                made.attention.prepare(self.max_cache_len, batch=self.batch_size)
+        self._groups.prepare(self.max_cache_len, self.batch_size)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -198,20 +189,12 @@ class ZincCache(Cache):
 
         This holds for the cache and its forks.
         """
-        if num_splits is not None or split_size is not None:
-            shape = self._attention_layers[0].shape
-            SplitPlan.fixed(0, shape, num_splits=num_splits, split_size=split_size)  # refuses a wrong layout
-        self._layout.update(num_splits=num_splits, split_size=split_size)
-        for group in self._groups.values():
-            group.close_attentions()
+        self._groups.set_layout(num_splits, split_size)
 
     def close(self) -> None:
         """Free the device memory, also that of forks."""
         self._closed = True
-        for group in self._groups.values():
-            group.calls.clear()
-            if group.cache is not None:
-                group.cache.close()
+        self._groups.close()
         self._batch.sequences.clear()
 
     def __enter__(self) -> ZincCache:
@@ -298,7 +281,7 @@ class ZincCache(Cache):
         if new is not None:
             tokens = (begin, begin + n) if kept is None else _longest_row(kept, begin)
             self._room.check_row(*tokens)
-        attend, index = self._groups[shape].attention(layer.index, options, self._layout)
+        attend, index = self._groups.attention(shape, layer.index, options)
         if not self._batch.columns and self.batch_size != batch:
             self._batch.start(self._groups.values(), batch)
         sequences, new_kept = self._batch.sequences[shape], None if kept is None else kept[:, begin:]

@@ -8,9 +8,12 @@ from typing import Any
 from ...cache.kv_cache import KVCache
 from ...decode.arithmetic import check_arithmetic
 from ...decode.attention import Attention
+from ...errors import DeviceMemoryError, LimitError
 from ...planning.arithmetic import Arithmetic
+from ...planning.splits import SplitPlan
 from ...runtime.device import Device
 from ...shapes import AttnShape
+from .room import BatchRoom
 from .tensors import F32
 
 
@@ -96,3 +99,55 @@ class LayerGroup:
         for calls in self.calls.values():
             calls.attention.close()
         self.calls.clear()
+
+
+class LayerGroups(dict[AttnShape, LayerGroup]):
+    """The groups of a ZincCache by shape. layout: the arguments of Attention that fix a split layout. Forks have the
+    same groups."""
+
+    def __init__(self, arithmetic: Arithmetic) -> None:
+        super().__init__()
+        self.arithmetic = arithmetic
+        self.layout: dict[str, int | None] = {}
+
+    def add(self, shape: AttnShape, layer: int) -> None:
+        """Model layer ``layer`` has this shape."""
+        self.setdefault(shape, LayerGroup(shape, [], self.arithmetic)).layers.append(layer)
+
+    @property
+    def caches(self) -> list[KVCache]:
+        """The KVCaches that have been made."""
+        return [group.cache for group in self.values() if group.cache is not None]
+
+    def allocate(self, device: Device, room: BatchRoom, dtype: str) -> None:
+        """Take the device memory. DeviceMemoryError, LimitError: in the words that the room was asked for in."""
+        try:
+            for group in self.values():
+                group.allocate(device, room.tokens, dtype, room.page_size)
+        except (LimitError, DeviceMemoryError) as error:
+            raise type(error)(f"{room}, expected what the device has room for: {error}") from error
+
+    def prepare(self, tokens: int, batch: int) -> None:
+        """Record what decode up to ``tokens`` tokens needs with the options that the layers have called with."""
+        for group in self.values():
+            for made in group.calls.values():
+                made.attention.prepare(tokens, batch=batch)
+
+    def attention(self, shape: AttnShape, layer: int, options: AttentionOptions) -> tuple[Attention, int]:
+        """See ``LayerGroup.attention``."""
+        return self[shape].attention(layer, options, self.layout)
+
+    def set_layout(self, num_splits: int | None, split_size: int | None) -> None:
+        """Another layout from the next call on. ArgumentError for what is no layout."""
+        if num_splits is not None or split_size is not None:
+            SplitPlan.fixed(0, next(iter(self)), num_splits=num_splits, split_size=split_size)  # refuses a wrong one
+        self.layout.update(num_splits=num_splits, split_size=split_size)
+        for group in self.values():
+            group.close_attentions()
+
+    def close(self) -> None:
+        """Free the device memory, and with it every Attention."""
+        for group in self.values():
+            group.calls.clear()
+        for cache in self.caches:
+            cache.close()

@@ -69,7 +69,7 @@ def entered(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P
 
 
 class VulkanRuntime:
-    """The protocol's Runtime on plain Vulkan 1.1 or later.
+    """The protocol's Runtime, which says what each method does, on plain Vulkan 1.1 or later.
 
     ``info`` is one of ``devices.list_devices()``. Errors at opening: NoVulkanError, DeviceNotFoundError (the
     devices changed since they were listed), DeviceMemoryError, DeviceLostError.
@@ -126,8 +126,6 @@ class VulkanRuntime:
 
     @entered
     def buffer(self, nbytes: int, use: Use) -> VulkanBuffer:
-        """A buffer of ``nbytes`` bytes, contents undefined. LimitError beyond what one buffer of the device
-        may hold, DeviceMemoryError where the memory budget or the driver has no room."""
         nbytes = check_nbytes(nbytes, self.info)
         made = VulkanBuffer(self._handles, self, nbytes, use)
         with self._handles.making(made) as undo:
@@ -136,7 +134,6 @@ class VulkanRuntime:
 
     @entered
     def write(self, buffer: object, data: Words, offset: int = 0) -> None:
-        """Copy ``data``, (n,) uint32, to an INPUT or OUTPUT buffer from word ``offset``."""
         target = self._own_buffer(buffer)
         if target.view is None:
             raise ArgumentError(f"buffer: got a {target.use.value} buffer, which the host cannot write")
@@ -150,12 +147,10 @@ class VulkanRuntime:
 
     @entered
     def read(self, buffer: object) -> Words:
-        """A copy of an OUTPUT buffer's words, (nbytes / 4,) uint32."""
         return self._mapped(buffer).copy()
 
     @entered
     def peek(self, buffer: object) -> Words:
-        """An OUTPUT buffer's words in its mapped memory, (nbytes / 4,) uint32; see Runtime.peek."""
         return self._mapped(buffer)
 
     def _mapped(self, buffer: object) -> Words:
@@ -175,15 +170,10 @@ class VulkanRuntime:
 
     @entered
     def kernel(self, decl: KernelDecl, spirv: bytes, spec: Sequence[int]) -> VulkanKernel:
-        """The pipeline of entry point main, made once per (decl, spec, SPIR-V). KernelError: refused."""
         return self._pipelines.kernel(decl, spirv, spec)
 
     @entered
     def record(self, steps: Sequence[Dispatch], timestamps: bool = False) -> VulkanRecording:
-        """Record ``steps`` in order, with a barrier before each step that depends on an earlier one.
-
-        ``timestamps`` on a device without them (timestamp_period_ns 0) is refused with ArgumentError.
-        """
         made = VulkanRecording(self._handles, self, tuple(steps))
         with self._handles.making(made) as undo:
             bound = [self._bound(i, step) for i, step in enumerate(steps)]
@@ -207,14 +197,12 @@ class VulkanRuntime:
 
     @entered
     def run(self, recording: object) -> None:
-        """Submit, and wait until it has finished. Ctrl-C is raised after the device has finished."""
         (mine,) = self._start(recording)
         self._queue.finish()
         mine.ran = True
 
     @entered
     def start(self, *recordings: object) -> None:
-        """Submit, all in one submission. Every later call waits first until it has finished."""
         if recordings:
             self._start(*recordings)
 
@@ -244,7 +232,6 @@ class VulkanRuntime:
 
     @entered
     def timings(self, recording: object) -> list[tuple[float, float]]:
-        """(begin, end) per step of the last run, in seconds since the first step's begin."""
         mine, device = self._own_recording(recording), self._device
         if mine.queries is None:
             raise ArgumentError("recording: it has no timestamps; use record(steps, timestamps=True)")

@@ -1,0 +1,101 @@
+#include "laid.h"
+
+#include "attn.h"
+#include "check.h"
+
+void za_lay_counts(const struct za_attn *attn, bool softcap, struct laid *laid) {
+    const struct shape *shape = &attn->shape;
+    const struct counts *counts = &laid->counts;
+    laid->parts = za_parts(shape, counts);
+    laid->attend = za_attend_of(attn, counts, softcap);
+    laid->work_bytes = 4 * (laid->parts.base + laid->parts.end);
+    laid->states_bytes = counts->single_pass ? 0 : 4 * counts->states * shape->sizes.state_words;
+    laid->q_bytes = za_q_bytes(shape, counts->rows);
+    laid->out_bytes = 4 * counts->rows * shape->q_heads * (shape->v_dim + (counts->lse ? 1 : 0));
+}
+
+bool za_lay_out(const struct za_cache *cache, const struct za_call *call, bool lse, struct laid *laid) {
+    const struct za_attn *attn = cache->attn;
+    const VkPhysicalDeviceLimits *limits = &attn->device->properties.limits;
+    *laid = (struct laid){.rule = {
+        .rows_each = za_rows_together(&attn->shape.sizes, limits->maxComputeSharedMemorySize),
+        .most_shared = limits->maxComputeWorkGroupCount[0],
+        .fused = attn->fused != 0,
+    }};
+    if (!za_check_call(&attn->shape, call, cache->pages)) return false;
+    laid->counts = za_counts(&attn->shape, call, laid->rule);
+    laid->counts.lse = lse;
+    za_lay_counts(attn, call->softcap != 0, laid);
+    return za_check_counts(attn->device, &laid->counts, &laid->parts);
+}
+
+bool za_laid_pipelines(struct za_attn *attn, const struct laid *laid) {
+    const struct counts *counts = &laid->counts;
+    return (!counts->new_rows || za_need_pipeline(attn, APPEND)) &&
+           (!counts->items || za_need_pipeline(attn, laid->attend)) &&
+           (!counts->shared || za_need_pipeline(attn, za_shared_of(laid->attend))) &&
+           (!counts->rows || counts->single_pass || za_need_pipeline(attn, MERGE));
+}
+
+bool za_lay(struct za_cache *cache, const struct za_call *call, bool lse, struct laid *laid) {
+    struct za_attn *attn = cache->attn;
+    return za_enter(attn->device) &&
+           za_leave(attn->device, za_lay_out(cache, call, lse, laid) && za_laid_pipelines(attn, laid));
+}
+
+void za_laid_write(const struct za_cache *cache, uint32_t layer, const struct za_call *call, const struct laid *laid,
+                   uint32_t *work) {
+    const struct layer of = za_layer_of(cache, layer);
+    za_work_write(&cache->attn->shape, call, laid->rule, &laid->counts, &of, work);
+}
+
+/* --- dispatches -------------------------------------------------------------------------------------- */
+
+static struct za_command append(const struct za_attn *attn, const struct laid *laid, const struct bindings *b) {
+    const struct za_place places[] = {[APPEND_BIND_WORK] = b->work, [APPEND_BIND_ROWS] = b->rows,
+                                      [APPEND_BIND_K] = b->k, [APPEND_BIND_V] = b->v};
+    const uint32_t groups[] = {(uint32_t)laid->counts.new_rows, attn->shape.kv_heads, 1};
+    return za_command(attn->device, &attn->pipelines[APPEND], places, 1 << APPEND_BIND_K | 1 << APPEND_BIND_V, groups);
+}
+
+static struct za_command attend(const struct za_attn *attn, const struct laid *laid, const struct bindings *b,
+                                bool shared) {
+    const struct shape *shape = &attn->shape;
+    const struct za_place target = laid->counts.single_pass ? b->out : b->states;
+    const struct za_place places[] = {
+        [ATTEND_BIND_WORK] = b->work, [ATTEND_BIND_Q] = b->q, [ATTEND_BIND_K] = b->k, [ATTEND_BIND_V] = b->v,
+        [ATTEND_BIND_STATES] = target, [ATTEND_BIND_OUT] = target};
+    const int pipeline = shared ? za_shared_of(laid->attend) : laid->attend;
+    const uint32_t chunks = shared ? 1 : (uint32_t)za_ceil_div(shape->sizes.group, za_vectors_of(attn, pipeline));
+    const uint64_t items = shared ? laid->counts.shared : laid->counts.items;
+    const uint32_t groups[] = {(uint32_t)items, shape->kv_heads, chunks};
+    return za_command(attn->device, &attn->pipelines[pipeline], places,
+                      1 << ATTEND_BIND_STATES | 1 << ATTEND_BIND_OUT, groups);
+}
+
+static struct za_command merge(const struct za_attn *attn, const struct laid *laid, const struct bindings *b) {
+    const struct shape *shape = &attn->shape;
+    const struct za_place places[] = {
+        [MERGE_BIND_WORK] = b->work, [MERGE_BIND_STATES] = b->states, [MERGE_BIND_OUT] = b->out};
+    const uint32_t chunks = (uint32_t)za_ceil_div(shape->v_dim, MERGE_DIMS);
+    const uint32_t groups[] = {chunks, shape->q_heads, (uint32_t)laid->counts.rows};
+    return za_command(attn->device, &attn->pipelines[MERGE], places, 1 << MERGE_BIND_OUT, groups);
+}
+
+int za_laid_commands(const struct za_attn *attn, const struct laid *laid, const struct bindings *given,
+                     struct za_command commands[CALL_COMMANDS]) {
+    const struct counts *counts = &laid->counts;
+    struct bindings b = *given;
+    int n = 0;
+    b.work.offset += 4 * laid->parts.base;
+    b.work.size -= 4 * laid->parts.base;
+    if (counts->new_rows) commands[n++] = append(attn, laid, &b);
+    const int first = n;
+    if (counts->shared) commands[n++] = attend(attn, laid, &(struct bindings){
+        .work = given->work, .q = b.q, .k = b.k, .v = b.v, .states = b.states, .out = b.out}, true);
+    if (counts->items) commands[n++] = attend(attn, laid, &b, false);
+    if (n > first) commands[first].products = counts->keys * attn->shape.q_heads * (attn->shape.k_dim + attn->shape.v_dim);
+    if (n > first + 1) commands[n - 1].beside = true;
+    if (counts->rows && !counts->single_pass) commands[n++] = merge(attn, laid, &b);
+    return n;
+}

@@ -1,0 +1,55 @@
+/* A call that is laid out: the memory that it needs, its words, and its dispatches, for any recorder of commands. */
+#ifndef LAID_H
+#define LAID_H
+
+#include "work.h"
+#include "zinc_attn.h"
+
+/* A dispatch. Its barriers follow from what it reads and writes, but for one: `beside`. */
+struct za_command {
+    VkPipeline pipeline;
+    VkPipelineLayout layout;
+    VkDescriptorSetLayout set_layout; /* of storage buffers 0, 1, ..., `bindings` of them */
+    uint32_t bindings;
+    uint32_t written;                    /* bit i: binding i is written; all others are read */
+    struct za_place place[MAX_BINDINGS]; /* `size` is what the kernel sees */
+    uint32_t groups[3];
+    bool beside;       /* writes other parts of what the command before it writes; no barrier between the two */
+    uint64_t products; /* multiplications, by which the time of a submission is bounded; 0: few */
+};
+
+/* A call of `counts`, whose bytes these are. q: (rows, q_heads, k_dim); out: (rows, q_heads, v_dim), lse behind it. */
+struct laid {
+    struct rule rule;
+    struct counts counts;
+    struct parts parts;
+    int attend; /* number of the pipeline of pass 1 */
+    uint64_t work_bytes, states_bytes, q_bytes, out_bytes;
+};
+
+/* What the dispatches of a call bind; k and v as the cache has them. Offsets are multiples of za_device_info.alignment,
+   that of `work` of 256, too. */
+struct bindings {
+    struct za_place work, rows, q, k, v, states, out;
+};
+
+enum { CALL_COMMANDS = 4 }; /* append, attend of shared rows, attend, merge: at most */
+
+/* Check a call on a layer of the cache and lay it out; lse false: it is not wanted, and out ends where it would begin.
+   False, and why (za_error), for what is refused. The second one makes its pipelines, too, and is for other threads. */
+bool za_lay_out(const struct za_cache *cache, const struct za_call *call, bool lse, struct laid *laid);
+bool za_lay(struct za_cache *cache, const struct za_call *call, bool lse, struct laid *laid);
+
+/* From the counts to all else. */
+void za_lay_counts(const struct za_attn *attn, bool softcap, struct laid *laid);
+bool za_laid_pipelines(struct za_attn *attn, const struct laid *laid);
+
+/* Write the call's work_bytes. Layers of equal steps and scales have the same words, wherever they lie. */
+void za_laid_write(const struct za_cache *cache, uint32_t layer, const struct za_call *call, const struct laid *laid,
+                   uint32_t *work);
+
+/* The call's dispatches, in order; returns their number. */
+int za_laid_commands(const struct za_attn *attn, const struct laid *laid, const struct bindings *b,
+                     struct za_command commands[CALL_COMMANDS]);
+
+#endif

@@ -1,0 +1,24 @@
+// main() of operations element by element, for the kernel that defines Y_TYPE, p.y, buffer y and value().
+//
+// Grid: x (and y) = elements of y / 256.  An invocation has an element, of a 16-bit y the two of a word.
+#include "tensor.glsl"
+#include "numbers.glsl"
+#include "float_types.glsl"
+
+// The element of y at these indices, flushed already.
+float value(uvec4 at);
+
+void main() {
+    uint count = elements(p.y), i = linear_id() * (Y_TYPE == FLOAT_TYPE_F32 ? 1u : 2u);
+    if (i >= count) {
+        return;
+    }
+    uvec4 at = indices(p.y, i);
+    uint low = encoded(value(at), Y_TYPE);
+    if (Y_TYPE == FLOAT_TYPE_F32) {
+        y[place(p.y, at)] = low;
+        return;
+    }
+    uint word = (p.y.offset + i) >> 1;
+    y[word] = low | (i + 1u < count ? encoded(value(indices(p.y, i + 1u)), Y_TYPE) << 16 : y[word] & 0xFFFF0000u);
+}

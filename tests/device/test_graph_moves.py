@@ -1,0 +1,240 @@
+"""Operations that move: the oracle's bits, in every layout, and no bit beside them."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from graph_harness import POISON, run
+
+from zinc_attn.graph import moves
+from zinc_attn.graph.declarations import MOVE, MOVE_OPS, MOVE_TYPES, TO_BLOCKS
+from zinc_attn.graph.records import tensor
+from zinc_attn.storage import STORAGE
+
+LAYOUTS: dict[str, dict[str, Any]] = {  # of an array in memory
+    "plain": {},
+    "odd": {"begin": 3, "gap": 1},
+    "permuted": {"order": (1, 3, 0, 2), "begin": 1},
+    "inner": {"order": (2, 0, 1, 3), "gap": 2},
+}
+FLOATS = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 65519.9, 65520, -7e4, 1e-7, -6e-8, 2.0**-25, 3e-39, 3e9], np.float32)
+
+
+class Memory:
+    """An array in poisoned memory. order: its axes as they lie there, the outermost first; gap: elements behind each
+    row, plane ...; inner: halves of a block, which are elements then."""
+
+    def __init__(self, shape, dtype, order=(0, 1, 2, 3), begin=0, gap=0, inner=1):
+        steps, size = [0] * 4, inner
+        for axis in reversed(order):
+            steps[axis] = size
+            size = size * shape[axis] + gap
+        item = np.dtype(dtype).itemsize
+        self.begin, self.words = begin, np.full(-(-(begin + size + 1) * item // 4), POISON, np.uint32)
+        shape, steps = (*shape, inner), (*(step * item for step in steps), item)
+        self.values = np.lib.stride_tricks.as_strided(self.words.view(dtype)[begin:], shape, steps)
+
+    @property
+    def tensor(self):
+        return tensor(self.values[..., 0], self.begin)
+
+    @classmethod
+    def of(cls, x, kind, layout):
+        """Memory that holds x; kind: its type."""
+        blocked = kind in STORAGE and STORAGE[kind].halves
+        made = cls(x.shape[:4], np.uint16 if blocked else x.dtype, inner=x.shape[4] // 2 if blocked else 1, **layout)
+        made.values[...] = x.view(np.uint16) if blocked else x[..., None]
+        return made
+
+
+def numbers(rng, shape, kind):
+    """An array of a type, edges among its elements."""
+    if kind in ("i32", "i16", "i8"):
+        info = np.iinfo(moves.DTYPES[kind])
+        return rng.integers(info.min, info.max + 1, shape).astype(moves.DTYPES[kind])
+    x = (rng.standard_normal(shape) * 2.0 ** rng.integers(-20, 20, shape)).astype(np.float32)
+    if kind not in moves.DTYPES:
+        return moves.to_block_type(x, kind)
+    x.reshape(-1)[: FLOATS.size] = FLOATS[: x.size]
+    return moves.convert(x, kind)
+
+
+def invocations(y, rows, dtype):
+    columns, per = y.shape[-2], max(4 // np.dtype(dtype).itemsize, 1)
+    return rows * ((columns + per - 2) // per + 1 if y.strides[-2] == np.dtype(dtype).itemsize else columns)
+
+
+def same_memory(got, want, dtype):
+    """Words, but for NaN whose bits are any."""
+    got, want = got.view(dtype), want.view(dtype)
+    both = np.zeros(got.shape, bool) if np.dtype(dtype).kind in "iu" else np.isnan(got) & np.isnan(want)
+    assert np.array_equal(got.view(np.uint8).reshape(got.size, -1)[~both], want.view(np.uint8).reshape(got.size, -1)[~both])
+
+
+def moved(device, op, source, target, x, y_shape, layouts, expected, ids=None, shift=(0, 0, 0, 0)):
+    """Move x into poisoned memory of y_shape. expected: writes to an array of that shape what y is to be."""
+    rng = np.random.default_rng(5)
+    dtype = moves.DTYPES[target]
+    given, out = Memory.of(x, source, LAYOUTS[layouts[0]]), Memory(y_shape, dtype, **LAYOUTS[layouts[1]])
+    begun = out.words.copy()
+    wide = ids is not None and ids.dtype == np.int64
+    named = np.zeros((1, 1, 1, 1), np.int32) if ids is None else ids[None]
+    named = Memory.of(named, "", {"gap": int(rng.integers(3)), "order": (0, 1, 2, 3)})
+    rows = np.prod(x.shape[:3] if op == "set_rows" else y_shape[:3])
+    x_tensor = given.tensor
+    if source not in moves.DTYPES:
+        offset, (blocks, *n), s = x_tensor
+        x_tensor = offset, (32 * blocks, *n), s
+    (got,) = run(
+        device.runtime,
+        MOVE,
+        (-(-invocations(out.values, rows, dtype) // 256), 1, 1),
+        (given.words, named.words),
+        (begun,),
+        (MOVE_OPS.index(op), MOVE_TYPES.index(source), MOVE_TYPES.index(target)),
+        x=x_tensor,
+        y=out.tensor,
+        ids=named.tensor,
+        id_words=1 + wide,
+        shift=np.array(shift, np.int64).astype(np.uint32),
+    )
+    wanted = out.values[..., 0].copy()
+    expected(wanted)
+    out.values[..., 0] = wanted
+    same_memory(got, out.words, dtype)
+
+
+MOVED = [  # source, target, x's shape, y's, layouts of both
+    ("f32", "f32", (3, 5, 7, 2), (5, 1, 6, 7), ("inner", "odd")),
+    ("f32", "f16", (2, 3, 4, 33), (2, 3, 4, 33), ("permuted", "odd")),
+    ("f32", "bf16", (2, 3, 4, 33), (2, 3, 4, 33), ("odd", "permuted")),
+    ("f16", "f32", (2, 3, 4, 33), (2, 3, 4, 33), ("odd", "plain")),
+    ("bf16", "f32", (2, 3, 4, 33), (2, 3, 4, 33), ("odd", "plain")),
+    ("f16", "f16", (1, 2, 3, 70), (1, 2, 70, 3), ("plain", "inner")),
+    ("i8", "i8", (1, 2, 3, 7), (1, 2, 3, 7), ("odd", "odd")),
+    ("f32", "i32", (1, 1, 3, 70), (1, 1, 3, 70), ("plain", "plain")),
+    ("i32", "bf16", (1, 1, 3, 70), (1, 1, 3, 70), ("plain", "plain")),
+    ("f16", "bf16", (1, 1, 1, 70001), (1, 1, 70001, 1), ("odd", "odd")),
+    ("q8_0", "f32", (2, 3, 2, 96), (2, 3, 2, 96), ("odd", "odd")),
+    ("q5_1", "f16", (2, 3, 2, 96), (2, 3, 1, 192), ("inner", "plain")),
+    *((kind, "f32", (1, 2, 3, 64), (1, 2, 3, 64), ("odd", "plain")) for kind in ("q4_0", "q4_1", "q5_0", "iq4_nl")),
+]
+
+
+@pytest.mark.parametrize(("source", "target", "shape", "y_shape", "layouts"), MOVED)
+def test_copies_convert_and_take_another_shape(any_device, rng, source, target, shape, y_shape, layouts):
+    x = numbers(rng, shape, source)
+    values = x if source in moves.DTYPES else moves.from_block_type(x, source)
+    values = values if source == target else moves.convert(values, target)
+
+    def expected(y):
+        y[...] = values.reshape(y_shape)
+
+    moved(any_device, "linear", source, target, x, y_shape, layouts, expected)
+
+
+@pytest.mark.parametrize("target", ("f32", "f16", "i8"))
+@pytest.mark.parametrize("layouts", (("odd", "odd"), ("permuted", "inner")))
+def test_what_repeats_and_what_is_padded(any_device, rng, target, layouts):
+    x = numbers(rng, (2, 1, 3, 5), target)
+
+    def repeated(shift):
+        def expected(y):
+            y[...] = moves.repeat(x, y.shape, shift)
+
+        return expected
+
+    def padded(y):
+        y[...] = moves.pad(x, y.shape, (1, 0, 2, 3))
+
+    moved(any_device, "wrap", target, target, x, (4, 3, 3, 10), layouts, repeated((0, 0, 0, 0)))
+    moved(any_device, "wrap", target, target, x, (2, 1, 7, 9), layouts, repeated((1, 0, 2, 4)), shift=(4, 2, 0, 1))
+    moved(any_device, "pad", target, target, x, (3, 2, 5, 9), layouts, padded, shift=(-3, -2, 0, -1))
+
+
+@pytest.mark.parametrize("source", ("f32", "i32", "f16", "bf16", "q5_0"))
+def test_rows_that_indices_name(any_device, rng, source):
+    x = numbers(rng, (3, 2, 9, 64 if source == "q5_0" else 33), source)
+    ids = rng.integers(0, 9, (3, 2, 5)).astype(np.int32)
+    ids[0, 0, :2] = 9, -1
+    target = "i32" if source == "i32" else "f32"
+    values = x if source in moves.DTYPES else moves.from_block_type(x, source)
+
+    def expected(y):
+        rows = moves.get_rows(values, ids)
+        y[...] = rows if source == target else moves.convert(rows, target)
+        y.view(np.uint8)[(ids < 0) | (ids > 8)] = 0xFF
+
+    moved(any_device, "get_rows", source, target, x, (3, 2, 5, values.shape[-1]), ("odd", "plain"), expected, ids)
+
+
+SET = [
+    ("f32", "f32", np.int64, 33, ("odd", "odd")),
+    ("f32", "f16", np.int64, 33, ("plain", "plain")),
+    ("f32", "bf16", np.int32, 31, ("odd", "odd")),
+    ("f16", "f16", np.int32, 1, ("plain", "plain")),
+]
+
+
+def names(rng, rows, dtype):
+    """Indices (2, 1, 5) of rows, those of a plane apart, and two that name none."""
+    ids = np.stack([rng.permutation(rows)[:5] for _ in range(2)])[:, None].astype(dtype)
+    ids[0, 0, 1] = rows if dtype == np.int32 else ids[0, 0, 1] + 2**32
+    ids[1, 0, 0] = -1
+    return ids
+
+
+@pytest.mark.parametrize(("source", "target", "dtype", "columns", "layouts"), SET)
+def test_rows_go_where_indices_say(any_device, rng, source, target, dtype, columns, layouts):
+    x, ids = numbers(rng, (4, 3, 5, columns), source), names(rng, 11, dtype)
+    values = x if source == target else moves.convert(x, target)
+    moved(
+        *(any_device, "set_rows", source, target, x, (4, 3, 11, columns), layouts),
+        lambda y: moves.set_rows(y, values, ids),
+        ids,
+    )
+
+
+BLOCKS = [
+    ("f32", "q8_0", "set_rows", "odd", "odd"),
+    ("f32", "q4_0", "set_rows", "plain", "plain"),
+    ("f32", "q4_1", "linear", "inner", "odd"),
+    ("f32", "q5_0", "set_rows", "odd", "odd"),
+    ("f32", "q5_1", "set_rows", "plain", "odd"),
+    ("f32", "iq4_nl", "set_rows", "plain", "odd"),
+    ("f16", "q4_0", "linear", "permuted", "odd"),
+    ("bf16", "q8_0", "linear", "plain", "plain"),
+]
+
+
+@pytest.mark.parametrize(("source", "target", "op", "of_x", "of_y"), BLOCKS)
+def test_blocks_have_the_codecs_bytes(any_device, rng, source, target, op, of_x, of_y):
+    scale = 2.0 ** rng.integers(-30, 10, (4, 3, 5, 3)).repeat(32, axis=-1)
+    x = (rng.standard_normal((4, 3, 5, 96)) * scale).astype(np.float32)
+    most = np.float32(STORAGE[target].most)
+    x[0, 0, :, 0] = [most, np.nextafter(most, np.float32(np.inf)), np.nan, -np.inf, 2.0**-41]
+    x[0, 1, 0], x[0, 1, 1, 1] = -0.0, 3e-39
+    x = moves.convert(x, source)
+    raw, ids = moves.to_block_type(x, target), names(rng, 11, np.int64)
+    y_shape = (4, 3, 11, 3) if op == "set_rows" else (3, 4, 3, 5)
+    given = Memory.of(x, source, LAYOUTS[of_x])
+    named = Memory.of(ids[None], "", {})
+    out = Memory(y_shape, np.uint16, inner=raw.shape[-1] // 2, **LAYOUTS[of_y])
+    (got,) = run(
+        any_device.runtime,
+        TO_BLOCKS,
+        (-(-raw[..., 0].size // 32), 1, 1),
+        (given.words, named.words),
+        (out.words.copy(),),
+        (MOVE_OPS.index(op), MOVE_TYPES.index(source), MOVE_TYPES.index(target)),
+        x=given.tensor,
+        y=out.tensor,
+        ids=named.tensor,
+        id_words=2,
+    )
+    halves = raw.view(np.uint16)
+    if op == "set_rows":
+        moves.set_rows(out.values, halves, ids)
+    else:
+        out.values[...] = halves.reshape(out.values.shape)
+    assert np.array_equal(got, out.words)
