@@ -40,7 +40,7 @@ Bound bound(const Device &device, const ggml_tensor *t) {
 
 Recording::Recording(Device *device, Plan *plan, ggml_cgraph *graph) : device(device), plan(plan), graph_(graph) {}
 
-static bool is_view(const ggml_tensor *node) {
+bool is_view(const ggml_tensor *node) {
     return node->op == GGML_OP_NONE || node->op == GGML_OP_VIEW || node->op == GGML_OP_RESHAPE ||
            node->op == GGML_OP_PERMUTE || node->op == GGML_OP_TRANSPOSE;
 }

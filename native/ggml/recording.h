@@ -69,6 +69,7 @@ class Recording {
 size_t unit_of(const ggml_tensor *t);                           // bytes of an element; of blocks 2
 Bound bound(const Device &device, const ggml_tensor *t);        // its elements; of blocks half words, n[0] values
 bool fits(const Device &device, const ggml_tensor *t);          // one binding holds it
+bool is_view(const ggml_tensor *node);                          // or a leaf: nothing is computed
 const char *refused_by(const Device &device, const ggml_tensor *op);  // why an operation is left to the CPU, or NULL
 
 }  // namespace zinc
