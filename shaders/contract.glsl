@@ -66,21 +66,13 @@ const uint HEADER_APPEND_TABLE = 12u;  // word where the APPEND (or COPY) record
 // the cap, float32: scores become cap * tanh(score / cap); read where the constant softcap is 1
 const uint HEADER_SOFTCAP = 13u;
 const uint HEADER_SOFTCAP_INVERSE = 14u;  // 1 / cap, float32; read where softcap is
-// word where the sinks begin, float32(sink) * float32(log2(e)) per query head: logits that join the softmax without a
-// value; 0: none
-const uint HEADER_SINK_TABLE = 15u;
+const uint HEADER_HEAD_TABLE = 15u;  // word where the HEAD records begin
 // is added to the ids of page tables: where the layer begins in buffers that layers share
 const uint HEADER_FIRST_PAGE = 16u;
-// word where ALiBi's slopes begin, float32(slope * log2(e)) per query head; read where alibi is 1
-const uint HEADER_ALIBI_TABLE = 17u;
-// word where scales begin, float32(256 * scale) per KV head, K's, then V's; read for fp8_e4m3
-const uint HEADER_SCALE_TABLE = 18u;
 // where K and V lie as rows: rows from a token to the next; 1 where KV heads come first
-const uint HEADER_TOKEN_ROWS = 19u;
+const uint HEADER_TOKEN_ROWS = 17u;
 // the same from a KV head to the next; tokens of the buffer where KV heads come first
-const uint HEADER_HEAD_ROWS = 20u;
-// word where masks' slopes begin, float32(slope * log2(e)) per query head; read where mask is 2
-const uint HEADER_MASK_SLOPE_TABLE = 21u;
+const uint HEADER_HEAD_ROWS = 18u;
 const uint HEADER_WORDS = 24u;
 
 // Then an ITEM for each workgroup of pass 1 in grid x.
@@ -118,8 +110,20 @@ const uint APPEND_WORDS = 2u;
 const uint COPY_SOURCE = 0u;  // page to read; first_page is not added: a submission does all layers of the buffers
 const uint COPY_TARGET = 1u;  // page to write
 const uint COPY_WORDS = 2u;
+
+// From head_table on: a HEAD for each query head.
+// float32(sink) * float32(log2(e)), a logit that joins the softmax without a value, or HIDDEN: none
+const uint HEAD_SINK = 0u;
+const uint HEAD_ALIBI = 1u;  // float32(slope * log2(e)) of ALiBi's slope; read where alibi is 1
+// float32(slope * log2(e)) of what masks are multiplied with, slope 1 by default; read where mask is 1
+const uint HEAD_MASK = 2u;
+const uint HEAD_K_SCALE = 3u;  // float32(256 * scale) of the KV head's K; read for fp8_e4m3
+const uint HEAD_V_SCALE = 4u;  // of its V
+const uint HEAD_WORDS = 5u;
+#define HEAD_WORD(head, word) work[work[HEADER_HEAD_TABLE] + (head) * HEAD_WORDS + word]
 const uint NO_TOKEN = 0xFFFFFFFFu;  // the position of no new token
-const uint HIDDEN = 0xFF800000u;  // minus infinity: the word of a mask for a key that the row does not see
+// minus infinity: the word of a mask for a key that the row does not see, and of no sink
+const uint HIDDEN = 0xFF800000u;
 
 // What K_STORAGE and V_STORAGE number: types of stored values.
 const uint STORAGE_F32 = 0u;

@@ -118,8 +118,8 @@ void main() {
     uint row_head = (first + lane) / units, block = (first + lane) % units, halves = 0u;
     bool there = row_head < rows_heads && block < blocks;
     if (there) {
-        uint scale_at = work[HEADER_SCALE_TABLE] + row_head % heads + part(0u, heads);
-        uint head_scale = is(STORAGE_FP8_E4M3) ? work[scale_at] : ONE;
+        uint head = row_head % heads * work[HEADER_GROUP];
+        uint head_scale = is(STORAGE_FP8_E4M3) ? HEAD_WORD(head, part(HEAD_K_SCALE, HEAD_V_SCALE)) : ONE;
         halves = encode(lane, block, row_head * TOKEN_WORDS, head_scale);
     }
     if (K_HALVES == 1u || V_HALVES == 1u) {

@@ -96,10 +96,7 @@ void emit_pair(Item item, Node node, uint t, uint dim, vec2 x) {
             states[at + 1u] = x.y;
             return;
         }
-        float top = ml.x, sum = ml.y, o_power = 1.0;
-        if (work[HEADER_SINK_TABLE] != 0u) {
-            o_power = merge_sink(uintBitsToFloat(work[work[HEADER_SINK_TABLE] + vector.head]), top, sum);
-        }
+        float top = ml.x, sum = ml.y, o_power = merge_sink(HEAD_WORD(vector.head, HEAD_SINK), top, sum);
         x = normalize(x, o_power, sum);
         result[at] = x.x;
         result[at + 1u] = x.y;

@@ -58,10 +58,7 @@ vec2 load_ml(Row row, uint s, out bool there) {
 // The total, with the head's sink, becomes dimensions dim and dim + 1 of the output, and the log-sum-exp.
 void write_result(uint dim) {
     uint q_heads = work[HEADER_Q_HEADS], head = gl_WorkGroupID.y, slot = gl_WorkGroupID.z * q_heads + head;
-    float o_power = 1.0;
-    if (work[HEADER_SINK_TABLE] != 0u) {
-        o_power = merge_sink(uintBitsToFloat(work[work[HEADER_SINK_TABLE] + head]), total_m, total_l);
-    }
+    float o_power = merge_sink(HEAD_WORD(head, HEAD_SINK), total_m, total_l);
     vec2 x = normalize(total_o, o_power, total_l);
     result[slot * V_DIM + dim] = x.x;
     result[slot * V_DIM + dim + 1u] = x.y;

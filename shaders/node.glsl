@@ -84,8 +84,8 @@ void emit_vector(Item item, uint node, uint f, uint pass) {
     uvec2 vector = vector_of(item, h);
     uint slot = (single_pass ? vector.x : state_of(vector.x, node)) * q_heads + vector.y;
     float top = m[f], sum = l[f], o_power = 1.0;
-    if (single_pass && work[HEADER_SINK_TABLE] != 0u) {
-        o_power = merge_sink(uintBitsToFloat(work[work[HEADER_SINK_TABLE] + vector.y]), top, sum);
+    if (single_pass) {
+        o_power = merge_sink(HEAD_WORD(vector.y, HEAD_SINK), top, sum);
     }
     if (LANES < WAVE || lane < VALUE_LANES) {
         [[unroll]] for (uint i = 0u; i < LANE_PAIRS; ++i) {

@@ -1,5 +1,5 @@
 // From dot products to scores, in log2 units: scale, softcap, then what is added: ALiBi's slope * -|key - row|, then a
-// mask's value, times the head's slope where MASK is 2; a product and a sum each.  A mask hides a key by minus
+// mask's value times the head's factor; a product and a sum each.  A mask hides a key by minus
 // infinity; the score of a hidden key is EMPTY_M, as that of an absent one.
 
 // Logit softcap, in log2 units: cap * tanh(t / cap) of a scaled score t.  cap: the cap and its reciprocal.
@@ -12,10 +12,10 @@ float soft_capped(float t, vec2 cap) {
 
 // s: the scores of two keys, at these positions.
 vec2 biased(uint row, uint head, uvec2 position, vec2 s) {
-    float factor = MASK == 2u ? uintBitsToFloat(work[work[HEADER_MASK_SLOPE_TABLE] + head]) : LOG2E;
+    float factor = uintBitsToFloat(HEAD_WORD(head, HEAD_MASK));
     uint record = work[HEADER_ROW_TABLE] + row * ROW_WORDS;
     if (ALIBI != 0u) {
-        float slope = uintBitsToFloat(work[work[HEADER_ALIBI_TABLE] + head]);
+        float slope = uintBitsToFloat(HEAD_WORD(head, HEAD_ALIBI));
         vec2 distance = -vec2(abs(ivec2(position) - int(work[record + ROW_POSITION])));
         precise vec2 bias = slope * distance;
         precise vec2 sum = s + bias;

@@ -48,9 +48,13 @@ float natural_lse(float m, float l) {
     return is_empty(l) ? NEGATIVE_INFINITY : ln(l, m);
 }
 
-// An attention sink is a key with score s and no value.  It is merged into the state (m, l) last; the result is the
-// power of two that the state's o has from then on.
-float merge_sink(float s, inout float m, inout float l) {
+// An attention sink is a key with a score and no value.  It is merged into the state (m, l) last; the result is the
+// power of two that the state's o has from then on.  sink: the word of a HEAD record.
+float merge_sink(uint sink, inout float m, inout float l) {
+    if (sink == HIDDEN) {
+        return 1.0;
+    }
+    float s = uintBitsToFloat(sink);
     float whole = roundEven(s);
     vec2 powers = merge_powers(m, whole);
     m = max(m, whole);

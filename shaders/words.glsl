@@ -171,12 +171,12 @@ vec2 head_scales = vec2(1.0);  // fp8_e4m3: of the workgroup's KV head, K's and 
 
 // To head_scales, where a type has them.
 void find_head_scales() {
-    uint at = work[HEADER_SCALE_TABLE] + work[HEADER_KV_FIRST] + gl_WorkGroupID.y;
+    uint head = (work[HEADER_KV_FIRST] + gl_WorkGroupID.y) * work[HEADER_GROUP];
     if (K_STORAGE == STORAGE_FP8_E4M3) {
-        head_scales.x = uintBitsToFloat(work[at]);
+        head_scales.x = uintBitsToFloat(HEAD_WORD(head, HEAD_K_SCALE));
     }
     if (V_STORAGE == STORAGE_FP8_E4M3) {
-        head_scales.y = uintBitsToFloat(work[at + work[HEADER_ROW_KV_HEADS]]);
+        head_scales.y = uintBitsToFloat(HEAD_WORD(head, HEAD_V_SCALE));
     }
 }
 

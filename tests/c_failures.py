@@ -13,7 +13,7 @@ from itertools import count
 from typing import Any
 
 import numpy as np
-from c_host import CODES, NATIVE, Data, Options, Room
+from c_host import CODES, NATIVE, Data, Options, Room, blocks
 from engine import Engine, Owner, address, call_of
 from support import FULL
 
@@ -202,7 +202,9 @@ class Failures:
 
 
 def failures(loaded: c.CDLL, info: Any, faults: dict[int, Any]) -> Counter[str]:
-    made = Failures(loaded, info)
+    before, made = blocks(loaded), Failures(loaded, info)
     found = made.table(faults)
     made.close()
+    if blocks(loaded) != before:
+        raise WrongAnswer(f"{blocks(loaded) - before} blocks of memory were not freed")
     return found

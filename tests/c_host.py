@@ -19,7 +19,7 @@ import pytest
 from ml_dtypes import bfloat16
 
 from zinc_attn.kernels import c as generated_c
-from zinc_attn.kernels.declarations import APPEND, HEADER, HEADER_WORDS, ITEM, ROW
+from zinc_attn.kernels.declarations import APPEND, HEAD, HEADER, HEADER_WORDS, ITEM, ROW
 from zinc_attn.runtime.device import SPIRV
 from zinc_attn.storage import STORAGE
 
@@ -32,6 +32,7 @@ DTYPES = ("as_k", *STORAGE)  # enum za_dtype
 CODES = ("ok", "invalid", "unsupported", "memory", "busy", "lost", "driver")  # enum za_code
 SHIM = ROOT / "tests" / "device" / "embed_shim.c"
 SHIMMED = [*LIBRARY, SHIM]
+WRAPPED = [f"-Wl,--wrap={name}" for name in ("vkGetInstanceProcAddr", "calloc", "realloc", "free")]
 COMPILER = shutil.which(os.environ.get("CC", "cc"))
 STRICT = [f"-I{NATIVE / 'include'}", "-std=c11", "-Wall", "-Wextra", "-Werror", "-pedantic", "-ffp-contract=off"]
 SANITIZE = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
@@ -72,7 +73,7 @@ def compiled(target: Path, sources: list[Path], *arguments: str) -> subprocess.C
 
     The shim, where that is among the sources, is called in the loader's place.
     """
-    wrapped = ["-Wl,--wrap=vkGetInstanceProcAddr"] if SHIM in sources else []
+    wrapped = WRAPPED if SHIM in sources else []
     files = [*map(str, (*sources, contract() / "zinc_contract.c")), "-lvulkan", "-lm"]
     command = [str(COMPILER), *STRICT, f"-I{contract()}", *arguments, *wrapped, "-o", str(target), *files]
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
@@ -91,6 +92,11 @@ def library(folder: Path, sources: list[Path]) -> c.CDLL:
     loaded = c.CDLL(built(folder, sources, *(SANITIZE if SANITIZED else [])))
     loaded.za_error.restype = c.c_char_p
     return loaded
+
+
+def blocks(loaded: c.CDLL) -> int:
+    """Blocks of memory that a library with the shim has not freed."""
+    return c.c_long.in_dll(loaded, "embed_blocks").value
 
 
 # --- zinc_attn.h ---------------------------------------------------------------------------------------------
@@ -160,7 +166,7 @@ def page_words(heading: str) -> np.ndarray:
     A table has a row per word: the columns word, name and value; or the word within a record, the name, and a column of
     values for each record, headed by the word where it begins. Names must be those of the declarations.
     """
-    header, *records = map(list, (HEADER, ITEM, ROW, APPEND))
+    header, *records = map(list, (HEADER, ITEM, ROW, APPEND, HEAD))
     words: dict[int, int] = {}
     for row in (row for table in tables(heading) for row in table if "word" in row):
         name, at = row["name"].strip("`"), int(row["word"])

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shutil
 from collections.abc import Iterable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -33,6 +34,7 @@ DRIVERS = [
     for runtime in RUNTIMES
     if FULL or (driver, runtime) != SLOW
 ]
+GFX1201 = ("gfx1201", "interpreted")  # RADV's machine code in tests/gfx1201
 
 GPU = DeviceInfo(
     index=1,
@@ -125,7 +127,15 @@ def same(got: Iterable[Any], want: Iterable[Any], what: object = None) -> None:
 
 
 def open_device(driver: str, runtime: str) -> za.Device:
-    """The machine's best device ("default") or SwiftShader, on a dispatcher; skips where it cannot be had."""
+    """The machine's best device ("default"), SwiftShader or gfx1201, on a dispatcher; skips where it cannot be had."""
+    if driver == "gfx1201":
+        needs_radv()
+        if shutil.which("cc") is None:
+            pytest.skip("cc is not installed")
+        pytest.importorskip("tinygrad", reason="tinygrad 0.14, which has AMD's tables, wants Python 3.11 or later")
+        from gfx1201.runtime import Gfx1201
+
+        return za.Device(Gfx1201())
     if runtime == "kompute" and importlib.util.find_spec("kp") is None:
         pytest.skip("kp is not installed: scripts/run builds it")
     if driver == "swiftshader":

@@ -75,7 +75,7 @@ int za_attend_of(const struct za_attn *attn, const struct counts *counts, bool s
     uint32_t heads = za_heads_together(&attn->shape.sizes, counts->items, shared_bytes(attn));
     return ATTEND + (softcap ? CAPPED : 0) + (counts->alibi ? SLOPED : 0) +
            (heads > MAX_HEADS_PER_WORKGROUP ? MANY_HEADS : 0) + (counts->walks ? WALKS : 0) +
-           (!counts->masks ? 0 : counts->mask_slopes ? MASKED_BY_SLOPE : MASKED);
+           (counts->masks ? MASKED : 0);
 }
 
 int za_shared_of(int attend) { return ((attend - ATTEND) & ~WALKS) + ATTEND + TOGETHER; }
@@ -95,7 +95,7 @@ static bool make_attend(struct za_attn *attn, int attend, struct pipeline *pipel
     constants.rows_shared = flags & TOGETHER ? constants.vectors / attn->shape.sizes.group : 1;
     constants.softcap = (flags & CAPPED) != 0;
     constants.alibi = (flags & SLOPED) != 0;
-    constants.mask = flags & MASKED_BY_SLOPE ? 2 : (flags & MASKED) != 0;
+    constants.mask = (flags & MASKED) != 0;
     constants.fused = attn->fused;
     return za_pipeline_make(attn->device, &za_kernels[KERNEL_ATTEND], &constants, pipeline);
 }

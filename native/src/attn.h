@@ -11,7 +11,7 @@
 
 /* Pass 1 has a pipeline for each sum of the flags: what becomes of scores, whether a workgroup has more than
    MAX_HEADS_PER_WORKGROUP heads, or several rows, and whether some item has several nodes. */
-enum { CAPPED = 1, SLOPED = 2, MASKED = 4, MASKED_BY_SLOPE = 8, MANY_HEADS = 16, TOGETHER = 32, WALKS = 64 };
+enum { CAPPED = 1, SLOPED = 2, MASKED = 4, MANY_HEADS = 8, TOGETHER = 16, WALKS = 32 };
 enum { APPEND, MERGE, ATTEND, PIPELINES = ATTEND + 2 * WALKS };
 
 /* Memory of a call. The host fills or reads the first ones of za_run; FILLED and RESULT take q and results where they

@@ -60,9 +60,7 @@ static bool lay_out(struct za_prepared *p) {
         .pages = room->pages,
         .masks = (uint64_t)room->rows * room->mask_keys,
         .states = (uint64_t)room->rows * l.nodes,
-        .sinks = room->sinks,
         .alibi = room->alibi,
-        .mask_slopes = room->mask_slopes,
         .walks = p->laid.rule.fixed_splits < l.nodes,
         .lse = true,
     };

@@ -9,6 +9,7 @@
 /* Words of records. */
 enum { HEADER_WORDS = sizeof(struct work_header) / 4, ITEM_WORDS = sizeof(struct work_item) / 4 };
 enum { ROW_WORDS = sizeof(struct work_row) / 4, APPEND_WORDS = sizeof(struct work_append) / 4 };
+enum { HEAD_WORDS = sizeof(struct work_head) / 4 };
 
 /* --- the layout -------------------------------------------------------------------------------------- */
 
@@ -125,9 +126,7 @@ struct counts za_counts(const struct shape *shape, const struct za_call *call,
         counts.single_pass = counts.single_pass && layout.nodes == 1;
     }
     counts.single_pass = counts.single_pass && counts.rows && !rule.fixed_splits;
-    counts.sinks = call->sinks && counts.rows;
     counts.alibi = call->alibi && counts.rows;
-    counts.mask_slopes = call->mask_slopes && counts.masks;
     if (!counts.single_pass && !counts.masks) count_shared(shape, call, rule, &counts);
     for (uint32_t i = 0; i < call->requests; ++i) {
         if (!call->request[i].q_len) continue;
@@ -144,11 +143,8 @@ struct parts za_parts(const struct shape *shape, const struct counts *counts) {
     at.rows = HEADER_WORDS + counts->items * ITEM_WORDS;
     at.appends = at.rows + counts->rows * ROW_WORDS;
     at.pages = at.appends + counts->new_rows * APPEND_WORDS;
-    at.sinks = at.pages + counts->pages;
-    at.alibi = at.sinks + (counts->sinks ? shape->q_heads : 0);
-    at.scales = at.alibi + (counts->alibi ? shape->q_heads : 0);
-    at.mask_slopes = at.scales + (counts->rows ? shape->scale_words : 0);
-    at.mask = at.mask_slopes + (counts->mask_slopes ? shape->q_heads : 0);
+    at.heads = at.pages + counts->pages;
+    at.mask = at.heads + (counts->rows ? shape->q_heads * HEAD_WORDS : 0);
     at.end = at.mask + counts->masks;
     return at;
 }
@@ -192,10 +188,7 @@ static void write_header(const struct shape *shape, const struct za_call *call, 
         .append_table = (uint32_t)parts->appends,
         .state_stride = (uint32_t)room->states,
         .single_pass = room->single_pass,
-        .sink_table = call->sinks && room->sinks ? (uint32_t)parts->sinks : 0,
-        .alibi_table = call->alibi && room->alibi ? (uint32_t)parts->alibi : 0,
-        .scale_table = parts->mask_slopes > parts->scales ? (uint32_t)parts->scales : 0,
-        .mask_slope_table = parts->mask > parts->mask_slopes ? (uint32_t)parts->mask_slopes : 0,
+        .head_table = (uint32_t)parts->heads,
     };
     /* the product in double, rounded once */
     write_float(&header->score_scale, za_scale(shape, call) * (call->softcap != 0 ? 1 : LOG2E));
@@ -268,22 +261,19 @@ static void write_rows(const struct za_call *call, const struct za_request *requ
     to->state += request->q_len * l->nodes;
 }
 
-static void write_slopes(const float *slopes, uint64_t begin, uint64_t end, uint32_t *work) {
-    for (uint64_t i = begin; slopes && i < end; ++i) /* the product in double, rounded once */
-        write_float(&work[i], (double)slopes[i - begin] * LOG2E);
-}
-
-/* What the heads have: sinks, slopes, scales. */
-static void write_tables(const struct za_call *call, const struct parts *parts,
-                         const float *scales, uint32_t *work) {
-    for (uint64_t i = parts->sinks; call->sinks && i < parts->alibi; ++i) {
-        float sink = za_flushed(call->sinks[i - parts->sinks]) * (float)LOG2E; /* in float */
-        memcpy(&work[i], &sink, sizeof sink);
+/* Head records. scales: (2, kv_heads) or NULL. Products in double, rounded once, but a sink's, which is of floats. */
+static void write_heads(const struct shape *shape, const struct za_call *call, const float *scales,
+                        struct work_head *head) {
+    for (uint32_t h = 0; h < shape->q_heads; ++h, ++head) {
+        const uint32_t kv_head = h / shape->sizes.group;
+        *head = (struct work_head){.sink = HIDDEN};
+        if (call->sinks) write_float(&head->sink, za_flushed(call->sinks[h]) * (float)LOG2E);
+        if (call->alibi) write_float(&head->alibi, (double)call->alibi[h] * LOG2E);
+        write_float(&head->mask, (call->mask_slopes ? (double)call->mask_slopes[h] : 1) * LOG2E);
+        if (!scales) continue;
+        write_float(&head->k_scale, (double)scales[kv_head] * FP8_UNIT);
+        write_float(&head->v_scale, (double)scales[shape->kv_heads + kv_head] * FP8_UNIT);
     }
-    write_slopes(call->alibi, parts->alibi, parts->scales, work);
-    write_slopes(call->mask_slopes, parts->mask_slopes, parts->mask, work);
-    for (uint64_t i = parts->scales; scales && i < parts->mask_slopes; ++i)
-        write_float(&work[i], (double)scales[i - parts->scales] * FP8_UNIT);
 }
 
 static void *at(uint32_t *work, uint64_t word) { return work + word; }
@@ -300,8 +290,7 @@ static void write_rest(const struct cursor *to, const struct parts *parts, uint3
 static void write_shared_header(const struct work_header *header, uint32_t base, struct work_header *shared) {
     *shared = *header;
     shared->row_table += base;
-    if (header->alibi_table) shared->alibi_table += base;
-    if (header->scale_table) shared->scale_table += base;
+    shared->head_table += base;
 }
 
 void za_work_write(const struct shape *shape, const struct za_call *call, struct rule rule, const struct counts *room,
@@ -337,5 +326,5 @@ void za_work_write(const struct shape *shape, const struct za_call *call, struct
             *to.append++ = (struct work_append){request->tokens - request->new_rows + row, table};
     }
     write_rest(&to, &parts, work);
-    write_tables(call, &parts, layer->scales, work);
+    if (room->rows) write_heads(shape, call, layer->scales, at(work, parts.heads));
 }

@@ -1,5 +1,5 @@
 /* The layout of a call, and the words of its work buffer: header, item records, row records, append records, page ids,
-   sinks, ALiBi slopes, scales of heads, slopes of masks, masks. docs/c-hosts.md goes through them with numbers. */
+   head records, masks. docs/c-hosts.md goes through them with numbers. */
 #ifndef WORK_H
 #define WORK_H
 
@@ -18,7 +18,7 @@ struct counts {
     uint64_t rows, new_rows, pages, masks, states; /* pages, masks: words */
     uint64_t keys;                                 /* that rows see, over all rows */
     uint32_t rows_each;
-    bool sinks, alibi, mask_slopes;
+    bool alibi;
     bool lse;         /* is written behind out */
     bool single_pass; /* every row has one state, and pass 1 writes the output */
     bool walks;       /* some item has several nodes */
@@ -27,7 +27,7 @@ struct counts {
 /* Words where the parts of a work buffer begin. Shared items have a header before them, and both lie before all else,
    in `base` words; the words of the other parts count from there. */
 struct parts {
-    uint64_t base, rows, appends, pages, sinks, alibi, scales, mask_slopes, mask, end;
+    uint64_t base, rows, appends, pages, heads, mask, end;
 };
 
 /* How a call, or every call of a prepared one, is laid out. */

@@ -6,7 +6,7 @@
 llama=$cache/llama
 back_end=$llama/zinc-$(cksum <<<"$root" | cut -d' ' -f1) # a build folder is of one source folder
 llama_version=0.3.36 # of llama-cpp-python: llama.cpp 0c1e57098, ggml 0.25.3
-llama_programs=(llama-server llama-perplexity llama-bench test-backend-ops test-state-restore-fragmented test-save-load-state)
+llama_programs=(llama-server llama-perplexity llama-bench test-backend-ops test-llama-archs llama-quantize test-state-restore-fragmented test-save-load-state)
 
 fetch_llama() {
     local work
@@ -32,6 +32,21 @@ build_back_end() {
         c++ -std=c++17 -O2 -Wall -Wextra "$root/scripts/lib/llama_digests.cpp" -o "$back_end/digests" \
             -I"$llama/src/include" -I"$llama/src/ggml/include" -L"$llama/plain/bin" -lllama -lggml -lggml-base &&
         echo "$1" >"$back_end/.ready"
+}
+# ggml_vulkan: print the library that ZINC_ATTN_GGML_VULKAN stands for, after building it where that is "build".
+ggml_vulkan() {
+    local library=${ZINC_ATTN_GGML_VULKAN:-}
+    if [[ $library == build ]]; then
+        library=$llama/vulkan/bin/libggml-vulkan.so
+        [[ -f $library ]] || step llama-vulkan "building ggml-vulkan, about an hour on two cores" build_vulkan || exit 1
+    fi
+    echo "$library"
+}
+# It needs glslc, and headers of Vulkan 1.3.275 and SPIR-V (Debian: glslc libvulkan-dev spirv-headers of trixie or later).
+build_vulkan() {
+    cmake -S "$llama/src" -B "$llama/vulkan" -DCMAKE_BUILD_TYPE=Release -DGGML_VULKAN=ON -DGGML_BACKEND_DL=ON \
+        -DGGML_NATIVE=OFF -DGGML_OPENMP=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF &&
+        nice -n 19 cmake --build "$llama/vulkan" -j "${LLAMA_JOBS:-2}" --target ggml-vulkan
 }
 
 prepare_llama() {

@@ -26,6 +26,7 @@ const uint INVERSE_TURN[8] = uint[](0x00000000u, 0x28BE60DBu, 0x9391054Au, 0x7F0
 #define SQRT_HALF 0.707106769
 #define SOFTPLUS_LINEAR 20.0
 const uint SUM_LANES = 256u;
+const uint ROPE_WORDS = 4u;
 
 struct Tensor {
     uint offset;  // of element 0 in its binding; these numbers count elements of the tensor's type

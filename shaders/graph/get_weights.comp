@@ -6,7 +6,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "contract.glsl"
-#include "../contract.glsl"
 
 layout(local_size_x = 256) in;
 layout(constant_id = GET_WEIGHTS_SPEC_TYPE) const uint TYPE = WEIGHT_TYPE_Q8_0;
@@ -15,9 +14,8 @@ layout(set = 0, binding = GET_WEIGHTS_BIND_W, std430) readonly buffer W { uint x
 layout(set = 0, binding = GET_WEIGHTS_BIND_IDS, std430) readonly buffer Ids { uint ids[]; };
 layout(set = 0, binding = GET_WEIGHTS_BIND_Y, std430) writeonly buffer Y { uint y[]; };
 #include "tensor.glsl"
-#include "../floats.glsl"
-#include "../narrow.glsl"
-#include "halves.glsl"
+#include "numbers.glsl"
+#include "float_types.glsl"
 #include "rows.glsl"
 
 uint type = TYPE;  // an index that is a specialization constant makes glslang write an undefined id
@@ -44,7 +42,7 @@ uint last_piece() {
 }
 
 float half_float(uint bits) {
-    return uintBitsToFloat(from_f16(bits));
+    return widened(bits, FLOAT_TYPE_F16, 0u);
 }
 
 float value_of(float d, uint scale, int q, float m, uint minimum) {
@@ -68,7 +66,7 @@ float value_of_32(uint i) {
         return value_of(half_float(last_piece()), 1u, bitfieldExtract(int(byte_at(i)), 0, 8), 0.0, 0u);
     }
     int q = int(nibble(i % 16u, i / 16u));
-    if (TYPE == WEIGHT_TYPE_MXFP4) {  // e2m1, twice; 2**(e - 128)
+    if (TYPE == WEIGHT_TYPE_MXFP4) {  // twice e2m1, times 2**(e - 128)
         uint e = last_piece();
         int magnitude = (q & 7) < 2 ? q & 7 : (2 | q & 1) << ((q >> 1 & 3) - 1);
         return value_of(uintBitsToFloat(e < 2u ? 0u : (e - 1u) << 23u), 1u, q < 8 ? magnitude : -magnitude, 0.0, 0u);

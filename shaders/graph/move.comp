@@ -8,7 +8,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "contract.glsl"
-#include "../contract.glsl"
 
 layout(local_size_x = 256) in;
 layout(constant_id = MOVE_SPEC_OP) const uint OP = MOVE_OP_LINEAR;
@@ -19,12 +18,11 @@ layout(set = 0, binding = MOVE_BIND_X, std430) readonly buffer X { uint x[]; };
 layout(set = 0, binding = MOVE_BIND_IDS, std430) readonly buffer Ids { uint ids[]; };
 layout(set = 0, binding = MOVE_BIND_Y, std430) buffer Y { uint y[]; };
 #include "tensor.glsl"
-#include "../floats.glsl"
-#include "../narrow.glsl"
-#include "halves.glsl"
+#include "numbers.glsl"
+#include "float_types.glsl"
 #include "rows.glsl"
 
-const uint ALL = 0xFFFFFFFFu;
+const uint ALL = 0xFFFFFFFFu;  // the types of FLOAT_TYPES are the first of MOVE_TYPES
 
 // A value of a block that begins at half word `block`.
 float decoded(uint block, uint i) {
@@ -41,27 +39,27 @@ float decoded(uint block, uint i) {
                  : SOURCE == MOVE_TYPE_Q5_0   ? int(q) - 16
                  : SOURCE == MOVE_TYPE_IQ4_NL ? bitfieldExtract(int(IQ4_NL[q >> 2]), int(8u * (q & 3u)), 8)
                                               : int(q);
-    precise float scaled = float(number) * uintBitsToFloat(from_f16(x_bits(block, 16u)));
-    precise float moved = scaled + (minimum ? uintBitsToFloat(from_f16(x_bits(block + 1u, 16u))) : 0.0);
+    precise float scaled = float(number) * widened(x_bits(block, 16u), FLOAT_TYPE_F16, 0u);
+    precise float moved = scaled + (minimum ? widened(x_bits(block + 1u, 16u), FLOAT_TYPE_F16, 0u) : 0.0);
     return flush(moved);
 }
 
 // The bits of y's element of x's element `at`.
 uint converted(uvec4 at) {
-    uint bits;
+    float value;
     if (SOURCE < MOVE_TYPE_Q8_0) {
-        bits = x_bits(place(p.x, at), bits_of(SOURCE));
+        uint bits = x_bits(place(p.x, at), bits_of(SOURCE));
         if (SOURCE == TARGET) {
             return bits;
         }
-        bits = float_of(SOURCE, bits);
+        value = SOURCE == MOVE_TYPE_I32 ? float(int(bits)) : widened(bits, SOURCE, 0u);
     } else {
-        bits = floatBitsToUint(decoded(place(p.x, uvec4(at.x / BLOCK, at.yzw)), at.x % BLOCK));
+        value = decoded(place(p.x, uvec4(at.x / BLOCK, at.yzw)), at.x % BLOCK);
     }
     if (TARGET == MOVE_TYPE_I32) {  // toward zero; what int32 does not have is -2**31
-        return (bits & 0x7FFFFFFFu) < 0x4F000000u ? uint(int(uintBitsToFloat(bits))) : 0x80000000u;
+        return (floatBitsToUint(value) & MAGNITUDE) < 0x4F000000u ? uint(int(value)) : 0x80000000u;
     }
-    return TARGET == MOVE_TYPE_F16 ? to_f16(bits) : TARGET == MOVE_TYPE_BF16 ? to_bf16(bits) : bits;
+    return encoded(value, TARGET);
 }
 
 // The bits of y's element `at`; x_row: the row of x, of GET_ROWS and SET_ROWS.

@@ -1,9 +1,67 @@
-// Declared; not written yet.
+// y = norm(x) [* weight] [+ bias] along dimension 0: RMS_NORM, NORM or L2_NORM.
+//
+// Grid: x (and y) = rows.  A workgroup has a row; an invocation has its elements j = r mod SUM_LANES in each step:
+//     norm alone: mean = sum of x * factor
+//     squares = sum of (x - mean)**2, each flushed; rms and l2: mean = 0
+//     scale = 1 / sqrt(squares * factor + eps), or 1 / max(sqrt(squares), eps) of l2
+//     y = (x - mean) * scale, then the product and the sum as operations of their own
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "contract.glsl"
 
-layout(local_size_x = 256) in;
+layout(local_size_x = SUM_LANES) in;
+layout(constant_id = NORM_SPEC_OP) const uint OP = NORM_OP_RMS;
+layout(constant_id = NORM_SPEC_WEIGHTED) const uint WEIGHTED = 0u;
+layout(constant_id = NORM_SPEC_BIASED) const uint BIASED = 0u;
+layout(set = 0, binding = NORM_BIND_PARAMS, std430) restrict readonly buffer Params { NormParams p; };
+layout(set = 0, binding = NORM_BIND_X, std430) readonly buffer X { float x[]; };
+layout(set = 0, binding = NORM_BIND_WEIGHT, std430) readonly buffer Weight { float weights[]; };
+layout(set = 0, binding = NORM_BIND_BIAS, std430) readonly buffer Bias { float biases[]; };
+layout(set = 0, binding = NORM_BIND_Y, std430) writeonly buffer Y { float y[]; };
+#include "tensor.glsl"
+#include "numbers.glsl"
+#include "row_sum.glsl"
 
 void main() {
+    uint row = workgroup_row(), n = p.x.n[0], r = gl_LocalInvocationID.x;
+    if (row >= p.x.n[1] * p.x.n[2] * p.x.n[3]) {
+        return;
+    }
+    uvec4 at = uvec4(0u, indices(p.x, row * n).yzw);
+    uint of_x = place(p.x, at), of_y = place(p.y, at);
+    float mean = 0.0;
+    if (OP == NORM_OP_NORM) {
+        precise float sum = 0.0;
+        for (uint j = r; j < n; j += SUM_LANES) {
+            sum = sum + flush(x[of_x + j * p.x.s[0]]);
+        }
+        precise float scaled = workgroup_sum(sum) * p.factor;
+        mean = flush(scaled);
+    }
+    precise float squares = 0.0;
+    for (uint j = r; j < n; j += SUM_LANES) {
+        precise float v = flush(x[of_x + j * p.x.s[0]]) - mean;
+        precise float square = v * v;
+        squares = squares + flush(square);
+    }
+    float total = workgroup_sum(squares), length = root(total);
+    precise float scaled = total * p.factor;
+    precise float above = flush(scaled) + p.eps;
+    float inverse_length = quotient(1.0, flush(length > p.eps ? length : p.eps));
+    float scale = OP == NORM_OP_L2 ? flush(inverse_length) : inverse_root(flush(above));
+    for (uint j = r; j < n; j += SUM_LANES) {
+        precise float v = flush(x[of_x + j * p.x.s[0]]) - mean;
+        v = v * scale;
+        v = flush(v);
+        at.x = j;
+        if (WEIGHTED != 0u) {
+            precise float product = v * flush(weights[place(p.weight, repeated(p.weight, at))]);
+            v = flush(product);
+        }
+        if (BIASED != 0u) {
+            precise float sum = v + flush(biases[place(p.bias, repeated(p.bias, at))]);
+            v = flush(sum);
+        }
+        y[of_y + j * p.y.s[0]] = v;
+    }
 }

@@ -1,9 +1,76 @@
-// Declared; not written yet.
+// y = x with pairs of dimension 0 turned by their position times their fraction of a turn; other elements are copied.
+//
+// Grid: x (and y) = units of y / 256.  A unit is a pair, or two elements that are copied; of float16 whose pairs are no
+// neighbors two pairs, or two words, so that it owns the words that it writes.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "contract.glsl"
 
 layout(local_size_x = 256) in;
+layout(constant_id = ROPE_SPEC_TYPE) const uint TYPE = FLOAT_TYPE_F32;
+layout(set = 0, binding = ROPE_BIND_PARAMS, std430) restrict readonly buffer Params { RopeParams p; };
+layout(set = 0, binding = ROPE_BIND_X, std430) readonly buffer X { uint x[]; };
+layout(set = 0, binding = ROPE_BIND_POSITIONS, std430) readonly buffer Positions { uint positions[]; };
+layout(set = 0, binding = ROPE_BIND_TABLE, std430) readonly buffer Table { uint table[]; };
+layout(set = 0, binding = ROPE_BIND_Y, std430) writeonly buffer Y { uint y[]; };
+#include "tensor.glsl"
+#include "numbers.glsl"
+#include "float_types.glsl"
+
+// Pair k of a token turned: x0 * (c * m) - x1 * (s * m), x0 * (s * m) + x1 * (c * m).
+vec2 turned(vec2 pair, uint k, uint token) {
+    uint at = p.table + ROPE_WORDS * k;
+    uvec2 fraction = uvec2(table[at], table[at + 1u]), phase;
+    uint position = positions[p.positions + table[at + 2u] * p.stride + token];
+    umulExtended(position, fraction.x, phase.y, phase.x);
+    phase.y += position * fraction.y - (int(position) < 0 ? fraction.x : 0u);
+    precise vec2 factors = cos_sin_of_turns(phase) * uintBitsToFloat(table[at + 3u]);
+    precise vec2 of_x0 = pair.x * factors, of_x1 = pair.y * factors;
+    precise float first = of_x0.x - of_x1.y, second = of_x0.y + of_x1.x;
+    return vec2(flush(first), flush(second));
+}
+
+uint element(uvec4 at, uint i) {
+    return place(p.x, uvec4(i, at.yzw));
+}
 
 void main() {
+    bool wide = TYPE == FLOAT_TYPE_F32, neighbors = p.step == 1u;
+    uint size = wide || neighbors ? 1u : 2u;  // pairs of a unit
+    uint units = p.y.n[0] / (2u * size), id = linear_id(), u = id % units;
+    if (id / units >= p.y.n[1] * p.y.n[2] * p.y.n[3]) {
+        return;
+    }
+    uvec4 at = uvec4(0u, indices(p.y, id / units * p.y.n[0]).yzw);
+    uint row = place(p.y, at), turning = p.pairs / size;
+    if (u >= turning) {
+        for (uint i = 0u; i < size; ++i) {
+            uint e = 2u * (size * (u - turning) + i);
+            e += e < p.first ? 0u : 2u * p.pairs;
+            if (wide) {
+                y[row + e * p.y.s[0]] = x[element(at, e)];
+                y[row + (e + 1u) * p.y.s[0]] = x[element(at, e + 1u)];
+            } else {
+                y[(row + e) >> 1] = encoded(LOAD(x, TYPE, element(at, e)), TYPE)
+                    | encoded(LOAD(x, TYPE, element(at, e + 1u)), TYPE) << 16;
+            }
+        }
+        return;
+    }
+    uint e = p.first + size * u * (neighbors ? 2u : 1u), words[2] = uint[](0u, 0u);
+    for (uint i = 0u; i < size; ++i) {
+        vec2 pair = vec2(LOAD(x, TYPE, element(at, e + i)), LOAD(x, TYPE, element(at, e + i + p.step)));
+        pair = turned(vec2(flush(pair.x), flush(pair.y)), size * u + i, at.z);
+        words[0] |= encoded(pair.x, TYPE) << (16u * i);
+        words[1] |= encoded(pair.y, TYPE) << (16u * i);
+    }
+    if (wide) {
+        y[row + e * p.y.s[0]] = words[0];
+        y[row + (e + p.step) * p.y.s[0]] = words[1];
+    } else if (neighbors) {
+        y[(row + e) >> 1] = words[0] | words[1] << 16;
+    } else {
+        y[(row + e) >> 1] = words[0];
+        y[(row + e + p.step) >> 1] = words[1];
+    }
 }

@@ -6,6 +6,10 @@ uint x_bits(uint at, uint bits) {
     return x[at / per_word] >> (at % per_word * bits) & 0xFFFFFFFFu >> (32u - bits);
 }
 
+uint bits_of(uint type) {
+    return type == MOVE_TYPE_I8 ? 8u : type == MOVE_TYPE_F32 || type == MOVE_TYPE_I32 ? 32u : 16u;
+}
+
 uvec4 sizes_of(Tensor t) {
     return uvec4(t.n[0], t.n[1], t.n[2], t.n[3]);
 }

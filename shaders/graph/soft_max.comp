@@ -1,9 +1,89 @@
-// Declared; not written yet.
+// y = softmax(x * scale + slope * mask) along dimension 0.
+//
+// Grid: x (and y) = rows.  A workgroup has a row; an invocation has its elements j = r mod SUM_LANES in each step:
+//     m = the largest score, in log2 units, rounded to an integer; a sink is a score, too
+//     total = sum of 2**(score - m), the sink's last
+//     y = 2**(score - m) * (1 / total)
+// A NaN or an infinite m makes the whole row NaN.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "contract.glsl"
 
-layout(local_size_x = 256) in;
+layout(local_size_x = SUM_LANES) in;
+layout(constant_id = SOFT_MAX_SPEC_MASK_TYPE) const uint MASK = MASK_TYPE_NONE;
+layout(constant_id = SOFT_MAX_SPEC_HAS_SINKS) const uint HAS_SINKS = 0u;
+layout(set = 0, binding = SOFT_MAX_BIND_PARAMS, std430) restrict readonly buffer Params { SoftMaxParams p; };
+layout(set = 0, binding = SOFT_MAX_BIND_X, std430) readonly buffer X { float x[]; };
+layout(set = 0, binding = SOFT_MAX_BIND_MASK, std430) readonly buffer Mask { uint mask[]; };
+layout(set = 0, binding = SOFT_MAX_BIND_SINKS, std430) readonly buffer Sinks { float sinks[]; };
+layout(set = 0, binding = SOFT_MAX_BIND_Y, std430) writeonly buffer Y { float y[]; };
+#include "tensor.glsl"
+#include "numbers.glsl"
+#include "float_types.glsl"
+#include "row_sum.glsl"
+
+const float LOWEST = -3.4028235e38;
+shared float largest[SUM_LANES];
+
+float slope_of(uint head) {
+    bool first = head < p.heads;
+    precise float exponent = (first ? p.step : p.half_step) * float(first ? head + 1u : 2u * (head - p.heads) + 1u);
+    return weight(exponent, 0.0);
+}
+
+// The score of element j in log2 units.
+float score(uint of_x, uint of_mask, float slope, uint j) {
+    precise float t = flush(x[of_x + j * p.x.s[0]]) * p.scale;
+    if (MASK != MASK_TYPE_NONE) {
+        precise float added = slope * flush(LOAD(mask, MASK == MASK_TYPE_F32 ? FLOAT_TYPE_F32 : FLOAT_TYPE_F16,
+                                                 of_mask + j * p.mask.s[0]));
+        t = t + added;
+    }
+    precise float s = t * LOG2E;
+    return s;
+}
+
+// 2**(s - m); 0 of -infinity, a NaN where s or m is one or m is infinite.
+float weight_of(float s, float m) {
+    bool whole = abs(m) < INFINITY && !is_nan(s);
+    return !whole ? NAN : weight(max(s, LOWEST), m);
+}
 
 void main() {
+    uint row = workgroup_row(), n = p.x.n[0], r = gl_LocalInvocationID.x;
+    if (row >= p.x.n[1] * p.x.n[2] * p.x.n[3]) {
+        return;
+    }
+    uvec4 at = uvec4(0u, indices(p.x, row * n).yzw);
+    uint of_x = place(p.x, at), of_y = place(p.y, at);
+    uint of_mask = MASK == MASK_TYPE_NONE ? 0u : place(p.mask, repeated(p.mask, at));
+    float slope = p.step == 0.0 ? 1.0 : slope_of(at.z), most = LOWEST;
+    for (uint j = r; j < n; j += SUM_LANES) {
+        float s = score(of_x, of_mask, slope, j);
+        most = s > most ? s : most;
+    }
+    largest[r] = most;
+    for (uint apart = SUM_LANES / 2u; apart > 0u; apart /= 2u) {
+        barrier();
+        if (r < apart) {
+            largest[r] = max(largest[r], largest[r + apart]);
+        }
+    }
+    barrier();
+    precise float sink = HAS_SINKS != 0u ? flush(sinks[p.sinks + at.z]) * LOG2E : LOWEST;
+    float m = max(largest[0], sink);
+    m = m == LOWEST || is_nan(sink) ? NAN : roundEven(m);
+    precise float sum = 0.0;
+    for (uint j = r; j < n; j += SUM_LANES) {
+        sum = sum + weight_of(score(of_x, of_mask, slope, j), m);
+    }
+    precise float total = workgroup_sum(sum);
+    if (HAS_SINKS != 0u) {
+        total = total + weight_of(sink, m);
+    }
+    float inverse_total = quotient(1.0, total);
+    for (uint j = r; j < n; j += SUM_LANES) {
+        precise float product = weight_of(score(of_x, of_mask, slope, j), m) * inverse_total;
+        y[of_y + j * p.y.s[0]] = flush(product);
+    }
 }

@@ -13,7 +13,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "contract.glsl"
-#include "../contract.glsl"
 
 layout(local_size_x = 32) in;
 layout(constant_id = TO_BLOCKS_SPEC_OP) const uint OP = MOVE_OP_LINEAR;
@@ -24,9 +23,8 @@ layout(set = 0, binding = TO_BLOCKS_BIND_X, std430) readonly buffer X { uint x[]
 layout(set = 0, binding = TO_BLOCKS_BIND_IDS, std430) readonly buffer Ids { uint ids[]; };
 layout(set = 0, binding = TO_BLOCKS_BIND_Y, std430) buffer Y { uint y[]; };
 #include "tensor.glsl"
-#include "../floats.glsl"
-#include "../narrow.glsl"
-#include "halves.glsl"
+#include "numbers.glsl"
+#include "float_types.glsl"
 #include "rows.glsl"
 
 const uint STORAGE = TARGET == MOVE_TYPE_Q8_0   ? STORAGE_Q8_0
@@ -56,9 +54,9 @@ void load(uint first, uint blocks) {
     for (uint i = 0u; i < WAVE; ++i) {
         uint bits = 0u;
         if (first + i < blocks) {
-            bits = float_of(SOURCE, x_bits(place(p.x, indices(p.x, (first + i) * BLOCK + lane)), bits_of(SOURCE)));
+            bits = floatBitsToUint(LOAD(x, SOURCE, place(p.x, indices(p.x, (first + i) * BLOCK + lane))));
         }
-        tile[place(i, lane)] = (bits & 0x7FFFFFFFu) < 0x2B800000u ? 0u : bits;  // 2**-40
+        tile[place(i, lane)] = (bits & MAGNITUDE) < 0x2B800000u ? 0u : bits;  // 2**-40
     }
 }
 
@@ -114,7 +112,7 @@ void main() {
     }
     uint largest = 0u, fifths = 0u;
     for (uint i = 0u; i < BLOCK; ++i) {
-        largest = max(largest, tile[place(lane, i)] & 0x7FFFFFFFu);
+        largest = max(largest, tile[place(lane, i)] & MAGNITUDE);
     }
     bool fits = largest <= floatBitsToUint(65504.0 * STEPS);
     Measures by = measure(lane);

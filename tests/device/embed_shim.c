@@ -1,9 +1,9 @@
-/* Linked before libvulkan (ld --wrap=vkGetInstanceProcAddr) to test the C library where no driver would.
+/* Linked before libvulkan (ld --wrap, of the names that c_host.py has) to test the C library where no driver would.
 
    EMBED_FAIL=NAME:COUNT:RESULT makes the COUNT-th call of a function (or of those that begin with NAME*) give RESULT,
    without calling it; a COUNT with a + behind it, all calls from that one on. EMBED_WAVE32=1 makes the device offer
    subgroups of 32, and says on stdout what is then asked for; the driver is asked for what it has. EMBED_SHARED=BYTES is
-   the device's maxComputeSharedMemorySize. */
+   the device's maxComputeSharedMemorySize. embed_blocks: blocks of memory that the library has and did not free. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -103,6 +103,28 @@ static void wrap_vkGetPhysicalDeviceProperties(VkPhysicalDevice p, VkPhysicalDev
     const char *bytes = getenv("EMBED_SHARED");
     vkGetPhysicalDeviceProperties(p, o);
     if (bytes) o->limits.maxComputeSharedMemorySize = (uint32_t)atoi(bytes);
+}
+
+/* --- memory ------------------------------------------------------------------------------------------ */
+
+long embed_blocks;
+void *__real_calloc(size_t count, size_t size), *__real_realloc(void *block, size_t size);
+void *__wrap_calloc(size_t count, size_t size), *__wrap_realloc(void *block, size_t size);
+void __real_free(void *block), __wrap_free(void *block);
+
+void *__wrap_calloc(size_t count, size_t size) {
+    void *made = __real_calloc(count, size);
+    embed_blocks += made != NULL;
+    return made;
+}
+void *__wrap_realloc(void *block, size_t size) {
+    void *made = __real_realloc(block, size);
+    embed_blocks += !block && made;
+    return made;
+}
+void __wrap_free(void *block) {
+    embed_blocks -= block != NULL;
+    __real_free(block);
 }
 
 /* --- the functions that the library gets ------------------------------------------------------------- */

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes as c
 import os
-import re
 import subprocess
 import sys
 import threading
@@ -23,6 +22,7 @@ from c_host import (
     Options,
     Place,
     Room,
+    blocks,
     library,
     needs_compiler,
 )
@@ -71,6 +71,7 @@ def small(tmp_path_factory, device):
     yield engine
     engine.close()
     owner.close()
+    assert blocks(shimmed) == 0
 
 
 def attempt(engine, places, layer=0, **request):
@@ -397,16 +398,13 @@ def compiler_file(name):
     return found if Path(found).is_absolute() else ""
 
 
-@pytest.mark.skipif("VK_INSTANCE_LAYERS" in os.environ, reason="the layers lose memory of their own")
 def test_calls_and_refusals_under_the_sanitizers():
     preload = [compiler_file(name) for name in ("libasan.so", "libubsan.so")]
     if not all(preload):
         pytest.skip("the compiler has no sanitizers")
-    told = {"ASAN_OPTIONS": "detect_leaks=1", "LSAN_OPTIONS": "exitcode=0", "LD_PRELOAD": " ".join(preload)}
+    told = {"ASAN_OPTIONS": "detect_leaks=0", "LD_PRELOAD": " ".join(preload)}
     files = [Path(__file__).with_name(f"test_c_{name}.py") for name in ("library", "engine")]
     chosen = "not sanitizers" if FULL else FEW_TESTS
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files, "-k", chosen]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **told}, cwd=TESTS.parent)
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
-    lost = re.search(r"#1 0x\w+ in \w+ \S*native/src/.*", done.stderr)  # that the library allocated, not Python
-    assert lost is None, lost[0]

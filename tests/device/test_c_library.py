@@ -21,7 +21,7 @@ from zinc_attn.decode.scoring import Scoring
 from zinc_attn.decode.workspace import PagedStorage, SharedTensors, Tensors, Workspace
 from zinc_attn.kernels import declarations as kernels
 from zinc_attn.kernels.contract import formulas, meanings
-from zinc_attn.kernels.records import ITEM, HeadTables, WorkBuffer
+from zinc_attn.kernels.records import ITEM, HeadValues, WorkBuffer
 from zinc_attn.kernels.tuning import SHARED_VECTORS, shared_rows
 from zinc_attn.limits import MAX_HEADS_PER_WORKGROUP
 from zinc_attn.planning.items import item_records
@@ -65,7 +65,7 @@ class Library(Opened):
         self, folder, device, loaded=None, dtype="f16", scales=(None, None), shape=SHAPE, pages=PAGES, units=64
     ):
         self.shape, self.pages = shape, pages
-        self.c = declared(loaded or library(folder, LIBRARY))
+        self.c = declared(loaded or library(folder, c_host.SHIMMED))
         self.device = c.c_void_p(self.c.za_device_open(device.info.name.encode()))
         assert self.device, self.error
         sizes = shape.q_heads, shape.kv_heads, shape.head_dim, 0, False
@@ -122,6 +122,7 @@ def opened(tmp_path_factory, device):
     made = Library(tmp_path_factory.mktemp("library"), device)
     yield made
     made.close()
+    assert c_host.blocks(made.c) == 0
 
 
 def page_call(opened, inputs, layer=1, encoded=False, **more):
@@ -144,7 +145,7 @@ def words_of_page(section, size):
 
 
 PLAIN = ({}, page_words("A call in words").tolist())
-BIASED = ({"alibi": PAGE_SLOPES, "mask": PAGE_MASK}, words_of_page("Slopes and masks", 71))
+BIASED = ({"alibi": PAGE_SLOPES, "mask": PAGE_MASK}, words_of_page("Slopes and masks", 87))
 WORDS = pytest.mark.parametrize(("options", "words"), (PLAIN, BIASED), ids=("plain", "biased"))
 
 
@@ -322,13 +323,13 @@ def test_scales_of_heads(scaled, inputs):
     k, v, scales = k.astype(np.float32), v.astype(np.float32), np.array(PAGE_SCALES, np.float32)
     want = za.reference.emulate(q, *stored(k, v, "fp8_e4m3", scales=scales))
     codes = [x.view(np.uint8) for x in np.split(encode(k, v, SHAPE, "fp8_e4m3", scales), 2, axis=2)]
-    heads = HeadTables(scales=scales.reshape(-1) * np.float32(FP8_UNIT))
-    work = WorkBuffer(items=2, rows=2, appends=NEW, tables=3, heads=heads)
-    page = words_of_page("Scales of heads", 67)
+    work = WorkBuffer(items=2, rows=2, appends=NEW, tables=3, heads=4)
+    HeadValues(scales=scales.reshape(-1) * np.float32(FP8_UNIT)).write(work.heads)
+    page = words_of_page("Scales of heads", 83)
     for given, encoded in (((k, v), False), (codes, True)):
         same(page_call(scaled, Values(q, *given), encoded=encoded), want)
         assert scaled.words().tolist() == page
-    assert page[63:] == work.scales.view(np.uint32).tolist() and page[18] == work.header["scale_table"] == 63
+    assert page[63:] == work.heads.view(np.uint32).tolist() and page[15] == work.header["head_table"] == 63
 
 
 def test_what_scales_refuse(scaled, opened, inputs):

@@ -4,20 +4,24 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graph_harness import POISON, run
+from graph_harness import POISON, run, same
 
-from zinc_attn.graph import moves
-from zinc_attn.graph.declarations import MOVE, MOVE_OPS, MOVE_TYPES, TO_BLOCKS
+from zinc_attn.graph import blocks, moves
+from zinc_attn.graph.declarations import GET_WEIGHTS, MOVE, MOVE_OPS, MOVE_TYPES, TO_BLOCKS, WEIGHT_TYPES
+from zinc_attn.graph.pieces import TYPES
 from zinc_attn.graph.records import tensor
 from zinc_attn.storage import STORAGE
 
+EXECUTED = True
 LAYOUTS: dict[str, dict[str, Any]] = {  # of an array in memory
     "plain": {},
     "odd": {"begin": 3, "gap": 1},
     "permuted": {"order": (1, 3, 0, 2), "begin": 1},
     "inner": {"order": (2, 0, 1, 3), "gap": 2},
 }
-FLOATS = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 65519.9, 65520, -7e4, 1e-7, -6e-8, 2.0**-25, 3e-39, 3e9], np.float32)
+FLOATS = np.array(
+    [0.0, -0.0, np.inf, -np.inf, np.nan, 65519.9, 65520, -7e4, 1e-7, -6e-8, 2.0**-25, 3e-39, 3e9], np.float32
+)
 
 
 class Memory:
@@ -64,13 +68,6 @@ def invocations(y, rows, dtype):
     return rows * ((columns + per - 2) // per + 1 if y.strides[-2] == np.dtype(dtype).itemsize else columns)
 
 
-def same_memory(got, want, dtype):
-    """Words, but for NaN whose bits are any."""
-    got, want = got.view(dtype), want.view(dtype)
-    both = np.zeros(got.shape, bool) if np.dtype(dtype).kind in "iu" else np.isnan(got) & np.isnan(want)
-    assert np.array_equal(got.view(np.uint8).reshape(got.size, -1)[~both], want.view(np.uint8).reshape(got.size, -1)[~both])
-
-
 def moved(device, op, source, target, x, y_shape, layouts, expected, ids=None, shift=(0, 0, 0, 0)):
     """Move x into poisoned memory of y_shape. expected: writes to an array of that shape what y is to be."""
     rng = np.random.default_rng(5)
@@ -83,8 +80,8 @@ def moved(device, op, source, target, x, y_shape, layouts, expected, ids=None, s
     rows = np.prod(x.shape[:3] if op == "set_rows" else y_shape[:3])
     x_tensor = given.tensor
     if source not in moves.DTYPES:
-        offset, (blocks, *n), s = x_tensor
-        x_tensor = offset, (32 * blocks, *n), s
+        offset, (count, *n), s = x_tensor
+        x_tensor = offset, (32 * count, *n), s
     (got,) = run(
         device.runtime,
         MOVE,
@@ -101,7 +98,7 @@ def moved(device, op, source, target, x, y_shape, layouts, expected, ids=None, s
     wanted = out.values[..., 0].copy()
     expected(wanted)
     out.values[..., 0] = wanted
-    same_memory(got, out.words, dtype)
+    same(got, out.words.view(dtype))
 
 
 MOVED = [  # source, target, x's shape, y's, layouts of both
@@ -238,3 +235,31 @@ def test_blocks_have_the_codecs_bytes(any_device, rng, source, target, op, of_x,
     else:
         out.values[...] = halves.reshape(out.values.shape)
     assert np.array_equal(got, out.words)
+
+
+@pytest.mark.parametrize("kind", WEIGHT_TYPES)
+@np.errstate(all="ignore")
+def test_rows_of_weights(any_device, rng, kind):
+    """Random bytes in layout R32, in matrices that begin anywhere, of a view that leaves out the first two rows."""
+    rows, begin, size = 37, 1 if kind == "mxfp4" else 6, TYPES[kind].size
+    raw = rng.integers(0, 256, (2, rows, 512 // TYPES[kind].values * size), np.uint8)
+    packed = [np.zeros(begin, np.uint8), *(blocks.pack(kind, matrix) for matrix in raw)]
+    ids = rng.integers(0, rows - 2, (1, 2, 5)).astype(np.int32)
+    ids[0, 0, 0], ids[0, 1, 1:3] = rows - 3, (rows - 2, -1)
+    y = np.zeros((1, 2, 5, 512), np.float32)
+    (got,) = run(
+        any_device.runtime,
+        GET_WEIGHTS,
+        (-(-y.size // 256), 1, 1),
+        (np.concatenate(packed), ids),
+        (y.size,),
+        (WEIGHT_TYPES.index(kind),),
+        ids=tensor(ids),
+        y=tensor(y),
+        offset=begin,
+        steps=(raw[0].size, 0),
+        rows=rows,
+        first=2,
+    )
+    values = np.stack([moves.from_weights(matrix[2:], kind) for matrix in raw])
+    same(got, moves.get_rows(values[None], ids))

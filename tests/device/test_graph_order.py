@@ -8,6 +8,8 @@ from zinc_attn.graph import order
 from zinc_attn.graph.declarations import SORT, SORT_OPS, SORT_PIECE
 from zinc_attn.graph.records import tensor
 
+EXECUTED = True
+
 
 class Sorter:
     """Passes over rows of x (z, y, x, columns), which lies as given."""

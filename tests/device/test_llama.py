@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from c_host import WRAPPED
 
 pytestmark = pytest.mark.llama
 ROOT = Path(__file__).parents[2]
@@ -103,7 +104,7 @@ def test_another_version_of_ggml_is_refused_by_name(tmp_path):
 def test_a_lost_device_and_short_memory_fail_the_call_with_their_reason(tmp_path):
     shim = tmp_path / "shim.o"
     run("cc", "-std=c11", "-fPIC", "-c", ROOT / "tests" / "device" / "embed_shim.c", "-o", shim)
-    library = built(tmp_path, f"-DCMAKE_MODULE_LINKER_FLAGS=-Wl,--wrap=vkGetInstanceProcAddr {shim}")
+    library = built(tmp_path, f"-DCMAKE_MODULE_LINKER_FLAGS={' '.join(WRAPPED)} {shim}")
     for fault, reason in (("vkQueueSubmit:40:-4", "the device was lost"), ("vkAllocateMemory:6+:-2", "out of device")):
         done = run(OURS / "digests", MODEL, "f16", 130, "ubatch 512", library=library, EMBED_FAIL=fault)
         assert done.returncode == 1 and reason in done.stderr

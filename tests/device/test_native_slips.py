@@ -50,17 +50,17 @@ the first key of a window: behind - call->window : 0; → behind + 1 - call->win
 the mask of a row: to->mask + row * keys → to->mask + keys @ plain
 a row's own key: row - request->q_len → row + 1 - request->q_len @ wide
 the place of a new row: request->new_rows + row → request->new_rows @ plain
-a scale of a head: scales[i - parts->scales] * → scales[0] * @ scales
+a scale of a head: (double)scales[kv_head] → (double)scales[0] @ scales
 new rows that a step has not: = NO_TOKEN; → = NO_TOKEN - NO_TOKEN; @ plain
 the unit of a score: (call->softcap != 0 ? 1 : LOG2E) → (call->softcap != 1 ? 1 : LOG2E) @ plain
-where masks begin: (counts->mask_slopes ? shape->q_heads → (counts->mask_slopes ? shape->kv_heads @ cells
+where masks begin: (counts->rows ? shape->q_heads → (counts->rows ? shape->kv_heads @ cells
 the first page of a layer: layer->first_page → 0 * layer->first_page @ plain
 the states of a request: to->state += request->q_len * l-> → to->state += l-> @ plain
 tiles of a page: >> shift > 1) → >> shift > 0) @ a run
 where rows that share begin: row / each * each → row / each * 1 @ together
 rows that see a whole node: .limit / KEYS_PER_NODE : 0; → .limit / KEYS_PER_NODE + 1 : 0; @ together
 tables of shared items: table + base, → table, @ together
-slopes of shared items: shared->alibi_table += base → shared->alibi_table += 0 * base @ together
+heads of shared items: shared->head_table += base → shared->head_table += 0 * base @ together
 the next split: node_of(l, i + 1) → node_of(l, i) @ planned
 src/shape.c
 rows by addresses: / (s->group + 1)) → / s->group) @ workgroups

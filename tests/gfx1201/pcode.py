@@ -151,7 +151,7 @@ _NAMES: Final[dict[str, Any]] = {
     **{"f16_to_f32": number, "i32_to_f32": lambda x: np.float64(int(x)), "u32_to_f32": lambda x: np.float64(int(x))},
     **{"f32_to_i32": _to_int(-(2**31), 2**31 - 1), "f32_to_u32": _to_int(0, 2**32 - 1)},
     **{"s_ff1_i32_b32": lambda x: (x.bits & -x.bits).bit_length() - 1},
-    **{name: _called(name) for name in ("v_max_i32", "v_min_i32", "v_max_num_f32", "v_min_num_f32")},
+    **{name: _called(name) for name in ("v_max_u32", "v_max_i32", "v_min_i32", "v_max_num_f32", "v_min_num_f32")},
 }
 
 

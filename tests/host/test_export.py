@@ -169,8 +169,7 @@ def test_work_words_follow_from_the_formulas(context, q_len, layout, window, sin
     names = names_of(shape, "f16", 64) | {"kind": "gpu", "context_len": context, "q_len": q_len, "window": window}
     names |= {"rows": q_len, "splits": plan.num_splits, "appends": 0, "table_words": 1, "layer": 0, "pages": 1}
     names |= evaluate_all(formulas("quantities"), names)
-    names |= {"sink_words": shape.q_heads if sinks else 0, "alibi_words": 0, "mask_words": 0, "alibi_table": 0}
-    names |= {"scale_words": 0, "scale_table": 0, "mask_slope_words": 0, "mask_slope_table": 0}
+    names |= {"mask_words": 0}
     single_pass = names["single_pass"]
     items, records = {}, []
     for row in range(q_len):
@@ -189,7 +188,6 @@ def test_work_words_follow_from_the_formulas(context, q_len, layout, window, sin
     assert written["items"] == [items[key] for key in sorted(items)], "rows of a split are neighbors"
     assert written["rows"] == records
     assert 4 * written["words"] == evaluate(formulas("buffers")["work"][0], names)
-    names["sink_table"] = written["words"] - names["sink_words"] if sinks else 0
     floats = {"score_scale", "softcap", "softcap_inverse"}
     cache = {"page_shift", "page_tiles"}  # of the one page that holds everything
     for word in set(kernels.HEADER) - floats - cache:

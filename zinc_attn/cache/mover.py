@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..kernels import declarations
 from ..kernels.dispatches import KernelCall, copy_call, encode_call, move_call
-from ..kernels.records import HeadTables, WorkBuffer
+from ..kernels.records import HeadValues, WorkBuffer
 from ..planning.padding import power_of_two
 from ..runtime.device import Device
 from ..runtime.protocol import Buffer, Recording, Use
@@ -127,7 +127,7 @@ class RowMover:
             key = _MoveKey("encode", at, power_of_two(len(positions[part])), power_of_two(len(table)))
             buffers = self._made(key)
             if factors is not None:
-                buffers.work.scales[:] = factors.view(np.uint32)
+                HeadValues(scales=factors).write(buffers.work.heads)
             self._filled(key, [layer], positions[part], table)
             values = new[0][part], new[1][part]
             upload_values(runtime, buffers.bound["values"], self._layout.shape, key.rows, [values])
@@ -219,8 +219,8 @@ class RowMover:
     def _made(self, key: _MoveKey) -> _Buffers:
         if key not in self._buffers:
             runtime, layout = self._device.runtime, self._layout
-            scales = np.zeros(2 * layout.shape.kv_heads, np.float32) if key.kind == "encode" else None
-            work = WorkBuffer(appends=key.rows, tables=key.tables, heads=HeadTables(scales=scales))
+            heads = layout.shape.q_heads if key.kind == "encode" else 0
+            work = WorkBuffer(appends=key.rows, tables=key.tables, heads=heads)
             layout.set_header(work, self._layers[0].slices[key.slice])
             bound: dict[str, Buffer] = {}
             try:

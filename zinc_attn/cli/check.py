@@ -23,6 +23,7 @@ from ..tools.harness.files import check_file, write_file
 from ..tools.harness.split_spec import VARIED_LAYOUTS, parse_split_specs
 from ..tools.harness.tables import grouped
 from .arguments import Subparsers, add_command, installed_runtimes, open_devices
+from .check_graph import run_graph
 from .terminal import arithmetic_text, plural, progress_bar, say, say_written
 
 MANY: Final = 20  # cases that take minutes on a CPU
@@ -34,6 +35,9 @@ def declare(subparsers: Subparsers) -> None:
     chosen = parser.add_mutually_exclusive_group()
     chosen.add_argument("--quick", action="store_true", help="a small fixed set of cases, in place of the whole matrix")
     chosen.add_argument("--cases", metavar="LIST", help="other cases, by their names")
+    chosen.add_argument(
+        "--graph", action="store_true", help="a model's other operations: logits of small random models"
+    )
     parser.arithmetic(("canonical", "fused", "matrix"))
     parser.share("--splits", VARIED_LAYOUTS, several=True)
     parser.share("--device", said="$ZINC_ATTN_DEVICE, else the best one", several=True)
@@ -46,6 +50,10 @@ def declare(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check, print, and write the record. 0: all bits are equal; 1: some differ; 2: a case was refused."""
+    if args.graph:
+        with ExitStack() as stack:
+            devices = open_devices(stack, chosen_devices(args.device), args.runtime)
+            return run_graph(args, devices, RECORD_HINT)
     cases, splits = chosen_cases(args), parse_split_specs(args.splits)
     if args.record:
         check_file(args.record, RECORD_HINT)

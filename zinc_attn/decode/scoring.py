@@ -19,7 +19,7 @@ from ..canonical.state import sink_scores
 from ..checks import check_array
 from ..errors import ArgumentError
 from ..kernels import declarations
-from ..kernels.records import HeadTables
+from ..kernels.records import HeadValues
 
 F32 = NDArray[np.float32]
 
@@ -47,9 +47,9 @@ class Scoring:
         return ScoreBound.of(self.scale, self.softcap, self.alibi, self.mask_slopes)
 
     @property
-    def heads(self) -> HeadTables:
+    def heads(self) -> HeadValues:
         """What the work buffer has per head."""
-        return HeadTables(self.sinks, self.alibi, self.scales, self.mask_slopes)
+        return HeadValues(self.sinks, self.alibi, self.mask_slopes, self.scales)
 
     def header(self) -> dict[str, int]:
         """The header words of the work buffer."""

@@ -158,14 +158,15 @@ class Workspace:
     def make(cls, key: RecordingKey, pages: PagedStorage, scoring: Scoring, tensors: Tensors) -> Workspace:
         """A workspace with new work buffers. A failed call leaves none."""
         layout, slices, runtime = pages.layout, pages.layers[0].slices, pages.device.runtime
-        work = WorkBuffer(key.items, key.rows, key.appends, key.tables, scoring.heads, key.masks)
-        heads = scoring.heads._replace(sinks=None)  # which pass 2 alone reads
+        heads = layout.shape.q_heads
+        work = WorkBuffer(key.items, key.rows, key.appends, key.tables, heads, key.masks)
         shared = WorkBuffer(key.shared, key.rows, 0, key.tables, heads, key.masks) if key.shared else None
         made = cls(key, pages, tensors, work, shared, scoring)
         for one in (work, shared):
             if one is not None:
                 layout.set_header(one, slices[0])
                 one.set(**scoring.header(), state_stride=key.states, rows=key.rows)
+                scoring.heads.write(one.heads)
         work.set(single_pass=int(key.single_pass))
         heads_each = layout.shape.kv_heads
         encoded = 0 if tensors.values is not None else key.appends  # by the host
@@ -329,7 +330,7 @@ class Workspace:
             layout.tile,
             softcap=scoring.softcap is not None,
             alibi=scoring.alibi is not None,
-            mask=0 if not key.masks else 1 if scoring.mask_slopes is None else 2,
+            mask=key.masks > 0,
             fused=CONSTANT[device.fused_way()] if key.fused else 0,
             wave_size=device.info.wave_size,
             subgroups=device.info.wave_subgroups,

@@ -13,7 +13,7 @@ from ..checks import Uncopied
 from ..decode.workspace import out_and_lse
 from ..errors import ArgumentError, ClosedError, ShapeError
 from ..kernels.dispatches import merge_call
-from ..kernels.records import HeadTables, WorkBuffer
+from ..kernels.records import HeadValues, WorkBuffer
 from ..kernels.tuning import SCRATCH_BYTES
 from ..planning.padding import padded
 from ..runtime.device import Device
@@ -47,7 +47,7 @@ class Fold(Uncopied, instead="make one for the other device"):
         self.device, self.shape, self._open = device, shape, True
         state_bytes = 4 * shape.q_heads * (shape.v_dim + 2)
         self.max_states = min(SCRATCH_BYTES, device.info.max_buffer_bytes) // state_bytes
-        self._workspaces: dict[tuple[int, int, bool], _Workspace] = {}
+        self._workspaces: dict[tuple[int, int], _Workspace] = {}
 
     def __call__(self, parts: Seq[PartialState]) -> tuple[F32, F32]:
         """Return out (q_len, q_heads, head_dim) and lse (q_len, q_heads) with the bits of ``fold``, or its errors.
@@ -73,13 +73,12 @@ class Fold(Uncopied, instead="make one for the other device"):
         heads, dim = self.shape.q_heads, self.shape.v_dim
         rows = padded(count, self.device.info.max_workgroups[2])
         states_room = padded(n * count, self.max_states)
-        work, buffers, recording = self._workspace(rows, states_room, whole.sinks is not None)
+        work, buffers, recording = self._workspace(rows, states_room)
         records = work.rows[:count]
         work.rows["count"][count:] = 0  # rows are rounded up; the surplus ones have no states
         records["state"], records["count"] = np.arange(count) * n, n
         records["node"] = whole.span[0]
-        if whole.sinks is not None:
-            work.sinks[:] = whole.sinks.view(np.uint32)
+        HeadValues(whole.sinks).write(work.heads)
         runtime.write(buffers["work"], work.words)
         runtime.write(buffers["states"], filled_up(whole.o[begin:end], dim).reshape(-1).view(np.uint32))
         pairs = np.stack([whole.m[begin:end], whole.l[begin:end]], axis=-1)
@@ -89,12 +88,12 @@ class Fold(Uncopied, instead="make one for the other device"):
         out, lse = out_and_lse(runtime.read(buffers["out"]), rows, self.shape)
         return out[:count], lse[:count]
 
-    def _workspace(self, rows: int, states: int, sinks: bool) -> _Workspace:
+    def _workspace(self, rows: int, states: int) -> _Workspace:
         """The workspace for these sizes, which is made once."""
-        key = rows, states, sinks
+        key = rows, states
         if key not in self._workspaces:
             runtime, shape = self.device.runtime, self.shape
-            work = WorkBuffer(0, rows, 0, 0, HeadTables(np.zeros(shape.q_heads, np.float32) if sinks else None))
+            work = WorkBuffer(rows=rows, heads=shape.q_heads)
             work.set_shape(shape, shape.kv_heads)
             work.set(rows=rows, state_stride=states)
             buffers: dict[str, Buffer] = {}

@@ -96,7 +96,10 @@ def _decode_32(kind: str, blocks: Bytes) -> Weights:
 
 def _decode_256(kind: str, blocks: Bytes) -> Weights:
     rows, count = blocks.shape[:2]
-    halves, scales, minima = np.zeros((rows, count, 2), np.float32), np.zeros((), np.int32), np.zeros((), np.int32)
+    halves = np.zeros((rows, count, 2), np.float32)
+    q: NDArray[Any]
+    scales: NDArray[Any] = np.zeros((), np.int32)
+    minima: NDArray[Any] = np.zeros((), np.int32)
     if kind == "q2_K":
         halves = _halves(blocks[..., 80:])
         q = _bits(blocks[..., 16:80].reshape(rows, count, 2, 32), 2).astype(np.int16)

@@ -1,4 +1,4 @@
-"""Operations that move elements, with the bits of shaders/graph/move.comp and to_blocks.comp.
+"""Operations that move elements, with the bits of shaders/graph/{move,to_blocks,get_weights}.comp.
 
 Arrays have ggml's dimension 0 last. Types without blocks are NumPy's (and ml_dtypes' bfloat16); of types with blocks an
 array is bytes (..., blocks, bytes of a block).
@@ -17,6 +17,7 @@ from ..cache import blocks
 from ..cache.encoded import from_blocks, to_blocks
 from ..canonical.state import F32, flush
 from ..storage import STORAGE
+from .blocks import decode
 
 Array = NDArray[Any]
 DTYPES: Final[dict[str, Any]] = {
@@ -84,3 +85,14 @@ def from_block_type(raw: NDArray[np.uint8], kind: str) -> F32:
     """(..., columns) of blocks."""
     q, halves = from_blocks(raw, STORAGE[kind])
     return flush(blocks.dequantize(q, halves, STORAGE[kind]).reshape(*raw.shape[:-2], -1))
+
+
+def from_weights(raw: NDArray[np.uint8], kind: str) -> F32:
+    """(rows, columns) of ggml's bytes (rows, bytes of a row)."""
+    w = decode(kind, raw)
+    q = w.q.astype(np.float32)
+    d, m = (np.repeat(x, q.shape[1] // x.shape[1], axis=1) for x in (w.d, w.m))
+    if w.scales is None or w.minima is None:
+        return flush(d * q + m)
+    scales, minima = (np.repeat(x, 16, axis=1).astype(np.float32) for x in (w.scales, w.minima))
+    return flush(d * scales * q - m * minima)

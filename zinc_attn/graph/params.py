@@ -8,7 +8,7 @@ from typing import Final
 from ..kernels.declarations import KernelDecl
 from ..kernels.glsl import glsl_float
 from . import constants
-from .declarations import GRAPH_KERNELS, PARAMS_WORDS, Field, GraphKernel
+from .declarations import GRAPH_KERNELS, PARAMS_WORDS, ROPE_WORDS, Field, GraphKernel
 from .pieces import GROUP, TYPES
 
 _HEAD: Final = "Generated from zinc_attn/graph/ by scripts/build_shaders.py."
@@ -54,7 +54,7 @@ def _constants() -> Iterator[str]:
 
 def glsl() -> str:
     """shaders/graph/contract.glsl."""
-    lines = [f"// {_HEAD}", "", *_constants()]
+    lines = [f"// {_HEAD}", "", *_constants(), f"const uint ROPE_WORDS = {ROPE_WORDS}u;"]
     lines += ["", "struct Tensor {", *_fields(TENSOR, _GLSL_TYPES, "  // {}"), "};"]
     for kernel in GRAPH_KERNELS:
         upper = kernel.name.upper()
@@ -75,7 +75,7 @@ def glsl() -> str:
 def c_header() -> str:
     """zinc_graph.h: the records, the places of buffers and constants, and the kernels' numbers."""
     lines = [f"/* {_HEAD} */", "#ifndef ZINC_GRAPH_H", "#define ZINC_GRAPH_H", '#include "zinc_contract.h"', ""]
-    lines += [f"enum {{ GRAPH_PARAMS_WORDS = {PARAMS_WORDS} }};", "struct tensor {"]
+    lines += [f"enum {{ GRAPH_PARAMS_WORDS = {PARAMS_WORDS}, ROPE_WORDS = {ROPE_WORDS} }};", "struct tensor {"]
     lines += [*_fields(TENSOR, _C_TYPES, " /* {} */"), "};"]
     for kernel in GRAPH_KERNELS:
         upper = kernel.name.upper()

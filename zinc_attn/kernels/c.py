@@ -53,7 +53,7 @@ _REALS: Final = (
     *((storage, name) for name in ("GROWTH", "FP8_UNIT", "FP8_MAX", "LEAST_SCALE", "MOST_SCALE")),
 )
 _FLOATS: Final = ("MIN_INPUT", "MAX_INPUT")  # of these the float32 ones
-_RECORDS: Final = ("HEADER", "ITEM", "ROW", "APPEND")
+_RECORDS: Final = ("HEADER", "ITEM", "ROW", "APPEND", "HEAD")
 _GIVEN: Final = (  # of a shape, how its keys lie, and the device
     *("q_heads", "kv_heads", "head_dim", "v_head_dim", "latent", "page_size", "k_storage", "v_storage", "nhd"),
     "compute_units",
@@ -233,7 +233,8 @@ def _numbers() -> Iterator[str]:
     for module, name in _REALS:
         exact = re.sub(r"\.?0*p", "p", getattr(module, name).hex()) + ("F" if name in _FLOATS else "")
         yield _explained(f"#define {name} {exact}", told.get(name), "")
-    yield _explained(f"#define NO_TOKEN 0x{declarations.NO_TOKEN:08X}U", told["NO_TOKEN"], "")
+    for name in ("NO_TOKEN", "HIDDEN"):
+        yield _explained(f"#define {name} 0x{getattr(declarations, name):08X}U", told[name], "")
 
 
 def _record(record: str) -> str:

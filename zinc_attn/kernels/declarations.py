@@ -58,7 +58,7 @@ class KernelDecl:
 
 # --- words of the work buffer -------------------------------------------------------------------------------------
 # A header comes first, then one ITEM per workgroup of pass 1 in grid x, then one ROW per query row, then APPEND (or
-# COPY) records, then page tables, sinks, ALiBi slopes, scales of heads, slopes of masks and masks; all are uint words.
+# COPY) records, then page tables, a HEAD per query head, and masks; all are uint words.
 # All that changes from token to token is in here, so that a recorded submission can be used again.
 # {word: meaning} of each record, in order; contract.glsl and the manifest print the meanings.
 HEADER: Final = {
@@ -77,14 +77,10 @@ HEADER: Final = {
     "append_table": "word where the APPEND (or COPY) records begin",
     "softcap": "the cap, float32: scores become cap * tanh(score / cap); read where the constant softcap is 1",
     "softcap_inverse": "1 / cap, float32; read where softcap is",
-    "sink_table": "word where the sinks begin, float32(sink) * float32(log2(e)) per query head: logits that join the "
-    "softmax without a value; 0: none",
+    "head_table": "word where the HEAD records begin",
     "first_page": "is added to the ids of page tables: where the layer begins in buffers that layers share",
-    "alibi_table": "word where ALiBi's slopes begin, float32(slope * log2(e)) per query head; read where alibi is 1",
-    "scale_table": "word where scales begin, float32(256 * scale) per KV head, K's, then V's; read for fp8_e4m3",
     "token_rows": "where K and V lie as rows: rows from a token to the next; 1 where KV heads come first",
     "head_rows": "the same from a KV head to the next; tokens of the buffer where KV heads come first",
-    "mask_slope_table": "word where masks' slopes begin, float32(slope * log2(e)) per query head; read where mask is 2",
 }
 HEADER_WORDS: Final = 24
 ITEM: Final = {
@@ -116,12 +112,20 @@ APPEND: Final = {
 }
 APPEND_WORDS: Final = 2
 NO_TOKEN: Final = 0xFFFFFFFF  # the position of no new token
-HIDDEN: Final = 0xFF800000  # minus infinity: the word of a mask for a key that the row does not see
+HIDDEN: Final = 0xFF800000  # minus infinity: the word of a mask for a key that the row does not see, and of no sink
 COPY: Final = {
     "source": "page to read; first_page is not added: a submission does all layers of the buffers",
     "target": "page to write",
 }
 COPY_WORDS: Final = 2
+HEAD: Final = {
+    "sink": "float32(sink) * float32(log2(e)), a logit that joins the softmax without a value, or HIDDEN: none",
+    "alibi": "float32(slope * log2(e)) of ALiBi's slope; read where alibi is 1",
+    "mask": "float32(slope * log2(e)) of what masks are multiplied with, slope 1 by default; read where mask is 1",
+    "k_scale": "float32(256 * scale) of the KV head's K; read for fp8_e4m3",
+    "v_scale": "of its V",
+}
+HEAD_WORDS: Final = 5
 
 
 def float_bits(value: float) -> int:

@@ -53,7 +53,7 @@ class AttendVariant:
 
     kind: the device's (``DeviceInfo.kind``); tile: tokens per tile of the K and V buffers; rows: query rows that one
     workgroup serves; heads: query heads of one row that it serves, None for the shape's choice (the bits do not depend
-    on it); mask: 0, 1, or 2 where masks have slopes; wave_size: the fewest invocations of a wave on the device;
+    on it); wave_size: the fewest invocations of a wave on the device;
     subgroups: ``DeviceInfo.wave_subgroups``; walks: whether items may have several nodes; strides: of rows of K and V,
     see ``Strides``.
     """
@@ -64,7 +64,7 @@ class AttendVariant:
     tile: int
     softcap: bool = False
     alibi: bool = False
-    mask: int = 0
+    mask: bool = False
     rows: int = 1
     heads: int | None = None
     most_heads: int = MAX_HEADS_PER_WORKGROUP
@@ -92,7 +92,7 @@ class AttendVariant:
             "tile": self.tile,
             "softcap": int(self.softcap),
             "alibi": int(self.alibi),
-            "mask": self.mask,
+            "mask": int(self.mask),
             "rows_shared": self.rows,
             "fused": self.fused,
             "subgroups": int(self.subgroups),
@@ -113,7 +113,7 @@ class MatrixVariant:
     tile: int
     softcap: bool = False
     alibi: bool = False
-    mask: int = 0
+    mask: bool = False
     strides: Strides = TILES
 
     @classmethod
@@ -141,7 +141,7 @@ class MatrixVariant:
             "tile": self.tile,
             "softcap": int(self.softcap),
             "alibi": int(self.alibi),
-            "mask": self.mask,
+            "mask": int(self.mask),
             "workgroup_size": self.workgroup.size,
         }
         return decl, tuple(values[name] for name in decl.spec)

@@ -58,6 +58,7 @@ _RECORDS: Final = {
     "ROW": (declarations.ROW, declarations.ROW_WORDS, "From word row_table on: a ROW for each query row."),
     "APPEND": (declarations.APPEND, declarations.APPEND_WORDS, "From append_table on: an APPEND for each new token."),
     "COPY": (declarations.COPY, declarations.COPY_WORDS, "In their place: a COPY for each page. Then the tables."),
+    "HEAD": (declarations.HEAD, declarations.HEAD_WORDS, "From head_table on: a HEAD for each query head."),
 }
 _INTERFACES: Final = {
     "ATTEND": declarations.ATTEND,
@@ -112,6 +113,7 @@ def _contract() -> Iterator[str]:
         for i, (word, meaning) in enumerate(words.items()):
             yield from _explained(f"const uint {prefix}_{word.upper()} = {i}u;", meaning)
         yield f"const uint {prefix}_WORDS = {size}u;"
+    yield "#define HEAD_WORD(head, word) work[work[HEADER_HEAD_TABLE] + (head) * HEAD_WORDS + word]"
     for name in ("NO_TOKEN", "HIDDEN"):
         yield from _explained(f"const uint {name} = 0x{getattr(declarations, name):08X}u;", told[name])
     yield from ("", "// What K_STORAGE and V_STORAGE number: types of stored values.")

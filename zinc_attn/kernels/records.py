@@ -1,8 +1,7 @@
 """The work buffer as NumPy sees it: record dtypes derived from the declarations, and the buffer's layout.
 
 A call's work buffer is a header, then one ITEM record per workgroup row of pass 1, one ROW record per query row, one
-APPEND (or COPY) record per new token (or page pair), the page tables, the attention sinks, ALiBi slopes, scales of
-heads, slopes of masks and masks.
+APPEND (or COPY) record per new token (or page pair), the page tables, one HEAD record per query head, and masks.
 ``WorkBuffer`` names all of them, so that no index of a word appears outside ``declarations``.
 """
 
@@ -14,6 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..canonical.constants import LOG2E
 from ..shapes import AttnShape
 from . import declarations
 
@@ -32,6 +32,7 @@ ITEM: Final = _record(declarations.ITEM, declarations.ITEM_WORDS)
 ROW: Final = _record(declarations.ROW, declarations.ROW_WORDS)
 APPEND: Final = _record(declarations.APPEND, declarations.APPEND_WORDS)
 COPY: Final = _record(declarations.COPY, declarations.COPY_WORDS)
+HEAD: Final = _record(declarations.HEAD, declarations.HEAD_WORDS)
 
 
 def no_records(dtype: np.dtype[Any]) -> Records:
@@ -39,23 +40,34 @@ def no_records(dtype: np.dtype[Any]) -> Records:
     return np.zeros(0, dtype)
 
 
-class HeadTables(NamedTuple):
-    """float32 per head, None where there are none: sinks (q_heads,), scores in log2 units (see
-    ``canonical.reference.sink_scores``); alibi (q_heads,), slopes times log2(e); scales (2 * kv_heads,) of fp8_e4m3, of
-    K's heads and then V's; mask_slopes (q_heads,), what masks are multiplied with, times log2(e)."""
+class HeadValues(NamedTuple):
+    """What heads have of their own, float32, or None: sinks (q_heads,), scores in log2 units (see
+    ``canonical.reference.sink_scores``); alibi (q_heads,), slopes times log2(e); masks (q_heads,), what masks are
+    multiplied with, times log2(e); scales (2 * kv_heads,) of fp8_e4m3, of K's heads and then V's."""
 
     sinks: NDArray[np.float32] | None = None
     alibi: NDArray[np.float32] | None = None
+    masks: NDArray[np.float32] | None = None
     scales: NDArray[np.float32] | None = None
-    mask_slopes: NDArray[np.float32] | None = None
+
+    def write(self, heads: Records) -> None:
+        """Fill the HEAD records (q_heads,) of a work buffer."""
+        found = {"sink": self.sinks, "alibi": self.alibi, "mask": self.masks}
+        if self.scales is not None:
+            scales = self.scales.reshape(2, -1)
+            found["k_scale"], found["v_scale"] = scales.repeat(len(heads) // scales.shape[1], axis=1)
+        heads["sink"], heads["mask"] = declarations.HIDDEN, declarations.float_bits(LOG2E)
+        for name, values in found.items():
+            if values is not None:
+                heads[name] = values.view(np.uint32)
 
 
 class WorkBuffer:
     """The words of a work buffer with room for given numbers of records; every attribute is a view of ``words``.
 
     header: one HEADER record; items: (items,) ITEM; rows: (rows,) ROW; appends: (appends,) APPEND; copies: the same
-    words as (appends,) COPY; tables: (tables,) page-table words, from word ``tables_at`` on; sinks, alibi, scales,
-    mask_slopes: words of HeadTables or none; masks: (masks,) words of masks, from word ``masks_at`` on.
+    words as (appends,) COPY; tables: (tables,) page-table words, from word ``tables_at`` on; heads: (heads,) HEAD;
+    masks: (masks,) words of masks, from word ``masks_at`` on.
     """
 
     def __init__(
@@ -64,7 +76,7 @@ class WorkBuffer:
         rows: int = 0,
         appends: int = 0,
         tables: int = 0,
-        heads: HeadTables = HeadTables(),  # noqa: B008  (it cannot be changed)
+        heads: int = 0,
         masks: int = 0,
     ) -> None:
         sizes = (
@@ -73,24 +85,17 @@ class WorkBuffer:
             rows * declarations.ROW_WORDS,
             appends * declarations.APPEND_WORDS,
             tables,
-            *(0 if one is None else len(one) for one in heads),
+            heads * declarations.HEAD_WORDS,
             masks,
         )
         ends = np.cumsum(sizes)
         self.words: Words = np.zeros(int(ends[-1]), np.uint32)
-        parts = np.split(self.words, ends[:-1])
-        header, item, row, append, self.tables = parts[:5]
-        self.sinks, self.alibi, self.scales, self.mask_slopes, self.masks = parts[5:]
+        header, item, row, append, self.tables, head, self.masks = np.split(self.words, ends[:-1])
         self.header = header.view(HEADER)[0]
-        self.items, self.rows = item.view(ITEM), row.view(ROW)
+        self.items, self.rows, self.heads = item.view(ITEM), row.view(ROW), head.view(HEAD)
         self.appends, self.copies = append.view(APPEND), append.view(COPY)
-        self.tables_at, self.masks_at = int(ends[3]), int(ends[8])
-        self.set(row_table=int(ends[1]), append_table=int(ends[2]))
-        names = ("sink_table", "alibi_table", "scale_table", "mask_slope_table")
-        for name, words, begin, one in zip(names, parts[5:9], ends[4:8], heads, strict=True):
-            if one is not None:
-                self.set(**{name: int(begin)})
-                words[:] = one.view(np.uint32)
+        self.tables_at, self.masks_at = int(ends[3]), int(ends[5])
+        self.set(row_table=int(ends[1]), append_table=int(ends[2]), head_table=int(ends[4]))
 
     def set(self, **values: int) -> None:
         """Set header words by name."""

@@ -20,13 +20,7 @@ TURNS: Final = (-1, 0, 1, 2)  # keys beyond whole leaves that the row before a c
 
 
 def growth_keys(
-    tokens: int,
-    batch: int,
-    q_len: int,
-    options: CallOptions,
-    facts: CallFacts,
-    *,
-    by_rule: bool = False,
+    tokens: int, batch: int, q_len: int, options: CallOptions, facts: CallFacts, *, by_rule: bool = False
 ) -> set[RecordingKey]:
     """The key of every submission of calls on ``batch`` sequences that share nothing and grow together to ``tokens``
     keys, ``q_len`` new rows a call. q_len: at most ``tokens``. by_rule: by the split rule; else calls are

@@ -25,12 +25,7 @@ class Mask(NamedTuple):
 
 
 def item_records(
-    visible: Visible,
-    ranges: Indices,
-    *,
-    keep_empty: bool = False,
-    shared: Indices | None = None,
-    rows_each: int = 1,
+    visible: Visible, ranges: Indices, *, keep_empty: bool = False, shared: Indices | None = None, rows_each: int = 1
 ) -> Records:
     """ITEM records of query rows over a plan's node ranges (splits, 2); rows count from 0, no page table is set.
 

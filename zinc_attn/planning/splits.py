@@ -169,11 +169,7 @@ class SplitPlan:
 
 
 def plan_splits(
-    context_len: int,
-    shape: AttnShape,
-    compute_units: int = 64,
-    q_len: int = 1,
-    window: int | None = None,
+    context_len: int, shape: AttnShape, compute_units: int = 64, q_len: int = 1, window: int | None = None
 ) -> SplitPlan:
     """The layout for ``context_len`` keys by the rule above.
 

@@ -26,7 +26,7 @@ FORMAT: Final = "zinc_attn export"
 VERSION: Final = 9
 KINDS: Final = ("gpu", "cpu")
 LOCAL_SIZES: Final = {"attend": "workgroup_size", "merge": "merge_workgroup_size"}  # invocations along x
-RECORDS: Final = ("header", "item", "row", "append", "copy")  # of the work buffer
+RECORDS: Final = ("header", "item", "row", "append", "copy", "head")  # of the work buffer
 
 
 def family(decl: KernelDecl) -> str:

@@ -1,0 +1,28 @@
+// The table of ROPE for a kind of layer: what zinc_attn/graph/rope.py makes, to the last bit, for kernel rope.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace graph {
+
+enum class RopeMode { NORMAL, NEOX, MROPE, IMROPE, VISION };
+
+// ggml's parameters of ROPE; backward: ROPE_BACK.
+struct Rope {
+    RopeMode mode;
+    int n_dims, n_ctx_orig;
+    float freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow;
+    int sections[4];
+    bool backward;
+};
+
+int rope_pairs(const Rope &rope);
+int rope_step(const Rope &rope);  // from a pair's first element to its second
+
+// 4 words a pair: the fraction of a turn, low word first; which position; the factor. factors: one a pair, or NULL.
+void rope_table(const Rope &rope, const float *factors, uint32_t *words);
+
+// 2**x: ALiBi's slopes are the same numbers on every machine.
+double exp2_of(double x);
+
+}  // namespace graph

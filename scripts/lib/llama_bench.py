@@ -1,0 +1,56 @@
+"""llama_bench.py LLAMA_BENCH MODEL ZINC VULKAN [OPTIONS OF llama-bench…]: tokens per second beside other back ends.
+
+ZINC and VULKAN are back ends' libraries; an empty VULKAN is left out. Each test is run by every back end in turns:
+a prompt of 512 tokens, 128 tokens of text, and 32 behind 8,192 and 32,768 tokens; other tests with -p, -n and -d.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+TESTS = (
+    ("-p", "512", "-n", "0"),
+    ("-p", "0", "-n", "128"),
+    *(("-p", "0", "-n", "32", "-d", d) for d in ("8192", "32768")),
+)
+ROUNDS = 3
+
+
+def speed(program: str, model: str, device: str, library: str, options: list[str]) -> tuple[str, float]:
+    """(the test's name, tokens per second) of one run. An exit where the device does not run it."""
+    chosen = {"GGML_BACKEND_PATH": library} if library else {}
+    command = [program, "-m", model, "-dev", device, "-ngl", "99" if library else "0", "-fa", "on", "-r", "1"]
+    environment = os.environ | {"GGML_VK_VISIBLE_DEVICES": os.environ.get("GGML_VK_VISIBLE_DEVICES", "0")} | chosen
+    if not library:
+        environment.pop("GGML_BACKEND_PATH", None)
+    ran = subprocess.run(
+        [*command, "-o", "json", *options], env=environment, capture_output=True, text=True, check=False
+    )
+    if ran.returncode:
+        sys.exit(f"llama-bench -dev {device}: exit status {ran.returncode}\n{ran.stderr[-2000:]}")
+    one = json.loads(ran.stdout)[0]
+    name = f"pp{one['n_prompt']}" if one["n_prompt"] else f"tg{one['n_gen']}"
+    return name + (f" @ {one['n_depth']}" if one["n_depth"] else ""), one["avg_ts"]
+
+
+def main() -> None:
+    program, model, zinc, vulkan, *options = sys.argv[1:]
+    backends = {"zinc_attn": ("ZINC0", zinc), "CPU": ("none", "")}
+    if vulkan:
+        backends["ggml-vulkan"] = ("Vulkan0", vulkan)
+    tests = [()] if {"-p", "-n", "-d"} & set(options) else TESTS
+    print(f"{'tokens/s, median of ' + str(ROUNDS):24}" + "".join(f"{name:>14}" for name in backends), flush=True)
+    for test in tests:
+        found: dict[str, list[float]] = {name: [] for name in backends}
+        for _ in range(ROUNDS):
+            for name, (device, library) in backends.items():
+                told, one = speed(program, model, device, library, [*test, *options])
+                found[name].append(one)
+        print(f"{told:24}" + "".join(f"{sorted(found[name])[ROUNDS // 2]:14.2f}" for name in backends), flush=True)
+
+
+if __name__ == "__main__":
+    main()

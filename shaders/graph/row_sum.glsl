@@ -1,0 +1,25 @@
+// Reductions of a row by a workgroup of SUM_LANES invocations: partial sum r is that of the elements j = r mod SUM_LANES,
+// ascending; then halves of the partial sums are added, 128, 64, ... 1 apart.
+
+shared float partial[SUM_LANES];
+
+float workgroup_sum(float own) {
+    uint r = gl_LocalInvocationID.x;
+    partial[r] = own;
+    for (uint apart = SUM_LANES / 2u; apart > 0u; apart /= 2u) {
+        barrier();
+        if (r < apart) {
+            precise float sum = partial[r] + partial[r + apart];
+            partial[r] = sum;
+        }
+    }
+    barrier();
+    float sum = partial[0];
+    barrier();
+    return sum;
+}
+
+// The row of a workgroup, in a grid of one or two dimensions.
+uint workgroup_row() {
+    return gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x;
+}

@@ -1,0 +1,90 @@
+"""Norms, sums and SOFT_MAX of rows: the oracle's bits."""
+
+import numpy as np
+import pytest
+from graph_harness import run, same
+
+from zinc_attn.graph import declarations as graph
+from zinc_attn.graph import rows
+from zinc_attn.graph.records import tensor
+
+NONE = (0, (0,) * 4, (0,) * 4)  # a tensor that is not used
+
+
+def drawn(rng, shape, edges=()):
+    """Rows of several magnitudes; the first row begins with the edges."""
+    x = rng.standard_normal(shape, np.float32)
+    x *= np.exp2(np.linspace(-60, 40, x[..., 0].size)).astype(np.float32).reshape(*shape[:-1], 1)
+    x.reshape(-1)[: len(edges)] = edges
+    return x
+
+
+EDGES = ((), (1e-40, 1e-30, -0.0, 1e-38), (np.inf, 1), (np.nan, 1), (3e38, 3e38), (0.0,) * 70)
+
+
+@pytest.mark.parametrize("op", graph.NORM_OPS)
+@pytest.mark.parametrize(("columns", "weighted", "biased"), [(70, 1, 1), (1, 0, 0), (1025, 1, 0), (70000, 0, 0)])
+def test_norm(any_device, op, columns, weighted, biased, rng):
+    for edges in EDGES if columns == 70 else EDGES[:1]:
+        x = drawn(rng, (2, 3, columns), edges)
+        weights, bias = drawn(rng, (1, 1, columns)), drawn(rng, (1, 3, columns))
+        wanted = rows.norm(op, x, 1e-6, weights if weighted else None, bias if biased else None)
+        values = {"x": tensor(x), "weight": tensor(weights), "bias": tensor(bias), "y": tensor(wanted)}
+        values |= {"eps": 1e-6, "factor": 1.0 / columns}
+        spec = [graph.NORM_OPS.index(op), weighted, biased]
+        given = (x, weights, bias)
+        same(*run(any_device.runtime, graph.NORM, (3, 2, 1), given, (x.size,), spec, **values), wanted)
+
+
+@pytest.mark.parametrize("eps", (0.0, 1e-6))
+def test_norm_of_zeros_and_of_a_transposed_tensor(any_device, eps, rng):
+    base = drawn(rng, (3, 70, 4))
+    base[0] = 0
+    x = base.swapaxes(1, 2)
+    for op in graph.NORM_OPS:
+        wanted = np.ascontiguousarray(rows.norm(op, x, eps))
+        values = {"x": tensor(x), "weight": NONE, "bias": NONE, "y": tensor(wanted), "eps": eps, "factor": 1 / 70}
+        spec = [graph.NORM_OPS.index(op), 0, 0]
+        same(*run(any_device.runtime, graph.NORM, (12, 1, 1), (base,) * 3, (x.size,), spec, **values), wanted)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 1), (2, 3, 257), (1, 1, 70000)])
+def test_sums(any_device, shape, rng):
+    base = drawn(rng, (*shape[:-1], 2, shape[-1]))
+    x = base[..., 0, :]  # a view: every second row
+    n = shape[-1]
+    for wanted, terms, factor in (
+        (rows.sum_rows(x), n, 1.0),
+        (rows.sum_rows(x, 1.0 / n), n, 1.0 / n),
+        (rows.sum_rows(x.reshape(1, -1)), x.size, 1.0),
+    ):
+        values = {"x": tensor(x), "y": tensor(wanted), "terms": terms, "factor": factor}
+        result = run(any_device.runtime, graph.SUM_ROWS, (wanted.size, 1, 1), (base,), (wanted.size,), **values)
+        same(*result, wanted)
+
+
+MASKED = [  # shape of x, of the mask, its type, whether with sinks, max_bias
+    ((1, 1, 3, 70), None, "none", 0, 0),
+    ((2, 3, 2, 17), (1, 1, 2, 17), "f16", 1, 8.0),
+    ((2, 6, 2, 17), (2, 3, 2, 17), "f32", 0, 8.0),
+    ((1, 2, 1, 70000), (1, 1, 1, 70000), "f16", 1, 0),
+]
+
+
+@pytest.mark.parametrize(("shape", "of_mask", "kind", "has_sinks", "max_bias"), MASKED)
+def test_soft_max(any_device, shape, of_mask, kind, has_sinks, max_bias, rng):
+    x = 5 * rng.standard_normal(shape, np.float32)
+    if shape[-1] == 17:  # rows with a NaN, infinities and the largest numbers, and with a key alone
+        x[0, 0, 0, :3], x[0, 0, 1, 1] = (np.nan, 1, 2), np.inf
+        x[1, 0, 0, :], x[1, 0, 1, :3] = -np.inf, (-3e38, 1e-40, -0.0)
+    mask = np.zeros(4, np.float32) if of_mask is None else rng.standard_normal(of_mask, np.float32)
+    mask = mask.astype(np.float16 if kind == "f16" else np.float32)
+    mask[rng.random(mask.shape) < 0.3] = -np.inf
+    sinks = rng.standard_normal(shape[1], np.float32)
+    alibi = rows.slopes(max_bias, shape[1])
+    wanted = rows.soft_max(x, 0.7, None if kind == "none" else mask, sinks if has_sinks else None, **alibi)
+    values = {"x": tensor(x), "mask": NONE if of_mask is None else tensor(mask), "y": tensor(wanted)}
+    values |= {"sinks": 0, "scale": 0.7, **alibi}
+    spec = [graph.MASK_TYPES.index(kind), has_sinks]
+    groups = (x[..., 0].size, 1, 1)
+    same(*run(any_device.runtime, graph.SOFT_MAX, groups, (x, mask, sinks), (x.size,), spec, **values), wanted)

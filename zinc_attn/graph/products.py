@@ -1,0 +1,90 @@
+"""Products of matrices, with the bits of shaders/graph/mul_mat*.comp.
+
+Quantized weights meet activations in int8: a block of 32 of x has one scale, so that the dot product of a block is an
+integer, exact in any order. Float operations join the blocks: ascending in a superblock of 256, and the superblocks
+ascending in the row. Where float32 holds an integer here, it is below 2**24.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..canonical.state import F32, f32, flush, reciprocal
+from .blocks import Weights
+from .constants import BLOCK, CHUNK, PRODUCT_MIN, QUANTIZED_LARGE, QUANTIZED_MIN, SUPERBLOCK
+
+
+class Quantized(NamedTuple):
+    """Rows of x: q (rows, k) int8, d (rows, k / 32), and sums of q over 16 values (rows, k / 16)."""
+
+    q: NDArray[np.int8]
+    d: F32
+    sums: NDArray[np.int32]
+
+
+def quantize(x: F32) -> Quantized:
+    """x (rows, k) in blocks of 32: q = round(x / d), d = the largest magnitude / 127."""
+    rows, blocks = len(x), np.ascontiguousarray(x).reshape(len(x), -1, BLOCK)
+    most = (blocks.view(np.uint32) & np.uint32(0x7FFFFFFF)).max(-1).view(np.float32)
+    zero, finite = most < f32(QUANTIZED_MIN), most < np.inf  # False for NaN, too
+    usual = finite & ~zero
+    unit = np.where(most >= f32(QUANTIZED_LARGE), f32(1 / QUANTIZED_LARGE), f32(1.0))
+    d = np.where(usual, most, f32(1.0)) * f32(1 / 127)
+    inverse = reciprocal(d * unit)
+    scaled = np.where(usual[..., None], blocks, f32(0.0)) * unit[..., None] * inverse[..., None]
+    q = np.clip(np.rint(scaled), -127, 127).astype(np.int8)
+    sums = q.reshape(rows, -1, 16).sum(-1, dtype=np.int32)
+    return Quantized(q.reshape(rows, -1), np.where(usual, d, np.where(zero, f32(0.0), f32(np.nan))), sums)
+
+
+def _chain(terms: Iterable[F32]) -> F32:
+    """The sum of the terms, ascending, from 0."""
+    total = np.zeros((), np.float32)
+    for term in terms:
+        total = np.asarray(total + term)
+    return total
+
+
+def _chains(terms: F32, length: int) -> F32:
+    """Sums of ``length`` terms each along axis 0; a short last one is filled up with zeros, which changes no bit."""
+    missing = np.zeros((-len(terms) % length, *terms.shape[1:]), np.float32)
+    whole = np.concatenate([terms, missing])
+    return _chain(whole.reshape(-1, length, *terms.shape[1:]).swapaxes(0, 1))
+
+
+def _dots(x: NDArray[np.int8], w: NDArray[np.int8], length: int) -> F32:
+    """(k / length, columns, rows): dot products of pieces of the rows of x and w."""
+    of_x, of_w = (of.reshape(len(of), -1, length).swapaxes(0, 1).astype(np.float32) for of in (x, w))
+    dots: F32 = np.matmul(of_x, of_w.swapaxes(1, 2))
+    return dots
+
+
+def multiply(w: Weights, x: F32) -> F32:
+    """y (columns, rows) = x (columns, k) times quantized weights (rows, k)."""
+    q, d, sums = quantize(x)
+    dx, of_w, of_m = d.T[..., None], w.d.T[:, None], w.m.T[:, None]
+    if w.scales is None or w.minima is None:
+        sum_of = sums.reshape(*d.shape, 2).sum(-1).T[..., None].astype(np.float32)
+        terms = [flush(of_w * dx) * _dots(q, w.q, BLOCK), (of_m * dx) * sum_of]
+        both = np.stack(terms, 1).reshape(-1, len(x), len(w.q))
+        return flush(_chain(_chains(both, 2 * SUPERBLOCK // BLOCK)))
+    scaled = _dots(q, w.q, 16) * w.scales.T[:, None].astype(np.float32)
+    lowest = sums.T[..., None].astype(np.float32) * w.minima.T[:, None].astype(np.float32)
+    a, c = (_chains(dx * (x[::2] + x[1::2]), SUPERBLOCK // BLOCK) for x in (scaled, lowest))
+    return flush(_chain(flush(of_w * a) - flush(of_m * c)))
+
+
+def multiply_floats(w: F32, x: F32) -> F32:
+    """y (columns, rows) = x (columns, k) times weights (rows, k)."""
+    a, b = (np.where(np.abs(of) < f32(PRODUCT_MIN), f32(0.0), of).T for of in (x, w))
+    chunks = _chains(a[:, :, None] * b[:, None], CHUNK)
+    return flush(_chain(_chains(chunks, SUPERBLOCK // CHUNK)))
+
+
+def add(y: F32, added: F32) -> F32:
+    """The sum that a product ends with: that of an addition of its own."""
+    return flush(y + flush(added))

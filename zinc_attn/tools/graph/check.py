@@ -1,0 +1,84 @@
+"""Logits of random models on a device, operation by operation, against the oracle's."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from ...runtime.device import Device
+from .device import OnDevice
+from .model import KINDS, TOKENS, Operations, logits, make_model
+from .oracle import Oracle
+
+RECORD: Final = Path(__file__).with_name("record.json")
+PIECES: Final = ((len(TOKENS),), (4, 1, 1))  # ways in which the tokens come
+
+
+@dataclass(frozen=True)
+class GraphOutcome:
+    """A model on a device. fault: the first operation with other bits, or how logits differ; empty: all are equal."""
+
+    kind: str
+    digest: str
+    operations: int
+    fault: str
+
+
+def name_of(kind: str) -> str:
+    """A model's name in records of digests."""
+    return f"graph {kind}"
+
+
+def digest(x: Any) -> str:
+    return hashlib.sha256(np.ascontiguousarray(x).tobytes()).hexdigest()
+
+
+def committed() -> dict[str, str]:
+    """The oracle's digests by type of weights."""
+    return {str(kind): str(of) for kind, of in json.loads(RECORD.read_text(encoding="utf-8")).items()}
+
+
+class _Compared:
+    """``Operations`` of a device, each of which is held to the oracle's on the same operands."""
+
+    def __init__(self, device: Operations, oracle: Operations) -> None:
+        self._device, self._oracle, self.count, self.fault = device, oracle, 0, ""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        on_device, wanted = getattr(self._device, name), getattr(self._oracle, name)
+
+        @wraps(on_device)
+        def both(*given: Any) -> Any:
+            got, want = on_device(*given), wanted(*given)
+            self.count += 1
+            if not self.fault and not np.array_equal(got.view(np.uint32), want.view(np.uint32)):
+                differ = int((got.view(np.uint32) != want.view(np.uint32)).sum())
+                self.fault = f"operation {self.count}, {name}: {differ} of {got.size} values differ"
+            return got
+
+        return both
+
+
+def check_graph(device: Device, kinds: Sequence[str] = KINDS) -> Iterator[GraphOutcome]:
+    """An outcome for each type of weights."""
+    known = committed()
+    for kind in kinds:
+        model, found = make_model(kind), []
+        operations = 0
+        fault = ""
+        for pieces in PIECES:
+            of = _Compared(OnDevice(device), Oracle())
+            found.append(digest(logits(model, of, pieces)))
+            operations, fault = operations + of.count, fault or of.fault
+        if not fault and len(set(found)) > 1:
+            fault = "logits depend on how many tokens come at once"
+        if not fault and found[0] != known.get(kind):
+            fault = f"got digest {found[0][:16]}, expected {known.get(kind, 'none')[:16]}"
+        yield GraphOutcome(kind, found[0], operations, fault)

@@ -1,0 +1,140 @@
+"""The operations of a forward pass by the graph's kernels, each of them read back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...canonical.state import F32
+from ...decode.one_shot import attention
+from ...graph import blocks
+from ...graph import declarations as graph
+from ...graph.declarations import FLOAT_TYPES, GraphKernel
+from ...graph.records import params, tensor
+from ...runtime.device import Device, load_spirv
+from ...runtime.protocol import Dispatch, Runtime, Use, Words
+from .model import ROPE, Matrix
+
+POISON: Final = 0x7FC0DEAD  # what a result begins as
+FEW: Final = 8  # columns of mul_mat_vec
+TILE: Final = (32, 32, 4, 4, 64)  # of mul_mat: rows, columns, those of an invocation, invocations
+
+
+def as_words(x: NDArray[Any]) -> Words:
+    """The bytes of an array as words, filled up with zeros."""
+    raw = np.ascontiguousarray(x).reshape(-1).view(np.uint8)
+    return np.concatenate([raw, np.zeros(-raw.size % 4, np.uint8)]).view(np.uint32)
+
+
+def run(
+    runtime: Runtime,
+    kernel: GraphKernel,
+    groups: tuple[int, int, int],
+    given: Sequence[NDArray[Any]],
+    results: Sequence[int | Words],
+    spec: Sequence[int] = (),
+    **values: Any,
+) -> list[Words]:
+    """Run a kernel, and give the words of each result.
+
+    given: what its read bindings hold, in their order, without the parameters, which are ``values``. results: of its
+    write bindings, in their order, the words that they begin with, or how many that are POISON.
+    """
+    inputs, outputs = iter([params(kernel, **values), *map(as_words, given)]), iter(results)
+    with ExitStack() as made:
+        buffers, written = [], []
+        for binding in kernel.decl.bindings:
+            words = next(inputs) if binding.access == "read" else next(outputs)
+            words = np.full(words, POISON, np.uint32) if isinstance(words, int) else words
+            use = Use.INPUT if binding.access == "read" else Use.OUTPUT
+            buffer = made.enter_context(closing(runtime.buffer(max(words.nbytes, 4), use)))
+            runtime.write(buffer, words)
+            buffers.append(buffer)
+            written += [buffer] if binding.access == "write" else []
+        program = runtime.kernel(kernel.decl, load_spirv(kernel.decl), spec)
+        recording = made.enter_context(closing(runtime.record([Dispatch(program, tuple(buffers), groups)])))
+        runtime.run(recording)
+        return [runtime.read(buffer).copy() for buffer in written]
+
+
+def _pieces(count: int, size: int) -> int:
+    return -(-count // size)
+
+
+class OnDevice:
+    """``Operations`` on a device."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def _float(self, kernel: GraphKernel, groups: int, y: tuple[int, ...], given: Sequence[Any], **values: Any) -> F32:
+        """The one result, float32 of a shape. spec, among the values: its constants."""
+        spec = values.pop("spec", ())
+        of_y = tensor(np.empty(y, np.float32))
+        count = int(np.prod(y))
+        (words,) = run(self._device.runtime, kernel, (groups, 1, 1), given, (count,), spec, y=of_y, **values)
+        return words.view(np.float32).reshape(y)
+
+    def embed(self, weights: Matrix, tokens: NDArray[np.int32]) -> F32:
+        shape = len(tokens), weights.columns
+        if weights.kind in FLOAT_TYPES:
+            stored = weights.rows.view(np.float32 if weights.kind == "f32" else np.uint16)
+            kinds = graph.MOVE_TYPES.index(weights.kind), graph.MOVE_TYPES.index("f32")
+            spec = graph.MOVE_OPS.index("get_rows"), *kinds
+            of = {"x": tensor(stored), "ids": tensor(tokens), "id_words": 1, "shift": (0, 0, 0, 0)}
+            return self._float(graph.MOVE, _pieces(shape[0] * shape[1], 256), shape, (stored, tokens), spec=spec, **of)
+        packed = blocks.pack(weights.kind, weights.rows)
+        spec = (graph.WEIGHT_TYPES.index(weights.kind),)
+        of = {"ids": tensor(tokens), "offset": 0, "steps": (0, 0), "rows": len(weights.rows), "first": 0}
+        groups = _pieces(shape[0] * shape[1], 256)
+        return self._float(graph.GET_WEIGHTS, groups, shape, (packed, tokens), spec=spec, **of)
+
+    def norm(self, x: F32, weight: F32, eps: float) -> F32:
+        of: dict[str, Any] = {"x": tensor(x), "weight": tensor(weight[None]), "bias": tensor(weight[None])}
+        of |= {"eps": eps, "factor": 1.0 / x.shape[-1]}
+        spec = graph.NORM_OPS.index("rms"), 1, 0
+        return self._float(graph.NORM, len(x), x.shape, (x, weight, weight), spec=spec, **of)
+
+    def product(self, weights: Matrix, x: F32, added: F32 | None = None) -> F32:
+        """By mul_mat_vec where there are few columns, else by mul_mat: the bits are the same."""
+        y = np.empty((len(x), len(weights.rows)), np.float32)
+        plus = y if added is None else added
+        runtime, add = self._device.runtime, int(added is not None)
+        of: dict[str, Any] = {"y": tensor(y), "added": tensor(plus)}
+        tiles = _pieces(y.shape[1], TILE[0]), _pieces(y.shape[0], TILE[1]), 1
+        if weights.kind in FLOAT_TYPES:
+            stored = weights.rows.view(np.float32 if weights.kind == "f32" else np.uint16)
+            spec = (FLOAT_TYPES.index(weights.kind), FLOAT_TYPES.index("f32"), *TILE, add)
+            of |= {"w": tensor(stored), "x": tensor(x)}
+            (words,) = run(runtime, graph.MUL_MAT_FLOAT, tiles, (stored, x, plus), (y.size,), spec, **of)
+            return words.view(np.float32).reshape(y.shape)
+        count = x.size // 32
+        quantized = run(runtime, graph.QUANTIZE, (_pieces(count, 32), 1, 1), (x,), (8 * count, 2 * count), x=tensor(x))
+        given = blocks.pack(weights.kind, weights.rows), *quantized, plus
+        kind = graph.WEIGHT_TYPES.index(weights.kind)
+        of |= {"w_begin": 0, "w_steps": (0, 0), "repeats": (1, 1), "blocks": x.shape[1] // 32}
+        if len(x) <= FEW:
+            spec, groups = (kind, len(x), 2, 1, add), (_pieces(y.shape[1], 32), 1, 1)
+            (words,) = run(runtime, graph.MUL_MAT_VEC, groups, given, (y.size,), spec, **of)
+        else:
+            (words,) = run(runtime, graph.MUL_MAT, tiles, given, (y.size,), (kind, *TILE, add), **of)
+        return words.view(np.float32).reshape(y.shape)
+
+    def rope(self, x: F32, positions: NDArray[np.int32]) -> F32:
+        table = ROPE.table()
+        of: dict[str, Any] = {"x": tensor(x), "positions": 0, "stride": 0, "table": 0, "pairs": ROPE.pairs, "first": 0}
+        of["step"] = ROPE.step
+        spec = (FLOAT_TYPES.index("f32"),)
+        return self._float(graph.ROPE, _pieces(x.size, 512), x.shape, (x, positions, table), spec=spec, **of)
+
+    def attend(self, q: F32, k: NDArray[Any], v: NDArray[Any]) -> F32:
+        return np.asarray(attention(q, k, v, device=self._device))
+
+    def swiglu(self, gate: F32, up: F32) -> F32:
+        of = {"a": tensor(gate), "b": tensor(up), "alpha": 0.0, "limit": 0.0}
+        spec = graph.GLU_OPS.index("swiglu"), FLOAT_TYPES.index("f32")
+        return self._float(graph.GLU, _pieces(gate.size, 256), gate.shape, (gate, up), spec=spec, **of)

@@ -1,0 +1,44 @@
+"""The operations of a forward pass in NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...canonical.emulate import emulate
+from ...canonical.state import F32
+from ...graph import blocks, elementwise, moves, products, rows
+from ...graph.declarations import FLOAT_TYPES
+from ...graph.rope import rope
+from .model import ROPE, Matrix
+
+
+class Oracle:
+    """``Operations`` with the bits that every device has."""
+
+    def embed(self, weights: Matrix, tokens: NDArray[np.int32]) -> F32:
+        chosen = Matrix(weights.kind, weights.rows[tokens], weights.columns)
+        if weights.kind in FLOAT_TYPES:
+            return chosen.floats()
+        return moves.from_weights(chosen.rows, weights.kind)
+
+    def norm(self, x: F32, weight: F32, eps: float) -> F32:
+        return rows.norm("rms", x, eps, weight[None])
+
+    def product(self, weights: Matrix, x: F32, added: F32 | None = None) -> F32:
+        if weights.kind in FLOAT_TYPES:
+            y = products.multiply_floats(weights.floats(), x)
+        else:
+            y = products.multiply(blocks.decode(weights.kind, weights.rows), x)
+        return y if added is None else products.add(y, added)
+
+    def rope(self, x: F32, positions: NDArray[np.int32]) -> F32:
+        return np.asarray(rope(x[None], positions[None], ROPE.table(), ROPE.step))[0]
+
+    def attend(self, q: F32, k: NDArray[Any], v: NDArray[Any]) -> F32:
+        return np.asarray(emulate(q, k, v)[0])
+
+    def swiglu(self, gate: F32, up: F32) -> F32:
+        return elementwise.glu("swiglu", gate, up)
