@@ -1,8 +1,7 @@
 // Operations on rows, and rotations.
 #include "operations.h"
 
-#include <cmath>
-#include <cstring>
+#include "../graph/rope_table.h"
 
 namespace zinc {
 
@@ -99,11 +98,72 @@ static bool record_soft_max(Recording &r, ggml_tensor *op) {
                       {x.place, m.place, s.place, y.place}, 8, grid(rows_of(op)));
 }
 
+// --- rotary positions ------------------------------------------------------------------------------------------------
+
+static graph::Rope rope_of(const ggml_tensor *op) {
+    const int mode = op->op_params[2];
+    graph::Rope rope{graph::RopeMode::NORMAL, op->op_params[1], op->op_params[4], number_of(op, 5), number_of(op, 6),
+                     number_of(op, 7), number_of(op, 8), number_of(op, 9), number_of(op, 10), {},
+                     op->op == GGML_OP_ROPE_BACK};
+    for (int i = 0; i < 4; ++i) rope.sections[i] = op->op_params[11 + i];
+    if (mode == GGML_ROPE_TYPE_NEOX) rope.mode = graph::RopeMode::NEOX;
+    else if (mode == GGML_ROPE_TYPE_IMROPE) rope.mode = graph::RopeMode::IMROPE;
+    else if (mode == GGML_ROPE_TYPE_VISION) rope.mode = graph::RopeMode::VISION;
+    else if (mode == GGML_ROPE_TYPE_MROPE) rope.mode = graph::RopeMode::MROPE;
+    return rope;
+}
+
+static const char *rope_refused(const Device &, const ggml_tensor *op) {
+    const ggml_tensor *x = op->src[0], *factors = op->src[2];
+    const graph::Rope rope = rope_of(op);
+    const int mode = op->op_params[2], sum = rope.sections[0] + rope.sections[1] + rope.sections[2] + rope.sections[3];
+    const uint32_t pairs = uint32_t(graph::rope_pairs(rope)), first = uint32_t(op->op_params[15]);
+    if (rope.mode == graph::RopeMode::NORMAL && mode != GGML_ROPE_TYPE_NORMAL) return "mode";
+    if (mode & GGML_ROPE_TYPE_MROPE && sum <= 0) return "sections";
+    if (x->type != op->type || (op->type != GGML_TYPE_F32 && op->type != GGML_TYPE_F16)) return "type";
+    if (factors && (root_of(factors)->op != GGML_OP_NONE || !ggml_is_contiguous(factors))) return "frequency factors";
+    if (op->type == GGML_TYPE_F16 && (!in_words(op) || first % 2 || (graph::rope_step(rope) > 1 && pairs % 2)))
+        return "strides";
+    return op->ne[0] % 2 ? "size" : nullptr;
+}
+
+// The table of the operation's rotations in this graph.
+static bool table_of(Recording &r, const ggml_tensor *op, za_place *place) {
+    const graph::Rope rope = rope_of(op);
+    const size_t pairs = size_t(graph::rope_pairs(rope));
+    const char *factors = op->src[2] ? host_bytes(op->src[2]) : nullptr;
+    if (op->src[2] && !factors) return false;
+    std::vector<char> key(reinterpret_cast<const char *>(op->op_params), reinterpret_cast<const char *>(op->op_params + 15));
+    if (factors) key.insert(key.end(), factors, factors + 4 * pairs);
+    key.push_back(rope.backward);
+    za_place &found = r.rotations[key];
+    if (!found.buffer) {
+        void *words;
+        if (!r.device->recorder->words(4 * ROPE_WORDS * pairs, &found, &words)) return false;
+        graph::rope_table(rope, reinterpret_cast<const float *>(factors), static_cast<uint32_t *>(words));
+    }
+    *place = found;
+    return true;
+}
+
+static bool record_rope(Recording &r, ggml_tensor *op) {
+    const graph::Rope rope = rope_of(op);
+    const Bound x = bound(*r.device, op->src[0]), y = bound(*r.device, op), positions = bound(*r.device, op->src[1]);
+    za_place table;
+    if (!table_of(r, op, &table)) return false;
+    const rope_params params{x.at, y.at, positions.at.offset, x.at.n[2], 0, uint32_t(graph::rope_pairs(rope)),
+                             uint32_t(op->op_params[15]), uint32_t(graph::rope_step(rope))};
+    return r.dispatch(GRAPH_ROPE, rope_constants{uint32_t(float_type(op))}, params,
+                      {x.place, positions.place, table, y.place}, 8,
+                      grid(pieces(uint64_t(ggml_nelements(op)) / 2, 256)));
+}
+
 const std::vector<Served> ROWS_OPERATIONS = {
     {GGML_OP_RMS_NORM, f32_refused, record_norm}, {GGML_OP_NORM, f32_refused, record_norm},
     {GGML_OP_L2_NORM, f32_refused, record_norm},  {GGML_OP_GROUP_NORM, group_norm_refused, record_norm},
     {GGML_OP_SUM_ROWS, f32_refused, record_sum},  {GGML_OP_MEAN, f32_refused, record_sum},
     {GGML_OP_SUM, f32_refused, record_sum},       {GGML_OP_SOFT_MAX, soft_max_refused, record_soft_max},
+    {GGML_OP_ROPE, rope_refused, record_rope},    {GGML_OP_ROPE_BACK, rope_refused, record_rope},
 };
 
 }  // namespace zinc
