@@ -16,6 +16,8 @@ Device *Device::open() {
         self->name = info.name;
         self->alignment = size_t(info.alignment > 32 ? info.alignment : 32);
         self->most = info.most;
+        self->on_cpu = info.cpu;
+        self->wave32 = info.wave32;
         self->store = new Store(self->device_);
         self->recorder = new Recorder(self->device_);
         say("ZINC0 is %s: the model, its KV cache and attention, with --device ZINC0 -ngl 99 -fa on", info.name);

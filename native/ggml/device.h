@@ -51,6 +51,7 @@ class Device {
     std::string name;       // of the Vulkan device
     size_t alignment = 0;   // of a tensor, and of what a kernel binds
     size_t most = 0;        // bytes that a kernel can bind
+    bool on_cpu = false, wave32 = false;
     std::mutex mutex;       // held during every call of what is below
 
     Store *store = nullptr;        // tensors' memory

@@ -63,9 +63,17 @@ static mul_mat_constants tile_of(uint64_t rows, uint64_t columns, bool added) {
     c.tile_columns = columns > 16 ? 32 : 16;
     c.own_rows = 4;
     c.own_columns = 4;
-    c.threads = c.tile_rows / c.own_rows * c.tile_columns / c.own_columns;
+    c.workgroup_size = c.tile_rows / c.own_rows * c.tile_columns / c.own_columns;
     c.add = added;
     return c;
+}
+
+// A wave has a group of rows, or several waves have it and share the superblocks, whose sums lie in shared memory.
+static mul_mat_vec_constants few_of(const Device &device, uint32_t type, uint32_t columns, uint32_t superblocks,
+                                    bool added) {
+    constexpr uint32_t WAVES = 8, SHARED = 16384;  // bytes
+    const uint32_t waves = device.on_cpu ? 1 : std::min(WAVES, superblocks);
+    return {type, columns, WAVE * waves, device.wave32, std::min(superblocks, SHARED / (128 * columns)), added};
 }
 
 static uint32_t count(uint64_t n, uint64_t size) { return uint32_t(pieces(n, size)); }
@@ -96,13 +104,7 @@ static bool multiply(Recording &r, const ggml_tensor *op, const Quantized &x, co
         return r.dispatch(GRAPH_MUL_MAT, c, params, places, 16,
                           {{count(rows, c.tile_rows), count(columns, c.tile_columns), uint32_t(planes)}});
     }
-    mul_mat_vec_constants c{};
-    const uint32_t superblocks = count(uint64_t(w->ne[0]), 256);
-    c.type = type;
-    c.columns = uint32_t(columns);
-    c.waves = std::min<uint32_t>(4, superblocks);
-    c.superblocks = std::min(count(superblocks, c.waves), 16384 / (c.waves * c.columns * 128));
-    c.add = adds;
+    const mul_mat_vec_constants c = few_of(*r.device, type, uint32_t(columns), count(uint64_t(w->ne[0]), 256), adds);
     mul_mat_vec_params same;
     static_assert(sizeof same == sizeof params, "both products have the same parameters");
     __builtin_memcpy(&same, &params, sizeof same);
@@ -127,7 +129,7 @@ static bool record_product(Recording &r, ggml_tensor *op) {
     const Bound weights = bound(*r.device, w), of_x = bound(*r.device, x);
     const mul_mat_constants t = tile_of(uint64_t(op->ne[0]), uint64_t(op->ne[1]), other);
     const mul_mat_float_constants c{uint32_t(float_type(w)), uint32_t(float_type(x)), t.tile_rows, t.tile_columns,
-                                    t.own_rows, t.own_columns, t.threads, t.add};
+                                    t.own_rows, t.own_columns, t.workgroup_size, t.add};
     return r.dispatch(GRAPH_MUL_MAT_FLOAT, c, mul_mat_float_params{weights.at, of_x.at, added.at, y.at},
                       {weights.place, of_x.place, added.place, y.place}, 8,
                       {{count(uint64_t(op->ne[0]), t.tile_rows), count(uint64_t(op->ne[1]), t.tile_columns),

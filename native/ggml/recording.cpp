@@ -126,7 +126,7 @@ bool Recording::quantized(const ggml_tensor *x, Quantized *found) {
             *found = one;
             return true;
         }
-    const uint64_t blocks = uint64_t(ggml_nelements(x)) / 32;
+    const uint64_t blocks = uint64_t(ggml_nrows(x)) * (uint64_t(x->ne[0] + 255) / 256 * 8);  // of whole superblocks
     Quantized made{buffer, begin, end, {}, {}, {}, {}};
     std::copy(x->ne, x->ne + 4, made.ne);
     std::copy(x->nb, x->nb + 4, made.nb);
