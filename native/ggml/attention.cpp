@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "memory.h"
+#include "orders.h"
 #include "say.h"
 
 namespace zinc {
@@ -47,19 +47,6 @@ bool attention_supported(Device *device, const ggml_tensor *op) {
 
 // --- calls -----------------------------------------------------------------------------------------------------------
 
-// All rows of all streams: (streams, rows, q_heads, head_dim).
-static std::vector<float> gather_q(const Operation &o) {
-    const size_t dims = o.kind.head_dim;
-    std::vector<float> out(size_t(ggml_nelements(o.q)));
-    const char *from = static_cast<const char *>(o.q->data);
-    float *to = out.data();
-    for (size_t s = 0; s < o.streams; ++s)
-        for (size_t row = 0; row < o.rows; ++row)
-            for (size_t h = 0; h < o.kind.q_heads; ++h, to += dims)
-                std::memcpy(to, from + row * o.q->nb[1] + h * o.q->nb[2] + s * o.q->nb[3], dims * sizeof(float));
-    return out;
-}
-
 // ggml's slopes of ALiBi, by which the values of masks are multiplied; none for a max_bias of 0.
 static std::vector<float> slopes_of(const Operation &o) {
     std::vector<float> slopes(o.max_bias > 0 && o.mask ? o.kind.q_heads : 0);
@@ -71,10 +58,8 @@ static std::vector<float> slopes_of(const Operation &o) {
     return slopes;
 }
 
-static za_place place_of(const ggml_tensor *root) {
-    Buffer *buffer = buffer_of(root);
-    size_t offset = size_t(static_cast<char *>(root->data) - static_cast<char *>(buffer->memory.base));
-    return {buffer->memory.buffer, offset, (ggml_nbytes(root) + 3) / 4 * 4};  // ggml leaves room between tensors
+static za_place place_of(const ggml_tensor *root) {  // ggml leaves room between tensors
+    return {buffer_of(root)->memory.of.handle, begin_of(root), (ggml_nbytes(root) + 3) / 4 * 4};
 }
 
 // The request of a row, behind those of the rows before it. Rows of a prompt, each of which sees the key of its own
@@ -101,52 +86,89 @@ static void add_row(const Lists &lists, size_t row, bool first_of_stream, std::v
     requests->push_back(request);
 }
 
-// One submission: rows from `begin` on, as many of them as it serves; returns the row behind them, or `begin` where it
-// fails.
-static size_t run_rows(const Operation &o, const Lists &lists, size_t most, size_t begin, za_cache *cache, za_call call,
-                       za_data data) {
+// A tensor (dims, heads, rows, streams) of `rows` rows in all.
+static tensor rows_at(uint64_t dims, uint64_t heads, uint64_t rows) {
+    const uint32_t row = uint32_t(dims * heads);
+    return {0, {uint32_t(dims), uint32_t(heads), uint32_t(rows), 1}, {1, uint32_t(dims), row, row * uint32_t(rows)}};
+}
+
+// q as the kernels take it, all rows of all streams.
+static bool fit_q(Recording &r, const Operation &o, uint32_t dims, za_place *place) {
+    Scratch scratch;
+    const uint64_t rows = uint64_t(o.rows) * o.streams;
+    if (!r.device->recorder->scratch(4 * rows * o.kind.q_heads * dims, &scratch)) return false;
+    Bound q = bound(*r.device, o.q);
+    std::swap(q.at.n[1], q.at.n[2]);  // heads, then rows
+    std::swap(q.at.s[1], q.at.s[2]);
+    fit_params params{q.at, rows_at(dims, o.kind.q_heads, o.rows), 0x1p-40f};
+    params.y.n[3] = o.streams;
+    *place = scratch.place;
+    return r.dispatch(GRAPH_FIT, {}, params, {q.place, *place}, 2, grid(rows * o.kind.q_heads * dims / 256 + 1));
+}
+
+// Rows from `begin` on, as many of them as one call serves; returns the row behind them, or `begin` where it fails.
+static size_t record_rows(Recording &r, const Operation &o, const za_attn *attn, const Lists &lists, size_t most,
+                          size_t begin, za_cache *cache, za_call call, za_place q, const ggml_tensor *op) {
+    const struct za_info info = za_info(attn);
     const size_t end = std::min(lists.rows.size(), begin + most);
     std::vector<za_request> requests;
     for (size_t row = begin; row < end; ++row) add_row(lists, row, row % o.rows == 0, &requests);
     call.request = requests.data();
     call.requests = uint32_t(requests.size());
-    if (std::none_of(requests.begin(), requests.end(), [](const za_request &r) { return r.mask; }))
+    if (std::none_of(requests.begin(), requests.end(), [](const za_request &one) { return one.mask; }))
         call.mask_slopes = nullptr;
-    data.q += begin * o.kind.q_heads * o.kind.head_dim;
-    data.out += begin * o.kind.q_heads * o.kind.v_head_dim;
-    return za_run(cache, 0, &call, &data) ? end : begin;
+    struct laid laid;
+    struct bindings b{};
+    void *work;
+    Scratch states, out;
+    if (!za_lay(cache, &call, false, &laid) || !r.device->recorder->words(laid.work_bytes, &b.work, &work) ||
+        !r.device->recorder->scratch(std::max<uint64_t>(laid.states_bytes, 4), &states) ||
+        !r.device->recorder->scratch(laid.out_bytes, &out))
+        return begin;
+    za_laid_write(cache, 0, &call, &laid, static_cast<uint32_t *>(work));
+    b.q = {q.buffer, q.offset + begin * o.kind.q_heads * info.k_dim * 4, laid.q_bytes};
+    b.k = place_of(o.k_root);
+    b.v = o.kind.latent ? b.k : place_of(o.v_root);
+    b.states = states.place;
+    b.out = out.place;
+    struct za_command commands[CALL_COMMANDS];
+    const int n = za_laid_commands(attn, &laid, &b, commands);
+    for (int i = 0; i < n; ++i)
+        if (!r.device->recorder->command(commands[i])) return begin;
+    const Bound y = bound(*r.device, op);
+    fit_params params{rows_at(info.v_dim, o.kind.q_heads, end - begin), rows_at(o.kind.v_head_dim, o.kind.q_heads, end - begin), 0};
+    params.y.offset = uint32_t(y.at.offset + begin * o.kind.q_heads * o.kind.v_head_dim);
+    return r.dispatch(GRAPH_FIT, {}, params, {b.out, y.place}, 2,
+                      grid((end - begin) * o.kind.q_heads * o.kind.v_head_dim / 256 + 1)) ? end : begin;
 }
 
-static bool run(Device *device, const Operation &o, const za_attn *attn, const Lists &lists, float *out) {
+static bool record(Recording &r, const Operation &o, const za_attn *attn, const Lists &lists, const ggml_tensor *op) {
     const za_place v = o.kind.latent ? za_place{} : place_of(o.v_root);
-    za_cache *cache = device->cache(o.kind, {o.pages, uint32_t(o.at.head), place_of(o.k_root), v});
+    za_cache *cache = r.device->cache(o.kind, {o.pages, uint32_t(o.at.head), place_of(o.k_root), v});
     if (!cache) return false;
-    const std::vector<float> q = gather_q(o), slopes = slopes_of(o);
+    const std::vector<float> slopes = slopes_of(o);
     za_call call{};
     call.scale = double(o.scale);
     call.softcap = double(o.softcap);
-    call.sinks = o.sinks ? static_cast<const float *>(o.sinks->data) : nullptr;
+    call.sinks = o.sinks ? reinterpret_cast<const float *>(host_bytes(o.sinks)) : nullptr;
     call.mask_slopes = slopes.empty() ? nullptr : slopes.data();
-    za_data data{};
-    data.q = q.data();
-    data.out = out;
     size_t keys = 0;
     for (const RowKeys &row : lists.rows) keys = std::max(keys, row.count);
-    const size_t most = rows_of_call(*device, attn, o, keys);
+    const size_t most = rows_of_call(*r.device, attn, o, keys);
+    za_place q;
+    if (!fit_q(r, o, za_info(attn).k_dim, &q)) return false;
     for (size_t begin = 0, end; begin < lists.rows.size(); begin = end)
-        if ((end = run_rows(o, lists, most, begin, cache, call, data)) == begin) return false;
+        if ((end = record_rows(r, o, attn, lists, most, begin, cache, call, q, op)) == begin) return false;
     return true;
 }
 
-ggml_status attend(Device *device, Plan *plan, ggml_tensor *op) {
+bool attend(Recording &r, ggml_tensor *op) {
     Operation o;
     const za_attn *attn;
-    const char *reason = refused(device, op, &o, &attn);
+    const char *reason = refused(r.device, op, &o, &attn);
     if (!reason && !(buffer_of(o.k_root) && buffer_of(o.v_root))) reason = "K or V is in no buffer";
-    if (!reason && !plan->make(op, o, order_of_keys(o.k_root, o.v_root))) reason = "its mask has a NaN or +inf";
-    if (!reason && run(device, o, attn, plan->lists(), static_cast<float *>(op->data))) return GGML_STATUS_SUCCESS;
-    say("FLASH_ATTN_EXT %s: %s", op->name, reason ? reason : za_error());
-    return GGML_STATUS_FAILED;
+    if (!reason && !r.plan->make(op, o, order_of_keys(o.k_root, o.v_root))) reason = "its mask has a NaN or +inf";
+    return reason ? za_fail("%s", reason) : record(r, o, attn, r.plan->lists(), op);
 }
 
 }  // namespace zinc

@@ -2,16 +2,14 @@
 #ifndef ZINC_GGML_ATTENTION_H
 #define ZINC_GGML_ATTENTION_H
 
-#include "device.h"
-#include "ggml-backend.h"
-#include "plan.h"
+#include "recording.h"
 
 namespace zinc {
 
 // Opens the library for the shape, so that what is taken can be run.
 bool attention_supported(Device *device, const ggml_tensor *op);
 
-ggml_status attend(Device *device, Plan *plan, ggml_tensor *op);  // the reason of a failure is on stderr
+bool attend(Recording &recording, ggml_tensor *op);  // za_error has the reason of a failure
 
 }  // namespace zinc
 #endif

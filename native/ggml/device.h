@@ -10,17 +10,10 @@
 #include <tuple>
 #include <utility>
 
-#include "zinc_attn.h"
+#include "../graph/memory.h"
+#include "../graph/recorder.h"
 
 namespace zinc {
-
-// Mapped memory of the device, in one VkBuffer.
-struct Memory {
-    VkBuffer buffer = VK_NULL_HANDLE;
-    VkDeviceMemory memory = VK_NULL_HANDLE;
-    void *base = nullptr;
-    size_t size = 0;
-};
 
 // How K (or V) is kept: its type, and the bytes of a row, one head of one cell.
 struct Kept {
@@ -56,35 +49,23 @@ class Device {
     static Device *open();
 
     std::string name;       // of the Vulkan device
-    size_t alignment = 0;   // of the places of K and V
+    size_t alignment = 0;   // of a tensor, and of what a kernel binds
     size_t most = 0;        // bytes that a kernel can bind
-    std::mutex mutex;       // held during every call of the members below
+    bool on_cpu = false, wave32 = false;
+    std::mutex mutex;       // held during every call of what is below
 
-    bool allocate(size_t size, Memory *memory);
+    Store *store = nullptr;        // tensors' memory
+    Recorder *recorder = nullptr;  // one graph at a time
     void release(Memory *memory);  // and the caches that lie in it
-    size_t total() const { return total_; }
 
     const Opened &attn(const Kind &kind);  // until the next call of it
     za_cache *cache(const Kind &kind, const Layer &layer);  // a page is a row of head 0
 
   private:
-    bool load_functions();
-    int memory_type(uint32_t allowed) const;
-
     za_device *device_ = nullptr;
-    za_host host_{};
-    VkPhysicalDeviceMemoryProperties properties_{};
-    size_t total_ = 0;
     std::map<Kind, Opened> attns_;
     Opened failed_;        // for want of memory, which is tried again
     std::map<std::pair<Kind, Layer>, za_cache *> caches_;
-    PFN_vkCreateBuffer create_buffer_ = nullptr;
-    PFN_vkDestroyBuffer destroy_buffer_ = nullptr;
-    PFN_vkGetBufferMemoryRequirements requirements_ = nullptr;
-    PFN_vkAllocateMemory allocate_memory_ = nullptr;
-    PFN_vkFreeMemory free_memory_ = nullptr;
-    PFN_vkBindBufferMemory bind_ = nullptr;
-    PFN_vkMapMemory map_ = nullptr;
 };
 
 }  // namespace zinc

@@ -1,14 +1,16 @@
 #include "memory.h"
 
+#include <algorithm>
 #include <cstring>
 #include <new>
-#include <set>
+
+#include "orders.h"
+#include "say.h"
+#include "weights.h"
 
 namespace zinc {
 
-// Guarded by the device's mutex.
-static SavedOrders saved_orders{size_t(1) << 20};
-static std::set<Buffer *> buffers;
+constexpr size_t SHADOW = size_t(64) << 20;  // bytes of a tensor that a shadow may have
 
 const ggml_tensor *root_of(const ggml_tensor *tensor) {
     while (tensor->view_src) tensor = tensor->view_src;
@@ -16,125 +18,136 @@ const ggml_tensor *root_of(const ggml_tensor *tensor) {
 }
 
 bool is_cache(const ggml_tensor *root) {
-    return buffer_of(root) && root->buffer->usage != GGML_BACKEND_BUFFER_USAGE_COMPUTE;
+    return buffer_of(root) && root->buffer->usage == GGML_BACKEND_BUFFER_USAGE_ANY;
 }
 
-// --- what rows were written ------------------------------------------------------------------------------------------
+size_t begin_of(const ggml_tensor *tensor) { return reinterpret_cast<uintptr_t>(tensor->data) - BASE; }
 
-// The cells of a root, made where they are new; NULL for memory that holds no cache.
-static Cells *cells_of(const ggml_tensor *root) {
-    if (!is_cache(root)) return nullptr;
-    Buffer *buffer = buffer_of(root);
-    const size_t offset = size_t(static_cast<char *>(root->data) - static_cast<char *>(buffer->memory.base));
-    const size_t row_bytes = ggml_row_size(root->type, root->ne[0]), rows = size_t(ggml_nrows(root));
-    auto at = buffer->cells.find(offset);
-    if (at != buffer->cells.end() && at->second.row_bytes == row_bytes && at->second.rows == rows) return &at->second;
-    saved_orders.finish();
-    return &(buffer->cells.insert_or_assign(offset, Cells{row_bytes, rows, WriteOrder(rows), false}).first->second);
+static Buffer *context_of(ggml_backend_buffer_t buffer) { return static_cast<Buffer *>(buffer->context); }
+
+// --- what the host knows of a buffer ---------------------------------------------------------------------------------
+
+// Forget what begins before `end` and ends behind `begin`.
+template <typename Map, typename Size>
+static void forget(Map *map, size_t begin, size_t end, Size size) {
+    for (auto at = map->begin(); at != map->end() && at->first < end;)
+        at = at->first + size(at->second) > begin ? map->erase(at) : std::next(at);
 }
 
-const WriteOrder *order_of_keys(const ggml_tensor *k, const ggml_tensor *v) {
-    Cells *values = v == k ? nullptr : cells_of(v), *keys = cells_of(k);
-    if (values && !values->values) *values = {values->row_bytes, values->rows, WriteOrder(0), true};
-    if (keys && keys->values) *keys = {keys->row_bytes, keys->rows, WriteOrder(keys->rows), false};
-    return keys ? &keys->order : nullptr;
+void note_change(Buffer *buffer, size_t begin, size_t size) {
+    forget(&buffer->weights, begin, begin + size, [](const Weights &w) { return w.bytes(); });
+    forget(&buffer->shadows, begin, begin + size, [](const std::vector<char> &bytes) { return bytes.size(); });
 }
 
-void note_use() { saved_orders.finish(); }
-
-void note_write(const ggml_tensor *root, uint32_t row) {
-    Cells *cells = cells_of(root);
-    if (cells && !cells->values) cells->order.write(row);
-}
-
-// Whole rows of `cells`, whose memory is at `base`, that bytes [begin, begin + size) hold: fn(row, its bytes, their
-// number).
-template <typename Function>
-static void for_rows(const Cells &cells, const char *base, size_t begin, size_t size, Function fn) {
-    const size_t bytes = cells.row_bytes;
-    for (size_t row = (begin + bytes - 1) / bytes; row < cells.rows && (row + 1) * bytes <= begin + size; ++row)
-        fn(uint32_t(row), base + row * bytes, bytes);
-}
-
-// Bytes of a tensor that go into a state.
-static void note_saved(const Cells &cells, const char *base, size_t begin, size_t size) {
-    if (cells.values) return saved_orders.finish();
-    for_rows(cells, base, begin, size, [&](uint32_t row, const char *data, size_t bytes) {
-        saved_orders.save(&cells.order, row, data, bytes);
-    });
-}
-
-static void note_get(const ggml_tensor *tensor, size_t offset, size_t size) {
-    const ggml_tensor *root = root_of(tensor);
-    const char *base = static_cast<const char *>(root->data), *data = static_cast<const char *>(tensor->data);
-    const Cells *cells = ggml_is_contiguous(root) ? cells_of(root) : nullptr;
-    if (cells) note_saved(*cells, base, size_t(data - base) + offset, size);
-}
-
-// llama.cpp copies a stream of cells from the memory of one tensor to another.
-static void note_source(const char *data, size_t size) {
-    for (Buffer *buffer : buffers) {
-        const char *base = static_cast<const char *>(buffer->memory.base);
-        if (data < base || data >= base + buffer->memory.size) continue;
-        auto at = buffer->cells.upper_bound(size_t(data - base));
-        if (at == buffer->cells.begin()) return;
-        --at;
-        note_saved(at->second, base + at->first, size_t(data - base) - at->first, size);
+const char *host_bytes(const ggml_tensor *tensor) {
+    Buffer *buffer = buffer_of(tensor);
+    const size_t begin = begin_of(tensor), size = ggml_nbytes(tensor);
+    if (buffer->memory.base) return buffer->memory.base + begin;
+    auto found = buffer->shadows.upper_bound(begin);
+    if (found != buffer->shadows.begin()) {
+        --found;
+        if (begin + size <= found->first + found->second.size()) return found->second.data() + (begin - found->first);
     }
+    std::vector<char> bytes(size);
+    if (!buffer->device->store->read(buffer->memory, begin, bytes.data(), size)) return nullptr;
+    return (buffer->shadows[begin] = std::move(bytes)).data();
 }
 
-static void note_set(const ggml_tensor *tensor, const void *source, size_t offset, size_t size) {
-    const ggml_tensor *root = root_of(tensor);
-    const char *base = static_cast<const char *>(root->data), *data = static_cast<const char *>(tensor->data);
-    Cells *cells = ggml_is_contiguous(root) ? cells_of(root) : nullptr;
-    if (!cells || cells->values) return saved_orders.finish();
-    note_source(static_cast<const char *>(source), size);
-    for_rows(*cells, base, size_t(data - base) + offset, size, [&](uint32_t row, const char *bytes, size_t n) {
-        saved_orders.restore(&cells->order, row, bytes, n);
-    });
+// A leaf that the host may read again while a graph is recorded.
+static void keep_shadow(Buffer *buffer, const ggml_tensor *tensor, const void *data, size_t offset, size_t size) {
+    if (buffer->memory.base || tensor->view_src || offset || size != ggml_nbytes(tensor) || size > SHADOW) return;
+    if (tensor->buffer->usage != GGML_BACKEND_BUFFER_USAGE_COMPUTE || tensor->type == GGML_TYPE_F32) return;
+    const char *bytes = static_cast<const char *>(data);
+    buffer->shadows[begin_of(tensor)].assign(bytes, bytes + size);
 }
 
 // --- buffers ---------------------------------------------------------------------------------------------------------
 
-static Buffer *context_of(ggml_backend_buffer_t buffer) { return static_cast<Buffer *>(buffer->context); }
+static void failed(const char *what, const ggml_tensor *tensor) { say("%s %s: %s", what, tensor->name, za_error()); }
 
 static void free_buffer(ggml_backend_buffer_t buffer) {
     Buffer *own = context_of(buffer);
     {
         std::lock_guard<std::mutex> lock(own->device->mutex);
-        saved_orders.finish();
-        buffers.erase(own);
+        note_use();
         own->device->release(&own->memory);
     }
     delete own;
 }
 
-static void *get_base(ggml_backend_buffer_t buffer) { return context_of(buffer)->memory.base; }
+static void *get_base(ggml_backend_buffer_t) { return reinterpret_cast<void *>(BASE); }
 
-static void memset_tensor(ggml_backend_buffer_t, ggml_tensor *tensor, uint8_t value, size_t offset, size_t size) {
-    std::memset(static_cast<char *>(tensor->data) + offset, value, size);
+static void memset_tensor(ggml_backend_buffer_t buffer, ggml_tensor *tensor, uint8_t value, size_t offset, size_t size) {
+    Buffer *own = context_of(buffer);
+    std::lock_guard<std::mutex> lock(own->device->mutex);
+    const bool ok = lay_weights(root_of(tensor), false);
+    note_change(own, begin_of(tensor) + offset, size);
+    if (!ok || !own->device->store->fill(own->memory, begin_of(tensor) + offset, value, size)) failed("memset", tensor);
+}
+
+// Quantized weights of a model are laid out for products at once.
+static bool set_weights(Buffer *own, const ggml_tensor *tensor, const void *data) {
+    std::vector<char> pieces(ggml_nbytes(tensor));
+    to_pieces(weights_of(tensor), static_cast<const char *>(data), pieces.data());
+    note_change(own, begin_of(tensor), pieces.size());
+    own->weights[begin_of(tensor)] = weights_of(tensor);
+    return own->device->store->write(own->memory, begin_of(tensor), pieces.data(), pieces.size());
+}
+
+static bool set_bytes(Buffer *own, const ggml_tensor *tensor, const void *data, size_t offset, size_t size) {
+    if (!lay_weights(root_of(tensor), false)) return false;
+    note_change(own, begin_of(tensor) + offset, size);
+    keep_shadow(own, tensor, data, offset, size);
+    note_set(tensor, data, offset, size);
+    return own->device->store->write(own->memory, begin_of(tensor) + offset, data, size);
 }
 
 static void set_tensor(ggml_backend_buffer_t buffer, ggml_tensor *tensor, const void *data, size_t offset,
                        size_t size) {
-    std::memcpy(static_cast<char *>(tensor->data) + offset, data, size);
-    std::lock_guard<std::mutex> lock(context_of(buffer)->device->mutex);
-    note_set(tensor, data, offset, size);
+    Buffer *own = context_of(buffer);
+    const bool whole = !tensor->view_src && offset == 0 && size == ggml_nbytes(tensor) && ggml_is_contiguous(tensor);
+    const bool weights = buffer->usage == GGML_BACKEND_BUFFER_USAGE_WEIGHTS && weight_type(tensor->type) >= 0;
+    std::lock_guard<std::mutex> lock(own->device->mutex);
+    if (!(whole && weights ? set_weights(own, tensor, data) : set_bytes(own, tensor, data, offset, size)))
+        failed("set", tensor);
+}
+
+static bool get_bytes(Buffer *own, const ggml_tensor *tensor, void *data, size_t offset, size_t size) {
+    const ggml_tensor *root = root_of(tensor);
+    Store *store = own->device->store;
+    if (!in_pieces(root)) return store->read(own->memory, begin_of(tensor) + offset, data, size);
+    std::vector<char> pieces(ggml_nbytes(root)), blocks(pieces.size());
+    if (!store->read(own->memory, begin_of(root), pieces.data(), pieces.size())) return false;
+    to_blocks(weights_of(root), pieces.data(), blocks.data());
+    std::memcpy(data, blocks.data() + (begin_of(tensor) - begin_of(root)) + offset, size);
+    return true;
 }
 
 static void get_tensor(ggml_backend_buffer_t buffer, const ggml_tensor *tensor, void *data, size_t offset,
                        size_t size) {
-    std::memcpy(data, static_cast<const char *>(tensor->data) + offset, size);
-    std::lock_guard<std::mutex> lock(context_of(buffer)->device->mutex);
-    note_get(tensor, offset, size);
+    Buffer *own = context_of(buffer);
+    std::lock_guard<std::mutex> lock(own->device->mutex);
+    if (!get_bytes(own, tensor, data, offset, size)) return failed("get", tensor);
+    note_get(tensor, data, offset, size);
+}
+
+static bool cpy_tensor(ggml_backend_buffer_t buffer, const ggml_tensor *source, ggml_tensor *target) {
+    Buffer *own = context_of(buffer), *from = buffer_of(source);
+    if (!from || !ggml_is_contiguous(source) || !ggml_is_contiguous(target)) return false;
+    std::lock_guard<std::mutex> lock(own->device->mutex);
+    if (!lay_weights(root_of(source), false) || !lay_weights(root_of(target), false)) return false;
+    note_change(own, begin_of(target), ggml_nbytes(source));
+    note_copy(source, target);
+    return own->device->store->copy(from->memory, begin_of(source), own->memory, begin_of(target), ggml_nbytes(source));
 }
 
 static void clear(ggml_backend_buffer_t buffer, uint8_t value) {
     Buffer *own = context_of(buffer);
-    std::memset(own->memory.base, value, own->memory.size);
     std::lock_guard<std::mutex> lock(own->device->mutex);
-    saved_orders.finish();
+    note_use();
     own->cells.clear();
+    note_change(own, 0, own->memory.size);
+    if (!own->device->store->fill(own->memory, 0, value, own->memory.size)) say("clear: %s", za_error());
 }
 
 static ggml_backend_buffer_i buffer_functions() {
@@ -144,6 +157,7 @@ static ggml_backend_buffer_i buffer_functions() {
     functions.memset_tensor = memset_tensor;
     functions.set_tensor = set_tensor;
     functions.get_tensor = get_tensor;
+    functions.cpy_tensor = cpy_tensor;
     functions.clear = clear;
     return functions;
 }
@@ -156,25 +170,22 @@ static const char *type_name(ggml_backend_buffer_type_t) { return "ZINC0"; }
 
 static ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size) {
     Device *device = device_of(type);
-    Buffer *buffer = new (std::nothrow) Buffer{device, {}, {}};
-    std::unique_lock<std::mutex> lock(device->mutex);
-    if (buffer && device->allocate(size, &buffer->memory)) {
-        buffers.insert(buffer);
+    Buffer *buffer = new (std::nothrow) Buffer{device, {}, {}, {}, {}};
+    std::lock_guard<std::mutex> lock(device->mutex);
+    if (buffer && device->store->allocate(size, &buffer->memory))
         return ggml_backend_buffer_init(type, buffer_functions(), buffer, size);
-    }
+    if (buffer) say("%s", za_error());
     delete buffer;
     return nullptr;
 }
 
 static size_t get_alignment(ggml_backend_buffer_type_t type) { return device_of(type)->alignment; }
-static bool is_host(ggml_backend_buffer_type_t) { return true; }
 
 ggml_backend_buffer_type_t buffer_type(ggml_backend_dev_t device) {
     static ggml_backend_buffer_type type{};
     type.iface.get_name = type_name;
     type.iface.alloc_buffer = alloc_buffer;
     type.iface.get_alignment = get_alignment;
-    type.iface.is_host = is_host;
     type.device = device;
     type.context = device->context;
     return &type;

@@ -1,7 +1,9 @@
-// ggml's buffer type and buffers: memory of the Vulkan device that the host reads and writes in place, so that nothing
-// is copied between this back end and the CPU's.  Buffers that hold caches note when each row was written.
+// ggml's buffer type and buffers: device memory that the host does not address.  A tensor's `data` is BASE and its
+// offset in the buffer.
 #ifndef ZINC_GGML_MEMORY_H
 #define ZINC_GGML_MEMORY_H
+
+#include <vector>
 
 #include "cells.h"
 #include "device.h"
@@ -18,12 +20,23 @@ struct Cells {
     bool values;  // attention reads it as V: its order is not kept
 };
 
-// What a buffer's `context` is.
+// A tensor of quantized weights.
+struct Weights {
+    ggml_type type;
+    size_t columns, rows, matrices;
+    size_t bytes() const { return ggml_row_size(type, int64_t(columns)) * rows * matrices; }
+};
+
+// What a buffer's `context` is.  Maps are by the offset of a tensor.
 struct Buffer {
     Device *device;
     Memory memory;
-    std::map<size_t, Cells> cells;  // by the offset of the tensor
+    std::map<size_t, Cells> cells;
+    std::map<size_t, Weights> weights;            // that lie in layout R32
+    std::map<size_t, std::vector<char>> shadows;  // what the host wrote or read, where memory is not mapped
 };
+
+constexpr size_t BASE = 4096;
 
 ggml_backend_buffer_type_t buffer_type(ggml_backend_dev_t device);  // whose context is a Device
 
@@ -31,13 +44,13 @@ const ggml_tensor *root_of(const ggml_tensor *tensor);  // the tensor that a vie
 
 // The buffer that holds a tensor; NULL for another back end's, or where the tensor has no memory yet.
 Buffer *buffer_of(const ggml_tensor *tensor);
-bool is_elsewhere(const ggml_tensor *root);  // in a buffer of another back end's
-bool is_cache(const ggml_tensor *root);  // in a buffer of this back end, and more than a step's result
+size_t begin_of(const ggml_tensor *tensor);      // its offset in the buffer
+bool is_elsewhere(const ggml_tensor *root);      // in a buffer of another back end's
+bool is_cache(const ggml_tensor *root);          // in a buffer of this back end, and neither weights nor a step's result
 
-// The order in which the rows of the root of K were written; NULL where it is no cache.  v: the root of V.
-const WriteOrder *order_of_keys(const ggml_tensor *k, const ggml_tensor *v);
-void note_write(const ggml_tensor *root, uint32_t row);  // whose bytes are there
-void note_use();  // cells are read or written by a graph: what is restored is whole
+// The bytes of a tensor that no command of the graph that is recorded writes; NULL: the device failed.
+const char *host_bytes(const ggml_tensor *tensor);
+void note_change(Buffer *buffer, size_t begin, size_t size);  // a graph writes bytes of a buffer
 
 }  // namespace zinc
 #endif

@@ -5,13 +5,27 @@
 #include <cstring>
 
 #include "memory.h"
-#include "set_rows.h"
 
 namespace zinc {
 
 // --- what an operation is --------------------------------------------------------------------------------------------
 
 constexpr uint64_t MOST_KEYS = uint64_t(1) << 24;  // of a request of the library's
+
+static za_dtype storage_type(ggml_type type) {
+    switch (type) {
+        case GGML_TYPE_F32: return ZA_F32;
+        case GGML_TYPE_F16: return ZA_F16;
+        case GGML_TYPE_BF16: return ZA_BF16;
+        case GGML_TYPE_Q8_0: return ZA_Q8_0;
+        case GGML_TYPE_Q5_1: return ZA_Q5_1;
+        case GGML_TYPE_Q5_0: return ZA_Q5_0;
+        case GGML_TYPE_Q4_1: return ZA_Q4_1;
+        case GGML_TYPE_Q4_0: return ZA_Q4_0;
+        case GGML_TYPE_IQ4_NL: return ZA_IQ4_NL;
+        default: return ZA_AS_K;
+    }
+}
 
 static bool kept_as(const ggml_tensor *t, Kept *kept) {
     *kept = {storage_type(t->type), uint32_t(ggml_row_size(t->type, t->ne[0]))};
@@ -95,7 +109,7 @@ std::vector<uint64_t> key_of(const ggml_tensor *op) {
 bool Plan::make(const ggml_tensor *op, const Operation &o, const WriteOrder *known) {
     const std::vector<uint32_t> none, &order = known ? known->order() : none;
     const size_t mask_bytes = o.mask ? ggml_nbytes(o.mask) : 0;
-    const char *mask = mask_bytes ? static_cast<const char *>(o.mask->data) : nullptr;
+    const char *mask = mask_bytes ? host_bytes(o.mask) : nullptr;
     const std::vector<uint64_t> key = key_of(op);
     if (valid_ && key == key_ && order == order_ && std::equal(mask_.begin(), mask_.end(), mask)) return true;
     const uint64_t of_cell = ggml_row_size(o.k_root->type, o.k_root->ne[0]) / o.kind.k.row;  // rows in one of the root

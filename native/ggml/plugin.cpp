@@ -3,10 +3,9 @@
 #include <cstring>
 #include <exception>
 
-#include "attention.h"
-#include "memory.h"
+#include "orders.h"
+#include "recording.h"
 #include "say.h"
-#include "set_rows.h"
 
 #ifndef ZINC_GGML_VERSION
 #error "ZINC_GGML_VERSION: the ggml version of the headers, as ggml_version() gives it"
@@ -25,23 +24,12 @@ static void backend_free(ggml_backend_t backend) {
     delete backend;
 }
 
-static ggml_status compute_node(ggml_backend_t backend, ggml_tensor *node) {
-    switch (node->op) {
-        case GGML_OP_FLASH_ATTN_EXT:
-            return attend(device_of(backend->device), static_cast<Plan *>(backend->context), node);
-        case GGML_OP_SET_ROWS: return set_rows(node);
-        default: return GGML_STATUS_SUCCESS;  // views
-    }
-}
-
 static ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph *graph) try {
-    std::lock_guard<std::mutex> lock(device_of(backend->device)->mutex);
+    Device *device = device_of(backend->device);
+    std::lock_guard<std::mutex> lock(device->mutex);
     note_use();
-    for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
-        ggml_status status = compute_node(backend, ggml_graph_node(graph, i));
-        if (status != GGML_STATUS_SUCCESS) return status;
-    }
-    return GGML_STATUS_SUCCESS;
+    return Recording(device, static_cast<Plan *>(backend->context), graph).run() ? GGML_STATUS_SUCCESS
+                                                                                 : GGML_STATUS_FAILED;
 } catch (const std::exception &error) {  // nothing passes through ggml's C frames
     say("%s", error.what());
     return GGML_STATUS_ALLOC_FAILED;
@@ -61,7 +49,8 @@ static ggml_backend_t init_backend(ggml_backend_dev_t device, const char *) {
 static const char *device_name(ggml_backend_dev_t) { return "ZINC0"; }
 static const char *device_description(ggml_backend_dev_t device) { return device_of(device)->name.c_str(); }
 static void device_memory(ggml_backend_dev_t device, size_t *free, size_t *total) {
-    *free = *total = device_of(device)->total();
+    *free = device_of(device)->store->free();
+    *total = device_of(device)->store->total();
 }
 // A GPU, whatever Vulkan calls it: only a GPU device is given the KV cache.
 static enum ggml_backend_dev_type device_type(ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_GPU; }
@@ -78,24 +67,24 @@ static void device_props(ggml_backend_dev_t device, ggml_backend_dev_props *prop
 
 static ggml_backend_buffer_type_t device_buffer_type(ggml_backend_dev_t device) { return buffer_type(device); }
 
-static bool supports_op(ggml_backend_dev_t device, const ggml_tensor *op) {
-    switch (op->op) {
-        case GGML_OP_NONE:
-        case GGML_OP_VIEW:
-        case GGML_OP_RESHAPE:
-        case GGML_OP_PERMUTE:
-        case GGML_OP_TRANSPOSE: return true;
-        case GGML_OP_SET_ROWS: return set_rows_supported(op);
-        case GGML_OP_FLASH_ATTN_EXT: return attention_supported(device_of(device), op);
-        case GGML_OP_MUL_MAT:
-            if (is_cache(root_of(op->src[0])))
-                say_once("attention is left to another device and its bits: flash attention is off, expected -fa on");
-            return false;
-        default: return false;
-    }
+// Said once of each kind, where the operation's weights are not elsewhere anyway.
+static void say_left(const ggml_tensor *op, const char *reason) {
+    for (int i = 0; i < GGML_MAX_SRC; ++i)
+        if (op->src[i] && is_elsewhere(root_of(op->src[i]))) return;
+    const ggml_tensor *first = op->src[0] ? op->src[0] : op;
+    say_once(std::string(ggml_op_desc(op)) + " of type " + ggml_type_name(first->type) + " runs on the CPU (" + reason +
+             "); logits may depend on the batch");
 }
 
-// Its own alone, which is also the CPU back end's: K and V are where the device reads them.
+static bool supports_op(ggml_backend_dev_t device, const ggml_tensor *op) {
+    if (is_view(op)) return true;
+    if (op->op == GGML_OP_MUL_MAT && is_cache(root_of(op->src[0])) && root_of(op->src[0]) != op->src[0])
+        say_once("flash attention is off, so that results depend on where keys lie; expected -fa on");
+    const char *reason = refused_by(*device_of(device), op);
+    if (reason && *reason) say_left(op, reason);
+    return !reason;
+}
+
 static bool supports_buft(ggml_backend_dev_t device, ggml_backend_buffer_type_t type) {
     return type == buffer_type(device);
 }
@@ -113,7 +102,6 @@ static ggml_backend_dev_t the_device() {
     device.iface.get_props = device_props;
     device.iface.init_backend = init_backend;
     device.iface.get_buffer_type = device_buffer_type;
-    device.iface.get_host_buffer_type = device_buffer_type;  // the CPU's results then lie where attention reads them
     device.iface.supports_op = supports_op;
     device.iface.supports_buft = supports_buft;
     device.reg = registry();

@@ -42,10 +42,12 @@ bool Store::allocate(size_t size, Memory *memory) {
     if (!ok) za_buffer_free(device_, &memory->of);
     memory->base = static_cast<char *>(memory->of.mapped);
     memory->size = size;
+    used_ += memory->of.size;
     return za_leave(device_, ok);
 }
 
 void Store::release(Memory *memory) {
+    used_ -= memory->of.size;
     za_buffer_free(device_, &memory->of);
     *memory = {};
 }

@@ -27,6 +27,7 @@ class Store {
 
     bool mapped() const { return mapped_; }
     uint64_t total() const { return total_; }  // bytes of the heap
+    uint64_t free() const { return used_ < total_ ? total_ - used_ : 0; }  // of these what is not allocated here
 
     bool allocate(size_t size, Memory *memory);
     void release(Memory *memory);
@@ -42,7 +43,7 @@ class Store {
     za_device *device_;
     VkMemoryPropertyFlags flags_;  // of the memory
     bool mapped_ = false, cached_ = false;
-    uint64_t total_ = 0;
+    uint64_t total_ = 0, used_ = 0;
     buffer staging_{};
 };
 

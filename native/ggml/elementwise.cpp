@@ -1,0 +1,112 @@
+// Operations element by element.
+#include "operations.h"
+
+namespace zinc {
+
+static const char *types_refused(const ggml_tensor *op) {
+    for (const ggml_tensor *t : {(const ggml_tensor *)op, (const ggml_tensor *)op->src[0]})
+        if (float_type(t) < 0) return "type";
+    return in_words(op) ? nullptr : "strides";
+}
+
+// Groups for the elements of y, of which an invocation has a word.
+static Groups words_of(const ggml_tensor *y) {
+    return grid(pieces(uint64_t(ggml_nelements(y)) * ggml_type_size(y->type) / 4 + 1, 256));
+}
+
+// --- two operands ----------------------------------------------------------------------------------------------------
+
+static const char *binary_refused(const Device &, const ggml_tensor *op) {
+    if (float_type(op->src[1]) < 0) return "type";
+    return types_refused(op);
+}
+
+static bool record_binary(Recording &r, ggml_tensor *op) {
+    const uint32_t kind = op->op == GGML_OP_ADD ? BINARY_OP_ADD : op->op == GGML_OP_SUB ? BINARY_OP_SUB
+                        : op->op == GGML_OP_MUL ? BINARY_OP_MUL : BINARY_OP_DIV;
+    const Bound a = bound(*r.device, op->src[0]), b = bound(*r.device, op->src[1]), y = bound(*r.device, op);
+    const binary_constants constants{kind, uint32_t(float_type(op->src[0])), uint32_t(float_type(op->src[1])),
+                                     uint32_t(float_type(op))};
+    return r.dispatch(GRAPH_BINARY, constants, binary_params{a.at, b.at, y.at}, {a.place, b.place, y.place}, 4,
+                      words_of(op));
+}
+
+static const char *glu_refused(const Device &, const ggml_tensor *op) {
+    if (ggml_get_glu_op(op) >= GGML_GLU_OP_COUNT) return "operation";
+    for (int i = 0; i < 2; ++i)
+        if (op->src[i] && op->src[i]->type != op->type) return "type";
+    return types_refused(op);
+}
+
+static bool record_glu(Recording &r, ggml_tensor *op) {
+    Bound a = bound(*r.device, op->src[0]), b = op->src[1] ? bound(*r.device, op->src[1]) : a;
+    const Bound y = bound(*r.device, op);
+    if (!op->src[1]) {
+        const bool swapped = op->op_params[1];
+        (swapped ? a : b).at.offset += y.at.n[0];
+        a.at.n[0] = b.at.n[0] = y.at.n[0];
+    }
+    const glu_constants constants{uint32_t(ggml_get_glu_op(op)), uint32_t(float_type(op))};
+    const glu_params params{a.at, b.at, y.at, number_of(op, 2), number_of(op, 3)};
+    return r.dispatch(GRAPH_GLU, constants, params, {a.place, b.place, y.place}, 4, words_of(op));
+}
+
+static const char *add_id_refused(const Device &, const ggml_tensor *op) {
+    return is_f32(op) && is_f32(op->src[0]) && is_f32(op->src[1]) ? nullptr : "type";
+}
+
+static bool record_add_id(Recording &r, ggml_tensor *op) {
+    const Bound a = bound(*r.device, op->src[0]), b = bound(*r.device, op->src[1]), y = bound(*r.device, op);
+    const Bound ids = bound(*r.device, op->src[2]);
+    return r.dispatch(GRAPH_ADD_ID, {}, add_id_params{a.at, b.at, ids.at, y.at}, {a.place, b.place, ids.place, y.place},
+                      8, words_of(op));
+}
+
+// --- one operand -----------------------------------------------------------------------------------------------------
+
+// A UNARY_OP_, or -1.
+static int unary_op(const ggml_tensor *op) {
+    switch (op->op) {
+        case GGML_OP_UNARY: return ggml_get_unary_op(op) < GGML_UNARY_OP_COUNT ? int(ggml_get_unary_op(op)) : -1;
+        case GGML_OP_SCALE: return UNARY_OP_SCALE;
+        case GGML_OP_CLAMP: return UNARY_OP_CLAMP;
+        case GGML_OP_SQR: return UNARY_OP_SQR;
+        case GGML_OP_SQRT: return UNARY_OP_SQRT;
+        case GGML_OP_LOG: return UNARY_OP_LOG;
+        case GGML_OP_SIN: return UNARY_OP_SIN;
+        case GGML_OP_COS: return UNARY_OP_COS;
+        case GGML_OP_LEAKY_RELU: return UNARY_OP_LEAKY_RELU;
+        case GGML_OP_FILL: return UNARY_OP_FILL;
+        default: return -1;
+    }
+}
+
+static const char *unary_refused(const Device &, const ggml_tensor *op) {
+    return unary_op(op) < 0 ? "operation" : types_refused(op);
+}
+
+static bool record_unary(Recording &r, ggml_tensor *op) {
+    const Bound y = bound(*r.device, op), x = op->op == GGML_OP_FILL ? y : bound(*r.device, op->src[0]);
+    const int first = op->op == GGML_OP_UNARY ? 1 : 0;  // number of the operation's parameters
+    const uint32_t x_type = uint32_t(float_type(op->op == GGML_OP_FILL ? op : op->src[0]));
+    const unary_constants constants{uint32_t(unary_op(op)), x_type, uint32_t(float_type(op))};
+    const unary_params params{x.at, y.at, number_of(op, first), number_of(op, first + 1), number_of(op, first + 2),
+                              number_of(op, first + 3)};
+    return r.dispatch(GRAPH_UNARY, constants, params, {x.place, y.place}, 2, words_of(op));
+}
+
+static_assert(int(UNARY_OP_XIELU) == int(GGML_UNARY_OP_XIELU) && int(UNARY_OP_TRUNC) == int(GGML_UNARY_OP_TRUNC) &&
+              int(GLU_OP_SWIGLU_CLAMP) == int(GGML_GLU_OP_SWIGLU_CLAMP), "kernels number these operations as ggml does");
+
+const std::vector<Served> ELEMENTWISE = {
+    {GGML_OP_ADD, binary_refused, record_binary},      {GGML_OP_SUB, binary_refused, record_binary},
+    {GGML_OP_MUL, binary_refused, record_binary},      {GGML_OP_DIV, binary_refused, record_binary},
+    {GGML_OP_GLU, glu_refused, record_glu},            {GGML_OP_ADD_ID, add_id_refused, record_add_id},
+    {GGML_OP_UNARY, unary_refused, record_unary},      {GGML_OP_SCALE, unary_refused, record_unary},
+    {GGML_OP_CLAMP, unary_refused, record_unary},      {GGML_OP_SQR, unary_refused, record_unary},
+    {GGML_OP_SQRT, unary_refused, record_unary},       {GGML_OP_LOG, unary_refused, record_unary},
+    {GGML_OP_SIN, unary_refused, record_unary},        {GGML_OP_COS, unary_refused, record_unary},
+    {GGML_OP_LEAKY_RELU, unary_refused, record_unary}, {GGML_OP_FILL, unary_refused, record_unary},
+};
+
+}  // namespace zinc

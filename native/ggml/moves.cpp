@@ -1,0 +1,257 @@
+// Copies: from type to type, between places, by rows, and repeated.
+#include "cells.h"
+#include "operations.h"
+#include "orders.h"
+#include "weights.h"
+
+namespace zinc {
+
+// --- types -----------------------------------------------------------------------------------------------------------
+
+static int move_type(ggml_type type) {  // a MOVE_TYPE_; -1: none
+    switch (type) {
+        case GGML_TYPE_F32: return MOVE_TYPE_F32;
+        case GGML_TYPE_F16: return MOVE_TYPE_F16;
+        case GGML_TYPE_BF16: return MOVE_TYPE_BF16;
+        case GGML_TYPE_I32: return MOVE_TYPE_I32;
+        case GGML_TYPE_I16: return MOVE_TYPE_I16;
+        case GGML_TYPE_I8: return MOVE_TYPE_I8;
+        case GGML_TYPE_Q8_0: return MOVE_TYPE_Q8_0;
+        case GGML_TYPE_Q4_0: return MOVE_TYPE_Q4_0;
+        case GGML_TYPE_Q4_1: return MOVE_TYPE_Q4_1;
+        case GGML_TYPE_Q5_0: return MOVE_TYPE_Q5_0;
+        case GGML_TYPE_Q5_1: return MOVE_TYPE_Q5_1;
+        case GGML_TYPE_IQ4_NL: return MOVE_TYPE_IQ4_NL;
+        default: return -1;
+    }
+}
+
+static bool in_blocks(int type) { return type >= MOVE_TYPE_Q8_0; }
+static bool is_number(int type) { return type >= 0 && type <= MOVE_TYPE_I32; }
+
+// Whether rows are blocks that follow each other.
+static bool dense_rows(const ggml_tensor *t) { return t->nb[0] == ggml_type_size(t->type); }
+
+// Whether the kernels convert one type to the other.
+static bool converts(int source, int target) {
+    if (source < 0 || target < 0) return false;
+    if (in_blocks(target)) return !in_blocks(source) && is_number(source) && source != MOVE_TYPE_I32;
+    if (in_blocks(source)) return is_number(target);
+    return source == target || (is_number(source) && is_number(target));
+}
+
+// --- the dispatch ----------------------------------------------------------------------------------------------------
+
+struct Move {
+    uint32_t op;
+    int source, target;
+    Bound x, ids, y;
+    uint32_t id_words = 1;
+    uint32_t shift[4] = {};
+};
+
+// Invocations that write a row of y: an element each, or a word of some elements.
+static uint64_t of_row(const Move &m) {
+    const uint64_t n = m.y.at.n[0], of_word = m.target == MOVE_TYPE_I8 ? 4 : m.target == MOVE_TYPE_F16 ||
+                                              m.target == MOVE_TYPE_BF16 || m.target == MOVE_TYPE_I16 ? 2 : 1;
+    return m.y.at.s[0] == 1 ? (n + of_word - 2) / of_word + 1 : n;
+}
+
+static bool record(Recording &r, const Move &m) {
+    const tensor &counted = m.op == MOVE_OP_SET_ROWS ? m.x.at : m.y.at;
+    const uint64_t rows = uint64_t(counted.n[1]) * counted.n[2] * counted.n[3];
+    if (in_blocks(m.target)) {
+        const to_blocks_constants constants{m.op, uint32_t(m.source), uint32_t(m.target)};
+        return r.dispatch(GRAPH_TO_BLOCKS, constants, to_blocks_params{m.x.at, m.ids.at, m.y.at, m.id_words},
+                          {m.x.place, m.ids.place, m.y.place}, 4, grid(pieces(m.y.at.n[0] * rows, 32)));
+    }
+    move_params params{m.x.at, m.ids.at, m.y.at, m.id_words, {m.shift[0], m.shift[1], m.shift[2], m.shift[3]}};
+    return r.dispatch(GRAPH_MOVE, move_constants{m.op, uint32_t(m.source), uint32_t(m.target)}, params,
+                      {m.x.place, m.ids.place, m.y.place}, 4, grid(pieces(of_row(m) * rows, 256)));
+}
+
+// Elements of n bytes as elements of a type that moves: those of 8 bytes are two.
+static Bound halved(Bound b) {
+    b.at.offset *= 2;
+    b.at.n[0] *= 2;
+    for (int d = 1; d < 4; ++d) b.at.s[d] *= 2;
+    return b;
+}
+
+// A tensor of blocks as their half words.
+static Bound as_halves(const ggml_tensor *t, Bound b) {
+    b.at.n[0] = uint32_t(ggml_row_size(t->type, t->ne[0]) / 2);
+    b.at.s[0] = 1;
+    return b;
+}
+
+static Bound with_blocks(const ggml_tensor *t, Bound b) {  // as TO_BLOCKS counts them
+    b.at.n[0] = uint32_t(t->ne[0] / ggml_blck_size(t->type));
+    return b;
+}
+
+static Move made(Recording &r, uint32_t op, const ggml_tensor *x, const ggml_tensor *y) {
+    Move m{op, move_type(x->type), move_type(y->type), bound(*r.device, x), {}, bound(*r.device, y), 1, {}};
+    if (x->type == GGML_TYPE_I64) m = {op, MOVE_TYPE_I32, MOVE_TYPE_I32, halved(m.x), {}, halved(m.y), 1, {}};
+    else if (x->type == y->type && ggml_is_quantized(x->type))
+        m = {op, MOVE_TYPE_I16, MOVE_TYPE_I16, as_halves(x, m.x), {}, as_halves(y, m.y), 1, {}};
+    else if (in_blocks(m.target)) m.y = with_blocks(y, m.y);
+    m.ids = m.x;
+    return m;
+}
+
+// --- copies ----------------------------------------------------------------------------------------------------------
+
+static const char *same_type_refused(const ggml_tensor *op) {
+    const ggml_tensor *x = op->src[0];
+    if (x->type == GGML_TYPE_I64) return dense_rows(x) && dense_rows(op) ? nullptr : "strides";
+    return is_number(move_type(x->type)) || x->type == GGML_TYPE_I16 || x->type == GGML_TYPE_I8 ? nullptr : "type";
+}
+
+static const char *copy_refused(const Device &, const ggml_tensor *op) {
+    const ggml_tensor *x = op->src[0];
+    const int source = move_type(x->type), target = move_type(op->type);
+    if (x->type == op->type && ggml_is_quantized(x->type)) {
+        if (ggml_type_size(x->type) % 2) return "type";
+        return ggml_are_same_shape(x, op) && dense_rows(x) && dense_rows(op) ? nullptr : "strides";
+    }
+    if (x->type == op->type && !ggml_is_quantized(x->type)) return same_type_refused(op);
+    if (!converts(source, target)) return "type";
+    if ((in_blocks(source) && !dense_rows(x)) || (in_blocks(target) && !dense_rows(op))) return "strides";
+    return nullptr;
+}
+
+static bool record_copy(Recording &r, ggml_tensor *op) { return record(r, made(r, MOVE_OP_LINEAR, op->src[0], op)); }
+
+static const char *parts_refused(const Device &, const ggml_tensor *op) {
+    return op->type == op->src[0]->type && (op->op != GGML_OP_SET || op->type == op->src[1]->type)
+               ? same_type_refused(op) : "type";
+}
+
+static bool record_concat(Recording &r, ggml_tensor *op) {
+    const int dim = op->op_params[0];
+    uint32_t before = 0;
+    for (int i = 0; i < 2; ++i) {
+        Move m = made(r, MOVE_OP_LINEAR, op->src[i], op);
+        m.y.at.offset += before * m.y.at.s[dim];
+        m.y.at.n[dim] = m.x.at.n[dim];
+        before += m.x.at.n[dim];
+        if (!ggml_is_empty(op->src[i]) && !record(r, m)) return false;
+    }
+    return true;
+}
+
+static bool record_set(Recording &r, ggml_tensor *op) {
+    const size_t unit = unit_of(op);
+    if (!op->op_params[4] && !record_copy(r, op)) return false;
+    Move m = made(r, MOVE_OP_LINEAR, op->src[1], op);
+    m.y.at.offset += uint32_t(size_t(op->op_params[3]) / unit);
+    for (int d = 0; d < 4; ++d) {
+        m.y.at.n[d] = uint32_t(op->src[1]->ne[d]);
+        m.y.at.s[d] = d ? uint32_t(size_t(op->op_params[d - 1]) / unit) : 1;
+    }
+    return record(r, m);
+}
+
+static bool record_repeat(Recording &r, ggml_tensor *op) { return record(r, made(r, MOVE_OP_WRAP, op->src[0], op)); }
+
+static bool record_pad(Recording &r, ggml_tensor *op) {
+    const bool circular = op->op_params[8];
+    Move m = made(r, circular ? MOVE_OP_WRAP : MOVE_OP_PAD, op->src[0], op);
+    for (int d = 0; d < 4; ++d) {
+        const int64_t n = op->src[0]->ne[d], before = op->op_params[2 * d];
+        m.shift[d] = uint32_t(circular ? (n - before % n) % n : -before);
+    }
+    return record(r, m);
+}
+
+static bool record_roll(Recording &r, ggml_tensor *op) {
+    Move m = made(r, MOVE_OP_WRAP, op->src[0], op);
+    for (int d = 0; d < 4; ++d) {
+        const int64_t n = op->src[0]->ne[d];
+        m.shift[d] = uint32_t((n - op->op_params[d]) % n);
+    }
+    return record(r, m);
+}
+
+// --- rows ------------------------------------------------------------------------------------------------------------
+
+static const char *get_rows_refused(const Device &, const ggml_tensor *op) {
+    const ggml_tensor *x = op->src[0];
+    if (op->src[1]->type != GGML_TYPE_I32) return "type of rows' numbers";
+    if (weight_type(x->type) >= 0 && !x->view_src)
+        return is_f32(op) && ggml_is_contiguous(x) ? nullptr : "strides";
+    if (!converts(move_type(x->type), move_type(op->type))) return "type";
+    return in_blocks(move_type(x->type)) && !dense_rows(x) ? "strides" : nullptr;
+}
+
+static bool record_get_rows(Recording &r, ggml_tensor *op) {
+    const ggml_tensor *x = op->src[0];
+    const Bound ids = bound(*r.device, op->src[1]), y = bound(*r.device, op);
+    if (weight_type(x->type) >= 0 && !x->view_src) {
+        const Bound w = bound(*r.device, x);
+        const get_weights_params params{ids.at, y.at, uint32_t(2 * w.at.offset), {uint32_t(x->nb[2]), uint32_t(x->nb[3])},
+                                        uint32_t(x->ne[1]), 0};
+        return r.dispatch(GRAPH_GET_WEIGHTS, get_weights_constants{uint32_t(weight_type(x->type))}, params,
+                          {w.place, ids.place, y.place}, 4, grid(pieces(uint64_t(ggml_nelements(op)), 256)));
+    }
+    Move m = made(r, MOVE_OP_GET_ROWS, x, op);
+    m.ids = ids;
+    return record(r, m);
+}
+
+static const char *set_rows_refused(const Device &, const ggml_tensor *op) {
+    const ggml_tensor *x = op->src[0], *ids = op->src[1];
+    const int target = move_type(op->type);
+    if (ids->type != GGML_TYPE_I64 && ids->type != GGML_TYPE_I32) return "type of rows' numbers";
+    if (!converts(move_type(x->type), target)) return "type";
+    if (in_blocks(target) && !dense_rows(op)) return "strides";
+    // the host notes the order of writes
+    return root_of(ids)->op != GGML_OP_NONE && root_of(op)->op == GGML_OP_NONE ? "rows' numbers" : nullptr;
+}
+
+static int64_t number_at(const ggml_tensor *ids, const char *bytes, int64_t i, int64_t j, int64_t k) {
+    const char *at = bytes + size_t(i) * ids->nb[0] + size_t(j % ids->ne[1]) * ids->nb[1] + size_t(k % ids->ne[2]) * ids->nb[2];
+    int64_t wide;
+    int32_t narrow;
+    if (ids->type == GGML_TYPE_I32) return __builtin_memcpy(&narrow, at, 4), narrow;
+    return __builtin_memcpy(&wide, at, 8), wide;
+}
+
+// The cells that a row is written to become the latest.
+static bool note_rows(const ggml_tensor *op) {
+    const ggml_tensor *x = op->src[0], *ids = op->src[1], *root = root_of(op);
+    const size_t cell = ggml_row_size(root->type, root->ne[0]);
+    const char *bytes = host_bytes(ids);
+    if (!bytes) return false;
+    for (int64_t k = 0; k < x->ne[3]; ++k)
+        for (int64_t j = 0; j < x->ne[2]; ++j)
+            for (int64_t i = 0; i < x->ne[1]; ++i) {
+                const int64_t row = number_at(ids, bytes, i, j, k);
+                if (row < 0 || row >= op->ne[1])
+                    return za_fail("got row %lld, expected one below %lld", static_cast<long long>(row),
+                                   static_cast<long long>(op->ne[1]));
+                const size_t at = size_t(row) * op->nb[1] + size_t(j) * op->nb[2] + size_t(k) * op->nb[3];
+                note_write(root, uint32_t((begin_of(op) - begin_of(root) + at) / cell));
+            }
+    return true;
+}
+
+static bool record_set_rows(Recording &r, ggml_tensor *op) {
+    if (is_cache(root_of(op)) && !note_rows(op)) return false;
+    Move m = made(r, MOVE_OP_SET_ROWS, op->src[0], op);
+    m.ids = bound(*r.device, op->src[1]);
+    m.id_words = op->src[1]->type == GGML_TYPE_I64 ? 2 : 1;
+    return record(r, m);
+}
+
+const std::vector<Served> MOVES = {
+    {GGML_OP_CPY, copy_refused, record_copy},          {GGML_OP_CONT, copy_refused, record_copy},
+    {GGML_OP_DUP, copy_refused, record_copy},          {GGML_OP_CONCAT, parts_refused, record_concat},
+    {GGML_OP_SET, parts_refused, record_set},          {GGML_OP_REPEAT, parts_refused, record_repeat},
+    {GGML_OP_PAD, parts_refused, record_pad},          {GGML_OP_ROLL, parts_refused, record_roll},
+    {GGML_OP_GET_ROWS, get_rows_refused, record_get_rows},
+    {GGML_OP_SET_ROWS, set_rows_refused, record_set_rows},
+};
+
+}  // namespace zinc

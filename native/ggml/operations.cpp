@@ -1,0 +1,39 @@
+#include "operations.h"
+
+#include <array>
+
+#include "attention.h"
+
+namespace zinc {
+
+static const char *attention_refused(const Device &device, const ggml_tensor *op) {
+    return attention_supported(const_cast<Device *>(&device), op) ? nullptr : "";  // it says why itself
+}
+
+static bool record_attention(Recording &recording, ggml_tensor *op) { return attend(recording, op); }
+
+static std::array<const Served *, GGML_OP_COUNT> all() {
+    static const std::vector<Served> attention = {{GGML_OP_FLASH_ATTN_EXT, attention_refused, record_attention}};
+    std::array<const Served *, GGML_OP_COUNT> found{};
+    for (const std::vector<Served> *family : {&ELEMENTWISE, &ROWS_OPERATIONS, &MOVES, &ORDERING, &PRODUCTS, &attention})
+        for (const Served &one : *family) found[one.op] = &one;
+    return found;
+}
+
+const Served *served_operation(ggml_op op) {
+    static const std::array<const Served *, GGML_OP_COUNT> table = all();
+    return table[op];
+}
+
+const char *refused_by(const Device &device, const ggml_tensor *op) {
+    const Served *served = served_operation(op->op);
+    if (!served) return "operation";
+    if (const char *reason = served->refused(device, op)) return reason;
+    const bool in_parts = op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_FLASH_ATTN_EXT;  // which check sizes themselves
+    if (!fits(device, op)) return "size";
+    for (int i = in_parts ? 1 : 0; i < GGML_MAX_SRC && op->op != GGML_OP_FLASH_ATTN_EXT; ++i)
+        if (op->src[i] && !fits(device, op->src[i])) return "size";
+    return nullptr;
+}
+
+}  // namespace zinc

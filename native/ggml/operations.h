@@ -1,0 +1,41 @@
+// The operations that are served, in one table.
+#ifndef ZINC_GGML_OPERATIONS_H
+#define ZINC_GGML_OPERATIONS_H
+
+#include "recording.h"
+
+namespace zinc {
+
+struct Served {
+    ggml_op op;
+    const char *(*refused)(const Device &device, const ggml_tensor *op);  // why it is left to the CPU, or NULL
+    bool (*record)(Recording &recording, ggml_tensor *op);                 // false: za_error says why
+};
+
+const Served *served_operation(ggml_op op);  // NULL: none
+
+// Of a family each, in its file.
+extern const std::vector<Served> ELEMENTWISE, ROWS_OPERATIONS, MOVES, ORDERING, PRODUCTS;
+
+inline float number_of(const ggml_tensor *op, int i) {
+    float number;
+    __builtin_memcpy(&number, &op->op_params[i], sizeof number);
+    return number;
+}
+
+inline int float_type(const ggml_tensor *t) {  // a FLOAT_TYPE_; -1: none
+    return t->type == GGML_TYPE_F32 ? FLOAT_TYPE_F32 : t->type == GGML_TYPE_F16 ? FLOAT_TYPE_F16
+         : t->type == GGML_TYPE_BF16 ? FLOAT_TYPE_BF16 : -1;
+}
+
+inline bool is_f32(const ggml_tensor *t) { return !t || t->type == GGML_TYPE_F32; }
+
+// Whether a kernel may write the tensor by words: where its elements have 16 bits, it is whole words but for the last.
+inline bool in_words(const ggml_tensor *t) {
+    return ggml_type_size(t->type) == 4 || (ggml_is_contiguous(t) && t->view_offs % 4 == 0);
+}
+
+inline uint64_t pieces(uint64_t n, uint64_t size) { return (n + size - 1) / size; }
+
+}  // namespace zinc
+#endif

@@ -1,0 +1,80 @@
+#include "orders.h"
+
+#include <algorithm>
+
+namespace zinc {
+
+static SavedOrders saved_orders{size_t(1) << 20};
+
+// The cells of a root, made where they are new; NULL for memory that holds no cache.
+static Cells *cells_of(const ggml_tensor *root) {
+    if (!is_cache(root)) return nullptr;
+    Buffer *buffer = buffer_of(root);
+    const size_t row_bytes = ggml_row_size(root->type, root->ne[0]), rows = size_t(ggml_nrows(root));
+    auto at = buffer->cells.find(begin_of(root));
+    if (at != buffer->cells.end() && at->second.row_bytes == row_bytes && at->second.rows == rows) return &at->second;
+    saved_orders.finish();
+    Cells made{row_bytes, rows, WriteOrder(rows), false};
+    return &(buffer->cells.insert_or_assign(begin_of(root), std::move(made)).first->second);
+}
+
+static Cells *contiguous_cells(const ggml_tensor *root) { return ggml_is_contiguous(root) ? cells_of(root) : nullptr; }
+
+const WriteOrder *order_of_keys(const ggml_tensor *k, const ggml_tensor *v) {
+    Cells *values = v == k ? nullptr : cells_of(v), *keys = cells_of(k);
+    if (values && !values->values) *values = {values->row_bytes, values->rows, WriteOrder(0), true};
+    if (keys && keys->values) *keys = {keys->row_bytes, keys->rows, WriteOrder(keys->rows), false};
+    return keys ? &keys->order : nullptr;
+}
+
+void note_use() { saved_orders.finish(); }
+
+void note_write(const ggml_tensor *root, uint32_t row) {
+    Cells *cells = cells_of(root);
+    if (cells && !cells->values) cells->order.write(row);
+}
+
+// Whole rows among bytes [begin, begin + size) of a root, which are `data`: fn(row, its bytes).
+template <typename Function>
+static void for_rows(const Cells &cells, const void *data, size_t begin, size_t size, Function fn) {
+    const size_t bytes = cells.row_bytes;
+    for (size_t row = (begin + bytes - 1) / bytes; row < cells.rows && (row + 1) * bytes <= begin + size; ++row)
+        fn(uint32_t(row), static_cast<const char *>(data) + (row * bytes - begin));
+}
+
+void note_get(const ggml_tensor *tensor, const void *data, size_t offset, size_t size) {
+    const ggml_tensor *root = root_of(tensor);
+    const Cells *cells = contiguous_cells(root);
+    if (!cells) return;
+    if (cells->values) return saved_orders.finish();
+    for_rows(*cells, data, begin_of(tensor) - begin_of(root) + offset, size, [&](uint32_t row, const char *bytes) {
+        saved_orders.save(&cells->order, row, bytes, cells->row_bytes);
+    });
+}
+
+void note_set(const ggml_tensor *tensor, const void *data, size_t offset, size_t size) {
+    const ggml_tensor *root = root_of(tensor);
+    Cells *cells = contiguous_cells(root);
+    if (!cells || cells->values) return saved_orders.finish();
+    for_rows(*cells, data, begin_of(tensor) - begin_of(root) + offset, size, [&](uint32_t row, const char *bytes) {
+        saved_orders.restore(&cells->order, row, bytes, cells->row_bytes);
+    });
+}
+
+void note_copy(const ggml_tensor *source, const ggml_tensor *target) {
+    saved_orders.finish();
+    const ggml_tensor *from = root_of(source), *to = root_of(target);
+    const Cells *known = contiguous_cells(from);
+    Cells *cells = contiguous_cells(to);
+    if (!known || !cells || known->values || cells->values || known->row_bytes != cells->row_bytes) return;
+    const size_t first = (begin_of(source) - begin_of(from)) / known->row_bytes;
+    const size_t rows = ggml_nbytes(source) / known->row_bytes;
+    const size_t second = (begin_of(target) - begin_of(to)) / cells->row_bytes;
+    std::vector<uint32_t> order;
+    for (size_t row = 0; row < rows; ++row) order.push_back(uint32_t(first + row));
+    std::sort(order.begin(), order.end(),
+              [known](uint32_t a, uint32_t b) { return known->order.place(a) < known->order.place(b); });
+    for (uint32_t row : order) cells->order.write(uint32_t(row - first + second));
+}
+
+}  // namespace zinc

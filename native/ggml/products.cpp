@@ -1,0 +1,141 @@
+// MUL_MAT: quantized weights with activations as int8, and weights of float types.
+#include "operations.h"
+
+#include <algorithm>
+
+#include "weights.h"
+
+namespace zinc {
+
+constexpr uint64_t FEW = 8;         // rows of x that vector products take
+constexpr uint64_t MOST_GRID = 65535;
+
+// Rows of weights that one binding holds, whole groups that begin where a binding may; 0: none.
+static uint64_t rows_of_binding(const Device &device, const ggml_tensor *w) {
+    if (fits(device, w)) return uint64_t(w->ne[1]);
+    if (w->ne[2] * w->ne[3] != 1) return 0;
+    uint64_t step = WEIGHT_GROUP;
+    while (step * w->nb[1] % device.alignment) step *= 2;
+    return (device.most - device.alignment) / w->nb[1] / step * step;
+}
+
+static const char *product_refused(const Device &device, const ggml_tensor *op) {
+    const ggml_tensor *w = op->src[0], *x = op->src[1];
+    if (!is_f32(op) || float_type(x) < 0) return "type";
+    if (uint64_t(op->ne[2] * op->ne[3]) > MOST_GRID || uint64_t(op->ne[1]) > FEW * MOST_GRID) return "size";
+    if (!ggml_is_quantized(w->type)) return float_type(w) < 0 ? "type" : fits(device, w) ? nullptr : "size";
+    if (weight_type(w->type) < 0 || !is_f32(x)) return "type";
+    const int precision = op->op_params[3];
+    if (precision >= GGML_PREC_F32 && precision < GGML_PREC_Q8) return "precision";
+    if (w->view_src || !ggml_is_contiguous(w) || (w->ne[2] * w->ne[3] > 1 && w->nb[2] % 16)) return "strides";
+    return rows_of_binding(device, w) ? nullptr : "size";
+}
+
+// What is added to a product, where the next operation does that and no more.
+static ggml_tensor *addend(Recording &r, const ggml_tensor *op, ggml_tensor **sum) {
+    ggml_tensor *found = r.only_user(op);
+    if (!found || found->op != GGML_OP_ADD || !is_f32(found) || !ggml_are_same_shape(found, op)) return nullptr;
+    ggml_tensor *other = found->src[0] == op ? found->src[1] : found->src[0];
+    if (other == op || !is_f32(other)) return nullptr;
+    for (int d = 0; d < 4; ++d)
+        if (other->ne[d] != op->ne[d] && other->ne[d] != 1) return nullptr;
+    if (found->src[1] == op && !ggml_are_same_shape(other, op)) return nullptr;
+    *sum = found;
+    return other;
+}
+
+static bool overlap(const ggml_tensor *a, const ggml_tensor *b) {
+    return buffer_of(a) == buffer_of(b) && begin_of(a) < begin_of(b) + ggml_nbytes(b) &&
+           begin_of(b) < begin_of(a) + ggml_nbytes(a);
+}
+
+// The steps of what is added: 0 where it repeats.
+static Bound bound_added(const Device &device, const ggml_tensor *added) {
+    Bound b = bound(device, added);
+    for (int d = 0; d < 4; ++d)
+        if (added->ne[d] == 1) b.at.s[d] = 0;
+    return b;
+}
+
+static mul_mat_constants tile_of(uint64_t rows, uint64_t columns, bool added) {
+    mul_mat_constants c{};
+    c.tile_rows = rows > 32 ? 64 : 32;
+    c.tile_columns = columns > 16 ? 32 : 16;
+    c.own_rows = 4;
+    c.own_columns = 4;
+    c.workgroup_size = c.tile_rows / c.own_rows * c.tile_columns / c.own_columns;
+    c.add = added;
+    return c;
+}
+
+// A wave has a group of rows, or several waves have it and share the superblocks, whose sums lie in shared memory.
+static mul_mat_vec_constants few_of(const Device &device, uint32_t type, uint32_t columns, uint32_t superblocks,
+                                    bool added) {
+    constexpr uint32_t WAVES = 8, SHARED = 16384;  // bytes
+    const uint32_t waves = device.on_cpu ? 1 : std::min(WAVES, superblocks);
+    return {type, columns, WAVE * waves, device.wave32, std::min(superblocks, SHARED / (128 * columns)), added};
+}
+
+static uint32_t count(uint64_t n, uint64_t size) { return uint32_t(pieces(n, size)); }
+
+// Rows [first, first + rows) of the weights.
+static bool multiply(Recording &r, const ggml_tensor *op, const Quantized &x, const Bound &added, Bound y, bool adds,
+                     uint64_t first, uint64_t rows) {
+    const ggml_tensor *w = op->src[0];
+    const uint64_t columns = uint64_t(op->ne[1]), planes = uint64_t(op->ne[2] * op->ne[3]);
+    const uint32_t type = uint32_t(weight_type(w->type));
+    const size_t begin = begin_of(w) + first * w->nb[1];  // a multiple of the alignment
+    const za_place place{buffer_of(w)->memory.of.handle, begin, (rows * w->nb[1] * uint64_t(w->ne[2] * w->ne[3]) + 3) / 4 * 4};
+    mul_mat_params params{};
+    params.w_steps[0] = uint32_t(w->ne[2] > 1 ? w->nb[2] / 16 : 0);
+    params.w_steps[1] = uint32_t(w->ne[3] > 1 ? w->nb[3] / 16 : 0);
+    params.repeats[0] = uint32_t(op->ne[2] / w->ne[2]);
+    params.repeats[1] = uint32_t(op->ne[3] / w->ne[3]);
+    params.blocks = uint32_t(w->ne[0] / 32);
+    params.y = y.at;
+    params.y.n[0] = uint32_t(rows);
+    params.y.offset += uint32_t(first) * y.at.s[0];
+    params.added = added.at;
+    params.added.offset += uint32_t(first) * added.at.s[0];
+    const std::initializer_list<za_place> places = {place, x.q.place, x.scales.place, added.place, y.place};
+    if (columns > FEW) {
+        mul_mat_constants c = tile_of(rows, columns, adds);
+        c.type = type;
+        return r.dispatch(GRAPH_MUL_MAT, c, params, places, 16,
+                          {{count(rows, c.tile_rows), count(columns, c.tile_columns), uint32_t(planes)}});
+    }
+    const mul_mat_vec_constants c = few_of(*r.device, type, uint32_t(columns), count(uint64_t(w->ne[0]), 256), adds);
+    mul_mat_vec_params same;
+    static_assert(sizeof same == sizeof params, "both products have the same parameters");
+    __builtin_memcpy(&same, &params, sizeof same);
+    return r.dispatch(GRAPH_MUL_MAT_VEC, c, same, places, 16, {{count(rows, WEIGHT_GROUP), 1, uint32_t(planes)}});
+}
+
+static bool record_product(Recording &r, ggml_tensor *op) {
+    const ggml_tensor *w = op->src[0], *x = op->src[1];
+    const bool quantized = ggml_is_quantized(w->type);
+    Quantized rows_of_x;
+    if (quantized && !r.quantized(x, &rows_of_x)) return false;
+    ggml_tensor *sum = op, *other = addend(r, op, &sum);
+    if (other && !quantized && (overlap(sum, x) || overlap(sum, w))) other = nullptr, sum = op;
+    const Bound y = bound(*r.device, sum), added = other ? bound_added(*r.device, other) : y;
+    if (other) r.take(sum);
+    if (quantized) {
+        const uint64_t most = rows_of_binding(*r.device, w), rows = uint64_t(op->ne[0]);
+        for (uint64_t first = 0; first < rows; first += most)
+            if (!multiply(r, op, rows_of_x, added, y, other, first, std::min(most, rows - first))) return false;
+        return true;
+    }
+    const Bound weights = bound(*r.device, w), of_x = bound(*r.device, x);
+    const mul_mat_constants t = tile_of(uint64_t(op->ne[0]), uint64_t(op->ne[1]), other);
+    const mul_mat_float_constants c{uint32_t(float_type(w)), uint32_t(float_type(x)), t.tile_rows, t.tile_columns,
+                                    t.own_rows, t.own_columns, t.workgroup_size, t.add};
+    return r.dispatch(GRAPH_MUL_MAT_FLOAT, c, mul_mat_float_params{weights.at, of_x.at, added.at, y.at},
+                      {weights.place, of_x.place, added.place, y.place}, 8,
+                      {{count(uint64_t(op->ne[0]), t.tile_rows), count(uint64_t(op->ne[1]), t.tile_columns),
+                        uint32_t(op->ne[2] * op->ne[3])}});
+}
+
+const std::vector<Served> PRODUCTS = {{GGML_OP_MUL_MAT, product_refused, record_product}};
+
+}  // namespace zinc

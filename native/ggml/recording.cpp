@@ -1,0 +1,143 @@
+#include "recording.h"
+
+#include <algorithm>
+
+#include "attention.h"
+#include "ggml-impl.h"
+#include "operations.h"
+#include "orders.h"
+#include "say.h"
+#include "weights.h"
+
+namespace zinc {
+
+// --- how tensors are bound -------------------------------------------------------------------------------------------
+
+Groups grid(uint64_t groups) {
+    constexpr uint64_t MOST = 65535;  // that every device takes
+    const uint64_t y = (groups + MOST - 1) / MOST;
+    return {{uint32_t((groups + y - 1) / y), uint32_t(y), 1}};
+}
+
+size_t unit_of(const ggml_tensor *t) { return ggml_is_quantized(t->type) ? 2 : ggml_type_size(t->type); }
+
+bool fits(const Device &device, const ggml_tensor *t) {
+    return ggml_nbytes(t) + device.alignment <= device.most && uint64_t(ggml_nelements(t)) < UINT32_MAX;
+}
+
+Bound bound(const Device &device, const ggml_tensor *t) {
+    const size_t begin = begin_of(t), unit = unit_of(t), first = begin / device.alignment * device.alignment;
+    Bound made{{buffer_of(t)->memory.of.handle, first, (begin - first + ggml_nbytes(t) + 3) / 4 * 4}, {}};
+    made.at.offset = uint32_t((begin - first) / unit);
+    for (int d = 0; d < 4; ++d) {
+        made.at.n[d] = uint32_t(t->ne[d]);
+        made.at.s[d] = uint32_t(t->nb[d] / unit);
+    }
+    return made;
+}
+
+// --- the graph -------------------------------------------------------------------------------------------------------
+
+Recording::Recording(Device *device, Plan *plan, ggml_cgraph *graph) : device(device), plan(plan), graph_(graph) {}
+
+bool is_view(const ggml_tensor *node) {
+    return node->op == GGML_OP_NONE || node->op == GGML_OP_VIEW || node->op == GGML_OP_RESHAPE ||
+           node->op == GGML_OP_PERMUTE || node->op == GGML_OP_TRANSPOSE;
+}
+
+ggml_tensor *Recording::only_user(const ggml_tensor *node) {
+    int next = at_ + 1;
+    while (next < graph_->n_nodes && (is_view(graph_->nodes[next]) || ggml_is_empty(graph_->nodes[next]))) ++next;
+    if (next >= graph_->n_nodes || (node->flags & GGML_TENSOR_FLAG_OUTPUT)) return nullptr;
+    ggml_tensor *user = graph_->nodes[next];
+    if (user->src[0] != node && user->src[1] != node) return nullptr;
+    return ggml_node_get_use_count(graph_, at_) == 1 ? user : nullptr;
+}
+
+void Recording::take(ggml_tensor *node) {
+    changed(node);
+    while (graph_->nodes[at_] != node) ++at_;
+}
+
+// Weights lie in R32 for products and GET_ROWS, in ggml's blocks for all else.
+bool Recording::lay_sources(const ggml_tensor *node) {
+    for (int i = 0; i < GGML_MAX_SRC; ++i) {
+        const ggml_tensor *source = node->src[i];
+        if (!source || weight_type(source->type) < 0) continue;
+        const bool as_pieces = i == 0 && !source->view_src && (node->op == GGML_OP_MUL_MAT || node->op == GGML_OP_GET_ROWS);
+        const ggml_tensor *root = root_of(source);
+        if (in_pieces(root) == as_pieces) continue;
+        if (device->recorder->dispatches() && !(device->recorder->finish() && device->recorder->begin())) return false;
+        quantized_.clear();
+        rotations.clear();
+        if (!lay_weights(root, as_pieces)) return false;
+    }
+    return true;
+}
+
+// What is known of the bytes that a node writes is known no more.
+void Recording::changed(const ggml_tensor *node) {
+    Buffer *buffer = buffer_of(node);
+    const size_t begin = begin_of(node), end = begin + ggml_nbytes(node);
+    if (!buffer->weights.empty() || !buffer->shadows.empty()) note_change(buffer, begin, end - begin);
+    auto stale = [&](const Quantized &x) {
+        return x.buffer == buffer->memory.of.handle && x.begin < end && begin < x.end;
+    };
+    quantized_.erase(std::remove_if(quantized_.begin(), quantized_.end(), stale), quantized_.end());
+}
+
+bool Recording::record(ggml_tensor *node) {
+    const Served *served = served_operation(node->op);
+    if (!served) return za_fail_as(ZA_UNSUPPORTED, "%s is not served", ggml_op_desc(node));
+    return lay_sources(node) && served->record(*this, node);
+}
+
+bool Recording::run() {
+    if (!device->recorder->begin()) return false;
+    for (at_ = 0; at_ < graph_->n_nodes; ++at_) {
+        ggml_tensor *node = graph_->nodes[at_];
+        if (is_view(node) || ggml_is_empty(node)) continue;
+        if (!record(node)) {
+            say("%s %s: %s", ggml_op_desc(node), node->name, za_error());
+            device->recorder->abandon();
+            return false;
+        }
+        changed(graph_->nodes[at_]);
+    }
+    return device->recorder->finish() || (say("%s", za_error()), false);
+}
+
+// --- dispatches ------------------------------------------------------------------------------------------------------
+
+bool Recording::dispatch_words(int kernel, const Constants &constants, const void *params, size_t bytes,
+                               std::initializer_list<za_place> places, uint32_t written, const Groups &groups) {
+    Dispatch made{kernel, constants, params, bytes, {}, written, {groups.of[0], groups.of[1], groups.of[2]}};
+    std::copy(places.begin(), places.end(), made.place);
+    return device->recorder->dispatch(made);
+}
+
+bool Recording::quantized(const ggml_tensor *x, Quantized *found) {
+    const VkBuffer buffer = buffer_of(x)->memory.of.handle;
+    const size_t begin = begin_of(x), end = begin + ggml_nbytes(x);
+    for (const Quantized &one : quantized_)
+        if (one.buffer == buffer && one.begin == begin && std::equal(one.ne, one.ne + 4, x->ne) &&
+            std::equal(one.nb, one.nb + 4, x->nb) && device->recorder->holds(one.q) &&
+            device->recorder->holds(one.scales)) {
+            *found = one;
+            return true;
+        }
+    const uint64_t blocks = uint64_t(ggml_nrows(x)) * (uint64_t(x->ne[0] + 255) / 256 * 8);  // of whole superblocks
+    Quantized made{buffer, begin, end, {}, {}, {}, {}};
+    std::copy(x->ne, x->ne + 4, made.ne);
+    std::copy(x->nb, x->nb + 4, made.nb);
+    const Bound of = bound(*device, x);
+    const quantize_params params{of.at};
+    if (!device->recorder->scratch(32 * blocks, &made.q) || !device->recorder->scratch(8 * blocks, &made.scales) ||
+        !dispatch(GRAPH_QUANTIZE, {}, params, {of.place, made.q.place, made.scales.place}, 6, grid((blocks + 31) / 32)))
+        return false;
+    quantized_.push_back(made);
+    *found = made;
+    return true;
+}
+
+}  // namespace zinc

@@ -1,0 +1,76 @@
+// A graph of ggml's that is recorded: how its tensors are bound, and the dispatches of its operations.
+#ifndef ZINC_GGML_RECORDING_H
+#define ZINC_GGML_RECORDING_H
+
+#include <initializer_list>
+#include <map>
+
+#include "memory.h"
+#include "plan.h"
+
+namespace zinc {
+
+// Where a tensor is for a kernel.
+struct Bound {
+    za_place place;
+    tensor at;  // in units of its elements
+};
+
+// Rows of a product's second operand as int8, of the tensor that lay there.
+struct Quantized {
+    VkBuffer buffer;
+    size_t begin, end;
+    int64_t ne[4];
+    size_t nb[4];
+    Scratch q, scales;
+};
+
+
+struct Groups {
+    uint32_t of[3];
+};
+Groups grid(uint64_t groups);  // x first, then y
+
+class Recording {
+  public:
+    Recording(Device *device, Plan *plan, ggml_cgraph *graph);
+
+    // Each false: za_error says why.
+    bool run();
+    template <typename Params>
+    bool dispatch(int kernel, const Constants &constants, const Params &params, std::initializer_list<za_place> places,
+                  uint32_t written, Groups groups) {
+        static_assert(sizeof params <= 4 * GRAPH_PARAMS_WORDS, "a record has 64 words");
+        return dispatch_words(kernel, constants, &params, sizeof params, places, written, groups);
+    }
+    bool quantized(const ggml_tensor *x, Quantized *found);
+
+    // What follows a node: the next one that is no view, if it alone uses the node's result.
+    ggml_tensor *only_user(const ggml_tensor *node);
+    void take(ggml_tensor *node);  // it is recorded together with the one before
+
+    Device *const device;
+    Plan *const plan;
+    // Where the words are that a rotation's frequencies make, by its parameters.
+    std::map<std::vector<char>, za_place> rotations;
+
+  private:
+    bool dispatch_words(int kernel, const Constants &constants, const void *params, size_t bytes,
+                        std::initializer_list<za_place> places, uint32_t written, const Groups &groups);
+    bool lay_sources(const ggml_tensor *node);
+    bool record(ggml_tensor *node);
+    void changed(const ggml_tensor *node);
+
+    ggml_cgraph *graph_;
+    int at_ = 0;        // the node that is recorded
+    std::vector<Quantized> quantized_;
+};
+
+size_t unit_of(const ggml_tensor *t);                           // bytes of an element; of blocks 2
+Bound bound(const Device &device, const ggml_tensor *t);        // its elements; of blocks half words, n[0] values
+bool fits(const Device &device, const ggml_tensor *t);          // one binding holds it
+bool is_view(const ggml_tensor *node);                          // or a leaf: nothing is computed
+const char *refused_by(const Device &device, const ggml_tensor *op);  // why an operation is left to the CPU, or NULL
+
+}  // namespace zinc
+#endif

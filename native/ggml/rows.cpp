@@ -1,0 +1,169 @@
+// Operations on rows, and rotations.
+#include "operations.h"
+
+#include "../graph/rope_table.h"
+
+namespace zinc {
+
+static uint64_t rows_of(const ggml_tensor *t) { return uint64_t(ggml_nrows(t)); }
+
+static const char *f32_refused(const Device &, const ggml_tensor *op) {
+    return is_f32(op) && is_f32(op->src[0]) && is_f32(op->src[1]) ? nullptr : "type";
+}
+
+// --- norms -----------------------------------------------------------------------------------------------------------
+
+static const char *group_norm_refused(const Device &, const ggml_tensor *op) {
+    if (!is_f32(op) || !is_f32(op->src[0])) return "type";
+    return ggml_is_contiguous(op->src[0]) && op->src[0]->ne[2] % op->op_params[0] == 0 ? nullptr : "strides";
+}
+
+// The operand that is not `of`, where the operation is the next and may be recorded with it; else NULL.
+static ggml_tensor *other_operand(Recording &r, const ggml_tensor *of, ggml_op op, ggml_tensor **user) {
+    ggml_tensor *found = r.only_user(of);
+    if (!found || found->op != op || !is_f32(found) || !ggml_are_same_shape(found, of)) return nullptr;
+    ggml_tensor *other = found->src[0] == of ? found->src[1] : found->src[0];
+    // b repeats, a does not
+    if (!is_f32(other) || other == of || (found->src[1] == of && !ggml_are_same_shape(other, of))) return nullptr;
+    *user = found;
+    return other;
+}
+
+// Whether rows may be written while others are read: they lie at the same places, or apart.
+static bool apart(const ggml_tensor *x, const ggml_tensor *y) {
+    if (buffer_of(x) != buffer_of(y)) return true;
+    const size_t a = begin_of(x), b = begin_of(y);
+    if (a == b) return ggml_are_same_stride(x, y);
+    return a + ggml_nbytes(x) <= b || b + ggml_nbytes(y) <= a;
+}
+
+static bool record_norm(Recording &r, ggml_tensor *op) {
+    const uint32_t kind = op->op == GGML_OP_RMS_NORM ? NORM_OP_RMS : op->op == GGML_OP_L2_NORM ? NORM_OP_L2 : NORM_OP_NORM;
+    Bound x = bound(*r.device, op->src[0]), y = bound(*r.device, op), weight = y, bias = y;
+    norm_constants constants{kind, 0, 0};
+    uint64_t rows = rows_of(op);
+    int eps = 0;
+    if (op->op == GGML_OP_GROUP_NORM) {  // a group is a row
+        const uint32_t groups = uint32_t(op->op_params[0]), n = uint32_t(op->ne[0] * op->ne[1] * op->ne[2]) / groups;
+        for (Bound *one : {&x, &y}) one->at = {one->at.offset, {n, groups, uint32_t(op->ne[3]), 1}, {1, n, n * groups, 0}};
+        rows = groups * uint64_t(op->ne[3]);
+        eps = 1;
+    } else if (ggml_tensor *user, *other = other_operand(r, op, GGML_OP_MUL, &user); other && apart(op->src[0], user)) {
+        weight = bound(*r.device, other);
+        y = bound(*r.device, user);
+        constants.weighted = 1;
+        r.take(user);
+        ggml_tensor *sum, *added = other_operand(r, user, GGML_OP_ADD, &sum);
+        if (added && apart(op->src[0], sum)) {
+            bias = bound(*r.device, added);
+            y = bound(*r.device, sum);
+            constants.biased = 1;
+            r.take(sum);
+        }
+    }
+    const norm_params params{x.at, weight.at, bias.at, y.at, number_of(op, eps), 1.0f / float(x.at.n[0])};
+    return r.dispatch(GRAPH_NORM, constants, params, {x.place, weight.place, bias.place, y.place}, 8, grid(rows));
+}
+
+// --- sums ------------------------------------------------------------------------------------------------------------
+
+static bool record_sum(Recording &r, ggml_tensor *op) {
+    const Bound x = bound(*r.device, op->src[0]), y = bound(*r.device, op);
+    const uint32_t terms = uint32_t(op->op == GGML_OP_SUM ? ggml_nelements(op->src[0]) : op->src[0]->ne[0]);
+    const float factor = op->op == GGML_OP_MEAN ? 1.0f / float(terms) : 1.0f;
+    const uint64_t rows = op->op == GGML_OP_SUM ? 1 : rows_of(op->src[0]);
+    return r.dispatch(GRAPH_SUM_ROWS, {}, sum_rows_params{x.at, y.at, terms, factor}, {x.place, y.place}, 2, grid(rows));
+}
+
+static const char *soft_max_refused(const Device &, const ggml_tensor *op) {
+    const ggml_tensor *mask = op->src[1], *sinks = op->src[2];
+    if (!is_f32(op) || !is_f32(op->src[0]) || !is_f32(sinks)) return "type";
+    return !mask || mask->type == GGML_TYPE_F32 || mask->type == GGML_TYPE_F16 ? nullptr : "type";
+}
+
+static bool record_soft_max(Recording &r, ggml_tensor *op) {
+    const ggml_tensor *mask = op->src[1], *sinks = op->src[2];
+    const Bound x = bound(*r.device, op->src[0]), y = bound(*r.device, op), m = mask ? bound(*r.device, mask) : x;
+    const Bound s = sinks ? bound(*r.device, sinks) : x;
+    const float max_bias = number_of(op, 1);
+    uint32_t whole = 1;  // the power of two up to the heads
+    while (2 * whole <= x.at.n[2]) whole *= 2;
+    soft_max_params params{x.at, m.at, y.at, s.at.offset, number_of(op, 0), 0, 0, whole};
+    if (max_bias > 0) {
+        params.step = -max_bias / float(whole);
+        params.half_step = -max_bias / 2 / float(whole);
+    }
+    const uint32_t type = !mask ? MASK_TYPE_NONE : mask->type == GGML_TYPE_F32 ? MASK_TYPE_F32 : MASK_TYPE_F16;
+    return r.dispatch(GRAPH_SOFT_MAX, soft_max_constants{type, sinks != nullptr}, params,
+                      {x.place, m.place, s.place, y.place}, 8, grid(rows_of(op)));
+}
+
+// --- rotary positions ------------------------------------------------------------------------------------------------
+
+static graph::Rope rope_of(const ggml_tensor *op) {
+    const int mode = op->op_params[2];
+    graph::Rope rope{graph::RopeMode::NORMAL, op->op_params[1], op->op_params[4], number_of(op, 5), number_of(op, 6),
+                     number_of(op, 7), number_of(op, 8), number_of(op, 9), number_of(op, 10), {},
+                     op->op == GGML_OP_ROPE_BACK};
+    for (int i = 0; i < 4; ++i) rope.sections[i] = op->op_params[11 + i];
+    if (mode == GGML_ROPE_TYPE_NEOX) rope.mode = graph::RopeMode::NEOX;
+    else if (mode == GGML_ROPE_TYPE_IMROPE) rope.mode = graph::RopeMode::IMROPE;
+    else if (mode == GGML_ROPE_TYPE_VISION) rope.mode = graph::RopeMode::VISION;
+    else if (mode == GGML_ROPE_TYPE_MROPE) rope.mode = graph::RopeMode::MROPE;
+    return rope;
+}
+
+static const char *rope_refused(const Device &, const ggml_tensor *op) {
+    const ggml_tensor *x = op->src[0], *factors = op->src[2];
+    const graph::Rope rope = rope_of(op);
+    const int mode = op->op_params[2], sum = rope.sections[0] + rope.sections[1] + rope.sections[2] + rope.sections[3];
+    const uint32_t pairs = uint32_t(graph::rope_pairs(rope)), first = uint32_t(op->op_params[15]);
+    if (rope.mode == graph::RopeMode::NORMAL && mode != GGML_ROPE_TYPE_NORMAL) return "mode";
+    if (mode & GGML_ROPE_TYPE_MROPE && sum <= 0) return "sections";
+    if (x->type != op->type || (op->type != GGML_TYPE_F32 && op->type != GGML_TYPE_F16)) return "type";
+    if (factors && (root_of(factors)->op != GGML_OP_NONE || !ggml_is_contiguous(factors))) return "frequency factors";
+    if (op->type == GGML_TYPE_F16 && (!in_words(op) || first % 2 || (graph::rope_step(rope) > 1 && pairs % 2)))
+        return "strides";
+    return op->ne[0] % 2 ? "size" : nullptr;
+}
+
+// The table of the operation's rotations in this graph.
+static bool table_of(Recording &r, const ggml_tensor *op, za_place *place) {
+    const graph::Rope rope = rope_of(op);
+    const size_t pairs = size_t(graph::rope_pairs(rope));
+    const char *factors = op->src[2] ? host_bytes(op->src[2]) : nullptr;
+    if (op->src[2] && !factors) return false;
+    std::vector<char> key(reinterpret_cast<const char *>(op->op_params), reinterpret_cast<const char *>(op->op_params + 15));
+    if (factors) key.insert(key.end(), factors, factors + 4 * pairs);
+    key.push_back(rope.backward);
+    za_place &found = r.rotations[key];
+    if (!found.buffer) {
+        void *words;
+        if (!r.device->recorder->words(4 * ROPE_WORDS * pairs, &found, &words)) return false;
+        graph::rope_table(rope, reinterpret_cast<const float *>(factors), static_cast<uint32_t *>(words));
+    }
+    *place = found;
+    return true;
+}
+
+static bool record_rope(Recording &r, ggml_tensor *op) {
+    const graph::Rope rope = rope_of(op);
+    const Bound x = bound(*r.device, op->src[0]), y = bound(*r.device, op), positions = bound(*r.device, op->src[1]);
+    za_place table;
+    if (!table_of(r, op, &table)) return false;
+    const rope_params params{x.at, y.at, positions.at.offset, x.at.n[2], 0, uint32_t(graph::rope_pairs(rope)),
+                             uint32_t(op->op_params[15]), uint32_t(graph::rope_step(rope))};
+    return r.dispatch(GRAPH_ROPE, rope_constants{uint32_t(float_type(op))}, params,
+                      {x.place, positions.place, table, y.place}, 8,
+                      grid(pieces(uint64_t(ggml_nelements(op)) / 2, 256)));
+}
+
+const std::vector<Served> ROWS_OPERATIONS = {
+    {GGML_OP_RMS_NORM, f32_refused, record_norm}, {GGML_OP_NORM, f32_refused, record_norm},
+    {GGML_OP_L2_NORM, f32_refused, record_norm},  {GGML_OP_GROUP_NORM, group_norm_refused, record_norm},
+    {GGML_OP_SUM_ROWS, f32_refused, record_sum},  {GGML_OP_MEAN, f32_refused, record_sum},
+    {GGML_OP_SUM, f32_refused, record_sum},       {GGML_OP_SOFT_MAX, soft_max_refused, record_soft_max},
+    {GGML_OP_ROPE, rope_refused, record_rope},    {GGML_OP_ROPE_BACK, rope_refused, record_rope},
+};
+
+}  // namespace zinc
