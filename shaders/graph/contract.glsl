@@ -355,11 +355,11 @@ const uint MOVE_TYPE_BF16 = 2u;
 const uint MOVE_TYPE_I32 = 3u;
 const uint MOVE_TYPE_I16 = 4u;
 const uint MOVE_TYPE_I8 = 5u;
-const uint MOVE_TYPE_Q4_0 = 6u;
-const uint MOVE_TYPE_Q4_1 = 7u;
-const uint MOVE_TYPE_Q5_0 = 8u;
-const uint MOVE_TYPE_Q5_1 = 9u;
-const uint MOVE_TYPE_Q8_0 = 10u;
+const uint MOVE_TYPE_Q8_0 = 6u;
+const uint MOVE_TYPE_Q4_0 = 7u;
+const uint MOVE_TYPE_Q4_1 = 8u;
+const uint MOVE_TYPE_Q5_0 = 9u;
+const uint MOVE_TYPE_Q5_1 = 10u;
 const uint MOVE_TYPE_IQ4_NL = 11u;
 
 const uint MOVE_OP_LINEAR = 0u;

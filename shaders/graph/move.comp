@@ -25,7 +25,9 @@ layout(set = 0, binding = MOVE_BIND_Y, std430) buffer Y { uint y[]; };
 const uint ALL = 0xFFFFFFFFu;  // the types of FLOAT_TYPES are the first of MOVE_TYPES
 
 // The pieces of a block in ggml's order: float16 numbers, fifth bits, values.
-const uint TYPE = SOURCE - MOVE_TYPE_Q4_0;  // types with blocks are the first of WEIGHT_TYPES
+const uint TYPE = SOURCE == MOVE_TYPE_Q8_0     ? WEIGHT_TYPE_Q8_0
+                  : SOURCE == MOVE_TYPE_IQ4_NL ? WEIGHT_TYPE_IQ4_NL
+                                               : SOURCE - MOVE_TYPE_Q4_0;  // the next three are WEIGHT_TYPES', too
 uint block;  // half word where it begins
 
 uint small_half(uint i) {
@@ -47,7 +49,7 @@ uint byte_at(uint i) {
 // The bits of y's element of x's element `at`.
 uint converted(uvec4 at) {
     float value;
-    if (SOURCE < MOVE_TYPE_Q4_0) {
+    if (SOURCE < MOVE_TYPE_Q8_0) {
         uint bits = x_bits(place(p.x, at), bits_of(SOURCE));
         if (SOURCE == TARGET) {
             return bits;

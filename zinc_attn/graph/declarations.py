@@ -175,7 +175,7 @@ ROPE: Final = kernel(
 
 MOVE_TYPES: Final = (  # specialization constants source and target
     *("f32", "f16", "bf16", "i32", "i16", "i8"),
-    *("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl"),  # in ggml's blocks; targets of TO_BLOCKS alone
+    *("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"),  # in ggml's blocks; targets of TO_BLOCKS alone
 )
 # linear    y's elements are x's, each counted through dimensions 0, 1, ...: CPY, CONT, DUP; CONCAT, an operand at a
 #           time, into its part of y; SET, x into all of y, then into its part
