@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from ..kernels.declarations import KernelDecl
+from ..kernels.glsl import glsl_float
+from . import constants
 from .declarations import GRAPH_KERNELS, PARAMS_WORDS, Field, GraphKernel
 from .pieces import GROUP, TYPES
 
@@ -35,7 +37,7 @@ def _fields(fields: tuple[Field, ...], types: dict[str, str], comment: str) -> I
 
 def glsl() -> str:
     """shaders/graph/contract.glsl."""
-    lines = [f"// {_HEAD}", "", "struct Tensor {", *_fields(TENSOR, _GLSL_TYPES, "  // {}"), "};"]
+    lines = [f"// {_HEAD}", "", *_constants(), "", "struct Tensor {", *_fields(TENSOR, _GLSL_TYPES, "  // {}"), "};"]
     for kernel in GRAPH_KERNELS:
         upper = kernel.name.upper()
         lines += ["", f"struct {struct_name(kernel)} {{", *_fields(kernel.params, _GLSL_TYPES, "  // {}"), "};"]
@@ -44,11 +46,31 @@ def glsl() -> str:
     lines += ["", *(f"const uint {name} = {value}u;" for name, value in sizes().items())]
     for name, values in enumerations().items():
         lines += ["", *(f"const uint {name}_{value.upper()} = {i}u;" for i, value in enumerate(values))]
-    lines += ["", "// By WEIGHT_TYPE: pieces of 16 bytes and of 4, and values of a block."]
-    counts = {f"PIECES_{size}": [kind.count(size) for kind in TYPES.values()] for size in (16, 4)}
-    for name, of_type in (counts | {"VALUES": [kind.values for kind in TYPES.values()]}).items():
-        lines.append(f"const uint WEIGHT_{name}[] = {{{', '.join(f'{n}u' for n in of_type)}}};")
+    lines += ["", "// Of a type of weights: pieces of 16 bytes and of 4, and values and bytes of a block."]
+    lines += [_by_type("PIECES_16", [kind.count(16) for kind in TYPES.values()])]
+    lines += [_by_type("PIECES_4", [kind.count(4) for kind in TYPES.values()])]
+    lines += [_by_type("VALUES", [kind.values for kind in TYPES.values()])]
+    lines += [_by_type("SIZE", [kind.size for kind in TYPES.values()])]
+    lines += [f"const uint WEIGHT_GROUP = {GROUP}u;"]
     return "\n".join(lines) + "\n"
+
+
+def _constants() -> Iterator[str]:
+    """The numbers of constants.py."""
+    for name, value in vars(constants).items():
+        if name.isupper():
+            if isinstance(value, int):
+                yield f"const uint {name} = {value}u;"
+            elif isinstance(value, float):
+                yield f"#define {name} {glsl_float(value)}"
+            else:
+                yield f"const uvec4 {name} = uvec4({', '.join(f'0x{one:08X}u' for one in value)});"
+
+
+def _by_type(name: str, values: list[int]) -> str:
+    """A macro that is constant where the type is: of WEIGHT_TYPE t, values[t]."""
+    chosen = "".join(f"(t) == {t}u ? {value}u : " for t, value in enumerate(values[:-1]))
+    return f"#define WEIGHT_{name}(t) ({chosen}{values[-1]}u)"
 
 
 def c_header() -> str:

@@ -101,12 +101,12 @@ def _contract() -> Iterator[str]:
     told = comments()
     numbers = {name: f"const uint {name} = {value}u;" for name, value in _UINTS.items()}
     numbers["RCP_SEED"] = f"const uint RCP_SEED = 0x{constants.RCP_SEED:08X}u;"
-    numbers |= {name: f"#define {name} {_float(getattr(constants, name))}" for name in _FLOATS}
+    numbers |= {name: f"#define {name} {glsl_float(getattr(constants, name))}" for name in _FLOATS}
     for name, line in numbers.items():
         yield from _explained(line, told.get(name))
     for prefix, (coefficients, meaning) in _POLYNOMIALS.items():
         yield f"// {meaning}"
-        yield from (f"#define {prefix}{i} {_float(c)}" for i, c in enumerate(coefficients))
+        yield from (f"#define {prefix}{i} {glsl_float(c)}" for i, c in enumerate(coefficients))
     for prefix, (words, size, heading) in _RECORDS.items():
         yield from ("", f"// {heading}")
         for i, (word, meaning) in enumerate(words.items()):
@@ -131,7 +131,7 @@ def _interfaces() -> Iterator[str]:
         yield from (f"#define {prefix}_{name.upper()} {i}u" for i, name in enumerate((*names, "words")))
 
 
-def _float(value: float) -> str:
+def glsl_float(value: float) -> str:
     rounded = struct.unpack("<f", struct.pack("<f", value))[0]
     text = f"{rounded:.9g}"  # nine digits name one float32
     return text if "." in text or "e" in text else text + ".0"
