@@ -218,7 +218,8 @@ const uint MUL_MAT_VEC_SPEC_COLUMNS = 1u;
 const uint MUL_MAT_VEC_SPEC_WORKGROUP_SIZE = 2u;
 const uint MUL_MAT_VEC_SPEC_SUBGROUPS = 3u;
 const uint MUL_MAT_VEC_SPEC_SUPERBLOCKS = 4u;
-const uint MUL_MAT_VEC_SPEC_ADD = 5u;
+const uint MUL_MAT_VEC_SPEC_AHEAD = 5u;
+const uint MUL_MAT_VEC_SPEC_ADD = 6u;
 
 struct MulMatVecDotParams {
     uint w_begin;  // where the weights begin in their binding, in units of 16 bytes
@@ -239,7 +240,8 @@ const uint MUL_MAT_VEC_DOT_SPEC_COLUMNS = 1u;
 const uint MUL_MAT_VEC_DOT_SPEC_WORKGROUP_SIZE = 2u;
 const uint MUL_MAT_VEC_DOT_SPEC_SUBGROUPS = 3u;
 const uint MUL_MAT_VEC_DOT_SPEC_SUPERBLOCKS = 4u;
-const uint MUL_MAT_VEC_DOT_SPEC_ADD = 5u;
+const uint MUL_MAT_VEC_DOT_SPEC_AHEAD = 5u;
+const uint MUL_MAT_VEC_DOT_SPEC_ADD = 6u;
 
 struct MulMatParams {
     uint w_begin;  // where the weights begin in their binding, in units of 16 bytes

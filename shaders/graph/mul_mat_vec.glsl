@@ -2,12 +2,13 @@
 //
 // Grid: x = groups of 32 rows of w, y = rows of x in pieces of COLUMNS, z = planes of y.  The waves of a workgroup share
 // the superblocks of a group; a wave alone adds them as it makes them, several leave them in shared memory, a round at a
-// time, where they are added in ascending order.  A wave loads all pieces of a superblock before it uses the first.
+// time, where they are added in ascending order.
 layout(local_size_x_id = MUL_MAT_VEC_SPEC_WORKGROUP_SIZE, local_size_x = 32) in;
 layout(constant_id = MUL_MAT_VEC_SPEC_TYPE) const uint TYPE = 0u;
 layout(constant_id = MUL_MAT_VEC_SPEC_COLUMNS) const uint COLUMNS = 1u;
 layout(constant_id = MUL_MAT_VEC_SPEC_SUBGROUPS) const uint SUBGROUPS = 0u;
 layout(constant_id = MUL_MAT_VEC_SPEC_SUPERBLOCKS) const uint ROUND = 1u;
+layout(constant_id = MUL_MAT_VEC_SPEC_AHEAD) const uint AHEAD = 0u;
 layout(constant_id = MUL_MAT_VEC_SPEC_ADD) const uint ADD = 0u;
 layout(set = 0, binding = MUL_MAT_VEC_BIND_PARAMS, std430) restrict readonly buffer Params { MulMatVecParams p; };
 layout(set = 0, binding = MUL_MAT_VEC_BIND_W, std430) readonly buffer W16 { uvec4 w16[]; };
@@ -19,85 +20,103 @@ layout(set = 0, binding = MUL_MAT_VEC_BIND_Y, std430) writeonly buffer Y { float
 #include "tensor.glsl"
 #include "numbers.glsl"
 #include "dot.glsl"
+#include "q_blocks.glsl"
 
 const uint WAVES = gl_WorkGroupSize.x / 32u;
 const uint WAVE_COLUMNS = (COLUMNS + WAVES - 1u) / WAVES;  // whose superblocks a wave adds
-uvec4 pieces_16[8 * 2];
-uint pieces_4[8 * 2], small_pieces[8];
+Row row;                                                   // the lane's
+uint superblock;                                           // the wave's
+uvec4 pieces_16[1u + AHEAD * 15u];
+uint pieces_4[1u + AHEAD * 15u], small_pieces[1u + AHEAD * 7u];
 shared float sums[WAVES > 1u ? ROUND * COLUMNS * 32u : 1u];
 
+uvec4 load_16(uint i) {
+    return w16[piece_place(row, row.begin, PIECES_16, superblock, i)];
+}
+
+uint load_4(uint i) {
+    return w4[piece_place(row, begin_4(row), PIECES_4, superblock, i)];
+}
+
+uint load_small(uint j) {
+    return small_piece(row, min(superblock * BLOCKS + j, row.blocks - 1u));
+}
+
 uvec4 piece16(uint i) {
-    return pieces_16[i];
+    return AHEAD == 1u ? pieces_16[i] : load_16(i);
 }
 
 uint piece4(uint i) {
-    return pieces_4[i];
+    return AHEAD == 1u ? pieces_4[i] : load_4(i);
 }
 
 uint half_piece(uint j) {
-    return small_pieces[j];
+    return AHEAD == 1u ? small_pieces[j] : load_small(j);
 }
-#include "q_blocks.glsl"
 
-// All pieces of superblock s; of a block that the row does not have, those of its last.
-void load_superblock(Row row, uint s) {
-    uint smaller = begin_4(row);
-    [[unroll]] for (uint j = 0u; j < BLOCKS; ++j) {
-        uint b = min(s * BLOCKS + j, row.blocks - 1u);
-        [[unroll]] for (uint i = 0u; i < PIECES_16; ++i) {
-            pieces_16[j * PIECES_16 + i] = w16[piece_place(row, row.begin, i, b)];
+void load_superblock() {
+    [[unroll]] for (uint i = 0u; i < PIECES_16 * BLOCKS; ++i) {
+        pieces_16[i] = load_16(i);
+    }
+    [[unroll]] for (uint i = 0u; i < PIECES_4 * BLOCKS; ++i) {
+        pieces_4[i] = load_4(i);
+    }
+    [[unroll]] for (uint j = 0u; HAS_SMALL && j < BLOCKS; ++j) {
+        small_pieces[j] = load_small(j);
+    }
+}
+
+// Block j of the superblock joins the sums of each column: of weights, and of minima.
+void add_block(uint j, uint first, inout float sum[COLUMNS], inout float low[COLUMNS]) {
+    uvec4 w_low, w_high;
+    decode(j, w_low, w_high);
+    uint number = superblock * 8u + j, stride = (p.blocks + 7u) / 8u * 8u;
+    vec2 scale = IS_256 || number >= p.blocks ? vec2(0.0) : block_scale(j);
+    vec4 of_halves = IS_256 ? block_scales(j) : vec4(0.0);
+    [[unroll]] for (uint n = 0u; n < COLUMNS; ++n) {
+        uint at = (gl_WorkGroupID.z * p.y.n[1] + min(first + n, p.y.n[1] - 1u)) * stride + number;
+        uvec4 x_low = q[2u * at], x_high = q[2u * at + 1u];
+        float dx = uintBitsToFloat(scales[at].x);
+        ivec2 x_sums = ivec2(bitfieldExtract(int(scales[at].y), 0, 16), int(scales[at].y) >> 16);
+        if (HAS_HALVES) {
+            float a = float(dot16(w_low, x_low, -OFFSET * x_sums.x));
+            float b = float(dot16(w_high, x_high, -OFFSET * x_sums.y));
+            sum[n] = add(sum[n], multiply(dx, of_halves.x * a + of_halves.y * b));
+            if (HAS_MINIMUM) {
+                low[n] = add(low[n], multiply(dx, of_halves.z * float(x_sums.x) + of_halves.w * float(x_sums.y)));
+            }
+            continue;
         }
-        [[unroll]] for (uint i = 0u; i < PIECES_4; ++i) {
-            pieces_4[j * PIECES_4 + i] = w4[piece_place(row, smaller, i, b)];
-        }
-        if (HAS_SMALL) {
-            small_pieces[j] = small_piece(row, b);
+        int x_sum = x_sums.x + x_sums.y;
+        float whole = float(dot16(w_low, x_low, dot16(w_high, x_high, -OFFSET * x_sum)));
+        if (IS_256) {
+            sum[n] = add(sum[n], multiply(dx, of_halves.x * whole));
+            if (HAS_MINIMUM) {
+                low[n] = add(low[n], multiply(dx, of_halves.z * float(x_sum)));
+            }
+        } else {
+            float both = multiply(scale.x, dx);
+            sum[n] = add(sum[n], multiply(TYPE == WEIGHT_TYPE_MXFP4 ? flush(both) : both, whole));
+            if (HAS_MINIMUM) {
+                sum[n] = add(sum[n], multiply(multiply(scale.y, dx), float(x_sum)));
+            }
         }
     }
 }
 
-// Sums of a superblock for each column: of weights, and of minima.
-void add_blocks(uint s, uint first, out float sum[COLUMNS], out float low[COLUMNS]) {
+void add_superblock(uint first, out float sum[COLUMNS]) {
+    float low[COLUMNS];
     [[unroll]] for (uint n = 0u; n < COLUMNS; ++n) {
         sum[n] = low[n] = 0.0;
     }
-    uint stride = (p.blocks + 7u) / 8u * 8u;
-    [[unroll]] for (uint j = 0u; j < 8u; ++j) {
-        uvec4 w_low, w_high;
-        decode(j, w_low, w_high);
-        vec2 scale = IS_256 ? vec2(0.0) : block_scale(j);
-        vec4 of_halves = IS_256 ? block_scales(j) : vec4(0.0);
-        if (!IS_256 && s * 8u + j >= p.blocks) {
-            scale = vec2(0.0);
+    if (AHEAD == 1u) {
+        load_superblock();
+        [[unroll]] for (uint j = 0u; j < 8u; ++j) {
+            add_block(j, first, sum, low);
         }
-        [[unroll]] for (uint n = 0u; n < COLUMNS; ++n) {
-            uint at = (gl_WorkGroupID.z * p.y.n[1] + min(first + n, p.y.n[1] - 1u)) * stride + s * 8u + j;
-            uvec4 x_low = q[2u * at], x_high = q[2u * at + 1u];
-            float dx = uintBitsToFloat(scales[at].x);
-            ivec2 x_sums = ivec2(bitfieldExtract(int(scales[at].y), 0, 16), int(scales[at].y) >> 16);
-            if (HAS_HALVES) {
-                float a = float(dot16(w_low, x_low, -OFFSET * x_sums.x));
-                float b = float(dot16(w_high, x_high, -OFFSET * x_sums.y));
-                sum[n] = add(sum[n], multiply(dx, of_halves.x * a + of_halves.y * b));
-                if (HAS_MINIMUM) {
-                    low[n] = add(low[n], multiply(dx, of_halves.z * float(x_sums.x) + of_halves.w * float(x_sums.y)));
-                }
-                continue;
-            }
-            int x_sum = x_sums.x + x_sums.y;
-            float whole = float(dot16(w_low, x_low, dot16(w_high, x_high, -OFFSET * x_sum)));
-            if (IS_256) {
-                sum[n] = add(sum[n], multiply(dx, of_halves.x * whole));
-                if (HAS_MINIMUM) {
-                    low[n] = add(low[n], multiply(dx, of_halves.z * float(x_sum)));
-                }
-            } else {
-                float both = multiply(scale.x, dx);
-                sum[n] = add(sum[n], multiply(TYPE == WEIGHT_TYPE_MXFP4 ? flush(both) : both, whole));
-                if (HAS_MINIMUM) {
-                    sum[n] = add(sum[n], multiply(multiply(scale.y, dx), float(x_sum)));
-                }
-            }
+    } else {
+        [[dont_unroll]] for (uint j = 0u; j < min(8u, p.blocks - superblock * 8u); ++j) {
+            add_block(j, first, sum, low);
         }
     }
     if (IS_256) {
@@ -111,9 +130,9 @@ void add_blocks(uint s, uint first, out float sum[COLUMNS], out float low[COLUMN
     }
 }
 
-void store(uint row, uint n, float sum) {
-    uvec4 at = uvec4(row, n, gl_WorkGroupID.z % p.y.n[2], gl_WorkGroupID.z / p.y.n[2]);
-    if (row < p.y.n[0] && n < p.y.n[1]) {
+void store(uint m, uint n, float sum) {
+    uvec4 at = uvec4(m, n, gl_WorkGroupID.z % p.y.n[2], gl_WorkGroupID.z / p.y.n[2]);
+    if (m < p.y.n[0] && n < p.y.n[1]) {
         float result = flush(sum);
         y[place(p.y, at)] = ADD == 0u ? result : flush(add(result, flush(added[place(p.added, at)])));
     }
@@ -123,26 +142,24 @@ void main() {
     bool whole = SUBGROUPS != 0u && gl_SubgroupSize == 32u;
     uint wave = (whole ? gl_SubgroupID : gl_LocalInvocationID.x / 32u) % WAVES;
     uint lane = (whole ? gl_SubgroupInvocationID : gl_LocalInvocationID.x) % 32u;
-    uint plane = gl_WorkGroupID.z % p.y.n[2] / p.repeats[0], block = gl_WorkGroupID.z / p.y.n[2] / p.repeats[1];
-    uint own_row = gl_WorkGroupID.x * 32u + lane, column = gl_WorkGroupID.y * COLUMNS;
-    Row row = find_row(p.w_begin + plane * p.w_steps[0] + block * p.w_steps[1], p.y.n[0], own_row, p.blocks);
+    uint own = gl_WorkGroupID.x * 32u + lane, column = gl_WorkGroupID.y * COLUMNS;
+    row = find_row(own);
     fill_table();
 
-    float total[COLUMNS], sum[COLUMNS], low[COLUMNS];
+    float total[COLUMNS], sum[COLUMNS];
     [[unroll]] for (uint n = 0u; n < COLUMNS; ++n) {
         total[n] = 0.0;
     }
     uint superblocks = (p.blocks + 7u) / 8u;
     for (uint round = 0u; round < superblocks; round += ROUND) {
         uint end = min(round + ROUND, superblocks);
-        for (uint s = round + wave; s < end; s += WAVES) {
-            load_superblock(row, s);
-            add_blocks(s, column, sum, low);
+        for (superblock = round + wave; superblock < end; superblock += WAVES) {
+            add_superblock(column, sum);
             [[unroll]] for (uint n = 0u; n < COLUMNS; ++n) {
                 if (WAVES == 1u) {
                     total[n] = add(total[n], sum[n]);
                 } else {
-                    sums[((s - round) * COLUMNS + n) * 32u + lane] = sum[n];
+                    sums[((superblock - round) * COLUMNS + n) * 32u + lane] = sum[n];
                 }
             }
         }
@@ -160,7 +177,7 @@ void main() {
     [[unroll]] for (uint i = 0u; i < (WAVES == 1u ? COLUMNS : WAVE_COLUMNS); ++i) {
         uint n = WAVES == 1u ? i : i * WAVES + wave;
         if (n < COLUMNS) {
-            store(own_row, column + n, total[i]);
+            store(own, column + n, total[i]);
         }
     }
 }

@@ -1,8 +1,11 @@
 // Quantized weights in layout R32 (zinc_attn/graph/pieces.py): where pieces lie, and a decoder for each type.
 //
-// Who includes this has the constant TYPE, the binding W as uvec4 w16[] and as uint w4[], and the functions piece16(i),
-// piece4(i) and half_piece(j), which give pieces of a superblock of 256 values: of a type of 256 values those of its
-// block, of one of 32 those of blocks 0, 1, ... one behind the other.
+// Who includes this has the constant TYPE, the parameters p, and the binding W as uvec4 w16[] and as uint w4[].
+// Pieces are numbered in a superblock of 256 values: of a type of 256 values those of its block, of a type of 32 those of
+// blocks 0 ... 7, one behind the other.  Who includes this has these functions, too, which give them:
+uvec4 piece16(uint i);
+uint piece4(uint i);
+uint half_piece(uint j);
 
 const uint PIECES_16 = WEIGHT_PIECES_16(TYPE), PIECES_4 = WEIGHT_PIECES_4(TYPE);
 const uint BLOCKS = SUPERBLOCK / WEIGHT_VALUES(TYPE);  // of ggml's in a superblock
@@ -30,28 +33,36 @@ struct Row {
     uint blocks;  // ggml's, of a row
 };
 
-// Row `row` of a matrix of `rows` that begins at `begin`; a row that it does not have is its last.
-Row find_row(uint begin, uint rows, uint row, uint blocks_32) {
-    uint group = min(row, rows - 1u) / WEIGHT_GROUP, blocks = blocks_32 * X_BLOCK / WEIGHT_VALUES(TYPE);
-    uint width = min(WEIGHT_GROUP, rows - group * WEIGHT_GROUP);
-    uint lane = min(row - group * WEIGHT_GROUP, width - 1u);
-    return Row(begin + group * (WEIGHT_GROUP / 16u * WEIGHT_SIZE(TYPE)) * blocks, width, lane, blocks);
+// Where the workgroup's matrix begins.
+uint matrix_begin() {
+    uint plane = gl_WorkGroupID.z % p.y.n[2] / p.repeats[0], block = gl_WorkGroupID.z / p.y.n[2] / p.repeats[1];
+    return p.w_begin + plane * p.w_steps[0] + block * p.w_steps[1];
 }
 
-// Piece i of a size, of ggml's block b, counted in the size, when the pieces of that size begin at `begin`.
-uint piece_place(Row row, uint begin, uint i, uint b) {
-    return begin + (i * row.blocks + b) * row.width + row.lane;
+// Row m of the workgroup's matrix; of one that it does not have, its last.
+Row find_row(uint m) {
+    uint rows = p.y.n[0], group = min(m, rows - 1u) / WEIGHT_GROUP, width = min(WEIGHT_GROUP, rows - group * WEIGHT_GROUP);
+    uint blocks = p.blocks * X_BLOCK / WEIGHT_VALUES(TYPE), units = WEIGHT_GROUP / 16u * WEIGHT_SIZE(TYPE) * blocks;
+    return Row(matrix_begin() + group * units, width, min(m - group * WEIGHT_GROUP, width - 1u), blocks);
 }
 
+// Where piece i of a superblock lies, which has `each` a block, when those of its size begin at `begin`; of a block that
+// the row does not have, its last one's.
+uint piece_place(Row row, uint begin, uint each, uint superblock, uint i) {
+    uint b = min(superblock * BLOCKS + i / each, row.blocks - 1u);
+    return begin + (i % each * row.blocks + b) * row.width + row.lane;
+}
+
+// Where pieces of 4 bytes begin, in words.
 uint begin_4(Row row) {
     return 4u * (row.begin + PIECES_16 * row.blocks * row.width);
 }
 
-// The 16 bits of a block's scale, or mxfp4's exponent of 8 bits.
+// The 16 bits of the scale of block b of ggml, or mxfp4's exponent of 8 bits.
 uint small_piece(Row row, uint b) {
-    uint behind = begin_4(row) + PIECES_4 * row.blocks * row.width;
-    uint bits = TYPE == WEIGHT_TYPE_MXFP4 ? 8u : 16u, at = piece_place(row, 32u / bits * behind, 0u, b);
-    return bitfieldExtract(w4[at * bits / 32u], int(at * bits % 32u), int(bits));
+    uint behind = begin_4(row) + PIECES_4 * row.blocks * row.width, bits = TYPE == WEIGHT_TYPE_MXFP4 ? 8u : 16u;
+    uint at = 32u / bits * behind + b * row.width + row.lane;
+    return bitfieldExtract(w4[at / (32u / bits)], int(at % (32u / bits) * bits), int(bits));
 }
 
 // --- values -----------------------------------------------------------------------------------------------------------

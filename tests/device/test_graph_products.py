@@ -52,7 +52,7 @@ def quantized(runtime, x):
 def vec(runtime, kind, raw, x, columns=1, waves=1, superblocks=1, added=None):
     q, scales = quantized(runtime, x)
     y = np.zeros((x.shape[0], raw.shape[0]), np.float32)
-    spec = graph.WEIGHT_TYPES.index(kind), columns, 32 * waves, 0, superblocks, int(added is not None)
+    spec = graph.WEIGHT_TYPES.index(kind), columns, 32 * waves, 0, superblocks, int(waves > 1), int(added is not None)
     given = blocks.pack(kind, raw), q, scales, y if added is None else added
     values = {"w_begin": 0, "w_steps": (0, 0), "repeats": (1, 1), "blocks": x.shape[-1] // 32}
     groups = -(-raw.shape[0] // 32), -(-x.shape[0] // columns), 1
