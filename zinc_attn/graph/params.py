@@ -72,6 +72,24 @@ def glsl() -> str:
     return "\n".join(lines) + "\n"
 
 
+def _constants() -> Iterator[str]:
+    """The numbers of constants.py."""
+    for name, value in vars(constants).items():
+        if name.isupper():
+            if isinstance(value, int):
+                yield f"const uint {name} = {value}u;"
+            elif isinstance(value, float):
+                yield f"#define {name} {glsl_float(value)}"
+            else:
+                yield f"const uvec4 {name} = uvec4({', '.join(f'0x{one:08X}u' for one in value)});"
+
+
+def _by_type(name: str, values: list[int]) -> str:
+    """A macro that is constant where the type is: of WEIGHT_TYPE t, values[t]."""
+    chosen = "".join(f"(t) == {t}u ? {value}u : " for t, value in enumerate(values[:-1]))
+    return f"#define WEIGHT_{name}(t) ({chosen}{values[-1]}u)"
+
+
 def c_header() -> str:
     """zinc_graph.h: the records, the places of buffers and constants, and the kernels' numbers."""
     lines = [f"/* {_HEAD} */", "#ifndef ZINC_GRAPH_H", "#define ZINC_GRAPH_H", '#include "zinc_contract.h"', ""]
