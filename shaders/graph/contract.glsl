@@ -7,6 +7,28 @@ const uint FLOAT_CHUNK = 8u;
 #define QUANTIZED_LARGE 1.84467441e+19
 #define PRODUCT_MIN 8.8817842e-16
 const uvec4 MXFP4 = uvec4(0x03020100u, 0x0C080604u, 0xFDFEFF00u, 0xF4F8FAFCu);
+#define EXP_LEAST -80.0
+#define EXP_MOST 88.7228317
+#define EXPM1_SMALL 0.360000014
+#define EXPM1_POLY(y, x) y = 0.0013876179; y = y * x; y = y + 0.00836895127; y = y * x; y = y + 0.041667413; y = y * x; y = y + 0.166665256; y = y * x; y = y + 0.49999997;
+const uint INVERSE_ROOT_SEED = 0x5f375a86u;
+#define ERF_SMALL 0.899999976
+#define ERF_MOST 4.0
+#define ERF_POLY(y, x) y = -0.000599441642; y = y * x; y = y + 0.00499402639; y = y * x; y = y + -0.0267673451; y = y * x; y = y + 0.112818435; y = y * x; y = y + -0.376124978; y = y * x; y = y + 0.128379151;
+#define ERFC_POLY(y, x) y = 0.000285974209; y = y * x; y = y + -0.00442259898; y = y * x; y = y + 0.0321941562; y = y * x; y = y + -0.15020448; y = y * x; y = y + -0.918962061; y = y * x; y = y + -1.62706757; y = y * x; y = y + -0.000240120848;
+#define SIN_POLY(y, x) y = -0.000195180823; y = y * x; y = y + 0.00833218824; y = y * x; y = y + -0.166666552;
+#define COS_POLY(y, x) y = 2.4432542e-05; y = y * x; y = y + -0.00138873106; y = y * x; y = y + 0.0416666456;
+#define TURN 6.28318548
+#define TURN_SMALL 0.5
+const uint INVERSE_TURN[8] = uint[](0x00000000u, 0x28BE60DBu, 0x9391054Au, 0x7F09D5F4u, 0x7D4D3770u, 0x36D8A566u, 0x4F10E410u, 0x7F9458EAu);
+#define GELU_A 0.0447149985
+#define GELU_B 0.797884583
+#define GELU_LEAST -10.0
+#define GELU_QUICK -1.70200002
+#define SQRT_HALF 0.707106769
+#define SOFTPLUS_LINEAR 20.0
+const uint SUM_LANES = 256u;
+const uint ROPE_WORDS = 4u;
 
 struct Tensor {
     uint offset;  // of element 0 in its binding; these numbers count elements of the tensor's type
