@@ -124,6 +124,10 @@ static const char *copy_refused(const Device &, const ggml_tensor *op) {
 static bool record_copy(Recording &r, ggml_tensor *op) { return record(r, made(r, MOVE_OP_LINEAR, op->src[0], op)); }
 
 static const char *parts_refused(const Device &, const ggml_tensor *op) {
+    if (op->op == GGML_OP_CONCAT && ggml_is_quantized(op->type)) {
+        if (ggml_type_size(op->type) % 2) return "type";
+        return dense_rows(op->src[0]) && dense_rows(op->src[1]) ? nullptr : "strides";
+    }
     return op->type == op->src[0]->type && (op->op != GGML_OP_SET || op->type == op->src[1]->type)
                ? same_type_refused(op) : "type";
 }

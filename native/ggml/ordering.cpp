@@ -40,7 +40,7 @@ static bool sort_rows(Recording &r, const Sort &s) {
         if (!record(r, s, SORT_OP_EXCHANGE, SORT_PIECE, n, 0, uint32_t(size / 2), true)) return false;
         for (uint64_t distance = size / 4; distance >= SORT_PIECE; distance /= 2)
             if (!record(r, s, SORT_OP_EXCHANGE, SORT_PIECE, n, 0, uint32_t(distance), false)) return false;
-        if (!record(r, s, SORT_OP_MERGE, SORT_PIECE, n, 0, 0, false)) return false;
+        if (!record(r, s, SORT_OP_MERGE, SORT_PIECE, n, SORT_PIECE, 0, false)) return false;
     }
     return true;
 }

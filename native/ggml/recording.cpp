@@ -15,7 +15,7 @@ namespace zinc {
 
 Groups grid(uint64_t groups) {
     constexpr uint64_t MOST = 65535;  // that every device takes
-    const uint64_t y = (groups + MOST - 1) / MOST;
+    const uint64_t y = std::max<uint64_t>((groups + MOST - 1) / MOST, 1);
     return {{uint32_t((groups + y - 1) / y), uint32_t(y), 1}};
 }
 
@@ -111,6 +111,7 @@ bool Recording::run() {
 
 bool Recording::dispatch_words(int kernel, const Constants &constants, const void *params, size_t bytes,
                                std::initializer_list<za_place> places, uint32_t written, const Groups &groups) {
+    if (!groups.of[0] || !groups.of[1] || !groups.of[2]) return true;  // an empty operand
     Dispatch made{kernel, constants, params, bytes, {}, written, {groups.of[0], groups.of[1], groups.of[2]}};
     std::copy(places.begin(), places.end(), made.place);
     return device->recorder->dispatch(made);

@@ -11,6 +11,11 @@ static const char *f32_refused(const Device &, const ggml_tensor *op) {
     return is_f32(op) && is_f32(op->src[0]) && is_f32(op->src[1]) ? nullptr : "type";
 }
 
+// ggml's own SUM takes rows of neighbors.
+static const char *sum_refused(const Device &, const ggml_tensor *op) {
+    return is_f32(op->src[0]) ? op->src[0]->nb[0] == sizeof(float) ? nullptr : "strides" : "type";
+}
+
 // --- norms -----------------------------------------------------------------------------------------------------------
 
 static const char *group_norm_refused(const Device &, const ggml_tensor *op) {
@@ -162,7 +167,7 @@ const std::vector<Served> ROWS_OPERATIONS = {
     {GGML_OP_RMS_NORM, f32_refused, record_norm}, {GGML_OP_NORM, f32_refused, record_norm},
     {GGML_OP_L2_NORM, f32_refused, record_norm},  {GGML_OP_GROUP_NORM, group_norm_refused, record_norm},
     {GGML_OP_SUM_ROWS, f32_refused, record_sum},  {GGML_OP_MEAN, f32_refused, record_sum},
-    {GGML_OP_SUM, f32_refused, record_sum},       {GGML_OP_SOFT_MAX, soft_max_refused, record_soft_max},
+    {GGML_OP_SUM, sum_refused, record_sum},       {GGML_OP_SOFT_MAX, soft_max_refused, record_soft_max},
     {GGML_OP_ROPE, rope_refused, record_rope},    {GGML_OP_ROPE_BACK, rope_refused, record_rope},
 };
 

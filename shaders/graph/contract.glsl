@@ -1,10 +1,12 @@
 // Generated from zinc_attn/graph/ by scripts/build_shaders.py.
 
+const uint X_BLOCK = 32u;
 const uint SUPERBLOCK = 256u;
+const uint FLOAT_CHUNK = 8u;
 #define QUANTIZED_MIN 8.67361738e-19
 #define QUANTIZED_LARGE 1.84467441e+19
 #define PRODUCT_MIN 8.8817842e-16
-const uint MXFP4[16] = uint[](0x00000000u, 0x00000001u, 0x00000002u, 0x00000003u, 0x00000004u, 0x00000006u, 0x00000008u, 0x0000000Cu, 0x00000000u, 0xFFFFFFFFu, 0xFFFFFFFEu, 0xFFFFFFFDu, 0xFFFFFFFCu, 0xFFFFFFFAu, 0xFFFFFFF8u, 0xFFFFFFF4u);
+const uvec4 MXFP4 = uvec4(0x03020100u, 0x0C080604u, 0xFDFEFF00u, 0xF4F8FAFCu);
 #define EXP_LEAST -80.0
 #define EXP_MOST 88.7228317
 #define EXPM1_SMALL 0.360000014
@@ -223,7 +225,7 @@ struct MulMatVecParams {
     uint w_begin;  // where the weights begin in their binding, in units of 16 bytes
     uint w_steps[2];  // from a matrix of weights to the next in dimensions 2 and 3, in units of 16 bytes
     uint repeats[2];  // planes of y that have one matrix of weights, in dimensions 2 and 3
-    uint blocks;  // blocks of 32 of a row
+    uint blocks;  // of 32 values of a row of weights
     Tensor y;
     Tensor added;
 };
@@ -235,15 +237,39 @@ const uint MUL_MAT_VEC_BIND_ADDED = 4u;
 const uint MUL_MAT_VEC_BIND_Y = 5u;
 const uint MUL_MAT_VEC_SPEC_TYPE = 0u;
 const uint MUL_MAT_VEC_SPEC_COLUMNS = 1u;
-const uint MUL_MAT_VEC_SPEC_WAVES = 2u;
-const uint MUL_MAT_VEC_SPEC_SUPERBLOCKS = 3u;
-const uint MUL_MAT_VEC_SPEC_ADD = 4u;
+const uint MUL_MAT_VEC_SPEC_WORKGROUP_SIZE = 2u;
+const uint MUL_MAT_VEC_SPEC_SUBGROUPS = 3u;
+const uint MUL_MAT_VEC_SPEC_SUPERBLOCKS = 4u;
+const uint MUL_MAT_VEC_SPEC_AHEAD = 5u;
+const uint MUL_MAT_VEC_SPEC_ADD = 6u;
+
+struct MulMatVecDotParams {
+    uint w_begin;  // where the weights begin in their binding, in units of 16 bytes
+    uint w_steps[2];  // from a matrix of weights to the next in dimensions 2 and 3, in units of 16 bytes
+    uint repeats[2];  // planes of y that have one matrix of weights, in dimensions 2 and 3
+    uint blocks;  // of 32 values of a row of weights
+    Tensor y;
+    Tensor added;
+};
+const uint MUL_MAT_VEC_DOT_BIND_PARAMS = 0u;
+const uint MUL_MAT_VEC_DOT_BIND_W = 1u;
+const uint MUL_MAT_VEC_DOT_BIND_Q = 2u;
+const uint MUL_MAT_VEC_DOT_BIND_SCALES = 3u;
+const uint MUL_MAT_VEC_DOT_BIND_ADDED = 4u;
+const uint MUL_MAT_VEC_DOT_BIND_Y = 5u;
+const uint MUL_MAT_VEC_DOT_SPEC_TYPE = 0u;
+const uint MUL_MAT_VEC_DOT_SPEC_COLUMNS = 1u;
+const uint MUL_MAT_VEC_DOT_SPEC_WORKGROUP_SIZE = 2u;
+const uint MUL_MAT_VEC_DOT_SPEC_SUBGROUPS = 3u;
+const uint MUL_MAT_VEC_DOT_SPEC_SUPERBLOCKS = 4u;
+const uint MUL_MAT_VEC_DOT_SPEC_AHEAD = 5u;
+const uint MUL_MAT_VEC_DOT_SPEC_ADD = 6u;
 
 struct MulMatParams {
     uint w_begin;  // where the weights begin in their binding, in units of 16 bytes
     uint w_steps[2];  // from a matrix of weights to the next in dimensions 2 and 3, in units of 16 bytes
     uint repeats[2];  // planes of y that have one matrix of weights, in dimensions 2 and 3
-    uint blocks;  // blocks of 32 of a row
+    uint blocks;  // of 32 values of a row of weights
     Tensor y;
     Tensor added;
 };
@@ -258,8 +284,30 @@ const uint MUL_MAT_SPEC_TILE_ROWS = 1u;
 const uint MUL_MAT_SPEC_TILE_COLUMNS = 2u;
 const uint MUL_MAT_SPEC_OWN_ROWS = 3u;
 const uint MUL_MAT_SPEC_OWN_COLUMNS = 4u;
-const uint MUL_MAT_SPEC_THREADS = 5u;
+const uint MUL_MAT_SPEC_WORKGROUP_SIZE = 5u;
 const uint MUL_MAT_SPEC_ADD = 6u;
+
+struct MulMatDotParams {
+    uint w_begin;  // where the weights begin in their binding, in units of 16 bytes
+    uint w_steps[2];  // from a matrix of weights to the next in dimensions 2 and 3, in units of 16 bytes
+    uint repeats[2];  // planes of y that have one matrix of weights, in dimensions 2 and 3
+    uint blocks;  // of 32 values of a row of weights
+    Tensor y;
+    Tensor added;
+};
+const uint MUL_MAT_DOT_BIND_PARAMS = 0u;
+const uint MUL_MAT_DOT_BIND_W = 1u;
+const uint MUL_MAT_DOT_BIND_Q = 2u;
+const uint MUL_MAT_DOT_BIND_SCALES = 3u;
+const uint MUL_MAT_DOT_BIND_ADDED = 4u;
+const uint MUL_MAT_DOT_BIND_Y = 5u;
+const uint MUL_MAT_DOT_SPEC_TYPE = 0u;
+const uint MUL_MAT_DOT_SPEC_TILE_ROWS = 1u;
+const uint MUL_MAT_DOT_SPEC_TILE_COLUMNS = 2u;
+const uint MUL_MAT_DOT_SPEC_OWN_ROWS = 3u;
+const uint MUL_MAT_DOT_SPEC_OWN_COLUMNS = 4u;
+const uint MUL_MAT_DOT_SPEC_WORKGROUP_SIZE = 5u;
+const uint MUL_MAT_DOT_SPEC_ADD = 6u;
 
 struct MulMatFloatParams {
     Tensor w;
@@ -278,7 +326,7 @@ const uint MUL_MAT_FLOAT_SPEC_TILE_ROWS = 2u;
 const uint MUL_MAT_FLOAT_SPEC_TILE_COLUMNS = 3u;
 const uint MUL_MAT_FLOAT_SPEC_OWN_ROWS = 4u;
 const uint MUL_MAT_FLOAT_SPEC_OWN_COLUMNS = 5u;
-const uint MUL_MAT_FLOAT_SPEC_THREADS = 6u;
+const uint MUL_MAT_FLOAT_SPEC_WORKGROUP_SIZE = 6u;
 const uint MUL_MAT_FLOAT_SPEC_ADD = 7u;
 
 struct FitParams {
@@ -387,8 +435,9 @@ const uint WEIGHT_TYPE_Q5_K = 10u;
 const uint WEIGHT_TYPE_Q6_K = 11u;
 const uint WEIGHT_TYPE_IQ4_XS = 12u;
 
-// By WEIGHT_TYPE: pieces of 16 bytes and of 4, and values and bytes of a block.
-const uint WEIGHT_PIECES_16[] = {1u, 1u, 1u, 1u, 2u, 1u, 1u, 5u, 6u, 9u, 11u, 13u, 8u};
-const uint WEIGHT_PIECES_4[] = {0u, 1u, 1u, 2u, 0u, 0u, 0u, 1u, 3u, 0u, 0u, 0u, 2u};
-const uint WEIGHT_VALUES[] = {32u, 32u, 32u, 32u, 32u, 32u, 32u, 256u, 256u, 256u, 256u, 256u, 256u};
-const uint WEIGHT_BYTES[] = {18u, 20u, 22u, 24u, 34u, 18u, 17u, 84u, 110u, 144u, 176u, 210u, 136u};
+// Of a type of weights: pieces of 16 bytes and of 4, and values and bytes of a block.
+#define WEIGHT_PIECES_16(t) ((t) == 0u ? 1u : (t) == 1u ? 1u : (t) == 2u ? 1u : (t) == 3u ? 1u : (t) == 4u ? 2u : (t) == 5u ? 1u : (t) == 6u ? 1u : (t) == 7u ? 5u : (t) == 8u ? 6u : (t) == 9u ? 9u : (t) == 10u ? 11u : (t) == 11u ? 13u : 8u)
+#define WEIGHT_PIECES_4(t) ((t) == 0u ? 0u : (t) == 1u ? 1u : (t) == 2u ? 1u : (t) == 3u ? 2u : (t) == 4u ? 0u : (t) == 5u ? 0u : (t) == 6u ? 0u : (t) == 7u ? 1u : (t) == 8u ? 3u : (t) == 9u ? 0u : (t) == 10u ? 0u : (t) == 11u ? 0u : 2u)
+#define WEIGHT_VALUES(t) ((t) == 0u ? 32u : (t) == 1u ? 32u : (t) == 2u ? 32u : (t) == 3u ? 32u : (t) == 4u ? 32u : (t) == 5u ? 32u : (t) == 6u ? 32u : (t) == 7u ? 256u : (t) == 8u ? 256u : (t) == 9u ? 256u : (t) == 10u ? 256u : (t) == 11u ? 256u : 256u)
+#define WEIGHT_SIZE(t) ((t) == 0u ? 18u : (t) == 1u ? 20u : (t) == 2u ? 22u : (t) == 3u ? 24u : (t) == 4u ? 34u : (t) == 5u ? 18u : (t) == 6u ? 17u : (t) == 7u ? 84u : (t) == 8u ? 110u : (t) == 9u ? 144u : (t) == 10u ? 176u : (t) == 11u ? 210u : 136u)
+const uint WEIGHT_GROUP = 32u;

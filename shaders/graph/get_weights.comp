@@ -18,10 +18,9 @@ layout(set = 0, binding = GET_WEIGHTS_BIND_Y, std430) writeonly buffer Y { uint 
 #include "float_types.glsl"
 #include "rows.glsl"
 
-uint type = TYPE;  // an index that is a specialization constant makes glslang write an undefined id
-uint values = WEIGHT_VALUES[type];
-uint large = 16u * WEIGHT_PIECES_16[type], small = 4u * WEIGHT_PIECES_4[type];  // bytes of a block
-uint last = WEIGHT_BYTES[type] - large - small;
+const uint values = WEIGHT_VALUES(TYPE);
+const uint large = 16u * WEIGHT_PIECES_16(TYPE), small = 4u * WEIGHT_PIECES_4(TYPE);  // bytes of a block
+const uint last = WEIGHT_SIZE(TYPE) - large - small;
 // Of the element's block: where its group begins; pieces of a plane; its place among them.
 uint group, pieces, unit;
 
@@ -93,7 +92,7 @@ void main() {
     if (row != 0xFFFFFFFFu) {
         row += p.first;
         uint blocks = p.y.n[0] / values, width = min(32u, p.rows - row / 32u * 32u);
-        group = p.offset + at.z * p.steps[0] + at.w * p.steps[1] + row / 32u * 32u * blocks * WEIGHT_BYTES[type];
+        group = p.offset + at.z * p.steps[0] + at.w * p.steps[1] + row / 32u * 32u * blocks * WEIGHT_SIZE(TYPE);
         pieces = blocks * width;
         unit = at.x / values * width + row % 32u;
         value = floatBitsToUint(values == 32u ? value_of_32(at.x % values) : value_of_256(at.x % values));

@@ -1,8 +1,7 @@
+// Matrix times few vectors, of devices without the integer dot product; see mul_mat_vec.glsl.
 #version 450
 #extension GL_GOOGLE_include_directive : require
+#extension GL_EXT_control_flow_attributes : require
+#extension GL_KHR_shader_subgroup_basic : require
 #include "contract.glsl"
-
-layout(local_size_x = 32) in;
-
-void main() {
-}
+#include "mul_mat_vec.glsl"

@@ -86,7 +86,7 @@ def _decode_32(kind: str, blocks: Bytes) -> Weights:
     if kind == "mxfp4":
         exponents = blocks[..., 0].astype(np.int32)
         scale = np.where(exponents < 2, 0, np.ldexp(np.float32(1), exponents - 128))
-        return Weights(_signed(np.array(MXFP4)[nibbles], rows), scale.astype(np.float32), none)
+        return Weights(_signed(np.array(MXFP4, np.uint32).view(np.int8)[nibbles], rows), scale.astype(np.float32), none)
     halves = _halves(blocks[..., : 4 if kind in ("q4_1", "q5_1") else 2])
     if kind in ("q5_0", "q5_1"):  # bits 0 ... 31 of a word are the values' fifth bits
         nibbles |= np.unpackbits(blocks[..., -20:-16], axis=-1, bitorder="little").astype(np.int16) << 4
@@ -126,9 +126,9 @@ def _decode_256(kind: str, blocks: Bytes) -> Weights:
     else:  # iq4_xs
         halves[..., :1] = _halves(blocks[..., :2])
         q = np.array(IQ4_NL)[_bits(blocks[..., 8:].reshape(rows, count, 8, 16), 4)]
-        low = _bits(blocks[..., 4:8], 4).swapaxes(-1, -2).reshape(rows, count, 8)
-        high = _bits(blocks[..., 2:4], 2).swapaxes(-1, -2).reshape(rows, count, 8)
-        scales = np.repeat((low | high << 4).astype(np.int32) - 32, 2, -1)
+        four = _bits(blocks[..., 4:8], 4).swapaxes(-1, -2).reshape(rows, count, 8)
+        two = _bits(blocks[..., 2:4], 2).swapaxes(-1, -2).reshape(rows, count, 8)
+        scales = np.repeat((four | two << 4).astype(np.int32) - 32, 2, -1)
     shape = rows, count * 16
     whole = (np.broadcast_to(x, (rows, count, 16)).astype(np.int32).reshape(shape) for x in (scales, minima))
     return Weights(_signed(q, rows), halves[..., 0], halves[..., 1], *whole)

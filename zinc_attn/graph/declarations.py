@@ -52,12 +52,10 @@ def tensors(*names: str) -> tuple[Field, ...]:
     return tuple(Field(name, "tensor") for name in names)
 
 
-def kernel(
-    name: str, bindings: dict[str, Access], spec: tuple[str, ...], params: tuple[Field, ...], source: str = ""
-) -> GraphKernel:
-    """A kernel whose source is ``shaders/graph/NAME.comp``, or another in that folder."""
+def kernel(name: str, bindings: dict[str, Access], spec: tuple[str, ...], params: tuple[Field, ...]) -> GraphKernel:
+    """A kernel whose source is ``shaders/graph/NAME.comp``."""
     bound = (Binding("params", "read"), *(Binding(one, access) for one, access in bindings.items()))
-    made = GraphKernel(KernelDecl(name, f"graph/{source or name}.comp", bound, spec, module=f"graph_{name}"), params)
+    made = GraphKernel(KernelDecl(name, f"graph/{name}.comp", bound, spec, module=f"graph_{name}"), params)
     if made.words > PARAMS_WORDS:
         raise ValueError(f"{name}: {made.words} words of parameters, at most {PARAMS_WORDS}")
     return made
@@ -247,8 +245,8 @@ GET_WEIGHTS: Final = kernel(
 WEIGHT_TYPES: Final = tuple(pieces.TYPES)  # specialization constant type
 
 # Rows of float32 values (n[0] a multiple of 32) to q, 8 words of 4 int8 for a block of 32, and scales, 2 words for a
-# block: float32 d; the sums of q's first and last 16 as int16. Both are dense, rows in the order of dimensions 1, 2, 3.
-# Grid: blocks / 32, x first.
+# block: float32 d; the sums of q's first and last 16 as int16. Both are dense, rows in the order of dimensions 1, 2, 3,
+# and a row has blocks of zeros up to a multiple of 8 blocks. Grid: x (and y) = blocks / 32.
 QUANTIZE: Final = kernel("quantize", {"x": "read", "q": "write", "scales": "write"}, (), tensors("x"))
 
 _PRODUCT_BINDINGS: Final[dict[str, Access]] = {
@@ -262,30 +260,37 @@ _PRODUCT_PARAMS: Final = (
     Field("w_begin", "uint", "where the weights begin in their binding, in units of 16 bytes"),
     Field("w_steps", "uint", "from a matrix of weights to the next in dimensions 2 and 3, in units of 16 bytes", 2),
     Field("repeats", "uint", "planes of y that have one matrix of weights, in dimensions 2 and 3", 2),
-    Field("blocks", "uint", "blocks of 32 of a row"),
+    Field("blocks", "uint", "of 32 values of a row of weights"),
     *tensors("y", "added"),  # y.n: rows of w, rows of x, planes; added.n is not read, a step is 0 where it repeats
 )
-# 1 to 8 rows of x. Grid: x = groups of 32 rows of w, y = rows of x / columns, z = planes of y.
+# Few rows of x. Grid: x = groups of 32 rows of w, y = rows of x / columns, z = planes of y.
 _VEC: Final = (
     "type",
-    "columns",  # rows of x that a workgroup multiplies
-    "waves",  # of a workgroup, each 32 invocations, which share the superblocks
-    "superblocks",  # of a round: waves * columns * superblocks * 128 bytes of shared memory
+    "columns",  # rows of x that a workgroup multiplies, 1 to 8
+    "workgroup_size",  # invocations, 32 for each wave; waves share the superblocks
+    "subgroups",  # 1: the driver was asked for subgroups of 32, or has no others
+    "superblocks",  # of a round: 128 * columns * superblocks bytes of shared memory, none of a single wave
+    "ahead",  # 1: a wave loads all of a superblock before it uses the first piece, for GPUs
     "add",  # 1: y = w x + added
 )
-MUL_MAT_VEC: Final = kernel("mul_mat_vec", _PRODUCT_BINDINGS, _VEC, _PRODUCT_PARAMS)
 # Any number of rows of x. Grid: x = rows of w / tile_rows, y = rows of x / tile_columns, z = planes of y.
 _TILE: Final = (
     "type",
-    "tile_rows",  # of y that a workgroup makes, a multiple of 32
-    "tile_columns",
-    "own_rows",  # of these an invocation; it has tile_rows / own_rows * tile_columns / own_columns invocations
+    "tile_rows",  # of w that a workgroup multiplies
+    "tile_columns",  # and rows of x
+    "own_rows",  # of these an invocation
     "own_columns",
-    "threads",  # invocations of a workgroup
+    "workgroup_size",  # tile_rows / own_rows * tile_columns / own_columns
     "add",
 )
+# The kernels "_dot" have the same bits by the integer dot product, which a device has to have (Vulkan 1.3's
+# shaderIntegerDotProduct, or VK_KHR_shader_integer_dot_product); GPUs are slow without.
+MUL_MAT_VEC: Final = kernel("mul_mat_vec", _PRODUCT_BINDINGS, _VEC, _PRODUCT_PARAMS)
+MUL_MAT_VEC_DOT: Final = kernel("mul_mat_vec_dot", _PRODUCT_BINDINGS, _VEC, _PRODUCT_PARAMS)
 MUL_MAT: Final = kernel("mul_mat", _PRODUCT_BINDINGS, _TILE, _PRODUCT_PARAMS)
-# w: (k, rows) and x: (k, columns) of float types with any strides; a matrix of w serves x.n[2] / w.n[2] planes of x.
+MUL_MAT_DOT: Final = kernel("mul_mat_dot", _PRODUCT_BINDINGS, _TILE, _PRODUCT_PARAMS)
+# w: (k, rows) and x: (k, columns) of FLOAT_TYPES with any steps; a matrix of w serves x.n[2] / w.n[2] planes of x.
+# Grid: as mul_mat's.
 MUL_MAT_FLOAT: Final = kernel(
     "mul_mat_float",
     {"w": "read", "x": "read", "added": "read", "y": "write"},

@@ -45,6 +45,8 @@ def _constants() -> Iterator[str]:
             yield f"const uint {name} = {value:#x}u;" if value > 999 else f"const uint {name} = {value}u;"
         elif isinstance(value, float):
             yield f"#define {name} {glsl_float(value)}"
+        elif isinstance(value[0], int) and len(value) == 4:
+            yield f"const uvec4 {name} = uvec4({', '.join(f'0x{one:08X}u' for one in value)});"
         elif isinstance(value[0], int):
             yield f"const uint {name}[{len(value)}] = uint[]({', '.join(f'0x{one & 0xFFFFFFFF:08X}u' for one in value)});"
         else:
@@ -64,12 +66,19 @@ def glsl() -> str:
     lines += ["", *(f"const uint {name} = {value}u;" for name, value in sizes().items())]
     for name, values in enumerations().items():
         lines += ["", *(f"const uint {name}_{value.upper()} = {i}u;" for i, value in enumerate(values))]
-    lines += ["", "// By WEIGHT_TYPE: pieces of 16 bytes and of 4, and values and bytes of a block."]
-    counts = {f"PIECES_{size}": [kind.count(size) for kind in TYPES.values()] for size in (16, 4)}
-    counts |= {"VALUES": [kind.values for kind in TYPES.values()], "BYTES": [kind.size for kind in TYPES.values()]}
-    for name, of_type in counts.items():
-        lines.append(f"const uint WEIGHT_{name}[] = {{{', '.join(f'{n}u' for n in of_type)}}};")
+    lines += ["", "// Of a type of weights: pieces of 16 bytes and of 4, and values and bytes of a block."]
+    lines += [_by_type("PIECES_16", [kind.count(16) for kind in TYPES.values()])]
+    lines += [_by_type("PIECES_4", [kind.count(4) for kind in TYPES.values()])]
+    lines += [_by_type("VALUES", [kind.values for kind in TYPES.values()])]
+    lines += [_by_type("SIZE", [kind.size for kind in TYPES.values()])]
+    lines += [f"const uint WEIGHT_GROUP = {GROUP}u;"]
     return "\n".join(lines) + "\n"
+
+
+def _by_type(name: str, values: list[int]) -> str:
+    """A macro that is constant where the type is: of WEIGHT_TYPE t, values[t]."""
+    chosen = "".join(f"(t) == {t}u ? {value}u : " for t, value in enumerate(values[:-1]))
+    return f"#define WEIGHT_{name}(t) ({chosen}{values[-1]}u)"
 
 
 def c_header() -> str:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..canonical.state import F32, f32, flush, reciprocal
 from .blocks import Weights
-from .constants import BLOCK, CHUNK, PRODUCT_MIN, QUANTIZED_LARGE, QUANTIZED_MIN, SUPERBLOCK
+from .constants import FLOAT_CHUNK, PRODUCT_MIN, QUANTIZED_LARGE, QUANTIZED_MIN, SUPERBLOCK, X_BLOCK
 
 
 class Quantized(NamedTuple):
@@ -28,7 +28,7 @@ class Quantized(NamedTuple):
 
 def quantize(x: F32) -> Quantized:
     """x (rows, k) in blocks of 32: q = round(x / d), d = the largest magnitude / 127."""
-    rows, blocks = len(x), np.ascontiguousarray(x).reshape(len(x), -1, BLOCK)
+    rows, blocks = len(x), np.ascontiguousarray(x).reshape(len(x), -1, X_BLOCK)
     most = (blocks.view(np.uint32) & np.uint32(0x7FFFFFFF)).max(-1).view(np.float32)
     zero, finite = most < f32(QUANTIZED_MIN), most < np.inf  # False for NaN, too
     usual = finite & ~zero
@@ -69,20 +69,20 @@ def multiply(w: Weights, x: F32) -> F32:
     dx, of_w, of_m = d.T[..., None], w.d.T[:, None], w.m.T[:, None]
     if w.scales is None or w.minima is None:
         sum_of = sums.reshape(*d.shape, 2).sum(-1).T[..., None].astype(np.float32)
-        terms = [flush(of_w * dx) * _dots(q, w.q, BLOCK), (of_m * dx) * sum_of]
+        terms = [flush(of_w * dx) * _dots(q, w.q, X_BLOCK), (of_m * dx) * sum_of]
         both = np.stack(terms, 1).reshape(-1, len(x), len(w.q))
-        return flush(_chain(_chains(both, 2 * SUPERBLOCK // BLOCK)))
+        return flush(_chain(_chains(both, 2 * SUPERBLOCK // X_BLOCK)))
     scaled = _dots(q, w.q, 16) * w.scales.T[:, None].astype(np.float32)
     lowest = sums.T[..., None].astype(np.float32) * w.minima.T[:, None].astype(np.float32)
-    a, c = (_chains(dx * (x[::2] + x[1::2]), SUPERBLOCK // BLOCK) for x in (scaled, lowest))
+    a, c = (_chains(dx * (x[::2] + x[1::2]), SUPERBLOCK // X_BLOCK) for x in (scaled, lowest))
     return flush(_chain(flush(of_w * a) - flush(of_m * c)))
 
 
 def multiply_floats(w: F32, x: F32) -> F32:
     """y (columns, rows) = x (columns, k) times weights (rows, k)."""
     a, b = (np.where(np.abs(of) < f32(PRODUCT_MIN), f32(0.0), of).T for of in (x, w))
-    chunks = _chains(a[:, :, None] * b[:, None], CHUNK)
-    return flush(_chain(_chains(chunks, SUPERBLOCK // CHUNK)))
+    chunks = _chains(a[:, :, None] * b[:, None], FLOAT_CHUNK)
+    return flush(_chain(_chains(chunks, SUPERBLOCK // FLOAT_CHUNK)))
 
 
 def add(y: F32, added: F32) -> F32:

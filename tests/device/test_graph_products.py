@@ -1,0 +1,70 @@
+"""Products of matrices: the oracle's bits."""
+
+import numpy as np
+import pytest
+from graph_harness import run
+
+from zinc_attn.graph import blocks, products
+from zinc_attn.graph import declarations as graph
+from zinc_attn.graph.pieces import TYPES
+from zinc_attn.graph.records import tensor
+
+HALVES = {"q2_K": (80, 82), "q3_K": (108,), "q4_K": (0, 2), "q5_K": (0, 2), "q6_K": (208,)}  # of a block, elsewhere 0
+
+
+def weights(kind, rows, k, rng):
+    """ggml's bytes of random weights: small scales, one of them denormal, one 0, one the largest."""
+    raw = rng.integers(0, 256, (rows, k // TYPES[kind].values, TYPES[kind].size), np.uint8)
+    for at in HALVES.get(kind, (0, 2) if kind in ("q4_1", "q5_1") else (0,)):
+        d = (rng.standard_normal(raw.shape[:2]) * 0.01).astype(np.float16)
+        d.reshape(-1)[:4] = 0, 6e-8, -65504, -0.0
+        raw[..., at : at + 2] = d[..., None].view(np.uint8)
+    if kind == "mxfp4":
+        raw[..., 0] = rng.integers(100, 130, raw.shape[:2])
+        raw.reshape(-1, 17)[:4, 0] = 0, 1, 2, 255
+    return raw.reshape(rows, -1)
+
+
+def activations(columns, k, rng):
+    x = rng.standard_normal((columns, k), np.float32)
+    x[:, ::97] *= 40
+    x[0, :32] = 0
+    x[-1, -32:] = np.float32(2.0**-61)
+    x[-1, :32] = np.linspace(-3e38, 3e38, 32)
+    return x
+
+
+def same(got, expected):
+    """Bits; a NaN is a NaN."""
+    nan = np.isnan(expected)
+    assert np.array_equal(np.isnan(got.view(np.float32)), nan.reshape(-1))
+    assert np.array_equal(got[~nan.reshape(-1)], expected[~nan].view(np.uint32))
+
+
+def quantized(runtime, x):
+    """q and scales of quantize for the rows of x, and what the oracle has."""
+    padded = -(-x.shape[-1] // 256) * 8
+    rows = x.size // x.shape[-1]
+    groups = (-(-rows * padded // 32), 1, 1)
+    return run(runtime, graph.QUANTIZE, groups, (x,), (rows * padded * 8, rows * padded * 2), x=tensor(x))
+
+
+def vec(runtime, kind, raw, x, columns=1, waves=1, superblocks=1, added=None):
+    q, scales = quantized(runtime, x)
+    y = np.zeros((x.shape[0], raw.shape[0]), np.float32)
+    spec = graph.WEIGHT_TYPES.index(kind), columns, 32 * waves, 0, superblocks, int(waves > 1), int(added is not None)
+    given = blocks.pack(kind, raw), q, scales, y if added is None else added
+    values = {"w_begin": 0, "w_steps": (0, 0), "repeats": (1, 1), "blocks": x.shape[-1] // 32}
+    groups = -(-raw.shape[0] // 32), -(-x.shape[0] // columns), 1
+    values |= {"y": tensor(y), "added": tensor(y if added is None else added)}
+    (got,) = run(runtime, graph.MUL_MAT_VEC, groups, given, (y.size,), spec, **values)
+    return got
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@np.errstate(all="ignore")
+def test_vectors(any_device, kind, rng):
+    for rows, k, n in (33, 512, 1), (67, 1536, 3):
+        raw, x = weights(kind, rows, k, rng), activations(n, k, rng)
+        got = vec(any_device.runtime, kind, raw, x, n, 1 if n == 1 else 4, 4)
+        same(got, products.multiply(blocks.decode(kind, raw), x))
