@@ -112,7 +112,9 @@ void add_superblock(uint first, out float sum[COLUMNS]) {
     if (AHEAD == 1u) {
         load_superblock();
         [[unroll]] for (uint j = 0u; j < 8u; ++j) {
-            add_block(j, first, sum, low);
+            if (COLUMNS == 1u || superblock * 8u + j < p.blocks) {  // x of several blocks and columns would not fit
+                add_block(j, first, sum, low);
+            }
         }
     } else {
         [[dont_unroll]] for (uint j = 0u; j < min(8u, p.blocks - superblock * 8u); ++j) {
@@ -143,7 +145,7 @@ void main() {
     uint wave = (whole ? gl_SubgroupID : gl_LocalInvocationID.x / 32u) % WAVES;
     uint lane = (whole ? gl_SubgroupInvocationID : gl_LocalInvocationID.x) % 32u;
     uint own = gl_WorkGroupID.x * 32u + lane, column = gl_WorkGroupID.y * COLUMNS;
-    row = find_row(own);
+    row = find_row(gl_WorkGroupID.x, lane);
     fill_table();
 
     float total[COLUMNS], sum[COLUMNS];

@@ -39,11 +39,11 @@ uint matrix_begin() {
     return p.w_begin + plane * p.w_steps[0] + block * p.w_steps[1];
 }
 
-// Row m of the workgroup's matrix; of one that it does not have, its last.
-Row find_row(uint m) {
-    uint rows = p.y.n[0], group = min(m, rows - 1u) / WEIGHT_GROUP, width = min(WEIGHT_GROUP, rows - group * WEIGHT_GROUP);
-    uint blocks = p.blocks * X_BLOCK / WEIGHT_VALUES(TYPE), units = WEIGHT_GROUP / 16u * WEIGHT_SIZE(TYPE) * blocks;
-    return Row(matrix_begin() + group * units, width, min(m - group * WEIGHT_GROUP, width - 1u), blocks);
+// Row `lane` of a group of the workgroup's matrix; a row that the matrix does not have is the group's last.
+Row find_row(uint group, uint lane) {
+    uint width = min(WEIGHT_GROUP, p.y.n[0] - group * WEIGHT_GROUP), blocks = p.blocks * X_BLOCK / WEIGHT_VALUES(TYPE);
+    uint units = WEIGHT_GROUP / 16u * WEIGHT_SIZE(TYPE) * blocks;
+    return Row(matrix_begin() + group * units, width, min(lane, width - 1u), blocks);
 }
 
 // Where piece i of a superblock lies, which has `each` a block, when those of its size begin at `begin`; of a block that
@@ -67,8 +67,9 @@ uint small_piece(Row row, uint b) {
 
 // --- values -----------------------------------------------------------------------------------------------------------
 
-uvec4 low_bits(uvec4 w, uint shift, uint mask) {
-    return (w >> shift) & mask;
+// The bits of every byte from `from` on that `mask` has from bit `to` on.
+uvec4 bits(uvec4 w, uint from, uint to, uint mask) {
+    return (from >= to ? w >> (from - to) : w << (to - from)) & mask;
 }
 
 // Bits 0 ... 3 become bits 4 of four bytes.
@@ -130,25 +131,24 @@ void decode(uint j, out uvec4 low, out uvec4 high) {
         high = piece16(2u * j + 1u);
     } else if (TYPE == WEIGHT_TYPE_Q2_K || TYPE == WEIGHT_TYPE_Q3_K) {
         uint first = TYPE == WEIGHT_TYPE_Q2_K ? 1u : 2u, at = first + 2u * (j / 4u), shift = 2u * (j % 4u);
-        low = low_bits(piece16(at), shift, 0x03030303u);
-        high = low_bits(piece16(at + 1u), shift, 0x03030303u);
+        low = bits(piece16(at), shift, 0u, 0x03030303u);
+        high = bits(piece16(at + 1u), shift, 0u, 0x03030303u);
         if (TYPE == WEIGHT_TYPE_Q3_K) {
-            low |= low_bits(piece16(0u), j, 0x01010101u) << 2;
-            high |= low_bits(piece16(1u), j, 0x01010101u) << 2;
+            low |= bits(piece16(0u), j, 2u, 0x04040404u);
+            high |= bits(piece16(1u), j, 2u, 0x04040404u);
         }
     } else if (TYPE == WEIGHT_TYPE_Q4_K || TYPE == WEIGHT_TYPE_Q5_K) {
         uint at = (TYPE == WEIGHT_TYPE_Q4_K ? 1u : 3u) + 2u * (j / 2u), shift = 4u * (j % 2u);
-        low = low_bits(piece16(at), shift, NIBBLES);
-        high = low_bits(piece16(at + 1u), shift, NIBBLES);
+        low = bits(piece16(at), shift, 0u, NIBBLES);
+        high = bits(piece16(at + 1u), shift, 0u, NIBBLES);
         if (TYPE == WEIGHT_TYPE_Q5_K) {
-            low |= low_bits(piece16(1u), j, 0x01010101u) << 4;
-            high |= low_bits(piece16(2u), j, 0x01010101u) << 4;
+            low |= bits(piece16(1u), j, 4u, 0x10101010u);
+            high |= bits(piece16(2u), j, 4u, 0x10101010u);
         }
     } else if (TYPE == WEIGHT_TYPE_Q6_K) {
-        uint at = 4u * (j / 4u) + 2u * (j % 2u), upper = 8u + 2u * (j / 4u), shift = 2u * (j % 4u);
-        low = low_bits(piece16(at), 4u * (j % 4u / 2u), NIBBLES) | low_bits(piece16(upper), shift, 0x03030303u) << 4;
-        high = low_bits(piece16(at + 1u), 4u * (j % 4u / 2u), NIBBLES) |
-               low_bits(piece16(upper + 1u), shift, 0x03030303u) << 4;
+        uint at = 4u * (j / 4u) + 2u * (j % 2u), more = 8u + 2u * (j / 4u), shift = 4u * (j % 4u / 2u);
+        low = bits(piece16(at), shift, 0u, NIBBLES) | bits(piece16(more), 2u * (j % 4u), 4u, 0x30303030u);
+        high = bits(piece16(at + 1u), shift, 0u, NIBBLES) | bits(piece16(more + 1u), 2u * (j % 4u), 4u, 0x30303030u);
     } else {
         uvec4 w = piece16(j);
         if (HAS_TABLE) {
@@ -158,8 +158,8 @@ void decode(uint j, out uvec4 low, out uvec4 high) {
             look_up(w.w, low.w, high.w);
             return;
         }
-        low = low_bits(w, 0u, NIBBLES);
-        high = low_bits(w, 4u, NIBBLES);
+        low = w & NIBBLES;
+        high = w >> 4 & NIBBLES;
         if (PIECES_4 > 0u && TYPE != WEIGHT_TYPE_Q4_1) {
             uint fifth = piece4(TYPE == WEIGHT_TYPE_Q5_1 ? 2u * j : j);
             low |= spread_16(fifth);
@@ -193,6 +193,10 @@ vec2 superblock_scale() {
     return unpackHalf2x16(TYPE == WEIGHT_TYPE_Q2_K || TYPE == WEIGHT_TYPE_IQ4_XS ? piece4(0u) : piece16(0u).x);
 }
 
+float byte_of(uint w, uint i) {
+    return float(bitfieldExtract(w, int(8u * i), 8));
+}
+
 float signed_byte(uint w, uint i) {
     return float(bitfieldExtract(int(w), int(8u * i), 8));
 }
@@ -204,9 +208,9 @@ vec4 block_scales(uint j) {
         return vec4(both & 15u, bitfieldExtract(both, 8, 4), bitfieldExtract(both, 4, 4), both >> 12);
     }
     if (TYPE == WEIGHT_TYPE_Q3_K) {  // 6 bits: low ones in words 0 and 1, the others in word 2
-        uint low = low_bits(uvec4(piece4(j / 2u % 2u)), 4u * (j / 4u), NIBBLES).x, high = piece4(2u) >> 2u * (j / 2u);
+        uint low = piece4(j / 2u % 2u) >> 4u * (j / 4u) & NIBBLES, high = piece4(2u) >> 2u * (j / 2u);
         uint four = low | (high & 0x03030303u) << 4, i = 2u * (j % 2u);
-        return vec4(signed_byte(four, i) - 32.0, signed_byte(four, i + 1u) - 32.0, 0.0, 0.0);
+        return vec4(byte_of(four, i) - 32.0, byte_of(four, i + 1u) - 32.0, 0.0, 0.0);
     }
     if (TYPE == WEIGHT_TYPE_Q6_K) {
         uint four = piece16(12u)[j / 2u], i = 2u * (j % 2u);
@@ -219,5 +223,5 @@ vec4 block_scales(uint j) {
     uvec4 h = piece16(0u);  // q4_K and q5_K: 6 bits, the low 4 of the last four scales and minima in word w
     uint scales = j < 4u ? h.y & 0x3F3F3F3Fu : (h.w & NIBBLES) | (h.y >> 2 & 0x30303030u);
     uint minima = j < 4u ? h.z & 0x3F3F3F3Fu : (h.w >> 4 & NIBBLES) | (h.z >> 2 & 0x30303030u);
-    return vec4(signed_byte(scales, j % 4u), 0.0, signed_byte(minima, j % 4u), 0.0);
+    return vec4(byte_of(scales, j % 4u), 0.0, byte_of(minima, j % 4u), 0.0);
 }
