@@ -66,3 +66,41 @@ def test_vectors(any_device, kind, rng):
     same(product(any_device.runtime, kind, raw, x, graph.MUL_MAT_VEC, (32, n), spec), expected)
     spec = 32, 32, 4, 4, 64
     same(product(any_device.runtime, kind, raw, x, graph.MUL_MAT, (32, 32), spec), expected)
+
+
+def strided(x, order):
+    """x with its dimensions in memory in the order of `order`, and a gap behind its rows."""
+    whole = np.zeros([*(x.shape[i] for i in order[:-1]), x.shape[order[-1]] + 2], x.dtype)
+    view = whole[..., :-2]
+    view[...] = x.transpose(order)
+    return whole, view.transpose(np.argsort(order))
+
+
+def halves(x, kind):
+    """As float32, and as it lies in memory."""
+    if kind == "bf16":
+        words = x.view(np.uint32) >> 16
+        return (words << 16).view(np.float32), words.astype(np.uint16)
+    stored = x.astype(np.float16 if kind == "f16" else np.float32)
+    return stored.astype(np.float32), stored
+
+
+@pytest.mark.parametrize(("w_type", "x_type"), (("f32", "f32"), ("f16", "f32"), ("bf16", "f16"), ("f32", "bf16")))
+@pytest.mark.parametrize("rows, columns, k, order", ((33, 5, 643, (0, 1, 2, 3)), (16, 1, 40, (2, 0, 1, 3))))
+def test_floats(any_device, w_type, x_type, rows, columns, k, order, rng):
+    """Broadcast over dimensions 2 and 3, permuted ones, and bits of what is flushed."""
+    w = rng.standard_normal((1, 2, rows, k), np.float32)
+    x = rng.standard_normal((3, 4, columns, k), np.float32)
+    w[..., ::13] = 2.0**-51
+    w, stored_w = halves(w, w_type)
+    x, stored_x = halves(x, x_type)
+    (base_w, view_w), (base_x, view_x) = strided(stored_w, order), strided(stored_x, order)
+    added = rng.standard_normal((3, 4, columns, rows), np.float32)
+    planes = [[products.multiply_floats(w[0, j // 2], x[i, j]) for j in range(4)] for i in range(3)]
+    expected = products.add(np.array(planes), added)
+    kinds = graph.FLOAT_TYPES.index(w_type), graph.FLOAT_TYPES.index(x_type)
+    tensors = {"w": tensor(view_w), "x": tensor(view_x), "added": tensor(added), "y": tensor(added)}
+    grid, spec = (-(-rows // 32), -(-columns // 8), 12), (*kinds, 32, 8, 2, 2, 64, 1)
+    given = base_w, base_x, added
+    (got,) = run(any_device.runtime, graph.MUL_MAT_FLOAT, grid, given, (expected.size,), spec, **tensors)
+    same(got, expected)
