@@ -84,14 +84,14 @@ class OnDevice:
         if weights.kind in FLOAT_TYPES:
             stored = weights.rows.view(np.float32 if weights.kind == "f32" else np.uint16)
             kinds = graph.MOVE_TYPES.index(weights.kind), graph.MOVE_TYPES.index("f32")
-            spec = graph.MOVE_OPS.index("get_rows"), *kinds
+            move = graph.MOVE_OPS.index("get_rows"), *kinds
             of = {"x": tensor(stored), "ids": tensor(tokens), "id_words": 1, "shift": (0, 0, 0, 0)}
-            return self._float(graph.MOVE, _pieces(shape[0] * shape[1], 256), shape, (stored, tokens), spec=spec, **of)
+            return self._float(graph.MOVE, _pieces(shape[0] * shape[1], 256), shape, (stored, tokens), spec=move, **of)
         packed = blocks.pack(weights.kind, weights.rows)
-        spec = (graph.WEIGHT_TYPES.index(weights.kind),)
+        kind = (graph.WEIGHT_TYPES.index(weights.kind),)
         of = {"ids": tensor(tokens), "offset": 0, "steps": (0, 0), "rows": len(weights.rows), "first": 0}
         groups = _pieces(shape[0] * shape[1], 256)
-        return self._float(graph.GET_WEIGHTS, groups, shape, (packed, tokens), spec=spec, **of)
+        return self._float(graph.GET_WEIGHTS, groups, shape, (packed, tokens), spec=kind, **of)
 
     def norm(self, x: F32, weight: F32, eps: float) -> F32:
         of: dict[str, Any] = {"x": tensor(x), "weight": tensor(weight[None]), "bias": tensor(weight[None])}
@@ -108,9 +108,10 @@ class OnDevice:
         tiles = _pieces(y.shape[1], TILE[0]), _pieces(y.shape[0], TILE[1]), 1
         if weights.kind in FLOAT_TYPES:
             stored = weights.rows.view(np.float32 if weights.kind == "f32" else np.uint16)
-            spec = (FLOAT_TYPES.index(weights.kind), FLOAT_TYPES.index("f32"), *TILE, add)
+            types = FLOAT_TYPES.index(weights.kind), FLOAT_TYPES.index("f32")
             of |= {"w": tensor(stored), "x": tensor(x)}
-            (words,) = run(runtime, graph.MUL_MAT_FLOAT, tiles, (stored, x, plus), (y.size,), spec, **of)
+            given: tuple[NDArray[Any], ...] = (stored, x, plus)
+            (words,) = run(runtime, graph.MUL_MAT_FLOAT, tiles, given, (y.size,), (*types, *TILE, add), **of)
             return words.view(np.float32).reshape(y.shape)
         count = 8 * _pieces(x.shape[1], 256) * len(x)
         quantized = run(runtime, graph.QUANTIZE, (_pieces(count, 32), 1, 1), (x,), (8 * count, 2 * count), x=tensor(x))

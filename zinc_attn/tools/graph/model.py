@@ -106,7 +106,7 @@ def _random(kind: str, rows: int, columns: int, rng: np.random.Generator) -> Mat
     one = blocks.decode(kind, whole.reshape(rows, -1))  # integers do not depend on the float16 numbers
     scale = wanted / float(np.std(one.q * (1 if one.scales is None else np.repeat(one.scales, 16, -1))))
     for at in HALVES[kind]:
-        drawn = np.float16(scale * rng.uniform(0.5, 1.5, whole.shape[:2]))
+        drawn = (scale * rng.uniform(0.5, 1.5, whole.shape[:2])).astype(np.float16)
         whole[..., at : at + 2] = drawn[..., None].view(np.uint8)
     return Matrix(kind, whole.reshape(rows, -1), columns)
 
@@ -119,7 +119,7 @@ def make_model(kind: str) -> Model:
         return _random(kind, rows, columns, rng)
 
     def norms() -> F32:
-        return np.float32(1) + rng.standard_normal(WIDTH, np.float32) / 8
+        return np.asarray(1 + rng.standard_normal(WIDTH, np.float32) / 8, np.float32)
 
     def layer() -> Layer:
         q, kv = Q_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM

@@ -38,7 +38,8 @@ class Oracle:
         return np.asarray(rope(x[None], positions[None], ROPE.table(), ROPE.step))[0]
 
     def attend(self, q: F32, k: NDArray[Any], v: NDArray[Any]) -> F32:
-        return np.asarray(emulate(q, k, v)[0])
+        out: F32 = emulate(q, k, v)[0]
+        return out
 
     def swiglu(self, gate: F32, up: F32) -> F32:
-        return elementwise.glu("swiglu", gate, up)
+        return np.asarray(elementwise.glu("swiglu", gate, up))
