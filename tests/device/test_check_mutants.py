@@ -127,7 +127,7 @@ MUTANTS = {
     ),
     "values.glsl": (
         Mutant("the flush of leaves", "o[i] = flush(sum);", "o[i] = sum;", FADING_F32),
-        Mutant("a pair of a shared word", "slice * PAIRS + i : i)", "i : i)", FOUR_BITS),
+        Mutant("a pair of a shared word", "word >>= slice * SLICE", "word >>= 0u * SLICE", FOUR_BITS),
         Mutant("the block of a slice", "slice * SLICE / BLOCK", "slice * SLICE / 64u", FIVE_BITS),
     ),
     "words.glsl": (
@@ -141,7 +141,7 @@ MUTANTS = {
         Mutant("a minimum", "Block(both.x, both.y, fifth)", "Block(both.x, both.x, fifth)", FIVE_BITS),
         Mutant("where V has scales", "block * V_HALVES / 2u", "block * V_HALVES / 4u", Q8_0),
         Mutant("the last bit of bfloat16", "w & 0xFFFF0000u", "w & 0xFFFE0000u", BF16),
-        Mutant("a mantissa of fp8", "(both & 0x7F00u) << 15", "(both & 0x7E00u) << 15", FP8),
+        Mutant("a mantissa of fp8", "(bytes & 0x00800080u)", "(bytes & 0x00800000u)", FP8),
         Mutant("a sign of fp8", "(both & 0x80u) << 8", "(both & 0x80u) << 7", FP8),
         Mutant("the table of iq4_nl", "8u * (q & 3u)", "8u * (q & 1u)", IQ4_NL),
         Mutant("a fifth bit's place", "fifth >> 1 & 1u) << 4", "fifth >> 1 & 1u) << 3", FIVE_BITS),
