@@ -102,10 +102,13 @@ uvec2 v_halves(uvec2 where, uint dim) {
         return w;
     }
     Block block = v_block(where, dim / BLOCK);
-    uint word = v_words(where, dim * V_BITS / 32u, 1u).x, pair = dim % (32u / V_BITS) / 2u;
-    uint fifth = block.fifth >> (dim % BLOCK);
-    return uvec2(halves(quantized(V_STORAGE, word, pair, fifth, block)),
-                 halves(quantized(V_STORAGE, word, pair + 1u, fifth >> 2, block)));
+    uint word = v_words(where, dim * V_BITS / 32u, 1u).x, fifth = block.fifth >> (dim % BLOCK);
+    word >>= NHD && V_BITS == 4u ? dim % 8u : dim % (32u / V_BITS) * V_BITS;  // with NHD high halves are dimensions 4 to 7
+    vec4 v;
+    for (uint i = 0u; i < 4u; ++i) {
+        v[i] = narrow_value(V_STORAGE, word, i, fifth, block);
+    }
+    return uvec2(halves(v.xy), halves(v.zw));
 }
 
 // To ahead: the lane's chunks of piece `piece` of K.  Neighboring lanes take neighboring keys.  Behind the last key and

@@ -8,7 +8,7 @@
 
 // Chunks that are in use as floats at a time.  Where stored words are few registers, fewer floats leave the compiler
 // more places for the sums, and it pairs more of them.
-const uint TOGETHER = K_MASKED && VECTORS <= 8u && CHUNKS_AHEAD > 2u ? 2u : CHUNKS_AHEAD;
+const uint TOGETHER = K_BITS <= 8u && VECTORS <= 8u && CHUNKS_AHEAD > 2u ? 2u : CHUNKS_AHEAD;
 
 // Query vectors whose dots are made side by side: each sum waits for the one before it, and wants others between them.
 // Rows of at most 8 bits leave scalar registers for two, more than eight vectors for one.
@@ -22,7 +22,7 @@ const uint SIDE_BY_SIDE = NHD && K_BITS <= 8u ? FEW : IN_TILES;
 const uint FLOATS = TOGETHER * KEY_PAIRS;
 uvec2 key0[KEY_PAIRS], key1[KEY_PAIRS];  // [pair]: where the keys lie
 Block block0[KEY_PAIRS], block1[KEY_PAIRS];  // [pair]: the one block that all chunks in flight lie in
-uvec4 words0[CHUNKS_AHEAD * KEY_PAIRS], words1[CHUNKS_AHEAD * KEY_PAIRS];  // [chunk][pair]: in flight, where K_MASKED
+uvec4 words0[CHUNKS_AHEAD * KEY_PAIRS], words1[CHUNKS_AHEAD * KEY_PAIRS];  // [chunk][pair]: in flight, of at most 8 bits
 vec4 k0a[FLOATS], k0b[FLOATS], k1a[FLOATS], k1b[FLOATS];  // [chunk][pair]: the chunks in use, as floats
 vec4 qa[SIDE_BY_SIDE], qb[SIDE_BY_SIDE];  // a chunk of query vectors
 
@@ -47,13 +47,13 @@ void find_keys(Item item, Leaf leaf) {
     }
 }
 
-// What chunks c ... c + CHUNKS_AHEAD - 1 are made of: of at most 8 bits their block, where K_MASKED their words.
+// What chunks c ... c + CHUNKS_AHEAD - 1 are made of: of at most 8 bits a value, their block and their words.
 void load_chunks(uint c) {
     for (uint i = 0u; K_BITS <= 8u && i < KEY_PAIRS; ++i) {
         block0[i] = k_block(key0[i], c / 4u);
         block1[i] = k_block(key1[i], c / 4u);
     }
-    for (uint j = 0u; K_MASKED && j < CHUNKS_AHEAD; ++j) {
+    for (uint j = 0u; K_BITS <= 8u && j < CHUNKS_AHEAD; ++j) {
         for (uint i = 0u; i < KEY_PAIRS; ++i) {
             words0[j * KEY_PAIRS + i] = k_chunk(key0[i], c, j, 0u);
             words1[j * KEY_PAIRS + i] = k_chunk(key1[i], c, j, 0u);
@@ -66,9 +66,9 @@ void unpack_chunks(uint c, uint ahead) {
     for (uint j = 0u; j < TOGETHER; ++j) {
         for (uint i = 0u; i < KEY_PAIRS; ++i) {
             uint at = j * KEY_PAIRS + i;
-            if (K_MASKED) {
-                masked_k(words0[ahead * KEY_PAIRS + at], c + ahead + j, block0[i], k0a[at], k0b[at]);
-                masked_k(words1[ahead * KEY_PAIRS + at], c + ahead + j, block1[i], k1a[at], k1b[at]);
+            if (K_BITS <= 8u) {
+                unpack_k(words0[ahead * KEY_PAIRS + at], c + ahead + j, block0[i], k0a[at], k0b[at]);
+                unpack_k(words1[ahead * KEY_PAIRS + at], c + ahead + j, block1[i], k1a[at], k1b[at]);
             } else {
                 load_k(key0[i], c, ahead + j, block0[i], k0a[at], k0b[at]);
                 load_k(key1[i], c, ahead + j, block1[i], k1a[at], k1b[at]);
@@ -77,13 +77,13 @@ void unpack_chunks(uint c, uint ahead) {
     }
 }
 
-// To qa and qb: a chunk of vectors h ... h + SIDE_BY_SIDE - 1.  Those of one row lie one behind the other.  The chunk is
-// added before h, so that a compiler has no address of every vector in scalar registers all the time.
+// To qa and qb: a chunk of vectors h ... h + SIDE_BY_SIDE - 1.  Types of at most 8 bits leave no scalar registers for an
+// address of every vector.  Those of one row lie one behind the other; the chunk is added first, and h then.
 void load_q(Item item, uint q_heads, uint h, uint chunk) {
     uint first = (item.row * q_heads + first_head()) * (K_DIM / 4u) + 2u * chunk;
     for (uint n = 0u; n < SIDE_BY_SIDE; ++n) {
         uint from = first + (h + n) * (K_DIM / 4u);
-        if (ROWS > 1u) {
+        if (ROWS > 1u || K_BITS > 8u) {
             uvec2 vector = vector_of(item, h + n);
             from = (vector.x * q_heads + vector.y) * (K_DIM / 4u) + 2u * chunk;
         }

@@ -36,6 +36,19 @@ vec2 both_halves(uint w) {
     return CHUNKS_AHEAD > 1u ? max(x, vec2(EMPTY_M)) : x;
 }
 
+vec2 head_scales = vec2(1.0);  // fp8_e4m3: of the workgroup's KV head, K's and V's
+
+// To head_scales, where a type has them.
+void find_head_scales() {
+    uint head = (work[HEADER_KV_FIRST] + gl_WorkGroupID.y) * work[HEADER_GROUP];
+    if (K_STORAGE == STORAGE_FP8_E4M3) {
+        head_scales.x = uintBitsToFloat(HEAD_WORD(head, HEAD_K_SCALE));
+    }
+    if (V_STORAGE == STORAGE_FP8_E4M3) {
+        head_scales.y = uintBitsToFloat(HEAD_WORD(head, HEAD_V_SCALE));
+    }
+}
+
 // A block from the word of its float16 numbers (number `block` mod 2, or both) and its fifth bits.  Types without
 // blocks have the scale of the head, which is 1 but for fp8_e4m3.
 Block block_of(uint halves, float head_scale, uint block, uint word, uint fifth) {
@@ -70,82 +83,19 @@ Block v_block(uvec2 where, uint block) {
     return block_of(V_HALVES, head_scales.y, block, word, fifth);
 }
 
-// fp8_e4m3 values 2 i and 2 i + 1 of a word, times 1 / 256: the exponent bits and the mantissa as a float16's.
-vec2 from_fp8(uint w, uint i) {
-    uint both = w >> (16u * i);
-    return unpackHalf2x16((both & 0x80u) << 8 | (both & 0x7Fu) << 7 | (both & 0x8000u) << 16 | (both & 0x7F00u) << 15);
-}
-
-// Entry q of the table of iq4_nl.
-int iq4_nl(uint q) {
-    return bitfieldExtract(int(IQ4_NL[q >> 2]), int(8u * (q & 3u)), 8);
-}
-
-// Values 2 i and 2 i + 1 of a word of 8 or 4 bits a value.  fifth: their fifth bits, in bits 0 and 1.
-vec2 quantized(uint storage, uint w, uint i, uint fifth, Block block) {
-    precise vec2 x;
-    if (storage == STORAGE_FP8_E4M3) {
-        x = from_fp8(w, i) * block.scale;
-        return x;
-    }
-    if (storage == STORAGE_Q8_0) {
-        x = vec2(bitfieldExtract(int(w), int(16u * i), 8), bitfieldExtract(int(w), int(16u * i + 8u), 8)) * block.scale;
-        return x;
-    }
-    uint at = NHD ? 16u * (i & 1u) + 4u * (i >> 1u) : 8u * i;
-    uvec2 q = uvec2(bitfieldExtract(w, int(at), 4), bitfieldExtract(w, int(at + (NHD ? 8u : 4u)), 4));
-    if (storage == STORAGE_IQ4_NL) {
-        x = vec2(iq4_nl(q.x), iq4_nl(q.y)) * block.scale;
-        return x;
-    }
-    if (storage == STORAGE_Q5_0 || storage == STORAGE_Q5_1) {
-        q |= uvec2(fifth & 1u, fifth >> 1 & 1u) << 4;
-    }
-    int offset = storage == STORAGE_Q4_0 ? 8 : (storage == STORAGE_Q5_0 ? 16 : 0);
-    x = vec2(ivec2(q) - offset) * block.scale;
-    if (storage == STORAGE_Q4_1 || storage == STORAGE_Q5_1) {
-        precise vec2 sum = x + block.minimum;
-        return sum;
-    }
-    return x;
-}
-
-// Chunk number `chunk` + `ahead` of one key, eight dimensions, which lie in `block`.
-void load_k(uvec2 where, uint chunk, uint ahead, Block block, out vec4 low, out vec4 high) {
-    uvec4 w = k_chunk(where, chunk, ahead, 0u);
-    if (K_STORAGE == STORAGE_F32) {
-        low = uintBitsToFloat(w);
-        high = uintBitsToFloat(k_chunk(where, chunk, ahead, 1u));
-    } else if (K_BITS == 16u) {
-        low = vec4(from_half_words(K_STORAGE, w.x), from_half_words(K_STORAGE, w.y));
-        high = vec4(from_half_words(K_STORAGE, w.z), from_half_words(K_STORAGE, w.w));
-    } else {
-        uint fifth = block.fifth >> (8u * ((chunk + ahead) % 4u));
-        uint more = K_BITS == 8u ? w.y : w.x, first = K_BITS == 8u ? 0u : 2u;
-        low = vec4(quantized(K_STORAGE, w.x, 0u, fifth, block), quantized(K_STORAGE, w.x, 1u, fifth >> 2, block));
-        high = vec4(quantized(K_STORAGE, more, first, fifth >> 4, block),
-                    quantized(K_STORAGE, more, first + 1u, fifth >> 6, block));
-    }
-}
-
-// Values of 8 and 4 bits on a GPU, two of them per mask: the same numbers as `quantized` has, in fewer instructions.
+// Values of 8 and 4 bits.
 //
 // Two values are masked at a time into the mantissas of two float16 below 2**-14: q * 2**-24, or q * 2**-20.  AMD's
 // compiler makes scale * q + addend of such a half in one instruction (v_fma_mix_f32).  scale * q and
 // scale * (q + 128) have at most 19 digits, so the one rounding is that of adding a minimum, the canonical one, or, of
-// fp8_e4m3, that of its product with the head's scale.
-
-// Whether K's values are made so, and V's.  With more than 8 query vectors, whose addresses are in the scalar
-// registers, V's masks do not fit beside them.
-const bool K_MASKED = CHUNKS_AHEAD > 1u && K_BITS <= 8u;
-const bool V_MASKED = CHUNKS_AHEAD > 1u && VECTORS <= 8u && V_BITS <= 8u;
+// fp8_e4m3, that of its product with the head's scale.  So drivers that do not fuse give the same bits.
 
 // Value i of a word; i is known to the compiler.  fifth: the fifth bits of the word's values, from bit 0 on.
-float masked(uint storage, uint w, uint i, uint fifth, Block block) {
+float narrow_value(uint storage, uint w, uint i, uint fifth, Block block) {
     precise float x;
     bool odd = (i & 1u) != 0u;
     uint byte = i >> 1u;  // of 4 bits
-    if (storage == STORAGE_FP8_E4M3) {  // sign to bit 15, exponent and mantissa to bits 13 ... 7, as in from_fp8
+    if (storage == STORAGE_FP8_E4M3) {  // sign to bit 15, exponent and mantissa to bits 13 ... 7
         uint bytes = (odd ? w >> 8 : w) & 0x00FF00FFu;
         x = unpackHalf2x16((bytes + (bytes & 0x00800080u)) << 7)[i >> 1] * block.scale;
         return x;
@@ -189,11 +139,25 @@ float masked(uint storage, uint w, uint i, uint fifth, Block block) {
     return x;
 }
 
-// As load_k, where K_MASKED, from the words of the chunk.
-void masked_k(uvec4 w, uint chunk, Block block, out vec4 low, out vec4 high) {
+// Eight dimensions of a key, from the words of their chunk, of at most 8 bits a value.
+void unpack_k(uvec4 w, uint chunk, Block block, out vec4 low, out vec4 high) {
     uint fifth = block.fifth >> (8u * (chunk % 4u)), last = K_BITS == 8u ? w.y : w.x, from = K_BITS == 8u ? 0u : 4u;
-    low = vec4(masked(K_STORAGE, w.x, 0u, fifth, block), masked(K_STORAGE, w.x, 1u, fifth, block),
-               masked(K_STORAGE, w.x, 2u, fifth, block), masked(K_STORAGE, w.x, 3u, fifth, block));
-    high = vec4(masked(K_STORAGE, last, from, fifth, block), masked(K_STORAGE, last, from + 1u, fifth, block),
-                masked(K_STORAGE, last, from + 2u, fifth, block), masked(K_STORAGE, last, from + 3u, fifth, block));
+    for (uint i = 0u; i < 4u; ++i) {
+        low[i] = narrow_value(K_STORAGE, w.x, i, fifth, block);
+        high[i] = narrow_value(K_STORAGE, last, from + i, fifth, block);
+    }
+}
+
+// Chunk number `chunk` + `ahead` of one key, eight dimensions, which lie in `block`.
+void load_k(uvec2 where, uint chunk, uint ahead, Block block, out vec4 low, out vec4 high) {
+    uvec4 w = k_chunk(where, chunk, ahead, 0u);
+    if (K_STORAGE == STORAGE_F32) {
+        low = uintBitsToFloat(w);
+        high = uintBitsToFloat(k_chunk(where, chunk, ahead, 1u));
+    } else if (K_BITS == 16u) {
+        low = vec4(from_half_words(K_STORAGE, w.x), from_half_words(K_STORAGE, w.y));
+        high = vec4(from_half_words(K_STORAGE, w.z), from_half_words(K_STORAGE, w.w));
+    } else {
+        unpack_k(w, chunk + ahead, block, low, high);
+    }
 }

@@ -34,17 +34,14 @@ void unpack_v(uint slice, uint ahead, uint to) {
         uint at = i / WORD_PAIRS, word = v_raw[ahead * SLICE_LOADS + at / LOAD_WORDS][at % LOAD_WORDS];
         if (V_BITS == 16u) {
             v[to + i] = from_half_words(V_STORAGE, word);
-        } else if (V_MASKED) {
+        } else {
             Block block = v_blocks[ahead];
             uint fifth = block.fifth >> ((slice * SLICE + at * WORD_VALUES) % BLOCK), j = 2u * i % WORD_VALUES;
             if (SLICE < WORD_VALUES && !V_IN_PART) {  // several lanes share the word
                 word >>= slice * SLICE % WORD_VALUES * V_BITS;
             }
-            v[to + i] = vec2(masked(V_STORAGE, word, j, fifth, block), masked(V_STORAGE, word, j + 1u, fifth, block));
-        } else {
-            uint pair = (PAIRS < WORD_PAIRS && !V_IN_PART ? slice * PAIRS + i : i) % WORD_PAIRS;
-            uint fifth = v_blocks[ahead].fifth >> ((slice * SLICE + 2u * i) % BLOCK);
-            v[to + i] = quantized(V_STORAGE, word, pair, fifth, v_blocks[ahead]);
+            v[to + i] = vec2(narrow_value(V_STORAGE, word, j, fifth, block),
+                             narrow_value(V_STORAGE, word, j + 1u, fifth, block));
         }
     }
 }
