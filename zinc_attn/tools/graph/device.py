@@ -20,7 +20,7 @@ from ...runtime.protocol import Dispatch, Runtime, Use, Words
 from .model import ROPE, Matrix
 
 POISON: Final = 0x7FC0DEAD  # what a result begins as
-FEW: Final = 8  # columns of mul_mat_vec
+FEW: Final = 4  # rows of x that mul_mat_vec takes here, and mul_mat more
 TILE: Final = (32, 32, 4, 4, 64)  # of mul_mat: rows, columns, those of an invocation, invocations
 
 
@@ -112,13 +112,15 @@ class OnDevice:
             of |= {"w": tensor(stored), "x": tensor(x)}
             (words,) = run(runtime, graph.MUL_MAT_FLOAT, tiles, (stored, x, plus), (y.size,), spec, **of)
             return words.view(np.float32).reshape(y.shape)
-        count = x.size // 32
+        count = 8 * _pieces(x.shape[1], 256) * len(x)
         quantized = run(runtime, graph.QUANTIZE, (_pieces(count, 32), 1, 1), (x,), (8 * count, 2 * count), x=tensor(x))
         given = blocks.pack(weights.kind, weights.rows), *quantized, plus
         kind = graph.WEIGHT_TYPES.index(weights.kind)
         of |= {"w_begin": 0, "w_steps": (0, 0), "repeats": (1, 1), "blocks": x.shape[1] // 32}
         if len(x) <= FEW:
-            spec, groups = (kind, len(x), 2, 1, add), (_pieces(y.shape[1], 32), 1, 1)
+            waves = len(x) % 4 + 1  # any number has the same bits
+            spec = kind, len(x), 32 * waves, 0, 4, len(x) % 2, add
+            groups = _pieces(y.shape[1], 32), 1, 1
             (words,) = run(runtime, graph.MUL_MAT_VEC, groups, given, (y.size,), spec, **of)
         else:
             (words,) = run(runtime, graph.MUL_MAT, tiles, given, (y.size,), (kind, *TILE, add), **of)
