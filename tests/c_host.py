@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from ml_dtypes import bfloat16
 
+from zinc_attn.graph import c as graph_c
 from zinc_attn.kernels import c as generated_c
 from zinc_attn.kernels.declarations import APPEND, HEAD, HEADER, HEADER_WORDS, ITEM, ROW
 from zinc_attn.runtime.device import SPIRV
@@ -58,13 +59,13 @@ NARROW = {"f16": np.float16, "bf16": bfloat16}  # k and v of za_run, which are f
 @functools.cache
 def _made() -> Any:
     folder = tempfile.TemporaryDirectory()
-    for name, text in generated_c.generated(SPIRV).items():
+    for name, text in (generated_c.generated(SPIRV) | graph_c.generated(SPIRV)).items():
         Path(folder.name, name).write_text(text)
     return folder
 
 
 def contract() -> Path:
-    """The folder of zinc_contract.h and zinc_contract.c, as scripts/build_contract.py writes them."""
+    """The folder of zinc_contract.h, zinc_graph.h and their sources, as scripts/build_contract.py writes them."""
     return Path(_made().name)
 
 

@@ -1,4 +1,4 @@
-// FLASH_ATTN_EXT through the C library: what is taken, and how calls are made of it.
+// FLASH_ATTN_EXT by the C library's kernels, among the dispatches of a graph.
 #ifndef ZINC_GGML_ATTENTION_H
 #define ZINC_GGML_ATTENTION_H
 
@@ -9,7 +9,7 @@ namespace zinc {
 // Opens the library for the shape, so that what is taken can be run.
 bool attention_supported(Device *device, const ggml_tensor *op);
 
-bool attend(Recording &recording, ggml_tensor *op);  // za_error has the reason of a failure
+bool attend(Recording &recording, const ggml_tensor *op);  // false: za_error says why
 
 }  // namespace zinc
 #endif

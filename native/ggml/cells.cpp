@@ -15,6 +15,8 @@ WriteOrder::WriteOrder(size_t cells) : order_(cells), place_(cells) {
 }
 
 void WriteOrder::write(uint32_t cell) {
+    history_ = (history_ ^ (cell + 1)) * 0x9E3779B97F4A7C15u;
+    history_ ^= history_ >> 32;
     if (order_.size() >= 2 * place_.size()) {
         order_.erase(std::remove(order_.begin(), order_.end(), NO_CELL), order_.end());
         for (uint32_t i = 0; i < order_.size(); ++i) place_[order_[i]] = i;

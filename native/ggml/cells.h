@@ -23,6 +23,9 @@ class WriteOrder {
     // `cell` becomes the latest.
     void write(uint32_t cell);
 
+    // A hash of all writes: orders of as many cells that have the same are equal.
+    uint64_t history() const { return history_; }
+
     // Grows with the time of the cell's last write.
     uint32_t place(uint32_t cell) const { return place_[cell]; }
 
@@ -31,6 +34,7 @@ class WriteOrder {
 
   private:
     std::vector<uint32_t> order_, place_;  // place_: by cell, where it is in order_
+    uint64_t history_ = 0;
 };
 
 // The orders of sequences that were saved, so that one that is restored keeps it, wherever its cells were and will be.

@@ -23,7 +23,7 @@ static za_dtype storage_type(ggml_type type) {
         case GGML_TYPE_Q4_1: return ZA_Q4_1;
         case GGML_TYPE_Q4_0: return ZA_Q4_0;
         case GGML_TYPE_IQ4_NL: return ZA_IQ4_NL;
-        default: return ZA_AS_K;
+        default: return ZA_AS_K;  // none
     }
 }
 
@@ -89,8 +89,6 @@ bool read_operation(const ggml_tensor *op, Operation *o) {
     return kept_as(k, &o->kind.k) && kept_as(v, &o->kind.v) && shapes_fit(op, *o) && numbers_fit(*o) && places_fit(o);
 }
 
-// --- lists -----------------------------------------------------------------------------------------------------------
-
 std::vector<uint64_t> key_of(const ggml_tensor *op) {
     const ggml_tensor *k = root_of(op->src[1]), *v = root_of(op->src[2]);
     std::vector<uint64_t> key(op->op_params, op->op_params + sizeof op->op_params / sizeof *op->op_params);
@@ -104,29 +102,6 @@ std::vector<uint64_t> key_of(const ggml_tensor *op) {
         key.push_back(offset_of(t));
     }
     return key;
-}
-
-bool Plan::make(const ggml_tensor *op, const Operation &o, const WriteOrder *known) {
-    const std::vector<uint32_t> none, &order = known ? known->order() : none;
-    const size_t mask_bytes = o.mask ? ggml_nbytes(o.mask) : 0;
-    const char *mask = mask_bytes ? host_bytes(o.mask) : nullptr;
-    const std::vector<uint64_t> key = key_of(op);
-    if (valid_ && key == key_ && order == order_ && std::equal(mask_.begin(), mask_.end(), mask)) return true;
-    const uint64_t of_cell = ggml_row_size(o.k_root->type, o.k_root->ne[0]) / o.kind.k.row;  // rows in one of the root
-    valid_ = false;
-    lists_ = {};
-    for (uint32_t s = 0; s < o.streams; ++s) {
-        uint64_t first = o.at.first + s * o.at.stream;
-        const char *of_stream = mask ? mask + (s % o.mask->ne[3]) * o.mask->nb[3] : nullptr;
-        StreamMask stream{reinterpret_cast<const uint16_t *>(of_stream), mask ? o.mask->nb[1] / 2 : 0, o.rows, o.cells,
-                          {first / of_cell, std::max<uint64_t>(o.at.cell / of_cell, 1)},
-                          {first, o.at.cell}};
-        if (!add_stream(known ? &order : nullptr, stream, &lists_)) return false;
-    }
-    key_ = key;
-    order_ = order;
-    mask_.assign(mask, mask + mask_bytes);
-    return valid_ = true;
 }
 
 }  // namespace zinc

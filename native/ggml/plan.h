@@ -35,19 +35,44 @@ bool read_operation(const ggml_tensor *op, Operation *o);
 // All of an operation but the bytes of its tensors: their types, sizes, strides and places, and the parameters.
 std::vector<uint64_t> key_of(const ggml_tensor *op);
 
-// The lists of the last operation: all layers of a step have the same, unless their cells were written in other orders.
+// Rows of a call at most, where a row has up to `keys` keys; 0: not even as few as it needs.
+size_t rows_of_call(const Device &device, const za_attn *attn, const Operation &o, uint64_t keys);
+
+// Rows of an operation, one stream behind the other, that are a call of the library's, and where its words lie.
+struct Call {
+    size_t first_row;
+    struct laid laid;
+    za_place words;
+};
+
+// Lists and words of operations, which are made once for all layers of a graph that have the same mask, sizes and order
+// of cells.
 class Plan {
   public:
-    // order: of K's cells; NULL: they are in ascending order.  False where the mask has a NaN or +inf.
-    bool make(const ggml_tensor *op, const Operation &o, const WriteOrder *order);
-    const Lists &lists() const { return lists_; }
+    void begin() { ++graph_; }  // another graph, or masks that may have changed; words of before are gone
+
+    // order: of K's cells; NULL: they are in ascending order.  NULL: za_error says why.
+    const Lists *lists(const ggml_tensor *op, const Operation &o, const WriteOrder *order);
+    const std::vector<Call> *calls(Device *device, za_cache *cache, const ggml_tensor *op, const Operation &o,
+                                   const WriteOrder *order);  // until the next call of it
 
   private:
-    std::vector<uint64_t> key_;  // what lists_ was made of: the operation, the order, the mask
-    std::vector<uint32_t> order_;
-    std::vector<char> mask_;
-    Lists lists_;
-    bool valid_ = false;
+    struct OfSinks {
+        const ggml_tensor *sinks;
+        std::vector<Call> calls;
+    };
+    struct Entry {
+        std::vector<uint64_t> key;  // the operation, and its order
+        std::vector<char> mask;
+        const ggml_tensor *mask_tensor;
+        Lists lists;
+        uint64_t graph;               // that used it last
+        std::vector<OfSinks> calls;   // in that graph
+    };
+    Entry *entry(const ggml_tensor *op, const Operation &o, const WriteOrder *order);
+
+    std::vector<Entry> entries_;
+    uint64_t graph_ = 1;
 };
 
 }  // namespace zinc

@@ -70,6 +70,7 @@ bool Recording::lay_sources(const ggml_tensor *node) {
         if (device->recorder->dispatches() && !(device->recorder->finish() && device->recorder->begin())) return false;
         quantized_.clear();
         rotations.clear();
+        plan->begin();
         if (!lay_weights(root, as_pieces)) return false;
     }
     return true;
@@ -94,6 +95,7 @@ bool Recording::record(ggml_tensor *node) {
 
 bool Recording::run() {
     if (!device->recorder->begin()) return false;
+    plan->begin();
     for (at_ = 0; at_ < graph_->n_nodes; ++at_) {
         ggml_tensor *node = graph_->nodes[at_];
         if (is_view(node) || ggml_is_empty(node)) continue;

@@ -1,42 +1,22 @@
 // The back end of native/ggml behind functions that Python calls, for tests/device/test_ggml.py.
-#include "ggml.h"
-#include "plan.h"
-#include "zinc_attn.h"
-extern "C" {
-#include "../../native/src/blocks.h"
-#include "../../native/src/floats.h"
-ggml_backend_reg_t ggml_backend_init(void);
-}
+#include "../../native/ggml/operations.h"
+#include "../../native/ggml/plan.h"
+extern "C" ggml_backend_reg_t ggml_backend_init(void);
 
 static const struct {
     const char *name;
-    za_dtype dtype;
     int64_t values;  // of a block
     size_t bytes;
-} TYPES[] = {{"f32", ZA_F32, 1, 4},      {"f16", ZA_F16, 1, 2},      {"bf16", ZA_BF16, 1, 2},    {"q8_0", ZA_Q8_0, 32, 34},
-             {"q5_1", ZA_Q5_1, 32, 24},  {"q5_0", ZA_Q5_0, 32, 22},  {"q4_1", ZA_Q4_1, 32, 20},  {"q4_0", ZA_Q4_0, 32, 18},
-             {"iq4_nl", ZA_IQ4_NL, 32, 18}, {"i32", ZA_AS_K, 1, 4},  {"i64", ZA_AS_K, 1, 8}};
+} TYPES[] = {{"f32", 1, 4},    {"f16", 1, 2},    {"bf16", 1, 2},    {"q8_0", 32, 34}, {"q5_1", 32, 24}, {"q5_0", 32, 22},
+             {"q4_1", 32, 20}, {"q4_0", 32, 18}, {"iq4_nl", 32, 18}, {"i32", 1, 4},    {"i64", 1, 8}};
 
 size_t ggml_type_size(ggml_type type) { return TYPES[type].bytes; }
+int64_t ggml_blck_size(ggml_type type) { return TYPES[type].values; }
 size_t ggml_row_size(ggml_type type, int64_t n) { return size_t(n / TYPES[type].values) * TYPES[type].bytes; }
 const char *ggml_type_name(ggml_type type) { return TYPES[type].name; }
 
-static void to_half(const float *from, void *to, int64_t n) {
-    std::transform(from, from + n, static_cast<uint16_t *>(to), za_half_bits);
-}
-template <int TYPE>
-static void to_blocks(const float *from, void *to, int64_t n) {
-    struct block block;
-    for (int64_t i = 0; i < n; i += 32) {
-        za_block_quantize(TYPES[TYPE].dtype, from + i, &block);
-        za_block_write(TYPES[TYPE].dtype, &block, static_cast<uint8_t *>(to) + ggml_row_size(ggml_type(TYPE), i));
-    }
-}
-const ggml_type_traits *ggml_get_type_traits(ggml_type type) {
-    static const ggml_type_traits f16 = {nullptr, to_half}, q8_0 = {nullptr, to_blocks<GGML_TYPE_Q8_0>},
-                                  q4_0 = {nullptr, to_blocks<GGML_TYPE_Q4_0>};
-    return type == GGML_TYPE_F16 ? &f16 : type == GGML_TYPE_Q8_0 ? &q8_0 : &q4_0;
-}
+// Of the operations of a graph, the moves and attention are here.
+const std::vector<zinc::Served> zinc::ELEMENTWISE, zinc::ROWS_OPERATIONS, zinc::ORDERING, zinc::PRODUCTS;
 
 // --- for Python ------------------------------------------------------------------------------------------------------
 
@@ -51,14 +31,16 @@ bool open_back_end() {
     return backend;
 }
 
-ggml_backend_buffer_t make_buffer(size_t bytes) {
+ggml_backend_buffer_t make_buffer(size_t bytes, int usage) {
     ggml_backend_buffer_type_t type = device->iface.get_buffer_type(device);
-    return type->iface.alloc_buffer(type, bytes);
+    ggml_backend_buffer_t made = type->iface.alloc_buffer(type, bytes);
+    made->usage = ggml_backend_buffer_usage(usage);
+    return made;
 }
 void clear_buffer(ggml_backend_buffer_t buffer) { buffer->iface.clear(buffer, 0); }
 
-// A contiguous tensor at an offset of the buffer, or where that is NULL at `data`.
-ggml_tensor *make_tensor(int type, const int64_t *ne, ggml_backend_buffer_t buffer, size_t offset, void *data) {
+// A contiguous tensor at an offset of the buffer.
+ggml_tensor *make_tensor(int type, const int64_t *ne, ggml_backend_buffer_t buffer, size_t offset) {
     ggml_tensor *made = new ggml_tensor{};
     made->type = ggml_type(type);
     std::copy_n(ne, 4, made->ne);
@@ -66,7 +48,7 @@ ggml_tensor *make_tensor(int type, const int64_t *ne, ggml_backend_buffer_t buff
     made->nb[1] = ggml_row_size(made->type, ne[0]);
     for (int i = 2; i < 4; ++i) made->nb[i] = made->nb[i - 1] * size_t(ne[i - 1]);
     made->buffer = buffer;
-    made->data = buffer ? static_cast<char *>(buffer->iface.get_base(buffer)) + offset : data;
+    made->data = static_cast<char *>(buffer->iface.get_base(buffer)) + offset;
     return made;
 }
 ggml_tensor *make_view(ggml_tensor *of, const int64_t *ne, const size_t *nb) {
@@ -88,7 +70,7 @@ int compute(int op, ggml_tensor *out, ggml_tensor *const *src, const float *para
     out->op = ggml_op(op);
     std::copy_n(src, 5, out->src);
     std::memcpy(out->op_params, params, 3 * sizeof *params);
-    ggml_cgraph graph = {out};
+    ggml_cgraph graph = {1, &out};
     if (!device->iface.supports_op(device, out)) return 1;
     return backend->iface.graph_compute(backend, &graph) == GGML_STATUS_SUCCESS ? 0 : 2;
 }

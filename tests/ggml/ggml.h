@@ -8,14 +8,19 @@
 
 enum ggml_type {
     GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0, GGML_TYPE_Q5_1, GGML_TYPE_Q5_0, GGML_TYPE_Q4_1,
-    GGML_TYPE_Q4_0, GGML_TYPE_IQ4_NL, GGML_TYPE_I32, GGML_TYPE_I64, GGML_TYPE_COUNT
+    GGML_TYPE_Q4_0, GGML_TYPE_IQ4_NL, GGML_TYPE_I32, GGML_TYPE_I64, GGML_TYPE_COUNT, GGML_TYPE_I16, GGML_TYPE_I8,
+    GGML_TYPE_MXFP4, GGML_TYPE_Q2_K, GGML_TYPE_Q3_K, GGML_TYPE_Q4_K, GGML_TYPE_Q5_K, GGML_TYPE_Q6_K, GGML_TYPE_IQ4_XS
 };
 enum ggml_op {
     GGML_OP_NONE, GGML_OP_VIEW, GGML_OP_RESHAPE, GGML_OP_PERMUTE, GGML_OP_TRANSPOSE, GGML_OP_SET_ROWS,
-    GGML_OP_FLASH_ATTN_EXT, GGML_OP_MUL_MAT
+    GGML_OP_FLASH_ATTN_EXT, GGML_OP_MUL_MAT, GGML_OP_CPY, GGML_OP_CONT, GGML_OP_DUP, GGML_OP_CONCAT, GGML_OP_SET,
+    GGML_OP_REPEAT, GGML_OP_PAD, GGML_OP_ROLL, GGML_OP_GET_ROWS, GGML_OP_COUNT
 };
 enum ggml_status { GGML_STATUS_ALLOC_FAILED = -2, GGML_STATUS_FAILED, GGML_STATUS_SUCCESS };
-enum ggml_backend_buffer_usage { GGML_BACKEND_BUFFER_USAGE_ANY, GGML_BACKEND_BUFFER_USAGE_COMPUTE };
+enum ggml_backend_buffer_usage {
+    GGML_BACKEND_BUFFER_USAGE_ANY, GGML_BACKEND_BUFFER_USAGE_WEIGHTS, GGML_BACKEND_BUFFER_USAGE_COMPUTE
+};
+enum { GGML_TENSOR_FLAG_OUTPUT = 2 };
 enum ggml_backend_dev_type { GGML_BACKEND_DEVICE_TYPE_CPU, GGML_BACKEND_DEVICE_TYPE_GPU };
 enum { GGML_BACKEND_API_VERSION = 2, GGML_MAX_DIMS = 4, GGML_MAX_OP_PARAMS = 64, GGML_MAX_SRC = 10 };
 
@@ -34,13 +39,14 @@ struct ggml_tensor {
     int32_t op_params[GGML_MAX_OP_PARAMS / 4];
     ggml_tensor *src[GGML_MAX_SRC], *view_src;
     size_t view_offs;
+    int32_t flags;
     void *data;
     ggml_backend_buffer_t buffer;
     char name[16];
 };
-struct ggml_cgraph { ggml_tensor *node; };
-struct ggml_type_traits {
-    void (*to_float)(const void *, float *, int64_t), (*from_float_ref)(const float *, void *, int64_t);
+struct ggml_cgraph {
+    int n_nodes;
+    ggml_tensor **nodes;
 };
 
 struct ggml_backend_buffer_i {
@@ -48,6 +54,7 @@ struct ggml_backend_buffer_i {
     void (*memset_tensor)(ggml_backend_buffer_t, ggml_tensor *, uint8_t, size_t, size_t);
     void (*set_tensor)(ggml_backend_buffer_t, ggml_tensor *, const void *, size_t, size_t);
     void (*get_tensor)(ggml_backend_buffer_t, const ggml_tensor *, void *, size_t, size_t);
+    bool (*cpy_tensor)(ggml_backend_buffer_t, const ggml_tensor *, ggml_tensor *);
     void (*clear)(ggml_backend_buffer_t, uint8_t);
 };
 struct ggml_backend_buffer {
@@ -110,7 +117,8 @@ struct ggml_backend_reg {
 size_t ggml_type_size(ggml_type type);  // of a block, or of a value
 size_t ggml_row_size(ggml_type type, int64_t n);
 const char *ggml_type_name(ggml_type type);
-const ggml_type_traits *ggml_get_type_traits(ggml_type type);
+int64_t ggml_blck_size(ggml_type type);
+inline bool ggml_is_quantized(ggml_type type) { return ggml_blck_size(type) > 1; }
 inline int64_t ggml_nrows(const ggml_tensor *t) { return t->ne[1] * t->ne[2] * t->ne[3]; }
 inline int64_t ggml_nelements(const ggml_tensor *t) { return t->ne[0] * ggml_nrows(t); }
 inline size_t ggml_nbytes(const ggml_tensor *t) {
@@ -126,7 +134,8 @@ inline ggml_backend_buffer_t ggml_backend_buffer_init(ggml_backend_buffer_type_t
                                                       void *context, size_t size) {
     return new ggml_backend_buffer{iface, type, context, size, GGML_BACKEND_BUFFER_USAGE_ANY};
 }
-inline int ggml_graph_n_nodes(const ggml_cgraph *) { return 1; }
-inline ggml_tensor *ggml_graph_node(ggml_cgraph *graph, int) { return graph->node; }
-inline bool ggml_backend_buft_is_host(ggml_backend_buffer_type_t type) { return type->iface.is_host(type); }
+inline bool ggml_is_empty(const ggml_tensor *t) { return ggml_nelements(t) == 0; }
+inline bool ggml_are_same_shape(const ggml_tensor *a, const ggml_tensor *b) { return std::equal(a->ne, a->ne + 4, b->ne); }
+inline const char *ggml_op_desc(const ggml_tensor *t) { return t->op == GGML_OP_SET_ROWS ? "SET_ROWS" : "FLASH_ATTN_EXT"; }
+inline int ggml_node_get_use_count(const ggml_cgraph *, int) { return 0; }
 inline const char *ggml_version() { return ZINC_GGML_VERSION; }

@@ -1,0 +1,161 @@
+// The lists of an operation's rows, and the calls that they make.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "memory.h"
+#include "plan.h"
+
+namespace zinc {
+
+constexpr size_t ENTRIES = 8;  // lists that are kept: those of a model's kinds of layers
+
+// --- calls of many rows ----------------------------------------------------------------------------------------------
+
+// 128 MiB are in every device's storage buffers, and 65,535 workgroups in every grid. A compute unit has 2**34 products
+// behind it in half a second. First rows of calls are those at whose q and results a buffer can be bound.
+size_t rows_of_call(const Device &device, const za_attn *attn, const Operation &o, uint64_t keys) {
+    constexpr uint64_t BYTES = uint64_t(1) << 27, GROUPS = 65535, PRODUCTS = uint64_t(1) << 34;
+    const struct za_info info = za_info(attn);
+    const uint64_t nodes = keys / KEYS_PER_NODE + 1, heads = o.kind.q_heads, vector = 4 * std::gcd(info.k_dim, info.v_dim);
+    const uint64_t row = std::max(4 * nodes * heads * (info.v_dim + 2), 8 * keys);
+    const uint64_t unit = device.alignment / std::gcd<uint64_t>(device.alignment, vector * heads);
+    if (unit * row > device.most || unit * nodes > GROUPS) return 0;
+    const uint64_t products = std::max<uint64_t>(keys * heads * (info.k_dim + info.v_dim), 1);
+    const uint64_t most = std::min({BYTES / row, GROUPS / nodes, PRODUCTS / products});
+    return std::max(most / unit, uint64_t(1)) * unit;
+}
+
+// --- lists -----------------------------------------------------------------------------------------------------------
+
+static bool make_lists(const Operation &o, const WriteOrder *order, const char *mask, Lists *lists) {
+    const uint64_t of_cell = ggml_row_size(o.k_root->type, o.k_root->ne[0]) / o.kind.k.row;  // rows in one of the root
+    for (uint32_t s = 0; s < o.streams; ++s) {
+        uint64_t first = o.at.first + s * o.at.stream;
+        const char *of_stream = mask ? mask + (s % o.mask->ne[3]) * o.mask->nb[3] : nullptr;
+        StreamMask stream{reinterpret_cast<const uint16_t *>(of_stream), mask ? o.mask->nb[1] / 2 : 0, o.rows, o.cells,
+                          {first / of_cell, std::max<uint64_t>(o.at.cell / of_cell, 1)},
+                          {first, o.at.cell}};
+        if (!add_stream(order ? &order->order() : nullptr, stream, lists))
+            return za_fail_as(ZA_INVALID, "its mask has a NaN or +inf");
+    }
+    return true;
+}
+
+Plan::Entry *Plan::entry(const ggml_tensor *op, const Operation &o, const WriteOrder *order) {
+    std::vector<uint64_t> key = key_of(op);
+    key.push_back(order ? order->history() : 0);
+    key.push_back(o.kind.latent);
+    const size_t bytes = o.mask ? ggml_nbytes(o.mask) : 0;
+    const char *mask = nullptr;
+    for (Entry &known : entries_) {
+        if (known.key != key) continue;
+        if (known.graph == graph_ && known.mask_tensor == o.mask) return &known;
+        if (bytes && !mask && !(mask = host_bytes(o.mask))) return nullptr;
+        if (!std::equal(known.mask.begin(), known.mask.end(), mask)) continue;
+        if (known.graph != graph_) known.calls.clear();
+        known.graph = graph_;
+        known.mask_tensor = o.mask;
+        return &known;
+    }
+    if (bytes && !mask && !(mask = host_bytes(o.mask))) return nullptr;
+    Entry made{std::move(key), std::vector<char>(mask, mask + bytes), o.mask, {}, graph_, {}};
+    if (!make_lists(o, order, mask, &made.lists)) return nullptr;
+    auto oldest = std::min_element(entries_.begin(), entries_.end(),
+                                   [](const Entry &a, const Entry &b) { return a.graph < b.graph; });
+    if (entries_.size() < ENTRIES || oldest->graph == graph_) oldest = entries_.insert(entries_.end(), Entry{});
+    *oldest = std::move(made);
+    return &*oldest;
+}
+
+const Lists *Plan::lists(const ggml_tensor *op, const Operation &o, const WriteOrder *order) {
+    const Entry *found = entry(op, o, order);
+    return found ? &found->lists : nullptr;
+}
+
+// --- calls -----------------------------------------------------------------------------------------------------------
+
+// ggml's slopes of ALiBi, by which the values of masks are multiplied; none for a max_bias of 0.
+static std::vector<float> slopes_of(const Operation &o) {
+    std::vector<float> slopes(o.max_bias > 0 && o.mask ? o.kind.q_heads : 0);
+    size_t whole = 1;  // the power of two up to the heads
+    while (2 * whole <= o.kind.q_heads) whole *= 2;
+    float step = std::pow(2.0f, -o.max_bias / float(whole)), half_step = std::pow(2.0f, -o.max_bias / 2 / float(whole));
+    for (size_t h = 0; h < slopes.size(); ++h)
+        slopes[h] = h < whole ? std::pow(step, float(h + 1)) : std::pow(half_step, float(2 * (h - whole) + 1));
+    return slopes;
+}
+
+// Whether a row joins the request of the row before it: rows of a prompt, each of which sees the key of its own behind
+// the keys of the row before, are one request, as are rows that see the same keys.
+static bool joins(const RowKeys &row, const RowKeys &last, za_request *request) {
+    const bool grows = row.count == last.count + 1 && !request->noncausal;
+    const bool same = row.count == last.count && (request->q_len == 1 || request->noncausal);
+    if (row.bias != NO_BIAS || request->mask || row.begin != last.begin || !(grows || same)) return false;
+    ++request->q_len;
+    request->noncausal = same;
+    request->tokens = request->pages = uint32_t(row.count);
+    return true;
+}
+
+// Of rows [begin, end), `rows` of a stream.
+static std::vector<za_request> requests_of(const Lists &lists, size_t rows, size_t begin, size_t end) {
+    std::vector<za_request> requests;
+    for (size_t row = begin; row < end; ++row) {
+        const RowKeys &keys = lists.rows[row];
+        if (row > begin && row % rows && joins(keys, lists.rows[row - 1], &requests.back())) continue;
+        za_request request{};
+        request.tokens = request.pages = uint32_t(keys.count);
+        request.page_table = lists.pages.data() + keys.begin;
+        request.q_len = 1;
+        if (keys.bias != NO_BIAS) {
+            request.mask = lists.bias.data() + keys.bias;
+            request.mask_keys = request.tokens;
+        }
+        requests.push_back(request);
+    }
+    return requests;
+}
+
+static bool make_calls(Device *device, za_cache *cache, const Operation &o, const Lists &lists,
+                       std::vector<Call> *calls) {
+    const std::vector<float> slopes = slopes_of(o);
+    za_call call{};
+    call.scale = double(o.scale);
+    call.softcap = double(o.softcap);
+    if (o.sinks && !(call.sinks = reinterpret_cast<const float *>(host_bytes(o.sinks)))) return false;
+    size_t keys = 0;
+    for (const RowKeys &row : lists.rows) keys = std::max(keys, row.count);
+    const size_t most = rows_of_call(*device, device->attn(o.kind).attn, o, keys);
+    for (size_t begin = 0, end; begin < lists.rows.size(); begin = end) {
+        end = std::min(lists.rows.size(), begin + most);
+        const std::vector<za_request> requests = requests_of(lists, o.rows, begin, end);
+        call.request = requests.data();
+        call.requests = uint32_t(requests.size());
+        const bool masked = std::any_of(requests.begin(), requests.end(), [](const za_request &r) { return r.mask; });
+        call.mask_slopes = masked && !slopes.empty() ? slopes.data() : nullptr;
+        Call made{begin, {}, {}};
+        void *words;
+        if (!za_lay(cache, &call, false, &made.laid) ||
+            !device->recorder->words(made.laid.work_bytes, &made.words, &words))
+            return false;
+        za_laid_write(cache, 0, &call, &made.laid, static_cast<uint32_t *>(words));
+        calls->push_back(made);
+    }
+    return true;
+}
+
+const std::vector<Call> *Plan::calls(Device *device, za_cache *cache, const ggml_tensor *op, const Operation &o,
+                                     const WriteOrder *order) {
+    Entry *found = entry(op, o, order);
+    if (!found) return nullptr;
+    for (const OfSinks &made : found->calls)
+        if (made.sinks == o.sinks) return &made.calls;
+    OfSinks made{o.sinks, {}};
+    if (!make_calls(device, cache, o, found->lists, &made.calls)) return nullptr;
+    found->calls.push_back(std::move(made));
+    return &found->calls.back().calls;
+}
+
+}  // namespace zinc
