@@ -61,7 +61,8 @@ uint tile_row(uint own, uint i) {
 
 void put_w(uint step, uint at, uint w) {
 #ifdef DOT_PRODUCT
-    tile_w[step * TILE_ROWS + at] = ((w | 0x80808080u) - uint(OFFSET) * 0x01010101u) ^ 0x80808080u;
+    uint without = ((w | 0x80808080u) - uint(OFFSET) * 0x01010101u) ^ 0x80808080u;  // borrows from no neighbor
+    tile_w[step * TILE_ROWS + at] = OFFSET == 0 ? w : without;
 #else
     [[unroll]] for (uint i = 0u; i < 4u; ++i) {
         tile_w[(4u * step + i) * TILE_ROWS + at] = float(bitfieldExtract(int(w), int(8u * i), 8) - OFFSET);
