@@ -243,28 +243,6 @@ const uint MUL_MAT_VEC_SPEC_SUPERBLOCKS = 4u;
 const uint MUL_MAT_VEC_SPEC_AHEAD = 5u;
 const uint MUL_MAT_VEC_SPEC_ADD = 6u;
 
-struct MulMatVecDotParams {
-    uint w_begin;  // where the weights begin in their binding, in units of 16 bytes
-    uint w_steps[2];  // from a matrix of weights to the next in dimensions 2 and 3, in units of 16 bytes
-    uint repeats[2];  // planes of y that have one matrix of weights, in dimensions 2 and 3
-    uint blocks;  // of 32 values of a row of weights
-    Tensor y;
-    Tensor added;
-};
-const uint MUL_MAT_VEC_DOT_BIND_PARAMS = 0u;
-const uint MUL_MAT_VEC_DOT_BIND_W = 1u;
-const uint MUL_MAT_VEC_DOT_BIND_Q = 2u;
-const uint MUL_MAT_VEC_DOT_BIND_SCALES = 3u;
-const uint MUL_MAT_VEC_DOT_BIND_ADDED = 4u;
-const uint MUL_MAT_VEC_DOT_BIND_Y = 5u;
-const uint MUL_MAT_VEC_DOT_SPEC_TYPE = 0u;
-const uint MUL_MAT_VEC_DOT_SPEC_COLUMNS = 1u;
-const uint MUL_MAT_VEC_DOT_SPEC_WORKGROUP_SIZE = 2u;
-const uint MUL_MAT_VEC_DOT_SPEC_SUBGROUPS = 3u;
-const uint MUL_MAT_VEC_DOT_SPEC_SUPERBLOCKS = 4u;
-const uint MUL_MAT_VEC_DOT_SPEC_AHEAD = 5u;
-const uint MUL_MAT_VEC_DOT_SPEC_ADD = 6u;
-
 struct MulMatParams {
     uint w_begin;  // where the weights begin in their binding, in units of 16 bytes
     uint w_steps[2];  // from a matrix of weights to the next in dimensions 2 and 3, in units of 16 bytes
@@ -286,28 +264,6 @@ const uint MUL_MAT_SPEC_OWN_ROWS = 3u;
 const uint MUL_MAT_SPEC_OWN_COLUMNS = 4u;
 const uint MUL_MAT_SPEC_WORKGROUP_SIZE = 5u;
 const uint MUL_MAT_SPEC_ADD = 6u;
-
-struct MulMatDotParams {
-    uint w_begin;  // where the weights begin in their binding, in units of 16 bytes
-    uint w_steps[2];  // from a matrix of weights to the next in dimensions 2 and 3, in units of 16 bytes
-    uint repeats[2];  // planes of y that have one matrix of weights, in dimensions 2 and 3
-    uint blocks;  // of 32 values of a row of weights
-    Tensor y;
-    Tensor added;
-};
-const uint MUL_MAT_DOT_BIND_PARAMS = 0u;
-const uint MUL_MAT_DOT_BIND_W = 1u;
-const uint MUL_MAT_DOT_BIND_Q = 2u;
-const uint MUL_MAT_DOT_BIND_SCALES = 3u;
-const uint MUL_MAT_DOT_BIND_ADDED = 4u;
-const uint MUL_MAT_DOT_BIND_Y = 5u;
-const uint MUL_MAT_DOT_SPEC_TYPE = 0u;
-const uint MUL_MAT_DOT_SPEC_TILE_ROWS = 1u;
-const uint MUL_MAT_DOT_SPEC_TILE_COLUMNS = 2u;
-const uint MUL_MAT_DOT_SPEC_OWN_ROWS = 3u;
-const uint MUL_MAT_DOT_SPEC_OWN_COLUMNS = 4u;
-const uint MUL_MAT_DOT_SPEC_WORKGROUP_SIZE = 5u;
-const uint MUL_MAT_DOT_SPEC_ADD = 6u;
 
 struct MulMatFloatParams {
     Tensor w;

@@ -1,7 +1,142 @@
-// Matrix times few vectors, of devices without the integer dot product; see mul_mat_vec.glsl.
+// y = w x for few rows of x: a lane owns a row of w.  S256 of zinc_attn/graph/products.py.
+//
+// Grid: x = groups of 32 rows of w, y = rows of x in pieces of COLUMNS, z = planes of y.  The waves of a workgroup share
+// the superblocks of a group; a wave alone adds them as it makes them, several leave them in shared memory, a round at a
+// time, where they are added in ascending order.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_KHR_shader_subgroup_basic : require
+#extension GL_EXT_spirv_intrinsics : require
 #include "contract.glsl"
-#include "mul_mat_vec.glsl"
+
+layout(local_size_x_id = MUL_MAT_VEC_SPEC_WORKGROUP_SIZE, local_size_x = 32) in;
+layout(constant_id = MUL_MAT_VEC_SPEC_TYPE) const uint TYPE = 0u;
+layout(constant_id = MUL_MAT_VEC_SPEC_COLUMNS) const uint COLUMNS = 1u;
+layout(constant_id = MUL_MAT_VEC_SPEC_SUBGROUPS) const uint SUBGROUPS = 0u;
+layout(constant_id = MUL_MAT_VEC_SPEC_SUPERBLOCKS) const uint ROUND = 1u;
+layout(constant_id = MUL_MAT_VEC_SPEC_AHEAD) const uint AHEAD = 0u;
+layout(constant_id = MUL_MAT_VEC_SPEC_ADD) const uint ADD = 0u;
+layout(set = 0, binding = MUL_MAT_VEC_BIND_PARAMS, std430) restrict readonly buffer Params { MulMatVecParams p; };
+layout(set = 0, binding = MUL_MAT_VEC_BIND_W, std430) readonly buffer W16 { uvec4 w16[]; };
+layout(set = 0, binding = MUL_MAT_VEC_BIND_W, std430) readonly buffer W4 { uint w4[]; };
+layout(set = 0, binding = MUL_MAT_VEC_BIND_Q, std430) readonly buffer Q { uvec4 q[]; };
+layout(set = 0, binding = MUL_MAT_VEC_BIND_SCALES, std430) readonly buffer Scales { uvec2 scales[]; };
+layout(set = 0, binding = MUL_MAT_VEC_BIND_ADDED, std430) readonly buffer Added { float added[]; };
+layout(set = 0, binding = MUL_MAT_VEC_BIND_Y, std430) writeonly buffer Y { float y[]; };
+#include "tensor.glsl"
+#include "numbers.glsl"
+#include "sums.glsl"
+#include "dot.glsl"
+#include "q_blocks.glsl"
+
+const uint WAVES = gl_WorkGroupSize.x / 32u;
+const uint WAVE_COLUMNS = (COLUMNS + WAVES - 1u) / WAVES;  // whose superblocks a wave adds
+uvec4 pieces_16[1u + AHEAD * 15u];
+uint pieces_4[1u + AHEAD * 15u], small_pieces[1u + AHEAD * 7u];
+shared float sums[WAVES > 1u ? ROUND * COLUMNS * 32u : 1u];
+
+uvec4 piece16(uint i) {
+    return AHEAD == 1u ? pieces_16[i] : load_16(i);
+}
+
+uint piece4(uint i) {
+    return AHEAD == 1u ? pieces_4[i] : load_4(i);
+}
+
+uint small_piece(uint j) {
+    return AHEAD == 1u ? small_pieces[j] : load_small(j);
+}
+
+void load_superblock() {
+    [[unroll]] for (uint i = 0u; i < PIECES_16 * BLOCKS; ++i) {
+        pieces_16[i] = load_16(i);
+    }
+    [[unroll]] for (uint i = 0u; i < PIECES_4 * BLOCKS; ++i) {
+        pieces_4[i] = load_4(i);
+    }
+    [[unroll]] for (uint j = 0u; HAS_SMALL && j < BLOCKS; ++j) {
+        small_pieces[j] = load_small(j);
+    }
+}
+
+// Block j of the superblock joins the sums of each column: of weights, and of minima.
+void add_block(uint j, uint first, inout float sum[COLUMNS], inout float low[COLUMNS]) {
+    uvec4 w_low, w_high;
+    decode(j, w_low, w_high);
+    uint number = superblock * 8u + j, at = number * p.y.n[1] * p.y.n[2] * p.y.n[3] + first;
+    vec4 of_w = IS_256 || number < p.blocks ? block_scales(j) : vec4(0.0);
+    [[unroll]] for (uint n = 0u; n < COLUMNS; ++n) {
+        uvec4 x_low = q[2u * (at + n)], x_high = q[2u * (at + n) + 1u];
+        ivec2 x_sums = sums_of_x(scales[at + n]);
+        int low_dot = dot16(w_low, x_low, -OFFSET * (HAS_HALVES ? x_sums.x : x_sums.x + x_sums.y));
+        int high_dot = dot16(w_high, x_high, HAS_HALVES ? -OFFSET * x_sums.y : low_dot);
+        vec2 dots = HAS_HALVES ? vec2(low_dot, high_dot) : vec2(high_dot, 0.0);
+        join(of_w, scales_of_x(scales[at + n]), dots, sum[n], low[n]);
+    }
+}
+
+void add_superblock(uint first, out float sum[COLUMNS]) {
+    float low[COLUMNS];
+    [[unroll]] for (uint n = 0u; n < COLUMNS; ++n) {
+        sum[n] = low[n] = 0.0;
+    }
+    if (AHEAD == 1u) {
+        load_superblock();
+        [[unroll]] for (uint j = 0u; j < 8u; ++j) {
+            add_block(j, first, sum, low);
+        }
+    } else {
+        [[dont_unroll]] for (uint j = 0u; j < min(8u, p.blocks - superblock * 8u); ++j) {
+            add_block(j, first, sum, low);
+        }
+    }
+    vec2 scale = IS_256 ? superblock_scale() : vec2(0.0);
+    [[unroll]] for (uint n = 0u; n < COLUMNS; ++n) {
+        sum[n] = joined(scale, sum[n], low[n]);
+    }
+}
+
+void main() {
+    bool whole = SUBGROUPS != 0u && gl_SubgroupSize == 32u;
+    uint wave = (whole ? gl_SubgroupID : gl_LocalInvocationID.x / 32u) % WAVES;
+    uint lane = (whole ? gl_SubgroupInvocationID : gl_LocalInvocationID.x) % 32u;
+    uint own = gl_WorkGroupID.x * 32u + lane, column = gl_WorkGroupID.y * COLUMNS;
+    row = find_row(gl_WorkGroupID.x, lane);
+    fill_table();
+
+    float total[COLUMNS], sum[COLUMNS];
+    [[unroll]] for (uint n = 0u; n < COLUMNS; ++n) {
+        total[n] = 0.0;
+    }
+    uint superblocks = (p.blocks + 7u) / 8u;
+    for (uint round = 0u; round < superblocks; round += ROUND) {
+        uint end = min(round + ROUND, superblocks);
+        for (superblock = round + wave; superblock < end; superblock += WAVES) {
+            add_superblock(gl_WorkGroupID.z * p.y.n[1] + column, sum);
+            [[unroll]] for (uint n = 0u; n < COLUMNS; ++n) {
+                if (WAVES == 1u) {
+                    total[n] = add(total[n], sum[n]);
+                } else {
+                    sums[((superblock - round) * COLUMNS + n) * 32u + lane] = sum[n];
+                }
+            }
+        }
+        if (WAVES > 1u) {
+            barrier();
+            [[unroll]] for (uint i = 0u; i < WAVE_COLUMNS; ++i) {
+                uint n = i * WAVES + wave;
+                for (uint s = 0u; n < COLUMNS && s < end - round; ++s) {
+                    total[i] = add(total[i], sums[(s * COLUMNS + n) * 32u + lane]);
+                }
+            }
+            barrier();
+        }
+    }
+    [[unroll]] for (uint i = 0u; i < (WAVES == 1u ? COLUMNS : WAVE_COLUMNS); ++i) {
+        uint n = WAVES == 1u ? i : i * WAVES + wave;
+        if (n < COLUMNS) {
+            store(own, column + n, total[i]);
+        }
+    }
+}

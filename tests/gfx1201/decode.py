@@ -208,6 +208,9 @@ class _Decoder:
         mixed, packed = "x" in types, self.encoding == "VOP3P"
         r["neg"], r["abs"], r["half"], r["omod"] = self.neg, self.neg_hi if packed else self.abs, self.opsel, self.omod
         r["mixed"] = (self.opsel_hi | self.opsel_hi2 << 2) * mixed
+        if packed and not mixed:  # a dot product of bytes: what it has in the place of signs says that they are signed
+            _refuse(r["neg"] != 3, "of unsigned bytes")
+            r["neg"] = 0
         signed, halves = (sum(1 << k for k in range(3) if types[k + 1] in having) for having in ("fghx", "hwx"))
         _refuse(int(r["neg"] | r["abs"]) & ~signed, "with a sign where its operand has none")
         _refuse(int(r["half"]) & ~(int(r["mixed"]) if mixed else halves), "with a half of what has none")

@@ -76,6 +76,7 @@ def _after(name: str, r: Any, w: Any, lane: int) -> dict[str, Any]:
     a, b, c = (_operand(r, w, k, t, lane) if t != "o" else Value(0, 64) for k, t in enumerate(types[1:]))
     names = {"S0": a, "S1": b, "S2": c, "D0": Value(0, 64), "SIMM32": c, "laneId": Value(lane)}
     names |= {"EXEC_LO": Value(s[EXEC]), "EXEC": Value(s[EXEC], 64), "VCC": Value(c.bits << lane, 64)}
+    names |= {"NEG": Value(3)} if name == "v_dot4_i32_iu8" else {}
     names |= {"OPSEL": Value(r["half"]), "OPSEL_HI": Value(r["mixed"]), "PC": Value(0, 64, "i"), "SIMM16": Value(7)}
     names |= {"SCC": Value(w["scc"], 1), "SRC0": Value(0), "VGPR": [[Value(x)] for x in w["v"][1]]}
     if name in ("v_fmac_f32", "v_swap_b32"):

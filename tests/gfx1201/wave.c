@@ -91,6 +91,11 @@ static inline u32 reversed(u32 x) {
     for (int i = 0; i < 32; i++) y |= (x >> i & 1) << (31 - i);
     return y;
 }
+static inline u32 dot_of_bytes(u32 a, u32 b) {
+    u32 sum = 0;
+    for (int i = 0; i < 32; i += 8) sum += (u32)((int8_t)(a >> i) * (int8_t)(b >> i));
+    return sum;
+}
 static inline u32 permuted(u64 bytes, u32 chosen) { // a byte each: of the 8, the sign of one of 4 halves, 0 or 255
     u32 made = 0;
     for (int i = 0; i < 32; i += 8) {

@@ -245,8 +245,8 @@ GET_WEIGHTS: Final = kernel(
 WEIGHT_TYPES: Final = tuple(pieces.TYPES)  # specialization constant type
 
 # Rows of float32 values (n[0] a multiple of 32) to q, 8 words of 4 int8 for a block of 32, and scales, 2 words for a
-# block: float32 d; the sums of q's first and last 16 as int16. Both are dense, rows in the order of dimensions 1, 2, 3,
-# and a row has blocks of zeros up to a multiple of 8 blocks. Grid: x (and y) = blocks / 32.
+# block: float32 d; the sums of q's first and last 16 as int16. Block 0 of all rows comes first, rows in the order of
+# dimensions 1, 2, 3, then block 1, ...; blocks of zeros make them a multiple of 8. Grid: x (and y) = blocks * rows / 32.
 QUANTIZE: Final = kernel("quantize", {"x": "read", "q": "write", "scales": "write"}, (), tensors("x"))
 
 _PRODUCT_BINDINGS: Final[dict[str, Access]] = {
@@ -266,7 +266,7 @@ _PRODUCT_PARAMS: Final = (
 # Few rows of x. Grid: x = groups of 32 rows of w, y = rows of x / columns, z = planes of y.
 _VEC: Final = (
     "type",
-    "columns",  # rows of x that a workgroup multiplies, 1 to 8
+    "columns",  # rows of x that a workgroup multiplies, 1 to 8; it divides y.n[1]
     "workgroup_size",  # invocations, 32 for each wave; waves share the superblocks
     "subgroups",  # 1: the driver was asked for subgroups of 32, or has no others
     "superblocks",  # of a round: 128 * columns * superblocks bytes of shared memory, none of a single wave
@@ -283,12 +283,9 @@ _TILE: Final = (
     "workgroup_size",  # tile_rows / own_rows * tile_columns / own_columns
     "add",
 )
-# The kernels "_dot" have the same bits by the integer dot product, which a device has to have (Vulkan 1.3's
-# shaderIntegerDotProduct, or VK_KHR_shader_integer_dot_product); GPUs are slow without.
+# Both need the device's shaderIntegerDotProduct.
 MUL_MAT_VEC: Final = kernel("mul_mat_vec", _PRODUCT_BINDINGS, _VEC, _PRODUCT_PARAMS)
-MUL_MAT_VEC_DOT: Final = kernel("mul_mat_vec_dot", _PRODUCT_BINDINGS, _VEC, _PRODUCT_PARAMS)
 MUL_MAT: Final = kernel("mul_mat", _PRODUCT_BINDINGS, _TILE, _PRODUCT_PARAMS)
-MUL_MAT_DOT: Final = kernel("mul_mat_dot", _PRODUCT_BINDINGS, _TILE, _PRODUCT_PARAMS)
 # w: (k, rows) and x: (k, columns) of FLOAT_TYPES with any steps; a matrix of w serves x.n[2] / w.n[2] planes of x.
 # Grid: as mul_mat's.
 MUL_MAT_FLOAT: Final = kernel(

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ...errors import DeviceLostError, DeviceNotFoundError, NoVulkanError, ZincAttnError
 from ...kernels.matrix import NO_MATRICES
@@ -14,6 +14,7 @@ from ..devices import MATRIX_FEATURES, asks_for_waves, device_info, fma_features
 from ..loader import API_1_1, API_1_3, loader
 from ..protocol import DeviceInfo
 
+DOT_EXTENSION: Final = "VK_KHR_shader_integer_dot_product"  # products of the graph; core in Vulkan 1.3
 Undo = list[Callable[[], object]]  # what destroys the parts of an object, to be called last to first
 
 
@@ -89,6 +90,10 @@ class LogicalDevice:
             enable += sorted(matrix_needs(api))
             for struct, name in MATRIX_FEATURES.items():
                 features = self.vk.struct(struct, pNext=features, **{name: 1})
+        if api >= API_1_3 or DOT_EXTENSION in extensions:
+            enable += [] if api >= API_1_3 else [DOT_EXTENSION]
+            dot = self.vk.features(self.physical, "VkPhysicalDeviceShaderIntegerDotProductFeatures")[0]
+            dot.pNext, features = features, dot
         if self.info.fma_operation:
             enable.append("VK_KHR_shader_fma")
             fma = fma_features(self.vk, self.physical)

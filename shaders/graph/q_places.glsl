@@ -1,0 +1,78 @@
+// Quantized weights in layout R32 (zinc_attn/graph/pieces.py): where the pieces of a superblock of 256 values lie.
+//
+// Who includes this has the constant TYPE, the parameters p, and the binding W as uvec4 w16[] and as uint w4[].
+// Pieces are numbered in a superblock of 256 values: of a type of 256 values those of its block, of a type of 32 those of
+// blocks 0 ... 7, one behind the other.  Who includes this has these functions, too, which give pieces of 16, 4 and 2 or
+// 1 bytes of the superblock `superblock` of the row `row`, as load_16, load_4 and load_small find them:
+uvec4 piece16(uint i);
+uint piece4(uint i);
+uint small_piece(uint j);
+
+const uint PIECES_16 = WEIGHT_PIECES_16(TYPE), PIECES_4 = WEIGHT_PIECES_4(TYPE);
+const uint BLOCKS = SUPERBLOCK / WEIGHT_VALUES(TYPE);  // of ggml's in a superblock
+const bool IS_256 = BLOCKS == 1u;
+const bool HAS_SMALL = WEIGHT_SIZE(TYPE) % 4u != 0u;  // a piece of 2 bytes or 1
+const bool HAS_TABLE = TYPE == WEIGHT_TYPE_IQ4_NL || TYPE == WEIGHT_TYPE_IQ4_XS || TYPE == WEIGHT_TYPE_MXFP4;
+const bool HAS_MINIMUM = TYPE == WEIGHT_TYPE_Q4_1 || TYPE == WEIGHT_TYPE_Q5_1 || TYPE == WEIGHT_TYPE_Q2_K ||
+                         TYPE == WEIGHT_TYPE_Q4_K || TYPE == WEIGHT_TYPE_Q5_K;
+// Scales of 16 values; other types of 256 values have scales of 32.
+const bool HAS_HALVES = TYPE == WEIGHT_TYPE_Q2_K || TYPE == WEIGHT_TYPE_Q3_K || TYPE == WEIGHT_TYPE_Q6_K;
+// Decoded bytes are so much larger than the weights' integers.
+const int OFFSET = TYPE == WEIGHT_TYPE_Q4_0   ? 8
+                   : TYPE == WEIGHT_TYPE_Q5_0 ? 16
+                   : TYPE == WEIGHT_TYPE_Q6_K ? 32
+                   : TYPE == WEIGHT_TYPE_Q3_K ? 4
+                                              : 0;
+
+// --- places -----------------------------------------------------------------------------------------------------------
+
+// A row in its group of 32: pieces of 16 bytes begin at `begin` in units of 16 bytes.
+struct Row {
+    uint begin;
+    uint width;   // rows of the group
+    uint lane;    // the row's number in it
+    uint blocks;  // ggml's, of a row
+};
+
+// Where the workgroup's matrix begins.
+uint matrix_begin() {
+    uint plane = gl_WorkGroupID.z % p.y.n[2] / p.repeats[0], block = gl_WorkGroupID.z / p.y.n[2] / p.repeats[1];
+    return p.w_begin + plane * p.w_steps[0] + block * p.w_steps[1];
+}
+
+// Row `lane` of a group of the workgroup's matrix; a row that the matrix does not have is the group's last.
+Row find_row(uint group, uint lane) {
+    uint width = min(WEIGHT_GROUP, p.y.n[0] - group * WEIGHT_GROUP), blocks = p.blocks * X_BLOCK / WEIGHT_VALUES(TYPE);
+    uint units = WEIGHT_GROUP / 16u * WEIGHT_SIZE(TYPE) * blocks;
+    return Row(matrix_begin() + group * units, width, min(lane, width - 1u), blocks);
+}
+
+Row row;          // whose pieces are loaded
+uint superblock;  // and of which superblock
+
+// Where piece i of the superblock lies, which has `each` a block, when those of its size begin at `begin`.  Of a block
+// that the row does not have, its last one's.
+uint place_of_piece(uint begin, uint each, uint i) {
+    uint b = min(superblock * BLOCKS + i / each, row.blocks - 1u);
+    return begin + (i % each * row.blocks + b) * row.width + row.lane;
+}
+
+uvec4 load_16(uint i) {
+    return w16[place_of_piece(row.begin, PIECES_16, i)];
+}
+
+// Where pieces of 4 bytes begin, in words.
+uint begin_4() {
+    return 4u * (row.begin + PIECES_16 * row.blocks * row.width);
+}
+
+uint load_4(uint i) {
+    return w4[place_of_piece(begin_4(), PIECES_4, i)];
+}
+
+// The 16 bits of the scale of block j, or mxfp4's exponent of 8 bits.
+uint load_small(uint j) {
+    uint bits = TYPE == WEIGHT_TYPE_MXFP4 ? 8u : 16u, begin = begin_4() + PIECES_4 * row.blocks * row.width;
+    uint at = place_of_piece(32u / bits * begin, 1u, j);
+    return bitfieldExtract(w4[at / (32u / bits)], int(at % (32u / bits) * bits), int(bits));
+}
