@@ -79,3 +79,7 @@ float operation(float v) {
 float value(uvec4 at) {
     return flush(operation(flush(LOAD(x, X_TYPE, place(p.x, at)))));
 }
+
+void main() {
+    write_elements();
+}

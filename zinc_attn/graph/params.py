@@ -48,7 +48,8 @@ def _constants() -> Iterator[str]:
         elif isinstance(value[0], int) and len(value) == 4:
             yield f"const uvec4 {name} = uvec4({', '.join(f'0x{one:08X}u' for one in value)});"
         elif isinstance(value[0], int):
-            yield f"const uint {name}[{len(value)}] = uint[]({', '.join(f'0x{one & 0xFFFFFFFF:08X}u' for one in value)});"
+            words = ", ".join(f"0x{one & 0xFFFFFFFF:08X}u" for one in value)
+            yield f"const uint {name}[{len(value)}] = uint[]({words});"
         else:
             steps = (f"y = y * x; y = y + {glsl_float(c)};" for c in reversed(value[:-1]))
             yield f"#define {name}(y, x) y = {glsl_float(value[-1])}; {' '.join(steps)}"
