@@ -11,6 +11,7 @@ layout(set = 0, binding = UNARY_BIND_PARAMS, std430) restrict readonly buffer Pa
 layout(set = 0, binding = UNARY_BIND_X, std430) readonly buffer X { uint x[]; };
 layout(set = 0, binding = UNARY_BIND_Y, std430) buffer Y { uint y[]; };
 #include "elementwise.glsl"
+#include "turns.glsl"
 #include "activations.glsl"
 
 float hardsigmoid(float v) {
