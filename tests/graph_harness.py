@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zinc_attn.graph.declarations import GraphKernel
-from zinc_attn.graph.records import params
+from zinc_attn.graph.declarations import QUANTIZE, GraphKernel
+from zinc_attn.graph.records import params, tensor
 from zinc_attn.runtime.device import load_spirv
 from zinc_attn.runtime.protocol import Dispatch, Runtime, Use
 
@@ -36,6 +36,20 @@ def same(words: NDArray[np.uint32], wanted: NDArray[Any]) -> None:
 def as_float(x: NDArray[Any]) -> NDArray[Any]:
     """uint16 are bf16."""
     return (x.astype(np.uint32) << 16).view(np.float32) if x.dtype == np.uint16 else x
+
+
+def same_as_int8(runtime: Runtime, words: Sequence[NDArray[np.uint32]], y: NDArray[np.float32]) -> None:
+    """The words are y, and its int8 blocks and their scales as QUANTIZE makes them of it."""
+    same(words[0], y)
+    groups, counts = quantized_sizes(y)
+    alone = run(runtime, QUANTIZE, groups, (y,), counts, x=tensor(y))
+    assert all(np.array_equal(*both) for both in zip(words[1:], alone, strict=True))
+
+
+def quantized_sizes(y: NDArray[np.float32]) -> tuple[tuple[int, int, int], tuple[int, int]]:
+    """The grid of QUANTIZE, and the words of its results."""
+    blocks = -(-y.shape[-1] // 256) * 8 * y[..., 0].size
+    return (-(-blocks // 32), 1, 1), (8 * blocks, 2 * blocks)
 
 
 def run(

@@ -17,3 +17,7 @@ float value(uvec4 at) {
     precise float sum = flush(a[place(p.a, at)]) + flush(b[place(p.b, uvec4(at.x, row, 0u, 0u))]);
     return flush(sum);
 }
+
+void main() {
+    write_elements();
+}

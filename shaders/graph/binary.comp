@@ -21,3 +21,7 @@ float value(uvec4 at) {
     float result = OP == BINARY_OP_ADD ? sum : OP == BINARY_OP_SUB ? difference : product;
     return flush(OP == BINARY_OP_DIV ? quotient(x, z) : result);
 }
+
+void main() {
+    write_elements();
+}

@@ -79,6 +79,22 @@ const uint GLU_BIND_Y = 3u;
 const uint GLU_SPEC_OP = 0u;
 const uint GLU_SPEC_TYPE = 1u;
 
+struct GluQuantizedParams {
+    Tensor a;
+    Tensor b;
+    Tensor y;
+    float alpha;  // of swiglu_oai
+    float limit;  // of it and _clamp
+};
+const uint GLU_QUANTIZED_BIND_PARAMS = 0u;
+const uint GLU_QUANTIZED_BIND_A = 1u;
+const uint GLU_QUANTIZED_BIND_B = 2u;
+const uint GLU_QUANTIZED_BIND_Y = 3u;
+const uint GLU_QUANTIZED_BIND_Q = 4u;
+const uint GLU_QUANTIZED_BIND_SCALES = 5u;
+const uint GLU_QUANTIZED_SPEC_OP = 0u;
+const uint GLU_QUANTIZED_SPEC_TYPE = 1u;
+
 struct AddIdParams {
     Tensor a;
     Tensor b;
@@ -107,6 +123,25 @@ const uint NORM_BIND_Y = 4u;
 const uint NORM_SPEC_OP = 0u;
 const uint NORM_SPEC_WEIGHTED = 1u;
 const uint NORM_SPEC_BIASED = 2u;
+
+struct NormQuantizedParams {
+    Tensor x;
+    Tensor weight;
+    Tensor bias;
+    Tensor y;
+    float eps;
+    float factor;  // 1 / elements of a row, rounded once; not of l2
+};
+const uint NORM_QUANTIZED_BIND_PARAMS = 0u;
+const uint NORM_QUANTIZED_BIND_X = 1u;
+const uint NORM_QUANTIZED_BIND_WEIGHT = 2u;
+const uint NORM_QUANTIZED_BIND_BIAS = 3u;
+const uint NORM_QUANTIZED_BIND_Y = 4u;
+const uint NORM_QUANTIZED_BIND_Q = 5u;
+const uint NORM_QUANTIZED_BIND_SCALES = 6u;
+const uint NORM_QUANTIZED_SPEC_OP = 0u;
+const uint NORM_QUANTIZED_SPEC_WEIGHTED = 1u;
+const uint NORM_QUANTIZED_SPEC_BIASED = 2u;
 
 struct SoftMaxParams {
     Tensor x;

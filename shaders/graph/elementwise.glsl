@@ -1,4 +1,4 @@
-// main() of operations element by element, for the kernel that defines Y_TYPE, p.y, buffer y and value().
+// Operations element by element, for the kernel that defines Y_TYPE, p.y, buffer y and value().
 //
 // Grid: x (and y) = elements of y / 256.  An invocation has an element, of a 16-bit y the two of a word.
 #include "tensor.glsl"
@@ -8,7 +8,7 @@
 // The element of y at these indices, flushed already.
 float value(uvec4 at);
 
-void main() {
+void write_elements() {
     uint count = elements(p.y), i = linear_id() * (Y_TYPE == FLOAT_TYPE_F32 ? 1u : 2u);
     if (i >= count) {
         return;

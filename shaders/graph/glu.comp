@@ -1,37 +1,5 @@
-// y = act(a) * b, element by element; act(a) is flushed as an operation of its own.
+// Gated activations; see glu.glsl.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "contract.glsl"
-
-layout(local_size_x = 256) in;
-layout(constant_id = GLU_SPEC_OP) const uint OP = GLU_OP_REGLU;
-layout(constant_id = GLU_SPEC_TYPE) const uint TYPE = FLOAT_TYPE_F32;
-layout(set = 0, binding = GLU_BIND_PARAMS, std430) restrict readonly buffer Params { GluParams p; };
-layout(set = 0, binding = GLU_BIND_A, std430) readonly buffer A { uint a[]; };
-layout(set = 0, binding = GLU_BIND_B, std430) readonly buffer B { uint b[]; };
-layout(set = 0, binding = GLU_BIND_Y, std430) buffer Y { uint y[]; };
-const uint Y_TYPE = TYPE;
-#include "elementwise.glsl"
-#include "activations.glsl"
-
-float activation(float x) {
-    switch (OP) {
-    case GLU_OP_REGLU: return x > 0.0 ? x : 0.0;
-    case GLU_OP_GEGLU: return gelu(x);
-    case GLU_OP_GEGLU_ERF: return gelu_erf(x);
-    case GLU_OP_GEGLU_QUICK: return gelu_quick(x);
-    case GLU_OP_SWIGLU_OAI: return silu(x, p.alpha);
-    default: return silu(x, 1.0);
-    }
-}
-
-float value(uvec4 at) {
-    float x = flush(LOAD(a, TYPE, place(p.a, at))), gate = flush(LOAD(b, TYPE, place(p.b, at)));
-    if (OP == GLU_OP_SWIGLU_OAI || OP == GLU_OP_SWIGLU_CLAMP) {
-        x = p.limit < x ? p.limit : x;
-        gate = gate < -p.limit ? -p.limit : p.limit < gate ? p.limit : gate;
-    }
-    precise float above = gate + 1.0;
-    precise float product = flush(activation(x)) * (OP == GLU_OP_SWIGLU_OAI ? above : gate);
-    return flush(OP == GLU_OP_REGLU && !(x > 0.0) ? 0.0 : product);
-}
+#include "glu.glsl"

@@ -15,6 +15,7 @@ layout(set = 0, binding = ROPE_BIND_TABLE, std430) readonly buffer Table { uint 
 layout(set = 0, binding = ROPE_BIND_Y, std430) writeonly buffer Y { uint y[]; };
 #include "tensor.glsl"
 #include "numbers.glsl"
+#include "turns.glsl"
 #include "float_types.glsl"
 
 // Pair k of a token turned: x0 * (c * m) - x1 * (s * m), x0 * (s * m) + x1 * (c * m).

@@ -11,6 +11,7 @@ layout(set = 0, binding = UNARY_BIND_PARAMS, std430) restrict readonly buffer Pa
 layout(set = 0, binding = UNARY_BIND_X, std430) readonly buffer X { uint x[]; };
 layout(set = 0, binding = UNARY_BIND_Y, std430) buffer Y { uint y[]; };
 #include "elementwise.glsl"
+#include "turns.glsl"
 #include "activations.glsl"
 
 float hardsigmoid(float v) {
@@ -78,4 +79,8 @@ float operation(float v) {
 
 float value(uvec4 at) {
     return flush(operation(flush(LOAD(x, X_TYPE, place(p.x, at)))));
+}
+
+void main() {
+    write_elements();
 }

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from graph_harness import as_words, run, same
+from graph_harness import as_words, quantized_sizes, run, same, same_as_int8
 
 from zinc_attn.graph import declarations as graph
 from zinc_attn.graph import elementwise
@@ -83,6 +83,16 @@ def test_glu(any_device, op, kind, rng):
     wanted = elementwise.encoded(elementwise.glu(op, x32[:, :201], x32[:, 201:], 1.702, 7.0), kind)
     halves = {"a": tensor(x[:, :201]), "b": tensor(x[:, 201:], 201)}
     runs_as(any_device, graph.GLU, (x, x), wanted, (kind,), graph.GLU_OPS.index(op), halves, alpha=1.702, limit=7.0)
+
+
+def test_glu_as_int8(any_device, rng):
+    a, b = (drawn(rng, 2 * 3 * 288, at).reshape(2, 3, 288) for at in (0, 7))
+    wanted = elementwise.glu("swiglu", a, b)
+    values = {"a": tensor(a), "b": tensor(b), "y": tensor(wanted), "alpha": 1.0, "limit": 0.0}
+    groups, counts = quantized_sizes(wanted)
+    spec = [graph.GLU_OPS.index("swiglu"), 0]
+    got = run(any_device.runtime, graph.GLU_QUANTIZED, groups, (a, b), (a.size, *counts), spec, **values)
+    same_as_int8(any_device.runtime, got, wanted)
 
 
 def test_add_id(any_device, rng):

@@ -52,7 +52,15 @@ def product(runtime, kind, raw, x, kernel, groups, spec, added=None):
     values = {"w_begin": 0, "w_steps": (0, 0), "repeats": (1, 1), "blocks": k // 32}
     values |= {"y": tensor(y), "added": tensor(y if added is None else added)}
     grid = -(-len(raw) // groups[0]), -(-columns // groups[1]), 1
-    (got,) = run(runtime, kernel, grid, given, (y.size,), (graph.WEIGHT_TYPES.index(kind), *spec, int(added is not None)), **values)
+    (got,) = run(
+        runtime,
+        kernel,
+        grid,
+        given,
+        (y.size,),
+        (graph.WEIGHT_TYPES.index(kind), *spec, int(added is not None)),
+        **values,
+    )
     return got
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from graph_harness import run, same
+from graph_harness import quantized_sizes, run, same, same_as_int8
 
 from zinc_attn.graph import declarations as graph
 from zinc_attn.graph import rows
@@ -36,6 +36,19 @@ def test_norm(any_device, op, columns, weighted, biased, rng):
         spec = [graph.NORM_OPS.index(op), weighted, biased]
         given = (x, weights, bias)
         same(*run(any_device.runtime, graph.NORM, (3, 2, 1), given, (x.size,), spec, **values), wanted)
+
+
+@pytest.mark.parametrize("columns", (32, 2336))
+def test_norm_as_int8(any_device, columns, rng):
+    for edges in EDGES[::2]:
+        x, weights = drawn(rng, (2, 3, columns), edges[:32]), drawn(rng, (1, 1, columns))
+        wanted = rows.norm("rms", x, 1e-6, weights)
+        values = {"x": tensor(x), "weight": tensor(weights), "bias": NONE, "y": tensor(wanted)}
+        values |= {"eps": 1e-6, "factor": 1.0 / columns}
+        spec, given = [graph.NORM_OPS.index("rms"), 1, 0], (x, weights, weights)
+        counts = (x.size, *quantized_sizes(wanted)[1])
+        got = run(any_device.runtime, graph.NORM_QUANTIZED, (3, 2, 1), given, counts, spec, **values)
+        same_as_int8(any_device.runtime, got, wanted)
 
 
 @pytest.mark.parametrize("eps", (0.0, 1e-6))

@@ -94,12 +94,17 @@ UNARY: Final = kernel(
 )
 GLU_OPS: Final = ("reglu", "geglu", "swiglu", "swiglu_oai", "geglu_erf", "geglu_quick", "swiglu_clamp")  # ggml's
 # y = act(a) * b; halves of one tensor are two tensors here, and swapped halves are swapped operands.
-GLU: Final = kernel(
-    "glu",
-    {"a": "read", "b": "read", "y": "write"},
-    ("op", "type"),
-    (*tensors("a", "b", "y"), Field("alpha", "float", "of swiglu_oai"), Field("limit", "float", "of it and _clamp")),
+_GLU_BINDINGS: Final[dict[str, Access]] = {"a": "read", "b": "read", "y": "write"}
+_GLU_PARAMS: Final = (
+    *tensors("a", "b", "y"),
+    Field("alpha", "float", "of swiglu_oai"),
+    Field("limit", "float", "of it and _clamp"),
 )
+GLU: Final = kernel("glu", _GLU_BINDINGS, ("op", "type"), _GLU_PARAMS)
+# Results in float32 and, as QUANTIZE makes it of them, as int8.
+_AS_INT8: Final[dict[str, Access]] = {"q": "write", "scales": "write"}
+# Grid: as QUANTIZE's of y.
+GLU_QUANTIZED: Final = kernel("glu_quantized", _GLU_BINDINGS | _AS_INT8, ("op", "type"), _GLU_PARAMS)
 # y = a + row ids[i1, i2] of b; float32, ids int32. Grid: x (and y) = elements of y / 256.
 ADD_ID: Final = kernel(
     "add_id", {"a": "read", "b": "read", "ids": "read", "y": "write"}, (), tensors("a", "b", "ids", "y")
@@ -111,16 +116,14 @@ ADD_ID: Final = kernel(
 NORM_OPS: Final = ("rms", "norm", "l2")
 # y = norm(x) [* weight] [+ bias], each rounded as its own operation; weight and bias repeat as in BINARY. GROUP_NORM is
 # norm of a contiguous x whose dimension 0 is a whole group. Unused bindings: any buffer.
-NORM: Final = kernel(
-    "norm",
-    {"x": "read", "weight": "read", "bias": "read", "y": "write"},
-    ("op", "weighted", "biased"),
-    (
-        *tensors("x", "weight", "bias", "y"),
-        Field("eps", "float"),
-        Field("factor", "float", "1 / elements of a row, rounded once; not of l2"),
-    ),
+_NORM_BINDINGS: Final[dict[str, Access]] = {"x": "read", "weight": "read", "bias": "read", "y": "write"}
+_NORM_PARAMS: Final = (
+    *tensors("x", "weight", "bias", "y"),
+    Field("eps", "float"),
+    Field("factor", "float", "1 / elements of a row, rounded once; not of l2"),
 )
+NORM: Final = kernel("norm", _NORM_BINDINGS, ("op", "weighted", "biased"), _NORM_PARAMS)
+NORM_QUANTIZED: Final = kernel("norm_quantized", _NORM_BINDINGS | _AS_INT8, ("op", "weighted", "biased"), _NORM_PARAMS)
 MASK_TYPES: Final = ("none", "f32", "f16")  # specialization constant mask_type
 # y = softmax(x * scale + slope * mask) along dimension 0; the mask repeats in dimensions 2 and 3. sinks: float32, one a
 # head (dimension 2). The slope of head h is 1 where step is 0, else 2**(step * (h + 1)) for h < heads, and else

@@ -1,0 +1,6 @@
+// Norms of rows, as int8, too; see norm.glsl.
+#version 450
+#extension GL_GOOGLE_include_directive : require
+#define QUANTIZED
+#include "contract.glsl"
+#include "norm.glsl"
