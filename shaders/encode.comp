@@ -76,7 +76,7 @@ uint encode(uint lane, uint block, uint row, uint head_scale) {
     for (uint word = 0u; word < bits; ++word) {
         uint packed = 0u;
         for (uint i = 0u; i < each; ++i) {
-            uint q = number(tile[place(lane, word * each + i)], by, head_scale);
+            uint q = number(staged[staged_at(lane, word * each + i)], by, head_scale);
             fifth |= (q >> 4 & 1u) << (word * each + i);
             packed |= (q & 0xFFFFFFFFu >> (32u - bits)) << (i * bits);
         }
@@ -101,7 +101,7 @@ void load(uint first, uint units, uint rows_heads) {
     for (uint i = 0u; i < WAVE; ++i) {
         uint row_head = (first + i) / units, dim = (first + i) % units * BLOCK + lane;
         bool there = row_head < rows_heads && dim < size;
-        tile[place(i, lane)] = there ? values[begin + row_head * size + dim] : 0u;
+        staged[staged_at(i, lane)] = there ? values[begin + row_head * size + dim] : 0u;
     }
 }
 
@@ -124,11 +124,11 @@ void main() {
     }
     if (K_HALVES == 1u || V_HALVES == 1u) {
         barrier();
-        tile[lane] = halves;
+        staged[lane] = halves;
         barrier();
         if (there && block % 2u == 0u && part(K_HALVES, V_HALVES) == 1u) {
             uint at = row_head * TOKEN_WORDS + part(K_VALUES + V_WORDS, V_SCALES_AT) + block / 2u;
-            rows[at] = tile[lane] | tile[lane + 1u] << 16;
+            rows[at] = staged[lane] | staged[lane + 1u] << 16;
         }
     }
 }

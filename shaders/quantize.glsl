@@ -7,11 +7,11 @@
 const float CUBES = 256.0;  // iq4_nl sums x**3 of such multiples, so that no difference of the sums is denormal
 const uint SIGN = 0x80000000u;
 
-shared uint tile[WAVE * BLOCK];
+shared uint staged[WAVE * BLOCK];
 vec2 sums = vec2(0.0);  // of iq4_nl: of weight * t * x and of weight * t * t
 
 // Where value i of a lane's block is in shared memory: at the same i, lanes use different banks.
-uint place(uint lane, uint i) {
+uint staged_at(uint lane, uint i) {
     return lane * BLOCK + ((i + lane) % BLOCK);
 }
 
@@ -31,9 +31,9 @@ struct Measures {
 };
 
 Measures measure(uint lane) {
-    uint most = tile[place(lane, 0u)], least = most, extreme = 0u;  // extreme: the first of the largest magnitude
+    uint most = staged[staged_at(lane, 0u)], least = most, extreme = 0u;  // extreme: the first of the largest magnitude
     for (uint i = 0u; i < BLOCK; ++i) {
-        uint x = tile[place(lane, i)];
+        uint x = staged[staged_at(lane, i)];
         extreme = (x & ~SIGN) > (extreme & ~SIGN) ? x : extreme;
         most = ordered(x) > ordered(most) ? x : most;
         least = ordered(x) < ordered(least) ? x : least;

@@ -87,9 +87,15 @@ def built(folder: Path, sources: list[Path], *arguments: str) -> str:
     return str(folder / "library.so")
 
 
-def library(folder: Path, sources: list[Path]) -> c.CDLL:
-    """The same for ctypes."""
-    loaded = c.CDLL(built(folder, sources, *(SANITIZE if SANITIZED else [])))
+@functools.cache
+def _built_once(sources: tuple[Path, ...], with_contract: Path) -> tuple[Any, str]:
+    folder = tempfile.TemporaryDirectory()
+    return folder, built(Path(folder.name), [*sources], *(SANITIZE if SANITIZED else []))
+
+
+def library(sources: list[Path]) -> c.CDLL:
+    """The same for ctypes, built once for all tests of a process."""
+    loaded = c.CDLL(_built_once(tuple(sources), contract())[1])
     loaded.za_error.restype = c.c_char_p
     return loaded
 

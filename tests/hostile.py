@@ -57,7 +57,7 @@ _INNER_METHODS = {
     "Ranks": "agree exchange fail full leave",
     "Sequence": "retract table",
     "ShardedKVCache": "keep_rows",
-    "ShardedSequence": "nodes places tokens",
+    "ShardedSequence": "nodes positions_on tokens",
 }
 INNER = {f"{owner}.{name}" for owner, names in _INNER_METHODS.items() for name in names.split()}
 INNER |= {"Device", "PendingAttention", "DeviceInfo", "Sequence", "ShardedSequence"}

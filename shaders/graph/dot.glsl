@@ -1,4 +1,4 @@
-// Exact dot products of int8, four to a word, and sums of floats; S256 is in zinc_attn/graph/products.py.
+// Exact dot products of int8, four to a word.
 
 #ifdef DOT_PRODUCT
 spirv_instruction(extensions = ["SPV_KHR_integer_dot_product"], capabilities = [6019, 6018], id = 4450)
@@ -20,14 +20,4 @@ int dot4(uint a, uint b, int sum) {
 
 int dot16(uvec4 a, uvec4 b, int sum) {
     return dot4(a.x, b.x, dot4(a.y, b.y, dot4(a.z, b.z, dot4(a.w, b.w, sum))));
-}
-
-float add(float a, float b) {
-    precise float sum = a + b;
-    return sum;
-}
-
-float multiply(float a, float b) {
-    precise float product = a * b;
-    return product;
 }

@@ -40,46 +40,7 @@ uint last_piece() {
     return last == 1u ? x_bits(at, 8u) : x_bits(at / 2u, 16u);
 }
 
-float half_float(uint bits) {
-    return widened(bits, FLOAT_TYPE_F16, 0u);
-}
-
-float value_of(float d, uint scale, int q, float m, uint minimum) {
-    precise float step = d * float(int(scale)), least = m * float(minimum);
-    precise float scaled = step * float(q);
-    precise float value = scaled - least;
-    return flush(value);
-}
-
-uint nibble(uint i, uint high) {
-    return byte_at(i) >> (4u * high) & 15u;
-}
-
-int iq4(uint q) {
-    return bitfieldExtract(int(IQ4_NL[q >> 2]), int(8u * (q & 3u)), 8);
-}
-
-// Value i of a block of 32.
-float value_of_32(uint i) {
-    if (TYPE == WEIGHT_TYPE_Q8_0) {
-        return value_of(half_float(last_piece()), 1u, bitfieldExtract(int(byte_at(i)), 0, 8), 0.0, 0u);
-    }
-    int q = int(nibble(i % 16u, i / 16u));
-    if (TYPE == WEIGHT_TYPE_MXFP4) {  // twice e2m1, times 2**(e - 128)
-        uint e = last_piece();
-        int magnitude = (q & 7) < 2 ? q & 7 : (2 | q & 1) << ((q >> 1 & 3) - 1);
-        return value_of(uintBitsToFloat(e < 2u ? 0u : (e - 1u) << 23u), 1u, q < 8 ? magnitude : -magnitude, 0.0, 0u);
-    }
-    if (TYPE == WEIGHT_TYPE_Q5_0 || TYPE == WEIGHT_TYPE_Q5_1) {
-        q |= int(small_half(i / 16u) >> (i % 16u) & 1u) << 4;
-    }
-    if (TYPE == WEIGHT_TYPE_Q4_1 || TYPE == WEIGHT_TYPE_Q5_1) {
-        const uint AT = TYPE == WEIGHT_TYPE_Q5_1 ? 2u : 0u;
-        return value_of(half_float(small_half(AT)), 1u, q, -half_float(small_half(AT + 1u)), 1u);
-    }
-    q = TYPE == WEIGHT_TYPE_IQ4_NL ? iq4(uint(q)) : q - (TYPE == WEIGHT_TYPE_Q5_0 ? 16 : 8);
-    return value_of(half_float(last_piece()), 1u, q, 0.0, 0u);
-}
+#include "block_values.glsl"
 
 // Value i of q4_K and q5_K: float16 d and m, 8 scales and minima of 6 bits in 12 bytes, fifth bits, then nibbles.
 float value_of_4_or_5(uint i) {

@@ -24,25 +24,27 @@ layout(set = 0, binding = MOVE_BIND_Y, std430) buffer Y { uint y[]; };
 
 const uint ALL = 0xFFFFFFFFu;  // the types of FLOAT_TYPES are the first of MOVE_TYPES
 
-// A value of a block that begins at half word `block`.
-float decoded(uint block, uint i) {
-    bool minimum = SOURCE == MOVE_TYPE_Q4_1 || SOURCE == MOVE_TYPE_Q5_1;
-    bool fifth = SOURCE == MOVE_TYPE_Q5_0 || SOURCE == MOVE_TYPE_Q5_1;
-    uint fifths = block + (minimum ? 2u : 1u), values = fifths + (fifth ? 2u : 0u);
-    uint q = SOURCE == MOVE_TYPE_Q8_0 ? x_bits(2u * values + i, 8u)
-                                      : x_bits(2u * values + i % 16u, 8u) >> (i / 16u * 4u) & 15u;
-    if (fifth) {
-        q |= (x_bits(fifths + i / 16u, 16u) >> (i % 16u) & 1u) << 4u;
-    }
-    int number = SOURCE == MOVE_TYPE_Q8_0     ? bitfieldExtract(int(q), 0, 8)
-                 : SOURCE == MOVE_TYPE_Q4_0   ? int(q) - 8
-                 : SOURCE == MOVE_TYPE_Q5_0   ? int(q) - 16
-                 : SOURCE == MOVE_TYPE_IQ4_NL ? bitfieldExtract(int(IQ4_NL[q >> 2]), int(8u * (q & 3u)), 8)
-                                              : int(q);
-    precise float scaled = float(number) * widened(x_bits(block, 16u), FLOAT_TYPE_F16, 0u);
-    precise float moved = scaled + (minimum ? widened(x_bits(block + 1u, 16u), FLOAT_TYPE_F16, 0u) : 0.0);
-    return flush(moved);
+// The pieces of a block in ggml's order: float16 numbers, fifth bits, values.
+const uint TYPE = SOURCE == MOVE_TYPE_Q8_0     ? WEIGHT_TYPE_Q8_0
+                  : SOURCE == MOVE_TYPE_IQ4_NL ? WEIGHT_TYPE_IQ4_NL
+                                               : SOURCE - MOVE_TYPE_Q4_0;  // the next three are WEIGHT_TYPES', too
+uint block;  // half word where it begins
+
+uint small_half(uint i) {
+    return x_bits(block + (TYPE == WEIGHT_TYPE_Q5_0 ? i + 1u : TYPE == WEIGHT_TYPE_Q5_1 ? i ^ 2u : i), 16u);
 }
+
+uint last_piece() {
+    return x_bits(block, 16u);
+}
+
+uint byte_at(uint i) {
+    bool minimum = TYPE == WEIGHT_TYPE_Q4_1 || TYPE == WEIGHT_TYPE_Q5_1;
+    bool fifths = TYPE == WEIGHT_TYPE_Q5_0 || TYPE == WEIGHT_TYPE_Q5_1;
+    return x_bits(2u * block + (minimum ? 4u : 2u) + (fifths ? 4u : 0u) + i, 8u);
+}
+
+#include "block_values.glsl"
 
 // The bits of y's element of x's element `at`.
 uint converted(uvec4 at) {
@@ -54,7 +56,8 @@ uint converted(uvec4 at) {
         }
         value = SOURCE == MOVE_TYPE_I32 ? float(int(bits)) : widened(bits, SOURCE, 0u);
     } else {
-        value = decoded(place(p.x, uvec4(at.x / BLOCK, at.yzw)), at.x % BLOCK);
+        block = place(p.x, uvec4(at.x / BLOCK, at.yzw));
+        value = value_of_32(at.x % BLOCK);
     }
     if (TARGET == MOVE_TYPE_I32) {  // toward zero; what int32 does not have is -2**31
         return (floatBitsToUint(value) & MAGNITUDE) < 0x4F000000u ? uint(int(value)) : 0x80000000u;
@@ -65,6 +68,9 @@ uint converted(uvec4 at) {
 // The bits of y's element `at`; x_row: the row of x, of GET_ROWS and SET_ROWS.
 uint moved(uvec4 at, uint x_row) {
     uvec4 shift = uvec4(p.shift[0], p.shift[1], p.shift[2], p.shift[3]), sizes = sizes_of(p.x);
+    if (OP == MOVE_OP_LINEAR && sizes_of(p.y) == sizes) {
+        return converted(at);
+    }
     if (OP == MOVE_OP_LINEAR) {
         return converted(indices(p.x, at.x + p.y.n[0] * (at.y + p.y.n[1] * (at.z + p.y.n[2] * at.w))));
     }

@@ -1,8 +1,8 @@
+// Matrix times matrix by the integer dot product; see mul_mat.glsl.
 #version 450
 #extension GL_GOOGLE_include_directive : require
+#extension GL_EXT_control_flow_attributes : require
+#extension GL_EXT_spirv_intrinsics : require
+#define DOT_PRODUCT
 #include "contract.glsl"
-
-layout(local_size_x = 32) in;
-
-void main() {
-}
+#include "mul_mat.glsl"

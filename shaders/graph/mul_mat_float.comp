@@ -1,8 +1,106 @@
+// y = w x of float32, float16 or bfloat16, in tiles, with any steps.  products.multiply_floats of zinc_attn/graph.
+//
+// Grid: x = rows of w in pieces of TILE_ROWS, y = rows of x in pieces of TILE_COLUMNS, z = planes of y.  A workgroup walks
+// along a row 32 products at a time, which it brings to shared memory; an invocation has OWN_ROWS * OWN_COLUMNS outputs.
+// Eight products form a chain, 32 of these sums a superblock, and superblocks the result, all ascending.
 #version 450
 #extension GL_GOOGLE_include_directive : require
+#extension GL_EXT_control_flow_attributes : require
 #include "contract.glsl"
 
-layout(local_size_x = 32) in;
+layout(local_size_x_id = MUL_MAT_FLOAT_SPEC_WORKGROUP_SIZE, local_size_x = 64) in;
+layout(constant_id = MUL_MAT_FLOAT_SPEC_W_TYPE) const uint W_TYPE = FLOAT_TYPE_F32;
+layout(constant_id = MUL_MAT_FLOAT_SPEC_X_TYPE) const uint X_TYPE = FLOAT_TYPE_F32;
+layout(constant_id = MUL_MAT_FLOAT_SPEC_TILE_ROWS) const uint TILE_ROWS = 32u;
+layout(constant_id = MUL_MAT_FLOAT_SPEC_TILE_COLUMNS) const uint TILE_COLUMNS = 32u;
+layout(constant_id = MUL_MAT_FLOAT_SPEC_OWN_ROWS) const uint OWN_ROWS = 4u;
+layout(constant_id = MUL_MAT_FLOAT_SPEC_OWN_COLUMNS) const uint OWN_COLUMNS = 4u;
+layout(constant_id = MUL_MAT_FLOAT_SPEC_ADD) const uint ADD = 0u;
+layout(set = 0, binding = MUL_MAT_FLOAT_BIND_PARAMS, std430) restrict readonly buffer Params { MulMatFloatParams p; };
+layout(set = 0, binding = MUL_MAT_FLOAT_BIND_W, std430) readonly buffer W { uint w[]; };
+layout(set = 0, binding = MUL_MAT_FLOAT_BIND_X, std430) readonly buffer X { uint x[]; };
+layout(set = 0, binding = MUL_MAT_FLOAT_BIND_ADDED, std430) readonly buffer Added { float added[]; };
+layout(set = 0, binding = MUL_MAT_FLOAT_BIND_Y, std430) writeonly buffer Y { float y[]; };
+#include "tensor.glsl"
+#include "numbers.glsl"
+#include "sums.glsl"
+
+const uint STEPS = 32u;  // products of a row that are in shared memory
+const uint LANES_ROWS = TILE_ROWS / OWN_ROWS, OWN = OWN_ROWS * OWN_COLUMNS;
+shared float tile_w[STEPS * (TILE_ROWS + 1u)], tile_x[STEPS * (TILE_COLUMNS + 1u)];  // (product, row)
+
+// Element `at` of a type, whose word is w[at] or w[at / 2].
+float element(uint type, uint word, uint at) {
+    uint bits = bitfieldExtract(word, int(16u * (at % 2u)), 16);
+    float value = uintBitsToFloat(type == FLOAT_TYPE_F32 ? word : bits << 16);
+    value = type == FLOAT_TYPE_F16 ? unpackHalf2x16(bits).x : value;
+    return abs(value) < PRODUCT_MIN ? 0.0 : value;
+}
+
+void load_tiles(uvec4 of_w, uvec4 of_x, uint k) {
+    for (uint i = gl_LocalInvocationIndex; i < STEPS * TILE_ROWS; i += gl_WorkGroupSize.x) {
+        uint step = i % STEPS, m = gl_WorkGroupID.x * TILE_ROWS + i / STEPS;
+        uint at = place(p.w, of_w + uvec4(k + step, m, 0u, 0u));
+        bool real = k + step < p.w.n[0] && m < p.w.n[1];
+        uint word = real ? w[W_TYPE == FLOAT_TYPE_F32 ? at : at / 2u] : 0u;
+        tile_w[step * (TILE_ROWS + 1u) + i / STEPS] = element(W_TYPE, word, at);
+    }
+    for (uint i = gl_LocalInvocationIndex; i < STEPS * TILE_COLUMNS; i += gl_WorkGroupSize.x) {
+        uint step = i % STEPS, n = gl_WorkGroupID.y * TILE_COLUMNS + i / STEPS;
+        uint at = place(p.x, of_x + uvec4(k + step, n, 0u, 0u));
+        bool real = k + step < p.x.n[0] && n < p.x.n[1];
+        uint word = real ? x[X_TYPE == FLOAT_TYPE_F32 ? at : at / 2u] : 0u;
+        tile_x[step * (TILE_COLUMNS + 1u) + i / STEPS] = element(X_TYPE, word, at);
+    }
+}
+
+// Eight products from `begin` on join the sums.
+void add_chunk(uvec2 own, uint begin, inout float sums[OWN]) {
+    float chunk[OWN];
+    [[unroll]] for (uint o = 0u; o < OWN; ++o) {
+        chunk[o] = 0.0;
+    }
+    [[dont_unroll]] for (uint step = begin; step < begin + FLOAT_CHUNK; ++step) {
+        float of_x[OWN_COLUMNS];
+        [[unroll]] for (uint n = 0u; n < OWN_COLUMNS; ++n) {
+            of_x[n] = tile_x[step * (TILE_COLUMNS + 1u) + own.y * OWN_COLUMNS + n];
+        }
+        [[unroll]] for (uint m = 0u; m < OWN_ROWS; ++m) {
+            float of_w = tile_w[step * (TILE_ROWS + 1u) + m * LANES_ROWS + own.x];
+            [[unroll]] for (uint n = 0u; n < OWN_COLUMNS; ++n) {
+                chunk[m * OWN_COLUMNS + n] = add(chunk[m * OWN_COLUMNS + n], multiply(of_w, of_x[n]));
+            }
+        }
+    }
+    [[unroll]] for (uint o = 0u; o < OWN; ++o) {
+        sums[o] = add(sums[o], chunk[o]);
+    }
+}
 
 void main() {
+    uvec2 own = uvec2(gl_LocalInvocationIndex % LANES_ROWS, gl_LocalInvocationIndex / LANES_ROWS);
+    uvec4 of_x = uvec4(0u, 0u, gl_WorkGroupID.z % p.y.n[2], gl_WorkGroupID.z / p.y.n[2]);
+    uvec4 of_w = uvec4(0u, 0u, of_x.z / (p.x.n[2] / p.w.n[2]), of_x.w / (p.x.n[3] / p.w.n[3]));
+    float total[OWN], inner[OWN];
+    [[unroll]] for (uint o = 0u; o < OWN; ++o) {
+        total[o] = inner[o] = 0.0;
+    }
+    for (uint k = 0u; k < p.w.n[0]; k += STEPS) {
+        load_tiles(of_w, of_x, k);
+        barrier();
+        [[dont_unroll]] for (uint step = 0u; step < STEPS; step += FLOAT_CHUNK) {
+            add_chunk(own, step, inner);
+        }
+        if (k % SUPERBLOCK == SUPERBLOCK - STEPS || k + STEPS >= p.w.n[0]) {
+            [[unroll]] for (uint o = 0u; o < OWN; ++o) {
+                total[o] = add(total[o], inner[o]);
+                inner[o] = 0.0;
+            }
+        }
+        barrier();
+    }
+    [[unroll]] for (uint o = 0u; o < OWN; ++o) {
+        uint m = gl_WorkGroupID.x * TILE_ROWS + o / OWN_COLUMNS * LANES_ROWS + own.x;
+        store(m, gl_WorkGroupID.y * TILE_COLUMNS + own.y * OWN_COLUMNS + o % OWN_COLUMNS, total[o]);
+    }
 }

@@ -19,28 +19,15 @@ layout(set = 0, binding = MUL_MAT_VEC_BIND_ADDED, std430) readonly buffer Added 
 layout(set = 0, binding = MUL_MAT_VEC_BIND_Y, std430) writeonly buffer Y { float y[]; };
 #include "tensor.glsl"
 #include "numbers.glsl"
+#include "sums.glsl"
 #include "dot.glsl"
 #include "q_blocks.glsl"
 
 const uint WAVES = gl_WorkGroupSize.x / 32u;
 const uint WAVE_COLUMNS = (COLUMNS + WAVES - 1u) / WAVES;  // whose superblocks a wave adds
-Row row;                                                   // the lane's
-uint superblock;                                           // the wave's
 uvec4 pieces_16[1u + AHEAD * 15u];
 uint pieces_4[1u + AHEAD * 15u], small_pieces[1u + AHEAD * 7u];
 shared float sums[WAVES > 1u ? ROUND * COLUMNS * 32u : 1u];
-
-uvec4 load_16(uint i) {
-    return w16[piece_place(row, row.begin, PIECES_16, superblock, i)];
-}
-
-uint load_4(uint i) {
-    return w4[piece_place(row, begin_4(row), PIECES_4, superblock, i)];
-}
-
-uint load_small(uint j) {
-    return small_piece(row, min(superblock * BLOCKS + j, row.blocks - 1u));
-}
 
 uvec4 piece16(uint i) {
     return AHEAD == 1u ? pieces_16[i] : load_16(i);
@@ -50,7 +37,7 @@ uint piece4(uint i) {
     return AHEAD == 1u ? pieces_4[i] : load_4(i);
 }
 
-uint half_piece(uint j) {
+uint small_piece(uint j) {
     return AHEAD == 1u ? small_pieces[j] : load_small(j);
 }
 
@@ -70,37 +57,15 @@ void load_superblock() {
 void add_block(uint j, uint first, inout float sum[COLUMNS], inout float low[COLUMNS]) {
     uvec4 w_low, w_high;
     decode(j, w_low, w_high);
-    uint number = superblock * 8u + j, stride = (p.blocks + 7u) / 8u * 8u;
-    vec2 scale = IS_256 || number >= p.blocks ? vec2(0.0) : block_scale(j);
-    vec4 of_halves = IS_256 ? block_scales(j) : vec4(0.0);
+    uint number = superblock * 8u + j, at = number * p.y.n[1] * p.y.n[2] * p.y.n[3] + first;
+    vec4 of_w = IS_256 || number < p.blocks ? block_scales(j) : vec4(0.0);
     [[unroll]] for (uint n = 0u; n < COLUMNS; ++n) {
-        uint at = (gl_WorkGroupID.z * p.y.n[1] + min(first + n, p.y.n[1] - 1u)) * stride + number;
-        uvec4 x_low = q[2u * at], x_high = q[2u * at + 1u];
-        float dx = uintBitsToFloat(scales[at].x);
-        ivec2 x_sums = ivec2(bitfieldExtract(int(scales[at].y), 0, 16), int(scales[at].y) >> 16);
-        if (HAS_HALVES) {
-            float a = float(dot16(w_low, x_low, -OFFSET * x_sums.x));
-            float b = float(dot16(w_high, x_high, -OFFSET * x_sums.y));
-            sum[n] = add(sum[n], multiply(dx, of_halves.x * a + of_halves.y * b));
-            if (HAS_MINIMUM) {
-                low[n] = add(low[n], multiply(dx, of_halves.z * float(x_sums.x) + of_halves.w * float(x_sums.y)));
-            }
-            continue;
-        }
-        int x_sum = x_sums.x + x_sums.y;
-        float whole = float(dot16(w_low, x_low, dot16(w_high, x_high, -OFFSET * x_sum)));
-        if (IS_256) {
-            sum[n] = add(sum[n], multiply(dx, of_halves.x * whole));
-            if (HAS_MINIMUM) {
-                low[n] = add(low[n], multiply(dx, of_halves.z * float(x_sum)));
-            }
-        } else {
-            float both = multiply(scale.x, dx);
-            sum[n] = add(sum[n], multiply(TYPE == WEIGHT_TYPE_MXFP4 ? flush(both) : both, whole));
-            if (HAS_MINIMUM) {
-                sum[n] = add(sum[n], multiply(multiply(scale.y, dx), float(x_sum)));
-            }
-        }
+        uvec4 x_low = q[2u * (at + n)], x_high = q[2u * (at + n) + 1u];
+        ivec2 x_sums = sums_of_x(scales[at + n]);
+        int low_dot = dot16(w_low, x_low, -OFFSET * (HAS_HALVES ? x_sums.x : x_sums.x + x_sums.y));
+        int high_dot = dot16(w_high, x_high, HAS_HALVES ? -OFFSET * x_sums.y : low_dot);
+        vec2 dots = HAS_HALVES ? vec2(low_dot, high_dot) : vec2(high_dot, 0.0);
+        join(of_w, scales_of_x(scales[at + n]), dots, sum[n], low[n]);
     }
 }
 
@@ -119,22 +84,9 @@ void add_superblock(uint first, out float sum[COLUMNS]) {
             add_block(j, first, sum, low);
         }
     }
-    if (IS_256) {
-        vec2 scale = superblock_scale();
-        [[unroll]] for (uint n = 0u; n < COLUMNS; ++n) {
-            sum[n] = flush(multiply(scale.x, sum[n]));
-            if (HAS_MINIMUM) {
-                sum[n] = add(sum[n], -flush(multiply(scale.y, low[n])));
-            }
-        }
-    }
-}
-
-void store(uint m, uint n, float sum) {
-    uvec4 at = uvec4(m, n, gl_WorkGroupID.z % p.y.n[2], gl_WorkGroupID.z / p.y.n[2]);
-    if (m < p.y.n[0] && n < p.y.n[1]) {
-        float result = flush(sum);
-        y[place(p.y, at)] = ADD == 0u ? result : flush(add(result, flush(added[place(p.added, at)])));
+    vec2 scale = IS_256 ? superblock_scale() : vec2(0.0);
+    [[unroll]] for (uint n = 0u; n < COLUMNS; ++n) {
+        sum[n] = joined(scale, sum[n], low[n]);
     }
 }
 
@@ -143,7 +95,7 @@ void main() {
     uint wave = (whole ? gl_SubgroupID : gl_LocalInvocationID.x / 32u) % WAVES;
     uint lane = (whole ? gl_SubgroupInvocationID : gl_LocalInvocationID.x) % 32u;
     uint own = gl_WorkGroupID.x * 32u + lane, column = gl_WorkGroupID.y * COLUMNS;
-    row = find_row(own);
+    row = find_row(gl_WorkGroupID.x, lane);
     fill_table();
 
     float total[COLUMNS], sum[COLUMNS];
@@ -154,7 +106,7 @@ void main() {
     for (uint round = 0u; round < superblocks; round += ROUND) {
         uint end = min(round + ROUND, superblocks);
         for (superblock = round + wave; superblock < end; superblock += WAVES) {
-            add_superblock(column, sum);
+            add_superblock(gl_WorkGroupID.z * p.y.n[1] + column, sum);
             [[unroll]] for (uint n = 0u; n < COLUMNS; ++n) {
                 if (WAVES == 1u) {
                     total[n] = add(total[n], sum[n]);

@@ -163,11 +163,13 @@ vec2 cos_sin(float x) {
     if (abs(x) < TURN_SMALL) {
         return cos_sin_near(x, 0u);
     }
-    uint at = (bits >> 23 & 0xFFu) - 118u, shift = at & 31u, window[3];  // of INVERSE_TURN, from the first bit that counts
-    for (uint i = 0u; i < 3u; ++i) {
-        uint high = INVERSE_TURN[(at >> 5) + i], low = INVERSE_TURN[(at >> 5) + i + 1u];
-        window[i] = (high << shift) | ((low >> 1) >> (31u - shift));
+    uint at = (bits >> 23 & 0xFFu) - 118u, shift = at & 31u;  // of INVERSE_TURN, the first bit that counts
+    uvec4 table = uvec4(0u);
+    for (uint i = 0u; i < 5u; ++i) {  // indices that compilers know: the table is no memory
+        uvec4 words = uvec4(INVERSE_TURN[i], INVERSE_TURN[i + 1u], INVERSE_TURN[i + 2u], INVERSE_TURN[i + 3u]);
+        table = i == at >> 5 ? words : table;
     }
+    uvec3 window = (table.xyz << shift) | ((table.yzw >> 1) >> (31u - shift));
     uvec2 phase;
     uint high, carry, last, last_high;
     umulExtended(significand(bits), window[1], high, phase.x);

@@ -30,11 +30,10 @@ ivec4 numbers(vec4 v, float top) {
 
 void main() {
     uint own = gl_LocalInvocationID.x, lane = own % LANES, first = own - lane;
-    uint i = linear_id() / LANES, blocks = (p.x.n[0] + SUPERBLOCK - 1u) / SUPERBLOCK * (SUPERBLOCK / X_BLOCK);
-    uint row = i / blocks, column = i % blocks * X_BLOCK + 4u * lane;
-    bool real = row < p.x.n[1] * p.x.n[2] * p.x.n[3];
+    uint i = linear_id() / LANES, rows = p.x.n[1] * p.x.n[2] * p.x.n[3];
+    uint row = i % rows, block = i / rows, column = block * X_BLOCK + 4u * lane;
     vec4 v = vec4(0.0);
-    if (real && column < p.x.n[0]) {
+    if (column < p.x.n[0]) {
         uint at = place(p.x, uvec4(column, row % p.x.n[1], row / p.x.n[1] % p.x.n[2], row / p.x.n[1] / p.x.n[2]));
         v = vec4(x[at], x[at + p.x.s[0]], x[at + 2u * p.x.s[0]], x[at + 3u * p.x.s[0]]);
     }
@@ -49,7 +48,7 @@ void main() {
     ivec4 n = usual ? numbers(v, uintBitsToFloat(top)) : ivec4(0);
     sums[own] = n.x + n.y + n.z + n.w;
     barrier();
-    if (!real) {
+    if (block >= (p.x.n[0] + SUPERBLOCK - 1u) / SUPERBLOCK * (SUPERBLOCK / X_BLOCK)) {
         return;
     }
     q[i * LANES + lane] = uint(n.x & 255) | uint(n.y & 255) << 8 | uint(n.z & 255) << 16 | uint(n.w) << 24;

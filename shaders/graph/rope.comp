@@ -37,7 +37,7 @@ uint element(uvec4 at, uint i) {
 void main() {
     bool wide = TYPE == FLOAT_TYPE_F32, neighbors = p.step == 1u;
     uint size = wide || neighbors ? 1u : 2u;  // pairs of a unit
-    uint units = p.y.n[0] / (2u * size), id = linear_id(), u = id % units;
+    uint units = (p.y.n[0] / 2u + size - 1u) / size, id = linear_id(), u = id % units;
     if (id / units >= p.y.n[1] * p.y.n[2] * p.y.n[3]) {
         return;
     }
@@ -47,6 +47,9 @@ void main() {
         for (uint i = 0u; i < size; ++i) {
             uint e = 2u * (size * (u - turning) + i);
             e += e < p.first ? 0u : 2u * p.pairs;
+            if (e >= p.y.n[0]) {
+                return;  // the last unit may have one word
+            }
             if (wide) {
                 y[row + e * p.y.s[0]] = x[element(at, e)];
                 y[row + (e + 1u) * p.y.s[0]] = x[element(at, e + 1u)];

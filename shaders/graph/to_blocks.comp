@@ -56,14 +56,14 @@ void load(uint first, uint blocks) {
         if (first + i < blocks) {
             bits = floatBitsToUint(LOAD(x, SOURCE, place(p.x, indices(p.x, (first + i) * BLOCK + lane))));
         }
-        tile[place(i, lane)] = (bits & MAGNITUDE) < 0x2B800000u ? 0u : bits;  // 2**-40
+        staged[staged_at(i, lane)] = (bits & MAGNITUDE) < 0x2B800000u ? 0u : bits;  // 2**-40
     }
 }
 
 // Byte i of a block's values.
 uint value_byte(uint lane, uint i) {
-    uint low = tile[place(lane, i)];
-    return STORAGE == STORAGE_Q8_0 ? low : (low & 15u) | (tile[place(lane, i + 16u)] & 15u) << 4u;
+    uint low = staged[staged_at(lane, i)];
+    return STORAGE == STORAGE_Q8_0 ? low : (low & 15u) | (staged[staged_at(lane, i + 16u)] & 15u) << 4u;
 }
 
 // Half word i of a block.
@@ -112,14 +112,14 @@ void main() {
     }
     uint largest = 0u, fifths = 0u;
     for (uint i = 0u; i < BLOCK; ++i) {
-        largest = max(largest, tile[place(lane, i)] & MAGNITUDE);
+        largest = max(largest, staged[staged_at(lane, i)] & MAGNITUDE);
     }
     bool fits = largest <= floatBitsToUint(65504.0 * STEPS);
     Measures by = measure(lane);
     for (uint i = 0u; i < BLOCK; ++i) {
-        uint number = fits ? block_number(tile[place(lane, i)], by) & 0xFFu : 0u;
+        uint number = fits ? block_number(staged[staged_at(lane, i)], by) & 0xFFu : 0u;
         fifths |= (number >> 4u & 1u) << i;
-        tile[place(lane, i)] = number;
+        staged[staged_at(lane, i)] = number;
     }
     write(lane, place(p.y, at), fits ? block_halves(by) : 0x7E007E00u, fifths);
 }

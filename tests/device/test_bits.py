@@ -102,7 +102,7 @@ def test_bits_at_131072_keys(device, monkeypatch):
         made = {"auto": plan_splits(context, shape, 64), "auto 2": plan_splits(context, shape, 2)}
         return made | {f"splits={n}": SplitPlan.fixed(context, shape, num_splits=n) for n in (1, 1000)}
 
-    check_all_layouts(device, "16/2/256" if FULL else "8/1/256", 131072, "f16", "sharp", plans)
+    check_all_layouts(device, "16/2/256" if FULL else "3/1/64", 131072, "f16", "sharp", plans)
 
 
 # two chunks of K in flight, and workgroups of five heads, which make two passes over V

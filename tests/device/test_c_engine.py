@@ -15,7 +15,6 @@ from c_cases import CASES, FEW, check_case
 from c_failures import RESULTS, failures
 from c_host import (
     COMPILER,
-    LIBRARY,
     SANITIZED,
     SHIMMED,
     CachePlaces,
@@ -37,8 +36,8 @@ pytestmark = needs_compiler
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory):
-    return library(tmp_path_factory.mktemp("engine"), LIBRARY)
+def loaded():
+    return library(SHIMMED)
 
 
 WHERE = [  # SwiftShader compiles everything anew, and the default device has all
@@ -61,10 +60,9 @@ def test_a_case_has_the_oracle_s_bits(loaded, any_device, name):
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory, device):
+def small(device):
     """An engine of one small shape in pages of one token, behind a shim that can make calls of Vulkan fail."""
-    folder = tmp_path_factory.mktemp("small")
-    shimmed = library(folder, SHIMMED)
+    shimmed = library(SHIMMED)
     owner = Owner(device.info, 4 << 20)
     get_proc = c.cast(shimmed.__wrap_vkGetInstanceProcAddr, c.c_void_p).value
     engine = Engine(shimmed, owner, Options(2, 1, 16, 0, False, 1, page_size=1), 2, 9, None, get_proc)

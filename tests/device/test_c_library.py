@@ -58,14 +58,12 @@ class Refused(Exception):
 class Library(Opened):
     """The library, opened for a shape and its types, with a cache.
 
-    loaded: its code, where another one has it already. scales: float32 (LAYERS, kv_heads), K's and V's, or None.
+    scales: float32 (LAYERS, kv_heads), K's and V's, or None.
     """
 
-    def __init__(
-        self, folder, device, loaded=None, dtype="f16", scales=(None, None), shape=SHAPE, pages=PAGES, units=64
-    ):
+    def __init__(self, device, dtype="f16", scales=(None, None), shape=SHAPE, pages=PAGES, units=64):
         self.shape, self.pages = shape, pages
-        self.c = declared(loaded or library(folder, c_host.SHIMMED))
+        self.c = declared(library(c_host.SHIMMED))
         self.device = c.c_void_p(self.c.za_device_open(device.info.name.encode()))
         assert self.device, self.error
         sizes = shape.q_heads, shape.kv_heads, shape.head_dim, 0, False
@@ -117,9 +115,9 @@ def inputs():
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory, device):
+def opened(device):
     """The library, on the device of the package."""
-    made = Library(tmp_path_factory.mktemp("library"), device)
+    made = Library(device)
     yield made
     made.close()
     assert c_host.blocks(made.c) == 0
@@ -229,7 +227,7 @@ CONTEXTS = (0, 1, 63, 64, 65, 1000, 4224)
 OPTIONS = ({}, {"window": 130, "sinks": True}, {"window": 3000, "softcap": 2.0, "sinks": True}, {"softcap": 30.0})
 
 
-def test_contexts_and_layouts_have_the_oracle_s_bits(opened, device, rng, tmp_path):
+def test_contexts_and_layouts_have_the_oracle_s_bits(opened, device, rng):
     """The split rule's and others; awkward values: large scores, subnormals, zeros."""
     shape = za.AttnShape(20, 2, 80)  # two chunks of heads, or one of ten, and lanes without a slice of the values
     q = rng.standard_normal((1, shape.q_heads, shape.head_dim), np.float32)
@@ -237,7 +235,7 @@ def test_contexts_and_layouts_have_the_oracle_s_bits(opened, device, rng, tmp_pa
     k, v = rng.standard_normal((2, max(CONTEXTS), shape.kv_heads, shape.head_dim)).astype(np.float16)
     k[5:9] *= np.float16(60)
     v[::3, 0, :4] = np.float16(6e-8), np.float16(-6e-8), np.float16(-0.0), np.float16(65504)
-    made = Library(tmp_path, device, opened.c, shape=shape, pages=max(CONTEXTS) // PAGE_SIZE, units=8)
+    made = Library(device, shape=shape, pages=max(CONTEXTS) // PAGE_SIZE, units=8)
     table = rng.permutation(made.pages)
     for n, given in itertools.product(CONTEXTS, OPTIONS):
         last, more = max(n - 1, 0), dict(given)
@@ -250,10 +248,10 @@ def test_contexts_and_layouts_have_the_oracle_s_bits(opened, device, rng, tmp_pa
     made.close()
 
 
-def test_items_are_the_planner_s(opened, device, tmp_path):
+def test_items_are_the_planner_s(opened, device):
     """So what ``zinc-attn plan`` models is what an engine runs."""
     tokens, units = 70 * 512 + 1, replace(device.info, compute_units=1).split_units
-    made = Library(tmp_path, device, opened.c, pages=-(-tokens // PAGE_SIZE), units=1)
+    made = Library(device, pages=-(-tokens // PAGE_SIZE), units=1)
     table, q = np.arange(made.pages), np.zeros((1, 4, 64), np.float32)
     nothing = np.zeros((0, 2, 64), np.float16)
     for n, window in ((1, None), (512, None), (513, None), (9000, 5000), (tokens, None)):
@@ -276,14 +274,14 @@ def test_items_are_the_planner_s(opened, device, tmp_path):
         ("q8_0", {"softcap": 3.0}, True),
     ),
 )
-def test_rows_of_a_prompt_attend_shared_keys_together(opened, device, rng, tmp_path, dtype, options, noncausal):
+def test_rows_of_a_prompt_attend_shared_keys_together(opened, device, rng, dtype, options, noncausal):
     """On a device that few workgroups fill: nodes that all rows of an item see, and those behind, a row each."""
     tokens, rows = 1560, 49  # the last rows see a node more, and the last of all is alone
     q = rng.standard_normal((rows, 4, 64), np.float32)
     k, v = rng.standard_normal((2, tokens, 2, 64)).astype(np.float16 if dtype == "f16" else np.float32)
     scales = np.full((2, 2), 0.1, np.float32)
     given = [np.tile(x, (LAYERS, 1)) for x in scales] if dtype == "fp8_e4m3" else (None, None)
-    made = Library(tmp_path, device, opened.c, dtype, given, pages=25, units=1)
+    made = Library(device, dtype, given, pages=25, units=1)
     kept = stored(k, v, dtype, scales=scales if dtype == "fp8_e4m3" else None)
     want = za.reference.emulate(q, *kept, causal=not noncausal, **options)
     table = rng.permutation(25)
@@ -309,10 +307,10 @@ def test_a_scale_of_0_is_the_default_one(opened, inputs):
 
 
 @pytest.fixture(scope="module")
-def scaled(opened, tmp_path_factory, device):
+def scaled(opened, device):
     """The library for fp8_e4m3, with the page's scales in layer 1 and others in layer 0."""
     scales = [np.array([[1, 3], of_layer], np.float32) for of_layer in PAGE_SCALES]
-    made = Library(tmp_path_factory.mktemp("scaled"), device, opened.c, "fp8_e4m3", scales)
+    made = Library(device, "fp8_e4m3", scales)
     yield made
     made.close()
 
@@ -493,7 +491,7 @@ def test_a_driver_that_computes_other_bits_is_refused(device, tmp_path, monkeypa
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(c_host, "contract", lambda: tmp_path)
     made = Opened()
-    made.c = declared(library(tmp_path, LIBRARY))
+    made.c = declared(library(LIBRARY))
     made.device = c.c_void_p(made.c.za_device_open(device.info.name.encode()))
     assert not made.c.za_open(made.device, c.byref(Options(4, 2, 64, dtype=2, arithmetic=arithmetic)))
     assert (made.code, made.error.split(" as ")[0]) == (

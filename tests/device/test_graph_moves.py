@@ -20,7 +20,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {  # of an array in memory
     "inner": {"order": (2, 0, 1, 3), "gap": 2},
 }
 FLOATS = np.array(
-    [0.0, -0.0, np.inf, -np.inf, np.nan, 65519.9, 65520, -7e4, 1e-7, -6e-8, 2.0**-25, 3e-39, 3e9], np.float32
+    [0.0, -0.0, np.inf, -np.inf, np.nan, 65519.9, 65520, -7e4, 1e-7, -6e-8, 2.0**-25, 3e-39, 2e9, -2e9, 3e9], np.float32
 )
 
 
@@ -103,6 +103,7 @@ def moved(device, op, source, target, x, y_shape, layouts, expected, ids=None, s
 
 MOVED = [  # source, target, x's shape, y's, layouts of both
     ("f32", "f32", (3, 5, 7, 2), (5, 1, 6, 7), ("inner", "odd")),
+    ("f32", "f32", (1, 2, 6, 5), (1, 3, 4, 5), ("inner", "odd")),
     ("f32", "f16", (2, 3, 4, 33), (2, 3, 4, 33), ("permuted", "odd")),
     ("f32", "bf16", (2, 3, 4, 33), (2, 3, 4, 33), ("odd", "permuted")),
     ("f16", "f32", (2, 3, 4, 33), (2, 3, 4, 33), ("odd", "plain")),
@@ -209,8 +210,8 @@ def test_blocks_have_the_codecs_bytes(any_device, rng, source, target, op, of_x,
     scale = 2.0 ** rng.integers(-30, 10, (4, 3, 5, 3)).repeat(32, axis=-1)
     x = (rng.standard_normal((4, 3, 5, 96)) * scale).astype(np.float32)
     most = np.float32(STORAGE[target].most)
-    x[0, 0, :, 0] = [most, np.nextafter(most, np.float32(np.inf)), np.nan, -np.inf, 2.0**-41]
-    x[0, 1, 0], x[0, 1, 1, 1] = -0.0, 3e-39
+    x[0, 0, :, 0] = [most, 0, np.nextafter(most, np.float32(np.inf)), np.nan, -np.inf]  # SET_ROWS leaves out the second
+    x[0, 1, 0], x[0, 2, 0], x[0, 2, 2, 1] = -0.0, 2.0**-41 * np.sign(x[0, 2, 0]), 3e-39
     x = moves.convert(x, source)
     raw, ids = moves.to_block_type(x, target), names(rng, 11, np.int64)
     y_shape = (4, 3, 11, 3) if op == "set_rows" else (3, 4, 3, 5)

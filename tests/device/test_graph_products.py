@@ -41,30 +41,66 @@ def same(got, expected):
     assert np.array_equal(got[~nan.reshape(-1)], expected[~nan].view(np.uint32))
 
 
-def quantized(runtime, x):
-    """q and scales of quantize for the rows of x, and what the oracle has."""
-    padded = -(-x.shape[-1] // 256) * 8
-    rows = x.size // x.shape[-1]
-    groups = (-(-rows * padded // 32), 1, 1)
-    return run(runtime, graph.QUANTIZE, groups, (x,), (rows * padded * 8, rows * padded * 2), x=tensor(x))
-
-
-def vec(runtime, kind, raw, x, columns=1, waves=1, superblocks=1, added=None):
-    q, scales = quantized(runtime, x)
-    y = np.zeros((x.shape[0], raw.shape[0]), np.float32)
-    spec = graph.WEIGHT_TYPES.index(kind), columns, 32 * waves, 0, superblocks, int(waves > 1), int(added is not None)
+def product(runtime, kind, raw, x, kernel, groups, spec, added=None):
+    """y of quantized weights; groups: rows of w and rows of x of a workgroup."""
+    columns, k = x.shape
+    blocks_of_x = -(-k // 256) * 8 * columns
+    counts = blocks_of_x * 8, blocks_of_x * 2
+    q, scales = run(runtime, graph.QUANTIZE, (-(-blocks_of_x // 32), 1, 1), (x,), counts, x=tensor(x))
+    y = np.zeros((columns, len(raw)), np.float32)
     given = blocks.pack(kind, raw), q, scales, y if added is None else added
-    values = {"w_begin": 0, "w_steps": (0, 0), "repeats": (1, 1), "blocks": x.shape[-1] // 32}
-    groups = -(-raw.shape[0] // 32), -(-x.shape[0] // columns), 1
+    values = {"w_begin": 0, "w_steps": (0, 0), "repeats": (1, 1), "blocks": k // 32}
     values |= {"y": tensor(y), "added": tensor(y if added is None else added)}
-    (got,) = run(runtime, graph.MUL_MAT_VEC, groups, given, (y.size,), spec, **values)
+    grid = -(-len(raw) // groups[0]), -(-columns // groups[1]), 1
+    (got,) = run(runtime, kernel, grid, given, (y.size,), (graph.WEIGHT_TYPES.index(kind), *spec, int(added is not None)), **values)
     return got
 
 
 @pytest.mark.parametrize("kind", TYPES)
 @np.errstate(all="ignore")
 def test_vectors(any_device, kind, rng):
-    for rows, k, n in (33, 512, 1), (67, 1536, 3):
-        raw, x = weights(kind, rows, k, rng), activations(n, k, rng)
-        got = vec(any_device.runtime, kind, raw, x, n, 1 if n == 1 else 4, 4)
-        same(got, products.multiply(blocks.decode(kind, raw), x))
+    rows, k, n = 67, 1536, 3
+    raw, x = weights(kind, rows, k, rng), activations(n, k, rng)
+    expected = products.multiply(blocks.decode(kind, raw), x)
+    spec = n, 32, 0, 16, 0
+    same(product(any_device.runtime, kind, raw, x, graph.MUL_MAT_VEC, (32, n), spec), expected)
+    spec = 32, 32, 4, 4, 64
+    same(product(any_device.runtime, kind, raw, x, graph.MUL_MAT, (32, 32), spec), expected)
+
+
+def strided(x, order):
+    """x with its dimensions in memory in the order of `order`, and a gap behind its rows."""
+    whole = np.zeros([*(x.shape[i] for i in order[:-1]), x.shape[order[-1]] + 2], x.dtype)
+    view = whole[..., :-2]
+    view[...] = x.transpose(order)
+    return whole, view.transpose(np.argsort(order))
+
+
+def halves(x, kind):
+    """As float32, and as it lies in memory."""
+    if kind == "bf16":
+        words = x.view(np.uint32) >> 16
+        return (words << 16).view(np.float32), words.astype(np.uint16)
+    stored = x.astype(np.float16 if kind == "f16" else np.float32)
+    return stored.astype(np.float32), stored
+
+
+@pytest.mark.parametrize(("w_type", "x_type"), (("f32", "f32"), ("f16", "f32"), ("bf16", "f16"), ("f32", "bf16")))
+@pytest.mark.parametrize("rows, columns, k, order", ((33, 5, 643, (0, 1, 2, 3)), (16, 1, 40, (2, 0, 1, 3))))
+def test_floats(any_device, w_type, x_type, rows, columns, k, order, rng):
+    """Broadcast over dimensions 2 and 3, permuted ones, and bits of what is flushed."""
+    w = rng.standard_normal((1, 2, rows, k), np.float32)
+    x = rng.standard_normal((3, 4, columns, k), np.float32)
+    w[..., ::13] = 2.0**-51
+    w, stored_w = halves(w, w_type)
+    x, stored_x = halves(x, x_type)
+    (base_w, view_w), (base_x, view_x) = strided(stored_w, order), strided(stored_x, order)
+    added = rng.standard_normal((3, 4, columns, rows), np.float32)
+    planes = [[products.multiply_floats(w[0, j // 2], x[i, j]) for j in range(4)] for i in range(3)]
+    expected = products.add(np.array(planes), added)
+    kinds = graph.FLOAT_TYPES.index(w_type), graph.FLOAT_TYPES.index(x_type)
+    tensors = {"w": tensor(view_w), "x": tensor(view_x), "added": tensor(added), "y": tensor(added)}
+    grid, spec = (-(-rows // 32), -(-columns // 8), 12), (*kinds, 32, 8, 2, 2, 64, 1)
+    given = base_w, base_x, added
+    (got,) = run(any_device.runtime, graph.MUL_MAT_FLOAT, grid, given, (expected.size,), spec, **tensors)
+    same(got, expected)

@@ -8,6 +8,8 @@ from zinc_attn.graph import declarations as graph
 from zinc_attn.graph import rows
 from zinc_attn.graph.records import tensor
 
+EXECUTED = True
+
 NONE = (0, (0,) * 4, (0,) * 4)  # a tensor that is not used
 
 

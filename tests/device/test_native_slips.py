@@ -84,6 +84,7 @@ as much as the room: got <= most || → got < most || @ recordings
 src/prepared.c
 the smallest cache: pages < p->pages[slot] → pages > p->pages[slot] @ recordings
 a slot that is reset: p->recorded &= ~( → p->recorded &= ( @ recordings
+what a prepared call has: free(p->scales); → ; @ recordings
 the words of a slot: {p->work.handle, slot * p → {p->work.handle, 0 * p @ plain
 src/device.c
 a lost device: za_error_code() == ZA_LOST) → za_error_code() == ZA_BUSY) @ failures
@@ -120,6 +121,11 @@ the query of a stream: s * o.q->nb[3] → 0 * o.q->nb[3] @ ggml
 ggml's odd slopes: 2 * (h - whole) + 1 → 2 * (h - whole) + 2 @ ggml
 rows that see the same: count == last.count + 1 → count >= last.count @ ggml
 the keys of a mask: request.mask_keys = request.tokens; → request.mask_keys = 1; @ ggml
+rows of a second submission: data.q += begin * → data.q += 0 * begin * @ ggml
+ggml/plan.cpp
+heads before cells: t->ne[2] > 1 ? → t->ne[2] > 9 ? @ ggml
+offsets in a plan's key: key.push_back(offset_of(t)) → key.push_back(0) @ ggml
+one root for K and V: if (o->k_root == o->v_root || → if ( @ ggml
 ggml/device.cpp
 rows of V: kind.latent ? 0 : kind.v.row → kind.latent ? 0 : kind.k.row @ ggml
 the size of V: options.v_head_dim = kind.v_head_dim; → options.v_head_dim = kind.head_dim; @ ggml

@@ -141,6 +141,8 @@ def test_refusals(device: za.Device) -> None:
             attn(q, seq.shards[0], 0)
         with pytest.raises(ArgumentError, match=r"^k: got None"):
             attn(q, seq, 0, None, k)
+        with pytest.raises(ArgumentError, match=r"^causal: got False, expected True"):
+            attn(q, seq, 0, k, k, causal=False)
         assert seq.lengths == [0]
         cache.append(seq, 0, k[:9], k[:9])
         with pytest.raises(ArgumentError, match="mask: row 1 sees no key"):

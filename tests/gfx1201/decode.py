@@ -167,7 +167,8 @@ class _Decoder:
         """Operands; those that an encoding leaves out are the old result, the literal, or VCC."""
         first, *others = given
         if len(given) == 2 or name == "v_fmac_f32":
-            others = [others[0], {"v_fmac_f32": VECTOR + int(r["dst"]), "v_fmaak_f32": CONSTANT}.get(name, VCC)]
+            implied = {"v_fmac_f32": VECTOR + int(r["dst"]), "v_fmaak_f32": CONSTANT, "v_fmamk_f32": CONSTANT}
+            others = [others[0], implied.get(name, VCC)]
         for k, (n, type_) in enumerate(zip((first, *others), OPERATIONS[name].types[1:], strict=False)):
             upper = type_ in "hw" and n >= VECTOR + 128 and self.encoding in ("VOP1", "VOPC")  # of v0 to v127
             r["half"] |= upper << k

@@ -178,6 +178,8 @@ def _compiled(text: str) -> CodeType:
 
 def _statement(line: str) -> str:
     """A line of pseudo-code as Python."""
+    if line == "break":
+        return line
     if match := re.match(r"declare (\w+) : [^[]*(\[\d\])?", line):
         empty = f"[None] * {match[2]}[0]" if match[2] else "V(0)"
         return "pass" if match[1] == "S" else f"{match[1]} = {empty}"

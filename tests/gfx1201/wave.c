@@ -99,9 +99,9 @@ static inline u32 permuted(u64 bytes, u32 chosen) { // a byte each: of the 8, th
     }
     return made;
 }
-static inline u32 class_of(u32 x) { // of a float16: the bit of the mask that asks for its kind
-    u32 minus = x >> 15, exponent = x >> 10 & 31, mantissa = x & 0x3ff;
-    if (exponent == 31) return mantissa ? mantissa >> 9 : minus ? 2 : 9;
+static inline u32 class_of(u32 x, u32 bits, u32 most) { // the bit of the mask that asks for its kind; bits: of a mantissa
+    u32 minus = x >> bits > most, exponent = x >> bits & most, mantissa = x & ((1u << bits) - 1);
+    if (exponent == most) return mantissa ? mantissa >> (bits - 1) : minus ? 2 : 9;
     return exponent ? minus ? 3 : 8 : mantissa ? minus ? 4 : 7 : minus ? 5 : 6;
 }
 

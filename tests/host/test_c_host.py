@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
-from c_host import COMPILER, EMBED, LIBRARY, NARROW, NATIVE, built, library, needs_compiler
+from c_host import COMPILER, EMBED, LIBRARY, NARROW, NATIVE, PAGE, built, library, needs_compiler
 
 from zinc_attn.cache import rows
 from zinc_attn.cache.encoded import encoded_rows
@@ -16,9 +16,11 @@ from zinc_attn.cache.strided import from_rows
 from zinc_attn.kernels import c as generated_c
 from zinc_attn.kernels.tuning import heads_together, most_heads, shared_rows
 from zinc_attn.limits import MAX_HEADS_PER_WORKGROUP
-from zinc_attn.planning.splits import plan_splits
+from zinc_attn.planning.splits import SplitPlan, plan_splits
 from zinc_attn.shapes import KV_LAYOUTS, TILES, AttnShape, row_format, row_strides, strided_format
 from zinc_attn.storage import STORAGE, storage_index, storage_types
+from zinc_attn.tools.cost.cards import CARDS
+from zinc_attn.tools.cost.predict import predict
 from zinc_attn.tools.export import describe
 
 MIXED = [f"{k}/{v}" for k, v in zip(STORAGE, [*STORAGE][3:] + [*STORAGE][:3], strict=True)]  # each once as K, as V
@@ -42,12 +44,12 @@ class NewRows(c.Structure):
 
 
 @pytest.fixture(scope="module")
-def codec(tmp_path_factory):
+def codec():
     """The codec, which needs the contract and error.c alone."""
     if COMPILER is None:
         pytest.skip("there is no C compiler (package gcc)")
     sources = [NATIVE / "src" / f"{name}.c" for name in ("rows", "blocks", "floats", "error")]
-    loaded = library(tmp_path_factory.mktemp("codec"), sources)
+    loaded = library(sources)
     loaded.za_rows_encode.restype = c.c_bool
     return loaded
 
@@ -225,11 +227,11 @@ NUMBERED = ("9/3/64", "16/2/256", "20/1/576/512/latent", "32/32/128", "71/1/64",
 
 
 @pytest.fixture(scope="module")
-def formulas(tmp_path_factory):
+def formulas():
     """The generated functions and those of shape.c, and the numbers of a shape."""
     if COMPILER is None:
         pytest.skip("there is no C compiler (package gcc)")
-    loaded = library(tmp_path_factory.mktemp("formulas"), [NATIVE / "src" / f"{name}.c" for name in ("shape", "error")])
+    loaded = library([NATIVE / "src" / f"{name}.c" for name in ("shape", "error")])
     fields = [(name, c.c_bool if name == "cpu" else c.c_uint64) for name in generated_c.size_fields()]
     loaded.Sizes = type("Sizes", (c.Structure,), {"_fields_": fields})
     for family, decl in generated_c.FAMILIES.items():
@@ -265,6 +267,18 @@ def test_the_numbers_of_a_shape_are_the_package_s(formulas, dtype, page_size):
         for nodes, q_len in itertools.product((0, 1, 2, 9, 64, 500, 1 << 15), (1, 2, 33)):
             plan = plan_splits(nodes * 512, shape, 64, q_len)
             assert formulas.za_split_rule(c.byref(sizes), nodes, q_len) == plan.num_splits, (shape, nodes)
+
+
+def test_the_modeled_share_is_the_package_s(formulas):
+    """Of the library's splits, whose programs have the constants of the test before; beside that of Python's."""
+    page, shape = (PAGE.parent / "cost-model.md").read_text(), AttnShape(16, 2, 256)
+    written = re.search(r"with its own rule the share is (.*) % at 32k and (.*) % at 128k", page)
+    for tokens, said in zip((1 << 15, 1 << 17), written.groups(), strict=True):
+        splits = formulas.za_split_rule(c.byref(formulas.sizes_of(shape)), tokens // 512, 1)
+        plans = SplitPlan.fixed(tokens, shape, num_splits=splits), plan_splits(tokens, shape, 64)
+        library, package = (f"{100 * predict(plan, CARDS['r9700']).fraction:.1f}" for plan in plans)
+        print(f"{tokens} keys: {library} % of the C library's {splits} splits, {package} % of Python's")
+        assert library == package == said
 
 
 def test_workgroups_serve_as_many_heads_and_rows_as_the_package_s(formulas):

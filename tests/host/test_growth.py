@@ -39,7 +39,7 @@ def keys_of(lengths, batch, q_len, options, facts):
 @pytest.mark.parametrize("short", (False, True))
 def test_few_lengths_stand_for_all(short, shape, kind, units, batch, q_len, window, splits):
     """Also where a submission has 100 workgroups."""
-    parsed, tokens = AttnShape.parse(shape), 3000 // q_len * q_len
+    parsed, tokens = AttnShape.parse(shape), 2200 // q_len * q_len
     info = replace(GPU, kind=kind, compute_units=units, max_workgroups=(100 if short else 65535,) * 3)
     facts = CallFacts(info, parsed, 256)
     asked = fixed_layouts(parsed, num_splits=splits, split_size=None) if splits else None

@@ -7,7 +7,7 @@ from zinc_attn.cli import app as cli
 from zinc_attn.errors import KernelError, NoVulkanError
 from zinc_attn.shapes import AttnShape
 from zinc_attn.tools.cost import CARDS
-from zinc_attn.tools.rdna4 import compiler, gates, isa, variants
+from zinc_attn.tools.rdna4 import compiler, gates, graph, isa, variants
 from zinc_attn.tools.rdna4.gates import VariantReport
 from zinc_attn.tools.rdna4.variants import Spec
 
@@ -42,6 +42,16 @@ def test_shipped_kernels_keep_their_gates():
         assert (r.issue_per_key is None) == (r.spec.call in ("merge", "encode")), r.spec.name
     columns, lines = gates.table(reports)
     assert len(lines) == len(specs) and {len(line) for line in lines} == {len(columns)}
+
+
+@pytest.mark.usefixtures("with_compiler")
+def test_the_kernels_of_the_graph_keep_their_gates():
+    assert list(graph.graph_violations()) == []
+    statistics = STATISTICS | {"Spilled VGPRs": 2, "LDS size": (32 << 10) + 4}
+    sentences = list(graph.broken("norm [0, 1, 1]", {"statistics": statistics, "wave": 64}))
+    assert [sentence.split(": ")[1] for sentence in sentences] == [
+        *("2 Spilled VGPRs, at most 0 allowed", "32772 LDS size, at most 32768 allowed", "wave64, wave32 needed")
+    ]
 
 
 @pytest.mark.usefixtures("with_compiler")

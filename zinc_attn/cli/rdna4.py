@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
         say("compiling the variants of all presets: about a minute on two free cores, four on a busy machine")
     reports = rdna4.compile_variants(specs or None)
     print_rows(*rdna4.table(reports), left=1)
-    broken = rdna4.violations(reports)
+    broken = [*rdna4.violations(reports), *(() if specs else rdna4.graph_violations())]
     for sentence in broken:
         say(sentence)
     if not broken:

@@ -38,8 +38,9 @@ def repeated(b: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
 @quietly
 def binary(op: str, a: F32, b: F32) -> F32:
     """a op b, one rounding; b's sizes divide a's, and it repeats."""
-    function = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": quotient}[op]
-    return flush(function(flush(a), flush(repeated(b, a.shape))))
+    functions: dict[str, Callable[..., F32]]
+    functions = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": quotient}
+    return flush(functions[op](flush(a), flush(repeated(b, a.shape))))
 
 
 def sigmoid(x: F32) -> F32:
@@ -57,7 +58,8 @@ def gelu(x: F32) -> F32:
 
 
 def gelu_quick(x: F32) -> F32:
-    return x * quotient(f32(1.0), f32(1.0) + floats.exp(f32(constants.GELU_QUICK) * x))
+    gate: F32 = quotient(f32(1.0), f32(1.0) + floats.exp(f32(constants.GELU_QUICK) * x))
+    return x * gate
 
 
 def gelu_erf(x: F32) -> F32:
@@ -135,9 +137,9 @@ def glu(op: str, a: F32, b: F32, alpha: float = 1.0, limit: float = 0.0) -> F32:
     """act(a) * b; act(a) is flushed as an operation of its own."""
     a, b = flush(a), flush(b)
     if op in ("swiglu_oai", "swiglu_clamp"):
-        limit = f32(limit)
-        a = np.where(limit < a, limit, a)
-        b = np.where(b < -limit, -limit, np.where(limit < b, limit, b))
+        most = f32(limit)
+        a = np.where(most < a, most, a)
+        b = np.where(b < -most, -most, np.where(most < b, most, b))
     if op == "swiglu_oai":
         return flush(flush(silu(a, alpha)) * (b + f32(1.0)))
     activation = {"reglu": relu, "geglu": gelu, "geglu_erf": gelu_erf, "geglu_quick": gelu_quick}.get(op, silu)

@@ -22,7 +22,7 @@ quietly = np.errstate(all="ignore")  # of functions that infinities and NaN pass
 @quietly
 def exp(x: F32) -> F32:
     """An exact power of two times the polynomial of weight(), by Cody and Waite's reduction."""
-    near = np.where(np.isnan(x), f32(0.0), np.clip(x, f32(constants.EXP_LEAST), f32(constants.EXP_MOST)))
+    near: F32 = np.where(np.isnan(x), f32(0.0), np.clip(x, f32(constants.EXP_LEAST), f32(constants.EXP_MOST)))
     whole = np.rint(near * f32(attention.LOG2E))
     rest = (near - whole * f32(attention.LN2_HI)) - whole * f32(attention.LN2_LO)
     y = polynomial(rest * f32(attention.LOG2E), attention.EXP2_POLY)
@@ -51,9 +51,9 @@ def softplus(x: F32) -> F32:
 
 
 @quietly
-def quotient(x: F32, y: F32) -> F32:
+def quotient(x: F32 | np.float32, y: F32 | np.float32) -> F32:
     """Correctly rounded."""
-    return np.divide(x, y)
+    return np.asarray(np.divide(x, y))
 
 
 @quietly

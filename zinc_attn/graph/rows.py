@@ -41,14 +41,14 @@ def sum_rows(x: F32, factor: float = 1.0) -> F32:
 @quietly
 def norm(op: str, x: F32, eps: float, weights: F32 | None = None, bias: F32 | None = None) -> F32:
     """RMS_NORM ("rms"), NORM ("norm") or L2_NORM ("l2") [* weights] [+ bias]."""
-    x, eps, factor = flush(x), f32(eps), f32(1.0 / x.shape[-1])
+    x, least, factor = flush(x), f32(eps), f32(1.0 / x.shape[-1])
     mean = flush(row_sum(x) * factor)[..., None] if op == "norm" else f32(0.0)
     total = row_sum(flush((x - mean) * (x - mean)))
     if op == "l2":
         length = floats.root(total)
-        scale = flush(quotient(f32(1.0), flush(np.where(length > eps, length, eps))))
+        scale = flush(quotient(f32(1.0), flush(np.where(length > least, length, least))))
     else:
-        scale = floats.inverse_root(flush(flush(total * factor) + eps))
+        scale = floats.inverse_root(flush(flush(total * factor) + least))
     y = flush((x - mean) * scale[..., None])
     y = binary("mul", y, weights) if weights is not None else y
     return binary("add", y, bias) if bias is not None else y

@@ -2,6 +2,7 @@
 
 from .compiler import compile_variants
 from .gates import table, violations
+from .graph import graph_violations
 from .variants import USUAL, Spec, specs_for
 
-__all__ = ["USUAL", "Spec", "compile_variants", "specs_for", "table", "violations"]
+__all__ = ["USUAL", "Spec", "compile_variants", "graph_violations", "specs_for", "table", "violations"]

@@ -1,0 +1,27 @@
+"""What the compiler gate is shown of the graph's kernels: specialization constants of each, a line a kernel or more."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from . import declarations as graph
+
+_F32, _F16, _BF16 = range(3)  # of FLOAT_TYPES
+
+
+def _unary(op: str, x: int = _F32, y: int = _F32) -> tuple[graph.GraphKernel, tuple[int, ...]]:
+    return graph.UNARY, (graph.UNARY_OPS.index(op), x, y)
+
+
+PROGRAMS: Final[tuple[tuple[graph.GraphKernel, tuple[int, ...]], ...]] = (
+    *(_unary(op) for op in ("tanh", "silu", "softplus", "gelu_erf", "sqrt", "sin")),
+    *(_unary("gelu", x, x) for x in (_F16, _BF16)),
+    *((graph.BINARY, (op, _F32, _F32, _F32)) for op in range(len(graph.BINARY_OPS))),
+    (graph.BINARY, (graph.BINARY_OPS.index("div"), _F16, _F32, _F16)),
+    *((graph.GLU, (op, _F32)) for op in range(len(graph.GLU_OPS))),
+    (graph.ADD_ID, ()),
+    *((graph.NORM, (op, 1, 1)) for op in range(len(graph.NORM_OPS))),
+    *((graph.SOFT_MAX, (mask, 1)) for mask in range(len(graph.MASK_TYPES))),
+    (graph.SUM_ROWS, ()),
+    *((graph.ROPE, (kind,)) for kind in (_F32, _F16)),
+)
