@@ -37,6 +37,7 @@ void Device::release(Memory *memory) {
         at = inside ? caches_.erase(at) : std::next(at);
     }
     store->release(memory);
+    recorder->forget();
 }
 
 const Opened &Device::attn(const Kind &kind) {

@@ -37,9 +37,11 @@ bool Arena::take(uint64_t size, za_place *place, void **host) {
     return true;
 }
 
-void Arena::reset() {
+bool Arena::reset() {
+    const bool several = buffers_.size() > 1;
     for (; buffers_.size() > 1; buffers_.erase(buffers_.begin())) za_buffer_free(device_, &buffers_.front());
     taken_ = 0;
+    return several;
 }
 
 void Arena::free() {
@@ -76,14 +78,14 @@ static VkMemoryPropertyFlags params_flags(const za_device *device) {
 }
 
 Recorder::Recorder(za_device *device)
-    : device_(device), params_(device, params_flags(device), "parameters"), scratch_(device, DEVICE, "scratch") {}
+    : device_(device), params_(device, params_flags(device), "parameters"),
+      words_(device, params_flags(device), "lists"), scratch_(device, DEVICE, "scratch") {}
 
 Recorder::~Recorder() {
     abandon();
-    params_.free();
-    scratch_.free();
+    for (Arena *arena : {&params_, &words_, &scratch_}) arena->free();
     for (auto &one : pipelines_) za_pipeline_free(device_, &one.second);
-    za_sets_free(device_, &sets_);
+    za_sets_free(device_, &pools_);
 }
 
 bool Recorder::next_commands() {
@@ -107,11 +109,12 @@ bool Recorder::begin() {
     dispatches_ = 0;
     read_.clear();
     written_.clear();
-    params_.reset();
-    scratch_.reset();
+    for (Arena *arena : {&params_, &words_, &scratch_})
+        if (arena->reset()) forget();
+    for (Sets &one : sets_) one.used = 0;
     ring_ = {};
     if (!za_enter(device_)) return false;
-    const bool ok = za_sets_reset(device_, &sets_) && next_commands();
+    const bool ok = next_commands();
     if (ok) za_barrier_before(device_, commands_[0]);
     return za_leave(device_, ok);
 }
@@ -134,9 +137,14 @@ void Recorder::abandon() {
     used_ = 0;
 }
 
+void Recorder::forget() {
+    for (Sets &sets : sets_)
+        for (Set &one : sets.all) one.place[0] = {};
+}
+
 // --- memory of a graph -----------------------------------------------------------------------------------------------
 
-bool Recorder::words(uint64_t size, za_place *place, void **host) { return params_.take(size, place, host); }
+bool Recorder::words(uint64_t size, za_place *place, void **host) { return words_.take(size, place, host); }
 
 bool Recorder::scratch(uint64_t size, Scratch *scratch) {
     const uint64_t needed = aligned(device_, size);
@@ -188,6 +196,23 @@ void Recorder::order(const struct za_command &command) {
     for (uint32_t i = 0; i < command.bindings; ++i) (command.written >> i & 1 ? written_ : read_).push_back(ranges[i]);
 }
 
+bool Recorder::set_of(const struct za_command &command, VkDescriptorSet *set) {
+    const size_t bytes = command.bindings * sizeof *command.place;
+    Sets &sets = sets_[command.bindings];
+    if (sets.used == sets.all.size()) {
+        Set made{};
+        if (!za_set_take(device_, &pools_, command.set_layout, &made.handle)) return false;
+        sets.all.push_back(made);
+    }
+    Set &found = sets.all[sets.used++];
+    if (std::memcmp(found.place, command.place, bytes) != 0) {
+        std::memcpy(found.place, command.place, bytes);
+        za_set_write(device_, found.handle, &command);
+    }
+    *set = found.handle;
+    return true;
+}
+
 bool Recorder::command(const struct za_command &command) {
     const bool full = recorded_ && products_ + command.products > PRODUCTS;
     if ((full || (used_ == 1 && recorded_ == EARLY)) && !flush()) return false;
@@ -195,7 +220,10 @@ bool Recorder::command(const struct za_command &command) {
     ++recorded_;
     ++dispatches_;
     products_ += command.products;
-    return za_dispatch(device_, commands_[used_ - 1], &sets_, &command);
+    VkDescriptorSet set;
+    if (!set_of(command, &set)) return false;
+    za_dispatch_with(device_, commands_[used_ - 1], &command, set);
+    return true;
 }
 
 bool Recorder::dispatch(const Dispatch &dispatch) {

@@ -16,7 +16,7 @@ class Arena {
   public:
     Arena(za_device *device, VkMemoryPropertyFlags flags, const char *what) : device_(device), flags_(flags), what_(what) {}
     bool take(uint64_t size, za_place *place, void **host);
-    void reset();  // all pieces are given back; of several buffers the largest stays
+    bool reset();  // all pieces are given back; of several buffers the largest stays, and true is returned
     void free();
 
   private:
@@ -69,6 +69,7 @@ class Recorder {
     bool command(const struct za_command &command);
     bool finish();  // waits
     void abandon();
+    void forget();  // a buffer that dispatches bound was freed
 
     uint64_t dispatches() const { return dispatches_; }  // of the last graph
 
@@ -85,16 +86,28 @@ class Recorder {
     struct Hash {
         size_t operator()(const Key &key) const;
     };
+    struct Set {
+        VkDescriptorSet handle;
+        za_place place[MAX_BINDINGS];  // that it binds
+    };
+    // Of a number of bindings: dispatches of that number take one after another, and find their places as the graph
+    // before left them, if it was the same graph.
+    struct Sets {
+        std::vector<Set> all;
+        size_t used = 0;
+    };
 
     const pipeline *pipeline_of(const Key &key);
+    bool set_of(const struct za_command &command, VkDescriptorSet *set);
     void order(const struct za_command &command);  // a barrier where it is needed
     bool next_commands();
     bool flush();
 
     za_device *device_;
     std::unordered_map<Key, pipeline, Hash> pipelines_;
-    Arena params_, scratch_;
-    sets sets_{};
+    Arena params_, words_, scratch_;
+    sets pools_{};
+    Sets sets_[MAX_BINDINGS + 1];
     std::vector<VkCommandBuffer> commands_;
     size_t used_ = 0;            // of commands_, in this graph
     std::vector<Range> read_, written_;  // since the last barrier

@@ -192,31 +192,32 @@ void za_sets_free(struct za_device *device, struct sets *sets) {
     *sets = (struct sets){0};
 }
 
-/* A set that binds the command's places. */
-static bool take_set(struct za_device *device, struct sets *sets, const struct za_command *command,
-                     VkDescriptorSet *set) {
+bool za_set_take(struct za_device *device, struct sets *sets, VkDescriptorSetLayout layout, VkDescriptorSet *set) {
     if (sets->taken == sets->count * SETS && !add_pool(device, sets)) return false;
     VkDescriptorSetAllocateInfo allocate = {
         .sType = VK_STRUCTURE_TYPE_DESCRIPTOR_SET_ALLOCATE_INFO,
         .descriptorPool = sets->pools[sets->taken / SETS],
         .descriptorSetCount = 1,
-        .pSetLayouts = &command->set_layout,
+        .pSetLayouts = &layout,
     };
     if (!za_check(device->vk.AllocateDescriptorSets(device->host.device, &allocate, set), "vkAllocateDescriptorSets"))
         return false;
     ++sets->taken;
+    return true;
+}
+
+void za_set_write(struct za_device *device, VkDescriptorSet set, const struct za_command *command) {
     VkDescriptorBufferInfo infos[MAX_BINDINGS];
     for (uint32_t i = 0; i < command->bindings; ++i)
         infos[i] = (VkDescriptorBufferInfo){command->place[i].buffer, command->place[i].offset, command->place[i].size};
     VkWriteDescriptorSet write = {
         .sType = VK_STRUCTURE_TYPE_WRITE_DESCRIPTOR_SET,
-        .dstSet = *set,
+        .dstSet = set,
         .descriptorCount = command->bindings, /* one write fills consecutive bindings */
         .descriptorType = VK_DESCRIPTOR_TYPE_STORAGE_BUFFER,
         .pBufferInfo = infos,
     };
     device->vk.UpdateDescriptorSets(device->host.device, 1, &write, 0, NULL);
-    return true;
 }
 
 struct za_command za_command(const struct za_device *device, const struct pipeline *pipeline,
@@ -233,15 +234,21 @@ struct za_command za_command(const struct za_device *device, const struct pipeli
     return command;
 }
 
-bool za_dispatch(struct za_device *device, VkCommandBuffer commands, struct sets *sets,
-                 const struct za_command *command) {
+void za_dispatch_with(struct za_device *device, VkCommandBuffer commands, const struct za_command *command,
+                      VkDescriptorSet set) {
     const struct za_functions *vk = &device->vk;
     const uint32_t *groups = command->groups;
-    VkDescriptorSet set;
-    if (!take_set(device, sets, command, &set)) return false;
     vk->CmdBindPipeline(commands, VK_PIPELINE_BIND_POINT_COMPUTE, command->pipeline);
     vk->CmdBindDescriptorSets(commands, VK_PIPELINE_BIND_POINT_COMPUTE, command->layout, 0, 1, &set, 0, NULL);
     vk->CmdDispatch(commands, groups[0], groups[1], groups[2]);
+}
+
+bool za_dispatch(struct za_device *device, VkCommandBuffer commands, struct sets *sets,
+                 const struct za_command *command) {
+    VkDescriptorSet set;
+    if (!za_set_take(device, sets, command->set_layout, &set)) return false;
+    za_set_write(device, set, command);
+    za_dispatch_with(device, commands, command, set);
     return true;
 }
 

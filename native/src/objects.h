@@ -47,6 +47,12 @@ struct za_command za_command(const struct za_device *device, const struct pipeli
 bool za_dispatch(struct za_device *device, VkCommandBuffer commands, struct sets *sets,
                  const struct za_command *command);
 
+/* Its parts, where sets are used again: take a set, write the command's places, record. */
+bool za_set_take(struct za_device *device, struct sets *sets, VkDescriptorSetLayout layout, VkDescriptorSet *set);
+void za_set_write(struct za_device *device, VkDescriptorSet set, const struct za_command *command);
+void za_dispatch_with(struct za_device *device, VkCommandBuffer commands, const struct za_command *command,
+                      VkDescriptorSet set);
+
 /* Barriers around what the library records. After the first one all that was written before is seen, and all that was
    read may be written; after the second one all commands and the host see what the library wrote. */
 void za_barrier_before(const struct za_device *device, VkCommandBuffer commands);
