@@ -35,11 +35,13 @@ class Oracle:
         return y if added is None else products.add(y, added)
 
     def rope(self, x: F32, positions: NDArray[np.int32]) -> F32:
-        return np.asarray(rope(x[None], positions[None], ROPE.table(), ROPE.step))[0]
+        turned: F32 = rope(x[None], positions[None], ROPE.table(), ROPE.step)[0]
+        return turned
 
     def attend(self, q: F32, k: NDArray[Any], v: NDArray[Any]) -> F32:
         out: F32 = emulate(q, k, v)[0]
         return out
 
     def swiglu(self, gate: F32, up: F32) -> F32:
-        return np.asarray(elementwise.glu("swiglu", gate, up))
+        product: F32 = elementwise.glu("swiglu", gate, up)
+        return product
