@@ -249,7 +249,7 @@ WEIGHT_TYPES: Final = tuple(pieces.TYPES)  # specialization constant type
 
 # Rows of float32 values (n[0] a multiple of 32) to q, 8 words of 4 int8 for a block of 32, and scales, 2 words for a
 # block: float32 d; the sums of q's first and last 16 as int16. Block 0 of all rows comes first, rows in the order of
-# dimensions 1, 2, 3, then block 1, ...; blocks of zeros fill up to a multiple of 8. Grid: x (and y) = blocks * rows / 32.
+# dimensions 1, 2, 3, then block 1, ...; blocks of zeros up to a multiple of 8. Grid: x (and y) = blocks * rows / 32.
 QUANTIZE: Final = kernel("quantize", {"x": "read", "q": "write", "scales": "write"}, (), tensors("x"))
 
 _PRODUCT_BINDINGS: Final[dict[str, Access]] = {
