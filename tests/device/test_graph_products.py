@@ -1,8 +1,11 @@
 """Products of matrices: the oracle's bits."""
 
+from contextlib import closing
+
 import numpy as np
 import pytest
 from graph_harness import run
+from support import needs_radv
 
 from zinc_attn.graph import blocks, products
 from zinc_attn.graph import declarations as graph
@@ -145,3 +148,26 @@ def test_floats(any_device, w_type, x_type, rows, columns, k, order, rng):
     given = base_w, base_x, added
     (got,) = run(any_device.runtime, graph.MUL_MAT_FLOAT, grid, given, (expected.size,), spec, **tensors)
     same(got, expected)
+
+
+@pytest.fixture(scope="module")
+def gfx1201():
+    """RADV's code for the chip, executed."""
+    pytest.importorskip("tinygrad", reason="tinygrad 0.14, which has AMD's tables, wants Python 3.11 or later")
+    needs_radv()
+    from gfx1201.runtime import Gfx1201
+
+    with closing(Gfx1201()) as runtime:
+        yield runtime
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@np.errstate(all="ignore")
+def test_types_on_gfx1201(gfx1201, kind, rng):
+    """Programs as the card gets them: a superblock's pieces ahead, waves that share superblocks, in two rounds."""
+    k = 768 if TYPES[kind].values == 256 else 736
+    raw, x = weights(kind, (1, 1, 33, k), rng), activations((1, 1, 2, k), rng)
+    expected = expected_of(kind, raw, x)
+    for way in (graph.MUL_MAT_VEC, (32, 2), (2, 64, 1, 2, 1)), (graph.MUL_MAT, (32, 32), (32, 32, 4, 4, 64)):
+        same(product(gfx1201, kind, raw, x, *way), expected)
+    assert gfx1201.loads_outside == 0
