@@ -75,7 +75,8 @@ void load_tiles(uint j) {
             of_superblock[i] = superblock_scale();
         }
     }
-    for (uint i = gl_LocalInvocationIndex; i < TILE_COLUMNS; i += gl_WorkGroupSize.x) {
+    uint other = (gl_LocalInvocationIndex + gl_WorkGroupSize.x - TILE_ROWS % gl_WorkGroupSize.x) % gl_WorkGroupSize.x;
+    for (uint i = other; i < TILE_COLUMNS; i += gl_WorkGroupSize.x) {  // begun by those who have no row of w, or fewer
         uint n = min(gl_WorkGroupID.y * TILE_COLUMNS + i, p.y.n[1] - 1u);
         uint at = (superblock * 8u + j) * p.y.n[1] * p.y.n[2] * p.y.n[3] + gl_WorkGroupID.z * p.y.n[1] + n;
         [[unroll]] for (uint k = 0u; k < 4u; ++k) {
