@@ -1,8 +1,8 @@
 // y = w x for many rows of x, in tiles.  S256 of zinc_attn/graph/products.py.
 //
-// Grid: x = rows of w in pieces of TILE_ROWS, y = rows of x in pieces of TILE_COLUMNS, z = planes of y.  A workgroup walks
-// along a row block by block, ascending: it decodes a block of its rows of w and x to shared memory, then an invocation
-// adds that block to its OWN_ROWS * OWN_COLUMNS outputs.
+// Grid: x = rows of w in pieces of TILE_ROWS, y = rows of x in pieces of TILE_COLUMNS, z = planes of y.  A workgroup
+// walks along a row block by block, ascending: it decodes a block of its rows of w and x to shared memory, then an
+// invocation adds that block to its OWN_ROWS * OWN_COLUMNS outputs.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
@@ -113,8 +113,9 @@ void add_block(uvec2 own) {
         dots(own, STEPS / 2u, STEPS, second);
     }
     [[unroll]] for (uint o = 0u; o < OWN; ++o) {
-        vec2 both = vec2(first[o], second[o]);
-        join(of_w[tile_row(own.x, o / OWN_COLUMNS)], of_x[own.y * OWN_COLUMNS + o % OWN_COLUMNS], both, inner[o], lower[o]);
+        vec4 w = of_w[tile_row(own.x, o / OWN_COLUMNS)];
+        vec3 x = of_x[own.y * OWN_COLUMNS + o % OWN_COLUMNS];
+        join(w, x, vec2(first[o], second[o]), inner[o], lower[o]);
     }
 }
 

@@ -15,7 +15,7 @@ from .compiler import compile_programs
 
 MOST: Final = {"Spilled VGPRs": 0, "Spilled SGPRs": 0, "Scratch size": 0, "LDS size": 32 << 10}
 
-# Vector instructions of a program of mul_mat_vec, which makes a superblock of 32 rows, as a part of what the card issues
+# Vector instructions of mul_mat_vec, whose program makes a superblock of 32 rows, as a part of what the card issues
 # while that superblock comes from memory, by its columns: below 1 memory is the limit.
 MOST_ISSUED: Final = {1: 0.21, 8: 0.9}
 MOST_ISSUED_BY_TABLE: Final = 0.28  # of one column where values come from a table: iq4_nl, iq4_xs, mxfp4
