@@ -27,8 +27,8 @@ layout(set = 0, binding = MUL_MAT_VEC_BIND_Y, std430) writeonly buffer Y { float
 #include "tensor.glsl"
 #include "numbers.glsl"
 #include "sums.glsl"
-#include "dot.glsl"
 #include "q_blocks.glsl"
+#include "q_sums.glsl"
 
 const uint WAVES = gl_WorkGroupSize.x / 32u;
 const uint WAVE_COLUMNS = (COLUMNS + WAVES - 1u) / WAVES;  // whose superblocks a wave adds

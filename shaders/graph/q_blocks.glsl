@@ -1,4 +1,4 @@
-// Quantized weights: a decoder for each type, and how a block joins the sums, for products of few rows and of many.
+// Quantized weights: a decoder for each type, for products of few rows and of many.
 #include "q_places.glsl"
 
 // --- values ----------------------------------------------------------------------------------------------------------
@@ -142,38 +142,4 @@ vec4 block_scales(uint j) {
     uint scales = j < 4u ? h.y & 0x3F3F3F3Fu : (h.w & NIBBLES) | (h.y >> 2 & 0x30303030u);
     uint minima = j < 4u ? h.z & 0x3F3F3F3Fu : (h.w >> 4 & NIBBLES) | (h.z >> 2 & 0x30303030u);
     return vec4(byte_of(scales, j % 4u), 0.0, byte_of(minima, j % 4u), 0.0);
-}
-
-// --- sums ------------------------------------------------------------------------------------------------------------
-
-// Of a block of x: the sums of both halves; its scale and these.
-ivec2 sums_of_x(uvec2 words) {
-    return ivec2(bitfieldExtract(int(words.y), 0, 16), int(words.y) >> 16);
-}
-
-vec3 scales_of_x(uvec2 words) {
-    return vec3(uintBitsToFloat(words.x), sums_of_x(words));
-}
-
-// A block joins the sums of its superblock: of weights, and of minima of a type of 256 values.  w: its block_scales; x:
-// the scale of its block, and the sums of both halves; dots: dot products of both halves, or their sum.
-void join(vec4 w, vec3 x, vec2 dots, inout float sum, inout float low) {
-    if (IS_256) {
-        sum = add(sum, multiply(x.x, HAS_HALVES ? w.x * dots.x + w.y * dots.y : w.x * dots.x));  // whole numbers
-        if (HAS_MINIMUM) {
-            low = add(low, multiply(x.x, HAS_HALVES ? w.z * x.y + w.w * x.z : w.z * (x.y + x.z)));
-        }
-    } else {
-        float both = multiply(w.x, x.x);
-        sum = add(sum, multiply(TYPE == WEIGHT_TYPE_MXFP4 ? flush(both) : both, dots.x));
-        if (HAS_MINIMUM) {
-            sum = add(sum, multiply(multiply(w.y, x.x), x.y + x.z));
-        }
-    }
-}
-
-// The superblock's sum. scale: superblock_scale.
-float joined(vec2 scale, float sum, float low) {
-    float scaled = IS_256 ? flush(multiply(scale.x, sum)) : sum;
-    return IS_256 && HAS_MINIMUM ? add(scaled, -flush(multiply(scale.y, low))) : scaled;
 }
