@@ -105,6 +105,8 @@ bool Recording::run() {
             return false;
         }
         changed(graph_->nodes[at_]);
+        quantized_.insert(quantized_.end(), made_.begin(), made_.end());
+        made_.clear();
     }
     return device->recorder->finish() || (say("%s", za_error()), false);
 }
@@ -121,7 +123,7 @@ bool Recording::dispatch_words(int kernel, const Constants &constants, const voi
 
 bool Recording::quantized(const ggml_tensor *x, Quantized *found) {
     const VkBuffer buffer = buffer_of(x)->memory.of.handle;
-    const size_t begin = begin_of(x), end = begin + ggml_nbytes(x);
+    const size_t begin = begin_of(x);
     for (const Quantized &one : quantized_)
         if (one.buffer == buffer && one.begin == begin && std::equal(one.ne, one.ne + 4, x->ne) &&
             std::equal(one.nb, one.nb + 4, x->nb) && device->recorder->holds(one.q) &&
@@ -129,18 +131,41 @@ bool Recording::quantized(const ggml_tensor *x, Quantized *found) {
             *found = one;
             return true;
         }
-    const uint64_t blocks = uint64_t(ggml_nrows(x)) * (uint64_t(x->ne[0] + 255) / 256 * 8);  // of whole superblocks
-    Quantized made{buffer, begin, end, {}, {}, {}, {}};
-    std::copy(x->ne, x->ne + 4, made.ne);
-    std::copy(x->nb, x->nb + 4, made.nb);
+    Quantized made;
+    if (!room_for(x, &made)) return false;
     const Bound of = bound(*device, x);
-    const quantize_params params{of.at};
-    if (!device->recorder->scratch(32 * blocks, &made.q) || !device->recorder->scratch(8 * blocks, &made.scales) ||
-        !dispatch(GRAPH_QUANTIZE, {}, params, {of.place, made.q.place, made.scales.place}, 6, grid((blocks + 31) / 32)))
+    const uint64_t blocks = made.scales.place.size / 8;
+    if (!dispatch(GRAPH_QUANTIZE, {}, quantize_params{of.at}, {of.place, made.q.place, made.scales.place}, 6,
+                  grid((blocks + 31) / 32)))
         return false;
     quantized_.push_back(made);
     *found = made;
     return true;
+}
+
+bool Recording::room_for(const ggml_tensor *x, Quantized *made) {
+    const uint64_t blocks = uint64_t(ggml_nrows(x)) * (uint64_t(x->ne[0] + 255) / 256 * 8);  // of whole superblocks
+    *made = {buffer_of(x)->memory.of.handle, begin_of(x), begin_of(x) + ggml_nbytes(x), {}, {}, {}, {}};
+    std::copy(x->ne, x->ne + 4, made->ne);
+    std::copy(x->nb, x->nb + 4, made->nb);
+    return device->recorder->scratch(32 * blocks, &made->q) && device->recorder->scratch(8 * blocks, &made->scales);
+}
+
+bool Recording::make_quantized(const ggml_tensor *x, Quantized *made) {
+    if (!room_for(x, made)) return false;
+    made_.push_back(*made);
+    return true;
+}
+
+bool Recording::feeds_products(const ggml_tensor *x) const {
+    int left = 3;  // nodes that may be the product
+    for (int i = at_ + 1; i < graph_->n_nodes && left; ++i) {
+        const ggml_tensor *node = graph_->nodes[i];
+        if (is_view(node)) continue;
+        if (node->op == GGML_OP_MUL_MAT && node->src[1] == x && weight_type(node->src[0]->type) >= 0) return true;
+        --left;
+    }
+    return false;
 }
 
 }  // namespace zinc

@@ -44,6 +44,8 @@ class Recording {
         return dispatch_words(kernel, constants, &params, sizeof params, places, written, groups);
     }
     bool quantized(const ggml_tensor *x, Quantized *found);
+    bool feeds_products(const ggml_tensor *x) const;           // quantized weights multiply x next
+    bool make_quantized(const ggml_tensor *x, Quantized *made);  // memory for x, which the dispatch that makes x fills
 
     // What follows a node: the next one that is no view, if it alone uses the node's result.
     ggml_tensor *only_user(const ggml_tensor *node);
@@ -63,7 +65,8 @@ class Recording {
 
     ggml_cgraph *graph_;
     int at_ = 0;        // the node that is recorded
-    std::vector<Quantized> quantized_;
+    bool room_for(const ggml_tensor *x, Quantized *made);
+    std::vector<Quantized> quantized_, made_;  // made_: by the node that is recorded
 };
 
 size_t unit_of(const ggml_tensor *t);                           // bytes of an element; of blocks 2

@@ -47,6 +47,7 @@ static bool record_norm(Recording &r, ggml_tensor *op) {
     Bound x = bound(*r.device, op->src[0]), y = bound(*r.device, op), weight = y, bias = y;
     norm_constants constants{kind, 0, 0};
     uint64_t rows = rows_of(op);
+    const ggml_tensor *result = op;
     int eps = 0;
     if (op->op == GGML_OP_GROUP_NORM) {  // a group is a row
         const uint32_t groups = uint32_t(op->op_params[0]), n = uint32_t(op->ne[0] * op->ne[1] * op->ne[2]) / groups;
@@ -58,15 +59,24 @@ static bool record_norm(Recording &r, ggml_tensor *op) {
         y = bound(*r.device, user);
         constants.weighted = 1;
         r.take(user);
+        result = user;
         ggml_tensor *sum, *added = other_operand(r, user, GGML_OP_ADD, &sum);
         if (added && apart(op->src[0], sum)) {
             bias = bound(*r.device, added);
             y = bound(*r.device, sum);
             constants.biased = 1;
             r.take(sum);
+            result = sum;
         }
     }
     const norm_params params{x.at, weight.at, bias.at, y.at, number_of(op, eps), 1.0f / float(x.at.n[0])};
+    if (r.feeds_products(result)) {
+        Quantized made;
+        return r.make_quantized(result, &made) &&
+               r.dispatch(GRAPH_NORM_QUANTIZED, constants, params,
+                          {x.place, weight.place, bias.place, y.place, made.q.place, made.scales.place}, 8 | 16 | 32,
+                          grid(rows));
+    }
     return r.dispatch(GRAPH_NORM, constants, params, {x.place, weight.place, bias.place, y.place}, 8, grid(rows));
 }
 
