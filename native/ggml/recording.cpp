@@ -110,8 +110,8 @@ bool Recording::run() {
             return false;
         }
         changed(graph_->nodes[at_]);
-        if (beside_.buffer) quantized_.push_back(beside_);
-        beside_ = {};
+        quantized_.insert(quantized_.end(), made_.begin(), made_.end());
+        made_.clear();
     }
     return device->recorder->finish() || (say("%s", za_error()), false);
 }
@@ -137,29 +137,40 @@ bool Recording::quantized(const ggml_tensor *x, Quantized *found) {
             return true;
         }
     Quantized made;
-    if (!reserve(x, &made)) return false;
+    if (!room_for(x, &made)) return false;
     const Bound of = bound(*device, x);
+    const uint64_t blocks = made.scales.place.size / 8;
     if (!dispatch(GRAPH_QUANTIZE, {}, quantize_params{of.at}, {of.place, made.q.place, made.scales.place}, 6,
-                  grid(pieces(blocks_of(x), 32))))
+                  grid((blocks + 31) / 32)))
         return false;
     quantized_.push_back(made);
     *found = made;
     return true;
 }
 
-bool Recording::reserve(const ggml_tensor *x, Quantized *made) {
+bool Recording::room_for(const ggml_tensor *x, Quantized *made) {
+    const uint64_t blocks = uint64_t(ggml_nrows(x)) * (uint64_t(x->ne[0] + 255) / 256 * 8);  // of whole superblocks
     *made = {buffer_of(x)->memory.of.handle, begin_of(x), begin_of(x) + ggml_nbytes(x), {}, {}, {}, {}};
     std::copy(x->ne, x->ne + 4, made->ne);
     std::copy(x->nb, x->nb + 4, made->nb);
-    return device->recorder->scratch(32 * blocks_of(x), &made->q) &&
-           device->recorder->scratch(8 * blocks_of(x), &made->scales);
+    return device->recorder->scratch(32 * blocks, &made->q) && device->recorder->scratch(8 * blocks, &made->scales);
 }
 
-const Quantized *Recording::beside(const ggml_tensor *y) {
-    const ggml_tensor *user = next();
-    if (!user || user->op != GGML_OP_MUL_MAT || user->src[1] != y || !is_f32(y) || weight_type(user->src[0]->type) < 0)
-        return nullptr;
-    return reserve(y, &beside_) ? &beside_ : nullptr;
+bool Recording::make_quantized(const ggml_tensor *x, Quantized *made) {
+    if (!room_for(x, made)) return false;
+    made_.push_back(*made);
+    return true;
+}
+
+bool Recording::feeds_products(const ggml_tensor *x) const {
+    int left = 3;  // nodes that may be the product
+    for (int i = at_ + 1; i < graph_->n_nodes && left; ++i) {
+        const ggml_tensor *node = graph_->nodes[i];
+        if (is_view(node)) continue;
+        if (node->op == GGML_OP_MUL_MAT && node->src[1] == x && weight_type(node->src[0]->type) >= 0) return true;
+        --left;
+    }
+    return false;
 }
 
 }  // namespace zinc

@@ -44,8 +44,8 @@ class Recording {
         return dispatch_words(kernel, constants, &params, sizeof params, places, written, groups);
     }
     bool quantized(const ggml_tensor *x, Quantized *found);
-    // Where a node's kernel is to write its result y as int8, too, as the next node is a product that reads it; else NULL.
-    const Quantized *beside(const ggml_tensor *y);
+    bool feeds_products(const ggml_tensor *x) const;           // quantized weights multiply x next
+    bool make_quantized(const ggml_tensor *x, Quantized *made);  // memory for x, which the dispatch that makes x fills
 
     // What follows a node: the next one that is no view, if it alone uses the node's result.
     ggml_tensor *only_user(const ggml_tensor *node);
@@ -67,8 +67,8 @@ class Recording {
 
     ggml_cgraph *graph_;
     int at_ = 0;        // the node that is recorded
-    std::vector<Quantized> quantized_;
-    Quantized beside_{};  // of the node that is recorded, where it has one
+    bool room_for(const ggml_tensor *x, Quantized *made);
+    std::vector<Quantized> quantized_, made_;  // made_: by the node that is recorded
 };
 
 size_t unit_of(const ggml_tensor *t);                           // bytes of an element; of blocks 2
