@@ -1,9 +1,9 @@
 // The lists of an operation's rows, and the calls that they make.
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <numeric>
 
+#include "../graph/rope_table.h"
 #include "memory.h"
 #include "plan.h"
 
@@ -81,9 +81,9 @@ static std::vector<float> slopes_of(const Operation &o) {
     std::vector<float> slopes(o.max_bias > 0 && o.mask ? o.kind.q_heads : 0);
     size_t whole = 1;  // the power of two up to the heads
     while (2 * whole <= o.kind.q_heads) whole *= 2;
-    float step = std::pow(2.0f, -o.max_bias / float(whole)), half_step = std::pow(2.0f, -o.max_bias / 2 / float(whole));
+    const double step = -double(o.max_bias) / double(whole);  // as SOFT_MAX has it
     for (size_t h = 0; h < slopes.size(); ++h)
-        slopes[h] = h < whole ? std::pow(step, float(h + 1)) : std::pow(half_step, float(2 * (h - whole) + 1));
+        slopes[h] = float(graph::exp2_of(h < whole ? step * double(h + 1) : step / 2 * double(2 * (h - whole) + 1)));
     return slopes;
 }
 

@@ -27,7 +27,7 @@ ANY, _, COMPUTE = range(3)  # usage of a buffer
 OURS = (  # without the families of operations that other tests have
     *("ggml/attention", "ggml/calls", "ggml/cells", "ggml/device", "ggml/lists", "ggml/memory", "ggml/moves"),
     *("ggml/operations", "ggml/orders", "ggml/plan", "ggml/plugin", "ggml/recording", "ggml/say", "ggml/weights"),
-    *("graph/memory", "graph/recorder"),
+    *("graph/memory", "graph/recorder", "graph/rope_table"),
 )
 V_AT = 1 << 20  # K lies at the begin of the buffer
 pytestmark = [needs_compiler, pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler (package g++)")]
