@@ -73,7 +73,15 @@ static mul_mat_vec_constants few_of(const Device &device, uint32_t type, uint32_
                                     bool added) {
     constexpr uint32_t WAVES = 8, SHARED = 16384;  // bytes
     const uint32_t waves = device.on_cpu ? 1 : std::min(WAVES, superblocks);
-    return {type, columns, WAVE * waves, device.wave32, std::min(superblocks, SHARED / (128 * columns)), added};
+    mul_mat_vec_constants c{};
+    c.type = type;
+    c.columns = columns;
+    c.workgroup_size = WAVE * waves;
+    c.subgroups = device.wave32;
+    c.superblocks = std::min(superblocks, SHARED / (128 * columns));
+    c.ahead = !device.on_cpu;
+    c.add = added;
+    return c;
 }
 
 static uint32_t count(uint64_t n, uint64_t size) { return uint32_t(pieces(n, size)); }
