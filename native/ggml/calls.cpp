@@ -18,7 +18,8 @@ constexpr size_t ENTRIES = 8;  // lists that are kept: those of a model's kinds 
 size_t rows_of_call(const Device &device, const za_attn *attn, const Operation &o, uint64_t keys) {
     constexpr uint64_t BYTES = uint64_t(1) << 27, GROUPS = 65535, PRODUCTS = uint64_t(1) << 34;
     const struct za_info info = za_info(attn);
-    const uint64_t nodes = keys / KEYS_PER_NODE + 1, heads = o.kind.q_heads, vector = 4 * std::gcd(info.k_dim, info.v_dim);
+    const uint64_t nodes = keys / KEYS_PER_NODE + 1, heads = o.kind.q_heads;
+    const uint64_t vector = 4 * std::gcd(info.k_dim, info.v_dim);
     const uint64_t row = std::max(4 * nodes * heads * (info.v_dim + 2), 8 * keys);
     const uint64_t unit = device.alignment / std::gcd<uint64_t>(device.alignment, vector * heads);
     if (unit * row > device.most || unit * nodes > GROUPS) return 0;
