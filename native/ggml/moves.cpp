@@ -35,8 +35,7 @@ static bool dense_rows(const ggml_tensor *t) { return t->nb[0] == ggml_type_size
 // Whether the kernels convert one type to the other.
 static bool converts(int source, int target) {
     if (source < 0 || target < 0) return false;
-    // bf16's few values are often in the middle of two numbers of q8_0, where ggml's reference and its CPU code differ
-    if (in_blocks(target)) return source == MOVE_TYPE_F32 || source == MOVE_TYPE_F16;
+    if (in_blocks(target)) return !in_blocks(source) && is_number(source) && source != MOVE_TYPE_I32;
     if (in_blocks(source)) return is_number(target);
     return source == target || (is_number(source) && is_number(target));
 }
@@ -117,6 +116,8 @@ static const char *copy_refused(const Device &, const ggml_tensor *op) {
         return dense_rows(x) && dense_rows(op) ? nullptr : "strides";
     }
     if (x->type == op->type && !ggml_is_quantized(x->type)) return same_type_refused(op);
+    // often in the middle of two numbers, where ggml's reference and its CPU code round differently
+    if (target == MOVE_TYPE_Q8_0 && (source == MOVE_TYPE_F16 || source == MOVE_TYPE_BF16)) return "rounding";
     if (!converts(source, target)) return "type";
     if ((in_blocks(source) && !dense_rows(x)) || (in_blocks(target) && !dense_rows(op))) return "strides";
     return nullptr;

@@ -19,6 +19,8 @@ Groups grid(uint64_t groups) {
     return {{uint32_t((groups + y - 1) / y), uint32_t(y), 1}};
 }
 
+uint64_t blocks_of(const ggml_tensor *x) { return uint64_t(ggml_nrows(x)) * (uint64_t(x->ne[0] + 255) / 256 * 8); }
+
 size_t unit_of(const ggml_tensor *t) { return ggml_is_quantized(t->type) ? 2 : ggml_type_size(t->type); }
 
 bool fits(const Device &device, const ggml_tensor *t) {
@@ -45,13 +47,16 @@ bool is_view(const ggml_tensor *node) {
            node->op == GGML_OP_PERMUTE || node->op == GGML_OP_TRANSPOSE;
 }
 
-ggml_tensor *Recording::only_user(const ggml_tensor *node) {
+const ggml_tensor *Recording::next() const {
     int next = at_ + 1;
     while (next < graph_->n_nodes && (is_view(graph_->nodes[next]) || ggml_is_empty(graph_->nodes[next]))) ++next;
-    if (next >= graph_->n_nodes || (node->flags & GGML_TENSOR_FLAG_OUTPUT)) return nullptr;
-    ggml_tensor *user = graph_->nodes[next];
-    if (user->src[0] != node && user->src[1] != node) return nullptr;
-    return ggml_node_get_use_count(graph_, at_) == 1 ? user : nullptr;
+    return next < graph_->n_nodes ? graph_->nodes[next] : nullptr;
+}
+
+ggml_tensor *Recording::only_user(const ggml_tensor *node) {
+    const ggml_tensor *user = next();
+    if (!user || (node->flags & GGML_TENSOR_FLAG_OUTPUT) || (user->src[0] != node && user->src[1] != node)) return nullptr;
+    return ggml_node_get_use_count(graph_, at_) == 1 ? const_cast<ggml_tensor *>(user) : nullptr;
 }
 
 void Recording::take(ggml_tensor *node) {
@@ -105,8 +110,8 @@ bool Recording::run() {
             return false;
         }
         changed(graph_->nodes[at_]);
-        quantized_.insert(quantized_.end(), made_.begin(), made_.end());
-        made_.clear();
+        if (beside_.buffer) quantized_.push_back(beside_);
+        beside_ = {};
     }
     return device->recorder->finish() || (say("%s", za_error()), false);
 }
@@ -132,40 +137,29 @@ bool Recording::quantized(const ggml_tensor *x, Quantized *found) {
             return true;
         }
     Quantized made;
-    if (!room_for(x, &made)) return false;
+    if (!reserve(x, &made)) return false;
     const Bound of = bound(*device, x);
-    const uint64_t blocks = made.scales.place.size / 8;
     if (!dispatch(GRAPH_QUANTIZE, {}, quantize_params{of.at}, {of.place, made.q.place, made.scales.place}, 6,
-                  grid((blocks + 31) / 32)))
+                  grid(pieces(blocks_of(x), 32))))
         return false;
     quantized_.push_back(made);
     *found = made;
     return true;
 }
 
-bool Recording::room_for(const ggml_tensor *x, Quantized *made) {
-    const uint64_t blocks = uint64_t(ggml_nrows(x)) * (uint64_t(x->ne[0] + 255) / 256 * 8);  // of whole superblocks
+bool Recording::reserve(const ggml_tensor *x, Quantized *made) {
     *made = {buffer_of(x)->memory.of.handle, begin_of(x), begin_of(x) + ggml_nbytes(x), {}, {}, {}, {}};
     std::copy(x->ne, x->ne + 4, made->ne);
     std::copy(x->nb, x->nb + 4, made->nb);
-    return device->recorder->scratch(32 * blocks, &made->q) && device->recorder->scratch(8 * blocks, &made->scales);
+    return device->recorder->scratch(32 * blocks_of(x), &made->q) &&
+           device->recorder->scratch(8 * blocks_of(x), &made->scales);
 }
 
-bool Recording::make_quantized(const ggml_tensor *x, Quantized *made) {
-    if (!room_for(x, made)) return false;
-    made_.push_back(*made);
-    return true;
-}
-
-bool Recording::feeds_products(const ggml_tensor *x) const {
-    int left = 3;  // nodes that may be the product
-    for (int i = at_ + 1; i < graph_->n_nodes && left; ++i) {
-        const ggml_tensor *node = graph_->nodes[i];
-        if (is_view(node)) continue;
-        if (node->op == GGML_OP_MUL_MAT && node->src[1] == x && weight_type(node->src[0]->type) >= 0) return true;
-        --left;
-    }
-    return false;
+const Quantized *Recording::beside(const ggml_tensor *y) {
+    const ggml_tensor *user = next();
+    if (!user || user->op != GGML_OP_MUL_MAT || user->src[1] != y || !is_f32(y) || weight_type(user->src[0]->type) < 0)
+        return nullptr;
+    return reserve(y, &beside_) ? &beside_ : nullptr;
 }
 
 }  // namespace zinc

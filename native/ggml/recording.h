@@ -25,11 +25,11 @@ struct Quantized {
     Scratch q, scales;
 };
 
-
 struct Groups {
     uint32_t of[3];
 };
 Groups grid(uint64_t groups);  // x first, then y
+uint64_t blocks_of(const ggml_tensor *x);  // of 32 numbers as int8: a row has whole superblocks
 
 class Recording {
   public:
@@ -44,8 +44,8 @@ class Recording {
         return dispatch_words(kernel, constants, &params, sizeof params, places, written, groups);
     }
     bool quantized(const ggml_tensor *x, Quantized *found);
-    bool feeds_products(const ggml_tensor *x) const;           // quantized weights multiply x next
-    bool make_quantized(const ggml_tensor *x, Quantized *made);  // memory for x, which the dispatch that makes x fills
+    // Where a node's kernel is to write its result y as int8, too, as the next node is a product that reads it; else NULL.
+    const Quantized *beside(const ggml_tensor *y);
 
     // What follows a node: the next one that is no view, if it alone uses the node's result.
     ggml_tensor *only_user(const ggml_tensor *node);
@@ -62,11 +62,13 @@ class Recording {
     bool lay_sources(const ggml_tensor *node);
     bool record(ggml_tensor *node);
     void changed(const ggml_tensor *node);
+    const ggml_tensor *next() const;  // the next node that is computed, or NULL
+    bool reserve(const ggml_tensor *x, Quantized *made);
 
     ggml_cgraph *graph_;
     int at_ = 0;        // the node that is recorded
-    bool room_for(const ggml_tensor *x, Quantized *made);
-    std::vector<Quantized> quantized_, made_;  // made_: by the node that is recorded
+    std::vector<Quantized> quantized_;
+    Quantized beside_{};  // of the node that is recorded, where it has one
 };
 
 size_t unit_of(const ggml_tensor *t);                           // bytes of an element; of blocks 2

@@ -57,26 +57,23 @@ static bool record_norm(Recording &r, ggml_tensor *op) {
     } else if (ggml_tensor *user, *other = other_operand(r, op, GGML_OP_MUL, &user); other && apart(op->src[0], user)) {
         weight = bound(*r.device, other);
         y = bound(*r.device, user);
+        result = user;
         constants.weighted = 1;
         r.take(user);
-        result = user;
         ggml_tensor *sum, *added = other_operand(r, user, GGML_OP_ADD, &sum);
         if (added && apart(op->src[0], sum)) {
             bias = bound(*r.device, added);
             y = bound(*r.device, sum);
+            result = sum;
             constants.biased = 1;
             r.take(sum);
-            result = sum;
         }
     }
     const norm_params params{x.at, weight.at, bias.at, y.at, number_of(op, eps), 1.0f / float(x.at.n[0])};
-    if (r.feeds_products(result)) {
-        Quantized made;
-        return r.make_quantized(result, &made) &&
-               r.dispatch(GRAPH_NORM_QUANTIZED, constants, params,
-                          {x.place, weight.place, bias.place, y.place, made.q.place, made.scales.place}, 8 | 16 | 32,
+    if (const Quantized *int8 = op->op == GGML_OP_GROUP_NORM ? nullptr : r.beside(result))
+        return r.dispatch(GRAPH_NORM_QUANTIZED, constants, params,
+                          {x.place, weight.place, bias.place, y.place, int8->q.place, int8->scales.place}, 8 | 16 | 32,
                           grid(rows));
-    }
     return r.dispatch(GRAPH_NORM, constants, params, {x.place, weight.place, bias.place, y.place}, 8, grid(rows));
 }
 
@@ -137,7 +134,9 @@ static const char *rope_refused(const Device &, const ggml_tensor *op) {
     if (mode & GGML_ROPE_TYPE_MROPE && sum <= 0) return "sections";
     if (x->type != op->type || (op->type != GGML_TYPE_F32 && op->type != GGML_TYPE_F16)) return "type";
     if (factors && (root_of(factors)->op != GGML_OP_NONE || !ggml_is_contiguous(factors))) return "frequency factors";
-    if (op->type == GGML_TYPE_F16 && (!in_words(op) || first % 2 || (graph::rope_step(rope) > 1 && pairs % 2)))
+    // rows of whole words: a pair of elements is written as one
+    const bool even = op->nb[0] == 2 && (op->nb[1] | op->nb[2] | op->nb[3] | op->view_offs) % 4 == 0;
+    if (op->type == GGML_TYPE_F16 && (!even || first % 2 || (graph::rope_step(rope) > 1 && pairs % 2)))
         return "strides";
     return op->ne[0] % 2 ? "size" : nullptr;
 }

@@ -156,13 +156,23 @@ static bool has_extension(const struct za_device *device, const char *name) {
 
 static bool make_device(struct za_device *device, uint32_t api) {
     static const char *const control = VK_EXT_SUBGROUP_SIZE_CONTROL_EXTENSION_NAME;
+    static const char *const dot = VK_KHR_SHADER_INTEGER_DOT_PRODUCT_EXTENSION_NAME;
     bool core = api >= VK_API_VERSION_1_3 && device->properties.apiVersion >= VK_API_VERSION_1_3;
-    bool extension = !core && has_extension(device, control);
-    VkPhysicalDeviceSubgroupSizeControlFeatures features = {
+    bool extension = !core && has_extension(device, control), dot_extension = !core && has_extension(device, dot);
+    const char *names[2];
+    uint32_t count = 0;
+    VkPhysicalDeviceSubgroupSizeControlFeatures waves = {
         .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_FEATURES,
         .subgroupSizeControl = VK_TRUE,
     };
     device->wave32 = (core || extension) && offers_wave32(&device->vk, device->host.physical);
+    VkPhysicalDeviceShaderIntegerDotProductFeatures dots = { /* products of a graph; no device lacks it that knows it */
+        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_INTEGER_DOT_PRODUCT_FEATURES,
+        .pNext = device->wave32 ? &waves : NULL,
+        .shaderIntegerDotProduct = VK_TRUE,
+    };
+    if (device->wave32 && extension) names[count++] = control;
+    if (dot_extension) names[count++] = dot;
     float priority = 1;
     VkDeviceQueueCreateInfo queue = {
         .sType = VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO,
@@ -172,11 +182,11 @@ static bool make_device(struct za_device *device, uint32_t api) {
     };
     VkDeviceCreateInfo create = {
         .sType = VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO,
-        .pNext = device->wave32 ? &features : NULL,
+        .pNext = core || dot_extension ? &dots : dots.pNext,
         .queueCreateInfoCount = 1,
         .pQueueCreateInfos = &queue,
-        .enabledExtensionCount = device->wave32 && extension,
-        .ppEnabledExtensionNames = &control,
+        .enabledExtensionCount = count,
+        .ppEnabledExtensionNames = names,
     };
     if (!za_check(device->vk.CreateDevice(device->host.physical, &create, NULL, &device->host.device),
                   "vkCreateDevice"))

@@ -1,8 +1,8 @@
 // y = w x for many rows of x, in tiles.  S256 of zinc_attn/graph/products.py.
 //
-// Grid: x = rows of w in pieces of TILE_ROWS, y = rows of x in pieces of TILE_COLUMNS, z = planes of y.  A workgroup walks
-// along a row block by block, ascending: it decodes a block of its rows of w and x to shared memory, then an invocation
-// adds that block to its OWN_ROWS * OWN_COLUMNS outputs.
+// Grid: x = rows of w in pieces of TILE_ROWS, y = rows of x in pieces of TILE_COLUMNS, z = planes of y.  A workgroup
+// walks along a row block by block, ascending: it decodes a block of its rows of w and x to shared memory, then an
+// invocation adds that block to its OWN_ROWS * OWN_COLUMNS outputs.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
@@ -26,8 +26,8 @@ layout(set = 0, binding = MUL_MAT_BIND_Y, std430) writeonly buffer Y { float y[]
 #include "tensor.glsl"
 #include "numbers.glsl"
 #include "sums.glsl"
-#include "dot.glsl"
 #include "q_blocks.glsl"
+#include "q_sums.glsl"
 
 uvec4 piece16(uint i) {
     return load_16(i);
@@ -75,7 +75,8 @@ void load_tiles(uint j) {
             of_superblock[i] = superblock_scale();
         }
     }
-    for (uint i = gl_LocalInvocationIndex; i < TILE_COLUMNS; i += gl_WorkGroupSize.x) {
+    uint other = (gl_LocalInvocationIndex + gl_WorkGroupSize.x - TILE_ROWS % gl_WorkGroupSize.x) % gl_WorkGroupSize.x;
+    for (uint i = other; i < TILE_COLUMNS; i += gl_WorkGroupSize.x) {  // begun by those who have no row of w, or fewer
         uint n = min(gl_WorkGroupID.y * TILE_COLUMNS + i, p.y.n[1] - 1u);
         uint at = (superblock * 8u + j) * p.y.n[1] * p.y.n[2] * p.y.n[3] + gl_WorkGroupID.z * p.y.n[1] + n;
         [[unroll]] for (uint k = 0u; k < 4u; ++k) {
@@ -112,8 +113,9 @@ void add_block(uvec2 own) {
         dots(own, STEPS / 2u, STEPS, second);
     }
     [[unroll]] for (uint o = 0u; o < OWN; ++o) {
-        vec2 both = vec2(first[o], second[o]);
-        join(of_w[tile_row(own.x, o / OWN_COLUMNS)], of_x[own.y * OWN_COLUMNS + o % OWN_COLUMNS], both, inner[o], lower[o]);
+        vec4 w = of_w[tile_row(own.x, o / OWN_COLUMNS)];
+        vec3 x = of_x[own.y * OWN_COLUMNS + o % OWN_COLUMNS];
+        join(w, x, vec2(first[o], second[o]), inner[o], lower[o]);
     }
 }
 

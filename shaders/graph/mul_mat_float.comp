@@ -1,8 +1,8 @@
 // y = w x of float32, float16 or bfloat16, in tiles, with any steps.  products.multiply_floats of zinc_attn/graph.
 //
-// Grid: x = rows of w in pieces of TILE_ROWS, y = rows of x in pieces of TILE_COLUMNS, z = planes of y.  A workgroup walks
-// along a row 32 products at a time, which it brings to shared memory; an invocation has OWN_ROWS * OWN_COLUMNS outputs.
-// Eight products form a chain, 32 of these sums a superblock, and superblocks the result, all ascending.
+// Grid: x = rows of w in pieces of TILE_ROWS, y = rows of x in pieces of TILE_COLUMNS, z = planes of y.  A workgroup
+// walks along a row 32 products at a time, which it brings to shared memory; an invocation has OWN_ROWS * OWN_COLUMNS
+// outputs. Eight products form a chain, 32 of these sums a superblock, and superblocks the result, all ascending.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require

@@ -1,8 +1,8 @@
 // y = w x for few rows of x: a lane owns a row of w.  S256 of zinc_attn/graph/products.py.
 //
-// Grid: x = groups of 32 rows of w, y = rows of x in pieces of COLUMNS, z = planes of y.  The waves of a workgroup share
-// the superblocks of a group; a wave alone adds them as it makes them, several leave them in shared memory, a round at a
-// time, where they are added in ascending order.
+// Grid: x = groups of 32 rows of w, y = rows of x in pieces of COLUMNS, z = planes of y.  The waves of a workgroup
+// share the superblocks of a group; a wave alone adds them as it makes them, several leave them in shared memory, a
+// round at a time, where they are added in ascending order.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
@@ -27,8 +27,8 @@ layout(set = 0, binding = MUL_MAT_VEC_BIND_Y, std430) writeonly buffer Y { float
 #include "tensor.glsl"
 #include "numbers.glsl"
 #include "sums.glsl"
-#include "dot.glsl"
 #include "q_blocks.glsl"
+#include "q_sums.glsl"
 
 const uint WAVES = gl_WorkGroupSize.x / 32u;
 const uint WAVE_COLUMNS = (COLUMNS + WAVES - 1u) / WAVES;  // whose superblocks a wave adds

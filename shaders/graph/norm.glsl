@@ -48,17 +48,17 @@ vec2 measures(uint of_x, uint n) {
     return vec2(mean, OP == NORM_OP_L2 ? flush(inverse_size) : inverse_root(flush(above)));
 }
 
-// An element of y, from x's.
-float result(float of_x, uvec4 at, vec2 measured) {
+// Element j of y, from x's; weight, bias: where their rows begin.
+float result(float of_x, uint j, vec2 measured, uint weight, uint bias) {
     precise float v = flush(of_x) - measured.x;
     v = v * measured.y;
     v = flush(v);
     if (WEIGHTED != 0u) {
-        precise float product = v * flush(weights[place(p.weight, repeated(p.weight, at))]);
+        precise float product = v * flush(weights[weight + repeated(p.weight, uvec4(j, 0u, 0u, 0u)).x * p.weight.s[0]]);
         v = flush(product);
     }
     if (BIASED != 0u) {
-        precise float sum = v + flush(biases[place(p.bias, repeated(p.bias, at))]);
+        precise float sum = v + flush(biases[bias + repeated(p.bias, uvec4(j, 0u, 0u, 0u)).x * p.bias.s[0]]);
         v = flush(sum);
     }
     return v;
@@ -71,6 +71,8 @@ void main() {
     }
     uvec4 at = uvec4(0u, indices(p.x, row * n).yzw);
     uint of_x = place(p.x, at), of_y = place(p.y, at), first = 4u * gl_LocalInvocationID.x;
+    uint weight = WEIGHTED == 0u ? 0u : place(p.weight, repeated(p.weight, at));
+    uint bias = BIASED == 0u ? 0u : place(p.bias, repeated(p.bias, at));
     vec2 measured = measures(of_x, n);
 #ifdef QUANTIZED
     uint end = blocks_of_row(n) * X_BLOCK;
@@ -80,10 +82,10 @@ void main() {
     for (uint begin = 0u; begin < end; begin += 4u * SUM_LANES) {
         vec4 v = vec4(0.0);
         for (uint k = 0u; k < 4u; ++k) {
-            at.x = begin + first + k;
-            if (at.x < n) {
-                v[k] = result(x[of_x + at.x * p.x.s[0]], at, measured);
-                y[of_y + at.x * p.y.s[0]] = v[k];
+            uint j = begin + first + k;
+            if (j < n) {
+                v[k] = result(x[of_x + j * p.x.s[0]], j, measured, weight, bias);
+                y[of_y + j * p.y.s[0]] = v[k];
             }
         }
 #ifdef QUANTIZED

@@ -1,7 +1,7 @@
-// Quantized weights: a decoder for each type, and how a block joins the sums, for products of few rows and of many.
+// Quantized weights: a decoder for each type, for products of few rows and of many.
 #include "q_places.glsl"
 
-// --- values -----------------------------------------------------------------------------------------------------------
+// --- values ----------------------------------------------------------------------------------------------------------
 
 // The bits of every byte from `from` on that `mask` has from bit `to` on.
 uvec4 bits(uvec4 w, uint from, uint to, uint mask) {
@@ -86,7 +86,7 @@ void decode(uint j, out uvec4 low, out uvec4 high) {
     }
 }
 
-// --- scales -----------------------------------------------------------------------------------------------------------
+// --- scales ----------------------------------------------------------------------------------------------------------
 
 // What a type of 32 values multiplies block j by, and its minimum.
 vec2 scale_32(uint j) {
@@ -135,45 +135,11 @@ vec4 block_scales(uint j) {
         return vec4(signed_byte(four, i), signed_byte(four, i + 1u), 0.0, 0.0);
     }
     if (TYPE == WEIGHT_TYPE_IQ4_XS) {
-        uint low = bitfieldExtract(piece4(1u), int(4u * j), 4), high = bitfieldExtract(piece4(0u), int(16u + 2u * j), 2);
+        uint low = piece4(1u) >> 4u * j & 15u, high = piece4(0u) >> (16u + 2u * j) & 3u;
         return vec4(float(low | high << 4) - 32.0, 0.0, 0.0, 0.0);
     }
     uvec4 h = piece16(0u);  // q4_K and q5_K: 6 bits, the low 4 of the last four scales and minima in word w
     uint scales = j < 4u ? h.y & 0x3F3F3F3Fu : (h.w & NIBBLES) | (h.y >> 2 & 0x30303030u);
     uint minima = j < 4u ? h.z & 0x3F3F3F3Fu : (h.w >> 4 & NIBBLES) | (h.z >> 2 & 0x30303030u);
     return vec4(byte_of(scales, j % 4u), 0.0, byte_of(minima, j % 4u), 0.0);
-}
-
-// --- sums -------------------------------------------------------------------------------------------------------------
-
-// Of a block of x: the sums of both halves; its scale and these.
-ivec2 sums_of_x(uvec2 words) {
-    return ivec2(bitfieldExtract(int(words.y), 0, 16), int(words.y) >> 16);
-}
-
-vec3 scales_of_x(uvec2 words) {
-    return vec3(uintBitsToFloat(words.x), sums_of_x(words));
-}
-
-// A block joins the sums of its superblock: of weights, and of minima of a type of 256 values.  w: its
-// block_scales; x: the scale of its block, and the sums of both halves; dots: dot products of both halves, or their sum.
-void join(vec4 w, vec3 x, vec2 dots, inout float sum, inout float low) {
-    if (IS_256) {
-        sum = add(sum, multiply(x.x, HAS_HALVES ? w.x * dots.x + w.y * dots.y : w.x * dots.x));  // whole numbers
-        if (HAS_MINIMUM) {
-            low = add(low, multiply(x.x, HAS_HALVES ? w.z * x.y + w.w * x.z : w.z * (x.y + x.z)));
-        }
-    } else {
-        float both = multiply(w.x, x.x);
-        sum = add(sum, multiply(TYPE == WEIGHT_TYPE_MXFP4 ? flush(both) : both, dots.x));
-        if (HAS_MINIMUM) {
-            sum = add(sum, multiply(multiply(w.y, x.x), x.y + x.z));
-        }
-    }
-}
-
-// The superblock's sum. scale: superblock_scale.
-float joined(vec2 scale, float sum, float low) {
-    float scaled = IS_256 ? flush(multiply(scale.x, sum)) : sum;
-    return IS_256 && HAS_MINIMUM ? add(scaled, -flush(multiply(scale.y, low))) : scaled;
 }

@@ -1,9 +1,9 @@
 // Quantized weights in layout R32 (zinc_attn/graph/pieces.py): where the pieces of a superblock of 256 values lie.
 //
-// Who includes this has the constant TYPE, the parameters p, and the binding W as uvec4 w16[] and as uint w4[].
-// Pieces are numbered in a superblock of 256 values: of a type of 256 values those of its block, of a type of 32 those of
-// blocks 0 ... 7, one behind the other.  Who includes this has these functions, too, which give pieces of 16, 4 and 2 or
-// 1 bytes of the superblock `superblock` of the row `row`, as load_16, load_4 and load_small find them:
+// Who includes this has the constant TYPE, the parameters p, and the binding W as uvec4 w16[] and as uint w4[]. Pieces
+// are numbered in a superblock of 256 values: of a type of 256 values those of its block, of a type of 32 those of
+// blocks 0 ... 7, one behind the other.  Who includes this has these functions, too, which give pieces of 16, 4 and 2
+// or 1 bytes of the superblock `superblock` of the row `row`, as load_16, load_4 and load_small find them:
 uvec4 piece16(uint i);
 uint piece4(uint i);
 uint small_piece(uint j);
@@ -24,7 +24,7 @@ const int OFFSET = TYPE == WEIGHT_TYPE_Q4_0   ? 8
                    : TYPE == WEIGHT_TYPE_Q3_K ? 4
                                               : 0;
 
-// --- places -----------------------------------------------------------------------------------------------------------
+// --- places ----------------------------------------------------------------------------------------------------------
 
 // A row in its group of 32: pieces of 16 bytes begin at `begin` in units of 16 bytes.
 struct Row {

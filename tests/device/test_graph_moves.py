@@ -131,6 +131,7 @@ def test_copies_convert_and_take_another_shape(any_device, rng, source, target, 
     moved(any_device, "linear", source, target, x, y_shape, layouts, expected)
 
 
+@pytest.mark.one_driver
 @pytest.mark.parametrize("target", ("f32", "f16", "i8"))
 @pytest.mark.parametrize("layouts", (("odd", "odd"), ("permuted", "inner")))
 def test_what_repeats_and_what_is_padded(any_device, rng, target, layouts):
@@ -238,6 +239,7 @@ def test_blocks_have_the_codecs_bytes(any_device, rng, source, target, op, of_x,
     assert np.array_equal(got, out.words)
 
 
+@pytest.mark.one_driver
 @pytest.mark.parametrize("kind", WEIGHT_TYPES)
 @np.errstate(all="ignore")
 def test_rows_of_weights(any_device, rng, kind):

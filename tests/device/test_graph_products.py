@@ -1,8 +1,11 @@
 """Products of matrices: the oracle's bits."""
 
+from contextlib import closing
+
 import numpy as np
 import pytest
 from graph_harness import run
+from support import needs_radv
 
 from zinc_attn.graph import blocks, products
 from zinc_attn.graph import declarations as graph
@@ -12,68 +15,101 @@ from zinc_attn.graph.records import tensor
 HALVES = {"q2_K": (80, 82), "q3_K": (108,), "q4_K": (0, 2), "q5_K": (0, 2), "q6_K": (208,)}  # of a block, elsewhere 0
 
 
-def weights(kind, rows, k, rng):
-    """ggml's bytes of random weights: small scales, one of them denormal, one 0, one the largest."""
-    raw = rng.integers(0, 256, (rows, k // TYPES[kind].values, TYPES[kind].size), np.uint8)
+def weights(kind, shape, rng):
+    """ggml's bytes of random weights (..., rows, k): small scales, one 0, one denormal, one the largest."""
+    (*lead, k), (values, size) = shape, (TYPES[kind].values, TYPES[kind].size)
+    raw = rng.integers(0, 256, (np.prod(lead) * k // values, size), np.uint8)
     for at in HALVES.get(kind, (0, 2) if kind in ("q4_1", "q5_1") else (0,)):
-        d = (rng.standard_normal(raw.shape[:2]) * 0.01).astype(np.float16)
-        d.reshape(-1)[:4] = 0, 6e-8, -65504, -0.0
-        raw[..., at : at + 2] = d[..., None].view(np.uint8)
+        d = np.append((0, 6e-8, -65504, -0.0), rng.standard_normal(len(raw)) * 0.01)[: len(raw)].astype(np.float16)
+        raw[:, at : at + 2] = d[:, None].view(np.uint8)
     if kind == "mxfp4":
-        raw[..., 0] = rng.integers(100, 130, raw.shape[:2])
-        raw.reshape(-1, 17)[:4, 0] = 0, 1, 2, 255
-    return raw.reshape(rows, -1)
+        raw[:, 0] = np.append((0, 1, 2, 255), rng.integers(100, 130, len(raw)))[: len(raw)]
+    return raw.reshape(*lead, k // values * size)
 
 
-def activations(columns, k, rng):
-    x = rng.standard_normal((columns, k), np.float32)
-    x[:, ::97] *= 40
-    x[0, :32] = 0
-    x[-1, -32:] = np.float32(2.0**-61)
-    x[-1, :32] = np.linspace(-3e38, 3e38, 32)
+def activations(shape, rng):
+    """Blocks of zeros, of what counts as zero, and of the largest numbers; the last of several rows has an infinity."""
+    x = rng.standard_normal(shape, np.float32)
+    x[..., ::97] *= 40
+    x[..., 0, :32] = 0
+    x[..., 0, -32:] = np.linspace(-(2.0**-61), 2.0**-61, 32)
+    x[0, ..., 0, :32] = np.linspace(-3e38, 3e38, 32)
+    if shape[-2] > 1:
+        x[..., -1, 7] = -np.inf
     return x
 
 
 def same(got, expected):
     """Bits; a NaN is a NaN."""
-    nan = np.isnan(expected)
-    assert np.array_equal(np.isnan(got.view(np.float32)), nan.reshape(-1))
-    assert np.array_equal(got[~nan.reshape(-1)], expected[~nan].view(np.uint32))
+    nan = np.isnan(expected).reshape(-1)
+    assert np.array_equal(np.isnan(got.view(np.float32)), nan)
+    assert np.array_equal(got[~nan], expected.reshape(-1)[~nan].view(np.uint32))
 
 
-def product(runtime, kind, raw, x, kernel, groups, spec, added=None):
-    """y of quantized weights; groups: rows of w and rows of x of a workgroup."""
-    columns, k = x.shape
-    blocks_of_x = -(-k // 256) * 8 * columns
-    counts = blocks_of_x * 8, blocks_of_x * 2
-    q, scales = run(runtime, graph.QUANTIZE, (-(-blocks_of_x // 32), 1, 1), (x,), counts, x=tensor(x))
-    y = np.zeros((columns, len(raw)), np.float32)
-    given = blocks.pack(kind, raw), q, scales, y if added is None else added
-    values = {"w_begin": 0, "w_steps": (0, 0), "repeats": (1, 1), "blocks": k // 32}
-    values |= {"y": tensor(y), "added": tensor(y if added is None else added)}
-    grid = -(-len(raw) // groups[0]), -(-columns // groups[1]), 1
-    (got,) = run(
-        runtime,
-        kernel,
-        grid,
-        given,
-        (y.size,),
-        (graph.WEIGHT_TYPES.index(kind), *spec, int(added is not None)),
-        **values,
-    )
+def product(runtime, kind, raw, x, kernel, tile, spec, added=None):
+    """y (i3, i2, columns, rows) of weights (j3, j2, rows, bytes) and x (i3, i2, columns, k).
+
+    tile: rows of w and of x of a workgroup.
+    """
+    (*planes, columns, k), rows = x.shape, raw.shape[2]
+    words = 2 * x.size // k * -(-k // 256) * 8
+    q, scales = run(runtime, graph.QUANTIZE, (-(-words // 64), 1, 1), (x,), (4 * words, words), x=tensor(x))
+    y = np.zeros((*planes, columns, rows), np.float32)
+    packed = [blocks.pack(kind, matrix) for matrix in raw.reshape(-1, *raw.shape[2:])]
+    step = raw[0, 0].size // 16
+    values = {"w_begin": 0, "w_steps": (step, raw.shape[1] * step), "blocks": k // 32, "y": tensor(y)}
+    values |= {"repeats": (planes[1] // raw.shape[1], planes[0] // raw.shape[0])}
+    values |= {"added": tensor(y if added is None else np.broadcast_to(added, y.shape))}
+    given = np.concatenate(packed), q, scales, y if added is None else added
+    grid = -(-rows // tile[0]), -(-columns // tile[1]), planes[0] * planes[1]
+    kind_and_spec = graph.WEIGHT_TYPES.index(kind), *spec, int(added is not None)
+    (got,) = run(runtime, kernel, grid, given, (y.size,), kind_and_spec, **values)
     return got
+
+
+def expected_of(kind, raw, x):
+    """The oracle's y, plane by plane."""
+    y = np.zeros((*x.shape[:-1], raw.shape[2]), np.float32)
+    for i, j in np.ndindex(x.shape[:2]):
+        w = raw[i * raw.shape[0] // x.shape[0], j * raw.shape[1] // x.shape[1]]
+        y[i, j] = products.multiply(blocks.decode(kind, w), x[i, j])
+    return y
+
+
+FEW = graph.MUL_MAT_VEC, (32, 3), (3, 32, 0, 1, 0)  # a wave alone; then four waves, twelve superblocks a round
+WAVES = graph.MUL_MAT_VEC, (32, 1), (1, 128, 0, 12, 1)
+MANY = graph.MUL_MAT, (32, 8), (32, 8, 4, 1, 64)
 
 
 @pytest.mark.parametrize("kind", TYPES)
 @np.errstate(all="ignore")
-def test_vectors(any_device, kind, rng):
-    rows, k, n = 67, 1536, 3
-    raw, x = weights(kind, rows, k, rng), activations(n, k, rng)
-    expected = products.multiply(blocks.decode(kind, raw), x)
-    spec = n, 32, 0, 16, 0
-    same(product(any_device.runtime, kind, raw, x, graph.MUL_MAT_VEC, (32, n), spec), expected)
-    spec = 32, 32, 4, 4, 64
-    same(product(any_device.runtime, kind, raw, x, graph.MUL_MAT, (32, 32), spec), expected)
+def test_types(any_device, kind, rng):
+    """67 rows: groups of 32, 32 and 3; a last superblock that is short where there is one."""
+    k = 1536 if TYPES[kind].values == 256 else 1472
+    raw, x = weights(kind, (1, 1, 67, k), rng), activations((1, 1, 3, k), rng)
+    expected = expected_of(kind, raw, x)
+    for way in FEW, MANY:
+        same(product(any_device.runtime, kind, raw, x, *way), expected)
+
+
+@pytest.mark.one_driver
+@pytest.mark.parametrize("kind", ("q4_0", "q6_K"))
+@np.errstate(all="ignore")
+def test_shapes(any_device, kind, rng):
+    """Rows and columns around the sizes of groups and tiles, one block and many; planes that share weights; a sum."""
+    unit, many = TYPES[kind].values, 14 * 256
+    for rows, k, columns, way in (
+        *((rows, unit, 3, FEW) for rows in (1, 31, 33)),
+        *((32, k, 1, WAVES) for k in (unit, many, many - 256 + unit)),
+        *((16, 256, columns, MANY) for columns in (1, 9, 67)),
+        (64, 512, 6, FEW),
+    ):
+        matrices = 1 if rows % 16 else 2  # which begin at a multiple of 16 bytes
+        raw, x = weights(kind, (1, matrices, rows, k), rng), activations((2, 2 * matrices, columns, k), rng)
+        expected, bias = expected_of(kind, raw, x), rng.standard_normal((1, 1, 1, rows), np.float32)
+        same(product(any_device.runtime, kind, raw, x, *way), expected)
+        bias[..., ::2] = 2.0**-101
+        same(product(any_device.runtime, kind, raw, x, *way, bias), products.add(expected, bias))
 
 
 def strided(x, order):
@@ -112,3 +148,26 @@ def test_floats(any_device, w_type, x_type, rows, columns, k, order, rng):
     given = base_w, base_x, added
     (got,) = run(any_device.runtime, graph.MUL_MAT_FLOAT, grid, given, (expected.size,), spec, **tensors)
     same(got, expected)
+
+
+@pytest.fixture(scope="module")
+def gfx1201():
+    """RADV's code for the chip, executed."""
+    pytest.importorskip("tinygrad", reason="tinygrad 0.14, which has AMD's tables, wants Python 3.11 or later")
+    needs_radv()
+    from gfx1201.runtime import Gfx1201
+
+    with closing(Gfx1201()) as runtime:
+        yield runtime
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@np.errstate(all="ignore")
+def test_types_on_gfx1201(gfx1201, kind, rng):
+    """Programs as the card gets them: a superblock's pieces ahead, waves that share superblocks, in two rounds."""
+    k = 768 if TYPES[kind].values == 256 else 736
+    raw, x = weights(kind, (1, 1, 33, k), rng), activations((1, 1, 2, k), rng)
+    expected = expected_of(kind, raw, x)
+    for way in (graph.MUL_MAT_VEC, (32, 2), (2, 64, 1, 2, 1)), (graph.MUL_MAT, (32, 32), (32, 32, 4, 4, 64)):
+        same(product(gfx1201, kind, raw, x, *way), expected)
+    assert gfx1201.loads_outside == 0

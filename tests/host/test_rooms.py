@@ -16,8 +16,8 @@ import zinc_attn as za
 PACKAGE = Path(za.__file__).parent
 # Each room may import from those before it, and from itself.
 ROOMS = (
-    *("errors", "limits", "checks", "files", "storage", "dtypes", "shapes", "canonical", "kernels", "graph"),
-    *("planning", "runtime", "cache", "decode", "distributed", "integrations", "tools", "cli"),
+    *("errors", "limits", "checks", "files", "storage", "dtypes", "shapes", "canonical", "kernels"),
+    *("planning", "runtime", "cache", "graph", "decode", "distributed", "integrations", "tools", "cli"),
 )
 FACADES = {"reference": "canonical", "export": "tools"}  # public modules at the top, by the room that they show
 

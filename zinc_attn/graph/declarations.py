@@ -249,7 +249,8 @@ WEIGHT_TYPES: Final = tuple(pieces.TYPES)  # specialization constant type
 
 # Rows of float32 values (n[0] a multiple of 32) to q, 8 words of 4 int8 for a block of 32, and scales, 2 words for a
 # block: float32 d; the sums of q's first and last 16 as int16. Block 0 of all rows comes first, rows in the order of
-# dimensions 1, 2, 3, then block 1, ...; blocks of zeros fill it to a multiple of 8. Grid: x (and y) = blocks * rows / 32.
+# dimensions 1, 2, 3, then block 1, ...; blocks of zeros fill it to a multiple of 8.
+# Grid: x (and y) = blocks * rows / 32.
 QUANTIZE: Final = kernel("quantize", {"x": "read", "q": "write", "scales": "write"}, (), tensors("x"))
 
 _PRODUCT_BINDINGS: Final[dict[str, Access]] = {
@@ -281,7 +282,7 @@ _TILE: Final = (
     "type",
     "tile_rows",  # of w that a workgroup multiplies
     "tile_columns",  # and rows of x
-    "own_rows",  # of these an invocation
+    "own_rows",  # of these an invocation; of quantized weights a multiple of 4
     "own_columns",
     "workgroup_size",  # tile_rows / own_rows * tile_columns / own_columns
     "add",

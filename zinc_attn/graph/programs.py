@@ -26,4 +26,8 @@ PROGRAMS: Final[tuple[tuple[graph.GraphKernel, tuple[int, ...]], ...]] = (
     *((graph.SOFT_MAX, (mask, 1)) for mask in range(len(graph.MASK_TYPES))),
     (graph.SUM_ROWS, ()),
     *((graph.ROPE, (kind,)) for kind in (_F32, _F16)),
+    (graph.QUANTIZE, ()),
+    *((graph.MUL_MAT_VEC, (kind, n, 256, 1, 16, 1, 0)) for kind in range(len(graph.WEIGHT_TYPES)) for n in (1, 8)),
+    *((graph.MUL_MAT, (kind, 64, 64, 4, 4, 256, 1)) for kind in range(len(graph.WEIGHT_TYPES))),
+    *((graph.MUL_MAT_FLOAT, (kind, _F32, 64, 64, 4, 4, 256, 1)) for kind in (_F32, _F16, _BF16)),
 )

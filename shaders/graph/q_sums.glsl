@@ -1,0 +1,45 @@
+// Dot products of int8, and how a block joins the sums of S256, for products of few rows and of many.
+
+// Exact, of four int8 in a word each, by OpSDot; 0: its format of such words.
+spirv_instruction(extensions = ["SPV_KHR_integer_dot_product"], capabilities = [6019, 6018], id = 4450)
+int packed_dot(uint a, uint b, spirv_literal int format);
+
+int dot4(uint a, uint b, int sum) {
+    return packed_dot(a, b, 0) + sum;
+}
+
+int dot16(uvec4 a, uvec4 b, int sum) {
+    return dot4(a.x, b.x, dot4(a.y, b.y, dot4(a.z, b.z, dot4(a.w, b.w, sum))));
+}
+
+// Of a block of x: the sums of both halves; its scale and these.
+ivec2 sums_of_x(uvec2 words) {
+    return ivec2(bitfieldExtract(int(words.y), 0, 16), int(words.y) >> 16);
+}
+
+vec3 scales_of_x(uvec2 words) {
+    return vec3(uintBitsToFloat(words.x), sums_of_x(words));
+}
+
+// A block joins the sums of its superblock: of weights, and of minima of a type of 256 values.  w: its block_scales; x:
+// the scale of its block, and the sums of both halves; dots: dot products of both halves, or their sum.
+void join(vec4 w, vec3 x, vec2 dots, inout float sum, inout float low) {
+    if (IS_256) {
+        sum = add(sum, multiply(x.x, HAS_HALVES ? w.x * dots.x + w.y * dots.y : w.x * dots.x));  // whole numbers
+        if (HAS_MINIMUM) {
+            low = add(low, multiply(x.x, HAS_HALVES ? w.z * x.y + w.w * x.z : w.z * (x.y + x.z)));
+        }
+    } else {
+        float both = multiply(w.x, x.x);
+        sum = add(sum, multiply(TYPE == WEIGHT_TYPE_MXFP4 ? flush(both) : both, dots.x));
+        if (HAS_MINIMUM) {
+            sum = add(sum, multiply(multiply(w.y, x.x), x.y + x.z));
+        }
+    }
+}
+
+// The superblock's sum. scale: superblock_scale.
+float joined(vec2 scale, float sum, float low) {
+    float scaled = IS_256 ? flush(multiply(scale.x, sum)) : sum;
+    return IS_256 && HAS_MINIMUM ? add(scaled, -flush(multiply(scale.y, low))) : scaled;
+}
