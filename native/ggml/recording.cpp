@@ -64,21 +64,26 @@ void Recording::take(ggml_tensor *node) {
     while (graph_->nodes[at_] != node) ++at_;
 }
 
+// A tensor's layout changes between what was recorded and what follows.
+bool Recording::lay(const ggml_tensor *tensor, bool as_pieces) {
+    const ggml_tensor *root = root_of(tensor);
+    if (in_pieces(root) == as_pieces) return true;
+    if (device->recorder->dispatches() && !(device->recorder->finish() && device->recorder->begin())) return false;
+    quantized_.clear();
+    rotations.clear();
+    plan->begin();
+    return lay_weights(root, as_pieces);
+}
+
 // Weights lie in R32 for products and GET_ROWS, in ggml's blocks for all else.
-bool Recording::lay_sources(const ggml_tensor *node) {
+bool Recording::lay_operands(const ggml_tensor *node) {
+    const bool reads_pieces = node->op == GGML_OP_MUL_MAT || node->op == GGML_OP_GET_ROWS;
     for (int i = 0; i < GGML_MAX_SRC; ++i) {
         const ggml_tensor *source = node->src[i];
         if (!source || weight_type(source->type) < 0) continue;
-        const bool as_pieces = i == 0 && !source->view_src && (node->op == GGML_OP_MUL_MAT || node->op == GGML_OP_GET_ROWS);
-        const ggml_tensor *root = root_of(source);
-        if (in_pieces(root) == as_pieces) continue;
-        if (device->recorder->dispatches() && !(device->recorder->finish() && device->recorder->begin())) return false;
-        quantized_.clear();
-        rotations.clear();
-        plan->begin();
-        if (!lay_weights(root, as_pieces)) return false;
+        if (!lay(source, reads_pieces && i == 0 && !source->view_src)) return false;
     }
-    return true;
+    return weight_type(node->type) < 0 || lay(node, false);
 }
 
 // What is known of the bytes that a node writes is known no more.
@@ -95,7 +100,7 @@ void Recording::changed(const ggml_tensor *node) {
 bool Recording::record(ggml_tensor *node) {
     const Served *served = served_operation(node->op);
     if (!served) return za_fail_as(ZA_UNSUPPORTED, "%s is not served", ggml_op_desc(node));
-    return lay_sources(node) && served->record(*this, node);
+    return lay_operands(node) && served->record(*this, node);
 }
 
 bool Recording::run() {

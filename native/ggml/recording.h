@@ -59,7 +59,8 @@ class Recording {
   private:
     bool dispatch_words(int kernel, const Constants &constants, const void *params, size_t bytes,
                         std::initializer_list<za_place> places, uint32_t written, const Groups &groups);
-    bool lay_sources(const ggml_tensor *node);
+    bool lay(const ggml_tensor *tensor, bool as_pieces);
+    bool lay_operands(const ggml_tensor *node);
     bool record(ggml_tensor *node);
     void changed(const ggml_tensor *node);
     const ggml_tensor *next() const;  // the next node that is computed, or NULL
