@@ -48,13 +48,10 @@ static bool record_glu(Recording &r, ggml_tensor *op) {
     }
     const glu_constants constants{uint32_t(ggml_get_glu_op(op)), uint32_t(float_type(op))};
     const glu_params params{a.at, b.at, y.at, number_of(op, 2), number_of(op, 3)};
-    if (is_f32(op) && r.feeds_products(op)) {
-        Quantized made;
-        if (!r.make_quantized(op, &made)) return false;
+    if (const Quantized *int8 = r.beside(op))
         return r.dispatch(GRAPH_GLU_QUANTIZED, constants, params,
-                          {a.place, b.place, y.place, made.q.place, made.scales.place}, 4 | 8 | 16,
-                          grid(pieces(made.scales.place.size / 8, 32)));
-    }
+                          {a.place, b.place, y.place, int8->q.place, int8->scales.place}, 4 | 8 | 16,
+                          grid(pieces(blocks_of(op), 32)));
     return r.dispatch(GRAPH_GLU, constants, params, {a.place, b.place, y.place}, 4, words_of(op));
 }
 

@@ -64,21 +64,26 @@ void Recording::take(ggml_tensor *node) {
     while (graph_->nodes[at_] != node) ++at_;
 }
 
+// A tensor's layout changes between what was recorded and what follows.
+bool Recording::lay(const ggml_tensor *tensor, bool as_pieces) {
+    const ggml_tensor *root = root_of(tensor);
+    if (in_pieces(root) == as_pieces) return true;
+    if (device->recorder->dispatches() && !(device->recorder->finish() && device->recorder->begin())) return false;
+    quantized_.clear();
+    rotations.clear();
+    plan->begin();
+    return lay_weights(root, as_pieces);
+}
+
 // Weights lie in R32 for products and GET_ROWS, in ggml's blocks for all else.
-bool Recording::lay_sources(const ggml_tensor *node) {
+bool Recording::lay_operands(const ggml_tensor *node) {
+    const bool reads_pieces = node->op == GGML_OP_MUL_MAT || node->op == GGML_OP_GET_ROWS;
     for (int i = 0; i < GGML_MAX_SRC; ++i) {
         const ggml_tensor *source = node->src[i];
         if (!source || weight_type(source->type) < 0) continue;
-        const bool as_pieces = i == 0 && !source->view_src && (node->op == GGML_OP_MUL_MAT || node->op == GGML_OP_GET_ROWS);
-        const ggml_tensor *root = root_of(source);
-        if (in_pieces(root) == as_pieces) continue;
-        if (device->recorder->dispatches() && !(device->recorder->finish() && device->recorder->begin())) return false;
-        quantized_.clear();
-        rotations.clear();
-        plan->begin();
-        if (!lay_weights(root, as_pieces)) return false;
+        if (!lay(source, reads_pieces && i == 0 && !source->view_src)) return false;
     }
-    return true;
+    return weight_type(node->type) < 0 || lay(node, false);
 }
 
 // What is known of the bytes that a node writes is known no more.
@@ -95,7 +100,7 @@ void Recording::changed(const ggml_tensor *node) {
 bool Recording::record(ggml_tensor *node) {
     const Served *served = served_operation(node->op);
     if (!served) return za_fail_as(ZA_UNSUPPORTED, "%s is not served", ggml_op_desc(node));
-    return lay_sources(node) && served->record(*this, node);
+    return lay_operands(node) && served->record(*this, node);
 }
 
 bool Recording::run() {
@@ -110,8 +115,8 @@ bool Recording::run() {
             return false;
         }
         changed(graph_->nodes[at_]);
-        quantized_.insert(quantized_.end(), made_.begin(), made_.end());
-        made_.clear();
+        if (beside_.buffer) quantized_.push_back(beside_);
+        beside_ = {};
     }
     return device->recorder->finish() || (say("%s", za_error()), false);
 }
@@ -137,40 +142,29 @@ bool Recording::quantized(const ggml_tensor *x, Quantized *found) {
             return true;
         }
     Quantized made;
-    if (!room_for(x, &made)) return false;
+    if (!reserve(x, &made)) return false;
     const Bound of = bound(*device, x);
-    const uint64_t blocks = made.scales.place.size / 8;
     if (!dispatch(GRAPH_QUANTIZE, {}, quantize_params{of.at}, {of.place, made.q.place, made.scales.place}, 6,
-                  grid((blocks + 31) / 32)))
+                  grid(pieces(blocks_of(x), 32))))
         return false;
     quantized_.push_back(made);
     *found = made;
     return true;
 }
 
-bool Recording::room_for(const ggml_tensor *x, Quantized *made) {
-    const uint64_t blocks = uint64_t(ggml_nrows(x)) * (uint64_t(x->ne[0] + 255) / 256 * 8);  // of whole superblocks
+bool Recording::reserve(const ggml_tensor *x, Quantized *made) {
     *made = {buffer_of(x)->memory.of.handle, begin_of(x), begin_of(x) + ggml_nbytes(x), {}, {}, {}, {}};
     std::copy(x->ne, x->ne + 4, made->ne);
     std::copy(x->nb, x->nb + 4, made->nb);
-    return device->recorder->scratch(32 * blocks, &made->q) && device->recorder->scratch(8 * blocks, &made->scales);
+    return device->recorder->scratch(32 * blocks_of(x), &made->q) &&
+           device->recorder->scratch(8 * blocks_of(x), &made->scales);
 }
 
-bool Recording::make_quantized(const ggml_tensor *x, Quantized *made) {
-    if (!room_for(x, made)) return false;
-    made_.push_back(*made);
-    return true;
-}
-
-bool Recording::feeds_products(const ggml_tensor *x) const {
-    int left = 3;  // nodes that may be the product
-    for (int i = at_ + 1; i < graph_->n_nodes && left; ++i) {
-        const ggml_tensor *node = graph_->nodes[i];
-        if (is_view(node)) continue;
-        if (node->op == GGML_OP_MUL_MAT && node->src[1] == x && weight_type(node->src[0]->type) >= 0) return true;
-        --left;
-    }
-    return false;
+const Quantized *Recording::beside(const ggml_tensor *y) {
+    const ggml_tensor *user = next();
+    if (!user || user->op != GGML_OP_MUL_MAT || user->src[1] != y || !is_f32(y) || weight_type(user->src[0]->type) < 0)
+        return nullptr;
+    return reserve(y, &beside_) ? &beside_ : nullptr;
 }
 
 }  // namespace zinc

@@ -44,8 +44,8 @@ class Recording {
         return dispatch_words(kernel, constants, &params, sizeof params, places, written, groups);
     }
     bool quantized(const ggml_tensor *x, Quantized *found);
-    bool feeds_products(const ggml_tensor *x) const;           // quantized weights multiply x next
-    bool make_quantized(const ggml_tensor *x, Quantized *made);  // memory for x, which the dispatch that makes x fills
+    // Where a node's kernel is to write its result y as int8, too, as the next node is a product that reads it; else NULL.
+    const Quantized *beside(const ggml_tensor *y);
 
     // What follows a node: the next one that is no view, if it alone uses the node's result.
     ggml_tensor *only_user(const ggml_tensor *node);
@@ -59,7 +59,8 @@ class Recording {
   private:
     bool dispatch_words(int kernel, const Constants &constants, const void *params, size_t bytes,
                         std::initializer_list<za_place> places, uint32_t written, const Groups &groups);
-    bool lay_sources(const ggml_tensor *node);
+    bool lay(const ggml_tensor *tensor, bool as_pieces);
+    bool lay_operands(const ggml_tensor *node);
     bool record(ggml_tensor *node);
     void changed(const ggml_tensor *node);
     const ggml_tensor *next() const;  // the next node that is computed, or NULL
@@ -67,8 +68,8 @@ class Recording {
 
     ggml_cgraph *graph_;
     int at_ = 0;        // the node that is recorded
-    bool room_for(const ggml_tensor *x, Quantized *made);
-    std::vector<Quantized> quantized_, made_;  // made_: by the node that is recorded
+    std::vector<Quantized> quantized_;
+    Quantized beside_{};  // of the node that is recorded, where it has one
 };
 
 size_t unit_of(const ggml_tensor *t);                           // bytes of an element; of blocks 2

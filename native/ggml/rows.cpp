@@ -60,7 +60,6 @@ static bool record_norm(Recording &r, ggml_tensor *op) {
         result = user;
         constants.weighted = 1;
         r.take(user);
-        result = user;
         ggml_tensor *sum, *added = other_operand(r, user, GGML_OP_ADD, &sum);
         if (added && apart(op->src[0], sum)) {
             bias = bound(*r.device, added);
@@ -68,17 +67,13 @@ static bool record_norm(Recording &r, ggml_tensor *op) {
             result = sum;
             constants.biased = 1;
             r.take(sum);
-            result = sum;
         }
     }
     const norm_params params{x.at, weight.at, bias.at, y.at, number_of(op, eps), 1.0f / float(x.at.n[0])};
-    if (r.feeds_products(result)) {
-        Quantized made;
-        return r.make_quantized(result, &made) &&
-               r.dispatch(GRAPH_NORM_QUANTIZED, constants, params,
-                          {x.place, weight.place, bias.place, y.place, made.q.place, made.scales.place}, 8 | 16 | 32,
+    if (const Quantized *int8 = op->op == GGML_OP_GROUP_NORM ? nullptr : r.beside(result))
+        return r.dispatch(GRAPH_NORM_QUANTIZED, constants, params,
+                          {x.place, weight.place, bias.place, y.place, int8->q.place, int8->scales.place}, 8 | 16 | 32,
                           grid(rows));
-    }
     return r.dispatch(GRAPH_NORM, constants, params, {x.place, weight.place, bias.place, y.place}, 8, grid(rows));
 }
 

@@ -38,6 +38,8 @@ def run(*command, library=OURS / "libggml-zinc.so", folder=None, **environment):
         ("FLASH_ATTN_EXT", r"kv=113,nb=(1|3),.*max_bias=8.*type_K=q", 60),
         ("FLASH_ATTN_EXT", r"hsk=(40|65),.*nb=3,", 56),
         ("FLASH_ATTN_EXT", r"hsk=(192|576),.*kv=113,nb=1,", 25),
+        ("MUL_MAT", r"type_a=(q4_1|q6_K|f16),type_b=f32,m=16,n=(1|9),k=256,bs=\[(1|3),1\],nr=\[(1|2),1\]", 18),
+        ("ROPE", r"ne_a=\[128,32,2,1\],n_dims=128,mode=(0|2|8|24|40),.*ff=1,v=1", 26),
     ],
 )
 def test_backend_ops(operation, chosen, count):
@@ -71,17 +73,20 @@ def test_states(program, tmp_path):
     ("told", "reason"),
     [
         ("-ngl 99 -fa on", ""),
-        ("-ngl 99 -fa off", "flash attention is off, expected -fa on"),
-        ("-ngl 0 -fa on", "the KV cache is not on ZINC0: -ngl 99, and no --no-kv-offload"),
-        ("-ngl 99 -fa on -nkvo 1", "the KV cache is not on ZINC0: -ngl 99, and no --no-kv-offload"),
+        ("-ngl 99 -fa off", "flash attention is off, so that results depend on where keys lie; expected -fa on"),
+        (
+            "-ngl 99 -fa on -nkvo 1",
+            "attention is left to another device and its bits: the KV cache is not on ZINC0: -ngl 99, and no "
+            "--no-kv-offload",
+        ),
     ],
 )
 def test_what_runs_where_is_said_in_a_line(told, reason):
     few = ("-p", "2", "-n", "0", "-r", "1", "-t", "1", "--no-warmup")
     done = run(BIN / "llama-bench", "-m", MODEL, "-dev", "ZINC0", *few, *told.split())
     said = [line.removeprefix("ggml-zinc: ") for line in done.stderr.splitlines() if line.startswith("ggml-zinc")]
-    assert done.returncode == 0 and re.match("ZINC0 is .*: the KV cache and attention of --device ZINC0", said[0])
-    assert said[1:] == ([f"attention is left to another device and its bits: {reason}"] if reason else [])
+    assert done.returncode == 0 and re.match("ZINC0 is .*: the model, its KV cache and attention, with", said[0])
+    assert said[1:] == ([reason] if reason else [])
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------
