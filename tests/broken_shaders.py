@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -25,8 +26,10 @@ class Change(NamedTuple):
     new: str
 
 
-def break_kernels(changes: Sequence[Change], folder: Path, only: str = "") -> Path:
-    """A SPIR-V folder with the changes in every module that they concern, or in kernel ``only`` alone.
+def break_kernels(
+    changes: Sequence[Change], folder: Path, only: str = "", modules: Sequence[kernels.KernelDecl] = kernels.MODULES
+) -> Path:
+    """A SPIR-V folder with the changes in every one of the modules that they concern, or in kernel ``only`` alone.
 
     The module that a device is asked first changes only where ``only`` is its name: it would refuse the device.
     Skips the test without a compiler that knows them.
@@ -43,10 +46,10 @@ def break_kernels(changes: Sequence[Change], folder: Path, only: str = "") -> Pa
     changed = {change.file for change in changes}
     broken, unknown = 0, None
     first = kernels.PRIMITIVES.name
-    for decl in (d for d in kernels.MODULES if changed & _files(d.source) and only in ("", d.name)):
+    for decl in (d for d in modules if changed & _files(d.source) and only in ("", d.name)):
         if decl.name == first != only:
             continue
-        command = ["glslangValidator", "-V", "--target-env", "vulkan1.1", "-o", str(spirv / decl.file)]
+        command = ["glslangValidator", "-V", "--target-env", "vulkan1.1", "-I.", "-o", str(spirv / decl.file)]
         done = subprocess.run([*command, decl.source], cwd=sources, capture_output=True, text=True)
         if done.returncode and f"extension not supported: {decl.extension}" in done.stdout:
             unknown = decl.extension  # as for scripts/build_shaders.py; the package's module, if there is one, stays
@@ -60,8 +63,8 @@ def break_kernels(changes: Sequence[Change], folder: Path, only: str = "") -> Pa
 
 
 def _files(source: str) -> set[str]:
-    """The file and what it includes."""
+    """The file and what it includes, by their paths in shaders/."""
     found = {source}
     for name in re.findall(r'^#include "([^"]*)"', (SHADERS / source).read_text(), re.MULTILINE):
-        found |= _files(name)
+        found |= _files(os.path.normpath(Path(source).parent / name))
     return found

@@ -11,13 +11,10 @@ from zinc_attn.tools.graph.device import as_words, run
 
 EXECUTED = True
 
-EDGES = np.concatenate(
-    [
-        np.array([0, 1, 0x7FFFFF, 0x800000, 0x0D7FFFFF, 0x0D800000, 0x0D800001, 0x7F7FFFFF, 0x7F800000, 0x7FC00000])
-        | sign
-        for sign in (0, 0x80000000)
-    ]
-).astype(np.uint32)  # zero, denormals, the smallest normal number, about 2**-100, the largest, infinity, NaN
+SIZES = (  # zero, denormals, the smallest normal number, about 2**-100, what is 2**127 of those, infinity, NaN
+    *(0, 1, 0x7FFFFF, 0x800000, 0x0D7FFFFF, 0x0D800000, 0x4D400000, 0x0D800001, 0x7F7FFFFF, 0x7F800000, 0x7FC00000),
+)
+EDGES = np.array([*SIZES, *(0x80000000 | size for size in SIZES)], np.uint32)
 NUMBERS = (0.5, 0.5005, 1, 1.5, 2, 2.5, 3, 6, 9.99, 10, 20.00001, 69.3, 80, 88.72283, 88.72284, 104, 1e4, 1e9)
 
 
@@ -69,8 +66,8 @@ UNARY += [("silu", ("f16", "f16")), ("gelu", ("bf16", "bf16")), ("exp", ("f16", 
 
 @pytest.mark.parametrize(("op", "kinds"), UNARY)
 def test_unary(any_device, op, kinds, rng):
-    base, base32 = typed(drawn(rng, 3 * 5 * 101).reshape(3, 5, 101), kinds[0])
-    x, x32 = base[:, 1:4, 7:], base32[:, 1:4, 7:]  # a view
+    base, base32 = typed(drawn(rng, 3 * 5 * 101, 101 + 7).reshape(3, 5, 101), kinds[0])
+    x, x32 = base[:, 1:4, 7:], base32[:, 1:4, 7:]  # a view, in whose first row the edges are
     numbers = UNARY_NUMBERS.get(op, ())
     wanted = elementwise.encoded(elementwise.unary(op, x32, *numbers), kinds[1])
     offset = (x.__array_interface__["data"][0] - base.__array_interface__["data"][0]) // x.itemsize
@@ -80,7 +77,9 @@ def test_unary(any_device, op, kinds, rng):
 
 @pytest.mark.parametrize(("op", "kind"), [*((op, "f32") for op in graph.GLU_OPS), ("swiglu", "f16"), ("reglu", "bf16")])
 def test_glu(any_device, op, kind, rng):
-    x, x32 = typed(drawn(rng, 3 * 2 * 201).reshape(3, 402), kind)
+    numbers = drawn(rng, 3 * 2 * 201).reshape(3, 402)
+    numbers[0, 231:261] *= 2.0**40  # gates of NUMBERS: some have a tiny activation
+    x, x32 = typed(numbers, kind)
     wanted = elementwise.encoded(elementwise.glu(op, x32[:, :201], x32[:, 201:], 1.702, 7.0), kind)
     halves = {"a": tensor(x[:, :201]), "b": tensor(x[:, 201:], 201)}
     runs_as(any_device, graph.GLU, (x, x), wanted, (kind,), graph.GLU_OPS.index(op), halves, alpha=1.702, limit=7.0)

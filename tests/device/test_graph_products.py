@@ -16,14 +16,15 @@ HALVES = {"q2_K": (80, 82), "q3_K": (108,), "q4_K": (0, 2), "q5_K": (0, 2), "q6_
 
 
 def weights(kind, shape, rng):
-    """ggml's bytes of random weights (..., rows, k): small scales, one 0, one denormal, one the largest."""
+    """ggml's bytes of random weights (..., rows, k): small scales, one 0, one denormal, one the largest, one infinite."""
     (*lead, k), (values, size) = shape, (TYPES[kind].values, TYPES[kind].size)
     raw = rng.integers(0, 256, (np.prod(lead) * k // values, size), np.uint8)
     for at in HALVES.get(kind, (0, 2) if kind in ("q4_1", "q5_1") else (0,)):
         d = np.append((0, 6e-8, -65504, -0.0), rng.standard_normal(len(raw)) * 0.01)[: len(raw)].astype(np.float16)
+        d[-1] = np.inf
         raw[:, at : at + 2] = d[:, None].view(np.uint8)
     if kind == "mxfp4":
-        raw[:, 0] = np.append((0, 1, 2, 255), rng.integers(100, 130, len(raw)))[: len(raw)]
+        raw[:, 0] = np.append((0, 1, 2, 255, *range(24, 40)), rng.integers(100, 130, len(raw)))[: len(raw)]
     return raw.reshape(*lead, k // values * size)
 
 
@@ -136,10 +137,13 @@ def test_floats(any_device, w_type, x_type, rows, columns, k, order, rng):
     w = rng.standard_normal((1, 2, rows, k), np.float32)
     x = rng.standard_normal((3, 4, columns, k), np.float32)
     w[..., ::13] = 2.0**-51
+    w[..., 0, :2], x[..., 0, :] = (2.0**-50 + 2.0**-62, -(2.0**-50)), 0
+    x[..., 0, :2] = 2.0**-50  # a product of 2**-112
     w, stored_w = halves(w, w_type)
     x, stored_x = halves(x, x_type)
     (base_w, view_w), (base_x, view_x) = strided(stored_w, order), strided(stored_x, order)
     added = rng.standard_normal((3, 4, columns, rows), np.float32)
+    added[..., 0, 0] = 2.0**-100
     planes = [[products.multiply_floats(w[0, j // 2], x[i, j]) for j in range(4)] for i in range(3)]
     expected = products.add(np.array(planes), added)
     kinds = graph.FLOAT_TYPES.index(w_type), graph.FLOAT_TYPES.index(x_type)

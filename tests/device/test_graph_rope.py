@@ -32,6 +32,7 @@ def test_rope(any_device, n, first, one, dtype, rng):
     positions = rng.integers(0, 200_000, (4, tokens), np.int32)
     positions[:, :4] = (0, 2**31 - 1, -(2**31), -5)
     table = one.table(rng.uniform(1, 8, one.pairs).astype(np.float32))
+    table[-2:, :2] = (1 << 20 | 1, 0), (0, 1)  # small phases, and those whose lower word is 0
     wanted = rope(x, positions, table, one.step, first)
     values = {"x": tensor(x, n), "y": tensor(wanted), "positions": 0, "stride": tokens, "table": 0, "first": first}
     values |= {"pairs": one.pairs, "step": one.step}
