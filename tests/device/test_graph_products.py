@@ -16,7 +16,7 @@ HALVES = {"q2_K": (80, 82), "q3_K": (108,), "q4_K": (0, 2), "q5_K": (0, 2), "q6_
 
 
 def weights(kind, shape, rng):
-    """ggml's bytes of random weights (..., rows, k): small scales, one 0, one denormal, one the largest, one infinite."""
+    """ggml's bytes of random weights (..., rows, k): small scales, one 0, denormal, the largest, infinite."""
     (*lead, k), (values, size) = shape, (TYPES[kind].values, TYPES[kind].size)
     raw = rng.integers(0, 256, (np.prod(lead) * k // values, size), np.uint8)
     for at in HALVES.get(kind, (0, 2) if kind in ("q4_1", "q5_1") else (0,)):
