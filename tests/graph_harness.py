@@ -1,24 +1,15 @@
-"""Run one kernel of the graph on a device, with a poisoned result."""
+"""What the graph's kernels leave of a poisoned result, held to what it has to be."""
 
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from zinc_attn.graph.declarations import QUANTIZE, GraphKernel
-from zinc_attn.graph.records import params, tensor
-from zinc_attn.runtime.device import load_spirv
-from zinc_attn.runtime.protocol import Dispatch, Runtime, Use
-
-POISON = 0x7FC0DEAD
-
-
-def as_words(x: NDArray[Any]) -> NDArray[np.uint32]:
-    """The bytes of an array as words, filled up with zeros."""
-    raw = np.ascontiguousarray(x).reshape(-1).view(np.uint8)
-    return np.concatenate([raw, np.zeros(-raw.size % 4, np.uint8)]).view(np.uint32)
+from zinc_attn.graph.declarations import QUANTIZE
+from zinc_attn.graph.records import tensor
+from zinc_attn.runtime.protocol import Runtime
+from zinc_attn.tools.graph.device import POISON, run
 
 
 def same(words: NDArray[np.uint32], wanted: NDArray[Any]) -> None:
@@ -50,31 +41,3 @@ def quantized_sizes(y: NDArray[np.float32]) -> tuple[tuple[int, int, int], tuple
     """The grid of QUANTIZE, and the words of its results."""
     blocks = -(-y.shape[-1] // 256) * 8 * y[..., 0].size
     return (-(-blocks // 32), 1, 1), (8 * blocks, 2 * blocks)
-
-
-def run(
-    runtime: Runtime,
-    kernel: GraphKernel,
-    groups: tuple[int, int, int],
-    given: Sequence[NDArray[Any]],
-    results: Sequence[int | NDArray[np.uint32]],
-    spec: Sequence[int] = (),
-    **values: Any,
-) -> list[NDArray[np.uint32]]:
-    """The words of each result. given: what the kernel's read bindings hold, in their order, without the parameters;
-    results: of its write bindings, in their order, the words that they begin with, or how many that are POISON."""
-    inputs, outputs = iter([params(kernel, **values), *map(as_words, given)]), iter(results)
-    with ExitStack() as made:
-        buffers, written = [], []
-        for binding in kernel.decl.bindings:
-            words = next(inputs if binding.access == "read" else outputs)
-            words = np.full(words, POISON, np.uint32) if isinstance(words, int) else words
-            use = Use.INPUT if binding.access == "read" else Use.OUTPUT
-            buffer = made.enter_context(closing(runtime.buffer(max(words.nbytes, 4), use)))
-            runtime.write(buffer, words)
-            buffers.append(buffer)
-            written += [buffer] if binding.access == "write" else []
-        made_kernel = runtime.kernel(kernel.decl, load_spirv(kernel.decl), spec)
-        recording = made.enter_context(closing(runtime.record([Dispatch(made_kernel, tuple(buffers), groups)])))
-        runtime.run(recording)
-        return [runtime.read(buffer).copy() for buffer in written]

@@ -43,7 +43,8 @@ static tensor dense(const tensor &of, uint32_t dims) {
 
 static bool fit(Recording &r, const Bound &x, const Bound &y, float least) {
     const uint64_t elements = uint64_t(y.at.n[0]) * y.at.n[1] * y.at.n[2] * y.at.n[3];
-    return r.dispatch(GRAPH_FIT, {}, fit_params{x.at, y.at, least}, {x.place, y.place}, 2, grid((elements + 255) / 256));
+    const fit_params params{x.at, y.at, least};
+    return r.dispatch(GRAPH_FIT, {}, params, {x.place, y.place}, 2, grid((elements + 255) / 256));
 }
 
 // A tensor's (dims, rows, heads, streams) as (dims, heads, rows, streams).
@@ -68,7 +69,8 @@ struct Rooms {
 static bool make_rooms(Recording &r, const ggml_tensor *op, const Operation &o, const za_attn *attn,
                        const std::vector<Call> &calls, Rooms *rooms) {
     const struct za_info info = za_info(attn);
-    const uint64_t unit = std::max<uint64_t>(r.device->alignment, 256), rows = uint64_t(o.rows) * o.streams * o.kind.q_heads;
+    const uint64_t unit = std::max<uint64_t>(r.device->alignment, 256);
+    const uint64_t rows = uint64_t(o.rows) * o.streams * o.kind.q_heads;
     auto bytes_of = [unit](uint64_t n) { return (n + unit - 1) / unit * unit; };
     const Bound out = bound(*r.device, op), q = heads_first(bound(*r.device, o.q));
     uint64_t states = 0;
@@ -82,7 +84,8 @@ static bool make_rooms(Recording &r, const ggml_tensor *op, const Operation &o, 
     rooms->q = {{buffer, begin, 4 * rows * info.k_dim}, dense(q.at, info.k_dim)};
     rooms->states = {buffer, begin + q_bytes, states};
     rooms->out = out;
-    if (!rooms->own_out) rooms->out = {{buffer, begin + q_bytes + bytes_of(states), out_bytes}, dense(out.at, info.v_dim)};
+    if (!rooms->own_out)
+        rooms->out = {{buffer, begin + q_bytes + bytes_of(states), out_bytes}, dense(out.at, info.v_dim)};
     return fit(r, q, rooms->q, MIN_INPUT);
 }
 

@@ -1,9 +1,9 @@
 // The lists of an operation's rows, and the calls that they make.
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <numeric>
 
+#include "../graph/rope_table.h"
 #include "memory.h"
 #include "plan.h"
 
@@ -18,7 +18,8 @@ constexpr size_t ENTRIES = 8;  // lists that are kept: those of a model's kinds 
 size_t rows_of_call(const Device &device, const za_attn *attn, const Operation &o, uint64_t keys) {
     constexpr uint64_t BYTES = uint64_t(1) << 27, GROUPS = 65535, PRODUCTS = uint64_t(1) << 34;
     const struct za_info info = za_info(attn);
-    const uint64_t nodes = keys / KEYS_PER_NODE + 1, heads = o.kind.q_heads, vector = 4 * std::gcd(info.k_dim, info.v_dim);
+    const uint64_t nodes = keys / KEYS_PER_NODE + 1, heads = o.kind.q_heads;
+    const uint64_t vector = 4 * std::gcd(info.k_dim, info.v_dim);
     const uint64_t row = std::max(4 * nodes * heads * (info.v_dim + 2), 8 * keys);
     const uint64_t unit = device.alignment / std::gcd<uint64_t>(device.alignment, vector * heads);
     if (unit * row > device.most || unit * nodes > GROUPS) return 0;
@@ -81,9 +82,9 @@ static std::vector<float> slopes_of(const Operation &o) {
     std::vector<float> slopes(o.max_bias > 0 && o.mask ? o.kind.q_heads : 0);
     size_t whole = 1;  // the power of two up to the heads
     while (2 * whole <= o.kind.q_heads) whole *= 2;
-    float step = std::pow(2.0f, -o.max_bias / float(whole)), half_step = std::pow(2.0f, -o.max_bias / 2 / float(whole));
+    const double step = -double(o.max_bias) / double(whole);  // as SOFT_MAX has it
     for (size_t h = 0; h < slopes.size(); ++h)
-        slopes[h] = h < whole ? std::pow(step, float(h + 1)) : std::pow(half_step, float(2 * (h - whole) + 1));
+        slopes[h] = float(graph::exp2_of(h < whole ? step * double(h + 1) : step / 2 * double(2 * (h - whole) + 1)));
     return slopes;
 }
 

@@ -94,7 +94,8 @@ int za_laid_commands(const struct za_attn *attn, const struct laid *laid, const 
     if (counts->shared) commands[n++] = attend(attn, laid, &(struct bindings){
         .work = given->work, .q = b.q, .k = b.k, .v = b.v, .states = b.states, .out = b.out}, true);
     if (counts->items) commands[n++] = attend(attn, laid, &b, false);
-    if (n > first) commands[first].products = counts->keys * attn->shape.q_heads * (attn->shape.k_dim + attn->shape.v_dim);
+    if (n > first)
+        commands[first].products = counts->keys * attn->shape.q_heads * (attn->shape.k_dim + attn->shape.v_dim);
     if (n > first + 1) commands[n - 1].beside = true;
     if (counts->rows && !counts->single_pass) commands[n++] = merge(attn, laid, &b);
     return n;

@@ -27,7 +27,7 @@ ANY, _, COMPUTE = range(3)  # usage of a buffer
 OURS = (  # without the families of operations that other tests have
     *("ggml/attention", "ggml/calls", "ggml/cells", "ggml/device", "ggml/lists", "ggml/memory", "ggml/moves"),
     *("ggml/operations", "ggml/orders", "ggml/plan", "ggml/plugin", "ggml/recording", "ggml/say", "ggml/weights"),
-    *("graph/memory", "graph/recorder"),
+    *("graph/memory", "graph/recorder", "graph/rope_table"),
 )
 V_AT = 1 << 20  # K lies at the begin of the buffer
 pytestmark = [needs_compiler, pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler (package g++)")]
@@ -142,7 +142,9 @@ CASES = {
     "decode": Case(1),
     "prompt": Case(9, kinds=("q8_0", "q4_0")),
     "equal rows": Case(3, mask="shown"),
+    "rows that share keys": Case(121, 1700, kinds=("f16", "q8_0"), heads=(3, 9), checked=slice(112, None)),
     "no mask": Case(2, mask=""),
+    "no mask, several nodes": Case(5, 600, mask="", heads=(3, 9)),
     "streams": Case(3, streams=2, sinks=True, numbers={"softcap": 8.0}),
     "float mask": Case(2, mask="float", kinds=("f32", "f32"), sizes=(40, 65)),
     "ALiBi": Case(3, mask="float", numbers={"max_bias": 8.0}),

@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
-from graph_harness import as_words, quantized_sizes, run, same, same_as_int8
+from graph_harness import quantized_sizes, same, same_as_int8
 
 from zinc_attn.graph import declarations as graph
 from zinc_attn.graph import elementwise
 from zinc_attn.graph.records import tensor
+from zinc_attn.tools.graph.device import as_words, run
 
 EXECUTED = True
 

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from graph_harness import run
 
 from zinc_attn.canonical.state import as_input
 from zinc_attn.graph.declarations import FIT
 from zinc_attn.graph.records import tensor
+from zinc_attn.tools.graph.device import run
 
 
 @pytest.mark.parametrize(("dims", "filled"), ((40, 48), (64, 64), (5, 3)))

@@ -4,13 +4,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graph_harness import POISON, run, same
+from graph_harness import same
 
 from zinc_attn.graph import blocks, moves
 from zinc_attn.graph.declarations import GET_WEIGHTS, MOVE, MOVE_OPS, MOVE_TYPES, TO_BLOCKS, WEIGHT_TYPES
 from zinc_attn.graph.pieces import TYPES
 from zinc_attn.graph.records import tensor
 from zinc_attn.storage import STORAGE
+from zinc_attn.tools.graph.device import POISON, run
 
 EXECUTED = True
 LAYOUTS: dict[str, dict[str, Any]] = {  # of an array in memory

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from graph_harness import POISON, run
 
 from zinc_attn.graph import order
 from zinc_attn.graph.declarations import SORT, SORT_OPS, SORT_PIECE
 from zinc_attn.graph.records import tensor
+from zinc_attn.tools.graph.device import POISON, run
 
 EXECUTED = True
 

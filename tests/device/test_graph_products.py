@@ -4,13 +4,13 @@ from contextlib import closing
 
 import numpy as np
 import pytest
-from graph_harness import run
 from support import needs_radv
 
 from zinc_attn.graph import blocks, products
 from zinc_attn.graph import declarations as graph
 from zinc_attn.graph.pieces import TYPES
 from zinc_attn.graph.records import tensor
+from zinc_attn.tools.graph.device import run
 
 HALVES = {"q2_K": (80, 82), "q3_K": (108,), "q4_K": (0, 2), "q5_K": (0, 2), "q6_K": (208,)}  # of a block, elsewhere 0
 

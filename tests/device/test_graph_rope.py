@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
-from graph_harness import as_words, run, same
+from graph_harness import same
 
 from zinc_attn.graph import declarations as graph
 from zinc_attn.graph.records import tensor
 from zinc_attn.graph.rope import Rope, rope
+from zinc_attn.tools.graph.device import as_words, run
 
 EXECUTED = True
 

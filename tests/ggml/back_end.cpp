@@ -7,8 +7,9 @@ static const struct {
     const char *name;
     int64_t values;  // of a block
     size_t bytes;
-} TYPES[] = {{"f32", 1, 4},    {"f16", 1, 2},    {"bf16", 1, 2},    {"q8_0", 32, 34}, {"q5_1", 32, 24}, {"q5_0", 32, 22},
-             {"q4_1", 32, 20}, {"q4_0", 32, 18}, {"iq4_nl", 32, 18}, {"i32", 1, 4},    {"i64", 1, 8}};
+} TYPES[] = {{"f32", 1, 4},    {"f16", 1, 2},      {"bf16", 1, 2},   {"q8_0", 32, 34},
+             {"q5_1", 32, 24}, {"q5_0", 32, 22},   {"q4_1", 32, 20}, {"q4_0", 32, 18},
+             {"iq4_nl", 32, 18}, {"i32", 1, 4},    {"i64", 1, 8}};
 
 size_t ggml_type_size(ggml_type type) { return TYPES[type].bytes; }
 int64_t ggml_blck_size(ggml_type type) { return TYPES[type].values; }

@@ -135,7 +135,11 @@ inline ggml_backend_buffer_t ggml_backend_buffer_init(ggml_backend_buffer_type_t
     return new ggml_backend_buffer{iface, type, context, size, GGML_BACKEND_BUFFER_USAGE_ANY};
 }
 inline bool ggml_is_empty(const ggml_tensor *t) { return ggml_nelements(t) == 0; }
-inline bool ggml_are_same_shape(const ggml_tensor *a, const ggml_tensor *b) { return std::equal(a->ne, a->ne + 4, b->ne); }
-inline const char *ggml_op_desc(const ggml_tensor *t) { return t->op == GGML_OP_SET_ROWS ? "SET_ROWS" : "FLASH_ATTN_EXT"; }
+inline bool ggml_are_same_shape(const ggml_tensor *a, const ggml_tensor *b) {
+    return std::equal(a->ne, a->ne + 4, b->ne);
+}
+inline const char *ggml_op_desc(const ggml_tensor *t) {
+    return t->op == GGML_OP_SET_ROWS ? "SET_ROWS" : "FLASH_ATTN_EXT";
+}
 inline int ggml_node_get_use_count(const ggml_cgraph *, int) { return 0; }
 inline const char *ggml_version() { return ZINC_GGML_VERSION; }

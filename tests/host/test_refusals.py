@@ -31,7 +31,7 @@ CASES = (
 )
 HELD = (
     f"{RECORD}: got 16/2/256 f16 1000, 16/2/256 q8_0 577, 32/8/128 f16 129, …, expected some of this run's "
-    "cases; choose the file's with --arithmetic, --cases or --quick, or give a file that has this run's"
+    "cases; choose the file's with --arithmetic, --cases, --graph, --quick, or give one that has this run's"
 )
 NOT_THERE = "expected a folder with config.json and *.safetensors, or a GGUF file; nothing is downloaded"
 WRONG_WORDS = "x", "window", "window=1.5", "sinks=1", "none", "sinks+sinks", "window=1+window=2", "mask=x", "up"

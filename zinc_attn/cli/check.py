@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import chain, product
+from pathlib import Path
 from typing import Any, Final
 
 from ..checks import plain
@@ -19,11 +20,13 @@ from ..tools.check.data import KINDS, MASKS
 from ..tools.check.outcome import Outcome, properties_of
 from ..tools.check.properties import title
 from ..tools.check.record import Digests, is_of, load_record, make_entry, maker, origin, record_text
+from ..tools.graph.check import name_of
+from ..tools.graph.model import KINDS as MODELS
 from ..tools.harness.files import check_file, write_file
 from ..tools.harness.split_spec import VARIED_LAYOUTS, parse_split_specs
 from ..tools.harness.tables import grouped
 from .arguments import Subparsers, add_command, installed_runtimes, open_devices
-from .check_graph import run_graph
+from .check_graph import check_models
 from .terminal import arithmetic_text, plural, progress_bar, say, say_written
 
 MANY: Final = 20  # cases that take minutes on a CPU
@@ -50,22 +53,26 @@ def declare(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check, print, and write the record. 0: all bits are equal; 1: some differ; 2: a case was refused."""
-    if args.graph:
-        with ExitStack() as stack:
-            devices = open_devices(stack, chosen_devices(args.device), args.runtime)
-            return run_graph(args, devices, RECORD_HINT)
-    cases, splits = chosen_cases(args), parse_split_specs(args.splits)
+    cases, splits = [] if args.graph else chosen_cases(args), parse_split_specs(args.splits)
+    if args.graph and (args.arithmetic, args.splits) != ("canonical", VARIED_LAYOUTS):
+        raise ArgumentError("--graph: got --arithmetic or --splits with it, expected neither: they are attention's")
     if args.record:
         check_file(args.record, RECORD_HINT)
     against = load_record(args.against) if args.against else {}
-    names = [str(case) for case in cases]
+    names = [name_of(kind) for kind in MODELS] if args.graph else [str(case) for case in cases]
     width = max(22, *map(len, names)) + 2
     if against and not any(name in digests for digests in against.values() for name in names):
         held = list(dict.fromkeys(chain(*against.values())))
         raise ArgumentError(
             f"{args.against}: got {plain(', '.join(held[:3]))}{', …' * (len(held) > 3)}, expected some of this run's "
-            "cases; choose the file's with --arithmetic, --cases or --quick, or give a file that has this run's"
+            "cases; choose the file's with --arithmetic, --cases, --graph, --quick, or give one that has this run's"
         )
+    if args.graph:
+        with ExitStack() as stack:
+            devices = open_devices(stack, chosen_devices(args.device), args.runtime)
+            entries, failed = check_models(devices, against, args.json)
+        write_record(args.record, entries)
+        return int(failed)
 
     with ExitStack() as stack:
         default = None if args.quick and args.arithmetic in EXACT else installed_runtimes()
@@ -86,11 +93,16 @@ def run(args: argparse.Namespace) -> int:
             entries.append(make_entry(digests, maker(device)))
     lines = [json.dumps(entry) for entry in entries] if args.json else summary(outcomes, entries, against)
     print("\n".join(lines))
-    if args.record:
-        write_file(args.record, record_text(entries).encode(), RECORD_HINT)
-        say_written([args.record])
+    write_record(args.record, entries)
     found = {outcome.status for outcome in outcomes}
     return 1 if "FAIL" in found else 2 if "refused" in found else 0
+
+
+def write_record(path: Path | None, entries: Sequence[dict[str, Any]]) -> None:
+    """--record, where it is given."""
+    if path:
+        write_file(path, record_text(entries).encode(), RECORD_HINT)
+        say_written([path])
 
 
 def chosen_cases(args: argparse.Namespace) -> list[Case]:

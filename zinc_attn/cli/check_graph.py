@@ -1,25 +1,22 @@
-"""``zinc-attn check --graph``: its lines and its exit status."""
+"""The lines of ``zinc-attn check --graph``."""
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from typing import Any
 
 from ..runtime.device import Device
 from ..tools.check.properties import title
-from ..tools.check.record import Digests, load_record, make_entry, maker, record_text
+from ..tools.check.record import Digests, make_entry, maker
 from ..tools.graph.check import GraphOutcome, check_graph, name_of
-from ..tools.harness.files import check_file, write_file
-from .terminal import say_written
 
 
-def run_graph(args: argparse.Namespace, devices: Sequence[Device], hint: str) -> int:
-    """Check, print, and write the record. 0: all bits are equal; 1: some differ."""
-    if args.record:
-        check_file(args.record, hint)
-    against = load_record(args.against) if args.against else {}
+def check_models(
+    devices: Sequence[Device], against: Mapping[str, Digests], as_json: bool = False
+) -> tuple[list[dict[str, Any]], bool]:
+    """The entries of a record, and whether some bits differ; prints a line a model, and a device's digest."""
     entries, failed = [], False
     for device in devices:
         found = {}
@@ -27,14 +24,11 @@ def run_graph(args: argparse.Namespace, devices: Sequence[Device], hint: str) ->
             faults = [one for one in (outcome.fault, *_others(outcome, against)) if one]
             failed |= bool(faults)
             found[name_of(outcome.kind)] = outcome.digest
-            print(_line(outcome, faults, title(device), args.json), flush=True)
+            print(_line(outcome, faults, title(device), as_json), flush=True)
         entries.append(make_entry(found, maker(device)))
         run = f"run {entries[-1]['run']}  {title(device)}, {device.info.driver}"
-        print(json.dumps(entries[-1]) if args.json else run)
-    if args.record:
-        write_file(args.record, record_text(entries).encode(), hint)
-        say_written([args.record])
-    return int(failed)
+        print(json.dumps(entries[-1]) if as_json else run)
+    return entries, failed
 
 
 def _others(outcome: GraphOutcome, against: Mapping[str, Digests]) -> list[str]:

@@ -80,6 +80,7 @@ class LogicalDevice:
     def _open(self, api: int, extensions: set[str]) -> None:
         """Make the device with all that kernels can use of Vulkan version ``api``."""
         features, enable = self.null, list[str]()
+        alive = []  # which an assignment to pNext does not keep
         if asks_for_waves(self.vk, self.physical, extensions, api):
             (features,) = self.vk.features(self.physical, "VkPhysicalDeviceSubgroupSizeControlFeatures")
             enable = [] if api >= API_1_3 else ["VK_EXT_subgroup_size_control"]
@@ -93,10 +94,12 @@ class LogicalDevice:
         if api >= API_1_3 or DOT_EXTENSION in extensions:
             enable += [] if api >= API_1_3 else [DOT_EXTENSION]
             dot = self.vk.features(self.physical, "VkPhysicalDeviceShaderIntegerDotProductFeatures")[0]
+            alive.append(features)
             dot.pNext, features = features, dot
         if self.info.fma_operation:
             enable.append("VK_KHR_shader_fma")
             fma = fma_features(self.vk, self.physical)
+            alive.append(features)
             fma.pNext, features = features, fma
         self.handle = self._create_device(features, [self.ffi.new("char[]", name.encode()) for name in enable])
         self.own.append(functools.partial(self.lib.vkDestroyDevice, self.handle, self.null))

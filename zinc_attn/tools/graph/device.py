@@ -103,7 +103,7 @@ class OnDevice:
         """By mul_mat_vec where there are few columns, else by mul_mat: the bits are the same."""
         y = np.empty((len(x), len(weights.rows)), np.float32)
         plus = y if added is None else added
-        runtime, add = self._device.runtime, int(added is not None)
+        runtime, subgroups, add = self._device.runtime, self._device.info.wave_subgroups, int(added is not None)
         of: dict[str, Any] = {"y": tensor(y), "added": tensor(plus)}
         tiles = _pieces(y.shape[1], TILE[0]), _pieces(y.shape[0], TILE[1]), 1
         if weights.kind in FLOAT_TYPES:
@@ -120,7 +120,7 @@ class OnDevice:
         of |= {"w_begin": 0, "w_steps": (0, 0), "repeats": (1, 1), "blocks": x.shape[1] // 32}
         if len(x) <= FEW:
             waves = len(x) % 4 + 1  # any number has the same bits
-            spec = kind, len(x), 32 * waves, 0, 4, len(x) % 2, add
+            spec = kind, len(x), 32 * waves, int(subgroups), 4, len(x) % 2, add
             groups = _pieces(y.shape[1], 32), 1, 1
             (words,) = run(runtime, graph.MUL_MAT_VEC, groups, given, (y.size,), spec, **of)
         else:
