@@ -38,7 +38,7 @@ def run(*command, library=OURS / "libggml-zinc.so", folder=None, **environment):
         ("FLASH_ATTN_EXT", r"kv=113,nb=(1|3),.*max_bias=8.*type_K=q", 60),
         ("FLASH_ATTN_EXT", r"hsk=(40|65),.*nb=3,", 56),
         ("FLASH_ATTN_EXT", r"hsk=(192|576),.*kv=113,nb=1,", 25),
-        ("MUL_MAT", r"type_a=(q4_1|q6_K|f16),type_b=f32,m=16,n=(1|9),k=256,bs=\[(1|3),1\],nr=\[(1|2),1\]", 18),
+        ("MUL_MAT", r"type_a=(q4_1|q6_K|f16),type_b=f32,m=16,n=(1|9),k=256,bs=\[(1|3),1\],nr=\[(1|2),1\]", 16),
         ("ROPE", r"ne_a=\[128,32,2,1\],n_dims=128,mode=(0|2|8|24|40),.*ff=1,v=1", 26),
     ],
 )
