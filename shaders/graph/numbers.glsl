@@ -82,8 +82,8 @@ float inverse_root(float x) {
 }
 
 // The reciprocal root gives a root of 25 bits of the significand within some units of the last one; its remainder
-// corrects it to within one, and the next remainder to the whole number below the root.  Its last bit says how to round:
-// no root is in the middle of two floats, whose square would have 50 significant bits.
+// corrects it to the whole number below the root, or the one below that, as all significands were tried.  Its last bit
+// says how to round: no root is in the middle of two floats, whose square would have 50 significant bits.
 float root(float x) {
     if (!is_positive(x)) {
         return x == 0.0 || floatBitsToUint(x) == INFINITE ? x : NAN;
@@ -97,8 +97,7 @@ float root(float x) {
     precise float missing = float(int((a << 25) - r * r)) * near;  // its upper bits cancel
     missing = missing * 8.6316745750310983e-5;  // 2**-13.5
     r += uint(int(floor(missing)));
-    int rest = int((a << 25) - r * r);
-    r = rest < 0 ? r - 1u : rest > int(2u * r) ? r + 1u : r;
+    r += uint(int((a << 25) - r * r) > int(2u * r));
     return uintBitsToFloat((uint((exponent >> 1) + 126) << 23) + ((r + 1u) >> 1));
 }
 

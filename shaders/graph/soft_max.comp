@@ -72,7 +72,7 @@ void main() {
     barrier();
     precise float sink = HAS_SINKS != 0u ? flush(sinks[p.sinks + at.z]) * LOG2E : LOWEST;
     float m = max(largest[0], sink);
-    m = m == LOWEST || is_nan(sink) ? NAN : roundEven(m);
+    m = m == LOWEST ? NAN : roundEven(m);
     precise float sum = 0.0;
     for (uint j = r; j < n; j += SUM_LANES) {
         sum = sum + weight_of(score(of_x, of_mask, slope, j), m);

@@ -13,9 +13,11 @@ EXECUTED = True
 
 SIZES = (  # zero, denormals, the smallest normal number, about 2**-100, what is 2**127 of those, infinity, NaN
     *(0, 1, 0x7FFFFF, 0x800000, 0x0D7FFFFF, 0x0D800000, 0x4D400000, 0x0D800001, 0x7F7FFFFF, 0x7F800000, 0x7FC00000),
+    *(0x3F7FFFFF, 0x7F000000),  # a quotient just below overflow
 )
 EDGES = np.array([*SIZES, *(0x80000000 | size for size in SIZES)], np.uint32)
-NUMBERS = (0.5, 0.5005, 1, 1.5, 2, 2.5, 3, 6, 9.99, 10, 20.00001, 69.3, 80, 88.72283, 88.72284, 104, 1e4, 1e9)
+ROOT = 0xFC114A / 2**23  # whose root needs the last correction
+NUMBERS = (ROOT, 0.5, 0.5005, 1, 1.5, 2, 2.5, 3, 6, 9.99, 10, 20.00001, 69.3, 80, 88.72283, 88.72284, 104, 1e4, 1e9)
 
 
 def drawn(rng, count, turn=0):
@@ -50,7 +52,11 @@ REPEATED = [(op, (1, 1, 4, 1000), (1, 1, 2, 500), ("f32",) * 3) for op in graph.
 
 @pytest.mark.parametrize(("op", "shape", "of_b", "kinds"), REPEATED + NARROW)
 def test_binary(any_device, op, shape, of_b, kinds, rng):
-    numbers = [drawn(rng, int(np.prod(one)), at).reshape(one) for at, one in enumerate((shape, of_b))]
+    numbers = [drawn(rng, int(np.prod(one)), at) for at, one in enumerate((shape, of_b))]
+    if len(numbers[1]) == 1000:  # every edge with every other
+        for x, pairs in zip(numbers, np.meshgrid(EDGES, EDGES), strict=True):
+            x[: pairs.size] = pairs.reshape(-1).view(np.float32)
+    numbers = [x.reshape(one) for x, one in zip(numbers, (shape, of_b), strict=True)]
     (a, a32), (b, b32) = (typed(x, kind) for x, kind in zip(numbers, kinds, strict=False))
     wanted = elementwise.encoded(elementwise.binary(op, a32, b32), kinds[2])
     runs_as(any_device, graph.BINARY, (a, b), wanted, kinds, graph.BINARY_OPS.index(op))
@@ -79,6 +85,7 @@ def test_unary(any_device, op, kinds, rng):
 def test_glu(any_device, op, kind, rng):
     numbers = drawn(rng, 3 * 2 * 201).reshape(3, 402)
     numbers[0, 231:261] *= 2.0**40  # gates of NUMBERS: some have a tiny activation
+    numbers[1] = np.roll(numbers[0], 201)  # edges in the other half
     x, x32 = typed(numbers, kind)
     wanted = elementwise.encoded(elementwise.glu(op, x32[:, :201], x32[:, 201:], 1.702, 7.0), kind)
     halves = {"a": tensor(x[:, :201]), "b": tensor(x[:, 201:], 201)}

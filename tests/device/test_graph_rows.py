@@ -56,6 +56,7 @@ def test_norm_as_int8(any_device, columns, rng):
 def test_norm_of_zeros_and_of_a_transposed_tensor(any_device, eps, rng):
     base = drawn(rng, (3, 70, 4))
     base[0], base[1] = 0, 2.0**-50 * rng.standard_normal((70, 4))  # whose squares are about 2**-100
+    base[2, :, 0], base[2, 0, 0] = 0, 2.0**-99  # a mean that is flushed
     x = base.swapaxes(1, 2)
     for op in graph.NORM_OPS:
         wanted = np.ascontiguousarray(rows.norm(op, x, eps))
@@ -97,6 +98,7 @@ def test_soft_max(any_device, shape, of_mask, kind, has_sinks, max_bias, rng):
     mask = mask.astype(np.float16 if kind == "f16" else np.float32)
     mask[rng.random(mask.shape) < 0.3] = -np.inf
     sinks = rng.standard_normal(shape[1], np.float32)
+    sinks[1:2] = np.nan if shape[1] == 3 else 9
     alibi = rows.slopes(max_bias, shape[1])
     wanted = rows.soft_max(x, 0.7, None if kind == "none" else mask, sinks if has_sinks else None, **alibi)
     values = {"x": tensor(x), "mask": NONE if of_mask is None else tensor(mask), "y": tensor(wanted)}
