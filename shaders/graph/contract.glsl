@@ -320,6 +320,26 @@ const uint MUL_MAT_FLOAT_SPEC_OWN_COLUMNS = 5u;
 const uint MUL_MAT_FLOAT_SPEC_WORKGROUP_SIZE = 6u;
 const uint MUL_MAT_FLOAT_SPEC_ADD = 7u;
 
+struct MulMatFloatVecParams {
+    Tensor w;
+    Tensor x;
+    Tensor added;
+    Tensor y;
+};
+const uint MUL_MAT_FLOAT_VEC_BIND_PARAMS = 0u;
+const uint MUL_MAT_FLOAT_VEC_BIND_W = 1u;
+const uint MUL_MAT_FLOAT_VEC_BIND_X = 2u;
+const uint MUL_MAT_FLOAT_VEC_BIND_ADDED = 3u;
+const uint MUL_MAT_FLOAT_VEC_BIND_Y = 4u;
+const uint MUL_MAT_FLOAT_VEC_SPEC_W_TYPE = 0u;
+const uint MUL_MAT_FLOAT_VEC_SPEC_X_TYPE = 1u;
+const uint MUL_MAT_FLOAT_VEC_SPEC_COLUMNS = 2u;
+const uint MUL_MAT_FLOAT_VEC_SPEC_WORKGROUP_SIZE = 3u;
+const uint MUL_MAT_FLOAT_VEC_SPEC_SUBGROUPS = 4u;
+const uint MUL_MAT_FLOAT_VEC_SPEC_SUPERBLOCKS = 5u;
+const uint MUL_MAT_FLOAT_VEC_SPEC_AHEAD = 6u;
+const uint MUL_MAT_FLOAT_VEC_SPEC_ADD = 7u;
+
 struct FitParams {
     Tensor x;
     Tensor y;

@@ -26,6 +26,8 @@ layout(set = 0, binding = MUL_MAT_BIND_Y, std430) writeonly buffer Y { float y[]
 #include "tensor.glsl"
 #include "numbers.glsl"
 #include "sums.glsl"
+
+uint superblock;
 #include "q_blocks.glsl"
 #include "q_sums.glsl"
 

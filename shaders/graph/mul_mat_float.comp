@@ -24,18 +24,11 @@ layout(set = 0, binding = MUL_MAT_FLOAT_BIND_Y, std430) writeonly buffer Y { flo
 #include "tensor.glsl"
 #include "numbers.glsl"
 #include "sums.glsl"
+#include "operands.glsl"
 
 const uint STEPS = 32u;  // products of a row that are in shared memory
 const uint LANES_ROWS = TILE_ROWS / OWN_ROWS, OWN = OWN_ROWS * OWN_COLUMNS;
 shared float tile_w[STEPS * (TILE_ROWS + 1u)], tile_x[STEPS * (TILE_COLUMNS + 1u)];  // (product, row)
-
-// Element `at` of a type, whose word is w[at] or w[at / 2].
-float element(uint type, uint word, uint at) {
-    uint bits = bitfieldExtract(word, int(16u * (at % 2u)), 16);
-    float value = uintBitsToFloat(type == FLOAT_TYPE_F32 ? word : bits << 16);
-    value = type == FLOAT_TYPE_F16 ? unpackHalf2x16(bits).x : value;
-    return abs(value) < PRODUCT_MIN ? 0.0 : value;
-}
 
 void load_tiles(uvec4 of_w, uvec4 of_x, uint k) {
     for (uint i = gl_LocalInvocationIndex; i < STEPS * TILE_ROWS; i += gl_WorkGroupSize.x) {

@@ -1,8 +1,4 @@
-// y = w x for few rows of x: a lane owns a row of w.  S256 of zinc_attn/graph/products.py.
-//
-// Grid: x = groups of 32 rows of w, y = rows of x in pieces of COLUMNS, z = planes of y.  The waves of a workgroup
-// share the superblocks of a group; a wave alone adds them as it makes them, several leave them in shared memory, a
-// round at a time, where they are added in ascending order.
+// y = w x for few rows of x, of quantized weights.  S256 of zinc_attn/graph/products.py; see waves.glsl.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
@@ -27,14 +23,12 @@ layout(set = 0, binding = MUL_MAT_VEC_BIND_Y, std430) writeonly buffer Y { float
 #include "tensor.glsl"
 #include "numbers.glsl"
 #include "sums.glsl"
+#include "waves.glsl"
 #include "q_blocks.glsl"
 #include "q_sums.glsl"
 
-const uint WAVES = gl_WorkGroupSize.x / 32u;
-const uint WAVE_COLUMNS = (COLUMNS + WAVES - 1u) / WAVES;  // whose superblocks a wave adds
 uvec4 pieces_16[1u + AHEAD * 15u];
 uint pieces_4[1u + AHEAD * 15u], small_pieces[1u + AHEAD * 7u];
-shared float sums[WAVES > 1u ? ROUND * COLUMNS * 32u : 1u];
 
 uvec4 piece16(uint i) {
     return AHEAD == 1u ? pieces_16[i] : load_16(i);
@@ -61,10 +55,11 @@ void load_superblock() {
 }
 
 // Block j of the superblock joins the sums of each column: of weights, and of minima.
-void add_block(uint j, uint first, inout float sum[COLUMNS], inout float low[COLUMNS]) {
+void add_block(uint j, inout float sum[COLUMNS], inout float low[COLUMNS]) {
     uvec4 w_low, w_high;
     decode(j, w_low, w_high);
-    uint number = superblock * 8u + j, at = number * p.y.n[1] * p.y.n[2] * p.y.n[3] + first;
+    uint number = superblock * 8u + j, first = gl_WorkGroupID.z * p.y.n[1] + gl_WorkGroupID.y * COLUMNS;
+    uint at = number * p.y.n[1] * p.y.n[2] * p.y.n[3] + first;
     vec4 of_w = IS_256 || number < p.blocks ? block_scales(j) : vec4(0.0);
     [[unroll]] for (uint n = 0u; n < COLUMNS; ++n) {
         uvec4 x_low = q[2u * (at + n)], x_high = q[2u * (at + n) + 1u];
@@ -76,7 +71,7 @@ void add_block(uint j, uint first, inout float sum[COLUMNS], inout float low[COL
     }
 }
 
-void add_superblock(uint first, out float sum[COLUMNS]) {
+void add_superblock(out float sum[COLUMNS]) {
     float low[COLUMNS];
     [[unroll]] for (uint n = 0u; n < COLUMNS; ++n) {
         sum[n] = low[n] = 0.0;
@@ -84,11 +79,11 @@ void add_superblock(uint first, out float sum[COLUMNS]) {
     if (AHEAD == 1u) {
         load_superblock();
         [[unroll]] for (uint j = 0u; j < 8u; ++j) {
-            add_block(j, first, sum, low);
+            add_block(j, sum, low);
         }
     } else {
         [[dont_unroll]] for (uint j = 0u; j < min(8u, p.blocks - superblock * 8u); ++j) {
-            add_block(j, first, sum, low);
+            add_block(j, sum, low);
         }
     }
     vec2 scale = IS_256 ? superblock_scale() : vec2(0.0);
@@ -98,45 +93,8 @@ void add_superblock(uint first, out float sum[COLUMNS]) {
 }
 
 void main() {
-    bool whole = SUBGROUPS != 0u && gl_SubgroupSize == 32u;
-    uint wave = (whole ? gl_SubgroupID : gl_LocalInvocationID.x / 32u) % WAVES;
-    uint lane = (whole ? gl_SubgroupInvocationID : gl_LocalInvocationID.x) % 32u;
-    uint own = gl_WorkGroupID.x * 32u + lane, column = gl_WorkGroupID.y * COLUMNS;
+    find_wave();
     row = find_row(gl_WorkGroupID.x, lane);
     fill_table();
-
-    float total[COLUMNS], sum[COLUMNS];
-    [[unroll]] for (uint n = 0u; n < COLUMNS; ++n) {
-        total[n] = 0.0;
-    }
-    uint superblocks = (p.blocks + 7u) / 8u;
-    for (uint round = 0u; round < superblocks; round += ROUND) {
-        uint end = min(round + ROUND, superblocks);
-        for (superblock = round + wave; superblock < end; superblock += WAVES) {
-            add_superblock(gl_WorkGroupID.z * p.y.n[1] + column, sum);
-            [[unroll]] for (uint n = 0u; n < COLUMNS; ++n) {
-                if (WAVES == 1u) {
-                    total[n] = add(total[n], sum[n]);
-                } else {
-                    sums[((superblock - round) * COLUMNS + n) * 32u + lane] = sum[n];
-                }
-            }
-        }
-        if (WAVES > 1u) {
-            barrier();
-            [[unroll]] for (uint i = 0u; i < WAVE_COLUMNS; ++i) {
-                uint n = i * WAVES + wave;
-                for (uint s = 0u; n < COLUMNS && s < end - round; ++s) {
-                    total[i] = add(total[i], sums[(s * COLUMNS + n) * 32u + lane]);
-                }
-            }
-            barrier();
-        }
-    }
-    [[unroll]] for (uint i = 0u; i < (WAVES == 1u ? COLUMNS : WAVE_COLUMNS); ++i) {
-        uint n = WAVES == 1u ? i : i * WAVES + wave;
-        if (n < COLUMNS) {
-            store(own, column + n, total[i]);
-        }
-    }
+    add_superblocks((p.blocks + 7u) / 8u);
 }

@@ -1,6 +1,6 @@
 // Quantized weights in layout R32 (zinc_attn/graph/pieces.py): where the pieces of a superblock of 256 values lie.
 //
-// Who includes this has the constant TYPE, the parameters p, and the binding W as uvec4 w16[] and as uint w4[]. Pieces
+// Who includes this has the constant TYPE, the parameters p, `superblock`, and the binding W as uvec4 w16[] and as uint w4[]. Pieces
 // are numbered in a superblock of 256 values: of a type of 256 values those of its block, of a type of 32 those of
 // blocks 0 ... 7, one behind the other.  Who includes this has these functions, too, which give pieces of 16, 4 and 2
 // or 1 bytes of the superblock `superblock` of the row `row`, as load_16, load_4 and load_small find them:
@@ -47,8 +47,7 @@ Row find_row(uint group, uint lane) {
     return Row(matrix_begin() + group * units, width, min(lane, width - 1u), blocks);
 }
 
-Row row;          // whose pieces are loaded
-uint superblock;  // and of which superblock
+Row row;  // whose pieces are loaded
 
 // Where piece i of the superblock lies, which has `each` a block, when those of its size begin at `begin`.  Of a block
 // that the row does not have, its last one's.

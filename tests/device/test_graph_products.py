@@ -131,7 +131,7 @@ def halves(x, kind):
 
 
 @pytest.mark.parametrize(("w_type", "x_type"), (("f32", "f32"), ("f16", "f32"), ("bf16", "f16"), ("f32", "bf16")))
-@pytest.mark.parametrize("rows, columns, k, order", ((33, 5, 643, (0, 1, 2, 3)), (16, 1, 40, (2, 0, 1, 3))))
+@pytest.mark.parametrize("rows, columns, k, order", ((33, 5, 643, (0, 1, 2, 3)), (35, 2, 520, (2, 0, 1, 3))))
 def test_floats(any_device, w_type, x_type, rows, columns, k, order, rng):
     """Broadcast over dimensions 2 and 3, permuted ones, and bits of what is flushed."""
     w = rng.standard_normal((1, 2, rows, k), np.float32)
@@ -152,6 +152,10 @@ def test_floats(any_device, w_type, x_type, rows, columns, k, order, rng):
     given = base_w, base_x, added
     (got,) = run(any_device.runtime, graph.MUL_MAT_FLOAT, grid, given, (expected.size,), spec, **tensors)
     same(got, expected)
+    if k % 8 == 0:
+        spec, grid = (*kinds, columns, 32, 0, 1, 0, 1), (-(-rows // 32), 1, 12)
+        (got,) = run(any_device.runtime, graph.MUL_MAT_FLOAT_VEC, grid, given, (expected.size,), spec, **tensors)
+        same(got, expected)
 
 
 @pytest.fixture(scope="module")

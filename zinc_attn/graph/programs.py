@@ -29,5 +29,6 @@ PROGRAMS: Final[tuple[tuple[graph.GraphKernel, tuple[int, ...]], ...]] = (
     (graph.QUANTIZE, ()),
     *((graph.MUL_MAT_VEC, (kind, n, 256, 1, 16, 1, 0)) for kind in range(len(graph.WEIGHT_TYPES)) for n in (1, 8)),
     *((graph.MUL_MAT, (kind, 64, 64, 4, 4, 256, 1)) for kind in range(len(graph.WEIGHT_TYPES))),
+    *((graph.MUL_MAT_FLOAT_VEC, (kind, _F32, n, 256, 1, 16, 1, 1)) for kind in (_F32, _F16, _BF16) for n in (1, 8)),
     *((graph.MUL_MAT_FLOAT, (kind, _F32, 64, 64, 4, 4, 256, 1)) for kind in (_F32, _F16, _BF16)),
 )

@@ -1,0 +1,76 @@
+// y = w x for few rows of x, of float32, float16 or bfloat16.  products.multiply_floats of zinc_attn/graph; see waves.glsl.
+//
+// Elements of a row of w and of x are neighbors, in whole words, and K is a multiple of 8.
+#version 450
+#extension GL_GOOGLE_include_directive : require
+#extension GL_EXT_control_flow_attributes : require
+#extension GL_KHR_shader_subgroup_basic : require
+#include "contract.glsl"
+
+layout(local_size_x_id = MUL_MAT_FLOAT_VEC_SPEC_WORKGROUP_SIZE, local_size_x = 32) in;
+layout(constant_id = MUL_MAT_FLOAT_VEC_SPEC_W_TYPE) const uint W_TYPE = FLOAT_TYPE_F32;
+layout(constant_id = MUL_MAT_FLOAT_VEC_SPEC_X_TYPE) const uint X_TYPE = FLOAT_TYPE_F32;
+layout(constant_id = MUL_MAT_FLOAT_VEC_SPEC_COLUMNS) const uint COLUMNS = 1u;
+layout(constant_id = MUL_MAT_FLOAT_VEC_SPEC_SUBGROUPS) const uint SUBGROUPS = 0u;
+layout(constant_id = MUL_MAT_FLOAT_VEC_SPEC_SUPERBLOCKS) const uint ROUND = 1u;
+layout(constant_id = MUL_MAT_FLOAT_VEC_SPEC_AHEAD) const uint AHEAD = 0u;
+layout(constant_id = MUL_MAT_FLOAT_VEC_SPEC_ADD) const uint ADD = 0u;
+layout(set = 0, binding = MUL_MAT_FLOAT_VEC_BIND_PARAMS, std430) restrict readonly buffer Params {
+    MulMatFloatVecParams p;
+};
+layout(set = 0, binding = MUL_MAT_FLOAT_VEC_BIND_W, std430) readonly buffer W { uint w[]; };
+layout(set = 0, binding = MUL_MAT_FLOAT_VEC_BIND_X, std430) readonly buffer X { uint x[]; };
+layout(set = 0, binding = MUL_MAT_FLOAT_VEC_BIND_ADDED, std430) readonly buffer Added { float added[]; };
+layout(set = 0, binding = MUL_MAT_FLOAT_VEC_BIND_Y, std430) writeonly buffer Y { float y[]; };
+#include "tensor.glsl"
+#include "numbers.glsl"
+#include "sums.glsl"
+#include "operands.glsl"
+#include "waves.glsl"
+
+const uint W_WORDS = W_TYPE == FLOAT_TYPE_F32 ? FLOAT_CHUNK : FLOAT_CHUNK / 2u;  // of a chunk
+const uint X_WORDS = X_TYPE == FLOAT_TYPE_F32 ? FLOAT_CHUNK : FLOAT_CHUNK / 2u;
+const uint GROUP = AHEAD == 1u ? 8u : 1u;  // chunks of w that are loaded before the first is used
+uint row_word, column_word;                // where the lane's row begins, and the first column
+
+void add_chunk(uint chunk, uint words[8], inout float sum[COLUMNS]) {
+    [[unroll]] for (uint n = 0u; n < COLUMNS; ++n) {
+        uint at = column_word + (n * p.x.s[1] + chunk * FLOAT_CHUNK) * X_WORDS / FLOAT_CHUNK;
+        float total = 0.0;
+        [[unroll]] for (uint i = 0u; i < FLOAT_CHUNK; ++i) {
+            float of_w = element(W_TYPE, words[i * W_WORDS / FLOAT_CHUNK], i);
+            total = add(total, multiply(of_w, element(X_TYPE, x[at + i * X_WORDS / FLOAT_CHUNK], i)));
+        }
+        sum[n] = add(sum[n], total);
+    }
+}
+
+void add_superblock(out float sum[COLUMNS]) {
+    uint chunks = SUPERBLOCK / FLOAT_CHUNK, end = min((superblock + 1u) * chunks, p.w.n[0] / FLOAT_CHUNK);
+    [[unroll]] for (uint n = 0u; n < COLUMNS; ++n) {
+        sum[n] = 0.0;
+    }
+    [[dont_unroll]] for (uint chunk = superblock * chunks; chunk < end; chunk += GROUP) {
+        uint words[GROUP][8];
+        [[unroll]] for (uint c = 0u; c < GROUP; ++c) {
+            [[unroll]] for (uint i = 0u; i < W_WORDS; ++i) {
+                words[c][i] = w[row_word + min(chunk + c, end - 1u) * W_WORDS + i];
+            }
+        }
+        [[unroll]] for (uint c = 0u; c < GROUP; ++c) {
+            if (chunk + c < end) {
+                add_chunk(chunk + c, words[c], sum);
+            }
+        }
+    }
+}
+
+void main() {
+    find_wave();
+    uvec4 of_x = uvec4(0u, gl_WorkGroupID.y * COLUMNS, gl_WorkGroupID.z % p.y.n[2], gl_WorkGroupID.z / p.y.n[2]);
+    uint own = min(gl_WorkGroupID.x * 32u + lane, p.w.n[1] - 1u);
+    uvec4 of_w = uvec4(0u, own, of_x.z / (p.x.n[2] / p.w.n[2]), of_x.w / (p.x.n[3] / p.w.n[3]));
+    row_word = place(p.w, of_w) * W_WORDS / FLOAT_CHUNK;
+    column_word = place(p.x, of_x) * X_WORDS / FLOAT_CHUNK;
+    add_superblocks((p.w.n[0] + SUPERBLOCK - 1u) / SUPERBLOCK);
+}

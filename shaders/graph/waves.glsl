@@ -1,0 +1,57 @@
+// How waves of 32 lanes make y = w x for few rows of x: a lane owns a row of w.
+//
+// Grid: x = groups of 32 rows of w, y = rows of x in pieces of COLUMNS, z = planes of y.  The waves of a workgroup share
+// the superblocks of a group; a wave alone adds them as it makes them, several leave them in shared memory, ROUND of them
+// at a time, where they are added in ascending order.
+
+const uint WAVES = gl_WorkGroupSize.x / 32u;
+const uint WAVE_COLUMNS = (COLUMNS + WAVES - 1u) / WAVES;  // whose superblocks a wave adds
+shared float sums[WAVES > 1u ? ROUND * COLUMNS * 32u : 1u];
+uint wave, lane;
+uint superblock;  // the wave's
+
+// The sums of the superblock for each column: the kernel's own.
+void add_superblock(out float sum[COLUMNS]);
+
+void find_wave() {
+    bool whole = SUBGROUPS != 0u && gl_SubgroupSize == 32u;
+    wave = (whole ? gl_SubgroupID : gl_LocalInvocationID.x / 32u) % WAVES;
+    lane = (whole ? gl_SubgroupInvocationID : gl_LocalInvocationID.x) % 32u;
+}
+
+// All superblocks, and the results.
+void add_superblocks(uint count) {
+    float total[COLUMNS], sum[COLUMNS];
+    [[unroll]] for (uint n = 0u; n < COLUMNS; ++n) {
+        total[n] = 0.0;
+    }
+    for (uint round = 0u; round < count; round += ROUND) {
+        uint end = min(round + ROUND, count);
+        for (superblock = round + wave; superblock < end; superblock += WAVES) {
+            add_superblock(sum);
+            [[unroll]] for (uint n = 0u; n < COLUMNS; ++n) {
+                if (WAVES == 1u) {
+                    total[n] = add(total[n], sum[n]);
+                } else {
+                    sums[((superblock - round) * COLUMNS + n) * 32u + lane] = sum[n];
+                }
+            }
+        }
+        if (WAVES > 1u) {
+            barrier();
+            [[unroll]] for (uint i = 0u; i < WAVE_COLUMNS; ++i) {
+                uint n = i * WAVES + wave;
+                for (uint s = 0u; n < COLUMNS && s < end - round; ++s) {
+                    total[i] = add(total[i], sums[(s * COLUMNS + n) * 32u + lane]);
+                }
+            }
+            barrier();
+        }
+    }
+    [[unroll]] for (uint i = 0u; i < (WAVES == 1u ? COLUMNS : WAVE_COLUMNS); ++i) {
+        uint n = WAVES == 1u ? i : i * WAVES + wave;
+        if (n < COLUMNS) {
+            store(gl_WorkGroupID.x * 32u + lane, gl_WorkGroupID.y * COLUMNS + n, total[i]);
+        }
+    }
+}
