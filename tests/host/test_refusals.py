@@ -81,7 +81,8 @@ REFUSED = {
         for option in ("--cases '4/2/64 f16 9'", "--arithmetic matrix", "--graph")
     },
     **{
-        f"check --graph {option}": "--graph: got --arithmetic or --splits with it, expected neither: they are attention's"
+        f"check --graph {option}": "--graph: got --arithmetic or --splits with it, expected neither: they are "
+        "attention's"
         for option in ("--arithmetic fused", "--splits 4")
     },
     **{
