@@ -25,6 +25,7 @@ CALLS = (
     "test_c_engine.py::test_a_call_that_failed_leaves_commands_for_the_next",
     "test_cache_memory.py::test_steady_decode_records_nothing",
     "test_cache_edges.py::test_steady_decode_of_a_batch_in_several_blocks",
+    "test_check_graph.py::test_the_oracles_bits[default-vulkan-q4_K]",
     "test_cascade.py::test_the_bits_of_the_batch_without_it[default-vulkan-9/3/64-f16]",
     "test_device_encoding.py::test_a_prompt_is_encoded_on_the_device_and_a_token_by_the_host[vulkan-q8_0/q5_1]",
     "test_embed_c.py::test_the_digest_is_the_oracle_s[default-vulkan]",

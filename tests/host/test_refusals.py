@@ -76,9 +76,15 @@ REFUSED = {
     "check --cases '4/2/64 f16 9 rows=10'": "rows: got 10, expected an int from 1 to 9",
     "check --cases '4/2/64 f8 9'": f"dtype: got 'f8', expected {EXPECTED}",
     "check --cases '4/2/64 f16 x'": f"contexts: got 'x', {CONTEXTS}",
-    **dict.fromkeys(
-        (f"check --against {RECORD} --cases '4/2/64 f16 9'", f"check --against {RECORD} --arithmetic matrix"), HELD
-    ),
+    **{
+        f"check --against {RECORD} {option}": HELD
+        for option in ("--cases '4/2/64 f16 9'", "--arithmetic matrix", "--graph")
+    },
+    **{
+        f"check --graph {option}": "--graph: got --arithmetic or --splits with it, expected neither: they are "
+        "attention's"
+        for option in ("--arithmetic fused", "--splits 4")
+    },
     **{
         f"check --cases '4/2/64 f16 8,{text}'": f"cases: got '{text}', {CASES}"
         for text in ("", "4/2/64 f16", *(f"4/2/64 f16 9 {word}" for word in WRONG_WORDS))
