@@ -41,7 +41,7 @@ static tensor dense(const tensor &of, uint32_t dims) {
     return {0, {dims, of.n[1], of.n[2], of.n[3]}, {1, dims, dims * of.n[1], dims * of.n[1] * of.n[2]}};
 }
 
-static bool fit(Recording &r, const Bound &x, const Bound &y, float least) {
+bool fit(Recording &r, const Bound &x, const Bound &y, float least) {
     const uint64_t elements = uint64_t(y.at.n[0]) * y.at.n[1] * y.at.n[2] * y.at.n[3];
     const fit_params params{x.at, y.at, least};
     return r.dispatch(GRAPH_FIT, {}, params, {x.place, y.place}, 2, grid((elements + 255) / 256));
