@@ -357,6 +357,7 @@ class Rounds:
             for nth in range(1, counts[name] + 1):
                 yield self.under(layer, faults.Fault(name, nth, -1, carry_out), want)
         yield "" if layer.live() == live else f"left behind: {live}, {layer.live()}"
+        yield "" if not layer.misused() else "commands are recorded where others may run"
         layer.arm(faults.Fault("vkQueueSubmit", 2, -4))
         lost = [self.round() for _ in range(3)]
         yield "" if lost[1] is None and lost[2] is None else "a lost device computes"
