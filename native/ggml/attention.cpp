@@ -96,7 +96,8 @@ bool attend(Recording &r, const ggml_tensor *op) {
     const za_place k = place_of(o.k_root), v = place_of(o.v_root);
     za_cache *cache = r.device->cache(o.kind, {o.pages, uint32_t(o.at.head), k, o.kind.latent ? za_place{} : v});
     const std::vector<Call> *calls =
-        cache ? r.plan->calls(r.device, cache, op, o, order_of_keys(o.k_root, o.v_root)) : nullptr;
+        cache ? r.plan->calls(r.device, cache, op, o, order_of_keys(root_of(o.kept_k), root_of(o.kept_v)))
+              : nullptr;
     Rooms rooms;
     if (!calls || !make_rooms(r, op, o, attn, *calls, &rooms)) return false;
     for (const Call &call : *calls) {

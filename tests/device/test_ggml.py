@@ -26,7 +26,7 @@ COMPILER = shutil.which(os.environ.get("CXX", "c++"))
 STUB = ROOT / "tests" / "ggml"
 # numbers, and bytes of a block
 TYPES = {"f32": (0, 4), "f16": (1, 2), "bf16": (2, 2), "q8_0": (3, 34), "q4_0": (7, 18), "i64": (10, 8)}
-SET_ROWS, FLASH_ATTN_EXT = 5, 6
+SET_ROWS, FLASH_ATTN_EXT, _, CPY = range(5, 9)
 DONE, DECLINED, FAILED = range(3)
 ANY, _, COMPUTE = range(3)  # usage of a buffer
 OURS = (  # without the families of operations that other tests have
@@ -104,9 +104,9 @@ def back_end(tmp_path_factory, device):
 class Part:
     """K or V in the buffer: (heads * dims, cells). nb: other strides of what ``keys`` gives."""
 
-    def __init__(self, back_end, kind, heads, dims, cells, offset, nb: tuple[int, ...] = ()) -> None:
+    def __init__(self, back_end, kind, heads, dims, cells, offset, nb: tuple[int, ...] = (), copied=False) -> None:
         self.c, self.back_end, self.kind, self.heads = back_end.c, back_end, kind, heads
-        self.dims, self.cells, self.nb = dims, cells, nb
+        self.dims, self.cells, self.nb, self.copied = dims, cells, nb, copied
         self.head, self.value = STORAGE[kind].row_bytes(dims), TYPES[kind][1]  # bytes
         self.row = heads * self.head
         self.root = back_end.tensor(kind, heads * dims, cells, offset=offset)
@@ -121,7 +121,12 @@ class Part:
     def keys(self, streams: int) -> c.c_void_p:
         """As FLASH_ATTN_EXT takes it: (dims, cells of a stream, heads, streams)."""
         ne = self.dims, self.cells // streams, self.heads, streams
-        return self.back_end.view(self.root, ne, self.nb or (self.value, self.row, self.head, self.row * ne[1]))
+        view = self.back_end.view(self.root, ne, self.nb or (self.value, self.row, self.head, self.row * ne[1]))
+        if not self.copied:
+            return view
+        copy = self.back_end.tensor("f16", *ne, array=np.empty(ne, np.float16))
+        assert self.back_end.compute(CPY, copy, view, copy) == DONE
+        return copy
 
     def state(self, cells: int) -> Any:
         """The bytes of the first cells, as a state is saved."""
@@ -143,6 +148,7 @@ class Case(NamedTuple):
     streams: int = 1
     mask: str = "causal"
     sinks: bool = False
+    copied: bool = False  # to float16
     numbers: dict[str, float] = {}  # noqa: RUF012
     checked: slice = slice(None)
 
@@ -156,6 +162,7 @@ CASES = {
     "no mask, several nodes": Case(5, 600, mask="", heads=(3, 9)),
     "streams": Case(3, streams=2, sinks=True, numbers={"softcap": 8.0}),
     "float mask": Case(2, mask="float", kinds=("f32", "bf16"), sizes=(40, 66)),
+    "copied": Case(3, streams=2, kinds=("f32", "f32"), copied=True),
     "ALiBi": Case(3, mask="float", numbers={"max_bias": 8.0}),
     "pieces": Case(4200, 4000, mask="few", checked=slice(4188, None)),  # 4,194 rows of 4,000 keys are a call's
 }
@@ -185,7 +192,7 @@ def test_bits_are_the_oracle_s(back_end, rng, name):
     for values in x:
         values[..., :8] *= np.float32(2.0**-45)  # which attention takes as 0
     sides = zip(case.kinds, case.sizes, (0, V_AT), strict=True)
-    parts = [Part(back_end, kind, kv_heads, size, total, offset) for kind, size, offset in sides]
+    parts = [Part(back_end, kind, kv_heads, size, total, offset, (), case.copied) for kind, size, offset in sides]
     back_end.c.clear_buffer(back_end.buffer)
     written = rng.permutation(total)
     for some in np.split(written, [total - 7]):
@@ -201,7 +208,12 @@ def test_bits_are_the_oracle_s(back_end, rng, name):
         if case.mask == "float":
             options["mask"] = mask[s, row, seen].astype(np.float32)[None]
             options["mask_slopes"] = SLOPES if case.numbers else None
-        kept = stored(*(values[seen + s * case.cells] for values in x), "/".join(case.kinds), True, False)
+        kept = stored(
+            *(values[seen + s * case.cells] for values in x),
+            "f16/f16" if case.copied else "/".join(case.kinds),
+            True,
+            False,
+        )
         want, _ = za.reference.emulate(q[s, row], *kept, causal=False, **options)
         same([found[s, row]], [want], (name, s, row))
 
