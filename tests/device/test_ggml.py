@@ -208,12 +208,8 @@ def test_bits_are_the_oracle_s(back_end, rng, name):
         if case.mask == "float":
             options["mask"] = mask[s, row, seen].astype(np.float32)[None]
             options["mask_slopes"] = SLOPES if case.numbers else None
-        kept = stored(
-            *(values[seen + s * case.cells] for values in x),
-            "f16/f16" if case.copied else "/".join(case.kinds),
-            True,
-            False,
-        )
+        kinds = "f16/f16" if case.copied else "/".join(case.kinds)
+        kept = stored(*(values[seen + s * case.cells] for values in x), kinds, True, False)
         want, _ = za.reference.emulate(q[s, row], *kept, causal=False, **options)
         same([found[s, row]], [want], (name, s, row))
 
