@@ -179,3 +179,16 @@ def test_types_on_gfx1201(gfx1201, kind, rng):
     for way in (graph.MUL_MAT_VEC, (32, 2), (2, 64, 1, 2, 1)), (graph.MUL_MAT, (32, 32), (32, 32, 4, 4, 64)):
         same(product(gfx1201, kind, raw, x, *way), expected)
     assert gfx1201.loads_outside == 0
+
+
+@np.errstate(all="ignore")
+def test_floats_on_gfx1201(gfx1201, rng):
+    w, x = rng.standard_normal((33, 320), np.float32).astype(np.float16), rng.standard_normal((2, 320), np.float32)
+    expected = products.multiply_floats(w.astype(np.float32), x)
+    tensors = {"w": tensor(w), "x": tensor(x), "added": tensor(expected), "y": tensor(expected)}
+    for kernel, grid, spec in (
+        (graph.MUL_MAT_FLOAT_VEC, (2, 1, 1), (1, 0, 2, 64, 1, 1, 1, 0)),
+        (graph.MUL_MAT_FLOAT, (2, 1, 1), (1, 0, 32, 8, 2, 2, 64, 0)),
+    ):
+        (got,) = run(gfx1201, kernel, grid, (w, x, expected), (expected.size,), spec, **tensors)
+        same(got, expected)
