@@ -76,17 +76,20 @@ static bool make_rooms(Recording &r, const ggml_tensor *op, const Operation &o, 
     uint64_t states = 0;
     for (const Call &call : calls) states = std::max(states, call.laid.states_bytes);
     rooms->own_out = info.v_dim == o.kind.v_head_dim && out.at.offset == 0;
-    const uint64_t q_bytes = bytes_of(4 * rows * info.k_dim), out_bytes = rooms->own_out ? 0 : 4 * rows * info.v_dim;
+    const tensor dense_q = dense(q.at, info.k_dim);
+    const bool own_q = r.is_settled(o.q) && q.at.offset == 0 && info.k_dim == o.kind.head_dim &&
+                       std::equal(q.at.s, q.at.s + (o.streams > 1 ? 4 : 3), dense_q.s);
+    const uint64_t q_bytes = own_q ? 0 : bytes_of(4 * rows * info.k_dim), out_bytes = rooms->own_out ? 0 : 4 * rows * info.v_dim;
     Scratch taken;
     if (!r.device->recorder->scratch(q_bytes + bytes_of(states) + out_bytes, &taken)) return false;
     const VkBuffer buffer = taken.place.buffer;
     const VkDeviceSize begin = taken.place.offset;
-    rooms->q = {{buffer, begin, 4 * rows * info.k_dim}, dense(q.at, info.k_dim)};
+    rooms->q = own_q ? q : Bound{{buffer, begin, 4 * rows * info.k_dim}, dense_q};
     rooms->states = {buffer, begin + q_bytes, states};
     rooms->out = out;
     if (!rooms->own_out)
         rooms->out = {{buffer, begin + q_bytes + bytes_of(states), out_bytes}, dense(out.at, info.v_dim)};
-    return fit(r, q, rooms->q, MIN_INPUT);
+    return own_q || fit(r, q, rooms->q, MIN_INPUT);
 }
 
 bool attend(Recording &r, const ggml_tensor *op) {

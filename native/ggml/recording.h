@@ -49,6 +49,9 @@ class Recording {
 
     // What follows a node: the next one that is no view, if it alone uses the node's result.
     ggml_tensor *only_user(const ggml_tensor *node);
+    // Whether only attention reads the node's result, as q: it is then made as attention takes it, and known for it.
+    bool settles_q(const ggml_tensor *node);
+    bool is_settled(const ggml_tensor *q) const { return root_of(q) == settled_; }
     void take(ggml_tensor *node);  // it is recorded together with the one before
 
     Device *const device;
@@ -68,6 +71,7 @@ class Recording {
 
     ggml_cgraph *graph_;
     int at_ = 0;        // the node that is recorded
+    const ggml_tensor *settled_ = nullptr;
     std::vector<Quantized> quantized_;
     Quantized beside_{};  // of the node that is recorded, where it has one
 };

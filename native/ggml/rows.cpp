@@ -166,7 +166,8 @@ static bool record_rope(Recording &r, ggml_tensor *op) {
     za_place table;
     if (!table_of(r, op, &table)) return false;
     const rope_params params{x.at, y.at, positions.at.offset, x.at.n[2], 0, uint32_t(graph::rope_pairs(rope)),
-                             uint32_t(op->op_params[15]), uint32_t(graph::rope_step(rope))};
+                             uint32_t(op->op_params[15]), uint32_t(graph::rope_step(rope)),
+                             r.settles_q(op) ? MIN_INPUT : 0};
     return r.dispatch(GRAPH_ROPE, rope_constants{uint32_t(float_type(op))}, params,
                       {x.place, positions.place, table, y.place}, 8,
                       grid(pieces(uint64_t(ggml_nelements(op)) / 2, 256)));

@@ -169,6 +169,7 @@ ROPE: Final = kernel(
         Field("pairs", "uint", "that turn"),
         Field("first", "uint", "element of the first pair"),
         Field("step", "uint", "from a pair's first element to its second: 1, or pairs"),
+        Field("least", "float", "magnitudes of a float32 y below it become +0, as FIT makes them for attention; or 0"),
     ),
 )
 

@@ -130,7 +130,7 @@ class OnDevice:
     def rope(self, x: F32, positions: NDArray[np.int32]) -> F32:
         table = ROPE.table()
         of: dict[str, Any] = {"x": tensor(x), "positions": 0, "stride": 0, "table": 0, "pairs": ROPE.pairs, "first": 0}
-        of["step"] = ROPE.step
+        of |= {"step": ROPE.step, "least": 0.0}
         spec = (FLOAT_TYPES.index("f32"),)
         return self._float(graph.ROPE, _pieces(x.size, 512), x.shape, (x, positions, table), spec=spec, **of)
 
