@@ -120,8 +120,9 @@ the second half's sum: + sums[own + 7u] → + sums[own + 6u] @ check q2_K
 shaders/graph/mul_mat.comp
 a short superblock: b % 8u == 7u || b + 1u == p.blocks → b % 8u == 7u @ products q4_0
 a tile's superblock: superblock * 8u + j) * p.y.n[1] → superblock * 4u + j) * p.y.n[1] @ check q4_K
-shaders/graph/mul_mat_vec.comp
+shaders/graph/waves.glsl
 a round's superblocks: s < end - round → s < 1u @ check q4_0
+shaders/graph/mul_mat_vec.comp
 a block behind the last: IS_256 || number < p.blocks ? → IS_256 || number <= p.blocks ? @ shapes
 shaders/graph/fit.comp
 the least magnitude: < floatBitsToUint(p.least) → <= floatBitsToUint(p.least) @ fit
