@@ -105,7 +105,7 @@ shaders/graph/tensor.glsl
 the last dimension: at.w * t.s[3] → at.w * t.s[2] @ floats
 shaders/graph/mul_mat_float_vec.comp
 where a superblock ends: (superblock + 1u) * chunks → (superblock + 2u) * chunks @ check bf16
-a chunk loaded ahead: words[c][i] = w[row_word + min(chunk + c, → words[c][i] = w[row_word + min(chunk, @ check bf16
+a chunk loaded ahead: chunk * W_WORDS + i]; → chunk * W_WORDS + i % W_WORDS]; @ check bf16
 shaders/graph/mul_mat_float.comp
 an element's chain: k % SUPERBLOCK == SUPERBLOCK - STEPS → k % SUPERBLOCK == 0u @ floats
 shaders/graph/q_blocks.glsl
