@@ -115,7 +115,7 @@ bool Recording::record(ggml_tensor *node) {
 }
 
 bool Recording::run() {
-    if (!device->recorder->begin()) return false;
+    if (!device->recorder->begin()) return say("%s", za_error()), false;
     plan->begin();
     for (at_ = 0; at_ < graph_->n_nodes; ++at_) {
         ggml_tensor *node = graph_->nodes[at_];

@@ -128,12 +128,13 @@ bool Recorder::finish() {
     if (!za_enter(device_)) return false;
     za_barrier_behind(device_, commands_[used_ - 1]);
     const bool ok = za_leave(device_, za_submit(device_, commands_[used_ - 1], true));
-    used_ = 0;
+    abandon();
     return ok;
 }
 
+// What was submitted early may still run, whatever failed behind it.
 void Recorder::abandon() {
-    if (used_ > 1) za_is_idle(device_);
+    za_is_idle(device_);
     used_ = 0;
 }
 
