@@ -79,7 +79,8 @@ static bool make_rooms(Recording &r, const ggml_tensor *op, const Operation &o, 
     const tensor dense_q = dense(q.at, info.k_dim);
     const bool own_q = r.is_settled(o.q) && q.at.offset == 0 && info.k_dim == o.kind.head_dim &&
                        std::equal(q.at.s, q.at.s + (o.streams > 1 ? 4 : 3), dense_q.s);
-    const uint64_t q_bytes = own_q ? 0 : bytes_of(4 * rows * info.k_dim), out_bytes = rooms->own_out ? 0 : 4 * rows * info.v_dim;
+    const uint64_t q_bytes = own_q ? 0 : bytes_of(4 * rows * info.k_dim);
+    const uint64_t out_bytes = rooms->own_out ? 0 : 4 * rows * info.v_dim;
     Scratch taken;
     if (!r.device->recorder->scratch(q_bytes + bytes_of(states) + out_bytes, &taken)) return false;
     const VkBuffer buffer = taken.place.buffer;

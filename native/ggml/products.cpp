@@ -93,7 +93,8 @@ static bool multiply(Recording &r, const ggml_tensor *op, const Quantized &x, co
     const uint64_t columns = uint64_t(op->ne[1]), planes = uint64_t(op->ne[2] * op->ne[3]);
     const uint32_t type = uint32_t(weight_type(w->type));
     const size_t begin = begin_of(w) + first * w->nb[1];  // a multiple of the alignment
-    const za_place place{buffer_of(w)->memory.of.handle, begin, (rows * w->nb[1] * uint64_t(w->ne[2] * w->ne[3]) + 3) / 4 * 4};
+    const uint64_t bytes = rows * w->nb[1] * uint64_t(w->ne[2] * w->ne[3]);
+    const za_place place{buffer_of(w)->memory.of.handle, begin, (bytes + 3) / 4 * 4};
     mul_mat_params params{};
     params.w_steps[0] = uint32_t(w->ne[2] > 1 ? w->nb[2] / 16 : 0);
     params.w_steps[1] = uint32_t(w->ne[3] > 1 ? w->nb[3] / 16 : 0);

@@ -55,7 +55,8 @@ const ggml_tensor *Recording::next() const {
 
 ggml_tensor *Recording::only_user(const ggml_tensor *node) {
     const ggml_tensor *user = next();
-    if (!user || (node->flags & GGML_TENSOR_FLAG_OUTPUT) || (user->src[0] != node && user->src[1] != node)) return nullptr;
+    if (!user || (node->flags & GGML_TENSOR_FLAG_OUTPUT)) return nullptr;
+    if (user->src[0] != node && user->src[1] != node) return nullptr;
     return ggml_node_get_use_count(graph_, at_) == 1 ? const_cast<ggml_tensor *>(user) : nullptr;
 }
 

@@ -44,7 +44,7 @@ class Recording {
         return dispatch_words(kernel, constants, &params, sizeof params, places, written, groups);
     }
     bool quantized(const ggml_tensor *x, Quantized *found);
-    // Where a node's kernel is to write its result y as int8, too, as the next node is a product that reads it; else NULL.
+    // Where a node's kernel is to write its result y as int8, too, as the next node is a product that reads it, or NULL.
     const Quantized *beside(const ggml_tensor *y);
 
     // What follows a node: the next one that is no view, if it alone uses the node's result.
