@@ -12,6 +12,8 @@ namespace zinc {
 // The reason why an operation is left to another device, or NULL and what runs it.
 static const char *refused(Device *device, const ggml_tensor *op, Operation *o, za_attn **attn) {
     if (!read_operation(op, o)) return "its types, sizes, strides or numbers are not served";
+    for (const ggml_tensor *t : {o->mask, o->sinks})
+        if (t && root_of(t)->op != GGML_OP_NONE) return "its mask or sinks are computed in the graph";
     for (const ggml_tensor *t : {o->k_root, o->v_root}) {
         if (is_elsewhere(t)) return "the KV cache is not on ZINC0: -ngl 99, and no --no-kv-offload";
         if ((ggml_nbytes(t) + 3) / 4 * 4 > device->most) return "a layer's K or V is larger than a storage buffer";
