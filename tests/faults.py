@@ -88,7 +88,9 @@ class Layer:
         self._lib = ctypes.CDLL(str(library))
         self._lib.fault_function.restype = self._lib.fault_kind.restype = ctypes.c_char_p
         self._lib.fault_calls.restype = self._lib.fault_live.restype = ctypes.c_long
+        self._lib.fault_misused.restype = ctypes.c_long
         self.disarm = self._lib.fault_disarm
+        self.misused = self._lib.fault_misused  # command buffers that were begun while they might run
 
     @staticmethod
     def _each(name_of: Any, count: Any) -> dict[str, int]:

@@ -43,7 +43,7 @@ static tensor dense(const tensor &of, uint32_t dims) {
     return {0, {dims, of.n[1], of.n[2], of.n[3]}, {1, dims, dims * of.n[1], dims * of.n[1] * of.n[2]}};
 }
 
-static bool fit(Recording &r, const Bound &x, const Bound &y, float least) {
+bool fit(Recording &r, const Bound &x, const Bound &y, float least) {
     const uint64_t elements = uint64_t(y.at.n[0]) * y.at.n[1] * y.at.n[2] * y.at.n[3];
     const fit_params params{x.at, y.at, least};
     return r.dispatch(GRAPH_FIT, {}, params, {x.place, y.place}, 2, grid((elements + 255) / 256));
@@ -102,7 +102,8 @@ bool attend(Recording &r, const ggml_tensor *op) {
     const za_place k = place_of(o.k_root), v = place_of(o.v_root);
     za_cache *cache = r.device->cache(o.kind, {o.pages, uint32_t(o.at.head), k, o.kind.latent ? za_place{} : v});
     const std::vector<Call> *calls =
-        cache ? r.plan->calls(r.device, cache, op, o, order_of_keys(o.k_root, o.v_root)) : nullptr;
+        cache ? r.plan->calls(r.device, cache, op, o, order_of_keys(root_of(o.kept_k), root_of(o.kept_v)))
+              : nullptr;
     Rooms rooms;
     if (!calls || !make_rooms(r, op, o, attn, *calls, &rooms)) return false;
     for (const Call &call : *calls) {

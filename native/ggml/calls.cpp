@@ -31,12 +31,14 @@ size_t rows_of_call(const Device &device, const za_attn *attn, const Operation &
 // --- lists -----------------------------------------------------------------------------------------------------------
 
 static bool make_lists(const Operation &o, const WriteOrder *order, const char *mask, Lists *lists) {
-    const uint64_t of_cell = ggml_row_size(o.k_root->type, o.k_root->ne[0]) / o.kind.k.row;  // rows in one of the root
+    const ggml_tensor *root = root_of(o.kept_k);
+    const uint64_t of_cell =  // rows in one of the root
+        ggml_row_size(root->type, root->ne[0]) / ggml_row_size(o.kept_k->type, o.kept_k->ne[0]);
     for (uint32_t s = 0; s < o.streams; ++s) {
-        uint64_t first = o.at.first + s * o.at.stream;
+        const uint64_t first = o.at.first + s * o.at.stream, kept = o.kept_at.first + s * o.kept_at.stream;
         const char *of_stream = mask ? mask + (s % o.mask->ne[3]) * o.mask->nb[3] : nullptr;
         StreamMask stream{reinterpret_cast<const uint16_t *>(of_stream), mask ? o.mask->nb[1] / 2 : 0, o.rows, o.cells,
-                          {first / of_cell, std::max<uint64_t>(o.at.cell / of_cell, 1)},
+                          {kept / of_cell, std::max<uint64_t>(o.kept_at.cell / of_cell, 1)},
                           {first, o.at.cell}};
         if (!add_stream(order ? &order->order() : nullptr, stream, lists))
             return za_fail_as(ZA_INVALID, "its mask has a NaN or +inf");
@@ -47,7 +49,7 @@ static bool make_lists(const Operation &o, const WriteOrder *order, const char *
 Plan::Entry *Plan::entry(const ggml_tensor *op, const Operation &o, const WriteOrder *order) {
     std::vector<uint64_t> key = key_of(op);
     key.push_back(order ? order->history() : 0);
-    key.push_back(o.kind.latent);
+    key.insert(key.end(), {o.kind.latent, o.kept_at.first, o.kept_at.cell, o.kept_at.stream});
     const size_t bytes = o.mask ? ggml_nbytes(o.mask) : 0;
     const char *mask = nullptr;
     for (Entry &known : entries_) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -57,6 +58,9 @@ class Device {
     Store *store = nullptr;        // tensors' memory
     Recorder *recorder = nullptr;  // one graph at a time
     void release(Memory *memory);  // and the caches that lie in it
+
+    // Buffers of which a call failed that was to change them, and NULL for what is written or read anew each time.
+    std::set<const void *> spoilt;
 
     const Opened &attn(const Kind &kind);  // until the next call of it
     za_cache *cache(const Kind &kind, const Layer &layer);  // a page is a row of head 0

@@ -63,13 +63,20 @@ static void keep_shadow(Buffer *buffer, const ggml_tensor *tensor, const void *d
 
 // --- buffers ---------------------------------------------------------------------------------------------------------
 
-static void failed(const char *what, const ggml_tensor *tensor) { say("%s %s: %s", what, tensor->name, za_error()); }
+// ggml has no answer for these calls, so graphs fail instead: the next one, or, where weights or a cache did not get
+// their bytes, all until the buffer is cleared or freed.
+static void failed(const char *what, const ggml_tensor *tensor, bool lasting) {
+    say("%s %s: %s", what, tensor->name, za_error());
+    Buffer *own = buffer_of(tensor);
+    own->device->spoilt.insert(lasting && tensor->buffer->usage != GGML_BACKEND_BUFFER_USAGE_COMPUTE ? own : nullptr);
+}
 
 static void free_buffer(ggml_backend_buffer_t buffer) {
     Buffer *own = context_of(buffer);
     {
         std::lock_guard<std::mutex> lock(own->device->mutex);
         note_use();
+        own->device->spoilt.erase(own);
         own->device->release(&own->memory);
     }
     delete own;
@@ -83,7 +90,8 @@ static void memset_tensor(ggml_backend_buffer_t buffer, ggml_tensor *tensor, uin
     std::lock_guard<std::mutex> lock(own->device->mutex);
     const bool ok = lay_weights(root_of(tensor), false);
     note_change(own, begin_of(tensor) + offset, size);
-    if (!ok || !own->device->store->fill(own->memory, begin_of(tensor) + offset, value, size)) failed("memset", tensor);
+    if (!ok || !own->device->store->fill(own->memory, begin_of(tensor) + offset, value, size))
+        failed("memset", tensor, true);
 }
 
 // Quantized weights of a model are laid out for products at once.
@@ -110,7 +118,7 @@ static void set_tensor(ggml_backend_buffer_t buffer, ggml_tensor *tensor, const 
     const bool weights = buffer->usage == GGML_BACKEND_BUFFER_USAGE_WEIGHTS && weight_type(tensor->type) >= 0;
     std::lock_guard<std::mutex> lock(own->device->mutex);
     if (!(whole && weights ? set_weights(own, tensor, data) : set_bytes(own, tensor, data, offset, size)))
-        failed("set", tensor);
+        failed("set", tensor, true);
 }
 
 static bool get_bytes(Buffer *own, const ggml_tensor *tensor, void *data, size_t offset, size_t size) {
@@ -128,7 +136,10 @@ static void get_tensor(ggml_backend_buffer_t buffer, const ggml_tensor *tensor, 
                        size_t size) {
     Buffer *own = context_of(buffer);
     std::lock_guard<std::mutex> lock(own->device->mutex);
-    if (!get_bytes(own, tensor, data, offset, size)) return failed("get", tensor);
+    if (!get_bytes(own, tensor, data, offset, size)) {
+        std::memset(data, 0xFF, size);  // NaN
+        return failed("get", tensor, false);
+    }
     note_get(tensor, data, offset, size);
 }
 
@@ -148,7 +159,10 @@ static void clear(ggml_backend_buffer_t buffer, uint8_t value) {
     note_use();
     own->cells.clear();
     note_change(own, 0, own->memory.size);
-    if (!own->device->store->fill(own->memory, 0, value, own->memory.size)) say("clear: %s", za_error());
+    own->device->spoilt.erase(own);
+    if (own->device->store->fill(own->memory, 0, value, own->memory.size)) return;
+    say("clear: %s", za_error());
+    own->device->spoilt.insert(own);
 }
 
 static ggml_backend_buffer_i buffer_functions() {

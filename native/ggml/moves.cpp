@@ -1,4 +1,7 @@
 // Copies: from type to type, between places, by rows, and repeated.
+#include <algorithm>
+
+#include "attention.h"
 #include "cells.h"
 #include "operations.h"
 #include "orders.h"
@@ -244,12 +247,27 @@ static bool note_rows(const ggml_tensor *op) {
     return true;
 }
 
+// Attention takes no magnitudes below MIN_INPUT from a cache, which f32 and bf16 have: they are written as +0.
+static bool flush(Recording &r, Bound *x) {
+    uint32_t n[4], elements = 1;
+    std::copy_n(x->at.n, 4, n);
+    Bound y{{}, {0, {n[0], n[1], n[2], n[3]}, {1, n[0], n[0] * n[1], n[0] * n[1] * n[2]}}};
+    for (uint32_t of_dimension : n) elements *= of_dimension;
+    Scratch taken;
+    if (!r.device->recorder->scratch(4 * uint64_t(elements), &taken)) return false;
+    y.place = taken.place;
+    const Bound from = *x;
+    *x = y;
+    return fit(r, from, y, MIN_INPUT);
+}
+
 static bool record_set_rows(Recording &r, ggml_tensor *op) {
     if (is_cache(root_of(op)) && !note_rows(op)) return false;
     Move m = made(r, MOVE_OP_SET_ROWS, op->src[0], op);
     m.ids = bound(*r.device, op->src[1]);
     m.id_words = op->src[1]->type == GGML_TYPE_I64 ? 2 : 1;
-    return record(r, m);
+    const bool small = is_f32(op->src[0]) && (m.target == MOVE_TYPE_F32 || m.target == MOVE_TYPE_BF16);
+    return (!small || !is_cache(root_of(op)) || flush(r, &m.x)) && record(r, m);
 }
 
 const std::vector<Served> MOVES = {

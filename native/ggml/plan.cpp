@@ -66,10 +66,15 @@ static bool shapes_fit(const ggml_tensor *op, const Operation &o) {
     return !sinks || (sinks->type == GGML_TYPE_F32 && ggml_is_contiguous(sinks) && sinks->ne[0] == q->ne[2]);
 }
 
+static const ggml_tensor *as_kept(const ggml_tensor *t) {
+    const ggml_tensor *of = t->op == GGML_OP_CPY ? t->src[0] : t;
+    return std::equal(t->ne, t->ne + GGML_MAX_DIMS, of->ne) ? of : t;
+}
+
 // K and V of a cell are in rows of one number, which the library takes as a page.
 static bool places_fit(Operation *o) {
     Rows of_v;
-    if (!rows_of(o->k, o->k_root, &o->at)) return false;
+    if (!rows_of(o->k, o->k_root, &o->at) || !rows_of(o->kept_k, root_of(o->kept_k), &o->kept_at)) return false;
     uint64_t rows = ggml_nbytes(o->k_root) / o->kind.k.row;
     if (!o->kind.latent) {
         if (o->k_root == o->v_root || !rows_of(o->v, o->v_root, &of_v) || !(of_v == o->at)) return false;
@@ -84,7 +89,7 @@ bool read_operation(const ggml_tensor *op, Operation *o) {
     float numbers[3];
     std::memcpy(numbers, op->op_params, sizeof numbers);
     *o = {q, k, v, op->src[3], op->src[4], root_of(k), root_of(v), numbers[0], numbers[1], numbers[2],
-          uint32_t(q->ne[1]), uint32_t(k->ne[1]), uint32_t(q->ne[3]), {}, 0, {}};
+          uint32_t(q->ne[1]), uint32_t(k->ne[1]), uint32_t(q->ne[3]), {}, as_kept(k), as_kept(v), {}, 0, {}};
     o->kind = {uint32_t(q->ne[2]), uint32_t(k->ne[2]), uint32_t(k->ne[0]), uint32_t(v->ne[0]), is_latent(*o), {}, {}};
     return kept_as(k, &o->kind.k) && kept_as(v, &o->kind.v) && shapes_fit(op, *o) && numbers_fit(*o) && places_fit(o);
 }

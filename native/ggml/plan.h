@@ -25,6 +25,8 @@ struct Operation {
     float scale, max_bias, softcap;
     uint32_t rows, cells, streams;
     Rows at;
+    const ggml_tensor *kept_k, *kept_v;  // as the cache has them: llama.cpp copies an f32 cache to float16 first
+    Rows kept_at;                        // of K, in the cache
     uint32_t pages;  // rows that can be a cell's of head 0, in the roots of K and V
     Kind kind;
 };

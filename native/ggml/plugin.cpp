@@ -28,6 +28,11 @@ static ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph *graph) try
     Device *device = device_of(backend->device);
     std::lock_guard<std::mutex> lock(device->mutex);
     note_use();
+    if (!device->spoilt.empty()) {
+        say("a call before this graph failed, and its bytes are not what they should be");
+        device->spoilt.erase(nullptr);
+        return GGML_STATUS_FAILED;
+    }
     return Recording(device, static_cast<Plan *>(backend->context), graph).run() ? GGML_STATUS_SUCCESS
                                                                                  : GGML_STATUS_FAILED;
 } catch (const std::exception &error) {  // nothing passes through ggml's C frames

@@ -106,7 +106,7 @@ bool Recorder::next_commands() {
 }
 
 bool Recorder::begin() {
-    used_ = 0;
+    abandon();
     dispatches_ = 0;
     read_.clear();
     written_.clear();

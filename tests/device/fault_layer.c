@@ -90,6 +90,21 @@ static enum mode enter(int function, VkResult *result) {
     return PASS;
 }
 
+/* What was submitted and not waited for; misused: how often such a command buffer was begun again. */
+static VkCommandBuffer pending[64];
+static int pendings;
+static long misused;
+
+static VkCommandBuffer begun(VkCommandBuffer c) {
+    for (int i = 0; i < pendings; i++) misused += pending[i] == c;
+    return c;
+}
+static VkQueue submitted(VkQueue q, uint32_t n, const VkSubmitInfo *s) {
+    for (uint32_t i = 0; i < n && pendings < 64; i++) pending[pendings++] = s[i].pCommandBuffers[0];
+    return q;
+}
+#define WAITED(handle) (pendings = 0, handle)
+
 /* A call that makes nothing: refused, or carried out and said to have failed. */
 #define WRAP(f, parameters, arguments) \
     CALL my_##f parameters { \
@@ -135,14 +150,14 @@ WRAP(BindBufferMemory, (VkDevice d, VkBuffer b, VkDeviceMemory m, VkDeviceSize o
 WRAP(MapMemory, (VkDevice d, VkDeviceMemory m, VkDeviceSize o, VkDeviceSize n, VkMemoryMapFlags f, void **p),
      (d, m, o, n, f, p))
 WRAP(FlushMappedMemoryRanges, (VkDevice d, uint32_t n, const VkMappedMemoryRange *r), (d, n, r))
-WRAP(BeginCommandBuffer, (VkCommandBuffer c, const VkCommandBufferBeginInfo *i), (c, i))
+WRAP(BeginCommandBuffer, (VkCommandBuffer c, const VkCommandBufferBeginInfo *i), (begun(c), i))
 WRAP(EndCommandBuffer, (VkCommandBuffer c), (c))
-WRAP(QueueSubmit, (VkQueue q, uint32_t n, const VkSubmitInfo *s, VkFence f), (q, n, s, f))
-WRAP(WaitForFences, (VkDevice d, uint32_t n, const VkFence *f, VkBool32 all, uint64_t t), (d, n, f, all, t))
+WRAP(QueueSubmit, (VkQueue q, uint32_t n, const VkSubmitInfo *s, VkFence f), (submitted(q, n, s), n, s, f))
+WRAP(WaitForFences, (VkDevice d, uint32_t n, const VkFence *f, VkBool32 all, uint64_t t), (WAITED(d), n, f, all, t))
 WRAP(ResetFences, (VkDevice d, uint32_t n, const VkFence *f), (d, n, f))
 WRAP(GetFenceStatus, (VkDevice d, VkFence f), (d, f))
-WRAP(QueueWaitIdle, (VkQueue q), (q))
-WRAP(DeviceWaitIdle, (VkDevice d), (d))
+WRAP(QueueWaitIdle, (VkQueue q), (WAITED(q)))
+WRAP(DeviceWaitIdle, (VkDevice d), (WAITED(d)))
 WRAP(GetQueryPoolResults,
      (VkDevice d, VkQueryPool p, uint32_t at, uint32_t n, size_t size, void *data, VkDeviceSize stride,
       VkQueryResultFlags f),
@@ -271,6 +286,7 @@ EXPORT void fault_arm(const char *function, long n, int result, int carry_out, i
 EXPORT void fault_disarm(void) { armed = fired = 0; }
 /* How many calls were hit since fault_disarm. */
 EXPORT int fault_fired(void) { return fired; }
+EXPORT long fault_misused(void) { return misused; }
 EXPORT long fault_calls(const char *function) { return calls[find(names, F_COUNT, function)]; }
 /* Created minus destroyed objects of a kind, such as "Fence". */
 EXPORT long fault_live(const char *kind) { return live[find(kinds, K_COUNT, kind)]; }

@@ -66,12 +66,14 @@ void get_bytes(const ggml_tensor *tensor, void *data, size_t offset, size_t size
     tensor->buffer->iface.get_tensor(tensor->buffer, tensor, data, offset, size);
 }
 
-// `out` becomes the operation's result: 0, or 1 where the device declines it, or 2 where it fails.
-int compute(int op, ggml_tensor *out, ggml_tensor *const *src, const float *params) {
+// `out` becomes the operation's result, computed `times` times in a graph: 0, or 1 where the device declines it, or 2
+// where it fails.
+int compute(int op, ggml_tensor *out, ggml_tensor *const *src, const float *params, int times) {
     out->op = ggml_op(op);
     std::copy_n(src, 5, out->src);
     std::memcpy(out->op_params, params, 3 * sizeof *params);
-    ggml_cgraph graph = {1, &out};
+    std::vector<ggml_tensor *> nodes(size_t(times), out);
+    ggml_cgraph graph = {times, nodes.data()};
     if (!device->iface.supports_op(device, out)) return 1;
     return backend->iface.graph_compute(backend, &graph) == GGML_STATUS_SUCCESS ? 0 : 2;
 }
