@@ -12,6 +12,8 @@ namespace zinc {
 // The reason why an operation is left to another device, or NULL and what runs it.
 static const char *refused(Device *device, const ggml_tensor *op, Operation *o, za_attn **attn) {
     if (!read_operation(op, o)) return "its types, sizes, strides or numbers are not served";
+    for (const ggml_tensor *t : {o->mask, o->sinks})
+        if (t && root_of(t)->op != GGML_OP_NONE) return "its mask or sinks are computed in the graph";
     for (const ggml_tensor *t : {o->k_root, o->v_root}) {
         if (is_elsewhere(t)) return "the KV cache is not on ZINC0: -ngl 99, and no --no-kv-offload";
         if ((ggml_nbytes(t) + 3) / 4 * 4 > device->most) return "a layer's K or V is larger than a storage buffer";
@@ -76,17 +78,21 @@ static bool make_rooms(Recording &r, const ggml_tensor *op, const Operation &o, 
     uint64_t states = 0;
     for (const Call &call : calls) states = std::max(states, call.laid.states_bytes);
     rooms->own_out = info.v_dim == o.kind.v_head_dim && out.at.offset == 0;
-    const uint64_t q_bytes = bytes_of(4 * rows * info.k_dim), out_bytes = rooms->own_out ? 0 : 4 * rows * info.v_dim;
+    const tensor dense_q = dense(q.at, info.k_dim);
+    const bool own_q = r.is_settled(o.q) && q.at.offset == 0 && info.k_dim == o.kind.head_dim &&
+                       std::equal(q.at.s, q.at.s + (o.streams > 1 ? 4 : 3), dense_q.s);
+    const uint64_t q_bytes = own_q ? 0 : bytes_of(4 * rows * info.k_dim);
+    const uint64_t out_bytes = rooms->own_out ? 0 : 4 * rows * info.v_dim;
     Scratch taken;
     if (!r.device->recorder->scratch(q_bytes + bytes_of(states) + out_bytes, &taken)) return false;
     const VkBuffer buffer = taken.place.buffer;
     const VkDeviceSize begin = taken.place.offset;
-    rooms->q = {{buffer, begin, 4 * rows * info.k_dim}, dense(q.at, info.k_dim)};
+    rooms->q = own_q ? q : Bound{{buffer, begin, 4 * rows * info.k_dim}, dense_q};
     rooms->states = {buffer, begin + q_bytes, states};
     rooms->out = out;
     if (!rooms->own_out)
         rooms->out = {{buffer, begin + q_bytes + bytes_of(states), out_bytes}, dense(out.at, info.v_dim)};
-    return fit(r, q, rooms->q, MIN_INPUT);
+    return own_q || fit(r, q, rooms->q, MIN_INPUT);
 }
 
 bool attend(Recording &r, const ggml_tensor *op) {

@@ -100,7 +100,7 @@ static bool record_unary(Recording &r, ggml_tensor *op) {
 }
 
 static_assert(int(UNARY_OP_XIELU) == int(GGML_UNARY_OP_XIELU) && int(UNARY_OP_TRUNC) == int(GGML_UNARY_OP_TRUNC) &&
-              int(GLU_OP_SWIGLU_CLAMP) == int(GGML_GLU_OP_SWIGLU_CLAMP), "kernels number these operations as ggml does");
+              int(GLU_OP_SWIGLU_CLAMP) == int(GGML_GLU_OP_SWIGLU_CLAMP), "kernels number operations as ggml does");
 
 const std::vector<Served> ELEMENTWISE = {
     {GGML_OP_ADD, binary_refused, record_binary},      {GGML_OP_SUB, binary_refused, record_binary},

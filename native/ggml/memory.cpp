@@ -84,7 +84,8 @@ static void free_buffer(ggml_backend_buffer_t buffer) {
 
 static void *get_base(ggml_backend_buffer_t) { return reinterpret_cast<void *>(BASE); }
 
-static void memset_tensor(ggml_backend_buffer_t buffer, ggml_tensor *tensor, uint8_t value, size_t offset, size_t size) {
+static void memset_tensor(ggml_backend_buffer_t buffer, ggml_tensor *tensor, uint8_t value, size_t offset,
+                          size_t size) {
     Buffer *own = context_of(buffer);
     std::lock_guard<std::mutex> lock(own->device->mutex);
     const bool ok = lay_weights(root_of(tensor), false);

@@ -44,9 +44,9 @@ const ggml_tensor *root_of(const ggml_tensor *tensor);  // the tensor that a vie
 
 // The buffer that holds a tensor; NULL for another back end's, or where the tensor has no memory yet.
 Buffer *buffer_of(const ggml_tensor *tensor);
-size_t begin_of(const ggml_tensor *tensor);      // its offset in the buffer
-bool is_elsewhere(const ggml_tensor *root);      // in a buffer of another back end's
-bool is_cache(const ggml_tensor *root);          // in a buffer of this back end, and neither weights nor a step's result
+size_t begin_of(const ggml_tensor *tensor);  // its offset in the buffer
+bool is_elsewhere(const ggml_tensor *root);  // in a buffer of another back end's
+bool is_cache(const ggml_tensor *root);  // in a buffer of this back end, and neither weights nor a step's result
 
 // The bytes of a tensor that no command of the graph that is recorded writes; NULL: the device failed.
 const char *host_bytes(const ggml_tensor *tensor);

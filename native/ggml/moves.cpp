@@ -199,7 +199,7 @@ static bool record_get_rows(Recording &r, ggml_tensor *op) {
     const Bound ids = bound(*r.device, op->src[1]), y = bound(*r.device, op);
     if (weight_type(x->type) >= 0 && !x->view_src) {
         const Bound w = bound(*r.device, x);
-        const get_weights_params params{ids.at, y.at, uint32_t(2 * w.at.offset), {uint32_t(x->nb[2]), uint32_t(x->nb[3])},
+        const get_weights_params params{ids.at, y.at, 2 * w.at.offset, {uint32_t(x->nb[2]), uint32_t(x->nb[3])},
                                         uint32_t(x->ne[1]), 0};
         return r.dispatch(GRAPH_GET_WEIGHTS, get_weights_constants{uint32_t(weight_type(x->type))}, params,
                           {w.place, ids.place, y.place}, 4, grid(pieces(uint64_t(ggml_nelements(op)), 256)));
@@ -220,7 +220,8 @@ static const char *set_rows_refused(const Device &, const ggml_tensor *op) {
 }
 
 static int64_t number_at(const ggml_tensor *ids, const char *bytes, int64_t i, int64_t j, int64_t k) {
-    const char *at = bytes + size_t(i) * ids->nb[0] + size_t(j % ids->ne[1]) * ids->nb[1] + size_t(k % ids->ne[2]) * ids->nb[2];
+    const char *at = bytes + size_t(i) * ids->nb[0] + size_t(j % ids->ne[1]) * ids->nb[1] +
+                     size_t(k % ids->ne[2]) * ids->nb[2];
     int64_t wide;
     int32_t narrow;
     if (ids->type == GGML_TYPE_I32) return __builtin_memcpy(&narrow, at, 4), narrow;

@@ -29,9 +29,9 @@ const char *refused_by(const Device &device, const ggml_tensor *op) {
     const Served *served = served_operation(op->op);
     if (!served) return "operation";
     if (const char *reason = served->refused(device, op)) return reason;
-    const bool in_parts = op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_FLASH_ATTN_EXT;  // which check sizes themselves
     if (!fits(device, op)) return "size";
-    for (int i = in_parts ? 1 : 0; i < GGML_MAX_SRC && op->op != GGML_OP_FLASH_ATTN_EXT; ++i)
+    if (op->op == GGML_OP_FLASH_ATTN_EXT) return nullptr;  // it knows what it binds, as products know of weights
+    for (int i = op->op == GGML_OP_MUL_MAT ? 1 : 0; i < GGML_MAX_SRC; ++i)
         if (op->src[i] && !fits(device, op->src[i])) return "size";
     return nullptr;
 }

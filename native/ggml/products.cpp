@@ -93,7 +93,8 @@ static bool multiply(Recording &r, const ggml_tensor *op, const Quantized &x, co
     const uint64_t columns = uint64_t(op->ne[1]), planes = uint64_t(op->ne[2] * op->ne[3]);
     const uint32_t type = uint32_t(weight_type(w->type));
     const size_t begin = begin_of(w) + first * w->nb[1];  // a multiple of the alignment
-    const za_place place{buffer_of(w)->memory.of.handle, begin, (rows * w->nb[1] * uint64_t(w->ne[2] * w->ne[3]) + 3) / 4 * 4};
+    const uint64_t bytes = rows * w->nb[1] * uint64_t(w->ne[2] * w->ne[3]);
+    const za_place place{buffer_of(w)->memory.of.handle, begin, (bytes + 3) / 4 * 4};
     mul_mat_params params{};
     params.w_steps[0] = uint32_t(w->ne[2] > 1 ? w->nb[2] / 16 : 0);
     params.w_steps[1] = uint32_t(w->ne[3] > 1 ? w->nb[3] / 16 : 0);
@@ -119,6 +120,32 @@ static bool multiply(Recording &r, const ggml_tensor *op, const Quantized &x, co
     return r.dispatch(GRAPH_MUL_MAT_VEC, c, same, places, 16, {{count(rows, WEIGHT_GROUP), 1, uint32_t(planes)}});
 }
 
+// Whether rows are whole words of neighboring elements, as products of few rows read them.
+static bool rows_in_words(const ggml_tensor *t) {
+    return t->nb[0] == ggml_type_size(t->type) && (begin_of(t) | t->nb[1] | t->nb[2] | t->nb[3]) % 4 == 0;
+}
+
+static bool multiply_floats(Recording &r, const ggml_tensor *op, const Bound &added, const Bound &y, bool adds) {
+    const ggml_tensor *w = op->src[0], *x = op->src[1];
+    const uint64_t rows = uint64_t(op->ne[0]), columns = uint64_t(op->ne[1]);
+    const uint32_t w_type = uint32_t(float_type(w)), x_type = uint32_t(float_type(x));
+    const uint32_t planes = uint32_t(op->ne[2] * op->ne[3]);
+    const Bound weights = bound(*r.device, w), of_x = bound(*r.device, x);
+    const std::initializer_list<za_place> places = {weights.place, of_x.place, added.place, y.place};
+    if (columns <= FEW && w->ne[0] % 8 == 0 && rows_in_words(w) && rows_in_words(x)) {
+        const mul_mat_vec_constants few = few_of(*r.device, 0, uint32_t(columns), count(uint64_t(w->ne[0]), 256), adds);
+        const mul_mat_float_vec_constants c{w_type, x_type, few.columns, few.workgroup_size, few.subgroups,
+                                            few.superblocks, few.ahead && w->ne[0] % 64 == 0, few.add};
+        return r.dispatch(GRAPH_MUL_MAT_FLOAT_VEC, c, mul_mat_float_vec_params{weights.at, of_x.at, added.at, y.at},
+                          places, 8, {{count(rows, WEIGHT_GROUP), 1, planes}});
+    }
+    const mul_mat_constants t = tile_of(rows, columns, adds);
+    const mul_mat_float_constants c{w_type, x_type, t.tile_rows, t.tile_columns, t.own_rows, t.own_columns,
+                                    t.workgroup_size, t.add};
+    return r.dispatch(GRAPH_MUL_MAT_FLOAT, c, mul_mat_float_params{weights.at, of_x.at, added.at, y.at}, places, 8,
+                      {{count(rows, t.tile_rows), count(columns, t.tile_columns), planes}});
+}
+
 static bool record_product(Recording &r, ggml_tensor *op) {
     const ggml_tensor *w = op->src[0], *x = op->src[1];
     const bool quantized = ggml_is_quantized(w->type);
@@ -134,14 +161,7 @@ static bool record_product(Recording &r, ggml_tensor *op) {
             if (!multiply(r, op, rows_of_x, added, y, other, first, std::min(most, rows - first))) return false;
         return true;
     }
-    const Bound weights = bound(*r.device, w), of_x = bound(*r.device, x);
-    const mul_mat_constants t = tile_of(uint64_t(op->ne[0]), uint64_t(op->ne[1]), other);
-    const mul_mat_float_constants c{uint32_t(float_type(w)), uint32_t(float_type(x)), t.tile_rows, t.tile_columns,
-                                    t.own_rows, t.own_columns, t.workgroup_size, t.add};
-    return r.dispatch(GRAPH_MUL_MAT_FLOAT, c, mul_mat_float_params{weights.at, of_x.at, added.at, y.at},
-                      {weights.place, of_x.place, added.place, y.place}, 8,
-                      {{count(uint64_t(op->ne[0]), t.tile_rows), count(uint64_t(op->ne[1]), t.tile_columns),
-                        uint32_t(op->ne[2] * op->ne[3])}});
+    return multiply_floats(r, op, added, y, other);
 }
 
 const std::vector<Served> PRODUCTS = {{GGML_OP_MUL_MAT, product_refused, record_product}};

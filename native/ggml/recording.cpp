@@ -55,8 +55,20 @@ const ggml_tensor *Recording::next() const {
 
 ggml_tensor *Recording::only_user(const ggml_tensor *node) {
     const ggml_tensor *user = next();
-    if (!user || (node->flags & GGML_TENSOR_FLAG_OUTPUT) || (user->src[0] != node && user->src[1] != node)) return nullptr;
+    if (!user || (node->flags & GGML_TENSOR_FLAG_OUTPUT)) return nullptr;
+    if (user->src[0] != node && user->src[1] != node) return nullptr;
     return ggml_node_get_use_count(graph_, at_) == 1 ? const_cast<ggml_tensor *>(user) : nullptr;
+}
+
+bool Recording::settles_q(const ggml_tensor *node) {
+    if (node->type != GGML_TYPE_F32 || node->view_src || (node->flags & GGML_TENSOR_FLAG_OUTPUT)) return false;
+    const ggml_tensor *last = node;
+    for (int i = at_ + 1, of = at_; i < graph_->n_nodes && ggml_node_get_use_count(graph_, of) == 1; ++i) {
+        const ggml_tensor *user = graph_->nodes[i];
+        if (user->op == GGML_OP_FLASH_ATTN_EXT && user->src[0] == last) return (settled_ = node);
+        if (is_view(user) && user->src[0] == last) last = user, of = i;
+    }
+    return false;
 }
 
 void Recording::take(ggml_tensor *node) {

@@ -44,11 +44,14 @@ class Recording {
         return dispatch_words(kernel, constants, &params, sizeof params, places, written, groups);
     }
     bool quantized(const ggml_tensor *x, Quantized *found);
-    // Where a node's kernel is to write its result y as int8, too, as the next node is a product that reads it; else NULL.
+    // Where a node's kernel is to write its result y as int8, too, as the next node is a product that reads it, or NULL.
     const Quantized *beside(const ggml_tensor *y);
 
     // What follows a node: the next one that is no view, if it alone uses the node's result.
     ggml_tensor *only_user(const ggml_tensor *node);
+    // Whether only attention reads the node's result, as q: it is then made as attention takes it, and known for it.
+    bool settles_q(const ggml_tensor *node);
+    bool is_settled(const ggml_tensor *q) const { return root_of(q) == settled_; }
     void take(ggml_tensor *node);  // it is recorded together with the one before
 
     Device *const device;
@@ -68,6 +71,7 @@ class Recording {
 
     ggml_cgraph *graph_;
     int at_ = 0;        // the node that is recorded
+    const ggml_tensor *settled_ = nullptr;
     std::vector<Quantized> quantized_;
     Quantized beside_{};  // of the node that is recorded, where it has one
 };

@@ -43,7 +43,8 @@ static bool apart(const ggml_tensor *x, const ggml_tensor *y) {
 }
 
 static bool record_norm(Recording &r, ggml_tensor *op) {
-    const uint32_t kind = op->op == GGML_OP_RMS_NORM ? NORM_OP_RMS : op->op == GGML_OP_L2_NORM ? NORM_OP_L2 : NORM_OP_NORM;
+    const uint32_t kind = op->op == GGML_OP_RMS_NORM ? NORM_OP_RMS
+                        : op->op == GGML_OP_L2_NORM  ? NORM_OP_L2 : NORM_OP_NORM;
     Bound x = bound(*r.device, op->src[0]), y = bound(*r.device, op), weight = y, bias = y;
     norm_constants constants{kind, 0, 0};
     uint64_t rows = rows_of(op);
@@ -51,7 +52,8 @@ static bool record_norm(Recording &r, ggml_tensor *op) {
     int eps = 0;
     if (op->op == GGML_OP_GROUP_NORM) {  // a group is a row
         const uint32_t groups = uint32_t(op->op_params[0]), n = uint32_t(op->ne[0] * op->ne[1] * op->ne[2]) / groups;
-        for (Bound *one : {&x, &y}) one->at = {one->at.offset, {n, groups, uint32_t(op->ne[3]), 1}, {1, n, n * groups, 0}};
+        for (Bound *one : {&x, &y})
+            one->at = {one->at.offset, {n, groups, uint32_t(op->ne[3]), 1}, {1, n, n * groups, 0}};
         rows = groups * uint64_t(op->ne[3]);
         eps = 1;
     } else if (ggml_tensor *user, *other = other_operand(r, op, GGML_OP_MUL, &user); other && apart(op->src[0], user)) {
@@ -84,7 +86,8 @@ static bool record_sum(Recording &r, ggml_tensor *op) {
     const uint32_t terms = uint32_t(op->op == GGML_OP_SUM ? ggml_nelements(op->src[0]) : op->src[0]->ne[0]);
     const float factor = op->op == GGML_OP_MEAN ? 1.0f / float(terms) : 1.0f;
     const uint64_t rows = op->op == GGML_OP_SUM ? 1 : rows_of(op->src[0]);
-    return r.dispatch(GRAPH_SUM_ROWS, {}, sum_rows_params{x.at, y.at, terms, factor}, {x.place, y.place}, 2, grid(rows));
+    const sum_rows_params params{x.at, y.at, terms, factor};
+    return r.dispatch(GRAPH_SUM_ROWS, {}, params, {x.place, y.place}, 2, grid(rows));
 }
 
 static const char *soft_max_refused(const Device &, const ggml_tensor *op) {
@@ -147,7 +150,8 @@ static bool table_of(Recording &r, const ggml_tensor *op, za_place *place) {
     const size_t pairs = size_t(graph::rope_pairs(rope));
     const char *factors = op->src[2] ? host_bytes(op->src[2]) : nullptr;
     if (op->src[2] && !factors) return false;
-    std::vector<char> key(reinterpret_cast<const char *>(op->op_params), reinterpret_cast<const char *>(op->op_params + 15));
+    const char *words_of_op = reinterpret_cast<const char *>(op->op_params);
+    std::vector<char> key(words_of_op, words_of_op + 15 * sizeof *op->op_params);
     if (factors) key.insert(key.end(), factors, factors + 4 * pairs);
     key.push_back(rope.backward);
     za_place &found = r.rotations[key];
@@ -166,7 +170,8 @@ static bool record_rope(Recording &r, ggml_tensor *op) {
     za_place table;
     if (!table_of(r, op, &table)) return false;
     const rope_params params{x.at, y.at, positions.at.offset, x.at.n[2], 0, uint32_t(graph::rope_pairs(rope)),
-                             uint32_t(op->op_params[15]), uint32_t(graph::rope_step(rope))};
+                             uint32_t(op->op_params[15]), uint32_t(graph::rope_step(rope)),
+                             r.settles_q(op) ? MIN_INPUT : 0};
     return r.dispatch(GRAPH_ROPE, rope_constants{uint32_t(float_type(op))}, params,
                       {x.place, positions.place, table, y.place}, 8,
                       grid(pieces(uint64_t(ggml_nelements(op)) / 2, 256)));

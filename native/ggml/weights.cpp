@@ -57,8 +57,13 @@ Weights weights_of(const ggml_tensor *tensor) {
     return {tensor->type, size_t(tensor->ne[0]), size_t(tensor->ne[1]), size_t(tensor->ne[2] * tensor->ne[3])};
 }
 
-void to_pieces(const Weights &w, const char *blocks, char *pieces) { swap(w, const_cast<char *>(blocks), pieces, false); }
-void to_blocks(const Weights &w, const char *pieces, char *blocks) { swap(w, blocks, const_cast<char *>(pieces), true); }
+void to_pieces(const Weights &weights, const char *blocks, char *pieces) {
+    swap(weights, const_cast<char *>(blocks), pieces, false);
+}
+
+void to_blocks(const Weights &weights, const char *pieces, char *blocks) {
+    swap(weights, blocks, const_cast<char *>(pieces), true);
+}
 
 bool in_pieces(const ggml_tensor *root) {
     Buffer *buffer = buffer_of(root);

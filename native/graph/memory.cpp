@@ -7,9 +7,9 @@
 
 namespace zinc {
 
-constexpr size_t STAGING = size_t(4) << 20;        // bytes of a submission that stages
-constexpr size_t DIRECT_READ = 4096;               // bytes that are read from a map that no cache has
-constexpr size_t MARGIN = 256;                     // behind the last tensor: kernels see whole words
+constexpr size_t STAGING = size_t(4) << 20;  // bytes of a submission that stages
+constexpr size_t DIRECT_READ = 4096;         // bytes that are read from a map that no cache has
+constexpr size_t MARGIN = 256;               // behind the last tensor: kernels see whole words
 
 // Of the largest device-local heap; 0: it has no memory type with the flags.
 static uint64_t heap_with(const za_device *device, VkMemoryPropertyFlags flags) {
@@ -94,7 +94,8 @@ bool Store::write(const Memory &to, size_t offset, const void *data, size_t size
 }
 
 bool Store::read(const Memory &from, size_t offset, void *data, size_t size) {
-    if (!from.base || (!cached_ && size > DIRECT_READ)) return stage(from, offset, static_cast<char *>(data), size, false);
+    const bool direct = from.base && (cached_ || size <= DIRECT_READ);
+    if (!direct) return stage(from, offset, static_cast<char *>(data), size, false);
     std::memcpy(data, from.base + offset, size);
     return true;
 }
@@ -104,7 +105,8 @@ bool Store::fill(const Memory &to, size_t offset, uint8_t value, size_t size) {
         std::memset(to.base + offset, value, size);
         return true;
     }
-    const size_t first = std::min(size, (4 - offset % 4) % 4), words = (size - first) / 4 * 4, last = size - first - words;
+    const size_t first = std::min(size, (4 - offset % 4) % 4), words = (size - first) / 4 * 4;
+    const size_t last = size - first - words;
     const std::vector<char> edge(4, char(value));
     if (!words) return write(to, offset, std::vector<char>(size, char(value)).data(), size);
     return submit(device_, [&](const za_functions &vk, VkCommandBuffer commands) {

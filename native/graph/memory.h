@@ -1,8 +1,8 @@
 // Memory of the Vulkan device that holds tensors, and how bytes come there and back.
 //
 // It is device-local.  Where such memory is mapped (a driver on the CPU, an APU, a card whose whole memory is in the
-// host's address space), the host writes it in place; elsewhere, and with ZINC_ATTN_STAGING=1, bytes go through a staging
-// buffer and a submission.
+// host's address space), the host writes it in place; elsewhere, and with ZINC_ATTN_STAGING=1, bytes go through a
+// staging buffer and a submission.
 #ifndef ZINC_GRAPH_MEMORY_H
 #define ZINC_GRAPH_MEMORY_H
 

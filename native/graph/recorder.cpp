@@ -72,8 +72,9 @@ const pipeline *Recorder::pipeline_of(const Key &key) {
 
 // Parameters are few and read once, so they are in memory of the device's that the host sees, where there is some.
 static VkMemoryPropertyFlags params_flags(const za_device *device) {
+    constexpr VkMemoryPropertyFlags BOTH = DEVICE | MAPPED;
     for (uint32_t i = 0; i < device->memory.memoryTypeCount; ++i)
-        if ((device->memory.memoryTypes[i].propertyFlags & (DEVICE | MAPPED)) == (DEVICE | MAPPED)) return DEVICE | MAPPED;
+        if ((device->memory.memoryTypes[i].propertyFlags & BOTH) == BOTH) return BOTH;
     return MAPPED;
 }
 

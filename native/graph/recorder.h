@@ -14,7 +14,8 @@ namespace zinc {
 // Buffers of one kind of memory, out of which pieces are taken until all are given back.
 class Arena {
   public:
-    Arena(za_device *device, VkMemoryPropertyFlags flags, const char *what) : device_(device), flags_(flags), what_(what) {}
+    Arena(za_device *device, VkMemoryPropertyFlags flags, const char *what)
+        : device_(device), flags_(flags), what_(what) {}
     bool take(uint64_t size, za_place *place, void **host);
     bool reset();  // all pieces are given back; of several buffers the largest stays, and true is returned
     void free();

@@ -165,6 +165,7 @@ static bool make_device(struct za_device *device, uint32_t api) {
         .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_FEATURES,
         .subgroupSizeControl = VK_TRUE,
     };
+    device->dots = core || dot_extension;
     device->wave32 = (core || extension) && offers_wave32(&device->vk, device->host.physical);
     VkPhysicalDeviceShaderIntegerDotProductFeatures dots = { /* products of a graph; no device lacks it that knows it */
         .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_INTEGER_DOT_PRODUCT_FEATURES,
@@ -182,7 +183,7 @@ static bool make_device(struct za_device *device, uint32_t api) {
     };
     VkDeviceCreateInfo create = {
         .sType = VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO,
-        .pNext = core || dot_extension ? &dots : dots.pNext,
+        .pNext = device->dots ? &dots : dots.pNext,
         .queueCreateInfoCount = 1,
         .pQueueCreateInfos = &queue,
         .enabledExtensionCount = count,

@@ -43,6 +43,7 @@ struct za_device {
     VkPhysicalDeviceProperties properties;
     VkPhysicalDeviceMemoryProperties memory;
     bool wave32; /* pipelines ask for subgroups of 32 */
+    bool dots;   /* the integer dot product is on, in a device that the library made */
     VkCommandPool pool;
     VkCommandBuffer commands; /* of the library's own submissions, one at a time */
     VkFence fence;

@@ -180,6 +180,7 @@ struct RopeParams {
     uint pairs;  // that turn
     uint first;  // element of the first pair
     uint step;  // from a pair's first element to its second: 1, or pairs
+    float least;  // magnitudes of a float32 y below it become +0, as FIT makes them for attention; or 0
 };
 const uint ROPE_BIND_PARAMS = 0u;
 const uint ROPE_BIND_X = 1u;

@@ -1,6 +1,7 @@
-// y = w x for few rows of x, of float32, float16 or bfloat16.  products.multiply_floats of zinc_attn/graph; see waves.glsl.
+// y = w x for few rows of x, of float32, float16 or bfloat16: products.multiply_floats of zinc_attn/graph, by the waves
+// of waves.glsl.
 //
-// Elements of a row of w and of x are neighbors, in whole words, and K is a multiple of 8.
+// Elements of a row of w and of x are neighbors, in whole words, and K is a multiple of 8, with AHEAD of 64.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
@@ -31,14 +32,17 @@ layout(set = 0, binding = MUL_MAT_FLOAT_VEC_BIND_Y, std430) writeonly buffer Y {
 const uint W_WORDS = W_TYPE == FLOAT_TYPE_F32 ? FLOAT_CHUNK : FLOAT_CHUNK / 2u;  // of a chunk
 const uint X_WORDS = X_TYPE == FLOAT_TYPE_F32 ? FLOAT_CHUNK : FLOAT_CHUNK / 2u;
 const uint GROUP = AHEAD == 1u ? 8u : 1u;  // chunks of w that are loaded before the first is used
-uint row_word, column_word;                // where the lane's row begins, and the first column
+uint words[GROUP * W_WORDS];
+uint row_word, column_word;  // where the lane's row begins, and the first column
 
-void add_chunk(uint chunk, uint words[8], inout float sum[COLUMNS]) {
+// Chunk `chunk` of the row, the c-th of those that are loaded.  A hint to unroll the inner loop is too much for
+// SwiftShader's compiler; others need none.
+void add_chunk(uint chunk, uint c, inout float sum[COLUMNS]) {
     [[unroll]] for (uint n = 0u; n < COLUMNS; ++n) {
-        uint at = column_word + (n * p.x.s[1] + chunk * FLOAT_CHUNK) * X_WORDS / FLOAT_CHUNK;
+        uint at = column_word + n * p.x.s[1] / (FLOAT_CHUNK / X_WORDS) + chunk * X_WORDS;
         float total = 0.0;
-        [[unroll]] for (uint i = 0u; i < FLOAT_CHUNK; ++i) {
-            float of_w = element(W_TYPE, words[i * W_WORDS / FLOAT_CHUNK], i);
+        for (uint i = 0u; i < FLOAT_CHUNK; ++i) {
+            float of_w = element(W_TYPE, words[c * W_WORDS + i * W_WORDS / FLOAT_CHUNK], i);
             total = add(total, multiply(of_w, element(X_TYPE, x[at + i * X_WORDS / FLOAT_CHUNK], i)));
         }
         sum[n] = add(sum[n], total);
@@ -51,16 +55,11 @@ void add_superblock(out float sum[COLUMNS]) {
         sum[n] = 0.0;
     }
     [[dont_unroll]] for (uint chunk = superblock * chunks; chunk < end; chunk += GROUP) {
-        uint words[GROUP][8];
-        [[unroll]] for (uint c = 0u; c < GROUP; ++c) {
-            [[unroll]] for (uint i = 0u; i < W_WORDS; ++i) {
-                words[c][i] = w[row_word + min(chunk + c, end - 1u) * W_WORDS + i];
-            }
+        [[unroll]] for (uint i = 0u; i < GROUP * W_WORDS; ++i) {
+            words[i] = w[row_word + chunk * W_WORDS + i];
         }
         [[unroll]] for (uint c = 0u; c < GROUP; ++c) {
-            if (chunk + c < end) {
-                add_chunk(chunk + c, words[c], sum);
-            }
+            add_chunk(chunk + c, c, sum);
         }
     }
 }
@@ -70,7 +69,7 @@ void main() {
     uvec4 of_x = uvec4(0u, gl_WorkGroupID.y * COLUMNS, gl_WorkGroupID.z % p.y.n[2], gl_WorkGroupID.z / p.y.n[2]);
     uint own = min(gl_WorkGroupID.x * 32u + lane, p.w.n[1] - 1u);
     uvec4 of_w = uvec4(0u, own, of_x.z / (p.x.n[2] / p.w.n[2]), of_x.w / (p.x.n[3] / p.w.n[3]));
-    row_word = place(p.w, of_w) * W_WORDS / FLOAT_CHUNK;
-    column_word = place(p.x, of_x) * X_WORDS / FLOAT_CHUNK;
+    row_word = place(p.w, of_w) / (FLOAT_CHUNK / W_WORDS);
+    column_word = place(p.x, of_x) / (FLOAT_CHUNK / X_WORDS);
     add_superblocks((p.w.n[0] + SUPERBLOCK - 1u) / SUPERBLOCK);
 }

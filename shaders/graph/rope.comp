@@ -35,6 +35,11 @@ uint element(uvec4 at, uint i) {
     return place(p.x, uvec4(i, at.yzw));
 }
 
+// A float32 as it is stored.
+uint settled(uint bits) {
+    return (bits & 0x7FFFFFFFu) < floatBitsToUint(p.least) ? 0u : bits;
+}
+
 void main() {
     bool wide = TYPE == FLOAT_TYPE_F32, neighbors = p.step == 1u;
     uint size = wide || neighbors ? 1u : 2u;  // pairs of a unit
@@ -52,8 +57,8 @@ void main() {
                 return;  // the last unit may have one word
             }
             if (wide) {
-                y[row + e * p.y.s[0]] = x[element(at, e)];
-                y[row + (e + 1u) * p.y.s[0]] = x[element(at, e + 1u)];
+                y[row + e * p.y.s[0]] = settled(x[element(at, e)]);
+                y[row + (e + 1u) * p.y.s[0]] = settled(x[element(at, e + 1u)]);
             } else {
                 y[(row + e) >> 1] = encoded(LOAD(x, TYPE, element(at, e)), TYPE)
                     | encoded(LOAD(x, TYPE, element(at, e + 1u)), TYPE) << 16;
@@ -69,8 +74,8 @@ void main() {
         words[1] |= encoded(pair.y, TYPE) << (16u * i);
     }
     if (wide) {
-        y[row + e * p.y.s[0]] = words[0];
-        y[row + (e + p.step) * p.y.s[0]] = words[1];
+        y[row + e * p.y.s[0]] = settled(words[0]);
+        y[row + (e + p.step) * p.y.s[0]] = settled(words[1]);
     } else if (neighbors) {
         y[(row + e) >> 1] = words[0] | words[1] << 16;
     } else {

@@ -43,7 +43,8 @@ def called(test, *given):
 
 TESTS = {
     **{f"check {kind}": checked(kind) for kind in ("q8_0", "q4_0", "q5_1", "q2_K", "q4_K", "q6_K", "bf16")},
-    **{f"products {kind}": called(products.test_vectors, kind) for kind in ("mxfp4", "q4_0", "iq4_xs", "q3_K")},
+    **{f"products {kind}": called(products.test_types, kind) for kind in ("mxfp4", "q4_0", "iq4_xs", "q3_K")},
+    "shapes": called(products.test_shapes, "q4_0"),
     "floats": called(products.test_floats, "f32", "f32", 33, 5, 643, (0, 1, 2, 3)),
     **{op: called(elementwise.test_unary, op, ("f32", "f32")) for op in ("exp", "sqrt", "softplus", "gelu", "sin")},
     "bf16": called(elementwise.test_unary, "gelu", ("bf16", "bf16")),
@@ -102,13 +103,17 @@ shaders/graph/sums.glsl
 a flushed product: float result = flush(sum); → float result = sum; @ floats
 shaders/graph/tensor.glsl
 the last dimension: at.w * t.s[3] → at.w * t.s[2] @ floats
+shaders/graph/mul_mat_float_vec.comp
+where a superblock ends: (superblock + 1u) * chunks → (superblock + 2u) * chunks @ check bf16
+a chunk loaded ahead: chunk * W_WORDS + i]; → chunk * W_WORDS + i % W_WORDS]; @ check bf16
 shaders/graph/mul_mat_float.comp
 an element's chain: k % SUPERBLOCK == SUPERBLOCK - STEPS → k % SUPERBLOCK == 0u @ floats
 shaders/graph/q_blocks.glsl
 the high bits of q6_K: bits(piece16(more), 2u * (j % 4u) → bits(piece16(more), 2u * (j % 2u) @ check q6_K
 scales of q4_K: uint scales = j < 4u → uint scales = j < 5u @ check q4_K
-minima of q2_K: w.z * x.y + w.w * x.z → w.z * x.y + w.z * x.z @ check q2_K
 fifth bits: spread_16(fifth >> 16) → spread_16(fifth >> 15) @ check q5_1
+shaders/graph/q_sums.glsl
+minima of q2_K: w.z * x.y + w.w * x.z → w.z * x.y + w.z * x.z @ check q2_K
 a flushed factor: ? flush(both) : both → ? both : both @ products mxfp4
 shaders/graph/q_places.glsl
 a row that is not there: min(lane, width - 1u) → min(lane, width - 2u) @ check q8_0
@@ -118,9 +123,10 @@ the second half's sum: + sums[own + 7u] → + sums[own + 6u] @ check q2_K
 shaders/graph/mul_mat.comp
 a short superblock: b % 8u == 7u || b + 1u == p.blocks → b % 8u == 7u @ products q4_0
 a tile's superblock: superblock * 8u + j) * p.y.n[1] → superblock * 4u + j) * p.y.n[1] @ check q4_K
-shaders/graph/mul_mat_vec.comp
+shaders/graph/waves.glsl
 a round's superblocks: s < end - round → s < 1u @ check q4_0
-a block behind the last: IS_256 || number < p.blocks ? → IS_256 || number <= p.blocks ? @ products q4_0
+shaders/graph/mul_mat_vec.comp
+a block behind the last: IS_256 || number < p.blocks ? → IS_256 || number <= p.blocks ? @ shapes
 shaders/graph/fit.comp
 the least magnitude: < floatBitsToUint(p.least) → <= floatBitsToUint(p.least) @ fit
 shaders/graph/move.comp

@@ -169,6 +169,7 @@ ROPE: Final = kernel(
         Field("pairs", "uint", "that turn"),
         Field("first", "uint", "element of the first pair"),
         Field("step", "uint", "from a pair's first element to its second: 1, or pairs"),
+        Field("least", "float", "magnitudes of a float32 y below it become +0, as FIT makes them for attention; or 0"),
     ),
 )
 
@@ -291,7 +292,8 @@ _TILE: Final = (
 MUL_MAT_VEC: Final = kernel("mul_mat_vec", _PRODUCT_BINDINGS, _VEC, _PRODUCT_PARAMS)
 MUL_MAT: Final = kernel("mul_mat", _PRODUCT_BINDINGS, _TILE, _PRODUCT_PARAMS)
 # w: (k, rows) and x: (k, columns) of FLOAT_TYPES; a matrix of w serves x.n[2] / w.n[2] planes of x. Grids as above.
-# mul_mat_float takes any steps. mul_mat_float_vec wants k a multiple of 8, s[0] = 1, and rows that begin on words.
+# mul_mat_float takes any steps. mul_mat_float_vec wants s[0] = 1, rows that begin on words, and k a multiple of 8, with
+# ahead of 64.
 _FLOAT_BINDINGS: Final[dict[str, Access]] = {"w": "read", "x": "read", "added": "read", "y": "write"}
 _FLOATS: Final = tensors("w", "x", "added", "y")
 MUL_MAT_FLOAT: Final = kernel("mul_mat_float", _FLOAT_BINDINGS, ("w_type", "x_type", *_TILE[1:]), _FLOATS)

@@ -100,37 +100,33 @@ class OnDevice:
         return self._float(graph.NORM, len(x), x.shape, (x, weight, weight), spec=spec, **of)
 
     def product(self, weights: Matrix, x: F32, added: F32 | None = None) -> F32:
-        """By mul_mat_vec where there are few columns, else by mul_mat: the bits are the same."""
+        """By the kernels of few rows of x where there are few, else by tiles: the bits are the same."""
         y = np.empty((len(x), len(weights.rows)), np.float32)
-        plus = y if added is None else added
-        runtime, subgroups, add = self._device.runtime, self._device.info.wave_subgroups, int(added is not None)
+        plus, runtime = y if added is None else added, self._device.runtime
         of: dict[str, Any] = {"y": tensor(y), "added": tensor(plus)}
-        tiles = _pieces(y.shape[1], TILE[0]), _pieces(y.shape[0], TILE[1]), 1
+        waves, subgroups, add = len(x) % 4 + 1, self._device.info.wave_subgroups, int(added is not None)
+        groups, spec = (_pieces(y.shape[1], TILE[0]), _pieces(y.shape[0], TILE[1]), 1), (*TILE, add)
+        if few := len(x) <= FEW:  # any number of waves has the same bits
+            groups, spec = (_pieces(y.shape[1], 32), 1, 1), (len(x), 32 * waves, int(subgroups), 4, len(x) % 2, add)
         if weights.kind in FLOAT_TYPES:
             stored = weights.rows.view(np.float32 if weights.kind == "f32" else np.uint16)
             types = FLOAT_TYPES.index(weights.kind), FLOAT_TYPES.index("f32")
             of |= {"w": tensor(stored), "x": tensor(x)}
-            given: tuple[NDArray[Any], ...] = (stored, x, plus)
-            (words,) = run(runtime, graph.MUL_MAT_FLOAT, tiles, given, (y.size,), (*types, *TILE, add), **of)
+            kernel = graph.MUL_MAT_FLOAT_VEC if few else graph.MUL_MAT_FLOAT
+            (words,) = run(runtime, kernel, groups, (stored, x, plus), (y.size,), (*types, *spec), **of)
             return words.view(np.float32).reshape(y.shape)
         count = 8 * _pieces(x.shape[1], 256) * len(x)
         quantized = run(runtime, graph.QUANTIZE, (_pieces(count, 32), 1, 1), (x,), (8 * count, 2 * count), x=tensor(x))
-        given = blocks.pack(weights.kind, weights.rows), *quantized, plus
-        kind = graph.WEIGHT_TYPES.index(weights.kind)
         of |= {"w_begin": 0, "w_steps": (0, 0), "repeats": (1, 1), "blocks": x.shape[1] // 32}
-        if len(x) <= FEW:
-            waves = len(x) % 4 + 1  # any number has the same bits
-            spec = kind, len(x), 32 * waves, int(subgroups), 4, len(x) % 2, add
-            groups = _pieces(y.shape[1], 32), 1, 1
-            (words,) = run(runtime, graph.MUL_MAT_VEC, groups, given, (y.size,), spec, **of)
-        else:
-            (words,) = run(runtime, graph.MUL_MAT, tiles, given, (y.size,), (kind, *TILE, add), **of)
+        kernel, kind = graph.MUL_MAT_VEC if few else graph.MUL_MAT, graph.WEIGHT_TYPES.index(weights.kind)
+        given: tuple[NDArray[Any], ...] = blocks.pack(weights.kind, weights.rows), *quantized, plus
+        (words,) = run(runtime, kernel, groups, given, (y.size,), (kind, *spec), **of)
         return words.view(np.float32).reshape(y.shape)
 
     def rope(self, x: F32, positions: NDArray[np.int32]) -> F32:
         table = ROPE.table()
         of: dict[str, Any] = {"x": tensor(x), "positions": 0, "stride": 0, "table": 0, "pairs": ROPE.pairs, "first": 0}
-        of["step"] = ROPE.step
+        of |= {"step": ROPE.step, "least": 0.0}
         spec = (FLOAT_TYPES.index("f32"),)
         return self._float(graph.ROPE, _pieces(x.size, 512), x.shape, (x, positions, table), spec=spec, **of)
 
