@@ -95,7 +95,9 @@ bool Store::write(const Memory &to, size_t offset, const void *data, size_t size
 
 bool Store::read(const Memory &from, size_t offset, void *data, size_t size) {
     const bool direct = from.base && (cached_ || size <= DIRECT_READ);
-    if (!direct) return stage(from, offset, static_cast<char *>(data), size, false);
+    char *to = static_cast<char *>(data);
+    if (!direct)  // tried twice: ggml has no answer for a read that failed
+        return stage(from, offset, to, size, false) || stage(from, offset, to, size, false);
     std::memcpy(data, from.base + offset, size);
     return true;
 }
