@@ -110,18 +110,15 @@ an overlap that goes on: end == pages->end()) → both) @ lists
 cells of another stream: % stream.written.step) continue; → % 1) continue; @ lists
 the pages of a stream: stream.pages.first + key * stream.pages.step → key @ lists
 where biases begin: size_t place = bias->size(); → size_t place = 0; @ lists
-ggml/set_rows.cpp
-a row behind the last: number >= op->ne[1] → number > op->ne[1] @ ggml
-the largest float16: magnitude <= most; → magnitude < most; @ ggml
-where a row goes: size_t(number) * op->nb[1] → size_t(i) * op->nb[1] @ ggml
-ggml/memory.cpp
+ggml/moves.cpp
+where a written cell is: size_t(row) * op->nb[1] + → size_t(0) * op->nb[1] + @ ggml
+ggml/orders.cpp
 the last row of a state: (row + 1) * bytes <= begin + size → (row + 1) * bytes < begin + size @ ggml
-ggml/attention.cpp
-the query of a stream: s * o.q->nb[3] → 0 * o.q->nb[3] @ ggml
-ggml's odd slopes: 2 * (h - whole) + 1 → 2 * (h - whole) + 2 @ ggml
-rows that see the same: count == last.count + 1 → count >= last.count @ ggml
+ggml/calls.cpp
+the mask of a stream: mask + (s % o.mask->ne[3]) * → mask + (0 % o.mask->ne[3]) * @ ggml
+ggml's odd slopes: double(2 * (h - whole) + 1) → double(2 * (h - whole) + 2) @ ggml
+rows that see more: row.count == last.count + 1 → row.count >= last.count @ ggml
 the keys of a mask: request.mask_keys = request.tokens; → request.mask_keys = 1; @ ggml
-rows of a second submission: data.q += begin * → data.q += 0 * begin * @ ggml
 ggml/plan.cpp
 heads before cells: t->ne[2] > 1 ? → t->ne[2] > 9 ? @ ggml
 offsets in a plan's key: key.push_back(offset_of(t)) → key.push_back(0) @ ggml
@@ -130,7 +127,7 @@ ggml/device.cpp
 rows of V: kind.latent ? 0 : kind.v.row → kind.latent ? 0 : kind.k.row @ ggml
 the size of V: options.v_head_dim = kind.v_head_dim; → options.v_head_dim = kind.head_dim; @ ggml
 ggml/plugin.cpp
-an operation that fails: if (status != GGML_STATUS_SUCCESS) → if (status == GGML_STATUS_ALLOC_FAILED) @ ggml
+a graph that fails: : GGML_STATUS_FAILED; → : GGML_STATUS_SUCCESS; @ ggml
 """
 
 
