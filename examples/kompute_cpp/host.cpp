@@ -23,6 +23,7 @@ constexpr uint32_t NODE = 512, PAGE = 64, PAGES = NODES * NODE / PAGE; // ... of
 constexpr uint32_t HEADER_WORDS = 24, ITEM_WORDS = 9, ROW_WORDS = 7, APPEND_WORDS = 2;
 constexpr uint32_t ROW_TABLE = HEADER_WORDS + NODES * ITEM_WORDS;
 constexpr uint32_t APPEND_TABLE = ROW_TABLE + ROW_WORDS, PAGE_TABLE = APPEND_TABLE + APPEND_WORDS;
+constexpr uint32_t HEAD_TABLE = PAGE_TABLE + PAGES, HIDDEN = 0xFF800000; // of a head without a sink
 
 static Words read_spirv(const std::string& path) {
     std::ifstream file(path, std::ios::binary);
@@ -33,12 +34,13 @@ static Words read_spirv(const std::string& path) {
 }
 
 // The work buffer of a call that appends the last of `tokens` tokens and attends it: header, an item and a state per
-// node, the row, the appended token, the page table.  Surplus items have no nodes and return at once.
+// node, the row, the appended token, the page table, what heads have.  Surplus items have no nodes and return at once.
 static Words work_words(uint32_t tokens) {
     const float scale = static_cast<float>(0.125 * 1.4426950408889634); // 1 / sqrt(DIM) * log2(e)
     uint32_t bits;
     std::memcpy(&bits, &scale, 4);
-    Words words{Q_HEADS, KV_HEADS, 0, KV_HEADS, Q_HEADS / KV_HEADS, bits, NODES, 0, 1, 1, ROW_TABLE, 0, APPEND_TABLE};
+    Words words{Q_HEADS, KV_HEADS, 0, KV_HEADS, Q_HEADS / KV_HEADS, bits, NODES, 0, 1, 1, ROW_TABLE, 0, APPEND_TABLE,
+                0, 0, HEAD_TABLE};
     words.resize(HEADER_WORDS);
     const uint32_t nodes = (tokens + NODE - 1) / NODE;
     for (uint32_t node = 0; node < NODES; ++node)
@@ -48,6 +50,7 @@ static Words work_words(uint32_t tokens) {
     words.insert(words.end(), {tokens - 1, PAGE_TABLE});
     for (uint32_t page = 0; page < PAGES; ++page)
         words.push_back(PAGES - 1 - page); // any placement gives the same bits
+    for (uint32_t head = 0; head < Q_HEADS; ++head) words.insert(words.end(), {HIDDEN, 0, 0, 0, 0}); // sink, ...
     return words;
 }
 
