@@ -126,7 +126,7 @@ SCRIPT = ROOT / "scripts" / "llama"
 @pytest.mark.parametrize(
     ("told", "text"),
     [
-        ((SCRIPT, "llama-serve"), "got llama-serve, expected model, digests, load, python or one of: "),
+        ((SCRIPT, "llama-serve"), "got llama-serve, expected model, digests, load, bench, python or one of: "),
         ((SCRIPT, "llama-server", "-m", "no.gguf"), "-m: got no.gguf, expected a file"),
         (("env", "ZINC_ATTN_DEVICE=nix", SCRIPT, "digests", MODEL), "no device: no Vulkan device matches 'nix'"),
         ((SCRIPT, "digests"), "digests: got no model, expected a model's file"),
