@@ -4,10 +4,12 @@ scripts/test --llama builds llama.cpp and the back end first, and runs these tes
 bits are in ``test_ggml.py``, which needs no llama.cpp.
 """
 
+import json
 import os
 import re
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,9 @@ LLAMA = Path(os.environ.get("ZINC_ATTN_LLAMA", "."))
 OURS = Path(os.environ.get("ZINC_ATTN_GGML", "."))
 BIN = LLAMA / "plain" / "bin"
 MODEL = Path(os.environ.get("ZINC_ATTN_MODELS", ".")) / "SmolLM2-135M-Instruct.Q4_1.gguf"
+sys.path.insert(0, str(ROOT / "scripts" / "lib"))
+from llama_load import SERVER, server  # noqa: E402
+
 LOAD = (sys.executable, ROOT / "scripts" / "lib" / "llama_load.py", BIN / "llama-server", MODEL)
 
 
@@ -60,6 +65,26 @@ def test_the_logits_do_not_depend_on_how_the_prompt_came(tmp_path):
 def test_one_prompt_has_one_answer_under_load():
     done = run(*LOAD, 20)
     assert done.returncode == 0 and re.search(r"^zinc_attn +1 answer,", done.stdout, re.M), done.stdout + done.stderr
+
+
+def test_a_draft_model_does_not_change_the_text(tmp_path, monkeypatch):
+    """A coarser copy of the model guesses up to eight tokens ahead; some guesses are taken back. llama-server has a
+    log-probability only for tokens that were no guess."""
+    monkeypatch.setenv("GGML_BACKEND_PATH", str(OURS / "libggml-zinc.so"))
+    draft = tmp_path / "draft.gguf"
+    run(BIN / "llama-quantize", "--allow-requantize", MODEL, draft, "Q2_K")
+    body = {"prompt": "Once upon a time", "n_predict": 32, "temperature": 0, "n_probs": 3, "return_tokens": True}
+    guesses = ("--spec-type", "draft-simple", "-md", draft, "-devd", "ZINC0", "-ngld", "99", "--spec-draft-n-max", "8")
+    replies = []
+    for options in ((), guesses):
+        with server(BIN / "llama-server", "-m", MODEL, "--device", "ZINC0", "-ngl", "99", *SERVER, *options) as port:
+            request = urllib.request.Request(f"http://127.0.0.1:{port}/completion", json.dumps(body).encode())
+            with urllib.request.urlopen(request, timeout=600) as reply:
+                replies.append(json.load(reply))
+    plain, guessed = replies
+    assert 0 < guessed["timings"]["draft_n_accepted"] < guessed["timings"]["draft_n"]
+    assert guessed["tokens"] == plain["tokens"]
+    assert guessed["completion_probabilities"][0] == plain["completion_probabilities"][0]
 
 
 @pytest.mark.parametrize("program", ["test-state-restore-fragmented", "test-save-load-state"])
