@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from statistics import median
 
 TESTS = (
     ("-p", "512", "-n", "0"),
@@ -19,21 +20,22 @@ TESTS = (
 ROUNDS = 3
 
 
-def speed(program: str, model: str, device: str, library: str, options: list[str]) -> tuple[str, float]:
-    """(the test's name, tokens per second) of one run. An exit where the device does not run it."""
-    chosen = {"GGML_BACKEND_PATH": library} if library else {}
+def speeds(program: str, model: str, device: str, library: str, options: list[str]) -> dict[str, float]:
+    """Tokens per second of one run, by the names of its tests. An exit where the device does not run it."""
     command = [program, "-m", model, "-dev", device, "-ngl", "99" if library else "0", "-fa", "on", "-r", "1"]
-    environment = os.environ | {"GGML_VK_VISIBLE_DEVICES": os.environ.get("GGML_VK_VISIBLE_DEVICES", "0")} | chosen
+    environment = {"GGML_VK_VISIBLE_DEVICES": "0"} | os.environ | {"GGML_BACKEND_PATH": library}
     if not library:
-        environment.pop("GGML_BACKEND_PATH", None)
+        del environment["GGML_BACKEND_PATH"]
     ran = subprocess.run(
         [*command, "-o", "json", *options], env=environment, capture_output=True, text=True, check=False
     )
     if ran.returncode:
         sys.exit(f"llama-bench -dev {device}: exit status {ran.returncode}\n{ran.stderr[-2000:]}")
-    one = json.loads(ran.stdout)[0]
-    name = f"pp{one['n_prompt']}" if one["n_prompt"] else f"tg{one['n_gen']}"
-    return name + (f" @ {one['n_depth']}" if one["n_depth"] else ""), one["avg_ts"]
+    found = {}
+    for one in json.loads(ran.stdout):
+        name = f"pp{one['n_prompt']}" if one["n_prompt"] else f"tg{one['n_gen']}"
+        found[name + (f" @ {one['n_depth']}" if one["n_depth"] else "")] = one["avg_ts"]
+    return found
 
 
 def main() -> None:
@@ -44,12 +46,13 @@ def main() -> None:
     tests = [()] if {"-p", "-n", "-d"} & set(options) else TESTS
     print(f"{'tokens/s, median of ' + str(ROUNDS):24}" + "".join(f"{name:>14}" for name in backends), flush=True)
     for test in tests:
-        found: dict[str, list[float]] = {name: [] for name in backends}
+        runs: dict[str, list[dict[str, float]]] = {name: [] for name in backends}
         for _ in range(ROUNDS):
             for name, (device, library) in backends.items():
-                told, one = speed(program, model, device, library, [*test, *options])
-                found[name].append(one)
-        print(f"{told:24}" + "".join(f"{sorted(found[name])[ROUNDS // 2]:14.2f}" for name in backends), flush=True)
+                runs[name].append(speeds(program, model, device, library, [*test, *options]))
+        for told in runs["zinc_attn"][0]:
+            medians = (median(run[told] for run in found) for found in runs.values())
+            print(f"{told:24}" + "".join(f"{value:14.2f}" for value in medians), flush=True)
 
 
 if __name__ == "__main__":
