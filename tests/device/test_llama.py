@@ -45,6 +45,7 @@ def run(*command, library=OURS / "libggml-zinc.so", folder=None, **environment):
         ("FLASH_ATTN_EXT", r"hsk=(192|576),.*kv=113,nb=1,", 25),
         ("MUL_MAT", r"type_a=(q4_1|q6_K|f16),type_b=f32,m=16,n=(1|9),k=256,bs=\[(1|3),1\],nr=\[(1|2),1\]", 16),
         ("ROPE", r"ne_a=\[128,32,2,1\],n_dims=128,mode=(0|2|8|24|40),.*ff=1,v=1", 26),
+        ("ROPE_SET_ROWS", ".", 61),
     ],
 )
 def test_backend_ops(operation, chosen, count):
@@ -52,6 +53,19 @@ def test_backend_ops(operation, chosen, count):
     passed = re.search(r"(\d+)/(\d+) tests passed", done.stdout)
     assert done.returncode == 0 and passed, done.stdout[-2000:]
     assert passed[1] == passed[2] and int(passed[1]) >= count, passed[0]
+
+
+def test_random_models_of_other_architectures(tmp_path):
+    """llama.cpp's program never loads libraries of back ends, so that one whose constructor does is put before it. It
+    compares logits with the CPU's, and the bits before and after saving."""
+    preload = tmp_path / "preload.so"
+    code = "void ggml_backend_load_all(void); __attribute__((constructor)) void load(void) { ggml_backend_load_all(); }"
+    link = ["cc", "-shared", "-fPIC", "-xc", "-", "-o", preload, f"-L{BIN}", "-lggml", f"-Wl,-rpath,{BIN}"]
+    subprocess.run(link, input=code, text=True, check=True)
+    wanted = "^(gemma3|qwen3|phi3)$"
+    done = run(BIN / "test-llama-archs", "-b", "ZINC0", "-a", wanted, LD_PRELOAD=str(preload))
+    assert done.returncode == 0 and len(re.findall(r"OK.*\|.*OK", done.stdout)) == 3, done.stdout + done.stderr
+    assert "the CPU" not in done.stderr, done.stderr
 
 
 # --- a model ---------------------------------------------------------------------------------------------------------
