@@ -30,6 +30,7 @@ CALLS = (
     "test_device_encoding.py::test_a_prompt_is_encoded_on_the_device_and_a_token_by_the_host[vulkan-q8_0/q5_1]",
     "test_embed_c.py::test_the_digest_is_the_oracle_s[default-vulkan]",
     "test_errors.py",
+    "test_ggml.py::test_bits_are_the_oracle_s[vulkan-no mask, several nodes]",
     "test_grid.py::test_the_oracles_bits[vulkan-2/1/80/65/latent-q4_1-random-alibi-sinks-113x32]",
     "test_kompute_cpp.py",
     "test_kompute_runtime.py",

@@ -82,8 +82,7 @@ const Lists *Plan::lists(const ggml_tensor *op, const Operation &o, const WriteO
 // ggml's slopes of ALiBi, by which the values of masks are multiplied; none for a max_bias of 0.
 static std::vector<float> slopes_of(const Operation &o) {
     std::vector<float> slopes(o.max_bias > 0 && o.mask ? o.kind.q_heads : 0);
-    size_t whole = 1;  // the power of two up to the heads
-    while (2 * whole <= o.kind.q_heads) whole *= 2;
+    const size_t whole = graph::power_of_two_in(o.kind.q_heads);
     const double step = -double(o.max_bias) / double(whole);  // as SOFT_MAX has it
     for (size_t h = 0; h < slopes.size(); ++h)
         slopes[h] = float(graph::exp2_of(h < whole ? step * double(h + 1) : step / 2 * double(2 * (h - whole) + 1)));

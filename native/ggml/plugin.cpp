@@ -1,5 +1,5 @@
-// The back end as ggml sees it: a registry of one device, which takes the KV cache and attention and declines all else.
-// llama.cpp then keeps the weights, and every other operation, on its CPU back end.
+// The back end as ggml sees it: a registry of one device, which runs the graphs that llama.cpp gives it.
+// What operations.cpp has no entry for stays with llama.cpp's CPU back end, and stderr says so.
 #include <cstring>
 #include <exception>
 

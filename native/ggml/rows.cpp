@@ -101,8 +101,7 @@ static bool record_soft_max(Recording &r, ggml_tensor *op) {
     const Bound x = bound(*r.device, op->src[0]), y = bound(*r.device, op), m = mask ? bound(*r.device, mask) : x;
     const Bound s = sinks ? bound(*r.device, sinks) : x;
     const float max_bias = number_of(op, 1);
-    uint32_t whole = 1;  // the power of two up to the heads
-    while (2 * whole <= x.at.n[2]) whole *= 2;
+    const uint32_t whole = graph::power_of_two_in(x.at.n[2]);
     soft_max_params params{x.at, m.at, y.at, s.at.offset, number_of(op, 0), 0, 0, whole};
     if (max_bias > 0) {
         params.step = -max_bias / float(whole);

@@ -25,4 +25,7 @@ void rope_table(const Rope &rope, const float *factors, uint32_t *words);
 // 2**x: ALiBi's slopes are the same numbers on every machine.
 double exp2_of(double x);
 
+// The largest power of two up to n, from which ggml counts its slopes of ALiBi.
+inline uint32_t power_of_two_in(uint32_t n) { return 1u << (31 - __builtin_clz(n)); }
+
 }  // namespace graph

@@ -24,7 +24,7 @@ build_llama() {
         -DGGML_NATIVE=OFF -DGGML_LLAMAFILE=OFF -DGGML_OPENMP=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_UI=OFF \
         -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF &&
         nice -n 19 cmake --build "$llama/plain" -j "${LLAMA_JOBS:-2}" --target "${llama_programs[@]}" &&
-        touch "$llama/plain/.ready"
+        echo "${llama_programs[*]}" >"$llama/plain/.ready"
 }
 build_back_end() {
     cmake -S "$root/native/ggml" -B "$back_end" -DLLAMA="$llama/src" -DLLAMA_BUILD="$llama/plain" &&
@@ -53,7 +53,7 @@ prepare_llama() {
     local hash
     mkdir -p "$llama" "$cache/logs"
     [[ -d $llama/src ]] || step llama-fetch "fetching the source of llama.cpp (77 MB)" fetch_llama || exit 1
-    [[ -e $llama/plain/.ready ]] || step llama "building llama.cpp, 10 to 60 minutes on two cores" build_llama || exit 1
+    [[ $(cat "$llama/plain/.ready" 2>/dev/null) == "${llama_programs[*]}" ]] || step llama "building llama.cpp, 10 to 60 minutes on two cores" build_llama || exit 1
     hash=$(hash_of native zinc_attn shaders scripts)
     [[ $(cat "$back_end/.ready" 2>/dev/null) == "$hash" ]] ||
         step llama-zinc "building the back end, a minute" build_back_end "$hash" || exit 1

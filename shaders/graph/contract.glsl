@@ -41,14 +41,8 @@ struct BinaryParams {
     Tensor b;
     Tensor y;
 };
-const uint BINARY_BIND_PARAMS = 0u;
-const uint BINARY_BIND_A = 1u;
-const uint BINARY_BIND_B = 2u;
-const uint BINARY_BIND_Y = 3u;
-const uint BINARY_SPEC_OP = 0u;
-const uint BINARY_SPEC_A_TYPE = 1u;
-const uint BINARY_SPEC_B_TYPE = 2u;
-const uint BINARY_SPEC_Y_TYPE = 3u;
+const uint BINARY_BIND_PARAMS = 0u, BINARY_BIND_A = 1u, BINARY_BIND_B = 2u, BINARY_BIND_Y = 3u;
+const uint BINARY_SPEC_OP = 0u, BINARY_SPEC_A_TYPE = 1u, BINARY_SPEC_B_TYPE = 2u, BINARY_SPEC_Y_TYPE = 3u;
 
 struct UnaryParams {
     Tensor x;
@@ -58,12 +52,8 @@ struct UnaryParams {
     float c;  // xielu: beta
     float d;  // xielu: eps
 };
-const uint UNARY_BIND_PARAMS = 0u;
-const uint UNARY_BIND_X = 1u;
-const uint UNARY_BIND_Y = 2u;
-const uint UNARY_SPEC_OP = 0u;
-const uint UNARY_SPEC_X_TYPE = 1u;
-const uint UNARY_SPEC_Y_TYPE = 2u;
+const uint UNARY_BIND_PARAMS = 0u, UNARY_BIND_X = 1u, UNARY_BIND_Y = 2u;
+const uint UNARY_SPEC_OP = 0u, UNARY_SPEC_X_TYPE = 1u, UNARY_SPEC_Y_TYPE = 2u;
 
 struct GluParams {
     Tensor a;
@@ -72,12 +62,8 @@ struct GluParams {
     float alpha;  // of swiglu_oai
     float limit;  // of it and _clamp
 };
-const uint GLU_BIND_PARAMS = 0u;
-const uint GLU_BIND_A = 1u;
-const uint GLU_BIND_B = 2u;
-const uint GLU_BIND_Y = 3u;
-const uint GLU_SPEC_OP = 0u;
-const uint GLU_SPEC_TYPE = 1u;
+const uint GLU_BIND_PARAMS = 0u, GLU_BIND_A = 1u, GLU_BIND_B = 2u, GLU_BIND_Y = 3u;
+const uint GLU_SPEC_OP = 0u, GLU_SPEC_TYPE = 1u;
 
 struct GluQuantizedParams {
     Tensor a;
@@ -86,14 +72,9 @@ struct GluQuantizedParams {
     float alpha;  // of swiglu_oai
     float limit;  // of it and _clamp
 };
-const uint GLU_QUANTIZED_BIND_PARAMS = 0u;
-const uint GLU_QUANTIZED_BIND_A = 1u;
-const uint GLU_QUANTIZED_BIND_B = 2u;
-const uint GLU_QUANTIZED_BIND_Y = 3u;
-const uint GLU_QUANTIZED_BIND_Q = 4u;
-const uint GLU_QUANTIZED_BIND_SCALES = 5u;
-const uint GLU_QUANTIZED_SPEC_OP = 0u;
-const uint GLU_QUANTIZED_SPEC_TYPE = 1u;
+const uint GLU_QUANTIZED_BIND_PARAMS = 0u, GLU_QUANTIZED_BIND_A = 1u, GLU_QUANTIZED_BIND_B = 2u, GLU_QUANTIZED_BIND_Y =
+    3u, GLU_QUANTIZED_BIND_Q = 4u, GLU_QUANTIZED_BIND_SCALES = 5u;
+const uint GLU_QUANTIZED_SPEC_OP = 0u, GLU_QUANTIZED_SPEC_TYPE = 1u;
 
 struct AddIdParams {
     Tensor a;
@@ -101,11 +82,7 @@ struct AddIdParams {
     Tensor ids;
     Tensor y;
 };
-const uint ADD_ID_BIND_PARAMS = 0u;
-const uint ADD_ID_BIND_A = 1u;
-const uint ADD_ID_BIND_B = 2u;
-const uint ADD_ID_BIND_IDS = 3u;
-const uint ADD_ID_BIND_Y = 4u;
+const uint ADD_ID_BIND_PARAMS = 0u, ADD_ID_BIND_A = 1u, ADD_ID_BIND_B = 2u, ADD_ID_BIND_IDS = 3u, ADD_ID_BIND_Y = 4u;
 
 struct NormParams {
     Tensor x;
@@ -115,14 +92,8 @@ struct NormParams {
     float eps;
     float factor;  // 1 / elements of a row, rounded once; not of l2
 };
-const uint NORM_BIND_PARAMS = 0u;
-const uint NORM_BIND_X = 1u;
-const uint NORM_BIND_WEIGHT = 2u;
-const uint NORM_BIND_BIAS = 3u;
-const uint NORM_BIND_Y = 4u;
-const uint NORM_SPEC_OP = 0u;
-const uint NORM_SPEC_WEIGHTED = 1u;
-const uint NORM_SPEC_BIASED = 2u;
+const uint NORM_BIND_PARAMS = 0u, NORM_BIND_X = 1u, NORM_BIND_WEIGHT = 2u, NORM_BIND_BIAS = 3u, NORM_BIND_Y = 4u;
+const uint NORM_SPEC_OP = 0u, NORM_SPEC_WEIGHTED = 1u, NORM_SPEC_BIASED = 2u;
 
 struct NormQuantizedParams {
     Tensor x;
@@ -132,16 +103,10 @@ struct NormQuantizedParams {
     float eps;
     float factor;  // 1 / elements of a row, rounded once; not of l2
 };
-const uint NORM_QUANTIZED_BIND_PARAMS = 0u;
-const uint NORM_QUANTIZED_BIND_X = 1u;
-const uint NORM_QUANTIZED_BIND_WEIGHT = 2u;
-const uint NORM_QUANTIZED_BIND_BIAS = 3u;
-const uint NORM_QUANTIZED_BIND_Y = 4u;
-const uint NORM_QUANTIZED_BIND_Q = 5u;
-const uint NORM_QUANTIZED_BIND_SCALES = 6u;
-const uint NORM_QUANTIZED_SPEC_OP = 0u;
-const uint NORM_QUANTIZED_SPEC_WEIGHTED = 1u;
-const uint NORM_QUANTIZED_SPEC_BIASED = 2u;
+const uint NORM_QUANTIZED_BIND_PARAMS = 0u, NORM_QUANTIZED_BIND_X = 1u, NORM_QUANTIZED_BIND_WEIGHT = 2u,
+    NORM_QUANTIZED_BIND_BIAS = 3u, NORM_QUANTIZED_BIND_Y = 4u, NORM_QUANTIZED_BIND_Q = 5u, NORM_QUANTIZED_BIND_SCALES =
+    6u;
+const uint NORM_QUANTIZED_SPEC_OP = 0u, NORM_QUANTIZED_SPEC_WEIGHTED = 1u, NORM_QUANTIZED_SPEC_BIASED = 2u;
 
 struct SoftMaxParams {
     Tensor x;
@@ -153,13 +118,9 @@ struct SoftMaxParams {
     float half_step;  // -max_bias / 2 / heads
     uint heads;  // the largest power of two up to x's dimension 2
 };
-const uint SOFT_MAX_BIND_PARAMS = 0u;
-const uint SOFT_MAX_BIND_X = 1u;
-const uint SOFT_MAX_BIND_MASK = 2u;
-const uint SOFT_MAX_BIND_SINKS = 3u;
-const uint SOFT_MAX_BIND_Y = 4u;
-const uint SOFT_MAX_SPEC_MASK_TYPE = 0u;
-const uint SOFT_MAX_SPEC_HAS_SINKS = 1u;
+const uint SOFT_MAX_BIND_PARAMS = 0u, SOFT_MAX_BIND_X = 1u, SOFT_MAX_BIND_MASK = 2u, SOFT_MAX_BIND_SINKS = 3u,
+    SOFT_MAX_BIND_Y = 4u;
+const uint SOFT_MAX_SPEC_MASK_TYPE = 0u, SOFT_MAX_SPEC_HAS_SINKS = 1u;
 
 struct SumRowsParams {
     Tensor x;
@@ -167,9 +128,7 @@ struct SumRowsParams {
     uint terms;  // elements of a row
     float factor;
 };
-const uint SUM_ROWS_BIND_PARAMS = 0u;
-const uint SUM_ROWS_BIND_X = 1u;
-const uint SUM_ROWS_BIND_Y = 2u;
+const uint SUM_ROWS_BIND_PARAMS = 0u, SUM_ROWS_BIND_X = 1u, SUM_ROWS_BIND_Y = 2u;
 
 struct RopeParams {
     Tensor x;
@@ -182,11 +141,7 @@ struct RopeParams {
     uint step;  // from a pair's first element to its second: 1, or pairs
     float least;  // magnitudes of a float32 y below it become +0, as FIT makes them for attention; or 0
 };
-const uint ROPE_BIND_PARAMS = 0u;
-const uint ROPE_BIND_X = 1u;
-const uint ROPE_BIND_POSITIONS = 2u;
-const uint ROPE_BIND_TABLE = 3u;
-const uint ROPE_BIND_Y = 4u;
+const uint ROPE_BIND_PARAMS = 0u, ROPE_BIND_X = 1u, ROPE_BIND_POSITIONS = 2u, ROPE_BIND_TABLE = 3u, ROPE_BIND_Y = 4u;
 const uint ROPE_SPEC_TYPE = 0u;
 
 struct MoveParams {
@@ -196,13 +151,8 @@ struct MoveParams {
     uint id_words;  // of an index, and ids' numbers count indices: 1 (i32), 2 (i64)
     uint shift[4];
 };
-const uint MOVE_BIND_PARAMS = 0u;
-const uint MOVE_BIND_X = 1u;
-const uint MOVE_BIND_IDS = 2u;
-const uint MOVE_BIND_Y = 3u;
-const uint MOVE_SPEC_OP = 0u;
-const uint MOVE_SPEC_SOURCE = 1u;
-const uint MOVE_SPEC_TARGET = 2u;
+const uint MOVE_BIND_PARAMS = 0u, MOVE_BIND_X = 1u, MOVE_BIND_IDS = 2u, MOVE_BIND_Y = 3u;
+const uint MOVE_SPEC_OP = 0u, MOVE_SPEC_SOURCE = 1u, MOVE_SPEC_TARGET = 2u;
 
 struct ToBlocksParams {
     Tensor x;
@@ -210,13 +160,8 @@ struct ToBlocksParams {
     Tensor y;
     uint id_words;  // of an index, and ids' numbers count indices: 1 (i32), 2 (i64)
 };
-const uint TO_BLOCKS_BIND_PARAMS = 0u;
-const uint TO_BLOCKS_BIND_X = 1u;
-const uint TO_BLOCKS_BIND_IDS = 2u;
-const uint TO_BLOCKS_BIND_Y = 3u;
-const uint TO_BLOCKS_SPEC_OP = 0u;
-const uint TO_BLOCKS_SPEC_SOURCE = 1u;
-const uint TO_BLOCKS_SPEC_TARGET = 2u;
+const uint TO_BLOCKS_BIND_PARAMS = 0u, TO_BLOCKS_BIND_X = 1u, TO_BLOCKS_BIND_IDS = 2u, TO_BLOCKS_BIND_Y = 3u;
+const uint TO_BLOCKS_SPEC_OP = 0u, TO_BLOCKS_SPEC_SOURCE = 1u, TO_BLOCKS_SPEC_TARGET = 2u;
 
 struct SortParams {
     Tensor x;
@@ -227,13 +172,8 @@ struct SortParams {
     uint distance;
     uint mirror;
 };
-const uint SORT_BIND_PARAMS = 0u;
-const uint SORT_BIND_X = 1u;
-const uint SORT_BIND_IDS = 2u;
-const uint SORT_BIND_Y = 3u;
-const uint SORT_SPEC_OP = 0u;
-const uint SORT_SPEC_DESCENDING = 1u;
-const uint SORT_SPEC_COLUMNS = 2u;
+const uint SORT_BIND_PARAMS = 0u, SORT_BIND_X = 1u, SORT_BIND_IDS = 2u, SORT_BIND_Y = 3u;
+const uint SORT_SPEC_OP = 0u, SORT_SPEC_DESCENDING = 1u, SORT_SPEC_COLUMNS = 2u;
 
 struct GetWeightsParams {
     Tensor ids;
@@ -243,19 +183,13 @@ struct GetWeightsParams {
     uint rows;  // of a matrix
     uint first;  // row that ids call 0
 };
-const uint GET_WEIGHTS_BIND_PARAMS = 0u;
-const uint GET_WEIGHTS_BIND_W = 1u;
-const uint GET_WEIGHTS_BIND_IDS = 2u;
-const uint GET_WEIGHTS_BIND_Y = 3u;
+const uint GET_WEIGHTS_BIND_PARAMS = 0u, GET_WEIGHTS_BIND_W = 1u, GET_WEIGHTS_BIND_IDS = 2u, GET_WEIGHTS_BIND_Y = 3u;
 const uint GET_WEIGHTS_SPEC_TYPE = 0u;
 
 struct QuantizeParams {
     Tensor x;
 };
-const uint QUANTIZE_BIND_PARAMS = 0u;
-const uint QUANTIZE_BIND_X = 1u;
-const uint QUANTIZE_BIND_Q = 2u;
-const uint QUANTIZE_BIND_SCALES = 3u;
+const uint QUANTIZE_BIND_PARAMS = 0u, QUANTIZE_BIND_X = 1u, QUANTIZE_BIND_Q = 2u, QUANTIZE_BIND_SCALES = 3u;
 
 struct MulMatVecParams {
     uint w_begin;  // where the weights begin in their binding, in units of 16 bytes
@@ -265,19 +199,11 @@ struct MulMatVecParams {
     Tensor y;
     Tensor added;
 };
-const uint MUL_MAT_VEC_BIND_PARAMS = 0u;
-const uint MUL_MAT_VEC_BIND_W = 1u;
-const uint MUL_MAT_VEC_BIND_Q = 2u;
-const uint MUL_MAT_VEC_BIND_SCALES = 3u;
-const uint MUL_MAT_VEC_BIND_ADDED = 4u;
-const uint MUL_MAT_VEC_BIND_Y = 5u;
-const uint MUL_MAT_VEC_SPEC_TYPE = 0u;
-const uint MUL_MAT_VEC_SPEC_COLUMNS = 1u;
-const uint MUL_MAT_VEC_SPEC_WORKGROUP_SIZE = 2u;
-const uint MUL_MAT_VEC_SPEC_SUBGROUPS = 3u;
-const uint MUL_MAT_VEC_SPEC_SUPERBLOCKS = 4u;
-const uint MUL_MAT_VEC_SPEC_AHEAD = 5u;
-const uint MUL_MAT_VEC_SPEC_ADD = 6u;
+const uint MUL_MAT_VEC_BIND_PARAMS = 0u, MUL_MAT_VEC_BIND_W = 1u, MUL_MAT_VEC_BIND_Q = 2u, MUL_MAT_VEC_BIND_SCALES = 3u,
+    MUL_MAT_VEC_BIND_ADDED = 4u, MUL_MAT_VEC_BIND_Y = 5u;
+const uint MUL_MAT_VEC_SPEC_TYPE = 0u, MUL_MAT_VEC_SPEC_COLUMNS = 1u, MUL_MAT_VEC_SPEC_WORKGROUP_SIZE = 2u,
+    MUL_MAT_VEC_SPEC_SUBGROUPS = 3u, MUL_MAT_VEC_SPEC_SUPERBLOCKS = 4u, MUL_MAT_VEC_SPEC_AHEAD = 5u,
+    MUL_MAT_VEC_SPEC_ADD = 6u;
 
 struct MulMatParams {
     uint w_begin;  // where the weights begin in their binding, in units of 16 bytes
@@ -287,19 +213,10 @@ struct MulMatParams {
     Tensor y;
     Tensor added;
 };
-const uint MUL_MAT_BIND_PARAMS = 0u;
-const uint MUL_MAT_BIND_W = 1u;
-const uint MUL_MAT_BIND_Q = 2u;
-const uint MUL_MAT_BIND_SCALES = 3u;
-const uint MUL_MAT_BIND_ADDED = 4u;
-const uint MUL_MAT_BIND_Y = 5u;
-const uint MUL_MAT_SPEC_TYPE = 0u;
-const uint MUL_MAT_SPEC_TILE_ROWS = 1u;
-const uint MUL_MAT_SPEC_TILE_COLUMNS = 2u;
-const uint MUL_MAT_SPEC_OWN_ROWS = 3u;
-const uint MUL_MAT_SPEC_OWN_COLUMNS = 4u;
-const uint MUL_MAT_SPEC_WORKGROUP_SIZE = 5u;
-const uint MUL_MAT_SPEC_ADD = 6u;
+const uint MUL_MAT_BIND_PARAMS = 0u, MUL_MAT_BIND_W = 1u, MUL_MAT_BIND_Q = 2u, MUL_MAT_BIND_SCALES = 3u,
+    MUL_MAT_BIND_ADDED = 4u, MUL_MAT_BIND_Y = 5u;
+const uint MUL_MAT_SPEC_TYPE = 0u, MUL_MAT_SPEC_TILE_ROWS = 1u, MUL_MAT_SPEC_TILE_COLUMNS = 2u, MUL_MAT_SPEC_OWN_ROWS =
+    3u, MUL_MAT_SPEC_OWN_COLUMNS = 4u, MUL_MAT_SPEC_WORKGROUP_SIZE = 5u, MUL_MAT_SPEC_ADD = 6u;
 
 struct MulMatFloatParams {
     Tensor w;
@@ -307,19 +224,11 @@ struct MulMatFloatParams {
     Tensor added;
     Tensor y;
 };
-const uint MUL_MAT_FLOAT_BIND_PARAMS = 0u;
-const uint MUL_MAT_FLOAT_BIND_W = 1u;
-const uint MUL_MAT_FLOAT_BIND_X = 2u;
-const uint MUL_MAT_FLOAT_BIND_ADDED = 3u;
-const uint MUL_MAT_FLOAT_BIND_Y = 4u;
-const uint MUL_MAT_FLOAT_SPEC_W_TYPE = 0u;
-const uint MUL_MAT_FLOAT_SPEC_X_TYPE = 1u;
-const uint MUL_MAT_FLOAT_SPEC_TILE_ROWS = 2u;
-const uint MUL_MAT_FLOAT_SPEC_TILE_COLUMNS = 3u;
-const uint MUL_MAT_FLOAT_SPEC_OWN_ROWS = 4u;
-const uint MUL_MAT_FLOAT_SPEC_OWN_COLUMNS = 5u;
-const uint MUL_MAT_FLOAT_SPEC_WORKGROUP_SIZE = 6u;
-const uint MUL_MAT_FLOAT_SPEC_ADD = 7u;
+const uint MUL_MAT_FLOAT_BIND_PARAMS = 0u, MUL_MAT_FLOAT_BIND_W = 1u, MUL_MAT_FLOAT_BIND_X = 2u,
+    MUL_MAT_FLOAT_BIND_ADDED = 3u, MUL_MAT_FLOAT_BIND_Y = 4u;
+const uint MUL_MAT_FLOAT_SPEC_W_TYPE = 0u, MUL_MAT_FLOAT_SPEC_X_TYPE = 1u, MUL_MAT_FLOAT_SPEC_TILE_ROWS = 2u,
+    MUL_MAT_FLOAT_SPEC_TILE_COLUMNS = 3u, MUL_MAT_FLOAT_SPEC_OWN_ROWS = 4u, MUL_MAT_FLOAT_SPEC_OWN_COLUMNS = 5u,
+    MUL_MAT_FLOAT_SPEC_WORKGROUP_SIZE = 6u, MUL_MAT_FLOAT_SPEC_ADD = 7u;
 
 struct MulMatFloatVecParams {
     Tensor w;
@@ -327,125 +236,50 @@ struct MulMatFloatVecParams {
     Tensor added;
     Tensor y;
 };
-const uint MUL_MAT_FLOAT_VEC_BIND_PARAMS = 0u;
-const uint MUL_MAT_FLOAT_VEC_BIND_W = 1u;
-const uint MUL_MAT_FLOAT_VEC_BIND_X = 2u;
-const uint MUL_MAT_FLOAT_VEC_BIND_ADDED = 3u;
-const uint MUL_MAT_FLOAT_VEC_BIND_Y = 4u;
-const uint MUL_MAT_FLOAT_VEC_SPEC_W_TYPE = 0u;
-const uint MUL_MAT_FLOAT_VEC_SPEC_X_TYPE = 1u;
-const uint MUL_MAT_FLOAT_VEC_SPEC_COLUMNS = 2u;
-const uint MUL_MAT_FLOAT_VEC_SPEC_WORKGROUP_SIZE = 3u;
-const uint MUL_MAT_FLOAT_VEC_SPEC_SUBGROUPS = 4u;
-const uint MUL_MAT_FLOAT_VEC_SPEC_SUPERBLOCKS = 5u;
-const uint MUL_MAT_FLOAT_VEC_SPEC_AHEAD = 6u;
-const uint MUL_MAT_FLOAT_VEC_SPEC_ADD = 7u;
+const uint MUL_MAT_FLOAT_VEC_BIND_PARAMS = 0u, MUL_MAT_FLOAT_VEC_BIND_W = 1u, MUL_MAT_FLOAT_VEC_BIND_X = 2u,
+    MUL_MAT_FLOAT_VEC_BIND_ADDED = 3u, MUL_MAT_FLOAT_VEC_BIND_Y = 4u;
+const uint MUL_MAT_FLOAT_VEC_SPEC_W_TYPE = 0u, MUL_MAT_FLOAT_VEC_SPEC_X_TYPE = 1u, MUL_MAT_FLOAT_VEC_SPEC_COLUMNS = 2u,
+    MUL_MAT_FLOAT_VEC_SPEC_WORKGROUP_SIZE = 3u, MUL_MAT_FLOAT_VEC_SPEC_SUBGROUPS = 4u,
+    MUL_MAT_FLOAT_VEC_SPEC_SUPERBLOCKS = 5u, MUL_MAT_FLOAT_VEC_SPEC_AHEAD = 6u, MUL_MAT_FLOAT_VEC_SPEC_ADD = 7u;
 
 struct FitParams {
     Tensor x;
     Tensor y;
     float least;
 };
-const uint FIT_BIND_PARAMS = 0u;
-const uint FIT_BIND_X = 1u;
-const uint FIT_BIND_Y = 2u;
+const uint FIT_BIND_PARAMS = 0u, FIT_BIND_X = 1u, FIT_BIND_Y = 2u;
 
 const uint SORT_PIECE = 2048u;
 
-const uint FLOAT_TYPE_F32 = 0u;
-const uint FLOAT_TYPE_F16 = 1u;
-const uint FLOAT_TYPE_BF16 = 2u;
+const uint FLOAT_TYPE_F32 = 0u, FLOAT_TYPE_F16 = 1u, FLOAT_TYPE_BF16 = 2u;
 
-const uint BINARY_OP_ADD = 0u;
-const uint BINARY_OP_SUB = 1u;
-const uint BINARY_OP_MUL = 2u;
-const uint BINARY_OP_DIV = 3u;
+const uint BINARY_OP_ADD = 0u, BINARY_OP_SUB = 1u, BINARY_OP_MUL = 2u, BINARY_OP_DIV = 3u;
 
-const uint UNARY_OP_ABS = 0u;
-const uint UNARY_OP_SGN = 1u;
-const uint UNARY_OP_NEG = 2u;
-const uint UNARY_OP_STEP = 3u;
-const uint UNARY_OP_TANH = 4u;
-const uint UNARY_OP_ELU = 5u;
-const uint UNARY_OP_RELU = 6u;
-const uint UNARY_OP_SIGMOID = 7u;
-const uint UNARY_OP_GELU = 8u;
-const uint UNARY_OP_GELU_QUICK = 9u;
-const uint UNARY_OP_SILU = 10u;
-const uint UNARY_OP_HARDSWISH = 11u;
-const uint UNARY_OP_HARDSIGMOID = 12u;
-const uint UNARY_OP_EXP = 13u;
-const uint UNARY_OP_EXPM1 = 14u;
-const uint UNARY_OP_SOFTPLUS = 15u;
-const uint UNARY_OP_GELU_ERF = 16u;
-const uint UNARY_OP_XIELU = 17u;
-const uint UNARY_OP_FLOOR = 18u;
-const uint UNARY_OP_CEIL = 19u;
-const uint UNARY_OP_ROUND = 20u;
-const uint UNARY_OP_TRUNC = 21u;
-const uint UNARY_OP_SCALE = 22u;
-const uint UNARY_OP_CLAMP = 23u;
-const uint UNARY_OP_SQR = 24u;
-const uint UNARY_OP_SQRT = 25u;
-const uint UNARY_OP_LOG = 26u;
-const uint UNARY_OP_SIN = 27u;
-const uint UNARY_OP_COS = 28u;
-const uint UNARY_OP_LEAKY_RELU = 29u;
-const uint UNARY_OP_FILL = 30u;
+const uint UNARY_OP_ABS = 0u, UNARY_OP_SGN = 1u, UNARY_OP_NEG = 2u, UNARY_OP_STEP = 3u, UNARY_OP_TANH = 4u, UNARY_OP_ELU
+    = 5u, UNARY_OP_RELU = 6u, UNARY_OP_SIGMOID = 7u, UNARY_OP_GELU = 8u, UNARY_OP_GELU_QUICK = 9u, UNARY_OP_SILU = 10u,
+    UNARY_OP_HARDSWISH = 11u, UNARY_OP_HARDSIGMOID = 12u, UNARY_OP_EXP = 13u, UNARY_OP_EXPM1 = 14u, UNARY_OP_SOFTPLUS =
+    15u, UNARY_OP_GELU_ERF = 16u, UNARY_OP_XIELU = 17u, UNARY_OP_FLOOR = 18u, UNARY_OP_CEIL = 19u, UNARY_OP_ROUND = 20u,
+    UNARY_OP_TRUNC = 21u, UNARY_OP_SCALE = 22u, UNARY_OP_CLAMP = 23u, UNARY_OP_SQR = 24u, UNARY_OP_SQRT = 25u,
+    UNARY_OP_LOG = 26u, UNARY_OP_SIN = 27u, UNARY_OP_COS = 28u, UNARY_OP_LEAKY_RELU = 29u, UNARY_OP_FILL = 30u;
 
-const uint GLU_OP_REGLU = 0u;
-const uint GLU_OP_GEGLU = 1u;
-const uint GLU_OP_SWIGLU = 2u;
-const uint GLU_OP_SWIGLU_OAI = 3u;
-const uint GLU_OP_GEGLU_ERF = 4u;
-const uint GLU_OP_GEGLU_QUICK = 5u;
-const uint GLU_OP_SWIGLU_CLAMP = 6u;
+const uint GLU_OP_REGLU = 0u, GLU_OP_GEGLU = 1u, GLU_OP_SWIGLU = 2u, GLU_OP_SWIGLU_OAI = 3u, GLU_OP_GEGLU_ERF = 4u,
+    GLU_OP_GEGLU_QUICK = 5u, GLU_OP_SWIGLU_CLAMP = 6u;
 
-const uint NORM_OP_RMS = 0u;
-const uint NORM_OP_NORM = 1u;
-const uint NORM_OP_L2 = 2u;
+const uint NORM_OP_RMS = 0u, NORM_OP_NORM = 1u, NORM_OP_L2 = 2u;
 
-const uint MASK_TYPE_NONE = 0u;
-const uint MASK_TYPE_F32 = 1u;
-const uint MASK_TYPE_F16 = 2u;
+const uint MASK_TYPE_NONE = 0u, MASK_TYPE_F32 = 1u, MASK_TYPE_F16 = 2u;
 
-const uint MOVE_TYPE_F32 = 0u;
-const uint MOVE_TYPE_F16 = 1u;
-const uint MOVE_TYPE_BF16 = 2u;
-const uint MOVE_TYPE_I32 = 3u;
-const uint MOVE_TYPE_I16 = 4u;
-const uint MOVE_TYPE_I8 = 5u;
-const uint MOVE_TYPE_Q8_0 = 6u;
-const uint MOVE_TYPE_Q4_0 = 7u;
-const uint MOVE_TYPE_Q4_1 = 8u;
-const uint MOVE_TYPE_Q5_0 = 9u;
-const uint MOVE_TYPE_Q5_1 = 10u;
-const uint MOVE_TYPE_IQ4_NL = 11u;
+const uint MOVE_TYPE_F32 = 0u, MOVE_TYPE_F16 = 1u, MOVE_TYPE_BF16 = 2u, MOVE_TYPE_I32 = 3u, MOVE_TYPE_I16 = 4u,
+    MOVE_TYPE_I8 = 5u, MOVE_TYPE_Q8_0 = 6u, MOVE_TYPE_Q4_0 = 7u, MOVE_TYPE_Q4_1 = 8u, MOVE_TYPE_Q5_0 = 9u,
+    MOVE_TYPE_Q5_1 = 10u, MOVE_TYPE_IQ4_NL = 11u;
 
-const uint MOVE_OP_LINEAR = 0u;
-const uint MOVE_OP_WRAP = 1u;
-const uint MOVE_OP_PAD = 2u;
-const uint MOVE_OP_GET_ROWS = 3u;
-const uint MOVE_OP_SET_ROWS = 4u;
+const uint MOVE_OP_LINEAR = 0u, MOVE_OP_WRAP = 1u, MOVE_OP_PAD = 2u, MOVE_OP_GET_ROWS = 3u, MOVE_OP_SET_ROWS = 4u;
 
-const uint SORT_OP_SORT = 0u;
-const uint SORT_OP_SORT_IDS = 1u;
-const uint SORT_OP_EXCHANGE = 2u;
-const uint SORT_OP_MERGE = 3u;
+const uint SORT_OP_SORT = 0u, SORT_OP_SORT_IDS = 1u, SORT_OP_EXCHANGE = 2u, SORT_OP_MERGE = 3u;
 
-const uint WEIGHT_TYPE_Q4_0 = 0u;
-const uint WEIGHT_TYPE_Q4_1 = 1u;
-const uint WEIGHT_TYPE_Q5_0 = 2u;
-const uint WEIGHT_TYPE_Q5_1 = 3u;
-const uint WEIGHT_TYPE_Q8_0 = 4u;
-const uint WEIGHT_TYPE_IQ4_NL = 5u;
-const uint WEIGHT_TYPE_MXFP4 = 6u;
-const uint WEIGHT_TYPE_Q2_K = 7u;
-const uint WEIGHT_TYPE_Q3_K = 8u;
-const uint WEIGHT_TYPE_Q4_K = 9u;
-const uint WEIGHT_TYPE_Q5_K = 10u;
-const uint WEIGHT_TYPE_Q6_K = 11u;
-const uint WEIGHT_TYPE_IQ4_XS = 12u;
+const uint WEIGHT_TYPE_Q4_0 = 0u, WEIGHT_TYPE_Q4_1 = 1u, WEIGHT_TYPE_Q5_0 = 2u, WEIGHT_TYPE_Q5_1 = 3u, WEIGHT_TYPE_Q8_0
+    = 4u, WEIGHT_TYPE_IQ4_NL = 5u, WEIGHT_TYPE_MXFP4 = 6u, WEIGHT_TYPE_Q2_K = 7u, WEIGHT_TYPE_Q3_K = 8u,
+    WEIGHT_TYPE_Q4_K = 9u, WEIGHT_TYPE_Q5_K = 10u, WEIGHT_TYPE_Q6_K = 11u, WEIGHT_TYPE_IQ4_XS = 12u;
 
 // Of a type of weights: pieces of 16 bytes and of 4, and values and bytes of a block.
 #define WEIGHT_PIECES_16(t) ((t) == 0u ? 1u : (t) == 1u ? 1u : (t) == 2u ? 1u : (t) == 3u ? 1u : (t) == 4u ? 2u : (t) == 5u ? 1u : (t) == 6u ? 1u : (t) == 7u ? 5u : (t) == 8u ? 6u : (t) == 9u ? 9u : (t) == 10u ? 11u : (t) == 11u ? 13u : 8u)

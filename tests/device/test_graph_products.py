@@ -4,6 +4,7 @@ from contextlib import closing
 
 import numpy as np
 import pytest
+from graph_harness import same
 from support import needs_radv
 
 from zinc_attn.graph import blocks, products
@@ -11,15 +12,14 @@ from zinc_attn.graph import declarations as graph
 from zinc_attn.graph.pieces import TYPES
 from zinc_attn.graph.records import tensor
 from zinc_attn.tools.graph.device import run
-
-HALVES = {"q2_K": (80, 82), "q3_K": (108,), "q4_K": (0, 2), "q5_K": (0, 2), "q6_K": (208,)}  # of a block, elsewhere 0
+from zinc_attn.tools.graph.model import HALVES
 
 
 def weights(kind, shape, rng):
     """ggml's bytes of random weights (..., rows, k): small scales, one 0, denormal, the largest, infinite."""
     (*lead, k), (values, size) = shape, (TYPES[kind].values, TYPES[kind].size)
     raw = rng.integers(0, 256, (np.prod(lead) * k // values, size), np.uint8)
-    for at in HALVES.get(kind, (0, 2) if kind in ("q4_1", "q5_1") else (0,)):
+    for at in HALVES.get(kind, ()):
         d = np.append((0, 6e-8, -65504, -0.0), rng.standard_normal(len(raw)) * 0.01)[: len(raw)].astype(np.float16)
         d[-1] = np.inf
         raw[:, at : at + 2] = d[:, None].view(np.uint8)
@@ -39,13 +39,6 @@ def activations(shape, rng):
     if shape[-2] > 1:
         x[..., -1, 7] = -np.inf
     return x
-
-
-def same(got, expected):
-    """Bits; a NaN is a NaN."""
-    nan = np.isnan(expected).reshape(-1)
-    assert np.array_equal(np.isnan(got.view(np.float32)), nan)
-    assert np.array_equal(got[~nan], expected.reshape(-1)[~nan].view(np.uint32))
 
 
 def product(runtime, kind, raw, x, kernel, tile, spec, added=None):

@@ -8,11 +8,11 @@ import re
 import shutil
 import subprocess
 import sys
-from typing import NamedTuple
 
 import pytest
 from c_cases import CASES
 from c_host import NATIVE, ROOT, needs_compiler
+from slips import check_table, slips
 from support import FULL
 
 pytestmark = needs_compiler
@@ -40,7 +40,6 @@ TESTS = {
 }
 
 
-# Under a file: what breaks, a text that the file has once, its replacement, and a test that fails with it.
 TABLE = """
 src/work.c
 the longest request of a table: za_max(tokens, call->request[i].tokens) → call->request[i].tokens @ plain
@@ -131,39 +130,13 @@ a graph that fails: : GGML_STATUS_FAILED; → : GGML_STATUS_SUCCESS; @ ggml
 """
 
 
-class Slip(NamedTuple):
-    file: str
-    breaks: str
-    old: str
-    new: str
-    test: str
-
-    def __str__(self) -> str:
-        return self.breaks
-
-
-def slips() -> list[Slip]:
-    found, file = [], ""
-    for line in TABLE.strip().splitlines():
-        breaks, is_slip, rest = line.partition(": ")
-        change, _, test = rest.rpartition(" @ ")
-        if is_slip:
-            found.append(Slip(file, breaks, *change.split(" → "), f"tests/{TESTS[test]}"))
-        else:
-            file = line
-    return found
-
-
-SLIPS = slips()
+SLIPS = slips(TABLE)
 DEFAULT = "the smallest cache", "an overlap that goes on", "rounding of q4_0"
 
 
 def test_the_table_is_of_the_files():
-    """Each text occurs once."""
-    for slip in SLIPS:
-        assert (NATIVE / slip.file).read_text().count(slip.old) == 1, slip
-    names = {slip.breaks for slip in SLIPS}
-    assert len(names) == len(SLIPS) >= 40 and names.issuperset(DEFAULT)
+    check_table(SLIPS, NATIVE)
+    assert {slip.breaks for slip in SLIPS}.issuperset(DEFAULT) and all(slip.test in TESTS for slip in SLIPS)
 
 
 @pytest.mark.parametrize("slip", [slip for slip in SLIPS if FULL or slip.breaks in DEFAULT], ids=str)
@@ -172,8 +145,9 @@ def test_a_slip_is_caught(slip, tmp_path):
     shutil.copytree(NATIVE, tmp_path / "native")
     file = tmp_path / "native" / slip.file
     file.write_text(file.read_text().replace(slip.old, slip.new))
-    path, _, name = slip.test.partition("::")
-    chosen = [slip.test] if "[" in name else [path, "-k", name]
+    test = f"tests/{TESTS[slip.test]}"
+    path, _, name = test.partition("::")
+    chosen = [test] if "[" in name else [path, "-k", name]
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *chosen]
     env = {**os.environ, "ZINC_ATTN_NATIVE": str(tmp_path / "native"), "ZINC_ATTN_TEST_FULL": "0"}
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, timeout=300)

@@ -44,7 +44,7 @@ def declare(subparsers: Subparsers) -> None:
     parser.arithmetic(("canonical", "fused", "matrix"))
     parser.share("--splits", VARIED_LAYOUTS, several=True)
     parser.share("--device", said="$ZINC_ATTN_DEVICE, else the best one", several=True)
-    said = f"{installed_runtimes()}; with --quick $ZINC_ATTN_RUNTIME, else the first of them"
+    said = f"{installed_runtimes()}; with --quick $ZINC_ATTN_RUNTIME, else the first of them; with --graph vulkan"
     parser.share("--runtime", said=said, several=True)
     parser.path("--record", "write the digests, for another machine's --against")
     parser.path("--against", "compare with another machine's digests, too")
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.graph:
         with ExitStack() as stack:
-            devices = open_devices(stack, chosen_devices(args.device), args.runtime)
+            devices = open_devices(stack, chosen_devices(args.device), args.runtime or "vulkan")
             entries, failed = check_models(devices, against, args.json)
         write_record(args.record, entries)
         return int(failed)

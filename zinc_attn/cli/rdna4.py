@@ -8,7 +8,7 @@ from ..dtypes import storage_dtype
 from ..errors import ArgumentError
 from ..tools import rdna4
 from .arguments import UNMET, Subparsers, add_command, parse_shapes
-from .terminal import print_rows, say
+from .terminal import plural, print_rows, say
 
 
 def declare(subparsers: Subparsers) -> None:
@@ -32,5 +32,6 @@ def run(args: argparse.Namespace) -> int:
         say(sentence)
     if not broken:
         most = max(r.lds_bytes for r in reports)
-        print(f"{len(reports)} variants: all wave32, no spills, LDS at most {most} bytes: every gate holds")
+        also = "" if specs else f", and {plural(len(rdna4.PROGRAMS), 'program')} of the graph"
+        print(f"{len(reports)} variants: all wave32, no spills, LDS at most {most} bytes{also}: every gate holds")
     return UNMET if broken else 0

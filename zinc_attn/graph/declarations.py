@@ -1,8 +1,8 @@
 """What the graph's kernels and their callers agree on: bindings, specialization constants and parameters.
 
 Binding 0 of every kernel is its parameters, a record of at most PARAMS_WORDS words. Operands follow, then the result,
-which may lie where an operand does unless a kernel says otherwise. GLSL, C and NumPy see the same record: ``glsl``,
-``c`` and ``params_dtype`` are made of the fields here.
+which may lie where an operand does unless a kernel says otherwise. GLSL, C and NumPy see the same record:
+``params``, ``c`` and ``records`` make theirs of the fields here.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ..cache import blocks
 from ..cache.encoded import from_blocks, to_blocks
+from ..canonical.constants import MIN_INPUT
 from ..canonical.state import F32, flush
 from ..storage import STORAGE
 from .blocks import decode
@@ -28,7 +29,7 @@ DTYPES: Final[dict[str, Any]] = {
     "i16": np.int16,
     "i8": np.int8,
 }
-LEAST: Final = np.float32(2.0**-40)  # magnitudes below it are 0 where blocks are made
+LEAST: Final = np.float32(MIN_INPUT)  # magnitudes below it are 0 where blocks are made
 UNFIT: Final = np.float16(np.nan)  # the float16 numbers of a block that has no others
 
 

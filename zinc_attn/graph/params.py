@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from ..kernels.declarations import KernelDecl
@@ -62,11 +63,11 @@ def glsl() -> str:
     for kernel in GRAPH_KERNELS:
         upper = kernel.name.upper()
         lines += ["", f"struct {struct_name(kernel)} {{", *_fields(kernel.params, _GLSL_TYPES, "  // {}"), "};"]
-        lines += [f"const uint {upper}_BIND_{one.name.upper()} = {i}u;" for i, one in enumerate(kernel.decl.bindings)]
-        lines += [f"const uint {upper}_SPEC_{name.upper()} = {i}u;" for i, name in enumerate(kernel.decl.spec)]
+        lines += _numbered(f"{upper}_BIND", (one.name for one in kernel.decl.bindings))
+        lines += _numbered(f"{upper}_SPEC", kernel.decl.spec)
     lines += ["", *(f"const uint {name} = {value}u;" for name, value in sizes().items())]
     for name, values in enumerations().items():
-        lines += ["", *(f"const uint {name}_{value.upper()} = {i}u;" for i, value in enumerate(values))]
+        lines += ["", *_numbered(name, values)]
     lines += ["", "// Of a type of weights: pieces of 16 bytes and of 4, and values and bytes of a block."]
     lines += [_by_type("PIECES_16", [kind.count(16) for kind in TYPES.values()])]
     lines += [_by_type("PIECES_4", [kind.count(4) for kind in TYPES.values()])]
@@ -74,6 +75,12 @@ def glsl() -> str:
     lines += [_by_type("SIZE", [kind.size for kind in TYPES.values()])]
     lines += [f"const uint WEIGHT_GROUP = {GROUP}u;"]
     return "\n".join(lines) + "\n"
+
+
+def _numbered(prefix: str, names: Iterable[str]) -> list[str]:
+    """Constants 0, 1, ... of these names, on as few lines as they need."""
+    text = ", ".join(f"{prefix}_{name.upper()} = {i}u" for i, name in enumerate(names))
+    return textwrap.wrap(f"const uint {text};", 120, subsequent_indent="    ") if text else []
 
 
 def _by_type(name: str, values: list[int]) -> str:

@@ -6,7 +6,8 @@ from typing import Final
 
 from . import declarations as graph
 
-_F32, _F16, _BF16 = range(3)  # of FLOAT_TYPES
+_F32, _F16, _BF16 = range(3)  # of FLOAT_TYPES and MOVE_TYPES
+_BLOCKS: Final = range(graph.MOVE_TYPES.index("q8_0"), len(graph.MOVE_TYPES))  # of these
 
 
 def _unary(op: str, x: int = _F32, y: int = _F32) -> tuple[graph.GraphKernel, tuple[int, ...]]:
@@ -26,6 +27,12 @@ PROGRAMS: Final[tuple[tuple[graph.GraphKernel, tuple[int, ...]], ...]] = (
     *((graph.SOFT_MAX, (mask, 1)) for mask in range(len(graph.MASK_TYPES))),
     (graph.SUM_ROWS, ()),
     *((graph.ROPE, (kind,)) for kind in (_F32, _F16)),
+    *((graph.MOVE, (op, _F32, kind)) for op in range(len(graph.MOVE_OPS)) for kind in (_F32, _F16)),
+    *((graph.MOVE, (0, kind, _F32)) for kind in _BLOCKS),
+    *((graph.TO_BLOCKS, (0, _F32, kind)) for kind in _BLOCKS),
+    *((graph.SORT, (op, 1, graph.SORT_PIECE)) for op in range(len(graph.SORT_OPS))),
+    *((graph.GET_WEIGHTS, (kind,)) for kind in range(len(graph.WEIGHT_TYPES))),
+    (graph.FIT, ()),
     (graph.QUANTIZE, ()),
     *((graph.MUL_MAT_VEC, (kind, n, 256, 1, 16, 1, 0)) for kind in range(len(graph.WEIGHT_TYPES)) for n in (1, 8)),
     *((graph.MUL_MAT, (kind, 64, 64, 4, 4, 256, 1)) for kind in range(len(graph.WEIGHT_TYPES))),

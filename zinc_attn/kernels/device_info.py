@@ -31,6 +31,7 @@ class DeviceInfo:
     wave_size: int = WAVE  # fewest invocations of a wave of pass 1
     wave_subgroups: bool = True  # whether those of a wave's size are asked for, or a CPU device has no others
     fma_operation: bool = False  # whether VK_KHR_shader_fma offers a float32 fused multiply-add
+    integer_dots: bool = True  # whether kernels may have integer dot products, which those of quantized weights need
     matrix: MatrixFacts = NO_MATRICES  # what arithmetic "matrix" needs; by default without units
 
     @property

@@ -23,6 +23,7 @@ from ..limits import WAVE
 from .loader import API_1_2, API_1_3, INSTALL_DRIVER, Heap, Vulkan, loader
 from .protocol import DeviceInfo
 
+DOT_EXTENSION: Final = "VK_KHR_shader_integer_dot_product"  # core in Vulkan 1.3
 # Structs of device features that attend_matrix needs, with the feature of each.
 MATRIX_FEATURES: Final = {
     "VkPhysicalDeviceCooperativeMatrixFeaturesKHR": "cooperativeMatrix",
@@ -159,6 +160,7 @@ def device_info(vk: Vulkan, instance: Any, api: int, physical: Any, index: int) 
         wave_size=_wave_size(kind, vk.text(props.deviceName)),
         refusal=_refusal(limits),
         fma_operation="VK_KHR_shader_fma" in extensions and bool(fma_features(vk, physical).multiviewGeometryShader),
+        integer_dots=min(api, version) >= API_1_3 or DOT_EXTENSION in extensions,
         matrix=_matrix_facts(vk, instance, physical, extensions, min(api, version)),
     )
 

@@ -6,15 +6,14 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from ...errors import DeviceLostError, DeviceNotFoundError, NoVulkanError, ZincAttnError
 from ...kernels.matrix import NO_MATRICES
-from ..devices import MATRIX_FEATURES, asks_for_waves, device_info, fma_features, matrix_needs
+from ..devices import DOT_EXTENSION, MATRIX_FEATURES, asks_for_waves, device_info, fma_features, matrix_needs
 from ..loader import API_1_1, API_1_3, loader
 from ..protocol import DeviceInfo
 
-DOT_EXTENSION: Final = "VK_KHR_shader_integer_dot_product"  # products of the graph; core in Vulkan 1.3
 Undo = list[Callable[[], object]]  # what destroys the parts of an object, to be called last to first
 
 
@@ -71,7 +70,7 @@ class LogicalDevice:
         if host is None:
             self._open(min(api, self.properties.apiVersion), extensions)
         else:
-            self.info = replace(info.with_own_subgroups(), matrix=NO_MATRICES, fma_operation=False)
+            self.info = replace(info.with_own_subgroups(), matrix=NO_MATRICES, fma_operation=False, integer_dots=False)
 
     def is_gone(self) -> bool:
         """Whether a host program has destroyed it, and all that was made of it."""
@@ -91,7 +90,7 @@ class LogicalDevice:
             enable += sorted(matrix_needs(api))
             for struct, name in MATRIX_FEATURES.items():
                 features = self.vk.struct(struct, pNext=features, **{name: 1})
-        if api >= API_1_3 or DOT_EXTENSION in extensions:
+        if self.info.integer_dots:
             enable += [] if api >= API_1_3 else [DOT_EXTENSION]
             dot = self.vk.features(self.physical, "VkPhysicalDeviceShaderIntegerDotProductFeatures")[0]
             alive.append(features)

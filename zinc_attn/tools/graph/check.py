@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from ...errors import UnsupportedError
 from ...runtime.device import Device
 from .device import OnDevice
 from .model import KINDS, TOKENS, Operations, logits, make_model
@@ -67,7 +68,13 @@ class _Compared:
 
 
 def check_graph(device: Device, kinds: Sequence[str] = KINDS) -> Iterator[GraphOutcome]:
-    """An outcome for each type of weights."""
+    """An outcome for each type of weights. UnsupportedError: the device has no integer dot product here."""
+    if not device.info.integer_dots:
+        raise UnsupportedError(
+            f"device: {device.info.name} ({device.runtime.name}) has no integer dot product, which products of "
+            "quantized weights need; use plain Vulkan (--runtime vulkan) on a device with Vulkan 1.3 or "
+            "VK_KHR_shader_integer_dot_product"
+        )
     known = committed()
     for kind in kinds:
         model, found = make_model(kind), []
