@@ -84,65 +84,12 @@ struct AddIdParams {
 };
 const uint ADD_ID_BIND_PARAMS = 0u, ADD_ID_BIND_A = 1u, ADD_ID_BIND_B = 2u, ADD_ID_BIND_IDS = 3u, ADD_ID_BIND_Y = 4u;
 
-struct NormParams {
-    Tensor x;
-    Tensor weight;
-    Tensor bias;
-    Tensor y;
-    float eps;
-    float factor;  // 1 / elements of a row, rounded once; not of l2
-};
-const uint NORM_BIND_PARAMS = 0u, NORM_BIND_X = 1u, NORM_BIND_WEIGHT = 2u, NORM_BIND_BIAS = 3u, NORM_BIND_Y = 4u;
-const uint NORM_SPEC_OP = 0u, NORM_SPEC_WEIGHTED = 1u, NORM_SPEC_BIASED = 2u;
-
-struct NormQuantizedParams {
-    Tensor x;
-    Tensor weight;
-    Tensor bias;
-    Tensor y;
-    float eps;
-    float factor;  // 1 / elements of a row, rounded once; not of l2
-};
-const uint NORM_QUANTIZED_BIND_PARAMS = 0u, NORM_QUANTIZED_BIND_X = 1u, NORM_QUANTIZED_BIND_WEIGHT = 2u,
-    NORM_QUANTIZED_BIND_BIAS = 3u, NORM_QUANTIZED_BIND_Y = 4u, NORM_QUANTIZED_BIND_Q = 5u, NORM_QUANTIZED_BIND_SCALES =
-    6u;
-const uint NORM_QUANTIZED_SPEC_OP = 0u, NORM_QUANTIZED_SPEC_WEIGHTED = 1u, NORM_QUANTIZED_SPEC_BIASED = 2u;
-
-struct SoftMaxParams {
-    Tensor x;
-    Tensor mask;
-    Tensor y;
-    uint sinks;  // element of head 0's
-    float scale;
-    float step;  // -max_bias / heads
-    float half_step;  // -max_bias / 2 / heads
-    uint heads;  // the largest power of two up to x's dimension 2
-};
-const uint SOFT_MAX_BIND_PARAMS = 0u, SOFT_MAX_BIND_X = 1u, SOFT_MAX_BIND_MASK = 2u, SOFT_MAX_BIND_SINKS = 3u,
-    SOFT_MAX_BIND_Y = 4u;
-const uint SOFT_MAX_SPEC_MASK_TYPE = 0u, SOFT_MAX_SPEC_HAS_SINKS = 1u;
-
-struct SumRowsParams {
+struct FitParams {
     Tensor x;
     Tensor y;
-    uint terms;  // elements of a row
-    float factor;
+    float least;
 };
-const uint SUM_ROWS_BIND_PARAMS = 0u, SUM_ROWS_BIND_X = 1u, SUM_ROWS_BIND_Y = 2u;
-
-struct RopeParams {
-    Tensor x;
-    Tensor y;
-    uint positions;  // element of the first position, an int32
-    uint stride;  // from the positions of a section to the next one's: x's dimension 2
-    uint table;  // word of the first pair
-    uint pairs;  // that turn
-    uint first;  // element of the first pair
-    uint step;  // from a pair's first element to its second: 1, or pairs
-    float least;  // magnitudes of a float32 y below it become +0, as FIT makes them for attention; or 0
-};
-const uint ROPE_BIND_PARAMS = 0u, ROPE_BIND_X = 1u, ROPE_BIND_POSITIONS = 2u, ROPE_BIND_TABLE = 3u, ROPE_BIND_Y = 4u;
-const uint ROPE_SPEC_TYPE = 0u;
+const uint FIT_BIND_PARAMS = 0u, FIT_BIND_X = 1u, FIT_BIND_Y = 2u;
 
 struct MoveParams {
     Tensor x;
@@ -242,12 +189,65 @@ const uint MUL_MAT_FLOAT_VEC_SPEC_W_TYPE = 0u, MUL_MAT_FLOAT_VEC_SPEC_X_TYPE = 1
     MUL_MAT_FLOAT_VEC_SPEC_WORKGROUP_SIZE = 3u, MUL_MAT_FLOAT_VEC_SPEC_SUBGROUPS = 4u,
     MUL_MAT_FLOAT_VEC_SPEC_SUPERBLOCKS = 5u, MUL_MAT_FLOAT_VEC_SPEC_AHEAD = 6u, MUL_MAT_FLOAT_VEC_SPEC_ADD = 7u;
 
-struct FitParams {
+struct NormParams {
+    Tensor x;
+    Tensor weight;
+    Tensor bias;
+    Tensor y;
+    float eps;
+    float factor;  // 1 / elements of a row, rounded once; not of l2
+};
+const uint NORM_BIND_PARAMS = 0u, NORM_BIND_X = 1u, NORM_BIND_WEIGHT = 2u, NORM_BIND_BIAS = 3u, NORM_BIND_Y = 4u;
+const uint NORM_SPEC_OP = 0u, NORM_SPEC_WEIGHTED = 1u, NORM_SPEC_BIASED = 2u;
+
+struct NormQuantizedParams {
+    Tensor x;
+    Tensor weight;
+    Tensor bias;
+    Tensor y;
+    float eps;
+    float factor;  // 1 / elements of a row, rounded once; not of l2
+};
+const uint NORM_QUANTIZED_BIND_PARAMS = 0u, NORM_QUANTIZED_BIND_X = 1u, NORM_QUANTIZED_BIND_WEIGHT = 2u,
+    NORM_QUANTIZED_BIND_BIAS = 3u, NORM_QUANTIZED_BIND_Y = 4u, NORM_QUANTIZED_BIND_Q = 5u, NORM_QUANTIZED_BIND_SCALES =
+    6u;
+const uint NORM_QUANTIZED_SPEC_OP = 0u, NORM_QUANTIZED_SPEC_WEIGHTED = 1u, NORM_QUANTIZED_SPEC_BIASED = 2u;
+
+struct SoftMaxParams {
+    Tensor x;
+    Tensor mask;
+    Tensor y;
+    uint sinks;  // element of head 0's
+    float scale;
+    float step;  // -max_bias / heads
+    float half_step;  // -max_bias / 2 / heads
+    uint heads;  // the largest power of two up to x's dimension 2
+};
+const uint SOFT_MAX_BIND_PARAMS = 0u, SOFT_MAX_BIND_X = 1u, SOFT_MAX_BIND_MASK = 2u, SOFT_MAX_BIND_SINKS = 3u,
+    SOFT_MAX_BIND_Y = 4u;
+const uint SOFT_MAX_SPEC_MASK_TYPE = 0u, SOFT_MAX_SPEC_HAS_SINKS = 1u;
+
+struct SumRowsParams {
     Tensor x;
     Tensor y;
-    float least;
+    uint terms;  // elements of a row
+    float factor;
 };
-const uint FIT_BIND_PARAMS = 0u, FIT_BIND_X = 1u, FIT_BIND_Y = 2u;
+const uint SUM_ROWS_BIND_PARAMS = 0u, SUM_ROWS_BIND_X = 1u, SUM_ROWS_BIND_Y = 2u;
+
+struct RopeParams {
+    Tensor x;
+    Tensor y;
+    uint positions;  // element of the first position, an int32
+    uint stride;  // from the positions of a section to the next one's: x's dimension 2
+    uint table;  // word of the first pair
+    uint pairs;  // that turn
+    uint first;  // element of the first pair
+    uint step;  // from a pair's first element to its second: 1, or pairs
+    float least;  // magnitudes of a float32 y below it become +0, as FIT makes them for attention; or 0
+};
+const uint ROPE_BIND_PARAMS = 0u, ROPE_BIND_X = 1u, ROPE_BIND_POSITIONS = 2u, ROPE_BIND_TABLE = 3u, ROPE_BIND_Y = 4u;
+const uint ROPE_SPEC_TYPE = 0u;
 
 const uint SORT_PIECE = 2048u;
 
@@ -265,10 +265,6 @@ const uint UNARY_OP_ABS = 0u, UNARY_OP_SGN = 1u, UNARY_OP_NEG = 2u, UNARY_OP_STE
 const uint GLU_OP_REGLU = 0u, GLU_OP_GEGLU = 1u, GLU_OP_SWIGLU = 2u, GLU_OP_SWIGLU_OAI = 3u, GLU_OP_GEGLU_ERF = 4u,
     GLU_OP_GEGLU_QUICK = 5u, GLU_OP_SWIGLU_CLAMP = 6u;
 
-const uint NORM_OP_RMS = 0u, NORM_OP_NORM = 1u, NORM_OP_L2 = 2u;
-
-const uint MASK_TYPE_NONE = 0u, MASK_TYPE_F32 = 1u, MASK_TYPE_F16 = 2u;
-
 const uint MOVE_TYPE_F32 = 0u, MOVE_TYPE_F16 = 1u, MOVE_TYPE_BF16 = 2u, MOVE_TYPE_I32 = 3u, MOVE_TYPE_I16 = 4u,
     MOVE_TYPE_I8 = 5u, MOVE_TYPE_Q8_0 = 6u, MOVE_TYPE_Q4_0 = 7u, MOVE_TYPE_Q4_1 = 8u, MOVE_TYPE_Q5_0 = 9u,
     MOVE_TYPE_Q5_1 = 10u, MOVE_TYPE_IQ4_NL = 11u;
@@ -280,6 +276,10 @@ const uint SORT_OP_SORT = 0u, SORT_OP_SORT_IDS = 1u, SORT_OP_EXCHANGE = 2u, SORT
 const uint WEIGHT_TYPE_Q4_0 = 0u, WEIGHT_TYPE_Q4_1 = 1u, WEIGHT_TYPE_Q5_0 = 2u, WEIGHT_TYPE_Q5_1 = 3u, WEIGHT_TYPE_Q8_0
     = 4u, WEIGHT_TYPE_IQ4_NL = 5u, WEIGHT_TYPE_MXFP4 = 6u, WEIGHT_TYPE_Q2_K = 7u, WEIGHT_TYPE_Q3_K = 8u,
     WEIGHT_TYPE_Q4_K = 9u, WEIGHT_TYPE_Q5_K = 10u, WEIGHT_TYPE_Q6_K = 11u, WEIGHT_TYPE_IQ4_XS = 12u;
+
+const uint NORM_OP_RMS = 0u, NORM_OP_NORM = 1u, NORM_OP_L2 = 2u;
+
+const uint MASK_TYPE_NONE = 0u, MASK_TYPE_F32 = 1u, MASK_TYPE_F16 = 2u;
 
 // Of a type of weights: pieces of 16 bytes and of 4, and values and bytes of a block.
 #define WEIGHT_PIECES_16(t) ((t) == 0u ? 1u : (t) == 1u ? 1u : (t) == 2u ? 1u : (t) == 3u ? 1u : (t) == 4u ? 2u : (t) == 5u ? 1u : (t) == 6u ? 1u : (t) == 7u ? 5u : (t) == 8u ? 6u : (t) == 9u ? 9u : (t) == 10u ? 11u : (t) == 11u ? 13u : 8u)

@@ -1,0 +1,18 @@
+"""What the graph's kernels and their callers agree on: bindings, specialization constants and parameters.
+
+Binding 0 of every kernel is its parameters, a record of at most PARAMS_WORDS words. Operands follow, then the result,
+which may lie where an operand does unless a kernel says otherwise. GLSL, C and NumPy see the same record:
+``params``, ``c`` and ``records`` make theirs of the fields here. A family of kernels has a file.
+"""
+
+from typing import Final
+
+from .declare import PARAMS_WORDS, Field, GraphKernel
+from .elementwise import *  # noqa: F403
+from .moves import *  # noqa: F403
+from .products import *  # noqa: F403
+from .rows import *  # noqa: F403
+
+GRAPH_KERNELS: Final = tuple(one for one in list(globals().values()) if isinstance(one, GraphKernel))
+
+__all__ = ["GRAPH_KERNELS", "PARAMS_WORDS", "Field", "GraphKernel"]

@@ -1,0 +1,58 @@
+"""Element by element, and copies that attention's operands want."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ...kernels.declarations import Access
+from .declare import AS_INT8, Field, kernel, tensors
+
+FLOAT_TYPES: Final = ("f32", "f16", "bf16")  # what specialization constants type, x_type, ... number
+# Grid of these four: x (and y) = elements of y / 256; a 16-bit y has half as many, as an invocation owns a word of it:
+# it is contiguous and begins on a word, and where its elements are odd in number, the half behind them stays.
+BINARY_OPS: Final = ("add", "sub", "mul", "div")  # specialization constant op
+# y = a op b; b's sizes divide a's, and it repeats.
+BINARY: Final = kernel(
+    "binary",
+    {"a": "read", "b": "read", "y": "write"},
+    ("op", "a_type", "b_type", "y_type"),
+    tensors("a", "b", "y"),
+)
+UNARY_OPS: Final = (
+    *("abs", "sgn", "neg", "step", "tanh", "elu", "relu", "sigmoid", "gelu", "gelu_quick", "silu", "hardswish"),
+    *("hardsigmoid", "exp", "expm1", "softplus", "gelu_erf", "xielu", "floor", "ceil", "round", "trunc"),  # ggml's
+    *("scale", "clamp", "sqr", "sqrt", "log", "sin", "cos", "leaky_relu", "fill"),
+)
+# y = op(x). fill reads no x: give y's tensor and buffer.
+UNARY: Final = kernel(
+    "unary",
+    {"x": "read", "y": "write"},
+    ("op", "x_type", "y_type"),
+    (
+        *tensors("x", "y"),
+        Field("a", "float", "scale: factor; clamp: minimum; fill: value; leaky_relu: slope below 0; xielu: alpha_n"),
+        Field("b", "float", "scale: bias; clamp: maximum; xielu: alpha_p"),
+        Field("c", "float", "xielu: beta"),
+        Field("d", "float", "xielu: eps"),
+    ),
+)
+GLU_OPS: Final = ("reglu", "geglu", "swiglu", "swiglu_oai", "geglu_erf", "geglu_quick", "swiglu_clamp")  # ggml's
+# y = act(a) * b; halves of one tensor are two tensors here, and swapped halves are swapped operands.
+_GLU_BINDINGS: Final[dict[str, Access]] = {"a": "read", "b": "read", "y": "write"}
+_GLU_PARAMS: Final = (
+    *tensors("a", "b", "y"),
+    Field("alpha", "float", "of swiglu_oai"),
+    Field("limit", "float", "of it and _clamp"),
+)
+GLU: Final = kernel("glu", _GLU_BINDINGS, ("op", "type"), _GLU_PARAMS)
+# Grid: as QUANTIZE's of y.
+GLU_QUANTIZED: Final = kernel("glu_quantized", _GLU_BINDINGS | AS_INT8, ("op", "type"), _GLU_PARAMS)
+# y = a + row ids[i1, i2] of b; float32, ids int32. Grid: x (and y) = elements of y / 256.
+ADD_ID: Final = kernel(
+    "add_id", {"a": "read", "b": "read", "ids": "read", "y": "write"}, (), tensors("a", "b", "ids", "y")
+)
+
+# y = x where x has an element in dimension 0, else 0; magnitudes below ``least`` become +0. float32, apart from each
+# other. What attention reads as q: least is 2**-40; and what a tensor takes of its results: 0.
+# Grid: x (and y) = elements of y / 256.
+FIT: Final = kernel("fit", {"x": "read", "y": "write"}, (), (*tensors("x", "y"), Field("least", "float")))

@@ -1,0 +1,76 @@
+"""Moves of elements and rows, and their order."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from .declare import Field, kernel, tensors
+
+MOVE_TYPES: Final = (  # specialization constants source and target
+    *("f32", "f16", "bf16", "i32", "i16", "i8"),
+    *("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"),  # in ggml's blocks; targets of TO_BLOCKS alone
+)
+# linear    y's elements are x's, each counted through dimensions 0, 1, ...: CPY, CONT, DUP; CONCAT, an operand at a
+#           time, into its part of y; SET, x into all of y, then into its part
+# wrap      y[i] = x[(i + shift) mod n]: REPEAT (shift 0), PAD (circular), ROLL; shift[d] < x.n[d]
+# pad       y[i] = x[i + shift], 0 where x has no such element: PAD; shift[d] = 2**32 - (elements before x)
+# get_rows  y[i, j, k, l] = x[i, ids[j, k, l], k, l]: GET_ROWS; a row that x does not have has all bits set
+# set_rows  y[i, ids[j, k mod .., l mod ..], k, l] = x[i, j, k, l]: SET_ROWS; a row that y does not have is not written
+MOVE_OPS: Final = ("linear", "wrap", "pad", "get_rows", "set_rows")
+_IDS = Field("id_words", "uint", "of an index, and ids' numbers count indices: 1 (i32), 2 (i64)")
+# source and target may be of one type, which moves bits (i64: as twice as many i32), or of f32, f16, bf16, i32; or
+# source is of blocks: offset and steps of x count half words then, n[0] values, s[0] is a block's.
+# Grid: x (and y) = invocations / 256, where a row of y (of set_rows: of x) has n[0] of them if y.s[0] is not 1 and
+# else (n[0] + p - 2) / p + 1, p = elements of a word of y: 1, 2, 4. No half of a word beyond y's elements changes.
+MOVE: Final = kernel(
+    "move",
+    {"x": "read", "ids": "read", "y": "write"},
+    ("op", "source", "target"),
+    (*tensors("x", "ids", "y"), _IDS, Field("shift", "uint", count=4)),
+)
+# op linear or set_rows, source f32, f16 or bf16, target of blocks: offset and steps of y count half words, n[0] blocks.
+# Grid: x (and y) = blocks / 32.
+TO_BLOCKS: Final = kernel(
+    "to_blocks",
+    {"x": "read", "ids": "read", "y": "write"},
+    ("op", "source", "target"),
+    (*tensors("x", "ids", "y"), _IDS),
+)
+# Indices of x's elements in order along dimension 0, int32: by value, equal ones by index; NaN are last.
+# sort      each piece of ``columns`` candidates of a row by itself; the first ``keep`` of each go to y, piece behind
+#           piece. Candidates of a row are its columns, or, of sort_ids, ``count`` indices in ids.
+#           Grid: x (and y) = pieces of all rows * columns / SORT_PIECE; columns is a power of two, 2 to SORT_PIECE.
+# exchange  compare and exchange in y what is ``distance`` apart, or, with mirror, what has the same distance from the
+#           middle of each ``2 * distance``. Grid: x (and y) = rows * ceil(count / (2 * distance)) * distance / 256.
+# merge     the same for distances SORT_PIECE / 2 ... 1 in each SORT_PIECE of y. Grid: as sort, columns = SORT_PIECE.
+# A row longer than SORT_PIECE: sort with keep = columns = SORT_PIECE; then for size = 2, 4, ... * SORT_PIECE below
+# twice its length: exchange with mirror, distance size / 2; exchange, size / 4 ... SORT_PIECE; merge. TOP_K of at most
+# SORT_PIECE / 2: sort with keep = k, then sort_ids of what is left, until that is one piece; else ARGSORT and MOVE.
+SORT_PIECE: Final = 2048
+SORT_OPS: Final = ("sort", "sort_ids", "exchange", "merge")
+SORT: Final = kernel(
+    "sort",
+    {"x": "read", "ids": "read", "y": "write"},
+    ("op", "descending", "columns"),
+    (
+        *tensors("x", "ids", "y"),  # rows of ids and y as x's; their n[0] is not used
+        Field("count", "uint", "candidates of a row; of exchange and merge: indices of a row of y"),
+        Field("keep", "uint", "of a piece"),
+        Field("distance", "uint"),
+        Field("mirror", "uint"),
+    ),
+)
+# y = rows ids of w, weights in layout R32, as float32; y[i, j, k, l] = w[i, ids[j, k, l], k, l].
+# Grid: x (and y) = elements of y / 256.
+GET_WEIGHTS: Final = kernel(
+    "get_weights",
+    {"w": "read", "ids": "read", "y": "write"},
+    ("type",),
+    (
+        *tensors("ids", "y"),
+        Field("offset", "uint", "byte of the first matrix"),
+        Field("steps", "uint", "bytes from a matrix to the next of dimensions 2 and 3", 2),
+        Field("rows", "uint", "of a matrix"),
+        Field("first", "uint", "row that ids call 0"),
+    ),
+)

@@ -1,0 +1,62 @@
+"""Products of matrices: y = w x, or y = w x + added."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ...kernels.declarations import Access
+from .. import pieces
+from .declare import Field, kernel, tensors
+
+WEIGHT_TYPES: Final = tuple(pieces.TYPES)  # specialization constant type
+
+# Rows of float32 values (n[0] a multiple of 32) to q, 8 words of 4 int8 for a block of 32, and scales, 2 words for a
+# block: float32 d; the sums of q's first and last 16 as int16. Block 0 of all rows comes first, rows in the order of
+# dimensions 1, 2, 3, then block 1, ...; blocks of zeros fill it to a multiple of 8.
+# Grid: x (and y) = blocks * rows / 32.
+QUANTIZE: Final = kernel("quantize", {"x": "read", "q": "write", "scales": "write"}, (), tensors("x"))
+
+_PRODUCT_BINDINGS: Final[dict[str, Access]] = {
+    "w": "read",  # quantized weights in layout R32
+    "q": "read",  # of quantize, for y.n[1] * y.n[2] * y.n[3] rows
+    "scales": "read",
+    "added": "read",  # float32; any buffer where the constant add is 0
+    "y": "write",
+}
+_PRODUCT_PARAMS: Final = (
+    Field("w_begin", "uint", "where the weights begin in their binding, in units of 16 bytes"),
+    Field("w_steps", "uint", "from a matrix of weights to the next in dimensions 2 and 3, in units of 16 bytes", 2),
+    Field("repeats", "uint", "planes of y that have one matrix of weights, in dimensions 2 and 3", 2),
+    Field("blocks", "uint", "of 32 values of a row of weights"),
+    *tensors("y", "added"),  # y.n: rows of w, rows of x, planes; added.n is not read, a step is 0 where it repeats
+)
+# Few rows of x. Grid: x = groups of 32 rows of w, y = rows of x / columns, z = planes of y.
+_VEC: Final = (
+    "type",
+    "columns",  # rows of x that a workgroup multiplies, 1 to 8; it divides y.n[1]
+    "workgroup_size",  # invocations, 32 for each wave; waves share the superblocks
+    "subgroups",  # 1: the driver was asked for subgroups of 32, or has no others
+    "superblocks",  # of a round: 128 * columns * superblocks bytes of shared memory, none of a single wave
+    "ahead",  # 1: a wave loads all of a superblock before it uses the first piece, for GPUs
+    "add",  # 1: y = w x + added
+)
+# Any number of rows of x. Grid: x = rows of w / tile_rows, y = rows of x / tile_columns, z = planes of y.
+_TILE: Final = (
+    "type",
+    "tile_rows",  # of w that a workgroup multiplies
+    "tile_columns",  # and rows of x
+    "own_rows",  # of these an invocation; of quantized weights a multiple of 4
+    "own_columns",
+    "workgroup_size",  # tile_rows / own_rows * tile_columns / own_columns
+    "add",
+)
+# Both need the device's shaderIntegerDotProduct.
+MUL_MAT_VEC: Final = kernel("mul_mat_vec", _PRODUCT_BINDINGS, _VEC, _PRODUCT_PARAMS)
+MUL_MAT: Final = kernel("mul_mat", _PRODUCT_BINDINGS, _TILE, _PRODUCT_PARAMS)
+# w: (k, rows) and x: (k, columns) of FLOAT_TYPES; a matrix of w serves x.n[2] / w.n[2] planes of x. Grids as above.
+# mul_mat_float takes any steps. mul_mat_float_vec wants s[0] = 1, rows that begin on words, and k a multiple of 8, with
+# ahead of 64.
+_FLOAT_BINDINGS: Final[dict[str, Access]] = {"w": "read", "x": "read", "added": "read", "y": "write"}
+_FLOATS: Final = tensors("w", "x", "added", "y")
+MUL_MAT_FLOAT: Final = kernel("mul_mat_float", _FLOAT_BINDINGS, ("w_type", "x_type", *_TILE[1:]), _FLOATS)
+MUL_MAT_FLOAT_VEC: Final = kernel("mul_mat_float_vec", _FLOAT_BINDINGS, ("w_type", "x_type", *_VEC[1:]), _FLOATS)

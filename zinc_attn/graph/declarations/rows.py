@@ -1,0 +1,69 @@
+"""Of rows, a workgroup each, and rotary positions."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ...kernels.declarations import Access
+from .declare import AS_INT8, Field, kernel, tensors
+
+# Grid of these: x (and y) = rows; a workgroup of 256 has a row.
+NORM_OPS: Final = ("rms", "norm", "l2")
+# y = norm(x) [* weight] [+ bias], each rounded as its own operation; weight and bias repeat as in BINARY. GROUP_NORM is
+# norm of a contiguous x whose dimension 0 is a whole group. Unused bindings: any buffer.
+_NORM_BINDINGS: Final[dict[str, Access]] = {"x": "read", "weight": "read", "bias": "read", "y": "write"}
+_NORM_PARAMS: Final = (
+    *tensors("x", "weight", "bias", "y"),
+    Field("eps", "float"),
+    Field("factor", "float", "1 / elements of a row, rounded once; not of l2"),
+)
+NORM: Final = kernel("norm", _NORM_BINDINGS, ("op", "weighted", "biased"), _NORM_PARAMS)
+NORM_QUANTIZED: Final = kernel("norm_quantized", _NORM_BINDINGS | AS_INT8, ("op", "weighted", "biased"), _NORM_PARAMS)
+MASK_TYPES: Final = ("none", "f32", "f16")  # specialization constant mask_type
+# y = softmax(x * scale + slope * mask) along dimension 0; the mask repeats in dimensions 2 and 3. sinks: float32, one a
+# head (dimension 2). The slope of head h is 1 where step is 0, else 2**(step * (h + 1)) for h < heads, and else
+# 2**(half_step * (2 * (h - heads) + 1)).
+SOFT_MAX: Final = kernel(
+    "soft_max",
+    {"x": "read", "mask": "read", "sinks": "read", "y": "write"},
+    ("mask_type", "has_sinks"),
+    (
+        *tensors("x", "mask", "y"),
+        Field("sinks", "uint", "element of head 0's"),
+        Field("scale", "float"),
+        Field("step", "float", "-max_bias / heads"),
+        Field("half_step", "float", "-max_bias / 2 / heads"),
+        Field("heads", "uint", "the largest power of two up to x's dimension 2"),
+    ),
+)
+# y = factor * the sum of a row: of ``terms`` elements of x, counted through its dimensions 0, 1, ... SUM_ROWS: terms is
+# x's dimension 0 and factor 1; MEAN: factor 1 / terms, rounded once; SUM: terms is all of x.
+SUM_ROWS: Final = kernel(
+    "sum_rows",
+    {"x": "read", "y": "write"},
+    (),
+    (*tensors("x", "y"), Field("terms", "uint", "elements of a row"), Field("factor", "float")),
+)
+
+# --- rotary positions -------------------------------------------------------------------------------------------------
+
+# y = x with pairs of its dimension 0 turned, the others copied. Type f32 or f16 of both; y as BINARY's where it is f16,
+# or in the place of x with any steps between rows; its pairs then are neighbors or a multiple of 2 in number, and
+# ``first`` is even. Grid: x (and y) = elements of y / 2 / 256, of f16 whose pairs are no neighbors / 4 / 256.
+# table: ROPE_WORDS words a pair, made by graph.rope and za_rope_table.
+ROPE_WORDS: Final = 4  # low and high word of the fraction of a turn; which of 4 positions; the factor, a float32
+ROPE: Final = kernel(
+    "rope",
+    {"x": "read", "positions": "read", "table": "read", "y": "write"},
+    ("type",),
+    (
+        *tensors("x", "y"),
+        Field("positions", "uint", "element of the first position, an int32"),
+        Field("stride", "uint", "from the positions of a section to the next one's: x's dimension 2"),
+        Field("table", "uint", "word of the first pair"),
+        Field("pairs", "uint", "that turn"),
+        Field("first", "uint", "element of the first pair"),
+        Field("step", "uint", "from a pair's first element to its second: 1, or pairs"),
+        Field("least", "float", "magnitudes of a float32 y below it become +0, as FIT makes them for attention; or 0"),
+    ),
+)
