@@ -126,6 +126,7 @@ static bool make_calls(Device *device, za_cache *cache, const Operation &o, cons
     za_call call{};
     call.scale = double(o.scale);
     call.softcap = double(o.softcap);
+    call.splits = device->splits;
     if (o.sinks && !(call.sinks = reinterpret_cast<const float *>(host_bytes(o.sinks)))) return false;
     size_t keys = 0;
     for (const RowKeys &row : lists.rows) keys = std::max(keys, row.count);

@@ -6,12 +6,25 @@
 
 namespace zinc {
 
+constexpr long MOST_SPLITS = 32768;  // nodes of the longest context: more cannot be honored
+
+// What ZINC_ATTN_SPLITS says.
+static bool splits_given(uint32_t *splits) {
+    const char *given = std::getenv("ZINC_ATTN_SPLITS");
+    char *end = nullptr;
+    const long found = given ? std::strtol(given, &end, 10) : 0;
+    *splits = uint32_t(found);
+    if (!given || (*given && !*end && found >= 1 && found <= MOST_SPLITS)) return true;
+    return za_fail_as(ZA_INVALID, "ZINC_ATTN_SPLITS: got '%s', expected 1 to %ld", given, MOST_SPLITS);
+}
+
 Device *Device::open() {
     Device *self = new Device;
     self->device_ = za_device_open(std::getenv("ZINC_ATTN_DEVICE"));
     // The driver computes the kernels' bits.
     const Kind plain{1, 1, 64, 64, false, {ZA_F16, 128}, {ZA_F16, 128}};
-    if (self->device_ && !self->device_->dots) {
+    if (!splits_given(&self->splits)) {
+    } else if (self->device_ && !self->device_->dots) {
         za_fail_as(ZA_UNSUPPORTED, "%s has no integer dot product, which products of quantized weights need: Vulkan 1.3 "
                    "or VK_KHR_shader_integer_dot_product", za_device_info(self->device_).name);
     } else if (self->device_ && self->attn(plain).attn) {

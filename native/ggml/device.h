@@ -53,6 +53,7 @@ class Device {
     size_t alignment = 0;   // of a tensor, and of what a kernel binds
     size_t most = 0;        // bytes that a kernel can bind
     bool on_cpu = false, wave32 = false;
+    uint32_t splits = 0;    // of a row's keys in attention, as ZINC_ATTN_SPLITS says; 0: the split rule
     std::mutex mutex;       // held during every call of what is below
 
     Store *store = nullptr;        // tensors' memory

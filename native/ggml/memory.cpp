@@ -84,6 +84,17 @@ static void free_buffer(ggml_backend_buffer_t buffer) {
 
 static void *get_base(ggml_backend_buffer_t) { return reinterpret_cast<void *>(BASE); }
 
+// A cache that no kernel can bind is refused here, where llama.cpp says that there is no memory for it; weights and
+// results have pieces, or the CPU.
+static ggml_status init_tensor(ggml_backend_buffer_t buffer, ggml_tensor *tensor) {
+    const Device *device = context_of(buffer)->device;
+    if (std::strncmp(tensor->name, "cache_", 6) || ggml_nbytes(tensor) + device->alignment <= device->most)
+        return GGML_STATUS_SUCCESS;
+    say("%s: got %zu bytes, expected at most %zu, which a kernel can bind; take a shorter context (-c) or smaller types "
+        "(-ctk q8_0 -ctv q8_0)", tensor->name, ggml_nbytes(tensor), device->most - device->alignment);
+    return GGML_STATUS_ALLOC_FAILED;
+}
+
 static void memset_tensor(ggml_backend_buffer_t buffer, ggml_tensor *tensor, uint8_t value, size_t offset,
                           size_t size) {
     Buffer *own = context_of(buffer);
@@ -169,6 +180,7 @@ static ggml_backend_buffer_i buffer_functions() {
     ggml_backend_buffer_i functions{};
     functions.free_buffer = free_buffer;
     functions.get_base = get_base;
+    functions.init_tensor = init_tensor;
     functions.memset_tensor = memset_tensor;
     functions.set_tensor = set_tensor;
     functions.get_tensor = get_tensor;

@@ -139,6 +139,11 @@ void Recorder::abandon() {
     used_ = 0;
 }
 
+void Recorder::add_counts(uint64_t counts[2]) const {
+    counts[0] += all_dispatches_;
+    counts[1] += all_barriers_;
+}
+
 void Recorder::forget() {
     for (Sets &sets : sets_)
         for (Set &one : sets.all) one.place[0] = {};
@@ -194,6 +199,7 @@ void Recorder::order(const struct za_command &command) {
                                        VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, 0, 1, &memory, 0, nullptr, 0, nullptr);
         read_.clear();
         written_.clear();
+        ++all_barriers_;
     }
     for (uint32_t i = 0; i < command.bindings; ++i) (command.written >> i & 1 ? written_ : read_).push_back(ranges[i]);
 }
@@ -221,6 +227,7 @@ bool Recorder::command(const struct za_command &command) {
     order(command);
     ++recorded_;
     ++dispatches_;
+    ++all_dispatches_;
     products_ += command.products;
     VkDescriptorSet set;
     if (!set_of(command, &set)) return false;

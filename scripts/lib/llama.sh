@@ -29,9 +29,11 @@ build_llama() {
 build_back_end() {
     cmake -S "$root/native/ggml" -B "$back_end" -DLLAMA="$llama/src" -DLLAMA_BUILD="$llama/plain" &&
         cmake --build "$back_end" &&
-        c++ -std=c++17 -O2 -Wall -Wextra "$root/scripts/lib/llama_digests.cpp" -o "$back_end/digests" \
-            -I"$llama/src/include" -I"$llama/src/ggml/include" -L"$llama/plain/bin" -lllama -lggml -lggml-base &&
-        echo "$1" >"$back_end/.ready"
+        build_program digests && build_program depth && echo "$1" >"$back_end/.ready"
+}
+build_program() { # build_program NAME: of llama_NAME.cpp
+    c++ -std=c++17 -O2 -Wall -Wextra "$root/scripts/lib/llama_$1.cpp" -o "$back_end/$1" \
+        -I"$llama/src/include" -I"$llama/src/ggml/include" -L"$llama/plain/bin" -lllama -lggml -lggml-base
 }
 # ggml_vulkan: print the library that ZINC_ATTN_GGML_VULKAN stands for, after building it where that is "build".
 ggml_vulkan() {

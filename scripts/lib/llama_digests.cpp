@@ -2,15 +2,9 @@
 // digest of the logits behind the prompt and of four steps more, of stock llama.cpp and of the back end.  A star marks
 // one that is not its group's first.  TYPE: of the cache, f16 if not said.  PIECE: of the names of the ways to try.
 // Exit status 1 where the back end's digests differ within a group.
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <map>
-#include <string>
-#include <vector>
+#include "llama_program.h"
 
-#include "ggml-backend.h"
-#include "llama.h"
+#include <map>
 
 enum { LEAST_TOKENS = 130 };  // the first call of a prompt in two has 100, and 40 at its end are removed
 
@@ -46,30 +40,6 @@ static const Way WAYS[] = {
     {"shifted", "ubatch 16, 2 threads", 16, 2, 1, true, false, 0, 0, 5},
     {"shifted", "in holes", 64, 1, 2, true, true, 100, 0, 5},
 };
-
-static uint64_t fold(uint64_t hash, const float *values, size_t n) {
-    const unsigned char *bytes = reinterpret_cast<const unsigned char *>(values);
-    for (size_t i = 0; i < n * sizeof(float); ++i) hash = (hash ^ bytes[i]) * 1099511628211u;
-    return hash;
-}
-
-// Positions [begin, end) of a sequence whose tokens are these, again and again; exits where llama.cpp refuses.
-static void decode(llama_context *context, const std::vector<llama_token> &tokens, int sequence, int begin, int end) {
-    llama_batch batch = llama_batch_init(end - begin, 0, 1);
-    for (int position = begin; position < end; ++position) {
-        int i = batch.n_tokens++;
-        batch.token[i] = tokens[size_t(position) % tokens.size()];
-        batch.pos[i] = position;
-        batch.n_seq_id[i] = 1;
-        batch.seq_id[i][0] = sequence;
-        batch.logits[i] = position + 1 == end;
-    }
-    if (llama_decode(context, batch)) {
-        std::fprintf(stderr, "llama_decode failed\n");
-        std::exit(1);
-    }
-    llama_batch_free(batch);
-}
 
 static std::vector<uint8_t> saved(llama_context *context, int sequence) {
     std::vector<uint8_t> state(llama_state_seq_get_size(context, sequence));
@@ -117,8 +87,8 @@ static std::string digest(llama_model *model, const Way &way, ggml_type type, co
     llama_context *context = llama_init_from_model(model, parameters);
     if (!context) std::exit(1);
     decode_prompt(context, way, tokens);
-    const size_t words = size_t(llama_vocab_n_tokens(llama_model_get_vocab(model)));
-    uint64_t hash = fold(14695981039346656037u, llama_get_logits_ith(context, -1), words);
+    const size_t words = words_of(model);
+    uint64_t hash = fold(FOLD_BEGIN, llama_get_logits_ith(context, -1), words);
     std::vector<float> logits(llama_get_logits_ith(context, -1), llama_get_logits_ith(context, -1) + words);
     if (way.shift) llama_memory_seq_add(llama_get_memory(context), 0, 0, -1, way.shift);
     if (way.restore) restore(context, tokens);
@@ -147,21 +117,6 @@ static std::vector<llama_token> prompt_of(const llama_model *model, size_t n) {
     return tokens;
 }
 
-static bool type_named(const char *name, ggml_type *type) {
-    for (int i = 0; i < GGML_TYPE_COUNT; ++i)
-        if (const char *found = ggml_type_name(ggml_type(i)); found && !std::strcmp(found, name))
-            return *type = ggml_type(i), true;
-    return false;
-}
-
-static llama_model *load(const char *file, ggml_backend_dev_t device) {
-    ggml_backend_dev_t devices[2] = {device, nullptr};
-    llama_model_params parameters = llama_model_default_params();
-    parameters.devices = devices;
-    parameters.n_gpu_layers = device ? 99 : 0;
-    return llama_model_load_from_file(file, parameters);
-}
-
 int main(int argc, char **argv) {
     ggml_type type;
     const int n = argc > 3 ? std::atoi(argv[3]) : 600;
@@ -170,19 +125,8 @@ int main(int argc, char **argv) {
                      "ggml's such as f16, and at least %d tokens\n", argc > 2 ? argv[2] : "f16", n, LEAST_TOKENS);
         return 2;
     }
-    auto log = [](ggml_log_level level, const char *line, void *) {
-        if (level == GGML_LOG_LEVEL_ERROR) std::fputs(line, stderr);
-    };
-    llama_log_set(log, nullptr);
-    llama_backend_init();
-    ggml_backend_load_all();
-    ggml_backend_dev_t device = ggml_backend_dev_by_name("ZINC0");
-    if (!device) {
-        std::fprintf(stderr, "no device ZINC0; is GGML_BACKEND_PATH the back end's file?\n");
-        return 1;
-    }
+    ggml_backend_dev_t device = open_device();
     llama_model *models[2] = {load(argv[1], nullptr), load(argv[1], device)};
-    if (!models[0] || !models[1]) return 1;
     const std::vector<llama_token> tokens = prompt_of(models[0], size_t(n));
     std::map<std::string, std::string> firsts[2];  // by group
     int different[2] = {0, 0};

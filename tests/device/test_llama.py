@@ -76,6 +76,15 @@ def test_the_logits_do_not_depend_on_how_the_prompt_came(tmp_path):
     assert table.returncode == 0, table.stdout + table.stderr
 
 
+def test_a_step_has_the_logits_of_one_split_at_any_depth(tmp_path):
+    """1,500 keys are three nodes; the command ends where the split rule's logits and one split's differ."""
+    table = run(SCRIPT, "sweep", MODEL, "--contexts", "200,1500", "--steps", "1", "--out", tmp_path).stdout
+    assert [line.split()[0] for line in table.splitlines()[4:]] == ["200", "1,500"]
+    rows = json.loads((tmp_path / "llama-sweep.json").read_text())
+    assert {row["layout"] for row in rows} == {"auto", "1", "none"}
+    assert (tmp_path / "llama-sweep.png").stat().st_size > 10_000
+
+
 def test_one_prompt_has_one_answer_under_load():
     done = run(*LOAD, 20)
     assert done.returncode == 0 and re.search(r"^zinc_attn +1 answer,", done.stdout, re.M), done.stdout + done.stderr
@@ -165,7 +174,10 @@ SCRIPT = ROOT / "scripts" / "llama"
 @pytest.mark.parametrize(
     ("told", "text"),
     [
-        ((SCRIPT, "llama-serve"), "got llama-serve, expected model, digests, load, bench, python or one of: "),
+        (
+            (SCRIPT, "llama-serve"),
+            "got llama-serve, expected model, digests, load, bench, sweep, random, ",
+        ),
         ((SCRIPT, "llama-server", "-m", "no.gguf"), "-m: got no.gguf, expected a file"),
         (("env", "ZINC_ATTN_DEVICE=nix", SCRIPT, "digests", MODEL), "no device: no Vulkan device matches 'nix'"),
         ((SCRIPT, "digests"), "digests: got no model, expected a model's file"),

@@ -19,6 +19,7 @@ from zinc_attn.tools import cost
 from zinc_attn.tools.cost import CARDS, card_with, find_card, predict, predict_call, predict_requests, predict_rows
 from zinc_attn.tools.cost.assumptions import GAP_US, READ_EFFICIENCY, START_US
 from zinc_attn.tools.cost.pass1 import ISSUE, LINES, STORAGE_ISSUE, issue_per_key
+from zinc_attn.tools.cost.step import ModelStep
 from zinc_attn.tools.rdna4 import compiler
 from zinc_attn.tools.rdna4.variants import Spec
 
@@ -65,6 +66,21 @@ def test_r9700_reaches_a_share_of_its_bandwidth():
     wanted = {("16/2/256", n): share for n, share in ((8, 0.80), (16, 0.84), (32, 0.88), (64, 0.91), (128, 0.916))}
     for (text, n), share in (wanted | {("20/1/576/512/latent", 32): 0.45}).items():
         assert predict(plan_splits(n << 10, AttnShape.parse(text)), R9700).fraction >= share, (text, n)
+
+
+def test_a_step_of_a_whole_model():
+    """A Qwen3.6-35B-A3B's: 2 GB of weights, K and V of 10 layers, 60 MiB of states read and written."""
+    step = ModelStep(2_000_000_000, 2 * 60 << 20, 400, 10, QWEN, "f16")
+    assert step.bytes_at(1000) == 2_000_000_000 + (120 << 20) + 1000 * 20 * 1024
+    alone = step.us(0, R9700)
+    assert alone == pytest.approx((2_000_000_000 + (120 << 20)) / R9700.read_rate + 400 * GAP_US)
+    before = alone
+    for context in CONTEXTS:
+        us = step.us(context, R9700)
+        assert us == pytest.approx(alone + 10 * (GAP_US + predict(plan_splits(context, QWEN), R9700).total_us))
+        assert before < us <= step.us(context, R9700, 1)
+        assert step.fraction(context, R9700) == pytest.approx(step.bytes_at(context) / R9700.bandwidth / 1e3 / us)
+        before = us
 
 
 def test_what_a_call_waits_for():
