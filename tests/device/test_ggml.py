@@ -59,6 +59,7 @@ class BackEnd:
         self.path, self.c = path, c.CDLL(str(path))
         for name in ("make_buffer", "make_tensor", "make_view"):
             getattr(self.c, name).restype = c.c_void_p
+        self.c.takes_cache.restype = c.c_bool
         assert self.c.open_back_end()
         self.buffer = c.c_void_p(self.c.make_buffer(c.c_size_t(2 * V_AT), ANY))
 
@@ -309,6 +310,12 @@ def test_more_than_a_call_takes_is_declined(back_end, dims, cells, q_heads):
     k = Part(back_end, "f16", 1, dims, cells, 0)
     k.root = back_end.tensor("f16", dims, 9)
     assert back_end.attend(k, k, np.zeros((1, 1, q_heads, dims), np.float32)) == DECLINED
+
+
+def test_a_cache_that_no_kernel_can_bind_is_refused_when_it_is_made(back_end, capfd):
+    assert back_end.c.takes_cache(back_end.tensor("f16", 64, 1000))
+    assert not back_end.c.takes_cache(back_end.tensor("f16", 64, 1 << 29))
+    assert "cache_k_l0: got 68719476736 bytes, expected at most " in capfd.readouterr().err
 
 
 # --- Vulkan calls that fail ------------------------------------------------------------------------------------------

@@ -59,6 +59,11 @@ ggml_tensor *make_view(ggml_tensor *of, const int64_t *ne, const size_t *nb) {
     made->view_src = of;
     return made;
 }
+// Whether it may be a layer's keys.
+bool takes_cache(ggml_tensor *tensor) {
+    std::strcpy(tensor->name, "cache_k_l0");
+    return tensor->buffer->iface.init_tensor(tensor->buffer, tensor) == GGML_STATUS_SUCCESS;
+}
 void set_bytes(ggml_tensor *tensor, const void *data, size_t offset, size_t size) {
     tensor->buffer->iface.set_tensor(tensor->buffer, tensor, data, offset, size);
 }

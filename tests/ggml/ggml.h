@@ -51,6 +51,7 @@ struct ggml_cgraph {
 
 struct ggml_backend_buffer_i {
     void (*free_buffer)(ggml_backend_buffer_t), *(*get_base)(ggml_backend_buffer_t);
+    ggml_status (*init_tensor)(ggml_backend_buffer_t, ggml_tensor *);
     void (*memset_tensor)(ggml_backend_buffer_t, ggml_tensor *, uint8_t, size_t, size_t);
     void (*set_tensor)(ggml_backend_buffer_t, ggml_tensor *, const void *, size_t, size_t);
     void (*get_tensor)(ggml_backend_buffer_t, const ggml_tensor *, void *, size_t, size_t);
@@ -111,6 +112,7 @@ struct ggml_backend_reg {
         const char *(*get_name)(ggml_backend_reg_t);
         size_t (*get_device_count)(ggml_backend_reg_t);
         ggml_backend_dev_t (*get_device)(ggml_backend_reg_t, size_t);
+        void *(*get_proc_address)(ggml_backend_reg_t, const char *);
     } iface;
 };
 
