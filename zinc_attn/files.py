@@ -112,15 +112,6 @@ def json_of(text: str, path: Path, expected: str, error: type[ArgumentError] = A
             raise OSError(0, f"it is not JSON: {failed}") from None
 
 
-def check_entries(folder: Path, expected: str) -> None:
-    """Refuse a folder that has something else than files and folders in it, which a library might wait for."""
-    with refusing(folder, expected):
-        for name in sorted(os.listdir(folder)):
-            with suppress(FileNotFoundError):  # a link to nothing
-                if stat.S_IFMT(mode := _mode(folder / name)) not in (stat.S_IFREG, stat.S_IFDIR):
-                    raise OSError(0, f"{name} in it is {kind_of(mode)}")
-
-
 def content_of(data: bytes) -> str | None:
     """What begins with ``data`` and is no text, in words; None for text, and for what has no name here."""
     return next((name for name, is_it in _CONTENTS.items() if is_it(data[:CONTENT_BYTES])), None)

@@ -6,7 +6,7 @@
 llama=$cache/llama
 back_end=$llama/zinc-$(cksum <<<"$root" | cut -d' ' -f1) # a build folder is of one source folder
 llama_version=0.3.36 # of llama-cpp-python: llama.cpp 0c1e57098, ggml 0.25.3
-llama_programs=(llama-server llama-perplexity llama-bench test-backend-ops test-llama-archs llama-quantize test-state-restore-fragmented test-save-load-state)
+llama_programs=(llama-server llama-cli llama-completion llama-perplexity llama-bench test-backend-ops test-llama-archs llama-quantize test-state-restore-fragmented test-save-load-state)
 
 fetch_llama() {
     local work

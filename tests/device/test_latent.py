@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import zinc_models
 from tiny_models import UNTIED, prompt
-from zinc_models import equal, hf, loaded, model_of, torch, transformers
+from zinc_models import hf, loaded, model_of, torch, transformers
 
 import zinc_attn as za
 from zinc_attn import errors
@@ -81,19 +81,6 @@ def test_deepseek_v3_has_576_values_per_token() -> None:
     latent, expanded = (hf.ZincCache(config, 64, latent=on).layers[0].shape for on in (True, False))
     assert str(latent) == "128/1/576/512/latent" and latent.kv_bytes_per_token("f16") == 2 * 576
     assert str(expanded) == "128/128/192/128" and expanded.kv_bytes_per_token("f16") == 2 * 128 * (192 + 128)
-
-
-def test_observers_and_rows_without_a_forward(device: za.Device) -> None:
-    """A call is seen in the absorbed form, and append() takes k alone."""
-    model, ids, calls = model_of("deepseek_v3"), prompt(9), {}
-    with cache_of(model, device) as cache, cache_of(model, device) as filled:
-        cache.observer = lambda call: calls.setdefault(call.layer, call)
-        model(ids[:, :8], cache=cache)
-        assert sorted(calls) == [0, 1] and calls[0].query.shape == (1, 4, 8, 96) and calls[0].out.shape == (1, 8, 4, 32)
-        assert calls[0].new[0].shape == (1, 1, 8, 96) and calls[0].new[1] is None
-        filled.append(lambda layer: (calls[layer.index].new[0][0].transpose(0, 1).numpy(), None), torch.float32)
-        want, got = (model(ids[:, 8:], cache=one).logits for one in (cache, filled))
-    assert equal(got, want)
 
 
 def test_configs_that_are_refused() -> None:

@@ -33,6 +33,13 @@ def run(*command, library=OURS / "libggml-zinc.so", folder=None, **environment):
     return subprocess.run([*map(str, command)], capture_output=True, text=True, env=environment, cwd=folder)
 
 
+def test_the_own_runtime():
+    """Of ``examples/own_runtime.py``, with this model: the text of transformers' eager attention."""
+    done = run(sys.executable, ROOT / "examples" / "own_runtime.py", MODEL, 210, PYTHONPATH=str(ROOT))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("210 tokens, equal to those of transformers' eager attention\n")
+
+
 # --- ggml's own judge ------------------------------------------------------------------------------------------------
 
 

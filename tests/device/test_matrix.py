@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from cache_rows import filled
-from commands import records, refusal
+from commands import refusal
 from numpy.typing import NDArray
 from support import FULL, differing, same
 
@@ -243,37 +243,15 @@ def test_a_sweep_is_within_the_bound_and_finds_what_is_not(matrix_device, page_s
     assert second.status == "failed" and str(second.error).startswith("unlike layout auto: ")
 
 
-@pytest.fixture(scope="module")
-def on_a_model(tmp_path_factory):
-    """The words of a command by matrix units on a small random checkpoint."""
-    for name in ("transformers", "torch"):
-        pytest.importorskip(name)
-    from tiny_models import TEXT, saved
-
-    folder = tmp_path_factory.mktemp("model")
-    model = saved(folder / "llama")
-    (folder / "text.txt").write_text(TEXT * 20, encoding="utf-8")
-    return lambda words: (words.format(folder / "text.txt"), "--arithmetic matrix --runtime vulkan --model", model)
-
-
-MODEL_COMMANDS = {
-    "generate": "generate --json --prompt-ids 1,2,3 --max-new-tokens 3 --dtype f16",
-    "validate": "validate --json --contexts 70 --splits 8 --dtype f16",
-    "perplexity": "perplexity --json --text {} --context 70 --dtype f16",
-}
-
-
-@pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("name", MODEL_COMMANDS)
-def test_a_models_attention(matrix_device, on_a_model, name, monkeypatch, capsys):
-    planned, workgroup = [], call.matrix_workgroup
-    monkeypatch.setattr(call, "matrix_workgroup", lambda *given: planned.append(given) or workgroup(*given))
-    last = records(capsys, *on_a_model(MODEL_COMMANDS[name]))[-1]
-    assert planned
-    if name == "validate":
-        assert (last["what"], last["status"]) == ("oracle", "in bound") and "% of the bound, 2 layers" in last["text"]
-    elif name == "perplexity":
-        assert last["arithmetic"] == "matrix" and 0 < last["kl"] < 1e-2
+@pytest.mark.usefixtures("models_may_attend")
+def test_a_models_attention(matrix_device, monkeypatch):
+    """Near to canonical arithmetic's logits, but not theirs: matrix units have attended."""
+    models = pytest.importorskip("zinc_models")
+    model, ids, logits = models.model_of("llama"), models.prompt(70), []
+    for arithmetic in ("matrix", "canonical"):
+        with models.cache_of(model, matrix_device, dtype="f16", arithmetic=arithmetic) as cache:
+            logits.append(model(ids, cache=cache).logits)
+    assert not models.equal(*logits) and (logits[0] - logits[1]).abs().max() < 1e-2
 
 
 COMMANDS = {
@@ -283,12 +261,9 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("name", [*MODEL_COMMANDS, *COMMANDS])
-def test_a_command_is_refused_without_units(without_units, request, name, capsys):
-    if name in COMMANDS:
-        line = refusal(capsys, COMMANDS[name], "--arithmetic matrix")
-    else:
-        line = refusal(capsys, *request.getfixturevalue("on_a_model")(MODEL_COMMANDS[name]))
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_is_refused_without_units(without_units, name, capsys):
+    line = refusal(capsys, COMMANDS[name], "--arithmetic matrix")
     assert line.startswith("arithmetic: got 'matrix', but ")
     assert "VK_KHR_cooperative_matrix" in line and line.endswith("use arithmetic 'canonical'")
 

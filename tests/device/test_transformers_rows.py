@@ -152,30 +152,6 @@ def test_options_of_a_layer_are_those_of_its_call(device: za.Device) -> None:
         assert equal(layer.step(38, 40, **other), whole(layer, **other)[:, :, 38:])
 
 
-def test_observers_see_the_calls_of_forks(device: za.Device) -> None:
-    """With what they were given and gave, behind rows that came without a forward, which a batch has not."""
-    layer, seen = Layer(device, 51), list[Any]()
-    with layer.cache as cache:
-        for part in (slice(0, 30), slice(30, 50)):
-            cache.append(
-                lambda of, part=part: [x[of.index, 0, :, part].swapaxes(0, 1).numpy() for x in (layer.k, layer.v)],
-                torch.float32,
-            )
-        assert cache.get_seq_length() == 50 and [len(one) for row in cache.sequences for one in row] == [50]
-        cache.observer = seen.append
-        layer.cache = cache.fork()
-        out = layer.step(50, 51)
-        assert equal(out, whole(layer)[:, :, 50:])
-        for i, call in zip(range(2), seen, strict=True):
-            assert (call.layer, call.seconds > 0) == (i, True) and equal(torch.from_numpy(call.out), out[i])
-            assert equal(call.query, layer.q[i, :, :, 50:]) and equal(call.new[0], layer.k[i, :, :, 50:])
-    batch = Layer(device, 4, batch=2)
-    with batch.cache as cache:
-        batch.step(0, 4)
-        with pytest.raises(errors.ArgumentError, match="append: got a cache of 2 batch rows"):
-            cache.append(lambda of: (None, None), torch.float32)
-
-
 def qkv(q_len: int = 3, keys: int = 3, head_dim: int = 64, dtype: Any = torch.float32) -> list[Any]:
     return [torch.ones(1, heads, n, head_dim, dtype=dtype) for heads, n in ((4, q_len), (2, keys), (2, keys))]
 
@@ -183,6 +159,14 @@ def qkv(q_len: int = 3, keys: int = 3, head_dim: int = 64, dtype: Any = torch.fl
 def test_the_package_imports_neither_torch_nor_transformers() -> None:
     code = "import sys, zinc_attn; assert not {'torch', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("package", ["torch", "transformers"])
+def test_the_integration_names_the_packages_that_it_needs(package: str) -> None:
+    code = f"import sys; sys.modules[{package!r}] = None; import zinc_attn.integrations.transformers"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr.splitlines()[-1]
+    assert said.startswith("zinc_attn.errors.RuntimeUnavailableError: zinc_attn.integrations.transformers: ")
+    assert said.endswith("pip install torch 'zinc-attn[transformers]'")
 
 
 def zinc_cache(*length: Any, head_dim: int = 64, **options: Any) -> hf.ZincCache:

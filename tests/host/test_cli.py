@@ -19,7 +19,6 @@ from zinc_attn.cache.rows import stored_values
 from zinc_attn.cli import app as cli
 from zinc_attn.cli import arguments, plan, terminal
 from zinc_attn.cli import devices as devices_command
-from zinc_attn.cli.generate import parse_ids
 from zinc_attn.errors import ArgumentError, NoVulkanError
 from zinc_attn.planning.splits import plan_splits
 from zinc_attn.shapes import AttnShape
@@ -48,10 +47,6 @@ def test_contexts_and_layouts():
         *(
             (parse_split_specs, text, "splits: got '.*', expected auto, a number of splits")
             for text in ("", "0", "auto,", "size:", "size:0", ":8", "size:size:8", "two")
-        ),
-        *(
-            (parse_ids, text, "prompt_ids: got '.*', expected token ids such as 1,2,3$")
-            for text in ("", "a", "1,,2", "1,-2", "1.5")
         ),
     ],
 )
@@ -237,8 +232,7 @@ STREAMS = [  # arguments, what stdout and stderr are, the status, and a piece of
     ("export made", "closed", "", 0, "written: made/manifest.json"),
     ("export made --json", "full", "", 74, FULL),
     ("plan --shape 4/2/64 --contexts 128k --splits many", "", "", 2, "splits: got 'many', expected auto"),
-    ("generate --model none --prompt-ids 1", "full", "", 2, "none"),
-    ("validate --config none", "full", "", 2, "none"),
+    ("bench --model none", "full", "", 2, "none"),
 ]
 DRIVER = """
 import json, os, sys

@@ -6,7 +6,7 @@ import pytest
 from zinc_attn.graph import blocks
 from zinc_attn.graph.pieces import TYPES
 
-gguf = pytest.importorskip("gguf", reason="gguf is not installed: pip install zinc-attn[gguf]")
+gguf = pytest.importorskip("gguf", reason="gguf is not installed: pip install gguf")
 
 
 @pytest.mark.parametrize("kind", TYPES)

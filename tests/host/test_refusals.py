@@ -33,12 +33,10 @@ HELD = (
     f"{RECORD}: got 16/2/256 f16 1000, 16/2/256 q8_0 577, 32/8/128 f16 129, …, expected some of this run's "
     "cases; choose the file's with --arithmetic, --cases, --graph, --quick, or give one that has this run's"
 )
-NOT_THERE = "expected a folder with config.json and *.safetensors, or a GGUF file; nothing is downloaded"
 WRONG_WORDS = "x", "window", "window=1.5", "sinks=1", "none", "sinks+sinks", "window=1+window=2", "mask=x", "up"
 
 ROWS = "a sweep.jsonl of the same shape, layers and call"
-GENERATE = "generate --model m --prompt-ids 1"
-PLAN, SWEEP, VALIDATE = "plan --shape 4/2/64", "sweep --shape 4/2/64", "validate --config none.json"
+PLAN, SWEEP = "plan --shape 4/2/64", "sweep --shape 4/2/64"
 REFUSED = {
     "plan": "model: got none, expected --model or --shape, for example --model qwen3.6-35b-a3b",
     "plan --shape 4x2": f"shape: got '4x2', {SHAPES}",
@@ -89,22 +87,6 @@ REFUSED = {
         f"check --cases '4/2/64 f16 8,{text}'": f"cases: got '{text}', {CASES}"
         for text in ("", "4/2/64 f16", *(f"4/2/64 f16 9 {word}" for word in WRONG_WORDS))
     },
-    f"{VALIDATE} --contexts 8": "contexts: got 8, expected an int of at least 16",
-    f"{VALIDATE} --contexts 1x": f"contexts: got '1x', {CONTEXTS}",
-    f"{VALIDATE} --splits two": f"splits: got 'two', {SPLITS}",
-    f"{VALIDATE} --seed -1": f"seed: got -1, expected an int from 0 to {2**64 - 1}",
-    VALIDATE: "none.json: cannot be read: No such file or directory; expected a Hugging Face config.json",
-    **{
-        f"{command} --model /none/m": f"model: got '/none/m', {NOT_THERE}"
-        for command in ("generate --prompt-ids 1", "validate", "perplexity")
-    },
-    f"{GENERATE} --max-new-tokens 0": f"max_new_tokens: got 0, {COUNT}",
-    f"{GENERATE} --prefill-chunk 0": f"prefill_chunk: got 0, {COUNT}",
-    f"{GENERATE} --capacity 0": f"capacity: got 0, {COUNT}",
-    f"{GENERATE} --seed {2**64}": f"seed: got {2**64}, expected an int from 0 to {2**64 - 1}",
-    f"{GENERATE} --temperature -0.5": "temperature: got -0.5, expected a finite number of at least 0",
-    f"{GENERATE} --temperature nan": "temperature: got nan, expected a finite number of at least 0",
-    "generate --model m --prompt-ids 1,,2": "prompt_ids: got '1,,2', expected token ids such as 1,2,3",
     f"{SWEEP} --weights-ms nan": "weights_ms: got nan, expected milliseconds of at least 0",
     f"{SWEEP} --weights-ms -1": "weights_ms: got -1, expected milliseconds of at least 0",
     f"{SWEEP} --card r9": f"card: got 'r9', expected one of {', '.join(CARDS)}",
@@ -114,8 +96,6 @@ REFUSED = {
     f"{SWEEP} --beside none.jsonl": f"none.jsonl: cannot be read: No such file or directory; expected {ROWS}",
     "bench --against torch,jax": "against: got 'jax', expected some of torch, numpy",
     "bench --model none": f"model: got 'none', expected a path to a config.json or one of {', '.join(PRESETS)}",
-    "perplexity --model m --context 1": "context: got 1, expected an int of at least 2",
-    "perplexity --model m --dtype f16,f8": f"dtype: got 'f8', expected {EXPECTED}",
     "export made --page-size 48": "page_size: got 48, expected a power of two from 1 to 65536",
     "export made --page-size 0": "page_size: got 0, expected an int from 1 to 65536",
     "export made --cu 0": f"compute_units: got 0, {COUNT}",
@@ -128,17 +108,12 @@ USAGE = {  # refused by the parser; the begin of what it says, which ends by nam
     "decode --tokens x": "argument --tokens: invalid int value: 'x'",
     "plan --dtype q8_0/f8": "argument --dtype: dtype: got 'q8_0/f8', expected one of f32, f16",
     "sweep --runtime cuda": "argument --runtime: invalid choice: 'cuda' (choose from ",
-    "generate --model m": "one of the arguments --prompt --prompt-ids --chat is required",
-    "generate --prompt a": "the following arguments are required: --model",
-    "generate --model m --prompt a --prompt-ids 1": "argument --prompt-ids: not allowed",
-    "generate --model m --prompt a --seed x": "argument --seed: invalid int value: 'x'",
-    "validate": "one of the arguments --model --config is required",
-    "validate --model m --config c": "argument --config: not allowed with argument --model",
+    "export": "the following arguments are required: DIR",
     "check --quick --cases x": "argument --cases: not allowed with argument --quick",
     **{
         f"{command} --arithmetic tensor": "argument --arithmetic: invalid choice: "
         "'tensor' (choose from canonical, fused, matrix" + ", matrix-prefill" * (command != "check") + ")"
-        for command in ("sweep", "bench", "generate", "perplexity", "validate", "check")
+        for command in ("sweep", "bench", "check")
     },
 }
 

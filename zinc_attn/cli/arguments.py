@@ -15,7 +15,6 @@ from ..planning.arithmetic import ARITHMETICS
 from ..runtime.device import RUNTIMES, Device, default_runtime
 from ..shapes import AttnShape
 from ..storage import STORAGE
-from ..tools.measure import PAGE_SIZE
 from ..tools.models import PRESETS, ModelPreset, find_model
 from .terminal import EX_IOERR, NO_READER
 
@@ -23,13 +22,13 @@ Subparsers = Any  # argparse's _SubParsersAction, which it does not export
 
 DEFAULT_CONTEXTS: Final = "1k,8k,32k,128k"
 DEFAULT_COMPUTE_UNITS: Final = 64  # a Radeon AI PRO R9700
-UNMET: Final = 3  # a gate of rdna4, or validate's error bound, does not hold
+UNMET: Final = 3  # a gate of rdna4 does not hold
 FAULT: Final = 70  # EX_SOFTWARE of sysexits.h
 STATUSES: Final = {
     0: "fine",
     1: "a wrong bit, or with matrix units an error beyond its bound; of proof any step that is not ok",
     2: "refused: wrong arguments, no device, no room, a lost device or rank; stderr says why",
-    UNMET: "a gate of rdna4 or a bound of validate is not met, or there the model's own arithmetic differs",
+    UNMET: "a gate of rdna4 is not met",
     FAULT: "a fault of this program; please report it",
     EX_IOERR: "stdout cannot be written",
     130: "interrupted",
@@ -55,7 +54,6 @@ SHARED: Final[Mapping[str, tuple[str, Callable[[str], Any] | tuple[str, ...], st
     "--device": ("D", str, "index or piece of the name, see 'zinc-attn devices'"),
     "--runtime": ("R", RUNTIMES, f"dispatcher: {', '.join(RUNTIMES)}"),
     "--cu": ("N", int, "compute units of the device"),
-    "--seed": ("N", int, "seed of the values"),
     "--out": ("DIR", str, "folder of the files, which are written over"),
 }
 
@@ -128,16 +126,6 @@ class CommandParser(argparse.ArgumentParser):
         """--out and --json of a command that leaves rows."""
         self.share("--out", said="./COMMAND-DEVICE")
         self.flag("--json", "JSON lines on stdout, as rows are ready, in place of text")
-
-    def checkpoint(self, group: Any = None) -> None:
-        """--model of a command that runs a checkpoint."""
-        text = "a GGUF file, or a folder with config.json, *.safetensors and tokenizer files"
-        (group or self).add_argument("--model", metavar="PATH", required=group is None, help=text)
-
-    def cache(self) -> None:
-        """--dtype and --page-size of a model's cache."""
-        self.share("--dtype", said="the model's")
-        self.share("--page-size", PAGE_SIZE)
 
     def model(self, *, layers: bool = False, shapes: str | None = None) -> None:
         """--model or --shape, and with ``layers`` --layers. shapes: those of --shape, which then takes a list."""

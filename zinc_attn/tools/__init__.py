@@ -1,1 +1,1 @@
-"""Sweep, benchmark, check, cost model, export, whole models: what the command line calls."""
+"""Sweep, benchmark, check, cost model, export: what the command line calls."""

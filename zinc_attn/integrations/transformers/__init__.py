@@ -28,7 +28,7 @@ from .adapters import adapt
 from .attention import attention_forward
 from .cache import ZincCache
 from .hard_coded import ADAPTABLE
-from .layer import AttendedCall, ZincLayer
+from .layer import ZincLayer
 from .masks import attention_mask
 from .registration import register
 from .rows import CompressedRows, ZincRows
@@ -37,7 +37,6 @@ from .tensors import NAME
 __all__ = [
     "ADAPTABLE",
     "NAME",
-    "AttendedCall",
     "CompressedRows",
     "ZincCache",
     "ZincLayer",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
@@ -21,7 +21,7 @@ from ...runtime.device import Device
 from .batch import BatchRows, append_and_attend
 from .config import LayerSpec, layer_specs
 from .groups import AttentionOptions, LayerGroups
-from .layer import AttendedCall, ZincLayer
+from .layer import ZincLayer
 from .masks import Columns, MaskPattern, check_window
 from .room import BatchRoom
 from .rows import ZincRows
@@ -39,8 +39,7 @@ class ZincCache(Cache):
     that of the model's keys (a narrower one rounds the rows); page_size: in tokens; max_batch: batch rows, times beams;
     num_splits, split_size: a fixed split layout, on which no output bit depends. latent: multi-head latent attention
     attends its compressed rows, which are cached in place of every head's K and V. arithmetic: see ``Attention``; the
-    first forward refuses one that the device does not have. observer: called after each attention call of a layer; it
-    may be set at any time, and a fork begins with that of the cache.
+    first forward refuses one that the device does not have.
     The first forward takes the memory. Pass the cache as ``generate(cache=...)``, also in the next turn.
     UnsupportedError: a layer type that is served neither here nor by transformers' linear-attention layers;
     ArgumentError: a head_dim beyond 576 or another argument.
@@ -70,7 +69,6 @@ class ZincCache(Cache):
         self.max_batch = self._room.max_batch
         self.config, self.device, self.page_size = config, device, page_size
         self.dtype = None if dtype is None else storage_dtype(dtype)
-        self.observer: Callable[[AttendedCall], None] | None = None
         self.arithmetic = arithmetic_name(arithmetic)
         self._groups = LayerGroups(self.arithmetic)
         layers: list[Any] = []
@@ -157,32 +155,6 @@ class ZincCache(Cache):
         if self.config.get_text_config(decoder=True)._attn_implementation in (NAME, ADAPTED):
             return 'this model\'s attention computes with keys and values itself; use attn_implementation="eager"'
         return f'register(), and select it with model.set_attn_implementation("{NAME}")'
-
-    def append(self, rows: Callable[[ZincLayer], tuple[Any, Any]], dtype: Any) -> None:
-        """Append tokens to the attention layers without a forward, to a cache of at most one batch row.
-
-        rows: returns k (tokens, kv_heads, head_dim) and v (tokens, kv_heads, v_head_dim) of a layer as KVCache.append
-        takes them, v None for a latent shape, equally many tokens for every layer; dtype: the model's torch dtype, as
-        for ``allocate``. Linear-attention layers keep their state.
-        ArgumentError: there are more batch rows, or padding. After an error of KVCache.append, crop(0) drops the rows
-        of the layers before it.
-        """
-        if not callable(rows):
-            raise ArgumentError(f"rows: got {shown(rows)}, expected a function of a layer that returns its k, v")
-        self.allocate(dtype)
-        if self.batch_size > 1 or self._batch.kept is not None:
-            raise ArgumentError(
-                f"append: got a cache of {self.batch_size} batch rows or with padding, expected one row without padding"
-            )
-        sequences = self._batch.sequences
-        self._batch.start((group for shape, group in self._groups.items() if shape not in sequences), 1)
-        for layer in self._attention_layers:
-            group = self._groups[layer.shape]
-            k, v = rows(layer)
-            with self._room.named():
-                group.kv_cache.append(sequences[layer.shape][0], group.layers.index(layer.index), k, v)
-            layer.columns += len(k)
-        self._batch.columns = max(layer.columns for layer in self._attention_layers)
 
     def set_layout(self, num_splits: int | None = None, split_size: int | None = None) -> None:
         """From the next call on, attend with another split layout; without arguments, with that of the split rule.

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from dataclasses import dataclass
-from time import perf_counter
 from typing import Any, ClassVar, Protocol
 
 from ...errors import ClosedError, ShapeError, UnsupportedError
@@ -19,30 +16,8 @@ from .tensors import F32, dense_tensor
 from .upstream import CacheLayerMixin, torch
 
 
-@dataclass(frozen=True, eq=False)
-class AttendedCall:
-    """One attention call of a layer of a ZincCache, as its observer sees it.
-
-    query: (batch, q_heads, q_len, head_dim) as the model made it. new: k (batch, kv_heads, q_len, head_dim) and v
-    (batch, kv_heads, q_len, v_head_dim), None where the module attends the rows of an earlier call. out: (batch, q_len,
-    q_heads, v_head_dim) float32, before it is rounded to query's dtype; an observer that keeps it copies it. seconds:
-    the call's time on the host's clock; pattern: what its mask says. Where the layer's shape is latent, query and out
-    are those of the absorbed form, which the compressed rows k have attended, and v is None.
-    """
-
-    layer: int
-    query: Any
-    new: tuple[Any, Any | None] | None
-    options: AttentionOptions
-    out: F32
-    seconds: float
-    pattern: MaskPattern
-
-
 class LayerCache(Protocol):
     """A ZincCache, as its layers see it."""
-
-    observer: Callable[[AttendedCall], None] | None
 
     @property
     def max_cache_len(self) -> int: ...
@@ -166,7 +141,7 @@ class ZincLayer(CacheLayerMixin):
     def attend(
         self, module: Any, query: Any, key: ZincRows, value: ZincRows, pattern: MaskPattern, options: AttentionOptions
     ) -> F32:
-        """Append what is pending, attend the rows of ``query``, and tell the observer. See ``ZincCache.attend``.
+        """Append what is pending, and attend the rows of ``query``. See ``ZincCache.attend``.
 
         key, value: what update() has returned. Compressed rows arrive expanded, and are pending from here on. Of
         these, a latent shape takes nothing but the sizes, and it takes the weight that has expanded them of ``module``.
@@ -180,10 +155,7 @@ class ZincLayer(CacheLayerMixin):
             self.check_shapes(key, value)
             absorption = Absorption.of(module, self.index, self.expanded, self.spec.compressed)
             query = absorption.query(query)
-        cache, new, begin = self.cache, self.pending, perf_counter()
-        out = cache.attend(self, query, key, pattern, options)
-        if cache.observer is not None:
-            cache.observer(AttendedCall(self.index, query, new, options, out, perf_counter() - begin, pattern))
+        out = self.cache.attend(self, query, key, pattern, options)
         return out if absorption is None else absorption.output(out)
 
     def cut(self, columns: int) -> None:

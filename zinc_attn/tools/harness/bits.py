@@ -45,11 +45,8 @@ class Truth(NamedTuple):
 
     def share(self, got: Output) -> float:
         """The largest error over its bound; infinite for a NaN. ``got`` may have more heads in front."""
-        return max(self.out_share(got.out), float(_shares(got.lse, self.lse, self.lse_bound).max(initial=0.0)))
-
-    def out_share(self, out: F32) -> float:
-        """``share`` of out alone."""
-        return float(_shares(out, self.out, self.out_bound).max(initial=0.0))
+        parts = _shares(got.out, self.out, self.out_bound), _shares(got.lse, self.lse, self.lse_bound)
+        return float(max(part.max(initial=0.0) for part in parts))
 
 
 Expected = Output | Truth  # what a call must give: these bits, or numbers within the bound of matrix arithmetic

@@ -11,7 +11,7 @@ from ...planning.layouts import SplitLayouts, fixed_layouts, split_rule_layouts
 from ...planning.splits import SplitPlan, plan_splits
 from ...shapes import AttnShape
 
-VARIED_LAYOUTS: Final = "1,2,8,64,auto,size:256,size:2048"  # that check and validate compare by default
+VARIED_LAYOUTS: Final = "1,2,8,64,auto,size:256,size:2048"  # that check compares by default
 
 
 @dataclass(frozen=True)
