@@ -289,7 +289,7 @@ def test_a_transformers_cache_is_refused_without_units(without_units, made):
 
 def test_a_transformers_cache_tells_how_to_round(matrix_device, made):
     float32 = pytest.importorskip("torch").float32
-    refused = pytest.raises(DTypeError, match=r"ZincCache\(dtype='f16'\) rounds a model's float32 keys and values")
+    refused = pytest.raises(DTypeError, match=r"got 'matrix' with K or V in f32, .*; use dtype 'f16', to which")
     with made(matrix_device) as cache, refused:
         cache.allocate(float32)
     with made(matrix_device, "f16") as cache:
