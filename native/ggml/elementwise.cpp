@@ -1,5 +1,6 @@
 // Operations element by element.
 #include "operations.h"
+#include "routing.h"
 
 namespace zinc {
 
@@ -22,6 +23,8 @@ static const char *binary_refused(const Device &, const ggml_tensor *op) {
 }
 
 static bool record_binary(Recording &r, ggml_tensor *op) {
+    const std::optional<bool> done = op->op == GGML_OP_MUL ? record_sum_experts(r, op) : std::nullopt;
+    if (done) return *done;
     const uint32_t kind = op->op == GGML_OP_ADD ? BINARY_OP_ADD : op->op == GGML_OP_SUB ? BINARY_OP_SUB
                         : op->op == GGML_OP_MUL ? BINARY_OP_MUL : BINARY_OP_DIV;
     const Bound a = bound(*r.device, op->src[0]), b = bound(*r.device, op->src[1]), y = bound(*r.device, op);
@@ -90,6 +93,8 @@ static const char *unary_refused(const Device &, const ggml_tensor *op) {
 }
 
 static bool record_unary(Recording &r, ggml_tensor *op) {
+    const std::optional<bool> done = unary_op(op) == UNARY_OP_SIGMOID ? record_route(r, op) : std::nullopt;
+    if (done) return *done;
     const Bound y = bound(*r.device, op), x = op->op == GGML_OP_FILL ? y : bound(*r.device, op->src[0]);
     const int first = op->op == GGML_OP_UNARY ? 1 : 0;  // number of the operation's parameters
     const uint32_t x_type = uint32_t(float_type(op->op == GGML_OP_FILL ? op : op->src[0]));

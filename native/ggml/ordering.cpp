@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "routing.h"
+
 namespace zinc {
 
 static const char *sort_refused(const Device &, const ggml_tensor *op) {
@@ -56,6 +58,7 @@ static bool scratch_rows(Recording &r, const Bound &x, uint64_t columns, Bound *
 }
 
 static bool record_argsort(Recording &r, ggml_tensor *op) {
+    if (const std::optional<bool> done = record_route(r, op)) return *done;
     const Bound x = bound(*r.device, op->src[0]), y = bound(*r.device, op);
     return sort_rows(r, {x, y, y, op->op_params[0] == GGML_SORT_ORDER_DESC, uint64_t(ggml_nrows(op))});
 }

@@ -44,11 +44,6 @@ static ggml_tensor *addend(Recording &r, const ggml_tensor *op, ggml_tensor **su
     return other;
 }
 
-static bool overlap(const ggml_tensor *a, const ggml_tensor *b) {
-    return buffer_of(a) == buffer_of(b) && begin_of(a) < begin_of(b) + ggml_nbytes(b) &&
-           begin_of(b) < begin_of(a) + ggml_nbytes(a);
-}
-
 // The steps of what is added: 0 where it repeats.
 static Bound bound_added(const Device &device, const ggml_tensor *added) {
     Bound b = bound(device, added);

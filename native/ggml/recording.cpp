@@ -38,6 +38,11 @@ Bound bound(const Device &device, const ggml_tensor *t) {
     return made;
 }
 
+bool overlap(const ggml_tensor *a, const ggml_tensor *b) {
+    return buffer_of(a) == buffer_of(b) && begin_of(a) < begin_of(b) + ggml_nbytes(b) &&
+           begin_of(b) < begin_of(a) + ggml_nbytes(a);
+}
+
 // --- the graph -------------------------------------------------------------------------------------------------------
 
 Recording::Recording(Device *device, Plan *plan, ggml_cgraph *graph) : device(device), plan(plan), graph_(graph) {}
@@ -69,6 +74,25 @@ bool Recording::settles_q(const ggml_tensor *node) {
         if (is_view(user) && user->src[0] == last) last = user, of = i;
     }
     return false;
+}
+
+ggml_tensor *Recording::behind(const ggml_tensor *node) const {
+    int i = at_;
+    while (i < graph_->n_nodes && graph_->nodes[i] != node) ++i;
+    for (++i; i < graph_->n_nodes && (is_view(graph_->nodes[i]) || ggml_is_empty(graph_->nodes[i]));) ++i;
+    return i < graph_->n_nodes ? graph_->nodes[i] : nullptr;
+}
+
+bool Recording::hides(const ggml_tensor *last, const ggml_tensor *result) const {
+    for (int i = at_; graph_->nodes[i] != last; ++i) {
+        const ggml_tensor *node = graph_->nodes[i];
+        if (root_of(node) == result) continue;
+        int uses = 0;
+        for (int j = i + 1; j < graph_->n_nodes && graph_->nodes[j - 1] != last; ++j)
+            for (const ggml_tensor *source : graph_->nodes[j]->src) uses += source == node;
+        if (uses != ggml_node_get_use_count(graph_, i) || node->flags & GGML_TENSOR_FLAG_OUTPUT) return false;
+    }
+    return true;
 }
 
 void Recording::take(ggml_tensor *node) {

@@ -49,6 +49,10 @@ class Recording {
 
     // What follows a node: the next one that is no view, if it alone uses the node's result.
     ggml_tensor *only_user(const ggml_tensor *node);
+    // The node behind one that is no view, or NULL.
+    ggml_tensor *behind(const ggml_tensor *node) const;
+    // Whether from the node that is recorded to `last`, nothing but the results of these two is used by others.
+    bool hides(const ggml_tensor *last, const ggml_tensor *result) const;
     // Whether only attention reads the node's result, as q: it is then made as attention takes it, and known for it.
     bool settles_q(const ggml_tensor *node);
     bool is_settled(const ggml_tensor *q) const { return root_of(q) == settled_; }
@@ -79,6 +83,7 @@ class Recording {
 size_t unit_of(const ggml_tensor *t);                           // bytes of an element; of blocks 2
 Bound bound(const Device &device, const ggml_tensor *t);        // its elements; of blocks half words, n[0] values
 bool fits(const Device &device, const ggml_tensor *t);          // one binding holds it
+bool overlap(const ggml_tensor *a, const ggml_tensor *b);       // of their bytes
 bool is_view(const ggml_tensor *node);                          // or a leaf: nothing is computed
 const char *refused_by(const Device &device, const ggml_tensor *op);  // why an operation is left to the CPU, or NULL
 

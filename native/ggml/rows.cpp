@@ -1,5 +1,6 @@
 // Operations on rows, and rotations.
 #include "operations.h"
+#include "routing.h"
 
 #include "../graph/rope_table.h"
 
@@ -97,6 +98,7 @@ static const char *soft_max_refused(const Device &, const ggml_tensor *op) {
 }
 
 static bool record_soft_max(Recording &r, ggml_tensor *op) {
+    if (const std::optional<bool> done = record_route(r, op)) return *done;
     const ggml_tensor *mask = op->src[1], *sinks = op->src[2];
     const Bound x = bound(*r.device, op->src[0]), y = bound(*r.device, op), m = mask ? bound(*r.device, mask) : x;
     const Bound s = sinks ? bound(*r.device, sinks) : x;

@@ -189,6 +189,27 @@ const uint MUL_MAT_FLOAT_VEC_SPEC_W_TYPE = 0u, MUL_MAT_FLOAT_VEC_SPEC_X_TYPE = 1
     MUL_MAT_FLOAT_VEC_SPEC_WORKGROUP_SIZE = 3u, MUL_MAT_FLOAT_VEC_SPEC_SUBGROUPS = 4u,
     MUL_MAT_FLOAT_VEC_SPEC_SUPERBLOCKS = 5u, MUL_MAT_FLOAT_VEC_SPEC_AHEAD = 6u, MUL_MAT_FLOAT_VEC_SPEC_ADD = 7u;
 
+struct RouteParams {
+    Tensor x;
+    Tensor bias;
+    Tensor ids;
+    Tensor y;
+    float least;
+    float most;
+    float factor;  // of SCALE
+    float added;  // by SCALE
+};
+const uint ROUTE_BIND_PARAMS = 0u, ROUTE_BIND_X = 1u, ROUTE_BIND_BIAS = 2u, ROUTE_BIND_IDS = 3u, ROUTE_BIND_Y = 4u;
+const uint ROUTE_SPEC_GATE = 0u, ROUTE_SPEC_BIASED = 1u, ROUTE_SPEC_NORM = 2u, ROUTE_SPEC_SCALED = 3u;
+
+struct SumExpertsParams {
+    Tensor x;
+    Tensor weights;
+    Tensor y;
+};
+const uint SUM_EXPERTS_BIND_PARAMS = 0u, SUM_EXPERTS_BIND_X = 1u, SUM_EXPERTS_BIND_WEIGHTS = 2u, SUM_EXPERTS_BIND_Y =
+    3u;
+
 struct NormParams {
     Tensor x;
     Tensor weight;
@@ -250,6 +271,8 @@ const uint ROPE_BIND_PARAMS = 0u, ROPE_BIND_X = 1u, ROPE_BIND_POSITIONS = 2u, RO
 const uint ROPE_SPEC_TYPE = 0u;
 
 const uint SORT_PIECE = 2048u;
+const uint ROUTE_PIECE = 1024u;
+const uint CHOSEN_PIECE = 256u;
 
 const uint FLOAT_TYPE_F32 = 0u, FLOAT_TYPE_F16 = 1u, FLOAT_TYPE_BF16 = 2u;
 
@@ -276,6 +299,10 @@ const uint SORT_OP_SORT = 0u, SORT_OP_SORT_IDS = 1u, SORT_OP_EXCHANGE = 2u, SORT
 const uint WEIGHT_TYPE_Q4_0 = 0u, WEIGHT_TYPE_Q4_1 = 1u, WEIGHT_TYPE_Q5_0 = 2u, WEIGHT_TYPE_Q5_1 = 3u, WEIGHT_TYPE_Q8_0
     = 4u, WEIGHT_TYPE_IQ4_NL = 5u, WEIGHT_TYPE_MXFP4 = 6u, WEIGHT_TYPE_Q2_K = 7u, WEIGHT_TYPE_Q3_K = 8u,
     WEIGHT_TYPE_Q4_K = 9u, WEIGHT_TYPE_Q5_K = 10u, WEIGHT_TYPE_Q6_K = 11u, WEIGHT_TYPE_IQ4_XS = 12u;
+
+const uint GATE_OP_NONE = 0u, GATE_OP_SOFT_MAX = 1u, GATE_OP_SIGMOID = 2u;
+
+const uint ROUTE_NORM_OP_NONE = 0u, ROUTE_NORM_OP_SUM = 1u, ROUTE_NORM_OP_SOFT_MAX = 2u;
 
 const uint NORM_OP_RMS = 0u, NORM_OP_NORM = 1u, NORM_OP_L2 = 2u;
 

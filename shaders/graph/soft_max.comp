@@ -21,9 +21,7 @@ layout(set = 0, binding = SOFT_MAX_BIND_Y, std430) writeonly buffer Y { float y[
 #include "numbers.glsl"
 #include "float_types.glsl"
 #include "row_sum.glsl"
-
-const float LOWEST = -3.4028235e38;
-shared float largest[SUM_LANES];
+#include "soft_max.glsl"
 
 float slope_of(uint head) {
     bool first = head < p.heads;
@@ -43,12 +41,6 @@ float score(uint of_x, uint of_mask, float slope, uint j) {
     return s;
 }
 
-// 2**(s - m); 0 of -infinity, a NaN where s or m is one or m is infinite.
-float weight_of(float s, float m) {
-    bool whole = abs(m) < INFINITY && !is_nan(s);
-    return !whole ? NAN : weight(max(s, LOWEST), m);
-}
-
 void main() {
     uint row = workgroup_row(), n = p.x.n[0], r = gl_LocalInvocationID.x;
     if (row >= p.x.n[1] * p.x.n[2] * p.x.n[3]) {
@@ -62,17 +54,8 @@ void main() {
         float s = score(of_x, of_mask, slope, j);
         most = s > most ? s : most;
     }
-    largest[r] = most;
-    for (uint apart = SUM_LANES / 2u; apart > 0u; apart /= 2u) {
-        barrier();
-        if (r < apart) {
-            largest[r] = max(largest[r], largest[r + apart]);
-        }
-    }
-    barrier();
     precise float sink = HAS_SINKS != 0u ? flush(sinks[p.sinks + at.z]) * LOG2E : LOWEST;
-    float m = max(largest[0], sink);
-    m = m == LOWEST ? NAN : roundEven(m);
+    float m = rounded_most(max(workgroup_most(most), sink));
     precise float sum = 0.0;
     for (uint j = r; j < n; j += SUM_LANES) {
         sum = sum + weight_of(score(of_x, of_mask, slope, j), m);

@@ -20,8 +20,8 @@ layout(set = 0, binding = SORT_BIND_X, std430) readonly buffer X { uint x[]; };
 layout(set = 0, binding = SORT_BIND_IDS, std430) readonly buffer Ids { uint ids[]; };
 layout(set = 0, binding = SORT_BIND_Y, std430) buffer Y { uint y[]; };
 #include "tensor.glsl"
+#include "sort_key.glsl"
 
-const uint NONE = 0xFFFFFFFFu;
 const uint HELD = OP == SORT_OP_EXCHANGE ? 1u : SORT_PIECE;
 shared uvec2 held[HELD];  // (key, index)
 
@@ -31,11 +31,8 @@ uint row_place(Tensor t, uint row, uint i) {
     return place(t, uvec4(i, row % p.x.n[1], plane % p.x.n[2], plane / p.x.n[2]));
 }
 
-// A key's order is that of the values, descending ones upside down; zeros of either sign are equal.
 uvec2 keyed(uint row, uint index) {
-    uint bits = x[row_place(p.x, row, index)], magnitude = bits & 0x7FFFFFFFu;
-    uint key = magnitude == 0u ? 0x80000000u : bits >= 0x80000000u ? ~bits : bits | 0x80000000u;
-    return uvec2(magnitude > 0x7F800000u ? NONE : DESCENDING == 1u ? ~key : key, index);
+    return uvec2(key_of(x[row_place(p.x, row, index)], DESCENDING == 1u), index);
 }
 
 bool before(uvec2 a, uvec2 b) {

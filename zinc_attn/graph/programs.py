@@ -33,6 +33,8 @@ PROGRAMS: Final[tuple[tuple[graph.GraphKernel, tuple[int, ...]], ...]] = (
     *((graph.SORT, (op, 1, graph.SORT_PIECE)) for op in range(len(graph.SORT_OPS))),
     *((graph.GET_WEIGHTS, (kind,)) for kind in range(len(graph.WEIGHT_TYPES))),
     (graph.FIT, ()),
+    *((graph.ROUTE, spec) for spec in ((0, 0, 2, 0), (1, 0, 1, 0), (2, 1, 1, 1))),
+    (graph.SUM_EXPERTS, ()),
     (graph.QUANTIZE, ()),
     *((graph.MUL_MAT_VEC, (kind, n, 256, 1, 16, 1, 0)) for kind in range(len(graph.WEIGHT_TYPES)) for n in (1, 8)),
     *((graph.MUL_MAT, (kind, 64, 64, 4, 4, 256, 1)) for kind in range(len(graph.WEIGHT_TYPES))),

@@ -1,0 +1,28 @@
+// What a row's softmax is made of: the largest score of a workgroup's row, and weights.
+
+const float LOWEST = -3.4028235e38;
+shared float largest[SUM_LANES];
+
+float workgroup_most(float own) {
+    uint r = gl_LocalInvocationID.x;
+    largest[r] = own;
+    for (uint apart = SUM_LANES / 2u; apart > 0u; apart /= 2u) {
+        barrier();
+        if (r < apart) {
+            largest[r] = max(largest[r], largest[r + apart]);
+        }
+    }
+    barrier();
+    return largest[0];
+}
+
+// What weights are relative to; a NaN where there is no score.
+float rounded_most(float most) {
+    return most == LOWEST ? NAN : roundEven(most);
+}
+
+// 2**(s - m); 0 of -infinity, a NaN where s or m is one or m is infinite.
+float weight_of(float s, float m) {
+    bool whole = abs(m) < INFINITY && !is_nan(s);
+    return !whole ? NAN : weight(max(s, LOWEST), m);
+}

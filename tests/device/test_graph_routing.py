@@ -1,0 +1,66 @@
+"""Routers and sums of experts: the bits of the oracles' operations one after another."""
+
+import numpy as np
+import pytest
+from graph_harness import same
+
+from zinc_attn.graph import declarations as graph
+from zinc_attn.graph import routing
+from zinc_attn.graph.records import tensor
+from zinc_attn.tools.graph.device import POISON, run
+
+EXECUTED = True
+FEW = np.array([0.0, -0.0, 1, 1, -1, 1e-40, -3e-38, np.inf, -np.inf, np.nan, 90, -90], np.float32)  # ties, too
+
+
+def logits(rng, rows, experts):
+    """The last rows have numbers of FEW, and nothing but one number."""
+    x = 3 * rng.standard_normal((rows, experts), np.float32)
+    x[rows // 2 :] = np.where(rng.random(x[rows // 2 :].shape) < 0.6, rng.choice(FEW, x[rows // 2 :].shape), 0.5)
+    if rows > 2:
+        x[-1], x[-2] = -np.inf, 2.0
+    return x
+
+
+@pytest.mark.parametrize(("rows", "experts", "k"), [(1, 128, 8), (9, 7, 7), (5, 600, 10), (3, 1, 1), (4, 257, 256)])
+@pytest.mark.parametrize("gate", graph.GATE_OPS)
+def test_route(any_device, rng, gate, rows, experts, k):
+    x = logits(rng, rows, experts)
+    bias = rng.standard_normal((1, experts), np.float32)
+    base = np.zeros((rows, experts + 3), np.float32)  # rows that do not touch
+    base[:, :experts] = x
+    for norm, clamp, biased, scale in (
+        ("none", (0, 0), False, None),
+        ("sum", (6.103515625e-5, np.inf), False, None),
+        ("sum", (0.2, 0.6), True, (2.5, 0.0)),
+        ("soft_max", (0, 0), True, (1.5, 0.25)),
+    ):
+        ids, weights = routing.route(x, k, gate, bias if biased else None, norm, clamp, scale)
+        factor, added = scale or (0.0, 0.0)
+        got = run(
+            *(any_device.runtime, graph.ROUTE, (rows, 1, 1), (base, bias), (x.size, weights.size)),
+            (graph.GATE_OPS.index(gate), int(biased), graph.ROUTE_NORM_OPS.index(norm), int(scale is not None)),
+            x=tensor(base[:, :experts]),
+            bias=tensor(np.broadcast_to(bias, x.shape)),
+            ids=tensor(ids),
+            y=tensor(weights),
+            least=clamp[0],
+            most=clamp[1],
+            factor=factor,
+            added=added,
+        )
+        found = got[0].view(np.int32)[: x.size].reshape(x.shape)  # ids are the first k of ARGSORT's rows
+        assert np.array_equal(found[:, :k], ids)
+        assert (found[:, k:].view(np.uint32) == POISON).all()
+        same(got[1], weights)
+
+
+@pytest.mark.parametrize(("rows", "experts", "elements"), [(1, 8, 70), (3, 1, 1), (70, 4, 33), (2, 300, 5)])
+def test_sum_experts(any_device, rng, rows, experts, elements):
+    x = rng.standard_normal((rows, experts, elements), np.float32)
+    weights = rng.standard_normal((rows, experts, 1), np.float32)
+    x[0, 0, :1], weights[-1, -1], x.reshape(-1)[-1:] = np.inf, 1e-31, 3e-3  # a product that is flushed
+    wanted = routing.sum_experts(x, weights)
+    values = {"x": tensor(x), "weights": tensor(weights), "y": tensor(wanted)}
+    groups = (-(-wanted.size // 256), 1, 1)
+    same(*run(any_device.runtime, graph.SUM_EXPERTS, groups, (x, weights), (wanted.size,), **values), wanted)

@@ -1,0 +1,34 @@
+"""Experts: which of them a token takes, and the sum of what they give. Operations of a graph in one dispatch each."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from .declare import Field, kernel, tensors
+
+# Which of n experts a row takes, and with what weights, as the operations named here make them.
+# gate of a row's logits x: none, soft_max (SOFT_MAX), sigmoid. ids: the first ids.n[0] of ARGSORT, descending, of the
+# gate's results, plus bias where ``biased``; y: the gate's results there (GET_ROWS), normed by sum (SUM_ROWS, CLAMP to
+# least and most, DIV) or soft_max (SOFT_MAX of the chosen), then SCALE where ``scaled``.
+# x and bias: (n, rows), n at most ROUTE_PIECE; the bias may repeat. ids and y: (k, rows), k at most CHOSEN_PIECE. Grid: x (and y) = rows.
+ROUTE_PIECE: Final = 1024
+CHOSEN_PIECE: Final = 256  # at most, an invocation each
+GATE_OPS: Final = ("none", "soft_max", "sigmoid")
+ROUTE_NORM_OPS: Final = ("none", "sum", "soft_max")
+ROUTE: Final = kernel(
+    "route",
+    {"x": "read", "bias": "read", "ids": "write", "y": "write"},
+    ("gate", "biased", "norm", "scaled"),
+    (
+        *tensors("x", "bias", "ids", "y"),
+        Field("least", "float"),
+        Field("most", "float"),
+        Field("factor", "float", "of SCALE"),
+        Field("added", "float", "by SCALE"),
+    ),
+)
+# y = the sum of a row's experts in order, each times its weight: MUL, then ADD of the first two, of the next, ...
+# x: (elements, experts, rows), weights: (1, experts, rows), y: (elements, rows). Grid: x (and y) = elements of y / 256.
+SUM_EXPERTS: Final = kernel(
+    "sum_experts", {"x": "read", "weights": "read", "y": "write"}, (), tensors("x", "weights", "y")
+)
