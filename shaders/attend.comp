@@ -62,7 +62,7 @@ layout(constant_id = ATTEND_SPEC_VECTORS) const uint VECTORS = 4u;  // query vec
 layout(constant_id = ATTEND_SPEC_CHUNKS_AHEAD) const uint CHUNKS_AHEAD = 1u;  // chunks of K in flight: 1, 2 or 4
 layout(constant_id = ATTEND_SPEC_TILE) const uint TILE = 64u;  // tokens per tile: 64, or the page size if smaller
 layout(constant_id = ATTEND_SPEC_SOFTCAP) const uint SOFTCAP = 0u;  // 1: scores are capped
-layout(constant_id = ATTEND_SPEC_ALIBI) const uint ALIBI = 0u;  // 1: scores have a bias by distance
+layout(constant_id = ATTEND_SPEC_BIASES) const uint BIASES = 0u;  // what scores have: a sum of BIAS_...
 layout(constant_id = ATTEND_SPEC_MASK) const uint MASK = 0u;  // 1: scores have a bias by row and key
 layout(constant_id = ATTEND_SPEC_ROWS_SHARED) const uint ROWS = 1u;  // query rows that share these keys
 layout(constant_id = ATTEND_SPEC_K_STORAGE) const uint K_STORAGE = STORAGE_F32;  // type of K

@@ -36,7 +36,7 @@ layout(constant_id = MATRIX_SPEC_UNROLLED) const uint UNROLLED = 0u;  // 1 on GP
 layout(constant_id = MATRIX_SPEC_WAVES) const uint WAVES = 0u;  // 1: subgroups are waves; else they may be smaller
 layout(constant_id = MATRIX_SPEC_TILE) const uint TILE = 64u;  // tokens per tile of K and V
 layout(constant_id = MATRIX_SPEC_SOFTCAP) const uint SOFTCAP = 0u;
-layout(constant_id = MATRIX_SPEC_ALIBI) const uint ALIBI = 0u;
+layout(constant_id = MATRIX_SPEC_BIASES) const uint BIASES = 0u;
 layout(constant_id = MATRIX_SPEC_MASK) const uint MASK = 0u;
 layout(constant_id = MATRIX_SPEC_K_STORAGE) const uint K_STORAGE = STORAGE_F16;
 layout(constant_id = MATRIX_SPEC_V_STORAGE) const uint V_STORAGE = STORAGE_F16;

@@ -93,7 +93,7 @@ const uint ITEM_WORDS = 9u;
 const uint ROW_STATE = 0u;  // number, in the scratch tensor, of the row's first state
 const uint ROW_COUNT = 1u;  // states of the row; 0 and no sinks give output 0 and lse -inf
 const uint ROW_NODE = 2u;  // the first state's; that of node n is number state + n - node
-const uint ROW_POSITION = 3u;  // int32, the row's own, negative for rows before the first key; read where alibi is 1
+const uint ROW_POSITION = 3u;  // int32, the row's own, negative for rows before the first key; read where a bias is
 // word where the row's mask begins, a float32 for each key: what is added to its score in natural units, -inf where the
 // row does not see it; read where mask is not 0
 const uint ROW_MASK = 4u;
@@ -114,12 +114,13 @@ const uint COPY_WORDS = 2u;
 // From head_table on: a HEAD for each query head.
 // float32(sink) * float32(log2(e)), a logit that joins the softmax without a value, or HIDDEN: none
 const uint HEAD_SINK = 0u;
-const uint HEAD_ALIBI = 1u;  // float32(slope * log2(e)) of ALiBi's slope; read where alibi is 1
+const uint HEAD_ALIBI = 1u;  // float32(slope * log2(e)); read where the constant biases has its bit
 // float32(slope * log2(e)) of what masks are multiplied with, slope 1 by default; read where mask is 1
 const uint HEAD_MASK = 2u;
 const uint HEAD_K_SCALE = 3u;  // float32(256 * scale) of the KV head's K; read for fp8_e4m3
 const uint HEAD_V_SCALE = 4u;  // of its V
 const uint HEAD_WORDS = 5u;
+const uint BIAS_ALIBI = 1u;
 #define HEAD_WORD(head, word) work[work[HEADER_HEAD_TABLE] + (head) * HEAD_WORDS + word]
 const uint NO_TOKEN = 0xFFFFFFFFu;  // the position of no new token
 // minus infinity: the word of a mask for a key that the row does not see, and of no sink
@@ -150,7 +151,7 @@ const uvec4 IQ4_NL = uvec4(0xBFAD9881u, 0xF6EADDCFu, 0x26190D01u, 0x71594535u); 
 #define ATTEND_SPEC_CHUNKS_AHEAD 4
 #define ATTEND_SPEC_TILE 5
 #define ATTEND_SPEC_SOFTCAP 6
-#define ATTEND_SPEC_ALIBI 7
+#define ATTEND_SPEC_BIASES 7
 #define ATTEND_SPEC_MASK 8
 #define ATTEND_SPEC_ROWS_SHARED 9
 #define ATTEND_SPEC_K_STORAGE 10
@@ -174,7 +175,7 @@ const uvec4 IQ4_NL = uvec4(0xBFAD9881u, 0xF6EADDCFu, 0x26190D01u, 0x71594535u); 
 #define MATRIX_SPEC_WAVES 8
 #define MATRIX_SPEC_TILE 9
 #define MATRIX_SPEC_SOFTCAP 10
-#define MATRIX_SPEC_ALIBI 11
+#define MATRIX_SPEC_BIASES 11
 #define MATRIX_SPEC_MASK 12
 #define MATRIX_SPEC_K_STORAGE 13
 #define MATRIX_SPEC_V_STORAGE 14

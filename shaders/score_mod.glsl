@@ -10,16 +10,21 @@ float soft_capped(float t, vec2 cap) {
     return s;
 }
 
-// s: the scores of two keys, at these positions.
+// s with the head's slope, a word of its record, times a term of the two keys.
+vec2 sloped(uint head, uint word, vec2 term, vec2 s) {
+    float slope = uintBitsToFloat(HEAD_WORD(head, word));
+    precise vec2 bias = slope * term;
+    precise vec2 sum = s + bias;
+    return sum;
+}
+
+// s: the scores of two keys, at these positions.  canonical/constants.py has the terms, too.
 vec2 biased(uint row, uint head, uvec2 position, vec2 s) {
     float factor = uintBitsToFloat(HEAD_WORD(head, HEAD_MASK));
     uint record = work[HEADER_ROW_TABLE] + row * ROW_WORDS;
-    if (ALIBI != 0u) {
-        float slope = uintBitsToFloat(HEAD_WORD(head, HEAD_ALIBI));
-        vec2 distance = -vec2(abs(ivec2(position) - int(work[record + ROW_POSITION])));
-        precise vec2 bias = slope * distance;
-        precise vec2 sum = s + bias;
-        s = sum;
+    vec2 distance = vec2(ivec2(position) - int(work[record + ROW_POSITION]));
+    if ((BIASES & BIAS_ALIBI) != 0u) {
+        s = sloped(head, HEAD_ALIBI, -abs(distance), s);
     }
     for (uint i = 0u; MASK != 0u && i < 2u; ++i) {
         if (position[i] >= work[record + ROW_MASK_BEGIN] && position[i] < work[record + ROW_MASK_END]) {
@@ -43,7 +48,7 @@ vec2 scores_of(vec2 products, vec3 factors, uvec2 vector, uvec2 position) {
     if (SOFTCAP != 0u) {
         s = vec2(soft_capped(s.x, factors.yz), soft_capped(s.y, factors.yz));
     }
-    if (ALIBI != 0u || MASK != 0u) {
+    if (BIASES != 0u || MASK != 0u) {
         s = biased(vector.x, vector.y, position, s);
     }
     return s;

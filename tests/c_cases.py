@@ -19,6 +19,7 @@ from support import same
 import zinc_attn as za
 from zinc_attn.cache.rows import encode, stored
 from zinc_attn.cache.strided import from_rows
+from zinc_attn.canonical.constants import BIASES
 from zinc_attn.shapes import TILES, row_strides
 from zinc_attn.storage import storage_types
 
@@ -211,7 +212,7 @@ class Checked:
             scales[1] = None if shape.latent else scales[1]
         self.engine = Engine(loaded, self.owner, options, LAYERS, TOKENS // case.page_size, scales, steps=case.steps)
         self.c, self.apart = self.engine.c, case.apart
-        self.flags = [name in case.options for name in ("sinks", "softcap", "alibi", "mask_slopes")]
+        self.flags = [name in case.options for name in ("sinks", "softcap", *BIASES, "mask_slopes")]
         room = Room(SLOTS, 2, ROWS, NEW_ROWS, 256, 0, MASK_KEYS, *self.flags)
         self.prepared = c.c_void_p(self.c.za_prepare(self.engine.attn, c.byref(room)))
         assert self.prepared, self.engine.error

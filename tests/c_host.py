@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from ml_dtypes import bfloat16
 
+from zinc_attn.canonical.constants import BIASES
 from zinc_attn.graph import c as graph_c
 from zinc_attn.kernels import c as generated_c
 from zinc_attn.kernels.declarations import APPEND, HEAD, HEADER, HEADER_WORDS, ITEM, ROW
@@ -132,10 +133,15 @@ CachePlaces = _structure("CachePlaces", "u: layers pages\nplace: k v\np: k_scale
 Request = _structure(
     "Request", "u: tokens pages\np: page_table\nu: new_rows q_len\nb: noncausal\np: mask\nu: mask_keys"
 )
-Call = _structure("Call", "p: request\nu: requests\nd: scale softcap\nu: window\np: sinks alibi mask_slopes\nu: splits")
+Call = _structure(
+    "Call",
+    f"p: request\nu: requests\nd: scale softcap\nu: window\np: sinks {' '.join(BIASES)} mask_slopes\nu: splits",
+)
 Data = _structure("Data", "p: k v\nb: encoded\np: q out lse")
 Places = _structure("Places", "place: rows q out lse")
-Room = _structure("Room", "u: slots requests rows new_rows tokens pages mask_keys\nb: sinks softcap alibi mask_slopes")
+Room = _structure(
+    "Room", f"u: slots requests rows new_rows tokens pages mask_keys\nb: sinks softcap {' '.join(BIASES)} mask_slopes"
+)
 Trace = _structure("Trace", "p: work\nz: work_words\nu: splits shared")
 
 

@@ -73,7 +73,7 @@ static uint32_t shared_bytes(const struct za_attn *attn) {
 
 int za_attend_of(const struct za_attn *attn, const struct counts *counts, bool softcap) {
     uint32_t heads = za_heads_together(&attn->shape.sizes, counts->items, shared_bytes(attn));
-    return ATTEND + (softcap ? CAPPED : 0) + (counts->alibi ? SLOPED : 0) +
+    return ATTEND + (softcap ? CAPPED : 0) + (int)(BIASED * counts->biases) +
            (heads > MAX_HEADS_PER_WORKGROUP ? MANY_HEADS : 0) + (counts->walks ? WALKS : 0) +
            (counts->masks ? MASKED : 0);
 }
@@ -94,7 +94,7 @@ static bool make_attend(struct za_attn *attn, int attend, struct pipeline *pipel
     constants.walks = (flags & WALKS) != 0;
     constants.rows_shared = flags & TOGETHER ? constants.vectors / attn->shape.sizes.group : 1;
     constants.softcap = (flags & CAPPED) != 0;
-    constants.alibi = (flags & SLOPED) != 0;
+    constants.biases = (uint32_t)flags / BIASED;
     constants.mask = (flags & MASKED) != 0;
     constants.fused = attn->fused;
     return za_pipeline_make(attn->device, &za_kernels[KERNEL_ATTEND], &constants, pipeline);

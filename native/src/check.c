@@ -64,15 +64,17 @@ static double largest(const float *values, size_t n) {
     return most;
 }
 
-/* What alibi and masks may add to a score, in log2 units. */
+/* What biases and masks may add to a score, in log2 units. */
 static double added_most(const struct shape *shape, const struct za_call *call) {
-    double distance = 0, mask = 0, factor = call->mask_slopes ? largest(call->mask_slopes, shape->q_heads) : 1;
+    double distance = 0, slope = 0, mask = 0, factor = call->mask_slopes ? largest(call->mask_slopes, shape->q_heads) : 1;
     for (uint32_t i = 0; i < call->requests; ++i) {
         const struct za_request *r = &call->request[i];
         distance = fmax(distance, r->tokens > r->q_len ? r->tokens : r->q_len);
         mask = fmax(mask, largest(r->mask, (size_t)r->q_len * r->mask_keys));
     }
-    return LOG2E * (mask * factor + (call->alibi ? largest(call->alibi, shape->q_heads) * distance : 0));
+    for (int i = 0; i < BIASES; ++i)
+        if (za_slopes(call, i)) slope += largest(za_slopes(call, i), shape->q_heads);
+    return LOG2E * (mask * factor + slope * distance);
 }
 
 static bool check_options(const struct shape *shape, const struct za_call *call) {
@@ -84,9 +86,10 @@ static bool check_options(const struct shape *shape, const struct za_call *call)
         return za_fail("scale: got %g, expected a magnitude from 2**-126 to 2**126, or 0 for 1 / sqrt(head_dim)",
                        call->scale);
     if ((call->sinks && !check_floats("sinks", call->sinks, shape->q_heads)) ||
-        (call->alibi && !check_floats("alibi", call->alibi, shape->q_heads)) ||
         (call->mask_slopes && !check_floats("mask_slopes", call->mask_slopes, shape->q_heads)))
         return false;
+    for (int i = 0; i < BIASES; ++i)
+        if (za_slopes(call, i) && !check_floats(za_biases[i].name, za_slopes(call, i), shape->q_heads)) return false;
     return added_most(shape, call) <= MAX_SCORE ||
            za_fail("mask, mask_slopes: got values and slopes whose products add up to %g to a score, expected at most "
                    "2**%d", added_most(shape, call), ilogb(MAX_SCORE));
@@ -130,7 +133,7 @@ bool za_check_scores(const struct shape *shape, const struct za_call *call, cons
     double scale = fabs(za_scale(shape, call)), most = fmax(1, 1.5 * scale), added = added_most(shape, call);
     if (call->softcap != 0) most = fmax(most, scale / call->softcap);
     if (largest_q * largest_k * shape->head_dim * most + added <= MAX_SCORE) return true;
-    return za_fail("q, k: got max|q| = %g, max|k| = %g, scale = %g and %g that alibi and masks add, whose scores may "
+    return za_fail("q, k: got max|q| = %g, max|k| = %g, scale = %g and %g that biases and masks add, whose scores may "
                    "overflow", largest_q, largest_k, za_scale(shape, call), added);
 }
 
@@ -204,8 +207,10 @@ bool za_check_step(const struct za_room *room, const struct counts *counts, cons
         if (!at_most("tokens", call->request[i].tokens, room->tokens) ||
             !at_most("mask_keys", call->request[i].mask_keys, room->mask_keys))
             return false;
+    for (int i = 0; i < BIASES; ++i)
+        if (!as_room(za_biases[i].name, za_slopes(call, i), counts->biases >> i & 1)) return false;
     if (call->splits) return za_fail("splits: got %u, expected 0; a prepared call has its room's", call->splits);
-    if (!as_room("softcap", call->softcap != 0, room->softcap) || !as_room("alibi", call->alibi, room->alibi) ||
+    if (!as_room("softcap", call->softcap != 0, room->softcap) ||
         (call->sinks && !as_room("sinks", true, room->sinks)) ||
         ((call->mask_slopes || all.masks) && !as_room("mask_slopes", call->mask_slopes, room->mask_slopes)))
         return false;

@@ -60,10 +60,11 @@ static bool lay_out(struct za_prepared *p) {
         .pages = room->pages,
         .masks = (uint64_t)room->rows * room->mask_keys,
         .states = (uint64_t)room->rows * l.nodes,
-        .alibi = room->alibi,
         .walks = p->laid.rule.fixed_splits < l.nodes,
         .lse = true,
     };
+    for (int i = 0; i < BIASES; ++i)
+        p->laid.counts.biases |= (uint32_t)*(const bool *)((const char *)room + za_biases[i].room) << i;
     za_lay_counts(attn, room->softcap, &p->laid);
     return za_check_counts(attn->device, &p->laid.counts, &p->laid.parts);
 }

@@ -126,7 +126,7 @@ struct counts za_counts(const struct shape *shape, const struct za_call *call,
         counts.single_pass = counts.single_pass && layout.nodes == 1;
     }
     counts.single_pass = counts.single_pass && counts.rows && !rule.fixed_splits;
-    counts.alibi = call->alibi && counts.rows;
+    for (int i = 0; counts.rows && i < BIASES; ++i) counts.biases |= (uint32_t)(za_slopes(call, i) != NULL) << i;
     if (!counts.single_pass && !counts.masks) count_shared(shape, call, rule, &counts);
     for (uint32_t i = 0; i < call->requests; ++i) {
         if (!call->request[i].q_len) continue;
@@ -163,6 +163,12 @@ struct cursor {
 static void write_float(uint32_t *word, double value) {
     float rounded = (float)value;
     memcpy(word, &rounded, sizeof rounded);
+}
+
+const float *za_slopes(const struct za_call *call, int bias) {
+    const float *slopes;
+    memcpy(&slopes, (const char *)call + za_biases[bias].call, sizeof slopes);
+    return slopes;
 }
 
 double za_scale(const struct shape *shape, const struct za_call *call) {
@@ -268,7 +274,10 @@ static void write_heads(const struct shape *shape, const struct za_call *call, c
         const uint32_t kv_head = h / shape->sizes.group;
         *head = (struct work_head){.sink = HIDDEN};
         if (call->sinks) write_float(&head->sink, za_flushed(call->sinks[h]) * (float)LOG2E);
-        if (call->alibi) write_float(&head->alibi, (double)call->alibi[h] * LOG2E);
+        for (int i = 0; i < BIASES; ++i) {
+            const float *slopes = za_slopes(call, i);
+            if (slopes) write_float((uint32_t *)head + za_biases[i].word, (double)slopes[h] * LOG2E);
+        }
         write_float(&head->mask, (call->mask_slopes ? (double)call->mask_slopes[h] : 1) * LOG2E);
         if (!scales) continue;
         write_float(&head->k_scale, (double)scales[kv_head] * FP8_UNIT);

@@ -18,7 +18,7 @@ struct counts {
     uint64_t rows, new_rows, pages, masks, states; /* pages, masks: words */
     uint64_t keys;                                 /* that rows see, over all rows */
     uint32_t rows_each;
-    bool alibi;
+    uint32_t biases;  /* attend's constant */
     bool lse;         /* is written behind out */
     bool single_pass; /* every row has one state, and pass 1 writes the output */
     bool walks;       /* some item has several nodes */
@@ -52,6 +52,7 @@ struct layer {
 };
 
 double za_scale(const struct shape *shape, const struct za_call *call); /* of the scores */
+const float *za_slopes(const struct za_call *call, int bias);           /* (q_heads) of a bias, NULL: none */
 
 /* Rows, new rows, pages and masks of a call alone, which need no layout. */
 struct counts za_totals(const struct shape *shape, const struct za_call *call);

@@ -16,7 +16,7 @@ from support import same
 import zinc_attn as za
 from zinc_attn.cache.rows import encode, stored
 from zinc_attn.canonical.arguments import key_ranges
-from zinc_attn.canonical.emulate import log2_slopes
+from zinc_attn.canonical.emulate import log2_biases
 from zinc_attn.decode.scoring import Scoring
 from zinc_attn.decode.workspace import PagedStorage, SharedTensors, Tensors, Workspace
 from zinc_attn.kernels import declarations as kernels
@@ -165,7 +165,7 @@ def test_the_words_of_the_page_are_those_of_the_package(device, inputs, options,
         tensors = SharedTensors(device)
         pages, scoring = (
             PagedStorage(device, cache.layout, cache.layers),
-            Scoring(0.125, alibi=log2_slopes("alibi", alibi, 4)),
+            Scoring(0.125, biases=log2_biases({"alibi": alibi}, 4)),
         )
         workspace = Workspace.make(key, pages, scoring, Tensors.of(key, pages, tensors))
         workspace.fill(submission, 1)
@@ -397,10 +397,10 @@ BEYOND = "mask, mask_slopes: got values and slopes whose products add up to 4.79
         ({"scale": np.inf}, "scale: got inf, expected a magnitude from 2**-126 to 2**126, or 0 for 1 / sqrt(head_dim)"),
         ({"scale": np.nan}, "scale: got nan, expected a magnitude"),
         ({"scale": -1e-40}, "scale: got -1e-40, expected a magnitude"),
-        ({"scale": -1e30}, "scale = -1e+30 and 0 that alibi and masks add, whose scores may overflow"),
+        ({"scale": -1e30}, "scale = -1e+30 and 0 that biases and masks add, whose scores may overflow"),
         (
             {"scale": 1e20, "softcap": 2.0**-40},
-            "scale = 1e+20 and 0 that alibi and masks add, whose scores may overflow",
+            "scale = 1e+20 and 0 that biases and masks add, whose scores may overflow",
         ),
         ({"mask": MASK - np.float32(2.0**59), "mask_keys": 7, "mask_slopes": SLOPES * np.float32(2.0**59)}, BEYOND),
         ({"softcap": np.nan}, "softcap: got nan, expected 2**-40 to 2**60, or 0 for none"),

@@ -114,8 +114,8 @@ MUTANTS = {
         Mutant("the key behind the last", "b < leaf.count)", "b <= leaf.count)", BF16),
     ),
     "score_mod.glsl": (
-        Mutant("a sum that must not be fused", "= s + bias;", "= fma_emulated(vec2(slope), distance, s);", BIASES),
-        Mutant("ALiBi's sign", "distance = -vec2", "distance = vec2", BIASES),
+        Mutant("a sum that must not be fused", "= s + bias;", "= fma_emulated(vec2(slope), term, s);", BIASES),
+        Mutant("ALiBi's sign", "-abs(distance)", "abs(distance)", BIASES),
         Mutant("a mask's first key", "position[i] >= work[record", "position[i] > work[record", NONCAUSAL),
         Mutant("a mask's unit", "HEAD_WORD(head, HEAD_MASK)", "HEAD_WORD(head, HEAD_ALIBI)", BIASES),
     ),

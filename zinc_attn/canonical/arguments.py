@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ from ..checks import check_array, check_bool, check_float, check_int
 from ..errors import ShapeError, ValueRangeError
 from ..limits import MAX_CONTEXT
 from . import constants
+from .constants import BIASES
 from .score_bound import ScoreBound, largest
 
 F32 = NDArray[np.float32]
@@ -94,7 +96,7 @@ def check_sinks(sinks: Any, q_heads: int) -> NDArray[Any] | None:
 
 
 def check_slopes(name: str, value: Any, q_heads: int) -> NDArray[Any] | None:
-    """Slopes (q_heads,), of ALiBi or of masks, or None."""
+    """Slopes (q_heads,), of a bias or of masks, or None."""
     array = _check_per_head(name, value, q_heads, "a slope")
     if array is not None:
         _check_magnitudes(name, array)
@@ -102,9 +104,26 @@ def check_slopes(name: str, value: Any, q_heads: int) -> NDArray[Any] | None:
 
 
 def log2_slopes(name: str, slopes: Any, q_heads: int) -> F32 | None:
-    """Slopes (q_heads,), of ALiBi or of masks, checked, in log2 units, rounded once from float64; or None."""
+    """Slopes (q_heads,), of a bias or of masks, checked, in log2 units, rounded once from float64; or None."""
     array = check_slopes(name, slopes, q_heads)
-    return None if array is None else (array.astype(np.float64) * constants.LOG2E).astype(np.float32)
+    return None if array is None else _in_log2(array)
+
+
+def _in_log2(slopes: NDArray[Any]) -> F32:
+    return (slopes.astype(np.float64) * constants.LOG2E).astype(np.float32)
+
+
+def check_biases(biases: Mapping[str, Any], q_heads: int) -> dict[str, NDArray[Any]]:
+    """Slopes of the biases that are there, by name, in their order."""
+    if unknown := sorted(biases.keys() - BIASES.keys()):
+        raise TypeError(f"got an unexpected keyword argument {unknown[0]!r}; biases are {', '.join(BIASES)}")
+    found = ((name, check_slopes(name, biases.get(name), q_heads)) for name in BIASES)
+    return {name: slopes for name, slopes in found if slopes is not None}
+
+
+def log2_biases(biases: Mapping[str, Any], q_heads: int) -> dict[str, F32]:
+    """The same in log2 units, rounded once from float64."""
+    return {name: _in_log2(slopes) for name, slopes in check_biases(biases, q_heads).items()}
 
 
 def check_mask(mask: Any, q_len: int, tokens: int) -> tuple[F32 | None, float]:
@@ -133,13 +152,13 @@ def check_mask(mask: Any, q_len: int, tokens: int) -> tuple[F32 | None, float]:
 
 
 class Options(NamedTuple):
-    """What the oracles are told beside q, k and v, checked; alibi and mask_slopes: (q_heads,), in natural units."""
+    """What the oracles are told beside q, k and v, checked; biases, mask_slopes: (q_heads,), in natural units."""
 
     scale: float
     window: int | None
     softcap: float | None
     sinks: NDArray[Any] | None
-    alibi: NDArray[Any] | None
+    biases: dict[str, NDArray[Any]]
     mask: F32 | None
     mask_slopes: NDArray[Any] | None
 
@@ -152,9 +171,9 @@ def checked_options(  # noqa: PLR0913  (those of an oracle)
     window: Any,
     softcap: Any,
     sinks: Any,
-    alibi: Any,
     mask: Any,
     mask_slopes: Any,
+    biases: Mapping[str, Any],
 ) -> Options:
     """The options of a call with checked arrays; refused where they, or the scores, are not what ``attention`` says."""
     check_bool("causal", causal)
@@ -163,9 +182,8 @@ def checked_options(  # noqa: PLR0913  (those of an oracle)
     sinks = check_sinks(sinks, q_heads)
     if sinks is not None:
         _check_magnitudes("sinks", sinks)
-    slopes = [check_slopes(*one, q_heads) for one in (("alibi", alibi), ("mask_slopes", mask_slopes))]
+    slopes, by_name = check_slopes("mask_slopes", mask_slopes, q_heads), check_biases(biases, q_heads)
     values, added = check_mask(mask, rows, len(k))
-    in_log2 = [log2_slopes("", one, q_heads) for one in slopes]
-    bound = ScoreBound.of(scale, softcap, *in_log2)
+    bound = ScoreBound.of(scale, softcap, log2_biases(by_name, q_heads), log2_slopes("", slopes, q_heads))
     bound.check(largest(q), largest(k), head_dim, max(rows, len(k)), added)
-    return Options(scale, window, softcap, sinks, slopes[0], values, slopes[1])
+    return Options(scale, window, softcap, sinks, by_name, values, slopes)

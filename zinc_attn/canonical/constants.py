@@ -6,7 +6,8 @@ needs the standard library alone, so that the shaders can be built in an empty e
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 KEYS_PER_LEAF: Final = 64  # keys per leaf; leaves lie at absolute multiples of 64
 LEAVES_PER_NODE: Final = 8  # leaves per node; nodes lie at absolute multiples of 512 keys
@@ -34,3 +35,11 @@ TANH_MAX: Final = 32.0  # larger magnitudes count as this
 MIN_INPUT: Final = 2.0**-40  # smaller float32 inputs are flushed to +0 on entry
 MAX_INPUT: Final = 2.0**60  # larger inputs are refused
 MAX_SCORE: Final = 2.0**96  # see score_bound: scores and all that they are made of stay finite, and far above EMPTY_M
+
+# What may be added to scores by query head, after softcap and before masks, in this order: the head's slope times a
+# term of the distance, the key's position less the row's, in float32 (in float64 in the reference). A term's magnitude
+# is at most the number of keys or rows; score_mod.glsl has it, too. A name is that of the argument, of a word of a HEAD
+# record, of a bit of the constant `biases` of pass 1, and of the members of za_call and za_room.
+BIASES: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "alibi": lambda distance: -abs(distance),
+}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -10,8 +11,8 @@ from numpy.typing import NDArray
 from ..checks import shown
 from ..errors import ArgumentError
 from . import constants
-from .arguments import checked_arrays, checked_options, key_ranges, log2_slopes, with_rows
-from .constants import CHUNK, KEYS_PER_LEAF, KEYS_PER_NODE, LEAVES_PER_NODE, WEIGHT_PARTIALS
+from .arguments import checked_arrays, checked_options, key_ranges, log2_biases, log2_slopes, with_rows
+from .constants import BIASES, CHUNK, KEYS_PER_LEAF, KEYS_PER_NODE, LEAVES_PER_NODE, WEIGHT_PARTIALS
 from .products import FusedProducts, Products
 from .state import (
     F32,
@@ -70,7 +71,7 @@ class _Scoring(NamedTuple):
 class _Rows(NamedTuple):
     """What a vector (query row and head) sees, and where it is: each (vectors,).
 
-    It sees keys [first, limit); position: its own; row: its query row; slope: of ALiBi, times log2(e), or None;
+    It sees keys [first, limit); position: its own; row: its query row; slopes: of biases, in log2 units, by name;
     mask_factor: what a mask's values are multiplied with.
     """
 
@@ -78,7 +79,7 @@ class _Rows(NamedTuple):
     limit: NDArray[Any]
     position: NDArray[Any]
     row: NDArray[Any]
-    slope: F32 | None
+    slopes: Mapping[str, F32]
     mask_factor: F32
 
 
@@ -94,9 +95,9 @@ def _leaf_states(q: F32, k: F32, v: F32, rows: _Rows, first: int, scoring: _Scor
         s = soft_capped(s, scoring.softcap)
     position = (first + np.arange(k.shape[0]))[None]
     present = (position >= rows.first[:, None]) & (position < rows.limit[:, None])
-    if rows.slope is not None:
-        distance = -np.abs(position - rows.position[:, None]).astype(np.float32)
-        s = (s + rows.slope[:, None] * distance).astype(np.float32)
+    distance = (position - rows.position[:, None]).astype(np.float32)
+    for name, slope in rows.slopes.items():
+        s = (s + slope[:, None] * BIASES[name](distance)).astype(np.float32)
     if scoring.mask is not None:
         bias = scoring.mask[rows.row, first : first + k.shape[0]]
         hidden = np.isneginf(bias)
@@ -155,10 +156,10 @@ def emulate(  # noqa: PLR0913  (public; all but q, k and v are keywords with a d
     window: int | None = None,
     softcap: float | None = None,
     sinks: NDArray[Any] | None = None,
-    alibi: NDArray[Any] | None = None,
     mask: NDArray[Any] | None = None,
     mask_slopes: NDArray[Any] | None = None,
     arithmetic: str = "canonical",
+    **biases: Any,
 ) -> tuple[F32, F32]:
     """The bits every kernel, layout, driver and device gives: (out, lse), float32.
 
@@ -170,13 +171,13 @@ def emulate(  # noqa: PLR0913  (public; all but q, k and v are keywords with a d
     if not isinstance(arithmetic, str) or arithmetic not in ("canonical", "fused"):
         raise ArgumentError(f"arithmetic: got {shown(arithmetic)}, expected 'canonical' or 'fused'")
     q, k, v = checked_arrays(q, k, v, ("float32", "float16", "bfloat16"))
-    given = checked_options(q, k, scale, causal, window, softcap, sinks, alibi, mask, mask_slopes)
+    given = checked_options(q, k, scale, causal, window, softcap, sinks, mask, mask_slopes, biases)
     rows = as_input(with_rows(q))
     (q_len, q_heads, head_dim), (tokens, kv_heads, value_dim) = rows.shape, v.shape
     rows, group = np.pad(rows, ((0, 0), (0, 0), (0, -head_dim % CHUNK))), q_heads // kv_heads  # whole chunks
     whole_mask = None if given.mask is None else _whole(given.mask, tokens)
     scoring = _Scoring(score_scale(given.scale, softcap), given.softcap, whole_mask, arithmetic == "fused")
-    slopes, factors = log2_slopes("alibi", given.alibi, q_heads), log2_slopes("mask_slopes", mask_slopes, q_heads)
+    slopes, factors = log2_biases(given.biases, q_heads), log2_slopes("mask_slopes", mask_slopes, q_heads)
     factors = np.full(q_heads, constants.LOG2E, np.float32) if factors is None else factors
     numbers, vectors = np.arange(q_len), q_len * group
     of_rows = *key_ranges(tokens, q_len, causal, given.window), tokens - q_len + numbers, numbers
@@ -186,8 +187,8 @@ def emulate(  # noqa: PLR0913  (public; all but q, k and v are keywords with a d
     for head in range(kv_heads):
         heads = slice(head * group, (head + 1) * group)
         mine = rows[:, heads].reshape(vectors, -1)
-        slope = None if slopes is None else np.tile(slopes[heads], q_len)
-        seen = _Rows(first_seen, limit, position, row, slope, np.tile(factors[heads], q_len))
+        of_heads = {name: np.tile(slope[heads], q_len) for name, slope in slopes.items()}
+        seen = _Rows(first_seen, limit, position, row, of_heads, np.tile(factors[heads], q_len))
         total = _attend_head(mine, k[:, head], v[:, head], seen, scoring)
         if given.sinks is not None:
             total = merge(total, sink_state(np.tile(sink_scores(given.sinks)[heads], q_len), value_dim))

@@ -22,8 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .arguments import with_rows
-from .constants import KEYS_PER_NODE
+from .constants import BIASES, KEYS_PER_NODE
 from .reference import attention
+from .score_bound import largest
 
 F64 = NDArray[np.float64]
 _HALF: Final = 2.0**-10
@@ -45,8 +46,7 @@ def matrix_bound(q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], **options: A
     sums = np.einsum("rhgd,nhd->rhgn", grouped, size, optimize=True).max(axis=-1, initial=0.0).reshape(len(rows), -1)
     mask = np.abs(np.asarray(0.0 if options.get("mask") is None else options["mask"], np.float64))
     most = float(mask.max(where=np.isfinite(mask), initial=0.0))
-    if options.get("alibi") is not None:
-        most += float(np.max(np.abs(options["alibi"]))) * len(k)
+    most += sum(largest(options.get(name)) for name in BIASES) * len(k)
     all_k = size.sum(axis=2).max(axis=0, initial=0.0).repeat(grouped.shape[2])
     tiny = _TINY * (grouped.sum(axis=3).reshape(len(rows), -1) + all_k + dims * _TINY)
     error = factor * (sums * (2 * _HALF + _HALF**2 + dims * _SUM + _REST) + tiny) + most * math.log2(math.e) * _REST

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ..checks import check_array
 from ..errors import ShapeError, ValueRangeError
 from .arguments import checked_arrays, checked_options, key_ranges, with_rows
+from .constants import BIASES
 from .score_bound import largest
 from .state import as_input
 
@@ -31,9 +32,9 @@ def attention(  # noqa: PLR0913  (public; all but q, k and v are keywords with a
     window: int | None = None,
     softcap: float | None = None,
     sinks: NDArray[Any] | None = None,
-    alibi: NDArray[Any] | None = None,
     mask: NDArray[Any] | None = None,
     mask_slopes: NDArray[Any] | None = None,
+    **biases: Any,
 ) -> tuple[F64, F64]:
     """Softmax attention in float64.
 
@@ -41,16 +42,16 @@ def attention(  # noqa: PLR0913  (public; all but q, k and v are keywords with a
     v_head_dim); any float dtype.
     With ``causal`` row i sees keys up to position tokens - q_len + i; with ``window`` that many keys at most, its own
     position counted. softcap: scores become softcap * tanh(score / softcap). sinks: (q_heads,), a logit per query head
-    that joins the softmax without a value. alibi: (q_heads,), a slope per query head: scores become score - slope *
-    |key's position - row's position|. mask: (q_len, n) of the last n keys, bool, True where the row sees the key, or
-    float32 or float16, which is added to the scores, -inf for a key that the row does not see. mask_slopes: (q_heads,),
-    what is added is mask * the head's slope (ggml's ALiBi).
+    that joins the softmax without a value. mask: (q_len, n) of the last n keys, bool, True where the row sees the key,
+    or float32 or float16, which is added to the scores, -inf for a key that the row does not see. mask_slopes:
+    (q_heads,), what is added is mask * the head's slope (ggml's ALiBi). biases: alibi, (q_heads,), a slope per query
+    head: scores become score - slope * |key's position - row's position|; all names are in ``BIASES``.
     Returns out ([q_len,] q_heads, v_head_dim) and lse ([q_len,] q_heads), natural log, sinks included; 0 and -inf where
     a row sees no key and no sink.
     """
     q, k, v = checked_arrays(q, k, v, ("float32", "float16", "float64", "bfloat16"))
-    options = checked_options(q, k, scale, causal, window, softcap, sinks, alibi, mask, mask_slopes)
-    scale, window, softcap, sinks, alibi, mask, slopes = options
+    options = checked_options(q, k, scale, causal, window, softcap, sinks, mask, mask_slopes, biases)
+    scale, window, softcap, sinks, biases, mask, mask_slopes = options
     rows = _exact(with_rows(q))
     sink = np.full(q.shape[-2], -np.inf) if sinks is None else np.asarray(sinks, np.float64)
     out, lse = np.zeros((*rows.shape[:2], v.shape[2])), np.repeat(sink[None], len(rows), axis=0)
@@ -60,10 +61,13 @@ def attention(  # noqa: PLR0913  (public; all but q, k and v are keywords with a
         for i in np.flatnonzero(firsts < limits).tolist():
             s = rows[i, heads] @ keys[firsts[i] : limits[i]].T * scale
             s = s if softcap is None else softcap * np.tanh(s / softcap)
-            by_head = (None if x is None else x[heads, None].astype(np.float64) for x in (alibi, slopes))
-            bias = _bias(len(k), len(rows) - 1 - i, None if mask is None else mask[i], *by_head)
             seen = slice(firsts[i], limits[i])
-            out[i, heads], lse[i, heads] = _softmax(s + bias[:, seen], values[seen], sink[heads])
+            distance = np.arange(firsts[i], limits[i], dtype=np.float64) - (len(k) - len(rows) + i)
+            for name, slopes in biases.items():
+                s = s + slopes[heads, None].astype(np.float64) * BIASES[name](distance)
+            if mask is not None:
+                s = s + _masked(len(k), mask[i], None if mask_slopes is None else mask_slopes[heads, None])[:, seen]
+            out[i, heads], lse[i, heads] = _softmax(s, values[seen], sink[heads])
     return out.reshape(*q.shape[:-1], -1), lse.reshape(q.shape[:-1])
 
 
@@ -72,18 +76,10 @@ def _exact(x: NDArray[Any]) -> F64:
     return x if x.dtype == np.float64 else as_input(x).astype(np.float64)
 
 
-def _bias(tokens: int, behind: int, mask: NDArray[Any] | None, alibi: F64 | None, slopes: F64 | None) -> F64:
-    """What is added to the scores of all keys, by head: (heads or 1, tokens).
-
-    behind: rows behind this one; mask: the row's (n,), times the ``slopes`` of heads (heads, 1), as alibi has them.
-    """
-    bias = np.zeros((1, tokens))
-    if alibi is not None:
-        bias = -alibi * np.abs(np.arange(tokens) - (tokens - 1 - behind))
-    if mask is not None:
-        row = np.pad(mask.astype(np.float64), (tokens - len(mask), 0))[None]
-        bias = bias + (row if slopes is None else np.where(np.isneginf(row), row, row * slopes))
-    return bias
+def _masked(tokens: int, mask: NDArray[Any], slopes: NDArray[Any] | None) -> F64:
+    """What a row's mask (n,) adds to the scores of all keys: (heads or 1, tokens). slopes: (heads, 1)."""
+    row = np.pad(mask.astype(np.float64), (tokens - len(mask), 0))[None]
+    return row if slopes is None else np.where(np.isneginf(row), row, row * slopes.astype(np.float64))
 
 
 def _softmax(s: F64, values: F64, sink: F64) -> tuple[F64, F64]:

@@ -1,12 +1,13 @@
 """The one bound of scores: MAX_SCORE, for every product that a score is made of, and for the sum of these products.
 
-In log2 units a score is dot * scale * log2(e), perhaps capped, plus slope * distance, plus mask * slope of masks. Below
-the bound none of these overflows float32, and no score of a key comes near EMPTY_M, that of an absent one. It is
+In log2 units a score is dot * scale * log2(e), perhaps capped, plus slope * term of biases, plus mask * slope of masks.
+Below the bound none of these overflows float32, and no score of a key comes near EMPTY_M, that of an absent one. It is
 checked where the factors meet, since each of them alone may be large.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +31,7 @@ def largest(x: NDArray[Any] | None, default: float = 0.0) -> float:
 class ScoreBound:
     """What bounds the scores of all heads: |scale|, the cap, and the largest slopes in log2 units.
 
-    mask_slope: log2(e) without slopes of masks.
+    slope: of all biases, their sum; mask_slope: log2(e) without slopes of masks.
     """
 
     scale: float
@@ -43,11 +44,11 @@ class ScoreBound:
         cls,
         scale: float,
         softcap: float | None,
-        alibi: NDArray[np.float32] | None,
+        biases: Mapping[str, NDArray[np.float32]],
         mask_slopes: NDArray[np.float32] | None,
     ) -> ScoreBound:
-        """From a scoring's options; alibi, mask_slopes: (q_heads,) in log2 units."""
-        return cls(scale, softcap, largest(alibi), largest(mask_slopes, LOG2E))
+        """From a scoring's options; biases, mask_slopes: (q_heads,) in log2 units."""
+        return cls(scale, softcap, sum(map(largest, biases.values())), largest(mask_slopes, LOG2E))
 
     def check(self, q: float, k: float, head_dim: int, tokens: int, mask: float) -> None:
         """ValueRangeError where a score may be beyond the bound.
@@ -67,7 +68,7 @@ class ScoreBound:
         cap, over = "", ""
         if self.softcap is not None:
             cap, over = f", softcap = {self.softcap:g}", ", over the softcap where that is less than 1,"
-        added = f", {distance + bias:g} of alibi and masks included" if distance + bias else ""
+        added = f", {distance + bias:g} of biases and masks included" if distance + bias else ""
         raise ValueRangeError(
             f"q, k: got max|q| = {q:g}, max|k| = {k:g}, scale = {self.scale:g}{cap} at head_dim {head_dim}; expected "
             f"max|q| * max|k| * head_dim * scale{over} of at most 2**96{added}"

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..cache.kv_cache import KVCache
 from ..cache.sequence import Sequence
-from ..canonical.arguments import check_scale, check_softcap, log2_slopes
+from ..canonical.arguments import check_scale, check_softcap, log2_biases, log2_slopes
 from ..canonical.partial import PartialState
 from ..checks import Uncopied, check_bool, check_int, described, shown
 from ..errors import ArgumentError, RuntimeUnavailableError
@@ -82,7 +82,7 @@ class Attention(Uncopied, instead="make one for the other cache"):
         common = Scoring(
             self.scale,
             softcap=check_softcap(softcap),
-            alibi=log2_slopes("alibi", alibi, shape.q_heads),
+            biases=log2_biases({"alibi": alibi}, shape.q_heads),
             mask_slopes=log2_slopes("mask_slopes", mask_slopes, shape.q_heads),
         )
         self.arithmetic = check_arithmetic(arithmetic, cache.device, cache.dtype, shape)
@@ -274,8 +274,8 @@ class Attention(Uncopied, instead="make one for the other cache"):
         call.step():`` and must not use ``seq`` while it runs; nothing is recorded into a sequence that was evaluated.
         One thread at a time uses a manager's queue, as Vulkan asks. The values of a step, which the package does not
         see, are the host's to check: q and rows as a call and an append take them, and max|q| * max|k| * head_dim *
-        max(1, 1.5 * |scale|, |scale| / softcap), and what alibi and masks add to it, at most 2**96. Rows are read back,
-        and checked, by the next call that is no step on ``seq`` and this layer, or by save.
+        max(1, 1.5 * |scale|, |scale| / softcap), and what biases and masks add to it, at most 2**96. Rows are read
+        back, and checked, by the next call that is no step on ``seq`` and this layer, or by save.
         """
         if not isinstance(self.device.runtime, HostSequences) or not self.device.runtime.hosted:
             name = self.device.runtime.name

@@ -134,7 +134,7 @@ class PartialCall(AttentionCall):
         if scoring.scales is not None:
             text += f" {scoring.scales.tobytes().hex()}"
         sinks = b"" if scoring.sinks is None else scoring.sinks.tobytes()
-        biases = b"" if scoring.alibi is None else b"alibi" + scoring.alibi.tobytes()
+        biases = b"".join(name.encode() + slopes.tobytes() for name, slopes in scoring.biases.items())
         if request.mask is not None:
             biases += b"" if scoring.mask_slopes is None else b"slopes" + scoring.mask_slopes.tobytes()
             biases += f"mask {request.mask.begin} ".encode() + request.mask.words.tobytes()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +14,7 @@ from ..cache.head_scales import kernel_scales
 from ..cache.kv_cache import KVCache
 from ..cache.rows import checked_values
 from ..canonical import arguments
+from ..canonical.constants import BIASES
 from ..canonical.emulate import score_scale
 from ..canonical.score_bound import ScoreBound
 from ..canonical.state import sink_scores
@@ -26,10 +28,10 @@ F32 = NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class Scoring:
-    """How scores are made and which count, checked: what ``scale``, ``window``, ``softcap``, ``sinks``, ``alibi`` and
+    """How scores are made and which count, checked: what ``scale``, ``window``, ``softcap``, ``sinks``, biases and
     ``mask_slopes`` said.
 
-    sinks, alibi, mask_slopes: (q_heads,) float32 in log2 units, or None; scales: what fp8_e4m3's values are multiplied
+    sinks, mask_slopes, biases by name: (q_heads,) float32 in log2 units; scales: what fp8_e4m3's values are multiplied
     by, see ``cache.head_scales``.
     """
 
@@ -37,19 +39,24 @@ class Scoring:
     window: int | None = None
     softcap: float | None = None
     sinks: F32 | None = None
-    alibi: F32 | None = None
+    biases: Mapping[str, F32] = field(default_factory=dict)
     scales: F32 | None = None
     mask_slopes: F32 | None = None
 
     @cached_property
     def bound(self) -> ScoreBound:
         """The bound of scores."""
-        return ScoreBound.of(self.scale, self.softcap, self.alibi, self.mask_slopes)
+        return ScoreBound.of(self.scale, self.softcap, self.biases, self.mask_slopes)
+
+    @property
+    def bias_bits(self) -> int:
+        """Attend's constant ``biases``."""
+        return sum(1 << i for i, name in enumerate(BIASES) if name in self.biases)
 
     @property
     def heads(self) -> HeadValues:
         """What the work buffer has per head."""
-        return HeadValues(self.sinks, self.alibi, self.mask_slopes, self.scales)
+        return HeadValues(self.sinks, self.mask_slopes, self.scales, self.biases)
 
     def header(self) -> dict[str, int]:
         """The header words of the work buffer."""

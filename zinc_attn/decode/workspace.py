@@ -329,7 +329,7 @@ class Workspace:
             device.info.kind,
             layout.tile,
             softcap=scoring.softcap is not None,
-            alibi=scoring.alibi is not None,
+            biases=scoring.bias_bits,
             mask=key.masks > 0,
             fused=CONSTANT[device.fused_way()] if key.fused else 0,
             wave_size=device.info.wave_size,

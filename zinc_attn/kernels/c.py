@@ -16,6 +16,7 @@ from typing import Final
 
 from .. import limits, storage
 from ..canonical import constants
+from ..canonical.constants import BIASES
 from ..storage import IQ4_NL, STORAGE
 from . import declarations, sizes, split_rule, tuning
 from .contract import formulas, meanings
@@ -60,7 +61,7 @@ _GIVEN: Final = (  # of a shape, how its keys lie, and the device
 )
 _OF_TYPE: Final = {"bits": "bits", "halves": "halves", "fifth": "fifth_bits"}  # input k_bits is bits of K's type
 _BY_HOST: Final = ("k_stride", "v_stride")  # formulas that are for a host that does not say another number
-_OFF: Final = ("softcap", "fused", "alibi", "masked")  # inputs of constants, which calls set
+_OFF: Final = ("softcap", "fused", "biases", "masked")  # inputs of constants, which calls set
 
 _HEADER: Final = """\
 #ifndef ZINC_CONTRACT_H
@@ -89,6 +90,13 @@ struct storage_type {{
 }};
 extern const struct storage_type za_storage[ZA_DTYPES];
 extern const float za_iq4_nl[16];
+
+/* What scores may have by query head, in the order of the bits of attend's constant: bytes of the member in za_call,
+   (q_heads) slopes, and in za_room; the word of a HEAD record. */
+extern const struct bias {{
+    const char *name;
+    size_t call, room, word;
+}} za_biases[BIASES];
 
 /* By their numbers: SPIR-V, and how many buffers and specialization constants there are. */
 extern const struct kernel {{
@@ -136,6 +144,10 @@ const struct storage_type za_storage[ZA_DTYPES] = {{
 }};
 {asserts}
 const float za_iq4_nl[16] = {{{iq4_nl}}};
+
+const struct bias za_biases[BIASES] = {{
+{biases}
+}};
 
 void za_sizes(struct sizes *s) {{
 {sizes}
@@ -228,6 +240,7 @@ def _numbers() -> Iterator[str]:
     for module, name in _INTEGERS:
         yield _explained(f"{name} = {getattr(module, name)},", told.get(name))
     yield _explained(f"MAX_BINDINGS = {declarations.MAX_BINDINGS},", "of a kernel")
+    yield f"    BIASES = {len(BIASES)},"
     yield from (f"    MAX_CONSTANTS = {max(len(decl.constant_names) for decl in KERNELS)}", "};", "enum {")
     yield from (*(f"    {_kernel(decl)}," for decl in KERNELS), "    KERNELS", "};")
     for module, name in _REALS:
@@ -267,6 +280,7 @@ def _source(spirv: Path) -> str:
         ),
         asserts=_lines(f"_Static_assert(ZA_{name.upper()} == {i}, {told});" for i, name in enumerate(STORAGE, 1)),
         iq4_nl=", ".join(map(str, IQ4_NL)),
+        biases=_lines(map(_bias, BIASES)),
         sizes=_lines(_size_statements()),
         functions=_lines(map(_constants_function, FAMILIES)),
         rules=_lines(_rules()),
@@ -291,6 +305,11 @@ def _array(name: str, words: Iterable[int]) -> str:
     text = [f"0x{word:08X}," for word in words]
     lines = ("    " + " ".join(text[i : i + 10]) for i in range(0, len(text), 10))
     return _lines((f"\nstatic const uint32_t words_{name}[] = {{", *lines, "};"))
+
+
+def _bias(name: str) -> str:
+    call, room, word = (f"offsetof(struct {of}, {name})" for of in ("za_call", "za_room", "work_head"))
+    return f'    {{"{name}", {call}, {room}, {word} / 4}},'
 
 
 def _size_statements() -> Iterator[str]:

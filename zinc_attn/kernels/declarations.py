@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from ..canonical.constants import BIASES
+
 Access = Literal["read", "write"]
 MAX_BINDINGS: Final = 8  # of a kernel
 
@@ -99,7 +101,7 @@ ROW: Final = {
     "state": "number, in the scratch tensor, of the row's first state",
     "count": "states of the row; 0 and no sinks give output 0 and lse -inf",
     "node": "the first state's; that of node n is number state + n - node",
-    "position": "int32, the row's own, negative for rows before the first key; read where alibi is 1",
+    "position": "int32, the row's own, negative for rows before the first key; read where a bias is",
     "mask": "word where the row's mask begins, a float32 for each key: what is added to its score in natural units, "
     "-inf where the row does not see it; read where mask is not 0",
     "mask_begin": "position of the first key that the mask is for",
@@ -120,12 +122,12 @@ COPY: Final = {
 COPY_WORDS: Final = 2
 HEAD: Final = {
     "sink": "float32(sink) * float32(log2(e)), a logit that joins the softmax without a value, or HIDDEN: none",
-    "alibi": "float32(slope * log2(e)) of ALiBi's slope; read where alibi is 1",
+    **{name: "float32(slope * log2(e)); read where the constant biases has its bit" for name in BIASES},
     "mask": "float32(slope * log2(e)) of what masks are multiplied with, slope 1 by default; read where mask is 1",
     "k_scale": "float32(256 * scale) of the KV head's K; read for fp8_e4m3",
     "v_scale": "of its V",
 }
-HEAD_WORDS: Final = 5
+HEAD_WORDS: Final = 4 + len(BIASES)
 
 
 def float_bits(value: float) -> int:
@@ -160,7 +162,7 @@ ATTEND_SPEC: Final = (
     "chunks_ahead",
     "tile",
     "softcap",
-    "alibi",
+    "biases",  # the sum of 1 << i of those that scores have, by their places in BIASES
     "mask",
     "rows_shared",
     "k_storage",  # the index of K's type in storage.STORAGE
@@ -190,7 +192,7 @@ MATRIX: Final = KernelDecl(
         "waves",  # 1: subgroups are waves; 0: they may be smaller, and some have nothing to multiply
         "tile",
         "softcap",
-        "alibi",
+        "biases",
         "mask",
         "k_storage",
         "v_storage",

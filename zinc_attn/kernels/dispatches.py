@@ -63,7 +63,7 @@ class AttendVariant:
     kind: str
     tile: int
     softcap: bool = False
-    alibi: bool = False
+    biases: int = 0
     mask: bool = False
     rows: int = 1
     heads: int | None = None
@@ -91,7 +91,7 @@ class AttendVariant:
             "chunks_ahead": chunks_ahead(self.kind, self.shape.k_dim),
             "tile": self.tile,
             "softcap": int(self.softcap),
-            "alibi": int(self.alibi),
+            "biases": self.biases,
             "mask": int(self.mask),
             "rows_shared": self.rows,
             "fused": self.fused,
@@ -112,7 +112,7 @@ class MatrixVariant:
     workgroup: MatrixWorkgroup
     tile: int
     softcap: bool = False
-    alibi: bool = False
+    biases: int = 0
     mask: bool = False
     strides: Strides = TILES
 
@@ -120,7 +120,7 @@ class MatrixVariant:
     def of(cls, canonical: AttendVariant, mat: MatrixFragment, workgroup: MatrixWorkgroup) -> MatrixVariant:
         """What serves the calls of a canonical variant."""
         one = canonical
-        return cls(one.shape, one.dtype, mat, workgroup, one.tile, one.softcap, one.alibi, one.mask, one.strides)
+        return cls(one.shape, one.dtype, mat, workgroup, one.tile, one.softcap, one.biases, one.mask, one.strides)
 
     @property
     def rows(self) -> int:
@@ -140,7 +140,7 @@ class MatrixVariant:
             "waves": int(self.workgroup.waves),
             "tile": self.tile,
             "softcap": int(self.softcap),
-            "alibi": int(self.alibi),
+            "biases": self.biases,
             "mask": int(self.mask),
             "workgroup_size": self.workgroup.size,
         }

@@ -12,6 +12,7 @@ from typing import Final
 
 from .. import limits, storage
 from ..canonical import constants
+from ..canonical.constants import BIASES
 from ..storage import IQ4_NL, STORAGE
 from . import declarations, matrix
 from .expressions import to_glsl
@@ -113,6 +114,7 @@ def _contract() -> Iterator[str]:
         for i, (word, meaning) in enumerate(words.items()):
             yield from _explained(f"const uint {prefix}_{word.upper()} = {i}u;", meaning)
         yield f"const uint {prefix}_WORDS = {size}u;"
+    yield from (f"const uint BIAS_{name.upper()} = {1 << i}u;" for i, name in enumerate(BIASES))
     yield "#define HEAD_WORD(head, word) work[work[HEADER_HEAD_TABLE] + (head) * HEAD_WORDS + word]"
     for name in ("NO_TOKEN", "HIDDEN"):
         yield from _explained(f"const uint {name} = 0x{getattr(declarations, name):08X}u;", told[name])

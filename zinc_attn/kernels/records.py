@@ -7,7 +7,8 @@ APPEND (or COPY) record per new token (or page pair), the page tables, one HEAD 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -42,17 +43,17 @@ def no_records(dtype: np.dtype[Any]) -> Records:
 
 class HeadValues(NamedTuple):
     """What heads have of their own, float32, or None: sinks (q_heads,), scores in log2 units (see
-    ``canonical.reference.sink_scores``); alibi (q_heads,), slopes times log2(e); masks (q_heads,), what masks are
-    multiplied with, times log2(e); scales (2 * kv_heads,) of fp8_e4m3, of K's heads and then V's."""
+    ``canonical.reference.sink_scores``); masks (q_heads,), what masks are multiplied with, times log2(e); scales
+    (2 * kv_heads,) of fp8_e4m3, of K's heads and then V's; biases: slopes (q_heads,) times log2(e)."""
 
     sinks: NDArray[np.float32] | None = None
-    alibi: NDArray[np.float32] | None = None
     masks: NDArray[np.float32] | None = None
     scales: NDArray[np.float32] | None = None
+    biases: Mapping[str, NDArray[np.float32]] = MappingProxyType({})
 
     def write(self, heads: Records) -> None:
         """Fill the HEAD records (q_heads,) of a work buffer."""
-        found = {"sink": self.sinks, "alibi": self.alibi, "mask": self.masks}
+        found = {"sink": self.sinks, "mask": self.masks, **self.biases}
         if self.scales is not None:
             scales = self.scales.reshape(2, -1)
             found["k_scale"], found["v_scale"] = scales.repeat(len(heads) // scales.shape[1], axis=1)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ... import reference
 from ...cache.rows import stored
+from ...canonical.constants import BIASES
 from ...canonical.matrix_bound import matrix_bound
 from ...planning.arithmetic import EXACT, Arithmetic
 from .inputs import NUMPY_DTYPES
@@ -84,7 +85,7 @@ def by_kv_head(
     """
     held = k.shape[1]
     group, options = q.shape[-2] // held, dict(masking or {})
-    by_head = {name: options[name] for name in ("sinks", "alibi") if options.get(name) is not None}
+    by_head = {name: options[name] for name in ("sinks", *BIASES) if options.get(name) is not None}
     parts = []
     for head in range(held - (held if kv_heads is None else kv_heads), held):
         served = slice(head * group, (head + 1) * group)
