@@ -179,8 +179,8 @@ def mask_of(rng: Any, case: Case, order: Any) -> Any:
         shown[rng.random(shown.shape) < 0.3] = -np.inf
     if case.mask == "few":  # but for the first row
         shown[:, 1:, order[0][3:]] = -np.inf
-    if case.mask == "causal":
-        own = case.cells - case.rows + np.arange(case.rows)[:, None]
+    if case.mask == "causal":  # but row 1 sees two keys more than row 0
+        own = case.cells - case.rows + np.arange(case.rows)[:, None] - (np.arange(case.rows) == 0)[:, None]
         shown[np.argsort(order, axis=1)[:, None] > own] = -np.inf
     return mask
 
