@@ -212,7 +212,7 @@ def test_a_fold_of_shards_in_another_order_fails(device, monkeypatch, capsys):
 # --- broken kernels: test_check_mutants.py has a table of them ---------------------------------------------
 
 # what a driver does that makes one operation of a product and a sum; llvmpipe runs fma() as two
-FMA = [Change("multiply_add.glsl", "vec2 sum = c + product;", "vec2 sum = fma_emulated(a, b, c);")]
+FMA = [Change("attend/multiply_add.glsl", "vec2 sum = c + product;", "vec2 sum = fma_emulated(a, b, c);")]
 
 
 def test_a_broken_kernel_fails(device, monkeypatch, tmp_path, capsys):

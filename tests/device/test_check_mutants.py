@@ -54,17 +54,17 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = {
-    "fold.glsl": (
+    "attend/fold.glsl": (
         Mutant("maximum of the states before", "t < lane ? other", "t > lane ? other", RISING),
         Mutant("a state is before itself", "t < lane ?", "t <= lane ?", RISING),
         Mutant("a state's weight", "o[j] * state_power[batch + j]", "o[j]", CANCELLING),
         Mutant("order of states", "total_power[batch + t], o[t]", "total_power[batch + t], o[t ^ 1u]", CANCELLING),
     ),
-    "merge.comp": (
+    "attend/merge.comp": (
         Mutant("the states of a row", "there = s < row.count", "there = s + 1u < row.count", RISING),
         Mutant("the last pair of dimensions", "&& dim < V_DIM)", "&& dim < V_DIM - 2u)", CANCELLING),
     ),
-    "node.glsl": (
+    "attend/node.glsl": (
         Mutant("a wave's maximum", "top = max(top, wave_m[at]);", "top = wave_m[at];", FALLING),
         Mutant("a wave's weight", "(q01, q23), powers.y)", "(q01, q23), powers.x)", RISING),
         Mutant("the vector that a wave folds", "return min(wave + f", "return min(f", RISING),
@@ -72,11 +72,11 @@ MUTANTS = {
         Mutant("the order of leaves", "((t * VECTORS + folded", "(((t ^ 1u) * VECTORS + folded", CANCELLING),
         Mutant("the state of a node", "state_of(vector.x, node)", "state_of(vector.x, item.node_begin)", CANCELLING, 2),
     ),
-    "attend.comp": (
+    "attend/attend.comp": (
         Mutant("the leaf of a wave", "LEAVES_PER_NODE + wave);", "LEAVES_PER_NODE + (wave ^ 1u));", CANCELLING),
         Mutant("the nodes of a walk", "node < item.node_end; ++node", "node < item.node_begin + 1u; ++node", RISING, 2),
     ),
-    "weights.glsl": (
+    "attend/weights.glsl": (
         Mutant("rounding of a maximum", "m[h] = roundEven(", "m[h] = ceil(", FADING),
         Mutant("a quarter of the keys' maximum", "weights[at + 1u]), max", "weights[at]), max", FADING),
         Mutant("order of the weights", "sum + weights[own + (t", "sum + weights[own + (60u - t", CANCELLING),
@@ -89,7 +89,7 @@ MUTANTS = {
         Mutant("a Newton step", "i < 3;", "i < 2;", CANCELLING),
         Mutant("the low part of ln 2", "y = y + low;", "y = y - low;", RISING),
     ),
-    "state.glsl": (
+    "attend/state.glsl": (
         Mutant("the flush of merges", "vec2 sum = x + b;\n    return flush", "vec2 sum = x + b;\n    return ", FADING),
         Mutant("the flush of nodes", "float sum = x + b;\n    return flush", "float sum = x + b;\n    return ", FADING),
         Mutant("the flush of out", ": flush(quotient)", ": quotient", FADING),
@@ -101,7 +101,7 @@ MUTANTS = {
         Mutant("a coefficient's last bit", "EXP2_C2 0.240226477", "EXP2_C2 0.240226492", CANCELLING),
         Mutant("where tanh's formula changes", "TANH_SMALL 0.600000024", "TANH_SMALL 0.7", SOFTCAP),
     ),
-    "scores.glsl": (
+    "attend/scores.glsl": (
         Mutant("order in a chunk", "for (uint d = 1u; d < 4u; ++d)", "for (uint d = 3u; d > 0u; --d)", CANCELLING),
         Mutant(
             "sums of a chunk that are not fused",
@@ -113,30 +113,30 @@ MUTANTS = {
         Mutant("a scale of q8_0", "k_block(key0[i], c / 4u)", "k_block(key0[i], c / 8u)", Q8_0),
         Mutant("the key behind the last", "b < leaf.count)", "b <= leaf.count)", BF16),
     ),
-    "score_mod.glsl": (
+    "attend/score_mod.glsl": (
         Mutant("a sum that must not be fused", "= s + bias;", "= fma_emulated(vec2(slope), term, s);", BIASES),
         Mutant("ALiBi's sign", "-abs(distance)", "abs(distance)", BIASES),
         Mutant("a mask's first key", "position[i] >= work[record", "position[i] > work[record", NONCAUSAL),
         Mutant("a mask's unit", "HEAD_WORD(head, HEAD_MASK)", "HEAD_WORD(head, HEAD_ALIBI)", BIASES),
     ),
-    "item.glsl": (
+    "attend/item.glsl": (
         Mutant("a window by one", "max(item.first, first_key)", "max(item.first + 1u, first_key)", WINDOW),
         Mutant("the last key", "max(item.limit, first_key)", "max(item.limit - 1u, first_key)", CANCELLING),
         Mutant("the last heads of a group", "group - VECTORS);", "group - VECTORS - 1u);", RATIO),
         Mutant("a row of several", "row + h / ROW_HEADS, item", "row + h % ROW_HEADS, item", CANCELLING, 8),
     ),
-    "values.glsl": (
+    "attend/values.glsl": (
         Mutant("the flush of leaves", "o[i] = flush(sum);", "o[i] = sum;", FADING_F32),
         Mutant("a pair of a shared word", "word >>= slice * SLICE", "word >>= 0u * SLICE", FOUR_BITS),
         Mutant("the block of a slice", "slice * SLICE / BLOCK", "slice * SLICE / 64u", FIVE_BITS),
     ),
-    "words.glsl": (
+    "attend/words.glsl": (
         Mutant("a page shift", "(tile >> shift)", "(tile >> (shift + 1u))", CANCELLING),
         Mutant("a tile in its page", "first + (tile & (", "first + (tile / 2u & (", CANCELLING),
         Mutant("a token in a small tile", "key : token % TILE", "key : token % (TILE / 2u)", CANCELLING, 6),
         Mutant("a chunk of latent V", "+ at % CHUNK_WORDS : at", "+ at % 2u : at", LATENT),
     ),
-    "storage.glsl": (
+    "attend/storage.glsl": (
         Mutant("where K has fifth bits", "where, K_PAIRED + block)", "where, block)", FIVE_BITS),
         Mutant("a minimum", "Block(both.x, both.y, fifth)", "Block(both.x, both.x, fifth)", FIVE_BITS),
         Mutant("where V has scales", "block * V_HALVES / 2u", "block * V_HALVES / 4u", Q8_0),
@@ -155,11 +155,11 @@ MUTANTS = {
         Mutant("the minimum of q4_1", ": block.minimum;", ": -block.minimum;", FOUR_BITS),
         Mutant("the fifth bits of a chunk", "8u * (chunk % 4u)", "8u * (chunk % 2u)", FIVE_BITS),
     ),
-    "append.comp": (
+    "cache/append.comp": (
         Mutant("a new token's tile", "tile & ((1u << shift) - 1u)", "tile & ((1u << shift) - 2u)", CANCELLING),
         Mutant("a new token's scales", "TILE * K_VALUES + i * TILE", "TILE * K_VALUES + i * 32u", Q8_0),
     ),
-    "copy.comp": (Mutant("a copied page's V", "= v[source * V_TILE", "= v[target * V_TILE", CANCELLING, 6),),
+    "cache/copy.comp": (Mutant("a copied page's V", "= v[source * V_TILE", "= v[target * V_TILE", CANCELLING, 6),),
 }
 DEFAULT = (
     *("a wave's maximum", "the cut-off by one", "a copied page's V", "a fifth bit's place"),
@@ -187,9 +187,9 @@ def index(device: za.Device) -> int:
 
 def test_the_table_is_of_the_shaders_and_the_quick_cases():
     """Each text occurs once, and the cases are those of --quick."""
-    for file, one in (*TABLE, *((f"matrix_{file}.glsl", one) for file, one in MATRIX_MUTANTS)):
+    for file, one in (*TABLE, *((f"attend/matrix_{file}.glsl", one) for file, one in MATRIX_MUTANTS)):
         assert (SHADERS / file).read_text().count(one.old) == 1, f"{file}: {one.old}"
-        assert one.case in (MATRIX_QUICK if file.startswith("matrix_") else QUICK)
+        assert one.case in (MATRIX_QUICK if "matrix_" in file else QUICK)
     names = [mutant.breaks for _, mutant in TABLE]
     assert len(set(names)) == len(names) >= 20 and set(DEFAULT) <= set(names)
 
@@ -198,7 +198,7 @@ def test_the_table_is_of_the_shaders_and_the_quick_cases():
 @pytest.mark.parametrize(("file", "mutant", "arithmetic"), CHOSEN, ids=[f"{one}-{name}" for _, one, name in CHOSEN])
 def test_a_mutant_is_caught(index, file, mutant, arithmetic, monkeypatch, tmp_path):
     changes = [Change(file, mutant.old, mutant.new)]
-    only = "attend" if file == "score_mod.glsl" else ""  # the kernel of matrix units has no fma_emulated()
+    only = "attend" if file == "attend/score_mod.glsl" else ""  # the kernel of matrix units has no fma_emulated()
     monkeypatch.setattr(device_module, "SPIRV", break_kernels(changes, tmp_path, only))
     with za.Device.open(index, runtime="vulkan") as device:
         found = failing(device, Case.parse(mutant.case, arithmetic), mutant.prop)
@@ -231,8 +231,8 @@ def base_results(device: za.Device, case: Case) -> Iterator[Output]:
 # Of slopes of masks, which no case of the record has. Behind each: where out differs, in two heads of a row, and in a
 # row that the mask hides.
 SLOPES = (
-    ("score_mod.glsl", Mutant("the slope of a mask", "(head, HEAD_MASK)", "(head, HEAD_ALIBI)", ""), (1, 1, 0)),
-    ("score_mod.glsl", Mutant("the head of a slope", "(head, HEAD_MASK)", "(0u, HEAD_MASK)", ""), (0, 1, 0)),
+    ("attend/score_mod.glsl", Mutant("the slope of a mask", "(head, HEAD_MASK)", "(head, HEAD_ALIBI)", ""), (1, 1, 0)),
+    ("attend/score_mod.glsl", Mutant("the head of a slope", "(head, HEAD_MASK)", "(0u, HEAD_MASK)", ""), (0, 1, 0)),
 )
 
 
@@ -265,7 +265,7 @@ MATRIX_MUTANTS = (
 
 @pytest.mark.parametrize(("file", "mutant"), MATRIX_MUTANTS if FULL else MATRIX_MUTANTS[:2], ids=str)
 def test_a_mutant_of_matrix_units_is_caught(matrix_device, file, mutant, monkeypatch, tmp_path):
-    changes = [Change(f"matrix_{file}.glsl", mutant.old, mutant.new)]
+    changes = [Change(f"attend/matrix_{file}.glsl", mutant.old, mutant.new)]
     monkeypatch.setattr(device_module, "SPIRV", break_kernels(changes, tmp_path))
     with za.Device.open(matrix_device.info.index, runtime="vulkan") as device:
         (outcome,) = check.check([device], [Case.parse(mutant.case, "matrix")], parse_split_specs("1,auto,size:512"))

@@ -82,7 +82,7 @@ def test_every_way_has_the_bits(any_device, monkeypatch):
 )
 def test_a_device_without_a_way_is_refused(device, tmp_path, monkeypatch, old, new):
     """The question finds an emulation that is not exact; canonical calls are as they were."""
-    change = Change("multiply_add.glsl", old, new)
+    change = Change("attend/multiply_add.glsl", old, new)
     monkeypatch.setattr(multiply_add, "ways_of", lambda _: ("emulated",))
     monkeypatch.setattr(device_module, "SPIRV", break_kernels([change], tmp_path, kernels.MULTIPLY_ADD.name))
     q, k, v = make_inputs(SHAPE, 50, "f16")

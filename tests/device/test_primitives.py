@@ -16,11 +16,11 @@ SHAPE = za.AttnShape(4, 2, 64)
 # What a driver may do to the kernel, and the function in which it shows.
 DRIVERS = {
     "denormal float16 are 0": (
-        Change("primitives.comp", "RESULT_LOW, low", "RESULT_LOW, abs(low) < 6e-5 ? 0.0 : low"),
+        Change("attend/primitives.comp", "RESULT_LOW, low", "RESULT_LOW, abs(low) < 6e-5 ? 0.0 : low"),
         "the float32 of a float16, many of them denormal (low",
     ),
     "denormal float16 are 0 before a product": (
-        Change("primitives.comp", "unpackHalf2x16((word ^ 0x80u) & 0xFFu).x, scale", "0.0, scale"),
+        Change("attend/primitives.comp", "unpackHalf2x16((word ^ 0x80u) & 0xFFu).x, scale", "0.0, scale"),
         "an int8, read as a denormal float16, times a float32 (fused",
     ),
     "a step is left out": (
@@ -35,7 +35,10 @@ DRIVERS = {
         Change("floats.glsl", "size < TANH_SMALL", "size < 0.75"),
         "a hyperbolic tangent by polynomials (tanh",
     ),
-    "nothing is written": (Change("primitives.comp", "    results[gl_", "    if (x > 1e38) results[gl_"), "0xFFFFFFFF"),
+    "nothing is written": (
+        Change("attend/primitives.comp", "    results[gl_", "    if (x > 1e38) results[gl_"),
+        "0xFFFFFFFF",
+    ),
 }
 
 

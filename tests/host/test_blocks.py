@@ -15,7 +15,7 @@ from zinc_attn.cache.head_scales import check_head_scales
 from zinc_attn.shapes import AttnShape, row_strides
 from zinc_attn.storage import GROWTH, IQ4_NL, STORAGE
 
-MASKED = Path(__file__).parents[2] / "shaders" / "storage.glsl"
+MASKED = Path(__file__).parents[2] / "shaders" / "attend/storage.glsl"
 
 BLOCK_TYPES = [name for name, kind in STORAGE.items() if kind.halves]
 SHAPE = AttnShape(4, 2, 96, 64)

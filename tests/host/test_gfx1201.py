@@ -110,7 +110,7 @@ def test_primitives_in_another_float_mode(mode, refused, device):
 
 
 def test_a_missing_barrier_is_a_race(tmp_path, monkeypatch, device):
-    change = Change("node.glsl", "barrier();\n        for (uint i = 0u", "for (uint i = 0u")
+    change = Change("attend/node.glsl", "barrier();\n        for (uint i = 0u", "for (uint i = 0u")
     monkeypatch.setattr(device_module, "SPIRV", break_kernels([change], tmp_path))
     with pytest.raises(KernelError, match=r"a race: byte .* of shared memory is (read|written) by wave"):
         list(check([Device(device.runtime)], [Case.parse("9/3/64 f16 600")], []))

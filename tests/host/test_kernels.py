@@ -77,8 +77,8 @@ def test_every_float_operation_is_exact_or_forbidden(decl):
     assert len(arithmetic) >= 20 or decl.name in ("append", "copy")
     assert [r for r in arithmetic if r not in contracted] == []
     assert FORBIDDEN.search(text) is None
-    # those of shaders/storage.glsl give the same bits where a driver does not fuse them: two have exact products, and
-    # iq4_nl's three make a number that is rounded to a whole one, far from the middle of two
+    # those of storage.glsl give the same bits where a driver does not fuse them: two have exact products, and iq4_nl's
+    # three make a number that is rounded to a whole one, far from the middle of two
     made = 6 if decl is kernels.ATTEND else int(decl in (kernels.PRIMITIVES, kernels.MULTIPLY_ADD))
     assert len(re.findall(r"OpExtInst %\w+ %\w+ Fma ", text)) == made  # one of them is multiply_add's
 
@@ -121,7 +121,7 @@ def shapes_of(dtype):
 
 
 def test_the_table_at_the_head_of_attend_has_the_sizes():
-    text = (ROOT / "shaders" / "attend.comp").read_text()
+    text = (ROOT / "shaders" / "attend/attend.comp").read_text()
     variant = AttendVariant(shapes.AttnShape(16, 2, 256), "f16", "discrete", 64)
     decl, values = variant.program()
     known = {name.upper(): value for name, value in zip(decl.spec, values, strict=True)}

@@ -70,7 +70,7 @@ def quantize(x: F32, kind: StorageType) -> tuple[NDArray[np.uint8], NDArray[np.f
 
 
 def dequantize(q: NDArray[np.uint8], halves: NDArray[np.float16], kind: StorageType) -> F32:
-    """float32 values (..., blocks, 32) of what ``quantize`` returns: the arithmetic of shaders/storage.glsl."""
+    """float32 values (..., blocks, 32) of what ``quantize`` returns: the arithmetic of shaders/attend/storage.glsl."""
     scale = halves[..., 0].astype(np.float32)[..., None]
     if kind.name == "q8_0":
         return q.view(np.int8).astype(np.float32) * scale

@@ -1,7 +1,7 @@
 """New rows that the device encodes: when it does, and what the host uploads for it.
 
 The host checks the rows and uploads their stored values as float32: K of all rows, (rows, kv_heads, head_dim), then V,
-(rows, kv_heads, v_head_dim). ``shaders/encode.comp`` makes the words of ``rows.encode`` of them.
+(rows, kv_heads, v_head_dim). ``shaders/cache/encode.comp`` makes the words of ``rows.encode`` of them.
 """
 
 from __future__ import annotations

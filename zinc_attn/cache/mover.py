@@ -34,10 +34,9 @@ _ROWS_USE: Final = {"append": Use.INPUT, "encode": Use.SCRATCH, "gather": Use.OU
 
 @dataclass(frozen=True)
 class PageGeometry:
-    """How rows lie in the pages: see ``shaders/cache.glsl``.
+    """How rows lie in the pages: see ``shaders/attend/words.glsl``.
 
-    tile: tokens per tile; page_tiles: tiles per page; strides: TILES, or those of rows (token, KV head, values), see
-    ``shaders/words.glsl``.
+    tile: tokens per tile; page_tiles: tiles per page; strides: TILES, or those of rows (token, KV head, values).
     """
 
     shape: AttnShape

@@ -1,7 +1,7 @@
 """The codec of K and V: values to words and back, as rows of tokens.
 
 A row is one token's K and V of every KV head, (kv_heads, words): per KV head K values, V values, K scales, V scales,
-in uint32 words (see shaders/cache.glsl).
+in uint32 words (see shaders/attend/words.glsl).
 
 Block types quantize as ``blocks`` says. In tiles and rows a dimension's value follows that of the dimension before, the
 first in the lowest bits; behind the values come what the blocks share: their scales two a word, or scale and
@@ -211,7 +211,7 @@ def encode(k: NDArray[Any], v: NDArray[Any], shape: AttnShape, dtype: str, scale
 
 def decode(words: Words, shape: AttnShape, dtype: str, scales: F32 | None = None) -> tuple[F32, F32]:
     """The float32 values k (n, kv_heads, head_dim) and v (n, kv_heads, v_head_dim) that rows hold: the arithmetic of
-    shaders/storage.glsl. A latent shape's v are the first dimensions of k. scales: see ``encode_into``."""
+    shaders/attend/storage.glsl. A latent shape's v are the first dimensions of k. scales: see ``encode_into``."""
     k_values, v_values, k_scales, v_scales = row_parts(words, shape, dtype)
     k_type, v_type = storage_types(dtype)
     k_factor, v_factor = (None, None) if scales is None else scales

@@ -1,4 +1,4 @@
-"""Numbers for ``shaders/primitives.comp`` and its results: the kernels' float functions, and how cached words are read.
+"""Numbers for ``primitives.comp`` and its results: the kernels' float functions, and how cached words are read.
 
 The words are drawn so that half of them are denormal float16, that fused products and sums would have other bits, and
 that no result depends on denormal float32.

@@ -174,11 +174,11 @@ ATTEND_SPEC: Final = (
     *ROWS_SPEC,
 )
 # Pass 1: a workgroup of eight waves attends nodes one after another, a leaf a wave.
-ATTEND: Final = KernelDecl("attend", "attend.comp", _ATTEND_BINDINGS, ATTEND_SPEC)
+ATTEND: Final = KernelDecl("attend", "attend/attend.comp", _ATTEND_BINDINGS, ATTEND_SPEC)
 # Pass 1 of arithmetic "matrix", on devices with VK_KHR_cooperative_matrix.
 MATRIX: Final = KernelDecl(
     "attend_matrix",
-    "attend_matrix.comp",
+    "attend/attend_matrix.comp",
     _ATTEND_BINDINGS,
     (
         "k_dim",
@@ -203,7 +203,7 @@ MATRIX: Final = KernelDecl(
 )
 MERGE: Final = KernelDecl(
     "merge",
-    "merge.comp",
+    "attend/merge.comp",
     (Binding("work", "read"), Binding("states", "read"), Binding("out", "write")),
     ("v_dim", "workgroup_size"),
 )
@@ -211,10 +211,10 @@ MERGE_DIMS: Final = 64  # head dimensions per workgroup of pass 2 (grid x), two 
 
 
 def _mover(name: str, rows: Access, cache: Access, gather: int) -> KernelDecl:
-    """Rows between a row tensor (rows, kv_heads, words of a token; see shaders/append.comp) and the cache."""
+    """Rows between a row tensor (rows, kv_heads, words of a token; see shaders/cache/append.comp) and the cache."""
     return KernelDecl(
         name,
-        "append.comp",
+        "cache/append.comp",
         (Binding("work", "read"), Binding("rows", rows), Binding("k", cache), Binding("v", cache)),
         ("k_values", "v_values", "k_scales", "v_scales", "chunk_words", "tile", "k_stride", "v_stride"),
         module="append",
@@ -226,7 +226,7 @@ APPEND_KERNEL: Final = _mover("append", "read", "write", 0)
 GATHER_KERNEL: Final = _mover("gather", "write", "read", 1)
 COPY_KERNEL: Final = KernelDecl(
     "copy",
-    "copy.comp",
+    "cache/copy.comp",
     (Binding("work", "read"), Binding("k", "write"), Binding("v", "write")),
     ("k_tile_words", "v_tile_words"),
 )
@@ -234,29 +234,29 @@ COPY_KERNEL: Final = KernelDecl(
 # New rows that the device encodes: float32 values (rows, kv_heads, head_dim) of K, then those of V, to a row tensor.
 ENCODE: Final = KernelDecl(
     "encode",
-    "encode.comp",
+    "cache/encode.comp",
     (Binding("work", "read"), Binding("values", "read"), Binding("rows", "write")),
     ("k_size", "v_size", "k_dim", "v_dim", "latent", "k_storage", "v_storage"),
 )
 
-# What a device is asked before its first kernel: ``results`` of rows of ``numbers``, see shaders/primitives.comp.
+# What a device is asked before its first kernel: ``results`` of rows of ``numbers``, see primitives.comp.
 NUMBERS: Final = ("score", "m", "other_m", "a", "b", "l", "word", "scale")
 NUMBER_WORDS: Final = len(NUMBERS)
 RESULTS: Final = ("weight", "power", "tanh", "merged", "reciprocal", "lse", "low", "high", "product", "fused")
 RESULT_WORDS: Final = len(RESULTS)
 PRIMITIVES: Final = KernelDecl(
-    "primitives", "primitives.comp", (Binding("numbers", "read"), Binding("results", "write")), ()
+    "primitives", "attend/primitives.comp", (Binding("numbers", "read"), Binding("results", "write")), ()
 )
 
 # What a device is asked before arithmetic "fused": ``sums`` of ``triples`` a, b, c, two of each kind side by side.
 MULTIPLY_ADD: Final = KernelDecl(
-    "multiply_add", "multiply_add.comp", (Binding("triples", "read"), Binding("sums", "write")), ("fused",)
+    "multiply_add", "attend/multiply_add.comp", (Binding("triples", "read"), Binding("sums", "write")), ("fused",)
 )
 
-# Decode attention as one reads it, which the tests alone dispatch: see shaders/plain.comp.
+# Decode attention as one reads it, which the tests alone dispatch: see shaders/attend/plain.comp.
 PLAIN: Final = KernelDecl(
     "plain",
-    "plain.comp",
+    "attend/plain.comp",
     (Binding("q", "read"), Binding("k", "read"), Binding("v", "read"), Binding("out", "write")),
     ("slices", "k_dim", "group", "keys", "scale"),
 )

@@ -68,7 +68,7 @@ def best_fragment(fragments: list[MatrixFragment]) -> MatrixFragment | None:
 
 
 def shared_bytes(shape: AttnShape, vectors: int, unrolled: bool) -> int:
-    """Shared memory of a workgroup, as shaders/attend_matrix.comp declares it."""
+    """Shared memory of a workgroup, as shaders/attend/attend_matrix.comp declares it."""
     q = 16 if unrolled and shape.k_dim <= HELD_DIMS else 2 * vectors * (shape.k_dim + 8)
     kv = 2 * KEYS_PER_LEAF * (PIECE + 8)
     scores = 4 * vectors * (KEYS_PER_LEAF + 4)

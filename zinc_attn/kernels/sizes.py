@@ -1,7 +1,7 @@
 """How pass 1 divides its work among lanes, passes and registers: formulas that the shader and the host share.
 
 ``FORMULAS`` declares each once, as a Python expression. The host evaluates them (``attend_sizes``), and ``glsl``
-translates them into ``shaders/attend_sizes.glsl``, where they are specialization constant expressions.
+translates them into ``shaders/attend/attend_sizes.glsl``, where they are specialization constant expressions.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def chunks_ahead(kind: str, k_dim: int) -> int:
 def attend_sizes(
     shape: AttnShape, vectors: int, dtype: str, kind: str = "gpu", lanes: int = limits.WAVE
 ) -> Mapping[str, int]:
-    """Every constant of ``shaders/attend_sizes.glsl`` by name, as that variant of pass 1 has it.
+    """Every constant of ``shaders/attend/attend_sizes.glsl`` by name, as that variant of pass 1 has it.
 
     vectors: query vectors of a workgroup, heads over all rows that share its keys; kind: the device's;
     lanes: invocations of a wave.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import asdict
+from pathlib import PurePath
 from typing import Any, Final
 
 from ... import __version__, limits
@@ -31,7 +32,7 @@ RECORDS: Final = ("header", "item", "row", "append", "copy", "head")  # of the w
 
 def family(decl: KernelDecl) -> str:
     """The key of a kernel in ``contract.ini``: the name of its source."""
-    return decl.source.removesuffix(".comp")
+    return PurePath(decl.source).stem
 
 
 def declared_constants() -> dict[str, Any]:

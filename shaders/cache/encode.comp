@@ -13,7 +13,7 @@
 // Grid: x = row, y = as many as give every block a lane, z = K, V.  Workgroups without a block return at once.
 #version 450
 #extension GL_GOOGLE_include_directive : require
-#include "contract.glsl"
+#include "../contract.glsl"
 
 layout(local_size_x = 32) in;
 layout(constant_id = ENCODE_SPEC_K_SIZE) const uint K_SIZE = 64u;  // head_dim
@@ -24,9 +24,9 @@ layout(constant_id = ENCODE_SPEC_LATENT) const uint LATENT = 0u;
 layout(constant_id = ENCODE_SPEC_K_STORAGE) const uint K_STORAGE = 0u;
 layout(constant_id = ENCODE_SPEC_V_STORAGE) const uint V_STORAGE = 0u;
 const uint VECTORS = 1u, CHUNKS_AHEAD = 1u, LANES = WAVE;  // of pass 1: the sizes of rows do not depend on them
-#include "attend_sizes.glsl"
-#include "floats.glsl"
-#include "narrow.glsl"
+#include "../attend/attend_sizes.glsl"
+#include "../floats.glsl"
+#include "../narrow.glsl"
 
 // What K has or what V has, by the part of the workgroup.  Where both are equal, a compiler finds a constant.
 uint part(uint of_k, uint of_v) {
@@ -37,7 +37,7 @@ bool is(uint storage) {
     return gl_WorkGroupID.z == 0u ? K_STORAGE == storage : V_STORAGE == storage;
 }
 
-#include "quantize.glsl"
+#include "../quantize.glsl"
 
 layout(set = 0, binding = ENCODE_BIND_WORK, std430) restrict readonly buffer Work { uint work[]; };
 layout(set = 0, binding = ENCODE_BIND_VALUES, std430) restrict readonly buffer Values { uint values[]; };

@@ -3,7 +3,7 @@
 // Grid: x = 32 pairs of triples, a lane each.  The numbers come from a buffer, so that no compiler knows a result.
 #version 450
 #extension GL_GOOGLE_include_directive : require
-#include "contract.glsl"
+#include "../contract.glsl"
 
 layout(local_size_x = 32) in;
 layout(constant_id = MULTIPLY_ADD_SPEC_FUSED) const uint FUSED = 1u;

@@ -22,7 +22,7 @@
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_memory_scope_semantics : require
 #extension GL_KHR_shader_subgroup_basic : require
-#include "contract.glsl"
+#include "../contract.glsl"
 
 layout(local_size_x_id = MATRIX_SPEC_WORKGROUP_SIZE, local_size_x = 128) in;
 layout(constant_id = MATRIX_SPEC_K_DIM) const uint K_DIM = 128u;  // of q and K, a multiple of 16
@@ -108,7 +108,7 @@ uvec4 ahead[LOADS];                    // what the lane has in flight of the nex
     }
 
 #define lane gl_LocalInvocationIndex
-#include "floats.glsl"
+#include "../floats.glsl"
 #include "state.glsl"
 #include "item.glsl"
 #include "words.glsl"

@@ -4,13 +4,13 @@
 // Grid: x = 32 rows of numbers, a lane each.  The numbers come from a buffer, so that no result is known to a compiler.
 #version 450
 #extension GL_GOOGLE_include_directive : require
-#include "contract.glsl"
+#include "../contract.glsl"
 
 layout(local_size_x = 32) in;
 
 layout(set = 0, binding = PRIMITIVES_BIND_NUMBERS, std430) restrict readonly buffer Numbers { uint numbers[]; };
 layout(set = 0, binding = PRIMITIVES_BIND_RESULTS, std430) restrict writeonly buffer Results { uint results[]; };
-#include "floats.glsl"
+#include "../floats.glsl"
 #include "state.glsl"
 
 float number(uint which) {

@@ -21,7 +21,7 @@
 //               o -> states, or, where a row has a single node, result
 //
 // A first reading can do with item, scores, weights, values and node, with float16 in tiles, ROWS 1, FUSED 0, 32 LANES
-// and VALUE_PASSES 1; shaders/plain.comp has the same arithmetic without lanes.  Of the other files it is enough to
+// and VALUE_PASSES 1; shaders/attend/plain.comp has the same arithmetic without lanes.  Of the other files it is enough to
 // know:
 //
 //     contract, attend_sizes    numbers: the words of the work buffer, and sizes
@@ -50,7 +50,7 @@
 #extension GL_GOOGLE_include_directive : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_EXT_control_flow_attributes : require
-#include "contract.glsl"
+#include "../contract.glsl"
 
 layout(local_size_x_id = ATTEND_SPEC_WORKGROUP_SIZE, local_size_x = 256) in;
 const uint WAVES = LEAVES_PER_NODE;               // of a workgroup, a leaf each
@@ -99,7 +99,7 @@ vec2 o[VECTORS * LANE_PAIRS];    // [h][pair] of the lane's slices of the leaf's
 // all (2 KiB a wave for 8 vectors), so that shared memory does not limit the waves per SIMD before the registers do.
 shared float weights[SHARED_WEIGHTS];
 const bool CPU = CHUNKS_AHEAD == 1u;  // a CPU device: none else has a single chunk of K in flight
-#include "floats.glsl"
+#include "../floats.glsl"
 #include "state.glsl"
 #include "multiply_add.glsl"
 #include "item.glsl"

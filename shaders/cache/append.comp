@@ -4,7 +4,7 @@
 // Record x of the work buffer names the row's position in its sequence and the sequence's page table.
 #version 450
 #extension GL_GOOGLE_include_directive : require
-#include "contract.glsl"
+#include "../contract.glsl"
 
 layout(local_size_x = 32) in;
 layout(constant_id = APPEND_SPEC_K_VALUES) const uint K_VALUES = 64u;       // words of K per token and KV head

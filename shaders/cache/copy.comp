@@ -3,7 +3,7 @@
 // Grid: x = pair of pages (source, target), y = KV head, z = tile of the page.
 #version 450
 #extension GL_GOOGLE_include_directive : require
-#include "contract.glsl"
+#include "../contract.glsl"
 
 layout(local_size_x = 32) in;
 layout(constant_id = COPY_SPEC_K_TILE_WORDS) const uint K_TILE_WORDS = 8192u;

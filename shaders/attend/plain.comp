@@ -11,7 +11,7 @@
 // state.glsl has merge, which rounds in its one sum alone, because every m is a whole number.
 #version 450
 #extension GL_GOOGLE_include_directive : require
-#include "contract.glsl"
+#include "../contract.glsl"
 
 const uint SLICE = 8u;
 layout(local_size_x_id = PLAIN_SPEC_SLICES, local_size_x = 8) in;  // slices of V
@@ -25,7 +25,7 @@ layout(set = 0, binding = PLAIN_BIND_Q, std430) restrict readonly buffer Q { flo
 layout(set = 0, binding = PLAIN_BIND_K, std430) restrict readonly buffer K { float k[]; };        // (KV heads, KEYS, K_DIM)
 layout(set = 0, binding = PLAIN_BIND_V, std430) restrict readonly buffer V { float v[]; };        // (KV heads, KEYS, V_DIM)
 layout(set = 0, binding = PLAIN_BIND_OUT, std430) restrict writeonly buffer Out { float result[]; };  // out, then lse
-#include "floats.glsl"
+#include "../floats.glsl"
 #include "state.glsl"
 
 struct State {

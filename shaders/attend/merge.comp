@@ -12,7 +12,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
-#include "contract.glsl"
+#include "../contract.glsl"
 
 layout(local_size_x_id = MERGE_SPEC_WORKGROUP_SIZE, local_size_x = 32) in;  // 32 per wave
 layout(constant_id = MERGE_SPEC_V_DIM) const uint V_DIM = 128u;
@@ -23,7 +23,7 @@ const uint WAVES = ROUND / WAVE;
 layout(set = 0, binding = MERGE_BIND_WORK, std430) restrict readonly buffer Work { uint work[]; };
 layout(set = 0, binding = MERGE_BIND_STATES, std430) readonly buffer States { vec2 states[]; };
 layout(set = 0, binding = MERGE_BIND_OUT, std430) restrict writeonly buffer Out { float result[]; };
-#include "floats.glsl"
+#include "../floats.glsl"
 #include "state.glsl"
 #include "fold.glsl"
 

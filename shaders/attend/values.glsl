@@ -1,4 +1,4 @@
-// Step 3 of a leaf, the weighted values: lane = LANE_SLICES slices of SLICE head dimensions, for every query vector.
+// Step 4 of a leaf, the weighted values: lane = LANE_SLICES slices of SLICE head dimensions, for every query vector.
 //
 // KEYS_AHEAD value rows are in flight as stored words, and one of them is in use as floats.
 
