@@ -66,7 +66,8 @@ static double largest(const float *values, size_t n) {
 
 /* What biases and masks may add to a score, in log2 units. */
 static double added_most(const struct shape *shape, const struct za_call *call) {
-    double distance = 0, slope = 0, mask = 0, factor = call->mask_slopes ? largest(call->mask_slopes, shape->q_heads) : 1;
+    const double factor = call->mask_slopes ? largest(call->mask_slopes, shape->q_heads) : 1;
+    double distance = 0, slope = 0, mask = 0;
     for (uint32_t i = 0; i < call->requests; ++i) {
         const struct za_request *r = &call->request[i];
         distance = fmax(distance, r->tokens > r->q_len ? r->tokens : r->q_len);

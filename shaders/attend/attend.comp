@@ -21,7 +21,7 @@
 //               o -> states, or, where a row has a single node, result
 //
 // A first reading can do with item, scores, weights, values and node, with float16 in tiles, ROWS 1, FUSED 0, 32 LANES
-// and VALUE_PASSES 1; shaders/attend/plain.comp has the same arithmetic without lanes.  Of the other files it is enough to
+// and VALUE_PASSES 1; plain.comp has the same arithmetic without lanes.  Of the other files it is enough to
 // know:
 //
 //     contract, attend_sizes    numbers: the words of the work buffer, and sizes

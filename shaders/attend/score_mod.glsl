@@ -1,6 +1,6 @@
-// From dot products to scores, in log2 units: scale, softcap, then what is added: ALiBi's slope * -|key - row|, then a
-// mask's value times the head's factor; a product and a sum each.  A mask hides a key by minus
-// infinity; the score of a hidden key is EMPTY_M, as that of an absent one.
+// From dot products to scores, in log2 units: scale, softcap, then what is added: of each bias the head's slope times a
+// term, then a mask's value times the head's factor; a product and a sum each.  A mask hides a key by minus infinity;
+// the score of a hidden key is EMPTY_M, as that of an absent one.
 
 // Logit softcap, in log2 units: cap * tanh(t / cap) of a scaled score t.  cap: the cap and its reciprocal.
 float soft_capped(float t, vec2 cap) {
