@@ -95,7 +95,8 @@ shaders/graph/row_sum.glsl
 the order of a tree: partial[r + apart] → partial[2u * apart - 1u - r] @ check q8_0
 shaders/graph/soft_max.comp
 an odd slope: (head - p.heads) + 1u) → (head - p.heads) + 2u) @ alibi
-a whole maximum: : roundEven(m); → : m; @ soft_max
+shaders/graph/soft_max.glsl
+a whole maximum: : roundEven(most); → : most; @ soft_max
 shaders/graph/sort.comp
 equal values: a.y < b.y → a.y > b.y @ argsort
 the mirror of a merge: i % distance) - 1u → i % distance) - 0u @ argsort
