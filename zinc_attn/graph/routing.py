@@ -35,7 +35,8 @@ def route(
 
 
 def _soft_max(x: F32) -> F32:
-    return soft_max(x[None, None], 1.0)[0, 0]
+    y: F32 = soft_max(x[None, None], 1.0)[0, 0]
+    return y
 
 
 def sum_experts(x: F32, weights: F32) -> F32:

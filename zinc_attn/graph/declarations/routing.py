@@ -10,7 +10,8 @@ from .declare import Field, kernel, tensors
 # gate of a row's logits x: none, soft_max (SOFT_MAX), sigmoid. ids: the first ids.n[0] of ARGSORT, descending, of the
 # gate's results, plus bias where ``biased``; y: the gate's results there (GET_ROWS), normed by sum (SUM_ROWS, CLAMP to
 # least and most, DIV) or soft_max (SOFT_MAX of the chosen), then SCALE where ``scaled``.
-# x and bias: (n, rows), n at most ROUTE_PIECE; the bias may repeat. ids and y: (k, rows), k at most CHOSEN_PIECE. Grid: x (and y) = rows.
+# x and bias: (n, rows), n at most ROUTE_PIECE; the bias may repeat. ids and y: (k, rows), k at most CHOSEN_PIECE.
+# Grid: x (and y) = rows.
 ROUTE_PIECE: Final = 1024
 CHOSEN_PIECE: Final = 256  # at most, an invocation each
 GATE_OPS: Final = ("none", "soft_max", "sigmoid")
