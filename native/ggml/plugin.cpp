@@ -24,6 +24,28 @@ static void backend_free(ggml_backend_t backend) {
     delete backend;
 }
 
+// A layer's result that the scheduler copied from another device: its name is BACKEND#NAME-LAYER#COPY, and those of the
+// inputs of a model have no layer.
+static bool is_handed_over(const ggml_tensor *t) {
+    const char *layer = std::strrchr(t->name, '-');
+    if (t->op != GGML_OP_NONE || std::strncmp(t->name, "ZINC0#", 6) || !layer) return false;
+    const size_t digits = std::strspn(layer + 1, "0123456789");
+    return digits && layer[1 + digits] == '#';
+}
+
+// Weights are elsewhere by -ngl or -ot, of which a graph tells only by what other devices make before, or behind it.
+static void say_shared(ggml_cgraph *graph) {
+    const ggml_tensor *last = ggml_graph_node(graph, -1);
+    std::string seen;
+    if (!std::strcmp(last->name, "result_norm") && !(last->flags & GGML_TENSOR_FLAG_OUTPUT)) seen = "result_norm goes";
+    for (int i = 0; i < ggml_graph_n_nodes(graph) && seen.empty(); ++i)
+        for (const ggml_tensor *source : ggml_graph_node(graph, i)->src)
+            if (source && is_handed_over(source))
+                seen.assign(source->name + 6, std::strrchr(source->name, '#')).append(" is made");
+    if (!seen.empty()) say_once("another device has a part of the model (" + seen + " there); logits may depend on "
+                                "the batch: expected -ngl 99 and no -ot");
+}
+
 static ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph *graph) try {
     Device *device = device_of(backend->device);
     std::lock_guard<std::mutex> lock(device->mutex);
@@ -33,6 +55,7 @@ static ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph *graph) try
         device->spoilt.erase(nullptr);
         return GGML_STATUS_FAILED;
     }
+    if (!said_once()) say_shared(graph);
     return Recording(device, static_cast<Plan *>(backend->context), graph).run() ? GGML_STATUS_SUCCESS
                                                                                  : GGML_STATUS_FAILED;
 } catch (const std::exception &error) {  // nothing passes through ggml's C frames

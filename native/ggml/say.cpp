@@ -16,11 +16,17 @@ void say(const char *format, ...) {
     std::fprintf(stderr, "ggml-zinc: %s\n", line);
 }
 
+static std::mutex mutex;
+static std::set<std::string> said;
+
 void say_once(const std::string &line) {
-    static std::mutex mutex;
-    static std::set<std::string> said;
     std::lock_guard<std::mutex> lock(mutex);
     if (said.insert(line).second) say("%s", line.c_str());
+}
+
+bool said_once() {
+    std::lock_guard<std::mutex> lock(mutex);
+    return !said.empty();
 }
 
 }  // namespace zinc

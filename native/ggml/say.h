@@ -12,6 +12,7 @@ __attribute__((format(printf, 1, 2)))
 void say(const char *format, ...);
 
 void say_once(const std::string &line);  // in the process
+bool said_once();                        // whether any line was said so
 
 }  // namespace zinc
 #endif
