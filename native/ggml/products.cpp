@@ -19,16 +19,23 @@ static uint64_t rows_of_binding(const Device &device, const ggml_tensor *w) {
     return (device.most - device.alignment) / w->nb[1] / step * step;
 }
 
+// Rows of x, and of the result, of which one binding holds the results: all, or whole tiles of them; 0: none.
+static uint64_t columns_of_binding(const Device &device, const ggml_tensor *op) {
+    if (fits(device, op)) return std::max<uint64_t>(uint64_t(op->ne[1]), 1);
+    return op->ne[2] * op->ne[3] == 1 ? (device.most - device.alignment) / op->nb[1] / 32 * 32 : 0;
+}
+
 static const char *product_refused(const Device &device, const ggml_tensor *op) {
     const ggml_tensor *w = op->src[0], *x = op->src[1];
     if (!is_f32(op) || float_type(x) < 0) return "type";
     if (uint64_t(op->ne[2] * op->ne[3]) > MOST_GRID || uint64_t(op->ne[1]) > FEW * MOST_GRID) return "size";
-    if (!ggml_is_quantized(w->type)) return float_type(w) < 0 ? "type" : fits(device, w) ? nullptr : "size";
+    if (!ggml_is_quantized(w->type))
+        return float_type(w) < 0 ? "type" : fits(device, w) && fits(device, op) ? nullptr : "size";
     if (weight_type(w->type) < 0 || !is_f32(x)) return "type";
     const int precision = op->op_params[3];
     if (precision >= GGML_PREC_F32 && precision < GGML_PREC_Q8) return "precision";
     if (w->view_src || !ggml_is_contiguous(w) || (w->ne[2] * w->ne[3] > 1 && w->nb[2] % 16)) return "strides";
-    return rows_of_binding(device, w) ? nullptr : "size";
+    return rows_of_binding(device, w) && columns_of_binding(device, op) ? nullptr : "size";
 }
 
 // What is added to a product, where the next operation does that and no more.
@@ -82,9 +89,8 @@ static mul_mat_vec_constants few_of(const Device &device, uint32_t type, uint32_
 static uint32_t count(uint64_t n, uint64_t size) { return uint32_t(pieces(n, size)); }
 
 // Rows [first, first + rows) of the weights.
-static bool multiply(Recording &r, const ggml_tensor *op, const Quantized &x, const Bound &added, Bound y, bool adds,
-                     uint64_t first, uint64_t rows) {
-    const ggml_tensor *w = op->src[0];
+static bool multiply(Recording &r, const ggml_tensor *op, const ggml_tensor *w, const Quantized &x, const Bound &added,
+                     Bound y, bool adds, uint64_t first, uint64_t rows) {
     const uint64_t columns = uint64_t(op->ne[1]), planes = uint64_t(op->ne[2] * op->ne[3]);
     const uint32_t type = uint32_t(weight_type(w->type));
     const size_t begin = begin_of(w) + first * w->nb[1];  // a multiple of the alignment
@@ -141,22 +147,42 @@ static bool multiply_floats(Recording &r, const ggml_tensor *op, const Bound &ad
                       {{count(rows, t.tile_rows), count(columns, t.tile_columns), planes}});
 }
 
+// Rows [first, first + rows) of x, or of a result.
+static ggml_tensor part_of(const ggml_tensor *t, uint64_t first, uint64_t rows) {
+    ggml_tensor part = *t;
+    part.ne[1] = int64_t(rows);
+    part.data = static_cast<char *>(t->data) + first * t->nb[1];
+    return part;
+}
+
+// Results beyond a binding come in pieces, of some rows of x each.
+static bool multiply_pieces(Recording &r, const ggml_tensor *op, const ggml_tensor *sum, const Bound *added) {
+    const uint64_t most = rows_of_binding(*r.device, op->src[0]), rows = uint64_t(op->ne[0]);
+    const uint64_t columns = uint64_t(op->ne[1]), step = columns_of_binding(*r.device, sum);
+    for (uint64_t column = 0; column < columns; column += step) {
+        const uint64_t few = std::min(step, columns - column);
+        const ggml_tensor x = part_of(op->src[1], column, few), result = part_of(sum, column, few);
+        Quantized of_x;
+        if (!r.quantized(&x, &of_x)) return false;
+        const Bound y = bound(*r.device, &result);
+        for (uint64_t first = 0; first < rows; first += most) {
+            const uint64_t n = std::min(most, rows - first);
+            if (!multiply(r, &result, op->src[0], of_x, added ? *added : y, y, added, first, n)) return false;
+        }
+    }
+    return true;
+}
+
 static bool record_product(Recording &r, ggml_tensor *op) {
     const ggml_tensor *w = op->src[0], *x = op->src[1];
     const bool quantized = ggml_is_quantized(w->type);
-    Quantized rows_of_x;
-    if (quantized && !r.quantized(x, &rows_of_x)) return false;
     ggml_tensor *sum = op, *other = addend(r, op, &sum);
     if (other && !quantized && (overlap(sum, x) || overlap(sum, w))) other = nullptr, sum = op;
-    const Bound y = bound(*r.device, sum), added = other ? bound_added(*r.device, other) : y;
+    const Bound added = bound_added(*r.device, other ? other : sum);
     if (other) r.take(sum);
-    if (quantized) {
-        const uint64_t most = rows_of_binding(*r.device, w), rows = uint64_t(op->ne[0]);
-        for (uint64_t first = 0; first < rows; first += most)
-            if (!multiply(r, op, rows_of_x, added, y, other, first, std::min(most, rows - first))) return false;
-        return true;
-    }
-    return multiply_floats(r, op, added, y, other);
+    if (quantized) return multiply_pieces(r, op, sum, other ? &added : nullptr);
+    const Bound y = bound(*r.device, sum);
+    return multiply_floats(r, op, other ? added : y, y, other);
 }
 
 const std::vector<Served> PRODUCTS = {{GGML_OP_MUL_MAT, product_refused, record_product}};
