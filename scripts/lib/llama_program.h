@@ -25,7 +25,8 @@ inline uint64_t fold(uint64_t hash, const float *values, size_t n) {
 }
 
 // Positions [begin, end) of a sequence whose tokens are these, again and again; exits where llama.cpp refuses.
-inline void decode(llama_context *context, const std::vector<llama_token> &tokens, int sequence, int begin, int end) {
+inline void decode(llama_context *context, const std::vector<llama_token> &tokens, int sequence, int begin, int end,
+                   bool all_logits = false) {
     llama_batch batch = llama_batch_init(end - begin, 0, 1);
     for (int position = begin; position < end; ++position) {
         int i = batch.n_tokens++;
@@ -33,7 +34,7 @@ inline void decode(llama_context *context, const std::vector<llama_token> &token
         batch.pos[i] = position;
         batch.n_seq_id[i] = 1;
         batch.seq_id[i][0] = sequence;
-        batch.logits[i] = position + 1 == end;
+        batch.logits[i] = all_logits || position + 1 == end;
     }
     if (llama_decode(context, batch)) stop("llama_decode failed");
     llama_batch_free(batch);
