@@ -47,11 +47,23 @@ CALLS = (
 # Tests that the layer cannot be under, or would take minutes for, by a word of their names.
 NOT_THESE = ("slip", "subnormal", "131072", "fork", "opening_and_closing", "swiftshader", "ranks", "distributed")
 LEFT: pytest.StashKey[list[str]] = pytest.StashKey()  # the ids of the tests that this run leaves to that process
+SETTINGS = """\
+khronos_validation.enables = VK_VALIDATION_FEATURE_ENABLE_SYNCHRONIZATION_VALIDATION_EXT
+khronos_validation.debug_action = VK_DBG_LAYER_ACTION_LOG_MSG
+khronos_validation.report_flags = error,warn
+khronos_validation.log_filename = {log}
+"""
 
 
 def layer_is_missing() -> bool:
     """Whether the layer is not installed, or on already."""
     return not any(path.exists() for path in LAYERS) or "VK_INSTANCE_LAYERS" in os.environ
+
+
+needs_layer = pytest.mark.skipif(
+    layer_is_missing(),
+    reason="the Khronos validation layer is not installed (package vulkan-validationlayers), or is on already",
+)
 
 
 def is_validated(nodeid: str) -> bool:

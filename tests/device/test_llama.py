@@ -9,11 +9,14 @@ import os
 import re
 import subprocess
 import sys
+import urllib.error
 import urllib.request
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from c_host import WRAPPED
+from validated import SETTINGS, needs_layer
 
 pytestmark = pytest.mark.llama
 ROOT = Path(__file__).parents[2]
@@ -24,7 +27,7 @@ MODEL = Path(os.environ.get("ZINC_ATTN_MODELS", ".")) / "SmolLM2-135M-Instruct.Q
 sys.path.insert(0, str(ROOT / "scripts" / "lib"))
 from llama_load import SERVER, server  # noqa: E402
 
-LOAD = (sys.executable, ROOT / "scripts" / "lib" / "llama_load.py", BIN / "llama-server", MODEL)
+LOAD = (sys.executable, ROOT / "scripts" / "lib" / "llama_load.py", BIN / "llama-server")
 
 
 def run(*command, library=OURS / "libggml-zinc.so", folder=None, **environment):
@@ -75,11 +78,20 @@ def test_random_models_of_other_architectures(tmp_path):
     assert "the CPU" not in done.stderr, done.stderr
 
 
+@pytest.fixture(scope="session")
+def small(tmp_path_factory):
+    """Four layers of the model."""
+    file = tmp_path_factory.mktemp("models") / "small.gguf"
+    left = ",".join(map(str, range(3, 29)))
+    run(BIN / "llama-quantize", "--prune-layers", left, "--allow-requantize", MODEL, file, "COPY")
+    return file
+
+
 # --- a model ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_logits_do_not_depend_on_how_the_prompt_came(tmp_path):
-    table = run(OURS / "digests", MODEL, "f16", 130)
+def test_the_logits_do_not_depend_on_how_the_prompt_came(small):
+    table = run(OURS / "digests", small, "f16", 130)
     assert table.returncode == 0, table.stdout + table.stderr
 
 
@@ -92,29 +104,105 @@ def test_a_step_has_the_logits_of_one_split_at_any_depth(tmp_path):
     assert (tmp_path / "llama-sweep.png").stat().st_size > 10_000
 
 
-def test_one_prompt_has_one_answer_under_load():
-    done = run(*LOAD, 20)
+def test_one_prompt_has_one_answer_under_load(small):
+    done = run(*LOAD, small, 40)
     assert done.returncode == 0 and re.search(r"^zinc_attn +1 answer,", done.stdout, re.M), done.stdout + done.stderr
 
 
-def test_a_draft_model_does_not_change_the_text(tmp_path, monkeypatch):
-    """A coarser copy of the model guesses up to eight tokens ahead; some guesses are taken back. llama-server has a
-    log-probability only for tokens that were no guess."""
+@contextmanager
+def serving(model, *options):
+    """A function that posts to a llama-server with the back end."""
+    here = ("-m", model, "--device", "ZINC0", "-ngl", "99", *SERVER)
+
+    def post(path, **body):
+        request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", json.dumps(body).encode())
+        with urllib.request.urlopen(request, timeout=600) as reply:
+            return json.load(reply)
+
+    with server(BIN / "llama-server", *here, *map(str, options)) as port:
+        yield post
+
+
+GREEDY = {"temperature": 0, "n_probs": 3, "return_tokens": True}
+STORY = "Once upon a time there was a sum whose last bit was decided by the order of its terms"
+
+
+def bits(reply):
+    return reply["tokens"], reply["completion_probabilities"]
+
+
+@pytest.fixture
+def ours(monkeypatch):
     monkeypatch.setenv("GGML_BACKEND_PATH", str(OURS / "libggml-zinc.so"))
+
+
+def test_a_draft_model_does_not_change_the_text(tmp_path, ours):
+    """A coarser copy of the model guesses up to eight tokens ahead; some guesses are taken back. llama-server has a
+    log-probability only for tokens that were no guess; the logits of guesses are in the table of digests."""
     draft = tmp_path / "draft.gguf"
     run(BIN / "llama-quantize", "--allow-requantize", MODEL, draft, "Q2_K")
-    body = {"prompt": "Once upon a time", "n_predict": 32, "temperature": 0, "n_probs": 3, "return_tokens": True}
     guesses = ("--spec-type", "draft-simple", "-md", draft, "-devd", "ZINC0", "-ngld", "99", "--spec-draft-n-max", "8")
     replies = []
     for options in ((), guesses):
-        with server(BIN / "llama-server", "-m", MODEL, "--device", "ZINC0", "-ngl", "99", *SERVER, *options) as port:
-            request = urllib.request.Request(f"http://127.0.0.1:{port}/completion", json.dumps(body).encode())
-            with urllib.request.urlopen(request, timeout=600) as reply:
-                replies.append(json.load(reply))
+        with serving(MODEL, *options) as post:
+            replies.append(post("/completion", prompt="Once upon a time", n_predict=32, **GREEDY))
     plain, guessed = replies
     assert 0 < guessed["timings"]["draft_n_accepted"] < guessed["timings"]["draft_n"]
     assert guessed["tokens"] == plain["tokens"]
     assert guessed["completion_probabilities"][0] == plain["completion_probabilities"][0]
+
+
+def test_a_saved_slot_goes_on_with_the_same_bits(tmp_path, small, ours):
+    asked = {"prompt": STORY, "n_predict": 4, **GREEDY}
+    with serving(small, "--slot-save-path", tmp_path, "-cram", "0") as post:
+        first = post("/completion", id_slot=0, **asked)
+        assert post("/slots/0?action=save", filename="story")["n_saved"] > 20
+        post("/completion", id_slot=0, **asked | {"prompt": "Something else. " + STORY})
+        for slot, action, computed in (
+            (0, "restore", 1),
+            (1, "restore", 1),
+            (0, "erase", first["timings"]["prompt_n"]),
+        ):
+            post(f"/slots/{slot}?action={action}", filename="story")
+            again = post("/completion", id_slot=slot, **asked)
+            assert (bits(again), again["timings"]["prompt_n"]) == (bits(first), computed), (slot, action)
+
+
+def test_a_text_longer_than_the_context_does_not_depend_on_the_batch(small, ours):
+    """llama-server then drops tokens and turns the K of the others (K-shift)."""
+    replies = []
+    for options in (("-np", "1", "-c", "256"), ("-np", "2", "-c", "512", "-ub", "8")):
+        with serving(small, *options, "--context-shift") as post:
+            if replies:
+                post("/completion", prompt="Another one", n_predict=2, id_slot=1)
+            replies.append(post("/completion", prompt=STORY, n_predict=300, id_slot=0, **GREEDY))
+    assert replies[0]["timings"]["predicted_n"] == 300 and bits(replies[0]) == bits(replies[1])
+
+
+def test_results_beyond_a_binding_come_in_pieces(small):
+    """On lavapipe those of 700 tokens are, of 49,152 logits each."""
+    told = (
+        "-m",
+        small,
+        "-f",
+        ROOT / "README.md",
+        "--chunks",
+        "1",
+        "-c",
+        "1400",
+        "--device",
+        "ZINC0",
+        "-ngl",
+        "99",
+        "-fa",
+        "on",
+    )
+    found = []
+    for ubatch in ("1400", "350"):
+        done = run(BIN / "llama-perplexity", *told, "-b", "1400", "-ub", ubatch)
+        assert "the CPU (" not in done.stderr
+        found.append(re.findall(r"PPL = ([\d.]+)", done.stdout + done.stderr))
+    assert found[0] and found[0] == found[1]
 
 
 @pytest.mark.parametrize("program", ["test-state-restore-fragmented", "test-save-load-state"])
@@ -128,6 +216,11 @@ def test_states(program, tmp_path):
     ("told", "reason"),
     [
         ("-ngl 99 -fa on", ""),
+        (
+            "-ngl 5 -fa on",
+            "another device has a part of the model (ffn_inp-25 is made there); logits may depend on the batch: "
+            "expected -ngl 99 and no -ot",
+        ),
         ("-ngl 99 -fa off", "flash attention is off, so that results depend on where keys lie; expected -fa on"),
         (
             "-ngl 99 -fa on -nkvo 1",
@@ -161,13 +254,44 @@ def test_another_version_of_ggml_is_refused_by_name(tmp_path):
     assert "ggml-zinc: built for ggml 0.25.2, got ggml 0.25.3; build it for that version" in done.stderr
 
 
-def test_a_lost_device_and_short_memory_fail_the_call_with_their_reason(tmp_path):
-    shim = tmp_path / "shim.o"
-    run("cc", "-std=c11", "-fPIC", "-c", ROOT / "tests" / "device" / "embed_shim.c", "-o", shim)
-    library = built(tmp_path, f"-DCMAKE_MODULE_LINKER_FLAGS={' '.join(WRAPPED)} {shim}")
-    for fault, reason in (("vkQueueSubmit:9:-4", "the device was lost"), ("vkAllocateMemory:6+:-2", "out of device")):
-        done = run(OURS / "digests", MODEL, "f16", 130, "ubatch 512", library=library, EMBED_FAIL=fault)
-        assert done.returncode == 1 and reason in done.stderr
+@pytest.fixture(scope="session")
+def failing(tmp_path_factory):
+    """The back end with calls of Vulkan that fail where EMBED_FAIL says."""
+    folder = tmp_path_factory.mktemp("failing")
+    run("cc", "-std=c11", "-fPIC", "-c", ROOT / "tests" / "device" / "embed_shim.c", "-o", folder / "shim.o")
+    return built(folder, f"-DCMAKE_MODULE_LINKER_FLAGS={' '.join(WRAPPED)} {folder / 'shim.o'}")
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"), [("vkQueueSubmit:9:-4", "the device was lost"), ("vkAllocateMemory:6+:-2", "out of device")]
+)
+def test_a_lost_device_and_short_memory_fail_the_call_with_their_reason(failing, small, fault, reason):
+    done = run(OURS / "digests", small, "f16", 130, "ubatch 512", library=failing, EMBED_FAIL=fault)
+    assert done.returncode == 1 and reason in done.stderr
+
+
+@pytest.mark.parametrize("fault", ["vkQueueSubmit:12:-1", "vkBeginCommandBuffer:12:-2"])
+def test_a_failed_call_ends_its_request_of_a_server_and_no_other(failing, small, fault, monkeypatch):
+    monkeypatch.setenv("GGML_BACKEND_PATH", str(failing))
+    monkeypatch.setenv("EMBED_FAIL", fault)
+    replies, errors = [], []
+    with serving(small) as post:
+        for _ in range(5):
+            try:
+                replies.append(bits(post("/completion", prompt="Once upon a time", n_predict=3, **GREEDY)))
+            except urllib.error.HTTPError as error:
+                errors.append(error.code)
+    assert errors == [500] and all(reply == replies[0] for reply in replies)
+
+
+@needs_layer
+def test_the_validation_layer_is_silent_over_a_prompt_and_ten_steps(small, tmp_path):
+    settings, log = tmp_path / "vk_layer_settings.txt", tmp_path / "log"
+    settings.write_text(SETTINGS.format(log=log))
+    layer = {"VK_INSTANCE_LAYERS": "VK_LAYER_KHRONOS_validation", "VK_LAYER_SETTINGS_PATH": str(settings)}
+    few = ("-p", "130", "-n", "10", "-r", "1", "-t", "1", "--no-warmup", "-ngl", "99", "-fa", "on")
+    done = run(BIN / "llama-bench", "-m", small, "-dev", "ZINC0", *few, **layer)
+    assert done.returncode == 0 and log.read_text() == "" and "VUID" not in done.stderr
 
 
 def test_without_a_device_the_reason_is_said_and_llama_goes_on():
@@ -190,7 +314,7 @@ SCRIPT = ROOT / "scripts" / "llama"
         ((SCRIPT, "digests"), "digests: got no model, expected a model's file"),
         ((SCRIPT, "load", "no.gguf"), "load: got no.gguf, expected a model's file"),
         ((OURS / "digests", MODEL, "f16", "12"), "got type f16 and 12 tokens, expected a type of ggml's"),
-        ((*LOAD, "x"), "REQUESTS: got x, expected a number from 1 on"),
+        ((*LOAD, MODEL, "x"), "REQUESTS: got x, expected a number from 1 on"),
     ],
 )
 def test_wrong_arguments_are_errors_of_a_line(told, text):

@@ -8,15 +8,9 @@ from pathlib import Path
 
 import pytest
 from support import FULL
-from validated import CALLS, LEFT, NOT_THESE, layer_is_missing
+from validated import CALLS, LEFT, NOT_THESE, SETTINGS, needs_layer
 
 HERE = Path(__file__).parent
-SETTINGS = """\
-khronos_validation.enables = VK_VALIDATION_FEATURE_ENABLE_SYNCHRONIZATION_VALIDATION_EXT
-khronos_validation.debug_action = VK_DBG_LAYER_ACTION_LOG_MSG
-khronos_validation.report_flags = error,warn
-khronos_validation.log_filename = {log}
-"""
 
 
 def run_under_validation(tmp_path, *args):
@@ -25,12 +19,6 @@ def run_under_validation(tmp_path, *args):
     env = {**os.environ, "VK_INSTANCE_LAYERS": "VK_LAYER_KHRONOS_validation", "VK_LAYER_SETTINGS_PATH": str(settings)}
     done = subprocess.run([sys.executable, *args], capture_output=True, text=True, env=env, cwd=HERE.parents[1])
     return done, log.read_text() if log.exists() else ""
-
-
-needs_layer = pytest.mark.skipif(
-    layer_is_missing(),
-    reason="the Khronos validation layer is not installed (package vulkan-validationlayers), or is on already",
-)
 
 
 @needs_layer
