@@ -57,12 +57,15 @@ void load_superblock() {
 // Block j of the superblock joins the sums of each column: of weights, and of minima.
 void add_block(uint j, inout float sum[COLUMNS], inout float low[COLUMNS]) {
     uvec4 w_low, w_high;
-    decode(j, w_low, w_high);
+    decode_pairs(j, w_low, w_high);
     uint number = superblock * 8u + j, first = gl_WorkGroupID.z * p.y.n[1] + gl_WorkGroupID.y * COLUMNS;
     uint at = number * p.y.n[1] * p.y.n[2] * p.y.n[3] + first;
     vec4 of_w = IS_256 || number < p.blocks ? block_scales(j) : vec4(0.0);
     [[unroll]] for (uint n = 0u; n < COLUMNS; ++n) {
         uvec4 x_low = q[2u * (at + n)], x_high = q[2u * (at + n) + 1u];
+        if (HAS_TABLE) {
+            exchange(x_low, x_high);
+        }
         ivec2 x_sums = sums_of_x(scales[at + n]);
         int low_dot = dot16(w_low, x_low, -OFFSET * (HAS_HALVES ? x_sums.x : x_sums.x + x_sums.y));
         int high_dot = dot16(w_high, x_high, HAS_HALVES ? -OFFSET * x_sums.y : low_dot);

@@ -20,30 +20,41 @@ uvec4 spread_16(uint bits) {
 const uint NIBBLES = 0x0F0F0F0Fu;
 const uvec4 TABLE = TYPE == WEIGHT_TYPE_MXFP4 ? MXFP4 : IQ4_NL;
 
-shared uint table[256];  // entries of the low half and the high half of a byte, in bytes 0 and 2
+shared uint entries[16], table[512];  // entries of the low half and the high half of a byte, in bytes 0 and 2
 
 uint table_entry(uint q) {
     return bitfieldExtract(TABLE[q >> 2], int(8u * (q & 3u)), 8);
 }
 
 void fill_table() {
+    const uint SIZE = gl_WorkGroupSize.x, TIMES = (256u + SIZE - 1u) / SIZE;
     if (HAS_TABLE) {
-        for (uint i = gl_LocalInvocationIndex; i < 256u; i += gl_WorkGroupSize.x) {
-            table[i] = table_entry(i & 15u) | table_entry(i >> 4) << 16;
+        if (gl_LocalInvocationIndex < 16u) {
+            entries[gl_LocalInvocationIndex] = table_entry(gl_LocalInvocationIndex);
+        }
+        barrier();
+        [[unroll]] for (uint n = 0u; n < TIMES; ++n) {
+            uint i = n * SIZE + gl_LocalInvocationIndex;
+            table[i] = entries[i & 15u] | entries[i >> 4 & 15u] << 16;
         }
         barrier();
     }
 }
 
-void look_up(uint w, out uint low, out uint high) {
-    uint even = table[w & 255u] | table[bitfieldExtract(w, 8, 8)] << 8;
-    uint odd = table[bitfieldExtract(w, 16, 8)] | table[w >> 24] << 8;
-    low = (even & 0xFFFFu) | odd << 16;
-    high = even >> 16 | (odd & 0xFFFF0000u);
+// Values of low halves of two bytes, then of their high halves.
+uint pair(uint first, uint second) {
+    return table[first] | table[second] << 8;
 }
 
-// Values of block j of 32 of a superblock, as bytes: the first 16, and the others.
-void decode(uint j, out uvec4 low, out uvec4 high) {
+// Halves of words change places, so that the first 16 values and the others become those of pairs, and pairs these.
+void exchange(inout uvec4 a, inout uvec4 b) {
+    uvec4 low = (a & 0xFFFFu) | b << 16;
+    b = a >> 16 | (b & 0xFFFF0000u);
+    a = low;
+}
+
+// Values of block j of 32 of a superblock, as bytes: the first 16, and the others; of a type with a table those of pairs.
+void decode_pairs(uint j, out uvec4 low, out uvec4 high) {
     if (TYPE == WEIGHT_TYPE_Q8_0) {
         low = piece16(2u * j);
         high = piece16(2u * j + 1u);
@@ -70,10 +81,10 @@ void decode(uint j, out uvec4 low, out uvec4 high) {
     } else {
         uvec4 w = piece16(j);
         if (HAS_TABLE) {
-            look_up(w.x, low.x, high.x);
-            look_up(w.y, low.y, high.y);
-            look_up(w.z, low.z, high.z);
-            look_up(w.w, low.w, high.w);
+            [[unroll]] for (uint k = 0u; k < 4u; ++k) {
+                low[k] = pair(w[k] & 255u, bitfieldExtract(w[k], 8, 8));
+                high[k] = pair(bitfieldExtract(w[k], 16, 8), w[k] >> 24);
+            }
             return;
         }
         low = w & NIBBLES;
@@ -86,6 +97,14 @@ void decode(uint j, out uvec4 low, out uvec4 high) {
     }
 }
 
+// The first 16 values, and the others.
+void decode(uint j, out uvec4 low, out uvec4 high) {
+    decode_pairs(j, low, high);
+    if (HAS_TABLE) {
+        exchange(low, high);
+    }
+}
+
 // --- scales ----------------------------------------------------------------------------------------------------------
 
 // What a type of 32 values multiplies block j by, and its minimum.
@@ -94,8 +113,7 @@ vec2 scale_32(uint j) {
         return unpackHalf2x16(piece4(TYPE == WEIGHT_TYPE_Q4_1 ? j : 2u * j + 1u));
     }
     if (TYPE == WEIGHT_TYPE_MXFP4) {
-        uint exponent = small_piece(j);  // 2**(exponent - 128)
-        return vec2(exponent < 2u ? 0.0 : uintBitsToFloat((exponent - 1u) << 23), 0.0);
+        return vec2(uintBitsToFloat((small_piece(j) - 1u) << 23), 0.0);  // 2**(exponent - 128), see least_scale
     }
     return vec2(unpackHalf2x16(small_piece(j)).x, 0.0);
 }

@@ -53,7 +53,7 @@ Row row;  // whose pieces are loaded
 // that the row does not have, its last one's.
 uint place_of_piece(uint begin, uint each, uint i) {
     uint b = min(superblock * BLOCKS + i / each, row.blocks - 1u);
-    return begin + (i % each * row.blocks + b) * row.width + row.lane;
+    return begin + row.lane + (i % each * row.blocks + b) * row.width;
 }
 
 uvec4 load_16(uint i) {
@@ -73,5 +73,5 @@ uint load_4(uint i) {
 uint load_small(uint j) {
     uint bits = TYPE == WEIGHT_TYPE_MXFP4 ? 8u : 16u, begin = begin_4() + PIECES_4 * row.blocks * row.width;
     uint at = place_of_piece(32u / bits * begin, 1u, j);
-    return bitfieldExtract(w4[at / (32u / bits)], int(at % (32u / bits) * bits), int(bits));
+    return bitfieldExtract(w4[at / (32u / bits)], int(at * bits & 31u), int(bits));
 }

@@ -21,6 +21,13 @@ vec3 scales_of_x(uvec2 words) {
     return vec3(uintBitsToFloat(words.x), sums_of_x(words));
 }
 
+// mxfp4's smallest scale whose product with x's d counts: 2**-126 at least, and the product is not flushed.  Smaller ones
+// are 0, and -infinity, as block_scales has it for exponent 0.  A NaN stays one, which no scale is less than.
+float least_scale(float d) {
+    int exponent = floatBitsToInt(d) >> 23;
+    return exponent == 255 ? d : intBitsToFloat(max(154 - exponent, 1) << 23);
+}
+
 // A block joins the sums of its superblock: of weights, and of minima of a type of 256 values.  w: its block_scales; x:
 // the scale of its block, and the sums of both halves; dots: dot products of both halves, or their sum.
 void join(vec4 w, vec3 x, vec2 dots, inout float sum, inout float low) {
@@ -30,8 +37,8 @@ void join(vec4 w, vec3 x, vec2 dots, inout float sum, inout float low) {
             low = add(low, multiply(x.x, HAS_HALVES ? w.z * x.y + w.w * x.z : w.z * (x.y + x.z)));
         }
     } else {
-        float both = multiply(w.x, x.x);
-        sum = add(sum, multiply(TYPE == WEIGHT_TYPE_MXFP4 ? flush(both) : both, dots.x));
+        float both = TYPE == WEIGHT_TYPE_MXFP4 && w.x < least_scale(x.x) ? 0.0 : multiply(w.x, x.x);
+        sum = add(sum, multiply(both, dots.x));
         if (HAS_MINIMUM) {
             sum = add(sum, multiply(multiply(w.y, x.x), x.y + x.z));
         }
