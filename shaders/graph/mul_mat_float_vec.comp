@@ -49,7 +49,9 @@ void add_chunk(uint chunk, uint c, inout float sum[COLUMNS]) {
     }
 }
 
-void add_superblock(out float sum[COLUMNS]) {
+void load_superblock(uint n) {}  // by chunks, in its turn
+
+void add_superblock(uint, out float sum[COLUMNS]) {
     uint chunks = SUPERBLOCK / FLOAT_CHUNK, end = min((superblock + 1u) * chunks, p.w.n[0] / FLOAT_CHUNK);
     [[unroll]] for (uint n = 0u; n < COLUMNS; ++n) {
         sum[n] = 0.0;

@@ -27,30 +27,32 @@ layout(set = 0, binding = MUL_MAT_VEC_BIND_Y, std430) writeonly buffer Y { float
 #include "q_blocks.glsl"
 #include "q_sums.glsl"
 
-uvec4 pieces_16[1u + AHEAD * 15u];
-uint pieces_4[1u + AHEAD * 15u], small_pieces[1u + AHEAD * 7u];
+// Pieces of AHEAD superblocks, and which of these is in use.
+const uint EACH_16 = AHEAD == 0u ? 1u : PIECES_16 * BLOCKS, EACH_4 = AHEAD == 0u ? 1u : PIECES_4 * BLOCKS;
+uvec4 pieces_16[TOGETHER * EACH_16];
+uint pieces_4[TOGETHER * EACH_4 + 1u], small_pieces[TOGETHER * BLOCKS], in_use;
 
 uvec4 piece16(uint i) {
-    return AHEAD == 1u ? pieces_16[i] : load_16(i);
+    return AHEAD > 0u ? pieces_16[in_use * EACH_16 + i] : load_16(i);
 }
 
 uint piece4(uint i) {
-    return AHEAD == 1u ? pieces_4[i] : load_4(i);
+    return AHEAD > 0u ? pieces_4[in_use * EACH_4 + i] : load_4(i);
 }
 
 uint small_piece(uint j) {
-    return AHEAD == 1u ? small_pieces[j] : load_small(j);
+    return AHEAD > 0u ? small_pieces[in_use * BLOCKS + j] : load_small(j);
 }
 
-void load_superblock() {
+void load_superblock(uint n) {
     [[unroll]] for (uint i = 0u; i < PIECES_16 * BLOCKS; ++i) {
-        pieces_16[i] = load_16(i);
+        pieces_16[n * EACH_16 + i] = load_16(i);
     }
     [[unroll]] for (uint i = 0u; i < PIECES_4 * BLOCKS; ++i) {
-        pieces_4[i] = load_4(i);
+        pieces_4[n * EACH_4 + i] = load_4(i);
     }
     [[unroll]] for (uint j = 0u; HAS_SMALL && j < BLOCKS; ++j) {
-        small_pieces[j] = load_small(j);
+        small_pieces[n * BLOCKS + j] = load_small(j);
     }
 }
 
@@ -74,13 +76,13 @@ void add_block(uint j, inout float sum[COLUMNS], inout float low[COLUMNS]) {
     }
 }
 
-void add_superblock(out float sum[COLUMNS]) {
+void add_superblock(uint n, out float sum[COLUMNS]) {
     float low[COLUMNS];
-    [[unroll]] for (uint n = 0u; n < COLUMNS; ++n) {
-        sum[n] = low[n] = 0.0;
+    in_use = n;
+    [[unroll]] for (uint i = 0u; i < COLUMNS; ++i) {
+        sum[i] = low[i] = 0.0;
     }
-    if (AHEAD == 1u) {
-        load_superblock();
+    if (AHEAD > 0u) {
         [[unroll]] for (uint j = 0u; j < 8u; ++j) {
             add_block(j, sum, low);
         }
@@ -90,8 +92,8 @@ void add_superblock(out float sum[COLUMNS]) {
         }
     }
     vec2 scale = IS_256 ? superblock_scale() : vec2(0.0);
-    [[unroll]] for (uint n = 0u; n < COLUMNS; ++n) {
-        sum[n] = joined(scale, sum[n], low[n]);
+    [[unroll]] for (uint i = 0u; i < COLUMNS; ++i) {
+        sum[i] = joined(scale, sum[i], low[i]);
     }
 }
 

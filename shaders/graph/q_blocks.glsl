@@ -140,8 +140,8 @@ vec4 block_scales(uint j) {
         return vec4(scale_32(j), 0.0, 0.0);
     }
     if (TYPE == WEIGHT_TYPE_Q2_K) {
-        uint both = bitfieldExtract(piece16(0u)[j / 2u], int(16u * (j % 2u)), 16);
-        return vec4(both & 15u, bitfieldExtract(both, 8, 4), bitfieldExtract(both, 4, 4), both >> 12);
+        uint both = piece16(0u)[j / 2u], scales = both & NIBBLES, minima = both >> 4 & NIBBLES, i = 2u * (j % 2u);
+        return vec4(byte_of(scales, i), byte_of(scales, i + 1u), byte_of(minima, i), byte_of(minima, i + 1u));
     }
     if (TYPE == WEIGHT_TYPE_Q3_K) {  // 6 bits: low ones in words 0 and 1, the others in word 2
         uint low = piece4(j / 2u % 2u) >> 4u * (j / 4u) & NIBBLES, high = piece4(2u) >> 2u * (j / 2u);

@@ -2,21 +2,35 @@
 //
 // Grid: x = groups of 32 rows of w, y = rows of x in pieces of COLUMNS, z = planes of y.  The waves of a workgroup share
 // the superblocks of a group; a wave alone adds them as it makes them, several leave them in shared memory, ROUND of them
-// at a time, where they are added in ascending order.
+// at a time, where they are added in ascending order.  A wave loads AHEAD superblocks before it uses their first pieces,
+// which are WAVES apart.
 
 const uint WAVES = gl_WorkGroupSize.x / 32u;
+const uint TOGETHER = AHEAD > 1u ? AHEAD : 1u;  // superblocks
 const uint WAVE_COLUMNS = (COLUMNS + WAVES - 1u) / WAVES;  // whose superblocks a wave adds
 shared float sums[WAVES > 1u ? ROUND * COLUMNS * 32u : 1u];
 uint wave, lane;
 uint superblock;  // the wave's
 
-// The sums of the superblock for each column: the kernel's own.
-void add_superblock(out float sum[COLUMNS]);
+// The kernel's own: the superblock `superblock` is loaded as the wave's n-th, and its sums are made for each column.
+void load_superblock(uint n);
+void add_superblock(uint n, out float sum[COLUMNS]);
 
 void find_wave() {
     bool whole = SUBGROUPS != 0u && gl_SubgroupSize == 32u;
     wave = (whole ? gl_SubgroupID : gl_LocalInvocationID.x / 32u) % WAVES;
     lane = (whole ? gl_SubgroupInvocationID : gl_LocalInvocationID.x) % 32u;
+}
+
+// Superblock s of a round joins a lone wave's sums, or awaits the other waves'.
+void keep(uint s, float sum[COLUMNS], inout float total[COLUMNS]) {
+    [[unroll]] for (uint n = 0u; n < COLUMNS; ++n) {
+        if (WAVES == 1u) {
+            total[n] = add(total[n], sum[n]);
+        } else {
+            sums[(s * COLUMNS + n) * 32u + lane] = sum[n];
+        }
+    }
 }
 
 // All superblocks, and the results.
@@ -27,13 +41,16 @@ void add_superblocks(uint count) {
     }
     for (uint round = 0u; round < count; round += ROUND) {
         uint end = min(round + ROUND, count);
-        for (superblock = round + wave; superblock < end; superblock += WAVES) {
-            add_superblock(sum);
-            [[unroll]] for (uint n = 0u; n < COLUMNS; ++n) {
-                if (WAVES == 1u) {
-                    total[n] = add(total[n], sum[n]);
-                } else {
-                    sums[((superblock - round) * COLUMNS + n) * 32u + lane] = sum[n];
+        for (uint first = round + wave; first < end; first += TOGETHER * WAVES) {
+            [[unroll]] for (uint n = 0u; n < AHEAD; ++n) {
+                superblock = first + n * WAVES;
+                load_superblock(n);
+            }
+            [[unroll]] for (uint n = 0u; n < TOGETHER; ++n) {
+                superblock = first + n * WAVES;
+                if (n == 0u || superblock < end) {
+                    add_superblock(n, sum);
+                    keep(superblock - round, sum, total);
                 }
             }
         }
