@@ -74,6 +74,7 @@ static mul_mat_constants tile_of(uint64_t rows, uint64_t columns, bool added) {
 static mul_mat_vec_constants few_of(const Device &device, uint32_t type, uint32_t columns, uint32_t superblocks,
                                     bool added) {
     constexpr uint32_t WAVES = 8, SHARED = 16384;  // bytes
+    const bool two = type == WEIGHT_TYPE_MXFP4 || type == WEIGHT_TYPE_Q2_K || type == WEIGHT_TYPE_Q3_K;
     const uint32_t waves = device.on_cpu ? 1 : std::min(WAVES, superblocks);
     mul_mat_vec_constants c{};
     c.type = type;
@@ -81,7 +82,7 @@ static mul_mat_vec_constants few_of(const Device &device, uint32_t type, uint32_
     c.workgroup_size = WAVE * waves;
     c.subgroups = device.wave32;
     c.superblocks = std::min(superblocks, SHARED / (128 * columns));
-    c.ahead = !device.on_cpu;
+    c.ahead = device.on_cpu ? 0 : two && superblocks >= 2 * waves ? 2 : 1;
     c.add = added;
     return c;
 }

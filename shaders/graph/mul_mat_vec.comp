@@ -62,7 +62,9 @@ void add_block(uint j, inout float sum[COLUMNS], inout float low[COLUMNS]) {
     decode_pairs(j, w_low, w_high);
     uint number = superblock * 8u + j, first = gl_WorkGroupID.z * p.y.n[1] + gl_WorkGroupID.y * COLUMNS;
     uint at = number * p.y.n[1] * p.y.n[2] * p.y.n[3] + first;
-    vec4 of_w = IS_256 || number < p.blocks ? block_scales(j) : vec4(0.0);
+    // Blocks behind the row are zeros in x, and their scales those of the last one, which may be infinite.
+    const bool FINITE = TYPE == WEIGHT_TYPE_MXFP4;
+    vec4 of_w = IS_256 || FINITE || number < p.blocks ? block_scales(j) : vec4(0.0);
     [[unroll]] for (uint n = 0u; n < COLUMNS; ++n) {
         uvec4 x_low = q[2u * (at + n)], x_high = q[2u * (at + n) + 1u];
         if (HAS_TABLE) {

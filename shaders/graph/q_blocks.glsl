@@ -20,7 +20,7 @@ uvec4 spread_16(uint bits) {
 const uint NIBBLES = 0x0F0F0F0Fu;
 const uvec4 TABLE = TYPE == WEIGHT_TYPE_MXFP4 ? MXFP4 : IQ4_NL;
 
-shared uint entries[16], table[512];  // entries of the low half and the high half of a byte, in bytes 0 and 2
+shared uint table[512];  // for a byte, the entries of its low half and its high half, in bytes 0 and 2
 
 uint table_entry(uint q) {
     return bitfieldExtract(TABLE[q >> 2], int(8u * (q & 3u)), 8);
@@ -29,13 +29,9 @@ uint table_entry(uint q) {
 void fill_table() {
     const uint SIZE = gl_WorkGroupSize.x, TIMES = (256u + SIZE - 1u) / SIZE;
     if (HAS_TABLE) {
-        if (gl_LocalInvocationIndex < 16u) {
-            entries[gl_LocalInvocationIndex] = table_entry(gl_LocalInvocationIndex);
-        }
-        barrier();
         [[unroll]] for (uint n = 0u; n < TIMES; ++n) {
             uint i = n * SIZE + gl_LocalInvocationIndex;
-            table[i] = entries[i & 15u] | entries[i >> 4 & 15u] << 16;
+            table[i] = table_entry(i & 15u) | table_entry(i >> 4 & 15u) << 16;
         }
         barrier();
     }
@@ -53,7 +49,8 @@ void exchange(inout uvec4 a, inout uvec4 b) {
     a = low;
 }
 
-// Values of block j of 32 of a superblock, as bytes: the first 16, and the others; of a type with a table those of pairs.
+// Values of block j of 32 of a superblock, as bytes: the first 16, and the others; of a type with a table those of
+// pairs.
 void decode_pairs(uint j, out uvec4 low, out uvec4 high) {
     if (TYPE == WEIGHT_TYPE_Q8_0) {
         low = piece16(2u * j);
@@ -153,8 +150,10 @@ vec4 block_scales(uint j) {
         return vec4(signed_byte(four, i), signed_byte(four, i + 1u), 0.0, 0.0);
     }
     if (TYPE == WEIGHT_TYPE_IQ4_XS) {
-        uint low = piece4(1u) >> 4u * j & 15u, high = piece4(0u) >> (16u + 2u * j) & 3u;
-        return vec4(float(low | high << 4) - 32.0, 0.0, 0.0, 0.0);
+        uint low = piece4(1u) >> 4u * (j % 2u) & NIBBLES;
+        uint high = (piece4(0u) >> 16 & 0xFFu) | (piece4(0u) >> 8 & 0xFF0000u);
+        high = (high | high << 4) >> 2u * (j % 2u) & 0x03030303u;  // bytes of blocks j % 2, j % 2 + 2, ...
+        return vec4(byte_of(low | high << 4, j / 2u) - 32.0, 0.0, 0.0, 0.0);
     }
     uvec4 h = piece16(0u);  // q4_K and q5_K: 6 bits, the low 4 of the last four scales and minima in word w
     uint scales = j < 4u ? h.y & 0x3F3F3F3Fu : (h.w & NIBBLES) | (h.y >> 2 & 0x30303030u);

@@ -2,8 +2,8 @@
 //
 // Grid: x = groups of 32 rows of w, y = rows of x in pieces of COLUMNS, z = planes of y.  The waves of a workgroup share
 // the superblocks of a group; a wave alone adds them as it makes them, several leave them in shared memory, ROUND of them
-// at a time, where they are added in ascending order.  A wave loads AHEAD superblocks before it uses their first pieces,
-// which are WAVES apart.
+// at a time, where they are added in ascending order.  A wave loads AHEAD superblocks, WAVES apart, before it adds them;
+// what is behind the last one is loaded as that.
 
 const uint WAVES = gl_WorkGroupSize.x / 32u;
 const uint TOGETHER = AHEAD > 1u ? AHEAD : 1u;  // superblocks
@@ -19,7 +19,7 @@ void add_superblock(uint n, out float sum[COLUMNS]);
 void find_wave() {
     bool whole = SUBGROUPS != 0u && gl_SubgroupSize == 32u;
     wave = (whole ? gl_SubgroupID : gl_LocalInvocationID.x / 32u) % WAVES;
-    lane = (whole ? gl_SubgroupInvocationID : gl_LocalInvocationID.x) % 32u;
+    lane = whole ? gl_SubgroupInvocationID : gl_LocalInvocationID.x % 32u;
 }
 
 // Superblock s of a round joins a lone wave's sums, or awaits the other waves'.
@@ -41,14 +41,16 @@ void add_superblocks(uint count) {
     }
     for (uint round = 0u; round < count; round += ROUND) {
         uint end = min(round + ROUND, count);
-        for (uint first = round + wave; first < end; first += TOGETHER * WAVES) {
-            [[unroll]] for (uint n = 0u; n < AHEAD; ++n) {
-                superblock = first + n * WAVES;
+        for (superblock = round + wave; superblock < end; superblock += WAVES) {
+            [[unroll]] for (uint n = 0u; n < AHEAD; ++n, superblock += WAVES) {
                 load_superblock(n);
             }
-            [[unroll]] for (uint n = 0u; n < TOGETHER; ++n) {
-                superblock = first + n * WAVES;
-                if (n == 0u || superblock < end) {
+            superblock -= AHEAD * WAVES;
+            add_superblock(0u, sum);
+            keep(superblock - round, sum, total);
+            [[unroll]] for (uint n = 1u; n < AHEAD; ++n) {
+                if (superblock + WAVES < end) {
+                    superblock += WAVES;
                     add_superblock(n, sum);
                     keep(superblock - round, sum, total);
                 }

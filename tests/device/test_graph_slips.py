@@ -115,10 +115,10 @@ scales of q4_K: uint scales = j < 4u → uint scales = j < 5u @ check q4_K
 fifth bits: spread_16(fifth >> 16) → spread_16(fifth >> 15) @ check q5_1
 shaders/graph/q_sums.glsl
 minima of q2_K: w.z * x.y + w.w * x.z → w.z * x.y + w.z * x.z @ check q2_K
-a flushed factor: ? flush(both) : both → ? both : both @ products mxfp4
+a flushed factor: least_scale(x.x) ? 0.0 → least_scale(x.x) ? w.x @ products mxfp4
 shaders/graph/q_places.glsl
 a row that is not there: min(lane, width - 1u) → min(lane, width - 2u) @ check q8_0
-the half of a word: (at % (32u / bits) * bits) → (0u * bits) @ check q8_0
+the half of a word: int(at * bits & 31u) → int(0u * bits & 31u) @ check q8_0
 shaders/graph/quantizing.glsl
 the second half's sum: + sums[own + 7u] → + sums[own + 6u] @ check q2_K
 shaders/graph/mul_mat.comp
@@ -127,7 +127,7 @@ a tile's superblock: superblock * 8u + j) * p.y.n[1] → superblock * 4u + j) * 
 shaders/graph/waves.glsl
 a round's superblocks: s < end - round → s < 1u @ check q4_0
 shaders/graph/mul_mat_vec.comp
-a block behind the last: IS_256 || number < p.blocks ? → IS_256 || number <= p.blocks ? @ shapes
+a block behind the last: FINITE || number < p.blocks ? → FINITE || number <= p.blocks ? @ shapes
 shaders/graph/fit.comp
 the least magnitude: < floatBitsToUint(p.least) → <= floatBitsToUint(p.least) @ fit
 shaders/graph/move.comp

@@ -7,7 +7,13 @@ from typing import Final
 from . import declarations as graph
 
 _F32, _F16, _BF16 = range(3)  # of FLOAT_TYPES and MOVE_TYPES
+_WEIGHTS: Final = tuple(enumerate(graph.WEIGHT_TYPES))
 _BLOCKS: Final = range(graph.MOVE_TYPES.index("q8_0"), len(graph.MOVE_TYPES))  # of these
+
+
+def ahead(kind: str) -> int:
+    """Superblocks that a wave loads before it uses them: 4 KiB are on their way, and what comes once is shared."""
+    return 2 if kind in ("mxfp4", "q2_K", "q3_K") else 1
 
 
 def _unary(op: str, x: int = _F32, y: int = _F32) -> tuple[graph.GraphKernel, tuple[int, ...]]:
@@ -36,7 +42,7 @@ PROGRAMS: Final[tuple[tuple[graph.GraphKernel, tuple[int, ...]], ...]] = (
     *((graph.ROUTE, spec) for spec in ((0, 0, 2, 0), (1, 0, 1, 0), (2, 1, 1, 1))),
     (graph.SUM_EXPERTS, ()),
     (graph.QUANTIZE, ()),
-    *((graph.MUL_MAT_VEC, (kind, n, 256, 1, 16, 1, 0)) for kind in range(len(graph.WEIGHT_TYPES)) for n in (1, 8)),
+    *((graph.MUL_MAT_VEC, (i, n, 256, 1, 16, ahead(kind), 0)) for i, kind in _WEIGHTS for n in (1, 8)),
     *((graph.MUL_MAT, (kind, 64, 64, 4, 4, 256, 1)) for kind in range(len(graph.WEIGHT_TYPES))),
     *((graph.MUL_MAT_FLOAT_VEC, (kind, _F32, n, 256, 1, 16, 1, 1)) for kind in (_F32, _F16, _BF16) for n in (1, 8)),
     *((graph.MUL_MAT_FLOAT, (kind, _F32, 64, 64, 4, 4, 256, 1)) for kind in (_F32, _F16, _BF16)),

@@ -37,7 +37,7 @@ _VEC: Final = (
     "workgroup_size",  # invocations, 32 for each wave; waves share the superblocks
     "subgroups",  # 1: the driver was asked for subgroups of 32, or has no others
     "superblocks",  # of a round: 128 * columns * superblocks bytes of shared memory, none of a single wave
-    "ahead",  # 1: a wave loads all of a superblock before it uses the first piece, for GPUs
+    "ahead",  # superblocks that a wave loads before it uses their first pieces, for GPUs; 0: pieces as it uses them
     "add",  # 1: y = w x + added
 )
 # Any number of rows of x. Grid: x = rows of w / tile_rows, y = rows of x / tile_columns, z = planes of y.
