@@ -72,8 +72,9 @@ def expected_of(kind, raw, x):
     return y
 
 
-FEW = graph.MUL_MAT_VEC, (32, 3), (3, 32, 0, 1, 0)  # a wave alone; then four waves, twelve superblocks a round
-WAVES = graph.MUL_MAT_VEC, (32, 1), (1, 128, 0, 12, 1)
+# A wave alone; then four waves, twelve superblocks a round, two ahead.
+FEW = graph.MUL_MAT_VEC, (32, 3), (3, 32, 0, 1, 0)
+WAVES = graph.MUL_MAT_VEC, (32, 1), (1, 128, 0, 12, 2)
 MANY = graph.MUL_MAT, (32, 8), (32, 8, 4, 1, 64)
 
 

@@ -127,6 +127,7 @@ a tile's superblock: superblock * 8u + j) * p.y.n[1] → superblock * 4u + j) * 
 shaders/graph/waves.glsl
 a round's superblocks: s < end - round → s < 1u @ check q4_0
 shaders/graph/mul_mat_vec.comp
+the second superblock ahead: small_pieces[n * BLOCKS + j] → small_pieces[0u * BLOCKS + j] @ shapes
 a block behind the last: FINITE || number < p.blocks ? → FINITE || number <= p.blocks ? @ shapes
 shaders/graph/fit.comp
 the least magnitude: < floatBitsToUint(p.least) → <= floatBitsToUint(p.least) @ fit
