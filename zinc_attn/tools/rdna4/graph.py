@@ -15,8 +15,8 @@ from .compiler import compile_programs
 
 MOST: Final = {"Spilled VGPRs": 0, "Spilled SGPRs": 0, "Scratch size": 0, "LDS size": 32 << 10}
 
-# Vector instructions of mul_mat_vec, whose program makes superblocks of 32 rows, as a part of what the card issues while
-# these come from memory, by its columns: below 1 memory is the limit.
+# Vector instructions of mul_mat_vec, whose program makes superblocks of 32 rows, as a part of what the card issues
+# while these come from memory, by its columns: below 1 memory is the limit.
 MOST_ISSUED: Final = {1: 0.2, 8: 0.9}
 MOST_VGPRS: Final = 96  # of one column: 16 waves a SIMD
 LEAST_AHEAD: Final = 4096  # bytes of weights that a wave of it loads before it uses the first
