@@ -11,8 +11,8 @@
 const uint TOGETHER = K_BITS <= 8u && VECTORS <= 8u && CHUNKS_AHEAD > 2u ? 2u : CHUNKS_AHEAD;
 
 // Query vectors whose dots are made side by side: each sum waits for the one before it, and wants others between them.
-// Rows of at most 8 bits leave scalar registers for two, more than eight vectors for one.
-const uint FEW = VECTORS > 8u ? 1u : (CPU && FUSED == 0u ? 1u : 2u - VECTORS % 2u);
+// Rows of at most 8 bits, and more than eight vectors, leave scalar registers for two.
+const uint FEW = CPU && FUSED == 0u ? 1u : 2u - VECTORS % 2u;
 const uint MANY = VECTORS % 4u == 0u ? 4u : (VECTORS % 3u == 0u ? 3u : 2u - VECTORS % 2u);
 const uint IN_TILES = CPU || VECTORS > 8u ? FEW : MANY;
 const uint SIDE_BY_SIDE = NHD && K_BITS <= 8u ? FEW : IN_TILES;
