@@ -53,6 +53,8 @@ class Recording {
     ggml_tensor *behind(const ggml_tensor *node) const;
     // Whether from the node that is recorded to `last`, nothing but the results of these two is used by others.
     bool hides(const ggml_tensor *last, const ggml_tensor *result) const;
+    // The next node, if it copies what a node's result has behind so many bytes, which nothing else reads; else NULL.
+    ggml_tensor *only_copy(const ggml_tensor *node, size_t bytes);
     // Whether only attention reads the node's result, as q: it is then made as attention takes it, and known for it.
     bool settles_q(const ggml_tensor *node);
     bool is_settled(const ggml_tensor *q) const { return root_of(q) == settled_; }
