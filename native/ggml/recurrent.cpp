@@ -79,12 +79,13 @@ static Written written(Recording &r, ggml_tensor *op, uint64_t scores, uint64_t 
     return w;
 }
 
-static uint32_t rows_of(int64_t size, uint32_t own) {  // of a workgroup: STATE_ROWS
-    return own * 32 / (size > 16 ? 8 : size > 8 ? 4 : size > 4 ? 2 : 1);
+// Workgroups for so many rows, of which a lane has `own`.
+static uint32_t groups_of(uint64_t rows, int64_t size, uint32_t own) {
+    return uint32_t(pieces(rows, own * 32 / (size > 16 ? 8 : size > 8 ? 4 : size > 4 ? 2 : 1)));
 }
 
-// Rows of a lane: a prompt is bound by arithmetic, of which rows share some; one token by memory, which wants many waves.
-static uint32_t rows_of_lane(int64_t tokens) { return tokens > 1 ? 2 : 1; }
+// Rows of a lane: arithmetic is the limit of a prompt, and rows share some; memory is one token's, and wants many waves.
+static uint32_t rows_of_lane(int64_t size, int64_t tokens) { return tokens == 1 ? 1 : size > 128 ? 2 : 4; }
 
 static const char *states_refused(const ggml_tensor *op, int tensors) {
     for (int i = 0; i < tensors; ++i)
@@ -105,20 +106,20 @@ static bool record_delta_net(Recording &r, ggml_tensor *op) {
     for (int i = 0; i < 6; ++i) of[i] = bound(*r.device, op->src[i]);
     const ggml_tensor *v = op->src[2], *state = op->src[5];
     const uint64_t one = uint64_t(state->ne[0] * state->ne[1] * state->ne[2]), sequences = uint64_t(v->ne[3]);
-    const delta_net_constants constants{uint32_t(v->ne[0]), rows_of_lane(v->ne[2]), op->src[3]->ne[0] > 1};
+    const delta_net_constants constants{uint32_t(v->ne[0]), rows_of_lane(v->ne[0], v->ne[2]), op->src[3]->ne[0] > 1};
     const Written w = written(r, op, uint64_t(ggml_nelements(v)), one, sequences, true);
     const delta_net_params params{of[0].at, of[1].at, of[2].at, of[3].at, of[4].at, of[5].at, w.scores, w.kept,
                                   {w.steps[0], w.steps[1]}, w.slots, 1.0f / std::sqrt(float(v->ne[0]))};
     return r.dispatch(GRAPH_DELTA_NET, constants, params,
                       {of[0].place, of[1].place, of[2].place, of[3].place, of[4].place, of[5].place, w.of_scores,
                        w.of_kept}, 64 | 128,
-                      {{uint32_t(pieces(uint64_t(v->ne[0]), rows_of(v->ne[0], constants.own))), uint32_t(v->ne[1]),
+                      {{groups_of(uint64_t(v->ne[0]), v->ne[0], constants.own), uint32_t(v->ne[1]),
                         uint32_t(v->ne[3])}});
 }
 
 static const char *scan_refused(const Device &, const ggml_tensor *op) {
     const ggml_tensor *state = op->src[0], *x = op->src[1], *ids = op->src[6];
-    if (state->ne[0] > MOST_SIZE || x->ne[0] * x->ne[1] > 65535 || x->ne[3] > 65535) return "size";
+    if (state->ne[0] > MOST_SIZE || op->src[4]->ne[1] > 65535 || x->ne[3] > 65535) return "size";
     if (ids->type != GGML_TYPE_I32 || ids->nb[0] != sizeof(int32_t)) return "type";
     return states_refused(op, 6);
 }
@@ -128,7 +129,11 @@ static bool record_scan(Recording &r, ggml_tensor *op) {
     for (int i = 0; i < 7; ++i) of[i] = bound(*r.device, op->src[i]);
     const ggml_tensor *state = op->src[0], *x = op->src[1];
     const uint64_t rows = uint64_t(x->ne[0] * x->ne[1]), sequences = uint64_t(x->ne[3]);
-    const ssm_scan_constants constants{uint32_t(state->ne[0]), rows_of_lane(x->ne[2]), op->src[3]->ne[0] > 1};
+    const uint64_t groups = uint64_t(op->src[4]->ne[1]);
+    const bool by_element = op->src[3]->ne[0] > 1;
+    uint32_t own = rows_of_lane(state->ne[0], x->ne[2]);
+    while (!by_element && x->ne[0] % own) own /= 2;  // a lane's rows are of one head
+    const ssm_scan_constants constants{uint32_t(state->ne[0]), own, by_element};
     const Written w = written(r, op, uint64_t(ggml_nelements(x)), rows * uint64_t(state->ne[0]), sequences,
                               sequences == 1);
     const ssm_scan_params params{of[0].at, of[1].at, of[2].at, of[4].at, of[5].at, of[3].at.offset, of[6].at.offset,
@@ -136,7 +141,7 @@ static bool record_scan(Recording &r, ggml_tensor *op) {
     return r.dispatch(GRAPH_SSM_SCAN, constants, params,
                       {of[0].place, of[1].place, of[2].place, of[3].place, of[4].place, of[5].place, of[6].place,
                        w.of_scores, w.of_kept}, 128 | 256,
-                      {{uint32_t(pieces(rows, rows_of(state->ne[0], constants.own))), uint32_t(sequences), 1}});
+                      {{groups_of(rows / groups, state->ne[0], own), uint32_t(groups), uint32_t(sequences)}});
 }
 
 const std::vector<Served> RECURRENT = {

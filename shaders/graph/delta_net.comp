@@ -55,9 +55,7 @@ void main() {
     [[unroll]] for (uint own = 0u; own < OWN; ++own) {
         uint row = min(first + row_of(own), rows - 1u);
         LOAD_ROW(s[own], state, place(p.state, uvec4(0u, row, head, sequence)))
-        [[unroll]] for (uint m = 0u; m < VECTORS; ++m) {
-            s[own][m] = above(s[own][m], STATE_MIN);
-        }
+        flush_row(s[own]);
     }
     for (uint t = 0u; t < tokens; ++t) {
         float sum[OWN], weight = flush(beta[of_beta + t * p.beta.s[2]]);
@@ -68,9 +66,7 @@ void main() {
             }
         }
         LOAD_ROW(of, k, of_k + t * p.k.s[2])
-        [[unroll]] for (uint m = 0u; m < VECTORS; ++m) {
-            of[m] = above(of[m], STATE_MIN);
-        }
+        flush_row(of);
         [[unroll]] for (uint own = 0u; own < OWN; ++own) {
             sum[own] = dot_of(s[own], of);
         }
@@ -81,13 +77,12 @@ void main() {
             delta = delta * weight;
             delta = above(delta, FACTOR_MIN);
             [[unroll]] for (uint m = 0u; m < VECTORS; ++m) {
-                s[own][m] = above(add(s[own][m], multiply(of[m], vec4(delta))), STATE_MIN);
+                s[own][m] = add(s[own][m], multiply(of[m], vec4(delta)));
             }
+            flush_row(s[own]);
         }
         LOAD_ROW(of, q, of_q + t * p.q.s[2])
-        [[unroll]] for (uint m = 0u; m < VECTORS; ++m) {
-            of[m] = above(of[m], STATE_MIN);
-        }
+        flush_row(of);
         [[unroll]] for (uint own = 0u; own < OWN; ++own) {
             sum[own] = dot_of(s[own], of);
         }

@@ -1,7 +1,7 @@
 // A selective scan.  Of each head, token after token, with step = softplus(dt), and x_j and y_j of row s_j of the state:
 //     s_j = s_j * exp(step * a) + b * (x_j * step)
 //     y_j = s_j . c
-// Grid: x = rows of all heads in pieces of ROWS, y = sequences.
+// Grid: x = rows of a group's heads in pieces of ROWS, y = groups, z = sequences.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
@@ -30,60 +30,59 @@ float decay(float step, uint at) {
     return above(exponential(flush(exponent)), DECAY_MIN);
 }
 
-// Rows s of head: those that the lane has of b * added join them, behind their decay.
-void advance(inout vec4 s[VECTORS], vec4 b[VECTORS], uint head, float step, float added) {
+// The lane's decays of head's rows.
+void load_decays(out vec4 decays[VECTORS], uint head, float step) {
     float one = BY_ELEMENT == 0u ? decay(step, p.a + head) : 0.0;
     [[unroll]] for (uint m = 0u; m < VECTORS; ++m) {
-        vec4 decays = vec4(one);
+        decays[m] = vec4(one);
         [[unroll]] for (uint i = 0u; i < 4u; ++i) {
             if (BY_ELEMENT != 0u && (WHOLE || element(m) + i < SIZE)) {
-                decays[i] = decay(step, p.a + head * SIZE + element(m) + i);
+                decays[m][i] = decay(step, p.a + head * SIZE + element(m) + i);
             }
         }
-        s[m] = above(add(multiply(s[m], decays), multiply(b[m], vec4(added))), STATE_MIN);
     }
 }
 
 void main() {
-    uint sequence = gl_WorkGroupID.y, of_head = p.x.n[0], heads = p.x.n[1], tokens = p.x.n[2], rows = of_head * heads;
-    uint head[OWN], row[OWN];
-    vec4 s[OWN][VECTORS], of[VECTORS];
+    uint group = gl_WorkGroupID.y, sequence = gl_WorkGroupID.z, of_head = p.x.n[0], tokens = p.x.n[2];
+    uint rows = of_head * p.x.n[1], of_group = rows / p.b.n[1], end = (group + 1u) * of_group;
+    uint first = group * of_group + gl_WorkGroupID.x * ROWS;
+    vec4 s[OWN][VECTORS], b_of[VECTORS], c_of[VECTORS], decays[VECTORS];
     [[unroll]] for (uint own = 0u; own < OWN; ++own) {
-        row[own] = min(gl_WorkGroupID.x * ROWS + row_of(own), rows - 1u);
-        head[own] = row[own] / of_head;
-        uint from = place(p.state, uvec4(0u, row[own] - head[own] * of_head, head[own], ids[p.ids + sequence]));
-        LOAD_ROW(s[own], state, from)
-        [[unroll]] for (uint m = 0u; m < VECTORS; ++m) {
-            s[own][m] = above(s[own][m], STATE_MIN);
-        }
+        uint row = min(first + row_of(own), end - 1u), head = row / of_head;
+        LOAD_ROW(s[own], state, place(p.state, uvec4(0u, row - head * of_head, head, ids[p.ids + sequence])))
+        flush_row(s[own]);
     }
     for (uint t = 0u; t < tokens; ++t) {
-        float sum[OWN];
+        float sum[OWN], step;
         uvec4 at = uvec4(0u, 0u, t, sequence);
+        LOAD_ROW(b_of, b, place(p.b, at) + group * SIZE)
+        LOAD_ROW(c_of, c, place(p.c, at) + group * SIZE)
+        flush_row(b_of);
+        flush_row(c_of);
         [[unroll]] for (uint own = 0u; own < OWN; ++own) {
-            uint group = head[own] / (heads / p.b.n[1]);
-            float step = flush(softplus(flush(dt[place(p.dt, uvec4(head[own], t, sequence, 0u))])));
-            precise float added = flush(x[place(p.x, at) + row[own]]) * step;
-            LOAD_ROW(of, b, place(p.b, at) + group * SIZE)
-            [[unroll]] for (uint m = 0u; m < VECTORS; ++m) {
-                of[m] = above(of[m], STATE_MIN);
+            uint row = min(first + row_of(own), end - 1u), head = row / of_head;
+            if (own == 0u || BY_ELEMENT != 0u) {  // else a lane's rows are of one head
+                step = flush(softplus(flush(dt[place(p.dt, uvec4(head, t, sequence, 0u))])));
+                load_decays(decays, head, step);
             }
-            advance(s[own], of, head[own], step, above(added, FACTOR_MIN));
-            LOAD_ROW(of, c, place(p.c, at) + group * SIZE)
+            precise float added = flush(x[place(p.x, at) + row]) * step;
+            added = above(added, FACTOR_MIN);
             [[unroll]] for (uint m = 0u; m < VECTORS; ++m) {
-                of[m] = above(of[m], STATE_MIN);
+                s[own][m] = add(multiply(s[own][m], decays[m]), multiply(b_of[m], vec4(added)));
             }
-            sum[own] = dot_of(s[own], of);
+            flush_row(s[own]);
+            sum[own] = dot_of(s[own], c_of);
         }
         add_parts(sum);
         uint slot = tokens - 1u - t;
         [[unroll]] for (uint own = 0u; own < OWN; ++own) {
-            bool there = gl_WorkGroupID.x * ROWS + row_of(own) < rows;
-            if (there && part == 0u) {
-                scores[p.scores + (sequence * tokens + t) * rows + row[own]] = flush(sum[own]);
+            uint row = first + row_of(own);
+            if (row < end && part == 0u) {
+                scores[p.scores + (sequence * tokens + t) * rows + row] = flush(sum[own]);
             }
-            if (there && slot < p.slots) {
-                STORE_ROW(s[own], kept, p.kept + slot * p.steps[1] + sequence * p.steps[0] + row[own] * SIZE)
+            if (row < end && slot < p.slots) {
+                STORE_ROW(s[own], kept, p.kept + slot * p.steps[1] + sequence * p.steps[0] + row * SIZE)
             }
         }
     }

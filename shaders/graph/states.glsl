@@ -1,11 +1,11 @@
 // Rows of recurrent states in registers, and sums along them.
 //
-// A workgroup of 32 has ROWS rows of SIZE elements: LANES neighbors have a row together, and OWN rows each.  The lane
+// A workgroup of 32 has ROWS rows of SIZE elements: LANES neighbors have OWN neighboring rows together.  The lane
 // `part` of a row has its elements i with i / 4 mod LANES = part, vectors of four; behind the row's end they are 0.
 
 const uint LANES = SIZE > 16u ? STATE_LANES : SIZE > 8u ? 4u : SIZE > 4u ? 2u : 1u;
 const uint VECTORS = (SIZE + 4u * LANES - 1u) / (4u * LANES);
-const uint SLOTS = 32u / LANES, ROWS = OWN * SLOTS;
+const uint ROWS = 32u / LANES * OWN;
 const bool WHOLE = SIZE % (4u * LANES) == 0u;
 shared float partial[OWN * 32u];
 
@@ -13,7 +13,7 @@ uint part = gl_LocalInvocationID.x % LANES;
 
 // The lane's row `own` of the workgroup.
 uint row_of(uint own) {
-    return own * SLOTS + gl_LocalInvocationID.x / LANES;
+    return gl_LocalInvocationID.x / LANES * OWN + own;
 }
 
 // Where the lane's vector m begins in a row.
@@ -25,8 +25,10 @@ float above(float x, float least) {
     return abs(x) < least ? 0.0 : x;
 }
 
-vec4 above(vec4 x, float least) {
-    return mix(x, vec4(0.0), lessThan(abs(x), vec4(least)));
+void flush_row(inout vec4 row[VECTORS]) {
+    [[unroll]] for (uint m = 0u; m < VECTORS; ++m) {
+        row[m] = mix(row[m], vec4(0.0), lessThan(abs(row[m]), vec4(STATE_MIN)));
+    }
 }
 
 // The lane's vectors of a row that begins at element `at` of a buffer.

@@ -40,7 +40,9 @@ def test_ssm_conv(any_device, taps, channels, tokens, sequences, biased, silu, r
     length = 1 if tokens == 1 else 4
     groups = -(-channels * -(-tokens // length) * sequences // 256), 1, 1
     values = {"x": tensor(x), "w": tensor(w), "bias": tensor(bias), "y": tensor(wanted), "run": length}
-    same(*run(any_device.runtime, graph.SSM_CONV, groups, (x, w, bias), (wanted.size,), (biased, silu), **values), wanted)
+    same(
+        *run(any_device.runtime, graph.SSM_CONV, groups, (x, w, bias), (wanted.size,), (biased, silu), **values), wanted
+    )
 
 
 def delta_operands(rng, size, tokens, heads, sequences, repeats, by_channel):
@@ -98,8 +100,8 @@ def test_numbers_that_are_not_finite_stay_in_their_rows(any_device, rng):
 @pytest.mark.parametrize(
     ("size", "of_head", "heads", "groups", "tokens", "sequences", "by_element", "own", "slots"),
     [
-        (16, 1, 37, 1, 9, 2, True, 2, 1),
-        (128, 5, 4, 2, 3, 2, False, 2, 4),
+        (16, 1, 38, 2, 9, 2, True, 2, 1),
+        (128, 6, 4, 2, 3, 2, False, 2, 4),
         (96, 3, 6, 3, 1, 1, False, 1, 1),
         (6, 7, 2, 1, 600, 1, True, 1, 3),
         (256, 2, 2, 2, 4, 3, False, 1, 2),
@@ -107,7 +109,10 @@ def test_numbers_that_are_not_finite_stay_in_their_rows(any_device, rng):
 )
 def test_ssm_scan(any_device, size, of_head, heads, groups, tokens, sequences, by_element, own, slots, rng):
     state = drawn(rng, (sequences + 2, heads, of_head, size), EDGES[:8], -30)
-    x, dt = drawn(rng, (sequences, tokens, heads, of_head), EDGES[:8]), drawn(rng, (sequences, tokens, heads), EDGES[:8])
+    x, dt = (
+        drawn(rng, (sequences, tokens, heads, of_head), EDGES[:8]),
+        drawn(rng, (sequences, tokens, heads), EDGES[:8]),
+    )
     x[0, 0, 0, 0], dt[0, 0, -1] = np.inf, np.nan
     dt[-1, -1, 0] = 25
     a = -np.abs(drawn(rng, (heads, size if by_element else 1), [200, 1, 0]))
@@ -119,7 +124,7 @@ def test_ssm_scan(any_device, size, of_head, heads, groups, tokens, sequences, b
     values = {"state": tensor(state), "x": tensor(x), "dt": tensor(dt), "a": 0, "b": tensor(b), "ids": 0}
     values |= {"c": tensor(c, groups * size), "scores": 0, "kept": 0, "slots": slots}
     values |= {"steps": (state[0].size, state[0].size * sequences)}
-    grid = -(-heads * of_head // recurrent.state_rows(size, own)), sequences, 1
+    grid = -(-heads * of_head // groups // recurrent.state_rows(size, own)), groups, sequences
     given = state, x, dt, a, both, both, ids
     counts = x.size, written * sequences * state[0].size + 3
     spec = size, own, int(by_element)

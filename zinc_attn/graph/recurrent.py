@@ -79,7 +79,7 @@ def delta_net(q: F32, k: F32, v: F32, gate: F32, beta: F32, state: F32, slots: i
 
 
 def state_rows(size: int, own: int) -> int:
-    """Rows of a state of so many elements that a workgroup of 32 has where a lane has ``own``: a row is 8, 4, 2, 1 lanes'."""
+    """Rows, of so many elements, that a workgroup of 32 has where its lanes have ``own`` each, 8, 4, 2 or 1 together."""
     return own * 32 // min(constants.STATE_LANES, 1 << ((size - 1) // 4).bit_length())
 
 
@@ -89,9 +89,7 @@ def scale_of(size: int) -> float:
 
 
 @quietly
-def ssm_scan(
-    state: F32, x: F32, dt: F32, a: F32, b: F32, c: F32, ids: NDArray[np.int32], slots: int = 1
-) -> Scanned:
+def ssm_scan(state: F32, x: F32, dt: F32, a: F32, b: F32, c: F32, ids: NDArray[np.int32], slots: int = 1) -> Scanned:
     """state (states, heads, rows, size), x (sequences, tokens, heads, rows), dt (sequences, tokens, heads), a (heads,
     size or 1), b, c (sequences, tokens, groups, size); ids of the sequences' states."""
     tokens, heads = x.shape[1:3]

@@ -23,7 +23,7 @@ _WRITTEN: Final = (
     Field("slots", "uint"),
 )
 # A gated delta net: rows of a state are its columns S[:, j]; q, k of head h are those of head h mod theirs.
-# Grid: x = rows / STATE_ROWS(size, own), y = heads, z = sequences.
+# Grid: x = rows of a head / state_rows(size, own), y = heads, z = sequences.
 _OF_STATES: Final = ("size", "own")  # elements of a row; rows of a lane
 DELTA_NET: Final = kernel(
     "delta_net",
@@ -34,8 +34,9 @@ DELTA_NET: Final = kernel(
     (*_OF_STATES, "by_channel"),  # whether each element of a row has a gate of its own
     (*tensors("q", "k", "v", "gate", "beta", "state"), *_WRITTEN, Field("scale", "float", "of the scores")),
 )
-# A selective scan; a head has x.n[0] rows. state: ids name the sequences' states. Element 0 of b and c, and rows of x,
-# are neighbors; so are a's. Grid: x = rows of all heads / STATE_ROWS(size, own), y = sequences.
+# A selective scan; a head has x.n[0] rows, neighbors in x; ids name the sequences' states; a is contiguous, and groups of
+# b and c are neighbors. Without by_element own divides x.n[0].
+# Grid: x = rows of a group's heads / state_rows(size, own), y = groups, z = sequences.
 SSM_SCAN: Final = kernel(
     "ssm_scan",
     {
