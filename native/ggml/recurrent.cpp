@@ -85,7 +85,9 @@ static uint32_t groups_of(uint64_t rows, int64_t size, uint32_t own) {
 }
 
 // Rows of a lane: arithmetic is the limit of a prompt, and rows share some; memory is one token's, and wants many waves.
-static uint32_t rows_of_lane(int64_t size, int64_t tokens) { return tokens == 1 ? 1 : size > 128 ? 2 : 4; }
+static uint32_t rows_of_lane(const Device &device, int64_t size, int64_t tokens) {
+    return tokens == 1 || device.on_cpu ? 1 : size > 128 ? 2 : 4;
+}
 
 static const char *states_refused(const ggml_tensor *op, int tensors) {
     for (int i = 0; i < tensors; ++i)
@@ -106,7 +108,7 @@ static bool record_delta_net(Recording &r, ggml_tensor *op) {
     for (int i = 0; i < 6; ++i) of[i] = bound(*r.device, op->src[i]);
     const ggml_tensor *v = op->src[2], *state = op->src[5];
     const uint64_t one = uint64_t(state->ne[0] * state->ne[1] * state->ne[2]), sequences = uint64_t(v->ne[3]);
-    const delta_net_constants constants{uint32_t(v->ne[0]), rows_of_lane(v->ne[0], v->ne[2]), op->src[3]->ne[0] > 1};
+    const delta_net_constants constants{uint32_t(v->ne[0]), rows_of_lane(*r.device, v->ne[0], v->ne[2]), op->src[3]->ne[0] > 1};
     const Written w = written(r, op, uint64_t(ggml_nelements(v)), one, sequences, true);
     const delta_net_params params{of[0].at, of[1].at, of[2].at, of[3].at, of[4].at, of[5].at, w.scores, w.kept,
                                   {w.steps[0], w.steps[1]}, w.slots, 1.0f / std::sqrt(float(v->ne[0]))};
@@ -131,7 +133,7 @@ static bool record_scan(Recording &r, ggml_tensor *op) {
     const uint64_t rows = uint64_t(x->ne[0] * x->ne[1]), sequences = uint64_t(x->ne[3]);
     const uint64_t groups = uint64_t(op->src[4]->ne[1]);
     const bool by_element = op->src[3]->ne[0] > 1;
-    uint32_t own = rows_of_lane(state->ne[0], x->ne[2]);
+    uint32_t own = rows_of_lane(*r.device, state->ne[0], x->ne[2]);
     while (!by_element && x->ne[0] % own) own /= 2;  // a lane's rows are of one head
     const ssm_scan_constants constants{uint32_t(state->ne[0]), own, by_element};
     const Written w = written(r, op, uint64_t(ggml_nelements(x)), rows * uint64_t(state->ne[0]), sequences,

@@ -28,9 +28,17 @@ def same_as(words, wanted, written):
     same(words[1], wanted.kept)
 
 
+CONVOLUTIONS = [
+    (4, 257, 1, 1, 0, 1),
+    (4, 70, 23, 2, 1, 1),
+    (3, 5, 600, 1, 1, 0),
+    (9, 33, 8, 3, 0, 0),
+]
+
+
 @pytest.mark.parametrize(
     ("taps", "channels", "tokens", "sequences", "biased", "silu"),
-    [(4, 257, 1, 1, 0, 1), (4, 70, 23, 2, 1, 1), (3, 5, 600, 1, 1, 0), (9, 33, 8, 3, 0, 0)],
+    CONVOLUTIONS,
 )
 def test_ssm_conv(any_device, taps, channels, tokens, sequences, biased, silu, rng):
     x = drawn(rng, (sequences, channels, taps - 1 + tokens), EDGES, -30)
@@ -40,9 +48,8 @@ def test_ssm_conv(any_device, taps, channels, tokens, sequences, biased, silu, r
     length = 1 if tokens == 1 else 4
     groups = -(-channels * -(-tokens // length) * sequences // 256), 1, 1
     values = {"x": tensor(x), "w": tensor(w), "bias": tensor(bias), "y": tensor(wanted), "run": length}
-    same(
-        *run(any_device.runtime, graph.SSM_CONV, groups, (x, w, bias), (wanted.size,), (biased, silu), **values), wanted
-    )
+    given, spec = (x, w, bias), (biased, silu)
+    same(*run(any_device.runtime, graph.SSM_CONV, groups, given, (wanted.size,), spec, **values), wanted)
 
 
 def delta_operands(rng, size, tokens, heads, sequences, repeats, by_channel):
@@ -56,7 +63,7 @@ def delta_operands(rng, size, tokens, heads, sequences, repeats, by_channel):
 
 
 def run_delta_net(device, operands, own, slots):
-    q, k, v, gate, beta, state = operands
+    _, _, v, gate, _, state = operands
     sequences, tokens, heads, size = v.shape
     one = state[0].size
     written = min(tokens, slots)
@@ -71,15 +78,18 @@ def run_delta_net(device, operands, own, slots):
     return run(device.runtime, graph.DELTA_NET, groups, given, counts, spec, **values)
 
 
+DELTA_NETS = [
+    (128, 1, 2, 1, 1, False, 2, 1),
+    (16, 5, 2, 2, 3, True, 1, 4),
+    (64, 40, 1, 1, 2, True, 4, 1),
+    (20, 3, 2, 3, 1, False, 1, 4),
+    (4, 600, 1, 1, 1, False, 1, 2),
+]
+
+
 @pytest.mark.parametrize(
     ("size", "tokens", "heads", "sequences", "repeats", "by_channel", "own", "slots"),
-    [
-        (128, 1, 2, 1, 1, False, 2, 1),
-        (16, 5, 2, 2, 3, True, 1, 4),
-        (64, 40, 1, 1, 2, True, 4, 1),
-        (20, 3, 2, 3, 1, False, 1, 4),
-        (4, 600, 1, 1, 1, False, 1, 2),
-    ],
+    DELTA_NETS,
 )
 def test_delta_net(any_device, size, tokens, heads, sequences, repeats, by_channel, own, slots, rng):
     operands = delta_operands(rng, size, tokens, heads, sequences, repeats, by_channel)
@@ -97,15 +107,18 @@ def test_numbers_that_are_not_finite_stay_in_their_rows(any_device, rng):
         same_as(run_delta_net(any_device, operands, 1, 1), wanted, 1)
 
 
+SCANS = [
+    (16, 1, 38, 2, 9, 2, True, 2, 1),
+    (128, 6, 4, 2, 3, 2, False, 2, 4),
+    (96, 3, 6, 3, 1, 1, False, 1, 1),
+    (6, 7, 2, 1, 600, 1, True, 1, 3),
+    (256, 2, 2, 2, 4, 3, False, 1, 2),
+]
+
+
 @pytest.mark.parametrize(
     ("size", "of_head", "heads", "groups", "tokens", "sequences", "by_element", "own", "slots"),
-    [
-        (16, 1, 38, 2, 9, 2, True, 2, 1),
-        (128, 6, 4, 2, 3, 2, False, 2, 4),
-        (96, 3, 6, 3, 1, 1, False, 1, 1),
-        (6, 7, 2, 1, 600, 1, True, 1, 3),
-        (256, 2, 2, 2, 4, 3, False, 1, 2),
-    ],
+    SCANS,
 )
 def test_ssm_scan(any_device, size, of_head, heads, groups, tokens, sequences, by_element, own, slots, rng):
     state = drawn(rng, (sequences + 2, heads, of_head, size), EDGES[:8], -30)

@@ -45,6 +45,11 @@ def _state_sum(x: F32) -> F32:
     return partial[..., 0]
 
 
+def _scanned(scores: F32, states: list[F32], slots: int) -> Scanned:
+    """states: behind each token."""
+    return Scanned(scores, np.stack(states[::-1][:slots]))
+
+
 @quietly
 def ssm_conv(x: F32, w: F32, bias: F32 | None = None, silu: bool = False) -> F32:
     """y (sequences, tokens, channels) of x (sequences, channels, taps - 1 + tokens) and w (channels, taps)."""
@@ -67,19 +72,19 @@ def delta_net(q: F32, k: F32, v: F32, gate: F32, beta: F32, state: F32, slots: i
     q, k = (np.repeat(of, sequences // len(of), 0)[:, :, np.arange(heads) % of.shape[2]] for of in (q, k))
     decay = _above(floats.exp(flush(gate)), constants.DECAY_MIN)
     v, beta, s = flush(v), flush(beta), _above(state, constants.STATE_MIN)
-    scores, kept = np.empty(v.shape, np.float32), []
+    scores, states = np.empty(v.shape, np.float32), []
     for t in range(tokens):
         s = s * decay[:, t, :, None]
         error = v[:, t] - _state_sum(s * k[:, t, :, None])
         delta = _above(error * beta[:, t], constants.FACTOR_MIN)
         s = _above(s + k[:, t, :, None] * delta[..., None], constants.STATE_MIN)
         scores[:, t] = flush(_state_sum(s * q[:, t, :, None]) * f32(scale_of(size)))
-        kept.append(s)
-    return Scanned(scores, np.stack(kept[::-1][:slots]))
+        states.append(s)
+    return _scanned(scores, states, slots)
 
 
 def state_rows(size: int, own: int) -> int:
-    """Rows, of so many elements, that a workgroup of 32 has where its lanes have ``own`` each, 8, 4, 2 or 1 together."""
+    """Rows of so many elements that a workgroup of 32 has, where 8, 4, 2 or 1 lanes have ``own`` rows together."""
     return own * 32 // min(constants.STATE_LANES, 1 << ((size - 1) // 4).bit_length())
 
 
@@ -98,10 +103,10 @@ def ssm_scan(state: F32, x: F32, dt: F32, a: F32, b: F32, c: F32, ids: NDArray[n
     decay = _above(floats.exp(flush(step[..., None] * flush(a))), constants.DECAY_MIN)
     added = _above(flush(x) * step[..., None], constants.FACTOR_MIN)
     s = _above(state[ids], constants.STATE_MIN)
-    scores, kept = np.empty(x.shape, np.float32), []
+    scores, states = np.empty(x.shape, np.float32), []
     for t in range(tokens):
         s = s * decay[:, t, :, None] + b[:, t, :, None] * added[:, t, ..., None]
         s = _above(s, constants.STATE_MIN)
         scores[:, t] = flush(_state_sum(s * c[:, t, :, None]))
-        kept.append(s)
-    return Scanned(scores, np.stack(kept[::-1][:slots]))
+        states.append(s)
+    return _scanned(scores, states, slots)

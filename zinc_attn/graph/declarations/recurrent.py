@@ -34,8 +34,8 @@ DELTA_NET: Final = kernel(
     (*_OF_STATES, "by_channel"),  # whether each element of a row has a gate of its own
     (*tensors("q", "k", "v", "gate", "beta", "state"), *_WRITTEN, Field("scale", "float", "of the scores")),
 )
-# A selective scan; a head has x.n[0] rows, neighbors in x; ids name the sequences' states; a is contiguous, and groups of
-# b and c are neighbors. Without by_element own divides x.n[0].
+# A selective scan; a head has x.n[0] rows, neighbors in x; ids name the sequences' states; a is contiguous, and groups
+# of b and c are neighbors. Without by_element own divides x.n[0].
 # Grid: x = rows of a group's heads / state_rows(size, own), y = groups, z = sequences.
 SSM_SCAN: Final = kernel(
     "ssm_scan",
