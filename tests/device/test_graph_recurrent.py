@@ -44,6 +44,8 @@ def test_ssm_conv(any_device, taps, channels, tokens, sequences, biased, silu, r
     x = drawn(rng, (sequences, channels, taps - 1 + tokens), EDGES, -30)
     x[0, 0, 0], x[-1, 1, -1], x[0, 2, 0] = np.inf, np.nan, -np.inf
     w, bias = drawn(rng, (channels, taps), EDGES[:8], -30), drawn(rng, (1, 1, channels), EDGES)
+    x[0, 3] *= 2.0**-45  # factors that are too small
+    bias[0, 0, 3] = 0
     wanted = recurrent.ssm_conv(x, w, bias if biased else None, bool(silu))
     length = 1 if tokens == 1 else 4
     groups = -(-channels * -(-tokens // length) * sequences // 256), 1, 1
@@ -59,6 +61,8 @@ def delta_operands(rng, size, tokens, heads, sequences, repeats, by_channel):
     gate = -np.abs(drawn(rng, (sequences, tokens, heads * repeats, size if by_channel else 1), [-200, -14, 0, 0.1]))
     beta = np.abs(drawn(rng, (*v.shape[:3], 1), EDGES[:8]))
     state = drawn(rng, (sequences, heads * repeats, size, size), EDGES[:8], -30)
+    v[0, 0, 0, 1], beta[0, 0, 0], state[0, 0, 1] = 2.0**-62, 1, 0  # a delta that is too small
+    k[0, 0, 0] *= 2.0**30
     return [q, k, v, gate, beta, state]
 
 
@@ -126,10 +130,12 @@ def test_ssm_scan(any_device, size, of_head, heads, groups, tokens, sequences, b
         drawn(rng, (sequences, tokens, heads, of_head), EDGES[:8]),
         drawn(rng, (sequences, tokens, heads), EDGES[:8]),
     )
+    x[-1, 0, 0, -1], state[:, 0, -1] = 2.0**-62, 0  # a product that is too small
     x[0, 0, 0, 0], dt[0, 0, -1] = np.inf, np.nan
     dt[-1, -1, 0] = 25
     a = -np.abs(drawn(rng, (heads, size if by_element else 1), [200, 1, 0]))
     both = drawn(rng, (sequences, tokens, 2 * groups, size), EDGES[:8])
+    both[-1, 0, :groups] *= 2.0**30
     b, c = both[:, :, :groups], both[:, :, groups:]  # parts of a tensor
     ids = rng.permutation(sequences + 2)[:sequences].astype(np.int32)
     wanted = recurrent.ssm_scan(state, x, dt, a, b, c, ids, slots)

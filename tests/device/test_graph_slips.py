@@ -160,6 +160,7 @@ a kept state's slot: tokens - 1u - t; → t; @ deltas
 shaders/graph/ssm_scan.comp
 the state of a sequence: ids[p.ids + sequence] → sequence @ scan
 decays of a head: p.a + head * SIZE → p.a + 0u * SIZE @ scan by element
+x that is flushed: above(added, FACTOR_MIN) → above(added, FLUSH) @ scan
 one head of a lane: own == 0u || BY_ELEMENT != 0u → own == 0u @ scan by element
 zinc_attn/graph/recurrent.py
 where states end: states[::-1][:slots] → states[:slots] @ check mamba2
