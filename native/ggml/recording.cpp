@@ -80,6 +80,20 @@ ggml_tensor *Recording::only_copy(const ggml_tensor *node, size_t bytes) {
     return users == 0 ? const_cast<ggml_tensor *>(copy) : nullptr;
 }
 
+bool Recording::gathers_state(const ggml_tensor *node) {
+    const ggml_tensor *rows = node->src[0], *ids = node->src[1], *last = node;
+    if (!is_f32(node) || !is_f32(rows) || ggml_nelements(ids) != 1 || !ggml_is_contiguous(rows)) return false;
+    if (node->flags & GGML_TENSOR_FLAG_OUTPUT) return false;
+    for (int i = at_ + 1, of = at_; i < graph_->n_nodes && ggml_node_get_use_count(graph_, of) == 1; ++i) {
+        const ggml_tensor *user = graph_->nodes[i];
+        if (user->op == GGML_OP_GATED_DELTA_NET && user->src[5] == last && last->view_src == node)
+            return (gathered_ = node);
+        if (is_view(user) && user->src[0] == last) last = user, of = i;
+        if (!is_view(user) && !ggml_is_empty(user) && (overlap(user, rows) || overlap(user, ids))) return false;
+    }
+    return false;
+}
+
 bool Recording::settles_q(const ggml_tensor *node) {
     if (node->type != GGML_TYPE_F32 || node->view_src || (node->flags & GGML_TENSOR_FLAG_OUTPUT)) return false;
     const ggml_tensor *last = node;

@@ -108,13 +108,23 @@ static bool record_delta_net(Recording &r, ggml_tensor *op) {
     for (int i = 0; i < 6; ++i) of[i] = bound(*r.device, op->src[i]);
     const ggml_tensor *v = op->src[2], *state = op->src[5];
     const uint64_t one = uint64_t(state->ne[0] * state->ne[1] * state->ne[2]), sequences = uint64_t(v->ne[3]);
-    const delta_net_constants constants{uint32_t(v->ne[0]), rows_of_lane(*r.device, v->ne[0], v->ne[2]), op->src[3]->ne[0] > 1};
+    delta_net_constants constants{uint32_t(v->ne[0]), rows_of_lane(*r.device, v->ne[0], v->ne[2]),
+                                  op->src[3]->ne[0] > 1, 0};
+    Bound ids = of[5];
+    if (const ggml_tensor *gathered = r.gathered(state)) {
+        const Bound all = bound(*r.device, gathered->src[0]);
+        constants.named = 1;
+        ids = bound(*r.device, gathered->src[1]);
+        of[5].place = all.place;
+        of[5].at.offset = all.at.offset;
+        of[5].at.s[3] = all.at.s[1];
+    }
     const Written w = written(r, op, uint64_t(ggml_nelements(v)), one, sequences, true);
-    const delta_net_params params{of[0].at, of[1].at, of[2].at, of[3].at, of[4].at, of[5].at, w.scores, w.kept,
-                                  {w.steps[0], w.steps[1]}, w.slots, 1.0f / std::sqrt(float(v->ne[0]))};
+    const delta_net_params params{of[0].at, of[1].at, of[2].at, of[3].at, of[4].at, of[5].at, ids.at.offset, w.scores,
+                                  w.kept, {w.steps[0], w.steps[1]}, w.slots, 1.0f / std::sqrt(float(v->ne[0]))};
     return r.dispatch(GRAPH_DELTA_NET, constants, params,
-                      {of[0].place, of[1].place, of[2].place, of[3].place, of[4].place, of[5].place, w.of_scores,
-                       w.of_kept}, 64 | 128,
+                      {of[0].place, of[1].place, of[2].place, of[3].place, of[4].place, of[5].place, ids.place,
+                       w.of_scores, w.of_kept}, 128 | 256,
                       {{groups_of(uint64_t(v->ne[0]), v->ne[0], constants.own), uint32_t(v->ne[1]),
                         uint32_t(v->ne[3])}});
 }

@@ -232,6 +232,7 @@ struct DeltaNetParams {
     Tensor gate;
     Tensor beta;
     Tensor state;
+    uint ids;
     uint scores;  // element of the first score
     uint kept;  // element of the first state of slot 0
     uint steps[2];  // from a kept state to the next sequence's, and to the next slot's
@@ -239,9 +240,9 @@ struct DeltaNetParams {
     float scale;  // of the scores
 };
 const uint DELTA_NET_BIND_PARAMS = 0u, DELTA_NET_BIND_Q = 1u, DELTA_NET_BIND_K = 2u, DELTA_NET_BIND_V = 3u,
-    DELTA_NET_BIND_GATE = 4u, DELTA_NET_BIND_BETA = 5u, DELTA_NET_BIND_STATE = 6u, DELTA_NET_BIND_SCORES = 7u,
-    DELTA_NET_BIND_KEPT = 8u;
-const uint DELTA_NET_SPEC_SIZE = 0u, DELTA_NET_SPEC_OWN = 1u, DELTA_NET_SPEC_BY_CHANNEL = 2u;
+    DELTA_NET_BIND_GATE = 4u, DELTA_NET_BIND_BETA = 5u, DELTA_NET_BIND_STATE = 6u, DELTA_NET_BIND_IDS = 7u,
+    DELTA_NET_BIND_SCORES = 8u, DELTA_NET_BIND_KEPT = 9u;
+const uint DELTA_NET_SPEC_SIZE = 0u, DELTA_NET_SPEC_OWN = 1u, DELTA_NET_SPEC_BY_CHANNEL = 2u, DELTA_NET_SPEC_NAMED = 3u;
 
 struct SsmScanParams {
     Tensor state;

@@ -13,6 +13,7 @@ layout(local_size_x = 32) in;
 layout(constant_id = DELTA_NET_SPEC_SIZE) const uint SIZE = 128u;
 layout(constant_id = DELTA_NET_SPEC_OWN) const uint OWN = 1u;
 layout(constant_id = DELTA_NET_SPEC_BY_CHANNEL) const uint BY_CHANNEL = 0u;
+layout(constant_id = DELTA_NET_SPEC_NAMED) const uint NAMED = 0u;
 layout(set = 0, binding = DELTA_NET_BIND_PARAMS, std430) restrict readonly buffer Params { DeltaNetParams p; };
 layout(set = 0, binding = DELTA_NET_BIND_Q, std430) readonly buffer Q { float q[]; };
 layout(set = 0, binding = DELTA_NET_BIND_K, std430) readonly buffer K { float k[]; };
@@ -20,6 +21,7 @@ layout(set = 0, binding = DELTA_NET_BIND_V, std430) readonly buffer V { float v[
 layout(set = 0, binding = DELTA_NET_BIND_GATE, std430) readonly buffer Gate { float gate[]; };
 layout(set = 0, binding = DELTA_NET_BIND_BETA, std430) readonly buffer Beta { float beta[]; };
 layout(set = 0, binding = DELTA_NET_BIND_STATE, std430) readonly buffer State { float state[]; };
+layout(set = 0, binding = DELTA_NET_BIND_IDS, std430) readonly buffer Ids { uint ids[]; };
 layout(set = 0, binding = DELTA_NET_BIND_SCORES, std430) writeonly buffer Scores { float scores[]; };
 layout(set = 0, binding = DELTA_NET_BIND_KEPT, std430) writeonly buffer Kept { float kept[]; };
 #include "tensor.glsl"
@@ -51,10 +53,11 @@ void main() {
     uint of_v = place(p.v, uvec4(0u, head, 0u, sequence)), of_gate = place(p.gate, uvec4(0u, head, 0u, sequence));
     uint of_beta = place(p.beta, uvec4(0u, head, 0u, sequence));
     uint of_scores = p.scores + (sequence * tokens * p.v.n[1] + head) * rows;
+    uint named = NAMED != 0u ? ids[p.ids + sequence] : sequence;
     vec4 s[OWN][VECTORS], of[VECTORS];
     [[unroll]] for (uint own = 0u; own < OWN; ++own) {
         uint row = min(first + row_of(own), rows - 1u);
-        LOAD_ROW(s[own], state, place(p.state, uvec4(0u, row, head, sequence)))
+        LOAD_ROW(s[own], state, place(p.state, uvec4(0u, row, head, named)))
         flush_row(s[own]);
     }
     for (uint t = 0u; t < tokens; ++t) {

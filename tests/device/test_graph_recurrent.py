@@ -66,19 +66,22 @@ def delta_operands(rng, size, tokens, heads, sequences, repeats, by_channel):
     return [q, k, v, gate, beta, state]
 
 
-def run_delta_net(device, operands, own, slots):
+def run_delta_net(device, operands, own, slots, ids=None):
+    """ids: where the states are that the sequences have, if they do not lie in their order."""
     _, _, v, gate, _, state = operands
+    named = ids is not None
+    ids = np.arange(len(v), dtype=np.int32) if ids is None else ids
     sequences, tokens, heads, size = v.shape
     one = state[0].size
     written = min(tokens, slots)
     names = "q", "k", "v", "gate", "beta", "state"
     values = {name: tensor(of) for name, of in zip(names, operands, strict=True)}
-    values |= {"scores": 0, "kept": 0, "steps": (one, one * sequences), "slots": slots}
+    values |= {"ids": 0, "scores": 0, "kept": 0, "steps": (one, one * sequences), "slots": slots}
     values |= {"scale": recurrent.scale_of(size)}
     groups = -(-size // recurrent.state_rows(size, own)), heads, sequences
-    given = [of if of.base is None else of.base for of in operands]
-    spec = size, own, int(gate.shape[-1] == size)
-    counts = v.size, written * state.size + 3
+    given = [*(of if of.base is None else of.base for of in operands), ids]
+    spec = size, own, int(gate.shape[-1] == size), int(named)
+    counts = v.size, written * sequences * one + 3
     return run(device.runtime, graph.DELTA_NET, groups, given, counts, spec, **values)
 
 
@@ -98,8 +101,11 @@ DELTA_NETS = [
 def test_delta_net(any_device, size, tokens, heads, sequences, repeats, by_channel, own, slots, rng):
     operands = delta_operands(rng, size, tokens, heads, sequences, repeats, by_channel)
     operands[0] = np.ascontiguousarray(operands[0].swapaxes(1, 2)).swapaxes(1, 2)  # of a permuted q
-    wanted = recurrent.delta_net(*operands, slots)
-    same_as(run_delta_net(any_device, operands, own, slots), wanted, min(tokens, slots))
+    wanted, ids = recurrent.delta_net(*operands, slots), None
+    if sequences > 1:
+        ids = (np.arange(sequences, dtype=np.int32) + 1) % sequences
+        operands[5] = operands[5][np.argsort(ids)]
+    same_as(run_delta_net(any_device, operands, own, slots, ids), wanted, min(tokens, slots))
 
 
 def test_numbers_that_are_not_finite_stay_in_their_rows(any_device, rng):

@@ -156,6 +156,7 @@ shaders/graph/delta_net.comp
 the head of q: head % p.q.n[1] → head / p.q.n[1] @ deltas
 the least decay: DECAY_MIN); → FACTOR_MIN); @ deltas
 a delta that is flushed: above(delta, FACTOR_MIN) → above(delta, FLUSH) @ deltas
+a state that is named: NAMED != 0u → NAMED == 0u @ deltas
 a kept state's slot: tokens - 1u - t; → t; @ deltas
 shaders/graph/ssm_scan.comp
 the state of a sequence: ids[p.ids + sequence] → sequence @ scan

@@ -22,17 +22,24 @@ _WRITTEN: Final = (
     Field("steps", "uint", "from a kept state to the next sequence's, and to the next slot's", 2),
     Field("slots", "uint"),
 )
-# A gated delta net: rows of a state are its columns S[:, j]; q, k of head h are those of head h mod theirs.
+# A gated delta net: rows of a state are its columns S[:, j]; q, k of head h are those of head h mod theirs. named: ids
+# name the sequences' states, else state has one for each, and ids may be any buffer.
 # Grid: x = rows of a head / state_rows(size, own), y = heads, z = sequences.
 _OF_STATES: Final = ("size", "own")  # elements of a row; rows of a lane
 DELTA_NET: Final = kernel(
     "delta_net",
     {
         **{"q": "read", "k": "read", "v": "read", "gate": "read", "beta": "read", "state": "read"},
+        "ids": "read",
         **{"scores": "write", "kept": "write"},
     },
-    (*_OF_STATES, "by_channel"),  # whether each element of a row has a gate of its own
-    (*tensors("q", "k", "v", "gate", "beta", "state"), *_WRITTEN, Field("scale", "float", "of the scores")),
+    (*_OF_STATES, "by_channel", "named"),  # by_channel: whether each element of a row has a gate of its own
+    (
+        *tensors("q", "k", "v", "gate", "beta", "state"),
+        Field("ids", "uint"),
+        *_WRITTEN,
+        Field("scale", "float", "of the scores"),
+    ),
 )
 # A selective scan; a head has x.n[0] rows, neighbors in x; ids name the sequences' states; a is contiguous, and groups
 # of b and c are neighbors. Without by_element own divides x.n[0].

@@ -165,8 +165,9 @@ class OnDevice:
         heads, rows, size = state.shape
         own = 1 + len(v) % 2  # rows of a lane: the bits are the same
         groups = _pieces(rows, state_rows(size, own)), heads
-        given = {"q": q, "k": k, "v": v, "gate": gate, "beta": beta, "state": state, "scale": scale_of(size)}
-        return self._states(graph.DELTA_NET, groups, v, spec=(size, own, int(gate.shape[-1] > 1)), **given)
+        given: dict[str, Any] = {"q": q, "k": k, "v": v, "gate": gate, "beta": beta, "state": state}
+        given |= {"ids": np.zeros(1, np.int32), "scale": scale_of(size)}
+        return self._states(graph.DELTA_NET, groups, v, spec=(size, own, int(gate.shape[-1] > 1), own % 2), **given)
 
     def scan(self, state: F32, x: F32, dt: F32, a: F32, b: F32, c: F32) -> F32:
         heads, rows, size = state.shape
