@@ -193,27 +193,6 @@ const uint MUL_MAT_FLOAT_VEC_SPEC_W_TYPE = 0u, MUL_MAT_FLOAT_VEC_SPEC_X_TYPE = 1
     MUL_MAT_FLOAT_VEC_SPEC_WORKGROUP_SIZE = 3u, MUL_MAT_FLOAT_VEC_SPEC_SUBGROUPS = 4u,
     MUL_MAT_FLOAT_VEC_SPEC_SUPERBLOCKS = 5u, MUL_MAT_FLOAT_VEC_SPEC_AHEAD = 6u, MUL_MAT_FLOAT_VEC_SPEC_ADD = 7u;
 
-struct RouteParams {
-    Tensor x;
-    Tensor bias;
-    Tensor ids;
-    Tensor y;
-    float least;
-    float most;
-    float factor;  // of SCALE
-    float added;  // by SCALE
-};
-const uint ROUTE_BIND_PARAMS = 0u, ROUTE_BIND_X = 1u, ROUTE_BIND_BIAS = 2u, ROUTE_BIND_IDS = 3u, ROUTE_BIND_Y = 4u;
-const uint ROUTE_SPEC_GATE = 0u, ROUTE_SPEC_BIASED = 1u, ROUTE_SPEC_NORM = 2u, ROUTE_SPEC_SCALED = 3u;
-
-struct SumExpertsParams {
-    Tensor x;
-    Tensor weights;
-    Tensor y;
-};
-const uint SUM_EXPERTS_BIND_PARAMS = 0u, SUM_EXPERTS_BIND_X = 1u, SUM_EXPERTS_BIND_WEIGHTS = 2u, SUM_EXPERTS_BIND_Y =
-    3u;
-
 struct SsmConvParams {
     Tensor x;
     Tensor w;
@@ -261,6 +240,27 @@ const uint SSM_SCAN_BIND_PARAMS = 0u, SSM_SCAN_BIND_STATE = 1u, SSM_SCAN_BIND_X 
     SSM_SCAN_BIND_A = 4u, SSM_SCAN_BIND_B = 5u, SSM_SCAN_BIND_C = 6u, SSM_SCAN_BIND_IDS = 7u, SSM_SCAN_BIND_SCORES = 8u,
     SSM_SCAN_BIND_KEPT = 9u;
 const uint SSM_SCAN_SPEC_SIZE = 0u, SSM_SCAN_SPEC_OWN = 1u, SSM_SCAN_SPEC_BY_ELEMENT = 2u;
+
+struct RouteParams {
+    Tensor x;
+    Tensor bias;
+    Tensor ids;
+    Tensor y;
+    float least;
+    float most;
+    float factor;  // of SCALE
+    float added;  // by SCALE
+};
+const uint ROUTE_BIND_PARAMS = 0u, ROUTE_BIND_X = 1u, ROUTE_BIND_BIAS = 2u, ROUTE_BIND_IDS = 3u, ROUTE_BIND_Y = 4u;
+const uint ROUTE_SPEC_GATE = 0u, ROUTE_SPEC_BIASED = 1u, ROUTE_SPEC_NORM = 2u, ROUTE_SPEC_SCALED = 3u;
+
+struct SumExpertsParams {
+    Tensor x;
+    Tensor weights;
+    Tensor y;
+};
+const uint SUM_EXPERTS_BIND_PARAMS = 0u, SUM_EXPERTS_BIND_X = 1u, SUM_EXPERTS_BIND_WEIGHTS = 2u, SUM_EXPERTS_BIND_Y =
+    3u;
 
 struct NormParams {
     Tensor x;
