@@ -106,8 +106,10 @@ static std::string digest(llama_model *model, const Way &way, ggml_type type, co
     parameters.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
     llama_context *context = llama_init_from_model(model, parameters);
     if (!context) std::exit(1);
-    const bool moves = !way.shift || llama_memory_can_shift(llama_get_memory(context));
-    if (!moves || !decode_prompt(context, way, tokens)) {
+    // a state of recurrent layers goes back within the last call alone
+    const bool takes_back = !llama_model_is_recurrent(model) && !llama_model_is_hybrid(model);
+    const bool possible = (takes_back || !way.drafts) && (!way.shift || llama_memory_can_shift(llama_get_memory(context)));
+    if (!possible || !decode_prompt(context, way, tokens)) {
         llama_free(context);
         return "-";
     }
@@ -150,8 +152,7 @@ static std::vector<llama_token> prompt_of(const llama_model *model, size_t n) {
     while (text.size() < 8 * n) text += "It was added from left to right, then from right to left, and " +
                                        std::to_string(text.size()) + " people disagreed about what came out. ";
     std::vector<llama_token> tokens(text.size());
-    int found = llama_tokenize(vocab, text.c_str(), int(text.size()), tokens.data(),
-                               int(tokens.size()), true, true);
+    int found = llama_tokenize(vocab, text.c_str(), int(text.size()), tokens.data(), int(tokens.size()), true, true);
     tokens.resize(std::min(n, size_t(found)));
     return tokens;
 }
