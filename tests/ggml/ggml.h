@@ -144,5 +144,7 @@ inline bool ggml_are_same_shape(const ggml_tensor *a, const ggml_tensor *b) {
 inline const char *ggml_op_desc(const ggml_tensor *t) {
     return t->op == GGML_OP_SET_ROWS ? "SET_ROWS" : "FLASH_ATTN_EXT";
 }
+inline ggml_tensor *ggml_graph_node(ggml_cgraph *graph, int i) { return graph->nodes[i < 0 ? graph->n_nodes + i : i]; }
+inline int ggml_graph_n_nodes(ggml_cgraph *graph) { return graph->n_nodes; }
 inline int ggml_node_get_use_count(const ggml_cgraph *, int) { return 0; }
 inline const char *ggml_version() { return ZINC_GGML_VERSION; }
