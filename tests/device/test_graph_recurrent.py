@@ -154,15 +154,3 @@ def test_ssm_scan(any_device, size, of_head, heads, groups, tokens, sequences, b
     counts = x.size, written * sequences * state[0].size + 3
     spec = size, own, int(by_element)
     same_as(run(any_device.runtime, graph.SSM_SCAN, grid, given, counts, spec, **values), wanted, written)
-
-
-def test_it_does_not_show_how_many_tokens_come_at_once(rng):
-    operands = delta_operands(rng, 16, 7, 2, 2, 1, False)
-    whole = recurrent.delta_net(*operands)
-    state, scores = operands[5], []
-    for begin, end in ((0, 3), (3, 4), (4, 7)):
-        piece = recurrent.delta_net(*(of[:, begin:end] for of in operands[:5]), state)
-        state = piece.kept[0]
-        scores.append(piece.scores)
-    same(whole.scores.view(np.uint32).reshape(-1), np.concatenate(scores, 1))
-    same(whole.kept.view(np.uint32).reshape(-1), state)
