@@ -195,6 +195,7 @@ static const char *get_rows_refused(const Device &, const ggml_tensor *op) {
 }
 
 static bool record_get_rows(Recording &r, ggml_tensor *op) {
+    if (r.gathers_state(op)) return true;
     const ggml_tensor *x = op->src[0];
     const Bound ids = bound(*r.device, op->src[1]), y = bound(*r.device, op);
     if (weight_type(x->type) >= 0 && !x->view_src) {

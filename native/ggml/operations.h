@@ -15,7 +15,7 @@ struct Served {
 const Served *served_operation(ggml_op op);  // NULL: none
 
 // Of a family each, in its file.
-extern const std::vector<Served> ELEMENTWISE, ROWS_OPERATIONS, MOVES, ORDERING, PRODUCTS;
+extern const std::vector<Served> ELEMENTWISE, ROWS_OPERATIONS, MOVES, ORDERING, PRODUCTS, RECURRENT;
 
 inline float number_of(const ggml_tensor *op, int i) {
     float number;

@@ -65,6 +65,35 @@ ggml_tensor *Recording::only_user(const ggml_tensor *node) {
     return ggml_node_get_use_count(graph_, at_) == 1 ? const_cast<ggml_tensor *>(user) : nullptr;
 }
 
+ggml_tensor *Recording::only_copy(const ggml_tensor *node, size_t bytes) {
+    const ggml_tensor *copy = next(), *part = copy && copy->op == GGML_OP_CPY ? copy->src[0] : nullptr;
+    if (!part || part->view_src != node || part->view_offs != bytes || !ggml_is_contiguous(part)) return nullptr;
+    if (node->flags & GGML_TENSOR_FLAG_OUTPUT) return nullptr;
+    int users = ggml_node_get_use_count(graph_, at_);
+    for (int i = at_ + 1; i < graph_->n_nodes && users > 0; ++i) {
+        const ggml_tensor *user = graph_->nodes[i];
+        if (user == part && ggml_node_get_use_count(graph_, i) != 1) return nullptr;
+        if (std::find(user->src, user->src + GGML_MAX_SRC, node) == user->src + GGML_MAX_SRC) continue;
+        if (user != part && (!is_view(user) || user->view_offs + ggml_nbytes(user) > bytes)) return nullptr;
+        --users;
+    }
+    return users == 0 ? const_cast<ggml_tensor *>(copy) : nullptr;
+}
+
+bool Recording::gathers_state(const ggml_tensor *node) {
+    const ggml_tensor *rows = node->src[0], *ids = node->src[1], *last = node;
+    if (!is_f32(node) || !is_f32(rows) || ggml_nelements(ids) != 1 || !ggml_is_contiguous(rows)) return false;
+    if (node->flags & GGML_TENSOR_FLAG_OUTPUT) return false;
+    for (int i = at_ + 1, of = at_; i < graph_->n_nodes && ggml_node_get_use_count(graph_, of) == 1; ++i) {
+        const ggml_tensor *user = graph_->nodes[i];
+        if (user->op == GGML_OP_GATED_DELTA_NET && user->src[5] == last && last->view_src == node)
+            return (gathered_ = node);
+        if (is_view(user) && user->src[0] == last) last = user, of = i;
+        if (!is_view(user) && !ggml_is_empty(user) && (overlap(user, rows) || overlap(user, ids))) return false;
+    }
+    return false;
+}
+
 bool Recording::settles_q(const ggml_tensor *node) {
     if (node->type != GGML_TYPE_F32 || node->view_src || (node->flags & GGML_TENSOR_FLAG_OUTPUT)) return false;
     const ggml_tensor *last = node;
@@ -150,7 +179,7 @@ bool Recording::run() {
             device->recorder->abandon();
             return false;
         }
-        changed(graph_->nodes[at_]);
+        changed(node);
         if (beside_.buffer) quantized_.push_back(beside_);
         beside_ = {};
     }

@@ -53,6 +53,13 @@ class Recording {
     ggml_tensor *behind(const ggml_tensor *node) const;
     // Whether from the node that is recorded to `last`, nothing but the results of these two is used by others.
     bool hides(const ggml_tensor *last, const ggml_tensor *result) const;
+    // The next node, if it copies what a node's result has behind so many bytes, which nothing else reads; else NULL.
+    ggml_tensor *only_copy(const ggml_tensor *node, size_t bytes);
+    // Whether only a gated delta net reads a row of states that the node gathers: it then takes it from where it lies.
+    bool gathers_state(const ggml_tensor *node);
+    const ggml_tensor *gathered(const ggml_tensor *state) const {
+        return state->view_src && state->view_src == gathered_ ? gathered_ : nullptr;
+    }
     // Whether only attention reads the node's result, as q: it is then made as attention takes it, and known for it.
     bool settles_q(const ggml_tensor *node);
     bool is_settled(const ggml_tensor *q) const { return root_of(q) == settled_; }
@@ -75,7 +82,7 @@ class Recording {
 
     ggml_cgraph *graph_;
     int at_ = 0;        // the node that is recorded
-    const ggml_tensor *settled_ = nullptr;
+    const ggml_tensor *settled_ = nullptr, *gathered_ = nullptr;
     std::vector<Quantized> quantized_;
     Quantized beside_{};  // of the node that is recorded, where it has one
 };

@@ -1,6 +1,7 @@
 // digests MODEL [TYPE [TOKENS [PIECE]]]: a line for each way in which a host can come to the same prompt, with a
 // digest of the logits behind the prompt and of four steps more, of stock llama.cpp and of the back end.  A star marks
-// one that is not its group's first.  TYPE: of the cache, f16 if not said.  PIECE: of the names of the ways to try.
+// one that is not its group's first, a dash a way that llama.cpp refuses: recurrent layers take few tokens back, or none,
+// and not every model moves positions.  TYPE: of the cache, f16 if not said.  PIECE: of the names of the ways to try.
 // Exit status 1 where the back end's digests differ within a group.
 #include "llama_program.h"
 
@@ -34,6 +35,7 @@ static const Way WAYS[] = {
     {"prompt", "4 slots, separate, after another", 64, 1, 4, false, true},
     {"prompt", "in two calls", 512, 1, 1, true, false, 100},
     {"prompt", "tail removed and decoded again", 512, 1, 1, true, false, 0, 40},
+    {"prompt", "3 tokens removed and decoded again", 64, 1, 1, true, false, 0, 3},
     {"prompt", "tail again, in holes, 2 threads", 64, 2, 2, true, true, 100, 40},
     {"prompt", "saved and restored", 512, 1, 1, true, false, 0, 0, 0, true},
     {"prompt", "saved in holes and restored", 64, 1, 2, true, true, 100, 0, 0, true},
@@ -59,8 +61,8 @@ static void restore(llama_context *context, const std::vector<llama_token> &toke
     if (!llama_state_seq_set_data(context, state.data(), state.size(), 0)) std::exit(1);
 }
 
-// The prompt as `way` says; logits of its last token are there afterwards.
-static void decode_prompt(llama_context *context, const Way &way, const std::vector<llama_token> &tokens) {
+// The prompt as `way` says; logits of its last token are there afterwards.  False: llama.cpp keeps its tail.
+static bool decode_prompt(llama_context *context, const Way &way, const std::vector<llama_token> &tokens) {
     llama_memory_t memory = llama_get_memory(context);
     int n = int(tokens.size());
     if (way.other) {
@@ -70,10 +72,9 @@ static void decode_prompt(llama_context *context, const Way &way, const std::vec
     if (way.cut) decode(context, tokens, 0, 0, way.cut);
     if (way.cut && way.other) llama_memory_seq_rm(memory, 1, -1, -1);  // lower cells are free for the second part
     decode(context, tokens, 0, way.cut, n);
-    if (way.again) {
-        llama_memory_seq_rm(memory, 0, n - way.again, -1);
-        decode(context, tokens, 0, n - way.again, n);
-    }
+    if (way.again && !llama_memory_seq_rm(memory, 0, n - way.again, -1)) return false;
+    if (way.again) decode(context, tokens, 0, n - way.again, n);
+    return true;
 }
 
 // The steps from `position` on once more, two in a call, of which the second is a guess; wrong ones are taken back.
@@ -100,11 +101,18 @@ static std::string digest(llama_model *model, const Way &way, ggml_type type, co
     parameters.n_threads = parameters.n_threads_batch = way.threads;
     parameters.n_seq_max = uint32_t(way.slots);
     parameters.kv_unified = way.unified;
+    parameters.n_rs_seq = way.again <= 3 ? uint32_t(way.again) : 0;  // states that are kept for that
     parameters.type_k = parameters.type_v = type;
     parameters.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
     llama_context *context = llama_init_from_model(model, parameters);
     if (!context) std::exit(1);
-    decode_prompt(context, way, tokens);
+    // a state of recurrent layers goes back within the last call alone
+    const bool takes_back = !llama_model_is_recurrent(model) && !llama_model_is_hybrid(model);
+    const bool possible = (takes_back || !way.drafts) && (!way.shift || llama_memory_can_shift(llama_get_memory(context)));
+    if (!possible || !decode_prompt(context, way, tokens)) {
+        llama_free(context);
+        return "-";
+    }
     const size_t words = words_of(model);
     const uint64_t of_prompt = fold(FOLD_BEGIN, llama_get_logits_ith(context, -1), words);
     uint64_t hash = of_prompt;
@@ -134,12 +142,17 @@ static std::string digest(llama_model *model, const Way &way, ggml_type type, co
 }
 
 static std::vector<llama_token> prompt_of(const llama_model *model, size_t n) {
+    const llama_vocab *vocab = llama_model_get_vocab(model);
+    if (llama_vocab_type(vocab) == LLAMA_VOCAB_TYPE_NONE) {
+        std::vector<llama_token> tokens(n);
+        for (size_t i = 0; i < n; ++i) tokens[i] = llama_token(i * i * 7 % size_t(llama_vocab_n_tokens(vocab)));
+        return tokens;
+    }
     std::string text = "Once upon a time there was a sum whose last bit was decided by the order of its terms. ";
     while (text.size() < 8 * n) text += "It was added from left to right, then from right to left, and " +
                                        std::to_string(text.size()) + " people disagreed about what came out. ";
     std::vector<llama_token> tokens(text.size());
-    int found = llama_tokenize(llama_model_get_vocab(model), text.c_str(), int(text.size()), tokens.data(),
-                               int(tokens.size()), true, true);
+    int found = llama_tokenize(vocab, text.c_str(), int(text.size()), tokens.data(), int(tokens.size()), true, true);
     tokens.resize(std::min(n, size_t(found)));
     return tokens;
 }
@@ -163,7 +176,7 @@ int main(int argc, char **argv) {
         std::string found[2];
         for (int side = 0; side < 2; ++side) {
             found[side] = digest(models[side], way, type, tokens);
-            if (firsts[side].emplace(way.group, found[side]).first->second == found[side]) continue;
+            if (found[side] == "-" || firsts[side].emplace(way.group, found[side]).first->second == found[side]) continue;
             found[side] += '*';
             ++different[side];
         }

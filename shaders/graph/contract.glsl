@@ -28,6 +28,10 @@ const uint INVERSE_TURN[8] = uint[](0x00000000u, 0x28BE60DBu, 0x9391054Au, 0x7F0
 #define SQRT_HALF 0.707106769
 #define SOFTPLUS_LINEAR 20.0
 const uint SUM_LANES = 256u;
+const uint STATE_LANES = 8u;
+#define STATE_MIN 9.09494702e-13
+#define DECAY_MIN 9.53674316e-07
+#define FACTOR_MIN 8.67361738e-19
 const uint ROPE_WORDS = 4u;
 
 struct Tensor {
@@ -188,6 +192,54 @@ const uint MUL_MAT_FLOAT_VEC_BIND_PARAMS = 0u, MUL_MAT_FLOAT_VEC_BIND_W = 1u, MU
 const uint MUL_MAT_FLOAT_VEC_SPEC_W_TYPE = 0u, MUL_MAT_FLOAT_VEC_SPEC_X_TYPE = 1u, MUL_MAT_FLOAT_VEC_SPEC_COLUMNS = 2u,
     MUL_MAT_FLOAT_VEC_SPEC_WORKGROUP_SIZE = 3u, MUL_MAT_FLOAT_VEC_SPEC_SUBGROUPS = 4u,
     MUL_MAT_FLOAT_VEC_SPEC_SUPERBLOCKS = 5u, MUL_MAT_FLOAT_VEC_SPEC_AHEAD = 6u, MUL_MAT_FLOAT_VEC_SPEC_ADD = 7u;
+
+struct SsmConvParams {
+    Tensor x;
+    Tensor w;
+    Tensor bias;
+    Tensor y;
+    uint run;  // neighboring tokens of an invocation
+};
+const uint SSM_CONV_BIND_PARAMS = 0u, SSM_CONV_BIND_X = 1u, SSM_CONV_BIND_W = 2u, SSM_CONV_BIND_BIAS = 3u,
+    SSM_CONV_BIND_Y = 4u;
+const uint SSM_CONV_SPEC_BIASED = 0u, SSM_CONV_SPEC_SILU = 1u;
+
+struct DeltaNetParams {
+    Tensor q;
+    Tensor k;
+    Tensor v;
+    Tensor gate;
+    Tensor beta;
+    Tensor state;
+    uint ids;
+    uint scores;  // element of the first score
+    uint kept;  // element of the first state of slot 0
+    uint steps[2];  // from a kept state to the next sequence's, and to the next slot's
+    uint slots;
+    float scale;  // of the scores
+};
+const uint DELTA_NET_BIND_PARAMS = 0u, DELTA_NET_BIND_Q = 1u, DELTA_NET_BIND_K = 2u, DELTA_NET_BIND_V = 3u,
+    DELTA_NET_BIND_GATE = 4u, DELTA_NET_BIND_BETA = 5u, DELTA_NET_BIND_STATE = 6u, DELTA_NET_BIND_IDS = 7u,
+    DELTA_NET_BIND_SCORES = 8u, DELTA_NET_BIND_KEPT = 9u;
+const uint DELTA_NET_SPEC_SIZE = 0u, DELTA_NET_SPEC_OWN = 1u, DELTA_NET_SPEC_BY_CHANNEL = 2u, DELTA_NET_SPEC_NAMED = 3u;
+
+struct SsmScanParams {
+    Tensor state;
+    Tensor x;
+    Tensor dt;
+    Tensor b;
+    Tensor c;
+    uint a;
+    uint ids;
+    uint scores;  // element of the first score
+    uint kept;  // element of the first state of slot 0
+    uint steps[2];  // from a kept state to the next sequence's, and to the next slot's
+    uint slots;
+};
+const uint SSM_SCAN_BIND_PARAMS = 0u, SSM_SCAN_BIND_STATE = 1u, SSM_SCAN_BIND_X = 2u, SSM_SCAN_BIND_DT = 3u,
+    SSM_SCAN_BIND_A = 4u, SSM_SCAN_BIND_B = 5u, SSM_SCAN_BIND_C = 6u, SSM_SCAN_BIND_IDS = 7u, SSM_SCAN_BIND_SCORES = 8u,
+    SSM_SCAN_BIND_KEPT = 9u;
+const uint SSM_SCAN_SPEC_SIZE = 0u, SSM_SCAN_SPEC_OWN = 1u, SSM_SCAN_SPEC_BY_ELEMENT = 2u;
 
 struct RouteParams {
     Tensor x;

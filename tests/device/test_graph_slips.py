@@ -17,6 +17,7 @@ from device import test_graph_fit as fit
 from device import test_graph_moves as moves
 from device import test_graph_order as order
 from device import test_graph_products as products
+from device import test_graph_recurrent as recurrent
 from device import test_graph_rope as rope
 from device import test_graph_rows as rows
 from slips import check_table, slips
@@ -42,7 +43,10 @@ def called(test, *given):
 
 
 TESTS = {
-    **{f"check {kind}": checked(kind) for kind in ("q8_0", "q4_0", "q5_1", "q2_K", "q4_K", "q6_K", "bf16")},
+    **{
+        f"check {kind}": checked(kind)
+        for kind in ("q8_0", "q4_0", "q5_1", "q2_K", "q4_K", "q6_K", "bf16", "gdn", "mamba2")
+    },
     **{f"products {kind}": called(products.test_types, kind) for kind in ("mxfp4", "q4_0", "iq4_xs", "q3_K")},
     "shapes": called(products.test_shapes, "q4_0"),
     "floats": called(products.test_floats, "f32", "f32", 33, 5, 643, (0, 1, 2, 3)),
@@ -66,6 +70,11 @@ TESTS = {
     "pads": lambda device, rng: moves.test_what_repeats_and_what_is_padded(device, rng, "f16", ("odd", "odd")),
     "rows of q3_K": lambda device, rng: moves.test_rows_of_weights(device, rng, "q3_K"),
     "fit": called(fit.test_fit, 40, 48),
+    "conv": called(recurrent.test_ssm_conv, *recurrent.CONVOLUTIONS[1]),
+    "deltas": called(recurrent.test_delta_net, *recurrent.DELTA_NETS[1]),
+    "odd deltas": called(recurrent.test_delta_net, *recurrent.DELTA_NETS[3]),
+    "scan": called(recurrent.test_ssm_scan, *recurrent.SCANS[1]),
+    "scan by element": called(recurrent.test_ssm_scan, *recurrent.SCANS[0]),
 }
 
 # Under a file: what breaks, a text that the file has once, its replacement, and a test that fails with it.
@@ -135,6 +144,27 @@ shaders/graph/move.comp
 what is padded: lessThan(at + shift, sizes) → lessThanEqual(at + shift, sizes) @ pads
 shaders/graph/get_weights.comp
 scales of q3_K: (j % 2u) + j / 8u * 4u) → (j % 2u) + j / 4u * 4u) @ rows of q3_K
+shaders/graph/ssm_conv.comp
+a tap's factor: abs(v) < PRODUCT_MIN → abs(v) < FLUSH @ conv
+the last run of tokens: min(first + p.run, tokens) → min(first + p.run, tokens - 1u) @ conv
+shaders/graph/states.glsl
+a row's lane: gl_LocalInvocationID.x % LANES; → gl_LocalInvocationID.x % LANES ^ 1u; @ check gdn
+halves of parts: of[i] + of[i + apart] → of[i] + of[2u * apart - 1u - i] @ deltas
+an odd row's end: SIZE % (4u * LANES) == 0u → SIZE % 4u == 0u @ odd deltas
+a state that is flushed: vec4(STATE_MIN) → vec4(FLUSH) @ scan
+shaders/graph/delta_net.comp
+the head of q: head % p.q.n[1] → head / p.q.n[1] @ deltas
+the least decay: DECAY_MIN); → FACTOR_MIN); @ deltas
+a delta that is flushed: above(delta, FACTOR_MIN) → above(delta, FLUSH) @ deltas
+a state that is named: NAMED != 0u → NAMED == 0u @ deltas
+a kept state's slot: tokens - 1u - t; → t; @ deltas
+shaders/graph/ssm_scan.comp
+the state of a sequence: ids[p.ids + sequence] → sequence @ scan
+decays of a head: p.a + head * SIZE → p.a + 0u * SIZE @ scan by element
+x that is flushed: above(added, FACTOR_MIN) → above(added, FLUSH) @ scan
+one head of a lane: own == 0u || BY_ELEMENT != 0u → own == 0u @ scan by element
+zinc_attn/graph/recurrent.py
+where states end: states[::-1][:slots] → states[:slots] @ check mamba2
 zinc_attn/graph/products.py
 a rounding to int8: np.rint(scaled) → np.trunc(scaled) @ check q8_0
 a superblock's length: 2 * SUPERBLOCK // X_BLOCK → SUPERBLOCK // X_BLOCK @ check q4_0

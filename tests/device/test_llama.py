@@ -56,6 +56,9 @@ def test_the_own_runtime():
         ("MUL_MAT", r"type_a=(q4_1|q6_K|f16),type_b=f32,m=16,n=(1|9),k=256,bs=\[(1|3),1\],nr=\[(1|2),1\]", 16),
         ("ROPE", r"ne_a=\[128,32,2,1\],n_dims=128,mode=(0|2|8|24|40),.*ff=1,v=1", 26),
         ("ROPE_SET_ROWS", ".", 61),
+        ("GATED_DELTA_NET_CACHE_FUSION", ".", 5),  # states go straight to the cache
+        ("SSM_CONV_BIAS_SILU", r"ne_a=.*,4,1\]", 36),
+        ("SSM_SCAN_ROLLBACK", ".", 2),
     ],
 )
 def test_backend_ops(operation, chosen, count):
@@ -72,9 +75,9 @@ def test_random_models_of_other_architectures(tmp_path):
     code = "void ggml_backend_load_all(void); __attribute__((constructor)) void load(void) { ggml_backend_load_all(); }"
     link = ["cc", "-shared", "-fPIC", "-xc", "-", "-o", preload, f"-L{BIN}", "-lggml", f"-Wl,-rpath,{BIN}"]
     subprocess.run(link, input=code, text=True, check=True)
-    wanted = "^(gemma3|qwen3|phi3)$"
+    wanted = "^(gemma3|qwen3|phi3|qwen35|nemotron_h)$"
     done = run(BIN / "test-llama-archs", "-b", "ZINC0", "-a", wanted, LD_PRELOAD=str(preload))
-    assert done.returncode == 0 and len(re.findall(r"OK.*\|.*OK", done.stdout)) == 3, done.stdout + done.stderr
+    assert done.returncode == 0 and len(re.findall(r"OK.*\|.*OK", done.stdout)) == 5, done.stdout + done.stderr
     assert "the CPU" not in done.stderr, done.stderr
 
 

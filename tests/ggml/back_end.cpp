@@ -17,7 +17,8 @@ size_t ggml_row_size(ggml_type type, int64_t n) { return size_t(n / TYPES[type].
 const char *ggml_type_name(ggml_type type) { return TYPES[type].name; }
 
 // Of the operations of a graph, the moves and attention are here.
-const std::vector<zinc::Served> zinc::ELEMENTWISE, zinc::ROWS_OPERATIONS, zinc::ORDERING, zinc::PRODUCTS;
+const std::vector<zinc::Served> zinc::ELEMENTWISE, zinc::ROWS_OPERATIONS, zinc::ORDERING, zinc::PRODUCTS,
+    zinc::RECURRENT;
 
 // --- for Python ------------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,8 @@ enum ggml_type {
 enum ggml_op {
     GGML_OP_NONE, GGML_OP_VIEW, GGML_OP_RESHAPE, GGML_OP_PERMUTE, GGML_OP_TRANSPOSE, GGML_OP_SET_ROWS,
     GGML_OP_FLASH_ATTN_EXT, GGML_OP_MUL_MAT, GGML_OP_CPY, GGML_OP_CONT, GGML_OP_DUP, GGML_OP_CONCAT, GGML_OP_SET,
-    GGML_OP_REPEAT, GGML_OP_PAD, GGML_OP_ROLL, GGML_OP_GET_ROWS, GGML_OP_COUNT
+    GGML_OP_REPEAT, GGML_OP_PAD, GGML_OP_ROLL, GGML_OP_GET_ROWS,
+    GGML_OP_GATED_DELTA_NET, GGML_OP_COUNT
 };
 enum ggml_status { GGML_STATUS_ALLOC_FAILED = -2, GGML_STATUS_FAILED, GGML_STATUS_SUCCESS };
 enum ggml_backend_buffer_usage {
@@ -143,5 +144,7 @@ inline bool ggml_are_same_shape(const ggml_tensor *a, const ggml_tensor *b) {
 inline const char *ggml_op_desc(const ggml_tensor *t) {
     return t->op == GGML_OP_SET_ROWS ? "SET_ROWS" : "FLASH_ATTN_EXT";
 }
+inline ggml_tensor *ggml_graph_node(ggml_cgraph *graph, int i) { return graph->nodes[i < 0 ? graph->n_nodes + i : i]; }
+inline int ggml_graph_n_nodes(ggml_cgraph *graph) { return graph->n_nodes; }
 inline int ggml_node_get_use_count(const ggml_cgraph *, int) { return 0; }
 inline const char *ggml_version() { return ZINC_GGML_VERSION; }

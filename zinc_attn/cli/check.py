@@ -20,8 +20,8 @@ from ..tools.check.data import KINDS, MASKS
 from ..tools.check.outcome import Outcome, properties_of
 from ..tools.check.properties import title
 from ..tools.check.record import Digests, is_of, load_record, make_entry, maker, origin, record_text
+from ..tools.graph.check import CASES as MODELS
 from ..tools.graph.check import name_of
-from ..tools.graph.model import KINDS as MODELS
 from ..tools.harness.files import check_file, write_file
 from ..tools.harness.split_spec import VARIED_LAYOUTS, parse_split_specs
 from ..tools.harness.tables import grouped

@@ -43,3 +43,8 @@ GELU_QUICK: Final = -1.702
 SQRT_HALF: Final = 0.7071067811865476
 SOFTPLUS_LINEAR: Final = 20.0  # softplus x = x above this
 SUM_LANES: Final = 256  # partial sums of a row: element j joins sum j mod SUM_LANES, and then halves of them are added
+# Recurrent layers: sums of products need no flush between where their factors have these least magnitudes
+STATE_LANES: Final = 8  # partial sums of a row of a state: element i joins sum i / 4 mod STATE_LANES, then halves
+STATE_MIN: Final = 2.0**-40  # smaller elements of states, k, q, B and C count as 0
+DECAY_MIN: Final = 2.0**-20  # smaller decays do
+FACTOR_MIN: Final = 2.0**-60  # and smaller corrections of a delta net, and x * dt of a scan

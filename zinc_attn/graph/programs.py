@@ -38,6 +38,13 @@ PROGRAMS: Final[tuple[tuple[graph.GraphKernel, tuple[int, ...]], ...]] = (
     *((graph.TO_BLOCKS, (0, _F32, kind)) for kind in _BLOCKS),
     *((graph.SORT, (op, 1, graph.SORT_PIECE)) for op in range(len(graph.SORT_OPS))),
     *((graph.GET_WEIGHTS, (kind,)) for kind in range(len(graph.WEIGHT_TYPES))),
+    (graph.SSM_CONV, (1, 1)),
+    *((graph.DELTA_NET, (128, own, by_channel, 1)) for own in (1, 4) for by_channel in (0, 1)),
+    *(
+        (graph.SSM_SCAN, (*sizes, by_element))
+        for sizes in ((16, 4), (128, 1), (128, 4), (256, 2))
+        for by_element in (0, 1)
+    ),
     (graph.FIT, ()),
     *((graph.ROUTE, spec) for spec in ((0, 0, 2, 0), (1, 0, 1, 0), (2, 1, 1, 1))),
     (graph.SUM_EXPERTS, ()),

@@ -14,7 +14,7 @@ from typing import Final, Literal
 from ..canonical.constants import BIASES
 
 Access = Literal["read", "write"]
-MAX_BINDINGS: Final = 8  # of a kernel
+MAX_BINDINGS: Final = 10  # of a kernel
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from .declare import PARAMS_WORDS, Field, GraphKernel
 from .elementwise import *  # noqa: F403
 from .moves import *  # noqa: F403
 from .products import *  # noqa: F403
+from .recurrent import *  # noqa: F403
 from .routing import *  # noqa: F403
 from .rows import *  # noqa: F403
 

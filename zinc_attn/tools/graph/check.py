@@ -17,14 +17,16 @@ from ...runtime.device import Device
 from .device import OnDevice
 from .model import KINDS, TOKENS, Operations, logits, make_model
 from .oracle import Oracle
+from .recurrent import LAYERS, layer
 
 RECORD: Final = Path(__file__).with_name("record.json")
+CASES: Final = (*KINDS, *LAYERS)
 PIECES: Final = ((len(TOKENS),), (4, 1, 1))  # ways in which the tokens come
 
 
 @dataclass(frozen=True)
 class GraphOutcome:
-    """A model on a device. fault: the first operation with other bits, or how logits differ; empty: all are equal."""
+    """A model or a layer on a device. fault: the first operation with other bits, or how logits differ; or empty."""
 
     kind: str
     digest: str
@@ -42,7 +44,7 @@ def digest(x: Any) -> str:
 
 
 def committed() -> dict[str, str]:
-    """The oracle's digests by type of weights."""
+    """The oracle's digests by case."""
     return {str(kind): str(of) for kind, of in json.loads(RECORD.read_text(encoding="utf-8")).items()}
 
 
@@ -67,8 +69,11 @@ class _Compared:
         return both
 
 
-def check_graph(device: Device, kinds: Sequence[str] = KINDS) -> Iterator[GraphOutcome]:
-    """An outcome for each type of weights. UnsupportedError: the device has no integer dot product here."""
+def check_graph(device: Device, cases: Sequence[str] = CASES) -> Iterator[GraphOutcome]:
+    """An outcome for each case, a type of weights or a recurrent layer.
+
+    UnsupportedError: the device has no integer dot product here.
+    """
     if not device.info.integer_dots:
         raise UnsupportedError(
             f"device: {device.info.name} ({device.runtime.name}) has no integer dot product, which products of "
@@ -76,13 +81,13 @@ def check_graph(device: Device, kinds: Sequence[str] = KINDS) -> Iterator[GraphO
             "VK_KHR_shader_integer_dot_product"
         )
     known = committed()
-    for kind in kinds:
-        model, found = make_model(kind), []
+    for kind in cases:
+        model, found = make_model(kind) if kind in KINDS else None, []
         operations = 0
         fault = ""
         for pieces in PIECES:
             of = _Compared(OnDevice(device), Oracle())
-            found.append(digest(logits(model, of, pieces)))
+            found.append(digest(logits(model, of, pieces) if model else layer(kind, of, pieces)))
             operations, fault = operations + of.count, fault or of.fault
         if not fault and len(set(found)) > 1:
             fault = "logits depend on how many tokens come at once"

@@ -15,6 +15,7 @@ from ...graph import blocks
 from ...graph import declarations as graph
 from ...graph.declarations import FLOAT_TYPES, GraphKernel
 from ...graph.records import params, tensor
+from ...graph.recurrent import scale_of, state_rows
 from ...runtime.device import Device, load_spirv
 from ...runtime.protocol import Dispatch, Runtime, Use, Words
 from .model import ROPE, Matrix
@@ -137,3 +138,40 @@ class OnDevice:
         of = {"a": tensor(gate), "b": tensor(up), "alpha": 0.0, "limit": 0.0}
         spec = graph.GLU_OPS.index("swiglu"), FLOAT_TYPES.index("f32")
         return self._float(graph.GLU, _pieces(gate.size, 256), gate.shape, (gate, up), spec=spec, **of)
+
+    def convolve(self, x: F32, w: F32, bias: F32) -> F32:
+        tokens, run_of = x.shape[1] - w.shape[1] + 1, 1 + len(w) % 2  # tokens of an invocation: the bits are the same
+        of: dict[str, Any] = {"x": tensor(x), "w": tensor(w), "bias": tensor(bias), "run": run_of}
+        groups = _pieces(len(w) * _pieces(tokens, run_of), 256)
+        return self._float(graph.SSM_CONV, groups, (tokens, len(w)), (x, w, bias), spec=(1, 1), **of)
+
+    def _states(
+        self, kernel: GraphKernel, groups: tuple[int, int], of_v: F32, spec: tuple[int, ...], **given: Any
+    ) -> F32:
+        """Scores and the state behind the last token. given: arrays by binding, and other values."""
+        state, arrays = given["state"], [one for one in given.values() if isinstance(one, np.ndarray)]
+        of = {name: tensor(one) if isinstance(one, np.ndarray) else one for name, one in given.items()}
+        of |= {one: 0 for one in ("a", "ids") if one in of} | {
+            "scores": 0,
+            "kept": 0,
+            "steps": (state.size, state.size),
+            "slots": 1,
+        }
+        counts = of_v.size, state.size
+        words = run(self._device.runtime, kernel, (*groups, 1), arrays, counts, spec, **of)
+        return np.concatenate(words).view(np.float32)
+
+    def delta_net(self, q: F32, k: F32, v: F32, gate: F32, beta: F32, state: F32) -> F32:
+        heads, rows, size = state.shape
+        own = 1 + len(v) % 2  # rows of a lane: the bits are the same
+        groups = _pieces(rows, state_rows(size, own)), heads
+        given: dict[str, Any] = {"q": q, "k": k, "v": v, "gate": gate, "beta": beta, "state": state}
+        given |= {"ids": np.zeros(1, np.int32), "scale": scale_of(size)}
+        return self._states(graph.DELTA_NET, groups, v, spec=(size, own, int(gate.shape[-1] > 1), own % 2), **given)
+
+    def scan(self, state: F32, x: F32, dt: F32, a: F32, b: F32, c: F32) -> F32:
+        heads, rows, size = state.shape
+        own, by_element = 1 + len(x) % 2, a.shape[1] > 1
+        groups = _pieces(heads * rows // b.shape[1], state_rows(size, own)), b.shape[1]
+        given = {"state": state, "x": x, "dt": dt, "a": a, "b": b, "c": c, "ids": np.zeros(1, np.int32)}
+        return self._states(graph.SSM_SCAN, groups, x, spec=(size, own, int(by_element)), **given)

@@ -93,7 +93,7 @@ class Operations(Protocol):
     def swiglu(self, gate: F32, up: F32) -> F32: ...
 
 
-def _random(kind: str, rows: int, columns: int, rng: np.random.Generator) -> Matrix:
+def random_matrix(kind: str, rows: int, columns: int, rng: np.random.Generator) -> Matrix:
     """Random weights of a standard deviation of about 1 / sqrt(columns)."""
     wanted = columns**-0.5
     if kind in FLOAT_TYPES:
@@ -116,7 +116,7 @@ def make_model(kind: str) -> Model:
     rng = np.random.default_rng([46, KINDS.index(kind)])
 
     def weights(rows: int, columns: int = WIDTH) -> Matrix:
-        return _random(kind, rows, columns, rng)
+        return random_matrix(kind, rows, columns, rng)
 
     def norms() -> F32:
         return np.asarray(1 + rng.standard_normal(WIDTH, np.float32) / 8, np.float32)

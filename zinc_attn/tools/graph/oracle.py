@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ...canonical.emulate import emulate
 from ...canonical.state import F32
-from ...graph import blocks, elementwise, moves, products, rows
+from ...graph import blocks, elementwise, moves, products, recurrent, rows
 from ...graph.declarations import FLOAT_TYPES
 from ...graph.rope import rope
 from .model import ROPE, Matrix
@@ -45,3 +45,15 @@ class Oracle:
     def swiglu(self, gate: F32, up: F32) -> F32:
         product: F32 = elementwise.glu("swiglu", gate, up)
         return product
+
+    def convolve(self, x: F32, w: F32, bias: F32) -> F32:
+        y: F32 = recurrent.ssm_conv(x[None], w, bias[None, None], True)[0]
+        return y
+
+    def delta_net(self, q: F32, k: F32, v: F32, gate: F32, beta: F32, state: F32) -> F32:
+        made = recurrent.delta_net(q[None], k[None], v[None], gate[None], beta[None], state[None])
+        return np.concatenate([made.scores.reshape(-1), made.kept.reshape(-1)])
+
+    def scan(self, state: F32, x: F32, dt: F32, a: F32, b: F32, c: F32) -> F32:
+        made = recurrent.ssm_scan(state[None], x[None], dt[None], a, b[None], c[None], np.zeros(1, np.int32))
+        return np.concatenate([made.scores.reshape(-1), made.kept.reshape(-1)])

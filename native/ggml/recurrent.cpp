@@ -1,0 +1,165 @@
+// Recurrent layers: convolutions over tokens, gated delta nets and selective scans.
+#include "operations.h"
+
+#include <cmath>
+
+namespace zinc {
+
+constexpr int64_t MOST_SIZE = 256;  // elements of a state's row
+constexpr uint32_t RUN = 4;         // tokens that an invocation of a convolution has, if there are several
+
+static bool has_rows(const ggml_tensor *t) { return is_f32(t) && t->nb[0] == sizeof(float); }
+
+// --- convolutions ----------------------------------------------------------------------------------------------------
+
+static const char *conv_refused(const Device &, const ggml_tensor *op) {
+    return is_f32(op) && is_f32(op->src[0]) && is_f32(op->src[1]) ? nullptr : "type";
+}
+
+// The node that follows `of` and may be recorded with the convolution, or NULL: none of what is read lies in its result.
+static ggml_tensor *follower(Recording &r, const ggml_tensor *conv, const ggml_tensor *of, ggml_op op) {
+    ggml_tensor *found = r.only_user(of);
+    if (!found || found->op != op || found->src[0] != of || !is_f32(found) || !ggml_is_contiguous(found)) return nullptr;
+    return overlap(found, conv->src[0]) || overlap(found, conv->src[1]) ? nullptr : found;
+}
+
+static bool record_conv(Recording &r, ggml_tensor *op) {
+    const Bound x = bound(*r.device, op->src[0]), w = bound(*r.device, op->src[1]);
+    Bound bias = w;
+    ssm_conv_constants constants{};
+    const ggml_tensor *result = op;
+    ggml_tensor *sum = follower(r, op, result, GGML_OP_ADD), *added = sum ? sum->src[1] : nullptr;
+    if (sum && is_f32(added) && ggml_nelements(added) == op->ne[0] && added->ne[0] == op->ne[0] && !overlap(sum, added)) {
+        bias = bound(*r.device, added);
+        constants.biased = 1;
+        r.take(sum);
+        result = sum;
+    }
+    ggml_tensor *act = follower(r, op, result, GGML_OP_UNARY);
+    if (act && ggml_get_unary_op(act) == GGML_UNARY_OP_SILU && !(constants.biased && overlap(act, added))) {
+        constants.silu = 1;
+        r.take(act);
+        result = act;
+    }
+    const Bound y = bound(*r.device, result);
+    const uint32_t run = op->ne[1] > 1 ? RUN : 1;
+    return r.dispatch(GRAPH_SSM_CONV, constants, ssm_conv_params{x.at, w.at, bias.at, y.at, run},
+                      {x.place, w.place, bias.place, y.place}, 8,
+                      grid(pieces(uint64_t(op->ne[0] * op->ne[2]) * pieces(uint64_t(op->ne[1]), run), 256)));
+}
+
+// --- states ----------------------------------------------------------------------------------------------------------
+
+// Where an operation writes its states: behind its scores, or to where the next node copies them.
+struct Written {
+    uint32_t scores, kept, steps[2], slots;
+    za_place of_scores, of_kept;
+};
+
+// of_sequence: elements of a sequence's state. apart: whether no other sequence's state is read where one is written.
+static Written written(Recording &r, ggml_tensor *op, uint64_t scores, uint64_t of_sequence, uint64_t sequences,
+                       bool apart) {
+    const Bound y = bound(*r.device, op);
+    Written w{y.at.offset, uint32_t(y.at.offset + scores), {uint32_t(of_sequence), uint32_t(of_sequence * sequences)},
+              uint32_t(op->op_params[0]), y.place, y.place};
+    ggml_tensor *copy = r.only_copy(op, scores * sizeof(float));
+    if (!copy || !is_f32(copy) || !apart) return w;
+    for (int i = 0; i < GGML_MAX_SRC; ++i)
+        if (op->src[i] && overlap(copy, op->src[i]) && !(op->op == GGML_OP_SSM_SCAN && i == 0)) return w;
+    const bool one_row = uint64_t(copy->ne[0]) == of_sequence * sequences;  // of all sequences, one behind the other
+    if (!has_rows(copy) || !(one_row || (uint64_t(copy->ne[0]) == of_sequence && uint64_t(copy->ne[1]) == sequences)))
+        return w;
+    const Bound cache = bound(*r.device, copy);
+    w.kept = cache.at.offset;
+    w.steps[0] = one_row ? uint32_t(of_sequence) : cache.at.s[1];
+    w.steps[1] = cache.at.s[2];
+    w.slots = cache.at.n[2];
+    w.of_kept = cache.place;
+    r.take(copy);
+    return w;
+}
+
+// Workgroups for so many rows, of which a lane has `own`.
+static uint32_t groups_of(uint64_t rows, int64_t size, uint32_t own) {
+    return uint32_t(pieces(rows, own * 32 / (size > 16 ? 8 : size > 8 ? 4 : size > 4 ? 2 : 1)));
+}
+
+// Rows of a lane: arithmetic is the limit of a prompt, and rows share some; memory is one token's, and wants many waves.
+static uint32_t rows_of_lane(const Device &device, int64_t size, int64_t tokens) {
+    return tokens == 1 || device.on_cpu ? 1 : size > 128 ? 2 : 4;
+}
+
+static const char *states_refused(const ggml_tensor *op, int tensors) {
+    for (int i = 0; i < tensors; ++i)
+        if (!is_f32(op->src[i])) return "type";
+    for (int i = 0; i < tensors; ++i)
+        if (op->src[i]->nb[0] != sizeof(float)) return "strides";
+    return is_f32(op) ? nullptr : "type";
+}
+
+static const char *delta_net_refused(const Device &, const ggml_tensor *op) {
+    const ggml_tensor *q = op->src[0], *v = op->src[2];
+    if (q->ne[0] != v->ne[0] || v->ne[0] > MOST_SIZE || v->ne[1] > 65535 || v->ne[3] > 65535) return "size";
+    return states_refused(op, 6);
+}
+
+static bool record_delta_net(Recording &r, ggml_tensor *op) {
+    Bound of[6];
+    for (int i = 0; i < 6; ++i) of[i] = bound(*r.device, op->src[i]);
+    const ggml_tensor *v = op->src[2], *state = op->src[5];
+    const uint64_t one = uint64_t(state->ne[0] * state->ne[1] * state->ne[2]), sequences = uint64_t(v->ne[3]);
+    delta_net_constants constants{uint32_t(v->ne[0]), rows_of_lane(*r.device, v->ne[0], v->ne[2]),
+                                  op->src[3]->ne[0] > 1, 0};
+    Bound ids = of[5];
+    if (const ggml_tensor *gathered = r.gathered(state)) {
+        const Bound all = bound(*r.device, gathered->src[0]);
+        constants.named = 1;
+        ids = bound(*r.device, gathered->src[1]);
+        of[5].place = all.place;
+        of[5].at.offset = all.at.offset;
+        of[5].at.s[3] = all.at.s[1];
+    }
+    const Written w = written(r, op, uint64_t(ggml_nelements(v)), one, sequences, true);
+    const delta_net_params params{of[0].at, of[1].at, of[2].at, of[3].at, of[4].at, of[5].at, ids.at.offset, w.scores,
+                                  w.kept, {w.steps[0], w.steps[1]}, w.slots, 1.0f / std::sqrt(float(v->ne[0]))};
+    return r.dispatch(GRAPH_DELTA_NET, constants, params,
+                      {of[0].place, of[1].place, of[2].place, of[3].place, of[4].place, of[5].place, ids.place,
+                       w.of_scores, w.of_kept}, 128 | 256,
+                      {{groups_of(uint64_t(v->ne[0]), v->ne[0], constants.own), uint32_t(v->ne[1]),
+                        uint32_t(v->ne[3])}});
+}
+
+static const char *scan_refused(const Device &, const ggml_tensor *op) {
+    const ggml_tensor *state = op->src[0], *x = op->src[1], *ids = op->src[6];
+    if (state->ne[0] > MOST_SIZE || op->src[4]->ne[1] > 65535 || x->ne[3] > 65535) return "size";
+    if (ids->type != GGML_TYPE_I32 || ids->nb[0] != sizeof(int32_t)) return "type";
+    return states_refused(op, 6);
+}
+
+static bool record_scan(Recording &r, ggml_tensor *op) {
+    Bound of[7];
+    for (int i = 0; i < 7; ++i) of[i] = bound(*r.device, op->src[i]);
+    const ggml_tensor *state = op->src[0], *x = op->src[1];
+    const uint64_t rows = uint64_t(x->ne[0] * x->ne[1]), sequences = uint64_t(x->ne[3]);
+    const uint64_t groups = uint64_t(op->src[4]->ne[1]);
+    const bool by_element = op->src[3]->ne[0] > 1;
+    uint32_t own = rows_of_lane(*r.device, state->ne[0], x->ne[2]);
+    while (!by_element && x->ne[0] % own) own /= 2;  // a lane's rows are of one head
+    const ssm_scan_constants constants{uint32_t(state->ne[0]), own, by_element};
+    const Written w = written(r, op, uint64_t(ggml_nelements(x)), rows * uint64_t(state->ne[0]), sequences,
+                              sequences == 1);
+    const ssm_scan_params params{of[0].at, of[1].at, of[2].at, of[4].at, of[5].at, of[3].at.offset, of[6].at.offset,
+                                 w.scores, w.kept, {w.steps[0], w.steps[1]}, w.slots};
+    return r.dispatch(GRAPH_SSM_SCAN, constants, params,
+                      {of[0].place, of[1].place, of[2].place, of[3].place, of[4].place, of[5].place, of[6].place,
+                       w.of_scores, w.of_kept}, 128 | 256,
+                      {{groups_of(rows / groups, state->ne[0], own), uint32_t(groups), uint32_t(sequences)}});
+}
+
+const std::vector<Served> RECURRENT = {
+    {GGML_OP_SSM_CONV, conv_refused, record_conv},
+    {GGML_OP_GATED_DELTA_NET, delta_net_refused, record_delta_net},
+    {GGML_OP_SSM_SCAN, scan_refused, record_scan},
+};
+
+}  // namespace zinc

@@ -1,0 +1,89 @@
+// A selective scan.  Of each head, token after token, with step = softplus(dt), and x_j and y_j of row s_j of the state:
+//     s_j = s_j * exp(step * a) + b * (x_j * step)
+//     y_j = s_j . c
+// Grid: x = rows of a group's heads in pieces of ROWS, y = groups, z = sequences.
+#version 450
+#extension GL_GOOGLE_include_directive : require
+#extension GL_EXT_control_flow_attributes : require
+#include "contract.glsl"
+
+layout(local_size_x = 32) in;
+layout(constant_id = SSM_SCAN_SPEC_SIZE) const uint SIZE = 128u;
+layout(constant_id = SSM_SCAN_SPEC_OWN) const uint OWN = 1u;
+layout(constant_id = SSM_SCAN_SPEC_BY_ELEMENT) const uint BY_ELEMENT = 0u;
+layout(set = 0, binding = SSM_SCAN_BIND_PARAMS, std430) restrict readonly buffer Params { SsmScanParams p; };
+layout(set = 0, binding = SSM_SCAN_BIND_STATE, std430) readonly buffer State { float state[]; };
+layout(set = 0, binding = SSM_SCAN_BIND_X, std430) readonly buffer X { float x[]; };
+layout(set = 0, binding = SSM_SCAN_BIND_DT, std430) readonly buffer Dt { float dt[]; };
+layout(set = 0, binding = SSM_SCAN_BIND_A, std430) readonly buffer A { float a[]; };
+layout(set = 0, binding = SSM_SCAN_BIND_B, std430) readonly buffer B { float b[]; };
+layout(set = 0, binding = SSM_SCAN_BIND_C, std430) readonly buffer C { float c[]; };
+layout(set = 0, binding = SSM_SCAN_BIND_IDS, std430) readonly buffer Ids { uint ids[]; };
+layout(set = 0, binding = SSM_SCAN_BIND_SCORES, std430) writeonly buffer Scores { float scores[]; };
+layout(set = 0, binding = SSM_SCAN_BIND_KEPT, std430) writeonly buffer Kept { float kept[]; };
+#include "tensor.glsl"
+#include "numbers.glsl"
+#include "states.glsl"
+
+float decay(float step, uint at) {
+    precise float exponent = step * flush(a[at]);
+    return above(exponential(flush(exponent)), DECAY_MIN);
+}
+
+// The lane's decays of head's rows.
+void load_decays(out vec4 decays[VECTORS], uint head, float step) {
+    float one = BY_ELEMENT == 0u ? decay(step, p.a + head) : 0.0;
+    [[unroll]] for (uint m = 0u; m < VECTORS; ++m) {
+        decays[m] = vec4(one);
+        [[unroll]] for (uint i = 0u; i < 4u; ++i) {
+            if (BY_ELEMENT != 0u && (WHOLE || element(m) + i < SIZE)) {
+                decays[m][i] = decay(step, p.a + head * SIZE + element(m) + i);
+            }
+        }
+    }
+}
+
+void main() {
+    uint group = gl_WorkGroupID.y, sequence = gl_WorkGroupID.z, of_head = p.x.n[0], tokens = p.x.n[2];
+    uint rows = of_head * p.x.n[1], of_group = rows / p.b.n[1], end = (group + 1u) * of_group;
+    uint first = group * of_group + gl_WorkGroupID.x * ROWS;
+    vec4 s[OWN][VECTORS], b_of[VECTORS], c_of[VECTORS], decays[VECTORS];
+    [[unroll]] for (uint own = 0u; own < OWN; ++own) {
+        uint row = min(first + row_of(own), end - 1u), head = row / of_head;
+        LOAD_ROW(s[own], state, place(p.state, uvec4(0u, row - head * of_head, head, ids[p.ids + sequence])))
+        flush_row(s[own]);
+    }
+    for (uint t = 0u; t < tokens; ++t) {
+        float sum[OWN], step;
+        uvec4 at = uvec4(0u, 0u, t, sequence);
+        LOAD_ROW(b_of, b, place(p.b, at) + group * SIZE)
+        LOAD_ROW(c_of, c, place(p.c, at) + group * SIZE)
+        flush_row(b_of);
+        flush_row(c_of);
+        [[unroll]] for (uint own = 0u; own < OWN; ++own) {
+            uint row = min(first + row_of(own), end - 1u), head = row / of_head;
+            if (own == 0u || BY_ELEMENT != 0u) {  // else a lane's rows are of one head
+                step = flush(softplus(flush(dt[place(p.dt, uvec4(head, t, sequence, 0u))])));
+                load_decays(decays, head, step);
+            }
+            precise float added = flush(x[place(p.x, at) + row]) * step;
+            added = above(added, FACTOR_MIN);
+            [[unroll]] for (uint m = 0u; m < VECTORS; ++m) {
+                s[own][m] = add(multiply(s[own][m], decays[m]), multiply(b_of[m], vec4(added)));
+            }
+            flush_row(s[own]);
+            sum[own] = dot_of(s[own], c_of);
+        }
+        add_parts(sum);
+        uint slot = tokens - 1u - t;
+        [[unroll]] for (uint own = 0u; own < OWN; ++own) {
+            uint row = first + row_of(own);
+            if (row < end && part == 0u) {
+                scores[p.scores + (sequence * tokens + t) * rows + row] = flush(sum[own]);
+            }
+            if (row < end && slot < p.slots) {
+                STORE_ROW(s[own], kept, p.kept + slot * p.steps[1] + sequence * p.steps[0] + row * SIZE)
+            }
+        }
+    }
+}

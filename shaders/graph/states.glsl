@@ -1,0 +1,94 @@
+// Rows of recurrent states in registers, and sums along them.
+//
+// A workgroup of 32 has ROWS rows of SIZE elements: LANES neighbors have OWN neighboring rows together.  The lane
+// `part` of a row has its elements i with i / 4 mod LANES = part, vectors of four; behind the row's end they are 0.
+
+const uint LANES = SIZE > 16u ? STATE_LANES : SIZE > 8u ? 4u : SIZE > 4u ? 2u : 1u;
+const uint VECTORS = (SIZE + 4u * LANES - 1u) / (4u * LANES);
+const uint ROWS = 32u / LANES * OWN;
+const bool WHOLE = SIZE % (4u * LANES) == 0u;
+shared float partial[OWN * 32u];
+
+uint part = gl_LocalInvocationID.x % LANES;
+
+// The lane's row `own` of the workgroup.
+uint row_of(uint own) {
+    return gl_LocalInvocationID.x / LANES * OWN + own;
+}
+
+// Where the lane's vector m begins in a row.
+uint element(uint m) {
+    return 4u * (m * LANES + part);
+}
+
+float above(float x, float least) {
+    return abs(x) < least ? 0.0 : x;
+}
+
+void flush_row(inout vec4 row[VECTORS]) {
+    [[unroll]] for (uint m = 0u; m < VECTORS; ++m) {
+        row[m] = mix(row[m], vec4(0.0), lessThan(abs(row[m]), vec4(STATE_MIN)));
+    }
+}
+
+// The lane's vectors of a row that begins at element `at` of a buffer.
+#define LOAD_ROW(made, buffer, at) \
+    [[unroll]] for (uint m = 0u; m < VECTORS; ++m) { \
+        [[unroll]] for (uint i = 0u; i < 4u; ++i) { \
+            made[m][i] = WHOLE || element(m) + i < SIZE ? buffer[(at) + element(m) + i] : 0.0; \
+        } \
+    }
+
+#define STORE_ROW(made, buffer, at) \
+    [[unroll]] for (uint m = 0u; m < VECTORS; ++m) { \
+        [[unroll]] for (uint i = 0u; i < 4u; ++i) { \
+            if (WHOLE || element(m) + i < SIZE) { \
+                buffer[(at) + element(m) + i] = made[m][i]; \
+            } \
+        } \
+    }
+
+vec4 multiply(vec4 a, vec4 b) {
+    precise vec4 product = a * b;
+    return product;
+}
+
+vec4 add(vec4 a, vec4 b) {
+    precise vec4 sum = a + b;
+    return sum;
+}
+
+// The lane's part of the sum of a * b along a row.
+float dot_of(vec4 a[VECTORS], vec4 b[VECTORS]) {
+    precise float sum = 0.0;
+    [[unroll]] for (uint m = 0u; m < VECTORS; ++m) {
+        vec4 product = multiply(a[m], b[m]);
+        sum = sum + product.x;
+        sum = sum + product.y;
+        sum = sum + product.z;
+        sum = sum + product.w;
+    }
+    return sum;
+}
+
+// The sums of rows, of which every lane has a part: halves of the parts are added.
+void add_parts(inout float sum[OWN]) {
+    barrier();
+    [[unroll]] for (uint own = 0u; own < OWN; ++own) {
+        partial[own * 32u + gl_LocalInvocationID.x] = sum[own];
+    }
+    barrier();
+    [[unroll]] for (uint own = 0u; own < OWN; ++own) {
+        float of[LANES];
+        [[unroll]] for (uint i = 0u; i < LANES; ++i) {
+            of[i] = partial[own * 32u + gl_LocalInvocationID.x - part + i];
+        }
+        [[unroll]] for (uint apart = LANES / 2u; apart > 0u; apart /= 2u) {
+            [[unroll]] for (uint i = 0u; i < apart; ++i) {
+                precise float both = of[i] + of[i + apart];
+                of[i] = both;
+            }
+        }
+        sum[own] = of[0];
+    }
+}

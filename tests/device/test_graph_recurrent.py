@@ -1,0 +1,156 @@
+"""Recurrent layers: the oracle's bits, whatever the number of tokens that come at once."""
+
+import numpy as np
+import pytest
+from graph_harness import same
+
+from zinc_attn.graph import declarations as graph
+from zinc_attn.graph import recurrent
+from zinc_attn.graph.records import tensor
+from zinc_attn.tools.graph.device import run
+
+EXECUTED = True
+
+EDGES = np.float32([0.0, -0.0, 1e-40, -1e-38, 3e-31, 8e-13, -9e-13, 1e-6, 200, -200, 3e38])
+
+
+def drawn(rng, shape, edges=(), least=-12):
+    """Numbers of several magnitudes; edges take the places of some."""
+    x = rng.standard_normal(shape, np.float32) * np.exp2(rng.integers(least, 3, shape)).astype(np.float32)
+    some = rng.random(shape) < (0.1 if len(edges) else 0)
+    return np.where(some, rng.choice(np.float32([*edges, 0]), shape), x).astype(np.float32)
+
+
+def same_as(words, wanted, written):
+    """wanted: of each result; written: the states of how many of the slots that there was room for."""
+    same(words[0], wanted.scores)
+    assert len(wanted.kept) == written
+    same(words[1], wanted.kept)
+
+
+CONVOLUTIONS = [
+    (4, 257, 1, 1, 0, 1),
+    (4, 70, 23, 2, 1, 1),
+    (3, 5, 600, 1, 1, 0),
+    (9, 33, 8, 3, 0, 0),
+]
+
+
+@pytest.mark.parametrize(
+    ("taps", "channels", "tokens", "sequences", "biased", "silu"),
+    CONVOLUTIONS,
+)
+def test_ssm_conv(any_device, taps, channels, tokens, sequences, biased, silu, rng):
+    x = drawn(rng, (sequences, channels, taps - 1 + tokens), EDGES, -30)
+    x[0, 0, 0], x[-1, 1, -1], x[0, 2, 0] = np.inf, np.nan, -np.inf
+    w, bias = drawn(rng, (channels, taps), EDGES[:8], -30), drawn(rng, (1, 1, channels), EDGES)
+    x[0, 3] *= 2.0**-45  # factors that are too small
+    bias[0, 0, 3] = 0
+    wanted = recurrent.ssm_conv(x, w, bias if biased else None, bool(silu))
+    length = 1 if tokens == 1 else 4
+    groups = -(-channels * -(-tokens // length) * sequences // 256), 1, 1
+    values = {"x": tensor(x), "w": tensor(w), "bias": tensor(bias), "y": tensor(wanted), "run": length}
+    given, spec = (x, w, bias), (biased, silu)
+    same(*run(any_device.runtime, graph.SSM_CONV, groups, given, (wanted.size,), spec, **values), wanted)
+
+
+def delta_operands(rng, size, tokens, heads, sequences, repeats, by_channel):
+    """q, k, v, gate, beta and state as a model has them."""
+    q, k = (drawn(rng, (sequences, tokens, heads, size), EDGES[:7]) for _ in range(2))
+    v = drawn(rng, (sequences, tokens, heads * repeats, size), EDGES[:8])
+    gate = -np.abs(drawn(rng, (sequences, tokens, heads * repeats, size if by_channel else 1), [-200, -14, 0, 0.1]))
+    beta = np.abs(drawn(rng, (*v.shape[:3], 1), EDGES[:8]))
+    state = drawn(rng, (sequences, heads * repeats, size, size), EDGES[:8], -30)
+    v[0, 0, 0, 1], beta[0, 0, 0], state[0, 0, 1] = 2.0**-62, 1, 0  # a delta that is too small
+    k[0, 0, 0] *= 2.0**30
+    return [q, k, v, gate, beta, state]
+
+
+def run_delta_net(device, operands, own, slots, ids=None):
+    """ids: where the states are that the sequences have, if they do not lie in their order."""
+    _, _, v, gate, _, state = operands
+    named = ids is not None
+    ids = np.arange(len(v), dtype=np.int32) if ids is None else ids
+    sequences, tokens, heads, size = v.shape
+    one = state[0].size
+    written = min(tokens, slots)
+    names = "q", "k", "v", "gate", "beta", "state"
+    values = {name: tensor(of) for name, of in zip(names, operands, strict=True)}
+    values |= {"ids": 0, "scores": 0, "kept": 0, "steps": (one, one * sequences), "slots": slots}
+    values |= {"scale": recurrent.scale_of(size)}
+    groups = -(-size // recurrent.state_rows(size, own)), heads, sequences
+    given = [*(of if of.base is None else of.base for of in operands), ids]
+    spec = size, own, int(gate.shape[-1] == size), int(named)
+    counts = v.size, written * sequences * one + 3
+    return run(device.runtime, graph.DELTA_NET, groups, given, counts, spec, **values)
+
+
+DELTA_NETS = [
+    (128, 1, 2, 1, 1, False, 2, 1),
+    (16, 5, 2, 2, 3, True, 1, 4),
+    (64, 40, 1, 1, 2, True, 4, 1),
+    (20, 3, 2, 3, 1, False, 1, 4),
+    (4, 600, 1, 1, 1, False, 1, 2),
+]
+
+
+@pytest.mark.parametrize(
+    ("size", "tokens", "heads", "sequences", "repeats", "by_channel", "own", "slots"),
+    DELTA_NETS,
+)
+def test_delta_net(any_device, size, tokens, heads, sequences, repeats, by_channel, own, slots, rng):
+    operands = delta_operands(rng, size, tokens, heads, sequences, repeats, by_channel)
+    operands[0] = np.ascontiguousarray(operands[0].swapaxes(1, 2)).swapaxes(1, 2)  # of a permuted q
+    wanted, ids = recurrent.delta_net(*operands, slots), None
+    if sequences > 1:
+        ids = (np.arange(sequences, dtype=np.int32) + 1) % sequences
+        operands[5] = operands[5][np.argsort(ids)]
+    same_as(run_delta_net(any_device, operands, own, slots, ids), wanted, min(tokens, slots))
+
+
+def test_numbers_that_are_not_finite_stay_in_their_rows(any_device, rng):
+    for at, edge in ((2, np.inf), (2, np.nan), (3, 200.0), (5, -np.inf), (4, np.nan)):
+        operands = delta_operands(rng, 16, 3, 1, 2, 1, False)
+        operands[at][0, 0, 0, 0] = edge
+        wanted = recurrent.delta_net(*operands)
+        assert np.isfinite(wanted.scores[1]).all() and not np.isfinite(wanted.scores[0]).all()
+        same_as(run_delta_net(any_device, operands, 1, 1), wanted, 1)
+
+
+SCANS = [
+    (16, 1, 38, 2, 9, 2, True, 2, 1),
+    (128, 6, 4, 2, 3, 2, False, 2, 4),
+    (96, 3, 6, 3, 1, 1, False, 1, 1),
+    (6, 7, 2, 1, 600, 1, True, 1, 3),
+    (256, 2, 2, 2, 4, 3, False, 1, 2),
+]
+
+
+@pytest.mark.parametrize(
+    ("size", "of_head", "heads", "groups", "tokens", "sequences", "by_element", "own", "slots"),
+    SCANS,
+)
+def test_ssm_scan(any_device, size, of_head, heads, groups, tokens, sequences, by_element, own, slots, rng):
+    state = drawn(rng, (sequences + 2, heads, of_head, size), EDGES[:8], -30)
+    x, dt = (
+        drawn(rng, (sequences, tokens, heads, of_head), EDGES[:8]),
+        drawn(rng, (sequences, tokens, heads), EDGES[:8]),
+    )
+    x[-1, 0, 0, -1], state[:, 0, -1] = 2.0**-62, 0  # a product that is too small
+    x[0, 0, 0, 0], dt[0, 0, -1] = np.inf, np.nan
+    dt[-1, -1, 0] = 25
+    a = -np.abs(drawn(rng, (heads, size if by_element else 1), [200, 1, 0]))
+    both = drawn(rng, (sequences, tokens, 2 * groups, size), EDGES[:8])
+    both[-1, 0, :groups] *= 2.0**30
+    b, c = both[:, :, :groups], both[:, :, groups:]  # parts of a tensor
+    ids = rng.permutation(sequences + 2)[:sequences].astype(np.int32)
+    wanted = recurrent.ssm_scan(state, x, dt, a, b, c, ids, slots)
+    written = min(tokens, slots)
+    values = {"state": tensor(state), "x": tensor(x), "dt": tensor(dt), "a": 0, "b": tensor(b), "ids": 0}
+    values |= {"c": tensor(c, groups * size), "scores": 0, "kept": 0, "slots": slots}
+    values |= {"steps": (state[0].size, state[0].size * sequences)}
+    grid = -(-heads * of_head // groups // recurrent.state_rows(size, own)), groups, sequences
+    given = state, x, dt, a, both, both, ids
+    counts = x.size, written * sequences * state[0].size + 3
+    spec = size, own, int(by_element)
+    same_as(run(any_device.runtime, graph.SSM_SCAN, grid, given, counts, spec, **values), wanted, written)

@@ -1,0 +1,55 @@
+"""Recurrent layers: a convolution over tokens, and states that tokens change one after another."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from .declare import Field, kernel, tensors
+
+# y[c, t, s] = the sum of x[t + i, c, s] * w[i, c], then [+ bias], then [silu], each as an operation of its own; y is
+# contiguous. Grid: x (and y) = channels * (tokens / run, rounded up) * sequences / 256.
+SSM_CONV: Final = kernel(
+    "ssm_conv",
+    {"x": "read", "w": "read", "bias": "read", "y": "write"},  # bias: any buffer where there is none
+    ("biased", "silu"),
+    (*tensors("x", "w", "bias", "y"), Field("run", "uint", "neighboring tokens of an invocation")),
+)
+# How a kernel writes, apart from each other: the scores of all tokens, contiguous, and states behind the last tokens,
+# slot 0 behind the last one, slot 1 behind the one before, ..., as many as there are tokens, and at most ``slots``.
+_WRITTEN: Final = (
+    Field("scores", "uint", "element of the first score"),
+    Field("kept", "uint", "element of the first state of slot 0"),
+    Field("steps", "uint", "from a kept state to the next sequence's, and to the next slot's", 2),
+    Field("slots", "uint"),
+)
+# A gated delta net: rows of a state are its columns S[:, j]; q, k of head h are those of head h mod theirs. named: ids
+# name the sequences' states, else state has one for each, and ids may be any buffer.
+# Grid: x = rows of a head / state_rows(size, own), y = heads, z = sequences.
+_OF_STATES: Final = ("size", "own")  # elements of a row; rows of a lane
+DELTA_NET: Final = kernel(
+    "delta_net",
+    {
+        **{"q": "read", "k": "read", "v": "read", "gate": "read", "beta": "read", "state": "read"},
+        "ids": "read",
+        **{"scores": "write", "kept": "write"},
+    },
+    (*_OF_STATES, "by_channel", "named"),  # by_channel: whether each element of a row has a gate of its own
+    (
+        *tensors("q", "k", "v", "gate", "beta", "state"),
+        Field("ids", "uint"),
+        *_WRITTEN,
+        Field("scale", "float", "of the scores"),
+    ),
+)
+# A selective scan; a head has x.n[0] rows, neighbors in x; ids name the sequences' states; a is contiguous, and groups
+# of b and c are neighbors. Without by_element own divides x.n[0].
+# Grid: x = rows of a group's heads / state_rows(size, own), y = groups, z = sequences.
+SSM_SCAN: Final = kernel(
+    "ssm_scan",
+    {
+        **{"state": "read", "x": "read", "dt": "read", "a": "read", "b": "read", "c": "read", "ids": "read"},
+        **{"scores": "write", "kept": "write"},
+    },
+    (*_OF_STATES, "by_element"),  # whether each element of a row has a decay of its own
+    (*tensors("state", "x", "dt", "b", "c"), Field("a", "uint"), Field("ids", "uint"), *_WRITTEN),
+)
