@@ -52,7 +52,7 @@ void Arena::free() {
 // --- pipelines -------------------------------------------------------------------------------------------------------
 
 bool Recorder::Key::operator==(const Key &other) const {
-    return kernel == other.kernel && std::equal(constants.words, constants.words + 8, other.constants.words);
+    return kernel == other.kernel && std::equal(std::begin(constants.words), std::end(constants.words), other.constants.words);
 }
 
 size_t Recorder::Hash::operator()(const Key &key) const {

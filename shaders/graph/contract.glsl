@@ -147,51 +147,73 @@ struct MulMatVecParams {
     uint w_steps[2];  // from a matrix of weights to the next in dimensions 2 and 3, in units of 16 bytes
     uint repeats[2];  // planes of y that have one matrix of weights, in dimensions 2 and 3
     uint blocks;  // of 32 values of a row of weights
+    uint x_slots;  // rows of x of a token; slot s has row s mod x_slots
+    uint experts[3];  // the first whose matrix is bound, how many are, and how many there are
+    Tensor ids;
     Tensor y;
     Tensor added;
 };
 const uint MUL_MAT_VEC_BIND_PARAMS = 0u, MUL_MAT_VEC_BIND_W = 1u, MUL_MAT_VEC_BIND_Q = 2u, MUL_MAT_VEC_BIND_SCALES = 3u,
-    MUL_MAT_VEC_BIND_ADDED = 4u, MUL_MAT_VEC_BIND_Y = 5u;
+    MUL_MAT_VEC_BIND_ADDED = 4u, MUL_MAT_VEC_BIND_IDS = 5u, MUL_MAT_VEC_BIND_Y = 6u;
 const uint MUL_MAT_VEC_SPEC_TYPE = 0u, MUL_MAT_VEC_SPEC_COLUMNS = 1u, MUL_MAT_VEC_SPEC_WORKGROUP_SIZE = 2u,
     MUL_MAT_VEC_SPEC_SUBGROUPS = 3u, MUL_MAT_VEC_SPEC_SUPERBLOCKS = 4u, MUL_MAT_VEC_SPEC_AHEAD = 5u,
-    MUL_MAT_VEC_SPEC_ADD = 6u;
+    MUL_MAT_VEC_SPEC_ADD = 6u, MUL_MAT_VEC_SPEC_EXPERTS = 7u;
 
 struct MulMatParams {
     uint w_begin;  // where the weights begin in their binding, in units of 16 bytes
     uint w_steps[2];  // from a matrix of weights to the next in dimensions 2 and 3, in units of 16 bytes
     uint repeats[2];  // planes of y that have one matrix of weights, in dimensions 2 and 3
     uint blocks;  // of 32 values of a row of weights
+    uint x_slots;  // rows of x of a token; slot s has row s mod x_slots
+    uint experts[3];  // the first whose matrix is bound, how many are, and how many there are
+    Tensor ids;
     Tensor y;
     Tensor added;
 };
 const uint MUL_MAT_BIND_PARAMS = 0u, MUL_MAT_BIND_W = 1u, MUL_MAT_BIND_Q = 2u, MUL_MAT_BIND_SCALES = 3u,
-    MUL_MAT_BIND_ADDED = 4u, MUL_MAT_BIND_Y = 5u;
+    MUL_MAT_BIND_ADDED = 4u, MUL_MAT_BIND_IDS = 5u, MUL_MAT_BIND_Y = 6u;
 const uint MUL_MAT_SPEC_TYPE = 0u, MUL_MAT_SPEC_TILE_ROWS = 1u, MUL_MAT_SPEC_TILE_COLUMNS = 2u, MUL_MAT_SPEC_OWN_ROWS =
-    3u, MUL_MAT_SPEC_OWN_COLUMNS = 4u, MUL_MAT_SPEC_WORKGROUP_SIZE = 5u, MUL_MAT_SPEC_ADD = 6u;
+    3u, MUL_MAT_SPEC_OWN_COLUMNS = 4u, MUL_MAT_SPEC_WORKGROUP_SIZE = 5u, MUL_MAT_SPEC_ADD = 6u, MUL_MAT_SPEC_EXPERTS =
+    7u;
 
 struct MulMatFloatParams {
+    uint x_slots;  // rows of x of a token; slot s has row s mod x_slots
+    uint experts[3];  // the first whose matrix is bound, how many are, and how many there are
+    Tensor ids;
     Tensor w;
     Tensor x;
     Tensor added;
     Tensor y;
 };
 const uint MUL_MAT_FLOAT_BIND_PARAMS = 0u, MUL_MAT_FLOAT_BIND_W = 1u, MUL_MAT_FLOAT_BIND_X = 2u,
-    MUL_MAT_FLOAT_BIND_ADDED = 3u, MUL_MAT_FLOAT_BIND_Y = 4u;
+    MUL_MAT_FLOAT_BIND_ADDED = 3u, MUL_MAT_FLOAT_BIND_IDS = 4u, MUL_MAT_FLOAT_BIND_Y = 5u;
 const uint MUL_MAT_FLOAT_SPEC_W_TYPE = 0u, MUL_MAT_FLOAT_SPEC_X_TYPE = 1u, MUL_MAT_FLOAT_SPEC_TILE_ROWS = 2u,
     MUL_MAT_FLOAT_SPEC_TILE_COLUMNS = 3u, MUL_MAT_FLOAT_SPEC_OWN_ROWS = 4u, MUL_MAT_FLOAT_SPEC_OWN_COLUMNS = 5u,
-    MUL_MAT_FLOAT_SPEC_WORKGROUP_SIZE = 6u, MUL_MAT_FLOAT_SPEC_ADD = 7u;
+    MUL_MAT_FLOAT_SPEC_WORKGROUP_SIZE = 6u, MUL_MAT_FLOAT_SPEC_ADD = 7u, MUL_MAT_FLOAT_SPEC_EXPERTS = 8u;
 
 struct MulMatFloatVecParams {
+    uint x_slots;  // rows of x of a token; slot s has row s mod x_slots
+    uint experts[3];  // the first whose matrix is bound, how many are, and how many there are
+    Tensor ids;
     Tensor w;
     Tensor x;
     Tensor added;
     Tensor y;
 };
 const uint MUL_MAT_FLOAT_VEC_BIND_PARAMS = 0u, MUL_MAT_FLOAT_VEC_BIND_W = 1u, MUL_MAT_FLOAT_VEC_BIND_X = 2u,
-    MUL_MAT_FLOAT_VEC_BIND_ADDED = 3u, MUL_MAT_FLOAT_VEC_BIND_Y = 4u;
+    MUL_MAT_FLOAT_VEC_BIND_ADDED = 3u, MUL_MAT_FLOAT_VEC_BIND_IDS = 4u, MUL_MAT_FLOAT_VEC_BIND_Y = 5u;
 const uint MUL_MAT_FLOAT_VEC_SPEC_W_TYPE = 0u, MUL_MAT_FLOAT_VEC_SPEC_X_TYPE = 1u, MUL_MAT_FLOAT_VEC_SPEC_COLUMNS = 2u,
     MUL_MAT_FLOAT_VEC_SPEC_WORKGROUP_SIZE = 3u, MUL_MAT_FLOAT_VEC_SPEC_SUBGROUPS = 4u,
-    MUL_MAT_FLOAT_VEC_SPEC_SUPERBLOCKS = 5u, MUL_MAT_FLOAT_VEC_SPEC_AHEAD = 6u, MUL_MAT_FLOAT_VEC_SPEC_ADD = 7u;
+    MUL_MAT_FLOAT_VEC_SPEC_SUPERBLOCKS = 5u, MUL_MAT_FLOAT_VEC_SPEC_AHEAD = 6u, MUL_MAT_FLOAT_VEC_SPEC_ADD = 7u,
+    MUL_MAT_FLOAT_VEC_SPEC_EXPERTS = 8u;
+
+struct ByExpertParams {
+    Tensor ids;
+    uint experts;
+    uint columns;  // of a tile
+    uint tiles;  // of the list: pairs / columns + experts + 1 are enough, and so are pairs
+};
+const uint BY_EXPERT_BIND_PARAMS = 0u, BY_EXPERT_BIND_IDS = 1u, BY_EXPERT_BIND_LIST = 2u;
 
 struct SsmConvParams {
     Tensor x;
@@ -323,6 +345,7 @@ const uint ROPE_BIND_PARAMS = 0u, ROPE_BIND_X = 1u, ROPE_BIND_POSITIONS = 2u, RO
 const uint ROPE_SPEC_TYPE = 0u;
 
 const uint SORT_PIECE = 2048u;
+const uint EXPERTS_MOST = 1024u;
 const uint ROUTE_PIECE = 1024u;
 const uint CHOSEN_PIECE = 256u;
 

@@ -16,15 +16,19 @@ layout(constant_id = MUL_MAT_SPEC_TILE_COLUMNS) const uint TILE_COLUMNS = 32u;
 layout(constant_id = MUL_MAT_SPEC_OWN_ROWS) const uint OWN_ROWS = 4u;  // a multiple of 4
 layout(constant_id = MUL_MAT_SPEC_OWN_COLUMNS) const uint OWN_COLUMNS = 4u;
 layout(constant_id = MUL_MAT_SPEC_ADD) const uint ADD = 0u;
+layout(constant_id = MUL_MAT_SPEC_EXPERTS) const uint EXPERTS = 0u;
 layout(set = 0, binding = MUL_MAT_BIND_PARAMS, std430) restrict readonly buffer Params { MulMatParams p; };
 layout(set = 0, binding = MUL_MAT_BIND_W, std430) readonly buffer W16 { uvec4 w16[]; };
 layout(set = 0, binding = MUL_MAT_BIND_W, std430) readonly buffer W4 { uint w4[]; };
 layout(set = 0, binding = MUL_MAT_BIND_Q, std430) readonly buffer Q { uvec4 q[]; };
 layout(set = 0, binding = MUL_MAT_BIND_SCALES, std430) readonly buffer Scales { uvec2 scales[]; };
 layout(set = 0, binding = MUL_MAT_BIND_ADDED, std430) readonly buffer Added { float added[]; };
+layout(set = 0, binding = MUL_MAT_BIND_IDS, std430) readonly buffer Ids { uint ids[]; };
 layout(set = 0, binding = MUL_MAT_BIND_Y, std430) writeonly buffer Y { float y[]; };
 #include "tensor.glsl"
 #include "numbers.glsl"
+const bool LISTED = true;
+#include "columns.glsl"
 #include "sums.glsl"
 
 uint superblock;
@@ -49,6 +53,7 @@ shared uint tile_w[STEPS * TILE_ROWS], tile_x[STEPS * TILE_COLUMNS];  // (step, 
 shared vec4 of_w[TILE_ROWS];        // block_scales
 shared vec2 of_superblock[TILE_ROWS];  // superblock_scale
 shared vec3 of_x[TILE_COLUMNS];     // a scale, and the sums of both halves
+shared uint numbers[TILE_COLUMNS];  // of columns in x
 
 float total[OWN], inner[OWN], lower[OWN];
 
@@ -79,8 +84,7 @@ void load_tiles(uint j) {
     }
     uint other = (gl_LocalInvocationIndex + gl_WorkGroupSize.x - TILE_ROWS % gl_WorkGroupSize.x) % gl_WorkGroupSize.x;
     for (uint i = other; i < TILE_COLUMNS; i += gl_WorkGroupSize.x) {  // begun by those who have no row of w, or fewer
-        uint n = min(gl_WorkGroupID.y * TILE_COLUMNS + i, p.y.n[1] - 1u);
-        uint at = (superblock * 8u + j) * p.y.n[1] * p.y.n[2] * p.y.n[3] + gl_WorkGroupID.z * p.y.n[1] + n;
+        uint at = (superblock * 8u + j) * rows_of_x() + numbers[i];
         [[unroll]] for (uint k = 0u; k < 4u; ++k) {
             tile_x[k * TILE_COLUMNS + i] = q[2u * at][k];
             tile_x[(k + 4u) * TILE_COLUMNS + i] = q[2u * at + 1u][k];
@@ -123,6 +127,13 @@ void add_block(uvec2 own) {
 
 void main() {
     uvec2 own = uvec2(gl_LocalInvocationIndex % LANES_ROWS, gl_LocalInvocationIndex / LANES_ROWS);
+    if (!find_matrix()) {
+        return;
+    }
+    for (uint i = gl_LocalInvocationIndex; i < TILE_COLUMNS; i += gl_WorkGroupSize.x) {
+        numbers[i] = number_in_x(gl_WorkGroupID.y * TILE_COLUMNS + i);
+    }
+    barrier();
     fill_table();
     [[unroll]] for (uint o = 0u; o < OWN; ++o) {
         total[o] = inner[o] = lower[o] = 0.0;

@@ -16,21 +16,26 @@ layout(constant_id = MUL_MAT_FLOAT_SPEC_TILE_COLUMNS) const uint TILE_COLUMNS = 
 layout(constant_id = MUL_MAT_FLOAT_SPEC_OWN_ROWS) const uint OWN_ROWS = 4u;
 layout(constant_id = MUL_MAT_FLOAT_SPEC_OWN_COLUMNS) const uint OWN_COLUMNS = 4u;
 layout(constant_id = MUL_MAT_FLOAT_SPEC_ADD) const uint ADD = 0u;
+layout(constant_id = MUL_MAT_FLOAT_SPEC_EXPERTS) const uint EXPERTS = 0u;
 layout(set = 0, binding = MUL_MAT_FLOAT_BIND_PARAMS, std430) restrict readonly buffer Params { MulMatFloatParams p; };
 layout(set = 0, binding = MUL_MAT_FLOAT_BIND_W, std430) readonly buffer W { uint w[]; };
 layout(set = 0, binding = MUL_MAT_FLOAT_BIND_X, std430) readonly buffer X { uint x[]; };
 layout(set = 0, binding = MUL_MAT_FLOAT_BIND_ADDED, std430) readonly buffer Added { float added[]; };
+layout(set = 0, binding = MUL_MAT_FLOAT_BIND_IDS, std430) readonly buffer Ids { uint ids[]; };
 layout(set = 0, binding = MUL_MAT_FLOAT_BIND_Y, std430) writeonly buffer Y { float y[]; };
 #include "tensor.glsl"
 #include "numbers.glsl"
+const bool LISTED = true;
+#include "columns.glsl"
 #include "sums.glsl"
 #include "operands.glsl"
 
 const uint STEPS = 32u;  // products of a row that are in shared memory
 const uint LANES_ROWS = TILE_ROWS / OWN_ROWS, OWN = OWN_ROWS * OWN_COLUMNS;
 shared float tile_w[STEPS * (TILE_ROWS + 1u)], tile_x[STEPS * (TILE_COLUMNS + 1u)];  // (product, row)
+shared uint columns[TILE_COLUMNS];  // where they begin in x
 
-void load_tiles(uvec4 of_w, uvec4 of_x, uint k) {
+void load_tiles(uvec4 of_w, uint k) {
     for (uint i = gl_LocalInvocationIndex; i < STEPS * TILE_ROWS; i += gl_WorkGroupSize.x) {
         uint step = i % STEPS, m = gl_WorkGroupID.x * TILE_ROWS + i / STEPS;
         uint at = place(p.w, of_w + uvec4(k + step, m, 0u, 0u));
@@ -39,10 +44,8 @@ void load_tiles(uvec4 of_w, uvec4 of_x, uint k) {
         tile_w[step * (TILE_ROWS + 1u) + i / STEPS] = element(W_TYPE, word, at);
     }
     for (uint i = gl_LocalInvocationIndex; i < STEPS * TILE_COLUMNS; i += gl_WorkGroupSize.x) {
-        uint step = i % STEPS, n = gl_WorkGroupID.y * TILE_COLUMNS + i / STEPS;
-        uint at = place(p.x, of_x + uvec4(k + step, n, 0u, 0u));
-        bool real = k + step < p.x.n[0] && n < p.x.n[1];
-        uint word = real ? x[X_TYPE == FLOAT_TYPE_F32 ? at : at / 2u] : 0u;
+        uint step = i % STEPS, at = columns[i / STEPS] + (k + step) * p.x.s[0];
+        uint word = k + step < p.x.n[0] ? x[X_TYPE == FLOAT_TYPE_F32 ? at : at / 2u] : 0u;
         tile_x[step * (TILE_COLUMNS + 1u) + i / STEPS] = element(X_TYPE, word, at);
     }
 }
@@ -72,14 +75,20 @@ void add_chunk(uvec2 own, uint begin, inout float sums[OWN]) {
 
 void main() {
     uvec2 own = uvec2(gl_LocalInvocationIndex % LANES_ROWS, gl_LocalInvocationIndex / LANES_ROWS);
-    uvec4 of_x = uvec4(0u, 0u, gl_WorkGroupID.z % p.y.n[2], gl_WorkGroupID.z / p.y.n[2]);
-    uvec4 of_w = uvec4(0u, 0u, of_x.z / (p.x.n[2] / p.w.n[2]), of_x.w / (p.x.n[3] / p.w.n[3]));
+    if (!find_matrix()) {
+        return;
+    }
+    for (uint i = gl_LocalInvocationIndex; i < TILE_COLUMNS; i += gl_WorkGroupSize.x) {
+        columns[i] = place(p.x, column_of_x(gl_WorkGroupID.y * TILE_COLUMNS + i));
+    }
+    barrier();
+    uvec4 of_w = matrix_of_w();
     float total[OWN], inner[OWN];
     [[unroll]] for (uint o = 0u; o < OWN; ++o) {
         total[o] = inner[o] = 0.0;
     }
     for (uint k = 0u; k < p.w.n[0]; k += STEPS) {
-        load_tiles(of_w, of_x, k);
+        load_tiles(of_w, k);
         barrier();
         [[dont_unroll]] for (uint step = 0u; step < STEPS; step += FLOAT_CHUNK) {
             add_chunk(own, step, inner);

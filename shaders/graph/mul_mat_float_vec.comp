@@ -16,15 +16,19 @@ layout(constant_id = MUL_MAT_FLOAT_VEC_SPEC_SUBGROUPS) const uint SUBGROUPS = 0u
 layout(constant_id = MUL_MAT_FLOAT_VEC_SPEC_SUPERBLOCKS) const uint ROUND = 1u;
 layout(constant_id = MUL_MAT_FLOAT_VEC_SPEC_AHEAD) const uint AHEAD = 0u;
 layout(constant_id = MUL_MAT_FLOAT_VEC_SPEC_ADD) const uint ADD = 0u;
+layout(constant_id = MUL_MAT_FLOAT_VEC_SPEC_EXPERTS) const uint EXPERTS = 0u;
 layout(set = 0, binding = MUL_MAT_FLOAT_VEC_BIND_PARAMS, std430) restrict readonly buffer Params {
     MulMatFloatVecParams p;
 };
 layout(set = 0, binding = MUL_MAT_FLOAT_VEC_BIND_W, std430) readonly buffer W { uint w[]; };
 layout(set = 0, binding = MUL_MAT_FLOAT_VEC_BIND_X, std430) readonly buffer X { uint x[]; };
 layout(set = 0, binding = MUL_MAT_FLOAT_VEC_BIND_ADDED, std430) readonly buffer Added { float added[]; };
+layout(set = 0, binding = MUL_MAT_FLOAT_VEC_BIND_IDS, std430) readonly buffer Ids { uint ids[]; };
 layout(set = 0, binding = MUL_MAT_FLOAT_VEC_BIND_Y, std430) writeonly buffer Y { float y[]; };
 #include "tensor.glsl"
 #include "numbers.glsl"
+const bool LISTED = false;
+#include "columns.glsl"
 #include "sums.glsl"
 #include "operands.glsl"
 #include "waves.glsl"
@@ -67,10 +71,13 @@ void add_superblock(uint, out float sum[COLUMNS]) {
 }
 
 void main() {
+    if (!find_matrix()) {
+        return;
+    }
     find_wave();
-    uvec4 of_x = uvec4(0u, gl_WorkGroupID.y * COLUMNS, gl_WorkGroupID.z % p.y.n[2], gl_WorkGroupID.z / p.y.n[2]);
+    uvec4 of_x = column_of_x(gl_WorkGroupID.y * COLUMNS);
     uint own = min(gl_WorkGroupID.x * 32u + lane, p.w.n[1] - 1u);
-    uvec4 of_w = uvec4(0u, own, of_x.z / (p.x.n[2] / p.w.n[2]), of_x.w / (p.x.n[3] / p.w.n[3]));
+    uvec4 of_w = matrix_of_w() + uvec4(0u, own, 0u, 0u);
     row_word = place(p.w, of_w) / (FLOAT_CHUNK / W_WORDS);
     column_word = place(p.x, of_x) / (FLOAT_CHUNK / X_WORDS);
     add_superblocks((p.w.n[0] + SUPERBLOCK - 1u) / SUPERBLOCK);

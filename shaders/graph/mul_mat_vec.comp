@@ -13,20 +13,25 @@ layout(constant_id = MUL_MAT_VEC_SPEC_SUBGROUPS) const uint SUBGROUPS = 0u;
 layout(constant_id = MUL_MAT_VEC_SPEC_SUPERBLOCKS) const uint ROUND = 1u;
 layout(constant_id = MUL_MAT_VEC_SPEC_AHEAD) const uint AHEAD = 0u;
 layout(constant_id = MUL_MAT_VEC_SPEC_ADD) const uint ADD = 0u;
+layout(constant_id = MUL_MAT_VEC_SPEC_EXPERTS) const uint EXPERTS = 0u;
 layout(set = 0, binding = MUL_MAT_VEC_BIND_PARAMS, std430) restrict readonly buffer Params { MulMatVecParams p; };
 layout(set = 0, binding = MUL_MAT_VEC_BIND_W, std430) readonly buffer W16 { uvec4 w16[]; };
 layout(set = 0, binding = MUL_MAT_VEC_BIND_W, std430) readonly buffer W4 { uint w4[]; };
 layout(set = 0, binding = MUL_MAT_VEC_BIND_Q, std430) readonly buffer Q { uvec4 q[]; };
 layout(set = 0, binding = MUL_MAT_VEC_BIND_SCALES, std430) readonly buffer Scales { uvec2 scales[]; };
 layout(set = 0, binding = MUL_MAT_VEC_BIND_ADDED, std430) readonly buffer Added { float added[]; };
+layout(set = 0, binding = MUL_MAT_VEC_BIND_IDS, std430) readonly buffer Ids { uint ids[]; };
 layout(set = 0, binding = MUL_MAT_VEC_BIND_Y, std430) writeonly buffer Y { float y[]; };
 #include "tensor.glsl"
 #include "numbers.glsl"
+const bool LISTED = false;
+#include "columns.glsl"
 #include "sums.glsl"
 #include "waves.glsl"
 #include "q_blocks.glsl"
 #include "q_sums.glsl"
 
+uint first;  // the number of the first column in x
 // Pieces of AHEAD superblocks, and which of these is in use.
 const uint EACH_16 = AHEAD == 0u ? 1u : PIECES_16 * BLOCKS, EACH_4 = AHEAD == 0u ? 1u : PIECES_4 * BLOCKS;
 uvec4 pieces_16[TOGETHER * EACH_16];
@@ -60,8 +65,7 @@ void load_superblock(uint n) {
 void add_block(uint j, inout float sum[COLUMNS], inout float low[COLUMNS]) {
     uvec4 w_low, w_high;
     decode_pairs(j, w_low, w_high);
-    uint number = superblock * 8u + j, first = gl_WorkGroupID.z * p.y.n[1] + gl_WorkGroupID.y * COLUMNS;
-    uint at = number * p.y.n[1] * p.y.n[2] * p.y.n[3] + first;
+    uint number = superblock * 8u + j, at = number * rows_of_x() + first;
     // Blocks behind the row are zeros in x, and their scales those of the last one, which may be infinite.
     const bool FINITE = TYPE == WEIGHT_TYPE_MXFP4;
     vec4 of_w = IS_256 || FINITE || number < p.blocks ? block_scales(j) : vec4(0.0);
@@ -100,7 +104,11 @@ void add_superblock(uint n, out float sum[COLUMNS]) {
 }
 
 void main() {
+    if (!find_matrix()) {
+        return;
+    }
     find_wave();
+    first = number_in_x(gl_WorkGroupID.y * COLUMNS);
     row = find_row(gl_WorkGroupID.x, lane);
     fill_table();
     add_superblocks((p.blocks + 7u) / 8u);

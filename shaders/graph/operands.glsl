@@ -1,5 +1,14 @@
 // Operands of products of floats.
 
+// Where the workgroup's matrix of weights begins.
+uvec4 matrix_of_w() {
+    if (EXPERTS != 0u) {
+        return uvec4(0u, 0u, matrix, 0u);
+    }
+    uvec2 plane = uvec2(gl_WorkGroupID.z % p.y.n[2], gl_WorkGroupID.z / p.y.n[2]);
+    return uvec4(0u, 0u, plane.x / (p.x.n[2] / p.w.n[2]), plane.y / (p.x.n[3] / p.w.n[3]));
+}
+
 // Element `at` of a type, whose word is w[at] or w[at / 2].
 float element(uint type, uint word, uint at) {
     uint bits = bitfieldExtract(word, int(16u * (at % 2u)), 16);

@@ -36,6 +36,9 @@ struct Row {
 
 // Where the workgroup's matrix begins.
 uint matrix_begin() {
+    if (EXPERTS != 0u) {
+        return p.w_begin + matrix * p.w_steps[0];
+    }
     uint plane = gl_WorkGroupID.z % p.y.n[2] / p.repeats[0], block = gl_WorkGroupID.z / p.y.n[2] / p.repeats[1];
     return p.w_begin + plane * p.w_steps[0] + block * p.w_steps[1];
 }

@@ -12,7 +12,7 @@ from zinc_attn.graph import declarations as graph
 from zinc_attn.graph.pieces import TYPES
 from zinc_attn.graph.programs import ahead
 from zinc_attn.graph.records import tensor
-from zinc_attn.tools.graph.device import run
+from zinc_attn.tools.graph.device import NO_EXPERTS, run
 from zinc_attn.tools.graph.model import HALVES
 
 
@@ -54,11 +54,11 @@ def product(runtime, kind, raw, x, kernel, tile, spec, added=None):
     packed = [blocks.pack(kind, matrix) for matrix in raw.reshape(-1, *raw.shape[2:])]
     step = raw[0, 0].size // 16
     values = {"w_begin": 0, "w_steps": (step, raw.shape[1] * step), "blocks": k // 32, "y": tensor(y)}
-    values |= {"repeats": (planes[1] // raw.shape[1], planes[0] // raw.shape[0])}
+    values |= NO_EXPERTS | {"repeats": (planes[1] // raw.shape[1], planes[0] // raw.shape[0])}
     values |= {"added": tensor(y if added is None else np.broadcast_to(added, y.shape))}
-    given = np.concatenate(packed), q, scales, y if added is None else added
+    given = np.concatenate(packed), q, scales, *[y if added is None else added] * 2
     grid = -(-rows // tile[0]), -(-columns // tile[1]), planes[0] * planes[1]
-    kind_and_spec = graph.WEIGHT_TYPES.index(kind), *spec, int(added is not None)
+    kind_and_spec = graph.WEIGHT_TYPES.index(kind), *spec, int(added is not None), 0
     (got,) = run(runtime, kernel, grid, given, (y.size,), kind_and_spec, **values)
     return got
 
@@ -144,13 +144,13 @@ def test_floats(any_device, w_type, x_type, rows, columns, k, order, rng):
     planes = [[products.multiply_floats(w[0, j // 2], x[i, j]) for j in range(4)] for i in range(3)]
     expected = products.add(np.array(planes), added)
     kinds = graph.FLOAT_TYPES.index(w_type), graph.FLOAT_TYPES.index(x_type)
-    tensors = {"w": tensor(view_w), "x": tensor(view_x), "added": tensor(added), "y": tensor(added)}
-    grid, spec = (-(-rows // 32), -(-columns // 8), 12), (*kinds, 32, 8, 2, 2, 64, 1)
-    given = base_w, base_x, added
+    tensors = {"w": tensor(view_w), "x": tensor(view_x), "added": tensor(added), "y": tensor(added), **NO_EXPERTS}
+    grid, spec = (-(-rows // 32), -(-columns // 8), 12), (*kinds, 32, 8, 2, 2, 64, 1, 0)
+    given = base_w, base_x, added, added
     (got,) = run(any_device.runtime, graph.MUL_MAT_FLOAT, grid, given, (expected.size,), spec, **tensors)
     same(got, expected)
     if k % 64 == 0:
-        spec, grid = (*kinds, columns, 32, 0, 1, 1, 1), (-(-rows // 32), 1, 12)
+        spec, grid = (*kinds, columns, 32, 0, 1, 1, 1, 0), (-(-rows // 32), 1, 12)
         (got,) = run(any_device.runtime, graph.MUL_MAT_FLOAT_VEC, grid, given, (expected.size,), spec, **tensors)
         same(got, expected)
 
@@ -182,10 +182,10 @@ def test_types_on_gfx1201(gfx1201, kind, rng):
 def test_floats_on_gfx1201(gfx1201, rng):
     w, x = rng.standard_normal((33, 320), np.float32).astype(np.float16), rng.standard_normal((2, 320), np.float32)
     expected = products.multiply_floats(w.astype(np.float32), x)
-    tensors = {"w": tensor(w), "x": tensor(x), "added": tensor(expected), "y": tensor(expected)}
+    tensors = {"w": tensor(w), "x": tensor(x), "added": tensor(expected), "y": tensor(expected), **NO_EXPERTS}
     for kernel, grid, spec in (
-        (graph.MUL_MAT_FLOAT_VEC, (2, 1, 1), (1, 0, 2, 64, 1, 1, 1, 0)),
-        (graph.MUL_MAT_FLOAT, (2, 1, 1), (1, 0, 32, 8, 2, 2, 64, 0)),
+        (graph.MUL_MAT_FLOAT_VEC, (2, 1, 1), (1, 0, 2, 64, 1, 1, 1, 0, 0)),
+        (graph.MUL_MAT_FLOAT, (2, 1, 1), (1, 0, 32, 8, 2, 2, 64, 0, 0)),
     ):
-        (got,) = run(gfx1201, kernel, grid, (w, x, expected), (expected.size,), spec, **tensors)
+        (got,) = run(gfx1201, kernel, grid, (w, x, expected, expected), (expected.size,), spec, **tensors)
         same(got, expected)

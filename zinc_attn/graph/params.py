@@ -139,7 +139,7 @@ def sizes() -> dict[str, int]:
     """Sizes that kernels and their callers share."""
     from . import declarations
 
-    return {name: value for name, value in vars(declarations).items() if name.endswith("_PIECE")}
+    return {name: value for name, value in vars(declarations).items() if name.endswith(("_PIECE", "_MOST"))}
 
 
 def modules() -> tuple[KernelDecl, ...]:

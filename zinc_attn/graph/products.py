@@ -7,7 +7,7 @@ ascending in the row. Where float32 holds an integer here, it is below 2**24.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -83,6 +83,30 @@ def multiply_floats(w: F32, x: F32) -> F32:
     a, b = (np.where(np.abs(of) < f32(PRODUCT_MIN), f32(0.0), of).T for of in (x, w))
     chunks = _chains(a[:, :, None] * b[:, None], FLOAT_CHUNK)
     return flush(_chain(_chains(chunks, SUPERBLOCK // FLOAT_CHUNK)))
+
+
+def of_experts(product: Callable[[int, F32], F32], experts: int, x: F32, ids: NDArray[np.int32], rows: int) -> F32:
+    """y (tokens, slots, rows): of x (tokens, slots or fewer, k) times the matrix that ids (tokens, slots) names.
+
+    product: of an expert and rows of x. Slot s has row s mod the slots of x; what is none of the experts has NaN.
+    """
+    y = np.full((*ids.shape, rows), np.nan, np.float32)
+    for expert in np.unique(ids[(ids >= 0) & (ids < experts)]):
+        token, slot = np.nonzero(ids == expert)
+        y[token, slot] = product(int(expert), x[token, slot % x.shape[1]])
+    return y
+
+
+def by_expert(ids: NDArray[np.int32], experts: int, columns: int) -> NDArray[np.int32]:
+    """BY_EXPERT's list: the expert of each tile, then the pairs of each, slot + slots * token; -1: there is none."""
+    of_pair = np.where((ids >= 0) & (ids < experts), ids, experts).reshape(-1)
+    tiles = min(of_pair.size, experts + 1 + of_pair.size // columns)
+    taken, pairs = [], []
+    for expert in range(experts + 1):
+        own = np.flatnonzero(of_pair == expert)
+        taken += [expert] * -(-own.size // columns)
+        pairs += [*own, *[-1] * (-own.size % columns)]
+    return np.array([*taken, *[-1] * (tiles - len(taken)), *pairs], np.int32)
 
 
 def add(y: F32, added: F32) -> F32:

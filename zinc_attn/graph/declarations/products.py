@@ -21,16 +21,25 @@ _PRODUCT_BINDINGS: Final[dict[str, Access]] = {
     "q": "read",  # of quantize, for y.n[1] * y.n[2] * y.n[3] rows
     "scales": "read",
     "added": "read",  # float32; any buffer where the constant add is 0
+    "ids": "read",  # of experts; any buffer where the constant experts is 0
     "y": "write",
 }
+# Of experts, whose y is (rows of w, slots, tokens): ids (slots, tokens) names a matrix of weights for each column.
+_OF_EXPERTS: Final = (
+    Field("x_slots", "uint", "rows of x of a token; slot s has row s mod x_slots"),
+    Field("experts", "uint", "the first whose matrix is bound, how many are, and how many there are", 3),
+    *tensors("ids"),
+)
 _PRODUCT_PARAMS: Final = (
     Field("w_begin", "uint", "where the weights begin in their binding, in units of 16 bytes"),
     Field("w_steps", "uint", "from a matrix of weights to the next in dimensions 2 and 3, in units of 16 bytes", 2),
     Field("repeats", "uint", "planes of y that have one matrix of weights, in dimensions 2 and 3", 2),
     Field("blocks", "uint", "of 32 values of a row of weights"),
+    *_OF_EXPERTS,
     *tensors("y", "added"),  # y.n: rows of w, rows of x, planes; added.n is not read, a step is 0 where it repeats
 )
-# Few rows of x. Grid: x = groups of 32 rows of w, y = rows of x / columns, z = planes of y.
+# Few rows of x. Grid: x = groups of 32 rows of w, y = rows of x / columns, z = planes of y; of experts y = slots *
+# tokens.
 _VEC: Final = (
     "type",
     "columns",  # rows of x that a workgroup multiplies, 1 to 8; it divides y.n[1]
@@ -39,8 +48,10 @@ _VEC: Final = (
     "superblocks",  # of a round: 128 * columns * superblocks bytes of shared memory, none of a single wave
     "ahead",  # superblocks that a wave loads before it uses their first pieces, for GPUs; 0: pieces as it uses them
     "add",  # 1: y = w x + added
+    "experts",  # 1: y's columns have a matrix each; columns is 1
 )
-# Any number of rows of x. Grid: x = rows of w / tile_rows, y = rows of x / tile_columns, z = planes of y.
+# Any number of rows of x. Grid: x = rows of w / tile_rows, y = rows of x / tile_columns, z = planes of y; of experts y =
+# tiles of the list that BY_EXPERT makes, which is bound as ids.
 _TILE: Final = (
     "type",
     "tile_rows",  # of w that a workgroup multiplies
@@ -49,6 +60,7 @@ _TILE: Final = (
     "own_columns",
     "workgroup_size",  # tile_rows / own_rows * tile_columns / own_columns
     "add",
+    "experts",
 )
 # Both need the device's shaderIntegerDotProduct.
 MUL_MAT_VEC: Final = kernel("mul_mat_vec", _PRODUCT_BINDINGS, _VEC, _PRODUCT_PARAMS)
@@ -56,7 +68,25 @@ MUL_MAT: Final = kernel("mul_mat", _PRODUCT_BINDINGS, _TILE, _PRODUCT_PARAMS)
 # w: (k, rows) and x: (k, columns) of FLOAT_TYPES; a matrix of w serves x.n[2] / w.n[2] planes of x. Grids as above.
 # mul_mat_float takes any steps. mul_mat_float_vec wants s[0] = 1, rows that begin on words, and k a multiple of 8, with
 # ahead of 64.
-_FLOAT_BINDINGS: Final[dict[str, Access]] = {"w": "read", "x": "read", "added": "read", "y": "write"}
-_FLOATS: Final = tensors("w", "x", "added", "y")
+_FLOAT_BINDINGS: Final[dict[str, Access]] = {
+    **{"w": "read", "x": "read", "added": "read", "ids": "read", "y": "write"},
+}
+_FLOATS: Final = (*_OF_EXPERTS, *tensors("w", "x", "added", "y"))
 MUL_MAT_FLOAT: Final = kernel("mul_mat_float", _FLOAT_BINDINGS, ("w_type", "x_type", *_TILE[1:]), _FLOATS)
 MUL_MAT_FLOAT_VEC: Final = kernel("mul_mat_float_vec", _FLOAT_BINDINGS, ("w_type", "x_type", *_VEC[1:]), _FLOATS)
+
+# Columns of experts by their expert: pairs slot + slots * token. list: the expert of each tile, then its `columns` pairs;
+# -1 where a tile or a pair is not there. A pair whose id is none of the experts comes with an expert behind the last.
+# Grid: 1.
+EXPERTS_MOST: Final = 1024
+BY_EXPERT: Final = kernel(
+    "by_expert",
+    {"ids": "read", "list": "write"},
+    (),
+    (
+        *tensors("ids"),
+        Field("experts", "uint"),
+        Field("columns", "uint", "of a tile"),
+        Field("tiles", "uint", "of the list: pairs / columns + experts + 1 are enough, and so are pairs"),
+    ),
+)

@@ -20,6 +20,7 @@ from ...runtime.device import Device, load_spirv
 from ...runtime.protocol import Dispatch, Runtime, Use, Words
 from .model import ROPE, Matrix
 
+NO_EXPERTS: Final = {"x_slots": 0, "experts": 0, "ids": 0}  # parameters of a product of planes
 POISON: Final = 0x7FC0DEAD  # what a result begins as
 FEW: Final = 4  # rows of x that mul_mat_vec takes here, and mul_mat more
 TILE: Final = (32, 32, 4, 4, 64)  # of mul_mat: rows, columns, those of an invocation, invocations
@@ -104,23 +105,23 @@ class OnDevice:
         """By the kernels of few rows of x where there are few, else by tiles: the bits are the same."""
         y = np.empty((len(x), len(weights.rows)), np.float32)
         plus, runtime = y if added is None else added, self._device.runtime
-        of: dict[str, Any] = {"y": tensor(y), "added": tensor(plus)}
+        of: dict[str, Any] = {"y": tensor(y), "added": tensor(plus), **NO_EXPERTS}
         waves, subgroups, add = len(x) % 4 + 1, self._device.info.wave_subgroups, int(added is not None)
-        groups, spec = (_pieces(y.shape[1], TILE[0]), _pieces(y.shape[0], TILE[1]), 1), (*TILE, add)
+        groups, spec = (_pieces(y.shape[1], TILE[0]), _pieces(y.shape[0], TILE[1]), 1), (*TILE, add, 0)
         if few := len(x) <= FEW:  # any number of waves has the same bits
-            groups, spec = (_pieces(y.shape[1], 32), 1, 1), (len(x), 32 * waves, int(subgroups), 4, len(x) % 2, add)
+            groups, spec = (_pieces(y.shape[1], 32), 1, 1), (len(x), 32 * waves, int(subgroups), 4, len(x) % 2, add, 0)
         if weights.kind in FLOAT_TYPES:
             stored = weights.rows.view(np.float32 if weights.kind == "f32" else np.uint16)
             types = FLOAT_TYPES.index(weights.kind), FLOAT_TYPES.index("f32")
             of |= {"w": tensor(stored), "x": tensor(x)}
             kernel = graph.MUL_MAT_FLOAT_VEC if few else graph.MUL_MAT_FLOAT
-            (words,) = run(runtime, kernel, groups, (stored, x, plus), (y.size,), (*types, *spec), **of)
+            (words,) = run(runtime, kernel, groups, (stored, x, plus, plus), (y.size,), (*types, *spec), **of)
             return words.view(np.float32).reshape(y.shape)
         count = 8 * _pieces(x.shape[1], 256) * len(x)
         quantized = run(runtime, graph.QUANTIZE, (_pieces(count, 32), 1, 1), (x,), (8 * count, 2 * count), x=tensor(x))
         of |= {"w_begin": 0, "w_steps": (0, 0), "repeats": (1, 1), "blocks": x.shape[1] // 32}
         kernel, kind = graph.MUL_MAT_VEC if few else graph.MUL_MAT, graph.WEIGHT_TYPES.index(weights.kind)
-        given: tuple[NDArray[Any], ...] = blocks.pack(weights.kind, weights.rows), *quantized, plus
+        given: tuple[NDArray[Any], ...] = blocks.pack(weights.kind, weights.rows), *quantized, plus, plus
         (words,) = run(runtime, kernel, groups, given, (y.size,), (kind, *spec), **of)
         return words.view(np.float32).reshape(y.shape)
 

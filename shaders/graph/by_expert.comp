@@ -1,0 +1,85 @@
+// The pairs of a slot and a token, slot + slots * token, by the expert that `ids` names, as tiles of columns.
+//
+// Experts come in ascending order, and an expert's pairs; a tile has pairs of one expert.  What is none of the experts
+// counts as one behind the last.  Grid: 1.  An invocation has expert e mod 256, and sees all pairs go by.
+#version 450
+#extension GL_GOOGLE_include_directive : require
+#include "contract.glsl"
+
+layout(local_size_x = 256) in;
+layout(set = 0, binding = BY_EXPERT_BIND_PARAMS, std430) restrict readonly buffer Params { ByExpertParams p; };
+layout(set = 0, binding = BY_EXPERT_BIND_IDS, std430) readonly buffer Ids { uint ids[]; };
+layout(set = 0, binding = BY_EXPERT_BIND_LIST, std430) writeonly buffer List { uint list[]; };
+#include "tensor.glsl"
+
+const uint ROUND = 256u, NO_COLUMN = 0xFFFFFFFFu;
+shared uint seen[ROUND];                 // experts of the pairs of a round
+shared uint count[EXPERTS_MOST + 1u];   // an expert's pairs
+shared uint next[EXPERTS_MOST + 1u];    // where its next one goes
+
+// Experts of pairs from `first` on come to shared memory; their number.
+uint see(uint first) {
+    uint pairs = p.ids.n[0] * p.ids.n[1], i = first + gl_LocalInvocationIndex;
+    barrier();
+    if (i < pairs) {
+        seen[gl_LocalInvocationIndex] = min(ids[place(p.ids, uvec4(i % p.ids.n[0], i / p.ids.n[0], 0u, 0u))], p.experts);
+    }
+    barrier();
+    return min(ROUND, pairs - first);
+}
+
+uint tiles_of(uint expert) {
+    return (count[expert] + p.columns - 1u) / p.columns;
+}
+
+// The tiles of an expert, and what its last one lacks; behind the last expert's, those that are not there.
+void write_tiles(uint expert) {
+    uint tile = 0u;
+    for (uint e = 0u; e < expert; ++e) {
+        tile += tiles_of(e);
+    }
+    uint end = tile + tiles_of(expert);
+    next[expert] = p.tiles + tile * p.columns;
+    for (uint i = next[expert] + count[expert]; i < p.tiles + end * p.columns; ++i) {
+        list[i] = NO_COLUMN;
+    }
+    for (; tile < end; ++tile) {
+        list[tile] = expert;
+    }
+    for (; expert == p.experts && tile < p.tiles; ++tile) {
+        list[tile] = NO_COLUMN;
+    }
+}
+
+void main() {
+    uint own = gl_LocalInvocationIndex, pairs = p.ids.n[0] * p.ids.n[1];
+    for (uint e = own; e <= p.experts; e += ROUND) {
+        count[e] = 0u;
+    }
+    for (uint first = 0u; first < pairs; first += ROUND) {
+        uint end = see(first);
+        for (uint e = own; e <= p.experts; e += ROUND) {
+            uint found = 0u;
+            for (uint i = 0u; i < end; ++i) {
+                found += uint(seen[i] == e);
+            }
+            count[e] += found;
+        }
+    }
+    barrier();
+    for (uint e = own; e <= p.experts; e += ROUND) {
+        write_tiles(e);
+    }
+    for (uint first = 0u; first < pairs; first += ROUND) {
+        uint end = see(first);
+        for (uint e = own; e <= p.experts; e += ROUND) {
+            uint at = next[e];
+            for (uint i = 0u; i < end; ++i) {
+                if (seen[i] == e) {
+                    list[at++] = first + i;
+                }
+            }
+            next[e] = at;
+        }
+    }
+}

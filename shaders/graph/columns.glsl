@@ -1,0 +1,53 @@
+// The columns of a product, which are rows of x and of y, and the workgroup's matrix of weights.
+//
+// Column n of the grid is row n of plane gl_WorkGroupID.z. With the constant EXPERTS it is a pair of a slot and a token,
+// slot + slots * token, and the matrix is the expert that the pair has in `ids`: column n is pair n; or, where LISTED is
+// true, the n-th of the list that by_expert.comp makes, whose tiles are pieces of the grid.
+
+const uint NO_COLUMN = 0xFFFFFFFFu;  // in a list: a column, or a whole tile, that is not there
+uint expert;  // the workgroup's; all of them, if it is none of the experts
+uint matrix;  // its number among those that are bound
+
+uint pair_at(uint n) {
+    return LISTED ? ids[gl_NumWorkGroups.y + n] : n;
+}
+
+// The workgroup's matrix is bound; else it has nothing to do. What is none of the experts counts as the first, and its
+// results are NaN.
+bool find_matrix() {
+    if (EXPERTS == 0u) {
+        return true;
+    }
+    uint n = gl_WorkGroupID.y, all = p.experts[2];
+    expert = LISTED ? ids[n] : min(ids[place(p.ids, uvec4(n % p.y.n[1], n / p.y.n[1], 0u, 0u))], all);
+    matrix = (expert < all ? expert : 0u) - p.experts[0];
+    return expert != NO_COLUMN && matrix < p.experts[1];
+}
+
+// Where column n begins in y; one that y does not have is behind y's last.
+uvec4 column_of_y(uint n) {
+    if (EXPERTS == 0u) {
+        return uvec4(0u, n, gl_WorkGroupID.z % p.y.n[2], gl_WorkGroupID.z / p.y.n[2]);
+    }
+    uint pair = pair_at(n);
+    return uvec4(0u, pair % p.y.n[1], pair / p.y.n[1], 0u);
+}
+
+// And in x, where it is one that x has.
+uvec4 column_of_x(uint n) {
+    if (EXPERTS == 0u) {
+        return column_of_y(min(n, p.y.n[1] - 1u));
+    }
+    uint pair = min(pair_at(n), p.y.n[1] * p.y.n[2] - 1u);
+    return uvec4(0u, pair % p.y.n[1] % p.x_slots, pair / p.y.n[1], 0u);
+}
+
+// Its number among all rows of x.
+uint number_in_x(uint n) {
+    uvec4 at = EXPERTS == 0u ? uvec4(0u, min(n, p.y.n[1] - 1u), gl_WorkGroupID.z, 0u) : column_of_x(n);
+    return at.z * (EXPERTS == 0u ? p.y.n[1] : p.x_slots) + at.y;
+}
+
+uint rows_of_x() {
+    return EXPERTS == 0u ? p.y.n[1] * p.y.n[2] * p.y.n[3] : p.x_slots * p.y.n[2];
+}
