@@ -30,9 +30,8 @@ const char *refused_by(const Device &device, const ggml_tensor *op) {
     if (!served) return "operation";
     if (const char *reason = served->refused(device, op)) return reason;
     if (op->op == GGML_OP_FLASH_ATTN_EXT) return fits(device, op) ? nullptr : "size";  // it knows what else it binds
-    const bool is_product = op->op == GGML_OP_MUL_MAT;  // which knows of its weights and its result
-    if (!is_product && !fits(device, op)) return "size";
-    for (int i = is_product ? 1 : 0; i < GGML_MAX_SRC; ++i)
+    if (!is_product(op) && !fits(device, op)) return "size";  // products know of their weights and results
+    for (int i = is_product(op) ? 1 : 0; i < GGML_MAX_SRC; ++i)
         if (op->src[i] && !fits(device, op->src[i])) return "size";
     return nullptr;
 }

@@ -35,6 +35,8 @@ inline bool in_words(const ggml_tensor *t) {
     return ggml_type_size(t->type) == 4 || (ggml_is_contiguous(t) && t->view_offs % 4 == 0);
 }
 
+inline bool is_product(const ggml_tensor *op) { return op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_MUL_MAT_ID; }
+
 inline uint64_t pieces(uint64_t n, uint64_t size) { return (n + size - 1) / size; }
 
 }  // namespace zinc

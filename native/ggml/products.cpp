@@ -1,4 +1,4 @@
-// MUL_MAT: quantized weights with activations as int8, and weights of float types.
+// MUL_MAT and MUL_MAT_ID: quantized weights with activations as int8, and weights of float types.
 #include "operations.h"
 
 #include <algorithm>
@@ -9,14 +9,32 @@ namespace zinc {
 
 constexpr uint64_t FEW = 8;         // rows of x that vector products take
 constexpr uint64_t MOST_GRID = 65535;
+constexpr uint64_t LEAST_TILE = 16;  // columns
 
-// Rows of weights that one binding holds, whole groups that begin where a binding may; 0: none.
+// --- what is served --------------------------------------------------------------------------------------------------
+
+static bool has_experts(const ggml_tensor *op) { return op->op == GGML_OP_MUL_MAT_ID; }
+
+// Rows and matrices of weights, as a tensor of their own.
+static ggml_tensor part_of(const ggml_tensor *w, uint64_t row, uint64_t rows, uint64_t matrix, uint64_t matrices) {
+    ggml_tensor part = *w;
+    part.view_src = const_cast<ggml_tensor *>(root_of(w));
+    part.data = static_cast<char *>(w->data) + row * w->nb[1] + matrix * w->nb[2];
+    part.ne[1] = int64_t(rows);
+    part.ne[2] = int64_t(matrices);
+    return part;
+}
+
+// Of weights what one binding holds, whole groups of rows of a single matrix, or whole matrices of experts; 0: nothing.
 static uint64_t rows_of_binding(const Device &device, const ggml_tensor *w) {
     if (fits(device, w)) return uint64_t(w->ne[1]);
     if (w->ne[2] * w->ne[3] != 1) return 0;
-    uint64_t step = WEIGHT_GROUP;
-    while (step * w->nb[1] % device.alignment) step *= 2;
-    return (device.most - device.alignment) / w->nb[1] / step * step;
+    return (device.most - device.alignment) / w->nb[1] / WEIGHT_GROUP * WEIGHT_GROUP;
+}
+
+static uint64_t experts_of_binding(const Device &device, const ggml_tensor *w) {
+    if (fits(device, w)) return uint64_t(w->ne[2]);
+    return std::min<uint64_t>((device.most - device.alignment) / w->nb[2], UINT32_MAX / (w->ne[0] * w->ne[1]));
 }
 
 // Rows of x, and of the result, of which one binding holds the results: all, or whole tiles of them; 0: none.
@@ -25,18 +43,31 @@ static uint64_t columns_of_binding(const Device &device, const ggml_tensor *op) 
     return op->ne[2] * op->ne[3] == 1 ? (device.most - device.alignment) / op->nb[1] / 32 * 32 : 0;
 }
 
+static const char *size_refused(const Device &device, const ggml_tensor *op) {
+    const ggml_tensor *w = op->src[0];
+    const uint64_t columns = uint64_t(op->ne[1]), planes = uint64_t(op->ne[2] * op->ne[3]);
+    if (has_experts(op)) {
+        const uint64_t tiles = columns * planes / LEAST_TILE + uint64_t(w->ne[2]) + 1;
+        const bool bound = experts_of_binding(device, w) && fits(device, op);
+        return bound && w->ne[2] <= EXPERTS_MOST && tiles <= MOST_GRID ? nullptr : "size";
+    }
+    const bool bound = ggml_is_quantized(w->type) ? rows_of_binding(device, w) && columns_of_binding(device, op)
+                                                  : fits(device, w) && fits(device, op);
+    return bound && planes <= MOST_GRID && columns <= FEW * MOST_GRID ? nullptr : "size";
+}
+
 static const char *product_refused(const Device &device, const ggml_tensor *op) {
     const ggml_tensor *w = op->src[0], *x = op->src[1];
     if (!is_f32(op) || float_type(x) < 0) return "type";
-    if (uint64_t(op->ne[2] * op->ne[3]) > MOST_GRID || uint64_t(op->ne[1]) > FEW * MOST_GRID) return "size";
-    if (!ggml_is_quantized(w->type))
-        return float_type(w) < 0 ? "type" : fits(device, w) && fits(device, op) ? nullptr : "size";
+    if (!ggml_is_quantized(w->type)) return float_type(w) < 0 ? "type" : size_refused(device, op);
     if (weight_type(w->type) < 0 || !is_f32(x)) return "type";
     const int precision = op->op_params[3];
     if (precision >= GGML_PREC_F32 && precision < GGML_PREC_Q8) return "precision";
     if (w->view_src || !ggml_is_contiguous(w) || (w->ne[2] * w->ne[3] > 1 && w->nb[2] % 16)) return "strides";
-    return rows_of_binding(device, w) && columns_of_binding(device, op) ? nullptr : "size";
+    return size_refused(device, op);
 }
+
+// --- what is added ---------------------------------------------------------------------------------------------------
 
 // What is added to a product, where the next operation does that and no more.
 static ggml_tensor *addend(Recording &r, const ggml_tensor *op, ggml_tensor **sum) {
@@ -59,67 +90,96 @@ static Bound bound_added(const Device &device, const ggml_tensor *added) {
     return b;
 }
 
-static mul_mat_constants tile_of(uint64_t rows, uint64_t columns, bool added) {
+// --- how products are shared out -------------------------------------------------------------------------------------
+
+// What the dispatches of an operation have in common.
+struct Product {
+    const ggml_tensor *op;
+    Bound y, added;
+    bool adds;
+    bool few;                // columns come one by one
+    uint64_t columns;        // of a workgroup where they are few, else that about so many meet a matrix
+    uint32_t groups, planes;  // of columns
+    Bound ids;               // of experts; else the result
+    Quantized x;             // of quantized weights
+};
+
+// A part of the weights: their place, the first row's number, and of experts the first and how many there are.
+struct Part {
+    Bound w;
+    uint32_t row, rows, expert, experts;
+};
+
+static mul_mat_constants tile_of(const Product &p, uint64_t rows) {
     mul_mat_constants c{};
     c.tile_rows = rows > 32 ? 64 : 32;
-    c.tile_columns = columns > 16 ? 32 : 16;
+    c.tile_columns = p.columns > LEAST_TILE ? 32 : LEAST_TILE;
     c.own_rows = 4;
     c.own_columns = 4;
     c.workgroup_size = c.tile_rows / c.own_rows * c.tile_columns / c.own_columns;
-    c.add = added;
+    c.add = p.adds;
+    c.experts = has_experts(p.op);
     return c;
 }
 
 // A wave has a group of rows, or several waves have it and share the superblocks, whose sums lie in shared memory.
-static mul_mat_vec_constants few_of(const Device &device, uint32_t type, uint32_t columns, uint32_t superblocks,
-                                    bool added) {
+static mul_mat_vec_constants few_of(const Device &device, const Product &p) {
     constexpr uint32_t WAVES = 8, SHARED = 16384;  // bytes
+    const int type = weight_type(p.op->src[0]->type);
     const bool two = type == WEIGHT_TYPE_MXFP4 || type == WEIGHT_TYPE_Q2_K || type == WEIGHT_TYPE_Q3_K;
+    const uint32_t superblocks = uint32_t(pieces(uint64_t(p.op->src[0]->ne[0]), 256));
     const uint32_t waves = device.on_cpu ? 1 : std::min(WAVES, superblocks);
     mul_mat_vec_constants c{};
-    c.type = type;
-    c.columns = columns;
+    c.columns = uint32_t(p.columns);
     c.workgroup_size = WAVE * waves;
     c.subgroups = device.wave32;
-    c.superblocks = std::min(superblocks, SHARED / (128 * columns));
+    c.superblocks = std::min(superblocks, SHARED / (128 * c.columns));
     c.ahead = device.on_cpu ? 0 : two && superblocks >= 2 * waves ? 2 : 1;
-    c.add = added;
+    c.add = p.adds;
+    c.experts = has_experts(p.op);
     return c;
 }
 
 static uint32_t count(uint64_t n, uint64_t size) { return uint32_t(pieces(n, size)); }
 
-// Rows [first, first + rows) of the weights.
-static bool multiply(Recording &r, const ggml_tensor *op, const ggml_tensor *w, const Quantized &x, const Bound &added,
-                     Bound y, bool adds, uint64_t first, uint64_t rows) {
-    const uint64_t columns = uint64_t(op->ne[1]), planes = uint64_t(op->ne[2] * op->ne[3]);
-    const uint32_t type = uint32_t(weight_type(w->type));
-    const size_t begin = begin_of(w) + first * w->nb[1];  // a multiple of the alignment
-    const uint64_t bytes = rows * w->nb[1] * uint64_t(w->ne[2] * w->ne[3]);
-    const za_place place{buffer_of(w)->memory.of.handle, begin, (bytes + 3) / 4 * 4};
+template <typename Params>
+static void set_shared(const Product &p, const Part &part, Params *params) {
+    const ggml_tensor *w = p.op->src[0];
+    params->x_slots = uint32_t(p.op->src[1]->ne[1]);
+    params->experts[0] = part.expert;
+    params->experts[1] = part.experts;
+    params->experts[2] = uint32_t(w->ne[2]);
+    params->ids = p.ids.at;
+    params->y = p.y.at;
+    params->y.n[0] = part.rows;
+    params->y.offset += part.row * p.y.at.s[0];
+    params->added = p.added.at;
+    params->added.offset += part.row * p.added.at.s[0];
+}
+
+static bool multiply(Recording &r, const Product &p, const Part &part) {
+    const ggml_tensor *w = p.op->src[0];
     mul_mat_params params{};
+    set_shared(p, part, &params);
+    params.w_begin = uint32_t(part.w.at.offset * unit_of(w) / 16);
     params.w_steps[0] = uint32_t(w->ne[2] > 1 ? w->nb[2] / 16 : 0);
     params.w_steps[1] = uint32_t(w->ne[3] > 1 ? w->nb[3] / 16 : 0);
-    params.repeats[0] = uint32_t(op->ne[2] / w->ne[2]);
-    params.repeats[1] = uint32_t(op->ne[3] / w->ne[3]);
+    params.repeats[0] = uint32_t(p.op->ne[2] / w->ne[2]);
+    params.repeats[1] = uint32_t(p.op->ne[3] / w->ne[3]);
     params.blocks = uint32_t(w->ne[0] / 32);
-    params.y = y.at;
-    params.y.n[0] = uint32_t(rows);
-    params.y.offset += uint32_t(first) * y.at.s[0];
-    params.added = added.at;
-    params.added.offset += uint32_t(first) * added.at.s[0];
-    const std::initializer_list<za_place> places = {place, x.q.place, x.scales.place, added.place, y.place};
-    if (columns > FEW) {
-        mul_mat_constants c = tile_of(rows, columns, adds);
-        c.type = type;
-        return r.dispatch(GRAPH_MUL_MAT, c, params, places, 16,
-                          {{count(rows, c.tile_rows), count(columns, c.tile_columns), uint32_t(planes)}});
+    const std::initializer_list<za_place> places = {part.w.place,  p.x.q.place,   p.x.scales.place,
+                                                    p.added.place, p.ids.place, p.y.place};
+    if (!p.few) {
+        mul_mat_constants c = tile_of(p, part.rows);
+        c.type = uint32_t(weight_type(w->type));
+        return r.dispatch(GRAPH_MUL_MAT, c, params, places, 32, {{count(part.rows, c.tile_rows), p.groups, p.planes}});
     }
-    const mul_mat_vec_constants c = few_of(*r.device, type, uint32_t(columns), count(uint64_t(w->ne[0]), 256), adds);
+    mul_mat_vec_constants c = few_of(*r.device, p);
+    c.type = uint32_t(weight_type(w->type));
     mul_mat_vec_params same;
     static_assert(sizeof same == sizeof params, "both products have the same parameters");
     __builtin_memcpy(&same, &params, sizeof same);
-    return r.dispatch(GRAPH_MUL_MAT_VEC, c, same, places, 16, {{count(rows, WEIGHT_GROUP), 1, uint32_t(planes)}});
+    return r.dispatch(GRAPH_MUL_MAT_VEC, c, same, places, 32, {{count(part.rows, WEIGHT_GROUP), p.groups, p.planes}});
 }
 
 // Whether rows are whole words of neighboring elements, as products of few rows read them.
@@ -127,65 +187,106 @@ static bool rows_in_words(const ggml_tensor *t) {
     return t->nb[0] == ggml_type_size(t->type) && (begin_of(t) | t->nb[1] | t->nb[2] | t->nb[3]) % 4 == 0;
 }
 
-static bool multiply_floats(Recording &r, const ggml_tensor *op, const Bound &added, const Bound &y, bool adds) {
-    const ggml_tensor *w = op->src[0], *x = op->src[1];
-    const uint64_t rows = uint64_t(op->ne[0]), columns = uint64_t(op->ne[1]);
+static bool multiply_floats(Recording &r, const Product &p, const Part &part) {
+    const ggml_tensor *w = p.op->src[0], *x = p.op->src[1];
     const uint32_t w_type = uint32_t(float_type(w)), x_type = uint32_t(float_type(x));
-    const uint32_t planes = uint32_t(op->ne[2] * op->ne[3]);
-    const Bound weights = bound(*r.device, w), of_x = bound(*r.device, x);
-    const std::initializer_list<za_place> places = {weights.place, of_x.place, added.place, y.place};
-    if (columns <= FEW && w->ne[0] % 8 == 0 && rows_in_words(w) && rows_in_words(x)) {
-        const mul_mat_vec_constants few = few_of(*r.device, 0, uint32_t(columns), count(uint64_t(w->ne[0]), 256), adds);
-        const mul_mat_float_vec_constants c{w_type, x_type, few.columns, few.workgroup_size, few.subgroups,
-                                            few.superblocks, few.ahead && w->ne[0] % 64 == 0, few.add};
-        return r.dispatch(GRAPH_MUL_MAT_FLOAT_VEC, c, mul_mat_float_vec_params{weights.at, of_x.at, added.at, y.at},
-                          places, 8, {{count(rows, WEIGHT_GROUP), 1, planes}});
+    const Bound of_x = bound(*r.device, x);
+    const std::initializer_list<za_place> places = {part.w.place, of_x.place, p.added.place, p.ids.place, p.y.place};
+    mul_mat_float_params params{};
+    set_shared(p, part, &params);
+    params.w = part.w.at;
+    params.x = of_x.at;
+    if (!p.few) {
+        const mul_mat_constants t = tile_of(p, part.rows);
+        const mul_mat_float_constants c{w_type,        x_type,           t.tile_rows, t.tile_columns, t.own_rows,
+                                        t.own_columns, t.workgroup_size, t.add,       t.experts};
+        return r.dispatch(GRAPH_MUL_MAT_FLOAT, c, params, places, 16,
+                          {{count(part.rows, t.tile_rows), p.groups, p.planes}});
     }
-    const mul_mat_constants t = tile_of(rows, columns, adds);
-    const mul_mat_float_constants c{w_type, x_type, t.tile_rows, t.tile_columns, t.own_rows, t.own_columns,
-                                    t.workgroup_size, t.add};
-    return r.dispatch(GRAPH_MUL_MAT_FLOAT, c, mul_mat_float_params{weights.at, of_x.at, added.at, y.at}, places, 8,
-                      {{count(rows, t.tile_rows), count(columns, t.tile_columns), planes}});
+    const mul_mat_vec_constants f = few_of(*r.device, p);
+    const mul_mat_float_vec_constants c{w_type,        x_type,  f.columns, f.workgroup_size, f.subgroups,
+                                        f.superblocks, f.ahead && w->ne[0] % 64 == 0, f.add, f.experts};
+    mul_mat_float_vec_params same;
+    static_assert(sizeof same == sizeof params, "both products have the same parameters");
+    __builtin_memcpy(&same, &params, sizeof same);
+    return r.dispatch(GRAPH_MUL_MAT_FLOAT_VEC, c, same, places, 16,
+                      {{count(part.rows, WEIGHT_GROUP), p.groups, p.planes}});
 }
 
-// Rows [first, first + rows) of x, or of a result.
-static ggml_tensor part_of(const ggml_tensor *t, uint64_t first, uint64_t rows) {
-    ggml_tensor part = *t;
-    part.ne[1] = int64_t(rows);
-    part.data = static_cast<char *>(t->data) + first * t->nb[1];
-    return part;
+// --- operations ------------------------------------------------------------------------------------------------------
+
+// Which columns meet which matrix: planes of x, or pairs of a slot and a token with their experts.
+static bool share_out(Recording &r, Product *p) {
+    const ggml_tensor *w = p->op->src[0], *x = p->op->src[1], *ids = p->op->src[2];
+    const uint64_t columns = uint64_t(p->op->ne[1]), planes = uint64_t(p->op->ne[2] * p->op->ne[3]);
+    const bool words = ggml_is_quantized(w->type) || (w->ne[0] % 8 == 0 && rows_in_words(w) && rows_in_words(x));
+    p->few = words && (has_experts(p->op) ? planes : columns) <= FEW;
+    if (!has_experts(p->op)) {
+        p->ids = p->y;
+        p->columns = columns;
+        p->groups = p->few ? 1 : count(columns, tile_of(*p, 0).tile_columns);
+        p->planes = uint32_t(planes);
+        return true;
+    }
+    p->planes = 1;
+    p->columns = p->few ? 1 : columns * planes / uint64_t(w->ne[2]);
+    p->groups = uint32_t(columns * planes);
+    p->ids = bound(*r.device, ids);
+    if (p->few) return true;
+    Grouped found;
+    if (!r.grouped(ids, uint32_t(w->ne[2]), tile_of(*p, 0).tile_columns, &found)) return false;
+    p->groups = found.tiles;
+    p->ids.place = found.list.place;
+    return true;
+}
+
+// The products of all parts of the weights that one binding holds.
+static bool multiply_parts(Recording &r, const Product &p) {
+    const ggml_tensor *w = p.op->src[0];
+    const auto multiplied = ggml_is_quantized(w->type) ? multiply : multiply_floats;
+    const uint64_t rows = uint64_t(w->ne[1]), matrices = uint64_t(w->ne[2]);
+    const uint64_t most_rows = has_experts(p.op) ? rows : rows_of_binding(*r.device, w);
+    const uint64_t most = has_experts(p.op) ? experts_of_binding(*r.device, w) : matrices;
+    for (uint64_t matrix = 0; matrix < matrices; matrix += most)
+        for (uint64_t row = 0; row < rows; row += most_rows) {
+            const uint64_t n = std::min(most_rows, rows - row), m = std::min(most, matrices - matrix);
+            const ggml_tensor part = part_of(w, row, n, matrix, m);
+            if (!multiplied(r, p, {bound(*r.device, &part), uint32_t(row), uint32_t(n), uint32_t(matrix), uint32_t(m)}))
+                return false;
+        }
+    return true;
 }
 
 // Results beyond a binding come in pieces, of some rows of x each.
-static bool multiply_pieces(Recording &r, const ggml_tensor *op, const ggml_tensor *sum, const Bound *added) {
-    const uint64_t most = rows_of_binding(*r.device, op->src[0]), rows = uint64_t(op->ne[0]);
-    const uint64_t columns = uint64_t(op->ne[1]), step = columns_of_binding(*r.device, sum);
+static bool record_product(Recording &r, ggml_tensor *op) {
+    const ggml_tensor *w = op->src[0], *x = op->src[1], *ids = op->src[2];
+    const bool quantized = ggml_is_quantized(w->type);
+    ggml_tensor *sum = op, *other = addend(r, op, &sum);
+    if (other && ((!quantized && (overlap(sum, x) || overlap(sum, w))) || (ids && overlap(sum, ids))))
+        other = nullptr, sum = op;
+    const Bound added = bound_added(*r.device, other ? other : sum);
+    if (other) r.take(sum);
+    const uint64_t columns = uint64_t(op->ne[1]), step = has_experts(op) ? columns : columns_of_binding(*r.device, sum);
     for (uint64_t column = 0; column < columns; column += step) {
-        const uint64_t few = std::min(step, columns - column);
-        const ggml_tensor x = part_of(op->src[1], column, few), result = part_of(sum, column, few);
-        Quantized of_x;
-        if (!r.quantized(&x, &of_x)) return false;
-        const Bound y = bound(*r.device, &result);
-        for (uint64_t first = 0; first < rows; first += most) {
-            const uint64_t n = std::min(most, rows - first);
-            if (!multiply(r, &result, op->src[0], of_x, added ? *added : y, y, added, first, n)) return false;
-        }
+        const uint64_t n = std::min(step, columns - column);
+        const ggml_tensor result = part_of(sum, column, n, 0, uint64_t(sum->ne[2]));
+        ggml_tensor of_x = has_experts(op) ? *x : part_of(x, column, n, 0, uint64_t(x->ne[2])), piece = *op;
+        piece.ne[1] = int64_t(n);
+        piece.src[1] = &of_x;
+        Product p{};
+        p.op = &piece;
+        p.y = bound(*r.device, &result);
+        p.added = other ? added : p.y;
+        p.adds = other;
+        if (quantized && !r.quantized(&of_x, &p.x)) return false;
+        if (!share_out(r, &p) || !multiply_parts(r, p)) return false;
     }
     return true;
 }
 
-static bool record_product(Recording &r, ggml_tensor *op) {
-    const ggml_tensor *w = op->src[0], *x = op->src[1];
-    const bool quantized = ggml_is_quantized(w->type);
-    ggml_tensor *sum = op, *other = addend(r, op, &sum);
-    if (other && !quantized && (overlap(sum, x) || overlap(sum, w))) other = nullptr, sum = op;
-    const Bound added = bound_added(*r.device, other ? other : sum);
-    if (other) r.take(sum);
-    if (quantized) return multiply_pieces(r, op, sum, other ? &added : nullptr);
-    const Bound y = bound(*r.device, sum);
-    return multiply_floats(r, op, other ? added : y, y, other);
-}
-
-const std::vector<Served> PRODUCTS = {{GGML_OP_MUL_MAT, product_refused, record_product}};
+const std::vector<Served> PRODUCTS = {
+    {GGML_OP_MUL_MAT, product_refused, record_product},
+    {GGML_OP_MUL_MAT_ID, product_refused, record_product},
+};
 
 }  // namespace zinc

@@ -135,6 +135,7 @@ bool Recording::lay(const ggml_tensor *tensor, bool as_pieces) {
     if (in_pieces(root) == as_pieces) return true;
     if (device->recorder->dispatches() && !(device->recorder->finish() && device->recorder->begin())) return false;
     quantized_.clear();
+    grouped_.clear();
     rotations.clear();
     plan->begin();
     return lay_weights(root, as_pieces);
@@ -142,7 +143,7 @@ bool Recording::lay(const ggml_tensor *tensor, bool as_pieces) {
 
 // Weights lie in R32 for products and GET_ROWS, in ggml's blocks for all else.
 bool Recording::lay_operands(const ggml_tensor *node) {
-    const bool reads_pieces = node->op == GGML_OP_MUL_MAT || node->op == GGML_OP_GET_ROWS;
+    const bool reads_pieces = is_product(node) || node->op == GGML_OP_GET_ROWS;
     for (int i = 0; i < GGML_MAX_SRC; ++i) {
         const ggml_tensor *source = node->src[i];
         if (!source || weight_type(source->type) < 0) continue;
@@ -156,10 +157,11 @@ void Recording::changed(const ggml_tensor *node) {
     Buffer *buffer = buffer_of(node);
     const size_t begin = begin_of(node), end = begin + ggml_nbytes(node);
     if (!buffer->weights.empty() || !buffer->shadows.empty()) note_change(buffer, begin, end - begin);
-    auto stale = [&](const Quantized &x) {
+    auto stale = [&](const Source &x) {
         return x.buffer == buffer->memory.of.handle && x.begin < end && begin < x.end;
     };
     quantized_.erase(std::remove_if(quantized_.begin(), quantized_.end(), stale), quantized_.end());
+    grouped_.erase(std::remove_if(grouped_.begin(), grouped_.end(), stale), grouped_.end());
 }
 
 bool Recording::record(ggml_tensor *node) {
@@ -196,13 +198,20 @@ bool Recording::dispatch_words(int kernel, const Constants &constants, const voi
     return device->recorder->dispatch(made);
 }
 
+Source::Source(const ggml_tensor *t)
+    : buffer(buffer_of(t)->memory.of.handle), begin(begin_of(t)), end(begin + ggml_nbytes(t)) {
+    std::copy(t->ne, t->ne + 4, ne);
+    std::copy(t->nb, t->nb + 4, nb);
+}
+
+bool Source::is(const ggml_tensor *t) const {
+    return buffer == buffer_of(t)->memory.of.handle && begin == begin_of(t) && std::equal(ne, ne + 4, t->ne) &&
+           std::equal(nb, nb + 4, t->nb);
+}
+
 bool Recording::quantized(const ggml_tensor *x, Quantized *found) {
-    const VkBuffer buffer = buffer_of(x)->memory.of.handle;
-    const size_t begin = begin_of(x);
     for (const Quantized &one : quantized_)
-        if (one.buffer == buffer && one.begin == begin && std::equal(one.ne, one.ne + 4, x->ne) &&
-            std::equal(one.nb, one.nb + 4, x->nb) && device->recorder->holds(one.q) &&
-            device->recorder->holds(one.scales)) {
+        if (one.is(x) && device->recorder->holds(one.q) && device->recorder->holds(one.scales)) {
             *found = one;
             return true;
         }
@@ -218,16 +227,33 @@ bool Recording::quantized(const ggml_tensor *x, Quantized *found) {
 }
 
 bool Recording::reserve(const ggml_tensor *x, Quantized *made) {
-    *made = {buffer_of(x)->memory.of.handle, begin_of(x), begin_of(x) + ggml_nbytes(x), {}, {}, {}, {}};
-    std::copy(x->ne, x->ne + 4, made->ne);
-    std::copy(x->nb, x->nb + 4, made->nb);
+    *made = {Source(x), {}, {}};
     return device->recorder->scratch(32 * blocks_of(x), &made->q) &&
            device->recorder->scratch(8 * blocks_of(x), &made->scales);
 }
 
+bool Recording::grouped(const ggml_tensor *ids, uint32_t experts, uint32_t columns, Grouped *found) {
+    for (const Grouped &one : grouped_)
+        if (one.is(ids) && one.experts == experts && one.columns == columns && device->recorder->holds(one.list)) {
+            *found = one;
+            return true;
+        }
+    const uint64_t pairs = uint64_t(ggml_nelements(ids));
+    const uint32_t tiles = uint32_t(std::min<uint64_t>(pairs, pairs / columns + experts + 1));
+    Grouped made{Source(ids), experts, columns, tiles, {}};
+    if (!device->recorder->scratch(uint64_t(4) * tiles * (columns + 1), &made.list)) return false;
+    const Bound of = bound(*device, ids);
+    if (!dispatch(GRAPH_BY_EXPERT, {}, by_expert_params{of.at, experts, columns, tiles}, {of.place, made.list.place}, 2,
+                  {{1, 1, 1}}))
+        return false;
+    grouped_.push_back(made);
+    *found = made;
+    return true;
+}
+
 const Quantized *Recording::beside(const ggml_tensor *y) {
     const ggml_tensor *user = next();
-    if (!user || user->op != GGML_OP_MUL_MAT || user->src[1] != y || !is_f32(y) || weight_type(user->src[0]->type) < 0)
+    if (!user || !is_product(user) || user->src[1] != y || !is_f32(y) || weight_type(user->src[0]->type) < 0)
         return nullptr;
     return reserve(y, &beside_) ? &beside_ : nullptr;
 }

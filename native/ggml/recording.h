@@ -16,13 +16,26 @@ struct Bound {
     tensor at;  // in units of its elements
 };
 
-// Rows of a product's second operand as int8, of the tensor that lay there.
-struct Quantized {
+// A tensor that lies in a buffer while nothing is written there.
+struct Source {
     VkBuffer buffer;
     size_t begin, end;
     int64_t ne[4];
     size_t nb[4];
+    explicit Source(const ggml_tensor *t);
+    Source() = default;
+    bool is(const ggml_tensor *t) const;
+};
+
+// Rows of a product's second operand as int8.
+struct Quantized : Source {
     Scratch q, scales;
+};
+
+// BY_EXPERT's list of the ids that a tensor has.
+struct Grouped : Source {
+    uint32_t experts, columns, tiles;
+    Scratch list;
 };
 
 struct Groups {
@@ -44,6 +57,7 @@ class Recording {
         return dispatch_words(kernel, constants, &params, sizeof params, places, written, groups);
     }
     bool quantized(const ggml_tensor *x, Quantized *found);
+    bool grouped(const ggml_tensor *ids, uint32_t experts, uint32_t columns, Grouped *found);
     // Where a node's kernel is to write its result y as int8, too, as the next node is a product that reads it, or NULL.
     const Quantized *beside(const ggml_tensor *y);
 
@@ -84,6 +98,7 @@ class Recording {
     int at_ = 0;        // the node that is recorded
     const ggml_tensor *settled_ = nullptr, *gathered_ = nullptr;
     std::vector<Quantized> quantized_;
+    std::vector<Grouped> grouped_;
     Quantized beside_{};  // of the node that is recorded, where it has one
 };
 
