@@ -1,15 +1,16 @@
 // The columns of a product, which are rows of x and of y, and the workgroup's matrix of weights.
 //
 // Column n of the grid is row n of plane gl_WorkGroupID.z. With the constant EXPERTS it is a pair of a slot and a token,
-// slot + slots * token, and the matrix is the expert that the pair has in `ids`: column n is pair n; or, where LISTED is
-// true, the n-th of the list that by_expert.comp makes, whose tiles are pieces of the grid.
+// slot + slots * token, and the matrix is the expert that the pair has in `ids`: column n is pair n. Kernels in tiles
+// (TILED) have by_expert.comp's list in `ids`: column n is the n-th of its pairs, and a tile has one expert. Their last
+// columns may be none of y's.
 
 const uint NO_COLUMN = 0xFFFFFFFFu;  // in a list: a column, or a whole tile, that is not there
 uint expert;  // the workgroup's; all of them, if it is none of the experts
 uint matrix;  // its number among those that are bound
 
 uint pair_at(uint n) {
-    return LISTED ? ids[gl_NumWorkGroups.y + n] : n;
+    return TILED ? ids[gl_NumWorkGroups.y + n] : n;
 }
 
 // The workgroup's matrix is bound; else it has nothing to do. What is none of the experts counts as the first, and its
@@ -19,7 +20,7 @@ bool find_matrix() {
         return true;
     }
     uint n = gl_WorkGroupID.y, all = p.experts[2];
-    expert = LISTED ? ids[n] : min(ids[place(p.ids, uvec4(n % p.y.n[1], n / p.y.n[1], 0u, 0u))], all);
+    expert = TILED ? ids[n] : min(ids[place(p.ids, uvec4(n % p.y.n[1], n / p.y.n[1], 0u, 0u))], all);
     matrix = (expert < all ? expert : 0u) - p.experts[0];
     return expert != NO_COLUMN && matrix < p.experts[1];
 }
@@ -36,7 +37,7 @@ uvec4 column_of_y(uint n) {
 // And in x, where it is one that x has.
 uvec4 column_of_x(uint n) {
     if (EXPERTS == 0u) {
-        return column_of_y(min(n, p.y.n[1] - 1u));
+        return column_of_y(TILED ? min(n, p.y.n[1] - 1u) : n);
     }
     uint pair = min(pair_at(n), p.y.n[1] * p.y.n[2] - 1u);
     return uvec4(0u, pair % p.y.n[1] % p.x_slots, pair / p.y.n[1], 0u);

@@ -27,7 +27,7 @@ layout(set = 0, binding = MUL_MAT_BIND_IDS, std430) readonly buffer Ids { uint i
 layout(set = 0, binding = MUL_MAT_BIND_Y, std430) writeonly buffer Y { float y[]; };
 #include "tensor.glsl"
 #include "numbers.glsl"
-const bool LISTED = true;
+const bool TILED = true;
 #include "columns.glsl"
 #include "sums.glsl"
 

@@ -25,7 +25,7 @@ layout(set = 0, binding = MUL_MAT_FLOAT_BIND_IDS, std430) readonly buffer Ids { 
 layout(set = 0, binding = MUL_MAT_FLOAT_BIND_Y, std430) writeonly buffer Y { float y[]; };
 #include "tensor.glsl"
 #include "numbers.glsl"
-const bool LISTED = true;
+const bool TILED = true;
 #include "columns.glsl"
 #include "sums.glsl"
 #include "operands.glsl"

@@ -27,7 +27,7 @@ layout(set = 0, binding = MUL_MAT_FLOAT_VEC_BIND_IDS, std430) readonly buffer Id
 layout(set = 0, binding = MUL_MAT_FLOAT_VEC_BIND_Y, std430) writeonly buffer Y { float y[]; };
 #include "tensor.glsl"
 #include "numbers.glsl"
-const bool LISTED = false;
+const bool TILED = false;
 #include "columns.glsl"
 #include "sums.glsl"
 #include "operands.glsl"

@@ -24,7 +24,7 @@ layout(set = 0, binding = MUL_MAT_VEC_BIND_IDS, std430) readonly buffer Ids { ui
 layout(set = 0, binding = MUL_MAT_VEC_BIND_Y, std430) writeonly buffer Y { float y[]; };
 #include "tensor.glsl"
 #include "numbers.glsl"
-const bool LISTED = false;
+const bool TILED = false;
 #include "columns.glsl"
 #include "sums.glsl"
 #include "waves.glsl"

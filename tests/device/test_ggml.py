@@ -20,18 +20,21 @@ from support import row_bytes, same
 
 import zinc_attn as za
 from zinc_attn.cache.rows import stored
+from zinc_attn.graph import blocks, products
 from zinc_attn.storage import STORAGE
 
 COMPILER = shutil.which(os.environ.get("CXX", "c++"))
 STUB = ROOT / "tests" / "ggml"
 # numbers, and bytes of a block
-TYPES = {"f32": (0, 4), "f16": (1, 2), "bf16": (2, 2), "q8_0": (3, 34), "q4_0": (7, 18), "i64": (10, 8)}
-SET_ROWS, FLASH_ATTN_EXT, _, CPY = range(5, 9)
+TYPES = {"f32": (0, 4), "f16": (1, 2), "bf16": (2, 2), "q8_0": (3, 34), "q4_0": (7, 18), "i32": (9, 4), "i64": (10, 8)}
+SET_ROWS, FLASH_ATTN_EXT, MUL_MAT, CPY = range(5, 9)
+MUL_MAT_ID = 17
 DONE, DECLINED, FAILED = range(3)
 ANY, _, COMPUTE = range(3)  # usage of a buffer
 OURS = (  # without the families of operations that other tests have
     *("ggml/attention", "ggml/calls", "ggml/cells", "ggml/device", "ggml/lists", "ggml/memory", "ggml/moves"),
-    *("ggml/operations", "ggml/orders", "ggml/plan", "ggml/plugin", "ggml/recording", "ggml/say", "ggml/weights"),
+    *("ggml/operations", "ggml/orders", "ggml/plan", "ggml/plugin", "ggml/recording", "ggml/products", "ggml/say"),
+    "ggml/weights",
     *("graph/memory", "graph/recorder", "graph/rope_table"),
 )
 V_AT = 1 << 20  # K lies at the begin of the buffer
@@ -60,6 +63,7 @@ class BackEnd:
         for name in ("make_buffer", "make_tensor", "make_view"):
             getattr(self.c, name).restype = c.c_void_p
         self.c.takes_cache.restype = c.c_bool
+        self.c.set_most.restype = c.c_size_t
         assert self.c.open_back_end()
         self.buffer = c.c_void_p(self.c.make_buffer(c.c_size_t(2 * V_AT), ANY))
 
@@ -393,3 +397,35 @@ if __name__ == "__main__":
     rounds = Rounds(BackEnd(Path(sys.argv[2])))
     wrong = [*filter(None, rounds.tell(faults.Layer(Path(sys.argv[1]))))]
     print("\n".join(wrong) or "told")
+
+
+# --- products --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ("q8_0", "f16"))
+@pytest.mark.parametrize(("tokens", "x_slots", "most"), ((3, 1, 0), (3, 2, 60_000), (20, 2, 60_000)))
+def test_experts(back_end, kind, tokens, x_slots, most, rng):
+    """One by one and in tiles, and in pieces of experts, as large as a binding may be."""
+    experts, rows, k = 6, 48, 256
+    x = rng.standard_normal((tokens, x_slots, k), np.float32)
+    whole = np.argsort(rng.random((tokens, experts)), -1).astype(np.int32)
+    w = rng.standard_normal((experts, rows, k), np.float32).astype(np.float16)
+    floats = w.astype(np.float32)
+    if kind == "q8_0":
+        w = rng.integers(0, 256, (experts, rows, k // 32 * 34), np.uint8)
+        w.reshape(experts, rows, -1, 34)[..., :2] = np.array([0.01], np.float16).view(np.uint8)
+        of = [blocks.decode(kind, one) for one in w]
+    product = products.multiply if kind == "q8_0" else products.multiply_floats
+    multiplied = lambda e, x: product(of[e] if kind == "q8_0" else floats[e], x)  # noqa: E731
+    expected = products.of_experts(multiplied, experts, x, whole[:, :2], rows)
+    out = np.zeros_like(expected)
+    ids = back_end.tensor("i32", experts, tokens, array=whole)
+    made = back_end.tensor("f32", *out.shape[::-1], array=out)
+    given = back_end.tensor(kind, k, rows, experts, array=w), back_end.tensor("f32", *x.shape[::-1], array=x)
+    view = back_end.view(ids, (2, tokens, 1, 1), (4, *[4 * experts] * 3))
+    usual = back_end.c.set_most(c.c_size_t(most or 1 << 27))
+    answer = back_end.compute(MUL_MAT_ID, made, *given, view, None, None)
+    back_end.c.set_most(c.c_size_t(usual))
+    assert answer == DONE
+    back_end.c.get_bytes(made, c.c_void_p(address(out)), c.c_size_t(0), c.c_size_t(out.nbytes))
+    assert np.array_equal(out.view(np.uint32), expected.view(np.uint32))

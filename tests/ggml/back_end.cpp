@@ -1,4 +1,6 @@
 // The back end of native/ggml behind functions that Python calls, for tests/device/test_ggml.py.
+#include <utility>
+
 #include "../../native/ggml/operations.h"
 #include "../../native/ggml/plan.h"
 extern "C" ggml_backend_reg_t ggml_backend_init(void);
@@ -16,9 +18,8 @@ int64_t ggml_blck_size(ggml_type type) { return TYPES[type].values; }
 size_t ggml_row_size(ggml_type type, int64_t n) { return size_t(n / TYPES[type].values) * TYPES[type].bytes; }
 const char *ggml_type_name(ggml_type type) { return TYPES[type].name; }
 
-// Of the operations of a graph, the moves and attention are here.
-const std::vector<zinc::Served> zinc::ELEMENTWISE, zinc::ROWS_OPERATIONS, zinc::ORDERING, zinc::PRODUCTS,
-    zinc::RECURRENT;
+// Of the operations of a graph, the moves, products and attention are here.
+const std::vector<zinc::Served> zinc::ELEMENTWISE, zinc::ROWS_OPERATIONS, zinc::ORDERING, zinc::RECURRENT;
 
 // --- for Python ------------------------------------------------------------------------------------------------------
 
@@ -39,6 +40,8 @@ ggml_backend_buffer_t make_buffer(size_t bytes, int usage) {
     made->usage = ggml_backend_buffer_usage(usage);
     return made;
 }
+// The bytes of a binding from now on; until now.
+size_t set_most(size_t bytes) { return std::exchange(static_cast<zinc::Device *>(device->context)->most, bytes); }
 void clear_buffer(ggml_backend_buffer_t buffer) { buffer->iface.clear(buffer, 0); }
 
 // A contiguous tensor at an offset of the buffer.

@@ -8,6 +8,9 @@ from . import declarations as graph
 
 _F32, _F16, _BF16 = range(3)  # of FLOAT_TYPES and MOVE_TYPES
 _WEIGHTS: Final = tuple(enumerate(graph.WEIGHT_TYPES))
+# Products of few rows of x, by columns, add and experts, and of many.
+_FEW: Final = ((1, 0, 0), (8, 1, 0), (1, 1, 1))
+_MANY: Final = ((64, 64, 4, 4, 256, 1, 0), (64, 32, 4, 4, 128, 1, 1))
 _BLOCKS: Final = range(graph.MOVE_TYPES.index("q8_0"), len(graph.MOVE_TYPES))  # of these
 
 
@@ -49,8 +52,9 @@ PROGRAMS: Final[tuple[tuple[graph.GraphKernel, tuple[int, ...]], ...]] = (
     *((graph.ROUTE, spec) for spec in ((0, 0, 2, 0), (1, 0, 1, 0), (2, 1, 1, 1))),
     (graph.SUM_EXPERTS, ()),
     (graph.QUANTIZE, ()),
-    *((graph.MUL_MAT_VEC, (i, n, 256, 1, 16, ahead(kind), 0)) for i, kind in _WEIGHTS for n in (1, 8)),
-    *((graph.MUL_MAT, (kind, 64, 64, 4, 4, 256, 1)) for kind in range(len(graph.WEIGHT_TYPES))),
-    *((graph.MUL_MAT_FLOAT_VEC, (kind, _F32, n, 256, 1, 16, 1, 1)) for kind in (_F32, _F16, _BF16) for n in (1, 8)),
-    *((graph.MUL_MAT_FLOAT, (kind, _F32, 64, 64, 4, 4, 256, 1)) for kind in (_F32, _F16, _BF16)),
+    *((graph.MUL_MAT_VEC, (i, n, 256, 1, 16, ahead(kind), *more)) for i, kind in _WEIGHTS for n, *more in _FEW),
+    *((graph.MUL_MAT, (i, *many)) for i, _ in _WEIGHTS for many in _MANY),
+    *((graph.MUL_MAT_FLOAT_VEC, (i, _F32, n, 256, 1, 16, 1, *more)) for i in (_F32, _F16, _BF16) for n, *more in _FEW),
+    *((graph.MUL_MAT_FLOAT, (i, _F32, *many)) for i in (_F32, _F16, _BF16) for many in _MANY),
+    (graph.BY_EXPERT, ()),
 )
