@@ -53,7 +53,7 @@ def product(runtime, way, first, w, x, ids, whole, y, experts=None, added=None):
 
 
 def routes(tokens, slots, experts, rng):
-    """ids (tokens, slots), a view of a larger tensor: each token's differ; nobody takes expert 0, half of them take 1."""
+    """ids (tokens, slots), a view of a larger tensor: each token's differ; none takes expert 0, half take 1."""
     whole = np.zeros((tokens, slots + 3), np.int32)
     ids = whole[:, :slots]
     ids[...] = np.argsort(rng.random((tokens, experts - 1)), -1)[:, :slots] + 1
@@ -130,8 +130,11 @@ def test_shapes(any_device, kind, tokens, slots, x_slots, experts, pieces, rng):
         ids[...] = experts - 1
 
 
+LISTS = (1, 1, 1, 16), (70, 10, 300, 16), (9, 2, 1024, 1)
+
+
 @pytest.mark.one_driver
-@pytest.mark.parametrize(("tokens", "slots", "experts", "columns"), ((1, 1, 1, 16), (70, 10, 300, 16), (9, 2, 1024, 1)))
+@pytest.mark.parametrize(("tokens", "slots", "experts", "columns"), LISTS)
 def test_lists(any_device, tokens, slots, experts, columns, rng):
     whole = rng.integers(-1, experts + 1, (tokens, slots + 3)).astype(np.int32)
     made, tiles = listed(any_device.runtime, whole[:, :slots], whole, experts, columns)
@@ -146,7 +149,8 @@ def test_gfx1201(gfx1201, kind, rng):  # noqa: F811
     w = stored = weights(kind, (1, 3, 48, 512), rng)[0] if kind in TYPES else None
     if stored is None:
         w, stored = halves(rng.standard_normal((3, 48, 512), np.float32), kind)
-    x, (whole, ids), (first, ways) = activations((1, 3, 512), rng).reshape(3, 1, 512), routes(3, 2, 3, rng), of_type(kind)
+    x, (whole, ids) = activations((1, 3, 512), rng).reshape(3, 1, 512), routes(3, 2, 3, rng)
+    first, ways = of_type(kind)
     expected = expected_of(kind, w, x, ids)
     for way in ways:
         same(product(gfx1201, way, first, stored, x, ids, whole, expected, ((0, 2), (2, 1))), expected)

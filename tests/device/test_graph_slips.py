@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from broken_shaders import SHADERS, Change, break_kernels
 from device import test_graph_elementwise as elementwise
+from device import test_graph_experts as experts
 from device import test_graph_fit as fit
 from device import test_graph_moves as moves
 from device import test_graph_order as order
@@ -49,6 +50,9 @@ TESTS = {
     },
     **{f"products {kind}": called(products.test_types, kind) for kind in ("mxfp4", "q4_0", "iq4_xs", "q3_K")},
     "shapes": called(products.test_shapes, "q4_0"),
+    "experts": called(experts.test_types, "q4_0"),
+    "pieces of experts": called(experts.test_shapes, "f16", *experts.CASES[2]),
+    "lists": called(experts.test_lists, *experts.LISTS[1]),
     "floats": called(products.test_floats, "f32", "f32", 33, 5, 643, (0, 1, 2, 3)),
     **{op: called(elementwise.test_unary, op, ("f32", "f32")) for op in ("exp", "sqrt", "softplus", "gelu", "sin")},
     "bf16": called(elementwise.test_unary, "gelu", ("bf16", "bf16")),
@@ -110,9 +114,17 @@ shaders/graph/sort.comp
 equal values: a.y < b.y → a.y > b.y @ argsort
 the mirror of a merge: i % distance) - 1u → i % distance) - 0u @ argsort
 shaders/graph/sums.glsl
-a flushed product: float result = flush(sum); → float result = sum; @ floats
+a flushed product: NAN : flush(sum); → NAN : sum; @ floats
+what no expert has made: expert == p.experts[2] → expert == p.experts[1] @ pieces of experts
 shaders/graph/tensor.glsl
 the last dimension: at.w * t.s[3] → at.w * t.s[2] @ floats
+shaders/graph/columns.glsl
+the first expert of a piece: - p.experts[0]; → - 0u; @ pieces of experts
+an id that is no expert's: (expert < all ? expert : 0u) → (expert <= all ? expert : 0u) @ experts
+the row of a slot: % p.x_slots, → / p.x_slots, @ pieces of experts
+shaders/graph/by_expert.comp
+where an expert's tiles begin: e < expert; ++e → e + 1u < expert; ++e @ lists
+what a tile lacks: next[expert] + count[expert]; → next[expert] + count[expert] + 1u; @ lists
 shaders/graph/mul_mat_float_vec.comp
 where a superblock ends: (superblock + 1u) * chunks → (superblock + 2u) * chunks @ check bf16
 a chunk loaded ahead: chunk * W_WORDS + i]; → chunk * W_WORDS + i % W_WORDS]; @ check bf16
@@ -132,7 +144,8 @@ shaders/graph/quantizing.glsl
 the second half's sum: + sums[own + 7u] → + sums[own + 6u] @ check q2_K
 shaders/graph/mul_mat.comp
 a short superblock: b % 8u == 7u || b + 1u == p.blocks → b % 8u == 7u @ products q4_0
-a tile's superblock: superblock * 8u + j) * p.y.n[1] → superblock * 4u + j) * p.y.n[1] @ check q4_K
+a tile's superblock: (superblock * 8u + j) * rows_of_x() → (superblock * 4u + j) * rows_of_x() @ check q4_K
+a column's row of x: * TILE_COLUMNS + i); → * TILE_COLUMNS); @ experts
 shaders/graph/waves.glsl
 a round's superblocks: s < end - round → s < 1u @ check q4_0
 shaders/graph/mul_mat_vec.comp
@@ -168,6 +181,7 @@ where states end: states[::-1][:slots] → states[:slots] @ check mamba2
 zinc_attn/graph/products.py
 a rounding to int8: np.rint(scaled) → np.trunc(scaled) @ check q8_0
 a superblock's length: 2 * SUPERBLOCK // X_BLOCK → SUPERBLOCK // X_BLOCK @ check q4_0
+an expert's row of x: slot % x.shape[1] → slot // x.shape[1] @ pieces of experts
 zinc_attn/graph/rows.py
 the tree of a sum: partial[..., :lanes] + partial[..., lanes:] → partial[..., ::2] + partial[..., 1::2] @ check q8_0
 the larger of two lengths: length > least, → length < least, @ zeros

@@ -122,6 +122,10 @@ ggml/plan.cpp
 heads before cells: t->ne[2] > 1 ? → t->ne[2] > 9 ? @ ggml
 offsets in a plan's key: key.push_back(offset_of(t)) → key.push_back(0) @ ggml
 one root for K and V: if (o->k_root == o->v_root || → if ( @ ggml
+ggml/products.cpp
+experts of a piece: experts[0] = part.expert; → experts[0] = 0; @ ggml
+where a piece begins: + matrix * w->nb[2]; → + 0 * matrix * w->nb[2]; @ ggml
+rows of x of a token: (p.op->src[1]->ne[1]); → (p.op->src[1]->ne[3]); @ ggml
 ggml/device.cpp
 rows of V: kind.latent ? 0 : kind.v.row → kind.latent ? 0 : kind.k.row @ ggml
 the size of V: options.v_head_dim = kind.v_head_dim; → options.v_head_dim = kind.head_dim; @ ggml

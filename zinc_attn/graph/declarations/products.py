@@ -50,8 +50,8 @@ _VEC: Final = (
     "add",  # 1: y = w x + added
     "experts",  # 1: y's columns have a matrix each; columns is 1
 )
-# Any number of rows of x. Grid: x = rows of w / tile_rows, y = rows of x / tile_columns, z = planes of y; of experts y =
-# tiles of the list that BY_EXPERT makes, which is bound as ids.
+# Any number of rows of x. Grid: x = rows of w / tile_rows, y = rows of x / tile_columns, z = planes of y; of experts
+# y = tiles of the list that BY_EXPERT makes, which is bound as ids.
 _TILE: Final = (
     "type",
     "tile_rows",  # of w that a workgroup multiplies
@@ -75,9 +75,9 @@ _FLOATS: Final = (*_OF_EXPERTS, *tensors("w", "x", "added", "y"))
 MUL_MAT_FLOAT: Final = kernel("mul_mat_float", _FLOAT_BINDINGS, ("w_type", "x_type", *_TILE[1:]), _FLOATS)
 MUL_MAT_FLOAT_VEC: Final = kernel("mul_mat_float_vec", _FLOAT_BINDINGS, ("w_type", "x_type", *_VEC[1:]), _FLOATS)
 
-# Columns of experts by their expert: pairs slot + slots * token. list: the expert of each tile, then its `columns` pairs;
-# -1 where a tile or a pair is not there. A pair whose id is none of the experts comes with an expert behind the last.
-# Grid: 1.
+# Pairs of a slot and a token, slot + slots * token, by the expert that ids names. list: the expert of each tile, then
+# `columns` pairs for each; -1 where a tile or a pair is not there. A pair whose id is none of the experts comes with
+# one behind the last. Grid: 1.
 EXPERTS_MOST: Final = 1024
 BY_EXPERT: Final = kernel(
     "by_expert",
