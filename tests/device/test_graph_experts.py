@@ -43,7 +43,7 @@ def product(runtime, way, first, w, x, ids, whole, y, experts=None, added=None):
     else:
         of |= {"w": tensor(w[None]), "x": tensor(x)}
         packed, operands = w, (x,)
-    words = y.size
+    words = np.zeros(y.size, np.uint32)  # no NaN, as what is none of the experts has
     for begin, count in experts or ((0, matrices),):
         of["experts"] = begin, count, matrices
         given = packed[begin : begin + count], *operands, plus, given_ids

@@ -101,29 +101,46 @@ class OnDevice:
         spec = graph.NORM_OPS.index("rms"), 1, 0
         return self._float(graph.NORM, len(x), x.shape, (x, weight, weight), spec=spec, **of)
 
-    def product(self, weights: Matrix, x: F32, added: F32 | None = None) -> F32:
+    def product(self, weights: Matrix, x: F32, added: F32 | None = None, ids: NDArray[np.int32] | None = None) -> F32:
         """By the kernels of few rows of x where there are few, else by tiles: the bits are the same."""
-        y = np.empty((len(x), len(weights.rows)), np.float32)
-        plus, runtime = y if added is None else added, self._device.runtime
+        rows, runtime, few = len(weights.rows) // weights.experts, self._device.runtime, len(x) <= FEW
+        y = np.empty((*(x.shape[:1] if ids is None else ids.shape), rows), np.float32)
+        plus: NDArray[Any] = y if added is None else added
         of: dict[str, Any] = {"y": tensor(y), "added": tensor(plus), **NO_EXPERTS}
         waves, subgroups, add = len(x) % 4 + 1, self._device.info.wave_subgroups, int(added is not None)
-        groups, spec = (_pieces(y.shape[1], TILE[0]), _pieces(y.shape[0], TILE[1]), 1), (*TILE, add, 0)
-        if few := len(x) <= FEW:  # any number of waves has the same bits
-            groups, spec = (_pieces(y.shape[1], 32), 1, 1), (len(x), 32 * waves, int(subgroups), 4, len(x) % 2, add, 0)
+        columns, groups, chosen = len(x), 1 if few else _pieces(len(x), TILE[1]), plus
+        if ids is not None:
+            x = x.reshape(len(x), -1, x.shape[-1])
+            of |= {"x_slots": x.shape[1], "experts": (0, *[weights.experts] * 2), "ids": tensor(ids)}
+            columns, groups, chosen = 1, ids.size, ids
+            if not few:
+                groups, chosen = self._by_expert(ids, weights.experts)
+        spec = (*TILE, add, int(ids is not None))
+        if few:  # any number of waves has the same bits
+            spec = columns, 32 * waves, int(subgroups), 4, len(x) % 2, add, int(ids is not None)
+        grid = _pieces(rows, 32), groups, 1
         if weights.kind in FLOAT_TYPES:
             stored = weights.rows.view(np.float32 if weights.kind == "f32" else np.uint16)
             types = FLOAT_TYPES.index(weights.kind), FLOAT_TYPES.index("f32")
-            of |= {"w": tensor(stored), "x": tensor(x)}
+            of |= {"w": tensor(stored.reshape(weights.experts, rows, -1)), "x": tensor(x)}
             kernel = graph.MUL_MAT_FLOAT_VEC if few else graph.MUL_MAT_FLOAT
-            (words,) = run(runtime, kernel, groups, (stored, x, plus, plus), (y.size,), (*types, *spec), **of)
+            (words,) = run(runtime, kernel, grid, (stored, x, plus, chosen), (y.size,), (*types, *spec), **of)
             return words.view(np.float32).reshape(y.shape)
-        count = 8 * _pieces(x.shape[1], 256) * len(x)
+        count = 8 * _pieces(x.shape[-1], 256) * (x.size // x.shape[-1])
         quantized = run(runtime, graph.QUANTIZE, (_pieces(count, 32), 1, 1), (x,), (8 * count, 2 * count), x=tensor(x))
-        of |= {"w_begin": 0, "w_steps": (0, 0), "repeats": (1, 1), "blocks": x.shape[1] // 32}
+        steps = weights.rows.size // weights.experts // 16, 0  # matrices have whole groups of rows
+        of |= {"w_begin": 0, "w_steps": steps, "repeats": (1, 1), "blocks": x.shape[-1] // 32}
         kernel, kind = graph.MUL_MAT_VEC if few else graph.MUL_MAT, graph.WEIGHT_TYPES.index(weights.kind)
-        given: tuple[NDArray[Any], ...] = blocks.pack(weights.kind, weights.rows), *quantized, plus, plus
-        (words,) = run(runtime, kernel, groups, given, (y.size,), (kind, *spec), **of)
+        given: tuple[NDArray[Any], ...] = blocks.pack(weights.kind, weights.rows), *quantized, plus, chosen
+        (words,) = run(runtime, kernel, grid, given, (y.size,), (kind, *spec), **of)
         return words.view(np.float32).reshape(y.shape)
+
+    def _by_expert(self, ids: NDArray[np.int32], experts: int) -> tuple[int, Words]:
+        """The tiles of the list of a product's columns, and the list."""
+        tiles = min(ids.size, ids.size // TILE[1] + experts + 1)
+        of: dict[str, Any] = {"ids": tensor(ids), "experts": experts, "columns": TILE[1], "tiles": tiles}
+        (words,) = run(self._device.runtime, graph.BY_EXPERT, (1, 1, 1), (ids,), (tiles * (TILE[1] + 1),), **of)
+        return tiles, words
 
     def rope(self, x: F32, positions: NDArray[np.int32]) -> F32:
         table = ROPE.table()
@@ -139,6 +156,14 @@ class OnDevice:
         of = {"a": tensor(gate), "b": tensor(up), "alpha": 0.0, "limit": 0.0}
         spec = graph.GLU_OPS.index("swiglu"), FLOAT_TYPES.index("f32")
         return self._float(graph.GLU, _pieces(gate.size, 256), gate.shape, (gate, up), spec=spec, **of)
+
+    def weighed(self, x: F32, y: F32, weights: F32) -> F32:
+        return self._binary("add", x, self._binary("mul", y, weights))
+
+    def _binary(self, op: str, a: F32, b: F32) -> F32:
+        kinds = graph.BINARY_OPS.index(op), *[FLOAT_TYPES.index("f32")] * 3
+        groups, of = _pieces(a.size, 256), {"a": tensor(a), "b": tensor(b)}
+        return self._float(graph.BINARY, groups, a.shape, (a, b), spec=kinds, **of)
 
     def convolve(self, x: F32, w: F32, bias: F32) -> F32:
         tokens, run_of = x.shape[1] - w.shape[1] + 1, 1 + len(w) % 2  # tokens of an invocation: the bits are the same

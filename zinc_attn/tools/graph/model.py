@@ -1,25 +1,30 @@
 """A random model of two layers, and its forward pass over the operations of an oracle or of a device.
 
-Its layers are Llama's: RMS_NORM, products, ROPE, attention with grouped heads, SWIGLU, residuals. Every number follows
-from the type of its weights, so two machines have the same model.
+Its layers are Llama's: RMS_NORM, products, ROPE, attention with grouped heads, SWIGLU, residuals. A model with experts
+has some of them in place of the feed-forward part, and a token takes those of its largest scores, times these. Every
+number follows from a model's name, so two machines have the same model.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...canonical.state import F32
-from ...graph import blocks
+from ...graph import blocks, order
 from ...graph.declarations import FLOAT_TYPES, WEIGHT_TYPES
 from ...graph.elementwise import encoded
 from ...graph.pieces import TYPES
 from ...graph.rope import Rope
 
-KINDS: Final = (*WEIGHT_TYPES, *FLOAT_TYPES)
+TYPES_OF_WEIGHTS: Final = (*WEIGHT_TYPES, *FLOAT_TYPES)
+WITH_EXPERTS: Final = {f"{kind} experts": kind for kind in ("q4_K", "mxfp4", "f16")}
+KINDS: Final = (*TYPES_OF_WEIGHTS, *WITH_EXPERTS)
+EXPERTS: Final = 6
+CHOSEN: Final = 2
 LAYERS: Final = 2
 WIDTH: Final = 256  # of a token's activations; Q4_K and its like have blocks of 256
 HIDDEN: Final = 512  # of the feed-forward part
@@ -40,11 +45,16 @@ HALVES: Final = {
 
 @dataclass(frozen=True)
 class Matrix:
-    """Weights: ggml's bytes of its rows, (rows, bytes of a row)."""
+    """Weights: ggml's bytes of its rows, (rows, bytes of a row); those of experts behind each other."""
 
     kind: str
     rows: NDArray[np.uint8]
     columns: int
+    experts: int = 1
+
+    def split(self) -> list[Matrix]:
+        """Those of the experts."""
+        return [Matrix(self.kind, rows, self.columns) for rows in np.split(self.rows, self.experts)]
 
     def floats(self) -> F32:
         """(rows, columns) of a float type."""
@@ -64,6 +74,7 @@ class Layer:
     gate: Matrix
     up: Matrix
     down: Matrix
+    router: Matrix | None = None
 
 
 @dataclass(frozen=True)
@@ -76,13 +87,18 @@ class Model:
 
 
 class Operations(Protocol):
-    """What a forward pass is made of. x: (tokens, n) float32; added: joins a product as its last sum."""
+    """What a forward pass is made of. x: (tokens, n) float32; added: joins a product as its last sum.
+
+    ids (tokens, slots): experts whose products with x, (tokens, n) or (tokens, slots, n), are (tokens, slots, rows).
+    """
 
     def embed(self, weights: Matrix, tokens: NDArray[np.int32]) -> F32: ...
 
     def norm(self, x: F32, weight: F32, eps: float) -> F32: ...
 
-    def product(self, weights: Matrix, x: F32, added: F32 | None = None) -> F32: ...
+    def product(
+        self, weights: Matrix, x: F32, added: F32 | None = None, ids: NDArray[np.int32] | None = None
+    ) -> F32: ...
 
     def rope(self, x: F32, positions: NDArray[np.int32]) -> F32:
         """x: (tokens, heads, head_dim)."""
@@ -91,6 +107,9 @@ class Operations(Protocol):
         """q: (tokens, heads, head_dim), the last tokens of k and v (all tokens, KV heads, head_dim)."""
 
     def swiglu(self, gate: F32, up: F32) -> F32: ...
+
+    def weighed(self, x: F32, y: F32, weights: F32) -> F32:
+        """x + y * weights, where both have a tensor's shape or repeat."""
 
 
 def random_matrix(kind: str, rows: int, columns: int, rng: np.random.Generator) -> Matrix:
@@ -111,9 +130,9 @@ def random_matrix(kind: str, rows: int, columns: int, rng: np.random.Generator) 
     return Matrix(kind, whole.reshape(rows, -1), columns)
 
 
-def make_model(kind: str) -> Model:
-    """The model whose weights have a type."""
-    rng = np.random.default_rng([46, KINDS.index(kind)])
+def make_model(name: str) -> Model:
+    """One of KINDS, the type of its weights, or of its weights and experts."""
+    rng, kind = np.random.default_rng([46, KINDS.index(name)]), WITH_EXPERTS.get(name, name)
 
     def weights(rows: int, columns: int = WIDTH) -> Matrix:
         return random_matrix(kind, rows, columns, rng)
@@ -124,10 +143,13 @@ def make_model(kind: str) -> Model:
     def layer() -> Layer:
         q, kv = Q_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
         attention = norms(), weights(q), weights(kv), weights(kv), weights(WIDTH, q)
-        return Layer(*attention, norms(), weights(HIDDEN), weights(HIDDEN), weights(WIDTH, HIDDEN))
+        if name not in WITH_EXPERTS:
+            return Layer(*attention, norms(), weights(HIDDEN), weights(HIDDEN), weights(WIDTH, HIDDEN))
+        gate, up, down = (replace(weights(EXPERTS * WIDTH), experts=EXPERTS) for _ in range(3))
+        return Layer(*attention, norms(), gate, up, down, _random("f32", EXPERTS, WIDTH, rng))
 
     layers = tuple(layer() for _ in range(LAYERS))
-    return Model(kind, weights(VOCABULARY), layers, norms(), weights(VOCABULARY))
+    return Model(name, weights(VOCABULARY), layers, norms(), weights(VOCABULARY))
 
 
 def logits(model: Model, of: Operations, pieces: tuple[int, ...] = (len(TOKENS),)) -> F32:
@@ -152,5 +174,13 @@ def _layer(layer: Layer, of: Operations, x: F32, positions: NDArray[np.int32], k
     attended = of.attend(q, kv[0], kv[1]).reshape(len(x), -1)
     x = of.product(layer.out, attended, x)
     normed = of.norm(x, layer.norm, EPS)
+    if layer.router:
+        scores = of.product(layer.router, normed)
+        ids = order.top_k(scores, CHOSEN)
+        hidden = of.swiglu(of.product(layer.gate, normed, None, ids), of.product(layer.up, normed, None, ids))
+        made, weights = of.product(layer.down, hidden, None, ids), np.take_along_axis(scores, ids, 1)
+        for slot in range(CHOSEN):
+            x = of.weighed(x, np.ascontiguousarray(made[:, slot]), weights[:, slot : slot + 1].copy())
+        return x
     hidden = of.swiglu(of.product(layer.gate, normed), of.product(layer.up, normed))
     return of.product(layer.down, hidden, x)

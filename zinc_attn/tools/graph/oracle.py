@@ -27,7 +27,13 @@ class Oracle:
     def norm(self, x: F32, weight: F32, eps: float) -> F32:
         return rows.norm("rms", x, eps, weight[None])
 
-    def product(self, weights: Matrix, x: F32, added: F32 | None = None) -> F32:
+    def product(self, weights: Matrix, x: F32, added: F32 | None = None, ids: NDArray[np.int32] | None = None) -> F32:
+        if ids is not None:
+            of = weights.split()
+            of_slots = x.reshape(len(x), -1, x.shape[-1])
+            return products.of_experts(
+                lambda expert, some: self.product(of[expert], some), len(of), of_slots, ids, len(of[0].rows)
+            )
         if weights.kind in FLOAT_TYPES:
             y = products.multiply_floats(weights.floats(), x)
         else:
@@ -45,6 +51,9 @@ class Oracle:
     def swiglu(self, gate: F32, up: F32) -> F32:
         product: F32 = elementwise.glu("swiglu", gate, up)
         return product
+
+    def weighed(self, x: F32, y: F32, weights: F32) -> F32:
+        return elementwise.binary("add", x, elementwise.binary("mul", y, weights))
 
     def convolve(self, x: F32, w: F32, bias: F32) -> F32:
         y: F32 = recurrent.ssm_conv(x[None], w, bias[None, None], True)[0]
