@@ -148,4 +148,8 @@ inline const char *ggml_op_desc(const ggml_tensor *t) {
 inline ggml_tensor *ggml_graph_node(ggml_cgraph *graph, int i) { return graph->nodes[i < 0 ? graph->n_nodes + i : i]; }
 inline int ggml_graph_n_nodes(ggml_cgraph *graph) { return graph->n_nodes; }
 inline int ggml_node_get_use_count(const ggml_cgraph *, int) { return 0; }
+inline int ggml_graph_n_nodes(const ggml_cgraph *graph) { return graph->n_nodes; }
+inline ggml_tensor *ggml_graph_node(const ggml_cgraph *graph, int i) {
+    return graph->nodes[i < 0 ? graph->n_nodes + i : i];
+}
 inline const char *ggml_version() { return ZINC_GGML_VERSION; }
