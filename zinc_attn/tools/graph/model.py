@@ -176,7 +176,7 @@ def _layer(layer: Layer, of: Operations, x: F32, positions: NDArray[np.int32], k
     normed = of.norm(x, layer.norm, EPS)
     if layer.router:
         scores = of.product(layer.router, normed)
-        ids = order.top_k(scores, CHOSEN)
+        ids = np.ascontiguousarray(order.top_k(scores, CHOSEN))
         hidden = of.swiglu(of.product(layer.gate, normed, None, ids), of.product(layer.up, normed, None, ids))
         made, weights = of.product(layer.down, hidden, None, ids), np.take_along_axis(scores, ids, 1)
         for slot in range(CHOSEN):
