@@ -59,6 +59,7 @@ def test_the_own_runtime():
         ("GATED_DELTA_NET_CACHE_FUSION", ".", 5),  # states go straight to the cache
         ("SSM_CONV_BIAS_SILU", r"ne_a=.*,4,1\]", 36),
         ("SSM_SCAN_ROLLBACK", ".", 2),
+        ("MUL_MAT_ID", r"type_a=(q4_K|f16|mxfp4).*n_mats=4,n_used=2,b=(0|1),m=512,n=(1|32),", 12),
     ],
 )
 def test_backend_ops(operation, chosen, count):
@@ -75,9 +76,9 @@ def test_random_models_of_other_architectures(tmp_path):
     code = "void ggml_backend_load_all(void); __attribute__((constructor)) void load(void) { ggml_backend_load_all(); }"
     link = ["cc", "-shared", "-fPIC", "-xc", "-", "-o", preload, f"-L{BIN}", "-lggml", f"-Wl,-rpath,{BIN}"]
     subprocess.run(link, input=code, text=True, check=True)
-    wanted = "^(gemma3|qwen3|phi3|qwen35|nemotron_h)$"
+    wanted = "^(gemma3|qwen3|phi3|qwen35|nemotron_h|qwen35moe|gpt-oss)$"
     done = run(BIN / "test-llama-archs", "-b", "ZINC0", "-a", wanted, LD_PRELOAD=str(preload))
-    assert done.returncode == 0 and len(re.findall(r"OK.*\|.*OK", done.stdout)) == 5, done.stdout + done.stderr
+    assert done.returncode == 0 and len(re.findall(r"OK.*\|.*OK", done.stdout)) == 7, done.stdout + done.stderr
     assert "the CPU" not in done.stderr, done.stderr
 
 
