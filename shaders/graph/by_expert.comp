@@ -22,7 +22,8 @@ uint see(uint first) {
     uint pairs = p.ids.n[0] * p.ids.n[1], i = first + gl_LocalInvocationIndex;
     barrier();
     if (i < pairs) {
-        seen[gl_LocalInvocationIndex] = min(ids[place(p.ids, uvec4(i % p.ids.n[0], i / p.ids.n[0], 0u, 0u))], p.experts);
+        uint id = ids[place(p.ids, uvec4(i % p.ids.n[0], i / p.ids.n[0], 0u, 0u))];
+        seen[gl_LocalInvocationIndex] = min(id, p.experts);
     }
     barrier();
     return min(ROUND, pairs - first);

@@ -1,6 +1,6 @@
 // The columns of a product, which are rows of x and of y, and the workgroup's matrix of weights.
 //
-// Column n of the grid is row n of plane gl_WorkGroupID.z. With the constant EXPERTS it is a pair of a slot and a token,
+// Column n of the grid is row n of plane gl_WorkGroupID.z. With the constant EXPERTS it is a pair of slot and token,
 // slot + slots * token, and the matrix is the expert that the pair has in `ids`: column n is pair n. Kernels in tiles
 // (TILED) have by_expert.comp's list in `ids`: column n is the n-th of its pairs, and a tile has one expert. Their last
 // columns may be none of y's.
