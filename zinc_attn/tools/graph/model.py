@@ -146,7 +146,7 @@ def make_model(name: str) -> Model:
         if name not in WITH_EXPERTS:
             return Layer(*attention, norms(), weights(HIDDEN), weights(HIDDEN), weights(WIDTH, HIDDEN))
         gate, up, down = (replace(weights(EXPERTS * WIDTH), experts=EXPERTS) for _ in range(3))
-        return Layer(*attention, norms(), gate, up, down, _random("f32", EXPERTS, WIDTH, rng))
+        return Layer(*attention, norms(), gate, up, down, random_matrix("f32", EXPERTS, WIDTH, rng))
 
     layers = tuple(layer() for _ in range(LAYERS))
     return Model(name, weights(VOCABULARY), layers, norms(), weights(VOCABULARY))
