@@ -37,6 +37,7 @@ TESTS = {
     "encoded": "host/test_c_host.py::test_encoded_rows_have_the_bits",
     "lists": "host/test_ggml_lists.py::test_",
     "ggml": "device/test_ggml.py::test_",
+    "experts": "device/test_ggml.py::test_experts",
 }
 
 
@@ -123,9 +124,9 @@ heads before cells: t->ne[2] > 1 ? → t->ne[2] > 9 ? @ ggml
 offsets in a plan's key: key.push_back(offset_of(t)) → key.push_back(0) @ ggml
 one root for K and V: if (o->k_root == o->v_root || → if ( @ ggml
 ggml/products.cpp
-experts of a piece: experts[0] = part.expert; → experts[0] = 0; @ ggml
-where a piece begins: + matrix * w->nb[2]; → + 0 * matrix * w->nb[2]; @ ggml
-rows of x of a token: (p.op->src[1]->ne[1]); → (p.op->src[1]->ne[3]); @ ggml
+experts of a piece: experts[0] = part.expert; → experts[0] = 0; @ experts
+where a piece begins: + matrix * w->nb[2]; → + 0 * matrix * w->nb[2]; @ experts
+rows of x of a token: (p.op->src[1]->ne[1]); → (p.op->src[1]->ne[3]); @ experts
 ggml/device.cpp
 rows of V: kind.latent ? 0 : kind.v.row → kind.latent ? 0 : kind.k.row @ ggml
 the size of V: options.v_head_dim = kind.v_head_dim; → options.v_head_dim = kind.head_dim; @ ggml
