@@ -34,6 +34,9 @@ Device *Device::open() {
         self->most = info.most;
         self->on_cpu = info.cpu;
         self->wave32 = info.wave32;
+        const char *units = std::getenv("ZINC_ATTN_UNITS");
+        const bool built = za_graph_kernels[GRAPH_MUL_MAT_UNITS].code_bytes > 4;
+        if (built && (units ? *units == '1' : !info.cpu)) self->units = self->device_->units;
         self->store = new Store(self->device_);
         self->recorder = new Recorder(self->device_);
         say("ZINC0 is %s: the model, its KV cache and attention, with --device ZINC0 -ngl 99 -fa on", info.name);

@@ -8,6 +8,8 @@
 namespace zinc {
 
 constexpr uint64_t FEW = 8;         // rows of x that vector products take
+constexpr uint64_t MANY = 16;       // and more than so many, matrix units
+constexpr int64_t LARGE = 1 << 20;  // outputs of a product that fills a card with large workgroups
 constexpr uint64_t MOST_GRID = 65535;
 constexpr uint64_t LEAST_TILE = 16;  // columns
 
@@ -97,7 +99,7 @@ struct Product {
     const ggml_tensor *op;
     Bound y, added;
     bool adds;
-    bool few;                // columns come one by one
+    bool few, units;         // columns come one by one; by matrix units
     uint64_t columns;        // of a workgroup where they are few, else that about so many meet a matrix
     uint32_t groups, planes;  // of columns
     Bound ids;               // of experts; else the result
@@ -140,7 +142,48 @@ static mul_mat_vec_constants few_of(const Device &device, const Product &p) {
     return c;
 }
 
+// Whether matrix units pay, and have the type: one of scales of 16 values takes no 32 products at a time.
+static bool by_units(const Device &device, const Product &p) {
+    const int type = weight_type(p.op->src[0]->type);
+    const bool halves = type == WEIGHT_TYPE_Q2_K || type == WEIGHT_TYPE_Q3_K || type == WEIGHT_TYPE_Q6_K;
+    return type >= 0 && device.units.m && p.columns > MANY && (device.units.k <= 16 || !halves);
+}
+
+// A subgroup has as many matrices as its registers hold sums of; a large product as many subgroups a workgroup as share
+// its rows best, a small one more workgroups. zinc_attn/graph/units.py has the same rule.
+static mul_mat_units_constants units_of(const Device &device, const Product &p) {
+    const uint32_t type = uint32_t(weight_type(p.op->src[0]->type));
+    const bool two_sums = type == WEIGHT_TYPE_Q2_K || type == WEIGHT_TYPE_Q4_K || type == WEIGHT_TYPE_Q5_K;
+    const uint32_t across = device.on_cpu || ggml_nelements(p.op) < LARGE ? 2 : 4;
+    mul_mat_units_constants c{};
+    c.type = type;
+    c.own_rows = 2;
+    c.own_columns = two_sums || device.on_cpu ? 2 : 4;
+    c.tile_rows = across * c.own_rows * device.units.m;
+    c.tile_columns = 2 * c.own_columns * device.units.n;
+    c.workgroup_size = across * 2 * device.units.subgroup;
+    c.mat_m = device.units.m;
+    c.mat_n = device.units.n;
+    c.mat_k = device.units.k;
+    c.add = p.adds;
+    c.experts = has_experts(p.op);
+    return c;
+}
+
+static uint32_t columns_of_tile(const Device &device, const Product &p) {
+    return p.units ? units_of(device, p).tile_columns : tile_of(p, 0).tile_columns;
+}
+
 static uint32_t count(uint64_t n, uint64_t size) { return uint32_t(pieces(n, size)); }
+
+// The parameters of another product, which are the same.
+template <typename Params, typename Given>
+static Params same(const Given &given) {
+    static_assert(sizeof(Params) == sizeof given, "products have the same parameters");
+    Params made;
+    __builtin_memcpy(&made, &given, sizeof made);
+    return made;
+}
 
 template <typename Params>
 static void set_shared(const Product &p, const Part &part, Params *params) {
@@ -169,6 +212,11 @@ static bool multiply(Recording &r, const Product &p, const Part &part) {
     params.blocks = uint32_t(w->ne[0] / 32);
     const std::initializer_list<za_place> places = {part.w.place,  p.x.q.place,   p.x.scales.place,
                                                     p.added.place, p.ids.place, p.y.place};
+    if (p.units) {
+        const mul_mat_units_constants c = units_of(*r.device, p);
+        return r.dispatch(GRAPH_MUL_MAT_UNITS, c, same<mul_mat_units_params>(params), places, 32,
+                          {{count(part.rows, c.tile_rows), p.groups, p.planes}});
+    }
     if (!p.few) {
         mul_mat_constants c = tile_of(p, part.rows);
         c.type = uint32_t(weight_type(w->type));
@@ -176,10 +224,8 @@ static bool multiply(Recording &r, const Product &p, const Part &part) {
     }
     mul_mat_vec_constants c = few_of(*r.device, p);
     c.type = uint32_t(weight_type(w->type));
-    mul_mat_vec_params same;
-    static_assert(sizeof same == sizeof params, "both products have the same parameters");
-    __builtin_memcpy(&same, &params, sizeof same);
-    return r.dispatch(GRAPH_MUL_MAT_VEC, c, same, places, 32, {{count(part.rows, WEIGHT_GROUP), p.groups, p.planes}});
+    return r.dispatch(GRAPH_MUL_MAT_VEC, c, same<mul_mat_vec_params>(params), places, 32,
+                      {{count(part.rows, WEIGHT_GROUP), p.groups, p.planes}});
 }
 
 // Whether rows are whole words of neighboring elements, as products of few rows read them.
@@ -206,10 +252,7 @@ static bool multiply_floats(Recording &r, const Product &p, const Part &part) {
     const mul_mat_vec_constants f = few_of(*r.device, p);
     const mul_mat_float_vec_constants c{w_type,        x_type,  f.columns, f.workgroup_size, f.subgroups,
                                         f.superblocks, f.ahead && w->ne[0] % 64 == 0, f.add, f.experts};
-    mul_mat_float_vec_params same;
-    static_assert(sizeof same == sizeof params, "both products have the same parameters");
-    __builtin_memcpy(&same, &params, sizeof same);
-    return r.dispatch(GRAPH_MUL_MAT_FLOAT_VEC, c, same, places, 16,
+    return r.dispatch(GRAPH_MUL_MAT_FLOAT_VEC, c, same<mul_mat_float_vec_params>(params), places, 16,
                       {{count(part.rows, WEIGHT_GROUP), p.groups, p.planes}});
 }
 
@@ -224,17 +267,19 @@ static bool share_out(Recording &r, Product *p) {
     if (!has_experts(p->op)) {
         p->ids = p->y;
         p->columns = columns;
-        p->groups = p->few ? 1 : count(columns, tile_of(*p, 0).tile_columns);
+        p->units = by_units(*r.device, *p);
+        p->groups = p->few ? 1 : count(columns, columns_of_tile(*r.device, *p));
         p->planes = uint32_t(planes);
         return true;
     }
     p->planes = 1;
     p->columns = p->few ? 1 : columns * planes / uint64_t(w->ne[2]);
     p->groups = uint32_t(columns * planes);
+    p->units = by_units(*r.device, *p);
     p->ids = bound(*r.device, ids);
     if (p->few) return true;
     Grouped found;
-    if (!r.grouped(ids, uint32_t(w->ne[2]), tile_of(*p, 0).tile_columns, &found)) return false;
+    if (!r.grouped(ids, uint32_t(w->ne[2]), columns_of_tile(*r.device, *p), &found)) return false;
     p->groups = found.tiles;
     p->ids.place = found.list.place;
     return true;

@@ -30,7 +30,7 @@ class Arena {
 
 // What a kernel is specialized to: its struct of constants.
 struct Constants {
-    uint32_t words[9] = {}, count = 0;
+    uint32_t words[11] = {}, count = 0;
     Constants() = default;
     template <typename T>
     Constants(const T &of) : count(sizeof of / 4) {

@@ -5,6 +5,7 @@
 
 #include "error.h"
 #include "objects.h"
+#include "units.h"
 
 const char *za_result_name(VkResult result) {
     switch (result) {
@@ -159,7 +160,7 @@ static bool make_device(struct za_device *device, uint32_t api) {
     static const char *const dot = VK_KHR_SHADER_INTEGER_DOT_PRODUCT_EXTENSION_NAME;
     bool core = api >= VK_API_VERSION_1_3 && device->properties.apiVersion >= VK_API_VERSION_1_3;
     bool extension = !core && has_extension(device, control), dot_extension = !core && has_extension(device, dot);
-    const char *names[2];
+    const char *names[3];
     uint32_t count = 0;
     VkPhysicalDeviceSubgroupSizeControlFeatures waves = {
         .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_FEATURES,
@@ -174,6 +175,13 @@ static bool make_device(struct za_device *device, uint32_t api) {
     };
     if (device->wave32 && extension) names[count++] = control;
     if (dot_extension) names[count++] = dot;
+    void *features = device->dots ? &dots : dots.pNext;
+    struct za_units_features units;
+    if (core && has_extension(device, za_units_extension)) device->units = za_units_of(device, device->wave32);
+    if (device->units.m) {
+        names[count++] = za_units_extension;
+        features = za_units_chain(&units, features);
+    }
     float priority = 1;
     VkDeviceQueueCreateInfo queue = {
         .sType = VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO,
@@ -183,7 +191,7 @@ static bool make_device(struct za_device *device, uint32_t api) {
     };
     VkDeviceCreateInfo create = {
         .sType = VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO,
-        .pNext = device->dots ? &dots : dots.pNext,
+        .pNext = features,
         .queueCreateInfoCount = 1,
         .pQueueCreateInfos = &queue,
         .enabledExtensionCount = count,

@@ -36,6 +36,11 @@ struct za_functions {
 #undef X
 };
 
+/* Products of int8 matrices, (m, k) by (k, n), that a subgroup of so many invocations makes; m is 0 where there are none. */
+struct za_units {
+    uint32_t m, n, k, subgroup;
+};
+
 struct za_device {
     struct za_host host;
     bool own; /* the library made it */
@@ -44,6 +49,7 @@ struct za_device {
     VkPhysicalDeviceMemoryProperties memory;
     bool wave32; /* pipelines ask for subgroups of 32 */
     bool dots;   /* the integer dot product is on, in a device that the library made */
+    struct za_units units; /* and so are these */
     VkCommandPool pool;
     VkCommandBuffer commands; /* of the library's own submissions, one at a time */
     VkFence fence;

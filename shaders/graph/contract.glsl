@@ -176,6 +176,25 @@ const uint MUL_MAT_SPEC_TYPE = 0u, MUL_MAT_SPEC_TILE_ROWS = 1u, MUL_MAT_SPEC_TIL
     3u, MUL_MAT_SPEC_OWN_COLUMNS = 4u, MUL_MAT_SPEC_WORKGROUP_SIZE = 5u, MUL_MAT_SPEC_ADD = 6u, MUL_MAT_SPEC_EXPERTS =
     7u;
 
+struct MulMatUnitsParams {
+    uint w_begin;  // where the weights begin in their binding, in units of 16 bytes
+    uint w_steps[2];  // from a matrix of weights to the next in dimensions 2 and 3, in units of 16 bytes
+    uint repeats[2];  // planes of y that have one matrix of weights, in dimensions 2 and 3
+    uint blocks;  // of 32 values of a row of weights
+    uint x_slots;  // rows of x of a token; slot s has row s mod x_slots
+    uint experts[3];  // the first whose matrix is bound, how many are, and how many there are
+    Tensor ids;
+    Tensor y;
+    Tensor added;
+};
+const uint MUL_MAT_UNITS_BIND_PARAMS = 0u, MUL_MAT_UNITS_BIND_W = 1u, MUL_MAT_UNITS_BIND_Q = 2u,
+    MUL_MAT_UNITS_BIND_SCALES = 3u, MUL_MAT_UNITS_BIND_ADDED = 4u, MUL_MAT_UNITS_BIND_IDS = 5u, MUL_MAT_UNITS_BIND_Y =
+    6u;
+const uint MUL_MAT_UNITS_SPEC_TYPE = 0u, MUL_MAT_UNITS_SPEC_TILE_ROWS = 1u, MUL_MAT_UNITS_SPEC_TILE_COLUMNS = 2u,
+    MUL_MAT_UNITS_SPEC_OWN_ROWS = 3u, MUL_MAT_UNITS_SPEC_OWN_COLUMNS = 4u, MUL_MAT_UNITS_SPEC_WORKGROUP_SIZE = 5u,
+    MUL_MAT_UNITS_SPEC_MAT_M = 6u, MUL_MAT_UNITS_SPEC_MAT_N = 7u, MUL_MAT_UNITS_SPEC_MAT_K = 8u, MUL_MAT_UNITS_SPEC_ADD
+    = 9u, MUL_MAT_UNITS_SPEC_EXPERTS = 10u;
+
 struct MulMatFloatParams {
     uint x_slots;  // rows of x of a token; slot s has row s mod x_slots
     uint experts[3];  // the first whose matrix is bound, how many are, and how many there are

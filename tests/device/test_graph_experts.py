@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from device.test_graph_products import activations, gfx1201, halves, weights  # noqa: F401
+from device.test_graph_products import activations, gfx1201, halves, units, weights  # noqa: F401
 from graph_harness import quantized_sizes, same
 
 from zinc_attn.graph import blocks, products
@@ -68,10 +68,11 @@ def expected_of(kind, w, x, ids):
     return products.of_experts(lambda expert, rows: one(of[expert], rows), len(w), x, ids, w.shape[1])
 
 
-def of_type(kind):
-    """The first constants of products of weights of a type and float32, and both ways."""
+def of_type(kind, device):
+    """The first constants of products of weights of a type and float32, and the ways, one of them by matrix units."""
     if kind in TYPES:
-        return (graph.WEIGHT_TYPES.index(kind),), (FEW, MANY)
+        by_units = [(kernel, tile[1], constants) for kernel, tile, constants in units(device, kind)]
+        return (graph.WEIGHT_TYPES.index(kind),), (FEW, MANY, *by_units)
     return (graph.FLOAT_TYPES.index(kind), graph.FLOAT_TYPES.index("f32")), (FEW_FLOATS, MANY_FLOATS)
 
 
@@ -85,7 +86,7 @@ def test_types(any_device, kind, rng):
     ids[1], ids[2, 1] = (2, 2), experts
     ids[3, 0] = -1
     expected = expected_of(kind, raw, x, ids)
-    first, ways = of_type(kind)
+    first, ways = of_type(kind, any_device)
     for way in ways:
         same(product(any_device.runtime, way, first, raw, x, ids, whole, expected), expected)
     assert np.isnan(expected[2, 1]).all() and np.isfinite(expected[1:3, 0]).any()
@@ -97,7 +98,7 @@ def test_floats(any_device, kind, rng):
     w, stored = halves(raw, kind)
     whole, ids = routes(9, 2, 4, rng)
     expected = expected_of(kind, w, x, ids)
-    first, ways = of_type(kind)
+    first, ways = of_type(kind, any_device)
     for way in ways:
         same(product(any_device.runtime, way, first, stored, x, ids, whole, expected), expected)
 
@@ -116,7 +117,7 @@ CASES = (  # tokens, slots, rows of x of a token, experts, and which of them a d
 @np.errstate(all="ignore")
 def test_shapes(any_device, kind, tokens, slots, x_slots, experts, pieces, rng):
     """With a sum, and where all tokens take one expert, a token even twice."""
-    x, (first, ways) = rng.standard_normal((tokens, x_slots, 256), np.float32), of_type(kind)
+    x, (first, ways) = rng.standard_normal((tokens, x_slots, 256), np.float32), of_type(kind, any_device)
     w = stored = weights(kind, (1, experts, 16, 256), rng)[0] if kind in TYPES else None
     if stored is None:
         w, stored = halves(rng.standard_normal((experts, 16, 256), np.float32), kind)
@@ -150,7 +151,7 @@ def test_gfx1201(gfx1201, kind, rng):  # noqa: F811
     if stored is None:
         w, stored = halves(rng.standard_normal((3, 48, 512), np.float32), kind)
     x, (whole, ids) = activations((1, 3, 512), rng).reshape(3, 1, 512), routes(3, 2, 3, rng)
-    first, ways = of_type(kind)
+    first, ways = of_type(kind, gfx1201)
     expected = expected_of(kind, w, x, ids)
     for way in ways:
         same(product(gfx1201, way, first, stored, x, ids, whole, expected, ((0, 2), (2, 1))), expected)

@@ -7,12 +7,15 @@ import pytest
 from graph_harness import same
 from support import needs_radv
 
+from zinc_attn.errors import KernelError, UnsupportedError
 from zinc_attn.graph import blocks, products
 from zinc_attn.graph import declarations as graph
 from zinc_attn.graph.pieces import TYPES
 from zinc_attn.graph.programs import ahead
 from zinc_attn.graph.records import tensor
-from zinc_attn.tools.graph.device import NO_EXPERTS, run
+from zinc_attn.graph.units import tile_of_units
+from zinc_attn.kernels.matrix import MatrixFragment
+from zinc_attn.tools.graph.device import NO_EXPERTS, run, units_of
 from zinc_attn.tools.graph.model import HALVES
 
 
@@ -78,6 +81,12 @@ WAVES = graph.MUL_MAT_VEC, (32, 1), (1, 128, 0, 12, 2)
 MANY = graph.MUL_MAT, (32, 8), (32, 8, 4, 1, 64)
 
 
+def units(device, kind):
+    """By the device's matrix units, where it has some."""
+    tile = units_of(device.info, kind)
+    return [(graph.MUL_MAT_UNITS, tile[:2], tile)] if tile else []
+
+
 @pytest.mark.parametrize("kind", TYPES)
 @np.errstate(all="ignore")
 def test_types(any_device, kind, rng):
@@ -85,7 +94,7 @@ def test_types(any_device, kind, rng):
     k = 1536 if TYPES[kind].values == 256 else 1472
     raw, x = weights(kind, (1, 1, 67, k), rng), activations((1, 1, 3, k), rng)
     expected = expected_of(kind, raw, x)
-    for way in FEW, MANY:
+    for way in FEW, MANY, *units(any_device, kind):
         same(product(any_device.runtime, kind, raw, x, *way), expected)
 
 
@@ -98,7 +107,7 @@ def test_shapes(any_device, kind, rng):
     for rows, k, columns, way in (
         *((rows, unit, 3, FEW) for rows in (1, 31, 33)),
         *((32, k, 1, WAVES) for k in (unit, many, many - 256 + unit)),
-        *((16, 256, columns, MANY) for columns in (1, 9, 67)),
+        *((16, 256, columns, way) for columns in (1, 9, 67) for way in (MANY, *units(any_device, kind))),
         (64, 512, 6, FEW),
     ):
         matrices = 1 if rows % 16 else 2  # which begin at a multiple of 16 bytes
@@ -175,6 +184,20 @@ def test_types_on_gfx1201(gfx1201, kind, rng):
     expected = expected_of(kind, raw, x)
     for way in (graph.MUL_MAT_VEC, (32, 2), (2, 64, 1, 3, ahead(kind))), (graph.MUL_MAT, (32, 32), (32, 32, 4, 4, 64)):
         same(product(gfx1201, kind, raw, x, *way), expected)
+    assert gfx1201.loads_outside == 0
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@np.errstate(all="ignore")
+def test_units_on_gfx1201(gfx1201, kind, rng):
+    """Tiles that rows and columns do not fill. A compiler that offers no units lays matrices out as another chip's."""
+    tile, k = tile_of_units(kind, MatrixFragment(16, 16, 16)), 768 if TYPES[kind].values == 256 else 736
+    raw, x = weights(kind, (1, 1, tile[0] + 33, k), rng), activations((1, 1, tile[1] + 35, k), rng)
+    try:
+        got = product(gfx1201, kind, raw, x, graph.MUL_MAT_UNITS, tile[:2], tile)
+    except (KernelError, UnsupportedError) as error:  # not built, not offered
+        pytest.skip(str(error))
+    same(got, expected_of(kind, raw, x))
     assert gfx1201.loads_outside == 0
 
 

@@ -135,8 +135,11 @@ class _Decoder:
         access = _ACCESS.fullmatch(name)
         name = self._begin(r, access[1] if access else name.replace("v_cmpx", "v_cmp"))
         kind = OPERATIONS[name].kind
-        if kind == "V":
+        if kind in "VW":
             self._vector(r, name)
+            if kind == "W":
+                for n, words in ((VECTOR + self.vdst, 8), (self.src0, 2), (self.src1, 2), (max(self.src2, VECTOR), 8)):
+                    self._own(n - VECTOR, words)
         elif kind == "M" and access:
             self._access(r, access)
         elif kind == "B":

@@ -14,13 +14,14 @@ import numpy as np
 from support import GPU
 
 from zinc_attn.errors import KernelError, UnsupportedError
-from zinc_attn.kernels.declarations import KernelDecl
+from zinc_attn.kernels.declarations import PRIMITIVES, KernelDecl
 from zinc_attn.limits import WAVE
 from zinc_attn.runtime.protocol import Dispatch, Use, Words
+from zinc_attn.tools.cost.cards import RDNA4_UNITS
 from zinc_attn.tools.rdna4.compiler import WORKER, compile_programs, environment, read_answer
 
 from .binary import read_binary
-from .decode import INTERPRETER, decode, instructions
+from .decode import INTERPRETER, OPERATIONS, decode, instructions
 
 INFO: Final = replace(GPU, index=0, name="gfx1201, RADV's code interpreted", driver="radv Mesa 25.0")
 MODE: Final = 0xC0  # float mode: denormals of float16 kept and of float32 flushed, rounding to nearest even
@@ -71,6 +72,8 @@ class Program:
         if mode != MODE or entry not in (3, 6):
             raise UnsupportedError(f"{name}: got float mode {mode:#x}, {entry} scalars, expected {MODE:#x}, 3 or 6")
         self.entry, self.records = entry, decode(self.code, made["vgprs"])
+        if not made["units"] and (self.records["op"] == OPERATIONS["v_wmma_i32_16x16x16_iu8"].number).any():
+            raise UnsupportedError(f"{name}: got a compiler that offers no matrix units, expected RADV of Mesa 25.2")
         self.size = _workgroup(spirv, dict(zip(decl.spec, spec, strict=True)))
 
     def instruction(self, record: int) -> str:
@@ -94,13 +97,14 @@ class Gfx1201:
     mode: the float mode in the place of a program's own.
     """
 
-    name, info = "gfx1201", INFO
+    name = "gfx1201"
 
     def __init__(self, seed: int = 1, poison: int = POISON, mode: int | None = None) -> None:
         self.seed, self.poison, self.mode = seed, poison, mode
         self.programs: dict[Any, Program] = {}
         self.issued = self.dispatches = self.loads_outside = 0
-        compile_programs([])  # says what is missing
+        (made,) = compile_programs([(PRIMITIVES, ())])  # says what is missing
+        self.info = replace(INFO, matrix=RDNA4_UNITS) if made["units"] else INFO
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         self._compiler = subprocess.Popen(WORKER, env=environment(), text=True, **pipes)
 
@@ -133,7 +137,7 @@ class Gfx1201:
             self._compiler.stdin.write(json.dumps(job) + "\n")
             self._compiler.stdin.flush()
             made = read_answer(self._compiler.stdout.readline())
-        return {"wave": made["wave"]} | read_binary(bytes.fromhex(made["cache"]))
+        return {"wave": made["wave"], "units": made["units"]} | read_binary(bytes.fromhex(made["cache"]))
 
     def record(self, steps: Sequence[Dispatch], timestamps: bool = False) -> Steps:
         return Steps(steps)

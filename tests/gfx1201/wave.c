@@ -156,11 +156,11 @@ typedef struct {
     const char *name, *kind, *types;
     void (*function)(const u32 *, const u32 *, const u32 *, u32 *, u32 *);
 } Operation;
-enum { END, SIGNAL, WAIT, FIRST_LANE, SWAP, SCALAR_LOAD, SCALAR_BUFFER_LOAD, LDS_LOAD, LDS_STORE, BUFFER_LOAD,
+enum { END, SIGNAL, WAIT, FIRST_LANE, SWAP, MATRIX, SCALAR_LOAD, SCALAR_BUFFER_LOAD, LDS_LOAD, LDS_STORE, BUFFER_LOAD,
        BUFFER_STORE, BUFFER_AND, BUFFER_OR };
 const Operation operations[] = {
     {"s_endpgm", "N"}, {"s_barrier_signal", "N"}, {"s_barrier_wait", "N"}, {"v_readfirstlane_b32", "V", "suoo"},
-    {"v_swap_b32", "V", "uuoo"}, {"s_load", "M"}, {"s_buffer_load", "M"}, {"ds_load", "M"}, {"ds_store", "M"},
+    {"v_swap_b32", "V", "uuoo"}, {"v_wmma_i32_16x16x16_iu8", "W", "uuuu"}, {"s_load", "M"}, {"s_buffer_load", "M"}, {"ds_load", "M"}, {"ds_store", "M"},
     {"buffer_load", "M"}, {"buffer_store", "M"}, {"buffer_atomic_and", "M"}, {"buffer_atomic_or", "M"},
 #define V(name, D, A, B, C, value) {#name, "V", #D #A #B #C, of_##name},
 #define S(name, D, A, B, value, after) {#name, "S", #D #A #B "o", of_##name},
@@ -238,6 +238,22 @@ static void vector(Wave *w, const Instruction *i) {
         store(w, i, first);
         if (i->dual) store(w, i + 1, second);
     }
+}
+
+// 16 x 16 sums in eight registers: a lane has column l % 16, a register a row of the lane's half. Factors, of signed bytes,
+// are in two: a lane has row (or column) l % 16, and of the 16 products its half's.
+static void matrix(Wave *w, const Instruction *i) {
+    u32 sums[8][LANES], n = i->src[2] - VECTOR;
+    if (w->s[EXEC] != UINT32_MAX) fault(w, "a product of matrices with lanes that are off");
+    for (int k = 0; k < 8; k++) EACH_LANE {
+        int row = l / 16 * 8 + k;
+        sums[k][l] = i->src[2] < VECTOR ? scalar(w, i, 2) : w->v[n + k][l];
+        for (int at = 0; at < 2; at++) for (int half = 0; half < LANES; half += 16) {
+            const u32 *a = w->v[i->src[0] - VECTOR + at], *b = w->v[i->src[1] - VECTOR + at];
+            sums[k][l] += dot_of_bytes(a[half + row], b[half + l % 16]);
+        }
+    }
+    for (int k = 0; k < 8; k++) memcpy(w->v[i->dst + k], sums[k], sizeof sums[k]);
 }
 
 // --- memory ---
@@ -330,6 +346,7 @@ static void step(Wave *w) {
     run->issued++;
     switch (*op->kind) {
     case 'V': vector(w, i); break;
+    case 'W': matrix(w, i); break;
     case 'M': if (i->op <= SCALAR_BUFFER_LOAD) scalar_load(w, i); else vector_access(w, i); break;
     case 'N':
         if (i->op == END) w->at = DONE;

@@ -24,7 +24,7 @@ pytest.importorskip("tinygrad", reason="tinygrad 0.14, which has AMD's tables, w
 from gfx1201 import CASES, decode, judge, runtime
 from gfx1201.binary import read_binary
 
-JUDGED = [name for name, one in decode.OPERATIONS.items() if one.kind not in "NM"]
+JUDGED = [name for name, one in decode.OPERATIONS.items() if one.kind not in "NMW"]
 SAME = (  # one function, of other operands
     *({"v_fmac_f32", "v_fmaak_f32"}, {"s_mul_i32", "s_mulk_i32"}),
     {"s_cbranch_scc0", "s_cbranch_vccz", "s_cbranch_execz"},
@@ -83,6 +83,21 @@ def test_a_pair_reads_before_it_writes():
     run = runtime.Run(code=pair.ctypes.data, count=2, mode=runtime.MODE)
     decode.INTERPRETER.single(ctypes.byref(run), wave.ctypes.data_as(ctypes.c_void_p))
     assert wave["v"][0, :4, 31].tolist() == [0, 2, 1, 3] and wave["pc"] == 2
+
+
+@pytest.mark.parametrize("third", (0x108, 0x80))
+def test_a_product_of_matrices(third, rng):
+    """v[8:15] = v[0:1] v[2:3] + v[8:15], or + 0: a lane has eight bytes of a row, of a column, and a column of sums."""
+    words = np.array([0xCC444008, 0x78000000 | third << 18 | 0x102 << 9 | 0x100], np.uint32)
+    record, wave = decode.decode(words.tobytes(), 16), np.zeros(1, judge.WAVE)
+    wave["v"], wave["s"] = rng.integers(0, 1 << 32, wave["v"].shape, np.uint32), 0xFFFFFFFF
+    old = wave["v"][0, :16].copy()
+    a, b = (old[n : n + 2].reshape(2, 2, 16).transpose(2, 1, 0).copy().view(np.int8).reshape(16, 16) for n in (0, 2))
+    sums = old[8:].reshape(8, 2, 16).transpose(1, 0, 2).reshape(16, 16).astype(np.int32) * (third == 0x108)
+    run = runtime.Run(code=record.ctypes.data, count=1, mode=runtime.MODE)
+    decode.INTERPRETER.single(ctypes.byref(run), wave.ctypes.data_as(ctypes.c_void_p))
+    got = wave["v"][0, 8:16].reshape(8, 2, 16).transpose(1, 0, 2).reshape(16, 16)
+    assert run.fault == b"" and (got.view(np.int32) == sums + a.astype(np.int32) @ b.T.astype(np.int32)).all()
 
 
 @pytest.mark.parametrize(("operand", "value"), [(0xC1, (1 << 64) - 1), (0xFF, 0xF149F2CA), (0x0C, 7 << 32 | 5)])

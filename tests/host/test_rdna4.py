@@ -49,6 +49,8 @@ def test_the_kernels_of_the_graph_keep_their_gates():
     assert list(graph.graph_violations()) == []
     statistics = STATISTICS | {"Spilled VGPRs": 2, "LDS size": (32 << 10) + 4}
     sentences = list(graph.broken("norm [0, 1, 1]", {"statistics": statistics, "wave": 64}))
+    matrices = "BB1:\n v_wmma_i32_16x16x16_iu8 v[0:7]\n v_dual_add_f32 v1 :: v_dual_mul_f32 v2\n ds_load_b32 v0"
+    assert graph.unit_cycles((0, 64, 64, 2, 2), f"BB0:\n v_mov_b32 v0, 0\n{matrices}") == 18
     assert [sentence.split(": ")[1] for sentence in sentences] == [
         *("2 Spilled VGPRs, at most 0 allowed", "32772 LDS size, at most 32768 allowed", "wave64, wave32 needed")
     ]
@@ -147,8 +149,8 @@ def test_missing_driver(monkeypatch):
     with pytest.raises(NoVulkanError) as caught:
         compiler.compile_variants([ATTEND])
     assert str(caught.value) == (
-        "there is no /nowhere/radeon_icd.json: install mesa-vulkan-drivers with RADV of Mesa 25.0 (older ones do "
-        "not know the chip, newer ones want a shim, see docs/cli.md)"
+        "there is no /nowhere/radeon_icd.json: install mesa-vulkan-drivers with RADV of Mesa 25.0 to 25.2 (older ones "
+        "do not know the chip, newer ones want a shim, see docs/cli.md)"
     )
 
 

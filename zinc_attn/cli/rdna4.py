@@ -32,6 +32,6 @@ def run(args: argparse.Namespace) -> int:
         say(sentence)
     if not broken:
         most = max(r.lds_bytes for r in reports)
-        also = "" if specs else f", and {plural(len(rdna4.PROGRAMS), 'program')} of the graph"
+        also = "" if specs else f", and {plural(len(rdna4.graph_programs()), 'program')} of the graph"
         print(f"{len(reports)} variants: all wave32, no spills, LDS at most {most} bytes{also}: every gate holds")
     return UNMET if broken else 0

@@ -14,7 +14,9 @@ def generated(spirv: Path) -> dict[str, str]:
     """Text of the files by name. spirv: the folder of the compiled modules."""
     lines = ['#include "zinc_graph.h"']
     for decl in modules():
-        lines.append(word_array(decl.file.removesuffix(".spv"), (spirv / decl.file).read_bytes()))
+        path = spirv / decl.file  # which a compiler without the kernel's extension has not made: no code
+        code = path.read_bytes() if path.exists() or decl.extension is None else bytes(4)
+        lines.append(word_array(decl.file.removesuffix(".spv"), code))
     lines += ["", "const struct kernel za_graph_kernels[GRAPH_KERNELS] = {"]
     for kernel in GRAPH_KERNELS:
         lines.append(kernel_entry(f"GRAPH_{kernel.name.upper()}", kernel.decl, kernel.decl.file.removesuffix(".spv")))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from ..kernels.matrix import MatrixFragment
 from . import declarations as graph
+from .units import tile_of_units
 
 _F32, _F16, _BF16 = range(3)  # of FLOAT_TYPES and MOVE_TYPES
 _WEIGHTS: Final = tuple(enumerate(graph.WEIGHT_TYPES))
@@ -21,6 +23,12 @@ def ahead(kind: str) -> int:
 
 def _unary(op: str, x: int = _F32, y: int = _F32) -> tuple[graph.GraphKernel, tuple[int, ...]]:
     return graph.UNARY, (graph.UNARY_OPS.index(op), x, y)
+
+
+def _units(kind: str) -> tuple[graph.GraphKernel, tuple[int, ...]]:
+    tile = tile_of_units(kind, MatrixFragment(16, 16, 16))
+    assert tile is not None
+    return graph.MUL_MAT_UNITS, (graph.WEIGHT_TYPES.index(kind), *tile, 1, 0)
 
 
 PROGRAMS: Final[tuple[tuple[graph.GraphKernel, tuple[int, ...]], ...]] = (
@@ -54,6 +62,7 @@ PROGRAMS: Final[tuple[tuple[graph.GraphKernel, tuple[int, ...]], ...]] = (
     (graph.QUANTIZE, ()),
     *((graph.MUL_MAT_VEC, (i, n, 256, 1, 16, ahead(kind), *more)) for i, kind in _WEIGHTS for n, *more in _FEW),
     *((graph.MUL_MAT, (i, *many)) for i, _ in _WEIGHTS for many in _MANY),
+    *(_units(kind) for kind in graph.WEIGHT_TYPES),
     *((graph.MUL_MAT_FLOAT_VEC, (i, _F32, n, 256, 1, 16, 1, *more)) for i in (_F32, _F16, _BF16) for n, *more in _FEW),
     *((graph.MUL_MAT_FLOAT, (i, _F32, *many)) for i in (_F32, _F16, _BF16) for many in _MANY),
     (graph.BY_EXPERT, ()),

@@ -24,7 +24,7 @@ HALF_MAX: Final = 65504.0  # the largest float16
 
 
 class MatrixFragment(NamedTuple):
-    """A shape of float16 products with float32 sums that a subgroup makes: (m, k) by (k, n)."""
+    """A shape of products with sums that a subgroup makes: (m, k) by (k, n)."""
 
     m: int
     n: int
@@ -32,12 +32,13 @@ class MatrixFragment(NamedTuple):
 
 
 class MatrixFacts(NamedTuple):
-    """What a device's matrix units and workgroups allow. fragment: None without VK_KHR_cooperative_matrix;
-    max_invocations: of a workgroup, all of which lie along x."""
+    """What a device's matrix units and workgroups allow. fragment, int8: shapes of float16 products with float32 sums,
+    and of int8 with int32; None without VK_KHR_cooperative_matrix. max_invocations: of a workgroup, all along x."""
 
     fragment: MatrixFragment | None
     shared_bytes: int
     max_invocations: int
+    int8: MatrixFragment | None = None
 
 
 NO_MATRICES: Final = MatrixFacts(None, 16384, 128)  # and the least that Vulkan allows

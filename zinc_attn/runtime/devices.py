@@ -20,15 +20,15 @@ from ..kernels.matrix import MatrixFacts, best_fragment
 from ..kernels.sizes import LEAST_SHARED_BYTES
 from ..kernels.tuning import CPU_WAVE
 from ..limits import WAVE
-from .loader import API_1_2, API_1_3, INSTALL_DRIVER, Heap, Vulkan, loader
+from .loader import API_1_2, API_1_3, FLOAT16, FLOAT32, INSTALL_DRIVER, SINT8, SINT32, Heap, Vulkan, loader
 from .protocol import DeviceInfo
 
 DOT_EXTENSION: Final = "VK_KHR_shader_integer_dot_product"  # core in Vulkan 1.3
-# Structs of device features that attend_matrix needs, with the feature of each.
+# Structs of device features that kernels with matrix units need, with the features of each.
 MATRIX_FEATURES: Final = {
-    "VkPhysicalDeviceCooperativeMatrixFeaturesKHR": "cooperativeMatrix",
-    "VkPhysicalDeviceShaderFloat16Int8Features": "shaderFloat16",
-    "VkPhysicalDeviceVulkanMemoryModelFeatures": "vulkanMemoryModel",
+    "VkPhysicalDeviceCooperativeMatrixFeaturesKHR": ("cooperativeMatrix",),
+    "VkPhysicalDeviceShaderFloat16Int8Features": ("shaderFloat16", "shaderInt8"),
+    "VkPhysicalDeviceVulkanMemoryModelFeatures": ("vulkanMemoryModel",),
 }
 FMA_FEATURES: Final = 1000579000  # VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_FMA_FEATURES_KHR
 CPU_SUBGROUP: Final = 8  # on a CPU; with 16, lavapipe of Mesa 26.2 crashes as it compiles matrix products
@@ -211,17 +211,19 @@ def matrix_needs(api: int) -> set[str]:
 
 
 def _matrix_facts(vk: Vulkan, instance: Any, physical: Any, extensions: set[str], api: int) -> MatrixFacts:
-    """What arithmetic "matrix" needs to know: the fragment of the device that suits it, and two limits."""
+    """What kernels with matrix units need to know: the fragments of the device that suit them, and two limits."""
     props, wave = vk.properties(physical, "VkPhysicalDeviceSubgroupProperties")
-    limits, fragment = props.limits, None
+    limits, fragment, int8 = props.limits, None, None
     waves = wave.subgroupSize == WAVE or asks_for_waves(vk, physical, extensions, api)
     waves = waves or (wave.subgroupSize <= CPU_SUBGROUP and _KINDS.get(props.deviceType) == "cpu")
     if waves and not matrix_needs(api) - extensions:
         features = vk.features(physical, *MATRIX_FEATURES)
-        if all(getattr(one, name) for one, name in zip(features, MATRIX_FEATURES.values(), strict=True)):
-            fragment = best_fragment(vk.matrix_fragments(instance, physical))
+        offered = zip(features, MATRIX_FEATURES.values(), strict=True)
+        if all(getattr(one, name) for one, names in offered for name in names):
+            fragment = best_fragment(vk.matrix_fragments(instance, physical, FLOAT16, FLOAT32))
+            int8 = best_fragment(vk.matrix_fragments(instance, physical, SINT8, SINT32))
     invocations = min(int(limits.maxComputeWorkGroupInvocations), int(limits.maxComputeWorkGroupSize[0]))
-    return MatrixFacts(fragment, int(limits.maxComputeSharedMemorySize), invocations)
+    return MatrixFacts(fragment, int(limits.maxComputeSharedMemorySize), invocations, int8)
 
 
 def _main_heap(heaps: Sequence[Heap]) -> Heap:

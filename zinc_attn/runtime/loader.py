@@ -15,6 +15,8 @@ from .registry import Keeper
 API_1_1: Final = 1 << 22 | 1 << 12
 API_1_2: Final = 1 << 22 | 2 << 12
 API_1_3: Final = 1 << 22 | 3 << 12
+FLOAT16, FLOAT32, SINT8, SINT32 = 0, 1, 3, 5  # VkComponentTypeKHR
+SCOPE_SUBGROUP: Final = 3
 QUEUE_COMPUTE: Final = 2  # VK_QUEUE_COMPUTE_BIT
 _INSTALL_LOADER: Final = (
     "install the Vulkan loader (Debian, Ubuntu: libvulkan1; Fedora: vulkan-loader; Arch: vulkan-icd-loader)"
@@ -179,8 +181,8 @@ class Vulkan:
         self.lib.vkGetPhysicalDeviceFeatures2(physical, self.struct("VkPhysicalDeviceFeatures2", pNext=made[0]))
         return made
 
-    def matrix_fragments(self, instance: Any, physical: Any) -> list[MatrixFragment]:
-        """The shapes of float16 products with float32 sums of a device that has VK_KHR_cooperative_matrix."""
+    def matrix_fragments(self, instance: Any, physical: Any, factor: int, total: int) -> list[MatrixFragment]:
+        """The shapes of products with sums, of these VkComponentTypeKHR, of a device that has matrix units."""
         name = "vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR"
         found = self.lib.vkGetInstanceProcAddr(instance, self.ffi.new("char[]", name.encode()))
         if found == self.ffi.NULL:
@@ -193,12 +195,11 @@ class Vulkan:
             items[i].sType = self.c.VK_STRUCTURE_TYPE_COOPERATIVE_MATRIX_PROPERTIES_KHR
         if query(physical, count, items):
             return []
-        half, single, subgroup = 0, 1, 3  # VK_COMPONENT_TYPE_FLOAT16_KHR, _FLOAT32_KHR, VK_SCOPE_SUBGROUP_KHR
-        want = (half, half, single, single, subgroup)
+        want = (factor, factor, total, total, 0, SCOPE_SUBGROUP)  # saturating sums are not exact
         return [
             MatrixFragment(one.MSize, one.NSize, one.KSize)
             for one in items
-            if (one.AType, one.BType, one.CType, one.ResultType, one.scope) == want
+            if (one.AType, one.BType, one.CType, one.ResultType, one.saturatingAccumulation, one.scope) == want
         ]
 
     def compute_family(self, physical: Any, given: int | None = None) -> tuple[int, int]:

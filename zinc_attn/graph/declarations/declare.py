@@ -46,10 +46,17 @@ def tensors(*names: str) -> tuple[Field, ...]:
     return tuple(Field(name, "tensor") for name in names)
 
 
-def kernel(name: str, bindings: dict[str, Access], spec: tuple[str, ...], params: tuple[Field, ...]) -> GraphKernel:
-    """A kernel whose source is ``shaders/graph/NAME.comp``."""
+def kernel(
+    name: str,
+    bindings: dict[str, Access],
+    spec: tuple[str, ...],
+    params: tuple[Field, ...],
+    extension: str | None = None,
+) -> GraphKernel:
+    """A kernel whose source is ``shaders/graph/NAME.comp``; extension: as ``KernelDecl`` has it."""
     bound = (Binding("params", "read"), *(Binding(one, access) for one, access in bindings.items()))
-    made = GraphKernel(KernelDecl(name, f"graph/{name}.comp", bound, spec, module=f"graph_{name}"), params)
+    decl = KernelDecl(name, f"graph/{name}.comp", bound, spec, module=f"graph_{name}", extension=extension)
+    made = GraphKernel(decl, params)
     if made.words > PARAMS_WORDS:
         raise ValueError(f"{name}: {made.words} words of parameters, at most {PARAMS_WORDS}")
     return made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ...kernels.declarations import Access
+from ...kernels.declarations import MATRIX, Access
 from .. import pieces
 from .declare import Field, kernel, tensors
 
@@ -62,9 +62,13 @@ _TILE: Final = (
     "add",
     "experts",
 )
-# Both need the device's shaderIntegerDotProduct.
+# All need the device's shaderIntegerDotProduct.
 MUL_MAT_VEC: Final = kernel("mul_mat_vec", _PRODUCT_BINDINGS, _VEC, _PRODUCT_PARAMS)
 MUL_MAT: Final = kernel("mul_mat", _PRODUCT_BINDINGS, _TILE, _PRODUCT_PARAMS)
+# By int8 matrix units, where the device has them. own_rows and own_columns count matrices of mat_m by mat_n, which a
+# subgroup has; workgroup_size is of so many subgroups as the tile needs.
+_UNITS: Final = (*_TILE[:-2], "mat_m", "mat_n", "mat_k", *_TILE[-2:])
+MUL_MAT_UNITS: Final = kernel("mul_mat_units", _PRODUCT_BINDINGS, _UNITS, _PRODUCT_PARAMS, MATRIX.extension)
 # w: (k, rows) and x: (k, columns) of FLOAT_TYPES; a matrix of w serves x.n[2] / w.n[2] planes of x. Grids as above.
 # mul_mat_float takes any steps. mul_mat_float_vec wants s[0] = 1, rows that begin on words, and k a multiple of 8, with
 # ahead of 64.

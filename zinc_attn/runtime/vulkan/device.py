@@ -86,10 +86,10 @@ class LogicalDevice:
             self.wave32 = bool(features.subgroupSizeControl and features.computeFullSubgroups)
         if not self.wave32:
             self.info = self.info.with_own_subgroups()
-        if self.info.matrix.fragment is not None:
+        if self.info.matrix.fragment is not None or self.info.matrix.int8 is not None:
             enable += sorted(matrix_needs(api))
-            for struct, name in MATRIX_FEATURES.items():
-                features = self.vk.struct(struct, pNext=features, **{name: 1})
+            for struct, names in MATRIX_FEATURES.items():
+                features = self.vk.struct(struct, pNext=features, **dict.fromkeys(names, 1))
         if self.info.integer_dots:
             enable += [] if api >= API_1_3 else [DOT_EXTENSION]
             dot = self.vk.features(self.physical, "VkPhysicalDeviceShaderIntegerDotProductFeatures")[0]

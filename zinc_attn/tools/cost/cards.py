@@ -15,7 +15,8 @@ from .assumptions import READ_EFFICIENCY
 
 GRID: Final = 65535  # workgroups along an axis that every device takes
 FRAGMENT: Final = MatrixFragment(16, 16, 16)
-RDNA4_UNITS: Final = MatrixFacts(FRAGMENT, 64 << 10, 1024)  # what RADV of a Mesa that offers them tells of matrix units
+# What RADV of a Mesa that offers them tells of matrix units.
+RDNA4_UNITS: Final = MatrixFacts(FRAGMENT, 64 << 10, 1024, FRAGMENT)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,10 @@ from ...graph import declarations as graph
 from ...graph.declarations import FLOAT_TYPES, GraphKernel
 from ...graph.records import params, tensor
 from ...graph.recurrent import scale_of, state_rows
-from ...runtime.device import Device, load_spirv
+from ...graph.units import tile_of_units
+from ...kernels.device_info import DeviceInfo
+from ...limits import WAVE
+from ...runtime.device import SPIRV, Device, load_spirv
 from ...runtime.protocol import Dispatch, Runtime, Use, Words
 from .model import ROPE, Matrix
 
@@ -67,6 +70,14 @@ def _pieces(count: int, size: int) -> int:
     return -(-count // size)
 
 
+def units_of(info: DeviceInfo, kind: str) -> tuple[int, ...] | None:
+    """``tile_of_units`` of a device; None where it or the package has no units for the type of weights."""
+    if info.matrix.int8 is None or not (SPIRV / graph.MUL_MAT_UNITS.decl.file).exists():
+        return None
+    on_cpu = info.kind == "cpu"
+    return tile_of_units(kind, info.matrix.int8, info.subgroup_size if on_cpu else WAVE, on_cpu)
+
+
 class OnDevice:
     """``Operations`` on a device."""
 
@@ -102,7 +113,8 @@ class OnDevice:
         return self._float(graph.NORM, len(x), x.shape, (x, weight, weight), spec=spec, **of)
 
     def product(self, weights: Matrix, x: F32, added: F32 | None = None, ids: NDArray[np.int32] | None = None) -> F32:
-        """By the kernels of few rows of x where there are few, else by tiles: the bits are the same."""
+        """By the kernels of few rows of x where there are few, else by tiles; where nothing is added, these by matrix
+        units if there are some. The bits are the same."""
         rows, runtime, few = len(weights.rows) // weights.experts, self._device.runtime, len(x) <= FEW
         y = np.empty((*(x.shape[:1] if ids is None else ids.shape), rows), np.float32)
         plus: NDArray[Any] = y if added is None else added
@@ -115,7 +127,7 @@ class OnDevice:
             columns, groups, chosen = 1, ids.size, ids
             if not few:
                 groups, chosen = self._by_expert(ids, weights.experts)
-        spec = (*TILE, add, int(ids is not None))
+        spec: tuple[int, ...] = (*TILE, add, int(ids is not None))
         if few:  # any number of waves has the same bits
             spec = columns, 32 * waves, int(subgroups), 4, len(x) % 2, add, int(ids is not None)
         grid = _pieces(rows, 32), groups, 1
@@ -131,6 +143,9 @@ class OnDevice:
         steps = weights.rows.size // weights.experts // 16, 0  # matrices have whole groups of rows
         of |= {"w_begin": 0, "w_steps": steps, "repeats": (1, 1), "blocks": x.shape[-1] // 32}
         kernel, kind = graph.MUL_MAT_VEC if few else graph.MUL_MAT, graph.WEIGHT_TYPES.index(weights.kind)
+        if not few and not add and ids is None and (units := units_of(self._device.info, weights.kind)):
+            kernel, spec = graph.MUL_MAT_UNITS, (*units, 0, 0)
+            grid = _pieces(rows, units[0]), _pieces(len(x), units[1]), 1
         given: tuple[NDArray[Any], ...] = blocks.pack(weights.kind, weights.rows), *quantized, plus, chosen
         (words,) = run(runtime, kernel, grid, given, (y.size,), (kind, *spec), **of)
         return words.view(np.float32).reshape(y.shape)

@@ -26,7 +26,9 @@ from .isa import main_loops
 from .variants import Spec, all_specs
 
 ICD_FOLDERS: Final = ("/etc/vulkan/icd.d", "/usr/local/share/vulkan/icd.d", "/usr/share/vulkan/icd.d")
-NEEDED_MESA: Final = "RADV of Mesa 25.0 (older ones do not know the chip, newer ones want a shim, see docs/cli.md)"
+NEEDED_MESA: Final = (
+    "RADV of Mesa 25.0 to 25.2 (older ones do not know the chip, newer ones want a shim, see docs/cli.md)"
+)
 PACKAGE_ROOT: Final = Path(__file__).parents[3]
 WORKER: Final = (sys.executable, "-m", f"{__package__}.worker")
 Program = tuple[KernelDecl, tuple[int, ...]]  # a kernel and its specialization constants

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from ...graph.constants import SUPERBLOCK
-from ...graph.declarations import MUL_MAT_VEC, WEIGHT_TYPES
+from ...graph.declarations import MUL_MAT_UNITS, MUL_MAT_VEC, WEIGHT_TYPES, GraphKernel
 from ...graph.pieces import GROUP, TYPES
 from ...graph.programs import PROGRAMS
 from ...limits import WAVE
+from ...runtime.device import SPIRV
 from ..cost import CARDS
 from .compiler import compile_programs
+from .isa import matrix_cycles
 
 MOST: Final = {"Spilled VGPRs": 0, "Spilled SGPRs": 0, "Scratch size": 0, "LDS size": 32 << 10}
 
@@ -20,16 +22,36 @@ MOST: Final = {"Spilled VGPRs": 0, "Spilled SGPRs": 0, "Scratch size": 0, "LDS s
 MOST_ISSUED: Final = {1: 0.2, 8: 0.9}
 MOST_VGPRS: Final = 96  # of one column: 16 waves a SIMD
 LEAST_AHEAD: Final = 4096  # bytes of weights that a wave of it loads before it uses the first
+# Cycles of mul_mat_units for a block of 32 values of 32 rows and 64 columns, by what an output has of it: a product,
+# where 330 are 148 TOPS of the card; two products and two minima; else two products, a minimum, or a flush.
+MOST_CYCLES: Final = dict.fromkeys(("q4_0", "q5_0", "q8_0", "iq4_nl", "iq4_xs"), 330) | {"q2_K": 570}
+MOST_CYCLES_ELSE: Final = 460
+
+
+def graph_programs() -> list[tuple[GraphKernel, tuple[int, ...]]]:
+    """What the gate compiles: matrix units only where the package was built with them."""
+    return [(kernel, spec) for kernel, spec in PROGRAMS if (SPIRV / kernel.decl.file).exists()]
 
 
 def graph_violations() -> Iterator[str]:
     """One sentence per broken gate."""
-    made = compile_programs([(kernel.decl, spec) for kernel, spec in PROGRAMS])
-    for (kernel, spec), one in zip(PROGRAMS, made, strict=True):
+    programs = graph_programs()
+    made = compile_programs([(kernel.decl, spec) for kernel, spec in programs])
+    for (kernel, spec), one in zip(programs, made, strict=True):
         name = f"{kernel.name} {list(spec)}"
         yield from broken(name, one)
         if kernel is MUL_MAT_VEC:
             yield from _of_products(name, spec, one)
+        if kernel is MUL_MAT_UNITS:
+            most = MOST_CYCLES.get(WEIGHT_TYPES[spec[0]], MOST_CYCLES_ELSE)
+            if (cycles := unit_cycles(spec, one["isa"])) > most:
+                yield f"{name}: {cycles:.0f} cycles of a block, at most {most} allowed"
+
+
+def unit_cycles(spec: Sequence[int], isa: str) -> float:
+    """``matrix_cycles`` of a subgroup's matrices, for eight of them."""
+    _, _, _, own_rows, own_columns, *_ = spec
+    return matrix_cycles(isa) * 8 / (own_rows * own_columns)
 
 
 def _of_products(name: str, spec: tuple[int, ...], one: Mapping[str, Any]) -> Iterator[str]:

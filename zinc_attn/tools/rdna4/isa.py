@@ -13,13 +13,11 @@ _TARGET: Final = re.compile(r"\bBB(\d+)\b")
 _VECTOR_LOAD: Final = re.compile(r"(?:buffer|global)_load_(?:dword|b\d)")
 # Without an issue slot beside vector work: waits, and scalar ALU work, which issues beside that of other waves.
 _FREE: Final = re.compile(r"s_(?!load|buffer_load)")
+WMMA_CYCLES: Final = 8  # of 16 x 16 x 16 int8 products: 383 TOPS of a card's 128 units, which AMD gives for 2.92 GHz
 
 
-def innermost_loops(isa: str) -> list[tuple[list[str], bool]]:
-    """(opcodes, straight) per innermost loop, in program order; a dual-issued pair is one opcode.
-
-    A loop is what a backward branch spans. straight: it has no conditional part, so that each trip runs all of it.
-    """
+def _parsed(isa: str) -> tuple[list[tuple[int, str]], list[tuple[int, int]]]:
+    """(block, opcode) of every instruction, a dual-issued pair is one; and (block, target) of every jump."""
     at = -1
     code: list[tuple[int, str]] = []  # (block, opcode)
     jumps: list[tuple[int, int]] = []
@@ -31,6 +29,22 @@ def innermost_loops(isa: str) -> list[tuple[list[str], bool]]:
             code.append((at, found[1]))
             if found[1].startswith(("s_branch", "s_cbranch")) and (target := _TARGET.search(text[found.end() :])):
                 jumps.append((at, int(target[1])))
+    return code, jumps
+
+
+def matrix_cycles(isa: str) -> int:
+    """Issue cycles of vector work in the one block of a program that has products of matrices."""
+    code, _ = _parsed(isa)
+    (block,) = {at for at, op in code if op.startswith("v_wmma_")}
+    return sum(WMMA_CYCLES if op.startswith("v_wmma_") else op.startswith("v_") for at, op in code if at == block)
+
+
+def innermost_loops(isa: str) -> list[tuple[list[str], bool]]:
+    """(opcodes, straight) per innermost loop, in program order.
+
+    A loop is what a backward branch spans. straight: it has no conditional part, so that each trip runs all of it.
+    """
+    code, jumps = _parsed(isa)
     ends: dict[int, int] = {}  # first block to last block
     for at, to in jumps:
         if to <= at:

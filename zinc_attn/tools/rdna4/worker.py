@@ -29,38 +29,41 @@ def main() -> None:
     """Answer every job, or exit with a sentence where the device is not the chip."""
     try:
         vk = loader()
-        device, ways = _open(vk)
+        device, ways, units = _open(vk)
     except ZincAttnError as e:
         sys.exit(str(e))
     for line in sys.stdin:
         try:
-            answer = _compile(vk, device, ways, *json.loads(line))
+            answer = {"units": units} | _compile(vk, device, ways, *json.loads(line))
         except ZincAttnError as e:
             answer = {"refused": str(e)}
         print(json.dumps(answer), flush=True)
 
 
-def _open(vk: Vulkan) -> tuple[Any, tuple[Way, Way]]:
-    """A VkDevice of the chip with a queue of its first family, and its ways to multiply and add: plain, and fused."""
+def _open(vk: Vulkan) -> tuple[Any, tuple[Way, Way], bool]:
+    """A VkDevice of the chip with a queue of its first family, its ways to multiply and add, plain and fused, and
+    whether it offers matrix units."""
     physical = vk.physical_devices(vk.create_instance()[0])[0]
     chip = vk.text(vk.properties(physical)[0].deviceName)
     if "gfx1201" not in chip.lower():  # a Mesa that ignores the forced family
         sys.exit(f"the driver offers {chip!r}")
     features = vk.struct("VkPhysicalDeviceSubgroupSizeControlFeatures", subgroupSizeControl=1, computeFullSubgroups=1)
-    for struct, name in {  # Mesa 25.0 compiles matrix products for gfx12 without offering them
-        "VkPhysicalDevicePipelineExecutablePropertiesFeaturesKHR": "pipelineExecutableInfo",
-        **{struct: name for struct, name in MATRIX_FEATURES.items() if name != "cooperativeMatrix"},
-    }.items():
-        features = vk.struct(struct, pNext=features, **{name: 1})
+    # Mesa 25.0 compiles matrix products without offering them: lanes have the elements that another chip's would have.
+    offered = "VK_KHR_cooperative_matrix" in vk.extensions(physical)
+    wanted = {"VkPhysicalDevicePipelineExecutablePropertiesFeaturesKHR": ("pipelineExecutableInfo",), **MATRIX_FEATURES}
+    for struct, fields in wanted.items():
+        if offered or fields != ("cooperativeMatrix",):
+            features = vk.struct(struct, pNext=features, **dict.fromkeys(fields, 1))
+    units = ["VK_KHR_cooperative_matrix"] if offered else []
     fma = ["VK_KHR_shader_fma"] if "VK_KHR_shader_fma" in vk.extensions(physical) else []
     if fma:
         features, more = fma_features(vk, physical), features
         features.pNext = more
     queue = vk.struct("VkDeviceQueueCreateInfo", queueCount=1, pQueuePriorities=vk.array("float", [1.0]))
-    names = [vk.ffi.new("char[]", name.encode()) for name in (*_EXTENSIONS, *fma)]
+    names = [vk.ffi.new("char[]", name.encode()) for name in (*_EXTENSIONS, *units, *fma)]
     enabled = {"enabledExtensionCount": len(names), "ppEnabledExtensionNames": vk.array("char*", names)}
     made = _make(vk, physical, "Device", pNext=features, queueCreateInfoCount=1, pQueueCreateInfos=queue, **enabled)
-    return made, ("fma()", "OpFmaKHR" if fma else "fma()")
+    return made, ("fma()", "OpFmaKHR" if fma else "fma()"), offered
 
 
 def _make(vk: Vulkan, owner: Any, kind: str, **fields: Any) -> Any:

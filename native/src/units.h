@@ -1,0 +1,27 @@
+/* Matrix units for int8 with int32 sums, of VK_KHR_cooperative_matrix, which the headers of Vulkan 1.3.239 lack. */
+#ifndef UNITS_H
+#define UNITS_H
+
+#include "device.h"
+
+/* What a device needs to have on, in a chain. */
+struct za_units_features {
+    struct {
+        VkStructureType sType;
+        void *pNext;
+        VkBool32 cooperativeMatrix, robustBufferAccess;
+    } matrices;
+    VkPhysicalDeviceShaderFloat16Int8Features int8;
+    VkPhysicalDeviceVulkanMemoryModelFeatures memory;
+};
+
+extern const char za_units_extension[];
+
+/* The shape that kernels are run with; m is 0 where the device, of Vulkan 1.3, has none or cannot say how large a
+   subgroup is. wave32: pipelines ask for subgroups of 32. */
+struct za_units za_units_of(const struct za_device *device, bool wave32);
+
+/* Fill the chain with what is to be on, `next` behind it. */
+void *za_units_chain(struct za_units_features *features, void *next);
+
+#endif

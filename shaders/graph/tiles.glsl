@@ -1,0 +1,90 @@
+// Quantized weights times many rows of x, in tiles: S256 of zinc_attn/graph/products.py.
+//
+// Grid: x = rows of w in pieces of TILE_ROWS, y = rows of x in pieces of TILE_COLUMNS, z = planes of y.  A workgroup
+// walks along a row block by block, ascending: it decodes a block of its rows of w and x to shared memory, then adds
+// that block to the sums of its outputs.  Who includes this has the constants TYPE, TILE_ROWS, TILE_COLUMNS, ADD and
+// EXPERTS, and these functions:
+void keep_w(uint i, uvec4 low, uvec4 high, vec4 scales);       // row i of w: its integers, and block_scales
+void keep_superblock(uint i, vec2 scale);                      // superblock_scale of it
+void keep_x(uint i, uvec4 low, uvec4 high, vec3 scales);       // row i of x: its integers, scales_of_x
+void add_block();
+void end_superblock();
+
+layout(set = 0, binding = MUL_MAT_BIND_PARAMS, std430) restrict readonly buffer Params { MulMatParams p; };
+layout(set = 0, binding = MUL_MAT_BIND_W, std430) readonly buffer W16 { uvec4 w16[]; };
+layout(set = 0, binding = MUL_MAT_BIND_W, std430) readonly buffer W4 { uint w4[]; };
+layout(set = 0, binding = MUL_MAT_BIND_Q, std430) readonly buffer Q { uvec4 q[]; };
+layout(set = 0, binding = MUL_MAT_BIND_SCALES, std430) readonly buffer Scales { uvec2 scales[]; };
+layout(set = 0, binding = MUL_MAT_BIND_ADDED, std430) readonly buffer Added { float added[]; };
+layout(set = 0, binding = MUL_MAT_BIND_IDS, std430) readonly buffer Ids { uint ids[]; };
+layout(set = 0, binding = MUL_MAT_BIND_Y, std430) writeonly buffer Y { float y[]; };
+#include "tensor.glsl"
+#include "numbers.glsl"
+const bool TILED = true;
+#include "columns.glsl"
+#include "sums.glsl"
+
+uint superblock;
+#include "q_blocks.glsl"
+#include "q_sums.glsl"
+
+uvec4 piece16(uint i) {
+    return load_16(i);
+}
+
+uint piece4(uint i) {
+    return load_4(i);
+}
+
+uint small_piece(uint j) {
+    return load_small(j);
+}
+
+// Words of decoded values as the weights' integers. No byte borrows from its neighbor.
+uvec4 as_signed(uvec4 w) {
+    return OFFSET == 0 ? w : ((w | 0x80808080u) - uint(OFFSET) * 0x01010101u) ^ 0x80808080u;
+}
+
+shared uint numbers[TILE_COLUMNS];  // of columns in x
+
+// Block j of the superblock of all rows of the tile.
+void load_tiles(uint j) {
+    for (uint i = gl_LocalInvocationIndex; i < TILE_ROWS; i += gl_WorkGroupSize.x) {
+        uint m = min(gl_WorkGroupID.x * TILE_ROWS + i, p.y.n[0] - 1u);
+        row = find_row(m / WEIGHT_GROUP, m % WEIGHT_GROUP);
+        uvec4 low, high;
+        decode(j, low, high);
+        keep_w(i, as_signed(low), as_signed(high), block_scales(j));
+        if (IS_256 && j == 0u) {
+            keep_superblock(i, superblock_scale());
+        }
+    }
+    uint other = (gl_LocalInvocationIndex + gl_WorkGroupSize.x - TILE_ROWS % gl_WorkGroupSize.x) % gl_WorkGroupSize.x;
+    for (uint i = other; i < TILE_COLUMNS; i += gl_WorkGroupSize.x) {  // begun by those who have no row of w, or fewer
+        uint at = (superblock * 8u + j) * rows_of_x() + numbers[i];
+        keep_x(i, q[2u * at], q[2u * at + 1u], scales_of_x(scales[at]));
+    }
+}
+
+// All blocks of a row; false where the workgroup has no matrix.
+bool add_blocks() {
+    if (!find_matrix()) {
+        return false;
+    }
+    for (uint i = gl_LocalInvocationIndex; i < TILE_COLUMNS; i += gl_WorkGroupSize.x) {
+        numbers[i] = number_in_x(gl_WorkGroupID.y * TILE_COLUMNS + i);
+    }
+    barrier();
+    fill_table();
+    for (uint b = 0u; b < p.blocks; ++b) {
+        superblock = b / 8u;
+        load_tiles(b % 8u);
+        barrier();
+        add_block();
+        if (b % 8u == 7u || b + 1u == p.blocks) {
+            end_superblock();
+        }
+        barrier();
+    }
+    return true;
+}
