@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cache_rows import SHARDED as SHAPE
+from cache_rows import check_books
 from support import differing
 
 import zinc_attn as za
@@ -65,6 +66,26 @@ def test_close_comes_before_other_errors(device: za.Device) -> None:
             call()
 
 
+def test_a_full_shard_is_named(device: za.Device) -> None:
+    """Pages of short sequences fill it before nodes do; another one may take their place."""
+    k, q = np.ones((200, 2, 64), np.float16), np.ones((6, 64), np.float32)
+    with za.ShardedKVCache([device] * 2, SHAPE, 1, 1024, weights=[1.0, 1.0]) as cache:
+        attn, seqs = za.ShardedAttention(cache), [cache.new_sequence() for _ in range(5)]
+        for seq in seqs[:4]:
+            cache.append(seq, 0, k, k)  # a page of 256 each
+        full = r"^shard 0 of 2: got 1 of the {} new tokens, .* 0 of its 2 pages of 256 tokens are free, .* larger"
+        for new, give in (
+            (1, lambda: cache.append(seqs[4], 0, k[:1], k[:1])),
+            (2, lambda: attn([q] * 2, seqs[3:], 0, [k[:1]] * 2, [k[:1]] * 2)),
+        ):
+            with pytest.raises(CapacityError, match=full.format(new)):
+                give()
+            assert [len(seq) for seq in seqs] == [200] * 4 + [0]
+        seqs[2].free()
+        cache.append(seqs[4], 0, k[:1], k[:1])
+        check_books(cache, [seq for seq in seqs if not seq.closed])
+
+
 def sharded(devices: Any, shape: Any = SHAPE, **options: Any) -> za.ShardedKVCache:
     return za.ShardedKVCache(devices, shape, 1, 100, **options)
 
@@ -77,7 +98,6 @@ REFUSED = (  # of a constructor, with the device
     (lambda d: sharded([d], weights=[1, 2]), r"weights: got 2, expected one per device \(1\)"),
     (lambda d: sharded([d], "6/2/64"), "shape: got str, expected an AttnShape$"),
     (lambda d: sharded([d], page_size=1024), "page_size: got 1024"),
-    (lambda d: sharded([d], comm=1), r"comm: got 1, expected an mpi4py communicator, such as MPI\.COMM_WORLD$"),
     (lambda d: za.ShardedAttention(za.KVCache(d, SHAPE, 1, 600)),
      "cache: got KVCache, expected a ShardedKVCache; Attention attends"),
 )  # fmt: skip
