@@ -9,7 +9,7 @@ import pytest
 
 from zinc_attn.cli import app as cli
 
-DRAWING = ("sweep", "bench", "decode", "proof")
+DRAWING = ("sweep", "bench", "proof")
 
 
 def run(*words: Any) -> int:
