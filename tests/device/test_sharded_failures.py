@@ -78,9 +78,10 @@ def test_a_full_shard_is_named(device: za.Device) -> None:
             (1, lambda: cache.append(seqs[4], 0, k[:1], k[:1])),
             (2, lambda: attn([q] * 2, seqs[3:], 0, [k[:1]] * 2, [k[:1]] * 2)),
         ):
+            used = cache.allocator.used.tolist()
             with pytest.raises(CapacityError, match=full.format(new)):
                 give()
-            assert [len(seq) for seq in seqs] == [200] * 4 + [0]
+            assert [len(seq) for seq in seqs] == [200] * 4 + [0] and cache.allocator.used.tolist() == used
         seqs[2].free()
         cache.append(seqs[4], 0, k[:1], k[:1])
         check_books(cache, [seq for seq in seqs if not seq.closed])
