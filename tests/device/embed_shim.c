@@ -60,10 +60,18 @@ WRAP(vkResetFences, (VkDevice d, uint32_t n, const VkFence *f), (d, n, f))
 
 static int pretends(void) { return getenv("EMBED_WAVE32") != NULL; }
 
+/* The struct of a type in a chain, or NULL. */
+static void *in_chain(const void *chain, VkStructureType type) {
+    for (const VkBaseInStructure *at = chain; at; at = at->pNext)
+        if (at->sType == type) return (void *)at;
+    return NULL;
+}
+
 static void wrap_vkGetPhysicalDeviceProperties2(VkPhysicalDevice p, VkPhysicalDeviceProperties2 *o) {
     vkGetPhysicalDeviceProperties2(p, o);
-    VkPhysicalDeviceSubgroupSizeControlProperties *sizes = o->pNext;
-    if (!pretends()) return;
+    VkPhysicalDeviceSubgroupSizeControlProperties *sizes =
+        in_chain(o->pNext, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_PROPERTIES);
+    if (!pretends() || !sizes) return;
     sizes->minSubgroupSize = 32;
     sizes->maxSubgroupSize = 64;
     sizes->requiredSubgroupSizeStages = VK_SHADER_STAGE_COMPUTE_BIT;
@@ -71,11 +79,14 @@ static void wrap_vkGetPhysicalDeviceProperties2(VkPhysicalDevice p, VkPhysicalDe
 
 static void wrap_vkGetPhysicalDeviceFeatures2(VkPhysicalDevice p, VkPhysicalDeviceFeatures2 *o) {
     vkGetPhysicalDeviceFeatures2(p, o);
-    if (pretends()) ((VkPhysicalDeviceSubgroupSizeControlFeatures *)o->pNext)->subgroupSizeControl = VK_TRUE;
+    VkPhysicalDeviceSubgroupSizeControlFeatures *features =
+        in_chain(o->pNext, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_FEATURES);
+    if (pretends() && features) features->subgroupSizeControl = VK_TRUE;
 }
 
 static VkResult wrap_vkCreateDevice(VkPhysicalDevice p, const VkDeviceCreateInfo *i, Allocator a, VkDevice *o) {
-    const VkPhysicalDeviceSubgroupSizeControlFeatures *features = i->pNext;
+    const VkPhysicalDeviceSubgroupSizeControlFeatures *features =
+        in_chain(i->pNext, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_FEATURES);
     VkResult result = refused("vkCreateDevice");
     VkDeviceCreateInfo plain = *i;
     if (result) return result;

@@ -4,9 +4,8 @@ import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
-from hostile import ON_DEVICE, Bench, K, Make, V, closing, walk
+from hostile import ON_DEVICE, Bench, Make, closing, walk
 from support import FULL, open_device
 
 import zinc_attn as za
@@ -43,10 +42,13 @@ def test_the_integration(device: za.Device) -> None:
     from zinc_attn.integrations import transformers as hf
 
     config = transformers.LlamaConfig(
-        num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, head_dim=64, hidden_size=128
+        num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, head_dim=64, hidden_size=128, vocab_size=9
     )
     with hf.ZincCache(config, 64, device=device, max_batch=2) as cache:
-        cache.append(lambda layer: (K.astype(np.float16), V.astype(np.float16)), torch.float16)
+        hf.register()
+        with torch.no_grad():
+            model = transformers.LlamaForCausalLM._from_config(config, attn_implementation="zinc")
+            model(torch.ones((1, 3), dtype=torch.int64), cache=cache)
         x, two = torch.ones((1, 2, 1, 64)), {"batch_size": 1, "q_length": 1, "kv_length": 1}
         table: dict[str, Make] = {
             "attention_forward": lambda: (
@@ -54,7 +56,7 @@ def test_the_integration(device: za.Device) -> None:
                 {"module": None, "query": x, "key": x, "value": x, "attention_mask": None, "scaling": 0.5},
             ),
             "attention_mask": lambda: (hf.attention_mask, {**two, "attention_mask": torch.ones((1, 1))}),
-            "ZincCache": lambda: (closing(hf.ZincCache), {"config": config, "capacity": 64, "device": device}),
+            "ZincCache": lambda: (closing(hf.ZincCache), {"config": config, "max_cache_len": 64, "device": device}),
             "allocate": lambda: (cache.allocate, {"dtype": torch.float16}),
             "set_layout": lambda: (cache.set_layout, {"num_splits": 1}),
             "crop": lambda: (cache.crop, {"tokens_to_remove": 0}),

@@ -52,8 +52,8 @@ def matrix_bound(q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], **options: A
     error = factor * (sums * (2 * _HALF + _HALF**2 + dims * _SUM + _REST) + tiny) + most * math.log2(math.e) * _REST
     spread, lse = attention(q, k, np.abs(v.astype(np.float64)), **options)
     relative = np.exp2(2 * error) * (1 + 2 * _HALF + 64 * _SUM + _REST) - 1
-    largest = float(np.max(np.abs(v.astype(np.float64)), initial=0.0))
-    bound: F64 = relative[..., None] * with_rows(spread) + _TINY + len(k) * _TINY * largest
+    most_v = float(np.max(np.abs(v.astype(np.float64)), initial=0.0))
+    bound: F64 = relative[..., None] * with_rows(spread) + _TINY + len(k) * _TINY * most_v
     size = np.where(np.isinf(lse), 0.0, np.abs(lse))
     folds = (len(k) / KEYS_PER_NODE + 16) * _TINY
     return bound.reshape(spread.shape), math.log(2) * error.reshape(lse.shape) + _REST * (1 + size) + folds

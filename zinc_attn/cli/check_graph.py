@@ -43,5 +43,5 @@ def _line(outcome: GraphOutcome, faults: list[str], device: str, as_json: bool) 
     if as_json:
         return json.dumps({**asdict(outcome), "fault": "; ".join(faults), "device": device})
     status = "FAIL" if faults else "pass"
-    first = f"{status:<8}{name_of(outcome.kind):<14}{outcome.digest[:18]:<20}{outcome.operations} operations  {device}"
+    first = f"{status:<8}{name_of(outcome.kind):<21}{outcome.digest[:18]:<20}{outcome.operations} operations  {device}"
     return "\n".join([first, *(f"        {fault}" for fault in faults)])
