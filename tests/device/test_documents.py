@@ -123,7 +123,7 @@ def test_the_command_lines_are_the_programs(page: str) -> None:
 
 
 def test_an_option_that_a_page_names_alone_is_one_of_a_command_or_script() -> None:
-    of_llama = {"--swa-full", "--cache-ram", "--no-kv-offload"}
+    of_llama = {"--swa-full", "--cache-ram", "--no-kv-offload", "--context-shift"}
     known = {"--version", "--no-deps"}.union(of_llama, *map(options, commands().values()))
     for program in (*ROOT.glob("examples/**/*.py"), *(ROOT / "scripts" / name for name in ("test", "build_kp.sh"))):
         known |= set(re.findall(r"--[a-z][\w-]*", program.read_text()))
