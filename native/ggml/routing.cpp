@@ -1,5 +1,6 @@
 #include "routing.h"
 
+#include "attention.h"
 #include "operations.h"
 
 namespace zinc {
@@ -140,6 +141,12 @@ static bool is_expert(const ggml_tensor *t, const ggml_tensor *products, int64_t
            t->ne[0] == products->ne[0] && t->ne[1] == products->ne[2] && t->nb[1] == products->nb[2] && t->ne[2] == 1;
 }
 
+// Whether the sum lies where one expert's results do: an invocation reads its column of all of them before it writes.
+static bool in_place(const ggml_tensor *total, const ggml_tensor *x) {
+    return x->ne[2] == 1 && ggml_is_contiguous(x) && ggml_is_contiguous(total) && begin_of(total) >= begin_of(x) &&
+           (begin_of(total) - begin_of(x)) % x->nb[1] == 0;
+}
+
 std::optional<bool> record_sum_experts(Recording &r, ggml_tensor *products) {
     const ggml_tensor *x = products->src[0], *weights = products->src[1];
     const int64_t experts = x->ne[1];
@@ -154,8 +161,18 @@ std::optional<bool> record_sum_experts(Recording &r, ggml_tensor *products) {
         if (!(e == 1 ? is_expert(sum->src[0], products, 0) : sum->src[0] == total)) return {};
         total = sum;
     }
-    if (overlap(total, x) || overlap(total, weights) || !r.hides(total, total)) return {};
-    const Bound of_x = bound(*r.device, x), of_weights = bound(*r.device, weights), y = bound(*r.device, total);
+    if ((overlap(total, x) && !in_place(total, x)) || !r.hides(total, total)) return {};
+    const Bound of_x = bound(*r.device, x), y = bound(*r.device, total);
+    Bound of_weights = bound(*r.device, weights);
+    if (overlap(total, weights)) {  // which ggml has not kept for the sums
+        Scratch scratch;
+        Bound copy = of_weights;
+        copy.at = {0, {1, of_weights.at.n[1], of_weights.at.n[2], 1}, {1, 1, of_weights.at.n[1], 0}};
+        if (!r.device->recorder->scratch(4 * uint64_t(ggml_nelements(weights)), &scratch)) return false;
+        copy.place = scratch.place;
+        if (!fit(r, of_weights, copy, 0)) return false;
+        of_weights = copy;
+    }
     r.take(total);
     return r.dispatch(GRAPH_SUM_EXPERTS, {}, sum_experts_params{of_x.at, of_weights.at, y.at},
                       {of_x.place, of_weights.place, y.place}, 4, grid(pieces(uint64_t(ggml_nelements(total)), 256)));
