@@ -6,7 +6,7 @@
 
 namespace zinc {
 
-constexpr long MOST_SPLITS = 32768;  // nodes of the longest context: more cannot be honored
+constexpr long MOST_SPLITS = MAX_CONTEXT / KEYS_PER_NODE;
 
 // What ZINC_ATTN_SPLITS says.
 static bool splits_given(uint32_t *splits) {
@@ -23,11 +23,11 @@ Device *Device::open() {
     self->device_ = za_device_open(std::getenv("ZINC_ATTN_DEVICE"));
     // The driver computes the kernels' bits.
     const Kind plain{1, 1, 64, 64, false, {ZA_F16, 128}, {ZA_F16, 128}};
-    if (!splits_given(&self->splits)) {
-    } else if (self->device_ && !self->device_->dots) {
+    const bool given = self->device_ && splits_given(&self->splits);
+    if (given && !self->device_->dots) {
         za_fail_as(ZA_UNSUPPORTED, "%s has no integer dot product, which products of quantized weights need: Vulkan 1.3 "
                    "or VK_KHR_shader_integer_dot_product", za_device_info(self->device_).name);
-    } else if (self->device_ && self->attn(plain).attn) {
+    } else if (given && self->attn(plain).attn) {
         const struct za_device_info info = za_device_info(self->device_);
         self->name = info.name;
         self->alignment = size_t(info.alignment > 32 ? info.alignment : 32);

@@ -15,7 +15,8 @@ static bool record_attention(Recording &recording, ggml_tensor *op) { return att
 static std::array<const Served *, GGML_OP_COUNT> all() {
     static const std::vector<Served> attention = {{GGML_OP_FLASH_ATTN_EXT, attention_refused, record_attention}};
     std::array<const Served *, GGML_OP_COUNT> found{};
-    for (const std::vector<Served> *family : {&ELEMENTWISE, &ROWS_OPERATIONS, &MOVES, &ORDERING, &PRODUCTS, &RECURRENT, &attention})
+    for (const std::vector<Served> *family :
+         {&ELEMENTWISE, &ROWS_OPERATIONS, &MOVES, &ORDERING, &PRODUCTS, &RECURRENT, &attention})
         for (const Served &one : *family) found[one.op] = &one;
     return found;
 }

@@ -140,12 +140,11 @@ static const char *registry_name(ggml_backend_reg_t) { return "ZINC"; }
 static size_t device_count(ggml_backend_reg_t) { return 1; }
 static ggml_backend_dev_t get_device(ggml_backend_reg_t, size_t) { return the_device(); }
 
-// How many dispatches and barriers were recorded until now.
-static void counts(uint64_t found[2]) {
+// How many dispatches, barriers and workgroups were recorded until now.
+static void counts(uint64_t found[3]) {
     Device *device = device_of(the_device());
     std::lock_guard<std::mutex> lock(device->mutex);
-    found[0] = found[1] = 0;
-    device->recorder->add_counts(found);
+    device->recorder->counts(found);
 }
 static void *proc_address(ggml_backend_reg_t, const char *name) {
     return std::strcmp(name, "zinc_attn_counts") ? nullptr : reinterpret_cast<void *>(counts);

@@ -128,15 +128,15 @@ static mul_mat_constants tile_of(const Product &p, uint64_t rows) {
 static mul_mat_vec_constants few_of(const Device &device, const Product &p) {
     constexpr uint32_t WAVES = 8, SHARED = 16384;  // bytes
     const int type = weight_type(p.op->src[0]->type);
-    const bool two = type == WEIGHT_TYPE_MXFP4 || type == WEIGHT_TYPE_Q2_K || type == WEIGHT_TYPE_Q3_K;
-    const uint32_t superblocks = uint32_t(pieces(uint64_t(p.op->src[0]->ne[0]), 256));
+    const uint32_t ahead = type < 0 ? 1 : za_weight_types[type].ahead;
+    const uint32_t superblocks = uint32_t(pieces(uint64_t(p.op->src[0]->ne[0]), SUPERBLOCK));
     const uint32_t waves = device.on_cpu ? 1 : std::min(WAVES, superblocks);
     mul_mat_vec_constants c{};
     c.columns = uint32_t(p.columns);
     c.workgroup_size = WAVE * waves;
     c.subgroups = device.wave32;
     c.superblocks = std::min(superblocks, SHARED / (128 * c.columns));
-    c.ahead = device.on_cpu ? 0 : two && superblocks >= 2 * waves ? 2 : 1;
+    c.ahead = device.on_cpu ? 0 : superblocks >= ahead * waves ? ahead : 1;
     c.add = p.adds;
     c.experts = has_experts(p.op);
     return c;
@@ -145,15 +145,14 @@ static mul_mat_vec_constants few_of(const Device &device, const Product &p) {
 // Whether matrix units pay, and have the type: one of scales of 16 values takes no 32 products at a time.
 static bool by_units(const Device &device, const Product &p) {
     const int type = weight_type(p.op->src[0]->type);
-    const bool halves = type == WEIGHT_TYPE_Q2_K || type == WEIGHT_TYPE_Q3_K || type == WEIGHT_TYPE_Q6_K;
-    return type >= 0 && device.units.m && p.columns > MANY && (device.units.k <= 16 || !halves);
+    return type >= 0 && device.units.m && p.columns > MANY && (device.units.k <= 16 || !za_weight_types[type].halves);
 }
 
 // A subgroup has as many matrices as its registers hold sums of; a large product as many subgroups a workgroup as share
 // its rows best, a small one more workgroups. zinc_attn/graph/units.py has the same rule.
 static mul_mat_units_constants units_of(const Device &device, const Product &p) {
     const uint32_t type = uint32_t(weight_type(p.op->src[0]->type));
-    const bool two_sums = type == WEIGHT_TYPE_Q2_K || type == WEIGHT_TYPE_Q4_K || type == WEIGHT_TYPE_Q5_K;
+    const bool two_sums = za_weight_types[type].values == SUPERBLOCK && za_weight_types[type].minimum;
     const uint32_t across = device.on_cpu || ggml_nelements(p.op) < LARGE ? 2 : 4;
     mul_mat_units_constants c{};
     c.type = type;
@@ -175,15 +174,6 @@ static uint32_t columns_of_tile(const Device &device, const Product &p) {
 }
 
 static uint32_t count(uint64_t n, uint64_t size) { return uint32_t(pieces(n, size)); }
-
-// The parameters of another product, which are the same.
-template <typename Params, typename Given>
-static Params same(const Given &given) {
-    static_assert(sizeof(Params) == sizeof given, "products have the same parameters");
-    Params made;
-    __builtin_memcpy(&made, &given, sizeof made);
-    return made;
-}
 
 template <typename Params>
 static void set_shared(const Product &p, const Part &part, Params *params) {
@@ -214,7 +204,7 @@ static bool multiply(Recording &r, const Product &p, const Part &part) {
                                                     p.added.place, p.ids.place, p.y.place};
     if (p.units) {
         const mul_mat_units_constants c = units_of(*r.device, p);
-        return r.dispatch(GRAPH_MUL_MAT_UNITS, c, same<mul_mat_units_params>(params), places, 32,
+        return r.dispatch(GRAPH_MUL_MAT_UNITS, c, params, places, 32,
                           {{count(part.rows, c.tile_rows), p.groups, p.planes}});
     }
     if (!p.few) {
@@ -224,7 +214,7 @@ static bool multiply(Recording &r, const Product &p, const Part &part) {
     }
     mul_mat_vec_constants c = few_of(*r.device, p);
     c.type = uint32_t(weight_type(w->type));
-    return r.dispatch(GRAPH_MUL_MAT_VEC, c, same<mul_mat_vec_params>(params), places, 32,
+    return r.dispatch(GRAPH_MUL_MAT_VEC, c, params, places, 32,
                       {{count(part.rows, WEIGHT_GROUP), p.groups, p.planes}});
 }
 
@@ -252,7 +242,7 @@ static bool multiply_floats(Recording &r, const Product &p, const Part &part) {
     const mul_mat_vec_constants f = few_of(*r.device, p);
     const mul_mat_float_vec_constants c{w_type,        x_type,  f.columns, f.workgroup_size, f.subgroups,
                                         f.superblocks, f.ahead && w->ne[0] % 64 == 0, f.add, f.experts};
-    return r.dispatch(GRAPH_MUL_MAT_FLOAT_VEC, c, same<mul_mat_float_vec_params>(params), places, 16,
+    return r.dispatch(GRAPH_MUL_MAT_FLOAT_VEC, c, params, places, 16,
                       {{count(part.rows, WEIGHT_GROUP), p.groups, p.planes}});
 }
 

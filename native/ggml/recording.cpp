@@ -53,9 +53,7 @@ bool is_view(const ggml_tensor *node) {
 }
 
 const ggml_tensor *Recording::next() const {
-    int next = at_ + 1;
-    while (next < graph_->n_nodes && (is_view(graph_->nodes[next]) || ggml_is_empty(graph_->nodes[next]))) ++next;
-    return next < graph_->n_nodes ? graph_->nodes[next] : nullptr;
+    return behind(graph_->nodes[at_]);
 }
 
 ggml_tensor *Recording::only_user(const ggml_tensor *node) {

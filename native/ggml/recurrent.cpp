@@ -80,8 +80,8 @@ static Written written(Recording &r, ggml_tensor *op, uint64_t scores, uint64_t 
 }
 
 // Workgroups for so many rows, of which a lane has `own`.
-static uint32_t groups_of(uint64_t rows, int64_t size, uint32_t own) {
-    return uint32_t(pieces(rows, own * 32 / (size > 16 ? 8 : size > 8 ? 4 : size > 4 ? 2 : 1)));
+static uint32_t groups_of(uint64_t rows, uint64_t size, uint32_t own) {
+    return uint32_t(pieces(rows, own * 32 / LANES_OF_STATE(size)));
 }
 
 // Rows of a lane: arithmetic is the limit of a prompt, and rows share some; memory is one token's, and wants many waves.

@@ -52,7 +52,8 @@ void Arena::free() {
 // --- pipelines -------------------------------------------------------------------------------------------------------
 
 bool Recorder::Key::operator==(const Key &other) const {
-    return kernel == other.kernel && std::equal(std::begin(constants.words), std::end(constants.words), other.constants.words);
+    const auto &words = constants.words, &others = other.constants.words;
+    return kernel == other.kernel && std::equal(std::begin(words), std::end(words), others);
 }
 
 size_t Recorder::Hash::operator()(const Key &key) const {
@@ -139,10 +140,7 @@ void Recorder::abandon() {
     used_ = 0;
 }
 
-void Recorder::add_counts(uint64_t counts[2]) const {
-    counts[0] += all_dispatches_;
-    counts[1] += all_barriers_;
-}
+void Recorder::counts(uint64_t found[3]) const { std::copy_n(counts_, 3, found); }
 
 void Recorder::forget() {
     for (Sets &sets : sets_)
@@ -199,7 +197,7 @@ void Recorder::order(const struct za_command &command) {
                                        VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, 0, 1, &memory, 0, nullptr, 0, nullptr);
         read_.clear();
         written_.clear();
-        ++all_barriers_;
+        ++counts_[1];
     }
     for (uint32_t i = 0; i < command.bindings; ++i) (command.written >> i & 1 ? written_ : read_).push_back(ranges[i]);
 }
@@ -227,7 +225,8 @@ bool Recorder::command(const struct za_command &command) {
     order(command);
     ++recorded_;
     ++dispatches_;
-    ++all_dispatches_;
+    ++counts_[0];
+    counts_[2] += uint64_t(command.groups[0]) * command.groups[1] * command.groups[2];
     products_ += command.products;
     VkDescriptorSet set;
     if (!set_of(command, &set)) return false;

@@ -73,7 +73,7 @@ class Recorder {
     void forget();  // a buffer that dispatches bound was freed
 
     uint64_t dispatches() const { return dispatches_; }  // of the last graph
-    void add_counts(uint64_t counts[2]) const;           // dispatches and barriers of all graphs
+    void counts(uint64_t found[3]) const;                // dispatches, barriers and workgroups of all graphs
 
   private:
     struct Range {
@@ -114,7 +114,7 @@ class Recorder {
     size_t used_ = 0;            // of commands_, in this graph
     std::vector<Range> read_, written_;  // since the last barrier
     uint64_t recorded_ = 0, products_ = 0, dispatches_ = 0;  // recorded_, products_: in the submission
-    uint64_t all_dispatches_ = 0, all_barriers_ = 0;
+    uint64_t counts_[3] = {};
     za_place ring_{};                     // scratch memory is taken around it
     uint64_t ring_at_ = 0, taken_ = 0;    // taken_: of all rings, with what was left out
 };

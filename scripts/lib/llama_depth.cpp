@@ -110,7 +110,7 @@ static void measure(llama_model *model, ggml_type type, int steps, uint32_t cell
     }
     uint64_t hash = FOLD_BEGIN;
     std::vector<double> ms;
-    uint64_t before[2], behind[2];
+    uint64_t before[3], behind[3];
     auto *counts = reinterpret_cast<void (*)(uint64_t *)>(ggml_backend_reg_get_proc_address(
         ggml_backend_dev_backend_reg(ggml_backend_dev_by_name("ZINC0")), "zinc_attn_counts"));
     for (int i = 0; i <= steps; ++i) {  // the first one makes pipelines

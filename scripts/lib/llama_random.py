@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,8 +42,6 @@ class Model:
     value_heads: int = 0
     state: int = 0
     sections: tuple[int, ...] = ()
-    tied: bool = False
-    more: dict[str, float] = field(default_factory=dict)
 
     def attends(self, layer: int) -> bool:
         return not self.recurrent or (layer + 1) % self.recurrent == 0
@@ -63,8 +61,7 @@ def tensors(model: Model, layers: int) -> Iterator[tuple[str, Shape, Kind]]:
     """Names, shapes and types of Q4_K_M: half of what feeds values and outputs has more bits."""
     hidden, heads = model.hidden, model.head_dim
     yield "token_embd.weight", (model.vocab, hidden), Kind.Q4_K
-    if not model.tied:
-        yield "output.weight", (model.vocab, hidden), Kind.Q6_K
+    yield "output.weight", (model.vocab, hidden), Kind.Q6_K
     yield "output_norm.weight", (hidden,), Kind.F32
     for i in range(layers):
         more = Kind.Q6_K if i < layers // 8 or i >= 7 * layers // 8 or (i - layers // 8) % 3 == 2 else Kind.Q4_K

@@ -45,8 +45,6 @@ struct BinaryParams {
     Tensor b;
     Tensor y;
 };
-const uint BINARY_BIND_PARAMS = 0u, BINARY_BIND_A = 1u, BINARY_BIND_B = 2u, BINARY_BIND_Y = 3u;
-const uint BINARY_SPEC_OP = 0u, BINARY_SPEC_A_TYPE = 1u, BINARY_SPEC_B_TYPE = 2u, BINARY_SPEC_Y_TYPE = 3u;
 
 struct UnaryParams {
     Tensor x;
@@ -56,8 +54,6 @@ struct UnaryParams {
     float c;  // xielu: beta
     float d;  // xielu: eps
 };
-const uint UNARY_BIND_PARAMS = 0u, UNARY_BIND_X = 1u, UNARY_BIND_Y = 2u;
-const uint UNARY_SPEC_OP = 0u, UNARY_SPEC_X_TYPE = 1u, UNARY_SPEC_Y_TYPE = 2u;
 
 struct GluParams {
     Tensor a;
@@ -66,19 +62,6 @@ struct GluParams {
     float alpha;  // of swiglu_oai
     float limit;  // of it and _clamp
 };
-const uint GLU_BIND_PARAMS = 0u, GLU_BIND_A = 1u, GLU_BIND_B = 2u, GLU_BIND_Y = 3u;
-const uint GLU_SPEC_OP = 0u, GLU_SPEC_TYPE = 1u;
-
-struct GluQuantizedParams {
-    Tensor a;
-    Tensor b;
-    Tensor y;
-    float alpha;  // of swiglu_oai
-    float limit;  // of it and _clamp
-};
-const uint GLU_QUANTIZED_BIND_PARAMS = 0u, GLU_QUANTIZED_BIND_A = 1u, GLU_QUANTIZED_BIND_B = 2u, GLU_QUANTIZED_BIND_Y =
-    3u, GLU_QUANTIZED_BIND_Q = 4u, GLU_QUANTIZED_BIND_SCALES = 5u;
-const uint GLU_QUANTIZED_SPEC_OP = 0u, GLU_QUANTIZED_SPEC_TYPE = 1u;
 
 struct AddIdParams {
     Tensor a;
@@ -86,14 +69,12 @@ struct AddIdParams {
     Tensor ids;
     Tensor y;
 };
-const uint ADD_ID_BIND_PARAMS = 0u, ADD_ID_BIND_A = 1u, ADD_ID_BIND_B = 2u, ADD_ID_BIND_IDS = 3u, ADD_ID_BIND_Y = 4u;
 
 struct FitParams {
     Tensor x;
     Tensor y;
     float least;
 };
-const uint FIT_BIND_PARAMS = 0u, FIT_BIND_X = 1u, FIT_BIND_Y = 2u;
 
 struct MoveParams {
     Tensor x;
@@ -102,8 +83,6 @@ struct MoveParams {
     uint id_words;  // of an index, and ids' numbers count indices: 1 (i32), 2 (i64)
     uint shift[4];
 };
-const uint MOVE_BIND_PARAMS = 0u, MOVE_BIND_X = 1u, MOVE_BIND_IDS = 2u, MOVE_BIND_Y = 3u;
-const uint MOVE_SPEC_OP = 0u, MOVE_SPEC_SOURCE = 1u, MOVE_SPEC_TARGET = 2u;
 
 struct ToBlocksParams {
     Tensor x;
@@ -111,8 +90,6 @@ struct ToBlocksParams {
     Tensor y;
     uint id_words;  // of an index, and ids' numbers count indices: 1 (i32), 2 (i64)
 };
-const uint TO_BLOCKS_BIND_PARAMS = 0u, TO_BLOCKS_BIND_X = 1u, TO_BLOCKS_BIND_IDS = 2u, TO_BLOCKS_BIND_Y = 3u;
-const uint TO_BLOCKS_SPEC_OP = 0u, TO_BLOCKS_SPEC_SOURCE = 1u, TO_BLOCKS_SPEC_TARGET = 2u;
 
 struct SortParams {
     Tensor x;
@@ -123,8 +100,6 @@ struct SortParams {
     uint distance;
     uint mirror;
 };
-const uint SORT_BIND_PARAMS = 0u, SORT_BIND_X = 1u, SORT_BIND_IDS = 2u, SORT_BIND_Y = 3u;
-const uint SORT_SPEC_OP = 0u, SORT_SPEC_DESCENDING = 1u, SORT_SPEC_COLUMNS = 2u;
 
 struct GetWeightsParams {
     Tensor ids;
@@ -134,30 +109,10 @@ struct GetWeightsParams {
     uint rows;  // of a matrix
     uint first;  // row that ids call 0
 };
-const uint GET_WEIGHTS_BIND_PARAMS = 0u, GET_WEIGHTS_BIND_W = 1u, GET_WEIGHTS_BIND_IDS = 2u, GET_WEIGHTS_BIND_Y = 3u;
-const uint GET_WEIGHTS_SPEC_TYPE = 0u;
 
 struct QuantizeParams {
     Tensor x;
 };
-const uint QUANTIZE_BIND_PARAMS = 0u, QUANTIZE_BIND_X = 1u, QUANTIZE_BIND_Q = 2u, QUANTIZE_BIND_SCALES = 3u;
-
-struct MulMatVecParams {
-    uint w_begin;  // where the weights begin in their binding, in units of 16 bytes
-    uint w_steps[2];  // from a matrix of weights to the next in dimensions 2 and 3, in units of 16 bytes
-    uint repeats[2];  // planes of y that have one matrix of weights, in dimensions 2 and 3
-    uint blocks;  // of 32 values of a row of weights
-    uint x_slots;  // rows of x of a token; slot s has row s mod x_slots
-    uint experts[3];  // the first whose matrix is bound, how many are, and how many there are
-    Tensor ids;
-    Tensor y;
-    Tensor added;
-};
-const uint MUL_MAT_VEC_BIND_PARAMS = 0u, MUL_MAT_VEC_BIND_W = 1u, MUL_MAT_VEC_BIND_Q = 2u, MUL_MAT_VEC_BIND_SCALES = 3u,
-    MUL_MAT_VEC_BIND_ADDED = 4u, MUL_MAT_VEC_BIND_IDS = 5u, MUL_MAT_VEC_BIND_Y = 6u;
-const uint MUL_MAT_VEC_SPEC_TYPE = 0u, MUL_MAT_VEC_SPEC_COLUMNS = 1u, MUL_MAT_VEC_SPEC_WORKGROUP_SIZE = 2u,
-    MUL_MAT_VEC_SPEC_SUBGROUPS = 3u, MUL_MAT_VEC_SPEC_SUPERBLOCKS = 4u, MUL_MAT_VEC_SPEC_AHEAD = 5u,
-    MUL_MAT_VEC_SPEC_ADD = 6u, MUL_MAT_VEC_SPEC_EXPERTS = 7u;
 
 struct MulMatParams {
     uint w_begin;  // where the weights begin in their binding, in units of 16 bytes
@@ -170,30 +125,6 @@ struct MulMatParams {
     Tensor y;
     Tensor added;
 };
-const uint MUL_MAT_BIND_PARAMS = 0u, MUL_MAT_BIND_W = 1u, MUL_MAT_BIND_Q = 2u, MUL_MAT_BIND_SCALES = 3u,
-    MUL_MAT_BIND_ADDED = 4u, MUL_MAT_BIND_IDS = 5u, MUL_MAT_BIND_Y = 6u;
-const uint MUL_MAT_SPEC_TYPE = 0u, MUL_MAT_SPEC_TILE_ROWS = 1u, MUL_MAT_SPEC_TILE_COLUMNS = 2u, MUL_MAT_SPEC_OWN_ROWS =
-    3u, MUL_MAT_SPEC_OWN_COLUMNS = 4u, MUL_MAT_SPEC_WORKGROUP_SIZE = 5u, MUL_MAT_SPEC_ADD = 6u, MUL_MAT_SPEC_EXPERTS =
-    7u;
-
-struct MulMatUnitsParams {
-    uint w_begin;  // where the weights begin in their binding, in units of 16 bytes
-    uint w_steps[2];  // from a matrix of weights to the next in dimensions 2 and 3, in units of 16 bytes
-    uint repeats[2];  // planes of y that have one matrix of weights, in dimensions 2 and 3
-    uint blocks;  // of 32 values of a row of weights
-    uint x_slots;  // rows of x of a token; slot s has row s mod x_slots
-    uint experts[3];  // the first whose matrix is bound, how many are, and how many there are
-    Tensor ids;
-    Tensor y;
-    Tensor added;
-};
-const uint MUL_MAT_UNITS_BIND_PARAMS = 0u, MUL_MAT_UNITS_BIND_W = 1u, MUL_MAT_UNITS_BIND_Q = 2u,
-    MUL_MAT_UNITS_BIND_SCALES = 3u, MUL_MAT_UNITS_BIND_ADDED = 4u, MUL_MAT_UNITS_BIND_IDS = 5u, MUL_MAT_UNITS_BIND_Y =
-    6u;
-const uint MUL_MAT_UNITS_SPEC_TYPE = 0u, MUL_MAT_UNITS_SPEC_TILE_ROWS = 1u, MUL_MAT_UNITS_SPEC_TILE_COLUMNS = 2u,
-    MUL_MAT_UNITS_SPEC_OWN_ROWS = 3u, MUL_MAT_UNITS_SPEC_OWN_COLUMNS = 4u, MUL_MAT_UNITS_SPEC_WORKGROUP_SIZE = 5u,
-    MUL_MAT_UNITS_SPEC_MAT_M = 6u, MUL_MAT_UNITS_SPEC_MAT_N = 7u, MUL_MAT_UNITS_SPEC_MAT_K = 8u, MUL_MAT_UNITS_SPEC_ADD
-    = 9u, MUL_MAT_UNITS_SPEC_EXPERTS = 10u;
 
 struct MulMatFloatParams {
     uint x_slots;  // rows of x of a token; slot s has row s mod x_slots
@@ -204,27 +135,6 @@ struct MulMatFloatParams {
     Tensor added;
     Tensor y;
 };
-const uint MUL_MAT_FLOAT_BIND_PARAMS = 0u, MUL_MAT_FLOAT_BIND_W = 1u, MUL_MAT_FLOAT_BIND_X = 2u,
-    MUL_MAT_FLOAT_BIND_ADDED = 3u, MUL_MAT_FLOAT_BIND_IDS = 4u, MUL_MAT_FLOAT_BIND_Y = 5u;
-const uint MUL_MAT_FLOAT_SPEC_W_TYPE = 0u, MUL_MAT_FLOAT_SPEC_X_TYPE = 1u, MUL_MAT_FLOAT_SPEC_TILE_ROWS = 2u,
-    MUL_MAT_FLOAT_SPEC_TILE_COLUMNS = 3u, MUL_MAT_FLOAT_SPEC_OWN_ROWS = 4u, MUL_MAT_FLOAT_SPEC_OWN_COLUMNS = 5u,
-    MUL_MAT_FLOAT_SPEC_WORKGROUP_SIZE = 6u, MUL_MAT_FLOAT_SPEC_ADD = 7u, MUL_MAT_FLOAT_SPEC_EXPERTS = 8u;
-
-struct MulMatFloatVecParams {
-    uint x_slots;  // rows of x of a token; slot s has row s mod x_slots
-    uint experts[3];  // the first whose matrix is bound, how many are, and how many there are
-    Tensor ids;
-    Tensor w;
-    Tensor x;
-    Tensor added;
-    Tensor y;
-};
-const uint MUL_MAT_FLOAT_VEC_BIND_PARAMS = 0u, MUL_MAT_FLOAT_VEC_BIND_W = 1u, MUL_MAT_FLOAT_VEC_BIND_X = 2u,
-    MUL_MAT_FLOAT_VEC_BIND_ADDED = 3u, MUL_MAT_FLOAT_VEC_BIND_IDS = 4u, MUL_MAT_FLOAT_VEC_BIND_Y = 5u;
-const uint MUL_MAT_FLOAT_VEC_SPEC_W_TYPE = 0u, MUL_MAT_FLOAT_VEC_SPEC_X_TYPE = 1u, MUL_MAT_FLOAT_VEC_SPEC_COLUMNS = 2u,
-    MUL_MAT_FLOAT_VEC_SPEC_WORKGROUP_SIZE = 3u, MUL_MAT_FLOAT_VEC_SPEC_SUBGROUPS = 4u,
-    MUL_MAT_FLOAT_VEC_SPEC_SUPERBLOCKS = 5u, MUL_MAT_FLOAT_VEC_SPEC_AHEAD = 6u, MUL_MAT_FLOAT_VEC_SPEC_ADD = 7u,
-    MUL_MAT_FLOAT_VEC_SPEC_EXPERTS = 8u;
 
 struct ByExpertParams {
     Tensor ids;
@@ -232,7 +142,6 @@ struct ByExpertParams {
     uint columns;  // of a tile
     uint tiles;  // of the list: pairs / columns + experts + 1 are enough, and so are pairs
 };
-const uint BY_EXPERT_BIND_PARAMS = 0u, BY_EXPERT_BIND_IDS = 1u, BY_EXPERT_BIND_LIST = 2u;
 
 struct SsmConvParams {
     Tensor x;
@@ -241,9 +150,6 @@ struct SsmConvParams {
     Tensor y;
     uint run;  // neighboring tokens of an invocation
 };
-const uint SSM_CONV_BIND_PARAMS = 0u, SSM_CONV_BIND_X = 1u, SSM_CONV_BIND_W = 2u, SSM_CONV_BIND_BIAS = 3u,
-    SSM_CONV_BIND_Y = 4u;
-const uint SSM_CONV_SPEC_BIASED = 0u, SSM_CONV_SPEC_SILU = 1u;
 
 struct DeltaNetParams {
     Tensor q;
@@ -259,10 +165,6 @@ struct DeltaNetParams {
     uint slots;
     float scale;  // of the scores
 };
-const uint DELTA_NET_BIND_PARAMS = 0u, DELTA_NET_BIND_Q = 1u, DELTA_NET_BIND_K = 2u, DELTA_NET_BIND_V = 3u,
-    DELTA_NET_BIND_GATE = 4u, DELTA_NET_BIND_BETA = 5u, DELTA_NET_BIND_STATE = 6u, DELTA_NET_BIND_IDS = 7u,
-    DELTA_NET_BIND_SCORES = 8u, DELTA_NET_BIND_KEPT = 9u;
-const uint DELTA_NET_SPEC_SIZE = 0u, DELTA_NET_SPEC_OWN = 1u, DELTA_NET_SPEC_BY_CHANNEL = 2u, DELTA_NET_SPEC_NAMED = 3u;
 
 struct SsmScanParams {
     Tensor state;
@@ -277,10 +179,6 @@ struct SsmScanParams {
     uint steps[2];  // from a kept state to the next sequence's, and to the next slot's
     uint slots;
 };
-const uint SSM_SCAN_BIND_PARAMS = 0u, SSM_SCAN_BIND_STATE = 1u, SSM_SCAN_BIND_X = 2u, SSM_SCAN_BIND_DT = 3u,
-    SSM_SCAN_BIND_A = 4u, SSM_SCAN_BIND_B = 5u, SSM_SCAN_BIND_C = 6u, SSM_SCAN_BIND_IDS = 7u, SSM_SCAN_BIND_SCORES = 8u,
-    SSM_SCAN_BIND_KEPT = 9u;
-const uint SSM_SCAN_SPEC_SIZE = 0u, SSM_SCAN_SPEC_OWN = 1u, SSM_SCAN_SPEC_BY_ELEMENT = 2u;
 
 struct RouteParams {
     Tensor x;
@@ -292,16 +190,12 @@ struct RouteParams {
     float factor;  // of SCALE
     float added;  // by SCALE
 };
-const uint ROUTE_BIND_PARAMS = 0u, ROUTE_BIND_X = 1u, ROUTE_BIND_BIAS = 2u, ROUTE_BIND_IDS = 3u, ROUTE_BIND_Y = 4u;
-const uint ROUTE_SPEC_GATE = 0u, ROUTE_SPEC_BIASED = 1u, ROUTE_SPEC_NORM = 2u, ROUTE_SPEC_SCALED = 3u;
 
 struct SumExpertsParams {
     Tensor x;
     Tensor weights;
     Tensor y;
 };
-const uint SUM_EXPERTS_BIND_PARAMS = 0u, SUM_EXPERTS_BIND_X = 1u, SUM_EXPERTS_BIND_WEIGHTS = 2u, SUM_EXPERTS_BIND_Y =
-    3u;
 
 struct NormParams {
     Tensor x;
@@ -311,21 +205,6 @@ struct NormParams {
     float eps;
     float factor;  // 1 / elements of a row, rounded once; not of l2
 };
-const uint NORM_BIND_PARAMS = 0u, NORM_BIND_X = 1u, NORM_BIND_WEIGHT = 2u, NORM_BIND_BIAS = 3u, NORM_BIND_Y = 4u;
-const uint NORM_SPEC_OP = 0u, NORM_SPEC_WEIGHTED = 1u, NORM_SPEC_BIASED = 2u;
-
-struct NormQuantizedParams {
-    Tensor x;
-    Tensor weight;
-    Tensor bias;
-    Tensor y;
-    float eps;
-    float factor;  // 1 / elements of a row, rounded once; not of l2
-};
-const uint NORM_QUANTIZED_BIND_PARAMS = 0u, NORM_QUANTIZED_BIND_X = 1u, NORM_QUANTIZED_BIND_WEIGHT = 2u,
-    NORM_QUANTIZED_BIND_BIAS = 3u, NORM_QUANTIZED_BIND_Y = 4u, NORM_QUANTIZED_BIND_Q = 5u, NORM_QUANTIZED_BIND_SCALES =
-    6u;
-const uint NORM_QUANTIZED_SPEC_OP = 0u, NORM_QUANTIZED_SPEC_WEIGHTED = 1u, NORM_QUANTIZED_SPEC_BIASED = 2u;
 
 struct SoftMaxParams {
     Tensor x;
@@ -337,9 +216,6 @@ struct SoftMaxParams {
     float half_step;  // -max_bias / 2 / heads
     uint heads;  // the largest power of two up to x's dimension 2
 };
-const uint SOFT_MAX_BIND_PARAMS = 0u, SOFT_MAX_BIND_X = 1u, SOFT_MAX_BIND_MASK = 2u, SOFT_MAX_BIND_SINKS = 3u,
-    SOFT_MAX_BIND_Y = 4u;
-const uint SOFT_MAX_SPEC_MASK_TYPE = 0u, SOFT_MAX_SPEC_HAS_SINKS = 1u;
 
 struct SumRowsParams {
     Tensor x;
@@ -347,7 +223,6 @@ struct SumRowsParams {
     uint terms;  // elements of a row
     float factor;
 };
-const uint SUM_ROWS_BIND_PARAMS = 0u, SUM_ROWS_BIND_X = 1u, SUM_ROWS_BIND_Y = 2u;
 
 struct RopeParams {
     Tensor x;
@@ -360,6 +235,107 @@ struct RopeParams {
     uint step;  // from a pair's first element to its second: 1, or pairs
     float least;  // magnitudes of a float32 y below it become +0, as FIT makes them for attention; or 0
 };
+
+const uint BINARY_BIND_PARAMS = 0u, BINARY_BIND_A = 1u, BINARY_BIND_B = 2u, BINARY_BIND_Y = 3u;
+const uint BINARY_SPEC_OP = 0u, BINARY_SPEC_A_TYPE = 1u, BINARY_SPEC_B_TYPE = 2u, BINARY_SPEC_Y_TYPE = 3u;
+
+const uint UNARY_BIND_PARAMS = 0u, UNARY_BIND_X = 1u, UNARY_BIND_Y = 2u;
+const uint UNARY_SPEC_OP = 0u, UNARY_SPEC_X_TYPE = 1u, UNARY_SPEC_Y_TYPE = 2u;
+
+const uint GLU_BIND_PARAMS = 0u, GLU_BIND_A = 1u, GLU_BIND_B = 2u, GLU_BIND_Y = 3u;
+const uint GLU_SPEC_OP = 0u, GLU_SPEC_TYPE = 1u;
+
+const uint GLU_QUANTIZED_BIND_PARAMS = 0u, GLU_QUANTIZED_BIND_A = 1u, GLU_QUANTIZED_BIND_B = 2u, GLU_QUANTIZED_BIND_Y =
+    3u, GLU_QUANTIZED_BIND_Q = 4u, GLU_QUANTIZED_BIND_SCALES = 5u;
+const uint GLU_QUANTIZED_SPEC_OP = 0u, GLU_QUANTIZED_SPEC_TYPE = 1u;
+
+const uint ADD_ID_BIND_PARAMS = 0u, ADD_ID_BIND_A = 1u, ADD_ID_BIND_B = 2u, ADD_ID_BIND_IDS = 3u, ADD_ID_BIND_Y = 4u;
+
+const uint FIT_BIND_PARAMS = 0u, FIT_BIND_X = 1u, FIT_BIND_Y = 2u;
+
+const uint MOVE_BIND_PARAMS = 0u, MOVE_BIND_X = 1u, MOVE_BIND_IDS = 2u, MOVE_BIND_Y = 3u;
+const uint MOVE_SPEC_OP = 0u, MOVE_SPEC_SOURCE = 1u, MOVE_SPEC_TARGET = 2u;
+
+const uint TO_BLOCKS_BIND_PARAMS = 0u, TO_BLOCKS_BIND_X = 1u, TO_BLOCKS_BIND_IDS = 2u, TO_BLOCKS_BIND_Y = 3u;
+const uint TO_BLOCKS_SPEC_OP = 0u, TO_BLOCKS_SPEC_SOURCE = 1u, TO_BLOCKS_SPEC_TARGET = 2u;
+
+const uint SORT_BIND_PARAMS = 0u, SORT_BIND_X = 1u, SORT_BIND_IDS = 2u, SORT_BIND_Y = 3u;
+const uint SORT_SPEC_OP = 0u, SORT_SPEC_DESCENDING = 1u, SORT_SPEC_COLUMNS = 2u;
+
+const uint GET_WEIGHTS_BIND_PARAMS = 0u, GET_WEIGHTS_BIND_W = 1u, GET_WEIGHTS_BIND_IDS = 2u, GET_WEIGHTS_BIND_Y = 3u;
+const uint GET_WEIGHTS_SPEC_TYPE = 0u;
+
+const uint QUANTIZE_BIND_PARAMS = 0u, QUANTIZE_BIND_X = 1u, QUANTIZE_BIND_Q = 2u, QUANTIZE_BIND_SCALES = 3u;
+
+const uint MUL_MAT_BIND_PARAMS = 0u, MUL_MAT_BIND_W = 1u, MUL_MAT_BIND_Q = 2u, MUL_MAT_BIND_SCALES = 3u,
+    MUL_MAT_BIND_ADDED = 4u, MUL_MAT_BIND_IDS = 5u, MUL_MAT_BIND_Y = 6u;
+const uint MUL_MAT_SPEC_TYPE = 0u, MUL_MAT_SPEC_TILE_ROWS = 1u, MUL_MAT_SPEC_TILE_COLUMNS = 2u, MUL_MAT_SPEC_OWN_ROWS =
+    3u, MUL_MAT_SPEC_OWN_COLUMNS = 4u, MUL_MAT_SPEC_WORKGROUP_SIZE = 5u, MUL_MAT_SPEC_ADD = 6u, MUL_MAT_SPEC_EXPERTS =
+    7u;
+
+const uint MUL_MAT_VEC_BIND_PARAMS = 0u, MUL_MAT_VEC_BIND_W = 1u, MUL_MAT_VEC_BIND_Q = 2u, MUL_MAT_VEC_BIND_SCALES = 3u,
+    MUL_MAT_VEC_BIND_ADDED = 4u, MUL_MAT_VEC_BIND_IDS = 5u, MUL_MAT_VEC_BIND_Y = 6u;
+const uint MUL_MAT_VEC_SPEC_TYPE = 0u, MUL_MAT_VEC_SPEC_COLUMNS = 1u, MUL_MAT_VEC_SPEC_WORKGROUP_SIZE = 2u,
+    MUL_MAT_VEC_SPEC_SUBGROUPS = 3u, MUL_MAT_VEC_SPEC_SUPERBLOCKS = 4u, MUL_MAT_VEC_SPEC_AHEAD = 5u,
+    MUL_MAT_VEC_SPEC_ADD = 6u, MUL_MAT_VEC_SPEC_EXPERTS = 7u;
+
+const uint MUL_MAT_UNITS_BIND_PARAMS = 0u, MUL_MAT_UNITS_BIND_W = 1u, MUL_MAT_UNITS_BIND_Q = 2u,
+    MUL_MAT_UNITS_BIND_SCALES = 3u, MUL_MAT_UNITS_BIND_ADDED = 4u, MUL_MAT_UNITS_BIND_IDS = 5u, MUL_MAT_UNITS_BIND_Y =
+    6u;
+const uint MUL_MAT_UNITS_SPEC_TYPE = 0u, MUL_MAT_UNITS_SPEC_TILE_ROWS = 1u, MUL_MAT_UNITS_SPEC_TILE_COLUMNS = 2u,
+    MUL_MAT_UNITS_SPEC_OWN_ROWS = 3u, MUL_MAT_UNITS_SPEC_OWN_COLUMNS = 4u, MUL_MAT_UNITS_SPEC_WORKGROUP_SIZE = 5u,
+    MUL_MAT_UNITS_SPEC_MAT_M = 6u, MUL_MAT_UNITS_SPEC_MAT_N = 7u, MUL_MAT_UNITS_SPEC_MAT_K = 8u, MUL_MAT_UNITS_SPEC_ADD
+    = 9u, MUL_MAT_UNITS_SPEC_EXPERTS = 10u;
+
+const uint MUL_MAT_FLOAT_BIND_PARAMS = 0u, MUL_MAT_FLOAT_BIND_W = 1u, MUL_MAT_FLOAT_BIND_X = 2u,
+    MUL_MAT_FLOAT_BIND_ADDED = 3u, MUL_MAT_FLOAT_BIND_IDS = 4u, MUL_MAT_FLOAT_BIND_Y = 5u;
+const uint MUL_MAT_FLOAT_SPEC_W_TYPE = 0u, MUL_MAT_FLOAT_SPEC_X_TYPE = 1u, MUL_MAT_FLOAT_SPEC_TILE_ROWS = 2u,
+    MUL_MAT_FLOAT_SPEC_TILE_COLUMNS = 3u, MUL_MAT_FLOAT_SPEC_OWN_ROWS = 4u, MUL_MAT_FLOAT_SPEC_OWN_COLUMNS = 5u,
+    MUL_MAT_FLOAT_SPEC_WORKGROUP_SIZE = 6u, MUL_MAT_FLOAT_SPEC_ADD = 7u, MUL_MAT_FLOAT_SPEC_EXPERTS = 8u;
+
+const uint MUL_MAT_FLOAT_VEC_BIND_PARAMS = 0u, MUL_MAT_FLOAT_VEC_BIND_W = 1u, MUL_MAT_FLOAT_VEC_BIND_X = 2u,
+    MUL_MAT_FLOAT_VEC_BIND_ADDED = 3u, MUL_MAT_FLOAT_VEC_BIND_IDS = 4u, MUL_MAT_FLOAT_VEC_BIND_Y = 5u;
+const uint MUL_MAT_FLOAT_VEC_SPEC_W_TYPE = 0u, MUL_MAT_FLOAT_VEC_SPEC_X_TYPE = 1u, MUL_MAT_FLOAT_VEC_SPEC_COLUMNS = 2u,
+    MUL_MAT_FLOAT_VEC_SPEC_WORKGROUP_SIZE = 3u, MUL_MAT_FLOAT_VEC_SPEC_SUBGROUPS = 4u,
+    MUL_MAT_FLOAT_VEC_SPEC_SUPERBLOCKS = 5u, MUL_MAT_FLOAT_VEC_SPEC_AHEAD = 6u, MUL_MAT_FLOAT_VEC_SPEC_ADD = 7u,
+    MUL_MAT_FLOAT_VEC_SPEC_EXPERTS = 8u;
+
+const uint BY_EXPERT_BIND_PARAMS = 0u, BY_EXPERT_BIND_IDS = 1u, BY_EXPERT_BIND_LIST = 2u;
+
+const uint SSM_CONV_BIND_PARAMS = 0u, SSM_CONV_BIND_X = 1u, SSM_CONV_BIND_W = 2u, SSM_CONV_BIND_BIAS = 3u,
+    SSM_CONV_BIND_Y = 4u;
+const uint SSM_CONV_SPEC_BIASED = 0u, SSM_CONV_SPEC_SILU = 1u;
+
+const uint DELTA_NET_BIND_PARAMS = 0u, DELTA_NET_BIND_Q = 1u, DELTA_NET_BIND_K = 2u, DELTA_NET_BIND_V = 3u,
+    DELTA_NET_BIND_GATE = 4u, DELTA_NET_BIND_BETA = 5u, DELTA_NET_BIND_STATE = 6u, DELTA_NET_BIND_IDS = 7u,
+    DELTA_NET_BIND_SCORES = 8u, DELTA_NET_BIND_KEPT = 9u;
+const uint DELTA_NET_SPEC_SIZE = 0u, DELTA_NET_SPEC_OWN = 1u, DELTA_NET_SPEC_BY_CHANNEL = 2u, DELTA_NET_SPEC_NAMED = 3u;
+
+const uint SSM_SCAN_BIND_PARAMS = 0u, SSM_SCAN_BIND_STATE = 1u, SSM_SCAN_BIND_X = 2u, SSM_SCAN_BIND_DT = 3u,
+    SSM_SCAN_BIND_A = 4u, SSM_SCAN_BIND_B = 5u, SSM_SCAN_BIND_C = 6u, SSM_SCAN_BIND_IDS = 7u, SSM_SCAN_BIND_SCORES = 8u,
+    SSM_SCAN_BIND_KEPT = 9u;
+const uint SSM_SCAN_SPEC_SIZE = 0u, SSM_SCAN_SPEC_OWN = 1u, SSM_SCAN_SPEC_BY_ELEMENT = 2u;
+
+const uint ROUTE_BIND_PARAMS = 0u, ROUTE_BIND_X = 1u, ROUTE_BIND_BIAS = 2u, ROUTE_BIND_IDS = 3u, ROUTE_BIND_Y = 4u;
+const uint ROUTE_SPEC_GATE = 0u, ROUTE_SPEC_BIASED = 1u, ROUTE_SPEC_NORM = 2u, ROUTE_SPEC_SCALED = 3u;
+
+const uint SUM_EXPERTS_BIND_PARAMS = 0u, SUM_EXPERTS_BIND_X = 1u, SUM_EXPERTS_BIND_WEIGHTS = 2u, SUM_EXPERTS_BIND_Y =
+    3u;
+
+const uint NORM_BIND_PARAMS = 0u, NORM_BIND_X = 1u, NORM_BIND_WEIGHT = 2u, NORM_BIND_BIAS = 3u, NORM_BIND_Y = 4u;
+const uint NORM_SPEC_OP = 0u, NORM_SPEC_WEIGHTED = 1u, NORM_SPEC_BIASED = 2u;
+
+const uint NORM_QUANTIZED_BIND_PARAMS = 0u, NORM_QUANTIZED_BIND_X = 1u, NORM_QUANTIZED_BIND_WEIGHT = 2u,
+    NORM_QUANTIZED_BIND_BIAS = 3u, NORM_QUANTIZED_BIND_Y = 4u, NORM_QUANTIZED_BIND_Q = 5u, NORM_QUANTIZED_BIND_SCALES =
+    6u;
+const uint NORM_QUANTIZED_SPEC_OP = 0u, NORM_QUANTIZED_SPEC_WEIGHTED = 1u, NORM_QUANTIZED_SPEC_BIASED = 2u;
+
+const uint SOFT_MAX_BIND_PARAMS = 0u, SOFT_MAX_BIND_X = 1u, SOFT_MAX_BIND_MASK = 2u, SOFT_MAX_BIND_SINKS = 3u,
+    SOFT_MAX_BIND_Y = 4u;
+const uint SOFT_MAX_SPEC_MASK_TYPE = 0u, SOFT_MAX_SPEC_HAS_SINKS = 1u;
+
+const uint SUM_ROWS_BIND_PARAMS = 0u, SUM_ROWS_BIND_X = 1u, SUM_ROWS_BIND_Y = 2u;
+
 const uint ROPE_BIND_PARAMS = 0u, ROPE_BIND_X = 1u, ROPE_BIND_POSITIONS = 2u, ROPE_BIND_TABLE = 3u, ROPE_BIND_Y = 4u;
 const uint ROPE_SPEC_TYPE = 0u;
 
@@ -407,4 +383,8 @@ const uint MASK_TYPE_NONE = 0u, MASK_TYPE_F32 = 1u, MASK_TYPE_F16 = 2u;
 #define WEIGHT_PIECES_4(t) ((t) == 0u ? 0u : (t) == 1u ? 1u : (t) == 2u ? 1u : (t) == 3u ? 2u : (t) == 4u ? 0u : (t) == 5u ? 0u : (t) == 6u ? 0u : (t) == 7u ? 1u : (t) == 8u ? 3u : (t) == 9u ? 0u : (t) == 10u ? 0u : (t) == 11u ? 0u : 2u)
 #define WEIGHT_VALUES(t) ((t) == 0u ? 32u : (t) == 1u ? 32u : (t) == 2u ? 32u : (t) == 3u ? 32u : (t) == 4u ? 32u : (t) == 5u ? 32u : (t) == 6u ? 32u : (t) == 7u ? 256u : (t) == 8u ? 256u : (t) == 9u ? 256u : (t) == 10u ? 256u : (t) == 11u ? 256u : 256u)
 #define WEIGHT_SIZE(t) ((t) == 0u ? 18u : (t) == 1u ? 20u : (t) == 2u ? 22u : (t) == 3u ? 24u : (t) == 4u ? 34u : (t) == 5u ? 18u : (t) == 6u ? 17u : (t) == 7u ? 84u : (t) == 8u ? 110u : (t) == 9u ? 144u : (t) == 10u ? 176u : (t) == 11u ? 210u : 136u)
+// And whether scales are of 16 values, and whether there are minima.
+#define WEIGHT_HALVES(t) ((t) == 0u ? 0u : (t) == 1u ? 0u : (t) == 2u ? 0u : (t) == 3u ? 0u : (t) == 4u ? 0u : (t) == 5u ? 0u : (t) == 6u ? 0u : (t) == 7u ? 1u : (t) == 8u ? 1u : (t) == 9u ? 0u : (t) == 10u ? 0u : (t) == 11u ? 1u : 0u)
+#define WEIGHT_MINIMUM(t) ((t) == 0u ? 0u : (t) == 1u ? 1u : (t) == 2u ? 0u : (t) == 3u ? 1u : (t) == 4u ? 0u : (t) == 5u ? 0u : (t) == 6u ? 0u : (t) == 7u ? 1u : (t) == 8u ? 0u : (t) == 9u ? 1u : (t) == 10u ? 1u : (t) == 11u ? 0u : 0u)
 const uint WEIGHT_GROUP = 32u;
+#define LANES_OF_STATE(size) ((size) > 16u ? 8u : (size) > 8u ? 4u : (size) > 4u ? 2u : 1u)

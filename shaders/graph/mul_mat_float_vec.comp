@@ -18,7 +18,7 @@ layout(constant_id = MUL_MAT_FLOAT_VEC_SPEC_AHEAD) const uint AHEAD = 0u;
 layout(constant_id = MUL_MAT_FLOAT_VEC_SPEC_ADD) const uint ADD = 0u;
 layout(constant_id = MUL_MAT_FLOAT_VEC_SPEC_EXPERTS) const uint EXPERTS = 0u;
 layout(set = 0, binding = MUL_MAT_FLOAT_VEC_BIND_PARAMS, std430) restrict readonly buffer Params {
-    MulMatFloatVecParams p;
+    MulMatFloatParams p;
 };
 layout(set = 0, binding = MUL_MAT_FLOAT_VEC_BIND_W, std430) readonly buffer W { uint w[]; };
 layout(set = 0, binding = MUL_MAT_FLOAT_VEC_BIND_X, std430) readonly buffer X { uint x[]; };

@@ -1,9 +1,9 @@
 // Quantized weights in layout R32 (zinc_attn/graph/pieces.py): where the pieces of a superblock of 256 values lie.
 //
-// Who includes this has the constant TYPE, the parameters p, `superblock`, and the binding W as uvec4 w16[] and as uint w4[]. Pieces
-// are numbered in a superblock of 256 values: of a type of 256 values those of its block, of a type of 32 those of
-// blocks 0 ... 7, one behind the other.  Who includes this has these functions, too, which give pieces of 16, 4 and 2
-// or 1 bytes of the superblock `superblock` of the row `row`, as load_16, load_4 and load_small find them:
+// Who includes this has the constant TYPE, the parameters p, `superblock`, and the binding W as uvec4 w16[] and as uint
+// w4[].  Pieces are numbered in a superblock of 256 values: of a type of 256 values those of its block, of a type of 32
+// those of blocks 0 ... 7, one behind the other.  Who includes this has these functions, too, which give pieces of 16, 4
+// and 2 or 1 bytes of the superblock `superblock` of the row `row`, as load_16, load_4 and load_small find them:
 uvec4 piece16(uint i);
 uint piece4(uint i);
 uint small_piece(uint j);
@@ -13,10 +13,8 @@ const uint BLOCKS = SUPERBLOCK / WEIGHT_VALUES(TYPE);  // of ggml's in a superbl
 const bool IS_256 = BLOCKS == 1u;
 const bool HAS_SMALL = WEIGHT_SIZE(TYPE) % 4u != 0u;  // a piece of 2 bytes or 1
 const bool HAS_TABLE = TYPE == WEIGHT_TYPE_IQ4_NL || TYPE == WEIGHT_TYPE_IQ4_XS || TYPE == WEIGHT_TYPE_MXFP4;
-const bool HAS_MINIMUM = TYPE == WEIGHT_TYPE_Q4_1 || TYPE == WEIGHT_TYPE_Q5_1 || TYPE == WEIGHT_TYPE_Q2_K ||
-                         TYPE == WEIGHT_TYPE_Q4_K || TYPE == WEIGHT_TYPE_Q5_K;
-// Scales of 16 values; other types of 256 values have scales of 32.
-const bool HAS_HALVES = TYPE == WEIGHT_TYPE_Q2_K || TYPE == WEIGHT_TYPE_Q3_K || TYPE == WEIGHT_TYPE_Q6_K;
+const bool HAS_MINIMUM = WEIGHT_MINIMUM(TYPE) == 1u;
+const bool HAS_HALVES = WEIGHT_HALVES(TYPE) == 1u;  // scales of 16 values
 // Decoded bytes are so much larger than the weights' integers.
 const int OFFSET = TYPE == WEIGHT_TYPE_Q4_0   ? 8
                    : TYPE == WEIGHT_TYPE_Q5_0 ? 16

@@ -3,7 +3,7 @@
 // A workgroup of 32 has ROWS rows of SIZE elements: LANES neighbors have OWN neighboring rows together.  The lane
 // `part` of a row has its elements i with i / 4 mod LANES = part, vectors of four; behind the row's end they are 0.
 
-const uint LANES = SIZE > 16u ? STATE_LANES : SIZE > 8u ? 4u : SIZE > 4u ? 2u : 1u;
+const uint LANES = LANES_OF_STATE(SIZE);
 const uint VECTORS = (SIZE + 4u * LANES - 1u) / (4u * LANES);
 const uint ROWS = 32u / LANES * OWN;
 const bool WHOLE = SIZE % (4u * LANES) == 0u;

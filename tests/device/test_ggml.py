@@ -316,6 +316,35 @@ def test_more_than_a_call_takes_is_declined(back_end, dims, cells, q_heads):
     assert back_end.attend(k, k, np.zeros((1, 1, q_heads, dims), np.float32)) == DECLINED
 
 
+def test_splits_that_are_asked_for_make_other_workgroups_and_no_other_bit(
+    back_end, device, tmp_path, monkeypatch, capfd, rng
+):
+    """1,500 keys are three nodes. The library is loaded again, as it reads ZINC_ATTN_SPLITS when it is."""
+    monkeypatch.setenv("ZINC_ATTN_DEVICE", device.info.name)
+    found, values = [], [rng.standard_normal((1500, 2, 64), np.float32) for _ in range(2)]
+    q = rng.standard_normal((1, 1, 6, 64), np.float32)
+    for splits in (None, "1", "0"):
+        path = shutil.copy(back_end.path, tmp_path / f"{splits}.so")
+        if splits is not None:
+            monkeypatch.setenv("ZINC_ATTN_SPLITS", splits)
+        if splits == "0":
+            with pytest.raises(AssertionError):
+                BackEnd(path)
+            assert "ZINC_ATTN_SPLITS: got '0', expected 1 to 32768" in capfd.readouterr().err
+            continue
+        other = BackEnd(path)
+        parts = [Part(other, "f16", 2, 64, 1500, offset) for offset in (0, V_AT)]
+        for part, x in zip(parts, values, strict=True):
+            assert part.write(x, np.arange(1500)) == DONE
+        counts = [(c.c_uint64 * 3)() for _ in range(2)]
+        other.c.counts(counts[0])
+        out = other.attend(*parts, q)
+        other.c.counts(counts[1])
+        found.append((out.tobytes(), counts[1][2] - counts[0][2]))
+    (rule, by_rule), (one, by_one) = found
+    assert rule == one and by_rule > by_one
+
+
 def test_a_cache_that_no_kernel_can_bind_is_refused_when_it_is_made(back_end, capfd):
     assert back_end.c.takes_cache(back_end.tensor("f16", 64, 1000))
     assert not back_end.c.takes_cache(back_end.tensor("f16", 64, 1 << 29))

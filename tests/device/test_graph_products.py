@@ -11,7 +11,6 @@ from zinc_attn.errors import KernelError, UnsupportedError
 from zinc_attn.graph import blocks, products
 from zinc_attn.graph import declarations as graph
 from zinc_attn.graph.pieces import TYPES
-from zinc_attn.graph.programs import ahead
 from zinc_attn.graph.records import tensor
 from zinc_attn.graph.units import tile_of_units
 from zinc_attn.kernels.matrix import MatrixFragment
@@ -182,7 +181,10 @@ def test_types_on_gfx1201(gfx1201, kind, rng):
     k = 768 if TYPES[kind].values == 256 else 736
     raw, x = weights(kind, (1, 1, 33, k), rng), activations((1, 1, 2, k), rng)
     expected = expected_of(kind, raw, x)
-    for way in (graph.MUL_MAT_VEC, (32, 2), (2, 64, 1, 3, ahead(kind))), (graph.MUL_MAT, (32, 32), (32, 32, 4, 4, 64)):
+    for way in (
+        (graph.MUL_MAT_VEC, (32, 2), (2, 64, 1, 3, TYPES[kind].ahead)),
+        (graph.MUL_MAT, (32, 32), (32, 32, 4, 4, 64)),
+    ):
         same(product(gfx1201, kind, raw, x, *way), expected)
     assert gfx1201.loads_outside == 0
 

@@ -25,6 +25,7 @@ OURS = Path(os.environ.get("ZINC_ATTN_GGML", "."))
 BIN = LLAMA / "plain" / "bin"
 MODEL = Path(os.environ.get("ZINC_ATTN_MODELS", ".")) / "SmolLM2-135M-Instruct.Q4_1.gguf"
 sys.path.insert(0, str(ROOT / "scripts" / "lib"))
+import llama_random  # noqa: E402
 from llama_load import SERVER, server  # noqa: E402
 
 LOAD = (sys.executable, ROOT / "scripts" / "lib" / "llama_load.py", BIN / "llama-server")
@@ -59,6 +60,7 @@ def test_the_own_runtime():
         ("GATED_DELTA_NET_CACHE_FUSION", ".", 5),  # states go straight to the cache
         ("SSM_CONV_BIAS_SILU", r"ne_a=.*,4,1\]", 36),
         ("SSM_SCAN_ROLLBACK", ".", 2),
+        ("TOPK_MOE", r"ne=\[(8|128),(1|22),1,1\]", 20),
         ("MUL_MAT_ID", r"type_a=(q4_K|f16|mxfp4).*n_mats=4,n_used=2,b=(0|1),m=512,n=(1|32),", 12),
     ],
 )
@@ -100,11 +102,18 @@ def test_the_logits_do_not_depend_on_how_the_prompt_came(small):
 
 
 def test_a_step_has_the_logits_of_one_split_at_any_depth(tmp_path):
-    """1,500 keys are three nodes; the command ends where the split rule's logits and one split's differ."""
-    table = run(SCRIPT, "sweep", MODEL, "--contexts", "200,1500", "--steps", "1", "--out", tmp_path).stdout
-    assert [line.split()[0] for line in table.splitlines()[4:]] == ["200", "1,500"]
+    """1,500 keys are three nodes; the command ends where the split rule's logits and one split's differ. The model has
+    three delta nets and experts: a router is a dispatch, and so is the sum of what its four experts give."""
+    sizes = {"recurrent": 4, "key_heads": 2, "value_heads": 4, "state": 64, "sections": (11, 11, 10, 0)}
+    model = llama_random.Model("qwen35moe", 4, 512, 320, 4, 2, 64, 64, 1e7, 256, 8, 4, 256, **sizes)
+    llama_random.write(model, "small", 4, tmp_path / "small.gguf")
+    done = run(SCRIPT, "sweep", tmp_path / "small.gguf", "--contexts", "200,1500", "--steps", "1", "--out", tmp_path)
+    table = done.stdout.splitlines()
+    assert "the CPU" not in done.stderr and int(re.search(r"(\d+) dispatches", table[0])[1]) == 170, table[0]
+    assert [line.split()[0] for line in table[4:]] == ["200", "1,500"]
     rows = json.loads((tmp_path / "llama-sweep.json").read_text())
     assert {row["layout"] for row in rows} == {"auto", "1", "none"}
+    assert {row["logits"] for row in rows if row.get("logits")} == {"0a302ab36fa467b0", "4915cb47743a2532"}
     assert (tmp_path / "llama-sweep.png").stat().st_size > 10_000
 
 

@@ -34,6 +34,12 @@ bool open_back_end() {
     return backend;
 }
 
+// Dispatches, barriers and workgroups until now.
+void counts(uint64_t found[3]) {
+    void *address = device->reg->iface.get_proc_address(device->reg, "zinc_attn_counts");
+    reinterpret_cast<void (*)(uint64_t *)>(address)(found);
+}
+
 ggml_backend_buffer_t make_buffer(size_t bytes, int usage) {
     ggml_backend_buffer_type_t type = device->iface.get_buffer_type(device);
     ggml_backend_buffer_t made = type->iface.alloc_buffer(type, bytes);

@@ -23,5 +23,6 @@ def generated(spirv: Path) -> dict[str, str]:
     lines += ["};", "", "const struct weight_type za_weight_types[WEIGHT_TYPES] = {"]
     for name, kind in TYPES.items():
         runs = ", ".join(f"{{{run.offset}, {run.size}, {run.count}}}" for run in kind.runs)
-        lines.append(f'    [WEIGHT_TYPE_{name.upper()}] = {{"{name}", {kind.values}, {kind.size}, {{{runs}}}}},')
+        facts = f"{kind.values}, {kind.size}, {int(kind.halves)}, {int(kind.minimum)}, {kind.ahead}"
+        lines.append(f'    [WEIGHT_TYPE_{name.upper()}] = {{"{name}", {facts}, {{{runs}}}}},')
     return {"zinc_graph.h": c_header(), "zinc_graph.c": "\n".join([*lines, "};", ""])}

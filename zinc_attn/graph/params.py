@@ -10,6 +10,7 @@ from ..kernels.declarations import KernelDecl
 from ..kernels.glsl import glsl_float
 from . import constants
 from .declarations import GRAPH_KERNELS, PARAMS_WORDS, ROPE_WORDS, Field, GraphKernel
+from .declarations.recurrent import lanes_of_state
 from .pieces import GROUP, TYPES
 
 _HEAD: Final = "Generated from zinc_attn/graph/ by scripts/build_shaders.py."
@@ -21,6 +22,15 @@ TENSOR: Final = (
     Field("n", "uint", "elements of each dimension, ggml's ne", 4),
     Field("s", "uint", "steps from an element to the next of each dimension, ggml's nb", 4),
 )
+
+
+def records() -> Iterator[GraphKernel]:
+    """A kernel of each record of parameters, the first that has it, whose name the record bears."""
+    known: set[tuple[Field, ...]] = set()
+    for kernel in GRAPH_KERNELS:
+        if kernel.params not in known:
+            yield kernel
+        known.add(kernel.params)
 
 
 def struct_name(kernel: GraphKernel) -> str:
@@ -60,9 +70,11 @@ def glsl() -> str:
     """shaders/graph/contract.glsl."""
     lines = [f"// {_HEAD}", "", *_constants(), f"const uint ROPE_WORDS = {ROPE_WORDS}u;"]
     lines += ["", "struct Tensor {", *_fields(TENSOR, _GLSL_TYPES, "  // {}"), "};"]
+    for kernel in records():
+        lines += ["", f"struct {struct_name(kernel)} {{", *_fields(kernel.params, _GLSL_TYPES, "  // {}"), "};"]
     for kernel in GRAPH_KERNELS:
         upper = kernel.name.upper()
-        lines += ["", f"struct {struct_name(kernel)} {{", *_fields(kernel.params, _GLSL_TYPES, "  // {}"), "};"]
+        lines.append("")
         lines += _numbered(f"{upper}_BIND", (one.name for one in kernel.decl.bindings))
         lines += _numbered(f"{upper}_SPEC", kernel.decl.spec)
     lines += ["", *(f"const uint {name} = {value}u;" for name, value in sizes().items())]
@@ -73,7 +85,10 @@ def glsl() -> str:
     lines += [_by_type("PIECES_4", [kind.count(4) for kind in TYPES.values()])]
     lines += [_by_type("VALUES", [kind.values for kind in TYPES.values()])]
     lines += [_by_type("SIZE", [kind.size for kind in TYPES.values()])]
-    lines += [f"const uint WEIGHT_GROUP = {GROUP}u;"]
+    lines += ["// And whether scales are of 16 values, and whether there are minima."]
+    lines += [_by_type("HALVES", [int(kind.halves) for kind in TYPES.values()])]
+    lines += [_by_type("MINIMUM", [int(kind.minimum) for kind in TYPES.values()])]
+    lines += [f"const uint WEIGHT_GROUP = {GROUP}u;", _lanes_of_state()]
     return "\n".join(lines) + "\n"
 
 
@@ -81,6 +96,11 @@ def _numbered(prefix: str, names: Iterable[str]) -> list[str]:
     """Constants 0, 1, ... of these names, on as few lines as they need."""
     text = ", ".join(f"{prefix}_{name.upper()} = {i}u" for i, name in enumerate(names))
     return textwrap.wrap(f"const uint {text};", 120, subsequent_indent="    ") if text else []
+
+
+def _lanes_of_state() -> str:
+    steps = "".join(f"(size) > {n}u ? {lanes_of_state(n + 1)}u : " for n in (16, 8, 4))
+    return f"#define LANES_OF_STATE(size) ({steps}1u)"
 
 
 def _by_type(name: str, values: list[int]) -> str:
@@ -92,11 +112,13 @@ def _by_type(name: str, values: list[int]) -> str:
 def c_header() -> str:
     """zinc_graph.h: the records, the places of buffers and constants, and the kernels' numbers."""
     lines = [f"/* {_HEAD} */", "#ifndef ZINC_GRAPH_H", "#define ZINC_GRAPH_H", '#include "zinc_contract.h"', ""]
-    lines += [f"enum {{ GRAPH_PARAMS_WORDS = {PARAMS_WORDS}, ROPE_WORDS = {ROPE_WORDS} }};", "struct tensor {"]
+    numbers = f"GRAPH_PARAMS_WORDS = {PARAMS_WORDS}, ROPE_WORDS = {ROPE_WORDS}, SUPERBLOCK = {constants.SUPERBLOCK}"
+    lines += [_lanes_of_state(), f"enum {{ {numbers} }};", "struct tensor {"]
     lines += [*_fields(TENSOR, _C_TYPES, " /* {} */"), "};"]
+    for kernel in records():
+        lines += ["", f"struct {kernel.name}_params {{", *_fields(kernel.params, _C_TYPES, " /* {} */"), "};"]
     for kernel in GRAPH_KERNELS:
         upper = kernel.name.upper()
-        lines += ["", f"struct {kernel.name}_params {{", *_fields(kernel.params, _C_TYPES, " /* {} */"), "};"]
         lines.append(f"enum {{ {', '.join(f'{upper}_BIND_{one.name.upper()}' for one in kernel.decl.bindings)} }};")
         if kernel.decl.spec:
             lines += [f"struct {kernel.name}_constants {{", *(f"    uint32_t {name};" for name in kernel.decl.spec)]
@@ -119,6 +141,8 @@ def c_header() -> str:
         "struct weight_type {",
         "    const char *name;",
         "    uint32_t values, bytes; /* of a block */",
+        "    bool halves, minimum; /* scales of 16 values; minima */",
+        "    uint32_t ahead; /* superblocks that a wave loads before it uses them */",
         "    struct { uint32_t offset, size, count; } runs[3]; /* of pieces; count 0: no more */",
         "};",
         "extern const struct weight_type za_weight_types[WEIGHT_TYPES];",

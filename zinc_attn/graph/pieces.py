@@ -28,11 +28,19 @@ class Run:
 
 @dataclass(frozen=True)
 class WeightType:
-    """A quantized type: values and bytes of a block, and its pieces in their order."""
+    """A quantized type: values and bytes of a block, and its pieces in their order.
+
+    halves: scales are of 16 values, else of 32 or of the whole block. minimum: a block has minima, too. ahead:
+    superblocks that a wave of mul_mat_vec loads before it uses them: 4 KiB are on their way, and what comes once is
+    shared.
+    """
 
     values: int
     size: int
     runs: tuple[Run, ...]
+    halves: bool = False
+    minimum: bool = False
+    ahead: int = 1
 
     @property
     def pieces(self) -> tuple[tuple[int, int], ...]:
@@ -46,16 +54,16 @@ class WeightType:
 
 TYPES: Final = {
     "q4_0": WeightType(32, 18, (Run(2, 16, 1), Run(0, 2, 1))),
-    "q4_1": WeightType(32, 20, (Run(4, 16, 1), Run(0, 4, 1))),
+    "q4_1": WeightType(32, 20, (Run(4, 16, 1), Run(0, 4, 1)), minimum=True),
     "q5_0": WeightType(32, 22, (Run(6, 16, 1), Run(2, 4, 1), Run(0, 2, 1))),
-    "q5_1": WeightType(32, 24, (Run(8, 16, 1), Run(4, 4, 1), Run(0, 4, 1))),
+    "q5_1": WeightType(32, 24, (Run(8, 16, 1), Run(4, 4, 1), Run(0, 4, 1)), minimum=True),
     "q8_0": WeightType(32, 34, (Run(2, 16, 2), Run(0, 2, 1))),
     "iq4_nl": WeightType(32, 18, (Run(2, 16, 1), Run(0, 2, 1))),
-    "mxfp4": WeightType(32, 17, (Run(1, 16, 1), Run(0, 1, 1))),
-    "q2_K": WeightType(256, 84, (Run(0, 16, 5), Run(80, 4, 1))),
-    "q3_K": WeightType(256, 110, (Run(0, 16, 6), Run(96, 4, 3), Run(108, 2, 1))),
-    "q4_K": WeightType(256, 144, (Run(0, 16, 9),)),
-    "q5_K": WeightType(256, 176, (Run(0, 16, 11),)),
-    "q6_K": WeightType(256, 210, (Run(0, 16, 13), Run(208, 2, 1))),
+    "mxfp4": WeightType(32, 17, (Run(1, 16, 1), Run(0, 1, 1)), ahead=2),
+    "q2_K": WeightType(256, 84, (Run(0, 16, 5), Run(80, 4, 1)), halves=True, minimum=True, ahead=2),
+    "q3_K": WeightType(256, 110, (Run(0, 16, 6), Run(96, 4, 3), Run(108, 2, 1)), halves=True, ahead=2),
+    "q4_K": WeightType(256, 144, (Run(0, 16, 9),), minimum=True),
+    "q5_K": WeightType(256, 176, (Run(0, 16, 11),), minimum=True),
+    "q6_K": WeightType(256, 210, (Run(0, 16, 13), Run(208, 2, 1)), halves=True),
     "iq4_xs": WeightType(256, 136, (Run(8, 16, 8), Run(0, 4, 2))),
 }

@@ -6,6 +6,7 @@ from typing import Final
 
 from ..kernels.matrix import MatrixFragment
 from . import declarations as graph
+from .pieces import TYPES
 from .units import tile_of_units
 
 _F32, _F16, _BF16 = range(3)  # of FLOAT_TYPES and MOVE_TYPES
@@ -14,11 +15,6 @@ _WEIGHTS: Final = tuple(enumerate(graph.WEIGHT_TYPES))
 _FEW: Final = ((1, 0, 0), (8, 1, 0), (1, 0, 1))
 _MANY: Final = ((64, 64, 4, 4, 256, 1, 0), (64, 32, 4, 4, 128, 1, 1))
 _BLOCKS: Final = range(graph.MOVE_TYPES.index("q8_0"), len(graph.MOVE_TYPES))  # of these
-
-
-def ahead(kind: str) -> int:
-    """Superblocks that a wave loads before it uses them: 4 KiB are on their way, and what comes once is shared."""
-    return 2 if kind in ("mxfp4", "q2_K", "q3_K") else 1
 
 
 def _unary(op: str, x: int = _F32, y: int = _F32) -> tuple[graph.GraphKernel, tuple[int, ...]]:
@@ -60,7 +56,7 @@ PROGRAMS: Final[tuple[tuple[graph.GraphKernel, tuple[int, ...]], ...]] = (
     *((graph.ROUTE, spec) for spec in ((0, 0, 2, 0), (1, 0, 1, 0), (2, 1, 1, 1))),
     (graph.SUM_EXPERTS, ()),
     (graph.QUANTIZE, ()),
-    *((graph.MUL_MAT_VEC, (i, n, 256, 1, 16, ahead(kind), *more)) for i, kind in _WEIGHTS for n, *more in _FEW),
+    *((graph.MUL_MAT_VEC, (i, n, 256, 1, 16, TYPES[kind].ahead, *more)) for i, kind in _WEIGHTS for n, *more in _FEW),
     *((graph.MUL_MAT, (i, *many)) for i, _ in _WEIGHTS for many in _MANY),
     *(_units(kind) for kind in graph.WEIGHT_TYPES),
     *((graph.MUL_MAT_FLOAT_VEC, (i, _F32, n, 256, 1, 16, 1, *more)) for i in (_F32, _F16, _BF16) for n, *more in _FEW),

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ..canonical.state import F32, f32, flush
 from . import constants, floats
+from .declarations.recurrent import lanes_of_state
 from .elementwise import binary, unary
 from .floats import quietly
 
@@ -84,8 +85,8 @@ def delta_net(q: F32, k: F32, v: F32, gate: F32, beta: F32, state: F32, slots: i
 
 
 def state_rows(size: int, own: int) -> int:
-    """Rows of so many elements that a workgroup of 32 has, where 8, 4, 2 or 1 lanes have ``own`` rows together."""
-    return own * 32 // min(constants.STATE_LANES, 1 << ((size - 1) // 4).bit_length())
+    """Rows of so many elements that a workgroup of 32 has, where lanes have ``own`` rows together."""
+    return own * 32 // lanes_of_state(size)
 
 
 def scale_of(size: int) -> float:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from ..kernels.matrix import MatrixFragment
 from ..limits import WAVE
-
-HALVED: Final = ("q2_K", "q3_K", "q6_K")  # scales of 16 values: a product of 32 has two sums
-TWO_SUMS: Final = ("q2_K", "q4_K", "q5_K")  # an output has that of the minima, too
+from .constants import SUPERBLOCK
+from .pieces import TYPES
 
 
 def tile_of_units(kind: str, mat: MatrixFragment, subgroup: int = WAVE, on_cpu: bool = False) -> tuple[int, ...] | None:
@@ -16,7 +13,9 @@ def tile_of_units(kind: str, mat: MatrixFragment, subgroup: int = WAVE, on_cpu: 
 
     A subgroup has as many matrices as its registers hold sums of. native/ggml/products.cpp has the same rule.
     """
-    if kind in HALVED and mat.k > 16:
+    weights = TYPES[kind]
+    if weights.halves and mat.k > 16:  # a product of 32 values has two sums
         return None
-    across, own = (2, 2) if on_cpu else (4, 2), (2, 2) if on_cpu or kind in TWO_SUMS else (2, 4)
+    two_sums = weights.minimum and weights.values == SUPERBLOCK  # an output has that of the minima, too
+    across, own = (2, 2) if on_cpu else (4, 2), (2, 2) if on_cpu or two_sums else (2, 4)
     return mat.m * own[0] * across[0], mat.n * own[1] * across[1], *own, subgroup * across[0] * across[1], *mat

@@ -63,8 +63,8 @@ _TILE: Final = (
     "experts",
 )
 # All need the device's shaderIntegerDotProduct.
-MUL_MAT_VEC: Final = kernel("mul_mat_vec", _PRODUCT_BINDINGS, _VEC, _PRODUCT_PARAMS)
 MUL_MAT: Final = kernel("mul_mat", _PRODUCT_BINDINGS, _TILE, _PRODUCT_PARAMS)
+MUL_MAT_VEC: Final = kernel("mul_mat_vec", _PRODUCT_BINDINGS, _VEC, _PRODUCT_PARAMS)
 # By int8 matrix units, where the device has them. own_rows and own_columns count matrices of mat_m by mat_n, which a
 # subgroup has; workgroup_size is of so many subgroups as the tile needs.
 _UNITS: Final = (*_TILE[:-2], "mat_m", "mat_n", "mat_k", *_TILE[-2:])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from ..constants import STATE_LANES
 from .declare import Field, kernel, tensors
 
 # y[c, t, s] = the sum of x[t + i, c, s] * w[i, c], then [+ bias], then [silu], each as an operation of its own; y is
@@ -26,6 +27,13 @@ _WRITTEN: Final = (
 # name the sequences' states, else state has one for each, and ids may be any buffer.
 # Grid: x = rows of a head / state_rows(size, own), y = heads, z = sequences.
 _OF_STATES: Final = ("size", "own")  # elements of a row; rows of a lane
+
+
+def lanes_of_state(size: int) -> int:
+    """Lanes that have a row of so many elements together, of each four neighbors at least."""
+    return min(STATE_LANES, 1 << ((size - 1) // 4).bit_length())
+
+
 DELTA_NET: Final = kernel(
     "delta_net",
     {

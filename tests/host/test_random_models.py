@@ -1,0 +1,31 @@
+"""scripts/llama random: the shapes of known models, and numbers of the size that their layers keep."""
+
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+quants = pytest.importorskip("gguf.quants")
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "lib"))
+import llama_random  # noqa: E402
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [("qwen3.6-35b-a3b", 34.66e9), ("qwen3-30b-a3b", 30.53e9), ("llama-3.1-8b", 8_030_261_248)],
+)
+def test_a_model_has_the_parameters_of_its_card(name, parameters):
+    model = llama_random.MODELS[name]
+    found = sum(math.prod(shape) for _, shape, _ in llama_random.tensors(model, model.layers))
+    assert found == pytest.approx(parameters, rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K"])
+def test_weights_keep_the_size_of_what_they_multiply(kind, rng):
+    of = llama_random.Kind[kind]
+    bytes_ = llama_random.values(rng, "blk.0.ffn_up.weight", (64, 2048), of)
+    weights = quants.dequantize(bytes_, of)
+    assert weights.shape == (64, 2048) and abs(weights.mean()) < 0.1 / np.sqrt(2048)
+    assert 0.5 < weights.std() * np.sqrt(2048) < 2
