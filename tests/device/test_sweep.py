@@ -208,14 +208,14 @@ def command(device, out, options):
 
 def test_command(device, tmp_path, capsys):
     info = device.info
-    options = "--layers 3 --contexts 64,1k --dtype q8_0 --batch 3 --rows 2 --page-size 64"
+    options = "--layers 3 --contexts 64,1k --dtype q8_0 --batch 3 --rows 2 --page-size 64 --weights-ms 5"
     assert main(*command(device, tmp_path, options)) == 0
     out, err = capsys.readouterr()
     assert out.startswith(
         f"{info.name} ({info.driver}), {device.runtime.name}\nshape 4/2/64, q8_0, 3 attention layers\n"
-        "3 sequences, 2 rows each per call; cache with pages of 64 tokens\n"
+        "3 sequences, 2 rows each per call; cache with pages of 64 tokens; rest of a step 5 ms\n"
     )
-    assert out.endswith("attn tokens/s: as if attention over 3 layers were all of a step of 6 tokens.\n")
+    assert out.endswith("step tokens/s: with 5 ms for all else of the step, as --weights-ms says.\n")
     assert out.count(" bits ") == 4
     assert ("running on the CPU through" in err) == (info.kind == "cpu")
     files = [tmp_path / f"sweep.{kind}" for kind in ("jsonl", "csv", "png")]
@@ -226,10 +226,12 @@ def test_command(device, tmp_path, capsys):
     points = [(64, "auto"), (64, "1"), (1024, "auto"), (1024, "1")]
     assert [(r["context"], r["layout"], r["layers"]) for r in rows] == [(*point, 3) for point in points]
     picture = shown(files[2].read_bytes())
-    assert picture["title"] == "Tokens per second by context, decode attention alone"
+    assert picture["title"] == "Tokens per second by context, attention and 5 ms for the rest"
     for layout, name in (("auto", "split rule"), ("1", "one split")):
         mine = [one for one in rows if one["layout"] == layout]
-        assert picture["lines"][name] == [[one["context"], one["tokens_s"]] for one in mine]
+        assert picture["lines"][name] == [[one["context"], one["step_tokens_s"]] for one in mine]
+        for one in mine:
+            assert one["step_tokens_s"] == pytest.approx(6e3 / (one["attention_ms_per_step"] + 5), rel=1e-5)
 
 
 def test_a_card_and_another_device_beside(device, tmp_path, capsys):

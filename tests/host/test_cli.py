@@ -89,6 +89,9 @@ def test_figures():
     record = row.record()
     assert (record["min_us"], record["max_us"], record["repeats"]) == pytest.approx((80, 300, 5))
     assert set(ROW.figures) == set(FIGURES) and set(ROW.figures.values()) == {None}
+    whole = replace(row, spec=replace(SPEC, weights_ms=9.0))
+    assert (whole.figures["tokens_s"], whole.figures["step_tokens_s"]) == pytest.approx((1000, 100))
+    assert (whole.record()["weights_ms"], record["weights_ms"], record["step_tokens_s"]) == (9, None, None)
     assert [figure(x) for x in (None, 1234.5, 0.012346)] == ["–", "1,234", "0.01235"]
     row = replace(ROW, spec=replace(SPEC, dtype="q8_0", batch=3, q_len=2), seconds=(1e-4,))
     per_token = 2 * 2 * (64 + 2 * 2)  # K and V, KV heads, int8 values and two float16 scales

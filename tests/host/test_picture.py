@@ -38,7 +38,7 @@ def test_the_lines_of_a_picture(changes, names):
     found = shown(rows_png(records, "a_$b$", "notes $c$\nmore", "tokens_s"))
     lines = {name: [[64, 8.0], [128, 16.0]] for name in names}
     assert found == {"title": "a_$b$", "notes": "notes $c$\nmore", "lines": lines}
-    assert rows_png(records, "", "", "relative_error") is None
+    assert rows_png(records, "", "", "step_tokens_s") is None
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,8 @@ REFUSED = {
         f"check --cases '4/2/64 f16 8,{text}'": f"cases: got '{text}', {CASES}"
         for text in ("", "4/2/64 f16", *(f"4/2/64 f16 9 {word}" for word in WRONG_WORDS))
     },
+    f"{SWEEP} --weights-ms nan": "weights_ms: got nan, expected milliseconds of at least 0",
+    f"{SWEEP} --weights-ms -1": "weights_ms: got -1, expected milliseconds of at least 0",
     f"{SWEEP} --card r9": f"card: got 'r9', expected one of {', '.join(CARDS)}",
     f"{SWEEP} --card r9700 --batch 2": "card: got --batch above 1 or --arithmetic matrix, which sweep does not model",
     f"{SWEEP} --beside {RECORD}": f"{RECORD}: cannot be read: it is not JSON: Expecting property name enclosed in "

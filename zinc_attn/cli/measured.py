@@ -30,6 +30,7 @@ FIGURES: Final = {  # heading: the measure, and what of its row; a column withou
     "KV\nGB/s": ("call", "kv_gb_s"),
     "attn\nms/step": ("call", "attention_ms_per_step"),
     "attn\ntokens/s": ("call", "tokens_s"),
+    "step\ntokens/s": ("call", "step_tokens_s"),
     "error vs\nfloat64": ("call", "relative_error"),
     "device\nµs": ("device", "median_us"),
     "pass 1\nµs": ("pass 1", "median_us"),
@@ -137,6 +138,8 @@ def notes(rows: Sequence[Row]) -> Iterator[str]:
         layers, tokens = plural(row.spec.layers, "layer"), plural(row.spec.batch * row.spec.q_len, "token")
         yield f"Time: {row.latency_mode}. Values: normal, seeded."
         yield f"attn tokens/s: as if attention over {layers} were all of a step of {tokens}."
+        if row.spec.weights_ms is not None:
+            yield f"step tokens/s: with {row.spec.weights_ms:g} ms for all else of the step, as --weights-ms says."
         if row.relative_error is not None:
             yield "error: of out against float64, relative, in the L2 norm."
     troubles = grouped(((row.context, row.status, row.error), row.layout) for row in rows if row.error)

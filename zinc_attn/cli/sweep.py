@@ -17,7 +17,7 @@ from .arguments import Subparsers, add_command, chosen_model
 from .measured import call_spec, run_calls
 from .terminal import arithmetic_text, model_text, plural
 
-SAME: Final = ("layers", "batch", "q_len", "arithmetic")  # of rows that one picture shows
+SAME: Final = ("layers", "batch", "q_len", "weights_ms", "arithmetic")  # of rows that one picture shows
 SHOWN: Final = ("device", "device_kind", "runtime", "dtype", "layout", "context", "measure", "tokens_s")
 
 
@@ -29,6 +29,8 @@ def declare(subparsers: Subparsers) -> None:
     parser.number("--batch", "sequences in a call, each of the same context", 1)
     parser.share("--rows", 1, text="query rows of a sequence in a call, which appends as many")
     parser.share("--page-size", PAGE_SIZE)
+    weights = "what the rest of a step takes; adds tokens/s of the whole step, which the picture shows then"
+    parser.add_argument("--weights-ms", type=float, metavar="MS", help=weights)
     parser.add_argument("--card", metavar="C", help=f"model the calls on it, too: one of {', '.join(CARDS)}")
     parser.path("--beside", "a sweep.jsonl, of another device perhaps, that the picture shows, too")
     parser.device()
@@ -36,7 +38,8 @@ def declare(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     model = chosen_model(args)
-    spec = call_spec(args, model, args.dtype, q_len=args.rows, batch=args.batch, page_size=args.page_size)
+    given = {name: getattr(args, name) for name in ("batch", "page_size", "weights_ms")}
+    spec = call_spec(args, model, args.dtype, q_len=args.rows, **given)
     card = find_card(args.card) if args.card else None
     if card and (spec.batch > 1 or spec.arithmetic not in EXACT):
         raise ArgumentError("card: got --batch above 1 or --arithmetic matrix, which sweep does not model")
@@ -48,6 +51,9 @@ def run(args: argparse.Namespace) -> int:
     about = f"{model_text(model, spec.dtype)}, {layers}\n{call}; cache with pages of {spec.page_size} tokens"
     about += arithmetic_text(spec.arithmetic)
     figure_of = "tokens_s", "Tokens per second by context, decode attention alone"
+    if spec.weights_ms is not None:
+        about += f"; rest of a step {spec.weights_ms:g} ms"
+        figure_of = "step_tokens_s", f"Tokens per second by context, attention and {spec.weights_ms:g} ms for the rest"
 
     def measure(*given: Any, **options: Any) -> Iterator[Row]:
         rows = measure_calls(*given, **options)

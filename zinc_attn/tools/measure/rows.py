@@ -25,9 +25,9 @@ MODES: Final = {  # of a measure: what its time covers, and by which clock
 LINE: Final = ("device", "runtime", "shape", "dtype")  # beside the layout, what tells the rows of one context apart
 FIGURES: Final = (
     *("median_us", "min_us", "max_us", "iqr_us", "kv_gb_s"),
-    *("attention_ms_per_step", "tokens_s", "relative_error"),
+    *("attention_ms_per_step", "tokens_s", "step_tokens_s", "relative_error"),
 )
-_GIVEN: Final = ("model", "layers", "dtype", "batch", "q_len", "page_size", "arithmetic")
+_GIVEN: Final = ("model", "layers", "dtype", "batch", "q_len", "page_size", "arithmetic", "weights_ms")
 _PLANNED: Final = ("num_splits", "passes", "workgroups", "scratch_bytes")
 
 
@@ -77,7 +77,8 @@ class Row:
     def figures(self) -> dict[str, float | None]:
         """FIGURES of the times. kv_gb_s: stored bytes of K and V of all sequences, each once, per median time; 1e9.
 
-        attention_ms_per_step: of all layers; tokens_s: batch * q_len of them in a step, as if attention were all of it.
+        attention_ms_per_step: of all layers; tokens_s: batch * q_len of them in a step, as if attention were all of it;
+        step_tokens_s: the same with the spec's weights_ms beside attention.
         """
         found, spec = dict[str, float | None].fromkeys(FIGURES), self.spec
         if not self.seconds:
@@ -90,6 +91,8 @@ class Row:
         if median > 0 and self.measure in ("call", MODELED):
             ms, tokens = median * spec.layers / 1e3, 1e3 * spec.batch * spec.q_len
             found |= {"attention_ms_per_step": ms, "tokens_s": tokens / ms}
+            if spec.weights_ms is not None:
+                found["step_tokens_s"] = tokens / (ms + spec.weights_ms)
         return found | {"relative_error": self.relative_error}
 
     def record(self) -> dict[str, Any]:

@@ -28,8 +28,8 @@ class CallSpec:
     layers: attention layers of a step; contexts: keys of a sequence, the call's q_len rows among them; splits: layouts;
     dtype: of K and V; batch: sequences in a call, with q_len new rows each; page_size: tokens, None for calls of one
     sequence that append nothing, of which the submission alone is timed; repeats: timed calls per point (None: 5 to 50
-    within some seconds); arithmetic: see ``Attention``; against: of OTHERS, beside calls of
-    one row; oracle_products: batch * q_len * context * q_heads * head_dim up to which everything is
+    within some seconds); arithmetic: see ``Attention``; weights_ms: what the rest of a step takes; against: of OTHERS,
+    beside calls of one row; oracle_products: batch * q_len * context * q_heads * head_dim up to which everything is
     compared with the oracle, and above it as many KV heads as that allows.
     """
 
@@ -44,6 +44,7 @@ class CallSpec:
     repeats: int | None = None
     model: str = ""
     arithmetic: Arithmetic = "canonical"
+    weights_ms: float | None = None
     against: Sequence[str] = ()
     oracle_products: int = ORACLE_PRODUCTS
 
@@ -57,6 +58,8 @@ class CallSpec:
         arithmetic_name(self.arithmetic)
         if self.repeats is not None:
             check_int("repeats", self.repeats, 1)
+        if self.weights_ms is not None and not 0 <= self.weights_ms < float("inf"):
+            raise ArgumentError(f"weights_ms: got {self.weights_ms:g}, expected milliseconds of at least 0")
         shortest = min(check_int("contexts", context, 1, MAX_CONTEXT) for context in self.contexts)
         if shortest < self.q_len:
             raise ArgumentError(f"contexts: got {shortest}, expected at least {self.q_len}, the call's own rows")
