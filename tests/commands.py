@@ -9,7 +9,7 @@ import pytest
 
 from zinc_attn.cli import app as cli
 
-DRAWING = ("sweep", "bench", "proof")
+DRAWING = ("sweep", "bench", "decode", "proof")
 
 
 def run(*words: Any) -> int:

@@ -1,7 +1,8 @@
-"""The benchmark on a device: dispatchers, the passes by its clock; a quick proof."""
+"""The benchmark on a device: dispatchers, the passes by its clock, decode steps; a quick proof."""
 
 import importlib.util
 import json
+from typing import Any
 
 import pytest
 from commands import records, refusal
@@ -10,7 +11,7 @@ from commands import run as main
 import zinc_attn as za
 from zinc_attn.planning import duration
 from zinc_attn.tools import proof
-from zinc_attn.tools.measure import CallSpec, measure_calls
+from zinc_attn.tools.measure import CallSpec, decode_steps, measure_calls, stalls, steps
 from zinc_attn.tools.measure.calls import pass_times
 
 SHAPE = za.AttnShape(6, 2, 64)
@@ -98,6 +99,33 @@ def test_against_a_program_that_is_missing(monkeypatch, capsys):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: find(name) if name != "torch" else None)
     said = refusal(capsys, "bench --against torch")
     assert said == "against: torch is not installed; pip install torch, or leave it out"
+
+
+def test_the_command_of_steps(capsys, tmp_path):
+    assert main(f"decode --shape {SHAPE} --layers 2 --tokens 70 --runtime vulkan --out", tmp_path) == 0
+    out = capsys.readouterr().out
+    assert f"shape {SHAPE}, f16, 2 layers, 70 steps of one token\nvulkan: prepared in " in out
+    assert out.endswith("; 3 outputs compared, all equal\n")
+    rows = [json.loads(line) for line in (tmp_path / "decode.jsonl").read_text().splitlines()]
+    assert [row["context"] for row in rows] == list(range(71))
+    assert [row["measure"] for row in rows] == ["prepare"] + ["step"] * 70
+    assert all(row["attention_ms_per_step"] == pytest.approx(row["median_us"] / 500, rel=1e-4) for row in rows[1:])
+    assert (tmp_path / "decode.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_stalls_and_wrong_bits_are_seen(device, monkeypatch):
+    clock = iter(range(10**6))
+    monkeypatch.setattr(steps, "perf_counter", lambda: (n := next(clock)) * 1e-3 + 0.1 * (n >= 2 * 20 + 1))
+    spec = CallSpec(SHAPE, 1, range(1, 41))
+    rows = list(decode_steps([device], [spec], prepare=False))
+    assert [row.context for row in rows] == list(spec.contexts)
+    assert [(row.context, row.figures["attention_ms_per_step"]) for row in stalls(rows)] == [(21, pytest.approx(101))]
+    assert [row.context for row in rows if row.verified] == [1, 40]
+    right: Any = steps.oracle
+    monkeypatch.setattr(steps, "oracle", lambda q, k, v, *rest: right(q, k, 2 * v, *rest))
+    wrong = [row for row in decode_steps([device], [spec], prepare=False) if row.status == "failed"]
+    assert [row.context for row in wrong] == [1, 40]
+    assert all("got" in str(row.error) and not row.seconds for row in wrong)
 
 
 SMALL = ("--cases", "9/3/64 f32 65", "--splits", "1,auto")  # a case of the record

@@ -97,7 +97,7 @@ def test_figures():
     per_token = 2 * 2 * (64 + 2 * 2)  # K and V, KV heads, int8 values and two float16 scales
     assert row.figures["kv_gb_s"] == pytest.approx(3 * 1024 * per_token / 1e-4 / 1e9)
     assert (row.figures["attention_ms_per_step"], row.figures["tokens_s"]) == pytest.approx((1, 6000))
-    has = {"call": (1, 1), "device": (1, 0), "pass 1": (1, 0), "gap": (0, 0), "pass 2": (0, 0)}
+    has = {"call": (1, 1), "device": (1, 0), "pass 1": (1, 0), "gap": (0, 0), "pass 2": (0, 0), "step": (1, 1)}
     rows = {measure: replace(TIMED, measure=measure).figures for measure in has}
     assert {name: (row["kv_gb_s"] is not None, row["tokens_s"] is not None) for name, row in rows.items()} == has
 

@@ -26,12 +26,14 @@ READ = {  # a file, or what else the path may be
     "sweep --beside": "sweep --shape 4/2/64 --beside {}",
     "bench --model": "bench --model {}",
     "check --against": "check --against {}",
+    "decode --model": "decode --model {}",
 }
 WRITTEN = {  # a folder, or a file
     "sweep --out": "sweep --shape 4/2/64 --contexts 64 --out {}",
     "check --record": "check --quick --record {}",
     "bench --out": "bench --shape 4/2/64 --contexts 64 --out {}",
     "proof --out": "proof --out {}",
+    "decode --out": "decode --shape 4/2/64 --tokens 1 --out {}",
     "export directory": "export {}",
 }
 NO_PATHS = {

@@ -39,6 +39,7 @@ def test_the_lines_of_a_picture(changes, names):
     lines = {name: [[64, 8.0], [128, 16.0]] for name in names}
     assert found == {"title": "a_$b$", "notes": "notes $c$\nmore", "lines": lines}
     assert rows_png(records, "", "", "step_tokens_s") is None
+    assert shown(rows_png([CALL | {"measure": "step"}], "t", "", "tokens_s"))["lines"] == {"": [[64, 2.0]]}
 
 
 @pytest.mark.parametrize(

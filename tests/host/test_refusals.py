@@ -59,11 +59,12 @@ REFUSED = {
     **{
         f"{command} --shape 4/1/72/40/latent": "shape: got 4/1/72/40/latent, expected one whose V is stored; use "
         "4/1/72/40, or plan, check, rdna4 and export, which take it"
-        for command in ("sweep", "bench", "proof")
+        for command in ("sweep", "bench", "decode", "proof")
     },
     "proof --restarts 0": "restarts: got 0, expected an int from 1 to 100",
     "proof --timeout nan": "timeout: got nan, expected seconds above 0",
     "bench --shape 4/2/64 --dtype f16,f8": f"dtype: got 'f8', expected {EXPECTED}",
+    "decode --shape 4/2/64 --tokens 0": f"tokens: got 0, {KEYS}",
     "rdna4 --shape 20/1/512/576/latent": "v_head_dim: got 576, expected at most head_dim = 512, since a latent "
     "shape's V is the begin of its K",
     "rdna4 --dtype f16": "dtype: got --dtype without --shape, expected both, or neither",
@@ -104,7 +105,7 @@ REFUSED = {
 USAGE = {  # refused by the parser; the begin of what it says, which ends by naming the help
     "plan --nonsense": "unrecognized arguments: --nonsense; see 'zinc-attn plan --help'",
     "nonsense": "argument COMMAND: invalid choice: 'nonsense' (choose from ",
-    "proof --restarts x": "argument --restarts: invalid int value: 'x'",
+    "decode --tokens x": "argument --tokens: invalid int value: 'x'",
     "plan --dtype q8_0/f8": "argument --dtype: dtype: got 'q8_0/f8', expected one of f32, f16",
     "sweep --runtime cuda": "argument --runtime: invalid choice: 'cuda' (choose from ",
     "export": "the following arguments are required: DIR",

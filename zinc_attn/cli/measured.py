@@ -1,4 +1,4 @@
-"""What ``zinc-attn sweep`` and ``bench`` do: open devices, measure, print, and leave files."""
+"""What ``zinc-attn sweep``, ``bench`` and ``decode`` do: open devices, measure, print, and leave files."""
 
 from __future__ import annotations
 
@@ -61,12 +61,13 @@ def run_calls(
     figure_of: tuple[str, str],
     *,
     measure: Callable[..., Iterator[Row]] = measure_calls,
+    show: Callable[[Sequence[Row]], None] | None = None,
     beside: Sequence[Record] = (),
 ) -> int:
     """Measure the calls of ``specs``, a group of one shape after the other, print and write the files; the exit status.
 
-    about: lines that say what is measured. figure_of: the field of the picture, and its title. beside: rows of an
-    earlier run, which the picture shows, too.
+    about: lines that say what is measured. figure_of: the field of the picture, and its title. show: prints the rows,
+    None for ``print_measured``. beside: rows of an earlier run, which the picture shows, too.
     """
     need("matplotlib")
     check_out(args.out)
@@ -86,11 +87,11 @@ def run_calls(
             if args.json:
                 print_json([row.record()])
     if not args.json:
-        print_measured(rows)
+        (show or print_measured)(rows)
     if all(row.status == "refused" for row in rows if row.runtime in runtimes):
         return 2  # and what an earlier run left stays
     records = [row.record() for row in rows]
-    shown = [one for one in (*records, *beside) if one["measure"] in ("call", MODELED)]
+    shown = [one for one in (*records, *beside) if one["measure"] in ("call", "step", MODELED)]
     field, headline = figure_of
     notes = f"{about.replace(chr(10), '; ')}\n{info.name}, {info.driver}, through {', '.join(runtimes)}"
     lines = "".join(f"{json.dumps(one, ensure_ascii=False, allow_nan=False)}\n" for one in records)

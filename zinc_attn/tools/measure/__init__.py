@@ -1,4 +1,4 @@
-"""Calls that are verified against the oracle and then timed, over contexts and in turns.
+"""Calls that are verified against the oracle and then timed, over contexts and in turns; and the steps of a decode.
 
 A call appends q_len rows to each sequence of a resident KVCache and attends them; without a page size it attends the
 last rows of one sequence, and its submission alone is timed. What the output was before is spoiled, so that an element
@@ -11,8 +11,9 @@ from .picture import rows_png
 from .points import WARM_UP_RUNS, measure_calls
 from .rows import MODELED, Row
 from .spec import PAGE_SIZE, CallSpec
+from .steps import decode_steps, stalls
 
 __all__ = [
-    "MODELED", "OTHERS", "PAGE_SIZE", "WARM_UP_RUNS", "CallSpec", "Row", "check_others",
-    "measure_calls", "rows_png", "with_card",
+    "MODELED", "OTHERS", "PAGE_SIZE", "WARM_UP_RUNS", "CallSpec", "Row", "check_others", "decode_steps",
+    "measure_calls", "rows_png", "stalls", "with_card",
 ]  # fmt: skip

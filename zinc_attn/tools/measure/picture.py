@@ -31,7 +31,8 @@ Names = tuple[str, str]  # of a line: what its rows are of, and their layout
 def rows_png(records: Sequence[Record], title: str, notes: str, field: str) -> bytes | None:
     """A PNG of ``field`` of rows' records over their contexts; None where none has it. Needs matplotlib.
 
-    Both axes are on a log scale, and each context has a tick; tokens/s of a whole step are on a linear one from 0.
+    Both axes are on a log scale, and each context has a tick; the steps of a decode are on linear ones from 0, and so
+    are tokens/s of a whole step.
     """
     records = [one for one in records if one.get(field) is not None]
     if not records:
@@ -41,15 +42,16 @@ def rows_png(records: Sequence[Record], title: str, notes: str, field: str) -> b
 
     drawing, lines = Figure(figsize=(9, 5), dpi=140, layout="constrained"), named_lines(records, field)
     FigureCanvasAgg(drawing)  # draws into memory
-    axes = drawing.subplots()
+    axes, steps = drawing.subplots(), records[0]["measure"] == "step"
     pairs = {subject: COLORS[at % len(COLORS)] for at, subject in enumerate(dict.fromkeys(name for name, _ in lines))}
     for (subject, layout), points in lines.items():
         pale = layout not in ("split rule", "")
         color = pairs[subject][pale]
         face, dashes = ("white", (0, (4, 2))) if MODELED in subject else (color, "-")
         style: dict[str, Any] = {"linestyle": dashes, "markerfacecolor": face, "zorder": 3 - pale}
-        axes.plot(*zip(*points, strict=True), color=color, marker="o", linewidth=2.1, **style)
-    _set_scales(axes, sorted({one["context"] for one in records}), field == "step_tokens_s")
+        style |= {"linewidth": 1.2} if steps else {"marker": "o", "linewidth": 2.1}
+        axes.plot(*zip(*points, strict=True), color=color, **style)
+    _set_scales(axes, sorted({one["context"] for one in records}), steps, steps or field == "step_tokens_s")
     said = [part for line in notes.splitlines() for part in textwrap.wrap(line, NOTE_LETTERS, break_on_hyphens=False)]
     axes.set_title(
         title, loc="left", fontsize=14.5, weight="bold", color=INK, pad=10 + 13.5 * len(said), parse_math=False
@@ -116,20 +118,21 @@ def _name_lines(axes: Axes, ends: Sequence[tuple[str, tuple[int, float], str]]) 
         axes.annotate(name, point, offset, textcoords="offset points", **look)
 
 
-def _set_scales(axes: Axes, contexts: Sequence[int], linear: bool) -> None:
+def _set_scales(axes: Axes, contexts: Sequence[int], steps: bool, linear: bool) -> None:
     """Scales, ticks and grid: a tick per context on a log scale."""
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(contexts)
-    axes.set_xticks([], minor=True)
-    axes.xaxis.set_major_formatter(lambda x, _: keys_label(round(x)))
-    axes.tick_params(axis="x", rotation=45 if len(contexts) > 10 else 0)
+    if not steps:
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(contexts)
+        axes.set_xticks([], minor=True)
+        axes.xaxis.set_major_formatter(lambda x, _: keys_label(round(x)))
+        axes.tick_params(axis="x", rotation=45 if len(contexts) > 10 else 0)
     if linear:
         axes.set_ylim(0, 1.08 * axes.dataLim.y1)
     else:
         axes.set_yscale("log")
         axes.yaxis.set_minor_formatter(lambda y, _: "")
     axes.yaxis.set_major_formatter(lambda y, _: figure(y))
-    axes.set_xlabel(f"context in keys{' (log scale)' if linear else ' (log scales)'}", color=GRAY)
+    axes.set_xlabel(f"context in keys{'' if steps else ' (log scale)' if linear else ' (log scales)'}", color=GRAY)
     axes.tick_params(colors=GRAY, labelsize=10, length=0, which="both")
     axes.grid(True, which="major", color=GRID, linewidth=0.9)
     axes.set_axisbelow(True)

@@ -1,4 +1,4 @@
-"""What a sweep or a benchmark says of what it measured: one type of row."""
+"""What a sweep, a benchmark or a decode says of what it measured: one type of row."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ MODES: Final = {  # of a measure: what its time covers, and by which clock
     "pass 1": DEVICE_CLOCK,
     "gap": DEVICE_CLOCK,  # from the end of pass 1 to the begin of pass 2
     "pass 2": DEVICE_CLOCK,
+    "step": "decode calls of all layers, each append, attend, merge; host clock; mean of the layers",
+    "prepare": "Attention.prepare; host clock",
     MODELED: "attend, merge as docs/cost-model.md has them; nothing ran",
 }
 LINE: Final = ("device", "runtime", "shape", "dtype")  # beside the layout, what tells the rows of one context apart
@@ -33,16 +35,17 @@ _PLANNED: Final = ("num_splits", "passes", "workgroups", "scratch_bytes")
 
 @dataclass(frozen=True)
 class Row:
-    """A measure of a call on one layer. What there is not is None.
+    """A measure of a call on one layer, or a step of ``decode_steps``. What there is not is None.
 
     context: keys that a sequence's last row sees, the call's own rows among them. plan: of one sequence under
-    ``layout``. measure: a key of MODES; seconds: of every timed call.
+    ``layout``, None for a step. measure: a key of MODES; seconds: of every timed call.
     status: "ok", "failed" (wrong output; ``error`` names the first, its indices sequence, row, head, dimension), or
     "refused" (there is no room; ``error`` says why). Only "ok" has times.
     verified: "bits": out and lse of all sequences, rows and heads are the oracle's; "bits (sampled)": those of some
     are, at least of the last KV head of every sequence, and all are those of the context's first layout. "bound",
     "bound (sampled)": with matrix units, out and lse are as near to float64 as their roundings allow, and all bits are
-    those of the first layout. relative_error: of out, in the L2 norm, against float64, where that was asked for.
+    those of the first layout. A step of a decode that was not compared has None. relative_error: of out, in the L2
+    norm, against float64, where that was asked for.
     """
 
     spec: CallSpec
@@ -85,10 +88,10 @@ class Row:
             return found
         low, q1, median, q3, high = (1e6 * np.percentile(self.seconds, (0, 25, 50, 75, 100))).tolist()
         found |= {"median_us": median, "min_us": low, "max_us": high, "iqr_us": q3 - q1}
-        if median > 0 and self.measure not in ("gap", "pass 2"):
+        if median > 0 and self.measure not in ("gap", "pass 2", "prepare"):
             nbytes = spec.batch * self.context * spec.shape.kv_bytes_per_token(spec.dtype)
             found["kv_gb_s"] = nbytes / median / 1e3
-        if median > 0 and self.measure in ("call", MODELED):
+        if median > 0 and self.measure in ("call", "step", MODELED):
             ms, tokens = median * spec.layers / 1e3, 1e3 * spec.batch * spec.q_len
             found |= {"attention_ms_per_step": ms, "tokens_s": tokens / ms}
             if spec.weights_ms is not None:

@@ -1,0 +1,68 @@
+"""The time of every step of a decode that grows from nothing, through all layers: what shows a stall."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+from time import perf_counter
+from typing import Final
+
+import numpy as np
+
+from ...cache.kv_cache import KVCache
+from ...decode.attention import Attention
+from ...runtime.device import Device
+from ..harness.bits import Output, compare, oracle
+from ..harness.progress import Progress, Steps
+from .rows import Row
+from .spec import CallSpec
+
+NEIGHBORS: Final = 16  # steps on each side whose median a step is compared with
+STALL_RATIO: Final = 3.0  # a step is a stall beyond so many times that median, or so many milliseconds above it
+STALL_MS: Final = 50.0
+CHECKED: Final = 64  # every so many steps, and behind the last one, the last layer is compared with the oracle
+_TOLD: Final = 32  # steps between two reports of progress
+
+
+def decode_steps(
+    devices: Sequence[Device], specs: Sequence[CallSpec], *, prepare: bool, progress: Progress | None = None
+) -> Iterator[Row]:
+    """Decode the contexts 1, 2, … of each spec, one sequence on one device after the other: a row per step.
+
+    prepare: whether to call ``Attention.prepare`` before, which is a row, too. Errors: those of the cache and of its
+    calls.
+    """
+    for device, spec in product(devices, specs):
+        steps, tokens = Steps(progress, len(spec.contexts)), len(spec.contexts)
+        blank, data = Row(spec, device.info, device.runtime.name, 0, "auto"), spec.inputs(tokens)
+        with KVCache(device, spec.shape, spec.layers, tokens, spec.dtype) as cache:
+            attention, sequence = Attention(cache), cache.new_sequence()
+            if prepare:
+                steps.begin("preparing", 0)
+                begin = perf_counter()
+                attention.prepare(tokens)
+                yield replace(blank, measure="prepare", seconds=(perf_counter() - begin,))
+            for at in range(tokens):
+                if at % _TOLD == 0:
+                    steps.begin(f"{device.runtime.name}: {at:,} of {tokens:,} keys", min(_TOLD, tokens - at))
+                k, v = data.k[at : at + 1], data.v[at : at + 1]
+                begin = perf_counter()
+                for layer in range(spec.layers):
+                    found = Output(*attention(data.q, sequence, layer, k, v, return_lse=True))
+                seconds = (perf_counter() - begin) / spec.layers
+                row = replace(blank, context=at + 1, measure="step", seconds=(seconds,))
+                if at % CHECKED == 0 or at == tokens - 1:
+                    want = oracle(data.q, data.k[: at + 1], data.v[: at + 1], spec.dtype, 1)
+                    wrong = compare(found, want)
+                    row = row.failed(wrong.text()) if wrong else replace(row, verified="bits (sampled)")
+                yield row
+        steps.finish()
+
+
+def stalls(rows: Sequence[Row]) -> list[Row]:
+    """The steps among ``rows``, all of which have a time, that took far longer than those around them."""
+    ms = np.array([row.figures["attention_ms_per_step"] for row in rows], float)
+    medians = [np.median(ms[max(at - NEIGHBORS, 0) : at + NEIGHBORS + 1]) for at in range(len(rows))]
+    beyond = [x > STALL_RATIO * median or x > median + STALL_MS for x, median in zip(ms, medians, strict=True)]
+    return [row for row, stalled in zip(rows, beyond, strict=True) if stalled]
