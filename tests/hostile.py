@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,7 @@ _INNER_METHODS = {
     "Attention": "replan window_of",
     "Device": "dispatch kernel",
     "KVCache": "check_sequence read_rows",
+    "Ranks": "agree exchange fail full leave",
     "Sequence": "retract table",
     "ShardedSequence": "nodes tokens",
 }
@@ -138,6 +139,20 @@ ENCODED = {"k": K.view(np.uint8), "v": V.view(np.uint8)}
 OF_CACHES = {"shape": SHAPE, "num_layers": 1, "capacity": 512, "dtype": "f32"}
 
 
+class Alone:
+    """An mpi4py communicator of one rank, as far as Ranks looks at it before an exchange."""
+
+    Iallgatherv = Iprobe = None
+
+    def Idup(self) -> tuple[Alone, Any]:
+        return self, SimpleNamespace(Test=lambda: True)
+
+    def Get_rank(self) -> int:
+        return 0
+
+    Get_size = Get_rank
+
+
 class Bench:
     """A device with a plain and a sharded cache; ``seq`` and ``apart`` give a sequence of three tokens each."""
 
@@ -192,6 +207,7 @@ ON_DEVICE: dict[str, Callable[[Bench], tuple[Callable[..., Any], dict[str, Any]]
     "KVCache.append": lambda b: (b.cache.append, {"sequence": b.seq(), "layer": 0, "k": K, "v": V}),
     "KVCache.append_encoded": lambda b: (b.cache.append_encoded, {"sequence": b.seq(), "layer": 0} | ENCODED),
     "KVCache.load": lambda b: (b.cache.load, {"path": b.file}),
+    "Ranks": lambda b: (za.Ranks, {"comm": Alone(), "timeout_s": 1.0}),
     "Sequence.save": lambda b: (b.seq().save, {"path": b.file}),
     "Sequence.drop_last": lambda b: (b.seq().drop_last, {"n": 1}),
     "Sequence.keep": lambda b: (b.seq().keep, {"rows": [1], "last": 2}),

@@ -45,7 +45,7 @@ CALLS = (
     "test_vulkan_runtime.py",
 )
 # Tests that the layer cannot be under, or would take minutes for, by a word of their names.
-NOT_THESE = ("slip", "subnormal", "131072", "fork", "opening_and_closing", "swiftshader")
+NOT_THESE = ("slip", "subnormal", "131072", "fork", "opening_and_closing", "swiftshader", "ranks", "distributed")
 LEFT: pytest.StashKey[list[str]] = pytest.StashKey()  # the ids of the tests that this run leaves to that process
 SETTINGS = """\
 khronos_validation.enables = VK_VALIDATION_FEATURE_ENABLE_SYNCHRONIZATION_VALIDATION_EXT

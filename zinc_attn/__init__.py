@@ -10,6 +10,7 @@ from .decode.one_shot import attention
 from .decode.pending import PendingAttention
 from .distributed.attention import ShardedAttention
 from .distributed.cache import ShardedKVCache
+from .distributed.ranks import RankError, Ranks
 from .distributed.sequence import ShardedSequence
 from .errors import ZincAttnError
 from .planning.splits import SplitPlan, plan_splits
@@ -27,6 +28,8 @@ __all__ = [
     "KVCache",
     "PartialState",
     "PendingAttention",
+    "RankError",
+    "Ranks",
     "Sequence",
     "ShardedAttention",
     "ShardedKVCache",

@@ -226,7 +226,7 @@ is_ready() { # is_ready NAME HASH
 
 prepare_environment() { # prepare_environment run|test HASH
     local sudo=() backports=() apt_updated='' python extras=cli others=() compile=()
-    [[ $1 == run ]] || extras=cli,test
+    [[ $1 == run ]] || extras=cli,mpi,test others=(mpich) # MPI as a wheel: the same on every system
     [[ $1 == run ]] || compile=(--no-compile)             # most of torch and transformers is never imported
     system_packages "$1"
     make_venv

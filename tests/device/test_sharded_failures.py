@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 from cache_rows import SHARDED as SHAPE
-from cache_rows import check_books
 from support import differing
 
 import zinc_attn as za
@@ -99,6 +98,7 @@ REFUSED = (  # of a constructor, with the device
     (lambda d: sharded([d], weights=[1, 2]), r"weights: got 2, expected one per device \(1\)"),
     (lambda d: sharded([d], "6/2/64"), "shape: got str, expected an AttnShape$"),
     (lambda d: sharded([d], page_size=1024), "page_size: got 1024"),
+    (lambda d: sharded([d], comm=1), r"comm: got 1, expected an mpi4py communicator, such as MPI\.COMM_WORLD$"),
     (lambda d: za.ShardedAttention(za.KVCache(d, SHAPE, 1, 600)),
      "cache: got KVCache, expected a ShardedKVCache; Attention attends"),
 )  # fmt: skip

@@ -57,15 +57,19 @@ def test_no_shard_is_filled_beyond_its_capacity_before_all_are_full(seed):
         assert allocator.used.sum() == nodes + 1
 
 
-def test_what_an_owner_leaves_is_given_back():
-    allocator = NodeAllocator([1.0, 1.0])
-    owners = [Owner(), Owner()]
-    for serial, owner in enumerate(owners):
-        allocator.allocate(allocator.hold(serial, owner), 4)
-    assert allocator.used.tolist() == [4, 4]
-    del owner, owners[1:]
-    gc.collect()
-    assert allocator.used.tolist() == [2, 2]
+def test_what_an_owner_leaves_counts_until_every_rank_has_collected_it():
+    for deferred in (False, True):
+        allocator = NodeAllocator([1.0, 1.0], deferred=deferred)
+        owners = [Owner(), Owner(), Owner()]
+        for serial, owner in enumerate(owners[:2]):
+            allocator.allocate(allocator.hold(serial, owner), 4)
+        allocator.hold(2, owners[2])  # has no nodes, so nobody waits for it
+        del owner, owners[1:]
+        gc.collect()
+        assert allocator.used.tolist() == ([4, 4] if deferred else [2, 2])
+        assert allocator.collected() == ([1] if deferred else [])
+        allocator.discard(allocator.collected())
+        assert (allocator.used.tolist(), allocator.collected()) == ([2, 2], [])
 
 
 # --- an interrupt at every bytecode -------------------------------------------------------------------------

@@ -27,7 +27,7 @@ FAULT: Final = 70  # EX_SOFTWARE of sysexits.h
 STATUSES: Final = {
     0: "fine",
     1: "a wrong bit, or with matrix units an error beyond its bound; of proof any step that is not ok",
-    2: "refused: wrong arguments, no device, no room, a lost device; stderr says why",
+    2: "refused: wrong arguments, no device, no room, a lost device or rank; stderr says why",
     UNMET: "a gate of rdna4 is not met",
     FAULT: "a fault of this program; please report it",
     EX_IOERR: "stdout cannot be written",

@@ -1,5 +1,7 @@
 """Attention over the sequences of a sharded cache: each shard attends its own nodes, and the states are folded once.
 
+Nothing but the partial states travels between ranks: (head_dim + 2) float32 per node, query row and head.
+
 Source of the idea: attention states merge (Ye et al. 2024, FlashInfer; Liu et al. 2023, ring attention).
 """
 
@@ -18,6 +20,7 @@ from ..decode.targets import Target, check_targets
 from ..errors import ArgumentError
 from .cache import ShardedKVCache
 from .call import Call
+from .ranks import pack_states, unpack_states
 
 
 class ShardedAttention(Uncopied, instead="make one for the other cache"):
@@ -25,6 +28,7 @@ class ShardedAttention(Uncopied, instead="make one for the other cache"):
 
     cache: a ShardedKVCache; options: scale, window, softcap, sinks, alibi, mask_slopes and arithmetic of ``Attention``,
     whose errors they have; with matrix units the bits are those of ``Attention`` where all devices are alike.
+    sent_bytes: the partial states that this rank gave to the others.
     """
 
     def __init__(self, cache: ShardedKVCache, **options: Any) -> None:
@@ -34,6 +38,7 @@ class ShardedAttention(Uncopied, instead="make one for the other cache"):
         cache.check_open()
         self.cache = cache
         self._attention = {i: Attention(one, **options) for i, one in cache.shards.items()}
+        self.sent_bytes = 0
         cache.users.purge()
         cache.users.add(self)
 
@@ -42,16 +47,18 @@ class ShardedAttention(Uncopied, instead="make one for the other cache"):
         """Append k, v to ``seq``, then attend. Arguments, results and errors are those of ``Attention``.
 
         For a batch, ``seq`` is a list, and q, k, v, out, lse and mask are lists of arrays, one per sequence, whose
-        lengths may differ; the results are lists, too. A failed call leaves the cache, out and lse as they were.
+        lengths may differ; the results are lists, too. The partial states of all sequences travel in one exchange. A
+        failed call leaves the cache, out and lse as they were.
         """
-        with Call.of(self.cache) as call:
+        with Call.of(self.cache, "attend") as call:
             if not batch.causal:
                 raise ArgumentError("causal: got False, expected True: a shard's rows see no keys behind them")
             batch.check_new(self.cache.shape.latent)
             call.check(batch.sequences, layer, batch.k, batch.v)
             targets = self._check(call, batch)
             call.reserve()
-            folded = [fold(one) for one in zip(*self._attend(call, batch), strict=True)]
+            parts = self._attend(call, batch)
+            folded = [fold(one) for one in self._exchanged(call, parts)]
             for target, found in zip(targets, folded, strict=True):
                 target.write(*found)
         outs, lses = [one for one, _ in folded], [one for _, one in folded]
@@ -67,7 +74,7 @@ class ShardedAttention(Uncopied, instead="make one for the other cache"):
         return check_targets(shapes, batch.out, batch.lse)
 
     def _attend(self, call: Call, batch: CallBatch) -> list[list[PartialState]]:
-        """Attend on every shard, and return the partial states of each shard, one per sequence."""
+        """Attend on every local shard, and return the partial states of each shard, one per sequence."""
         masks = [None] * len(batch.q) if batch.mask is None else batch.mask
         given = list(zip(batch.q, masks, batch.sequences, call.pieces, call.ends, strict=True))
 
@@ -81,6 +88,15 @@ class ShardedAttention(Uncopied, instead="make one for the other cache"):
             ]
 
         return list(call.run_on_shards(attend).values())
+
+    def _exchanged(self, call: Call, parts: list[list[PartialState]]) -> list[tuple[PartialState, ...]]:
+        """The partial states of each sequence from the shards of every rank."""
+        if self.cache.ranks is not None:
+            (states,) = parts
+            call.sequences = [one._replace(query=state.call) for one, state in zip(call.sequences, states, strict=True)]
+            self.sent_bytes += sum(state.nbytes for state in states)
+            parts = [unpack_states(data, len(states)) for data in call.exchange(pack_states(states))]
+        return list(zip(*parts, strict=True))
 
     def close(self) -> None:
         """Free the command buffers and tensors, as ShardedKVCache.close does. A later call makes them anew."""

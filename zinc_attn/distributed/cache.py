@@ -1,4 +1,4 @@
-"""A KV cache whose sequences lie on several devices of a process.
+"""A KV cache whose sequences lie on several devices, of one process or of MPI ranks.
 
 A sequence's nodes of 512 tokens are dealt to the shards in proportion to their weights. Output bits do not depend on
 which shard holds a node: they are those of one device that holds the whole sequence.
@@ -6,13 +6,16 @@ which shard holds a node: they are those of one device that holds the whole sequ
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from types import TracebackType
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..cache.head_scales import check_head_scales
 from ..cache.kv_cache import KVCache
 from ..cache.pages import MIN_PAGE_SIZE
 from ..cache.resident import MAX_LAYERS
@@ -26,6 +29,7 @@ from ..runtime.devices import memory_budget
 from ..runtime.registry import Registry
 from ..shapes import AttnShape
 from .call import Call
+from .ranks import TIMEOUT_S, Ranks, check_timeout
 from .sequence import ShardedSequence
 from .shards import Shards
 
@@ -43,13 +47,24 @@ class ShardedKVCache(Shards):
 
     An append never finds a shard full as long as the sequences have never had more than ``capacity`` / 512 nodes at a
     time, and were forked, and cut within what forks share, at multiples of 512 tokens. Otherwise appends succeed while
-    the shard of the node has free pages; then CapacityError names the shard.
+    the shard of the node has free pages; then CapacityError names the shard, on every rank.
+
+    With ``comm``, an mpi4py communicator or Ranks, the shards are the ranks. Each rank gives one device and its own
+    weight, and every rank makes the same calls with the same arguments. ``append`` and a call of ShardedAttention
+    exchange a description of the call. Where the descriptions differ, or one rank fails before the exchange, every rank
+    gets a RankError and nothing is appended; the rank that failed gets its own error. A rank that fails after the
+    exchange, in the fold, has not appended what the others have: they get the RankError in their next call, and so does
+    every rank in any call that finds the lengths to differ. A rank that leaves the ``with`` block by an error ends the
+    others, too, and waits at most ``timeout_s`` for them.
+
+    A rank that is lost or late is noticed after ``timeout_s`` (that of Ranks where ``comm`` is one). The RankError
+    cannot say which of several ranks it is, and every later call raises it, too, as the ranks are no longer in step.
     """
 
     # Makes the cache of one shard; tests put another class or a staticmethod here.
     make_shard: ClassVar[Callable[..., KVCache]] = KVCache
 
-    def __init__(  # noqa: PLR0913, RUF100  (the arguments of KVCache)
+    def __init__(  # noqa: PLR0913, RUF100  (the arguments of KVCache, and how the ranks are reached)
         self,
         devices: Seq[Device],
         shape: AttnShape,
@@ -62,38 +77,52 @@ class ShardedKVCache(Shards):
         k_scale: Any = None,
         v_scale: Any = None,
         weights: Seq[float] | None = None,
+        comm: Any = None,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         _check_devices(devices, shape)
         given = None if weights is None else _checked_weights(weights)
+        timeout_s = check_timeout(timeout_s)
+        if comm is not None and len(devices) != 1:
+            raise ArgumentError(f"devices: got {len(devices)} with a communicator, expected this rank's one")
         dtype, rounds = storage_dtype(dtype), check_bool("round_rows", round_rows)
         self.devices, self.dtype = list(devices), dtype
         num_layers = check_int("num_layers", num_layers, 1, MAX_LAYERS)
+        scales = check_head_scales(dtype, shape, num_layers, k_scale, v_scale)
         capacity = check_int("capacity", capacity, 1, MAX_CONTEXT)
         page_size = check_int("page_size", page_size, MIN_PAGE_SIZE, KEYS_PER_NODE)
         shares = [float(memory_budget(one.info.index)[1]) for one in devices] if given is None else given
         if len(shares) != len(devices):
             raise ArgumentError(f"weights: got {len(shares)}, expected one per device ({len(devices)})")
-        super().__init__(shape, num_layers, capacity, shares)
+        ranks = comm if comm is None or isinstance(comm, Ranks) else Ranks(comm, timeout_s)
+        if ranks is not None:
+            setup = f"{shape} layers={num_layers} capacity={capacity} {dtype} page_size={page_size} round_rows={rounds}"
+            setup += "" if scales is None else f" scales={hashlib.sha256(scales.tobytes()).hexdigest()}"
+            shares = ranks.agree(setup, shares[0])
+        super().__init__(shape, num_layers, capacity, shares, ranks)
         self.users: Registry[Any] = Registry()  # what close() must close first
+        mine = range(len(shares)) if ranks is None else [ranks.rank]
         try:
             options = {"round_rows": rounds, "k_scale": k_scale, "v_scale": v_scale}
-            for shard, device in enumerate(devices):
-                tokens = int(self.allocator.capacity[shard]) * KEYS_PER_NODE
-                arguments = (device, shape, num_layers, tokens, dtype, page_size)
-                self.shards[shard] = self.make_shard(*arguments, **options)
+            with Call.of(self, "ShardedKVCache()") as call:
+                for device, shard in zip(devices, mine, strict=True):
+                    tokens = int(self.allocator.capacity[shard]) * KEYS_PER_NODE
+                    arguments = (device, shape, num_layers, tokens, dtype, page_size)
+                    self.shards[shard] = self.make_shard(*arguments, **options)
+                call.exchange()
         except BaseException:
             self.close()
             raise
 
     @property
     def free_tokens(self) -> int:
-        """Tokens for which nodes are free. An append beyond them may find a shard full."""
+        """Tokens for which nodes are free, the same on every rank. An append beyond them may find a shard full."""
         with self.lock:
             return max(len(self.owners) - int(self.allocator.used.sum()), 0) * KEYS_PER_NODE
 
     @property
     def nbytes(self) -> int:
-        """Device memory of K and V on all shards, bytes."""
+        """Device memory of K and V on the local shards, bytes."""
         return sum(cache.nbytes for cache in self.shards.values())
 
     def __repr__(self) -> str:
@@ -106,7 +135,7 @@ class ShardedKVCache(Shards):
         )
 
     def new_sequence(self) -> ShardedSequence:
-        """Return an empty sequence."""
+        """Return an empty sequence. Every rank calls it."""
         with self.lock:
             self.check_open()
             self.settle()
@@ -117,7 +146,7 @@ class ShardedKVCache(Shards):
 
         A failed call changes nothing.
         """
-        with Call.of(self) as call:
+        with Call.of(self, "append") as call:
             call.check([seq], layer, [k], None if v is None else [v])
             call.reserve()
 
@@ -127,9 +156,10 @@ class ShardedKVCache(Shards):
                     self.shards[shard].append(seq.shards[shard], layer, rows_k, rows_v)
 
             call.run_on_shards(append)
+            call.exchange()
 
     def close(self) -> None:
-        """Free the device memory of the shards, and every sequence."""
+        """Free the device memory of the local shards, and every sequence."""
         self._open = False
         for user in self.users:
             user.close()
@@ -139,8 +169,13 @@ class ShardedKVCache(Shards):
     def __enter__(self) -> ShardedKVCache:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        """Close the cache. Where this rank leaves by an error, the ranks that are in a call, or make one, get it."""
+        try:
+            if error is not None and self.ranks is not None:
+                self.ranks.leave(error)
+        finally:
+            self.close()
 
 
 def _check_devices(devices: Any, shape: Any) -> None:

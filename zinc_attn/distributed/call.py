@@ -1,7 +1,8 @@
-"""One call of a sharded cache: rows on their way to the shards, all of them or none."""
+"""One call of a sharded cache: rows on their way to the shards, all of them or none, alike on every rank."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,8 @@ from ..canonical.constants import KEYS_PER_NODE
 from ..checks import check_int
 from ..decode.requests import check_once
 from ..errors import ArgumentError
+from .descriptors import CallDescriptor, SequenceDescriptor
+from .ranks import RankError, RemoteCapacityError
 from .sequence import ShardedSequence
 from .shards import Shards
 
@@ -27,34 +30,61 @@ Rows = tuple[NDArray[Any], NDArray[Any]] | tuple[None, None]
 class Call:
     """One call of a ShardedKVCache, from ``of``, which commits it or undoes it.
 
-    pieces: the new rows of each sequence for each shard, (None, None) where a shard gets none; ends: the length of the
-    layer in each sequence, with the new rows.
+    pieces: the new rows of each sequence for each local shard, (None, None) where a shard gets none; sequences: what
+    the ranks compare of each sequence; ends: the length of the layer in each sequence, with the new rows; exchanged:
+    whether the exchange of this call is over.
     """
 
-    def __init__(self, cache: Shards) -> None:
-        self.cache = cache
+    def __init__(self, cache: Shards, name: str) -> None:
+        self.cache, self.name, self.exchanged = cache, name, False
         self.layer, self.pieces, self.ends = 0, list[dict[int, Rows]](), list[int]()
+        self.sequences: list[SequenceDescriptor] = []
         self._new: list[tuple[ShardedSequence, tuple[NDArray[Any], NDArray[Any]] | None]] = []
         self.transaction = Transaction()
 
     @classmethod
     @contextmanager
-    def of(cls, cache: Shards) -> Iterator[Call]:
-        """Begin a call; the end of the block commits it. Where the block fails, the sequences are as before."""
+    def of(cls, cache: Shards, name: str) -> Iterator[Call]:
+        """Begin a call that every rank makes; the end of the block commits it.
+
+        Where the block fails, the sequences are as before, and the other ranks are told.
+        """
         with cache.lock:
-            call = cls(cache)
+            call = cls(cache, name)
             try:
                 cache.check_open()
                 cache.settle()
                 yield call
                 call.transaction.commit()
                 cache.touched = ()
-            except BaseException:
-                cache.end()
+            except BaseException as error:
+                try:
+                    cache.end()
+                finally:
+                    call._tell(error)
+                if isinstance(error, RemoteCapacityError):
+                    raise CapacityError(str(error)) from None
                 raise
 
+    def _tell(self, error: BaseException) -> None:
+        """Tell the other ranks that the call failed here; an error that came from them they know already."""
+        ranks = self.cache.ranks
+        if ranks is None or isinstance(error, RankError):
+            return
+        if isinstance(error, CapacityError):
+            ranks.full(error)
+        else:
+            ranks.fail(error, str(self.descriptor()) if self.exchanged else "")
+
+    def descriptor(self) -> CallDescriptor:
+        """What the ranks compare of this call."""
+        return CallDescriptor(self.name, self.layer, self.sequences, self.cache.made)
+
     def check(self, sequences: Seq[Any], layer: int, k: Seq[Any] | None, v: Seq[Any] | None) -> None:
-        """Check the new rows k, v of each sequence, as the caller counts them; None stands for no rows."""
+        """Check the new rows k, v of each sequence; None stands for no rows.
+
+        Every rank checks all rows, so an error names a row as the caller counts them.
+        """
         self.layer = layer = check_int("layer", layer, 0, self.cache.num_layers - 1)
         for i, sequence in enumerate(sequences):
             if not isinstance(sequence, ShardedSequence) or sequence.cache is not self.cache:
@@ -76,6 +106,7 @@ class Call:
         for (seq, new), end in zip(self._new, self.ends, strict=True):
             if new is None:
                 self.pieces.append(dict.fromkeys(self.cache.shards, (None, None)))
+                self.sequences.append(SequenceDescriptor(seq.serial, end))
             else:
                 self._reserve(seq, *new, end)
 
@@ -99,9 +130,14 @@ class Call:
         self.pieces.append(
             {i: (keys[x], None if latent else values[x]) if x.any() else (None, None) for i, x in mine.items()}
         )
+        rows = owners = 0
+        if cache.ranks is not None:
+            rows = zlib.crc32(values.tobytes(), zlib.crc32(keys.tobytes()))
+            owners = zlib.crc32(seq.owners.data)
+        self.sequences.append(SequenceDescriptor(seq.serial, begin, len(keys), rows, owners))
 
     def run_on_shards(self, task: Callable[[int], T]) -> dict[int, T]:
-        """Run ``task`` on every shard at the same time, and return its results by shard.
+        """Run ``task`` on every local shard at the same time, and return its results by shard.
 
         Where one fails, its error is raised after all of them have ended; a CapacityError names the full shard.
         """
@@ -121,11 +157,16 @@ class Call:
     def _full(self, shard: int, free: int) -> str:
         """The text of the CapacityError of ``shard``, of whose pages ``free`` were free before the call."""
         pool, keys = self.cache.shards[shard].pool, [rows[shard][0] for rows in self.pieces]
-        mine = sum(len(one) for one in keys if one is not None)
-        new = sum(0 if rows is None else len(rows[0]) for _, rows in self._new)
-        shards = len(self.cache.shards)
+        mine, new = sum(len(one) for one in keys if one is not None), sum(one.new for one in self.sequences)
+        shards = len(self.cache.allocator.share)
         return (
             f"shard {shard} of {shards}: got {mine:,} of the {new:,} new tokens, expected what it has room for: {free} "
             f"of its {pool.num_pages} pages of {pool.page_size} tokens are free, and a sequence takes whole pages; "
             "truncate() or free() sequences, or make a larger cache"
         )
+
+    def exchange(self, data: bytes = b"") -> list[bytes]:
+        """Return the ``data`` of every rank, by rank. RankError, on every rank, unless all of them are in this call."""
+        found = self.cache.exchange(data, self.descriptor())
+        self.exchanged = True
+        return found

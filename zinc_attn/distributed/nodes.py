@@ -1,4 +1,4 @@
-"""Which shard holds which node of 512 tokens. Host bookkeeping of sharded sequences: no device.
+"""Which shard holds which node of 512 tokens. Host bookkeeping of sharded sequences: no device and no rank.
 
 Invariants: a node lies on one shard for as long as any holding has it; several holdings share full nodes only. Calls
 are not locked here: the owner of the allocator serializes them.
@@ -80,12 +80,14 @@ class NodeAllocator:
     """Gives each new node to the shard that lacks most of its weight's share of all nodes that are held.
 
     A shard that holds its ``capacity``, in nodes, is passed over while another one has room. The same calls allocate
-    the same shards. An owner that is garbage collected gives its nodes back.
+    the same shards. An owner that is garbage collected gives its nodes back at once, or, with ``deferred``, when
+    ``discard`` is called with its serial number: ranks collect a sequence at different times.
     """
 
-    def __init__(self, weights: Seq[float]) -> None:
+    def __init__(self, weights: Seq[float], *, deferred: bool = False) -> None:
         self.share = _shares(weights)
         self.capacity = np.full(self.share.size, np.inf)
+        self.deferred = deferred
         self._holdings: dict[int, Holding] = {}  # by the serial number of the owner
         self._owners: Registry[Any] = Registry()
         self._counts: _Counts | None = None
@@ -131,6 +133,17 @@ class NodeAllocator:
         elif len(holding.nodes) > count:
             self._change(holding, count)
 
+    def collected(self) -> list[int]:
+        """Return the serial numbers of the owners that were garbage collected and whose nodes still count."""
+        return [serial for serial, one in tuple(self._holdings.items()) if one.nodes and one.owner() is None]
+
+    def discard(self, serials: Iterable[int]) -> None:
+        """Release the nodes of owners that every rank has collected."""
+        gone = set(serials)
+        if gone:
+            self._counts = None
+            self._holdings = {serial: one for serial, one in self._holdings.items() if serial not in gone}
+
     def _change(self, holding: Holding, kept: int, new: Iterable[Node] = ()) -> None:
         """Replace the nodes of ``holding`` from number ``kept`` on by ``new``."""
         old, new = holding.nodes, tuple(new)
@@ -153,7 +166,7 @@ class NodeAllocator:
     def _count(self) -> _Counts:
         counts = _Counts(self.share.size)
         for serial, holding in tuple(self._holdings.items()):
-            if holding.owner() is None:
+            if holding.owner() is None and not (self.deferred and holding.nodes):
                 self._holdings.pop(serial, None)
             else:
                 counts.add(holding.nodes)

@@ -100,7 +100,7 @@ class ShardedSequence(Uncopied, instead="fork() shares its tokens"):
     def fork(self) -> ShardedSequence:
         """Return a second sequence with the same tokens, which shares pages as ``Sequence.fork`` does.
 
-        StepError unless all layers have the same length; ClosedError after ``free``.
+        Every rank calls it. StepError unless all layers have the same length; ClosedError after ``free``.
         """
         with self.cache.lock:
             self.cache.check_open()
@@ -109,7 +109,7 @@ class ShardedSequence(Uncopied, instead="fork() shares its tokens"):
             return ShardedSequence(self.cache, self)
 
     def truncate(self, n: int) -> None:
-        """Keep the first ``n`` tokens, at most len(self)."""
+        """Keep the first ``n`` tokens, at most len(self). Every rank calls it."""
         with self.cache.lock:
             self.cache.check_open()
             self.cache.settle()
@@ -120,14 +120,14 @@ class ShardedSequence(Uncopied, instead="fork() shares its tokens"):
             self.cache.end()
 
     def drop_last(self, n: int) -> None:
-        """Take the last ``n`` tokens back, at most len(self)."""
+        """Take the last ``n`` tokens back, at most len(self). Every rank calls it."""
         with self.cache.lock:
             self.cache.check_open()
             self.lengths_of.check_open()
             self.truncate(len(self) - check_int("n", n, 0, len(self)))
 
     def free(self) -> None:
-        """Give the pages back. The sequence cannot be used any more."""
+        """Give the pages back. Every rank calls it. The sequence cannot be used any more."""
         with self.cache.lock:
             self.cache.touch(self)
             self.lengths_of.free()

@@ -13,7 +13,9 @@ from ..canonical.constants import KEYS_PER_NODE
 from ..checks import Uncopied
 from ..errors import ClosedError
 from ..shapes import AttnShape
+from .descriptors import CallDescriptor
 from .nodes import NodeAllocator, deal
+from .ranks import Ranks
 
 
 class Changing(Protocol):
@@ -25,18 +27,21 @@ class Changing(Protocol):
     def settle(self) -> None: ...
 
 
-class Shards(Uncopied, instead="make one for the other devices"):
-    """The shards of a sharded cache, the nodes of its sequences, and which of these the current call changes.
+class Shards(Uncopied, instead="make one on each rank"):
+    """The local shards of a sharded cache, the nodes of its sequences, and which of these the current call changes.
 
-    shards: by number; owners: the shards of a sequence that fills the cache; made: how many sequences were made, which
-    are numbered in this order; capacity: tokens over all sequences, as the cache was made for, which holds whole nodes
-    of 512; touched: what the call changes. A call holds ``lock``, looks at sequences behind ``settle``, names each that
-    it changes (``touch``), and calls ``end`` unless it was committed.
+    shards: the local ones, by number; owners: the shards of a sequence that fills the cache; made: how many sequences
+    were made, which are numbered in this order; ranks: None where all shards are local; capacity: tokens over all
+    sequences, as the cache was made for, which holds whole nodes of 512; touched: what the call changes. A call holds
+    ``lock``, looks at sequences behind ``settle``, names each that it changes (``touch``), and calls ``end`` unless it
+    was committed.
     """
 
-    def __init__(self, shape: AttnShape, num_layers: int, capacity: int, shares: list[float]) -> None:
-        self.shape, self.num_layers, self.capacity = shape, num_layers, capacity
-        self.allocator = NodeAllocator(shares)
+    def __init__(
+        self, shape: AttnShape, num_layers: int, capacity: int, shares: list[float], ranks: Ranks | None
+    ) -> None:
+        self.shape, self.num_layers, self.ranks, self.capacity = shape, num_layers, ranks, capacity
+        self.allocator = NodeAllocator(shares, deferred=ranks is not None)
         self.owners = deal(-(-capacity // KEYS_PER_NODE), shares)
         self.allocator.capacity[:] = np.maximum(np.bincount(self.owners, minlength=len(shares)), 1)
         self.shards: dict[int, KVCache] = {}
@@ -65,3 +70,15 @@ class Shards(Uncopied, instead="make one for the other devices"):
             if seq is not None and (self._open or seq.closed):
                 seq.settle()
         self.touched = ()
+
+    def exchange(self, data: bytes, call: CallDescriptor) -> list[bytes]:
+        """Return the ``data`` of every rank, by rank; see ``Ranks.exchange``.
+
+        The same exchange tells which sequences each rank has garbage collected. Those that all have are discarded.
+        """
+        if self.ranks is None:
+            return [data]
+        serials = " ".join(map(str, self.allocator.collected()))
+        found = [one.split(b"\n", 1) for one in self.ranks.exchange(serials.encode() + b"\n" + data, call)]
+        self.allocator.discard(set.intersection(*(set(map(int, one.split())) for one, _ in found)))
+        return [one for _, one in found]
