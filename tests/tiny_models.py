@@ -60,6 +60,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "mimo_v2_flash": {**WINDOWS, **EXPERTS, "head_dim": 96, "v_head_dim": 64},
     "gemma2": {**WINDOWS, "query_pre_attn_scalar": 100, "attn_logit_softcapping": 3.0},
+    "bloom": {"n_layer": 2, "n_head": 4},  # ALiBi
 }
 TEXT = "the sea is wide, the sky is blue; a bit that never moves ä€"
 

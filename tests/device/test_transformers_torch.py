@@ -86,17 +86,6 @@ def test_a_model_that_computes_with_keys_itself_is_told_so(name: str, without: s
         model(ids, use_cache=False)
 
 
-@pytest.mark.parametrize("name", ("Bloom", "XGLM"))
-def test_a_model_that_computes_attention_itself_is_refused(name: str) -> None:
-    """Selected by name, "zinc" would be a mask that it adds to its own scores."""
-    kind = getattr(transformers, f"{name}ForCausalLM")
-    config = kind.config_class(vocab_size=199, hidden_size=32, d_model=32, n_head=4, attention_heads=4, num_layers=1)
-    model = kind(config)
-    model.config._attn_implementation = "zinc"
-    with pytest.raises(errors.UnsupportedError, match=f"type {name.lower()}, which computes its attention itself"):
-        model(prompt(5))
-
-
 # --- autocast ------------------------------------------------------------------------------------------------
 
 

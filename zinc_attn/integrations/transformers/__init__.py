@@ -7,7 +7,8 @@ row is a Sequence of its own: padding columns are not stored, so left-padded bat
 sequences. Linear-attention layers keep transformers' own cache layers.
 
 Without a ZincCache the attention function attends the keys and values that it is given. Models whose attention
-transformers hard-codes are refused.
+transformers hard-codes, of which BLOOM, MPT and Falcon are served, take ``adapt(model)`` in place of the
+attn_implementation.
 """
 
 from ...errors import RuntimeUnavailableError
@@ -23,8 +24,10 @@ except ImportError as error:
         "pip install torch 'zinc-attn[transformers]'"
     ) from error
 
+from .adapters import adapt
 from .attention import attention_forward
 from .cache import ZincCache
+from .hard_coded import ADAPTABLE
 from .layer import ZincLayer
 from .masks import attention_mask
 from .registration import register
@@ -32,11 +35,13 @@ from .rows import CompressedRows, ZincRows
 from .tensors import NAME
 
 __all__ = [
+    "ADAPTABLE",
     "NAME",
     "CompressedRows",
     "ZincCache",
     "ZincLayer",
     "ZincRows",
+    "adapt",
     "attention_forward",
     "attention_mask",
     "register",

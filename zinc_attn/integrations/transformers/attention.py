@@ -24,7 +24,7 @@ from .upstream import torch
 # All other arguments that are not this one's are those of the model's forward, which every layer gets.
 REFUSED: Final = frozenset(
     (
-        *("alibi", "block_indices", "head_mask", "indices", "output_attentions", "position_bias", "sinks"),
+        *("block_indices", "head_mask", "indices", "output_attentions", "position_bias", "sinks"),
         *("cu_seq_lens_k", "cu_seq_lens_q", "max_length_k", "max_length_q"),  # packed texts
         *("block_table", "cache", "read_index", "write_index"),  # pages of generate_batch
     )
@@ -48,6 +48,7 @@ def attention_forward(  # noqa: PLR0913 - transformers decides on the parameters
     softcap: float | None = None,
     s_aux: Any = None,
     is_causal: bool | None = None,
+    alibi: Any = None,
     **kwargs: Any,
 ) -> tuple[Any, None]:
     """The attention function of "zinc": causal attention of new rows, from a ZincCache or over all of key and value.
@@ -56,7 +57,8 @@ def attention_forward(  # noqa: PLR0913 - transformers decides on the parameters
     v_head_dim); float32, float16 or bfloat16; attention_mask: None, or 2-D (batch, tokens), or (batch, heads, q_len, n)
     of the last n tokens in place of the causal rule: bool, True where the row sees the key, or of a float dtype, added
     to the scores; batch, heads and q_len may be 1, and heads may not differ. sliding_window: how many keys a row sees
-    at most, its own included; softcap: of the scores; s_aux: attention sinks, raw logits (q_heads,).
+    at most, its own included; softcap: of the scores; s_aux: attention sinks, raw logits (q_heads,); alibi: slopes
+    (q_heads,), by which scores become score - slope * distance.
     Returns (batch, q_len, q_heads, v_head_dim) of query's dtype, and None for the weights. Rows at padding columns, and
     rows from which a 4-D mask hides every key, are 0.
     UnsupportedError names what the model asks for and this function does not do; ShapeError, DTypeError and the
@@ -66,8 +68,9 @@ def attention_forward(  # noqa: PLR0913 - transformers decides on the parameters
     _check_tensors(module, query, key, value)
     if isinstance(scaling, torch.Tensor) and scaling.ndim == 0:
         scaling = scaling.item()
+    heads = _per_head("s_aux", s_aux), _per_head("alibi", alibi)
     options = AttentionOptions(
-        check_scale(scaling, query.shape[-1]), check_window(sliding_window), check_softcap(softcap), _sinks(s_aux)
+        check_scale(scaling, query.shape[-1]), check_window(sliding_window), check_softcap(softcap), *heads
     )
     pattern = mask_pattern(attention_mask)
     if isinstance(key, ZincRows):
@@ -77,11 +80,11 @@ def attention_forward(  # noqa: PLR0913 - transformers decides on the parameters
     return torch.from_numpy(out).to(query.device, query.dtype), None
 
 
-def _sinks(s_aux: Any) -> F32 | None:
-    """Attention sinks as float32 (q_heads,), or None."""
-    if s_aux is None:
+def _per_head(name: str, x: Any) -> F32 | None:
+    """A number per query head as float32 (q_heads,), or None."""
+    if x is None:
         return None
-    found: F32 = dense_tensor("s_aux", s_aux).detach().to("cpu", torch.float32).reshape(-1).numpy().copy()
+    found: F32 = dense_tensor(name, x).detach().to("cpu", torch.float32).reshape(-1).numpy().copy()
     return found
 
 

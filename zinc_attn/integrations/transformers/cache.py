@@ -26,7 +26,7 @@ from .masks import Columns, MaskPattern, check_window
 from .room import BatchRoom
 from .rows import ZincRows
 from .step import Step, cut
-from .tensors import DTYPES, F32, NAME, batch_row_numbers
+from .tensors import ADAPTED, DTYPES, F32, NAME, batch_row_numbers
 from .upstream import Cache, torch
 
 
@@ -149,7 +149,7 @@ class ZincCache(Cache):
 
     def advice(self) -> str:
         """What to do where a model computes with rows that only attention "zinc" can compute with."""
-        if self.config.get_text_config(decoder=True)._attn_implementation == NAME:
+        if self.config.get_text_config(decoder=True)._attn_implementation in (NAME, ADAPTED):
             return 'this model\'s attention computes with keys and values itself; use attn_implementation="eager"'
         return f'register(), and select it with model.set_attn_implementation("{NAME}")'
 

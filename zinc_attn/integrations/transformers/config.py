@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from ...errors import UnsupportedError
 from ...shapes import AttnShape
+from .hard_coded import ADAPTABLE
 from .upstream import DYNAMIC_LAYER_TYPE_MAPPING, CacheLayerMixin, get_layer_types_and_kwargs
 
 _ATTENTION: Final = ("full_attention", "sliding_attention")  # the layers that attend through this package
@@ -70,6 +71,11 @@ def layer_specs(config: Any, latent: bool = False) -> Iterator[LayerSpec | Cache
 def _shape(config: Any, is_sliding: bool) -> AttnShape:
     """Return the shape of a layer with this config."""
     heads = config.num_attention_heads
+    if config.model_type in ADAPTABLE:  # whose classes know no other head_dim, whatever a config has
+        kv_heads = heads
+        if config.model_type == "falcon" and (config.new_decoder_architecture or config.multi_query):
+            kv_heads = config.num_kv_heads if config.new_decoder_architecture else 1
+        return AttnShape(heads, kv_heads, config.hidden_size // heads)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     if config.model_type == "mimo_v2_flash" and is_sliding:

@@ -19,7 +19,7 @@ from .tensors import F32
 
 @dataclass(frozen=True, eq=False)
 class AttentionOptions:
-    """The scale of a layer's call, and what changes its scores; sinks: float32 (q_heads,) or None.
+    """The scale of a layer's call, and what changes its scores; sinks, alibi: float32 (q_heads,) or None.
 
     The fields have the names of the arguments of ``zinc_attn.attention``.
     """
@@ -28,11 +28,12 @@ class AttentionOptions:
     window: int | None
     softcap: float | None
     sinks: F32 | None
+    alibi: F32 | None = None
 
     @property
-    def shared(self) -> tuple[float, float | None]:
+    def shared(self) -> tuple[float, float | None, bytes | None]:
         """What an Attention has once for all layers."""
-        return self.scale, self.softcap
+        return self.scale, self.softcap, None if self.alibi is None else self.alibi.tobytes()
 
     @property
     def own(self) -> tuple[int | None, bytes | None]:
@@ -59,7 +60,7 @@ class LayerGroup:
     layers: list[int]
     arithmetic: Arithmetic = "canonical"
     cache: KVCache | None = None
-    calls: dict[tuple[float, float | None], ConfiguredAttention] = field(default_factory=dict)
+    calls: dict[tuple[float, float | None, bytes | None], ConfiguredAttention] = field(default_factory=dict)
 
     @property
     def kv_cache(self) -> KVCache:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, Final
 
 from ...errors import UnsupportedError
 from .tensors import NAME
 from .upstream import MODEL_MAPPING
+
+ADAPTABLE: Final = ("bloom", "falcon", "mpt")  # the model types that ``adapt`` takes
 
 
 def refuse_hard_coded(config: Any) -> None:
@@ -17,9 +19,11 @@ def refuse_hard_coded(config: Any) -> None:
     """
     if config is None or not _is_hard_coded(config.__class__):
         return
+    kind = config.model_type
+    advice = "call adapt(model) of zinc_attn.integrations.transformers" if kind in ADAPTABLE else 'use "eager"'
     raise UnsupportedError(
-        f"attn_implementation: got {NAME!r} for a model of type {config.model_type}, which computes its attention "
-        "itself, expected a model that calls transformers' AttentionInterface; load it without attn_implementation"
+        f"attn_implementation: got {NAME!r} for a model of type {kind}, which computes its attention itself, expected "
+        f"a model that calls transformers' AttentionInterface; load it without attn_implementation, and {advice}"
     )
 
 

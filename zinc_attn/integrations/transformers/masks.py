@@ -140,6 +140,11 @@ def attention_mask(  # noqa: PLR0913 - transformers decides on the parameters
     return PatternMask.of(mask, MaskPattern(kept, window))
 
 
+def adapted_attention_mask(*args: Any, config: Any = None, **kwargs: Any) -> Any:
+    """``attention_mask`` for a model whose attention modules hand the mask to attention "zinc", whatever its class."""
+    return attention_mask(*args, **kwargs)
+
+
 def mask_pattern(mask: Any) -> MaskPattern:
     """Read the mask that the attention function was given: ours, a 2-D or 4-D tensor, or None."""
     if mask is None:

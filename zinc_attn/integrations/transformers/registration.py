@@ -8,8 +8,8 @@ from typing import Any
 from ...errors import ArgumentError
 from .attention import attention_forward
 from .cache import ZincCache
-from .masks import attention_mask
-from .tensors import NAME
+from .masks import adapted_attention_mask, attention_mask
+from .tensors import ADAPTED, NAME
 from .upstream import AttentionInterface, AttentionMaskInterface, GenerationMixin, PreTrainedModel, torch
 
 
@@ -21,6 +21,7 @@ def register() -> None:
     """
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, attention_mask)
+    AttentionMaskInterface.register(ADAPTED, adapted_attention_mask)
     _make_calls_steps(PreTrainedModel, "__call__")
     _make_calls_steps(GenerationMixin, "generate")
 

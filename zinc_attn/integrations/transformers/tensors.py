@@ -14,6 +14,7 @@ from .upstream import torch
 F32 = NDArray[np.float32]
 
 NAME: Final = "zinc"  # the attn_implementation
+ADAPTED: Final = "zinc_adapted"  # that of a model whose attention modules adapt() has changed
 DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)  # of q, k and v
 
 
