@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cache_rows import SHARDED as SHAPE
+from cache_rows import check_books
 from support import differing
 
 import zinc_attn as za
