@@ -195,7 +195,8 @@ WRONG: tuple[tuple[Callable[[], Any], type[Exception], str], ...] = (
     (lambda: zinc_cache(64, dtype="int4"), errors.ArgumentError, "dtype: got 'int4'"),
     (lambda: zinc_cache(64, dtype="q8_0/q9"), errors.ArgumentError, "dtype: got 'q8_0/q9'"),
     (lambda: zinc_cache(0), errors.ArgumentError, "max_cache_len: got 0"),
-    (lambda: zinc_cache(None), errors.ArgumentError, "max_cache_len: got None"),
+    (zinc_cache, errors.ArgumentError, "max_cache_len: got none"),
+    (lambda: zinc_cache(9, capacity=9), errors.ArgumentError, "max_cache_len: got both it and capacity"),
     (lambda: zinc_cache(64, page_size=24), errors.ArgumentError, "page_size: got 24"),
     (lambda: zinc_cache(64, num_splits=0), errors.ArgumentError, "num_splits: got 0"),
     (lambda: hf.ZincCache("llama", 64), errors.ArgumentError, "config: got str"),
@@ -278,12 +279,12 @@ def test_batches_and_masks_that_do_not_fit(device: za.Device) -> None:
 def test_capacity_is_what_was_asked_for(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens of a batch row, whatever the pages and the KVCaches behind it hold."""
     layer = Layer(device, 60, batch=2)
-    layer.cache = cache = hf.ZincCache(layer.config, 50, device=device, page_size=32, max_batch=2)
+    layer.cache = cache = hf.ZincCache(layer.config, capacity=50, device=device, page_size=32, max_batch=2)
     assert repr(cache) == "ZincCache(0 of 50 tokens, 0 of 2 batch rows, 2 layers)"
     mask = left_padded(50, 0, 20)
     with cache:
         layer.step(0, 50, mask)
-        assert cache.max_cache_len == cache.layers[0].get_max_length() == 50 < cache.caches[0].capacity
+        assert cache.capacity == cache.layers[0].get_max_length() == 50 < cache.caches[0].capacity
         with pytest.raises(za.CapacityError) as caught:
             layer.step(50, 51, torch.cat([mask, torch.ones(2, 1, dtype=torch.int64)], dim=1))
         assert str(caught.value) == (

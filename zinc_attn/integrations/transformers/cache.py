@@ -34,12 +34,12 @@ class ZincCache(Cache):
     """A transformers cache whose attention layers live on a Vulkan device; for attn_implementation="zinc".
 
     config: the model's config; max_cache_len: tokens per batch row, with more of which a forward is a CapacityError
-    (the capacity of a KVCache counts the tokens of all sequences together); device: a Device, None for the best one,
-    kept open; dtype: as ``KVCache`` takes it, or the dtype of torch; None for that of the model's keys (a narrower one
-    rounds the rows); page_size: in tokens; max_batch: batch rows, times beams; num_splits, split_size: a fixed split
-    layout, on which no output bit depends. latent: multi-head latent attention attends its compressed rows, which are
-    cached in place of every head's K and V. arithmetic: see ``Attention``; the first forward refuses one that the
-    device does not have.
+    (capacity, its earlier name, is still taken; that of a KVCache counts the tokens of all sequences together);
+    device: a Device, None for the best one, kept open; dtype: as ``KVCache`` takes it, or the dtype of torch; None for
+    that of the model's keys (a narrower one rounds the rows); page_size: in tokens; max_batch: batch rows, times beams;
+    num_splits, split_size: a fixed split layout, on which no output bit depends. latent: multi-head latent attention
+    attends its compressed rows, which are cached in place of every head's K and V. arithmetic: see ``Attention``; the
+    first forward refuses one that the device does not have.
     The first forward takes the memory. Pass the cache as ``generate(cache=...)``, also in the next turn.
     UnsupportedError: a layer type that is served neither here nor by transformers' linear-attention layers;
     ArgumentError: a head_dim beyond 576 or another argument.
@@ -48,7 +48,7 @@ class ZincCache(Cache):
     def __init__(  # noqa: PLR0913 - all but two by name
         self,
         config: Any,
-        max_cache_len: int,
+        max_cache_len: int | None = None,
         *,
         device: Device | None = None,
         dtype: object = None,
@@ -58,13 +58,14 @@ class ZincCache(Cache):
         split_size: int | None = None,
         latent: bool = False,
         arithmetic: Arithmetic = "canonical",
+        capacity: int | None = None,
     ) -> None:
         if device is not None and not isinstance(device, Device):
             raise ArgumentError(f"device: got {type(device).__name__}, expected a Device; see Device.open()")
         if not hasattr(config, "get_text_config"):
             raise ArgumentError(f"config: got {type(config).__name__}, expected a transformers config: model.config")
         PagePool(1, page_size)  # refuses a wrong page size
-        self._room = BatchRoom.checked(max_cache_len, max_batch, page_size)
+        self._room = BatchRoom.checked(max_cache_len, capacity, max_batch, page_size)
         self.max_batch = self._room.max_batch
         self.config, self.device, self.page_size = config, device, page_size
         self.dtype = None if dtype is None else storage_dtype(dtype)
@@ -99,6 +100,8 @@ class ZincCache(Cache):
     def max_cache_len(self) -> int:
         """Tokens per batch row, as the cache was made for."""
         return self._room.max_cache_len
+
+    capacity = max_cache_len  # its earlier name
 
     @property
     def caches(self) -> list[KVCache]:

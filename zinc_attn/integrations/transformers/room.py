@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ...cache.pages import CapacityError
 from ...checks import check_int
-from ...errors import LimitError
+from ...errors import ArgumentError, LimitError
 from ...limits import MAX_CONTEXT
 
 
@@ -21,10 +21,14 @@ class BatchRoom:
     page_size: int
 
     @classmethod
-    def checked(cls, max_cache_len: int, max_batch: int, page_size: int) -> BatchRoom:
-        """The room that was asked for. LimitError: more tokens together than a cache can have."""
+    def checked(cls, max_cache_len: int | None, capacity: int | None, max_batch: int, page_size: int) -> BatchRoom:
+        """The room that was asked for. LimitError: more tokens together than a cache can have. capacity: the earlier
+        name of max_cache_len."""
+        if (max_cache_len is None) == (capacity is None):
+            both = "none" if capacity is None else "both it and capacity, its earlier name"
+            raise ArgumentError(f"max_cache_len: got {both}, expected tokens per batch row, for example 4096")
         made = cls(
-            check_int("max_cache_len", max_cache_len, 1, MAX_CONTEXT),
+            check_int("max_cache_len", capacity if max_cache_len is None else max_cache_len, 1, MAX_CONTEXT),
             check_int("max_batch", max_batch, 1, MAX_CONTEXT),
             page_size,
         )
