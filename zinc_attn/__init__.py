@@ -5,6 +5,7 @@ from .cache.kv_cache import KVCache
 from .cache.pages import CapacityError, StepError
 from .cache.sequence import Sequence
 from .canonical.partial import PartialState, fold
+from .canonical.reference import merge_state, merge_states
 from .decode.attention import Attention
 from .decode.one_shot import attention
 from .decode.pending import PendingAttention
@@ -41,6 +42,8 @@ __all__ = [
     "errors",
     "fold",
     "list_devices",
+    "merge_state",
+    "merge_states",
     "plan_splits",
     "reference",
 ]

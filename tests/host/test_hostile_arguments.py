@@ -17,6 +17,7 @@ PART = za.PartialState(np.zeros(1, np.int64), M, M + 1, np.ones((1, 1, 2, 64), n
 PLAN = {"context_len": 100, "shape": SHAPE, "boundaries": (0, 100), "q_len": 1, "begin": 0}
 OPTIONS = {"scale": 0.5, "causal": True, "window": 2, "softcap": 1.0, "sinks": np.zeros(2, np.float32)}
 CALL = {"q": Q, "k": K, "v": V} | OPTIONS
+MERGED = {"v_a": K, "s_a": K[..., 0], "v_b": V, "s_b": V[..., 0]}
 
 
 @wraps(za.PartialState)
@@ -33,7 +34,10 @@ TABLE: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "PartialState.from_bytes": (za.PartialState.from_bytes, {"data": PART.to_bytes()}),
     "SplitPlan": (za.SplitPlan, PLAN),
     "SplitPlan.fixed": (za.SplitPlan.fixed, {"context_len": 100, "shape": SHAPE, "num_splits": 2}),
+    "SplitPlan.from_dict": (za.SplitPlan.from_dict, {"data": za.SplitPlan(**PLAN).to_dict()}),
     "fold": (za.fold, {"parts": [PART]}),
+    "merge_state": (za.merge_state, MERGED),
+    "merge_states": (za.merge_states, {"v": np.ones((3, 1, 2, 64)), "s": np.zeros((3, 1, 2))}),
     "plan_splits": (za.plan_splits, {"context_len": 100, "shape": SHAPE}),
     "reference.attention": (reference.attention, CALL),
     "reference.emulate": (reference.emulate, CALL),

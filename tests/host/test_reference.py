@@ -1,4 +1,4 @@
-"""The oracles: float64 attention against the formula, float32 emulation against float64, and the algebra of states."""
+"""The oracles: float64 attention against the formula, float32 emulation against float64, and states that merge."""
 
 import time
 
@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from support import FULL, make_inputs, same
 
+import zinc_attn as za
 from zinc_attn import AttnShape
 from zinc_attn import reference as ref
 from zinc_attn.canonical import state as algebra
-from zinc_attn.errors import ValueRangeError
+from zinc_attn.errors import DTypeError, ShapeError, ValueRangeError
 from zinc_attn.planning.arithmetic import EXACT
 
 SHAPES = "16/2/256 32/4/128 64/8/64 9/3/64 8/2/80 7/1/112 10/2/192 5/1/512"  # test_grid.py has the others
@@ -124,3 +125,53 @@ def test_inputs_below_two_to_minus_40_are_zero():
     x = np.array([2.0**-41, -(2.0**-41), 2.0**-40, -0.0, 1.0], np.float32)
     assert np.array_equal(algebra.as_input(x), np.array([0, 0, 2.0**-40, 0, 1], np.float32))
     assert not np.signbit(algebra.as_input(x)).any()
+
+
+def split_states(rng, parts):
+    q = rng.standard_normal((4, 64), np.float32)
+    k, v = (rng.standard_normal((90, 2, 64), np.float32) for _ in range(2))
+    pieces = [ref.attention(q, k[r], v[r]) for r in np.array_split(np.arange(90), parts)]
+    return ref.attention(q, k, v), pieces
+
+
+@pytest.mark.parametrize("parts", (1, 2, 5, 90, 95))
+def test_states_of_any_partition_merge_to_the_whole(rng, parts):
+    (out, lse), pieces = split_states(rng, parts)
+    v, s = (np.stack(one)[None] for one in zip(*pieces, strict=True))
+    found = [za.merge_states(v, s), *([za.merge_state(v[:, 0], s[:, 0], v[:, 1], s[:, 1])] if parts == 2 else [])]
+    for got_v, got_s in found:
+        assert got_v.dtype == got_s.dtype == np.float32
+        assert np.allclose(got_v[0], out, rtol=1e-6, atol=1e-7) and np.allclose(got_s[0], lse, rtol=1e-6)
+
+
+def test_extreme_lse_do_not_overflow():
+    """Two empty states make an empty one; a partition of more parts than keys has empty ones beside others."""
+    v, s = za.merge_states(np.zeros((1, 2, 1, 8)), np.full((1, 2, 1), -np.inf))
+    assert not v.any() and np.all(np.isneginf(s))
+    v = np.stack([np.ones((1, 8)), 3 * np.ones((1, 8))])[None]
+    got, s = za.merge_states(v, np.array([[[1e4], [-1e4]]]))
+    assert np.array_equal(got, np.ones((1, 1, 8), np.float32)) and s == 1e4
+    for given in ((v * 1e39, np.zeros((1, 2, 1))), (v, np.full((1, 2, 1), -1e39)), (v, np.full((1, 2, 1), np.nan))):
+        with pytest.raises(ValueRangeError, match=r"^v, s: got a NaN, an infinity or a number that float32"):
+            za.merge_states(*given)
+
+
+UNEQUAL = [  # shapes of v and s, or of v_a, s_a, v_b and s_b
+    ([(1, 2, 3), (1, 2, 3)], ShapeError, "v: got shape (1, 2, 3), expected (seq, n, heads, head_dim)"),
+    ([(1, 2, 3, 4), (1, 2, 4)], ShapeError, "s: got shape (1, 2, 4), expected v's first three axes (1, 2, 3)"),
+    ([(1, 0, 3, 4), (1, 0, 3)], ShapeError, "v: got shape (1, 0, 3, 4), expected at least one state (axis n)"),
+    ([(1, 2, 8), (1, 2), (1, 3, 8), (1, 2)], ShapeError, "v_b: got shape (1, 3, 8), expected v_a's (1, 2, 8)"),
+]
+
+
+@pytest.mark.parametrize(("shapes", "error", "message"), UNEQUAL)
+def test_states_that_do_not_fit(shapes, error, message):
+    call = za.merge_states if len(shapes) == 2 else za.merge_state
+    with pytest.raises(error) as caught:
+        call(*map(np.zeros, shapes))
+    assert str(caught.value) == message
+
+
+def test_integers_are_no_states():
+    with pytest.raises(DTypeError, match=r"^v: got dtype int64, expected float16, float32, float64 or bfloat16$"):
+        za.merge_states(np.zeros((1, 2, 3, 4), int), np.zeros((1, 2, 3)))
