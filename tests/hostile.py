@@ -56,7 +56,8 @@ _INNER_METHODS = {
     "KVCache": "check_sequence read_rows",
     "Ranks": "agree exchange fail full leave",
     "Sequence": "retract table",
-    "ShardedSequence": "nodes tokens",
+    "ShardedKVCache": "keep_rows",
+    "ShardedSequence": "nodes positions_on tokens",
 }
 INNER = {f"{owner}.{name}" for owner, names in _INNER_METHODS.items() for name in names.split()}
 INNER |= {"Device", "PendingAttention", "DeviceInfo", "Sequence", "ShardedSequence"}
@@ -217,6 +218,7 @@ ON_DEVICE: dict[str, Callable[[Bench], tuple[Callable[..., Any], dict[str, Any]]
     "ShardedKVCache": lambda b: (closing(za.ShardedKVCache), {"devices": [b.device], "weights": [1.0]} | OF_CACHES),
     "ShardedKVCache.append": lambda b: (b.sharded.append, {"seq": b.apart(), "layer": 0, "k": K, "v": V}),
     "ShardedSequence.drop_last": lambda b: (b.apart().drop_last, {"n": 1}),
+    "ShardedSequence.keep": lambda b: (b.apart().keep, {"rows": [1], "last": 2}),
     "ShardedSequence.truncate": lambda b: (b.apart().truncate, {"n": 1}),
     "attention": lambda b: (za.attention, {"q": Q, "k": K, "v": V, "device": b.device} | b.options()),
 }

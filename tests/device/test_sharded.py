@@ -16,7 +16,7 @@ from support import FULL, same
 import zinc_attn as za
 from zinc_attn import reference
 from zinc_attn.distributed import attention
-from zinc_attn.errors import ArgumentError, DeviceLostError
+from zinc_attn.errors import ArgumentError, DeviceLostError, ValueRangeError
 
 DEVICES = {
     "two runtimes": (("default", "vulkan"), ("default", "kompute")),
@@ -95,16 +95,16 @@ def cut_short(runtime: Any, rng: np.random.Generator, cuts: Counter[str]) -> Ite
 @pytest.mark.parametrize("some", ({**WINDOW, "window": 700, "softcap": 9.0}, *[{}] * FULL), ids=len)
 @pytest.mark.parametrize("seed", range(4 if FULL else 1))
 def test_what_fits_the_capacity_fits_the_shards(device: za.Device, seed: int, some: dict[str, Any]) -> None:
-    """Whatever was appended, cut, forked and freed before; batches have the bits of each sequence alone.
+    """Whatever was appended, cut, kept, forked and freed before; batches have the bits of each sequence alone.
 
     A call that is cut short is done or not done, in all sequences of a batch alike.
     """
-    rng, most, batches, cuts = np.random.default_rng(seed), 14, 0, Counter[str]()
+    rng, most, kept, batches, cuts = np.random.default_rng(seed), 14, 0, 0, Counter[str]()
     with za.ShardedKVCache([device] * 3, SHAPE, 1, most * 512, page_size=64, weights=[4.0, 2.0, 1.0]) as cache:
         attn, live = za.ShardedAttention(cache, **some), list[Twin]()
         assert attn([], [], 0) == []
         for step in range(1000 if FULL else 400):
-            action = rng.choice([*["batch", "append"] * 3, *["new", "fork", "free", "cut"] * 2])
+            action = rng.choice([*["batch", "append"] * 3, *["new", "fork", "free", "cut", "keep"] * 2])
             used = check_books(cache, [one.sequence for one in live])
             if not live or action == "new":
                 live.append(Twin(attn, step, **some))
@@ -122,6 +122,15 @@ def test_what_fits_the_capacity_fits_the_shards(device: za.Device, seed: int, so
                 one.truncate(n)
                 if action == "fork":
                     live.append(one.fork())
+            elif action == "keep":
+                pages = min(shard.pool.free_pages for shard in cache.shards.values())
+                last = min(n, 1400, max(pages - 1, 0) * 64)
+                if not any(map(cache.allocator.is_shared, held)):
+                    chosen = np.sort(rng.choice(last, int(rng.integers(last + 1)), replace=False))
+                    with cut_short(device.runtime, rng, cuts), done_or_not_done([one]):
+                        one.keep(chosen.tolist(), last)
+                    one.look()
+                    kept += len(chosen)
             elif action == "batch":
                 count = int(rng.choice([1, 40])) if used + len(live) <= most else 0
                 batch = [one for one in live if count or len(one)]
@@ -133,4 +142,20 @@ def test_what_fits_the_capacity_fits_the_shards(device: za.Device, seed: int, so
             one = batch = None
         for one in live:
             one.look(3)
-        assert batches > 1 and min(cuts[cut] for cut in ("submission", "fold", "opcode")) > 1, cuts
+        assert kept > 100 and batches > 1 and min(cuts[cut] for cut in ("submission", "fold", "opcode")) > 1, cuts
+
+
+def test_rows_that_come_to_another_shard_count_there(device: za.Device, rng: np.random.Generator) -> None:
+    """K of 2**60, from the second node to the first one, and to the front of it."""
+    k, q = rng.standard_normal((600, 2, 64), np.float32), np.full((6, 64), 2.0**60, np.float32)
+    k[580] = 2.0**60
+    with za.ShardedKVCache([device] * 2, SHAPE, 1, 2048, "f32") as cache:
+        attn, seq = za.ShardedAttention(cache), cache.new_sequence()
+        cache.append(seq, 0, k, k)
+        seq.keep([3, 7, 580], 600)
+        seq.keep([1, 2], 3)
+        assert [len(shard) for shard in seq.shards.values()] == [2, 0]
+        with pytest.raises(ValueRangeError, match=r"max\|k\| = 1\.15292e\+18"):
+            attn(q, seq, 0)
+        seq.truncate(1)
+        same(attn(q, seq, 0, return_lse=True), reference.emulate(q, k[7:8], k[7:8]))

@@ -9,6 +9,7 @@ from cache_rows import check_books
 from support import differing
 
 import zinc_attn as za
+from zinc_attn.cache.mover import RowMover
 from zinc_attn.cache.pages import CapacityError, StepError
 from zinc_attn.errors import ArgumentError, ClosedError, DeviceMemoryError, LimitError, ShapeError, ValueRangeError
 
@@ -40,6 +41,22 @@ def test_the_layers_advance_together(device: za.Device) -> None:
         for call in (seq.fork, lambda: seq.truncate(0), append, attend):
             with pytest.raises(ClosedError, match=r"^sequence: used after free\(\)$"):
                 call()
+
+
+def test_a_failed_keep_leaves_nodes_shared(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    k = np.ones((4096, 2, 64), np.float16)
+    with za.ShardedKVCache([device, device], SHAPE, 1, 8192, weights=[1.0, 1.0]) as cache:
+        seq = cache.new_sequence()
+        cache.append(seq, 0, k, k)
+        twin, free = seq.fork(), cache.free_tokens
+        with monkeypatch.context() as patch:
+            patch.setattr(RowMover, "append", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                seq.keep(range(600, 4096), 4096)
+        assert len(seq) == len(twin) == 4096 and cache.free_tokens == free
+        seq.keep(range(600, 4096), 4096)
+        assert len(seq) == 3496 and free - cache.free_tokens == 7 * 512  # all of its nodes are its own
+        check_books(cache, [seq, twin])
 
 
 def test_close_comes_before_other_errors(device: za.Device) -> None:

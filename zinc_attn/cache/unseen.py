@@ -1,7 +1,8 @@
 """The magnitudes of a sequence's rows, of which calls need a bound: where it must be read from the device.
 
-Rows that a host's recording wrote are read where a bound is needed first. Rows that are there are read anew where the
-bound may be that of rows which the sequence has given up, or never had, and would have a call refused.
+Rows that a host's recording wrote, or that came from another shard, are read where a bound is needed first. Rows that
+are there are read anew where the bound may be that of rows which the sequence has given up, or never had, and would
+have a call refused.
 ``SequencePages.unseen`` has, by layer, the first token from which on there may be some. It may be too low, never too
 high: a fork takes it over, and whoever moves rows of a sequence to lower positions lowers it.
 """

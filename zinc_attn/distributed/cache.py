@@ -19,6 +19,7 @@ from ..cache.head_scales import check_head_scales
 from ..cache.kv_cache import KVCache
 from ..cache.pages import MIN_PAGE_SIZE
 from ..cache.resident import MAX_LAYERS
+from ..cache.sequence import check_kept
 from ..canonical.constants import KEYS_PER_NODE
 from ..checks import check_bool, check_float, check_int, described, shown
 from ..dtypes import storage_dtype
@@ -157,6 +158,12 @@ class ShardedKVCache(Shards):
 
             call.run_on_shards(append)
             call.exchange()
+
+    def keep_rows(self, seq: ShardedSequence, rows: Any, last: int) -> None:
+        """See ``ShardedSequence.keep``."""
+        with Call.of(self, "keep") as call:
+            seq.lengths_of.check_open()
+            call.keep(seq, check_kept(seq.lengths_of, rows, last))
 
     def close(self) -> None:
         """Free the device memory of the local shards, and every sequence."""

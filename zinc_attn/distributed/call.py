@@ -13,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cache.pages import CapacityError
+from ..cache.sequence import Kept
 from ..cache.transaction import Transaction
+from ..cache.unseen import append_unseen, move_unseen
 from ..canonical.constants import KEYS_PER_NODE
 from ..checks import check_int
 from ..decode.requests import check_once
@@ -32,11 +34,11 @@ class Call:
 
     pieces: the new rows of each sequence for each local shard, (None, None) where a shard gets none; sequences: what
     the ranks compare of each sequence; ends: the length of the layer in each sequence, with the new rows; exchanged:
-    whether the exchange of this call is over.
+    whether the exchange of this call is over; moved: whether tokens of a sequence were moved or given up.
     """
 
     def __init__(self, cache: Shards, name: str) -> None:
-        self.cache, self.name, self.exchanged = cache, name, False
+        self.cache, self.name, self.exchanged, self.moved = cache, name, False, False
         self.layer, self.pieces, self.ends = 0, list[dict[int, Rows]](), list[int]()
         self.sequences: list[SequenceDescriptor] = []
         self._new: list[tuple[ShardedSequence, tuple[NDArray[Any], NDArray[Any]] | None]] = []
@@ -56,6 +58,8 @@ class Call:
                 cache.settle()
                 yield call
                 call.transaction.commit()
+                if call.moved:  # the nodes behind what is kept are given up
+                    cache.end()
                 cache.touched = ()
             except BaseException as error:
                 try:
@@ -135,6 +139,50 @@ class Call:
             rows = zlib.crc32(values.tobytes(), zlib.crc32(keys.tobytes()))
             owners = zlib.crc32(seq.owners.data)
         self.sequences.append(SequenceDescriptor(seq.serial, begin, len(keys), rows, owners))
+
+    def keep(self, seq: ShardedSequence, kept: Kept) -> None:
+        """Move the rows of a sequence as ``kept`` says, to free pages of each shard, and exchange those that change
+        their shard."""
+        cache, start, count = self.cache, kept.start, len(kept.sources)
+        cache.touch(seq)
+        self.transaction.rewrite(seq.lengths_of, start, count)  # first, as ``settle`` looks for the transaction there
+        owners = zlib.crc32(seq.owners.data)
+        rows = zlib.crc32(kept.sources.tobytes(), start)
+        self.sequences = [SequenceDescriptor(seq.serial, len(seq), 0, rows, owners)]
+        giver, taker = (seq.owners[x // KEYS_PER_NODE] for x in (kept.sources, kept.targets))  # the shard of each row
+        tables, sent = dict[int, NDArray[np.uint32]](), dict[int, NDArray[np.uint32]]()
+        for shard, one in cache.shards.items():
+            mine, held = seq.shards[shard], seq.tokens(shard, start)
+            with one.lock:
+                one.settle()
+                reservation = self.transaction.rewrite(mine.pages, held, seq.tokens(shard, start + count) - held)
+                one.copy_pages(reservation.copies)
+                old, tables[shard] = mine.table(), mine.table(reservation)
+                stay, leave = ((giver == shard) & (same == (taker == shard)) for same in (True, False))
+                sources, targets = (seq.positions_on(shard, x[stay]) for x in (kept.sources, kept.targets))
+                if len(sources):
+                    one.mover.move(sources, old, targets, tables[shard])
+                move_unseen(mine.pages, held)
+                leaving = seq.positions_on(shard, kept.sources[leave])
+                sent[shard] = np.stack([one.mover.gather(i, leaving, old) for i in range(cache.num_layers)])
+        if cache.ranks is None:
+            self.exchange()
+        else:
+            found = self.exchange(sent[cache.ranks.rank].tobytes())
+            shape = (cache.num_layers, -1, *sent[cache.ranks.rank].shape[2:])
+            sent = {i: np.frombuffer(data, np.uint32).reshape(shape) for i, data in enumerate(found) if data}
+        if count:
+            cache.moving = self.transaction, seq.holding, start // KEYS_PER_NODE
+        for shard, one in cache.shards.items():
+            for other, words in sent.items():
+                leave = (giver == other) & (taker != other)
+                coming = taker[leave] == shard
+                targets = seq.positions_on(shard, kept.targets[leave][coming])
+                for layer in range(cache.num_layers if len(targets) else 0):
+                    with one.lock:
+                        one.mover.append(layer, targets, tables[shard], words[layer][coming])
+                    append_unseen(seq.shards[shard].pages, layer, int(targets[0]))
+        self.moved = True
 
     def run_on_shards(self, task: Callable[[int], T]) -> dict[int, T]:
         """Run ``task`` on every local shard at the same time, and return its results by shard.

@@ -133,6 +133,11 @@ class NodeAllocator:
         elif len(holding.nodes) > count:
             self._change(holding, count)
 
+    def own(self, holding: Holding, first: int) -> None:
+        """Replace shared nodes of ``holding``, from number ``first`` on, by nodes of its own on the same shards."""
+        nodes = [Node(one.shard) if self.is_shared(one) else one for one in holding.nodes[first:]]
+        self._change(holding, first, nodes)
+
     def collected(self) -> list[int]:
         """Return the serial numbers of the owners that were garbage collected and whose nodes still count."""
         return [serial for serial, one in tuple(self._holdings.items()) if one.nodes and one.owner() is None]

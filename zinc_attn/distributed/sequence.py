@@ -8,6 +8,8 @@ between any two bytecodes, ``settle`` brings the shards and the nodes back to wh
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,7 +31,7 @@ class LayerLengths(SequencePages):
     """
 
     def __init__(self, num_layers: int, length: int = 0) -> None:
-        super().__init__(PagePool(MAX_CONTEXT // MAX_PAGE_SIZE, MAX_PAGE_SIZE), num_layers)
+        super().__init__(PagePool(2 * MAX_CONTEXT // MAX_PAGE_SIZE, MAX_PAGE_SIZE), num_layers)  # twice, for ``keep``
         if length:
             with Transaction() as transaction:
                 transaction.reserve(self, 0, length, tuple(range(1, num_layers)))
@@ -97,6 +99,11 @@ class ShardedSequence(Uncopied, instead="fork() shares its tokens"):
         begins = self.nodes(shard, tokens) * KEYS_PER_NODE
         return int(np.minimum(tokens - begins, KEYS_PER_NODE).sum())
 
+    def positions_on(self, shard: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where ``shard`` has the tokens at ``positions``, all of which it holds, in its own sequence."""
+        nodes, offsets = np.divmod(positions, KEYS_PER_NODE)
+        return np.asarray(np.searchsorted(np.flatnonzero(self.owners == shard), nodes) * KEYS_PER_NODE + offsets)
+
     def fork(self) -> ShardedSequence:
         """Return a second sequence with the same tokens, which shares pages as ``Sequence.fork`` does.
 
@@ -125,6 +132,13 @@ class ShardedSequence(Uncopied, instead="fork() shares its tokens"):
             self.cache.check_open()
             self.lengths_of.check_open()
             self.truncate(len(self) - check_int("n", n, 0, len(self)))
+
+    def keep(self, rows: Any, last: int) -> None:
+        """Of the ``last`` tokens keep ``rows``, as ``Sequence.keep`` does. Every rank calls it.
+
+        A row that moves to a node of another shard travels through the host.
+        """
+        self.cache.keep_rows(self, rows, last)
 
     def free(self) -> None:
         """Give the pages back. Every rank calls it. The sequence cannot be used any more."""

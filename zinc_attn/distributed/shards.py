@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import weakref
 from threading import RLock
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from ..cache.kv_cache import KVCache
+from ..cache.transaction import Transaction
 from ..canonical.constants import KEYS_PER_NODE
 from ..checks import Uncopied
 from ..errors import ClosedError
 from ..shapes import AttnShape
 from .descriptors import CallDescriptor
-from .nodes import NodeAllocator, deal
+from .nodes import Holding, NodeAllocator, deal
 from .ranks import Ranks
 
 
@@ -48,6 +49,8 @@ class Shards(Uncopied, instead="make one on each rank"):
         self.made = 0
         self.lock, self._open = RLock(), True
         self.touched: tuple[weakref.ReferenceType[Changing], ...] = ()
+        # of a call that moves rows: its nodes from this number on are its own once the transaction was committed
+        self.moving: tuple[Transaction, Holding, int] | None = None
 
     def check_open(self) -> None:
         """ClosedError after ``close``."""
@@ -65,11 +68,18 @@ class Shards(Uncopied, instead="make one on each rank"):
 
     def end(self) -> None:
         """Settle the sequences that the current call touched. An interrupt leaves it to the next call."""
+        if self.moving and self.moving[0].state == "committed":
+            self.allocator.own(*self.moving[1:])
+        self.moving = None
         for reference in self.touched:
             seq = reference()
             if seq is not None and (self._open or seq.closed):
                 seq.settle()
         self.touched = ()
+
+    def keep_rows(self, seq: Any, rows: Any, last: int) -> None:
+        """``ShardedSequence.keep``; a call, which knows of sequences."""
+        raise NotImplementedError
 
     def exchange(self, data: bytes, call: CallDescriptor) -> list[bytes]:
         """Return the ``data`` of every rank, by rank; see ``Ranks.exchange``.
