@@ -11,6 +11,7 @@ from .decode.one_shot import attention
 from .decode.pending import PendingAttention
 from .distributed.attention import ShardedAttention
 from .distributed.cache import ShardedKVCache
+from .distributed.fold import Fold
 from .distributed.ranks import RankError, Ranks
 from .distributed.sequence import ShardedSequence
 from .errors import ZincAttnError
@@ -26,6 +27,7 @@ __all__ = [
     "CapacityError",
     "Device",
     "DeviceInfo",
+    "Fold",
     "KVCache",
     "PartialState",
     "PendingAttention",

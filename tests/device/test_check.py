@@ -12,9 +12,9 @@ from support import FULL
 
 import zinc_attn as za
 from zinc_attn import reference
-from zinc_attn.canonical import partial
 from zinc_attn.cli import app as cli
 from zinc_attn.cli import check as check_command
+from zinc_attn.distributed import fold
 from zinc_attn.planning import call as planned
 from zinc_attn.runtime import device as device_module
 from zinc_attn.tools import check
@@ -202,7 +202,7 @@ def test_a_fold_of_shards_in_another_order_fails(device, monkeypatch, capsys):
         m, total, o = (np.ascontiguousarray(x[:, ::-1]) for x in (whole.m, whole.l, whole.o))
         return reference.PartialState(whole.nodes, m, total, o, whole.span, whole.call, whole.sinks)
 
-    monkeypatch.setattr(partial, "gather", reversed_gather)
+    monkeypatch.setattr(fold, "gather", reversed_gather)
     assert run(device, "--cases", "9/3/64 f16 2048", "--splits", "auto") == 1
     text = capsys.readouterr().out
     assert text.startswith("FAIL    9/3/64 f16 2048")

@@ -24,7 +24,6 @@ START = """
 import sys, time, numpy as np, zinc_attn as za
 from mpi4py import MPI
 from zinc_attn import reference
-from zinc_attn.distributed import attention
 comm, shape = MPI.COMM_WORLD, za.AttnShape(6, 2, 64)
 second = comm.rank == 1
 k, v = (np.random.default_rng(i).standard_normal((3000, 2, 64)).astype(np.float16) for i in (1, 2))
@@ -117,10 +116,10 @@ says(lambda: attn([q] * (1 + second), [seq] * (1 + second), 0))
 says(lambda: cache.append(seq, 0, k[500:510 + second], v[500:510 + second]))
 
 # one rank fails behind the exchange: the other knows with its next call
-fold = attention.fold
-attention.fold = failing if second else fold
+fold = attn.fold
+attn.fold = failing if second else fold
 says(lambda: attn(q, seq, 0, k[500:700], v[500:700]))
-attention.fold = fold
+attn.fold = fold
 if not second:
     says(lambda: attn(q, seq, 0, k[700:701], v[700:701]))
 seq.truncate(500)

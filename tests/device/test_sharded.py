@@ -15,7 +15,6 @@ from support import FULL, same
 
 import zinc_attn as za
 from zinc_attn import reference
-from zinc_attn.distributed import attention
 from zinc_attn.errors import ArgumentError, DeviceLostError, ValueRangeError
 
 DEVICES = {
@@ -73,7 +72,7 @@ def test_results_go_to_arrays_of_the_caller(device: za.Device, rng: np.random.Ge
 
 
 @contextmanager
-def cut_short(runtime: Any, rng: np.random.Generator, cuts: Counter[str]) -> Iterator[None]:
+def cut_short(attn: za.ShardedAttention, runtime: Any, rng: np.random.Generator, cuts: Counter[str]) -> Iterator[None]:
     """Often a call within fails, as on a lost device in a submission or the fold, or is interrupted at an opcode."""
 
     def lost(*_: Any) -> None:
@@ -85,7 +84,7 @@ def cut_short(runtime: Any, rng: np.random.Generator, cuts: Counter[str]) -> Ite
             if cut == "submission":
                 patch.setattr(runtime, "start", lost)
             if cut == "fold":
-                patch.setattr(attention, "fold", lost)
+                patch.setattr(type(attn.fold), "__call__", lost)
             with Interrupter(files("distributed"), *[int(rng.integers(4000))] * (cut == "opcode")).armed():
                 yield
     except (DeviceLostError, KeyboardInterrupt):
@@ -127,14 +126,14 @@ def test_what_fits_the_capacity_fits_the_shards(device: za.Device, seed: int, so
                 last = min(n, 1400, max(pages - 1, 0) * 64)
                 if not any(map(cache.allocator.is_shared, held)):
                     chosen = np.sort(rng.choice(last, int(rng.integers(last + 1)), replace=False))
-                    with cut_short(device.runtime, rng, cuts), done_or_not_done([one]):
+                    with cut_short(attn, device.runtime, rng, cuts), done_or_not_done([one]):
                         one.keep(chosen.tolist(), last)
                     one.look()
                     kept += len(chosen)
             elif action == "batch":
                 count = int(rng.choice([1, 40])) if used + len(live) <= most else 0
                 batch = [one for one in live if count or len(one)]
-                with cut_short(device.runtime, rng, cuts), done_or_not_done(batch):
+                with cut_short(attn, device.runtime, rng, cuts), done_or_not_done(batch):
                     together(batch, [count] * len(batch), [1 + (count > 1)] * len(batch))
                 batches += len(batch) > 2
             elif room := (most - used + len(held)) * 512 - len(one):
@@ -159,3 +158,24 @@ def test_rows_that_come_to_another_shard_count_there(device: za.Device, rng: np.
             attn(q, seq, 0)
         seq.truncate(1)
         same(attn(q, seq, 0, return_lse=True), reference.emulate(q, k[7:8], k[7:8]))
+
+
+def test_rows_of_any_number_share_the_folds_buffers(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(2)
+    k = rng.standard_normal((1100, 2, 64)).astype(np.float32)
+    sinks = rng.standard_normal(6).astype(np.float32)
+    with za.KVCache(device, SHAPE, 1, 2048, "f32") as cache:
+        attn, seq, fold = za.Attention(cache, sinks=sinks), cache.new_sequence(), za.Fold(device, SHAPE)
+        cache.append(seq, 0, k, k)
+        made: list[int] = []
+        buffer = device.runtime.buffer
+        monkeypatch.setattr(device.runtime, "buffer", lambda *a, **o: (made.append(1), buffer(*a, **o))[1])
+        for most in (1 << 20, 7):  # partial states of one submission
+            fold.max_states = most
+            for n in (22, 32, 27, 30):
+                q = rng.standard_normal((n, 6, 64)).astype(np.float32)
+                state = attn.partial(q, seq, 0)
+                before = len(made)
+                same(fold([state]), reference.emulate(q, k, k, sinks=sinks), (most, n))
+                assert n == 22 or most == 7 or len(made) == before
+        fold.close()

@@ -63,12 +63,17 @@ def test_close_comes_before_other_errors(device: za.Device) -> None:
     k = np.ones((600, 2, 64), np.float32)
     with za.ShardedKVCache([device] * 2, SHAPE, 2, 2048, "f32", weights=[1.0, 1.0]) as cache:
         attn, seq, even = za.ShardedAttention(cache), cache.new_sequence(), cache.new_sequence()
+        fold = za.Fold(device, SHAPE)
         for layer in range(2):
             cache.append(even, layer, k, k)
-        attn(k[:6, 0], even, 0)
+        parts = [attn._attention[i].partial(k[:6, 0], even.shards[i], 0, nodes=[i], tokens=600) for i in range(2)]
+        assert not differing(fold(parts)[0][0], attn(k[:6, 0], even, 0))
+        fold.close()
         attn.close()
         attn(k[:6, 0], even, 0)  # what it needs is made anew
+        assert attn.fold._workspaces
         cache.append(seq, 0, k, k)
+    assert not attn.fold._workspaces
     for call in (
         lambda: cache.append(seq, 0, k, k),
         lambda: attn(k[:6, 0], seq, 0, k, k),
@@ -81,6 +86,8 @@ def test_close_comes_before_other_errors(device: za.Device) -> None:
     ):
         with pytest.raises(ClosedError, match=r"^ShardedKVCache: used after close\(\)$"):
             call()
+    with pytest.raises(ClosedError, match=r"^Fold: used after close\(\)$"):
+        fold(parts)
 
 
 def test_a_full_shard_is_named(device: za.Device) -> None:
@@ -119,6 +126,10 @@ REFUSED = (  # of a constructor, with the device
     (lambda d: sharded([d], comm=1), r"comm: got 1, expected an mpi4py communicator, such as MPI\.COMM_WORLD$"),
     (lambda d: za.ShardedAttention(za.KVCache(d, SHAPE, 1, 600)),
      "cache: got KVCache, expected a ShardedKVCache; Attention attends"),
+    (lambda d: za.Fold(3, SHAPE), "device: got int, expected a Device$"),
+    (lambda d: za.Fold(d, 3), "shape: got int, expected an AttnShape$"),
+    (lambda d: za.Fold(d, SHAPE)(3), "parts: got int, expected a list of the"),
+    (lambda d: za.Fold(d, SHAPE)([3]), "partial states: got int, expected a "),
 )  # fmt: skip
 
 

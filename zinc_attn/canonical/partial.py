@@ -244,7 +244,8 @@ def gather(parts: Iterable[PartialState]) -> PartialState:
 def fold(parts: Iterable[PartialState]) -> tuple[F32, F32]:
     """out (q_len, q_heads, head_dim) and lse (q_len, q_heads), float32, from the parts of a call, in any order.
 
-    The bits are those of ``Attention`` on one device. PartialStateError: nodes missing, twice, or of another call.
+    The bits are those of ``Attention`` on one device; ``Fold`` does the same on a device. PartialStateError: nodes
+    missing, twice, or of another call.
     """
     whole = gather(parts)
     q_len, head_dim = len(whole.o), whole.o.shape[-1]

@@ -7,12 +7,14 @@ Source of the idea: attention states merge (Ye et al. 2024, FlashInfer; Liu et a
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence as Seq
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..cache.kv_cache import KVCache
-from ..canonical.partial import PartialState, fold
+from ..canonical.partial import PartialState
 from ..checks import Uncopied
 from ..decode.attention import Attention
 from ..decode.requests import CallBatch, call_arguments, check_q, takes
@@ -20,7 +22,20 @@ from ..decode.targets import Target, check_targets
 from ..errors import ArgumentError
 from .cache import ShardedKVCache
 from .call import Call
+from .fold import Fold
 from .ranks import pack_states, unpack_states
+
+F32 = NDArray[np.float32]
+
+
+class Folder(Protocol):
+    """What folds the partial states of one sequence, as a Fold does."""
+
+    def __call__(self, parts: Seq[PartialState]) -> tuple[F32, F32]:
+        """Return out and lse of the partial states of one call."""
+
+    def release(self) -> None:
+        """Free what was made for the calls so far."""
 
 
 class ShardedAttention(Uncopied, instead="make one for the other cache"):
@@ -28,7 +43,8 @@ class ShardedAttention(Uncopied, instead="make one for the other cache"):
 
     cache: a ShardedKVCache; options: scale, window, softcap, sinks, alibi, mask_slopes and arithmetic of ``Attention``,
     whose errors they have; with matrix units the bits are those of ``Attention`` where all devices are alike.
-    sent_bytes: the partial states that this rank gave to the others.
+    sent_bytes: the partial states that this rank gave to the others; fold: what folds the partial states, a Fold on the
+    first device, in whose place another Folder may be put.
     """
 
     def __init__(self, cache: ShardedKVCache, **options: Any) -> None:
@@ -38,6 +54,7 @@ class ShardedAttention(Uncopied, instead="make one for the other cache"):
         cache.check_open()
         self.cache = cache
         self._attention = {i: Attention(one, **options) for i, one in cache.shards.items()}
+        self.fold: Folder = Fold(cache.devices[0], cache.shape)
         self.sent_bytes = 0
         cache.users.purge()
         cache.users.add(self)
@@ -58,7 +75,7 @@ class ShardedAttention(Uncopied, instead="make one for the other cache"):
             targets = self._check(call, batch)
             call.reserve()
             parts = self._attend(call, batch)
-            folded = [fold(one) for one in self._exchanged(call, parts)]
+            folded = [self.fold(one) for one in self._exchanged(call, parts)]
             for target, found in zip(targets, folded, strict=True):
                 target.write(*found)
         outs, lses = [one for one, _ in folded], [one for _, one in folded]
@@ -100,5 +117,6 @@ class ShardedAttention(Uncopied, instead="make one for the other cache"):
 
     def close(self) -> None:
         """Free the command buffers and tensors, as ShardedKVCache.close does. A later call makes them anew."""
+        self.fold.release()
         for attention in self._attention.values():
             attention.close()

@@ -236,7 +236,7 @@ class _Examination:
                 self.outcome.compare(6, variation, self._output(attention, self.query, seq))
 
     def _shards(self, devices: Seq[Device], at_once: Output) -> None:
-        """Property 9: nodes of 512 keys, dealt unevenly to shards on ``devices``.
+        """Property 9: nodes of 512 keys, dealt unevenly to shards on ``devices``, the first of which folds.
 
         at_once: the output of the last rows, which are appended and attended; then the last one by itself.
         """
