@@ -181,7 +181,6 @@ WRONG: tuple[tuple[Callable[[], Any], type[Exception], str], ...] = (
         ({"is_causal": False}, "got is_causal = False"),
         ({"position_bias": torch.ones(1)}, "got position_bias, which"),
         ({"head_mask": torch.ones(4)}, "got head_mask, which"),
-        ({"alibi": torch.ones(4)}, "got alibi, which"),
         ({"output_attentions": True}, "got output_attentions, which"),
         ({"cu_seq_lens_q": torch.ones(2)}, "got cu_seq_lens_q, which"),
     )),
