@@ -33,7 +33,7 @@ build_back_end() {
 }
 build_program() { # build_program NAME: of llama_NAME.cpp
     c++ -std=c++17 -O2 -Wall -Wextra "$root/scripts/lib/llama_$1.cpp" -o "$back_end/$1" \
-        -I"$llama/src/include" -I"$llama/src/ggml/include" -L"$llama/plain/bin" -lllama -lggml -lggml-base
+        -I"$llama/src/include" -I"$llama/src/ggml/include" -L"$llama/plain/bin" -Wl,-rpath-link,"$llama/plain/bin" -lllama -lggml -lggml-base
 }
 # ggml_vulkan: print the library that ZINC_ATTN_GGML_VULKAN stands for, after building it where that is "build".
 ggml_vulkan() {
