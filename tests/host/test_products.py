@@ -112,7 +112,7 @@ def test_fused_differs_from_canonical_in_its_last_bits_alone(rng):
     truth, true_lse = za.reference.attention(q, k, v)
     assert np.any(canonical != fused)
     assert np.linalg.norm(fused - truth) < 1e-6 * np.linalg.norm(truth) and np.abs(lse - true_lse).max() < 1e-6
-    with pytest.raises(ArgumentError, match="expected 'canonical' or 'fused'"):
+    with pytest.raises(ArgumentError, match="expected 'canonical', 'fused' or 'integer'"):
         za.reference.emulate(q, k, v, arithmetic="matrix")
 
 

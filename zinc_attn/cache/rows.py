@@ -221,6 +221,15 @@ def decode(words: Words, shape: AttnShape, dtype: str, scales: F32 | None = None
     return keys, _decode_part(v_values, v_scales, shape.v_head_dim, v_type, v_factor)
 
 
+def block_scales(words: Words, shape: AttnShape, dtype: str) -> tuple[NDArray[np.float16], NDArray[np.float16]]:
+    """What arithmetic "integer" and its oracle take beside ``decode``'s values: the scales (n, kv_heads, blocks) of the
+    blocks of K and of V, of types of integers alone."""
+    parts, found = row_parts(words, shape, dtype), []
+    for values, shared, kind in zip(parts[:2], parts[2:], storage_types(dtype), strict=True):
+        found.append(blocks.read(np.ascontiguousarray(values), np.ascontiguousarray(shared), kind)[1][..., 0])
+    return found[0], found[0][..., : -(-shape.v_head_dim // BLOCK)] if shape.latent else found[1]
+
+
 def row_magnitudes(
     words: Words, shape: AttnShape, dtype: str, scales: F32 | None = None
 ) -> tuple[Largest, NDArray[np.bool_]]:

@@ -13,6 +13,7 @@ from ..errors import ArgumentError
 from . import constants
 from .arguments import checked_arrays, checked_options, key_ranges, log2_biases, log2_slopes, with_rows
 from .constants import BIASES, CHUNK, KEYS_PER_LEAF, KEYS_PER_NODE, LEAVES_PER_NODE, WEIGHT_PARTIALS
+from .integer import Stored, dots, integers, weighted
 from .products import FusedProducts, Products
 from .state import (
     F32,
@@ -38,8 +39,9 @@ def score_scale(scale: float, softcap: float | None = None) -> np.float32:
     return f32(scale * constants.LOG2E if softcap is None else scale)
 
 
-def _scores(q: F32, keys: F32, scoring: _Scoring) -> F32:
-    """(vectors, tokens) from q (vectors, head_dim) and keys (head_dim, tokens), in chunks of 8 dimensions."""
+def _dots(q: F32, k: F32, scoring: _Scoring) -> F32:
+    """(vectors, tokens) from q (vectors, dims) and k (tokens, dims), in chunks of 8 dimensions."""
+    keys = np.ascontiguousarray(k.T)
     dot = np.zeros((q.shape[0], keys.shape[1]), np.float32)
     products = scoring.products(dot.shape)
     a, b = products.factors(q), products.factors(keys)
@@ -48,8 +50,17 @@ def _scores(q: F32, keys: F32, scoring: _Scoring) -> F32:
         for d in range(c + 1, c + CHUNK):
             products.add(part, a[:, d, None], b[d])
         dot += part
-    dot *= scoring.scale
     return dot
+
+
+def _weighted(p: F32, v: F32, scoring: _Scoring) -> F32:
+    """(leaves, vectors, dims) from weights p (leaves, vectors, 64) and v (leaves, 64, dims), keys ascending."""
+    o = np.zeros((*p.shape[:2], v.shape[2]), np.float32)
+    products = scoring.products(o.shape)
+    a, b = products.factors(p * products.scale), products.factors(v)
+    for t in range(KEYS_PER_LEAF):
+        products.add(o, a[:, :, t, None], b[:, None, t])
+    return o * (f32(1.0) / products.scale)
 
 
 class _Scoring(NamedTuple):
@@ -83,14 +94,16 @@ class _Rows(NamedTuple):
     mask_factor: F32
 
 
-def _leaf_states(q: F32, k: F32, v: F32, rows: _Rows, first: int, scoring: _Scoring) -> State:
+def _leaf_states(
+    q: F32, k: F32, v: F32, scales: tuple[F32 | None, F32 | None], rows: _Rows, first: int, scoring: _Scoring
+) -> State:
     """States (leaves, vectors) of whole leaves: q (vectors, dims), k (leaves * 64, dims), v (leaves * 64, value_dim).
 
-    ``first`` is the absolute position of k[0].
+    scales: of arithmetic "integer", whose k and v are integers. ``first`` is the absolute position of k[0].
     """
-    vectors, value_dim = len(q), v.shape[1]
+    vectors, (k_scales, v_scales) = len(q), scales
     leaves = k.shape[0] // KEYS_PER_LEAF
-    s = _scores(q, np.ascontiguousarray(k.T), scoring)
+    s = (_dots(q, k, scoring) if k_scales is None else dots(q, k, k_scales)) * scoring.scale
     if scoring.softcap is not None:
         s = soft_capped(s, scoring.softcap)
     position = (first + np.arange(k.shape[0]))[None]
@@ -111,12 +124,10 @@ def _leaf_states(q: F32, k: F32, v: F32, rows: _Rows, first: int, scoring: _Scor
     for t in range(0, KEYS_PER_LEAF, WEIGHT_PARTIALS):
         c += p[:, :, t : t + WEIGHT_PARTIALS]
     total = (c[..., 0] + c[..., 1]) + (c[..., 2] + c[..., 3])
-    o = np.zeros((leaves, vectors, value_dim), np.float32)
-    products = scoring.products(o.shape)
-    a, b = products.factors(p * products.scale), products.factors(v.reshape(leaves, KEYS_PER_LEAF, value_dim))
-    for t in range(KEYS_PER_LEAF):
-        products.add(o, a[:, :, t, None], b[:, None, t])
-    return State(m, total, flush(o * (f32(1.0) / products.scale)))
+    by_leaf = v.reshape(leaves, KEYS_PER_LEAF, -1)
+    if v_scales is None:
+        return State(m, total, flush(_weighted(p, by_leaf, scoring)))
+    return State(m, total, weighted(p, by_leaf, v_scales.reshape(leaves, KEYS_PER_LEAF, -1)))
 
 
 def _whole(mask: F32, tokens: int) -> F32:
@@ -124,21 +135,21 @@ def _whole(mask: F32, tokens: int) -> F32:
     return np.pad(mask, ((0, 0), (tokens - mask.shape[1], -tokens % KEYS_PER_NODE)))
 
 
-def _attend_head(q: F32, k: NDArray[Any], v: NDArray[Any], rows: _Rows, scoring: _Scoring) -> State:
+def _attend_head(q: F32, k: Stored, v: Stored, rows: _Rows, scoring: _Scoring) -> State:
     """The state (vectors) of all keys of a KV head: q (vectors, dims), k (tokens, head_dim), v (tokens, value_dim).
 
     The dimensions of q beyond head_dim are 0, and k's are taken as 0.
     """
-    (vectors, dims), (tokens, head_dim), value_dim = q.shape, k.shape, v.shape[1]
+    (vectors, dims), (tokens, value_dim) = q.shape, v.values.shape
     block = max(1, _BLOCK_ELEMENTS // (vectors * max(dims, value_dim) * LEAVES_PER_NODE)) * KEYS_PER_NODE
     total = empty_state((vectors,), value_dim)
     for first in range(int(rows.first.min()) // KEYS_PER_NODE * KEYS_PER_NODE, tokens, block):
         last = min(first + block, tokens)
         padded = -(-(last - first) // KEYS_PER_LEAF) * KEYS_PER_LEAF
-        keys, values = np.zeros((padded, dims), np.float32), np.zeros((padded, value_dim), np.float32)
-        keys[: last - first, :head_dim] = as_input(k[first:last])
-        values[: last - first] = as_input(v[first:last])
-        leaf = _leaf_states(q, keys, values, rows, first, scoring)
+        (keys, k_scales), (values, v_scales) = (
+            x.padded(first, last, padded, size) for x, size in ((k, dims), (v, value_dim))
+        )
+        leaf = _leaf_states(q, keys, values, (k_scales, v_scales), rows, first, scoring)
         rest = empty_state((-len(leaf.m) % LEAVES_PER_NODE, vectors), value_dim)  # fills up the last node
         whole = (np.concatenate(pair) for pair in zip(leaf, rest, strict=True))
         by_node = State(*(x.reshape(-1, LEAVES_PER_NODE, *x.shape[1:]).swapaxes(0, 1) for x in whole))
@@ -159,6 +170,8 @@ def emulate(  # noqa: PLR0913  (public; all but q, k and v are keywords with a d
     mask: NDArray[Any] | None = None,
     mask_slopes: NDArray[Any] | None = None,
     arithmetic: str = "canonical",
+    k_scales: NDArray[Any] | None = None,
+    v_scales: NDArray[Any] | None = None,
     **biases: Any,
 ) -> tuple[F32, F32]:
     """The bits every kernel, layout, driver and device gives: (out, lse), float32.
@@ -166,10 +179,12 @@ def emulate(  # noqa: PLR0913  (public; all but q, k and v are keywords with a d
     q: (q_heads, head_dim) or (q_len, q_heads, head_dim); k: (tokens, kv_heads, head_dim); v: (tokens, kv_heads,
     v_head_dim); each float32, float16 or bfloat16. Semantics as in ``attention``; rows that see no key have 0 and -inf
     here, too. arithmetic: "canonical", or "fused", whose sums of q k and of the weighted values round each product and
-    its sum at once; it takes about five times as long.
+    its sum at once; it takes about five times as long; or "integer", for which k and v are the values of a cache of
+    integers (q8_0, q4_0, q5_0, iq4_nl), and k_scales and v_scales (tokens, kv_heads, blocks) the scales of its blocks,
+    float16 or float32.
     """
-    if not isinstance(arithmetic, str) or arithmetic not in ("canonical", "fused"):
-        raise ArgumentError(f"arithmetic: got {shown(arithmetic)}, expected 'canonical' or 'fused'")
+    if not isinstance(arithmetic, str) or arithmetic not in ("canonical", "fused", "integer"):
+        raise ArgumentError(f"arithmetic: got {shown(arithmetic)}, expected 'canonical', 'fused' or 'integer'")
     q, k, v = checked_arrays(q, k, v, ("float32", "float16", "bfloat16"))
     given = checked_options(q, k, scale, causal, window, softcap, sinks, mask, mask_slopes, biases)
     rows = as_input(with_rows(q))
@@ -177,6 +192,9 @@ def emulate(  # noqa: PLR0913  (public; all but q, k and v are keywords with a d
     rows, group = np.pad(rows, ((0, 0), (0, 0), (0, -head_dim % CHUNK))), q_heads // kv_heads  # whole chunks
     whole_mask = None if given.mask is None else _whole(given.mask, tokens)
     scoring = _Scoring(score_scale(given.scale, softcap), given.softcap, whole_mask, arithmetic == "fused")
+    keys, values = Stored(k, None), Stored(v, None)
+    if arithmetic == "integer":
+        keys, values = Stored(*integers("k", k, k_scales)), Stored(*integers("v", v, v_scales))
     slopes, factors = log2_biases(given.biases, q_heads), log2_slopes("mask_slopes", mask_slopes, q_heads)
     factors = np.full(q_heads, constants.LOG2E, np.float32) if factors is None else factors
     numbers, vectors = np.arange(q_len), q_len * group
@@ -189,7 +207,7 @@ def emulate(  # noqa: PLR0913  (public; all but q, k and v are keywords with a d
         mine = rows[:, heads].reshape(vectors, -1)
         of_heads = {name: np.tile(slope[heads], q_len) for name, slope in slopes.items()}
         seen = _Rows(first_seen, limit, position, row, of_heads, np.tile(factors[heads], q_len))
-        total = _attend_head(mine, k[:, head], v[:, head], seen, scoring)
+        total = _attend_head(mine, keys.of_head(head), values.of_head(head), seen, scoring)
         if given.sinks is not None:
             total = merge(total, sink_state(np.tile(sink_scores(given.sinks)[heads], q_len), value_dim))
         for found, part in zip((out, lse), normalize(total), strict=True):
