@@ -17,9 +17,7 @@ WEIGHT_PARTIALS: Final = 4  # weight sums c0..c3 of a leaf, keys congruent modul
 CUTOFF: Final = -48.0  # powers of two below 2**CUTOFF count as zero
 FLUSH: Final = 2.0**-100  # smaller magnitudes of l and o become +0 after each merge
 FUSED_SCALE: Final = 2.0**32  # of weights in arithmetic "fused", so that no fused sum is denormal
-INTEGER_BITS: Final = (
-    10  # arithmetic "integer": q, and weights times scales, become integers below 2**(1 + INTEGER_BITS)
-)
+INTEGER_BITS: Final = 10  # arithmetic "integer": numbers become integers of at most 2**(1 + INTEGER_BITS)
 EMPTY_M: Final = -1e30  # m of the empty state; its l and o are 0
 # 2**x on [-1/2, 1/2], c0..c6
 EXP2_POLY: Final = (1.0, 0.6931471825, 0.2402264774, 5.550359935e-2, 9.618505836e-3, 1.339080627e-3, 1.532646274e-4)
