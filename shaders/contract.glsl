@@ -8,8 +8,11 @@ const uint MAX_ACCUMULATORS = 2048u;  // value sums of a wave: what its register
 const uint MAX_VALUE_PASSES = 4u;  // over V, where a workgroup has more sums than that
 const uint MERGE_DIMS = 64u;  // head dimensions per workgroup of pass 2 (grid x), two per lane
 const uint BLOCK = 32u;  // consecutive head dimensions that share a scale in q8_0, q5_1, q5_0, q4_1, q4_0 and iq4_nl
-const uint FUSED_NATIVE = 1u;  // attend's constant "fused": the sums of products by fma()
+const uint INTEGER_BITS = 10u;  // arithmetic "integer": numbers become integers of at most 2**(1 + INTEGER_BITS)
+const uint CANONICAL = 0u;
+const uint FUSED_NATIVE = 1u;  // the sums of products by fma()
 const uint FUSED_EMULATED = 2u;  // the same sums by float32 operations
+const uint INTEGER_SUMS = 3u;
 const uint MATRIX_PIECE = 64u;
 const uint MATRIX_HELD_DIMS = 128u;
 const uint RCP_SEED = 0x7EF311C3u;  // 1/x starts from RCP_SEED - bits(x), then three Newton steps
@@ -156,7 +159,7 @@ const uvec4 IQ4_NL = uvec4(0xBFAD9881u, 0xF6EADDCFu, 0x26190D01u, 0x71594535u); 
 #define ATTEND_SPEC_ROWS_SHARED 9
 #define ATTEND_SPEC_K_STORAGE 10
 #define ATTEND_SPEC_V_STORAGE 11
-#define ATTEND_SPEC_FUSED 12
+#define ATTEND_SPEC_ARITHMETIC 12
 #define ATTEND_SPEC_WORKGROUP_SIZE 13
 #define ATTEND_SPEC_SUBGROUPS 14
 #define ATTEND_SPEC_WALKS 15
@@ -221,7 +224,7 @@ const uvec4 IQ4_NL = uvec4(0xBFAD9881u, 0xF6EADDCFu, 0x26190D01u, 0x71594535u); 
 #define PRIMITIVES_BIND_RESULTS 1
 #define MULTIPLY_ADD_BIND_TRIPLES 0
 #define MULTIPLY_ADD_BIND_SUMS 1
-#define MULTIPLY_ADD_SPEC_FUSED 0
+#define MULTIPLY_ADD_SPEC_ARITHMETIC 0
 #define PLAIN_BIND_Q 0
 #define PLAIN_BIND_K 1
 #define PLAIN_BIND_V 2

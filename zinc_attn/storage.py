@@ -41,6 +41,11 @@ class StorageType:
         """Whether rows are rounded to what the type has, whatever their dtype."""
         return self.halves > 0 or self.head_scale
 
+    @property
+    def integers(self) -> bool:
+        """Whether a value is an integer times the scale of its block: what arithmetic "integer" takes."""
+        return self.halves == 1
+
     def value_words(self, dims: int) -> int:
         """uint32 words of the values of a row of ``dims`` dimensions, a multiple of 8."""
         return dims * self.bits // 32

@@ -20,8 +20,8 @@
 //     5 fold    o of the node likewise                                   wave = vector, lane = slice
 //               o -> states, or, where a row has a single node, result
 //
-// A first reading can do with item, scores, weights, values and node, with float16 in tiles, ROWS 1, FUSED 0, 32 LANES
-// and VALUE_PASSES 1; plain.comp has the same arithmetic without lanes.  Of the other files it is enough to
+// A first reading can do with item, scores, weights, values and node, with float16 in tiles, ROWS 1, ARITHMETIC
+// CANONICAL, 32 LANES and VALUE_PASSES 1; plain.comp has the same arithmetic without lanes.  Of the other files it is enough to
 // know:
 //
 //     contract, attend_sizes    numbers: the words of the work buffer, and sizes
@@ -29,6 +29,7 @@
 //     words         locate: where a key lies; k_chunk, v_words: its words
 //     storage       load_k: its floats; doubled: on a GPU float16 values come twice as large, which weights make good
 //     state         merge_powers, merge, normalize, natural_lse: states (m, l, o); m is whole: exact powers
+//     integer       what arithmetic "integer" does beside: numbers to integers, sums of blocks
 //     floats        weight: 2**(s - m); multiply_add: a * b + c, in the file of that name
 //
 // Sizes, and what they are on a GPU for 16 query heads, 2 KV heads and head_dim 256 in float16:
@@ -67,7 +68,7 @@ layout(constant_id = ATTEND_SPEC_MASK) const uint MASK = 0u;  // 1: scores have 
 layout(constant_id = ATTEND_SPEC_ROWS_SHARED) const uint ROWS = 1u;  // query rows that share these keys
 layout(constant_id = ATTEND_SPEC_K_STORAGE) const uint K_STORAGE = STORAGE_F32;  // type of K
 layout(constant_id = ATTEND_SPEC_V_STORAGE) const uint V_STORAGE = STORAGE_F32;  // type of V; a latent shape's is K's
-layout(constant_id = ATTEND_SPEC_FUSED) const uint FUSED = 0u;  // arithmetic "fused": see multiply_add.glsl
+layout(constant_id = ATTEND_SPEC_ARITHMETIC) const uint ARITHMETIC = CANONICAL;  // see multiply_add.glsl, integer.glsl
 layout(constant_id = ATTEND_SPEC_SUBGROUPS) const uint SUBGROUPS = 0u;  // 1: those of LANES invocations are waves
 layout(constant_id = ATTEND_SPEC_WALKS) const uint WALKS = 1u;  // 0: every item has one node
 layout(constant_id = ATTEND_SPEC_K_SIZE) const uint K_SIZE = 128u;  // of K_DIM, dimensions that rows have
@@ -75,6 +76,7 @@ layout(constant_id = ATTEND_SPEC_V_SIZE) const uint V_SIZE = 128u;  // of V_DIM
 layout(constant_id = ATTEND_SPEC_K_STRIDE) const uint K_STRIDE = 0u;  // bytes from row to row; 0: K lies in tiles
 layout(constant_id = ATTEND_SPEC_V_STRIDE) const uint V_STRIDE = 0u;  // of V
 #include "attend_sizes.glsl"
+const bool INTEGER = ARITHMETIC == INTEGER_SUMS;
 
 layout(set = 0, binding = ATTEND_BIND_WORK, std430) restrict readonly buffer Work { uint work[]; };
 layout(set = 0, binding = ATTEND_BIND_Q, std430) restrict readonly buffer Q { vec4 q[]; };
@@ -106,6 +108,7 @@ const bool CPU = CHUNKS_AHEAD == 1u;  // a CPU device: none else has a single ch
 #include "words.glsl"
 #include "storage.glsl"
 #include "score_mod.glsl"
+#include "integer.glsl"
 #include "scores.glsl"   // 1
 #include "weights.glsl"  // 2
 #include "values.glsl"   // 4
@@ -131,6 +134,7 @@ void main() {
         Leaf leaf = leaf_of(item, node * LEAVES_PER_NODE + wave);
         find_scores(item, leaf);
         find_weights(leaf);
+        find_value_powers(item, leaf);
         fold_sums();
         uint pass = 0u;
         do {

@@ -45,5 +45,7 @@ const uint FOLD_DIMS = SLICE * LANES <= FOLD_ROOM ? SLICE : FOLD_ROOM / LANES;
 const uint FOLD_AT = VALUE_PASSES == 1u ? 0u : LEAVES_PER_NODE * WAVE_WEIGHTS;  // where rounds of the fold lie
 // floats of shared memory that a workgroup has for both
 const uint SHARED_WEIGHTS = LEAVES_PER_NODE * (WAVE_WEIGHTS + (VALUE_PASSES == 1u ? 0u : FOLD_ROOM * VECTORS));
+// of a workgroup, powers that arithmetic integer rounds weights by
+const uint VALUE_POWERS = LEAVES_PER_NODE * VECTORS * V_BLOCKS;
 // of a workgroup: these, and of each leaf and vector m and sums of weights
-const uint SHARED_BYTES = 4u * (SHARED_WEIGHTS + LEAVES_PER_NODE * VECTORS * (1u + WEIGHT_PARTIALS));
+const uint SHARED_BYTES = 4u * (SHARED_WEIGHTS + VALUE_POWERS + LEAVES_PER_NODE * VECTORS * (1u + WEIGHT_PARTIALS));

@@ -6,7 +6,7 @@
 #include "../contract.glsl"
 
 layout(local_size_x = 32) in;
-layout(constant_id = MULTIPLY_ADD_SPEC_FUSED) const uint FUSED = 1u;
+layout(constant_id = MULTIPLY_ADD_SPEC_ARITHMETIC) const uint ARITHMETIC = FUSED_NATIVE;
 
 layout(set = 0, binding = MULTIPLY_ADD_BIND_TRIPLES, std430) restrict readonly buffer Triples { vec2 triples[]; };
 layout(set = 0, binding = MULTIPLY_ADD_BIND_SUMS, std430) restrict writeonly buffer Sums { vec2 sums[]; };

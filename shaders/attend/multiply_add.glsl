@@ -1,7 +1,10 @@
 // a * b + c, the step of a dot product and of a sum of weighted values: rounded twice, or, of arithmetic "fused", once.
 //
-// FUSED, a specialization constant: 0 for the canonical arithmetic; FUSED_NATIVE where the device's fma() rounds once,
-// FUSED_EMULATED where it has none that does.  All drivers agree on both, because the rounded sum is one number.
+// ARITHMETIC, a specialization constant: CANONICAL; FUSED_NATIVE where the device's fma() rounds once, FUSED_EMULATED
+// where it has none that does; INTEGER_SUMS, whose products and sums are integers that float32 holds, so that fma() is exact
+// however a device makes it.  All drivers agree on each, because the rounded sum is one number.
+
+const bool FUSED = ARITHMETIC == FUSED_NATIVE || ARITHMETIC == FUSED_EMULATED;
 
 // The sum of two numbers, and what its rounding lost (Knuth).
 vec2 two_sum(vec2 a, vec2 b, out vec2 lost) {
@@ -42,10 +45,10 @@ vec2 fma_emulated(vec2 a, vec2 b, vec2 c) {
 }
 
 vec2 multiply_add(vec2 a, vec2 b, vec2 c) {
-    if (FUSED == FUSED_EMULATED) {
+    if (ARITHMETIC == FUSED_EMULATED) {
         return fma_emulated(a, b, c);
     }
-    if (FUSED == FUSED_NATIVE) {
+    if (ARITHMETIC != CANONICAL) {
         precise vec2 sum = fma(a, b, c);
         return sum;
     }

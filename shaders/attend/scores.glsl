@@ -12,7 +12,7 @@ const uint TOGETHER = K_BITS <= 8u && VECTORS <= 8u && CHUNKS_AHEAD > 2u ? 2u : 
 
 // Query vectors whose dots are made side by side: each sum waits for the one before it, and wants others between them.
 // Rows of at most 8 bits, and more than eight vectors, leave scalar registers for two.
-const uint FEW = CPU && FUSED == 0u ? 1u : 2u - VECTORS % 2u;
+const uint FEW = CPU && !FUSED ? 1u : 2u - VECTORS % 2u;
 const uint MANY = VECTORS % 4u == 0u ? 4u : (VECTORS % 3u == 0u ? 3u : 2u - VECTORS % 2u);
 const uint IN_TILES = CPU || VECTORS > 8u ? FEW : MANY;
 const uint SIDE_BY_SIDE = NHD && K_BITS <= 8u ? FEW : IN_TILES;
@@ -92,6 +92,7 @@ void load_q(Item item, uint q_heads, uint h, uint chunk) {
     }
 }
 
+vec2 block_dots[INTEGER ? VECTORS * KEY_PAIRS : 1u];  // [h][pair]: the dots of the block so far
 vec2 chunk_sum[SIDE_BY_SIDE];  // [vector]: the dots of this chunk with a pair of keys
 
 // To chunk_sum: the dots of q's chunk with the pair at `at`.  Both keys have the query value in common, so a GPU with
@@ -119,8 +120,26 @@ void add_chunk(uint h, uint j) {
         uint at = j * KEY_PAIRS + i;
         sum_chunk(at);
         [[unroll]] for (uint n = 0u; n < SIDE_BY_SIDE; ++n) {
-            precise vec2 sum = dots[(h + n) * KEY_PAIRS + i] + chunk_sum[n];
-            dots[(h + n) * KEY_PAIRS + i] = sum;
+            uint to = (h + n) * KEY_PAIRS + i;
+            if (INTEGER) {
+                block_dots[to] += chunk_sum[n];
+                continue;
+            }
+            precise vec2 sum = dots[to] + chunk_sum[n];
+            dots[to] = sum;
+        }
+    }
+}
+
+// Arithmetic "integer": the sums of a block join dots, times its scale.
+void add_block_dots() {
+    for (uint h = 0u; h < VECTORS; ++h) {
+        for (uint i = 0u; i < KEY_PAIRS; ++i) {
+            uint at = h * KEY_PAIRS + i;
+            precise vec2 product = block_dots[at] * vec2(block0[i].scale, block1[i].scale);
+            precise vec2 sum = dots[at] + product;
+            dots[at] = sum;
+            block_dots[at] = vec2(0.0);
         }
     }
 }
@@ -149,6 +168,9 @@ void find_scores(Item item, Leaf leaf) {
     for (uint i = 0u; i < VECTORS * KEY_PAIRS; ++i) {
         dots[i] = vec2(0.0);
     }
+    for (uint i = 0u; INTEGER && i < VECTORS * KEY_PAIRS; ++i) {
+        block_dots[i] = vec2(0.0);
+    }
     uint q_heads = work[HEADER_Q_HEADS];
     if (ROWS > 1u || has_keys(leaf)) {  // rows share whole nodes
         find_keys(item, leaf);
@@ -162,6 +184,9 @@ void find_scores(Item item, Leaf leaf) {
                         add_chunk(h, j);
                     }
                 }
+            }
+            if (INTEGER && ends_block(c + CHUNKS_AHEAD)) {
+                add_block_dots();
             }
         }
     }

@@ -93,6 +93,9 @@ Block v_block(uvec2 where, uint block) {
 // Value i of a word; i is known to the compiler.  fifth: the fifth bits of the word's values, from bit 0 on.
 float narrow_value(uint storage, uint w, uint i, uint fifth, Block block) {
     precise float x;
+    if (INTEGER) {
+        block.scale = 1.0;
+    }
     bool odd = (i & 1u) != 0u;
     uint byte = i >> 1u;  // of 4 bits
     if (storage == STORAGE_FP8_E4M3) {  // sign to bit 15, exponent and mantissa to bits 13 ... 7

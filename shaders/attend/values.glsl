@@ -60,7 +60,12 @@ void add_rows(uint slice, uint ahead, uint t) {
         [[unroll]] for (uint h = 0u; h < VECTORS; ++h) {
             float p = weights[first + (j * VECTORS + h)];
             [[unroll]] for (uint i = 0u; i < LANE_PAIRS; ++i) {
-                o[h * LANE_PAIRS + i] = multiply_add(v[i], vec2(p), o[h * LANE_PAIRS + i]);
+                uint s = i / PAIRS;
+                float factor = p;
+                if (INTEGER) {
+                    factor = integer_weight(p, v_blocks[(ahead + j) * LANE_SLICES + s], slice_powers[h * LANE_SLICES + s]);
+                }
+                o[h * LANE_PAIRS + i] = multiply_add(v[i], vec2(factor), o[h * LANE_PAIRS + i]);
             }
         }
     }
@@ -73,6 +78,7 @@ void sum_slices(Item item, Leaf leaf, uint slice) {
     [[unroll]] for (uint i = 0u; i < VECTORS * LANE_PAIRS; ++i) {
         o[i] = vec2(0.0);
     }
+    find_slice_powers(slice);
     if ((LANES < WAVE || lane < VALUE_LANES) && has_keys(leaf)) {
         // The last trip may go beyond the last key: the weight is 0 there, and the last row is read again, so that no
         // row that was never written (it may hold NaN) is touched.  Rows before a window's first key hold numbers.
@@ -93,8 +99,11 @@ void sum_slices(Item item, Leaf leaf, uint slice) {
     }
     [[unroll]] for (uint i = 0u; i < VECTORS * LANE_PAIRS; ++i) {
         precise vec2 sum = o[i];
-        if (FUSED != 0u) {
+        if (FUSED) {
             sum = sum * (1.0 / FUSED_SCALE);
+        }
+        if (INTEGER) {
+            sum = sum * inverse_power(slice_powers[i / PAIRS]);
         }
         o[i] = flush(sum);
     }

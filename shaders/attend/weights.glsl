@@ -6,11 +6,11 @@
 // A power of two for weights until they have met values, and its reciprocal: 1/2 undoes `doubled`, and FUSED_SCALE
 // avoids denormals.
 float weight_scale() {
-    return doubled(V_STORAGE) ? (FUSED == 0u ? 0.5 : 0.5 * FUSED_SCALE) : (FUSED == 0u ? 1.0 : FUSED_SCALE);
+    return doubled(V_STORAGE) ? (!FUSED ? 0.5 : 0.5 * FUSED_SCALE) : (!FUSED ? 1.0 : FUSED_SCALE);
 }
 
 float weight_unscale() {
-    return doubled(V_STORAGE) ? (FUSED == 0u ? 2.0 : 2.0 / FUSED_SCALE) : (FUSED == 0u ? 1.0 : 1.0 / FUSED_SCALE);
+    return doubled(V_STORAGE) ? (!FUSED ? 2.0 : 2.0 / FUSED_SCALE) : (!FUSED ? 1.0 : 1.0 / FUSED_SCALE);
 }
 
 // Every lane's dots to the wave's shared memory, [key][h].
@@ -58,7 +58,7 @@ void find_weights(Leaf leaf) {
                 seen = greaterThan(s, vec2(EMPTY_M));
             }
             vec2 p = mix(vec2(0.0), vec2(weight(s.x, m[h]), weight(s.y, m[h])), seen);
-            if (FUSED != 0u || doubled(V_STORAGE)) {
+            if (FUSED || doubled(V_STORAGE)) {
                 precise vec2 scaled = p * weight_scale();
                 p = scaled;
             }
@@ -81,7 +81,7 @@ float sum_of_quarters(vec2 q01, vec2 q23) {
     precise float c01 = q01.x + q01.y;
     precise float c23 = q23.x + q23.y;
     precise float sum = c01 + c23;
-    if (FUSED != 0u || doubled(V_STORAGE)) {
+    if (FUSED || doubled(V_STORAGE)) {
         sum = sum * weight_unscale();
     }
     return sum;

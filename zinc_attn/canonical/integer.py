@@ -71,6 +71,12 @@ def rounded(x: F32, axis: int) -> tuple[F32, F32]:
     return np.rint(x * np.ldexp(f32(1.0), -exponent)), np.ldexp(f32(1.0), exponent)
 
 
+def rounded_rows(q: NDArray[Any]) -> F32:
+    """Rows of q (..., dims) as the kernel attend takes them: ``rounded``, once more times their powers of two."""
+    whole, unit = rounded(q.astype(np.float32, copy=False), -1)
+    return whole * unit
+
+
 def dots(q: F32, keys: F32, scales: F32) -> F32:
     """(vectors, tokens) from q (vectors, dims), integers (tokens, dims) and scales (tokens, blocks)."""
     a, unit = rounded(q, 1)

@@ -91,7 +91,7 @@ class RecordedAttention(Uncopied, instead="record the call again"):
             tables=power_of_two(max(cache.pool.pages_for(self.max_tokens), pages_per_leaf(cache.pool.page_size))),
             scoring=self.runner.scorings.number[self.layer],
             masks=power_of_two(self.q_len * self.mask_keys) if self.mask_keys else 0,
-            fused=self.runner.arithmetic == "fused",
+            arithmetic=self.runner.arithmetic,
         )
 
     @property

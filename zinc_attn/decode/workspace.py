@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ..cache.device_encoding import upload_values, value_words
 from ..cache.layer_storage import LayerStorage
 from ..cache.mover import PageGeometry
+from ..canonical.integer import rounded_rows
 from ..kernels import declarations
 from ..kernels.dispatches import (
     AttendVariant,
@@ -37,7 +38,6 @@ from ..planning.padding import padded
 from ..planning.steady import SteadyWords
 from ..planning.submission import RecordingKey, Submission
 from ..runtime.device import Device, QueuedRecordings
-from ..runtime.multiply_add import CONSTANT
 from ..runtime.protocol import Buffer, Dispatch, Runtime, Use
 from ..shapes import AttnShape, filled_up, row_format
 from .scoring import Scoring
@@ -260,6 +260,8 @@ class Workspace:
     def upload_q(self, q: NDArray[Any]) -> None:
         """Write the query rows, (rows, q_heads, head_dim)."""
         k_dim = self.pages.layout.shape.k_dim
+        if self.key.arithmetic == "integer" and self.key.matrix is None:
+            q = rounded_rows(q)
         if q.dtype != np.float32 or q.shape[-1] != k_dim or not q.flags.c_contiguous:
             q = filled_up(q, k_dim)
         self.pages.device.runtime.write(self.tensors.q, q.reshape(-1).view(np.uint32))
@@ -331,7 +333,7 @@ class Workspace:
             softcap=scoring.softcap is not None,
             biases=scoring.bias_bits,
             mask=key.masks > 0,
-            fused=CONSTANT[device.fused_way()] if key.fused else 0,
+            arithmetic=device.arithmetic_constant(key.arithmetic),
             wave_size=device.info.wave_size,
             subgroups=device.info.wave_subgroups,
             walks=key.walks,

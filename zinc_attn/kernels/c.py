@@ -45,7 +45,7 @@ _INTEGERS: Final = (
     *((constants, name) for name in ("KEYS_PER_LEAF", "LEAVES_PER_NODE", "KEYS_PER_NODE")),
     *((limits, name) for name in ("WAVE", "BLOCK", "MAX_HEAD_DIM", "MAX_Q_HEADS", "MAX_CONTEXT", "MAX_PAGE_SIZE")),
     *((limits, name) for name in ("MAX_HEADS_PER_WORKGROUP", "MAX_ACCUMULATORS", "MAX_VALUE_PASSES")),
-    *((declarations, name) for name in ("MERGE_DIMS", "FUSED_NATIVE", "FUSED_EMULATED")),
+    *((declarations, name) for name in ("MERGE_DIMS", "CANONICAL", "FUSED_NATIVE", "FUSED_EMULATED", "INTEGER_SUMS")),
     *((tuning, name) for name in ("SHARED_VECTORS", "SHARED_ADDRESSES")),
     (sizes, "LEAST_SHARED_BYTES"),
 )
@@ -61,7 +61,7 @@ _GIVEN: Final = (  # of a shape, how its keys lie, and the device
 )
 _OF_TYPE: Final = {"bits": "bits", "halves": "halves", "fifth": "fifth_bits"}  # input k_bits is bits of K's type
 _BY_HOST: Final = ("k_stride", "v_stride")  # formulas that are for a host that does not say another number
-_OFF: Final = ("softcap", "fused", "biases", "masked")  # inputs of constants, which calls set
+_OFF: Final = ("softcap", "arithmetic", "biases", "masked")  # inputs of constants, which calls set
 
 _HEADER: Final = """\
 #ifndef ZINC_CONTRACT_H

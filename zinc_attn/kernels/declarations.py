@@ -57,6 +57,10 @@ class KernelDecl:
         """Values of every specialization constant, from the caller's."""
         return (*spec, *(value for _, value in self.fixed))
 
+    def fused(self, spec: Sequence[int]) -> bool:
+        """Whether the caller's constants ask for fused sums."""
+        return "arithmetic" in self.spec and spec[self.spec.index("arithmetic")] in (FUSED_NATIVE, FUSED_EMULATED)
+
 
 # --- words of the work buffer -------------------------------------------------------------------------------------
 # A header comes first, then one ITEM per workgroup of pass 1 in grid x, then one ROW per query row, then APPEND (or
@@ -145,8 +149,11 @@ _ATTEND_BINDINGS: Final = (
     Binding("out", "write"),  # out: (rows, q_heads, v_dim), then lse: (rows, q_heads), float32
 )
 
-FUSED_NATIVE: Final = 1  # attend's constant "fused": the sums of products by fma()
+# attend's constant "arithmetic"
+CANONICAL: Final = 0
+FUSED_NATIVE: Final = 1  # the sums of products by fma()
 FUSED_EMULATED: Final = 2  # the same sums by float32 operations
+INTEGER_SUMS: Final = 3
 # Where K and V lie as rows, (token, KV head, values), and not in tiles; all 0 else.
 ROWS_SPEC: Final = (
     "k_size",  # dimensions that a row of K has, of k_dim
@@ -167,7 +174,7 @@ ATTEND_SPEC: Final = (
     "rows_shared",
     "k_storage",  # the index of K's type in storage.STORAGE
     "v_storage",  # of V's
-    "fused",  # 0, FUSED_NATIVE or FUSED_EMULATED
+    "arithmetic",  # CANONICAL, FUSED_NATIVE, FUSED_EMULATED or INTEGER_SUMS
     "workgroup_size",  # invocations of eight waves
     "subgroups",  # 1: the driver was asked for subgroups of a wave, or has no others
     "walks",  # 1: items may have several nodes; 0: each has one
@@ -250,7 +257,7 @@ PRIMITIVES: Final = KernelDecl(
 
 # What a device is asked before arithmetic "fused": ``sums`` of ``triples`` a, b, c, two of each kind side by side.
 MULTIPLY_ADD: Final = KernelDecl(
-    "multiply_add", "attend/multiply_add.comp", (Binding("triples", "read"), Binding("sums", "write")), ("fused",)
+    "multiply_add", "attend/multiply_add.comp", (Binding("triples", "read"), Binding("sums", "write")), ("arithmetic",)
 )
 
 # Decode attention as one reads it, which the tests alone dispatch: see shaders/attend/plain.comp.

@@ -68,7 +68,7 @@ class AttendVariant:
     rows: int = 1
     heads: int | None = None
     most_heads: int = MAX_HEADS_PER_WORKGROUP
-    fused: int = 0
+    arithmetic: int = declarations.CANONICAL
     wave_size: int = WAVE
     subgroups: bool = True
     walks: bool = True
@@ -94,7 +94,7 @@ class AttendVariant:
             "biases": self.biases,
             "mask": int(self.mask),
             "rows_shared": self.rows,
-            "fused": self.fused,
+            "arithmetic": self.arithmetic,
             "subgroups": int(self.subgroups),
             "walks": int(self.walks),
             "workgroup_size": LEAVES_PER_NODE * wave_size(self.wave_size, self.shape, vectors, passes),

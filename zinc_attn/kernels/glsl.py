@@ -30,8 +30,11 @@ _UINTS: Final = {
     "MAX_VALUE_PASSES": limits.MAX_VALUE_PASSES,
     "MERGE_DIMS": declarations.MERGE_DIMS,
     "BLOCK": limits.BLOCK,
+    "INTEGER_BITS": constants.INTEGER_BITS,
+    "CANONICAL": declarations.CANONICAL,
     "FUSED_NATIVE": declarations.FUSED_NATIVE,
     "FUSED_EMULATED": declarations.FUSED_EMULATED,
+    "INTEGER_SUMS": declarations.INTEGER_SUMS,
     "MATRIX_PIECE": matrix.PIECE,
     "MATRIX_HELD_DIMS": matrix.HELD_DIMS,
 }

@@ -102,8 +102,12 @@ FORMULAS: Final[dict[str, tuple[str, str]]] = {
         "LEAVES_PER_NODE * (WAVE_WEIGHTS + (0 if VALUE_PASSES == 1 else FOLD_ROOM * VECTORS))",
         "floats of shared memory that a workgroup has for both",
     ),
+    "VALUE_POWERS": (
+        "LEAVES_PER_NODE * VECTORS * V_BLOCKS",
+        "of a workgroup, powers that arithmetic integer rounds weights by",
+    ),
     "SHARED_BYTES": (
-        "4 * (SHARED_WEIGHTS + LEAVES_PER_NODE * VECTORS * (1 + WEIGHT_PARTIALS))",
+        "4 * (SHARED_WEIGHTS + VALUE_POWERS + LEAVES_PER_NODE * VECTORS * (1 + WEIGHT_PARTIALS))",
         "of a workgroup: these, and of each leaf and vector m and sums of weights",
     ),
 }

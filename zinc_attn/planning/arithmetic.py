@@ -7,9 +7,9 @@ from typing import Final, Literal, get_args
 from ..kernels.matrix import MATRIX_VECTORS
 from ..shapes import AttnShape
 
-Arithmetic = Literal["canonical", "fused", "matrix", "matrix-prefill"]
+Arithmetic = Literal["canonical", "fused", "integer", "matrix", "matrix-prefill"]
 ARITHMETICS: Final[tuple[Arithmetic, ...]] = get_args(Arithmetic)
-EXACT: Final[tuple[Arithmetic, ...]] = ("canonical", "fused")  # those with one result on every device
+EXACT: Final[tuple[Arithmetic, ...]] = ("canonical", "fused", "integer")  # those with one result on every device
 
 
 def on_matrices(arithmetic: Arithmetic, q_len: int, shape: AttnShape) -> bool:

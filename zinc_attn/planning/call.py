@@ -21,7 +21,7 @@ from ..kernels.records import APPEND, ITEM, Records, no_records
 from ..kernels.split_rule import SHARING_RULE
 from ..kernels.tuning import SHARED_VECTORS, most_heads, shared_rows
 from ..limits import MAX_HEADS_PER_WORKGROUP
-from .arithmetic import on_matrices
+from .arithmetic import EXACT, on_matrices
 from .duration import in_parts, key_work, row_cost, work_bound
 from .inputs import CallFacts, CallOptions, Request, SplitLayout
 from .items import Indices, Visible, item_records, row_records
@@ -197,7 +197,7 @@ class SubmissionPlanner:
                 facts.shape, len(items), facts.device.compute_units, facts.device.shared_memory_bytes
             ),
             matrix=matrix,
-            fused=self.options.arithmetic == "fused",
+            arithmetic=self.options.arithmetic if self.options.arithmetic in EXACT else "canonical",
             whole_context=whole,
         )
         at = tuple(placement.table_at[one.request] for one in slices)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ..kernels.matrix import MatrixWorkgroup
 from ..kernels.records import APPEND, ITEM, Records, no_records
 from ..limits import MAX_HEADS_PER_WORKGROUP
+from .arithmetic import Arithmetic
 
 
 class RowSlice(NamedTuple):
@@ -46,7 +47,7 @@ class RecordingKey(NamedTuple):
     masks: int = 0  # words of masks; 0: there is none
     most_heads: int = MAX_HEADS_PER_WORKGROUP  # query heads of a row that a workgroup serves at most
     matrix: MatrixWorkgroup | None = None  # of pass 1 with matrix units
-    fused: bool = False  # sums of products round once
+    arithmetic: Arithmetic = "canonical"  # of pass 1 without matrix units
     whole_context: bool = False  # its workgroups keep their rows' totals where the states would be
 
 

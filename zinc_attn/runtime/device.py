@@ -13,11 +13,12 @@ from typing import Any, Final
 
 from ..checks import Uncopied, check_int, described, shown
 from ..errors import ArgumentError, ClosedError, KernelError, RuntimeUnavailableError, ZincAttnError
-from ..kernels.declarations import MULTIPLY_ADD, PRIMITIVES, KernelDecl
+from ..kernels.declarations import CANONICAL, INTEGER_SUMS, MULTIPLY_ADD, PRIMITIVES, KernelDecl
 from ..kernels.dispatches import KernelCall
+from ..planning.arithmetic import Arithmetic
 from . import devices as machine
 from .kompute import KomputeRuntime, host_info, load_kp
-from .multiply_add import Way, find_way, module_for
+from .multiply_add import CONSTANT, Way, find_way, module_for
 from .primitives import check_primitives
 from .protocol import Buffer, DeviceInfo, Dispatch, Kernel, Recording, Runtime
 from .vulkan import VulkanRuntime
@@ -144,7 +145,7 @@ class Device(Uncopied, instead="Device.open opens it in another process"):
                 check_primitives(self.runtime, load_spirv(PRIMITIVES))
                 self._checked = True
             spirv = load_spirv(decl)
-            if "fused" in decl.spec and spec[decl.spec.index("fused")]:
+            if decl.fused(spec):
                 spirv = module_for(self.fused_way(), spirv)
             self._kernels[key] = self.runtime.kernel(decl, spirv, spec)
         return self._kernels[key]
@@ -154,6 +155,12 @@ class Device(Uncopied, instead="Device.open opens it in another process"):
         if self._way is None:
             self._way = find_way(self.runtime, load_spirv(MULTIPLY_ADD))
         return self._way
+
+    def arithmetic_constant(self, arithmetic: Arithmetic) -> int:
+        """What attend's constant says for an arithmetic of one result. WrongResultError: see ``fused_way``."""
+        if arithmetic == "fused":
+            return CONSTANT[self.fused_way()]
+        return INTEGER_SUMS if arithmetic == "integer" else CANONICAL
 
     def dispatch(self, call: KernelCall, buffers: Mapping[str, Buffer]) -> Dispatch:
         """A kernel call bound to buffers, by the names that it uses."""

@@ -93,7 +93,7 @@ def _shape(shape: AttnShape, dtype: str, page_size: int, compute_units: int, kv_
     sizes, of_kind = evaluate_all(formulas("sizes"), names), formulas("quantities")
     kinds = {}
     for kind in KINDS:
-        known = {**names, **sizes, "kind": kind, "softcap": 0, "fused": 0, "biases": 0, "masked": 0}
+        known = {**names, **sizes, "kind": kind, "softcap": 0, "arithmetic": 0, "biases": 0, "masked": 0}
         known |= {name: evaluate(of_kind[name][0], known) for name in ("chunks_ahead", "merge_workgroup_size")}
         values = {
             family(decl): {name: evaluate(formulas(f"{family(decl)}.constants")[name][0], known) for name in decl.spec}

@@ -48,8 +48,7 @@ def compile_programs(programs: Sequence[Program]) -> list[dict[str, Any]]:
     """{"wave", "statistics", "isa"} per program, from one child process."""
     jobs = []
     for decl, spec in programs:
-        fused = bool(dict(zip(decl.spec, spec, strict=True)).get("fused"))
-        jobs.append((str(SPIRV / decl.file), len(decl.bindings), decl.constants(spec), fused, False))
+        jobs.append((str(SPIRV / decl.file), len(decl.bindings), decl.constants(spec), decl.fused(spec), False))
     given = "".join(json.dumps(job) + "\n" for job in jobs)
     ran = subprocess.run(WORKER, input=given, env=environment(), capture_output=True, text=True, check=False)
     if ran.returncode:

@@ -90,7 +90,7 @@ class Spec:
             strides=strides,
             rows=self.rows,
             heads=shape.group,
-            fused=int(self.fused),
+            arithmetic=int(self.fused),
             walks=self.rows == 1,
         ).program()
 
