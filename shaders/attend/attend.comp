@@ -134,7 +134,9 @@ void main() {
         Leaf leaf = leaf_of(item, node * LEAVES_PER_NODE + wave);
         find_scores(item, leaf);
         find_weights(leaf);
-        find_value_powers(item, leaf);
+        if (INTEGER) {
+            find_value_powers(item, leaf);
+        }
         fold_sums();
         uint pass = 0u;
         do {

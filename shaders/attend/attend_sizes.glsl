@@ -45,6 +45,7 @@ const uint FOLD_DIMS = SLICE * LANES <= FOLD_ROOM ? SLICE : FOLD_ROOM / LANES;
 const uint FOLD_AT = VALUE_PASSES == 1u ? 0u : LEAVES_PER_NODE * WAVE_WEIGHTS;  // where rounds of the fold lie
 // floats of shared memory that a workgroup has for both
 const uint SHARED_WEIGHTS = LEAVES_PER_NODE * (WAVE_WEIGHTS + (VALUE_PASSES == 1u ? 0u : FOLD_ROOM * VECTORS));
+const uint POWER_KEYS = CHUNKS_AHEAD > 1u ? 8u : 4u;  // of arithmetic integer: keys whose scales of V are in flight
 // of a workgroup, powers that arithmetic integer rounds weights by
 const uint VALUE_POWERS = LEAVES_PER_NODE * VECTORS * V_BLOCKS;
 // of a workgroup: these, and of each leaf and vector m and sums of weights

@@ -14,9 +14,9 @@ float inverse_power(float power) {
     return uintBitsToFloat((254u << 23) - floatBitsToUint(power));
 }
 
-// Whether chunk number `chunk` begins a block of K, or is behind the last one.
+// Whether chunk number `chunk`, before which whole loads end, begins a block of K or is behind the last one.
 bool ends_block(uint chunk) {
-    return chunk % (BLOCK / CHUNK) == 0u || chunk == K_DIM / CHUNK;
+    return CHUNKS_AHEAD * CHUNK == BLOCK || chunk % (BLOCK / CHUNK) == 0u || chunk == K_DIM / CHUNK;
 }
 
 // A weight times the scale of a block of V, as an integer.
@@ -28,18 +28,42 @@ float integer_weight(float p, Block block, float power) {
 
 shared float value_powers[INTEGER ? VALUE_POWERS : 1u];  // [wave][h][block of V]
 float slice_powers[VECTORS * LANE_SLICES];  // [h][slice] of the lane's slices
+const uint POWER_ROUNDS = (VECTORS * V_BLOCKS + LANES - 1u) / LANES;  // pairs (h, block) of a lane
+const bool OWN_BLOCK = LANES % V_BLOCKS == 0u;  // all of a lane's have the same block
+float tops[POWER_ROUNDS];
+float scales_ahead[POWER_KEYS];
+
+// To tops: the largest magnitudes of weights times scales of keys t ... t + POWER_KEYS - 1.  Absent keys weigh 0.
+void add_tops(Item item, Leaf leaf, uint t) {
+    [[unroll]] for (uint r = 0u; r < POWER_ROUNDS; ++r) {
+        uint at = min(r * LANES + lane, VECTORS * V_BLOCKS - 1u), block = OWN_BLOCK ? lane % V_BLOCKS : at % V_BLOCKS;
+        [[unroll]] for (uint j = 0u; j < POWER_KEYS && (r == 0u || !OWN_BLOCK); ++j) {
+            scales_ahead[j] = v_block(locate(item, leaf, min(t + j, leaf.count - 1u)), block).scale;
+        }
+        [[unroll]] for (uint j = 0u; j < POWER_KEYS; ++j) {
+            precise float w = weights[own + (t + j) * VECTORS + at / V_BLOCKS] * scales_ahead[j];
+            tops[r] = max(tops[r], abs(w));
+        }
+    }
+}
 
 // To value_powers of the wave: those of the weights of its leaf's keys, times the scales of each block of V.  fold_sums
 // has the barrier behind it.
 void find_value_powers(Item item, Leaf leaf) {
-    for (uint at = lane; INTEGER && at < VECTORS * V_BLOCKS; at += LANES) {
-        uint h = at / V_BLOCKS, block = at % V_BLOCKS;
-        float top = 0.0;
-        for (uint t = leaf.begin; t < leaf.count; ++t) {
-            precise float w = weights[own + t * VECTORS + h] * v_block(locate(item, leaf, t), block).scale;
-            top = max(top, abs(w));
+    [[unroll]] for (uint r = 0u; r < POWER_ROUNDS; ++r) {
+        tops[r] = 0.0;
+    }
+    if (has_keys(leaf)) {
+        uint t = leaf.begin & ~(POWER_KEYS - 1u);
+        [[dont_unroll]] do {
+            add_tops(item, leaf, t);
+            t += POWER_KEYS;
+        } while (t < leaf.count);
+    }
+    [[unroll]] for (uint r = 0u; r < POWER_ROUNDS; ++r) {
+        if (r * LANES + lane < VECTORS * V_BLOCKS) {
+            value_powers[wave * VECTORS * V_BLOCKS + r * LANES + lane] = integer_power(tops[r]);
         }
-        value_powers[wave * VECTORS * V_BLOCKS + at] = integer_power(top);
     }
 }
 

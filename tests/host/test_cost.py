@@ -117,9 +117,9 @@ def test_issue_cycles_of_variants_outside_the_table():
 def test_table_is_what_the_compiler_makes():
     needs_radv()
     keys = [(arithmetic, *key) for arithmetic, table in ISSUE.items() for key in table]
-    specs = [Spec("attend_f16", *key, rows=-(-key[1] // 8), fused=arithmetic == "fused") for arithmetic, *key in keys]
+    specs = [Spec("attend_f16", *key, rows=-(-key[1] // 8), arithmetic=arithmetic) for arithmetic, *key in keys]
     for spec, report in zip(specs, compiler.compile_variants(specs), strict=True):
-        cycles, vgprs = ISSUE["fused" if spec.fused else "canonical"][spec.head_dim, spec.heads]
+        cycles, vgprs = ISSUE[spec.arithmetic][spec.head_dim, spec.heads]
         assert report.issue_per_key == pytest.approx(cycles, abs=1), spec
         assert R9700.waves(report.vgprs) == report.waves_per_simd == R9700.waves(vgprs)
     dtypes = (*STORAGE, "q8_0/q4_0")

@@ -102,6 +102,7 @@ FORMULAS: Final[dict[str, tuple[str, str]]] = {
         "LEAVES_PER_NODE * (WAVE_WEIGHTS + (0 if VALUE_PASSES == 1 else FOLD_ROOM * VECTORS))",
         "floats of shared memory that a workgroup has for both",
     ),
+    "POWER_KEYS": ("8 if CHUNKS_AHEAD > 1 else 4", "of arithmetic integer: keys whose scales of V are in flight"),
     "VALUE_POWERS": (
         "LEAVES_PER_NODE * VECTORS * V_BLOCKS",
         "of a workgroup, powers that arithmetic integer rounds weights by",

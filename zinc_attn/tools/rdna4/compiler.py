@@ -72,11 +72,13 @@ def _read(spec: Spec, one: Mapping[str, Any]) -> VariantReport:
     return VariantReport(spec, int(one["wave"]), one["statistics"], *loops, wmma)
 
 
-def _trips(spec: Spec) -> tuple[float, float]:
-    """Trips of both main loops per leaf. Their source forbids to unroll them: a trip is what pass 1 has in flight."""
+def _trips(spec: Spec) -> tuple[float, ...]:
+    """Trips of the main loops per leaf. Their source forbids to unroll them: a trip is what pass 1 has in flight."""
     ahead = chunks_ahead("discrete", spec.shape.k_dim)
     sizes = attend_sizes(spec.shape, spec.heads, spec.dtype)
-    return spec.shape.k_dim / (CHUNK * ahead), sizes["VALUE_PASSES"] * KEYS_PER_LEAF / sizes["KEYS_AHEAD"]
+    powers = (KEYS_PER_LEAF / sizes["POWER_KEYS"],) if spec.arithmetic == "integer" else ()
+    values = sizes["VALUE_PASSES"] * KEYS_PER_LEAF / sizes["KEYS_AHEAD"]
+    return spec.shape.k_dim / (CHUNK * ahead), *powers, values
 
 
 def environment() -> Mapping[str, str]:

@@ -120,7 +120,7 @@ def table(reports: Sequence[VariantReport]) -> tuple[list[str], list[list[str]]]
     columns = ["kernel", "dim", "heads", "wave", "VGPR", "SGPR", "spill", "LDS", *_RADV]
     lines = []
     for r in reports:
-        cells: list[Any] = [r.spec.kernel + ":fused" * r.spec.fused, r.spec.dims, r.spec.heads, r.wave]
+        cells: list[Any] = [r.spec.kernel + r.spec.said, r.spec.dims, r.spec.heads, r.wave]
         cells += [r.vgprs, r.statistics["SGPRs"], r.spills, r.lds_bytes]
         cells += [r.statistics.get(name, "-") for name in _RADV.values()]
         cells += [r.waves_per_simd, f"{r.waves_per_simd_lds:.1f}"]

@@ -56,17 +56,21 @@ def innermost_loops(isa: str) -> list[tuple[list[str], bool]]:
     ]
 
 
-def main_loops(isa: str, trips: tuple[float, float]) -> tuple[float | None, float | None]:
-    """Issue cycles per key of pass 1's score loop and value loop; trips: of both loops per leaf.
+def main_loops(isa: str, trips: tuple[float, ...]) -> tuple[float | None, float | None]:
+    """Issue cycles per key of pass 1's score loop and value loops; trips: of the loops per leaf.
 
-    The score loop is the only innermost loop that loads vectors and reads no LDS (the query comes by scalar loads), the
-    value loop the only one that does both. None where it is not one, or has a conditional part.
+    The score loop is the only innermost loop that loads vectors and reads no LDS (the query comes by scalar loads); the
+    value loop, before which arithmetic "integer" has one over the scales, does both. None where there are not as many
+    as trips, or one has a conditional part.
     """
-    groups: tuple[list[float | None], list[float | None]] = ([], [])
+    scores, values = list[float | None](), list[float | None]()
     for loop, straight in innermost_loops(isa):
         if any(map(_VECTOR_LOAD.match, loop)):
-            reads_lds = any(op.startswith(("ds_read", "ds_load")) for op in loop)
-            issued = sum(not _FREE.match(op) for op in loop) * trips[reads_lds] / KEYS_PER_LEAF
-            groups[reads_lds].append(issued if straight else None)
-    qk, pv = (found[0] if len(found) == 1 else None for found in groups)
-    return qk, pv
+            found = values if any(op.startswith(("ds_read", "ds_load")) for op in loop) else scores
+            found.append(float(sum(not _FREE.match(op) for op in loop)) if straight else None)
+    return _per_key(scores, trips[:1]), _per_key(values, trips[1:])
+
+
+def _per_key(issued: list[float | None], trips: tuple[float, ...]) -> float | None:
+    whole = [one * trip / KEYS_PER_LEAF for one, trip in zip(issued, trips, strict=False) if one is not None]
+    return sum(whole) if len(whole) == len(issued) == len(trips) else None

@@ -12,12 +12,18 @@ from ...kernels.dispatches import AttendVariant, MatrixVariant, encode_call, mer
 from ...kernels.matrix import MatrixWorkgroup, matrix_workgroup
 from ...kernels.tuning import SHARED_VECTORS, heads_together, merge_workgroup_size, shared_rows
 from ...limits import WAVE
+from ...planning.arithmetic import Arithmetic
 from ...runtime.device import SPIRV
 from ...shapes import TILES, AttnShape, row_strides
 from ...storage import STORAGE
 from ..cost.cards import FRAGMENT, RDNA4_UNITS
 
 USUAL: Final = ("f32", "f16", "bf16", "q8_0")  # storage types that are compiled for every shape
+_CONSTANT: Final[dict[Arithmetic, int]] = {
+    "canonical": kernels.CANONICAL,
+    "fused": kernels.FUSED_NATIVE,
+    "integer": kernels.INTEGER_SUMS,
+}
 _CALLS: Final = ("attend_matrix", "attend", "encode", "merge")
 
 
@@ -27,8 +33,8 @@ class Spec:
 
     kernel: merge, attend_DTYPE, attend_matrix_DTYPE or encode_DTYPE. head_dim: pass 2's is V's. heads: query
     vectors of a workgroup of pass 1, 0 for the other kernels. chunks: workgroups that share a KV head, which scales the
-    issue estimate alone. softcap: 1 where scores are capped. rows: of a workgroup that share their keys. fused:
-    with one fma() for a product and its sum. cells: K and V are rows of a host (kv_layout "NHD") in pages of one token.
+    issue estimate alone. softcap: 1 where scores are capped. rows: of a workgroup that share their keys. cells: K and V
+    are rows of a host (kv_layout "NHD") in pages of one token.
     """
 
     kernel: str
@@ -39,7 +45,7 @@ class Spec:
     rows: int = 1
     v_head_dim: int = None  # type: ignore[assignment]  # an int from __post_init__ on
     latent: bool = False
-    fused: bool = False
+    arithmetic: Arithmetic = "canonical"
     cells: bool = False
 
     def __post_init__(self) -> None:
@@ -51,7 +57,12 @@ class Spec:
         """kernel:dims:heads; :chunks:softcap:rows follows where softcap or rows is set."""
         more = (self.chunks, self.softcap, self.rows) if self.softcap or self.rows > 1 else ()
         parts = (self.kernel, self.dims, self.heads, *more)
-        return ":".join(str(x) for x in parts if x or more) + ":fused" * self.fused + ":cells" * self.cells
+        return ":".join(str(x) for x in parts if x or more) + self.said + ":cells" * self.cells
+
+    @property
+    def said(self) -> str:
+        """The arithmetic, where it is not the canonical one."""
+        return "" if self.arithmetic == "canonical" else f":{self.arithmetic}"
 
     @property
     def dims(self) -> str:
@@ -90,7 +101,7 @@ class Spec:
             strides=strides,
             rows=self.rows,
             heads=shape.group,
-            arithmetic=int(self.fused),
+            arithmetic=_CONSTANT[self.arithmetic],
             walks=self.rows == 1,
         ).program()
 
@@ -130,11 +141,17 @@ def default_specs() -> list[Spec]:
     return sorted(dict.fromkeys(found), key=lambda spec: order.index(spec.kernel))
 
 
-def fused_specs() -> list[Spec]:
-    """Pass 1 of arithmetic "fused" for some shapes."""
-    shapes = map(AttnShape.parse, ("16/2/256", "32/8/128", "9/3/64", "20/1/576/512/latent"))
-    attend = [spec for shape in shapes for spec in specs_for(shape, dtypes=("f16", "q8_0")) if spec.heads]
-    return [replace(spec, fused=True) for spec in attend]
+def other_specs() -> list[Spec]:
+    """Pass 1 of the other arithmetics with one result for some shapes: fused, and integer with blocks of integers."""
+    shapes = [AttnShape.parse(text) for text in ("16/2/256", "32/8/128", "9/3/64", "20/1/576/512/latent")]
+    types: dict[Arithmetic, tuple[str, ...]] = {"fused": ("f16", "q8_0"), "integer": ("q8_0", "q4_0")}
+    return [
+        replace(spec, arithmetic=arithmetic)
+        for arithmetic, dtypes in types.items()
+        for shape in shapes
+        for spec in specs_for(shape, dtypes=dtypes)
+        if spec.heads
+    ]
 
 
 def cell_specs() -> list[Spec]:
@@ -166,4 +183,4 @@ def encode_specs() -> list[Spec]:
 def all_specs() -> list[Spec]:
     """What the command compiles: matrix units only where the package was built with them."""
     matrices = (SPIRV / kernels.MATRIX.file).exists()
-    return default_specs() + fused_specs() + cell_specs() + encode_specs() + (matrix_specs() if matrices else [])
+    return default_specs() + other_specs() + cell_specs() + encode_specs() + (matrix_specs() if matrices else [])
