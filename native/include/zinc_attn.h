@@ -126,7 +126,9 @@ enum za_dtype {
 
 enum za_arithmetic {
     ZA_CANONICAL, /* every operation rounds */
-    ZA_FUSED      /* products are added before they are rounded; other bits, which are also those of every device */
+    ZA_FUSED,     /* products are added before they are rounded; other bits, which are also those of every device */
+    ZA_INTEGER    /* sums of integers, for K and V in q8_0, q5_0, q4_0 or iq4_nl; other bits, likewise. A row of q is
+                     rounded to 12 bits on the host, so q in a za_place is refused */
 };
 
 struct za_attn;

@@ -24,7 +24,7 @@ static bool open_parts(struct za_attn *attn, const struct za_options *options) {
     struct za_device *device = attn->device;
     return za_shape(options, za_device_info(device).cpu, &attn->shape) && check_device(device) &&
            za_primitives_check(device) &&
-           (options->arithmetic == ZA_CANONICAL || za_fused_choose(device, &attn->fused));
+           (options->arithmetic != ZA_FUSED || za_fused_choose(device, &attn->arithmetic));
 }
 
 struct za_attn *za_open(struct za_device *device, const struct za_options *options) {
@@ -32,6 +32,7 @@ struct za_attn *za_open(struct za_device *device, const struct za_options *optio
     struct za_attn *attn = calloc(1, sizeof *attn);
     if (!attn) za_no_memory();
     if (attn) attn->device = device;
+    if (attn && options->arithmetic == ZA_INTEGER) attn->arithmetic = INTEGER_SUMS;
     if (attn) ++device->used_by;
     if (za_leave(device, attn && open_parts(attn, options))) return attn;
     za_close(attn);
@@ -96,7 +97,7 @@ static bool make_attend(struct za_attn *attn, int attend, struct pipeline *pipel
     constants.softcap = (flags & CAPPED) != 0;
     constants.biases = (uint32_t)flags / BIASED;
     constants.mask = (flags & MASKED) != 0;
-    constants.fused = attn->fused;
+    constants.arithmetic = attn->arithmetic;
     return za_pipeline_make(attn->device, &za_kernels[KERNEL_ATTEND], &constants, pipeline);
 }
 

@@ -21,7 +21,7 @@ enum { WORK, Q, ROWS, OUT, STATES, FILLED, RESULT, SCRATCH };
 struct za_attn {
     struct za_device *device;
     struct shape shape;
-    uint32_t fused; /* attend's constant */
+    uint32_t arithmetic; /* attend's constant */
     struct pipeline pipelines[PIPELINES];
     struct buffer scratch[SCRATCH]; /* of a call that waits; they grow */
     struct sets sets;               /* of its dispatches */

@@ -61,6 +61,7 @@ static void write_q(const struct za_attn *attn, const float *q, uint64_t rows, f
     size_t n = (size_t)rows * shape->q_heads, dims = shape->head_dim, filled = shape->k_dim;
     for (size_t i = 0; i < n; ++i, out += filled) {
         for (size_t d = 0; d < dims; ++d) out[d] = za_flushed(q[i * dims + d]);
+        if (attn->arithmetic == INTEGER_SUMS) za_round_to_integers(out, dims);
         memset(out + dims, 0, 4 * (filled - dims));
     }
 }

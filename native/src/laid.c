@@ -20,7 +20,7 @@ bool za_lay_out(const struct za_cache *cache, const struct za_call *call, bool l
     *laid = (struct laid){.rule = {
         .rows_each = za_rows_together(&attn->shape.sizes, limits->maxComputeSharedMemorySize),
         .most_shared = limits->maxComputeWorkGroupCount[0],
-        .fused = attn->fused != 0,
+        .fused = attn->arithmetic == FUSED_NATIVE || attn->arithmetic == FUSED_EMULATED,
     }};
     if (!za_check_call(&attn->shape, call, cache->pages)) return false;
     laid->counts = za_counts(&attn->shape, call, laid->rule);

@@ -10,7 +10,7 @@
    other bits there. */
 bool za_primitives_check(struct za_device *device);
 
-/* attend's constant `fused` for arithmetic "fused": FUSED_NATIVE where the driver's fma() rounds once, or else
+/* attend's constant `arithmetic` for arithmetic "fused": FUSED_NATIVE where the driver's fma() rounds once, or else
    FUSED_EMULATED, the same sums by other operations. False, and why, where these results are others, too. */
 bool za_fused_choose(struct za_device *device, uint32_t *fused);
 

@@ -116,6 +116,8 @@ bool za_check_places(const struct za_cache *cache, const struct za_places *place
               out + lse > device->properties.limits.maxStorageBufferRange;
     if (new_rows && !za_check_place(device, "rows", &places->rows, bytes[0], true)) return false;
     if (!rows) return za_check_apart(names, all, bytes, 6);
+    if (cache->attn->arithmetic == INTEGER_SUMS)
+        return za_fail("q: got a za_place with ZA_INTEGER, expected q in host memory (za_run), which rounds its rows");
     return za_check_place(device, "q", &places->q, bytes[1], !*filled) &&
            za_check_place(device, "out", &places->out, out, !*result) &&
            (!lse || za_check_place(device, "lse", &places->lse, lse, false)) &&

@@ -20,8 +20,13 @@ static bool check_options(const struct za_options *o) {
     if (o->latent && o->v_head_dim > o->head_dim)
         return za_fail("options: got v_head_dim %u for a latent shape, expected at most head_dim = %u, since its V is "
                        "the begin of its K", o->v_head_dim, o->head_dim);
-    return o->arithmetic == ZA_CANONICAL || o->arithmetic == ZA_FUSED ||
-           za_fail("options: got arithmetic %d, expected ZA_CANONICAL or ZA_FUSED", (int)o->arithmetic);
+    if (o->arithmetic < ZA_CANONICAL || o->arithmetic > ZA_INTEGER)
+        return za_fail("options: got arithmetic %d, expected a za_arithmetic, %d to %d", (int)o->arithmetic,
+                       ZA_CANONICAL, ZA_INTEGER);
+    const struct storage_type *k = &za_storage[o->dtype], *v = &za_storage[o->v_dtype];
+    return o->arithmetic != ZA_INTEGER || (k->halves == 1 && v->halves == 1) ||
+           za_fail("options: got dtype %s and v_dtype %s with ZA_INTEGER, expected q8_0, q5_0, q4_0 or iq4_nl, whose "
+                   "values are an integer times the scale of a block", k->name, v->name);
 }
 
 static bool check_limits(const struct za_options *o) {

@@ -221,15 +221,6 @@ def decode(words: Words, shape: AttnShape, dtype: str, scales: F32 | None = None
     return keys, _decode_part(v_values, v_scales, shape.v_head_dim, v_type, v_factor)
 
 
-def block_scales(words: Words, shape: AttnShape, dtype: str) -> tuple[NDArray[np.float16], NDArray[np.float16]]:
-    """What arithmetic "integer" and its oracle take beside ``decode``'s values: the scales (n, kv_heads, blocks) of the
-    blocks of K and of V, of types of integers alone."""
-    parts, found = row_parts(words, shape, dtype), []
-    for values, shared, kind in zip(parts[:2], parts[2:], storage_types(dtype), strict=True):
-        found.append(blocks.read(np.ascontiguousarray(values), np.ascontiguousarray(shared), kind)[1][..., 0])
-    return found[0], found[0][..., : -(-shape.v_head_dim // BLOCK)] if shape.latent else found[1]
-
-
 def row_magnitudes(
     words: Words, shape: AttnShape, dtype: str, scales: F32 | None = None
 ) -> tuple[Largest, NDArray[np.bool_]]:
@@ -264,8 +255,26 @@ def stored(
     scales: F32 | None = None,
 ) -> tuple[F32, F32]:
     """The values a cache of ``dtype`` holds after k and v were appended: what an oracle must be given."""
+    words, shape = _held(k, v, dtype, round_rows, latent, scales)
+    return decode(words, shape, dtype, scales)
+
+
+def stored_scales(k: NDArray[Any], v: NDArray[Any], dtype: str, latent: bool = False) -> dict[str, NDArray[np.float16]]:
+    """k_scales and v_scales (n, kv_heads, blocks) beside ``stored``'s values, as the oracle of arithmetic "integer" is
+    given them; of types of integers alone."""
+    words, shape = _held(k, v, dtype, False, latent, None)
+    parts, found = row_parts(words, shape, dtype), []
+    for values, shared, kind in zip(parts[:2], parts[2:], storage_types(dtype), strict=True):
+        found.append(blocks.read(np.ascontiguousarray(values), np.ascontiguousarray(shared), kind)[1][..., 0])
+    of_v = found[0][..., : -(-shape.v_head_dim // BLOCK)] if latent else found[1]
+    return {"k_scales": found[0], "v_scales": of_v}
+
+
+def _held(
+    k: NDArray[Any], v: NDArray[Any], dtype: str, round_rows: bool, latent: bool, scales: F32 | None
+) -> tuple[Words, AttnShape]:
     shape = AttnShape(k.shape[1], k.shape[1], k.shape[2], v.shape[2], latent)
     factors = (None, None) if scales is None else scales
     given = zip("kv", (k, v), storage_types(dtype), factors, strict=True)
     keys, values = (stored_values(name, x, kind.name, round_rows, factor)[0] for name, x, kind, factor in given)
-    return decode(encode(keys, values, shape, dtype, scales), shape, dtype, scales)
+    return encode(keys, values, shape, dtype, scales), shape

@@ -107,8 +107,8 @@ class CommandParser(argparse.ArgumentParser):
 
     def arithmetic(self, names: tuple[str, ...] = ARITHMETICS) -> None:
         """--arithmetic of attention, one of ``names``."""
-        text = "of attention: canonical, and fused with one rounding for a product and its sum, have the same bits on "
-        text += "every device"
+        text = "of attention: canonical, fused with one rounding for a product and its sum, and integer with sums of "
+        text += "integers, for K and V in q8_0, q5_0, q4_0 or iq4_nl, have the same bits on every device"
         if "matrix" in names:
             text += "; matrix multiplies float16 numbers and adds in float32, on the device's matrix units"
         text += "; matrix-prefill does so where a call has many rows" if "matrix-prefill" in names else ""

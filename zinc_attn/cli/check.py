@@ -41,7 +41,7 @@ def declare(subparsers: Subparsers) -> None:
     chosen.add_argument(
         "--graph", action="store_true", help="a model's other operations: logits of small random models"
     )
-    parser.arithmetic(("canonical", "fused", "matrix"))
+    parser.arithmetic(("canonical", "fused", "integer", "matrix"))
     parser.share("--splits", VARIED_LAYOUTS, several=True)
     parser.share("--device", said="$ZINC_ATTN_DEVICE, else the best one", several=True)
     said = f"{installed_runtimes()}; with --quick $ZINC_ATTN_RUNTIME, else the first of them; with --graph vulkan"

@@ -50,7 +50,7 @@ _INTEGERS: Final = (
     (sizes, "LEAST_SHARED_BYTES"),
 )
 _REALS: Final = (
-    *((constants, name) for name in ("MIN_INPUT", "MAX_INPUT", "MAX_SCORE", "LOG2E")),
+    *((constants, name) for name in ("MIN_INPUT", "MAX_INPUT", "MAX_SCORE", "LOG2E", "INTEGER_BITS")),
     *((storage, name) for name in ("GROWTH", "FP8_UNIT", "FP8_MAX", "LEAST_SCALE", "MOST_SCALE")),
 )
 _FLOATS: Final = ("MIN_INPUT", "MAX_INPUT")  # of these the float32 ones

@@ -31,12 +31,15 @@ def _cases_of(name: str) -> tuple[str, ...]:
 
 QUICK: Final = _cases_of("quick")
 DEFAULT: Final = _cases_of("default")
-MATRIX_QUICK: Final = _cases_of("matrix quick")
-MATRIX_DEFAULT: Final = (*MATRIX_QUICK, *_cases_of("matrix default"))
+_OWN: Final = (
+    "integer",
+    "matrix",
+)  # arithmetics whose cases begin with their name; the default ones have the quick ones
+_APART: Final = ("fused", *_OWN)
 
 _NUMBERS: Final[Mapping[str, Callable[[str], Any]]] = {"rows": int, "window": int, "softcap": float, "scale": float}
 _FLAGS: Final[Mapping[str, tuple[str, Any]]] = {  # word to field and value
-    **{name: ("arithmetic", name) for name in ("fused", "matrix")},
+    **{name: ("arithmetic", name) for name in _APART},
     **{kind: ("kind", kind) for kind in KINDS if kind != "normal"},
     **{"sinks": ("sinks", True), "alibi": ("alibi", True)},
     **{f"mask={kind}": ("mask", kind) for kind in MASKS},
@@ -69,7 +72,7 @@ class Case(NamedTuple):
         numbers = {name: getattr(self, name) for name in _NUMBERS if getattr(self, name) != self._field_defaults[name]}
         said = [f"{name}={str(value).removesuffix('.0')}" for name, value in numbers.items()]
         said += [word for word, (field, value) in _FLAGS.items() if getattr(self, field) == value]
-        apart = [word for word in said if word.startswith("rows=") or word in ("fused", "matrix", *KINDS)]
+        apart = [word for word in said if word.startswith("rows=") or word in (*_APART, *KINDS)]
         masking = "+".join(word for word in said if word not in apart)
         return " ".join([str(self.shape), self.dtype, str(self.context), *apart, *filter(None, [masking])])
 
@@ -92,11 +95,14 @@ class Case(NamedTuple):
 
     @classmethod
     def quick(cls, arithmetic: Arithmetic = "canonical") -> list[Case]:
-        return [cls.parse(text, arithmetic) for text in (MATRIX_QUICK if arithmetic == "matrix" else QUICK)]
+        own = _cases_of(f"{arithmetic} quick") if arithmetic in _OWN else QUICK
+        return [cls.parse(text, arithmetic) for text in own]
 
     @classmethod
     def default(cls, arithmetic: Arithmetic = "canonical") -> list[Case]:
-        return [cls.parse(text, arithmetic) for text in (MATRIX_DEFAULT if arithmetic == "matrix" else DEFAULT)]
+        if arithmetic not in _OWN:
+            return [cls.parse(text, arithmetic) for text in DEFAULT]
+        return cls.quick(arithmetic) + [cls.parse(text, arithmetic) for text in _cases_of(f"{arithmetic} default")]
 
     def data(self) -> Data:
         return Data.make(self.shape, self.dtype, self.context, self.kind, self.rows)
@@ -118,9 +124,12 @@ class Case(NamedTuple):
     def same_values(self, data: Data) -> Iterator[tuple[Case, Data]]:
         """The case in each other storage type that must give the same bits, with the values as its cache takes them.
 
-        Exact arithmetics see the stored numbers, which f32 holds. Matrix units are fed with float16: types
-        count that hold the same numbers, all of which float16 holds, since a device may round others to either side.
+        Exact arithmetics see the stored numbers, which f32 holds, or, "integer", the blocks of one type. Matrix units
+        are fed with float16: types count that hold the same numbers, all of which float16 holds, since a device may
+        round others to either side.
         """
+        if self.arithmetic == "integer":
+            return
         held = data.stored_as(self.dtype)
         if self.arithmetic in EXACT:
             if self.dtype != "f32":

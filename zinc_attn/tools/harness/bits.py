@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import reference
-from ...cache.rows import stored
+from ...cache.rows import stored, stored_scales
 from ...canonical.constants import BIASES
 from ...canonical.matrix_bound import matrix_bound
 from ...planning.arithmetic import EXACT, Arithmetic
@@ -90,9 +90,11 @@ def by_kv_head(
     for head in range(held - (held if kv_heads is None else kv_heads), held):
         served = slice(head * group, (head + 1) * group)
         keys, values = k[:, head : head + 1], v[:, head : head + 1]
+        mine = {name: x[served] for name, x in by_head.items()}
+        if options.get("arithmetic") == "integer":
+            mine |= stored_scales(keys, values, dtype)
         if dtype not in NUMPY_DTYPES:
             keys, values = stored(keys, values, dtype)
-        mine = {name: x[served] for name, x in by_head.items()}
         parts.append(attend(q[..., served, :], keys, values, **options | mine))
     for arrays, heads_axis in zip(zip(*parts, strict=True), cycle((-2, -1))):
         yield np.concatenate(arrays, heads_axis)
