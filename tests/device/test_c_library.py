@@ -14,7 +14,7 @@ from engine import Opened, address
 from support import same
 
 import zinc_attn as za
-from zinc_attn.cache.rows import encode, stored
+from zinc_attn.cache.rows import encode, stored, stored_scales
 from zinc_attn.canonical.arguments import key_ranges
 from zinc_attn.canonical.emulate import log2_biases
 from zinc_attn.decode.scoring import Scoring
@@ -61,13 +61,13 @@ class Library(Opened):
     scales: float32 (LAYERS, kv_heads), K's and V's, or None.
     """
 
-    def __init__(self, device, dtype="f16", scales=(None, None), shape=SHAPE, pages=PAGES, units=64):
+    def __init__(self, device, dtype="f16", scales=(None, None), shape=SHAPE, pages=PAGES, units=64, arithmetic=0):
         self.shape, self.pages = shape, pages
         self.c = declared(library(c_host.SHIMMED))
         self.device = c.c_void_p(self.c.za_device_open(device.info.name.encode()))
         assert self.device, self.error
         sizes = shape.q_heads, shape.kv_heads, shape.head_dim, 0, False
-        self.attn = c.c_void_p(self.open_with(*sizes, DTYPES.index(dtype), 0, 0, PAGE_SIZE, 0, 0, units))
+        self.attn = c.c_void_p(self.open_with(*sizes, DTYPES.index(dtype), 0, arithmetic, PAGE_SIZE, 0, 0, units))
         assert self.attn, self.error
         self.cache = c.c_void_p(self.c.za_cache_make(self.attn, LAYERS, pages, *self.pointers(scales)))
         assert self.cache, self.error
@@ -272,6 +272,7 @@ def test_items_are_the_planner_s(opened, device):
         ("f16", {"sinks": SLOPES}, False),
         ("fp8_e4m3", {"alibi": PAGE_SLOPES}, False),
         ("q8_0", {"softcap": 3.0}, True),
+        ("q4_0", {"arithmetic": "integer"}, False),
     ),
 )
 def test_rows_of_a_prompt_attend_shared_keys_together(opened, device, rng, dtype, options, noncausal):
@@ -281,9 +282,11 @@ def test_rows_of_a_prompt_attend_shared_keys_together(opened, device, rng, dtype
     k, v = rng.standard_normal((2, tokens, 2, 64)).astype(np.float16 if dtype == "f16" else np.float32)
     scales = np.full((2, 2), 0.1, np.float32)
     given = [np.tile(x, (LAYERS, 1)) for x in scales] if dtype == "fp8_e4m3" else (None, None)
-    made = Library(device, dtype, given, pages=25, units=1)
+    integer = stored_scales(k, v, dtype) if "arithmetic" in options else {}
+    made = Library(device, dtype, given, pages=25, units=1, arithmetic=2 if integer else 0)
     kept = stored(k, v, dtype, scales=scales if dtype == "fp8_e4m3" else None)
-    want = za.reference.emulate(q, *kept, causal=not noncausal, **options)
+    want = za.reference.emulate(q, *kept, causal=not noncausal, **options, **integer)
+    options = {name: x for name, x in options.items() if name != "arithmetic"}
     table = rng.permutation(25)
     made.run(q[:0], k[:-1], v[:-1], table, tokens - 1)
     same(made.run(q, k[-1:], v[-1:], table, tokens, noncausal=noncausal, **options), want)

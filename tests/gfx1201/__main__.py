@@ -14,6 +14,7 @@ from functools import partial
 from zinc_attn.cli.check import outcome_lines, summary
 from zinc_attn.cli.check_graph import check_models
 from zinc_attn.errors import NoVulkanError
+from zinc_attn.planning.arithmetic import EXACT
 from zinc_attn.runtime.device import Device
 from zinc_attn.tools.check import Case, check
 from zinc_attn.tools.check.record import make_entry, maker
@@ -56,7 +57,7 @@ def main() -> int:
     parser.add_argument("cases", nargs="*", metavar="CASES", help="'9/3/64 f16 600 sinks', as `check --cases` has them")
     parser.add_argument("--full", action="store_true", help="the cases of `check --quick`")
     parser.add_argument("--graph", action="store_true", help="the random models of `check --graph`")
-    parser.add_argument("--arithmetic", choices=("canonical", "fused"), help="with --full by default both")
+    parser.add_argument("--arithmetic", choices=EXACT, help="with --full by default all")
     parser.add_argument("--seed", type=int, default=1, help="of the order in which waves and workgroups run")
     args = parser.parse_args()
     if args.graph:
@@ -64,8 +65,8 @@ def main() -> int:
     if not args.full:
         cases = [Case.parse(text, args.arithmetic or "canonical") for text in args.cases or CASES]
         return int(not run(args.seed, partial(attention, cases)))
-    both = [args.arithmetic] if args.arithmetic else ["canonical", "fused"]
-    return int(not all([run(args.seed, partial(attention, Case.quick(arithmetic))) for arithmetic in both]))
+    chosen = [args.arithmetic] if args.arithmetic else EXACT
+    return int(not all([run(args.seed, partial(attention, Case.quick(arithmetic))) for arithmetic in chosen]))
 
 
 if __name__ == "__main__":

@@ -45,12 +45,13 @@ _INTEGERS: Final = (
     *((constants, name) for name in ("KEYS_PER_LEAF", "LEAVES_PER_NODE", "KEYS_PER_NODE")),
     *((limits, name) for name in ("WAVE", "BLOCK", "MAX_HEAD_DIM", "MAX_Q_HEADS", "MAX_CONTEXT", "MAX_PAGE_SIZE")),
     *((limits, name) for name in ("MAX_HEADS_PER_WORKGROUP", "MAX_ACCUMULATORS", "MAX_VALUE_PASSES")),
-    *((declarations, name) for name in ("MERGE_DIMS", "CANONICAL", "FUSED_NATIVE", "FUSED_EMULATED", "INTEGER_SUMS")),
+    *((declarations, name) for name in ("MERGE_DIMS", "FUSED_NATIVE", "FUSED_EMULATED", "INTEGER_SUMS")),
+    (constants, "INTEGER_BITS"),
     *((tuning, name) for name in ("SHARED_VECTORS", "SHARED_ADDRESSES")),
     (sizes, "LEAST_SHARED_BYTES"),
 )
 _REALS: Final = (
-    *((constants, name) for name in ("MIN_INPUT", "MAX_INPUT", "MAX_SCORE", "LOG2E", "INTEGER_BITS")),
+    *((constants, name) for name in ("MIN_INPUT", "MAX_INPUT", "MAX_SCORE", "LOG2E")),
     *((storage, name) for name in ("GROWTH", "FP8_UNIT", "FP8_MAX", "LEAST_SCALE", "MOST_SCALE")),
 )
 _FLOATS: Final = ("MIN_INPUT", "MAX_INPUT")  # of these the float32 ones

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ... import limits
-from ...kernels.sizes import shared_bytes
+from ...kernels.sizes import attend_sizes
 from ..cost import CARDS
 from .variants import Spec
 
@@ -77,7 +77,9 @@ def _lds_gate(spec: Spec) -> int:
     if spec.call == "attend_matrix":
         return MATRIX_LDS_BYTES
     if spec.call == "attend":
-        return -(-shared_bytes(spec.shape, spec.heads) // LDS_STEP) * LDS_STEP
+        sizes = attend_sizes(spec.shape, spec.heads, spec.dtype)
+        unused = 0 if spec.arithmetic == "integer" else 4 * sizes["VALUE_POWERS"]
+        return -(-(sizes["SHARED_BYTES"] - unused) // LDS_STEP) * LDS_STEP
     return MAX_LDS_BYTES
 
 
