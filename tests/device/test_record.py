@@ -217,6 +217,13 @@ def test_refusals(host, device):
     ):
         with pytest.raises(error, match=text):
             attn.record(manager.sequence(), q, seq, 0, words, **options)
+    blocks = za.Attention(za.KVCache(host[1], SHAPE, 1, 64, "q8_0"), arithmetic="integer")
+    with pytest.raises(errors.UnsupportedError, match=r"^record: got arithmetic 'integer', whose q the host rounds; "):
+        blocks.record(manager.sequence(), made.q, blocks.cache.new_sequence(), 0)
+    with pytest.raises(
+        errors.DTypeError, match=r"^arithmetic: got 'integer' with a cache of f16, expected types with "
+    ):
+        za.Attention(made.cache, arithmetic="integer")
     other = za.KVCache(device, SHAPE, 1, 64)
     with pytest.raises(errors.RuntimeUnavailableError, match=r"expected a Device.from_kompute$"):
         za.Attention(other).record(None, None, other.new_sequence(), 0)

@@ -90,7 +90,7 @@ REFUSED = {
     f"{SWEEP} --weights-ms nan": "weights_ms: got nan, expected milliseconds of at least 0",
     f"{SWEEP} --weights-ms -1": "weights_ms: got -1, expected milliseconds of at least 0",
     f"{SWEEP} --card r9": f"card: got 'r9', expected one of {', '.join(CARDS)}",
-    f"{SWEEP} --card r9700 --batch 2": "card: got --batch above 1 or --arithmetic matrix, which sweep does not model",
+    f"{SWEEP} --card r9700 --batch 2": "card: got --batch above 1 or --arithmetic integer or matrix, which sweep does not model",
     f"{SWEEP} --beside {RECORD}": f"{RECORD}: cannot be read: it is not JSON: Expecting property name enclosed in "
     f"double quotes: line 1 column 2 (char 1); expected {ROWS}",
     f"{SWEEP} --beside none.jsonl": f"none.jsonl: cannot be read: No such file or directory; expected {ROWS}",

@@ -107,10 +107,14 @@ class CommandParser(argparse.ArgumentParser):
 
     def arithmetic(self, names: tuple[str, ...] = ARITHMETICS) -> None:
         """--arithmetic of attention, one of ``names``."""
-        text = "of attention: canonical, fused with one rounding for a product and its sum, and integer with sums of "
-        text += "integers, for K and V in q8_0, q5_0, q4_0 or iq4_nl, have the same bits on every device"
+        text = (
+            "of attention, with the same bits on every device: canonical; fused, with one rounding for a product and "
+        )
+        text += "its sum"
+        if "integer" in names:
+            text += "; integer, with sums of integers, for K and V in q8_0, q5_0, q4_0 or iq4_nl"
         if "matrix" in names:
-            text += "; matrix multiplies float16 numbers and adds in float32, on the device's matrix units"
+            text += ". matrix multiplies float16 numbers and adds in float32, on the device's matrix units, in its bits"
         text += "; matrix-prefill does so where a call has many rows" if "matrix-prefill" in names else ""
         self.add_argument("--arithmetic", choices=names, default=names[0], help=f"{text} (default: %(default)s)")
 

@@ -8,7 +8,6 @@ from itertools import product
 from typing import Any, Final
 
 from ..kernels.device_info import DeviceInfo
-from ..planning.arithmetic import EXACT
 from ..planning.call import call_works
 from ..planning.splits import SplitPlan
 from ..runtime.device import list_devices
@@ -57,7 +56,7 @@ def declare(subparsers: Subparsers) -> None:
     parser.share("--splits", "auto", several=True)
     parser.share("--rows", "1", several=True)
     parser.share("--dtype", "f16")
-    parser.arithmetic(EXACT)
+    parser.arithmetic(("canonical", "fused"))
     units = parser.add_mutually_exclusive_group()
     parser.share("--cu", said=str(DEFAULT_COMPUTE_UNITS), group=units)
     units.add_argument("--card", metavar="C", help=f"one of {', '.join(cost.CARDS)}")

@@ -10,7 +10,6 @@ from typing import Any, Final
 from ..checks import plain
 from ..errors import ArgumentError
 from ..files import json_of, read_text
-from ..planning.arithmetic import EXACT
 from ..tools.cost import CARDS, find_card
 from ..tools.measure import PAGE_SIZE, CallSpec, Row, measure_calls, with_card
 from .arguments import Subparsers, add_command, chosen_model
@@ -41,8 +40,8 @@ def run(args: argparse.Namespace) -> int:
     given = {name: getattr(args, name) for name in ("batch", "page_size", "weights_ms")}
     spec = call_spec(args, model, args.dtype, q_len=args.rows, **given)
     card = find_card(args.card) if args.card else None
-    if card and (spec.batch > 1 or spec.arithmetic not in EXACT):
-        raise ArgumentError("card: got --batch above 1 or --arithmetic matrix, which sweep does not model")
+    if card and (spec.batch > 1 or spec.arithmetic not in ("canonical", "fused")):
+        raise ArgumentError("card: got --batch above 1 or --arithmetic integer or matrix, which sweep does not model")
     beside = read_rows(args.beside, spec) if args.beside else ()
     layers = plural(spec.layers, "attention layer")
     if model.windowed_layers:

@@ -15,7 +15,7 @@ from ..cache.sequence import Sequence
 from ..canonical.arguments import check_scale, check_softcap, log2_biases, log2_slopes
 from ..canonical.partial import PartialState
 from ..checks import Uncopied, check_bool, check_int, described, shown
-from ..errors import ArgumentError, RuntimeUnavailableError
+from ..errors import ArgumentError, RuntimeUnavailableError, UnsupportedError
 from ..planning.arithmetic import Arithmetic
 from ..planning.layouts import PlanFunction, SplitLayouts, fixed_layouts, split_rule_layouts
 from ..runtime.protocol import HostSequences
@@ -40,9 +40,10 @@ class Attention(Uncopied, instead="make one for the other cache"):
     ALiBi). cascade: keys that rows of a call share, in pages that sequences share or in rows of one sequence, are
     attended for several of these rows at once: where it saves enough (None), wherever it can (True), or never (False).
     arithmetic: "canonical"; "fused", in which a product and its sum round once, with the same bits on every device,
-    too; "matrix", in which the device's matrix units multiply (float16 factors, float32 sums; K and V of a type that
-    float16 holds), with bits that are one device's and driver's; or "matrix-prefill", which takes them for requests of
-    at least 16 query rows times heads of a KV head alone. ArgumentError and its kinds for wrong arguments.
+    too; "integer", with the same bits likewise, whose sums are of integers, for K and V in q8_0, q5_0, q4_0 or iq4_nl;
+    "matrix", in which the device's matrix units multiply (float16 factors, float32 sums; K and V of a type that float16
+    holds), with bits that are one device's and driver's; or "matrix-prefill", which takes them for requests of at least
+    16 query rows times heads of a KV head alone. ArgumentError and its kinds for wrong arguments.
 
     For tools and tests: ``plan``, a function (tokens, q_len, window) -> SplitPlan, takes the place of the split rule;
     ``observer`` is called with every submission and its workspace before it is submitted.
@@ -280,6 +281,10 @@ class Attention(Uncopied, instead="make one for the other cache"):
         if not isinstance(self.device.runtime, HostSequences) or not self.device.runtime.hosted:
             name = self.device.runtime.name
             raise RuntimeUnavailableError(f"record: got runtime {name!r}, expected a Device.from_kompute")
+        if self.arithmetic == "integer":
+            raise UnsupportedError(
+                "record: got arithmetic 'integer', whose q the host rounds; expected another, or a call"
+            )
         for name, given, kind in (("sequence", sequence, "Sequence"), ("q", q, "Tensor"), ("rows", rows, "Tensor")):
             made_by_kp = type(given).__module__.split(".")[0] == "kp" and type(given).__name__ == kind
             if not made_by_kp and not (name == "rows" and given is None):

@@ -24,7 +24,7 @@ from ...shapes import AttnShape, check_kv_layout, row_format
 from ...storage import STORAGE, storage_index, storage_types
 
 FORMAT: Final = "zinc_attn export"
-VERSION: Final = 9
+VERSION: Final = 10
 KINDS: Final = ("gpu", "cpu")
 LOCAL_SIZES: Final = {"attend": "workgroup_size", "merge": "merge_workgroup_size"}  # invocations along x
 RECORDS: Final = ("header", "item", "row", "append", "copy", "head")  # of the work buffer
