@@ -25,9 +25,9 @@ SPLITS = "expected auto, a number of splits (8) or size:KEYS (size:2048)"
 CONTEXTS = "expected numbers such as 1k,32k,5000 (k = 1024)"
 ONE_TYPE = "dtype: got q8_0/f16 for the latent shape 2/1/80/64/latent, expected one type, since its V is part of its K"
 CASES = (
-    "expected SHAPE DTYPE KEYS, then words, each once, of fused, matrix, rising, falling, jumping, cancelling, fading, "
-    "coarse, sinks, alibi, mask=random, mask=tree, mask=blind, mask=f32, mask=f16, noncausal and rows=N, window=KEYS, "
-    "softcap=X, scale=X (9/3/64 f16 8k rising window=128+sinks)"
+    "expected SHAPE DTYPE KEYS, then words, each once, of fused, integer, matrix, rising, falling, jumping, cancelling, "
+    "fading, coarse, sinks, alibi, mask=random, mask=tree, mask=blind, mask=f32, mask=f16, noncausal and rows=N, "
+    "window=KEYS, softcap=X, scale=X (9/3/64 f16 8k rising window=128+sinks)"
 )
 HELD = (
     f"{RECORD}: got 16/2/256 f16 1000, 16/2/256 q8_0 577, 32/8/128 f16 129, …, expected some of this run's "
@@ -90,7 +90,8 @@ REFUSED = {
     f"{SWEEP} --weights-ms nan": "weights_ms: got nan, expected milliseconds of at least 0",
     f"{SWEEP} --weights-ms -1": "weights_ms: got -1, expected milliseconds of at least 0",
     f"{SWEEP} --card r9": f"card: got 'r9', expected one of {', '.join(CARDS)}",
-    f"{SWEEP} --card r9700 --batch 2": "card: got --batch above 1 or --arithmetic integer or matrix, which sweep does not model",
+    f"{SWEEP} --card r9700 --batch 2": "card: got --batch above 1 or --arithmetic integer or matrix, which "
+    "sweep does not model",
     f"{SWEEP} --beside {RECORD}": f"{RECORD}: cannot be read: it is not JSON: Expecting property name enclosed in "
     f"double quotes: line 1 column 2 (char 1); expected {ROWS}",
     f"{SWEEP} --beside none.jsonl": f"none.jsonl: cannot be read: No such file or directory; expected {ROWS}",
@@ -112,7 +113,7 @@ USAGE = {  # refused by the parser; the begin of what it says, which ends by nam
     "check --quick --cases x": "argument --cases: not allowed with argument --quick",
     **{
         f"{command} --arithmetic tensor": "argument --arithmetic: invalid choice: "
-        "'tensor' (choose from canonical, fused, matrix" + ", matrix-prefill" * (command != "check") + ")"
+        "'tensor' (choose from canonical, fused, integer, matrix" + ", matrix-prefill" * (command != "check") + ")"
         for command in ("sweep", "bench", "check")
     },
 }
@@ -133,6 +134,6 @@ def test_what_is_refused(line, tmp_path, capsys):
 
 @pytest.mark.parametrize("line", USAGE)
 def test_a_wrong_usage(line, capsys):
-    said = re.sub("'(canonical|fused|matrix|matrix-prefill)'", r"\1", refusal(capsys, line))
+    said = re.sub("'(canonical|fused|integer|matrix|matrix-prefill)'", r"\1", refusal(capsys, line))
     program = f"zinc-attn {line.split()[0]}" if line != "nonsense" else "zinc-attn"
     assert said.startswith(USAGE[line]) and said.endswith(f"; see '{program} --help'")
