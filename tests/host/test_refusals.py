@@ -25,9 +25,9 @@ SPLITS = "expected auto, a number of splits (8) or size:KEYS (size:2048)"
 CONTEXTS = "expected numbers such as 1k,32k,5000 (k = 1024)"
 ONE_TYPE = "dtype: got q8_0/f16 for the latent shape 2/1/80/64/latent, expected one type, since its V is part of its K"
 CASES = (
-    "expected SHAPE DTYPE KEYS, then words, each once, of fused, integer, matrix, rising, falling, jumping, cancelling, "
-    "fading, coarse, sinks, alibi, mask=random, mask=tree, mask=blind, mask=f32, mask=f16, noncausal and rows=N, "
-    "window=KEYS, softcap=X, scale=X (9/3/64 f16 8k rising window=128+sinks)"
+    "expected SHAPE DTYPE KEYS, then words, each once, of fused, integer, matrix, rising, falling, jumping, "
+    "cancelling, fading, coarse, sinks, alibi, mask=random, mask=tree, mask=blind, mask=f32, mask=f16, noncausal and "
+    "rows=N, window=KEYS, softcap=X, scale=X (9/3/64 f16 8k rising window=128+sinks)"
 )
 HELD = (
     f"{RECORD}: got 16/2/256 f16 1000, 16/2/256 q8_0 577, 32/8/128 f16 129, …, expected some of this run's "
