@@ -20,9 +20,9 @@
 //     5 fold    o of the node likewise                                   wave = vector, lane = slice
 //               o -> states, or, where a row has a single node, result
 //
-// A first reading can do with item, scores, weights, values and node, with float16 in tiles, ROWS 1, ARITHMETIC
-// CANONICAL, 32 LANES and VALUE_PASSES 1; plain.comp has the same arithmetic without lanes.  Of the other files it is enough to
-// know:
+// A first reading can do with item, chunks, scores, weights, values and node, with float16 in tiles, ROWS 1, ARITHMETIC
+// CANONICAL, 32 LANES and VALUE_PASSES 1; plain.comp has the same arithmetic without lanes.  Of the other files it is
+// enough to know:
 //
 //     contract, attend_sizes    numbers: the words of the work buffer, and sizes
 //     score_mod     scores_of: from dot products to scores (scale, softcap, ALiBi, masks)
@@ -108,6 +108,7 @@ const bool CPU = CHUNKS_AHEAD == 1u;  // a CPU device: none else has a single ch
 #include "words.glsl"
 #include "storage.glsl"
 #include "score_mod.glsl"
+#include "chunks.glsl"
 #include "integer.glsl"
 #include "scores.glsl"   // 1
 #include "weights.glsl"  // 2

@@ -19,6 +19,21 @@ bool ends_block(uint chunk) {
     return CHUNKS_AHEAD * CHUNK == BLOCK || chunk % (BLOCK / CHUNK) == 0u || chunk == K_DIM / CHUNK;
 }
 
+vec2 block_dots[INTEGER ? VECTORS * KEY_PAIRS : 1u];  // [h][pair]: the dots of the block so far
+
+// The dots of a block join those of the row, times its scale.
+void add_block_dots() {
+    for (uint h = 0u; h < VECTORS; ++h) {
+        for (uint i = 0u; i < KEY_PAIRS; ++i) {
+            uint at = h * KEY_PAIRS + i;
+            precise vec2 product = block_dots[at] * vec2(block0[i].scale, block1[i].scale);
+            precise vec2 sum = dots[at] + product;
+            dots[at] = sum;
+            block_dots[at] = vec2(0.0);
+        }
+    }
+}
+
 // A weight times the scale of a block of V, as an integer.
 float integer_weight(float p, Block block, float power) {
     precise float w = p * block.scale;

@@ -55,7 +55,7 @@ def test_a_failed_write_leaves_the_old_files(folder, monkeypatch):
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
 
 
-REFUSED = "got format '{}', version {}, expected 'zinc_attn export', 9; export again with the zinc-attn that reads it"
+REFUSED = "got format '{}', version {}, expected 'zinc_attn export', 10; export again with the zinc-attn that reads it"
 
 
 def changed(**change):
@@ -83,7 +83,7 @@ def test_no_changed_byte_of_a_manifest_is_accepted(folder, rng):
             ("manifest.json", changed(version=version), REFUSED.format("zinc_attn export", version))
             for version in (1, 2, True)
         ),
-        ("manifest.json", changed(format="other"), REFUSED.format("other", 9)),
+        ("manifest.json", changed(format="other"), REFUSED.format("other", 10)),
         ("manifest.json", changed(kernels=[{"file": "gone.spv"}]), r"gone\.spv: cannot be read: No such file"),
         ("manifest.json", lambda data: data[:1000], "not JSON: .*; make it with zinc-attn export DIR"),
         ("manifest.json", lambda data: b"[" * 100000, "not JSON"),

@@ -38,7 +38,7 @@ def outcome(case=SMALL, off=0.0):
 @pytest.mark.parametrize("arithmetic", ["exact", "Matrix", 3, None, ["matrix"]])
 def test_no_names_of_arithmetic(arithmetic):
     """And canonical, the default, asks nothing of a device."""
-    with pytest.raises(ArgumentError, match="expected one of 'canonical', 'fused', 'matrix', 'matrix-prefill'"):
+    with pytest.raises(ArgumentError, match="expected one of 'canonical', 'fused', 'integer', 'matrix', "):
         rules.check_arithmetic(arithmetic, fake_device(), "f16", SHAPE)
     assert [rules.arithmetic_name(name) for name in ARITHMETICS] == [*ARITHMETICS]
     assert rules.check_arithmetic(ARITHMETICS[0], None, "f32", SHAPE) == "canonical"  # type: ignore[arg-type]

@@ -111,7 +111,7 @@ LIMITS = {
     ("change", "refusal"),
     (
         ({}, None),
-        ({"maxComputeSharedMemorySize": 16384}, "maxComputeSharedMemorySize is 16384, expected 25856 or more"),
+        ({"maxComputeSharedMemorySize": 16384}, "maxComputeSharedMemorySize is 16384, expected 30464 or more"),
         ({"maxComputeWorkGroupInvocations": 128}, "maxComputeWorkGroupInvocations is 128, expected 256 or more"),
         ({"maxComputeWorkGroupSize": (128, 8, 1)}, "maxComputeWorkGroupSize[0] is 128, expected 256 or more"),
     ),
