@@ -3,19 +3,14 @@
 
 #include <algorithm>
 
+#include "tiles.h"
 #include "weights.h"
 
 namespace zinc {
 
-constexpr uint64_t FEW = 8;         // rows of x that vector products take
-constexpr uint64_t MANY = 16;       // and more than so many, matrix units
-constexpr int64_t LARGE = 1 << 20;  // outputs of a product that fills a card with large workgroups
 constexpr uint64_t MOST_GRID = 65535;
-constexpr uint64_t LEAST_TILE = 16;  // columns
 
 // --- what is served --------------------------------------------------------------------------------------------------
-
-static bool has_experts(const ggml_tensor *op) { return op->op == GGML_OP_MUL_MAT_ID; }
 
 // Rows and matrices of weights, as a tensor of their own.
 static ggml_tensor part_of(const ggml_tensor *w, uint64_t row, uint64_t rows, uint64_t matrix, uint64_t matrices) {
@@ -92,86 +87,13 @@ static Bound bound_added(const Device &device, const ggml_tensor *added) {
     return b;
 }
 
-// --- how products are shared out -------------------------------------------------------------------------------------
-
-// What the dispatches of an operation have in common.
-struct Product {
-    const ggml_tensor *op;
-    Bound y, added;
-    bool adds;
-    bool few, units;         // columns come one by one; by matrix units
-    uint64_t columns;        // of a workgroup where they are few, else that about so many meet a matrix
-    uint32_t groups, planes;  // of columns
-    Bound ids;               // of experts; else the result
-    Quantized x;             // of quantized weights
-};
+// --- dispatches ------------------------------------------------------------------------------------------------------
 
 // A part of the weights: their place, the first row's number, and of experts the first and how many there are.
 struct Part {
     Bound w;
     uint32_t row, rows, expert, experts;
 };
-
-static mul_mat_constants tile_of(const Product &p, uint64_t rows) {
-    mul_mat_constants c{};
-    c.tile_rows = rows > 32 ? 64 : 32;
-    c.tile_columns = p.columns > LEAST_TILE ? 32 : LEAST_TILE;
-    c.own_rows = 4;
-    c.own_columns = 4;
-    c.workgroup_size = c.tile_rows / c.own_rows * c.tile_columns / c.own_columns;
-    c.add = p.adds;
-    c.experts = has_experts(p.op);
-    return c;
-}
-
-// A wave has a group of rows, or several waves have it and share the superblocks, whose sums lie in shared memory.
-static mul_mat_vec_constants few_of(const Device &device, const Product &p) {
-    constexpr uint32_t WAVES = 8, SHARED = 16384;  // bytes
-    const int type = weight_type(p.op->src[0]->type);
-    const uint32_t ahead = type < 0 ? 1 : za_weight_types[type].ahead;
-    const uint32_t superblocks = uint32_t(pieces(uint64_t(p.op->src[0]->ne[0]), SUPERBLOCK));
-    const uint32_t waves = device.on_cpu ? 1 : std::min(WAVES, superblocks);
-    mul_mat_vec_constants c{};
-    c.columns = uint32_t(p.columns);
-    c.workgroup_size = WAVE * waves;
-    c.subgroups = device.wave32;
-    c.superblocks = std::min(superblocks, SHARED / (128 * c.columns));
-    c.ahead = device.on_cpu ? 0 : superblocks >= ahead * waves ? ahead : 1;
-    c.add = p.adds;
-    c.experts = has_experts(p.op);
-    return c;
-}
-
-// Whether matrix units pay, and have the type: one of scales of 16 values takes no 32 products at a time.
-static bool by_units(const Device &device, const Product &p) {
-    const int type = weight_type(p.op->src[0]->type);
-    return type >= 0 && device.units.m && p.columns > MANY && (device.units.k <= 16 || !za_weight_types[type].halves);
-}
-
-// A subgroup has as many matrices as its registers hold sums of; a large product as many subgroups a workgroup as share
-// its rows best, a small one more workgroups. zinc_attn/graph/units.py has the same rule.
-static mul_mat_units_constants units_of(const Device &device, const Product &p) {
-    const uint32_t type = uint32_t(weight_type(p.op->src[0]->type));
-    const bool two_sums = za_weight_types[type].values == SUPERBLOCK && za_weight_types[type].minimum;
-    const uint32_t across = device.on_cpu || ggml_nelements(p.op) < LARGE ? 2 : 4;
-    mul_mat_units_constants c{};
-    c.type = type;
-    c.own_rows = 2;
-    c.own_columns = two_sums || device.on_cpu ? 2 : 4;
-    c.tile_rows = across * c.own_rows * device.units.m;
-    c.tile_columns = 2 * c.own_columns * device.units.n;
-    c.workgroup_size = across * 2 * device.units.subgroup;
-    c.mat_m = device.units.m;
-    c.mat_n = device.units.n;
-    c.mat_k = device.units.k;
-    c.add = p.adds;
-    c.experts = has_experts(p.op);
-    return c;
-}
-
-static uint32_t columns_of_tile(const Device &device, const Product &p) {
-    return p.units ? units_of(device, p).tile_columns : tile_of(p, 0).tile_columns;
-}
 
 static uint32_t count(uint64_t n, uint64_t size) { return uint32_t(pieces(n, size)); }
 

@@ -71,14 +71,14 @@ void dots(uint begin, uint end, out int sum[OWN]) {
 
 void add_block() {
     int first[OWN], second[OWN];
-    dots(0u, HAS_HALVES ? STEPS / 2u : STEPS, first);
-    if (HAS_HALVES) {
+    dots(0u, HALVES ? STEPS / 2u : STEPS, first);
+    if (HALVES) {
         dots(STEPS / 2u, STEPS, second);
     }
     [[unroll]] for (uint o = 0u; o < OWN; ++o) {
         vec4 w = of_w[tile_row(o / OWN_COLUMNS)];
         vec3 x = of_x[own.y * OWN_COLUMNS + o % OWN_COLUMNS];
-        join(w, x, vec2(first[o], second[o]), inner[o], lower[o]);
+        join(w, x, vec2(first[o], second[o]), IS_MXFP4, inner[o], lower[o]);
     }
 }
 

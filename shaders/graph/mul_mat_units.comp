@@ -2,7 +2,7 @@
 //
 // A subgroup has OWN_ROWS * OWN_COLUMNS matrices of MAT_M * MAT_N outputs.  The units make the exact dot products.  All
 // else is of an element alone, so elements of matrices of one type are joined, and no code knows which outputs they
-// are: scales are loaded as matrices with a stride of 0, whose columns, or rows, are equal.
+// are: see unit_tiles.glsl.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
@@ -11,6 +11,7 @@
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_memory_scope_semantics : require
 #extension GL_KHR_shader_subgroup_basic : require
+#extension GL_KHR_shader_subgroup_vote : require
 #include "contract.glsl"
 
 layout(local_size_x_id = MUL_MAT_UNITS_SPEC_WORKGROUP_SIZE, local_size_x = 64) in;
@@ -23,73 +24,25 @@ layout(constant_id = MUL_MAT_UNITS_SPEC_ADD) const uint ADD = 0u;
 layout(constant_id = MUL_MAT_UNITS_SPEC_EXPERTS) const uint EXPERTS = 0u;
 layout(constant_id = MUL_MAT_UNITS_SPEC_MAT_M) const uint MAT_M = 16u;
 layout(constant_id = MUL_MAT_UNITS_SPEC_MAT_N) const uint MAT_N = 16u;
-layout(constant_id = MUL_MAT_UNITS_SPEC_MAT_K) const uint MAT_K = 16u;  // divides 32; 16 for types of halves
+layout(constant_id = MUL_MAT_UNITS_SPEC_MAT_K) const uint MAT_K = 16u;  // divides 32; 16 for HALVES
 #include "tiles.glsl"
+#include "unit_tiles.glsl"
 
 const uint STEPS = X_BLOCK / MAT_K, OWN = OWN_ROWS * OWN_COLUMNS;
 const uint LANES_ROWS = TILE_ROWS / MAT_M / OWN_ROWS;  // subgroups side by side
-// Rows in shared memory are 16 bytes longer than they need be, so that neighboring rows lie in different banks.
-const uint PITCH = X_BLOCK / 4u + 4u, OUTPUTS = MAT_M * MAT_N, X_BEGIN = TILE_ROWS * PITCH;  // words
 
-#define MatrixW coopmat<int8_t, gl_ScopeSubgroup, MAT_M, MAT_K, gl_MatrixUseA>
-#define MatrixX coopmat<int8_t, gl_ScopeSubgroup, MAT_K, MAT_N, gl_MatrixUseB>
-#define MatrixI coopmat<int, gl_ScopeSubgroup, MAT_M, MAT_N, gl_MatrixUseAccumulator>
-#define MatrixF coopmat<float, gl_ScopeSubgroup, MAT_M, MAT_N, gl_MatrixUseAccumulator>
+// Sums of products begin as the bits of 1.5 * 2**23, so that they end as those of this number and the sum together: a
+// difference instead of a conversion, two of which issue in a cycle.  Sums are below 2**22.
+const int WHOLE_BITS = 0x4B400000;
 
-// Integers of both tiles, [row][word]; at the end results, [subgroup][column][row] of a matrix each.
-shared uint tiles[X_BEGIN + TILE_COLUMNS * PITCH];
-shared float of_w[4u * TILE_ROWS], of_superblock[2u * TILE_ROWS], of_x[3u * TILE_COLUMNS];  // [scale][row]
+float whole(int sum) {
+    return add(intBitsToFloat(sum), -intBitsToFloat(WHOLE_BITS));
+}
 
 MatrixF total[OWN], inner[OWN], lower[OWN];
-uvec2 own;  // the subgroup's first row and column of the tile
 
-void keep(uint at, uvec4 low, uvec4 high) {
-    [[unroll]] for (uint k = 0u; k < 4u; ++k) {
-        tiles[at + k] = low[k];
-        tiles[at + k + 4u] = high[k];
-    }
-}
-
-void keep_w(uint i, uvec4 low, uvec4 high, vec4 scales) {
-    keep(i * PITCH, low, high);
-    [[unroll]] for (uint k = 0u; k < 4u; ++k) {
-        of_w[k * TILE_ROWS + i] = scales[k];
-    }
-}
-
-void keep_superblock(uint i, vec2 scale) {
-    of_superblock[i] = scale.x;
-    of_superblock[TILE_ROWS + i] = scale.y;
-}
-
-void keep_x(uint i, uvec4 low, uvec4 high, vec3 scales) {
-    keep(X_BEGIN + i * PITCH, low, high);
-    of_x[i] = scales.x;
-    of_x[TILE_COLUMNS + i] = HAS_HALVES ? scales.y : scales.y + scales.z;
-    of_x[2u * TILE_COLUMNS + i] = HAS_HALVES ? scales.z : 0.0;
-}
-
-// Scale k of the rows of w that matrix i has, in every column.
-MatrixF scale_of_w(uint k, uint i) {
-    MatrixF made;
-    coopMatLoad(made, of_w, k * TILE_ROWS + own.x + i * MAT_M, 0u, gl_CooperativeMatrixLayoutColumnMajor);
-    return made;
-}
-
-MatrixF scale_of_superblock(uint k, uint i) {
-    MatrixF made;
-    coopMatLoad(made, of_superblock, k * TILE_ROWS + own.x + i * MAT_M, 0u, gl_CooperativeMatrixLayoutColumnMajor);
-    return made;
-}
-
-// Scale k of the rows of x that matrix i has, in every row.
-MatrixF scale_of_x(uint k, uint i) {
-    MatrixF made;
-    coopMatLoad(made, of_x, k * TILE_COLUMNS + own.y + i * MAT_N, 0u, gl_CooperativeMatrixLayoutRowMajor);
-    return made;
-}
-
-void add_block() {
+// least: whether mxfp4 may flush a product of scales, see join.
+void add_block(bool least) {
     MatrixW w[OWN_ROWS * STEPS];
     MatrixF w0[OWN_ROWS], w1[OWN_ROWS], w2[OWN_ROWS], w3[OWN_ROWS];
     [[unroll]] for (uint m = 0u; m < OWN_ROWS; ++m) {
@@ -110,19 +63,19 @@ void add_block() {
         }
         MatrixF x0 = scale_of_x(0u, n), x1 = scale_of_x(1u, n), x2 = scale_of_x(2u, n);
         [[unroll]] for (uint m = 0u; m < OWN_ROWS; ++m) {
-            MatrixI first = MatrixI(0), second = MatrixI(0);
+            MatrixI first = MatrixI(WHOLE_BITS), second = MatrixI(WHOLE_BITS);
             [[unroll]] for (uint k = 0u; k < STEPS; ++k) {
-                if (HAS_HALVES && k >= STEPS / 2u) {
+                if (HALVES && k >= STEPS / 2u) {
                     second = coopMatMulAdd(w[m * STEPS + k], x[k], second);
                 } else {
                     first = coopMatMulAdd(w[m * STEPS + k], x[k], first);
                 }
             }
-            MatrixF f = MatrixF(first), g = MatrixF(second);
             uint o = n * OWN_ROWS + m;
-            for (int e = 0; e < f.length(); ++e) {
+            for (int e = 0; e < first.length(); ++e) {
                 float sum = inner[o][e], low = lower[o][e];
-                join(vec4(w0[m][e], w1[m][e], w2[m][e], w3[m][e]), vec3(x0[e], x1[e], x2[e]), vec2(f[e], g[e]), sum, low);
+                vec2 dots = vec2(whole(first[e]), whole(second[e]));
+                join(vec4(w0[m][e], w1[m][e], w2[m][e], w3[m][e]), vec3(x0[e], x1[e], x2[e]), dots, least, sum, low);
                 inner[o][e] = sum;
                 lower[o][e] = low;
             }
@@ -130,9 +83,32 @@ void add_block() {
     }
 }
 
+// Whether mxfp4 may flush a product of the least scales of w and of x that the invocation's outputs have.
+bool is_small() {
+    MatrixF w = scale_of_w(0u, 0u), x = scale_of_x(0u, 0u);
+    float least_w = w[0], least_x = x[0];
+    [[unroll]] for (uint i = 0u; i < max(OWN_ROWS, OWN_COLUMNS); ++i) {
+        w = scale_of_w(0u, min(i, OWN_ROWS - 1u));
+        x = scale_of_x(0u, min(i, OWN_COLUMNS - 1u));
+        for (int e = 0; e < w.length(); ++e) {
+            least_w = min(least_w, w[e]);
+            least_x = min(least_x, x[e]);
+        }
+    }
+    return !(least_scale(least_x) < least_w);
+}
+
+void add_block() {
+    if (IS_MXFP4 && subgroupAny(is_small())) {
+        add_block(true);
+    } else {
+        add_block(false);
+    }
+}
+
 void end_superblock() {
     [[unroll]] for (uint m = 0u; m < OWN_ROWS; ++m) {
-        MatrixF s0 = scale_of_superblock(0u, m), s1 = scale_of_superblock(1u, m);
+        MatrixF s0 = scale_of_w(4u, m), s1 = scale_of_w(5u, m);
         [[unroll]] for (uint o = m; o < OWN; o += OWN_ROWS) {
             for (int e = 0; e < s0.length(); ++e) {
                 total[o][e] = add(total[o][e], joined(vec2(s0[e], s1[e]), inner[o][e], lower[o][e]));

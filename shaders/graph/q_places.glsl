@@ -12,7 +12,8 @@ const uint PIECES_16 = WEIGHT_PIECES_16(TYPE), PIECES_4 = WEIGHT_PIECES_4(TYPE);
 const uint BLOCKS = SUPERBLOCK / WEIGHT_VALUES(TYPE);  // of ggml's in a superblock
 const bool IS_256 = BLOCKS == 1u;
 const bool HAS_SMALL = WEIGHT_SIZE(TYPE) % 4u != 0u;  // a piece of 2 bytes or 1
-const bool HAS_TABLE = TYPE == WEIGHT_TYPE_IQ4_NL || TYPE == WEIGHT_TYPE_IQ4_XS || TYPE == WEIGHT_TYPE_MXFP4;
+const bool IS_MXFP4 = TYPE == WEIGHT_TYPE_MXFP4;
+const bool HAS_TABLE = TYPE == WEIGHT_TYPE_IQ4_NL || TYPE == WEIGHT_TYPE_IQ4_XS || IS_MXFP4;
 const bool HAS_MINIMUM = WEIGHT_MINIMUM(TYPE) == 1u;
 const bool HAS_HALVES = WEIGHT_HALVES(TYPE) == 1u;  // scales of 16 values
 // Decoded bytes are so much larger than the weights' integers.

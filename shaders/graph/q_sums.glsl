@@ -1,4 +1,7 @@
 // Dot products of int8, and how a block joins the sums of S256, for products of few rows and of many.
+//
+// Who includes this has the constants SCALED, whether integers of w have been multiplied by the scales of their halves,
+// and HALVES, whether dot products are of both halves of a block.
 
 // Exact, of four int8 in a word each, by OpSDot; 0: its format of such words.
 spirv_instruction(extensions = ["SPV_KHR_integer_dot_product"], capabilities = [6019, 6018], id = 4450)
@@ -29,15 +32,17 @@ float least_scale(float d) {
 }
 
 // A block joins the sums of its superblock: of weights, and of minima of a type of 256 values.  w: its block_scales; x:
-// the scale of its block, and the sums of both halves; dots: dot products of both halves, or their sum.
-void join(vec4 w, vec3 x, vec2 dots, inout float sum, inout float low) {
+// the scale of its block, and the sums of both halves; dots: dot products of both halves, or their sum; least: whether
+// least_scale matters, which it does for mxfp4 alone.
+void join(vec4 w, vec3 x, vec2 dots, bool least, inout float sum, inout float low) {
     if (IS_256) {
-        sum = add(sum, multiply(x.x, HAS_HALVES ? w.x * dots.x + w.y * dots.y : w.x * dots.x));  // whole numbers
+        float whole = SCALED ? dots.x : HALVES ? w.x * dots.x + w.y * dots.y : w.x * dots.x;
+        sum = add(sum, multiply(x.x, whole));
         if (HAS_MINIMUM) {
             low = add(low, multiply(x.x, HAS_HALVES ? w.z * x.y + w.w * x.z : w.z * (x.y + x.z)));
         }
     } else {
-        float both = TYPE == WEIGHT_TYPE_MXFP4 && w.x < least_scale(x.x) ? 0.0 : multiply(w.x, x.x);
+        float both = least && w.x < least_scale(x.x) ? 0.0 : multiply(w.x, x.x);
         sum = add(sum, multiply(both, dots.x));
         if (HAS_MINIMUM) {
             sum = add(sum, multiply(multiply(w.y, x.x), x.y + x.z));

@@ -26,6 +26,7 @@ const bool TILED = true;
 
 uint superblock;
 #include "q_blocks.glsl"
+const bool SCALED = TYPE == WEIGHT_TYPE_Q2_K || TYPE == WEIGHT_TYPE_Q3_K, HALVES = TYPE == WEIGHT_TYPE_Q6_K;
 #include "q_sums.glsl"
 
 uvec4 piece16(uint i) {
@@ -45,6 +46,17 @@ uvec4 as_signed(uvec4 w) {
     return OFFSET == 0 ? w : ((w | 0x80808080u) - uint(OFFSET) * 0x01010101u) ^ 0x80808080u;
 }
 
+// The same times their scale where the products of q2_K, 0 ... 45, and those of q3_K with -1, -128 ... 124, fit in bytes.
+uvec4 scaled(uvec4 w, float scale) {
+    if (!SCALED) {
+        return as_signed(w);
+    }
+    int s = int(TYPE == WEIGHT_TYPE_Q3_K ? -scale : scale);
+    uint more = uint(128 - OFFSET * s) * 0x00010001u;  // so that 16 bits for each byte are no less than 0
+    uvec4 even = (w & 0x00FF00FFu) * uint(s) + more, odd = (w >> 8 & 0x00FF00FFu) * uint(s) + more;
+    return (even | odd << 8) ^ 0x80808080u;
+}
+
 shared uint numbers[TILE_COLUMNS];  // of columns in x
 
 // Block j of the superblock of all rows of the tile.
@@ -54,9 +66,10 @@ void load_tiles(uint j) {
         row = find_row(m / WEIGHT_GROUP, m % WEIGHT_GROUP);
         uvec4 low, high;
         decode(j, low, high);
-        keep_w(i, as_signed(low), as_signed(high), block_scales(j));
+        vec4 of = block_scales(j);
+        keep_w(i, scaled(low, of.x), scaled(high, of.y), of);
         if (IS_256 && j == 0u) {
-            keep_superblock(i, superblock_scale());
+            keep_superblock(i, TYPE == WEIGHT_TYPE_Q3_K ? -superblock_scale() : superblock_scale());
         }
     }
     uint other = (gl_LocalInvocationIndex + gl_WorkGroupSize.x - TILE_ROWS % gl_WorkGroupSize.x) % gl_WorkGroupSize.x;

@@ -48,7 +48,10 @@ TESTS = {
         f"check {kind}": checked(kind)
         for kind in ("q8_0", "q4_0", "q5_1", "q2_K", "q4_K", "q6_K", "bf16", "gdn", "mamba2")
     },
-    **{f"products {kind}": called(products.test_types, kind) for kind in ("mxfp4", "q4_0", "iq4_xs", "q2_K", "q3_K")},
+    **{
+        f"products {kind}": called(products.test_types, kind)
+        for kind in ("mxfp4", "q4_0", "iq4_xs", "q2_K", "q3_K", "q6_K")
+    },
     "shapes": called(products.test_shapes, "q4_0"),
     "experts": called(experts.test_types, "q4_0"),
     "pieces of experts": called(experts.test_shapes, "f16", *experts.CASES[2]),
@@ -144,19 +147,21 @@ shaders/graph/quantizing.glsl
 the second half's sum: + sums[own + 7u] → + sums[own + 6u] @ check q2_K
 shaders/graph/tiles.glsl
 a short superblock: b % 8u == 7u || b + 1u == p.blocks → b % 8u == 7u @ products q4_0
+products with scales: 128 - OFFSET * s → 127 - OFFSET * s @ products q3_K
 a tile's superblock: (superblock * 8u + j) * rows_of_x() → (superblock * 4u + j) * rows_of_x() @ check q4_K
 a column's row of x: * TILE_COLUMNS + i); → * TILE_COLUMNS); @ experts
 shaders/graph/mul_mat.comp
 an invocation's rows: + own.x) * 4u + i % 4u → + own.x) * 4u + i % 2u @ products q4_0
 shaders/graph/mul_mat_units.comp
-sums of one half: HAS_HALVES && k >= STEPS / 2u → HAS_HALVES && k > STEPS / 2u @ products q3_K
+sums of one half: HALVES && k >= STEPS / 2u → HALVES && k > STEPS / 2u @ products q6_K
+what mxfp4 flushes: subgroupAny(is_small()) → false @ products mxfp4
 a matrix's columns: o / OWN_ROWS * MAT_N → o % OWN_ROWS * MAT_N @ products q4_0
 minima of the second half: w2[m][e], w3[m][e] → w2[m][e], w2[m][e] @ products q2_K
 shaders/graph/waves.glsl
 a round's superblocks: s < end - round → s < 1u @ check q4_0
 shaders/graph/mul_mat_vec.comp
 the second superblock ahead: small_pieces[n * BLOCKS + j] → small_pieces[0u * BLOCKS + j] @ shapes
-a block behind the last: FINITE || number < p.blocks ? → FINITE || number <= p.blocks ? @ shapes
+a block behind the last: IS_MXFP4 || number < p.blocks ? → IS_MXFP4 || number <= p.blocks ? @ shapes
 shaders/graph/fit.comp
 the least magnitude: < floatBitsToUint(p.least) → <= floatBitsToUint(p.least) @ fit
 shaders/graph/move.comp

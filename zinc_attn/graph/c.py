@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from ..kernels.c import kernel_entry, word_array
-from .declarations import GRAPH_KERNELS
-from .params import c_header, modules
+from ..kernels.expressions import to_c
+from .declarations import GRAPH_KERNELS, MUL_MAT_UNITS
+from .params import UNITS_TILE, c_header, modules
 from .pieces import TYPES
+from .units import UNITS_RULE
 
 
 def generated(spirv: Path) -> dict[str, str]:
@@ -25,4 +28,18 @@ def generated(spirv: Path) -> dict[str, str]:
         runs = ", ".join(f"{{{run.offset}, {run.size}, {run.count}}}" for run in kind.runs)
         facts = f"{kind.values}, {kind.size}, {int(kind.halves)}, {int(kind.minimum)}, {kind.ahead}"
         lines.append(f'    [WEIGHT_TYPE_{name.upper()}] = {{"{name}", {facts}, {{{runs}}}}},')
-    return {"zinc_graph.h": c_header(), "zinc_graph.c": "\n".join([*lines, "};", ""])}
+    return {"zinc_graph.h": c_header(), "zinc_graph.c": "\n".join([*lines, "};", *_units_tile(), ""])}
+
+
+def _units_tile() -> Iterator[str]:
+    """``UNITS_RULE`` as a function that fills in constants, of which the type and the matrices are given."""
+    known = {name: f"type->{name.lower()}" for name in ("VALUES", "HALVES", "MINIMUM")} | {"SUPERBLOCK": "SUPERBLOCK"}
+    known |= {name: f"c->{name.lower()}" for name in ("MAT_M", "MAT_N", "MAT_K")}
+    yield f"\n{UNITS_TILE} {{"
+    yield "    const struct weight_type *type = &za_weight_types[c->type];"
+    for name, (formula, _) in UNITS_RULE.table.items():
+        yield f"    const uint64_t {name.lower()} = {to_c(formula, lambda x: known.get(x, x.lower()))};"
+    for name in MUL_MAT_UNITS.decl.spec:
+        if name.upper() in UNITS_RULE.table:
+            yield f"    c->{name} = (uint32_t){name};"
+    yield from ("    return served;", "}")

@@ -16,6 +16,7 @@ from .pieces import GROUP, TYPES
 _HEAD: Final = "Generated from zinc_attn/graph/ by scripts/build_shaders.py."
 _OF_ATTENTION: Final = ("BLOCK", "CHUNK")  # the same numbers, which shaders/contract.glsl has
 _C_TYPES: Final = {"uint": "uint32_t", "int": "int32_t", "float": "float", "tensor": "struct tensor"}
+UNITS_TILE: Final = "bool za_units_tile(struct mul_mat_units_constants *c, uint32_t subgroup, bool on_cpu, bool small)"
 _GLSL_TYPES: Final = {"uint": "uint", "int": "int", "float": "float", "tensor": "Tensor"}
 TENSOR: Final = (
     Field("offset", "uint", "of element 0 in its binding; these numbers count elements of the tensor's type"),
@@ -146,6 +147,9 @@ def c_header() -> str:
         "    struct { uint32_t offset, size, count; } runs[3]; /* of pieces; count 0: no more */",
         "};",
         "extern const struct weight_type za_weight_types[WEIGHT_TYPES];",
+        "",
+        "/* Of constants whose type and matrices are given: zinc_attn/graph/units.py. False: not this type. */",
+        f"{UNITS_TILE};",
     ]
     return "\n".join([*lines, "#endif", ""])
 

@@ -22,10 +22,10 @@ MOST: Final = {"Spilled VGPRs": 0, "Spilled SGPRs": 0, "Scratch size": 0, "LDS s
 MOST_ISSUED: Final = {1: 0.2, 8: 0.9}
 MOST_VGPRS: Final = 96  # of one column: 16 waves a SIMD
 LEAST_AHEAD: Final = 4096  # bytes of weights that a wave of it loads before it uses the first
-# Cycles of mul_mat_units for a block of 32 values of 32 rows and 64 columns, by what an output has of it: a product,
-# where 330 are 148 TOPS of the card; two products and two minima; else two products, a minimum, or a flush.
-MOST_CYCLES: Final = dict.fromkeys(("q4_0", "q5_0", "q8_0", "iq4_nl", "iq4_xs"), 330) | {"q2_K": 570}
-MOST_CYCLES_ELSE: Final = 460
+# Cycles of mul_mat_units for a block of 32 values of 32 rows and 64 columns, where 300 are 163 TOPS of the card; an
+# output has two products of q6_K, and a minimum of others.
+MOST_CYCLES: Final = {"q6_K": 345} | dict.fromkeys(("q4_1", "q5_1", "q2_K", "q4_K", "q5_K"), 395)
+MOST_CYCLES_ELSE: Final = 285
 
 
 def graph_programs() -> list[tuple[GraphKernel, tuple[int, ...]]]:

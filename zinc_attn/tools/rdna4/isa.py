@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import Final
 
 from ...canonical.constants import KEYS_PER_LEAF
@@ -33,10 +34,12 @@ def _parsed(isa: str) -> tuple[list[tuple[int, str]], list[tuple[int, int]]]:
 
 
 def matrix_cycles(isa: str) -> int:
-    """Issue cycles of vector work in the one block of a program that has products of matrices."""
+    """Issue cycles of vector work in the block of a program that has products of matrices; in the shorter of two."""
     code, _ = _parsed(isa)
-    (block,) = {at for at, op in code if op.startswith("v_wmma_")}
-    return sum(WMMA_CYCLES if op.startswith("v_wmma_") else op.startswith("v_") for at, op in code if at == block)
+    cycles = Counter[int]()
+    for at, op in code:
+        cycles[at] += WMMA_CYCLES if op.startswith("v_wmma_") else op.startswith("v_")
+    return min(cycles[at] for at, op in code if op.startswith("v_wmma_"))
 
 
 def innermost_loops(isa: str) -> list[tuple[list[str], bool]]:
