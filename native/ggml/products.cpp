@@ -110,6 +110,7 @@ struct Product {
 struct Part {
     Bound w;
     uint32_t row, rows, expert, experts;
+    bool first() const { return row + expert == 0; }
 };
 
 static mul_mat_constants tile_of(const Product &p, uint64_t rows) {
@@ -205,17 +206,18 @@ static bool multiply(Recording &r, const Product &p, const Part &part) {
     if (p.units) {
         const mul_mat_units_constants c = units_of(*r.device, p);
         return r.dispatch(GRAPH_MUL_MAT_UNITS, c, params, places, 32,
-                          {{count(part.rows, c.tile_rows), p.groups, p.planes}});
+                          {{count(part.rows, c.tile_rows), p.groups, p.planes}}, !part.first());
     }
     if (!p.few) {
         mul_mat_constants c = tile_of(p, part.rows);
         c.type = uint32_t(weight_type(w->type));
-        return r.dispatch(GRAPH_MUL_MAT, c, params, places, 32, {{count(part.rows, c.tile_rows), p.groups, p.planes}});
+        return r.dispatch(GRAPH_MUL_MAT, c, params, places, 32, {{count(part.rows, c.tile_rows), p.groups, p.planes}},
+                          !part.first());
     }
     mul_mat_vec_constants c = few_of(*r.device, p);
     c.type = uint32_t(weight_type(w->type));
     return r.dispatch(GRAPH_MUL_MAT_VEC, c, params, places, 32,
-                      {{count(part.rows, WEIGHT_GROUP), p.groups, p.planes}});
+                      {{count(part.rows, WEIGHT_GROUP), p.groups, p.planes}}, !part.first());
 }
 
 // Whether rows are whole words of neighboring elements, as products of few rows read them.
@@ -237,13 +239,13 @@ static bool multiply_floats(Recording &r, const Product &p, const Part &part) {
         const mul_mat_float_constants c{w_type,        x_type,           t.tile_rows, t.tile_columns, t.own_rows,
                                         t.own_columns, t.workgroup_size, t.add,       t.experts};
         return r.dispatch(GRAPH_MUL_MAT_FLOAT, c, params, places, 16,
-                          {{count(part.rows, t.tile_rows), p.groups, p.planes}});
+                          {{count(part.rows, t.tile_rows), p.groups, p.planes}}, !part.first());
     }
     const mul_mat_vec_constants f = few_of(*r.device, p);
     const mul_mat_float_vec_constants c{w_type,        x_type,  f.columns, f.workgroup_size, f.subgroups,
                                         f.superblocks, f.ahead && w->ne[0] % 64 == 0, f.add, f.experts};
     return r.dispatch(GRAPH_MUL_MAT_FLOAT_VEC, c, params, places, 16,
-                      {{count(part.rows, WEIGHT_GROUP), p.groups, p.planes}});
+                      {{count(part.rows, WEIGHT_GROUP), p.groups, p.planes}}, !part.first());
 }
 
 // --- operations ------------------------------------------------------------------------------------------------------

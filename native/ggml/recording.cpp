@@ -189,9 +189,10 @@ bool Recording::run() {
 // --- dispatches ------------------------------------------------------------------------------------------------------
 
 bool Recording::dispatch_words(int kernel, const Constants &constants, const void *params, size_t bytes,
-                               std::initializer_list<za_place> places, uint32_t written, const Groups &groups) {
+                               std::initializer_list<za_place> places, uint32_t written, const Groups &groups,
+                               bool beside) {
     if (!groups.of[0] || !groups.of[1] || !groups.of[2]) return true;  // an empty operand
-    Dispatch made{kernel, constants, params, bytes, {}, written, {groups.of[0], groups.of[1], groups.of[2]}};
+    Dispatch made{kernel, constants, params, bytes, {}, written, {groups.of[0], groups.of[1], groups.of[2]}, beside};
     std::copy(places.begin(), places.end(), made.place);
     return device->recorder->dispatch(made);
 }

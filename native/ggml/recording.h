@@ -50,11 +50,12 @@ class Recording {
 
     // Each false: za_error says why.
     bool run();
+    // beside: it writes other parts of what the dispatch before it writes.
     template <typename Params>
     bool dispatch(int kernel, const Constants &constants, const Params &params, std::initializer_list<za_place> places,
-                  uint32_t written, Groups groups) {
+                  uint32_t written, Groups groups, bool beside = false) {
         static_assert(sizeof params <= 4 * GRAPH_PARAMS_WORDS, "a record has 64 words");
-        return dispatch_words(kernel, constants, &params, sizeof params, places, written, groups);
+        return dispatch_words(kernel, constants, &params, sizeof params, places, written, groups, beside);
     }
     bool quantized(const ggml_tensor *x, Quantized *found);
     bool grouped(const ggml_tensor *ids, uint32_t experts, uint32_t columns, Grouped *found);
@@ -86,7 +87,8 @@ class Recording {
 
   private:
     bool dispatch_words(int kernel, const Constants &constants, const void *params, size_t bytes,
-                        std::initializer_list<za_place> places, uint32_t written, const Groups &groups);
+                        std::initializer_list<za_place> places, uint32_t written, const Groups &groups,
+                        bool beside);
     bool lay(const ggml_tensor *tensor, bool as_pieces);
     bool lay_operands(const ggml_tensor *node);
     bool record(ggml_tensor *node);
