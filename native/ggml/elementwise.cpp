@@ -22,12 +22,26 @@ static const char *binary_refused(const Device &, const ggml_tensor *op) {
     return types_refused(op);
 }
 
+// Of float32 y as int8, too, where a product follows.
+static bool glu(Recording &r, const ggml_tensor *op, uint32_t kind, const Bound &a, const Bound &b) {
+    const Bound y = bound(*r.device, op);
+    const glu_constants constants{kind, uint32_t(float_type(op))};
+    const glu_params params{a.at, b.at, y.at, number_of(op, 2), number_of(op, 3)};
+    if (const Quantized *int8 = r.beside(op))
+        return r.dispatch(GRAPH_GLU_QUANTIZED, constants, params,
+                          {a.place, b.place, y.place, int8->q.place, int8->scales.place}, 4 | 8 | 16,
+                          grid(pieces(blocks_of(op), 32)));
+    return r.dispatch(GRAPH_GLU, constants, params, {a.place, b.place, y.place}, 4, words_of(op));
+}
+
 static bool record_binary(Recording &r, ggml_tensor *op) {
     const std::optional<bool> done = op->op == GGML_OP_MUL ? record_sum_experts(r, op) : std::nullopt;
     if (done) return *done;
     const uint32_t kind = op->op == GGML_OP_ADD ? BINARY_OP_ADD : op->op == GGML_OP_SUB ? BINARY_OP_SUB
                         : op->op == GGML_OP_MUL ? BINARY_OP_MUL : BINARY_OP_DIV;
     const Bound a = bound(*r.device, op->src[0]), b = bound(*r.device, op->src[1]), y = bound(*r.device, op);
+    const bool plain = is_f32(op) && is_f32(op->src[0]) && is_f32(op->src[1]) && ggml_are_same_shape(op, op->src[1]);
+    if (op->op == GGML_OP_MUL && plain) return glu(r, op, GLU_OP_MUL, a, b);
     const binary_constants constants{kind, uint32_t(float_type(op->src[0])), uint32_t(float_type(op->src[1])),
                                      uint32_t(float_type(op))};
     return r.dispatch(GRAPH_BINARY, constants, binary_params{a.at, b.at, y.at}, {a.place, b.place, y.place}, 4,
@@ -43,19 +57,12 @@ static const char *glu_refused(const Device &, const ggml_tensor *op) {
 
 static bool record_glu(Recording &r, ggml_tensor *op) {
     Bound a = bound(*r.device, op->src[0]), b = op->src[1] ? bound(*r.device, op->src[1]) : a;
-    const Bound y = bound(*r.device, op);
     if (!op->src[1]) {
         const bool swapped = op->op_params[1];
-        (swapped ? a : b).at.offset += y.at.n[0];
-        a.at.n[0] = b.at.n[0] = y.at.n[0];
+        (swapped ? a : b).at.offset += uint32_t(op->ne[0]);
+        a.at.n[0] = b.at.n[0] = uint32_t(op->ne[0]);
     }
-    const glu_constants constants{uint32_t(ggml_get_glu_op(op)), uint32_t(float_type(op))};
-    const glu_params params{a.at, b.at, y.at, number_of(op, 2), number_of(op, 3)};
-    if (const Quantized *int8 = r.beside(op))
-        return r.dispatch(GRAPH_GLU_QUANTIZED, constants, params,
-                          {a.place, b.place, y.place, int8->q.place, int8->scales.place}, 4 | 8 | 16,
-                          grid(pieces(blocks_of(op), 32)));
-    return r.dispatch(GRAPH_GLU, constants, params, {a.place, b.place, y.place}, 4, words_of(op));
+    return glu(r, op, uint32_t(ggml_get_glu_op(op)), a, b);
 }
 
 static const char *add_id_refused(const Device &, const ggml_tensor *op) {

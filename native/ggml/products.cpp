@@ -75,11 +75,11 @@ static const char *product_refused(const Device &device, const ggml_tensor *op) 
 static ggml_tensor *addend(Recording &r, const ggml_tensor *op, ggml_tensor **sum) {
     ggml_tensor *found = r.only_user(op);
     if (!found || found->op != GGML_OP_ADD || !is_f32(found) || !ggml_are_same_shape(found, op)) return nullptr;
-    ggml_tensor *other = found->src[0] == op ? found->src[1] : found->src[0];
-    if (other == op || !is_f32(other)) return nullptr;
+    ggml_tensor *other = shaped(found->src[0]) == op ? found->src[1] : found->src[0];
+    if (shaped(other) == op || !is_f32(other)) return nullptr;
     for (int d = 0; d < 4; ++d)
         if (other->ne[d] != op->ne[d] && other->ne[d] != 1) return nullptr;
-    if (found->src[1] == op && !ggml_are_same_shape(other, op)) return nullptr;
+    if (found->src[1] != other && !ggml_are_same_shape(other, op)) return nullptr;
     *sum = found;
     return other;
 }

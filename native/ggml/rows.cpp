@@ -24,17 +24,6 @@ static const char *group_norm_refused(const Device &, const ggml_tensor *op) {
     return ggml_is_contiguous(op->src[0]) && op->src[0]->ne[2] % op->op_params[0] == 0 ? nullptr : "strides";
 }
 
-// The operand that is not `of`, where the operation is the next and may be recorded with it; else NULL.
-static ggml_tensor *other_operand(Recording &r, const ggml_tensor *of, ggml_op op, ggml_tensor **user) {
-    ggml_tensor *found = r.only_user(of);
-    if (!found || found->op != op || !is_f32(found) || !ggml_are_same_shape(found, of)) return nullptr;
-    ggml_tensor *other = found->src[0] == of ? found->src[1] : found->src[0];
-    // b repeats, a does not
-    if (!is_f32(other) || other == of || (found->src[1] == of && !ggml_are_same_shape(other, of))) return nullptr;
-    *user = found;
-    return other;
-}
-
 // Whether rows may be written while others are read: they lie at the same places, or apart.
 static bool apart(const ggml_tensor *x, const ggml_tensor *y) {
     if (buffer_of(x) != buffer_of(y)) return true;
@@ -43,13 +32,43 @@ static bool apart(const ggml_tensor *x, const ggml_tensor *y) {
     return a + ggml_nbytes(x) <= b || b + ggml_nbytes(y) <= a;
 }
 
+// An operation that is recorded with the norm before it: one of FOLLOW_OP_, and its operand or number.
+struct Follower {
+    uint32_t op;
+    Bound other;
+    float scale;
+};
+
+// The next one, whose result then is the norm's.
+static Follower follower(Recording &r, const ggml_tensor *norm, const ggml_tensor **result) {
+    const ggml_tensor *of = *result;
+    ggml_tensor *user = r.only_user(of);
+    Follower found{FOLLOW_OP_NONE, bound(*r.device, of), 0};
+    if (!user || !is_f32(user) || !ggml_are_same_shape(user, of) || !apart(norm->src[0], user)) return found;
+    if (user->op == GGML_OP_SCALE && number_of(user, 1) == 0) {
+        found.op = FOLLOW_OP_SCALE;
+        found.scale = number_of(user, 0);
+    } else if (user->op == GGML_OP_MUL || user->op == GGML_OP_ADD) {
+        const ggml_tensor *other = shaped(user->src[0]) == of ? user->src[1] : user->src[0];
+        // b repeats, a does not
+        if (!is_f32(other) || shaped(other) == of || (user->src[1] != other && !ggml_are_same_shape(other, of))) return found;
+        found.op = user->op == GGML_OP_MUL ? FOLLOW_OP_MUL : FOLLOW_OP_ADD;
+        found.other = bound(*r.device, other);
+    } else {
+        return found;
+    }
+    r.take(user);
+    *result = user;
+    return found;
+}
+
 static bool record_norm(Recording &r, ggml_tensor *op) {
     const uint32_t kind = op->op == GGML_OP_RMS_NORM ? NORM_OP_RMS
                         : op->op == GGML_OP_L2_NORM  ? NORM_OP_L2 : NORM_OP_NORM;
-    Bound x = bound(*r.device, op->src[0]), y = bound(*r.device, op), weight = y, bias = y;
-    norm_constants constants{kind, 0, 0};
+    Bound x = bound(*r.device, op->src[0]), y = bound(*r.device, op);
     uint64_t rows = rows_of(op);
     const ggml_tensor *result = op;
+    Follower first{FOLLOW_OP_NONE, y, 0}, second = first;
     int eps = 0;
     if (op->op == GGML_OP_GROUP_NORM) {  // a group is a row
         const uint32_t groups = uint32_t(op->op_params[0]), n = uint32_t(op->ne[0] * op->ne[1] * op->ne[2]) / groups;
@@ -57,27 +76,22 @@ static bool record_norm(Recording &r, ggml_tensor *op) {
             one->at = {one->at.offset, {n, groups, uint32_t(op->ne[3]), 1}, {1, n, n * groups, 0}};
         rows = groups * uint64_t(op->ne[3]);
         eps = 1;
-    } else if (ggml_tensor *user, *other = other_operand(r, op, GGML_OP_MUL, &user); other && apart(op->src[0], user)) {
-        weight = bound(*r.device, other);
-        y = bound(*r.device, user);
-        result = user;
-        constants.weighted = 1;
-        r.take(user);
-        ggml_tensor *sum, *added = other_operand(r, user, GGML_OP_ADD, &sum);
-        if (added && apart(op->src[0], sum)) {
-            bias = bound(*r.device, added);
-            y = bound(*r.device, sum);
-            result = sum;
-            constants.biased = 1;
-            r.take(sum);
-        }
+    } else {
+        first = follower(r, op, &result);
+        if (first.op) second = follower(r, op, &result);
+        y = bound(*r.device, result);
     }
-    const norm_params params{x.at, weight.at, bias.at, y.at, number_of(op, eps), 1.0f / float(x.at.n[0])};
-    if (const Quantized *int8 = op->op == GGML_OP_GROUP_NORM ? nullptr : r.beside(result))
+    const norm_constants constants{kind, first.op, second.op};
+    norm_params params{x.at, first.other.at, second.other.at, y.at, number_of(op, eps), 1.0f / float(x.at.n[0]),
+                       {first.scale, second.scale}, 1};
+    if (const Quantized *int8 = op->op == GGML_OP_GROUP_NORM ? nullptr : r.beside(result, true)) {
+        params.joined = uint32_t(int8->ne[0] / result->ne[0]);
         return r.dispatch(GRAPH_NORM_QUANTIZED, constants, params,
-                          {x.place, weight.place, bias.place, y.place, int8->q.place, int8->scales.place}, 8 | 16 | 32,
-                          grid(rows));
-    return r.dispatch(GRAPH_NORM, constants, params, {x.place, weight.place, bias.place, y.place}, 8, grid(rows));
+                          {x.place, first.other.place, second.other.place, y.place, int8->q.place,
+                           int8->scales.place}, 8 | 16 | 32, grid(rows));
+    }
+    return r.dispatch(GRAPH_NORM, constants, params, {x.place, first.other.place, second.other.place, y.place}, 8,
+                      grid(rows));
 }
 
 // --- sums ------------------------------------------------------------------------------------------------------------

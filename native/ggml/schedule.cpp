@@ -16,22 +16,23 @@ namespace {
 class Schedule {
   public:
     explicit Schedule(ggml_cgraph *graph) : graph_(graph), waiting_(graph->nodes, graph->nodes + graph->n_nodes) {
-        for (ggml_tensor *node : waiting_)
+        for (ggml_tensor *node : waiting_) {
             if (node->view_src && !is_view(node)) changed_.insert(root_of(node));
+            used_.insert(node->src, node->src + GGML_MAX_SRC);
+        }
     }
 
-    // Nodes that write to a part of another tensor, or read such a tensor, keep their order.
+    // Nodes that write to a part of another tensor, or read such a tensor, keep their order, as do those of no use here.
     std::vector<ggml_tensor *> nodes() {
         for (int i = 0; i < graph_->n_nodes; ++i)
             if (is_fixed(graph_->nodes[i])) put(graph_->nodes[i]);
-        for (int i = 0; i < graph_->n_nodes; ++i) put(graph_->nodes[i]);
         return std::move(made_);
     }
 
   private:
     bool is_fixed(const ggml_tensor *node) const {
         auto changed = [this](const ggml_tensor *t) { return t && changed_.count(root_of(t)); };
-        return changed(node) || std::any_of(node->src, node->src + GGML_MAX_SRC, changed);
+        return !used_.count(node) || changed(node) || std::any_of(node->src, node->src + GGML_MAX_SRC, changed);
     }
 
     void put(ggml_tensor *node) {
@@ -43,7 +44,7 @@ class Schedule {
 
     ggml_cgraph *graph_;
     std::unordered_set<ggml_tensor *> waiting_;
-    std::unordered_set<const ggml_tensor *> changed_;
+    std::unordered_set<const ggml_tensor *> changed_, used_;
     std::vector<ggml_tensor *> made_;
 };
 

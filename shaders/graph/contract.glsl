@@ -194,16 +194,20 @@ struct RouteParams {
 struct SumExpertsParams {
     Tensor x;
     Tensor weights;
+    Tensor a;
+    Tensor b;
     Tensor y;
 };
 
 struct NormParams {
     Tensor x;
-    Tensor weight;
-    Tensor bias;
+    Tensor a;
+    Tensor b;
     Tensor y;
     float eps;
     float factor;  // 1 / elements of a row, rounded once; not of l2
+    float scales[2];  // of both operations that follow
+    uint joined;  // rows of y that are one of the int8 rows: 1, or rows of whole blocks
 };
 
 struct SoftMaxParams {
@@ -319,16 +323,16 @@ const uint SSM_SCAN_SPEC_SIZE = 0u, SSM_SCAN_SPEC_OWN = 1u, SSM_SCAN_SPEC_BY_ELE
 const uint ROUTE_BIND_PARAMS = 0u, ROUTE_BIND_X = 1u, ROUTE_BIND_BIAS = 2u, ROUTE_BIND_IDS = 3u, ROUTE_BIND_Y = 4u;
 const uint ROUTE_SPEC_GATE = 0u, ROUTE_SPEC_BIASED = 1u, ROUTE_SPEC_NORM = 2u, ROUTE_SPEC_SCALED = 3u;
 
-const uint SUM_EXPERTS_BIND_PARAMS = 0u, SUM_EXPERTS_BIND_X = 1u, SUM_EXPERTS_BIND_WEIGHTS = 2u, SUM_EXPERTS_BIND_Y =
-    3u;
+const uint SUM_EXPERTS_BIND_PARAMS = 0u, SUM_EXPERTS_BIND_X = 1u, SUM_EXPERTS_BIND_WEIGHTS = 2u, SUM_EXPERTS_BIND_A =
+    3u, SUM_EXPERTS_BIND_B = 4u, SUM_EXPERTS_BIND_Y = 5u;
+const uint SUM_EXPERTS_SPEC_ADDED = 0u;
 
-const uint NORM_BIND_PARAMS = 0u, NORM_BIND_X = 1u, NORM_BIND_WEIGHT = 2u, NORM_BIND_BIAS = 3u, NORM_BIND_Y = 4u;
-const uint NORM_SPEC_OP = 0u, NORM_SPEC_WEIGHTED = 1u, NORM_SPEC_BIASED = 2u;
+const uint NORM_BIND_PARAMS = 0u, NORM_BIND_X = 1u, NORM_BIND_A = 2u, NORM_BIND_B = 3u, NORM_BIND_Y = 4u;
+const uint NORM_SPEC_OP = 0u, NORM_SPEC_FIRST = 1u, NORM_SPEC_SECOND = 2u;
 
-const uint NORM_QUANTIZED_BIND_PARAMS = 0u, NORM_QUANTIZED_BIND_X = 1u, NORM_QUANTIZED_BIND_WEIGHT = 2u,
-    NORM_QUANTIZED_BIND_BIAS = 3u, NORM_QUANTIZED_BIND_Y = 4u, NORM_QUANTIZED_BIND_Q = 5u, NORM_QUANTIZED_BIND_SCALES =
-    6u;
-const uint NORM_QUANTIZED_SPEC_OP = 0u, NORM_QUANTIZED_SPEC_WEIGHTED = 1u, NORM_QUANTIZED_SPEC_BIASED = 2u;
+const uint NORM_QUANTIZED_BIND_PARAMS = 0u, NORM_QUANTIZED_BIND_X = 1u, NORM_QUANTIZED_BIND_A = 2u,
+    NORM_QUANTIZED_BIND_B = 3u, NORM_QUANTIZED_BIND_Y = 4u, NORM_QUANTIZED_BIND_Q = 5u, NORM_QUANTIZED_BIND_SCALES = 6u;
+const uint NORM_QUANTIZED_SPEC_OP = 0u, NORM_QUANTIZED_SPEC_FIRST = 1u, NORM_QUANTIZED_SPEC_SECOND = 2u;
 
 const uint SOFT_MAX_BIND_PARAMS = 0u, SOFT_MAX_BIND_X = 1u, SOFT_MAX_BIND_MASK = 2u, SOFT_MAX_BIND_SINKS = 3u,
     SOFT_MAX_BIND_Y = 4u;
@@ -356,7 +360,7 @@ const uint UNARY_OP_ABS = 0u, UNARY_OP_SGN = 1u, UNARY_OP_NEG = 2u, UNARY_OP_STE
     UNARY_OP_LOG = 26u, UNARY_OP_SIN = 27u, UNARY_OP_COS = 28u, UNARY_OP_LEAKY_RELU = 29u, UNARY_OP_FILL = 30u;
 
 const uint GLU_OP_REGLU = 0u, GLU_OP_GEGLU = 1u, GLU_OP_SWIGLU = 2u, GLU_OP_SWIGLU_OAI = 3u, GLU_OP_GEGLU_ERF = 4u,
-    GLU_OP_GEGLU_QUICK = 5u, GLU_OP_SWIGLU_CLAMP = 6u;
+    GLU_OP_GEGLU_QUICK = 5u, GLU_OP_SWIGLU_CLAMP = 6u, GLU_OP_MUL = 7u;
 
 const uint MOVE_TYPE_F32 = 0u, MOVE_TYPE_F16 = 1u, MOVE_TYPE_BF16 = 2u, MOVE_TYPE_I32 = 3u, MOVE_TYPE_I16 = 4u,
     MOVE_TYPE_I8 = 5u, MOVE_TYPE_Q8_0 = 6u, MOVE_TYPE_Q4_0 = 7u, MOVE_TYPE_Q4_1 = 8u, MOVE_TYPE_Q5_0 = 9u,
@@ -375,6 +379,8 @@ const uint GATE_OP_NONE = 0u, GATE_OP_SOFT_MAX = 1u, GATE_OP_SIGMOID = 2u;
 const uint ROUTE_NORM_OP_NONE = 0u, ROUTE_NORM_OP_SUM = 1u, ROUTE_NORM_OP_SOFT_MAX = 2u;
 
 const uint NORM_OP_RMS = 0u, NORM_OP_NORM = 1u, NORM_OP_L2 = 2u;
+
+const uint FOLLOW_OP_NONE = 0u, FOLLOW_OP_MUL = 1u, FOLLOW_OP_ADD = 2u, FOLLOW_OP_SCALE = 3u;
 
 const uint MASK_TYPE_NONE = 0u, MASK_TYPE_F32 = 1u, MASK_TYPE_F16 = 2u;
 

@@ -1,18 +1,18 @@
-// y = norm(x) [* weight] [+ bias] along dimension 0: RMS_NORM, NORM or L2_NORM; of QUANTIZED y as int8, too.
+// y = norm(x) along dimension 0, RMS_NORM, NORM or L2_NORM, and what follows it; of QUANTIZED y as int8, too.
 //
 // Grid: x (and y) = rows.  A workgroup has a row; an invocation has its elements j = r mod SUM_LANES in each sum:
 //     norm alone: mean = sum of x * factor
 //     squares = sum of (x - mean)**2, each flushed; rms and l2: mean = 0
 //     scale = 1 / sqrt(squares * factor + eps), or 1 / max(sqrt(squares), eps) of l2
-//     y = (x - mean) * scale, then the product and the sum as operations of their own; four neighbors at a time
+//     y = (x - mean) * scale, then FIRST and SECOND as operations of their own; four neighbors at a time
 layout(local_size_x = SUM_LANES) in;
 layout(constant_id = NORM_SPEC_OP) const uint OP = NORM_OP_RMS;
-layout(constant_id = NORM_SPEC_WEIGHTED) const uint WEIGHTED = 0u;
-layout(constant_id = NORM_SPEC_BIASED) const uint BIASED = 0u;
+layout(constant_id = NORM_SPEC_FIRST) const uint FIRST = FOLLOW_OP_NONE;
+layout(constant_id = NORM_SPEC_SECOND) const uint SECOND = FOLLOW_OP_NONE;
 layout(set = 0, binding = NORM_BIND_PARAMS, std430) restrict readonly buffer Params { NormParams p; };
 layout(set = 0, binding = NORM_BIND_X, std430) readonly buffer X { float x[]; };
-layout(set = 0, binding = NORM_BIND_WEIGHT, std430) readonly buffer Weight { float weights[]; };
-layout(set = 0, binding = NORM_BIND_BIAS, std430) readonly buffer Bias { float biases[]; };
+layout(set = 0, binding = NORM_BIND_A, std430) readonly buffer A { float a[]; };
+layout(set = 0, binding = NORM_BIND_B, std430) readonly buffer B { float b[]; };
 layout(set = 0, binding = NORM_BIND_Y, std430) writeonly buffer Y { float y[]; };
 #include "tensor.glsl"
 #include "numbers.glsl"
@@ -48,20 +48,30 @@ vec2 measures(uint of_x, uint n) {
     return vec2(mean, OP == NORM_OP_L2 ? flush(inverse_size) : inverse_root(flush(above)));
 }
 
-// Element j of y, from x's; weight, bias: where their rows begin.
-float result(float of_x, uint j, vec2 measured, uint weight, uint bias) {
+bool reads(uint op) {
+    return op == FOLLOW_OP_MUL || op == FOLLOW_OP_ADD;
+}
+
+// Where the row of an operand begins that repeats.
+uint row_of(Tensor t, uint op, uvec4 at) {
+    return reads(op) ? place(t, repeated(t, at)) : 0u;
+}
+
+uint column_of(Tensor t, uint j) {
+    return repeated(t, uvec4(j, 0u, 0u, 0u)).x * t.s[0];
+}
+
+float followed(uint op, float v, float number) {
+    precise float product = v * number, sum = v + number;
+    return op == FOLLOW_OP_NONE ? v : flush(op == FOLLOW_OP_ADD ? sum : product);
+}
+
+// Element j of y, from x's; of_a, of_b: where their rows begin.
+float result(float of_x, uint j, vec2 measured, uint of_a, uint of_b) {
     precise float v = flush(of_x) - measured.x;
     v = v * measured.y;
-    v = flush(v);
-    if (WEIGHTED != 0u) {
-        precise float product = v * flush(weights[weight + repeated(p.weight, uvec4(j, 0u, 0u, 0u)).x * p.weight.s[0]]);
-        v = flush(product);
-    }
-    if (BIASED != 0u) {
-        precise float sum = v + flush(biases[bias + repeated(p.bias, uvec4(j, 0u, 0u, 0u)).x * p.bias.s[0]]);
-        v = flush(sum);
-    }
-    return v;
+    v = followed(FIRST, flush(v), reads(FIRST) ? flush(a[of_a + column_of(p.a, j)]) : p.scales[0]);
+    return followed(SECOND, v, reads(SECOND) ? flush(b[of_b + column_of(p.b, j)]) : p.scales[1]);
 }
 
 void main() {
@@ -71,11 +81,11 @@ void main() {
     }
     uvec4 at = uvec4(0u, indices(p.x, row * n).yzw);
     uint of_x = place(p.x, at), of_y = place(p.y, at), first = 4u * gl_LocalInvocationID.x;
-    uint weight = WEIGHTED == 0u ? 0u : place(p.weight, repeated(p.weight, at));
-    uint bias = BIASED == 0u ? 0u : place(p.bias, repeated(p.bias, at));
+    uint of_a = row_of(p.a, FIRST, at), of_b = row_of(p.b, SECOND, at);
     vec2 measured = measures(of_x, n);
 #ifdef QUANTIZED
-    uint end = blocks_of_row(n) * X_BLOCK;
+    uint blocks = p.joined > 1u ? n / X_BLOCK : blocks_of_row(n), end = blocks * X_BLOCK;
+    uint first_block = row % p.joined * blocks * (rows / p.joined) + row / p.joined;
 #else
     uint end = n;
 #endif
@@ -84,12 +94,12 @@ void main() {
         for (uint k = 0u; k < 4u; ++k) {
             uint j = begin + first + k;
             if (j < n) {
-                v[k] = result(x[of_x + j * p.x.s[0]], j, measured, weight, bias);
+                v[k] = result(x[of_x + j * p.x.s[0]], j, measured, of_a, of_b);
                 y[of_y + j * p.y.s[0]] = v[k];
             }
         }
 #ifdef QUANTIZED
-        quantize(v, (begin + first) / X_BLOCK * rows + row, begin + first < end);
+        quantize(v, (begin + first) / X_BLOCK * (rows / p.joined) + first_block, begin + first < end);
 #endif
     }
 }

@@ -142,7 +142,8 @@ def glu(op: str, a: F32, b: F32, alpha: float = 1.0, limit: float = 0.0) -> F32:
         b = np.where(b < -most, -most, np.where(most < b, most, b))
     if op == "swiglu_oai":
         return flush(flush(silu(a, alpha)) * (b + f32(1.0)))
-    activation = {"reglu": relu, "geglu": gelu, "geglu_erf": gelu_erf, "geglu_quick": gelu_quick}.get(op, silu)
+    named = {"reglu": relu, "geglu": gelu, "geglu_erf": gelu_erf, "geglu_quick": gelu_quick, "mul": np.positive}
+    activation = named.get(op, silu)
     product = flush(flush(activation(a)) * b)
     return np.where(a > 0, product, f32(0.0)) if op == "reglu" else product
 

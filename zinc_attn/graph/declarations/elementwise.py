@@ -36,8 +36,11 @@ UNARY: Final = kernel(
         Field("d", "float", "xielu: eps"),
     ),
 )
-GLU_OPS: Final = ("reglu", "geglu", "swiglu", "swiglu_oai", "geglu_erf", "geglu_quick", "swiglu_clamp")  # ggml's
-# y = act(a) * b; halves of one tensor are two tensors here, and swapped halves are swapped operands.
+GLU_OPS: Final = (
+    *("reglu", "geglu", "swiglu", "swiglu_oai", "geglu_erf", "geglu_quick", "swiglu_clamp"),  # ggml's
+    "mul",
+)
+# y = act(a) * b; of mul a * b. Halves of one tensor are two tensors here, and swapped halves are swapped operands.
 _GLU_BINDINGS: Final[dict[str, Access]] = {"a": "read", "b": "read", "y": "write"}
 _GLU_PARAMS: Final = (
     *tensors("a", "b", "y"),

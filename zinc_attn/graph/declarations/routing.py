@@ -28,8 +28,13 @@ ROUTE: Final = kernel(
         Field("added", "float", "by SCALE"),
     ),
 )
-# y = the sum of a row's experts in order, each times its weight: MUL, then ADD of the first two, of the next, ...
-# x: (elements, experts, rows), weights: (1, experts, rows), y: (elements, rows). Grid: x (and y) = elements of y / 256.
+# y = the sum of a row's experts in order, each times its weight: MUL, then ADD of the first two, of the next, ...; then
+# ADD of a and of b: ``added`` of them, 0 to 2.
+# x: (elements, experts, rows), weights: (1, experts, rows), y, a, b: (elements, rows). Grid: x (and y) = elements of y
+# / 256.
 SUM_EXPERTS: Final = kernel(
-    "sum_experts", {"x": "read", "weights": "read", "y": "write"}, (), tensors("x", "weights", "y")
+    "sum_experts",
+    {"x": "read", "weights": "read", "a": "read", "b": "read", "y": "write"},
+    ("added",),
+    tensors("x", "weights", "a", "b", "y"),
 )

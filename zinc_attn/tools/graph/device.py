@@ -107,8 +107,8 @@ class OnDevice:
         return self._float(graph.GET_WEIGHTS, groups, shape, (packed, tokens), spec=kind, **of)
 
     def norm(self, x: F32, weight: F32, eps: float) -> F32:
-        of: dict[str, Any] = {"x": tensor(x), "weight": tensor(weight[None]), "bias": tensor(weight[None])}
-        of |= {"eps": eps, "factor": 1.0 / x.shape[-1]}
+        of: dict[str, Any] = {"x": tensor(x), "a": tensor(weight[None]), "b": tensor(weight[None])}
+        of |= {"eps": eps, "factor": 1.0 / x.shape[-1], "scales": (0.0, 0.0), "joined": 1}
         spec = graph.NORM_OPS.index("rms"), 1, 0
         return self._float(graph.NORM, len(x), x.shape, (x, weight, weight), spec=spec, **of)
 
