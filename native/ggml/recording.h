@@ -67,6 +67,8 @@ class Recording {
     ggml_tensor *only_user(const ggml_tensor *node);
     // The node behind one that is no view, or NULL.
     ggml_tensor *behind(const ggml_tensor *node) const;
+    // Whether a node's operands lie where they were when it was recorded.
+    bool has_sources(const ggml_tensor *node) const;
     // Whether no node from the one that is recorded on makes a tensor.
     bool is_before(const ggml_tensor *t) const;
     // Whether from the node that is recorded to `last`, nothing but the results of these two is used by others.

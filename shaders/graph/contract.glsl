@@ -145,10 +145,18 @@ struct ByExpertParams {
 
 struct SsmConvParams {
     Tensor x;
+    Tensor late;
     Tensor w;
     Tensor bias;
     Tensor y;
     uint run;  // neighboring tokens of an invocation
+    uint size;  // a power of two up to 256
+    uint begins[2];  // channels, multiples of size
+    uint ends[2];
+    uint offsets[2];  // element where first, and second, begins
+    float scales[2];  // of SCALE
+    float eps;
+    float factor;  // 1 / size
 };
 
 struct DeltaNetParams {
@@ -306,9 +314,9 @@ const uint MUL_MAT_FLOAT_VEC_SPEC_W_TYPE = 0u, MUL_MAT_FLOAT_VEC_SPEC_X_TYPE = 1
 
 const uint BY_EXPERT_BIND_PARAMS = 0u, BY_EXPERT_BIND_IDS = 1u, BY_EXPERT_BIND_LIST = 2u;
 
-const uint SSM_CONV_BIND_PARAMS = 0u, SSM_CONV_BIND_X = 1u, SSM_CONV_BIND_W = 2u, SSM_CONV_BIND_BIAS = 3u,
-    SSM_CONV_BIND_Y = 4u;
-const uint SSM_CONV_SPEC_BIASED = 0u, SSM_CONV_SPEC_SILU = 1u;
+const uint SSM_CONV_BIND_PARAMS = 0u, SSM_CONV_BIND_X = 1u, SSM_CONV_BIND_LATE = 2u, SSM_CONV_BIND_W = 3u,
+    SSM_CONV_BIND_BIAS = 4u, SSM_CONV_BIND_Y = 5u, SSM_CONV_BIND_FIRST = 6u, SSM_CONV_BIND_SECOND = 7u;
+const uint SSM_CONV_SPEC_BIASED = 0u, SSM_CONV_SPEC_SILU = 1u, SSM_CONV_SPEC_NORMED = 2u, SSM_CONV_SPEC_OP = 3u;
 
 const uint DELTA_NET_BIND_PARAMS = 0u, DELTA_NET_BIND_Q = 1u, DELTA_NET_BIND_K = 2u, DELTA_NET_BIND_V = 3u,
     DELTA_NET_BIND_GATE = 4u, DELTA_NET_BIND_BETA = 5u, DELTA_NET_BIND_STATE = 6u, DELTA_NET_BIND_IDS = 7u,

@@ -17,6 +17,7 @@ layout(set = 0, binding = NORM_BIND_Y, std430) writeonly buffer Y { float y[]; }
 #include "tensor.glsl"
 #include "numbers.glsl"
 #include "row_sum.glsl"
+#include "norm_scale.glsl"
 #ifdef QUANTIZED
 layout(set = 0, binding = NORM_QUANTIZED_BIND_Q, std430) writeonly buffer Q { uint q[]; };
 layout(set = 0, binding = NORM_QUANTIZED_BIND_SCALES, std430) writeonly buffer Scales { uvec2 scales[]; };
@@ -41,11 +42,7 @@ vec2 measures(uint of_x, uint n) {
         precise float square = v * v;
         squares = squares + flush(square);
     }
-    float total = workgroup_sum(squares), size = root(total);
-    precise float scaled = total * p.factor;
-    precise float above = flush(scaled) + p.eps;
-    float inverse_size = quotient(1.0, flush(size > p.eps ? size : p.eps));
-    return vec2(mean, OP == NORM_OP_L2 ? flush(inverse_size) : inverse_root(flush(above)));
+    return vec2(mean, norm_scale(OP, workgroup_sum(squares), p.factor, p.eps));
 }
 
 bool reads(uint op) {

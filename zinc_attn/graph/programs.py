@@ -45,7 +45,7 @@ PROGRAMS: Final[tuple[tuple[graph.GraphKernel, tuple[int, ...]], ...]] = (
     *((graph.TO_BLOCKS, (0, _F32, kind)) for kind in _BLOCKS),
     *((graph.SORT, (op, 1, graph.SORT_PIECE)) for op in range(len(graph.SORT_OPS))),
     *((graph.GET_WEIGHTS, (kind,)) for kind in range(len(graph.WEIGHT_TYPES))),
-    (graph.SSM_CONV, (1, 1)),
+    *((graph.SSM_CONV, (1, 1, normed, 0)) for normed in (0, 1)),
     *((graph.DELTA_NET, (128, own, by_channel, 1)) for own in (1, 4) for by_channel in (0, 1)),
     *(
         (graph.SSM_SCAN, (*sizes, by_element))
