@@ -15,6 +15,38 @@ static Groups words_of(const ggml_tensor *y) {
     return grid(pieces(uint64_t(ggml_nelements(y)) * ggml_type_size(y->type) / 4 + 1, 256));
 }
 
+// --- what follows an operation ---------------------------------------------------------------------------------------
+
+// Whether rows may be written while others are read: they lie at the same places, or apart.
+static bool apart(const ggml_tensor *x, const ggml_tensor *y) {
+    if (buffer_of(x) != buffer_of(y)) return true;
+    const size_t a = begin_of(x), b = begin_of(y);
+    if (a == b) return ggml_are_same_stride(x, y);
+    return a + ggml_nbytes(x) <= b || b + ggml_nbytes(y) <= a;
+}
+
+Follower follower(Recording &r, const ggml_tensor *x, const ggml_tensor **result, bool scale) {
+    const ggml_tensor *of = *result;
+    ggml_tensor *user = r.only_user(of);
+    Follower found{FOLLOW_OP_NONE, bound(*r.device, of), 0};
+    if (!user || !is_f32(user) || !ggml_are_same_shape(user, of) || !apart(x, user)) return found;
+    if (scale && user->op == GGML_OP_SCALE && number_of(user, 1) == 0) {
+        found.op = FOLLOW_OP_SCALE;
+        found.scale = number_of(user, 0);
+    } else if (user->op == GGML_OP_MUL || user->op == GGML_OP_ADD) {
+        const ggml_tensor *other = shaped(user->src[0]) == of ? user->src[1] : user->src[0];
+        // b repeats, a does not
+        if (!is_f32(other) || shaped(other) == of || (user->src[1] != other && !ggml_are_same_shape(other, of))) return found;
+        found.op = user->op == GGML_OP_MUL ? FOLLOW_OP_MUL : FOLLOW_OP_ADD;
+        found.other = bound(*r.device, other);
+    } else {
+        return found;
+    }
+    r.take(user);
+    *result = user;
+    return found;
+}
+
 // --- two operands ----------------------------------------------------------------------------------------------------
 
 static const char *binary_refused(const Device &, const ggml_tensor *op) {
@@ -102,13 +134,17 @@ static const char *unary_refused(const Device &, const ggml_tensor *op) {
 static bool record_unary(Recording &r, ggml_tensor *op) {
     const std::optional<bool> done = unary_op(op) == UNARY_OP_SIGMOID ? record_route(r, op) : std::nullopt;
     if (done) return *done;
-    const Bound y = bound(*r.device, op), x = op->op == GGML_OP_FILL ? y : bound(*r.device, op->src[0]);
+    const ggml_tensor *source = op->op == GGML_OP_FILL ? op : op->src[0], *result = op;
+    const Bound x = bound(*r.device, source);
+    Follower then{FOLLOW_OP_NONE, x, 0};
+    if (is_f32(op) && source != op) then = follower(r, source, &result, false);
+    const Bound y = bound(*r.device, result);
     const int first = op->op == GGML_OP_UNARY ? 1 : 0;  // number of the operation's parameters
-    const uint32_t x_type = uint32_t(float_type(op->op == GGML_OP_FILL ? op : op->src[0]));
-    const unary_constants constants{uint32_t(unary_op(op)), x_type, uint32_t(float_type(op))};
-    const unary_params params{x.at, y.at, number_of(op, first), number_of(op, first + 1), number_of(op, first + 2),
+    const unary_constants constants{uint32_t(unary_op(op)), uint32_t(float_type(source)), uint32_t(float_type(op)),
+                                    then.op};
+    const unary_params params{x.at, then.other.at, y.at, number_of(op, first), number_of(op, first + 1), number_of(op, first + 2),
                               number_of(op, first + 3)};
-    return r.dispatch(GRAPH_UNARY, constants, params, {x.place, y.place}, 2, words_of(op));
+    return r.dispatch(GRAPH_UNARY, constants, params, {x.place, then.other.place, y.place}, 4, words_of(op));
 }
 
 static_assert(int(UNARY_OP_XIELU) == int(GGML_UNARY_OP_XIELU) && int(UNARY_OP_TRUNC) == int(GGML_UNARY_OP_TRUNC) &&

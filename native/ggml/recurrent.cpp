@@ -29,7 +29,7 @@ struct Conv {
     }
 };
 
-static ggml_tensor *follower(Recording &r, const Conv &c, ggml_op op) {
+static ggml_tensor *next_of(Recording &r, const Conv &c, ggml_op op) {
     ggml_tensor *found = r.only_user(c.last);
     if (!found || found->op != op || found->src[0] != c.last || !is_f32(found) || !ggml_is_contiguous(found))
         return nullptr;
@@ -60,7 +60,7 @@ static void record_norms(Recording &r, Conv *c, ssm_conv_params *params, Bound r
         if (!norm) return;
         r.take(norm);
         c->last = before = norm;
-        ggml_tensor *scaled = follower(r, *c, GGML_OP_SCALE);
+        ggml_tensor *scaled = next_of(r, *c, GGML_OP_SCALE);
         if (scaled && number_of(scaled, 1) == 0 && !overlap(scaled, c->y)) r.take(scaled), c->last = scaled;
         const ggml_tensor *rows = norm->src[0];
         c->constants.normed = 1;
@@ -82,14 +82,14 @@ static bool record_conv(Recording &r, ggml_tensor *op) {
     if (x->op == GGML_OP_CONCAT && x->op_params[0] == 0 && r.has_sources(x) && !overlap(op, x->src[0]) &&
         !overlap(op, x->src[1]))
         c.reads[0] = x->src[0], c.reads[1] = x->src[1];
-    ggml_tensor *sum = follower(r, c, GGML_OP_ADD), *added = sum ? sum->src[1] : nullptr;
+    ggml_tensor *sum = next_of(r, c, GGML_OP_ADD), *added = sum ? sum->src[1] : nullptr;
     if (sum && is_f32(added) && ggml_nelements(added) == op->ne[0] && added->ne[0] == op->ne[0] && !overlap(sum, added)) {
         c.reads[3] = added;
         c.constants.biased = 1;
         r.take(sum);
         c.y = c.last = sum;
     }
-    ggml_tensor *act = follower(r, c, GGML_OP_UNARY);
+    ggml_tensor *act = next_of(r, c, GGML_OP_UNARY);
     if (act && ggml_get_unary_op(act) == GGML_UNARY_OP_SILU) {
         c.constants.silu = 1;
         r.take(act);

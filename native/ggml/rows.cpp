@@ -24,44 +24,6 @@ static const char *group_norm_refused(const Device &, const ggml_tensor *op) {
     return ggml_is_contiguous(op->src[0]) && op->src[0]->ne[2] % op->op_params[0] == 0 ? nullptr : "strides";
 }
 
-// Whether rows may be written while others are read: they lie at the same places, or apart.
-static bool apart(const ggml_tensor *x, const ggml_tensor *y) {
-    if (buffer_of(x) != buffer_of(y)) return true;
-    const size_t a = begin_of(x), b = begin_of(y);
-    if (a == b) return ggml_are_same_stride(x, y);
-    return a + ggml_nbytes(x) <= b || b + ggml_nbytes(y) <= a;
-}
-
-// An operation that is recorded with the norm before it: one of FOLLOW_OP_, and its operand or number.
-struct Follower {
-    uint32_t op;
-    Bound other;
-    float scale;
-};
-
-// The next one, whose result then is the norm's.
-static Follower follower(Recording &r, const ggml_tensor *norm, const ggml_tensor **result) {
-    const ggml_tensor *of = *result;
-    ggml_tensor *user = r.only_user(of);
-    Follower found{FOLLOW_OP_NONE, bound(*r.device, of), 0};
-    if (!user || !is_f32(user) || !ggml_are_same_shape(user, of) || !apart(norm->src[0], user)) return found;
-    if (user->op == GGML_OP_SCALE && number_of(user, 1) == 0) {
-        found.op = FOLLOW_OP_SCALE;
-        found.scale = number_of(user, 0);
-    } else if (user->op == GGML_OP_MUL || user->op == GGML_OP_ADD) {
-        const ggml_tensor *other = shaped(user->src[0]) == of ? user->src[1] : user->src[0];
-        // b repeats, a does not
-        if (!is_f32(other) || shaped(other) == of || (user->src[1] != other && !ggml_are_same_shape(other, of))) return found;
-        found.op = user->op == GGML_OP_MUL ? FOLLOW_OP_MUL : FOLLOW_OP_ADD;
-        found.other = bound(*r.device, other);
-    } else {
-        return found;
-    }
-    r.take(user);
-    *result = user;
-    return found;
-}
-
 static bool record_norm(Recording &r, ggml_tensor *op) {
     const uint32_t kind = op->op == GGML_OP_RMS_NORM ? NORM_OP_RMS
                         : op->op == GGML_OP_L2_NORM  ? NORM_OP_L2 : NORM_OP_NORM;
@@ -77,8 +39,8 @@ static bool record_norm(Recording &r, ggml_tensor *op) {
         rows = groups * uint64_t(op->ne[3]);
         eps = 1;
     } else {
-        first = follower(r, op, &result);
-        if (first.op) second = follower(r, op, &result);
+        first = follower(r, op->src[0], &result, true);
+        if (first.op) second = follower(r, op->src[0], &result, true);
         y = bound(*r.device, result);
     }
     const norm_constants constants{kind, first.op, second.op};

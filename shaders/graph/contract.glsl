@@ -48,6 +48,7 @@ struct BinaryParams {
 
 struct UnaryParams {
     Tensor x;
+    Tensor other;
     Tensor y;
     float a;  // scale: factor; clamp: minimum; fill: value; leaky_relu: slope below 0; xielu: alpha_n
     float b;  // scale: bias; clamp: maximum; xielu: alpha_p
@@ -251,8 +252,8 @@ struct RopeParams {
 const uint BINARY_BIND_PARAMS = 0u, BINARY_BIND_A = 1u, BINARY_BIND_B = 2u, BINARY_BIND_Y = 3u;
 const uint BINARY_SPEC_OP = 0u, BINARY_SPEC_A_TYPE = 1u, BINARY_SPEC_B_TYPE = 2u, BINARY_SPEC_Y_TYPE = 3u;
 
-const uint UNARY_BIND_PARAMS = 0u, UNARY_BIND_X = 1u, UNARY_BIND_Y = 2u;
-const uint UNARY_SPEC_OP = 0u, UNARY_SPEC_X_TYPE = 1u, UNARY_SPEC_Y_TYPE = 2u;
+const uint UNARY_BIND_PARAMS = 0u, UNARY_BIND_X = 1u, UNARY_BIND_OTHER = 2u, UNARY_BIND_Y = 3u;
+const uint UNARY_SPEC_OP = 0u, UNARY_SPEC_X_TYPE = 1u, UNARY_SPEC_Y_TYPE = 2u, UNARY_SPEC_THEN = 3u;
 
 const uint GLU_BIND_PARAMS = 0u, GLU_BIND_A = 1u, GLU_BIND_B = 2u, GLU_BIND_Y = 3u;
 const uint GLU_SPEC_OP = 0u, GLU_SPEC_TYPE = 1u;
@@ -367,6 +368,8 @@ const uint UNARY_OP_ABS = 0u, UNARY_OP_SGN = 1u, UNARY_OP_NEG = 2u, UNARY_OP_STE
     UNARY_OP_TRUNC = 21u, UNARY_OP_SCALE = 22u, UNARY_OP_CLAMP = 23u, UNARY_OP_SQR = 24u, UNARY_OP_SQRT = 25u,
     UNARY_OP_LOG = 26u, UNARY_OP_SIN = 27u, UNARY_OP_COS = 28u, UNARY_OP_LEAKY_RELU = 29u, UNARY_OP_FILL = 30u;
 
+const uint FOLLOW_OP_NONE = 0u, FOLLOW_OP_MUL = 1u, FOLLOW_OP_ADD = 2u, FOLLOW_OP_SCALE = 3u;
+
 const uint GLU_OP_REGLU = 0u, GLU_OP_GEGLU = 1u, GLU_OP_SWIGLU = 2u, GLU_OP_SWIGLU_OAI = 3u, GLU_OP_GEGLU_ERF = 4u,
     GLU_OP_GEGLU_QUICK = 5u, GLU_OP_SWIGLU_CLAMP = 6u, GLU_OP_MUL = 7u;
 
@@ -387,8 +390,6 @@ const uint GATE_OP_NONE = 0u, GATE_OP_SOFT_MAX = 1u, GATE_OP_SIGMOID = 2u;
 const uint ROUTE_NORM_OP_NONE = 0u, ROUTE_NORM_OP_SUM = 1u, ROUTE_NORM_OP_SOFT_MAX = 2u;
 
 const uint NORM_OP_RMS = 0u, NORM_OP_NORM = 1u, NORM_OP_L2 = 2u;
-
-const uint FOLLOW_OP_NONE = 0u, FOLLOW_OP_MUL = 1u, FOLLOW_OP_ADD = 2u, FOLLOW_OP_SCALE = 3u;
 
 const uint MASK_TYPE_NONE = 0u, MASK_TYPE_F32 = 1u, MASK_TYPE_F16 = 2u;
 

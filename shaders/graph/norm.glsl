@@ -18,6 +18,7 @@ layout(set = 0, binding = NORM_BIND_Y, std430) writeonly buffer Y { float y[]; }
 #include "numbers.glsl"
 #include "row_sum.glsl"
 #include "norm_scale.glsl"
+#include "follow.glsl"
 #ifdef QUANTIZED
 layout(set = 0, binding = NORM_QUANTIZED_BIND_Q, std430) writeonly buffer Q { uint q[]; };
 layout(set = 0, binding = NORM_QUANTIZED_BIND_SCALES, std430) writeonly buffer Scales { uvec2 scales[]; };
@@ -45,10 +46,6 @@ vec2 measures(uint of_x, uint n) {
     return vec2(mean, norm_scale(OP, workgroup_sum(squares), p.factor, p.eps));
 }
 
-bool reads(uint op) {
-    return op == FOLLOW_OP_MUL || op == FOLLOW_OP_ADD;
-}
-
 // Where the row of an operand begins that repeats.
 uint row_of(Tensor t, uint op, uvec4 at) {
     return reads(op) ? place(t, repeated(t, at)) : 0u;
@@ -56,11 +53,6 @@ uint row_of(Tensor t, uint op, uvec4 at) {
 
 uint column_of(Tensor t, uint j) {
     return repeated(t, uvec4(j, 0u, 0u, 0u)).x * t.s[0];
-}
-
-float followed(uint op, float v, float number) {
-    precise float product = v * number, sum = v + number;
-    return op == FOLLOW_OP_NONE ? v : flush(op == FOLLOW_OP_ADD ? sum : product);
 }
 
 // Element j of y, from x's; of_a, of_b: where their rows begin.

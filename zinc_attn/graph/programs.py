@@ -18,7 +18,7 @@ _BLOCKS: Final = range(graph.MOVE_TYPES.index("q8_0"), len(graph.MOVE_TYPES))  #
 
 
 def _unary(op: str, x: int = _F32, y: int = _F32) -> tuple[graph.GraphKernel, tuple[int, ...]]:
-    return graph.UNARY, (graph.UNARY_OPS.index(op), x, y)
+    return graph.UNARY, (graph.UNARY_OPS.index(op), x, y, x == y == _F32)
 
 
 def _units(kind: str) -> tuple[graph.GraphKernel, tuple[int, ...]]:

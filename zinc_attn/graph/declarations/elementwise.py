@@ -23,13 +23,14 @@ UNARY_OPS: Final = (
     *("hardsigmoid", "exp", "expm1", "softplus", "gelu_erf", "xielu", "floor", "ceil", "round", "trunc"),  # ggml's
     *("scale", "clamp", "sqr", "sqrt", "log", "sin", "cos", "leaky_relu", "fill"),
 )
-# y = op(x). fill reads no x: give y's tensor and buffer.
+FOLLOW_OPS: Final = ("none", "mul", "add", "scale")  # what may follow an operation, rounded as one of its own
+# y = op(x), then none, mul or add of ``other``, which repeats as in BINARY. fill reads no x: give y's tensor and buffer.
 UNARY: Final = kernel(
     "unary",
-    {"x": "read", "y": "write"},
-    ("op", "x_type", "y_type"),
+    {"x": "read", "other": "read", "y": "write"},
+    ("op", "x_type", "y_type", "then"),
     (
-        *tensors("x", "y"),
+        *tensors("x", "other", "y"),
         Field("a", "float", "scale: factor; clamp: minimum; fill: value; leaky_relu: slope below 0; xielu: alpha_n"),
         Field("b", "float", "scale: bias; clamp: maximum; xielu: alpha_p"),
         Field("c", "float", "xielu: beta"),

@@ -9,10 +9,8 @@ from .declare import AS_INT8, Field, kernel, tensors
 
 # Grid of these: x (and y) = rows; a workgroup of 256 has a row.
 NORM_OPS: Final = ("rms", "norm", "l2")
-FOLLOW_OPS: Final = ("none", "mul", "add", "scale")
-# y = norm(x), then two of FOLLOW_OPS, each rounded as an operation of its own: mul or add of a, then b, which repeat as
-# in BINARY; scale: SCALE without a bias. GROUP_NORM is norm of a contiguous x whose dimension 0 is a whole group. Unused
-# bindings: any buffer.
+# y = norm(x), then two of FOLLOW_OPS: mul or add of a, then b, which repeat as in BINARY; scale: SCALE without a bias.
+# GROUP_NORM is norm of a contiguous x whose dimension 0 is a whole group. Unused bindings: any buffer.
 _NORM_BINDINGS: Final[dict[str, Access]] = {"x": "read", "a": "read", "b": "read", "y": "write"}
 _NORM_PARAMS: Final = (
     *tensors("x", "a", "b", "y"),
