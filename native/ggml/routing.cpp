@@ -149,7 +149,7 @@ static bool in_place(const ggml_tensor *total, const ggml_tensor *x) {
 // Whether the sum of a total and another tensor may be made with the total: elements lie alike, or apart.
 static bool adds(const Recording &r, const ggml_tensor *sum, const ggml_tensor *total) {
     const ggml_tensor *other = sum->src[1];
-    return sum->src[0] == total && r.is_before(other) && is_f32(sum) && is_f32(other) && ggml_are_same_shape(total, sum) &&
+    return sum->src[0] == total && r.is_before(other) && is_f32(sum) && is_f32(other) && ggml_is_contiguous(other) && ggml_are_same_shape(total, sum) &&
            ggml_are_same_shape(other, sum) &&
            (!overlap(sum, other) || (begin_of(sum) == begin_of(other) && ggml_are_same_stride(sum, other)));
 }
@@ -168,19 +168,29 @@ std::optional<bool> record_sum_experts(Recording &r, ggml_tensor *products) {
         if (!(e == 1 ? is_expert(sum->src[0], products, 0) : sum->src[0] == total)) return {};
         total = sum;
     }
-    const ggml_tensor *added[2] = {total, total};
-    sum_experts_constants constants{0};
-    for (ggml_tensor *sum; constants.added < 2 && (sum = chain.then(GGML_OP_ADD, total)) && adds(r, sum, total);) {
-        added[constants.added++] = sum->src[1];
+    ExpertsSum made{{x, weights, x, x}, nullptr, {}, {}, {}};
+    for (ggml_tensor *sum; made.constants.added < 2 && (sum = chain.then(GGML_OP_ADD, total)) && adds(r, sum, total);) {
+        made.reads[2 + made.constants.added++] = sum->src[1];
         total = sum;
     }
     if ((overlap(total, x) && !in_place(total, x)) || overlap(total, weights) || !r.hides(total, total)) return {};
-    const Bound of_x = bound(*r.device, x), of_weights = bound(*r.device, weights), y = bound(*r.device, total);
-    const Bound a = bound(*r.device, added[0]), b = bound(*r.device, added[1]);
+    made.y = total;
+    Bound of[4];
+    for (int i = 0; i < 4; ++i) made.places[i] = (of[i] = bound(*r.device, made.reads[i])).place;
+    made.params = {of[0].at, of[1].at, {of[2].at.offset, of[3].at.offset}, bound(*r.device, total).at};
     r.take(total);
-    return r.dispatch(GRAPH_SUM_EXPERTS, constants, sum_experts_params{of_x.at, of_weights.at, a.at, b.at, y.at},
-                      {of_x.place, of_weights.place, a.place, b.place, y.place}, 16,
-                      grid(pieces(uint64_t(ggml_nelements(total)), 256)));
+    ggml_tensor *norm = r.behind(total);
+    if (!norm || norm->op != GGML_OP_RMS_NORM || norm->src[0] != total || !ggml_is_contiguous(total))
+        return record_sum(r, made);
+    r.take(norm);
+    return record_norm_of(r, norm, made);
+}
+
+bool record_sum(Recording &r, const ExpertsSum &sum) {
+    const za_place *at = sum.places;
+    return r.dispatch(GRAPH_SUM_EXPERTS, sum.constants, sum.params,
+                      {at[0], at[1], at[2], at[3], bound(*r.device, sum.y).place}, 16,
+                      grid(pieces(uint64_t(ggml_nelements(sum.y)), 256)));
 }
 
 }  // namespace zinc

@@ -2,6 +2,8 @@
 #include "operations.h"
 #include "routing.h"
 
+#include <algorithm>
+
 #include "../graph/rope_table.h"
 
 namespace zinc {
@@ -24,7 +26,13 @@ static const char *group_norm_refused(const Device &, const ggml_tensor *op) {
     return ggml_is_contiguous(op->src[0]) && op->src[0]->ne[2] % op->op_params[0] == 0 ? nullptr : "strides";
 }
 
-static bool record_norm(Recording &r, ggml_tensor *op) {
+// The norm of a sum in the sum's dispatch, where the result spares what that reads.
+static bool is_joined(const ExpertsSum &sum, const Follower &second, const ggml_tensor *result) {
+    auto meets = [result](const ggml_tensor *one) { return overlap(one, result); };
+    return !second.op && std::none_of(sum.reads, sum.reads + 4, meets);
+}
+
+static bool norm_rows(Recording &r, ggml_tensor *op, const ExpertsSum *sum) {
     const uint32_t kind = op->op == GGML_OP_RMS_NORM ? NORM_OP_RMS
                         : op->op == GGML_OP_L2_NORM  ? NORM_OP_L2 : NORM_OP_NORM;
     Bound x = bound(*r.device, op->src[0]), y = bound(*r.device, op);
@@ -48,13 +56,29 @@ static bool record_norm(Recording &r, ggml_tensor *op) {
                        {first.scale, second.scale}, 1};
     if (const Quantized *int8 = op->op == GGML_OP_GROUP_NORM ? nullptr : r.beside(result, true)) {
         params.joined = uint32_t(int8->ne[0] / result->ne[0]);
+        if (sum && is_joined(*sum, second, result)) {
+            const za_place *of = sum->places;
+            return r.dispatch(GRAPH_NORM_SUMMED, norm_summed_constants{kind, first.op, 0, sum->constants.added},
+                              norm_summed_params{sum->params.experts, sum->params.weights,
+                                                 {sum->params.added[0], sum->params.added[1]}, params.x, params.a,
+                                                 params.b, params.y, params.eps, params.factor, {first.scale, 0},
+                                                 params.joined},
+                              {x.place, first.other.place, of[3], y.place, int8->q.place, int8->scales.place, of[0],
+                               of[1], of[2]}, 1 | 8 | 16 | 32, grid(rows));
+        }
+        if (sum && !record_sum(r, *sum)) return false;
         return r.dispatch(GRAPH_NORM_QUANTIZED, constants, params,
                           {x.place, first.other.place, second.other.place, y.place, int8->q.place,
                            int8->scales.place}, 8 | 16 | 32, grid(rows));
     }
+    if (sum && !record_sum(r, *sum)) return false;
     return r.dispatch(GRAPH_NORM, constants, params, {x.place, first.other.place, second.other.place, y.place}, 8,
                       grid(rows));
 }
+
+static bool record_norm(Recording &r, ggml_tensor *op) { return norm_rows(r, op, nullptr); }
+
+bool record_norm_of(Recording &r, ggml_tensor *norm, const ExpertsSum &sum) { return norm_rows(r, norm, &sum); }
 
 // --- sums ------------------------------------------------------------------------------------------------------------
 

@@ -201,11 +201,24 @@ struct RouteParams {
 };
 
 struct SumExpertsParams {
-    Tensor x;
+    Tensor experts;
     Tensor weights;
+    uint added[2];  // where plus and more begin
+    Tensor y;
+};
+
+struct NormSummedParams {
+    Tensor experts;
+    Tensor weights;
+    uint added[2];  // where plus and more begin
+    Tensor x;
     Tensor a;
     Tensor b;
     Tensor y;
+    float eps;
+    float factor;  // 1 / elements of a row, rounded once; not of l2
+    float scales[2];  // of both operations that follow
+    uint joined;  // rows of y that are one of the int8 rows: 1, or rows of whole blocks
 };
 
 struct NormParams {
@@ -332,9 +345,15 @@ const uint SSM_SCAN_SPEC_SIZE = 0u, SSM_SCAN_SPEC_OWN = 1u, SSM_SCAN_SPEC_BY_ELE
 const uint ROUTE_BIND_PARAMS = 0u, ROUTE_BIND_X = 1u, ROUTE_BIND_BIAS = 2u, ROUTE_BIND_IDS = 3u, ROUTE_BIND_Y = 4u;
 const uint ROUTE_SPEC_GATE = 0u, ROUTE_SPEC_BIASED = 1u, ROUTE_SPEC_NORM = 2u, ROUTE_SPEC_SCALED = 3u;
 
-const uint SUM_EXPERTS_BIND_PARAMS = 0u, SUM_EXPERTS_BIND_X = 1u, SUM_EXPERTS_BIND_WEIGHTS = 2u, SUM_EXPERTS_BIND_A =
-    3u, SUM_EXPERTS_BIND_B = 4u, SUM_EXPERTS_BIND_Y = 5u;
+const uint SUM_EXPERTS_BIND_PARAMS = 0u, SUM_EXPERTS_BIND_EXPERTS = 1u, SUM_EXPERTS_BIND_WEIGHTS = 2u,
+    SUM_EXPERTS_BIND_PLUS = 3u, SUM_EXPERTS_BIND_MORE = 4u, SUM_EXPERTS_BIND_Y = 5u;
 const uint SUM_EXPERTS_SPEC_ADDED = 0u;
+
+const uint NORM_SUMMED_BIND_PARAMS = 0u, NORM_SUMMED_BIND_X = 1u, NORM_SUMMED_BIND_A = 2u, NORM_SUMMED_BIND_MORE = 3u,
+    NORM_SUMMED_BIND_Y = 4u, NORM_SUMMED_BIND_Q = 5u, NORM_SUMMED_BIND_SCALES = 6u, NORM_SUMMED_BIND_EXPERTS = 7u,
+    NORM_SUMMED_BIND_WEIGHTS = 8u, NORM_SUMMED_BIND_PLUS = 9u;
+const uint NORM_SUMMED_SPEC_OP = 0u, NORM_SUMMED_SPEC_FIRST = 1u, NORM_SUMMED_SPEC_SECOND = 2u, NORM_SUMMED_SPEC_ADDED =
+    3u;
 
 const uint NORM_BIND_PARAMS = 0u, NORM_BIND_X = 1u, NORM_BIND_A = 2u, NORM_BIND_B = 3u, NORM_BIND_Y = 4u;
 const uint NORM_SPEC_OP = 0u, NORM_SPEC_FIRST = 1u, NORM_SPEC_SECOND = 2u;

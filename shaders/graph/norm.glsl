@@ -1,4 +1,5 @@
-// y = norm(x) along dimension 0, RMS_NORM, NORM or L2_NORM, and what follows it; of QUANTIZED y as int8, too.
+// y = norm(x) along dimension 0, RMS_NORM, NORM or L2_NORM, and what follows it; of QUANTIZED y as int8, too; of SUMMED
+// x is a sum of experts that is made first.
 //
 // Grid: x (and y) = rows.  A workgroup has a row; an invocation has its elements j = r mod SUM_LANES in each sum:
 //     norm alone: mean = sum of x * factor
@@ -9,8 +10,18 @@ layout(local_size_x = SUM_LANES) in;
 layout(constant_id = NORM_SPEC_OP) const uint OP = NORM_OP_RMS;
 layout(constant_id = NORM_SPEC_FIRST) const uint FIRST = FOLLOW_OP_NONE;
 layout(constant_id = NORM_SPEC_SECOND) const uint SECOND = FOLLOW_OP_NONE;
+#ifdef SUMMED
+layout(constant_id = NORM_SUMMED_SPEC_ADDED) const uint ADDED = 0u;
+layout(set = 0, binding = NORM_BIND_PARAMS, std430) restrict readonly buffer Params { NormSummedParams p; };
+layout(set = 0, binding = NORM_BIND_X, std430) coherent buffer X { float x[]; };
+layout(set = 0, binding = NORM_SUMMED_BIND_EXPERTS, std430) readonly buffer Experts { float experts[]; };
+layout(set = 0, binding = NORM_SUMMED_BIND_WEIGHTS, std430) readonly buffer Weights { float weights[]; };
+layout(set = 0, binding = NORM_SUMMED_BIND_PLUS, std430) readonly buffer Plus { float plus[]; };
+layout(set = 0, binding = NORM_SUMMED_BIND_MORE, std430) readonly buffer More { float more[]; };
+#else
 layout(set = 0, binding = NORM_BIND_PARAMS, std430) restrict readonly buffer Params { NormParams p; };
 layout(set = 0, binding = NORM_BIND_X, std430) readonly buffer X { float x[]; };
+#endif
 layout(set = 0, binding = NORM_BIND_A, std430) readonly buffer A { float a[]; };
 layout(set = 0, binding = NORM_BIND_B, std430) readonly buffer B { float b[]; };
 layout(set = 0, binding = NORM_BIND_Y, std430) writeonly buffer Y { float y[]; };
@@ -23,6 +34,9 @@ layout(set = 0, binding = NORM_BIND_Y, std430) writeonly buffer Y { float y[]; }
 layout(set = 0, binding = NORM_QUANTIZED_BIND_Q, std430) writeonly buffer Q { uint q[]; };
 layout(set = 0, binding = NORM_QUANTIZED_BIND_SCALES, std430) writeonly buffer Scales { uvec2 scales[]; };
 #include "quantizing.glsl"
+#endif
+#ifdef SUMMED
+#include "expert_sums.glsl"
 #endif
 
 // (mean, scale) of a row of n elements.
@@ -71,6 +85,13 @@ void main() {
     uvec4 at = uvec4(0u, indices(p.x, row * n).yzw);
     uint of_x = place(p.x, at), of_y = place(p.y, at), first = 4u * gl_LocalInvocationID.x;
     uint of_a = row_of(p.a, FIRST, at), of_b = row_of(p.b, SECOND, at);
+#ifdef SUMMED
+    for (uint j = gl_LocalInvocationID.x; j < n; j += SUM_LANES) {
+        x[of_x + j] = sum_at(j, row);
+    }
+    memoryBarrierBuffer();
+    barrier();
+#endif
     vec2 measured = measures(of_x, n);
 #ifdef QUANTIZED
     uint blocks = p.joined > 1u ? n / X_BLOCK : blocks_of_row(n), end = blocks * X_BLOCK;

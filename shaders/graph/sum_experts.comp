@@ -9,13 +9,14 @@
 layout(local_size_x = 256) in;
 layout(constant_id = SUM_EXPERTS_SPEC_ADDED) const uint ADDED = 0u;
 layout(set = 0, binding = SUM_EXPERTS_BIND_PARAMS, std430) restrict readonly buffer Params { SumExpertsParams p; };
-layout(set = 0, binding = SUM_EXPERTS_BIND_X, std430) readonly buffer X { float x[]; };
+layout(set = 0, binding = SUM_EXPERTS_BIND_EXPERTS, std430) readonly buffer Experts { float experts[]; };
 layout(set = 0, binding = SUM_EXPERTS_BIND_WEIGHTS, std430) readonly buffer Weights { float weights[]; };
-layout(set = 0, binding = SUM_EXPERTS_BIND_A, std430) readonly buffer A { float a[]; };
-layout(set = 0, binding = SUM_EXPERTS_BIND_B, std430) readonly buffer B { float b[]; };
+layout(set = 0, binding = SUM_EXPERTS_BIND_PLUS, std430) readonly buffer Plus { float plus[]; };
+layout(set = 0, binding = SUM_EXPERTS_BIND_MORE, std430) readonly buffer More { float more[]; };
 layout(set = 0, binding = SUM_EXPERTS_BIND_Y, std430) writeonly buffer Y { float y[]; };
 #include "tensor.glsl"
 #include "numbers.glsl"
+#include "expert_sums.glsl"
 
 void main() {
     uint i = linear_id();
@@ -23,17 +24,5 @@ void main() {
         return;
     }
     uvec4 at = indices(p.y, i);
-    precise float sum = 0.0;
-    for (uint e = 0u; e < p.x.n[1]; ++e) {
-        float value = flush(x[place(p.x, uvec4(at.x, e, at.y, 0u))]);
-        precise float product = value * flush(weights[place(p.weights, uvec4(0u, e, at.y, 0u))]);
-        sum = flush(sum + flush(product));
-    }
-    if (ADDED > 0u) {
-        sum = flush(sum + flush(a[place(p.a, at)]));
-    }
-    if (ADDED > 1u) {
-        sum = flush(sum + flush(b[place(p.b, at)]));
-    }
-    y[place(p.y, at)] = sum;
+    y[place(p.y, at)] = sum_at(at.x, at.y);
 }

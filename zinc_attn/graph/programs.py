@@ -55,6 +55,7 @@ PROGRAMS: Final[tuple[tuple[graph.GraphKernel, tuple[int, ...]], ...]] = (
     (graph.FIT, ()),
     *((graph.ROUTE, spec) for spec in ((0, 0, 2, 0), (1, 0, 1, 0), (2, 1, 1, 1))),
     (graph.SUM_EXPERTS, (2,)),
+    (graph.NORM_SUMMED, (0, 1, 0, 2)),
     (graph.QUANTIZE, ()),
     *((graph.MUL_MAT_VEC, (i, n, 256, 1, 16, TYPES[kind].ahead, *more)) for i, kind in _WEIGHTS for n, *more in _FEW),
     *((graph.MUL_MAT, (i, *many)) for i, _ in _WEIGHTS for many in _MANY),
