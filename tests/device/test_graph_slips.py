@@ -60,10 +60,10 @@ TESTS = {
     "oai": called(elementwise.test_glu, "swiglu_oai", "f32"),
     "swiglu": called(elementwise.test_glu, "swiglu", "f32"),
     "add_id": called(elementwise.test_add_id),
-    "norm": called(rows.test_norm, "norm", 70, 1, 1),
-    "long norm": called(rows.test_norm, "rms", 1025, 1, 0),
+    "norm": called(rows.test_norm, "norm", 70, ("mul", "add")),
+    "long norm": called(rows.test_norm, "rms", 1025, ("add", "mul")),
     "zeros": called(rows.test_norm_of_zeros_and_of_a_transposed_tensor, 0.0),
-    "int8": called(rows.test_norm_as_int8, 32),
+    "int8": called(rows.test_norm_as_int8, 32, 1),
     "sums": called(rows.test_sums, (2, 3, 257)),
     "soft_max": called(rows.test_soft_max, *rows.MASKED[1]),
     "alibi": called(rows.test_soft_max, *rows.MASKED[2]),
@@ -165,7 +165,7 @@ shaders/graph/get_weights.comp
 scales of q3_K: (j % 2u) + j / 8u * 4u) → (j % 2u) + j / 4u * 4u) @ rows of q3_K
 shaders/graph/ssm_conv.comp
 a tap's factor: abs(v) < PRODUCT_MIN → abs(v) < FLUSH @ conv
-the last run of tokens: min(first + p.run, tokens) → min(first + p.run, tokens - 1u) @ conv
+the last run of tokens: min(begin + p.run, tokens) → min(begin + p.run, tokens - 1u) @ conv
 shaders/graph/states.glsl
 a row's lane: gl_LocalInvocationID.x % LANES; → gl_LocalInvocationID.x % LANES ^ 1u; @ check gdn
 halves of parts: of[i] + of[i + apart] → of[i] + of[2u * apart - 1u - i] @ deltas
