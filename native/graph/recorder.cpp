@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 namespace zinc {
 
@@ -109,8 +110,7 @@ bool Recorder::next_commands() {
 bool Recorder::begin() {
     abandon();
     dispatches_ = recorded_ = 0;
-    waiting_.clear();
-    accesses_.clear();
+    forget_waiting();
     for (Arena *arena : {&params_, &words_, &scratch_})
         if (arena->reset()) forget();
     for (Sets &one : sets_) one.used = 0;
@@ -143,6 +143,7 @@ void Recorder::abandon() {
 void Recorder::counts(uint64_t found[3]) const { std::copy_n(counts_, 3, found); }
 
 void Recorder::forget() {
+    accesses_.clear();
     for (Sets &sets : sets_)
         for (Set &one : sets.all) one.place[0] = {};
 }
@@ -185,8 +186,8 @@ Recorder::Accesses &Recorder::accesses_of(VkBuffer buffer) {
 uint32_t Recorder::level_of(const struct za_command &command) {
     uint32_t level = command.beside ? waiting_.back().level : 0;
     auto behind = [&level](const std::vector<Range> &ranges, const za_place &place) {
-        for (const Range &r : ranges)
-            if (r.begin < place.offset + place.size && place.offset < r.end) level = std::max(level, r.level + 1);
+        for (auto r = ranges.rbegin(); r != ranges.rend() && r->most >= level; ++r)  // the others matter no more
+            if (r->begin < place.offset + place.size && place.offset < r->end) level = std::max(level, r->level + 1);
     };
     for (uint32_t i = 0; i < command.bindings && !command.beside; ++i) {
         const Accesses &of = accesses_of(command.place[i].buffer);
@@ -196,7 +197,9 @@ uint32_t Recorder::level_of(const struct za_command &command) {
     for (uint32_t i = 0; i < command.bindings; ++i) {
         const za_place &place = command.place[i];
         Accesses &of = accesses_of(place.buffer);
-        (command.written >> i & 1 ? of.written : of.read).push_back({place.offset, place.offset + place.size, level});
+        std::vector<Range> &ranges = command.written >> i & 1 ? of.written : of.read;
+        const uint32_t most = std::max(level, ranges.empty() ? 0 : ranges.back().most);
+        ranges.push_back({place.offset, place.offset + place.size, level, most});
     }
     return level;
 }
@@ -239,18 +242,28 @@ bool Recorder::record(const struct za_command &command) {
     return true;
 }
 
+void Recorder::forget_waiting() {
+    waiting_.clear();
+    for (Accesses &one : accesses_) {
+        one.read.clear();
+        one.written.clear();
+    }
+}
+
 bool Recorder::record_waiting() {
-    std::stable_sort(waiting_.begin(), waiting_.end(),
-                     [](const Waiting &a, const Waiting &b) { return a.level < b.level; });
+    order_.resize(waiting_.size());
+    std::iota(order_.begin(), order_.end(), 0);
+    std::stable_sort(order_.begin(), order_.end(),
+                     [this](uint32_t a, uint32_t b) { return waiting_[a].level < waiting_[b].level; });
     uint32_t level = recorded_ ? UINT32_MAX : 0;
-    for (const Waiting &one : waiting_) {
+    for (uint32_t i : order_) {
+        const Waiting &one = waiting_[i];
         if (products_ && products_ + one.command.products > PRODUCTS && !flush()) return false;
         if (level != one.level) barrier();
         level = one.level;
         if (!record(one.command)) return false;
     }
-    waiting_.clear();
-    accesses_.clear();
+    forget_waiting();
     return true;
 }
 

@@ -84,7 +84,7 @@ class Recorder {
     };
     struct Range {
         uint64_t begin, end;
-        uint32_t level;
+        uint32_t level, most;  // most: of this one and all before it
     };
     struct Accesses {  // of a buffer, by waiting commands
         VkBuffer buffer;
@@ -115,6 +115,7 @@ class Recorder {
     uint32_t level_of(const struct za_command &command);
     void barrier();
     bool record(const struct za_command &command);
+    void forget_waiting();
     bool record_waiting();  // by level, with a barrier between two
     bool next_commands();
     bool flush();
@@ -127,6 +128,7 @@ class Recorder {
     std::vector<VkCommandBuffer> commands_;
     size_t used_ = 0;            // of commands_, in this graph
     std::vector<Waiting> waiting_;
+    std::vector<uint32_t> order_;  // of waiting_, while these are recorded
     std::vector<Accesses> accesses_;
     uint64_t recorded_ = 0, products_ = 0, dispatches_ = 0;  // recorded_: of the graph; products_: of the submission
     uint64_t counts_[3] = {};
