@@ -115,18 +115,20 @@ ggml_tensor *Recording::behind(const ggml_tensor *node) const {
 }
 
 bool Recording::has_sources(const ggml_tensor *node) const {
-    for (int i = at_; i-- > 0 && graph_->nodes[i] != node;) {
+    for (int i = at_; i-- > 0;) {
         const ggml_tensor *other = graph_->nodes[i];
+        if (other == node) return true;
         if (is_view(other) || ggml_is_empty(other)) continue;
         for (int j = 0; j < GGML_MAX_SRC && node->src[j]; ++j)
             if (overlap(other, node->src[j])) return false;
     }
-    return true;
+    return false;  // another graph's
 }
 
-bool Recording::is_before(const ggml_tensor *t) const {
-    ggml_tensor *const *end = graph_->nodes + graph_->n_nodes;
-    return std::find<ggml_tensor *const *, const ggml_tensor *>(graph_->nodes + at_, end, root_of(t)) == end;
+bool Recording::is_before(const ggml_tensor *t, const ggml_tensor *last) const {
+    for (int i = at_; graph_->nodes[i] != last; ++i)
+        if (graph_->nodes[i] == root_of(t)) return false;
+    return true;
 }
 
 bool Recording::hides(const ggml_tensor *last, const ggml_tensor *result) const {

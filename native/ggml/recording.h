@@ -69,8 +69,8 @@ class Recording {
     ggml_tensor *behind(const ggml_tensor *node) const;
     // Whether a node's operands lie where they were when it was recorded.
     bool has_sources(const ggml_tensor *node) const;
-    // Whether no node from the one that is recorded on makes a tensor.
-    bool is_before(const ggml_tensor *t) const;
+    // Whether no node from the one that is recorded to `last` makes a tensor.
+    bool is_before(const ggml_tensor *t, const ggml_tensor *last) const;
     // Whether from the node that is recorded to `last`, nothing but the results of these two is used by others.
     bool hides(const ggml_tensor *last, const ggml_tensor *result) const;
     // The next node, if it copies what a node's result has behind so many bytes, which nothing else reads; else NULL.
