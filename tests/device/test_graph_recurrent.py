@@ -58,7 +58,9 @@ def test_ssm_conv(any_device, taps, channels, tokens, sequences, biased, silu, n
     groups = -(-channels * -(-tokens // length) * sequences // 256), 1, 1
     op, size = normed or ("rms", 1)
     parts = (0, 2 * size), (2 * size, 3 * size)
-    norms = [normed_heads(wanted[..., slice(*part)], op, size, scale) for part, scale in zip(parts, (0.5, 1), strict=True)]
+    norms = [
+        normed_heads(wanted[..., slice(*part)], op, size, scale) for part, scale in zip(parts, (0.5, 1), strict=True)
+    ]
     early, late = np.ascontiguousarray(x[..., : taps - 1]), np.ascontiguousarray(x[..., taps - 1 :].swapaxes(1, 2))
     values = {"x": tensor(early), "late": tensor(late.swapaxes(1, 2)), "w": tensor(w), "bias": tensor(bias)}
     values |= {"y": tensor(wanted), "run": length, "size": size, "offsets": (0, 0), "scales": (0.5, 1.0)}

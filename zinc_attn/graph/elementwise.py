@@ -136,14 +136,15 @@ def unary(op: str, x: F32, *numbers: float) -> F32:
 def glu(op: str, a: F32, b: F32, alpha: float = 1.0, limit: float = 0.0) -> F32:
     """act(a) * b; act(a) is flushed as an operation of its own."""
     a, b = flush(a), flush(b)
+    if op == "mul":
+        return flush(a * b)
     if op in ("swiglu_oai", "swiglu_clamp"):
         most = f32(limit)
         a = np.where(most < a, most, a)
         b = np.where(b < -most, -most, np.where(most < b, most, b))
     if op == "swiglu_oai":
         return flush(flush(silu(a, alpha)) * (b + f32(1.0)))
-    named = {"reglu": relu, "geglu": gelu, "geglu_erf": gelu_erf, "geglu_quick": gelu_quick, "mul": np.positive}
-    activation = named.get(op, silu)
+    activation = {"reglu": relu, "geglu": gelu, "geglu_erf": gelu_erf, "geglu_quick": gelu_quick}.get(op, silu)
     product = flush(flush(activation(a)) * b)
     return np.where(a > 0, product, f32(0.0)) if op == "reglu" else product
 

@@ -24,7 +24,8 @@ UNARY_OPS: Final = (
     *("scale", "clamp", "sqr", "sqrt", "log", "sin", "cos", "leaky_relu", "fill"),
 )
 FOLLOW_OPS: Final = ("none", "mul", "add", "scale")  # what may follow an operation, rounded as one of its own
-# y = op(x), then none, mul or add of ``other``, which repeats as in BINARY. fill reads no x: give y's tensor and buffer.
+# y = op(x), then none, mul or add of ``other``, which repeats as in BINARY. fill reads no x: give
+# y's tensor and buffer.
 UNARY: Final = kernel(
     "unary",
     {"x": "read", "other": "read", "y": "write"},
