@@ -15,11 +15,55 @@ static Groups words_of(const ggml_tensor *y) {
     return grid(pieces(uint64_t(ggml_nelements(y)) * ggml_type_size(y->type) / 4 + 1, 256));
 }
 
+// --- what follows an operation ---------------------------------------------------------------------------------------
+
+// Whether rows may be written while others are read: they lie at the same places, or apart.
+static bool apart(const ggml_tensor *x, const ggml_tensor *y) {
+    if (buffer_of(x) != buffer_of(y)) return true;
+    const size_t a = begin_of(x), b = begin_of(y);
+    if (a == b) return ggml_are_same_stride(x, y);
+    return a + ggml_nbytes(x) <= b || b + ggml_nbytes(y) <= a;
+}
+
+Follower follower(Recording &r, const ggml_tensor *x, const ggml_tensor **result, bool scale) {
+    const ggml_tensor *of = *result;
+    ggml_tensor *user = r.only_user(of);
+    Follower found{FOLLOW_OP_NONE, bound(*r.device, of), 0};
+    if (!user || !is_f32(user) || !ggml_are_same_shape(user, of) || !apart(x, user)) return found;
+    if (scale && user->op == GGML_OP_SCALE && number_of(user, 1) == 0) {
+        found.op = FOLLOW_OP_SCALE;
+        found.scale = number_of(user, 0);
+    } else if (user->op == GGML_OP_MUL || user->op == GGML_OP_ADD) {
+        const ggml_tensor *other = shaped(user->src[0]) == of ? user->src[1] : user->src[0];
+        // b repeats, a does not
+        if (!is_f32(other) || shaped(other) == of || (user->src[1] != other && !ggml_are_same_shape(other, of))) return found;
+        found.op = user->op == GGML_OP_MUL ? FOLLOW_OP_MUL : FOLLOW_OP_ADD;
+        found.other = bound(*r.device, other);
+    } else {
+        return found;
+    }
+    r.take(user);
+    *result = user;
+    return found;
+}
+
 // --- two operands ----------------------------------------------------------------------------------------------------
 
 static const char *binary_refused(const Device &, const ggml_tensor *op) {
     if (float_type(op->src[1]) < 0) return "type";
     return types_refused(op);
+}
+
+// Of float32 y as int8, too, where a product follows.
+static bool glu(Recording &r, const ggml_tensor *op, uint32_t kind, const Bound &a, const Bound &b) {
+    const Bound y = bound(*r.device, op);
+    const glu_constants constants{kind, uint32_t(float_type(op))};
+    const glu_params params{a.at, b.at, y.at, number_of(op, 2), number_of(op, 3)};
+    if (const Quantized *int8 = r.beside(op))
+        return r.dispatch(GRAPH_GLU_QUANTIZED, constants, params,
+                          {a.place, b.place, y.place, int8->q.place, int8->scales.place}, 4 | 8 | 16,
+                          grid(pieces(blocks_of(op), 32)));
+    return r.dispatch(GRAPH_GLU, constants, params, {a.place, b.place, y.place}, 4, words_of(op));
 }
 
 static bool record_binary(Recording &r, ggml_tensor *op) {
@@ -28,6 +72,8 @@ static bool record_binary(Recording &r, ggml_tensor *op) {
     const uint32_t kind = op->op == GGML_OP_ADD ? BINARY_OP_ADD : op->op == GGML_OP_SUB ? BINARY_OP_SUB
                         : op->op == GGML_OP_MUL ? BINARY_OP_MUL : BINARY_OP_DIV;
     const Bound a = bound(*r.device, op->src[0]), b = bound(*r.device, op->src[1]), y = bound(*r.device, op);
+    const bool plain = is_f32(op) && is_f32(op->src[0]) && is_f32(op->src[1]) && ggml_are_same_shape(op, op->src[1]);
+    if (op->op == GGML_OP_MUL && plain) return glu(r, op, GLU_OP_MUL, a, b);
     const binary_constants constants{kind, uint32_t(float_type(op->src[0])), uint32_t(float_type(op->src[1])),
                                      uint32_t(float_type(op))};
     return r.dispatch(GRAPH_BINARY, constants, binary_params{a.at, b.at, y.at}, {a.place, b.place, y.place}, 4,
@@ -43,19 +89,12 @@ static const char *glu_refused(const Device &, const ggml_tensor *op) {
 
 static bool record_glu(Recording &r, ggml_tensor *op) {
     Bound a = bound(*r.device, op->src[0]), b = op->src[1] ? bound(*r.device, op->src[1]) : a;
-    const Bound y = bound(*r.device, op);
     if (!op->src[1]) {
         const bool swapped = op->op_params[1];
-        (swapped ? a : b).at.offset += y.at.n[0];
-        a.at.n[0] = b.at.n[0] = y.at.n[0];
+        (swapped ? a : b).at.offset += uint32_t(op->ne[0]);
+        a.at.n[0] = b.at.n[0] = uint32_t(op->ne[0]);
     }
-    const glu_constants constants{uint32_t(ggml_get_glu_op(op)), uint32_t(float_type(op))};
-    const glu_params params{a.at, b.at, y.at, number_of(op, 2), number_of(op, 3)};
-    if (const Quantized *int8 = r.beside(op))
-        return r.dispatch(GRAPH_GLU_QUANTIZED, constants, params,
-                          {a.place, b.place, y.place, int8->q.place, int8->scales.place}, 4 | 8 | 16,
-                          grid(pieces(blocks_of(op), 32)));
-    return r.dispatch(GRAPH_GLU, constants, params, {a.place, b.place, y.place}, 4, words_of(op));
+    return glu(r, op, uint32_t(ggml_get_glu_op(op)), a, b);
 }
 
 static const char *add_id_refused(const Device &, const ggml_tensor *op) {
@@ -95,13 +134,17 @@ static const char *unary_refused(const Device &, const ggml_tensor *op) {
 static bool record_unary(Recording &r, ggml_tensor *op) {
     const std::optional<bool> done = unary_op(op) == UNARY_OP_SIGMOID ? record_route(r, op) : std::nullopt;
     if (done) return *done;
-    const Bound y = bound(*r.device, op), x = op->op == GGML_OP_FILL ? y : bound(*r.device, op->src[0]);
+    const ggml_tensor *source = op->op == GGML_OP_FILL ? op : op->src[0], *result = op;
+    const Bound x = bound(*r.device, source);
+    Follower then{FOLLOW_OP_NONE, x, 0};
+    if (is_f32(op) && source != op) then = follower(r, source, &result, false);
+    const Bound y = bound(*r.device, result);
     const int first = op->op == GGML_OP_UNARY ? 1 : 0;  // number of the operation's parameters
-    const uint32_t x_type = uint32_t(float_type(op->op == GGML_OP_FILL ? op : op->src[0]));
-    const unary_constants constants{uint32_t(unary_op(op)), x_type, uint32_t(float_type(op))};
-    const unary_params params{x.at, y.at, number_of(op, first), number_of(op, first + 1), number_of(op, first + 2),
+    const unary_constants constants{uint32_t(unary_op(op)), uint32_t(float_type(source)), uint32_t(float_type(op)),
+                                    then.op};
+    const unary_params params{x.at, then.other.at, y.at, number_of(op, first), number_of(op, first + 1), number_of(op, first + 2),
                               number_of(op, first + 3)};
-    return r.dispatch(GRAPH_UNARY, constants, params, {x.place, y.place}, 2, words_of(op));
+    return r.dispatch(GRAPH_UNARY, constants, params, {x.place, then.other.place, y.place}, 4, words_of(op));
 }
 
 static_assert(int(UNARY_OP_XIELU) == int(GGML_UNARY_OP_XIELU) && int(UNARY_OP_TRUNC) == int(GGML_UNARY_OP_TRUNC) &&

@@ -17,6 +17,15 @@ const Served *served_operation(ggml_op op);  // NULL: none
 // Of a family each, in its file.
 extern const std::vector<Served> ELEMENTWISE, ROWS_OPERATIONS, MOVES, ORDERING, PRODUCTS, RECURRENT;
 
+// An operation that is recorded with the one before it: one of FOLLOW_OP_, and its operand or number.
+struct Follower {
+    uint32_t op;
+    Bound other;
+    float scale;
+};
+// What follows `result`, made of x, where rows of x may be read while it is written; it then is the result.
+Follower follower(Recording &recording, const ggml_tensor *x, const ggml_tensor **result, bool scale);
+
 inline float number_of(const ggml_tensor *op, int i) {
     float number;
     __builtin_memcpy(&number, &op->op_params[i], sizeof number);

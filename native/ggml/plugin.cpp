@@ -6,6 +6,7 @@
 #include "orders.h"
 #include "recording.h"
 #include "say.h"
+#include "schedule.h"
 
 #ifndef ZINC_GGML_VERSION
 #error "ZINC_GGML_VERSION: the ggml version of the headers, as ggml_version() gives it"
@@ -69,6 +70,7 @@ static ggml_backend_t init_backend(ggml_backend_dev_t device, const char *) {
     functions.get_name = backend_name;
     functions.free = backend_free;
     functions.graph_compute = graph_compute;
+    functions.graph_optimize = schedule;
     return new ggml_backend{&guid, functions, device, new Plan};
 }
 

@@ -70,11 +70,11 @@ static const char *product_refused(const Device &device, const ggml_tensor *op) 
 static ggml_tensor *addend(Recording &r, const ggml_tensor *op, ggml_tensor **sum) {
     ggml_tensor *found = r.only_user(op);
     if (!found || found->op != GGML_OP_ADD || !is_f32(found) || !ggml_are_same_shape(found, op)) return nullptr;
-    ggml_tensor *other = found->src[0] == op ? found->src[1] : found->src[0];
-    if (other == op || !is_f32(other)) return nullptr;
+    ggml_tensor *other = shaped(found->src[0]) == op ? found->src[1] : found->src[0];
+    if (shaped(other) == op || !is_f32(other)) return nullptr;
     for (int d = 0; d < 4; ++d)
         if (other->ne[d] != op->ne[d] && other->ne[d] != 1) return nullptr;
-    if (found->src[1] == op && !ggml_are_same_shape(other, op)) return nullptr;
+    if (found->src[1] != other && !ggml_are_same_shape(other, op)) return nullptr;
     *sum = found;
     return other;
 }
@@ -93,6 +93,7 @@ static Bound bound_added(const Device &device, const ggml_tensor *added) {
 struct Part {
     Bound w;
     uint32_t row, rows, expert, experts;
+    bool first() const { return row + expert == 0; }
 };
 
 static uint32_t count(uint64_t n, uint64_t size) { return uint32_t(pieces(n, size)); }
@@ -127,17 +128,18 @@ static bool multiply(Recording &r, const Product &p, const Part &part) {
     if (p.units) {
         const mul_mat_units_constants c = units_of(*r.device, p);
         return r.dispatch(GRAPH_MUL_MAT_UNITS, c, params, places, 32,
-                          {{count(part.rows, c.tile_rows), p.groups, p.planes}});
+                          {{count(part.rows, c.tile_rows), p.groups, p.planes}}, !part.first());
     }
     if (!p.few) {
         mul_mat_constants c = tile_of(p, part.rows);
         c.type = uint32_t(weight_type(w->type));
-        return r.dispatch(GRAPH_MUL_MAT, c, params, places, 32, {{count(part.rows, c.tile_rows), p.groups, p.planes}});
+        return r.dispatch(GRAPH_MUL_MAT, c, params, places, 32, {{count(part.rows, c.tile_rows), p.groups, p.planes}},
+                          !part.first());
     }
     mul_mat_vec_constants c = few_of(*r.device, p);
     c.type = uint32_t(weight_type(w->type));
     return r.dispatch(GRAPH_MUL_MAT_VEC, c, params, places, 32,
-                      {{count(part.rows, WEIGHT_GROUP), p.groups, p.planes}});
+                      {{count(part.rows, WEIGHT_GROUP), p.groups, p.planes}}, !part.first());
 }
 
 // Whether rows are whole words of neighboring elements, as products of few rows read them.
@@ -159,13 +161,13 @@ static bool multiply_floats(Recording &r, const Product &p, const Part &part) {
         const mul_mat_float_constants c{w_type,        x_type,           t.tile_rows, t.tile_columns, t.own_rows,
                                         t.own_columns, t.workgroup_size, t.add,       t.experts};
         return r.dispatch(GRAPH_MUL_MAT_FLOAT, c, params, places, 16,
-                          {{count(part.rows, t.tile_rows), p.groups, p.planes}});
+                          {{count(part.rows, t.tile_rows), p.groups, p.planes}}, !part.first());
     }
     const mul_mat_vec_constants f = few_of(*r.device, p);
     const mul_mat_float_vec_constants c{w_type,        x_type,  f.columns, f.workgroup_size, f.subgroups,
                                         f.superblocks, f.ahead && w->ne[0] % 64 == 0, f.add, f.experts};
     return r.dispatch(GRAPH_MUL_MAT_FLOAT_VEC, c, params, places, 16,
-                      {{count(part.rows, WEIGHT_GROUP), p.groups, p.planes}});
+                      {{count(part.rows, WEIGHT_GROUP), p.groups, p.planes}}, !part.first());
 }
 
 // --- operations ------------------------------------------------------------------------------------------------------

@@ -57,10 +57,14 @@ const ggml_tensor *Recording::next() const {
 }
 
 ggml_tensor *Recording::only_user(const ggml_tensor *node) {
-    const ggml_tensor *user = next();
-    if (!user || (node->flags & GGML_TENSOR_FLAG_OUTPUT)) return nullptr;
-    if (user->src[0] != node && user->src[1] != node) return nullptr;
-    return ggml_node_get_use_count(graph_, at_) == 1 ? const_cast<ggml_tensor *>(user) : nullptr;
+    if (node->flags & GGML_TENSOR_FLAG_OUTPUT) return nullptr;
+    for (int i = at_ + 1, of = at_; i < graph_->n_nodes && ggml_node_get_use_count(graph_, of) == 1; ++i) {
+        ggml_tensor *user = graph_->nodes[i];
+        if (user->op == GGML_OP_RESHAPE && user->src[0] == graph_->nodes[of]) of = i;
+        if (is_view(user) || ggml_is_empty(user)) continue;
+        return std::count_if(user->src, user->src + 2, [node](auto *t) { return t && shaped(t) == node; }) ? user : nullptr;
+    }
+    return nullptr;
 }
 
 ggml_tensor *Recording::only_copy(const ggml_tensor *node, size_t bytes) {
@@ -108,6 +112,23 @@ ggml_tensor *Recording::behind(const ggml_tensor *node) const {
     while (i < graph_->n_nodes && graph_->nodes[i] != node) ++i;
     for (++i; i < graph_->n_nodes && (is_view(graph_->nodes[i]) || ggml_is_empty(graph_->nodes[i]));) ++i;
     return i < graph_->n_nodes ? graph_->nodes[i] : nullptr;
+}
+
+bool Recording::has_sources(const ggml_tensor *node) const {
+    for (int i = at_; i-- > 0;) {
+        const ggml_tensor *other = graph_->nodes[i];
+        if (other == node) return true;
+        if (is_view(other) || ggml_is_empty(other)) continue;
+        for (int j = 0; j < GGML_MAX_SRC && node->src[j]; ++j)
+            if (overlap(other, node->src[j])) return false;
+    }
+    return false;  // another graph's
+}
+
+bool Recording::is_before(const ggml_tensor *t, const ggml_tensor *last) const {
+    for (int i = at_; graph_->nodes[i] != last; ++i)
+        if (graph_->nodes[i] == root_of(t)) return false;
+    return true;
 }
 
 bool Recording::hides(const ggml_tensor *last, const ggml_tensor *result) const {
@@ -189,9 +210,10 @@ bool Recording::run() {
 // --- dispatches ------------------------------------------------------------------------------------------------------
 
 bool Recording::dispatch_words(int kernel, const Constants &constants, const void *params, size_t bytes,
-                               std::initializer_list<za_place> places, uint32_t written, const Groups &groups) {
+                               std::initializer_list<za_place> places, uint32_t written, const Groups &groups,
+                               bool beside) {
     if (!groups.of[0] || !groups.of[1] || !groups.of[2]) return true;  // an empty operand
-    Dispatch made{kernel, constants, params, bytes, {}, written, {groups.of[0], groups.of[1], groups.of[2]}};
+    Dispatch made{kernel, constants, params, bytes, {}, written, {groups.of[0], groups.of[1], groups.of[2]}, beside};
     std::copy(places.begin(), places.end(), made.place);
     return device->recorder->dispatch(made);
 }
@@ -249,11 +271,16 @@ bool Recording::grouped(const ggml_tensor *ids, uint32_t experts, uint32_t colum
     return true;
 }
 
-const Quantized *Recording::beside(const ggml_tensor *y) {
-    const ggml_tensor *user = next();
-    if (!user || !is_product(user) || user->src[1] != y || !is_f32(y) || weight_type(user->src[0]->type) < 0)
-        return nullptr;
-    return reserve(y, &beside_) ? &beside_ : nullptr;
+const Quantized *Recording::beside(const ggml_tensor *y, bool joined) {
+    constexpr int NEAR = 64;  // nodes
+    const int end = is_f32(y) && ggml_is_contiguous(y) ? std::min(graph_->n_nodes, at_ + NEAR) : 0;
+    for (int i = at_ + 1; i < end; ++i) {
+        const ggml_tensor *user = graph_->nodes[i], *x = user->src[1];
+        if (!is_product(user) || shaped(x) != y || weight_type(user->src[0]->type) < 0) continue;
+        const bool whole = joined && y->ne[0] % 32 == 0 && x->ne[0] % y->ne[0] == 0 && x->ne[0] % 256 == 0;
+        if (x->ne[0] == y->ne[0] || whole) return reserve(x, &beside_) ? &beside_ : nullptr;
+    }
+    return nullptr;
 }
 
 }  // namespace zinc

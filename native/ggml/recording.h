@@ -50,21 +50,27 @@ class Recording {
 
     // Each false: za_error says why.
     bool run();
+    // beside: it writes other parts of what the dispatch before it writes.
     template <typename Params>
     bool dispatch(int kernel, const Constants &constants, const Params &params, std::initializer_list<za_place> places,
-                  uint32_t written, Groups groups) {
+                  uint32_t written, Groups groups, bool beside = false) {
         static_assert(sizeof params <= 4 * GRAPH_PARAMS_WORDS, "a record has 64 words");
-        return dispatch_words(kernel, constants, &params, sizeof params, places, written, groups);
+        return dispatch_words(kernel, constants, &params, sizeof params, places, written, groups, beside);
     }
     bool quantized(const ggml_tensor *x, Quantized *found);
     bool grouped(const ggml_tensor *ids, uint32_t experts, uint32_t columns, Grouped *found);
-    // Where a node's kernel is to write its result y as int8, too, as the next node is a product that reads it, or NULL.
-    const Quantized *beside(const ggml_tensor *y);
+    // Where a node's kernel is to write its result y as int8, too, as a product reads it, or NULL. joined: also where a
+    // row of x is several rows of y, which are whole blocks.
+    const Quantized *beside(const ggml_tensor *y, bool joined = false);
 
-    // What follows a node: the next one that is no view, if it alone uses the node's result.
+    // What follows a node: the next one that is no view, if it alone uses the node's result, or that in another shape.
     ggml_tensor *only_user(const ggml_tensor *node);
     // The node behind one that is no view, or NULL.
     ggml_tensor *behind(const ggml_tensor *node) const;
+    // Whether a node's operands lie where they were when it was recorded.
+    bool has_sources(const ggml_tensor *node) const;
+    // Whether no node from the one that is recorded to `last` makes a tensor.
+    bool is_before(const ggml_tensor *t, const ggml_tensor *last) const;
     // Whether from the node that is recorded to `last`, nothing but the results of these two is used by others.
     bool hides(const ggml_tensor *last, const ggml_tensor *result) const;
     // The next node, if it copies what a node's result has behind so many bytes, which nothing else reads; else NULL.
@@ -86,7 +92,8 @@ class Recording {
 
   private:
     bool dispatch_words(int kernel, const Constants &constants, const void *params, size_t bytes,
-                        std::initializer_list<za_place> places, uint32_t written, const Groups &groups);
+                        std::initializer_list<za_place> places, uint32_t written, const Groups &groups,
+                        bool beside);
     bool lay(const ggml_tensor *tensor, bool as_pieces);
     bool lay_operands(const ggml_tensor *node);
     bool record(ggml_tensor *node);
@@ -102,6 +109,9 @@ class Recording {
     Quantized beside_{};  // of the node that is recorded, where it has one
 };
 
+inline const ggml_tensor *shaped(const ggml_tensor *t) {       // the tensor that has this or another shape here
+    return t->op == GGML_OP_RESHAPE ? shaped(t->src[0]) : t;
+}
 size_t unit_of(const ggml_tensor *t);                           // bytes of an element; of blocks 2
 Bound bound(const Device &device, const ggml_tensor *t);        // its elements; of blocks half words, n[0] values
 bool fits(const Device &device, const ggml_tensor *t);          // one binding holds it

@@ -1,6 +1,5 @@
 #include "routing.h"
 
-#include "attention.h"
 #include "operations.h"
 
 namespace zinc {
@@ -147,6 +146,14 @@ static bool in_place(const ggml_tensor *total, const ggml_tensor *x) {
            (begin_of(total) - begin_of(x)) % x->nb[1] == 0;
 }
 
+// Whether the sum of a total and another tensor may be made with the total: elements lie alike, or apart.
+static bool adds(const Recording &r, const ggml_tensor *sum, const ggml_tensor *total) {
+    const ggml_tensor *other = sum->src[1];
+    return sum->src[0] == total && r.is_before(other, sum) && is_f32(sum) && is_f32(other) && ggml_is_contiguous(other) && ggml_are_same_shape(total, sum) &&
+           ggml_are_same_shape(other, sum) &&
+           (!overlap(sum, other) || (begin_of(sum) == begin_of(other) && ggml_are_same_stride(sum, other)));
+}
+
 std::optional<bool> record_sum_experts(Recording &r, ggml_tensor *products) {
     const ggml_tensor *x = products->src[0], *weights = products->src[1];
     const int64_t experts = x->ne[1];
@@ -161,21 +168,29 @@ std::optional<bool> record_sum_experts(Recording &r, ggml_tensor *products) {
         if (!(e == 1 ? is_expert(sum->src[0], products, 0) : sum->src[0] == total)) return {};
         total = sum;
     }
-    if ((overlap(total, x) && !in_place(total, x)) || !r.hides(total, total)) return {};
-    const Bound of_x = bound(*r.device, x), y = bound(*r.device, total);
-    Bound of_weights = bound(*r.device, weights);
-    if (overlap(total, weights)) {  // which ggml has not kept for the sums
-        Scratch scratch;
-        Bound copy = of_weights;
-        copy.at = {0, {1, of_weights.at.n[1], of_weights.at.n[2], 1}, {1, 1, of_weights.at.n[1], 0}};
-        if (!r.device->recorder->scratch(4 * uint64_t(ggml_nelements(weights)), &scratch)) return false;
-        copy.place = scratch.place;
-        if (!fit(r, of_weights, copy, 0)) return false;
-        of_weights = copy;
+    ExpertsSum made{{x, weights, x, x}, nullptr, {}, {}, {}};
+    for (ggml_tensor *sum; made.constants.added < 2 && (sum = chain.then(GGML_OP_ADD, total)) && adds(r, sum, total);) {
+        made.reads[2 + made.constants.added++] = sum->src[1];
+        total = sum;
     }
+    if ((overlap(total, x) && !in_place(total, x)) || overlap(total, weights) || !r.hides(total, total)) return {};
+    made.y = total;
+    Bound of[4];
+    for (int i = 0; i < 4; ++i) made.places[i] = (of[i] = bound(*r.device, made.reads[i])).place;
+    made.params = {of[0].at, of[1].at, {of[2].at.offset, of[3].at.offset}, bound(*r.device, total).at};
     r.take(total);
-    return r.dispatch(GRAPH_SUM_EXPERTS, {}, sum_experts_params{of_x.at, of_weights.at, y.at},
-                      {of_x.place, of_weights.place, y.place}, 4, grid(pieces(uint64_t(ggml_nelements(total)), 256)));
+    ggml_tensor *norm = r.behind(total);
+    if (!norm || norm->op != GGML_OP_RMS_NORM || norm->src[0] != total || !ggml_is_contiguous(total))
+        return record_sum(r, made);
+    r.take(norm);
+    return record_norm_of(r, norm, made);
+}
+
+bool record_sum(Recording &r, const ExpertsSum &sum) {
+    const za_place *at = sum.places;
+    return r.dispatch(GRAPH_SUM_EXPERTS, sum.constants, sum.params,
+                      {at[0], at[1], at[2], at[3], bound(*r.device, sum.y).place}, 16,
+                      grid(pieces(uint64_t(ggml_nelements(sum.y)), 256)));
 }
 
 }  // namespace zinc

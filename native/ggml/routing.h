@@ -12,6 +12,16 @@ namespace zinc {
 // recorded.
 std::optional<bool> record_route(Recording &recording, ggml_tensor *first);
 
+// A sum of experts' results, as a dispatch or as what a norm makes first.
+struct ExpertsSum {
+    const ggml_tensor *reads[4], *y;  // experts, their weights, and what is added
+    sum_experts_constants constants;
+    sum_experts_params params;
+    za_place places[4];
+};
+bool record_sum(Recording &recording, const ExpertsSum &sum);
+bool record_norm_of(Recording &recording, ggml_tensor *norm, const ExpertsSum &sum);  // both, in one dispatch or two
+
 // The products of experts' results with weights, and their sums, which begin with this MUL.
 std::optional<bool> record_sum_experts(Recording &recording, ggml_tensor *first);
 

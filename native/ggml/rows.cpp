@@ -2,6 +2,8 @@
 #include "operations.h"
 #include "routing.h"
 
+#include <algorithm>
+
 #include "../graph/rope_table.h"
 
 namespace zinc {
@@ -24,32 +26,19 @@ static const char *group_norm_refused(const Device &, const ggml_tensor *op) {
     return ggml_is_contiguous(op->src[0]) && op->src[0]->ne[2] % op->op_params[0] == 0 ? nullptr : "strides";
 }
 
-// The operand that is not `of`, where the operation is the next and may be recorded with it; else NULL.
-static ggml_tensor *other_operand(Recording &r, const ggml_tensor *of, ggml_op op, ggml_tensor **user) {
-    ggml_tensor *found = r.only_user(of);
-    if (!found || found->op != op || !is_f32(found) || !ggml_are_same_shape(found, of)) return nullptr;
-    ggml_tensor *other = found->src[0] == of ? found->src[1] : found->src[0];
-    // b repeats, a does not
-    if (!is_f32(other) || other == of || (found->src[1] == of && !ggml_are_same_shape(other, of))) return nullptr;
-    *user = found;
-    return other;
+// The norm of a sum in the sum's dispatch, where the result spares what that reads.
+static bool is_joined(const ExpertsSum &sum, const Follower &second, const ggml_tensor *result) {
+    auto meets = [result](const ggml_tensor *one) { return overlap(one, result); };
+    return !second.op && std::none_of(sum.reads, sum.reads + 4, meets);
 }
 
-// Whether rows may be written while others are read: they lie at the same places, or apart.
-static bool apart(const ggml_tensor *x, const ggml_tensor *y) {
-    if (buffer_of(x) != buffer_of(y)) return true;
-    const size_t a = begin_of(x), b = begin_of(y);
-    if (a == b) return ggml_are_same_stride(x, y);
-    return a + ggml_nbytes(x) <= b || b + ggml_nbytes(y) <= a;
-}
-
-static bool record_norm(Recording &r, ggml_tensor *op) {
+static bool norm_rows(Recording &r, ggml_tensor *op, const ExpertsSum *sum) {
     const uint32_t kind = op->op == GGML_OP_RMS_NORM ? NORM_OP_RMS
                         : op->op == GGML_OP_L2_NORM  ? NORM_OP_L2 : NORM_OP_NORM;
-    Bound x = bound(*r.device, op->src[0]), y = bound(*r.device, op), weight = y, bias = y;
-    norm_constants constants{kind, 0, 0};
+    Bound x = bound(*r.device, op->src[0]), y = bound(*r.device, op);
     uint64_t rows = rows_of(op);
     const ggml_tensor *result = op;
+    Follower first{FOLLOW_OP_NONE, y, 0}, second = first;
     int eps = 0;
     if (op->op == GGML_OP_GROUP_NORM) {  // a group is a row
         const uint32_t groups = uint32_t(op->op_params[0]), n = uint32_t(op->ne[0] * op->ne[1] * op->ne[2]) / groups;
@@ -57,28 +46,39 @@ static bool record_norm(Recording &r, ggml_tensor *op) {
             one->at = {one->at.offset, {n, groups, uint32_t(op->ne[3]), 1}, {1, n, n * groups, 0}};
         rows = groups * uint64_t(op->ne[3]);
         eps = 1;
-    } else if (ggml_tensor *user, *other = other_operand(r, op, GGML_OP_MUL, &user); other && apart(op->src[0], user)) {
-        weight = bound(*r.device, other);
-        y = bound(*r.device, user);
-        result = user;
-        constants.weighted = 1;
-        r.take(user);
-        ggml_tensor *sum, *added = other_operand(r, user, GGML_OP_ADD, &sum);
-        if (added && apart(op->src[0], sum)) {
-            bias = bound(*r.device, added);
-            y = bound(*r.device, sum);
-            result = sum;
-            constants.biased = 1;
-            r.take(sum);
-        }
+    } else {
+        first = follower(r, op->src[0], &result, true);
+        if (first.op) second = follower(r, op->src[0], &result, true);
+        y = bound(*r.device, result);
     }
-    const norm_params params{x.at, weight.at, bias.at, y.at, number_of(op, eps), 1.0f / float(x.at.n[0])};
-    if (const Quantized *int8 = op->op == GGML_OP_GROUP_NORM ? nullptr : r.beside(result))
+    const norm_constants constants{kind, first.op, second.op};
+    norm_params params{x.at, first.other.at, second.other.at, y.at, number_of(op, eps), 1.0f / float(x.at.n[0]),
+                       {first.scale, second.scale}, 1};
+    if (const Quantized *int8 = op->op == GGML_OP_GROUP_NORM ? nullptr : r.beside(result, true)) {
+        params.joined = uint32_t(int8->ne[0] / result->ne[0]);
+        if (sum && is_joined(*sum, second, result)) {
+            const za_place *of = sum->places;
+            return r.dispatch(GRAPH_NORM_SUMMED, norm_summed_constants{kind, first.op, 0, sum->constants.added},
+                              norm_summed_params{sum->params.experts, sum->params.weights,
+                                                 {sum->params.added[0], sum->params.added[1]}, params.x, params.a,
+                                                 params.b, params.y, params.eps, params.factor, {first.scale, 0},
+                                                 params.joined},
+                              {x.place, first.other.place, of[3], y.place, int8->q.place, int8->scales.place, of[0],
+                               of[1], of[2]}, 1 | 8 | 16 | 32, grid(rows));
+        }
+        if (sum && !record_sum(r, *sum)) return false;
         return r.dispatch(GRAPH_NORM_QUANTIZED, constants, params,
-                          {x.place, weight.place, bias.place, y.place, int8->q.place, int8->scales.place}, 8 | 16 | 32,
-                          grid(rows));
-    return r.dispatch(GRAPH_NORM, constants, params, {x.place, weight.place, bias.place, y.place}, 8, grid(rows));
+                          {x.place, first.other.place, second.other.place, y.place, int8->q.place,
+                           int8->scales.place}, 8 | 16 | 32, grid(rows));
+    }
+    if (sum && !record_sum(r, *sum)) return false;
+    return r.dispatch(GRAPH_NORM, constants, params, {x.place, first.other.place, second.other.place, y.place}, 8,
+                      grid(rows));
 }
+
+static bool record_norm(Recording &r, ggml_tensor *op) { return norm_rows(r, op, nullptr); }
+
+bool record_norm_of(Recording &r, ggml_tensor *norm, const ExpertsSum &sum) { return norm_rows(r, norm, &sum); }
 
 // --- sums ------------------------------------------------------------------------------------------------------------
 

@@ -2,11 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 namespace zinc {
 
 constexpr uint64_t CHUNK = uint64_t(1) << 20, RING = uint64_t(16) << 20;  // bytes
-constexpr uint64_t EARLY = 48;                        // dispatches of the first submission, whose work then starts
+constexpr uint64_t EARLY = 48, MANY = 512;            // dispatches ordered together; the first are submitted at once
 constexpr uint64_t PRODUCTS = uint64_t(1) << 32;      // multiplications of a submission, so that none lasts
 constexpr VkMemoryPropertyFlags DEVICE = VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT;
 
@@ -102,15 +103,14 @@ bool Recorder::next_commands() {
             return false;
         commands_.push_back(made);
     }
-    recorded_ = products_ = 0;
+    products_ = 0;
     return za_begin(device_, commands_[used_++]);
 }
 
 bool Recorder::begin() {
     abandon();
-    dispatches_ = 0;
-    read_.clear();
-    written_.clear();
+    dispatches_ = recorded_ = 0;
+    forget_waiting();
     for (Arena *arena : {&params_, &words_, &scratch_})
         if (arena->reset()) forget();
     for (Sets &one : sets_) one.used = 0;
@@ -127,7 +127,7 @@ bool Recorder::flush() {
 }
 
 bool Recorder::finish() {
-    if (!za_enter(device_)) return false;
+    if (!record_waiting() || !za_enter(device_)) return false;
     za_barrier_behind(device_, commands_[used_ - 1]);
     const bool ok = za_leave(device_, za_submit(device_, commands_[used_ - 1], true));
     abandon();
@@ -143,6 +143,7 @@ void Recorder::abandon() {
 void Recorder::counts(uint64_t found[3]) const { std::copy_n(counts_, 3, found); }
 
 void Recorder::forget() {
+    accesses_.clear();
     for (Sets &sets : sets_)
         for (Set &one : sets.all) one.place[0] = {};
 }
@@ -175,31 +176,42 @@ bool Recorder::holds(const Scratch &scratch) const {
 
 // --- dispatches ------------------------------------------------------------------------------------------------------
 
-void Recorder::order(const struct za_command &command) {
-    auto meets = [](const std::vector<Range> &ranges, const Range &one) {
-        for (const Range &r : ranges)
-            if (r.buffer == one.buffer && r.begin < one.end && one.begin < r.end) return true;
-        return false;
+Recorder::Accesses &Recorder::accesses_of(VkBuffer buffer) {
+    for (Accesses &one : accesses_)
+        if (one.buffer == buffer) return one;
+    return accesses_.insert(accesses_.end(), Accesses{buffer, {}, {}})[0];
+}
+
+// One more than that of all waiting commands that write what it reads or writes, or read what it writes.
+uint32_t Recorder::level_of(const struct za_command &command) {
+    uint32_t level = command.beside ? waiting_.back().level : 0;
+    auto behind = [&level](const std::vector<Range> &ranges, const za_place &place) {
+        for (auto r = ranges.rbegin(); r != ranges.rend() && r->most >= level; ++r)  // the others matter no more
+            if (r->begin < place.offset + place.size && place.offset < r->end) level = std::max(level, r->level + 1);
     };
-    bool needed = false;
-    Range ranges[MAX_BINDINGS];
+    for (uint32_t i = 0; i < command.bindings && !command.beside; ++i) {
+        const Accesses &of = accesses_of(command.place[i].buffer);
+        behind(of.written, command.place[i]);
+        if (command.written >> i & 1) behind(of.read, command.place[i]);
+    }
     for (uint32_t i = 0; i < command.bindings; ++i) {
         const za_place &place = command.place[i];
-        ranges[i] = {place.buffer, place.offset, place.offset + place.size};
-        needed = needed || meets(written_, ranges[i]) || (command.written >> i & 1 && meets(read_, ranges[i]));
+        Accesses &of = accesses_of(place.buffer);
+        std::vector<Range> &ranges = command.written >> i & 1 ? of.written : of.read;
+        const uint32_t most = std::max(level, ranges.empty() ? 0 : ranges.back().most);
+        ranges.push_back({place.offset, place.offset + place.size, level, most});
     }
-    if (needed && !command.beside) {
-        VkMemoryBarrier memory{};
-        memory.sType = VK_STRUCTURE_TYPE_MEMORY_BARRIER;
-        memory.srcAccessMask = VK_ACCESS_SHADER_WRITE_BIT;
-        memory.dstAccessMask = VK_ACCESS_SHADER_READ_BIT | VK_ACCESS_SHADER_WRITE_BIT;
-        device_->vk.CmdPipelineBarrier(commands_[used_ - 1], VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT,
-                                       VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, 0, 1, &memory, 0, nullptr, 0, nullptr);
-        read_.clear();
-        written_.clear();
-        ++counts_[1];
-    }
-    for (uint32_t i = 0; i < command.bindings; ++i) (command.written >> i & 1 ? written_ : read_).push_back(ranges[i]);
+    return level;
+}
+
+void Recorder::barrier() {
+    VkMemoryBarrier memory{};
+    memory.sType = VK_STRUCTURE_TYPE_MEMORY_BARRIER;
+    memory.srcAccessMask = VK_ACCESS_SHADER_WRITE_BIT;
+    memory.dstAccessMask = VK_ACCESS_SHADER_READ_BIT | VK_ACCESS_SHADER_WRITE_BIT;
+    device_->vk.CmdPipelineBarrier(commands_[used_ - 1], VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT,
+                                   VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, 0, 1, &memory, 0, nullptr, 0, nullptr);
+    ++counts_[1];
 }
 
 bool Recorder::set_of(const struct za_command &command, VkDescriptorSet *set) {
@@ -219,18 +231,48 @@ bool Recorder::set_of(const struct za_command &command, VkDescriptorSet *set) {
     return true;
 }
 
-bool Recorder::command(const struct za_command &command) {
-    const bool full = recorded_ && products_ + command.products > PRODUCTS;
-    if ((full || (used_ == 1 && recorded_ == EARLY)) && !flush()) return false;
-    order(command);
+bool Recorder::record(const struct za_command &command) {
     ++recorded_;
-    ++dispatches_;
     ++counts_[0];
     counts_[2] += uint64_t(command.groups[0]) * command.groups[1] * command.groups[2];
     products_ += command.products;
     VkDescriptorSet set;
     if (!set_of(command, &set)) return false;
     za_dispatch_with(device_, commands_[used_ - 1], &command, set);
+    return true;
+}
+
+void Recorder::forget_waiting() {
+    waiting_.clear();
+    for (Accesses &one : accesses_) {
+        one.read.clear();
+        one.written.clear();
+    }
+}
+
+bool Recorder::record_waiting() {
+    order_.resize(waiting_.size());
+    std::iota(order_.begin(), order_.end(), 0);
+    std::stable_sort(order_.begin(), order_.end(),
+                     [this](uint32_t a, uint32_t b) { return waiting_[a].level < waiting_[b].level; });
+    uint32_t level = recorded_ ? UINT32_MAX : 0;
+    for (uint32_t i : order_) {
+        const Waiting &one = waiting_[i];
+        if (products_ && products_ + one.command.products > PRODUCTS && !flush()) return false;
+        if (level != one.level) barrier();
+        level = one.level;
+        if (!record(one.command)) return false;
+    }
+    forget_waiting();
+    return true;
+}
+
+bool Recorder::command(const struct za_command &command) {
+    const bool early = !recorded_ && waiting_.size() >= EARLY;
+    if ((early || waiting_.size() >= MANY) && !command.beside && !(record_waiting() && (!early || flush())))
+        return false;
+    ++dispatches_;
+    waiting_.push_back({command, level_of(command)});
     return true;
 }
 
@@ -241,7 +283,9 @@ bool Recorder::dispatch(const Dispatch &dispatch) {
     if (!of || !params_.take(4 * GRAPH_PARAMS_WORDS, &places[0], &params)) return false;
     std::memcpy(params, dispatch.params, dispatch.params_bytes);
     std::copy(dispatch.place, dispatch.place + of->bindings - 1, places + 1);
-    return command(za_command(device_, of, places, dispatch.written << 1, dispatch.groups));
+    struct za_command made = za_command(device_, of, places, dispatch.written << 1, dispatch.groups);
+    made.beside = dispatch.beside;
+    return command(made);
 }
 
 }  // namespace zinc

@@ -1,5 +1,5 @@
-// A graph's commands, recorded and run: dispatches with barriers where one needs what another did, in one submission or
-// a few, the first of them early, and one wait at the end.
+// A graph's commands, recorded and run: dispatches in the order of what they need, with a barrier before those that need
+// what others did, in one submission or a few, the first of them early, and one wait at the end.
 #ifndef ZINC_GRAPH_RECORDER_H
 #define ZINC_GRAPH_RECORDER_H
 
@@ -48,6 +48,7 @@ struct Dispatch {
     za_place place[MAX_BINDINGS - 1];
     uint32_t written;
     uint32_t groups[3];
+    bool beside;  // see za_command
 };
 
 // Scratch memory of a graph: a place, and when it was taken.
@@ -76,9 +77,18 @@ class Recorder {
     void counts(uint64_t found[3]) const;                // dispatches, barriers and workgroups of all graphs
 
   private:
+    // A command that is not recorded yet. It may run beside those of its level, behind those of lower ones.
+    struct Waiting {
+        struct za_command command;
+        uint32_t level;
+    };
     struct Range {
-        VkBuffer buffer;
         uint64_t begin, end;
+        uint32_t level, most;  // most: of this one and all before it
+    };
+    struct Accesses {  // of a buffer, by waiting commands
+        VkBuffer buffer;
+        std::vector<Range> read, written;
     };
     struct Key {
         int kernel;
@@ -101,7 +111,12 @@ class Recorder {
 
     const pipeline *pipeline_of(const Key &key);
     bool set_of(const struct za_command &command, VkDescriptorSet *set);
-    void order(const struct za_command &command);  // a barrier where it is needed
+    Accesses &accesses_of(VkBuffer buffer);
+    uint32_t level_of(const struct za_command &command);
+    void barrier();
+    bool record(const struct za_command &command);
+    void forget_waiting();
+    bool record_waiting();  // by level, with a barrier between two
     bool next_commands();
     bool flush();
 
@@ -112,8 +127,10 @@ class Recorder {
     Sets sets_[MAX_BINDINGS + 1];
     std::vector<VkCommandBuffer> commands_;
     size_t used_ = 0;            // of commands_, in this graph
-    std::vector<Range> read_, written_;  // since the last barrier
-    uint64_t recorded_ = 0, products_ = 0, dispatches_ = 0;  // recorded_, products_: in the submission
+    std::vector<Waiting> waiting_;
+    std::vector<uint32_t> order_;  // of waiting_, while these are recorded
+    std::vector<Accesses> accesses_;
+    uint64_t recorded_ = 0, products_ = 0, dispatches_ = 0;  // recorded_: of the graph; products_: of the submission
     uint64_t counts_[3] = {};
     za_place ring_{};                     // scratch memory is taken around it
     uint64_t ring_at_ = 0, taken_ = 0;    // taken_: of all rings, with what was left out

@@ -48,6 +48,7 @@ struct BinaryParams {
 
 struct UnaryParams {
     Tensor x;
+    Tensor other;
     Tensor y;
     float a;  // scale: factor; clamp: minimum; fill: value; leaky_relu: slope below 0; xielu: alpha_n
     float b;  // scale: bias; clamp: maximum; xielu: alpha_p
@@ -145,10 +146,18 @@ struct ByExpertParams {
 
 struct SsmConvParams {
     Tensor x;
+    Tensor late;
     Tensor w;
     Tensor bias;
     Tensor y;
     uint run;  // neighboring tokens of an invocation
+    uint size;  // a power of two up to 256
+    uint begins[2];  // channels, multiples of size
+    uint ends[2];
+    uint offsets[2];  // element where first, and second, begins
+    float scales[2];  // of SCALE
+    float eps;
+    float factor;  // 1 / size
 };
 
 struct DeltaNetParams {
@@ -192,18 +201,35 @@ struct RouteParams {
 };
 
 struct SumExpertsParams {
-    Tensor x;
+    Tensor experts;
     Tensor weights;
+    uint added[2];  // where plus and more begin
     Tensor y;
+};
+
+struct NormSummedParams {
+    Tensor experts;
+    Tensor weights;
+    uint added[2];  // where plus and more begin
+    Tensor x;
+    Tensor a;
+    Tensor b;
+    Tensor y;
+    float eps;
+    float factor;  // 1 / elements of a row, rounded once; not of l2
+    float scales[2];  // of both operations that follow
+    uint joined;  // rows of y that are one of the int8 rows: 1, or rows of whole blocks
 };
 
 struct NormParams {
     Tensor x;
-    Tensor weight;
-    Tensor bias;
+    Tensor a;
+    Tensor b;
     Tensor y;
     float eps;
     float factor;  // 1 / elements of a row, rounded once; not of l2
+    float scales[2];  // of both operations that follow
+    uint joined;  // rows of y that are one of the int8 rows: 1, or rows of whole blocks
 };
 
 struct SoftMaxParams {
@@ -239,8 +265,8 @@ struct RopeParams {
 const uint BINARY_BIND_PARAMS = 0u, BINARY_BIND_A = 1u, BINARY_BIND_B = 2u, BINARY_BIND_Y = 3u;
 const uint BINARY_SPEC_OP = 0u, BINARY_SPEC_A_TYPE = 1u, BINARY_SPEC_B_TYPE = 2u, BINARY_SPEC_Y_TYPE = 3u;
 
-const uint UNARY_BIND_PARAMS = 0u, UNARY_BIND_X = 1u, UNARY_BIND_Y = 2u;
-const uint UNARY_SPEC_OP = 0u, UNARY_SPEC_X_TYPE = 1u, UNARY_SPEC_Y_TYPE = 2u;
+const uint UNARY_BIND_PARAMS = 0u, UNARY_BIND_X = 1u, UNARY_BIND_OTHER = 2u, UNARY_BIND_Y = 3u;
+const uint UNARY_SPEC_OP = 0u, UNARY_SPEC_X_TYPE = 1u, UNARY_SPEC_Y_TYPE = 2u, UNARY_SPEC_THEN = 3u;
 
 const uint GLU_BIND_PARAMS = 0u, GLU_BIND_A = 1u, GLU_BIND_B = 2u, GLU_BIND_Y = 3u;
 const uint GLU_SPEC_OP = 0u, GLU_SPEC_TYPE = 1u;
@@ -302,9 +328,9 @@ const uint MUL_MAT_FLOAT_VEC_SPEC_W_TYPE = 0u, MUL_MAT_FLOAT_VEC_SPEC_X_TYPE = 1
 
 const uint BY_EXPERT_BIND_PARAMS = 0u, BY_EXPERT_BIND_IDS = 1u, BY_EXPERT_BIND_LIST = 2u;
 
-const uint SSM_CONV_BIND_PARAMS = 0u, SSM_CONV_BIND_X = 1u, SSM_CONV_BIND_W = 2u, SSM_CONV_BIND_BIAS = 3u,
-    SSM_CONV_BIND_Y = 4u;
-const uint SSM_CONV_SPEC_BIASED = 0u, SSM_CONV_SPEC_SILU = 1u;
+const uint SSM_CONV_BIND_PARAMS = 0u, SSM_CONV_BIND_X = 1u, SSM_CONV_BIND_LATE = 2u, SSM_CONV_BIND_W = 3u,
+    SSM_CONV_BIND_BIAS = 4u, SSM_CONV_BIND_Y = 5u, SSM_CONV_BIND_FIRST = 6u, SSM_CONV_BIND_SECOND = 7u;
+const uint SSM_CONV_SPEC_BIASED = 0u, SSM_CONV_SPEC_SILU = 1u, SSM_CONV_SPEC_NORMED = 2u, SSM_CONV_SPEC_OP = 3u;
 
 const uint DELTA_NET_BIND_PARAMS = 0u, DELTA_NET_BIND_Q = 1u, DELTA_NET_BIND_K = 2u, DELTA_NET_BIND_V = 3u,
     DELTA_NET_BIND_GATE = 4u, DELTA_NET_BIND_BETA = 5u, DELTA_NET_BIND_STATE = 6u, DELTA_NET_BIND_IDS = 7u,
@@ -319,16 +345,22 @@ const uint SSM_SCAN_SPEC_SIZE = 0u, SSM_SCAN_SPEC_OWN = 1u, SSM_SCAN_SPEC_BY_ELE
 const uint ROUTE_BIND_PARAMS = 0u, ROUTE_BIND_X = 1u, ROUTE_BIND_BIAS = 2u, ROUTE_BIND_IDS = 3u, ROUTE_BIND_Y = 4u;
 const uint ROUTE_SPEC_GATE = 0u, ROUTE_SPEC_BIASED = 1u, ROUTE_SPEC_NORM = 2u, ROUTE_SPEC_SCALED = 3u;
 
-const uint SUM_EXPERTS_BIND_PARAMS = 0u, SUM_EXPERTS_BIND_X = 1u, SUM_EXPERTS_BIND_WEIGHTS = 2u, SUM_EXPERTS_BIND_Y =
+const uint SUM_EXPERTS_BIND_PARAMS = 0u, SUM_EXPERTS_BIND_EXPERTS = 1u, SUM_EXPERTS_BIND_WEIGHTS = 2u,
+    SUM_EXPERTS_BIND_PLUS = 3u, SUM_EXPERTS_BIND_MORE = 4u, SUM_EXPERTS_BIND_Y = 5u;
+const uint SUM_EXPERTS_SPEC_ADDED = 0u;
+
+const uint NORM_SUMMED_BIND_PARAMS = 0u, NORM_SUMMED_BIND_X = 1u, NORM_SUMMED_BIND_A = 2u, NORM_SUMMED_BIND_MORE = 3u,
+    NORM_SUMMED_BIND_Y = 4u, NORM_SUMMED_BIND_Q = 5u, NORM_SUMMED_BIND_SCALES = 6u, NORM_SUMMED_BIND_EXPERTS = 7u,
+    NORM_SUMMED_BIND_WEIGHTS = 8u, NORM_SUMMED_BIND_PLUS = 9u;
+const uint NORM_SUMMED_SPEC_OP = 0u, NORM_SUMMED_SPEC_FIRST = 1u, NORM_SUMMED_SPEC_SECOND = 2u, NORM_SUMMED_SPEC_ADDED =
     3u;
 
-const uint NORM_BIND_PARAMS = 0u, NORM_BIND_X = 1u, NORM_BIND_WEIGHT = 2u, NORM_BIND_BIAS = 3u, NORM_BIND_Y = 4u;
-const uint NORM_SPEC_OP = 0u, NORM_SPEC_WEIGHTED = 1u, NORM_SPEC_BIASED = 2u;
+const uint NORM_BIND_PARAMS = 0u, NORM_BIND_X = 1u, NORM_BIND_A = 2u, NORM_BIND_B = 3u, NORM_BIND_Y = 4u;
+const uint NORM_SPEC_OP = 0u, NORM_SPEC_FIRST = 1u, NORM_SPEC_SECOND = 2u;
 
-const uint NORM_QUANTIZED_BIND_PARAMS = 0u, NORM_QUANTIZED_BIND_X = 1u, NORM_QUANTIZED_BIND_WEIGHT = 2u,
-    NORM_QUANTIZED_BIND_BIAS = 3u, NORM_QUANTIZED_BIND_Y = 4u, NORM_QUANTIZED_BIND_Q = 5u, NORM_QUANTIZED_BIND_SCALES =
-    6u;
-const uint NORM_QUANTIZED_SPEC_OP = 0u, NORM_QUANTIZED_SPEC_WEIGHTED = 1u, NORM_QUANTIZED_SPEC_BIASED = 2u;
+const uint NORM_QUANTIZED_BIND_PARAMS = 0u, NORM_QUANTIZED_BIND_X = 1u, NORM_QUANTIZED_BIND_A = 2u,
+    NORM_QUANTIZED_BIND_B = 3u, NORM_QUANTIZED_BIND_Y = 4u, NORM_QUANTIZED_BIND_Q = 5u, NORM_QUANTIZED_BIND_SCALES = 6u;
+const uint NORM_QUANTIZED_SPEC_OP = 0u, NORM_QUANTIZED_SPEC_FIRST = 1u, NORM_QUANTIZED_SPEC_SECOND = 2u;
 
 const uint SOFT_MAX_BIND_PARAMS = 0u, SOFT_MAX_BIND_X = 1u, SOFT_MAX_BIND_MASK = 2u, SOFT_MAX_BIND_SINKS = 3u,
     SOFT_MAX_BIND_Y = 4u;
@@ -355,8 +387,10 @@ const uint UNARY_OP_ABS = 0u, UNARY_OP_SGN = 1u, UNARY_OP_NEG = 2u, UNARY_OP_STE
     UNARY_OP_TRUNC = 21u, UNARY_OP_SCALE = 22u, UNARY_OP_CLAMP = 23u, UNARY_OP_SQR = 24u, UNARY_OP_SQRT = 25u,
     UNARY_OP_LOG = 26u, UNARY_OP_SIN = 27u, UNARY_OP_COS = 28u, UNARY_OP_LEAKY_RELU = 29u, UNARY_OP_FILL = 30u;
 
+const uint FOLLOW_OP_NONE = 0u, FOLLOW_OP_MUL = 1u, FOLLOW_OP_ADD = 2u, FOLLOW_OP_SCALE = 3u;
+
 const uint GLU_OP_REGLU = 0u, GLU_OP_GEGLU = 1u, GLU_OP_SWIGLU = 2u, GLU_OP_SWIGLU_OAI = 3u, GLU_OP_GEGLU_ERF = 4u,
-    GLU_OP_GEGLU_QUICK = 5u, GLU_OP_SWIGLU_CLAMP = 6u;
+    GLU_OP_GEGLU_QUICK = 5u, GLU_OP_SWIGLU_CLAMP = 6u, GLU_OP_MUL = 7u;
 
 const uint MOVE_TYPE_F32 = 0u, MOVE_TYPE_F16 = 1u, MOVE_TYPE_BF16 = 2u, MOVE_TYPE_I32 = 3u, MOVE_TYPE_I16 = 4u,
     MOVE_TYPE_I8 = 5u, MOVE_TYPE_Q8_0 = 6u, MOVE_TYPE_Q4_0 = 7u, MOVE_TYPE_Q4_1 = 8u, MOVE_TYPE_Q5_0 = 9u,

@@ -23,6 +23,7 @@ float activation(float x) {
     case GLU_OP_GEGLU_ERF: return gelu_erf(x);
     case GLU_OP_GEGLU_QUICK: return gelu_quick(x);
     case GLU_OP_SWIGLU_OAI: return silu(x, p.alpha);
+    case GLU_OP_MUL: return x;
     default: return silu(x, 1.0);
     }
 }

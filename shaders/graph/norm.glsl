@@ -1,26 +1,42 @@
-// y = norm(x) [* weight] [+ bias] along dimension 0: RMS_NORM, NORM or L2_NORM; of QUANTIZED y as int8, too.
+// y = norm(x) along dimension 0, RMS_NORM, NORM or L2_NORM, and what follows it; of QUANTIZED y as int8, too; of SUMMED
+// x is a sum of experts that is made first.
 //
 // Grid: x (and y) = rows.  A workgroup has a row; an invocation has its elements j = r mod SUM_LANES in each sum:
 //     norm alone: mean = sum of x * factor
 //     squares = sum of (x - mean)**2, each flushed; rms and l2: mean = 0
 //     scale = 1 / sqrt(squares * factor + eps), or 1 / max(sqrt(squares), eps) of l2
-//     y = (x - mean) * scale, then the product and the sum as operations of their own; four neighbors at a time
+//     y = (x - mean) * scale, then FIRST and SECOND as operations of their own; four neighbors at a time
 layout(local_size_x = SUM_LANES) in;
 layout(constant_id = NORM_SPEC_OP) const uint OP = NORM_OP_RMS;
-layout(constant_id = NORM_SPEC_WEIGHTED) const uint WEIGHTED = 0u;
-layout(constant_id = NORM_SPEC_BIASED) const uint BIASED = 0u;
+layout(constant_id = NORM_SPEC_FIRST) const uint FIRST = FOLLOW_OP_NONE;
+layout(constant_id = NORM_SPEC_SECOND) const uint SECOND = FOLLOW_OP_NONE;
+#ifdef SUMMED
+layout(constant_id = NORM_SUMMED_SPEC_ADDED) const uint ADDED = 0u;
+layout(set = 0, binding = NORM_BIND_PARAMS, std430) restrict readonly buffer Params { NormSummedParams p; };
+layout(set = 0, binding = NORM_BIND_X, std430) coherent buffer X { float x[]; };
+layout(set = 0, binding = NORM_SUMMED_BIND_EXPERTS, std430) readonly buffer Experts { float experts[]; };
+layout(set = 0, binding = NORM_SUMMED_BIND_WEIGHTS, std430) readonly buffer Weights { float weights[]; };
+layout(set = 0, binding = NORM_SUMMED_BIND_PLUS, std430) readonly buffer Plus { float plus[]; };
+layout(set = 0, binding = NORM_SUMMED_BIND_MORE, std430) readonly buffer More { float more[]; };
+#else
 layout(set = 0, binding = NORM_BIND_PARAMS, std430) restrict readonly buffer Params { NormParams p; };
 layout(set = 0, binding = NORM_BIND_X, std430) readonly buffer X { float x[]; };
-layout(set = 0, binding = NORM_BIND_WEIGHT, std430) readonly buffer Weight { float weights[]; };
-layout(set = 0, binding = NORM_BIND_BIAS, std430) readonly buffer Bias { float biases[]; };
+#endif
+layout(set = 0, binding = NORM_BIND_A, std430) readonly buffer A { float a[]; };
+layout(set = 0, binding = NORM_BIND_B, std430) readonly buffer B { float b[]; };
 layout(set = 0, binding = NORM_BIND_Y, std430) writeonly buffer Y { float y[]; };
 #include "tensor.glsl"
 #include "numbers.glsl"
 #include "row_sum.glsl"
+#include "norm_scale.glsl"
+#include "follow.glsl"
 #ifdef QUANTIZED
 layout(set = 0, binding = NORM_QUANTIZED_BIND_Q, std430) writeonly buffer Q { uint q[]; };
 layout(set = 0, binding = NORM_QUANTIZED_BIND_SCALES, std430) writeonly buffer Scales { uvec2 scales[]; };
 #include "quantizing.glsl"
+#endif
+#ifdef SUMMED
+#include "expert_sums.glsl"
 #endif
 
 // (mean, scale) of a row of n elements.
@@ -41,27 +57,24 @@ vec2 measures(uint of_x, uint n) {
         precise float square = v * v;
         squares = squares + flush(square);
     }
-    float total = workgroup_sum(squares), size = root(total);
-    precise float scaled = total * p.factor;
-    precise float above = flush(scaled) + p.eps;
-    float inverse_size = quotient(1.0, flush(size > p.eps ? size : p.eps));
-    return vec2(mean, OP == NORM_OP_L2 ? flush(inverse_size) : inverse_root(flush(above)));
+    return vec2(mean, norm_scale(OP, workgroup_sum(squares), p.factor, p.eps));
 }
 
-// Element j of y, from x's; weight, bias: where their rows begin.
-float result(float of_x, uint j, vec2 measured, uint weight, uint bias) {
+// Where the row of an operand begins that repeats.
+uint row_of(Tensor t, uint op, uvec4 at) {
+    return reads(op) ? place(t, repeated(t, at)) : 0u;
+}
+
+uint column_of(Tensor t, uint j) {
+    return repeated(t, uvec4(j, 0u, 0u, 0u)).x * t.s[0];
+}
+
+// Element j of y, from x's; of_a, of_b: where their rows begin.
+float result(float of_x, uint j, vec2 measured, uint of_a, uint of_b) {
     precise float v = flush(of_x) - measured.x;
     v = v * measured.y;
-    v = flush(v);
-    if (WEIGHTED != 0u) {
-        precise float product = v * flush(weights[weight + repeated(p.weight, uvec4(j, 0u, 0u, 0u)).x * p.weight.s[0]]);
-        v = flush(product);
-    }
-    if (BIASED != 0u) {
-        precise float sum = v + flush(biases[bias + repeated(p.bias, uvec4(j, 0u, 0u, 0u)).x * p.bias.s[0]]);
-        v = flush(sum);
-    }
-    return v;
+    v = followed(FIRST, flush(v), reads(FIRST) ? flush(a[of_a + column_of(p.a, j)]) : p.scales[0]);
+    return followed(SECOND, v, reads(SECOND) ? flush(b[of_b + column_of(p.b, j)]) : p.scales[1]);
 }
 
 void main() {
@@ -71,11 +84,18 @@ void main() {
     }
     uvec4 at = uvec4(0u, indices(p.x, row * n).yzw);
     uint of_x = place(p.x, at), of_y = place(p.y, at), first = 4u * gl_LocalInvocationID.x;
-    uint weight = WEIGHTED == 0u ? 0u : place(p.weight, repeated(p.weight, at));
-    uint bias = BIASED == 0u ? 0u : place(p.bias, repeated(p.bias, at));
+    uint of_a = row_of(p.a, FIRST, at), of_b = row_of(p.b, SECOND, at);
+#ifdef SUMMED
+    for (uint j = gl_LocalInvocationID.x; j < n; j += SUM_LANES) {
+        x[of_x + j] = sum_at(j, row);
+    }
+    memoryBarrierBuffer();
+    barrier();
+#endif
     vec2 measured = measures(of_x, n);
 #ifdef QUANTIZED
-    uint end = blocks_of_row(n) * X_BLOCK;
+    uint blocks = p.joined > 1u ? n / X_BLOCK : blocks_of_row(n), end = blocks * X_BLOCK;
+    uint first_block = row % p.joined * blocks * (rows / p.joined) + row / p.joined;
 #else
     uint end = n;
 #endif
@@ -84,12 +104,12 @@ void main() {
         for (uint k = 0u; k < 4u; ++k) {
             uint j = begin + first + k;
             if (j < n) {
-                v[k] = result(x[of_x + j * p.x.s[0]], j, measured, weight, bias);
+                v[k] = result(x[of_x + j * p.x.s[0]], j, measured, of_a, of_b);
                 y[of_y + j * p.y.s[0]] = v[k];
             }
         }
 #ifdef QUANTIZED
-        quantize(v, (begin + first) / X_BLOCK * rows + row, begin + first < end);
+        quantize(v, (begin + first) / X_BLOCK * (rows / p.joined) + first_block, begin + first < end);
 #endif
     }
 }

@@ -3,20 +3,25 @@
 
 shared float partial[SUM_LANES];
 
-float workgroup_sum(float own) {
+// Of `size` neighboring invocations, a power of two; the other partial sums of their row are 0.
+float group_sum(float own, uint size) {
     uint r = gl_LocalInvocationID.x;
     partial[r] = own;
-    for (uint apart = SUM_LANES / 2u; apart > 0u; apart /= 2u) {
+    for (uint apart = size / 2u; apart > 0u; apart /= 2u) {
         barrier();
-        if (r < apart) {
+        if (r % size < apart) {
             precise float sum = partial[r] + partial[r + apart];
             partial[r] = sum;
         }
     }
     barrier();
-    float sum = partial[0];
+    float sum = partial[r - r % size];
     barrier();
     return sum;
+}
+
+float workgroup_sum(float own) {
+    return group_sum(own, SUM_LANES);
 }
 
 // The row of a workgroup, in a grid of one or two dimensions.

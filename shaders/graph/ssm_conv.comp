@@ -1,4 +1,5 @@
-// y[c, t, s] = the sum over taps i of x[t + i, c, s] * w[i, c], ascending; then [+ bias], then [silu].
+// y[c, t, s] = the sum over taps i of x[t + i, c, s] * w[i, c], ascending; then [+ bias], then [silu]; then, NORMED,
+// norms of neighboring channels.
 //
 // Grid: x (and y) = channels * runs of tokens * sequences in pieces of 256.  An invocation has a channel's run.
 #version 450
@@ -8,23 +9,33 @@
 layout(local_size_x = 256) in;
 layout(constant_id = SSM_CONV_SPEC_BIASED) const uint BIASED = 0u;
 layout(constant_id = SSM_CONV_SPEC_SILU) const uint SILU = 0u;
+layout(constant_id = SSM_CONV_SPEC_NORMED) const uint NORMED = 0u;
+layout(constant_id = SSM_CONV_SPEC_OP) const uint OP = NORM_OP_RMS;
 layout(set = 0, binding = SSM_CONV_BIND_PARAMS, std430) restrict readonly buffer Params { SsmConvParams p; };
 layout(set = 0, binding = SSM_CONV_BIND_X, std430) readonly buffer X { float x[]; };
+layout(set = 0, binding = SSM_CONV_BIND_LATE, std430) readonly buffer Late { float late[]; };
 layout(set = 0, binding = SSM_CONV_BIND_W, std430) readonly buffer W { float w[]; };
 layout(set = 0, binding = SSM_CONV_BIND_BIAS, std430) readonly buffer Bias { float bias[]; };
 layout(set = 0, binding = SSM_CONV_BIND_Y, std430) writeonly buffer Y { float y[]; };
+layout(set = 0, binding = SSM_CONV_BIND_FIRST, std430) writeonly buffer First { float first[]; };
+layout(set = 0, binding = SSM_CONV_BIND_SECOND, std430) writeonly buffer Second { float second[]; };
 #include "tensor.glsl"
 #include "numbers.glsl"
 #include "activations.glsl"
+#include "row_sum.glsl"
+#include "norm_scale.glsl"
 
 float factor(float v) {
     return abs(v) < PRODUCT_MIN ? 0.0 : v;
 }
 
-float result(uint of_x, uint of_w, uint channel) {
+// Of tap 0's number t; of_x, of_late: where the channel begins.
+float result(uint t, uint of_x, uint of_late, uint of_w, uint channel) {
     precise float sum = 0.0;
     for (uint i = 0u; i < p.w.n[0]; ++i) {
-        precise float product = factor(x[of_x + i * p.x.s[0]]) * factor(w[of_w + i * p.w.s[0]]);
+        uint n = p.x.n[0], at = t + i;
+        float v = at < n ? x[of_x + at * p.x.s[0]] : late[of_late + (at - n) * p.late.s[0]];
+        precise float product = factor(v) * factor(w[of_w + i * p.w.s[0]]);
         sum = sum + product;
     }
     float v = flush(sum);
@@ -35,15 +46,37 @@ float result(uint of_x, uint of_w, uint channel) {
     return SILU != 0u ? flush(silu(v, 1.0)) : v;
 }
 
+void normalize(float v, uint channel, uint sequence) {
+    precise float square = v * v;
+    float scale = norm_scale(OP, group_sum(flush(square), p.size), p.factor, p.eps);
+    precise float normed = v * scale;
+    for (uint i = 0u; i < 2u; ++i) {
+        if (channel >= p.begins[i] && channel < p.ends[i]) {
+            uint at = p.offsets[i] + (p.ends[i] - p.begins[i]) * sequence + channel - p.begins[i];
+            precise float scaled = flush(normed) * p.scales[i];
+            if (i == 0u) {
+                first[at] = flush(scaled);
+            } else {
+                second[at] = flush(scaled);
+            }
+        }
+    }
+}
+
 void main() {
     uint channels = p.y.n[0], tokens = p.y.n[1], runs = (tokens + p.run - 1u) / p.run, id = linear_id();
-    uint channel = id % channels, first = id / channels % runs * p.run, sequence = id / channels / runs;
+    uint channel = id % channels, begin = id / channels % runs * p.run, sequence = id / channels / runs;
     if (sequence >= p.y.n[2]) {
         return;
     }
-    uint of_w = p.w.offset + channel * p.w.s[1];
-    for (uint t = first; t < min(first + p.run, tokens); ++t) {
-        uint of_x = place(p.x, uvec4(t, channel, sequence, 0u));
-        y[place(p.y, uvec4(channel, t, sequence, 0u))] = result(of_x, of_w, channel);
+    uvec4 row = uvec4(0u, channel, sequence, 0u);
+    uint of_x = place(p.x, row), of_late = place(p.late, row), of_w = p.w.offset + channel * p.w.s[1];
+    float v = 0.0;
+    for (uint t = begin; t < min(begin + p.run, tokens); ++t) {
+        v = result(t, of_x, of_late, of_w, channel);
+        y[place(p.y, uvec4(channel, t, sequence, 0u))] = v;
+    }
+    if (NORMED != 0u) {
+        normalize(v, channel, sequence);
     }
 }

@@ -1,4 +1,4 @@
-// y = op(x), element by element; the operations are ggml's.
+// y = op(x), element by element, then [* other] or [+ other]; the operations are ggml's.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "contract.glsl"
@@ -7,12 +7,15 @@ layout(local_size_x = 256) in;
 layout(constant_id = UNARY_SPEC_OP) const uint OP = UNARY_OP_ABS;
 layout(constant_id = UNARY_SPEC_X_TYPE) const uint X_TYPE = FLOAT_TYPE_F32;
 layout(constant_id = UNARY_SPEC_Y_TYPE) const uint Y_TYPE = FLOAT_TYPE_F32;
+layout(constant_id = UNARY_SPEC_THEN) const uint THEN = FOLLOW_OP_NONE;
 layout(set = 0, binding = UNARY_BIND_PARAMS, std430) restrict readonly buffer Params { UnaryParams p; };
 layout(set = 0, binding = UNARY_BIND_X, std430) readonly buffer X { uint x[]; };
+layout(set = 0, binding = UNARY_BIND_OTHER, std430) readonly buffer Other { float other[]; };
 layout(set = 0, binding = UNARY_BIND_Y, std430) buffer Y { uint y[]; };
 #include "elementwise.glsl"
 #include "turns.glsl"
 #include "activations.glsl"
+#include "follow.glsl"
 
 float hardsigmoid(float v) {
     precise float shifted = v + 3.0;
@@ -78,7 +81,8 @@ float operation(float v) {
 }
 
 float value(uvec4 at) {
-    return flush(operation(flush(LOAD(x, X_TYPE, place(p.x, at)))));
+    float v = flush(operation(flush(LOAD(x, X_TYPE, place(p.x, at)))));
+    return followed(THEN, v, reads(THEN) ? flush(other[place(p.other, repeated(p.other, at))]) : 0.0);
 }
 
 void main() {

@@ -34,14 +34,14 @@ def typed(x, kind):
     return x, elementwise.widened(x, kind)
 
 
-def runs_as(any_device, kernel, given, wanted, kinds=(), op=None, strided=None, **values):
+def runs_as(any_device, kernel, given, wanted, kinds=(), op=None, strided=None, *more, **values):
     """The kernel makes ``wanted`` of ``given``, whose names are those of its bindings."""
     bindings = [one.name for one in kernel.decl.bindings[1:]]
     values |= {name: tensor(x) for name, x in zip(bindings, (*given, wanted), strict=True)} | (strided or {})
     spec = [] if op is None else [op]
     words = as_words(wanted).size
     grid = (-(-words // 256), 1, 1)
-    spec += [graph.FLOAT_TYPES.index(kind) for kind in kinds]
+    spec += [*(graph.FLOAT_TYPES.index(kind) for kind in kinds), *more]
     same(*run(any_device.runtime, kernel, grid, given, (words,), spec, **values), wanted)
 
 
@@ -67,6 +67,7 @@ UNARY_NUMBERS |= {"xielu": (0.8, 0.9, 0.5, -1e-6)}
 
 
 UNARY = [(op, ("f32", "f32")) for op in graph.UNARY_OPS]
+FOLLOWED = {("softplus", "f32"): "mul", ("silu", "f32"): "add"}  # by what, in the same dispatch
 UNARY += [("silu", ("f16", "f16")), ("gelu", ("bf16", "bf16")), ("exp", ("f16", "f32"))]
 
 
@@ -75,10 +76,13 @@ def test_unary(any_device, op, kinds, rng):
     base, base32 = typed(drawn(rng, 3 * 5 * 101, 101 + 7).reshape(3, 5, 101), kinds[0])
     x, x32 = base[:, 1:4, 7:], base32[:, 1:4, 7:]  # a view, in whose first row the edges are
     numbers = UNARY_NUMBERS.get(op, ())
-    wanted = elementwise.encoded(elementwise.unary(op, x32, *numbers), kinds[1])
+    wanted, then = elementwise.unary(op, x32, *numbers), FOLLOWED.get((op, kinds[1]), "none")
+    other = drawn(rng, 94, 3)[None, None]
+    wanted = elementwise.encoded(wanted if then == "none" else elementwise.binary(then, wanted, other), kinds[1])
     offset = (x.__array_interface__["data"][0] - base.__array_interface__["data"][0]) // x.itemsize
     given = {"x": tensor(x, offset), **dict(zip("abcd", (*numbers, 0, 0, 0, 0), strict=False))}
-    runs_as(any_device, graph.UNARY, (base,), wanted, kinds, graph.UNARY_OPS.index(op), given)
+    more = graph.FOLLOW_OPS.index(then)
+    runs_as(any_device, graph.UNARY, (base, other), wanted, kinds, graph.UNARY_OPS.index(op), given, more)
 
 
 @pytest.mark.parametrize(("op", "kind"), [*((op, "f32") for op in graph.GLU_OPS), ("swiglu", "f16"), ("reglu", "bf16")])

@@ -5,7 +5,7 @@ import pytest
 from graph_harness import same
 
 from zinc_attn.graph import declarations as graph
-from zinc_attn.graph import recurrent
+from zinc_attn.graph import recurrent, rows
 from zinc_attn.graph.records import tensor
 from zinc_attn.tools.graph.device import run
 
@@ -29,18 +29,25 @@ def same_as(words, wanted, written):
 
 
 CONVOLUTIONS = [
-    (4, 257, 1, 1, 0, 1),
-    (4, 70, 23, 2, 1, 1),
-    (3, 5, 600, 1, 1, 0),
-    (9, 33, 8, 3, 0, 0),
+    (4, 257, 1, 1, 0, 1, None),
+    (4, 70, 23, 2, 1, 1, None),
+    (3, 5, 600, 1, 1, 0, None),
+    (9, 33, 8, 3, 0, 0, None),
+    (4, 768, 1, 2, 0, 1, ("rms", 128)),
+    (4, 256, 1, 1, 1, 1, ("l2", 32)),
 ]
 
 
+def normed_heads(y, op, size, scale):
+    return rows.norm(op, y.reshape(*y.shape[:-1], -1, size), 1e-6, ("scale", scale)).reshape(y.shape)
+
+
 @pytest.mark.parametrize(
-    ("taps", "channels", "tokens", "sequences", "biased", "silu"),
+    ("taps", "channels", "tokens", "sequences", "biased", "silu", "normed"),
     CONVOLUTIONS,
 )
-def test_ssm_conv(any_device, taps, channels, tokens, sequences, biased, silu, rng):
+def test_ssm_conv(any_device, taps, channels, tokens, sequences, biased, silu, normed, rng):
+    """normed: the norm of the first channels, and of a head behind these, and how many channels a head has."""
     x = drawn(rng, (sequences, channels, taps - 1 + tokens), EDGES, -30)
     x[0, 0, 0], x[-1, 1, -1], x[0, 2, 0] = np.inf, np.nan, -np.inf
     w, bias = drawn(rng, (channels, taps), EDGES[:8], -30), drawn(rng, (1, 1, channels), EDGES)
@@ -49,9 +56,21 @@ def test_ssm_conv(any_device, taps, channels, tokens, sequences, biased, silu, r
     wanted = recurrent.ssm_conv(x, w, bias if biased else None, bool(silu))
     length = 1 if tokens == 1 else 4
     groups = -(-channels * -(-tokens // length) * sequences // 256), 1, 1
-    values = {"x": tensor(x), "w": tensor(w), "bias": tensor(bias), "y": tensor(wanted), "run": length}
-    given, spec = (x, w, bias), (biased, silu)
-    same(*run(any_device.runtime, graph.SSM_CONV, groups, given, (wanted.size,), spec, **values), wanted)
+    op, size = normed or ("rms", 1)
+    parts = (0, 2 * size), (2 * size, 3 * size)
+    norms = [
+        normed_heads(wanted[..., slice(*part)], op, size, scale) for part, scale in zip(parts, (0.5, 1), strict=True)
+    ]
+    early, late = np.ascontiguousarray(x[..., : taps - 1]), np.ascontiguousarray(x[..., taps - 1 :].swapaxes(1, 2))
+    values = {"x": tensor(early), "late": tensor(late.swapaxes(1, 2)), "w": tensor(w), "bias": tensor(bias)}
+    values |= {"y": tensor(wanted), "run": length, "size": size, "offsets": (0, 0), "scales": (0.5, 1.0)}
+    values |= {"begins": (0, 2 * size), "ends": (2 * size, 3 * size), "eps": 1e-6, "factor": 1.0 / size}
+    given, spec = (early, late, w, bias), (biased, silu, int(normed is not None), graph.NORM_OPS.index(op))
+    counts = wanted.size, *(norm.size if normed else 1 for norm in norms)
+    got, *found = run(any_device.runtime, graph.SSM_CONV, groups, given, counts, spec, **values)
+    same(got, wanted)
+    for words, norm in zip(found, norms, strict=True):
+        same(words, norm if normed else norm[:0])
 
 
 def delta_operands(rng, size, tokens, heads, sequences, repeats, by_channel):

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
-from graph_harness import same
+from graph_harness import quantized_sizes, same, same_as_int8
 
 from zinc_attn.graph import declarations as graph
 from zinc_attn.graph import routing
+from zinc_attn.graph import rows as of_rows
 from zinc_attn.graph.records import tensor
 from zinc_attn.tools.graph.device import POISON, run
 
@@ -55,12 +56,26 @@ def test_route(any_device, rng, gate, rows, experts, k):
         same(got[1], weights)
 
 
-@pytest.mark.parametrize(("rows", "experts", "elements"), [(1, 8, 70), (3, 1, 1), (70, 4, 33), (2, 300, 5)])
-def test_sum_experts(any_device, rng, rows, experts, elements):
+@pytest.mark.parametrize(
+    ("rows", "experts", "elements", "added"), [(1, 8, 96, 2), (3, 1, 1, 1), (70, 4, 33, 0), (2, 300, 288, 1)]
+)
+def test_sum_experts(any_device, rng, rows, experts, elements, added):
+    """Alone, and as what a norm makes first."""
     x = rng.standard_normal((rows, experts, elements), np.float32)
     weights = rng.standard_normal((rows, experts, 1), np.float32)
     x[0, 0, :1], weights[-1, -1], x.reshape(-1)[-1:] = np.inf, 1e-31, 3e-3  # a product that is flushed
-    wanted = routing.sum_experts(x, weights)
-    values = {"x": tensor(x), "weights": tensor(weights), "y": tensor(wanted)}
-    groups = (-(-wanted.size // 256), 1, 1)
-    same(*run(any_device.runtime, graph.SUM_EXPERTS, groups, (x, weights), (wanted.size,), **values), wanted)
+    plus, more = rng.standard_normal((2, rows, elements), np.float32)
+    wanted, runtime = routing.sum_experts(x, weights, *(plus, more)[:added]), any_device.runtime
+    values = {"experts": tensor(x), "weights": tensor(weights), "added": (0, 0)}
+    groups, given = (-(-wanted.size // 256), 1, 1), (x, weights, plus, more)
+    same(*run(runtime, graph.SUM_EXPERTS, groups, given, (wanted.size,), [added], **values, y=tensor(wanted)), wanted)
+    if elements % 32:
+        return
+    of_row = rng.standard_normal((1, elements), np.float32)
+    normed = of_rows.norm("rms", wanted, 1e-6, ("mul", of_row))
+    values |= {"x": tensor(wanted), "a": tensor(of_row), "b": tensor(of_row), "y": tensor(normed)}
+    values |= {"eps": 1e-6, "factor": 1.0 / elements, "scales": (0, 0), "joined": 1}
+    given, counts = (of_row, more, x, weights, plus), (wanted.size, wanted.size, *quantized_sizes(normed)[1])
+    total, *int8 = run(runtime, graph.NORM_SUMMED, (rows, 1, 1), given, counts, [0, 1, 0, added], **values)
+    same(total, wanted)
+    same_as_int8(runtime, int8, normed)

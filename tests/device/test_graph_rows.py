@@ -12,6 +12,7 @@ from zinc_attn.tools.graph.device import run
 EXECUTED = True
 
 NONE = (0, (0,) * 4, (0,) * 4)  # a tensor that is not used
+OF_ROW = {"eps": 1e-6, "scales": (0, 0), "joined": 1}  # parameters of a norm
 
 
 def drawn(rng, shape, edges=()):
@@ -26,29 +27,35 @@ EDGES = ((), (1e-40, 1e-30, -0.0, 1e-38), (np.inf, 1), (np.nan, 1), (3e38, 3e38)
 
 
 @pytest.mark.parametrize("op", graph.NORM_OPS)
-@pytest.mark.parametrize(("columns", "weighted", "biased"), [(70, 1, 1), (1, 0, 0), (1025, 1, 0), (70000, 0, 0)])
-def test_norm(any_device, op, columns, weighted, biased, rng):
+@pytest.mark.parametrize(
+    ("columns", "then"), [(70, ("mul", "add")), (1, ("scale", "none")), (1025, ("add", "mul")), (70000, ("none",) * 2)]
+)
+def test_norm(any_device, op, columns, then, rng):
     for edges in EDGES if columns == 70 else EDGES[:1]:
         x = drawn(rng, (2, 3, columns), edges)
-        weights, bias = drawn(rng, (1, 1, columns)), drawn(rng, (1, 3, columns))
-        wanted = rows.norm(op, x, 1e-6, weights if weighted else None, bias if biased else None)
-        values = {"x": tensor(x), "weight": tensor(weights), "bias": tensor(bias), "y": tensor(wanted)}
-        values |= {"eps": 1e-6, "factor": 1.0 / columns}
-        spec = [graph.NORM_OPS.index(op), weighted, biased]
-        given = (x, weights, bias)
+        a, b, scale = drawn(rng, (1, 1, columns)), drawn(rng, (1, 3, columns)), 0.3
+        others = [scale if one == "scale" else other for one, other in zip(then, (a, b), strict=True)]
+        follow = [pair for pair in zip(then, others, strict=True) if pair[0] != "none"]
+        wanted = rows.norm(op, x, 1e-6, *follow)
+        values = {"x": tensor(x), "a": tensor(a), "b": tensor(b), "y": tensor(wanted), **OF_ROW}
+        values |= {"factor": 1.0 / columns, "scales": (scale, scale)}
+        spec = [graph.NORM_OPS.index(op), *map(graph.FOLLOW_OPS.index, then)]
+        given = (x, a, b)
         same(*run(any_device.runtime, graph.NORM, (3, 2, 1), given, (x.size,), spec, **values), wanted)
 
 
-@pytest.mark.parametrize("columns", (32, 2336))
-def test_norm_as_int8(any_device, columns, rng):
+@pytest.mark.parametrize(("columns", "joined"), [(32, 1), (2336, 1), (128, 2)])
+def test_norm_as_int8(any_device, columns, joined, rng):
+    """joined: so many rows are one of the product's."""
     for edges in EDGES[::2]:
-        x, weights = drawn(rng, (2, 3, columns), edges[:32]), drawn(rng, (1, 1, columns))
-        wanted = rows.norm("rms", x, 1e-6, weights)
-        values = {"x": tensor(x), "weight": tensor(weights), "bias": NONE, "y": tensor(wanted)}
-        values |= {"eps": 1e-6, "factor": 1.0 / columns}
-        spec, given = [graph.NORM_OPS.index("rms"), 1, 0], (x, weights, weights)
+        x, weights = drawn(rng, (2, 3 + joined, columns), edges[:32]), drawn(rng, (1, 1, columns))
+        wanted = rows.norm("rms", x, 1e-6, ("mul", weights))
+        values = {"x": tensor(x), "a": tensor(weights), "b": NONE, "y": tensor(wanted), **OF_ROW}
+        values |= {"factor": 1.0 / columns, "joined": joined}
+        spec, given = [graph.NORM_OPS.index("rms"), graph.FOLLOW_OPS.index("mul"), 0], (x, weights, weights)
+        wanted = wanted.reshape(-1, joined * columns)
         counts = (x.size, *quantized_sizes(wanted)[1])
-        got = run(any_device.runtime, graph.NORM_QUANTIZED, (3, 2, 1), given, counts, spec, **values)
+        got = run(any_device.runtime, graph.NORM_QUANTIZED, (3 + joined, 2, 1), given, counts, spec, **values)
         same_as_int8(any_device.runtime, got, wanted)
 
 
@@ -60,7 +67,7 @@ def test_norm_of_zeros_and_of_a_transposed_tensor(any_device, eps, rng):
     x = base.swapaxes(1, 2)
     for op in graph.NORM_OPS:
         wanted = np.ascontiguousarray(rows.norm(op, x, eps))
-        values = {"x": tensor(x), "weight": NONE, "bias": NONE, "y": tensor(wanted), "eps": eps, "factor": 1 / 70}
+        values = {"x": tensor(x), "a": NONE, "b": NONE, "y": tensor(wanted), **OF_ROW, "eps": eps, "factor": 1 / 70}
         spec = [graph.NORM_OPS.index(op), 0, 0]
         same(*run(any_device.runtime, graph.NORM, (12, 1, 1), (base,) * 3, (x.size,), spec, **values), wanted)
 

@@ -20,6 +20,7 @@ from device import test_graph_order as order
 from device import test_graph_products as products
 from device import test_graph_recurrent as recurrent
 from device import test_graph_rope as rope
+from device import test_graph_routing as routing
 from device import test_graph_rows as rows
 from slips import check_table, slips
 from support import FULL, open_device
@@ -63,10 +64,12 @@ TESTS = {
     "oai": called(elementwise.test_glu, "swiglu_oai", "f32"),
     "swiglu": called(elementwise.test_glu, "swiglu", "f32"),
     "add_id": called(elementwise.test_add_id),
-    "norm": called(rows.test_norm, "norm", 70, 1, 1),
-    "long norm": called(rows.test_norm, "rms", 1025, 1, 0),
+    "norm": called(rows.test_norm, "norm", 70, ("mul", "add")),
+    "long norm": called(rows.test_norm, "rms", 1025, ("add", "mul")),
     "zeros": called(rows.test_norm_of_zeros_and_of_a_transposed_tensor, 0.0),
-    "int8": called(rows.test_norm_as_int8, 32),
+    "int8": called(rows.test_norm_as_int8, 32, 1),
+    "joined rows": called(rows.test_norm_as_int8, 128, 2),
+    "sums of experts": lambda device, rng: routing.test_sum_experts(device, rng, 2, 300, 288, 1),
     "sums": called(rows.test_sums, (2, 3, 257)),
     "soft_max": called(rows.test_soft_max, *rows.MASKED[1]),
     "alibi": called(rows.test_soft_max, *rows.MASKED[2]),
@@ -78,6 +81,7 @@ TESTS = {
     "rows of q3_K": lambda device, rng: moves.test_rows_of_weights(device, rng, "q3_K"),
     "fit": called(fit.test_fit, 40, 48),
     "conv": called(recurrent.test_ssm_conv, *recurrent.CONVOLUTIONS[1]),
+    "normed conv": called(recurrent.test_ssm_conv, *recurrent.CONVOLUTIONS[4]),
     "deltas": called(recurrent.test_delta_net, *recurrent.DELTA_NETS[1]),
     "odd deltas": called(recurrent.test_delta_net, *recurrent.DELTA_NETS[3]),
     "scan": called(recurrent.test_ssm_scan, *recurrent.SCANS[1]),
@@ -107,6 +111,9 @@ a flushed activation: flush(activation(x)) * → activation(x) * @ swiglu
 shaders/graph/norm.glsl
 a flushed square: squares + flush(square); → squares + square; @ zeros
 the mean: - measured.x; → ; @ norm
+a row of several: row % p.joined * blocks → row / p.joined * blocks @ joined rows
+shaders/graph/expert_sums.glsl
+what is added: flush(plus[p.added[0] + at]) → flush(plus[p.added[0]]) @ sums of experts
 shaders/graph/row_sum.glsl
 the order of a tree: partial[r + apart] → partial[2u * apart - 1u - r] @ check q8_0
 shaders/graph/soft_max.comp
@@ -170,7 +177,9 @@ shaders/graph/get_weights.comp
 scales of q3_K: (j % 2u) + j / 8u * 4u) → (j % 2u) + j / 4u * 4u) @ rows of q3_K
 shaders/graph/ssm_conv.comp
 a tap's factor: abs(v) < PRODUCT_MIN → abs(v) < FLUSH @ conv
-the last run of tokens: min(first + p.run, tokens) → min(first + p.run, tokens - 1u) @ conv
+a head's channels: flush(square), p.size) → flush(square), 256u) @ normed conv
+what comes late: (at - n) * p.late.s[0] → (at - n) * p.x.s[0] @ conv
+the last run of tokens: min(begin + p.run, tokens) → min(begin + p.run, tokens - 1u) @ conv
 shaders/graph/states.glsl
 a row's lane: gl_LocalInvocationID.x % LANES; → gl_LocalInvocationID.x % LANES ^ 1u; @ check gdn
 halves of parts: of[i] + of[i + apart] → of[i] + of[2u * apart - 1u - i] @ deltas

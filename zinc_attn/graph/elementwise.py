@@ -136,6 +136,8 @@ def unary(op: str, x: F32, *numbers: float) -> F32:
 def glu(op: str, a: F32, b: F32, alpha: float = 1.0, limit: float = 0.0) -> F32:
     """act(a) * b; act(a) is flushed as an operation of its own."""
     a, b = flush(a), flush(b)
+    if op == "mul":
+        return flush(a * b)
     if op in ("swiglu_oai", "swiglu_clamp"):
         most = f32(limit)
         a = np.where(most < a, most, a)

@@ -18,7 +18,7 @@ _BLOCKS: Final = range(graph.MOVE_TYPES.index("q8_0"), len(graph.MOVE_TYPES))  #
 
 
 def _unary(op: str, x: int = _F32, y: int = _F32) -> tuple[graph.GraphKernel, tuple[int, ...]]:
-    return graph.UNARY, (graph.UNARY_OPS.index(op), x, y)
+    return graph.UNARY, (graph.UNARY_OPS.index(op), x, y, x == y == _F32)
 
 
 def _units(kind: str) -> tuple[graph.GraphKernel, tuple[int, ...]]:
@@ -35,7 +35,7 @@ PROGRAMS: Final[tuple[tuple[graph.GraphKernel, tuple[int, ...]], ...]] = (
     *((graph.GLU, (op, _F32)) for op in range(len(graph.GLU_OPS))),
     (graph.GLU_QUANTIZED, (graph.GLU_OPS.index("swiglu"), _F32)),
     (graph.ADD_ID, ()),
-    *((graph.NORM, (op, 1, 1)) for op in range(len(graph.NORM_OPS))),
+    *((graph.NORM, (op, 1, 2)) for op in range(len(graph.NORM_OPS))),
     (graph.NORM_QUANTIZED, (graph.NORM_OPS.index("rms"), 1, 1)),
     *((graph.SOFT_MAX, (mask, 1)) for mask in range(len(graph.MASK_TYPES))),
     (graph.SUM_ROWS, ()),
@@ -45,7 +45,7 @@ PROGRAMS: Final[tuple[tuple[graph.GraphKernel, tuple[int, ...]], ...]] = (
     *((graph.TO_BLOCKS, (0, _F32, kind)) for kind in _BLOCKS),
     *((graph.SORT, (op, 1, graph.SORT_PIECE)) for op in range(len(graph.SORT_OPS))),
     *((graph.GET_WEIGHTS, (kind,)) for kind in range(len(graph.WEIGHT_TYPES))),
-    (graph.SSM_CONV, (1, 1)),
+    *((graph.SSM_CONV, (1, 1, normed, 0)) for normed in (0, 1)),
     *((graph.DELTA_NET, (128, own, by_channel, 1)) for own in (1, 4) for by_channel in (0, 1)),
     *(
         (graph.SSM_SCAN, (*sizes, by_element))
@@ -54,7 +54,8 @@ PROGRAMS: Final[tuple[tuple[graph.GraphKernel, tuple[int, ...]], ...]] = (
     ),
     (graph.FIT, ()),
     *((graph.ROUTE, spec) for spec in ((0, 0, 2, 0), (1, 0, 1, 0), (2, 1, 1, 1))),
-    (graph.SUM_EXPERTS, ()),
+    (graph.SUM_EXPERTS, (2,)),
+    (graph.NORM_SUMMED, (0, 1, 0, 2)),
     (graph.QUANTIZE, ()),
     *((graph.MUL_MAT_VEC, (i, n, 256, 1, 16, TYPES[kind].ahead, *more)) for i, kind in _WEIGHTS for n, *more in _FEW),
     *((graph.MUL_MAT, (i, *many)) for i, _ in _WEIGHTS for many in _MANY),

@@ -39,10 +39,10 @@ def _soft_max(x: F32) -> F32:
     return y
 
 
-def sum_experts(x: F32, weights: F32) -> F32:
-    """x (rows, experts, elements) times weights (rows, experts, 1), summed over the experts in order."""
+def sum_experts(x: F32, weights: F32, *added: F32) -> F32:
+    """x (rows, experts, elements) times weights (rows, experts, 1), summed over experts in order, then ``added``."""
     products = binary("mul", x, np.broadcast_to(weights, x.shape))
     total: F32 = products[:, 0]
-    for e in range(1, x.shape[1]):
-        total = binary("add", total, products[:, e])
+    for one in (*products.swapaxes(0, 1)[1:], *added):
+        total = binary("add", total, one)
     return total

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..canonical.constants import LOG2E
 from ..canonical.state import F32, f32, flush, weight
 from . import constants, floats
-from .elementwise import binary, repeated
+from .elementwise import binary, repeated, unary
 from .floats import quietly, quotient
 
 
@@ -39,8 +39,8 @@ def sum_rows(x: F32, factor: float = 1.0) -> F32:
 
 
 @quietly
-def norm(op: str, x: F32, eps: float, weights: F32 | None = None, bias: F32 | None = None) -> F32:
-    """RMS_NORM ("rms"), NORM ("norm") or L2_NORM ("l2") [* weights] [+ bias]."""
+def norm(op: str, x: F32, eps: float, *then: tuple[str, Any]) -> F32:
+    """RMS_NORM ("rms"), NORM ("norm") or L2_NORM ("l2"), then operations: of FOLLOW_OPS, and an operand or a number."""
     x, least, factor = flush(x), f32(eps), f32(1.0 / x.shape[-1])
     mean = flush(row_sum(x) * factor)[..., None] if op == "norm" else f32(0.0)
     total = row_sum(flush((x - mean) * (x - mean)))
@@ -50,8 +50,9 @@ def norm(op: str, x: F32, eps: float, weights: F32 | None = None, bias: F32 | No
     else:
         scale = floats.inverse_root(flush(flush(total * factor) + least))
     y = flush((x - mean) * scale[..., None])
-    y = binary("mul", y, weights) if weights is not None else y
-    return binary("add", y, bias) if bias is not None else y
+    for follower, other in then:
+        y = unary("scale", y, other, 0.0) if follower == "scale" else binary(follower, y, other)
+    return y
 
 
 def slopes(max_bias: float, heads: int) -> dict[str, float | int]:

@@ -23,21 +23,26 @@ UNARY_OPS: Final = (
     *("hardsigmoid", "exp", "expm1", "softplus", "gelu_erf", "xielu", "floor", "ceil", "round", "trunc"),  # ggml's
     *("scale", "clamp", "sqr", "sqrt", "log", "sin", "cos", "leaky_relu", "fill"),
 )
-# y = op(x). fill reads no x: give y's tensor and buffer.
+FOLLOW_OPS: Final = ("none", "mul", "add", "scale")  # what may follow an operation, rounded as one of its own
+# y = op(x), then none, mul or add of ``other``, which repeats as in BINARY. fill reads no x: give
+# y's tensor and buffer.
 UNARY: Final = kernel(
     "unary",
-    {"x": "read", "y": "write"},
-    ("op", "x_type", "y_type"),
+    {"x": "read", "other": "read", "y": "write"},
+    ("op", "x_type", "y_type", "then"),
     (
-        *tensors("x", "y"),
+        *tensors("x", "other", "y"),
         Field("a", "float", "scale: factor; clamp: minimum; fill: value; leaky_relu: slope below 0; xielu: alpha_n"),
         Field("b", "float", "scale: bias; clamp: maximum; xielu: alpha_p"),
         Field("c", "float", "xielu: beta"),
         Field("d", "float", "xielu: eps"),
     ),
 )
-GLU_OPS: Final = ("reglu", "geglu", "swiglu", "swiglu_oai", "geglu_erf", "geglu_quick", "swiglu_clamp")  # ggml's
-# y = act(a) * b; halves of one tensor are two tensors here, and swapped halves are swapped operands.
+GLU_OPS: Final = (
+    *("reglu", "geglu", "swiglu", "swiglu_oai", "geglu_erf", "geglu_quick", "swiglu_clamp"),  # ggml's
+    "mul",
+)
+# y = act(a) * b; of mul a * b. Halves of one tensor are two tensors here, and swapped halves are swapped operands.
 _GLU_BINDINGS: Final[dict[str, Access]] = {"a": "read", "b": "read", "y": "write"}
 _GLU_PARAMS: Final = (
     *tensors("a", "b", "y"),

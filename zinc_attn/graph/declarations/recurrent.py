@@ -8,12 +8,25 @@ from ..constants import STATE_LANES
 from .declare import Field, kernel, tensors
 
 # y[c, t, s] = the sum of x[t + i, c, s] * w[i, c], then [+ bias], then [silu], each as an operation of its own; y is
-# contiguous. Grid: x (and y) = channels * (tokens / run, rounded up) * sequences / 256.
+# contiguous. x has ``late`` behind it, as by CONCAT along dimension 0. Unused bindings: any buffer.
+# normed: first and second are RMS_NORM or L2_NORM (op) and SCALE of y's rows of ``size`` channels from begins to ends,
+# contiguous; there is one token, and channels are a multiple of 256.
+# Grid: x (and y) = channels * (tokens / run, rounded up) * sequences / 256.
 SSM_CONV: Final = kernel(
     "ssm_conv",
-    {"x": "read", "w": "read", "bias": "read", "y": "write"},  # bias: any buffer where there is none
-    ("biased", "silu"),
-    (*tensors("x", "w", "bias", "y"), Field("run", "uint", "neighboring tokens of an invocation")),
+    {"x": "read", "late": "read", "w": "read", "bias": "read", "y": "write", "first": "write", "second": "write"},
+    ("biased", "silu", "normed", "op"),
+    (
+        *tensors("x", "late", "w", "bias", "y"),
+        Field("run", "uint", "neighboring tokens of an invocation"),
+        Field("size", "uint", "a power of two up to 256"),
+        Field("begins", "uint", "channels, multiples of size", 2),
+        Field("ends", "uint", "", 2),
+        Field("offsets", "uint", "element where first, and second, begins", 2),
+        Field("scales", "float", "of SCALE", 2),
+        Field("eps", "float"),
+        Field("factor", "float", "1 / size"),
+    ),
 )
 # How a kernel writes, apart from each other: the scores of all tokens, contiguous, and states behind the last tokens,
 # slot 0 behind the last one, slot 1 behind the one before, ..., as many as there are tokens, and at most ``slots``.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from .declare import Field, kernel, tensors
+from .declare import AS_INT8, Field, kernel, tensors
+from .rows import NORM_PARAMS
 
 # Which of n experts a row takes, and with what weights, as the operations named here make them.
 # gate of a row's logits x: none, soft_max (SOFT_MAX), sigmoid. ids: the first ids.n[0] of ARGSORT, descending, of the
@@ -28,8 +29,22 @@ ROUTE: Final = kernel(
         Field("added", "float", "by SCALE"),
     ),
 )
-# y = the sum of a row's experts in order, each times its weight: MUL, then ADD of the first two, of the next, ...
-# x: (elements, experts, rows), weights: (1, experts, rows), y: (elements, rows). Grid: x (and y) = elements of y / 256.
+# y = the sum of a row's experts in order, each times its weight: MUL, then ADD of the first two, of the next, ...; then
+# ADD of plus and of more: ``added`` of them, 0 to 2.
+# experts: (elements, experts, rows), weights: (1, experts, rows), y: (elements, rows), plus and more such, contiguous.
+# Grid: x (and y) = elements of y / 256.
+_SUM_PARAMS: Final = (*tensors("experts", "weights"), Field("added", "uint", "where plus and more begin", 2))
 SUM_EXPERTS: Final = kernel(
-    "sum_experts", {"x": "read", "weights": "read", "y": "write"}, (), tensors("x", "weights", "y")
+    "sum_experts",
+    {"experts": "read", "weights": "read", "plus": "read", "more": "read", "y": "write"},
+    ("added",),
+    (*_SUM_PARAMS, *tensors("y")),
+)
+# NORM_QUANTIZED of the sum, which is x: contiguous, and written. Nothing is second. Grid: x (and y) = rows.
+NORM_SUMMED: Final = kernel(
+    "norm_summed",
+    {"x": "write", "a": "read", "more": "read", "y": "write", **AS_INT8}
+    | {"experts": "read", "weights": "read", "plus": "read"},
+    ("op", "first", "second", "added"),
+    (*_SUM_PARAMS, *NORM_PARAMS),
 )

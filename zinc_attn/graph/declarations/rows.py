@@ -9,16 +9,18 @@ from .declare import AS_INT8, Field, kernel, tensors
 
 # Grid of these: x (and y) = rows; a workgroup of 256 has a row.
 NORM_OPS: Final = ("rms", "norm", "l2")
-# y = norm(x) [* weight] [+ bias], each rounded as its own operation; weight and bias repeat as in BINARY. GROUP_NORM is
-# norm of a contiguous x whose dimension 0 is a whole group. Unused bindings: any buffer.
-_NORM_BINDINGS: Final[dict[str, Access]] = {"x": "read", "weight": "read", "bias": "read", "y": "write"}
-_NORM_PARAMS: Final = (
-    *tensors("x", "weight", "bias", "y"),
+# y = norm(x), then two of FOLLOW_OPS: mul or add of a, then b, which repeat as in BINARY; scale: SCALE without a bias.
+# GROUP_NORM is norm of a contiguous x whose dimension 0 is a whole group. Unused bindings: any buffer.
+_NORM_BINDINGS: Final[dict[str, Access]] = {"x": "read", "a": "read", "b": "read", "y": "write"}
+NORM_PARAMS: Final = (
+    *tensors("x", "a", "b", "y"),
     Field("eps", "float"),
     Field("factor", "float", "1 / elements of a row, rounded once; not of l2"),
+    Field("scales", "float", "of both operations that follow", 2),
+    Field("joined", "uint", "rows of y that are one of the int8 rows: 1, or rows of whole blocks"),
 )
-NORM: Final = kernel("norm", _NORM_BINDINGS, ("op", "weighted", "biased"), _NORM_PARAMS)
-NORM_QUANTIZED: Final = kernel("norm_quantized", _NORM_BINDINGS | AS_INT8, ("op", "weighted", "biased"), _NORM_PARAMS)
+NORM: Final = kernel("norm", _NORM_BINDINGS, ("op", "first", "second"), NORM_PARAMS)
+NORM_QUANTIZED: Final = kernel("norm_quantized", _NORM_BINDINGS | AS_INT8, ("op", "first", "second"), NORM_PARAMS)
 MASK_TYPES: Final = ("none", "f32", "f16")  # specialization constant mask_type
 # y = softmax(x * scale + slope * mask) along dimension 0; the mask repeats in dimensions 2 and 3. sinks: float32, one a
 # head (dimension 2). The slope of head h is 1 where step is 0, else 2**(step * (h + 1)) for h < heads, and else

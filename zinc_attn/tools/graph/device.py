@@ -85,11 +85,12 @@ class OnDevice:
         self._device = device
 
     def _float(self, kernel: GraphKernel, groups: int, y: tuple[int, ...], given: Sequence[Any], **values: Any) -> F32:
-        """The one result, float32 of a shape. spec, among the values: its constants."""
+        """The first result, float32 of a shape. spec, among the values: its constants."""
         spec = values.pop("spec", ())
         of_y = tensor(np.empty(y, np.float32))
-        count = int(np.prod(y))
-        (words,) = run(self._device.runtime, kernel, (groups, 1, 1), given, (count,), spec, y=of_y, **values)
+        others = sum(binding.access == "write" for binding in kernel.decl.bindings) - 1
+        counts = int(np.prod(y)), *[1] * others
+        words, *_ = run(self._device.runtime, kernel, (groups, 1, 1), given, counts, spec, y=of_y, **values)
         return words.view(np.float32).reshape(y)
 
     def embed(self, weights: Matrix, tokens: NDArray[np.int32]) -> F32:
@@ -107,8 +108,8 @@ class OnDevice:
         return self._float(graph.GET_WEIGHTS, groups, shape, (packed, tokens), spec=kind, **of)
 
     def norm(self, x: F32, weight: F32, eps: float) -> F32:
-        of: dict[str, Any] = {"x": tensor(x), "weight": tensor(weight[None]), "bias": tensor(weight[None])}
-        of |= {"eps": eps, "factor": 1.0 / x.shape[-1]}
+        of: dict[str, Any] = {"x": tensor(x), "a": tensor(weight[None]), "b": tensor(weight[None])}
+        of |= {"eps": eps, "factor": 1.0 / x.shape[-1], "scales": (0.0, 0.0), "joined": 1}
         spec = graph.NORM_OPS.index("rms"), 1, 0
         return self._float(graph.NORM, len(x), x.shape, (x, weight, weight), spec=spec, **of)
 
@@ -182,9 +183,10 @@ class OnDevice:
 
     def convolve(self, x: F32, w: F32, bias: F32) -> F32:
         tokens, run_of = x.shape[1] - w.shape[1] + 1, 1 + len(w) % 2  # tokens of an invocation: the bits are the same
-        of: dict[str, Any] = {"x": tensor(x), "w": tensor(w), "bias": tensor(bias), "run": run_of}
+        of: dict[str, Any] = {"x": tensor(x), "late": tensor(x), "w": tensor(w), "bias": tensor(bias), "run": run_of}
+        of |= {"size": 1, "eps": 0.0, "factor": 0.0} | dict.fromkeys(("begins", "ends", "offsets", "scales"), (0, 0))
         groups = _pieces(len(w) * _pieces(tokens, run_of), 256)
-        return self._float(graph.SSM_CONV, groups, (tokens, len(w)), (x, w, bias), spec=(1, 1), **of)
+        return self._float(graph.SSM_CONV, groups, (tokens, len(w)), (x, x, w, bias), spec=(1, 1, 0, 0), **of)
 
     def _states(
         self, kernel: GraphKernel, groups: tuple[int, int], of_v: F32, spec: tuple[int, ...], **given: Any

@@ -25,7 +25,7 @@ class Oracle:
         return moves.from_weights(chosen.rows, weights.kind)
 
     def norm(self, x: F32, weight: F32, eps: float) -> F32:
-        return rows.norm("rms", x, eps, weight[None])
+        return rows.norm("rms", x, eps, ("mul", weight[None]))
 
     def product(self, weights: Matrix, x: F32, added: F32 | None = None, ids: NDArray[np.int32] | None = None) -> F32:
         if ids is not None:
