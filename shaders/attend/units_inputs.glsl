@@ -1,0 +1,165 @@
+// What the matrix units are fed with: int8 of q, K and V in shared memory.
+
+// Numbers, of which each times `power` is at most 2**11, as integers in two int8: words of the high and of the low ones.
+// The sum with 3 * 2**22 rounds to a whole number; with 128 more, bits 8 ... 15 are the high one.
+uvec2 halved(vec4 x, float power) {
+    precise vec4 scaled = x * power;
+    precise vec4 whole = scaled + (12582912.0 + 128.0);
+    uvec4 w = floatBitsToUint(whole);
+    uint high = (w.x >> 8u & 0xFFu) | (w.y & 0xFF00u) | (w.z & 0xFF00u) << 8u | (w.w & 0xFF00u) << 16u;
+    uint low = (w.x & 0xFFu) | (w.y & 0xFFu) << 8u | (w.z & 0xFFu) << 16u | w.w << 24u;
+    return uvec2(high, low ^ 0x80808080u);
+}
+
+// The largest of the four lanes of a vector.
+float largest_of_four(float x) {
+    x = max(x, subgroupShuffleXor(x, 1u));
+    return max(x, subgroupShuffleXor(x, 2u));
+}
+
+// Dimensions 4 i ... 4 i + 3 of a vector's q.
+vec4 q_quad(Vector vector, uint i) {
+    vec4 x = q[(vector.row * work[HEADER_Q_HEADS] + vector.head) * (K_DIM / 4u) + min(i, K_DIM / 4u - 1u)];
+    return vector.real && i < K_DIM / 4u ? x : vec4(0.0);
+}
+
+void find_q_units(Item item) {
+    for (uint i = lane; i < VECTORS * 4u; i += LANES) {
+        Vector vector = vector_at(item, i / 4u);
+        float top = 0.0;
+        for (uint at = i % 4u; at < K_DIM / 4u; at += 4u) {
+            vec4 x = abs(q_quad(vector, at));
+            top = max(top, max(max(x.x, x.y), max(x.z, x.w)));
+        }
+        top = largest_of_four(top);
+        if (i % 4u == 0u) {
+            store(q_units[i / 4u], inverse_power(integer_power(top)));
+        }
+    }
+    meet();
+}
+
+// To q_held, through s_rows: piece `piece` of the dimensions.
+void hold_q(Item item, uint piece) {
+    for (uint i = lane; i < VECTORS * (MATRIX_PIECE / 4u); i += LANES) {
+        uint t = i / (MATRIX_PIECE / 4u), at = i % (MATRIX_PIECE / 4u);
+        vec4 x = q_quad(vector_at(item, t), piece * (MATRIX_PIECE / 4u) + at);
+        uvec2 w = halved(x, inverse_power(load(q_units[t])));
+        store(s_rows[t * PITCH + at], w.x);
+        store(s_rows[PLANE + t * PITCH + at], w.y);
+    }
+    meet();
+    [[unroll]] for (uint step = 0u; step < PIECE_STEPS; ++step) {
+        if (has_strip()) {
+            uint at = strip() * MAT_M * PITCH + step * MAT_K / 4u;
+            q_held[piece * PIECE_STEPS + step] = load_a(s_rows[at], PITCH);
+            q_held[(K_PIECES + piece) * PIECE_STEPS + step] = load_a(s_rows[PLANE + at], PITCH);
+        }
+    }
+    meet();
+}
+
+// To q_held or q_rows.
+void load_q(Item item) {
+    find_q_units(item);
+    if (Q_HELD) {
+        FOR_PIECES(true, piece, K_PIECES, hold_q(item, piece))
+        return;
+    }
+    const uint WORDS = K_BLOCKS * BLOCK / 4u;
+    for (uint i = lane; i < VECTORS * WORDS; i += LANES) {
+        uint t = i / WORDS, at = i % WORDS;
+        uvec2 w = halved(q_quad(vector_at(item, t), at), inverse_power(load(q_units[t])));
+        store(q_rows[t * Q_PITCH + at], w.x);
+        store(q_rows[(VECTORS + t) * Q_PITCH + at], w.y);
+    }
+}
+
+uint int8s(vec4 x) {
+    ivec4 i = ivec4(x) & 0xFF;
+    return uint(i.x | i.y << 8 | i.z << 16 | i.w << 24);
+}
+
+uvec2 where_of(Item item, Leaf leaf, uint key) {
+    return locate(item, leaf, min(key, leaf.count - 1u));
+}
+
+// To k_ahead: the lane's chunks of piece `piece` of K, and to k_scales_ahead its blocks' scales.  Neighboring lanes take
+// neighboring keys.  Behind the last key and the last dimension it is the last one again: no row sees that key, and q
+// is 0 in that dimension.
+void fetch_k(Item item, Leaf leaf, uint piece) {
+    [[unroll]] for (uint u = 0u; u < LOADS; ++u) {
+        uint i = u * LANES + lane, chunk = piece * (MATRIX_PIECE / CHUNK) + i / KEYS_PER_LEAF;
+        uvec2 where = where_of(item, leaf, i % KEYS_PER_LEAF);
+        chunk = min(chunk, K_DIM / CHUNK - 1u);
+        uvec4 w = k_chunk(where, chunk, 0u, 0u);
+        if (K_STORAGE != STORAGE_Q8_0) {
+            vec4 low, high;
+            unpack_k(w, chunk, k_block(where, chunk / (BLOCK / CHUNK)), low, high);
+            w.xy = uvec2(int8s(low), int8s(high));
+        }
+        k_ahead[u] = w.xy;
+    }
+    [[unroll]] for (uint u = 0u; u < K_SCALE_LOADS; ++u) {
+        uint i = u * LANES + lane, block = min(piece * PIECE_BLOCKS + i / KEYS_PER_LEAF, K_BLOCKS - 1u);
+        k_scales_ahead[u] = k_block(where_of(item, leaf, i % KEYS_PER_LEAF), block).scale;
+    }
+}
+
+// The same of V: four dimensions of the keys of four neighboring rows.  Neighboring lanes take neighboring dimensions.
+const uint PIECE_QUADS = MATRIX_PIECE / 4u;
+void fetch_v(Item item, Leaf leaf, uint piece) {
+    [[unroll]] for (uint u = 0u; u < V_LOADS; ++u) {
+        uint i = u * LANES + lane, dim = min(piece * MATRIX_PIECE + i % PIECE_QUADS * 4u, V_DIM - 4u);
+        [[unroll]] for (uint r = 0u; r < 4u; ++r) {
+            uvec2 where = where_of(item, leaf, key_of(i / PIECE_QUADS * 4u % KEYS_PER_LEAF + r));
+            v_ahead[u][r] = V_STORAGE == STORAGE_Q8_0 ? v_words(where, dim / 4u, 1u).x : int8s(v_values(where, dim));
+        }
+    }
+}
+
+void fetch_v_scales(Item item, Leaf leaf) {
+    [[unroll]] for (uint u = 0u; u < V_SCALE_LOADS; ++u) {
+        uint i = u * LANES + lane;
+        uvec2 where = where_of(item, leaf, key_of(i % KEYS_PER_LEAF));
+        v_scales_ahead[u] = v_block(where, min(i / KEYS_PER_LEAF, V_BLOCKS - 1u)).scale;
+    }
+}
+
+// From k_ahead to kv_rows, and scales.
+void store_k() {
+    [[unroll]] for (uint u = 0u; u < LOADS; ++u) {
+        uint i = u * LANES + lane, at = row_of(i % KEYS_PER_LEAF) * PITCH + i / KEYS_PER_LEAF * (CHUNK / 4u);
+        store(kv_rows[at], k_ahead[u].x);
+        store(kv_rows[at + 1u], k_ahead[u].y);
+    }
+    [[unroll]] for (uint u = 0u; u < K_SCALE_LOADS; ++u) {
+        uint i = u * LANES + lane;
+        if (i < PIECE_BLOCKS * KEYS_PER_LEAF) {
+            store(k_scales[i / KEYS_PER_LEAF * KEYS_PER_LEAF + row_of(i % KEYS_PER_LEAF)], k_scales_ahead[u]);
+        }
+    }
+}
+
+// From v_ahead, [key][dimension], to kv_rows.
+void store_v() {
+    [[unroll]] for (uint u = 0u; u < V_LOADS; ++u) {
+        uint i = u * LANES + lane, at = i % PIECE_QUADS * 4u * PITCH + i / PIECE_QUADS;
+        uvec4 w = v_ahead[u];
+        uvec2 even = w.xz & 0x00FF00FFu | (w.yw & 0x00FF00FFu) << 8u, odd = w.xz >> 8u & 0x00FF00FFu | w.yw & 0xFF00FF00u;
+        if (i < PIECE_QUADS * (KEYS_PER_LEAF / 4u)) {
+            store(kv_rows[at], even.x & 0xFFFFu | even.y << 16u);
+            store(kv_rows[at + PITCH], odd.x & 0xFFFFu | odd.y << 16u);
+            store(kv_rows[at + 2u * PITCH], even.x >> 16u | even.y & 0xFFFF0000u);
+            store(kv_rows[at + 3u * PITCH], odd.x >> 16u | odd.y & 0xFFFF0000u);
+        }
+    }
+}
+
+void store_v_scales() {
+    [[unroll]] for (uint u = 0u; u < V_SCALE_LOADS; ++u) {
+        if (u * LANES + lane < V_BLOCKS * KEYS_PER_LEAF) {
+            store(v_scales[u * LANES + lane], v_scales_ahead[u]);
+        }
+    }
+}
