@@ -25,7 +25,7 @@
 const bool INTEGER = true;
 #include "matrix_kernel.glsl"
 
-const bool Q_HELD = UNROLLED == 1u && K_DIM <= MATRIX_HELD_DIMS;
+const bool Q_HELD = UNROLLED == 1u && K_DIM <= INTEGER_HELD_DIMS;
 // Rows in shared memory are 16 bytes longer than they need be, so that neighboring rows lie in different banks.
 const uint PITCH = (MATRIX_PIECE + 16u) / 4u;           // words of 64 int8
 const uint Q_PITCH = (K_BLOCKS * BLOCK + 16u) / 4u;     // words

@@ -59,7 +59,13 @@ uvec2 v_halves(uvec2 where, uint dim) {
         }
         return w;
     }
-    vec4 v = v_values(where, dim);
+    Block block = v_block(where, dim / BLOCK);
+    uint word = v_words(where, dim * V_BITS / 32u, 1u).x, fifth = block.fifth >> (dim % BLOCK);
+    word >>= NHD && V_BITS == 4u ? dim % 8u : dim % (32u / V_BITS) * V_BITS;  // with NHD high halves are dimensions 4 to 7
+    vec4 v;
+    for (uint i = 0u; i < 4u; ++i) {
+        v[i] = narrow_value(V_STORAGE, word, i, fifth, block);
+    }
     return uvec2(halves(v.xy), halves(v.zw));
 }
 

@@ -11,8 +11,8 @@ void make_empty() {
 }
 
 // To node_o: the leaf's weighted values.
-void find_values(Item item, Leaf leaf, Leaf next, bool first) {
-    FOR_PIECES(UNROLLED == 1u, piece, V_PIECES, add_values(item, leaf, next, first, piece))
+void find_values(Item item, Leaf leaf, Leaf next) {
+    FOR_PIECES(UNROLLED == 1u, piece, V_PIECES, add_values(item, leaf, next, piece))
 }
 
 struct Node {
@@ -109,10 +109,9 @@ void main() {
     uint first = item.first - min((item.last_row - item.row) * item.row_step, item.first);
     uint begin = max(item.node_begin * LEAVES_PER_NODE, first / KEYS_PER_LEAF);
     uint end = keys ? min(item.node_end * LEAVES_PER_NODE, (item.limit - 1u) / KEYS_PER_LEAF + 1u) : begin + 1u;
+    make_empty();
     if (keys) {
         fetch_k(item, leaf_of(item, begin), 0u);
-    } else {
-        make_empty();
     }
     [[dont_unroll]] for (uint index = begin; index < end; ++index) {
         Leaf leaf = leaf_of(item, index), next = leaf_of(item, min(index + 1u, end - 1u));
@@ -120,7 +119,7 @@ void main() {
         if (keys) {
             find_scores(item, leaf);
             find_weights(item, leaf, first_of_node);
-            find_values(item, leaf, next, first_of_node);
+            find_values(item, leaf, next);
         }
         if ((index + 1u) % LEAVES_PER_NODE == 0u || index + 1u == end) {
             uint node = index / LEAVES_PER_NODE;

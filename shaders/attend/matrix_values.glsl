@@ -28,7 +28,7 @@ void add_value_step(uint step) {
 
 // To node_o: the piece of V that is in flight, weighted and folded.  The next one is fetched, or the next leaf's first
 // piece of K.
-void add_values(Item item, Leaf leaf, Leaf next, bool first, uint piece) {
+void add_values(Item item, Leaf leaf, Leaf next, uint piece) {
     meet();
     store_v();
     meet();
@@ -44,8 +44,8 @@ void add_values(Item item, Leaf leaf, Leaf next, bool first, uint piece) {
         FOR_STEPS(step, KEYS_PER_LEAF / MAT_K, add_value_step(step))
         MatrixC node_w = load_rows(node_weight[strip() * MAT_M]), leaf_w = load_rows(leaf_weight[strip() * MAT_M]);
         [[unroll]] for (uint n = 0u; n < PIECE_FRAGMENTS; ++n) {
-            MatrixC old = first ? MatrixC(0.0) : node_o[piece * PIECE_FRAGMENTS + n];
-            node_o[piece * PIECE_FRAGMENTS + n] = flushed(old * node_w + flushed(value_sums[n] * WEIGHT_UNIT) * leaf_w);
+            uint at = piece * PIECE_FRAGMENTS + n;
+            node_o[at] = flushed(node_o[at] * node_w + flushed(value_sums[n] * WEIGHT_UNIT) * leaf_w);
         }
     }
 }

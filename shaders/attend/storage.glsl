@@ -164,15 +164,3 @@ void load_k(uvec2 where, uint chunk, uint ahead, Block block, out vec4 low, out 
         unpack_k(w, chunk + ahead, block, low, high);
     }
 }
-
-// Four dimensions of a value row, of at most 8 bits a value.
-vec4 v_values(uvec2 where, uint dim) {
-    Block block = v_block(where, dim / BLOCK);
-    uint word = v_words(where, dim * V_BITS / 32u, 1u).x, fifth = block.fifth >> (dim % BLOCK);
-    word >>= NHD && V_BITS == 4u ? dim % 8u : dim % (32u / V_BITS) * V_BITS;  // with NHD high halves are dimensions 4 to 7
-    vec4 v;
-    for (uint i = 0u; i < 4u; ++i) {
-        v[i] = narrow_value(V_STORAGE, word, i, fifth, block);
-    }
-    return v;
-}

@@ -1,13 +1,14 @@
 // What the matrix units are fed with: int8 of q, K and V in shared memory.
 
 // Numbers, of which each times `power` is at most 2**11, as integers in two int8: words of the high and of the low ones.
-// The sum with 3 * 2**22 rounds to a whole number; with 128 more, bits 8 ... 15 are the high one.
+// The sum with 3 * 2**22 rounds to a whole number, whether the product, which is exact, is fused with it or not; with 128
+// more, bits 8 ... 15 are the high one.
 uvec2 halved(vec4 x, float power) {
-    precise vec4 scaled = x * power;
-    precise vec4 whole = scaled + (12582912.0 + 128.0);
+    precise vec4 whole = fma(x, vec4(power), vec4(12582912.0 + 128.0));
     uvec4 w = floatBitsToUint(whole);
-    uint high = (w.x >> 8u & 0xFFu) | (w.y & 0xFF00u) | (w.z & 0xFF00u) << 8u | (w.w & 0xFF00u) << 16u;
-    uint low = (w.x & 0xFFu) | (w.y & 0xFFu) << 8u | (w.z & 0xFFu) << 16u | w.w << 24u;
+    uvec2 pairs = w.xy & 0xFFFFu | w.zw << 16u;
+    uint high = pairs.x >> 8u & 0x00FF00FFu | pairs.y & 0xFF00FF00u;
+    uint low = pairs.x & 0x00FF00FFu | pairs.y << 8u & 0xFF00FF00u;
     return uvec2(high, low ^ 0x80808080u);
 }
 
@@ -75,9 +76,29 @@ void load_q(Item item) {
     }
 }
 
-uint int8s(vec4 x) {
-    ivec4 i = ivec4(x) & 0xFF;
-    return uint(i.x | i.y << 8 | i.z << 16 | i.w << 24);
+// Four values as int8: of 8 bits a word, of 4 bits the values of a word of eight from number i, 0 or 4, on.  fifth: their
+// fifth bits, from bit 0 on.
+uint int8s(uint storage, uint w, uint i, uint fifth) {
+    if (storage == STORAGE_Q8_0) {
+        return w;
+    }
+    w >>= NHD ? i : 4u * i;
+    if (storage == STORAGE_IQ4_NL) {
+        uint bytes = 0u;
+        [[unroll]] for (uint k = 0u; k < 4u; ++k) {
+            bytes |= uint(int(narrow_value(storage, w, k, 0u, Block(1.0, 0.0, 0u))) & 0xFF) << 8u * k;
+        }
+        return bytes;
+    }
+    if (!NHD) {
+        w = (w & 0xFFFFu | w << 8u) & 0x00FF00FFu;
+        w |= w << 4u;
+    }
+    w &= 0x0F0F0F0Fu;
+    if (storage == STORAGE_Q5_0) {
+        w |= ((fifth & 0xFu) * 0x00204081u & 0x01010101u) << 4u;
+    }
+    return (w | 0x80808080u) - (storage == STORAGE_Q5_0 ? 0x10101010u : 0x08080808u) ^ 0x80808080u;
 }
 
 uvec2 where_of(Item item, Leaf leaf, uint key) {
@@ -93,12 +114,9 @@ void fetch_k(Item item, Leaf leaf, uint piece) {
         uvec2 where = where_of(item, leaf, i % KEYS_PER_LEAF);
         chunk = min(chunk, K_DIM / CHUNK - 1u);
         uvec4 w = k_chunk(where, chunk, 0u, 0u);
-        if (K_STORAGE != STORAGE_Q8_0) {
-            vec4 low, high;
-            unpack_k(w, chunk, k_block(where, chunk / (BLOCK / CHUNK)), low, high);
-            w.xy = uvec2(int8s(low), int8s(high));
-        }
-        k_ahead[u] = w.xy;
+        uint fifth = k_block(where, chunk / (BLOCK / CHUNK)).fifth >> chunk * CHUNK % BLOCK;
+        k_ahead[u].x = int8s(K_STORAGE, w.x, 0u, fifth);
+        k_ahead[u].y = int8s(K_STORAGE, K_BITS == 8u ? w.y : w.x, 4u, fifth >> 4u);
     }
     [[unroll]] for (uint u = 0u; u < K_SCALE_LOADS; ++u) {
         uint i = u * LANES + lane, block = min(piece * PIECE_BLOCKS + i / KEYS_PER_LEAF, K_BLOCKS - 1u);
@@ -113,7 +131,8 @@ void fetch_v(Item item, Leaf leaf, uint piece) {
         uint i = u * LANES + lane, dim = min(piece * MATRIX_PIECE + i % PIECE_QUADS * 4u, V_DIM - 4u);
         [[unroll]] for (uint r = 0u; r < 4u; ++r) {
             uvec2 where = where_of(item, leaf, key_of(i / PIECE_QUADS * 4u % KEYS_PER_LEAF + r));
-            v_ahead[u][r] = V_STORAGE == STORAGE_Q8_0 ? v_words(where, dim / 4u, 1u).x : int8s(v_values(where, dim));
+            uint fifth = v_block(where, dim / BLOCK).fifth >> dim % BLOCK;
+            v_ahead[u][r] = int8s(V_STORAGE, v_words(where, dim * V_BITS / 32u, 1u).x, dim % 8u, fifth);
         }
     }
 }

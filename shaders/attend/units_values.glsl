@@ -36,7 +36,7 @@ uint fragment_of(uint n) {
 }
 
 // To node_o: the subgroup's fragments of a block of V, its number `own` of the piece.
-void add_value_block(uint piece, uint own, bool first) {
+void add_value_block(uint piece, uint own) {
     uint fragment = fragment_of(own * BLOCK_FRAGMENTS), block = fragment * MAT_N / BLOCK;
     MatrixA u[2u * KEY_STEPS];
     [[unroll]] for (uint i = 0u; i < 2u * KEY_STEPS; ++i) {
@@ -57,7 +57,7 @@ void add_value_block(uint piece, uint own, bool first) {
             sums = coopMatMulAdd(u[KEY_STEPS + i], v[i], sums);
         }
         uint at = piece * PIECE_FRAGMENTS + own * BLOCK_FRAGMENTS + n;
-        MatrixC whole = MatrixC(sums), old = first ? MatrixC(0.0) : node_o[at];
+        MatrixC whole = MatrixC(sums), old = node_o[at];
         for (int e = 0; e < whole.length(); ++e) {
             precise float leaf = whole[e] * unit[e];
             whole[e] = merge(old[e], node_w[e], leaf, leaf_w[e]);
@@ -68,7 +68,7 @@ void add_value_block(uint piece, uint own, bool first) {
 
 // To node_o: the piece of V that is in flight, weighted and folded.  The next one is fetched, or the next leaf's first
 // piece of K.
-void add_values(Item item, Leaf leaf, Leaf next, bool first, uint piece) {
+void add_values(Item item, Leaf leaf, Leaf next, uint piece) {
     meet();
     store_v();
     share_weights(piece);
@@ -79,6 +79,6 @@ void add_values(Item item, Leaf leaf, Leaf next, bool first, uint piece) {
         fetch_k(item, next, 0u);
     }
     if (has_strip()) {
-        FOR_STEPS(own, OWN_BLOCKS, add_value_block(piece, own, first))
+        FOR_STEPS(own, OWN_BLOCKS, add_value_block(piece, own))
     }
 }

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from ..shapes import AttnShape
 
 PIECE: Final = 64  # dimensions of K or V in shared memory
-HELD_DIMS: Final = 128  # dimensions of q that a GPU's subgroup holds in registers; more lie in shared memory
+# Dimensions of q that a GPU's subgroup holds in registers, and of arithmetic "integer"; more lie in shared memory.
+HELD_DIMS: Final = 128
+INTEGER_HELD_DIMS: Final = 256
 # Subgroups that share a strip, by V's size up to a number: as many as leave registers for several waves. INTEGER_WAVES:
 # of arithmetic "integer", whose weights are made by four lanes of a vector.
 STRIP_WAVES: Final = ((64, 1), (128, 2), (limits.MAX_HEAD_DIM, 4))
@@ -72,7 +74,8 @@ def best_fragment(fragments: list[MatrixFragment]) -> MatrixFragment | None:
 
 def shared_bytes(shape: AttnShape, vectors: int, unrolled: bool, integer: bool = False) -> int:
     """Shared memory of a workgroup, as shaders/attend/attend_matrix.comp and attend_units.comp declare it."""
-    held, common = unrolled and shape.k_dim <= HELD_DIMS, 4 * vectors * (WEIGHT_PARTIALS + 6)
+    held = unrolled and shape.k_dim <= (INTEGER_HELD_DIMS if integer else HELD_DIMS)
+    common = 4 * vectors * (WEIGHT_PARTIALS + 6)
     if integer:
         k_blocks, v_blocks, blocks = (-(-dims // limits.BLOCK) for dims in (shape.k_dim, shape.v_dim, PIECE))
         q = 16 if held else 2 * vectors * (k_blocks * limits.BLOCK + 16)
@@ -87,8 +90,8 @@ def matrix_workgroup(
 ) -> MatrixWorkgroup | None:
     """The workgroup that serves ``vectors`` query vectors, or as many of them as fit; None where not a strip fits.
 
-    kind: the device's. A CPU has matrices in memory anyway, and takes long to compile the unrolled program. integer: for
-    arithmetic "integer".
+    kind: the device's. A CPU has matrices in memory anyway, and takes long to compile the unrolled program.
+    integer: of arithmetic "integer".
     """
     fragment = facts.int8 if integer else facts.fragment
     if fragment is None:
