@@ -52,6 +52,7 @@ uvec2 k_ahead[LOADS];  // what the lane has in flight of the next piece
 uvec4 v_ahead[V_LOADS];
 float k_scales_ahead[K_SCALE_LOADS], v_scales_ahead[V_SCALE_LOADS];
 
+#include "units_query.glsl"
 #include "units_inputs.glsl"
 #include "units_scores.glsl"
 #include "matrix_weights.glsl"
