@@ -15,7 +15,6 @@ const uint FUSED_EMULATED = 2u;  // the same sums by float32 operations
 const uint INTEGER_SUMS = 3u;
 const uint MATRIX_PIECE = 64u;
 const uint MATRIX_HELD_DIMS = 128u;
-const uint INTEGER_HELD_DIMS = 256u;
 const uint RCP_SEED = 0x7EF311C3u;  // 1/x starts from RCP_SEED - bits(x), then three Newton steps
 #define CUTOFF -48.0  // powers of two below 2**CUTOFF count as zero
 #define FLUSH 7.88860905e-31  // smaller magnitudes of l and o become +0 after each merge

@@ -40,6 +40,7 @@ shared uint q_rows[Q_HELD ? 4u : VECTORS * Q_PITCH];  // pairs of halves, [vecto
 shared uint kv_rows[KEYS_PER_LEAF * PITCH];
 // [vector][row_of(key)]: scores as float32, then weights as halves.  At a node's end [vector][dimension], a piece of o.
 shared uint s_rows[VECTORS * S_PITCH];
+shared float reduced[VECTORS * WEIGHT_PARTIALS];  // [vector][key mod 4]: maxima, then sums
 MatrixA q_held[Q_HELD ? K_PIECES * PIECE_STEPS : 1u];
 uvec4 ahead[LOADS];                    // what the lane has in flight of the next piece, as halves
 

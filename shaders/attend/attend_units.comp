@@ -25,7 +25,7 @@
 const bool INTEGER = true;
 #include "matrix_kernel.glsl"
 
-const bool Q_HELD = UNROLLED == 1u && K_DIM <= INTEGER_HELD_DIMS;
+const bool Q_HELD = UNROLLED == 1u && K_DIM <= MATRIX_HELD_DIMS;
 // Rows in shared memory are 16 bytes longer than they need be, so that neighboring rows lie in different banks.
 const uint PITCH = (MATRIX_PIECE + 16u) / 4u;           // words of 64 int8
 const uint Q_PITCH = (K_BLOCKS * BLOCK + 16u) / 4u;     // words
@@ -42,11 +42,14 @@ const uint PLANE = VECTORS * PITCH;                     // words of s_rows that 
 shared uint q_rows[Q_HELD ? 4u : 2u * VECTORS * Q_PITCH];  // [high or low][vector][dimension]
 // A piece of K, [row_of(key)][dimension], or of V, [dimension][row_of(key)].
 shared uint kv_rows[KEYS_PER_LEAF * PITCH];
-shared float k_scales[PIECE_BLOCKS * KEYS_PER_LEAF], v_scales[V_BLOCKS * KEYS_PER_LEAF];  // [block][row_of(key)]
+// K's scales, [block of the piece][row_of(key)]; then, [vector][key mod 4], maxima and sums; then what 1 counts in weights,
+// [block of the piece][vector].
+shared float reduced[VECTORS < 32u ? PIECE_BLOCKS * KEYS_PER_LEAF : VECTORS * WEIGHT_PARTIALS];
+shared float v_scales[V_BLOCKS * KEYS_PER_LEAF];  // [block][row_of(key)]
+shared float q_units[VECTORS];                    // what 1 counts in rows of q
 // [vector][row_of(key)]: dot products; then u, [block of the piece][high or low][vector][row_of(key)].  At a node's end
 // [vector][dimension], a piece of o.
 shared uint s_rows[2u * PIECE_BLOCKS * PLANE];
-shared float q_units[VECTORS], u_units[PIECE_BLOCKS * VECTORS];  // what 1 counts in rows of q, and in weights
 MatrixA q_held[Q_HELD ? 2u * K_PIECES * PIECE_STEPS : 1u];       // [high or low][step]
 uvec2 k_ahead[LOADS];  // what the lane has in flight of the next piece
 uvec4 v_ahead[V_LOADS];

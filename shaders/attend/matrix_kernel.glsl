@@ -45,7 +45,6 @@ const uint WEIGHT_ROUNDS = (VECTORS * WEIGHT_PARTIALS + LANES - 1u) / LANES;  //
 const uint S_PITCH = KEYS_PER_LEAF + 4u;  // words of a row of scores
 
 #define MatrixC coopmat<float, gl_ScopeSubgroup, MAT_M, MAT_N, gl_MatrixUseAccumulator>
-shared float reduced[VECTORS * WEIGHT_PARTIALS];      // [vector][key mod 4]: maxima, then sums
 shared float node_weight[VECTORS];                    // what the node so far and the leaf are multiplied with
 shared float leaf_weight[VECTORS];
 shared vec2 node_ml[VECTORS];

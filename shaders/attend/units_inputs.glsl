@@ -79,7 +79,7 @@ void store_k() {
     [[unroll]] for (uint u = 0u; u < K_SCALE_LOADS; ++u) {
         uint i = u * LANES + lane;
         if (i < PIECE_BLOCKS * KEYS_PER_LEAF) {
-            store(k_scales[i / KEYS_PER_LEAF * KEYS_PER_LEAF + row_of(i % KEYS_PER_LEAF)], k_scales_ahead[u]);
+            store(reduced[i / KEYS_PER_LEAF * KEYS_PER_LEAF + row_of(i % KEYS_PER_LEAF)], k_scales_ahead[u]);
         }
     }
 }

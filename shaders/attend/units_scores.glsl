@@ -29,7 +29,7 @@ void add_score_block(uint piece, uint block) {
         [[unroll]] for (uint i = 0u; i < BLOCK_STEPS; ++i) {
             dots = coopMatMulAdd(a[BLOCK_STEPS + i], k[i], dots);
         }
-        MatrixC whole = MatrixC(dots), scale = load_columns(k_scales[block * KEYS_PER_LEAF + row]);
+        MatrixC whole = MatrixC(dots), scale = load_columns(reduced[block * KEYS_PER_LEAF + row]);
         for (int e = 0; e < whole.length(); ++e) {
             precise float product = whole[e] * scale[e];
             precise float sum = score_sums[n][e] + product;

@@ -1,6 +1,6 @@
 // Step 3 of a leaf: weights as integers, and weighted values by the matrix units, folded into the node.
 
-// To s_rows and u_units: the weights of the lane's pairs [vector][key mod 4] times V's scales, as integers, for both
+// To s_rows and reduced: the weights of the lane's pairs [vector][key mod 4] times V's scales, as integers, for both
 // blocks of a piece.
 void share_weights(uint piece) {
     [[unroll]] for (uint b = 0u; b < PIECE_BLOCKS; ++b) {
@@ -23,7 +23,7 @@ void share_weights(uint piece) {
                     store(s_rows[at + PLANE + j / 4u], u.y);
                 }
                 if (first == 0u) {
-                    store(u_units[b * VECTORS + t], inverse_power(power));
+                    store(reduced[b * VECTORS + t], inverse_power(power));
                 }
             }
         }
@@ -43,7 +43,7 @@ void add_value_block(uint piece, uint own) {
         uint plane = (2u * block + i / KEY_STEPS) * PLANE, step = i % KEY_STEPS;
         u[i] = load_a(s_rows[plane + strip() * MAT_M * PITCH + step * MAT_K / 4u], PITCH);
     }
-    MatrixC unit = load_rows(u_units[block * VECTORS + strip() * MAT_M]);
+    MatrixC unit = load_rows(reduced[block * VECTORS + strip() * MAT_M]);
     MatrixC node_w = load_rows(node_weight[strip() * MAT_M]), leaf_w = load_rows(leaf_weight[strip() * MAT_M]);
     [[unroll]] for (uint n = 0u; n < BLOCK_FRAGMENTS; ++n) {
         MatrixB v[KEY_STEPS];

@@ -37,7 +37,6 @@ _UINTS: Final = {
     "INTEGER_SUMS": declarations.INTEGER_SUMS,
     "MATRIX_PIECE": matrix.PIECE,
     "MATRIX_HELD_DIMS": matrix.HELD_DIMS,
-    "INTEGER_HELD_DIMS": matrix.INTEGER_HELD_DIMS,
 }
 _FLOATS: Final = (
     "CUTOFF",

@@ -11,9 +11,7 @@ if TYPE_CHECKING:
     from ..shapes import AttnShape
 
 PIECE: Final = 64  # dimensions of K or V in shared memory
-# Dimensions of q that a GPU's subgroup holds in registers, and of arithmetic "integer"; more lie in shared memory.
-HELD_DIMS: Final = 128
-INTEGER_HELD_DIMS: Final = 256
+HELD_DIMS: Final = 128  # dimensions of q that a GPU's subgroup holds in registers; more lie in shared memory
 # Subgroups that share a strip, by V's size up to a number: as many as leave registers for several waves. INTEGER_WAVES:
 # of arithmetic "integer", whose weights are made by four lanes of a vector.
 STRIP_WAVES: Final = ((64, 1), (128, 2), (limits.MAX_HEAD_DIM, 4))
@@ -74,15 +72,17 @@ def best_fragment(fragments: list[MatrixFragment]) -> MatrixFragment | None:
 
 def shared_bytes(shape: AttnShape, vectors: int, unrolled: bool, integer: bool = False) -> int:
     """Shared memory of a workgroup, as shaders/attend/attend_matrix.comp and attend_units.comp declare it."""
-    held = unrolled and shape.k_dim <= (INTEGER_HELD_DIMS if integer else HELD_DIMS)
-    common = 4 * vectors * (WEIGHT_PARTIALS + 6)
+    held = unrolled and shape.k_dim <= HELD_DIMS
     if integer:
         k_blocks, v_blocks, blocks = (-(-dims // limits.BLOCK) for dims in (shape.k_dim, shape.v_dim, PIECE))
         q = 16 if held else 2 * vectors * (k_blocks * limits.BLOCK + 16)
         rows = (KEYS_PER_LEAF + 2 * blocks * vectors) * (PIECE + 16)
-        return common + q + rows + 4 * KEYS_PER_LEAF * (blocks + v_blocks) + 4 * vectors * (1 + blocks)
+        reduced = blocks * KEYS_PER_LEAF if vectors < limits.WAVE else vectors * WEIGHT_PARTIALS
+        return q + rows + 4 * (v_blocks * KEYS_PER_LEAF + reduced + 7 * vectors)
     q = 16 if held else 2 * vectors * (shape.k_dim + 8)
-    return common + q + 2 * KEYS_PER_LEAF * (PIECE + 8) + 4 * vectors * (KEYS_PER_LEAF + 4)
+    kv = 2 * KEYS_PER_LEAF * (PIECE + 8)
+    scores = 4 * vectors * (KEYS_PER_LEAF + 4)
+    return q + kv + scores + 4 * vectors * (WEIGHT_PARTIALS + 6)
 
 
 def matrix_workgroup(

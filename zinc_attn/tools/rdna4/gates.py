@@ -24,6 +24,8 @@ VGPR_GATES: Final = (
     ("encode_", limits.MAX_HEAD_DIM, 192),  # 8, as many as its LDS leaves
     ("merge", limits.MAX_HEAD_DIM, 120),  # 12, of workgroups of 8
 )
+# Arithmetic "integer" with matrix units, q8_0: issue cycles per query vector and key, by head_dim.
+INTEGER_CYCLES: Final = {64: 2.5, 128: 4.0, 256: 6.9}
 SHARED_GATE: Final = 256  # of more than 8 query vectors, where each wave has twice the work per byte: 5, of which 4 fit
 
 
@@ -32,7 +34,8 @@ class VariantReport:
     """What the compiler made of one variant. Sizes are in bytes; ``statistics`` has every number as RADV names it.
 
     qk, pv: issue cycles per key of the two main loops (scores, values), None where they were not recognized beyond
-    doubt. wmma: instructions of the matrix units in the program's text.
+    doubt. wmma: instructions of the matrix units in the program's text. leaf: of a program with them, issue cycles of a
+    workgroup per key, None where they were not recognized.
     """
 
     spec: Spec
@@ -41,6 +44,7 @@ class VariantReport:
     qk: float | None
     pv: float | None
     wmma: int = 0
+    leaf: float | None = None
 
     @property
     def vgprs(self) -> int:
@@ -69,7 +73,7 @@ class VariantReport:
     @property
     def issue_per_key(self) -> float | None:
         """Issue cycles of the main loops per key and KV head, over all head chunks."""
-        return None if self.qk is None or self.pv is None else self.spec.chunks * (self.qk + self.pv)
+        return self.leaf if self.qk is None or self.pv is None else self.spec.chunks * (self.qk + self.pv)
 
 
 def _lds_gate(spec: Spec) -> int:
@@ -99,6 +103,9 @@ def violations(reports: Iterable[VariantReport]) -> list[str]:
                 found.append(f"{r.spec.name}: {got} {what}, at most {most} allowed")
         if not r.wmma and r.spec.call == "attend_matrix":
             found.append(f"{r.spec.name}: no instruction of the matrix units")
+        most = INTEGER_CYCLES.get(dims, 0.0) * r.spec.heads if r.spec.arithmetic == "integer" else 0.0
+        if most and r.spec.kernel == "attend_matrix_q8_0" and (r.leaf is None or r.leaf > most):
+            found.append(f"{r.spec.name}: {r.leaf or 0:.0f} issue cycles a key, at most {most:.0f} allowed")
         if r.wave != limits.WAVE:
             found.append(f"{r.spec.name}: wave{r.wave}, wave{limits.WAVE} needed")
     return found
