@@ -266,7 +266,7 @@ COARSE = "9/3/64 f16 1290 rows=40 coarse"
 INTEGER_ROWS = "16/2/256 q4_0 577 rows=40"
 MATRIX_MUTANTS = (
     ("matrix_weights", Mutant("maximum of the row before", "at = t * W", "at = t / 8u * 8u * W", MATRIX_WINDOW, 5)),
-    ("matrix_values", Mutant("the fold of leaves", "* node_w +", "* 1.000001 * node_w +", COARSE, 2, bounded=True)),
+    ("matrix_values", Mutant("the fold of leaves", "* node_w +", "* 1.000001 * node_w +", COARSE, 5, bounded=True)),
     ("units_scores", Mutant("high integers of q", "dots * 256", "dots * 255", INTEGER_ROWS, 10, SUMS)),
     ("units_values", Mutant("a vector's largest", "largest_of_four(top)", "top", INTEGER_ROWS, 10, SUMS)),
     ("units_inputs", Mutant("a scale of V", "V_BLOCKS - 1u)).scale", "0u)).scale", INTEGER_ROWS, 10, SUMS)),
