@@ -27,8 +27,8 @@ _FLOATS: Final = dict(zip(range(240, 249), (0.5, -0.5, 1, -1, 2, -2, 4, -4, 0.15
 IN_PLACE: Final = 0xE4  # each of four lanes takes its own
 RECORD: Final = np.dtype(  # wave.c's Instruction
     [
-        *(("op", "u2"), *((name, "u1") for name in ("dual", "neg", "abs", "half", "mixed", "omod", "quad")), ("dst", "i2")),
-        *(("sdst", "i2"), ("src", "i2", 3), ("count", "u2"), ("offset", "i4", 2), ("constant", "u4", 3)),
+        *(("op", "u2"), *((name, "u1") for name in ("dual", "neg", "abs", "half", "mixed", "omod", "quad"))),
+        *(("dst", "i2"), ("sdst", "i2"), ("src", "i2", 3), ("count", "u2"), ("offset", "i4", 2), ("constant", "u4", 3)),
     ],
     align=True,
 )

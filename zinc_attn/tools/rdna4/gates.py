@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Final
 
 from ... import limits
@@ -24,8 +25,10 @@ VGPR_GATES: Final = (
     ("encode_", limits.MAX_HEAD_DIM, 192),  # 8, as many as its LDS leaves
     ("merge", limits.MAX_HEAD_DIM, 120),  # 12, of workgroups of 8
 )
-# Arithmetic "integer" with matrix units, q8_0: issue cycles per query vector and key, by head_dim.
-INTEGER_CYCLES: Final = {64: 2.5, 128: 4.0, 256: 6.9}
+# Issue cycles per key of workgroups with 64 query vectors.
+LEAF_GATES: Final = {
+    f"attend_matrix_q8_0:{dims}:64:integer": most for dims, most in ((64, 160), (128, 256), (256, 440))
+}
 SHARED_GATE: Final = 256  # of more than 8 query vectors, where each wave has twice the work per byte: 5, of which 4 fit
 
 
@@ -103,9 +106,8 @@ def violations(reports: Iterable[VariantReport]) -> list[str]:
                 found.append(f"{r.spec.name}: {got} {what}, at most {most} allowed")
         if not r.wmma and r.spec.call == "attend_matrix":
             found.append(f"{r.spec.name}: no instruction of the matrix units")
-        most = INTEGER_CYCLES.get(dims, 0.0) * r.spec.heads if r.spec.arithmetic == "integer" else 0.0
-        if most and r.spec.kernel == "attend_matrix_q8_0" and (r.leaf is None or r.leaf > most):
-            found.append(f"{r.spec.name}: {r.leaf or 0:.0f} issue cycles a key, at most {most:.0f} allowed")
+        if (r.leaf or inf) > (cycles := LEAF_GATES.get(r.spec.name, inf)):
+            found.append(f"{r.spec.name}: {r.leaf} issue cycles a key, at most {cycles} allowed")
         if r.wave != limits.WAVE:
             found.append(f"{r.spec.name}: wave{r.wave}, wave{limits.WAVE} needed")
     return found

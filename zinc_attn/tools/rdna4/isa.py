@@ -13,8 +13,8 @@ _TARGET: Final = re.compile(r"\bBB(\d+)\b")
 _VECTOR_LOAD: Final = re.compile(r"(?:buffer|global)_load_(?:dword|b\d)")
 # Without an issue slot beside vector work: waits, and scalar ALU work, which issues beside that of other waves.
 _FREE: Final = re.compile(r"s_(?!load|buffer_load)")
-_CYCLES: Final = {"v_wmma_i32": 8, "v_wmma_f32": 16}  # of 16 x 16 x 16 products of int8, and of float16
-WMMA_CYCLES: Final = 8  # of 16 x 16 x 16 int8 products: 383 TOPS of a card's 128 units, which AMD gives for 2.92 GHz
+# Of 16 x 16 x 16 products of int8, 383 TOPS of a card's 128 units, which AMD gives for 2.92 GHz, and of float16.
+_CYCLES: Final = {"v_wmma_i32": 8, "v_wmma_f32": 16}
 
 
 def _parsed(isa: str) -> tuple[list[tuple[int, str]], list[tuple[int, int]]]:
@@ -37,7 +37,7 @@ def matrix_cycles(isa: str) -> int:
     """Issue cycles of vector work in the one block of a program that has products of matrices."""
     code, _ = _parsed(isa)
     (block,) = {at for at, op in code if op.startswith("v_wmma_")}
-    return sum(WMMA_CYCLES if op.startswith("v_wmma_") else op.startswith("v_") for at, op in code if at == block)
+    return sum(_CYCLES.get(op[:10], op.startswith("v_")) for at, op in code if at == block)
 
 
 def leaf_cycles(isa: str) -> float | None:
