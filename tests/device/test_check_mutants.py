@@ -118,6 +118,8 @@ MUTANTS = {
             *(CANCELLING, 10, ("fused",)),
         ),
         Mutant("ALiBi's position on a shard", " + lane + item.key_shift", " + lane", BIASES, 9),
+    ),
+    "attend/chunks.glsl": (
         Mutant("a scale of q8_0", "k_block(key0[i], c / 4u)", "k_block(key0[i], c / 8u)", Q8_0),
         Mutant("the key behind the last", "b < leaf.count)", "b <= leaf.count)", BF16),
     ),
