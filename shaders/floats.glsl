@@ -16,6 +16,16 @@ vec2 flush(vec2 x) {
     return mix(x, vec2(0.0), lessThan(abs(x), vec2(FLUSH)));
 }
 
+// The power that makes numbers of at most `top` integers of at most 2**(INTEGER_BITS + 1).  A top of 0 counts as 2**-107.
+float integer_power(float top) {
+    uint exponent = max(floatBitsToUint(top) & 0x7F800000u, 20u << 23);
+    return uintBitsToFloat((254u + INTEGER_BITS << 23) - exponent);
+}
+
+float inverse_power(float power) {
+    return uintBitsToFloat((254u << 23) - floatBitsToUint(power));
+}
+
 // A step of a polynomial y of x by Horner's rule.
 #define HORNER(x, c) y = y * x; y = y + c;
 

@@ -52,7 +52,7 @@ def hostile_values() -> Iterator[Any]:
 # user's: records that the package fills.
 _INNER_METHODS = {
     "Attention": "replan window_of",
-    "Device": "arithmetic_constant dispatch kernel",
+    "Device": "arithmetic_constant attends_by_units dispatch kernel",
     "KVCache": "check_sequence read_rows",
     "Ranks": "agree exchange fail full leave",
     "Sequence": "retract table",

@@ -4,16 +4,6 @@
 // integer of at most 2**11 times one power of two.  So a block's products of q and k, and a leaf's of weights and V, and
 // their sums, are exact in any order, and only what meets a scale rounds.
 
-// The power that makes numbers of at most `top` integers of at most 2**(INTEGER_BITS + 1).  A top of 0 counts as 2**-107.
-float integer_power(float top) {
-    uint exponent = max(floatBitsToUint(top) & 0x7F800000u, 20u << 23);
-    return uintBitsToFloat((254u + INTEGER_BITS << 23) - exponent);
-}
-
-float inverse_power(float power) {
-    return uintBitsToFloat((254u << 23) - floatBitsToUint(power));
-}
-
 // Whether chunk number `chunk`, before which whole loads end, begins a block of K or is behind the last one.
 bool ends_block(uint chunk) {
     return CHUNKS_AHEAD * CHUNK == BLOCK || chunk % (BLOCK / CHUNK) == 0u || chunk == K_DIM / CHUNK;

@@ -1,4 +1,4 @@
-// Shared memory of attend_matrix, and the barrier that orders its accesses.
+// Shared memory of the kernels with matrix units, and the barrier that orders its accesses.
 //
 // Cooperative matrices need the Vulkan memory model, by which glslang gives every access of a `shared` variable
 // MakePointerAvailable or MakePointerVisible: the access itself hands its value over, and compilers wait behind each.
@@ -43,4 +43,6 @@ void op_store_c(spirv_by_reference uint word, MatrixC x, int major, uint pitch, 
 #define load_b(word, pitch) op_load_b(word, gl_CooperativeMatrixLayoutColumnMajor, pitch, NON_PRIVATE)
 // A row's number in every column: column-major with columns that lie one on the other.
 #define load_rows(word) op_load_c(word, gl_CooperativeMatrixLayoutColumnMajor, 0u, NON_PRIVATE)
+// A column's number in every row.
+#define load_columns(word) op_load_c(word, gl_CooperativeMatrixLayoutRowMajor, 0u, NON_PRIVATE)
 #define store_c(word, x, pitch) op_store_c(word, x, gl_CooperativeMatrixLayoutRowMajor, pitch, NON_PRIVATE)

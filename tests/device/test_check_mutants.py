@@ -57,7 +57,6 @@ SUMS: tuple[Arithmetic, ...] = ("integer",)
 MUTANTS = {
     "attend/integer.glsl": (
         Mutant("the last block of a row", "|| chunk == K_DIM / CHUNK", "|| chunk == 0u", INTEGER_SIZES, 10, SUMS),
-        Mutant("digits of a weight", "(254u + INTEGER_BITS", "(253u + INTEGER_BITS", INTEGER, 10, SUMS),
         Mutant("the last keys' scales", "while (t < leaf.count)", "while (t + 4u < leaf.count)", INTEGER, 10, SUMS),
         Mutant("a block's power", "* V_BLOCKS + block]", "* V_BLOCKS]", INTEGER, 10, SUMS),
         Mutant("the vector of a power", "* VECTORS + at / V_BLOCKS]", "* VECTORS]", INTEGER, 10, SUMS),
@@ -96,6 +95,7 @@ MUTANTS = {
         Mutant("a step of the polynomial", "HORNER(x, EXP2_C5)", "HORNER(x, EXP2_C6)", CANCELLING),
         Mutant("a Newton step", "i < 3;", "i < 2;", CANCELLING),
         Mutant("the low part of ln 2", "y = y + low;", "y = y - low;", RISING),
+        Mutant("digits of a weight", "(254u + INTEGER_BITS", "(253u + INTEGER_BITS", INTEGER, 10, SUMS),
     ),
     "attend/state.glsl": (
         Mutant("the flush of merges", "vec2 sum = x + b;\n    return flush", "vec2 sum = x + b;\n    return ", FADING),
@@ -118,6 +118,8 @@ MUTANTS = {
             *(CANCELLING, 10, ("fused",)),
         ),
         Mutant("ALiBi's position on a shard", " + lane + item.key_shift", " + lane", BIASES, 9),
+    ),
+    "attend/chunks.glsl": (
         Mutant("a scale of q8_0", "k_block(key0[i], c / 4u)", "k_block(key0[i], c / 8u)", Q8_0),
         Mutant("the key behind the last", "b < leaf.count)", "b <= leaf.count)", BF16),
     ),
@@ -195,7 +197,7 @@ def index(device: za.Device) -> int:
 
 def test_the_table_is_of_the_shaders_and_the_quick_cases():
     """Each text occurs once, and the cases are those of --quick."""
-    for file, one in (*TABLE, *((f"attend/matrix_{file}.glsl", one) for file, one in MATRIX_MUTANTS)):
+    for file, one in (*TABLE, *((f"attend/{file}.glsl", one) for file, one in MATRIX_MUTANTS)):
         assert (SHADERS / file).read_text().count(one.old) == 1, f"{file}: {one.old}"
         cases = Case.quick("matrix" if "matrix_" in file else one.arithmetics[0])
         assert one.case in (str(case._replace(arithmetic="canonical")) for case in cases)
@@ -263,20 +265,26 @@ def test_a_mutant_of_mask_slopes_is_caught(index, file, mutant, differ, rng, mon
 
 MATRIX_WINDOW, MATRIX_BF16 = "32/8/128 f16 300 rows=17 window=100+sinks", "9/3/64 bf16 700 rows=23 rising window=600"
 COARSE = "9/3/64 f16 1290 rows=40 coarse"
+INTEGER_ROWS = "16/2/256 q4_0 577 rows=40"
 MATRIX_MUTANTS = (
-    ("scores", Mutant("maximum of the row before", "at = t * W", "at = (t < 4u ? t : t - 4u) * W", MATRIX_WINDOW, 5)),
-    ("values", Mutant("the fold of leaves", "old * node_w +", "old * 1.000001 * node_w +", COARSE, 2, bounded=True)),
-    ("inputs", Mutant("a row's last key", "(item.last_row - row) * item.row_step", "0u", MATRIX_WINDOW, 5)),
-    ("inputs", Mutant("a conversion of K", "halves(high.zw));", "halves(high.zw * 1.001));", COARSE, 7, bounded=True)),
-    ("scores", Mutant("a key behind the last", "before = lessThan(", "before = lessThanEqual(", MATRIX_BF16, 11)),
+    ("matrix_weights", Mutant("maximum of the row before", "at = t * W", "at = t / 8u * 8u * W", MATRIX_WINDOW, 5)),
+    ("matrix_values", Mutant("the fold of leaves", "* node_w +", "* 1.000001 * node_w +", COARSE, 5, bounded=True)),
+    ("units_scores", Mutant("high integers of q", "dots * 256", "dots * 255", INTEGER_ROWS, 10, SUMS)),
+    ("units_values", Mutant("a vector's largest", "largest_of_four(top)", "top", INTEGER_ROWS, 10, SUMS)),
+    ("units_inputs", Mutant("a scale of V", "V_BLOCKS - 1u)).scale", "0u)).scale", INTEGER_ROWS, 10, SUMS)),
+    ("matrix_vectors", Mutant("a row's last key", "(item.last_row - row) * item.row_step", "0u", MATRIX_WINDOW, 5)),
+    ("matrix_inputs", Mutant("a conversion", "high.zw));", "high.zw * 1.001));", COARSE, 7, bounded=True)),
+    ("matrix_weights", Mutant("a key behind the last", "number < vector.l", "number <= vector.l", MATRIX_BF16, 11)),
 )
 
 
-@pytest.mark.parametrize(("file", "mutant"), MATRIX_MUTANTS if FULL else MATRIX_MUTANTS[:2], ids=str)
+@pytest.mark.parametrize(("file", "mutant"), MATRIX_MUTANTS if FULL else MATRIX_MUTANTS[:3], ids=str)
 def test_a_mutant_of_matrix_units_is_caught(matrix_device, file, mutant, monkeypatch, tmp_path):
-    changes = [Change(f"attend/matrix_{file}.glsl", mutant.old, mutant.new)]
+    changes, integer = [Change(f"attend/{file}.glsl", mutant.old, mutant.new)], file.startswith("units")
     monkeypatch.setattr(device_module, "SPIRV", break_kernels(changes, tmp_path))
+    monkeypatch.setenv("ZINC_ATTN_UNITS", "1")
+    case = Case.parse(mutant.case, "integer" if integer else "matrix")
     with za.Device.open(matrix_device.info.index, runtime="vulkan") as device:
-        (outcome,) = check.check([device], [Case.parse(mutant.case, "matrix")], parse_split_specs("1,auto,size:512"))
+        (outcome,) = check.check([device], [case], parse_split_specs("1,auto,size:512"))
     found = sorted({fault.property for fault in outcome.faults})
-    assert mutant.prop in found and (11 not in found) == mutant.bounded, f"reported: {found}"
+    assert mutant.prop in found and (11 not in found) == (integer or mutant.bounded), f"reported: {found}"

@@ -1,4 +1,5 @@
-"""Arithmetic "matrix": its bits on one device depend on q, k and v alone, and its error stays within the bound.
+"""Matrix units. Arithmetic "matrix": its bits on one device depend on q, k and v alone, and its error stays within the
+bound. Arithmetic "integer": its many rows have the oracle's bits.
 
 ``check`` is the judge of most of it, and test_check_mutants.py of ``check``. lavapipe has matrix units from Mesa 26 on.
 Where no device has them, the tests skip and say so; what is refused for lack of them is in host/test_matrix_tools.py.
@@ -18,7 +19,7 @@ from support import FULL, differing, same
 import zinc_attn as za
 from zinc_attn.canonical.matrix_bound import matrix_bound
 from zinc_attn.errors import DTypeError, UnsupportedError, ValueRangeError
-from zinc_attn.planning import call, inputs, whole_context
+from zinc_attn.planning import duration, inputs, whole_context
 from zinc_attn.tools import check
 from zinc_attn.tools.check import Case
 from zinc_attn.tools.harness.inputs import Inputs
@@ -26,6 +27,20 @@ from zinc_attn.tools.harness.split_spec import parse_split_specs
 from zinc_attn.tools.measure import CallSpec, measure_calls
 
 F32 = NDArray[np.float32]
+
+
+@pytest.fixture
+def on_units(matrix_device, monkeypatch):
+    """A CPU's units attend, too; whether those of an arithmetic have attended since the test began."""
+    monkeypatch.setenv("ZINC_ATTN_UNITS", "1")
+    seen, dispatch = set(), matrix_device.dispatch
+
+    def noted(call: Any, buffers: Any) -> Any:
+        seen.add(call.decl.name)
+        return dispatch(call, buffers)
+
+    monkeypatch.setattr(matrix_device, "dispatch", noted)
+    return lambda arithmetic: {"matrix": "attend_matrix", "integer": "attend_units"}[arithmetic] in seen
 
 
 def make(rng: np.random.Generator, shape: za.AttnShape, rows: int, tokens: int) -> tuple[F32, Any, Any]:
@@ -40,7 +55,8 @@ def attend(device: za.Device, shape: za.AttnShape, q: F32, k: Any, v: Any, **opt
     held = {name: options.pop(name) for name in ("dtype", "page_size", "round_rows") if name in options}
     each = {name: options.pop(name) for name in ("mask", "causal") if name in options}
     with filled(device, shape, k, v, **held) as (cache, seq):
-        out, lse = za.Attention(cache, arithmetic="matrix", **options)(q, seq, 0, return_lse=True, **each)
+        attention = za.Attention(cache, **{"arithmetic": "matrix", **options})
+        out, lse = attention(q, seq, 0, return_lse=True, **each)
         return out, lse
 
 
@@ -62,35 +78,49 @@ CASES = (
     *(f"{shape} f16 700 rows=37" for shape in SHAPES),
     *(f"9/3/64 f16 333 rows=21 {words}" for words in WORDS),
 )
+PAIRS = ("q8_0/q4_0", "q4_0/iq4_nl", "iq4_nl/q5_0", "q5_0/q8_0")
+INTEGER_CASES = (
+    "9/3/64 q8_0 577 rows=16 cancelling",
+    *(f"{shape} q8_0 700 rows=37" for shape in SHAPES),
+    *(f"9/3/64 {pair} 333 rows=21 {words}" for pair, words in zip(PAIRS * 2, WORDS, strict=True)),
+)
 
 
-@pytest.mark.parametrize("text", CASES)
-def test_every_property_holds(matrix_device, text):
+@pytest.mark.parametrize(
+    ("arithmetic", "text"), [*(("matrix", text) for text in CASES), *(("integer", text) for text in INTEGER_CASES)]
+)
+def test_every_property_holds(matrix_device, on_units, arithmetic, text):
     """Layouts, batches, chunks, pages, shared keys, shards and storage types, of every shape and option."""
-    (outcome,) = check.check([matrix_device], [Case.parse(text, "matrix")], parse_split_specs("1,auto,size:64"))
+    (outcome,) = check.check([matrix_device], [Case.parse(text, arithmetic)], parse_split_specs("1,auto,size:64"))
     assert outcome.status == "pass", [outcome.line(fault) for fault in outcome.faults]
-    assert outcome.verified.startswith("bound (")
+    assert outcome.verified.startswith("bound (" if arithmetic == "matrix" else "oracle")
     assert text != COARSE or {*range(1, 10), 11} <= set(outcome.shown)
+    assert on_units(arithmetic)
 
 
 @pytest.mark.parametrize("options", ({}, {"window": 600}, {"sinks": np.linspace(-2, 3, 8, dtype=np.float32)}))
-@pytest.mark.parametrize("text", ("8/2/64", "8/1/40/72"))
-def test_walks(matrix_device, rng, monkeypatch, text, options):
+@pytest.mark.parametrize(
+    ("text", "arithmetic", "dtype"),
+    (("8/2/64", "matrix", "f16"), ("8/1/40/72", "matrix", "f16"), ("8/1/40/72", "integer", "q8_0")),
+)
+def test_walks(matrix_device, on_units, rng, monkeypatch, text, arithmetic, dtype, options):
     """Workgroups that attend their rows' whole context have the bits of partial states; more rows fit a submission."""
     shape, tokens, rows = za.AttnShape.parse(text), 1700, 150
     q, k, v = make(rng, shape, rows, tokens)
-    want = attend(matrix_device, shape, q, k, v, num_splits=2, **options)
-    every, some = 1 << 27, 4 * 8 * (shape.v_dim + 2) * whole_context.ROOM * 64  # room for all rows; for 64 unsplit ones
+    options = {"arithmetic": arithmetic, **options}
+    want = attend(matrix_device, shape, q, k, v, num_splits=2, dtype=dtype, **options)
+    every, some = 1 << 27, 4 * 8 * (shape.v_dim + 2) * duration.ROOM * 64  # room for all rows; for 64 unsplit ones
     planned: list[bool] = []
     options = {"observer": lambda one, _: planned.append(one.key.whole_context), **options}
-    with filled(matrix_device, shape, k, v) as (cache, seq):
-        attention = za.Attention(cache, arithmetic="matrix", **options)
+    with filled(matrix_device, shape, k, v, dtype) as (cache, seq):
+        attention = za.Attention(cache, **options)
         for workgroups, room, submissions in ((1, every, 1), (1, some, 3), (10**6, every, 1)):
             monkeypatch.setattr(whole_context, "WORKGROUPS", workgroups)
             monkeypatch.setattr(inputs, "SCRATCH_BYTES", room)
             planned.clear()
             same(attention(q, seq, 0, return_lse=True), want)
             assert planned == [workgroups == 1] * submissions
+    assert on_units(arithmetic)
 
 
 @pytest.mark.parametrize("text", ("16/2/256", "9/3/64"))
@@ -146,20 +176,28 @@ def test_numbers_that_float16_hardly_holds(matrix_device, rng, of, size):
             assert np.all(np.abs(one - right) <= bound)
 
 
-@pytest.mark.parametrize("text", ("4/1/80/72", "2/1/136/8") if FULL else ("4/1/80/72",))
-def test_the_unrolled_program(matrix_device, rng, monkeypatch, text):
+@pytest.mark.parametrize(
+    ("text", "options"),
+    (
+        ("4/1/80/72", {}),
+        ("4/1/80/72", {"arithmetic": "integer", "dtype": "q4_0/q8_0"}),
+        *((("2/1/136/8", {}), ("4/1/272/8", {"arithmetic": "integer", "dtype": "q8_0"})) if FULL else ()),
+    ),
+)
+def test_the_unrolled_program(matrix_device, on_units, rng, monkeypatch, text, options):
     """GPUs run it; its bits are those of the program with loops, with q in registers and in shared memory."""
     shape = za.AttnShape.parse(text)
     q, k, v = make(rng, shape, 5, 200)
-    want = attend(matrix_device, shape, q, k, v)
-    built = call.matrix_workgroup
+    want = attend(matrix_device, shape, q, k, v, **options)
+    built = inputs.matrix_workgroup
 
     def unrolled(*arguments: Any) -> Any:
         made = built(*arguments)
         return made and made._replace(unrolled=True)
 
-    monkeypatch.setattr(call, "matrix_workgroup", unrolled)
-    same(attend(matrix_device, shape, q, k, v), want)
+    monkeypatch.setattr(inputs, "matrix_workgroup", unrolled)
+    same(attend(matrix_device, shape, q, k, v, **options), want)
+    assert on_units(options.get("arithmetic", "matrix"))
 
 
 @pytest.mark.parametrize("kind", ("none", "extreme", "subnormal"))

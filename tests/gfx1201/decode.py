@@ -24,10 +24,11 @@ HERE: Final = Path(__file__).parent
 BUILT: Final = Path(os.environ.get("ZINC_ATTN_CACHE") or HERE.parents[1] / ".cache") / "gfx1201"
 VECTOR, CONSTANT, NONE, VCC, EXEC, SCC, MINUS_ONE = 256, 255, 124, 106, 126, 253, 193  # numbers of operands
 _FLOATS: Final = dict(zip(range(240, 249), (0.5, -0.5, 1, -1, 2, -2, 4, -4, 0.15915494), strict=True))
+IN_PLACE: Final = 0xE4  # each of four lanes takes its own
 RECORD: Final = np.dtype(  # wave.c's Instruction
     [
-        *(("op", "u2"), *((name, "u1") for name in ("dual", "neg", "abs", "half", "mixed", "omod")), ("dst", "i2")),
-        *(("sdst", "i2"), ("src", "i2", 3), ("count", "u2"), ("offset", "i4", 2), ("constant", "u4", 3)),
+        *(("op", "u2"), *((name, "u1") for name in ("dual", "neg", "abs", "half", "mixed", "omod", "quad"))),
+        *(("dst", "i2"), ("sdst", "i2"), ("src", "i2", 3), ("count", "u2"), ("offset", "i4", 2), ("constant", "u4", 3)),
     ],
     align=True,
 )
@@ -123,7 +124,13 @@ class _Decoder:
         return 0 if bits is None else self.one._raw >> bits.lo & bits.mask
 
     def fill(self, at: int, starts: dict[int, int]) -> None:
-        _refuse("_DPP" in type(self.one).__name__, "with lanes that are moved")
+        moved = "_DPP" in type(self.one).__name__
+        first = VECTOR + self.vsrc0 if moved else self.src0
+        if moved:
+            whole = self.dpp < 256 and self.fi and self.row_mask & self.bank_mask == 15
+            signs = self.src0_neg | self.src0_abs | self.src1_neg | self.src1_abs
+            _refuse(self.encoding not in ("VOP1", "VOP2") or not whole or signs, "with lanes that leave their four")
+            self.records[0]["quad"] = self.dpp ^ IN_PLACE
         if self.encoding == "VOPD":
             self.records[0]["dual"] = 1
             for r, x in zip(self.records, "xy", strict=False):
@@ -136,7 +143,7 @@ class _Decoder:
         name = self._begin(r, access[1] if access else name.replace("v_cmpx", "v_cmp"))
         kind = OPERATIONS[name].kind
         if kind in "VW":
-            self._vector(r, name)
+            self._vector(r, name, first)
             if kind == "W":
                 for n, words in ((VECTOR + self.vdst, 8), (self.src0, 2), (self.src1, 2), (max(self.src2, VECTOR), 8)):
                     self._own(n - VECTOR, words)
@@ -194,7 +201,7 @@ class _Decoder:
         else:
             _refuse(n > NONE and n not in (EXEC, SCC), f"with operand {n}")
 
-    def _vector(self, r: Any, name: str) -> None:
+    def _vector(self, r: Any, name: str, first: int) -> None:
         result = OPERATIONS[name].types[0]
         if result in "mcs":
             r["sdst"] = self.sdst if self.encoding == "VOP3SD" else self.vdst if result != "c" else VCC
@@ -202,7 +209,7 @@ class _Decoder:
         if result not in "ms":
             r["dst"] = self._own(self.vdst)
         if self.encoding in ("VOP1", "VOP2", "VOPC"):
-            self._sources(r, name, self.src0, VECTOR + self.vsrc1)
+            self._sources(r, name, first, VECTOR + self.vsrc1)
         else:
             self._modifiers(r, OPERATIONS[name].types)
             self._sources(r, name, self.src0, self.src1, self.src2)

@@ -24,6 +24,7 @@ typedef struct { // decode.py has the same in RECORD
     u8 dual;                         // the first of a pair that is issued at once
     u8 neg, abs, half, mixed;        // a bit per operand; half: its upper 16 bits; mixed: a float16 of type x
     u8 omod;                         // the factor of a float result: 2, 4, 1/2
+    u8 quad;                         // of each four lanes, which lane's first operand each takes: 2 bits a lane, xor 0xe4
     i16 dst, sdst, src[3];           // registers as the code numbers them, vector registers of src from 256 on
     u16 count;                       // 32-bit words of an access
     i32 offset[2];                   // bytes of an access, [1] -1 where it is one; [0]: the instruction that a jump goes to
@@ -180,14 +181,14 @@ static void set_scalar(Wave *w, int n, u32 value) {
     if (n != NONE) w->s[n] = value;
 }
 static const u32 *source(const Wave *w, const Instruction *i, int k, char type, u32 *made) {
-    int n = i->src[k], changed = (i->neg | i->abs | i->half) >> k & 1;
+    int n = i->src[k], changed = (i->neg | i->abs | i->half) >> k & 1, quad = k ? 0xe4 : i->quad ^ 0xe4;
     if (type == 'o') return made;
-    if (n >= VECTOR && !changed && type != 'x') return w->v[n - VECTOR];
+    if (n >= VECTOR && !changed && quad == 0xe4 && type != 'x') return w->v[n - VECTOR];
     u32 word = n < VECTOR ? scalar(w, i, k) : 0;
     u32 sign = type == 'h' ? 0x8000 : 0x80000000;
     int half_of_mix = type == 'x' && i->mixed >> k & 1;
     EACH_LANE {
-        u32 x = n < VECTOR ? word : w->v[n - VECTOR][l];
+        u32 x = n < VECTOR ? word : w->v[n - VECTOR][(l & ~3) | (quad >> 2 * (l & 3) & 3)];
         if (type == 'b') x = x >> l & 1;
         if (i->half >> k & 1) x >>= 16;
         if (half_of_mix) x = as_word(of_half(x & 0xffff));

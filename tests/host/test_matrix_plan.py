@@ -79,12 +79,12 @@ def test_rows_that_see_nothing_have_an_item_where_there_is_one_pass():
 def test_workgroups(text):
     """As many vectors as are there and fit; 64 KiB are enough for every shape, 32 KiB for all but the largest K."""
     shape = AttnShape.parse(text)
-    small = MatrixFacts(MatrixFragment(8, 8, 8), 32768, 1024)
-    for vectors, facts in itertools.product((1, 16, 20, 64, 500), (RDNA4_UNITS, small)):
+    small = MatrixFacts(MatrixFragment(8, 8, 8), 32768, 1024, MatrixFragment(8, 8, 8))
+    for vectors, facts, integer in itertools.product((1, 16, 20, 64, 500), (RDNA4_UNITS, small), (False, True)):
         for kind in ("discrete", "cpu"):
-            made = matrix_workgroup(shape, facts, kind, vectors)
+            made = matrix_workgroup(shape, facts, kind, vectors, integer)
             assert made is not None and made.size <= matrix.MAX_WORKGROUP_SIZE and made.size % 32 == 0
-            assert shared_bytes(shape, made.vectors, made.unrolled) <= facts.shared_bytes
+            assert shared_bytes(shape, made.vectors, made.unrolled, integer) <= facts.shared_bytes
             assert made.waves == made.unrolled == (kind == "discrete")
             assert made.vectors % facts.fragment.m == 0 and (made.vectors < 2 * max(vectors, facts.fragment.m))
     most = matrix_workgroup(shape, RDNA4_UNITS, "discrete", 64)
@@ -102,15 +102,19 @@ def test_fragments():
         assert best_fragment([MatrixFragment(*one) for one in sizes]) == best
 
 
+@pytest.mark.parametrize("arithmetic", ("matrix-prefill", "integer"))
 @pytest.mark.parametrize(("rows", "matrices"), (((1, 1), False), ((4, 4), True), ((3, 4), None)))
-def test_matrix_prefill_is_for_16_vectors(rows, matrices):
+def test_matrix_prefill_is_for_16_vectors(rows, matrices, arithmetic):
     """Requests on either side of it go in submissions of their own, of which the first appends."""
     layouts = split_rule_layouts(SHAPE, 64)
-    facts = CallFacts(replace(GPU, matrix=RDNA4_UNITS), SHAPE, 64)
+    facts = CallFacts(replace(GPU, matrix=RDNA4_UNITS), SHAPE, 64, units=True)
     requests = [Request(n, 300, n, np.arange(5, dtype=np.uint32)) for n in rows]
-    made = plan_call(requests, CallOptions(layouts, arithmetic="matrix-prefill"), facts).submissions
+    options = CallOptions(layouts, arithmetic=arithmetic)
+    made = plan_call(requests, options, facts).submissions
     assert [one.key.matrix is not None for one in made] == ([False, True] if matrices is None else [matrices])
     assert [len(one.appends) for one in made] == [sum(rows), *([0] * (len(made) - 1))]
+    without = plan_call(requests, replace(options, arithmetic="integer"), replace(facts, units=False)).submissions
+    assert [one.key.matrix for one in without] == [None]
     everything = plan_call(requests, CallOptions(layouts, arithmetic="matrix"), facts).submissions
     assert [one.key.matrix is not None for one in everything] == [True]
 

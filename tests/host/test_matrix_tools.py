@@ -69,6 +69,26 @@ def test_a_package_without_the_kernel(monkeypatch, tmp_path):
         rules.check_arithmetic("matrix", fake_device(), "f16", SHAPE)
 
 
+@pytest.mark.parametrize(
+    ("kind", "asked", "file", "facts", "attends"),
+    (
+        ("discrete", None, "attend_units.spv", RDNA4_UNITS, True),
+        ("discrete", "0", "attend_units.spv", RDNA4_UNITS, False),
+        ("cpu", None, "attend_units.spv", RDNA4_UNITS, False),
+        ("cpu", "1", "attend_units.spv", RDNA4_UNITS, True),
+        ("discrete", "1", "attend_matrix.spv", RDNA4_UNITS, False),
+        ("discrete", "1", "attend_units.spv", RDNA4_UNITS._replace(int8=None), False),
+        ("discrete", "1", "attend_units.spv", RDNA4_UNITS._replace(shared_bytes=8192), False),
+    ),
+)
+def test_which_units_attend(monkeypatch, tmp_path, kind, asked, file, facts, attends):
+    """Integers of many rows, with a kernel that was built, and room: a GPU's units, or those that are asked for."""
+    (tmp_path / file).touch()
+    monkeypatch.setattr(opened, "SPIRV", tmp_path)
+    monkeypatch.setenv("ZINC_ATTN_UNITS", asked or "")
+    assert opened.Device.attends_by_units(fake_device(facts, kind=kind), LARGE) == attends
+
+
 def test_magnitudes_beyond_float16():
     rules.check_half_range("matrix", 65504.0, Largest(65504.0, 65504.0))
     for name, *sizes in ("q", 65505.0, Largest()), ("k", 1.0, Largest(7e4, 1.0)), ("v", 1.0, Largest(1.0, 7e4)):

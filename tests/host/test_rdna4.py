@@ -1,5 +1,7 @@
 """The shipped kernels keep their gates under RADV's compiler, and a gate that is broken is said in a sentence."""
 
+from dataclasses import replace
+
 import pytest
 from support import FULL, needs_radv
 
@@ -56,6 +58,19 @@ def test_the_kernels_of_the_graph_keep_their_gates():
     ]
 
 
+@pytest.mark.parametrize(
+    ("behind", "cycles"),
+    (("s_cbranch_scc1 BB1", 8 + 16 + 2), ("s_cbranch_scc1 BB2\n s_cbranch_scc0 BB1", None), ("s_endpgm", None)),
+)
+def test_the_cycles_of_a_leaf(behind, cycles):
+    """From the begin of the one loop to the block of its last product, without what is free."""
+    first, last = "v_wmma_i32_16x16x16_iu8 v0\n s_add_u32 s0, s0", "v_wmma_f32_16x16x16_f16 v0\n ds_load_b32 v0"
+    text = (
+        f"BB0:\n v_mov_b32 v0, 0\nBB1:\n {first}\nBB2:\n {last}\n v_mov_b32 v1, v0\nBB3:\n v_mov_b32 v3, 0\n {behind}"
+    )
+    assert isa.leaf_cycles(text) == cycles
+
+
 @pytest.mark.usefixtures("with_compiler")
 def test_main_loops_of_a_compiled_program():
     spec = Spec("attend_f32", 64, 3)
@@ -69,6 +84,7 @@ def test_main_loops_of_a_compiled_program():
 
 
 LARGE = Spec("attend_f32", 512, 4)
+INTEGER = Spec("attend_matrix_q8_0", 64, 64, arithmetic="integer")
 WIDE_V = Spec("attend_f16", 128, 8, v_head_dim=320)
 VIOLATIONS = (
     *((reported(spec, VGPRs=most), "") for spec, most in ((ATTEND, 120), (LARGE, 192), (LATENT, 192))),
@@ -79,6 +95,9 @@ VIOLATIONS = (
     (reported(Spec("merge", 512), VGPRs=144), "merge:512: 144 VGPRs, at most 120 allowed"),
     (reported(Spec("attend_f16", 64, 24, rows=8), VGPRs=257), "attend_f16:64:24:1:0:8: 257 VGPRs, at most"),
     (reported(Spec("attend_matrix_f16", 64, 64)), "attend_matrix_f16:64:64: no instruction of the matrix units"),
+    (replace(reported(INTEGER), wmma=1, leaf=160.0), ""),
+    (replace(reported(INTEGER), wmma=1, leaf=160.5), f"{INTEGER.name}: 160.5 issue cycles a key, at most 160 allowed"),
+    (replace(reported(INTEGER), wmma=1), f"{INTEGER.name}: None issue cycles a key, at most 160 allowed"),
     (reported(wave=64), "attend_f16:256:8: wave64, wave32 needed"),
     (reported(Spilled_SGPRs=3), "attend_f16:256:8: 3 spilled registers, at most 0 allowed"),
     (reported(Scratch_size=8), "attend_f16:256:8: 8 scratch bytes, at most 0 allowed"),

@@ -105,7 +105,7 @@ OTHERS: dict[type, dict[str, Any]] = {
         "scoring": 1,
         "arithmetic": "matrix-prefill",
     },
-    CallFacts: {"shape": AttnShape(8, 2, 64), "device": support.GPU, "page_size": 64},
+    CallFacts: {"shape": AttnShape(8, 2, 64), "device": support.GPU, "page_size": 64, "units": True},
 }
 
 

@@ -16,7 +16,6 @@ from ..canonical.state import empty_state
 from ..checks import check_int, shown
 from ..errors import ArgumentError
 from ..limits import MAX_CONTEXT
-from ..planning.arithmetic import on_matrices
 from ..planning.call import UPLOAD_ROWS, CallPlan, SubmissionPlanner
 from ..planning.duration import in_parts, row_cost
 from ..planning.inputs import CallOptions, SplitLayout
@@ -94,7 +93,7 @@ class PartialCall(AttentionCall):
         options = CallOptions(runner.layout, None, False, runner.scorings.number[self.layer], runner.arithmetic)
         layout = SplitLayout.of(plan)
         planner = SubmissionPlanner([planned], [layout], options, facts)
-        by_matrix = on_matrices(options.arithmetic, q_len, facts.shape)
+        by_matrix = facts.by_matrix(options.arithmetic, q_len)
         room = min(
             facts.max_states // row_cost(layout, facts, by_matrix), facts.device.max_workgroups[0] // plan.states
         )

@@ -56,7 +56,8 @@ class CallRunner:
         self.cache, self.scorings, self.observer = cache, scorings, observer
         self.layout, self.arithmetic = layout, arithmetic
         self.replan(cascade)
-        self.facts = CallFacts(cache.device.info, cache.shape, cache.pool.page_size)
+        units = arithmetic == "integer" and cache.device.attends_by_units(cache.shape)
+        self.facts = CallFacts(cache.device.info, cache.shape, cache.pool.page_size, units)
         self.recordings: dict[tuple[RecordingKey, int], Recording] = {}  # the int: LayerStorage.number
         self.last: Workspace | None = None  # of the last submission of the last call
         self.shared = False  # whether the last call read keys for several rows at once

@@ -362,7 +362,8 @@ class Workspace:
 
     def _pass_1(self, alone: AttendVariant, kv_heads: int, target: str) -> KernelCall:
         """Pass 1 over the items of single rows, or, by matrix units, over all items."""
-        key, mat = self.key, self.pages.device.info.matrix.fragment
+        key, facts = self.key, self.pages.device.info.matrix
+        mat = facts.int8 if key.arithmetic == "integer" else facts.fragment
         if key.matrix is None or mat is None:
             return attend_call(alone, key.items, kv_heads, target)
         states = "states" if key.whole_context else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from ..canonical.constants import BIASES
@@ -208,6 +208,8 @@ MATRIX: Final = KernelDecl(
     ),
     extension="GL_KHR_cooperative_matrix",
 )
+# Pass 1 of arithmetic "integer" for many rows, on devices whose units multiply int8.
+UNITS: Final = replace(MATRIX, name="attend_units", source="attend/attend_units.comp")
 MERGE: Final = KernelDecl(
     "merge",
     "attend/merge.comp",
@@ -271,4 +273,4 @@ PLAIN: Final = KernelDecl(
 KERNELS: Final = (ATTEND, MERGE, APPEND_KERNEL, GATHER_KERNEL, COPY_KERNEL, PRIMITIVES, MULTIPLY_ADD)
 
 # One kernel of each module.
-MODULES: Final = tuple({decl.file: decl for decl in reversed((*KERNELS, ENCODE, MATRIX, PLAIN))}.values())[::-1]
+MODULES: Final = tuple({decl.file: decl for decl in reversed((*KERNELS, ENCODE, MATRIX, UNITS, PLAIN))}.values())[::-1]

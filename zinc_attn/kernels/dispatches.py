@@ -115,12 +115,14 @@ class MatrixVariant:
     biases: int = 0
     mask: bool = False
     strides: Strides = TILES
+    integer: bool = False
 
     @classmethod
     def of(cls, canonical: AttendVariant, mat: MatrixFragment, workgroup: MatrixWorkgroup) -> MatrixVariant:
         """What serves the calls of a canonical variant."""
-        one = canonical
-        return cls(one.shape, one.dtype, mat, workgroup, one.tile, one.softcap, one.biases, one.mask, one.strides)
+        one, integer = canonical, canonical.arithmetic == declarations.INTEGER_SUMS
+        common = one.tile, one.softcap, one.biases, one.mask, one.strides, integer
+        return cls(one.shape, one.dtype, mat, workgroup, *common)
 
     @property
     def rows(self) -> int:
@@ -129,7 +131,7 @@ class MatrixVariant:
 
     def program(self) -> tuple[KernelDecl, tuple[int, ...]]:
         """The kernel and its specialization constants."""
-        decl = declarations.MATRIX
+        decl = declarations.UNITS if self.integer else declarations.MATRIX
         values = {
             **_row_constants(self.shape, self.dtype, self.strides),
             "vectors": self.workgroup.vectors,

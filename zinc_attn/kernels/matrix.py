@@ -12,8 +12,10 @@ if TYPE_CHECKING:
 
 PIECE: Final = 64  # dimensions of K or V in shared memory
 HELD_DIMS: Final = 128  # dimensions of q that a GPU's subgroup holds in registers; more lie in shared memory
-# Subgroups that share a strip, by V's size up to a number: as many as leave registers for several waves.
+# Subgroups that share a strip, by V's size up to a number: as many as leave registers for several waves. INTEGER_WAVES:
+# of arithmetic "integer", whose weights are made by four lanes of a vector.
 STRIP_WAVES: Final = ((64, 1), (128, 2), (limits.MAX_HEAD_DIM, 4))
+INTEGER_WAVES: Final = ((64, 1), (256, 2), (limits.MAX_HEAD_DIM, 4))
 VECTORS: Final = (8, 16, 32, 64)  # of a workgroup
 MAX_WORKGROUP_SIZE: Final = (
     KEYS_PER_LEAF * PIECE // CHUNK
@@ -68,27 +70,38 @@ def best_fragment(fragments: list[MatrixFragment]) -> MatrixFragment | None:
     return max(fitting, key=lambda one: (one.m * one.n * one.k, one.m), default=None)
 
 
-def shared_bytes(shape: AttnShape, vectors: int, unrolled: bool) -> int:
-    """Shared memory of a workgroup, as shaders/attend/attend_matrix.comp declares it."""
-    q = 16 if unrolled and shape.k_dim <= HELD_DIMS else 2 * vectors * (shape.k_dim + 8)
+def shared_bytes(shape: AttnShape, vectors: int, unrolled: bool, integer: bool = False) -> int:
+    """Shared memory of a workgroup, as shaders/attend/attend_matrix.comp and attend_units.comp declare it."""
+    held = unrolled and shape.k_dim <= HELD_DIMS
+    if integer:
+        k_blocks, v_blocks, blocks = (-(-dims // limits.BLOCK) for dims in (shape.k_dim, shape.v_dim, PIECE))
+        q = 16 if held else 2 * vectors * (k_blocks * limits.BLOCK + 16)
+        rows = (KEYS_PER_LEAF + 2 * blocks * vectors) * (PIECE + 16)
+        reduced = blocks * KEYS_PER_LEAF if vectors < limits.WAVE else vectors * WEIGHT_PARTIALS
+        return q + rows + 4 * (v_blocks * KEYS_PER_LEAF + reduced + 7 * vectors)
+    q = 16 if held else 2 * vectors * (shape.k_dim + 8)
     kv = 2 * KEYS_PER_LEAF * (PIECE + 8)
     scores = 4 * vectors * (KEYS_PER_LEAF + 4)
     return q + kv + scores + 4 * vectors * (WEIGHT_PARTIALS + 6)
 
 
-def matrix_workgroup(shape: AttnShape, facts: MatrixFacts, kind: str, vectors: int) -> MatrixWorkgroup | None:
+def matrix_workgroup(
+    shape: AttnShape, facts: MatrixFacts, kind: str, vectors: int, integer: bool = False
+) -> MatrixWorkgroup | None:
     """The workgroup that serves ``vectors`` query vectors, or as many of them as fit; None where not a strip fits.
 
     kind: the device's. A CPU has matrices in memory anyway, and takes long to compile the unrolled program.
+    integer: of arithmetic "integer".
     """
-    if facts.fragment is None:
+    fragment = facts.int8 if integer else facts.fragment
+    if fragment is None:
         return None
-    waves = next(waves for dims, waves in STRIP_WAVES if shape.v_dim <= dims)
+    waves = next(waves for dims, waves in (INTEGER_WAVES if integer else STRIP_WAVES) if shape.v_dim <= dims)
     unrolled, found = kind != "cpu", None
     for count in VECTORS:
-        size = limits.WAVE * (count // facts.fragment.m) * waves
-        fits = shared_bytes(shape, count, unrolled) <= facts.shared_bytes
-        if count % facts.fragment.m == 0 and size <= min(facts.max_invocations, MAX_WORKGROUP_SIZE) and fits:
+        size = limits.WAVE * (count // fragment.m) * waves
+        fits = shared_bytes(shape, count, unrolled, integer) <= facts.shared_bytes
+        if count % fragment.m == 0 and size <= min(facts.max_invocations, MAX_WORKGROUP_SIZE) and fits:
             found = MatrixWorkgroup(count, size, unrolled, kind != "cpu")
             if count >= vectors:
                 break

@@ -13,7 +13,7 @@ EXACT: Final[tuple[Arithmetic, ...]] = ("canonical", "fused", "integer")  # thos
 
 
 def on_matrices(arithmetic: Arithmetic, q_len: int, shape: AttnShape) -> bool:
-    """Whether the rows of a request of ``q_len`` rows go to the matrix units."""
-    if arithmetic == "matrix-prefill":
+    """Whether the rows of a request of ``q_len`` rows go to the matrix units, of "integer" where a device has them."""
+    if arithmetic in ("matrix-prefill", "integer"):
         return q_len * shape.group >= MATRIX_VECTORS
     return arithmetic == "matrix"

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from ..canonical.arguments import key_ranges
 from ..canonical.constants import KEYS_PER_LEAF
 from ..kernels.device_info import DeviceInfo
-from ..kernels.matrix import MatrixWorkgroup, matrix_workgroup
+from ..kernels.matrix import MatrixWorkgroup
 from ..kernels.records import APPEND, ITEM, Records, no_records
 from ..kernels.split_rule import SHARING_RULE
 from ..kernels.tuning import SHARED_VECTORS, most_heads, shared_rows
 from ..limits import MAX_HEADS_PER_WORKGROUP
-from .arithmetic import EXACT, on_matrices
+from .arithmetic import EXACT
 from .duration import in_parts, key_work, row_cost, work_bound
 from .inputs import CallFacts, CallOptions, Request, SplitLayout
 from .items import Indices, Visible, item_records, row_records
@@ -65,7 +65,7 @@ def cut_call(
     requests: Sequence[Request], options: CallOptions, facts: CallFacts
 ) -> tuple[SubmissionPlanner, list[tuple[RowSlice, ...]]]:
     """The planner of a call's submissions, and the query rows of each of them in order."""
-    by_matrix = [on_matrices(options.arithmetic, request.q_len, facts.shape) for request in requests]
+    by_matrix = [facts.by_matrix(options.arithmetic, request.q_len) for request in requests]
     layouts = [_layout(*one, options, facts) for one in zip(requests, by_matrix, strict=True)]
     order = _sharing_order(requests, options)
     cut: list[tuple[RowSlice, ...]] = []
@@ -94,9 +94,7 @@ def _layout(request: Request, by_matrix: bool, options: CallOptions, facts: Call
     layout = options.layout(request.tokens, request.q_len, options.window)
     if not by_matrix or not layout.by_rule or request.shifts is not None:
         return layout
-    pays = whole_context_pays(
-        layout.plan, request.q_len, facts.device.matrix, facts.device.compute_units, facts.device.kind
-    )
+    pays = whole_context_pays(layout.plan, request.q_len, facts, options.arithmetic)
     whole = layout.without_splits()
     return whole if pays and row_cost(whole, facts, by_matrix) <= facts.max_states else layout
 
@@ -207,11 +205,11 @@ class SubmissionPlanner:
 
     def _matrix_workgroup(self, slices: tuple[RowSlice, ...]) -> MatrixWorkgroup | None:
         """The matrix workgroup that suits the longest of the slices; None where their arithmetic is the canonical."""
-        facts = self.facts
-        if not on_matrices(self.options.arithmetic, self.requests[slices[0].request].q_len, facts.shape):
+        facts, arithmetic = self.facts, self.options.arithmetic
+        if not facts.by_matrix(arithmetic, self.requests[slices[0].request].q_len):
             return None
         rows = max(one.end - one.begin for one in slices)
-        found = matrix_workgroup(facts.shape, facts.device.matrix, facts.device.kind, rows * facts.shape.group)
+        found = facts.matrix_workgroup(arithmetic, rows * facts.shape.group)
         assert found is not None, "checked when the arithmetic was chosen"
         return found
 

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels.device_info import DeviceInfo
+from ..kernels.matrix import MatrixWorkgroup, matrix_workgroup
 from ..kernels.tuning import SCRATCH_BYTES
 from ..shapes import AttnShape
-from .arithmetic import Arithmetic
+from .arithmetic import Arithmetic, on_matrices
 from .items import Indices, Mask, Visible
 from .splits import SplitPlan
 
@@ -65,11 +66,22 @@ class SplitLayout(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class CallFacts:
-    """What a plan depends on beside requests and options: the device, the shape and the pages of the cache."""
+    """What a plan depends on beside requests and options: the device, the shape and the pages of the cache. units:
+    whether int8 matrix units attend many rows of arithmetic "integer"."""
 
     device: DeviceInfo
     shape: AttnShape
     page_size: int
+    units: bool = False
+
+    def by_matrix(self, arithmetic: Arithmetic, q_len: int) -> bool:
+        """Whether the rows of a request go to the matrix units."""
+        return (arithmetic != "integer" or self.units) and on_matrices(arithmetic, q_len, self.shape)
+
+    def matrix_workgroup(self, arithmetic: Arithmetic, vectors: int) -> MatrixWorkgroup | None:
+        """``kernels.matrix.matrix_workgroup`` of the device and the shape."""
+        facts, integer = self.device.matrix, arithmetic == "integer"
+        return matrix_workgroup(self.shape, facts, self.device.kind, vectors, integer)
 
     @property
     def max_states(self) -> int:

@@ -13,9 +13,11 @@ from typing import Any, Final
 
 from ..checks import Uncopied, check_int, described, shown
 from ..errors import ArgumentError, ClosedError, KernelError, RuntimeUnavailableError, ZincAttnError
-from ..kernels.declarations import CANONICAL, INTEGER_SUMS, MULTIPLY_ADD, PRIMITIVES, KernelDecl
+from ..kernels.declarations import CANONICAL, INTEGER_SUMS, MULTIPLY_ADD, PRIMITIVES, UNITS, KernelDecl
 from ..kernels.dispatches import KernelCall
+from ..kernels.matrix import matrix_workgroup
 from ..planning.arithmetic import Arithmetic
+from ..shapes import AttnShape
 from . import devices as machine
 from .kompute import KomputeRuntime, host_info, load_kp
 from .multiply_add import CONSTANT, Way, find_way, module_for
@@ -161,6 +163,14 @@ class Device(Uncopied, instead="Device.open opens it in another process"):
         if arithmetic == "fused":
             return CONSTANT[self.fused_way()]
         return INTEGER_SUMS if arithmetic == "integer" else CANONICAL
+
+    def attends_by_units(self, shape: AttnShape) -> bool:
+        """Whether int8 matrix units attend many rows of arithmetic "integer": a GPU's, or with $ZINC_ATTN_UNITS=1 a
+        CPU's, with 0 none, of a package built with their kernel."""
+        asked, info = os.environ.get("ZINC_ATTN_UNITS"), self.info
+        if not (asked == "1" if asked else info.kind != "cpu") or not (SPIRV / UNITS.file).exists():
+            return False
+        return matrix_workgroup(shape, info.matrix, info.kind, 1, integer=True) is not None
 
     def dispatch(self, call: KernelCall, buffers: Mapping[str, Buffer]) -> Dispatch:
         """A kernel call bound to buffers, by the names that it uses."""

@@ -35,6 +35,7 @@ CPU_SUBGROUP: Final = 8  # on a CPU; with 16, lavapipe of Mesa 26.2 crashes as i
 FAST_LLVM: Final = 22  # of lavapipe: from this version on larger programs compile in seconds
 ASSUMED_COMPUTE_UNITS: Final = 16  # where no query tells; compute_units_source is then "assumed"
 COMPUTE_STAGE: Final = 0x20  # VK_SHADER_STAGE_COMPUTE_BIT
+SHUFFLE: Final = 0x10  # VK_SUBGROUP_FEATURE_SHUFFLE_BIT
 _PREFERENCE: Final = ("discrete", "integrated", "virtual", "cpu", "other")
 _KINDS: Final = {1: "integrated", 2: "discrete", 3: "virtual", 4: "cpu"}  # VkPhysicalDeviceType
 # The extensions that tell the compute units, best first: the struct of each, and the fields whose product they are.
@@ -216,7 +217,7 @@ def _matrix_facts(vk: Vulkan, instance: Any, physical: Any, extensions: set[str]
     limits, fragment, int8 = props.limits, None, None
     waves = wave.subgroupSize == WAVE or asks_for_waves(vk, physical, extensions, api)
     waves = waves or (wave.subgroupSize <= CPU_SUBGROUP and _KINDS.get(props.deviceType) == "cpu")
-    if waves and not matrix_needs(api) - extensions:
+    if waves and wave.supportedOperations & SHUFFLE and not matrix_needs(api) - extensions:
         features = vk.features(physical, *MATRIX_FEATURES)
         offered = zip(features, MATRIX_FEATURES.values(), strict=True)
         if all(getattr(one, name) for one, names in offered for name in names):

@@ -12,7 +12,7 @@ from ...decode.arithmetic import arithmetic_name
 from ...dtypes import storage_dtype
 from ...errors import ArgumentError
 from ...limits import MAX_CONTEXT
-from ...planning.arithmetic import Arithmetic, on_matrices
+from ...planning.arithmetic import EXACT, Arithmetic, on_matrices
 from ...shapes import AttnShape, row_format
 from ..harness.bits import ORACLE_PRODUCTS
 from ..harness.inputs import Inputs, check_stored_v
@@ -68,7 +68,7 @@ class CallSpec:
     @property
     def bounded(self) -> bool:
         """Whether matrix units attend, so that a call has a bound of its error in place of the oracle's bits."""
-        return on_matrices(self.arithmetic, self.q_len, self.shape)
+        return self.arithmetic not in EXACT and on_matrices(self.arithmetic, self.q_len, self.shape)
 
     def inputs(self, context: int, sequence: int = 0) -> Inputs:
         return Inputs.normal(self.shape, context, self.dtype, q_len=self.q_len, sequence=sequence)

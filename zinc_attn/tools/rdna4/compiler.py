@@ -22,7 +22,7 @@ from ...kernels.declarations import KernelDecl
 from ...kernels.sizes import attend_sizes, chunks_ahead
 from ...runtime.device import SPIRV
 from .gates import VariantReport
-from .isa import main_loops
+from .isa import leaf_cycles, main_loops
 from .variants import Spec, all_specs
 
 ICD_FOLDERS: Final = ("/etc/vulkan/icd.d", "/usr/local/share/vulkan/icd.d", "/usr/share/vulkan/icd.d")
@@ -69,7 +69,9 @@ def _read(spec: Spec, one: Mapping[str, Any]) -> VariantReport:
     """A worker's answer for one variant."""
     wmma = len(re.findall(r"\bv_wmma_", one["isa"]))
     loops = main_loops(one["isa"], _trips(spec)) if spec.call == "attend" else (None, None)
-    return VariantReport(spec, int(one["wave"]), one["statistics"], *loops, wmma)
+    leaf = leaf_cycles(one["isa"]) if spec.call == "attend_matrix" and wmma else None
+    per_key = leaf and leaf * spec.waves / KEYS_PER_LEAF
+    return VariantReport(spec, int(one["wave"]), one["statistics"], *loops, wmma, per_key)
 
 
 def _trips(spec: Spec) -> tuple[float, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Final
 
 from ... import limits
@@ -24,6 +25,10 @@ VGPR_GATES: Final = (
     ("encode_", limits.MAX_HEAD_DIM, 192),  # 8, as many as its LDS leaves
     ("merge", limits.MAX_HEAD_DIM, 120),  # 12, of workgroups of 8
 )
+# Issue cycles per key of workgroups with 64 query vectors.
+LEAF_GATES: Final = {
+    f"attend_matrix_q8_0:{dims}:64:integer": most for dims, most in ((64, 160), (128, 256), (256, 440))
+}
 SHARED_GATE: Final = 256  # of more than 8 query vectors, where each wave has twice the work per byte: 5, of which 4 fit
 
 
@@ -32,7 +37,8 @@ class VariantReport:
     """What the compiler made of one variant. Sizes are in bytes; ``statistics`` has every number as RADV names it.
 
     qk, pv: issue cycles per key of the two main loops (scores, values), None where they were not recognized beyond
-    doubt. wmma: instructions of the matrix units in the program's text.
+    doubt. wmma: instructions of the matrix units in the program's text. leaf: of a program with them, issue cycles of a
+    workgroup per key, None where they were not recognized.
     """
 
     spec: Spec
@@ -41,6 +47,7 @@ class VariantReport:
     qk: float | None
     pv: float | None
     wmma: int = 0
+    leaf: float | None = None
 
     @property
     def vgprs(self) -> int:
@@ -69,7 +76,7 @@ class VariantReport:
     @property
     def issue_per_key(self) -> float | None:
         """Issue cycles of the main loops per key and KV head, over all head chunks."""
-        return None if self.qk is None or self.pv is None else self.spec.chunks * (self.qk + self.pv)
+        return self.leaf if self.qk is None or self.pv is None else self.spec.chunks * (self.qk + self.pv)
 
 
 def _lds_gate(spec: Spec) -> int:
@@ -99,6 +106,8 @@ def violations(reports: Iterable[VariantReport]) -> list[str]:
                 found.append(f"{r.spec.name}: {got} {what}, at most {most} allowed")
         if not r.wmma and r.spec.call == "attend_matrix":
             found.append(f"{r.spec.name}: no instruction of the matrix units")
+        if (r.leaf or inf) > (cycles := LEAF_GATES.get(r.spec.name, inf)):
+            found.append(f"{r.spec.name}: {r.leaf} issue cycles a key, at most {cycles} allowed")
         if r.wave != limits.WAVE:
             found.append(f"{r.spec.name}: wave{r.wave}, wave{limits.WAVE} needed")
     return found

@@ -14,7 +14,8 @@ _TARGET: Final = re.compile(r"\bBB(\d+)\b")
 _VECTOR_LOAD: Final = re.compile(r"(?:buffer|global)_load_(?:dword|b\d)")
 # Without an issue slot beside vector work: waits, and scalar ALU work, which issues beside that of other waves.
 _FREE: Final = re.compile(r"s_(?!load|buffer_load)")
-WMMA_CYCLES: Final = 8  # of 16 x 16 x 16 int8 products: 383 TOPS of a card's 128 units, which AMD gives for 2.92 GHz
+# Of 16 x 16 x 16 products of int8, 383 TOPS of a card's 128 units, which AMD gives for 2.92 GHz, and of float16.
+_CYCLES: Final = {"v_wmma_i32": 8, "v_wmma_f32": 16}
 
 
 def _parsed(isa: str) -> tuple[list[tuple[int, str]], list[tuple[int, int]]]:
@@ -38,8 +39,22 @@ def matrix_cycles(isa: str) -> int:
     code, _ = _parsed(isa)
     cycles = Counter[int]()
     for at, op in code:
-        cycles[at] += WMMA_CYCLES if op.startswith("v_wmma_") else op.startswith("v_")
+        cycles[at] += _CYCLES.get(op[:10], op.startswith("v_"))
     return min(cycles[at] for at, op in code if op.startswith("v_wmma_"))
+
+
+def leaf_cycles(isa: str) -> float | None:
+    """Issue cycles of a wave for a leaf of keys, in a program with matrix units whose loop over leaves has no other in
+    it: from its begin to the last product and what is behind that, before a node's state goes out. Else None.
+    """
+    code, jumps = _parsed(isa)
+    products = [at for at, op in code if op.startswith("v_wmma_")]
+    loops = [(to, at) for at, to in jumps if to <= at and to <= max(products)]
+    begin, end = max((loop for loop in loops if loop[0] <= min(products)), default=(0, 0))
+    if end < max(products) or any(begin < to for to, _ in loops):
+        return None
+    part = [op for at, op in code if begin <= at <= max(products) and not _FREE.match(op)]
+    return float(sum(_CYCLES.get(op[:10], 1) for op in part))
 
 
 def innermost_loops(isa: str) -> list[tuple[list[str], bool]]:

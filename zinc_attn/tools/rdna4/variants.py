@@ -91,7 +91,9 @@ class Spec:
             one = merge_call(shape, "discrete", 1) if call == "merge" else encode_call(shape, dtype, 1)
             return one.decl, one.spec
         if call == "attend_matrix":
-            return MatrixVariant(shape, dtype, FRAGMENT, self._matrix(), KEYS_PER_LEAF, softcap).program()
+            integer = self.arithmetic == "integer"
+            made = MatrixVariant(shape, dtype, FRAGMENT, self._matrix(), KEYS_PER_LEAF, softcap, integer=integer)
+            return made.program()
         common = "discrete", 1 if self.cells else KEYS_PER_LEAF, softcap
         strides = row_strides(shape, dtype) if self.cells else TILES
         return AttendVariant(
@@ -112,7 +114,7 @@ class Spec:
         return LEAVES_PER_NODE if self.call == "attend" else 1
 
     def _matrix(self) -> MatrixWorkgroup:
-        found = matrix_workgroup(self.shape, RDNA4_UNITS, "discrete", self.heads)
+        found = matrix_workgroup(self.shape, RDNA4_UNITS, "discrete", self.heads, self.arithmetic == "integer")
         assert found is not None  # RDNA4's LDS holds a strip of every size
         return found
 
@@ -170,6 +172,8 @@ def matrix_specs() -> list[Spec]:
         types = [name for name in STORAGE if name != "f32"] if text == "16/2/256" else ["f16", "q8_0"]
         dims = shape.head_dim, 64, 1, 0, 1, shape.v_head_dim, shape.latent
         found += [Spec(f"attend_matrix_{name}", *dims) for name in types]
+        integers = [name for name in types if STORAGE[name].integers]
+        found += [Spec(f"attend_matrix_{name}", *dims, arithmetic="integer") for name in integers]
     return found
 
 

@@ -1,0 +1,98 @@
+// Step 2 of a leaf: from scores to weights, and the canonical maxima and sums.
+
+float lane_scores[WEIGHT_ROUNDS * PARTIAL_KEYS];  // of the lane's pairs [vector][key mod 4], then weights
+
+// m of a vector, from the partial maxima.
+float leaf_maximum(uint t) {
+    uint at = t * WEIGHT_PARTIALS;
+    float m01 = max(load(reduced[at]), load(reduced[at + 1u]));
+    float m23 = max(load(reduced[at + 2u]), load(reduced[at + 3u]));
+    return roundEven(max(m01, m23));
+}
+
+// Whether all vectors see all keys of a leaf.
+bool seen_whole(Item item, Leaf leaf) {
+    int key = int(leaf.index * KEYS_PER_LEAF), before = int((item.last_row - item.row) * item.row_step);
+    return int(item.first) <= key && int(item.limit) - before >= key + int(KEYS_PER_LEAF);
+}
+
+// The products of a vector with keys `key` and key + 4 as scores.
+vec2 pair_scores(Item item, Leaf leaf, Vector vector, uint key, vec2 products) {
+    uvec2 position = leaf.index * KEYS_PER_LEAF + key + uvec2(0u, WEIGHT_PARTIALS) + item.key_shift;
+    return scores_of(products, score_factors(), uvec2(vector.row, vector.head), position);
+}
+
+// In lane_scores from `at` on: EMPTY_M for keys that a vector does not see.
+void hide_unseen(Leaf leaf, Vector vector, uint key, uint at) {
+    for (uint j = 0u; j < PARTIAL_KEYS; ++j) {
+        int number = int(leaf.index * KEYS_PER_LEAF + j * WEIGHT_PARTIALS + key);
+        bool seen = number >= vector.first && number < vector.limit;
+        lane_scores[at + j] = seen ? lane_scores[at + j] : EMPTY_M;
+    }
+}
+
+// From the products in s_rows to weights in lane_scores, which the kernel may keep; to node_ml: the node's (m, l) with
+// this leaf; and what its o and the leaf's are multiplied with.
+void find_weights(Item item, Leaf leaf, bool first) {
+    [[unroll]] for (uint round = 0u; round < WEIGHT_ROUNDS; ++round) {
+        uint i = round * LANES + lane, t = i / WEIGHT_PARTIALS, key = i % WEIGHT_PARTIALS;
+        if (i < VECTORS * WEIGHT_PARTIALS) {
+            Vector vector = vector_at(item, t);
+            for (uint j = 0u; j < PARTIAL_KEYS; j += 2u) {
+                uint at = t * S_PITCH + key * PARTIAL_KEYS + j;
+                vec2 s = uintBitsToFloat(uvec2(load(s_rows[at]), load(s_rows[at + 1u]))) * product_unit(t);
+                s = pair_scores(item, leaf, vector, j * WEIGHT_PARTIALS + key, s);
+                lane_scores[round * PARTIAL_KEYS + j] = s.x;
+                lane_scores[round * PARTIAL_KEYS + j + 1u] = s.y;
+            }
+            if (!seen_whole(item, leaf)) {
+                hide_unseen(leaf, vector, key, round * PARTIAL_KEYS);
+            }
+            float top = EMPTY_M;
+            for (uint j = 0u; j < PARTIAL_KEYS; ++j) {
+                top = max(top, lane_scores[round * PARTIAL_KEYS + j]);
+            }
+            store(reduced[i], top);
+        }
+    }
+    meet();
+    float m = leaf_maximum(min(lane, VECTORS - 1u)), sums[WEIGHT_ROUNDS];
+    [[unroll]] for (uint round = 0u; round < WEIGHT_ROUNDS; ++round) {
+        uint i = round * LANES + lane, t = i / WEIGHT_PARTIALS, key = i % WEIGHT_PARTIALS;
+        precise float sum = 0.0;
+        if (i < VECTORS * WEIGHT_PARTIALS) {
+            float top = leaf_maximum(t);
+            top = top > EMPTY_M ? top : 0.0;  // so that a key that is not seen weighs 0
+            for (uint j = 0u; j < PARTIAL_KEYS; j += 2u) {
+                vec2 s = vec2(lane_scores[round * PARTIAL_KEYS + j], lane_scores[round * PARTIAL_KEYS + j + 1u]);
+                vec2 p = vec2(weight(s.x, top), weight(s.y, top));
+                lane_scores[round * PARTIAL_KEYS + j] = p.x;
+                lane_scores[round * PARTIAL_KEYS + j + 1u] = p.y;
+                keep_weights(t, key * PARTIAL_KEYS + j, p);
+            }
+            for (uint j = 0u; j < PARTIAL_KEYS; ++j) {
+                sum = sum + lane_scores[round * PARTIAL_KEYS + j];
+            }
+        }
+        sums[round] = sum;
+    }
+    meet();
+    [[unroll]] for (uint round = 0u; round < WEIGHT_ROUNDS; ++round) {
+        uint i = round * LANES + lane;
+        if (i < VECTORS * WEIGHT_PARTIALS) {
+            store(reduced[i], sums[round]);
+        }
+    }
+    meet();
+    if (lane < VECTORS) {
+        uint at = lane * WEIGHT_PARTIALS;
+        precise float c01 = load(reduced[at]) + load(reduced[at + 1u]);
+        precise float c23 = load(reduced[at + 2u]) + load(reduced[at + 3u]);
+        precise float l = c01 + c23;
+        vec2 old = first ? vec2(EMPTY_M, 0.0) : load(node_ml[lane]);
+        vec2 powers = merge_powers(old.x, m);
+        store(node_ml[lane], vec2(max(old.x, m), merge(old.y, powers.x, l, powers.y)));
+        store(node_weight[lane], first ? 0.0 : powers.x);  // a new node begins with o = 0
+        store(leaf_weight[lane], powers.y);
+    }
+}

@@ -1,0 +1,84 @@
+// Step 3 of a leaf: weights as integers, and weighted values by the matrix units, folded into the node.
+
+// To s_rows and reduced: the weights of the lane's pairs [vector][key mod 4] times V's scales, as integers, for both
+// blocks of a piece.
+void share_weights(uint piece) {
+    [[unroll]] for (uint b = 0u; b < PIECE_BLOCKS; ++b) {
+        uint block = min(piece * PIECE_BLOCKS + b, V_BLOCKS - 1u);
+        [[unroll]] for (uint round = 0u; round < WEIGHT_ROUNDS; ++round) {
+            uint i = round * LANES + lane, t = i / WEIGHT_PARTIALS, first = i % WEIGHT_PARTIALS * PARTIAL_KEYS;
+            if (i < VECTORS * WEIGHT_PARTIALS) {
+                float w[PARTIAL_KEYS], top = 0.0;
+                [[unroll]] for (uint j = 0u; j < PARTIAL_KEYS; ++j) {
+                    float scale = load(v_scales[block * KEYS_PER_LEAF + first + j]);
+                    precise float weighted = lane_scores[round * PARTIAL_KEYS + j] * scale;
+                    w[j] = weighted;
+                    top = max(top, abs(weighted));
+                }
+                float power = integer_power(largest_of_four(top));
+                uint at = 2u * b * PLANE + t * PITCH + first / 4u;
+                [[unroll]] for (uint j = 0u; j < PARTIAL_KEYS; j += 4u) {
+                    uvec2 u = halved(vec4(w[j], w[j + 1u], w[j + 2u], w[j + 3u]), power);
+                    store(s_rows[at + j / 4u], u.x);
+                    store(s_rows[at + PLANE + j / 4u], u.y);
+                }
+                if (first == 0u) {
+                    store(reduced[b * VECTORS + t], inverse_power(power));
+                }
+            }
+        }
+    }
+}
+
+// Which of a piece's fragments is the subgroup's number n.
+uint fragment_of(uint n) {
+    return wave_of_strip() * PIECE_FRAGMENTS + n;
+}
+
+// To node_o: the subgroup's fragments of a block of V, its number `own` of the piece.
+void add_value_block(uint piece, uint own) {
+    uint fragment = fragment_of(own * BLOCK_FRAGMENTS), block = fragment * MAT_N / BLOCK;
+    MatrixA u[2u * KEY_STEPS];
+    [[unroll]] for (uint i = 0u; i < 2u * KEY_STEPS; ++i) {
+        uint plane = (2u * block + i / KEY_STEPS) * PLANE, step = i % KEY_STEPS;
+        u[i] = load_a(s_rows[plane + strip() * MAT_M * PITCH + step * MAT_K / 4u], PITCH);
+    }
+    MatrixC unit = load_rows(reduced[block * VECTORS + strip() * MAT_M]);
+    MatrixC node_w = load_rows(node_weight[strip() * MAT_M]), leaf_w = load_rows(leaf_weight[strip() * MAT_M]);
+    [[unroll]] for (uint n = 0u; n < BLOCK_FRAGMENTS; ++n) {
+        MatrixB v[KEY_STEPS];
+        MatrixI sums = MatrixI(0);
+        [[unroll]] for (uint i = 0u; i < KEY_STEPS; ++i) {
+            v[i] = load_b(kv_rows[(fragment + n) * MAT_N * PITCH + i * MAT_K / 4u], PITCH);
+            sums = coopMatMulAdd(u[i], v[i], sums);
+        }
+        sums = sums * 256;
+        [[unroll]] for (uint i = 0u; i < KEY_STEPS; ++i) {
+            sums = coopMatMulAdd(u[KEY_STEPS + i], v[i], sums);
+        }
+        uint at = piece * PIECE_FRAGMENTS + own * BLOCK_FRAGMENTS + n;
+        MatrixC whole = MatrixC(sums), old = node_o[at];
+        for (int e = 0; e < whole.length(); ++e) {
+            precise float leaf = whole[e] * unit[e];
+            whole[e] = merge(old[e], node_w[e], leaf, leaf_w[e]);
+        }
+        node_o[at] = whole;
+    }
+}
+
+// To node_o: the piece of V that is in flight, weighted and folded.  The next one is fetched, or the next leaf's first
+// piece of K.
+void add_values(Item item, Leaf leaf, Leaf next, uint piece) {
+    meet();
+    store_v();
+    share_weights(piece);
+    meet();
+    if (piece + 1u < V_PIECES) {
+        fetch_v(item, leaf, piece + 1u);
+    } else {
+        fetch_k(item, next, 0u);
+    }
+    if (has_strip()) {
+        FOR_STEPS(own, OWN_BLOCKS, add_value_block(piece, own))
+    }
+}
