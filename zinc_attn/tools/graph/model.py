@@ -94,13 +94,13 @@ class Operations(Protocol):
 
     def embed(self, weights: Matrix, tokens: NDArray[np.int32]) -> F32: ...
 
-    def norm(self, x: F32, weight: F32, eps: float) -> F32: ...
+    def norm(self, x: F32, weight: F32 | None, eps: float, op: str = "rms") -> F32: ...
 
     def product(
         self, weights: Matrix, x: F32, added: F32 | None = None, ids: NDArray[np.int32] | None = None
     ) -> F32: ...
 
-    def rope(self, x: F32, positions: NDArray[np.int32]) -> F32:
+    def rope(self, x: F32, positions: NDArray[np.int32], way: Rope) -> F32:
         """x: (tokens, heads, head_dim)."""
 
     def attend(self, q: F32, k: NDArray[np.float16], v: NDArray[np.float16]) -> F32:
@@ -108,8 +108,10 @@ class Operations(Protocol):
 
     def swiglu(self, gate: F32, up: F32) -> F32: ...
 
-    def weighed(self, x: F32, y: F32, weights: F32) -> F32:
-        """x + y * weights, where both have a tensor's shape or repeat."""
+    def unary(self, op: str, x: F32) -> F32: ...
+
+    def binary(self, op: str, a: F32, b: F32) -> F32:
+        """b's sizes divide a's, and it repeats."""
 
 
 def random_matrix(kind: str, rows: int, columns: int, rng: np.random.Generator) -> Matrix:
@@ -169,7 +171,7 @@ def logits(model: Model, of: Operations, pieces: tuple[int, ...] = (len(TOKENS),
 def _layer(layer: Layer, of: Operations, x: F32, positions: NDArray[np.int32], kv: list[NDArray[Any]]) -> F32:
     normed = of.norm(x, layer.attention_norm, EPS)
     q, k, v = (of.product(one, normed).reshape(len(x), -1, HEAD_DIM) for one in (layer.q, layer.k, layer.v))
-    q, k = of.rope(q, positions), of.rope(k, positions)
+    q, k = of.rope(q, positions, ROPE), of.rope(k, positions, ROPE)
     kv[:] = [np.concatenate([old, encoded(new, "f16")]) for old, new in zip(kv, (k, v), strict=True)]
     attended = of.attend(q, kv[0], kv[1]).reshape(len(x), -1)
     x = of.product(layer.out, attended, x)
@@ -180,7 +182,8 @@ def _layer(layer: Layer, of: Operations, x: F32, positions: NDArray[np.int32], k
         hidden = of.swiglu(of.product(layer.gate, normed, None, ids), of.product(layer.up, normed, None, ids))
         made, weights = of.product(layer.down, hidden, None, ids), np.take_along_axis(scores, ids, 1)
         for slot in range(CHOSEN):
-            x = of.weighed(x, np.ascontiguousarray(made[:, slot]), weights[:, slot : slot + 1].copy())
+            weighed = of.binary("mul", np.ascontiguousarray(made[:, slot]), weights[:, slot : slot + 1].copy())
+            x = of.binary("add", x, weighed)
         return x
     hidden = of.swiglu(of.product(layer.gate, normed), of.product(layer.up, normed))
     return of.product(layer.down, hidden, x)
