@@ -16,15 +16,14 @@ from zinc_attn.tools.graph.model import KINDS
 EXECUTED = True
 SHOWN = "q8_0", "q4_K", "bf16"  # blocks of 32, of 256, and no blocks
 OPERATIONS = 116  # of both ways in which the tokens come
-LAYERS = {"gdn": 28, "kda": 28, "mamba": 20, "mamba2": 20, "qwen35moe": 248}
-ARTICLE = {"qwen3.6-35b-a3b": 248} if FULL else {}  # a gigabyte of weights
+LAYERS = {"gdn": 28, "kda": 28, "mamba": 20, "mamba2": 20, **dict.fromkeys(checking.CHOSEN[: 1 + FULL], 248)}
 
 
 @pytest.mark.one_driver
-@pytest.mark.parametrize("kind", [*(KINDS if FULL else SHOWN), *LAYERS, *ARTICLE])
+@pytest.mark.parametrize("kind", [*(KINDS if FULL else SHOWN), *LAYERS])
 def test_the_oracles_bits(any_device, kind, monkeypatch):
     monkeypatch.setattr(on_device, "BOUND", 1 << (17 if kind == "qwen35moe" else 27))  # not all experts in a dispatch
-    operations = (LAYERS | ARTICLE).get(kind, OPERATIONS + 40 * kind.endswith("experts"))
+    operations = LAYERS.get(kind, OPERATIONS + 40 * kind.endswith("experts"))
     outcome = checking.GraphOutcome(kind, checking.committed()[kind], operations, "")
     assert [*checking.check_graph(any_device, [kind])] == [outcome]
 

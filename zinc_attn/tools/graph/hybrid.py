@@ -13,14 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...canonical.state import F32
-from ...graph.elementwise import encoded
 from ...graph.rope import Rope
-from . import model, recurrent
-from .model import EPS, TOKENS, Matrix, random_matrix
+from . import recurrent
+from .model import EPS, TOKENS, Matrix, Weights, attention, hidden, random_matrix, rows_normed
 from .recurrent import TAPS
 
 ROUTE_LEAST: Final = 6.103515625e-5  # by which a router divides, at least
-Weights = dict[str, Any]  # Matrix, or float32 numbers
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ HYBRIDS: Final = {
 }
 
 
-class Operations(model.Operations, recurrent.Operations, Protocol):
+class Operations(recurrent.Operations, Protocol):
     """What the layers are made of."""
 
     def route(self, scores: F32, k: int) -> F32:
@@ -59,12 +57,13 @@ class Operations(model.Operations, recurrent.Operations, Protocol):
 def make_layers(name: str) -> tuple[Weights, Weights]:
     """Weights of a delta net and of full attention, each with experts."""
     n, rng = HYBRIDS[name], np.random.default_rng([48, [*HYBRIDS].index(name)])
-    keys, values = n.key_heads * n.state, n.value_heads * n.state
+    values, channels = n.value_heads * n.state, (2 * n.key_heads + n.value_heads) * n.state
+    q, kv = n.q_heads * n.head_dim, n.kv_heads * n.head_dim
 
     def numbers(*shape: int) -> F32:
         return rng.standard_normal(shape, np.float32)
 
-    def norm(size: int) -> F32:
+    def norm(size: int = n.hidden) -> F32:
         return np.asarray(1 + numbers(size) / 8, np.float32)
 
     def weights(rows: int, columns: int = n.hidden, kind: str = "q4_K") -> Matrix:
@@ -74,50 +73,37 @@ def make_layers(name: str) -> tuple[Weights, Weights]:
             scales[..., 1] = np.float16(7.5) * scales[..., 0]
         return made
 
-    def feed_forward(size: int) -> dict[str, Matrix]:
-        return {"gate": weights(size), "up": weights(size), "down": weights(n.hidden, size, "q6_K")}
+    def expert() -> Weights:
+        return {"gate": weights(n.width), "up": weights(n.width), "down": weights(n.hidden, n.width, "q6_K")}
 
-    def layer(**own: Any) -> Weights:
-        each = [feed_forward(n.width) for _ in range(n.experts)]
-        joined = {one: np.concatenate([of[one].rows for of in each]) for one in each[0]}
-        return {
-            **{"before": norm(n.hidden), **own, "behind": norm(n.hidden), "router": weights(n.experts, kind="f32")},
-            **{one: replace(each[0][one], rows=rows, experts=n.experts) for one, rows in joined.items()},
-            **{"share": weights(1, kind="f32"), "shared": feed_forward(n.width)},
-        }
+    def experts() -> Weights:
+        each = [expert() for _ in range(n.experts)]
+        joined = {name: np.concatenate([one[name].rows for one in each]) for name in each[0]}
+        own = {name: replace(each[0][name], rows=rows, experts=n.experts) for name, rows in joined.items()}
+        own |= {"router": weights(n.experts, kind="f32"), "share": weights(1, kind="f32"), "shared": expert()}
+        return own | {"before": norm(), "behind": norm()}
 
-    net = {"qkv": weights(2 * keys + values, kind="q6_K"), "z": weights(values), "out": weights(n.hidden, values)}
+    net = {"qkv": weights(channels, kind="q6_K"), "z": weights(values), "out": weights(n.hidden, values)}
     net |= {"beta": weights(n.value_heads), "alpha": weights(n.value_heads)}
-    floats = {"taps": numbers(2 * keys + values, TAPS), "dt": numbers(1, n.value_heads), "norm": norm(n.state)}
-    heads, kv_heads = n.q_heads * n.head_dim, n.kv_heads * n.head_dim
-    full = {"q": weights(2 * heads), "k": weights(kv_heads), "v": weights(kv_heads, kind="q6_K")}
+    floats = {"taps": numbers(channels, TAPS), "norm": norm(n.state), "dt": numbers(1, n.value_heads)}
+    floats["a"] = -np.exp(numbers(1, n.value_heads))
+    full = {"q": weights(2 * q), "k": weights(kv), "v": weights(kv, kind="q6_K"), "out": weights(n.hidden, q)}
     norms = {"q_norm": norm(n.head_dim), "k_norm": norm(n.head_dim)}
-    return (
-        layer(**net, **floats, a=-np.exp(numbers(1, n.value_heads))),
-        layer(**full, **norms, out=weights(n.hidden, heads)),
-    )
+    return net | floats | experts(), full | norms | experts()
 
 
 def hybrid(name: str, layers: tuple[Weights, Weights], of: Operations, pieces: tuple[int, ...]) -> F32:
     """(tokens, hidden) behind both layers, of random tokens, which come in pieces of these numbers."""
     n, (net, full), first, made = HYBRIDS[name], layers, 0, []
     tokens = np.random.default_rng(49).standard_normal((len(TOKENS), n.hidden), np.float32)
-    states = [
-        np.zeros((len(net["taps"]), TAPS - 1), np.float32),
-        np.zeros((n.value_heads, n.state, n.state), np.float32),
-    ]
+    inputs, state = (len(net["taps"]), TAPS - 1), (n.value_heads, n.state, n.state)
+    states = [np.zeros(shape, np.float32) for shape in (inputs, state)]
     kv: list[NDArray[Any]] = [np.zeros((0, n.kv_heads, n.head_dim), np.float16)] * 2
     for count in pieces:
-        x = _delta_net(n, net, of, tokens[first : first + count], states)
-        x = _attention(n, full, of, _experts(n, net, of, x), np.arange(first, first + count, dtype=np.int32), kv)
-        made.append(_experts(n, full, of, x))
+        x = _experts(n, net, of, _delta_net(n, net, of, tokens[first : first + count], states))
+        made.append(_experts(n, full, of, attention(full, of, x, kv, n.rope)))
         first += count
     return np.concatenate(made)
-
-
-def _normed(of: Operations, x: F32, weight: F32 | None, op: str = "rms") -> F32:
-    """Norms of all rows of x."""
-    return of.norm(x.reshape(-1, x.shape[-1]), weight, EPS, op).reshape(x.shape)
 
 
 def _delta_net(n: Sizes, w: Weights, of: Operations, x: F32, states: list[F32]) -> F32:
@@ -127,37 +113,19 @@ def _delta_net(n: Sizes, w: Weights, of: Operations, x: F32, states: list[F32]) 
     both, keys = np.concatenate([states[0], mixed.T], 1), n.key_heads * n.state
     parts = np.split(of.convolve(both, w["taps"], np.zeros(len(both), np.float32)), (keys, 2 * keys), 1)
     q, k, v = (np.ascontiguousarray(part).reshape(len(x), -1, n.state) for part in parts)
-    q, k = (_normed(of, one, None, "l2") for one in (q, k))
+    q, k = (rows_normed(of, one, None, "l2") for one in (q, k))
     gate = of.binary("mul", of.unary("softplus", of.binary("add", alpha, w["dt"])), w["a"])
     made = of.delta_net(q, k, v, gate[..., None], of.unary("sigmoid", beta)[..., None], states[1])
     states[:] = both[:, len(x) :], made[v.size :].reshape(states[1].shape)
-    y = _normed(of, made[: v.size].reshape(v.shape), w["norm"])
+    y = rows_normed(of, made[: v.size].reshape(v.shape), w["norm"])
     return of.product(w["out"], of.swiglu(z, y.reshape(z.shape)), x)
-
-
-def _attention(
-    n: Sizes, w: Weights, of: Operations, x: F32, positions: NDArray[np.int32], kv: list[NDArray[Any]]
-) -> F32:
-    """kv: of the tokens so far. Each head of q has its gate behind it."""
-    normed = of.norm(x, w["before"], EPS)
-    q, k, v = (of.product(w[one], normed).reshape(len(x), -1, n.head_dim) for one in ("q", "k", "v"))
-    q, gate = (np.ascontiguousarray(q[:, first::2]) for first in (0, 1))
-    q, k = (of.rope(_normed(of, one, w[name]), positions, n.rope) for one, name in ((q, "q_norm"), (k, "k_norm")))
-    kv[:] = [np.concatenate([old, encoded(new, "f16")]) for old, new in zip(kv, (k, v), strict=True)]
-    gated = of.binary("mul", of.attend(q, kv[0], kv[1]), of.unary("sigmoid", gate))
-    return of.product(w["out"], gated.reshape(len(x), -1), x)
 
 
 def _experts(n: Sizes, w: Weights, of: Operations, x: F32) -> F32:
     normed, shared = of.norm(x, w["behind"], EPS), w["shared"]
-    routed = of.route(of.product(w["router"], normed), n.chosen)
-    ids, weights = (np.ascontiguousarray(part) for part in np.split(routed, 2, 1))
-
-    def hidden(of_w: Weights, *ids: Any) -> F32:
-        return of.swiglu(of.product(of_w["gate"], normed, *ids), of.product(of_w["up"], normed, *ids))
-
-    chosen = None, ids.view(np.int32)
-    y = of.sum_experts(of.product(w["down"], hidden(w, *chosen), *chosen), weights[..., None])
+    routed = np.split(of.route(of.product(w["router"], normed), n.chosen), 2, 1)
+    ids, weights = np.ascontiguousarray(routed[0]).view(np.int32), np.ascontiguousarray(routed[1])
+    y = of.sum_experts(of.product(w["down"], hidden(w, of, normed, ids), None, ids), weights[..., None])
     share = of.unary("sigmoid", of.product(w["share"], normed))
-    y = of.binary("add", y, of.binary("mul", of.product(shared["down"], hidden(shared)), share))
+    y = of.binary("add", y, of.binary("mul", of.product(shared["down"], hidden(shared, of, normed)), share))
     return of.binary("add", x, y)
