@@ -18,6 +18,7 @@ from zinc_attn.planning.arithmetic import EXACT
 from zinc_attn.runtime.device import Device
 from zinc_attn.tools.check import Case, check
 from zinc_attn.tools.check.record import make_entry, maker
+from zinc_attn.tools.graph.check import CASES as MODELS
 from zinc_attn.tools.harness.split_spec import VARIED_LAYOUTS, parse_split_specs
 
 from . import CASES
@@ -47,21 +48,21 @@ def attention(cases: list[Case], device: Device) -> bool:
     return all(outcome.status == "pass" for outcome in outcomes)
 
 
-def graph(device: Device) -> bool:
+def graph(cases: list[str], device: Device) -> bool:
     """The same of what ``check --graph`` prints."""
-    return not check_models([device], {})[1]
+    return not check_models([device], {}, cases=cases)[1]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser("scripts/gfx1201", description=__doc__)
     parser.add_argument("cases", nargs="*", metavar="CASES", help="'9/3/64 f16 600 sinks', as `check --cases` has them")
     parser.add_argument("--full", action="store_true", help="the cases of `check --quick`")
-    parser.add_argument("--graph", action="store_true", help="the random models of `check --graph`")
+    parser.add_argument("--graph", action="store_true", help="the random models of `check --graph`, or CASES of them")
     parser.add_argument("--arithmetic", choices=EXACT, help="with --full by default all")
     parser.add_argument("--seed", type=int, default=1, help="of the order in which waves and workgroups run")
     args = parser.parse_args()
     if args.graph:
-        return int(not run(args.seed, graph))
+        return int(not run(args.seed, partial(graph, args.cases or MODELS)))
     if not args.full:
         cases = [Case.parse(text, args.arithmetic or "canonical") for text in args.cases or CASES]
         return int(not run(args.seed, partial(attention, cases)))

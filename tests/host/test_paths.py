@@ -37,7 +37,7 @@ WRITTEN = {  # a folder, or a file
     "export directory": "export {}",
 }
 NO_PATHS = {
-    *("others", "card", "cases", "contexts", "cu", "device", "dtype", "rows", "runtime", "shape", "splits"),
+    *("others", "card", "cases", "contexts", "cu", "device", "dtype", "graph", "rows", "runtime", "shape", "splits"),
 }
 FILES = {name for name in (*READ, *WRITTEN) if name.split("--")[-1] == "record"}
 

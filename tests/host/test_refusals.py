@@ -14,6 +14,7 @@ from zinc_attn.cli import proof
 from zinc_attn.dtypes import EXPECTED
 from zinc_attn.tools.check.record import RECORD
 from zinc_attn.tools.cost import CARDS
+from zinc_attn.tools.graph import check as graph
 from zinc_attn.tools.models import PRESETS
 
 COUNT, KEYS = "expected an int of at least 1", "expected an int from 1 to 16777216"
@@ -78,6 +79,7 @@ REFUSED = {
         f"check --against {RECORD} {option}": HELD
         for option in ("--cases '4/2/64 f16 9'", "--arithmetic matrix", "--graph")
     },
+    "check --graph q4": f"graph: got 'q4', expected some of {', '.join((*graph.CASES, *graph.CHOSEN))}",
     **{
         f"check --graph {option}": "--graph: got --arithmetic or --splits with it, expected neither: they are "
         "attention's"

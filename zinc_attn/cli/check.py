@@ -21,7 +21,7 @@ from ..tools.check.outcome import Outcome, properties_of
 from ..tools.check.properties import title
 from ..tools.check.record import Digests, is_of, load_record, make_entry, maker, origin, record_text
 from ..tools.graph.check import CASES as MODELS
-from ..tools.graph.check import name_of
+from ..tools.graph.check import CHOSEN, name_of
 from ..tools.harness.files import check_file, write_file
 from ..tools.harness.split_spec import VARIED_LAYOUTS, parse_split_specs
 from ..tools.harness.tables import grouped
@@ -38,9 +38,8 @@ def declare(subparsers: Subparsers) -> None:
     chosen = parser.add_mutually_exclusive_group()
     chosen.add_argument("--quick", action="store_true", help="a small fixed set of cases, in place of the whole matrix")
     chosen.add_argument("--cases", metavar="LIST", help="other cases, by their names")
-    chosen.add_argument(
-        "--graph", action="store_true", help="a model's other operations: logits of small random models"
-    )
+    text = f"a model's other operations: small random models, or some of them, or {', '.join(CHOSEN)}"
+    chosen.add_argument("--graph", nargs="?", const=",".join(MODELS), metavar="LIST", help=text)
     parser.arithmetic(("canonical", "fused", "integer", "matrix"))
     parser.share("--splits", VARIED_LAYOUTS, several=True)
     parser.share("--device", said="$ZINC_ATTN_DEVICE, else the best one", several=True)
@@ -53,13 +52,16 @@ def declare(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check, print, and write the record. 0: all bits are equal; 1: some differ; 2: a case was refused."""
-    cases, splits = [] if args.graph else chosen_cases(args), parse_split_specs(args.splits)
-    if args.graph and (args.arithmetic, args.splits) != ("canonical", VARIED_LAYOUTS):
+    cases, splits = [] if args.graph is not None else chosen_cases(args), parse_split_specs(args.splits)
+    if args.graph is not None and (args.arithmetic, args.splits) != ("canonical", VARIED_LAYOUTS):
         raise ArgumentError("--graph: got --arithmetic or --splits with it, expected neither: they are attention's")
+    models = args.graph.split(",") if args.graph is not None else []
+    if unknown := set(models) - {*MODELS, *CHOSEN}:
+        raise ArgumentError(f"graph: got '{min(unknown)}', expected some of {', '.join((*MODELS, *CHOSEN))}")
     if args.record:
         check_file(args.record, RECORD_HINT)
     against = load_record(args.against) if args.against else {}
-    names = [name_of(kind) for kind in MODELS] if args.graph else [str(case) for case in cases]
+    names = [*map(name_of, models), *map(str, cases)]
     width = max(22, *map(len, names)) + 2
     if against and not any(name in digests for digests in against.values() for name in names):
         held = list(dict.fromkeys(chain(*against.values())))
@@ -67,10 +69,10 @@ def run(args: argparse.Namespace) -> int:
             f"{args.against}: got {plain(', '.join(held[:3]))}{', …' * (len(held) > 3)}, expected some of this run's "
             "cases; choose the file's with --arithmetic, --cases, --graph, --quick, or give one that has this run's"
         )
-    if args.graph:
+    if models:
         with ExitStack() as stack:
             devices = open_devices(stack, chosen_devices(args.device), args.runtime or "vulkan")
-            entries, failed = check_models(devices, against, args.json)
+            entries, failed = check_models(devices, against, args.json, models)
         write_record(args.record, entries)
         return int(failed)
 

@@ -10,17 +10,17 @@ from typing import Any
 from ..runtime.device import Device
 from ..tools.check.properties import title
 from ..tools.check.record import Digests, make_entry, maker
-from ..tools.graph.check import GraphOutcome, check_graph, name_of
+from ..tools.graph.check import CASES, GraphOutcome, check_graph, name_of
 
 
 def check_models(
-    devices: Sequence[Device], against: Mapping[str, Digests], as_json: bool = False
+    devices: Sequence[Device], against: Mapping[str, Digests], as_json: bool = False, cases: Sequence[str] = CASES
 ) -> tuple[list[dict[str, Any]], bool]:
     """The entries of a record, and whether some bits differ; prints a line a model, and a device's digest."""
     entries, failed = [], False
     for device in devices:
         found = {}
-        for outcome in check_graph(device):
+        for outcome in check_graph(device, cases):
             faults = [one for one in (outcome.fault, *_others(outcome, against)) if one]
             failed |= bool(faults)
             found[name_of(outcome.kind)] = outcome.digest
@@ -43,5 +43,5 @@ def _line(outcome: GraphOutcome, faults: list[str], device: str, as_json: bool) 
     if as_json:
         return json.dumps({**asdict(outcome), "fault": "; ".join(faults), "device": device})
     status = "FAIL" if faults else "pass"
-    first = f"{status:<8}{name_of(outcome.kind):<21}{outcome.digest[:18]:<20}{outcome.operations} operations  {device}"
+    first = f"{status:<8}{name_of(outcome.kind):<23}{outcome.digest[:18]:<20}{outcome.operations} operations  {device}"
     return "\n".join([first, *(f"        {fault}" for fault in faults)])

@@ -6,27 +6,30 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from ...canonical.state import F32
 from ...errors import UnsupportedError
 from ...runtime.device import Device
 from .device import OnDevice
-from .model import KINDS, TOKENS, Operations, logits, make_model
+from .hybrid import HYBRIDS, Operations, hybrid, make_layers
+from .model import KINDS, TOKENS, logits, make_model
 from .oracle import Oracle
 from .recurrent import LAYERS, layer
 
 RECORD: Final = Path(__file__).with_name("record.json")
 CASES: Final = (*KINDS, *LAYERS)
+CHOSEN: Final = tuple(HYBRIDS)  # cases that run where they are named
 PIECES: Final = ((len(TOKENS),), (4, 1, 1))  # ways in which the tokens come
 
 
 @dataclass(frozen=True)
 class GraphOutcome:
-    """A model or a layer on a device. fault: the first operation with other bits, or how logits differ; or empty."""
+    """A case on a device. fault: the first operation with other bits, or how logits differ; or empty."""
 
     kind: str
     digest: str
@@ -69,8 +72,15 @@ class _Compared:
         return both
 
 
+def passes(case: str) -> Callable[[Operations, tuple[int, ...]], F32]:
+    """The forward pass of a case, over operations, of tokens in pieces."""
+    if case in KINDS:
+        return partial(logits, make_model(case))
+    return partial(hybrid, case, make_layers(case)) if case in HYBRIDS else partial(layer, case)
+
+
 def check_graph(device: Device, cases: Sequence[str] = CASES) -> Iterator[GraphOutcome]:
-    """An outcome for each case, a type of weights or a recurrent layer.
+    """An outcome for each case, one of CASES or CHOSEN.
 
     UnsupportedError: the device has no integer dot product here.
     """
@@ -82,12 +92,10 @@ def check_graph(device: Device, cases: Sequence[str] = CASES) -> Iterator[GraphO
         )
     known = committed()
     for kind in cases:
-        model, found = make_model(kind) if kind in KINDS else None, []
-        operations = 0
-        fault = ""
+        forward, found, operations, fault = passes(kind), list[str](), 0, ""
         for pieces in PIECES:
             of = _Compared(OnDevice(device), Oracle())
-            found.append(digest(logits(model, of, pieces) if model else layer(kind, of, pieces)))
+            found.append(digest(forward(of, pieces)))
             operations, fault = operations + of.count, fault or of.fault
         if not fault and len(set(found)) > 1:
             fault = "logits depend on how many tokens come at once"

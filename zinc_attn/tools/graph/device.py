@@ -16,16 +16,19 @@ from ...graph import declarations as graph
 from ...graph.declarations import FLOAT_TYPES, GraphKernel
 from ...graph.records import params, tensor
 from ...graph.recurrent import scale_of, state_rows
+from ...graph.rope import Rope
 from ...graph.units import tile_of_units
 from ...kernels.device_info import DeviceInfo
 from ...limits import WAVE
 from ...runtime.device import SPIRV, Device, load_spirv
 from ...runtime.protocol import Dispatch, Runtime, Use, Words
-from .model import ROPE, Matrix
+from .hybrid import ROUTE_LEAST
+from .model import Matrix
 
 NO_EXPERTS: Final = {"x_slots": 0, "experts": 0, "ids": 0}  # parameters of a product of planes
 POISON: Final = 0x7FC0DEAD  # what a result begins as
 FEW: Final = 4  # rows of x that mul_mat_vec takes here, and mul_mat more
+BOUND: Final = 1 << 27  # bytes of weights that a dispatch has, which any device binds
 TILE: Final = (32, 32, 4, 4, 64)  # of mul_mat: rows, columns, those of an invocation, invocations
 
 
@@ -107,11 +110,12 @@ class OnDevice:
         groups = _pieces(shape[0] * shape[1], 256)
         return self._float(graph.GET_WEIGHTS, groups, shape, (packed, tokens), spec=kind, **of)
 
-    def norm(self, x: F32, weight: F32, eps: float) -> F32:
-        of: dict[str, Any] = {"x": tensor(x), "a": tensor(weight[None]), "b": tensor(weight[None])}
+    def norm(self, x: F32, weight: F32 | None, eps: float, op: str = "rms") -> F32:
+        by = x if weight is None else weight[None]
+        of: dict[str, Any] = {"x": tensor(x), "a": tensor(by), "b": tensor(by)}
         of |= {"eps": eps, "factor": 1.0 / x.shape[-1], "scales": (0.0, 0.0), "joined": 1}
-        spec = graph.NORM_OPS.index("rms"), 1, 0
-        return self._float(graph.NORM, len(x), x.shape, (x, weight, weight), spec=spec, **of)
+        spec = graph.NORM_OPS.index(op), int(weight is not None), 0
+        return self._float(graph.NORM, len(x), x.shape, (x, by, by), spec=spec, **of)
 
     def product(self, weights: Matrix, x: F32, added: F32 | None = None, ids: NDArray[np.int32] | None = None) -> F32:
         """By the kernels of few rows of x where there are few, else by tiles; where nothing is added, these by matrix
@@ -147,9 +151,14 @@ class OnDevice:
         if not few and not add and ids is None and (units := units_of(self._device.info, weights.kind)):
             kernel, spec = graph.MUL_MAT_UNITS, (*units, 0, 0)
             grid = _pieces(rows, units[0]), _pieces(len(x), units[1]), 1
-        given: tuple[NDArray[Any], ...] = blocks.pack(weights.kind, weights.rows), *quantized, plus, chosen
-        (words,) = run(runtime, kernel, grid, given, (y.size,), (kind, *spec), **of)
-        return words.view(np.float32).reshape(y.shape)
+        made: int | Words = y.size
+        size, most = weights.rows.size // weights.experts, max(1, BOUND * weights.experts // weights.rows.size)
+        for first in range(0, weights.experts, most):
+            bound = weights.rows[first * rows : (first + most) * rows]
+            of |= {"experts": (first, bound.size // size, weights.experts)}
+            given: tuple[NDArray[Any], ...] = blocks.pack(weights.kind, bound), *quantized, plus, chosen
+            (made,) = run(runtime, kernel, grid, given, (made,), (kind, *spec), **of)
+        return np.asarray(made).view(np.float32).reshape(y.shape)
 
     def _by_expert(self, ids: NDArray[np.int32], experts: int) -> tuple[int, Words]:
         """The tiles of the list of a product's columns, and the list."""
@@ -158,12 +167,11 @@ class OnDevice:
         (words,) = run(self._device.runtime, graph.BY_EXPERT, (1, 1, 1), (ids,), (tiles * (TILE[1] + 1),), **of)
         return tiles, words
 
-    def rope(self, x: F32, positions: NDArray[np.int32]) -> F32:
-        table = ROPE.table()
-        of: dict[str, Any] = {"x": tensor(x), "positions": 0, "stride": 0, "table": 0, "pairs": ROPE.pairs, "first": 0}
-        of |= {"step": ROPE.step, "least": 0.0}
-        spec = (FLOAT_TYPES.index("f32"),)
-        return self._float(graph.ROPE, _pieces(x.size, 512), x.shape, (x, positions, table), spec=spec, **of)
+    def rope(self, x: F32, positions: NDArray[np.int32], way: Rope) -> F32:
+        of: dict[str, Any] = {"x": tensor(x), "positions": 0, "stride": len(x), "table": 0, "pairs": way.pairs}
+        of |= {"first": 0, "step": way.step, "least": 0.0}
+        spec, given = (FLOAT_TYPES.index("f32"),), (x, np.tile(positions, 4), way.table())
+        return self._float(graph.ROPE, _pieces(x.size, 512), x.shape, given, spec=spec, **of)
 
     def attend(self, q: F32, k: NDArray[Any], v: NDArray[Any]) -> F32:
         return np.asarray(attention(q, k, v, device=self._device))
@@ -173,10 +181,25 @@ class OnDevice:
         spec = graph.GLU_OPS.index("swiglu"), FLOAT_TYPES.index("f32")
         return self._float(graph.GLU, _pieces(gate.size, 256), gate.shape, (gate, up), spec=spec, **of)
 
-    def weighed(self, x: F32, y: F32, weights: F32) -> F32:
-        return self._binary("add", x, self._binary("mul", y, weights))
+    def unary(self, op: str, x: F32) -> F32:
+        spec = graph.UNARY_OPS.index(op), *[FLOAT_TYPES.index("f32")] * 2
+        of = {"x": tensor(x), **dict.fromkeys("abcd", 0.0)}
+        return self._float(graph.UNARY, _pieces(x.size, 256), x.shape, (x,), spec=spec, **of)
 
-    def _binary(self, op: str, a: F32, b: F32) -> F32:
+    def route(self, scores: F32, k: int) -> F32:
+        spec = graph.GATE_OPS.index("soft_max"), 0, graph.ROUTE_NORM_OPS.index("sum"), 0
+        y, of_x = np.empty((len(scores), k), np.float32), tensor(scores)
+        of: dict[str, Any] = {"x": of_x, "bias": of_x, "ids": tensor(y), "y": tensor(y), "factor": 0.0, "added": 0.0}
+        of |= {"least": ROUTE_LEAST, "most": np.inf}
+        groups, counts = (len(scores), 1, 1), (y.size, y.size)
+        both = run(self._device.runtime, graph.ROUTE, groups, (scores, scores), counts, spec, **of)
+        return np.concatenate([words.reshape(y.shape) for words in both], -1).view(np.float32)
+
+    def sum_experts(self, x: F32, weights: F32) -> F32:
+        y, of = (len(x), x.shape[-1]), {"x": tensor(x), "weights": tensor(weights)}
+        return self._float(graph.SUM_EXPERTS, _pieces(y[0] * y[1], 256), y, (x, weights), **of)
+
+    def binary(self, op: str, a: F32, b: F32) -> F32:
         kinds = graph.BINARY_OPS.index(op), *[FLOAT_TYPES.index("f32")] * 3
         groups, of = _pieces(a.size, 256), {"a": tensor(a), "b": tensor(b)}
         return self._float(graph.BINARY, groups, a.shape, (a, b), spec=kinds, **of)

@@ -34,6 +34,7 @@ HEAD_DIM: Final = 64
 VOCABULARY: Final = 70  # no multiple of 32 rows
 EPS: Final = 1e-5
 ROPE: Final = Rope(HEAD_DIM, "neox")
+Weights = dict[str, Any]  # a layer's: Matrix, or float32 numbers
 TOKENS: Final = (3, 69, 0, 21, 21, 40)
 # Where the float16 numbers of a block lie.
 HALVES: Final = {
@@ -63,29 +64,6 @@ class Matrix:
         return self.rows.view(np.float16 if self.kind == "f16" else np.float32).astype(np.float32)
 
 
-@dataclass(frozen=True)
-class Layer:
-    attention_norm: F32
-    q: Matrix
-    k: Matrix
-    v: Matrix
-    out: Matrix
-    norm: F32
-    gate: Matrix
-    up: Matrix
-    down: Matrix
-    router: Matrix | None = None
-
-
-@dataclass(frozen=True)
-class Model:
-    kind: str
-    embedding: Matrix
-    layers: tuple[Layer, ...]
-    norm: F32
-    output: Matrix
-
-
 class Operations(Protocol):
     """What a forward pass is made of. x: (tokens, n) float32; added: joins a product as its last sum.
 
@@ -94,13 +72,13 @@ class Operations(Protocol):
 
     def embed(self, weights: Matrix, tokens: NDArray[np.int32]) -> F32: ...
 
-    def norm(self, x: F32, weight: F32, eps: float) -> F32: ...
+    def norm(self, x: F32, weight: F32 | None, eps: float, op: str = "rms") -> F32: ...
 
     def product(
         self, weights: Matrix, x: F32, added: F32 | None = None, ids: NDArray[np.int32] | None = None
     ) -> F32: ...
 
-    def rope(self, x: F32, positions: NDArray[np.int32]) -> F32:
+    def rope(self, x: F32, positions: NDArray[np.int32], way: Rope) -> F32:
         """x: (tokens, heads, head_dim)."""
 
     def attend(self, q: F32, k: NDArray[np.float16], v: NDArray[np.float16]) -> F32:
@@ -108,8 +86,10 @@ class Operations(Protocol):
 
     def swiglu(self, gate: F32, up: F32) -> F32: ...
 
-    def weighed(self, x: F32, y: F32, weights: F32) -> F32:
-        """x + y * weights, where both have a tensor's shape or repeat."""
+    def unary(self, op: str, x: F32) -> F32: ...
+
+    def binary(self, op: str, a: F32, b: F32) -> F32:
+        """b's sizes divide a's, and it repeats."""
 
 
 def random_matrix(kind: str, rows: int, columns: int, rng: np.random.Generator) -> Matrix:
@@ -130,7 +110,7 @@ def random_matrix(kind: str, rows: int, columns: int, rng: np.random.Generator) 
     return Matrix(kind, whole.reshape(rows, -1), columns)
 
 
-def make_model(name: str) -> Model:
+def make_model(name: str) -> Weights:
     """One of KINDS, the type of its weights, or of its weights and experts."""
     rng, kind = np.random.default_rng([46, KINDS.index(name)]), WITH_EXPERTS.get(name, name)
 
@@ -140,47 +120,67 @@ def make_model(name: str) -> Model:
     def norms() -> F32:
         return np.asarray(1 + rng.standard_normal(WIDTH, np.float32) / 8, np.float32)
 
-    def layer() -> Layer:
+    def layer() -> Weights:
         q, kv = Q_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
-        attention = norms(), weights(q), weights(kv), weights(kv), weights(WIDTH, q)
+        w: Weights = {"before": norms(), "q": weights(q), "k": weights(kv), "v": weights(kv), "out": weights(WIDTH, q)}
         if name not in WITH_EXPERTS:
-            return Layer(*attention, norms(), weights(HIDDEN), weights(HIDDEN), weights(WIDTH, HIDDEN))
-        gate, up, down = (replace(weights(EXPERTS * WIDTH), experts=EXPERTS) for _ in range(3))
-        return Layer(*attention, norms(), gate, up, down, random_matrix("f32", EXPERTS, WIDTH, rng))
+            w |= {"behind": norms(), "gate": weights(HIDDEN), "up": weights(HIDDEN)}
+            return w | {"down": weights(WIDTH, HIDDEN)}
+        w |= {one: replace(weights(EXPERTS * WIDTH), experts=EXPERTS) for one in ("gate", "up", "down")}
+        return w | {"behind": norms(), "router": random_matrix("f32", EXPERTS, WIDTH, rng)}
 
-    layers = tuple(layer() for _ in range(LAYERS))
-    return Model(name, weights(VOCABULARY), layers, norms(), weights(VOCABULARY))
+    layers = [layer() for _ in range(LAYERS)]
+    return {"layers": layers, "embedding": weights(VOCABULARY), "norm": norms(), "output": weights(VOCABULARY)}
 
 
-def logits(model: Model, of: Operations, pieces: tuple[int, ...] = (len(TOKENS),)) -> F32:
+def logits(model: Weights, of: Operations, pieces: tuple[int, ...]) -> F32:
     """(tokens, vocabulary) of TOKENS, which come in pieces of these numbers of tokens."""
-    cache: list[list[NDArray[Any]]] = [[np.zeros((0, KV_HEADS, HEAD_DIM), np.float16)] * 2 for _ in model.layers]
+    cache: list[list[NDArray[Any]]] = [[np.zeros((0, KV_HEADS, HEAD_DIM), np.float16)] * 2 for _ in model["layers"]]
     made, first = [], 0
     for count in pieces:
-        positions = np.arange(first, first + count, dtype=np.int32)
-        x = of.embed(model.embedding, np.array(TOKENS[first : first + count], np.int32))
-        for layer, kv in zip(model.layers, cache, strict=True):
-            x = _layer(layer, of, x, positions, kv)
-        made.append(of.product(model.output, of.norm(x, model.norm, EPS)))
+        x = of.embed(model["embedding"], np.array(TOKENS[first : first + count], np.int32))
+        for layer, kv in zip(model["layers"], cache, strict=True):
+            x = _feed_forward(layer, of, attention(layer, of, x, kv, ROPE))
+        made.append(of.product(model["output"], of.norm(x, model["norm"], EPS)))
         first += count
     return np.concatenate(made)
 
 
-def _layer(layer: Layer, of: Operations, x: F32, positions: NDArray[np.int32], kv: list[NDArray[Any]]) -> F32:
-    normed = of.norm(x, layer.attention_norm, EPS)
-    q, k, v = (of.product(one, normed).reshape(len(x), -1, HEAD_DIM) for one in (layer.q, layer.k, layer.v))
-    q, k = of.rope(q, positions), of.rope(k, positions)
+def attention(w: Weights, of: Operations, x: F32, kv: list[NDArray[Any]], way: Rope) -> F32:
+    """x and its attention. kv: of the tokens so far, to which those of x come.
+
+    Where q and k have norms, each head of q has its gate behind it.
+    """
+    normed, (before, _, size) = of.norm(x, w["before"], EPS), kv[0].shape
+    q, k, v = (of.product(w[one], normed).reshape(len(x), -1, size) for one in ("q", "k", "v"))
+    gate, positions = None, np.arange(before, before + len(x), dtype=np.int32)
+    if "q_norm" in w:
+        q, gate = (np.ascontiguousarray(q[:, first::2]) for first in (0, 1))
+        q, k = rows_normed(of, q, w["q_norm"]), rows_normed(of, k, w["k_norm"])
+    q, k = of.rope(q, positions, way), of.rope(k, positions, way)
     kv[:] = [np.concatenate([old, encoded(new, "f16")]) for old, new in zip(kv, (k, v), strict=True)]
-    attended = of.attend(q, kv[0], kv[1]).reshape(len(x), -1)
-    x = of.product(layer.out, attended, x)
-    normed = of.norm(x, layer.norm, EPS)
-    if layer.router:
-        scores = of.product(layer.router, normed)
-        ids = np.ascontiguousarray(order.top_k(scores, CHOSEN))
-        hidden = of.swiglu(of.product(layer.gate, normed, None, ids), of.product(layer.up, normed, None, ids))
-        made, weights = of.product(layer.down, hidden, None, ids), np.take_along_axis(scores, ids, 1)
-        for slot in range(CHOSEN):
-            x = of.weighed(x, np.ascontiguousarray(made[:, slot]), weights[:, slot : slot + 1].copy())
-        return x
-    hidden = of.swiglu(of.product(layer.gate, normed), of.product(layer.up, normed))
-    return of.product(layer.down, hidden, x)
+    y = of.attend(q, kv[0], kv[1])
+    y = y if gate is None else of.binary("mul", y, of.unary("sigmoid", gate))
+    return of.product(w["out"], y.reshape(len(x), -1), x)
+
+
+def rows_normed(of: Operations, x: F32, weight: F32 | None, op: str = "rms") -> F32:
+    return of.norm(x.reshape(-1, x.shape[-1]), weight, EPS, op).reshape(x.shape)
+
+
+def hidden(w: Weights, of: Operations, x: F32, ids: NDArray[np.int32] | None = None) -> F32:
+    """Of a feed-forward part; ids: of experts."""
+    return of.swiglu(of.product(w["gate"], x, None, ids), of.product(w["up"], x, None, ids))
+
+
+def _feed_forward(w: Weights, of: Operations, x: F32) -> F32:
+    normed = of.norm(x, w["behind"], EPS)
+    if "router" not in w:
+        return of.product(w["down"], hidden(w, of, normed), x)
+    scores = of.product(w["router"], normed)
+    ids = np.ascontiguousarray(order.top_k(scores, CHOSEN))
+    made, weights = of.product(w["down"], hidden(w, of, normed, ids), None, ids), np.take_along_axis(scores, ids, 1)
+    for slot in range(CHOSEN):
+        weighed = of.binary("mul", np.ascontiguousarray(made[:, slot]), weights[:, slot : slot + 1].copy())
+        x = of.binary("add", x, weighed)
+    return x

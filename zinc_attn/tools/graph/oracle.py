@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 
 from ...canonical.emulate import emulate
 from ...canonical.state import F32
-from ...graph import blocks, elementwise, moves, products, recurrent, rows
+from ...graph import blocks, elementwise, moves, products, recurrent, routing, rows
 from ...graph.declarations import FLOAT_TYPES
-from ...graph.rope import rope
-from .model import ROPE, Matrix
+from ...graph.rope import Rope, rope
+from .hybrid import ROUTE_LEAST
+from .model import Matrix
 
 
 class Oracle:
@@ -24,8 +25,8 @@ class Oracle:
             return chosen.floats()
         return moves.from_weights(chosen.rows, weights.kind)
 
-    def norm(self, x: F32, weight: F32, eps: float) -> F32:
-        return rows.norm("rms", x, eps, ("mul", weight[None]))
+    def norm(self, x: F32, weight: F32 | None, eps: float, op: str = "rms") -> F32:
+        return rows.norm(op, x, eps, *(() if weight is None else (("mul", weight[None]),)))
 
     def product(self, weights: Matrix, x: F32, added: F32 | None = None, ids: NDArray[np.int32] | None = None) -> F32:
         if ids is not None:
@@ -40,8 +41,8 @@ class Oracle:
             y = products.multiply(blocks.decode(weights.kind, weights.rows), x)
         return y if added is None else products.add(y, added)
 
-    def rope(self, x: F32, positions: NDArray[np.int32]) -> F32:
-        turned: F32 = rope(x[None], positions[None], ROPE.table(), ROPE.step)[0]
+    def rope(self, x: F32, positions: NDArray[np.int32], way: Rope) -> F32:
+        turned: F32 = rope(x[None], np.tile(positions, (4, 1)), way.table(), way.step)[0]
         return turned
 
     def attend(self, q: F32, k: NDArray[Any], v: NDArray[Any]) -> F32:
@@ -52,8 +53,18 @@ class Oracle:
         product: F32 = elementwise.glu("swiglu", gate, up)
         return product
 
-    def weighed(self, x: F32, y: F32, weights: F32) -> F32:
-        return elementwise.binary("add", x, elementwise.binary("mul", y, weights))
+    def unary(self, op: str, x: F32) -> F32:
+        return elementwise.unary(op, x)
+
+    def binary(self, op: str, a: F32, b: F32) -> F32:
+        return elementwise.binary(op, a, b)
+
+    def route(self, scores: F32, k: int) -> F32:
+        ids, weights = routing.route(scores, k, "soft_max", norm="sum", clamp=(ROUTE_LEAST, np.inf))
+        return np.concatenate([ids.view(np.float32), weights], -1)
+
+    def sum_experts(self, x: F32, weights: F32) -> F32:
+        return routing.sum_experts(x, weights)
 
     def convolve(self, x: F32, w: F32, bias: F32) -> F32:
         y: F32 = recurrent.ssm_conv(x[None], w, bias[None, None], True)[0]

@@ -12,7 +12,8 @@ from typing import Final, Protocol
 import numpy as np
 
 from ...canonical.state import F32
-from .model import EPS, TOKENS, WIDTH, Matrix, random_matrix
+from . import model
+from .model import EPS, TOKENS, WIDTH, random_matrix, rows_normed
 
 TAPS: Final = 4
 
@@ -47,12 +48,8 @@ LAYERS: Final = {
 }
 
 
-class Operations(Protocol):
-    """What a layer is made of, beside ``model.Operations``; states lie behind scores in one array, as in ggml."""
-
-    def norm(self, x: F32, weight: F32, eps: float) -> F32: ...
-
-    def product(self, weights: Matrix, x: F32, added: F32 | None = None) -> F32: ...
+class Operations(model.Operations, Protocol):
+    """What a layer is made of; states lie behind scores in one array, as in ggml."""
 
     def convolve(self, x: F32, w: F32, bias: F32) -> F32:
         """x: (channels, taps - 1 + tokens); with SILU."""
@@ -62,7 +59,7 @@ class Operations(Protocol):
     def scan(self, state: F32, x: F32, dt: F32, a: F32, b: F32, c: F32) -> F32: ...
 
 
-def layer(name: str, of: Operations, pieces: tuple[int, ...] = (len(TOKENS),)) -> F32:
+def layer(name: str, of: Operations, pieces: tuple[int, ...]) -> F32:
     """(tokens, WIDTH) of a layer, whose tokens come in pieces of these numbers."""
     kind, rng = LAYERS[name], np.random.default_rng([47, *LAYERS].index(name))
     into = random_matrix("q8_0", kind.channels + kind.gates, WIDTH, rng)
@@ -99,7 +96,7 @@ def _states(kind: Kind, of: Operations, mixed: F32, gates: F32, decays: F32, sta
     else:
         unit = np.full(kind.size, kind.size**-0.5, np.float32)
         q, k, v = (part.reshape(tokens, -1, kind.size) for part in parts)
-        q, k = (of.norm(one.reshape(-1, kind.size), unit, EPS).reshape(q.shape) for one in (q, k))
+        q, k = (rows_normed(of, one, unit) for one in (q, k))
         gate = -np.abs(gates[:, kind.heads :]).reshape(tokens, kind.heads, -1)
         beta = np.minimum(np.abs(gates[:, : kind.heads, None]), np.float32(1.0))
         both = of.delta_net(q, k, v, gate, beta, state)
