@@ -127,7 +127,7 @@ def main() -> None:
 def run(given: argparse.Namespace) -> None:
     contexts, card, model = parse_contexts(given.contexts), find_card(given.card), Model(given.model)
     found = {layout: measured(given, [0, *contexts], splits) for layout, splits in LAYOUTS.items()}
-    (_, alone, dispatches, barriers), *_ = found["auto"]
+    (_, alone, *_), *_, (_, _, dispatches, barriers) = found["auto"]  # at the longest: two passes
     step = model.step(given.layers or model.layers, barriers, given.type)
     print(
         f"{model.name}: {model.attending} of {model.layers} layers attend; {dispatches} dispatches, {barriers} barriers"
