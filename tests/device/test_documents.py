@@ -288,7 +288,7 @@ FIGURES: tuple[tuple[str, str, Callable[[], Any]], ...] = (
         r"operations  .*\nrun (\w+)  llvmpipe",
         lambda: record.run_digest({name_of(kind): digest for kind, digest in committed().items() if kind in MODELS}),
     ),
-    ("determinism.md", r"the digest was `(\w+)` on lavapipe\n", lambda: committed()["qwen3.6-35b-a3b"][:16]),
+    ("determinism.md", r"the digest was `(\w+)` on lavapipe of", lambda: committed()["qwen3.6-35b-a3b"][:16]),
     ("determinism.md", r"`--quick` has (\d+) cases", lambda: len(Case.quick())),
     ("determinism.md", r"oracle's bits +pass, (\d+) comparisons", lambda: len(Case.quick())),
     ("determinism.md", r"a table of (\d+) changes", lambda: len(counted("test_check_mutants").TABLE)),
