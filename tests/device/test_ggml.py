@@ -34,7 +34,7 @@ ANY, _, COMPUTE = range(3)  # usage of a buffer
 OURS = (  # without the families of operations that other tests have
     *("ggml/attention", "ggml/calls", "ggml/cells", "ggml/device", "ggml/lists", "ggml/memory", "ggml/moves"),
     *("ggml/operations", "ggml/orders", "ggml/plan", "ggml/plugin", "ggml/recording", "ggml/products", "ggml/say"),
-    *("ggml/tiles", "ggml/weights"),
+    *("ggml/schedule", "ggml/tiles", "ggml/weights"),
     *("graph/memory", "graph/recorder", "graph/rope_table"),
 )
 V_AT = 1 << 20  # K lies at the begin of the buffer

@@ -77,10 +77,15 @@ struct ggml_backend_buffer_type {
     ggml_backend_dev_t device;
     void *context;
 };
+struct ggml_backend_graph_optimize_params {
+    void (*add_alloc_dep)(void *, ggml_tensor *, ggml_tensor *);
+    void *user_data;
+};
 struct ggml_backend_i {
     const char *(*get_name)(ggml_backend_t);
     void (*free)(ggml_backend_t);
     ggml_status (*graph_compute)(ggml_backend_t, ggml_cgraph *);
+    void (*graph_optimize)(ggml_backend_t, ggml_cgraph *, ggml_backend_graph_optimize_params *);
 };
 struct ggml_backend {
     ggml_guid *guid;
