@@ -182,9 +182,9 @@ class OnDevice:
         return self._float(graph.GLU, _pieces(gate.size, 256), gate.shape, (gate, up), spec=spec, **of)
 
     def unary(self, op: str, x: F32) -> F32:
-        spec = graph.UNARY_OPS.index(op), *[FLOAT_TYPES.index("f32")] * 2
-        of = {"x": tensor(x), **dict.fromkeys("abcd", 0.0)}
-        return self._float(graph.UNARY, _pieces(x.size, 256), x.shape, (x,), spec=spec, **of)
+        spec = graph.UNARY_OPS.index(op), *[FLOAT_TYPES.index("f32")] * 2, graph.FOLLOW_OPS.index("none")
+        of = {"x": tensor(x), "other": tensor(x), **dict.fromkeys("abcd", 0.0)}
+        return self._float(graph.UNARY, _pieces(x.size, 256), x.shape, (x, x), spec=spec, **of)
 
     def route(self, scores: F32, k: int) -> F32:
         spec = graph.GATE_OPS.index("soft_max"), 0, graph.ROUTE_NORM_OPS.index("sum"), 0
@@ -196,8 +196,8 @@ class OnDevice:
         return np.concatenate([words.reshape(y.shape) for words in both], -1).view(np.float32)
 
     def sum_experts(self, x: F32, weights: F32) -> F32:
-        y, of = (len(x), x.shape[-1]), {"x": tensor(x), "weights": tensor(weights)}
-        return self._float(graph.SUM_EXPERTS, _pieces(y[0] * y[1], 256), y, (x, weights), **of)
+        y, of = (len(x), x.shape[-1]), {"experts": tensor(x), "weights": tensor(weights), "added": (0, 0)}
+        return self._float(graph.SUM_EXPERTS, _pieces(y[0] * y[1], 256), y, (x, weights, x, x), spec=(0,), **of)
 
     def binary(self, op: str, a: F32, b: F32) -> F32:
         kinds = graph.BINARY_OPS.index(op), *[FLOAT_TYPES.index("f32")] * 3
