@@ -109,7 +109,7 @@ def test_a_step_has_the_logits_of_one_split_at_any_depth(tmp_path):
     llama_random.write(model, "small", 4, tmp_path / "small.gguf")
     done = run(SCRIPT, "sweep", tmp_path / "small.gguf", "--contexts", "200,1500", "--steps", "1", "--out", tmp_path)
     table = done.stdout.splitlines()
-    assert "the CPU" not in done.stderr and table[0].endswith("; 125 dispatches, 55 barriers"), table[0]
+    assert "the CPU" not in done.stderr and table[0].endswith("; 126 dispatches, 56 barriers"), table[0]
     assert [line.split()[0] for line in table[4:]] == ["200", "1,500"]
     rows = json.loads((tmp_path / "llama-sweep.json").read_text())
     assert {row["layout"] for row in rows} == {"auto", "1", "none"}
