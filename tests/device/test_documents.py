@@ -123,10 +123,13 @@ def test_the_command_lines_are_the_programs(page: str) -> None:
         commands()[name].parse_args(arguments)
 
 
+SCRIPTS = "test", "build_kp.sh", "lib/llama_sweep.py"
+
+
 def test_an_option_that_a_page_names_alone_is_one_of_a_command_or_script() -> None:
     of_llama = {"--swa-full", "--cache-ram", "--no-kv-offload", "--context-shift"}
     known = {"--version", "--no-deps"}.union(of_llama, *map(options, commands().values()))
-    for program in (*ROOT.glob("examples/**/*.py"), *(ROOT / "scripts" / name for name in ("test", "build_kp.sh"))):
+    for program in (*ROOT.glob("examples/**/*.py"), *(ROOT / "scripts" / name for name in SCRIPTS)):
         known |= set(re.findall(r"--[a-z][\w-]*", program.read_text()))
     for page, text in TEXTS.items():
         for span in spans(text) if page.endswith(".md") and page != "CHANGELOG.md" else ():  # which names what went
