@@ -35,8 +35,9 @@ Follower follower(Recording &r, const ggml_tensor *x, const ggml_tensor **result
         found.scale = number_of(user, 0);
     } else if (user->op == GGML_OP_MUL || user->op == GGML_OP_ADD) {
         const ggml_tensor *other = shaped(user->src[0]) == of ? user->src[1] : user->src[0];
-        // b repeats, a does not
-        if (!is_f32(other) || shaped(other) == of || (user->src[1] != other && !ggml_are_same_shape(other, of))) return found;
+        // ggml repeats the second operand alone
+        const bool repeats = user->src[1] != other && !ggml_are_same_shape(other, of);
+        if (!is_f32(other) || shaped(other) == of || repeats) return found;
         found.op = user->op == GGML_OP_MUL ? FOLLOW_OP_MUL : FOLLOW_OP_ADD;
         found.other = bound(*r.device, other);
     } else {
@@ -142,8 +143,8 @@ static bool record_unary(Recording &r, ggml_tensor *op) {
     const int first = op->op == GGML_OP_UNARY ? 1 : 0;  // number of the operation's parameters
     const unary_constants constants{uint32_t(unary_op(op)), uint32_t(float_type(source)), uint32_t(float_type(op)),
                                     then.op};
-    const unary_params params{x.at, then.other.at, y.at, number_of(op, first), number_of(op, first + 1), number_of(op, first + 2),
-                              number_of(op, first + 3)};
+    const unary_params params{x.at, then.other.at, y.at, number_of(op, first), number_of(op, first + 1),
+                              number_of(op, first + 2), number_of(op, first + 3)};
     return r.dispatch(GRAPH_UNARY, constants, params, {x.place, then.other.place, y.place}, 4, words_of(op));
 }
 

@@ -23,7 +23,8 @@ struct Follower {
     Bound other;
     float scale;
 };
-// What follows `result`, made of x, where rows of x may be read while it is written; it then is the result.
+// The operation behind `result`, which a kernel makes of x, if the kernel can do it, too: none where it would overwrite
+// rows of x that are still read. `result` becomes that operation's.
 Follower follower(Recording &recording, const ggml_tensor *x, const ggml_tensor **result, bool scale);
 
 inline float number_of(const ggml_tensor *op, int i) {

@@ -62,7 +62,8 @@ ggml_tensor *Recording::only_user(const ggml_tensor *node) {
         ggml_tensor *user = graph_->nodes[i];
         if (user->op == GGML_OP_RESHAPE && user->src[0] == graph_->nodes[of]) of = i;
         if (is_view(user) || ggml_is_empty(user)) continue;
-        return std::count_if(user->src, user->src + 2, [node](auto *t) { return t && shaped(t) == node; }) ? user : nullptr;
+        const auto is_node = [node](const ggml_tensor *t) { return t && shaped(t) == node; };
+        return std::any_of(user->src, user->src + 2, is_node) ? user : nullptr;
     }
     return nullptr;
 }

@@ -149,8 +149,8 @@ static bool in_place(const ggml_tensor *total, const ggml_tensor *x) {
 // Whether the sum of a total and another tensor may be made with the total: elements lie alike, or apart.
 static bool adds(const Recording &r, const ggml_tensor *sum, const ggml_tensor *total) {
     const ggml_tensor *other = sum->src[1];
-    return sum->src[0] == total && r.is_before(other, sum) && is_f32(sum) && is_f32(other) && ggml_is_contiguous(other) && ggml_are_same_shape(total, sum) &&
-           ggml_are_same_shape(other, sum) &&
+    return sum->src[0] == total && r.is_before(other, sum) && is_f32(sum) && is_f32(other) &&
+           ggml_is_contiguous(other) && ggml_are_same_shape(total, sum) && ggml_are_same_shape(other, sum) &&
            (!overlap(sum, other) || (begin_of(sum) == begin_of(other) && ggml_are_same_stride(sum, other)));
 }
 

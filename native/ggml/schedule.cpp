@@ -5,6 +5,7 @@
 
 #include "ggml-impl.h"
 #include "recording.h"
+#include "say.h"
 
 namespace zinc {
 
@@ -50,7 +51,7 @@ class Schedule {
 
 }  // namespace
 
-void schedule(ggml_backend_t, ggml_cgraph *graph, ggml_backend_graph_optimize_params *params) {
+void schedule(ggml_backend_t, ggml_cgraph *graph, ggml_backend_graph_optimize_params *params) try {
     const std::vector<ggml_tensor *> nodes = Schedule(graph).nodes();
     std::copy(nodes.begin(), nodes.end(), graph->nodes);
     for (int i = 0; i < graph->n_nodes; ++i) {
@@ -58,6 +59,8 @@ void schedule(ggml_backend_t, ggml_cgraph *graph, ggml_backend_graph_optimize_pa
         if (!node->view_src && !is_view(node) && ggml_nbytes(node) <= SMALL)
             params->add_alloc_dep(params->user_data, node, until);
     }
+} catch (const std::exception &error) {  // nothing passes through ggml's C frames; in ggml's order the bits are the same
+    say("%s", error.what());
 }
 
 }  // namespace zinc

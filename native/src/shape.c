@@ -20,7 +20,7 @@ static bool check_options(const struct za_options *o) {
     if (o->latent && o->v_head_dim > o->head_dim)
         return za_fail("options: got v_head_dim %u for a latent shape, expected at most head_dim = %u, since its V is "
                        "the begin of its K", o->v_head_dim, o->head_dim);
-    if (o->arithmetic < ZA_CANONICAL || o->arithmetic > ZA_INTEGER)
+    if ((uint32_t)o->arithmetic > ZA_INTEGER)
         return za_fail("options: got arithmetic %d, expected a za_arithmetic, %d to %d", (int)o->arithmetic,
                        ZA_CANONICAL, ZA_INTEGER);
     const struct storage_type *k = &za_storage[o->dtype], *v = &za_storage[o->v_dtype];

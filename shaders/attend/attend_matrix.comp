@@ -48,4 +48,5 @@ uvec4 ahead[LOADS];                    // what the lane has in flight of the nex
 #include "matrix_scores.glsl"
 #include "matrix_weights.glsl"
 #include "matrix_values.glsl"
+#include "matrix_pieces.glsl"
 #include "matrix_nodes.glsl"

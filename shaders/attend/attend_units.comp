@@ -2,8 +2,8 @@
 //
 // Of a leaf's 64 keys, with q and weights as integers of 12 bits in two int8, 256 high + low, low from -128 to 127:
 //
-//     scores    s[vector][key] = 2**.. * (sum over blocks of K's scale * (a[vector] . k[key] in the block))
-//     values    o[vector] = 2**.. * (sum over keys of u[vector][key] * v[key]), u anew for each block of V
+//     scores    s[vector][key] = q's unit * (sum over blocks of K's scale * (a[vector] . k[key] in the block))
+//     values    o[vector] = u's unit * (sum over keys of u[vector][key] * v[key]), u anew for each block of V
 //
 // The sums of the units are exact, the low ones going on from 256 times the high ones.  All else is of an element alone,
 // and scales are loaded as matrices with a stride of 0, so that no code knows which outputs elements are.
@@ -60,4 +60,5 @@ float k_scales_ahead[K_SCALE_LOADS], v_scales_ahead[V_SCALE_LOADS];
 #include "units_scores.glsl"
 #include "matrix_weights.glsl"
 #include "units_values.glsl"
+#include "matrix_pieces.glsl"
 #include "matrix_nodes.glsl"

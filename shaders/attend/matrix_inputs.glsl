@@ -109,3 +109,10 @@ void store_v() {
         }
     }
 }
+
+// Values come with their scales.
+void fetch_v_scales(Item item, Leaf leaf) {
+}
+
+void store_v_scales() {
+}

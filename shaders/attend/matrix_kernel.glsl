@@ -49,6 +49,7 @@ shared float node_weight[VECTORS];                    // what the node so far an
 shared float leaf_weight[VECTORS];
 shared vec2 node_ml[VECTORS];
 shared vec2 total_ml[VECTORS];                        // of the item's nodes before this one
+MatrixC score_sums[SCORE_FRAGMENTS];  // the subgroup's fragments of its strip's scores
 MatrixC node_o[V_PIECES * PIECE_FRAGMENTS];  // the subgroup's part of its strip's o, of the node so far
 
 // `body` for every piece.  Compilers keep matrices in memory that a loop around barriers indexes, also if it has one

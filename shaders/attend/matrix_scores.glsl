@@ -3,7 +3,7 @@
 // Weights are rounded to float16 as p * 2**15, so that only those below 2**-29 lose digits.
 const float WEIGHT_SCALE = 32768.0, WEIGHT_UNIT = 1.0 / 32768.0;
 
-MatrixC score_sums[SCORE_FRAGMENTS];  // the subgroup's fragments of its strip's scores
+const uint SCORE_STEPS = PIECE_STEPS;  // of a piece
 
 // To score_sums: the products of MAT_K dimensions.
 void add_score_step(uint piece, uint step) {
@@ -22,34 +22,6 @@ void add_score_step(uint piece, uint step) {
         MatrixB b = load_b(kv_rows[at], PITCH);
         score_sums[n] = coopMatMulAdd(a, b, score_sums[n]);
     }
-}
-
-// To score_sums: the products of the piece of K that is in flight.  The next one is fetched, or the first one of V.
-void add_scores(Item item, Leaf leaf, uint piece) {
-    meet();
-    store_k();
-    meet();
-    if (piece + 1u < K_PIECES) {
-        fetch_k(item, leaf, piece + 1u);
-    } else {
-        fetch_v(item, leaf, 0u);
-    }
-    FOR_STEPS(step, PIECE_STEPS, add_score_step(piece, step))
-}
-
-// To s_rows: q . k of every vector and key.
-void find_scores(Item item, Leaf leaf) {
-    [[unroll]] for (uint n = 0u; n < SCORE_FRAGMENTS; ++n) {
-        score_sums[n] = MatrixC(0.0);
-    }
-    FOR_PIECES(UNROLLED == 1u, piece, K_PIECES, add_scores(item, leaf, piece))
-    if (has_strip()) {
-        [[unroll]] for (uint n = 0u; n < SCORE_FRAGMENTS; ++n) {
-            uint at = strip() * MAT_M * S_PITCH + (n * STRIP_WAVES + wave_of_strip()) * MAT_N;
-            store_c(s_rows[at], score_sums[n], S_PITCH);
-        }
-    }
-    meet();
 }
 
 float product_unit(uint t) {

@@ -26,26 +26,19 @@ void add_value_step(uint step) {
     }
 }
 
-// To node_o: the piece of V that is in flight, weighted and folded.  The next one is fetched, or the next leaf's first
-// piece of K.
-void add_values(Item item, Leaf leaf, Leaf next, uint piece) {
-    meet();
-    store_v();
-    meet();
-    if (piece + 1u < V_PIECES) {
-        fetch_v(item, leaf, piece + 1u);
-    } else {
-        fetch_k(item, next, 0u);
+// The weights are in s_rows, and values have their scales.
+void share_weights(uint piece) {
+}
+
+// To node_o: a piece of V, weighted and folded.
+void sum_values(uint piece) {
+    [[unroll]] for (uint n = 0u; n < PIECE_FRAGMENTS; ++n) {
+        value_sums[n] = MatrixC(0.0);
     }
-    if (has_strip()) {
-        [[unroll]] for (uint n = 0u; n < PIECE_FRAGMENTS; ++n) {
-            value_sums[n] = MatrixC(0.0);
-        }
-        FOR_STEPS(step, KEYS_PER_LEAF / MAT_K, add_value_step(step))
-        MatrixC node_w = load_rows(node_weight[strip() * MAT_M]), leaf_w = load_rows(leaf_weight[strip() * MAT_M]);
-        [[unroll]] for (uint n = 0u; n < PIECE_FRAGMENTS; ++n) {
-            uint at = piece * PIECE_FRAGMENTS + n;
-            node_o[at] = flushed(node_o[at] * node_w + flushed(value_sums[n] * WEIGHT_UNIT) * leaf_w);
-        }
+    FOR_STEPS(step, KEYS_PER_LEAF / MAT_K, add_value_step(step))
+    MatrixC node_w = load_rows(node_weight[strip() * MAT_M]), leaf_w = load_rows(leaf_weight[strip() * MAT_M]);
+    [[unroll]] for (uint n = 0u; n < PIECE_FRAGMENTS; ++n) {
+        uint at = piece * PIECE_FRAGMENTS + n;
+        node_o[at] = flushed(node_o[at] * node_w + flushed(value_sums[n] * WEIGHT_UNIT) * leaf_w);
     }
 }

@@ -1,8 +1,8 @@
 // a * b + c, the step of a dot product and of a sum of weighted values: rounded twice, or, of arithmetic "fused", once.
 //
 // ARITHMETIC, a specialization constant: CANONICAL; FUSED_NATIVE where the device's fma() rounds once, FUSED_EMULATED
-// where it has none that does; INTEGER_SUMS, whose products and sums are integers that float32 holds, so that fma() is exact
-// however a device makes it.  All drivers agree on each, because the rounded sum is one number.
+// where it has none that does; INTEGER_SUMS, whose products and sums are integers that float32 holds, so that fma() is
+// exact however a device makes it.  All drivers agree on each, because the rounded sum is one number.
 
 const bool FUSED = ARITHMETIC == FUSED_NATIVE || ARITHMETIC == FUSED_EMULATED;
 

@@ -1,9 +1,9 @@
 // Step 1 of a leaf: scores by the matrix units.
 
-MatrixC score_sums[SCORE_FRAGMENTS];  // the subgroup's fragments of its strip's scores
+const uint SCORE_STEPS = PIECE_BLOCKS;  // of a piece
 
 // To score_sums: block `block` of the piece, times its scales.
-void add_score_block(uint piece, uint block) {
+void add_score_step(uint piece, uint block) {
     if (!has_strip() || (piece * PIECE_BLOCKS + block) * BLOCK >= K_DIM) {
         return;
     }
@@ -36,36 +36,6 @@ void add_score_block(uint piece, uint block) {
             score_sums[n][e] = sum;
         }
     }
-}
-
-// To score_sums: the products of the piece of K that is in flight.  The next one is fetched, or the first one of V.
-void add_scores(Item item, Leaf leaf, uint piece) {
-    meet();
-    store_k();
-    meet();
-    if (piece + 1u < K_PIECES) {
-        fetch_k(item, leaf, piece + 1u);
-    } else {
-        fetch_v(item, leaf, 0u);
-        fetch_v_scales(item, leaf);
-    }
-    FOR_STEPS(block, PIECE_BLOCKS, add_score_block(piece, block))
-}
-
-// To s_rows: the products of q's integers, and of K, of every vector and key.
-void find_scores(Item item, Leaf leaf) {
-    [[unroll]] for (uint n = 0u; n < SCORE_FRAGMENTS; ++n) {
-        score_sums[n] = MatrixC(0.0);
-    }
-    FOR_PIECES(UNROLLED == 1u, piece, K_PIECES, add_scores(item, leaf, piece))
-    if (has_strip()) {
-        [[unroll]] for (uint n = 0u; n < SCORE_FRAGMENTS; ++n) {
-            uint at = strip() * MAT_M * S_PITCH + (n * STRIP_WAVES + wave_of_strip()) * MAT_N;
-            store_c(s_rows[at], score_sums[n], S_PITCH);
-        }
-    }
-    store_v_scales();
-    meet();
 }
 
 float product_unit(uint t) {

@@ -66,19 +66,7 @@ void add_value_block(uint piece, uint own) {
     }
 }
 
-// To node_o: the piece of V that is in flight, weighted and folded.  The next one is fetched, or the next leaf's first
-// piece of K.
-void add_values(Item item, Leaf leaf, Leaf next, uint piece) {
-    meet();
-    store_v();
-    share_weights(piece);
-    meet();
-    if (piece + 1u < V_PIECES) {
-        fetch_v(item, leaf, piece + 1u);
-    } else {
-        fetch_k(item, next, 0u);
-    }
-    if (has_strip()) {
-        FOR_STEPS(own, OWN_BLOCKS, add_value_block(piece, own))
-    }
+// To node_o: a piece of V, weighted and folded.
+void sum_values(uint piece) {
+    FOR_STEPS(own, OWN_BLOCKS, add_value_block(piece, own))
 }

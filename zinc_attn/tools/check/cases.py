@@ -31,10 +31,7 @@ def _cases_of(name: str) -> tuple[str, ...]:
 
 QUICK: Final = _cases_of("quick")
 DEFAULT: Final = _cases_of("default")
-_OWN: Final = (
-    "integer",
-    "matrix",
-)  # arithmetics whose cases begin with their name; the default ones have the quick ones
+_OWN: Final = ("integer", "matrix")  # arithmetics that have cases of their own
 _APART: Final = ("fused", *_OWN)
 
 _NUMBERS: Final[Mapping[str, Callable[[str], Any]]] = {"rows": int, "window": int, "softcap": float, "scale": float}
