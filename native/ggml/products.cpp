@@ -165,7 +165,7 @@ static bool multiply_floats(Recording &r, const Product &p, const Part &part) {
     }
     const mul_mat_vec_constants f = few_of(*r.device, p);
     const mul_mat_float_vec_constants c{w_type,        x_type,  f.columns, f.workgroup_size, f.subgroups,
-                                        f.superblocks, f.ahead && w->ne[0] % 64 == 0, f.add, f.experts};
+                                        f.superblocks, f.ahead && FLOAT_VEC_AHEAD(w->ne[0]), f.add, f.experts};
     return r.dispatch(GRAPH_MUL_MAT_FLOAT_VEC, c, params, places, 16,
                       {{count(part.rows, WEIGHT_GROUP), p.groups, p.planes}}, !part.first());
 }
@@ -176,7 +176,7 @@ static bool multiply_floats(Recording &r, const Product &p, const Part &part) {
 static bool share_out(Recording &r, Product *p) {
     const ggml_tensor *w = p->op->src[0], *x = p->op->src[1], *ids = p->op->src[2];
     const uint64_t columns = uint64_t(p->op->ne[1]), planes = uint64_t(p->op->ne[2] * p->op->ne[3]);
-    const bool words = ggml_is_quantized(w->type) || (w->ne[0] % 8 == 0 && rows_in_words(w) && rows_in_words(x));
+    const bool words = ggml_is_quantized(w->type) || (FLOAT_VEC_SERVED(w->ne[0]) && rows_in_words(w) && rows_in_words(x));
     p->few = words && (has_experts(p->op) ? planes : columns) <= FEW;
     if (!has_experts(p->op)) {
         p->ids = p->y;

@@ -237,7 +237,7 @@ struct za_call {
     uint32_t requests;   /* 0: the call writes nothing; the results of a step are those of rows that see no key */
     double scale;        /* of the scores, +-2**-126 to 2**126; 0: the default, 1 / sqrt(head_dim) */
     double softcap;      /* scores become softcap * tanh(score / softcap), 2**-40 to 2**60; 0: they stay as they are */
-    uint32_t window;     /* keys that a row sees at most, its own among them; 0: all */
+    uint32_t window;     /* a row sees no key before its own position - window + 1; 0: all */
     const float *sinks;  /* (q_heads) logits that join the softmax without a value; NULL: none */
     const float *alibi;  /* (q_heads) slopes: scores become score - slope * |key - row's own token|; NULL: none */
     const float *mask_slopes; /* (q_heads): a head's mask values are multiplied by its slope (ggml's ALiBi); NULL: 1.

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 from c_host import digest
 from commands import run, shown
@@ -28,8 +29,10 @@ from zinc_attn.cache.device_encoding import LEAST_ROWS
 from zinc_attn.canonical import constants
 from zinc_attn.cli import app as cli
 from zinc_attn.cli.arguments import DEFAULT_CONTEXTS, STATUSES, chosen_model
+from zinc_attn.graph import constants as of_graph
+from zinc_attn.graph import rope
 from zinc_attn.kernels import declarations
-from zinc_attn.storage import STORAGE
+from zinc_attn.storage import IQ4_NL, STORAGE
 from zinc_attn.tools import export
 from zinc_attn.tools.check import Case, record
 from zinc_attn.tools.cost import CARDS, predict_call
@@ -279,6 +282,18 @@ FIGURES: tuple[tuple[str, str, Callable[[], Any]], ...] = (
     ("determinism.md", r"\|x\| > 2\^(\d+), a NaN", lambda: round(log2(constants.MAX_INPUT))),
     ("determinism.md", r"(?:- m <|0 below 2\^) ?(-\d+)", lambda: round(constants.CUTOFF)),
     ("determinism.md", r"magnitudes below 2\^(-\d+) become", lambda: round(log2(constants.FLUSH))),
+    ("determinism.md", r"\) log2 e is the float64 (\S+)", constants.LOG2E.hex),
+    ("determinism.md", r"a = min\(\|x\|, (\d+)\)", lambda: round(constants.TANH_MAX)),
+    ("graph.md", r"a = min\(\|x\|, (\d+)\)", lambda: round(of_graph.ERF_MOST)),
+    ("graph.md", r"a = max\(x, (-\d+)\)", lambda: round(of_graph.EXP_LEAST)),
+    ("graph.md", r"x where x > (\d+)", lambda: round(of_graph.SOFTPLUS_LINEAR)),
+    ("graph.md", r"where \|x\| < (0\.\d+): those of z = x", lambda: of_graph.TURN_SMALL),
+    ("graph.md", r"of x below (-\d+) as of -10", lambda: round(of_graph.GELU_LEAST)),
+    ("graph.md", r"become 0, before y .* of decays, below 2\^(-\d+)", lambda: round(log2(of_graph.DECAY_MIN))),
+    ("graph.md", r"^IQ4_NL +(.*)$", lambda: " ".join(map(str, IQ4_NL))),
+    ("graph.md", r"LN2 = (0\.\d+)", lambda: rope.LN2),
+    ("graph.md", r"INVERSE = (0\.\d+)", lambda: rope.INVERSE_TURN),
+    ("graph.md", r"where f < (0\.\d+)", lambda: rope.SQRT_HALF),
     ("determinism.md", r"leaf +(\d+) keys from", lambda: constants.KEYS_PER_LEAF),
     ("determinism.md", r"node +(\d+) keys:", lambda: constants.KEYS_PER_NODE),
     (
@@ -308,3 +323,17 @@ def test_a_figure_is_the_programs(page: str, pattern: str, said: Callable[[], An
     found = [value for text in texts for value in re.findall(pattern, text, flags=re.M)]
     assert found
     assert {value.lower() for value in found} == {str(said()).lower()}
+
+
+CONSTANT = re.compile(r"\b([A-Z][A-Z0-9_]+) +(-?0x[\w.+-]+(?:\s+-?0x[\w.+-]+)*)")
+
+
+def test_the_numbers_of_the_arithmetic_are_the_codes() -> None:
+    """Those of its two pages, hexadecimal words and float32 numbers; every polynomial, seed and table is there."""
+    known = vars(constants) | vars(of_graph)
+    told = dict(found for page in ("determinism.md", "graph.md") for found in CONSTANT.findall(PAGES[page]))
+    for name, numbers in told.items():
+        values = known[name] if isinstance(known[name], tuple) else (known[name],)
+        expected = [x if isinstance(x, int) else float(np.float32(x)) for x in values]
+        assert [float.fromhex(x) if "p" in x else int(x, 16) for x in numbers.split()] == expected, name
+    assert told.keys() >= {x for x in known if x.endswith(("_POLY", "_SEED", "_TURN", "MXFP4", "_A", "_B", "1_SMALL"))}

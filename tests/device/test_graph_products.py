@@ -14,8 +14,9 @@ from zinc_attn.graph.pieces import TYPES
 from zinc_attn.graph.records import tensor
 from zinc_attn.graph.units import tile_of_units
 from zinc_attn.kernels.matrix import MatrixFragment
-from zinc_attn.tools.graph.device import NO_EXPERTS, run, units_of
-from zinc_attn.tools.graph.model import HALVES
+from zinc_attn.tools.graph.device import NO_EXPERTS, OnDevice, run, units_of
+from zinc_attn.tools.graph.model import HALVES, random_matrix
+from zinc_attn.tools.graph.oracle import Oracle
 
 
 def weights(kind, shape, rng):
@@ -161,6 +162,14 @@ def test_floats(any_device, w_type, x_type, rows, columns, k, order, rng):
         spec, grid = (*kinds, columns, 32, 0, 1, 1, 1, 0), (-(-rows // 32), 1, 12)
         (got,) = run(any_device.runtime, graph.MUL_MAT_FLOAT_VEC, grid, given, (expected.size,), spec, **tensors)
         same(got, expected)
+
+
+@pytest.mark.parametrize("k", (260, 264))
+def test_floats_of_any_k(any_device, k, rng):
+    """Few rows of x of a k that the kernel of few rows does not take, or takes without loads ahead."""
+    for rows in (1, 2, 3):
+        w, x = random_matrix("f32", 33, k, rng), rng.standard_normal((rows, k), np.float32)
+        assert np.array_equal(OnDevice(any_device).product(w, x), Oracle().product(w, x))
 
 
 @pytest.fixture(scope="module")

@@ -40,12 +40,12 @@ def attention(  # noqa: PLR0913  (public; all but q, k and v are keywords with a
 
     q: (q_heads, head_dim) or (q_len, q_heads, head_dim); k: (tokens, kv_heads, head_dim); v: (tokens, kv_heads,
     v_head_dim); any float dtype.
-    With ``causal`` row i sees keys up to position tokens - q_len + i; with ``window`` that many keys at most, its own
-    position counted. softcap: scores become softcap * tanh(score / softcap). sinks: (q_heads,), a logit per query head
-    that joins the softmax without a value. mask: (q_len, n) of the last n keys, bool, True where the row sees the key,
-    or float32 or float16, which is added to the scores, -inf for a key that the row does not see. mask_slopes:
-    (q_heads,), what is added is mask * the head's slope (ggml's ALiBi). biases: alibi, (q_heads,), a slope per query
-    head: scores become score - slope * |key's position - row's position|; all names are in ``BIASES``.
+    With ``causal`` row i sees keys up to its position, tokens - q_len + i; with ``window`` none before its position -
+    window + 1. softcap: scores become softcap * tanh(score / softcap). sinks: (q_heads,), a logit per query head that
+    joins the softmax without a value. mask: (q_len, n) of the last n keys, bool, True where the row sees the key, or
+    float32 or float16, which is added to the scores, -inf for a key that the row does not see. mask_slopes: (q_heads,),
+    what is added is mask * the head's slope (ggml's ALiBi). biases: alibi, (q_heads,), a slope per query head: scores
+    become score - slope * |key's position - row's position|; all names are in ``BIASES``.
     Returns out ([q_len,] q_heads, v_head_dim) and lse ([q_len,] q_heads), natural log, sinks included; 0 and -inf where
     a row sees no key and no sink.
     """

@@ -32,7 +32,7 @@ class Attention(Uncopied, instead="make one for the other cache"):
     """Attention of query rows over sequences of ``cache``.
 
     ``num_splits`` or ``split_size`` fix the layout of every call; neither: the split rule. The bits depend on neither.
-    scale: not 0; None is 1 / sqrt(head_dim). window: keys that a row sees at most, its own position counted, or a list
+    scale: not 0; None is 1 / sqrt(head_dim). window: a row sees no key before its own position - window + 1; or a list
     with an int or None per layer. softcap: scores become softcap * tanh(score / softcap). sinks: float32 (q_heads,), a
     logit per query head that joins the softmax without a value; or (num_layers, q_heads), or a list with an array or
     None per layer. alibi: float32 (q_heads,), a slope per query head: scores become score - slope * |key's position -

@@ -71,7 +71,7 @@ def attention(  # noqa: PLR0913  (public; all but q, k and v have a default)
     q: ([q_len,] q_heads, head_dim); k: (tokens, kv_heads, head_dim); v: (tokens, kv_heads, v_head_dim); float32,
     float16 or bfloat16. num_splits or split_size fix the layout (the bits do not depend on it); neither: plan_splits.
     scale: not 0; None is 1 / sqrt(head_dim). causal: row i of q_len sees keys up to position tokens - q_len + i.
-    window: keys that a row sees at most, its own position counted (transformers' sliding_window; FlashInfer's
+    window: a row sees no key before its own position - window + 1 (transformers' sliding_window; FlashInfer's
     window_left + 1). softcap: scores become softcap * tanh(score / softcap). sinks: (q_heads,) float32, a logit per
     query head that joins the softmax without a value (GPT-OSS); lse includes it. alibi, mask_slopes: see ``Attention``;
     mask, out, lse, allow_empty: as in a call of it. arithmetic: as in ``Attention``; "matrix" takes k and v in float16.

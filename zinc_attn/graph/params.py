@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from ..kernels.declarations import KernelDecl
+from ..kernels.expressions import to_c
 from ..kernels.glsl import glsl_float
 from . import constants
-from .declarations import GRAPH_KERNELS, PARAMS_WORDS, ROPE_WORDS, Field, GraphKernel
+from .declarations import FLOAT_VEC, GRAPH_KERNELS, PARAMS_WORDS, ROPE_WORDS, Field, GraphKernel
 from .declarations.recurrent import lanes_of_state
 from .pieces import GROUP, TYPES
 
@@ -61,7 +62,7 @@ def _constants() -> Iterator[str]:
             yield f"const uvec4 {name} = uvec4({', '.join(f'0x{one:08X}u' for one in value)});"
         elif isinstance(value[0], int):
             words = ", ".join(f"0x{one & 0xFFFFFFFF:08X}u" for one in value)
-            yield f"const uint {name}[{len(value)}] = uint[]({words});"
+            yield f"const uint {name}[{len(value)}] = {{{words}}};"
         else:
             steps = (f"y = y * x; y = y + {glsl_float(c)};" for c in reversed(value[:-1]))
             yield f"#define {name}(y, x) y = {glsl_float(value[-1])}; {' '.join(steps)}"
@@ -114,6 +115,7 @@ def c_header() -> str:
     """zinc_graph.h: the records, the places of buffers and constants, and the kernels' numbers."""
     lines = [f"/* {_HEAD} */", "#ifndef ZINC_GRAPH_H", "#define ZINC_GRAPH_H", '#include "zinc_contract.h"', ""]
     numbers = f"GRAPH_PARAMS_WORDS = {PARAMS_WORDS}, ROPE_WORDS = {ROPE_WORDS}, SUPERBLOCK = {constants.SUPERBLOCK}"
+    lines += [f"#define FLOAT_VEC_{name}(k) ({to_c(x, lambda _: '(k)')})" for name, (x, _) in FLOAT_VEC.table.items()]
     lines += [_lanes_of_state(), f"enum {{ {numbers} }};", "struct tensor {"]
     lines += [*_fields(TENSOR, _C_TYPES, " /* {} */"), "};"]
     for kernel in records():

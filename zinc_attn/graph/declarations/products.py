@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from ...kernels.declarations import MATRIX, Access
+from ...kernels.formulas import Formulas
 from .. import pieces
 from .declare import Field, kernel, tensors
 
@@ -70,14 +71,14 @@ MUL_MAT_VEC: Final = kernel("mul_mat_vec", _PRODUCT_BINDINGS, _VEC, _PRODUCT_PAR
 _UNITS: Final = (*_TILE[:-2], "mat_m", "mat_n", "mat_k", *_TILE[-2:])
 MUL_MAT_UNITS: Final = kernel("mul_mat_units", _PRODUCT_BINDINGS, _UNITS, _PRODUCT_PARAMS, MATRIX.extension)
 # w: (k, rows) and x: (k, columns) of FLOAT_TYPES; a matrix of w serves x.n[2] / w.n[2] planes of x. Grids as above.
-# mul_mat_float takes any steps. mul_mat_float_vec wants s[0] = 1, rows that begin on words, and k a multiple of 8, with
-# ahead of 64.
+# mul_mat_float takes any steps. mul_mat_float_vec wants s[0] = 1, rows that begin on words, and k as FLOAT_VEC says.
 _FLOAT_BINDINGS: Final[dict[str, Access]] = {
     **{"w": "read", "x": "read", "added": "read", "ids": "read", "y": "write"},
 }
 _FLOATS: Final = (*_OF_EXPERTS, *tensors("w", "x", "added", "y"))
 MUL_MAT_FLOAT: Final = kernel("mul_mat_float", _FLOAT_BINDINGS, ("w_type", "x_type", *_TILE[1:]), _FLOATS)
 MUL_MAT_FLOAT_VEC: Final = kernel("mul_mat_float_vec", _FLOAT_BINDINGS, ("w_type", "x_type", *_VEC[1:]), _FLOATS)
+FLOAT_VEC: Final = Formulas({"SERVED": ("K % 8 == 0", ""), "AHEAD": ("K % 64 == 0", "with ahead 1")}, ("K",), {})
 
 # Pairs of a slot and a token, slot + slots * token, by the expert that ids names. list: the expert of each tile, then
 # `columns` pairs for each; -1 where a tile or a pair is not there. A pair whose id is none of the experts comes with

@@ -120,7 +120,9 @@ class OnDevice:
     def product(self, weights: Matrix, x: F32, added: F32 | None = None, ids: NDArray[np.int32] | None = None) -> F32:
         """By the kernels of few rows of x where there are few, else by tiles; where nothing is added, these by matrix
         units if there are some. The bits are the same."""
-        rows, runtime, few = len(weights.rows) // weights.experts, self._device.runtime, len(x) <= FEW
+        rows, runtime = len(weights.rows) // weights.experts, self._device.runtime
+        is_float, of_floats = weights.kind in FLOAT_TYPES, graph.FLOAT_VEC.values(x.shape[-1])
+        few = len(x) <= FEW and bool(of_floats["SERVED"] or not is_float)
         y = np.empty((*(x.shape[:1] if ids is None else ids.shape), rows), np.float32)
         plus: NDArray[Any] = y if added is None else added
         of: dict[str, Any] = {"y": tensor(y), "added": tensor(plus), **NO_EXPERTS}
@@ -134,9 +136,10 @@ class OnDevice:
                 groups, chosen = self._by_expert(ids, weights.experts)
         spec: tuple[int, ...] = (*TILE, add, int(ids is not None))
         if few:  # any number of waves has the same bits
-            spec = columns, 32 * waves, int(subgroups), 4, len(x) % 2, add, int(ids is not None)
+            ahead = len(x) % 2 and int(of_floats["AHEAD"] or not is_float)
+            spec = columns, 32 * waves, int(subgroups), 4, ahead, add, int(ids is not None)
         grid = _pieces(rows, 32), groups, 1
-        if weights.kind in FLOAT_TYPES:
+        if is_float:
             stored = weights.rows.view(np.float32 if weights.kind == "f32" else np.uint16)
             types = FLOAT_TYPES.index(weights.kind), FLOAT_TYPES.index("f32")
             of |= {"w": tensor(stored.reshape(weights.experts, rows, -1)), "x": tensor(x)}
