@@ -8,8 +8,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import pytest
-
 from zinc_attn import files
 
 
@@ -79,10 +77,3 @@ def test_a_file_that_was_removed_before_it_was_locked(tmp_path, monkeypatch):
         file.write(b"whole")
         assert file.name != str(seen[0])
     assert path.read_bytes() == b"whole" and os.listdir(tmp_path) == ["file"]
-
-
-@pytest.mark.parametrize("make", (os.mkfifo, os.mkdir))
-def test_what_only_has_such_a_name_is_not_waited_for(tmp_path, make):
-    make(tmp_path / f"{files._unfinished(tmp_path / 'file')}0.tmp")
-    files.remove_unfinished(tmp_path / "file")
-    assert len(os.listdir(tmp_path)) == 1
