@@ -9,6 +9,7 @@
    d8f30f3be99a919f1da4e43d8b7379306169b42ba570fe99d04b76b280c21057. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 #include <vulkan/vulkan.h>
 
 #include "zinc_attn.h"
@@ -151,7 +152,7 @@ static void decode(struct za_prepared *prepared, const VkCommandBuffer *commands
 
 int main(int argc, char **argv) {
     const uint32_t tokens = argc == 2 ? (uint32_t)strtoul(argv[1], NULL, 10) : UINT32_MAX;
-    if (tokens > PAGE * PAGES) stop("usage: host_engine TOKENS >results, at most 256 tokens");
+    if (tokens > PAGE * PAGES || isatty(STDOUT_FILENO)) stop("usage: host_engine TOKENS >results, at most 256 tokens");
     struct za_device *attention = open_device();
     const struct za_options options = {Q_HEADS, KV_HEADS, DIM, .dtype = ZA_F32, .page_size = PAGE};
     struct za_attn *attn = attention ? za_open(attention, &options) : NULL;

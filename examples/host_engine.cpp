@@ -10,6 +10,7 @@
 #include <cstring>
 #include <memory>
 #include <stdexcept>
+#include <unistd.h>
 #include <vector>
 #include <vulkan/vulkan.h>
 
@@ -103,6 +104,7 @@ void run() {
 } // namespace
 
 int main() try {
+    if (isatty(STDOUT_FILENO)) throw std::runtime_error("usage: host_engine_cpp >results, which are no text");
     run();
 } catch (const std::exception &error) {
     std::fprintf(stderr, "host_engine_cpp: %s\n", error.what());

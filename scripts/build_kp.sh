@@ -53,7 +53,7 @@ build() {
     tar -xf "$work/kp-$version.tar.gz" -C "$work"
     rm -rf "$wheels/src" && cp -r "$work/kp-$version/src" "$wheels/src" # as published, for examples/kompute_cpp
     "$python" "$root/scripts/lib/patch_kp.py" "$work/kp-$version"
-    pybind11_DIR=$("$python" -m pybind11 --cmakedir)
+    pybind11_DIR=$("$python" -c 'import pybind11; print(pybind11.get_cmake_dir())') # --cmakedir quotes it for a shell
     export pybind11_DIR
     cp "$root"/scripts/lib/kp_{checked,zinc_attn}.hpp "$include/"
     # kp_checked.hpp takes vulkan.hpp's noexcept away. Its error classes keep theirs: the standard's base classes ask

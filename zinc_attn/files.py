@@ -6,6 +6,8 @@ other end of a FIFO, takes memory without a limit, or follows JSON deeper than a
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import io
 import json
 import os
@@ -165,20 +167,46 @@ def check_folder(path: Path) -> None:
 
 @contextmanager
 def replacing(path: Path, mode: int = 0o644) -> Iterator[IO[bytes]]:
-    """A new file of these permissions, less the process's mask, that takes the place of ``path`` behind the block.
+    """A new file of these permissions, less the process's mask, that takes the place of ``path`` after the block.
 
-    Where the block fails, it is taken away, and ``path`` is as it was. OSError: see ``check_target``.
+    Where the block fails, it is taken away, and ``path`` is as it was. OSError: see ``check_target``. A process that is
+    killed leaves the file: its lock, held until it has its name, tells ``remove_unfinished`` whether its process lives.
     """
     check_target(path)
-    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")  # short: ``path`` may have the longest name there is
+    remove_unfinished(path)
+    temporary = path
     try:
-        with open(temporary, "xb", opener=partial(os.open, mode=mode)) as file:  # one C call: no descriptor is lost
-            yield file
-        os.replace(temporary, path)
+        while True:
+            temporary = path.with_name(f"{_unfinished(path)}{secrets.token_hex(8)}.tmp")
+            with open(temporary, "xb", opener=partial(os.open, mode=mode)) as file:  # one C call: no descriptor is lost
+                with suppress(OSError):  # a file system without locks: nobody gets this one, so nobody removes it
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                if os.fstat(file.fileno()).st_nlink:  # otherwise another process removed it before it was locked
+                    yield file
+                    file.flush()
+                    os.replace(temporary, path)
+                    return
     except BaseException:
         with suppress(OSError):  # what is raised says why; a file system that is gone has no file to take away
-            temporary.unlink(missing_ok=True)
+            if temporary != path:
+                temporary.unlink(missing_ok=True)
         raise
+
+
+def remove_unfinished(path: Path) -> None:
+    """Remove the files of ``replacing`` for ``path`` whose processes were killed: those that nobody has locked."""
+    begin = _unfinished(path)
+    with suppress(OSError, ValueError):  # a folder that is not there, or that cannot be read, has none to remove
+        for name in os.listdir(path.parent):
+            if name.startswith(begin):
+                with suppress(OSError), open(path.with_name(name), "r+b") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # an OSError where its process lives
+                    path.with_name(name).unlink(missing_ok=True)
+
+
+def _unfinished(path: Path) -> str:
+    """How the names begin that ``replacing`` gives; short, as ``path`` may have the longest name there is."""
+    return f".{hashlib.sha256(path.name.encode(errors='surrogatepass')).hexdigest()[:16]}."
 
 
 def kind_of(mode: int) -> str:

@@ -96,7 +96,7 @@ static void measure(llama_model *model, ggml_type type, int steps, uint32_t cell
     parameters.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
     parameters.swa_full = true;
     llama_context *context = llama_init_from_model(model, parameters);
-    if (!context) stop("no context of so many tokens");
+    if (!context) stop("no context: of so many tokens, or with such a type of cache (--type), see above");
     const size_t words = words_of(model);
     std::vector<llama_token> tokens(FIRST);
     for (size_t i = 0; i < FIRST; ++i) tokens[i] = llama_token((i * 7919 + 11) % words);

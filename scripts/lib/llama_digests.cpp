@@ -7,7 +7,7 @@
 
 #include <map>
 
-enum { LEAST_TOKENS = 130 };  // the first call of a prompt in two has 100, and 40 at its end are removed
+enum { LEAST_TOKENS = 130, MOST_TOKENS = 1900 };  // 100 in a first call, 40 removed; 2,048 cells
 
 struct Way {
     const char *group, *name;
@@ -160,9 +160,9 @@ static std::vector<llama_token> prompt_of(const llama_model *model, size_t n) {
 int main(int argc, char **argv) {
     ggml_type type;
     const int n = argc > 3 ? std::atoi(argv[3]) : 600;
-    if (argc < 2 || !type_named(argc > 2 ? argv[2] : "f16", &type) || n < LEAST_TOKENS) {
+    if (argc < 2 || !type_named(argc > 2 ? argv[2] : "f16", &type) || n < LEAST_TOKENS || n > MOST_TOKENS) {
         std::fprintf(stderr, "digests MODEL [TYPE [TOKENS [PIECE]]]: got type %s and %d tokens, expected a type of "
-                     "ggml's such as f16, and at least %d tokens\n", argc > 2 ? argv[2] : "f16", n, LEAST_TOKENS);
+                     "ggml's such as f16, and %d to %d tokens\n", argc > 2 ? argv[2] : "f16", n, LEAST_TOKENS, MOST_TOKENS);
         return 2;
     }
     ggml_backend_dev_t device = open_device();

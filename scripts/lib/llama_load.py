@@ -83,7 +83,11 @@ def main(program: str, model: str, requests: str = "200", *options: str) -> int:
         different.append(len(found))
         most = found.most_common(1)[0][1]
         answers_found = "1 answer" if len(found) == 1 else f"{len(found)} different answers"
-        print(f"{name:10} {answers_found}, the commonest {most} times; {time.monotonic() - begin:.0f} s")
+        print(
+            f"{name:10} {answers_found}, the commonest in {most} of {found.total()} requests; "
+            f"{time.monotonic() - begin:.0f} s",
+            flush=True,
+        )
     return int(different[1] > 1)
 
 

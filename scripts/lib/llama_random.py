@@ -16,6 +16,8 @@ import numpy as np
 from gguf import GGMLQuantizationType as Kind
 from gguf import GGUFWriter
 
+from zinc_attn.files import replacing
+
 SEED: Final = 20260
 Shape = tuple[int, ...]  # the last number is a row's length
 
@@ -164,7 +166,9 @@ def write(model: Model, name: str, layers: int, path: Path) -> None:
     if model.sections:
         writer.add_array(f"{arch}.rope.dimension_sections", list(model.sections))
     random = np.random.default_rng(SEED)
-    for tensor, shape, kind in tensors(model, layers):
+    whole = list(tensors(model, layers))
+    for number, (tensor, shape, kind) in enumerate(whole, 1):
+        print(f"\rrandom: tensor {number} of {len(whole)}", end="\n" * (number == len(whole)), file=sys.stderr)
         made = values(random, tensor, shape, kind)
         writer.add_tensor(tensor, made, raw_dtype=None if kind is Kind.F32 else kind)
     for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
@@ -173,12 +177,18 @@ def write(model: Model, name: str, layers: int, path: Path) -> None:
 
 
 def main() -> None:
+    if len(sys.argv) != 4 or sys.argv[1] not in MODELS:
+        sys.exit(f"random: got {' '.join(sys.argv[1:]) or 'nothing'}, expected NAME LAYERS FILE; {', '.join(MODELS)}")
     name, layers, path = sys.argv[1:]
-    if name not in MODELS:
-        sys.exit(f"random: got {name}, expected one of {', '.join(MODELS)}")
-    if not layers.isdigit() or not 1 <= int(layers) <= MODELS[name].layers:
-        sys.exit(f"random: got {layers} layers, expected 1 to {MODELS[name].layers}")
-    write(MODELS[name], name, int(layers), Path(path))
+    model = MODELS[name]
+    least = model.recurrent or 1  # the first layer that attends
+    if not layers.isdecimal() or not least <= int(layers) <= model.layers:
+        sys.exit(f"random: got {layers} layers, expected {least} to {model.layers}, so that one attends")
+    try:
+        with replacing(Path(path)) as file:
+            write(model, name, int(layers), Path(file.name))
+    except OSError as error:
+        sys.exit(f"random: {path}: cannot be written: {error.strerror or error}")
 
 
 if __name__ == "__main__":

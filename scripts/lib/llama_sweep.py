@@ -18,10 +18,11 @@ from typing import Any, Final
 from gguf import GGUFReader
 
 from zinc_attn import errors
+from zinc_attn.checks import check_int
 from zinc_attn.shapes import AttnShape
 from zinc_attn.tools.cost import CARDS, find_card
 from zinc_attn.tools.cost.step import ModelStep
-from zinc_attn.tools.harness.files import write_file
+from zinc_attn.tools.harness.files import check_out, write_file
 from zinc_attn.tools.harness.inputs import parse_contexts
 from zinc_attn.tools.measure import MODELED, rows_png
 
@@ -45,8 +46,11 @@ class Model:
     """What a GGUF says of a step: its tensors' bytes, and the heads of its attention."""
 
     def __init__(self, path: str) -> None:
-        reader = GGUFReader(path)
-        self.arch = reader.fields["general.architecture"].contents()
+        try:
+            reader = GGUFReader(path)
+            self.arch = reader.fields["general.architecture"].contents()
+        except (ValueError, IndexError, KeyError, OSError) as error:
+            raise errors.ArgumentError(f"{path}: expected a whole GGUF of a model ({error!r})") from error
         self._fields = {name.removeprefix(self.arch + "."): one for name, one in reader.fields.items()}
         self.name = self._fields["general.name"].contents() if "general.name" in self._fields else Path(path).name
         self.layers = self.number("block_count")
@@ -89,11 +93,19 @@ def measured(given: argparse.Namespace, contexts: list[int], splits: str) -> lis
     """Of each context the digest of the logits, ms of a step, and its dispatches and barriers."""
     environment = os.environ | ({"ZINC_ATTN_SPLITS": splits} if splits else {})
     command = [given.depth, given.model, given.type, str(given.steps), *map(str, contexts)]
-    ran = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
-    if ran.returncode:
+    found = list[tuple[str, float, int, int]]()
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as ran:
+        for context in contexts:
+            way = "one split" if splits else "the rule"
+            print(f"sweep: by {way}, a step after {context:,} tokens", file=sys.stderr)
+            line = ran.stdout.readline() if ran.stdout else ""
+            if not line:
+                break
+            _, digest, ms, dispatches, barriers = line.split()
+            found.append((digest, float(ms), int(dispatches), int(barriers)))
+    if ran.returncode or len(found) < len(contexts):
         sys.exit(f"sweep: {Path(given.depth).name} ended with exit status {ran.returncode}")
-    lines = (line.split() for line in ran.stdout.splitlines())
-    return [(digest, float(ms), int(dispatches), int(barriers)) for _, digest, ms, dispatches, barriers in lines]
+    return found
 
 
 def records(points: list[Point], step: ModelStep) -> list[dict[str, Any]]:
@@ -119,6 +131,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(), help="folder for llama-sweep.png and llama-sweep.json")
     given = parser.parse_args()
     try:
+        for name in ("steps", "layers"):
+            if getattr(given, name) is not None:
+                check_int(f"--{name}", getattr(given, name), 1)
+        check_out(given.out)
         run(given)
     except errors.ZincAttnError as error:
         sys.exit(f"sweep: {error}")
@@ -151,6 +167,11 @@ def run(given: argparse.Namespace) -> None:
             f"{context:8,}  {rule.measured:9.2f} {one.measured:9.2f}  {rule.digest}  {rule.modeled:8.1f} "
             f"{one.modeled:9.1f} {weights.modeled:8.1f}  {step.fraction(context, card):9.0%}"
         )
+        if rule.measured < one.measured:
+            print(
+                "sweep: one split was measured as the faster; a busy machine does that, so run it again",
+                file=sys.stderr,
+            )
         if rule.digest != one.digest:
             sys.exit(f"sweep: behind {context} tokens the logits of one split are others: {one.digest}")
     notes = f"{model.name}, cache {given.type}\nmodeled: {card.title}, {step.layers} layers that attend"

@@ -99,6 +99,23 @@ def test_keys_are_read_once_where_that_pays(text, requests, prefix, suffix, coun
         assert shape.head_chunks * item_keys(one.items) + item_keys(one.shared_items) == keys, cascade
 
 
+def test_a_workspace_and_a_plan_that_are_used_again(device):
+    """Items of a longer call before are attended no more, and a steady call's plan is of the cascade asked for last."""
+    with za.KVCache(device, za.AttnShape(4, 2, 64), 1, 2048, "f16", PAGE) as cache:
+        attn = za.Attention(cache, split_size=512)
+        one = Twin(attn)
+        one.append(1700)
+        for tokens in (1700, 1000):
+            one.truncate(tokens)
+            one.look()
+            assert (attn.keys_read, attn.recordings) == (tokens, 1)
+        twins = [one, one.fork()]
+        for cascade in (False, True, False):
+            attn.replan(cascade)
+            together(twins, [0, 0], [1, 1])
+            assert attn.shared is cascade
+
+
 @pytest.mark.parametrize("cascade", [True, False])
 def test_keys_of_several_submissions_are_counted(device, cascade, monkeypatch):
     """Submissions of 2 rows, all of one bucket."""

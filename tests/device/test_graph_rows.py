@@ -34,10 +34,11 @@ def test_norm(any_device, op, columns, then, rng):
     for edges in EDGES if columns == 70 else EDGES[:1]:
         x = drawn(rng, (2, 3, columns), edges)
         a, b, scale = drawn(rng, (1, 1, columns)), drawn(rng, (1, 3, columns)), 0.3
-        others = [scale if one == "scale" else other for one, other in zip(then, (a, b), strict=True)]
+        half = a[..., :35] if columns == 70 else a  # whose columns repeat
+        others = [scale if one == "scale" else other for one, other in zip(then, (half, b), strict=True)]
         follow = [pair for pair in zip(then, others, strict=True) if pair[0] != "none"]
         wanted = rows.norm(op, x, 1e-6, *follow)
-        values = {"x": tensor(x), "a": tensor(a), "b": tensor(b), "y": tensor(wanted), **OF_ROW}
+        values = {"x": tensor(x), "a": tensor(half), "b": tensor(b), "y": tensor(wanted), **OF_ROW}
         values |= {"factor": 1.0 / columns, "scales": (scale, scale)}
         spec = [graph.NORM_OPS.index(op), *map(graph.FOLLOW_OPS.index, then)]
         given = (x, a, b)

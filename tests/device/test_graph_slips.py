@@ -111,6 +111,7 @@ a flushed activation: flush(activation(x)) * → activation(x) * @ swiglu
 shaders/graph/norm.glsl
 a flushed square: squares + flush(square); → squares + square; @ zeros
 the mean: - measured.x; → ; @ norm
+a column that repeats: return repeated(t, uvec4(j, 0u, 0u, 0u)).x → return j @ norm
 a row of several: row % p.joined * blocks → row / p.joined * blocks @ joined rows
 shaders/graph/expert_sums.glsl
 what is added: flush(plus[p.added[0] + at]) → flush(plus[p.added[0]]) @ sums of experts

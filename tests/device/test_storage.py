@@ -12,7 +12,7 @@ from support import FULL, row_bytes, same
 import zinc_attn as za
 from zinc_attn import errors, reference
 from zinc_attn.cache.files import CacheFileError
-from zinc_attn.cache.rows import decode, stored
+from zinc_attn.cache.rows import decode, stored, stored_scales
 from zinc_attn.canonical.partial import PartialStateError
 from zinc_attn.checks import BFLOAT16
 
@@ -60,6 +60,18 @@ def test_scales_are_a_heads_and_a_layers(device, tmp_path):
         with pytest.raises(errors.ValueRangeError, match=r"v: .* in KV head 0, .* 0\.5; give a larger v_scale"):
             cache.append(one, 0, K[:1] * 0, np.full((1, 2, 96), 225, np.float32))
         assert len(one) == 206
+
+
+def test_integers_of_half_a_block_and_of_two_passes_over_v(device, rng):
+    shape = za.AttnShape(8, 1, 80, 320)
+    q, k, v = (
+        rng.standard_normal((n, heads, dim), np.float32) for n, heads, dim in ((1, 8, 80), (300, 1, 80), (300, 1, 320))
+    )
+    v *= np.exp2(np.arange(320) / 32).astype(np.float32)  # blocks have other scales
+    with filled(device, shape, k, v, "q8_0") as (cache, seq):
+        got = za.Attention(cache, arithmetic="integer")(q, seq, 0, return_lse=True)
+    want = reference.emulate(q, *stored(k, v, "q8_0"), arithmetic="integer", **stored_scales(k, v, "q8_0"))
+    same(got, want)
 
 
 def test_scales_where_heads_have_buffers_of_their_own(device, monkeypatch):

@@ -29,3 +29,18 @@ def test_weights_keep_the_size_of_what_they_multiply(kind, rng):
     weights = quants.dequantize(bytes_, of)
     assert weights.shape == (64, 2048) and abs(weights.mean()) < 0.1 / np.sqrt(2048)
     assert 0.5 < weights.std() * np.sqrt(2048) < 2
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("", "got nothing, expected NAME LAYERS FILE"),
+        ("qwen3.6-35b-a3b 3 x", "got 3 layers, expected 4 to 40"),
+        ("llama-3.1-8b 33 x", "got 33 layers, expected 1 to 32"),
+        ("llama-3.1-8b 1 /", "/: cannot be written: it is a directory"),
+    ],
+)
+def test_what_is_refused(line, said, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["random", *line.split()])
+    with pytest.raises(SystemExit, match=f"^random: {said}"):
+        llama_random.main()

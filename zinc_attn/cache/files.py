@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ..canonical.tensorfile import Header, PathLike, TensorFileError, encode_header, read_header, read_into
 from ..checks import check_path, plain
 from ..errors import ArgumentError
-from ..files import open_regular, refusing, replacing
+from ..files import open_regular, refusing, remove_unfinished, replacing
 from ..limits import MAX_CONTEXT
 from . import rows
 from .resident import ResidentRows
@@ -113,6 +113,7 @@ def load(cache: ResidentRows, path: PathLike, make: Callable[[SequencePages], Ma
     target = check_path("path", path)
     with cache.lock:
         cache.check_open()
+    remove_unfinished(target)
     try:
         with refusing(target, "a file of Sequence.save", CacheFileError), open_regular(target) as file:
             return _read(cache, target, file, make)
