@@ -1,7 +1,8 @@
 // Lines on stdin, each answered by a line: the write order and the lists of native/ggml, for test_ggml_lists.py.
 //   order CELLS WRITE…          the cells in the order of writes, the oldest first
 //   states CELLS STEP…          the same, after steps: wCELL writes; sCELL:ROW and rCELL:ROW save and restore a state's
-//                               next row; S and R those of another buffer; "." ends a buffer's groups; f saves 64 rows of another tensor, as many as are known
+//                               next row, S and R of another buffer; "." ends a group; f saves 64 rows of another
+//                               tensor, as many as are known
 //   lists ROWS CELLS FIRST STEP FIRST STEP N ORDER… MASK…   each row's begin, count, bias; then pages; then biases
 #include <cstdio>
 #include <cstdlib>
