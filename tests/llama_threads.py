@@ -13,12 +13,14 @@ from llama_cpp import Llama
 
 from zinc_attn.integrations import llama_cpp
 
-GENERATIONS = ((20, 20, 20), (2,) * 6)  # tokens: while the first thread decodes, the second one opens models
+GENERATIONS = ((20, 20, 20), (2,) * 6)  # tokens: one thread decodes while the other opens models
 
 
 def logits(path: str, tokens: int) -> str:
     """A digest of those behind a prompt and ``tokens`` greedy tokens."""
-    model = Llama(path, n_gpu_layers=-1, flash_attn=True, n_ctx=256, n_batch=64, logits_all=True, n_threads=1, n_threads_batch=1)
+    model = Llama(
+        path, n_gpu_layers=-1, flash_attn=True, n_ctx=256, n_batch=64, logits_all=True, n_threads=1, n_threads_batch=1
+    )
     digest, token = hashlib.sha256(), [*range(3, 60)]
     for _ in range(tokens + 1):
         model.eval(token)
