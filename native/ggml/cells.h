@@ -48,8 +48,8 @@ class SavedOrders {
     // Rows and groups of this number at least are known; what was saved before twice as many is forgotten.
     explicit SavedOrders(size_t most) : most_(most) {}
 
-    // The next row of a state that is saved from a tensor of a buffer, or restored to it, whose bytes are there. States of
-    // several buffers may take turns.
+    // The next row of a state that is saved from a tensor of a buffer, or restored to it, whose bytes are there.
+    // States of several buffers may take turns.
     void save(const void *buffer, const WriteOrder *order, uint32_t cell, const void *row, size_t bytes);
     void restore(const void *buffer, WriteOrder *order, uint32_t cell, const void *row, size_t bytes);
 

@@ -69,7 +69,7 @@ class Turns {
 // Device::turns is held by whoever uses the queue or a buffer: graph_compute for a whole graph, alloc, free, set, get,
 // copy, memset and clear of buffers, the counts, and supports_op where attention's kind is new. Such a call waits for
 // the graphs that were asked for before it, and za_enter never meets a second thread. No other entry point waits for a
-// graph: supports_op finds the kinds that are open under attns_mutex_, behind which a thread takes no other lock;
+// graph: supports_op finds the kinds that are open under attns_mutex_, after which a thread takes no other lock;
 // get_memory reads an atomic; graph_optimize, init_backend and free of a backend have only what is the caller's; and
 // ggml_backend_init has a lock of its own.
 class Device {
