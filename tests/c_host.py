@@ -82,6 +82,12 @@ def compiled(target: Path, sources: list[Path], *arguments: str) -> subprocess.C
     return subprocess.run(command, capture_output=True, text=True, env=environment)
 
 
+def compiler_file(name: str) -> str:
+    """A library of the compiler's, "" where it has none."""
+    found = subprocess.run([COMPILER, f"-print-file-name={name}"], capture_output=True, text=True).stdout.strip()
+    return found if Path(found).is_absolute() else ""
+
+
 def built(folder: Path, sources: list[Path], *arguments: str) -> str:
     """A shared library of files of the library."""
     done = compiled(folder / "library.so", sources, "-O2", "-shared", "-fPIC", *arguments)

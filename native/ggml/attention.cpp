@@ -9,8 +9,8 @@ namespace zinc {
 
 // --- what is taken ---------------------------------------------------------------------------------------------------
 
-// The reason why an operation is left to another device, or NULL and what runs it.
-static const char *refused(Device *device, const ggml_tensor *op, Operation *o, za_attn **attn) {
+// The reason why an operation is left to another device, or "" and what runs it.
+static std::string refused(Device *device, const ggml_tensor *op, bool has_turn, Operation *o, za_attn **attn) {
     if (!read_operation(op, o)) return "its types, sizes, strides or numbers are not served";
     for (const ggml_tensor *t : {o->mask, o->sinks})
         if (t && root_of(t)->op != GGML_OP_NONE) return "its mask or sinks are computed in the graph";
@@ -18,22 +18,22 @@ static const char *refused(Device *device, const ggml_tensor *op, Operation *o, 
         if (is_elsewhere(t)) return "the KV cache is not on ZINC0: -ngl 99, and no --no-kv-offload";
         if ((ggml_nbytes(t) + 3) / 4 * 4 > device->most) return "a layer's K or V is larger than a storage buffer";
     }
-    const Opened &opened = device->attn(o->kind);
-    if (!(*attn = opened.attn)) return opened.reason.c_str();
+    const Opened opened = device->attn(o->kind, has_turn);
+    if (!(*attn = opened.attn)) return opened.reason;
     const struct za_info info = za_info(*attn);
     const uint64_t vectors = uint64_t(o->rows) * o->streams * o->kind.q_heads;
     if (4 * vectors * std::max(info.k_dim, info.v_dim) > device->most || !fits(*device, o->q))
         return "its q or result is larger than a storage buffer";
-    return rows_of_call(*device, *attn, *o, o->cells) ? nullptr : "a row's states are larger than a storage buffer";
+    return rows_of_call(*device, *attn, *o, o->cells) ? "" : "a row's states are larger than a storage buffer";
 }
 
 bool attention_supported(Device *device, const ggml_tensor *op) {
     Operation o;
     za_attn *attn;
-    const char *reason = refused(device, op, &o, &attn);
-    if (reason && o.k_root->buffer)  // the caches of a context are there
-        say_once(std::string("attention is left to another device and its bits: ") + reason);
-    return !reason;
+    const std::string reason = refused(device, op, false, &o, &attn);
+    if (!reason.empty() && o.k_root->buffer)  // the caches of a context are there
+        say_once("attention is left to another device and its bits: " + reason);
+    return reason.empty();
 }
 
 // --- dispatches ------------------------------------------------------------------------------------------------------
@@ -98,7 +98,8 @@ static bool make_rooms(Recording &r, const ggml_tensor *op, const Operation &o, 
 bool attend(Recording &r, const ggml_tensor *op) {
     Operation o;
     za_attn *attn;
-    if (const char *reason = refused(r.device, op, &o, &attn)) return za_fail_as(ZA_UNSUPPORTED, "%s", reason);
+    const std::string reason = refused(r.device, op, true, &o, &attn);
+    if (!reason.empty()) return za_fail_as(ZA_UNSUPPORTED, "%s", reason.c_str());
     const za_place k = place_of(o.k_root), v = place_of(o.v_root);
     za_cache *cache = r.device->cache(o.kind, {o.pages, uint32_t(o.at.head), k, o.kind.latent ? za_place{} : v});
     const std::vector<Call> *calls =

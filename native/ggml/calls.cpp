@@ -130,7 +130,7 @@ static bool make_calls(Device *device, za_cache *cache, const Operation &o, cons
     if (o.sinks && !(call.sinks = reinterpret_cast<const float *>(host_bytes(o.sinks)))) return false;
     size_t keys = 0;
     for (const RowKeys &row : lists.rows) keys = std::max(keys, row.count);
-    const size_t most = rows_of_call(*device, device->attn(o.kind).attn, o, keys);
+    const size_t most = rows_of_call(*device, device->attn(o.kind, true).attn, o, keys);
     for (size_t begin = 0, end; begin < lists.rows.size(); begin = end) {
         end = std::min(lists.rows.size(), begin + most);
         const std::vector<za_request> requests = requests_of(lists, o.rows, begin, end);

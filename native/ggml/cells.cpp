@@ -50,26 +50,34 @@ void SavedOrders::Group<Order>::add(uint32_t cell, const void *row, size_t bytes
     cells.push_back(cell);
 }
 
-void SavedOrders::save(const WriteOrder *order, uint32_t cell, const void *row, size_t bytes) {
-    if (saved_.order != order) finish_saved();
-    saved_.order = order;
-    saved_.add(cell, row, bytes);
+void SavedOrders::save(const void *buffer, const WriteOrder *order, uint32_t cell, const void *row, size_t bytes) {
+    auto &group = saved_[buffer];
+    if (group.order != order) finish_saved(std::exchange(group, {order, {}, 0}));
+    group.add(cell, row, bytes);
 }
 
-void SavedOrders::restore(WriteOrder *order, uint32_t cell, const void *row, size_t bytes) {
-    if (restored_.order != order) finish();
-    restored_.order = order;
-    restored_.add(cell, row, bytes);
+void SavedOrders::restore(const void *buffer, WriteOrder *order, uint32_t cell, const void *row, size_t bytes) {
+    if (restored_[buffer].order != order) finish(buffer);
+    auto &group = restored_[buffer];
+    group.order = order;
+    group.add(cell, row, bytes);
     order->write(cell);
 }
 
-void SavedOrders::finish() {
-    finish_saved();
-    finish_restored();
+void SavedOrders::finish(const void *buffer) {
+    auto saved = saved_.extract(buffer);
+    auto restored = restored_.extract(buffer);
+    if (saved) finish_saved(saved.mapped());
+    if (!restored) return;
+    for (const auto &[other, group] : saved_)  // what is restored may be what was saved last from another buffer
+        if (group.hash == restored.mapped().hash) {
+            finish_saved(saved_.extract(other).mapped());
+            break;
+        }
+    finish_restored(restored.mapped());
 }
 
-void SavedOrders::finish_saved() {
-    const auto group = std::exchange(saved_, {});
+void SavedOrders::finish_saved(const Group<const WriteOrder> &group) {
     auto earlier = [&](uint32_t a, uint32_t b) {
         return group.order->place(group.cells[a]) < group.order->place(group.cells[b]);
     };
@@ -91,8 +99,7 @@ void SavedOrders::finish_saved() {
     known_[group.hash] = last_;
 }
 
-void SavedOrders::finish_restored() {
-    const auto group = std::exchange(restored_, {});
+void SavedOrders::finish_restored(const Group<WriteOrder> &group) {
     for (const auto *orders : {&known_, &older_}) {
         auto found = orders->find(group.hash);
         if (found == orders->end() || found->second->size() != group.cells.size()) continue;

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <unordered_map>
 #include <vector>
@@ -47,12 +48,13 @@ class SavedOrders {
     // Rows and groups of this number at least are known; what was saved before twice as many is forgotten.
     explicit SavedOrders(size_t most) : most_(most) {}
 
-    // The next row of a state that is saved from a tensor, or restored to it, whose bytes are there.
-    void save(const WriteOrder *order, uint32_t cell, const void *row, size_t bytes);
-    void restore(WriteOrder *order, uint32_t cell, const void *row, size_t bytes);
+    // The next row of a state that is saved from a tensor of a buffer, or restored to it, whose bytes are there.
+    // States of several buffers may take turns.
+    void save(const void *buffer, const WriteOrder *order, uint32_t cell, const void *row, size_t bytes);
+    void restore(const void *buffer, WriteOrder *order, uint32_t cell, const void *row, size_t bytes);
 
-    // The groups are whole: another tensor is next, or the cells are used.
-    void finish();
+    // The buffer's groups are whole: another tensor is next, or the cells are used.
+    void finish(const void *buffer);
 
   private:
     using Ranks = std::shared_ptr<const std::vector<uint32_t>>;  // rows of a group, oldest write first
@@ -65,11 +67,11 @@ class SavedOrders {
         void add(uint32_t cell, const void *row, size_t bytes);
     };
 
-    void finish_saved();
-    void finish_restored();
+    void finish_saved(const Group<const WriteOrder> &group);
+    void finish_restored(const Group<WriteOrder> &group);
 
-    Group<const WriteOrder> saved_;
-    Group<WriteOrder> restored_;
+    std::map<const void *, Group<const WriteOrder>> saved_;  // by buffer
+    std::map<const void *, Group<WriteOrder>> restored_;
     std::unordered_map<uint64_t, Ranks> known_, older_;
     Ranks last_;  // layers of a state share it
     const size_t most_;

@@ -27,7 +27,7 @@ Device *Device::open() {
     if (given && !self->device_->dots) {
         za_fail_as(ZA_UNSUPPORTED, "%s has no integer dot product, which products of quantized weights need: Vulkan 1.3 "
                    "or VK_KHR_shader_integer_dot_product", za_device_info(self->device_).name);
-    } else if (given && self->attn(plain).attn) {
+    } else if (given && self->attn(plain, true).attn) {
         const struct za_device_info info = za_device_info(self->device_);
         self->name = info.name;
         self->alignment = size_t(info.alignment > 32 ? info.alignment : 32);
@@ -59,9 +59,19 @@ void Device::release(Memory *memory) {
     recorder->forget();
 }
 
-const Opened &Device::attn(const Kind &kind) {
+bool Device::asked(const Kind &kind, Opened *opened) {
+    std::lock_guard<std::mutex> lock(attns_mutex_);
     auto found = attns_.find(kind);
-    if (found != attns_.end()) return found->second;
+    if (found != attns_.end()) *opened = found->second;
+    return found != attns_.end();
+}
+
+Opened Device::attn(const Kind &kind, bool has_turn) {
+    Opened opened{};
+    if (asked(kind, &opened)) return opened;
+    std::unique_lock<Turns> turn(turns, std::defer_lock);
+    if (!has_turn) turn.lock();
+    if (asked(kind, &opened)) return opened;  // by a thread whose turn was before
     za_options options{};
     options.q_heads = kind.q_heads;
     options.kv_heads = kind.kv_heads;
@@ -73,15 +83,18 @@ const Opened &Device::attn(const Kind &kind) {
     options.v_dtype = kind.v.type;
     options.k_stride = kind.k.row;
     options.v_stride = kind.latent ? 0 : kind.v.row;
-    Opened opened{za_open(device_, &options), za_error()};
-    if (!opened.attn && za_error_code() == ZA_MEMORY) return failed_ = opened;
-    return attns_[kind] = opened;  // what cannot be served is asked once
+    opened.attn = za_open(device_, &options);
+    if (!opened.attn) opened.reason = za_error();
+    const bool for_good = opened.attn || za_error_code() == ZA_INVALID || za_error_code() == ZA_UNSUPPORTED;
+    if (!for_good) return opened;
+    std::lock_guard<std::mutex> lock(attns_mutex_);
+    return attns_[kind] = opened;
 }
 
 za_cache *Device::cache(const Kind &kind, const Layer &layer) {
     auto found = caches_.find({kind, layer});
     if (found != caches_.end()) return found->second;
-    za_attn *opened = attn(kind).attn;
+    za_attn *opened = attn(kind, true).attn;
     za_cache_places places{};
     places.layers = 1;
     places.pages = layer.rows;

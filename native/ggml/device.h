@@ -2,6 +2,7 @@
 #ifndef ZINC_GGML_DEVICE_H
 #define ZINC_GGML_DEVICE_H
 
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -44,6 +45,33 @@ struct Opened {
     std::string reason;  // why not
 };
 
+// A lock that threads get in the order in which they ask, so that one that computes graph after graph keeps none out.
+class Turns {
+  public:
+    void lock() {
+        std::unique_lock<std::mutex> hold(mutex_);
+        const uint64_t mine = asked_++;
+        next_.wait(hold, [&] { return mine == ended_; });
+    }
+    void unlock() {
+        std::lock_guard<std::mutex> hold(mutex_);
+        ++ended_;
+        next_.notify_all();
+    }
+
+  private:
+    std::mutex mutex_;
+    std::condition_variable next_;
+    uint64_t asked_ = 0, ended_ = 0;
+};
+
+// Threads. Models and contexts of several threads share the device, and none fails because another works: it waits.
+// Device::turns is held by whoever uses the queue or a buffer: graph_compute for a whole graph, alloc, free, set, get,
+// copy, memset and clear of buffers, the counts, and supports_op where attention's kind is new. Such a call waits for
+// the graphs that were asked for before it, and za_enter never meets a second thread. No other entry point waits for a
+// graph: supports_op finds the kinds that are open under attns_mutex_, after which a thread takes no other lock;
+// get_memory reads an atomic; graph_optimize, init_backend and free of a backend have only what is the caller's; and
+// ggml_backend_init has a lock of its own.
 class Device {
   public:
     // NULL where there is no device that will do; the reason is on stderr.
@@ -55,7 +83,7 @@ class Device {
     bool on_cpu = false, wave32 = false;
     uint32_t splits = 0;    // of a row's keys in attention, as ZINC_ATTN_SPLITS says; 0: the split rule
     za_units units{};       // that products take: a GPU's, or with ZINC_ATTN_UNITS=1 a CPU's; with 0 none
-    std::mutex mutex;       // held during every call of what is below
+    Turns turns;            // held during every call of what is below
 
     Store *store = nullptr;        // tensors' memory
     Recorder *recorder = nullptr;  // one graph at a time
@@ -64,13 +92,15 @@ class Device {
     // Buffers of which a call failed that was to change them, and NULL for what is written or read anew each time.
     std::set<const void *> spoilt;
 
-    const Opened &attn(const Kind &kind);  // until the next call of it
+    Opened attn(const Kind &kind, bool has_turn);  // without its turn, the thread waits for it where the kind is new
     za_cache *cache(const Kind &kind, const Layer &layer);  // a page is a row of head 0
 
   private:
+    bool asked(const Kind &kind, Opened *opened);
+
     za_device *device_ = nullptr;
-    std::map<Kind, Opened> attns_;
-    Opened failed_;        // for want of memory, which is tried again
+    std::mutex attns_mutex_;
+    std::map<Kind, Opened> attns_;  // and what no later call could serve
     std::map<std::pair<Kind, Layer>, za_cache *> caches_;
 };
 

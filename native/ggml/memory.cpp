@@ -74,8 +74,8 @@ static void failed(const char *what, const ggml_tensor *tensor, bool lasting) {
 static void free_buffer(ggml_backend_buffer_t buffer) {
     Buffer *own = context_of(buffer);
     {
-        std::lock_guard<std::mutex> lock(own->device->mutex);
-        note_use();
+        std::lock_guard<Turns> turn(own->device->turns);
+        note_use(own);
         own->device->spoilt.erase(own);
         own->device->release(&own->memory);
     }
@@ -98,7 +98,7 @@ static ggml_status init_tensor(ggml_backend_buffer_t buffer, ggml_tensor *tensor
 static void memset_tensor(ggml_backend_buffer_t buffer, ggml_tensor *tensor, uint8_t value, size_t offset,
                           size_t size) {
     Buffer *own = context_of(buffer);
-    std::lock_guard<std::mutex> lock(own->device->mutex);
+    std::lock_guard<Turns> turn(own->device->turns);
     const bool ok = lay_weights(root_of(tensor), false);
     note_change(own, begin_of(tensor) + offset, size);
     if (!ok || !own->device->store->fill(own->memory, begin_of(tensor) + offset, value, size))
@@ -106,9 +106,7 @@ static void memset_tensor(ggml_backend_buffer_t buffer, ggml_tensor *tensor, uin
 }
 
 // Quantized weights of a model are laid out for products at once.
-static bool set_weights(Buffer *own, const ggml_tensor *tensor, const void *data) {
-    std::vector<char> pieces(ggml_nbytes(tensor));
-    to_pieces(weights_of(tensor), static_cast<const char *>(data), pieces.data());
+static bool set_weights(Buffer *own, const ggml_tensor *tensor, const std::vector<char> &pieces) {
     note_change(own, begin_of(tensor), pieces.size());
     own->weights[begin_of(tensor)] = weights_of(tensor);
     return own->device->store->write(own->memory, begin_of(tensor), pieces.data(), pieces.size());
@@ -127,8 +125,10 @@ static void set_tensor(ggml_backend_buffer_t buffer, ggml_tensor *tensor, const 
     Buffer *own = context_of(buffer);
     const bool whole = !tensor->view_src && offset == 0 && size == ggml_nbytes(tensor) && ggml_is_contiguous(tensor);
     const bool weights = buffer->usage == GGML_BACKEND_BUFFER_USAGE_WEIGHTS && weight_type(tensor->type) >= 0;
-    std::lock_guard<std::mutex> lock(own->device->mutex);
-    if (!(whole && weights ? set_weights(own, tensor, data) : set_bytes(own, tensor, data, offset, size)))
+    std::vector<char> pieces(whole && weights ? size : 0);
+    if (!pieces.empty()) to_pieces(weights_of(tensor), static_cast<const char *>(data), pieces.data());
+    std::lock_guard<Turns> turn(own->device->turns);
+    if (!(whole && weights ? set_weights(own, tensor, pieces) : set_bytes(own, tensor, data, offset, size)))
         failed("set", tensor, true);
 }
 
@@ -146,7 +146,7 @@ static bool get_bytes(Buffer *own, const ggml_tensor *tensor, void *data, size_t
 static void get_tensor(ggml_backend_buffer_t buffer, const ggml_tensor *tensor, void *data, size_t offset,
                        size_t size) {
     Buffer *own = context_of(buffer);
-    std::lock_guard<std::mutex> lock(own->device->mutex);
+    std::lock_guard<Turns> turn(own->device->turns);
     if (!get_bytes(own, tensor, data, offset, size)) {
         std::memset(data, 0xFF, size);  // NaN
         return failed("get", tensor, false);
@@ -157,7 +157,7 @@ static void get_tensor(ggml_backend_buffer_t buffer, const ggml_tensor *tensor, 
 static bool cpy_tensor(ggml_backend_buffer_t buffer, const ggml_tensor *source, ggml_tensor *target) {
     Buffer *own = context_of(buffer), *from = buffer_of(source);
     if (!from || !ggml_is_contiguous(source) || !ggml_is_contiguous(target)) return false;
-    std::lock_guard<std::mutex> lock(own->device->mutex);
+    std::lock_guard<Turns> turn(own->device->turns);
     if (!lay_weights(root_of(source), false) || !lay_weights(root_of(target), false)) return false;
     note_change(own, begin_of(target), ggml_nbytes(source));
     note_copy(source, target);
@@ -166,8 +166,8 @@ static bool cpy_tensor(ggml_backend_buffer_t buffer, const ggml_tensor *source, 
 
 static void clear(ggml_backend_buffer_t buffer, uint8_t value) {
     Buffer *own = context_of(buffer);
-    std::lock_guard<std::mutex> lock(own->device->mutex);
-    note_use();
+    std::lock_guard<Turns> turn(own->device->turns);
+    note_use(own);
     own->cells.clear();
     note_change(own, 0, own->memory.size);
     own->device->spoilt.erase(own);
@@ -198,7 +198,7 @@ static const char *type_name(ggml_backend_buffer_type_t) { return "ZINC0"; }
 static ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size) {
     Device *device = device_of(type);
     Buffer *buffer = new (std::nothrow) Buffer{device, {}, {}, {}, {}};
-    std::lock_guard<std::mutex> lock(device->mutex);
+    std::lock_guard<Turns> turn(device->turns);
     if (buffer && device->store->allocate(size, &buffer->memory))
         return ggml_backend_buffer_init(type, buffer_functions(), buffer, size);
     if (buffer) say("%s", za_error());
@@ -209,12 +209,15 @@ static ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_
 static size_t get_alignment(ggml_backend_buffer_type_t type) { return device_of(type)->alignment; }
 
 ggml_backend_buffer_type_t buffer_type(ggml_backend_dev_t device) {
-    static ggml_backend_buffer_type type{};
-    type.iface.get_name = type_name;
-    type.iface.alloc_buffer = alloc_buffer;
-    type.iface.get_alignment = get_alignment;
-    type.device = device;
-    type.context = device->context;
+    static ggml_backend_buffer_type type = [device] {
+        ggml_backend_buffer_type made{};
+        made.iface.get_name = type_name;
+        made.iface.alloc_buffer = alloc_buffer;
+        made.iface.get_alignment = get_alignment;
+        made.device = device;
+        made.context = device->context;
+        return made;
+    }();
     return &type;
 }
 

@@ -6,6 +6,8 @@ namespace zinc {
 
 static SavedOrders saved_orders{size_t(1) << 20};
 
+void note_use(const Buffer *buffer) { saved_orders.finish(buffer); }
+
 // The cells of a root, made where they are new; NULL for memory that holds no cache.
 static Cells *cells_of(const ggml_tensor *root) {
     if (!is_cache(root)) return nullptr;
@@ -13,7 +15,7 @@ static Cells *cells_of(const ggml_tensor *root) {
     const size_t row_bytes = ggml_row_size(root->type, root->ne[0]), rows = size_t(ggml_nrows(root));
     auto at = buffer->cells.find(begin_of(root));
     if (at != buffer->cells.end() && at->second.row_bytes == row_bytes && at->second.rows == rows) return &at->second;
-    saved_orders.finish();
+    note_use(buffer);
     Cells made{row_bytes, rows, WriteOrder(rows), false};
     return &(buffer->cells.insert_or_assign(begin_of(root), std::move(made)).first->second);
 }
@@ -21,15 +23,15 @@ static Cells *cells_of(const ggml_tensor *root) {
 static Cells *contiguous_cells(const ggml_tensor *root) { return ggml_is_contiguous(root) ? cells_of(root) : nullptr; }
 
 const WriteOrder *order_of_keys(const ggml_tensor *k, const ggml_tensor *v) {
+    for (const ggml_tensor *root : {k, v}) note_use(buffer_of(root));
     Cells *values = v == k ? nullptr : cells_of(v), *keys = cells_of(k);
     if (values && !values->values) *values = {values->row_bytes, values->rows, WriteOrder(0), true};
     if (keys && keys->values) *keys = {keys->row_bytes, keys->rows, WriteOrder(keys->rows), false};
     return keys ? &keys->order : nullptr;
 }
 
-void note_use() { saved_orders.finish(); }
-
 void note_write(const ggml_tensor *root, uint32_t row) {
+    note_use(buffer_of(root));
     Cells *cells = cells_of(root);
     if (cells && !cells->values) cells->order.write(row);
 }
@@ -46,24 +48,24 @@ void note_get(const ggml_tensor *tensor, const void *data, size_t offset, size_t
     const ggml_tensor *root = root_of(tensor);
     const Cells *cells = contiguous_cells(root);
     if (!cells) return;
-    if (cells->values) return saved_orders.finish();
+    if (cells->values) return note_use(buffer_of(root));
     for_rows(*cells, data, begin_of(tensor) - begin_of(root) + offset, size, [&](uint32_t row, const char *bytes) {
-        saved_orders.save(&cells->order, row, bytes, cells->row_bytes);
+        saved_orders.save(buffer_of(root), &cells->order, row, bytes, cells->row_bytes);
     });
 }
 
 void note_set(const ggml_tensor *tensor, const void *data, size_t offset, size_t size) {
     const ggml_tensor *root = root_of(tensor);
     Cells *cells = contiguous_cells(root);
-    if (!cells || cells->values) return saved_orders.finish();
+    if (!cells || cells->values) return note_use(buffer_of(root));
     for_rows(*cells, data, begin_of(tensor) - begin_of(root) + offset, size, [&](uint32_t row, const char *bytes) {
-        saved_orders.restore(&cells->order, row, bytes, cells->row_bytes);
+        saved_orders.restore(buffer_of(root), &cells->order, row, bytes, cells->row_bytes);
     });
 }
 
 void note_copy(const ggml_tensor *source, const ggml_tensor *target) {
-    saved_orders.finish();
     const ggml_tensor *from = root_of(source), *to = root_of(target);
+    for (const ggml_tensor *root : {from, to}) note_use(buffer_of(root));
     const Cells *known = contiguous_cells(from);
     Cells *cells = contiguous_cells(to);
     if (!known || !cells || known->values || cells->values || known->row_bytes != cells->row_bytes) return;

@@ -6,12 +6,12 @@
 
 namespace zinc {
 
-// Guarded by the device's mutex.
+// In a thread's turn.
 
 // The order in which the rows of the root of K were written; NULL where it is no cache.  v: the root of V.
 const WriteOrder *order_of_keys(const ggml_tensor *k, const ggml_tensor *v);
 void note_write(const ggml_tensor *root, uint32_t row);  // whose bytes are there
-void note_use();  // cells are read or written by a graph, or freed: what is restored is whole
+void note_use(const Buffer *buffer);  // cells are read or written by a graph, or freed: what is restored is whole
 
 // Bytes [offset, offset + size) of a tensor go to a state, or come from one: `data`.
 void note_get(const ggml_tensor *tensor, const void *data, size_t offset, size_t size);

@@ -49,8 +49,7 @@ static void say_shared(ggml_cgraph *graph) {
 
 static ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph *graph) try {
     Device *device = device_of(backend->device);
-    std::lock_guard<std::mutex> lock(device->mutex);
-    note_use();
+    std::lock_guard<Turns> turn(device->turns);
     if (!device->spoilt.empty()) {
         say("a call before this graph failed, and its bytes are not what they should be");
         device->spoilt.erase(nullptr);
@@ -124,17 +123,20 @@ static bool supports_buft(ggml_backend_dev_t device, ggml_backend_buffer_type_t 
 static ggml_backend_reg_t registry();
 
 static ggml_backend_dev_t the_device() {
-    static ggml_backend_device device{};
-    device.iface.get_name = device_name;
-    device.iface.get_description = device_description;
-    device.iface.get_memory = device_memory;
-    device.iface.get_type = device_type;
-    device.iface.get_props = device_props;
-    device.iface.init_backend = init_backend;
-    device.iface.get_buffer_type = device_buffer_type;
-    device.iface.supports_op = supports_op;
-    device.iface.supports_buft = supports_buft;
-    device.reg = registry();
+    static ggml_backend_device device = [] {
+        ggml_backend_device made{};
+        made.iface.get_name = device_name;
+        made.iface.get_description = device_description;
+        made.iface.get_memory = device_memory;
+        made.iface.get_type = device_type;
+        made.iface.get_props = device_props;
+        made.iface.init_backend = init_backend;
+        made.iface.get_buffer_type = device_buffer_type;
+        made.iface.supports_op = supports_op;
+        made.iface.supports_buft = supports_buft;
+        made.reg = registry();
+        return made;
+    }();
     return &device;
 }
 
@@ -145,7 +147,7 @@ static ggml_backend_dev_t get_device(ggml_backend_reg_t, size_t) { return the_de
 // How many dispatches, barriers and workgroups were recorded until now.
 static void counts(uint64_t found[3]) {
     Device *device = device_of(the_device());
-    std::lock_guard<std::mutex> lock(device->mutex);
+    std::lock_guard<Turns> turn(device->turns);
     device->recorder->counts(found);
 }
 static void *proc_address(ggml_backend_reg_t, const char *name) {
@@ -153,12 +155,8 @@ static void *proc_address(ggml_backend_reg_t, const char *name) {
 }
 
 static ggml_backend_reg_t registry() {
-    static ggml_backend_reg found{};
-    found.api_version = GGML_BACKEND_API_VERSION;
-    found.iface.get_name = registry_name;
-    found.iface.get_device_count = device_count;
-    found.iface.get_device = get_device;
-    found.iface.get_proc_address = proc_address;
+    static ggml_backend_reg found = {GGML_BACKEND_API_VERSION,
+                                     {registry_name, device_count, get_device, proc_address}};
     return &found;
 }
 
@@ -171,6 +169,8 @@ extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backen
         zinc::say("built for ggml " ZINC_GGML_VERSION ", got ggml %s; build it for that version", ggml_version());
         return nullptr;
     }
+    static std::mutex mutex;
+    std::lock_guard<std::mutex> lock(mutex);
     ggml_backend_dev_t device = zinc::the_device();
     if (!device->context) device->context = zinc::Device::open();
     return device->context ? device->reg : nullptr;

@@ -6,6 +6,7 @@
 #ifndef ZINC_GRAPH_MEMORY_H
 #define ZINC_GRAPH_MEMORY_H
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -27,7 +28,10 @@ class Store {
 
     bool mapped() const { return mapped_; }
     uint64_t total() const { return total_; }  // bytes of the heap
-    uint64_t free() const { return used_ < total_ ? total_ - used_ : 0; }  // of these what is not allocated here
+    uint64_t free() const {  // of these what is not allocated here; in any thread
+        const uint64_t used = used_;
+        return used < total_ ? total_ - used : 0;
+    }
 
     bool allocate(size_t size, Memory *memory);
     void release(Memory *memory);
@@ -43,7 +47,8 @@ class Store {
     za_device *device_;
     VkMemoryPropertyFlags flags_;  // of the memory
     bool mapped_ = false, cached_ = false;
-    uint64_t total_ = 0, used_ = 0;
+    uint64_t total_ = 0;
+    std::atomic<uint64_t> used_{0};
     buffer staging_{};
 };
 

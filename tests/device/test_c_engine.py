@@ -14,7 +14,6 @@ import pytest
 from c_cases import CASES, FEW, check_case
 from c_failures import RESULTS, failures
 from c_host import (
-    COMPILER,
     DTYPES,
     SANITIZED,
     SHIMMED,
@@ -23,6 +22,7 @@ from c_host import (
     Place,
     Room,
     blocks,
+    compiler_file,
     library,
     needs_compiler,
 )
@@ -400,12 +400,6 @@ def test_every_call_of_vulkan_fails_once(small, device):
 # The driver's compiler is four times slower there, so the cases are few without --full.
 WITHOUT_KERNELS = "no_good or overlap or null or any_size or fails_once or what_a_call or what_opening or what_scales"
 FEW_TESTS = f"not sanitizers and ({WITHOUT_KERNELS} or default and {FEW[0].split()[0]})"
-
-
-def compiler_file(name):
-    """A library of the compiler's, "" where it has none."""
-    found = subprocess.run([COMPILER, f"-print-file-name={name}"], capture_output=True, text=True).stdout.strip()
-    return found if Path(found).is_absolute() else ""
 
 
 def test_calls_and_refusals_under_the_sanitizers():

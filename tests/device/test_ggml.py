@@ -7,14 +7,16 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import faults
 import numpy as np
 import pytest
-from c_host import LIBRARY, NATIVE, ROOT, built, contract, needs_compiler
+from c_host import LIBRARY, NATIVE, ROOT, built, compiler_file, contract, needs_compiler
 from engine import address
 from support import row_bytes, same
 
@@ -45,14 +47,14 @@ class BackEnd:
     """The back end with a buffer."""
 
     @staticmethod
-    def compiled(folder: Any) -> Any:
+    def compiled(folder: Any, *more: str) -> Any:
         for name in ("ggml-backend.h", "ggml-backend-impl.h", "ggml-impl.h"):
             (folder / name).write_text('#include "ggml.h"\n')
         ours = [NATIVE / f"{name}.cpp" for name in OURS]
         flags = ["-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", '-DZINC_GGML_VERSION="1"']
         flags += ["-Wno-missing-field-initializers", *(f"-I{one}" for one in (STUB, folder, NATIVE / "src"))]
-        flags += [f"-I{one}" for one in (NATIVE / "include", contract())]
-        library = built(folder, [*LIBRARY, contract() / "zinc_graph.c"])
+        flags += [*(f"-I{one}" for one in (NATIVE / "include", contract())), *more]
+        library = built(folder, [*LIBRARY, contract() / "zinc_graph.c"], *more)
         command = [COMPILER, *flags, *ours, STUB / "back_end.cpp", library]
         done = subprocess.run([*command, f"-Wl,-rpath,{folder}", "-o", folder / "b.so"], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
@@ -133,10 +135,11 @@ class Part:
         assert self.back_end.compute(CPY, copy, view, copy) == DONE
         return copy
 
-    def state(self, cells: int) -> Any:
-        """The bytes of the first cells, as a state is saved."""
+    def state(self, cells: int, begin: int = 0) -> Any:
+        """The bytes of cells, as a state is saved."""
         bytes_ = np.empty(cells * self.row, np.uint8)
-        self.c.get_bytes(self.root, c.c_void_p(address(bytes_)), c.c_size_t(0), c.c_size_t(bytes_.nbytes))
+        at = c.c_size_t(begin * self.row), c.c_size_t(bytes_.nbytes)
+        self.c.get_bytes(self.root, c.c_void_p(address(bytes_)), *at)
         return bytes_
 
     def restore(self, bytes_: Any, cell: int) -> None:
@@ -422,7 +425,65 @@ def test_a_call_that_fails_fails_its_graph(back_end, tmp_path, staging):
     assert (done.returncode, done.stdout.split("\n")) == (0, ["told", ""]), done.stdout + done.stderr[-2000:]
 
 
-if __name__ == "__main__":
+# --- threads ---------------------------------------------------------------------------------------------------------
+
+SESSIONS = 8  # threads
+
+
+def session(path: Path, number: int, start: threading.Barrier) -> list[bytes | int]:
+    """A model is opened, asked about, loaded and run; its state is saved in two halves and restored to other cells; it
+    is run and closed. What it computed, and answers that are none."""
+    start.wait()
+    back_end, rng, n, found = BackEnd(path), np.random.default_rng(number), 40, []
+    parts, small = ([Part(back_end, "f16", 2, 64, m, offset) for offset in (0, V_AT)] for m in (2 * n, 9))
+
+    def shown(cells: Any) -> None:
+        mask = np.full((1, 1, 2 * n), -np.inf, np.float16)
+        mask[..., cells] = 0
+        out = back_end.attend(*parts, q, mask)
+        found.append(out if isinstance(out, int) else out.tobytes())
+
+    for heads in range(6, 10, 2):  # of q; every thread has a kind of its own
+        q, x = rng.standard_normal((1, 1, 6, 64), np.float32), rng.standard_normal((2, n, 2, 64), np.float32)
+        new, keys = back_end.tensor("f32", 64, 1, heads + 4 * number), (part.keys(1) for part in small)
+        found.append(back_end.compute(FLASH_ATTN_EXT, new, new, *keys, None, None, params=(0.125, 0, 0), n=0))
+        back_end.c.clear_buffer(back_end.buffer)
+        shown([0])
+        cells = rng.permutation(n)
+        found.extend(part.write(values, cells) for part, values in zip(parts, x, strict=True))
+        shown(cells)
+        states = [part.state(n // 2, begin) for part in parts for begin in (0, n // 2)]
+        back_end.c.clear_buffer(back_end.buffer)
+        shown([0])
+        for i, state in enumerate(states):
+            parts[i // 2].restore(state, n + i % 2 * n // 2)
+        shown(range(n, 2 * n))
+    back_end.c.close_back_end()
+    return found
+
+
+def sessions(path: Path, together: int) -> list[list[bytes | int]]:
+    start = threading.Barrier(together)
+    with ThreadPoolExecutor(together) as pool:
+        return list(pool.map(lambda number: session(path, number, start), range(SESSIONS)))
+
+
+def test_models_of_eight_threads_have_the_bits_of_one(tmp_path):
+    """The back end is opened by all of them at once. Under the thread sanitizer where the compiler has it."""
+    preload = compiler_file("libtsan.so")
+    path = BackEnd.compiled(tmp_path, *["-fsanitize=thread", "-g"] * bool(preload))
+    told = {"LD_PRELOAD": preload, "TSAN_OPTIONS": "ignore_noninstrumented_modules=1"}
+    command = [sys.executable, __file__, path]
+    done = subprocess.run(command, env={**os.environ, **told}, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (0, "told\n"), done.stdout + done.stderr[-3000:]
+    assert done.stderr.count("ggml-zinc") == 1, done.stderr  # the line that names the device
+
+
+if __name__ == "__main__" and len(sys.argv) == 2:
+    many, one = (sessions(Path(sys.argv[1]), n) for n in (SESSIONS, 1))
+    failed = sum(answer in (DECLINED, FAILED) for answers in many for answer in answers)
+    print("told" if many == one and not failed else f"{failed} failed; other bits: {many != one}")
+elif __name__ == "__main__":
     rounds = Rounds(BackEnd(Path(sys.argv[2])))
     wrong = [*filter(None, rounds.tell(faults.Layer(Path(sys.argv[1]))))]
     print("\n".join(wrong) or "told")

@@ -117,6 +117,26 @@ def test_a_step_has_the_logits_of_one_split_at_any_depth(tmp_path):
     assert (tmp_path / "llama-sweep.png").stat().st_size > 10_000
 
 
+def test_models_of_two_threads_have_the_logits_of_one(tmp_path):
+    """Through llama-cpp-python: one decodes while the other opens models, and both open their first one at once."""
+    of_experts = llama_random.Model("qwen3moe", 4, 256, 320, 8, 2, 128, 128, 1e4, 512, 8, 4)
+    models = llama_random.Model("llama", 4, 256, 320, 4, 2, 64, 64, 1e4, 512), of_experts
+    files = [tmp_path / f"{model.arch}.gguf" for model in models]
+    for model, file in zip(models, files, strict=True):
+        llama_random.write(model, "small", 4, file)
+    told = {"LLAMA_CPP_LIB_PATH": str(BIN), "PYTHONPATH": str(ROOT)}
+    done = run(sys.executable, ROOT / "tests" / "llama_threads.py", *files, **told)
+    assert (done.returncode, done.stdout) == (0, "none\n"), done.stdout + done.stderr[-2000:]
+    assert done.stderr.count("ggml-zinc") == 1, done.stderr  # the line that names the device
+
+
+def test_a_program_of_scripts_llama_has_the_device_unless_another_is_named(small):
+    for told, here in (((), True), (("-dev", "none"), False)):
+        few = ("-p", "x", "-n", "1", "-no-cnv", "-ngl", "99", "-fa", "on", "-lv", "4")
+        done = run(SCRIPT, "llama-completion", "-m", small, *few, *told)
+        assert done.returncode == 0 and ("ZINC0 model buffer size" in done.stderr) == here, done.stderr[-2000:]
+
+
 def test_one_prompt_has_one_answer_under_load(small):
     done = run(*LOAD, small, 40)
     assert done.returncode == 0 and re.search(r"^zinc_attn +1 answer,", done.stdout, re.M), done.stdout + done.stderr

@@ -23,8 +23,9 @@ const std::vector<zinc::Served> zinc::ELEMENTWISE, zinc::ROWS_OPERATIONS, zinc::
 
 // --- for Python ------------------------------------------------------------------------------------------------------
 
-static ggml_backend_dev_t device;
-static ggml_backend_t backend;
+static thread_local ggml_backend_dev_t device;
+static thread_local ggml_backend_t backend;
+static thread_local std::vector<ggml_backend_buffer_t> buffers;
 
 extern "C" {
 bool open_back_end() {
@@ -44,7 +45,13 @@ ggml_backend_buffer_t make_buffer(size_t bytes, int usage) {
     ggml_backend_buffer_type_t type = device->iface.get_buffer_type(device);
     ggml_backend_buffer_t made = type->iface.alloc_buffer(type, bytes);
     made->usage = ggml_backend_buffer_usage(usage);
+    buffers.push_back(made);
     return made;
+}
+void close_back_end() {
+    for (ggml_backend_buffer_t made : buffers) made->iface.free_buffer(made);
+    buffers.clear();
+    backend->iface.free(backend);
 }
 // The bytes of a binding from now on; until now.
 size_t set_most(size_t bytes) { return std::exchange(static_cast<zinc::Device *>(device->context)->most, bytes); }
@@ -81,8 +88,8 @@ void get_bytes(const ggml_tensor *tensor, void *data, size_t offset, size_t size
     tensor->buffer->iface.get_tensor(tensor->buffer, tensor, data, offset, size);
 }
 
-// `out` becomes the operation's result, computed `times` times in a graph: 0, or 1 where the device declines it, or 2
-// where it fails.
+// `out` becomes the operation's result, computed `times` times in a graph, or only asked for: 0, or 1 where the device
+// declines it, or 2 where it fails.
 int compute(int op, ggml_tensor *out, ggml_tensor *const *src, const float *params, int times) {
     out->op = ggml_op(op);
     std::copy_n(src, 5, out->src);
@@ -90,6 +97,7 @@ int compute(int op, ggml_tensor *out, ggml_tensor *const *src, const float *para
     std::vector<ggml_tensor *> nodes(size_t(times), out);
     ggml_cgraph graph = {times, nodes.data()};
     if (!device->iface.supports_op(device, out)) return 1;
+    if (!times) return 0;
     return backend->iface.graph_compute(backend, &graph) == GGML_STATUS_SUCCESS ? 0 : 2;
 }
 

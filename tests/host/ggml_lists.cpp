@@ -1,7 +1,8 @@
 // Lines on stdin, each answered by a line: the write order and the lists of native/ggml, for test_ggml_lists.py.
 //   order CELLS WRITE…          the cells in the order of writes, the oldest first
 //   states CELLS STEP…          the same, after steps: wCELL writes; sCELL:ROW and rCELL:ROW save and restore a state's
-//                               next row; "." ends a group; f saves 64 rows of another tensor, as many as are known
+//                               next row, S and R of another buffer; "." ends a group; f saves 64 rows of another
+//                               tensor, as many as are known
 //   lists ROWS CELLS FIRST STEP FIRST STEP N ORDER… MASK…   each row's begin, count, bias; then pages; then biases
 #include <cstdio>
 #include <cstdlib>
@@ -31,8 +32,8 @@ static void save_others(zinc::SavedOrders *saved) {
     static uint64_t row = uint64_t(1) << 32;
     zinc::WriteOrder order(64);
     order.write(uint32_t(row / 64 % 32));  // another order each time
-    for (uint32_t cell = 0; cell < 64; ++cell, ++row) saved->save(&order, cell, &row, sizeof row);
-    saved->finish();
+    for (uint32_t cell = 0; cell < 64; ++cell, ++row) saved->save(nullptr, &order, cell, &row, sizeof row);
+    saved->finish(nullptr);
 }
 
 static void answer_states(std::istream &in) {
@@ -46,9 +47,10 @@ static void answer_states(std::istream &in) {
         size_t at = word.find(':');
         uint64_t row = at == std::string::npos ? 0 : std::stoull(word.substr(at + 1));
         if (word[0] == 'w') order.write(cell);
-        if (word[0] == 's') saved.save(&order, cell, &row, sizeof row);
-        if (word[0] == 'r') saved.restore(&order, cell, &row, sizeof row);
-        if (word[0] == '.') saved.finish();
+        const void *buffer = word[0] < 'a' && word[0] != '.' ? &saved : nullptr;
+        if (std::tolower(word[0]) == 's') saved.save(buffer, &order, cell, &row, sizeof row);
+        if (std::tolower(word[0]) == 'r') saved.restore(buffer, &order, cell, &row, sizeof row);
+        if (word[0] == '.') saved.finish(nullptr);
         if (word[0] == 'f') save_others(&saved);
     }
     print_order(order);

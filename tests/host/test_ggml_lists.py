@@ -59,6 +59,8 @@ RESTORED = "r2:12 r4:10 r3:11 ."
         (f"{WRITTEN} {STATE} w0 w2 w3 s0:12 s2:10 s3:11 . {RESTORED}", "2 4 3"),  # equal rows have their last order
         (f"{WRITTEN} w0 {STATE} s0:99 s1:12 s7:11 . {RESTORED}", "4 3 2"),  # which end alike
         (f"{WRITTEN} s1:12 s6:10 s7:11 r2:12 r4:10 r3:11 w0", "2 4 3 0"),  # not yet whole
+        (f"{WRITTEN} s1:12 S0:99 s6:10 S2:98 s7:11 . r2:12 R5:99 r4:10 R0:98 r3:11 .", "5 0 4 3 2"),  # two buffers
+        (f"{WRITTEN} S1:12 S6:10 S7:11 {RESTORED}", "4 3 2"),  # from another buffer, which is not used since
     ],
 )
 def test_a_restored_sequence_has_the_order_of_its_writes_or_of_its_state(ask, steps, wanted):

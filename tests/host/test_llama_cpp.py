@@ -1,6 +1,7 @@
 """llama_cpp.load with a ggml of the test's own: which library it gets, and what is refused."""
 
 import os
+import sys
 import types
 
 import pytest
@@ -42,10 +43,20 @@ def test_what_cannot_be_loaded_is_refused(ggml, monkeypatch, tmp_path):
     with pytest.raises(RuntimeUnavailableError, match=r"^ggml does not take .*\.py: the reason is on stderr"):
         llama_cpp.load(__file__)
     monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
     with pytest.raises(RuntimeUnavailableError, match=r"^llama-cpp-python is not installed"):
         llama_cpp.load(__file__)
+    monkeypatch.delitem(sys.modules, "llama_cpp")
     (tmp_path / "llama_cpp").mkdir()
-    (tmp_path / "llama_cpp" / "__init__.py").write_text("raise FileNotFoundError('no libllama')")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(RuntimeUnavailableError, match=r"no libllama; name its folder in \$LLAMA_CPP_LIB_PATH"):
-        llama_cpp.load(__file__)
+    old = "version `GLIBC_2.38' not found"
+    for folder, error, advice in (
+        ("", "no libllama", r"; name the folder of libllama\.so in \$LLAMA_CPP_LIB_PATH"),
+        ("/here", "no libllama", r"; \$LLAMA_CPP_LIB_PATH: got /here, expected the folder of a libllama\.so"),
+        ("/here", old, "; that llama.cpp was built on a later system: build it on this one"),
+        ("", old, "; that llama.cpp was built on a later system: build it on this one"),
+    ):
+        monkeypatch.setenv("LLAMA_CPP_LIB_PATH", folder)
+        (tmp_path / "llama_cpp" / "__init__.py").write_text(f"raise RuntimeError({error!r})")
+        with pytest.raises(RuntimeUnavailableError, match=f"{error}{advice}"):
+            llama_cpp.load(__file__)

@@ -1,4 +1,4 @@
-"""llama-cpp-python with the KV cache and attention of zinc_attn: call ``load`` before the first ``Llama``."""
+"""llama-cpp-python with models on zinc_attn's device: call ``load`` before the first ``Llama``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def load(library: str | os.PathLike[str] | None = None) -> None:
     """Load libggml-zinc.so, which docs/llama.md says how to build, into the ggml that llama_cpp has.
 
     library: its file; None: the one that $GGML_BACKEND_PATH names. ``Llama(…, n_gpu_layers=-1, flash_attn=True)`` then
-    has its cache and attention there, and its weights on the CPU.
+    has its weights, its KV cache and all of its operations there. Several may be opened and used in several threads.
 
     ArgumentError: neither names a library, or there is no such file. RuntimeUnavailableError: llama-cpp-python is not
     installed or finds no llama.cpp, or its ggml does not take the library, because it is for another version of ggml,
@@ -32,7 +32,12 @@ def load(library: str | os.PathLike[str] | None = None) -> None:
     except ModuleNotFoundError as error:
         raise RuntimeUnavailableError("llama-cpp-python is not installed: docs/llama.md says how") from error
     except (FileNotFoundError, RuntimeError) as error:
-        raise RuntimeUnavailableError(f"llama-cpp-python: {error}; name its folder in $LLAMA_CPP_LIB_PATH") from error
+        advice = "name the folder of libllama.so in $LLAMA_CPP_LIB_PATH"
+        if "GLIBC" in str(error):  # libc's own name of the version that it lacks
+            advice = "that llama.cpp was built on a later system: build it on this one, as docs/llama.md does"
+        elif folder := os.environ.get("LLAMA_CPP_LIB_PATH"):
+            advice = f"$LLAMA_CPP_LIB_PATH: got {folder}, expected the folder of a libllama.so that can be loaded"
+        raise RuntimeUnavailableError(f"llama-cpp-python: {error}; {advice}") from error
     register = bound._lib.ggml_backend_load  # of the ggml that libllama is linked to
     register.argtypes, register.restype = [ctypes.c_char_p], ctypes.c_void_p
     if not register(os.fsencode(path)):
