@@ -76,10 +76,19 @@ def of_type(kind, device):
     return (graph.FLOAT_TYPES.index(kind), graph.FLOAT_TYPES.index("f32")), (FEW_FLOATS, MANY_FLOATS)
 
 
-@pytest.mark.parametrize("kind", TYPES)
+EACH_DRIVER = ("q4_1", "q6_K", "mxfp4")  # the code of experts is one; that of each type is test_graph_products'
+
+
+@pytest.mark.one_driver
+@pytest.mark.parametrize("kind", [kind for kind in TYPES if kind not in EACH_DRIVER])
+def test_other_types(any_device, kind, rng):
+    test_types(any_device, kind, rng)
+
+
+@pytest.mark.parametrize("kind", EACH_DRIVER)
 @np.errstate(all="ignore")
 def test_types(any_device, kind, rng):
-    """48 rows; a short last superblock where there is one; an id behind the last expert, and one below 0."""
+    """48 rows; a short last superblock where there is one; an id after the last expert, and one below 0."""
     k, experts = 512 if TYPES[kind].values == 256 else 320, 4
     raw, x = weights(kind, (1, experts, 48, k), rng)[0], activations((1, 10, k), rng).reshape(5, 2, k)
     whole, ids = routes(5, 2, experts, rng)
