@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from zinc_attn.errors import ArgumentError
-from zinc_attn.tools.models import PRESETS, find_model, from_config, slug
+from zinc_attn.tools.models import _KINDS, PRESETS, find_model, from_config, slug
 
 QWEN_NEXT = {"num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "num_hidden_layers": 40}
 PERIOD = ["linear_attention"] * 3 + ["full_attention"]
@@ -15,6 +15,7 @@ GPT_OSS = {"num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, 
 GPT_OSS |= {"sliding_window": 128, "layer_types": WINDOWED}
 LLAMA = {"num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096, "num_hidden_layers": 32}
 LLAMA |= {"head_dim": None}
+CONV = ["full_attention", "conv"] * 16
 GEMMA_4 = {"num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 256, "num_hidden_layers": 60}
 GEMMA_4 |= {"num_global_key_value_heads": 4, "attention_k_eq_v": True, "global_head_dim": 512, "sliding_window": 1024}
 GEMMA_4 |= {"layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 10}
@@ -38,7 +39,11 @@ def write(folder, config):
 ADVICE = "otherwise give --shape and --layers"
 COUNT = "expected an int of at least 1"
 UNREAD_FIELDS = {"index_topk": 2048, "hybrid_layer_pattern": [0, 1], "layer_group_size": 6}
-UNREAD_FIELDS |= {"linear_attn_config": {"full_attn_layers": [4]}}
+UNREAD_FIELDS |= {"linear_attn_config": {"full_attn_layers": [4]}, "hybrid_override_pattern": "M-M*"}
+UNREAD_FIELDS |= {"kv_channels": 128}
+UNREAD_FIELDS |= {"block_types": ["recurrent", "attention"], "attn_type_list": [0, 1], "cross_attention_layers": [3]}
+UNREAD_FIELDS |= {"num_attention_heads_per_layer": [48, 64], "attention_head_dim": 464, "n_recurrent_loops": 2}
+SINGLE = "32/8/128 and 32/8/64, and windows [], expected a single shape and at most a single window"
 WHOLE = "that attend to the whole context, expected at least 1"
 SOME = "expected those of 32 layers, some of which have a window"
 UNREAD = "whose heads or layers are not read here, expected a model without"
@@ -64,6 +69,9 @@ UNREAD = "whose heads or layers are not read here, expected a model without"
         ({"text_config": DEEPSEEK_V3}, "128/128/192/128", (61, 0, None)),
         (GLM_4_7_FLASH, "20/20/256", (47, 0, None)),
         (MISTRAL_4, "32/32/128", (36, 0, None)),
+        ({**LLAMA, "attn_layer_period": 8, "attn_layer_offset": 4}, "32/8/128", (4, 0, None)),  # jamba
+        ({**LLAMA, "attn_layer_indices": [9, 18, 27]}, "32/8/128", (3, 0, None)),  # bamba
+        ({**LLAMA, "layer_types": CONV, "per_layer_config": {"01": {"head_dim": 8}}}, "32/8/128", (16, 0, None)),
     ],
 )
 def test_config(tmp_path, config, shape, layers):
@@ -85,15 +93,21 @@ def test_config(tmp_path, config, shape, layers):
         ({**LLAMA, "head_dim": 577}, "AttnShape.head_dim: got 577, expected an int from 1 to 576"),
         ({**LLAMA, "v_head_dim": 0}, f"v_head_dim: got 0, {COUNT}"),
         ({**LLAMA, "layer_types": [1]}, "layer_types: got 1 entries, expected a list of num_hidden_layers = 32"),
+        ({**LLAMA, "layer_types": ["hybrid"] * 32}, f"layer_types: got 'hybrid', expected some of {', '.join(_KINDS)}"),
+        ({**LLAMA, "per_layer_config": {"3": {"head_dim": 64}}}, f"layers: got layers of {SINGLE}"),
+        ({**LLAMA, "per_layer_config": {"32": {}}}, "per_layer_config: got '32', expected the indices of 32 layers"),
+        ({**LLAMA, "per_layer_config": [1]}, "per_layer_config: got [1], expected an object of objects"),
+        ({**LLAMA, "attn_layer_indices": [32]}, "attn_layer_indices: got [32], expected a list of layers below 32"),
         ({**LLAMA, "layer_types": ["linear_attention"] * 32}, f"layers: got 0 of 32 {WHOLE}"),
         *(
             ({**LLAMA, "sliding_window": 9, **others}, f"layer_types: got none, {SOME}")
             for others in ({}, {"model_type": "gemma2"}, {"use_sliding_window": True, "max_window_layers": 21})
         ),
+        ({**LLAMA, "attention_chunk_size": 8}, f"layer_types: got none, {SOME}"),
         ({**LLAMA, "kv_lora_rank": 512}, f"qk_nope_head_dim: got none, {COUNT}"),
         *(
             ({**LLAMA, "model_type": kind}, f"got model_type '{kind}', {UNREAD}")
-            for kind in ("falcon", "longcat_flash", "mimo_v2_flash")
+            for kind in ("diffllama", "falcon", "longcat_flash", "mimo_v2_flash")
         ),
         *(
             ({"text_config": {**DEEPSEEK_V3, key: value}}, f"got {key}, {UNREAD}")

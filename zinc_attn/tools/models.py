@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -14,12 +14,18 @@ from ..files import read_json
 from ..shapes import AttnShape
 
 _TEXT_PARTS: Final = ("text_config", "llm_config", "language_config", "thinker_config")  # of multimodal models
-_FULL: Final = ("full_attention", "attention")  # entries of layer_types
-_WINDOWED: Final = ("sliding_attention", "chunked_attention")
+_KINDS: Final = {  # of the entries of layer_types: which keys such a layer attends
+    **dict.fromkeys(("full_attention", "attention"), "full"),
+    **dict.fromkeys(("sliding_attention", "chunked_attention"), "windowed"),
+    **dict.fromkeys(("linear_attention", "conv", "mamba", "recurrent", "mlp", "moe"), "none"),
+}
 _ADVICE: Final = "otherwise give --shape and --layers"
 # Heads or layers of these follow rules of their own, which the fields that are read here do not tell.
-_UNREAD_TYPES: Final = ("falcon", "longcat_flash", "mimo_v2_flash")
-_UNREAD_FIELDS: Final = ("index_topk", "hybrid_layer_pattern", "layer_group_size", "linear_attn_config")
+_UNREAD_TYPES: Final = ("diffllama", "falcon", "longcat_flash", "mimo_v2_flash")
+_UNREAD_FIELDS: Final = re.compile(
+    r"^(index|indexer|hybrid|swa|loop|mixer)_|attn_(layers|type)|attention_(types?$|layers|head_dim|window|groups)|"
+    r"block_(types?|configs)$|layer_(ids|group_size)$|_per_layer$|kv_channels|linear_attn_config|recurrent_l|mamba_step"
+)
 
 
 @dataclass(frozen=True)
@@ -58,23 +64,33 @@ def from_config(path: str | Path) -> ModelPreset:
 
     Heads: num_attention_heads, num_key_value_heads (absent: as many), head_dim (absent: hidden_size /
     num_attention_heads), v_head_dim (absent: head_dim); in Gemma 4's full layers global_head_dim and
-    num_global_key_value_heads. With kv_lora_rank, the shape is that of expanded K and V: num_attention_heads,
-    qk_nope_head_dim + qk_rope_head_dim, v_head_dim. Layers: num_hidden_layers; which of them attend: layer_types or
-    full_attention_interval. ArgumentError names the file and the key.
+    num_global_key_value_heads, or what per_layer_config says. With kv_lora_rank, the shape is that of expanded K and V:
+    num_attention_heads, qk_nope_head_dim + qk_rope_head_dim, v_head_dim. Layers: num_hidden_layers; which of them
+    attend: see ``_kinds``. ArgumentError names the file and the key.
     """
     file, data = read_config(path)
     try:
         if (config := _text_part(data)) is None:
             raise ArgumentError("got no num_attention_heads, expected a Hugging Face config.json that states it")
-        unread = [key for key in _UNREAD_FIELDS if config.get(key)]
-        if unread or config.get("model_type") in _UNREAD_TYPES:
-            name = unread[0] if unread else f"model_type {config['model_type']!r}"
-            raise ArgumentError(f"got {name}, whose heads or layers are not read here, expected a model without")
-        full, windowed = _layers(config)
-        window = _count(config, "sliding_window", _count(config, "attention_chunk_size", 1)) if windowed else None
-        return ModelPreset(config_name(file), _shape(config), full, windowed, window)
+        return _preset(config_name(file), config)
     except ArgumentError as error:
         raise ArgumentError(f"{file}: {error}; {_ADVICE}") from error
+
+
+def _preset(name: str, config: Mapping[str, Any]) -> ModelPreset:
+    """The preset of a text part. ArgumentError: its layers are of two shapes or two windows, or something is unread."""
+    layers = _layers(config)
+    unread = sorted(key for key in set().union(*layers) if _UNREAD_FIELDS.search(key) and config.get(key, True))
+    if unread or config.get("model_type") in _UNREAD_TYPES:
+        first = unread[0] if unread else f"model_type {config['model_type']!r}"
+        raise ArgumentError(f"got {first}, whose heads or layers are not read here, expected a model without")
+    kinds = _kinds(config)
+    shapes = list({_shape(layer) for layer, kind in zip(layers, kinds, strict=True) if kind == "full"})
+    windows = list({_window(layer) for layer, kind in zip(layers, kinds, strict=True) if kind == "windowed"})
+    if len(shapes) > 1 or len(windows) > 1:
+        given = f"layers of {' and '.join(sorted(map(str, shapes)))}, and windows {sorted(windows)}"
+        raise ArgumentError(f"layers: got {given}, expected a single shape and at most a single window")
+    return ModelPreset(name, shapes[0], kinds.count("full"), kinds.count("windowed"), windows[0] if windows else None)
 
 
 def read_config(path: str | Path) -> tuple[Path, Any]:
@@ -102,11 +118,12 @@ def _text_part(data: Any) -> Mapping[str, Any] | None:
     return next((part for part in nested if part is not None), data if "num_attention_heads" in data else None)
 
 
-def _count(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    """A positive int of the config; null counts as absent."""
+def _count(config: Mapping[str, Any], key: str, default: int | None = None, least: int = 1) -> int:
+    """An int of the config, at least ``least``; null counts as absent."""
     value = default if config.get(key) is None else config[key]
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ArgumentError(f"{key}: got {'none' if value is None else repr(value)}, expected an int of at least 1")
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        given = "none" if value is None else repr(value)
+        raise ArgumentError(f"{key}: got {given}, expected an int of at least {least}")
     return value
 
 
@@ -129,19 +146,60 @@ def _shape(config: Mapping[str, Any]) -> AttnShape:
     return AttnShape(heads, kv_heads, head_dim, _count(config, "v_head_dim", head_dim))
 
 
-def _layers(config: Mapping[str, Any]) -> tuple[int, int]:
-    """(layers with full attention, of which there are some, layers with a window)."""
+def _layers(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The config of each layer, in which the entries of per_layer_config, if any, take the place of the others."""
+    layers, changes = _count(config, "num_hidden_layers"), config.get("per_layer_config") or {}
+    if not isinstance(changes, dict) or not all(isinstance(one, dict) for one in changes.values()):
+        raise ArgumentError(f"per_layer_config: got {changes!r}, expected an object of objects")
+    wrong = [key for key in changes if not key.isdecimal() or int(key) >= layers]
+    if wrong:
+        raise ArgumentError(f"per_layer_config: got {wrong[0]!r}, expected the indices of {layers} layers")
+    by_layer = {int(key): one for key, one in changes.items()}  # transformers pads the indices with zeros
+    return [{**config, **by_layer.get(i, {})} for i in range(layers)]
+
+
+def _window(config: Mapping[str, Any]) -> int:
+    """How many keys a layer sees at most."""
+    return _count(config, "sliding_window" if config.get("sliding_window") else "attention_chunk_size")
+
+
+def _kinds(config: Mapping[str, Any]) -> list[str]:
+    """A value of _KINDS for each layer, of which some are "full".
+
+    layer_types names them; without it, attn_layer_indices or full_attn_idxs lists those that attend, or they are every
+    full_attention_interval-th, or every attn_layer_period-th from attn_layer_offset on, or all.
+    """
     layers, types = _count(config, "num_hidden_layers"), config.get("layer_types")
-    full, windowed = layers, 0
     if types is not None:
         if not isinstance(types, list) or len(types) != layers:
             given = f"{len(types)} entries" if isinstance(types, list) else repr(types)
             raise ArgumentError(f"layer_types: got {given}, expected a list of num_hidden_layers = {layers}")
-        full, windowed = sum(one in _FULL for one in types), sum(one in _WINDOWED for one in types)
-    elif config.get("full_attention_interval") is not None:  # of layers, the last of which has full attention
-        full = layers // _count(config, "full_attention_interval")
-    elif config.get("sliding_window") and config.get("use_sliding_window") is not False:
+        unknown = [one for one in types if one not in list(_KINDS)]
+        if unknown:
+            raise ArgumentError(f"layer_types: got {unknown[0]!r}, expected some of {', '.join(_KINDS)}")
+        kinds = [_KINDS[one] for one in types]
+    elif any(config.get(key) for key in ("sliding_window", "attention_chunk_size")) and (
+        config.get("use_sliding_window") is not False
+    ):
         raise ArgumentError(f"layer_types: got none, expected those of {layers} layers, some of which have a window")
-    if not full:
+    else:
+        full = _attending(config, layers)
+        kinds = ["full" if i in full else "none" for i in range(layers)]
+    if "full" not in kinds:
         raise ArgumentError(f"layers: got 0 of {layers} that attend to the whole context, expected at least 1")
-    return full, windowed
+    return kinds
+
+
+def _attending(config: Mapping[str, Any], layers: int) -> Sequence[int]:
+    """The indices of the layers that attend, of a config without layer_types."""
+    for key in ("attn_layer_indices", "full_attn_idxs"):
+        if key in config:
+            listed = config[key] or []
+            if not isinstance(listed, list) or not all(one in range(layers) for one in listed):
+                raise ArgumentError(f"{key}: got {listed!r}, expected a list of layers below {layers}")
+            return listed
+    if config.get("full_attention_interval") is not None:  # of layers, the last of which has full attention
+        interval = _count(config, "full_attention_interval")
+        return range(interval - 1, layers, interval)
+    period = _count(config, "attn_layer_period", 1)
+    return range(_count(config, "attn_layer_offset", 0, least=0), layers, period)
