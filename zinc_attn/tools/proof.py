@@ -53,7 +53,6 @@ GRAPH_CHECK: Final = ("--graph",)
 UNITS_CHECK: Final = ("--quick", "--arithmetic", "matrix")  # where the device has such units
 PACKAGE_ROOT: Final = Path(__file__).parents[2]
 COMMAND: Final = f"{__package__.split('.', maxsplit=1)[0]}.cli"
-KILL_S: Final = 5.0  # for the end of a process that is killed; a driver may hold it for ever
 # Variables that change what a driver does, and so what is measured; their values are words and numbers.
 DRIVER_SETTINGS: Final = (
     *("RADV_DEBUG", "RADV_PERFTEST", "AMD_DEBUG", "ACO_DEBUG", "INTEL_DEBUG", "ANV_DEBUG"),
@@ -71,10 +70,7 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Step:
-    """A process of a proof. tool: a command of this package, or "llama". subject: the shape or the model of its times.
-
-    program: what runs ``words``; a report names it by the tool.
-    """
+    """A process: a tool's words, and the program that runs them. subject: the shape or the model of its times."""
 
     tool: str
     words: tuple[str, ...]
@@ -211,7 +207,7 @@ def run_group(argv: Sequence[str], environment: Mapping[str, str], stdout: Any, 
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(KILL_S)
+            process.wait(5)  # a driver may hold it for ever
 
 
 def outcome(step: Record) -> str:
@@ -316,11 +312,10 @@ def models_part(rows: Sequence[Record]) -> Iterator[str]:
     yield "## llama.cpp"
     yield "Tokens/s of a prompt (pp) and of steps (tg), @ so many tokens before them: medians, back ends in turns."
     speeds = grouped(((row["model"], row["test"], row["back_end"]), row["tokens_s"]) for row in rows if "test" in row)
-    names = list(dict.fromkeys(name for *_, name in speeds))
-    tests = dict.fromkeys((model, test) for model, test, _ in speeds)
-    cells = ([speeds.get((*test, name)) for name in names] for test in tests)
-    medians = ([figure(median(values)) if values else MISSING for values in line] for line in cells)
-    yield table(("model", "test", *names), ((*test, *line) for test, line in zip(tests, medians, strict=True)))
+    cells = {key: figure(median(values)) for key, values in speeds.items()}
+    names = list(dict.fromkeys(name for *_, name in cells))
+    tests = dict.fromkeys((model, test) for model, test, _ in cells)
+    yield table(("model", "test", *names), ([*key, *(cells.get((*key, x), MISSING) for x in names)] for key in tests))
     yield from dict.fromkeys(f"- {row['model']}: {row['left_out']}" for row in rows if "left_out" in row)
 
 
