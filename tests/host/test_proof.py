@@ -61,6 +61,7 @@ def test_the_steps(kit):
     timed, on = "--shape 16/2/256 --contexts 64,8192", "--device 1 --runtime kompute"
     assert lines(GPU) == [*checks(on), f"bench {timed} {on}", f"sweep {timed} {on}"]  # check's whole matrix
     assert lines(CPU)[:4] == checks("--device 0 --runtime kompute", "check --quick")
+    assert lines(GPU, budget_s=60)[:4] == checks(on, "check --quick")
     timed += " --repeats 5 --no-picture"
     wanted = [*checks(on, "check --quick"), "llama small 1 quick", f"bench {timed} {on}", f"sweep {timed} {on}"]
     assert lines(GPU, quick=True, kit=kit, pictures=False) == wanted

@@ -47,7 +47,7 @@ CONTEXTS: Final = {"quick": "1k,4k", "cpu": "1k,8k", "gpu": "1k,8k,32k,128k"}
 RESTARTS: Final = 3
 TIMEOUT_S: Final = 3600.0
 MOST_FAULTS: Final = 20  # in report.md; report.json has all
-QUICK_CHECK: Final = ("--quick",)  # arguments of check with --quick, and on a CPU device
+QUICK_CHECK: Final = ("--quick",)  # arguments of check with --quick or --minutes, and on a CPU device
 MORE_CHECKS: Final = ("--quick", "--arithmetic", "fused"), ("--quick", "--arithmetic", "integer")
 GRAPH_CHECK: Final = ("--graph",)
 UNITS_CHECK: Final = ("--quick", "--arithmetic", "matrix")  # where the device has such units
@@ -84,8 +84,8 @@ class ProofSpec:
 
     runtime: the dispatcher. contexts: keys. restarts: how often everything is repeated, each time with new processes
     and an empty pipeline cache. quick: the quick cases of check and the first model alone, which a CPU device always
-    has, and 5 timed runs a point. timeout_s: seconds that one command may take, and budget_s all of them. kit: the file
-    of its models, beside llama.cpp's programs. pictures: beside the commands' files.
+    has, and 5 timed runs a point. timeout_s: seconds that one command may take. budget_s: those of all, with the quick
+    cases of check. kit: the file of its models, beside llama.cpp's programs. pictures: beside the commands' files.
     """
 
     info: DeviceInfo
@@ -117,7 +117,7 @@ class ProofSpec:
         own = sys.executable, "-m", COMMAND
         on = ("--device", str(self.info.index), "--runtime", self.runtime, "--json")
         small = self.quick or self.info.kind == "cpu"
-        checks = [QUICK_CHECK if small else (), *MORE_CHECKS]
+        checks = [QUICK_CHECK if small or self.budget_s < float("inf") else (), *MORE_CHECKS]
         for options in [*checks, UNITS_CHECK] if self.info.matrix.fragment else checks:
             yield Step("check", (*options, *on), (*own, "check"))
         if self.info.integer_dots:  # which products of quantized weights need
