@@ -165,14 +165,14 @@ def prove(spec: ProofSpec, folder: Path, on_step: Callable[[Record], Any] = lamb
         with tempfile.TemporaryDirectory(prefix="zinc-attn-proof-") as cache:
             for step in steps:
                 limit = min(spec.timeout_s, end - monotonic())
-                told = run_step(step, folder / f"restart-{restart}", cache, limit, spec.info.index)
+                told = run_step(step, folder / f"restart-{restart}", cache, limit, spec.info)
                 report["steps"].append({"restart": restart, **told})
                 write_report(report, folder)
                 on_step(report["steps"][-1])
     return report
 
 
-def run_step(step: Step, folder: Path, cache: str, timeout_s: float, device: int) -> dict[str, Any]:
+def run_step(step: Step, folder: Path, cache: str, timeout_s: float, info: DeviceInfo) -> dict[str, Any]:
     """A step in a new process: its exit status (None: stopped at the limit, or never begun), seconds and rows.
 
     folder: of its files, which check has none of. cache: the folder of its pipeline cache, and of a model's file.
@@ -181,7 +181,7 @@ def run_step(step: Step, folder: Path, cache: str, timeout_s: float, device: int
     out = ("--out", str(folder / slug(f"{step.tool}-{step.subject}"))) if step.tool in ("sweep", "bench") else ()
     path = os.pathsep.join(filter(None, (str(PACKAGE_ROOT), os.environ.get("PYTHONPATH"))))
     environment = os.environ | {"PYTHONPATH": path, "ZINC_ATTN_CACHE_DIR": cache, "PYTHONUTF8": "1"}
-    environment |= {"ZINC_ATTN_DEVICE": str(device), "GGML_VK_VISIBLE_DEVICES": str(device)}
+    environment |= {"ZINC_ATTN_DEVICE": info.name, "GGML_VK_VISIBLE_DEVICES": str(info.index)}
     if timeout_s > 0:
         with tempfile.TemporaryFile() as stdout:
             status = run_group((*step.program, *step.words, *out), environment, stdout, timeout_s)
