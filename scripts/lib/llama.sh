@@ -51,6 +51,10 @@ build_vulkan() {
         nice -n 19 cmake --build "$llama/vulkan" -j "${LLAMA_JOBS:-2}" --target ggml-vulkan
 }
 
+prepare_gguf() { # for models with random weights
+    "$py" -c 'import gguf' 2>"$cache/logs/gguf" || step gguf "installing gguf into .venv" \
+        "$py" -m pip --disable-pip-version-check install 'gguf>=0.17' || exit 1
+}
 prepare_llama() {
     local hash
     mkdir -p "$llama" "$cache/logs"

@@ -10,6 +10,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from statistics import median
 
 TESTS = (
@@ -18,23 +20,33 @@ TESTS = (
     *(("-p", "0", "-n", "32", "-d", d) for d in ("8192", "32768")),
 )
 ROUNDS = 3
+WARM_NS = 10**9  # of work, after which a GPU has its clocks
 
 
-def speeds(program: str, model: str, device: str, library: str, options: list[str]) -> dict[str, float]:
-    """Tokens per second of one run, by the names of its tests. An exit where the device does not run it."""
+class FailedError(Exception):
+    """A program of llama.cpp ended with a status other than 0."""
+
+
+def speeds(program: str, model: str, device: str, library: str | Path, options: Sequence[str]) -> dict[str, float]:
+    """Tokens per second of one run, by the names of its tests: the median of repetitions after a second of work, or
+    the last one. FailedError where the device does not run it."""
     command = [program, "-m", model, "-dev", device, "-ngl", "99" if library else "0", "-fa", "on", "-r", "1"]
-    environment = {"GGML_VK_VISIBLE_DEVICES": "0"} | os.environ | {"GGML_BACKEND_PATH": library}
+    environment = {"GGML_VK_VISIBLE_DEVICES": "0"} | os.environ | {"GGML_BACKEND_PATH": str(library)}
     if not library:
         del environment["GGML_BACKEND_PATH"]
     ran = subprocess.run(
         [*command, "-o", "json", *options], env=environment, capture_output=True, text=True, check=False
     )
     if ran.returncode:
-        sys.exit(f"llama-bench -dev {device}: exit status {ran.returncode}\n{ran.stderr[-2000:]}")
-    found = {}
+        raise FailedError(f"llama-bench -dev {device}: exit status {ran.returncode}\n{ran.stderr[-2000:]}")
+    found, worked_ns = {}, 0
     for one in json.loads(ran.stdout):
         name = f"pp{one['n_prompt']}" if one["n_prompt"] else f"tg{one['n_gen']}"
-        found[name + (f" @ {one['n_depth']}" if one["n_depth"] else "")] = one["avg_ts"]
+        warm = []
+        for took_ns, tokens_s in zip(one["samples_ns"], one["samples_ts"], strict=True):
+            warm += [tokens_s] if worked_ns >= WARM_NS else []
+            worked_ns += took_ns
+        found[name + (f" @ {one['n_depth']}" if one["n_depth"] else "")] = median(warm or one["samples_ts"][-1:])
     return found
 
 
@@ -56,4 +68,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except FailedError as error:
+        sys.exit(str(error))

@@ -134,12 +134,14 @@ SMALL = ("--cases", "9/3/64 f32 65", "--splits", "1,auto")  # a case of the reco
 def test_quick_proof(tmp_path, monkeypatch, capsys):
     """Every command in a process of its own, both reports, and the exit status."""
     monkeypatch.setattr(proof, "QUICK_CHECK", SMALL)
+    monkeypatch.setattr(proof, "MORE_CHECKS", ())
+    monkeypatch.setattr(proof, "GRAPH_CHECK", ("--graph", "q8_0"))
     out = tmp_path / "made"
     assert main("proof --quick --shape 4/2/64 --contexts 130 --out", out) == 0
     assert "passed" in capsys.readouterr().out.splitlines()
     text, report = (out / "report.md").read_text(), json.loads((out / "report.json").read_text())
-    assert report["passed"] and [one["tool"] for one in report["steps"]] == ["check", "sweep", "bench"]
-    ((_, digest, cases),) = proof.checks_of(report)
-    assert digest and [one["status"] for one in cases] == ["pass"] and digest in text
+    assert report["passed"] and [one["tool"] for one in report["steps"]] == ["check", "check", "bench", "sweep"]
+    for _, _, digest, cases in proof.checks_of(report):
+        assert digest and [one["status"] for one in cases] == ["pass"] and digest in text
     assert text.count("\n| 4/2/64 | 130 | auto | bits | ") == 2
     assert str(tmp_path) not in text + json.dumps(report)

@@ -303,6 +303,31 @@ def test_a_failed_call_ends_its_request_of_a_server_and_no_other(failing, small,
     assert errors == [500] and all(reply == replies[0] for reply in replies)
 
 
+def test_a_kit_proves_this_device_without_this_clone(tmp_path):
+    """Bits, speeds and the report; and another digest in the kit is told."""
+    archive, kit = tmp_path / "kit.tar.xz", tmp_path / "zinc-kit"
+    done = run(ROOT / "scripts" / "kit", archive, ZINC_ATTN_KIT_MODELS="tinyllama-1.1b:1", XZ_DEFAULTS="-1")
+    assert done.returncode == 0 and archive.stat().st_size < 60e6, done.stderr
+    run("tar", "-C", tmp_path, "-xf", archive)
+    environment = {"PATH": "/usr/bin:/bin", **{x: y for x, y in os.environ.items() if x.startswith(("LP_", "VK_"))}}
+    options = ("--quick", "--shape", "4/2/64", "--contexts", "130", "--minutes", "20", "--timeout", "600")
+    done = subprocess.run([kit / "zinc-kit", *options], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    report, text = (kit / "report" / f"report.{kind}" for kind in ("json", "md"))
+    assert done.returncode == 0 and str(tmp_path) not in report.read_text() + text.read_text(), done.stderr
+    (rows,) = (step["rows"] for step in json.loads(report.read_text())["steps"] if step["tool"] == "llama")
+    assert rows[0] == {"case": "llama.cpp tinyllama-1.1b 1", "status": "pass", "faults": []} and "run" in rows[1]
+    speeds = [(row["test"], row["round"]) for row in rows if row.get("back_end") == "zinc_attn" and row["tokens_s"] > 0]
+    assert speeds == [("pp16", 1), ("tg2", 1), ("pp16", 2), ("tg2", 2)]
+    expected = kit / "llama" / "expected.json"
+    expected.write_text(expected.read_text().replace('"1500": "', '"1500": "not '))
+    done = run(sys.executable, kit / "llama" / "llama_kit.py", "tinyllama-1.1b", 1, "quick")
+    (row, *_) = map(json.loads, done.stdout.splitlines())
+    assert done.returncode == 1 and row["status"] == "FAIL", done.stderr
+    assert [fault["variation"] for fault in row["faults"]] == [
+        f"{way}, 1500 tokens before" for way in ("split rule", "one split", "no matrix units")
+    ]
+
+
 @needs_layer
 def test_the_validation_layer_is_silent_over_a_prompt_and_ten_steps(small, tmp_path):
     settings, log = tmp_path / "vk_layer_settings.txt", tmp_path / "log"

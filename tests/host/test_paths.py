@@ -27,6 +27,7 @@ READ = {  # a file, or what else the path may be
     "bench --model": "bench --model {}",
     "check --against": "check --against {}",
     "decode --model": "decode --model {}",
+    "proof --kit": "proof --kit {}",
 }
 WRITTEN = {  # a folder, or a file
     "sweep --out": "sweep --shape 4/2/64 --contexts 64 --out {}",

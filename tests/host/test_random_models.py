@@ -14,7 +14,10 @@ import llama_random  # noqa: E402
 
 @pytest.mark.parametrize(
     ("name", "parameters"),
-    [("qwen3.6-35b-a3b", 34.66e9), ("qwen3-30b-a3b", 30.53e9), ("llama-3.1-8b", 8_030_261_248)],
+    [
+        *(("qwen3.6-35b-a3b", 34.66e9), ("qwen3-30b-a3b", 30.53e9)),
+        *(("llama-3.1-8b", 8_030_261_248), ("tinyllama-1.1b", 1_100_048_384)),
+    ],
 )
 def test_a_model_has_the_parameters_of_its_card(name, parameters):
     model = llama_random.MODELS[name]

@@ -127,8 +127,9 @@ class CommandParser(argparse.ArgumentParser):
         self.output()
 
     def output(self) -> None:
-        """--out and --json of a command that leaves rows."""
+        """--out, --no-picture and --json of a command that leaves rows."""
         self.share("--out", said="./COMMAND-DEVICE")
+        self.add_argument("--no-picture", dest="picture", action="store_false", help="leave no PNG among the files")
         self.flag("--json", "JSON lines on stdout, as rows are ready, in place of text")
 
     def model(self, *, layers: bool = False, shapes: str | None = None) -> None:

@@ -40,8 +40,10 @@ def _others(outcome: GraphOutcome, against: Mapping[str, Digests]) -> list[str]:
 
 
 def _line(outcome: GraphOutcome, faults: list[str], device: str, as_json: bool) -> str:
-    if as_json:
-        return json.dumps({**asdict(outcome), "fault": "; ".join(faults), "device": device})
     status = "FAIL" if faults else "pass"
+    if as_json:
+        as_check = [{"variation": "tokens in pieces", "text": fault} for fault in faults]
+        of_check = {"case": name_of(outcome.kind), "status": status, "faults": as_check}
+        return json.dumps({**asdict(outcome), **of_check, "fault": "; ".join(faults), "device": device})
     first = f"{status:<8}{name_of(outcome.kind):<23}{outcome.digest[:18]:<20}{outcome.operations} operations  {device}"
     return "\n".join([first, *(f"        {fault}" for fault in faults)])

@@ -69,7 +69,8 @@ def run_calls(
     about: lines that say what is measured. figure_of: the field of the picture, and its title. show: prints the rows,
     None for ``print_measured``. beside: rows of an earlier run, which the picture shows, too.
     """
-    need("matplotlib")
+    if args.picture:
+        need("matplotlib")
     check_out(args.out)
     with ExitStack() as stack:
         devices = open_devices(stack, [args.device], args.runtime)
@@ -99,7 +100,8 @@ def run_calls(
     table.writeheader()
     table.writerows(records)
     files = {"jsonl": lines.encode(), "csv": made.getvalue().encode()}
-    files |= {"png": png} if (png := rows_png(shown, headline, notes, field)) else {}
+    if args.picture and (png := rows_png(shown, headline, notes, field)):
+        files["png"] = png
     name = Path(args.out or f"{args.command}-{slug(info.name)}") / args.command
     for kind, data in files.items():
         write_file(name.with_suffix(f".{kind}"), data)

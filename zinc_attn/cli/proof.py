@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 from datetime import datetime, timezone
 from pathlib import Path
@@ -14,7 +15,7 @@ from ..tools.harness.files import check_out
 from ..tools.harness.inputs import parse_contexts
 from ..tools.models import slug
 from .arguments import Subparsers, add_command, parse_shapes
-from .terminal import need, note_cpu, say_written
+from .terminal import note_cpu, say_written
 
 
 def declare(subparsers: Subparsers) -> None:
@@ -26,13 +27,15 @@ def declare(subparsers: Subparsers) -> None:
     parser.number("--restarts", f"how often everything is repeated (default: {proof.RESTARTS}; with --quick 1)")
     seconds = "seconds of a step (default: %(default)g)"
     parser.add_argument("--timeout", type=float, default=proof.TIMEOUT_S, metavar="S", help=seconds)
+    minutes = "of the whole proof, after which no step runs (default: no limit)"
+    parser.add_argument("--minutes", type=float, default=float("inf"), metavar="M", help=minutes)
+    parser.path("--kit", "the models of a kit (scripts/kit), beside llama.cpp's programs; adds their logits and speed")
     parser.share("--out", said="proof-DEVICE-TIME")
     parser.flag("--quick", "one restart, short contexts, 5 timed runs: minutes on a CPU device")
 
 
 def run(args: argparse.Namespace) -> int:
     """Prove, print a line per step, and write the report. 0: all is well; 1: a step is not."""
-    need("matplotlib")
     device = args.device if args.device is not None else os.environ.get("ZINC_ATTN_DEVICE") or None
     info = choose(list_devices(), device)
     contexts = args.contexts or proof.CONTEXTS["quick" if args.quick else "cpu" if info.kind == "cpu" else "gpu"]
@@ -44,6 +47,9 @@ def run(args: argparse.Namespace) -> int:
         restarts=args.restarts if args.restarts is not None else 1 if args.quick else proof.RESTARTS,
         quick=args.quick,
         timeout_s=args.timeout,
+        budget_s=60 * args.minutes,
+        kit=args.kit,
+        pictures=importlib.util.find_spec("matplotlib") is not None,
     )
     made = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
     folder = Path(args.out or f"proof-{slug(info.name)}-{made}")
@@ -59,4 +65,4 @@ def run(args: argparse.Namespace) -> int:
 
 def print_step(step: proof.Record) -> None:
     what = f"{step['tool']} {step['shape'] or ''}"
-    print(f"restart {step['restart']}  {what:<24}{step['seconds']:>8.1f} s  {proof.outcome(step)}", flush=True)
+    print(f"restart {step['restart']}  {what:<28}{step['seconds']:>8.1f} s  {proof.outcome(step)}", flush=True)
