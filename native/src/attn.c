@@ -22,7 +22,8 @@ static bool check_device(const struct za_device *device) {
 
 static bool open_parts(struct za_attn *attn, const struct za_options *options) {
     struct za_device *device = attn->device;
-    return za_shape(options, za_device_info(device).cpu, za_device_registers(device), &attn->shape) && check_device(device) &&
+    const struct registers registers = za_device_registers(device);
+    return za_shape(options, za_device_info(device).cpu, registers, &attn->shape) && check_device(device) &&
            za_primitives_check(device) &&
            (options->arithmetic != ZA_FUSED || za_fused_choose(device, &attn->arithmetic));
 }

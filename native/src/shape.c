@@ -149,6 +149,7 @@ uint32_t za_rows_together(const struct sizes *s, uint32_t shared_bytes) {
 }
 
 uint32_t za_lanes(const struct sizes *s, uint64_t served) {
-    const bool even = s->v_dim / s->value_slice % s->lanes == 0, one_pass = served * s->value_slice * WAVE <= s->pass_sums;
+    const bool even = s->v_dim / s->value_slice % s->lanes == 0;
+    const bool one_pass = served * s->value_slice * WAVE <= s->pass_sums;
     return even && one_pass ? (uint32_t)s->lanes : WAVE;
 }
