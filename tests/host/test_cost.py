@@ -16,12 +16,12 @@ from zinc_attn.errors import ArgumentError
 from zinc_attn.kernels.split_rule import SHARING_RULE
 from zinc_attn.storage import STORAGE
 from zinc_attn.tools import cost
+from zinc_attn.tools.compilers import compiler
+from zinc_attn.tools.compilers.variants import Spec
 from zinc_attn.tools.cost import CARDS, card_with, find_card, predict, predict_call, predict_requests, predict_rows
 from zinc_attn.tools.cost.assumptions import GAP_US, READ_EFFICIENCY, START_US
 from zinc_attn.tools.cost.pass1 import ISSUE, LINES, STORAGE_ISSUE, issue_per_key
 from zinc_attn.tools.cost.step import ModelStep
-from zinc_attn.tools.rdna4 import compiler
-from zinc_attn.tools.rdna4.variants import Spec
 
 QWEN, LARGE = AttnShape(16, 2, 256), AttnShape(32, 8, 128)
 R9700 = CARDS["r9700"]
@@ -121,7 +121,7 @@ def test_table_is_what_the_compiler_makes():
     for spec, report in zip(specs, compiler.compile_variants(specs), strict=True):
         cycles, vgprs = ISSUE[spec.arithmetic][spec.head_dim, spec.heads]
         assert report.issue_per_key == pytest.approx(cycles, abs=1), spec
-        assert R9700.waves(report.vgprs) == report.waves_per_simd == R9700.waves(vgprs)
+        assert R9700.waves(report.made.registers) == report.made.waves == R9700.waves(vgprs)
     dtypes = (*STORAGE, "q8_0/q4_0")
     reports = compiler.compile_variants([Spec(f"attend_{dtype}", 256, 8) for dtype in dtypes])
     for dtype, report in zip(dtypes, reports, strict=True):

@@ -1,17 +1,19 @@
-"""The shipped kernels keep their gates under RADV's compiler, and a gate that is broken is said in a sentence."""
+"""The shipped kernels keep their gates under the compilers of GPUs, and a gate that is broken is said in a sentence."""
 
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from support import FULL, needs_radv
 
 from zinc_attn.cli import app as cli
-from zinc_attn.errors import KernelError, NoVulkanError
+from zinc_attn.errors import ArgumentError, KernelError, NoVulkanError
 from zinc_attn.shapes import AttnShape
+from zinc_attn.tools.compilers import TARGETS, Compiler, compiler, gates, graph, isa, targets, variants
+from zinc_attn.tools.compilers.gates import Made, VariantReport
+from zinc_attn.tools.compilers.variants import Spec
 from zinc_attn.tools.cost import CARDS
-from zinc_attn.tools.rdna4 import compiler, gates, graph, isa, variants
-from zinc_attn.tools.rdna4.gates import VariantReport
-from zinc_attn.tools.rdna4.variants import Spec
 
 STATISTICS = {
     **{"VGPRs": 96, "SGPRs": 128, "Spilled VGPRs": 0, "Spilled SGPRs": 0},
@@ -22,9 +24,12 @@ LATENT = Spec("attend_f16", 576, 4, 5, v_head_dim=512, latent=True)
 OTHERS = ("32/4/128", "32/1/320/256/latent", "32/8/192/128")  # of which a third is compiled, and with --full all
 
 
-def reported(spec=ATTEND, wave=32, **changed):
-    statistics = STATISTICS | {key.replace("_", " "): value for key, value in changed.items()}
-    return VariantReport(spec, wave, statistics, None, None)
+def made(wave=32, name="gfx1201", mesa=25, **changed):
+    return Made(name, mesa, wave, STATISTICS | {key.replace("_", " "): value for key, value in changed.items()})
+
+
+def reported(spec=ATTEND, **changed):
+    return VariantReport(made(**changed), spec, None, None)
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +43,9 @@ def test_shipped_kernels_keep_their_gates():
     specs = variants.specs_for(AttnShape(16, 2, 256)) + variants.encode_specs() + (others if FULL else others[::3])
     reports = compiler.compile_variants(specs)
     assert [r.spec for r in reports] == specs
-    assert gates.violations(reports) == []
+    assert list(gates.violations(reports)) == []
     for r in reports:
-        assert 0 < r.statistics["Instructions"] < r.statistics["Code size"]
+        assert 0 < r.made.statistics["Instructions"] < r.made.statistics["Code size"]
         assert (r.issue_per_key is None) == (r.spec.call in ("merge", "encode")), r.spec.name
     columns, lines = gates.table(reports)
     assert len(lines) == len(specs) and {len(line) for line in lines} == {len(columns)}
@@ -49,12 +54,13 @@ def test_shipped_kernels_keep_their_gates():
 @pytest.mark.usefixtures("with_compiler")
 def test_the_kernels_of_the_graph_keep_their_gates():
     assert list(graph.graph_violations()) == []
-    statistics = STATISTICS | {"Spilled VGPRs": 2, "LDS size": (32 << 10) + 4}
-    sentences = list(graph.broken("norm [0, 1, 1]", {"statistics": statistics, "wave": 64}))
+    one = made(64, VGPRs=97, Spilled_VGPRs=2, LDS_size=(32 << 10) + 4)
+    sentences = list(one.broken("norm [0, 1, 1]", "vec", graph.MOST_SHARED))
     matrices = "BB1:\n v_wmma_i32_16x16x16_iu8 v[0:7]\n v_dual_add_f32 v1 :: v_dual_mul_f32 v2\n ds_load_b32 v0"
     assert graph.unit_cycles((0, 64, 64, 2, 2), f"BB0:\n v_mov_b32 v0, 0\n{matrices}") == 18
     assert [sentence.split(": ")[1] for sentence in sentences] == [
-        *("2 Spilled VGPRs, at most 0 allowed", "32772 LDS size, at most 32768 allowed", "wave64, wave32 needed")
+        *("2 spilled registers, at most 0 allowed", "32772 LDS bytes, at most 32768 allowed"),
+        *("97 registers, at most 96 allowed", "wave64, wave32 needed"),
     ]
 
 
@@ -88,12 +94,12 @@ INTEGER = Spec("attend_matrix_q8_0", 64, 64, arithmetic="integer")
 WIDE_V = Spec("attend_f16", 128, 8, v_head_dim=320)
 VIOLATIONS = (
     *((reported(spec, VGPRs=most), "") for spec, most in ((ATTEND, 120), (LARGE, 192), (LATENT, 192))),
-    (reported(VGPRs=144), "attend_f16:256:8: 144 VGPRs, at most 120 allowed"),
-    (reported(LATENT, VGPRs=193), "attend_f16:576/512/latent:4: 193 VGPRs, at most 192 allowed"),
-    (reported(WIDE_V, VGPRs=193), "attend_f16:128/320:8: 193 VGPRs, at most 192 allowed"),
-    (reported(Spec("merge", 576), VGPRs=144), "merge:576: 144 VGPRs, at most 120 allowed"),
-    (reported(Spec("merge", 512), VGPRs=144), "merge:512: 144 VGPRs, at most 120 allowed"),
-    (reported(Spec("attend_f16", 64, 24, rows=8), VGPRs=257), "attend_f16:64:24:1:0:8: 257 VGPRs, at most"),
+    (reported(VGPRs=144), "attend_f16:256:8: 144 registers, at most 120 allowed"),
+    (reported(LATENT, VGPRs=193), "attend_f16:576/512/latent:4: 193 registers, at most 192 allowed"),
+    (reported(WIDE_V, VGPRs=193), "attend_f16:128/320:8: 193 registers, at most 192 allowed"),
+    (reported(Spec("merge", 576), VGPRs=144), "merge:576: 144 registers, at most 120 allowed"),
+    (reported(Spec("merge", 512), VGPRs=144), "merge:512: 144 registers, at most 120 allowed"),
+    (reported(Spec("attend_f16", 64, 24, rows=8), VGPRs=257), "attend_f16:64:24:1:0:8: 257 registers, at most"),
     (reported(Spec("attend_matrix_f16", 64, 64)), "attend_matrix_f16:64:64: no instruction of the matrix units"),
     (replace(reported(INTEGER), wmma=1, leaf=160.0), ""),
     (replace(reported(INTEGER), wmma=1, leaf=160.5), f"{INTEGER.name}: 160.5 issue cycles a key, at most 160 allowed"),
@@ -107,23 +113,25 @@ VIOLATIONS = (
 
 @pytest.mark.parametrize(("report", "text"), VIOLATIONS)
 def test_violations(report, text):
-    found = gates.violations([report])
+    found = list(gates.violations([report]))
     assert len(found) == bool(text) and "".join(found).startswith(text)
-    both = gates.violations([reported(Spilled_VGPRs=2, LDS_size=18944), report])
+    both = list(gates.violations([reported(Spilled_VGPRs=2, LDS_size=18944), report]))
     assert len(both) == 2 + len(found), "every broken gate of every variant has a sentence"
 
 
 def test_occupancy():
     by_registers = {0: 16, 96: 16, 97: 12, 120: 12, 144: 10, 168: 9, 192: 8, 216: 7, 240: 6, 256: 5}
     assert {vgprs: CARDS["r9700"].waves(vgprs) for vgprs in by_registers} == by_registers
+    assert {vgprs: made(VGPRs=vgprs).waves for vgprs in by_registers} == by_registers
+    assert [made(name="gfx1030", VGPRs=n).waves for n in (64, 65, 128)] == [16, 14, 8]
     by_lds = {0: 16, 1: 16, 16384: 16, 16385: 256 / 17, 32768: 8}  # of eight waves
-    assert {lds: reported(LDS_size=lds).waves_per_simd_lds for lds in by_lds} == by_lds
+    assert {lds: reported(LDS_size=lds).waves_by_lds for lds in by_lds} == by_lds
 
 
 def test_the_issue_cycles_of_a_key():
     """Of all workgroups that share it; test_cost.py has those of compiled kernels."""
     spec = Spec("attend_f16", 64, 8, chunks=2)
-    assert VariantReport(spec, 32, STATISTICS, 5 / 8, 2.0).issue_per_key == 2 * (5 / 8 + 2)
+    assert VariantReport(made(), spec, 5 / 8, 2.0).issue_per_key == 2 * (5 / 8 + 2)
 
 
 def test_trips_of_the_main_loops():
@@ -156,21 +164,65 @@ def test_constants_where_v_is_not_like_k():
 def test_the_command(capsys):
     """It compiles the kernels of one shape, and fails where one is beyond a gate."""
     specs = variants.specs_for(AttnShape.parse(text := "20/1/576/512/latent"))
-    assert cli.main(["rdna4", "--shape", text]) == 0
-    head, _, *rows, last = capsys.readouterr().out.splitlines()
-    assert {"VGPR", "spill", "LDS"} <= set(head.split())
+    assert cli.main(["compilers", "--shape", text]) == 0
+    title, head, _, *rows, last = capsys.readouterr().out.splitlines()
+    assert title.startswith("gfx1201 (Radeon AI PRO R9700")
+    assert {"registers", "spills", "LDS", "VOPD"} <= set(head.split())
     assert len(rows) == len(specs)
-    assert last.startswith(f"{len(rows)} variants: all wave32, no spills")
+    assert last == f"{len(rows)} variants: every gate holds"
 
 
-def test_missing_driver(monkeypatch):
-    monkeypatch.setenv("ZINC_ATTN_RADV_ICD", "/nowhere/radeon_icd.json")
+def test_missing_driver(tmp_path):
     with pytest.raises(NoVulkanError) as caught:
-        compiler.compile_variants([ATTEND])
+        compiler.compile_variants([ATTEND], Compiler(mesa=tmp_path))
     assert str(caught.value) == (
-        "there is no /nowhere/radeon_icd.json: install mesa-vulkan-drivers with RADV of Mesa 25.0 to 25.2 (older ones "
-        "do not know the chip, newer ones want a shim, see docs/cli.md)"
+        f"there is no radeon_icd*.json in {tmp_path}/usr/share/vulkan/icd.d: install mesa-vulkan-drivers, or take what "
+        "scripts/lib/compilers.sh fetches (docs/compilers.md)"
     )
+    with pytest.raises(ArgumentError, match="target: got 'gfx9', expected one of gfx1201, gfx1151, "):
+        compiler.compile_variants([ATTEND], Compiler("gfx9"))
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_another_mesa(name, tmp_path, monkeypatch):
+    """Its own dynamic loader starts the worker, and the shim is Debian's or the built one; only RADV does without."""
+    target, libraries = TARGETS[name], tmp_path / "mesa/usr/lib/x86_64-linux-gnu"
+    monkeypatch.setenv("ZINC_ATTN_CACHE", str(tmp_path))
+    icd = tmp_path / f"mesa/usr/share/vulkan/icd.d/{target.driver.library}_icd.json"
+    for path in (icd, libraries / "ld-linux-x86-64.so.2"):
+        path.parent.mkdir(parents=True)
+        path.touch()
+    one = Compiler(name, tmp_path / "mesa")
+    if target.driver is targets.RADV:
+        assert one.process()["env"]["RADV_FORCE_FAMILY"] == target.chip
+    else:
+        with pytest.raises(NoVulkanError, match=rf"there is no drm shim lib{target.driver.shim}_noop_drm_shim\.so"):
+            one.process()
+    name = f"lib{target.shim or target.driver.shim}_noop_drm_shim.so"
+    shim = (tmp_path / "compilers" if target.shim or target.driver is targets.ANV else libraries) / name
+    shim.parent.mkdir(exist_ok=True)
+    shim.touch()
+    process = one.process()
+    paths = "--library-path", f"{libraries}:/usr/lib/x86_64-linux-gnu", "--preload", str(shim)
+    assert process["args"] == (str(libraries / "ld-linux-x86-64.so.2"), *paths, *targets.WORKER, target.offered)
+    assert process["env"]["VK_DRIVER_FILES"] == str(icd) and "RADV_FORCE_FAMILY" not in process["env"]
+    assert target.chip in process["env"].values()
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_the_compilers_of_other_mesas(name):
+    """With what scripts/lib/compilers.sh brings: every target's driver offers its chip and tells all statistics."""
+    mesa = Path(os.environ.get("ZINC_ATTN_CACHE", targets.PACKAGE_ROOT / ".cache")) / "compilers" / "mesa"
+    if not mesa.is_dir():
+        pytest.skip("scripts/lib/compilers.sh has not run")
+    specs = variants.specs_for(AttnShape(9, 3, 64), dtypes=("f16",))
+    reports = compiler.compile_variants(specs, Compiler(name, mesa))
+    _, lines = gates.table(reports)
+    assert list(gates.violations(reports)) == [] and len(lines) == len(specs) == 2
+    driver = TARGETS[name].driver
+    for made in (r.made for r in reports):
+        assert 32 <= made.registers <= 800 and made.cycles > made.statistics[driver.instructions] > 500
+        assert (made.waves is None) == (driver is targets.ANV) and made.mesa >= 26
 
 
 @pytest.mark.usefixtures("with_compiler")

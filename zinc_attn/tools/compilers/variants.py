@@ -19,6 +19,7 @@ from ...storage import STORAGE
 from ..cost.cards import FRAGMENT, RDNA4_UNITS
 
 USUAL: Final = ("f32", "f16", "bf16", "q8_0")  # storage types that are compiled for every shape
+FEW_SHAPES: Final = ("16/2/256", "32/8/128", "9/3/64", "20/1/576/512/latent")
 _CONSTANT: Final[dict[Arithmetic, int]] = {
     "canonical": kernels.CANONICAL,
     "fused": kernels.FUSED_NATIVE,
@@ -78,6 +79,14 @@ class Spec:
     def call(self) -> str:
         """merge, encode, attend or attend_matrix."""
         return next(call for call in _CALLS if self.kernel.startswith(call))
+
+    @property
+    def kind(self) -> str:
+        """The class of programs of which gates speak."""
+        if self.call == "attend" and self.heads > 8:
+            return "shared"
+        wide = self.call == "attend" and max(self.head_dim, self.v_head_dim) > 256
+        return "wide" if wide else self.call.removeprefix("attend_")
 
     @property
     def dtype(self) -> str:
@@ -145,7 +154,7 @@ def default_specs() -> list[Spec]:
 
 def other_specs() -> list[Spec]:
     """Pass 1 of the other arithmetics with one result for some shapes: fused, and integer with blocks of integers."""
-    shapes = [AttnShape.parse(text) for text in ("16/2/256", "32/8/128", "9/3/64", "20/1/576/512/latent")]
+    shapes = [AttnShape.parse(text) for text in FEW_SHAPES]
     types: dict[Arithmetic, tuple[str, ...]] = {"fused": ("f16", "q8_0"), "integer": ("q8_0", "q4_0")}
     return [
         replace(spec, arithmetic=arithmetic)
@@ -184,7 +193,10 @@ def encode_specs() -> list[Spec]:
     return [*(Spec(f"encode_{name}", 256) for name in names), latent]
 
 
-def all_specs() -> list[Spec]:
-    """What the command compiles: matrix units only where the package was built with them."""
+def all_specs(target: str = "gfx1201") -> list[Spec]:
+    """What the command compiles: of other targets than gfx1201 a few shapes and types, and matrix units of none."""
+    if target != "gfx1201":
+        specs = [spec for text in FEW_SHAPES for spec in specs_for(AttnShape.parse(text), dtypes=("f16", "q8_0"))]
+        return list(dict.fromkeys(specs + other_specs()))
     matrices = (SPIRV / kernels.MATRIX.file).exists()
     return default_specs() + other_specs() + cell_specs() + encode_specs() + (matrix_specs() if matrices else [])

@@ -26,26 +26,27 @@ _FULL_SUBGROUPS: Final = 2  # VK_PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGR
 
 
 def main() -> None:
-    """Answer every job, or exit with a sentence where the device is not the chip."""
+    """Answer every job, or exit with a sentence where the device is not the chip, whose name the argument is."""
     try:
         vk = loader()
-        device, ways, units = _open(vk)
+        device, ways, facts = _open(vk, sys.argv[1])
     except ZincAttnError as e:
         sys.exit(str(e))
     for line in sys.stdin:
         try:
-            answer = {"units": units} | _compile(vk, device, ways, *json.loads(line))
+            answer = facts | _compile(vk, device, ways, *json.loads(line))
         except ZincAttnError as e:
             answer = {"refused": str(e)}
         print(json.dumps(answer), flush=True)
 
 
-def _open(vk: Vulkan) -> tuple[Any, tuple[Way, Way], bool]:
-    """A VkDevice of the chip with a queue of its first family, its ways to multiply and add, plain and fused, and
-    whether it offers matrix units."""
+def _open(vk: Vulkan, name: str) -> tuple[Any, tuple[Way, Way], dict[str, Any]]:
+    """A VkDevice of the chip, which has ``name`` in its own, with a queue of its first family; its ways to multiply and
+    add, plain and fused; whether it offers matrix units, and Mesa's version."""
     physical = vk.physical_devices(vk.create_instance()[0])[0]
-    chip = vk.text(vk.properties(physical)[0].deviceName)
-    if "gfx1201" not in chip.lower():  # a Mesa that ignores the forced family
+    told = vk.properties(physical)[0]
+    chip = vk.text(told.deviceName)
+    if name not in chip.lower():  # a Mesa that ignores the forced family
         sys.exit(f"the driver offers {chip!r}")
     features = vk.struct("VkPhysicalDeviceSubgroupSizeControlFeatures", subgroupSizeControl=1, computeFullSubgroups=1)
     # Mesa 25.0 compiles matrix products without offering them: lanes have the elements that another chip's would have.
@@ -63,7 +64,8 @@ def _open(vk: Vulkan) -> tuple[Any, tuple[Way, Way], bool]:
     names = [vk.ffi.new("char[]", name.encode()) for name in (*_EXTENSIONS, *units, *fma)]
     enabled = {"enabledExtensionCount": len(names), "ppEnabledExtensionNames": vk.array("char*", names)}
     made = _make(vk, physical, "Device", pNext=features, queueCreateInfoCount=1, pQueueCreateInfos=queue, **enabled)
-    return made, ("fma()", "OpFmaKHR" if fma else "fma()"), offered
+    facts = {"units": offered, "mesa": int(told.driverVersion) >> 22}
+    return made, ("fma()", "OpFmaKHR" if fma else "fma()"), facts
 
 
 def _make(vk: Vulkan, owner: Any, kind: str, **fields: Any) -> Any:
@@ -100,7 +102,7 @@ def _pipeline(vk: Vulkan, device: Any, cache: Any, path: str, bindings: int, con
 def _compile(
     vk: Vulkan, device: Any, ways: tuple[Way, Way], path: str, bindings: int, constants: Sequence[int], *how: bool
 ) -> dict[str, Any]:
-    """One variant: its wave size, and RADV's statistics and the program's text, or the data of its pipeline cache."""
+    """One variant: its wave size, and the driver's statistics with RADV's text, or the data of its pipeline cache."""
 
     def query(name: str) -> Any:
         name = f"vkGetPipelineExecutable{name}KHR"
@@ -118,18 +120,24 @@ def _compile(
         return {"wave": int(stage.subgroupSize), "cache": bytes(vk.ffi.buffer(data, size[0])).hex()}
     about = vk.struct("VkPipelineExecutableInfoKHR", pipeline=pipeline)
     numbers = vk.listed(query("Statistics"), "VkPipelineExecutableStatisticKHR", device, about)
-    function = query("InternalRepresentations")
+    return {
+        "wave": int(stage.subgroupSize),
+        "statistics": {vk.text(number.name): int(number.value.u64) for number in numbers},
+        "isa": _text(vk, device, query("InternalRepresentations"), about),
+    }
+
+
+def _text(vk: Vulkan, device: Any, function: Any, about: Any) -> str:
+    """RADV's text of the machine code; empty from other drivers."""
     forms = vk.listed(function, "VkPipelineExecutableInternalRepresentationKHR", device, about)
     texts = {vk.text(form.name): vk.ffi.new("char[]", form.dataSize) for form in forms}
+    if "Assembly" not in texts:
+        return ""
     for form, text in zip(forms, texts.values(), strict=True):
         form.pData = text
     count = vk.ffi.new("uint32_t*", len(forms))
     vk.check(function(device, about, count, vk.ffi.addressof(forms[0])), "the program's text")
-    return {
-        "wave": int(stage.subgroupSize),
-        "statistics": {vk.text(number.name): int(number.value.u64) for number in numbers},
-        "isa": vk.text(texts["Assembly"]),
-    }
+    return vk.text(texts["Assembly"])
 
 
 if __name__ == "__main__":

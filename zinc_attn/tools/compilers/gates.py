@@ -1,0 +1,188 @@
+"""What a compiler made of each program, the gates that it must keep, and the table of pass 1, pass 2 and encoding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any, Final
+
+from ... import limits
+from ...kernels.sizes import attend_sizes
+from ..cost import CARDS
+from .targets import RADV, TARGETS, Compiler, Target
+from .variants import Spec
+
+LDS_PER_SIMD, LDS_STEP = 32 << 10, 1 << 10  # a compute unit of two SIMDs has 64 KiB
+
+MATRIX_LDS_BYTES: Final = 64 << 10  # so that two compute units hold two workgroups with matrix units
+MAX_LDS_BYTES: Final = 4096  # of a workgroup; pass 1's is shared_bytes
+# The most registers and, behind a slash, spills of each class of programs, by target and Mesa; no spills where nothing
+# else is said. matrix, wide: pass 1 on matrix units, and of more than 256 dimensions. shared: of more than 8 query
+# vectors. vec: mul_mat_vec of one column. graph: every other kernel of a graph, whose registers have no gate.
+_GATES: Final = """
+target  Mesa  matrix  attend  wide  shared  encode  merge  vec  graph
+gfx1201 25    256     120     192   256     192     120    96   -
+"""
+_HEAD, *_LINES = (line.split() for line in _GATES.strip().splitlines())
+
+
+def _gate(cell: str) -> tuple[float, int]:
+    """(registers, spills)."""
+    registers, _, spills = cell.partition("/")
+    return inf if registers == "-" else int(registers), int(spills or 0)
+
+
+GATES: Final = {
+    (target, int(mesa)): dict(zip(_HEAD[2:], map(_gate, cells), strict=True)) for target, mesa, *cells in _LINES
+}
+# Issue cycles per key of workgroups with 64 query vectors, of gfx1201.
+LEAF_GATES: Final = {
+    f"attend_matrix_q8_0:{dims}:64:integer": most for dims, most in ((64, 160), (128, 256), (256, 440))
+}
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a compiler made of a program. Sizes are in bytes; ``statistics`` has every number as the driver names it."""
+
+    name: str
+    mesa: int
+    wave: int
+    statistics: Mapping[str, int]
+
+    @classmethod
+    def of(cls, answer: Mapping[str, Any], compiler: Compiler) -> Made:
+        """The worker's answer."""
+        return cls(compiler.name, answer["mesa"], int(answer["wave"]), answer["statistics"])
+
+    @property
+    def target(self) -> Target:
+        return TARGETS[self.name]
+
+    @property
+    def registers(self) -> int:
+        return self.statistics[self.target.driver.registers]
+
+    @property
+    def spilled(self) -> list[int]:
+        """AMD's vector and scalar registers; elsewhere spills and fills."""
+        return [self.statistics[name] for name in self.target.driver.spills]
+
+    @property
+    def spills(self) -> int:
+        return sum(self.spilled)
+
+    @property
+    def scratch(self) -> int:
+        return self.statistics[self.target.driver.scratch]
+
+    @property
+    def shared(self) -> int | None:
+        """None where the driver does not tell."""
+        return self.statistics.get(self.target.driver.shared)
+
+    @property
+    def cycles(self) -> int:
+        """The driver's own estimate for a wave."""
+        return self.statistics[self.target.driver.cycles]
+
+    @property
+    def waves(self) -> int | None:
+        """Waves that the registers of a SIMD hold, of NVIDIA's a quarter of a multiprocessor. None: not known.
+
+        RADV's 'Subgroups per SIMD' assumes a file of 1024 registers where it has null hardware.
+        """
+        warps = self.statistics.get(self.target.driver.warps)
+        return self.target.waves(self.registers) if warps is None else warps // 4
+
+    def broken(self, name: str, kind: str, shared: float) -> Iterator[str]:
+        """One sentence per gate of a class that the program called ``name`` breaks; shared: the most shared memory."""
+        registers, spills = GATES.get((self.name, self.mesa), {}).get(kind, (inf, 0))
+        for what, got, most in (
+            ("spilled registers", self.spills, spills),
+            ("scratch bytes", self.scratch if not spills else 0, 0),
+            ("LDS bytes", self.shared or 0, shared),
+            ("registers", self.registers, registers),
+        ):
+            if got > most:
+                yield f"{name}: {got} {what}, at most {most:g} allowed"
+        if self.wave != limits.WAVE:
+            yield f"{name}: wave{self.wave}, wave{limits.WAVE} needed"
+
+
+@dataclass(frozen=True)
+class VariantReport:
+    """What the compiler made of one variant.
+
+    qk, pv: issue cycles per key of the two main loops (scores, values), None where they were not recognized beyond
+    doubt. wmma: instructions of the matrix units in the program's text, None without a text. leaf: of a program with
+    them, issue cycles of a workgroup per key, None where they were not recognized.
+    """
+
+    made: Made
+    spec: Spec
+    qk: float | None
+    pv: float | None
+    wmma: int | None = 0
+    leaf: float | None = None
+
+    @property
+    def waves_by_lds(self) -> float | None:
+        """Waves per SIMD that the LDS of an AMD compute unit holds, on average."""
+        if self.made.target.driver is not RADV:
+            return None
+        steps = -(-(self.made.shared or 0) // LDS_STEP)
+        most = CARDS["r9700"].wave_slots
+        return min(most, self.spec.waves * LDS_PER_SIMD / (steps * LDS_STEP)) if steps else most
+
+    @property
+    def issue_per_key(self) -> float | None:
+        """Issue cycles of the main loops per key and KV head, over all head chunks."""
+        return self.leaf if self.qk is None or self.pv is None else self.spec.chunks * (self.qk + self.pv)
+
+
+def _lds_gate(spec: Spec) -> int:
+    """LDS bytes that a workgroup may have, in the steps in which they are allocated."""
+    if spec.call == "attend_matrix":
+        return MATRIX_LDS_BYTES
+    if spec.call == "attend":
+        sizes = attend_sizes(spec.shape, spec.heads, spec.dtype)
+        unused = 0 if spec.arithmetic == "integer" else 4 * sizes["VALUE_POWERS"]
+        return -(-(sizes["SHARED_BYTES"] - unused) // LDS_STEP) * LDS_STEP
+    return MAX_LDS_BYTES
+
+
+def violations(reports: Iterable[VariantReport]) -> Iterator[str]:
+    """One sentence per broken gate."""
+    for r in reports:
+        yield from r.made.broken(r.spec.name, r.spec.kind, _lds_gate(r.spec))
+        if r.wmma == 0 and r.spec.call == "attend_matrix":
+            yield f"{r.spec.name}: no instruction of the matrix units"
+        if (r.leaf or inf) > (cycles := LEAF_GATES.get(r.spec.name, inf)):
+            yield f"{r.spec.name}: {r.leaf} issue cycles a key, at most {cycles} allowed"
+
+
+_RADV: Final = ("Code size", "VALU", "VOPD", "VMEM", "SMEM", "SGPRs", "Subgroups per SIMD")  # columns of its own
+
+
+def table(reports: Sequence[VariantReport]) -> tuple[list[str], list[list[str]]]:
+    """Headings, and a line per variant, of one compiler.
+
+    cycles is the driver's figure for a wave. waves: by registers; byLDS: by shared memory. QK, PV and issue/key are
+    issue cycles per key and KV head, which are read in RADV's text.
+    """
+    driver = reports[0].made.target.driver
+    columns = ["kernel", "dim", "heads", "wave", "registers", "spills", "scratch", "LDS", "instr", "cycles", "waves"]
+    if driver is RADV:
+        columns += ["byLDS", "QK", "PV", "issue/key", *(name.replace(" ", "-") for name in _RADV)]
+    lines = []
+    for r in reports:
+        made, issue = r.made, [None if x is None else x * r.spec.chunks for x in (r.qk, r.pv)]
+        cells: list[Any] = [r.spec.kernel + r.spec.said, r.spec.dims, r.spec.heads, made.wave, made.registers]
+        cells += ["+".join(map(str, made.spilled)) if made.spills else 0, made.scratch, made.shared]
+        cells += [made.statistics[driver.instructions], made.cycles, made.waves]
+        if driver is RADV:
+            cells += [r.waves_by_lds, *issue, r.issue_per_key, *(made.statistics.get(name) for name in _RADV)]
+        lines.append(["-" if x is None else f"{x:.4g}" if isinstance(x, float) else str(x) for x in cells])
+    return columns, lines
