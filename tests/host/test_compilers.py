@@ -13,7 +13,7 @@ from zinc_attn.shapes import AttnShape
 from zinc_attn.tools.compilers import TARGETS, Compiler, compiler, gates, graph, isa, targets, variants
 from zinc_attn.tools.compilers.gates import Made, VariantReport
 from zinc_attn.tools.compilers.variants import Spec
-from zinc_attn.tools.cost import CARDS
+from zinc_attn.tools.cost.cards import RDNA4
 
 STATISTICS = {
     **{"VGPRs": 96, "SGPRs": 128, "Spilled VGPRs": 0, "Spilled SGPRs": 0},
@@ -121,7 +121,7 @@ def test_violations(report, text):
 
 def test_occupancy():
     by_registers = {0: 16, 96: 16, 97: 12, 120: 12, 144: 10, 168: 9, 192: 8, 216: 7, 240: 6, 256: 5}
-    assert {vgprs: CARDS["r9700"].waves(vgprs) for vgprs in by_registers} == by_registers
+    assert {vgprs: RDNA4.waves(vgprs) for vgprs in by_registers} == by_registers
     assert {vgprs: made(VGPRs=vgprs).waves for vgprs in by_registers} == by_registers
     assert [made(name="gfx1030", VGPRs=n).waves for n in (64, 65, 128)] == [16, 14, 8]
     by_lds = {0: 16, 1: 16, 16384: 16, 16385: 256 / 17, 32768: 8}  # of eight waves
@@ -189,10 +189,12 @@ def test_another_mesa(name, tmp_path, monkeypatch):
     target, libraries = TARGETS[name], tmp_path / "mesa/usr/lib/x86_64-linux-gnu"
     monkeypatch.setenv("ZINC_ATTN_CACHE", str(tmp_path))
     icd = tmp_path / f"mesa/usr/share/vulkan/icd.d/{target.driver.library}_icd.json"
+    one = Compiler(name, tmp_path / "mesa")
     for path in (icd, libraries / "ld-linux-x86-64.so.2"):
+        with pytest.raises((ArgumentError, NoVulkanError), match=r"expected a folder|there is no C library"):
+            one.process()
         path.parent.mkdir(parents=True)
         path.touch()
-    one = Compiler(name, tmp_path / "mesa")
     if target.driver is targets.RADV:
         assert one.process()["env"]["RADV_FORCE_FAMILY"] == target.chip
     else:
@@ -203,9 +205,10 @@ def test_another_mesa(name, tmp_path, monkeypatch):
     shim.parent.mkdir(exist_ok=True)
     shim.touch()
     process = one.process()
-    paths = "--library-path", f"{libraries}:/usr/lib/x86_64-linux-gnu", "--preload", str(shim)
+    paths = "--library-path", f"{libraries}:/usr/lib/x86_64-linux-gnu"
     assert process["args"] == (str(libraries / "ld-linux-x86-64.so.2"), *paths, *targets.WORKER, target.offered)
-    assert process["env"]["VK_DRIVER_FILES"] == str(icd) and "RADV_FORCE_FAMILY" not in process["env"]
+    assert process["env"]["LD_PRELOAD"] == str(shim) and process["env"]["VK_DRIVER_FILES"] == str(icd)
+    assert "RADV_FORCE_FAMILY" not in process["env"]
     assert target.chip in process["env"].values()
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from ... import limits
 from ...kernels.sizes import attend_sizes
-from ..cost import CARDS
+from ..cost.cards import RDNA4
 from .targets import RADV, TARGETS, Compiler, Target
 from .variants import Spec
 
@@ -17,12 +17,19 @@ LDS_PER_SIMD, LDS_STEP = 32 << 10, 1 << 10  # a compute unit of two SIMDs has 64
 
 MATRIX_LDS_BYTES: Final = 64 << 10  # so that two compute units hold two workgroups with matrix units
 MAX_LDS_BYTES: Final = 4096  # of a workgroup; pass 1's is shared_bytes
-# The most registers and, behind a slash, spills of each class of programs, by target and Mesa; no spills where nothing
-# else is said. matrix, wide: pass 1 on matrix units, and of more than 256 dimensions. shared: of more than 8 query
-# vectors. vec: mul_mat_vec of one column. graph: every other kernel of a graph, whose registers have no gate.
+# The most registers and, behind a slash, spills of each class of programs, by target and Mesa; where no spills are
+# allowed, which is so if nothing else is said, there is no scratch memory either. matrix, wide: pass 1 on matrix units,
+# and of more than 256 dimensions. shared: of more than 8 query vectors. vec: mul_mat_vec of one column. graph: every
+# other kernel of a graph, whose registers have no gate.
 _GATES: Final = """
 target  Mesa  matrix  attend  wide  shared  encode  merge  vec  graph
 gfx1201 25    256     120     192   256     192     120    96   -
+gfx1201 26    256     192     192   256     192     120    96   -/3
+gfx1151 26    -       192     192   192     -       120    96   -/3
+ada     26    -       255     248/1 232/1   -       88     -    -
+hopper  26    -       255     248/1 232/1   -       88     -    -
+bmg     26    -       -/2520  -/1904 -/1905 -       -/93   -/55 -/567
+ptl     26    -       -/598   -/429 -/320   -       -      -    -/331
 """
 _HEAD, *_LINES = (line.split() for line in _GATES.strip().splitlines())
 
@@ -93,8 +100,8 @@ class Made:
 
         RADV's 'Subgroups per SIMD' assumes a file of 1024 registers where it has null hardware.
         """
-        warps = self.statistics.get(self.target.driver.warps)
-        return self.target.waves(self.registers) if warps is None else warps // 4
+        family = self.target.family
+        return None if family is None else family.waves(self.registers)
 
     def broken(self, name: str, kind: str, shared: float) -> Iterator[str]:
         """One sentence per gate of a class that the program called ``name`` breaks; shared: the most shared memory."""
@@ -133,7 +140,7 @@ class VariantReport:
         if self.made.target.driver is not RADV:
             return None
         steps = -(-(self.made.shared or 0) // LDS_STEP)
-        most = CARDS["r9700"].wave_slots
+        most = RDNA4.wave_slots
         return min(most, self.spec.waves * LDS_PER_SIMD / (steps * LDS_STEP)) if steps else most
 
     @property

@@ -74,4 +74,4 @@ def _of_products(name: str, spec: tuple[int, ...], one: Mapping[str, Any]) -> It
 def issued(loaded: int, one: Mapping[str, Any]) -> float:
     """The part of the card's issue slots that vector instructions take while so many bytes come from memory."""
     card, seconds = CARDS["r9700"], loaded / CARDS["r9700"].bandwidth  # billionths
-    return float(one["statistics"]["VALU"] / (seconds * card.compute_units * card.simds * card.clock_ghz))
+    return float(one["statistics"]["VALU"] / (seconds * card.compute_units * card.family.simds * card.clock_ghz))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ...errors import ArgumentError, NoVulkanError
+from ..cost.cards import ADA, HOPPER, RDNA3, RDNA4, Family
 
 ICD_FOLDERS: Final = ("/etc/vulkan/icd.d", "/usr/local/share/vulkan/icd.d", "/usr/share/vulkan/icd.d")
 PACKAGE_ROOT: Final = Path(__file__).parents[3]
@@ -22,7 +23,7 @@ HOW: Final = "take what scripts/lib/compilers.sh fetches (docs/compilers.md)"
 class Driver(NamedTuple):
     """A Vulkan driver of Mesa: its library's name, its shim's and the shim's variables, and its statistics' names.
 
-    spills: of every kind, their sum counts. shared: empty where the driver does not tell. warps: of a multiprocessor.
+    spills: of every kind, their sum counts. shared: empty where the driver does not tell.
     """
 
     library: str
@@ -34,7 +35,6 @@ class Driver(NamedTuple):
     shared: str
     instructions: str
     cycles: str
-    warps: str = ""
 
 
 RADV: Final = Driver(
@@ -48,45 +48,38 @@ ANV: Final = Driver(
 NVK: Final = Driver(
     "nouveau", "nouveau", {"NOUVEAU_CHIPSET": "{}", "NVK_I_WANT_A_BROKEN_VULKAN_DRIVER": "1"}, "Number of GPRs",
     ("Spills to memory", "Fills from memory"), "SLM size", "", "Instruction count", "Static cycle count",
-    "Max warps/SM",
 )  # fmt: skip
 
 
 class Target(NamedTuple):
-    """A GPU: the chip as the shim calls it, a word of its name in Vulkan, and registers of a SIMD by the lane.
+    """A GPU: the chip as the shim calls it, and a word of its name in Vulkan.
 
-    registers: 0 where how many waves they hold is not known. shim: another than the driver's.
+    family: None where the driver's figure of registers does not say how many waves they hold. shim: another than the
+    driver's.
     """
 
     title: str
     driver: Driver
     chip: str
     offered: str
-    registers: int = 0
-    step: int = 24
+    family: Family | None = None
     shim: str = ""
-
-    def waves(self, registers: int) -> int | None:
-        """Waves of so many registers that a SIMD of AMD's holds."""
-        if not self.registers:
-            return None
-        return max(1, min(16, self.registers // max(self.step, -(-registers // self.step) * self.step)))
 
 
 TARGETS: Final = {
-    "gfx1201": Target("Radeon AI PRO R9700, RX 9070", RADV, "gfx1201", "gfx1201", 1536),
-    "gfx1151": Target("Radeon 8060S", RADV, "gfx1151", "strix_halo", 1536, shim="gfx1151"),
-    "gfx1100": Target("Radeon RX 7900 XTX", RADV, "navi31", "navi31", 1536),
-    "gfx1030": Target("Radeon RX 6800", RADV, "navi21", "navi21", 1024, 8),
+    "gfx1201": Target("Radeon AI PRO R9700, RX 9070", RADV, "gfx1201", "gfx1201", RDNA4),
+    "gfx1151": Target("Radeon 8060S", RADV, "gfx1151", "strix_halo", RDNA3, "gfx1151"),
+    "gfx1100": Target("Radeon RX 7900 XTX", RADV, "navi31", "navi31", RDNA3),
+    "gfx1030": Target("Radeon RX 6800", RADV, "navi21", "navi21", RDNA4._replace(registers=1024, register_step=8)),
     "bmg": Target("Arc B580, Battlemage", ANV, "bmg", "bmg"),
     "lnl": Target("Lunar Lake", ANV, "lnl", "lnl"),
     "ptl": Target("Panther Lake, Xe3", ANV, "ptl", "ptl"),
     "dg2": Target("Arc A770, Alchemist", ANV, "dg2", "dg2"),
-    "turing": Target("GeForce RTX 20", NVK, "162", "nvk"),
-    "ampere": Target("GeForce RTX 30", NVK, "172", "nvk"),
-    "ada": Target("GeForce RTX 40", NVK, "192", "nvk"),
-    "hopper": Target("H100, H200", NVK, "180", "nvk"),
-    "blackwell": Target("GeForce RTX 50", NVK, "1b2", "nvk"),
+    "turing": Target("GeForce RTX 20", NVK, "162", "nvk", ADA._replace(wave_slots=8)),
+    "ampere": Target("GeForce RTX 30", NVK, "172", "nvk", ADA),
+    "ada": Target("GeForce RTX 40", NVK, "192", "nvk", ADA),
+    "hopper": Target("H100, H200", NVK, "180", "nvk", HOPPER),
+    "blackwell": Target("GeForce RTX 50", NVK, "1b2", "nvk", ADA),
 }
 
 
@@ -103,35 +96,31 @@ class Compiler(NamedTuple):
         return TARGETS[self.name]
 
     def process(self) -> dict[str, Any]:
-        """The worker's command and environment, in which the loader offers the driver alone, and that the chip alone.
-
-        Another Mesa's libraries want the C library of their system, so its own dynamic loader starts the interpreter.
-        """
-        driver, icd, worker = self.target.driver, str(self._icd()), (*WORKER, self.target.offered)
+        """The worker's command and environment, in which the loader offers the driver, and that the chip, alone."""
+        driver, icd = self.target.driver, str(self._icd())
         dropped = ("VK_ADD_DRIVER_FILES", "VK_LOADER_DRIVERS_SELECT", "VK_LOADER_DRIVERS_DISABLE", "VK_INSTANCE_LAYERS")
         kept = {k: v for k, v in os.environ.items() if k not in dropped and not k.startswith("RADV_")}
         kept |= {k: v.format(self.target.chip) for k, v in driver.variables.items()}
-        shim = next(self._shims(), None)
-        if shim is None and driver is not RADV:
-            raise NoVulkanError(f"there is no drm shim lib{self.target.shim or driver.shim}_noop_drm_shim.so: {HOW}")
-        if shim is None:
-            kept["RADV_FORCE_FAMILY"] = self.target.chip
-        if self.mesa is not None:
-            folder = next(self.mesa.glob("usr/lib/*/ld-linux*.so.*")).parent
-            loader = str(next(folder.glob("ld-linux*.so.*"))), "--library-path", f"{folder}:/usr/lib/{folder.name}"
-            worker = (*loader, *(("--preload", str(shim)) if shim else ()), *worker)
-        elif shim is not None:
+        kept |= {"VK_ICD_FILENAMES": icd, "VK_DRIVER_FILES": icd}
+        kept["MESA_SHADER_CACHE_DISABLE"] = "true"  # statistics exist only for what is compiled now
+        kept["PYTHONPATH"] = os.pathsep.join(filter(None, (str(PACKAGE_ROOT), kept.get("PYTHONPATH"))))
+        command = *self._loader(), *WORKER, self.target.offered
+        if shim := next(self._shims(), None):
             kept["LD_PRELOAD"] = str(shim)
-        return {
-            "args": worker,
-            "env": kept
-            | {
-                "VK_ICD_FILENAMES": icd,
-                "VK_DRIVER_FILES": icd,
-                "MESA_SHADER_CACHE_DISABLE": "true",  # statistics exist only for what is compiled now
-                "PYTHONPATH": os.pathsep.join(filter(None, (str(PACKAGE_ROOT), kept.get("PYTHONPATH")))),
-            },
-        }  # fmt: skip
+        elif driver is RADV:
+            kept["RADV_FORCE_FAMILY"] = self.target.chip
+        else:
+            raise NoVulkanError(f"there is no drm shim lib{self.target.shim or driver.shim}_noop_drm_shim.so: {HOW}")
+        return {"args": command, "env": kept}
+
+    def _loader(self) -> tuple[str, ...]:
+        """Another Mesa's libraries want their system's C library, so its dynamic loader starts the interpreter."""
+        if self.mesa is None:
+            return ()
+        loader = next(self.mesa.glob("usr/lib/*/ld-linux*.so.*"), None)
+        if loader is None:
+            raise NoVulkanError(f"there is no C library in {self.mesa}: {HOW}")
+        return str(loader), "--library-path", f"{loader.parent}:/usr/lib/{loader.parent.name}"
 
     def _shims(self) -> Iterator[Path]:
         name = f"lib{self.target.shim or self.target.driver.shim}_noop_drm_shim.so"
@@ -142,6 +131,8 @@ class Compiler(NamedTuple):
 
     def _icd(self) -> Path:
         """The driver's file for the loader. NoVulkanError: there is none."""
+        if self.mesa is not None and not os.path.isdir(self.mesa):
+            raise ArgumentError(f"mesa: got {os.fspath(self.mesa)!r}, expected a folder; {HOW}")
         folders = ICD_FOLDERS if self.mesa is None else (f"{self.mesa}/usr/share/vulkan/icd.d",)
         name = f"{self.target.driver.library}_icd*.json"
         icd = next((path for folder in folders for path in sorted(Path(folder).glob(name))), None)

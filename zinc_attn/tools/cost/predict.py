@@ -9,13 +9,14 @@ from typing import Any, Final
 from ...canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
 from ...dtypes import storage_dtype
 from ...kernels import declarations as kernels
-from ...kernels.tuning import merge_workgroup_size
+from ...kernels.tuning import heads_together, merge_workgroup_size
 from ...planning.arithmetic import Arithmetic
 from ...planning.splits import SplitPlan
 from ...shapes import AttnShape
+from ...storage import storage_types
 from . import assumptions as assumed
 from .cards import Card
-from .pass1 import UNITS, Workgroup, dispatches_us
+from .pass1 import SIMDS, Workgroup, dispatches_us
 
 # What JSON says of a prediction: its label, and the compilers of the programs whose instructions are counted.
 ABOUT: Final[dict[str, Any]] = {
@@ -82,7 +83,7 @@ class Prediction(Terms):
             submissions=submissions,
             splits=plan.num_splits,
             workgroups_per_cu=terms.workgroups / card.compute_units,
-            utilization=min(1.0, plan.workgroups * UNITS / card.compute_units),
+            utilization=min(1.0, plan.workgroups * SIMDS / card.all_simds),
             kv_bytes=(context - plan.begin) * shape.kv_bytes_per_token(dtype),
             partial_bytes=2 * plan.scratch_bytes,
             total_us=terms.pass1_us + terms.merge_us,
@@ -115,6 +116,23 @@ class Prediction(Terms):
 def ideal(shape: AttnShape, context: int, card: Card, dtype: str = "f16") -> float:
     """µs to read each byte of K and V once at the peak rate."""
     return context * shape.kv_bytes_per_token(dtype) / card.bandwidth / 1e3
+
+
+def issue_share(shape: AttnShape, card: Card, dtype: str = "f16", arithmetic: Arithmetic = "canonical") -> float:
+    """Issue of pass 1 for one row and many keys, as a part of the time that K and V take at the peak rate.
+
+    Above 1 arithmetic is the limit, not memory.
+    """
+    group = Workgroup(card, shape, heads_together(shape), storage_dtype(dtype), arithmetic)
+    cycles = shape.kv_heads * group.chunks * group.issue / KEYS_PER_LEAF
+    return cycles / (card.all_simds * card.clock_ghz) / ideal(shape, 1, card, dtype) / 1e3
+
+
+def issue_shares(shape: AttnShape, card: Card, dtype: str) -> dict[str, float]:
+    """``issue_share`` of every arithmetic that a cache of this type may have."""
+    integers = all(one.integers for one in storage_types(dtype))
+    names: tuple[Arithmetic, ...] = ("canonical", "fused", *(("integer",) if integers else ()))
+    return {name: issue_share(shape, card, dtype, name) for name in names}
 
 
 def predict(plan: SplitPlan, card: Card, dtype: str = "f16", arithmetic: Arithmetic = "canonical") -> Prediction:
