@@ -205,8 +205,8 @@ def test_another_mesa(name, tmp_path, monkeypatch):
     shim.parent.mkdir(exist_ok=True)
     shim.touch()
     process = one.process()
-    paths = "--library-path", f"{libraries}:/usr/lib/x86_64-linux-gnu"
-    assert process["args"] == (str(libraries / "ld-linux-x86-64.so.2"), *paths, *targets.WORKER, target.offered)
+    loader = str(libraries / "ld-linux-x86-64.so.2"), "--library-path", f"{libraries}:/usr/lib/x86_64-linux-gnu"
+    assert process["args"] == (*loader, *targets.WORKER, target.chip, target.word or target.chip)
     assert process["env"]["LD_PRELOAD"] == str(shim) and process["env"]["VK_DRIVER_FILES"] == str(icd)
     assert "RADV_FORCE_FAMILY" not in process["env"]
     assert target.chip in process["env"].values()

@@ -52,7 +52,7 @@ NVK: Final = Driver(
 
 
 class Target(NamedTuple):
-    """A GPU: the chip as the shim calls it, and a word of its name in Vulkan.
+    """A GPU: the chip as the shim calls it, which its name in Vulkan has, or another word of that.
 
     family: None where the driver's figure of registers does not say how many waves they hold. shim: another than the
     driver's.
@@ -61,25 +61,25 @@ class Target(NamedTuple):
     title: str
     driver: Driver
     chip: str
-    offered: str
     family: Family | None = None
+    word: str = ""
     shim: str = ""
 
 
 TARGETS: Final = {
-    "gfx1201": Target("Radeon AI PRO R9700, RX 9070", RADV, "gfx1201", "gfx1201", RDNA4),
-    "gfx1151": Target("Radeon 8060S", RADV, "gfx1151", "strix_halo", RDNA3, "gfx1151"),
-    "gfx1100": Target("Radeon RX 7900 XTX", RADV, "navi31", "navi31", RDNA3),
-    "gfx1030": Target("Radeon RX 6800", RADV, "navi21", "navi21", RDNA4._replace(registers=1024, register_step=8)),
-    "bmg": Target("Arc B580, Battlemage", ANV, "bmg", "bmg"),
-    "lnl": Target("Lunar Lake", ANV, "lnl", "lnl"),
-    "ptl": Target("Panther Lake, Xe3", ANV, "ptl", "ptl"),
-    "dg2": Target("Arc A770, Alchemist", ANV, "dg2", "dg2"),
-    "turing": Target("GeForce RTX 20", NVK, "162", "nvk", ADA._replace(wave_slots=8)),
-    "ampere": Target("GeForce RTX 30", NVK, "172", "nvk", ADA),
-    "ada": Target("GeForce RTX 40", NVK, "192", "nvk", ADA),
-    "hopper": Target("H100, H200", NVK, "180", "nvk", HOPPER),
-    "blackwell": Target("GeForce RTX 50", NVK, "1b2", "nvk", ADA),
+    "gfx1201": Target("Radeon AI PRO R9700, RX 9070", RADV, "gfx1201", RDNA4),
+    "gfx1151": Target("Radeon 8060S", RADV, "gfx1151", RDNA3, "strix_halo", "gfx1151"),
+    "gfx1100": Target("Radeon RX 7900 XTX", RADV, "navi31", RDNA3),
+    "gfx1030": Target("Radeon RX 6800", RADV, "navi21", RDNA4._replace(registers=1024, register_step=8)),
+    "bmg": Target("Arc B580, Battlemage", ANV, "bmg"),
+    "lnl": Target("Lunar Lake", ANV, "lnl"),
+    "ptl": Target("Panther Lake, Xe3", ANV, "ptl"),
+    "dg2": Target("Arc A770, Alchemist", ANV, "dg2"),
+    "turing": Target("GeForce RTX 20", NVK, "162", ADA._replace(wave_slots=8), "nvk"),
+    "ampere": Target("GeForce RTX 30", NVK, "172", ADA, "nvk"),
+    "ada": Target("GeForce RTX 40", NVK, "192", ADA, "nvk"),
+    "hopper": Target("H100, H200", NVK, "180", HOPPER, "nvk"),
+    "blackwell": Target("GeForce RTX 50", NVK, "1b2", ADA, "nvk"),
 }
 
 
@@ -104,7 +104,7 @@ class Compiler(NamedTuple):
         kept |= {"VK_ICD_FILENAMES": icd, "VK_DRIVER_FILES": icd}
         kept["MESA_SHADER_CACHE_DISABLE"] = "true"  # statistics exist only for what is compiled now
         kept["PYTHONPATH"] = os.pathsep.join(filter(None, (str(PACKAGE_ROOT), kept.get("PYTHONPATH"))))
-        command = *self._loader(), *WORKER, self.target.offered
+        command = *self._loader(), *WORKER, self.target.chip, self.target.word or self.target.chip
         if shim := next(self._shims(), None):
             kept["LD_PRELOAD"] = str(shim)
         elif driver is RADV:

@@ -26,10 +26,10 @@ _FULL_SUBGROUPS: Final = 2  # VK_PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGR
 
 
 def main() -> None:
-    """Answer every job, or exit with a sentence where the device is not the chip, whose name the argument is."""
+    """Answer every job, or exit with a sentence where the device is not the chip, whose names the arguments are."""
     try:
         vk = loader()
-        device, ways, facts = _open(vk, sys.argv[1])
+        device, ways, facts = _open(vk, sys.argv[1:])
     except ZincAttnError as e:
         sys.exit(str(e))
     for line in sys.stdin:
@@ -40,13 +40,13 @@ def main() -> None:
         print(json.dumps(answer), flush=True)
 
 
-def _open(vk: Vulkan, name: str) -> tuple[Any, tuple[Way, Way], dict[str, Any]]:
-    """A VkDevice of the chip, which has ``name`` in its own, with a queue of its first family; its ways to multiply and
-    add, plain and fused; whether it offers matrix units, and Mesa's version."""
+def _open(vk: Vulkan, names: Sequence[str]) -> tuple[Any, tuple[Way, Way], dict[str, Any]]:
+    """A VkDevice of the chip, whose name has one of ``names``, with a queue of its first family; its ways to multiply
+    and add, plain and fused; whether it offers matrix units, and Mesa's version."""
     physical = vk.physical_devices(vk.create_instance()[0])[0]
     told = vk.properties(physical)[0]
     chip = vk.text(told.deviceName)
-    if name not in chip.lower():  # a Mesa that ignores the forced family
+    if not any(name in chip.lower() for name in names):  # a Mesa that ignores the forced family
         sys.exit(f"the driver offers {chip!r}")
     features = vk.struct("VkPhysicalDeviceSubgroupSizeControlFeatures", subgroupSizeControl=1, computeFullSubgroups=1)
     # Mesa 25.0 compiles matrix products without offering them: lanes have the elements that another chip's would have.
