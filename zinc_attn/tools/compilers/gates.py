@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ... import limits
 from ...kernels.sizes import attend_sizes
 from ..cost.cards import RDNA4
-from .targets import RADV, TARGETS, Compiler, Target
+from .targets import RADV, TARGETS, Compiler
 from .variants import Spec
 
 LDS_PER_SIMD, LDS_STEP = 32 << 10, 1 << 10  # a compute unit of two SIMDs has 64 KiB
@@ -49,65 +49,40 @@ LEAF_GATES: Final = {
 }
 
 
-@dataclass(frozen=True)
-class Made:
-    """What a compiler made of a program. Sizes are in bytes; ``statistics`` has every number as the driver names it."""
+class Made(NamedTuple):
+    """What a compiler made of a program. Sizes are in bytes; ``statistics`` has every number as the driver names it.
+
+    spilled: AMD's vector and scalar registers, elsewhere spills and fills. shared: None where the driver does not tell.
+    cycles: the driver's own estimate for a wave. waves: that the registers of a SIMD hold, None where that is not
+    known; RADV's 'Subgroups per SIMD' assumes a file of 1024 registers where it has null hardware.
+    """
 
     name: str
     mesa: int
     wave: int
+    registers: int
+    spilled: tuple[int, ...]
+    scratch: int
+    shared: int | None
+    instructions: int
+    cycles: int
+    waves: int | None
     statistics: Mapping[str, int]
 
     @classmethod
     def of(cls, answer: Mapping[str, Any], compiler: Compiler) -> Made:
         """The worker's answer."""
-        return cls(compiler.name, answer["mesa"], int(answer["wave"]), answer["statistics"])
-
-    @property
-    def target(self) -> Target:
-        return TARGETS[self.name]
-
-    @property
-    def registers(self) -> int:
-        return self.statistics[self.target.driver.registers]
-
-    @property
-    def spilled(self) -> list[int]:
-        """AMD's vector and scalar registers; elsewhere spills and fills."""
-        return [self.statistics[name] for name in self.target.driver.spills]
-
-    @property
-    def spills(self) -> int:
-        return sum(self.spilled)
-
-    @property
-    def scratch(self) -> int:
-        return self.statistics[self.target.driver.scratch]
-
-    @property
-    def shared(self) -> int | None:
-        """None where the driver does not tell."""
-        return self.statistics.get(self.target.driver.shared)
-
-    @property
-    def cycles(self) -> int:
-        """The driver's own estimate for a wave."""
-        return self.statistics[self.target.driver.cycles]
-
-    @property
-    def waves(self) -> int | None:
-        """Waves that the registers of a SIMD hold, of NVIDIA's a quarter of a multiprocessor. None: not known.
-
-        RADV's 'Subgroups per SIMD' assumes a file of 1024 registers where it has null hardware.
-        """
-        family = self.target.family
-        return None if family is None else family.waves(self.registers)
+        statistics, family, driver = answer["statistics"], compiler.target.family, compiler.target.driver
+        registers, scratch, instructions, cycles = (statistics[name] for name in driver.figures)
+        spilled, waves = tuple(statistics[name] for name in driver.spills), family and family.waves(registers)
+        shared, told = statistics.get(driver.shared), (compiler.name, answer["mesa"], int(answer["wave"]))
+        return cls(*told, registers, spilled, scratch, shared, instructions, cycles, waves, statistics)
 
     def broken(self, name: str, kind: str, shared: float) -> Iterator[str]:
         """One sentence per gate of a class that the program called ``name`` breaks; shared: the most shared memory."""
         registers, spills = GATES.get((self.name, self.mesa), {}).get(kind, (inf, 0))
         for what, got, most in (
-            ("spilled registers", self.spills, spills),
+            ("spilled registers", sum(self.spilled), spills),
             ("scratch bytes", self.scratch if not spills else 0, 0),
             ("LDS bytes", self.shared or 0, shared),
             ("registers", self.registers, registers),
@@ -137,7 +112,7 @@ class VariantReport:
     @property
     def waves_by_lds(self) -> float | None:
         """Waves per SIMD that the LDS of an AMD compute unit holds, on average."""
-        if self.made.target.driver is not RADV:
+        if TARGETS[self.made.name].driver is not RADV:
             return None
         steps = -(-(self.made.shared or 0) // LDS_STEP)
         most = RDNA4.wave_slots
@@ -179,17 +154,17 @@ def table(reports: Sequence[VariantReport]) -> tuple[list[str], list[list[str]]]
     cycles is the driver's figure for a wave. waves: by registers; byLDS: by shared memory. QK, PV and issue/key are
     issue cycles per key and KV head, which are read in RADV's text.
     """
-    driver = reports[0].made.target.driver
+    radv = TARGETS[reports[0].made.name].driver is RADV
     columns = ["kernel", "dim", "heads", "wave", "registers", "spills", "scratch", "LDS", "instr", "cycles", "waves"]
-    if driver is RADV:
+    if radv:
         columns += ["byLDS", "QK", "PV", "issue/key", *(name.replace(" ", "-") for name in _RADV)]
     lines = []
     for r in reports:
         made, issue = r.made, [None if x is None else x * r.spec.chunks for x in (r.qk, r.pv)]
         cells: list[Any] = [r.spec.kernel + r.spec.said, r.spec.dims, r.spec.heads, made.wave, made.registers]
-        cells += ["+".join(map(str, made.spilled)) if made.spills else 0, made.scratch, made.shared]
-        cells += [made.statistics[driver.instructions], made.cycles, made.waves]
-        if driver is RADV:
+        cells += ["+".join(map(str, made.spilled)) if any(made.spilled) else 0, made.scratch, made.shared]
+        cells += [made.instructions, made.cycles, made.waves]
+        if radv:
             cells += [r.waves_by_lds, *issue, r.issue_per_key, *(made.statistics.get(name) for name in _RADV)]
         lines.append(["-" if x is None else f"{x:.4g}" if isinstance(x, float) else str(x) for x in cells])
     return columns, lines

@@ -23,32 +23,41 @@ HOW: Final = "take what scripts/lib/compilers.sh fetches (docs/compilers.md)"
 class Driver(NamedTuple):
     """A Vulkan driver of Mesa: its library's name, its shim's and the shim's variables, and its statistics' names.
 
-    spills: of every kind, their sum counts. shared: empty where the driver does not tell.
+    figures: registers, scratch memory, instructions, cycles. spills: of every kind. shared: empty where it does not
+    tell.
     """
 
     library: str
     shim: str
     variables: Mapping[str, str]
-    registers: str
-    spills: tuple[str, ...]
-    scratch: str
-    shared: str
-    instructions: str
-    cycles: str
+    figures: tuple[str, str, str, str]
+    spills: tuple[str, str]
+    shared: str = ""
 
 
 RADV: Final = Driver(
-    "radeon", "amdgpu", {"AMDGPU_GPU_ID": "{}"}, "VGPRs", ("Spilled VGPRs", "Spilled SGPRs"), "Scratch size",
-    "LDS size", "Instructions", "Latency",
-)  # fmt: skip
+    "radeon",
+    "amdgpu",
+    {"AMDGPU_GPU_ID": "{}"},
+    ("VGPRs", "Scratch size", "Instructions", "Latency"),
+    ("Spilled VGPRs", "Spilled SGPRs"),
+    "LDS size",
+)
 ANV: Final = Driver(
-    "intel", "intel", {"INTEL_STUB_GPU_PLATFORM": "{}", "INTEL_FORCE_PROBE": "*"}, "Max live registers",
-    ("Spills", "Fills"), "Scratch Memory Size", "Workgroup Memory Size", "Instructions", "Cycles",
-)  # fmt: skip
+    "intel",
+    "intel",
+    {"INTEL_STUB_GPU_PLATFORM": "{}", "INTEL_FORCE_PROBE": "*"},
+    ("Max live registers", "Scratch Memory Size", "Instructions", "Cycles"),
+    ("Spills", "Fills"),
+    "Workgroup Memory Size",
+)
 NVK: Final = Driver(
-    "nouveau", "nouveau", {"NOUVEAU_CHIPSET": "{}", "NVK_I_WANT_A_BROKEN_VULKAN_DRIVER": "1"}, "Number of GPRs",
-    ("Spills to memory", "Fills from memory"), "SLM size", "", "Instruction count", "Static cycle count",
-)  # fmt: skip
+    "nouveau",
+    "nouveau",
+    {"NOUVEAU_CHIPSET": "{}", "NVK_I_WANT_A_BROKEN_VULKAN_DRIVER": "1"},
+    ("Number of GPRs", "SLM size", "Instruction count", "Static cycle count"),
+    ("Spills to memory", "Fills from memory"),
+)
 
 
 class Target(NamedTuple):

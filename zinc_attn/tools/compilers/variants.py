@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from ...canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
 from ...kernels import declarations as kernels
@@ -19,7 +19,7 @@ from ...storage import STORAGE
 from ..cost.cards import FRAGMENT, RDNA4_UNITS
 
 USUAL: Final = ("f32", "f16", "bf16", "q8_0")  # storage types that are compiled for every shape
-FEW_SHAPES: Final = ("16/2/256", "32/8/128", "9/3/64", "20/1/576/512/latent")
+FEW_SHAPES: Final = "16/2/256 32/8/128 9/3/64 20/1/576/512/latent"
 _CONSTANT: Final[dict[Arithmetic, int]] = {
     "canonical": kernels.CANONICAL,
     "fused": kernels.FUSED_NATIVE,
@@ -152,25 +152,10 @@ def default_specs() -> list[Spec]:
     return sorted(dict.fromkeys(found), key=lambda spec: order.index(spec.kernel))
 
 
-def other_specs() -> list[Spec]:
-    """Pass 1 of the other arithmetics with one result for some shapes: fused, and integer with blocks of integers."""
-    shapes = [AttnShape.parse(text) for text in FEW_SHAPES]
-    types: dict[Arithmetic, tuple[str, ...]] = {"fused": ("f16", "q8_0"), "integer": ("q8_0", "q4_0")}
-    return [
-        replace(spec, arithmetic=arithmetic)
-        for arithmetic, dtypes in types.items()
-        for shape in shapes
-        for spec in specs_for(shape, dtypes=dtypes)
-        if spec.heads
-    ]
-
-
-def cell_specs() -> list[Spec]:
-    """Pass 1 over rows of a host in pages of one token, with every storage type."""
-    attend = [spec for spec in specs_for(AttnShape.parse("16/2/256"), dtypes=STORAGE) if spec.heads]
-    for shape in map(AttnShape.parse, ("9/3/64", "8/1/72", "8/1/65", "20/1/576/512/latent")):
-        attend += [spec for spec in specs_for(shape, dtypes=("f16", "q8_0", "q4_0")) if spec.heads]
-    return [replace(spec, cells=True) for spec in attend]
+def attend_specs(shapes: str, dtypes: Iterable[str], **how: Any) -> list[Spec]:
+    """Pass 1 of these shapes, with other constants."""
+    found = [spec for text in shapes.split() for spec in specs_for(AttnShape.parse(text), dtypes=dtypes)]
+    return [replace(spec, **how) for spec in found if spec.heads]
 
 
 def matrix_specs() -> list[Spec]:
@@ -194,9 +179,15 @@ def encode_specs() -> list[Spec]:
 
 
 def all_specs(target: str = "gfx1201") -> list[Spec]:
-    """What the command compiles: of other targets than gfx1201 a few shapes and types, and matrix units of none."""
+    """What the command compiles: of other targets than gfx1201 a few shapes and types, and matrix units of none.
+
+    Integer attention has blocks of integers. Cells are rows of a host.
+    """
+    others = attend_specs(FEW_SHAPES, ("f16", "q8_0"), arithmetic="fused")
+    others += attend_specs(FEW_SHAPES, ("q8_0", "q4_0"), arithmetic="integer")
     if target != "gfx1201":
-        specs = [spec for text in FEW_SHAPES for spec in specs_for(AttnShape.parse(text), dtypes=("f16", "q8_0"))]
-        return list(dict.fromkeys(specs + other_specs()))
-    matrices = (SPIRV / kernels.MATRIX.file).exists()
-    return default_specs() + other_specs() + cell_specs() + encode_specs() + (matrix_specs() if matrices else [])
+        return [*attend_specs(FEW_SHAPES, ("f16", "q8_0")), *others, Spec(kernels.MERGE.name, 256)]
+    cells = attend_specs("16/2/256", STORAGE, cells=True)
+    cells += attend_specs("9/3/64 8/1/72 8/1/65 20/1/576/512/latent", ("f16", "q8_0", "q4_0"), cells=True)
+    matrices = matrix_specs() if (SPIRV / kernels.MATRIX.file).exists() else []
+    return default_specs() + others + cells + encode_specs() + matrices
