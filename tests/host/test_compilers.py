@@ -59,6 +59,8 @@ def test_the_kernels_of_the_graph_keep_their_gates():
     sentences = list(one.broken("norm [0, 1, 1]", "vec", graph.MOST_SHARED))
     matrices = "BB1:\n v_wmma_i32_16x16x16_iu8 v[0:7]\n v_dual_add_f32 v1 :: v_dual_mul_f32 v2\n ds_load_b32 v0"
     assert graph.unit_cycles((0, 64, 64, 2, 2), f"BB0:\n v_mov_b32 v0, 0\n{matrices}") == 18
+    kinds = [graph.kind(kernel, spec) for kernel, spec in graph.graph_programs() if kernel.name == "mul_mat_vec"]
+    assert {"vec", "graph"} == set(kinds) and graph.kind(*graph.graph_programs()[0]) == "graph"
     assert [sentence.split(": ")[1] for sentence in sentences] == [
         *("2 spilled registers, at most 0 allowed", "32772 LDS bytes, at most 32768 allowed"),
         *("97 registers, at most 96 allowed", "wave64, wave32 needed"),
@@ -125,6 +127,7 @@ def test_occupancy():
     assert {vgprs: RDNA4.waves(vgprs) for vgprs in by_registers} == by_registers
     assert {vgprs: made(VGPRs=vgprs).waves for vgprs in by_registers} == by_registers
     assert [made(name="gfx1030", VGPRs=n).waves for n in (64, 65, 128)] == [16, 14, 8]
+    assert [TARGETS[name].family.waves(168) for name in ("hopper", "ada")] == [3, 3]
     by_lds = {0: 16, 1: 16, 16384: 16, 16385: 256 / 17, 32768: 8}  # of eight waves
     assert {lds: reported(LDS_size=lds).waves_by_lds for lds in by_lds} == by_lds
 

@@ -196,9 +196,11 @@ def test_issue_against_memory_is_what_the_model_says():
             issue = {name: us * share for name, share in cost.issue_shares(shape, card, dtype).items()}
             said = " / ".join(f"**{x:.0f}**" if x > us else f"{x:.0f}" for x in issue.values())
             assert cell == f"{us:.0f}; {said}", (card.title, head)
-            p = predict(SplitPlan.fixed(1 << 20, shape, split_size=512), card, dtype)
-            assert p.issue_us == pytest.approx(issue["canonical"] * 32, rel=0.05), "the model's own term"
     assert len(set(map(id, cards))) == 6 and list(issue) == ["canonical", "fused", "integer"]
+    for card, text in product(cards, ("16/2/256", "32/8/128", "20/1/576/512/latent", "40/1/576/512/latent")):
+        p = predict(SplitPlan.fixed(1 << 20, shape := AttnShape.parse(text), split_size=512), card)
+        share = cost.issue_shares(shape, card, "f16")["canonical"]
+        assert p.issue_us == pytest.approx(share * p.ideal_us, rel=0.05), "the model's own term"
 
 
 def test_an_h200_is_what_the_model_says(monkeypatch):

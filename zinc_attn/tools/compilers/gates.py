@@ -22,14 +22,19 @@ MAX_LDS_BYTES: Final = 4096  # of a workgroup; pass 1's is shared_bytes
 # and of more than 256 dimensions. shared: of more than 8 query vectors. vec: mul_mat_vec of one column. graph: every
 # other kernel of a graph, whose registers have no gate.
 _GATES: Final = """
-target  Mesa  matrix  attend  wide  shared  encode  merge  vec  graph
-gfx1201 25    256     120     192   256     192     120    96   -
-gfx1201 26    256     192     192   256     192     120    96   -/3
-gfx1151 26    -       192     192   192     -       120    96   -/3
-ada     26    -       255     248/1 232/1   -       88     -    -
-hopper  26    -       255     248/1 232/1   -       88     -    -
-bmg     26    -       -/2520  -/1904 -/1905 -       -/93   -/55 -/567
-ptl     26    -       -/598   -/429 -/320   -       -      -    -/331
+target    Mesa  matrix  attend  wide    shared  encode  merge  vec   graph
+gfx1201   25    256     120     192     256     192     120    96    -
+gfx1201   26    256     192     192     256     192     120    96    -/3
+gfx1151   25    -       120     192     216     -       120    -     -
+gfx1151   26    -       192     192     192     -       120    -     -/3
+gfx1100   25    -       120     192     216     -       120    -     -
+gfx1100   26    -       192     192     192     -       120    -     -/2
+gfx1030   25    -       128     128     208     -       128    -     -
+gfx1030   26    -       128     128     192     -       128    -     -/2
+ada       26    -       255     248/1   232/1   -       88     -     -
+hopper    26    -       255     248/1   232/1   -       88     -     -
+bmg       26    -       -/2520  -/1904  -/1905  -       -/93   -/55  -/567
+ptl       26    -       -/598   -/429   -/320   -       -      -     -/331
 """
 _HEAD, *_LINES = (line.split() for line in _GATES.strip().splitlines())
 

@@ -37,14 +37,19 @@ def graph_programs(compiler: Compiler = HERE) -> list[tuple[GraphKernel, tuple[i
     ]
 
 
+def kind(kernel: GraphKernel, spec: Sequence[int]) -> str:
+    """The class of programs of which gates speak."""
+    vector = kernel is MUL_MAT_VEC and spec[kernel.decl.spec.index("columns")] == 1
+    return "vec" if vector else "graph"
+
+
 def graph_violations(compiler: Compiler = HERE) -> Iterator[str]:
     """One sentence per broken gate."""
     programs = graph_programs(compiler)
     answers = compile_programs([(kernel.decl, spec) for kernel, spec in programs], compiler)
     for (kernel, spec), one in zip(programs, answers, strict=True):
         name, made = f"{kernel.name} {list(spec)}", Made.of(one, compiler)
-        vector = kernel is MUL_MAT_VEC and dict(zip(kernel.decl.spec, spec, strict=True))["columns"] == 1
-        yield from made.broken(name, "vec" if vector else "graph", MOST_SHARED)
+        yield from made.broken(name, kind(kernel, spec), MOST_SHARED)
         if compiler.name != "gfx1201":
             continue
         if kernel is MUL_MAT_VEC:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from ...canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
+from ...canonical.constants import KEYS_PER_LEAF, KEYS_PER_NODE, LEAVES_PER_NODE
 from ...dtypes import storage_dtype
 from ...kernels import declarations as kernels
-from ...kernels.tuning import heads_together, merge_workgroup_size
+from ...kernels.tuning import merge_workgroup_size
 from ...planning.arithmetic import Arithmetic
 from ...planning.splits import SplitPlan
 from ...shapes import AttnShape
@@ -24,6 +24,7 @@ ABOUT: Final[dict[str, Any]] = {
     "compiler": {"counted_glsl": "glslang 12", "counted_mesa": "Mesa 25.0.7, ACO for gfx1201"},
 }
 
+MANY: Final = 1 << 20  # keys, whose workgroups are as large as any
 MERGE_ISSUE: Final = 394  # instructions for a wave's 32 states before its turn: gfx1201's program
 MERGE_WAVES: Final = merge_workgroup_size("discrete") // 32  # a round: a batch of 32 states per wave
 
@@ -123,7 +124,8 @@ def issue_share(shape: AttnShape, card: Card, dtype: str = "f16", arithmetic: Ar
 
     Above 1 arithmetic is the limit, not memory.
     """
-    group = Workgroup(card, shape, heads_together(shape), storage_dtype(dtype), arithmetic)
+    plan = SplitPlan.fixed(MANY, shape, split_size=KEYS_PER_NODE)
+    group = Workgroup.of(plan, card, storage_dtype(dtype), arithmetic)
     cycles = shape.kv_heads * group.chunks * group.issue / KEYS_PER_LEAF
     return cycles / (card.all_simds * card.clock_ghz) / ideal(shape, 1, card, dtype) / 1e3
 
