@@ -11,7 +11,7 @@ from zinc_attn.cli import app as cli
 from zinc_attn.errors import ArgumentError, KernelError, NoVulkanError
 from zinc_attn.shapes import AttnShape
 from zinc_attn.tools.compilers import TARGETS, Compiler, compiler, gates, graph, isa, targets, variants
-from zinc_attn.tools.compilers.gates import Made, VariantReport
+from zinc_attn.tools.compilers.gates import Compiled, VariantReport
 from zinc_attn.tools.compilers.variants import Spec
 from zinc_attn.tools.cost.cards import RDNA4
 
@@ -24,13 +24,13 @@ LATENT = Spec("attend_f16", 576, 4, 5, v_head_dim=512, latent=True)
 OTHERS = ("32/4/128", "32/1/320/256/latent", "32/8/192/128")  # of which a third is compiled, and with --full all
 
 
-def made(wave=32, name="gfx1201", mesa=25, **changed):
+def compiled(wave=32, name="gfx1201", mesa=25, **changed):
     statistics = STATISTICS | {key.replace("_", " "): value for key, value in changed.items()}
-    return Made.of({"mesa": mesa, "wave": wave, "statistics": statistics}, Compiler(name))
+    return Compiled.read({"mesa": mesa, "wave": wave, "statistics": statistics}, Compiler(name))
 
 
 def reported(spec=ATTEND, **changed):
-    return VariantReport(made(**changed), spec, None, None)
+    return VariantReport(compiled(**changed), spec, None, None)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def test_shipped_kernels_keep_their_gates():
     assert [r.spec for r in reports] == specs
     assert list(gates.violations(reports)) == []
     for r in reports:
-        assert 0 < r.made.statistics["Instructions"] < r.made.statistics["Code size"]
+        assert 0 < r.compiled.statistics["Instructions"] < r.compiled.statistics["Code size"]
         assert (r.issue_per_key is None) == (r.spec.call in ("merge", "encode")), r.spec.name
     columns, lines = gates.table(reports)
     assert len(lines) == len(specs) and {len(line) for line in lines} == {len(columns)}
@@ -55,8 +55,8 @@ def test_shipped_kernels_keep_their_gates():
 @pytest.mark.usefixtures("with_compiler")
 def test_the_kernels_of_the_graph_keep_their_gates():
     assert list(graph.graph_violations()) == []
-    one = made(64, VGPRs=97, Spilled_VGPRs=2, LDS_size=(32 << 10) + 4)
-    sentences = list(one.broken("norm [0, 1, 1]", "vec", graph.MOST_SHARED))
+    spilling = compiled(64, VGPRs=97, Spilled_VGPRs=2, LDS_size=(32 << 10) + 4)
+    sentences = list(spilling.broken("norm [0, 1, 1]", "vec", graph.MOST_SHARED))
     matrices = "BB1:\n v_wmma_i32_16x16x16_iu8 v[0:7]\n v_dual_add_f32 v1 :: v_dual_mul_f32 v2\n ds_load_b32 v0"
     assert graph.unit_cycles((0, 64, 64, 2, 2), f"BB0:\n v_mov_b32 v0, 0\n{matrices}") == 18
     kinds = [graph.kind(kernel, spec) for kernel, spec in graph.graph_programs() if kernel.name == "mul_mat_vec"]
@@ -83,9 +83,9 @@ def test_the_cycles_of_a_leaf(behind, cycles):
 @pytest.mark.usefixtures("with_compiler")
 def test_main_loops_of_a_compiled_program():
     spec = Spec("attend_f32", 64, 3)
-    (made,) = compiler.compile_programs([spec.program()])
-    assert "v_dual_mul_f32" in made["isa"]
-    qk, pv = isa.main_loops(made["isa"], compiler._trips(spec))
+    (answer,) = compiler.compile_programs([spec.program()])
+    assert "v_dual_mul_f32" in answer["isa"]
+    qk, pv = isa.main_loops(answer["isa"], compiler._trips(spec))
     assert qk is not None and pv is not None
     # 3 heads: 2 keys a lane x (multiply and add) of 64 dimensions, dual issue at best halves it
     assert 3 * 64 * 2 * 2 / 64 / 2 <= qk < 3 * 64 * 2 * 2 / 64
@@ -125,8 +125,8 @@ def test_violations(report, text):
 def test_occupancy():
     by_registers = {0: 16, 96: 16, 97: 12, 120: 12, 144: 10, 168: 9, 192: 8, 216: 7, 240: 6, 256: 5}
     assert {vgprs: RDNA4.waves(vgprs) for vgprs in by_registers} == by_registers
-    assert {vgprs: made(VGPRs=vgprs).waves for vgprs in by_registers} == by_registers
-    assert [made(name="gfx1030", VGPRs=n).waves for n in (64, 65, 128)] == [16, 14, 8]
+    assert {vgprs: compiled(VGPRs=vgprs).waves for vgprs in by_registers} == by_registers
+    assert [compiled(name="gfx1030", VGPRs=n).waves for n in (64, 65, 128)] == [16, 14, 8]
     assert [TARGETS[name].family.waves(168) for name in ("hopper", "ada")] == [3, 3]
     by_lds = {0: 16, 1: 16, 16384: 16, 16385: 256 / 17, 32768: 8}  # of eight waves
     assert {lds: reported(LDS_size=lds).waves_by_lds for lds in by_lds} == by_lds
@@ -135,7 +135,7 @@ def test_occupancy():
 def test_the_issue_cycles_of_a_key():
     """Of all workgroups that share it; test_cost.py has those of compiled kernels."""
     spec = Spec("attend_f16", 64, 8, chunks=2)
-    assert VariantReport(made(), spec, 5 / 8, 2.0).issue_per_key == 2 * (5 / 8 + 2)
+    assert VariantReport(compiled(), spec, 5 / 8, 2.0).issue_per_key == 2 * (5 / 8 + 2)
 
 
 def test_trips_of_the_main_loops():
@@ -193,22 +193,22 @@ def test_another_mesa(name, tmp_path, monkeypatch):
     target, libraries = TARGETS[name], tmp_path / "mesa/usr/lib/x86_64-linux-gnu"
     monkeypatch.setenv("ZINC_ATTN_CACHE", str(tmp_path))
     icd = tmp_path / f"mesa/usr/share/vulkan/icd.d/{target.driver.library}_icd.json"
-    one = Compiler(name, tmp_path / "mesa")
+    here = Compiler(name, tmp_path / "mesa")
     for path in (icd, libraries / "ld-linux-x86-64.so.2"):
         with pytest.raises((ArgumentError, NoVulkanError), match=r"expected a folder|there is no C library"):
-            one.process()
+            here.process()
         path.parent.mkdir(parents=True)
         path.touch()
     if target.driver is targets.RADV:
-        assert one.process()["env"]["RADV_FORCE_FAMILY"] == target.chip
+        assert here.process()["env"]["RADV_FORCE_FAMILY"] == target.chip
     else:
         with pytest.raises(NoVulkanError, match=rf"there is no drm shim lib{target.driver.shim}_noop_drm_shim\.so"):
-            one.process()
+            here.process()
     name = f"lib{target.shim or target.driver.shim}_noop_drm_shim.so"
     shim = (tmp_path / "compilers" if target.shim or target.driver is targets.ANV else libraries) / name
     shim.parent.mkdir(exist_ok=True)
     shim.touch()
-    process = one.process()
+    process = here.process()
     loader = str(libraries / "ld-linux-x86-64.so.2"), "--library-path", f"{libraries}:/usr/lib/x86_64-linux-gnu"
     assert process["args"] == (*loader, *targets.WORKER, target.chip, target.word or target.chip)
     assert process["env"]["LD_PRELOAD"] == str(shim) and process["env"]["VK_DRIVER_FILES"] == str(icd)
@@ -227,9 +227,9 @@ def test_the_compilers_of_other_mesas(name):
     _, lines = gates.table(reports)
     assert list(gates.violations(reports)) == [] and len(lines) == len(specs) == 2
     driver = TARGETS[name].driver
-    for made in (r.made for r in reports):
-        assert 32 <= made.registers <= 800 and made.cycles > made.instructions > 500
-        assert (made.waves is None) == (driver is targets.ANV) and made.mesa >= 26
+    for program in (r.compiled for r in reports):
+        assert 32 <= program.registers <= 800 and program.cycles > program.instructions > 500
+        assert (program.waves is None) == (driver is targets.ANV) and program.mesa >= 26
 
 
 @pytest.mark.usefixtures("with_compiler")

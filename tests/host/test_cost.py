@@ -121,7 +121,7 @@ def test_table_is_what_the_compiler_makes():
     for spec, report in zip(specs, compiler.compile_variants(specs), strict=True):
         cycles, vgprs = ISSUE[spec.arithmetic][spec.head_dim, spec.heads]
         assert report.issue_per_key == pytest.approx(cycles, abs=1), spec
-        assert R9700.family.waves(report.made.registers) == report.made.waves == R9700.family.waves(vgprs)
+        assert R9700.family.waves(report.compiled.registers) == report.compiled.waves == R9700.family.waves(vgprs)
     dtypes = (*STORAGE, "q8_0/q4_0")
     reports = compiler.compile_variants([Spec(f"attend_{dtype}", 256, 8) for dtype in dtypes])
     for dtype, report in zip(dtypes, reports, strict=True):
@@ -210,10 +210,10 @@ def test_an_h200_is_what_the_model_says(monkeypatch):
     two = [predict(plan, CARDS["h200"]).total_us for plan in plans]
     monkeypatch.setitem(ISSUE, "canonical", {key: (cycles, 197) for key, (cycles, _) in ISSUE["canonical"].items()})
     for (text, keys, *cells), us, plan in zip(lines, two, plans, strict=True):
-        one = predict(plan, CARDS["h200"]).total_us
-        assert us <= one and cells[:2] == [f"{us:.0f}", f"{one:.0f}"]
+        single = predict(plan, CARDS["h200"]).total_us
+        assert us <= single and cells[:2] == [f"{us:.0f}", f"{single:.0f}"]
         assert re.search(rf"^\| {text} \| {keys} \| \d+ \| {cells[2]} \|", measured, re.M)
-        assert cells[3] == f"{int(cells[2]) / one:.1f}"
+        assert cells[3] == f"{int(cells[2]) / single:.1f}"
 
 
 def test_rows_are_what_the_model_says():

@@ -37,7 +37,7 @@ def report(compiler: compilers.Compiler, specs: list[compilers.Spec]) -> int:
     if not specs:
         say("compiling every variant: about a minute on two free cores, four on a busy machine")
     reports = compilers.compile_variants(specs or None, compiler)
-    print(f"{compiler.name} ({compiler.target.title}), Mesa {reports[0].made.mesa}")
+    print(f"{compiler.name} ({compiler.target.title}), Mesa {reports[0].compiled.mesa}")
     print_rows(*compilers.table(reports), left=1)
     broken = [*compilers.violations(reports), *(() if specs else compilers.graph_violations(compiler))]
     for sentence in broken:

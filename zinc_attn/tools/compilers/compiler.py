@@ -16,7 +16,7 @@ from ...errors import KernelError, NoVulkanError
 from ...kernels.declarations import KernelDecl
 from ...kernels.sizes import attend_sizes, chunks_ahead
 from ...runtime.device import SPIRV
-from .gates import Made, VariantReport
+from .gates import Compiled, VariantReport
 from .isa import leaf_cycles, main_loops
 from .targets import HOW, Compiler
 from .variants import Spec, all_specs
@@ -31,8 +31,8 @@ def compile_variants(specs: Sequence[Spec] | None = None, compiler: Compiler = H
     count = max(1, min(len(wanted), os.cpu_count() or 1))
     shares = [[spec.program() for spec in wanted[i::count]] for i in range(count)]
     with ThreadPoolExecutor(count) as pool:
-        made = list(pool.map(partial(compile_programs, compiler=compiler), shares))
-    return [_read(spec, made[i % count][i // count], compiler) for i, spec in enumerate(wanted)]
+        answers = list(pool.map(partial(compile_programs, compiler=compiler), shares))
+    return [_read(spec, answers[i % count][i // count], compiler) for i, spec in enumerate(wanted)]
 
 
 def compile_programs(programs: Sequence[Program], compiler: Compiler = HERE) -> list[dict[str, Any]]:
@@ -40,8 +40,8 @@ def compile_programs(programs: Sequence[Program], compiler: Compiler = HERE) -> 
     jobs = []
     for decl, spec in programs:
         jobs.append((str(SPIRV / decl.file), len(decl.bindings), decl.constants(spec), decl.fused(spec), False))
-    given = "".join(json.dumps(job) + "\n" for job in jobs)
-    ran = subprocess.run(**compiler.process(), input=given, capture_output=True, text=True, check=False)
+    lines = "".join(json.dumps(job) + "\n" for job in jobs)
+    ran = subprocess.run(**compiler.process(), input=lines, capture_output=True, text=True, check=False)
     if ran.returncode:
         said = [line for line in ran.stderr.splitlines() if "conformant" not in line]
         raise NoVulkanError(f"compiling for {compiler.name}: {said[-1] if said else 'the driver died'}; {HOW}")
@@ -50,20 +50,20 @@ def compile_programs(programs: Sequence[Program], compiler: Compiler = HERE) -> 
 
 def read_answer(line: str) -> dict[str, Any]:
     """The worker's answer to a job. KernelError: RADV refuses the program."""
-    made: dict[str, Any] = json.loads(line)
-    if "refused" in made:
-        raise KernelError(made["refused"])
-    return made
+    answer: dict[str, Any] = json.loads(line)
+    if "refused" in answer:
+        raise KernelError(answer["refused"])
+    return answer
 
 
-def _read(spec: Spec, one: Mapping[str, Any], compiler: Compiler) -> VariantReport:
+def _read(spec: Spec, answer: Mapping[str, Any], compiler: Compiler) -> VariantReport:
     """A worker's answer for one variant."""
-    isa = one["isa"]
+    isa = answer["isa"]
     wmma = len(re.findall(r"\bv_wmma_", isa)) if isa else None
     loops = main_loops(isa, _trips(spec)) if spec.call == "attend" else (None, None)
     leaf = leaf_cycles(isa) if spec.call == "attend_matrix" and wmma else None
     per_key = leaf and leaf * spec.waves / KEYS_PER_LEAF
-    return VariantReport(Made.of(one, compiler), spec, *loops, wmma, per_key)
+    return VariantReport(Compiled.read(answer, compiler), spec, *loops, wmma, per_key)
 
 
 def _trips(spec: Spec) -> tuple[float, ...]:

@@ -54,7 +54,7 @@ LEAF_GATES: Final = {
 }
 
 
-class Made(NamedTuple):
+class Compiled(NamedTuple):
     """What a compiler made of a program. Sizes are in bytes; ``statistics`` has every number as the driver names it.
 
     spilled: AMD's vector and scalar registers, elsewhere spills and fills. shared: None where the driver does not tell.
@@ -75,7 +75,7 @@ class Made(NamedTuple):
     statistics: Mapping[str, int]
 
     @classmethod
-    def of(cls, answer: Mapping[str, Any], compiler: Compiler) -> Made:
+    def read(cls, answer: Mapping[str, Any], compiler: Compiler) -> Compiled:
         """The worker's answer."""
         statistics, family, driver = answer["statistics"], compiler.target.family, compiler.target.driver
         registers, scratch, instructions, cycles = (statistics[name] for name in driver.figures)
@@ -107,7 +107,7 @@ class VariantReport:
     them, issue cycles of a workgroup per key, None where they were not recognized.
     """
 
-    made: Made
+    compiled: Compiled
     spec: Spec
     qk: float | None
     pv: float | None
@@ -117,9 +117,9 @@ class VariantReport:
     @property
     def waves_by_lds(self) -> float | None:
         """Waves per SIMD that the LDS of an AMD compute unit holds, on average."""
-        if TARGETS[self.made.name].driver is not RADV:
+        if TARGETS[self.compiled.name].driver is not RADV:
             return None
-        steps = -(-(self.made.shared or 0) // LDS_STEP)
+        steps = -(-(self.compiled.shared or 0) // LDS_STEP)
         most = RDNA4.wave_slots
         return min(most, self.spec.waves * LDS_PER_SIMD / (steps * LDS_STEP)) if steps else most
 
@@ -143,7 +143,7 @@ def _lds_gate(spec: Spec) -> int:
 def violations(reports: Iterable[VariantReport]) -> Iterator[str]:
     """One sentence per broken gate."""
     for r in reports:
-        yield from r.made.broken(r.spec.name, r.spec.kind, _lds_gate(r.spec))
+        yield from r.compiled.broken(r.spec.name, r.spec.kind, _lds_gate(r.spec))
         if r.wmma == 0 and r.spec.call == "attend_matrix":
             yield f"{r.spec.name}: no instruction of the matrix units"
         if (r.leaf or inf) > (cycles := LEAF_GATES.get(r.spec.name, inf)):
@@ -159,17 +159,21 @@ def table(reports: Sequence[VariantReport]) -> tuple[list[str], list[list[str]]]
     cycles is the driver's figure for a wave. waves: by registers; byLDS: by shared memory. QK, PV and issue/key are
     issue cycles per key and KV head, which are read in RADV's text.
     """
-    radv = TARGETS[reports[0].made.name].driver is RADV
+    radv = TARGETS[reports[0].compiled.name].driver is RADV
     columns = ["kernel", "dim", "heads", "wave", "registers", "spills", "scratch", "LDS", "instr", "cycles", "waves"]
     if radv:
         columns += ["byLDS", "QK", "PV", "issue/key", *(name.replace(" ", "-") for name in _RADV)]
     lines = []
     for r in reports:
-        made, issue = r.made, [None if x is None else x * r.spec.chunks for x in (r.qk, r.pv)]
-        cells: list[Any] = [r.spec.kernel + r.spec.said, r.spec.dims, r.spec.heads, made.wave, made.registers]
-        cells += ["+".join(map(str, made.spilled)) if any(made.spilled) else 0, made.scratch, made.shared]
-        cells += [made.instructions, made.cycles, made.waves]
+        compiled, issue = r.compiled, [None if x is None else x * r.spec.chunks for x in (r.qk, r.pv)]
+        cells: list[Any] = [r.spec.kernel + r.spec.said, r.spec.dims, r.spec.heads, compiled.wave, compiled.registers]
+        cells += [
+            "+".join(map(str, compiled.spilled)) if any(compiled.spilled) else 0,
+            compiled.scratch,
+            compiled.shared,
+        ]
+        cells += [compiled.instructions, compiled.cycles, compiled.waves]
         if radv:
-            cells += [r.waves_by_lds, *issue, r.issue_per_key, *(made.statistics.get(name) for name in _RADV)]
+            cells += [r.waves_by_lds, *issue, r.issue_per_key, *(compiled.statistics.get(name) for name in _RADV)]
         lines.append(["-" if x is None else f"{x:.4g}" if isinstance(x, float) else str(x) for x in cells])
     return columns, lines

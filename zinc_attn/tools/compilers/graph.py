@@ -12,7 +12,7 @@ from ...graph.programs import PROGRAMS
 from ...runtime.device import SPIRV
 from ..cost import CARDS
 from .compiler import HERE, compile_programs
-from .gates import Made
+from .gates import Compiled
 from .isa import matrix_cycles
 from .targets import RADV, Compiler
 
@@ -47,16 +47,16 @@ def graph_violations(compiler: Compiler = HERE) -> Iterator[str]:
     """One sentence per broken gate."""
     programs = graph_programs(compiler)
     answers = compile_programs([(kernel.decl, spec) for kernel, spec in programs], compiler)
-    for (kernel, spec), one in zip(programs, answers, strict=True):
-        name, made = f"{kernel.name} {list(spec)}", Made.of(one, compiler)
-        yield from made.broken(name, kind(kernel, spec), MOST_SHARED)
+    for (kernel, spec), answer in zip(programs, answers, strict=True):
+        name, compiled = f"{kernel.name} {list(spec)}", Compiled.read(answer, compiler)
+        yield from compiled.broken(name, kind(kernel, spec), MOST_SHARED)
         if compiler.name != "gfx1201":
             continue
         if kernel is MUL_MAT_VEC:
-            yield from _of_products(name, spec, one)
+            yield from _of_products(name, spec, answer)
         if kernel is MUL_MAT_UNITS:
             most = MOST_CYCLES.get(WEIGHT_TYPES[spec[0]], MOST_CYCLES_ELSE)
-            if (cycles := unit_cycles(spec, one["isa"])) > most:
+            if (cycles := unit_cycles(spec, answer["isa"])) > most:
                 yield f"{name}: {cycles:.0f} cycles of a block, at most {most} allowed"
 
 
@@ -66,17 +66,17 @@ def unit_cycles(spec: Sequence[int], isa: str) -> float:
     return matrix_cycles(isa) * 8 / (own_rows * own_columns)
 
 
-def _of_products(name: str, spec: tuple[int, ...], one: Mapping[str, Any]) -> Iterator[str]:
+def _of_products(name: str, spec: tuple[int, ...], answer: Mapping[str, Any]) -> Iterator[str]:
     of = dict(zip(MUL_MAT_VEC.decl.spec, spec, strict=True))
     weights = TYPES[WEIGHT_TYPES[of["type"]]]
     loaded = of["ahead"] * GROUP * SUPERBLOCK // weights.values * weights.size  # bytes
-    if (part := issued(loaded, one)) > (most := MOST_ISSUED[of["columns"]]):
+    if (part := issued(loaded, answer)) > (most := MOST_ISSUED[of["columns"]]):
         yield f"{name}: {part:.1%} of the issue slots, at most {most:.0%} allowed"
     if loaded < LEAST_AHEAD:
         yield f"{name}: {loaded} bytes of weights on their way, at least {LEAST_AHEAD} needed"
 
 
-def issued(loaded: int, one: Mapping[str, Any]) -> float:
+def issued(loaded: int, answer: Mapping[str, Any]) -> float:
     """The part of the card's issue slots that vector instructions take while so many bytes come from memory."""
     card, seconds = CARDS["r9700"], loaded / CARDS["r9700"].bandwidth  # billionths
-    return float(one["statistics"]["VALU"] / (seconds * card.compute_units * card.family.simds * card.clock_ghz))
+    return float(answer["statistics"]["VALU"] / (seconds * card.compute_units * card.family.simds * card.clock_ghz))
