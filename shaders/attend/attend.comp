@@ -140,7 +140,7 @@ void main() {
         }
         fold_sums();
         uint pass = 0u;
-        do {
+        [[dont_unroll]] do {
             sum_slices(item, leaf, pass * VALUE_LANES + lane);
             fold_values();
             emit(item, node, pass);

@@ -17,6 +17,7 @@ from zinc_attn.kernels import c as generated_c
 from zinc_attn.kernels.tuning import heads_together, most_heads, shared_rows
 from zinc_attn.limits import MAX_HEADS_PER_WORKGROUP
 from zinc_attn.planning.splits import SplitPlan, plan_splits
+from zinc_attn.runtime.device import load_spirv
 from zinc_attn.shapes import KV_LAYOUTS, TILES, AttnShape, row_format, row_strides, strided_format
 from zinc_attn.storage import STORAGE, storage_index, storage_types
 from zinc_attn.tools.cost.cards import CARDS
@@ -231,7 +232,7 @@ def formulas():
     """The generated functions and those of shape.c, and the numbers of a shape."""
     if COMPILER is None:
         pytest.skip("there is no C compiler (package gcc)")
-    loaded = library([NATIVE / "src" / f"{name}.c" for name in ("shape", "error")])
+    loaded = library([NATIVE / "src" / f"{name}.c" for name in ("shape", "loops", "error")])
     fields = [(name, c.c_bool if name == "cpu" else c.c_uint64) for name in generated_c.size_fields()]
     loaded.Sizes = type("Sizes", (c.Structure,), {"_fields_": fields})
     for family, decl in generated_c.FAMILIES.items():
@@ -291,6 +292,15 @@ def test_workgroups_serve_as_many_heads_and_rows_as_the_package_s(formulas):
         for items in (1, 7, 200):
             most = most_heads(shape, items, 64, shared)
             assert formulas.za_heads_together(one, c.c_uint64(items), shared) == heads_together(shape, most), shape
+
+
+def test_loops_are_unrolled_as_by_the_package(formulas):
+    formulas.za_unrolled.restype, formulas.free.argtypes = c.c_void_p, [c.c_void_p]
+    for decl in generated_c.KERNELS:
+        code = load_spirv(decl)
+        hinted = formulas.za_unrolled(code, c.c_size_t(len(code) // 4))
+        assert c.string_at(hinted, len(code)) == load_spirv(decl, "discrete"), decl
+        formulas.free(hinted)
 
 
 def test_the_program_uses_the_header_alone():
