@@ -78,7 +78,7 @@ const uint HEADER_TOKEN_ROWS = 17u;
 const uint HEADER_HEAD_ROWS = 18u;
 const uint HEADER_WORDS = 24u;
 
-// Then an ITEM for each workgroup of pass 1 in grid x.
+// Then an ITEM for each workgroup of pass 1 in grid y.
 const uint ITEM_ROW = 0u;  // query row; the first of `rows`
 const uint ITEM_LIMIT = 1u;  // the row sees keys first ... limit - 1
 const uint ITEM_NODE_BEGIN = 2u;  // first node

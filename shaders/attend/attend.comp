@@ -1,11 +1,11 @@
 // Pass 1 of split-KV attention (flash decoding): a state (m, l, o) of every node of 512 keys, for the query heads that
 // share one KV head.
 //
-// Grid: x = work item (query row and range of nodes), y = KV head, z = share of the KV head's query heads.  A
-// workgroup is eight waves.  It walks the nodes of its item one after another; of each, a wave attends one leaf of 64
-// keys, and then all waves fold the eight leaves into the node.  Nothing is kept from node to node.  A query vector is
-// a row of one query head; h is its number in the workgroup (ROWS 1: heads of one row).  All use a row of K or V when
-// it is loaded, so that K and V are read once.
+// Grid: x = share of the KV head's query heads, y = work item (query row and range of nodes), z = KV head, so that
+// shares, which read the same keys, run side by side.  A workgroup is eight waves.  It walks the nodes of its item one
+// after another; of each, a wave attends one leaf of 64 keys, and then all waves fold the eight leaves into the node.
+// Nothing is kept from node to node.  A query vector is a row of one query head; h is its number in the workgroup
+// (ROWS 1: heads of one row).  All use a row of K or V when it is loaded, so that K and V are read once.
 //
 // The steps of a node; the includes before `main` have these numbers:
 //     1 scores  s[key][h] = scale * (q[h] . k[key])                      lane = keys: lane, lane + LANES

@@ -63,7 +63,7 @@ class KernelDecl:
 
 
 # --- words of the work buffer -------------------------------------------------------------------------------------
-# A header comes first, then one ITEM per workgroup of pass 1 in grid x, then one ROW per query row, then APPEND (or
+# A header comes first, then one ITEM per workgroup of pass 1 in grid y, then one ROW per query row, then APPEND (or
 # COPY) records, then page tables, a HEAD per query head, and masks; all are uint words.
 # All that changes from token to token is in here, so that a recorded submission can be used again.
 # {word: meaning} of each record, in order; contract.glsl and the manifest print the meanings.

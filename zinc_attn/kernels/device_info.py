@@ -35,6 +35,11 @@ class DeviceInfo:
     matrix: MatrixFacts = NO_MATRICES  # what arithmetic "matrix" needs; by default without units
 
     @property
+    def max_items(self) -> int:
+        """Work items of a dispatch of pass 1, which are the y of its grid."""
+        return self.max_workgroups[1]
+
+    @property
     def split_units(self) -> int:
         """Compute units as the split rule counts them: so many on a CPU device that every node is a split, because its
         driver's code takes twice as long where a workgroup walks."""

@@ -156,7 +156,7 @@ def matrix_call(
     decl, spec = variant.program()
     blocks = variant.workgroup.blocks(variant.shape.group)
     buffers = ("work", "q", "k", "v", states or target, target)
-    return KernelCall(decl, spec, buffers, (items, kv_heads, blocks))
+    return KernelCall(decl, spec, buffers, (blocks, items, kv_heads))
 
 
 def attend_call(variant: AttendVariant, items: int, kv_heads: int, target: str, work: str = "work") -> KernelCall:
@@ -167,7 +167,7 @@ def attend_call(variant: AttendVariant, items: int, kv_heads: int, target: str, 
     """
     decl, spec = variant.program()
     chunks = -(-variant.shape.group // variant.heads_per_workgroup)
-    return KernelCall(decl, spec, (work, "q", "k", "v", target, target), (items, kv_heads, chunks))
+    return KernelCall(decl, spec, (work, "q", "k", "v", target, target), (chunks, items, kv_heads))
 
 
 def merge_call(shape: AttnShape, kind: str, rows: int) -> KernelCall:
