@@ -136,9 +136,11 @@ bool za_pipeline_make(struct za_device *device, const struct kernel *kernel, con
         .dataSize = 4 * kernel->constants,
         .pData = constants,
     };
+    const bool attend = kernel == &za_kernels[KERNEL_ATTEND];
     VkPipelineShaderStageRequiredSubgroupSizeCreateInfo wave32 = {
         .sType = VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_REQUIRED_SUBGROUP_SIZE_CREATE_INFO,
-        .requiredSubgroupSize = WAVE,
+        .requiredSubgroupSize =
+            attend ? ((const struct attend_constants *)constants)->workgroup_size / LEAVES_PER_NODE : WAVE,
     };
     VkComputePipelineCreateInfo create = {
         .sType = VK_STRUCTURE_TYPE_COMPUTE_PIPELINE_CREATE_INFO,

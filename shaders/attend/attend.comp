@@ -75,6 +75,8 @@ layout(constant_id = ATTEND_SPEC_K_SIZE) const uint K_SIZE = 128u;  // of K_DIM,
 layout(constant_id = ATTEND_SPEC_V_SIZE) const uint V_SIZE = 128u;  // of V_DIM
 layout(constant_id = ATTEND_SPEC_K_STRIDE) const uint K_STRIDE = 0u;  // bytes from row to row; 0: K lies in tiles
 layout(constant_id = ATTEND_SPEC_V_STRIDE) const uint V_STRIDE = 0u;  // of V
+layout(constant_id = ATTEND_SPEC_ROWS_AHEAD) const uint ROWS_AHEAD = 8u;  // most rows of V in flight: 4 or 8
+layout(constant_id = ATTEND_SPEC_PASS_SUMS) const uint PASS_SUMS = 2048u;  // sums of values of a wave in a pass over V
 #include "attend_sizes.glsl"
 const bool INTEGER = ARITHMETIC == INTEGER_SUMS;
 

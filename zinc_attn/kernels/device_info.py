@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..limits import MAX_CONTEXT, WAVE
+from .families import RDNA, Layout
 from .matrix import NO_MATRICES, MatrixFacts
 
 
@@ -28,7 +29,7 @@ class DeviceInfo:
     timestamp_period_ns: float  # 0 where the compute queue has no timestamps
     refusal: str | None = None  # why the kernels do not run on it
     shared_memory_bytes: int = 1 << 16  # that a workgroup can have
-    wave_size: int = WAVE  # fewest invocations of a wave of pass 1
+    layout: Layout = RDNA  # how pass 1 lies in its registers
     wave_subgroups: bool = True  # whether those of a wave's size are asked for, or a CPU device has no others
     fma_operation: bool = False  # whether VK_KHR_shader_fma offers a float32 fused multiply-add
     integer_dots: bool = True  # whether kernels may have integer dot products, which those of quantized weights need

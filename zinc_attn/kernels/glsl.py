@@ -26,7 +26,6 @@ _UINTS: Final = {
     "CHUNK": constants.CHUNK,
     "WAVE": limits.WAVE,
     "WEIGHT_PARTIALS": constants.WEIGHT_PARTIALS,
-    "MAX_ACCUMULATORS": limits.MAX_ACCUMULATORS,
     "MAX_VALUE_PASSES": limits.MAX_VALUE_PASSES,
     "MERGE_DIMS": declarations.MERGE_DIMS,
     "BLOCK": limits.BLOCK,

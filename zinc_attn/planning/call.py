@@ -192,7 +192,11 @@ class SubmissionPlanner:
             walks=bool(np.any(items["node_end"] - items["node_begin"] > 1)),
             masks=power_of_two(len(masks)) if len(masks) else 0,
             most_heads=most_heads(
-                facts.shape, len(items), facts.device.compute_units, facts.device.shared_memory_bytes
+                facts.shape,
+                len(items),
+                facts.device.compute_units,
+                facts.device.shared_memory_bytes,
+                facts.device.layout,
             ),
             matrix=matrix,
             arithmetic=self.options.arithmetic if self.options.arithmetic in EXACT else "canonical",
@@ -288,7 +292,10 @@ class SubmissionPlanner:
         facts, cascade, sizes = self.facts, self.options.cascade, [one.end - one.begin for one in slices]
         few = facts.device.kind == "cpu" and cascade is None  # a CPU keeps the sums of more vectors in memory
         most = shared_rows(
-            facts.shape, facts.device.shared_memory_bytes, MAX_HEADS_PER_WORKGROUP if few else SHARED_VECTORS
+            facts.shape,
+            facts.device.shared_memory_bytes,
+            MAX_HEADS_PER_WORKGROUP if few else SHARED_VECTORS,
+            facts.device.layout,
         )
         if apart or self.options.window is not None or cascade is False or sum(sizes) < 2 or most < 2:
             return nothing
