@@ -155,3 +155,13 @@ def needs_radv() -> None:
         compile_programs([])
     except NoVulkanError as error:
         pytest.skip(str(error))
+
+
+def instructions(spirv: bytes) -> list[list[int]]:
+    """[opcode, operands …] of every instruction."""
+    words, at, found = np.frombuffer(spirv, np.uint32).tolist(), 5, []
+    while at < len(words):
+        length = words[at] >> 16
+        found.append([words[at] & 0xFFFF, *words[at + 1 : at + length]])
+        at += length
+    return found
