@@ -14,8 +14,8 @@ from zinc_attn import errors, reference
 from zinc_attn.cache.files import CacheFileError
 from zinc_attn.cache.rows import decode, stored, stored_scales
 from zinc_attn.canonical.partial import PartialStateError
-from zinc_attn.kernels.families import RDNA
 from zinc_attn.checks import BFLOAT16
+from zinc_attn.kernels.families import RDNA
 
 SHAPE = za.AttnShape(4, 2, 64, 96)
 RNG = np.random.default_rng(8)

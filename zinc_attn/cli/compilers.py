@@ -27,9 +27,12 @@ def run(args: argparse.Namespace) -> int:
         raise ArgumentError("dtype: got --dtype without --shape, expected both, or neither")
     dtypes = [storage_dtype(text.strip()) for text in args.dtype.split(",")] if args.dtype else compilers.USUAL
     shapes = parse_shapes(args.shape) if args.shape else []
-    specs = list(dict.fromkeys(spec for shape in shapes for spec in compilers.specs_for(shape, dtypes=dtypes)))
-    chosen = [compilers.Compiler(name.strip(), args.mesa) for name in args.target.split(",")]
-    return max([report(compiler, specs) for compiler in chosen])
+    statuses = []
+    for compiler in [compilers.Compiler(name.strip(), args.mesa) for name in args.target.split(",")]:
+        layout = compilers.layout_for(compiler)
+        wanted = [spec for shape in shapes for spec in compilers.specs_for(shape, 0, dtypes, layout)]
+        statuses.append(report(compiler, list(dict.fromkeys(wanted))))
+    return max(statuses)
 
 
 def report(compiler: compilers.Compiler, specs: list[compilers.Spec]) -> int:

@@ -1,6 +1,6 @@
 """The compiler gate: the shipped kernels under the compilers of GPUs that are not here. docs/compilers.md says how."""
 
-from .compiler import compile_variants
+from .compiler import compile_variants, layout_for
 from .gates import table, violations
 from .graph import graph_programs, graph_violations
 from .targets import TARGETS, Compiler
@@ -14,6 +14,7 @@ __all__ = [
     "compile_variants",
     "graph_programs",
     "graph_violations",
+    "layout_for",
     "specs_for",
     "table",
     "violations",

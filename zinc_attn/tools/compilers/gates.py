@@ -86,7 +86,7 @@ class Compiled(NamedTuple):
         shared, told = statistics.get(driver.shared), (compiler.name, answer["mesa"], int(answer["wave"]))
         return cls(*told, registers, spilled, scratch, shared, instructions, cycles, waves, statistics)
 
-    def broken(self, name: str, kind: str, shared: float) -> Iterator[str]:
+    def broken(self, name: str, kind: str, shared: float, lanes: int = limits.WAVE) -> Iterator[str]:
         """One sentence per gate of a class that the program called ``name`` breaks; shared: the most shared memory."""
         registers, spills = GATES.get((self.name, self.mesa), {}).get(kind, (inf, 0))
         for what, got, most in (
@@ -97,8 +97,8 @@ class Compiled(NamedTuple):
         ):
             if got > most:
                 yield f"{name}: {got} {what}, at most {most:g} allowed"
-        if self.wave != limits.WAVE:
-            yield f"{name}: wave{self.wave}, wave{limits.WAVE} needed"
+        if self.wave != lanes:
+            yield f"{name}: wave{self.wave}, wave{lanes} needed"
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def _lds_gate(spec: Spec) -> int:
     if spec.call == "attend_matrix":
         return MATRIX_LDS_BYTES
     if spec.call == "attend":
-        sizes = attend_sizes(spec.shape, spec.heads, spec.dtype)
+        sizes = attend_sizes(spec.shape, spec.heads, spec.dtype, spec.layout, spec.lanes)
         unused = 0 if spec.arithmetic == "integer" else 4 * sizes["VALUE_POWERS"]
         return -(-(sizes["SHARED_BYTES"] - unused) // LDS_STEP) * LDS_STEP
     return MAX_LDS_BYTES
@@ -146,7 +146,7 @@ def _lds_gate(spec: Spec) -> int:
 def violations(reports: Iterable[VariantReport]) -> Iterator[str]:
     """One sentence per broken gate."""
     for r in reports:
-        yield from r.compiled.broken(r.spec.name, r.spec.kind, _lds_gate(r.spec))
+        yield from r.compiled.broken(r.spec.name, r.spec.kind, _lds_gate(r.spec), r.spec.lanes)
         if r.wmma == 0 and r.spec.call == "attend_matrix":
             yield f"{r.spec.name}: no instruction of the matrix units"
         if (r.leaf or inf) > (cycles := LEAF_GATES.get(r.spec.name, inf)):

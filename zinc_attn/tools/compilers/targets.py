@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ...errors import ArgumentError, NoVulkanError
+from ...kernels.families import AMD, INTEL, NVIDIA
 from ..cost.cards import ADA, HOPPER, RDNA3, RDNA4, Family
 
 ICD_FOLDERS: Final = ("/etc/vulkan/icd.d", "/usr/local/share/vulkan/icd.d", "/usr/share/vulkan/icd.d")
@@ -33,6 +34,7 @@ class Driver(NamedTuple):
     figures: tuple[str, str, str, str]
     spills: tuple[str, str]
     shared: str = ""
+    vendor: int = AMD
 
 
 RADV: Final = Driver(
@@ -50,6 +52,7 @@ ANV: Final = Driver(
     ("Max live registers", "Scratch Memory Size", "Instructions", "Cycles"),
     ("Spills", "Fills"),
     "Workgroup Memory Size",
+    INTEL,
 )
 NVK: Final = Driver(
     "nouveau",
@@ -57,6 +60,7 @@ NVK: Final = Driver(
     {"NOUVEAU_CHIPSET": "{}", "NVK_I_WANT_A_BROKEN_VULKAN_DRIVER": "1"},
     ("Number of GPRs", "SLM size", "Instruction count", "Static cycle count"),
     ("Spills to memory", "Fills from memory"),
+    vendor=NVIDIA,
 )
 
 
@@ -64,7 +68,7 @@ class Target(NamedTuple):
     """A GPU: the chip as the shim calls it, which its name in Vulkan has, or another word of that.
 
     family: None where the driver's figure of registers does not say how many waves they hold. shim: another than the
-    driver's.
+    driver's. subgroup: invocations of the smallest.
     """
 
     title: str
@@ -73,6 +77,7 @@ class Target(NamedTuple):
     family: Family | None = None
     word: str = ""
     shim: str = ""
+    subgroup: int = 32
 
 
 TARGETS: Final = {
@@ -80,10 +85,10 @@ TARGETS: Final = {
     "gfx1151": Target("Radeon 8060S", RADV, "gfx1151", RDNA3, "strix_halo", "gfx1151"),
     "gfx1100": Target("Radeon RX 7900 XTX", RADV, "navi31", RDNA3),
     "gfx1030": Target("Radeon RX 6800", RADV, "navi21", RDNA4._replace(registers=1024, register_step=8)),
-    "bmg": Target("Arc B580, Battlemage", ANV, "bmg"),
-    "lnl": Target("Lunar Lake", ANV, "lnl"),
-    "ptl": Target("Panther Lake, Xe3", ANV, "ptl"),
-    "dg2": Target("Arc A770, Alchemist", ANV, "dg2"),
+    "bmg": Target("Arc B580, Battlemage", ANV, "bmg", subgroup=16),
+    "lnl": Target("Lunar Lake", ANV, "lnl", subgroup=16),
+    "ptl": Target("Panther Lake, Xe3", ANV, "ptl", subgroup=16),
+    "dg2": Target("Arc A770, Alchemist", ANV, "dg2", subgroup=8),
     "turing": Target("GeForce RTX 20", NVK, "162", ADA._replace(wave_slots=8), "nvk"),
     "ampere": Target("GeForce RTX 30", NVK, "172", ADA, "nvk"),
     "ada": Target("GeForce RTX 40", NVK, "192", ADA, "nvk"),

@@ -9,6 +9,7 @@ from typing import Any, Final
 from ...canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
 from ...kernels import declarations as kernels
 from ...kernels.dispatches import AttendVariant, MatrixVariant, encode_call, merge_call
+from ...kernels.families import RDNA, Layout
 from ...kernels.matrix import MatrixWorkgroup, matrix_workgroup
 from ...kernels.tuning import SHARED_VECTORS, heads_together, merge_workgroup_size, shared_rows
 from ...limits import WAVE
@@ -48,6 +49,7 @@ class Spec:
     latent: bool = False
     arithmetic: Arithmetic = "canonical"
     cells: bool = False
+    layout: Layout = RDNA
 
     def __post_init__(self) -> None:
         if self.v_head_dim is None:
@@ -79,6 +81,13 @@ class Spec:
     def call(self) -> str:
         """merge, encode, attend or attend_matrix."""
         return next(call for call in _CALLS if self.kernel.startswith(call))
+
+    @property
+    def lanes(self) -> int:
+        """Invocations of a wave."""
+        decl, constants = self.program()
+        size = dict(zip(decl.spec, constants, strict=True)).get("workgroup_size", 0)
+        return size // LEAVES_PER_NODE if self.call == "attend" else WAVE
 
     @property
     def kind(self) -> str:
@@ -114,6 +123,7 @@ class Spec:
             heads=shape.group,
             arithmetic=_CONSTANT[self.arithmetic],
             walks=self.rows == 1,
+            layout=self.layout,
         ).program()
 
     @property
@@ -128,12 +138,12 @@ class Spec:
         return found
 
 
-def specs_for(shape: AttnShape, softcap: int = 0, dtypes: Iterable[str] = USUAL) -> list[Spec]:
+def specs_for(shape: AttnShape, softcap: int = 0, dtypes: Iterable[str] = USUAL, layout: Layout = RDNA) -> list[Spec]:
     """Every kernel as this shape uses it: pass 1 in each dtype, and pass 2."""
     found = []
-    for heads in sorted({heads_together(shape, most) for most in (8, SHARED_VECTORS)}):
+    for heads in sorted({heads_together(shape, most, layout) for most in (8, SHARED_VECTORS)}):
         one = heads, -(-shape.group // heads), softcap, 1, shape.v_head_dim, shape.latent
-        found += [Spec(f"attend_{dtype}", shape.head_dim, *one) for dtype in dtypes]
+        found += [Spec(f"attend_{dtype}", shape.head_dim, *one, layout=layout) for dtype in dtypes]
     return [*found, Spec(kernels.MERGE.name, shape.v_head_dim)]
 
 
@@ -152,9 +162,9 @@ def default_specs() -> list[Spec]:
     return sorted(dict.fromkeys(found), key=lambda spec: order.index(spec.kernel))
 
 
-def attend_specs(shapes: str, dtypes: Iterable[str], **how: Any) -> list[Spec]:
+def attend_specs(shapes: str, dtypes: Iterable[str], layout: Layout, **how: Any) -> list[Spec]:
     """Pass 1 of these shapes, with other constants."""
-    found = [spec for text in shapes.split() for spec in specs_for(AttnShape.parse(text), dtypes=dtypes)]
+    found = [spec for text in shapes.split() for spec in specs_for(AttnShape.parse(text), 0, dtypes, layout)]
     return [replace(spec, **how) for spec in found if spec.heads]
 
 
@@ -178,16 +188,17 @@ def encode_specs() -> list[Spec]:
     return [*(Spec(f"encode_{name}", 256) for name in names), latent]
 
 
-def all_specs(target: str = "gfx1201") -> list[Spec]:
+def all_specs(target: str = "gfx1201", layout: Layout = RDNA) -> list[Spec]:
     """What the command compiles: of other targets than gfx1201 a few shapes and types, and matrix units of none.
 
     Integer attention has blocks of integers. Cells are rows of a host.
     """
-    others = attend_specs(FEW_SHAPES, ("f16", "q8_0"), arithmetic="fused")
-    others += attend_specs(FEW_SHAPES, ("q8_0", "q4_0"), arithmetic="integer")
+    others = attend_specs(FEW_SHAPES, ("f16", "q8_0"), layout, arithmetic="fused")
+    others += attend_specs(FEW_SHAPES, ("q8_0", "q4_0"), layout, arithmetic="integer")
     if target != "gfx1201":
-        return [*attend_specs(FEW_SHAPES, ("f16", "q8_0")), *others, Spec(kernels.MERGE.name, 256)]
-    cells = attend_specs("16/2/256", STORAGE, cells=True)
-    cells += attend_specs("9/3/64 8/1/72 8/1/65 20/1/576/512/latent", ("f16", "q8_0", "q4_0"), cells=True)
+        return [*attend_specs(FEW_SHAPES, ("f16", "q8_0"), layout), *others, Spec(kernels.MERGE.name, 256)]
+    cells = attend_specs("16/2/256", STORAGE, layout, cells=True)
+    cells += attend_specs("9/3/64 8/1/72 8/1/65 20/1/576/512/latent", ("f16", "q8_0", "q4_0"), layout, cells=True)
     matrices = matrix_specs() if (SPIRV / kernels.MATRIX.file).exists() else []
-    return default_specs() + others + cells + encode_specs() + matrices
+    default = [replace(spec, layout=layout) if spec.call == "attend" else spec for spec in default_specs()]
+    return default + others + cells + encode_specs() + matrices

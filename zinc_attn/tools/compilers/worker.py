@@ -17,6 +17,7 @@ from ...files import read_file
 from ...limits import WAVE
 from ...runtime.devices import COMPUTE_STAGE, MATRIX_FEATURES, fma_features
 from ...runtime.loader import Vulkan, loader
+from ...runtime.loops import unrolled
 from ...runtime.multiply_add import Way, module_for
 from ...runtime.vulkan.pipelines import STORAGE_DESCRIPTOR
 
@@ -76,16 +77,18 @@ def _make(vk: Vulkan, owner: Any, kind: str, **fields: Any) -> Any:
     return made[0]
 
 
-def _pipeline(vk: Vulkan, device: Any, cache: Any, path: str, bindings: int, constants: Sequence[int], way: Way) -> Any:
-    """A compute pipeline, with wave32 required as the runtimes do, whose program RADV keeps as text or in the cache."""
+def _pipeline(
+    vk: Vulkan, device: Any, cache: Any, path: str, bindings: int, constants: Sequence[int], way: Way, lanes: int = WAVE
+) -> Any:
+    """A compute pipeline with required subgroups, as the runtimes have it; RADV keeps its text, or it in the cache."""
     each = {"descriptorType": STORAGE_DESCRIPTOR, "descriptorCount": 1, "stageFlags": COMPUTE_STAGE}
     table = [vk.struct("VkDescriptorSetLayoutBinding", binding=i, **each) for i in range(bindings)]
     table = vk.array("VkDescriptorSetLayoutBinding", table)
     made = _make(vk, device, "DescriptorSetLayout", bindingCount=bindings, pBindings=table)
     sets = vk.array("VkDescriptorSetLayout", [made])
-    code = module_for(way, read_file(Path(path), "a SPIR-V module"))
+    code = module_for(way, unrolled(read_file(Path(path), "a SPIR-V module")))
     words = vk.ffi.from_buffer("uint32_t[]", code)
-    wave = vk.struct("VkPipelineShaderStageRequiredSubgroupSizeCreateInfo", requiredSubgroupSize=WAVE)
+    wave = vk.struct("VkPipelineShaderStageRequiredSubgroupSizeCreateInfo", requiredSubgroupSize=lanes)
     module = _make(vk, device, "ShaderModule", codeSize=len(code), pCode=words)
     special, name = vk.specialization(constants), vk.ffi.new("char[]", b"main")
     program = {"flags": _FULL_SUBGROUPS, "module": module, "pName": name, "pSpecializationInfo": special}
@@ -100,7 +103,7 @@ def _pipeline(vk: Vulkan, device: Any, cache: Any, path: str, bindings: int, con
 
 
 def _compile(
-    vk: Vulkan, device: Any, ways: tuple[Way, Way], path: str, bindings: int, constants: Sequence[int], *how: bool
+    vk: Vulkan, device: Any, ways: tuple[Way, Way], path: str, bindings: int, constants: Sequence[int], *how: int
 ) -> dict[str, Any]:
     """One variant: its wave size, and the driver's statistics with RADV's text, or the data of its pipeline cache."""
 
@@ -109,9 +112,9 @@ def _compile(
         found = vk.lib.vkGetDeviceProcAddr(device, vk.ffi.new("char[]", name.encode()))
         return vk.ffi.cast(f"PFN_{name}", found)
 
-    fused, binary = how
+    fused, binary, *lanes = how
     cache = _make(vk, device, "PipelineCache") if binary else None
-    pipeline = _pipeline(vk, device, cache, path, bindings, constants, ways[fused])
+    pipeline = _pipeline(vk, device, cache, path, bindings, constants, ways[fused], *lanes)
     about = vk.struct("VkPipelineInfoKHR", pipeline=pipeline)
     (stage,) = vk.listed(query("Properties"), "VkPipelineExecutablePropertiesKHR", device, about)
     if binary:
