@@ -16,8 +16,8 @@ static bool is_weights(const ggml_tensor *root) {
 
 static void say_shared(const ggml_tensor *tensor, const char *what) {
     if (said_once()) return;
-    say_once("another device has a part of the model (" + std::string(tensor->name) + what + "); logits may depend on the "
-             "batch: expected -ngl 99 and no -ot");
+    say_once("another device has a part of the model (" + std::string(tensor->name) + what + "); logits may depend on "
+             "the batch: expected -ngl 99 and no -ot");
 }
 
 // Rows of weights, or what is made of each number of such rows alone.
@@ -39,8 +39,8 @@ void note_input(const ggml_tensor *source) {
 }
 
 void note_read(const ggml_tensor *tensor) {
-    const bool made = tensor->op != GGML_OP_NONE && root_of(tensor)->op != GGML_OP_NONE;
-    if (made && tensor->buffer->usage == GGML_BACKEND_BUFFER_USAGE_COMPUTE && !(tensor->flags & GGML_TENSOR_FLAG_OUTPUT))
+    const bool made = root_of(tensor)->op != GGML_OP_NONE && !(tensor->flags & GGML_TENSOR_FLAG_OUTPUT);
+    if (made && tensor->buffer->usage == GGML_BACKEND_BUFFER_USAGE_COMPUTE)
         say_shared(tensor, " goes there");
 }
 
@@ -56,7 +56,7 @@ void note_graph(ggml_cgraph *graph) {
         for (const ggml_tensor *source : node->src) weights |= source && is_weights(root_of(source));
     }
     if (weights && output && !said_once() && !said.exchange(true))
-        say("the model is here whole but for the look-up of tokens, %d operations, of which %d are attention: the promise "
+        say("the model is here whole but for the look-up of tokens (%d operations, %d of attention): the promise "
             "holds", operations, attend);
 }
 
@@ -75,8 +75,8 @@ void note_sums(const ggml_cgraph *graph, std::map<std::string, int64_t> *terms) 
         if (!may_mix(node) || !seen.insert(node->name).second) continue;
         const auto [before, added] = terms->emplace(node->name, node->src[0]->ne[0]);
         if (added || before->second == node->src[0]->ne[0]) continue;
-        say_once("the model has sums over the tokens of a batch (" + std::string(node->name) + "); logits depend on the "
-                 "batch");
+        say_once("the model has sums over the tokens of a batch (" + std::string(node->name) + "); logits depend on "
+                 "the batch");
         return;
     }
 }

@@ -580,12 +580,14 @@ class Graph:
         made, computed, bytes_ = [], [], (max(self.slot.values()) + 1) * SLOT
         memory = back_end.tensor("f32", bytes_ // 4, array=np.resize(x, bytes_ // 4))
         for i, node in enumerate(self.nodes):
-            op, count, params = NODES.get(node.op, (0, 0, b""))
+            op, _, params = NODES.get(node.op, (0, 0, b""))
             n = 1 if self.row(i) >= 0 else ROWS
             of = made[node.sources[0]] if self.root[i] != i else memory
             made.append(back_end.view(of, (ROW, n, 1, 1), (4, 4 * ROW, 4 * n * ROW, 4 * n * ROW)))
-            back_end.c.move_view(made[i], c.c_size_t(self.slot[i] * SLOT if self.root[i] == i else
-                                                      4 * ROW * node.row if node.row >= 0 else 0))
+            back_end.c.move_view(
+                made[i],
+                c.c_size_t(self.slot[i] * SLOT if self.root[i] == i else 4 * ROW * node.row if node.row >= 0 else 0),
+            )
             if self.root[i] == i:
                 back_end.c.make_root(made[i])
             sources = [weights] * (node.op == "product") + [made[j] for j in node.sources]
@@ -605,8 +607,7 @@ def random_graph(rng: Any) -> Graph:
     while len(nodes) < 14:
         op, near = str(rng.choice([*NODES, "add", "mul", "scale"])), len(nodes) - 3
         whole = [i for i, node in enumerate(nodes) if node.row < 0]
-        pick = lambda: int(rng.choice(whole[-3:] if rng.random() < 0.8 else whole))  # noqa: E731
-        first, second = pick(), pick()
+        first, second = (int(rng.choice(whole[-3:] if rng.random() < 0.8 else whole)) for _ in range(2))
         rows = [i for i, node in enumerate(nodes) if node.row >= 0]
         place = op not in ("view", "reshape", "product") and near > 0 and rng.random() < 0.3
         if op in ("add", "mul") and rows and not place and rng.random() < 0.3:
