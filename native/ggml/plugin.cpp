@@ -40,9 +40,9 @@ static ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph *graph) try
         device->spoilt.erase(nullptr);
         return GGML_STATUS_FAILED;
     }
-    if (!Recording(device, static_cast<Plan *>(backend->context), graph).run()) return GGML_STATUS_FAILED;
-    note_graph(graph);
-    return GGML_STATUS_SUCCESS;
+    const bool done = Recording(device, static_cast<Plan *>(backend->context), graph).run();
+    if (done) note_graph(graph);
+    return done ? GGML_STATUS_SUCCESS : GGML_STATUS_FAILED;
 } catch (const std::exception &error) {  // nothing passes through ggml's C frames
     say("%s", error.what());
     return GGML_STATUS_ALLOC_FAILED;

@@ -207,7 +207,6 @@ bool Recording::run() {
             return false;
         }
         changed(node);
-        changed(graph_->nodes[at_]);  // it may lie where the first has operands, of which an int8 copy is known
         if (beside_.buffer) quantized_.push_back(beside_);
         beside_ = {};
     }

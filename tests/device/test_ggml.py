@@ -62,7 +62,7 @@ class BackEnd:
         self.path, self.c = path, c.CDLL(str(path))
         for name in ("make_buffer", "make_tensor", "make_view"):
             getattr(self.c, name).restype = c.c_void_p
-        self.c.takes_cache.restype = c.c_bool
+        self.c.takes_cache.restype = self.c.describe.restype = self.c.compute_graph.restype = c.c_bool
         self.c.set_most.restype = c.c_size_t
         assert self.c.open_back_end()
         self.buffer = c.c_void_p(self.c.make_buffer(c.c_size_t(2 * V_AT), ANY))
@@ -471,6 +471,7 @@ def test_models_of_eight_threads_have_the_bits_of_one(tmp_path):
     preload = compiler_file("libtsan.so")
     path = BackEnd.compiled(tmp_path, *["-fsanitize=thread", "-g"] * bool(preload))
     told = {"LD_PRELOAD": preload, "TSAN_OPTIONS": "ignore_noninstrumented_modules=1"}
+    told["PYTHONPATH"] = os.pathsep.join(sys.path)
     command = [sys.executable, __file__, path]
     done = subprocess.run(command, env={**os.environ, **told}, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (0, "told\n"), done.stdout + done.stderr[-3000:]
@@ -582,14 +583,13 @@ class Graph:
         for i, node in enumerate(self.nodes):
             op, _, params = NODES.get(node.op, (0, 0, b""))
             n = 1 if self.row(i) >= 0 else ROWS
-            of = made[node.sources[0]] if self.root[i] != i else memory
-            made.append(back_end.view(of, (ROW, n, 1, 1), (4, 4 * ROW, 4 * n * ROW, 4 * n * ROW)))
-            back_end.c.move_view(
-                made[i],
-                c.c_size_t(self.slot[i] * SLOT if self.root[i] == i else 4 * ROW * node.row if node.row >= 0 else 0),
+            is_root = self.root[i] == i
+            view = back_end.view(
+                memory if is_root else made[node.sources[0]], (ROW, n, 1, 1), (4, 4 * ROW, *[4 * n * ROW] * 2)
             )
-            if self.root[i] == i:
-                back_end.c.make_root(made[i])
+            offset = self.slot[i] * SLOT if is_root else 4 * ROW * max(node.row, 0)
+            back_end.c.move_view(view, c.c_size_t(offset), is_root)
+            made.append(view)
             sources = [weights] * (node.op == "product") + [made[j] for j in node.sources]
             given = (c.c_void_p * 5)(*[one.value for one in sources])
             numbers = (c.c_float * 3).from_buffer_copy(params.ljust(12, b"\0"))
@@ -641,3 +641,29 @@ def test_a_graph_has_the_bits_of_its_nodes_one_by_one(back_end, name):
         want, found = (graph.run(back_end, x, weights, whole) for whole in (False, True))
         for i in graph.kept:
             assert np.array_equal(found[i], want[i]), (n, i, graph.nodes[3:], graph.slot)
+
+
+PLACES = {  # of a weight, or of what is made of it: the line
+    "here": "the model is here whole but for the look-up of tokens (1 operations, 0 of attention): the promise holds",
+    "weight": "another device has a part of the model ( is there)",
+    "source": "another device has a part of the model ( is made there)",
+    "result": "another device has a part of the model ( goes there)",
+}
+
+
+@pytest.mark.parametrize("elsewhere", PLACES)
+def test_a_line_says_whether_the_model_is_here(back_end, device, tmp_path, monkeypatch, capfd, elsewhere):
+    """The library is loaded again, as it says one line in a process."""
+    monkeypatch.setenv("ZINC_ATTN_DEVICE", device.info.name)
+    other, x = BackEnd(shutil.copy(back_end.path, tmp_path / "b.so")), np.ones(ROW, np.float32)
+    weight, tokens, made = (other.tensor("f32", ROW, array=x) for _ in range(3))
+    other.c.make_weight(weight, elsewhere != "weight")
+    sources = (c.c_void_p * 5)(weight.value, tokens.value)
+    flags = 0 if elsewhere == "result" else 2
+    assert other.c.describe(NODES["mul"][0], made, sources, (c.c_float * 3)(), flags)
+    if elsewhere == "source":
+        other.c.hand_over(made)
+    assert elsewhere == "weight" or other.c.compute_graph((c.c_void_p * 1)(made.value), 1)
+    other.c.get_bytes(made, c.c_void_p(address(x)), c.c_size_t(0), c.c_size_t(x.nbytes))
+    said = [line for line in capfd.readouterr().err.splitlines() if "ZINC0 is" not in line]
+    assert len(said) == 1 and said[0].startswith(f"ggml-zinc: {PLACES[elsewhere]}"), said

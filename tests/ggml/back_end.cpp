@@ -50,6 +50,13 @@ void close_back_end() {
     buffers.clear();
     backend->iface.free(backend);
 }
+// A tensor is a weight from now on, here or on another device.
+void make_weight(ggml_tensor *tensor, bool here) {
+    tensor->buffer = new ggml_backend_buffer(*tensor->buffer);
+    tensor->buffer->usage = GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
+    if (!here) tensor->buffer->iface = {}, tensor->buffer->buft = nullptr;
+}
+void hand_over(const ggml_tensor *tensor) { backend->iface.cpy_tensor_async(backend, backend, tensor, nullptr); }
 // The bytes of a binding from now on; until now.
 size_t set_most(size_t bytes) { return std::exchange(static_cast<zinc::Device *>(device->context)->most, bytes); }
 void clear_buffer(ggml_backend_buffer_t buffer) { buffer->iface.clear(buffer, 0); }
@@ -101,13 +108,14 @@ bool compute_graph(ggml_tensor **nodes, int n) {
 // declines it, or 2 where it fails.
 int compute(int op, ggml_tensor *out, ggml_tensor *const *src, const float *params, int times) {
     std::vector<ggml_tensor *> nodes(size_t(times), out);
-    return !describe(op, out, src, params, 0) ? 1 : !times || compute_graph(nodes.data(), times) ? 0 : 2;
+    return !describe(op, out, src, params, GGML_TENSOR_FLAG_OUTPUT) ? 1 : !times || compute_graph(nodes.data(), times) ? 0 : 2;
 }
-void move_view(ggml_tensor *view, size_t bytes) {
+// A view begins so many bytes further on, or is a tensor of its own there.
+void move_view(ggml_tensor *view, size_t bytes, bool is_root) {
     view->data = static_cast<char *>(view->data) + bytes;
-    view->view_offs += bytes;
+    view->view_offs = is_root ? 0 : view->view_offs + bytes;
+    if (is_root) view->view_src = nullptr;
 }
-void make_root(ggml_tensor *view) { view->view_src = nullptr, view->view_offs = 0; }  // in the memory where it lies
 
 // How many fields of an operation and of its tensors the key of its plan does not hold.
 int fields_not_in_key(ggml_tensor *op) {

@@ -169,8 +169,6 @@ inline ggml_glu_op ggml_get_glu_op(const ggml_tensor *t) { return ggml_glu_op(t-
 inline const char *ggml_op_desc(const ggml_tensor *t) {
     return t->op == GGML_OP_SET_ROWS ? "SET_ROWS" : "FLASH_ATTN_EXT";
 }
-inline ggml_tensor *ggml_graph_node(ggml_cgraph *graph, int i) { return graph->nodes[i < 0 ? graph->n_nodes + i : i]; }
-inline int ggml_graph_n_nodes(ggml_cgraph *graph) { return graph->n_nodes; }
 inline int ggml_node_get_use_count(const ggml_cgraph *graph, int i) {
     int uses = 0;
     for (int j = 0; j < graph->n_nodes; ++j)
