@@ -69,7 +69,8 @@ static bool read_choice(Chain *chain, ggml_tensor *first, Route *route) {
     if (!route->result) return false;
     const ggml_tensor *order = route->order = route->result->src[1], *values = route->result->src[0];
     const bool first_ones = order->op == GGML_OP_VIEW && order->src[0] == route->sorted && !order->view_offs &&
-                            order->ne[1] == rows && order->ne[0] <= CHOSEN_PIECE && order->nb[1] == route->sorted->nb[1];
+                            order->ne[1] == rows && order->ne[0] <= CHOSEN_PIECE &&
+                            order->nb[1] == route->sorted->nb[1];
     return first_ones && is_matrix(values, 1, n * rows) && values->ne[1] == n;
 }
 

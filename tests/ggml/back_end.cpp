@@ -108,7 +108,8 @@ bool compute_graph(ggml_tensor **nodes, int n) {
 // declines it, or 2 where it fails.
 int compute(int op, ggml_tensor *out, ggml_tensor *const *src, const float *params, int times) {
     std::vector<ggml_tensor *> nodes(size_t(times), out);
-    return !describe(op, out, src, params, GGML_TENSOR_FLAG_OUTPUT) ? 1 : !times || compute_graph(nodes.data(), times) ? 0 : 2;
+    if (!describe(op, out, src, params, GGML_TENSOR_FLAG_OUTPUT)) return 1;
+    return !times || compute_graph(nodes.data(), times) ? 0 : 2;
 }
 // A view begins so many bytes further on, or is a tensor of its own there.
 void move_view(ggml_tensor *view, size_t bytes, bool is_root) {
