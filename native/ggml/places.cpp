@@ -60,22 +60,29 @@ void note_graph(ggml_cgraph *graph) {
             "holds", operations, attend);
 }
 
-// Products with weights or a cache are no sums over tokens; ggml numbers what has no name.
+// Products with weights or a cache are no sums over tokens.
 static bool may_mix(const ggml_tensor *node) {
     auto kept = [](const ggml_tensor *t) { return is_weights(root_of(t)) || is_cache(root_of(t)); };
-    const bool named = node->name[0] && std::strncmp(node->name, "node_", 5);
-    if (node->op == GGML_OP_SUM_ROWS || node->op == GGML_OP_MEAN || node->op == GGML_OP_SUM) return named;
-    return named && node->op == GGML_OP_MUL_MAT && !kept(node->src[0]) && !kept(node->src[1]);
+    if (node->op == GGML_OP_SUM_ROWS || node->op == GGML_OP_MEAN || node->op == GGML_OP_SUM) return true;
+    return node->op == GGML_OP_MUL_MAT && !kept(node->src[0]) && !kept(node->src[1]);
+}
+
+// The sum's name, or its first operand's, or "": ggml numbers what has none, in another way in each graph.
+static std::string label(const ggml_tensor *sum) {
+    for (const ggml_tensor *t : {sum, static_cast<const ggml_tensor *>(sum->src[0])})
+        if (t->name[0] && std::strncmp(t->name, "node_", 5) && std::strncmp(t->name, "leaf_", 5)) return t->name;
+    return "";
 }
 
 void note_sums(const ggml_cgraph *graph, std::map<std::string, int64_t> *terms) {
     std::set<std::string> seen;
     for (int i = 0; i < graph->n_nodes; ++i) {
         const ggml_tensor *node = graph->nodes[i];
-        if (!may_mix(node) || !seen.insert(node->name).second) continue;
-        const auto [before, added] = terms->emplace(node->name, node->src[0]->ne[0]);
+        const std::string name = may_mix(node) ? label(node) : "";
+        if (name.empty() || !seen.insert(name).second) continue;
+        const auto [before, added] = terms->emplace(name, node->src[0]->ne[0]);
         if (added || before->second == node->src[0]->ne[0]) continue;
-        say_once("the model has sums over the tokens of a batch (" + std::string(node->name) + "); logits depend on "
+        say_once("the model has sums over the tokens of a batch (" + name + "); logits depend on "
                  "the batch");
         return;
     }

@@ -352,6 +352,27 @@ def test_a_cache_that_no_kernel_can_bind_is_refused_when_it_is_made(back_end, ca
     assert "cache_k_l0: got 68719476736 bytes, expected at most " in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "operand", "terms", "said"),
+    [
+        ("kv_new", "result", (64, 1), True),
+        ("kv_same", "result", (64, 64), False),
+        ("kv_old", "cache", (64, 1), False),
+        ("node_7", "result", (64, 1), False),
+    ],
+)
+def test_a_product_whose_terms_change_from_graph_to_graph_is_told(back_end, capfd, name, operand, terms, said):
+    """Neither with a cache, nor by a name that ggml gives in another way in each graph."""
+    for n in terms:
+        x = [np.ones((8, n), np.float32)] * 2
+        first = back_end.tensor("f32", n, 8, array=None if operand == "cache" else x[0])
+        sources = first, back_end.tensor("f32", n, 8, array=x[1])
+        out = back_end.tensor("f32", 8, 8, array=np.zeros((8, 8), np.float32))
+        back_end.c.prepare(MUL_MAT, out, (c.c_void_p * 5)(*[one.value for one in sources]), name.encode())
+    line = f"the model has sums over the tokens of a batch ({name}); logits depend on the batch"
+    assert (line in capfd.readouterr().err) == said
+
+
 # --- Vulkan calls that fail ------------------------------------------------------------------------------------------
 
 DISPATCHED = 60  # operations of a graph: more than its first submission has

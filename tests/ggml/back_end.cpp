@@ -100,6 +100,15 @@ bool describe(int op, ggml_tensor *out, ggml_tensor *const *src, const float *pa
     std::memcpy(out->op_params, params, 3 * sizeof *params);
     return device->iface.supports_op(device, out);
 }
+// A graph of the operation alone, whose result has this name, is made ready.
+void prepare(int op, ggml_tensor *out, ggml_tensor *const *src, const char *name) {
+    ggml_backend_graph_optimize_params ignored{[](void *, ggml_tensor *, ggml_tensor *) {}, nullptr};
+    const float none[3] = {};
+    describe(op, out, src, none, 0);
+    std::strcpy(out->name, name);
+    ggml_cgraph graph = {1, &out};
+    backend->iface.graph_optimize(backend, &graph, &ignored);
+}
 bool compute_graph(ggml_tensor **nodes, int n) {
     ggml_cgraph graph = {n, nodes};
     return backend->iface.graph_compute(backend, &graph) == GGML_STATUS_SUCCESS;
