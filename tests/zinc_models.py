@@ -76,9 +76,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 SIMILAR: dict[str, tuple[str, dict[str, Any]]] = {
     "bart": (  # the decoder's heads and layers are others than those of the encoder, which is not there
         "BartForCausalLM",
-        {"head_dim": ABSENT, "num_hidden_layers": ABSENT, "num_attention_heads": ABSENT, "d_model": 256}
-        | {"encoder_layers": 3, "decoder_layers": 2, "encoder_attention_heads": 8, "decoder_attention_heads": 4}
-        | {"init_std": 0.15, "max_position_embeddings": 256},
+        {"head_dim": ABSENT, "num_hidden_layers": ABSENT, "num_attention_heads": ABSENT}
+        | {"num_key_value_heads": ABSENT, "hidden_size": 256, "init_std": 0.15}
+        | {"encoder_layers": 3, "decoder_layers": 2, "encoder_attention_heads": 8, "decoder_attention_heads": 4},
     ),
     "youtu": ("YoutuForCausalLM", LATENT),
     "minicpm3": ("MiniCPM3ForCausalLM", LATENT),
