@@ -57,6 +57,16 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "MiMoV2FlashForCausalLM",
         {**WINDOWS, **EXPERTS, "head_dim": 192, "v_head_dim": 128},
     ),
+    "llama4": (  # layers with chunks, whose prompts end within one
+        "Llama4ForCausalLM",
+        {"layer_types": ["chunked_attention", "full_attention"], "attention_chunk_size": 16, "num_local_experts": 2}
+        | {"num_experts_per_tok": 1, "intermediate_size_mlp": 64, "attn_temperature_tuning": False},
+    ),
+    "falcon_h1": (  # recurrent states and attention in every layer
+        "FalconH1ForCausalLM",
+        {"head_dim": ABSENT, "mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_n_groups": 1}
+        | {"mamba_d_state": 8, "mamba_chunk_size": 16},
+    ),
     "llama_40": ("LlamaForCausalLM", {"head_dim": 40}),
     "llama_72": ("LlamaForCausalLM", {"head_dim": 72}),
     "llama_100": ("LlamaForCausalLM", {"head_dim": 100}),
@@ -64,6 +74,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 # of which one test is enough, since they attend as one of the others does
 SIMILAR: dict[str, tuple[str, dict[str, Any]]] = {
+    "bart": (  # the decoder's heads and layers are others than those of the encoder, which is not there
+        "BartForCausalLM",
+        {"head_dim": ABSENT, "num_hidden_layers": ABSENT, "num_attention_heads": ABSENT}
+        | {"num_key_value_heads": ABSENT, "hidden_size": 256, "init_std": 0.15}
+        | {"encoder_layers": 3, "decoder_layers": 2, "encoder_attention_heads": 8, "decoder_attention_heads": 4},
+    ),
     "youtu": ("YoutuForCausalLM", LATENT),
     "minicpm3": ("MiniCPM3ForCausalLM", LATENT),
     "axk1": ("AXK1ForCausalLM", LATENT_MOE),
@@ -79,6 +95,7 @@ SIMILAR: dict[str, tuple[str, dict[str, Any]]] = {
 }
 # of small heads, whose kernels with masks compile fast, and layers that share keys and values
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "lfm2": ("Lfm2ForCausalLM", {"head_dim": ABSENT, "layer_types": ["conv", "full_attention"]}),
     "small gemma2": ("Gemma2ForCausalLM", CONFIGS["gemma2"]),
     "small deepseek_v3": ("DeepseekV3ForCausalLM", CONFIGS["deepseek_v3"]),
     "sharing gemma4": ("Gemma4ForCausalLM", {**CONFIGS["gemma4_text"], "vocab_size_per_layer_input": 199}),
@@ -100,9 +117,9 @@ def loaded(name: str, dtype: Any = torch.float32) -> Any:
     torch.manual_seed(11)
     made = getattr(transformers, kind)
     model = made(made.config_class(**given)).eval()
-    for layer in model.model.layers:
-        if getattr(attn := getattr(layer, "self_attn", None), "sinks", None) is not None:
-            torch.nn.init.normal_(attn.sinks, std=2.0)
+    for module in model.modules():
+        if getattr(module, "sinks", None) is not None:
+            torch.nn.init.normal_(module.sinks, std=2.0)
     return model.to(dtype)
 
 

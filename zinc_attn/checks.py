@@ -86,12 +86,17 @@ def check_int(name: str, value: Any, least: int, most: int | None = None) -> int
 def check_float(name: str, value: Any, expected: str = "a finite number") -> float:
     """``value``, a real number, as a float. ArgumentError for anything else, ValueRangeError for NaN and infinities.
 
-    An int, a float, a NumPy number and an array of no axes with a real dtype are numbers; a bool and a text are not.
+    An int, a float, a NumPy number, and an array or a torch tensor of no axes with a real dtype are numbers; a bool and
+    a text are not.
     """
+    torch, given = sys.modules.get("torch"), value
+    if torch is not None and isinstance(given, torch.Tensor) and given.ndim == 0 and given.device.type != "meta":
+        value = given.item()
     is_array = isinstance(value, (np.ndarray, np.generic))
     real = value.ndim == 0 and value.dtype.kind in "iuf" if is_array else isinstance(value, Real)
     if not real or isinstance(value, (bool, np.ma.MaskedArray)):
-        raise ArgumentError(f"{name}: got {shown(value)}, expected {expected}")
+        single = "a single number, " if getattr(given, "ndim", 0) else ""
+        raise ArgumentError(f"{name}: got {shown(given)}, expected {single}{expected}")
     try:
         number = float(value)
     except OverflowError:

@@ -39,7 +39,7 @@ Device *Device::open() {
         if (built && (units ? *units == '1' : !info.cpu)) self->units = self->device_->units;
         self->store = new Store(self->device_);
         self->recorder = new Recorder(self->device_);
-        say("ZINC0 is %s: the model, its KV cache and attention, with --device ZINC0 -ngl 99 -fa on", info.name);
+        say("ZINC0 is %s; it takes a model with --device ZINC0 -ngl 99 -fa on", info.name);
         return self;
     }
     say("no device: %s", za_error());

@@ -25,11 +25,13 @@ static bool apart(const ggml_tensor *x, const ggml_tensor *y) {
     return a + ggml_nbytes(x) <= b || b + ggml_nbytes(y) <= a;
 }
 
-Follower follower(Recording &r, const ggml_tensor *x, const ggml_tensor **result, bool scale) {
+Follower follower(Recording &r, std::initializer_list<const ggml_tensor *> x, const ggml_tensor **result, bool scale) {
     const ggml_tensor *of = *result;
     ggml_tensor *user = r.only_user(of);
-    Follower found{FOLLOW_OP_NONE, bound(*r.device, of), 0};
-    if (!user || !is_f32(user) || !ggml_are_same_shape(user, of) || !apart(x, user)) return found;
+    Follower found{FOLLOW_OP_NONE, bound(*r.device, of), 0, nullptr};
+    if (!user || !is_f32(user) || !ggml_are_same_shape(user, of)) return found;
+    for (const ggml_tensor *read : x)
+        if (read && !(apart(read, user) && (ggml_are_same_shape(read, user) || !overlap(read, user)))) return found;
     if (scale && user->op == GGML_OP_SCALE && number_of(user, 1) == 0) {
         found.op = FOLLOW_OP_SCALE;
         found.scale = number_of(user, 0);
@@ -39,7 +41,7 @@ Follower follower(Recording &r, const ggml_tensor *x, const ggml_tensor **result
         const bool repeats = user->src[1] != other && !ggml_are_same_shape(other, of);
         if (!is_f32(other) || shaped(other) == of || repeats) return found;
         found.op = user->op == GGML_OP_MUL ? FOLLOW_OP_MUL : FOLLOW_OP_ADD;
-        found.other = bound(*r.device, other);
+        found.other = bound(*r.device, found.tensor = other);
     } else {
         return found;
     }
@@ -137,8 +139,8 @@ static bool record_unary(Recording &r, ggml_tensor *op) {
     if (done) return *done;
     const ggml_tensor *source = op->op == GGML_OP_FILL ? op : op->src[0], *result = op;
     const Bound x = bound(*r.device, source);
-    Follower then{FOLLOW_OP_NONE, x, 0};
-    if (is_f32(op) && source != op) then = follower(r, source, &result, false);
+    Follower then{FOLLOW_OP_NONE, x, 0, nullptr};
+    if (is_f32(op) && source != op) then = follower(r, {source}, &result, false);
     const Bound y = bound(*r.device, result);
     const int first = op->op == GGML_OP_UNARY ? 1 : 0;  // number of the operation's parameters
     const unary_constants constants{uint32_t(unary_op(op)), uint32_t(float_type(source)), uint32_t(float_type(op)),

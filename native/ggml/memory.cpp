@@ -5,6 +5,7 @@
 #include <new>
 
 #include "orders.h"
+#include "places.h"
 #include "say.h"
 #include "weights.h"
 
@@ -152,6 +153,7 @@ static void get_tensor(ggml_backend_buffer_t buffer, const ggml_tensor *tensor, 
         return failed("get", tensor, false);
     }
     note_get(tensor, data, offset, size);
+    note_read(tensor);
 }
 
 static bool cpy_tensor(ggml_backend_buffer_t buffer, const ggml_tensor *source, ggml_tensor *target) {

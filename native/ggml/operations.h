@@ -22,10 +22,12 @@ struct Follower {
     uint32_t op;
     Bound other;
     float scale;
+    const ggml_tensor *tensor;  // the operand, or NULL
 };
 // The operation behind `result`, which a kernel makes of x, if the kernel can do it, too: none where it would overwrite
-// rows of x that are still read. `result` becomes that operation's.
-Follower follower(Recording &recording, const ggml_tensor *x, const ggml_tensor **result, bool scale);
+// rows that are still read, of x or of what a first follower has. `result` becomes that operation's.
+Follower follower(Recording &recording, std::initializer_list<const ggml_tensor *> x, const ggml_tensor **result,
+                  bool scale);
 
 inline float number_of(const ggml_tensor *op, int i) {
     float number;

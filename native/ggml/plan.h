@@ -3,6 +3,8 @@
 #define ZINC_GGML_PLAN_H
 
 #include <cstdint>
+#include <map>
+#include <string>
 #include <vector>
 
 #include "cells.h"
@@ -57,6 +59,8 @@ class Plan {
     const Lists *lists(const ggml_tensor *op, const Operation &o, const WriteOrder *order);
     const std::vector<Call> *calls(Device *device, za_cache *cache, const ggml_tensor *op, const Operation &o,
                                    const WriteOrder *order);  // until the next call of it
+
+    std::map<std::string, int64_t> terms;  // of the sums of the graphs so far
 
   private:
     struct OfSinks {

@@ -4,6 +4,7 @@
 #include <exception>
 
 #include "orders.h"
+#include "places.h"
 #include "recording.h"
 #include "say.h"
 #include "schedule.h"
@@ -25,26 +26,10 @@ static void backend_free(ggml_backend_t backend) {
     delete backend;
 }
 
-// A layer's result that the scheduler copied from another device: its name is BACKEND#NAME-LAYER#COPY, and those of the
-// inputs of a model have no layer.
-static bool is_handed_over(const ggml_tensor *t) {
-    const char *layer = std::strrchr(t->name, '-');
-    if (t->op != GGML_OP_NONE || std::strncmp(t->name, "ZINC0#", 6) || !layer) return false;
-    const size_t digits = std::strspn(layer + 1, "0123456789");
-    return digits && layer[1 + digits] == '#';
-}
-
-// Weights are elsewhere by -ngl or -ot, of which a graph tells only by what other devices make before, or behind it.
-static void say_shared(ggml_cgraph *graph) {
-    const ggml_tensor *last = ggml_graph_node(graph, -1);
-    std::string seen;
-    if (!std::strcmp(last->name, "result_norm") && !(last->flags & GGML_TENSOR_FLAG_OUTPUT)) seen = "result_norm goes";
-    for (int i = 0; i < ggml_graph_n_nodes(graph) && seen.empty(); ++i)
-        for (const ggml_tensor *source : ggml_graph_node(graph, i)->src)
-            if (source && is_handed_over(source))
-                seen.assign(source->name + 6, std::strrchr(source->name, '#')).append(" is made");
-    if (!seen.empty()) say_once("another device has a part of the model (" + seen + " there); logits may depend on "
-                                "the batch: expected -ngl 99 and no -ot");
+// The scheduler copies what another device has made: here as anywhere, by tensor_copy.
+static bool cpy_tensor_async(ggml_backend_t, ggml_backend_t, const ggml_tensor *source, ggml_tensor *) {
+    note_input(source);
+    return false;
 }
 
 static ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph *graph) try {
@@ -55,9 +40,9 @@ static ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph *graph) try
         device->spoilt.erase(nullptr);
         return GGML_STATUS_FAILED;
     }
-    if (!said_once()) say_shared(graph);
-    return Recording(device, static_cast<Plan *>(backend->context), graph).run() ? GGML_STATUS_SUCCESS
-                                                                                 : GGML_STATUS_FAILED;
+    const bool done = Recording(device, static_cast<Plan *>(backend->context), graph).run();
+    if (done) note_graph(graph);
+    return done ? GGML_STATUS_SUCCESS : GGML_STATUS_FAILED;
 } catch (const std::exception &error) {  // nothing passes through ggml's C frames
     say("%s", error.what());
     return GGML_STATUS_ALLOC_FAILED;
@@ -68,6 +53,7 @@ static ggml_backend_t init_backend(ggml_backend_dev_t device, const char *) {
     ggml_backend_i functions{};
     functions.get_name = backend_name;
     functions.free = backend_free;
+    functions.cpy_tensor_async = cpy_tensor_async;
     functions.graph_compute = graph_compute;
     functions.graph_optimize = schedule;
     return new ggml_backend{&guid, functions, device, new Plan};
@@ -107,6 +93,7 @@ static void say_left(const ggml_tensor *op, const char *reason) {
 
 static bool supports_op(ggml_backend_dev_t device, const ggml_tensor *op) {
     if (is_view(op)) return true;
+    note_operation(op);
     if (op->op == GGML_OP_MUL_MAT && is_cache(root_of(op->src[0])) && root_of(op->src[0]) != op->src[0])
         say_once("flash attention is off, so that results depend on where keys lie; expected -fa on");
     const char *reason = refused_by(*device_of(device), op);

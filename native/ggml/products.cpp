@@ -221,7 +221,7 @@ static bool record_product(Recording &r, ggml_tensor *op) {
     const ggml_tensor *w = op->src[0], *x = op->src[1], *ids = op->src[2];
     const bool quantized = ggml_is_quantized(w->type);
     ggml_tensor *sum = op, *other = addend(r, op, &sum);
-    if (other && ((!quantized && (overlap(sum, x) || overlap(sum, w))) || (ids && overlap(sum, ids))))
+    if (other && (overlap(sum, x) || overlap(sum, w) || (ids && overlap(sum, ids))))
         other = nullptr, sum = op;
     const Bound added = bound_added(*r.device, other ? other : sum);
     if (other) r.take(sum);

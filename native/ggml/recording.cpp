@@ -56,9 +56,16 @@ const ggml_tensor *Recording::next() const {
     return behind(graph_->nodes[at_]);
 }
 
+bool Recording::is_hidden(const ggml_tensor *node, int uses) const {
+    int i = at_;
+    while (i < graph_->n_nodes && graph_->nodes[i] != node) ++i;
+    if (i == graph_->n_nodes || node->flags & GGML_TENSOR_FLAG_OUTPUT || ggml_node_get_use_count(graph_, i) != uses)
+        return false;
+    return !node->view_src || is_view(node) || is_hidden(node->src[0], 1);
+}
+
 ggml_tensor *Recording::only_user(const ggml_tensor *node) {
-    if (node->flags & GGML_TENSOR_FLAG_OUTPUT) return nullptr;
-    for (int i = at_ + 1, of = at_; i < graph_->n_nodes && ggml_node_get_use_count(graph_, of) == 1; ++i) {
+    for (int i = at_ + 1, of = at_; i < graph_->n_nodes && is_hidden(graph_->nodes[of], 1); ++i) {
         ggml_tensor *user = graph_->nodes[i];
         if (user->op == GGML_OP_RESHAPE && user->src[0] == graph_->nodes[of]) of = i;
         if (is_view(user) || ggml_is_empty(user)) continue;
@@ -71,39 +78,37 @@ ggml_tensor *Recording::only_user(const ggml_tensor *node) {
 ggml_tensor *Recording::only_copy(const ggml_tensor *node, size_t bytes) {
     const ggml_tensor *copy = next(), *part = copy && copy->op == GGML_OP_CPY ? copy->src[0] : nullptr;
     if (!part || part->view_src != node || part->view_offs != bytes || !ggml_is_contiguous(part)) return nullptr;
-    if (node->flags & GGML_TENSOR_FLAG_OUTPUT) return nullptr;
-    int users = ggml_node_get_use_count(graph_, at_);
-    for (int i = at_ + 1; i < graph_->n_nodes && users > 0; ++i) {
+    int users = 0;
+    for (int i = at_ + 1; i < graph_->n_nodes; ++i) {
         const ggml_tensor *user = graph_->nodes[i];
-        if (user == part && ggml_node_get_use_count(graph_, i) != 1) return nullptr;
-        if (std::find(user->src, user->src + GGML_MAX_SRC, node) == user->src + GGML_MAX_SRC) continue;
-        if (user != part && (!is_view(user) || user->view_offs + ggml_nbytes(user) > bytes)) return nullptr;
-        --users;
+        const bool uses = std::find(user->src, user->src + GGML_MAX_SRC, node) != user->src + GGML_MAX_SRC;
+        users += uses;
+        if (user == part ? !is_hidden(part, 1) : user->view_src == node && user->view_offs + ggml_nbytes(user) > bytes)
+            return nullptr;
+        if (uses && !is_view(user)) return nullptr;
     }
-    return users == 0 ? const_cast<ggml_tensor *>(copy) : nullptr;
+    return is_hidden(node, users) ? const_cast<ggml_tensor *>(copy) : nullptr;
 }
 
 bool Recording::gathers_state(const ggml_tensor *node) {
     const ggml_tensor *rows = node->src[0], *ids = node->src[1], *last = node;
     if (!is_f32(node) || !is_f32(rows) || ggml_nelements(ids) != 1 || !ggml_is_contiguous(rows)) return false;
-    if (node->flags & GGML_TENSOR_FLAG_OUTPUT) return false;
-    for (int i = at_ + 1, of = at_; i < graph_->n_nodes && ggml_node_get_use_count(graph_, of) == 1; ++i) {
+    for (int i = at_ + 1; i < graph_->n_nodes && is_hidden(last, 1); ++i) {
         const ggml_tensor *user = graph_->nodes[i];
-        if (user->op == GGML_OP_GATED_DELTA_NET && user->src[5] == last && last->view_src == node)
+        if (user->op == GGML_OP_GATED_DELTA_NET && user->src[5] == last && last->view_src == node && !last->view_offs)
             return (gathered_ = node);
-        if (is_view(user) && user->src[0] == last) last = user, of = i;
+        if (is_view(user) && user->src[0] == last) last = user;
         if (!is_view(user) && !ggml_is_empty(user) && (overlap(user, rows) || overlap(user, ids))) return false;
     }
     return false;
 }
 
 bool Recording::settles_q(const ggml_tensor *node) {
-    if (node->type != GGML_TYPE_F32 || node->view_src || (node->flags & GGML_TENSOR_FLAG_OUTPUT)) return false;
     const ggml_tensor *last = node;
-    for (int i = at_ + 1, of = at_; i < graph_->n_nodes && ggml_node_get_use_count(graph_, of) == 1; ++i) {
+    for (int i = at_ + 1; i < graph_->n_nodes && is_f32(node) && is_hidden(last, 1); ++i) {
         const ggml_tensor *user = graph_->nodes[i];
         if (user->op == GGML_OP_FLASH_ATTN_EXT && user->src[0] == last) return (settled_ = node);
-        if (is_view(user) && user->src[0] == last) last = user, of = i;
+        if (is_view(user) && user->src[0] == last) last = user;
     }
     return false;
 }
@@ -121,7 +126,7 @@ bool Recording::has_sources(const ggml_tensor *node) const {
         if (other == node) return true;
         if (is_view(other) || ggml_is_empty(other)) continue;
         for (int j = 0; j < GGML_MAX_SRC && node->src[j]; ++j)
-            if (overlap(other, node->src[j])) return false;
+            if (overlap(other, node->src[j]) || overlap(other, node)) return false;
     }
     return false;  // another graph's
 }
@@ -139,7 +144,7 @@ bool Recording::hides(const ggml_tensor *last, const ggml_tensor *result) const 
         int uses = 0;
         for (int j = i + 1; j < graph_->n_nodes && graph_->nodes[j - 1] != last; ++j)
             for (const ggml_tensor *source : graph_->nodes[j]->src) uses += source == node;
-        if (uses != ggml_node_get_use_count(graph_, i) || node->flags & GGML_TENSOR_FLAG_OUTPUT) return false;
+        if (!is_hidden(node, uses)) return false;
     }
     return true;
 }

@@ -63,6 +63,10 @@ class Recording {
     // row of x is several rows of y, which are whole blocks.
     const Quantized *beside(const ggml_tensor *y, bool joined = false);
 
+    // Whether so many users read a node's result, and nothing else reads its bytes, so that a dispatch that has these
+    // users, too, need not write them: it is no output, and if in place, then of what nothing else uses, from the node
+    // that is recorded on. A view's bytes are its source's.
+    bool is_hidden(const ggml_tensor *node, int uses) const;
     // What follows a node: the next one that is no view, if it alone uses the node's result, or that in another shape.
     ggml_tensor *only_user(const ggml_tensor *node);
     // The node behind one that is no view, or NULL.

@@ -116,13 +116,16 @@ struct Written {
 };
 
 // of_sequence: elements of a sequence's state. apart: whether no other sequence's state is read where one is written.
+// rows: of states, one of which is read; each element is written where it, or no other, was read.
 static Written written(Recording &r, ggml_tensor *op, uint64_t scores, uint64_t of_sequence, uint64_t sequences,
-                       bool apart) {
+                       bool apart, const ggml_tensor *rows) {
     const Bound y = bound(*r.device, op);
     Written w{y.at.offset, uint32_t(y.at.offset + scores), {uint32_t(of_sequence), uint32_t(of_sequence * sequences)},
               uint32_t(op->op_params[0]), y.place, y.place};
     ggml_tensor *copy = r.only_copy(op, scores * sizeof(float));
     if (!copy || !is_f32(copy) || !apart) return w;
+    const bool shifted = rows && overlap(copy, rows) && (begin_of(copy) - begin_of(rows)) % rows->nb[1];
+    if (overlap(copy, op) || shifted) return w;
     for (int i = 0; i < GGML_MAX_SRC; ++i)
         if (op->src[i] && overlap(copy, op->src[i]) && !(op->op == GGML_OP_SSM_SCAN && i == 0)) return w;
     const bool one_row = uint64_t(copy->ne[0]) == of_sequence * sequences;  // of all sequences, one behind the other
@@ -170,7 +173,8 @@ static bool record_delta_net(Recording &r, ggml_tensor *op) {
     delta_net_constants constants{uint32_t(v->ne[0]), rows_of_lane(*r.device, v->ne[0], v->ne[2]),
                                   op->src[3]->ne[0] > 1, 0};
     Bound ids = of[5];
-    if (const ggml_tensor *gathered = r.gathered(state)) {
+    const ggml_tensor *gathered = r.gathered(state);
+    if (gathered) {
         const Bound all = bound(*r.device, gathered->src[0]);
         constants.named = 1;
         ids = bound(*r.device, gathered->src[1]);
@@ -178,7 +182,8 @@ static bool record_delta_net(Recording &r, ggml_tensor *op) {
         of[5].at.offset = all.at.offset;
         of[5].at.s[3] = all.at.s[1];
     }
-    const Written w = written(r, op, uint64_t(ggml_nelements(v)), one, sequences, true);
+    const Written w = written(r, op, uint64_t(ggml_nelements(v)), one, sequences, true,
+                              gathered ? gathered->src[0] : nullptr);
     const delta_net_params params{of[0].at, of[1].at, of[2].at, of[3].at, of[4].at, of[5].at, ids.at.offset, w.scores,
                                   w.kept, {w.steps[0], w.steps[1]}, w.slots, 1.0f / std::sqrt(float(v->ne[0]))};
     return r.dispatch(GRAPH_DELTA_NET, constants, params,
@@ -206,7 +211,7 @@ static bool record_scan(Recording &r, ggml_tensor *op) {
     while (!by_element && x->ne[0] % own) own /= 2;  // a lane's rows are of one head
     const ssm_scan_constants constants{uint32_t(state->ne[0]), own, by_element};
     const Written w = written(r, op, uint64_t(ggml_nelements(x)), rows * uint64_t(state->ne[0]), sequences,
-                              sequences == 1);
+                              sequences == 1, nullptr);
     const ssm_scan_params params{of[0].at, of[1].at, of[2].at, of[4].at, of[5].at, of[3].at.offset, of[6].at.offset,
                                  w.scores, w.kept, {w.steps[0], w.steps[1]}, w.slots};
     return r.dispatch(GRAPH_SSM_SCAN, constants, params,

@@ -68,8 +68,9 @@ static bool read_choice(Chain *chain, ggml_tensor *first, Route *route) {
     route->result = chain->then(GGML_OP_GET_ROWS, gated);
     if (!route->result) return false;
     const ggml_tensor *order = route->order = route->result->src[1], *values = route->result->src[0];
-    const bool first_ones = behind_views(order) == route->sorted && !order->view_offs && order->ne[1] == rows &&
-                            order->ne[0] <= CHOSEN_PIECE && order->nb[1] == route->sorted->nb[1];
+    const bool first_ones = order->op == GGML_OP_VIEW && order->src[0] == route->sorted && !order->view_offs &&
+                            order->ne[1] == rows && order->ne[0] <= CHOSEN_PIECE &&
+                            order->nb[1] == route->sorted->nb[1];
     return first_ones && is_matrix(values, 1, n * rows) && values->ne[1] == n;
 }
 
@@ -118,10 +119,13 @@ std::optional<bool> record_route(Recording &r, ggml_tensor *first) {
     Chain chain(r, first);
     if (!read_choice(&chain, first, &route)) return {};
     read_norm(&chain, &route);
-    if (!r.hides(route.result, route.sorted)) return {};
+    // of `sorted` the first are written
+    if (!r.hides(route.result, route.sorted) || !r.is_hidden(route.sorted, 1)) return {};
+    if (route.bias && !r.is_before(route.bias, route.result)) return {};
     const uint64_t n = uint64_t(route.sorted->ne[0]), rows = uint64_t(ggml_nrows(route.sorted));
     // A workgroup has read its own row before it writes.
-    if (rows > 1 && (overlap(route.logits, route.result) || overlap(route.logits, route.sorted))) return {};
+    for (const ggml_tensor *read : {route.logits, route.bias ? route.bias : route.logits})
+        if (rows > 1 && (overlap(read, route.result) || overlap(read, route.sorted))) return {};
     const uint64_t k = uint64_t(route.order->ne[0]);
     const Bound x = matrix_of(*r.device, route.logits, n, rows), ids = matrix_of(*r.device, route.sorted, k, rows);
     const Bound y = matrix_of(*r.device, route.result, k, rows);

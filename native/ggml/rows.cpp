@@ -26,10 +26,11 @@ static const char *group_norm_refused(const Device &, const ggml_tensor *op) {
     return ggml_is_contiguous(op->src[0]) && op->src[0]->ne[2] % op->op_params[0] == 0 ? nullptr : "strides";
 }
 
-// The norm of a sum in the sum's dispatch, where the result spares what that reads.
-static bool is_joined(const ExpertsSum &sum, const Follower &second, const ggml_tensor *result) {
+// The norm of a sum in the sum's dispatch, where the result spares what that reads and writes.
+static bool is_joined(const ExpertsSum &sum, const Follower &first, const Follower &second, const ggml_tensor *result) {
     auto meets = [result](const ggml_tensor *one) { return overlap(one, result); };
-    return !second.op && std::none_of(sum.reads, sum.reads + 4, meets);
+    if (second.op || meets(sum.y) || (first.tensor && overlap(first.tensor, sum.y))) return false;
+    return std::none_of(sum.reads, sum.reads + 4, meets);
 }
 
 static bool norm_rows(Recording &r, ggml_tensor *op, const ExpertsSum *sum) {
@@ -38,7 +39,7 @@ static bool norm_rows(Recording &r, ggml_tensor *op, const ExpertsSum *sum) {
     Bound x = bound(*r.device, op->src[0]), y = bound(*r.device, op);
     uint64_t rows = rows_of(op);
     const ggml_tensor *result = op;
-    Follower first{FOLLOW_OP_NONE, y, 0}, second = first;
+    Follower first{FOLLOW_OP_NONE, y, 0, nullptr}, second = first;
     int eps = 0;
     if (op->op == GGML_OP_GROUP_NORM) {  // a group is a row
         const uint32_t groups = uint32_t(op->op_params[0]), n = uint32_t(op->ne[0] * op->ne[1] * op->ne[2]) / groups;
@@ -47,8 +48,8 @@ static bool norm_rows(Recording &r, ggml_tensor *op, const ExpertsSum *sum) {
         rows = groups * uint64_t(op->ne[3]);
         eps = 1;
     } else {
-        first = follower(r, op->src[0], &result, true);
-        if (first.op) second = follower(r, op->src[0], &result, true);
+        first = follower(r, {op->src[0]}, &result, true);
+        if (first.op) second = follower(r, {op->src[0], first.tensor}, &result, true);
         y = bound(*r.device, result);
     }
     const norm_constants constants{kind, first.op, second.op};
@@ -56,7 +57,7 @@ static bool norm_rows(Recording &r, ggml_tensor *op, const ExpertsSum *sum) {
                        {first.scale, second.scale}, 1};
     if (const Quantized *int8 = op->op == GGML_OP_GROUP_NORM ? nullptr : r.beside(result, true)) {
         params.joined = uint32_t(int8->ne[0] / result->ne[0]);
-        if (sum && is_joined(*sum, second, result)) {
+        if (sum && is_joined(*sum, first, second, result)) {
             const za_place *of = sum->places;
             return r.dispatch(GRAPH_NORM_SUMMED, norm_summed_constants{kind, first.op, 0, sum->constants.added},
                               norm_summed_params{sum->params.experts, sum->params.weights,

@@ -4,6 +4,7 @@
 #include <unordered_set>
 
 #include "ggml-impl.h"
+#include "places.h"
 #include "recording.h"
 #include "say.h"
 
@@ -51,7 +52,8 @@ class Schedule {
 
 }  // namespace
 
-void schedule(ggml_backend_t, ggml_cgraph *graph, ggml_backend_graph_optimize_params *params) try {
+void schedule(ggml_backend_t backend, ggml_cgraph *graph, ggml_backend_graph_optimize_params *params) try {
+    note_sums(graph, &static_cast<Plan *>(backend->context)->terms);
     const std::vector<ggml_tensor *> nodes = Schedule(graph).nodes();
     std::copy(nodes.begin(), nodes.end(), graph->nodes);
     for (int i = 0; i < graph->n_nodes; ++i) {

@@ -33,10 +33,8 @@ SET_ROWS, FLASH_ATTN_EXT, MUL_MAT, CPY = range(5, 9)
 MUL_MAT_ID = 17
 DONE, DECLINED, FAILED = range(3)
 ANY, _, COMPUTE = range(3)  # usage of a buffer
-OURS = (  # without the families of operations that other tests have
-    *("ggml/attention", "ggml/calls", "ggml/cells", "ggml/device", "ggml/lists", "ggml/memory", "ggml/moves"),
-    *("ggml/operations", "ggml/orders", "ggml/plan", "ggml/plugin", "ggml/recording", "ggml/products", "ggml/say"),
-    *("ggml/schedule", "ggml/tiles", "ggml/weights"),
+OURS = (
+    *(f"ggml/{path.stem}" for path in (NATIVE / "ggml").glob("*.cpp")),
     *("graph/memory", "graph/recorder", "graph/rope_table"),
 )
 V_AT = 1 << 20  # K lies at the begin of the buffer
@@ -64,7 +62,7 @@ class BackEnd:
         self.path, self.c = path, c.CDLL(str(path))
         for name in ("make_buffer", "make_tensor", "make_view"):
             getattr(self.c, name).restype = c.c_void_p
-        self.c.takes_cache.restype = c.c_bool
+        self.c.takes_cache.restype = self.c.describe.restype = self.c.compute_graph.restype = c.c_bool
         self.c.set_most.restype = c.c_size_t
         assert self.c.open_back_end()
         self.buffer = c.c_void_p(self.c.make_buffer(c.c_size_t(2 * V_AT), ANY))
@@ -354,6 +352,27 @@ def test_a_cache_that_no_kernel_can_bind_is_refused_when_it_is_made(back_end, ca
     assert "cache_k_l0: got 68719476736 bytes, expected at most " in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "operand", "terms", "said"),
+    [
+        ("kv_new", "result", (64, 1), True),
+        ("kv_same", "result", (64, 64), False),
+        ("kv_old", "cache", (64, 1), False),
+        ("node_7", "result", (64, 1), False),
+    ],
+)
+def test_a_product_whose_terms_change_from_graph_to_graph_is_told(back_end, capfd, name, operand, terms, said):
+    """Neither with a cache, nor by a name that ggml gives in another way in each graph."""
+    for n in terms:
+        x = [np.ones((8, n), np.float32)] * 2
+        first = back_end.tensor("f32", n, 8, array=None if operand == "cache" else x[0])
+        sources = first, back_end.tensor("f32", n, 8, array=x[1])
+        out = back_end.tensor("f32", 8, 8, array=np.zeros((8, 8), np.float32))
+        back_end.c.prepare(MUL_MAT, out, (c.c_void_p * 5)(*[one.value for one in sources]), name.encode())
+    line = f"the model has sums over the tokens of a batch ({name}); logits depend on the batch"
+    assert (line in capfd.readouterr().err) == said
+
+
 # --- Vulkan calls that fail ------------------------------------------------------------------------------------------
 
 DISPATCHED = 60  # operations of a graph: more than its first submission has
@@ -473,6 +492,7 @@ def test_models_of_eight_threads_have_the_bits_of_one(tmp_path):
     preload = compiler_file("libtsan.so")
     path = BackEnd.compiled(tmp_path, *["-fsanitize=thread", "-g"] * bool(preload))
     told = {"LD_PRELOAD": preload, "TSAN_OPTIONS": "ignore_noninstrumented_modules=1"}
+    told["PYTHONPATH"] = os.pathsep.join(sys.path)
     command = [sys.executable, __file__, path]
     done = subprocess.run(command, env={**os.environ, **told}, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (0, "told\n"), done.stdout + done.stderr[-3000:]
@@ -523,3 +543,148 @@ def test_experts(back_end, kind, tokens, x_slots, most, rng):
     assert counts[1][1] - counts[0][1] == barriers
     back_end.c.get_bytes(made, c.c_void_p(address(out)), c.c_size_t(0), c.c_size_t(out.nbytes))
     assert np.array_equal(out.view(np.uint32), expected.view(np.uint32))
+
+
+# --- graphs whose operations are recorded together -------------------------------------------------------------------
+
+ROW, ROWS = 256, 3  # numbers of a row; rows
+SLOT = 4 * ROW * ROWS
+NODES = {  # of ggml's operations: number, operands, parameters
+    "view": (1, 1, b""),
+    "reshape": (2, 1, b""),
+    "product": (MUL_MAT, 2, b""),
+    "add": (18, 2, b""),
+    "mul": (21, 2, b""),
+    "silu": (25, 1, np.int32(10).tobytes()),
+    "scale": (26, 1, np.float32(3).tobytes()),
+    **{name: (35 + i, 1, np.float32(1e-5).tobytes()) for i, name in enumerate(("rms_norm", "norm", "l2_norm"))},
+}
+
+
+class Node(NamedTuple):
+    op: str
+    sources: tuple[int, ...] = ()  # values before it
+    in_place: bool = False
+    output: bool = False
+    row: int = -1  # that a view is of; -1: a tensor of all rows
+
+
+class Graph:
+    """Values: leaves, then nodes. A result may get the memory of a value that no later node reads, as ggml's has."""
+
+    def __init__(self, nodes: list[Node], rng: Any, leaves: int = 3) -> None:
+        self.nodes, self.leaves = [Node("leaf")] * leaves + nodes, leaves
+        self.root = list(range(leaves))
+        for i, node in enumerate(nodes, leaves):
+            views = node.in_place or node.op in ("view", "reshape")
+            self.root.append(self.root[node.sources[0]] if views else i)
+        last = {root: len(self.nodes) for root in range(leaves)}
+        for i, node in enumerate(self.nodes):
+            last |= {self.root[j]: max(i, last.get(self.root[j], 0)) for j in node.sources if j >= leaves}
+        for i, root in enumerate(self.root):
+            if self.nodes[i].output or root not in last:
+                last[root] = len(self.nodes)
+        self.slot, self.kept = {i: i for i in range(leaves)}, [i for i in last if last[i] == len(self.nodes)]
+        for i in range(leaves, len(self.nodes)):
+            if self.root[i] != i:
+                continue
+            elementwise = self.nodes[i].op != "product"  # whose result may lie where an operand does
+            taken = {self.slot[j] for j in self.slot if last[j] > i or (last[j] == i and not elementwise)}
+            taken |= {self.slot[self.root[j]] for j in self.nodes[i].sources if self.row(j) >= 0}
+            free = [slot for slot in range(leaves + 6) if slot not in taken]
+            self.slot[i] = int(rng.choice(free)) if free else max(taken) + 1
+
+    def row(self, i: int) -> int:
+        return self.row(self.nodes[i].sources[0]) if self.nodes[i].op == "reshape" else self.nodes[i].row
+
+    def run(self, back_end: BackEnd, x: Any, weights: Any, whole: bool) -> Any:
+        """The bytes of what is not written again, after all nodes in a graph, or each in one of its own."""
+        made, computed, bytes_ = [], [], (max(self.slot.values()) + 1) * SLOT
+        memory = back_end.tensor("f32", bytes_ // 4, array=np.resize(x, bytes_ // 4))
+        for i, node in enumerate(self.nodes):
+            op, _, params = NODES.get(node.op, (0, 0, b""))
+            n = 1 if self.row(i) >= 0 else ROWS
+            is_root = self.root[i] == i
+            view = back_end.view(
+                memory if is_root else made[node.sources[0]], (ROW, n, 1, 1), (4, 4 * ROW, *[4 * n * ROW] * 2)
+            )
+            offset = self.slot[i] * SLOT if is_root else 4 * ROW * max(node.row, 0)
+            back_end.c.move_view(view, c.c_size_t(offset), is_root)
+            made.append(view)
+            sources = [weights] * (node.op == "product") + [made[j] for j in node.sources]
+            given = (c.c_void_p * 5)(*[one.value for one in sources])
+            numbers = (c.c_float * 3).from_buffer_copy(params.ljust(12, b"\0"))
+            assert back_end.c.describe(op, made[i], given, numbers, 2 * node.output)
+        computed = made[self.leaves :]
+        for nodes in [computed] if whole else [[node] for node in computed]:
+            assert back_end.c.compute_graph((c.c_void_p * len(nodes))(*[node.value for node in nodes]), len(nodes))
+        found = np.empty(bytes_ // 4, np.uint32)
+        back_end.c.get_bytes(memory, c.c_void_p(address(found)), c.c_size_t(0), c.c_size_t(bytes_))
+        return {i: found[self.slot[i] * SLOT // 4 :][: SLOT // 4] for i in self.kept}
+
+
+def random_graph(rng: Any) -> Graph:
+    nodes: list[Node] = [Node("leaf")] * 3
+    while len(nodes) < 14:
+        op, near = str(rng.choice([*NODES, "add", "mul", "scale"])), len(nodes) - 3
+        whole = [i for i, node in enumerate(nodes) if node.row < 0]
+        first, second = (int(rng.choice(whole[-3:] if rng.random() < 0.8 else whole)) for _ in range(2))
+        rows = [i for i, node in enumerate(nodes) if node.row >= 0]
+        place = op not in ("view", "reshape", "product") and near > 0 and rng.random() < 0.3
+        if op in ("add", "mul") and rows and not place and rng.random() < 0.3:
+            second = int(rng.choice(rows))
+        count = 1 if op == "product" else NODES[op][1]
+        row = int(rng.integers(ROWS)) if op == "view" else -1
+        nodes.append(Node(op, (first, second)[:count], place, rng.random() < 0.1, row))
+    return Graph(nodes[3:], rng)
+
+
+GRAPHS = {  # y, and what is done with it and its kin
+    f"{op} in place": [Node("scale", (0,)), Node(op, (3,), True), Node("mul", (4, 1)), Node("add", (5, 3))]
+    for op in ("rms_norm", "norm", "l2_norm", "silu")
+} | {
+    "a reshaped result is an output": [Node("rms_norm", (0,)), Node("reshape", (3,), output=True), Node("mul", (4, 1))],
+    "a sum in place of the product's operand": [
+        *(Node("scale", (0,)), Node("product", (3,)), Node("add", (3, 4), True), Node("product", (5,)))
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*GRAPHS, "random"])
+def test_a_graph_has_the_bits_of_its_nodes_one_by_one(back_end, name):
+    """Nothing is recorded together where each node is a graph."""
+    rng = np.random.default_rng(52)
+    w = rng.integers(0, 256, (ROW, ROW // 32 * 34), np.uint8)
+    w.reshape(ROW, -1, 34)[..., :2] = np.array([0.001], np.float16).view(np.uint8)
+    weights, x = back_end.tensor("q8_0", ROW, ROW, array=w), rng.standard_normal(3 * SLOT // 4, np.float32)
+    for n in range(150 if name == "random" else 1):
+        graph = random_graph(rng) if name == "random" else Graph(GRAPHS[name], rng)
+        want, found = (graph.run(back_end, x, weights, whole) for whole in (False, True))
+        for i in graph.kept:
+            assert np.array_equal(found[i], want[i]), (n, i, graph.nodes[3:], graph.slot)
+
+
+PLACES = {  # of a weight, or of what is made of it: the line
+    "here": "the model is here whole but for the look-up of tokens (1 operations, 0 of attention): the promise holds",
+    "weight": "another device has a part of the model ( is there)",
+    "source": "another device has a part of the model ( is made there)",
+    "result": "another device has a part of the model ( goes there)",
+}
+
+
+@pytest.mark.parametrize("elsewhere", PLACES)
+def test_a_line_says_whether_the_model_is_here(back_end, device, tmp_path, monkeypatch, capfd, elsewhere):
+    """The library is loaded again, as it says one line in a process."""
+    monkeypatch.setenv("ZINC_ATTN_DEVICE", device.info.name)
+    other, x = BackEnd(shutil.copy(back_end.path, tmp_path / "b.so")), np.ones(ROW, np.float32)
+    weight, tokens, made = (other.tensor("f32", ROW, array=x) for _ in range(3))
+    other.c.make_weight(weight, elsewhere != "weight")
+    sources = (c.c_void_p * 5)(weight.value, tokens.value)
+    flags = 0 if elsewhere == "result" else 2
+    assert other.c.describe(NODES["mul"][0], made, sources, (c.c_float * 3)(), flags)
+    if elsewhere == "source":
+        other.c.hand_over(made)
+    assert elsewhere == "weight" or other.c.compute_graph((c.c_void_p * 1)(made.value), 1)
+    other.c.get_bytes(made, c.c_void_p(address(x)), c.c_size_t(0), c.c_size_t(x.nbytes))
+    said = [line for line in capfd.readouterr().err.splitlines() if "ZINC0 is" not in line]
+    assert len(said) == 1 and said[0].startswith(f"ggml-zinc: {PLACES[elsewhere]}"), said

@@ -78,10 +78,12 @@ def test_random_models_of_other_architectures(tmp_path):
     code = "void ggml_backend_load_all(void); __attribute__((constructor)) void load(void) { ggml_backend_load_all(); }"
     link = ["cc", "-shared", "-fPIC", "-xc", "-", "-o", preload, f"-L{BIN}", "-lggml", f"-Wl,-rpath,{BIN}"]
     subprocess.run(link, input=code, text=True, check=True)
+    mixing = run(BIN / "test-llama-archs", "-b", "ZINC0", "-a", "^minimax-01$", LD_PRELOAD=str(preload))
+    assert "the model has sums over the tokens of a batch (qkv_diag-0)" in mixing.stderr, mixing.stderr
     wanted = "^(gemma3|qwen3|phi3|qwen35|nemotron_h|qwen35moe|gpt-oss)$"
     done = run(BIN / "test-llama-archs", "-b", "ZINC0", "-a", wanted, LD_PRELOAD=str(preload))
     assert done.returncode == 0 and len(re.findall(r"OK.*\|.*OK", done.stdout)) == 7, done.stdout + done.stderr
-    assert "the CPU" not in done.stderr, done.stderr
+    assert "the CPU" not in done.stderr and "sums over the tokens" not in done.stderr, done.stderr
 
 
 @pytest.fixture(scope="session")
@@ -101,13 +103,19 @@ def test_the_logits_do_not_depend_on_how_the_prompt_came(small):
     assert table.returncode == 0, table.stdout + table.stderr
 
 
-def test_a_step_has_the_logits_of_one_split_at_any_depth(tmp_path):
-    """1,500 keys are three nodes; the command ends where the split rule's logits and one split's differ. The model has
-    three delta nets and experts, and a layer has about 13 barriers."""
+@pytest.fixture(scope="session")
+def hybrid(tmp_path_factory):
+    file = tmp_path_factory.mktemp("models") / "hybrid.gguf"
     sizes = {"recurrent": 4, "key_heads": 2, "value_heads": 4, "state": 64, "sections": (11, 11, 10, 0)}
     model = llama_random.Model("qwen35moe", 4, 512, 320, 4, 2, 64, 64, 1e7, 256, 8, 4, 256, **sizes)
-    llama_random.write(model, "small", 4, tmp_path / "small.gguf")
-    done = run(SCRIPT, "sweep", tmp_path / "small.gguf", "--contexts", "200,1500", "--steps", "1", "--out", tmp_path)
+    llama_random.write(model, "small", 4, file)
+    return file
+
+
+def test_a_step_has_the_logits_of_one_split_at_any_depth(hybrid, tmp_path):
+    """1,500 keys are three nodes; the command ends where the split rule's logits and one split's differ. The model has
+    three delta nets and experts, and a layer has about 13 barriers."""
+    done = run(SCRIPT, "sweep", hybrid, "--contexts", "200,1500", "--steps", "1", "--out", tmp_path)
     table = done.stdout.splitlines()
     assert "the CPU" not in done.stderr and table[0].endswith("; 126 dispatches, 56 barriers"), table[0]
     assert [line.split()[0] for line in table[4:]] == ["200", "1,500"]
@@ -231,29 +239,35 @@ def test_states(program, tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+WHOLE = r"the model is here whole but for the look-up of tokens \(\d+ operations, \d+ of attention\): the promise holds"
+SHARED = r"another device has a part of the model \(.*\); logits may depend on the batch: expected -ngl 99 and no -ot"
+NO_PART = "-ngl 99", "-ngl 99 -ot ^token_embd=CPU"  # of a model with an output of its own
+PARTS = ("-ngl 0", "-ngl 2", *(f"-ngl 99 {told}" for told in ("-ncmoe 2", "-ncmoe 99", "-ot exps=CPU")))
+PARTS += tuple(f"-ngl 99 -ot {name}=CPU" for name in ("ffn_down_exps", "output_norm"))
+
+
 @pytest.mark.parametrize(
-    ("told", "reason"),
+    ("of_hybrid", "told", "reason"),
     [
-        ("-ngl 99 -fa on", ""),
+        *((True, f"{told} -fa on", WHOLE) for told in NO_PART),
+        *((True, f"{told} -fa on", SHARED) for told in PARTS),
+        (False, "-ngl 99 -fa on", WHOLE),
+        (False, "-ngl 99 -fa on -ot token_embd=CPU", SHARED),
+        (False, "-ngl 99 -fa off", "flash attention is off, so that results depend on where keys lie; expected -fa on"),
         (
-            "-ngl 5 -fa on",
-            "another device has a part of the model (ffn_inp-25 is made there); logits may depend on the batch: "
-            "expected -ngl 99 and no -ot",
-        ),
-        ("-ngl 99 -fa off", "flash attention is off, so that results depend on where keys lie; expected -fa on"),
-        (
+            False,
             "-ngl 99 -fa on -nkvo 1",
             "attention is left to another device and its bits: the KV cache is not on ZINC0: -ngl 99, and no "
             "--no-kv-offload",
         ),
     ],
 )
-def test_what_runs_where_is_said_in_a_line(told, reason):
+def test_what_runs_where_is_said_in_a_line(small, hybrid, of_hybrid, told, reason):
     few = ("-p", "2", "-n", "0", "-r", "1", "-t", "1", "--no-warmup")
-    done = run(BIN / "llama-bench", "-m", MODEL, "-dev", "ZINC0", *few, *told.split())
+    done = run(BIN / "llama-bench", "-m", hybrid if of_hybrid else small, "-dev", "ZINC0", *few, *told.split())
     said = [line.removeprefix("ggml-zinc: ") for line in done.stderr.splitlines() if line.startswith("ggml-zinc")]
-    assert done.returncode == 0 and re.match("ZINC0 is .*: the model, its KV cache and attention, with", said[0])
-    assert said[1:] == ([reason] if reason else [])
+    assert done.returncode == 0 and said[0].endswith("; it takes a model with --device ZINC0 -ngl 99 -fa on")
+    assert len(said) == 2 and re.fullmatch(reason, said[1]), said
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------

@@ -38,6 +38,8 @@ TESTS = {
     "lists": "host/test_ggml_lists.py::test_",
     "ggml": "device/test_ggml.py::test_",
     "experts": "device/test_ggml.py::test_experts",
+    "graphs": "device/test_ggml.py::test_a_graph_has",
+    "places": "device/test_ggml.py::test_a_line_says",
 }
 
 
@@ -127,6 +129,12 @@ ggml/products.cpp
 experts of a piece: experts[0] = part.expert; → experts[0] = 0; @ experts
 where a piece begins: + matrix * w->nb[2]; → + 0 * matrix * w->nb[2]; @ experts
 rows of x of a token: (p.op->src[1]->ne[1]); → (p.op->src[1]->ne[3]); @ experts
+ggml/recording.cpp
+a node in place: is_view(node) || is_hidden(node->src[0], 1) → true @ graphs
+an output that is read: node->flags & GGML_TENSOR_FLAG_OUTPUT || → false || @ graphs
+other users: ggml_node_get_use_count(graph_, i) != uses → ggml_node_get_use_count(graph_, i) < uses @ graphs
+ggml/places.cpp
+what another device makes: if (!is_looked_up(source)) → if (is_looked_up(source)) @ places
 ggml/device.cpp
 rows of V: kind.latent ? 0 : kind.v.row → kind.latent ? 0 : kind.k.row @ ggml
 the size of V: options.v_head_dim = kind.v_head_dim; → options.v_head_dim = kind.head_dim; @ ggml

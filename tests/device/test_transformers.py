@@ -55,8 +55,8 @@ def agree(want: Any, got: Any, label: str = "") -> int:
 
 
 # Recurrent layers of transformers' own round otherwise in other chunks.
-RECURRENT = [name for name, (_, config) in MODELS.items() if "linear_key_head_dim" in config]
-OTHERS = "llama gpt_oss gemma3 gemma4 deepseek_v2 deepseek_v3 glm4_moe_lite mistral4 mimo_v2"
+RECURRENT = [name for name, (_, config) in MODELS.items() if {"linear_key_head_dim", "mamba_d_ssm"} & {*config}]
+OTHERS = "llama gpt_oss gemma3 gemma4 deepseek_v2 deepseek_v3 glm4_moe_lite mistral4 mimo_v2 llama4"
 WHOLE = list(MODELS) if FULL else [*RECURRENT, *OTHERS.split()]  # the logits of the rest are compared in chunks
 
 
@@ -169,10 +169,10 @@ def test_layers_that_share_keys_and_values(name: str, device: za.Device) -> None
     assert agree(want, generate(model, ids, **few)) >= 8
 
 
-@pytest.mark.parametrize(
-    ("name", "latent"),
-    [*((name, False) for name in ("llama", "gemma2", "qwen3_5", "deepseek_v2", "mimo_v2")), ("deepseek_v2", True)],
-)
+BEAMS = ("llama", "gemma2", "qwen3_5", "falcon_h1", "deepseek_v2", "mimo_v2")
+
+
+@pytest.mark.parametrize(("name", "latent"), [*((name, False) for name in BEAMS), ("deepseek_v2", True)])
 def test_beam_search(name: str, latent: bool, device: za.Device) -> None:
     options = {**padded(30, 11), "num_beams": 3, "max_new_tokens": 12}
     want, model = generate(model_of(name, "eager"), **options)[0], model_of(name)
@@ -180,7 +180,7 @@ def test_beam_search(name: str, latent: bool, device: za.Device) -> None:
         assert torch.equal(generate(model, cache=cache, **options)[0], want)
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt_oss", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["llama", "gpt_oss", "deepseek_v3", "lfm2"])
 def test_assisted_generation_gives_the_same_tokens(name: str, device: za.Device) -> None:
     """By prompt lookup: drafts of several rows, of which the cache drops those that were wrong."""
     ids, model = prompt(12).repeat(1, 4), model_of(name)

@@ -161,9 +161,12 @@ def test_the_package_imports_neither_torch_nor_transformers() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize("package", ["torch", "transformers"])
-def test_the_integration_names_the_packages_that_it_needs(package: str) -> None:
-    code = f"import sys; sys.modules[{package!r}] = None; import zinc_attn.integrations.transformers"
+ABSENT = "sys.modules['torch'] = None", "sys.modules['transformers'] = None"
+
+
+@pytest.mark.parametrize("change", [*ABSENT, "import transformers; transformers.__version__ = '5.23.2'"])
+def test_the_integration_names_the_packages_that_it_needs(change: str) -> None:
+    code = f"import sys; {change}; import zinc_attn.integrations.transformers"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr.splitlines()[-1]
     assert said.startswith("zinc_attn.errors.RuntimeUnavailableError: zinc_attn.integrations.transformers: ")
     assert said.endswith("pip install torch 'zinc-attn[transformers]'")
@@ -173,16 +176,20 @@ def zinc_cache(*length: Any, head_dim: int = 64, **options: Any) -> hf.ZincCache
     return hf.ZincCache(transformers.LlamaConfig(**UNTIED | {"head_dim": head_dim}), *length, **options)
 
 
-CHUNKED = {"num_hidden_layers": 2, "layer_types": ["chunked_attention"] * 2}
+def selected(name: str, attn_implementation: str | None = None, **changes: Any) -> None:
+    """Select "zinc" for a model while it is built, or for one that is there."""
+    kind = getattr(transformers, name + ("ForConditionalGeneration" if name == "T5" else "ForCausalLM"))
+    with torch.device("meta"):
+        kind._from_config(kind.config_class(**changes), attn_implementation=attn_implementation)
+        kind(kind.config_class(**changes)).set_attn_implementation("zinc")
+
+
 GRADIENT = torch.ones(1, 4, 3, 64, requires_grad=True)
 WRONG: tuple[tuple[Callable[[], Any], type[Exception], str], ...] = (
-    *((lambda given=given: attend(*qkv(), **given), errors.UnsupportedError, text) for given, text in (
+    *((lambda given=given: attend(*qkv(), **given), za.ZincAttnError, text) for given, text in (
         ({"dropout": 0.1}, r"got dropout = 0\.1, expected 0"),
         ({"is_causal": False}, "got is_causal = False"),
-        ({"position_bias": torch.ones(1)}, "got position_bias, which"),
-        ({"head_mask": torch.ones(4)}, "got head_mask, which"),
-        ({"output_attentions": True}, "got output_attentions, which"),
-        ({"cu_seq_lens_q": torch.ones(2)}, "got cu_seq_lens_q, which"),
+        ({"scaling": torch.ones(2)}, r"scale: got tensor\(\[1., 1.\]\), expected a single number, a magnitude"),
     )),
     (lambda: attend(GRADIENT, *qkv()[1:]), errors.UnsupportedError, "require a gradient"),
     (lambda: attend(*qkv(head_dim=577)), errors.ArgumentError, "head_dim: got 577, expected an int from 1 to 576"),
@@ -199,8 +206,17 @@ WRONG: tuple[tuple[Callable[[], Any], type[Exception], str], ...] = (
     (lambda: zinc_cache(64, page_size=24), errors.ArgumentError, "page_size: got 24"),
     (lambda: zinc_cache(64, num_splits=0), errors.ArgumentError, "num_splits: got 0"),
     (lambda: hf.ZincCache("llama", 64), errors.ArgumentError, "config: got str"),
-    (lambda: hf.ZincCache(transformers.Llama4TextConfig(**CHUNKED), 64), errors.UnsupportedError,
-     "layer 0 is of type 'chunked_attention'"),
+    *((lambda kind=kind: hf.ZincCache(kind(), 64), errors.UnsupportedError, f"config: got {text}") for kind, text in (
+        (transformers.BartConfig, 'bart, whose cross-attention .*; use attn_implementation="eager" without'),
+        (transformers.MllamaTextConfig, "mllama_text_model, whose cross-attention .*; call it without a ZincCache"),
+    )),
+    *((lambda model=model, change=change: selected(model, **change), errors.UnsupportedError,
+       f"attn_implementation: got 'zinc' for {text}") for model, change, text in (
+        ("Falcon", {"num_hidden_layers": 1}, r"a model of type falcon, .* call adapt\(model\)"),
+        ("GPTNeo", {"num_layers": 1, "attention_types": [[["global"], 1]]}, 'a model of type gpt_neo, .* use "eager"'),
+        ("TrOCR", {"decoder_layers": 1}, 'a model of type trocr, .* use "eager"'),
+        ("T5", {"num_layers": 1}, 't5, an encoder-decoder.*; use attn_implementation="eager"'),
+    ) for change in (change, {**change, "attn_implementation": "zinc"})),
 )  # fmt: skip
 
 
@@ -222,7 +238,7 @@ def test_patterns_that_are_causal_are_found() -> None:
         hf.attention_mask(1, 4, 64, 0)
     with pytest.raises(errors.UnsupportedError, match="got None for a layer whose mask has a window of 2"):
         attend(*qkv(5, 5), hf.attention_mask(1, 5, 5, mask_function=m.sliding_window_causal_mask_function(2)))
-    attend(*qkv(), position_ids=torch.arange(3), use_cache=True, head_mask=None)  # harmless
+    attend(*qkv(), scaling=torch.tensor(0.125), softcap=torch.tensor(3.0, dtype=torch.bfloat16))
 
 
 def test_rows_of_the_cache_reach_no_other_attention(device: za.Device) -> None:

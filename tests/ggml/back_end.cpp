@@ -18,9 +18,6 @@ int64_t ggml_blck_size(ggml_type type) { return TYPES[type].values; }
 size_t ggml_row_size(ggml_type type, int64_t n) { return size_t(n / TYPES[type].values) * TYPES[type].bytes; }
 const char *ggml_type_name(ggml_type type) { return TYPES[type].name; }
 
-// Of the operations of a graph, the moves, products and attention are here.
-const std::vector<zinc::Served> zinc::ELEMENTWISE, zinc::ROWS_OPERATIONS, zinc::ORDERING, zinc::RECURRENT;
-
 // --- for Python ------------------------------------------------------------------------------------------------------
 
 static thread_local ggml_backend_dev_t device;
@@ -53,6 +50,13 @@ void close_back_end() {
     buffers.clear();
     backend->iface.free(backend);
 }
+// A tensor is a weight from now on, here or on another device.
+void make_weight(ggml_tensor *tensor, bool here) {
+    tensor->buffer = new ggml_backend_buffer(*tensor->buffer);
+    tensor->buffer->usage = GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
+    if (!here) tensor->buffer->iface = {}, tensor->buffer->buft = nullptr;
+}
+void hand_over(const ggml_tensor *tensor) { backend->iface.cpy_tensor_async(backend, backend, tensor, nullptr); }
 // The bytes of a binding from now on; until now.
 size_t set_most(size_t bytes) { return std::exchange(static_cast<zinc::Device *>(device->context)->most, bytes); }
 void clear_buffer(ggml_backend_buffer_t buffer) { buffer->iface.clear(buffer, 0); }
@@ -73,7 +77,7 @@ ggml_tensor *make_view(ggml_tensor *of, const int64_t *ne, const size_t *nb) {
     ggml_tensor *made = new ggml_tensor(*of);
     std::copy_n(ne, 4, made->ne);
     std::copy_n(nb, 4, made->nb);
-    made->view_src = of;
+    made->view_src = of->view_src ? of->view_src : of;
     return made;
 }
 // Whether it may be a layer's keys.
@@ -88,17 +92,39 @@ void get_bytes(const ggml_tensor *tensor, void *data, size_t offset, size_t size
     tensor->buffer->iface.get_tensor(tensor->buffer, tensor, data, offset, size);
 }
 
+// `out` becomes the operation's result. Whether the device takes it.
+bool describe(int op, ggml_tensor *out, ggml_tensor *const *src, const float *params, int flags) {
+    out->op = ggml_op(op);
+    out->flags = flags;
+    std::copy_n(src, 5, out->src);
+    std::memcpy(out->op_params, params, 3 * sizeof *params);
+    return device->iface.supports_op(device, out);
+}
+// A graph of the operation alone, whose result has this name, is made ready.
+void prepare(int op, ggml_tensor *out, ggml_tensor *const *src, const char *name) {
+    ggml_backend_graph_optimize_params ignored{[](void *, ggml_tensor *, ggml_tensor *) {}, nullptr};
+    const float none[3] = {};
+    describe(op, out, src, none, 0);
+    std::strcpy(out->name, name);
+    ggml_cgraph graph = {1, &out};
+    backend->iface.graph_optimize(backend, &graph, &ignored);
+}
+bool compute_graph(ggml_tensor **nodes, int n) {
+    ggml_cgraph graph = {n, nodes};
+    return backend->iface.graph_compute(backend, &graph) == GGML_STATUS_SUCCESS;
+}
 // `out` becomes the operation's result, computed `times` times in a graph, or only asked for: 0, or 1 where the device
 // declines it, or 2 where it fails.
 int compute(int op, ggml_tensor *out, ggml_tensor *const *src, const float *params, int times) {
-    out->op = ggml_op(op);
-    std::copy_n(src, 5, out->src);
-    std::memcpy(out->op_params, params, 3 * sizeof *params);
     std::vector<ggml_tensor *> nodes(size_t(times), out);
-    ggml_cgraph graph = {times, nodes.data()};
-    if (!device->iface.supports_op(device, out)) return 1;
-    if (!times) return 0;
-    return backend->iface.graph_compute(backend, &graph) == GGML_STATUS_SUCCESS ? 0 : 2;
+    if (!describe(op, out, src, params, GGML_TENSOR_FLAG_OUTPUT)) return 1;
+    return !times || compute_graph(nodes.data(), times) ? 0 : 2;
+}
+// A view begins so many bytes further on, or is a tensor of its own there.
+void move_view(ggml_tensor *view, size_t bytes, bool is_root) {
+    view->data = static_cast<char *>(view->data) + bytes;
+    view->view_offs = is_root ? 0 : view->view_offs + bytes;
+    if (is_root) view->view_src = nullptr;
 }
 
 // How many fields of an operation and of its tensors the key of its plan does not hold.

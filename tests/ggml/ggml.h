@@ -15,7 +15,20 @@ enum ggml_op {
     GGML_OP_NONE, GGML_OP_VIEW, GGML_OP_RESHAPE, GGML_OP_PERMUTE, GGML_OP_TRANSPOSE, GGML_OP_SET_ROWS,
     GGML_OP_FLASH_ATTN_EXT, GGML_OP_MUL_MAT, GGML_OP_CPY, GGML_OP_CONT, GGML_OP_DUP, GGML_OP_CONCAT, GGML_OP_SET,
     GGML_OP_REPEAT, GGML_OP_PAD, GGML_OP_ROLL, GGML_OP_GET_ROWS, GGML_OP_MUL_MAT_ID, GGML_OP_ADD,
-    GGML_OP_GATED_DELTA_NET, GGML_OP_COUNT
+    GGML_OP_GATED_DELTA_NET, GGML_OP_SUB, GGML_OP_MUL, GGML_OP_DIV, GGML_OP_GLU, GGML_OP_ADD_ID, GGML_OP_UNARY,
+    GGML_OP_SCALE, GGML_OP_CLAMP, GGML_OP_SQR, GGML_OP_SQRT, GGML_OP_LOG, GGML_OP_SIN, GGML_OP_COS, GGML_OP_LEAKY_RELU,
+    GGML_OP_FILL, GGML_OP_RMS_NORM, GGML_OP_NORM, GGML_OP_L2_NORM, GGML_OP_GROUP_NORM, GGML_OP_SUM_ROWS, GGML_OP_MEAN,
+    GGML_OP_SUM, GGML_OP_SOFT_MAX, GGML_OP_ROPE, GGML_OP_ROPE_BACK, GGML_OP_ARGSORT, GGML_OP_TOP_K, GGML_OP_SSM_CONV,
+    GGML_OP_SSM_SCAN, GGML_OP_COUNT
+};
+enum ggml_unary_op {
+    GGML_UNARY_OP_SILU = 10, GGML_UNARY_OP_XIELU = 17, GGML_UNARY_OP_TRUNC = 21, GGML_UNARY_OP_COUNT
+};
+enum ggml_glu_op { GGML_GLU_OP_SWIGLU_CLAMP = 6, GGML_GLU_OP_COUNT };
+enum ggml_sort_order { GGML_SORT_ORDER_ASC, GGML_SORT_ORDER_DESC };
+enum {
+    GGML_ROPE_TYPE_NORMAL = 0, GGML_ROPE_TYPE_NEOX = 2, GGML_ROPE_TYPE_MROPE = 8, GGML_ROPE_TYPE_VISION = 24,
+    GGML_ROPE_TYPE_IMROPE = 40
 };
 enum { GGML_PREC_F32 = 10, GGML_PREC_Q8 = 20 };
 enum ggml_status { GGML_STATUS_ALLOC_FAILED = -2, GGML_STATUS_FAILED, GGML_STATUS_SUCCESS };
@@ -84,6 +97,7 @@ struct ggml_backend_graph_optimize_params {
 struct ggml_backend_i {
     const char *(*get_name)(ggml_backend_t);
     void (*free)(ggml_backend_t);
+    bool (*cpy_tensor_async)(ggml_backend_t, ggml_backend_t, const ggml_tensor *, ggml_tensor *);
     ggml_status (*graph_compute)(ggml_backend_t, ggml_cgraph *);
     void (*graph_optimize)(ggml_backend_t, ggml_cgraph *, ggml_backend_graph_optimize_params *);
 };
@@ -147,12 +161,20 @@ inline bool ggml_is_empty(const ggml_tensor *t) { return ggml_nelements(t) == 0;
 inline bool ggml_are_same_shape(const ggml_tensor *a, const ggml_tensor *b) {
     return std::equal(a->ne, a->ne + 4, b->ne);
 }
+inline bool ggml_are_same_stride(const ggml_tensor *a, const ggml_tensor *b) {
+    return std::equal(a->nb, a->nb + 4, b->nb);
+}
+inline ggml_unary_op ggml_get_unary_op(const ggml_tensor *t) { return ggml_unary_op(t->op_params[0]); }
+inline ggml_glu_op ggml_get_glu_op(const ggml_tensor *t) { return ggml_glu_op(t->op_params[0]); }
 inline const char *ggml_op_desc(const ggml_tensor *t) {
     return t->op == GGML_OP_SET_ROWS ? "SET_ROWS" : "FLASH_ATTN_EXT";
 }
-inline ggml_tensor *ggml_graph_node(ggml_cgraph *graph, int i) { return graph->nodes[i < 0 ? graph->n_nodes + i : i]; }
-inline int ggml_graph_n_nodes(ggml_cgraph *graph) { return graph->n_nodes; }
-inline int ggml_node_get_use_count(const ggml_cgraph *, int) { return 0; }
+inline int ggml_node_get_use_count(const ggml_cgraph *graph, int i) {
+    int uses = 0;
+    for (int j = 0; j < graph->n_nodes; ++j)
+        for (const ggml_tensor *source : graph->nodes[j]->src) uses += source == graph->nodes[i];
+    return uses;
+}
 inline int ggml_graph_n_nodes(const ggml_cgraph *graph) { return graph->n_nodes; }
 inline ggml_tensor *ggml_graph_node(const ggml_cgraph *graph, int i) {
     return graph->nodes[i < 0 ? graph->n_nodes + i : i];

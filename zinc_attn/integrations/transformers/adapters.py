@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -22,7 +21,7 @@ from .attention import attention_forward
 from .masks import mask_pattern
 from .registration import register
 from .tensors import ADAPTED
-from .upstream import PreTrainedModel, torch, transformers
+from .upstream import PreTrainedModel, release, torch, transformers
 
 _RELEASE: Final = (5, 24)  # of transformers, whose modules have been compared
 _POSITIONS: Final = 8  # for which a model's ALiBi tensor is built to see whether it is linear
@@ -82,9 +81,7 @@ def adapt(model: Any) -> None:
 
 
 def _check_release() -> None:
-    found = re.match(r"(\d+)\.(\d+)", transformers.__version__)
-    release = tuple(map(int, found.groups())) if found else ()
-    if release != _RELEASE:
+    if release() != _RELEASE:
         known = f"{_RELEASE[0]}.{_RELEASE[1]}, whose attention modules are known"
         raise UnsupportedError(f"adapt: got transformers {transformers.__version__}, expected {known}")
 

@@ -66,8 +66,6 @@ def attention_forward(  # noqa: PLR0913 - transformers decides on the parameters
     """
     _refuse_arguments(module, dropout, is_causal, kwargs)
     _check_tensors(module, query, key, value)
-    if isinstance(scaling, torch.Tensor) and scaling.ndim == 0:
-        scaling = scaling.item()
     heads = _per_head("s_aux", s_aux), _per_head("alibi", alibi)
     options = AttentionOptions(
         check_scale(scaling, query.shape[-1]), check_window(sliding_window), check_softcap(softcap), *heads

@@ -21,7 +21,7 @@ from ...runtime.device import Device
 from .batch import BatchRows, append_and_attend
 from .config import LayerSpec, layer_specs
 from .groups import AttentionOptions, LayerGroups
-from .layer import ZincLayer
+from .layer import HybridLayer, ZincLayer
 from .masks import Columns, MaskPattern, check_window
 from .room import BatchRoom
 from .rows import ZincRows
@@ -78,7 +78,7 @@ class ZincCache(Cache):
                 continue
             spec.shape.kv_bytes_per_token(self.dtype or "f32")  # refuses two types for a latent shape
             self._groups.add(spec.shape, spec.index)
-            layers.append(ZincLayer(self, spec))
+            layers.append((HybridLayer if spec.states else ZincLayer)(self, spec))
         super().__init__(layers=layers)
         self._sort_layers()
         if not self._attention_layers:
@@ -90,9 +90,10 @@ class ZincCache(Cache):
         self._broken = ""  # why no forward is possible before reset()
 
     def _sort_layers(self) -> None:
-        """Tell the attention layers from the layers that are transformers' own."""
+        """Tell the attention layers from those that are transformers' own, recurrent states beside attention too."""
         self._attention_layers: list[ZincLayer] = [one for one in self.layers if isinstance(one, ZincLayer)]
-        self._other_layers = [one for one in self.layers if not isinstance(one, ZincLayer)]
+        others = (getattr(one, "states", one) for one in self.layers)
+        self._other_layers = [one for one in others if not isinstance(one, ZincLayer)]
 
     # --- memory -------------------------------------------------------------------------------------------
 
@@ -270,23 +271,22 @@ class ZincCache(Cache):
     def crop(self, tokens_to_remove: int) -> None:
         """Remove the last ``-tokens_to_remove`` tokens of every row; 0 drops a forward that stopped between layers.
 
-        ArgumentError: a positive number, or more tokens than there are; UnsupportedError: there are linear-attention
-        layers, whose recurrent state keeps no past. Either way nothing has changed.
+        ArgumentError: a positive number, or more tokens than there are; UnsupportedError: there are layers of linear
+        attention or convolution, whose state keeps no past. Either way nothing has changed.
         """
         columns = self._batch.columns
         count = -check_int("tokens_to_remove", tokens_to_remove, -columns, 0)
         target = min(layer.columns for layer in self._attention_layers) - count
         if target < 0:
             raise ArgumentError(f"tokens_to_remove: got {-count}, expected at least {-count - target}")
-        recurrent = (getattr(layer, "is_recurrent_states_initialized", {}) for layer in self._other_layers)
-        if target < columns and any(any(begun.values()) for begun in recurrent):
+        if target < columns and any(map(_keeps_no_past, self._other_layers)):
             raise UnsupportedError(
-                f"crop: got {columns} tokens to be cut to {target} in a model with linear-attention layers, "
-                "whose recurrent state keeps no past; expected no cut; use reset() and run the prompt again, or "
+                f"crop: got {columns} tokens to be cut to {target} in a model with layers of linear attention or "
+                "convolution, whose state keeps no past; expected no cut; use reset() and run the prompt again, or "
                 "fork() before the tokens"
             )
         for layer in self._other_layers:
-            if count or getattr(layer, "record_past", False):
+            if getattr(layer, "record_past", False):
                 layer.crop(-count)
         cut(self._attention_layers, self._batch, target)
 
@@ -343,6 +343,13 @@ class ZincCache(Cache):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ZincCache:
         return self.fork()
+
+
+def _keeps_no_past(layer: Any) -> bool:
+    """Whether one of transformers' own cache layers has a state that cannot be cut."""
+    recurrent = getattr(layer, "is_recurrent_states_initialized", {})
+    conv = {} if getattr(layer, "record_past", True) else layer.is_conv_states_initialized
+    return any(recurrent.values()) or any(conv.values())
 
 
 def _longest_row(kept: Columns, begin: int) -> tuple[int, int]:

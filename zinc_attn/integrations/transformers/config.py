@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -11,18 +12,21 @@ from ...shapes import AttnShape
 from .hard_coded import ADAPTABLE
 from .upstream import DYNAMIC_LAYER_TYPE_MAPPING, CacheLayerMixin, get_layer_types_and_kwargs
 
-_ATTENTION: Final = ("full_attention", "sliding_attention")  # the layers that attend through this package
+_HYBRID: Final = ("hybrid", "hybrid_sliding")  # the layers that attend and keep recurrent states, too
+_FULL: Final = ("full_attention", "hybrid")  # the layers without a window
+_ATTENTION: Final = ("full_attention", "sliding_attention", "chunked_attention", *_HYBRID)
 _OTHERS: Final = ("linear_attention", "conv", "dummy")  # the layers that keep transformers' own cache layer
 
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """An attention layer of a config. is_sliding: whether it has a window.
+    """An attention layer of a config. is_sliding: whether it has a window, or chunks.
 
     shape: of the rows that are cached; expanded: of the query, key and value that reach the attention function, another
     one where ``shape`` is that of compressed rows. compressed: in multi-head latent attention, the sizes of the two
     compressed rows per token, those of all heads' K and V and of K's rotated part, that a model may hand to the cache
-    in place of K and V; otherwise None.
+    in place of K and V; otherwise None. states: the arguments of transformers' own cache layer for the recurrent states
+    that the layer has beside; None where it has none.
     """
 
     index: int
@@ -30,21 +34,23 @@ class LayerSpec:
     shape: AttnShape
     expanded: AttnShape
     compressed: tuple[int, int] | None = None
+    states: dict[str, Any] | None = None
 
 
 def layer_specs(config: Any, latent: bool = False) -> Iterator[LayerSpec | CacheLayerMixin]:
     """Yield the attention layers of a model's config, and in place of its others transformers' own cache layers.
 
     latent: multi-head latent attention has the shape of its compressed rows.
-    UnsupportedError: another layer type, or no layer of latent attention though ``latent`` asks for it.
+    UnsupportedError: another layer type, cross-attention, or no layer of latent attention though ``latent`` asks for
+    it.
     """
     found = False
-    text = config.get_text_config(decoder=True)
+    text = _decoder(config)
     kinds, arguments = get_layer_types_and_kwargs(text)
     # In some releases the last layers, which share the keys and values of earlier ones, have no cache layer.
     layers = text.per_layer_config[: len(kinds)]
     for i, (kind, given, layer) in enumerate(zip(kinds, arguments, layers, strict=True)):
-        is_sliding = kind == "sliding_attention"
+        is_sliding = kind not in _FULL
         if kind in _OTHERS:
             yield DYNAMIC_LAYER_TYPE_MAPPING[kind](**given)
         elif kind not in _ATTENTION:
@@ -60,12 +66,27 @@ def layer_specs(config: Any, latent: bool = False) -> Iterator[LayerSpec | Cache
             yield LayerSpec(i, is_sliding, shape, expanded, (rank, rotated))
         else:
             shape = _shape(layer, is_sliding)
-            yield LayerSpec(i, is_sliding, shape, shape)
+            yield LayerSpec(i, is_sliding, shape, shape, states=given if kind in _HYBRID else None)
     if latent and not found:
         raise UnsupportedError(
             f"latent: got True for {type(text).__name__}, expected the config of a model with latent attention, "
             "which has kv_lora_rank and qk_nope_head_dim; make the ZincCache without latent=True"
         )
+
+
+def _decoder(config: Any) -> Any:
+    """The config of the model's text decoder. UnsupportedError: it attends another text, or images, too."""
+    text = config.get_text_config(decoder=True)
+    if config.is_encoder_decoder or getattr(text, "cross_attention_layers", None):
+        advice = 'use attn_implementation="eager"' if config.is_encoder_decoder else "call it"
+        raise UnsupportedError(
+            f"config: got {config.model_type}, whose cross-attention keeps keys of another text or of images, expected "
+            f"a decoder of its own text alone; {advice} without a ZincCache for this model"
+        )
+    if hasattr(text, "decoder_attention_heads"):  # the decoder of such a model, whose attribute_map names the encoder's
+        text = copy.deepcopy(text)
+        text.num_attention_heads, text.num_hidden_layers = text.decoder_attention_heads, text.decoder_layers
+    return text
 
 
 def _shape(config: Any, is_sliding: bool) -> AttnShape:

@@ -1,4 +1,4 @@
-"""Models whose attention is written in their own class and never calls the attention function that one selects."""
+"""Models that have no use for attention "zinc": encoder-decoders, and those that never call what one selects."""
 
 from __future__ import annotations
 
@@ -7,9 +7,23 @@ from typing import Any, Final
 
 from ...errors import UnsupportedError
 from .tensors import NAME
-from .upstream import MODEL_MAPPING
+from .upstream import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
 
 ADAPTABLE: Final = ("bloom", "falcon", "mpt")  # the model types that ``adapt`` takes
+
+
+def refuse_selection(config: Any) -> None:
+    """UnsupportedError where "zinc" is selected for a model of this config, whose attention it cannot be.
+
+    A part of a composite model, of images for example, may compute its attention itself.
+    """
+    if config.is_encoder_decoder:
+        raise UnsupportedError(
+            f"attn_implementation: got {NAME!r} for {config.model_type}, an encoder-decoder, whose encoder and "
+            'cross-attention are not causal, expected a decoder alone; use attn_implementation="eager" for this model'
+        )
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not config.sub_configs:
+        refuse_hard_coded(config)
 
 
 def refuse_hard_coded(config: Any) -> None:
@@ -30,7 +44,7 @@ def refuse_hard_coded(config: Any) -> None:
 @functools.cache
 def _is_hard_coded(kind: type) -> bool:
     """Whether transformers says that the attention of the model class of a config class cannot be selected."""
-    model: Any = MODEL_MAPPING.get(kind, None)
+    model: Any = MODEL_MAPPING.get(kind, None) or MODEL_FOR_CAUSAL_LM_MAPPING.get(kind, None)
     model = model[0] if isinstance(model, tuple) else model
     if not hasattr(model, "_can_set_attn_implementation"):
         return False

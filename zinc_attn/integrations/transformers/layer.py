@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 from ...errors import ClosedError, ShapeError, UnsupportedError
 from .boundary import untraced
@@ -13,7 +14,7 @@ from .latent import Absorption
 from .masks import MaskPattern
 from .rows import CompressedRows, ZincRows
 from .tensors import F32, dense_tensor
-from .upstream import CacheLayerMixin, torch
+from .upstream import DYNAMIC_LAYER_TYPE_MAPPING, CacheLayerMixin, LinearAttentionCacheLayerMixin, torch
 
 
 class LayerCache(Protocol):
@@ -62,9 +63,9 @@ class ZincLayer(CacheLayerMixin):
             )
         return cache
 
-    def forked_to(self, cache: LayerCache) -> ZincLayer:
+    def forked_to(self, cache: LayerCache) -> Self:
         """Return the layer of a fork of the cache, which has seen the same columns."""
-        made = ZincLayer(cache, self.spec)
+        made = type(self)(cache, self.spec)
         made.columns, made.is_initialized = self.columns, self.is_initialized
         return made
 
@@ -198,3 +199,27 @@ class ZincLayer(CacheLayerMixin):
         )
 
     prefetch = offload
+
+
+class HybridLayer(ZincLayer):
+    """An attention layer that has recurrent states, too, which ``states``, transformers' own cache layer, keeps."""
+
+    is_croppable: ClassVar[bool] = False
+
+    def __init__(self, cache: LayerCache, spec: LayerSpec) -> None:
+        super().__init__(cache, spec)
+        self.states: Any = DYNAMIC_LAYER_TYPE_MAPPING["linear_attention"](**(spec.states or {}))
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "states":  # of an object that is being made or copied
+            raise AttributeError(name)
+        return getattr(self.states, name)
+
+    def forked_to(self, cache: LayerCache) -> Self:
+        """Return the layer of a fork of the cache, with a copy of the states."""
+        made = super().forked_to(cache)
+        made.states = copy.deepcopy(self.states)
+        return made
+
+
+LinearAttentionCacheLayerMixin.register(HybridLayer)  # which transformers asks for before it reads or writes states

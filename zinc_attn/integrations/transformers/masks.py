@@ -232,7 +232,9 @@ def _window_or_seen(
         return array
 
     found, window = _evaluated_window(seen, rows, keys)
-    return (window, None) if found else (None, np.ascontiguousarray(seen(0, len(rows))))
+    if found and (window is None or len(rows) > 1):  # a single row does not tell a window from a chunk
+        return window, None
+    return None, np.ascontiguousarray(seen(0, len(rows)))
 
 
 def _evaluated_window(seen: Callable[[int, int], Columns], rows: range, keys: range) -> tuple[bool, int | None]:

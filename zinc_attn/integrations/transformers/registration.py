@@ -8,6 +8,7 @@ from typing import Any
 from ...errors import ArgumentError
 from .attention import attention_forward
 from .cache import ZincCache
+from .hard_coded import refuse_selection
 from .masks import adapted_attention_mask, attention_mask
 from .tensors import ADAPTED, NAME
 from .upstream import AttentionInterface, AttentionMaskInterface, GenerationMixin, PreTrainedModel, torch
@@ -22,8 +23,27 @@ def register() -> None:
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, attention_mask)
     AttentionMaskInterface.register(ADAPTED, adapted_attention_mask)
+    for name in ("set_attn_implementation", "_check_and_adjust_attn_implementation"):  # the second when it is built
+        _make_selection_checked(name)
     _make_calls_steps(PreTrainedModel, "__call__")
     _make_calls_steps(GenerationMixin, "generate")
+
+
+def _make_selection_checked(name: str) -> None:
+    """Let the method ``name`` of models refuse "zinc" where the model would fail with it, or attend without it."""
+    found = getattr(PreTrainedModel, name)
+    if hasattr(found, "zinc"):
+        return
+
+    @functools.wraps(found)
+    def select(self: Any, attn_implementation: Any, *args: Any, **kwargs: Any) -> Any:
+        given = attn_implementation
+        if (given.get("") if isinstance(given, dict) else given) == NAME:
+            refuse_selection(self.config)
+        return found(self, attn_implementation, *args, **kwargs)
+
+    select.zinc = True  # type: ignore[attr-defined]
+    setattr(PreTrainedModel, name, select)
 
 
 def _make_calls_steps(owner: Any, name: str) -> None:

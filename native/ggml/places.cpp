@@ -1,0 +1,91 @@
+#include "places.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <set>
+
+#include "recording.h"
+#include "say.h"
+
+namespace zinc {
+
+static bool is_weights(const ggml_tensor *root) {
+    return root->buffer && root->buffer->usage == GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
+}
+
+static void say_shared(const ggml_tensor *tensor, const char *what) {
+    if (said_once()) return;
+    say_once("another device has a part of the model (" + std::string(tensor->name) + what + "); logits may depend on "
+             "the batch: expected -ngl 99 and no -ot");
+}
+
+// Rows of weights, or what is made of each number of such rows alone.
+static bool is_looked_up(const ggml_tensor *t) {
+    while (t->op == GGML_OP_SCALE || (is_view(t) && t->op != GGML_OP_NONE)) t = t->src[0];
+    return t->op == GGML_OP_NONE || (t->op == GGML_OP_GET_ROWS && is_weights(root_of(t->src[0])));
+}
+
+// llama.cpp asks with weights that have no bytes where it looks for a place for them.
+void note_operation(const ggml_tensor *op) {
+    for (int i = 0; i < GGML_MAX_SRC && op->op != GGML_OP_GET_ROWS; ++i) {
+        const ggml_tensor *root = op->src[i] ? root_of(op->src[i]) : op;
+        if (is_weights(root) && is_elsewhere(root) && root->data) say_shared(root, " is there");
+    }
+}
+
+void note_input(const ggml_tensor *source) {
+    if (!is_looked_up(source)) say_shared(source, " is made there");
+}
+
+void note_read(const ggml_tensor *tensor) {
+    const bool made = root_of(tensor)->op != GGML_OP_NONE && !(tensor->flags & GGML_TENSOR_FLAG_OUTPUT);
+    if (made && tensor->buffer->usage == GGML_BACKEND_BUFFER_USAGE_COMPUTE)
+        say_shared(tensor, " goes there");
+}
+
+void note_graph(ggml_cgraph *graph) {
+    static std::atomic<bool> said{false};
+    int operations = 0, attend = 0;
+    bool weights = false, output = false;
+    for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
+        const ggml_tensor *node = ggml_graph_node(graph, i);
+        operations += !is_view(node);
+        attend += node->op == GGML_OP_FLASH_ATTN_EXT;
+        output |= bool(node->flags & GGML_TENSOR_FLAG_OUTPUT);
+        for (const ggml_tensor *source : node->src) weights |= source && is_weights(root_of(source));
+    }
+    if (weights && output && !said_once() && !said.exchange(true))
+        say("the model is here whole but for the look-up of tokens (%d operations, %d of attention): the promise "
+            "holds", operations, attend);
+}
+
+// Products with weights or a cache are no sums over tokens.
+static bool may_mix(const ggml_tensor *node) {
+    auto kept = [](const ggml_tensor *t) { return is_weights(root_of(t)) || is_cache(root_of(t)); };
+    if (node->op == GGML_OP_SUM_ROWS || node->op == GGML_OP_MEAN || node->op == GGML_OP_SUM) return true;
+    return node->op == GGML_OP_MUL_MAT && !kept(node->src[0]) && !kept(node->src[1]);
+}
+
+// The sum's name, or its first operand's, or "": ggml numbers what has none, in another way in each graph.
+static std::string label(const ggml_tensor *sum) {
+    for (const ggml_tensor *t : {sum, static_cast<const ggml_tensor *>(sum->src[0])})
+        if (t->name[0] && std::strncmp(t->name, "node_", 5) && std::strncmp(t->name, "leaf_", 5)) return t->name;
+    return "";
+}
+
+void note_sums(const ggml_cgraph *graph, std::map<std::string, int64_t> *terms) {
+    std::set<std::string> seen;
+    for (int i = 0; i < graph->n_nodes; ++i) {
+        const ggml_tensor *node = graph->nodes[i];
+        const std::string name = may_mix(node) ? label(node) : "";
+        if (name.empty() || !seen.insert(name).second) continue;
+        const auto [before, added] = terms->emplace(name, node->src[0]->ne[0]);
+        if (added || before->second == node->src[0]->ne[0]) continue;
+        say_once("the model has sums over the tokens of a batch (" + name + "); logits depend on "
+                 "the batch");
+        return;
+    }
+}
+
+}  // namespace zinc
