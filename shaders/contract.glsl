@@ -4,7 +4,6 @@ const uint LEAVES_PER_NODE = 8u;  // leaves per node; nodes lie at absolute mult
 const uint CHUNK = 8u;  // head dimensions summed on their own before they join the dot product
 const uint WAVE = 32u;  // invocations of a wave
 const uint WEIGHT_PARTIALS = 4u;  // weight sums c0..c3 of a leaf, keys congruent modulo 4
-const uint MAX_ACCUMULATORS = 2048u;  // value sums of a wave: what its registers hold
 const uint MAX_VALUE_PASSES = 4u;  // over V, where a workgroup has more sums than that
 const uint MERGE_DIMS = 64u;  // head dimensions per workgroup of pass 2 (grid x), two per lane
 const uint BLOCK = 32u;  // consecutive head dimensions that share a scale in q8_0, q5_1, q5_0, q4_1, q4_0 and iq4_nl
@@ -78,7 +77,7 @@ const uint HEADER_TOKEN_ROWS = 17u;
 const uint HEADER_HEAD_ROWS = 18u;
 const uint HEADER_WORDS = 24u;
 
-// Then an ITEM for each workgroup of pass 1 in grid x.
+// Then an ITEM for each workgroup of pass 1 in grid y.
 const uint ITEM_ROW = 0u;  // query row; the first of `rows`
 const uint ITEM_LIMIT = 1u;  // the row sees keys first ... limit - 1
 const uint ITEM_NODE_BEGIN = 2u;  // first node
@@ -167,6 +166,8 @@ const uvec4 IQ4_NL = uvec4(0xBFAD9881u, 0xF6EADDCFu, 0x26190D01u, 0x71594535u); 
 #define ATTEND_SPEC_V_SIZE 17
 #define ATTEND_SPEC_K_STRIDE 18
 #define ATTEND_SPEC_V_STRIDE 19
+#define ATTEND_SPEC_ROWS_AHEAD 20
+#define ATTEND_SPEC_PASS_SUMS 21
 #define MATRIX_SPEC_K_DIM 0
 #define MATRIX_SPEC_V_DIM 1
 #define MATRIX_SPEC_LATENT 2

@@ -20,8 +20,8 @@ from zinc_attn.kernels.matrix import MatrixFacts
 from zinc_attn.runtime import devices as machine
 from zinc_attn.runtime.protocol import DeviceInfo
 from zinc_attn.storage import STORAGE
+from zinc_attn.tools.compilers.compiler import compile_programs
 from zinc_attn.tools.cost.cards import RDNA4_UNITS
-from zinc_attn.tools.rdna4.compiler import compile_programs
 
 FULL = os.environ.get("ZINC_ATTN_TEST_FULL") == "1"
 RUNTIMES = ("kompute", "vulkan")
@@ -155,3 +155,13 @@ def needs_radv() -> None:
         compile_programs([])
     except NoVulkanError as error:
         pytest.skip(str(error))
+
+
+def instructions(spirv: bytes) -> list[list[int]]:
+    """[opcode, operands …] of every instruction."""
+    words, at, found = np.frombuffer(spirv, np.uint32).tolist(), 5, []
+    while at < len(words):
+        length = words[at] >> 16
+        found.append([words[at] & 0xFFFF, *words[at + 1 : at + length]])
+        at += length
+    return found

@@ -8,7 +8,6 @@ MAX_HEAD_DIM: Final = 576
 MAX_Q_HEADS: Final = 65535  # grid y of pass 2
 WAVE: Final = 32  # invocations of a wave
 MAX_HEADS_PER_WORKGROUP: Final = 8
-MAX_ACCUMULATORS: Final = 2048  # value sums of a wave: what its registers hold
 MAX_VALUE_PASSES: Final = 4  # over V, where a workgroup has more sums than that
 K_DIMS: Final = 16  # a device's K rows are whole multiples of as many dimensions, the last ones filled up with zeros
 V_DIMS: Final = 8  # the same of V

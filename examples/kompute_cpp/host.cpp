@@ -77,7 +77,7 @@ static void decode(const std::string& folder, uint32_t tokens) {
         return manager.algorithm<uint32_t, uint32_t>(bound, read_spirv(folder + name), groups, constants, {});
     };
     auto append = kernel("append.spv", {work, rows, k, v}, {1, KV_HEADS, 1}, {DIM, DIM, 0, 0, 8, PAGE});
-    auto attend = kernel("attend.spv", {work, q, k, v, states, states}, {NODES, KV_HEADS, 1},
+    auto attend = kernel("attend.spv", {work, q, k, v, states, states}, {1, NODES, KV_HEADS},
                          {DIM, DIM, 0, Q_HEADS / KV_HEADS, cpu ? 1u : 4u, PAGE, 0, 0, 0, 1, 0, 0, 0, 256, 0, 0});
     auto merge = kernel("merge.spv", {work, states, out}, {1, Q_HEADS, 1}, {DIM, cpu ? 32u : 256u});
 

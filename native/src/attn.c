@@ -22,7 +22,8 @@ static bool check_device(const struct za_device *device) {
 
 static bool open_parts(struct za_attn *attn, const struct za_options *options) {
     struct za_device *device = attn->device;
-    return za_shape(options, za_device_info(device).cpu, &attn->shape) && check_device(device) &&
+    const struct registers registers = za_device_registers(device);
+    return za_shape(options, za_device_info(device).cpu, registers, &attn->shape) && check_device(device) &&
            za_primitives_check(device) &&
            (options->arithmetic != ZA_FUSED || za_fused_choose(device, &attn->arithmetic));
 }
@@ -91,6 +92,7 @@ static bool make_attend(struct za_attn *attn, int attend, struct pipeline *pipel
     struct attend_constants constants = za_attend_constants(&attn->shape.sizes);
     const int flags = attend - ATTEND;
     constants.vectors = za_vectors_of(attn, attend);
+    constants.workgroup_size = LEAVES_PER_NODE * za_lanes(&attn->shape.sizes, constants.vectors);
     constants.subgroups = attn->device->wave32;
     constants.walks = (flags & WALKS) != 0;
     constants.rows_shared = flags & TOGETHER ? constants.vectors / attn->shape.sizes.group : 1;

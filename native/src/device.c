@@ -305,6 +305,17 @@ bool za_device_close(struct za_device *device) {
     return true;
 }
 
+struct registers za_device_registers(const struct za_device *device) {
+    VkPhysicalDeviceSubgroupSizeControlProperties sizes = {
+        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_PROPERTIES,
+        .minSubgroupSize = WAVE,
+    };
+    VkPhysicalDeviceProperties2 query = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2, .pNext = &sizes};
+    const VkPhysicalDeviceProperties *p = &device->properties;
+    if (device->wave32) device->vk.GetPhysicalDeviceProperties2(device->host.physical, &query);
+    return za_registers_of(za_device_info(device).cpu, p->vendorID, p->driverVersion >> 22, sizes.minSubgroupSize);
+}
+
 struct za_device_info za_device_info(const struct za_device *device) {
     const VkPhysicalDeviceProperties *p = &device->properties;
     return (struct za_device_info){p->deviceName, p->deviceType == VK_PHYSICAL_DEVICE_TYPE_CPU, device->wave32,

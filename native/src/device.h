@@ -77,6 +77,9 @@ bool za_submit(struct za_device *device, VkCommandBuffer commands, bool last);
 bool za_commands_begin(struct za_device *device); /* of device->commands */
 bool za_commands_submit(struct za_device *device);
 
+/* How pass 1 lies in its registers. */
+struct registers za_device_registers(const struct za_device *device);
+
 bool za_check(VkResult result, const char *what);
 enum za_code za_code_of(VkResult result);
 const char *za_result_name(VkResult result);

@@ -19,7 +19,7 @@ bool za_lay_out(const struct za_cache *cache, const struct za_call *call, bool l
     const VkPhysicalDeviceLimits *limits = &attn->device->properties.limits;
     *laid = (struct laid){.rule = {
         .rows_each = za_rows_together(&attn->shape.sizes, limits->maxComputeSharedMemorySize),
-        .most_shared = limits->maxComputeWorkGroupCount[0],
+        .most_shared = limits->maxComputeWorkGroupCount[1],
         .fused = attn->arithmetic == FUSED_NATIVE || attn->arithmetic == FUSED_EMULATED,
     }};
     if (!za_check_call(&attn->shape, call, cache->pages)) return false;
@@ -68,7 +68,7 @@ static struct za_command attend(const struct za_attn *attn, const struct laid *l
     const int pipeline = shared ? za_shared_of(laid->attend) : laid->attend;
     const uint32_t chunks = shared ? 1 : (uint32_t)za_ceil_div(shape->sizes.group, za_vectors_of(attn, pipeline));
     const uint64_t items = shared ? laid->counts.shared : laid->counts.items;
-    const uint32_t groups[] = {(uint32_t)items, shape->kv_heads, chunks};
+    const uint32_t groups[] = {chunks, (uint32_t)items, shape->kv_heads};
     return za_command(attn->device, &attn->pipelines[pipeline], places,
                       1 << ATTEND_BIND_STATES | 1 << ATTEND_BIND_OUT, groups);
 }

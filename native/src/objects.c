@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "error.h"
+#include "loops.h"
 
 /* --- buffers ----------------------------------------------------------------------------------------- */
 
@@ -102,6 +103,19 @@ static bool make_layouts(struct za_device *device, uint32_t count) {
            za_check(vk->CreatePipelineLayout(on, &layout, NULL, &device->layouts[count]), "vkCreatePipelineLayout");
 }
 
+static bool make_module(struct za_device *device, const struct kernel *kernel, VkShaderModule *module) {
+    uint32_t *hinted = NULL;
+    if (!za_device_info(device).cpu && !(hinted = za_unrolled(kernel->code, kernel->code_bytes / 4))) return false;
+    VkShaderModuleCreateInfo code = {
+        .sType = VK_STRUCTURE_TYPE_SHADER_MODULE_CREATE_INFO,
+        .codeSize = kernel->code_bytes,
+        .pCode = hinted ? hinted : kernel->code,
+    };
+    VkResult result = device->vk.CreateShaderModule(device->host.device, &code, NULL, module);
+    free(hinted);
+    return za_check(result, "vkCreateShaderModule");
+}
+
 bool za_pipeline_make(struct za_device *device, const struct kernel *kernel, const void *constants,
                       struct pipeline *pipeline) {
     const struct za_functions *vk = &device->vk;
@@ -111,15 +125,8 @@ bool za_pipeline_make(struct za_device *device, const struct kernel *kernel, con
         return za_fail_as(ZA_UNSUPPORTED, "kernel %s: it has %u buffers, %s takes at most %u", kernel->name,
                           kernel->bindings, device->properties.deviceName, most);
     pipeline->bindings = kernel->bindings;
-    VkShaderModuleCreateInfo code = {
-        .sType = VK_STRUCTURE_TYPE_SHADER_MODULE_CREATE_INFO,
-        .codeSize = kernel->code_bytes,
-        .pCode = kernel->code,
-    };
     VkShaderModule module;
-    if (!make_layouts(device, kernel->bindings) ||
-        !za_check(vk->CreateShaderModule(on, &code, NULL, &module), "vkCreateShaderModule"))
-        return false;
+    if (!make_layouts(device, kernel->bindings) || !make_module(device, kernel, &module)) return false;
     VkSpecializationMapEntry entries[MAX_CONSTANTS];
     for (uint32_t i = 0; i < kernel->constants; ++i)
         entries[i] = (VkSpecializationMapEntry){.constantID = i, .offset = 4 * i, .size = 4};
@@ -129,9 +136,11 @@ bool za_pipeline_make(struct za_device *device, const struct kernel *kernel, con
         .dataSize = 4 * kernel->constants,
         .pData = constants,
     };
+    const bool attend = kernel == &za_kernels[KERNEL_ATTEND];
     VkPipelineShaderStageRequiredSubgroupSizeCreateInfo wave32 = {
         .sType = VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_REQUIRED_SUBGROUP_SIZE_CREATE_INFO,
-        .requiredSubgroupSize = WAVE,
+        .requiredSubgroupSize =
+            attend ? ((const struct attend_constants *)constants)->workgroup_size / LEAVES_PER_NODE : WAVE,
     };
     VkComputePipelineCreateInfo create = {
         .sType = VK_STRUCTURE_TYPE_COMPUTE_PIPELINE_CREATE_INFO,

@@ -45,7 +45,7 @@ static bool check_room(const struct za_attn *attn, struct za_room *room) {
 static bool lay_out(struct za_prepared *p) {
     struct za_attn *attn = p->attn;
     const struct za_room *room = &p->room;
-    uint32_t most = attn->device->properties.limits.maxComputeWorkGroupCount[0];
+    uint32_t most = attn->device->properties.limits.maxComputeWorkGroupCount[1];
     uint32_t each = za_ceil_div(room->rows, room->requests);
     const struct za_request longest = {.tokens = room->tokens, .q_len = each ? each : 1};
     const struct za_call call = {.requests = 1, .request = &longest};

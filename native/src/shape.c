@@ -42,7 +42,7 @@ static bool check_limits(const struct za_options *o) {
 }
 
 /* rows: K and V lie in rows, of strides that are 0 in the options without gaps. */
-static struct sizes sizes_of(const struct za_options *o, bool cpu, bool rows) {
+static struct sizes sizes_of(const struct za_options *o, bool cpu, struct registers registers, bool rows) {
     struct sizes s = {
         .q_heads = o->q_heads,
         .kv_heads = o->kv_heads,
@@ -55,6 +55,11 @@ static struct sizes sizes_of(const struct za_options *o, bool cpu, bool rows) {
         .nhd = rows,
         .compute_units = o->compute_units,
         .cpu = cpu,
+        .lanes = registers.lanes,
+        .chunks = registers.chunks,
+        .rows_ahead = registers.rows_ahead,
+        .pass_sums = registers.pass_sums,
+        .sums = registers.sums,
         .k_stride = o->k_stride,
         .v_stride = o->v_stride,
     };
@@ -71,7 +76,7 @@ static bool check_stride(const char *name, enum za_dtype dtype, uint64_t least, 
 static bool check_strides(const struct za_options *o) {
     struct za_options without_gaps = *o;
     without_gaps.k_stride = without_gaps.v_stride = 0;
-    const struct sizes least = sizes_of(&without_gaps, false, true);
+    const struct sizes least = sizes_of(&without_gaps, false, (struct registers){0}, true);
     if (o->latent && o->v_stride != o->k_stride)
         return za_fail("options.v_stride: got %u for a latent shape, expected 0, since its V is part of its K",
                        o->v_stride);
@@ -105,7 +110,7 @@ static void take(const struct za_options *o, const struct sizes *s, struct shape
                                      (uint32_t)s->v_scales, o->v_stride};
 }
 
-bool za_shape(const struct za_options *options, bool cpu, struct shape *shape) {
+bool za_shape(const struct za_options *options, bool cpu, struct registers registers, struct shape *shape) {
     struct za_options o = *options;
     if (!o.v_head_dim) o.v_head_dim = o.head_dim;
     if (o.v_dtype == ZA_AS_K) o.v_dtype = o.dtype;
@@ -113,32 +118,38 @@ bool za_shape(const struct za_options *options, bool cpu, struct shape *shape) {
     if (!o.page_size) o.page_size = PAGE_SIZE;
     if (!o.compute_units) o.compute_units = COMPUTE_UNITS;
     if (!check_options(&o) || !check_limits(&o) || !check_strides(&o)) return false;
-    const struct sizes sizes = sizes_of(&o, cpu, o.k_stride != 0);
+    const struct sizes sizes = sizes_of(&o, cpu, registers, o.k_stride != 0);
     take(&o, &sizes, shape);
     return true;
 }
 
 /* --- workgroups of pass 1 ---------------------------------------------------------------------------- */
 
-/* Query vectors whose sums a GPU's registers hold, in as many passes over V as there may be. */
-static uint64_t most_vectors(const struct sizes *s) {
-    return za_min(SHARED_VECTORS, MAX_VALUE_PASSES * MAX_ACCUMULATORS / WAVE / s->value_slice);
+/* Query vectors whose sums a wave's registers hold, of so many at most. */
+static uint64_t vectors(const struct sizes *s, uint64_t most) {
+    return za_min(most, za_max(1, s->sums / WAVE / s->value_slice));
 }
 
 uint32_t za_heads_together(const struct sizes *s, uint64_t items, uint32_t shared_bytes) {
-    const uint64_t more = most_vectors(s);
+    const uint64_t more = vectors(s, SHARED_VECTORS);
     bool pays = s->group > MAX_HEADS_PER_WORKGROUP &&
                 items * s->kv_heads * za_ceil_div(s->group, more) >= s->compute_units;
-    uint64_t most = pays && za_shared_bytes(s, more) <= shared_bytes ? more : MAX_HEADS_PER_WORKGROUP;
+    uint64_t most = pays && za_shared_bytes(s, more) <= shared_bytes ? more : vectors(s, MAX_HEADS_PER_WORKGROUP);
     return (uint32_t)za_ceil_div(s->group, za_ceil_div(s->group, most));
 }
 
 uint32_t za_rows_together(const struct sizes *s, uint32_t shared_bytes) {
     /* A CPU keeps the sums of more vectors in memory. */
-    const uint64_t vectors[] = {s->cpu ? MAX_HEADS_PER_WORKGROUP : most_vectors(s), MAX_HEADS_PER_WORKGROUP};
+    const uint64_t most[] = {s->cpu ? MAX_HEADS_PER_WORKGROUP : SHARED_VECTORS, MAX_HEADS_PER_WORKGROUP};
     for (int i = 0; i < 2; ++i) {
-        uint64_t rows = za_min(vectors[i] / s->group, SHARED_ADDRESSES / (s->group + 1));
+        uint64_t rows = za_min(vectors(s, most[i]) / s->group, SHARED_ADDRESSES / (s->group + 1));
         if (rows > 1 && za_shared_bytes(s, rows * s->group) <= shared_bytes) return (uint32_t)rows;
     }
     return 1;
+}
+
+uint32_t za_lanes(const struct sizes *s, uint64_t served) {
+    const bool even = s->v_dim / s->value_slice % s->lanes == 0;
+    const bool one_pass = served * s->value_slice * WAVE <= s->pass_sums;
+    return even && one_pass ? (uint32_t)s->lanes : WAVE;
 }

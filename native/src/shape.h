@@ -21,11 +21,14 @@ struct shape {
 };
 
 /* False, and why (error.h), for options that make no shape. cpu: the kind of device. */
-bool za_shape(const struct za_options *options, bool cpu, struct shape *shape);
+bool za_shape(const struct za_options *options, bool cpu, struct registers registers, struct shape *shape);
 
 /* Query heads of a row that a workgroup of pass 1 serves, in a call of so many items; query rows that one serves where
    rows share keys, 1 where none do. shared_bytes: of the device's workgroups. As kernels/tuning.py has them. */
 uint32_t za_heads_together(const struct sizes *s, uint64_t items, uint32_t shared_bytes);
 uint32_t za_rows_together(const struct sizes *s, uint32_t shared_bytes);
+
+/* Invocations of the waves of a workgroup that serves so many query vectors. */
+uint32_t za_lanes(const struct sizes *s, uint64_t served);
 
 #endif

@@ -1,11 +1,11 @@
 // Pass 1 of split-KV attention (flash decoding): a state (m, l, o) of every node of 512 keys, for the query heads that
 // share one KV head.
 //
-// Grid: x = work item (query row and range of nodes), y = KV head, z = share of the KV head's query heads.  A
-// workgroup is eight waves.  It walks the nodes of its item one after another; of each, a wave attends one leaf of 64
-// keys, and then all waves fold the eight leaves into the node.  Nothing is kept from node to node.  A query vector is
-// a row of one query head; h is its number in the workgroup (ROWS 1: heads of one row).  All use a row of K or V when
-// it is loaded, so that K and V are read once.
+// Grid: x = share of the KV head's query heads, y = work item (query row and range of nodes), z = KV head, so that
+// shares, which read the same keys, run side by side.  A workgroup is eight waves.  It walks the nodes of its item one
+// after another; of each, a wave attends one leaf of 64 keys, and then all waves fold the eight leaves into the node.
+// Nothing is kept from node to node.  A query vector is a row of one query head; h is its number in the workgroup
+// (ROWS 1: heads of one row).  All use a row of K or V when it is loaded, so that K and V are read once.
 //
 // The steps of a node; the includes before `main` have these numbers:
 //     1 scores  s[key][h] = scale * (q[h] . k[key])                      lane = keys: lane, lane + LANES
@@ -75,6 +75,8 @@ layout(constant_id = ATTEND_SPEC_K_SIZE) const uint K_SIZE = 128u;  // of K_DIM,
 layout(constant_id = ATTEND_SPEC_V_SIZE) const uint V_SIZE = 128u;  // of V_DIM
 layout(constant_id = ATTEND_SPEC_K_STRIDE) const uint K_STRIDE = 0u;  // bytes from row to row; 0: K lies in tiles
 layout(constant_id = ATTEND_SPEC_V_STRIDE) const uint V_STRIDE = 0u;  // of V
+layout(constant_id = ATTEND_SPEC_ROWS_AHEAD) const uint ROWS_AHEAD = 8u;  // most rows of V in flight: 4 or 8
+layout(constant_id = ATTEND_SPEC_PASS_SUMS) const uint PASS_SUMS = 2048u;  // sums of values of a wave in a pass over V
 #include "attend_sizes.glsl"
 const bool INTEGER = ARITHMETIC == INTEGER_SUMS;
 
@@ -140,7 +142,7 @@ void main() {
         }
         fold_sums();
         uint pass = 0u;
-        do {
+        [[dont_unroll]] do {
             sum_slices(item, leaf, pass * VALUE_LANES + lane);
             fold_values();
             emit(item, node, pass);

@@ -1,6 +1,6 @@
 // Pass 1 with matrix units (arithmetic "matrix"): the states (m, l, o) of a range of nodes, for a block of vectors.
 //
-// Grid: x = work item (query rows of one sequence and range of nodes), y = KV head, z = block of VECTORS vectors.  A
+// Grid: x = block of VECTORS vectors, y = work item (query rows of one sequence and range of nodes), z = KV head.  A
 // vector is a query row of one head; vector t of an item is row t / group, head t % group of the KV head's.
 //
 // The arithmetic is attend.comp's but for two products, which VK_KHR_cooperative_matrix makes of float16 factors with

@@ -19,7 +19,7 @@ struct Leaf {
 };
 
 Item read_item() {
-    uint at = HEADER_WORDS + gl_WorkGroupID.x * ITEM_WORDS;
+    uint at = HEADER_WORDS + gl_WorkGroupID.y * ITEM_WORDS;
     uint row = work[at + ITEM_ROW], last_row = row + work[at + ITEM_ROWS] - 1u;
     return Item(row, last_row, work[at + ITEM_FIRST], work[at + ITEM_LIMIT], work[at + ITEM_NODE_BEGIN],
                 work[at + ITEM_NODE_END], work[at + ITEM_PAGE_TABLE], work[at + ITEM_KEY_SHIFT],
@@ -43,11 +43,11 @@ const uint ROW_HEADS = VECTORS / ROWS;
 // repeated_heads() heads are the previous share's too, and that one writes them.  ROWS > 1 has one share only.
 uint first_head() {
     uint group = work[HEADER_GROUP];
-    return (work[HEADER_KV_FIRST] + gl_WorkGroupID.y) * group + min(gl_WorkGroupID.z * VECTORS, group - VECTORS);
+    return (work[HEADER_KV_FIRST] + gl_WorkGroupID.z) * group + min(gl_WorkGroupID.x * VECTORS, group - VECTORS);
 }
 
 uint repeated_heads() {
-    return max(gl_WorkGroupID.z * VECTORS + VECTORS, work[HEADER_GROUP]) - work[HEADER_GROUP];
+    return max(gl_WorkGroupID.x * VECTORS + VECTORS, work[HEADER_GROUP]) - work[HEADER_GROUP];
 }
 
 // (query row, query head) of the workgroup's vector h.  Vectors behind the item's last row repeat that row.

@@ -22,6 +22,7 @@ layout(constant_id = MATRIX_SPEC_K_SIZE) const uint K_SIZE = 128u;  // of K_DIM,
 layout(constant_id = MATRIX_SPEC_V_SIZE) const uint V_SIZE = 128u;  // of V_DIM
 layout(constant_id = MATRIX_SPEC_K_STRIDE) const uint K_STRIDE = 0u;  // bytes from row to row; 0: K lies in tiles
 layout(constant_id = MATRIX_SPEC_V_STRIDE) const uint V_STRIDE = 0u;  // of V
+const uint ROWS_AHEAD = 4u, PASS_SUMS = 2048u;  // of pass 1
 const uint CHUNKS_AHEAD = 1u;  // storage.glsl: conversions are not folded into products here
 const uint ROWS = 1u;  // of item.glsl's vector_of, in place of which vector_at of matrix_vectors.glsl is called here
 const uint LANES = gl_WorkGroupSize.x;

@@ -40,7 +40,7 @@ vec2 head_scales = vec2(1.0);  // fp8_e4m3: of the workgroup's KV head, K's and 
 
 // To head_scales, where a type has them.
 void find_head_scales() {
-    uint head = (work[HEADER_KV_FIRST] + gl_WorkGroupID.y) * work[HEADER_GROUP];
+    uint head = (work[HEADER_KV_FIRST] + gl_WorkGroupID.z) * work[HEADER_GROUP];
     if (K_STORAGE == STORAGE_FP8_E4M3) {
         head_scales.x = uintBitsToFloat(HEAD_WORD(head, HEAD_K_SCALE));
     }

@@ -29,9 +29,9 @@ uvec2 locate(Item item, Leaf leaf, uint key) {
     uint page = work[HEADER_FIRST_PAGE] + work[item.page_table + (tile >> shift)];
     if (NHD) {
         uint slot = (page * work[HEADER_PAGE_TILES] + (tile & ((1u << shift) - 1u))) * TILE + token % TILE;
-        return uvec2(slot * work[HEADER_TOKEN_ROWS] + gl_WorkGroupID.y * work[HEADER_HEAD_ROWS], 0u);
+        return uvec2(slot * work[HEADER_TOKEN_ROWS] + gl_WorkGroupID.z * work[HEADER_HEAD_ROWS], 0u);
     }
-    uint first = (page * work[HEADER_KV_HEADS] + gl_WorkGroupID.y) * work[HEADER_PAGE_TILES];
+    uint first = (page * work[HEADER_KV_HEADS] + gl_WorkGroupID.z) * work[HEADER_PAGE_TILES];
     return uvec2(first + (tile & ((1u << shift) - 1u)), TILE == KEYS_PER_LEAF ? key : token % TILE);
 }
 

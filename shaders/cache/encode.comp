@@ -23,7 +23,7 @@ layout(constant_id = ENCODE_SPEC_V_DIM) const uint V_DIM = 64u;
 layout(constant_id = ENCODE_SPEC_LATENT) const uint LATENT = 0u;
 layout(constant_id = ENCODE_SPEC_K_STORAGE) const uint K_STORAGE = 0u;
 layout(constant_id = ENCODE_SPEC_V_STORAGE) const uint V_STORAGE = 0u;
-const uint VECTORS = 1u, CHUNKS_AHEAD = 1u, LANES = WAVE;  // of pass 1: the sizes of rows do not depend on them
+const uint VECTORS = 1u, CHUNKS_AHEAD = 1u, ROWS_AHEAD = 4u, PASS_SUMS = 2048u, LANES = WAVE;  // of pass 1: the sizes of rows do not depend on them
 #include "../attend/attend_sizes.glsl"
 #include "../floats.glsl"
 #include "../narrow.glsl"

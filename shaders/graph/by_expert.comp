@@ -1,9 +1,11 @@
 // The pairs of a slot and a token, slot + slots * token, by the expert that `ids` names, as tiles of columns.
 //
 // Experts come in ascending order, and an expert's pairs; a tile has pairs of one expert.  What is none of the experts
-// counts as one behind the last.  Grid: 1.  An invocation has expert e mod 256, and sees all pairs go by.
+// counts as one after the last.  Grid: 1.  An invocation has expert e mod 256, and sees all pairs go by.
+// A compiler that unrolls a loop over shared memory here takes the array's size for its length, and spills.
 #version 450
 #extension GL_GOOGLE_include_directive : require
+#extension GL_EXT_control_flow_attributes : require
 #include "contract.glsl"
 
 layout(local_size_x = 256) in;
@@ -33,49 +35,49 @@ uint tiles_of(uint expert) {
     return (count[expert] + p.columns - 1u) / p.columns;
 }
 
-// The tiles of an expert, and what its last one lacks; behind the last expert's, those that are not there.
+// The tiles of an expert, and what its last one lacks; after the last expert's, those that are not there.
 void write_tiles(uint expert) {
     uint tile = 0u;
-    for (uint e = 0u; e < expert; ++e) {
+    [[dont_unroll]] for (uint e = 0u; e < expert; ++e) {
         tile += tiles_of(e);
     }
     uint end = tile + tiles_of(expert);
     next[expert] = p.tiles + tile * p.columns;
-    for (uint i = next[expert] + count[expert]; i < p.tiles + end * p.columns; ++i) {
+    [[dont_unroll]] for (uint i = next[expert] + count[expert]; i < p.tiles + end * p.columns; ++i) {
         list[i] = NO_COLUMN;
     }
-    for (; tile < end; ++tile) {
+    [[dont_unroll]] for (; tile < end; ++tile) {
         list[tile] = expert;
     }
-    for (; expert == p.experts && tile < p.tiles; ++tile) {
+    [[dont_unroll]] for (; expert == p.experts && tile < p.tiles; ++tile) {
         list[tile] = NO_COLUMN;
     }
 }
 
 void main() {
     uint own = gl_LocalInvocationIndex, pairs = p.ids.n[0] * p.ids.n[1];
-    for (uint e = own; e <= p.experts; e += ROUND) {
+    [[dont_unroll]] for (uint e = own; e <= p.experts; e += ROUND) {
         count[e] = 0u;
     }
-    for (uint first = 0u; first < pairs; first += ROUND) {
+    [[dont_unroll]] for (uint first = 0u; first < pairs; first += ROUND) {
         uint end = see(first);
-        for (uint e = own; e <= p.experts; e += ROUND) {
+        [[dont_unroll]] for (uint e = own; e <= p.experts; e += ROUND) {
             uint found = 0u;
-            for (uint i = 0u; i < end; ++i) {
+            [[dont_unroll]] for (uint i = 0u; i < end; ++i) {
                 found += uint(seen[i] == e);
             }
             count[e] += found;
         }
     }
     barrier();
-    for (uint e = own; e <= p.experts; e += ROUND) {
+    [[dont_unroll]] for (uint e = own; e <= p.experts; e += ROUND) {
         write_tiles(e);
     }
-    for (uint first = 0u; first < pairs; first += ROUND) {
+    [[dont_unroll]] for (uint first = 0u; first < pairs; first += ROUND) {
         uint end = see(first);
-        for (uint e = own; e <= p.experts; e += ROUND) {
+        [[dont_unroll]] for (uint e = own; e <= p.experts; e += ROUND) {
             uint at = next[e];
-            for (uint i = 0u; i < end; ++i) {
+            [[dont_unroll]] for (uint i = 0u; i < end; ++i) {
                 if (seen[i] == e) {
                     list[at++] = first + i;
                 }

@@ -16,6 +16,8 @@ from support import DRIVERS, FULL, SLOW, Arrays, differing, make_inputs, same
 import zinc_attn as za
 from zinc_attn import reference
 from zinc_attn.kernels import dispatches
+from zinc_attn.kernels.families import RDNA
+from zinc_attn.kernels.tuning import merge_workgroup_size
 from zinc_attn.planning.splits import SplitPlan, plan_splits
 from zinc_attn.tools.harness.planned_attention import PlannedAttention
 
@@ -114,11 +116,9 @@ FOR_GPUS = [("4/2/256", "f16"), WIDE, TEN, *((("16/2/256", "f16"), ("11/1/64", "
 @pytest.mark.parametrize(("shape", "dtype"), FOR_GPUS)
 def test_bits_of_the_programs_for_gpus(device, monkeypatch, shape, dtype):
     """Of 8 heads, which leave registers for fewer value rows: on SwiftShader, in test_cascade.py."""
-    of_a_gpu = {"cpu": "discrete"}
-    monkeypatch.setattr(device.runtime, "info", replace(device.info, compute_units=2, shared_memory_bytes=1 << 16))
-    for name in ("chunks_ahead", "merge_workgroup_size"):
-        rule = getattr(dispatches, name)
-        monkeypatch.setattr(dispatches, name, lambda *args, rule=rule: rule(*(of_a_gpu.get(x, x) for x in args)))
+    facts = {"compute_units": 2, "shared_memory_bytes": 1 << 16, "layout": RDNA}
+    monkeypatch.setattr(device.runtime, "info", replace(device.info, **facts))
+    monkeypatch.setattr(dispatches, "merge_workgroup_size", lambda _: merge_workgroup_size("discrete"))
     for context in (65, 1000):
         check_all_layouts(device, shape, context, dtype, "normal")
 

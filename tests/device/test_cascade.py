@@ -8,6 +8,7 @@ from cache_rows import Twin, together
 from support import CPU, FULL
 
 import zinc_attn as za
+from zinc_attn.kernels.families import RDNA
 from zinc_attn.kernels.tuning import shared_rows
 from zinc_attn.planning import inputs
 from zinc_attn.planning.call import plan_call
@@ -61,7 +62,8 @@ GPU_BUILDS = [  # and how many workgroups attend the keys that 7 rows share
 @pytest.mark.parametrize(("any_device", "text", "groups"), GPU_BUILDS, indirect=["any_device"])
 def test_the_builds_and_the_rules_of_a_gpu(any_device, text, groups, monkeypatch):
     """What a card runs, on a device that says it is one: the split rule's states, shared where that pays."""
-    info = replace(any_device.info, kind="discrete", compute_units=2, shared_memory_bytes=1 << 16)
+    facts = {"kind": "discrete", "compute_units": 2, "shared_memory_bytes": 1 << 16, "layout": RDNA}
+    info = replace(any_device.info, **facts)
     monkeypatch.setattr(any_device.runtime, "info", info)
     shape, prefix = za.AttnShape.parse(text), 2100 if FULL else 1100
     with za.KVCache(any_device, shape, 1, 16384, "f16", PAGE) as cache:
@@ -143,7 +145,7 @@ def test_more_shared_items_than_the_grid_takes(device: za.Device, monkeypatch: p
     with za.KVCache(device, za.AttnShape(3, 1, 64), 1, 4096, "f32") as cache:
         one = Twin(za.Attention(cache))
         one.append(4000)
-        monkeypatch.setattr(device.runtime, "info", replace(device.info, max_workgroups=(48, 64, 64)))
+        monkeypatch.setattr(device.runtime, "info", replace(device.info, max_workgroups=(64, 48, 64)))
         one.look(40, za.Attention(cache, num_splits=1))
 
 

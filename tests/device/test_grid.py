@@ -18,6 +18,7 @@ import zinc_attn as za
 from zinc_attn import reference
 from zinc_attn.cache.rows import stored
 from zinc_attn.kernels.declarations import KernelDecl
+from zinc_attn.kernels.families import CPU, FAMILIES
 from zinc_attn.runtime.protocol import Kernel
 from zinc_attn.storage import STORAGE
 
@@ -114,7 +115,7 @@ def test_the_oracles_bits_on_every_driver(any_device, at):
 )
 def test_the_oracles_bits_in_small_waves(device, monkeypatch, case):
     """Which a lavapipe with a newer compiler has; the driver of these tests has waves of 32."""
-    monkeypatch.setattr(device.runtime, "info", replace(device.info, wave_size=8))
+    monkeypatch.setattr(device.runtime, "info", replace(device.info, layout=CPU._replace(lanes=8)))
     kernel, seen = device.kernel, []
 
     def noted(decl: KernelDecl, spec: tuple[int, ...]) -> Kernel:
@@ -124,6 +125,12 @@ def test_the_oracles_bits_in_small_waves(device, monkeypatch, case):
     monkeypatch.setattr(device, "kernel", noted)
     check(device, case)
     assert 8 * (16 if case.shape.v_head_dim == 256 else 8) in seen
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_the_oracles_bits_in_the_registers_of_every_family(device, monkeypatch, family):
+    monkeypatch.setattr(device.runtime, "info", replace(device.info, layout=family.layout))
+    check(device, Case(za.AttnShape(4, 1, 72, 136), "q8_0/f16", "causal", (False, False, False), 577, 2))
 
 
 def score_size(q: NDArray[Any], k: NDArray[Any]) -> float:

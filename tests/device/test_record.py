@@ -235,7 +235,7 @@ def test_a_grid_has_no_more_workgroups_than_the_device(host, rng, monkeypatch, m
     manager, device = host
     many = manager.tensor_t(np.zeros(5 * SHAPE.q_heads * SHAPE.head_dim, np.float32))
     with monkeypatch.context() as patch:
-        patch.setattr(device.runtime, "info", replace(device.info, max_workgroups=(most, 65535, 65535)))
+        patch.setattr(device.runtime, "info", replace(device.info, max_workgroups=(65535, most, 65535)))
         made = Recorded(host, layers=1, dtype="f32", page_size=256, q_len=3, new_rows=0)
         if most == 4:
             with pytest.raises(errors.LimitError, match="q: got 5 rows, expected at most 4"):

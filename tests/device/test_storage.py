@@ -15,6 +15,7 @@ from zinc_attn.cache.files import CacheFileError
 from zinc_attn.cache.rows import decode, stored, stored_scales
 from zinc_attn.canonical.partial import PartialStateError
 from zinc_attn.checks import BFLOAT16
+from zinc_attn.kernels.families import RDNA
 
 SHAPE = za.AttnShape(4, 2, 64, 96)
 RNG = np.random.default_rng(8)
@@ -153,7 +154,7 @@ if FULL:
 @pytest.mark.parametrize(("pair", "kv_layout"), WITH_LAYOUTS)
 def test_the_values_of_a_gpu(any_device, pair, kv_layout, monkeypatch):
     """The steps that make values on a card, on a device that says it is one; scales down to subnormal float16."""
-    monkeypatch.setattr(any_device.runtime, "info", replace(any_device.info, kind="discrete"))
+    monkeypatch.setattr(any_device.runtime, "info", replace(any_device.info, kind="discrete", layout=RDNA))
     sizes = np.exp2(RNG.integers(-20, 3, (300, 2, 1))).astype(np.float32)
     k, v = K * sizes, V * sizes
     want = reference.emulate(Q[:1], *stored(k, v, pair, True))

@@ -9,10 +9,11 @@ import pytest
 from little_kernels import GROUPS, best_info, buffers, declared, little, spirv, words, works
 
 from zinc_attn.errors import ArgumentError, ClosedError, DeviceNotFoundError, DTypeError, KernelError, LimitError
+from zinc_attn.kernels import declarations
 from zinc_attn.runtime import compiling
 from zinc_attn.runtime import devices as machine
 from zinc_attn.runtime.protocol import Dispatch, Use
-from zinc_attn.runtime.vulkan import VulkanRuntime, pipelines
+from zinc_attn.runtime.vulkan import VulkanRuntime
 from zinc_attn.runtime.vulkan.commands import waiting
 from zinc_attn.runtime.vulkan.pipelines import local_size_x
 from zinc_attn.runtime.vulkan.queue import _TIMEOUT as TIMEOUT
@@ -43,7 +44,7 @@ def test_barriers(runtime, pairs, barriers):
 def test_required_subgroup_size(dispatcher_class, monkeypatch):
     """Both dispatchers ask for waves of 32; software drivers offer their own size alone, which is asked for here."""
     size = best_info().subgroup_size
-    for module in (machine, pipelines):
+    for module in (machine, declarations):
         monkeypatch.setattr(module, "WAVE", size)
     runtime = dispatcher_class(best_info())
     if not runtime._device.wave32:

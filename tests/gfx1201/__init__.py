@@ -1,7 +1,7 @@
 """gfx1201 without the card: RADV's machine code for the chip, executed by an interpreter of AMD's instruction set.
 
-zinc_attn.tools.rdna4 compiles, decode.py reads the code, wave.c executes what operations.def defines, judge.py holds
-that against AMD's pseudo-code, and runtime.py makes a device of it, on which scripts/gfx1201 runs ``check``.
+zinc_attn.tools.compilers compiles, decode.py reads the code, wave.c executes what operations.def defines, judge.py
+holds that against AMD's pseudo-code, and runtime.py makes a device of it, on which scripts/gfx1201 runs ``check``.
 """
 
 CASES = (  # they reach every kernel, every storage type and every option

@@ -17,8 +17,8 @@ from zinc_attn.errors import KernelError, UnsupportedError
 from zinc_attn.kernels.declarations import PRIMITIVES, KernelDecl
 from zinc_attn.limits import WAVE
 from zinc_attn.runtime.protocol import Dispatch, Use, Words
+from zinc_attn.tools.compilers.compiler import HERE, compile_programs, read_answer
 from zinc_attn.tools.cost.cards import RDNA4_UNITS
-from zinc_attn.tools.rdna4.compiler import WORKER, compile_programs, environment, read_answer
 
 from .binary import read_binary
 from .decode import INTERPRETER, OPERATIONS, decode, instructions
@@ -106,7 +106,7 @@ class Gfx1201:
         (made,) = compile_programs([(PRIMITIVES, ())])  # says what is missing
         self.info = replace(INFO, matrix=RDNA4_UNITS) if made["units"] else INFO
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        self._compiler = subprocess.Popen(WORKER, env=environment(), text=True, **pipes)
+        self._compiler = subprocess.Popen(**HERE.process(), text=True, **pipes)
 
     def close(self) -> None:
         self._compiler.communicate()

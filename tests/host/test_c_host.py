@@ -14,9 +14,12 @@ from zinc_attn.cache import rows
 from zinc_attn.cache.encoded import encoded_rows
 from zinc_attn.cache.strided import from_rows
 from zinc_attn.kernels import c as generated_c
-from zinc_attn.kernels.tuning import heads_together, most_heads, shared_rows
+from zinc_attn.kernels.families import AMD, FAMILIES, INTEL, NVIDIA, Layout, layout_of
+from zinc_attn.kernels.sizes import value_passes
+from zinc_attn.kernels.tuning import heads_together, most_heads, shared_rows, wave_size
 from zinc_attn.limits import MAX_HEADS_PER_WORKGROUP
 from zinc_attn.planning.splits import SplitPlan, plan_splits
+from zinc_attn.runtime.device import load_spirv
 from zinc_attn.shapes import KV_LAYOUTS, TILES, AttnShape, row_format, row_strides, strided_format
 from zinc_attn.storage import STORAGE, storage_index, storage_types
 from zinc_attn.tools.cost.cards import CARDS
@@ -231,7 +234,7 @@ def formulas():
     """The generated functions and those of shape.c, and the numbers of a shape."""
     if COMPILER is None:
         pytest.skip("there is no C compiler (package gcc)")
-    loaded = library([NATIVE / "src" / f"{name}.c" for name in ("shape", "error")])
+    loaded = library([NATIVE / "src" / f"{name}.c" for name in ("shape", "loops", "error")])
     fields = [(name, c.c_bool if name == "cpu" else c.c_uint64) for name in generated_c.size_fields()]
     loaded.Sizes = type("Sizes", (c.Structure,), {"_fields_": fields})
     for family, decl in generated_c.FAMILIES.items():
@@ -239,9 +242,16 @@ def formulas():
     loaded.za_split_rule.restype = c.c_uint64
     loaded.za_split_rule.argtypes = [c.c_void_p, c.c_uint64, c.c_uint64]
 
-    def sizes_of(shape, dtype="f16", page_size=64, layout="tiles", kind="gpu"):
+    def sizes_of(shape, dtype="f16", page_size=64, layout="tiles", kind="gpu", registers=None):
         k, v = map(storage_index, storage_types(dtype))
-        given = {**asdict(shape), "page_size": page_size, "k_storage": k, "v_storage": v, "nhd": layout == "NHD"}
+        given = {
+            **asdict(shape),
+            **(registers or layout_of(kind))._asdict(),
+            "page_size": page_size,
+            "k_storage": k,
+            "v_storage": v,
+            "nhd": layout == "NHD",
+        }
         sizes = loaded.Sizes(**{name: int(x) for name, x in given.items()}, compute_units=64, cpu=kind == "cpu")
         loaded.za_sizes(c.byref(sizes))
         return sizes
@@ -281,16 +291,40 @@ def test_the_modeled_share_is_the_package_s(formulas):
         assert library == package == said
 
 
-def test_workgroups_serve_as_many_heads_and_rows_as_the_package_s(formulas):
-    """Where registers, shared memory or compute units bound them."""
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_workgroups_serve_as_many_heads_and_rows_as_the_package_s(formulas, family):
+    """Where registers, shared memory or compute units bound them; their waves have as many invocations."""
+    layout = family.layout
     for group, dims, shared in itertools.product(range(1, 40), (64, 100, 128, 256, 576), (16 << 10, 32 << 10, 1 << 16)):
         shape = AttnShape(group * 2, 2, dims)
-        one, cpu = c.byref(formulas.sizes_of(shape)), c.byref(formulas.sizes_of(shape, kind="cpu"))
-        assert formulas.za_rows_together(one, shared) == shared_rows(shape, shared)
+        one = c.byref(formulas.sizes_of(shape, registers=layout))
+        cpu = c.byref(formulas.sizes_of(shape, kind="cpu"))
+        assert formulas.za_rows_together(one, shared) == shared_rows(shape, shared, layout=layout)
         assert formulas.za_rows_together(cpu, shared) == shared_rows(shape, shared, MAX_HEADS_PER_WORKGROUP)
         for items in (1, 7, 200):
-            most = most_heads(shape, items, 64, shared)
-            assert formulas.za_heads_together(one, c.c_uint64(items), shared) == heads_together(shape, most), shape
+            most = most_heads(shape, items, 64, shared, layout)
+            heads = heads_together(shape, most, layout)
+            assert formulas.za_heads_together(one, c.c_uint64(items), shared) == heads, shape
+            lanes = wave_size(layout.lanes, shape, heads, value_passes(shape, heads, layout))
+            assert formulas.za_lanes(one, c.c_uint64(heads)) == lanes, shape
+
+
+def test_a_device_has_the_registers_of_its_family(formulas):
+    formulas.za_registers_of.restype = words_named(Layout._fields)
+    for kind, vendor, major, subgroup in itertools.product(
+        ("cpu", "gpu"), (AMD, NVIDIA, INTEL, 0x13B5), (2, 25, 26, 580), (4, 8, 16, 32)
+    ):
+        found = formulas.za_registers_of(kind == "cpu", vendor, major, subgroup)
+        assert tuple(values_of(found).values()) == layout_of(kind, vendor, major, subgroup)
+
+
+def test_loops_are_unrolled_as_by_the_package(formulas):
+    formulas.za_unrolled.restype, formulas.free.argtypes = c.c_void_p, [c.c_void_p]
+    for decl in generated_c.KERNELS:
+        code = load_spirv(decl)
+        hinted = formulas.za_unrolled(code, c.c_size_t(len(code) // 4))
+        assert c.string_at(hinted, len(code)) == load_spirv(decl, "discrete"), decl
+        formulas.free(hinted)
 
 
 def test_the_program_uses_the_header_alone():

@@ -144,6 +144,7 @@ def test_devices(devices, capsys):
     text = capsys.readouterr().out
     for piece in ("llvmpipe (LLVM [15])", "1*", "64 (VK_AMD_shader_core_properties2)", "32 GiB", "radv Mesa 25.2.0"):
         assert piece in text
+    assert "canonical 30%, fused 19% (16/2/256, f16, modeled)" in text and text.count("issue/memory") == 1
     assert [(d["index"], d["kind"]) for d in records(capsys, "devices --json")] == [(0, "cpu"), (1, "discrete")]
     for info in devices:
         terminal.note_cpu(info)
@@ -168,7 +169,10 @@ def test_plan_table(capsys):
 
 
 def test_plan_for_a_device(devices, capsys):
+    assert run("plan --shape 16/2/256 --contexts 8k --device R9700 --dtype q8_0") == 0
+    assert "issue against memory, many keys: canonical 62%, fused 42%, integer 51%" in capsys.readouterr().out
     (row,) = records(capsys, "plan --json --shape 4/2/64 --contexts 8k --device llvm")
+    assert row["issue_shares"] is None
     assert row["compute_units"] == 2 and row["fingerprint"] == plan_splits(8192, SHAPE, 1 << 24).fingerprint()
 
 

@@ -16,12 +16,12 @@ from zinc_attn.errors import ArgumentError
 from zinc_attn.kernels.split_rule import SHARING_RULE
 from zinc_attn.storage import STORAGE
 from zinc_attn.tools import cost
+from zinc_attn.tools.compilers import compiler
+from zinc_attn.tools.compilers.variants import Spec
 from zinc_attn.tools.cost import CARDS, card_with, find_card, predict, predict_call, predict_requests, predict_rows
 from zinc_attn.tools.cost.assumptions import GAP_US, READ_EFFICIENCY, START_US
 from zinc_attn.tools.cost.pass1 import ISSUE, LINES, STORAGE_ISSUE, issue_per_key
 from zinc_attn.tools.cost.step import ModelStep
-from zinc_attn.tools.rdna4 import compiler
-from zinc_attn.tools.rdna4.variants import Spec
 
 QWEN, LARGE = AttnShape(16, 2, 256), AttnShape(32, 8, 128)
 R9700 = CARDS["r9700"]
@@ -121,7 +121,7 @@ def test_table_is_what_the_compiler_makes():
     for spec, report in zip(specs, compiler.compile_variants(specs), strict=True):
         cycles, vgprs = ISSUE[spec.arithmetic][spec.head_dim, spec.heads]
         assert report.issue_per_key == pytest.approx(cycles, abs=1), spec
-        assert R9700.waves(report.vgprs) == report.waves_per_simd == R9700.waves(vgprs)
+        assert R9700.family.waves(report.compiled.registers) == report.compiled.waves == R9700.family.waves(vgprs)
     dtypes = (*STORAGE, "q8_0/q4_0")
     reports = compiler.compile_variants([Spec(f"attend_{dtype}", 256, 8) for dtype in dtypes])
     for dtype, report in zip(dtypes, reports, strict=True):
@@ -186,6 +186,36 @@ def test_tables_are_what_the_model_says():
     assert rows == [[f"{n}k", *shares("16/2/256", dtypes, [n << 10])] for n in (32, 128)]
 
 
+def test_issue_against_memory_is_what_the_model_says():
+    (_, *heads), *rows = table("| card | 16/2/256 f16 |")
+    cards = [find_card(row[0]) for row in rows]
+    for card, (_, *cells) in zip(cards, rows, strict=True):
+        for head, cell in zip(heads, cells, strict=True):
+            shape, dtype = AttnShape.parse(head.split()[0]), head.split()[1]
+            us = cost.ideal(shape, 32768, card, dtype)
+            issue = {name: us * share for name, share in cost.issue_shares(shape, card, dtype).items()}
+            said = " / ".join(f"**{x:.0f}**" if x > us else f"{x:.0f}" for x in issue.values())
+            assert cell == f"{us:.0f}; {said}", (card.title, head)
+    assert len(set(map(id, cards))) == 6 and list(issue) == ["canonical", "fused", "integer"]
+    for card, text in product(cards, ("16/2/256", "32/8/128", "20/1/576/512/latent", "40/1/576/512/latent")):
+        p = predict(SplitPlan.fixed(1 << 20, shape := AttnShape.parse(text), split_size=512), card)
+        share = cost.issue_shares(shape, card, "f16")["canonical"]
+        assert p.issue_us == pytest.approx(share * p.ideal_us, rel=0.05), "the model's own term"
+
+
+def test_an_h200_is_what_the_model_says(monkeypatch):
+    measured = (Path(__file__).parents[2] / "docs" / "performance.md").read_text(encoding="utf-8")
+    lines = table("| shape | keys | model, two workgroups |")[1:]
+    plans = [plan_splits(int(keys.replace(",", "")), AttnShape.parse(text), 132) for text, keys, *_ in lines]
+    two = [predict(plan, CARDS["h200"]).total_us for plan in plans]
+    monkeypatch.setitem(ISSUE, "canonical", {key: (cycles, 197) for key, (cycles, _) in ISSUE["canonical"].items()})
+    for (text, keys, *cells), us, plan in zip(lines, two, plans, strict=True):
+        single = predict(plan, CARDS["h200"]).total_us
+        assert us <= single and cells[:2] == [f"{us:.0f}", f"{single:.0f}"]
+        assert re.search(rf"^\| {text} \| {keys} \| \d+ \| {cells[2]} \|", measured, re.M)
+        assert cells[3] == f"{int(cells[2]) / single:.1f}"
+
+
 def test_rows_are_what_the_model_says():
     """Four rows take at most 1.4 times one row at 16/2/256 and 32k, and eight at most 2.6 times."""
     (_, *counts), *lines = table("| shape | 1 row |")
@@ -205,6 +235,10 @@ def test_shared_prefixes_are_what_the_model_says():
 
 def test_cards():
     assert find_card("RX 9070 XT") is find_card("9070xt") is CARDS["rx9070xt"]
+    assert cost.card_of("AMD Radeon RX 9070 XT (RADV GFX1201)") is CARDS["rx9070xt"]
+    assert cost.card_of("Intel(R) Arc(tm) B580 Graphics (BMG G21)") is CARDS["b580"]
+    assert cost.card_of("NVIDIA H200") is CARDS["h200"]
+    assert cost.card_of("NVIDIA GeForce RTX 4090 Laptop GPU") is cost.card_of("llvmpipe (LLVM 15.0.6)") is None
     assert card_with(64) is R9700 and card_with(32).bandwidth == R9700.bandwidth / 2
     with pytest.raises(ArgumentError, match="rows: got 65, expected an int from 1 to 64"):
         predict_rows(QWEN, R9700, 65, 64)

@@ -15,8 +15,8 @@ from zinc_attn.runtime import device as device_module
 from zinc_attn.runtime.device import Device, load_spirv
 from zinc_attn.runtime.primitives import answers, check_primitives
 from zinc_attn.tools.check import Case, check
+from zinc_attn.tools.compilers import compiler
 from zinc_attn.tools.harness.split_spec import VARIED_LAYOUTS, parse_split_specs
-from zinc_attn.tools.rdna4 import compiler
 
 if shutil.which("cc") is None:
     pytest.skip("cc is not installed", allow_module_level=True)

@@ -14,6 +14,7 @@ from zinc_attn.kernels import declarations as kernels
 from zinc_attn.kernels import glsl, questions
 from zinc_attn.kernels.dispatches import AttendVariant
 from zinc_attn.kernels.expressions import to_c, to_glsl
+from zinc_attn.kernels.families import CPU
 from zinc_attn.kernels.sizes import attend_sizes, shared_bytes, value_passes
 from zinc_attn.kernels.tuning import SHARED_VECTORS, shared_rows
 from zinc_attn.runtime.device import SPIRV
@@ -150,7 +151,7 @@ def test_sizes_fit_the_rows_and_the_lanes(dtype):
             assert (n["CHUNK_WORDS"] if shape.latent else n["V_VALUES"]) % n["LOAD_WORDS"] == 0
             assert n["CHUNK_WORDS"] * (shape.k_dim // 8) == n["K_VALUES"]
             for lanes in (8, 16, 32) if n["VALUE_PASSES"] == 1 else (32,):
-                fold = attend_sizes(shape, heads, dtype, "cpu", lanes)
+                fold = attend_sizes(shape, heads, dtype, CPU, lanes)
                 assert n["KEYS_AHEAD"] >= fold["KEYS_AHEAD"] >= 2
                 # a round of the fold has room, and a lane's dimensions are whole rounds
                 assert fold["FOLD_DIMS"] * lanes <= fold["FOLD_ROOM"] and fold["SLICE"] % fold["FOLD_DIMS"] == 0

@@ -37,8 +37,10 @@ WRITTEN = {  # a folder, or a file
     "decode --out": "decode --shape 4/2/64 --tokens 1 --out {}",
     "export directory": "export {}",
 }
+FOLDERS = {"compilers --mesa": "compilers --shape 4/2/64 --mesa {}"}  # which are read
 NO_PATHS = {
     *("others", "card", "cases", "contexts", "cu", "device", "dtype", "graph", "rows", "runtime", "shape", "splits"),
+    "target",
 }
 FILES = {name for name in (*READ, *WRITTEN) if name.split("--")[-1] == "record"}
 
@@ -124,12 +126,23 @@ def arguments():
         f"{command} {next(reversed(one.option_strings), one.dest)}"
         for command, parser in commands.choices.items()
         for one in parser._actions
-        if one.nargs != 0 and one.choices is None and one.type not in (int, float) and one.dest not in NO_PATHS
+        if parser.get_default("command") == command  # not another name of it
+        and one.nargs != 0
+        and one.choices is None
+        and one.type not in (int, float)
+        and one.dest not in NO_PATHS
     }
 
 
 def test_every_path_is_in_a_table():
-    assert arguments() == set(READ) | set(WRITTEN)
+    assert arguments() == set(READ) | set(WRITTEN) | set(FOLDERS)
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_what_is_no_folder(name, places, capsys):
+    for kind, path in places.items():
+        said = refused(FOLDERS[name], path, capsys)
+        assert ("expected a folder" in said) == (kind != "directory"), (kind, said)
 
 
 @pytest.mark.parametrize("name", READ)

@@ -4,6 +4,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from support import instructions
 
 import zinc_attn as za
 from zinc_attn.canonical import products
@@ -88,16 +89,6 @@ def test_the_module_with_the_operation(decl):
     assert declared == [[17, 6030], [10, *np.frombuffer(b"SPV_KHR_fma\0", np.uint32).tolist()]]
     order = [one[0] for one in after]
     assert max(i for i, opcode in enumerate(order) if opcode == 17) < order.index(10) < order.index(11)
-
-
-def instructions(spirv: bytes) -> list[list[int]]:
-    """[opcode, operands …] of every instruction."""
-    words, at, found = np.frombuffer(spirv, np.uint32).tolist(), 5, []
-    while at < len(words):
-        length = words[at] >> 16
-        found.append([words[at] & 0xFFFF, *words[at + 1 : at + length]])
-        at += length
-    return found
 
 
 def before_set(module: list[list[int]]) -> int:

@@ -59,16 +59,16 @@ REFUSED = {
     f"{SWEEP} --page-size 24": "page_size: got 24, expected a power of two from 1 to 65536",
     **{
         f"{command} --shape 4/1/72/40/latent": "shape: got 4/1/72/40/latent, expected one whose V is stored; use "
-        "4/1/72/40, or plan, check, rdna4 and export, which take it"
+        "4/1/72/40, or plan, check, compilers and export, which take it"
         for command in ("sweep", "bench", "decode", "proof")
     },
     "proof --restarts 0": "restarts: got 0, expected an int from 1 to 100",
     "proof --timeout nan": "timeout: got nan, expected seconds above 0",
     "bench --shape 4/2/64 --dtype f16,f8": f"dtype: got 'f8', expected {EXPECTED}",
     "decode --shape 4/2/64 --tokens 0": f"tokens: got 0, {KEYS}",
-    "rdna4 --shape 20/1/512/576/latent": "v_head_dim: got 576, expected at most head_dim = 512, since a latent "
+    "compilers --shape 20/1/512/576/latent": "v_head_dim: got 576, expected at most head_dim = 512, since a latent "
     "shape's V is the begin of its K",
-    "rdna4 --dtype f16": "dtype: got --dtype without --shape, expected both, or neither",
+    "compilers --dtype f16": "dtype: got --dtype without --shape, expected both, or neither",
     "check --quick --splits 0": f"splits: got '0', {SPLITS}",
     "check --cases '4/2/64 f16 9 matrix'": "cases: got '4/2/64 f16 9 matrix', expected cases of --arithmetic "
     "canonical, or the other one",

@@ -22,13 +22,13 @@ Subparsers = Any  # argparse's _SubParsersAction, which it does not export
 
 DEFAULT_CONTEXTS: Final = "1k,8k,32k,128k"
 DEFAULT_COMPUTE_UNITS: Final = 64  # a Radeon AI PRO R9700
-UNMET: Final = 3  # a gate of rdna4 does not hold
+UNMET: Final = 3  # a gate of compilers does not hold
 FAULT: Final = 70  # EX_SOFTWARE of sysexits.h
 STATUSES: Final = {
     0: "fine",
     1: "a wrong bit, or with matrix units an error beyond its bound; of proof any step that is not ok",
     2: "refused: wrong arguments, no device, no room, a lost device or rank; stderr says why",
-    UNMET: "a gate of rdna4 is not met",
+    UNMET: "a gate of compilers is not met",
     FAULT: "a fault of this program; please report it",
     EX_IOERR: "stdout cannot be written",
     130: "interrupted",
@@ -142,7 +142,9 @@ class CommandParser(argparse.ArgumentParser):
             self.number("--layers", "layers with attention (default: the model's; 1 for --shape)")
 
 
-def add_command(subparsers: Subparsers, run: Callable[[argparse.Namespace], int], **values: object) -> CommandParser:
+def add_command(
+    subparsers: Subparsers, run: Callable[[argparse.Namespace], int], alias: str | None = None, **values: object
+) -> CommandParser:
     """A command that is called like the module of ``run``. Its help is help/NAME.txt.
 
     The first line of the file stands in the list of commands. values: of the names in braces.
@@ -153,6 +155,7 @@ def add_command(subparsers: Subparsers, run: Callable[[argparse.Namespace], int]
     summary, _, rest = description.partition("\n\n")
     parser: CommandParser = subparsers.add_parser(
         name,
+        aliases=[alias] if alias else [],
         help=summary,
         description=f"{summary[0].upper()}{summary[1:]}.\n\n{rest}",
         epilog=f"example:\n{example}",

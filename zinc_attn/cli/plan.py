@@ -69,12 +69,15 @@ def run(args: argparse.Namespace) -> int:
     model, card = chosen_model(args), chosen_card(args)
     contexts, layouts = parse_contexts(args.contexts), parse_split_specs(args.splits)
     device = card.info if card else choose(list_devices(), args.device)
+    known = card or cost.card_of(device.name)
+    shares = cost.issue_shares(model.shape, known, args.dtype) if known else None
     records, modeled = [], []
     for context, layout, q_len in product(contexts, layouts, parse_contexts(args.rows, "rows")):
         plan = layout.plan(context, model.shape, device.split_units, q_len)
         records.append({"context": context, "layout": layout.label} | plan_record(plan, device, args.dtype))
         bound, works = call_works(plan, layout.layouts(model.shape, device.split_units), device)
         records[-1] |= {"submissions": len(works), "work": max(works), "work_bound": bound}
+        records[-1]["issue_shares"] = shares
         if card:
             modeled.append(cost.predict_call(plan, card, args.dtype, args.arithmetic))
             records[-1] |= {"arithmetic": args.arithmetic, "modeled": modeled[-1].to_dict()}
@@ -84,6 +87,8 @@ def run(args: argparse.Namespace) -> int:
     print(f"{model_text(model, args.dtype)}, {plural(device.compute_units, 'compute unit')} ({device.kind})")
     if bound is not None:
         print(f"of bound: the longest submission's share of {bound:.3g} products, a second of a slow GPU")
+    if shares:
+        print(f"issue against memory, many keys: {issue_text(shares)} (docs/cost-model.md)")
     print_columns({**CALL, **LAYOUT}, records)
     if card:
         assumed = f"; assumed of it: {', '.join(card.assumed)}" if card.assumed else ""
@@ -93,6 +98,11 @@ def run(args: argparse.Namespace) -> int:
         rates = {"tokens/s": lambda r: figure(r["p"].rows * 1e6 / (layers * r["p"].total_us))}
         print_columns({**CALL, **MODELED, **rates}, (r | {"p": p} for r, p in zip(records, modeled, strict=True)))
     return 0
+
+
+def issue_text(shares: Mapping[str, float]) -> str:
+    """``issue_shares`` in words."""
+    return ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
 
 
 def print_columns(columns: Columns, records: Iterable[dict[str, Any]]) -> None:

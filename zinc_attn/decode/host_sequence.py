@@ -78,13 +78,13 @@ class RecordedAttention(Uncopied, instead="record the call again"):
         nodes = -(-self.max_tokens // KEYS_PER_NODE)
         if self.window is not None:  # a span of keys that begins anywhere touches one node more than its length says
             nodes = min(nodes, -(-(self.window + self.q_len - 1) // KEYS_PER_NODE) + 1)
-        most = info.max_workgroups[0] // self.q_len
+        most = info.max_items // self.q_len
         if most < 1:
-            raise LimitError(f"q: got {self.q_len} rows, expected at most {info.max_workgroups[0]} on {info.name}")
+            raise LimitError(f"q: got {self.q_len} rows, expected at most {info.max_items} on {info.name}")
         self.splits = min(splits_of(nodes, cache.shape, info.split_units, self.q_len), most)
         return RecordingKey(
             single_pass=False,
-            items=padded(self.splits * self.q_len, info.max_workgroups[0]),
+            items=padded(self.splits * self.q_len, info.max_items),
             rows=self.q_len,
             states=power_of_two(nodes * self.q_len),
             appends=self.count,

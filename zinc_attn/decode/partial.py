@@ -94,9 +94,7 @@ class PartialCall(AttentionCall):
         layout = SplitLayout.of(plan)
         planner = SubmissionPlanner([planned], [layout], options, facts)
         by_matrix = facts.by_matrix(options.arithmetic, q_len)
-        room = min(
-            facts.max_states // row_cost(layout, facts, by_matrix), facts.device.max_workgroups[0] // plan.states
-        )
+        room = min(facts.max_states // row_cost(layout, facts, by_matrix), facts.device.max_items // plan.states)
         room = max(room, 1)
         slices = [RowSlice(0, row, min(row + room, q_len)) for row in range(0, q_len, room)]
         uploads = [(0,) if upload and not one.begin else () for one in slices]

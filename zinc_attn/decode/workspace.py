@@ -282,7 +282,9 @@ class Workspace:
     def keys_read(self) -> int:
         """Keys, of one KV head, that the workgroups of pass 1 read."""
         shape, key, matrix = self.pages.layout.shape, self.key, self.key.matrix
-        shares = -(-shape.group // heads_together(shape, key.most_heads))  # workgroups of a KV head
+        shares = -(
+            -shape.group // heads_together(shape, key.most_heads, self.pages.device.info.layout)
+        )  # workgroups of a KV head
         total = (shares if matrix is None else matrix.blocks(shape.group)) * item_keys(self.work.items)
         return total + (item_keys(self.shared.items) if self.shared is not None else 0)
 
@@ -334,7 +336,7 @@ class Workspace:
             biases=scoring.bias_bits,
             mask=key.masks > 0,
             arithmetic=device.arithmetic_constant(key.arithmetic),
-            wave_size=device.info.wave_size,
+            layout=device.info.layout,
             subgroups=device.info.wave_subgroups,
             walks=key.walks,
             strides=layout.strides,

@@ -18,7 +18,7 @@ from .. import limits, storage
 from ..canonical import constants
 from ..canonical.constants import BIASES
 from ..storage import IQ4_NL, STORAGE
-from . import declarations, sizes, split_rule, tuning
+from . import declarations, families, sizes, split_rule, tuning
 from .contract import formulas, meanings
 from .declarations import KernelDecl
 from .expressions import to_c
@@ -44,7 +44,7 @@ FAMILIES: Final = {
 _INTEGERS: Final = (
     *((constants, name) for name in ("KEYS_PER_LEAF", "LEAVES_PER_NODE", "KEYS_PER_NODE")),
     *((limits, name) for name in ("WAVE", "BLOCK", "MAX_HEAD_DIM", "MAX_Q_HEADS", "MAX_CONTEXT", "MAX_PAGE_SIZE")),
-    *((limits, name) for name in ("MAX_HEADS_PER_WORKGROUP", "MAX_ACCUMULATORS", "MAX_VALUE_PASSES")),
+    *((limits, name) for name in ("MAX_HEADS_PER_WORKGROUP", "MAX_VALUE_PASSES")),
     *((declarations, name) for name in ("MERGE_DIMS", "FUSED_NATIVE", "FUSED_EMULATED", "INTEGER_SUMS")),
     (constants, "INTEGER_BITS"),
     *((tuning, name) for name in ("SHARED_VECTORS", "SHARED_ADDRESSES")),
@@ -58,10 +58,12 @@ _FLOATS: Final = ("MIN_INPUT", "MAX_INPUT")  # of these the float32 ones
 _RECORDS: Final = ("HEADER", "ITEM", "ROW", "APPEND", "HEAD")
 _GIVEN: Final = (  # of a shape, how its keys lie, and the device
     *("q_heads", "kv_heads", "head_dim", "v_head_dim", "latent", "page_size", "k_storage", "v_storage", "nhd"),
-    "compute_units",
+    *("compute_units", "lanes", "sums"),
 )
 _OF_TYPE: Final = {"bits": "bits", "halves": "halves", "fifth": "fifth_bits"}  # input k_bits is bits of K's type
-_BY_HOST: Final = ("k_stride", "v_stride")  # formulas that are for a host that does not say another number
+_BY_HOST: Final = (  # formulas that are for a host or a device without a number of its own
+    *("k_stride", "v_stride", "chunks", "rows_ahead", "pass_sums"),
+)
 _OFF: Final = ("softcap", "arithmetic", "biases", "masked")  # inputs of constants, which calls set
 
 _HEADER: Final = """\
@@ -115,6 +117,13 @@ extern const struct question {{
 }} za_primitives, za_multiply_add;
 
 {constants}
+/* How pass 1 lies in a device's registers, by its family: of a vendor (PCI), the major version of its driver, and the
+   invocations of its smallest subgroups. */
+struct registers {{
+    uint32_t lanes, chunks, rows_ahead, pass_sums, sums;
+}};
+struct registers za_registers_of(bool cpu, uint32_t vendor, uint32_t major, uint32_t subgroup);
+
 /* Numbers of a shape, its types and a kind of device. Those up to cpu are given. */
 struct sizes {{
 {sizes}
@@ -149,6 +158,22 @@ const float za_iq4_nl[16] = {{{iq4_nl}}};
 const struct bias za_biases[BIASES] = {{
 {biases}
 }};
+
+static const struct {{
+    struct registers layout;
+    uint32_t vendor, major, subgroup;
+}} families[] = {{
+{families}
+}};
+
+struct registers za_registers_of(bool cpu, uint32_t vendor, uint32_t major, uint32_t subgroup) {{
+    if (cpu) return (struct registers){{{cpu}}};
+    int i = 0;
+    while ((families[i].vendor && families[i].vendor != vendor) || families[i].major > major ||
+           families[i].subgroup > subgroup)
+        ++i;
+    return families[i].layout;
+}}
 
 void za_sizes(struct sizes *s) {{
 {sizes}
@@ -204,6 +229,7 @@ def shape_sizes() -> dict[str, tuple[str, str]]:
 def size_fields() -> dict[str, str]:
     """{name: meaning} of the fields of struct sizes, in order."""
     inputs = {**meanings("inputs"), "cpu": "the kind of device"}
+    inputs |= {"lanes": "invocations of a wave of pass 1", "sums": "of weighted values, in all passes of a wave"}
     given = (*_GIVEN, "cpu", *(f"{of}_{name}" for of in "kv" for name in _OF_TYPE))
     return {name: inputs[name] for name in given} | {name: meaning for name, (_, meaning) in shape_sizes().items()}
 
@@ -282,6 +308,8 @@ def _source(spirv: Path) -> str:
         asserts=_lines(f"_Static_assert(ZA_{name.upper()} == {i}, {told});" for i, name in enumerate(STORAGE, 1)),
         iq4_nl=", ".join(map(str, IQ4_NL)),
         biases=_lines(map(_bias, BIASES)),
+        families=_lines(map(_family, families.FAMILIES)),
+        cpu=", ".join(map(str, families.CPU)),
         sizes=_lines(_size_statements()),
         functions=_lines(map(_constants_function, FAMILIES)),
         rules=_lines(_rules()),
@@ -311,6 +339,11 @@ def _array(name: str, words: Iterable[int]) -> str:
 def _bias(name: str) -> str:
     call, room, word = (f"offsetof(struct {of}, {name})" for of in ("za_call", "za_room", "work_head"))
     return f'    {{"{name}", {call}, {room}, {word} / 4}},'
+
+
+def _family(one: families.Family) -> str:
+    numbers = ", ".join(map(str, one.layout))
+    return f"    {{{{{numbers}}}, {one.vendor:#x}, {one.major}, {one.subgroup}}}, /* {one.name} */"
 
 
 def _size_statements() -> Iterator[str]:

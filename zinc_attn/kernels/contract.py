@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from .. import limits, storage
 from ..canonical import constants
-from . import declarations, questions, sizes, tuning
+from . import declarations, families, questions, sizes, tuning
 from .split_rule import SPLIT_RULE
 
 _MODULES: Final = (constants, limits, declarations, questions, sizes, tuning, storage)
@@ -36,6 +36,7 @@ _FUNCTIONS: Final[Mapping[str, Callable[..., int]]] = {
 def _file() -> Mapping[str, Mapping[str, str]]:
     """The sections of ``contract.ini``, in which what stands in braces is replaced by its value."""
     known = {name: value for module in _MODULES for name, value in vars(module).items()}
+    known["families"] = families
     text = Path(__file__).with_name("contract.ini").read_text(encoding="utf-8")
     parser = ConfigParser(delimiters=("=",), comment_prefixes=("#",), interpolation=None)
     parser.optionxform = str  # type: ignore[assignment,method-assign]  # names keep their capitals

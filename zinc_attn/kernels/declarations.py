@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from ..canonical.constants import BIASES
+from ..canonical.constants import BIASES, LEAVES_PER_NODE
+from ..limits import WAVE
 
 Access = Literal["read", "write"]
 MAX_BINDINGS: Final = 10  # of a kernel
@@ -57,13 +58,17 @@ class KernelDecl:
         """Values of every specialization constant, from the caller's."""
         return (*spec, *(value for _, value in self.fixed))
 
+    def wave(self, spec: Sequence[int]) -> int:
+        """Invocations of the subgroups to ask for, by the caller's constants: those of a wave of pass 1, or WAVE."""
+        return spec[self.spec.index("workgroup_size")] // LEAVES_PER_NODE if self.name == "attend" else WAVE
+
     def fused(self, spec: Sequence[int]) -> bool:
         """Whether the caller's constants ask for fused sums."""
         return "arithmetic" in self.spec and spec[self.spec.index("arithmetic")] in (FUSED_NATIVE, FUSED_EMULATED)
 
 
 # --- words of the work buffer -------------------------------------------------------------------------------------
-# A header comes first, then one ITEM per workgroup of pass 1 in grid x, then one ROW per query row, then APPEND (or
+# A header comes first, then one ITEM per workgroup of pass 1 in grid y, then one ROW per query row, then APPEND (or
 # COPY) records, then page tables, a HEAD per query head, and masks; all are uint words.
 # All that changes from token to token is in here, so that a recorded submission can be used again.
 # {word: meaning} of each record, in order; contract.glsl and the manifest print the meanings.
@@ -179,6 +184,8 @@ ATTEND_SPEC: Final = (
     "subgroups",  # 1: the driver was asked for subgroups of a wave, or has no others
     "walks",  # 1: items may have several nodes; 0: each has one
     *ROWS_SPEC,
+    "rows_ahead",  # most rows of V in flight
+    "pass_sums",  # sums of weighted values of a wave in a pass over V
 )
 # Pass 1: a workgroup of eight waves attends nodes one after another, a leaf a wave.
 ATTEND: Final = KernelDecl("attend", "attend/attend.comp", _ATTEND_BINDINGS, ATTEND_SPEC)

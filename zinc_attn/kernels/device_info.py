@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..limits import MAX_CONTEXT, WAVE
+from .families import RDNA, Layout
 from .matrix import NO_MATRICES, MatrixFacts
 
 
@@ -28,11 +29,16 @@ class DeviceInfo:
     timestamp_period_ns: float  # 0 where the compute queue has no timestamps
     refusal: str | None = None  # why the kernels do not run on it
     shared_memory_bytes: int = 1 << 16  # that a workgroup can have
-    wave_size: int = WAVE  # fewest invocations of a wave of pass 1
+    layout: Layout = RDNA  # how pass 1 lies in its registers
     wave_subgroups: bool = True  # whether those of a wave's size are asked for, or a CPU device has no others
     fma_operation: bool = False  # whether VK_KHR_shader_fma offers a float32 fused multiply-add
     integer_dots: bool = True  # whether kernels may have integer dot products, which those of quantized weights need
     matrix: MatrixFacts = NO_MATRICES  # what arithmetic "matrix" needs; by default without units
+
+    @property
+    def max_items(self) -> int:
+        """Work items of a dispatch of pass 1, which are the y of its grid."""
+        return self.max_workgroups[1]
 
     @property
     def split_units(self) -> int:

@@ -15,6 +15,7 @@ from ..shapes import TILES, AttnShape, Strides, row_format, strided_format
 from ..storage import storage_index, storage_types
 from . import declarations
 from .declarations import KernelDecl
+from .families import Layout, layout_of
 from .matrix import MatrixFragment, MatrixWorkgroup
 from .sizes import chunks_ahead, value_passes
 from .tuning import heads_together, merge_workgroup_size, wave_size
@@ -53,7 +54,7 @@ class AttendVariant:
 
     kind: the device's (``DeviceInfo.kind``); tile: tokens per tile of the K and V buffers; rows: query rows that one
     workgroup serves; heads: query heads of one row that it serves, None for the shape's choice (the bits do not depend
-    on it); wave_size: the fewest invocations of a wave on the device;
+    on it); layout: the device's (``DeviceInfo.layout``), by default that of its kind;
     subgroups: ``DeviceInfo.wave_subgroups``; walks: whether items may have several nodes; strides: of rows of K and V,
     see ``Strides``.
     """
@@ -69,7 +70,7 @@ class AttendVariant:
     heads: int | None = None
     most_heads: int = MAX_HEADS_PER_WORKGROUP
     arithmetic: int = declarations.CANONICAL
-    wave_size: int = WAVE
+    layout: Layout | None = None
     subgroups: bool = True
     walks: bool = True
     strides: Strides = TILES
@@ -79,16 +80,23 @@ class AttendVariant:
         """Query heads of one row that a workgroup serves: with several rows all of a KV head's."""
         if self.rows > 1:
             return self.shape.group
-        return self.heads or heads_together(self.shape, self.most_heads)
+        return self.heads or heads_together(self.shape, self.most_heads, self.registers)
+
+    @property
+    def registers(self) -> Layout:
+        """The layout."""
+        return self.layout or layout_of(self.kind)
 
     def program(self) -> tuple[KernelDecl, tuple[int, ...]]:
         """The kernel and its specialization constants."""
-        vectors = self.heads_per_workgroup * self.rows
-        passes = value_passes(self.shape, vectors)
+        vectors, layout = self.heads_per_workgroup * self.rows, self.registers
+        passes = value_passes(self.shape, vectors, layout)
         values = {
             **_row_constants(self.shape, self.dtype, self.strides),
             "vectors": vectors,
-            "chunks_ahead": chunks_ahead(self.kind, self.shape.k_dim),
+            "chunks_ahead": chunks_ahead(self.kind, self.shape.k_dim, layout),
+            "rows_ahead": layout.rows_ahead,
+            "pass_sums": layout.pass_sums,
             "tile": self.tile,
             "softcap": int(self.softcap),
             "biases": self.biases,
@@ -97,7 +105,7 @@ class AttendVariant:
             "arithmetic": self.arithmetic,
             "subgroups": int(self.subgroups),
             "walks": int(self.walks),
-            "workgroup_size": LEAVES_PER_NODE * wave_size(self.wave_size, self.shape, vectors, passes),
+            "workgroup_size": LEAVES_PER_NODE * wave_size(layout.lanes, self.shape, vectors, passes),
         }
         return declarations.ATTEND, tuple(values[name] for name in declarations.ATTEND.spec)
 
@@ -156,7 +164,7 @@ def matrix_call(
     decl, spec = variant.program()
     blocks = variant.workgroup.blocks(variant.shape.group)
     buffers = ("work", "q", "k", "v", states or target, target)
-    return KernelCall(decl, spec, buffers, (items, kv_heads, blocks))
+    return KernelCall(decl, spec, buffers, (blocks, items, kv_heads))
 
 
 def attend_call(variant: AttendVariant, items: int, kv_heads: int, target: str, work: str = "work") -> KernelCall:
@@ -167,7 +175,7 @@ def attend_call(variant: AttendVariant, items: int, kv_heads: int, target: str, 
     """
     decl, spec = variant.program()
     chunks = -(-variant.shape.group // variant.heads_per_workgroup)
-    return KernelCall(decl, spec, (work, "q", "k", "v", target, target), (items, kv_heads, chunks))
+    return KernelCall(decl, spec, (work, "q", "k", "v", target, target), (chunks, items, kv_heads))
 
 
 def merge_call(shape: AttnShape, kind: str, rows: int) -> KernelCall:

@@ -26,7 +26,6 @@ _UINTS: Final = {
     "CHUNK": constants.CHUNK,
     "WAVE": limits.WAVE,
     "WEIGHT_PARTIALS": constants.WEIGHT_PARTIALS,
-    "MAX_ACCUMULATORS": limits.MAX_ACCUMULATORS,
     "MAX_VALUE_PASSES": limits.MAX_VALUE_PASSES,
     "MERGE_DIMS": declarations.MERGE_DIMS,
     "BLOCK": limits.BLOCK,
@@ -58,7 +57,7 @@ _POLYNOMIALS: Final = {
 _SOURCES: Final = (constants, limits, declarations, matrix, storage)
 _RECORDS: Final = {
     "HEADER": (declarations.HEADER, declarations.HEADER_WORDS, "The work buffer begins with these words."),
-    "ITEM": (declarations.ITEM, declarations.ITEM_WORDS, "Then an ITEM for each workgroup of pass 1 in grid x."),
+    "ITEM": (declarations.ITEM, declarations.ITEM_WORDS, "Then an ITEM for each workgroup of pass 1 in grid y."),
     "ROW": (declarations.ROW, declarations.ROW_WORDS, "From word row_table on: a ROW for each query row."),
     "APPEND": (declarations.APPEND, declarations.APPEND_WORDS, "From append_table on: an APPEND for each new token."),
     "COPY": (declarations.COPY, declarations.COPY_WORDS, "In their place: a COPY for each page. Then the tables."),

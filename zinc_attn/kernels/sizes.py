@@ -12,16 +12,27 @@ from typing import TYPE_CHECKING, Final
 from .. import limits
 from ..canonical.constants import CHUNK, KEYS_PER_LEAF, LEAVES_PER_NODE, WEIGHT_PARTIALS
 from ..storage import STORAGE, storage_index, storage_types
+from .families import RDNA, Layout, layout_of
 from .formulas import Formulas
 
 if TYPE_CHECKING:
     from ..shapes import AttnShape
 
 # What the formulas start from: attend's specialization constants, and the invocations of a wave.
-INPUTS: Final = ("K_DIM", "V_DIM", "VECTORS", "CHUNKS_AHEAD", "K_STORAGE", "V_STORAGE", "LATENT", "LANES")
+INPUTS: Final = (
+    "K_DIM",
+    "V_DIM",
+    "VECTORS",
+    "CHUNKS_AHEAD",
+    "K_STORAGE",
+    "V_STORAGE",
+    "LATENT",
+    "ROWS_AHEAD",
+    "PASS_SUMS",
+    "LANES",
+)
 KNOWN: Final = {
     "WAVE": limits.WAVE,
-    "MAX_ACCUMULATORS": limits.MAX_ACCUMULATORS,
     "MAX_VALUE_PASSES": limits.MAX_VALUE_PASSES,
     "CHUNK": CHUNK,
     "KEYS_PER_LEAF": KEYS_PER_LEAF,
@@ -60,7 +71,7 @@ FORMULAS: Final[dict[str, tuple[str, str]]] = {
         "2 if V_DIM <= 64 else 4 if V_DIM <= 128 else 8 if V_DIM <= 256 else 16 if V_DIM <= 512 else 32",
         "head dimensions per lane if one pass covers a value row: the least power of two that 32 lanes can do with",
     ),
-    "LANE_SUMS": ("MAX_ACCUMULATORS // WAVE", "value sums that a lane's registers hold"),
+    "LANE_SUMS": ("PASS_SUMS // WAVE", "value sums that a lane's registers hold"),
     "VALUE_PASSES": (
         "1 if WHOLE_SLICE * VECTORS <= LANE_SUMS else "
         "2 if WHOLE_SLICE * VECTORS <= 2 * LANE_SUMS else MAX_VALUE_PASSES",
@@ -80,12 +91,8 @@ FORMULAS: Final[dict[str, tuple[str, str]]] = {
     "LOAD_WORDS": ("SLICE_WORDS if SLICE_WORDS <= LOAD_LIMIT else LOAD_LIMIT", "of these, words per load"),
     "SLICE_LOADS": ("SLICE_WORDS // LOAD_WORDS", "loads per slice"),
     "WORD_PAIRS": ("16 // V_BITS if V_BITS <= 16 else 1", "pairs of values of V in a word, or in two of float32"),
-    "MOST_AHEAD": (
-        "8 if CHUNKS_AHEAD > 1 else 4",
-        "as many as leave a GPU registers for 12 waves per SIMD; a CPU device has a single chunk of K in flight",
-    ),
     "KEYS_AHEAD": (
-        "MOST_AHEAD // SLICE_LOADS if SLICE_LOADS <= 2 else 2",
+        "ROWS_AHEAD // SLICE_LOADS if SLICE_LOADS <= 2 else 2",
         "value rows in flight",
     ),
     "WAVE_WEIGHTS": ("KEYS_PER_LEAF * VECTORS", "floats of shared memory that a wave has for its weights"),
@@ -102,7 +109,7 @@ FORMULAS: Final[dict[str, tuple[str, str]]] = {
         "LEAVES_PER_NODE * (WAVE_WEIGHTS + (0 if VALUE_PASSES == 1 else FOLD_ROOM * VECTORS))",
         "floats of shared memory that a workgroup has for both",
     ),
-    "POWER_KEYS": ("8 if CHUNKS_AHEAD > 1 else 4", "of arithmetic integer: keys whose scales of V are in flight"),
+    "POWER_KEYS": ("ROWS_AHEAD", "of arithmetic integer: keys whose scales of V are in flight"),
     "VALUE_POWERS": (
         "LEAVES_PER_NODE * VECTORS * V_BLOCKS",
         "of a workgroup, powers that arithmetic integer rounds weights by",
@@ -116,36 +123,39 @@ assert KEYS_PER_LEAF % (2 * limits.WAVE) == 0, "a lane has whole pairs of keys, 
 SIZES: Final = Formulas(FORMULAS, INPUTS, KNOWN)
 
 
-def chunks_ahead(kind: str, k_dim: int) -> int:
+def chunks_ahead(kind: str, k_dim: int, layout: Layout | None = None) -> int:
     """K chunks that pass 1 loads ahead, by device kind: a GPU hides latency with it, a CPU only spills."""
-    return 1 if kind == "cpu" else 4 if k_dim % (4 * CHUNK) == 0 else 2
+    return min((layout or layout_of(kind)).chunks, 4 if k_dim % (4 * CHUNK) == 0 else 2)
 
 
 def attend_sizes(
-    shape: AttnShape, vectors: int, dtype: str, kind: str = "gpu", lanes: int = limits.WAVE
+    shape: AttnShape, vectors: int, dtype: str, layout: Layout = RDNA, lanes: int = limits.WAVE
 ) -> Mapping[str, int]:
     """Every constant of ``shaders/attend/attend_sizes.glsl`` by name, as that variant of pass 1 has it.
 
-    vectors: query vectors of a workgroup, heads over all rows that share its keys; kind: the device's;
+    vectors: query vectors of a workgroup, heads over all rows that share its keys; layout: the device's;
     lanes: invocations of a wave.
     """
     k, v = map(storage_index, storage_types(dtype))
-    ahead = chunks_ahead(kind, shape.k_dim)
-    return SIZES.values(shape.k_dim, shape.v_dim, vectors, ahead, k, v, int(shape.latent), lanes)
+    ahead = chunks_ahead("", shape.k_dim, layout)
+    registers = layout.rows_ahead, layout.pass_sums, lanes
+    return SIZES.values(shape.k_dim, shape.v_dim, vectors, ahead, k, v, int(shape.latent), *registers)
 
 
-def value_passes(shape: AttnShape, vectors: int) -> int:
+def value_passes(shape: AttnShape, vectors: int, layout: Layout = RDNA) -> int:
     """Passes over V in which a workgroup sums for ``vectors`` query vectors."""
-    return attend_sizes(shape, vectors, "f16")["VALUE_PASSES"]
+    return attend_sizes(shape, vectors, "f16", layout)["VALUE_PASSES"]
 
 
-def shared_bytes(shape: AttnShape, vectors: int) -> int:
+def shared_bytes(shape: AttnShape, vectors: int, layout: Layout = RDNA) -> int:
     """Shared memory of a workgroup of pass 1 for ``vectors`` query vectors."""
-    return attend_sizes(shape, vectors, "f16")["SHARED_BYTES"]
+    return attend_sizes(shape, vectors, "f16", layout)["SHARED_BYTES"]
 
 
 # Of a workgroup of up to MAX_HEADS_PER_WORKGROUP query vectors of any shape.
 LEAST_SHARED_BYTES: Final = max(
-    SIZES.values(limits.MAX_HEAD_DIM, dim, limits.MAX_HEADS_PER_WORKGROUP, 1, 1, 1, 0, limits.WAVE)["SHARED_BYTES"]
+    SIZES.values(limits.MAX_HEAD_DIM, dim, limits.MAX_HEADS_PER_WORKGROUP, 1, 1, 1, 0, *RDNA[2:4], limits.WAVE)[
+        "SHARED_BYTES"
+    ]
     for dim in (64, limits.MAX_HEAD_DIM)
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from .. import limits
+from .families import RDNA, Layout
 from .sizes import shared_bytes
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ SCRATCH_BYTES: Final = 128 << 20  # partial states of one submission; longer cal
 
 
 def wave_size(least: int, shape: AttnShape, vectors: int, passes: int) -> int:
-    """Invocations of a wave of pass 1: ``least`` (``DeviceInfo.wave_size``), twice as many where a lane would have
+    """Invocations of a wave of pass 1: ``least`` (of ``DeviceInfo.layout``), twice as many where a lane would have
     more than CPU_SUMS, or 32 where fewer do not suit the shape.
 
     vectors: query vectors of a workgroup; passes: over V. A CPU's driver loads what lanes have in common, the query and
@@ -30,24 +31,24 @@ def wave_size(least: int, shape: AttnShape, vectors: int, passes: int) -> int:
     return size if size < limits.WAVE and passes == 1 and even else limits.WAVE
 
 
-def heads_together(shape: AttnShape, most: int = limits.MAX_HEADS_PER_WORKGROUP) -> int:
+def heads_together(shape: AttnShape, most: int = limits.MAX_HEADS_PER_WORKGROUP, layout: Layout = RDNA) -> int:
     """Query heads of a row that one workgroup of pass 1 serves. most: ``most_heads``.
 
     Where a wave has no room for the sums of all of them it makes several passes over V, so that fewer workgroups
     convert the same K.
     """
-    return -(-shape.group // -(-shape.group // most))
+    return -(-shape.group // -(-shape.group // min(most, layout.vectors(shape))))
 
 
-def most_heads(shape: AttnShape, nodes: int, compute_units: int, shared: int) -> int:
+def most_heads(shape: AttnShape, nodes: int, compute_units: int, shared: int, layout: Layout = RDNA) -> int:
     """Query heads of a row that a workgroup serves at most, in a call of so many nodes of a KV head.
 
     With twice as many K is converted half as often. They need shared memory, of which the device has ``shared`` bytes,
     and leave half as many waves on a SIMD, so every compute unit must have a workgroup.
     """
-    least, most = limits.MAX_HEADS_PER_WORKGROUP, _most_vectors(shape)
+    least, most = limits.MAX_HEADS_PER_WORKGROUP, min(SHARED_VECTORS, layout.vectors(shape))
     pays = shape.group > least and nodes * shape.kv_heads * -(-shape.group // most) >= compute_units
-    return most if pays and shared_bytes(shape, most) <= shared else least
+    return most if pays and shared_bytes(shape, most, layout) <= shared else least
 
 
 def merge_workgroup_size(kind: str) -> int:
@@ -55,22 +56,17 @@ def merge_workgroup_size(kind: str) -> int:
     return limits.WAVE if kind == "cpu" else 8 * limits.WAVE
 
 
-def shared_rows(shape: AttnShape, shared: int, most: int = SHARED_VECTORS) -> int:
+def shared_rows(shape: AttnShape, shared: int, most: int = SHARED_VECTORS, layout: Layout = RDNA) -> int:
     """Query rows that one workgroup serves where rows share keys, with ``shared`` bytes of shared memory; 1: none do.
 
-    With more rows, K and V are loaded and converted less often. A GPU's vector registers hold SHARED_VECTORS at half
-    the waves per SIMD (more than MAX_ACCUMULATORS sums are made in several passes over V, each for a part of the head
+    With more rows, K and V are loaded and converted less often. RDNA's vector registers hold SHARED_VECTORS at half
+    the waves per SIMD (what is more than the sums of a pass takes several over V, each for a part of the head
     dimensions); its scalar registers hold an address for each row and each head. most: query
     vectors.
     """
-    for vectors in (min(most, _most_vectors(shape)), limits.MAX_HEADS_PER_WORKGROUP):
+    for wanted in (most, limits.MAX_HEADS_PER_WORKGROUP):
+        vectors = min(wanted, layout.vectors(shape))
         rows = min(vectors // shape.group, SHARED_ADDRESSES // (shape.group + 1))
-        if rows > 1 and shared_bytes(shape, rows * shape.group) <= shared:
+        if rows > 1 and shared_bytes(shape, rows * shape.group, layout) <= shared:
             return rows
     return 1
-
-
-def _most_vectors(shape: AttnShape) -> int:
-    """Query vectors whose sums a GPU's registers hold, in as many passes over V as there may be."""
-    sums = limits.MAX_VALUE_PASSES * limits.MAX_ACCUMULATORS // limits.WAVE
-    return min(SHARED_VECTORS, sums // shape.value_slice)

@@ -125,7 +125,7 @@ def _cut(
             left = requests[at].q_len - row
             room = min(
                 (facts.max_states - states) // cost,
-                (facts.device.max_workgroups[0] - items) // width,
+                (facts.device.max_items - items) // width,
                 facts.device.max_workgroups[2] - rows,
                 left,
             )
@@ -180,19 +180,23 @@ class SubmissionPlanner:
         states = sum((one.end - one.begin) * count for one, count in zip(slices, counts, strict=True))
         key = RecordingKey(
             single_pass=single_pass,
-            items=padded(len(items), facts.device.max_workgroups[0], LEAST_ITEMS),
+            items=padded(len(items), facts.device.max_items, LEAST_ITEMS),
             rows=padded(len(rows), facts.device.max_workgroups[2]),
             states=padded(states, facts.max_states if len(rows) > 1 else facts.buffer_states, LEAST_ITEMS),
             appends=power_of_two(len(placement.appends)) if uploads else 0,
             tables=power_of_two(max(len(placement.tables), LEAST_PAGES)),
             scoring=self.options.scoring,
             partial=partial,
-            shared=padded(len(shared), facts.device.max_workgroups[0], LEAST_ITEMS) if len(shared) else 0,
+            shared=padded(len(shared), facts.device.max_items, LEAST_ITEMS) if len(shared) else 0,
             shared_rows=rows_each,
             walks=bool(np.any(items["node_end"] - items["node_begin"] > 1)),
             masks=power_of_two(len(masks)) if len(masks) else 0,
             most_heads=most_heads(
-                facts.shape, len(items), facts.device.compute_units, facts.device.shared_memory_bytes
+                facts.shape,
+                len(items),
+                facts.device.compute_units,
+                facts.device.shared_memory_bytes,
+                facts.device.layout,
             ),
             matrix=matrix,
             arithmetic=self.options.arithmetic if self.options.arithmetic in EXACT else "canonical",
@@ -288,7 +292,10 @@ class SubmissionPlanner:
         facts, cascade, sizes = self.facts, self.options.cascade, [one.end - one.begin for one in slices]
         few = facts.device.kind == "cpu" and cascade is None  # a CPU keeps the sums of more vectors in memory
         most = shared_rows(
-            facts.shape, facts.device.shared_memory_bytes, MAX_HEADS_PER_WORKGROUP if few else SHARED_VECTORS
+            facts.shape,
+            facts.device.shared_memory_bytes,
+            MAX_HEADS_PER_WORKGROUP if few else SHARED_VECTORS,
+            facts.device.layout,
         )
         if apart or self.options.window is not None or cascade is False or sum(sizes) < 2 or most < 2:
             return nothing
@@ -307,7 +314,7 @@ class SubmissionPlanner:
             rule = SHARING_RULE.values(rows, len(items), saved, fused, facts.shape.kv_heads, units)
             if not rule["PAYS" if of_one else "FILLS"]:
                 return nothing
-        if len(items) > facts.device.max_workgroups[0]:  # the rows alone need fewer, and fit
+        if len(items) > facts.device.max_items:  # the rows alone need fewer, and fit
             return nothing
         return items, np.split(attended, np.cumsum(sizes)[:-1]), each
 

@@ -56,7 +56,7 @@ def in_parts(made: Submission, facts: CallFacts) -> list[Submission]:
     nodes["node_begin"] += np.concatenate([np.arange(count, dtype=np.uint32) for count in counts])
     nodes["node_end"] = nodes["node_begin"] + 1
     parts = np.array_split(nodes, min(-(-keys * key_work(facts) // bound), len(nodes)))
-    key = made.key._replace(items=padded(len(parts[0]), facts.device.max_workgroups[0]), walks=False)
+    key = made.key._replace(items=padded(len(parts[0]), facts.device.max_items), walks=False)
     found = [replace(made, key=key, items=one, spans=(slice(0, len(one)),)) for one in parts]
     later = key._replace(appends=0)
     found[1:] = [replace(one, key=later, uploads=(), appends=made.appends[:0]) for one in found[1:]]

@@ -20,6 +20,7 @@ from ..planning.arithmetic import Arithmetic
 from ..shapes import AttnShape
 from . import devices as machine
 from .kompute import KomputeRuntime, host_info, load_kp
+from .loops import unrolled
 from .multiply_add import CONSTANT, Way, find_way, module_for
 from .primitives import check_primitives
 from .protocol import Buffer, DeviceInfo, Dispatch, Kernel, Recording, Runtime
@@ -146,7 +147,7 @@ class Device(Uncopied, instead="Device.open opens it in another process"):
             if not self._checked:
                 check_primitives(self.runtime, load_spirv(PRIMITIVES))
                 self._checked = True
-            spirv = load_spirv(decl)
+            spirv = load_spirv(decl, self.info.kind)
             if decl.fused(spec):
                 spirv = module_for(self.fused_way(), spirv)
             self._kernels[key] = self.runtime.kernel(decl, spirv, spec)
@@ -229,14 +230,15 @@ class Device(Uncopied, instead="Device.open opens it in another process"):
         return described(self, lambda: f"{self.info.name!r}, runtime={self.runtime.name!r}{', closed' * self._closed}")
 
 
-def load_spirv(decl: KernelDecl) -> bytes:
-    """The SPIR-V words of a kernel. KernelError where the package was not built."""
+def load_spirv(decl: KernelDecl, kind: str = "cpu") -> bytes:
+    """The SPIR-V words of a kernel for devices of a kind, of which GPUs unroll all loops. KernelError where the package
+    was not built."""
     path = SPIRV / decl.file
     if not path.exists():
         if why := build_record().get("missing", {}).get(decl.name):
             raise KernelError(f"kernel {decl.name}: the package was built without it: {why}; use a newer glslang")
         raise KernelError(f"{path} is missing; build the SPIR-V with scripts/build_shaders.py, or install the wheel")
-    return path.read_bytes()
+    return path.read_bytes() if kind == "cpu" else unrolled(path.read_bytes())
 
 
 def build_record() -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any, Final
 from ..canonical.constants import LEAVES_PER_NODE
 from ..checks import parse_digits, shown
 from ..errors import ArgumentError, DeviceNotFoundError, NoVulkanError
+from ..kernels.families import CPU, Layout, layout_of
 from ..kernels.matrix import MatrixFacts, best_fragment
 from ..kernels.sizes import LEAST_SHARED_BYTES
 from ..kernels.tuning import CPU_WAVE
@@ -158,7 +159,7 @@ def device_info(vk: Vulkan, instance: Any, api: int, physical: Any, index: int) 
         max_workgroups=(*(int(n) for n in limits.maxComputeWorkGroupCount),),  # type: ignore[arg-type]
         timestamp_period_ns=float(limits.timestampPeriod) if timestamp_bits else 0.0,
         shared_memory_bytes=int(limits.maxComputeSharedMemorySize),
-        wave_size=_wave_size(kind, vk.text(props.deviceName)),
+        layout=_layout(vk, physical, props, kind, extensions, min(api, version)),
         refusal=_refusal(limits),
         fma_operation="VK_KHR_shader_fma" in extensions and bool(fma_features(vk, physical).multiviewGeometryShader),
         integer_dots=min(api, version) >= API_1_3 or DOT_EXTENSION in extensions,
@@ -179,10 +180,16 @@ def _refusal(limits: Any) -> str | None:
     return None
 
 
-def _wave_size(kind: str, name: str) -> int:
-    """32, or CPU_WAVE on a CPU device whose compiler takes seconds for the larger programs, not half a minute."""
-    llvm = re.search(r"LLVM (\d+)", name)
-    return CPU_WAVE if kind == "cpu" and llvm is not None and int(llvm[1]) >= FAST_LLVM else WAVE
+def _layout(vk: Vulkan, physical: Any, props: Any, kind: str, extensions: set[str], api: int) -> Layout:
+    """How pass 1 lies in its registers: CPU_WAVE lanes on a CPU device whose compiler takes seconds for the larger
+    programs, not half a minute."""
+    if kind == "cpu":
+        llvm = re.search(r"LLVM (\d+)", vk.text(props.deviceName))
+        return CPU._replace(lanes=CPU_WAVE) if llvm is not None and int(llvm[1]) >= FAST_LLVM else CPU
+    least = WAVE
+    if asks_for_waves(vk, physical, extensions, api):
+        least = vk.properties(physical, "VkPhysicalDeviceSubgroupSizeControlProperties")[1].minSubgroupSize
+    return layout_of(kind, props.vendorID, props.driverVersion >> 22, least)
 
 
 def asks_for_waves(vk: Vulkan, physical: Any, extensions: set[str], api: int) -> bool:

@@ -14,7 +14,6 @@ import numpy as np
 from ...checks import check_int
 from ...errors import ArgumentError, KernelError, LimitError
 from ...kernels.declarations import KernelDecl
-from ...limits import WAVE
 from ..compiling import telling
 from ..devices import COMPUTE_STAGE
 from ..protocol import Words
@@ -69,7 +68,7 @@ class Pipelines:
             raise KernelError(f"kernel {decl.name}: {len(spirv)} bytes that are no SPIR-V of this byte order")
         check_compile_room(self._device.info)
         set_layout, layout = self._layout(len(decl.bindings))
-        pipeline = self._compile(decl, np.frombuffer(spirv, np.uint32), decl.constants(values), layout)
+        pipeline = self._compile(decl, np.frombuffer(spirv, np.uint32), values, layout)
         made = self._kernels[key] = VulkanKernel(decl, self._token, pipeline, set_layout, layout)
         self.cache.save()
         return made
@@ -81,9 +80,10 @@ class Pipelines:
     def _compile(self, decl: KernelDecl, words: Words, values: tuple[int, ...], layout: Any) -> Any:
         device, vk, scratch = self._device, self._device.vk, Undo()
         flags, chain = 0, device.null
-        if device.wave32 and local_size_x(words) % WAVE == 0:
+        wave = decl.wave(values)
+        if device.wave32 and local_size_x(words) % wave == 0:
             flags = _REQUIRE_FULL_SUBGROUPS
-            chain = vk.struct("VkPipelineShaderStageRequiredSubgroupSizeCreateInfo", requiredSubgroupSize=WAVE)
+            chain = vk.struct("VkPipelineShaderStageRequiredSubgroupSizeCreateInfo", requiredSubgroupSize=wave)
         code = device.ffi.from_buffer("uint32_t[]", words)
         module = vk.struct("VkShaderModuleCreateInfo", codeSize=words.nbytes, pCode=code)
         try:
@@ -94,7 +94,7 @@ class Pipelines:
                 stage=COMPUTE_STAGE,
                 module=device.create(scratch, "ShaderModule", module),
                 pName=device.ffi.new("char[]", b"main"),
-                pSpecializationInfo=vk.specialization(values),
+                pSpecializationInfo=vk.specialization(decl.constants(values)),
             )
             create = vk.struct("VkComputePipelineCreateInfo", stage=stage[0], layout=layout)
             made = device.ffi.new("VkPipeline*")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
-from typing import ClassVar, Final
+from typing import Final, NamedTuple
 
 from ...checks import check_int
 from ...errors import ArgumentError
@@ -19,13 +20,39 @@ FRAGMENT: Final = MatrixFragment(16, 16, 16)
 RDNA4_UNITS: Final = MatrixFacts(FRAGMENT, 64 << 10, 1024, FRAGMENT)
 
 
+class Family(NamedTuple):
+    """What the chips of an architecture share.
+
+    simds: of a compute unit (NVIDIA's multiprocessor, Intel's Xe core). registers: of a SIMD, per lane of 32,
+    allocated in steps of ``register_step``. wave_slots: waves that a SIMD holds at most. lds_kib: shared memory of a
+    compute unit. issue: cycles in which a SIMD issues what gfx1201's issues in one. Pass 1 compiled for others has 1.05
+    to 1.11 times gfx1201's slots (RDNA3, RADV 26.2.6), or 1.84 to 2.16 without dual issue (sm_90 and sm_120); a SIMD of
+    Xe2 has 16 lanes, so 32 take two cycles.
+    """
+
+    simds: int
+    registers: int
+    register_step: int
+    wave_slots: int
+    lds_kib: int
+    issue: float
+
+    def waves(self, registers: int) -> int:
+        """Waves of so many registers that a SIMD holds at the same time."""
+        allocated = max(1, -(-registers // self.register_step)) * self.register_step
+        return max(1, min(self.wave_slots, self.registers // allocated))
+
+
+RDNA4: Final = Family(2, 1536, 24, 16, 64, 1.0)
+RDNA3: Final = RDNA4._replace(issue=1.08)
+XE2: Final = Family(8, 512, 64, 8, 128, 3.9)
+ADA: Final = Family(4, 512, 8, 12, 100, 1.95)
+HOPPER: Final = Family(4, 512, 8, 16, 228, 1.95)
+
+
 @dataclass(frozen=True)
 class Card:
-    """A card of RDNA4: GHz, GB/s (1e9 bytes), MiB.
-
-    Every RDNA4 chip has the same compute units. simds: of each. registers: of a SIMD, per lane, allocated in steps of
-    ``register_step``. wave_slots: waves that a SIMD holds at most. lds_kib: shared memory of a compute unit.
-    """
+    """A card: GHz, GB/s (1e9 bytes), MiB."""
 
     title: str
     compute_units: int
@@ -34,12 +61,7 @@ class Card:
     l2_mib: float
     infinity_mib: float
     assumed: tuple[str, ...] = ()
-
-    simds: ClassVar[int] = 2
-    registers: ClassVar[int] = 1536
-    register_step: ClassVar[int] = 24
-    wave_slots: ClassVar[int] = 16
-    lds_kib: ClassVar[int] = 64
+    family: Family = RDNA4
 
     @property
     def info(self) -> DeviceInfo:
@@ -49,7 +71,7 @@ class Card:
 
     @property
     def all_simds(self) -> int:
-        return self.compute_units * self.simds
+        return self.compute_units * self.family.simds
 
     @property
     def cache_bytes(self) -> float:
@@ -60,11 +82,6 @@ class Card:
         """Bytes per µs of a long read."""
         return self.bandwidth * 1e3 * READ_EFFICIENCY
 
-    def waves(self, vgprs: int) -> int:
-        """Waves of so many vector registers that a SIMD holds at the same time."""
-        allocated = max(1, -(-vgprs // self.register_step)) * self.register_step
-        return max(1, min(self.wave_slots, self.registers // allocated))
-
 
 MOST_UNITS: Final = 1 << 16  # compute units of a card that is modeled, which takes time for each
 CARDS: Final = {
@@ -73,7 +90,19 @@ CARDS: Final = {
     "rx9070": Card("Radeon RX 9070", 56, 2.52, 640.0, 8, 64),  # AMD's launch figures (boost)
     "rx9070gre": Card("Radeon RX 9070 GRE", 48, 2.79, 432.0, 6, 48, ("l2_mib", "infinity_mib")),  # press reports
     "rx9060xt": Card("Radeon RX 9060 XT", 32, 3.13, 320.0, 4, 32, ("clock_ghz", "l2_mib")),  # press reports
+    # Makers' figures, and clocks that others report; what their compilers make of pass 1 is as Family.issue says.
+    "rx7900xtx": Card("Radeon RX 7900 XTX", 96, 2.5, 960.0, 6, 96, ("issue",), RDNA3),
+    "8060s": Card("Radeon 8060S", 40, 2.9, 256.0, 2, 32, ("issue",), RDNA3),
+    "b580": Card("Arc(tm) B580", 20, 2.67, 456.0, 18, 0, ("issue", "registers"), XE2),
+    "rtx4090": Card("GeForce RTX 4090", 128, 2.52, 1008.0, 72, 0, ("issue", "registers"), ADA),
+    "h200": Card("NVIDIA H200", 132, 1.98, 4800.0, 50, 0, ("issue", "registers"), HOPPER),
 }
+
+
+def card_of(device: str) -> Card | None:
+    """The card of a device's name in Vulkan; None: its facts are not known."""
+    ends = r"(?: Graphics)?(?: \(|$)"  # an 'RTX 4090 Laptop GPU' is another card
+    return next((card for card in CARDS.values() if re.search(re.escape(card.title) + ends, device)), None)
 
 
 def find_card(name: str) -> Card:

@@ -20,8 +20,7 @@ from ...storage import storage_types
 from .assumptions import FOLD_CYCLES, GAP_US, KNEE, LATENCY_NS, LEAF_CYCLES, START_US, TRIP_CYCLES
 from .cards import Card
 
-UNITS: Final = 2  # compute units over which a workgroup lies ...
-SIMDS: Final = 4  # ... with so many SIMDs
+SIMDS: Final = 4  # over which a workgroup lies: a pair of AMD's compute units, or a multiprocessor
 SHARED_VGPRS: Final = 256  # at most, with more than 8 query vectors
 PASSES_VGPRS: Final = 192  # with several passes over V
 
@@ -54,6 +53,7 @@ ISSUE: Final = {
 }
 # Lines through them: cycles per key are dims * (slope * vectors + conversions) + more, for V of K's size.
 LINES: Final = {"canonical": (0.0691, 0.0692, 2.97), "fused": (0.0393, 0.0675, 3.55)}
+INTEGER_ISSUE: Final = 1.22  # times fused's, for one row in q8_0
 # Issue cycles that 32 values of K, and of V, take more than float16's to become float32: of (256, 8), means over
 # both arithmetics.
 STORAGE_ISSUE: Final = {
@@ -72,6 +72,8 @@ STORAGE_ISSUE: Final = {
 
 def issue_per_key(shape: AttnShape, vectors: int, dtype: str = "f16", arithmetic: Arithmetic = "canonical") -> float:
     """Issue cycles of a workgroup's main loops per key: the table's, or a line's through it, half K's and half V's."""
+    if arithmetic == "integer":
+        return INTEGER_ISSUE * issue_per_key(shape, vectors, dtype, "fused")
     if row := _measured(shape, vectors, arithmetic):
         cycles: float = row[0]
     else:
@@ -143,7 +145,7 @@ class Workgroup:
     def of(cls, plan: SplitPlan, card: Card, dtype: str, arithmetic: Arithmetic = "canonical") -> Workgroup:
         """The workgroup of a row that shares its keys with no other."""
         splits = min(plan.num_splits, plan.states)
-        most = most_heads(plan.shape, splits * plan.q_len, card.compute_units, card.lds_kib << 10)
+        most = most_heads(plan.shape, splits * plan.q_len, card.compute_units, card.family.lds_kib << 10)
         return cls(card, plan.shape, heads_together(plan.shape, most), dtype, arithmetic)
 
     @property
@@ -169,7 +171,8 @@ class Workgroup:
     def issue(self) -> float:
         """Cycles of a leaf in which the wave issues instructions."""
         beside = self.vectors * (1.1 + 0.08 * self.shape.value_slice)  # softmax, fold, emit
-        return KEYS_PER_LEAF * (issue_per_key(self.shape, self.vectors, self.dtype, self.arithmetic) + beside)
+        cycles = issue_per_key(self.shape, self.vectors, self.dtype, self.arithmetic) + beside
+        return KEYS_PER_LEAF * cycles * self.card.family.issue
 
     @cached_property
     def stall(self) -> float:
@@ -184,9 +187,11 @@ class Workgroup:
 
     @property
     def resident(self) -> int:
-        """Waves that a SIMD holds: as many as its registers do, and its share of the LDS."""
-        held = (self.card.lds_kib << 10) * SIMDS // self.card.simds // shared_bytes(self.shape, self.vectors)
-        return min(self.card.waves(self.vgprs), held * LEAVES_PER_NODE // SIMDS)
+        """Waves that a SIMD holds: those of as many whole workgroups as its registers and its share of the LDS do."""
+        family = self.card.family
+        held = (family.lds_kib << 10) * SIMDS // family.simds // shared_bytes(self.shape, self.vectors)
+        held = min(held, family.waves(self.vgprs) * SIMDS // LEAVES_PER_NODE)
+        return max(1, held * LEAVES_PER_NODE // SIMDS)
 
     def _dealt(self, sizes: list[int]) -> list[list[int]]:
         """Leaves of the waves of each SIMD: workgroups go round over the card, each over SIMDS of them."""

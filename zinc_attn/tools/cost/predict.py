@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from ...canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
+from ...canonical.constants import KEYS_PER_LEAF, KEYS_PER_NODE, LEAVES_PER_NODE
 from ...dtypes import storage_dtype
 from ...kernels import declarations as kernels
 from ...kernels.tuning import merge_workgroup_size
 from ...planning.arithmetic import Arithmetic
 from ...planning.splits import SplitPlan
 from ...shapes import AttnShape
+from ...storage import storage_types
 from . import assumptions as assumed
 from .cards import Card
-from .pass1 import UNITS, Workgroup, dispatches_us
+from .pass1 import SIMDS, Workgroup, dispatches_us
 
 # What JSON says of a prediction: its label, and the compilers of the programs whose instructions are counted.
 ABOUT: Final[dict[str, Any]] = {
@@ -23,6 +24,7 @@ ABOUT: Final[dict[str, Any]] = {
     "compiler": {"counted_glsl": "glslang 12", "counted_mesa": "Mesa 25.0.7, ACO for gfx1201"},
 }
 
+MANY: Final = 1 << 20  # keys, whose workgroups are as large as any
 MERGE_ISSUE: Final = 394  # instructions for a wave's 32 states before its turn: gfx1201's program
 MERGE_WAVES: Final = merge_workgroup_size("discrete") // 32  # a round: a batch of 32 states per wave
 
@@ -82,7 +84,7 @@ class Prediction(Terms):
             submissions=submissions,
             splits=plan.num_splits,
             workgroups_per_cu=terms.workgroups / card.compute_units,
-            utilization=min(1.0, plan.workgroups * UNITS / card.compute_units),
+            utilization=min(1.0, plan.workgroups * SIMDS / card.all_simds),
             kv_bytes=(context - plan.begin) * shape.kv_bytes_per_token(dtype),
             partial_bytes=2 * plan.scratch_bytes,
             total_us=terms.pass1_us + terms.merge_us,
@@ -115,6 +117,24 @@ class Prediction(Terms):
 def ideal(shape: AttnShape, context: int, card: Card, dtype: str = "f16") -> float:
     """µs to read each byte of K and V once at the peak rate."""
     return context * shape.kv_bytes_per_token(dtype) / card.bandwidth / 1e3
+
+
+def issue_share(shape: AttnShape, card: Card, dtype: str = "f16", arithmetic: Arithmetic = "canonical") -> float:
+    """Issue of pass 1 for one row and many keys, as a part of the time that K and V take at the peak rate.
+
+    Above 1 arithmetic is the limit, not memory.
+    """
+    plan = SplitPlan.fixed(MANY, shape, split_size=KEYS_PER_NODE)
+    group = Workgroup.of(plan, card, storage_dtype(dtype), arithmetic)
+    cycles = shape.kv_heads * group.chunks * group.issue / KEYS_PER_LEAF
+    return cycles / (card.all_simds * card.clock_ghz) / ideal(shape, 1, card, dtype) / 1e3
+
+
+def issue_shares(shape: AttnShape, card: Card, dtype: str) -> dict[str, float]:
+    """``issue_share`` of every arithmetic that a cache of this type may have."""
+    integers = all(one.integers for one in storage_types(dtype))
+    names: tuple[Arithmetic, ...] = ("canonical", "fused", *(("integer",) if integers else ()))
+    return {name: issue_share(shape, card, dtype, name) for name in names}
 
 
 def predict(plan: SplitPlan, card: Card, dtype: str = "f16", arithmetic: Arithmetic = "canonical") -> Prediction:

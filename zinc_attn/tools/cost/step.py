@@ -34,7 +34,7 @@ class ModelStep:
         """µs on ``card``; splits: None for the split rule. A context of 0 is a step without attention.
 
         A barrier costs GAP_US; weights and states are long reads. What the arithmetic of products takes is not in it:
-        ``zinc-attn rdna4`` holds it below a fifth of these reads' time.
+        ``zinc-attn compilers`` holds it below a fifth of these reads' time.
         """
         rest = (self.weights + self.states) / card.read_rate + self.barriers * GAP_US
         if not context:

@@ -26,6 +26,7 @@ from ...storage import STORAGE, storage_index, storage_types
 FORMAT: Final = "zinc_attn export"
 VERSION: Final = 10
 KINDS: Final = ("gpu", "cpu")
+OF_KIND: Final = ("chunks", "rows_ahead", "pass_sums", "chunks_ahead", "merge_workgroup_size")
 LOCAL_SIZES: Final = {"attend": "workgroup_size", "merge": "merge_workgroup_size"}  # invocations along x
 RECORDS: Final = ("header", "item", "row", "append", "copy", "head")  # of the work buffer
 
@@ -94,7 +95,7 @@ def _shape(shape: AttnShape, dtype: str, page_size: int, compute_units: int, kv_
     kinds = {}
     for kind in KINDS:
         known = {**names, **sizes, "kind": kind, "softcap": 0, "arithmetic": 0, "biases": 0, "masked": 0}
-        known |= {name: evaluate(of_kind[name][0], known) for name in ("chunks_ahead", "merge_workgroup_size")}
+        known |= evaluate_all({name: of_kind[name] for name in OF_KIND}, known)
         values = {
             family(decl): {name: evaluate(formulas(f"{family(decl)}.constants")[name][0], known) for name in decl.spec}
             for decl in kernels.KERNELS

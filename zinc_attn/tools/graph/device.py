@@ -63,7 +63,7 @@ def run(
             runtime.write(buffer, words)
             buffers.append(buffer)
             written += [buffer] if binding.access == "write" else []
-        program = runtime.kernel(kernel.decl, load_spirv(kernel.decl), spec)
+        program = runtime.kernel(kernel.decl, load_spirv(kernel.decl, runtime.info.kind), spec)
         recording = made.enter_context(closing(runtime.record([Dispatch(program, tuple(buffers), groups)])))
         runtime.run(recording)
         return [runtime.read(buffer).copy() for buffer in written]

@@ -39,8 +39,8 @@ def check_stored_v(shape: AttnShape) -> AttnShape:
     if shape.latent:
         apart = AttnShape(shape.q_heads, shape.kv_heads, shape.head_dim, shape.v_head_dim)
         raise ArgumentError(
-            f"shape: got {shape}, expected one whose V is stored; use {apart}, or plan, check, rdna4 and export, which "
-            "take it"
+            f"shape: got {shape}, expected one whose V is stored; use {apart}, or plan, check, compilers and export, "
+            "which take it"
         )
     return shape
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from ...canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
 from ...kernels import declarations as kernels
 from ...kernels.dispatches import AttendVariant, MatrixVariant, encode_call, merge_call
+from ...kernels.families import RDNA, Layout
 from ...kernels.matrix import MatrixWorkgroup, matrix_workgroup
 from ...kernels.tuning import SHARED_VECTORS, heads_together, merge_workgroup_size, shared_rows
 from ...limits import WAVE
@@ -19,6 +20,7 @@ from ...storage import STORAGE
 from ..cost.cards import FRAGMENT, RDNA4_UNITS
 
 USUAL: Final = ("f32", "f16", "bf16", "q8_0")  # storage types that are compiled for every shape
+FEW_SHAPES: Final = "16/2/256 32/8/128 9/3/64 20/1/576/512/latent"
 _CONSTANT: Final[dict[Arithmetic, int]] = {
     "canonical": kernels.CANONICAL,
     "fused": kernels.FUSED_NATIVE,
@@ -47,6 +49,7 @@ class Spec:
     latent: bool = False
     arithmetic: Arithmetic = "canonical"
     cells: bool = False
+    layout: Layout = RDNA
 
     def __post_init__(self) -> None:
         if self.v_head_dim is None:
@@ -80,6 +83,21 @@ class Spec:
         return next(call for call in _CALLS if self.kernel.startswith(call))
 
     @property
+    def lanes(self) -> int:
+        """Invocations of a wave."""
+        decl, constants = self.program()
+        size = dict(zip(decl.spec, constants, strict=True)).get("workgroup_size", 0)
+        return size // LEAVES_PER_NODE if self.call == "attend" else WAVE
+
+    @property
+    def kind(self) -> str:
+        """The class of programs of which gates speak."""
+        if self.call == "attend" and self.heads > 8:
+            return "shared"
+        wide = self.call == "attend" and max(self.head_dim, self.v_head_dim) > 256
+        return "wide" if wide else self.call.removeprefix("attend_")
+
+    @property
     def dtype(self) -> str:
         """The storage type of K and V; empty for pass 2."""
         return self.kernel[len(self.call) + 1 :]
@@ -105,6 +123,7 @@ class Spec:
             heads=shape.group,
             arithmetic=_CONSTANT[self.arithmetic],
             walks=self.rows == 1,
+            layout=self.layout,
         ).program()
 
     @property
@@ -119,12 +138,12 @@ class Spec:
         return found
 
 
-def specs_for(shape: AttnShape, softcap: int = 0, dtypes: Iterable[str] = USUAL) -> list[Spec]:
+def specs_for(shape: AttnShape, softcap: int = 0, dtypes: Iterable[str] = USUAL, layout: Layout = RDNA) -> list[Spec]:
     """Every kernel as this shape uses it: pass 1 in each dtype, and pass 2."""
     found = []
-    for heads in sorted({heads_together(shape, most) for most in (8, SHARED_VECTORS)}):
+    for heads in sorted({heads_together(shape, most, layout) for most in (8, SHARED_VECTORS)}):
         one = heads, -(-shape.group // heads), softcap, 1, shape.v_head_dim, shape.latent
-        found += [Spec(f"attend_{dtype}", shape.head_dim, *one) for dtype in dtypes]
+        found += [Spec(f"attend_{dtype}", shape.head_dim, *one, layout=layout) for dtype in dtypes]
     return [*found, Spec(kernels.MERGE.name, shape.v_head_dim)]
 
 
@@ -143,25 +162,10 @@ def default_specs() -> list[Spec]:
     return sorted(dict.fromkeys(found), key=lambda spec: order.index(spec.kernel))
 
 
-def other_specs() -> list[Spec]:
-    """Pass 1 of the other arithmetics with one result for some shapes: fused, and integer with blocks of integers."""
-    shapes = [AttnShape.parse(text) for text in ("16/2/256", "32/8/128", "9/3/64", "20/1/576/512/latent")]
-    types: dict[Arithmetic, tuple[str, ...]] = {"fused": ("f16", "q8_0"), "integer": ("q8_0", "q4_0")}
-    return [
-        replace(spec, arithmetic=arithmetic)
-        for arithmetic, dtypes in types.items()
-        for shape in shapes
-        for spec in specs_for(shape, dtypes=dtypes)
-        if spec.heads
-    ]
-
-
-def cell_specs() -> list[Spec]:
-    """Pass 1 over rows of a host in pages of one token, with every storage type."""
-    attend = [spec for spec in specs_for(AttnShape.parse("16/2/256"), dtypes=STORAGE) if spec.heads]
-    for shape in map(AttnShape.parse, ("9/3/64", "8/1/72", "8/1/65", "20/1/576/512/latent")):
-        attend += [spec for spec in specs_for(shape, dtypes=("f16", "q8_0", "q4_0")) if spec.heads]
-    return [replace(spec, cells=True) for spec in attend]
+def attend_specs(shapes: str, dtypes: Iterable[str], layout: Layout, **how: Any) -> list[Spec]:
+    """Pass 1 of these shapes, with other constants."""
+    found = [spec for text in shapes.split() for spec in specs_for(AttnShape.parse(text), 0, dtypes, layout)]
+    return [replace(spec, **how) for spec in found if spec.heads]
 
 
 def matrix_specs() -> list[Spec]:
@@ -184,7 +188,17 @@ def encode_specs() -> list[Spec]:
     return [*(Spec(f"encode_{name}", 256) for name in names), latent]
 
 
-def all_specs() -> list[Spec]:
-    """What the command compiles: matrix units only where the package was built with them."""
-    matrices = (SPIRV / kernels.MATRIX.file).exists()
-    return default_specs() + other_specs() + cell_specs() + encode_specs() + (matrix_specs() if matrices else [])
+def all_specs(target: str = "gfx1201", layout: Layout = RDNA) -> list[Spec]:
+    """What the command compiles: of other targets than gfx1201 a few shapes and types, and matrix units of none.
+
+    Integer attention has blocks of integers. Cells are rows of a host.
+    """
+    others = attend_specs(FEW_SHAPES, ("f16", "q8_0"), layout, arithmetic="fused")
+    others += attend_specs(FEW_SHAPES, ("q8_0", "q4_0"), layout, arithmetic="integer")
+    if target != "gfx1201":
+        return [*attend_specs(FEW_SHAPES, ("f16", "q8_0"), layout), *others, Spec(kernels.MERGE.name, 256)]
+    cells = attend_specs("16/2/256", STORAGE, layout, cells=True)
+    cells += attend_specs("9/3/64 8/1/72 8/1/65 20/1/576/512/latent", ("f16", "q8_0", "q4_0"), layout, cells=True)
+    matrices = matrix_specs() if (SPIRV / kernels.MATRIX.file).exists() else []
+    default = [replace(spec, layout=layout) if spec.call == "attend" else spec for spec in default_specs()]
+    return default + others + cells + encode_specs() + matrices

@@ -17,6 +17,7 @@ from ...files import read_file
 from ...limits import WAVE
 from ...runtime.devices import COMPUTE_STAGE, MATRIX_FEATURES, fma_features
 from ...runtime.loader import Vulkan, loader
+from ...runtime.loops import unrolled
 from ...runtime.multiply_add import Way, module_for
 from ...runtime.vulkan.pipelines import STORAGE_DESCRIPTOR
 
@@ -26,26 +27,27 @@ _FULL_SUBGROUPS: Final = 2  # VK_PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGR
 
 
 def main() -> None:
-    """Answer every job, or exit with a sentence where the device is not the chip."""
+    """Answer every job, or exit with a sentence where the device is not the chip, whose names the arguments are."""
     try:
         vk = loader()
-        device, ways, units = _open(vk)
+        device, ways, facts = _open(vk, sys.argv[1:])
     except ZincAttnError as e:
         sys.exit(str(e))
     for line in sys.stdin:
         try:
-            answer = {"units": units} | _compile(vk, device, ways, *json.loads(line))
+            answer = facts | _compile(vk, device, ways, *json.loads(line))
         except ZincAttnError as e:
             answer = {"refused": str(e)}
         print(json.dumps(answer), flush=True)
 
 
-def _open(vk: Vulkan) -> tuple[Any, tuple[Way, Way], bool]:
-    """A VkDevice of the chip with a queue of its first family, its ways to multiply and add, plain and fused, and
-    whether it offers matrix units."""
+def _open(vk: Vulkan, names: Sequence[str]) -> tuple[Any, tuple[Way, Way], dict[str, Any]]:
+    """A VkDevice of the chip, whose name has one of ``names``, with a queue of its first family; its ways to multiply
+    and add, plain and fused; whether it offers matrix units, and Mesa's version."""
     physical = vk.physical_devices(vk.create_instance()[0])[0]
-    chip = vk.text(vk.properties(physical)[0].deviceName)
-    if "gfx1201" not in chip.lower():  # a Mesa that ignores the forced family
+    told = vk.properties(physical)[0]
+    chip = vk.text(told.deviceName)
+    if not any(name in chip.lower() for name in names):  # a Mesa that ignores the forced family
         sys.exit(f"the driver offers {chip!r}")
     features = vk.struct("VkPhysicalDeviceSubgroupSizeControlFeatures", subgroupSizeControl=1, computeFullSubgroups=1)
     # Mesa 25.0 compiles matrix products without offering them: lanes have the elements that another chip's would have.
@@ -63,7 +65,8 @@ def _open(vk: Vulkan) -> tuple[Any, tuple[Way, Way], bool]:
     names = [vk.ffi.new("char[]", name.encode()) for name in (*_EXTENSIONS, *units, *fma)]
     enabled = {"enabledExtensionCount": len(names), "ppEnabledExtensionNames": vk.array("char*", names)}
     made = _make(vk, physical, "Device", pNext=features, queueCreateInfoCount=1, pQueueCreateInfos=queue, **enabled)
-    return made, ("fma()", "OpFmaKHR" if fma else "fma()"), offered
+    facts = {"units": offered, "mesa": int(told.driverVersion) >> 22}
+    return made, ("fma()", "OpFmaKHR" if fma else "fma()"), facts
 
 
 def _make(vk: Vulkan, owner: Any, kind: str, **fields: Any) -> Any:
@@ -74,16 +77,18 @@ def _make(vk: Vulkan, owner: Any, kind: str, **fields: Any) -> Any:
     return made[0]
 
 
-def _pipeline(vk: Vulkan, device: Any, cache: Any, path: str, bindings: int, constants: Sequence[int], way: Way) -> Any:
-    """A compute pipeline, with wave32 required as the runtimes do, whose program RADV keeps as text or in the cache."""
+def _pipeline(
+    vk: Vulkan, device: Any, cache: Any, path: str, bindings: int, constants: Sequence[int], way: Way, lanes: int = WAVE
+) -> Any:
+    """A compute pipeline with required subgroups, as the runtimes have it; RADV keeps its text, or it in the cache."""
     each = {"descriptorType": STORAGE_DESCRIPTOR, "descriptorCount": 1, "stageFlags": COMPUTE_STAGE}
     table = [vk.struct("VkDescriptorSetLayoutBinding", binding=i, **each) for i in range(bindings)]
     table = vk.array("VkDescriptorSetLayoutBinding", table)
     made = _make(vk, device, "DescriptorSetLayout", bindingCount=bindings, pBindings=table)
     sets = vk.array("VkDescriptorSetLayout", [made])
-    code = module_for(way, read_file(Path(path), "a SPIR-V module"))
+    code = module_for(way, unrolled(read_file(Path(path), "a SPIR-V module")))
     words = vk.ffi.from_buffer("uint32_t[]", code)
-    wave = vk.struct("VkPipelineShaderStageRequiredSubgroupSizeCreateInfo", requiredSubgroupSize=WAVE)
+    wave = vk.struct("VkPipelineShaderStageRequiredSubgroupSizeCreateInfo", requiredSubgroupSize=lanes)
     module = _make(vk, device, "ShaderModule", codeSize=len(code), pCode=words)
     special, name = vk.specialization(constants), vk.ffi.new("char[]", b"main")
     program = {"flags": _FULL_SUBGROUPS, "module": module, "pName": name, "pSpecializationInfo": special}
@@ -98,18 +103,18 @@ def _pipeline(vk: Vulkan, device: Any, cache: Any, path: str, bindings: int, con
 
 
 def _compile(
-    vk: Vulkan, device: Any, ways: tuple[Way, Way], path: str, bindings: int, constants: Sequence[int], *how: bool
+    vk: Vulkan, device: Any, ways: tuple[Way, Way], path: str, bindings: int, constants: Sequence[int], *how: int
 ) -> dict[str, Any]:
-    """One variant: its wave size, and RADV's statistics and the program's text, or the data of its pipeline cache."""
+    """One variant: its wave size, and the driver's statistics with RADV's text, or the data of its pipeline cache."""
 
     def query(name: str) -> Any:
         name = f"vkGetPipelineExecutable{name}KHR"
         found = vk.lib.vkGetDeviceProcAddr(device, vk.ffi.new("char[]", name.encode()))
         return vk.ffi.cast(f"PFN_{name}", found)
 
-    fused, binary = how
+    fused, binary, *lanes = how
     cache = _make(vk, device, "PipelineCache") if binary else None
-    pipeline = _pipeline(vk, device, cache, path, bindings, constants, ways[fused])
+    pipeline = _pipeline(vk, device, cache, path, bindings, constants, ways[fused], *lanes)
     about = vk.struct("VkPipelineInfoKHR", pipeline=pipeline)
     (stage,) = vk.listed(query("Properties"), "VkPipelineExecutablePropertiesKHR", device, about)
     if binary:
@@ -118,18 +123,24 @@ def _compile(
         return {"wave": int(stage.subgroupSize), "cache": bytes(vk.ffi.buffer(data, size[0])).hex()}
     about = vk.struct("VkPipelineExecutableInfoKHR", pipeline=pipeline)
     numbers = vk.listed(query("Statistics"), "VkPipelineExecutableStatisticKHR", device, about)
-    function = query("InternalRepresentations")
+    return {
+        "wave": int(stage.subgroupSize),
+        "statistics": {vk.text(number.name): int(number.value.u64) for number in numbers},
+        "isa": _text(vk, device, query("InternalRepresentations"), about),
+    }
+
+
+def _text(vk: Vulkan, device: Any, function: Any, about: Any) -> str:
+    """RADV's text of the machine code; empty from other drivers."""
     forms = vk.listed(function, "VkPipelineExecutableInternalRepresentationKHR", device, about)
     texts = {vk.text(form.name): vk.ffi.new("char[]", form.dataSize) for form in forms}
+    if "Assembly" not in texts:
+        return ""
     for form, text in zip(forms, texts.values(), strict=True):
         form.pData = text
     count = vk.ffi.new("uint32_t*", len(forms))
     vk.check(function(device, about, count, vk.ffi.addressof(forms[0])), "the program's text")
-    return {
-        "wave": int(stage.subgroupSize),
-        "statistics": {vk.text(number.name): int(number.value.u64) for number in numbers},
-        "isa": vk.text(texts["Assembly"]),
-    }
+    return vk.text(texts["Assembly"])
 
 
 if __name__ == "__main__":

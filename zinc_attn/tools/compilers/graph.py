@@ -1,4 +1,4 @@
-"""The gate of the graph's kernels: wave32, no spills, no scratch memory, and no more LDS than a workgroup may have."""
+"""The gates of the graph's kernels, and those of gfx1201's issue slots and matrix units."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from ...graph.constants import SUPERBLOCK
 from ...graph.declarations import MUL_MAT_UNITS, MUL_MAT_VEC, WEIGHT_TYPES, GraphKernel
 from ...graph.pieces import GROUP, TYPES
 from ...graph.programs import PROGRAMS
-from ...limits import WAVE
 from ...runtime.device import SPIRV
 from ..cost import CARDS
-from .compiler import compile_programs
+from .compiler import HERE, compile_programs
+from .gates import Compiled
 from .isa import matrix_cycles
+from .targets import RADV, Compiler
 
-MOST: Final = {"Spilled VGPRs": 0, "Spilled SGPRs": 0, "Scratch size": 0, "LDS size": 32 << 10}
-
+MOST_SHARED: Final = 32 << 10  # bytes of a workgroup
 # Vector instructions of mul_mat_vec, whose program makes superblocks of 32 rows, as a part of what the card issues
 # while these come from memory, by its columns: below 1 memory is the limit.
 MOST_ISSUED: Final = {1: 0.2, 8: 0.9}
-MOST_VGPRS: Final = 96  # of one column: 16 waves a SIMD
 LEAST_AHEAD: Final = 4096  # bytes of weights that a wave of it loads before it uses the first
 # Cycles of mul_mat_units for a block of 32 values of 32 rows and 64 columns, where 300 are 163 TOPS of the card; an
 # output has two products of q6_K, and a minimum of others.
@@ -28,23 +27,36 @@ MOST_CYCLES: Final = {"q6_K": 345} | dict.fromkeys(("q4_1", "q5_1", "q2_K", "q4_
 MOST_CYCLES_ELSE: Final = 285
 
 
-def graph_programs() -> list[tuple[GraphKernel, tuple[int, ...]]]:
-    """What the gate compiles: matrix units only where the package was built with them."""
-    return [(kernel, spec) for kernel, spec in PROGRAMS if (SPIRV / kernel.decl.file).exists()]
+def graph_programs(compiler: Compiler = HERE) -> list[tuple[GraphKernel, tuple[int, ...]]]:
+    """What the gate compiles: matrix units only of AMD's, and where the package was built with them."""
+    units = compiler.target.driver is RADV
+    return [
+        (kernel, spec)
+        for kernel, spec in PROGRAMS
+        if (SPIRV / kernel.decl.file).exists() and (units or "units" not in kernel.name)
+    ]
 
 
-def graph_violations() -> Iterator[str]:
+def kind(kernel: GraphKernel, spec: Sequence[int]) -> str:
+    """The class of programs of which gates speak."""
+    vector = kernel is MUL_MAT_VEC and spec[kernel.decl.spec.index("columns")] == 1
+    return "vec" if vector else "graph"
+
+
+def graph_violations(compiler: Compiler = HERE) -> Iterator[str]:
     """One sentence per broken gate."""
-    programs = graph_programs()
-    made = compile_programs([(kernel.decl, spec) for kernel, spec in programs])
-    for (kernel, spec), one in zip(programs, made, strict=True):
-        name = f"{kernel.name} {list(spec)}"
-        yield from broken(name, one)
+    programs = graph_programs(compiler)
+    answers = compile_programs([(kernel.decl, spec) for kernel, spec in programs], compiler)
+    for (kernel, spec), answer in zip(programs, answers, strict=True):
+        name, compiled = f"{kernel.name} {list(spec)}", Compiled.read(answer, compiler)
+        yield from compiled.broken(name, kind(kernel, spec), MOST_SHARED)
+        if compiler.name != "gfx1201":
+            continue
         if kernel is MUL_MAT_VEC:
-            yield from _of_products(name, spec, one)
+            yield from _of_products(name, spec, answer)
         if kernel is MUL_MAT_UNITS:
             most = MOST_CYCLES.get(WEIGHT_TYPES[spec[0]], MOST_CYCLES_ELSE)
-            if (cycles := unit_cycles(spec, one["isa"])) > most:
+            if (cycles := unit_cycles(spec, answer["isa"])) > most:
                 yield f"{name}: {cycles:.0f} cycles of a block, at most {most} allowed"
 
 
@@ -54,28 +66,17 @@ def unit_cycles(spec: Sequence[int], isa: str) -> float:
     return matrix_cycles(isa) * 8 / (own_rows * own_columns)
 
 
-def _of_products(name: str, spec: tuple[int, ...], one: Mapping[str, Any]) -> Iterator[str]:
+def _of_products(name: str, spec: tuple[int, ...], answer: Mapping[str, Any]) -> Iterator[str]:
     of = dict(zip(MUL_MAT_VEC.decl.spec, spec, strict=True))
-    weights, vgprs = TYPES[WEIGHT_TYPES[of["type"]]], one["statistics"]["VGPRs"]
+    weights = TYPES[WEIGHT_TYPES[of["type"]]]
     loaded = of["ahead"] * GROUP * SUPERBLOCK // weights.values * weights.size  # bytes
-    if (part := issued(loaded, one)) > (most := MOST_ISSUED[of["columns"]]):
+    if (part := issued(loaded, answer)) > (most := MOST_ISSUED[of["columns"]]):
         yield f"{name}: {part:.1%} of the issue slots, at most {most:.0%} allowed"
     if loaded < LEAST_AHEAD:
         yield f"{name}: {loaded} bytes of weights on their way, at least {LEAST_AHEAD} needed"
-    if of["columns"] == 1 and vgprs > MOST_VGPRS:
-        yield f"{name}: {vgprs} VGPRs, at most {MOST_VGPRS} allowed"
 
 
-def issued(loaded: int, one: Mapping[str, Any]) -> float:
+def issued(loaded: int, answer: Mapping[str, Any]) -> float:
     """The part of the card's issue slots that vector instructions take while so many bytes come from memory."""
     card, seconds = CARDS["r9700"], loaded / CARDS["r9700"].bandwidth  # billionths
-    return float(one["statistics"]["VALU"] / (seconds * card.compute_units * card.simds * card.clock_ghz))
-
-
-def broken(name: str, one: Mapping[str, Any]) -> Iterator[str]:
-    """What a program breaks, of its name and ``compile_programs``' answer."""
-    for what, most in MOST.items():
-        if one["statistics"][what] > most:
-            yield f"{name}: {one['statistics'][what]} {what}, at most {most} allowed"
-    if int(one["wave"]) != WAVE:
-        yield f"{name}: wave{one['wave']}, wave{WAVE} needed"
+    return float(answer["statistics"]["VALU"] / (seconds * card.compute_units * card.family.simds * card.clock_ghz))
