@@ -17,7 +17,7 @@ GENERATIONS = ((20, 20, 20), (2,) * 6)  # tokens: one thread decodes while the o
 
 
 def logits(path: str, tokens: int) -> str:
-    """A digest of those behind a prompt and ``tokens`` greedy tokens."""
+    """A digest of the logits after a prompt, and after each of ``tokens`` greedy tokens."""
     model = Llama(
         path, n_gpu_layers=-1, flash_attn=True, n_ctx=256, n_batch=64, logits_all=True, n_threads=1, n_threads_batch=1
     )

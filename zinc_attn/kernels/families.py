@@ -1,6 +1,6 @@
 """How pass 1 lies in a device's registers: a line for each family of devices. No number of it shows in the bits.
 
-What a compiler makes of a line is measured without the device (``zinc-attn rdna4`` for the first of AMD's): no spills,
+``zinc-attn compilers`` says without the device what a compiler makes of a line: the fewest spills,
 and as many waves as registers allow.
 """
 
