@@ -58,9 +58,17 @@ class KernelDecl:
         """Values of every specialization constant, from the caller's."""
         return (*spec, *(value for _, value in self.fixed))
 
-    def wave(self, spec: Sequence[int]) -> int:
-        """Invocations of the subgroups to ask for, by the caller's constants: those of a wave of pass 1, or WAVE."""
-        return spec[self.spec.index("workgroup_size")] // LEAVES_PER_NODE if self.name == "attend" else WAVE
+    def wave(self, spec: Sequence[int], lanes: int = WAVE) -> int:
+        """Invocations of the subgroups to ask for, by the caller's constants: those of a wave of pass 1, WAVE where
+        others meet in subgroups, else ``lanes``, of the device's layout."""
+        if self.name == "attend":
+            return spec[self.spec.index("workgroup_size")] // LEAVES_PER_NODE
+        return WAVE if self.has_subgroups else lanes
+
+    @property
+    def has_subgroups(self) -> bool:
+        """Whether invocations meet in subgroups, beside shared memory."""
+        return "subgroups" in self.spec or self.extension is not None
 
     def fused(self, spec: Sequence[int]) -> bool:
         """Whether the caller's constants ask for fused sums."""

@@ -43,13 +43,14 @@ CPU: Final = Layout(WAVE, 1, 4)
 RDNA: Final = Layout()
 OTHER: Final = Layout(WAVE, 2, 4, 1024, 4096)
 AMD, NVIDIA, INTEL = 0x1002, 0x10DE, 0x8086  # PCI
-# The first that fits is taken. RADV of Mesa 26 has 192 VGPRs with 8 rows of 16/2/256, and 120 with 4. A lane of Intel's
-# has 128 registers where subgroups are the smallest. NVIDIA's has 128 where a multiprocessor has two workgroups.
+# The first that fits is taken. RADV of Mesa 26 has 192 VGPRs with 4 rows of 16/2/256, and 120 with 2. A lane of Intel's
+# has 128 registers where subgroups are the smallest, and spills with 4 rows. NVIDIA's has 128 where a multiprocessor
+# has two workgroups.
 FAMILIES: Final = (
-    Family("RDNA, Mesa 26 or later", RDNA._replace(rows_ahead=4), AMD, 26),
+    Family("RDNA, Mesa 26 or later", RDNA._replace(rows_ahead=2), AMD, 26),
     Family("RDNA", RDNA, AMD),
-    Family("Xe2 and later", Layout(16, 2, 4, 512, 512), INTEL, subgroup=16),
-    Family("Xe", Layout(8, 2, 4, 256, 256), INTEL),
+    Family("Xe2 and later", Layout(16, 2, 2, 512, 512), INTEL, subgroup=16),
+    Family("Xe", Layout(8, 2, 2, 256, 256), INTEL),
     Family("NVIDIA", OTHER, NVIDIA),
     Family("other", OTHER),
 )

@@ -80,7 +80,7 @@ class Pipelines:
     def _compile(self, decl: KernelDecl, words: Words, values: tuple[int, ...], layout: Any) -> Any:
         device, vk, scratch = self._device, self._device.vk, Undo()
         flags, chain = 0, device.null
-        wave = decl.wave(values)
+        wave = decl.wave(values, device.info.layout.lanes)
         if device.wave32 and local_size_x(words) % wave == 0:
             flags = _REQUIRE_FULL_SUBGROUPS
             chain = vk.struct("VkPipelineShaderStageRequiredSubgroupSizeCreateInfo", requiredSubgroupSize=wave)

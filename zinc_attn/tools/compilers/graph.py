@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from ...graph.constants import SUPERBLOCK
-from ...graph.declarations import MUL_MAT_UNITS, MUL_MAT_VEC, WEIGHT_TYPES, GraphKernel
+from ...graph.declarations import DELTA_NET, MUL_MAT_UNITS, MUL_MAT_VEC, SSM_SCAN, WEIGHT_TYPES, GraphKernel
 from ...graph.pieces import GROUP, TYPES
 from ...graph.programs import PROGRAMS
+from ...limits import WAVE
 from ...runtime.device import SPIRV
 from ..cost import CARDS
-from .compiler import HERE, compile_programs
+from .compiler import HERE, compile_programs, layout_for
 from .gates import Compiled
 from .isa import matrix_cycles
 from .targets import RADV, Compiler
@@ -28,12 +29,15 @@ MOST_CYCLES_ELSE: Final = 285
 
 
 def graph_programs(compiler: Compiler = HERE) -> list[tuple[GraphKernel, tuple[int, ...]]]:
-    """What the gate compiles: matrix units only of AMD's, and where the package was built with them."""
-    units = compiler.target.driver is RADV
+    """What the gate compiles: matrix units only of AMD's, and where the package was built with them; of states several
+    rows a lane only where a wave has 32."""
+    units, whole = compiler.target.driver is RADV, layout_for(compiler).lanes == WAVE
     return [
         (kernel, spec)
         for kernel, spec in PROGRAMS
-        if (SPIRV / kernel.decl.file).exists() and (units or "units" not in kernel.name)
+        if (SPIRV / kernel.decl.file).exists()
+        and (units or "units" not in kernel.name)
+        and (whole or kernel not in (DELTA_NET, SSM_SCAN) or spec[1] == 1)
     ]
 
 
@@ -45,11 +49,13 @@ def kind(kernel: GraphKernel, spec: Sequence[int]) -> str:
 
 def graph_violations(compiler: Compiler = HERE) -> Iterator[str]:
     """One sentence per broken gate."""
-    programs = graph_programs(compiler)
-    answers = compile_programs([(kernel.decl, spec) for kernel, spec in programs], compiler)
-    for (kernel, spec), answer in zip(programs, answers, strict=True):
+    programs, least = graph_programs(compiler), layout_for(compiler).lanes
+    lanes = [kernel.decl.wave(spec, least) for kernel, spec in programs]
+    jobs = [(kernel.decl, spec, wave) for (kernel, spec), wave in zip(programs, lanes, strict=True)]
+    answers = compile_programs(jobs, compiler)
+    for (kernel, spec), wave, answer in zip(programs, lanes, answers, strict=True):
         name, compiled = f"{kernel.name} {list(spec)}", Compiled.read(answer, compiler)
-        yield from compiled.broken(name, kind(kernel, spec), MOST_SHARED)
+        yield from compiled.broken(name, kind(kernel, spec), MOST_SHARED, wave)
         if compiler.name != "gfx1201":
             continue
         if kernel is MUL_MAT_VEC:

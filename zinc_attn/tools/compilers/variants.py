@@ -86,8 +86,7 @@ class Spec:
     def lanes(self) -> int:
         """Invocations of a wave."""
         decl, constants = self.program()
-        size = dict(zip(decl.spec, constants, strict=True)).get("workgroup_size", 0)
-        return size // LEAVES_PER_NODE if self.call == "attend" else WAVE
+        return decl.wave(constants, self.layout.lanes)
 
     @property
     def kind(self) -> str:
@@ -144,7 +143,7 @@ def specs_for(shape: AttnShape, softcap: int = 0, dtypes: Iterable[str] = USUAL,
     for heads in sorted({heads_together(shape, most, layout) for most in (8, SHARED_VECTORS)}):
         one = heads, -(-shape.group // heads), softcap, 1, shape.v_head_dim, shape.latent
         found += [Spec(f"attend_{dtype}", shape.head_dim, *one, layout=layout) for dtype in dtypes]
-    return [*found, Spec(kernels.MERGE.name, shape.v_head_dim)]
+    return [*found, Spec(kernels.MERGE.name, shape.v_head_dim, layout=layout)]
 
 
 def default_specs() -> list[Spec]:
@@ -196,7 +195,8 @@ def all_specs(target: str = "gfx1201", layout: Layout = RDNA) -> list[Spec]:
     others = attend_specs(FEW_SHAPES, ("f16", "q8_0"), layout, arithmetic="fused")
     others += attend_specs(FEW_SHAPES, ("q8_0", "q4_0"), layout, arithmetic="integer")
     if target != "gfx1201":
-        return [*attend_specs(FEW_SHAPES, ("f16", "q8_0"), layout), *others, Spec(kernels.MERGE.name, 256)]
+        merge = Spec(kernels.MERGE.name, 256, layout=layout)
+        return [*attend_specs(FEW_SHAPES, ("f16", "q8_0"), layout), *others, merge]
     cells = attend_specs("16/2/256", STORAGE, layout, cells=True)
     cells += attend_specs("9/3/64 8/1/72 8/1/65 20/1/576/512/latent", ("f16", "q8_0", "q4_0"), layout, cells=True)
     matrices = matrix_specs() if (SPIRV / kernels.MATRIX.file).exists() else []
