@@ -4,47 +4,8 @@
 #include <string.h>
 
 #include "error.h"
-#include "objects.h"
-#include "units.h"
 
-const char *za_result_name(VkResult result) {
-    switch (result) {
-    case VK_ERROR_OUT_OF_HOST_MEMORY: return "out of host memory";
-    case VK_ERROR_OUT_OF_DEVICE_MEMORY: return "out of device memory";
-    case VK_ERROR_INITIALIZATION_FAILED: return "initialization failed";
-    case VK_ERROR_DEVICE_LOST: return "the device was lost";
-    case VK_ERROR_MEMORY_MAP_FAILED: return "the memory cannot be mapped";
-    case VK_ERROR_EXTENSION_NOT_PRESENT: return "an extension is not there";
-    case VK_ERROR_FEATURE_NOT_PRESENT: return "a feature is not there";
-    case VK_ERROR_INCOMPATIBLE_DRIVER: return "no Vulkan driver; install one, for example mesa-vulkan-drivers";
-    case VK_ERROR_TOO_MANY_OBJECTS: return "too many objects";
-    default: return "unexpected result";
-    }
-}
-
-enum za_code za_code_of(VkResult result) {
-    return result == VK_ERROR_OUT_OF_HOST_MEMORY || result == VK_ERROR_OUT_OF_DEVICE_MEMORY ? ZA_MEMORY
-           : result == VK_ERROR_DEVICE_LOST                                                 ? ZA_LOST
-                                                                                            : ZA_DRIVER;
-}
-
-bool za_check(VkResult result, const char *what) {
-    return result == VK_SUCCESS ||
-           za_fail_as(za_code_of(result), "%s: %s (VkResult %d)", what, za_result_name(result), (int)result);
-}
-
-/* --- functions and features -------------------------------------------------------------------------- */
-
-static bool load(struct za_functions *vk, PFN_vkGetInstanceProcAddr get_proc, VkInstance instance) {
-    const char *missing = NULL;
-#define X(name)                                                                  \
-    vk->name = (PFN_vk##name)(void (*)(void))get_proc(instance, "vk" #name);     \
-    if (!vk->name) missing = "vk" #name;
-    ZA_VULKAN(X)
-#undef X
-    return !missing || za_fail_as(ZA_UNSUPPORTED, "get_proc: it has no %s, expected the functions of Vulkan 1.1; make "
-                                  "the instance for 1.1", missing);
-}
+/* --- features ---------------------------------------------------------------------------------------- */
 
 /* Whether pipelines could ask for subgroups of 32: RDNA then runs a workgroup as one wave32. For speed only. */
 static bool offers_wave32(const struct za_functions *vk, VkPhysicalDevice physical) {
@@ -77,7 +38,7 @@ bool za_wanted_features(VkInstance instance, VkPhysicalDevice physical, PFN_vkGe
                         VkPhysicalDeviceFeatures2 *chain) {
     struct za_functions vk;
     if (!instance || !physical || !get_proc || !chain) return za_fail("za_wanted_features: got NULL, expected handles");
-    if (!load(&vk, get_proc, instance)) return false;
+    if (!za_functions_load(&vk, get_proc, instance)) return false;
     VkBool32 *wave32 = size_control_in(chain->pNext);
     if (wave32 && offers_wave32(&vk, physical)) *wave32 = VK_TRUE;
     return true;
@@ -177,7 +138,7 @@ static bool make_device(struct za_device *device, uint32_t api) {
     if (dot_extension) names[count++] = dot;
     void *features = device->dots ? &dots : dots.pNext;
     struct za_units_features units;
-    if (core && has_extension(device, za_units_extension)) device->units = za_units_of(device, device->wave32);
+    if (core && has_extension(device, za_units_extension)) device->units = za_units_of(&device->host, &device->vk, device->wave32);
     if (device->units.m) {
         names[count++] = za_units_extension;
         features = za_units_chain(&units, features);
@@ -236,7 +197,10 @@ static bool make_commands(struct za_device *device) {
 }
 
 static struct za_device *finish(struct za_device *device, bool ok) {
-    if (ok && make_commands(device)) return device;
+    if (ok && make_commands(device)) {
+        za_pipeline_cache_open(&device->cache, &device->vk, device->host.device, &device->properties);
+        return device;
+    }
     za_device_close(device);
     return NULL;
 }
@@ -255,7 +219,7 @@ struct za_device *za_device_open(const char *name) {
     device->own = true;
     device->host.get_proc = vkGetInstanceProcAddr;
     return finish(device, make_instance(&device->host, &api) &&
-                              load(&device->vk, device->host.get_proc, device->host.instance) &&
+                              za_functions_load(&device->vk, device->host.get_proc, device->host.instance) &&
                               choose_device(device, name) && read_facts(device) && find_family(device) &&
                               make_device(device, api));
 }
@@ -267,7 +231,7 @@ static bool take_host(struct za_device *device, const struct za_host *host) {
         return za_fail("host: got a NULL among instance, physical, device, queue and get_proc, expected handles");
     device->host = *host;
     device->host.enabled = NULL;
-    if (!load(&device->vk, host->get_proc, host->instance) || !read_facts(device)) return false;
+    if (!za_functions_load(&device->vk, host->get_proc, host->instance) || !read_facts(device)) return false;
     device->vk.GetPhysicalDeviceQueueFamilyProperties(host->physical, &count, families);
     if (host->family >= count || !(families[host->family].queueFlags & VK_QUEUE_COMPUTE_BIT))
         return za_fail("host: got queue family %u, expected one of %s that does compute", host->family,
@@ -295,6 +259,8 @@ bool za_device_close(struct za_device *device) {
             vk->DestroyPipelineLayout(handle, device->layouts[i], NULL);
             vk->DestroyDescriptorSetLayout(handle, device->set_layouts[i], NULL);
         }
+        if (device->cache.pending && !device->lost) za_pipeline_cache_save(&device->cache, vk, handle);
+        vk->DestroyPipelineCache(handle, device->cache.handle, NULL);
         vk->DestroyFence(handle, device->fence, NULL);
         vk->DestroyCommandPool(handle, device->pool, NULL);
         if (device->own) vk->DestroyDevice(handle, NULL);
@@ -338,6 +304,8 @@ bool za_enter(struct za_device *device) {
 
 bool za_leave(struct za_device *device, bool ok) {
     if (!ok && za_error_code() == ZA_LOST) device->lost = true;
+    if (ok && device->cache.pending && --device->cache.pending == 0)
+        za_pipeline_cache_save(&device->cache, &device->vk, device->host.device);
     atomic_flag_clear(&device->busy);
     return ok;
 }

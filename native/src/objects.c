@@ -154,7 +154,8 @@ bool za_pipeline_make(struct za_device *device, const struct kernel *kernel, con
         },
         .layout = device->layouts[kernel->bindings],
     };
-    VkResult result = vk->CreateComputePipelines(on, VK_NULL_HANDLE, 1, &create, NULL, &pipeline->handle);
+    VkResult result = vk->CreateComputePipelines(on, device->cache.handle, 1, &create, NULL, &pipeline->handle);
+    if (result == VK_SUCCESS) device->cache.pending = 2;
     vk->DestroyShaderModule(on, module, NULL);
     return za_check(result, kernel->name);
 }
