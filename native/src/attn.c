@@ -126,3 +126,38 @@ bool za_need_buffer(struct za_attn *attn, int which, uint64_t bytes) {
     za_buffer_free(attn->device, buffer);
     return false;
 }
+
+/* --- where pages lie --------------------------------------------------------------------------------- */
+
+/* Bytes from a row to the next; 0 of tiles. */
+static uint32_t stride_bytes(const struct za_cache *cache, bool of_v) {
+    const struct shape *shape = &cache->attn->shape;
+    return of_v && !shape->latent ? shape->v.stride : shape->k.stride;
+}
+
+uint64_t za_page_step(const struct za_cache *cache, bool of_v) {
+    const struct shape *shape = &cache->attn->shape;
+    uint64_t stride = stride_bytes(cache, of_v);
+    if (stride) return stride * shape->page_size * cache->steps.token;
+    return of_v && !shape->latent ? shape->v_page_bytes : shape->k_page_bytes;
+}
+
+/* The product, or at least a quarter of what a uint64 holds. */
+static uint64_t times(uint64_t a, uint64_t b) { return a && b > UINT64_MAX / 4 / a ? UINT64_MAX / 4 : a * b; }
+
+uint64_t za_pages_bytes(const struct za_cache *cache, bool of_v, uint64_t pages) {
+    const struct shape *shape = &cache->attn->shape;
+    uint32_t stride = stride_bytes(cache, of_v);
+    if (!stride) return times(pages, za_page_step(cache, of_v));
+    uint64_t rows = times(pages * shape->page_size - 1, cache->steps.token) +
+                    (uint64_t)(shape->kv_heads - 1) * cache->steps.head + 1;
+    return (times(rows, stride) + 3) / 4 * 4;
+}
+
+struct layer za_layer_of(const struct za_cache *cache, uint32_t layer) {
+    return (struct layer){
+        .first_page = layer * cache->stride,
+        .steps = cache->steps,
+        .scales = cache->scales ? cache->scales + (size_t)layer * cache->attn->shape.scale_words : NULL,
+    };
+}

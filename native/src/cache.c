@@ -3,9 +3,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "attn.h"
 #include "check.h"
 #include "error.h"
+#include "record.h"
 #include "zinc_contract.h"
 
 /* --- scales of heads --------------------------------------------------------------------------------- */
@@ -41,46 +41,7 @@ static bool make_scales(struct za_cache *cache, const float *k, const float *v) 
            take_scales(shape, "v_scales", shape->v.dtype, shape->latent ? k : v, cache->layers, v_scales);
 }
 
-/* --- where pages lie --------------------------------------------------------------------------------- */
-
-/* Bytes from a row to the next; 0 of tiles. */
-static uint32_t stride_bytes(const struct za_cache *cache, bool of_v) {
-    const struct shape *shape = &cache->attn->shape;
-    return of_v && !shape->latent ? shape->v.stride : shape->k.stride;
-}
-
-uint64_t za_page_step(const struct za_cache *cache, bool of_v) {
-    const struct shape *shape = &cache->attn->shape;
-    uint64_t stride = stride_bytes(cache, of_v);
-    if (stride) return stride * shape->page_size * cache->steps.token;
-    return of_v && !shape->latent ? shape->v_page_bytes : shape->k_page_bytes;
-}
-
-/* The product, or at least a quarter of what a uint64 holds. */
-static uint64_t times(uint64_t a, uint64_t b) { return a && b > UINT64_MAX / 4 / a ? UINT64_MAX / 4 : a * b; }
-
-uint64_t za_pages_bytes(const struct za_cache *cache, bool of_v, uint64_t pages) {
-    const struct shape *shape = &cache->attn->shape;
-    uint32_t stride = stride_bytes(cache, of_v);
-    if (!stride) return times(pages, za_page_step(cache, of_v));
-    uint64_t rows = times(pages * shape->page_size - 1, cache->steps.token) +
-                    (uint64_t)(shape->kv_heads - 1) * cache->steps.head + 1;
-    return (times(rows, stride) + 3) / 4 * 4;
-}
-
-/* Of K or V, the larger one. */
-static uint64_t most_bytes(const struct za_cache *cache, uint64_t pages) {
-    uint64_t k = za_pages_bytes(cache, false, pages), v = za_pages_bytes(cache, true, pages);
-    return k > v ? k : v;
-}
-
-struct layer za_layer_of(const struct za_cache *cache, uint32_t layer) {
-    return (struct layer){
-        .first_page = layer * cache->stride,
-        .steps = cache->steps,
-        .scales = cache->scales ? cache->scales + (size_t)layer * cache->attn->shape.scale_words : NULL,
-    };
-}
+/* --- steps of rows ----------------------------------------------------------------------------------- */
 
 static bool take_steps(struct za_cache *cache, const struct za_cache_places *given) {
     const struct shape *shape = &cache->attn->shape;
@@ -98,6 +59,12 @@ static bool take_steps(struct za_cache *cache, const struct za_cache_places *giv
 }
 
 /* --- caches ------------------------------------------------------------------------------------------ */
+
+/* Of K or V, the larger one. */
+static uint64_t most_bytes(const struct za_cache *cache, uint64_t pages) {
+    uint64_t k = za_pages_bytes(cache, false, pages), v = za_pages_bytes(cache, true, pages);
+    return k > v ? k : v;
+}
 
 /* That a storage buffer of the device holds K, and one V. */
 static bool check_size(const struct za_cache *cache) {

@@ -1,9 +1,9 @@
 /* Calls that wait: from host memory to host memory, or between buffers on the device. */
 #include <string.h>
 
-#include "attn.h"
 #include "check.h"
 #include "error.h"
+#include "record.h"
 #include "floats.h"
 #include "rows.h"
 

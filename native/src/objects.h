@@ -4,7 +4,6 @@
 #define OBJECTS_H
 
 #include "device.h"
-#include "laid.h"
 
 struct buffer {
     VkBuffer handle;
@@ -41,7 +40,20 @@ void za_pipeline_free(struct za_device *device, struct pipeline *pipeline);
 bool za_sets_reset(struct za_device *device, struct sets *sets);
 void za_sets_free(struct za_device *device, struct sets *sets);
 
-/* A dispatch; `places` are in the order of the pipeline's bindings, whose sizes are the ranges that it sees. */
+/* A dispatch. Its barriers follow from what it reads and writes, but for one: `beside`. */
+struct za_command {
+    VkPipeline pipeline;
+    VkPipelineLayout layout;
+    VkDescriptorSetLayout set_layout; /* of storage buffers 0, 1, ..., `bindings` of them */
+    uint32_t bindings;
+    uint32_t written;                    /* bit i: binding i is written; all others are read */
+    struct za_place place[MAX_BINDINGS]; /* `size` is what the kernel sees */
+    uint32_t groups[3];
+    bool beside;       /* writes other parts of what the command before it writes; no barrier between the two */
+    uint64_t products; /* multiplications, by which the time of a submission is bounded; 0: few */
+};
+
+/* `places` are in the order of the pipeline's bindings, whose sizes are the ranges that it sees. */
 struct za_command za_command(const struct za_device *device, const struct pipeline *pipeline,
                              const struct za_place *places, uint32_t written, const uint32_t groups[3]);
 bool za_dispatch(struct za_device *device, VkCommandBuffer commands, struct sets *sets,

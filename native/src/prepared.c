@@ -2,9 +2,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "attn.h"
 #include "check.h"
 #include "error.h"
+#include "record.h"
 
 enum { MAX_SLOTS = 64 };
 

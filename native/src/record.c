@@ -1,17 +1,10 @@
 /* The recording of a call's commands, and the places that they use. */
-#include "attn.h"
+#include "record.h"
+
 #include "check.h"
 #include "error.h"
 
 enum { COPIES = 64 }; /* regions of a copy command */
-
-uint64_t za_q_bytes(const struct shape *shape, uint64_t rows) { return 4 * rows * shape->q_heads * shape->k_dim; }
-
-uint64_t za_out_bytes(const struct shape *shape, uint64_t rows) {
-    return 4 * rows * shape->q_heads * (shape->v_dim + 1);
-}
-
-uint64_t za_rows_bytes(const struct shape *shape, uint64_t new_rows) { return 4 * new_rows * shape->sizes.token_words; }
 
 /* --- barriers ---------------------------------------------------------------------------------------- */
 

@@ -76,8 +76,6 @@ src/cache.c
 the scales of a layer: scales[i / heads * 2 * heads → scales[i / heads * heads @ scales
 the target of a copy: to.offset += target * bytes; → to.offset += (target + 1) * bytes; @ copies
 a copy in every layer: bytes, cache->layers); → bytes, 1); @ copies
-the last row of a cache: * cache->steps.head + 1; → * cache->steps.head; @ rows of hosts
-a page of rows: stride * shape->page_size * cache → stride * cache @ rows of 40
 src/check.c
 a page behind the last: page_table[i] >= pages → page_table[i] > pages @ refused calls
 the length of a table: r->pages < used → r->pages + 1 < used @ refused calls
@@ -94,6 +92,8 @@ what may be running still: (result != VK_SUCCESS) device->lost → (result == VK
 src/objects.c
 subgroups of 32: device->wave32 ? &wave32 → !device->wave32 ? &wave32 @ waves
 src/attn.c
+the last row of a cache: * cache->steps.head + 1; → * cache->steps.head; @ rows of hosts
+a page of rows: stride * shape->page_size * cache → stride * cache @ rows of 40
 a cache in use: attn->caches || → !attn->caches && @ closing
 src/blocks.c
 rounding of q4_0: half + 0.5F → half @ codec
