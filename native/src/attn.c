@@ -122,9 +122,7 @@ bool za_need_buffer(struct za_attn *attn, int which, uint64_t bytes) {
     while (size < bytes) size *= 2;
     if (bytes <= limit && limit < size) size = limit / 4 * 4;
     za_buffer_free(attn->device, buffer);
-    if (za_buffer_make(attn->device, size, which < STATES, names[which], buffer)) return true;
-    za_buffer_free(attn->device, buffer);
-    return false;
+    return za_buffer_make(attn->device, size, which < STATES, names[which], buffer);
 }
 
 /* --- where pages lie --------------------------------------------------------------------------------- */

@@ -91,11 +91,12 @@ static uint32_t stride_of(const struct za_cache *cache) {
 static bool own_memory(struct za_cache *cache) {
     struct za_device *device = cache->attn->device;
     uint64_t pages = (uint64_t)cache->layers * (cache->stride = stride_of(cache));
-    if (!za_buffer_make(device, za_pages_bytes(cache, false, pages), false, "k", &cache->own_k)) return false;
-    cache->k = cache->v = za_whole(&cache->own_k);
-    if (cache->attn->shape.latent) return true;
-    if (!za_buffer_make(device, za_pages_bytes(cache, true, pages), false, "v", &cache->own_v)) return false;
-    cache->v = za_whole(&cache->own_v);
+    const bool latent = cache->attn->shape.latent;
+    if (!za_buffer_make(device, za_pages_bytes(cache, false, pages), false, "k", &cache->own_k) ||
+        (!latent && !za_buffer_make(device, za_pages_bytes(cache, true, pages), false, "v", &cache->own_v)))
+        return false;
+    cache->k = za_whole(&cache->own_k);
+    cache->v = latent ? cache->k : za_whole(&cache->own_v);
     return true;
 }
 
@@ -186,6 +187,5 @@ static bool copy_page(struct za_cache *cache, uint32_t source, uint32_t target) 
 }
 
 bool za_copy_page(struct za_cache *cache, uint32_t source, uint32_t target) {
-    return za_given("cache", cache) && za_enter(cache->attn->device) &&
-           za_leave(cache->attn->device, copy_page(cache, source, target));
+    return za_given("cache", cache) && za_within(cache->attn->device, copy_page(cache, source, target));
 }

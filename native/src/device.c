@@ -5,7 +5,18 @@
 
 #include "error.h"
 
-/* --- features ---------------------------------------------------------------------------------------- */
+/* --- functions and features -------------------------------------------------------------------------- */
+
+static bool load(struct za_functions *vk, PFN_vkGetInstanceProcAddr get_proc, VkInstance instance) {
+    const char *missing = NULL;
+#define X(name)                                                                  \
+    vk->name = (PFN_vk##name)(void (*)(void))get_proc(instance, "vk" #name);     \
+    if (!vk->name) missing = "vk" #name;
+    ZA_VULKAN(X)
+#undef X
+    return !missing || za_fail_as(ZA_UNSUPPORTED, "get_proc: it has no %s, expected the functions of Vulkan 1.1; make "
+                                  "the instance for 1.1", missing);
+}
 
 /* Whether pipelines could ask for subgroups of 32: RDNA then runs a workgroup as one wave32. For speed only. */
 static bool offers_wave32(const struct za_functions *vk, VkPhysicalDevice physical) {
@@ -38,7 +49,7 @@ bool za_wanted_features(VkInstance instance, VkPhysicalDevice physical, PFN_vkGe
                         VkPhysicalDeviceFeatures2 *chain) {
     struct za_functions vk;
     if (!instance || !physical || !get_proc || !chain) return za_fail("za_wanted_features: got NULL, expected handles");
-    if (!za_functions_load(&vk, get_proc, instance)) return false;
+    if (!load(&vk, get_proc, instance)) return false;
     VkBool32 *wave32 = size_control_in(chain->pNext);
     if (wave32 && offers_wave32(&vk, physical)) *wave32 = VK_TRUE;
     return true;
@@ -93,13 +104,13 @@ static bool choose_device(struct za_device *device, const char *name) {
     return za_fail_as(ZA_UNSUPPORTED, "no Vulkan device; install a driver, for example mesa-vulkan-drivers");
 }
 
+/* The first queue family that does compute, from number host.family on. */
 static bool find_family(struct za_device *device) {
     VkQueueFamilyProperties families[32];
     uint32_t count = 32, *family = &device->host.family;
     device->vk.GetPhysicalDeviceQueueFamilyProperties(device->host.physical, &count, families);
-    for (*family = 0; *family < count; ++*family) {
+    for (; *family < count; ++*family)
         if (families[*family].queueFlags & VK_QUEUE_COMPUTE_BIT) return true;
-    }
     return za_fail_as(ZA_UNSUPPORTED, "%s has no compute queue; choose another device", device->properties.deviceName);
 }
 
@@ -138,7 +149,8 @@ static bool make_device(struct za_device *device, uint32_t api) {
     if (dot_extension) names[count++] = dot;
     void *features = device->dots ? &dots : dots.pNext;
     struct za_units_features units;
-    if (core && has_extension(device, za_units_extension)) device->units = za_units_of(&device->host, &device->vk, device->wave32);
+    if (core && has_extension(device, za_units_extension))
+        device->units = za_units_of(&device->host, &device->vk, device->wave32);
     if (device->units.m) {
         names[count++] = za_units_extension;
         features = za_units_chain(&units, features);
@@ -158,9 +170,7 @@ static bool make_device(struct za_device *device, uint32_t api) {
         .enabledExtensionCount = count,
         .ppEnabledExtensionNames = names,
     };
-    if (!za_check(device->vk.CreateDevice(device->host.physical, &create, NULL, &device->host.device),
-                  "vkCreateDevice"))
-        return false;
+    if (!za_do(device, CreateDevice, device->host.physical, &create, NULL, &device->host.device)) return false;
     device->vk.GetDeviceQueue(device->host.device, device->host.family, 0, &device->host.queue);
     return true;
 }
@@ -176,14 +186,12 @@ static bool read_facts(struct za_device *device) {
 }
 
 static bool make_commands(struct za_device *device) {
-    const struct za_functions *vk = &device->vk;
     VkCommandPoolCreateInfo pool = {
         .sType = VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO,
         .flags = VK_COMMAND_POOL_CREATE_RESET_COMMAND_BUFFER_BIT,
         .queueFamilyIndex = device->host.family,
     };
-    if (!za_check(vk->CreateCommandPool(device->host.device, &pool, NULL, &device->pool), "vkCreateCommandPool"))
-        return false;
+    if (!za_do(device, CreateCommandPool, device->host.device, &pool, NULL, &device->pool)) return false;
     VkCommandBufferAllocateInfo commands = {
         .sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO,
         .commandPool = device->pool,
@@ -191,9 +199,8 @@ static bool make_commands(struct za_device *device) {
         .commandBufferCount = 1,
     };
     VkFenceCreateInfo fence = {.sType = VK_STRUCTURE_TYPE_FENCE_CREATE_INFO};
-    return za_check(vk->AllocateCommandBuffers(device->host.device, &commands, &device->commands),
-                    "vkAllocateCommandBuffers") &&
-           za_check(vk->CreateFence(device->host.device, &fence, NULL, &device->fence), "vkCreateFence");
+    return za_do(device, AllocateCommandBuffers, device->host.device, &commands, &device->commands) &&
+           za_do(device, CreateFence, device->host.device, &fence, NULL, &device->fence);
 }
 
 static struct za_device *finish(struct za_device *device, bool ok) {
@@ -219,21 +226,18 @@ struct za_device *za_device_open(const char *name) {
     device->own = true;
     device->host.get_proc = vkGetInstanceProcAddr;
     return finish(device, make_instance(&device->host, &api) &&
-                              za_functions_load(&device->vk, device->host.get_proc, device->host.instance) &&
+                              load(&device->vk, device->host.get_proc, device->host.instance) &&
                               choose_device(device, name) && read_facts(device) && find_family(device) &&
                               make_device(device, api));
 }
 
 static bool take_host(struct za_device *device, const struct za_host *host) {
-    VkQueueFamilyProperties families[32];
-    uint32_t count = 32;
     if (!host->instance || !host->physical || !host->device || !host->queue || !host->get_proc)
         return za_fail("host: got a NULL among instance, physical, device, queue and get_proc, expected handles");
     device->host = *host;
     device->host.enabled = NULL;
-    if (!za_functions_load(&device->vk, host->get_proc, host->instance) || !read_facts(device)) return false;
-    device->vk.GetPhysicalDeviceQueueFamilyProperties(host->physical, &count, families);
-    if (host->family >= count || !(families[host->family].queueFlags & VK_QUEUE_COMPUTE_BIT))
+    if (!load(&device->vk, host->get_proc, host->instance) || !read_facts(device)) return false;
+    if (!find_family(device) || device->host.family != host->family)
         return za_fail("host: got queue family %u, expected one of %s that does compute", host->family,
                        device->properties.deviceName);
     VkBool32 *wave32 = host->enabled ? size_control_in(host->enabled->pNext) : NULL;
@@ -337,23 +341,19 @@ bool za_begin(struct za_device *device, VkCommandBuffer commands) {
     };
     if (device->signalled && !za_check(reset_fence(device), "vkResetFences")) return false;
     /* a call that failed may have left it recording */
-    return za_check(device->vk.ResetCommandBuffer(commands, 0), "vkResetCommandBuffer") &&
-           za_check(device->vk.BeginCommandBuffer(commands, &begin), "vkBeginCommandBuffer");
+    return za_do(device, ResetCommandBuffer, commands, 0) && za_do(device, BeginCommandBuffer, commands, &begin);
 }
 
 bool za_submit(struct za_device *device, VkCommandBuffer commands, bool last) {
-    const struct za_functions *vk = &device->vk;
     VkSubmitInfo submit = {
         .sType = VK_STRUCTURE_TYPE_SUBMIT_INFO,
         .commandBufferCount = 1,
         .pCommandBuffers = &commands,
     };
-    if (!za_check(vk->EndCommandBuffer(commands), "vkEndCommandBuffer")) return false;
+    if (!za_do(device, EndCommandBuffer, commands)) return false;
     device->running = true;
-    bool ok = za_check(vk->QueueSubmit(device->host.queue, 1, &submit, last ? device->fence : VK_NULL_HANDLE),
-                       "vkQueueSubmit") &&
-              (!last || za_check(vk->WaitForFences(device->host.device, 1, &device->fence, VK_TRUE, UINT64_MAX),
-                                 "vkWaitForFences"));
+    bool ok = za_do(device, QueueSubmit, device->host.queue, 1, &submit, last ? device->fence : VK_NULL_HANDLE) &&
+              (!last || za_do(device, WaitForFences, device->host.device, 1, &device->fence, VK_TRUE, UINT64_MAX));
     if (ok && !last) return true;
     device->signalled = true;
     /* What was refused may run all the same: nothing is used or freed before it is known to have ended. */

@@ -13,6 +13,7 @@ using std::atomic_uint;
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "error.h"
 #include "functions.h"
 #include "pipeline_cache.h"
 #include "units.h"
@@ -41,10 +42,14 @@ struct za_device {
     struct za_pipeline_cache cache;
 };
 
+/* Call a function of the device's that gives a VkResult. False, and why, where it is not VK_SUCCESS. */
+#define za_do(device, name, ...) za_check((device)->vk.name(__VA_ARGS__), "vk" #name)
+
 /* Between these two a thread has the device. za_enter is false where another one has it, or it is lost; za_leave gives
    what the thread's work came to, and a failure of ZA_LOST loses the device. */
 bool za_enter(struct za_device *device);
 bool za_leave(struct za_device *device, bool ok);
+#define za_within(device, work) (za_enter(device) && za_leave(device, work))
 
 /* Whether nothing that the library submitted is running, so that things may be freed. */
 bool za_is_idle(struct za_device *device);

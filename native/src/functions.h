@@ -1,8 +1,6 @@
-/* The little of Vulkan 1.1 that the library needs. Every function that returns false has said why, see error.h. */
+/* The little of Vulkan 1.1 that the library needs. */
 #ifndef FUNCTIONS_H
 #define FUNCTIONS_H
-
-#include <stdbool.h>
 
 #include "zinc_attn.h"
 
@@ -25,11 +23,5 @@ struct za_functions {
     ZA_VULKAN(X)
 #undef X
 };
-
-bool za_functions_load(struct za_functions *vk, PFN_vkGetInstanceProcAddr get_proc, VkInstance instance);
-
-bool za_check(VkResult result, const char *what);
-enum za_code za_code_of(VkResult result);
-const char *za_result_name(VkResult result);
 
 #endif

@@ -23,8 +23,8 @@ static int memory_type(const struct za_device *device, uint32_t allowed, VkMemor
     return best;
 }
 
-bool za_memory_make(struct za_device *device, VkDeviceSize size, VkMemoryPropertyFlags flags, const char *what,
-                    struct buffer *buffer) {
+static bool make_memory(struct za_device *device, VkDeviceSize size, VkMemoryPropertyFlags flags, const char *what,
+                        struct buffer *buffer) {
     const struct za_functions *vk = &device->vk;
     VkDevice on = device->host.device;
     *buffer = (struct buffer){.size = size};
@@ -34,7 +34,7 @@ bool za_memory_make(struct za_device *device, VkDeviceSize size, VkMemoryPropert
         .usage = VK_BUFFER_USAGE_STORAGE_BUFFER_BIT | VK_BUFFER_USAGE_TRANSFER_SRC_BIT |
                  VK_BUFFER_USAGE_TRANSFER_DST_BIT,
     };
-    if (!za_check(vk->CreateBuffer(on, &create, NULL, &buffer->handle), "vkCreateBuffer")) return false;
+    if (!za_do(device, CreateBuffer, on, &create, NULL, &buffer->handle)) return false;
     VkMemoryRequirements needs;
     vk->GetBufferMemoryRequirements(on, buffer->handle, &needs);
     int type = memory_type(device, needs.memoryTypeBits, flags);
@@ -50,9 +50,16 @@ bool za_memory_make(struct za_device *device, VkDeviceSize size, VkMemoryPropert
     if (result != VK_SUCCESS)
         return za_fail_as(za_code_of(result), "%s: %llu bytes are needed: %s (VkResult %d); use a shorter context or "
                           "free memory", what, (unsigned long long)needs.size, za_result_name(result), (int)result);
-    if (!za_check(vk->BindBufferMemory(on, buffer->handle, buffer->memory, 0), "vkBindBufferMemory")) return false;
+    if (!za_do(device, BindBufferMemory, on, buffer->handle, buffer->memory, 0)) return false;
     return !(flags & VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT) ||
-           za_check(vk->MapMemory(on, buffer->memory, 0, VK_WHOLE_SIZE, 0, &buffer->mapped), "vkMapMemory");
+           za_do(device, MapMemory, on, buffer->memory, 0, VK_WHOLE_SIZE, 0, &buffer->mapped);
+}
+
+bool za_memory_make(struct za_device *device, VkDeviceSize size, VkMemoryPropertyFlags flags, const char *what,
+                    struct buffer *buffer) {
+    if (make_memory(device, size, flags, what, buffer)) return true;
+    za_buffer_free(device, buffer);
+    return false;
 }
 
 bool za_buffer_make(struct za_device *device, VkDeviceSize size, bool host, const char *what, struct buffer *buffer) {
@@ -95,12 +102,10 @@ static bool make_layouts(struct za_device *device, uint32_t count) {
         .setLayoutCount = 1,
         .pSetLayouts = &device->set_layouts[count],
     };
-    const struct za_functions *vk = &device->vk;
     VkDevice on = device->host.device;
     return (device->set_layouts[count] ||
-            za_check(vk->CreateDescriptorSetLayout(on, &set, NULL, &device->set_layouts[count]),
-                     "vkCreateDescriptorSetLayout")) &&
-           za_check(vk->CreatePipelineLayout(on, &layout, NULL, &device->layouts[count]), "vkCreatePipelineLayout");
+            za_do(device, CreateDescriptorSetLayout, on, &set, NULL, &device->set_layouts[count])) &&
+           za_do(device, CreatePipelineLayout, on, &layout, NULL, &device->layouts[count]);
 }
 
 static bool make_module(struct za_device *device, const struct kernel *kernel, VkShaderModule *module) {
@@ -179,18 +184,14 @@ static bool add_pool(struct za_device *device, struct sets *sets) {
         .poolSizeCount = 1,
         .pPoolSizes = &size,
     };
-    if (!za_check(device->vk.CreateDescriptorPool(device->host.device, &create, NULL, &grown[sets->count]),
-                  "vkCreateDescriptorPool"))
-        return false;
+    if (!za_do(device, CreateDescriptorPool, device->host.device, &create, NULL, &grown[sets->count])) return false;
     ++sets->count;
     return true;
 }
 
 bool za_sets_reset(struct za_device *device, struct sets *sets) {
-    for (uint32_t i = 0; i < sets->count; ++i) {
-        if (!za_check(device->vk.ResetDescriptorPool(device->host.device, sets->pools[i], 0), "vkResetDescriptorPool"))
-            return false;
-    }
+    for (uint32_t i = 0; i < sets->count; ++i)
+        if (!za_do(device, ResetDescriptorPool, device->host.device, sets->pools[i], 0)) return false;
     sets->taken = 0;
     return true;
 }
@@ -210,8 +211,7 @@ bool za_set_take(struct za_device *device, struct sets *sets, VkDescriptorSetLay
         .descriptorSetCount = 1,
         .pSetLayouts = &layout,
     };
-    if (!za_check(device->vk.AllocateDescriptorSets(device->host.device, &allocate, set), "vkAllocateDescriptorSets"))
-        return false;
+    if (!za_do(device, AllocateDescriptorSets, device->host.device, &allocate, set)) return false;
     ++sets->taken;
     return true;
 }

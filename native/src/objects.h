@@ -24,7 +24,7 @@ struct sets {
     uint32_t count, taken;   /* taken: sets, which fill the pools one after another */
 };
 
-/* Memory of a type that has the flags; it is mapped where they say that the host sees it. */
+/* Memory of a type that has the flags; it is mapped where they say that the host sees it. A failure leaves nothing. */
 enum { MAPPED = VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT };
 bool za_memory_make(struct za_device *device, VkDeviceSize size, VkMemoryPropertyFlags flags, const char *what,
                     struct buffer *buffer);

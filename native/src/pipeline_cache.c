@@ -65,7 +65,7 @@ static bool write_file(struct za_pipeline_cache *cache, const unsigned char *byt
     strcpy(strrchr(unfinished, '/') + 1, "unfinished");
     const int file = open(unfinished, O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0600);
     const bool locked = file >= 0 && flock(file, LOCK_EX | LOCK_NB) == 0 && fstat(file, &opened) == 0 &&
-                        stat(unfinished, &named) == 0 && named.st_ino == opened.st_ino; /* no other process renamed it */
+                        stat(unfinished, &named) == 0 && named.st_ino == opened.st_ino; /* not renamed since */
     const bool ok = locked && ftruncate(file, 0) == 0 && write(file, bytes, size) == (ssize_t)size &&
                     rename(unfinished, path) == 0;
     if (locked && !ok) unlink(unfinished);

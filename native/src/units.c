@@ -4,7 +4,8 @@
 
 #include "zinc_contract.h"
 
-enum { FEATURES = 1000506000, SHAPE = 1000506001, SINT8 = 3, SINT32 = 5, SUBGROUP = 3, MOST_SIDE = 16, CPU_SUBGROUP = 8 };
+enum { FEATURES = 1000506000, SHAPE = 1000506001, SINT8 = 3, SINT32 = 5, SUBGROUP = 3 }; /* Vulkan's */
+enum { MOST_SIDE = 16, CPU_SUBGROUP = 8 };
 const char za_units_extension[] = "VK_KHR_cooperative_matrix";
 
 struct product { /* VkCooperativeMatrixPropertiesKHR */

@@ -4,7 +4,7 @@
 
 #include "functions.h"
 
-/* Products of int8 matrices, (m, k) by (k, n), that a subgroup of so many invocations makes; m is 0 where there are none. */
+/* Products of int8 matrices, (m, k) by (k, n), that a subgroup of so many invocations makes; m is 0: none. */
 struct za_units {
     uint32_t m, n, k, subgroup;
 };

@@ -18,7 +18,7 @@
 //     4 values  o[h] = sum over the leaf's keys of p[key][h] * v[key]    lane = slice of head dimensions
 //               weights, V -> o (registers)
 //     5 fold    o of the node likewise                                   wave = vector, lane = slice
-//               o -> states, or, where a row has a single node, result
+//               o -> states, or, where every row of the call has a single node, result
 //
 // A first reading can do with item, chunks, scores, weights, values and node, with float16 in tiles, ROWS 1, ARITHMETIC
 // CANONICAL, 32 LANES and VALUE_PASSES 1; plain.comp has the same arithmetic without lanes.  Of the other files it is

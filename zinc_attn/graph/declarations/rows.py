@@ -52,7 +52,7 @@ SUM_ROWS: Final = kernel(
 # y = x with pairs of its dimension 0 turned, the others copied. Type f32 or f16 of both; y as BINARY's where it is f16,
 # or in the place of x with any steps between rows; its pairs then are neighbors or a multiple of 2 in number, and
 # ``first`` is even. Grid: x (and y) = elements of y / 2 / 256, of f16 whose pairs are no neighbors / 4 / 256.
-# table: ROPE_WORDS words a pair, made by graph.rope and za_rope_table.
+# table: ROPE_WORDS words a pair, made by graph.rope and rope_table of native/graph.
 ROPE_WORDS: Final = 4  # low and high word of the fraction of a turn; which of 4 positions; the factor, a float32
 ROPE: Final = kernel(
     "rope",
