@@ -24,6 +24,19 @@ struct sets {
     uint32_t count, taken;   /* taken: sets, which fill the pools one after another */
 };
 
+/* A dispatch. Its barriers follow from what it reads and writes, but for one: `beside`. */
+struct za_command {
+    VkPipeline pipeline;
+    VkPipelineLayout layout;
+    VkDescriptorSetLayout set_layout; /* of storage buffers 0, 1, ..., `bindings` of them */
+    uint32_t bindings;
+    uint32_t written;                    /* bit i: binding i is written; all others are read */
+    struct za_place place[MAX_BINDINGS]; /* `size` is what the kernel sees */
+    uint32_t groups[3];
+    bool beside;       /* writes other parts of what the command before it writes; no barrier between the two */
+    uint64_t products; /* multiplications, by which the time of a submission is bounded; 0: few */
+};
+
 /* Memory of a type that has the flags; it is mapped where they say that the host sees it. A failure leaves nothing. */
 enum { MAPPED = VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT };
 bool za_memory_make(struct za_device *device, VkDeviceSize size, VkMemoryPropertyFlags flags, const char *what,
@@ -40,20 +53,7 @@ void za_pipeline_free(struct za_device *device, struct pipeline *pipeline);
 bool za_sets_reset(struct za_device *device, struct sets *sets);
 void za_sets_free(struct za_device *device, struct sets *sets);
 
-/* A dispatch. Its barriers follow from what it reads and writes, but for one: `beside`. */
-struct za_command {
-    VkPipeline pipeline;
-    VkPipelineLayout layout;
-    VkDescriptorSetLayout set_layout; /* of storage buffers 0, 1, ..., `bindings` of them */
-    uint32_t bindings;
-    uint32_t written;                    /* bit i: binding i is written; all others are read */
-    struct za_place place[MAX_BINDINGS]; /* `size` is what the kernel sees */
-    uint32_t groups[3];
-    bool beside;       /* writes other parts of what the command before it writes; no barrier between the two */
-    uint64_t products; /* multiplications, by which the time of a submission is bounded; 0: few */
-};
-
-/* `places` are in the order of the pipeline's bindings, whose sizes are the ranges that it sees. */
+/* A dispatch; `places` are in the order of the pipeline's bindings, whose sizes are the ranges that it sees. */
 struct za_command za_command(const struct za_device *device, const struct pipeline *pipeline,
                              const struct za_place *places, uint32_t written, const uint32_t groups[3]);
 bool za_dispatch(struct za_device *device, VkCommandBuffer commands, struct sets *sets,

@@ -23,21 +23,22 @@ static uint32_t crc32_of(const unsigned char *data, size_t size) {
 }
 
 static void find_file(struct za_pipeline_cache *cache, const VkPhysicalDeviceProperties *p) {
-    const char *folder = getenv("ZINC_ATTN_CACHE_DIR"), *below = "";
-    const bool chosen = folder && *folder;
-    if (!chosen) folder = getenv("XDG_CACHE_HOME"), below = "/zinc_attn";
-    if (!folder || !*folder) folder = getenv("HOME"), below = "/.cache/zinc_attn";
-    const int size = snprintf(cache->file, sizeof cache->file, "%s%s/pipelines/%08x-%08x-%08x-%08x.bin",
-                              folder ? folder : "", below, p->vendorID, p->deviceID, p->driverVersion,
-                              crc32_of(p->pipelineCacheUUID, VK_UUID_SIZE));
-    if (!folder || (!chosen && *folder != '/') || size >= (int)sizeof cache->file) *cache->file = 0;
+    static const char *const places[][2] = {
+        {"ZINC_ATTN_CACHE_DIR", ""}, {"XDG_CACHE_HOME", "/zinc_attn"}, {"HOME", "/.cache/zinc_attn"}};
+    const char *folder = NULL;
+    int i = 0, size = 0;
+    while (i < 3 && (!(folder = getenv(places[i][0])) || !*folder)) ++i;
+    if (i == 0 || (i < 3 && *folder == '/')) /* of the user's own folders, one that does not depend on the process's */
+        size = snprintf(cache->file, sizeof cache->file, "%s%s/pipelines/%08x-%08x-%08x-%08x.bin", folder, places[i][1],
+                        p->vendorID, p->deviceID, p->driverVersion, crc32_of(p->pipelineCacheUUID, VK_UUID_SIZE));
+    if (size >= (int)sizeof cache->file) *cache->file = 0;
 }
 
 /* `size` bytes, to be freed, of a file of data that the driver wrote for the device; NULL: it is none. */
 static unsigned char *read_file(const char *path, const VkPhysicalDeviceProperties *p, size_t *size) {
-    VkPipelineCacheHeaderVersionOne header = {.headerSize = HEADER, .vendorID = p->vendorID, .deviceID = p->deviceID};
+    const uint32_t version = VK_PIPELINE_CACHE_HEADER_VERSION_ONE;
+    VkPipelineCacheHeaderVersionOne header = {HEADER, version, p->vendorID, p->deviceID, {0}};
     struct stat status;
-    header.headerVersion = VK_PIPELINE_CACHE_HEADER_VERSION_ONE;
     memcpy(header.pipelineCacheUUID, p->pipelineCacheUUID, VK_UUID_SIZE);
     if (stat(path, &status) || !S_ISREG(status.st_mode) || status.st_size < DATA + HEADER) return NULL;
     *size = (size_t)status.st_size;

@@ -6,6 +6,7 @@ import fcntl
 import pwd
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import platformdirs
@@ -50,10 +51,9 @@ def package(blob: bytes) -> bytes:
     vk = libvulkan.loader()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vk, "lib", CachingLibrary(vk.lib, vk.ffi, blob))
-        runtime = VulkanRuntime(best_info())
-        works(runtime)
-        runtime.close()
-        return bytes(vk.lib.given)
+        with closing(VulkanRuntime(best_info())) as runtime:
+            works(runtime)
+        return vk.lib.given
 
 
 def c_library(blob: bytes, before_the_end: Callable[[], object] = bool) -> bytes:
@@ -83,10 +83,8 @@ SESSIONS = pytest.mark.parametrize("session", BOTH)
 class Place:
     """Where the file of the best device lies, and what it holds."""
 
-    def __init__(self):
-        runtime = VulkanRuntime(best_info())
-        self.file, self.header = runtime._pipelines.cache.file, runtime._pipelines.cache.header
-        runtime.close()
+    def __init__(self, cache):
+        self.file, self.header = cache.file, cache.header
 
     def stored(self, blob):
         return pipeline_cache._MAGIC + pipeline_cache.checksum(blob) + blob
@@ -95,36 +93,30 @@ class Place:
 @pytest.fixture
 def place(tmp_path, monkeypatch):
     monkeypatch.setenv("ZINC_ATTN_CACHE_DIR", str(tmp_path))
-    return Place()
+    with closing(VulkanRuntime(best_info())) as runtime:
+        return Place(runtime._pipelines.cache)
 
 
 # --- where it lies ---------------------------------------------------------------------------------------------
 
 
 @SESSIONS
-@pytest.mark.parametrize(("variable", "below"), (("XDG_CACHE_HOME", ""), ("HOME", ".cache"), ("HOME", None)))
+@pytest.mark.parametrize("variable, below", (("XDG_CACHE_HOME", ""), ("HOME", ".cache"), ("HOME", None), ("", None)))
 def test_the_folder(place, monkeypatch, tmp_path, session, variable, below):
-    for name in ("ZINC_ATTN_CACHE_DIR", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv(variable, "relative" if below is None else str(tmp_path))
-    session(place.header + b"first")
-    files = [tmp_path / below / "zinc_attn" / "pipelines" / place.file.name] if below is not None else []
-    assert [path for path in tmp_path.rglob("*") if path.name.endswith(".bin")] == files
-
-
-@SESSIONS
-def test_no_folder_without_a_home_directory(place, monkeypatch, session):
-    def no_entry(uid):
-        raise KeyError(uid)
-
+    """None: of a relative path, or without a home directory."""
     for name in ("ZINC_ATTN_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(pwd, "getpwuid", no_entry)
-    with monkeypatch.context() as patch:
-        patch.setattr(platformdirs, "user_cache_path", lambda *_, **__: Path("~/.cache/zinc_attn"))  # older versions
-        assert pipeline_cache._folder() is None
-    assert Place().file is None
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # a KeyError
+    monkeypatch.setenv(variable or "_", "relative" if below is None else str(tmp_path))
     assert session(place.header + b"first") == b""
+    files = [] if below is None else [tmp_path / below / "zinc_attn" / "pipelines" / place.file.name]
+    assert [*tmp_path.rglob("*.bin")] == files
+
+
+def test_the_folder_of_older_platformdirs(monkeypatch):
+    monkeypatch.delenv("ZINC_ATTN_CACHE_DIR", raising=False)
+    monkeypatch.setattr(platformdirs, "user_cache_path", lambda *_, **__: Path("~/.cache/zinc_attn"))
+    assert pipeline_cache._folder() is None
 
 
 # --- what it holds ---------------------------------------------------------------------------------------------
