@@ -23,6 +23,7 @@ static bool check_device(const struct za_device *device) {
 static bool open_parts(struct za_attn *attn, const struct za_options *options) {
     struct za_device *device = attn->device;
     const struct registers registers = za_device_registers(device);
+    if (options->arithmetic == ZA_INTEGER) attn->arithmetic = INTEGER_SUMS;
     return za_shape(options, za_device_info(device).cpu, registers, &attn->shape) && check_device(device) &&
            za_primitives_check(device) &&
            (options->arithmetic != ZA_FUSED || za_fused_choose(device, &attn->arithmetic));
@@ -31,11 +32,8 @@ static bool open_parts(struct za_attn *attn, const struct za_options *options) {
 struct za_attn *za_open(struct za_device *device, const struct za_options *options) {
     if (!za_given("device", device) || !za_given("options", options) || !za_enter(device)) return NULL;
     struct za_attn *attn = calloc(1, sizeof *attn);
-    if (!attn) za_no_memory();
-    if (attn) attn->device = device;
-    if (attn && options->arithmetic == ZA_INTEGER) attn->arithmetic = INTEGER_SUMS;
-    if (attn) ++device->used_by;
-    if (za_leave(device, attn && open_parts(attn, options))) return attn;
+    if (attn) attn->device = device, ++device->used_by;
+    if (za_leave(device, attn ? open_parts(attn, options) : za_no_memory())) return attn;
     za_close(attn);
     return NULL;
 }

@@ -120,17 +120,16 @@ static bool host_memory(struct za_cache *cache, const struct za_cache_places *gi
 }
 
 /* own: in memory of the library's. */
+static bool fill(struct za_cache *cache, const struct za_cache_places *given, bool own) {
+    return take_steps(cache, given) && check_size(cache) && make_scales(cache, given->k_scales, given->v_scales) &&
+           (own ? own_memory(cache) : host_memory(cache, given));
+}
+
 static struct za_cache *make(struct za_attn *attn, const struct za_cache_places *given, bool own) {
-    struct za_cache *cache = NULL;
     if (!za_given("attn", attn) || !za_given("places", given) || !za_enter(attn->device)) return NULL;
-    bool ok = (cache = calloc(1, sizeof *cache)) || za_no_memory();
-    if (ok) {
-        *cache = (struct za_cache){.attn = attn, .layers = given->layers, .pages = given->pages};
-        ++attn->caches;
-        ok = take_steps(cache, given) && check_size(cache) && make_scales(cache, given->k_scales, given->v_scales) &&
-             (own ? own_memory(cache) : host_memory(cache, given));
-    }
-    if (za_leave(attn->device, ok)) return cache;
+    struct za_cache *cache = calloc(1, sizeof *cache);
+    if (cache) cache->attn = attn, cache->layers = given->layers, cache->pages = given->pages, ++attn->caches;
+    if (za_leave(attn->device, cache ? fill(cache, given, own) : za_no_memory())) return cache;
     za_cache_free(cache);
     return NULL;
 }

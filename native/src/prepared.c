@@ -98,9 +98,8 @@ static bool make(struct za_prepared *p) {
 struct za_prepared *za_prepare(struct za_attn *attn, const struct za_room *room) {
     if (!za_given("attn", attn) || !za_given("room", room) || !za_enter(attn->device)) return NULL;
     struct za_prepared *p = calloc(1, sizeof *p);
-    if (!p) za_no_memory();
     if (p) p->attn = attn, p->room = *room, ++attn->prepared;
-    if (za_leave(attn->device, p && make(p))) return p;
+    if (za_leave(attn->device, p ? make(p) : za_no_memory())) return p;
     za_prepared_free(p);
     return NULL;
 }
