@@ -96,8 +96,6 @@ struct Part {
     bool first() const { return row + expert == 0; }
 };
 
-static uint32_t count(uint64_t n, uint64_t size) { return uint32_t(pieces(n, size)); }
-
 template <typename Params>
 static void set_shared(const Product &p, const Part &part, Params *params) {
     const ggml_tensor *w = p.op->src[0];
@@ -127,19 +125,16 @@ static bool multiply(Recording &r, const Product &p, const Part &part) {
                                                     p.added.place, p.ids.place, p.y.place};
     if (p.units) {
         const mul_mat_units_constants c = units_of(*r.device, p);
-        return r.dispatch(GRAPH_MUL_MAT_UNITS, c, params, places, 32,
-                          {{count(part.rows, c.tile_rows), p.groups, p.planes}}, !part.first());
+        return r.dispatch(GRAPH_MUL_MAT_UNITS, c, params, places, !part.first());
     }
     if (!p.few) {
         mul_mat_constants c = tile_of(p, part.rows);
         c.type = uint32_t(weight_type(w->type));
-        return r.dispatch(GRAPH_MUL_MAT, c, params, places, 32, {{count(part.rows, c.tile_rows), p.groups, p.planes}},
-                          !part.first());
+        return r.dispatch(GRAPH_MUL_MAT, c, params, places, !part.first());
     }
     mul_mat_vec_constants c = few_of(*r.device, p);
     c.type = uint32_t(weight_type(w->type));
-    return r.dispatch(GRAPH_MUL_MAT_VEC, c, params, places, 32,
-                      {{count(part.rows, WEIGHT_GROUP), p.groups, p.planes}}, !part.first());
+    return r.dispatch(GRAPH_MUL_MAT_VEC, c, params, places, !part.first());
 }
 
 // Whether rows are whole words of neighboring elements, as products of few rows read them.
@@ -160,14 +155,12 @@ static bool multiply_floats(Recording &r, const Product &p, const Part &part) {
         const mul_mat_constants t = tile_of(p, part.rows);
         const mul_mat_float_constants c{w_type,        x_type,           t.tile_rows, t.tile_columns, t.own_rows,
                                         t.own_columns, t.workgroup_size, t.add,       t.experts};
-        return r.dispatch(GRAPH_MUL_MAT_FLOAT, c, params, places, 16,
-                          {{count(part.rows, t.tile_rows), p.groups, p.planes}}, !part.first());
+        return r.dispatch(GRAPH_MUL_MAT_FLOAT, c, params, places, !part.first());
     }
     const mul_mat_vec_constants f = few_of(*r.device, p);
     const mul_mat_float_vec_constants c{w_type,        x_type,  f.columns, f.workgroup_size, f.subgroups,
                                         f.superblocks, f.ahead && FLOAT_VEC_AHEAD(w->ne[0]), f.add, f.experts};
-    return r.dispatch(GRAPH_MUL_MAT_FLOAT_VEC, c, params, places, 16,
-                      {{count(part.rows, WEIGHT_GROUP), p.groups, p.planes}}, !part.first());
+    return r.dispatch(GRAPH_MUL_MAT_FLOAT_VEC, c, params, places, !part.first());
 }
 
 // --- operations ------------------------------------------------------------------------------------------------------
@@ -182,19 +175,14 @@ static bool share_out(Recording &r, Product *p) {
         p->ids = p->y;
         p->columns = columns;
         p->units = by_units(*r.device, *p);
-        p->groups = p->few ? 1 : count(columns, columns_of_tile(*r.device, *p));
-        p->planes = uint32_t(planes);
         return true;
     }
-    p->planes = 1;
     p->columns = p->few ? 1 : columns * planes / uint64_t(w->ne[2]);
-    p->groups = uint32_t(columns * planes);
     p->units = by_units(*r.device, *p);
     p->ids = bound(*r.device, ids);
     if (p->few) return true;
     Grouped found;
     if (!r.grouped(ids, uint32_t(w->ne[2]), columns_of_tile(*r.device, *p), &found)) return false;
-    p->groups = found.tiles;
     p->ids.place = found.list.place;
     return true;
 }

@@ -189,15 +189,15 @@ uint32_t Recorder::level_of(const struct za_command &command) {
         for (auto r = ranges.rbegin(); r != ranges.rend() && r->most >= level; ++r)  // the others matter no more
             if (r->begin < place.offset + place.size && place.offset < r->end) level = std::max(level, r->level + 1);
     };
-    for (uint32_t i = 0; i < command.bindings && !command.beside; ++i) {
+    for (uint32_t i = 0; i < command.kernel->bindings && !command.beside; ++i) {
         const Accesses &of = accesses_of(command.place[i].buffer);
         behind(of.written, command.place[i]);
-        if (command.written >> i & 1) behind(of.read, command.place[i]);
+        if (command.kernel->written >> i & 1) behind(of.read, command.place[i]);
     }
-    for (uint32_t i = 0; i < command.bindings; ++i) {
+    for (uint32_t i = 0; i < command.kernel->bindings; ++i) {
         const za_place &place = command.place[i];
         Accesses &of = accesses_of(place.buffer);
-        std::vector<Range> &ranges = command.written >> i & 1 ? of.written : of.read;
+        std::vector<Range> &ranges = command.kernel->written >> i & 1 ? of.written : of.read;
         const uint32_t most = std::max(level, ranges.empty() ? 0 : ranges.back().most);
         ranges.push_back({place.offset, place.offset + place.size, level, most});
     }
@@ -215,11 +215,11 @@ void Recorder::barrier() {
 }
 
 bool Recorder::set_of(const struct za_command &command, VkDescriptorSet *set) {
-    const size_t bytes = command.bindings * sizeof *command.place;
-    Sets &sets = sets_[command.bindings];
+    const size_t bytes = command.kernel->bindings * sizeof *command.place;
+    Sets &sets = sets_[command.kernel->bindings];
     if (sets.used == sets.all.size()) {
         Set made{};
-        if (!za_set_take(device_, &pools_, command.set_layout, &made.handle)) return false;
+        if (!za_set_take(device_, &pools_, command.kernel->bindings, &made.handle)) return false;
         sets.all.push_back(made);
     }
     Set &found = sets.all[sets.used++];
@@ -276,15 +276,19 @@ bool Recorder::command(const struct za_command &command) {
     return true;
 }
 
-bool Recorder::dispatch(const Dispatch &dispatch) {
-    const pipeline *of = pipeline_of({dispatch.kernel, dispatch.constants});
-    za_place places[MAX_BINDINGS];
-    void *params;
-    if (!of || !params_.take(4 * GRAPH_PARAMS_WORDS, &places[0], &params)) return false;
-    std::memcpy(params, dispatch.params, dispatch.params_bytes);
-    std::copy(dispatch.place, dispatch.place + of->bindings - 1, places + 1);
-    struct za_command made = za_command(device_, of, places, dispatch.written << 1, dispatch.groups);
-    made.beside = dispatch.beside;
+bool Recorder::dispatch(int kernel, const Constants &constants, const void *params, size_t params_bytes,
+                        std::initializer_list<za_place> places, bool beside) {
+    uint32_t groups[3];
+    za_graph_groups(kernel, constants.words, params, groups);
+    if (!groups[0] || !groups[1] || !groups[2]) return true;
+    const pipeline *of = pipeline_of({kernel, constants});
+    za_place all[MAX_BINDINGS];
+    void *memory;
+    if (!of || !params_.take(4 * GRAPH_PARAMS_WORDS, &all[0], &memory)) return false;
+    std::memcpy(memory, params, params_bytes);
+    std::copy(places.begin(), places.end(), all + 1);
+    struct za_command made = za_command(of, all, groups);
+    made.beside = beside;
     return command(made);
 }
 

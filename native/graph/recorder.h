@@ -4,6 +4,7 @@
 #define ZINC_GRAPH_RECORDER_H
 
 #include <cstdint>
+#include <initializer_list>
 #include <unordered_map>
 #include <vector>
 
@@ -39,18 +40,6 @@ struct Constants {
     }
 };
 
-// A dispatch of a kernel.  place: its bindings behind the parameters; written: bit i is for place[i].
-struct Dispatch {
-    int kernel;  // a GRAPH_
-    Constants constants;
-    const void *params;
-    size_t params_bytes;
-    za_place place[MAX_BINDINGS - 1];
-    uint32_t written;
-    uint32_t groups[3];
-    bool beside;  // see za_command
-};
-
 // Scratch memory of a graph: a place, and when it was taken.
 struct Scratch {
     za_place place{};
@@ -67,7 +56,9 @@ class Recorder {
     bool words(uint64_t size, za_place *place, void **host);  // that the host writes before `finish`
     bool scratch(uint64_t size, Scratch *scratch);            // device memory, which others get after a while:
     bool holds(const Scratch &scratch) const;                 // whether it is still the taker's
-    bool dispatch(const Dispatch &dispatch);
+    // kernel: a GRAPH_; places: its bindings behind the parameters; beside: see za_command.
+    bool dispatch(int kernel, const Constants &constants, const void *params, size_t params_bytes,
+                  std::initializer_list<za_place> places, bool beside);
     bool command(const struct za_command &command);
     bool finish();  // waits
     void abandon();

@@ -7,11 +7,8 @@
 
 /* A dispatch. Its barriers follow from what it reads and writes, but for one: `beside`. */
 struct za_command {
+    const struct kernel *kernel;
     VkPipeline pipeline;
-    VkPipelineLayout layout;
-    VkDescriptorSetLayout set_layout; /* of storage buffers 0, 1, ..., `bindings` of them */
-    uint32_t bindings;
-    uint32_t written;                    /* bit i: binding i is written; all others are read */
     struct za_place place[MAX_BINDINGS]; /* `size` is what the kernel sees */
     uint32_t groups[3];
     bool beside;       /* writes other parts of what the command before it writes; no barrier between the two */

@@ -15,7 +15,7 @@ struct buffer {
 
 struct pipeline {
     VkPipeline handle;
-    uint32_t bindings;
+    const struct kernel *kernel;
 };
 
 /* Descriptor sets of recorded dispatches, until they are all taken back. Pools of SETS are added as they are needed. */
@@ -42,13 +42,12 @@ bool za_sets_reset(struct za_device *device, struct sets *sets);
 void za_sets_free(struct za_device *device, struct sets *sets);
 
 /* A dispatch; `places` are in the order of the pipeline's bindings, whose sizes are the ranges that it sees. */
-struct za_command za_command(const struct za_device *device, const struct pipeline *pipeline,
-                             const struct za_place *places, uint32_t written, const uint32_t groups[3]);
+struct za_command za_command(const struct pipeline *pipeline, const struct za_place *places, const uint32_t groups[3]);
 bool za_dispatch(struct za_device *device, VkCommandBuffer commands, struct sets *sets,
                  const struct za_command *command);
 
 /* Its parts, where sets are used again: take a set, write the command's places, record. */
-bool za_set_take(struct za_device *device, struct sets *sets, VkDescriptorSetLayout layout, VkDescriptorSet *set);
+bool za_set_take(struct za_device *device, struct sets *sets, uint32_t bindings, VkDescriptorSet *set);
 void za_set_write(struct za_device *device, VkDescriptorSet set, const struct za_command *command);
 void za_dispatch_with(struct za_device *device, VkCommandBuffer commands, const struct za_command *command,
                       VkDescriptorSet set);

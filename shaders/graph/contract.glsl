@@ -421,4 +421,4 @@ const uint MASK_TYPE_NONE = 0u, MASK_TYPE_F32 = 1u, MASK_TYPE_F16 = 2u;
 #define WEIGHT_HALVES(t) ((t) == 0u ? 0u : (t) == 1u ? 0u : (t) == 2u ? 0u : (t) == 3u ? 0u : (t) == 4u ? 0u : (t) == 5u ? 0u : (t) == 6u ? 0u : (t) == 7u ? 1u : (t) == 8u ? 1u : (t) == 9u ? 0u : (t) == 10u ? 0u : (t) == 11u ? 1u : 0u)
 #define WEIGHT_MINIMUM(t) ((t) == 0u ? 0u : (t) == 1u ? 1u : (t) == 2u ? 0u : (t) == 3u ? 1u : (t) == 4u ? 0u : (t) == 5u ? 0u : (t) == 6u ? 0u : (t) == 7u ? 1u : (t) == 8u ? 0u : (t) == 9u ? 1u : (t) == 10u ? 1u : (t) == 11u ? 0u : 0u)
 const uint WEIGHT_GROUP = 32u;
-#define LANES_OF_STATE(size) ((size) > 16u ? 8u : (size) > 8u ? 4u : (size) > 4u ? 2u : 1u)
+#define LANES_OF_STATE(size) ((size) > 16u ? 8u : ((size) > 8u ? 4u : ((size) > 4u ? 2u : 1u)))

@@ -8,11 +8,12 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
-from c_host import COMPILER, EMBED, LIBRARY, NARROW, NATIVE, PAGE, built, library, needs_compiler
+from c_host import COMPILER, EMBED, LIBRARY, NARROW, NATIVE, PAGE, built, contract, library, needs_compiler
 
 from zinc_attn.cache import rows
 from zinc_attn.cache.encoded import encoded_rows
 from zinc_attn.cache.strided import from_rows
+from zinc_attn.graph.declarations import GRAPH_KERNELS
 from zinc_attn.kernels import c as generated_c
 from zinc_attn.kernels.families import AMD, FAMILIES, INTEL, NVIDIA, Layout, layout_of
 from zinc_attn.kernels.sizes import value_passes
@@ -330,3 +331,14 @@ def test_loops_are_unrolled_as_by_the_package(formulas):
 def test_the_program_uses_the_header_alone():
     included = re.findall(r'#include "(.*)"', (EMBED / "main.c").read_text())
     assert included == ["zinc_attn.h"]
+
+
+@needs_compiler
+def test_grids_of_the_graph_s_kernels_are_python_s(rng):
+    loaded = library([NATIVE / "src" / "error.c", contract() / "zinc_graph.c"])
+    for number, kernel in enumerate(GRAPH_KERNELS):
+        for _ in range(50):
+            spec = rng.integers(1, 6, len(kernel.decl.spec)).astype(np.uint32)
+            words, groups = rng.integers(1, 90, kernel.words).astype(np.uint32), np.zeros(3, np.uint32)
+            loaded.za_graph_groups(number, *(c.c_void_p(x.ctypes.data) for x in (spec, words, groups)))
+            assert tuple(groups) == kernel.groups(spec.tolist(), words.tolist()), kernel.name

@@ -7,16 +7,17 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from ..kernels.declarations import KernelDecl
-from ..kernels.expressions import to_c
+from ..kernels.expressions import to_c, to_glsl
 from ..kernels.glsl import glsl_float
 from . import constants
 from .declarations import FLOAT_VEC, GRAPH_KERNELS, PARAMS_WORDS, ROPE_WORDS, Field, GraphKernel
-from .declarations.recurrent import lanes_of_state
+from .declarations.recurrent import LANES_OF_STATE
 from .pieces import GROUP, TYPES
 
 _HEAD: Final = "Generated from zinc_attn/graph/ by scripts/build_shaders.py."
 _OF_ATTENTION: Final = ("BLOCK", "CHUNK")  # the same numbers, which shaders/contract.glsl has
 _C_TYPES: Final = {"uint": "uint32_t", "int": "int32_t", "float": "float", "tensor": "struct tensor"}
+GROUPS: Final = "void za_graph_groups(int kernel, const void *constants, const void *params, uint32_t groups[3])"
 UNITS_TILE: Final = "bool za_units_tile(struct mul_mat_units_constants *c, uint32_t subgroup, bool on_cpu, bool small)"
 _GLSL_TYPES: Final = {"uint": "uint", "int": "int", "float": "float", "tensor": "Tensor"}
 TENSOR: Final = (
@@ -90,7 +91,8 @@ def glsl() -> str:
     lines += ["// And whether scales are of 16 values, and whether there are minima."]
     lines += [_by_type("HALVES", [int(kind.halves) for kind in TYPES.values()])]
     lines += [_by_type("MINIMUM", [int(kind.minimum) for kind in TYPES.values()])]
-    lines += [f"const uint WEIGHT_GROUP = {GROUP}u;", _lanes_of_state()]
+    lanes = to_glsl(LANES_OF_STATE).replace("size", "(size)")
+    lines += [f"const uint WEIGHT_GROUP = {GROUP}u;", f"#define LANES_OF_STATE(size) ({lanes})"]
     return "\n".join(lines) + "\n"
 
 
@@ -98,11 +100,6 @@ def _numbered(prefix: str, names: Iterable[str]) -> list[str]:
     """Constants 0, 1, ... of these names, on as few lines as they need."""
     text = ", ".join(f"{prefix}_{name.upper()} = {i}u" for i, name in enumerate(names))
     return textwrap.wrap(f"const uint {text};", 120, subsequent_indent="    ") if text else []
-
-
-def _lanes_of_state() -> str:
-    steps = "".join(f"(size) > {n}u ? {lanes_of_state(n + 1)}u : " for n in (16, 8, 4))
-    return f"#define LANES_OF_STATE(size) ({steps}1u)"
 
 
 def _by_type(name: str, values: list[int]) -> str:
@@ -116,7 +113,7 @@ def c_header() -> str:
     lines = [f"/* {_HEAD} */", "#ifndef ZINC_GRAPH_H", "#define ZINC_GRAPH_H", '#include "zinc_contract.h"', ""]
     numbers = f"GRAPH_PARAMS_WORDS = {PARAMS_WORDS}, ROPE_WORDS = {ROPE_WORDS}, SUPERBLOCK = {constants.SUPERBLOCK}"
     lines += [f"#define FLOAT_VEC_{name}(k) ({to_c(x, lambda _: '(k)')})" for name, (x, _) in FLOAT_VEC.table.items()]
-    lines += [_lanes_of_state(), f"enum {{ {numbers} }};", "struct tensor {"]
+    lines += [f"enum {{ {numbers} }};", "struct tensor {"]
     lines += [*_fields(TENSOR, _C_TYPES, " /* {} */"), "};"]
     for kernel in records():
         lines += ["", f"struct {kernel.name}_params {{", *_fields(kernel.params, _C_TYPES, " /* {} */"), "};"]
@@ -138,6 +135,9 @@ def c_header() -> str:
     ]
     lines += [
         "extern const struct kernel za_graph_kernels[GRAPH_KERNELS];",
+        "",
+        "/* The workgroups of a kernel along x, y and z; one is 0 where its result is empty. */",
+        f"{GROUPS};",
         "",
         "/* A quantized type of weights, by enum WEIGHT_TYPE: layout R32 of zinc_attn/graph/pieces.py. */",
         f"enum {{ WEIGHT_GROUP = {GROUP} }};",
