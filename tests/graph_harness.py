@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zinc_attn.graph.declarations import QUANTIZE
-from zinc_attn.graph.records import tensor
 from zinc_attn.runtime.protocol import Runtime
 from zinc_attn.tools.graph.device import POISON, run
 
@@ -32,7 +31,7 @@ def as_float(x: NDArray[Any]) -> NDArray[Any]:
 def same_as_int8(runtime: Runtime, words: Sequence[NDArray[np.uint32]], y: NDArray[np.float32]) -> None:
     """The words are y, and its int8 blocks and their scales as QUANTIZE makes them of it."""
     same(words[0], y)
-    alone = run(runtime, QUANTIZE, (y,), quantized_sizes(y), x=tensor(y))
+    alone = run(runtime, QUANTIZE, (y,), quantized_sizes(y))
     assert all(np.array_equal(*both) for both in zip(words[1:], alone, strict=True))
 
 

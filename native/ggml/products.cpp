@@ -123,18 +123,10 @@ static bool multiply(Recording &r, const Product &p, const Part &part) {
     params.blocks = uint32_t(w->ne[0] / 32);
     const std::initializer_list<za_place> places = {part.w.place,  p.x.q.place,   p.x.scales.place,
                                                     p.added.place, p.ids.place, p.y.place};
-    if (p.units) {
-        const mul_mat_units_constants c = units_of(*r.device, p);
-        return r.dispatch(GRAPH_MUL_MAT_UNITS, c, params, places, !part.first());
-    }
-    if (!p.few) {
-        mul_mat_constants c = tile_of(p, part.rows);
-        c.type = uint32_t(weight_type(w->type));
-        return r.dispatch(GRAPH_MUL_MAT, c, params, places, !part.first());
-    }
-    mul_mat_vec_constants c = few_of(*r.device, p);
-    c.type = uint32_t(weight_type(w->type));
-    return r.dispatch(GRAPH_MUL_MAT_VEC, c, params, places, !part.first());
+    const bool beside = !part.first();
+    if (p.units) return r.dispatch(GRAPH_MUL_MAT_UNITS, units_of(*r.device, p), params, places, beside);
+    if (p.few) return r.dispatch(GRAPH_MUL_MAT_VEC, few_of(*r.device, p), params, places, beside);
+    return r.dispatch(GRAPH_MUL_MAT, tile_of(p, part.rows), params, places, beside);
 }
 
 // Whether rows are whole words of neighboring elements, as products of few rows read them.

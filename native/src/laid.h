@@ -5,7 +5,7 @@
 #include "work.h"
 #include "zinc_attn.h"
 
-/* A dispatch. Its barriers follow from what it reads and writes, but for one: `beside`. */
+/* A dispatch. Its barriers follow from what it reads and writes (levels.h), but for one: `beside`. */
 struct za_command {
     const struct kernel *kernel;
     VkPipeline pipeline;
@@ -13,6 +13,9 @@ struct za_command {
     uint32_t groups[3];
     bool beside;       /* writes other parts of what the command before it writes; no barrier between the two */
     uint64_t products; /* multiplications, by which the time of a submission is bounded; 0: few */
+    uint32_t level;    /* by za_level, as is all that follows */
+    const struct kernel *behind; /* the command's for which it waits, and the bytes that both use; NULL: for none */
+    struct za_place met;
 };
 
 /* A call of `counts`, whose bytes these are. q: (rows, q_heads, k_dim); out: (rows, q_heads, v_dim), lse behind it. */

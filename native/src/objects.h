@@ -57,6 +57,10 @@ void za_dispatch_with(struct za_device *device, VkCommandBuffer commands, const 
 void za_barrier_before(const struct za_device *device, VkCommandBuffer commands);
 void za_barrier_behind(const struct za_device *device, VkCommandBuffer commands);
 
+/* Between dispatches of two levels, of which the second begins with `next`. ZINC_ATTN_LOG=barriers: a line on stderr
+   says for what it waits. */
+void za_barrier_between(const struct za_device *device, VkCommandBuffer commands, const struct za_command *next);
+
 /* The whole of a buffer. */
 struct za_place za_whole(const struct buffer *buffer);
 

@@ -32,14 +32,13 @@ def product(runtime, way, first, w, x, ids, whole, y, experts=None, added=None):
     kernel, columns, spec = way
     matrices = len(w)
     given_ids = listed(runtime, ids, whole, matrices, columns)[0] if columns else whole
-    of = {"x_slots": x.shape[1], "ids": tensor(ids), "y": tensor(y), "added": tensor(y if added is None else added)}
+    of = {"x_slots": x.shape[1], "ids": tensor(ids), "y": tensor(y)}
     plus = y if added is None else added
     if len(first) == 1:  # a type of quantized weights
-        q, scales = run(runtime, graph.QUANTIZE, (x,), quantized_sizes(x), x=tensor(x))
+        q, scales = run(runtime, graph.QUANTIZE, (x,), quantized_sizes(x))
         of |= {"w_begin": 0, "w_steps": (w[0].size // 16, 0), "repeats": (1, 1), "blocks": x.shape[2] // 32}
         packed, operands = np.stack([blocks.pack(graph.WEIGHT_TYPES[first[0]], one) for one in w]), (q, scales)
     else:
-        of |= {"w": tensor(w[None]), "x": tensor(x)}
         packed, operands = w, (x,)
     words = np.zeros(y.size, np.uint32)  # no NaN, as what is none of the experts has
     for begin, count in experts or ((0, matrices),):

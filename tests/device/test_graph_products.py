@@ -49,7 +49,7 @@ def product(runtime, kind, raw, x, kernel, spec, added=None):
     """y (i3, i2, columns, rows) of weights (j3, j2, rows, bytes) and x (i3, i2, columns, k)."""
     (*planes, columns, k), rows = x.shape, raw.shape[2]
     words = 2 * x.size // k * -(-k // 256) * 8
-    q, scales = run(runtime, graph.QUANTIZE, (x,), (4 * words, words), x=tensor(x))
+    q, scales = run(runtime, graph.QUANTIZE, (x,), (4 * words, words))
     y = np.zeros((*planes, columns, rows), np.float32)
     packed = [blocks.pack(kind, matrix) for matrix in raw.reshape(-1, *raw.shape[2:])]
     step = raw[0, 0].size // 16

@@ -38,8 +38,7 @@ def test_norm(any_device, op, columns, then, rng):
         others = [scale if one == "scale" else other for one, other in zip(then, (half, b), strict=True)]
         follow = [pair for pair in zip(then, others, strict=True) if pair[0] != "none"]
         wanted = rows.norm(op, x, 1e-6, *follow)
-        values = {"x": tensor(x), "a": tensor(half), "b": tensor(b), "y": tensor(wanted), **OF_ROW}
-        values |= {"factor": 1.0 / columns, "scales": (scale, scale)}
+        values = {"a": tensor(half), "y": tensor(wanted), **OF_ROW, "factor": 1.0 / columns, "scales": (scale, scale)}
         spec = [graph.NORM_OPS.index(op), *map(graph.FOLLOW_OPS.index, then)]
         given = (x, a, b)
         same(*run(any_device.runtime, graph.NORM, given, (x.size,), spec, **values), wanted)
@@ -51,8 +50,7 @@ def test_norm_as_int8(any_device, columns, joined, rng):
     for edges in EDGES[::2]:
         x, weights = drawn(rng, (2, 3 + joined, columns), edges[:32]), drawn(rng, (1, 1, columns))
         wanted = rows.norm("rms", x, 1e-6, ("mul", weights))
-        values = {"x": tensor(x), "a": tensor(weights), "b": NONE, "y": tensor(wanted), **OF_ROW}
-        values |= {"factor": 1.0 / columns, "joined": joined}
+        values = {"y": tensor(wanted), **OF_ROW, "factor": 1.0 / columns, "joined": joined}
         spec, given = [graph.NORM_OPS.index("rms"), graph.FOLLOW_OPS.index("mul"), 0], (x, weights, weights)
         wanted = wanted.reshape(-1, joined * columns)
         counts = (x.size, *quantized_sizes(wanted))
@@ -109,7 +107,6 @@ def test_soft_max(any_device, shape, of_mask, kind, has_sinks, max_bias, rng):
     sinks[1:2] = np.nan if shape[1] == 3 else 9
     alibi = rows.slopes(max_bias, shape[1])
     wanted = rows.soft_max(x, 0.7, None if kind == "none" else mask, sinks if has_sinks else None, **alibi)
-    values = {"x": tensor(x), "mask": NONE if of_mask is None else tensor(mask), "y": tensor(wanted)}
-    values |= {"sinks": 0, "scale": 0.7, **alibi}
+    values = {"y": tensor(wanted), "sinks": 0, "scale": 0.7, **alibi}
     spec = [graph.MASK_TYPES.index(kind), has_sinks]
     same(*run(any_device.runtime, graph.SOFT_MAX, (x, mask, sinks), (x.size,), spec, **values), wanted)

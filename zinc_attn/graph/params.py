@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from ..kernels.declarations import KernelDecl
 from ..kernels.expressions import to_c, to_glsl
-from ..kernels.glsl import glsl_float
+from ..kernels.glsl import glsl_float, numbered
 from . import constants
 from .declarations import FLOAT_VEC, GRAPH_KERNELS, PARAMS_WORDS, ROPE_WORDS, Field, GraphKernel
 from .declarations.recurrent import LANES_OF_STATE
@@ -19,6 +18,7 @@ _OF_ATTENTION: Final = ("BLOCK", "CHUNK")  # the same numbers, which shaders/con
 _C_TYPES: Final = {"uint": "uint32_t", "int": "int32_t", "float": "float", "tensor": "struct tensor"}
 GROUPS: Final = "void za_graph_groups(int kernel, const void *constants, const void *params, uint32_t groups[3])"
 UNITS_TILE: Final = "bool za_units_tile(struct mul_mat_units_constants *c, uint32_t subgroup, bool on_cpu, bool small)"
+_DEFAULTS: Final = {"size": 32, "tile": 64, "own": 4, "mat": 16}  # of constants, by the begin of their names; others 1
 _GLSL_TYPES: Final = {"uint": "uint", "int": "int", "float": "float", "tensor": "Tensor"}
 TENSOR: Final = (
     Field("offset", "uint", "of element 0 in its binding; these numbers count elements of the tensor's type"),
@@ -78,11 +78,12 @@ def glsl() -> str:
     for kernel in GRAPH_KERNELS:
         upper = kernel.name.upper()
         lines.append("")
-        lines += _numbered(f"{upper}_BIND", (one.name for one in kernel.decl.bindings))
-        lines += _numbered(f"{upper}_SPEC", kernel.decl.spec)
+        lines += numbered(f"{upper}_BIND", (one.name for one in kernel.decl.bindings))
+        constants = "".join(f" {_constant(i, name)}" for i, name in enumerate(kernel.decl.spec))
+        lines += [f"#define {upper}_CONSTANTS{constants}"] if constants else []
     lines += ["", *(f"const uint {name} = {value}u;" for name, value in sizes().items())]
     for name, values in enumerations().items():
-        lines += ["", *_numbered(name, values)]
+        lines += ["", *numbered(name, values)]
     lines += ["", "// Of a type of weights: pieces of 16 bytes and of 4, and values and bytes of a block."]
     lines += [_by_type("PIECES_16", [kind.count(16) for kind in TYPES.values()])]
     lines += [_by_type("PIECES_4", [kind.count(4) for kind in TYPES.values()])]
@@ -96,10 +97,11 @@ def glsl() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _numbered(prefix: str, names: Iterable[str]) -> list[str]:
-    """Constants 0, 1, ... of these names, on as few lines as they need."""
-    text = ", ".join(f"{prefix}_{name.upper()} = {i}u" for i, name in enumerate(names))
-    return textwrap.wrap(f"const uint {text};", 120, subsequent_indent="    ") if text else []
+def _constant(i: int, name: str) -> str:
+    """The declaration of specialization constant i."""
+    if name == "workgroup_size":
+        return f"layout(local_size_x_id = {i}, local_size_x = 64) in;"
+    return f"layout(constant_id = {i}) const uint {name.upper()} = {_DEFAULTS.get(name.partition('_')[0], 1)}u;"
 
 
 def _by_type(name: str, values: list[int]) -> str:
