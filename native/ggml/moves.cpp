@@ -54,14 +54,10 @@ struct Move {
 };
 
 static bool record(Recording &r, const Move &m) {
-    if (in_blocks(m.target)) {
-        const to_blocks_constants constants{m.op, uint32_t(m.source), uint32_t(m.target)};
-        return r.dispatch(GRAPH_TO_BLOCKS, constants, to_blocks_params{m.x.at, m.ids.at, m.y.at, m.id_words},
-                          {m.x.place, m.ids.place, m.y.place});
-    }
-    move_params params{m.x.at, m.ids.at, m.y.at, m.id_words, {m.shift[0], m.shift[1], m.shift[2], m.shift[3]}};
-    return r.dispatch(GRAPH_MOVE, move_constants{m.op, uint32_t(m.source), uint32_t(m.target)}, params,
-                      {m.x.place, m.ids.place, m.y.place});
+    const move_constants constants{m.op, uint32_t(m.source), uint32_t(m.target)};  // those of TO_BLOCKS, too
+    const std::initializer_list<za_place> places = {m.x.place, m.ids.place, m.y.place};
+    const move_params params{m.x.at, m.ids.at, m.y.at, m.id_words, {m.shift[0], m.shift[1], m.shift[2], m.shift[3]}};
+    return r.dispatch(in_blocks(m.target) ? GRAPH_TO_BLOCKS : GRAPH_MOVE, constants, params, places);
 }
 
 // Elements of n bytes as elements of a type that moves: those of 8 bytes are two.

@@ -162,17 +162,11 @@ static bool share_out(Recording &r, Product *p) {
     const ggml_tensor *w = p->op->src[0], *x = p->op->src[1], *ids = p->op->src[2];
     const uint64_t columns = uint64_t(p->op->ne[1]), planes = uint64_t(p->op->ne[2] * p->op->ne[3]);
     const bool words = ggml_is_quantized(w->type) || (FLOAT_VEC_SERVED(w->ne[0]) && rows_in_words(w) && rows_in_words(x));
-    p->few = words && (has_experts(p->op) ? planes : columns) <= FEW;
-    if (!has_experts(p->op)) {
-        p->ids = p->y;
-        p->columns = columns;
-        p->units = by_units(*r.device, *p);
-        return true;
-    }
-    p->columns = p->few ? 1 : columns * planes / uint64_t(w->ne[2]);
+    p->few = words && (ids ? planes : columns) <= FEW;
+    p->columns = !ids ? columns : p->few ? 1 : columns * planes / uint64_t(w->ne[2]);
     p->units = by_units(*r.device, *p);
-    p->ids = bound(*r.device, ids);
-    if (p->few) return true;
+    p->ids = ids ? bound(*r.device, ids) : p->y;
+    if (!ids || p->few) return true;
     Grouped found;
     if (!r.grouped(ids, uint32_t(w->ne[2]), columns_of_tile(*r.device, *p), &found)) return false;
     p->ids.place = found.list.place;

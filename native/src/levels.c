@@ -43,9 +43,13 @@ bool za_level(struct levels *levels, struct za_command *command, uint32_t least)
     bool ok = true;
     command->level = command->beside ? levels->last : least;
     command->behind = NULL;
+    /* The higher the level, the fewer ranges are looked at: activations come first, then parameters, then results. */
+    for (uint32_t i = kernel->bindings; i-- > 0 && !command->beside;)
+        if (!(kernel->written >> i & 1)) wait_for(command, &command->place[i], &levels->written);
     for (uint32_t i = 0; i < kernel->bindings && !command->beside; ++i) {
+        if (!(kernel->written >> i & 1)) continue;
         wait_for(command, &command->place[i], &levels->written);
-        if (kernel->written >> i & 1) wait_for(command, &command->place[i], &levels->read);
+        wait_for(command, &command->place[i], &levels->read);
     }
     for (uint32_t i = 0; i < kernel->bindings && ok; ++i)
         ok = note(command, &command->place[i], kernel->written >> i & 1 ? &levels->written : &levels->read);

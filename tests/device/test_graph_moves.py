@@ -249,7 +249,6 @@ def test_rows_of_weights(any_device, rng, kind):
         (np.concatenate(packed), ids),
         (y.size,),
         (WEIGHT_TYPES.index(kind),),
-        ids=tensor(ids),
         y=tensor(y),
         offset=begin,
         steps=(raw[0].size, 0),

@@ -28,7 +28,6 @@ class Sorter:
             (y.reshape(-1),),
             (SORT_OPS.index(op), self.descending, columns),
             x=tensor(self.x),
-            ids=tensor(ids),
             y=tensor(y),
             count=count,
             keep=keep,

@@ -61,9 +61,9 @@ def test_ssm_conv(any_device, taps, channels, tokens, sequences, biased, silu, n
         normed_heads(wanted[..., slice(*part)], op, size, scale) for part, scale in zip(parts, (0.5, 1), strict=True)
     ]
     early, late = np.ascontiguousarray(x[..., : taps - 1]), np.ascontiguousarray(x[..., taps - 1 :].swapaxes(1, 2))
-    values = {"x": tensor(early), "late": tensor(late.swapaxes(1, 2)), "w": tensor(w), "bias": tensor(bias)}
-    values |= {"y": tensor(wanted), "run": length, "size": size, "offsets": (0, 0), "scales": (0.5, 1.0)}
-    values |= {"begins": (0, 2 * size), "ends": (2 * size, 3 * size), "eps": 1e-6, "factor": 1.0 / size}
+    values = {"late": tensor(late.swapaxes(1, 2)), "y": tensor(wanted), "run": length, "size": size, "offsets": (0, 0)}
+    values |= {"begins": (0, 2 * size), "ends": (2 * size, 3 * size)}
+    values |= {"scales": (0.5, 1.0), "eps": 1e-6, "factor": 1.0 / size}
     given, spec = (early, late, w, bias), (biased, silu, int(normed is not None), graph.NORM_OPS.index(op))
     counts = wanted.size, *(norm.size if normed else 1 for norm in norms)
     got, *found = run(any_device.runtime, graph.SSM_CONV, given, counts, spec, **values)
@@ -163,8 +163,7 @@ def test_ssm_scan(any_device, size, of_head, heads, groups, tokens, sequences, b
     ids = rng.permutation(sequences + 2)[:sequences].astype(np.int32)
     wanted = recurrent.ssm_scan(state, x, dt, a, b, c, ids, slots)
     written = min(tokens, slots)
-    values = {"state": tensor(state), "x": tensor(x), "dt": tensor(dt), "a": 0, "b": tensor(b), "ids": 0}
-    values |= {"c": tensor(c, groups * size), "scores": 0, "kept": 0, "slots": slots}
+    values = {"a": 0, "b": tensor(b), "c": tensor(c, groups * size), "ids": 0, "scores": 0, "kept": 0, "slots": slots}
     values |= {"steps": (state[0].size, state[0].size * sequences)}
     given = state, x, dt, a, both, both, ids
     counts = x.size, written * sequences * state[0].size + 3

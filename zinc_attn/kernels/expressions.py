@@ -57,10 +57,8 @@ def _translated(node: ast.expr, within: int, to: _Language) -> str:
             text = f"{text} {_translated(orelse, 1, to)}"
         case ast.Compare(left=ast.Name(id=name), ops=[ast.Eq()], comparators=[ast.Constant(value=str(kind))]):
             text = to.name(f"{name}_is_{kind}")
-        case ast.Call(func=ast.Name(id=function), args=[one]) if to.functions:
-            text = f"za_{function}({_translated(one, 0, to)})"
         case ast.Call(func=ast.Name(id=function), args=[one, *others]) if to.functions:
-            text = _translated(one, 0, to)
+            text = _translated(one, 0, to) if others else f"za_{function}({_translated(one, 0, to)})"
             for other in others:
                 text = f"za_{function}({text}, {_translated(other, 0, to)})"
         case ast.Attribute(value=record, attr=field) if to.functions:

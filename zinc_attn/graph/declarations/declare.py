@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 from ...kernels.contract import evaluate
 from ...kernels.declarations import Access, Binding, KernelDecl
@@ -35,12 +35,6 @@ class Field:
         return (TENSOR_WORDS if self.kind == "tensor" else 1) * (self.count or 1)
 
 
-class _Tensor(NamedTuple):
-    offset: int
-    n: list[int]
-    s: list[int]
-
-
 _FUNCTIONS: Final = {"elements": lambda x: math.prod(x.n), "rows": lambda x: math.prod(x.n[1:])}
 
 
@@ -59,13 +53,13 @@ class GraphKernel:
 
     def groups(self, spec: Sequence[int], words: Sequence[int]) -> tuple[int, int, int]:
         """The workgroups for values of the specialization constants and the words of the parameters."""
-        fields, begin = {}, 0
+        p, begin = SimpleNamespace(), 0
         for field in self.params:
-            values = [*words[begin : begin + field.words]]
-            one = _Tensor(values[0], values[1:5], values[5:]) if field.kind == "tensor" else values[0]
-            fields[field.name] = values if field.count else one
+            values = words[begin : begin + field.words]
+            one: Any = SimpleNamespace(n=values[1:5], s=values[5:]) if field.kind == "tensor" else values[0]
+            setattr(p, field.name, values if field.count else one)
             begin += field.words
-        names = {**dict(zip(self.decl.spec, spec, strict=True)), "p": SimpleNamespace(**fields), **_FUNCTIONS}
+        names = {**dict(zip(self.decl.spec, spec, strict=True)), "p": p, **_FUNCTIONS}
         x, *others = (evaluate(formula, names) for formula in self.grid)
         y, z = others or (max(-(-x // GRID_SIDE), 1), 1)
         return x if others else -(-x // y), y, z
