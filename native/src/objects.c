@@ -129,7 +129,7 @@ bool za_pipeline_make(struct za_device *device, const struct kernel *kernel, con
     if (kernel->bindings > most)
         return za_fail_as(ZA_UNSUPPORTED, "kernel %s: it has %u buffers, %s takes at most %u", kernel->name,
                           kernel->bindings, device->properties.deviceName, most);
-    pipeline->bindings = kernel->bindings;
+    pipeline->kernel = kernel;
     VkShaderModule module;
     if (!make_layouts(device, kernel->bindings) || !make_module(device, kernel, &module)) return false;
     VkSpecializationMapEntry entries[MAX_CONSTANTS];
@@ -203,13 +203,13 @@ void za_sets_free(struct za_device *device, struct sets *sets) {
     *sets = (struct sets){0};
 }
 
-bool za_set_take(struct za_device *device, struct sets *sets, VkDescriptorSetLayout layout, VkDescriptorSet *set) {
+bool za_set_take(struct za_device *device, struct sets *sets, uint32_t bindings, VkDescriptorSet *set) {
     if (sets->taken == sets->count * SETS && !add_pool(device, sets)) return false;
     VkDescriptorSetAllocateInfo allocate = {
         .sType = VK_STRUCTURE_TYPE_DESCRIPTOR_SET_ALLOCATE_INFO,
         .descriptorPool = sets->pools[sets->taken / SETS],
         .descriptorSetCount = 1,
-        .pSetLayouts = &layout,
+        .pSetLayouts = &device->set_layouts[bindings],
     };
     if (!za_do(device, AllocateDescriptorSets, device->host.device, &allocate, set)) return false;
     ++sets->taken;
@@ -218,28 +218,21 @@ bool za_set_take(struct za_device *device, struct sets *sets, VkDescriptorSetLay
 
 void za_set_write(struct za_device *device, VkDescriptorSet set, const struct za_command *command) {
     VkDescriptorBufferInfo infos[MAX_BINDINGS];
-    for (uint32_t i = 0; i < command->bindings; ++i)
+    for (uint32_t i = 0; i < command->kernel->bindings; ++i)
         infos[i] = (VkDescriptorBufferInfo){command->place[i].buffer, command->place[i].offset, command->place[i].size};
     VkWriteDescriptorSet write = {
         .sType = VK_STRUCTURE_TYPE_WRITE_DESCRIPTOR_SET,
         .dstSet = set,
-        .descriptorCount = command->bindings, /* one write fills consecutive bindings */
+        .descriptorCount = command->kernel->bindings, /* one write fills consecutive bindings */
         .descriptorType = VK_DESCRIPTOR_TYPE_STORAGE_BUFFER,
         .pBufferInfo = infos,
     };
     device->vk.UpdateDescriptorSets(device->host.device, 1, &write, 0, NULL);
 }
 
-struct za_command za_command(const struct za_device *device, const struct pipeline *pipeline,
-                             const struct za_place *places, uint32_t written, const uint32_t groups[3]) {
-    struct za_command command = {
-        .pipeline = pipeline->handle,
-        .layout = device->layouts[pipeline->bindings],
-        .set_layout = device->set_layouts[pipeline->bindings],
-        .bindings = pipeline->bindings,
-        .written = written,
-    };
-    memcpy(command.place, places, pipeline->bindings * sizeof *places);
+struct za_command za_command(const struct pipeline *pipeline, const struct za_place *places, const uint32_t groups[3]) {
+    struct za_command command = {.kernel = pipeline->kernel, .pipeline = pipeline->handle};
+    memcpy(command.place, places, pipeline->kernel->bindings * sizeof *places);
     memcpy(command.groups, groups, sizeof command.groups);
     return command;
 }
@@ -248,15 +241,16 @@ void za_dispatch_with(struct za_device *device, VkCommandBuffer commands, const 
                       VkDescriptorSet set) {
     const struct za_functions *vk = &device->vk;
     const uint32_t *groups = command->groups;
+    const VkPipelineLayout layout = device->layouts[command->kernel->bindings];
     vk->CmdBindPipeline(commands, VK_PIPELINE_BIND_POINT_COMPUTE, command->pipeline);
-    vk->CmdBindDescriptorSets(commands, VK_PIPELINE_BIND_POINT_COMPUTE, command->layout, 0, 1, &set, 0, NULL);
+    vk->CmdBindDescriptorSets(commands, VK_PIPELINE_BIND_POINT_COMPUTE, layout, 0, 1, &set, 0, NULL);
     vk->CmdDispatch(commands, groups[0], groups[1], groups[2]);
 }
 
 bool za_dispatch(struct za_device *device, VkCommandBuffer commands, struct sets *sets,
                  const struct za_command *command) {
     VkDescriptorSet set;
-    if (!za_set_take(device, sets, command->set_layout, &set)) return false;
+    if (!za_set_take(device, sets, command->kernel->bindings, &set)) return false;
     za_set_write(device, set, command);
     za_dispatch_with(device, commands, command, set);
     return true;

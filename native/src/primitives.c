@@ -12,8 +12,7 @@ static bool run(struct za_device *device, const struct pipeline *pipeline, const
                 uint32_t groups) {
     const struct za_place places[] = {za_whole(&buffers[GIVEN]), za_whole(&buffers[FOUND])};
     struct sets sets = {0};
-    const struct za_command command =
-        za_command(device, pipeline, places, 1 << FOUND, (const uint32_t[]){groups, 1, 1});
+    const struct za_command command = za_command(pipeline, places, (const uint32_t[]){groups, 1, 1});
     bool ok = za_commands_begin(device) && za_dispatch(device, device->commands, &sets, &command);
     if (ok) za_barrier_behind(device, device->commands);
     ok = ok && za_commands_submit(device);
