@@ -109,9 +109,9 @@ def failing(wish: str) -> Iterator[None]:
 
 def fallible() -> list[str]:
     """The functions that give a VkResult, of all that the library calls."""
-    names = re.findall(r"\bX\((\w+)\)", (NATIVE / "src" / "device.h").read_text())
+    names = re.findall(r"\bX\((\w+)\)", (NATIVE / "src" / "functions.h").read_text())
     void = re.compile(
-        "Get|Destroy|Free|Cmd|Update|EnumerateDeviceExtension|DeviceWaitIdle|QueueWaitIdle|ResetFences|name"
+        "Get|Destroy|Free|Cmd|Update|EnumerateDeviceExtension|DeviceWaitIdle|QueueWaitIdle|ResetFences|CreatePipelineCache|name"
     )
     return ["vkEnumerateInstanceVersion", "vkCreateInstance", *(f"vk{name}" for name in names if not void.match(name))]
 

@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zinc_attn.graph.declarations import QUANTIZE
-from zinc_attn.graph.records import tensor
 from zinc_attn.runtime.protocol import Runtime
 from zinc_attn.tools.graph.device import POISON, run
 
@@ -32,12 +31,11 @@ def as_float(x: NDArray[Any]) -> NDArray[Any]:
 def same_as_int8(runtime: Runtime, words: Sequence[NDArray[np.uint32]], y: NDArray[np.float32]) -> None:
     """The words are y, and its int8 blocks and their scales as QUANTIZE makes them of it."""
     same(words[0], y)
-    groups, counts = quantized_sizes(y)
-    alone = run(runtime, QUANTIZE, groups, (y,), counts, x=tensor(y))
+    alone = run(runtime, QUANTIZE, (y,), quantized_sizes(y))
     assert all(np.array_equal(*both) for both in zip(words[1:], alone, strict=True))
 
 
-def quantized_sizes(y: NDArray[np.float32]) -> tuple[tuple[int, int, int], tuple[int, int]]:
-    """The grid of QUANTIZE, and the words of its results."""
+def quantized_sizes(y: NDArray[np.float32]) -> tuple[int, int]:
+    """The words of QUANTIZE's results."""
     blocks = -(-y.shape[-1] // 256) * 8 * y[..., 0].size
-    return (-(-blocks // 32), 1, 1), (8 * blocks, 2 * blocks)
+    return 8 * blocks, 2 * blocks

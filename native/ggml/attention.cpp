@@ -44,9 +44,7 @@ static tensor dense(const tensor &of, uint32_t dims) {
 }
 
 bool fit(Recording &r, const Bound &x, const Bound &y, float least) {
-    const uint64_t elements = uint64_t(y.at.n[0]) * y.at.n[1] * y.at.n[2] * y.at.n[3];
-    const fit_params params{x.at, y.at, least};
-    return r.dispatch(GRAPH_FIT, {}, params, {x.place, y.place}, 2, grid((elements + 255) / 256));
+    return r.dispatch(GRAPH_FIT, {}, fit_params{x.at, y.at, least}, {x.place, y.place});
 }
 
 // A tensor's (dims, rows, heads, streams) as (dims, heads, rows, streams).

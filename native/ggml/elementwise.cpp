@@ -10,11 +10,6 @@ static const char *types_refused(const ggml_tensor *op) {
     return in_words(op) ? nullptr : "strides";
 }
 
-// Groups for the elements of y, of which an invocation has a word.
-static Groups words_of(const ggml_tensor *y) {
-    return grid(pieces(uint64_t(ggml_nelements(y)) * ggml_type_size(y->type) / 4 + 1, 256));
-}
-
 // --- what follows an operation ---------------------------------------------------------------------------------------
 
 // Whether rows may be written while others are read: they lie at the same places, or apart.
@@ -64,9 +59,8 @@ static bool glu(Recording &r, const ggml_tensor *op, uint32_t kind, const Bound 
     const glu_params params{a.at, b.at, y.at, number_of(op, 2), number_of(op, 3)};
     if (const Quantized *int8 = r.beside(op))
         return r.dispatch(GRAPH_GLU_QUANTIZED, constants, params,
-                          {a.place, b.place, y.place, int8->q.place, int8->scales.place}, 4 | 8 | 16,
-                          grid(pieces(blocks_of(op), 32)));
-    return r.dispatch(GRAPH_GLU, constants, params, {a.place, b.place, y.place}, 4, words_of(op));
+                          {a.place, b.place, y.place, int8->q.place, int8->scales.place});
+    return r.dispatch(GRAPH_GLU, constants, params, {a.place, b.place, y.place});
 }
 
 static bool record_binary(Recording &r, ggml_tensor *op) {
@@ -79,8 +73,7 @@ static bool record_binary(Recording &r, ggml_tensor *op) {
     if (op->op == GGML_OP_MUL && plain) return glu(r, op, GLU_OP_MUL, a, b);
     const binary_constants constants{kind, uint32_t(float_type(op->src[0])), uint32_t(float_type(op->src[1])),
                                      uint32_t(float_type(op))};
-    return r.dispatch(GRAPH_BINARY, constants, binary_params{a.at, b.at, y.at}, {a.place, b.place, y.place}, 4,
-                      words_of(op));
+    return r.dispatch(GRAPH_BINARY, constants, binary_params{a.at, b.at, y.at}, {a.place, b.place, y.place});
 }
 
 static const char *glu_refused(const Device &, const ggml_tensor *op) {
@@ -107,8 +100,8 @@ static const char *add_id_refused(const Device &, const ggml_tensor *op) {
 static bool record_add_id(Recording &r, ggml_tensor *op) {
     const Bound a = bound(*r.device, op->src[0]), b = bound(*r.device, op->src[1]), y = bound(*r.device, op);
     const Bound ids = bound(*r.device, op->src[2]);
-    return r.dispatch(GRAPH_ADD_ID, {}, add_id_params{a.at, b.at, ids.at, y.at}, {a.place, b.place, ids.place, y.place},
-                      8, words_of(op));
+    return r.dispatch(GRAPH_ADD_ID, {}, add_id_params{a.at, b.at, ids.at, y.at},
+                      {a.place, b.place, ids.place, y.place});
 }
 
 // --- one operand -----------------------------------------------------------------------------------------------------
@@ -147,7 +140,7 @@ static bool record_unary(Recording &r, ggml_tensor *op) {
                                     then.op};
     const unary_params params{x.at, then.other.at, y.at, number_of(op, first), number_of(op, first + 1),
                               number_of(op, first + 2), number_of(op, first + 3)};
-    return r.dispatch(GRAPH_UNARY, constants, params, {x.place, then.other.place, y.place}, 4, words_of(op));
+    return r.dispatch(GRAPH_UNARY, constants, params, {x.place, then.other.place, y.place});
 }
 
 static_assert(int(UNARY_OP_XIELU) == int(GGML_UNARY_OP_XIELU) && int(UNARY_OP_TRUNC) == int(GGML_UNARY_OP_TRUNC) &&

@@ -53,24 +53,11 @@ struct Move {
     uint32_t shift[4] = {};
 };
 
-// Invocations that write a row of y: an element each, or a word of some elements.
-static uint64_t of_row(const Move &m) {
-    const uint64_t n = m.y.at.n[0], of_word = m.target == MOVE_TYPE_I8 ? 4 : m.target == MOVE_TYPE_F16 ||
-                                              m.target == MOVE_TYPE_BF16 || m.target == MOVE_TYPE_I16 ? 2 : 1;
-    return m.y.at.s[0] == 1 ? (n + of_word - 2) / of_word + 1 : n;
-}
-
 static bool record(Recording &r, const Move &m) {
-    const tensor &counted = m.op == MOVE_OP_SET_ROWS ? m.x.at : m.y.at;
-    const uint64_t rows = uint64_t(counted.n[1]) * counted.n[2] * counted.n[3];
-    if (in_blocks(m.target)) {
-        const to_blocks_constants constants{m.op, uint32_t(m.source), uint32_t(m.target)};
-        return r.dispatch(GRAPH_TO_BLOCKS, constants, to_blocks_params{m.x.at, m.ids.at, m.y.at, m.id_words},
-                          {m.x.place, m.ids.place, m.y.place}, 4, grid(pieces(m.y.at.n[0] * rows, 32)));
-    }
-    move_params params{m.x.at, m.ids.at, m.y.at, m.id_words, {m.shift[0], m.shift[1], m.shift[2], m.shift[3]}};
-    return r.dispatch(GRAPH_MOVE, move_constants{m.op, uint32_t(m.source), uint32_t(m.target)}, params,
-                      {m.x.place, m.ids.place, m.y.place}, 4, grid(pieces(of_row(m) * rows, 256)));
+    const move_constants constants{m.op, uint32_t(m.source), uint32_t(m.target)};  // those of TO_BLOCKS, too
+    const std::initializer_list<za_place> places = {m.x.place, m.ids.place, m.y.place};
+    const move_params params{m.x.at, m.ids.at, m.y.at, m.id_words, {m.shift[0], m.shift[1], m.shift[2], m.shift[3]}};
+    return r.dispatch(in_blocks(m.target) ? GRAPH_TO_BLOCKS : GRAPH_MOVE, constants, params, places);
 }
 
 // Elements of n bytes as elements of a type that moves: those of 8 bytes are two.
@@ -203,7 +190,7 @@ static bool record_get_rows(Recording &r, ggml_tensor *op) {
         const get_weights_params params{ids.at, y.at, 2 * w.at.offset, {uint32_t(x->nb[2]), uint32_t(x->nb[3])},
                                         uint32_t(x->ne[1]), 0};
         return r.dispatch(GRAPH_GET_WEIGHTS, get_weights_constants{uint32_t(weight_type(x->type))}, params,
-                          {w.place, ids.place, y.place}, 4, grid(pieces(uint64_t(ggml_nelements(op)), 256)));
+                          {w.place, ids.place, y.place});
     }
     Move m = made(r, MOVE_OP_GET_ROWS, x, op);
     m.ids = ids;

@@ -14,7 +14,6 @@ static const char *sort_refused(const Device &, const ggml_tensor *op) {
 struct Sort {
     Bound x, ids, y;
     bool descending;
-    uint64_t rows;
 };
 
 static uint32_t power_of_two(uint64_t n) {
@@ -27,10 +26,7 @@ static bool record(Recording &r, const Sort &s, uint32_t op, uint32_t columns, u
                    uint32_t distance, bool mirror) {
     const sort_constants constants{op, s.descending, columns};
     const sort_params params{s.x.at, s.ids.at, s.y.at, count, keep, distance, mirror};
-    const uint64_t groups = op == SORT_OP_EXCHANGE
-                                ? pieces(s.rows * pieces(count, 2 * uint64_t(distance)) * distance, 256)
-                                : pieces(s.rows * pieces(count, columns) * columns, SORT_PIECE);
-    return r.dispatch(GRAPH_SORT, constants, params, {s.x.place, s.ids.place, s.y.place}, 4, grid(groups));
+    return r.dispatch(GRAPH_SORT, constants, params, {s.x.place, s.ids.place, s.y.place});
 }
 
 // All of each row.
@@ -60,13 +56,13 @@ static bool scratch_rows(Recording &r, const Bound &x, uint64_t columns, Bound *
 static bool record_argsort(Recording &r, ggml_tensor *op) {
     if (const std::optional<bool> done = record_route(r, op)) return *done;
     const Bound x = bound(*r.device, op->src[0]), y = bound(*r.device, op);
-    return sort_rows(r, {x, y, y, op->op_params[0] == GGML_SORT_ORDER_DESC, uint64_t(ggml_nrows(op))});
+    return sort_rows(r, {x, y, y, op->op_params[0] == GGML_SORT_ORDER_DESC});
 }
 
 // The first `keep` of each piece, of what is left of these again, until one piece is left.
 static bool record_top_k(Recording &r, ggml_tensor *op) {
     const uint32_t keep = uint32_t(op->ne[0]);
-    Sort s{bound(*r.device, op->src[0]), {}, bound(*r.device, op), true, uint64_t(ggml_nrows(op))};
+    Sort s{bound(*r.device, op->src[0]), {}, bound(*r.device, op), true};
     const Bound result = s.y;
     uint32_t n = s.x.at.n[0];
     s.ids = s.y;
@@ -75,7 +71,7 @@ static bool record_top_k(Recording &r, ggml_tensor *op) {
         move_params params{s.y.at, s.y.at, result.at, 1, {}};
         params.x.n[0] = keep;
         return r.dispatch(GRAPH_MOVE, move_constants{MOVE_OP_LINEAR, MOVE_TYPE_I32, MOVE_TYPE_I32}, params,
-                          {s.y.place, s.y.place, result.place}, 4, grid(pieces(keep * s.rows, 256)));
+                          {s.y.place, s.y.place, result.place});
     }
     for (uint32_t step = SORT_OP_SORT;; step = SORT_OP_SORT_IDS) {
         const uint32_t columns = std::min<uint32_t>(power_of_two(n), SORT_PIECE), whole = n / columns;

@@ -96,8 +96,6 @@ struct Part {
     bool first() const { return row + expert == 0; }
 };
 
-static uint32_t count(uint64_t n, uint64_t size) { return uint32_t(pieces(n, size)); }
-
 template <typename Params>
 static void set_shared(const Product &p, const Part &part, Params *params) {
     const ggml_tensor *w = p.op->src[0];
@@ -125,21 +123,10 @@ static bool multiply(Recording &r, const Product &p, const Part &part) {
     params.blocks = uint32_t(w->ne[0] / 32);
     const std::initializer_list<za_place> places = {part.w.place,  p.x.q.place,   p.x.scales.place,
                                                     p.added.place, p.ids.place, p.y.place};
-    if (p.units) {
-        const mul_mat_units_constants c = units_of(*r.device, p);
-        return r.dispatch(GRAPH_MUL_MAT_UNITS, c, params, places, 32,
-                          {{count(part.rows, c.tile_rows), p.groups, p.planes}}, !part.first());
-    }
-    if (!p.few) {
-        mul_mat_constants c = tile_of(p, part.rows);
-        c.type = uint32_t(weight_type(w->type));
-        return r.dispatch(GRAPH_MUL_MAT, c, params, places, 32, {{count(part.rows, c.tile_rows), p.groups, p.planes}},
-                          !part.first());
-    }
-    mul_mat_vec_constants c = few_of(*r.device, p);
-    c.type = uint32_t(weight_type(w->type));
-    return r.dispatch(GRAPH_MUL_MAT_VEC, c, params, places, 32,
-                      {{count(part.rows, WEIGHT_GROUP), p.groups, p.planes}}, !part.first());
+    const bool beside = !part.first();
+    if (p.units) return r.dispatch(GRAPH_MUL_MAT_UNITS, units_of(*r.device, p), params, places, beside);
+    if (p.few) return r.dispatch(GRAPH_MUL_MAT_VEC, few_of(*r.device, p), params, places, beside);
+    return r.dispatch(GRAPH_MUL_MAT, tile_of(p, part.rows), params, places, beside);
 }
 
 // Whether rows are whole words of neighboring elements, as products of few rows read them.
@@ -160,14 +147,12 @@ static bool multiply_floats(Recording &r, const Product &p, const Part &part) {
         const mul_mat_constants t = tile_of(p, part.rows);
         const mul_mat_float_constants c{w_type,        x_type,           t.tile_rows, t.tile_columns, t.own_rows,
                                         t.own_columns, t.workgroup_size, t.add,       t.experts};
-        return r.dispatch(GRAPH_MUL_MAT_FLOAT, c, params, places, 16,
-                          {{count(part.rows, t.tile_rows), p.groups, p.planes}}, !part.first());
+        return r.dispatch(GRAPH_MUL_MAT_FLOAT, c, params, places, !part.first());
     }
     const mul_mat_vec_constants f = few_of(*r.device, p);
     const mul_mat_float_vec_constants c{w_type,        x_type,  f.columns, f.workgroup_size, f.subgroups,
                                         f.superblocks, f.ahead && FLOAT_VEC_AHEAD(w->ne[0]), f.add, f.experts};
-    return r.dispatch(GRAPH_MUL_MAT_FLOAT_VEC, c, params, places, 16,
-                      {{count(part.rows, WEIGHT_GROUP), p.groups, p.planes}}, !part.first());
+    return r.dispatch(GRAPH_MUL_MAT_FLOAT_VEC, c, params, places, !part.first());
 }
 
 // --- operations ------------------------------------------------------------------------------------------------------
@@ -177,24 +162,13 @@ static bool share_out(Recording &r, Product *p) {
     const ggml_tensor *w = p->op->src[0], *x = p->op->src[1], *ids = p->op->src[2];
     const uint64_t columns = uint64_t(p->op->ne[1]), planes = uint64_t(p->op->ne[2] * p->op->ne[3]);
     const bool words = ggml_is_quantized(w->type) || (FLOAT_VEC_SERVED(w->ne[0]) && rows_in_words(w) && rows_in_words(x));
-    p->few = words && (has_experts(p->op) ? planes : columns) <= FEW;
-    if (!has_experts(p->op)) {
-        p->ids = p->y;
-        p->columns = columns;
-        p->units = by_units(*r.device, *p);
-        p->groups = p->few ? 1 : count(columns, columns_of_tile(*r.device, *p));
-        p->planes = uint32_t(planes);
-        return true;
-    }
-    p->planes = 1;
-    p->columns = p->few ? 1 : columns * planes / uint64_t(w->ne[2]);
-    p->groups = uint32_t(columns * planes);
+    p->few = words && (ids ? planes : columns) <= FEW;
+    p->columns = !ids ? columns : p->few ? 1 : columns * planes / uint64_t(w->ne[2]);
     p->units = by_units(*r.device, *p);
-    p->ids = bound(*r.device, ids);
-    if (p->few) return true;
+    p->ids = ids ? bound(*r.device, ids) : p->y;
+    if (!ids || p->few) return true;
     Grouped found;
     if (!r.grouped(ids, uint32_t(w->ne[2]), columns_of_tile(*r.device, *p), &found)) return false;
-    p->groups = found.tiles;
     p->ids.place = found.list.place;
     return true;
 }

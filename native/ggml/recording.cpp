@@ -13,12 +13,6 @@ namespace zinc {
 
 // --- how tensors are bound -------------------------------------------------------------------------------------------
 
-Groups grid(uint64_t groups) {
-    constexpr uint64_t MOST = 65535;  // that every device takes
-    const uint64_t y = std::max<uint64_t>((groups + MOST - 1) / MOST, 1);
-    return {{uint32_t((groups + y - 1) / y), uint32_t(y), 1}};
-}
-
 uint64_t blocks_of(const ggml_tensor *x) { return uint64_t(ggml_nrows(x)) * (uint64_t(x->ne[0] + 255) / 256 * 8); }
 
 size_t unit_of(const ggml_tensor *t) { return ggml_is_quantized(t->type) ? 2 : ggml_type_size(t->type); }
@@ -213,16 +207,7 @@ bool Recording::run() {
     return device->recorder->finish() || (say("%s", za_error()), false);
 }
 
-// --- dispatches ------------------------------------------------------------------------------------------------------
-
-bool Recording::dispatch_words(int kernel, const Constants &constants, const void *params, size_t bytes,
-                               std::initializer_list<za_place> places, uint32_t written, const Groups &groups,
-                               bool beside) {
-    if (!groups.of[0] || !groups.of[1] || !groups.of[2]) return true;  // an empty operand
-    Dispatch made{kernel, constants, params, bytes, {}, written, {groups.of[0], groups.of[1], groups.of[2]}, beside};
-    std::copy(places.begin(), places.end(), made.place);
-    return device->recorder->dispatch(made);
-}
+// --- what several dispatches read ------------------------------------------------------------------------------------
 
 Source::Source(const ggml_tensor *t)
     : buffer(buffer_of(t)->memory.of.handle), begin(begin_of(t)), end(begin + ggml_nbytes(t)) {
@@ -244,8 +229,7 @@ bool Recording::quantized(const ggml_tensor *x, Quantized *found) {
     Quantized made;
     if (!reserve(x, &made)) return false;
     const Bound of = bound(*device, x);
-    if (!dispatch(GRAPH_QUANTIZE, {}, quantize_params{of.at}, {of.place, made.q.place, made.scales.place}, 6,
-                  grid(pieces(blocks_of(x), 32))))
+    if (!dispatch(GRAPH_QUANTIZE, {}, quantize_params{of.at}, {of.place, made.q.place, made.scales.place}))
         return false;
     quantized_.push_back(made);
     *found = made;
@@ -266,11 +250,10 @@ bool Recording::grouped(const ggml_tensor *ids, uint32_t experts, uint32_t colum
         }
     const uint64_t pairs = uint64_t(ggml_nelements(ids));
     const uint32_t tiles = uint32_t(std::min<uint64_t>(pairs, pairs / columns + experts + 1));
-    Grouped made{Source(ids), experts, columns, tiles, {}};
+    Grouped made{Source(ids), experts, columns, {}};
     if (!device->recorder->scratch(uint64_t(4) * tiles * (columns + 1), &made.list)) return false;
     const Bound of = bound(*device, ids);
-    if (!dispatch(GRAPH_BY_EXPERT, {}, by_expert_params{of.at, experts, columns, tiles}, {of.place, made.list.place}, 2,
-                  {{1, 1, 1}}))
+    if (!dispatch(GRAPH_BY_EXPERT, {}, by_expert_params{of.at, experts, columns, tiles}, {of.place, made.list.place}))
         return false;
     grouped_.push_back(made);
     *found = made;

@@ -34,14 +34,10 @@ struct Quantized : Source {
 
 // BY_EXPERT's list of the ids that a tensor has.
 struct Grouped : Source {
-    uint32_t experts, columns, tiles;
+    uint32_t experts, columns;
     Scratch list;
 };
 
-struct Groups {
-    uint32_t of[3];
-};
-Groups grid(uint64_t groups);  // x first, then y
 uint64_t blocks_of(const ggml_tensor *x);  // of 32 numbers as int8: a row has whole superblocks
 
 class Recording {
@@ -53,9 +49,9 @@ class Recording {
     // beside: it writes other parts of what the dispatch before it writes.
     template <typename Params>
     bool dispatch(int kernel, const Constants &constants, const Params &params, std::initializer_list<za_place> places,
-                  uint32_t written, Groups groups, bool beside = false) {
+                  bool beside = false) {
         static_assert(sizeof params <= 4 * GRAPH_PARAMS_WORDS, "a record has 64 words");
-        return dispatch_words(kernel, constants, &params, sizeof params, places, written, groups, beside);
+        return device->recorder->dispatch(kernel, constants, &params, sizeof params, places, beside);
     }
     bool quantized(const ggml_tensor *x, Quantized *found);
     bool grouped(const ggml_tensor *ids, uint32_t experts, uint32_t columns, Grouped *found);
@@ -95,9 +91,6 @@ class Recording {
     std::map<std::vector<char>, za_place> rotations;
 
   private:
-    bool dispatch_words(int kernel, const Constants &constants, const void *params, size_t bytes,
-                        std::initializer_list<za_place> places, uint32_t written, const Groups &groups,
-                        bool beside);
     bool lay(const ggml_tensor *tensor, bool as_pieces);
     bool lay_operands(const ggml_tensor *node);
     bool record(ggml_tensor *node);

@@ -102,9 +102,7 @@ static bool record_conv(Recording &r, ggml_tensor *op) {
     ssm_conv_params params{of[0].at, of[1].at, of[2].at, of[3].at, y.at, op->ne[1] > 1 ? RUN : 1};
     record_norms(r, &c, &params, normed);
     return r.dispatch(GRAPH_SSM_CONV, c.constants, params,
-                      {of[0].place, of[1].place, of[2].place, of[3].place, y.place, normed[0].place, normed[1].place},
-                      16 | 32 | 64,
-                      grid(pieces(uint64_t(op->ne[0] * op->ne[2]) * pieces(uint64_t(op->ne[1]), params.run), 256)));
+                      {of[0].place, of[1].place, of[2].place, of[3].place, y.place, normed[0].place, normed[1].place});
 }
 
 // --- states ----------------------------------------------------------------------------------------------------------
@@ -139,11 +137,6 @@ static Written written(Recording &r, ggml_tensor *op, uint64_t scores, uint64_t 
     w.of_kept = cache.place;
     r.take(copy);
     return w;
-}
-
-// Workgroups for so many rows, of which a lane has `own`.
-static uint32_t groups_of(uint64_t rows, uint64_t size, uint32_t own) {
-    return uint32_t(pieces(rows, own * 32 / LANES_OF_STATE(size)));
 }
 
 // Rows of a lane: arithmetic is the limit of a prompt, and rows share some; memory is one token's, and wants many waves.
@@ -188,9 +181,7 @@ static bool record_delta_net(Recording &r, ggml_tensor *op) {
                                   w.kept, {w.steps[0], w.steps[1]}, w.slots, 1.0f / std::sqrt(float(v->ne[0]))};
     return r.dispatch(GRAPH_DELTA_NET, constants, params,
                       {of[0].place, of[1].place, of[2].place, of[3].place, of[4].place, of[5].place, ids.place,
-                       w.of_scores, w.of_kept}, 128 | 256,
-                      {{groups_of(uint64_t(v->ne[0]), v->ne[0], constants.own), uint32_t(v->ne[1]),
-                        uint32_t(v->ne[3])}});
+                       w.of_scores, w.of_kept});
 }
 
 static const char *scan_refused(const Device &, const ggml_tensor *op) {
@@ -205,7 +196,6 @@ static bool record_scan(Recording &r, ggml_tensor *op) {
     for (int i = 0; i < 7; ++i) of[i] = bound(*r.device, op->src[i]);
     const ggml_tensor *state = op->src[0], *x = op->src[1];
     const uint64_t rows = uint64_t(x->ne[0] * x->ne[1]), sequences = uint64_t(x->ne[3]);
-    const uint64_t groups = uint64_t(op->src[4]->ne[1]);
     const bool by_element = op->src[3]->ne[0] > 1;
     uint32_t own = rows_of_lane(*r.device, state->ne[0], x->ne[2]);
     while (!by_element && x->ne[0] % own) own /= 2;  // a lane's rows are of one head
@@ -216,8 +206,7 @@ static bool record_scan(Recording &r, ggml_tensor *op) {
                                  w.scores, w.kept, {w.steps[0], w.steps[1]}, w.slots};
     return r.dispatch(GRAPH_SSM_SCAN, constants, params,
                       {of[0].place, of[1].place, of[2].place, of[3].place, of[4].place, of[5].place, of[6].place,
-                       w.of_scores, w.of_kept}, 128 | 256,
-                      {{groups_of(rows / groups, state->ne[0], own), uint32_t(groups), uint32_t(sequences)}});
+                       w.of_scores, w.of_kept});
 }
 
 const std::vector<Served> RECURRENT = {

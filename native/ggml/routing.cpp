@@ -133,8 +133,7 @@ std::optional<bool> record_route(Recording &r, ggml_tensor *first) {
     const route_params params{x.at, bias.at, ids.at, y.at, route.least, route.most, route.factor, route.added};
     if (route.sorted != first) r.take(route.sorted);
     r.take(route.result);
-    return r.dispatch(GRAPH_ROUTE, route.constants, params, {x.place, bias.place, ids.place, y.place}, 4 | 8,
-                      grid(rows));
+    return r.dispatch(GRAPH_ROUTE, route.constants, params, {x.place, bias.place, ids.place, y.place});
 }
 
 // --- sums of experts -------------------------------------------------------------------------------------------------
@@ -193,8 +192,7 @@ std::optional<bool> record_sum_experts(Recording &r, ggml_tensor *products) {
 bool record_sum(Recording &r, const ExpertsSum &sum) {
     const za_place *at = sum.places;
     return r.dispatch(GRAPH_SUM_EXPERTS, sum.constants, sum.params,
-                      {at[0], at[1], at[2], at[3], bound(*r.device, sum.y).place}, 16,
-                      grid(pieces(uint64_t(ggml_nelements(sum.y)), 256)));
+                      {at[0], at[1], at[2], at[3], bound(*r.device, sum.y).place});
 }
 
 }  // namespace zinc

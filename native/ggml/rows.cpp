@@ -8,8 +8,6 @@
 
 namespace zinc {
 
-static uint64_t rows_of(const ggml_tensor *t) { return uint64_t(ggml_nrows(t)); }
-
 static const char *f32_refused(const Device &, const ggml_tensor *op) {
     return is_f32(op) && is_f32(op->src[0]) && is_f32(op->src[1]) ? nullptr : "type";
 }
@@ -37,7 +35,6 @@ static bool norm_rows(Recording &r, ggml_tensor *op, const ExpertsSum *sum) {
     const uint32_t kind = op->op == GGML_OP_RMS_NORM ? NORM_OP_RMS
                         : op->op == GGML_OP_L2_NORM  ? NORM_OP_L2 : NORM_OP_NORM;
     Bound x = bound(*r.device, op->src[0]), y = bound(*r.device, op);
-    uint64_t rows = rows_of(op);
     const ggml_tensor *result = op;
     Follower first{FOLLOW_OP_NONE, y, 0, nullptr}, second = first;
     int eps = 0;
@@ -45,7 +42,6 @@ static bool norm_rows(Recording &r, ggml_tensor *op, const ExpertsSum *sum) {
         const uint32_t groups = uint32_t(op->op_params[0]), n = uint32_t(op->ne[0] * op->ne[1] * op->ne[2]) / groups;
         for (Bound *one : {&x, &y})
             one->at = {one->at.offset, {n, groups, uint32_t(op->ne[3]), 1}, {1, n, n * groups, 0}};
-        rows = groups * uint64_t(op->ne[3]);
         eps = 1;
     } else {
         first = follower(r, {op->src[0]}, &result, true);
@@ -65,16 +61,15 @@ static bool norm_rows(Recording &r, ggml_tensor *op, const ExpertsSum *sum) {
                                                  params.b, params.y, params.eps, params.factor, {first.scale, 0},
                                                  params.joined},
                               {x.place, first.other.place, of[3], y.place, int8->q.place, int8->scales.place, of[0],
-                               of[1], of[2]}, 1 | 8 | 16 | 32, grid(rows));
+                               of[1], of[2]});
         }
         if (sum && !record_sum(r, *sum)) return false;
         return r.dispatch(GRAPH_NORM_QUANTIZED, constants, params,
                           {x.place, first.other.place, second.other.place, y.place, int8->q.place,
-                           int8->scales.place}, 8 | 16 | 32, grid(rows));
+                           int8->scales.place});
     }
     if (sum && !record_sum(r, *sum)) return false;
-    return r.dispatch(GRAPH_NORM, constants, params, {x.place, first.other.place, second.other.place, y.place}, 8,
-                      grid(rows));
+    return r.dispatch(GRAPH_NORM, constants, params, {x.place, first.other.place, second.other.place, y.place});
 }
 
 static bool record_norm(Recording &r, ggml_tensor *op) { return norm_rows(r, op, nullptr); }
@@ -87,9 +82,8 @@ static bool record_sum(Recording &r, ggml_tensor *op) {
     const Bound x = bound(*r.device, op->src[0]), y = bound(*r.device, op);
     const uint32_t terms = uint32_t(op->op == GGML_OP_SUM ? ggml_nelements(op->src[0]) : op->src[0]->ne[0]);
     const float factor = op->op == GGML_OP_MEAN ? 1.0f / float(terms) : 1.0f;
-    const uint64_t rows = op->op == GGML_OP_SUM ? 1 : rows_of(op->src[0]);
     const sum_rows_params params{x.at, y.at, terms, factor};
-    return r.dispatch(GRAPH_SUM_ROWS, {}, params, {x.place, y.place}, 2, grid(rows));
+    return r.dispatch(GRAPH_SUM_ROWS, {}, params, {x.place, y.place});
 }
 
 static const char *soft_max_refused(const Device &, const ggml_tensor *op) {
@@ -112,7 +106,7 @@ static bool record_soft_max(Recording &r, ggml_tensor *op) {
     }
     const uint32_t type = !mask ? MASK_TYPE_NONE : mask->type == GGML_TYPE_F32 ? MASK_TYPE_F32 : MASK_TYPE_F16;
     return r.dispatch(GRAPH_SOFT_MAX, soft_max_constants{type, sinks != nullptr}, params,
-                      {x.place, m.place, s.place, y.place}, 8, grid(rows_of(op)));
+                      {x.place, m.place, s.place, y.place});
 }
 
 // --- rotary positions ------------------------------------------------------------------------------------------------
@@ -175,8 +169,7 @@ static bool record_rope(Recording &r, ggml_tensor *op) {
                              uint32_t(op->op_params[15]), uint32_t(graph::rope_step(rope)),
                              r.settles_q(op) ? MIN_INPUT : 0};
     return r.dispatch(GRAPH_ROPE, rope_constants{uint32_t(float_type(op))}, params,
-                      {x.place, positions.place, table, y.place}, 8,
-                      grid(pieces(uint64_t(ggml_nelements(op)) / 2, 256)));
+                      {x.place, positions.place, table, y.place});
 }
 
 const std::vector<Served> ROWS_OPERATIONS = {

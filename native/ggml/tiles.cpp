@@ -12,6 +12,7 @@ constexpr int64_t LARGE = 1 << 20;  // outputs of a product that fills a card wi
 
 mul_mat_constants tile_of(const Product &p, uint64_t rows) {
     mul_mat_constants c{};
+    c.type = uint32_t(weight_type(p.op->src[0]->type));
     c.tile_rows = rows > 32 ? 64 : 32;
     c.tile_columns = p.columns > LEAST_TILE ? 32 : LEAST_TILE;
     c.own_rows = 4;
@@ -30,6 +31,7 @@ mul_mat_vec_constants few_of(const Device &device, const Product &p) {
     const uint32_t superblocks = uint32_t(pieces(uint64_t(p.op->src[0]->ne[0]), SUPERBLOCK));
     const uint32_t waves = device.on_cpu ? 1 : std::min(WAVES, superblocks);
     mul_mat_vec_constants c{};
+    c.type = uint32_t(type);
     c.columns = uint32_t(p.columns);
     c.workgroup_size = WAVE * waves;
     c.subgroups = device.wave32;

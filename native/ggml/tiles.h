@@ -16,7 +16,6 @@ struct Product {
     bool adds;
     bool few, units;         // columns come one by one; by matrix units
     uint64_t columns;        // of a workgroup where they are few, else that about so many meet a matrix
-    uint32_t groups, planes;  // of columns
     Bound ids;               // of experts; else the result
     Quantized x;             // of quantized weights
 };

@@ -37,13 +37,12 @@ Store::~Store() { za_buffer_free(device_, &staging_); }
 
 bool Store::allocate(size_t size, Memory *memory) {
     *memory = {};
-    if (!za_enter(device_)) return false;
-    const bool ok = za_memory_make(device_, (size + MARGIN) / MARGIN * MARGIN, flags_, "tensors", &memory->of);
-    if (!ok) za_buffer_free(device_, &memory->of);
+    const size_t whole = (size + MARGIN) / MARGIN * MARGIN;
+    const bool ok = za_within(device_, za_memory_make(device_, whole, flags_, "tensors", &memory->of));
     memory->base = static_cast<char *>(memory->of.mapped);
     memory->size = size;
     used_ += memory->of.size;
-    return za_leave(device_, ok);
+    return ok;
 }
 
 void Store::release(Memory *memory) {
@@ -67,12 +66,8 @@ static bool submit(za_device *device, Record record) {
 }
 
 bool Store::stage(const Memory &memory, size_t offset, char *data, size_t size, bool write) {
-    if (!staging_.handle) {
-        if (!za_enter(device_)) return false;
-        const bool ok = za_memory_make(device_, STAGING, MAPPED, "staging", &staging_);
-        if (!ok) za_buffer_free(device_, &staging_);
-        if (!za_leave(device_, ok)) return false;
-    }
+    if (!staging_.handle && !za_within(device_, za_memory_make(device_, STAGING, MAPPED, "staging", &staging_)))
+        return false;
     for (size_t at = 0; at < size; at += STAGING) {
         const size_t n = std::min(STAGING, size - at);
         if (write) std::memcpy(staging_.mapped, data + at, n);

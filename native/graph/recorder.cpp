@@ -52,22 +52,10 @@ void Arena::free() {
 
 // --- pipelines -------------------------------------------------------------------------------------------------------
 
-bool Recorder::Key::operator==(const Key &other) const {
-    const auto &words = constants.words, &others = other.constants.words;
-    return kernel == other.kernel && std::equal(std::begin(words), std::end(words), others);
-}
-
-size_t Recorder::Hash::operator()(const Key &key) const {
-    uint64_t hash = uint64_t(key.kernel) + 1;
-    for (uint32_t word : key.constants.words) hash = (hash ^ word) * 0x9E3779B97F4A7C15u, hash ^= hash >> 29;
-    return size_t(hash);
-}
-
-const pipeline *Recorder::pipeline_of(const Key &key) {
-    pipeline &found = pipelines_[key];
-    if (!found.handle && !za_pipeline_make(device_, &za_graph_kernels[key.kernel], key.constants.words, &found))
-        return nullptr;
-    return &found;
+const pipeline *Recorder::pipeline_of(int kernel, const Constants &constants) {
+    pipeline &found = pipelines_[{kernel, constants}];
+    const bool ok = found.handle || za_pipeline_make(device_, &za_graph_kernels[kernel], constants.words, &found);
+    return ok ? &found : nullptr;
 }
 
 // --- commands --------------------------------------------------------------------------------------------------------
@@ -89,6 +77,7 @@ Recorder::~Recorder() {
     for (Arena *arena : {&params_, &words_, &scratch_}) arena->free();
     for (auto &one : pipelines_) za_pipeline_free(device_, &one.second);
     za_sets_free(device_, &pools_);
+    za_levels_free(&levels_);
 }
 
 bool Recorder::next_commands() {
@@ -143,7 +132,6 @@ void Recorder::abandon() {
 void Recorder::counts(uint64_t found[3]) const { std::copy_n(counts_, 3, found); }
 
 void Recorder::forget() {
-    accesses_.clear();
     for (Sets &sets : sets_)
         for (Set &one : sets.all) one.place[0] = {};
 }
@@ -176,50 +164,12 @@ bool Recorder::holds(const Scratch &scratch) const {
 
 // --- dispatches ------------------------------------------------------------------------------------------------------
 
-Recorder::Accesses &Recorder::accesses_of(VkBuffer buffer) {
-    for (Accesses &one : accesses_)
-        if (one.buffer == buffer) return one;
-    return accesses_.insert(accesses_.end(), Accesses{buffer, {}, {}})[0];
-}
-
-// One more than that of all waiting commands that write what it reads or writes, or read what it writes.
-uint32_t Recorder::level_of(const struct za_command &command) {
-    uint32_t level = command.beside ? waiting_.back().level : 0;
-    auto behind = [&level](const std::vector<Range> &ranges, const za_place &place) {
-        for (auto r = ranges.rbegin(); r != ranges.rend() && r->most >= level; ++r)  // the others matter no more
-            if (r->begin < place.offset + place.size && place.offset < r->end) level = std::max(level, r->level + 1);
-    };
-    for (uint32_t i = 0; i < command.bindings && !command.beside; ++i) {
-        const Accesses &of = accesses_of(command.place[i].buffer);
-        behind(of.written, command.place[i]);
-        if (command.written >> i & 1) behind(of.read, command.place[i]);
-    }
-    for (uint32_t i = 0; i < command.bindings; ++i) {
-        const za_place &place = command.place[i];
-        Accesses &of = accesses_of(place.buffer);
-        std::vector<Range> &ranges = command.written >> i & 1 ? of.written : of.read;
-        const uint32_t most = std::max(level, ranges.empty() ? 0 : ranges.back().most);
-        ranges.push_back({place.offset, place.offset + place.size, level, most});
-    }
-    return level;
-}
-
-void Recorder::barrier() {
-    VkMemoryBarrier memory{};
-    memory.sType = VK_STRUCTURE_TYPE_MEMORY_BARRIER;
-    memory.srcAccessMask = VK_ACCESS_SHADER_WRITE_BIT;
-    memory.dstAccessMask = VK_ACCESS_SHADER_READ_BIT | VK_ACCESS_SHADER_WRITE_BIT;
-    device_->vk.CmdPipelineBarrier(commands_[used_ - 1], VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT,
-                                   VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, 0, 1, &memory, 0, nullptr, 0, nullptr);
-    ++counts_[1];
-}
-
 bool Recorder::set_of(const struct za_command &command, VkDescriptorSet *set) {
-    const size_t bytes = command.bindings * sizeof *command.place;
-    Sets &sets = sets_[command.bindings];
+    const size_t bytes = command.kernel->bindings * sizeof *command.place;
+    Sets &sets = sets_[command.kernel->bindings];
     if (sets.used == sets.all.size()) {
         Set made{};
-        if (!za_set_take(device_, &pools_, command.set_layout, &made.handle)) return false;
+        if (!za_set_take(device_, &pools_, command.kernel->bindings, &made.handle)) return false;
         sets.all.push_back(made);
     }
     Set &found = sets.all[sets.used++];
@@ -244,10 +194,7 @@ bool Recorder::record(const struct za_command &command) {
 
 void Recorder::forget_waiting() {
     waiting_.clear();
-    for (Accesses &one : accesses_) {
-        one.read.clear();
-        one.written.clear();
-    }
+    za_levels_clear(&levels_);
 }
 
 bool Recorder::record_waiting() {
@@ -257,11 +204,11 @@ bool Recorder::record_waiting() {
                      [this](uint32_t a, uint32_t b) { return waiting_[a].level < waiting_[b].level; });
     uint32_t level = recorded_ ? UINT32_MAX : 0;
     for (uint32_t i : order_) {
-        const Waiting &one = waiting_[i];
-        if (products_ && products_ + one.command.products > PRODUCTS && !flush()) return false;
-        if (level != one.level) barrier();
+        const struct za_command &one = waiting_[i];
+        if (products_ && products_ + one.products > PRODUCTS && !flush()) return false;
+        if (level != one.level) za_barrier_between(device_, commands_[used_ - 1], &one), ++counts_[1];
         level = one.level;
-        if (!record(one.command)) return false;
+        if (!record(one)) return false;
     }
     forget_waiting();
     return true;
@@ -272,19 +219,23 @@ bool Recorder::command(const struct za_command &command) {
     if ((early || waiting_.size() >= MANY) && !command.beside && !(record_waiting() && (!early || flush())))
         return false;
     ++dispatches_;
-    waiting_.push_back({command, level_of(command)});
-    return true;
+    waiting_.push_back(command);
+    return za_level(&levels_, &waiting_.back(), 0);
 }
 
-bool Recorder::dispatch(const Dispatch &dispatch) {
-    const pipeline *of = pipeline_of({dispatch.kernel, dispatch.constants});
-    za_place places[MAX_BINDINGS];
-    void *params;
-    if (!of || !params_.take(4 * GRAPH_PARAMS_WORDS, &places[0], &params)) return false;
-    std::memcpy(params, dispatch.params, dispatch.params_bytes);
-    std::copy(dispatch.place, dispatch.place + of->bindings - 1, places + 1);
-    struct za_command made = za_command(device_, of, places, dispatch.written << 1, dispatch.groups);
-    made.beside = dispatch.beside;
+bool Recorder::dispatch(int kernel, const Constants &constants, const void *params, size_t params_bytes,
+                        std::initializer_list<za_place> places, bool beside) {
+    uint32_t groups[3];
+    za_graph_groups(kernel, constants.words, params, groups);
+    if (!groups[0] || !groups[1] || !groups[2]) return true;
+    const pipeline *of = pipeline_of(kernel, constants);
+    za_place all[MAX_BINDINGS];
+    void *memory;
+    if (!of || !params_.take(4 * GRAPH_PARAMS_WORDS, &all[0], &memory)) return false;
+    std::memcpy(memory, params, params_bytes);
+    std::copy(places.begin(), places.end(), all + 1);
+    struct za_command made = za_command(of, all, groups);
+    made.beside = beside;
     return command(made);
 }
 

@@ -4,7 +4,8 @@
 #define ZINC_GRAPH_RECORDER_H
 
 #include <cstdint>
-#include <unordered_map>
+#include <initializer_list>
+#include <map>
 #include <vector>
 
 #include "vulkan.h"
@@ -30,25 +31,14 @@ class Arena {
 
 // What a kernel is specialized to: its struct of constants.
 struct Constants {
-    uint32_t words[11] = {}, count = 0;
+    uint32_t words[11] = {};
     Constants() = default;
     template <typename T>
-    Constants(const T &of) : count(sizeof of / 4) {
+    Constants(const T &of) {
         static_assert(sizeof of <= sizeof words, "more constants than a kernel has");
         __builtin_memcpy(words, &of, sizeof of);
     }
-};
-
-// A dispatch of a kernel.  place: its bindings behind the parameters; written: bit i is for place[i].
-struct Dispatch {
-    int kernel;  // a GRAPH_
-    Constants constants;
-    const void *params;
-    size_t params_bytes;
-    za_place place[MAX_BINDINGS - 1];
-    uint32_t written;
-    uint32_t groups[3];
-    bool beside;  // see za_command
+    bool operator<(const Constants &other) const { return __builtin_memcmp(words, other.words, sizeof words) < 0; }
 };
 
 // Scratch memory of a graph: a place, and when it was taken.
@@ -67,7 +57,9 @@ class Recorder {
     bool words(uint64_t size, za_place *place, void **host);  // that the host writes before `finish`
     bool scratch(uint64_t size, Scratch *scratch);            // device memory, which others get after a while:
     bool holds(const Scratch &scratch) const;                 // whether it is still the taker's
-    bool dispatch(const Dispatch &dispatch);
+    // kernel: a GRAPH_; places: its bindings behind the parameters; beside: see za_command.
+    bool dispatch(int kernel, const Constants &constants, const void *params, size_t params_bytes,
+                  std::initializer_list<za_place> places, bool beside);
     bool command(const struct za_command &command);
     bool finish();  // waits
     void abandon();
@@ -77,27 +69,6 @@ class Recorder {
     void counts(uint64_t found[3]) const;                // dispatches, barriers and workgroups of all graphs
 
   private:
-    // A command that is not recorded yet. It may run beside those of its level, behind those of lower ones.
-    struct Waiting {
-        struct za_command command;
-        uint32_t level;
-    };
-    struct Range {
-        uint64_t begin, end;
-        uint32_t level, most;  // most: of this one and all before it
-    };
-    struct Accesses {  // of a buffer, by waiting commands
-        VkBuffer buffer;
-        std::vector<Range> read, written;
-    };
-    struct Key {
-        int kernel;
-        Constants constants;
-        bool operator==(const Key &other) const;
-    };
-    struct Hash {
-        size_t operator()(const Key &key) const;
-    };
     struct Set {
         VkDescriptorSet handle;
         za_place place[MAX_BINDINGS];  // that it binds
@@ -109,11 +80,8 @@ class Recorder {
         size_t used = 0;
     };
 
-    const pipeline *pipeline_of(const Key &key);
+    const pipeline *pipeline_of(int kernel, const Constants &constants);
     bool set_of(const struct za_command &command, VkDescriptorSet *set);
-    Accesses &accesses_of(VkBuffer buffer);
-    uint32_t level_of(const struct za_command &command);
-    void barrier();
     bool record(const struct za_command &command);
     void forget_waiting();
     bool record_waiting();  // by level, with a barrier between two
@@ -121,15 +89,15 @@ class Recorder {
     bool flush();
 
     za_device *device_;
-    std::unordered_map<Key, pipeline, Hash> pipelines_;
+    std::map<std::pair<int, Constants>, pipeline> pipelines_;
     Arena params_, words_, scratch_;
     sets pools_{};
     Sets sets_[MAX_BINDINGS + 1];
     std::vector<VkCommandBuffer> commands_;
     size_t used_ = 0;            // of commands_, in this graph
-    std::vector<Waiting> waiting_;
+    std::vector<struct za_command> waiting_;  // commands that are not recorded yet
     std::vector<uint32_t> order_;  // of waiting_, while these are recorded
-    std::vector<Accesses> accesses_;
+    levels levels_{};              // of waiting_
     uint64_t recorded_ = 0, products_ = 0, dispatches_ = 0;  // recorded_: of the graph; products_: of the submission
     uint64_t counts_[3] = {};
     za_place ring_{};                     // scratch memory is taken around it

@@ -9,6 +9,7 @@ extern "C" {
 #include "device.h"
 #include "error.h"
 #include "laid.h"
+#include "levels.h"
 #include "objects.h"
 #include "zinc_graph.h"
 }

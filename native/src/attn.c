@@ -23,6 +23,7 @@ static bool check_device(const struct za_device *device) {
 static bool open_parts(struct za_attn *attn, const struct za_options *options) {
     struct za_device *device = attn->device;
     const struct registers registers = za_device_registers(device);
+    if (options->arithmetic == ZA_INTEGER) attn->arithmetic = INTEGER_SUMS;
     return za_shape(options, za_device_info(device).cpu, registers, &attn->shape) && check_device(device) &&
            za_primitives_check(device) &&
            (options->arithmetic != ZA_FUSED || za_fused_choose(device, &attn->arithmetic));
@@ -31,11 +32,8 @@ static bool open_parts(struct za_attn *attn, const struct za_options *options) {
 struct za_attn *za_open(struct za_device *device, const struct za_options *options) {
     if (!za_given("device", device) || !za_given("options", options) || !za_enter(device)) return NULL;
     struct za_attn *attn = calloc(1, sizeof *attn);
-    if (!attn) za_no_memory();
-    if (attn) attn->device = device;
-    if (attn && options->arithmetic == ZA_INTEGER) attn->arithmetic = INTEGER_SUMS;
-    if (attn) ++device->used_by;
-    if (za_leave(device, attn && open_parts(attn, options))) return attn;
+    if (attn) attn->device = device, ++device->used_by;
+    if (za_leave(device, attn ? open_parts(attn, options) : za_no_memory())) return attn;
     za_close(attn);
     return NULL;
 }
@@ -122,7 +120,40 @@ bool za_need_buffer(struct za_attn *attn, int which, uint64_t bytes) {
     while (size < bytes) size *= 2;
     if (bytes <= limit && limit < size) size = limit / 4 * 4;
     za_buffer_free(attn->device, buffer);
-    if (za_buffer_make(attn->device, size, which < STATES, names[which], buffer)) return true;
-    za_buffer_free(attn->device, buffer);
-    return false;
+    return za_buffer_make(attn->device, size, which < STATES, names[which], buffer);
+}
+
+/* --- where pages lie --------------------------------------------------------------------------------- */
+
+/* Bytes from a row to the next; 0 of tiles. */
+static uint32_t stride_bytes(const struct za_cache *cache, bool of_v) {
+    const struct shape *shape = &cache->attn->shape;
+    return of_v && !shape->latent ? shape->v.stride : shape->k.stride;
+}
+
+uint64_t za_page_step(const struct za_cache *cache, bool of_v) {
+    const struct shape *shape = &cache->attn->shape;
+    uint64_t stride = stride_bytes(cache, of_v);
+    if (stride) return stride * shape->page_size * cache->steps.token;
+    return of_v && !shape->latent ? shape->v_page_bytes : shape->k_page_bytes;
+}
+
+/* The product, or at least a quarter of what a uint64 holds. */
+static uint64_t times(uint64_t a, uint64_t b) { return a && b > UINT64_MAX / 4 / a ? UINT64_MAX / 4 : a * b; }
+
+uint64_t za_pages_bytes(const struct za_cache *cache, bool of_v, uint64_t pages) {
+    const struct shape *shape = &cache->attn->shape;
+    uint32_t stride = stride_bytes(cache, of_v);
+    if (!stride) return times(pages, za_page_step(cache, of_v));
+    uint64_t rows = times(pages * shape->page_size - 1, cache->steps.token) +
+                    (uint64_t)(shape->kv_heads - 1) * cache->steps.head + 1;
+    return (times(rows, stride) + 3) / 4 * 4;
+}
+
+struct layer za_layer_of(const struct za_cache *cache, uint32_t layer) {
+    return (struct layer){
+        .first_page = layer * cache->stride,
+        .steps = cache->steps,
+        .scales = cache->scales ? cache->scales + (size_t)layer * cache->attn->shape.scale_words : NULL,
+    };
 }

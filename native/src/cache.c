@@ -3,9 +3,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "attn.h"
 #include "check.h"
 #include "error.h"
+#include "record.h"
 #include "zinc_contract.h"
 
 /* --- scales of heads --------------------------------------------------------------------------------- */
@@ -41,46 +41,7 @@ static bool make_scales(struct za_cache *cache, const float *k, const float *v) 
            take_scales(shape, "v_scales", shape->v.dtype, shape->latent ? k : v, cache->layers, v_scales);
 }
 
-/* --- where pages lie --------------------------------------------------------------------------------- */
-
-/* Bytes from a row to the next; 0 of tiles. */
-static uint32_t stride_bytes(const struct za_cache *cache, bool of_v) {
-    const struct shape *shape = &cache->attn->shape;
-    return of_v && !shape->latent ? shape->v.stride : shape->k.stride;
-}
-
-uint64_t za_page_step(const struct za_cache *cache, bool of_v) {
-    const struct shape *shape = &cache->attn->shape;
-    uint64_t stride = stride_bytes(cache, of_v);
-    if (stride) return stride * shape->page_size * cache->steps.token;
-    return of_v && !shape->latent ? shape->v_page_bytes : shape->k_page_bytes;
-}
-
-/* The product, or at least a quarter of what a uint64 holds. */
-static uint64_t times(uint64_t a, uint64_t b) { return a && b > UINT64_MAX / 4 / a ? UINT64_MAX / 4 : a * b; }
-
-uint64_t za_pages_bytes(const struct za_cache *cache, bool of_v, uint64_t pages) {
-    const struct shape *shape = &cache->attn->shape;
-    uint32_t stride = stride_bytes(cache, of_v);
-    if (!stride) return times(pages, za_page_step(cache, of_v));
-    uint64_t rows = times(pages * shape->page_size - 1, cache->steps.token) +
-                    (uint64_t)(shape->kv_heads - 1) * cache->steps.head + 1;
-    return (times(rows, stride) + 3) / 4 * 4;
-}
-
-/* Of K or V, the larger one. */
-static uint64_t most_bytes(const struct za_cache *cache, uint64_t pages) {
-    uint64_t k = za_pages_bytes(cache, false, pages), v = za_pages_bytes(cache, true, pages);
-    return k > v ? k : v;
-}
-
-struct layer za_layer_of(const struct za_cache *cache, uint32_t layer) {
-    return (struct layer){
-        .first_page = layer * cache->stride,
-        .steps = cache->steps,
-        .scales = cache->scales ? cache->scales + (size_t)layer * cache->attn->shape.scale_words : NULL,
-    };
-}
+/* --- steps of rows ----------------------------------------------------------------------------------- */
 
 static bool take_steps(struct za_cache *cache, const struct za_cache_places *given) {
     const struct shape *shape = &cache->attn->shape;
@@ -98,6 +59,12 @@ static bool take_steps(struct za_cache *cache, const struct za_cache_places *giv
 }
 
 /* --- caches ------------------------------------------------------------------------------------------ */
+
+/* Of K or V, the larger one. */
+static uint64_t most_bytes(const struct za_cache *cache, uint64_t pages) {
+    uint64_t k = za_pages_bytes(cache, false, pages), v = za_pages_bytes(cache, true, pages);
+    return k > v ? k : v;
+}
 
 /* That a storage buffer of the device holds K, and one V. */
 static bool check_size(const struct za_cache *cache) {
@@ -124,11 +91,12 @@ static uint32_t stride_of(const struct za_cache *cache) {
 static bool own_memory(struct za_cache *cache) {
     struct za_device *device = cache->attn->device;
     uint64_t pages = (uint64_t)cache->layers * (cache->stride = stride_of(cache));
-    if (!za_buffer_make(device, za_pages_bytes(cache, false, pages), false, "k", &cache->own_k)) return false;
-    cache->k = cache->v = za_whole(&cache->own_k);
-    if (cache->attn->shape.latent) return true;
-    if (!za_buffer_make(device, za_pages_bytes(cache, true, pages), false, "v", &cache->own_v)) return false;
-    cache->v = za_whole(&cache->own_v);
+    const bool latent = cache->attn->shape.latent;
+    if (!za_buffer_make(device, za_pages_bytes(cache, false, pages), false, "k", &cache->own_k) ||
+        (!latent && !za_buffer_make(device, za_pages_bytes(cache, true, pages), false, "v", &cache->own_v)))
+        return false;
+    cache->k = za_whole(&cache->own_k);
+    cache->v = latent ? cache->k : za_whole(&cache->own_v);
     return true;
 }
 
@@ -152,17 +120,16 @@ static bool host_memory(struct za_cache *cache, const struct za_cache_places *gi
 }
 
 /* own: in memory of the library's. */
+static bool fill(struct za_cache *cache, const struct za_cache_places *given, bool own) {
+    return take_steps(cache, given) && check_size(cache) && make_scales(cache, given->k_scales, given->v_scales) &&
+           (own ? own_memory(cache) : host_memory(cache, given));
+}
+
 static struct za_cache *make(struct za_attn *attn, const struct za_cache_places *given, bool own) {
-    struct za_cache *cache = NULL;
     if (!za_given("attn", attn) || !za_given("places", given) || !za_enter(attn->device)) return NULL;
-    bool ok = (cache = calloc(1, sizeof *cache)) || za_no_memory();
-    if (ok) {
-        *cache = (struct za_cache){.attn = attn, .layers = given->layers, .pages = given->pages};
-        ++attn->caches;
-        ok = take_steps(cache, given) && check_size(cache) && make_scales(cache, given->k_scales, given->v_scales) &&
-             (own ? own_memory(cache) : host_memory(cache, given));
-    }
-    if (za_leave(attn->device, ok)) return cache;
+    struct za_cache *cache = calloc(1, sizeof *cache);
+    if (cache) cache->attn = attn, cache->layers = given->layers, cache->pages = given->pages, ++attn->caches;
+    if (za_leave(attn->device, cache ? fill(cache, given, own) : za_no_memory())) return cache;
     za_cache_free(cache);
     return NULL;
 }
@@ -219,6 +186,5 @@ static bool copy_page(struct za_cache *cache, uint32_t source, uint32_t target) 
 }
 
 bool za_copy_page(struct za_cache *cache, uint32_t source, uint32_t target) {
-    return za_given("cache", cache) && za_enter(cache->attn->device) &&
-           za_leave(cache->attn->device, copy_page(cache, source, target));
+    return za_given("cache", cache) && za_within(cache->attn->device, copy_page(cache, source, target));
 }

@@ -1,9 +1,9 @@
 /* Calls that wait: from host memory to host memory, or between buffers on the device. */
 #include <string.h>
 
-#include "attn.h"
 #include "check.h"
 #include "error.h"
+#include "record.h"
 #include "floats.h"
 #include "rows.h"
 
@@ -21,9 +21,10 @@ static bool make(struct za_cache *cache, uint32_t layer, const struct za_call *c
     return za_lay_out(cache, call, true, &made->laid);
 }
 
-/* The words, the states and the pipelines. */
-static bool prepare(const struct made *made) {
+/* Append, attend, merge: one submission. b: with q, rows and out. */
+static bool perform(const struct made *made, struct bindings b, const struct za_places *places) {
     struct za_attn *attn = made->cache->attn;
+    struct za_device *device = attn->device;
     const struct laid *laid = &made->laid;
     if (!za_need_buffer(attn, WORK, laid->work_bytes) || !za_need_buffer(attn, STATES, laid->states_bytes) ||
         !za_laid_pipelines(attn, laid))
@@ -37,20 +38,12 @@ static bool prepare(const struct made *made) {
         if (!request->q_len) continue;
         attn->trace.splits = za_layout(&attn->shape, made->call, request, laid->rule).splits;
     }
-    return true;
-}
-
-/* Append, attend, merge: one submission. b: with q, rows and out. */
-static bool submit(const struct made *made, struct bindings b, const struct za_places *places) {
-    struct za_attn *attn = made->cache->attn;
-    struct za_device *device = attn->device;
     b.work = za_whole(&attn->scratch[WORK]);
     b.states = za_whole(&attn->scratch[STATES]);
     b.k = made->cache->k;
     b.v = made->cache->v;
     return za_sets_reset(device, &attn->sets) && za_commands_begin(device) &&
-           za_record_call(attn, device->commands, &attn->sets, &made->laid, &b, places) &&
-           za_commands_submit(device);
+           za_record_call(attn, device->commands, &attn->sets, laid, &b, places) && za_commands_submit(device);
 }
 
 /* --- host memory ------------------------------------------------------------------------------------- */
@@ -104,12 +97,11 @@ static bool run(struct za_cache *cache, uint32_t layer, const struct za_call *ca
     if (!make(cache, layer, call, &made) || !za_check_data(shape, data, &made.laid.counts) ||
         !za_need_buffer(attn, Q, made.laid.q_bytes) ||
         !za_need_buffer(attn, ROWS, za_rows_bytes(shape, made.laid.counts.new_rows)) ||
-        !za_need_buffer(attn, OUT, made.laid.out_bytes) || !write_data(&made, data, &largest_k) ||
-        !prepare(&made))
+        !za_need_buffer(attn, OUT, made.laid.out_bytes) || !write_data(&made, data, &largest_k))
         return false;
     const struct bindings b = {
         .q = za_whole(&attn->scratch[Q]), .rows = za_whole(&attn->scratch[ROWS]), .out = za_whole(&attn->scratch[OUT])};
-    if (!submit(&made, b, NULL)) return false;
+    if (!perform(&made, b, NULL)) return false;
     cache->largest_k = largest_k;
     read_out(attn, data, made.laid.counts.rows);
     return true;
@@ -117,7 +109,7 @@ static bool run(struct za_cache *cache, uint32_t layer, const struct za_call *ca
 
 bool za_run(struct za_cache *cache, uint32_t layer, const struct za_call *call, const struct za_data *data) {
     return za_given("cache", cache) && za_given("call", call) && za_given("data", data) &&
-           za_enter(cache->attn->device) && za_leave(cache->attn->device, run(cache, layer, call, data));
+           za_within(cache->attn->device, run(cache, layer, call, data));
 }
 
 /* --- places on the device ---------------------------------------------------------------------------- */
@@ -130,15 +122,14 @@ static bool run_at(struct za_cache *cache, uint32_t layer, const struct za_call 
         !za_check_places(cache, places, made.laid.counts.rows, made.laid.counts.new_rows, &filled, &result))
         return false;
     struct bindings b = za_bound(attn, places, made.laid.counts.rows, made.laid.counts.new_rows);
-    if ((filled && !za_need_buffer(attn, FILLED, b.q.size)) || (result && !za_need_buffer(attn, RESULT, b.out.size)) ||
-        !prepare(&made))
+    if ((filled && !za_need_buffer(attn, FILLED, b.q.size)) || (result && !za_need_buffer(attn, RESULT, b.out.size)))
         return false;
     if (filled) b.q = za_whole(&attn->scratch[FILLED]);
     if (result) b.out = za_whole(&attn->scratch[RESULT]);
-    return submit(&made, b, places);
+    return perform(&made, b, places);
 }
 
 bool za_run_at(struct za_cache *cache, uint32_t layer, const struct za_call *call, const struct za_places *places) {
     return za_given("cache", cache) && za_given("call", call) && za_given("places", places) &&
-           za_enter(cache->attn->device) && za_leave(cache->attn->device, run_at(cache, layer, call, places));
+           za_within(cache->attn->device, run_at(cache, layer, call, places));
 }

@@ -4,34 +4,6 @@
 #include <string.h>
 
 #include "error.h"
-#include "objects.h"
-#include "units.h"
-
-const char *za_result_name(VkResult result) {
-    switch (result) {
-    case VK_ERROR_OUT_OF_HOST_MEMORY: return "out of host memory";
-    case VK_ERROR_OUT_OF_DEVICE_MEMORY: return "out of device memory";
-    case VK_ERROR_INITIALIZATION_FAILED: return "initialization failed";
-    case VK_ERROR_DEVICE_LOST: return "the device was lost";
-    case VK_ERROR_MEMORY_MAP_FAILED: return "the memory cannot be mapped";
-    case VK_ERROR_EXTENSION_NOT_PRESENT: return "an extension is not there";
-    case VK_ERROR_FEATURE_NOT_PRESENT: return "a feature is not there";
-    case VK_ERROR_INCOMPATIBLE_DRIVER: return "no Vulkan driver; install one, for example mesa-vulkan-drivers";
-    case VK_ERROR_TOO_MANY_OBJECTS: return "too many objects";
-    default: return "unexpected result";
-    }
-}
-
-enum za_code za_code_of(VkResult result) {
-    return result == VK_ERROR_OUT_OF_HOST_MEMORY || result == VK_ERROR_OUT_OF_DEVICE_MEMORY ? ZA_MEMORY
-           : result == VK_ERROR_DEVICE_LOST                                                 ? ZA_LOST
-                                                                                            : ZA_DRIVER;
-}
-
-bool za_check(VkResult result, const char *what) {
-    return result == VK_SUCCESS ||
-           za_fail_as(za_code_of(result), "%s: %s (VkResult %d)", what, za_result_name(result), (int)result);
-}
 
 /* --- functions and features -------------------------------------------------------------------------- */
 
@@ -132,13 +104,13 @@ static bool choose_device(struct za_device *device, const char *name) {
     return za_fail_as(ZA_UNSUPPORTED, "no Vulkan device; install a driver, for example mesa-vulkan-drivers");
 }
 
+/* The first queue family that does compute, from number host.family on. */
 static bool find_family(struct za_device *device) {
     VkQueueFamilyProperties families[32];
     uint32_t count = 32, *family = &device->host.family;
     device->vk.GetPhysicalDeviceQueueFamilyProperties(device->host.physical, &count, families);
-    for (*family = 0; *family < count; ++*family) {
+    for (; *family < count; ++*family)
         if (families[*family].queueFlags & VK_QUEUE_COMPUTE_BIT) return true;
-    }
     return za_fail_as(ZA_UNSUPPORTED, "%s has no compute queue; choose another device", device->properties.deviceName);
 }
 
@@ -177,7 +149,8 @@ static bool make_device(struct za_device *device, uint32_t api) {
     if (dot_extension) names[count++] = dot;
     void *features = device->dots ? &dots : dots.pNext;
     struct za_units_features units;
-    if (core && has_extension(device, za_units_extension)) device->units = za_units_of(device, device->wave32);
+    if (core && has_extension(device, za_units_extension))
+        device->units = za_units_of(&device->host, &device->vk, device->wave32);
     if (device->units.m) {
         names[count++] = za_units_extension;
         features = za_units_chain(&units, features);
@@ -197,9 +170,7 @@ static bool make_device(struct za_device *device, uint32_t api) {
         .enabledExtensionCount = count,
         .ppEnabledExtensionNames = names,
     };
-    if (!za_check(device->vk.CreateDevice(device->host.physical, &create, NULL, &device->host.device),
-                  "vkCreateDevice"))
-        return false;
+    if (!za_do(device, CreateDevice, device->host.physical, &create, NULL, &device->host.device)) return false;
     device->vk.GetDeviceQueue(device->host.device, device->host.family, 0, &device->host.queue);
     return true;
 }
@@ -215,14 +186,12 @@ static bool read_facts(struct za_device *device) {
 }
 
 static bool make_commands(struct za_device *device) {
-    const struct za_functions *vk = &device->vk;
     VkCommandPoolCreateInfo pool = {
         .sType = VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO,
         .flags = VK_COMMAND_POOL_CREATE_RESET_COMMAND_BUFFER_BIT,
         .queueFamilyIndex = device->host.family,
     };
-    if (!za_check(vk->CreateCommandPool(device->host.device, &pool, NULL, &device->pool), "vkCreateCommandPool"))
-        return false;
+    if (!za_do(device, CreateCommandPool, device->host.device, &pool, NULL, &device->pool)) return false;
     VkCommandBufferAllocateInfo commands = {
         .sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO,
         .commandPool = device->pool,
@@ -230,13 +199,15 @@ static bool make_commands(struct za_device *device) {
         .commandBufferCount = 1,
     };
     VkFenceCreateInfo fence = {.sType = VK_STRUCTURE_TYPE_FENCE_CREATE_INFO};
-    return za_check(vk->AllocateCommandBuffers(device->host.device, &commands, &device->commands),
-                    "vkAllocateCommandBuffers") &&
-           za_check(vk->CreateFence(device->host.device, &fence, NULL, &device->fence), "vkCreateFence");
+    return za_do(device, AllocateCommandBuffers, device->host.device, &commands, &device->commands) &&
+           za_do(device, CreateFence, device->host.device, &fence, NULL, &device->fence);
 }
 
 static struct za_device *finish(struct za_device *device, bool ok) {
-    if (ok && make_commands(device)) return device;
+    if (ok && make_commands(device)) {
+        za_pipeline_cache_open(&device->cache, &device->vk, device->host.device, &device->properties);
+        return device;
+    }
     za_device_close(device);
     return NULL;
 }
@@ -261,15 +232,12 @@ struct za_device *za_device_open(const char *name) {
 }
 
 static bool take_host(struct za_device *device, const struct za_host *host) {
-    VkQueueFamilyProperties families[32];
-    uint32_t count = 32;
     if (!host->instance || !host->physical || !host->device || !host->queue || !host->get_proc)
         return za_fail("host: got a NULL among instance, physical, device, queue and get_proc, expected handles");
     device->host = *host;
     device->host.enabled = NULL;
     if (!load(&device->vk, host->get_proc, host->instance) || !read_facts(device)) return false;
-    device->vk.GetPhysicalDeviceQueueFamilyProperties(host->physical, &count, families);
-    if (host->family >= count || !(families[host->family].queueFlags & VK_QUEUE_COMPUTE_BIT))
+    if (!find_family(device) || device->host.family != host->family)
         return za_fail("host: got queue family %u, expected one of %s that does compute", host->family,
                        device->properties.deviceName);
     VkBool32 *wave32 = host->enabled ? size_control_in(host->enabled->pNext) : NULL;
@@ -295,6 +263,8 @@ bool za_device_close(struct za_device *device) {
             vk->DestroyPipelineLayout(handle, device->layouts[i], NULL);
             vk->DestroyDescriptorSetLayout(handle, device->set_layouts[i], NULL);
         }
+        if (device->cache.pending && !device->lost) za_pipeline_cache_save(&device->cache, vk, handle);
+        vk->DestroyPipelineCache(handle, device->cache.handle, NULL);
         vk->DestroyFence(handle, device->fence, NULL);
         vk->DestroyCommandPool(handle, device->pool, NULL);
         if (device->own) vk->DestroyDevice(handle, NULL);
@@ -338,6 +308,8 @@ bool za_enter(struct za_device *device) {
 
 bool za_leave(struct za_device *device, bool ok) {
     if (!ok && za_error_code() == ZA_LOST) device->lost = true;
+    if (ok && device->cache.pending && --device->cache.pending == 0)
+        za_pipeline_cache_save(&device->cache, &device->vk, device->host.device);
     atomic_flag_clear(&device->busy);
     return ok;
 }
@@ -369,23 +341,19 @@ bool za_begin(struct za_device *device, VkCommandBuffer commands) {
     };
     if (device->signalled && !za_check(reset_fence(device), "vkResetFences")) return false;
     /* a call that failed may have left it recording */
-    return za_check(device->vk.ResetCommandBuffer(commands, 0), "vkResetCommandBuffer") &&
-           za_check(device->vk.BeginCommandBuffer(commands, &begin), "vkBeginCommandBuffer");
+    return za_do(device, ResetCommandBuffer, commands, 0) && za_do(device, BeginCommandBuffer, commands, &begin);
 }
 
 bool za_submit(struct za_device *device, VkCommandBuffer commands, bool last) {
-    const struct za_functions *vk = &device->vk;
     VkSubmitInfo submit = {
         .sType = VK_STRUCTURE_TYPE_SUBMIT_INFO,
         .commandBufferCount = 1,
         .pCommandBuffers = &commands,
     };
-    if (!za_check(vk->EndCommandBuffer(commands), "vkEndCommandBuffer")) return false;
+    if (!za_do(device, EndCommandBuffer, commands)) return false;
     device->running = true;
-    bool ok = za_check(vk->QueueSubmit(device->host.queue, 1, &submit, last ? device->fence : VK_NULL_HANDLE),
-                       "vkQueueSubmit") &&
-              (!last || za_check(vk->WaitForFences(device->host.device, 1, &device->fence, VK_TRUE, UINT64_MAX),
-                                 "vkWaitForFences"));
+    bool ok = za_do(device, QueueSubmit, device->host.queue, 1, &submit, last ? device->fence : VK_NULL_HANDLE) &&
+              (!last || za_do(device, WaitForFences, device->host.device, 1, &device->fence, VK_TRUE, UINT64_MAX));
     if (ok && !last) return true;
     device->signalled = true;
     /* What was refused may run all the same: nothing is used or freed before it is known to have ended. */

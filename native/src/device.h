@@ -1,4 +1,4 @@
-/* The little of Vulkan 1.1 that the library needs: a device, its functions, and submissions of the library's own.
+/* A device, and submissions of the library's own.
    Every function that returns false has said why, see error.h. */
 #ifndef DEVICE_H
 #define DEVICE_H
@@ -13,33 +13,12 @@ using std::atomic_uint;
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "error.h"
+#include "functions.h"
+#include "pipeline_cache.h"
+#include "units.h"
 #include "zinc_attn.h"
 #include "zinc_contract.h"
-
-/* The functions that the library calls, all of which come from the host's get_proc. */
-#define ZA_VULKAN(X)                                                                                                   \
-    X(DestroyInstance) X(EnumeratePhysicalDevices) X(GetPhysicalDeviceProperties) X(GetPhysicalDeviceProperties2)      \
-    X(GetPhysicalDeviceFeatures2) X(GetPhysicalDeviceMemoryProperties) X(GetPhysicalDeviceQueueFamilyProperties)       \
-    X(EnumerateDeviceExtensionProperties) X(CreateDevice) X(DestroyDevice) X(GetDeviceQueue) X(DeviceWaitIdle)         \
-    X(QueueSubmit) X(QueueWaitIdle) X(CreateCommandPool) X(DestroyCommandPool) X(AllocateCommandBuffers)               \
-    X(ResetCommandBuffer) X(BeginCommandBuffer) X(EndCommandBuffer) X(CreateFence) X(DestroyFence) X(WaitForFences)    \
-    X(ResetFences) X(CreateDescriptorPool) X(DestroyDescriptorPool) X(ResetDescriptorPool) X(AllocateDescriptorSets)   \
-    X(UpdateDescriptorSets) X(CreateDescriptorSetLayout) X(DestroyDescriptorSetLayout) X(CreatePipelineLayout)         \
-    X(DestroyPipelineLayout) X(CreateShaderModule) X(DestroyShaderModule) X(CreateComputePipelines) X(DestroyPipeline) \
-    X(CreateBuffer) X(DestroyBuffer) X(GetBufferMemoryRequirements) X(AllocateMemory) X(FreeMemory)                    \
-    X(BindBufferMemory) X(MapMemory) X(CmdBindPipeline) X(CmdBindDescriptorSets) X(CmdDispatch) X(CmdPipelineBarrier)  \
-    X(CmdCopyBuffer) X(CmdFillBuffer)
-
-struct za_functions {
-#define X(name) PFN_vk##name name;
-    ZA_VULKAN(X)
-#undef X
-};
-
-/* Products of int8 matrices, (m, k) by (k, n), that a subgroup of so many invocations makes; m is 0 where there are none. */
-struct za_units {
-    uint32_t m, n, k, subgroup;
-};
 
 struct za_device {
     struct za_host host;
@@ -60,12 +39,17 @@ struct za_device {
     atomic_uint used_by; /* za_attn that are open */
     VkDescriptorSetLayout set_layouts[MAX_BINDINGS + 1]; /* by number of bindings, all storage buffers */
     VkPipelineLayout layouts[MAX_BINDINGS + 1];
+    struct za_pipeline_cache cache;
 };
+
+/* Call a function of the device's that gives a VkResult. False, and why, where it is not VK_SUCCESS. */
+#define za_do(device, name, ...) za_check((device)->vk.name(__VA_ARGS__), "vk" #name)
 
 /* Between these two a thread has the device. za_enter is false where another one has it, or it is lost; za_leave gives
    what the thread's work came to, and a failure of ZA_LOST loses the device. */
 bool za_enter(struct za_device *device);
 bool za_leave(struct za_device *device, bool ok);
+#define za_within(device, work) (za_enter(device) && za_leave(device, work))
 
 /* Whether nothing that the library submitted is running, so that things may be freed. */
 bool za_is_idle(struct za_device *device);
@@ -79,9 +63,5 @@ bool za_commands_submit(struct za_device *device);
 
 /* How pass 1 lies in its registers. */
 struct registers za_device_registers(const struct za_device *device);
-
-bool za_check(VkResult result, const char *what);
-enum za_code za_code_of(VkResult result);
-const char *za_result_name(VkResult result);
 
 #endif

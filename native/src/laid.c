@@ -55,7 +55,7 @@ static struct za_command append(const struct za_attn *attn, const struct laid *l
     const struct za_place places[] = {[APPEND_BIND_WORK] = b->work, [APPEND_BIND_ROWS] = b->rows,
                                       [APPEND_BIND_K] = b->k, [APPEND_BIND_V] = b->v};
     const uint32_t groups[] = {(uint32_t)laid->counts.new_rows, attn->shape.kv_heads, 1};
-    return za_command(attn->device, &attn->pipelines[APPEND], places, 1 << APPEND_BIND_K | 1 << APPEND_BIND_V, groups);
+    return za_command(&attn->pipelines[APPEND], places, groups);
 }
 
 static struct za_command attend(const struct za_attn *attn, const struct laid *laid, const struct bindings *b,
@@ -69,8 +69,7 @@ static struct za_command attend(const struct za_attn *attn, const struct laid *l
     const uint32_t chunks = shared ? 1 : (uint32_t)za_ceil_div(shape->sizes.group, za_vectors_of(attn, pipeline));
     const uint64_t items = shared ? laid->counts.shared : laid->counts.items;
     const uint32_t groups[] = {chunks, (uint32_t)items, shape->kv_heads};
-    return za_command(attn->device, &attn->pipelines[pipeline], places,
-                      1 << ATTEND_BIND_STATES | 1 << ATTEND_BIND_OUT, groups);
+    return za_command(&attn->pipelines[pipeline], places, groups);
 }
 
 static struct za_command merge(const struct za_attn *attn, const struct laid *laid, const struct bindings *b) {
@@ -79,7 +78,7 @@ static struct za_command merge(const struct za_attn *attn, const struct laid *la
         [MERGE_BIND_WORK] = b->work, [MERGE_BIND_STATES] = b->states, [MERGE_BIND_OUT] = b->out};
     const uint32_t chunks = (uint32_t)za_ceil_div(shape->v_dim, MERGE_DIMS);
     const uint32_t groups[] = {chunks, shape->q_heads, (uint32_t)laid->counts.rows};
-    return za_command(attn->device, &attn->pipelines[MERGE], places, 1 << MERGE_BIND_OUT, groups);
+    return za_command(&attn->pipelines[MERGE], places, groups);
 }
 
 int za_laid_commands(const struct za_attn *attn, const struct laid *laid, const struct bindings *given,

@@ -2,21 +2,9 @@
 #ifndef LAID_H
 #define LAID_H
 
+#include "objects.h"
 #include "work.h"
 #include "zinc_attn.h"
-
-/* A dispatch. Its barriers follow from what it reads and writes, but for one: `beside`. */
-struct za_command {
-    VkPipeline pipeline;
-    VkPipelineLayout layout;
-    VkDescriptorSetLayout set_layout; /* of storage buffers 0, 1, ..., `bindings` of them */
-    uint32_t bindings;
-    uint32_t written;                    /* bit i: binding i is written; all others are read */
-    struct za_place place[MAX_BINDINGS]; /* `size` is what the kernel sees */
-    uint32_t groups[3];
-    bool beside;       /* writes other parts of what the command before it writes; no barrier between the two */
-    uint64_t products; /* multiplications, by which the time of a submission is bounded; 0: few */
-};
 
 /* A call of `counts`, whose bytes these are. q: (rows, q_heads, k_dim); out: (rows, q_heads, v_dim), lse behind it. */
 struct laid {

@@ -23,8 +23,8 @@ static int memory_type(const struct za_device *device, uint32_t allowed, VkMemor
     return best;
 }
 
-bool za_memory_make(struct za_device *device, VkDeviceSize size, VkMemoryPropertyFlags flags, const char *what,
-                    struct buffer *buffer) {
+static bool make_memory(struct za_device *device, VkDeviceSize size, VkMemoryPropertyFlags flags, const char *what,
+                        struct buffer *buffer) {
     const struct za_functions *vk = &device->vk;
     VkDevice on = device->host.device;
     *buffer = (struct buffer){.size = size};
@@ -34,7 +34,7 @@ bool za_memory_make(struct za_device *device, VkDeviceSize size, VkMemoryPropert
         .usage = VK_BUFFER_USAGE_STORAGE_BUFFER_BIT | VK_BUFFER_USAGE_TRANSFER_SRC_BIT |
                  VK_BUFFER_USAGE_TRANSFER_DST_BIT,
     };
-    if (!za_check(vk->CreateBuffer(on, &create, NULL, &buffer->handle), "vkCreateBuffer")) return false;
+    if (!za_do(device, CreateBuffer, on, &create, NULL, &buffer->handle)) return false;
     VkMemoryRequirements needs;
     vk->GetBufferMemoryRequirements(on, buffer->handle, &needs);
     int type = memory_type(device, needs.memoryTypeBits, flags);
@@ -50,9 +50,16 @@ bool za_memory_make(struct za_device *device, VkDeviceSize size, VkMemoryPropert
     if (result != VK_SUCCESS)
         return za_fail_as(za_code_of(result), "%s: %llu bytes are needed: %s (VkResult %d); use a shorter context or "
                           "free memory", what, (unsigned long long)needs.size, za_result_name(result), (int)result);
-    if (!za_check(vk->BindBufferMemory(on, buffer->handle, buffer->memory, 0), "vkBindBufferMemory")) return false;
+    if (!za_do(device, BindBufferMemory, on, buffer->handle, buffer->memory, 0)) return false;
     return !(flags & VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT) ||
-           za_check(vk->MapMemory(on, buffer->memory, 0, VK_WHOLE_SIZE, 0, &buffer->mapped), "vkMapMemory");
+           za_do(device, MapMemory, on, buffer->memory, 0, VK_WHOLE_SIZE, 0, &buffer->mapped);
+}
+
+bool za_memory_make(struct za_device *device, VkDeviceSize size, VkMemoryPropertyFlags flags, const char *what,
+                    struct buffer *buffer) {
+    if (make_memory(device, size, flags, what, buffer)) return true;
+    za_buffer_free(device, buffer);
+    return false;
 }
 
 bool za_buffer_make(struct za_device *device, VkDeviceSize size, bool host, const char *what, struct buffer *buffer) {
@@ -95,12 +102,10 @@ static bool make_layouts(struct za_device *device, uint32_t count) {
         .setLayoutCount = 1,
         .pSetLayouts = &device->set_layouts[count],
     };
-    const struct za_functions *vk = &device->vk;
     VkDevice on = device->host.device;
     return (device->set_layouts[count] ||
-            za_check(vk->CreateDescriptorSetLayout(on, &set, NULL, &device->set_layouts[count]),
-                     "vkCreateDescriptorSetLayout")) &&
-           za_check(vk->CreatePipelineLayout(on, &layout, NULL, &device->layouts[count]), "vkCreatePipelineLayout");
+            za_do(device, CreateDescriptorSetLayout, on, &set, NULL, &device->set_layouts[count])) &&
+           za_do(device, CreatePipelineLayout, on, &layout, NULL, &device->layouts[count]);
 }
 
 static bool make_module(struct za_device *device, const struct kernel *kernel, VkShaderModule *module) {
@@ -124,7 +129,7 @@ bool za_pipeline_make(struct za_device *device, const struct kernel *kernel, con
     if (kernel->bindings > most)
         return za_fail_as(ZA_UNSUPPORTED, "kernel %s: it has %u buffers, %s takes at most %u", kernel->name,
                           kernel->bindings, device->properties.deviceName, most);
-    pipeline->bindings = kernel->bindings;
+    pipeline->kernel = kernel;
     VkShaderModule module;
     if (!make_layouts(device, kernel->bindings) || !make_module(device, kernel, &module)) return false;
     VkSpecializationMapEntry entries[MAX_CONSTANTS];
@@ -154,7 +159,8 @@ bool za_pipeline_make(struct za_device *device, const struct kernel *kernel, con
         },
         .layout = device->layouts[kernel->bindings],
     };
-    VkResult result = vk->CreateComputePipelines(on, VK_NULL_HANDLE, 1, &create, NULL, &pipeline->handle);
+    VkResult result = vk->CreateComputePipelines(on, device->cache.handle, 1, &create, NULL, &pipeline->handle);
+    if (result == VK_SUCCESS) device->cache.pending = 2;
     vk->DestroyShaderModule(on, module, NULL);
     return za_check(result, kernel->name);
 }
@@ -178,18 +184,14 @@ static bool add_pool(struct za_device *device, struct sets *sets) {
         .poolSizeCount = 1,
         .pPoolSizes = &size,
     };
-    if (!za_check(device->vk.CreateDescriptorPool(device->host.device, &create, NULL, &grown[sets->count]),
-                  "vkCreateDescriptorPool"))
-        return false;
+    if (!za_do(device, CreateDescriptorPool, device->host.device, &create, NULL, &grown[sets->count])) return false;
     ++sets->count;
     return true;
 }
 
 bool za_sets_reset(struct za_device *device, struct sets *sets) {
-    for (uint32_t i = 0; i < sets->count; ++i) {
-        if (!za_check(device->vk.ResetDescriptorPool(device->host.device, sets->pools[i], 0), "vkResetDescriptorPool"))
-            return false;
-    }
+    for (uint32_t i = 0; i < sets->count; ++i)
+        if (!za_do(device, ResetDescriptorPool, device->host.device, sets->pools[i], 0)) return false;
     sets->taken = 0;
     return true;
 }
@@ -201,44 +203,36 @@ void za_sets_free(struct za_device *device, struct sets *sets) {
     *sets = (struct sets){0};
 }
 
-bool za_set_take(struct za_device *device, struct sets *sets, VkDescriptorSetLayout layout, VkDescriptorSet *set) {
+bool za_set_take(struct za_device *device, struct sets *sets, uint32_t bindings, VkDescriptorSet *set) {
     if (sets->taken == sets->count * SETS && !add_pool(device, sets)) return false;
     VkDescriptorSetAllocateInfo allocate = {
         .sType = VK_STRUCTURE_TYPE_DESCRIPTOR_SET_ALLOCATE_INFO,
         .descriptorPool = sets->pools[sets->taken / SETS],
         .descriptorSetCount = 1,
-        .pSetLayouts = &layout,
+        .pSetLayouts = &device->set_layouts[bindings],
     };
-    if (!za_check(device->vk.AllocateDescriptorSets(device->host.device, &allocate, set), "vkAllocateDescriptorSets"))
-        return false;
+    if (!za_do(device, AllocateDescriptorSets, device->host.device, &allocate, set)) return false;
     ++sets->taken;
     return true;
 }
 
 void za_set_write(struct za_device *device, VkDescriptorSet set, const struct za_command *command) {
     VkDescriptorBufferInfo infos[MAX_BINDINGS];
-    for (uint32_t i = 0; i < command->bindings; ++i)
+    for (uint32_t i = 0; i < command->kernel->bindings; ++i)
         infos[i] = (VkDescriptorBufferInfo){command->place[i].buffer, command->place[i].offset, command->place[i].size};
     VkWriteDescriptorSet write = {
         .sType = VK_STRUCTURE_TYPE_WRITE_DESCRIPTOR_SET,
         .dstSet = set,
-        .descriptorCount = command->bindings, /* one write fills consecutive bindings */
+        .descriptorCount = command->kernel->bindings, /* one write fills consecutive bindings */
         .descriptorType = VK_DESCRIPTOR_TYPE_STORAGE_BUFFER,
         .pBufferInfo = infos,
     };
     device->vk.UpdateDescriptorSets(device->host.device, 1, &write, 0, NULL);
 }
 
-struct za_command za_command(const struct za_device *device, const struct pipeline *pipeline,
-                             const struct za_place *places, uint32_t written, const uint32_t groups[3]) {
-    struct za_command command = {
-        .pipeline = pipeline->handle,
-        .layout = device->layouts[pipeline->bindings],
-        .set_layout = device->set_layouts[pipeline->bindings],
-        .bindings = pipeline->bindings,
-        .written = written,
-    };
-    memcpy(command.place, places, pipeline->bindings * sizeof *places);
+struct za_command za_command(const struct pipeline *pipeline, const struct za_place *places, const uint32_t groups[3]) {
+    struct za_command command = {.kernel = pipeline->kernel, .pipeline = pipeline->handle};
+    memcpy(command.place, places, pipeline->kernel->bindings * sizeof *places);
     memcpy(command.groups, groups, sizeof command.groups);
     return command;
 }
@@ -247,15 +241,16 @@ void za_dispatch_with(struct za_device *device, VkCommandBuffer commands, const 
                       VkDescriptorSet set) {
     const struct za_functions *vk = &device->vk;
     const uint32_t *groups = command->groups;
+    const VkPipelineLayout layout = device->layouts[command->kernel->bindings];
     vk->CmdBindPipeline(commands, VK_PIPELINE_BIND_POINT_COMPUTE, command->pipeline);
-    vk->CmdBindDescriptorSets(commands, VK_PIPELINE_BIND_POINT_COMPUTE, command->layout, 0, 1, &set, 0, NULL);
+    vk->CmdBindDescriptorSets(commands, VK_PIPELINE_BIND_POINT_COMPUTE, layout, 0, 1, &set, 0, NULL);
     vk->CmdDispatch(commands, groups[0], groups[1], groups[2]);
 }
 
 bool za_dispatch(struct za_device *device, VkCommandBuffer commands, struct sets *sets,
                  const struct za_command *command) {
     VkDescriptorSet set;
-    if (!za_set_take(device, sets, command->set_layout, &set)) return false;
+    if (!za_set_take(device, sets, command->kernel->bindings, &set)) return false;
     za_set_write(device, set, command);
     za_dispatch_with(device, commands, command, set);
     return true;

@@ -4,7 +4,6 @@
 #define OBJECTS_H
 
 #include "device.h"
-#include "laid.h"
 
 struct buffer {
     VkBuffer handle;
@@ -15,7 +14,7 @@ struct buffer {
 
 struct pipeline {
     VkPipeline handle;
-    uint32_t bindings;
+    const struct kernel *kernel;
 };
 
 /* Descriptor sets of recorded dispatches, until they are all taken back. Pools of SETS are added as they are needed. */
@@ -25,7 +24,20 @@ struct sets {
     uint32_t count, taken;   /* taken: sets, which fill the pools one after another */
 };
 
-/* Memory of a type that has the flags; it is mapped where they say that the host sees it. */
+/* A dispatch. Its barriers follow from what it reads and writes (levels.h), but for one: `beside`. */
+struct za_command {
+    const struct kernel *kernel;
+    VkPipeline pipeline;
+    struct za_place place[MAX_BINDINGS]; /* `size` is what the kernel sees */
+    uint32_t groups[3];
+    bool beside;       /* writes other parts of what the command before it writes; no barrier between the two */
+    uint64_t products; /* multiplications, by which the time of a submission is bounded; 0: few */
+    uint32_t level;    /* by za_level, as is all that follows */
+    const struct kernel *behind; /* the command's for which it waits, and the bytes that both use; NULL: for none */
+    struct za_place met;
+};
+
+/* Memory of a type that has the flags; it is mapped where they say that the host sees it. A failure leaves nothing. */
 enum { MAPPED = VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT };
 bool za_memory_make(struct za_device *device, VkDeviceSize size, VkMemoryPropertyFlags flags, const char *what,
                     struct buffer *buffer);
@@ -42,13 +54,12 @@ bool za_sets_reset(struct za_device *device, struct sets *sets);
 void za_sets_free(struct za_device *device, struct sets *sets);
 
 /* A dispatch; `places` are in the order of the pipeline's bindings, whose sizes are the ranges that it sees. */
-struct za_command za_command(const struct za_device *device, const struct pipeline *pipeline,
-                             const struct za_place *places, uint32_t written, const uint32_t groups[3]);
+struct za_command za_command(const struct pipeline *pipeline, const struct za_place *places, const uint32_t groups[3]);
 bool za_dispatch(struct za_device *device, VkCommandBuffer commands, struct sets *sets,
                  const struct za_command *command);
 
 /* Its parts, where sets are used again: take a set, write the command's places, record. */
-bool za_set_take(struct za_device *device, struct sets *sets, VkDescriptorSetLayout layout, VkDescriptorSet *set);
+bool za_set_take(struct za_device *device, struct sets *sets, uint32_t bindings, VkDescriptorSet *set);
 void za_set_write(struct za_device *device, VkDescriptorSet set, const struct za_command *command);
 void za_dispatch_with(struct za_device *device, VkCommandBuffer commands, const struct za_command *command,
                       VkDescriptorSet set);
@@ -57,6 +68,10 @@ void za_dispatch_with(struct za_device *device, VkCommandBuffer commands, const 
    read may be written; after the second one all commands and the host see what the library wrote. */
 void za_barrier_before(const struct za_device *device, VkCommandBuffer commands);
 void za_barrier_behind(const struct za_device *device, VkCommandBuffer commands);
+
+/* Between dispatches of two levels, of which the second begins with `next`. ZINC_ATTN_LOG=barriers: a line on stderr
+   says for what it waits. */
+void za_barrier_between(const struct za_device *device, VkCommandBuffer commands, const struct za_command *next);
 
 /* The whole of a buffer. */
 struct za_place za_whole(const struct buffer *buffer);

@@ -2,9 +2,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "attn.h"
 #include "check.h"
 #include "error.h"
+#include "record.h"
 
 enum { MAX_SLOTS = 64 };
 
@@ -98,9 +98,8 @@ static bool make(struct za_prepared *p) {
 struct za_prepared *za_prepare(struct za_attn *attn, const struct za_room *room) {
     if (!za_given("attn", attn) || !za_given("room", room) || !za_enter(attn->device)) return NULL;
     struct za_prepared *p = calloc(1, sizeof *p);
-    if (!p) za_no_memory();
     if (p) p->attn = attn, p->room = *room, ++attn->prepared;
-    if (za_leave(attn->device, p && make(p))) return p;
+    if (za_leave(attn->device, p ? make(p) : za_no_memory())) return p;
     za_prepared_free(p);
     return NULL;
 }
@@ -157,10 +156,7 @@ static void take_layer(struct za_prepared *p, uint32_t slot, struct layer layer,
 }
 
 static bool need(struct za_device *device, bool wanted, uint64_t bytes, const char *name, struct buffer *buffer) {
-    if (!wanted || buffer->handle) return true;
-    if (za_buffer_make(device, bytes, false, name, buffer)) return true;
-    za_buffer_free(device, buffer);
-    return false;
+    return !wanted || buffer->handle || za_buffer_make(device, bytes, false, name, buffer);
 }
 
 static bool record(struct za_prepared *p, uint32_t slot, VkCommandBuffer commands, struct za_cache *cache,
@@ -191,8 +187,7 @@ static bool record(struct za_prepared *p, uint32_t slot, VkCommandBuffer command
 bool za_record(struct za_prepared *prepared, uint32_t slot, VkCommandBuffer commands, struct za_cache *cache,
                uint32_t layer, const struct za_places *places) {
     return za_given("prepared", prepared) && za_given("cache", cache) && za_given("places", places) &&
-           za_enter(prepared->attn->device) &&
-           za_leave(prepared->attn->device, record(prepared, slot, commands, cache, layer, places));
+           za_within(prepared->attn->device, record(prepared, slot, commands, cache, layer, places));
 }
 
 static bool reset(struct za_prepared *p, uint32_t slot) {
@@ -203,8 +198,7 @@ static bool reset(struct za_prepared *p, uint32_t slot) {
 }
 
 bool za_reset(struct za_prepared *prepared, uint32_t slot) {
-    return za_given("prepared", prepared) && za_enter(prepared->attn->device) &&
-           za_leave(prepared->attn->device, reset(prepared, slot));
+    return za_given("prepared", prepared) && za_within(prepared->attn->device, reset(prepared, slot));
 }
 
 /* --- steps ------------------------------------------------------------------------------------------- */
@@ -222,6 +216,6 @@ static bool step(struct za_prepared *p, uint32_t slot, const struct za_call *cal
 }
 
 bool za_step(struct za_prepared *prepared, uint32_t slot, const struct za_call *call) {
-    return za_given("prepared", prepared) && za_given("call", call) && za_enter(prepared->attn->device) &&
-           za_leave(prepared->attn->device, step(prepared, slot, call));
+    return za_given("prepared", prepared) && za_given("call", call) &&
+           za_within(prepared->attn->device, step(prepared, slot, call));
 }

@@ -1,17 +1,15 @@
 /* The recording of a call's commands, and the places that they use. */
-#include "attn.h"
+#include "record.h"
+
 #include "check.h"
 #include "error.h"
+#include "levels.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 enum { COPIES = 64 }; /* regions of a copy command */
-
-uint64_t za_q_bytes(const struct shape *shape, uint64_t rows) { return 4 * rows * shape->q_heads * shape->k_dim; }
-
-uint64_t za_out_bytes(const struct shape *shape, uint64_t rows) {
-    return 4 * rows * shape->q_heads * (shape->v_dim + 1);
-}
-
-uint64_t za_rows_bytes(const struct shape *shape, uint64_t new_rows) { return 4 * new_rows * shape->sizes.token_words; }
 
 /* --- barriers ---------------------------------------------------------------------------------------- */
 
@@ -37,9 +35,20 @@ void za_barrier_behind(const struct za_device *device, VkCommandBuffer commands)
             VK_ACCESS_MEMORY_READ_BIT | VK_ACCESS_MEMORY_WRITE_BIT | VK_ACCESS_HOST_READ_BIT);
 }
 
-/* Between two dispatches: the second reads what the first wrote. */
-static void barrier_between(const struct za_device *device, VkCommandBuffer commands) {
-    barrier(device, commands, COMPUTE, VK_ACCESS_SHADER_WRITE_BIT, COMPUTE, VK_ACCESS_SHADER_READ_BIT);
+static void say_barrier(const struct za_command *next) {
+    const char *log = getenv("ZINC_ATTN_LOG");
+    const unsigned long long begin = next->met.offset, end = begin + next->met.size;
+    const unsigned long long buffer = (unsigned long long)next->met.buffer;
+    if (!log || strcmp(log, "barriers") != 0) return;
+    if (next->behind)
+        fprintf(stderr, "zinc_attn: barrier: %s waits for %s: bytes %llu to %llu of buffer %#llx\n",
+                next->kernel->name, next->behind->name, begin, end, buffer);
+    else fprintf(stderr, "zinc_attn: barrier: %s waits for the list of commands before\n", next->kernel->name);
+}
+
+void za_barrier_between(const struct za_device *device, VkCommandBuffer commands, const struct za_command *next) {
+    say_barrier(next);
+    barrier(device, commands, COMPUTE, VK_ACCESS_SHADER_WRITE_BIT, COMPUTE, SHADERS);
 }
 
 /* --- copies ------------------------------------------------------------------------------------------ */
@@ -90,10 +99,16 @@ bool za_record_call(struct za_attn *attn, VkCommandBuffer commands, struct sets 
     const int n = za_laid_commands(attn, laid, b, list);
     za_barrier_before(device, commands);
     if (rows && places && places->q.buffer != b->q.buffer) record_fill(attn, commands, rows, &places->q, &b->q);
-    for (int i = 0; i < n; ++i) {
-        if (i && !list[i].beside) barrier_between(device, commands);
-        if (!za_dispatch(device, commands, sets, &list[i])) return false;
+    struct levels levels = {0};
+    bool ok = true;
+    for (int i = 0; i < n && ok; ++i) {
+        const uint32_t last = levels.last;
+        ok = za_level(&levels, &list[i], last);
+        if (list[i].level > last) za_barrier_between(device, commands, &list[i]);
+        ok = ok && za_dispatch(device, commands, sets, &list[i]);
     }
+    za_levels_free(&levels);
+    if (!ok) return false;
     if (rows && places && places->out.buffer != b->out.buffer) record_results(attn, commands, rows, &b->out, places);
     za_barrier_behind(device, commands);
     return true;

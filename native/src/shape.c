@@ -123,6 +123,14 @@ bool za_shape(const struct za_options *options, bool cpu, struct registers regis
     return true;
 }
 
+uint64_t za_q_bytes(const struct shape *shape, uint64_t rows) { return 4 * rows * shape->q_heads * shape->k_dim; }
+
+uint64_t za_out_bytes(const struct shape *shape, uint64_t rows) {
+    return 4 * rows * shape->q_heads * (shape->v_dim + 1);
+}
+
+uint64_t za_rows_bytes(const struct shape *shape, uint64_t new_rows) { return 4 * new_rows * shape->sizes.token_words; }
+
 /* --- workgroups of pass 1 ---------------------------------------------------------------------------- */
 
 /* Query vectors whose sums a wave's registers hold, of so many at most. */

@@ -28,6 +28,11 @@ bool za_shape(const struct za_options *options, bool cpu, struct registers regis
 uint32_t za_heads_together(const struct sizes *s, uint64_t items, uint32_t shared_bytes);
 uint32_t za_rows_together(const struct sizes *s, uint32_t shared_bytes);
 
+/* Bytes of a call's buffers, by rows and new rows. */
+uint64_t za_q_bytes(const struct shape *shape, uint64_t rows);       /* as the kernels take it */
+uint64_t za_out_bytes(const struct shape *shape, uint64_t rows);     /* out, then lse, as they write them */
+uint64_t za_rows_bytes(const struct shape *shape, uint64_t new_rows);
+
 /* Invocations of the waves of a workgroup that serves so many query vectors. */
 uint32_t za_lanes(const struct sizes *s, uint64_t served);
 

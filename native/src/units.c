@@ -2,10 +2,13 @@
 
 #include <stdlib.h>
 
-enum { FEATURES = 1000506000, SHAPE = 1000506001, SINT8 = 3, SINT32 = 5, SUBGROUP = 3, MOST_SIDE = 16, CPU_SUBGROUP = 8 };
+#include "zinc_contract.h"
+
+enum { FEATURES = 1000506000, SHAPE = 1000506001, SINT8 = 3, SINT32 = 5, SUBGROUP = 3 }; /* Vulkan's */
+enum { MOST_SIDE = 16, CPU_SUBGROUP = 8 };
 const char za_units_extension[] = "VK_KHR_cooperative_matrix";
 
-struct shape { /* VkCooperativeMatrixPropertiesKHR */
+struct product { /* VkCooperativeMatrixPropertiesKHR */
     VkStructureType sType;
     void *pNext;
     uint32_t m, n, k;
@@ -13,7 +16,7 @@ struct shape { /* VkCooperativeMatrixPropertiesKHR */
     VkBool32 saturating;
     int32_t scope;
 };
-typedef VkResult(VKAPI_PTR *list_shapes)(VkPhysicalDevice, uint32_t *, struct shape *);
+typedef VkResult(VKAPI_PTR *list_products)(VkPhysicalDevice, uint32_t *, struct product *);
 
 void *za_units_chain(struct za_units_features *features, void *next) {
     *features = (struct za_units_features){
@@ -28,33 +31,33 @@ void *za_units_chain(struct za_units_features *features, void *next) {
     return &features->matrices;
 }
 
-static bool has_features(const struct za_device *device) {
+static bool has_features(const struct za_host *host, const struct za_functions *vk) {
     struct za_units_features found;
     VkPhysicalDeviceFeatures2 query = {
         .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2,
         .pNext = za_units_chain(&found, NULL),
     };
-    device->vk.GetPhysicalDeviceFeatures2(device->host.physical, &query);
+    vk->GetPhysicalDeviceFeatures2(host->physical, &query);
     return found.matrices.cooperativeMatrix && found.int8.shaderInt8 && found.memory.vulkanMemoryModel;
 }
 
 /* Invocations of a subgroup. lavapipe of Mesa 26.2 with 16 crashes as it compiles products of matrices. */
-static uint32_t subgroup_of(const struct za_device *device, bool wave32) {
+static uint32_t subgroup_of(const struct za_host *host, const struct za_functions *vk, bool wave32) {
     VkPhysicalDeviceSubgroupProperties subgroup = {
         .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_PROPERTIES,
     };
     VkPhysicalDeviceProperties2 query = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2, .pNext = &subgroup};
-    device->vk.GetPhysicalDeviceProperties2(device->host.physical, &query);
+    vk->GetPhysicalDeviceProperties2(host->physical, &query);
     const uint32_t size = wave32 ? WAVE : subgroup.subgroupSize;
-    const bool on_cpu = device->properties.deviceType == VK_PHYSICAL_DEVICE_TYPE_CPU;
+    const bool on_cpu = query.properties.deviceType == VK_PHYSICAL_DEVICE_TYPE_CPU;
     return size == WAVE || (on_cpu && size <= CPU_SUBGROUP) ? size : 0;
 }
 
 static bool is_side(uint32_t size) { return size == MOST_SIDE / 2 || size == MOST_SIDE; }
 
 /* Of the shapes whose sums are exact, the one with the most products. */
-static void choose(const struct shape *shapes, uint32_t count, struct za_units *best) {
-    for (const struct shape *s = shapes; s < shapes + count; ++s) {
+static void choose(const struct product *shapes, uint32_t count, struct za_units *best) {
+    for (const struct product *s = shapes; s < shapes + count; ++s) {
         const bool fits = is_side(s->m) && is_side(s->n) && (is_side(s->k) || s->k == 2 * MOST_SIDE);
         const bool exact = s->a == SINT8 && s->b == SINT8 && s->c == SINT32 && s->result == SINT32 && !s->saturating;
         if (fits && exact && s->scope == SUBGROUP && s->m * s->n * s->k > best->m * best->n * best->k)
@@ -62,16 +65,16 @@ static void choose(const struct shape *shapes, uint32_t count, struct za_units *
     }
 }
 
-struct za_units za_units_of(const struct za_device *device, bool wave32) {
-    struct za_units best = {.subgroup = subgroup_of(device, wave32)};
-    list_shapes list = (list_shapes)(void (*)(void))device->host.get_proc(
-        device->host.instance, "vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR");
+struct za_units za_units_of(const struct za_host *host, const struct za_functions *vk, bool wave32) {
+    struct za_units best = {.subgroup = subgroup_of(host, vk, wave32)};
+    list_products list = (list_products)(void (*)(void))host->get_proc(
+        host->instance, "vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR");
     uint32_t count = 0;
-    if (!best.subgroup || !list || !has_features(device) || list(device->host.physical, &count, NULL) != VK_SUCCESS)
+    if (!best.subgroup || !list || !has_features(host, vk) || list(host->physical, &count, NULL) != VK_SUCCESS)
         return (struct za_units){0};
-    struct shape *shapes = calloc(count + 1, sizeof *shapes);
+    struct product *shapes = calloc(count + 1, sizeof *shapes);
     for (uint32_t i = 0; shapes && i < count; ++i) shapes[i].sType = (VkStructureType)SHAPE;
-    if (shapes && list(device->host.physical, &count, shapes) == VK_SUCCESS) choose(shapes, count, &best);
+    if (shapes && list(host->physical, &count, shapes) == VK_SUCCESS) choose(shapes, count, &best);
     free(shapes);
     return best;
 }

@@ -2,7 +2,12 @@
 #ifndef UNITS_H
 #define UNITS_H
 
-#include "device.h"
+#include "functions.h"
+
+/* Products of int8 matrices, (m, k) by (k, n), that a subgroup of so many invocations makes; m is 0: none. */
+struct za_units {
+    uint32_t m, n, k, subgroup;
+};
 
 /* What a device needs to have on, in a chain. */
 struct za_units_features {
@@ -19,7 +24,7 @@ extern const char za_units_extension[];
 
 /* The shape that kernels are run with; m is 0 where the device, of Vulkan 1.3, has none or cannot say how large a
    subgroup is. wave32: pipelines ask for subgroups of 32. */
-struct za_units za_units_of(const struct za_device *device, bool wave32);
+struct za_units za_units_of(const struct za_host *host, const struct za_functions *vk, bool wave32);
 
 /* Fill the chain with what is to be on, `next` behind it. */
 void *za_units_chain(struct za_units_features *features, void *next);

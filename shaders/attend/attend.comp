@@ -18,7 +18,7 @@
 //     4 values  o[h] = sum over the leaf's keys of p[key][h] * v[key]    lane = slice of head dimensions
 //               weights, V -> o (registers)
 //     5 fold    o of the node likewise                                   wave = vector, lane = slice
-//               o -> states, or, where a row has a single node, result
+//               o -> states, or, where every row of the call has a single node, result
 //
 // A first reading can do with item, chunks, scores, weights, values and node, with float16 in tiles, ROWS 1, ARITHMETIC
 // CANONICAL, 32 LANES and VALUE_PASSES 1; plain.comp has the same arithmetic without lanes.  Of the other files it is
@@ -96,9 +96,11 @@ uint lane;                       // its number in the wave
 uint own;                        // where the wave's part of `weights` begins
 vec2 dots[VECTORS * KEY_PAIRS];  // [h][pair] of the lane's keys: dot products, then scores, then weights
 float quarters[LANE_QUARTERS];   // sums of weights of a quarter of a leaf, the keys that are the same mod 4
-float m[VECTORS];                // [h] of the leaf, the same in every lane; then [f] of the node: see node.glsl
-float l[VECTORS];                // [f] of the node
-vec2 o[VECTORS * LANE_PAIRS];    // [h][pair] of the lane's slices of the leaf's o; then [f][pair] of the node's
+struct State {
+    float m[VECTORS];              // [h] of the leaf, the same in every lane; then [f] of the node: see node.glsl
+    float l[VECTORS];              // [f] of the node
+    vec2 o[VECTORS * LANE_PAIRS];  // [h][pair] of the lane's slices of the leaf's; then [f][pair] of the node's
+} state;
 // Of each wave [key][h]: scores, then weights; between them [h][key mod 4]: maxima; in the end o.  One array serves
 // all (2 KiB a wave for 8 vectors), so that shared memory does not limit the waves per SIMD before the registers do.
 shared float weights[SHARED_WEIGHTS];

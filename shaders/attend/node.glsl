@@ -17,7 +17,7 @@ uint folded_vector(uint f) {
     return min(wave + f * WAVES, VECTORS - 1u);
 }
 
-// To m[f] and l[f] the node's, from every wave's m and quarters; to fold_powers the powers of that fold.
+// To state.m[f] and state.l[f] the node's, from every wave's m and quarters; to fold_powers the powers of that fold.
 void fold_sums() {
     for (uint g = 0u; g < LANE_QUARTERS; ++g) {
         uint at = g * LANES + lane;
@@ -27,7 +27,7 @@ void fold_sums() {
     }
     if (lane == 0u) {
         for (uint h = 0u; h < VECTORS; ++h) {
-            wave_m[wave * VECTORS + h] = m[h];
+            wave_m[wave * VECTORS + h] = state.m[h];
         }
     }
     barrier();
@@ -43,19 +43,19 @@ void fold_sums() {
             sum = merge(sum, powers.x, sum_of_quarters(q01, q23), powers.y);
             fold_powers[f * WAVES + t] = powers;
         }
-        m[f] = top;
-        l[f] = sum;
+        state.m[f] = top;
+        state.l[f] = sum;
     }
 }
 
-// From every wave's o of this pass over V to the node's of vector f, in o[f * LANE_PAIRS ...].
+// From every wave's o of this pass over V to the node's of vector f, in state.o[f * LANE_PAIRS ...].
 void fold_values() {
     [[unroll]] for (uint d = 0u; d < 2u * LANE_PAIRS; d += FOLD_DIMS) {
         barrier();  // everybody has read what is overwritten now
         for (uint h = 0u; h < VECTORS; ++h) {
             for (uint e = 0u; e < FOLD_DIMS; ++e) {
                 uint at = FOLD_AT + ((wave * VECTORS + h) * FOLD_DIMS + e) * LANES + lane;
-                weights[at] = o[h * LANE_PAIRS + (d + e) / 2u][(d + e) % 2u];
+                weights[at] = state.o[h * LANE_PAIRS + (d + e) / 2u][(d + e) % 2u];
             }
         }
         barrier();
@@ -67,7 +67,7 @@ void fold_values() {
                 vec2 powers = fold_powers[f * WAVES + t];
                 x = merge(x, powers.x, weights[at], powers.y);
             }
-            o[f * LANE_PAIRS + (d + e) / 2u][(d + e) % 2u] = x;
+            state.o[f * LANE_PAIRS + (d + e) / 2u][(d + e) % 2u] = x;
         }
     }
 }
@@ -83,7 +83,7 @@ void emit_vector(Item item, uint node, uint f, uint pass) {
     bool single_pass = work[HEADER_SINGLE_PASS] != 0u;
     uvec2 vector = vector_of(item, h);
     uint slot = (single_pass ? vector.x : state_of(vector.x, node)) * q_heads + vector.y;
-    float top = m[f], sum = l[f], o_power = 1.0;
+    float top = state.m[f], sum = state.l[f], o_power = 1.0;
     if (single_pass) {
         o_power = merge_sink(HEAD_WORD(vector.y, HEAD_SINK), top, sum);
     }
@@ -91,7 +91,7 @@ void emit_vector(Item item, uint node, uint f, uint pass) {
         [[unroll]] for (uint i = 0u; i < LANE_PAIRS; ++i) {
             uint slice = pass * VALUE_LANES + lane + i / PAIRS * LANES;
             uint at = slot * V_DIM + slice * SLICE + i % PAIRS * 2u;
-            vec2 x = o[f * LANE_PAIRS + i];
+            vec2 x = state.o[f * LANE_PAIRS + i];
             if (single_pass) {
                 x = normalize(x, o_power, sum);
                 result[at] = x.x;

@@ -65,7 +65,7 @@ void add_rows(uint slice, uint ahead, uint t) {
                 if (INTEGER) {
                     factor = integer_weight(p, v_blocks[(ahead + j) * LANE_SLICES + s], slice_powers[h * LANE_SLICES + s]);
                 }
-                o[h * LANE_PAIRS + i] = multiply_add(v[i], vec2(factor), o[h * LANE_PAIRS + i]);
+                state.o[h * LANE_PAIRS + i] = multiply_add(v[i], vec2(factor), state.o[h * LANE_PAIRS + i]);
             }
         }
     }
@@ -76,7 +76,7 @@ void add_rows(uint slice, uint ahead, uint t) {
 void sum_slices(Item item, Leaf leaf, uint slice) {
     uint count = leaf.count;
     [[unroll]] for (uint i = 0u; i < VECTORS * LANE_PAIRS; ++i) {
-        o[i] = vec2(0.0);
+        state.o[i] = vec2(0.0);
     }
     find_slice_powers(slice);
     if ((LANES < WAVE || lane < VALUE_LANES) && has_keys(leaf)) {
@@ -98,13 +98,13 @@ void sum_slices(Item item, Leaf leaf, uint slice) {
         } while (t < count);
     }
     [[unroll]] for (uint i = 0u; i < VECTORS * LANE_PAIRS; ++i) {
-        precise vec2 sum = o[i];
+        precise vec2 sum = state.o[i];
         if (FUSED) {
             sum = sum * (1.0 / FUSED_SCALE);
         }
         if (INTEGER) {
             sum = sum * inverse_power(slice_powers[i / PAIRS]);
         }
-        o[i] = flush(sum);
+        state.o[i] = flush(sum);
     }
 }

@@ -47,7 +47,7 @@ void find_weights(Leaf leaf) {
     barrier();
     for (uint h = 0u; h < VECTORS; ++h) {
         uint at = own + h * WEIGHT_PARTIALS;
-        m[h] = roundEven(max(max(weights[at], weights[at + 1u]), max(weights[at + 2u], weights[at + 3u])));
+        state.m[h] = roundEven(max(max(weights[at], weights[at + 1u]), max(weights[at + 2u], weights[at + 3u])));
     }
     barrier();
     for (uint i = 0u; i < KEY_PAIRS; ++i) {
@@ -57,7 +57,7 @@ void find_weights(Leaf leaf) {
             if (MASK != 0u) {
                 seen = greaterThan(s, vec2(EMPTY_M));
             }
-            vec2 p = mix(vec2(0.0), vec2(weight(s.x, m[h]), weight(s.y, m[h])), seen);
+            vec2 p = mix(vec2(0.0), vec2(weight(s.x, state.m[h]), weight(s.y, state.m[h])), seen);
             if (FUSED || doubled(V_STORAGE)) {
                 precise vec2 scaled = p * weight_scale();
                 p = scaled;

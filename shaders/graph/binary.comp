@@ -4,10 +4,7 @@
 #include "contract.glsl"
 
 layout(local_size_x = 256) in;
-layout(constant_id = BINARY_SPEC_OP) const uint OP = BINARY_OP_ADD;
-layout(constant_id = BINARY_SPEC_A_TYPE) const uint A_TYPE = FLOAT_TYPE_F32;
-layout(constant_id = BINARY_SPEC_B_TYPE) const uint B_TYPE = FLOAT_TYPE_F32;
-layout(constant_id = BINARY_SPEC_Y_TYPE) const uint Y_TYPE = FLOAT_TYPE_F32;
+BINARY_CONSTANTS
 layout(set = 0, binding = BINARY_BIND_PARAMS, std430) restrict readonly buffer Params { BinaryParams p; };
 layout(set = 0, binding = BINARY_BIND_A, std430) readonly buffer A { uint a[]; };
 layout(set = 0, binding = BINARY_BIND_B, std430) readonly buffer B { uint b[]; };

@@ -1,7 +1,7 @@
 // The pairs of a slot and a token, slot + slots * token, by the expert that `ids` names, as tiles of columns.
 //
 // Experts come in ascending order, and an expert's pairs; a tile has pairs of one expert.  What is none of the experts
-// counts as one after the last.  Grid: 1.  An invocation has expert e mod 256, and sees all pairs go by.
+// counts as one after the last.  An invocation has expert e mod 256, and sees all pairs go by.
 // A compiler that unrolls a loop over shared memory here takes the array's size for its length, and spills.
 #version 450
 #extension GL_GOOGLE_include_directive : require

@@ -3,17 +3,13 @@
 //     delta_j = (v_j - s_j . k) * beta
 //     s_j = s_j + k * delta_j
 //     y_j = (s_j . q) * scale
-// Grid: x = rows of a head in pieces of ROWS, y = heads, z = sequences.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
 #include "contract.glsl"
 
 layout(local_size_x = 32) in;
-layout(constant_id = DELTA_NET_SPEC_SIZE) const uint SIZE = 128u;
-layout(constant_id = DELTA_NET_SPEC_OWN) const uint OWN = 1u;
-layout(constant_id = DELTA_NET_SPEC_BY_CHANNEL) const uint BY_CHANNEL = 0u;
-layout(constant_id = DELTA_NET_SPEC_NAMED) const uint NAMED = 0u;
+DELTA_NET_CONSTANTS
 layout(set = 0, binding = DELTA_NET_BIND_PARAMS, std430) restrict readonly buffer Params { DeltaNetParams p; };
 layout(set = 0, binding = DELTA_NET_BIND_Q, std430) readonly buffer Q { float q[]; };
 layout(set = 0, binding = DELTA_NET_BIND_K, std430) readonly buffer K { float k[]; };

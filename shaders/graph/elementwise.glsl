@@ -1,6 +1,6 @@
 // Operations element by element, for the kernel that defines Y_TYPE, p.y, buffer y and value().
 //
-// Grid: x (and y) = elements of y / 256.  An invocation has an element, of a 16-bit y the two of a word.
+// An invocation has an element, of a 16-bit y the two of a word.
 #include "tensor.glsl"
 #include "numbers.glsl"
 #include "float_types.glsl"

@@ -1,6 +1,4 @@
 // y = x in rows of another length: zeros where x has no element, +0 for magnitudes below `least`.
-//
-// Grid: x (and y) = elements of y in pieces of 256.  An invocation has an element.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "contract.glsl"

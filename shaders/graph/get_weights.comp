@@ -1,14 +1,12 @@
 // Rows of quantized weights in layout R32 (zinc_attn/graph/pieces.py) as float32: the values of ggml's blocks.
 //
 //   value = (d * scale) * q - minimum, each operation rounded.  d * scale is exact; of types of 32 values scale is 1.
-//
-// Grid: x (and y) = elements of y / 256.  An invocation has an element.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "contract.glsl"
 
 layout(local_size_x = 256) in;
-layout(constant_id = GET_WEIGHTS_SPEC_TYPE) const uint TYPE = WEIGHT_TYPE_Q8_0;
+GET_WEIGHTS_CONSTANTS
 layout(set = 0, binding = GET_WEIGHTS_BIND_PARAMS, std430) restrict readonly buffer Params { GetWeightsParams p; };
 layout(set = 0, binding = GET_WEIGHTS_BIND_W, std430) readonly buffer W { uint x[]; };
 layout(set = 0, binding = GET_WEIGHTS_BIND_IDS, std430) readonly buffer Ids { uint ids[]; };

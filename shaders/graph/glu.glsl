@@ -1,8 +1,7 @@
 // y = act(a) * b, element by element; act(a) is flushed as an operation of its own.  Of QUANTIZED y is float32, and there
 // as int8, too.
 layout(local_size_x = 256) in;
-layout(constant_id = GLU_SPEC_OP) const uint OP = GLU_OP_REGLU;
-layout(constant_id = GLU_SPEC_TYPE) const uint TYPE = FLOAT_TYPE_F32;
+GLU_CONSTANTS
 layout(set = 0, binding = GLU_BIND_PARAMS, std430) restrict readonly buffer Params { GluParams p; };
 layout(set = 0, binding = GLU_BIND_A, std430) readonly buffer A { uint a[]; };
 layout(set = 0, binding = GLU_BIND_B, std430) readonly buffer B { uint b[]; };

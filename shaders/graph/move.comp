@@ -3,16 +3,12 @@
 //   An invocation has a word of y, with all elements of a row that lie in it; where y's elements are not neighbors, the
 //   part of one element.  What it has is written as a word; of a word that holds more, only the bits that it has change,
 //   whoever writes the others at the same time.
-//
-// Grid: x (and y) = words of rows, as zinc_attn/graph/declarations.py counts them, in pieces of 256.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "contract.glsl"
 
 layout(local_size_x = 256) in;
-layout(constant_id = MOVE_SPEC_OP) const uint OP = MOVE_OP_LINEAR;
-layout(constant_id = MOVE_SPEC_SOURCE) const uint SOURCE = MOVE_TYPE_F32;
-layout(constant_id = MOVE_SPEC_TARGET) const uint TARGET = MOVE_TYPE_F32;
+MOVE_CONSTANTS
 layout(set = 0, binding = MOVE_BIND_PARAMS, std430) restrict readonly buffer Params { MoveParams p; };
 layout(set = 0, binding = MOVE_BIND_X, std430) readonly buffer X { uint x[]; };
 layout(set = 0, binding = MOVE_BIND_IDS, std430) readonly buffer Ids { uint ids[]; };

@@ -5,14 +5,7 @@
 #extension GL_EXT_spirv_intrinsics : require
 #include "contract.glsl"
 
-layout(local_size_x_id = MUL_MAT_SPEC_WORKGROUP_SIZE, local_size_x = 64) in;
-layout(constant_id = MUL_MAT_SPEC_TYPE) const uint TYPE = 0u;
-layout(constant_id = MUL_MAT_SPEC_TILE_ROWS) const uint TILE_ROWS = 32u;
-layout(constant_id = MUL_MAT_SPEC_TILE_COLUMNS) const uint TILE_COLUMNS = 32u;
-layout(constant_id = MUL_MAT_SPEC_OWN_ROWS) const uint OWN_ROWS = 4u;  // a multiple of 4
-layout(constant_id = MUL_MAT_SPEC_OWN_COLUMNS) const uint OWN_COLUMNS = 4u;
-layout(constant_id = MUL_MAT_SPEC_ADD) const uint ADD = 0u;
-layout(constant_id = MUL_MAT_SPEC_EXPERTS) const uint EXPERTS = 0u;
+MUL_MAT_CONSTANTS
 #include "tiles.glsl"
 
 const uint STEPS = X_BLOCK / 4u;  // words of a block

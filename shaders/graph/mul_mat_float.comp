@@ -1,22 +1,14 @@
 // y = w x of float32, float16 or bfloat16, in tiles, with any steps.  products.multiply_floats of zinc_attn/graph.
 //
-// Grid: x = rows of w in pieces of TILE_ROWS, y = rows of x in pieces of TILE_COLUMNS, z = planes of y.  A workgroup
-// walks along a row 32 products at a time, which it brings to shared memory; an invocation has OWN_ROWS * OWN_COLUMNS
-// outputs. Eight products form a chain, 32 of these sums a superblock, and superblocks the result, all ascending.
+// A workgroup has TILE_ROWS rows of w and TILE_COLUMNS rows of x.  It walks along a row 32 products at a time, which it
+// brings to shared memory; an invocation has OWN_ROWS * OWN_COLUMNS outputs.  Eight products form a chain, 32 of these
+// sums a superblock, and superblocks the result, all ascending.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
 #include "contract.glsl"
 
-layout(local_size_x_id = MUL_MAT_FLOAT_SPEC_WORKGROUP_SIZE, local_size_x = 64) in;
-layout(constant_id = MUL_MAT_FLOAT_SPEC_W_TYPE) const uint W_TYPE = FLOAT_TYPE_F32;
-layout(constant_id = MUL_MAT_FLOAT_SPEC_X_TYPE) const uint X_TYPE = FLOAT_TYPE_F32;
-layout(constant_id = MUL_MAT_FLOAT_SPEC_TILE_ROWS) const uint TILE_ROWS = 32u;
-layout(constant_id = MUL_MAT_FLOAT_SPEC_TILE_COLUMNS) const uint TILE_COLUMNS = 32u;
-layout(constant_id = MUL_MAT_FLOAT_SPEC_OWN_ROWS) const uint OWN_ROWS = 4u;
-layout(constant_id = MUL_MAT_FLOAT_SPEC_OWN_COLUMNS) const uint OWN_COLUMNS = 4u;
-layout(constant_id = MUL_MAT_FLOAT_SPEC_ADD) const uint ADD = 0u;
-layout(constant_id = MUL_MAT_FLOAT_SPEC_EXPERTS) const uint EXPERTS = 0u;
+MUL_MAT_FLOAT_CONSTANTS
 layout(set = 0, binding = MUL_MAT_FLOAT_BIND_PARAMS, std430) restrict readonly buffer Params { MulMatFloatParams p; };
 layout(set = 0, binding = MUL_MAT_FLOAT_BIND_W, std430) readonly buffer W { uint w[]; };
 layout(set = 0, binding = MUL_MAT_FLOAT_BIND_X, std430) readonly buffer X { uint x[]; };

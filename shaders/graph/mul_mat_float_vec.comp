@@ -8,15 +8,7 @@
 #extension GL_KHR_shader_subgroup_basic : require
 #include "contract.glsl"
 
-layout(local_size_x_id = MUL_MAT_FLOAT_VEC_SPEC_WORKGROUP_SIZE, local_size_x = 32) in;
-layout(constant_id = MUL_MAT_FLOAT_VEC_SPEC_W_TYPE) const uint W_TYPE = FLOAT_TYPE_F32;
-layout(constant_id = MUL_MAT_FLOAT_VEC_SPEC_X_TYPE) const uint X_TYPE = FLOAT_TYPE_F32;
-layout(constant_id = MUL_MAT_FLOAT_VEC_SPEC_COLUMNS) const uint COLUMNS = 1u;
-layout(constant_id = MUL_MAT_FLOAT_VEC_SPEC_SUBGROUPS) const uint SUBGROUPS = 0u;
-layout(constant_id = MUL_MAT_FLOAT_VEC_SPEC_SUPERBLOCKS) const uint ROUND = 1u;
-layout(constant_id = MUL_MAT_FLOAT_VEC_SPEC_AHEAD) const uint AHEAD = 0u;
-layout(constant_id = MUL_MAT_FLOAT_VEC_SPEC_ADD) const uint ADD = 0u;
-layout(constant_id = MUL_MAT_FLOAT_VEC_SPEC_EXPERTS) const uint EXPERTS = 0u;
+MUL_MAT_FLOAT_VEC_CONSTANTS
 layout(set = 0, binding = MUL_MAT_FLOAT_VEC_BIND_PARAMS, std430) restrict readonly buffer Params {
     MulMatFloatParams p;
 };

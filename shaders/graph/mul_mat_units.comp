@@ -14,17 +14,7 @@
 #extension GL_KHR_shader_subgroup_vote : require
 #include "contract.glsl"
 
-layout(local_size_x_id = MUL_MAT_UNITS_SPEC_WORKGROUP_SIZE, local_size_x = 64) in;
-layout(constant_id = MUL_MAT_UNITS_SPEC_TYPE) const uint TYPE = 0u;
-layout(constant_id = MUL_MAT_UNITS_SPEC_TILE_ROWS) const uint TILE_ROWS = 32u;
-layout(constant_id = MUL_MAT_UNITS_SPEC_TILE_COLUMNS) const uint TILE_COLUMNS = 32u;
-layout(constant_id = MUL_MAT_UNITS_SPEC_OWN_ROWS) const uint OWN_ROWS = 1u;
-layout(constant_id = MUL_MAT_UNITS_SPEC_OWN_COLUMNS) const uint OWN_COLUMNS = 1u;
-layout(constant_id = MUL_MAT_UNITS_SPEC_ADD) const uint ADD = 0u;
-layout(constant_id = MUL_MAT_UNITS_SPEC_EXPERTS) const uint EXPERTS = 0u;
-layout(constant_id = MUL_MAT_UNITS_SPEC_MAT_M) const uint MAT_M = 16u;
-layout(constant_id = MUL_MAT_UNITS_SPEC_MAT_N) const uint MAT_N = 16u;
-layout(constant_id = MUL_MAT_UNITS_SPEC_MAT_K) const uint MAT_K = 16u;  // divides 32; 16 for HALVES
+MUL_MAT_UNITS_CONSTANTS
 #include "tiles.glsl"
 #include "unit_tiles.glsl"
 

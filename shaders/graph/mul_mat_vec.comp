@@ -6,14 +6,7 @@
 #extension GL_EXT_spirv_intrinsics : require
 #include "contract.glsl"
 
-layout(local_size_x_id = MUL_MAT_VEC_SPEC_WORKGROUP_SIZE, local_size_x = 32) in;
-layout(constant_id = MUL_MAT_VEC_SPEC_TYPE) const uint TYPE = 0u;
-layout(constant_id = MUL_MAT_VEC_SPEC_COLUMNS) const uint COLUMNS = 1u;
-layout(constant_id = MUL_MAT_VEC_SPEC_SUBGROUPS) const uint SUBGROUPS = 0u;
-layout(constant_id = MUL_MAT_VEC_SPEC_SUPERBLOCKS) const uint ROUND = 1u;
-layout(constant_id = MUL_MAT_VEC_SPEC_AHEAD) const uint AHEAD = 0u;
-layout(constant_id = MUL_MAT_VEC_SPEC_ADD) const uint ADD = 0u;
-layout(constant_id = MUL_MAT_VEC_SPEC_EXPERTS) const uint EXPERTS = 0u;
+MUL_MAT_VEC_CONSTANTS
 layout(set = 0, binding = MUL_MAT_VEC_BIND_PARAMS, std430) restrict readonly buffer Params { MulMatParams p; };
 layout(set = 0, binding = MUL_MAT_VEC_BIND_W, std430) readonly buffer W16 { uvec4 w16[]; };
 layout(set = 0, binding = MUL_MAT_VEC_BIND_W, std430) readonly buffer W4 { uint w4[]; };

@@ -1,17 +1,14 @@
 // y = norm(x) along dimension 0, RMS_NORM, NORM or L2_NORM, and what follows it; of QUANTIZED y as int8, too; of SUMMED
 // x is a sum of experts that is made first.
 //
-// Grid: x (and y) = rows.  A workgroup has a row; an invocation has its elements j = r mod SUM_LANES in each sum:
+// A workgroup has a row; an invocation has its elements j = r mod SUM_LANES in each sum:
 //     norm alone: mean = sum of x * factor
 //     squares = sum of (x - mean)**2, each flushed; rms and l2: mean = 0
 //     scale = 1 / sqrt(squares * factor + eps), or 1 / max(sqrt(squares), eps) of l2
 //     y = (x - mean) * scale, then FIRST and SECOND as operations of their own; four neighbors at a time
 layout(local_size_x = SUM_LANES) in;
-layout(constant_id = NORM_SPEC_OP) const uint OP = NORM_OP_RMS;
-layout(constant_id = NORM_SPEC_FIRST) const uint FIRST = FOLLOW_OP_NONE;
-layout(constant_id = NORM_SPEC_SECOND) const uint SECOND = FOLLOW_OP_NONE;
 #ifdef SUMMED
-layout(constant_id = NORM_SUMMED_SPEC_ADDED) const uint ADDED = 0u;
+NORM_SUMMED_CONSTANTS
 layout(set = 0, binding = NORM_BIND_PARAMS, std430) restrict readonly buffer Params { NormSummedParams p; };
 layout(set = 0, binding = NORM_BIND_X, std430) coherent buffer X { float x[]; };
 layout(set = 0, binding = NORM_SUMMED_BIND_EXPERTS, std430) readonly buffer Experts { float experts[]; };
@@ -19,6 +16,7 @@ layout(set = 0, binding = NORM_SUMMED_BIND_WEIGHTS, std430) readonly buffer Weig
 layout(set = 0, binding = NORM_SUMMED_BIND_PLUS, std430) readonly buffer Plus { float plus[]; };
 layout(set = 0, binding = NORM_SUMMED_BIND_MORE, std430) readonly buffer More { float more[]; };
 #else
+NORM_CONSTANTS
 layout(set = 0, binding = NORM_BIND_PARAMS, std430) restrict readonly buffer Params { NormParams p; };
 layout(set = 0, binding = NORM_BIND_X, std430) readonly buffer X { float x[]; };
 #endif

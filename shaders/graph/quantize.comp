@@ -1,4 +1,4 @@
-// Rows of float32 values as int8, see quantizing.glsl.  Grid: x (and y) = blocks of 32 of all rows in pieces of 32.
+// Rows of float32 values as int8, see quantizing.glsl.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "contract.glsl"

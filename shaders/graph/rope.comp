@@ -1,13 +1,13 @@
 // y = x with pairs of dimension 0 turned by their position times their fraction of a turn; other elements are copied.
 //
-// Grid: x (and y) = units of y / 256.  A unit is a pair, or two elements that are copied; of float16 whose pairs are no
-// neighbors two pairs, or two words, so that it owns the words that it writes.
+// An invocation has a unit: a pair, or two elements that are copied; of float16 whose pairs are no neighbors two pairs,
+// or two words, so that it owns the words that it writes.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "contract.glsl"
 
 layout(local_size_x = 256) in;
-layout(constant_id = ROPE_SPEC_TYPE) const uint TYPE = FLOAT_TYPE_F32;
+ROPE_CONSTANTS
 layout(set = 0, binding = ROPE_BIND_PARAMS, std430) restrict readonly buffer Params { RopeParams p; };
 layout(set = 0, binding = ROPE_BIND_X, std430) readonly buffer X { uint x[]; };
 layout(set = 0, binding = ROPE_BIND_POSITIONS, std430) readonly buffer Positions { uint positions[]; };

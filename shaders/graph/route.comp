@@ -1,17 +1,14 @@
 // Which experts a row takes, and with what weights: the operations of a router one after another in one dispatch, each
 // result flushed as its own dispatch leaves it.
 //
-// Grid: x (and y) = rows.  A workgroup has a row, an invocation the experts e = r mod SUM_LANES.  An expert's place in
+// A workgroup has a row, an invocation the experts e = r mod SUM_LANES.  An expert's place in
 // the order is the number of those before it, so that the order needs no sorting network.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "contract.glsl"
 
 layout(local_size_x = SUM_LANES) in;
-layout(constant_id = ROUTE_SPEC_GATE) const uint GATE = GATE_OP_SOFT_MAX;
-layout(constant_id = ROUTE_SPEC_BIASED) const uint BIASED = 0u;
-layout(constant_id = ROUTE_SPEC_NORM) const uint NORM = ROUTE_NORM_OP_SUM;
-layout(constant_id = ROUTE_SPEC_SCALED) const uint SCALED = 0u;
+ROUTE_CONSTANTS
 layout(set = 0, binding = ROUTE_BIND_PARAMS, std430) restrict readonly buffer Params { RouteParams p; };
 layout(set = 0, binding = ROUTE_BIND_X, std430) readonly buffer X { float x[]; };
 layout(set = 0, binding = ROUTE_BIND_BIAS, std430) readonly buffer Bias { float bias[]; };

@@ -1,6 +1,6 @@
 // y = softmax(x * scale + slope * mask) along dimension 0.
 //
-// Grid: x (and y) = rows.  A workgroup has a row; an invocation has its elements j = r mod SUM_LANES in each step:
+// A workgroup has a row; an invocation has its elements j = r mod SUM_LANES in each step:
 //     m = the largest score, in log2 units, rounded to an integer; a sink is a score, too
 //     total = sum of 2**(score - m), the sink's last
 //     y = 2**(score - m) * (1 / total)
@@ -10,8 +10,7 @@
 #include "contract.glsl"
 
 layout(local_size_x = SUM_LANES) in;
-layout(constant_id = SOFT_MAX_SPEC_MASK_TYPE) const uint MASK = MASK_TYPE_NONE;
-layout(constant_id = SOFT_MAX_SPEC_HAS_SINKS) const uint HAS_SINKS = 0u;
+SOFT_MAX_CONSTANTS
 layout(set = 0, binding = SOFT_MAX_BIND_PARAMS, std430) restrict readonly buffer Params { SoftMaxParams p; };
 layout(set = 0, binding = SOFT_MAX_BIND_X, std430) readonly buffer X { float x[]; };
 layout(set = 0, binding = SOFT_MAX_BIND_MASK, std430) readonly buffer Mask { uint mask[]; };
@@ -32,8 +31,8 @@ float slope_of(uint head) {
 // The score of element j in log2 units.
 float score(uint of_x, uint of_mask, float slope, uint j) {
     precise float t = flush(x[of_x + j * p.x.s[0]]) * p.scale;
-    if (MASK != MASK_TYPE_NONE) {
-        precise float added = slope * flush(LOAD(mask, MASK == MASK_TYPE_F32 ? FLOAT_TYPE_F32 : FLOAT_TYPE_F16,
+    if (MASK_TYPE != MASK_TYPE_NONE) {
+        precise float added = slope * flush(LOAD(mask, MASK_TYPE == MASK_TYPE_F32 ? FLOAT_TYPE_F32 : FLOAT_TYPE_F16,
                                                  of_mask + j * p.mask.s[0]));
         t = t + added;
     }
@@ -48,7 +47,7 @@ void main() {
     }
     uvec4 at = uvec4(0u, indices(p.x, row * n).yzw);
     uint of_x = place(p.x, at), of_y = place(p.y, at);
-    uint of_mask = MASK == MASK_TYPE_NONE ? 0u : place(p.mask, repeated(p.mask, at));
+    uint of_mask = MASK_TYPE == MASK_TYPE_NONE ? 0u : place(p.mask, repeated(p.mask, at));
     float slope = p.step == 0.0 ? 1.0 : slope_of(at.z), most = LOWEST;
     for (uint j = r; j < n; j += SUM_LANES) {
         float s = score(of_x, of_mask, slope, j);

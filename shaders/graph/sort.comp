@@ -5,16 +5,12 @@
 //   last, and never takes part: rows may have any length.
 //   sort, sort_ids, merge   in shared memory, SORT_PIECE places a workgroup, of several rows where they are short
 //   exchange                in y, an invocation has a pair
-//
-// Grid: as zinc_attn/graph/declarations.py says.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "contract.glsl"
 
 layout(local_size_x = 256) in;
-layout(constant_id = SORT_SPEC_OP) const uint OP = SORT_OP_SORT;
-layout(constant_id = SORT_SPEC_DESCENDING) const uint DESCENDING = 0u;
-layout(constant_id = SORT_SPEC_COLUMNS) const uint COLUMNS = SORT_PIECE;
+SORT_CONSTANTS
 layout(set = 0, binding = SORT_BIND_PARAMS, std430) restrict readonly buffer Params { SortParams p; };
 layout(set = 0, binding = SORT_BIND_X, std430) readonly buffer X { uint x[]; };
 layout(set = 0, binding = SORT_BIND_IDS, std430) readonly buffer Ids { uint ids[]; };

@@ -1,16 +1,11 @@
 // y[c, t, s] = the sum over taps i of x[t + i, c, s] * w[i, c], ascending; then [+ bias], then [silu]; then, NORMED,
 // norms of neighboring channels.
-//
-// Grid: x (and y) = channels * runs of tokens * sequences in pieces of 256.  An invocation has a channel's run.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "contract.glsl"
 
 layout(local_size_x = 256) in;
-layout(constant_id = SSM_CONV_SPEC_BIASED) const uint BIASED = 0u;
-layout(constant_id = SSM_CONV_SPEC_SILU) const uint SILU = 0u;
-layout(constant_id = SSM_CONV_SPEC_NORMED) const uint NORMED = 0u;
-layout(constant_id = SSM_CONV_SPEC_OP) const uint OP = NORM_OP_RMS;
+SSM_CONV_CONSTANTS
 layout(set = 0, binding = SSM_CONV_BIND_PARAMS, std430) restrict readonly buffer Params { SsmConvParams p; };
 layout(set = 0, binding = SSM_CONV_BIND_X, std430) readonly buffer X { float x[]; };
 layout(set = 0, binding = SSM_CONV_BIND_LATE, std430) readonly buffer Late { float late[]; };

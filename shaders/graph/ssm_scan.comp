@@ -1,16 +1,13 @@
 // A selective scan.  Of each head, token after token, with step = softplus(dt), and x_j and y_j of row s_j of the state:
 //     s_j = s_j * exp(step * a) + b * (x_j * step)
 //     y_j = s_j . c
-// Grid: x = rows of a group's heads in pieces of ROWS, y = groups, z = sequences.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
 #include "contract.glsl"
 
 layout(local_size_x = 32) in;
-layout(constant_id = SSM_SCAN_SPEC_SIZE) const uint SIZE = 128u;
-layout(constant_id = SSM_SCAN_SPEC_OWN) const uint OWN = 1u;
-layout(constant_id = SSM_SCAN_SPEC_BY_ELEMENT) const uint BY_ELEMENT = 0u;
+SSM_SCAN_CONSTANTS
 layout(set = 0, binding = SSM_SCAN_BIND_PARAMS, std430) restrict readonly buffer Params { SsmScanParams p; };
 layout(set = 0, binding = SSM_SCAN_BIND_STATE, std430) readonly buffer State { float state[]; };
 layout(set = 0, binding = SSM_SCAN_BIND_X, std430) readonly buffer X { float x[]; };

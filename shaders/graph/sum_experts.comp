@@ -1,13 +1,11 @@
 // y = the sum of a row's experts in order, each times its weight, and of what is added then; every product and every sum
 // is flushed, as MUL and ADD leave them.
-//
-// Grid: x (and y) = elements of y / 256.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "contract.glsl"
 
 layout(local_size_x = 256) in;
-layout(constant_id = SUM_EXPERTS_SPEC_ADDED) const uint ADDED = 0u;
+SUM_EXPERTS_CONSTANTS
 layout(set = 0, binding = SUM_EXPERTS_BIND_PARAMS, std430) restrict readonly buffer Params { SumExpertsParams p; };
 layout(set = 0, binding = SUM_EXPERTS_BIND_EXPERTS, std430) readonly buffer Experts { float experts[]; };
 layout(set = 0, binding = SUM_EXPERTS_BIND_WEIGHTS, std430) readonly buffer Weights { float weights[]; };

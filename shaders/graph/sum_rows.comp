@@ -1,6 +1,4 @@
 // y = factor * the sum of a row of x: of ``terms`` elements, counted through its dimensions 0, 1, ...
-//
-// Grid: x (and y) = rows.  A workgroup has a row.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "contract.glsl"

@@ -1,9 +1,8 @@
 // Quantized weights times many rows of x, in tiles: S256 of zinc_attn/graph/products.py.
 //
-// Grid: x = rows of w in pieces of TILE_ROWS, y = rows of x in pieces of TILE_COLUMNS, z = planes of y.  A workgroup
-// walks along a row block by block, ascending: it decodes a block of its rows of w and x to shared memory, then adds
-// that block to the sums of its outputs.  Who includes this has the constants TYPE, TILE_ROWS, TILE_COLUMNS, ADD and
-// EXPERTS, and these functions:
+// A workgroup has TILE_ROWS rows of w and TILE_COLUMNS rows of x.  It walks along a row block by block, ascending: it
+// decodes a block of its rows of w and x to shared memory, then adds that block to the sums of its outputs.  Who includes
+// this has the constants TYPE, TILE_ROWS, TILE_COLUMNS, ADD and EXPERTS, and these functions:
 void keep_w(uint i, uvec4 low, uvec4 high, vec4 scales);       // row i of w: its integers, and block_scales
 void keep_superblock(uint i, vec2 scale);                      // superblock_scale of it
 void keep_x(uint i, uvec4 low, uvec4 high, vec3 scales);       // row i of x: its integers, scales_of_x

@@ -8,16 +8,12 @@
 //
 // Magnitudes below 2**-40 count as 0.  A block with a magnitude whose scale or minimum no float16 holds, or with a NaN,
 // gets NaN for them, and numbers 0: what is read of it shows that.
-//
-// Grid: x (and y) = blocks / 32.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "contract.glsl"
 
 layout(local_size_x = 32) in;
-layout(constant_id = TO_BLOCKS_SPEC_OP) const uint OP = MOVE_OP_LINEAR;
-layout(constant_id = TO_BLOCKS_SPEC_SOURCE) const uint SOURCE = MOVE_TYPE_F32;
-layout(constant_id = TO_BLOCKS_SPEC_TARGET) const uint TARGET = MOVE_TYPE_Q8_0;
+TO_BLOCKS_CONSTANTS
 layout(set = 0, binding = TO_BLOCKS_BIND_PARAMS, std430) restrict readonly buffer Params { ToBlocksParams p; };
 layout(set = 0, binding = TO_BLOCKS_BIND_X, std430) readonly buffer X { uint x[]; };
 layout(set = 0, binding = TO_BLOCKS_BIND_IDS, std430) readonly buffer Ids { uint ids[]; };

@@ -4,10 +4,7 @@
 #include "contract.glsl"
 
 layout(local_size_x = 256) in;
-layout(constant_id = UNARY_SPEC_OP) const uint OP = UNARY_OP_ABS;
-layout(constant_id = UNARY_SPEC_X_TYPE) const uint X_TYPE = FLOAT_TYPE_F32;
-layout(constant_id = UNARY_SPEC_Y_TYPE) const uint Y_TYPE = FLOAT_TYPE_F32;
-layout(constant_id = UNARY_SPEC_THEN) const uint THEN = FOLLOW_OP_NONE;
+UNARY_CONSTANTS
 layout(set = 0, binding = UNARY_BIND_PARAMS, std430) restrict readonly buffer Params { UnaryParams p; };
 layout(set = 0, binding = UNARY_BIND_X, std430) readonly buffer X { uint x[]; };
 layout(set = 0, binding = UNARY_BIND_OTHER, std430) readonly buffer Other { float other[]; };

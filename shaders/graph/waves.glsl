@@ -1,14 +1,14 @@
 // How waves of 32 lanes make y = w x for few rows of x: a lane owns a row of w.
 //
-// Grid: x = groups of 32 rows of w, y = rows of x in pieces of COLUMNS, z = planes of y.  The waves of a workgroup share
-// the superblocks of a group; a wave alone adds them as it makes them, several leave them in shared memory, ROUND of them
-// at a time, where they are added in ascending order.  A wave loads AHEAD superblocks, WAVES apart, before it adds them;
+// A workgroup has a group of 32 rows of w and COLUMNS rows of x.  Its waves share the superblocks; a wave alone adds them
+// as it makes them, several leave them in shared memory, SUPERBLOCKS of them at a time, where they are added in ascending
+// order.  A wave loads AHEAD superblocks, WAVES apart, before it adds them;
 // what is behind the last one is loaded as that.
 
 const uint WAVES = gl_WorkGroupSize.x / 32u;
 const uint TOGETHER = AHEAD > 1u ? AHEAD : 1u;  // superblocks
 const uint WAVE_COLUMNS = (COLUMNS + WAVES - 1u) / WAVES;  // whose superblocks a wave adds
-shared float sums[WAVES > 1u ? ROUND * COLUMNS * 32u : 1u];
+shared float sums[WAVES > 1u ? SUPERBLOCKS * COLUMNS * 32u : 1u];
 uint wave, lane;
 uint superblock;  // the wave's
 
@@ -39,8 +39,8 @@ void add_superblocks(uint count) {
     [[unroll]] for (uint n = 0u; n < COLUMNS; ++n) {
         total[n] = 0.0;
     }
-    for (uint round = 0u; round < count; round += ROUND) {
-        uint end = min(round + ROUND, count);
+    for (uint round = 0u; round < count; round += SUPERBLOCKS) {
+        uint end = min(round + SUPERBLOCKS, count);
         for (superblock = round + wave; superblock < end; superblock += WAVES) {
             [[unroll]] for (uint n = 0u; n < AHEAD; ++n, superblock += WAVES) {
                 load_superblock(n);

@@ -75,7 +75,7 @@ MUTANTS = {
         Mutant("a wave's maximum", "top = max(top, wave_m[at]);", "top = wave_m[at];", FALLING),
         Mutant("a wave's weight", "(q01, q23), powers.y)", "(q01, q23), powers.x)", RISING),
         Mutant("the vector that a wave folds", "return min(wave + f", "return min(f", RISING),
-        Mutant("a pair of the fold", "= o[h * LANE_PAIRS + (d + e) / 2u]", "= o[h * LANE_PAIRS]", WIDE),
+        Mutant("a pair of the fold", "= state.o[h * LANE_PAIRS + (d + e) / 2u]", "= state.o[h * LANE_PAIRS]", WIDE),
         Mutant("the order of leaves", "((t * VECTORS + folded", "(((t ^ 1u) * VECTORS + folded", CANCELLING),
         Mutant("the state of a node", "state_of(vector.x, node)", "state_of(vector.x, item.node_begin)", CANCELLING, 2),
     ),

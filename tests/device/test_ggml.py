@@ -4,6 +4,7 @@ the order of writes. ``test_llama.py`` runs it with llama.cpp, and ggml's own te
 import ctypes as c
 import itertools
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -516,7 +517,7 @@ elif __name__ == "__main__":
 
 @pytest.mark.parametrize("kind", ("q8_0", "f16"))
 @pytest.mark.parametrize(("tokens", "x_slots", "most"), ((3, 1, 0), (3, 2, 60_000), (20, 2, 60_000)))
-def test_experts(back_end, kind, tokens, x_slots, most, rng):
+def test_experts(back_end, kind, tokens, x_slots, most, rng, monkeypatch, capfd):
     """One by one and in tiles, and in pieces of experts, as large as a binding may be; with no barrier too many."""
     experts, rows, k = 6, 48, 256
     x = rng.standard_normal((tokens, x_slots, k), np.float32)
@@ -537,12 +538,15 @@ def test_experts(back_end, kind, tokens, x_slots, most, rng):
     view = back_end.view(ids, (2, tokens, 1, 1), (4, *[4 * experts] * 3))
     usual, counts = back_end.c.set_most(c.c_size_t(most or 1 << 27)), [(c.c_uint64 * 3)() for _ in range(2)]
     back_end.c.counts(counts[0])
+    monkeypatch.setenv("ZINC_ATTN_LOG", "barriers")
     answer = back_end.compute(MUL_MAT_ID, made, *given, view, None, None)
     back_end.c.set_most(c.c_size_t(usual))
     back_end.c.counts(counts[1])
     assert answer == DONE
     barriers = int(kind == "q8_0" or tokens > 8)  # behind int8 and the list by expert; parts run beside each other
     assert counts[1][1] - counts[0][1] == barriers
+    one = r"zinc_attn: barrier: mul_mat\w* waits for (quantize|by_expert): bytes \d+ to \d+ of buffer 0x[0-9a-f]+\n"
+    assert re.fullmatch(one * barriers, capfd.readouterr().err)
     back_end.c.get_bytes(made, c.c_void_p(address(out)), c.c_size_t(0), c.c_size_t(out.nbytes))
     assert np.array_equal(out.view(np.uint32), expected.view(np.uint32))
 

@@ -22,7 +22,7 @@ def listed(runtime, ids, whole, experts, columns):
     words = products.by_expert(ids, experts, columns)
     tiles = min(ids.size, experts + 1 + ids.size // columns)
     of = {"ids": tensor(ids), "experts": experts, "columns": columns, "tiles": tiles}
-    (made,) = run(runtime, graph.BY_EXPERT, (1, 1, 1), (whole,), (tiles * (columns + 1),), **of)
+    (made,) = run(runtime, graph.BY_EXPERT, (whole,), (tiles * (columns + 1),), **of)
     same(made, words)
     return made, tiles
 
@@ -30,25 +30,21 @@ def listed(runtime, ids, whole, experts, columns):
 def product(runtime, way, first, w, x, ids, whole, y, experts=None, added=None):
     """The words of y (tokens, slots, rows) after a dispatch for each piece of `experts`, (first, count)."""
     kernel, columns, spec = way
-    matrices, rows = w.shape[:2]
-    given_ids, groups = whole, ids.size
-    if columns:
-        given_ids, groups = listed(runtime, ids, whole, matrices, columns)
-    of = {"x_slots": x.shape[1], "ids": tensor(ids), "y": tensor(y), "added": tensor(y if added is None else added)}
+    matrices = len(w)
+    given_ids = listed(runtime, ids, whole, matrices, columns)[0] if columns else whole
+    of = {"x_slots": x.shape[1], "ids": tensor(ids), "y": tensor(y)}
     plus = y if added is None else added
     if len(first) == 1:  # a type of quantized weights
-        q, scales = run(runtime, graph.QUANTIZE, *(quantized_sizes(x)[:1]), (x,), quantized_sizes(x)[1], x=tensor(x))
+        q, scales = run(runtime, graph.QUANTIZE, (x,), quantized_sizes(x))
         of |= {"w_begin": 0, "w_steps": (w[0].size // 16, 0), "repeats": (1, 1), "blocks": x.shape[2] // 32}
         packed, operands = np.stack([blocks.pack(graph.WEIGHT_TYPES[first[0]], one) for one in w]), (q, scales)
     else:
-        of |= {"w": tensor(w[None]), "x": tensor(x)}
         packed, operands = w, (x,)
     words = np.zeros(y.size, np.uint32)  # no NaN, as what is none of the experts has
     for begin, count in experts or ((0, matrices),):
         of["experts"] = begin, count, matrices
         given = packed[begin : begin + count], *operands, plus, given_ids
-        grid = -(-rows // 32), groups, 1
-        (words,) = run(runtime, kernel, grid, given, (words,), (*first, *spec, int(added is not None), 1), **of)
+        (words,) = run(runtime, kernel, given, (words,), (*first, *spec, int(added is not None), 1), **of)
     return words
 
 
@@ -71,7 +67,7 @@ def expected_of(kind, w, x, ids):
 def of_type(kind, device):
     """The first constants of products of weights of a type and float32, and the ways, one of them by matrix units."""
     if kind in TYPES:
-        by_units = [(kernel, tile[1], constants) for kernel, tile, constants in units(device, kind)]
+        by_units = [(kernel, tile[1], tile) for kernel, tile in units(device, kind)]
         return (graph.WEIGHT_TYPES.index(kind),), (FEW, MANY, *by_units)
     return (graph.FLOAT_TYPES.index(kind), graph.FLOAT_TYPES.index("f32")), (FEW_FLOATS, MANY_FLOATS)
 

@@ -64,11 +64,6 @@ def numbers(rng, shape, kind):
     return moves.convert(x, kind)
 
 
-def invocations(y, rows, dtype):
-    columns, per = y.shape[-2], max(4 // np.dtype(dtype).itemsize, 1)
-    return rows * ((columns + per - 2) // per + 1 if y.strides[-2] == np.dtype(dtype).itemsize else columns)
-
-
 def moved(device, op, source, target, x, y_shape, layouts, expected, ids=None, shift=(0, 0, 0, 0)):
     """Move x into poisoned memory of y_shape. expected: writes to an array of that shape what y is to be."""
     rng = np.random.default_rng(5)
@@ -78,7 +73,6 @@ def moved(device, op, source, target, x, y_shape, layouts, expected, ids=None, s
     wide = ids is not None and ids.dtype == np.int64
     named = np.zeros((1, 1, 1, 1), np.int32) if ids is None else ids[None]
     named = Memory.of(named, "", {"gap": int(rng.integers(3)), "order": (0, 1, 2, 3)})
-    rows = np.prod(x.shape[:3] if op == "set_rows" else y_shape[:3])
     x_tensor = given.tensor
     if source not in moves.DTYPES:
         offset, (count, *n), s = x_tensor
@@ -86,7 +80,6 @@ def moved(device, op, source, target, x, y_shape, layouts, expected, ids=None, s
     (got,) = run(
         device.runtime,
         MOVE,
-        (-(-invocations(out.values, rows, dtype) // 256), 1, 1),
         (given.words, named.words),
         (begun,),
         (MOVE_OPS.index(op), MOVE_TYPES.index(source), MOVE_TYPES.index(target)),
@@ -223,7 +216,6 @@ def test_blocks_have_the_codecs_bytes(any_device, rng, source, target, op, of_x,
     (got,) = run(
         any_device.runtime,
         TO_BLOCKS,
-        (-(-raw[..., 0].size // 32), 1, 1),
         (given.words, named.words),
         (out.words.copy(),),
         (MOVE_OPS.index(op), MOVE_TYPES.index(source), MOVE_TYPES.index(target)),
@@ -254,11 +246,9 @@ def test_rows_of_weights(any_device, rng, kind):
     (got,) = run(
         any_device.runtime,
         GET_WEIGHTS,
-        (-(-y.size // 256), 1, 1),
         (np.concatenate(packed), ids),
         (y.size,),
         (WEIGHT_TYPES.index(kind),),
-        ids=tensor(ids),
         y=tensor(y),
         offset=begin,
         steps=(raw[0].size, 0),

@@ -17,18 +17,17 @@ class Sorter:
     def __init__(self, device, x, descending):
         self.runtime, self.x, self.descending = device.runtime, x, int(descending)
         self.memory = x if x.base is None else x.base
-        self.rows = x[..., 0].size
 
-    def pass_(self, op, places, y, count, ids=None, columns=SORT_PIECE, keep=SORT_PIECE, distance=0, mirror=False):
-        """y (z, y, x, places) behind a pass; ids: candidates of sort_ids. places: that the grid is for."""
+    def pass_(self, op, y, count, ids=None, columns=SORT_PIECE, keep=SORT_PIECE, distance=0, mirror=False):
+        """y (z, y, x, places) behind a pass; ids: candidates of sort_ids."""
         ids = np.zeros((1, 1, 1, 1), np.uint32) if ids is None else ids
         (got,) = run(
-            *(self.runtime, SORT, (-(-places // (256 if op == "exchange" else SORT_PIECE)), 1, 1)),
+            self.runtime,
+            SORT,
             (self.memory, ids),
             (y.reshape(-1),),
             (SORT_OPS.index(op), self.descending, columns),
             x=tensor(self.x),
-            ids=tensor(ids),
             y=tensor(y),
             count=count,
             keep=keep,
@@ -43,16 +42,14 @@ class Sorter:
     def argsort(self):
         n = self.x.shape[-1]
         columns = min(1 << max(n - 1, 1).bit_length(), SORT_PIECE)
-        pieces = self.rows * -(-n // columns)
-        y = self.pass_("sort", pieces * columns, self.poisoned(n), n, columns=columns, keep=columns)
+        y = self.pass_("sort", self.poisoned(n), n, columns=columns, keep=columns)
         half = SORT_PIECE
         while half < n:
             distance = half
             while distance >= SORT_PIECE:
-                places = self.rows * -(-n // (2 * distance)) * distance
-                y = self.pass_("exchange", places, y, n, distance=distance, mirror=distance == half)
+                y = self.pass_("exchange", y, n, distance=distance, mirror=distance == half)
                 distance //= 2
-            y = self.pass_("merge", pieces * SORT_PIECE, y, n)
+            y = self.pass_("merge", y, n)
             half *= 2
         return y
 
@@ -62,7 +59,7 @@ class Sorter:
             pieces = -(-count // SORT_PIECE)
             left = (pieces - 1) * k + min(k, count - (pieces - 1) * SORT_PIECE)
             op = "sort" if y is None else "sort_ids"
-            y = self.pass_(op, self.rows * pieces * SORT_PIECE, self.poisoned(left), count, y, keep=k)
+            y = self.pass_(op, self.poisoned(left), count, y, keep=k)
             if count <= SORT_PIECE:
                 break
             count = left

@@ -45,14 +45,11 @@ def activations(shape, rng):
     return x
 
 
-def product(runtime, kind, raw, x, kernel, tile, spec, added=None):
-    """y (i3, i2, columns, rows) of weights (j3, j2, rows, bytes) and x (i3, i2, columns, k).
-
-    tile: rows of w and of x of a workgroup.
-    """
+def product(runtime, kind, raw, x, kernel, spec, added=None):
+    """y (i3, i2, columns, rows) of weights (j3, j2, rows, bytes) and x (i3, i2, columns, k)."""
     (*planes, columns, k), rows = x.shape, raw.shape[2]
     words = 2 * x.size // k * -(-k // 256) * 8
-    q, scales = run(runtime, graph.QUANTIZE, (-(-words // 64), 1, 1), (x,), (4 * words, words), x=tensor(x))
+    q, scales = run(runtime, graph.QUANTIZE, (x,), (4 * words, words))
     y = np.zeros((*planes, columns, rows), np.float32)
     packed = [blocks.pack(kind, matrix) for matrix in raw.reshape(-1, *raw.shape[2:])]
     step = raw[0, 0].size // 16
@@ -60,9 +57,8 @@ def product(runtime, kind, raw, x, kernel, tile, spec, added=None):
     values |= NO_EXPERTS | {"repeats": (planes[1] // raw.shape[1], planes[0] // raw.shape[0])}
     values |= {"added": tensor(y if added is None else np.broadcast_to(added, y.shape))}
     given = np.concatenate(packed), q, scales, *[y if added is None else added] * 2
-    grid = -(-rows // tile[0]), -(-columns // tile[1]), planes[0] * planes[1]
     kind_and_spec = graph.WEIGHT_TYPES.index(kind), *spec, int(added is not None), 0
-    (got,) = run(runtime, kernel, grid, given, (y.size,), kind_and_spec, **values)
+    (got,) = run(runtime, kernel, given, (y.size,), kind_and_spec, **values)
     return got
 
 
@@ -76,15 +72,15 @@ def expected_of(kind, raw, x):
 
 
 # A wave alone; then four waves, twelve superblocks a round, two ahead.
-FEW = graph.MUL_MAT_VEC, (32, 3), (3, 32, 0, 1, 0)
-WAVES = graph.MUL_MAT_VEC, (32, 1), (1, 128, 0, 12, 2)
-MANY = graph.MUL_MAT, (32, 8), (32, 8, 4, 1, 64)
+FEW = graph.MUL_MAT_VEC, (3, 32, 0, 1, 0)
+WAVES = graph.MUL_MAT_VEC, (1, 128, 0, 12, 2)
+MANY = graph.MUL_MAT, (32, 8, 4, 1, 64)
 
 
 def units(device, kind):
     """By the device's matrix units, where it has some."""
     tile = units_of(device.info, kind)
-    return [(graph.MUL_MAT_UNITS, tile[:2], tile)] if tile else []
+    return [(graph.MUL_MAT_UNITS, tile)] if tile else []
 
 
 @pytest.mark.parametrize("kind", TYPES)
@@ -154,13 +150,12 @@ def test_floats(any_device, w_type, x_type, rows, columns, k, order, rng):
     expected = products.add(np.array(planes), added)
     kinds = graph.FLOAT_TYPES.index(w_type), graph.FLOAT_TYPES.index(x_type)
     tensors = {"w": tensor(view_w), "x": tensor(view_x), "added": tensor(added), "y": tensor(added), **NO_EXPERTS}
-    grid, spec = (-(-rows // 32), -(-columns // 8), 12), (*kinds, 32, 8, 2, 2, 64, 1, 0)
-    given = base_w, base_x, added, added
-    (got,) = run(any_device.runtime, graph.MUL_MAT_FLOAT, grid, given, (expected.size,), spec, **tensors)
+    given, spec = (base_w, base_x, added, added), (*kinds, 32, 8, 2, 2, 64, 1, 0)
+    (got,) = run(any_device.runtime, graph.MUL_MAT_FLOAT, given, (expected.size,), spec, **tensors)
     same(got, expected)
     if k % 64 == 0:
-        spec, grid = (*kinds, columns, 32, 0, 1, 1, 1, 0), (-(-rows // 32), 1, 12)
-        (got,) = run(any_device.runtime, graph.MUL_MAT_FLOAT_VEC, grid, given, (expected.size,), spec, **tensors)
+        spec = *kinds, columns, 32, 0, 1, 1, 1, 0
+        (got,) = run(any_device.runtime, graph.MUL_MAT_FLOAT_VEC, given, (expected.size,), spec, **tensors)
         same(got, expected)
 
 
@@ -191,8 +186,8 @@ def test_types_on_gfx1201(gfx1201, kind, rng):
     raw, x = weights(kind, (1, 1, 33, k), rng), activations((1, 1, 2, k), rng)
     expected = expected_of(kind, raw, x)
     for way in (
-        (graph.MUL_MAT_VEC, (32, 2), (2, 64, 1, 3, TYPES[kind].ahead)),
-        (graph.MUL_MAT, (32, 32), (32, 32, 4, 4, 64)),
+        (graph.MUL_MAT_VEC, (2, 64, 1, 3, TYPES[kind].ahead)),
+        (graph.MUL_MAT, (32, 32, 4, 4, 64)),
     ):
         same(product(gfx1201, kind, raw, x, *way), expected)
     assert gfx1201.loads_outside == 0
@@ -205,7 +200,7 @@ def test_units_on_gfx1201(gfx1201, kind, rng):
     tile, k = tile_of_units(kind, MatrixFragment(16, 16, 16)), 768 if TYPES[kind].values == 256 else 736
     raw, x = weights(kind, (1, 1, tile[0] + 33, k), rng), activations((1, 1, tile[1] + 35, k), rng)
     try:
-        got = product(gfx1201, kind, raw, x, graph.MUL_MAT_UNITS, tile[:2], tile)
+        got = product(gfx1201, kind, raw, x, graph.MUL_MAT_UNITS, tile)
     except (KernelError, UnsupportedError) as error:  # not built, not offered
         pytest.skip(str(error))
     same(got, expected_of(kind, raw, x))
@@ -217,9 +212,9 @@ def test_floats_on_gfx1201(gfx1201, rng):
     w, x = rng.standard_normal((33, 320), np.float32).astype(np.float16), rng.standard_normal((2, 320), np.float32)
     expected = products.multiply_floats(w.astype(np.float32), x)
     tensors = {"w": tensor(w), "x": tensor(x), "added": tensor(expected), "y": tensor(expected), **NO_EXPERTS}
-    for kernel, grid, spec in (
-        (graph.MUL_MAT_FLOAT_VEC, (2, 1, 1), (1, 0, 2, 64, 1, 1, 1, 0, 0)),
-        (graph.MUL_MAT_FLOAT, (2, 1, 1), (1, 0, 32, 8, 2, 2, 64, 0, 0)),
+    for kernel, spec in (
+        (graph.MUL_MAT_FLOAT_VEC, (1, 0, 2, 64, 1, 1, 1, 0, 0)),
+        (graph.MUL_MAT_FLOAT, (1, 0, 32, 8, 2, 2, 64, 0, 0)),
     ):
-        (got,) = run(gfx1201, kernel, grid, (w, x, expected, expected), (expected.size,), spec, **tensors)
+        (got,) = run(gfx1201, kernel, (w, x, expected, expected), (expected.size,), spec, **tensors)
         same(got, expected)

@@ -55,19 +55,18 @@ def test_ssm_conv(any_device, taps, channels, tokens, sequences, biased, silu, n
     bias[0, 0, 3] = 0
     wanted = recurrent.ssm_conv(x, w, bias if biased else None, bool(silu))
     length = 1 if tokens == 1 else 4
-    groups = -(-channels * -(-tokens // length) * sequences // 256), 1, 1
     op, size = normed or ("rms", 1)
     parts = (0, 2 * size), (2 * size, 3 * size)
     norms = [
         normed_heads(wanted[..., slice(*part)], op, size, scale) for part, scale in zip(parts, (0.5, 1), strict=True)
     ]
     early, late = np.ascontiguousarray(x[..., : taps - 1]), np.ascontiguousarray(x[..., taps - 1 :].swapaxes(1, 2))
-    values = {"x": tensor(early), "late": tensor(late.swapaxes(1, 2)), "w": tensor(w), "bias": tensor(bias)}
-    values |= {"y": tensor(wanted), "run": length, "size": size, "offsets": (0, 0), "scales": (0.5, 1.0)}
-    values |= {"begins": (0, 2 * size), "ends": (2 * size, 3 * size), "eps": 1e-6, "factor": 1.0 / size}
+    values = {"late": tensor(late.swapaxes(1, 2)), "y": tensor(wanted), "run": length, "size": size, "offsets": (0, 0)}
+    values |= {"begins": (0, 2 * size), "ends": (2 * size, 3 * size)}
+    values |= {"scales": (0.5, 1.0), "eps": 1e-6, "factor": 1.0 / size}
     given, spec = (early, late, w, bias), (biased, silu, int(normed is not None), graph.NORM_OPS.index(op))
     counts = wanted.size, *(norm.size if normed else 1 for norm in norms)
-    got, *found = run(any_device.runtime, graph.SSM_CONV, groups, given, counts, spec, **values)
+    got, *found = run(any_device.runtime, graph.SSM_CONV, given, counts, spec, **values)
     same(got, wanted)
     for words, norm in zip(found, norms, strict=True):
         same(words, norm if normed else norm[:0])
@@ -90,18 +89,17 @@ def run_delta_net(device, operands, own, slots, ids=None):
     _, _, v, gate, _, state = operands
     named = ids is not None
     ids = np.arange(len(v), dtype=np.int32) if ids is None else ids
-    sequences, tokens, heads, size = v.shape
+    sequences, tokens, _, size = v.shape
     one = state[0].size
     written = min(tokens, slots)
     names = "q", "k", "v", "gate", "beta", "state"
     values = {name: tensor(of) for name, of in zip(names, operands, strict=True)}
     values |= {"ids": 0, "scores": 0, "kept": 0, "steps": (one, one * sequences), "slots": slots}
     values |= {"scale": recurrent.scale_of(size)}
-    groups = -(-size // recurrent.state_rows(size, own)), heads, sequences
     given = [*(of if of.base is None else of.base for of in operands), ids]
     spec = size, own, int(gate.shape[-1] == size), int(named)
     counts = v.size, written * sequences * one + 3
-    return run(device.runtime, graph.DELTA_NET, groups, given, counts, spec, **values)
+    return run(device.runtime, graph.DELTA_NET, given, counts, spec, **values)
 
 
 DELTA_NETS = [
@@ -165,11 +163,9 @@ def test_ssm_scan(any_device, size, of_head, heads, groups, tokens, sequences, b
     ids = rng.permutation(sequences + 2)[:sequences].astype(np.int32)
     wanted = recurrent.ssm_scan(state, x, dt, a, b, c, ids, slots)
     written = min(tokens, slots)
-    values = {"state": tensor(state), "x": tensor(x), "dt": tensor(dt), "a": 0, "b": tensor(b), "ids": 0}
-    values |= {"c": tensor(c, groups * size), "scores": 0, "kept": 0, "slots": slots}
+    values = {"a": 0, "b": tensor(b), "c": tensor(c, groups * size), "ids": 0, "scores": 0, "kept": 0, "slots": slots}
     values |= {"steps": (state[0].size, state[0].size * sequences)}
-    grid = -(-heads * of_head // groups // recurrent.state_rows(size, own)), groups, sequences
     given = state, x, dt, a, both, both, ids
     counts = x.size, written * sequences * state[0].size + 3
     spec = size, own, int(by_element)
-    same_as(run(any_device.runtime, graph.SSM_SCAN, grid, given, counts, spec, **values), wanted, written)
+    same_as(run(any_device.runtime, graph.SSM_SCAN, given, counts, spec, **values), wanted, written)

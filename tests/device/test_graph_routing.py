@@ -39,7 +39,7 @@ def test_route(any_device, rng, gate, rows, experts, k):
         ids, weights = routing.route(x, k, gate, bias if biased else None, norm, clamp, scale)
         factor, added = scale or (0.0, 0.0)
         got = run(
-            *(any_device.runtime, graph.ROUTE, (rows, 1, 1), (base, bias), (x.size, weights.size)),
+            *(any_device.runtime, graph.ROUTE, (base, bias), (x.size, weights.size)),
             (graph.GATE_OPS.index(gate), int(biased), graph.ROUTE_NORM_OPS.index(norm), int(scale is not None)),
             x=tensor(base[:, :experts]),
             bias=tensor(np.broadcast_to(bias, x.shape)),
@@ -66,16 +66,15 @@ def test_sum_experts(any_device, rng, rows, experts, elements, added):
     x[0, 0, :1], weights[-1, -1], x.reshape(-1)[-1:] = np.inf, 1e-31, 3e-3  # a product that is flushed
     plus, more = rng.standard_normal((2, rows, elements), np.float32)
     wanted, runtime = routing.sum_experts(x, weights, *(plus, more)[:added]), any_device.runtime
-    values = {"experts": tensor(x), "weights": tensor(weights), "added": (0, 0)}
-    groups, given = (-(-wanted.size // 256), 1, 1), (x, weights, plus, more)
-    same(*run(runtime, graph.SUM_EXPERTS, groups, given, (wanted.size,), [added], **values, y=tensor(wanted)), wanted)
+    given = x, weights, plus, more
+    same(*run(runtime, graph.SUM_EXPERTS, given, (wanted.size,), [added], added=(0, 0), y=tensor(wanted)), wanted)
     if elements % 32:
         return
     of_row = rng.standard_normal((1, elements), np.float32)
     normed = of_rows.norm("rms", wanted, 1e-6, ("mul", of_row))
-    values |= {"x": tensor(wanted), "a": tensor(of_row), "b": tensor(of_row), "y": tensor(normed)}
+    values = {"x": tensor(wanted), "b": tensor(of_row), "y": tensor(normed), "added": (0, 0)}
     values |= {"eps": 1e-6, "factor": 1.0 / elements, "scales": (0, 0), "joined": 1}
-    given, counts = (of_row, more, x, weights, plus), (wanted.size, wanted.size, *quantized_sizes(normed)[1])
-    total, *int8 = run(runtime, graph.NORM_SUMMED, (rows, 1, 1), given, counts, [0, 1, 0, added], **values)
+    given, counts = (of_row, more, x, weights, plus), (wanted.size, wanted.size, *quantized_sizes(normed))
+    total, *int8 = run(runtime, graph.NORM_SUMMED, given, counts, [0, 1, 0, added], **values)
     same(total, wanted)
     same_as_int8(runtime, int8, normed)

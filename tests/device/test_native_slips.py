@@ -33,6 +33,7 @@ TESTS = {
     "workgroups": "host/test_c_host.py::test_workgroups_serve",
     "a run": "device/test_embed_c.py::test_the_digest_is_the_oracle_s",
     "waves": "device/test_embed_c.py::test_subgroups_of_32",
+    "compiled": "device/test_pipeline_cache.py::test_",
     "codec": "host/test_c_host.py::test_rows_have_the_bits",
     "encoded": "host/test_c_host.py::test_encoded_rows_have_the_bits",
     "lists": "host/test_ggml_lists.py::test_",
@@ -76,8 +77,6 @@ src/cache.c
 the scales of a layer: scales[i / heads * 2 * heads → scales[i / heads * heads @ scales
 the target of a copy: to.offset += target * bytes; → to.offset += (target + 1) * bytes; @ copies
 a copy in every layer: bytes, cache->layers); → bytes, 1); @ copies
-the last row of a cache: * cache->steps.head + 1; → * cache->steps.head; @ rows of hosts
-a page of rows: stride * shape->page_size * cache → stride * cache @ rows of 40
 src/check.c
 a page behind the last: page_table[i] >= pages → page_table[i] > pages @ refused calls
 the length of a table: r->pages < used → r->pages + 1 < used @ refused calls
@@ -93,7 +92,13 @@ a lost device: za_error_code() == ZA_LOST) → za_error_code() == ZA_BUSY) @ fai
 what may be running still: (result != VK_SUCCESS) device->lost → (result == VK_TIMEOUT) device->lost @ losses
 src/objects.c
 subgroups of 32: device->wave32 ? &wave32 → !device->wave32 ? &wave32 @ waves
+src/pipeline_cache.c
+a damaged file: &sum, sizeof sum) == 0 → &sum, 0) == 0 @ compiled
+a file of another device: memcmp(bytes + DATA, &header, HEADER) == 0 → true @ compiled
+a file that another process writes: flock(file, LOCK_EX | LOCK_NB) == 0 → true @ compiled
 src/attn.c
+the last row of a cache: * cache->steps.head + 1; → * cache->steps.head; @ rows of hosts
+a page of rows: stride * shape->page_size * cache → stride * cache @ rows of 40
 a cache in use: attn->caches || → !attn->caches && @ closing
 src/blocks.c
 rounding of q4_0: half + 0.5F → half @ codec

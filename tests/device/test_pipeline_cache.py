@@ -1,52 +1,26 @@
-"""The driver's compiled code on disk: where it lies, and that a file that cannot be used is done without."""
+"""The driver's compiled code on disk, which package and C library share: where it lies, and that what cannot be used is
+done without."""
 
-import hashlib
+import ctypes as c
+import fcntl
 import pwd
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import platformdirs
 import pytest
+from c_host import LIBRARY, Options, declared, library, needs_compiler
+from engine import Owner
 from little_kernels import best_info, works
 
 from zinc_attn.runtime import loader as libvulkan
 from zinc_attn.runtime.vulkan import VulkanRuntime, pipeline_cache
 
+# --- processes whose driver has a pipeline cache of ``blob``, and what the driver was given at the start --------
 
-@pytest.fixture
-def opened(tmp_path, monkeypatch):
-    """Opens a runtime whose cache lies below tmp_path, and closes it at the end."""
-    monkeypatch.setenv("ZINC_ATTN_CACHE_DIR", str(tmp_path))
-    made = []
-
-    def another():
-        made.append(VulkanRuntime(best_info()))
-        return made[-1]
-
-    yield another
-    for one in made:
-        one.close()
-
-
-def test_the_folder(opened, monkeypatch, tmp_path):
-    monkeypatch.delenv("ZINC_ATTN_CACHE_DIR")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    file = opened()._pipelines.cache.file
-    assert file is not None and file.parent == tmp_path / "zinc_attn" / "pipelines"
-
-
-def test_no_folder_without_a_home_directory(opened, monkeypatch):
-    def no_entry(uid):
-        raise KeyError(uid)
-
-    for name in ("ZINC_ATTN_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(pwd, "getpwuid", no_entry)
-    with monkeypatch.context() as patch:
-        patch.setattr(platformdirs, "user_cache_path", lambda *_, **__: Path("~/.cache/zinc_attn"))  # older versions
-        assert pipeline_cache._folder() is None
-    runtime = opened()
-    assert runtime._pipelines.cache.file is None
-    works(runtime)
+# The software drivers keep nothing but the 32-byte header.
 
 
 class CachingLibrary:
@@ -68,42 +42,152 @@ class CachingLibrary:
     def vkCreatePipelineCache(self, device, info, *rest):
         self.given = bytes(self._ffi.buffer(info.pInitialData, info.initialDataSize))
         info.initialDataSize = 0
+        if not self.blob:
+            return -1
         return int(self._lib.vkCreatePipelineCache(device, info, *rest))
 
 
-def test_round_trip(opened, monkeypatch):
-    # the software drivers keep nothing but the 32-byte header
-    vk, cache = libvulkan.loader(), opened()._pipelines.cache
-    assert not cache.file.exists()
-    lib = CachingLibrary(vk.lib, vk.ffi, cache.header + b"first")
-    monkeypatch.setattr(vk, "lib", lib)
-    for found, kept in ((b"", b"first"), (b"first", b"second, longer"), (b"second, longer", b"")):
-        lib.blob = cache.header + kept
-        again = VulkanRuntime(best_info())
-        assert lib.given == (cache.header + found if found else b"")
-        works(again)
-        again.close()
-        assert [p.name for p in cache.file.parent.iterdir()] == [cache.file.name]  # no temporary file is left
+def package(blob: bytes) -> bytes:
+    vk = libvulkan.loader()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vk, "lib", CachingLibrary(vk.lib, vk.ffi, blob))
+        with closing(VulkanRuntime(best_info())) as runtime:
+            works(runtime)
+        return vk.lib.given
 
 
-@pytest.mark.parametrize("damage", ["garbage", "short", "flipped", "foreign", "folder", "unwritable"])
-def test_damaged(opened, tmp_path, damage):
-    cache = opened()._pipelines.cache
-    blob, foreign = cache.header + bytes(100), bytes(132)
-    stored = pipeline_cache._MAGIC + hashlib.sha256(blob).digest() + blob
+def c_library(blob: bytes, before_the_end: Callable[[], object] = bool) -> bytes:
+    loaded, owner = declared(library(LIBRARY)), Owner(best_info(), 4096)
+    ffi, driver = owner.ffi, CachingLibrary(owner.lib, owner.ffi, blob)
+    names = "vkGetPipelineCacheData", "vkCreatePipelineCache"
+    own = {x.encode(): ffi.callback(ffi.typeof(getattr(owner.lib, x)), getattr(driver, x)) for x in names}
+
+    @ffi.callback("PFN_vkVoidFunction(VkInstance, const char *)")
+    def get_proc(instance, name):
+        found = own.get(ffi.string(name)) or owner.lib.vkGetInstanceProcAddr(instance, name)
+        return ffi.cast("PFN_vkVoidFunction", found)
+
+    device = c.c_void_p(loaded.za_device_from(c.byref(owner.host(get_proc=owner.number(get_proc)))))
+    attn = c.c_void_p(loaded.za_open(device, c.byref(Options(2, 1, 16, dtype=1, page_size=64))))
+    loaded.za_cache_free(c.c_void_p(loaded.za_cache_make(attn, 1, 1, None, None)))
+    before_the_end()
+    assert attn and loaded.za_close(attn) and loaded.za_device_close(device), loaded.za_error()
+    owner.close()
+    return driver.given
+
+
+BOTH = package, pytest.param(c_library, marks=needs_compiler)
+SESSIONS = pytest.mark.parametrize("session", BOTH)
+
+
+class Place:
+    """Where the file of the best device lies, and what it holds."""
+
+    def __init__(self, cache):
+        self.file, self.header = cache.file, cache.header
+
+    def stored(self, blob):
+        return pipeline_cache._MAGIC + pipeline_cache.checksum(blob) + blob
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.setenv("ZINC_ATTN_CACHE_DIR", str(tmp_path))
+    with closing(VulkanRuntime(best_info())) as runtime:
+        return Place(runtime._pipelines.cache)
+
+
+# --- where it lies ---------------------------------------------------------------------------------------------
+
+
+@SESSIONS
+@pytest.mark.parametrize("variable, below", (("XDG_CACHE_HOME", ""), ("HOME", ".cache"), ("HOME", None), ("", None)))
+def test_the_folder(place, monkeypatch, tmp_path, session, variable, below):
+    """None: of a relative path, or without a home directory."""
+    for name in ("ZINC_ATTN_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # a KeyError
+    monkeypatch.setenv(variable or "_", "relative" if below is None else str(tmp_path))
+    assert session(place.header + b"first") == b""
+    files = [] if below is None else [tmp_path / below / "zinc_attn" / "pipelines" / place.file.name]
+    assert [*tmp_path.rglob("*.bin")] == files
+
+
+def test_the_folder_of_older_platformdirs(monkeypatch):
+    monkeypatch.delenv("ZINC_ATTN_CACHE_DIR", raising=False)
+    monkeypatch.setattr(platformdirs, "user_cache_path", lambda *_, **__: Path("~/.cache/zinc_attn"))
+    assert pipeline_cache._folder() is None
+
+
+# --- what it holds ---------------------------------------------------------------------------------------------
+
+
+@SESSIONS
+@pytest.mark.parametrize("other", BOTH)
+def test_round_trip(place, session, other):
+    assert session(place.header) == b"" and not place.file.exists()
+    blobs = [place.header + kept for kept in (b"first", b"second, longer", b"")]
+    for one, found, kept in zip((session, other, session), (b"", *blobs), blobs, strict=False):
+        assert one(kept) == found
+        assert [path.name for path in place.file.parent.iterdir()] == [place.file.name]  # no temporary file is left
+    assert place.file.read_bytes() == place.stored(blobs[1])
+    assert place.file.stat().st_mode & 0o777 == 0o600
+
+
+@SESSIONS
+@pytest.mark.parametrize("damage", ("empty", "garbage", "short", "flipped", "foreign", "old"))
+def test_a_damaged_file_is_written_anew(place, session, damage):
+    blob, foreign = place.header + bytes(100), bytes(132)
+    stored = place.stored(blob)
     contents = {
+        "empty": b"",
         "garbage": b"\xff" * 300,
-        "short": stored[:40],
+        "short": stored[:-1],
         "flipped": stored[:-1] + b"\1",
-        "foreign": pipeline_cache._MAGIC + hashlib.sha256(foreign).digest() + foreign,
+        "foreign": place.stored(foreign),
+        "old": stored.replace(b"cache 2", b"cache 1"),
     }
-    if damage == "unwritable":
-        (tmp_path / "pipelines").write_text("a file where a folder should be")
-    elif damage == "folder":
-        cache.file.mkdir(parents=True)
+    place.file.parent.mkdir()
+    place.file.write_bytes(contents[damage])
+    assert session(blob) == b"" and place.file.read_bytes() == stored
+
+
+@SESSIONS
+@pytest.mark.parametrize("folder", ("pipelines", "of the file", "/dev/null", 5000 * "long"))
+def test_a_file_that_cannot_be_written(place, session, folder, tmp_path, monkeypatch):
+    """Also for root: there is a file where a folder should be, or a folder in the file's place."""
+    if folder == "pipelines":
+        (tmp_path / folder).write_text("")
+    elif folder == "of the file":
+        place.file.mkdir(parents=True)
     else:
-        cache.file.parent.mkdir()
-        cache.file.write_bytes(contents[damage])
-    runtime = opened()
-    assert runtime._pipelines.cache.digest == b""
-    works(runtime)
+        monkeypatch.setenv("ZINC_ATTN_CACHE_DIR", folder)
+    assert session(place.header + b"first") == b""
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.name != folder]
+
+
+@needs_compiler
+def test_processes_at_once(place):
+    """Their names for the file that is not complete are one, which who has the lock writes."""
+    blobs = {bytes([i]) * 100_000 for i in range(4)}
+    unfinished = place.file.with_name("unfinished")
+    place.file.parent.mkdir()
+    unfinished.write_bytes(b"what a killed process left" * 10_000)
+    with open(unfinished, "r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        c_library(place.header + b"another")
+        assert not place.file.exists() and unfinished.exists()
+    with ThreadPoolExecutor(4) as threads:
+        given = [*threads.map(c_library, [place.header + blob for blob in blobs for _ in range(8)])]
+    assert {one[len(place.header) :] for one in given} <= blobs | {b""}
+    assert place.file.read_bytes() in {place.stored(place.header + blob) for blob in blobs}
+    assert [path.name for path in place.file.parent.iterdir()] == [place.file.name]
+
+
+@needs_compiler
+def test_a_host_that_closes_nothing(place):
+    """The first call that makes no pipeline saves those of the calls before it; a driver may make no cache."""
+    seen = []
+    c_library(b"", lambda: seen.append(place.file.exists()))
+    c_library(place.header + b"first", lambda: seen.append(place.file.read_bytes()))
+    assert seen == [False, place.stored(place.header + b"first")]

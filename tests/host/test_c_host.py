@@ -8,18 +8,21 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
-from c_host import COMPILER, EMBED, LIBRARY, NARROW, NATIVE, PAGE, built, library, needs_compiler
+from c_host import COMPILER, EMBED, LIBRARY, NARROW, NATIVE, PAGE, built, contract, library, needs_compiler
 
 from zinc_attn.cache import rows
 from zinc_attn.cache.encoded import encoded_rows
 from zinc_attn.cache.strided import from_rows
+from zinc_attn.graph.declarations import GRAPH_KERNELS
 from zinc_attn.kernels import c as generated_c
+from zinc_attn.kernels.declarations import MAX_BINDINGS
 from zinc_attn.kernels.families import AMD, FAMILIES, INTEL, NVIDIA, Layout, layout_of
 from zinc_attn.kernels.sizes import value_passes
 from zinc_attn.kernels.tuning import heads_together, most_heads, shared_rows, wave_size
 from zinc_attn.limits import MAX_HEADS_PER_WORKGROUP
 from zinc_attn.planning.splits import SplitPlan, plan_splits
 from zinc_attn.runtime.device import load_spirv
+from zinc_attn.runtime.vulkan.commands import Access, levels
 from zinc_attn.shapes import KV_LAYOUTS, TILES, AttnShape, row_format, row_strides, strided_format
 from zinc_attn.storage import STORAGE, storage_index, storage_types
 from zinc_attn.tools.cost.cards import CARDS
@@ -330,3 +333,54 @@ def test_loops_are_unrolled_as_by_the_package(formulas):
 def test_the_program_uses_the_header_alone():
     included = re.findall(r'#include "(.*)"', (EMBED / "main.c").read_text())
     assert included == ["zinc_attn.h"]
+
+
+@needs_compiler
+def test_grids_of_the_graph_s_kernels_are_python_s(rng):
+    loaded = library([NATIVE / "src" / "error.c", contract() / "zinc_graph.c"])
+    for number, kernel in enumerate(GRAPH_KERNELS):
+        for _ in range(50):
+            spec = rng.integers(1, 6, len(kernel.decl.spec)).astype(np.uint32)
+            words, groups = rng.integers(1, 90, kernel.words).astype(np.uint32), np.zeros(3, np.uint32)
+            loaded.za_graph_groups(number, *(c.c_void_p(x.ctypes.data) for x in (spec, words, groups)))
+            assert tuple(groups) == kernel.groups(spec.tolist(), words.tolist()), kernel.name
+
+
+class Kernel(c.Structure):
+    _fields_ = [("name", c.c_char_p), ("code", c.c_void_p), ("code_bytes", c.c_size_t)]
+    _fields_ += [(name, c.c_uint32) for name in ("bindings", "constants", "written")]
+
+
+class Command(c.Structure):
+    _fields_ = [("kernel", c.POINTER(Kernel)), ("pipeline", c.c_void_p), ("place", c.c_uint64 * 3 * MAX_BINDINGS)]
+    _fields_ += [("groups", c.c_uint32 * 3), ("beside", c.c_bool), ("products", c.c_uint64), ("level", c.c_uint32)]
+    _fields_ += [("behind", c.POINTER(Kernel)), ("met", c.c_uint64 * 3)]
+
+
+@needs_compiler
+@pytest.mark.parametrize("in_order", (False, True))
+def test_levels_are_python_s(rng, in_order):
+    """Of random lists; what a command waits for is there, and a list that was cleared leaves nothing."""
+    loaded = library([NATIVE / "src" / "error.c", NATIVE / "src" / "levels.c"])
+    state, met = (c.c_uint64 * 5)(), 0  # struct levels: twice a pointer and two words, then the last level
+    last = c.c_uint32.from_buffer(state, 32)
+    for _ in range(100):
+        given, found = [], []
+        for i in range(int(rng.integers(1, 30))):
+            n, written = int(rng.integers(1, 7)), int(rng.integers(64))
+            command = Command(c.pointer(Kernel(b"one", None, 0, n, 0, written)), beside=i > 0 and rng.random() < 0.1)
+            places = [(*map(int, rng.integers((1, 0, 1), (4, 90, 20))),) for _ in range(n)]
+            command.place[:n] = [(c.c_uint64 * 3)(*place) for place in places]
+            assert loaded.za_level(state, c.byref(command), last if in_order else c.c_uint32(0))
+            given.append(([Access(b, at, at + size, written >> j & 1 == 1) for j, (b, at, size) in enumerate(places)],
+                          command.beside))
+            found.append(command.level)
+            if command.behind:
+                buffer, begin, size = command.met
+                one = Access(buffer, begin, begin + size, True)
+                assert size and any(one.meets(other) for other in given[i][0])
+                met += 1
+        assert found == [*levels(given, in_order)]
+        loaded.za_levels_clear(state)
+    loaded.za_levels_free(state)
+    assert met > 100

@@ -14,10 +14,18 @@ import pytest
 import zinc_attn as za
 
 PACKAGE = Path(za.__file__).parent
+NATIVE = Path(__file__).resolve().parents[2] / "native"
 # Each room may import from those before it, and from itself.
 ROOMS = (
     *("errors", "limits", "checks", "files", "storage", "dtypes", "shapes", "canonical", "kernels"),
     *("planning", "runtime", "cache", "graph", "decode", "distributed", "integrations", "tools", "cli"),
+)
+# The same of the C library's files, each a .c and its .h, and of the folders that use it.
+NATIVE_ROOMS = (
+    *("include", "error", "loops", "floats", "blocks", "rows", "shape", "work"),  # what knows no device
+    *("functions", "units", "pipeline_cache", "device", "objects", "levels"),  # Vulkan
+    *("primitives", "check", "attn", "laid", "record", "cache", "call", "prepared"),  # attention
+    *("graph", "ggml"),
 )
 FACADES = {"reference": "canonical", "export": "tools"}  # public modules at the top, by the room that they show
 
@@ -53,6 +61,18 @@ def test_no_circle_of_files() -> None:
     graph = {name: imported(path) for name, path in FILES.items()}
     assert len(graph) > 150 and sum(map(len, graph.values())) > 800
     TopologicalSorter(graph).prepare()  # an error with the circle where there is one
+
+
+def test_includes_point_one_way() -> None:
+    rooms = {path: path.stem if path.parent.name == "src" else path.parent.name for path in NATIVE.rglob("*.[ch]*")}
+    found = 0
+    for path, room in rooms.items():
+        for name in re.findall(r'^#include "(.+)"', path.read_text(encoding="utf-8"), re.M):
+            places = ((folder / name).resolve() for folder in (path.parent, NATIVE / "src", NATIVE / "include"))
+            for target in [place for place in places if place in rooms][:1]:  # none of ggml's and of generated headers
+                assert NATIVE_ROOMS.index(rooms[target]) <= NATIVE_ROOMS.index(room), f"{path} includes {name}"
+                found += 1
+    assert set(rooms.values()) == set(NATIVE_ROOMS) and found > 150
 
 
 def test_no_module_hides_a_public_function() -> None:

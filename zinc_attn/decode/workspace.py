@@ -357,7 +357,8 @@ class Workspace:
                 bound["shared"] = self.shared_buffers[i]
                 attends.append(dispatch(attend_call(together, key.shared, one.heads, target, "shared"), bound))
             if key.items:
-                attends.append(dispatch(self._pass_1(alone, one.heads, target), bound))
+                own = replace(self._pass_1(alone, one.heads, target), beside=key.shared > 0)  # each state is one item's
+                attends.append(dispatch(own, bound))
         if not (key.single_pass or key.partial or key.unmerged):
             attends.append(dispatch(merge_call(layout.shape, device.info.kind, key.rows), tensors))
         return [*encodes, *appends, *attends]

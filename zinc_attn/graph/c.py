@@ -8,10 +8,14 @@ from pathlib import Path
 from ..kernels.c import kernel_entry, word_array
 from ..kernels.expressions import to_c
 from .declarations import GRAPH_KERNELS, MUL_MAT_UNITS
-from .params import UNITS_TILE, c_header, modules
+from .declarations.declare import GRID_SIDE
+from .params import GROUPS, UNITS_TILE, c_header, modules, records
 from .pieces import TYPES
 from .units import UNITS_RULE
 
+_SIZES = """
+static uint64_t za_rows(struct tensor x) { return (uint64_t)x.n[1] * x.n[2] * x.n[3]; }
+static uint64_t za_elements(struct tensor x) { return za_rows(x) * x.n[0]; }"""
 
 def generated(spirv: Path) -> dict[str, str]:
     """Text of the files by name. spirv: the folder of the compiled modules."""
@@ -28,7 +32,23 @@ def generated(spirv: Path) -> dict[str, str]:
         runs = ", ".join(f"{{{run.offset}, {run.size}, {run.count}}}" for run in kind.runs)
         facts = f"{kind.values}, {kind.size}, {int(kind.halves)}, {int(kind.minimum)}, {kind.ahead}"
         lines.append(f'    [WEIGHT_TYPE_{name.upper()}] = {{"{name}", {facts}, {{{runs}}}}},')
-    return {"zinc_graph.h": c_header(), "zinc_graph.c": "\n".join([*lines, "};", *_units_tile(), ""])}
+    return {"zinc_graph.h": c_header(), "zinc_graph.c": "\n".join([*lines, "};", *_groups(), *_units_tile(), ""])}
+
+
+def _groups() -> Iterator[str]:
+    """The kernels' grids as a function; a number of workgroups takes x and then y."""
+    names = {kernel.params: kernel.name for kernel in records()}
+    yield from (_SIZES, f"\n{GROUPS} {{", "    uint64_t x = 0, y = 0, z = 1;", "    switch (kernel) {")
+    for kernel in GRAPH_KERNELS:
+        lines = [to_c(x, lambda name: name if name == "p" else f"c->{name}").replace("p.", "p->") for x in kernel.grid]
+        given = {"c->": f"{kernel.name}_constants *c = constants", "p->": f"{names[kernel.params]}_params *p = params"}
+        yield f"    case GRAPH_{kernel.name.upper()}: {{"
+        yield from (f"        const struct {told};" for used, told in given.items() if used in "".join(lines))
+        yield from (f"        {axis} = {line};" for axis, line in zip("xyz", lines, strict=False))
+        if len(lines) == 1:
+            yield f"        y = za_max(za_ceil_div(x, {GRID_SIDE}), 1), x = za_ceil_div(x, y);"
+        yield from ("        break;", "    }")
+    yield from ("    }", "    groups[0] = (uint32_t)x, groups[1] = (uint32_t)y, groups[2] = (uint32_t)z;", "}")
 
 
 def _units_tile() -> Iterator[str]:

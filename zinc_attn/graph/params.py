@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from ..kernels.declarations import KernelDecl
-from ..kernels.expressions import to_c
-from ..kernels.glsl import glsl_float
+from ..kernels.expressions import to_c, to_glsl
+from ..kernels.glsl import glsl_float, numbered
 from . import constants
 from .declarations import FLOAT_VEC, GRAPH_KERNELS, PARAMS_WORDS, ROPE_WORDS, Field, GraphKernel
-from .declarations.recurrent import lanes_of_state
+from .declarations.recurrent import LANES_OF_STATE
 from .pieces import GROUP, TYPES
 
 _HEAD: Final = "Generated from zinc_attn/graph/ by scripts/build_shaders.py."
 _OF_ATTENTION: Final = ("BLOCK", "CHUNK")  # the same numbers, which shaders/contract.glsl has
 _C_TYPES: Final = {"uint": "uint32_t", "int": "int32_t", "float": "float", "tensor": "struct tensor"}
+GROUPS: Final = "void za_graph_groups(int kernel, const void *constants, const void *params, uint32_t groups[3])"
 UNITS_TILE: Final = "bool za_units_tile(struct mul_mat_units_constants *c, uint32_t subgroup, bool on_cpu, bool small)"
+_DEFAULTS: Final = {"size": 32, "tile": 64, "own": 4, "mat": 16}  # of constants, by the begin of their names; others 1
 _GLSL_TYPES: Final = {"uint": "uint", "int": "int", "float": "float", "tensor": "Tensor"}
 TENSOR: Final = (
     Field("offset", "uint", "of element 0 in its binding; these numbers count elements of the tensor's type"),
@@ -77,11 +78,12 @@ def glsl() -> str:
     for kernel in GRAPH_KERNELS:
         upper = kernel.name.upper()
         lines.append("")
-        lines += _numbered(f"{upper}_BIND", (one.name for one in kernel.decl.bindings))
-        lines += _numbered(f"{upper}_SPEC", kernel.decl.spec)
+        lines += numbered(f"{upper}_BIND", (one.name for one in kernel.decl.bindings))
+        constants = "".join(f" {_constant(i, name)}" for i, name in enumerate(kernel.decl.spec))
+        lines += [f"#define {upper}_CONSTANTS{constants}"] if constants else []
     lines += ["", *(f"const uint {name} = {value}u;" for name, value in sizes().items())]
     for name, values in enumerations().items():
-        lines += ["", *_numbered(name, values)]
+        lines += ["", *numbered(name, values)]
     lines += ["", "// Of a type of weights: pieces of 16 bytes and of 4, and values and bytes of a block."]
     lines += [_by_type("PIECES_16", [kind.count(16) for kind in TYPES.values()])]
     lines += [_by_type("PIECES_4", [kind.count(4) for kind in TYPES.values()])]
@@ -90,19 +92,16 @@ def glsl() -> str:
     lines += ["// And whether scales are of 16 values, and whether there are minima."]
     lines += [_by_type("HALVES", [int(kind.halves) for kind in TYPES.values()])]
     lines += [_by_type("MINIMUM", [int(kind.minimum) for kind in TYPES.values()])]
-    lines += [f"const uint WEIGHT_GROUP = {GROUP}u;", _lanes_of_state()]
+    lanes = to_glsl(LANES_OF_STATE).replace("size", "(size)")
+    lines += [f"const uint WEIGHT_GROUP = {GROUP}u;", f"#define LANES_OF_STATE(size) ({lanes})"]
     return "\n".join(lines) + "\n"
 
 
-def _numbered(prefix: str, names: Iterable[str]) -> list[str]:
-    """Constants 0, 1, ... of these names, on as few lines as they need."""
-    text = ", ".join(f"{prefix}_{name.upper()} = {i}u" for i, name in enumerate(names))
-    return textwrap.wrap(f"const uint {text};", 120, subsequent_indent="    ") if text else []
-
-
-def _lanes_of_state() -> str:
-    steps = "".join(f"(size) > {n}u ? {lanes_of_state(n + 1)}u : " for n in (16, 8, 4))
-    return f"#define LANES_OF_STATE(size) ({steps}1u)"
+def _constant(i: int, name: str) -> str:
+    """The declaration of specialization constant i."""
+    if name == "workgroup_size":
+        return f"layout(local_size_x_id = {i}, local_size_x = 64) in;"
+    return f"layout(constant_id = {i}) const uint {name.upper()} = {_DEFAULTS.get(name.partition('_')[0], 1)}u;"
 
 
 def _by_type(name: str, values: list[int]) -> str:
@@ -116,7 +115,7 @@ def c_header() -> str:
     lines = [f"/* {_HEAD} */", "#ifndef ZINC_GRAPH_H", "#define ZINC_GRAPH_H", '#include "zinc_contract.h"', ""]
     numbers = f"GRAPH_PARAMS_WORDS = {PARAMS_WORDS}, ROPE_WORDS = {ROPE_WORDS}, SUPERBLOCK = {constants.SUPERBLOCK}"
     lines += [f"#define FLOAT_VEC_{name}(k) ({to_c(x, lambda _: '(k)')})" for name, (x, _) in FLOAT_VEC.table.items()]
-    lines += [_lanes_of_state(), f"enum {{ {numbers} }};", "struct tensor {"]
+    lines += [f"enum {{ {numbers} }};", "struct tensor {"]
     lines += [*_fields(TENSOR, _C_TYPES, " /* {} */"), "};"]
     for kernel in records():
         lines += ["", f"struct {kernel.name}_params {{", *_fields(kernel.params, _C_TYPES, " /* {} */"), "};"]
@@ -138,6 +137,9 @@ def c_header() -> str:
     ]
     lines += [
         "extern const struct kernel za_graph_kernels[GRAPH_KERNELS];",
+        "",
+        "/* The workgroups of a kernel along x, y and z; one is 0 where its result is empty. */",
+        f"{GROUPS};",
         "",
         "/* A quantized type of weights, by enum WEIGHT_TYPE: layout R32 of zinc_attn/graph/pieces.py. */",
         f"enum {{ WEIGHT_GROUP = {GROUP} }};",

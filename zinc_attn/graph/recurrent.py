@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from ..canonical.state import F32, f32, flush
 from . import constants, floats
-from .declarations.recurrent import lanes_of_state
 from .elementwise import binary, unary
 from .floats import quietly
 
@@ -82,11 +81,6 @@ def delta_net(q: F32, k: F32, v: F32, gate: F32, beta: F32, state: F32, slots: i
         scores[:, t] = flush(_state_sum(s * q[:, t, :, None]) * f32(scale_of(size)))
         states.append(s)
     return _scanned(scores, states, slots)
-
-
-def state_rows(size: int, own: int) -> int:
-    """Rows of so many elements that a workgroup of 32 has, where lanes have ``own`` rows together."""
-    return own * 32 // lanes_of_state(size)
 
 
 def scale_of(size: int) -> float:

@@ -101,12 +101,12 @@ extern const struct bias {{
     size_t call, room, word;
 }} za_biases[BIASES];
 
-/* By their numbers: SPIR-V, and how many buffers and specialization constants there are. */
+/* By their numbers: SPIR-V, how many buffers and specialization constants there are, and which buffers are written. */
 extern const struct kernel {{
     const char *name;
     const uint32_t *code;
     size_t code_bytes;
-    uint32_t bindings, constants;
+    uint32_t bindings, constants, written; /* written: bit i is for binding i */
 }} za_kernels[KERNELS];
 
 /* What a device is asked: a kernel's words, and the right answers. */
@@ -321,7 +321,8 @@ def _source(spirv: Path) -> str:
 
 def kernel_entry(number: str, decl: KernelDecl, code: str) -> str:
     """A kernel's entry of a table of struct kernel. code: the name of its ``word_array``."""
-    counts = f"{len(decl.bindings)}, {len(decl.constant_names)}"
+    written = sum((one.access == "write") << i for i, one in enumerate(decl.bindings))
+    counts = f"{len(decl.bindings)}, {len(decl.constant_names)}, {written}"
     return f'    [{number}] = {{"{decl.name}", words_{code}, sizeof words_{code}, {counts}}},'
 
 

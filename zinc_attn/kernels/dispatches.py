@@ -23,12 +23,13 @@ from .tuning import heads_together, merge_workgroup_size, wave_size
 
 @dataclass(frozen=True)
 class KernelCall:
-    """One launch: ``buffers`` are names in binding order, ``groups`` workgroups in x, y, z."""
+    """A ``Dispatch`` before its buffers are bound: these are names."""
 
     decl: KernelDecl
     spec: tuple[int, ...]
     buffers: tuple[str, ...]
     groups: tuple[int, int, int]
+    beside: bool = False
 
 
 def _row_constants(shape: AttnShape, dtype: str, strides: Strides = TILES) -> dict[str, int]:

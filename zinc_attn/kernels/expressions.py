@@ -39,7 +39,7 @@ def to_glsl(expression: str) -> str:
 def to_c(expression: str, name: Callable[[str], str]) -> str:
     """A formula as a C expression of uint64_t. name: the C for a name; ``kind == 'x'`` asks it for ``kind_is_x``.
 
-    The functions are ``za_min``, ``za_max`` and ``za_ceil_div`` of two numbers each.
+    A function is ``za_NAME`` in C; of several numbers it takes two at a time. There are fields and elements, too.
     """
     return _translated(ast.parse(expression, mode="eval").body, 0, _Language("{}", name, True))
 
@@ -57,10 +57,14 @@ def _translated(node: ast.expr, within: int, to: _Language) -> str:
             text = f"{text} {_translated(orelse, 1, to)}"
         case ast.Compare(left=ast.Name(id=name), ops=[ast.Eq()], comparators=[ast.Constant(value=str(kind))]):
             text = to.name(f"{name}_is_{kind}")
-        case ast.Call(func=ast.Name(id=function), args=[one, *others]) if to.functions and others:
-            text = _translated(one, 0, to)
+        case ast.Call(func=ast.Name(id=function), args=[one, *others]) if to.functions:
+            text = _translated(one, 0, to) if others else f"za_{function}({_translated(one, 0, to)})"
             for other in others:
                 text = f"za_{function}({text}, {_translated(other, 0, to)})"
+        case ast.Attribute(value=record, attr=field) if to.functions:
+            text = f"{_translated(record, level, to)}.{field}"
+        case ast.Subscript(value=array, slice=index) if to.functions:
+            text = f"{_translated(array, level, to)}[{_translated(index, 0, to)}]"
         case ast.BinOp(left=left, op=op, right=right) | ast.Compare(left=left, ops=[op], comparators=[right]) if (
             type(op) in _OPERATORS
         ):

@@ -121,7 +121,7 @@ def _contract() -> Iterator[str]:
     for name in ("NO_TOKEN", "HIDDEN"):
         yield from _explained(f"const uint {name} = 0x{getattr(declarations, name):08X}u;", told[name])
     yield from ("", "// What K_STORAGE and V_STORAGE number: types of stored values.")
-    yield from (f"const uint STORAGE_{name.upper()} = {i}u;" for i, name in enumerate(STORAGE))
+    yield from numbered("STORAGE", STORAGE)
     table = [int.from_bytes(bytes(x & 0xFF for x in IQ4_NL[i : i + 4]), "little") for i in range(0, 16, 4)]
     yield f"const uvec4 IQ4_NL = uvec4({', '.join(f'0x{word:08X}u' for word in table)});  // 16 int8"
     yield from _interfaces()
@@ -131,10 +131,16 @@ def _interfaces() -> Iterator[str]:
     """The binding numbers and constant ids of every kernel, and the words that kernel primitives reads and writes."""
     for kernel, decl in _INTERFACES.items():
         if decl is not declarations.MATRIX:  # whose bindings are attend's
-            yield from (f"#define {kernel}_BIND_{b.name.upper()} {i}" for i, b in enumerate(decl.bindings))
-        yield from (f"#define {kernel}_SPEC_{s.upper()} {i}" for i, s in enumerate(decl.constant_names))
+            yield from numbered(f"{kernel}_BIND", (one.name for one in decl.bindings))
+        yield from numbered(f"{kernel}_SPEC", decl.constant_names)
     for prefix, names in (("NUMBER", declarations.NUMBERS), ("RESULT", declarations.RESULTS)):
-        yield from (f"#define {prefix}_{name.upper()} {i}u" for i, name in enumerate((*names, "words")))
+        yield from numbered(prefix, (*names, "words"))
+
+
+def numbered(prefix: str, names: Iterable[str]) -> list[str]:
+    """Constants 0, 1, ... of these names, on as few lines as they need."""
+    text = ", ".join(f"{prefix}_{name.upper()} = {i}u" for i, name in enumerate(names))
+    return textwrap.wrap(f"const uint {text};", _WIDTH, subsequent_indent="    ") if text else []
 
 
 def glsl_float(value: float) -> str:

@@ -176,7 +176,7 @@ class Device(Uncopied, instead="Device.open opens it in another process"):
     def dispatch(self, call: KernelCall, buffers: Mapping[str, Buffer]) -> Dispatch:
         """A kernel call bound to buffers, by the names that it uses."""
         kernel = self.kernel(call.decl, call.spec)
-        return Dispatch(kernel, tuple(buffers[name] for name in call.buffers), call.groups)
+        return Dispatch(kernel, tuple(buffers[name] for name in call.buffers), call.groups, call.beside)
 
     @contextmanager
     def together(self) -> Iterator[None]:

@@ -52,11 +52,15 @@ class Kernel(Protocol):
 
 @dataclass(frozen=True)
 class Dispatch:
-    """One kernel launch: ``buffers`` in binding order, ``groups`` workgroups in x, y, z."""
+    """One kernel launch: ``buffers`` in binding order, ``groups`` workgroups in x, y, z.
+
+    beside: it writes other parts of what the one before it writes, and need not wait for it.
+    """
 
     kernel: Kernel
     buffers: tuple[Buffer, ...]
     groups: tuple[int, int, int]
+    beside: bool = False
 
 
 class Recording(Protocol):

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 from ...kernels.declarations import Access
-from .declare import AS_INT8, Field, kernel, tensors
+from .declare import AS_INT8, OF_BLOCKS, OF_ELEMENTS, Field, kernel, tensors
 
 FLOAT_TYPES: Final = ("f32", "f16", "bf16")  # what specialization constants type, x_type, ... number
-# Grid of these four: x (and y) = elements of y / 256; a 16-bit y has half as many, as an invocation owns a word of it:
-# it is contiguous and begins on a word, and where its elements are odd in number, the half behind them stays.
+# An invocation has a word of y. A 16-bit y is contiguous and begins on a word, and where its elements are odd in
+# number, the half behind them stays.
+_OF_WORDS: Final = "ceil_div(elements(p.y), 512 if {} else 256)"
 BINARY_OPS: Final = ("add", "sub", "mul", "div")  # specialization constant op
 # y = a op b; b's sizes divide a's, and it repeats.
 BINARY: Final = kernel(
@@ -17,6 +18,7 @@ BINARY: Final = kernel(
     {"a": "read", "b": "read", "y": "write"},
     ("op", "a_type", "b_type", "y_type"),
     tensors("a", "b", "y"),
+    _OF_WORDS.format("y_type"),
 )
 UNARY_OPS: Final = (
     *("abs", "sgn", "neg", "step", "tanh", "elu", "relu", "sigmoid", "gelu", "gelu_quick", "silu", "hardswish"),
@@ -37,6 +39,7 @@ UNARY: Final = kernel(
         Field("c", "float", "xielu: beta"),
         Field("d", "float", "xielu: eps"),
     ),
+    _OF_WORDS.format("y_type"),
 )
 GLU_OPS: Final = (
     *("reglu", "geglu", "swiglu", "swiglu_oai", "geglu_erf", "geglu_quick", "swiglu_clamp"),  # ggml's
@@ -49,15 +52,15 @@ _GLU_PARAMS: Final = (
     Field("alpha", "float", "of swiglu_oai"),
     Field("limit", "float", "of it and _clamp"),
 )
-GLU: Final = kernel("glu", _GLU_BINDINGS, ("op", "type"), _GLU_PARAMS)
-# Grid: as QUANTIZE's of y.
-GLU_QUANTIZED: Final = kernel("glu_quantized", _GLU_BINDINGS | AS_INT8, ("op", "type"), _GLU_PARAMS)
-# y = a + row ids[i1, i2] of b; float32, ids int32. Grid: x (and y) = elements of y / 256.
+GLU: Final = kernel("glu", _GLU_BINDINGS, ("op", "type"), _GLU_PARAMS, _OF_WORDS.format("type"))
+GLU_QUANTIZED: Final = kernel(
+    "glu_quantized", _GLU_BINDINGS | AS_INT8, ("op", "type"), _GLU_PARAMS, OF_BLOCKS.format("p.y")
+)
+# y = a + row ids[i1, i2] of b; float32, ids int32.
 ADD_ID: Final = kernel(
-    "add_id", {"a": "read", "b": "read", "ids": "read", "y": "write"}, (), tensors("a", "b", "ids", "y")
+    "add_id", {"a": "read", "b": "read", "ids": "read", "y": "write"}, (), tensors("a", "b", "ids", "y"), OF_ELEMENTS
 )
 
 # y = x where x has an element in dimension 0, else 0; magnitudes below ``least`` become +0. float32, apart from each
 # other. What attention reads as q: least is 2**-40; and what a tensor takes of its results: 0.
-# Grid: x (and y) = elements of y / 256.
-FIT: Final = kernel("fit", {"x": "read", "y": "write"}, (), (*tensors("x", "y"), Field("least", "float")))
+FIT: Final = kernel("fit", {"x": "read", "y": "write"}, (), (*tensors("x", "y"), Field("least", "float")), OF_ELEMENTS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from .declare import Field, kernel, tensors
+from .declare import OF_ELEMENTS, Field, kernel, tensors
 
 MOVE_TYPES: Final = (  # specialization constants source and target
     *("f32", "f16", "bf16", "i32", "i16", "i8"),
@@ -20,29 +20,33 @@ MOVE_OPS: Final = ("linear", "wrap", "pad", "get_rows", "set_rows")
 _IDS = Field("id_words", "uint", "of an index, and ids' numbers count indices: 1 (i32), 2 (i64)")
 # source and target may be of one type, which moves bits (i64: as twice as many i32), or of f32, f16, bf16, i32; or
 # source is of blocks: offset and steps of x count half words then, n[0] values, s[0] is a block's.
-# Grid: x (and y) = invocations / 256, where a row of y (of set_rows: of x) has n[0] of them if y.s[0] is not 1 and
-# else (n[0] + p - 2) / p + 1, p = elements of a word of y: 1, 2, 4. No half of a word beyond y's elements changes.
+# An invocation has an element of a row of y (of set_rows: of x), or where y.s[0] is 1 a word of it, which has _OF_WORD
+# elements. No half of a word beyond y's elements changes.
+_ROWS: Final = f"rows(p.x if op == {MOVE_OPS.index('set_rows')} else p.y)"
+_F32, _I32, _I8 = map(MOVE_TYPES.index, ("f32", "i32", "i8"))
+_OF_WORD: Final = f"(4 if target == {_I8} else 1 if target == {_F32} or target == {_I32} else 2)"
 MOVE: Final = kernel(
     "move",
     {"x": "read", "ids": "read", "y": "write"},
     ("op", "source", "target"),
     (*tensors("x", "ids", "y"), _IDS, Field("shift", "uint", count=4)),
+    f"ceil_div({_ROWS} * ((p.y.n[0] + {_OF_WORD} - 2) // {_OF_WORD} + 1 if p.y.s[0] == 1 else p.y.n[0]), 256)",
 )
 # op linear or set_rows, source f32, f16 or bf16, target of blocks: offset and steps of y count half words, n[0] blocks.
-# Grid: x (and y) = blocks / 32.
 TO_BLOCKS: Final = kernel(
     "to_blocks",
     {"x": "read", "ids": "read", "y": "write"},
     ("op", "source", "target"),
     (*tensors("x", "ids", "y"), _IDS),
+    f"ceil_div({_ROWS} * p.y.n[0], 32)",
 )
 # Indices of x's elements in order along dimension 0, int32: by value, equal ones by index; NaN are last.
 # sort      each piece of ``columns`` candidates of a row by itself; the first ``keep`` of each go to y, piece behind
 #           piece. Candidates of a row are its columns, or, of sort_ids, ``count`` indices in ids.
-#           Grid: x (and y) = pieces of all rows * columns / SORT_PIECE; columns is a power of two, 2 to SORT_PIECE.
+#           Columns are a power of two, 2 to SORT_PIECE.
 # exchange  compare and exchange in y what is ``distance`` apart, or, with mirror, what has the same distance from the
-#           middle of each ``2 * distance``. Grid: x (and y) = rows * ceil(count / (2 * distance)) * distance / 256.
-# merge     the same for distances SORT_PIECE / 2 ... 1 in each SORT_PIECE of y. Grid: as sort, columns = SORT_PIECE.
+#           middle of each ``2 * distance``.
+# merge     the same for distances SORT_PIECE / 2 ... 1 in each SORT_PIECE of y; columns are SORT_PIECE.
 # A row longer than SORT_PIECE: sort with keep = columns = SORT_PIECE; then for size = 2, 4, ... * SORT_PIECE below
 # twice its length: exchange with mirror, distance size / 2; exchange, size / 4 ... SORT_PIECE; merge. TOP_K of at most
 # SORT_PIECE / 2: sort with keep = k, then sort_ids of what is left, until that is one piece; else ARGSORT and MOVE.
@@ -59,9 +63,10 @@ SORT: Final = kernel(
         Field("distance", "uint"),
         Field("mirror", "uint"),
     ),
+    f"ceil_div(rows(p.x) * ceil_div(p.count, 2 * p.distance) * p.distance, 256) if op == {SORT_OPS.index('exchange')} "
+    f"else ceil_div(rows(p.x) * ceil_div(p.count, columns) * columns, {SORT_PIECE})",
 )
 # y = rows ids of w, weights in layout R32, as float32; y[i, j, k, l] = w[i, ids[j, k, l], k, l].
-# Grid: x (and y) = elements of y / 256.
 GET_WEIGHTS: Final = kernel(
     "get_weights",
     {"w": "read", "ids": "read", "y": "write"},
@@ -73,4 +78,5 @@ GET_WEIGHTS: Final = kernel(
         Field("rows", "uint", "of a matrix"),
         Field("first", "uint", "row that ids call 0"),
     ),
+    OF_ELEMENTS,
 )

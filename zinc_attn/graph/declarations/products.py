@@ -7,15 +7,16 @@ from typing import Final
 from ...kernels.declarations import MATRIX, Access
 from ...kernels.formulas import Formulas
 from .. import pieces
-from .declare import Field, kernel, tensors
+from .declare import OF_BLOCKS, Field, kernel, tensors
 
 WEIGHT_TYPES: Final = tuple(pieces.TYPES)  # specialization constant type
 
 # Rows of float32 values (n[0] a multiple of 32) to q, 8 words of 4 int8 for a block of 32, and scales, 2 words for a
 # block: float32 d; the sums of q's first and last 16 as int16. Block 0 of all rows comes first, rows in the order of
 # dimensions 1, 2, 3, then block 1, ...; blocks of zeros fill it to a multiple of 8.
-# Grid: x (and y) = blocks * rows / 32.
-QUANTIZE: Final = kernel("quantize", {"x": "read", "q": "write", "scales": "write"}, (), tensors("x"))
+QUANTIZE: Final = kernel(
+    "quantize", {"x": "read", "q": "write", "scales": "write"}, (), tensors("x"), OF_BLOCKS.format("p.x")
+)
 
 _PRODUCT_BINDINGS: Final[dict[str, Access]] = {
     "w": "read",  # quantized weights in layout R32
@@ -39,8 +40,10 @@ _PRODUCT_PARAMS: Final = (
     *_OF_EXPERTS,
     *tensors("y", "added"),  # y.n: rows of w, rows of x, planes; added.n is not read, a step is 0 where it repeats
 )
-# Few rows of x. Grid: x = groups of 32 rows of w, y = rows of x / columns, z = planes of y; of experts y = slots *
-# tokens.
+# A column of experts is a slot of a token.
+_PLANES: Final = "1 if experts else p.y.n[2] * p.y.n[3]"
+# Few rows of x.
+_VEC_GRID: Final = "ceil_div(p.y.n[0], 32)", "rows(p.y) if experts else ceil_div(p.y.n[1], columns)", _PLANES
 _VEC: Final = (
     "type",
     "columns",  # rows of x that a workgroup multiplies, 1 to 8; it divides y.n[1]
@@ -51,8 +54,13 @@ _VEC: Final = (
     "add",  # 1: y = w x + added
     "experts",  # 1: y's columns have a matrix each; columns is 1
 )
-# Any number of rows of x. Grid: x = rows of w / tile_rows, y = rows of x / tile_columns, z = planes of y; of experts
-# y = tiles of the list that BY_EXPERT makes, which is bound as ids.
+# Any number of rows of x; of experts the tiles of the list that BY_EXPERT makes, which is bound as ids.
+_TILE_GRID: Final = (
+    "ceil_div(p.y.n[0], tile_rows)",
+    "min(elements(p.ids), elements(p.ids) // tile_columns + p.experts[2] + 1) if experts "
+    "else ceil_div(p.y.n[1], tile_columns)",
+    _PLANES,
+)
 _TILE: Final = (
     "type",
     "tile_rows",  # of w that a workgroup multiplies
@@ -64,25 +72,26 @@ _TILE: Final = (
     "experts",
 )
 # All need the device's shaderIntegerDotProduct.
-MUL_MAT: Final = kernel("mul_mat", _PRODUCT_BINDINGS, _TILE, _PRODUCT_PARAMS)
-MUL_MAT_VEC: Final = kernel("mul_mat_vec", _PRODUCT_BINDINGS, _VEC, _PRODUCT_PARAMS)
+MUL_MAT: Final = kernel("mul_mat", _PRODUCT_BINDINGS, _TILE, _PRODUCT_PARAMS, _TILE_GRID)
+MUL_MAT_VEC: Final = kernel("mul_mat_vec", _PRODUCT_BINDINGS, _VEC, _PRODUCT_PARAMS, _VEC_GRID)
 # By int8 matrix units, where the device has them. own_rows and own_columns count matrices of mat_m by mat_n, which a
 # subgroup has; workgroup_size is of so many subgroups as the tile needs.
 _UNITS: Final = (*_TILE[:-2], "mat_m", "mat_n", "mat_k", *_TILE[-2:])
-MUL_MAT_UNITS: Final = kernel("mul_mat_units", _PRODUCT_BINDINGS, _UNITS, _PRODUCT_PARAMS, MATRIX.extension)
-# w: (k, rows) and x: (k, columns) of FLOAT_TYPES; a matrix of w serves x.n[2] / w.n[2] planes of x. Grids as above.
+MUL_MAT_UNITS: Final = kernel("mul_mat_units", _PRODUCT_BINDINGS, _UNITS, _PRODUCT_PARAMS, _TILE_GRID, MATRIX.extension)
+# w: (k, rows) and x: (k, columns) of FLOAT_TYPES; a matrix of w serves x.n[2] / w.n[2] planes of x.
 # mul_mat_float takes any steps. mul_mat_float_vec wants s[0] = 1, rows that begin on words, and k as FLOAT_VEC says.
 _FLOAT_BINDINGS: Final[dict[str, Access]] = {
     **{"w": "read", "x": "read", "added": "read", "ids": "read", "y": "write"},
 }
 _FLOATS: Final = (*_OF_EXPERTS, *tensors("w", "x", "added", "y"))
-MUL_MAT_FLOAT: Final = kernel("mul_mat_float", _FLOAT_BINDINGS, ("w_type", "x_type", *_TILE[1:]), _FLOATS)
-MUL_MAT_FLOAT_VEC: Final = kernel("mul_mat_float_vec", _FLOAT_BINDINGS, ("w_type", "x_type", *_VEC[1:]), _FLOATS)
+_TYPES: Final = "w_type", "x_type"
+MUL_MAT_FLOAT: Final = kernel("mul_mat_float", _FLOAT_BINDINGS, (*_TYPES, *_TILE[1:]), _FLOATS, _TILE_GRID)
+MUL_MAT_FLOAT_VEC: Final = kernel("mul_mat_float_vec", _FLOAT_BINDINGS, (*_TYPES, *_VEC[1:]), _FLOATS, _VEC_GRID)
 FLOAT_VEC: Final = Formulas({"SERVED": ("K % 8 == 0", ""), "AHEAD": ("K % 64 == 0", "with ahead 1")}, ("K",), {})
 
 # Pairs of a slot and a token, slot + slots * token, by the expert that ids names. list: the expert of each tile, then
 # `columns` pairs for each; -1 where a tile or a pair is not there. A pair whose id is none of the experts comes with
-# one behind the last. Grid: 1.
+# one behind the last.
 EXPERTS_MOST: Final = 1024
 BY_EXPERT: Final = kernel(
     "by_expert",
@@ -94,4 +103,5 @@ BY_EXPERT: Final = kernel(
         Field("columns", "uint", "of a tile"),
         Field("tiles", "uint", "of the list: pairs / columns + experts + 1 are enough, and so are pairs"),
     ),
+    "1",
 )

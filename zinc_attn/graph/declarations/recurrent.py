@@ -10,8 +10,7 @@ from .declare import Field, kernel, tensors
 # y[c, t, s] = the sum of x[t + i, c, s] * w[i, c], then [+ bias], then [silu], each as an operation of its own; y is
 # contiguous. x has ``late`` behind it, as by CONCAT along dimension 0. Unused bindings: any buffer.
 # normed: first and second are RMS_NORM or L2_NORM (op) and SCALE of y's rows of ``size`` channels from begins to ends,
-# contiguous; there is one token, and channels are a multiple of 256.
-# Grid: x (and y) = channels * (tokens / run, rounded up) * sequences / 256.
+# contiguous; there is one token, and channels are a multiple of 256. An invocation has a channel's run of tokens.
 SSM_CONV: Final = kernel(
     "ssm_conv",
     {"x": "read", "late": "read", "w": "read", "bias": "read", "y": "write", "first": "write", "second": "write"},
@@ -27,6 +26,7 @@ SSM_CONV: Final = kernel(
         Field("eps", "float"),
         Field("factor", "float", "1 / size"),
     ),
+    "ceil_div(p.y.n[0] * ceil_div(p.y.n[1], p.run) * p.y.n[2], 256)",
 )
 # How a kernel writes, apart from each other: the scores of all tokens, contiguous, and states behind the last tokens,
 # slot 0 behind the last one, slot 1 behind the one before, ..., as many as there are tokens, and at most ``slots``.
@@ -38,15 +38,10 @@ _WRITTEN: Final = (
 )
 # A gated delta net: rows of a state are its columns S[:, j]; q, k of head h are those of head h mod theirs. named: ids
 # name the sequences' states, else state has one for each, and ids may be any buffer.
-# Grid: x = rows of a head / state_rows(size, own), y = heads, z = sequences.
 _OF_STATES: Final = ("size", "own")  # elements of a row; rows of a lane
-
-
-def lanes_of_state(size: int) -> int:
-    """Lanes that have a row of so many elements together, of each four neighbors at least."""
-    return min(STATE_LANES, 1 << ((size - 1) // 4).bit_length())
-
-
+# Lanes that have a row of ``size`` elements together, of each four neighbors at least.
+LANES_OF_STATE: Final = f"({STATE_LANES} if size > 16 else 4 if size > 8 else 2 if size > 4 else 1)"
+_PIECES: Final = f"ceil_div({{}}, own * 32 // {LANES_OF_STATE})"  # workgroups for so many rows
 DELTA_NET: Final = kernel(
     "delta_net",
     {
@@ -61,10 +56,10 @@ DELTA_NET: Final = kernel(
         *_WRITTEN,
         Field("scale", "float", "of the scores"),
     ),
+    (_PIECES.format("size"), "p.v.n[1]", "p.v.n[3]"),
 )
 # A selective scan; a head has x.n[0] rows, neighbors in x; ids name the sequences' states; a is contiguous, and groups
 # of b and c are neighbors. Without by_element own divides x.n[0].
-# Grid: x = rows of a group's heads / state_rows(size, own), y = groups, z = sequences.
 SSM_SCAN: Final = kernel(
     "ssm_scan",
     {
@@ -73,4 +68,5 @@ SSM_SCAN: Final = kernel(
     },
     (*_OF_STATES, "by_element"),  # whether each element of a row has a decay of its own
     (*tensors("state", "x", "dt", "b", "c"), Field("a", "uint"), Field("ids", "uint"), *_WRITTEN),
+    (_PIECES.format("p.x.n[0] * p.x.n[1] // p.b.n[1]"), "p.b.n[1]", "p.x.n[3]"),
 )

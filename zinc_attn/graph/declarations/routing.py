@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from .declare import AS_INT8, Field, kernel, tensors
+from .declare import AS_INT8, OF_ELEMENTS, OF_ROWS, Field, kernel, tensors
 from .rows import NORM_PARAMS
 
 # Which of n experts a row takes, and with what weights, as the operations named here make them.
@@ -12,7 +12,6 @@ from .rows import NORM_PARAMS
 # gate's results, plus bias where ``biased``; y: the gate's results there (GET_ROWS), normed by sum (SUM_ROWS, CLAMP to
 # least and most, DIV) or soft_max (SOFT_MAX of the chosen), then SCALE where ``scaled``.
 # x and bias: (n, rows), n at most ROUTE_PIECE; the bias may repeat. ids and y: (k, rows), k at most CHOSEN_PIECE.
-# Grid: x (and y) = rows.
 ROUTE_PIECE: Final = 1024
 CHOSEN_PIECE: Final = 256  # at most, an invocation each
 GATE_OPS: Final = ("none", "soft_max", "sigmoid")
@@ -28,23 +27,25 @@ ROUTE: Final = kernel(
         Field("factor", "float", "of SCALE"),
         Field("added", "float", "by SCALE"),
     ),
+    OF_ROWS,
 )
 # y = the sum of a row's experts in order, each times its weight: MUL, then ADD of the first two, of the next, ...; then
 # ADD of plus and of more: ``added`` of them, 0 to 2.
 # experts: (elements, experts, rows), weights: (1, experts, rows), y: (elements, rows), plus and more such, contiguous.
-# Grid: x (and y) = elements of y / 256.
 _SUM_PARAMS: Final = (*tensors("experts", "weights"), Field("added", "uint", "where plus and more begin", 2))
 SUM_EXPERTS: Final = kernel(
     "sum_experts",
     {"experts": "read", "weights": "read", "plus": "read", "more": "read", "y": "write"},
     ("added",),
     (*_SUM_PARAMS, *tensors("y")),
+    OF_ELEMENTS,
 )
-# NORM_QUANTIZED of the sum, which is x: contiguous, and written. Nothing is second. Grid: x (and y) = rows.
+# NORM_QUANTIZED of the sum, which is x: contiguous, and written. Nothing is second.
 NORM_SUMMED: Final = kernel(
     "norm_summed",
     {"x": "write", "a": "read", "more": "read", "y": "write", **AS_INT8}
     | {"experts": "read", "weights": "read", "plus": "read"},
     ("op", "first", "second", "added"),
     (*_SUM_PARAMS, *NORM_PARAMS),
+    OF_ROWS,
 )

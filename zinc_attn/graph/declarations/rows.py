@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from ...kernels.declarations import Access
-from .declare import AS_INT8, Field, kernel, tensors
+from .declare import AS_INT8, OF_ROWS, Field, kernel, tensors
 
-# Grid of these: x (and y) = rows; a workgroup of 256 has a row.
 NORM_OPS: Final = ("rms", "norm", "l2")
 # y = norm(x), then two of FOLLOW_OPS: mul or add of a, then b, which repeat as in BINARY; scale: SCALE without a bias.
 # GROUP_NORM is norm of a contiguous x whose dimension 0 is a whole group. Unused bindings: any buffer.
@@ -19,8 +18,9 @@ NORM_PARAMS: Final = (
     Field("scales", "float", "of both operations that follow", 2),
     Field("joined", "uint", "rows of y that are one of the int8 rows: 1, or rows of whole blocks"),
 )
-NORM: Final = kernel("norm", _NORM_BINDINGS, ("op", "first", "second"), NORM_PARAMS)
-NORM_QUANTIZED: Final = kernel("norm_quantized", _NORM_BINDINGS | AS_INT8, ("op", "first", "second"), NORM_PARAMS)
+_NORM_SPEC: Final = "op", "first", "second"
+NORM: Final = kernel("norm", _NORM_BINDINGS, _NORM_SPEC, NORM_PARAMS, OF_ROWS)
+NORM_QUANTIZED: Final = kernel("norm_quantized", _NORM_BINDINGS | AS_INT8, _NORM_SPEC, NORM_PARAMS, OF_ROWS)
 MASK_TYPES: Final = ("none", "f32", "f16")  # specialization constant mask_type
 # y = softmax(x * scale + slope * mask) along dimension 0; the mask repeats in dimensions 2 and 3. sinks: float32, one a
 # head (dimension 2). The slope of head h is 1 where step is 0, else 2**(step * (h + 1)) for h < heads, and else
@@ -37,6 +37,7 @@ SOFT_MAX: Final = kernel(
         Field("half_step", "float", "-max_bias / 2 / heads"),
         Field("heads", "uint", "the largest power of two up to x's dimension 2"),
     ),
+    OF_ROWS,
 )
 # y = factor * the sum of a row: of ``terms`` elements of x, counted through its dimensions 0, 1, ... SUM_ROWS: terms is
 # x's dimension 0 and factor 1; MEAN: factor 1 / terms, rounded once; SUM: terms is all of x.
@@ -45,14 +46,15 @@ SUM_ROWS: Final = kernel(
     {"x": "read", "y": "write"},
     (),
     (*tensors("x", "y"), Field("terms", "uint", "elements of a row"), Field("factor", "float")),
+    "elements(p.x) // p.terms",
 )
 
 # --- rotary positions -------------------------------------------------------------------------------------------------
 
 # y = x with pairs of its dimension 0 turned, the others copied. Type f32 or f16 of both; y as BINARY's where it is f16,
 # or in the place of x with any steps between rows; its pairs then are neighbors or a multiple of 2 in number, and
-# ``first`` is even. Grid: x (and y) = elements of y / 2 / 256, of f16 whose pairs are no neighbors / 4 / 256.
-# table: ROPE_WORDS words a pair, made by graph.rope and za_rope_table.
+# ``first`` is even. An invocation has a pair, or two elements that are copied, and of f16 at least that.
+# table: ROPE_WORDS words a pair, made by graph.rope and rope_table of native/graph.
 ROPE_WORDS: Final = 4  # low and high word of the fraction of a turn; which of 4 positions; the factor, a float32
 ROPE: Final = kernel(
     "rope",
@@ -68,4 +70,5 @@ ROPE: Final = kernel(
         Field("step", "uint", "from a pair's first element to its second: 1, or pairs"),
         Field("least", "float", "magnitudes of a float32 y below it become +0, as FIT makes them for attention; or 0"),
     ),
+    "ceil_div(elements(p.y), 512)",
 )

@@ -44,7 +44,7 @@ class KomputeCommands(Commands):
 
     def _steps(self, sequence: Any, undo: Undo, steps: Sequence[BoundStep], queries: int) -> None:
         sets = self.descriptor_sets(undo, steps)
-        for i, (waits, (kernel, _, groups)) in enumerate(zip(waiting(steps), steps, strict=True)):
+        for i, (waits, (kernel, _, groups, _)) in enumerate(zip(waiting(steps), steps, strict=True)):
             if waits:
                 sequence.record(self._ours.OpBarrier(*BETWEEN_STEPS))
             handles = (self._number(one) for one in (kernel.pipeline, kernel.layout, sets[i]))

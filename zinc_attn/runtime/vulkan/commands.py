@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from .device import LogicalDevice, Undo
 from .handles import VulkanBuffer
 from .pipelines import STORAGE_DESCRIPTOR, VulkanKernel
 
-BoundStep = tuple[VulkanKernel, list[VulkanBuffer], tuple[int, int, int]]  # a step of this runtime: checked
+# A step of this runtime, checked: kernel, buffers, groups, and Dispatch's ``beside``.
+BoundStep = tuple[VulkanKernel, list[VulkanBuffer], tuple[int, int, int], bool]
 
 _RESET_COMMAND_BUFFER: Final = 2  # VK_COMMAND_POOL_CREATE_RESET_COMMAND_BUFFER_BIT
 _TIMESTAMP_QUERY: Final = 2  # VK_QUERY_TYPE_TIMESTAMP
@@ -37,19 +38,44 @@ BEFORE_STEPS: Final = Barrier(_COMPUTE | _TRANSFER, _SHADER_WRITE | _TRANSFER_WR
 AT_THE_END: Final = Barrier(_COMPUTE, _SHADER_WRITE, _LATER, _SHADER | _TRANSFER_READ | _TRANSFER_WRITE | _HOST_READ)
 
 
+class Access(NamedTuple):
+    """Bytes of a buffer that a command reads or writes."""
+
+    buffer: Hashable
+    begin: int
+    end: int
+    written: bool
+
+    def meets(self, other: Access) -> bool:
+        """Whether both have a byte that one of them writes."""
+        apart = self.buffer != other.buffer or self.end <= other.begin or other.end <= self.begin
+        return not apart and (self.written or other.written)
+
+
+def levels(commands: Iterable[tuple[Sequence[Access], bool]], in_order: bool = True) -> Iterator[int]:
+    """The level of each command, (what it accesses, ``beside``): as ``za_level`` of native/src/levels.h has it.
+
+    in_order: no command is in a lower level than the one before it.
+    """
+    known, last = list[tuple[Access, int]](), 0
+    for accesses, beside in commands:
+        level = last if in_order or beside else 0
+        if not beside:
+            level = max([level, *(of + 1 for other, of in known if any(one.meets(other) for one in accesses))])
+        known += [(one, level) for one in accesses]
+        last = level
+        yield level
+
+
 def waiting(steps: Sequence[BoundStep]) -> Iterator[bool]:
-    """Whether a barrier comes before each step: it uses what an earlier one wrote, or writes what one used."""
-    written: set[VulkanBuffer] = set()  # by steps since the last barrier
-    touched: set[VulkanBuffer] = set()
-    for kernel, buffers, _ in steps:
-        declared = zip(buffers, kernel.decl.bindings, strict=True)
-        writes = {buffer for buffer, binding in declared if binding.access == "write"}
-        waits = not written.isdisjoint(buffers) or not touched.isdisjoint(writes)
-        if waits:
-            written, touched = set(), set()
-        written |= writes
-        touched.update(buffers)
-        yield waits
+    """Whether a barrier comes before each step. A step accesses whole buffers."""
+    commands, last = list[tuple[list[Access], bool]](), 0
+    for kernel, buffers, _, beside in steps:
+        bound = zip(buffers, kernel.decl.bindings, strict=True)
+        commands.append(([Access(x, 0, x.nbytes, one.access == "write") for x, one in bound], beside))
+    for level in levels(commands):
+        yield level > last
+        last = level
 
 
 class Commands:
@@ -88,7 +114,7 @@ class Commands:
         self._begin(command)
         if queries is not None:
             lib.vkCmdResetQueryPool(command, queries, 0, 2 * len(steps))
-        for i, (waits, (kernel, _, groups)) in enumerate(zip(waiting(steps), steps, strict=True)):
+        for i, (waits, (kernel, _, groups, _)) in enumerate(zip(waiting(steps), steps, strict=True)):
             if waits:
                 self._barrier(command, BETWEEN_STEPS)
             bind = self._device.vk.array("VkDescriptorSet", [sets[i]])
@@ -114,11 +140,11 @@ class Commands:
         if not steps:
             return []
         device, vk, count = self._device, self._device.vk, len(steps)
-        total = max(1, sum(len(buffers) for _, buffers, _ in steps))
+        total = max(1, sum(len(buffers) for _, buffers, *_ in steps))
         size = vk.struct("VkDescriptorPoolSize", type=STORAGE_DESCRIPTOR, descriptorCount=total)
         create = vk.struct("VkDescriptorPoolCreateInfo", maxSets=count, poolSizeCount=1, pPoolSizes=size)
         pool = device.create(undo, "DescriptorPool", create)
-        layouts = vk.array("VkDescriptorSetLayout", [kernel.set_layout for kernel, _, _ in steps])
+        layouts = vk.array("VkDescriptorSetLayout", [kernel.set_layout for kernel, *_ in steps])
         request = vk.struct(
             "VkDescriptorSetAllocateInfo", descriptorPool=pool, descriptorSetCount=count, pSetLayouts=layouts
         )
@@ -126,7 +152,7 @@ class Commands:
         result = device.lib.vkAllocateDescriptorSets(device.handle, request, sets)
         device.check(result, "vkAllocateDescriptorSets")
         writes = []
-        for i, (_, buffers, _) in enumerate(steps):
+        for i, (_, buffers, *_) in enumerate(steps):
             parts = [vk.struct("VkDescriptorBufferInfo", buffer=b.handle, range=b.nbytes) for b in buffers]
             if parts:  # one write fills consecutive bindings
                 write = vk.struct(

@@ -1,10 +1,13 @@
-"""The driver's pipeline cache, kept on disk between processes. What cannot be read or written is done without."""
+"""The driver's pipeline cache, kept on disk between processes. What cannot be read or written is done without.
+
+The C library has the same files (native/src/pipeline_cache.c).
+"""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import struct
+import zlib
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -14,7 +17,7 @@ import platformdirs
 from ...files import open_regular, replacing
 from .device import LogicalDevice
 
-_MAGIC: Final = b"zinc_attn pipeline cache 1\n"  # then the SHA-256 of the driver's data, then the data
+_MAGIC: Final = b"zinc_attn pipeline cache 2\n"  # then the CRC-32 of the driver's data, then the data
 _HEADER_BYTES: Final = 32  # of VkPipelineCacheHeaderVersionOne, with which the driver's data begin
 
 
@@ -29,6 +32,11 @@ def _folder() -> Path | None:
     return found if found.is_absolute() else None
 
 
+def checksum(data: bytes) -> bytes:
+    """Of the driver's data, as a file has it."""
+    return struct.pack("=I", zlib.crc32(data))
+
+
 class PipelineCache:
     """A VkPipelineCache, filled from a file that only this driver and device write.
 
@@ -39,18 +47,18 @@ class PipelineCache:
         self._device = device
         props = device.properties
         head = struct.pack("=IIII", _HEADER_BYTES, 1, props.vendorID, props.deviceID)
-        self.header = head + bytes(props.pipelineCacheUUID)
-        key = self.header + struct.pack("=I", props.driverVersion) + device.info.driver.encode()
+        self.header = head + (uuid := bytes(props.pipelineCacheUUID))
         self.file: Path | None = None
-        self.digest = b""  # of what the file holds
+        self.checksum = b""  # of the data in the file
         data = b""
         if folder := _folder():
-            self.file = folder / "pipelines" / f"{hashlib.sha256(key).hexdigest()[:32]}.bin"
+            numbers = props.vendorID, props.deviceID, props.driverVersion, zlib.crc32(uuid)
+            self.file = folder / "pipelines" / ("-".join(f"{x:08x}" for x in numbers) + ".bin")
             with suppress(OSError), open_regular(self.file) as file:
                 stored = file.readall().removeprefix(_MAGIC)
-                digest, found = stored[:32], stored[32:]
-                if hashlib.sha256(found).digest() == digest and found[:_HEADER_BYTES] == self.header:
-                    data, self.digest = found, digest
+                found = stored[4:]
+                if checksum(found) == stored[:4] and found[:_HEADER_BYTES] == self.header:
+                    data, self.checksum = found, stored[:4]
         create = device.vk.struct(
             "VkPipelineCacheCreateInfo", initialDataSize=len(data), pInitialData=device.ffi.from_buffer(data)
         )
@@ -59,13 +67,13 @@ class PipelineCache:
     def save(self) -> None:
         """Write what the driver has made by now, where that has changed."""
         data = self._data()
-        if self.file is None or data is None or (digest := hashlib.sha256(data).digest()) == self.digest:
+        if self.file is None or data is None or (new := checksum(data)) == self.checksum:
             return
         with suppress(OSError):
             self.file.parent.mkdir(parents=True, exist_ok=True)
             with replacing(self.file, 0o600) as file:
-                file.write(_MAGIC + digest + data)
-            self.digest = digest
+                file.write(_MAGIC + new + data)
+            self.checksum = new
 
     def _data(self) -> bytes | None:
         """The driver's data; None where it gives none, or only a header."""

@@ -191,7 +191,8 @@ class VulkanRuntime:
             raise ArgumentError(f"steps[{i}].kernel: got {kernel!r}, expected a kernel of this runtime")
         check_step(i, step, self.info)
         declared = zip(step.buffers, kernel.decl.bindings, strict=True)
-        return kernel, [self._own_buffer(b, f"steps[{i}].buffers {d.name}") for b, d in declared], step.groups
+        buffers = [self._own_buffer(b, f"steps[{i}].buffers {d.name}") for b, d in declared]
+        return kernel, buffers, step.groups, step.beside
 
     # --- running ------------------------------------------------------------------------------------------
 
@@ -250,7 +251,7 @@ class VulkanRuntime:
 
 def register(made: VulkanRecording, bound: Sequence[BoundStep]) -> None:
     """Let the buffers of a recording close it when they are closed."""
-    for _, buffers, _ in bound:
+    for _, buffers, *_ in bound:
         for buffer in buffers:
             buffer.users.purge()
             buffer.users.add(made)

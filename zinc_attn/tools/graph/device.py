@@ -15,7 +15,7 @@ from ...graph import blocks
 from ...graph import declarations as graph
 from ...graph.declarations import FLOAT_TYPES, GraphKernel
 from ...graph.records import params, tensor
-from ...graph.recurrent import scale_of, state_rows
+from ...graph.recurrent import scale_of
 from ...graph.rope import Rope
 from ...graph.units import tile_of_units
 from ...kernels.device_info import DeviceInfo
@@ -41,7 +41,6 @@ def as_words(x: NDArray[Any]) -> Words:
 def run(
     runtime: Runtime,
     kernel: GraphKernel,
-    groups: tuple[int, int, int],
     given: Sequence[NDArray[Any]],
     results: Sequence[int | Words],
     spec: Sequence[int] = (),
@@ -49,10 +48,15 @@ def run(
 ) -> list[Words]:
     """Run a kernel, and give the words of each result.
 
-    given: what its read bindings hold, in their order, without the parameters, which are ``values``. results: of its
-    write bindings, in their order, the words that they begin with, or how many that are POISON.
+    given: what its read bindings hold, in their order, without the parameters. values: these; a tensor that is not
+    among them is its binding's array. results: of its write bindings, in their order, the words that they begin with,
+    or how many that are POISON.
     """
-    inputs, outputs = iter([params(kernel, **values), *map(as_words, given)]), iter(results)
+    read = [one.name for one in kernel.decl.bindings[1:] if one.access == "read"]
+    bound = {name: tensor(np.ascontiguousarray(x)) for name, x in zip(read, given, strict=True)}
+    tensors = {one.name: bound[one.name] for one in kernel.params if one.kind == "tensor" and one.name in bound}
+    record = params(kernel, **tensors | values)
+    inputs, outputs = iter([record, *map(as_words, given)]), iter(results)
     with ExitStack() as made:
         buffers, written = [], []
         for binding in kernel.decl.bindings:
@@ -64,13 +68,10 @@ def run(
             buffers.append(buffer)
             written += [buffer] if binding.access == "write" else []
         program = runtime.kernel(kernel.decl, load_spirv(kernel.decl, runtime.info.kind), spec)
-        recording = made.enter_context(closing(runtime.record([Dispatch(program, tuple(buffers), groups)])))
+        step = Dispatch(program, tuple(buffers), kernel.groups(spec, record.tolist()))
+        recording = made.enter_context(closing(runtime.record([step])))
         runtime.run(recording)
         return [runtime.read(buffer).copy() for buffer in written]
-
-
-def _pieces(count: int, size: int) -> int:
-    return -(-count // size)
 
 
 def units_of(info: DeviceInfo, kind: str) -> tuple[int, ...] | None:
@@ -87,13 +88,13 @@ class OnDevice:
     def __init__(self, device: Device) -> None:
         self._device = device
 
-    def _float(self, kernel: GraphKernel, groups: int, y: tuple[int, ...], given: Sequence[Any], **values: Any) -> F32:
+    def _float(self, kernel: GraphKernel, y: tuple[int, ...], given: Sequence[Any], **values: Any) -> F32:
         """The first result, float32 of a shape. spec, among the values: its constants."""
         spec = values.pop("spec", ())
         of_y = tensor(np.empty(y, np.float32))
         others = sum(binding.access == "write" for binding in kernel.decl.bindings) - 1
         counts = int(np.prod(y)), *[1] * others
-        words, *_ = run(self._device.runtime, kernel, (groups, 1, 1), given, counts, spec, y=of_y, **values)
+        words, *_ = run(self._device.runtime, kernel, given, counts, spec, y=of_y, **values)
         return words.view(np.float32).reshape(y)
 
     def embed(self, weights: Matrix, tokens: NDArray[np.int32]) -> F32:
@@ -102,20 +103,17 @@ class OnDevice:
             stored = weights.rows.view(np.float32 if weights.kind == "f32" else np.uint16)
             kinds = graph.MOVE_TYPES.index(weights.kind), graph.MOVE_TYPES.index("f32")
             move = graph.MOVE_OPS.index("get_rows"), *kinds
-            of = {"x": tensor(stored), "ids": tensor(tokens), "id_words": 1, "shift": (0, 0, 0, 0)}
-            return self._float(graph.MOVE, _pieces(shape[0] * shape[1], 256), shape, (stored, tokens), spec=move, **of)
+            return self._float(graph.MOVE, shape, (stored, tokens), spec=move, id_words=1, shift=(0, 0, 0, 0))
         packed = blocks.pack(weights.kind, weights.rows)
         kind = (graph.WEIGHT_TYPES.index(weights.kind),)
-        of = {"ids": tensor(tokens), "offset": 0, "steps": (0, 0), "rows": len(weights.rows), "first": 0}
-        groups = _pieces(shape[0] * shape[1], 256)
-        return self._float(graph.GET_WEIGHTS, groups, shape, (packed, tokens), spec=kind, **of)
+        of = {"offset": 0, "steps": (0, 0), "rows": len(weights.rows), "first": 0}
+        return self._float(graph.GET_WEIGHTS, shape, (packed, tokens), spec=kind, **of)
 
     def norm(self, x: F32, weight: F32 | None, eps: float, op: str = "rms") -> F32:
         by = x if weight is None else weight[None]
-        of: dict[str, Any] = {"x": tensor(x), "a": tensor(by), "b": tensor(by)}
-        of |= {"eps": eps, "factor": 1.0 / x.shape[-1], "scales": (0.0, 0.0), "joined": 1}
+        of = {"eps": eps, "factor": 1.0 / x.shape[-1], "scales": (0.0, 0.0), "joined": 1}
         spec = graph.NORM_OPS.index(op), int(weight is not None), 0
-        return self._float(graph.NORM, len(x), x.shape, (x, by, by), spec=spec, **of)
+        return self._float(graph.NORM, x.shape, (x, by, by), spec=spec, **of)
 
     def product(self, weights: Matrix, x: F32, added: F32 | None = None, ids: NDArray[np.int32] | None = None) -> F32:
         """By the kernels of few rows of x where there are few, else by tiles; where nothing is added, these by matrix
@@ -125,122 +123,95 @@ class OnDevice:
         few = len(x) <= FEW and bool(of_floats["SERVED"] or not is_float)
         y = np.empty((*(x.shape[:1] if ids is None else ids.shape), rows), np.float32)
         plus: NDArray[Any] = y if added is None else added
-        of: dict[str, Any] = {"y": tensor(y), "added": tensor(plus), **NO_EXPERTS}
+        of: dict[str, Any] = {"y": tensor(y), **NO_EXPERTS}
         waves, subgroups, add = len(x) % 4 + 1, self._device.info.wave_subgroups, int(added is not None)
-        columns, groups, chosen = len(x), 1 if few else _pieces(len(x), TILE[1]), plus
+        columns, chosen = len(x), plus
         if ids is not None:
             x = x.reshape(len(x), -1, x.shape[-1])
             of |= {"x_slots": x.shape[1], "experts": (0, *[weights.experts] * 2), "ids": tensor(ids)}
-            columns, groups, chosen = 1, ids.size, ids
-            if not few:
-                groups, chosen = self._by_expert(ids, weights.experts)
+            columns, chosen = 1, ids if few else self._by_expert(ids, weights.experts)
         spec: tuple[int, ...] = (*TILE, add, int(ids is not None))
         if few:  # any number of waves has the same bits
             ahead = len(x) % 2 and int(of_floats["AHEAD"] or not is_float)
             spec = columns, 32 * waves, int(subgroups), 4, ahead, add, int(ids is not None)
-        grid = _pieces(rows, 32), groups, 1
         if is_float:
             stored = weights.rows.view(np.float32 if weights.kind == "f32" else np.uint16)
             types = FLOAT_TYPES.index(weights.kind), FLOAT_TYPES.index("f32")
-            of |= {"w": tensor(stored.reshape(weights.experts, rows, -1)), "x": tensor(x)}
+            stored = stored.reshape(weights.experts, rows, -1)
             kernel = graph.MUL_MAT_FLOAT_VEC if few else graph.MUL_MAT_FLOAT
-            (words,) = run(runtime, kernel, grid, (stored, x, plus, chosen), (y.size,), (*types, *spec), **of)
+            (words,) = run(runtime, kernel, (stored, x, plus, chosen), (y.size,), (*types, *spec), **of)
             return words.view(np.float32).reshape(y.shape)
-        count = 8 * _pieces(x.shape[-1], 256) * (x.size // x.shape[-1])
-        quantized = run(runtime, graph.QUANTIZE, (_pieces(count, 32), 1, 1), (x,), (8 * count, 2 * count), x=tensor(x))
+        count = 8 * -(-x.shape[-1] // 256) * (x.size // x.shape[-1])
+        quantized = run(runtime, graph.QUANTIZE, (x,), (8 * count, 2 * count))
         steps = weights.rows.size // weights.experts // 16, 0  # matrices have whole groups of rows
         of |= {"w_begin": 0, "w_steps": steps, "repeats": (1, 1), "blocks": x.shape[-1] // 32}
         kernel, kind = graph.MUL_MAT_VEC if few else graph.MUL_MAT, graph.WEIGHT_TYPES.index(weights.kind)
         if not few and not add and ids is None and (units := units_of(self._device.info, weights.kind)):
             kernel, spec = graph.MUL_MAT_UNITS, (*units, 0, 0)
-            grid = _pieces(rows, units[0]), _pieces(len(x), units[1]), 1
         made: int | Words = y.size
         size, most = weights.rows.size // weights.experts, max(1, BOUND * weights.experts // weights.rows.size)
         for first in range(0, weights.experts, most):
             bound = weights.rows[first * rows : (first + most) * rows]
             of |= {"experts": (first, bound.size // size, weights.experts)}
             given: tuple[NDArray[Any], ...] = blocks.pack(weights.kind, bound), *quantized, plus, chosen
-            (made,) = run(runtime, kernel, grid, given, (made,), (kind, *spec), **of)
+            (made,) = run(runtime, kernel, given, (made,), (kind, *spec), **of)
         return np.asarray(made).view(np.float32).reshape(y.shape)
 
-    def _by_expert(self, ids: NDArray[np.int32], experts: int) -> tuple[int, Words]:
-        """The tiles of the list of a product's columns, and the list."""
+    def _by_expert(self, ids: NDArray[np.int32], experts: int) -> Words:
+        """The list of a product's columns."""
         tiles = min(ids.size, ids.size // TILE[1] + experts + 1)
-        of: dict[str, Any] = {"ids": tensor(ids), "experts": experts, "columns": TILE[1], "tiles": tiles}
-        (words,) = run(self._device.runtime, graph.BY_EXPERT, (1, 1, 1), (ids,), (tiles * (TILE[1] + 1),), **of)
-        return tiles, words
+        of: dict[str, Any] = {"experts": experts, "columns": TILE[1], "tiles": tiles}
+        return run(self._device.runtime, graph.BY_EXPERT, (ids,), (tiles * (TILE[1] + 1),), **of)[0]
 
     def rope(self, x: F32, positions: NDArray[np.int32], way: Rope) -> F32:
-        of: dict[str, Any] = {"x": tensor(x), "positions": 0, "stride": len(x), "table": 0, "pairs": way.pairs}
-        of |= {"first": 0, "step": way.step, "least": 0.0}
+        of = {"stride": len(x), "pairs": way.pairs, "step": way.step, "least": 0.0}
+        of |= dict.fromkeys(("positions", "table", "first"), 0)
         spec, given = (FLOAT_TYPES.index("f32"),), (x, np.tile(positions, 4), way.table())
-        return self._float(graph.ROPE, _pieces(x.size, 512), x.shape, given, spec=spec, **of)
+        return self._float(graph.ROPE, x.shape, given, spec=spec, **of)
 
     def attend(self, q: F32, k: NDArray[Any], v: NDArray[Any]) -> F32:
         return np.asarray(attention(q, k, v, device=self._device))
 
     def swiglu(self, gate: F32, up: F32) -> F32:
-        of = {"a": tensor(gate), "b": tensor(up), "alpha": 0.0, "limit": 0.0}
         spec = graph.GLU_OPS.index("swiglu"), FLOAT_TYPES.index("f32")
-        return self._float(graph.GLU, _pieces(gate.size, 256), gate.shape, (gate, up), spec=spec, **of)
+        return self._float(graph.GLU, gate.shape, (gate, up), spec=spec, alpha=0.0, limit=0.0)
 
     def unary(self, op: str, x: F32) -> F32:
         spec = graph.UNARY_OPS.index(op), *[FLOAT_TYPES.index("f32")] * 2, graph.FOLLOW_OPS.index("none")
-        of = {"x": tensor(x), "other": tensor(x), **dict.fromkeys("abcd", 0.0)}
-        return self._float(graph.UNARY, _pieces(x.size, 256), x.shape, (x, x), spec=spec, **of)
+        return self._float(graph.UNARY, x.shape, (x, x), spec=spec, **dict.fromkeys("abcd", 0.0))
 
     def route(self, scores: F32, k: int) -> F32:
         spec = graph.GATE_OPS.index("soft_max"), 0, graph.ROUTE_NORM_OPS.index("sum"), 0
-        y, of_x = np.empty((len(scores), k), np.float32), tensor(scores)
-        of: dict[str, Any] = {"x": of_x, "bias": of_x, "ids": tensor(y), "y": tensor(y), "factor": 0.0, "added": 0.0}
+        y = np.empty((len(scores), k), np.float32)
+        of: dict[str, Any] = {"ids": tensor(y), "y": tensor(y), "factor": 0.0, "added": 0.0}
         of |= {"least": ROUTE_LEAST, "most": np.inf}
-        groups, counts = (len(scores), 1, 1), (y.size, y.size)
-        both = run(self._device.runtime, graph.ROUTE, groups, (scores, scores), counts, spec, **of)
+        both = run(self._device.runtime, graph.ROUTE, (scores, scores), (y.size, y.size), spec, **of)
         return np.concatenate([words.reshape(y.shape) for words in both], -1).view(np.float32)
 
     def sum_experts(self, x: F32, weights: F32) -> F32:
-        y, of = (len(x), x.shape[-1]), {"experts": tensor(x), "weights": tensor(weights), "added": (0, 0)}
-        return self._float(graph.SUM_EXPERTS, _pieces(y[0] * y[1], 256), y, (x, weights, x, x), spec=(0,), **of)
+        return self._float(graph.SUM_EXPERTS, (len(x), x.shape[-1]), (x, weights, x, x), spec=(0,), added=(0, 0))
 
     def binary(self, op: str, a: F32, b: F32) -> F32:
         kinds = graph.BINARY_OPS.index(op), *[FLOAT_TYPES.index("f32")] * 3
-        groups, of = _pieces(a.size, 256), {"a": tensor(a), "b": tensor(b)}
-        return self._float(graph.BINARY, groups, a.shape, (a, b), spec=kinds, **of)
+        return self._float(graph.BINARY, a.shape, (a, b), spec=kinds)
 
     def convolve(self, x: F32, w: F32, bias: F32) -> F32:
         tokens, run_of = x.shape[1] - w.shape[1] + 1, 1 + len(w) % 2  # tokens of an invocation: the bits are the same
-        of: dict[str, Any] = {"x": tensor(x), "late": tensor(x), "w": tensor(w), "bias": tensor(bias), "run": run_of}
-        of |= {"size": 1, "eps": 0.0, "factor": 0.0} | dict.fromkeys(("begins", "ends", "offsets", "scales"), (0, 0))
-        groups = _pieces(len(w) * _pieces(tokens, run_of), 256)
-        return self._float(graph.SSM_CONV, groups, (tokens, len(w)), (x, x, w, bias), spec=(1, 1, 0, 0), **of)
+        of: dict[str, Any] = dict.fromkeys(("begins", "ends", "offsets", "scales"), (0, 0))
+        of |= {"run": run_of, "size": 1, "eps": 0.0, "factor": 0.0}
+        return self._float(graph.SSM_CONV, (tokens, len(w)), (x, x, w, bias), spec=(1, 1, 0, 0), **of)
 
-    def _states(
-        self, kernel: GraphKernel, groups: tuple[int, int], of_v: F32, spec: tuple[int, ...], **given: Any
-    ) -> F32:
-        """Scores and the state behind the last token. given: arrays by binding, and other values."""
-        state, arrays = given["state"], [one for one in given.values() if isinstance(one, np.ndarray)]
-        of = {name: tensor(one) if isinstance(one, np.ndarray) else one for name, one in given.items()}
-        of |= {one: 0 for one in ("a", "ids") if one in of} | {
-            "scores": 0,
-            "kept": 0,
-            "steps": (state.size, state.size),
-            "slots": 1,
-        }
-        counts = of_v.size, state.size
-        words = run(self._device.runtime, kernel, (*groups, 1), arrays, counts, spec, **of)
+    def _states(self, kernel: GraphKernel, sizes: tuple[int, int], given: Sequence[Any], spec: Any, **of: Any) -> F32:
+        """Scores and the state behind the last token, of these sizes. given: operands, behind which come ids."""
+        given, of = (*given, np.zeros(1, np.int32)), of | dict.fromkeys(("ids", "scores", "kept"), 0)
+        words = run(self._device.runtime, kernel, given, sizes, spec, steps=(sizes[1], sizes[1]), slots=1, **of)
         return np.concatenate(words).view(np.float32)
 
     def delta_net(self, q: F32, k: F32, v: F32, gate: F32, beta: F32, state: F32) -> F32:
-        heads, rows, size = state.shape
-        own = 1 + len(v) % 2  # rows of a lane: the bits are the same
-        groups = _pieces(rows, state_rows(size, own)), heads
-        given: dict[str, Any] = {"q": q, "k": k, "v": v, "gate": gate, "beta": beta, "state": state}
-        given |= {"ids": np.zeros(1, np.int32), "scale": scale_of(size)}
-        return self._states(graph.DELTA_NET, groups, v, spec=(size, own, int(gate.shape[-1] > 1), own % 2), **given)
+        size, own = state.shape[-1], 1 + len(v) % 2  # own, rows of a lane: the bits are the same
+        given, spec = (q, k, v, gate, beta, state), (size, own, int(gate.shape[-1] > 1), own % 2)
+        return self._states(graph.DELTA_NET, (v.size, state.size), given, spec, scale=scale_of(size))
 
     def scan(self, state: F32, x: F32, dt: F32, a: F32, b: F32, c: F32) -> F32:
-        heads, rows, size = state.shape
-        own, by_element = 1 + len(x) % 2, a.shape[1] > 1
-        groups = _pieces(heads * rows // b.shape[1], state_rows(size, own)), b.shape[1]
-        given = {"state": state, "x": x, "dt": dt, "a": a, "b": b, "c": c, "ids": np.zeros(1, np.int32)}
-        return self._states(graph.SSM_SCAN, groups, x, spec=(size, own, int(by_element)), **given)
+        spec = state.shape[-1], 1 + len(x) % 2, int(a.shape[1] > 1)
+        return self._states(graph.SSM_SCAN, (x.size, state.size), (state, x, dt, a, b, c), spec, a=0)
