@@ -34,6 +34,7 @@ Device *Device::open() {
         self->most = info.most;
         self->on_cpu = info.cpu;
         self->wave32 = info.wave32;
+        self->lanes = za_device_registers(self->device_).lanes;
         const char *units = std::getenv("ZINC_ATTN_UNITS");
         const bool built = za_graph_kernels[GRAPH_MUL_MAT_UNITS].code_bytes > 4;
         if (built && (units ? *units == '1' : !info.cpu)) self->units = self->device_->units;

@@ -81,6 +81,7 @@ class Device {
     size_t alignment = 0;   // of a tensor, and of what a kernel binds
     size_t most = 0;        // bytes that a kernel can bind
     bool on_cpu = false, wave32 = false;
+    uint32_t lanes = 0;     // of a subgroup of kernels that do not meet in them
     uint32_t splits = 0;    // of a row's keys in attention, as ZINC_ATTN_SPLITS says; 0: the split rule
     za_units units{};       // that products take: a GPU's, or with ZINC_ATTN_UNITS=1 a CPU's; with 0 none
     Turns turns;            // held during every call of what is below

@@ -141,7 +141,7 @@ static Written written(Recording &r, ggml_tensor *op, uint64_t scores, uint64_t 
 
 // Rows of a lane: arithmetic is the limit of a prompt, and rows share some; memory is one token's, and wants many waves.
 static uint32_t rows_of_lane(const Device &device, int64_t size, int64_t tokens) {
-    return tokens == 1 || device.on_cpu ? 1 : size > 128 ? 2 : 4;
+    return tokens == 1 || device.on_cpu || device.lanes < WAVE ? 1 : size > 128 ? 2 : 4;
 }
 
 static const char *states_refused(const ggml_tensor *op, int tensors) {

@@ -142,10 +142,11 @@ bool za_pipeline_make(struct za_device *device, const struct kernel *kernel, con
         .pData = constants,
     };
     const bool attend = kernel == &za_kernels[KERNEL_ATTEND];
+    const uint32_t lanes = kernel->subgroups ? WAVE : za_device_registers(device).lanes;
     VkPipelineShaderStageRequiredSubgroupSizeCreateInfo wave32 = {
         .sType = VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_REQUIRED_SUBGROUP_SIZE_CREATE_INFO,
         .requiredSubgroupSize =
-            attend ? ((const struct attend_constants *)constants)->workgroup_size / LEAVES_PER_NODE : WAVE,
+            attend ? ((const struct attend_constants *)constants)->workgroup_size / LEAVES_PER_NODE : lanes,
     };
     VkComputePipelineCreateInfo create = {
         .sType = VK_STRUCTURE_TYPE_COMPUTE_PIPELINE_CREATE_INFO,

@@ -107,6 +107,7 @@ extern const struct kernel {{
     const uint32_t *code;
     size_t code_bytes;
     uint32_t bindings, constants, written; /* written: bit i is for binding i */
+    uint32_t subgroups; /* 1: invocations meet in subgroups, of 32 or a wave of pass 1 */
 }} za_kernels[KERNELS];
 
 /* What a device is asked: a kernel's words, and the right answers. */
@@ -322,7 +323,7 @@ def _source(spirv: Path) -> str:
 def kernel_entry(number: str, decl: KernelDecl, code: str) -> str:
     """A kernel's entry of a table of struct kernel. code: the name of its ``word_array``."""
     written = sum((one.access == "write") << i for i, one in enumerate(decl.bindings))
-    counts = f"{len(decl.bindings)}, {len(decl.constant_names)}, {written}"
+    counts = f"{len(decl.bindings)}, {len(decl.constant_names)}, {written}, {int(decl.has_subgroups)}"
     return f'    [{number}] = {{"{decl.name}", words_{code}, sizeof words_{code}, {counts}}},'
 
 
