@@ -26,7 +26,7 @@ from zinc_attn.runtime.device import SPIRV
 from zinc_attn.storage import STORAGE
 
 ROOT = Path(__file__).parents[1]
-NATIVE = Path(os.environ.get("ZINC_ATTN_NATIVE", ROOT / "native"))  # test_native_slips.py tests copies
+NATIVE = Path(os.environ.get("ZINC_ATTN_NATIVE", ROOT / "native"))  # test_slips.py tests copies
 EMBED = ROOT / "examples" / "embed"
 PAGE = ROOT / "docs" / "c-hosts.md"
 LIBRARY = sorted((NATIVE / "src").glob("*.c"))  # and what ``contract`` makes

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from broken_shaders import Change, break_kernels
+from broken_shaders import break_kernels
 from support import FULL
 
 import zinc_attn as za
@@ -16,7 +16,6 @@ from zinc_attn.cli import app as cli
 from zinc_attn.cli import check as check_command
 from zinc_attn.distributed import fold
 from zinc_attn.planning import call as planned
-from zinc_attn.runtime import device as device_module
 from zinc_attn.tools import check
 from zinc_attn.tools.check import Case, properties
 from zinc_attn.tools.check.cases import QUICK
@@ -209,14 +208,14 @@ def test_a_fold_of_shards_in_another_order_fails(device, monkeypatch, capsys):
     assert len(fails(text, 9)) == 1 and re.findall(r"^ +(\d+) .*: got ", text, re.MULTILINE) == ["9"], text
 
 
-# --- broken kernels: test_check_mutants.py has a table of them ---------------------------------------------
+# --- broken kernels: tests/slips/attend.txt has a table of them ---------------------------------------------
 
 # what a driver does that makes one operation of a product and a sum; llvmpipe runs fma() as two
-FMA = [Change("attend/multiply_add.glsl", "vec2 sum = c + product;", "vec2 sum = fma_emulated(a, b, c);")]
+FMA = "attend/multiply_add.glsl", "vec2 sum = c + product;", "vec2 sum = fma_emulated(a, b, c);"
 
 
 def test_a_broken_kernel_fails(device, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(device_module, "SPIRV", break_kernels(FMA, tmp_path, "attend"))
+    break_kernels(monkeypatch, tmp_path, FMA, "attend")
     assert run(device, *SMALL) == 1
     text = capsys.readouterr().out
     assert text.startswith("FAIL    9/3/64 f16 1000")

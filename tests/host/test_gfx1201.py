@@ -5,13 +5,12 @@ import shutil
 
 import numpy as np
 import pytest
-from broken_shaders import Change, break_kernels
+from broken_shaders import break_kernels
 from little_kernels import HEAD, compiled, declared, spirv
 from support import needs_radv
 
 from zinc_attn.errors import KernelError, UnsupportedError, WrongResultError
 from zinc_attn.kernels import declarations as kernels
-from zinc_attn.runtime import device as device_module
 from zinc_attn.runtime.device import Device, load_spirv
 from zinc_attn.runtime.primitives import answers, check_primitives
 from zinc_attn.tools.check import Case, check
@@ -140,8 +139,8 @@ def test_primitives_in_another_float_mode(mode, refused, device):
 
 
 def test_a_missing_barrier_is_a_race(tmp_path, monkeypatch, device):
-    change = Change("attend/node.glsl", "barrier();\n        for (uint i = 0u", "for (uint i = 0u")
-    monkeypatch.setattr(device_module, "SPIRV", break_kernels([change], tmp_path))
+    change = "attend/node.glsl", "barrier();\n        for (uint i = 0u", "for (uint i = 0u"
+    break_kernels(monkeypatch, tmp_path, change)
     with pytest.raises(KernelError, match=r"a race: byte .* of shared memory is (read|written) by wave"):
         list(check([Device(device.runtime)], [Case.parse("9/3/64 f16 600")], []))
     monkeypatch.undo()
