@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ml_dtypes import bfloat16
+from objects import NATIVE, ROOT, linked
 
 from zinc_attn.canonical.constants import BIASES
 from zinc_attn.graph import c as graph_c
@@ -25,8 +26,6 @@ from zinc_attn.kernels.declarations import APPEND, HEAD, HEADER, HEADER_WORDS, I
 from zinc_attn.runtime.device import SPIRV
 from zinc_attn.storage import STORAGE
 
-ROOT = Path(__file__).parents[1]
-NATIVE = Path(os.environ.get("ZINC_ATTN_NATIVE", ROOT / "native"))  # test_slips.py tests copies
 EMBED = ROOT / "examples" / "embed"
 PAGE = ROOT / "docs" / "c-hosts.md"
 LIBRARY = sorted((NATIVE / "src").glob("*.c"))  # and what ``contract`` makes
@@ -76,10 +75,9 @@ def compiled(target: Path, sources: list[Path], *arguments: str) -> subprocess.C
     The shim, where that is among the sources, is called in the loader's place.
     """
     wrapped = WRAPPED if SHIM in sources else []
-    files = [*map(str, (*sources, contract() / "zinc_contract.c")), "-lvulkan", "-lm"]
-    command = [str(COMPILER), *STRICT, f"-I{contract()}", *arguments, *wrapped, "-o", str(target), *files]
-    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-    return subprocess.run(command, capture_output=True, text=True, env=environment)
+    flags = [*STRICT, f"-I{contract()}", *(flag for flag in arguments if flag != "-shared")]
+    commands = [([str(COMPILER), *flags], source) for source in (*sources, contract() / "zinc_contract.c")]
+    return linked(target, commands, [str(COMPILER), *arguments, *wrapped, "-lvulkan", "-lm"])
 
 
 def compiler_file(name: str) -> str:
@@ -90,7 +88,7 @@ def compiler_file(name: str) -> str:
 
 def built(folder: Path, sources: list[Path], *arguments: str) -> str:
     """A shared library of files of the library."""
-    done = compiled(folder / "library.so", sources, "-O2", "-shared", "-fPIC", *arguments)
+    done = compiled(folder / "library.so", sources, "-O2", "-shared", *arguments)
     assert done.returncode == 0, done.stderr
     return str(folder / "library.so")
 

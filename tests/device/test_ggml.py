@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from c_host import LIBRARY, NATIVE, ROOT, built, compiler_file, contract, needs_compiler
 from engine import address
+from objects import linked
 from support import FULL, row_bytes, same
 
 import zinc_attn as za
@@ -48,13 +49,14 @@ class BackEnd:
     def compiled(folder: Any, *more: str) -> Any:
         for name in ("ggml-backend.h", "ggml-backend-impl.h", "ggml-impl.h"):
             (folder / name).write_text('#include "ggml.h"\n')
-        ours = [NATIVE / f"{name}.cpp" for name in OURS]
-        flags = ["-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", '-DZINC_GGML_VERSION="1"']
-        flags += ["-Wno-missing-field-initializers", *(f"-I{one}" for one in (STUB, folder, NATIVE / "src"))]
-        flags += [*(f"-I{one}" for one in (NATIVE / "include", contract())), *more]
+        flags = ["-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror", '-DZINC_GGML_VERSION="1"', *more]
+        folders = STUB, folder, NATIVE / "src", NATIVE / "include", contract()
+        flags += ["-Wno-missing-field-initializers", *(f"-I{one}" for one in folders)]
         library = built(folder, [*LIBRARY, contract() / "zinc_graph.c"], *more)
-        command = [COMPILER, *flags, *ours, STUB / "back_end.cpp", library]
-        done = subprocess.run([*command, f"-Wl,-rpath,{folder}", "-o", folder / "b.so"], capture_output=True, text=True)
+        ours = [NATIVE / f"{name}.cpp" for name in OURS]
+        commands = [([str(COMPILER), *flags], source) for source in (*ours, STUB / "back_end.cpp")]
+        link = [str(COMPILER), "-shared", *more, library, f"-Wl,-rpath,{folder}"]
+        done = linked(folder / "b.so", commands, link)
         assert done.returncode == 0, done.stderr
         return folder / "b.so"
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from objects import linked
 
 import zinc_attn as za
 from zinc_attn import export
@@ -29,7 +30,8 @@ def host(tmp_path_factory):
     (made / "all.cpp").write_text("".join(f'#include "{path}"\n' for path in files))
     flags = ["-std=c++17", "-DKOMPUTE_OPT_LOG_LEVEL_DISABLED=1", "-DKOMPUTE_DISABLE_VK_DEBUG_LAYERS=1"]
     flags += [f"-I{sources[-1]}", f"-I{sources[-1]}/include"]
-    subprocess.run(["g++", *flags, "all.cpp", "-lvulkan", "-lfmt", "-o", "host"], cwd=made, check=True)
+    done = linked(made / "host", [(["g++", *flags], made / "all.cpp")], ["g++", "-lvulkan", "-lfmt"])
+    assert done.returncode == 0, done.stderr
     return made / "host"
 
 
