@@ -31,7 +31,7 @@ CALLS = (
     "test_embed_c.py::test_the_digest_is_the_oracle_s[default-vulkan]",
     "test_errors.py",
     "test_ggml.py::test_bits_are_the_oracle_s[vulkan-no mask, several nodes]",
-    "test_grid.py::test_the_oracles_bits[vulkan-2/1/80/65/latent-q4_1-random-alibi-sinks-113x32]",
+    "test_grid.py::test_the_oracles_bits[vulkan-2/1/80/65/latent q4_1 113 rows=32 sinks+alibi+mask=f16+noncausal]",
     "test_kompute_cpp.py",
     "test_kompute_runtime.py",
     "test_persist.py::test_a_loaded_sequence_has_the_bits_of_the_saved_one[vulkan-f16]",

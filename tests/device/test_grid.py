@@ -7,7 +7,7 @@ KV heads per size and type, so that cases share pipelines: compiling them takes 
 
 from dataclasses import replace
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,11 +16,11 @@ from support import FULL, same
 
 import zinc_attn as za
 from zinc_attn import reference
-from zinc_attn.cache.rows import stored
 from zinc_attn.kernels.declarations import KernelDecl
 from zinc_attn.kernels.families import CPU, FAMILIES
 from zinc_attn.runtime.protocol import Kernel
 from zinc_attn.storage import STORAGE
+from zinc_attn.tools.check import Case
 
 SIZES = (
     *((size, size, False) for size in (40, 64, 72, 80, 96, 128, 192, 256, 320, 512, 576)),
@@ -30,27 +30,12 @@ SIZES = (
 ELSEWHERE = tuple((size, size, False) for size in (64, 80, 96, 128, 192, 256, 512))
 PAIRS = "q8_0/q4_0 f16/q5_1 q4_1/iq4_nl q5_0/fp8_e4m3 bf16/f32"  # before single types, as the last sizes are latent
 TYPES = (*PAIRS.split(), *STORAGE)
-MASKS = ("none", "causal", "random", "tree")
-BIASES = tuple(product((False, True), repeat=3))  # alibi, softcap, sinks
+MASKS = (None, False), (None, True), ("f16", False), ("tree", True)  # and whether causal
+BIASES = tuple(product((False, True), (None, 10.0), (False, True)))  # alibi, softcap, sinks
 RATIOS = (*[1] * 24, *[2] * 16, *[3] * 10, *range(4, 18), 20, 24, 32, 128)  # mostly few heads, which compile faster
 KEYS = (17, 113, 512, 1024, 4096)
 ROWS = (1, 3, 32, 75)
 PRODUCTS = 1 << 26  # rows * heads * keys * dimensions of a case: the oracle takes half a second for so many
-
-
-class Case(NamedTuple):
-    """One point of the grid."""
-
-    shape: za.AttnShape
-    dtype: str
-    mask: str
-    biases: tuple[bool, bool, bool]
-    keys: int
-    rows: int
-
-    def __str__(self) -> str:
-        names = [n for n, on in zip(("alibi", "softcap", "sinks"), self.biases, strict=True) if on]
-        return "-".join((str(self.shape), self.dtype, self.mask, *names, f"{self.keys}x{self.rows}"))
 
 
 def cases() -> list[Case]:
@@ -63,9 +48,15 @@ def cases() -> list[Case]:
         shape = za.AttnShape(ratio * kv_heads, kv_heads, k, v, latent)
         most = PRODUCTS // (shape.q_heads * (k + v))
         fitting = [(keys, rows) for keys, rows in product(KEYS, ROWS) if rows <= keys and keys * rows <= most]
-        for mask, biases in product(MASKS, BIASES):
-            found.append(Case(shape, dtype, mask, biases, *fitting[rng.integers(len(fitting))]))
+        for (mask, causal), (alibi, softcap, sinks) in product(MASKS, BIASES):
+            options = {"mask": mask, "causal": causal, "alibi": alibi, "softcap": softcap, "sinks": sinks}
+            found.append(Case(shape, dtype, *fitting[rng.integers(len(fitting))], **options))
     return found
+
+
+def axes(case: Case) -> tuple[Any, ...]:
+    """Type, mask and biases."""
+    return case.dtype, (case.mask, case.causal), (case.alibi, case.softcap, case.sinks)
 
 
 def drawn() -> list[Case]:
@@ -76,20 +67,8 @@ def drawn() -> list[Case]:
         size = sizes[at % len(sizes)]
         mine = [c for c in everything if (c.shape.head_dim, c.shape.v_head_dim, c.shape.latent) == size]
         turns = TYPES[at % len(TYPES)], MASKS[at // 2 % 4], BIASES[(3 * at + 1) % 8]
-        found.append(max(mine, key=lambda c: sum(x == y for x, y in zip(c[1:4], turns, strict=True))))
+        found.append(max(mine, key=lambda c: sum(x == y for x, y in zip(axes(c), turns, strict=True))))
     return found
-
-
-def mask_of(case: Case, rng: np.random.Generator) -> NDArray[Any] | None:
-    """A mask by its name: random hides and shifts scores of all keys, tree hides some of the rows' own keys."""
-    if case.mask == "random":
-        values = rng.standard_normal((case.rows, case.keys)).astype(np.float32) * 3
-        values[rng.random(values.shape) < 0.3] = -np.inf
-        values[:, 0] = 1.5  # no row is blind
-        return values
-    if case.mask == "tree":
-        return np.asarray(np.tril(rng.random((case.rows, case.rows)) < 0.5) | np.eye(case.rows, dtype=bool))
-    return None
 
 
 @pytest.mark.parametrize("case", cases() if FULL else drawn(), ids=str)
@@ -106,12 +85,11 @@ def test_the_oracles_bits_on_every_driver(any_device, at):
 @pytest.mark.parametrize(
     "case",
     (
-        Case(za.AttnShape(8, 1, 256), "f16", "causal", (False, False, True), 577, 3),  # 16 lanes
-        Case(za.AttnShape(6, 2, 72, 64), "q4_1/iq4_nl", "random", (True, False, False), 113, 3),
-        Case(za.AttnShape(3, 1, 64), "q8_0", "none", (False, True, False), 1024, 1),
-        Case(za.AttnShape(2, 1, 80, 64, latent=True), "f32", "tree", (False, False, False), 577, 9),
+        "8/1/256 f16 577 rows=3 sinks",  # 16 lanes
+        "6/2/72/64 q4_1/iq4_nl 113 rows=3 alibi+mask=f16+noncausal",
+        "3/1/64 q8_0 1024 softcap=10+noncausal",
+        "2/1/80/64/latent f32 577 rows=9 mask=tree",
     )[: None if FULL else 2],
-    ids=str,
 )
 def test_the_oracles_bits_in_small_waves(device, monkeypatch, case):
     """Which a lavapipe with a newer compiler has; the driver of these tests has waves of 32."""
@@ -123,14 +101,14 @@ def test_the_oracles_bits_in_small_waves(device, monkeypatch, case):
         return kernel(decl, spec)
 
     monkeypatch.setattr(device, "kernel", noted)
-    check(device, case)
-    assert 8 * (16 if case.shape.v_head_dim == 256 else 8) in seen
+    check(device, Case.parse(case))
+    assert 8 * (16 if case.startswith("8/1/256") else 8) in seen
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_the_oracles_bits_in_the_registers_of_every_family(device, monkeypatch, family):
     monkeypatch.setattr(device.runtime, "info", replace(device.info, layout=family.layout))
-    check(device, Case(za.AttnShape(4, 1, 72, 136), "q8_0/f16", "causal", (False, False, False), 577, 2))
+    check(device, Case.parse("4/1/72/136 q8_0/f16 577 rows=2"))
 
 
 def score_size(q: NDArray[Any], k: NDArray[Any]) -> float:
@@ -147,37 +125,23 @@ def check(device: za.Device, case: Case) -> None:
     The squared error may be 1e-11 of the output's square. Where the magnitudes of a score's products have a large sum
     S, the score's rounding is about S / 2**24, and its weight and the output are off by as large a part of themselves.
     """
-    shape, rng = case.shape, np.random.default_rng([case.keys, case.rows, case.shape.head_dim])
-    q = rng.standard_normal((case.rows, shape.q_heads, shape.head_dim), dtype=np.float32)
-    q *= np.exp2(np.arange(shape.q_heads) % 4).astype(np.float32)[:, None]
-    k = rng.standard_normal((case.keys, shape.kv_heads, shape.head_dim), dtype=np.float32)
-    v = rng.standard_normal((case.keys, shape.kv_heads, shape.v_head_dim), dtype=np.float32)
-    v = k[..., : shape.v_head_dim] if shape.latent else v
-    alibi, softcap, sinks = case.biases
-    options: dict[str, Any] = {}
-    if alibi:
-        options["alibi"] = np.exp2(-8 * np.arange(1, shape.q_heads + 1) / shape.q_heads).astype(np.float32)
-    if softcap:
-        options["softcap"] = 10.0
-    if sinks:
-        options["sinks"] = np.linspace(-5, 20, shape.q_heads, dtype=np.float32)
-    if case.mask == "random" and not alibi:
+    shape, keys, options, call = case.shape, case.context, case.options(), case.masking(case.rows, case.context)
+    data = case.data()
+    q, held = case.query(data).reshape(case.rows, shape.q_heads, -1), data.stored_as(case.dtype)
+    if case.mask == "f16" and not case.alibi:
         options["mask_slopes"] = np.linspace(2, -0.5, shape.q_heads, dtype=np.float32)
-    call = {"mask": mask_of(case, rng), "causal": case.mask in ("causal", "tree")}
-    held = stored(k, v, case.dtype, True, shape.latent)
-    want = reference.emulate(q, *held, **options, **call)
-    truth, _ = reference.attention(q, *held, **options, **call)
-    assert np.sum((want[0] - truth) ** 2) <= max(1e-11, (score_size(q, held[0]) / 2**24) ** 2) * np.sum(truth**2)
-    given = (k,) if shape.latent else (k, v)
+    want = reference.emulate(q, held.k, held.v, **options, **call)
+    truth, _ = reference.attention(q, held.k, held.v, **options, **call)
+    assert np.sum((want[0] - truth) ** 2) <= max(1e-11, (score_size(q, held.k) / 2**24) ** 2) * np.sum(truth**2)
     page_size = (1, 2, 8, 64)[(shape.head_dim + len(case.dtype)) % 4]  # cases of a size and type share pipelines
-    held_as = {"round_rows": True, "kv_layout": ("tiles", "NHD")[shape.head_dim // 8 % 2]}
-    order = rng.permutation(-(-case.keys // page_size))
-    with za.KVCache(device, shape, 1, case.keys, case.dtype, page_size, page_order=order, **held_as) as cache:
+    order, layout = np.random.default_rng(keys).permutation(-(-keys // page_size)), shape.head_dim // 8 % 2
+    options_of_cache = {"page_order": order, "kv_layout": ("tiles", "NHD")[layout]}
+    with za.KVCache(device, shape, 1, keys, case.dtype, page_size, **options_of_cache) as cache:
         seq = cache.new_sequence()
-        half = case.keys - min(case.rows, case.keys // 2)
+        half = keys - min(case.rows, keys // 2)
         if half:
-            cache.append(seq, 0, *(x[:half] for x in given))
-        got = za.Attention(cache, **options)(q, seq, 0, *(x[half:] for x in given), return_lse=True, **call)
+            cache.append(seq, 0, *data.rows(0, half))
+        got = za.Attention(cache, **options)(q, seq, 0, *data.rows(half, keys), return_lse=True, **call)
         again = za.Attention(cache, num_splits=2, **options)(q, seq, 0, return_lse=True, **call)
     for results in (got, again):
         same(results, want)
@@ -186,5 +150,6 @@ def check(device: za.Device, case: Case) -> None:
 def test_every_value_of_every_axis_is_drawn():
     some = drawn()
     assert {(c.shape.head_dim, c.shape.v_head_dim, c.shape.latent) for c in some} == set(SIZES) - set(ELSEWHERE)
-    assert {c.dtype for c in some} == set(TYPES) and {c.mask for c in some} == set(MASKS)
-    assert all({c.biases[i] for c in some} == {False, True} for i in range(3))
+    types, masks, biases = zip(*map(axes, some), strict=True)
+    assert set(types) == set(TYPES) and set(masks) == set(MASKS)
+    assert [set(values) for values in zip(*biases, strict=True)] == [{False, True}, {None, 10.0}, {False, True}]

@@ -130,7 +130,7 @@ def digest(device, case, splits):
 
 CHECKED = "q8_0", "q4_0", "q5_1", "q2_K", "q4_K", "q6_K", "bf16", "gdn", "mamba2"
 MULTIPLIED = "mxfp4", "q4_0", "iq4_xs", "q2_K", "q3_K", "q6_K"
-MASKED = grid.Case(za.AttnShape(2, 1, 40), "f32", "random", (False, False, False), 17, 3)
+MASKED = Case.parse("2/1/40 f32 17 rows=3 mask=f16+noncausal")
 TESTS = {
     **{f"check {kind}": checked(kind) for kind in CHECKED},
     **{f"products {kind}": called(products.test_types, kind) for kind in MULTIPLIED},
