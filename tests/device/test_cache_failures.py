@@ -1,7 +1,7 @@
 """A failed or interrupted call leaves the cache as it was; threads share it; closed and forked ones refuse.
 
-Every failure is injected, at the n-th call of the runtime for every n that a call makes, and between bytecodes.
-An untouched twin, another cache that does the same without failures, says what must come out afterwards.
+Every failure is injected, at the n-th call of the runtime for every n that a call makes; test_fuzz.py interrupts calls
+between bytecodes. An untouched twin, another cache that does the same without failures, says what must come out.
 """
 
 import itertools
@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 from cache_rows import SMALL, Twin, new_q, new_rows
-from interrupts import Interrupter, files, moments
+from interrupts import Interrupter, files
 from page_tables import check_counts, largest
-from support import FULL, differing
+from support import differing
 
 import zinc_attn as za
 from zinc_attn import errors
@@ -209,52 +209,6 @@ def test_a_copied_page_of_a_failed_call_is_not_used_again(device: za.Device, mon
         again.step(1)
         again.look()
         heir.look()
-
-
-WHERE = files("cache", "decode", "planning", "runtime/vulkan", "runtime/kompute")
-
-
-def test_an_interrupt_at_any_bytecode_leaves_a_call_done_or_not_done(worlds: tuple[World, World]) -> None:
-    """The books stay whole, and what follows has the right bits, wherever Ctrl-C comes, and a second one behind it."""
-    (world, twin), seen = worlds, 0
-    for number, action in enumerate(actions()):
-        before, bits, done = world.state(), world.look(), False
-        counter = Interrupter(WHERE)
-        want = counter.run(lambda action=action: action(twin))
-        after = twin.state()
-        budget = (100_000 if number == 6 else 300) if FULL else 40  # 6: a steady call, before each opcode
-        for n, at in enumerate(moments(counter.seen, budget, seed=number)):
-            interrupter, kept = Interrupter(WHERE, *at), None
-            try:
-                got = interrupter.run(lambda action=action: action(world))
-            except KeyboardInterrupt as error:
-                if n % 3 == 0 and action is not World.load:  # whose frame holds what was loaded, freed or not
-                    kept = error  # as sys.last_exc keeps its frames, and what they hold
-                seen += 1
-            else:
-                assert not interrupter.raised, f"action {number}: {at} was swallowed"
-                assert equal(got, want), f"action {number} after {n} interrupts"
-                done = True
-                break
-            with world.cache.lock:
-                world.cache.settle()  # as the next call does
-            where = f"action {number} opcodes {at}: {interrupter.raised}"
-            now = world.state()
-            done = now != before
-            assert now in (before, after), where
-            del kept
-            if n % 8 == 1 and not done:
-                assert equal(world.look(), bits), where
-            if done:
-                break
-        if not done:
-            assert equal(action(world), want), f"action {number} behind the interrupts"
-        assert world.state() == after, number
-        with ThreadPoolExecutor(1) as thread:  # another thread gets the lock
-            assert thread.submit(world.cache.lock.acquire, timeout=10).result()
-            thread.submit(world.cache.lock.release).result()
-        assert equal(world.look(), twin.look()), f"action {number}"
-    assert seen > 300
 
 
 def test_an_interrupt_of_a_file_leaves_none_open_and_none_behind(device: za.Device, tmp_path: Any) -> None:
