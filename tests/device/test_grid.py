@@ -273,3 +273,18 @@ def test_repeats_and_threads_give_one_output(device):
     with ThreadPoolExecutor(4) as pool:
         outs = list(pool.map(lambda n: za.attention(q, k, v, device=device, num_splits=n), [1, 3, 8, 16] * 4))
     assert all(not differing(out, outs[0]) for out in outs)
+
+
+def test_what_merges_flush(device):
+    """The second of three nodes scales the first one's sums below the flush, and to it; the third one's show whether
+    they were flushed."""
+    q, k, v = np.eye(1, 16, dtype=np.float32), *np.zeros((2, 1536, 1, 16), np.float32)
+    k[..., 0] = -200
+    for node, score, digits in ((0, 0, (13, 5)), (512, 10, ()), (1024, 10, (6, 6))):
+        k[node, 0, 0], k[node + 1 : node + 3, 0, 0] = score, score - 45
+        v[node + 1, 0, : len(digits)] = [2.0**-40 * (1 + 2.0**-n) for n in digits]
+        v[node + 2, 0, : len(digits)] = -(2.0**-40)
+    call = {"scale": float(np.log(2.0)), "return_lse": True}  # scores are whole in log2 units
+    for num_splits in (1, 3):
+        got = za.attention(q, k, v, device, num_splits, **call)
+        same(got, reference.emulate(q, k, v, scale=call["scale"]), num_splits)

@@ -135,6 +135,7 @@ TESTS = {
     **{f"check {kind}": checked(kind) for kind in CHECKED},
     **{f"products {kind}": called(products.test_types, kind) for kind in MULTIPLIED},
     "mask slopes": called(grid.test_the_oracles_bits, MASKED),
+    "merges": called(grid.test_what_merges_flush),
     "shapes": called(products.test_shapes, "q4_0"),
     "experts": called(experts.test_types, "q4_0"),
     "pieces of experts": called(experts.test_shapes, "f16", *experts.CASES[2]),
@@ -221,8 +222,8 @@ def put_in(slip, monkeypatch, folder):
     """Make the slip, for devices that are opened afterwards, or in the oracle."""
     if slip.file.suffix != ".py":
         changed = slip.file.relative_to("shaders")
-        # the kernel of matrix units has no fma_emulated()
-        only = "attend" if changed.name == "score_mod.glsl" else ""
+        # the kernel of matrix units has no fma_emulated(), and a device is asked for products and sums first
+        only = "attend" if changed.name in ("score_mod.glsl", "multiply_add.glsl") else ""
         change = str(changed), slip.old, slip.new
         break_kernels(monkeypatch, folder, change, only, modules() if slip.room == "graph" else MODULES)
         return
