@@ -1,7 +1,8 @@
 """Slips, changes of one token or of as few as make one, are caught by the tests that the tables of tests/slips/ name.
 
-Under a file a table has lines ``WHAT BREAKS: TEXT → REPLACEMENT @ TEST``; the file has TEXT once. TEST is a name of
-``TESTS`` or of ``NATIVE_TESTS``, or a case of ``check --quick``. No change makes an access out of bounds or a loop that
+Under a file a table has lines ``WHAT BREAKS: TEXT → REPLACEMENT @ TEST``; the file has TEXT once. TEST is a case of
+``check --quick``, a kind of ``check --graph``, a test of tests/device/ with its parameters, ``bias.of_one_call()`` for
+test_bias.py's, or, of native/, a name of ``NATIVE_TESTS``. No change makes an access out of bounds or a loop that
 does not end, so no driver can crash or hang. The default run tries a few slips of each kind, ``--full`` all. Generated
 sizes and rules are in no table: tests compare them with the package's numbers.
 """
@@ -16,22 +17,10 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import pytest
 from broken_shaders import break_kernels
 from c_cases import CASES
 from c_host import COMPILER, ROOT
-from device import test_graph_elementwise as elementwise
-from device import test_graph_experts as experts
-from device import test_graph_fit as fit
-from device import test_graph_moves as moves
-from device import test_graph_order as order
-from device import test_graph_products as products
-from device import test_graph_recurrent as recurrent
-from device import test_graph_rope as rope
-from device import test_graph_routing as routing
-from device import test_graph_rows as rows
-from device import test_grid as grid
 from support import FULL, needs_matrix_units, open_device
 
 import zinc_attn as za
@@ -40,7 +29,6 @@ from zinc_attn.kernels.declarations import MODULES
 from zinc_attn.tools import check
 from zinc_attn.tools.check import Case
 from zinc_attn.tools.check.record import committed_digests
-from zinc_attn.tools.graph.check import check_graph
 from zinc_attn.tools.harness.bits import Output
 from zinc_attn.tools.harness.split_spec import parse_split_specs
 
@@ -73,28 +61,24 @@ def slips(room: str) -> list[Slip]:
     return found
 
 
-# --- what catches a slip: each raises AssertionError ---------------------------------------------------------
+# --- what catches a slip: a function that raises AssertionError -----------------------------------------------
 
 
-def called(test, *given):
-    """A test of another file with these parameters."""
+def caught_by(slip):
+    """The function, of fixtures by their names."""
+    if is_a_case(slip):
+        return quick(slip.test)
+    text = re.sub(r"^check (\w+)$", r'check_graph.the_oracles_bits("\1")', slip.test)
+    file, name, given = re.fullmatch(r"(\w+)\.(\w+)\((.*)\)", text).groups()
+    folder = "graph_" if slip.room == "graph" and file != "check_graph" else ""
+    tests = importlib.import_module(f"device.test_{folder}{file}")
+    test, values = getattr(tests, f"test_{name}"), eval(f"[{given}]", vars(tests))
 
-    def call(device, rng):
-        fixtures, rest = {"any_device": device, "device": device, "rng": rng}, iter(given)
-        names = inspect.signature(test).parameters
-        test(*(fixtures[name] if name in fixtures else next(rest) for name in names))
+    def call(**fixtures):
+        rest = iter(values)
+        test(*(fixtures[one] if one in fixtures else next(rest) for one in inspect.signature(test).parameters))
 
     return call
-
-
-def checked(kind):
-    """``check --graph`` of a type of weights."""
-
-    def check_kind(device, rng):
-        (outcome,) = check_graph(device, [kind])
-        assert outcome.fault == ""
-
-    return check_kind
 
 
 def quick(test):
@@ -105,7 +89,7 @@ def quick(test):
     numbers, _, text = test.rpartition(" of ")
     named, case = {int(number) for number in numbers.split("+") if number} or {10}, Case.parse(text)
 
-    def check_case(device, rng):
+    def check_case(device, **_):
         if case.rows == 1 and device.info.kind != "cpu":
             pytest.skip("the quick cases have one round of states on a GPU; the default cases have several")
         if case.rows == 1 and named <= {2, 10}:
@@ -128,42 +112,6 @@ def digest(device, case, splits):
         return Output(*attention(data.q[-1], sequence, 0, **call)).digest()
 
 
-CHECKED = "q8_0", "q4_0", "q5_1", "q2_K", "q4_K", "q6_K", "bf16", "gdn", "mamba2"
-MULTIPLIED = "mxfp4", "q4_0", "iq4_xs", "q2_K", "q3_K", "q6_K"
-MASKED = Case.parse("2/1/40 f32 17 rows=3 mask=f16+noncausal")
-TESTS = {
-    **{f"check {kind}": checked(kind) for kind in CHECKED},
-    **{f"products {kind}": called(products.test_types, kind) for kind in MULTIPLIED},
-    "mask slopes": called(grid.test_the_oracles_bits, MASKED),
-    "merges": called(grid.test_what_merges_flush),
-    "shapes": called(products.test_shapes, "q4_0"),
-    "experts": called(experts.test_types, "q4_0"),
-    "pieces of experts": called(experts.test_shapes, "f16", *experts.CASES[2]),
-    "lists": called(experts.test_lists, *experts.LISTS[1]),
-    "floats": called(products.test_floats, "f32", "f32", 33, 5, 643, (0, 1, 2, 3)),
-    **{op: called(elementwise.test_unary, op, ("f32", "f32")) for op in ("exp", "sqrt", "gelu")},
-    "bf16": called(elementwise.test_unary, "gelu", ("bf16", "bf16")),
-    "div": called(elementwise.test_binary, *elementwise.REPEATED[3]),
-    "oai": called(elementwise.test_glu, "swiglu_oai", "f32"),
-    "swiglu": called(elementwise.test_glu, "swiglu", "f32"),
-    "norm": called(rows.test_norm, "norm", 70, ("mul", "add")),
-    "zeros": called(rows.test_norm_of_zeros_and_of_a_transposed_tensor, 0.0),
-    "joined rows": called(rows.test_norm_as_int8, 128, 2),
-    "sums of experts": called(routing.test_sum_experts, 2, 300, 288, 1),
-    "soft_max": called(rows.test_soft_max, *rows.MASKED[1]),
-    "alibi": called(rows.test_soft_max, *rows.MASKED[2]),
-    "rope": called(rope.test_rope, *rope.CASES[0], np.float32),
-    "argsort": called(order.test_argsort, (2, 3, 700, 2), True),
-    "pads": called(moves.test_what_repeats_and_what_is_padded, "f16", ("odd", "odd")),
-    "rows of q3_K": called(moves.test_rows_of_weights, "q3_K"),
-    "fit": called(fit.test_fit, 40, 48),
-    "conv": called(recurrent.test_ssm_conv, *recurrent.CONVOLUTIONS[1]),
-    "normed conv": called(recurrent.test_ssm_conv, *recurrent.CONVOLUTIONS[4]),
-    "deltas": called(recurrent.test_delta_net, *recurrent.DELTA_NETS[1]),
-    "odd deltas": called(recurrent.test_delta_net, *recurrent.DELTA_NETS[3]),
-    "scan": called(recurrent.test_ssm_scan, *recurrent.SCANS[1]),
-    "scan by element": called(recurrent.test_ssm_scan, *recurrent.SCANS[0]),
-}
 NATIVE_TESTS = {  # the begin of a node id, or all of it
     **{name: f"device/test_c_engine.py::test_a_case_has_the_oracle_s_bits[default-vulkan-{name}]" for name in CASES},
     "refused calls": "device/test_c_library.py::test_what_a_call_refuses",
@@ -199,7 +147,7 @@ DEFAULT = {
 
 def is_a_case(slip):
     """Whether a quick case catches the slip."""
-    return slip.room == "attend" and slip.test not in TESTS
+    return slip.test[0].isdigit()
 
 
 def needs_units(slip):
@@ -212,8 +160,7 @@ def test_the_tables_are_of_the_files_and_the_tests():
         if is_a_case(slip):
             case = Case.parse(slip.test.rpartition(" of ")[2])
             assert case in Case.quick(case.arithmetic), slip
-    assert {slip.test for slip in SLIPS if slip.room != "native" and not is_a_case(slip)} == set(TESTS)
-    assert {slip.test for slip in SLIPS if slip.room == "native"} <= set(NATIVE_TESTS)
+        assert slip.test in NATIVE_TESTS if slip.room == "native" else caught_by(slip), slip
     names = {slip.breaks for slip in SLIPS}
     assert len(names) == len(SLIPS) >= 240 and names >= DEFAULT
 
@@ -265,11 +212,10 @@ def test_a_slip_is_caught(slip, rng, monkeypatch, tmp_path):
         if COMPILER is None:
             pytest.skip("there is no C compiler (package gcc)")
         return fails_in_a_copy(slip, tmp_path)
-    test = quick(slip.test) if is_a_case(slip) else TESTS[slip.test]
     put_in(slip, monkeypatch, tmp_path)
     if needs_units(slip):
         monkeypatch.setenv("ZINC_ATTN_UNITS", "1")
     with open_device("default", "vulkan") as device, pytest.raises(AssertionError):
         if needs_units(slip):
             needs_matrix_units(device)
-        test(device, rng)
+        caught_by(slip)(any_device=device, device=device, rng=rng, monkeypatch=monkeypatch)
