@@ -32,6 +32,8 @@ from zinc_attn.tools.check.record import committed_digests
 from zinc_attn.tools.harness.bits import Output
 from zinc_attn.tools.harness.split_spec import parse_split_specs
 
+FIXTURES = "any_device", "device", "rng", "monkeypatch"
+
 
 class Slip(NamedTuple):
     """file: its path from the root."""
@@ -73,12 +75,9 @@ def caught_by(slip):
     folder = "graph_" if slip.room == "graph" and file != "check_graph" else ""
     tests = importlib.import_module(f"device.test_{folder}{file}")
     test, values = getattr(tests, f"test_{name}"), eval(f"[{given}]", vars(tests))
-
-    def call(**fixtures):
-        rest = iter(values)
-        test(*(fixtures[one] if one in fixtures else next(rest) for one in inspect.signature(test).parameters))
-
-    return call
+    names = inspect.signature(test).parameters
+    arguments = dict(zip([one for one in names if one not in FIXTURES], values, strict=True))
+    return lambda **fixtures: test(**arguments, **{one: fixtures[one] for one in FIXTURES if one in names})
 
 
 def quick(test):
