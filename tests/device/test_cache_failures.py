@@ -6,14 +6,13 @@ between bytecodes. What comes out afterwards has the oracle's bits.
 
 import itertools
 import os
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
-from cache_rows import SMALL, Twin, done_or_not_done, together
+from cache_rows import SMALL, Twin, done_or_not_done, story
 from interrupts import Interrupter, files
 from page_tables import check_counts, largest
 
@@ -30,55 +29,6 @@ def state(cache: za.KVCache) -> Any:
     """What a failed call must not change. Page numbers too: what was taken came back to its place."""
     check_counts(cache.pool, [s.pages for s in cache.sequences])
     return [(s.lengths, s.pages.table) for s in cache.sequences], cache.free_tokens, largest(cache)
-
-
-def submitting(one: Twin, layer: int) -> Callable[[], None]:
-    """Whoever is interrupted in ``result`` asks again; a call that has failed is made again."""
-    before, pending = list(one.held), []
-    q, k, v = one.new(layer, 1, 1)
-    after, one.held = one.held, before
-
-    def call() -> None:
-        try:
-            if not pending:
-                with one.cache.device.together():
-                    pending.append(one.attention.submit(q, one.sequence, layer, k, v, return_lse=True))
-            found = pending[0].result()
-        except Exception:
-            pending.clear()
-            raise
-        one.held = after
-        one.check(layer, q, found)
-
-    return call
-
-
-def story(a: Twin, b: Twin, c: Twin, path: Any) -> Iterator[Callable[[], Any]]:
-    """Each call is hit on its own, and the ones behind it show what is left behind."""
-
-    def attend(one: Twin, layer: int, n: int = 1, q_len: int = 1) -> Callable[[], Any]:
-        return lambda: together([one], [n], [q_len], layers=(layer,))
-
-    def append(one: Twin, layer: int, n: int) -> Callable[[], Any]:
-        return lambda: one.cache.append(one.sequence, layer, *one.new(layer, n, 0)[1:])
-
-    for layer in (1, 0):  # copies the shared page for one of its two holders, in any order of layers
-        yield lambda layer=layer: together([a, b, c], [3] * 3, layers=(layer,))
-    for layer in (0, 1) * 3:  # from the second on steady: nothing is new but the token
-        yield attend(a, layer)
-    yield append(b, 1, 40)
-    yield append(b, 0, 40)
-    yield attend(c, 0, 90, 90)
-    yield attend(c, 1, 0, 2)
-    yield attend(c, 1, 90, 90)
-    yield lambda: c.sequence.save(path)
-    yield lambda: c.cache.load(path).free()
-    yield lambda: a.truncate(5)
-    yield attend(a, 0, 1)
-    yield attend(a, 1, 1)
-    yield submitting(a, 0)
-    yield submitting(a, 1)
-    yield lambda: b.keep([0, 1, 4, 5, 20, 33], 40)
 
 
 class Fault:
