@@ -15,7 +15,7 @@ from zinc_attn.cache.device_encoding import LEAST_ROWS, encodes_on_device
 from zinc_attn.cache.rows import encode_into
 from zinc_attn.kernels.declarations import Binding, KernelDecl
 from zinc_attn.limits import BLOCK
-from zinc_attn.runtime.protocol import Use
+from zinc_attn.runtime.primitives import answers
 from zinc_attn.storage import STORAGE, storage_types
 
 F32 = NDArray[np.float32]
@@ -222,17 +222,9 @@ def test_quotients_and_narrow_floats_are_rounded_to_nearest_even(any_device, cou
     small = np.abs(quotient) < 2.0**15  # what float16 holds
     x[~small], quotient = 0, np.where(small, quotient, 0 / y)
     decl = KernelDecl("probe", "", (Binding("x", "read"), Binding("y", "write")), ())
-    runtime = any_device.runtime
-    given, found = runtime.buffer(8 * count, Use.INPUT), runtime.buffer(12 * count, Use.OUTPUT)
-    step = za.runtime.protocol.Dispatch(runtime.kernel(decl, compiled(PROBE), ()), (given, found), (count // 32, 1, 1))
-    recording = runtime.record([step])
-    runtime.write(given, np.stack([x, y], axis=-1).view(np.uint32).reshape(-1))
-    runtime.run(recording)
-    got = runtime.read(found).reshape(count, 3)
+    kernel, given = any_device.runtime.kernel(decl, compiled(PROBE), ()), np.stack([x, y], axis=-1).reshape(-1)
+    got = answers(any_device.runtime, kernel, given.view(np.uint32), 3 * count, count // 32).reshape(count, 3)
     assert not differing(got[:, 0], quotient.view(np.uint32))
     assert not differing(got[:, 1], quotient.astype(np.float16).view(np.uint16).astype(np.uint32))
     fp8 = (quotient / np.float32(256)).astype(blocks.FP8).view(np.uint8)
     assert not differing(got[:, 2], fp8.astype(np.uint32))
-    recording.close()
-    given.close()
-    found.close()
