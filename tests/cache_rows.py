@@ -120,8 +120,8 @@ class Twin:
         return self.other(self.sequence.fork())
 
     def truncate(self, n: int) -> None:
-        self.sequence.truncate(n)
         self.held = [(k[:n], v[:n]) for k, v in self.held]
+        self.sequence.truncate(n)
 
     def keep(self, kept: Seq[int], last: int) -> None:
         ends = [len(k) - last for k, _ in self.held]

@@ -3,7 +3,7 @@
 import importlib.util
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -148,6 +148,15 @@ def open_device(driver: str, runtime: str) -> za.Device:
         pytest.skip("SwiftShader is the only Vulkan device")
     best = machine.choose(others, os.environ.get("ZINC_ATTN_DEVICE"))
     return za.Device.open(best.index, runtime=runtime)
+
+
+def raising(error: type[BaseException]) -> Callable[..., Any]:
+    """A function that takes anything."""
+
+    def raises(*_: Any) -> Any:
+        raise error("injected")
+
+    return raises
 
 
 def needs_matrix_units(device: za.Device) -> None:

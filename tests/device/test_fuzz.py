@@ -406,16 +406,15 @@ class Machine:
         for one in calls:
             one.close()
 
-    def shrink(self, name: str, model: Twin, after: list[Any], call: Any, fault: Any, *expected: Any) -> Any:
-        lengths = model.sequence.lengths
+    def shrink(self, name: str, model: Twin, call: Callable[[], object], fault: Any, *expected: Any) -> Any:
+        before = list(model.held)
         try:
-            found = self.attempt(name, call, fault, *expected)
+            with done_or_not_done([model]):
+                found = self.attempt(name, call, fault, *expected)
         except Cut:
-            found = None
-            if model.sequence.lengths == lengths:
-                return None
-        if not isinstance(found, Exception):
-            model.held = after
+            return None
+        if isinstance(found, Exception):
+            model.held = before
         return found
 
     def truncate(self):
@@ -423,8 +422,7 @@ class Machine:
         model = self.model(self.world(pick), which)
         least = min(model.sequence.lengths)
         n = n if n <= least else max(least - n % 5, 0)
-        after = [(k[:n], v[:n]) for k, v in model.held]
-        self.shrink("truncate", model, after, lambda: model.sequence.truncate(n), fault)
+        self.shrink("truncate", model, lambda: model.truncate(n), fault)
 
     def keep(self):
         """Tokens of all layers, and some of these and of those before them."""
@@ -441,10 +439,7 @@ class Machine:
         end = n - last + len(kept)
         need = pool.pages_for(end) - (end - len(moved)) // pool.page_size if len(moved) else 0
         full = not apart and need > pool.free_pages
-        path = np.concatenate([np.arange(n - last), n - last + kept])
-        after = [(k[path], v[path]) for k, v in model.held]
-        call = functools.partial(model.sequence.keep, kept, last)
-        found = self.shrink("keep", model, after, call, fault, StepError, CapacityError)
+        found = self.shrink("keep", model, lambda: model.keep(kept, last), fault, StepError, CapacityError)
         if fault is None:
             assert isinstance(found, StepError) == apart and isinstance(found, CapacityError) == full
 
@@ -452,8 +447,12 @@ class Machine:
         (pick, which), layer, n, fault = self.picks(2), self.below(LAYERS), self.below(21), self.fault()
         model = self.model(self.world(pick), which)
         n = max(model.sequence.lengths[layer] - n, 0)
-        after = [(k[:n], v[:n]) if i == layer else (k, v) for i, (k, v) in enumerate(model.held)]
-        self.shrink("retract", model, after, lambda: model.sequence.retract(layer, n), fault, StepError)
+
+        def call() -> None:
+            model.held[layer] = tuple(x[:n] for x in model.held[layer])
+            model.sequence.retract(layer, n)
+
+        self.shrink("retract", model, call, fault, StepError)
 
     def free(self):
         (pick, which), drop, fault = self.picks(2), self.below(2), self.fault()
