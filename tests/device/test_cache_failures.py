@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cache_rows import SMALL, Twin, done_or_not_done, story
-from interrupts import Interrupter, files
+from interrupts import Fault, Interrupter, files
 from page_tables import check_counts, largest
 
 import zinc_attn as za
@@ -29,28 +29,6 @@ def state(cache: za.KVCache) -> Any:
     """What a failed call must not change. Page numbers too: what was taken came back to its place."""
     check_counts(cache.pool, [s.pages for s in cache.sequences])
     return [(s.lengths, s.pages.table) for s in cache.sequences], cache.free_tokens, largest(cache)
-
-
-class Fault:
-    """Raises ``error`` at the n-th call of the runtime's methods, before or after it is made."""
-
-    def __init__(self, error: type[BaseException], after: bool) -> None:
-        self.error, self.after, self.left, self.hit = error, after, -1, False
-
-    def wrap(self, method: Any) -> Any:
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            mine = self.left == 0
-            self.left -= 1
-            made = None if mine and not self.after else method(*args, **kwargs)
-            if mine:
-                self.hit = True
-                raise self.error("injected")
-            return made
-
-        return wrapped
-
-    def at(self, n: int) -> None:
-        self.left, self.hit = n, False
 
 
 FAULTS = {

@@ -29,7 +29,7 @@ import pytest
 from cache_rows import Twin, done_or_not_done, new_q
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from interrupts import Interrupter, files
+from interrupts import Fault, Interrupter, files
 from page_tables import check_counts
 from support import DRIVERS, FULL, RUNTIMES, open_device
 
@@ -55,7 +55,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"cascade": True, "sinks": [SINKS, None]},
     {"num_splits": 2, "softcap": 2.0, "arithmetic": "fused", "sinks": [SINKS, -SINKS]},
 ]
-INJECTED = "injected by the test"
+INJECTED = "injected"
 
 WEIGHTS = {
     **{"step": 6, "batch": 4, "append": 2, "attend": 3, "fork": 3, "keep": 3, "truncate": 2, "retract": 2},
@@ -160,9 +160,10 @@ class Machine:
         if kind == "opcode":
             interrupter = Interrupter(WHERE, at[0], *(at[0] + more for more in at[1:]))
         if kind == "run":
-            left = at[:1]
+            failing = Fault(errors.DeviceMemoryError, at[1])
+            failing.at(at[0])
             for name_of in ("run", "start"):
-                setattr(runtime, name_of, self.failing(getattr(runtime, name_of), left, at[1]))
+                setattr(runtime, name_of, failing.wrap(getattr(runtime, name_of)))
         try:
             found = interrupter.run(call) if interrupter.at else call()
             self.done[name] += 1
@@ -185,17 +186,6 @@ class Machine:
         finally:
             vars(runtime).pop("run", None)
             vars(runtime).pop("start", None)
-
-    @staticmethod
-    def failing(run: Callable[[Any], None], left: list[int], after: bool) -> Callable[[Any], None]:
-        def failing(recording: Any) -> None:
-            left[0] -= 1
-            if left[0] != -1 or after:
-                run(recording)
-            if left[0] == -1:
-                raise errors.DeviceMemoryError(INJECTED)
-
-        return failing
 
     def settle(self) -> None:
         """What an interrupt left is completed or given back, as a cache's next call does."""
