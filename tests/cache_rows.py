@@ -137,15 +137,20 @@ class Twin:
 
 @contextmanager
 def done_or_not_done(twins: Seq[Twin]) -> Iterator[None]:
-    """Around a call that may be cut short: then all twins hold the rows from before it, or all those from behind it."""
+    """Around a call that may be cut short: then all twins of the call hold the rows from before it, or all those from
+    behind it."""
     before = [(list(one.held), list(one.sequence.lengths)) for one in twins]
     try:
         yield
     except BaseException:
-        undone = [list(one.sequence.lengths) == lengths for one, (_, lengths) in zip(twins, before, strict=True)]
-        assert all(undone) or not any(undone), undone
-        for one, (held, _) in zip(twins, before, strict=True) if all(undone) else ():
-            one.held = held
+        acting = [
+            (one, held, list(one.sequence.lengths) == lengths)
+            for one, (held, lengths) in zip(twins, before, strict=True)
+            if any(x is not y for x, y in zip(one.held, held, strict=True))
+        ]
+        assert len({undone for *_, undone in acting}) <= 1, acting
+        for one, held, undone in acting:
+            one.held = held if undone else one.held
         raise
 
 
