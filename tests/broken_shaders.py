@@ -1,4 +1,4 @@
-"""SPIR-V of changed shaders, which devices that are opened afterwards load where ``runtime.device.SPIRV`` names it."""
+"""Changed shaders for devices that a test opens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -18,35 +17,31 @@ from zinc_attn.runtime import device as device_module
 SHADERS = Path(__file__).resolve().parents[1] / "shaders"
 
 
-class Change(NamedTuple):
-    """In a file of shaders/, ``old``, which occurs there once, becomes ``new``."""
-
-    file: str
-    old: str
-    new: str
-
-
 def break_kernels(
-    changes: Sequence[Change], folder: Path, only: str = "", modules: Sequence[kernels.KernelDecl] = kernels.MODULES
-) -> Path:
-    """A SPIR-V folder with the changes in every one of the modules that they concern, or in kernel ``only`` alone.
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    change: tuple[str, str, str],
+    only: str = "",
+    modules: Sequence[kernels.KernelDecl] = kernels.MODULES,
+) -> None:
+    """For devices that are opened from now on, make a change in every module that it concerns, or in ``only``.
 
-    The module that a device is asked first changes only where ``only`` is its name: it would refuse the device.
-    Skips the test without a compiler that knows them.
+    change: a file of shaders/, a text that it has once, and its replacement. The module that a device is asked first
+    changes only where ``only`` is its name: it would refuse the device. Skips the test without a compiler that knows
+    the modules' extension.
     """
     if shutil.which("glslangValidator") is None:
         pytest.skip("glslangValidator is not installed")
     sources, spirv = folder / "shaders", folder / "spirv"
     shutil.copytree(SHADERS, sources)
     shutil.copytree(device_module.SPIRV, spirv)
-    for file, old, new in changes:
-        text = (sources / file).read_text()
-        assert text.count(old) == 1, f"{file} no longer has {old!r} once: change this test with it"
-        (sources / file).write_text(text.replace(old, new))
-    changed = {change.file for change in changes}
+    file, old, new = change
+    text = (sources / file).read_text()
+    assert text.count(old) == 1, f"{file} no longer has {old!r} once: change this test with it"
+    (sources / file).write_text(text.replace(old, new))
     broken, unknown = 0, None
     first = kernels.PRIMITIVES.name
-    for decl in (d for d in modules if changed & _files(d.source) and only in ("", d.name)):
+    for decl in (d for d in modules if file in _files(d.source) and only in ("", d.name)):
         if decl.name == first != only:
             continue
         command = ["glslangValidator", "-V", "--target-env", "vulkan1.1", "-I.", "-o", str(spirv / decl.file)]
@@ -59,7 +54,7 @@ def break_kernels(
     if unknown and not broken:
         pytest.skip(f"this glslangValidator does not know {unknown}")
     assert broken, "the compiler has made none of the changed modules"
-    return spirv
+    monkeypatch.setattr(device_module, "SPIRV", spirv)
 
 
 def _files(source: str) -> set[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from typing import Any
@@ -87,8 +87,8 @@ class Twin:
         assert [(x.shape, x.dtype) for x in got] == [(x.shape, x.dtype) for x in want]
         same(got, want, (label, layer, len(self.held[layer][0])))
 
-    def append(self, n: int) -> None:
-        for layer in range(self.cache.num_layers):
+    def append(self, n: int, layers: Seq[int] | None = None) -> None:
+        for layer in range(self.cache.num_layers) if layers is None else layers:
             self.cache.append(self.sequence, layer, *self.new(layer, n, 0)[1:])
 
     def step(self, n: int, q_len: int = 1) -> list[Pair]:
@@ -120,8 +120,8 @@ class Twin:
         return self.other(self.sequence.fork())
 
     def truncate(self, n: int) -> None:
-        self.sequence.truncate(n)
         self.held = [(k[:n], v[:n]) for k, v in self.held]
+        self.sequence.truncate(n)
 
     def keep(self, kept: Seq[int], last: int) -> None:
         ends = [len(k) - last for k, _ in self.held]
@@ -137,15 +137,20 @@ class Twin:
 
 @contextmanager
 def done_or_not_done(twins: Seq[Twin]) -> Iterator[None]:
-    """Around a call that may be cut short: then all twins hold the rows from before it, or all those from behind it."""
+    """Around a call that may be cut short: then all twins of the call hold the rows from before it, or all those from
+    behind it."""
     before = [(list(one.held), list(one.sequence.lengths)) for one in twins]
     try:
         yield
     except BaseException:
-        undone = [list(one.sequence.lengths) == lengths for one, (_, lengths) in zip(twins, before, strict=True)]
-        assert all(undone) or not any(undone), undone
-        for one, (held, _) in zip(twins, before, strict=True) if all(undone) else ():
-            one.held = held
+        acting = [
+            (one, held, list(one.sequence.lengths) == lengths)
+            for one, (held, lengths) in zip(twins, before, strict=True)
+            if any(x is not y for x, y in zip(one.held, held, strict=True))
+        ]
+        assert len({undone for *_, undone in acting}) <= 1, acting
+        for one, held, undone in acting:
+            one.held = held if undone else one.held
         raise
 
 
@@ -165,6 +170,52 @@ def together(
         outs, lses = attention(q, [one.sequence for one in twins], layer, return_lse=True, **rows_of)
         for one, rows_q, *got in zip(twins, q, outs, lses, strict=True):
             one.check(layer, rows_q, got, "batch")
+
+
+def submitting(one: Twin, layer: int) -> Callable[[], None]:
+    """Whoever is interrupted in ``result`` asks again; a call that has failed is made again."""
+    before, pending = list(one.held), []
+    q, k, v = one.new(layer, 1, 1)
+    after, one.held = one.held, before
+
+    def call() -> None:
+        try:
+            if not pending:
+                with one.cache.device.together():
+                    pending.append(one.attention.submit(q, one.sequence, layer, k, v, return_lse=True))
+            found = pending[0].result()
+        except Exception:
+            pending.clear()
+            raise
+        one.held = after
+        one.check(layer, q, found)
+
+    return call
+
+
+def story(a: Twin, b: Twin, c: Twin, path: Any) -> Iterator[Callable[[], Any]]:
+    """Each call is hit on its own, and the ones behind it show what is left behind."""
+
+    def attend(one: Twin, layer: int, n: int = 1, q_len: int = 1) -> Callable[[], Any]:
+        return lambda: together([one], [n], [q_len], layers=(layer,))
+
+    for layer in (1, 0):  # copies the shared page for one of its two holders, in any order of layers
+        yield lambda layer=layer: together([a, b, c], [3] * 3, layers=(layer,))
+    for layer in (0, 1) * 3:  # from the second on steady: nothing is new but the token
+        yield attend(a, layer)
+    yield lambda: b.append(40, [1])
+    yield lambda: b.append(40, [0])
+    yield attend(c, 0, 90, 90)
+    yield attend(c, 1, 0, 2)
+    yield attend(c, 1, 90, 90)
+    yield lambda: c.sequence.save(path)
+    yield lambda: c.cache.load(path).free()
+    yield lambda: a.truncate(5)
+    yield attend(a, 0, 1)
+    yield attend(a, 1, 1)
+    yield submitting(a, 0)
+    yield submitting(a, 1)
+    yield lambda: len(b) >= 40 and b.keep([0, 1, 4, 5, 20, 33], 40)  # where what came before has not failed
 
 
 def grow(cache: Any, steps: Any = STEPS, seed: int = 0, scale: float = 1.0, **layout: Any) -> list[Pair]:

@@ -35,7 +35,7 @@ def rng() -> np.random.Generator:
 # What takes longest, in this order: it is begun first, so that no process is left alone with it at the end.
 LONGEST = (
     "swiftshader",
-    *(f"tests/device/test_{name}.py" for name in ("validation", "check", "transformers", "bits", "grid")),
+    *(f"tests/device/test_{name}.py" for name in ("validation", "check", "transformers", "grid")),
 )
 
 

@@ -1,8 +1,8 @@
 """Vulkan calls that fail, one by one: builds the layer fault_layer.c and tells a story under it in other processes.
 
-The story opens a device, fills a cache, decodes, attends a batch, forks, copies a shared page on write, saves and loads
-a sequence, makes 49 more calls, and closes. Every result must have the oracle's bits or be a ZincAttnError, whatever
-call of Vulkan fails; closing must end; and where the device goes on working no Vulkan object may be left.
+The story opens a device, fills a cache, forks, tells the ``story`` of cache_rows, saves and loads a sequence, makes 49
+more calls, and closes. Every result must have the oracle's bits or be a ZincAttnError, whatever call of Vulkan fails;
+closing must end; and where the device goes on working no Vulkan object may be left.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from cache_rows import Twin, done_or_not_done, together
+from cache_rows import Twin, done_or_not_done, story, together
 from support import same
 
 import zinc_attn as za
@@ -117,20 +118,21 @@ class Layer:
 
 
 class Story:
-    """A device, a cache and its sequences by name, each beside the rows that it must hold."""
+    """A device, a cache and its sequences, each beside the rows that it must hold."""
 
     def __init__(self, runtime: str, folder: Path) -> None:
         self.runtime, self.path = runtime, folder / "sequence"
         self.device: Any = None
         self.cache: Any = None
         self.attn: Any = None
-        self.twins: dict[str, Twin] = {}
+        self.twins: list[Twin] = []
         self.errors: list[ZincAttnError] = []
 
     def attempt(self, step: Callable[[], object]) -> bool:
         """Whether the step went through; a typed error is noted."""
         try:
-            step()
+            with done_or_not_done(self.twins):
+                step()
         except ZincAttnError as error:
             self.errors.append(error)
             return False
@@ -142,31 +144,11 @@ class Story:
     def make_cache(self) -> None:
         self.cache = za.KVCache(self.device, SHAPE, LAYERS, 512, "f16", PAGE)
         self.attn = za.Attention(self.cache)
+        self.twins = [Twin(self.attn, seed) for seed in range(2)]
 
-    def twin(self, name: str) -> Twin:
-        if name not in self.twins:
-            self.twins[name] = Twin(self.attn, ord(name))
-        return self.twins[name]
-
-    def append(self, name: str, layer: int, n: int) -> None:
-        one = self.twin(name)
-        with done_or_not_done([one]):
-            self.cache.append(one.sequence, layer, *one.new(layer, n, 0)[1:])
-
-    def fork(self, name: str, new: str) -> None:
-        self.twins[new] = self.twin(name).fork()
-
-    def attend(self, names: Sequence[str], layer: int, n: int = 0) -> None:
-        """One call of all sequences together, which appends ``n`` rows to each of them first."""
-        twins = [self.twin(name) for name in names]
-        with done_or_not_done(twins):
-            together(twins, [n] * len(twins), [1] * len(twins), layers=(layer,))
-
-    def save_and_load(self, name: str) -> None:
-        one = self.twin(name)
-        if len(set(one.sequence.lengths)) == 1:  # else a failed append has left the layers unequal
-            one.sequence.save(self.path)
-            self.twins["loaded"] = one.other(self.cache.load(self.path))
+    def save_and_load(self, one: Twin) -> None:
+        one.sequence.save(self.path)
+        one.other(self.cache.load(self.path)).look()
 
     def timed(self) -> None:
         """A recording with timestamps, on K and V of its own."""
@@ -182,24 +164,17 @@ class Story:
             same([x[0] for x in seen[0].results()], found, "the timed call")
 
     def steps(self) -> Iterator[Callable[[], object]]:
-        for layer in range(LAYERS):
-            yield lambda layer=layer: self.append("a", layer, 20)
-        for layer in (0, 1) * 3:
-            yield lambda layer=layer: self.attend(["a"], layer, 1)
-        for layer in range(LAYERS):
-            yield lambda layer=layer: self.append("c", layer, 7)
-        for layer in range(LAYERS):
-            yield lambda layer=layer: self.attend(["a", "c"], layer, 1)
-        yield lambda: self.fork("a", "b")
-        for layer in range(LAYERS):
-            yield lambda layer=layer: self.append("b", layer, 3)  # copies the shared page
-        yield lambda: self.attend(["a", "b"], 0)
-        yield lambda: self.save_and_load("b")
-        yield lambda: "loaded" in self.twins and self.attend(["loaded"], 1)
+        a, c = self.twins
+        for one, layer in itertools.product((a, c), range(LAYERS)):
+            yield partial(one.append, 20, [layer])
+        yield lambda: self.twins.insert(1, a.fork())
+        b = self.twins[1] if len(self.twins) == 3 else c
+        yield from story(a, b, c, self.path)
+        yield lambda: self.save_and_load(a)
         yield self.timed
         for call in range(MORE_CALLS):
-            names, n = (["a", "b"], 0) if call % 5 == 4 and "b" in self.twins else (["a"], int(call % 3 == 0))
-            yield lambda names=names, layer=call % LAYERS, n=n: self.attend(names, layer, n)
+            twins, n = ([a, b], 0) if call % 5 == 4 else ([a], int(call % 3 == 0))
+            yield partial(together, twins, [n] * len(twins), [1] * len(twins), layers=(call % LAYERS,))
 
     def tell(self) -> None:
         """Everything but the end. What cannot be opened or made is tried once more, and then done without."""

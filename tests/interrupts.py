@@ -116,6 +116,28 @@ class Interrupter:
             return call()
 
 
+class Fault:
+    """Raises ``error`` at the n-th call of the runtime's methods, before or after it is made."""
+
+    def __init__(self, error: type[BaseException], after: bool) -> None:
+        self.error, self.after, self.left, self.hit = error, after, -1, False
+
+    def wrap(self, method: Any) -> Any:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            mine = self.left == 0
+            self.left -= 1
+            made = None if mine and not self.after else method(*args, **kwargs)
+            if mine:
+                self.hit = True
+                raise self.error("injected")
+            return made
+
+        return wrapped
+
+    def at(self, n: int) -> None:
+        self.left, self.hit = n, False
+
+
 def opcodes(call: Callable[[], object], where: Collection[str]) -> int:
     """How many opcodes ``call`` runs in ``where``."""
     counter = Interrupter(where)

@@ -12,7 +12,8 @@ import pytest
 
 from zinc_attn.kernels.declarations import Binding, KernelDecl
 from zinc_attn.runtime import devices as machine
-from zinc_attn.runtime.protocol import Dispatch, Use
+from zinc_attn.runtime.primitives import answers
+from zinc_attn.runtime.protocol import Use
 from zinc_attn.runtime.vulkan import VulkanKernel, VulkanRuntime
 
 if shutil.which("glslangValidator") is None:
@@ -77,8 +78,5 @@ def buffers(runtime: VulkanRuntime, *uses: Use) -> list[Any]:
 
 def works(runtime: VulkanRuntime, c: int = 5) -> None:
     """The runtime computes."""
-    x, out = buffers(runtime, Use.INPUT, Use.OUTPUT)
     data = words(99 + c)
-    runtime.write(x, data)
-    runtime.run(runtime.record([Dispatch(little(runtime, c=c), (x, out), GROUPS)]))
-    np.testing.assert_array_equal(runtime.read(out), data * 2 + c)
+    np.testing.assert_array_equal(answers(runtime, little(runtime, c=c), data, WORDS, GROUPS[0]), data * 2 + c)

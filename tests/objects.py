@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-NATIVE = Path(os.environ.get("ZINC_ATTN_NATIVE", ROOT / "native"))  # test_native_slips.py tests copies
+NATIVE = Path(os.environ.get("ZINC_ATTN_NATIVE", ROOT / "native"))  # test_slips.py tests copies
 FOLDER = Path(os.environ.get("ZINC_ATTN_CACHE", ROOT / ".cache")) / "objects"
 KEPT_S = 7 * 24 * 3600  # an object that nothing has used for a week goes
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}

@@ -3,7 +3,7 @@
 import importlib.util
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 import zinc_attn as za
 from zinc_attn.cache import blocks, encoded
 from zinc_attn.checks import BFLOAT16
-from zinc_attn.errors import NoVulkanError
+from zinc_attn.decode.arithmetic import check_arithmetic
+from zinc_attn.errors import KernelError, NoVulkanError, RuntimeUnavailableError, UnsupportedError
 from zinc_attn.kernels.matrix import MatrixFacts
 from zinc_attn.runtime import devices as machine
 from zinc_attn.runtime.protocol import DeviceInfo
@@ -147,6 +148,23 @@ def open_device(driver: str, runtime: str) -> za.Device:
         pytest.skip("SwiftShader is the only Vulkan device")
     best = machine.choose(others, os.environ.get("ZINC_ATTN_DEVICE"))
     return za.Device.open(best.index, runtime=runtime)
+
+
+def raising(error: type[BaseException]) -> Callable[..., Any]:
+    """A function that takes anything."""
+
+    def raises(*_: Any) -> Any:
+        raise error("injected")
+
+    return raises
+
+
+def needs_matrix_units(device: za.Device) -> None:
+    """Skip where the device, the dispatcher or the package has none."""
+    try:
+        check_arithmetic("matrix", device, "f16")
+    except (UnsupportedError, RuntimeUnavailableError, KernelError) as error:
+        pytest.skip(str(error))
 
 
 def needs_radv() -> None:

@@ -19,7 +19,6 @@ RUNS_THEM = "tests/device/test_validation.py::test_the_device_tests_are_silent_u
 # goes under it, on one of the dispatchers, which record the same commands; with --full every test does.
 CALLS = (
     "test_bias.py::test_rows_that_share_keys_have_masks_and_positions_of_their_own[vulkan-alibi]",
-    "test_bits.py::test_bits_equal_the_oracle[default-kompute-9/3/64-f16-1000]",
     "test_c_engine.py::test_a_case_has_the_oracle_s_bits[default-vulkan-plain]",
     "test_c_engine.py::test_a_case_has_the_oracle_s_bits[default-vulkan-heads first]",
     "test_c_engine.py::test_a_call_that_failed_leaves_commands_for_the_next",
@@ -31,7 +30,8 @@ CALLS = (
     "test_embed_c.py::test_the_digest_is_the_oracle_s[default-vulkan]",
     "test_errors.py",
     "test_ggml.py::test_bits_are_the_oracle_s[vulkan-no mask, several nodes]",
-    "test_grid.py::test_the_oracles_bits[vulkan-2/1/80/65/latent-q4_1-random-alibi-sinks-113x32]",
+    "test_grid.py::test_bits_of_every_layout[default-kompute-9/3/64-f16-1000]",
+    "test_grid.py::test_the_oracles_bits[vulkan-2/1/80/65/latent q4_1 113 rows=32 sinks+alibi+mask=f16+noncausal]",
     "test_kompute_cpp.py",
     "test_kompute_runtime.py",
     "test_persist.py::test_a_loaded_sequence_has_the_bits_of_the_saved_one[vulkan-f16]",

@@ -7,11 +7,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from support import DRIVERS, FULL, GFX1201, RUNTIMES, open_device
+from support import DRIVERS, FULL, GFX1201, RUNTIMES, needs_matrix_units, open_device
 
 import zinc_attn as za
-from zinc_attn.decode.arithmetic import check_arithmetic
-from zinc_attn.errors import KernelError, RuntimeUnavailableError, UnsupportedError
 from zinc_attn.runtime import devices as machine
 from zinc_attn.runtime.kompute import KomputeRuntime
 from zinc_attn.runtime.vulkan import VulkanRuntime
@@ -39,10 +37,7 @@ def any_device(request: pytest.FixtureRequest, device_of: Callable[[str, str], z
 @pytest.fixture
 def matrix_device(device: za.Device) -> za.Device:
     """``device`` where it, the dispatcher and the package have matrix units; lavapipe has them from Mesa 26 on."""
-    try:
-        check_arithmetic("matrix", device, "f16")
-    except (UnsupportedError, RuntimeUnavailableError, KernelError) as error:
-        pytest.skip(str(error))
+    needs_matrix_units(device)
     return device
 
 

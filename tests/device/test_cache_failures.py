@@ -1,22 +1,20 @@
 """A failed or interrupted call leaves the cache as it was; threads share it; closed and forked ones refuse.
 
-Every failure is injected, at the n-th call of the runtime for every n that a call makes, and between bytecodes.
-An untouched twin, another cache that does the same without failures, says what must come out afterwards.
+Every failure is injected, at the n-th call of the runtime for every n that a call makes; test_fuzz.py interrupts calls
+between bytecodes. What comes out afterwards has the oracle's bits.
 """
 
 import itertools
 import os
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
-from cache_rows import SMALL, Twin, new_q, new_rows
-from interrupts import Interrupter, files, moments
+from cache_rows import SMALL, Twin, done_or_not_done, story
+from interrupts import Fault, Interrupter, files
 from page_tables import check_counts, largest
-from support import FULL, differing
 
 import zinc_attn as za
 from zinc_attn import errors
@@ -27,127 +25,10 @@ LAYERS = 2
 METHODS = ("run", "start", "write", "read", "record", "buffer", "kernel")
 
 
-def values(n: int, seed: int) -> Any:
-    """k, v (n, 2, 64) float16; later seeds are larger, so that the largest magnitudes move."""
-    return new_rows(np.random.default_rng(seed), n, SMALL, "f16", 1 + seed / 10)
-
-
-def queries(n: int, seed: int) -> Any:
-    return new_q(np.random.default_rng(seed), n, SMALL)
-
-
-class World:
-    """A cache with a sequence, a fork of it that shares a partly filled page, and one that goes its own way."""
-
-    def __init__(self, device: za.Device, path: Any) -> None:
-        self.cache = za.KVCache(device, SMALL, LAYERS, 640, "f16", 16)
-        self.path = path
-        self.pending: Any = None  # what names a call, and the call
-        self.attn, self.looker = za.Attention(self.cache), za.Attention(self.cache)
-        self.a, self.c = self.cache.new_sequence(), self.cache.new_sequence()
-        for layer in range(LAYERS):
-            self.cache.append(self.a, layer, *values(20, 1))
-            self.cache.append(self.c, layer, *values(70, 2))
-        self.b = self.a.fork()
-
-    def state(self) -> Any:
-        """What a failed call must not change. Page numbers too: what was taken came back to its place."""
-        check_counts(self.cache.pool, [s.pages for s in self.cache.sequences])
-        held = [(s.lengths, s.pages.table) for s in self.cache.sequences]
-        return held, self.cache.free_tokens, largest(self.cache)
-
-    def look(self) -> list[Any]:
-        """The bits of every live sequence and layer, by an Attention that no failure has touched."""
-        seqs, q = self.cache.sequences, [queries(1, 9)] * len(self.cache.sequences)
-        pairs = [self.looker(q, seqs, layer, return_lse=True) for layer in range(LAYERS)]
-        return [x.copy() for pair in pairs for column in pair for x in column]
-
-    def append(self, seq: Any, layer: int, n: int, seed: int) -> None:
-        self.cache.append(seq, layer, *values(n, seed))
-
-    def attend(self, seq: Any, layer: int, n: int, seed: int, rows_of_q: int = 1) -> Any:
-        return self.attn(queries(rows_of_q, seed), seq, layer, *values(n, seed), return_lse=True)
-
-    def submit(self, seq: Any, layer: int, seed: int) -> Any:
-        """Whoever is interrupted in ``result`` asks again; one that has failed is made again."""
-        try:
-            if self.pending is None or self.pending[0] != (layer, seed):
-                with self.cache.device.together():
-                    made = self.attn.submit(queries(1, seed), seq, layer, *values(1, seed), return_lse=True)
-                    self.pending = (layer, seed), made
-            return self.pending[1].result()
-        except Exception:
-            self.pending = None
-            raise
-
-    def batch(self, layer: int, n: int, seed: int) -> Any:
-        k, v = map(list, zip(*(values(n, seed + i) for i in range(3)), strict=True))
-        q = [queries(n, seed + i) for i in range(3)]
-        outs, lses = self.attn(q, [self.a, self.b, self.c], layer, k, v, return_lse=True)
-        return [*outs, *lses]
-
-    def load(self) -> None:
-        self.cache.load(self.path).free()
-
-
-def actions() -> list[Callable[[World], Any]]:
-    """One story; each call is hit on its own, and the ones behind it show what is left behind."""
-    return [
-        lambda w: w.batch(1, 3, 7),  # copies the shared page for one of its two holders, in any order of layers
-        lambda w: w.batch(0, 3, 7),
-        # from the second on steady: nothing is new but the token
-        *(lambda w, seed=seed, layer=layer: w.attend(w.a, layer, 1, seed) for seed in (4, 5, 6) for layer in (0, 1)),
-        lambda w: w.append(w.b, 1, 40, 3),
-        lambda w: w.append(w.b, 0, 40, 3),
-        lambda w: w.attend(w.c, 0, 90, 11, 90),
-        lambda w: w.attn(queries(2, 3), w.c, 1, return_lse=True),
-        lambda w: w.attend(w.c, 1, 90, 11, 90),
-        lambda w: w.c.save(w.path),
-        World.load,
-        lambda w: w.a.truncate(5),
-        lambda w: w.attend(w.a, 0, 1, 12),
-        lambda w: w.attend(w.a, 1, 1, 12),
-        lambda w: w.submit(w.a, 0, 13),
-        lambda w: w.submit(w.a, 1, 13),
-        lambda w: w.b.keep([0, 1, 4, 5, 20, 33], 40),
-    ]
-
-
-class Fault:
-    """Raises ``error`` at the n-th call of the runtime's methods, before or after it is made."""
-
-    def __init__(self, error: type[BaseException], after: bool) -> None:
-        self.error, self.after, self.left, self.hit = error, after, -1, False
-
-    def wrap(self, method: Any) -> Any:
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            mine = self.left == 0
-            self.left -= 1
-            made = None if mine and not self.after else method(*args, **kwargs)
-            if mine:
-                self.hit = True
-                raise self.error("injected")
-            return made
-
-        return wrapped
-
-    def at(self, n: int) -> None:
-        self.left, self.hit = n, False
-
-
-def equal(got: Any, want: Any) -> bool:
-    if got is None or want is None:
-        return got is want
-    return not any(differing(np.asarray(a), np.asarray(b)) for a, b in zip(got, want, strict=True))
-
-
-@pytest.fixture
-def worlds(device: za.Device, tmp_path: Any) -> Iterator[tuple[World, World]]:
-    """The one that is hit, and its twin."""
-    made = World(device, tmp_path / "hit"), World(device, tmp_path / "twin")
-    yield made
-    for world in made:
-        world.cache.close()
+def state(cache: za.KVCache) -> Any:
+    """What a failed call must not change. Page numbers too: what was taken came back to its place."""
+    check_counts(cache.pool, [s.pages for s in cache.sequences])
+    return [(s.lengths, s.pages.table) for s in cache.sequences], cache.free_tokens, largest(cache)
 
 
 FAULTS = {
@@ -159,32 +40,40 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("kind", FAULTS)
-def test_a_failure_at_any_runtime_call_changes_nothing(device, monkeypatch, tmp_path, worlds, kind):
-    (world, twin), (error, after) = worlds, FAULTS[kind]
-    fault, hits = Fault(error, after), []
+def test_a_failure_at_any_runtime_call_changes_nothing(device, monkeypatch, tmp_path, kind):
+    """Of a sequence, a fork of it that shares a partly filled page, and one that goes its own way."""
+    (error, after), hits = FAULTS[kind], []
+    fault = Fault(error, after)
     for method in METHODS:
         monkeypatch.setattr(device.runtime, method, fault.wrap(getattr(device.runtime, method)))
-    for number, action in enumerate(actions()):
-        before, bits = world.state(), twin.look()
-        for n in itertools.count():
-            fault.at(n)
-            try:
-                got = action(world)
-            except error:
-                assert fault.hit and world.state() == before, f"action {number} call {n}"
+    with za.KVCache(device, SMALL, LAYERS, 640, "f16", 16) as cache:
+        a, c = (Twin(za.Attention(cache), seed) for seed in (1, 2))
+        a.append(20)
+        c.append(70)
+        twins, looker = (a, a.fork(), c), za.Attention(cache)  # which no failure touches
+        for number, call in enumerate(story(*twins, tmp_path / "file")):
+            before = state(cache)
+            for n in itertools.count():
+                fault.at(n)
+                for one in twins:
+                    one.scale = 1 + number / 10  # so that the largest magnitudes move
+                try:
+                    with done_or_not_done(twins):
+                        call()
+                except error:
+                    assert fault.hit and state(cache) == before, f"call {number}, fault {n}"
+                    fault.at(-1)
+                    for one in twins if n % 3 == 1 else ():  # looking could also mend what a failure left
+                        one.look(attention=looker)
+                    continue
+                assert not fault.hit, f"call {number}: fault {n} was swallowed"
                 fault.at(-1)
-                if n % 3 == 1:  # looking could also mend what a failure left
-                    assert equal(world.look(), bits), f"action {number} call {n}"
-                continue
-            assert not fault.hit, f"action {number}: the error of call {n} was swallowed"
-            fault.at(-1)
-            break
-        hits.append(n)
-        assert equal(got, action(twin)), f"action {number} after {n} failures"
-        assert world.state() == twin.state()
-        assert not [p for p in tmp_path.iterdir() if p.suffix == ".tmp"]
-    assert sum(hits) > 60 and min(h for i, h in enumerate(hits) if i != 15) >= 3, hits
-    assert equal(world.look(), twin.look())
+                break
+            hits.append(n)
+            assert not [p for p in tmp_path.iterdir() if p.suffix == ".tmp"]
+        assert sum(hits) > 60 and min(h for i, h in enumerate(hits) if i != 15) >= 3, hits
+        for one in twins:
+            one.look(attention=looker)
 
 
 def test_a_copied_page_of_a_failed_call_is_not_used_again(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,58 +100,13 @@ def test_a_copied_page_of_a_failed_call_is_not_used_again(device: za.Device, mon
         heir.look()
 
 
-WHERE = files("cache", "decode", "planning", "runtime/vulkan", "runtime/kompute")
-
-
-def test_an_interrupt_at_any_bytecode_leaves_a_call_done_or_not_done(worlds: tuple[World, World]) -> None:
-    """The books stay whole, and what follows has the right bits, wherever Ctrl-C comes, and a second one behind it."""
-    (world, twin), seen = worlds, 0
-    for number, action in enumerate(actions()):
-        before, bits, done = world.state(), world.look(), False
-        counter = Interrupter(WHERE)
-        want = counter.run(lambda action=action: action(twin))
-        after = twin.state()
-        budget = (100_000 if number == 6 else 300) if FULL else 40  # 6: a steady call, before each opcode
-        for n, at in enumerate(moments(counter.seen, budget, seed=number)):
-            interrupter, kept = Interrupter(WHERE, *at), None
-            try:
-                got = interrupter.run(lambda action=action: action(world))
-            except KeyboardInterrupt as error:
-                if n % 3 == 0 and action is not World.load:  # whose frame holds what was loaded, freed or not
-                    kept = error  # as sys.last_exc keeps its frames, and what they hold
-                seen += 1
-            else:
-                assert not interrupter.raised, f"action {number}: {at} was swallowed"
-                assert equal(got, want), f"action {number} after {n} interrupts"
-                done = True
-                break
-            with world.cache.lock:
-                world.cache.settle()  # as the next call does
-            where = f"action {number} opcodes {at}: {interrupter.raised}"
-            now = world.state()
-            done = now != before
-            assert now in (before, after), where
-            del kept
-            if n % 8 == 1 and not done:
-                assert equal(world.look(), bits), where
-            if done:
-                break
-        if not done:
-            assert equal(action(world), want), f"action {number} behind the interrupts"
-        assert world.state() == after, number
-        with ThreadPoolExecutor(1) as thread:  # another thread gets the lock
-            assert thread.submit(world.cache.lock.acquire, timeout=10).result()
-            thread.submit(world.cache.lock.release).result()
-        assert equal(world.look(), twin.look()), f"action {number}"
-    assert seen > 300
-
-
 def test_an_interrupt_of_a_file_leaves_none_open_and_none_behind(device: za.Device, tmp_path: Any) -> None:
     """Before each opcode of ``files``; a file that is dropped while it is open warns, and that fails the test, too."""
 
     cache, path = za.KVCache(device, SMALL, 1, 64, "f16", 16), tmp_path / "file"
-    seq = cache.new_sequence()
-    cache.append(seq, 0, *values(3, 1))
+    one = Twin(za.Attention(cache))
+    one.append(3)
+    seq = one.sequence
     seq.save(path)
     opened = os.listdir("/proc/self/fd")
     for call in (lambda: seq.save(path), lambda: cache.load(path).free()):
@@ -308,36 +152,37 @@ CLOSED = {
 @pytest.mark.parametrize("closed", CLOSED)
 def test_after_close(device: za.Device, tmp_path: Any, closed: str) -> None:
     """Of the cache, or of the device under it; test_faults.py has the same of forked children."""
-    opened = za.Device.open(device.info.index, runtime=device.runtime.name)
-    world = World(opened, tmp_path / "file")
+    opened, path = za.Device.open(device.info.index, runtime=device.runtime.name), tmp_path / "file"
+    cache = za.KVCache(opened, SMALL, LAYERS, 640, "f16", 16)
+    one, (q, k, v) = Twin(za.Attention(cache)), np.ones((3, 1, 4, 64), np.float32)
+    attn, seq, k, v = one.attention, one.sequence, *(x[:, :2].astype(np.float16) for x in (k, v))
     calls = [
-        lambda: world.append(world.a, 0, 1, 1),
-        lambda: world.attend(world.a, 0, 1, 1),
-        lambda: world.attn(queries(1, 1), world.a, 0),
-        lambda: world.a.save(world.path),
-        world.cache.new_sequence,
-        world.load,
-        world.a.fork,
-        lambda: world.a.truncate(0),
-        lambda: za.Attention(world.cache),
+        lambda: cache.append(seq, 0, k, v),
+        lambda: attn(q, seq, 0, k, v),
+        lambda: attn(q, seq, 0),
+        lambda: seq.save(path),
+        cache.new_sequence,
+        lambda: cache.load(path),
+        seq.fork,
+        lambda: seq.truncate(0),
+        lambda: za.Attention(cache),
     ]
     if closed == "device":
-        calls.append(lambda: za.attention(queries(1, 1), *values(9, 1), opened))
-    world.a.save(world.path)
-    for layer in range(LAYERS):
-        world.attend(world.a, layer, 1, 1)
-    before, saved = world.state(), world.path.read_bytes()
+        calls.append(lambda: za.attention(q, k, v, opened))
+    one.append(20)
+    seq.save(path)
+    one.step(1)
+    before, saved = state(cache), path.read_bytes()
     for _ in range(2):
-        {"cache": world.cache, "device": opened}[closed].close()
+        {"cache": cache, "device": opened}[closed].close()
     for call in calls:
         with pytest.raises(errors.ClosedError, match=f"^{CLOSED[closed]}$"):
             call()
-        assert closed == "cache" or world.state() == before
-    world.a.free()  # harmless
-    assert [*tmp_path.iterdir()] == [world.path] and world.path.read_bytes() == saved
-    world.cache.close()
+        assert closed == "cache" or state(cache) == before
+    seq.free()  # harmless
+    assert [*tmp_path.iterdir()] == [path] and path.read_bytes() == saved
+    cache.close()
     if closed == "cache":  # the device is as good as new
-        other = World(opened, tmp_path / "file")
-        other.attend(other.a, 0, 1, 1)
-        other.cache.close()
+        with za.KVCache(opened, SMALL, LAYERS, 640, "f16", 16) as other:
+            Twin(za.Attention(other)).step(1)
         opened.close()

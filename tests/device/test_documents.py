@@ -310,7 +310,7 @@ FIGURES: tuple[tuple[str, str, Callable[[], Any]], ...] = (
     ("determinism.md", r"the digest was `(\w+)` on lavapipe of", lambda: committed()["qwen3.6-35b-a3b"][:16]),
     ("determinism.md", r"`--quick` has (\d+) cases", lambda: len(Case.quick())),
     ("determinism.md", r"oracle's bits +pass, (\d+) comparisons", lambda: len(Case.quick())),
-    ("determinism.md", r"a table of (\d+) changes", lambda: len(counted("test_check_mutants").TABLE)),
+    ("determinism.md", r"a table of (\d+) changes", lambda: len(counted("test_slips").slips("attend"))),
     ("determinism.md", r": ([\d,]+) cases, each compared", lambda: f"{len(counted('test_grid').cases()):,}"),
     ("determinism.md", r"runs (\d+) of them on", lambda: len(counted("test_grid").drawn())),
     ("storage.md", r"quantizes (\d+) rows or more", lambda: LEAST_ROWS // 2 + 1),

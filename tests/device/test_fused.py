@@ -2,14 +2,13 @@
 
 import numpy as np
 import pytest
-from broken_shaders import Change, break_kernels
+from broken_shaders import break_kernels
 from support import make_inputs, same
 
 import zinc_attn as za
 from zinc_attn.canonical.partial import PartialStateError
 from zinc_attn.errors import WrongResultError
 from zinc_attn.kernels import declarations as kernels
-from zinc_attn.runtime import device as device_module
 from zinc_attn.runtime import multiply_add
 
 SHAPE = za.AttnShape(4, 2, 64)
@@ -82,9 +81,8 @@ def test_every_way_has_the_bits(any_device, monkeypatch):
 )
 def test_a_device_without_a_way_is_refused(device, tmp_path, monkeypatch, old, new):
     """The question finds an emulation that is not exact; canonical calls are as they were."""
-    change = Change("attend/multiply_add.glsl", old, new)
     monkeypatch.setattr(multiply_add, "ways_of", lambda _: ("emulated",))
-    monkeypatch.setattr(device_module, "SPIRV", break_kernels([change], tmp_path, kernels.MULTIPLY_ADD.name))
+    break_kernels(monkeypatch, tmp_path, ("attend/multiply_add.glsl", old, new), kernels.MULTIPLY_ADD.name)
     q, k, v = make_inputs(SHAPE, 50, "f16")
     with za.Device.open(device.info.index, runtime=device.runtime.name) as other:
         with pytest.raises(WrongResultError, match="no product and sum with one rounding"):

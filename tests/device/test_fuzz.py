@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,15 +26,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from cache_rows import new_q, new_rows
+from cache_rows import Twin, done_or_not_done, new_q
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from interrupts import Interrupter, files
+from interrupts import Fault, Interrupter, files
 from page_tables import check_counts
-from support import DRIVERS, FULL, RUNTIMES, open_device, same
+from support import DRIVERS, FULL, RUNTIMES, open_device
 
 import zinc_attn as za
-from zinc_attn import errors, reference
+from zinc_attn import errors
 from zinc_attn.cache import rows
 from zinc_attn.cache.pages import CapacityError, StepError
 from zinc_attn.cache.sequence_pages import SequencePages
@@ -42,7 +43,7 @@ from zinc_attn.cache.transaction import Transaction
 SECONDS = float(os.environ.get("ZINC_ATTN_FUZZ_SECONDS", "0"))
 EVERY_DRIVER = FULL or SECONDS > 0
 SHAPE, LAYERS, MOST = za.AttnShape(6, 2, 64), 2, 6  # MOST: sequences of a cache
-WHERE = files("cache", "decode", "planning")
+WHERE = files("cache", "decode", "planning", "runtime/vulkan", "runtime/kompute")
 KINDS = [("f16", 1, "tiles"), ("f32", 64, "tiles"), ("bf16", 256, "NHD"), ("q8_0", 2, "NHD")]
 if EVERY_DRIVER:
     KINDS += [("f16", 256, "NHD"), ("f32", 16, "NHD"), ("bf16", 4, "tiles"), ("q8_0", 64, "tiles")]
@@ -54,27 +55,12 @@ OPTIONS: list[dict[str, Any]] = [
     {"cascade": True, "sinks": [SINKS, None]},
     {"num_splits": 2, "softcap": 2.0, "arithmetic": "fused", "sinks": [SINKS, -SINKS]},
 ]
-INJECTED = "injected by the test"
+INJECTED = "injected"
 
 WEIGHTS = {
     **{"step": 6, "batch": 4, "append": 2, "attend": 3, "fork": 3, "keep": 3, "truncate": 2, "retract": 2},
     **{"partial": 2, "recorded": 2, "through_a_file": 4, "free": 1, "begin": 1, "another_attention": 1, "reopen": 0.5},
 }
-
-Rows = tuple[Any, Any]  # the values of k and v that a cache stores, float32 (tokens, kv_heads, head_dim)
-NONE: Rows = (np.zeros((0, 2, 64), np.float32),) * 2
-
-
-@dataclass(eq=False)
-class Model:
-    """A sequence and what its layers should hold."""
-
-    sequence: Any
-    held: list[Rows] = field(default_factory=lambda: [NONE] * LAYERS)
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        return tuple(len(k) for k, _ in self.held)
 
 
 @dataclass(eq=False)
@@ -84,7 +70,7 @@ class World:
     cache: Any
     dtype: str
     attns: list[tuple[Any, int]] = field(default_factory=list)
-    models: list[Model] = field(default_factory=list)
+    models: list[Twin] = field(default_factory=list)
 
 
 class Cut(Exception):
@@ -99,13 +85,14 @@ class Machine:
     done: ClassVar[Counter[str]]
 
     draw: np.random.Generator
+    kept: BaseException | None = None  # an interrupt
 
     def __init__(self, kind: int) -> None:
         self.worlds: list[World] = []
         self.serial = 0
         self.folder = Path(tempfile.mkdtemp())
         self.open(kind)
-        self.start(0)
+        self.start(self.worlds[0])
 
     def close(self) -> None:
         for world in self.worlds:
@@ -139,8 +126,8 @@ class Machine:
         kinds = [
             *[None] * 6,
             *(("run", n, bool(self.below(2))) for n in (0, self.below(4))),
-            *(("opcode", self.below(end)) for end in (300, 3000)),
-            ("opcode", self.below(3000), 1 + self.below(60)),
+            *(("opcode", self.below(end)) for end in (100, 300, 1000, 3000, 10000)),
+            *(("opcode", self.below(end), 1 + self.below(60)) for end in (300, 3000)),
         ]
         return kinds[self.below(len(kinds))]
 
@@ -153,27 +140,17 @@ class Machine:
         for option in (kind % len(OPTIONS), (kind + 1) % len(OPTIONS)):
             self.worlds[-1].attns.append((za.Attention(cache, **OPTIONS[option]), option))
 
-    def start(self, at):
-        world = self.worlds[at]
-        world.models.append(Model(world.cache.new_sequence()))
+    def start(self, world: World) -> Twin:
+        """A new sequence."""
+        self.serial += 1
+        world.models.append(Twin(world.attns[0][0], self.serial))
+        return world.models[-1]
 
     def world(self, pick: int) -> World:
         return self.worlds[pick % len(self.worlds)]
 
-    def model(self, world: World, pick: int) -> Model:
-        if not world.models:
-            world.models.append(Model(world.cache.new_sequence()))
-        return world.models[pick % len(world.models)]
-
-    def new_rows(self, world: World, n: int) -> tuple[Any, Any, Rows]:
-        """k and v to append, and the values that are stored of them."""
-        self.serial += 1
-        k, v = new_rows(np.random.default_rng(self.serial), n, SHAPE, world.dtype)
-        return k, v, rows.stored(k, v, world.dtype)
-
-    def queries(self, n: int) -> Any:
-        self.serial += 1
-        return new_q(np.random.default_rng(self.serial), n, SHAPE)
+    def model(self, world: World, pick: int) -> Twin:
+        return world.models[pick % len(world.models)] if world.models else self.start(world)
 
     def attempt(self, name: str, call: Callable[[], Any], fault: Any, *expected: type[Exception]) -> Any:
         """What ``call`` returns, or the error where it is one of ``expected``. Cut: the test made it fail."""
@@ -183,9 +160,10 @@ class Machine:
         if kind == "opcode":
             interrupter = Interrupter(WHERE, at[0], *(at[0] + more for more in at[1:]))
         if kind == "run":
-            left = at[:1]
+            failing = Fault(errors.DeviceMemoryError, at[1])
+            failing.at(at[0])
             for name_of in ("run", "start"):
-                setattr(runtime, name_of, self.failing(getattr(runtime, name_of), left, at[1]))
+                setattr(runtime, name_of, failing.wrap(getattr(runtime, name_of)))
         try:
             found = interrupter.run(call) if interrupter.at else call()
             self.done[name] += 1
@@ -196,138 +174,132 @@ class Machine:
         except errors.DeviceMemoryError as error:
             assert str(error) == INJECTED
             self.done[f"{name}: failed"] += 1
+            self.settle()
             raise Cut from None
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             assert interrupter.raised
             self.done[f"{name}: interrupted"] += 1
+            # as sys.last_exc keeps its frames, and what they hold: of these, a sequence that nobody else has
+            self.kept = error if name not in ("fork", "load", "new") and self.below(3) == 0 else None
+            self.settle()
             raise Cut from None
         finally:
             vars(runtime).pop("run", None)
             vars(runtime).pop("start", None)
 
-    @staticmethod
-    def failing(run: Callable[[Any], None], left: list[int], after: bool) -> Callable[[Any], None]:
-        def failing(recording: Any) -> None:
-            left[0] -= 1
-            if left[0] != -1 or after:
-                run(recording)
-            if left[0] == -1:
-                raise errors.DeviceMemoryError(INJECTED)
-
-        return failing
+    def settle(self) -> None:
+        """What an interrupt left is completed or given back, as a cache's next call does."""
+        for world in self.worlds:
+            with world.cache.lock:
+                world.cache.settle()
 
     @staticmethod
-    def settle(cache: Any) -> None:
-        """What an interrupt left is completed or given back, as the cache's next call does."""
-        with cache.lock:
-            cache.settle()
-
-    def legal(self, model: Model, layer: int | None, n: int) -> bool:
-        low, high = min(model.lengths), max(model.lengths)
-        return low == high or (layer is not None and model.lengths[layer] == low and n == high - low)
+    def legal(model: Twin, layer: int | None, n: int) -> bool:
+        lengths = model.sequence.lengths
+        low, high = min(lengths), max(lengths)
+        return low == high or (layer is not None and lengths[layer] == low and n == high - low)
 
     @staticmethod
-    def need(models: list[Model], layer: int, n: int) -> int:
+    def need(models: list[Twin], layer: int, n: int) -> int:
         """Pages that a legal call takes: all that write to a page copy it, but for one where nobody else holds it."""
-        cache = models[0].sequence.cache
+        cache = models[0].cache
         size, held = cache.pool.page_size, [sequence.pages.table for sequence in cache.sequences]
         need, writers = 0, Counter[int]()
         for model in models:
-            start, pages = model.lengths[layer], model.sequence.pages.table
-            need += -(-(start + n) // size) - len(pages)
-            if start % size and len(set(model.lengths)) == 1:
+            lengths, pages = model.sequence.lengths, model.sequence.pages.table
+            need += -(-(lengths[layer] + n) // size) - len(pages)
+            if lengths[layer] % size and len(set(lengths)) == 1:
                 writers[pages[-1]] += 1
         return need + sum(count - (sum(page in one for one in held) == count) for page, count in writers.items())
 
     def grow(
-        self, name: str, models: list[Model], layer: int | None, n: int, call: Any, new: list[list[Rows]], fault: Any
+        self,
+        name: str,
+        models: list[Twin],
+        layer: int | None,
+        n: int,
+        q_len: int,
+        call: Callable[[Any, Any, Any], Any],
+        fault: Any,
+        option: int = -1,
     ) -> Any:
-        """``call`` appends ``new`` to a layer or all of each of ``models``. None where it was refused or cut short.
+        """``call`` appends rows to a layer of each of ``models``, or to all layers of one, and has the oracle's bits.
 
-        new: of each model, its rows for one layer, or for every one.
+        call: of q, k and v of each model or layer, which are returned; None where it was refused or cut short. option:
+        its outs and lses are compared.
         """
-        legal, pool = all(self.legal(m, layer, n) for m in models), models[0].sequence.pages.pool
+        legal, pool = all(self.legal(one, layer, n) for one in models), models[0].sequence.pages.pool
         spare = pool.free_pages - self.need(models, layer or 0, n) if legal else 0
         full, others, filler = spare < 0, Transaction(), SequencePages(pool, 1)
-        if spare > 0 and self.serial % 2:  # so that the call finds not a page more than it needs
+        if spare > 0 and self.below(2):  # so that the call finds not a page more than it needs
             others.reserve(filler, 0, spare * pool.page_size)
-        before, after = [model.held for model in models], []
-        for model, added in zip(models, new, strict=True):
-            held = list(model.held)
-            for i, (k, v) in zip(range(LAYERS) if layer is None else [layer], added, strict=True):
-                held[i] = np.concatenate([held[i][0], k]), np.concatenate([held[i][1], v])
-            after.append(held)
+        before = [list(one.held) for one in models]
         try:
-            found = self.attempt(name, call, fault, CapacityError, StepError)
+            with done_or_not_done(models):
+                layers = range(LAYERS) if layer is None else [layer]
+                new = [one.new(i, n, q_len) for one in models for i in layers]
+                given = [list(column) for column in zip(*new, strict=True)]
+                found = self.attempt(name, lambda: call(*given), fault, CapacityError, StepError)
         except Cut:
-            found = None
-            ends = [[tuple(len(k) for k, _ in held) for held in one] for one in (before, after)]
-            assert [model.sequence.lengths for model in models] in ends
-            self.settle(models[0].sequence.cache)  # a call that was submitted counts from here on
-            if [model.sequence.lengths for model in models] == ends[1]:
-                before = after
+            return None
         finally:
             others.rollback()
-        if isinstance(found, StepError):
-            assert not legal
-        elif isinstance(found, CapacityError):
-            assert full
-        elif found is not None:
-            assert legal and not full
-            before = after
-        for model, held in zip(models, before, strict=True):
-            model.held = held
-            assert model.sequence.lengths == model.lengths
-        return None if isinstance(found, Exception) else found
+        if isinstance(found, Exception):
+            assert not legal if isinstance(found, StepError) else full
+            for one, held in zip(models, before, strict=True):
+                one.held = held
+            return None
+        assert legal and not full
+        for one, q, *got in zip(models, given[0], *found, strict=True) if option >= 0 else ():
+            self.check(one, layer, q, got, option)
+        return given
 
-    def check(self, out, lse, q, model, layer, option):
+    @staticmethod
+    def check(model: Twin, layer: int, q: Any, got: Any, option: int) -> None:
         told = ("window", "softcap", "sinks", "arithmetic")
-        kinds = {name: value for name, value in OPTIONS[option].items() if name in told}
-        kinds = {name: value[layer] if isinstance(value, list) else value for name, value in kinds.items()}
-        same((out, lse), reference.emulate(q, *model.held[layer], **kinds), (model.lengths, layer, option))
+        model.scoring = {name: value for name, value in OPTIONS[option].items() if name in told}
+        model.check(layer, q, got, option)
 
     # --- operations ---------------------------------------------------------------------------------------
 
     def begin(self):
         world, fault = self.world(self.below(12)), self.fault()
         full = len(world.models) >= MOST
-        found = self.attempt("new", world.cache.new_sequence, fault, errors.LimitError)
+        self.serial += 1
+        found = self.attempt("new", lambda: Twin(world.attns[0][0], self.serial), fault, errors.LimitError)
         assert full == isinstance(found, errors.LimitError)
         if not full:
-            world.models.append(Model(found))
+            world.models.append(found)
 
     def append(self):
         (pick, which), layer, n, fault = self.picks(2), self.below(LAYERS), self.count(), self.fault()
         world = self.world(pick)
         model = self.model(world, which)
-        behind = max(model.lengths) - model.lengths[layer]
-        n = behind if behind and n % 8 else n
-        k, v, stored = self.new_rows(world, n)
-        append = functools.partial(world.cache.append, model.sequence, layer, k, v)
-        self.grow("append", [model], layer, n, lambda: append() or True, [[stored]], fault)
+        behind = max(model.sequence.lengths) - model.sequence.lengths[layer]
+        self.grow("append", [model], layer, behind if behind and n % 8 else n, 0, self.appends(model, layer), fault)
+
+    @staticmethod
+    def appends(model: Twin, layer: int) -> Callable[..., None]:
+        return lambda _, k, v: model.cache.append(model.sequence, layer, *k, *v)
 
     def step(self):
         """Rows for every layer, the fault at one of them: the ordinary decode step, or a chunk of a prompt."""
         (pick, which, attn), n, q_len, fault = self.picks(3), self.count(), (1, 1, 2, 5)[self.below(4)], self.fault()
         world = self.world(pick)
         model, (called, option) = self.model(world, which), world.attns[attn % len(world.attns)]
-        lengths = model.lengths
+        lengths = model.sequence.lengths
         for layer in sorted(range(LAYERS), key=lambda i: (i + pick) % LAYERS):
             count = max(lengths) - lengths[layer] if min(lengths) < max(lengths) else n
             if not count:
                 continue
-            k, v, stored = self.new_rows(world, count)
-            q = self.queries(count if q_len == 5 else q_len)
 
-            def call(layer: int = layer, q: Any = q, k: Any = k, v: Any = v) -> Any:
-                given = {"k": k, "v": v, "return_lse": True, "allow_empty": True}
+            def call(q: Any, k: Any, v: Any, layer: int = layer) -> Any:
+                given = {"k": k[0], "v": v[0], "return_lse": True, "allow_empty": True}
                 if which % 2:
-                    return called.submit(q, model.sequence, layer, **given).result()
-                return called(q, model.sequence, layer, **given)
+                    return [[x] for x in called.submit(q[0], model.sequence, layer, **given).result()]
+                return [[x] for x in called(q[0], model.sequence, layer, **given)]
 
-            found = self.grow("step", [model], layer, count, call, [[stored]], fault)
-            if found is not None:
-                self.check(*found, q, model, layer, option)
+            self.grow("step", [model], layer, count, count if q_len == 5 else q_len, call, fault, option)
             fault = None
 
     def batch(self):
@@ -338,30 +310,24 @@ class Machine:
         called, option = world.attns[attn % len(world.attns)]
         models = world.models[which % max(len(world.models), 1) :] + world.models[: which % max(len(world.models), 1)]
         if which % 3 and models:
-            if which % 3 == 2 and len(models) < MOST and len(set(models[0].lengths)) == 1:
-                models.append(Model(models[0].sequence.fork(), list(models[0].held)))
+            if which % 3 == 2 and len(models) < MOST and len(set(models[0].sequence.lengths)) == 1:
+                models.append(models[0].fork())
                 world.models.append(models[-1])
             last = models[0].sequence.pages.table[-1:]
             models = [one for one in models if set(last) <= set(one.sequence.pages.table)]
         models = [model for model in models if self.legal(model, layer, n)][: 1 + pick % 6]
-        if not models:
-            return
-        new, q = [self.new_rows(world, n) for _ in models], [self.queries(1 + pick % 2) for _ in models]
-        k, v, stored = ([rows[i] for rows in new] for i in range(3))
-        seqs = [model.sequence for model in models]
-        call = functools.partial(called, q, seqs, layer, k=k, v=v, return_lse=True, allow_empty=True)
-        found = self.grow("batch", models, layer, n, call, [[one] for one in stored], fault)
-        if found is not None:
-            for out, lse, one, model in zip(*found, q, models, strict=True):
-                self.check(out, lse, one, model, layer, option)
+        if models:
+            seqs, given = [model.sequence for model in models], {"return_lse": True, "allow_empty": True}
+            call = lambda q, k, v: called(q, seqs, layer, k=k, v=v, **given)  # noqa: E731
+            self.grow("batch", models, layer, n, 1 + pick % 2, call, fault, option)
 
     def attend(self):
         (pick, attn), layer, q_len, fault = self.picks(2), self.below(LAYERS), 1 + self.below(5), self.fault()
         world = self.world(pick)
         called, option = world.attns[attn % len(world.attns)]
         models = world.models[pick % 3 :] or [self.model(world, 0)]
-        q, seqs = [self.queries(q_len) for _ in models], [model.sequence for model in models]
-        blind, allowed = any(q_len > model.lengths[layer] for model in models), bool(pick % 2)
+        q, seqs = [new_q(self.draw, q_len, SHAPE) for _ in models], [model.sequence for model in models]
+        blind, allowed = any(q_len > seq.lengths[layer] for seq in seqs), bool(pick % 2)
         outs = [np.full(one.shape, 7, np.float32) for one in q] if attn % 2 else None
         call = functools.partial(called, q, seqs, layer, return_lse=True, out=outs, allow_empty=allowed)
         found = self.attempt("attend", call, fault, errors.ArgumentError)
@@ -369,19 +335,18 @@ class Machine:
         if isinstance(found, errors.ArgumentError):
             assert all(np.all(out == 7) for out in outs or [])
             return
-        for out, lse, one, model in zip(*found, q, models, strict=True):
-            self.check(out, lse, one, model, layer, option)
+        for model, one, *got in zip(models, q, *found, strict=True):
+            self.check(model, layer, one, got, option)
 
     def partial(self):
         (pick, which, attn), n, layer, fault = self.picks(3), self.count(), self.below(LAYERS), self.fault()
         world = self.world(pick)
         model, (called, option) = self.model(world, which), world.attns[attn % len(world.attns)]
-        k, v, stored = self.new_rows(world, n)
-        q = self.queries(1 + n % 3)
-        call = functools.partial(called.partial, q, model.sequence, layer, k, v)
-        found = self.grow("partial", [model], layer, n, call, [[stored]], fault)
-        if found is not None:
-            self.check(*za.fold([found]), q, model, layer, option)
+
+        def call(q: Any, k: Any, v: Any) -> Any:
+            return [[x] for x in za.fold([called.partial(*q, model.sequence, layer, *k, *v)])]
+
+        self.grow("partial", [model], layer, n, 1 + n % 3, call, fault, option)
 
     def fork(self):
         (pick, which), fault = self.picks(2), self.fault()
@@ -389,11 +354,11 @@ class Machine:
         model = self.model(world, which)
         found = self.attempt("fork", model.sequence.fork, fault, StepError, errors.LimitError)
         if isinstance(found, StepError):
-            assert len(set(model.lengths)) > 1
+            assert len(set(model.sequence.lengths)) > 1
         elif isinstance(found, errors.LimitError):
             assert len(world.models) >= MOST
         else:
-            world.models.append(Model(found, list(model.held)))
+            world.models.append(model.other(found))
 
     def recorded(self):
         """Both layers recorded in a sequence of the host's, and some steps, the fault in one of them."""
@@ -410,47 +375,44 @@ class Machine:
         sequence.record(kp.OpTensorSyncDevice([q, *new]))
         first, *later = calls = [called.record(sequence, q, model.sequence, i, new[i]) for i in range(LAYERS)]
         for at in range(steps):
-            rows_of = [self.new_rows(world, 1) for _ in range(LAYERS)]
-            q.data()[:] = (query := self.queries(1)).reshape(-1)
-            for tensor, (*pair, _) in zip(new, rows_of, strict=True):
-                k, v = (rows.stored_values("k", x, world.dtype)[0] for x in pair)
-                words = world.cache.layout.to_device(rows.encode(k, v, SHAPE, world.dtype))
-                tensor.data()[:] = words.reshape(-1)
             cause = fault if at == which % steps else None
 
-            def call(cause: Any = cause) -> bool:
+            def call(queries: Any, ks: Any, vs: Any, cause: Any = cause) -> None:
+                q.data()[:] = queries[0].reshape(-1)
+                for tensor, *pair in zip(new, ks, vs, strict=True):
+                    k, v = (rows.stored_values("k", x, world.dtype)[0] for x in pair)
+                    words = world.cache.layout.to_device(rows.encode(k, v, SHAPE, world.dtype))
+                    tensor.data()[:] = words.reshape(-1)
                 with first.step(*later):
                     sequence.eval()
                     if cause and cause[0] == "run":
                         raise errors.DeviceMemoryError(INJECTED)
-                return True
 
-            stored = [[one for _, _, one in rows_of]]
-            if self.grow("recorded", [model], None, 1, call, stored, cause):
+            if given := self.grow("recorded", [model], None, 1, 1, call, cause):
                 for layer, one in enumerate(calls):
                     out, lse = np.split(one.out.data().view(np.float32), [6 * 64])
-                    self.check(out.reshape(1, 6, 64), lse[:6].reshape(1, 6), query, model, layer, option)
+                    got = out.reshape(1, 6, 64), lse[:6].reshape(1, 6)
+                    self.check(model, layer, given[0][0], got, option)
         for one in calls:
             one.close()
 
-    def shrink(self, name: str, model: Model, after: list[Rows], call: Any, fault: Any, *expected: Any) -> Any:
+    def shrink(self, name: str, model: Twin, call: Callable[[], object], fault: Any, *expected: Any) -> Any:
+        before = list(model.held)
         try:
-            found = self.attempt(name, call, fault, *expected)
+            with done_or_not_done([model]):
+                found = self.attempt(name, call, fault, *expected)
         except Cut:
-            found = None
-            if model.sequence.lengths == model.lengths:
-                return None
-        if not isinstance(found, Exception):
-            model.held = after
-        assert model.sequence.lengths == model.lengths
+            return None
+        if isinstance(found, Exception):
+            model.held = before
         return found
 
     def truncate(self):
         (pick, which), n, fault = self.picks(2), self.below(701), self.fault()
         model = self.model(self.world(pick), which)
-        n = n if n <= min(model.lengths) else max(min(model.lengths) - n % 5, 0)
-        after = [(k[:n], v[:n]) for k, v in model.held]
-        self.shrink("truncate", model, after, lambda: model.sequence.truncate(n), fault)
+        least = min(model.sequence.lengths)
+        n = n if n <= least else max(least - n % 5, 0)
+        self.shrink("truncate", model, lambda: model.truncate(n), fault)
 
     def keep(self):
         """Tokens of all layers, and some of these and of those before them."""
@@ -458,31 +420,29 @@ class Machine:
         share = (0.1, 0.5, 1)[self.below(3)]
         world = self.world(pick)
         model = self.model(world, which)
-        for layer in range(LAYERS if len(set(model.lengths)) == 1 else 0):
-            k, v, stored = self.new_rows(world, tree)
-            append = functools.partial(world.cache.append, model.sequence, layer, k, v)
-            self.grow("tree", [model], layer, tree, lambda append=append: append() or True, [[stored]], None)
-        n = min(model.lengths)
-        self.serial, last = self.serial + 1, min(last, n)
-        kept = np.flatnonzero(np.random.default_rng(self.serial).random(last) < share)
-        apart, pool = len(set(model.lengths)) > 1, model.sequence.pages.pool
+        for layer in range(LAYERS if len(set(model.sequence.lengths)) == 1 else 0):
+            self.grow("tree", [model], layer, tree, 0, self.appends(model, layer), None)
+        n, apart = min(model.sequence.lengths), len(set(model.sequence.lengths)) > 1
+        last, pool = min(last, n), model.sequence.pages.pool
+        kept = np.flatnonzero(self.draw.random(last) < share)
         moved = kept[kept != np.arange(len(kept))]
         end = n - last + len(kept)
         need = pool.pages_for(end) - (end - len(moved)) // pool.page_size if len(moved) else 0
         full = not apart and need > pool.free_pages
-        path = np.concatenate([np.arange(n - last), n - last + kept])
-        after = [(k[path], v[path]) for k, v in model.held]
-        call = functools.partial(model.sequence.keep, kept, last)
-        found = self.shrink("keep", model, after, call, fault, StepError, CapacityError)
+        found = self.shrink("keep", model, lambda: model.keep(kept, last), fault, StepError, CapacityError)
         if fault is None:
             assert isinstance(found, StepError) == apart and isinstance(found, CapacityError) == full
 
     def retract(self):
         (pick, which), layer, n, fault = self.picks(2), self.below(LAYERS), self.below(21), self.fault()
         model = self.model(self.world(pick), which)
-        n = max(model.lengths[layer] - n, 0)
-        after = [(k[:n], v[:n]) if i == layer else (k, v) for i, (k, v) in enumerate(model.held)]
-        self.shrink("retract", model, after, lambda: model.sequence.retract(layer, n), fault, StepError)
+        n = max(model.sequence.lengths[layer] - n, 0)
+
+        def call() -> None:
+            model.held[layer] = tuple(x[:n] for x in model.held[layer])
+            model.sequence.retract(layer, n)
+
+        self.shrink("retract", model, call, fault, StepError)
 
     def free(self):
         (pick, which), drop, fault = self.picks(2), self.below(2), self.fault()
@@ -499,13 +459,13 @@ class Machine:
         world.models.remove(model)
         if drop and pick % 2:  # before anything else looks at the books
             del model
-            world.models.append(Model(world.cache.new_sequence()))
+            self.start(world)
 
     def through_a_file(self):
         (pick, which, other), fault = self.picks(3), self.fault()
         world, target = self.world(pick), self.world(other)
         model, path = self.model(world, which), self.folder / "sequence"
-        apart = len(set(model.lengths)) > 1  # in the middle of a step
+        apart = len(set(model.sequence.lengths)) > 1  # in the middle of a step
         cause, refusal = None if other % 2 else fault, (StepError,) if apart else ()
         if isinstance(self.attempt("save", lambda: model.sequence.save(path), cause, *refusal), Exception):
             return
@@ -516,8 +476,7 @@ class Machine:
         if isinstance(found, Exception):
             return
         assert world.dtype == target.dtype
-        n = min(model.lengths)
-        target.models.append(Model(found, [(k[:n], v[:n]) for k, v in model.held]))
+        target.models.append(model.other(found, target.attns[0][0]))
 
     def reopen(self):
         """A second cache, or the older one closed and another in its place."""
@@ -527,7 +486,7 @@ class Machine:
             found = self.attempt("closed", old.cache.new_sequence, None, errors.ClosedError)
             assert isinstance(found, errors.ClosedError)
         self.open(self.below(12))
-        self.start(-1)
+        self.start(self.worlds[-1])
 
     def another_attention(self):
         """An Attention closed, to be used again, and perhaps replaced by one with other options."""
@@ -542,14 +501,19 @@ class Machine:
     # --- what always holds --------------------------------------------------------------------------------
 
     def books(self) -> None:
+        self.settle()
+        self.kept = None
         for world in self.worlds:
-            self.settle(world.cache)
+            with ThreadPoolExecutor(1) as thread:  # another thread gets the lock
+                assert thread.submit(world.cache.lock.acquire, timeout=10).result()
+                thread.submit(world.cache.lock.release).result()
             live = [model.sequence for model in world.models]
             assert set(world.cache.sequences) == set(live)
             check_counts(world.cache.pool, [sequence.pages for sequence in live])
             pages = {page for sequence in live for page in sequence.pages.table}
             assert world.cache.pool.num_pages - world.cache.pool.free_pages == len(pages)
-            assert all(model.sequence.lengths == model.lengths for model in world.models)
+            for model in world.models:
+                assert model.sequence.lengths == tuple(len(k) for k, _ in model.held)
 
 
 def fuzz(device: Any, manager: Any, examples: int, steps: int, derandomize: bool) -> Counter[str]:

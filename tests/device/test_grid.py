@@ -1,26 +1,33 @@
-"""The grid of shapes, types, masks and biases that the field tests attention with: the oracle's bits in every case.
+"""The output bits are those of ``reference.emulate``: for every shape, type, mask and bias of a grid, and whatever the
+layout, the driver and the dispatcher.
 
-The axes are those of llama.cpp's test of FLASH_ATTN_EXT, with more of each. ``--full`` runs every combination of sizes,
-type, mask and bias; the default run a few with each value of each axis. Keys and rows are drawn per case, ratio and
-KV heads per size and type, so that cases share pipelines: compiling them takes most of the time.
+The grid's axes are those of llama.cpp's test of FLASH_ATTN_EXT, with more of each. ``--full`` runs every combination of
+sizes, type, mask and bias; the default run a few with each value of each axis. Keys and rows are drawn per case, ratio
+and KV heads per size and type, so that cases share pipelines: compiling them takes most of the time.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import lru_cache
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support import FULL, same
+from support import FULL, Arrays, differing, make_inputs, same
 
 import zinc_attn as za
 from zinc_attn import reference
-from zinc_attn.cache.rows import stored
+from zinc_attn.kernels import dispatches
 from zinc_attn.kernels.declarations import KernelDecl
-from zinc_attn.kernels.families import CPU, FAMILIES
+from zinc_attn.kernels.families import CPU, FAMILIES, RDNA
+from zinc_attn.kernels.tuning import merge_workgroup_size
+from zinc_attn.planning.splits import SplitPlan, plan_splits
 from zinc_attn.runtime.protocol import Kernel
 from zinc_attn.storage import STORAGE
+from zinc_attn.tools.check import Case
+from zinc_attn.tools.harness.planned_attention import PlannedAttention
 
 SIZES = (
     *((size, size, False) for size in (40, 64, 72, 80, 96, 128, 192, 256, 320, 512, 576)),
@@ -30,27 +37,12 @@ SIZES = (
 ELSEWHERE = tuple((size, size, False) for size in (64, 80, 96, 128, 192, 256, 512))
 PAIRS = "q8_0/q4_0 f16/q5_1 q4_1/iq4_nl q5_0/fp8_e4m3 bf16/f32"  # before single types, as the last sizes are latent
 TYPES = (*PAIRS.split(), *STORAGE)
-MASKS = ("none", "causal", "random", "tree")
-BIASES = tuple(product((False, True), repeat=3))  # alibi, softcap, sinks
+MASKS = (None, False), (None, True), ("f16", False), ("tree", True)  # and whether causal
+BIASES = tuple(product((False, True), (None, 10.0), (False, True)))  # alibi, softcap, sinks
 RATIOS = (*[1] * 24, *[2] * 16, *[3] * 10, *range(4, 18), 20, 24, 32, 128)  # mostly few heads, which compile faster
 KEYS = (17, 113, 512, 1024, 4096)
 ROWS = (1, 3, 32, 75)
 PRODUCTS = 1 << 26  # rows * heads * keys * dimensions of a case: the oracle takes half a second for so many
-
-
-class Case(NamedTuple):
-    """One point of the grid."""
-
-    shape: za.AttnShape
-    dtype: str
-    mask: str
-    biases: tuple[bool, bool, bool]
-    keys: int
-    rows: int
-
-    def __str__(self) -> str:
-        names = [n for n, on in zip(("alibi", "softcap", "sinks"), self.biases, strict=True) if on]
-        return "-".join((str(self.shape), self.dtype, self.mask, *names, f"{self.keys}x{self.rows}"))
 
 
 def cases() -> list[Case]:
@@ -63,9 +55,15 @@ def cases() -> list[Case]:
         shape = za.AttnShape(ratio * kv_heads, kv_heads, k, v, latent)
         most = PRODUCTS // (shape.q_heads * (k + v))
         fitting = [(keys, rows) for keys, rows in product(KEYS, ROWS) if rows <= keys and keys * rows <= most]
-        for mask, biases in product(MASKS, BIASES):
-            found.append(Case(shape, dtype, mask, biases, *fitting[rng.integers(len(fitting))]))
+        for (mask, causal), (alibi, softcap, sinks) in product(MASKS, BIASES):
+            options = {"mask": mask, "causal": causal, "alibi": alibi, "softcap": softcap, "sinks": sinks}
+            found.append(Case(shape, dtype, *fitting[rng.integers(len(fitting))], **options))
     return found
+
+
+def axes(case: Case) -> tuple[Any, ...]:
+    """Type, mask and biases."""
+    return case.dtype, (case.mask, case.causal), (case.alibi, case.softcap, case.sinks)
 
 
 def drawn() -> list[Case]:
@@ -76,20 +74,8 @@ def drawn() -> list[Case]:
         size = sizes[at % len(sizes)]
         mine = [c for c in everything if (c.shape.head_dim, c.shape.v_head_dim, c.shape.latent) == size]
         turns = TYPES[at % len(TYPES)], MASKS[at // 2 % 4], BIASES[(3 * at + 1) % 8]
-        found.append(max(mine, key=lambda c: sum(x == y for x, y in zip(c[1:4], turns, strict=True))))
+        found.append(max(mine, key=lambda c: sum(x == y for x, y in zip(axes(c), turns, strict=True))))
     return found
-
-
-def mask_of(case: Case, rng: np.random.Generator) -> NDArray[Any] | None:
-    """A mask by its name: random hides and shifts scores of all keys, tree hides some of the rows' own keys."""
-    if case.mask == "random":
-        values = rng.standard_normal((case.rows, case.keys)).astype(np.float32) * 3
-        values[rng.random(values.shape) < 0.3] = -np.inf
-        values[:, 0] = 1.5  # no row is blind
-        return values
-    if case.mask == "tree":
-        return np.asarray(np.tril(rng.random((case.rows, case.rows)) < 0.5) | np.eye(case.rows, dtype=bool))
-    return None
 
 
 @pytest.mark.parametrize("case", cases() if FULL else drawn(), ids=str)
@@ -106,12 +92,11 @@ def test_the_oracles_bits_on_every_driver(any_device, at):
 @pytest.mark.parametrize(
     "case",
     (
-        Case(za.AttnShape(8, 1, 256), "f16", "causal", (False, False, True), 577, 3),  # 16 lanes
-        Case(za.AttnShape(6, 2, 72, 64), "q4_1/iq4_nl", "random", (True, False, False), 113, 3),
-        Case(za.AttnShape(3, 1, 64), "q8_0", "none", (False, True, False), 1024, 1),
-        Case(za.AttnShape(2, 1, 80, 64, latent=True), "f32", "tree", (False, False, False), 577, 9),
+        "8/1/256 f16 577 rows=3 sinks",  # 16 lanes
+        "6/2/72/64 q4_1/iq4_nl 113 rows=3 alibi+mask=f16+noncausal",
+        "3/1/64 q8_0 1024 softcap=10+noncausal",
+        "2/1/80/64/latent f32 577 rows=9 mask=tree",
     )[: None if FULL else 2],
-    ids=str,
 )
 def test_the_oracles_bits_in_small_waves(device, monkeypatch, case):
     """Which a lavapipe with a newer compiler has; the driver of these tests has waves of 32."""
@@ -123,14 +108,14 @@ def test_the_oracles_bits_in_small_waves(device, monkeypatch, case):
         return kernel(decl, spec)
 
     monkeypatch.setattr(device, "kernel", noted)
-    check(device, case)
-    assert 8 * (16 if case.shape.v_head_dim == 256 else 8) in seen
+    check(device, Case.parse(case))
+    assert 8 * (16 if case.startswith("8/1/256") else 8) in seen
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_the_oracles_bits_in_the_registers_of_every_family(device, monkeypatch, family):
     monkeypatch.setattr(device.runtime, "info", replace(device.info, layout=family.layout))
-    check(device, Case(za.AttnShape(4, 1, 72, 136), "q8_0/f16", "causal", (False, False, False), 577, 2))
+    check(device, Case.parse("4/1/72/136 q8_0/f16 577 rows=2"))
 
 
 def score_size(q: NDArray[Any], k: NDArray[Any]) -> float:
@@ -147,37 +132,23 @@ def check(device: za.Device, case: Case) -> None:
     The squared error may be 1e-11 of the output's square. Where the magnitudes of a score's products have a large sum
     S, the score's rounding is about S / 2**24, and its weight and the output are off by as large a part of themselves.
     """
-    shape, rng = case.shape, np.random.default_rng([case.keys, case.rows, case.shape.head_dim])
-    q = rng.standard_normal((case.rows, shape.q_heads, shape.head_dim), dtype=np.float32)
-    q *= np.exp2(np.arange(shape.q_heads) % 4).astype(np.float32)[:, None]
-    k = rng.standard_normal((case.keys, shape.kv_heads, shape.head_dim), dtype=np.float32)
-    v = rng.standard_normal((case.keys, shape.kv_heads, shape.v_head_dim), dtype=np.float32)
-    v = k[..., : shape.v_head_dim] if shape.latent else v
-    alibi, softcap, sinks = case.biases
-    options: dict[str, Any] = {}
-    if alibi:
-        options["alibi"] = np.exp2(-8 * np.arange(1, shape.q_heads + 1) / shape.q_heads).astype(np.float32)
-    if softcap:
-        options["softcap"] = 10.0
-    if sinks:
-        options["sinks"] = np.linspace(-5, 20, shape.q_heads, dtype=np.float32)
-    if case.mask == "random" and not alibi:
+    shape, keys, options, call = case.shape, case.context, case.options(), case.masking(case.rows, case.context)
+    data = case.data()
+    q, held = case.query(data).reshape(case.rows, shape.q_heads, -1), data.stored_as(case.dtype)
+    if case.mask == "f16" and not case.alibi:
         options["mask_slopes"] = np.linspace(2, -0.5, shape.q_heads, dtype=np.float32)
-    call = {"mask": mask_of(case, rng), "causal": case.mask in ("causal", "tree")}
-    held = stored(k, v, case.dtype, True, shape.latent)
-    want = reference.emulate(q, *held, **options, **call)
-    truth, _ = reference.attention(q, *held, **options, **call)
-    assert np.sum((want[0] - truth) ** 2) <= max(1e-11, (score_size(q, held[0]) / 2**24) ** 2) * np.sum(truth**2)
-    given = (k,) if shape.latent else (k, v)
+    want = reference.emulate(q, held.k, held.v, **options, **call)
+    truth, _ = reference.attention(q, held.k, held.v, **options, **call)
+    assert np.sum((want[0] - truth) ** 2) <= max(1e-11, (score_size(q, held.k) / 2**24) ** 2) * np.sum(truth**2)
     page_size = (1, 2, 8, 64)[(shape.head_dim + len(case.dtype)) % 4]  # cases of a size and type share pipelines
-    held_as = {"round_rows": True, "kv_layout": ("tiles", "NHD")[shape.head_dim // 8 % 2]}
-    order = rng.permutation(-(-case.keys // page_size))
-    with za.KVCache(device, shape, 1, case.keys, case.dtype, page_size, page_order=order, **held_as) as cache:
+    order, layout = np.random.default_rng(keys).permutation(-(-keys // page_size)), shape.head_dim // 8 % 2
+    options_of_cache = {"page_order": order, "kv_layout": ("tiles", "NHD")[layout]}
+    with za.KVCache(device, shape, 1, keys, case.dtype, page_size, **options_of_cache) as cache:
         seq = cache.new_sequence()
-        half = case.keys - min(case.rows, case.keys // 2)
+        half = keys - min(case.rows, keys // 2)
         if half:
-            cache.append(seq, 0, *(x[:half] for x in given))
-        got = za.Attention(cache, **options)(q, seq, 0, *(x[half:] for x in given), return_lse=True, **call)
+            cache.append(seq, 0, *data.rows(0, half))
+        got = za.Attention(cache, **options)(q, seq, 0, *data.rows(half, keys), return_lse=True, **call)
         again = za.Attention(cache, num_splits=2, **options)(q, seq, 0, return_lse=True, **call)
     for results in (got, again):
         same(results, want)
@@ -186,5 +157,124 @@ def check(device: za.Device, case: Case) -> None:
 def test_every_value_of_every_axis_is_drawn():
     some = drawn()
     assert {(c.shape.head_dim, c.shape.v_head_dim, c.shape.latent) for c in some} == set(SIZES) - set(ELSEWHERE)
-    assert {c.dtype for c in some} == set(TYPES) and {c.mask for c in some} == set(MASKS)
-    assert all({c.biases[i] for c in some} == {False, True} for i in range(3))
+    types, masks, biases = zip(*map(axes, some), strict=True)
+    assert set(types) == set(TYPES) and set(masks) == set(MASKS)
+    assert [set(values) for values in zip(*biases, strict=True)] == [{False, True}, {None, 10.0}, {False, True}]
+
+
+# --- layouts: one input, one oracle, every layout --------------------------------------------------------------
+
+SPLITS = (1, 2, 3, 5, 7, 8, 17, 32, 64, 128, 1000) if FULL else (1, 7, 1000)
+SPLIT_SIZES, UNITS = ((100, 256, 2048), (2, 32, 64, 96)) if FULL else ((100, 2048), (64,))
+SHAPES = ("16/2/256", "9/3/64", "8/2/80", "6/2/192", "5/1/512")  # ``check`` has layouts of longer contexts
+# Shapes, those that are in float32, too, and contexts. A shape and a type take seconds to compile.
+LAID_OUT = {
+    ("default", "vulkan"): (SHAPES, SHAPES[:2], (0, 1, 2, 31, 33, 64, 65, 127, 129, 1000)),
+    ("default", "kompute"): (SHAPES[:2], SHAPES[:2], (0, 65, 1000)),  # a dispatcher does not know a shape
+    ("swiftshader", "vulkan"): (SHAPES[1:2], (), (1, 65, 577)),
+}
+
+
+def layout_cases() -> list[Any]:
+    """(driver and dispatcher, shape, dtype, context) of every case."""
+    rows = []
+    for driver, (shapes, in_f32, contexts) in LAID_OUT.items():
+        for shape, dtype, context in product(shapes, ("f16", "f32"), contexts):
+            if dtype == "f16" or shape in in_f32:
+                name = f"{'-'.join(driver)}-{shape}-{dtype}-{context}"
+                rows.append(pytest.param(driver, shape, dtype, context, id=name))
+    return rows
+
+
+def layouts(context: int, shape: za.AttnShape) -> dict[str, SplitPlan]:
+    """Every layout of the table, by label; of equal ones, of which a short context has many, the first."""
+    table = {f"splits={n}": SplitPlan.fixed(context, shape, num_splits=n) for n in SPLITS}
+    table |= {f"size={n}": SplitPlan.fixed(context, shape, split_size=n) for n in SPLIT_SIZES}
+    table |= {f"auto cu={n}": plan_splits(context, shape, n) for n in UNITS}
+    labels = {plan: name for name, plan in reversed(table.items())}
+    return {name: plan for plan, name in labels.items()}
+
+
+@lru_cache(maxsize=4)
+def oracle(shape: za.AttnShape, context: int, dtype: str, kind: str) -> tuple[Arrays, NDArray[Any], NDArray[Any]]:
+    arrays = make_inputs(shape, context, dtype, kind)
+    out, lse = reference.emulate(*arrays)
+    return arrays, out, lse
+
+
+def check_all_layouts(device: za.Device, text: str, context: int, dtype: str, kind: str, plans: Any = layouts) -> None:
+    shape = za.AttnShape.parse(text)
+    (q, k, v), out, lse = oracle(shape, context, dtype, kind)
+    with za.KVCache(device, shape, 1, max(context, 1), dtype) as cache:
+        sequence, attention = cache.new_sequence(), PlannedAttention(cache, plan_splits)
+        if context:
+            cache.append(sequence, 0, k, v)
+        for label, plan in plans(context, shape).items():
+            attention.lay_out(lambda *_, plan=plan: plan)
+            same(attention.outputs([q], [sequence])[0], (out, lse), (text, dtype, context, kind, label))
+
+
+@pytest.mark.parametrize(("any_device", "shape", "dtype", "context"), layout_cases(), indirect=["any_device"])
+def test_bits_of_every_layout(any_device, shape, dtype, context):
+    check_all_layouts(any_device, shape, context, dtype, "normal")
+
+
+@pytest.mark.parametrize("kind", ("sharp", "extreme", "equal", "zeros", "subnormal", "cancelling"))
+@pytest.mark.parametrize("dtype", ("f16", "f32"))
+@pytest.mark.parametrize("shape", ("16/2/256", "9/3/64") if FULL else ("9/3/64",))
+@pytest.mark.parametrize("context", (1, 65, 1000) if FULL else (65,))
+def test_bits_on_awkward_values(any_device, shape, dtype, context, kind):
+    if "SwiftShader" in any_device.info.name and dtype == "f32" and not FULL:
+        pytest.skip("float16 shows every layout's kernel there, and test_c_engine.py float32's loads")
+    check_all_layouts(any_device, shape, context, dtype, kind)
+
+
+def test_bits_at_131072_keys(device, monkeypatch):
+    """Also where pass 2 merges its 256 states in several rounds of two waves."""
+    monkeypatch.setattr(dispatches, "merge_workgroup_size", lambda kind: 64)
+
+    def plans(context, shape):
+        made = {"auto": plan_splits(context, shape, 64), "auto 2": plan_splits(context, shape, 2)}
+        return made | {f"splits={n}": SplitPlan.fixed(context, shape, num_splits=n) for n in (1, 1000)}
+
+    check_all_layouts(device, "16/2/256" if FULL else "3/1/64", 131072, "f16", "sharp", plans)
+
+
+# two chunks of K in flight, and workgroups of five heads, which make two passes over V
+WIDE = "5/1/264", "f16"
+TEN = "10/1/40", "f16"  # whose workgroups have all heads where a context has two nodes
+FOR_GPUS = [("4/2/256", "f16"), WIDE, TEN, *((("16/2/256", "f16"), ("11/1/64", "f32")) if FULL else ())]
+
+
+@pytest.mark.parametrize(("shape", "dtype"), FOR_GPUS)
+def test_bits_of_the_programs_for_gpus(device, monkeypatch, shape, dtype):
+    """Of 8 heads, which leave registers for fewer value rows: on SwiftShader, in test_cascade.py."""
+    facts = {"compute_units": 2, "shared_memory_bytes": 1 << 16, "layout": RDNA}
+    monkeypatch.setattr(device.runtime, "info", replace(device.info, **facts))
+    monkeypatch.setattr(dispatches, "merge_workgroup_size", lambda _: merge_workgroup_size("discrete"))
+    for context in (65, 1000):
+        check_all_layouts(device, shape, context, dtype, "normal")
+
+
+@pytest.mark.both_dispatchers
+def test_repeats_and_threads_give_one_output(device):
+    shape = za.AttnShape(9, 3, 64)
+    q, k, v = make_inputs(shape, 1000, "f16")
+    with ThreadPoolExecutor(4) as pool:
+        outs = list(pool.map(lambda n: za.attention(q, k, v, device=device, num_splits=n), [1, 3, 8, 16] * 4))
+    assert all(not differing(out, outs[0]) for out in outs)
+
+
+def test_what_merges_flush(device):
+    """The second of three nodes scales the first one's sums below the flush, and to it; the third one's show whether
+    they were flushed."""
+    q, k, v = np.eye(1, 16, dtype=np.float32), *np.zeros((2, 1536, 1, 16), np.float32)
+    k[..., 0] = -200
+    for node, score, digits in ((0, 0, (13, 5)), (512, 10, ()), (1024, 10, (6, 6))):
+        k[node, 0, 0], k[node + 1 : node + 3, 0, 0] = score, score - 45
+        v[node + 1, 0, : len(digits)] = [2.0**-40 * (1 + 2.0**-n) for n in digits]
+        v[node + 2, 0, : len(digits)] = -(2.0**-40)
+    call = {"scale": float(np.log(2.0)), "return_lse": True}  # scores are whole in log2 units
+    for num_splits in (1, 3):
+        got = za.attention(q, k, v, device, num_splits, **call)
+        same(got, reference.emulate(q, k, v, scale=call["scale"]), num_splits)

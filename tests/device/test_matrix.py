@@ -1,7 +1,7 @@
 """Matrix units. Arithmetic "matrix": its bits on one device depend on q, k and v alone, and its error stays within the
 bound. Arithmetic "integer": its many rows have the oracle's bits.
 
-``check`` is the judge of most of it, and test_check_mutants.py of ``check``. lavapipe has matrix units from Mesa 26 on.
+``check`` is the judge of most of it, and test_slips.py of ``check``. lavapipe has matrix units from Mesa 26 on.
 Where no device has them, the tests skip and say so; what is refused for lack of them is in host/test_matrix_tools.py.
 """
 

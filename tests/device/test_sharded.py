@@ -11,7 +11,7 @@ import pytest
 from cache_rows import SHARDED as SHAPE
 from cache_rows import Twin, check_books, done_or_not_done, together
 from interrupts import Interrupter, files
-from support import FULL, same
+from support import FULL, raising, same
 
 import zinc_attn as za
 from zinc_attn import reference
@@ -74,10 +74,7 @@ def test_results_go_to_arrays_of_the_caller(device: za.Device, rng: np.random.Ge
 @contextmanager
 def cut_short(attn: za.ShardedAttention, runtime: Any, rng: np.random.Generator, cuts: Counter[str]) -> Iterator[None]:
     """Often a call within fails, as on a lost device in a submission or the fold, or is interrupted at an opcode."""
-
-    def lost(*_: Any) -> None:
-        raise DeviceLostError("injected")
-
+    lost = raising(DeviceLostError)
     cut = str(rng.choice(["none", "submission", "fold", "opcode", "opcode"]))
     try:
         with pytest.MonkeyPatch.context() as patch:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from cache_rows import SHARDED as SHAPE
 from cache_rows import check_books
-from support import differing
+from support import differing, raising
 
 import zinc_attn as za
 from zinc_attn.cache.mover import RowMover
@@ -50,7 +50,7 @@ def test_a_failed_keep_leaves_nodes_shared(device: za.Device, monkeypatch: pytes
         cache.append(seq, 0, k, k)
         twin, free = seq.fork(), cache.free_tokens
         with monkeypatch.context() as patch:
-            patch.setattr(RowMover, "append", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            patch.setattr(RowMover, "append", raising(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 seq.keep(range(600, 4096), 4096)
         assert len(seq) == len(twin) == 4096 and cache.free_tokens == free

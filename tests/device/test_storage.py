@@ -241,5 +241,5 @@ def test_a_cache_of_rows(device, tmp_path, dtype, dims):
 def test_every_layer_and_step_of_the_types_that_models_have(any_device, dtype):
     slow = "SwiftShader" in any_device.info.name and not FULL
     if slow and dtype != "bf16":
-        pytest.skip("test_bits.py, test_c_engine.py and test_the_values_of_a_gpu compile these types' kernels there")
+        pytest.skip("test_grid.py, test_c_engine.py and test_the_values_of_a_gpu compile these types' kernels there")
     grown(any_device, SMALL, 2, 256, dtype, 16, steps=((70, 1), (1, 1)) if slow else STEPS)

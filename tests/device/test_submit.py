@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import same
+from support import raising, same
 
 import zinc_attn as za
 from zinc_attn import errors, reference
@@ -26,12 +26,7 @@ def oracle(tokens: int, rows: int = 1) -> Any:
     return reference.emulate(q[0] if rows == 1 else q, K[:tokens], V[:tokens])
 
 
-def failing(*args: Any) -> Any:
-    raise errors.DeviceMemoryError("injected")
-
-
-def interrupted(*args: Any) -> Any:
-    raise KeyboardInterrupt
+failing, interrupted = raising(errors.DeviceMemoryError), raising(KeyboardInterrupt)
 
 
 @pytest.fixture
@@ -129,7 +124,7 @@ def test_a_failure_is_the_results(cache, monkeypatch):
     for layer in (0, 1):
         pending = submit(attn, seq, layer, 70, 70)
         with monkeypatch.context() as patch:
-            patch.setattr(runtime, "read", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+            patch.setattr(runtime, "read", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 pending.result()
         if layer == 1:  # the cache's next call completes it, as a second result() does

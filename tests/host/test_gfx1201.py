@@ -5,13 +5,12 @@ import shutil
 
 import numpy as np
 import pytest
-from broken_shaders import Change, break_kernels
+from broken_shaders import break_kernels
 from little_kernels import HEAD, compiled, declared, spirv
 from support import needs_radv
 
 from zinc_attn.errors import KernelError, UnsupportedError, WrongResultError
 from zinc_attn.kernels import declarations as kernels
-from zinc_attn.runtime import device as device_module
 from zinc_attn.runtime.device import Device, load_spirv
 from zinc_attn.runtime.primitives import answers, check_primitives
 from zinc_attn.tools.check import Case, check
@@ -74,14 +73,20 @@ def test_the_gate_has_the_numbers_of_what_is_executed(device):
             return
 
 
+def executed(records, wave):
+    """Run the decoded operations on a wave."""
+    run = runtime.Run(code=records.ctypes.data, count=len(records), mode=runtime.MODE)
+    decode.INTERPRETER.single(ctypes.byref(run), wave.ctypes.data_as(ctypes.c_void_p))
+    assert run.fault == b""
+
+
 def test_a_pair_reads_before_it_writes():
     """v1 and v2 change places."""
     pair, wave = np.zeros(2, decode.RECORD), np.zeros(1, judge.WAVE)
     pair["op"], pair["dual"], pair["dst"] = decode.OPERATIONS["v_mov_b32"].number, (1, 0), (1, 2)
     pair["src"][:, 0] = decode.VECTOR + pair["dst"][::-1]
     wave["v"], wave["s"] = np.arange(256)[:, None], 0xFFFFFFFF
-    run = runtime.Run(code=pair.ctypes.data, count=2, mode=runtime.MODE)
-    decode.INTERPRETER.single(ctypes.byref(run), wave.ctypes.data_as(ctypes.c_void_p))
+    executed(pair, wave)
     assert wave["v"][0, :4, 31].tolist() == [0, 2, 1, 3] and wave["pc"] == 2
 
 
@@ -94,10 +99,9 @@ def test_a_product_of_matrices(third, rng):
     old = wave["v"][0, :16].copy()
     a, b = (old[n : n + 2].reshape(2, 2, 16).transpose(2, 1, 0).copy().view(np.int8).reshape(16, 16) for n in (0, 2))
     sums = old[8:].reshape(8, 2, 16).transpose(1, 0, 2).reshape(16, 16).astype(np.int32) * (third == 0x108)
-    run = runtime.Run(code=record.ctypes.data, count=1, mode=runtime.MODE)
-    decode.INTERPRETER.single(ctypes.byref(run), wave.ctypes.data_as(ctypes.c_void_p))
+    executed(record, wave)
     got = wave["v"][0, 8:16].reshape(8, 2, 16).transpose(1, 0, 2).reshape(16, 16)
-    assert run.fault == b"" and (got.view(np.int32) == sums + a.astype(np.int32) @ b.T.astype(np.int32)).all()
+    assert (got.view(np.int32) == sums + a.astype(np.int32) @ b.T.astype(np.int32)).all()
 
 
 @pytest.mark.parametrize(("moved", "order"), ((0xFF0CB101, (1, 0, 3, 2)), (0xFF0C4E01, (2, 3, 0, 1)), (0xFF08B101, 0)))
@@ -110,8 +114,7 @@ def test_lanes_take_another_of_their_four(moved, order):
         return
     record = decode.decode(words.tobytes(), 3)
     wave["v"][0, 1], wave["s"] = np.arange(32), 0xFFFFFFFF
-    run = runtime.Run(code=record.ctypes.data, count=1, mode=runtime.MODE)
-    decode.INTERPRETER.single(ctypes.byref(run), wave.ctypes.data_as(ctypes.c_void_p))
+    executed(record, wave)
     assert wave["v"][0, 2].tolist() == (np.arange(0, 32, 4)[:, None] + order).ravel().tolist()
 
 
@@ -121,8 +124,7 @@ def test_constants_of_64_bits(operand, value):
     words = np.array([0xBE8A0100 | operand] + [0xF149F2CA] * (operand == 0xFF), np.uint32)
     record, wave = decode.decode(words.tobytes(), 1), np.zeros(1, judge.WAVE)
     wave["s"][0, 12:14] = 5, 7
-    run = runtime.Run(code=record.ctypes.data, count=1, mode=runtime.MODE)
-    decode.INTERPRETER.single(ctypes.byref(run), wave.ctypes.data_as(ctypes.c_void_p))
+    executed(record, wave)
     assert int(wave["s"][0, 10]) | int(wave["s"][0, 11]) << 32 == value
 
 
@@ -140,8 +142,8 @@ def test_primitives_in_another_float_mode(mode, refused, device):
 
 
 def test_a_missing_barrier_is_a_race(tmp_path, monkeypatch, device):
-    change = Change("attend/node.glsl", "barrier();\n        for (uint i = 0u", "for (uint i = 0u")
-    monkeypatch.setattr(device_module, "SPIRV", break_kernels([change], tmp_path))
+    change = "attend/node.glsl", "barrier();\n        for (uint i = 0u", "for (uint i = 0u"
+    break_kernels(monkeypatch, tmp_path, change)
     with pytest.raises(KernelError, match=r"a race: byte .* of shared memory is (read|written) by wave"):
         list(check([Device(device.runtime)], [Case.parse("9/3/64 f16 600")], []))
     monkeypatch.undo()

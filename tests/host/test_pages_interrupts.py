@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from interrupts import files, opcodes
 from page_tables import Append, append, check_counts, interrupt_everywhere
+from support import raising
 
 import zinc_attn as za
 from zinc_attn.cache.pages import PagePool
@@ -100,10 +101,7 @@ def test_an_interrupt_at_any_bytecode_leaves_a_call_done_or_not_done(name: str) 
 
 def test_interrupts_of_two_commits_in_a_row_lose_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first comes when its commit was made and is not settled yet, the second before its commit is made."""
-
-    def interrupted(*args: Any) -> Any:
-        raise KeyboardInterrupt
-
+    interrupted = raising(KeyboardInterrupt)
     pool = PagePool(4, 16)
     seq = SequencePages(pool, 2)
     with monkeypatch.context() as patch:
