@@ -17,36 +17,13 @@ static Groups words_of(const ggml_tensor *y) {
 
 // --- what follows an operation ---------------------------------------------------------------------------------------
 
-// Whether rows may be written while others are read: they lie at the same places, or apart.
-static bool apart(const ggml_tensor *x, const ggml_tensor *y) {
-    if (buffer_of(x) != buffer_of(y)) return true;
-    const size_t a = begin_of(x), b = begin_of(y);
-    if (a == b) return ggml_are_same_stride(x, y);
-    return a + ggml_nbytes(x) <= b || b + ggml_nbytes(y) <= a;
-}
-
 Follower follower(Recording &r, std::initializer_list<const ggml_tensor *> x, const ggml_tensor **result, bool scale) {
-    const ggml_tensor *of = *result;
-    ggml_tensor *user = r.only_user(of);
-    Follower found{FOLLOW_OP_NONE, bound(*r.device, of), 0, nullptr};
-    if (!user || !is_f32(user) || !ggml_are_same_shape(user, of)) return found;
-    for (const ggml_tensor *read : x)
-        if (read && !(apart(read, user) && (ggml_are_same_shape(read, user) || !overlap(read, user)))) return found;
-    if (scale && user->op == GGML_OP_SCALE && number_of(user, 1) == 0) {
-        found.op = FOLLOW_OP_SCALE;
-        found.scale = number_of(user, 0);
-    } else if (user->op == GGML_OP_MUL || user->op == GGML_OP_ADD) {
-        const ggml_tensor *other = shaped(user->src[0]) == of ? user->src[1] : user->src[0];
-        // ggml repeats the second operand alone
-        const bool repeats = user->src[1] != other && !ggml_are_same_shape(other, of);
-        if (!is_f32(other) || shaped(other) == of || repeats) return found;
-        found.op = user->op == GGML_OP_MUL ? FOLLOW_OP_MUL : FOLLOW_OP_ADD;
-        found.other = bound(*r.device, found.tensor = other);
-    } else {
-        return found;
-    }
-    r.take(user);
-    *result = user;
+    const auto [op, other] = r.follower(x, *result, scale);
+    if (!op) return {FOLLOW_OP_NONE, bound(*r.device, *result), 0, nullptr};
+    const Follower found{op->op == GGML_OP_SCALE ? FOLLOW_OP_SCALE : op->op == GGML_OP_MUL ? FOLLOW_OP_MUL : FOLLOW_OP_ADD,
+                         bound(*r.device, other ? other : *result), other ? 0 : number_of(op, 0), other};
+    r.take(op);
+    *result = op;
     return found;
 }
 

@@ -5,6 +5,7 @@
 #include <initializer_list>
 #include <map>
 
+#include "fusions.h"
 #include "memory.h"
 #include "plan.h"
 
@@ -44,7 +45,7 @@ struct Groups {
 Groups grid(uint64_t groups);  // x first, then y
 uint64_t blocks_of(const ggml_tensor *x);  // of 32 numbers as int8: a row has whole superblocks
 
-class Recording {
+class Recording : public Nodes {
   public:
     Recording(Device *device, Plan *plan, ggml_cgraph *graph);
 
@@ -59,34 +60,8 @@ class Recording {
     }
     bool quantized(const ggml_tensor *x, Quantized *found);
     bool grouped(const ggml_tensor *ids, uint32_t experts, uint32_t columns, Grouped *found);
-    // Where a node's kernel is to write its result y as int8, too, as a product reads it, or NULL. joined: also where a
-    // row of x is several rows of y, which are whole blocks.
+    // Where a node's kernel is to write its result y as int8, too, as a product reads it, or NULL.
     const Quantized *beside(const ggml_tensor *y, bool joined = false);
-
-    // Whether so many users read a node's result, and nothing else reads its bytes, so that a dispatch that has these
-    // users, too, need not write them: it is no output, and if in place, then of what nothing else uses, from the node
-    // that is recorded on. A view's bytes are its source's.
-    bool is_hidden(const ggml_tensor *node, int uses) const;
-    // What follows a node: the next one that is no view, if it alone uses the node's result, or that in another shape.
-    ggml_tensor *only_user(const ggml_tensor *node);
-    // The node behind one that is no view, or NULL.
-    ggml_tensor *behind(const ggml_tensor *node) const;
-    // Whether a node's operands lie where they were when it was recorded.
-    bool has_sources(const ggml_tensor *node) const;
-    // Whether no node from the one that is recorded to `last` makes a tensor.
-    bool is_before(const ggml_tensor *t, const ggml_tensor *last) const;
-    // Whether from the node that is recorded to `last`, nothing but the results of these two is used by others.
-    bool hides(const ggml_tensor *last, const ggml_tensor *result) const;
-    // The next node, if it copies what a node's result has behind so many bytes, which nothing else reads; else NULL.
-    ggml_tensor *only_copy(const ggml_tensor *node, size_t bytes);
-    // Whether only a gated delta net reads a row of states that the node gathers: it then takes it from where it lies.
-    bool gathers_state(const ggml_tensor *node);
-    const ggml_tensor *gathered(const ggml_tensor *state) const {
-        return state->view_src && state->view_src == gathered_ ? gathered_ : nullptr;
-    }
-    // Whether only attention reads the node's result, as q: it is then made as attention takes it, and known for it.
-    bool settles_q(const ggml_tensor *node);
-    bool is_settled(const ggml_tensor *q) const { return root_of(q) == settled_; }
     void take(ggml_tensor *node);  // it is recorded together with the one before
 
     Device *const device;
@@ -102,12 +77,8 @@ class Recording {
     bool lay_operands(const ggml_tensor *node);
     bool record(ggml_tensor *node);
     void changed(const ggml_tensor *node);
-    const ggml_tensor *next() const;  // the next node that is computed, or NULL
     bool reserve(const ggml_tensor *x, Quantized *made);
 
-    ggml_cgraph *graph_;
-    int at_ = 0;        // the node that is recorded
-    const ggml_tensor *settled_ = nullptr, *gathered_ = nullptr;
     std::vector<Quantized> quantized_;
     std::vector<Grouped> grouped_;
     Quantized beside_{};  // of the node that is recorded, where it has one

@@ -13,9 +13,7 @@ namespace zinc {
 std::optional<bool> record_route(Recording &recording, ggml_tensor *first);
 
 // A sum of experts' results, as a dispatch or as what a norm makes first.
-struct ExpertsSum {
-    const ggml_tensor *reads[4], *y;  // experts, their weights, and what is added
-    sum_experts_constants constants;
+struct ExpertsSum : Experts {
     sum_experts_params params;
     za_place places[4];
 };
