@@ -345,6 +345,8 @@ Conv Nodes::conv(ggml_tensor *op) const {
         if (!is_norm_of(c, norm, i ? c.norms[0] : nullptr)) break;
         ggml_tensor *scaled = next_of(*this, c, norm, GGML_OP_SCALE);
         const bool scales = scaled && number_of(scaled, 1) == 0 && !overlap(scaled, c.y);
+        c.constants.normed = 1;
+        c.constants.op = norm->op == GGML_OP_L2_NORM ? NORM_OP_L2 : NORM_OP_RMS;
         c.norms[i] = norm;
         c.results[i] = last = scales ? scaled : norm;
     }
