@@ -1,6 +1,5 @@
 // Operations element by element.
 #include "operations.h"
-#include "routing.h"
 
 namespace zinc {
 
@@ -13,18 +12,6 @@ static const char *types_refused(const ggml_tensor *op) {
 // Groups for the elements of y, of which an invocation has a word.
 static Groups words_of(const ggml_tensor *y) {
     return grid(pieces(uint64_t(ggml_nelements(y)) * ggml_type_size(y->type) / 4 + 1, 256));
-}
-
-// --- what follows an operation ---------------------------------------------------------------------------------------
-
-Follower follower(Recording &r, std::initializer_list<const ggml_tensor *> x, const ggml_tensor **result, bool scale) {
-    const auto [op, other] = r.follower(x, *result, scale);
-    if (!op) return {FOLLOW_OP_NONE, bound(*r.device, *result), 0, nullptr};
-    const Follower found{op->op == GGML_OP_SCALE ? FOLLOW_OP_SCALE : op->op == GGML_OP_MUL ? FOLLOW_OP_MUL : FOLLOW_OP_ADD,
-                         bound(*r.device, other ? other : *result), other ? 0 : number_of(op, 0), other};
-    r.take(op);
-    *result = op;
-    return found;
 }
 
 // --- two operands ----------------------------------------------------------------------------------------------------
@@ -75,10 +62,6 @@ static bool record_glu(Recording &r, ggml_tensor *op) {
         a.at.n[0] = b.at.n[0] = uint32_t(op->ne[0]);
     }
     return glu(r, op, uint32_t(ggml_get_glu_op(op)), a, b);
-}
-
-static const char *add_id_refused(const Device &, const ggml_tensor *op) {
-    return is_f32(op) && is_f32(op->src[0]) && is_f32(op->src[1]) ? nullptr : "type";
 }
 
 static bool record_add_id(Recording &r, ggml_tensor *op) {
@@ -133,7 +116,7 @@ static_assert(int(UNARY_OP_XIELU) == int(GGML_UNARY_OP_XIELU) && int(UNARY_OP_TR
 const std::vector<Served> ELEMENTWISE = {
     {GGML_OP_ADD, binary_refused, record_binary},      {GGML_OP_SUB, binary_refused, record_binary},
     {GGML_OP_MUL, binary_refused, record_binary},      {GGML_OP_DIV, binary_refused, record_binary},
-    {GGML_OP_GLU, glu_refused, record_glu},            {GGML_OP_ADD_ID, add_id_refused, record_add_id},
+    {GGML_OP_GLU, glu_refused, record_glu},            {GGML_OP_ADD_ID, f32_refused, record_add_id},
     {GGML_OP_UNARY, unary_refused, record_unary},      {GGML_OP_SCALE, unary_refused, record_unary},
     {GGML_OP_CLAMP, unary_refused, record_unary},      {GGML_OP_SQR, unary_refused, record_unary},
     {GGML_OP_SQRT, unary_refused, record_unary},       {GGML_OP_LOG, unary_refused, record_unary},

@@ -1,8 +1,6 @@
 #include "fusions.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <cstring>
 
 #include "operations.h"
 #include "weights.h"
@@ -16,7 +14,8 @@ const Fusion FUSIONS[FUSES] = {
     {"router", "SOFT_MAX/SIGMOID(l)? ADD(0, b)? ARGSORT(1) VIEW(2) RESHAPE(0) GET_ROWS(4, 3) RESHAPE(5) SUM_ROWS(6)? "
                "CLAMP(7)? DIV/SOFT_MAX(6, 8)? RESHAPE(9)? SCALE(10)?", "of ARGSORT's result the view", 7},
     {"experts", "MUL(x, w) VIEW(0) VIEW(0) ADD(1, 2) ADD(3, a)? ADD(4, b)?", "none", 3},
-    {"summed", "MUL(x, w) VIEW(0) VIEW(0) ADD(1, 2) RMS_NORM(3) MUL/ADD/SCALE(4, a)? MUL_MAT/MUL_MAT_ID(w, 5)", "all", 1},
+    {"summed", "MUL(x, w) VIEW(0) VIEW(0) ADD(1, 2) RMS_NORM(3) MUL/ADD/SCALE(4, a)? MUL_MAT/MUL_MAT_ID(w, 5)", "all",
+     1},
     {"concat", "CONCAT(s, x) SSM_CONV(0, w)", "all", 0},
     {"activated", "SSM_CONV(x, w) ADD(0, b)? SILU(1)?", "none", 2},
     {"normed", "SSM_CONV(x, w) VIEW(0) L2_NORM/RMS_NORM(1) SCALE(2)? VIEW(0) L2_NORM/RMS_NORM(4)? SCALE(5)?",
@@ -26,25 +25,20 @@ const Fusion FUSIONS[FUSES] = {
     {"settled", "ROPE(x, p) PERMUTE(0) FLASH_ATTN_EXT(1, k, v)", "none", 1},
 };
 
-Nodes::Nodes(ggml_cgraph *graph) : graph_(graph) {
-    const char *names = std::getenv("ZINC_ATTN_FUSE");
-    for (int i = 0; i < FUSES; ++i) fuses_[i] = !names || std::strstr(names, FUSIONS[i].name);
-}
-
 // --- conditions ------------------------------------------------------------------------------------------------------
 
-int Nodes::index_of(const ggml_tensor *node) const {
+int Recording::number(const ggml_tensor *node) const {
     return int(std::find(graph_->nodes + at_, graph_->nodes + graph_->n_nodes, node) - graph_->nodes);
 }
 
-bool Nodes::is_hidden(const ggml_tensor *node, int uses) const {
-    const int i = index_of(node);
+bool Recording::is_hidden(const ggml_tensor *node, int uses) const {
+    const int i = number(node);
     if (i == graph_->n_nodes || node->flags & GGML_TENSOR_FLAG_OUTPUT || ggml_node_get_use_count(graph_, i) != uses)
         return false;
     return !node->view_src || is_view(node) || is_hidden(node->src[0]);
 }
 
-bool Nodes::hides(const ggml_tensor *last, const ggml_tensor *result) const {
+bool Recording::hides(const ggml_tensor *last, const ggml_tensor *result) const {
     for (int i = at_; graph_->nodes[i] != last; ++i) {
         const ggml_tensor *node = graph_->nodes[i];
         if (root_of(node) == result) continue;
@@ -56,8 +50,8 @@ bool Nodes::hides(const ggml_tensor *last, const ggml_tensor *result) const {
     return true;
 }
 
-ggml_tensor *Nodes::only_user(const ggml_tensor *node) const {
-    for (int of = index_of(node), i = of + 1; i < graph_->n_nodes && is_hidden(graph_->nodes[of]); ++i) {
+ggml_tensor *Recording::only_user(const ggml_tensor *node) const {
+    for (int of = number(node), i = of + 1; i < graph_->n_nodes && is_hidden(graph_->nodes[of]); ++i) {
         ggml_tensor *user = graph_->nodes[i];
         if (user->op == GGML_OP_RESHAPE && user->src[0] == graph_->nodes[of]) of = i;
         if (is_view(user) || ggml_is_empty(user)) continue;
@@ -67,7 +61,8 @@ ggml_tensor *Nodes::only_user(const ggml_tensor *node) const {
     return nullptr;
 }
 
-const ggml_tensor *Nodes::only_reader(const ggml_tensor *node, ggml_op op, int operand) const {
+const ggml_tensor *Recording::only_reader(ggml_op op, int operand) const {
+    const ggml_tensor *node = graph_->nodes[at_];
     for (int i = at_ + 1; i < graph_->n_nodes && is_hidden(node); ++i) {
         const ggml_tensor *user = graph_->nodes[i];
         if (user->op == op && user->src[operand] == node) return user;
@@ -76,13 +71,13 @@ const ggml_tensor *Nodes::only_reader(const ggml_tensor *node, ggml_op op, int o
     return nullptr;
 }
 
-ggml_tensor *Nodes::after(const ggml_tensor *node) const {
-    int i = index_of(node) + 1;
+ggml_tensor *Recording::after(const ggml_tensor *node) const {
+    int i = number(node) + 1;
     while (i < graph_->n_nodes && (is_view(graph_->nodes[i]) || ggml_is_empty(graph_->nodes[i]))) ++i;
     return i < graph_->n_nodes ? graph_->nodes[i] : nullptr;
 }
 
-bool Nodes::has_sources(const ggml_tensor *node) const {
+bool Recording::has_sources(const ggml_tensor *node) const {
     for (int i = at_; i-- > 0;) {
         const ggml_tensor *other = graph_->nodes[i];
         if (other == node) return true;
@@ -95,12 +90,12 @@ bool Nodes::has_sources(const ggml_tensor *node) const {
 
 // What a graph computes after an operation, in order.
 struct Chain {
-    const Nodes *nodes;
+    const Recording *r;
     const ggml_tensor *last;
 
     // The next operation where it is this one, and its first operand is `of` or a view of it; else NULL.
     ggml_tensor *then(ggml_op op, const ggml_tensor *of) {
-        ggml_tensor *found = nodes->after(last);
+        ggml_tensor *found = r->after(last);
         if (!found || found->op != op) return nullptr;
         const ggml_tensor *source = found->src[0];
         while (source->op != GGML_OP_NONE && is_view(source)) source = source->src[0];
@@ -110,49 +105,59 @@ struct Chain {
 
 // --- ADD, MUL or SCALE of one result ---------------------------------------------------------------------------------
 
-// The operation that alone uses a node's result: ggml repeats the second operand alone.
-static Next next_of(const Nodes &nodes, const ggml_tensor *node) {
-    ggml_tensor *user = nodes.only_user(node);
-    if (!user || !is_f32(user) || !ggml_are_same_shape(user, node)) return {};
-    if (user->op == GGML_OP_SCALE) return {user, nullptr};
-    if (user->op != GGML_OP_MUL && user->op != GGML_OP_ADD) return {};
-    const ggml_tensor *other = shaped(user->src[0]) == node ? user->src[1] : user->src[0];
-    const bool repeats = user->src[1] != other && !ggml_are_same_shape(other, node);
-    return is_f32(other) && shaped(other) != node && !repeats ? Next{user, other} : Next{};
+// The operation that alone uses a node's result, if it is ADD, MUL or SCALE, and its other operand.
+static ggml_tensor *next_of(const Recording &r, const ggml_tensor *node, ggml_tensor **other) {
+    ggml_tensor *user = r.only_user(node);
+    *other = nullptr;
+    if (!user || !is_f32(user) || !ggml_are_same_shape(user, node)) return nullptr;
+    if (user->op == GGML_OP_SCALE) return user;
+    if (user->op != GGML_OP_MUL && user->op != GGML_OP_ADD) return nullptr;
+    *other = shaped(user->src[0]) == node ? user->src[1] : user->src[0];
+    // ggml repeats the second operand alone
+    const bool repeats = user->src[1] != *other && !ggml_are_same_shape(*other, node);
+    return is_f32(*other) && shaped(*other) != node && !repeats ? user : nullptr;
 }
 
-Next Nodes::addend(const ggml_tensor *product) const {
-    const Next sum = fuses(ADDEND) ? next_of(*this, product) : Next{};
-    if (!sum.op || sum.op->op != GGML_OP_ADD) return {};
+ggml_tensor *addend(const Recording &r, const ggml_tensor *product, ggml_tensor **sum) {
+    ggml_tensor *other, *user = r.fuses(ADDEND) ? next_of(r, product, &other) : nullptr;
+    if (!user || user->op != GGML_OP_ADD) return nullptr;
     for (int d = 0; d < 4; ++d)
-        if (sum.other->ne[d] != product->ne[d] && sum.other->ne[d] != 1) return {};
-    auto meets = [sum](const ggml_tensor *read) { return read && overlap(sum.op, read); };
-    return std::none_of(product->src, product->src + GGML_MAX_SRC, meets) ? sum : Next{};
+        if (other->ne[d] != product->ne[d] && other->ne[d] != 1) return nullptr;
+    for (const ggml_tensor *read : product->src)
+        if (read && overlap(user, read)) return nullptr;
+    *sum = user;
+    return other;
 }
 
 // Whether rows may be written while others are read: they lie at the same places, or apart.
 static bool spares_rows(const ggml_tensor *x, const ggml_tensor *y) {
-    if (!x || !overlap(x, y)) return true;
-    return begin_of(x) == begin_of(y) && ggml_are_same_stride(x, y) && ggml_are_same_shape(x, y);
+    return !overlap(x, y) || (begin_of(x) == begin_of(y) && ggml_are_same_stride(x, y) && ggml_are_same_shape(x, y));
 }
 
-Next Nodes::follower(std::initializer_list<const ggml_tensor *> reads, const ggml_tensor *node, bool scale) const {
-    const Next next = fuses(FOLLOWER) ? next_of(*this, node) : Next{};
-    if (!next.op || (next.op->op == GGML_OP_SCALE && (!scale || number_of(next.op, 1) != 0))) return {};
-    auto spares = [next](const ggml_tensor *read) { return spares_rows(read, next.op); };
-    return std::all_of(reads.begin(), reads.end(), spares) ? next : Next{};
+Follower follower(Recording &r, std::initializer_list<const ggml_tensor *> x, const ggml_tensor **result, bool scale) {
+    ggml_tensor *other, *user = r.fuses(FOLLOWER) ? next_of(r, *result, &other) : nullptr;
+    Follower found{FOLLOW_OP_NONE, bound(*r.device, *result), 0, nullptr};
+    if (!user || (user->op == GGML_OP_SCALE && (!scale || number_of(user, 1) != 0))) return found;
+    for (const ggml_tensor *read : x)
+        if (read && !spares_rows(read, user)) return found;
+    found.op = user->op == GGML_OP_SCALE ? FOLLOW_OP_SCALE : user->op == GGML_OP_MUL ? FOLLOW_OP_MUL : FOLLOW_OP_ADD;
+    if (other) found.other = bound(*r.device, found.tensor = other);
+    else found.scale = number_of(user, 0);
+    r.take(user);
+    *result = user;
+    return found;
 }
 
 // --- int8 beside a result --------------------------------------------------------------------------------------------
 
-const ggml_tensor *Nodes::product_operand(const ggml_tensor *y, bool joined) const {
+const Quantized *Recording::beside(const ggml_tensor *y, bool joined) {
     constexpr int NEAR = 64;  // nodes
-    const bool written = fuses(INT8) && is_f32(y) && ggml_is_contiguous(y);
-    for (int i = at_ + 1; written && i < std::min(graph_->n_nodes, at_ + NEAR); ++i) {
+    const bool whole = fuses(INT8) && is_f32(y) && ggml_is_contiguous(y);
+    for (int i = at_ + 1; whole && i < std::min(graph_->n_nodes, at_ + NEAR); ++i) {
         const ggml_tensor *user = graph_->nodes[i], *x = user->src[1];
         if (!is_product(user) || shaped(x) != y || weight_type(user->src[0]->type) < 0) continue;
-        const bool whole = joined && y->ne[0] % 32 == 0 && x->ne[0] % y->ne[0] == 0 && x->ne[0] % 256 == 0;
-        if (x->ne[0] == y->ne[0] || whole) return x;
+        const bool joins = joined && y->ne[0] % 32 == 0 && x->ne[0] % y->ne[0] == 0 && x->ne[0] % 256 == 0;
+        if (x->ne[0] == y->ne[0] || joins) return reserve(x, &beside_) ? &beside_ : nullptr;
     }
     return nullptr;
 }
@@ -222,13 +227,13 @@ static void read_norm(Chain *chain, Route *route) {
     }
 }
 
-bool Nodes::route(ggml_tensor *first, Route *route) const {
-    Chain chain{this, first};
-    if (!fuses(ROUTER) || !read_choice(&chain, first, route)) return false;
+bool is_route(const Recording &r, ggml_tensor *first, Route *route) {
+    Chain chain{&r, first};
+    if (!r.fuses(ROUTER) || !read_choice(&chain, first, route)) return false;
     read_norm(&chain, route);
     // of `sorted` the first are written
-    if (!hides(route->result, route->sorted) || !is_hidden(route->sorted)) return false;
-    if (route->bias && index_of(root_of(route->bias)) < index_of(route->result)) return false;
+    if (!r.hides(route->result, route->sorted) || !r.is_hidden(route->sorted)) return false;
+    if (route->bias && !r.is_before(route->bias, route->result)) return false;
     // A workgroup has read its own row before it writes.
     for (const ggml_tensor *read : {route->logits, route->bias ? route->bias : route->logits})
         if (ggml_nrows(first) > 1 && (overlap(read, route->result) || overlap(read, route->sorted))) return false;
@@ -249,20 +254,20 @@ static bool in_place(const ggml_tensor *total, const ggml_tensor *x) {
 }
 
 // Whether the sum of a total and another tensor may be made with the total: elements lie alike, or apart.
-static bool adds(const ggml_tensor *sum, const ggml_tensor *total) {
+static bool adds(const Recording &r, const ggml_tensor *sum, const ggml_tensor *total) {
     const ggml_tensor *other = sum->src[1];
-    return sum->src[0] == total && is_f32(sum) && is_f32(other) &&
+    return sum->src[0] == total && r.is_before(other, sum) && is_f32(sum) && is_f32(other) &&
            ggml_is_contiguous(other) && ggml_are_same_shape(total, sum) && ggml_are_same_shape(other, sum) &&
            spares_rows(other, sum);
 }
 
-bool Nodes::experts(ggml_tensor *products, Experts *experts) const {
+bool is_sum_of_experts(const Recording &r, ggml_tensor *products, Experts *experts) {
     const ggml_tensor *x = products->src[0], *weights = products->src[1];
     const int64_t n = x->ne[1];
-    if (!fuses(EXPERTS) || !is_f32(products) || !is_f32(x) || !is_f32(weights) || n < 2 || x->ne[3] != 1 ||
+    if (!r.fuses(EXPERTS) || !is_f32(products) || !is_f32(x) || !is_f32(weights) || n < 2 || x->ne[3] != 1 ||
         weights->ne[0] != 1 || weights->ne[1] != n || weights->ne[2] != x->ne[2])
         return false;
-    Chain chain{this, products};
+    Chain chain{&r, products};
     ggml_tensor *total = products;
     for (int64_t e = 1; e < n; ++e) {
         ggml_tensor *sum = chain.then(GGML_OP_ADD, total);
@@ -271,24 +276,23 @@ bool Nodes::experts(ggml_tensor *products, Experts *experts) const {
         total = sum;
     }
     *experts = {{x, weights, x, x}, nullptr, 0};
-    for (ggml_tensor *sum; experts->added < 2 && (sum = chain.then(GGML_OP_ADD, total)) && adds(sum, total);) {
-        if (index_of(root_of(sum->src[1])) < index_of(sum)) break;
+    for (ggml_tensor *sum; experts->added < 2 && (sum = chain.then(GGML_OP_ADD, total)) && adds(r, sum, total);) {
         experts->reads[2 + experts->added++] = sum->src[1];
         total = sum;
     }
     experts->y = total;
-    return (!overlap(total, x) || in_place(total, x)) && !overlap(total, weights) && hides(total, total);
+    return (!overlap(total, x) || in_place(total, x)) && !overlap(total, weights) && r.hides(total, total);
 }
 
-ggml_tensor *Nodes::norm_of(const Experts &sum) const {
-    ggml_tensor *norm = fuses(SUMMED) ? after(sum.y) : nullptr;
+ggml_tensor *norm_of(const Recording &r, const Experts &sum) {
+    ggml_tensor *norm = r.fuses(SUMMED) ? r.after(sum.y) : nullptr;
     const bool is_norm = norm && norm->op == GGML_OP_RMS_NORM && norm->src[0] == sum.y;
     return is_norm && ggml_is_contiguous(sum.y) ? norm : nullptr;
 }
 
-bool Experts::join(const ggml_tensor *norm, const ggml_tensor *other) const {
+bool is_joined(const Experts &sum, const ggml_tensor *norm, const ggml_tensor *other) {
     auto meets = [norm](const ggml_tensor *read) { return overlap(read, norm); };
-    return !meets(y) && !(other && overlap(other, y)) && std::none_of(reads, reads + 4, meets);
+    return !meets(sum.y) && !(other && overlap(other, sum.y)) && std::none_of(sum.reads, sum.reads + 4, meets);
 }
 
 // --- convolutions ----------------------------------------------------------------------------------------------------
@@ -300,8 +304,8 @@ static bool spares(const Conv &c, const ggml_tensor *t) {
 }
 
 // The next node, if it alone uses a node's result, and leaves the convolution's operands as they are.
-static ggml_tensor *next_of(const Nodes &nodes, const Conv &c, const ggml_tensor *node, ggml_op op) {
-    ggml_tensor *user = nodes.only_user(node);
+static ggml_tensor *next_of(const Recording &r, const Conv &c, const ggml_tensor *node, ggml_op op) {
+    ggml_tensor *user = r.only_user(node);
     if (!user || user->op != op || user->src[0] != node || !is_f32(user) || !ggml_is_contiguous(user)) return nullptr;
     return spares(c, user) ? user : nullptr;
 }
@@ -321,29 +325,30 @@ static bool is_norm_of(const Conv &c, const ggml_tensor *norm, const ggml_tensor
     return alike && spares(c, norm) && !overlap(norm, c.y);
 }
 
-Conv Nodes::conv(ggml_tensor *op) const {
+Conv conv_with(const Recording &r, ggml_tensor *op) {
     const ggml_tensor *x = op->src[0], *w = op->src[1];
     Conv c{{x, x, w, w}, op, {}, {}, {}};
-    if (fuses(CONCAT) && x->op == GGML_OP_CONCAT && x->op_params[0] == 0 && has_sources(x) &&
+    if (r.fuses(CONCAT) && x->op == GGML_OP_CONCAT && x->op_params[0] == 0 && r.has_sources(x) &&
         !overlap(op, x->src[0]) && !overlap(op, x->src[1]))
         c.reads[0] = x->src[0], c.reads[1] = x->src[1];
-    ggml_tensor *sum = fuses(ACTIVATED) ? next_of(*this, c, op, GGML_OP_ADD) : nullptr;
+    ggml_tensor *sum = r.fuses(ACTIVATED) ? next_of(r, c, op, GGML_OP_ADD) : nullptr;
     ggml_tensor *added = sum ? sum->src[1] : nullptr;
-    if (sum && is_f32(added) && ggml_nelements(added) == op->ne[0] && added->ne[0] == op->ne[0] && !overlap(sum, added)) {
+    if (sum && is_f32(added) && ggml_nelements(added) == op->ne[0] && added->ne[0] == op->ne[0] &&
+        !overlap(sum, added)) {
         c.reads[3] = added;
         c.constants.biased = 1;
         c.y = sum;
     }
-    ggml_tensor *act = fuses(ACTIVATED) ? next_of(*this, c, c.y, GGML_OP_UNARY) : nullptr;
+    ggml_tensor *act = r.fuses(ACTIVATED) ? next_of(r, c, c.y, GGML_OP_UNARY) : nullptr;
     if (act && ggml_get_unary_op(act) == GGML_UNARY_OP_SILU) {
         c.constants.silu = 1;
         c.y = act;
     }
     ggml_tensor *last = c.y;
-    for (int i = 0; i < 2 && fuses(NORMED); ++i) {
-        ggml_tensor *norm = after(last);
+    for (int i = 0; i < 2 && r.fuses(NORMED); ++i) {
+        ggml_tensor *norm = r.after(last);
         if (!is_norm_of(c, norm, i ? c.norms[0] : nullptr)) break;
-        ggml_tensor *scaled = next_of(*this, c, norm, GGML_OP_SCALE);
+        ggml_tensor *scaled = next_of(r, c, norm, GGML_OP_SCALE);
         const bool scales = scaled && number_of(scaled, 1) == 0 && !overlap(scaled, c.y);
         c.constants.normed = 1;
         c.constants.op = norm->op == GGML_OP_L2_NORM ? NORM_OP_L2 : NORM_OP_RMS;
@@ -355,24 +360,26 @@ Conv Nodes::conv(ggml_tensor *op) const {
 
 // --- states ----------------------------------------------------------------------------------------------------------
 
-ggml_tensor *Nodes::copy_of_states(const ggml_tensor *op, uint64_t scores, uint64_t of_sequence, uint64_t sequences,
-                                   bool apart, const ggml_tensor *rows) const {
-    const size_t bytes = scores * sizeof(float);
-    ggml_tensor *copy = fuses(STATES) && apart ? after(op) : nullptr, *part = copy ? copy->src[0] : nullptr;
-    if (!copy || copy->op != GGML_OP_CPY || !is_f32(copy) || part->view_src != op || part->view_offs != bytes ||
-        !ggml_is_contiguous(part))
-        return nullptr;
-    int users = 0;
+int Recording::views_of(const ggml_tensor *node, size_t bytes, const ggml_tensor *part) const {
+    int views = 0;
     for (int i = at_ + 1; i < graph_->n_nodes; ++i) {
-        const ggml_tensor *user = graph_->nodes[i];
-        const bool uses = std::find(user->src, user->src + GGML_MAX_SRC, op) != user->src + GGML_MAX_SRC;
-        users += uses;
-        if (user == part ? !is_hidden(part) : user->view_src == op && user->view_offs + ggml_nbytes(user) > bytes)
-            return nullptr;
-        if (uses && !is_view(user)) return nullptr;
+        const ggml_tensor *view = graph_->nodes[i];
+        if (view->view_src != node) continue;
+        if (view != part && view->view_offs + ggml_nbytes(view) > bytes) return -1;
+        views += is_view(view) && view->src[0] == node;
     }
+    return views;
+}
+
+ggml_tensor *copy_of_states(const Recording &r, const ggml_tensor *op, uint64_t scores, uint64_t of_sequence,
+                            uint64_t sequences, bool apart, const ggml_tensor *rows) {
+    const size_t bytes = scores * sizeof(float);
+    ggml_tensor *copy = r.fuses(STATES) && apart ? r.after(op) : nullptr, *part = copy ? copy->src[0] : nullptr;
+    if (!copy || copy->op != GGML_OP_CPY || !is_f32(copy) || part->view_src != op || part->view_offs != bytes ||
+        !ggml_is_contiguous(part) || !r.is_hidden(part) || !r.is_hidden(op, r.views_of(op, bytes, part)))
+        return nullptr;
     const bool shifted = rows && overlap(copy, rows) && (begin_of(copy) - begin_of(rows)) % rows->nb[1];
-    if (!is_hidden(op, users) || overlap(copy, op) || shifted) return nullptr;
+    if (overlap(copy, op) || shifted) return nullptr;
     for (int i = 0; i < GGML_MAX_SRC; ++i)
         if (op->src[i] && overlap(copy, op->src[i]) && !(op->op == GGML_OP_SSM_SCAN && i == 0)) return nullptr;
     const bool one_row = uint64_t(copy->ne[0]) == of_sequence * sequences;  // of all sequences, one behind the other
@@ -380,11 +387,11 @@ ggml_tensor *Nodes::copy_of_states(const ggml_tensor *op, uint64_t scores, uint6
     return copy->nb[0] == sizeof(float) && (one_row || a_row_each) ? copy : nullptr;
 }
 
-bool Nodes::gathers_state(const ggml_tensor *node) {
+bool Recording::gathers_state(const ggml_tensor *node) {
     const ggml_tensor *rows = node->src[0], *ids = node->src[1];
     if (!fuses(GATHERED) || !is_f32(node) || !is_f32(rows) || ggml_nelements(ids) != 1 || !ggml_is_contiguous(rows))
         return false;
-    const ggml_tensor *net = only_reader(node, GGML_OP_GATED_DELTA_NET, 5);
+    const ggml_tensor *net = only_reader(GGML_OP_GATED_DELTA_NET, 5);
     if (!net || net->src[5]->view_src != node || net->src[5]->view_offs) return false;
     for (int i = at_ + 1; graph_->nodes[i] != net; ++i) {
         const ggml_tensor *other = graph_->nodes[i];
@@ -393,10 +400,8 @@ bool Nodes::gathers_state(const ggml_tensor *node) {
     return (gathered_ = node);
 }
 
-bool Nodes::settles_q(const ggml_tensor *node) {
-    return fuses(SETTLED) && is_f32(node) && only_reader(node, GGML_OP_FLASH_ATTN_EXT, 0) && (settled_ = node);
+bool Recording::settles_q(const ggml_tensor *node) {
+    return fuses(SETTLED) && is_f32(node) && only_reader(GGML_OP_FLASH_ATTN_EXT, 0) && (settled_ = node);
 }
-
-bool Nodes::is_settled(const ggml_tensor *q) const { return root_of(q) == settled_; }
 
 }  // namespace zinc

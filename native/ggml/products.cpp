@@ -207,10 +207,9 @@ static bool multiply_parts(Recording &r, const Product &p) {
 static bool record_product(Recording &r, ggml_tensor *op) {
     const ggml_tensor *w = op->src[0], *x = op->src[1];
     const bool quantized = ggml_is_quantized(w->type);
-    const Next next = r.addend(op);
-    ggml_tensor *sum = next.op ? next.op : op;
-    const Bound added = bound_added(*r.device, next.op ? next.other : sum);
-    r.take(sum);
+    ggml_tensor *sum = op, *other = addend(r, op, &sum);
+    const Bound added = bound_added(*r.device, other ? other : sum);
+    if (other) r.take(sum);
     const uint64_t columns = uint64_t(op->ne[1]), step = has_experts(op) ? columns : columns_of_binding(*r.device, sum);
     for (uint64_t column = 0; column < columns; column += step) {
         const uint64_t n = std::min(step, columns - column);
@@ -221,8 +220,8 @@ static bool record_product(Recording &r, ggml_tensor *op) {
         Product p{};
         p.op = &piece;
         p.y = bound(*r.device, &result);
-        p.added = next.op ? added : p.y;
-        p.adds = next.op;
+        p.added = other ? added : p.y;
+        p.adds = other;
         if (quantized && !r.quantized(&of_x, &p.x)) return false;
         if (!share_out(r, &p) || !multiply_parts(r, p)) return false;
     }

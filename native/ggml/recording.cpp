@@ -1,6 +1,8 @@
 #include "recording.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <cstring>
 
 #include "attention.h"
 #include "ggml-impl.h"
@@ -45,7 +47,10 @@ bool overlap(const ggml_tensor *a, const ggml_tensor *b) {
 
 // --- the graph -------------------------------------------------------------------------------------------------------
 
-Recording::Recording(Device *device, Plan *plan, ggml_cgraph *graph) : Nodes(graph), device(device), plan(plan) {}
+Recording::Recording(Device *device, Plan *plan, ggml_cgraph *graph) : device(device), plan(plan), graph_(graph) {
+    const char *names = std::getenv("ZINC_ATTN_FUSE");
+    for (int i = 0; i < FUSES; ++i) fuses_[i] = !names || std::strstr(names, FUSIONS[i].name);
+}
 
 bool is_view(const ggml_tensor *node) {
     return node->op == GGML_OP_NONE || node->op == GGML_OP_VIEW || node->op == GGML_OP_RESHAPE ||
@@ -178,11 +183,6 @@ bool Recording::grouped(const ggml_tensor *ids, uint32_t experts, uint32_t colum
     grouped_.push_back(made);
     *found = made;
     return true;
-}
-
-const Quantized *Recording::beside(const ggml_tensor *y, bool joined) {
-    const ggml_tensor *x = product_operand(y, joined);
-    return x && reserve(x, &beside_) ? &beside_ : nullptr;
 }
 
 }  // namespace zinc

@@ -45,7 +45,7 @@ struct Groups {
 Groups grid(uint64_t groups);  // x first, then y
 uint64_t blocks_of(const ggml_tensor *x);  // of 32 numbers as int8: a row has whole superblocks
 
-class Recording : public Nodes {
+class Recording {
   public:
     Recording(Device *device, Plan *plan, ggml_cgraph *graph);
 
@@ -60,8 +60,37 @@ class Recording : public Nodes {
     }
     bool quantized(const ggml_tensor *x, Quantized *found);
     bool grouped(const ggml_tensor *ids, uint32_t experts, uint32_t columns, Grouped *found);
-    // Where a node's kernel is to write its result y as int8, too, as a product reads it, or NULL.
+    // Where a node's kernel is to write its result y as int8, too, as a product reads it, or NULL. joined: also where a
+    // row of x is several rows of y, which are whole blocks.
     const Quantized *beside(const ggml_tensor *y, bool joined = false);
+
+    // Whether so many users read a node's result, and nothing else reads its bytes, so that a dispatch that has these
+    // users, too, need not write them: it is no output, and if in place, then of what nothing else uses, from the node
+    // that is recorded on. A view's bytes are its source's.
+    bool is_hidden(const ggml_tensor *node, int uses = 1) const;
+    // The next node that is no view, if it alone uses the node's result, or that in another shape; else NULL.
+    ggml_tensor *only_user(const ggml_tensor *node) const;
+    // The node of this operation that alone reads, as this operand, what the node that is recorded gives, or a view.
+    const ggml_tensor *only_reader(ggml_op op, int operand) const;
+    // The node after one that is no view, or NULL.
+    ggml_tensor *after(const ggml_tensor *node) const;
+    // Whether a node's operands lie where they were when it was recorded.
+    bool has_sources(const ggml_tensor *node) const;
+    // Whether no node from the one that is recorded to `last` makes a tensor.
+    bool is_before(const ggml_tensor *t, const ggml_tensor *last) const { return number(root_of(t)) >= number(last); }
+    // Whether from the node that is recorded to `last`, nothing but the results of these two is used by others.
+    bool hides(const ggml_tensor *last, const ggml_tensor *result) const;
+    // How many views a node's result has; -1 where one, but for `part`, goes beyond so many bytes.
+    int views_of(const ggml_tensor *node, size_t bytes, const ggml_tensor *part) const;
+    // Whether only a gated delta net reads a row of states that the node gathers: it then takes it from where it lies.
+    bool gathers_state(const ggml_tensor *node);
+    const ggml_tensor *gathered(const ggml_tensor *state) const {
+        return state->view_src && state->view_src == gathered_ ? gathered_ : nullptr;
+    }
+    // Whether only attention reads the node's result, as q: it is then made as attention takes it, and known for it.
+    bool settles_q(const ggml_tensor *node);
+    bool is_settled(const ggml_tensor *q) const { return root_of(q) == settled_; }
+    bool fuses(Fuse fusion) const { return fuses_[fusion]; }
     void take(ggml_tensor *node);  // it is recorded together with the one before
 
     Device *const device;
@@ -77,8 +106,13 @@ class Recording : public Nodes {
     bool lay_operands(const ggml_tensor *node);
     bool record(ggml_tensor *node);
     void changed(const ggml_tensor *node);
+    int number(const ggml_tensor *node) const;  // from the one that is recorded on; n_nodes: none
     bool reserve(const ggml_tensor *x, Quantized *made);
 
+    ggml_cgraph *graph_;
+    int at_ = 0;        // the node that is recorded
+    bool fuses_[FUSES];
+    const ggml_tensor *settled_ = nullptr, *gathered_ = nullptr;
     std::vector<Quantized> quantized_;
     std::vector<Grouped> grouped_;
     Quantized beside_{};  // of the node that is recorded, where it has one

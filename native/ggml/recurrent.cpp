@@ -10,12 +10,8 @@ constexpr uint32_t RUN = 4;         // tokens that an invocation of a convolutio
 
 // --- convolutions ----------------------------------------------------------------------------------------------------
 
-static const char *conv_refused(const Device &, const ggml_tensor *op) {
-    return is_f32(op) && is_f32(op->src[0]) && is_f32(op->src[1]) ? nullptr : "type";
-}
-
 static bool record_conv(Recording &r, ggml_tensor *op) {
-    const Conv c = r.conv(op);
+    const Conv c = conv_with(r, op);
     r.take(c.y);
     Bound of[4];
     for (int i = 0; i < 4; ++i) of[i] = bound(*r.device, c.reads[i]);
@@ -53,7 +49,7 @@ static Written written(Recording &r, ggml_tensor *op, uint64_t scores, uint64_t 
     const Bound y = bound(*r.device, op);
     Written w{y.at.offset, uint32_t(y.at.offset + scores), {uint32_t(of_sequence), uint32_t(of_sequence * sequences)},
               uint32_t(op->op_params[0]), y.place, y.place};
-    ggml_tensor *copy = r.copy_of_states(op, scores, of_sequence, sequences, apart, rows);
+    ggml_tensor *copy = copy_of_states(r, op, scores, of_sequence, sequences, apart, rows);
     if (!copy) return w;
     const bool one_row = uint64_t(copy->ne[0]) == of_sequence * sequences;  // of all sequences, one behind the other
     const Bound cache = bound(*r.device, copy);
@@ -146,7 +142,7 @@ static bool record_scan(Recording &r, ggml_tensor *op) {
 }
 
 const std::vector<Served> RECURRENT = {
-    {GGML_OP_SSM_CONV, conv_refused, record_conv},
+    {GGML_OP_SSM_CONV, f32_refused, record_conv},
     {GGML_OP_GATED_DELTA_NET, delta_net_refused, record_delta_net},
     {GGML_OP_SSM_SCAN, scan_refused, record_scan},
 };

@@ -1,5 +1,4 @@
-#include "routing.h"
-
+// Operations of a graph in one dispatch: routers of experts, and the sums of what experts give.
 #include "operations.h"
 
 namespace zinc {
@@ -15,7 +14,7 @@ static Bound matrix_of(const Device &device, const ggml_tensor *t, uint64_t colu
 
 std::optional<bool> record_route(Recording &r, ggml_tensor *first) {
     Route route{};
-    if (!r.route(first, &route)) return {};
+    if (!is_route(r, first, &route)) return {};
     const uint64_t n = uint64_t(route.sorted->ne[0]), rows = uint64_t(ggml_nrows(route.sorted));
     const uint64_t k = uint64_t(route.order->ne[0]);
     const Bound x = matrix_of(*r.device, route.logits, n, rows), ids = matrix_of(*r.device, route.sorted, k, rows);
@@ -30,15 +29,15 @@ std::optional<bool> record_route(Recording &r, ggml_tensor *first) {
 
 std::optional<bool> record_sum_experts(Recording &r, ggml_tensor *products) {
     ExpertsSum made{};
-    if (!r.experts(products, &made)) return {};
+    if (!is_sum_of_experts(r, products, &made)) return {};
     Bound of[4];
     for (int i = 0; i < 4; ++i) made.places[i] = (of[i] = bound(*r.device, made.reads[i])).place;
     made.params = {of[0].at, of[1].at, {of[2].at.offset, of[3].at.offset}, bound(*r.device, made.y).at};
-    ggml_tensor *norm = r.norm_of(made);
+    ggml_tensor *norm = norm_of(r, made);
     r.take(made.y);
     if (!norm) return record_sum(r, made);
     r.take(norm);
-    return record_norm_of(r, norm, made);
+    return record_norm_of(r, norm, &made);
 }
 
 bool record_sum(Recording &r, const ExpertsSum &sum) {
