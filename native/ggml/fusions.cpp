@@ -8,21 +8,21 @@
 namespace zinc {
 
 const Fusion FUSIONS[FUSES] = {
-    {"addend", "MUL_MAT/MUL_MAT_ID(w, x) ADD(0, a)", "none", 1},
+    {"addend", "MUL_MAT/MUL_MAT_ID(W, x) ADD(0, a)", "none", 1},
     {"follower", "RMS_NORM/NORM/L2_NORM/UNARY(x) MUL/ADD/SCALE(0, a) MUL/ADD/SCALE(1, b)?", "none", 2},
-    {"int8", "RMS_NORM/NORM/L2_NORM/GLU/MUL(x) MUL_MAT/MUL_MAT_ID(w, 0)", "all", 1},
+    {"int8", "RMS_NORM/NORM/L2_NORM/GLU/MUL(x) MUL_MAT/MUL_MAT_ID(W, 0)", "all", 1},
     {"router", "SOFT_MAX/SIGMOID(l)? ADD(0, b)? ARGSORT(1) VIEW(2) RESHAPE(0) GET_ROWS(4, 3) RESHAPE(5) SUM_ROWS(6)? "
-               "CLAMP(7)? DIV/SOFT_MAX(6, 8)? RESHAPE(9)? SCALE(10)?", "of ARGSORT's result the view", 7},
+               "CLAMP(7)? DIV/SOFT_MAX(6, 8)? SCALE(9)?", "ARGSORT's first", 7},
     {"experts", "MUL(x, w) VIEW(0) VIEW(0) ADD(1, 2) ADD(3, a)? ADD(4, b)?", "none", 3},
-    {"summed", "MUL(x, w) VIEW(0) VIEW(0) ADD(1, 2) RMS_NORM(3) MUL/ADD/SCALE(4, a)? MUL_MAT/MUL_MAT_ID(w, 5)", "all",
-     1},
-    {"concat", "CONCAT(s, x) SSM_CONV(0, w)", "all", 0},
+    {"summed", "MUL(x, w) VIEW(0) VIEW(0) ADD(1, 2) RMS_NORM(3) MUL/ADD/SCALE(4, a)? MUL_MAT/MUL_MAT_ID(W, 5)",
+     "ADD's", 1},
+    {"concat", "CONCAT(s, x) SSM_CONV(0, w)", "CONCAT's", 0},
     {"activated", "SSM_CONV(x, w) ADD(0, b)? SILU(1)?", "none", 2},
     {"normed", "SSM_CONV(x, w) VIEW(0) L2_NORM/RMS_NORM(1) SCALE(2)? VIEW(0) L2_NORM/RMS_NORM(4)? SCALE(5)?",
-     "all of SSM_CONV's", 4},
-    {"states", "GATED_DELTA_NET/SSM_SCAN(q) VIEW(0) CPY(1, c)", "views of scores", 1},
-    {"gathered", "GET_ROWS(s, i) RESHAPE(0) GATED_DELTA_NET(q, k, v, g, b, 1)", "none", 1},
-    {"settled", "ROPE(x, p) PERMUTE(0) FLASH_ATTN_EXT(1, k, v)", "none", 1},
+     "SSM_CONV's", 2},
+    {"states", "GATED_DELTA_NET/SSM_SCAN(q, k, v, g, b, s) VIEW(0) CPY(1, c)", "the scores", 1},
+    {"gathered", "GET_ROWS(s, I) RESHAPE(0) GATED_DELTA_NET(q, k, v, g, b, 1)", "none", 1},
+    {"settled", "ROPE(x, P) PERMUTE(0) FLASH_ATTN_EXT(1, K, V)", "none", 1},
 };
 
 // --- conditions ------------------------------------------------------------------------------------------------------

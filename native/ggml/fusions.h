@@ -12,7 +12,7 @@ class Recording;
 
 struct Fusion {
     const char *name;
-    const char *nodes;   // /: or; ?: may be missing; operands are numbers of these nodes, and letters of other tensors
+    const char *nodes;   // /: or; ?: may be missing; operands: numbers of these nodes, and letters of other tensors
     const char *others;  // whose results others may read, too
     uint32_t saves;      // dispatches
 };
