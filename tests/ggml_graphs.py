@@ -50,7 +50,8 @@ def turned(mode: Any = "normal", number: int = 0, name: str = "ROPE", **numbers:
 
 
 def experts(w: Any, x: Any, ids: Any) -> Any:
-    return products.of_experts(lambda e, x: products.multiply(w[e], x), len(w), x[0], ids[0, 0], len(w[0].q))
+    multiply: Any = products.multiply if isinstance(w, list) else products.multiply_floats
+    return products.of_experts(lambda e, x: multiply(w[e], x), len(w), x[0], ids[0, 0], 64)
 
 
 def attend(q: Any, k: Any, v: Any) -> Any:
@@ -71,7 +72,7 @@ OPS = {name: op(name) for name in ("VIEW", "RESHAPE", "PERMUTE")} | {
     "ADD_ID": op("ADD_ID", lambda a, b, ids: elementwise.add_id(a[0], b[0, 0], ids[0, 0])),
     **{f"{x}_NORM": op(f"{x}_NORM", partial(rows.norm, x.lower(), eps=1e-5), 1e-5) for x in ("RMS", "L2")},
     "NORM": op("NORM", partial(rows.norm, "norm", eps=1e-5), 1e-5),
-    "GROUP_NORM": op("GROUP_NORM", lambda x: rows.norm("norm", x.reshape(2, -1), 1e-5), 2, 1e-5),
+    "GROUP_NORM": op("GROUP_NORM", lambda x: rows.norm("norm", x.reshape(2 * len(x), -1), 1e-5), 2, 1e-5),
     "SUM_ROWS": op("SUM_ROWS", rows.sum_rows),
     "MEAN": op("MEAN", lambda x: rows.sum_rows(x, 1 / x.shape[-1])),
     "SUM": op("SUM", lambda x: rows.sum_rows(x.reshape(-1))),
@@ -176,8 +177,8 @@ class Graph:
 
     def ends(self, words: Any) -> dict[int, Any]:
         """The bits of what is kept; every NaN as the same."""
-        values = {i: self.value(i, words) for i in self.kept}
-        return {i: np.where(np.isnan(x), np.float32(np.nan), x).astype(x.dtype).view(np.uint32) for i, x in values.items()}
+        values = {i: self.value(i, words).copy() for i in self.kept}
+        return {i: np.where(np.isnan(x), np.uint32(0x7FC00000), x.view(np.uint32)) for i, x in values.items()}
 
     def oracle(self, words: Any, given: dict[str, Any]) -> dict[int, Any]:
         words = words.copy()
@@ -204,6 +205,12 @@ class Graph:
         back_end.graph([tensor for tensor, node in zip(tensors, self.nodes, strict=True) if node.op])
         back_end.c.get_bytes(whole, c.c_void_p(address(found)), c.c_size_t(0), c.c_size_t(found.nbytes))
         return self.ends(found)
+
+
+    def wrong(self, back_end: Any, words: Any, given: dict[str, Any], want: dict[int, Any]) -> list[int]:
+        """Of a run, the values that have other bits."""
+        found = self.run(back_end, words, given)
+        return [i for i in self.kept if not np.array_equal(found[i], want[i])]
 
 
 def named(text: str, rng: Any = None) -> Graph:
@@ -287,7 +294,9 @@ GRAPHS = FUSED | {
     "RMS_NORM(11) VIEW(0)[3,256:16@4] CPY(15, s)[3,256]",
     "scans": "SSM_SCAN(s[16,8,2,2], x[8,2,3], d[2,3], a[1,2], b[16,1,3], c[16,1,3], I)[304] VIEW(0)[48] "
     "VIEW(0)[256@192] CPY(2, e[256]) SSM_SCAN(s, x, d, f[16,2], b, c, I)[304] SCALE(4)",
-    "a norm of groups": "GROUP_NORM(x[16,4,4]) SCALE_ADD(0) CLAMP(1)",
+    "a norm of groups": "GROUP_NORM(x[16,4,4,2]) SCALE_ADD(0) CLAMP(1)",
+    "heads that are a row": "RMS_NORM(x[64,4,3]) MUL(0, a[64]) RESHAPE(1)[256,3] MUL_MAT(W, 2)",
+    "a norm of a sum and two more": FUSED["summed"].replace("MUL_MAT(W, 5)", "ADD(5, b[256]) MUL_MAT(W, 6)"),
     "sums": "SUM_ROWS(x[300,3])[1,3] MEAN(x)[1,3] SUM(x)[1] ADD(0, 1) SUB(3, 2) DIV(x, 4)",
     "ropes": "ROPE(x[64,2,3], P) YARN(0, P) MROPE_ROPE(1, P) VISION_ROPE(2, P) IMROPE_ROPE(3, P) ROPE_BACK(4, P)",
     "rows": "SOFT_MAX(x[40,3,3]) ALIBI(0, m[40,3]) HALVES(1)[20,3,3] ADD_ID(2, e[20,9], J)",
@@ -328,8 +337,7 @@ def random_graph(rng: Any) -> Graph:
         if nodes[-1].ne != shape:
             nodes.append(Node("ADD", (leaf(shape), len(nodes) - 1), shape))
         for i, node in enumerate(nodes[begin:], begin):
-            plain = node.op in PLAIN and nodes[node.sources[0]].ne == node.ne
-            plain = plain and all(nodes[j].op != "VIEW" for j in node.sources)  # of which others may write what one reads
-            place = plain and rng.random() < 0.2
+            place = node.op in PLAIN and nodes[node.sources[0]].ne == node.ne and rng.random() < 0.2
+            place = place and all(nodes[j].op != "VIEW" for j in node.sources)  # a row that others need
             nodes[i] = node._replace(in_place=place, output=rng.random() < 0.05)
     return Graph(nodes, rng)
