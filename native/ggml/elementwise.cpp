@@ -73,21 +73,17 @@ static bool record_add_id(Recording &r, ggml_tensor *op) {
 
 // --- one operand -----------------------------------------------------------------------------------------------------
 
-// A UNARY_OP_, or -1.
-static int unary_op(const ggml_tensor *op) {
-    switch (op->op) {
-        case GGML_OP_UNARY: return ggml_get_unary_op(op) < GGML_UNARY_OP_COUNT ? int(ggml_get_unary_op(op)) : -1;
-        case GGML_OP_SCALE: return UNARY_OP_SCALE;
-        case GGML_OP_CLAMP: return UNARY_OP_CLAMP;
-        case GGML_OP_SQR: return UNARY_OP_SQR;
-        case GGML_OP_SQRT: return UNARY_OP_SQRT;
-        case GGML_OP_LOG: return UNARY_OP_LOG;
-        case GGML_OP_SIN: return UNARY_OP_SIN;
-        case GGML_OP_COS: return UNARY_OP_COS;
-        case GGML_OP_LEAKY_RELU: return UNARY_OP_LEAKY_RELU;
-        case GGML_OP_FILL: return UNARY_OP_FILL;
-        default: return -1;
-    }
+constexpr struct {
+    ggml_op op;
+    int kind;  // a UNARY_OP_
+} UNARY[] = {{GGML_OP_SCALE, UNARY_OP_SCALE}, {GGML_OP_CLAMP, UNARY_OP_CLAMP}, {GGML_OP_SQR, UNARY_OP_SQR},
+             {GGML_OP_SQRT, UNARY_OP_SQRT},   {GGML_OP_LOG, UNARY_OP_LOG},     {GGML_OP_SIN, UNARY_OP_SIN},
+             {GGML_OP_COS, UNARY_OP_COS},     {GGML_OP_FILL, UNARY_OP_FILL},   {GGML_OP_LEAKY_RELU, UNARY_OP_LEAKY_RELU}};
+
+static int unary_op(const ggml_tensor *op) {  // -1: none
+    for (const auto &one : UNARY)
+        if (one.op == op->op) return one.kind;
+    return ggml_get_unary_op(op) < GGML_UNARY_OP_COUNT ? int(ggml_get_unary_op(op)) : -1;
 }
 
 static const char *unary_refused(const Device &, const ggml_tensor *op) {

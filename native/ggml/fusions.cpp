@@ -247,12 +247,6 @@ static bool is_expert(const ggml_tensor *t, const ggml_tensor *products, int64_t
            t->ne[0] == products->ne[0] && t->ne[1] == products->ne[2] && t->nb[1] == products->nb[2] && t->ne[2] == 1;
 }
 
-// Whether the sum lies where one expert's results do: an invocation reads its column of all of them before it writes.
-static bool in_place(const ggml_tensor *total, const ggml_tensor *x) {
-    return x->ne[2] == 1 && ggml_is_contiguous(x) && ggml_is_contiguous(total) && begin_of(total) >= begin_of(x) &&
-           (begin_of(total) - begin_of(x)) % x->nb[1] == 0;
-}
-
 // Whether the sum of a total and another tensor may be made with the total: elements lie alike, or apart.
 static bool adds(const Recording &r, const ggml_tensor *sum, const ggml_tensor *total) {
     const ggml_tensor *other = sum->src[1];
@@ -281,7 +275,10 @@ bool is_sum_of_experts(const Recording &r, ggml_tensor *products, Experts *exper
         total = sum;
     }
     experts->y = total;
-    return (!overlap(total, x) || in_place(total, x)) && !overlap(total, weights) && r.hides(total, total);
+    // An invocation reads its column of all experts before it writes, where one expert's results lie.
+    const bool alike = x->ne[2] == 1 && ggml_is_contiguous(x) && ggml_is_contiguous(total) &&
+                       begin_of(total) >= begin_of(x) && (begin_of(total) - begin_of(x)) % x->nb[1] == 0;
+    return (!overlap(total, x) || alike) && !overlap(total, weights) && r.hides(total, total);
 }
 
 ggml_tensor *norm_of(const Recording &r, const Experts &sum) {
