@@ -81,7 +81,7 @@ OPS = {name: op(name) for name in ("VIEW", "RESHAPE", "PERMUTE")} | {
     "ROPE": turned(freq_base=500.0),
     "YARN": turned("neox", 2, freq_scale=0.25, ext_factor=0.5, attn_factor=1.25, n_ctx_orig=512),
     **{f"{x.upper()}_ROPE": turned(x, i) for x, i in (("mrope", 8), ("vision", 24), ("imrope", 40))},
-    "ROPE_BACK": turned("neox", 2, "ROPE_BACK"),
+    "ROPE_BACK": turned(name="ROPE_BACK", freq_base=500.0),
     "ARGSORT": op("ARGSORT", partial(order.argsort, descending=True), 1),
     "ASCENDING": op("ARGSORT", partial(order.argsort, descending=False)),
     **{f"TOP_{k}": op("TOP_K", partial(order.top_k, k=k)) for k in (5, 1500)},
@@ -292,6 +292,7 @@ GRAPHS = FUSED | {
     "VIEW(2)[64,1:256@256] L2_NORM(5) VIEW(2)[64,2:256@512] GET_ROWS(t[8192,2], I)[8192] RESHAPE(8)[64,64,2] "
     "GATED_DELTA_NET(4, 6, 7, g[1,2], b[1,2], 9)[128,65] VIEW(10)[64,2] VIEW(10)[8192@512] CPY(12, c[8192]) "
     "RMS_NORM(11) VIEW(0)[3,256:16@4] CPY(15, s)[3,256]",
+    "a convolution of tokens": "SSM_CONV(x[7,300,2], w[4,300])[300,4,2] ADD(0, b[300]) SILU(1)",
     "scans": "SSM_SCAN(s[16,8,2,2], x[8,2,3], d[2,3], a[1,2], b[16,1,3], c[16,1,3], I)[304] VIEW(0)[48] "
     "VIEW(0)[256@192] CPY(2, e[256]) SSM_SCAN(s, x, d, f[16,2], b, c, I)[304] SCALE(4)",
     "a norm of groups": "GROUP_NORM(x[16,4,4,2]) SCALE_ADD(0) CLAMP(1)",
@@ -300,11 +301,19 @@ GRAPHS = FUSED | {
     "sums": "SUM_ROWS(x[300,3])[1,3] MEAN(x)[1,3] SUM(x)[1] ADD(0, 1) SUB(3, 2) DIV(x, 4)",
     "ropes": "ROPE(x[64,2,3], P) YARN(0, P) MROPE_ROPE(1, P) VISION_ROPE(2, P) IMROPE_ROPE(3, P) ROPE_BACK(4, P)",
     "rows": "SOFT_MAX(x[40,3,3]) ALIBI(0, m[40,3]) HALVES(1)[20,3,3] ADD_ID(2, e[20,9], J)",
-    "orders": "ARGSORT(x[40,3]) ASCENDING(x) TOP_5(y[5000,2])[5,2] ASCENDING(y)",
+    "orders": "ARGSORT(x[40,3]) ASCENDING(x) TOP_5(y[4099,2])[5,2] ASCENDING(z[5000,2])",
     "a long order": "TOP_1500(y[5000,2])[1500,2]",
     "one operand": " ".join(f"{one.upper()}(x[70,3])" for one in UNARY_OPS),
     "a router by sigmoids": router("SIGMOID", True, "", True),
     "a router without a gate": router("", False, "SOFT_MAX", False),
+    "no router: the least": router("SIGMOID", True, "", True).replace("ARGSORT", "ASCENDING"),
+    "no router: the second to fifth": router("SIGMOID", True, "", True).replace("3:64", "3:64@4"),
+    "a sum that adds to its scale": "RMS_NORM(x[256,3]) SCALE_ADD(0) L2_NORM(1) SCALE_ADD(2)",
+    "a row that is written, too": "RMS_NORM(x[256,3]) VIEW(v[256,3])[256,1] MUL(0, 1) ADD(v, 2)!",
+    "a window that is written meanwhile": "CONCAT(s[3,256], x[1,256])[4,256] VIEW(0)[3,256:16@4] CPY(1, s)[3,256] "
+    "SSM_CONV(0, w[4,256])[256]",
+    "a state that is written meanwhile": FUSED["gathered"].replace(" GATED", " SCALE(s)! GATED"),
+    "heads that are no whole blocks": "RMS_NORM(x[16,16,3]) RESHAPE(0)[256,3] MUL_MAT(W, 1)",
 }
 SUM = FUSED["experts"].removesuffix(" ADD(4, b[128,3])")
 PARTS = [  # of a random graph: the last result is one of 256 x 3, or repeats in one

@@ -113,9 +113,7 @@ static ggml_tensor *next_of(const Recording &r, const ggml_tensor *node, ggml_te
     if (user->op == GGML_OP_SCALE) return user;
     if (user->op != GGML_OP_MUL && user->op != GGML_OP_ADD) return nullptr;
     *other = shaped(user->src[0]) == node ? user->src[1] : user->src[0];
-    // ggml repeats the second operand alone
-    const bool repeats = user->src[1] != *other && !ggml_are_same_shape(*other, node);
-    return is_f32(*other) && shaped(*other) != node && !repeats ? user : nullptr;
+    return is_f32(*other) && shaped(*other) != node ? user : nullptr;
 }
 
 ggml_tensor *addend(const Recording &r, const ggml_tensor *product, ggml_tensor **sum) {
