@@ -257,27 +257,8 @@ def sized(name: str) -> str:
     return " ".join(node + (f"[{sizes[str(i)]}]" if str(i) in sizes else "") for i, node in nodes)
 
 
-def router(gate: str, biased: bool, norm: str, scaled: bool) -> str:
-    """Four of 16 experts; without a gate from ARGSORT on."""
-    nodes: list[str] = []
-
-    def put(text: str) -> str:
-        nodes.append(text)
-        return str(len(nodes) - 1)
-
-    p = put(f"{gate}(l[16,3])") if gate else "l[16,3]"
-    scores = put(f"ADD({p}, b[16])") if biased else p
-    chosen = put(f"VIEW({put(f'ARGSORT({scores})')})[4,3:64]")
-    weights = put(f"GET_ROWS({put(f'RESHAPE({p})[1,16,3]')}, {chosen})[1,4,3]")
-    weights = put(f"RESHAPE({weights})[4,3]")
-    if norm:
-        weights = put(f"{norm}({weights})")
-    if scaled:
-        put(f"SCALE_ADD({weights})")
-    return " ".join(nodes)
-
-
 FUSED = {name: sized(name) for name in SIZES}
+ROUTER = FUSED["router"].replace("SOFT_MAX", "SIGMOID").partition(" SUM_ROWS")[0] + " SCALE_ADD(6)"
 GRAPHS = FUSED | {
     **{f"{x} in place": f"SCALE(x[256,3]) {x}(0)! MUL(1, a[256,3]) ADD(2, 0)" for x in ("RMS_NORM", "L2_NORM", "SILU")},
     "a reshaped result is an output": "RMS_NORM(x[256,3]) RESHAPE(0)^ MUL(1, a[256,3])",
@@ -304,10 +285,11 @@ GRAPHS = FUSED | {
     "orders": "ARGSORT(x[40,3]) ASCENDING(x) TOP_5(y[4099,2])[5,2] ASCENDING(z[5000,2])",
     "a long order": "TOP_1500(y[5000,2])[1500,2]",
     "one operand": " ".join(f"{one.upper()}(x[70,3])" for one in UNARY_OPS),
-    "a router by sigmoids": router("SIGMOID", True, "", True),
-    "a router without a gate": router("", False, "SOFT_MAX", False),
-    "no router: the least": router("SIGMOID", True, "", True).replace("ARGSORT", "ASCENDING"),
-    "no router: the second to fifth": router("SIGMOID", True, "", True).replace("3:64", "3:64@4"),
+    "a router by sigmoids": ROUTER,
+    "a router without a gate": "ARGSORT(l[16,3]) VIEW(0)[4,3:64] RESHAPE(l)[1,16,3] GET_ROWS(2, 1)[1,4,3] "
+    "RESHAPE(3)[4,3] SOFT_MAX(4)",
+    "no router: the least": ROUTER.replace("ARGSORT", "ASCENDING"),
+    "no router: the second to fifth": ROUTER.replace("3:64", "3:64@4"),
     "a sum that adds to its scale": "RMS_NORM(x[256,3]) SCALE_ADD(0) L2_NORM(1) SCALE_ADD(2)",
     "a row that is written, too": "RMS_NORM(x[256,3]) VIEW(v[256,3])[256,1] MUL(0, 1) ADD(v, 2)!",
     "a window that is written meanwhile": "CONCAT(s[3,256], x[1,256])[4,256] VIEW(0)[3,256:16@4] CPY(1, s)[3,256] "
@@ -324,7 +306,7 @@ PARTS = [  # of a random graph: the last result is one of 256 x 3, or repeats in
     f"{FUSED['normed']} RESHAPE(6)[128] ADD(0, 7)",
     f"{FUSED['activated']} VIEW(2)[64,4:256] RMS_NORM(3) RESHAPE(4)[256]",
     *(f"{FUSED['states']} VIEW(0)[16,3]", f"{FUSED['gathered']} VIEW(2)[128@192] CPY(3, s)[128] VIEW(2)[16,3]"),
-    *(FUSED["router"], router("SOFT_MAX", False, "", False), router("SIGMOID", True, "", True)),
+    *(FUSED["router"], ROUTER, ROUTER.replace(" SCALE_ADD(6)", "")),
 ]
 
 

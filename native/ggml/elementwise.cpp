@@ -73,16 +73,14 @@ static bool record_add_id(Recording &r, ggml_tensor *op) {
 
 // --- one operand -----------------------------------------------------------------------------------------------------
 
-constexpr struct {
-    ggml_op op;
-    int kind;  // a UNARY_OP_
-} UNARY[] = {{GGML_OP_SCALE, UNARY_OP_SCALE}, {GGML_OP_CLAMP, UNARY_OP_CLAMP}, {GGML_OP_SQR, UNARY_OP_SQR},
-             {GGML_OP_SQRT, UNARY_OP_SQRT},   {GGML_OP_LOG, UNARY_OP_LOG},     {GGML_OP_SIN, UNARY_OP_SIN},
-             {GGML_OP_COS, UNARY_OP_COS},     {GGML_OP_FILL, UNARY_OP_FILL},   {GGML_OP_LEAKY_RELU, UNARY_OP_LEAKY_RELU}};
+constexpr std::pair<ggml_op, int> UNARY[] = {
+    {GGML_OP_SCALE, UNARY_OP_SCALE}, {GGML_OP_CLAMP, UNARY_OP_CLAMP}, {GGML_OP_SQR, UNARY_OP_SQR},
+    {GGML_OP_SQRT, UNARY_OP_SQRT},   {GGML_OP_LOG, UNARY_OP_LOG},     {GGML_OP_SIN, UNARY_OP_SIN},
+    {GGML_OP_COS, UNARY_OP_COS},     {GGML_OP_FILL, UNARY_OP_FILL},   {GGML_OP_LEAKY_RELU, UNARY_OP_LEAKY_RELU}};
 
 static int unary_op(const ggml_tensor *op) {  // -1: none
-    for (const auto &one : UNARY)
-        if (one.op == op->op) return one.kind;
+    for (const auto &[of, kind] : UNARY)
+        if (of == op->op) return kind;
     return ggml_get_unary_op(op) < GGML_UNARY_OP_COUNT ? int(ggml_get_unary_op(op)) : -1;
 }
 

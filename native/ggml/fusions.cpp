@@ -14,8 +14,7 @@ const Fusion FUSIONS[FUSES] = {
     {"router", "SOFT_MAX/SIGMOID(l)? ADD(0, b)? ARGSORT(1) VIEW(2) RESHAPE(0) GET_ROWS(4, 3) RESHAPE(5) SUM_ROWS(6)? "
                "CLAMP(7)? DIV/SOFT_MAX(6, 8)? SCALE(9)?", "ARGSORT's first", 7},
     {"experts", "MUL(x, w) VIEW(0) VIEW(0) ADD(1, 2) ADD(3, a)? ADD(4, b)?", "none", 3},
-    {"summed", "MUL(x, w) VIEW(0) VIEW(0) ADD(1, 2) RMS_NORM(3) MUL/ADD/SCALE(4, a)? MUL_MAT/MUL_MAT_ID(W, 5)",
-     "ADD's", 1},
+    {"summed", "MUL(x, w) VIEW(0) VIEW(0) ADD(1, 2) RMS_NORM(3) MUL/ADD/SCALE(4, a)? MUL_MAT(W, 5)", "ADD's", 1},
     {"concat", "CONCAT(s, x) SSM_CONV(0, w)", "CONCAT's", 0},
     {"activated", "SSM_CONV(x, w) ADD(0, b)? SILU(1)?", "none", 2},
     {"normed", "SSM_CONV(x, w) VIEW(0) L2_NORM/RMS_NORM(1) SCALE(2)? VIEW(0) L2_NORM/RMS_NORM(4)? SCALE(5)?",
@@ -355,26 +354,22 @@ Conv conv_with(const Recording &r, ggml_tensor *op) {
 
 // --- states ----------------------------------------------------------------------------------------------------------
 
-int Recording::views_of(const ggml_tensor *node, size_t bytes, const ggml_tensor *part) const {
-    int views = 0;
+ggml_tensor *Recording::copy_of_states(const ggml_tensor *op, uint64_t scores, uint64_t of_sequence,
+                                       uint64_t sequences, bool apart, const ggml_tensor *rows) const {
+    const size_t bytes = scores * sizeof(float);
+    ggml_tensor *copy = fuses(STATES) && apart ? after(op) : nullptr, *part = copy ? copy->src[0] : nullptr;
+    if (!copy || copy->op != GGML_OP_CPY || !is_f32(copy) || part->view_src != op || part->view_offs != bytes ||
+        !ggml_is_contiguous(part) || !is_hidden(part))
+        return nullptr;
+    int views = 0;  // of op, which has no other users
     for (int i = at_ + 1; i < graph_->n_nodes; ++i) {
         const ggml_tensor *view = graph_->nodes[i];
-        if (view->view_src != node) continue;
-        if (view != part && view->view_offs + ggml_nbytes(view) > bytes) return -1;
-        views += is_view(view) && view->src[0] == node;
+        if (view->view_src != op) continue;
+        if (view != part && view->view_offs + ggml_nbytes(view) > bytes) return nullptr;
+        views += is_view(view) && view->src[0] == op;
     }
-    return views;
-}
-
-ggml_tensor *copy_of_states(const Recording &r, const ggml_tensor *op, uint64_t scores, uint64_t of_sequence,
-                            uint64_t sequences, bool apart, const ggml_tensor *rows) {
-    const size_t bytes = scores * sizeof(float);
-    ggml_tensor *copy = r.fuses(STATES) && apart ? r.after(op) : nullptr, *part = copy ? copy->src[0] : nullptr;
-    if (!copy || copy->op != GGML_OP_CPY || !is_f32(copy) || part->view_src != op || part->view_offs != bytes ||
-        !ggml_is_contiguous(part) || !r.is_hidden(part) || !r.is_hidden(op, r.views_of(op, bytes, part)))
-        return nullptr;
     const bool shifted = rows && overlap(copy, rows) && (begin_of(copy) - begin_of(rows)) % rows->nb[1];
-    if (overlap(copy, op) || shifted) return nullptr;
+    if (!is_hidden(op, views) || overlap(copy, op) || shifted) return nullptr;
     for (int i = 0; i < GGML_MAX_SRC; ++i)
         if (op->src[i] && overlap(copy, op->src[i]) && !(op->op == GGML_OP_SSM_SCAN && i == 0)) return nullptr;
     const bool one_row = uint64_t(copy->ne[0]) == of_sequence * sequences;  // of all sequences, one behind the other

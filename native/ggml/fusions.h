@@ -1,5 +1,5 @@
-// The fusions: nodes of a graph that are recorded together. FUSIONS lists all of them; their conditions, each of which
-// asks Recording::fuses, are in fusions.cpp, and their dispatches in the files of the operations.
+// The fusions: nodes of a graph that are recorded together. FUSIONS lists all; fusions.cpp has their conditions, each of
+// which asks Recording::fuses, and the files of the operations have their dispatches.
 #ifndef ZINC_GGML_FUSIONS_H
 #define ZINC_GGML_FUSIONS_H
 
@@ -48,11 +48,6 @@ ggml_tensor *norm_of(const Recording &r, const Experts &sum);  // the next node,
 // Whether this norm is made in the sum's dispatch: it spares what that reads and writes. other: a follower's operand.
 bool is_joined(const Experts &sum, const ggml_tensor *norm, const ggml_tensor *other);
 Conv conv_with(const Recording &r, ggml_tensor *op);
-// The next node, if it copies the states behind an operation's scores. of_sequence: elements of a sequence's state.
-// apart: no other sequence's state is read where one is written. rows: of states, one of which is read; each element is
-// written where it, or no other, was read.
-ggml_tensor *copy_of_states(const Recording &r, const ggml_tensor *op, uint64_t scores, uint64_t of_sequence,
-                            uint64_t sequences, bool apart, const ggml_tensor *rows);
 
 }  // namespace zinc
 #endif

@@ -80,8 +80,11 @@ class Recording {
     bool is_before(const ggml_tensor *t, const ggml_tensor *last) const { return number(root_of(t)) >= number(last); }
     // Whether from the node that is recorded to `last`, nothing but the results of these two is used by others.
     bool hides(const ggml_tensor *last, const ggml_tensor *result) const;
-    // How many views a node's result has; -1 where one, but for `part`, goes beyond so many bytes.
-    int views_of(const ggml_tensor *node, size_t bytes, const ggml_tensor *part) const;
+    // The next node, if it copies the states behind an operation's scores. of_sequence: elements of a sequence's state.
+    // apart: no other sequence's state is read where one is written. rows: of states, one of which is read; each element
+    // is written where it, or no other, was read.
+    ggml_tensor *copy_of_states(const ggml_tensor *op, uint64_t scores, uint64_t of_sequence, uint64_t sequences,
+                                bool apart, const ggml_tensor *rows) const;
     // Whether only a gated delta net reads a row of states that the node gathers: it then takes it from where it lies.
     bool gathers_state(const ggml_tensor *node);
     const ggml_tensor *gathered(const ggml_tensor *state) const {

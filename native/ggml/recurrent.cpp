@@ -49,7 +49,7 @@ static Written written(Recording &r, ggml_tensor *op, uint64_t scores, uint64_t 
     const Bound y = bound(*r.device, op);
     Written w{y.at.offset, uint32_t(y.at.offset + scores), {uint32_t(of_sequence), uint32_t(of_sequence * sequences)},
               uint32_t(op->op_params[0]), y.place, y.place};
-    ggml_tensor *copy = copy_of_states(r, op, scores, of_sequence, sequences, apart, rows);
+    ggml_tensor *copy = r.copy_of_states(op, scores, of_sequence, sequences, apart, rows);
     if (!copy) return w;
     const bool one_row = uint64_t(copy->ne[0]) == of_sequence * sequences;  // of all sequences, one behind the other
     const Bound cache = bound(*r.device, copy);

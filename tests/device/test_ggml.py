@@ -5,6 +5,7 @@ import ctypes as c
 import itertools
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import threading
@@ -104,8 +105,10 @@ class BackEnd:
         return [*found]
 
     def compute(self, op: int, out: c.c_void_p, *sources: Any, params: tuple[float, ...] = (0, 0, 0), n=1) -> int:
-        given = (c.c_void_p * 10)(*[one and one.value for one in sources])
-        return int(self.c.compute(op, out, given, (c.c_float * 16)(*params), n))
+        """The operation's result, computed n times in a graph, or only asked for: what the device answers."""
+        if not self.describe(op, out, *sources, params=struct.pack(f"{len(params)}f", *params), flags=2):
+            return DECLINED
+        return DONE if not n or self.c.compute_graph((c.c_void_p * n)(*[out.value] * n), n) else FAILED
 
     def attend(self, k, v, q, mask=None, sinks=None, scale=0.125, max_bias=0.0, softcap=0.0) -> Any:
         """q (streams, rows, q_heads, dims), mask (streams, more rows, more cells): out, or the answer."""

@@ -39,6 +39,7 @@ TESTS = {
     "ggml": "device/test_ggml.py::test_",
     "experts": "device/test_ggml.py::test_experts",
     "graphs": "device/test_ggml.py::test_a_graph_has",
+    "fused": "device/test_ggml.py::test_a_fusion_saves",
     "places": "device/test_ggml.py::test_a_line_says",
 }
 
@@ -129,10 +130,47 @@ ggml/products.cpp
 experts of a piece: experts[0] = part.expert; → experts[0] = 0; @ experts
 where a piece begins: + matrix * w->nb[2]; → + 0 * matrix * w->nb[2]; @ experts
 rows of x of a token: (p.op->src[1]->ne[1]); → (p.op->src[1]->ne[3]); @ experts
+ggml/elementwise.cpp
+swapped halves: (swapped ? a : b).at.offset → (swapped ? b : a).at.offset @ graphs
+a product that repeats: && ggml_are_same_shape(op, op->src[1]); → && true; @ graphs
+numbers of a unary operation: op->op == GGML_OP_UNARY ? 1 : 0; → op->op == GGML_OP_UNARY ? 0 : 0; @ graphs
+ggml/rows.cpp
+the number of a norm's groups: rows = groups * uint64_t(op->ne[3]); → rows = uint64_t(op->ne[3]); @ graphs
+the mean of a row: GGML_OP_MEAN ? 1.0f / float(terms) → GGML_OP_MEAN ? 1.0f @ graphs
+slopes of odd heads: params.half_step = -max_bias / 2 → params.half_step = -max_bias / 1 @ graphs
+rotations of another kind: 15 * sizeof *op->op_params → 2 * sizeof *op->op_params @ graphs
+ggml/ordering.cpp
+pieces of a long row: size / 2 < n; size *= 2 → size < n; size *= 2 @ graphs
+the mirror of an exchange: uint32_t(size / 2), true → uint32_t(size / 2), false @ graphs
+the order of ARGSORT: op->op_params[0] == GGML_SORT_ORDER_DESC, uint64_t → true, uint64_t @ graphs
+ggml/recurrent.cpp
+channels of a second norm: params.begins[i] = uint32_t( → params.begins[0] = uint32_t( @ graphs
+the factor of a norm's SCALE: c.results[i] == c.norms[i] ? 1 : → c.results[i] != c.norms[i] ? 1 : @ graphs
+where states begin: uint32_t(y.at.offset + scores) → uint32_t(y.at.offset) @ graphs
+steps of rows of states: of[5].at.s[3] = all.at.s[1]; → of[5].at.s[3] = all.at.s[0]; @ graphs
+a scan's decays: const bool by_element = op->src[3]->ne[0] > 1; → const bool by_element = false; @ graphs
+ggml/routing.cpp
+rows of the chosen: matrix_of(*r.device, route.sorted, k, rows) → matrix_of(*r.device, route.sorted, n, rows) @ graphs
+the last node of a router: r.take(route.result); → ; @ fused
+what a sum ends with: r.take(made.y); → ; @ fused
 ggml/recording.cpp
-a node in place: is_view(node) || is_hidden(node->src[0], 1) → true @ graphs
+int8 of another tensor: begin == begin_of(t) && → true && @ graphs
+int8 that is overwritten: x.begin < end && begin < x.end; → false; @ graphs
+the bytes of a view: ggml_nbytes(b) && → 0 && @ graphs
+what ZINC_ATTN_FUSE says: !names || std::strstr → !names || !std::strstr @ fused
+graph/recorder.cpp
+overlapping ranges: r->begin < place.offset + place.size && → r->begin == place.offset && @ graphs
+a set of other places: command.place, bytes) != 0 → command.place, 8) != 0 @ graphs
+ggml/fusions.cpp
+descending indices: op_params[0] != GGML_SORT_ORDER_DESC → op_params[0] > GGML_SORT_ORDER_DESC @ graphs
+a node in place: is_view(node) || is_hidden(node->src[0]) → true @ graphs
 an output that is read: node->flags & GGML_TENSOR_FLAG_OUTPUT || → false || @ graphs
 other users: ggml_node_get_use_count(graph_, i) != uses → ggml_node_get_use_count(graph_, i) < uses @ graphs
+users of what is hidden: if (!is_hidden(node, uses)) return false; → if (!is_hidden(node, uses)) break; @ graphs
+another shape that is read: user->op == GGML_OP_RESHAPE && → user->op == GGML_OP_VIEW && @ graphs
+the most of a sum: route->most = number_of(clamp, 1); → route->most = number_of(clamp, 0); @ graphs
+a bias of a convolution: c.constants.biased = 1; → ; @ graphs
+a copy over operands: op->src[i] && overlap(copy, op->src[i]) → false && overlap(copy, op->src[i]) @ graphs
 ggml/places.cpp
 what another device makes: if (!is_looked_up(source)) → if (is_looked_up(source)) @ places
 ggml/device.cpp

@@ -115,13 +115,6 @@ bool compute_graph(ggml_tensor **nodes, int n) {
     ggml_cgraph graph = {n, nodes};
     return backend->iface.graph_compute(backend, &graph) == GGML_STATUS_SUCCESS;
 }
-// `out` becomes the operation's result, computed `times` times in a graph, or only asked for: 0, or 1 where the device
-// declines it, or 2 where it fails.
-int compute(int op, ggml_tensor *out, ggml_tensor *const *src, const float *params, int times) {
-    std::vector<ggml_tensor *> nodes(size_t(times), out);
-    if (!describe(op, out, src, params, GGML_TENSOR_FLAG_OUTPUT)) return 1;
-    return !times || compute_graph(nodes.data(), times) ? 0 : 2;
-}
 // How many fields of an operation and of its tensors the key of its plan does not hold.
 int fields_not_in_key(ggml_tensor *op) {
     const std::vector<uint64_t> key = zinc::key_of(op);
