@@ -139,6 +139,7 @@ the number of a norm's groups: rows = groups * uint64_t(op->ne[3]); → rows = u
 the mean of a row: GGML_OP_MEAN ? 1.0f / float(terms) → GGML_OP_MEAN ? 1.0f @ graphs
 slopes of odd heads: params.half_step = -max_bias / 2 → params.half_step = -max_bias / 1 @ graphs
 rotations of another kind: 15 * sizeof *op->op_params → 2 * sizeof *op->op_params @ graphs
+rows that are joined: uint32_t(int8->ne[0] / result->ne[0]) → uint32_t(result->ne[0] / int8->ne[0]) @ graphs
 ggml/ordering.cpp
 pieces of a long row: size / 2 < n; size *= 2 → size < n; size *= 2 @ graphs
 the mirror of an exchange: uint32_t(size / 2), true → uint32_t(size / 2), false @ graphs
@@ -151,6 +152,7 @@ steps of rows of states: of[5].at.s[3] = all.at.s[1]; → of[5].at.s[3] = all.at
 a scan's decays: const bool by_element = op->src[3]->ne[0] > 1; → const bool by_element = false; @ graphs
 ggml/routing.cpp
 rows of the chosen: matrix_of(*r.device, route.sorted, k, rows) → matrix_of(*r.device, route.sorted, n, rows) @ graphs
+operands of a sum: {of[0].at, of[1].at, → {of[1].at, of[0].at, @ graphs
 the last node of a router: r.take(route.result); → ; @ fused
 what a sum ends with: r.take(made.y); → ; @ fused
 ggml/recording.cpp
@@ -159,6 +161,7 @@ int8 that is overwritten: x.begin < end && begin < x.end; → false; @ graphs
 the bytes of a view: ggml_nbytes(b) && → 0 && @ graphs
 what ZINC_ATTN_FUSE says: !names || std::strstr → !names || !std::strstr @ fused
 graph/recorder.cpp
+a dispatch after what it reads: std::max(level, r->level + 1); → std::max(level, r->level); @ experts
 overlapping ranges: r->begin < place.offset + place.size && → r->begin == place.offset && @ graphs
 a set of other places: command.place, bytes) != 0 → command.place, 8) != 0 @ graphs
 ggml/fusions.cpp
@@ -169,6 +172,10 @@ other users: ggml_node_get_use_count(graph_, i) != uses → ggml_node_get_use_co
 users of what is hidden: if (!is_hidden(node, uses)) return false; → if (!is_hidden(node, uses)) break; @ graphs
 another shape that is read: user->op == GGML_OP_RESHAPE && → user->op == GGML_OP_VIEW && @ graphs
 the most of a sum: route->most = number_of(clamp, 1); → route->most = number_of(clamp, 0); @ graphs
+near products: at_ + NEAR) → at_ + NEAR / 64) @ fused
+the first indices: !order->view_offs && → true && @ graphs
+a window that is written: overlap(other, node->src[j]) || overlap(other, node)) → overlap(other, node)) @ graphs
+a state that is written: (overlap(other, rows) || overlap(other, ids))) return → overlap(other, ids)) return @ graphs
 a bias of a convolution: c.constants.biased = 1; → ; @ graphs
 a copy over operands: op->src[i] && overlap(copy, op->src[i]) → false && overlap(copy, op->src[i]) @ graphs
 ggml/places.cpp
