@@ -128,7 +128,7 @@ NODE = re.compile(r"(\w+)\(([^)]*)\)(?:\[([\d,]+)(?::([\d,]+))?(?:@(\d+))?\])?([
 
 
 def read(text: str, nodes: list[Node], leaf: Callable[[tuple[int, ...]], int]) -> None:
-    """The text's nodes go behind nodes."""
+    """The text's nodes are added to nodes."""
     names: dict[str, int] = {}
     for i, (name, operands, ne, nb, offset, flags) in enumerate(NODE.findall(text)):
         found = re.findall(r"(\w+)(?:\[([\d,]+)\])?", operands)

@@ -372,7 +372,7 @@ ggml_tensor *Recording::copy_of_states(const ggml_tensor *op, uint64_t scores, u
     if (!is_hidden(op, views) || overlap(copy, op) || shifted) return nullptr;
     for (int i = 0; i < GGML_MAX_SRC; ++i)
         if (op->src[i] && overlap(copy, op->src[i]) && !(op->op == GGML_OP_SSM_SCAN && i == 0)) return nullptr;
-    const bool one_row = uint64_t(copy->ne[0]) == of_sequence * sequences;  // of all sequences, one behind the other
+    const bool one_row = uint64_t(copy->ne[0]) == of_sequence * sequences;  // of all sequences, one after the other
     const bool a_row_each = uint64_t(copy->ne[0]) == of_sequence && uint64_t(copy->ne[1]) == sequences;
     return copy->nb[0] == sizeof(float) && (one_row || a_row_each) ? copy : nullptr;
 }

@@ -80,7 +80,7 @@ class Recording {
     bool is_before(const ggml_tensor *t, const ggml_tensor *last) const { return number(root_of(t)) >= number(last); }
     // Whether from the node that is recorded to `last`, nothing but the results of these two is used by others.
     bool hides(const ggml_tensor *last, const ggml_tensor *result) const;
-    // The next node, if it copies the states behind an operation's scores. of_sequence: elements of a sequence's state.
+    // The next node, if it copies the states after an operation's scores. of_sequence: elements of a sequence's state.
     // apart: no other sequence's state is read where one is written. rows: of states, one of which is read; each element
     // is written where it, or no other, was read.
     ggml_tensor *copy_of_states(const ggml_tensor *op, uint64_t scores, uint64_t of_sequence, uint64_t sequences,

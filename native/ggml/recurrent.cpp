@@ -51,7 +51,7 @@ static Written written(Recording &r, ggml_tensor *op, uint64_t scores, uint64_t 
               uint32_t(op->op_params[0]), y.place, y.place};
     ggml_tensor *copy = r.copy_of_states(op, scores, of_sequence, sequences, apart, rows);
     if (!copy) return w;
-    const bool one_row = uint64_t(copy->ne[0]) == of_sequence * sequences;  // of all sequences, one behind the other
+    const bool one_row = uint64_t(copy->ne[0]) == of_sequence * sequences;  // of all sequences, one after the other
     const Bound cache = bound(*r.device, copy);
     w.kept = cache.at.offset;
     w.steps[0] = one_row ? uint32_t(of_sequence) : cache.at.s[1];
