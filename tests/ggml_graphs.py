@@ -24,8 +24,8 @@ from zinc_attn.graph.rope import Rope, rope
 # --- operations ------------------------------------------------------------------------------------------------------
 
 NUMBERS = re.findall(r"\bGGML_OP_(\w+)", (ROOT / "tests/ggml/ggml.h").read_text().split("GGML_OP_COUNT")[0])
-OF_UNARY = {"xielu": (0.5, 0.75, 1.5, -0.25), "scale": (3.0, 0.0), "clamp": (0.25, 1.5), "leaky_relu": (0.125,)}
-OF_UNARY["fill"] = (0.75,)
+OF_UNARY = {"xielu": (0.5, 0.75, 1.5, -0.25), "scale": (3.0, 0.0), "clamp": (0.25, 1.5)}
+OF_UNARY |= {"leaky_relu": (0.125,), "fill": (0.75,)}
 
 
 class Op(NamedTuple):
@@ -120,10 +120,6 @@ class Node(NamedTuple):
         return tuple(steps)
 
 
-def numbers_of(text: str) -> tuple[int, ...]:
-    return tuple(int(n) for n in text.split(",") if n)
-
-
 NODE = re.compile(r"(\w+)\(([^)]*)\)(?:\[([\d,]+)(?::([\d,]+))?(?:@(\d+))?\])?([!^]*)")
 
 
@@ -134,11 +130,12 @@ def read(text: str, nodes: list[Node], leaf: Callable[[tuple[int, ...]], int]) -
         found = re.findall(r"(\w+)(?:\[([\d,]+)\])?", operands)
         for letter, sizes in found:
             if letter.islower() and letter not in names:
-                names[letter] = leaf((*numbers_of(sizes), 1, 1, 1)[:4])
+                names[letter] = leaf((*map(int, sizes.split(",")), 1, 1, 1)[:4])
         sources = tuple(names.get(one, one) for one, _ in found)
-        shape = (*numbers_of(ne), 1, 1, 1)[:4] if ne else nodes[sources[name.startswith("MUL_MAT")]].ne
+        shape = nodes[sources[name.startswith("MUL_MAT")]].ne if not ne else (*map(int, ne.split(",")), 1, 1, 1)[:4]
+        steps = tuple(map(int, nb.split(","))) if nb else ()
         names[str(i)] = len(nodes)
-        nodes.append(Node(name, sources, shape, numbers_of(nb), int(offset or 0), "!" in flags, "^" in flags))
+        nodes.append(Node(name, sources, shape, steps, int(offset or 0), "!" in flags, "^" in flags))
 
 
 class Graph:

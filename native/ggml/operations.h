@@ -43,7 +43,6 @@ struct ExpertsSum : Experts {
 bool record_sum(Recording &recording, const ExpertsSum &sum);
 // A norm of the sum, both in one dispatch or two; NULL: of what is there.
 bool record_norm_of(Recording &recording, ggml_tensor *norm, const ExpertsSum *sum);
-
 // The products of experts' results with weights, and their sums, which begin with this MUL.
 std::optional<bool> record_sum_experts(Recording &recording, ggml_tensor *first);
 
@@ -67,7 +66,6 @@ inline bool in_words(const ggml_tensor *t) {
 
 inline bool is_product(const ggml_tensor *op) { return op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_MUL_MAT_ID; }
 
-// Why an operation of float32 is left to the CPU.
 inline const char *f32_refused(const Device &, const ggml_tensor *op) {
     return is_f32(op) && is_f32(op->src[0]) && is_f32(op->src[1]) ? nullptr : "type";
 }
