@@ -1,6 +1,5 @@
 // Operations element by element.
 #include "operations.h"
-#include "routing.h"
 
 namespace zinc {
 
@@ -8,41 +7,6 @@ static const char *types_refused(const ggml_tensor *op) {
     for (const ggml_tensor *t : {(const ggml_tensor *)op, (const ggml_tensor *)op->src[0]})
         if (float_type(t) < 0) return "type";
     return in_words(op) ? nullptr : "strides";
-}
-
-// --- what follows an operation ---------------------------------------------------------------------------------------
-
-// Whether rows may be written while others are read: they lie at the same places, or apart.
-static bool apart(const ggml_tensor *x, const ggml_tensor *y) {
-    if (buffer_of(x) != buffer_of(y)) return true;
-    const size_t a = begin_of(x), b = begin_of(y);
-    if (a == b) return ggml_are_same_stride(x, y);
-    return a + ggml_nbytes(x) <= b || b + ggml_nbytes(y) <= a;
-}
-
-Follower follower(Recording &r, std::initializer_list<const ggml_tensor *> x, const ggml_tensor **result, bool scale) {
-    const ggml_tensor *of = *result;
-    ggml_tensor *user = r.only_user(of);
-    Follower found{FOLLOW_OP_NONE, bound(*r.device, of), 0, nullptr};
-    if (!user || !is_f32(user) || !ggml_are_same_shape(user, of)) return found;
-    for (const ggml_tensor *read : x)
-        if (read && !(apart(read, user) && (ggml_are_same_shape(read, user) || !overlap(read, user)))) return found;
-    if (scale && user->op == GGML_OP_SCALE && number_of(user, 1) == 0) {
-        found.op = FOLLOW_OP_SCALE;
-        found.scale = number_of(user, 0);
-    } else if (user->op == GGML_OP_MUL || user->op == GGML_OP_ADD) {
-        const ggml_tensor *other = shaped(user->src[0]) == of ? user->src[1] : user->src[0];
-        // ggml repeats the second operand alone
-        const bool repeats = user->src[1] != other && !ggml_are_same_shape(other, of);
-        if (!is_f32(other) || shaped(other) == of || repeats) return found;
-        found.op = user->op == GGML_OP_MUL ? FOLLOW_OP_MUL : FOLLOW_OP_ADD;
-        found.other = bound(*r.device, found.tensor = other);
-    } else {
-        return found;
-    }
-    r.take(user);
-    *result = user;
-    return found;
 }
 
 // --- two operands ----------------------------------------------------------------------------------------------------
@@ -93,10 +57,6 @@ static bool record_glu(Recording &r, ggml_tensor *op) {
     return glu(r, op, uint32_t(ggml_get_glu_op(op)), a, b);
 }
 
-static const char *add_id_refused(const Device &, const ggml_tensor *op) {
-    return is_f32(op) && is_f32(op->src[0]) && is_f32(op->src[1]) ? nullptr : "type";
-}
-
 static bool record_add_id(Recording &r, ggml_tensor *op) {
     const Bound a = bound(*r.device, op->src[0]), b = bound(*r.device, op->src[1]), y = bound(*r.device, op);
     const Bound ids = bound(*r.device, op->src[2]);
@@ -106,21 +66,15 @@ static bool record_add_id(Recording &r, ggml_tensor *op) {
 
 // --- one operand -----------------------------------------------------------------------------------------------------
 
-// A UNARY_OP_, or -1.
-static int unary_op(const ggml_tensor *op) {
-    switch (op->op) {
-        case GGML_OP_UNARY: return ggml_get_unary_op(op) < GGML_UNARY_OP_COUNT ? int(ggml_get_unary_op(op)) : -1;
-        case GGML_OP_SCALE: return UNARY_OP_SCALE;
-        case GGML_OP_CLAMP: return UNARY_OP_CLAMP;
-        case GGML_OP_SQR: return UNARY_OP_SQR;
-        case GGML_OP_SQRT: return UNARY_OP_SQRT;
-        case GGML_OP_LOG: return UNARY_OP_LOG;
-        case GGML_OP_SIN: return UNARY_OP_SIN;
-        case GGML_OP_COS: return UNARY_OP_COS;
-        case GGML_OP_LEAKY_RELU: return UNARY_OP_LEAKY_RELU;
-        case GGML_OP_FILL: return UNARY_OP_FILL;
-        default: return -1;
-    }
+constexpr std::pair<ggml_op, int> UNARY[] = {
+    {GGML_OP_SCALE, UNARY_OP_SCALE}, {GGML_OP_CLAMP, UNARY_OP_CLAMP}, {GGML_OP_SQR, UNARY_OP_SQR},
+    {GGML_OP_SQRT, UNARY_OP_SQRT},   {GGML_OP_LOG, UNARY_OP_LOG},     {GGML_OP_SIN, UNARY_OP_SIN},
+    {GGML_OP_COS, UNARY_OP_COS},     {GGML_OP_FILL, UNARY_OP_FILL},   {GGML_OP_LEAKY_RELU, UNARY_OP_LEAKY_RELU}};
+
+static int unary_op(const ggml_tensor *op) {  // -1: none
+    for (const auto &[of, kind] : UNARY)
+        if (of == op->op) return kind;
+    return ggml_get_unary_op(op) < GGML_UNARY_OP_COUNT ? int(ggml_get_unary_op(op)) : -1;
 }
 
 static const char *unary_refused(const Device &, const ggml_tensor *op) {
@@ -149,7 +103,7 @@ static_assert(int(UNARY_OP_XIELU) == int(GGML_UNARY_OP_XIELU) && int(UNARY_OP_TR
 const std::vector<Served> ELEMENTWISE = {
     {GGML_OP_ADD, binary_refused, record_binary},      {GGML_OP_SUB, binary_refused, record_binary},
     {GGML_OP_MUL, binary_refused, record_binary},      {GGML_OP_DIV, binary_refused, record_binary},
-    {GGML_OP_GLU, glu_refused, record_glu},            {GGML_OP_ADD_ID, add_id_refused, record_add_id},
+    {GGML_OP_GLU, glu_refused, record_glu},            {GGML_OP_ADD_ID, f32_refused, record_add_id},
     {GGML_OP_UNARY, unary_refused, record_unary},      {GGML_OP_SCALE, unary_refused, record_unary},
     {GGML_OP_CLAMP, unary_refused, record_unary},      {GGML_OP_SQR, unary_refused, record_unary},
     {GGML_OP_SQRT, unary_refused, record_unary},       {GGML_OP_LOG, unary_refused, record_unary},

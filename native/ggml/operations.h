@@ -2,6 +2,8 @@
 #ifndef ZINC_GGML_OPERATIONS_H
 #define ZINC_GGML_OPERATIONS_H
 
+#include <optional>
+
 #include "recording.h"
 
 namespace zinc {
@@ -29,6 +31,21 @@ struct Follower {
 Follower follower(Recording &recording, std::initializer_list<const ggml_tensor *> x, const ggml_tensor **result,
                   bool scale);
 
+// A router that begins with this SOFT_MAX, SIGMOID or ARGSORT; nothing where it is no router's, else whether it was
+// recorded.
+std::optional<bool> record_route(Recording &recording, ggml_tensor *first);
+
+// A sum of experts' results, as a dispatch or as what a norm makes first.
+struct ExpertsSum : Experts {
+    sum_experts_params params;
+    za_place places[4];
+};
+bool record_sum(Recording &recording, const ExpertsSum &sum);
+// A norm of the sum, both in one dispatch or two; NULL: of what is there.
+bool record_norm_of(Recording &recording, ggml_tensor *norm, const ExpertsSum *sum);
+// The products of experts' results with weights, and their sums, which begin with this MUL.
+std::optional<bool> record_sum_experts(Recording &recording, ggml_tensor *first);
+
 inline float number_of(const ggml_tensor *op, int i) {
     float number;
     __builtin_memcpy(&number, &op->op_params[i], sizeof number);
@@ -48,6 +65,10 @@ inline bool in_words(const ggml_tensor *t) {
 }
 
 inline bool is_product(const ggml_tensor *op) { return op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_MUL_MAT_ID; }
+
+inline const char *f32_refused(const Device &, const ggml_tensor *op) {
+    return is_f32(op) && is_f32(op->src[0]) && is_f32(op->src[1]) ? nullptr : "type";
+}
 
 inline uint64_t pieces(uint64_t n, uint64_t size) { return (n + size - 1) / size; }
 

@@ -3,8 +3,6 @@
 
 #include <algorithm>
 
-#include "routing.h"
-
 namespace zinc {
 
 static const char *sort_refused(const Device &, const ggml_tensor *op) {

@@ -66,19 +66,6 @@ static const char *product_refused(const Device &device, const ggml_tensor *op) 
 
 // --- what is added ---------------------------------------------------------------------------------------------------
 
-// What is added to a product, where the next operation does that and no more.
-static ggml_tensor *addend(Recording &r, const ggml_tensor *op, ggml_tensor **sum) {
-    ggml_tensor *found = r.only_user(op);
-    if (!found || found->op != GGML_OP_ADD || !is_f32(found) || !ggml_are_same_shape(found, op)) return nullptr;
-    ggml_tensor *other = shaped(found->src[0]) == op ? found->src[1] : found->src[0];
-    if (shaped(other) == op || !is_f32(other)) return nullptr;
-    for (int d = 0; d < 4; ++d)
-        if (other->ne[d] != op->ne[d] && other->ne[d] != 1) return nullptr;
-    if (found->src[1] != other && !ggml_are_same_shape(other, op)) return nullptr;
-    *sum = found;
-    return other;
-}
-
 // The steps of what is added: 0 where it repeats.
 static Bound bound_added(const Device &device, const ggml_tensor *added) {
     Bound b = bound(device, added);
@@ -192,11 +179,9 @@ static bool multiply_parts(Recording &r, const Product &p) {
 
 // Results beyond a binding come in pieces, of some rows of x each.
 static bool record_product(Recording &r, ggml_tensor *op) {
-    const ggml_tensor *w = op->src[0], *x = op->src[1], *ids = op->src[2];
+    const ggml_tensor *w = op->src[0], *x = op->src[1];
     const bool quantized = ggml_is_quantized(w->type);
     ggml_tensor *sum = op, *other = addend(r, op, &sum);
-    if (other && (overlap(sum, x) || overlap(sum, w) || (ids && overlap(sum, ids))))
-        other = nullptr, sum = op;
     const Bound added = bound_added(*r.device, other ? other : sum);
     if (other) r.take(sum);
     const uint64_t columns = uint64_t(op->ne[1]), step = has_experts(op) ? columns : columns_of_binding(*r.device, sum);

@@ -1,6 +1,8 @@
 #include "recording.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <cstring>
 
 #include "attention.h"
 #include "ggml-impl.h"
@@ -39,108 +41,14 @@ bool overlap(const ggml_tensor *a, const ggml_tensor *b) {
 
 // --- the graph -------------------------------------------------------------------------------------------------------
 
-Recording::Recording(Device *device, Plan *plan, ggml_cgraph *graph) : device(device), plan(plan), graph_(graph) {}
+Recording::Recording(Device *device, Plan *plan, ggml_cgraph *graph) : device(device), plan(plan), graph_(graph) {
+    const char *names = std::getenv("ZINC_ATTN_FUSE");
+    for (int i = 0; i < FUSES; ++i) fuses_[i] = !names || std::strstr(names, FUSIONS[i].name);
+}
 
 bool is_view(const ggml_tensor *node) {
     return node->op == GGML_OP_NONE || node->op == GGML_OP_VIEW || node->op == GGML_OP_RESHAPE ||
            node->op == GGML_OP_PERMUTE || node->op == GGML_OP_TRANSPOSE;
-}
-
-const ggml_tensor *Recording::next() const {
-    return behind(graph_->nodes[at_]);
-}
-
-bool Recording::is_hidden(const ggml_tensor *node, int uses) const {
-    int i = at_;
-    while (i < graph_->n_nodes && graph_->nodes[i] != node) ++i;
-    if (i == graph_->n_nodes || node->flags & GGML_TENSOR_FLAG_OUTPUT || ggml_node_get_use_count(graph_, i) != uses)
-        return false;
-    return !node->view_src || is_view(node) || is_hidden(node->src[0], 1);
-}
-
-ggml_tensor *Recording::only_user(const ggml_tensor *node) {
-    for (int i = at_ + 1, of = at_; i < graph_->n_nodes && is_hidden(graph_->nodes[of], 1); ++i) {
-        ggml_tensor *user = graph_->nodes[i];
-        if (user->op == GGML_OP_RESHAPE && user->src[0] == graph_->nodes[of]) of = i;
-        if (is_view(user) || ggml_is_empty(user)) continue;
-        const auto is_node = [node](const ggml_tensor *t) { return t && shaped(t) == node; };
-        return std::any_of(user->src, user->src + 2, is_node) ? user : nullptr;
-    }
-    return nullptr;
-}
-
-ggml_tensor *Recording::only_copy(const ggml_tensor *node, size_t bytes) {
-    const ggml_tensor *copy = next(), *part = copy && copy->op == GGML_OP_CPY ? copy->src[0] : nullptr;
-    if (!part || part->view_src != node || part->view_offs != bytes || !ggml_is_contiguous(part)) return nullptr;
-    int users = 0;
-    for (int i = at_ + 1; i < graph_->n_nodes; ++i) {
-        const ggml_tensor *user = graph_->nodes[i];
-        const bool uses = std::find(user->src, user->src + GGML_MAX_SRC, node) != user->src + GGML_MAX_SRC;
-        users += uses;
-        if (user == part ? !is_hidden(part, 1) : user->view_src == node && user->view_offs + ggml_nbytes(user) > bytes)
-            return nullptr;
-        if (uses && !is_view(user)) return nullptr;
-    }
-    return is_hidden(node, users) ? const_cast<ggml_tensor *>(copy) : nullptr;
-}
-
-bool Recording::gathers_state(const ggml_tensor *node) {
-    const ggml_tensor *rows = node->src[0], *ids = node->src[1], *last = node;
-    if (!is_f32(node) || !is_f32(rows) || ggml_nelements(ids) != 1 || !ggml_is_contiguous(rows)) return false;
-    for (int i = at_ + 1; i < graph_->n_nodes && is_hidden(last, 1); ++i) {
-        const ggml_tensor *user = graph_->nodes[i];
-        if (user->op == GGML_OP_GATED_DELTA_NET && user->src[5] == last && last->view_src == node && !last->view_offs)
-            return (gathered_ = node);
-        if (is_view(user) && user->src[0] == last) last = user;
-        if (!is_view(user) && !ggml_is_empty(user) && (overlap(user, rows) || overlap(user, ids))) return false;
-    }
-    return false;
-}
-
-bool Recording::settles_q(const ggml_tensor *node) {
-    const ggml_tensor *last = node;
-    for (int i = at_ + 1; i < graph_->n_nodes && is_f32(node) && is_hidden(last, 1); ++i) {
-        const ggml_tensor *user = graph_->nodes[i];
-        if (user->op == GGML_OP_FLASH_ATTN_EXT && user->src[0] == last) return (settled_ = node);
-        if (is_view(user) && user->src[0] == last) last = user;
-    }
-    return false;
-}
-
-ggml_tensor *Recording::behind(const ggml_tensor *node) const {
-    int i = at_;
-    while (i < graph_->n_nodes && graph_->nodes[i] != node) ++i;
-    for (++i; i < graph_->n_nodes && (is_view(graph_->nodes[i]) || ggml_is_empty(graph_->nodes[i]));) ++i;
-    return i < graph_->n_nodes ? graph_->nodes[i] : nullptr;
-}
-
-bool Recording::has_sources(const ggml_tensor *node) const {
-    for (int i = at_; i-- > 0;) {
-        const ggml_tensor *other = graph_->nodes[i];
-        if (other == node) return true;
-        if (is_view(other) || ggml_is_empty(other)) continue;
-        for (int j = 0; j < GGML_MAX_SRC && node->src[j]; ++j)
-            if (overlap(other, node->src[j]) || overlap(other, node)) return false;
-    }
-    return false;  // another graph's
-}
-
-bool Recording::is_before(const ggml_tensor *t, const ggml_tensor *last) const {
-    for (int i = at_; graph_->nodes[i] != last; ++i)
-        if (graph_->nodes[i] == root_of(t)) return false;
-    return true;
-}
-
-bool Recording::hides(const ggml_tensor *last, const ggml_tensor *result) const {
-    for (int i = at_; graph_->nodes[i] != last; ++i) {
-        const ggml_tensor *node = graph_->nodes[i];
-        if (root_of(node) == result) continue;
-        int uses = 0;
-        for (int j = i + 1; j < graph_->n_nodes && graph_->nodes[j - 1] != last; ++j)
-            for (const ggml_tensor *source : graph_->nodes[j]->src) uses += source == node;
-        if (!is_hidden(node, uses)) return false;
-    }
-    return true;
 }
 
 void Recording::take(ggml_tensor *node) {
@@ -258,18 +166,6 @@ bool Recording::grouped(const ggml_tensor *ids, uint32_t experts, uint32_t colum
     grouped_.push_back(made);
     *found = made;
     return true;
-}
-
-const Quantized *Recording::beside(const ggml_tensor *y, bool joined) {
-    constexpr int NEAR = 64;  // nodes
-    const int end = is_f32(y) && ggml_is_contiguous(y) ? std::min(graph_->n_nodes, at_ + NEAR) : 0;
-    for (int i = at_ + 1; i < end; ++i) {
-        const ggml_tensor *user = graph_->nodes[i], *x = user->src[1];
-        if (!is_product(user) || shaped(x) != y || weight_type(user->src[0]->type) < 0) continue;
-        const bool whole = joined && y->ne[0] % 32 == 0 && x->ne[0] % y->ne[0] == 0 && x->ne[0] % 256 == 0;
-        if (x->ne[0] == y->ne[0] || whole) return reserve(x, &beside_) ? &beside_ : nullptr;
-    }
-    return nullptr;
 }
 
 }  // namespace zinc

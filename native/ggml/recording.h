@@ -5,6 +5,7 @@
 #include <initializer_list>
 #include <map>
 
+#include "fusions.h"
 #include "memory.h"
 #include "plan.h"
 
@@ -62,19 +63,24 @@ class Recording {
     // Whether so many users read a node's result, and nothing else reads its bytes, so that a dispatch that has these
     // users, too, need not write them: it is no output, and if in place, then of what nothing else uses, from the node
     // that is recorded on. A view's bytes are its source's.
-    bool is_hidden(const ggml_tensor *node, int uses) const;
-    // What follows a node: the next one that is no view, if it alone uses the node's result, or that in another shape.
-    ggml_tensor *only_user(const ggml_tensor *node);
-    // The node behind one that is no view, or NULL.
-    ggml_tensor *behind(const ggml_tensor *node) const;
+    bool is_hidden(const ggml_tensor *node, int uses = 1) const;
+    // The next node that is no view, if it alone uses the node's result, or that in another shape; else NULL.
+    ggml_tensor *only_user(const ggml_tensor *node) const;
+    // The node of this operation that alone reads, as this operand, what the node that is recorded gives, or a view.
+    const ggml_tensor *only_reader(ggml_op op, int operand) const;
+    // The node after one that is no view, or NULL.
+    ggml_tensor *after(const ggml_tensor *node) const;
     // Whether a node's operands lie where they were when it was recorded.
     bool has_sources(const ggml_tensor *node) const;
     // Whether no node from the one that is recorded to `last` makes a tensor.
-    bool is_before(const ggml_tensor *t, const ggml_tensor *last) const;
+    bool is_before(const ggml_tensor *t, const ggml_tensor *last) const { return number(root_of(t)) >= number(last); }
     // Whether from the node that is recorded to `last`, nothing but the results of these two is used by others.
     bool hides(const ggml_tensor *last, const ggml_tensor *result) const;
-    // The next node, if it copies what a node's result has behind so many bytes, which nothing else reads; else NULL.
-    ggml_tensor *only_copy(const ggml_tensor *node, size_t bytes);
+    // The next node, if it copies the states after an operation's scores. of_sequence: elements of a sequence's state.
+    // apart: no other sequence's state is read where one is written. rows: of states, one of which is read; each element
+    // is written where it, or no other, was read.
+    ggml_tensor *copy_of_states(const ggml_tensor *op, uint64_t scores, uint64_t of_sequence, uint64_t sequences,
+                                bool apart, const ggml_tensor *rows) const;
     // Whether only a gated delta net reads a row of states that the node gathers: it then takes it from where it lies.
     bool gathers_state(const ggml_tensor *node);
     const ggml_tensor *gathered(const ggml_tensor *state) const {
@@ -83,6 +89,7 @@ class Recording {
     // Whether only attention reads the node's result, as q: it is then made as attention takes it, and known for it.
     bool settles_q(const ggml_tensor *node);
     bool is_settled(const ggml_tensor *q) const { return root_of(q) == settled_; }
+    bool fuses(Fuse fusion) const { return fuses_[fusion]; }
     void take(ggml_tensor *node);  // it is recorded together with the one before
 
     Device *const device;
@@ -95,11 +102,12 @@ class Recording {
     bool lay_operands(const ggml_tensor *node);
     bool record(ggml_tensor *node);
     void changed(const ggml_tensor *node);
-    const ggml_tensor *next() const;  // the next node that is computed, or NULL
+    int number(const ggml_tensor *node) const;  // from the one that is recorded on; n_nodes: none
     bool reserve(const ggml_tensor *x, Quantized *made);
 
     ggml_cgraph *graph_;
     int at_ = 0;        // the node that is recorded
+    bool fuses_[FUSES];
     const ggml_tensor *settled_ = nullptr, *gathered_ = nullptr;
     std::vector<Quantized> quantized_;
     std::vector<Grouped> grouped_;

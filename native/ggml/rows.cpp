@@ -1,16 +1,11 @@
 // Operations on rows, and rotations.
 #include "operations.h"
-#include "routing.h"
 
 #include <algorithm>
 
 #include "../graph/rope_table.h"
 
 namespace zinc {
-
-static const char *f32_refused(const Device &, const ggml_tensor *op) {
-    return is_f32(op) && is_f32(op->src[0]) && is_f32(op->src[1]) ? nullptr : "type";
-}
 
 // ggml's own SUM takes rows of neighbors.
 static const char *sum_refused(const Device &, const ggml_tensor *op) {
@@ -24,14 +19,7 @@ static const char *group_norm_refused(const Device &, const ggml_tensor *op) {
     return ggml_is_contiguous(op->src[0]) && op->src[0]->ne[2] % op->op_params[0] == 0 ? nullptr : "strides";
 }
 
-// The norm of a sum in the sum's dispatch, where the result spares what that reads and writes.
-static bool is_joined(const ExpertsSum &sum, const Follower &first, const Follower &second, const ggml_tensor *result) {
-    auto meets = [result](const ggml_tensor *one) { return overlap(one, result); };
-    if (second.op || meets(sum.y) || (first.tensor && overlap(first.tensor, sum.y))) return false;
-    return std::none_of(sum.reads, sum.reads + 4, meets);
-}
-
-static bool norm_rows(Recording &r, ggml_tensor *op, const ExpertsSum *sum) {
+bool record_norm_of(Recording &r, ggml_tensor *op, const ExpertsSum *sum) {
     const uint32_t kind = op->op == GGML_OP_RMS_NORM ? NORM_OP_RMS
                         : op->op == GGML_OP_L2_NORM  ? NORM_OP_L2 : NORM_OP_NORM;
     Bound x = bound(*r.device, op->src[0]), y = bound(*r.device, op);
@@ -53,9 +41,9 @@ static bool norm_rows(Recording &r, ggml_tensor *op, const ExpertsSum *sum) {
                        {first.scale, second.scale}, 1};
     if (const Quantized *int8 = op->op == GGML_OP_GROUP_NORM ? nullptr : r.beside(result, true)) {
         params.joined = uint32_t(int8->ne[0] / result->ne[0]);
-        if (sum && is_joined(*sum, first, second, result)) {
+        if (sum && !second.op && is_joined(*sum, result, first.tensor)) {
             const za_place *of = sum->places;
-            return r.dispatch(GRAPH_NORM_SUMMED, norm_summed_constants{kind, first.op, 0, sum->constants.added},
+            return r.dispatch(GRAPH_NORM_SUMMED, norm_summed_constants{kind, first.op, 0, sum->added},
                               norm_summed_params{sum->params.experts, sum->params.weights,
                                                  {sum->params.added[0], sum->params.added[1]}, params.x, params.a,
                                                  params.b, params.y, params.eps, params.factor, {first.scale, 0},
@@ -72,9 +60,7 @@ static bool norm_rows(Recording &r, ggml_tensor *op, const ExpertsSum *sum) {
     return r.dispatch(GRAPH_NORM, constants, params, {x.place, first.other.place, second.other.place, y.place});
 }
 
-static bool record_norm(Recording &r, ggml_tensor *op) { return norm_rows(r, op, nullptr); }
-
-bool record_norm_of(Recording &r, ggml_tensor *norm, const ExpertsSum &sum) { return norm_rows(r, norm, &sum); }
+static bool record_norm(Recording &r, ggml_tensor *op) { return record_norm_of(r, op, nullptr); }
 
 // --- sums ------------------------------------------------------------------------------------------------------------
 

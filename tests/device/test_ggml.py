@@ -6,6 +6,7 @@ import itertools
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import faults
+import ggml_graphs as graphs
 import numpy as np
 import pytest
 from c_host import LIBRARY, NATIVE, ROOT, built, compiler_file, contract, needs_compiler
@@ -24,7 +26,7 @@ from support import FULL, row_bytes, same
 
 import zinc_attn as za
 from zinc_attn.cache.rows import stored
-from zinc_attn.graph import blocks, products
+from zinc_attn.graph import blocks
 from zinc_attn.storage import STORAGE
 
 COMPILER = shutil.which(os.environ.get("CXX", "c++"))
@@ -32,7 +34,6 @@ STUB = ROOT / "tests" / "ggml"
 # numbers, and bytes of a block
 TYPES = {"f32": (0, 4), "f16": (1, 2), "bf16": (2, 2), "q8_0": (3, 34), "q4_0": (7, 18), "i32": (9, 4), "i64": (10, 8)}
 SET_ROWS, FLASH_ATTN_EXT, MUL_MAT, CPY = range(5, 9)
-MUL_MAT_ID = 17
 DONE, DECLINED, FAILED = range(3)
 ANY, _, COMPUTE = range(3)  # usage of a buffer
 OURS = (
@@ -70,9 +71,9 @@ class BackEnd:
         assert self.c.open_back_end()
         self.buffer = c.c_void_p(self.c.make_buffer(c.c_size_t(2 * V_AT), ANY))
 
-    def tensor(self, kind: str, *ne: int, array: Any = None, offset: int = 0) -> c.c_void_p:
-        """Of an array, in a buffer of its own, or at an offset of the buffer."""
-        sizes, buffer = (c.c_int64 * 4)(*ne, *[1] * (4 - len(ne))), self.buffer
+    def tensor(self, kind: str, *ne: int, array: Any = None, offset: int = 0, buffer: Any = None) -> c.c_void_p:
+        """Of an array, in a buffer of its own, or at an offset of a buffer."""
+        sizes, buffer = (c.c_int64 * 4)(*ne, *[1] * (4 - len(ne))), buffer or self.buffer
         if array is not None:
             buffer = c.c_void_p(self.c.make_buffer(c.c_size_t(array.nbytes), COMPUTE))
         made = c.c_void_p(self.c.make_tensor(TYPES[kind][0], sizes, buffer, c.c_size_t(offset)))
@@ -80,12 +81,34 @@ class BackEnd:
             self.c.set_bytes(made, c.c_void_p(address(array)), c.c_size_t(0), c.c_size_t(array.nbytes))
         return made
 
-    def view(self, of: c.c_void_p, ne: tuple[int, ...], nb: tuple[int, ...]) -> c.c_void_p:
-        return c.c_void_p(self.c.make_view(of, (c.c_int64 * 4)(*ne), (c.c_size_t * 4)(*nb)))
+    def view(self, of: c.c_void_p, ne: tuple[int, ...], nb: tuple[int, ...], offset: int = 0) -> c.c_void_p:
+        return c.c_void_p(self.c.make_view(of, (c.c_int64 * 4)(*ne), (c.c_size_t * 4)(*nb), c.c_size_t(offset)))
+
+    def memory(self, words: Any) -> tuple[c.c_void_p, c.c_void_p]:
+        """A buffer with these words, and a tensor that is all of it."""
+        buffer = c.c_void_p(self.c.make_buffer(c.c_size_t(words.nbytes), COMPUTE))
+        whole = self.tensor("f32", words.size, buffer=buffer)
+        self.c.set_bytes(whole, c.c_void_p(address(words)), c.c_size_t(0), c.c_size_t(words.nbytes))
+        return buffer, whole
+
+    def describe(self, op: int, out: c.c_void_p, *sources: Any, params: bytes = b"", flags: int = 0) -> bool:
+        given = (c.c_void_p * 10)(*[one and one.value for one in sources])
+        return bool(self.c.describe(op, out, given, params.ljust(64, b"\0"), flags))
+
+    def graph(self, nodes: list[c.c_void_p]) -> None:
+        assert self.c.compute_graph((c.c_void_p * len(nodes))(*[node.value for node in nodes]), len(nodes))
+
+    def counts(self) -> list[int]:
+        """Dispatches, barriers and workgroups until now."""
+        found = (c.c_uint64 * 3)()
+        self.c.counts(found)
+        return [*found]
 
     def compute(self, op: int, out: c.c_void_p, *sources: Any, params: tuple[float, ...] = (0, 0, 0), n=1) -> int:
-        given = (c.c_void_p * 5)(*[one and one.value for one in sources])
-        return int(self.c.compute(op, out, given, (c.c_float * 3)(*params), n))
+        """The operation's result, computed n times in a graph, or only asked for: what the device answers."""
+        if not self.describe(op, out, *sources, params=struct.pack(f"{len(params)}f", *params), flags=2):
+            return DECLINED
+        return DONE if not n or self.c.compute_graph((c.c_void_p * n)(*[out.value] * n), n) else FAILED
 
     def attend(self, k, v, q, mask=None, sinks=None, scale=0.125, max_bias=0.0, softcap=0.0) -> Any:
         """q (streams, rows, q_heads, dims), mask (streams, more rows, more cells): out, or the answer."""
@@ -340,11 +363,8 @@ def test_splits_that_are_asked_for_make_other_workgroups_and_no_other_bit(
         parts = [Part(other, "f16", 2, 64, 1500, offset) for offset in (0, V_AT)]
         for part, x in zip(parts, values, strict=True):
             assert part.write(x, np.arange(1500)) == DONE
-        counts = [(c.c_uint64 * 3)() for _ in range(2)]
-        other.c.counts(counts[0])
-        out = other.attend(*parts, q)
-        other.c.counts(counts[1])
-        found.append((out.tobytes(), counts[1][2] - counts[0][2]))
+        before, out = other.counts(), other.attend(*parts, q)
+        found.append((out.tobytes(), other.counts()[2] - before[2]))
     (rule, by_rule), (one, by_one) = found
     assert rule == one and by_rule > by_one
 
@@ -371,7 +391,7 @@ def test_a_product_whose_terms_change_from_graph_to_graph_is_told(back_end, capf
         first = back_end.tensor("f32", n, 8, array=None if operand == "cache" else x[0])
         sources = first, back_end.tensor("f32", n, 8, array=x[1])
         out = back_end.tensor("f32", 8, 8, array=np.zeros((8, 8), np.float32))
-        back_end.c.prepare(MUL_MAT, out, (c.c_void_p * 5)(*[one.value for one in sources]), name.encode())
+        back_end.c.prepare(MUL_MAT, out, (c.c_void_p * 10)(*[one.value for one in sources]), name.encode())
     line = f"the model has sums over the tokens of a batch ({name}); logits depend on the batch"
     assert (line in capfd.readouterr().err) == said
 
@@ -512,162 +532,74 @@ elif __name__ == "__main__":
     print("\n".join(wrong) or "told")
 
 
-# --- products --------------------------------------------------------------------------------------------------------
+# --- graphs ----------------------------------------------------------------------------------------------------------
+
+ROW = 256  # values
 
 
-@pytest.mark.parametrize("kind", ("q8_0", "f16"))
-@pytest.mark.parametrize(("tokens", "x_slots", "most"), ((3, 1, 0), (3, 2, 60_000), (20, 2, 60_000)))
-def test_experts(back_end, kind, tokens, x_slots, most, rng, monkeypatch, capfd):
-    """One by one and in tiles, and in pieces of experts, as large as a binding may be; with no barrier too many."""
-    experts, rows, k = 6, 48, 256
-    x = rng.standard_normal((tokens, x_slots, k), np.float32)
-    whole = np.argsort(rng.random((tokens, experts)), -1).astype(np.int32)
-    w = rng.standard_normal((experts, rows, k), np.float32).astype(np.float16)
-    floats = w.astype(np.float32)
-    if kind == "q8_0":
-        w = rng.integers(0, 256, (experts, rows, k // 32 * 34), np.uint8)
-        w.reshape(experts, rows, -1, 34)[..., :2] = np.array([0.01], np.float16).view(np.uint8)
-        of = [blocks.decode(kind, one) for one in w]
-    product = products.multiply if kind == "q8_0" else products.multiply_floats
-    multiplied = lambda e, x: product(of[e] if kind == "q8_0" else floats[e], x)  # noqa: E731
-    expected = products.of_experts(multiplied, experts, x, whole[:, :2], rows)
-    out = np.zeros_like(expected)
-    ids = back_end.tensor("i32", experts, tokens, array=whole)
-    made = back_end.tensor("f32", *out.shape[::-1], array=out)
-    given = back_end.tensor(kind, k, rows, experts, array=w), back_end.tensor("f32", *x.shape[::-1], array=x)
-    view = back_end.view(ids, (2, tokens, 1, 1), (4, *[4 * experts] * 3))
-    usual, counts = back_end.c.set_most(c.c_size_t(most or 1 << 27)), [(c.c_uint64 * 3)() for _ in range(2)]
-    back_end.c.counts(counts[0])
-    monkeypatch.setenv("ZINC_ATTN_LOG", "barriers")
-    answer = back_end.compute(MUL_MAT_ID, made, *given, view, None, None)
-    back_end.c.set_most(c.c_size_t(usual))
-    back_end.c.counts(counts[1])
-    assert answer == DONE
-    barriers = int(kind == "q8_0" or tokens > 8)  # behind int8 and the list by expert; parts run beside each other
-    assert counts[1][1] - counts[0][1] == barriers
-    one = r"zinc_attn: barrier: mul_mat\w* waits for (quantize|by_expert): bytes \d+ to \d+ of buffer 0x[0-9a-f]+\n"
-    assert re.fullmatch(one * barriers, capfd.readouterr().err)
-    back_end.c.get_bytes(made, c.c_void_p(address(out)), c.c_size_t(0), c.c_size_t(out.nbytes))
-    assert np.array_equal(out.view(np.uint32), expected.view(np.uint32))
-
-
-# --- graphs whose operations are recorded together -------------------------------------------------------------------
-
-ROW, ROWS = 256, 3  # numbers of a row; rows
-SLOT = 4 * ROW * ROWS
-NODES = {  # of ggml's operations: number, operands, parameters
-    "view": (1, 1, b""),
-    "reshape": (2, 1, b""),
-    "product": (MUL_MAT, 2, b""),
-    "add": (18, 2, b""),
-    "mul": (21, 2, b""),
-    "silu": (25, 1, np.int32(10).tobytes()),
-    "scale": (26, 1, np.float32(3).tobytes()),
-    **{name: (35 + i, 1, np.float32(1e-5).tobytes()) for i, name in enumerate(("rms_norm", "norm", "l2_norm"))},
-}
-
-
-class Node(NamedTuple):
-    op: str
-    sources: tuple[int, ...] = ()  # values before it
-    in_place: bool = False
-    output: bool = False
-    row: int = -1  # that a view is of; -1: a tensor of all rows
-
-
-class Graph:
-    """Values: leaves, then nodes. A result may get the memory of a value that no later node reads, as ggml's has."""
-
-    def __init__(self, nodes: list[Node], rng: Any, leaves: int = 3) -> None:
-        self.nodes, self.leaves = [Node("leaf")] * leaves + nodes, leaves
-        self.root = list(range(leaves))
-        for i, node in enumerate(nodes, leaves):
-            views = node.in_place or node.op in ("view", "reshape")
-            self.root.append(self.root[node.sources[0]] if views else i)
-        last = {root: len(self.nodes) for root in range(leaves)}
-        for i, node in enumerate(self.nodes):
-            last |= {self.root[j]: max(i, last.get(self.root[j], 0)) for j in node.sources if j >= leaves}
-        for i, root in enumerate(self.root):
-            if self.nodes[i].output or root not in last:
-                last[root] = len(self.nodes)
-        self.slot, self.kept = {i: i for i in range(leaves)}, [i for i in last if last[i] == len(self.nodes)]
-        for i in range(leaves, len(self.nodes)):
-            if self.root[i] != i:
-                continue
-            elementwise = self.nodes[i].op != "product"  # whose result may lie where an operand does
-            taken = {self.slot[j] for j in self.slot if last[j] > i or (last[j] == i and not elementwise)}
-            taken |= {self.slot[self.root[j]] for j in self.nodes[i].sources if self.row(j) >= 0}
-            free = [slot for slot in range(leaves + 6) if slot not in taken]
-            self.slot[i] = int(rng.choice(free)) if free else max(taken) + 1
-
-    def row(self, i: int) -> int:
-        return self.row(self.nodes[i].sources[0]) if self.nodes[i].op == "reshape" else self.nodes[i].row
-
-    def run(self, back_end: BackEnd, x: Any, weights: Any, whole: bool) -> Any:
-        """The bytes of what is not written again, after all nodes in a graph, or each in one of its own."""
-        made, computed, bytes_ = [], [], (max(self.slot.values()) + 1) * SLOT
-        memory = back_end.tensor("f32", bytes_ // 4, array=np.resize(x, bytes_ // 4))
-        for i, node in enumerate(self.nodes):
-            op, _, params = NODES.get(node.op, (0, 0, b""))
-            n = 1 if self.row(i) >= 0 else ROWS
-            is_root = self.root[i] == i
-            view = back_end.view(
-                memory if is_root else made[node.sources[0]], (ROW, n, 1, 1), (4, 4 * ROW, *[4 * n * ROW] * 2)
-            )
-            offset = self.slot[i] * SLOT if is_root else 4 * ROW * max(node.row, 0)
-            back_end.c.move_view(view, c.c_size_t(offset), is_root)
-            made.append(view)
-            sources = [weights] * (node.op == "product") + [made[j] for j in node.sources]
-            given = (c.c_void_p * 5)(*[one.value for one in sources])
-            numbers = (c.c_float * 3).from_buffer_copy(params.ljust(12, b"\0"))
-            assert back_end.c.describe(op, made[i], given, numbers, 2 * node.output)
-        computed = made[self.leaves :]
-        for nodes in [computed] if whole else [[node] for node in computed]:
-            assert back_end.c.compute_graph((c.c_void_p * len(nodes))(*[node.value for node in nodes]), len(nodes))
-        found = np.empty(bytes_ // 4, np.uint32)
-        back_end.c.get_bytes(memory, c.c_void_p(address(found)), c.c_size_t(0), c.c_size_t(bytes_))
-        return {i: found[self.slot[i] * SLOT // 4 :][: SLOT // 4] for i in self.kept}
-
-
-def random_graph(rng: Any) -> Graph:
-    nodes: list[Node] = [Node("leaf")] * 3
-    while len(nodes) < 14:
-        op, near = str(rng.choice([*NODES, "add", "mul", "scale"])), len(nodes) - 3
-        whole = [i for i, node in enumerate(nodes) if node.row < 0]
-        first, second = (int(rng.choice(whole[-3:] if rng.random() < 0.8 else whole)) for _ in range(2))
-        rows = [i for i, node in enumerate(nodes) if node.row >= 0]
-        place = op not in ("view", "reshape", "product") and near > 0 and rng.random() < 0.3
-        if op in ("add", "mul") and rows and not place and rng.random() < 0.3:
-            second = int(rng.choice(rows))
-        count = 1 if op == "product" else NODES[op][1]
-        row = int(rng.integers(ROWS)) if op == "view" else -1
-        nodes.append(Node(op, (first, second)[:count], place, rng.random() < 0.1, row))
-    return Graph(nodes[3:], rng)
-
-
-GRAPHS = {  # y, and what is done with it and its kin
-    f"{op} in place": [Node("scale", (0,)), Node(op, (3,), True), Node("mul", (4, 1)), Node("add", (5, 3))]
-    for op in ("rms_norm", "norm", "l2_norm", "silu")
-} | {
-    "a reshaped result is an output": [Node("rms_norm", (0,)), Node("reshape", (3,), output=True), Node("mul", (4, 1))],
-    "a sum in place of the product's operand": [
-        *(Node("scale", (0,)), Node("product", (3,)), Node("add", (3, 4), True), Node("product", (5,)))
-    ],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", [*GRAPHS, "random"])
-def test_a_graph_has_the_bits_of_its_nodes_one_by_one(back_end, name):
-    """Nothing is recorded together where each node is a graph."""
-    rng = np.random.default_rng(52)
+@pytest.fixture(scope="module")
+def given(back_end):
+    """What graphs name by capitals: tensors and their values."""
+    rng, found = np.random.default_rng(7), dict[str, Any]()
     w = rng.integers(0, 256, (ROW, ROW // 32 * 34), np.uint8)
     w.reshape(ROW, -1, 34)[..., :2] = np.array([0.001], np.float16).view(np.uint8)
-    weights, x = back_end.tensor("q8_0", ROW, ROW, array=w), rng.standard_normal(3 * SLOT // 4, np.float32)
+    floats = rng.standard_normal((4, ROW // 4, ROW), np.float32).astype(np.float16)
+    found["W"] = back_end.tensor("q8_0", ROW, ROW, array=w), blocks.decode("q8_0", w)
+    found["E"] = back_end.tensor("q8_0", ROW, ROW // 4, 4, array=w), [blocks.decode("q8_0", x) for x in np.split(w, 4)]
+    found["F"] = back_end.tensor("f16", ROW, ROW // 4, 4, array=floats), floats.astype(np.float32)
+    ids = {f"H{n}": rng.integers(0, 4, (n, 2)) for n in (3, 20)} | {"J": rng.integers(0, 9, (3, 3))}
+    for name, x in (ids | {"I": np.ones((1, 1)), "P": np.arange(12).reshape(4, 3) ** 5}).items():
+        found[name] = back_end.tensor("i32", *x.shape[::-1], array=x.astype(np.int32)), x[None, None].astype(np.int32)
+    x = rng.standard_normal((2, 9, 2, 64), np.float32)
+    for name, values, kept in zip("KV", x, stored(*x, "f16/f16", True, False), strict=True):
+        part = Part(back_end, "f16", 2, 64, 9, 0)
+        part.root = back_end.tensor("f16", 128, 9, array=np.ascontiguousarray(row_bytes(values, "f16").reshape(-1)))
+        found[name] = part.keys(1), kept
+    return found
+
+
+@pytest.mark.parametrize("weights", "EF")
+@pytest.mark.parametrize(("tokens", "slots", "most"), ((3, 1, 0), (3, 2, 60_000), (20, 2, 60_000)))
+def test_experts(back_end, given, weights, tokens, slots, most, monkeypatch, capfd):
+    """One by one and in tiles, and in pieces of experts, as large as a binding may be; with no barrier too many."""
+    graph = graphs.named(f"MUL_MAT_ID({weights}, x[256,{slots},{tokens}], H{tokens})[64,2,{tokens}]")
+    words = np.random.default_rng(9).standard_normal(graph.words, np.float32).view(np.uint32)
+    usual, before = back_end.c.set_most(c.c_size_t(most or 1 << 27)), back_end.counts()
+    monkeypatch.setenv("ZINC_ATTN_LOG", "barriers")
+    wrong = graph.wrong(back_end, words, given, graph.oracle(words, given))
+    back_end.c.set_most(c.c_size_t(usual))
+    barriers = int(weights == "E" or tokens > 8)  # after int8 and the list by expert; parts run beside each other
+    assert not wrong and back_end.counts()[1] - before[1] == barriers
+    line = r"zinc_attn: barrier: mul_mat\w* waits for (quantize|by_expert): bytes \d+ to \d+ of buffer 0x[0-9a-f]+\n"
+    assert re.fullmatch(line * barriers, capfd.readouterr().err)
+
+
+@pytest.mark.parametrize("name", [*graphs.GRAPHS, "random"])
+def test_a_graph_has_the_oracle_s_bits_fused_or_not(back_end, given, monkeypatch, name):
+    rng = np.random.default_rng(52)
     for n in range(150 if name == "random" else 1):
-        graph = random_graph(rng) if name == "random" else Graph(GRAPHS[name], rng)
-        want, found = (graph.run(back_end, x, weights, whole) for whole in (False, True))
-        for i in graph.kept:
-            assert np.array_equal(found[i], want[i]), (n, i, graph.nodes[3:], graph.slot)
+        graph = graphs.random_graph(rng) if name == "random" else graphs.named(graphs.GRAPHS[name], rng)
+        words = rng.standard_normal(graph.words, np.float32).view(np.uint32)
+        want = graph.oracle(words, given)
+        for fused in (None, "0"):
+            monkeypatch.setenv("ZINC_ATTN_FUSE", fused) if fused else monkeypatch.delenv("ZINC_ATTN_FUSE", False)
+            wrong = graph.wrong(back_end, words, given, want)
+            assert not wrong, (n, wrong, fused, graph.nodes, graph.slot)
+
+
+@pytest.mark.parametrize("name", graphs.FUSIONS)
+def test_a_fusion_saves_what_the_table_says(back_end, given, monkeypatch, name):
+    """Its dispatches and a barrier, where all others are; and docs/graph.md has its row."""
+    graph, counts = graphs.named(graphs.FUSED[name]), []
+    for names in (graphs.FUSIONS.keys() - {name}, graphs.FUSIONS):
+        monkeypatch.setenv("ZINC_ATTN_FUSE", ",".join(names))
+        before = back_end.counts()
+        graph.run(back_end, np.zeros(graph.words, np.uint32), given)
+        counts.append(np.subtract(back_end.counts(), before))
+    nodes, others, saves = graphs.FUSIONS[name]
+    dispatches, barriers, _ = counts[0] - counts[1]
+    assert dispatches == saves and barriers > 0
+    assert f"{name} {saves} {others} {nodes}" in " ".join((ROOT / "docs/graph.md").read_text().split())
 
 
 PLACES = {  # of a weight, or of what is made of it: the line
@@ -685,12 +617,12 @@ def test_a_line_says_whether_the_model_is_here(back_end, device, tmp_path, monke
     other, x = BackEnd(shutil.copy(back_end.path, tmp_path / "b.so")), np.ones(ROW, np.float32)
     weight, tokens, made = (other.tensor("f32", ROW, array=x) for _ in range(3))
     other.c.make_weight(weight, elsewhere != "weight")
-    sources = (c.c_void_p * 5)(weight.value, tokens.value)
     flags = 0 if elsewhere == "result" else 2
-    assert other.c.describe(NODES["mul"][0], made, sources, (c.c_float * 3)(), flags)
+    assert other.describe(graphs.NUMBERS.index("MUL"), made, weight, tokens, flags=flags)
     if elsewhere == "source":
         other.c.hand_over(made)
-    assert elsewhere == "weight" or other.c.compute_graph((c.c_void_p * 1)(made.value), 1)
+    if elsewhere != "weight":
+        other.graph([made])
     other.c.get_bytes(made, c.c_void_p(address(x)), c.c_size_t(0), c.c_size_t(x.nbytes))
     said = [line for line in capfd.readouterr().err.splitlines() if "ZINC0 is" not in line]
     assert len(said) == 1 and said[0].startswith(f"ggml-zinc: {PLACES[elsewhere]}"), said

@@ -135,6 +135,7 @@ NATIVE_TESTS = {  # the begin of a node id, or all of it
     "ggml": "device/test_ggml.py::test_",
     "experts": "device/test_ggml.py::test_experts",
     "graphs": "device/test_ggml.py::test_a_graph_has",
+    "fused": "device/test_ggml.py::test_a_fusion_saves",
     "places": "device/test_ggml.py::test_a_line_says",
 }
 SLIPS = [slip for room in ("attend", "graph", "native") for slip in slips(room)]

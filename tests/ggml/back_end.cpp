@@ -73,11 +73,13 @@ ggml_tensor *make_tensor(int type, const int64_t *ne, ggml_backend_buffer_t buff
     made->data = static_cast<char *>(buffer->iface.get_base(buffer)) + offset;
     return made;
 }
-ggml_tensor *make_view(ggml_tensor *of, const int64_t *ne, const size_t *nb) {
+ggml_tensor *make_view(ggml_tensor *of, const int64_t *ne, const size_t *nb, size_t offset) {
     ggml_tensor *made = new ggml_tensor(*of);
     std::copy_n(ne, 4, made->ne);
     std::copy_n(nb, 4, made->nb);
     made->view_src = of->view_src ? of->view_src : of;
+    made->view_offs += offset;
+    made->data = static_cast<char *>(made->data) + offset;
     return made;
 }
 // Whether it may be a layer's keys.
@@ -93,17 +95,17 @@ void get_bytes(const ggml_tensor *tensor, void *data, size_t offset, size_t size
 }
 
 // `out` becomes the operation's result. Whether the device takes it.
-bool describe(int op, ggml_tensor *out, ggml_tensor *const *src, const float *params, int flags) {
+bool describe(int op, ggml_tensor *out, ggml_tensor *const *src, const void *params, int flags) {
     out->op = ggml_op(op);
     out->flags = flags;
-    std::copy_n(src, 5, out->src);
-    std::memcpy(out->op_params, params, 3 * sizeof *params);
+    std::copy_n(src, GGML_MAX_SRC, out->src);
+    std::memcpy(out->op_params, params, sizeof out->op_params);
     return device->iface.supports_op(device, out);
 }
 // A graph of the operation alone, whose result has this name, is made ready.
 void prepare(int op, ggml_tensor *out, ggml_tensor *const *src, const char *name) {
     ggml_backend_graph_optimize_params ignored{[](void *, ggml_tensor *, ggml_tensor *) {}, nullptr};
-    const float none[3] = {};
+    const float none[16] = {};
     describe(op, out, src, none, 0);
     std::strcpy(out->name, name);
     ggml_cgraph graph = {1, &out};
@@ -113,20 +115,6 @@ bool compute_graph(ggml_tensor **nodes, int n) {
     ggml_cgraph graph = {n, nodes};
     return backend->iface.graph_compute(backend, &graph) == GGML_STATUS_SUCCESS;
 }
-// `out` becomes the operation's result, computed `times` times in a graph, or only asked for: 0, or 1 where the device
-// declines it, or 2 where it fails.
-int compute(int op, ggml_tensor *out, ggml_tensor *const *src, const float *params, int times) {
-    std::vector<ggml_tensor *> nodes(size_t(times), out);
-    if (!describe(op, out, src, params, GGML_TENSOR_FLAG_OUTPUT)) return 1;
-    return !times || compute_graph(nodes.data(), times) ? 0 : 2;
-}
-// A view begins so many bytes further on, or is a tensor of its own there.
-void move_view(ggml_tensor *view, size_t bytes, bool is_root) {
-    view->data = static_cast<char *>(view->data) + bytes;
-    view->view_offs = is_root ? 0 : view->view_offs + bytes;
-    if (is_root) view->view_src = nullptr;
-}
-
 // How many fields of an operation and of its tensors the key of its plan does not hold.
 int fields_not_in_key(ggml_tensor *op) {
     const std::vector<uint64_t> key = zinc::key_of(op);

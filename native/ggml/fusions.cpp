@@ -1,0 +1,397 @@
+#include "fusions.h"
+
+#include <algorithm>
+
+#include "operations.h"
+#include "weights.h"
+
+namespace zinc {
+
+const Fusion FUSIONS[FUSES] = {
+    {"addend", "MUL_MAT/MUL_MAT_ID(W, x) ADD(0, a)", "none", 1},
+    {"follower", "RMS_NORM/NORM/L2_NORM/UNARY(x) MUL/ADD/SCALE(0, a) MUL/ADD/SCALE(1, b)?", "none", 2},
+    {"int8", "RMS_NORM/NORM/L2_NORM/GLU/MUL(x) MUL_MAT/MUL_MAT_ID(W, 0)", "all", 1},
+    {"router", "SOFT_MAX/SIGMOID(l)? ADD(0, b)? ARGSORT(1) VIEW(2) RESHAPE(0) GET_ROWS(4, 3) RESHAPE(5) SUM_ROWS(6)? "
+               "CLAMP(7)? DIV/SOFT_MAX(6, 8)? SCALE(9)?", "ARGSORT's first", 7},
+    {"experts", "MUL(x, w) VIEW(0) VIEW(0) ADD(1, 2) ADD(3, a)? ADD(4, b)?", "none", 3},
+    {"summed", "MUL(x, w) VIEW(0) VIEW(0) ADD(1, 2) RMS_NORM(3) MUL/ADD/SCALE(4, a)? MUL_MAT(W, 5)", "ADD's", 1},
+    {"concat", "CONCAT(s, x) SSM_CONV(0, w)", "CONCAT's", 0},
+    {"activated", "SSM_CONV(x, w) ADD(0, b)? SILU(1)?", "none", 2},
+    {"normed", "SSM_CONV(x, w) VIEW(0) L2_NORM/RMS_NORM(1) SCALE(2)? VIEW(0) L2_NORM/RMS_NORM(4)? SCALE(5)?",
+     "SSM_CONV's", 2},
+    {"states", "GATED_DELTA_NET/SSM_SCAN(q, k, v, g, b, s) VIEW(0) CPY(1, c)", "the scores", 1},
+    {"gathered", "GET_ROWS(s, I) RESHAPE(0) GATED_DELTA_NET(q, k, v, g, b, 1)", "none", 1},
+    {"settled", "ROPE(x, P) PERMUTE(0) FLASH_ATTN_EXT(1, K, V)", "none", 1},
+};
+
+// --- conditions ------------------------------------------------------------------------------------------------------
+
+int Recording::number(const ggml_tensor *node) const {
+    return int(std::find(graph_->nodes + at_, graph_->nodes + graph_->n_nodes, node) - graph_->nodes);
+}
+
+bool Recording::is_hidden(const ggml_tensor *node, int uses) const {
+    const int i = number(node);
+    if (i == graph_->n_nodes || node->flags & GGML_TENSOR_FLAG_OUTPUT || ggml_node_get_use_count(graph_, i) != uses)
+        return false;
+    return !node->view_src || is_view(node) || is_hidden(node->src[0]);
+}
+
+bool Recording::hides(const ggml_tensor *last, const ggml_tensor *result) const {
+    for (int i = at_; graph_->nodes[i] != last; ++i) {
+        const ggml_tensor *node = graph_->nodes[i];
+        if (root_of(node) == result) continue;
+        int uses = 0;
+        for (int j = i + 1; j < graph_->n_nodes && graph_->nodes[j - 1] != last; ++j)
+            for (const ggml_tensor *source : graph_->nodes[j]->src) uses += source == node;
+        if (!is_hidden(node, uses)) return false;
+    }
+    return true;
+}
+
+ggml_tensor *Recording::only_user(const ggml_tensor *node) const {
+    for (int of = number(node), i = of + 1; i < graph_->n_nodes && is_hidden(graph_->nodes[of]); ++i) {
+        ggml_tensor *user = graph_->nodes[i];
+        if (user->op == GGML_OP_RESHAPE && user->src[0] == graph_->nodes[of]) of = i;
+        if (is_view(user) || ggml_is_empty(user)) continue;
+        const auto is_node = [node](const ggml_tensor *t) { return t && shaped(t) == node; };
+        return std::any_of(user->src, user->src + 2, is_node) ? user : nullptr;
+    }
+    return nullptr;
+}
+
+const ggml_tensor *Recording::only_reader(ggml_op op, int operand) const {
+    const ggml_tensor *node = graph_->nodes[at_];
+    for (int i = at_ + 1; i < graph_->n_nodes && is_hidden(node); ++i) {
+        const ggml_tensor *user = graph_->nodes[i];
+        if (user->op == op && user->src[operand] == node) return user;
+        if (is_view(user) && user->src[0] == node) node = user;
+    }
+    return nullptr;
+}
+
+ggml_tensor *Recording::after(const ggml_tensor *node) const {
+    int i = number(node) + 1;
+    while (i < graph_->n_nodes && (is_view(graph_->nodes[i]) || ggml_is_empty(graph_->nodes[i]))) ++i;
+    return i < graph_->n_nodes ? graph_->nodes[i] : nullptr;
+}
+
+bool Recording::has_sources(const ggml_tensor *node) const {
+    for (int i = at_; i-- > 0;) {
+        const ggml_tensor *other = graph_->nodes[i];
+        if (other == node) return true;
+        if (is_view(other) || ggml_is_empty(other)) continue;
+        for (int j = 0; j < GGML_MAX_SRC && node->src[j]; ++j)
+            if (overlap(other, node->src[j]) || overlap(other, node)) return false;
+    }
+    return false;  // another graph's
+}
+
+// What a graph computes after an operation, in order.
+struct Chain {
+    const Recording *r;
+    const ggml_tensor *last;
+
+    // The next operation where it is this one, and its first operand is `of` or a view of it; else NULL.
+    ggml_tensor *then(ggml_op op, const ggml_tensor *of) {
+        ggml_tensor *found = r->after(last);
+        if (!found || found->op != op) return nullptr;
+        const ggml_tensor *source = found->src[0];
+        while (source->op != GGML_OP_NONE && is_view(source)) source = source->src[0];
+        return source == of ? last = found, found : nullptr;
+    }
+};
+
+// --- ADD, MUL or SCALE of one result ---------------------------------------------------------------------------------
+
+// The operation that alone uses a node's result, if it is ADD, MUL or SCALE, and its other operand.
+static ggml_tensor *next_of(const Recording &r, const ggml_tensor *node, ggml_tensor **other) {
+    ggml_tensor *user = r.only_user(node);
+    *other = nullptr;
+    if (!user || !is_f32(user) || !ggml_are_same_shape(user, node)) return nullptr;
+    if (user->op == GGML_OP_SCALE) return user;
+    if (user->op != GGML_OP_MUL && user->op != GGML_OP_ADD) return nullptr;
+    *other = shaped(user->src[0]) == node ? user->src[1] : user->src[0];
+    return is_f32(*other) && shaped(*other) != node ? user : nullptr;
+}
+
+ggml_tensor *addend(const Recording &r, const ggml_tensor *product, ggml_tensor **sum) {
+    ggml_tensor *other, *user = r.fuses(ADDEND) ? next_of(r, product, &other) : nullptr;
+    if (!user || user->op != GGML_OP_ADD) return nullptr;
+    for (int d = 0; d < 4; ++d)
+        if (other->ne[d] != product->ne[d] && other->ne[d] != 1) return nullptr;
+    for (const ggml_tensor *read : product->src)
+        if (read && overlap(user, read)) return nullptr;
+    *sum = user;
+    return other;
+}
+
+// Whether rows may be written while others are read: they lie at the same places, or apart.
+static bool spares_rows(const ggml_tensor *x, const ggml_tensor *y) {
+    return !overlap(x, y) || (begin_of(x) == begin_of(y) && ggml_are_same_stride(x, y) && ggml_are_same_shape(x, y));
+}
+
+Follower follower(Recording &r, std::initializer_list<const ggml_tensor *> x, const ggml_tensor **result, bool scale) {
+    ggml_tensor *other, *user = r.fuses(FOLLOWER) ? next_of(r, *result, &other) : nullptr;
+    Follower found{FOLLOW_OP_NONE, bound(*r.device, *result), 0, nullptr};
+    if (!user || (user->op == GGML_OP_SCALE && (!scale || number_of(user, 1) != 0))) return found;
+    for (const ggml_tensor *read : x)
+        if (read && !spares_rows(read, user)) return found;
+    found.op = user->op == GGML_OP_SCALE ? FOLLOW_OP_SCALE : user->op == GGML_OP_MUL ? FOLLOW_OP_MUL : FOLLOW_OP_ADD;
+    if (other) found.other = bound(*r.device, found.tensor = other);
+    else found.scale = number_of(user, 0);
+    r.take(user);
+    *result = user;
+    return found;
+}
+
+// --- int8 beside a result --------------------------------------------------------------------------------------------
+
+const Quantized *Recording::beside(const ggml_tensor *y, bool joined) {
+    constexpr int NEAR = 64;  // nodes
+    const bool whole = fuses(INT8) && is_f32(y) && ggml_is_contiguous(y);
+    for (int i = at_ + 1; whole && i < std::min(graph_->n_nodes, at_ + NEAR); ++i) {
+        const ggml_tensor *user = graph_->nodes[i], *x = user->src[1];
+        if (!is_product(user) || shaped(x) != y || weight_type(user->src[0]->type) < 0) continue;
+        const bool joins = joined && y->ne[0] % 32 == 0 && x->ne[0] % y->ne[0] == 0 && x->ne[0] % 256 == 0;
+        if (x->ne[0] == y->ne[0] || joins) return reserve(x, &beside_) ? &beside_ : nullptr;
+    }
+    return nullptr;
+}
+
+// --- routers ---------------------------------------------------------------------------------------------------------
+
+static bool is_matrix(const ggml_tensor *t, int64_t columns, int64_t rows) {
+    return is_f32(t) && ggml_is_contiguous(t) && t->ne[0] == columns && ggml_nrows(t) == rows;
+}
+
+static bool is_plain_soft_max(const ggml_tensor *op) {
+    return !op->src[1] && !op->src[2] && number_of(op, 0) == 1;
+}
+
+// From the gate, or from ARGSORT where there is none, to the weights of the chosen.
+static bool read_choice(Chain *chain, ggml_tensor *first, Route *route) {
+    const bool sorts = first->op == GGML_OP_ARGSORT;
+    const ggml_tensor *gated = sorts ? first->src[0] : first, *scores = gated;
+    const int64_t n = gated->ne[0], rows = ggml_nrows(gated);
+    route->logits = first->src[0];
+    route->constants.gate = sorts ? GATE_OP_NONE : first->op == GGML_OP_SOFT_MAX ? GATE_OP_SOFT_MAX : GATE_OP_SIGMOID;
+    if (n > ROUTE_PIECE || !is_matrix(route->logits, n, rows) || !is_matrix(gated, n, rows)) return false;
+    if (first->op == GGML_OP_SOFT_MAX && !is_plain_soft_max(first)) return false;
+    if (ggml_tensor *sum = sorts ? nullptr : chain->then(GGML_OP_ADD, gated)) {
+        route->bias = sum->src[1];
+        route->constants.biased = 1;
+        if (!is_matrix(route->bias, n, ggml_nrows(route->bias)) || !is_matrix(sum, n, rows)) return false;
+        if (ggml_nrows(route->bias) != 1 && ggml_nrows(route->bias) != rows) return false;
+        scores = sum;
+    }
+    route->sorted = sorts ? first : chain->then(GGML_OP_ARGSORT, scores);
+    if (!route->sorted || route->sorted->src[0] != scores || route->sorted->op_params[0] != GGML_SORT_ORDER_DESC)
+        return false;
+    route->result = chain->then(GGML_OP_GET_ROWS, gated);
+    if (!route->result) return false;
+    const ggml_tensor *order = route->order = route->result->src[1], *values = route->result->src[0];
+    const bool first_ones = order->op == GGML_OP_VIEW && order->src[0] == route->sorted && !order->view_offs &&
+                            order->ne[1] == rows && order->ne[0] <= CHOSEN_PIECE &&
+                            order->nb[1] == route->sorted->nb[1];
+    return first_ones && is_matrix(values, 1, n * rows) && values->ne[1] == n;
+}
+
+// The weights' norm and scale, as far as they follow.
+static void read_norm(Chain *chain, Route *route) {
+    const int64_t k = route->order->ne[0], rows = route->order->ne[1];
+    Chain sums = *chain, softs = *chain;
+    ggml_tensor *sum = sums.then(GGML_OP_SUM_ROWS, route->result), *clamp = sums.then(GGML_OP_CLAMP, sum);
+    ggml_tensor *quotients = sums.then(GGML_OP_DIV, route->result), *soft = softs.then(GGML_OP_SOFT_MAX, route->result);
+    if (sum && clamp && quotients && quotients->src[1] == clamp && is_matrix(sum->src[0], k, rows) &&
+        is_matrix(clamp, 1, rows) && is_matrix(quotients, k, rows)) {
+        route->constants.norm = ROUTE_NORM_OP_SUM;
+        route->least = number_of(clamp, 0);
+        route->most = number_of(clamp, 1);
+        route->result = quotients;
+        *chain = sums;
+    } else if (soft && is_plain_soft_max(soft) && is_matrix(soft, k, rows)) {
+        route->constants.norm = ROUTE_NORM_OP_SOFT_MAX;
+        route->result = soft;
+        *chain = softs;
+    }
+    ggml_tensor *scaled = chain->then(GGML_OP_SCALE, route->result);
+    if (scaled && is_f32(scaled)) {
+        route->constants.scaled = 1;
+        route->factor = number_of(scaled, 0);
+        route->added = number_of(scaled, 1);
+        route->result = scaled;
+    }
+}
+
+bool is_route(const Recording &r, ggml_tensor *first, Route *route) {
+    Chain chain{&r, first};
+    if (!r.fuses(ROUTER) || !read_choice(&chain, first, route)) return false;
+    read_norm(&chain, route);
+    // of `sorted` the first are written
+    if (!r.hides(route->result, route->sorted) || !r.is_hidden(route->sorted)) return false;
+    if (route->bias && !r.is_before(route->bias, route->result)) return false;
+    // A workgroup has read its own row before it writes.
+    for (const ggml_tensor *read : {route->logits, route->bias ? route->bias : route->logits})
+        if (ggml_nrows(first) > 1 && (overlap(read, route->result) || overlap(read, route->sorted))) return false;
+    return true;
+}
+
+// --- sums of experts -------------------------------------------------------------------------------------------------
+
+static bool is_expert(const ggml_tensor *t, const ggml_tensor *products, int64_t e) {
+    return t->op == GGML_OP_VIEW && t->src[0] == products && t->view_offs == size_t(e) * products->nb[1] &&
+           t->ne[0] == products->ne[0] && t->ne[1] == products->ne[2] && t->nb[1] == products->nb[2] && t->ne[2] == 1;
+}
+
+// Whether the sum of a total and another tensor may be made with the total: elements lie alike, or apart.
+static bool adds(const Recording &r, const ggml_tensor *sum, const ggml_tensor *total) {
+    const ggml_tensor *other = sum->src[1];
+    return sum->src[0] == total && r.is_before(other, sum) && is_f32(sum) && is_f32(other) &&
+           ggml_is_contiguous(other) && ggml_are_same_shape(total, sum) && ggml_are_same_shape(other, sum) &&
+           spares_rows(other, sum);
+}
+
+bool is_sum_of_experts(const Recording &r, ggml_tensor *products, Experts *experts) {
+    const ggml_tensor *x = products->src[0], *weights = products->src[1];
+    const int64_t n = x->ne[1];
+    if (!r.fuses(EXPERTS) || !is_f32(products) || !is_f32(x) || !is_f32(weights) || n < 2 || x->ne[3] != 1 ||
+        weights->ne[0] != 1 || weights->ne[1] != n || weights->ne[2] != x->ne[2])
+        return false;
+    Chain chain{&r, products};
+    ggml_tensor *total = products;
+    for (int64_t e = 1; e < n; ++e) {
+        ggml_tensor *sum = chain.then(GGML_OP_ADD, total);
+        if (!sum || !is_f32(sum) || !is_expert(sum->src[1], products, e)) return false;
+        if (!(e == 1 ? is_expert(sum->src[0], products, 0) : sum->src[0] == total)) return false;
+        total = sum;
+    }
+    *experts = {{x, weights, x, x}, nullptr, 0};
+    for (ggml_tensor *sum; experts->added < 2 && (sum = chain.then(GGML_OP_ADD, total)) && adds(r, sum, total);) {
+        experts->reads[2 + experts->added++] = sum->src[1];
+        total = sum;
+    }
+    experts->y = total;
+    // An invocation reads its column of all experts before it writes, where one expert's results lie.
+    const bool alike = x->ne[2] == 1 && ggml_is_contiguous(x) && ggml_is_contiguous(total) &&
+                       begin_of(total) >= begin_of(x) && (begin_of(total) - begin_of(x)) % x->nb[1] == 0;
+    return (!overlap(total, x) || alike) && !overlap(total, weights) && r.hides(total, total);
+}
+
+ggml_tensor *norm_of(const Recording &r, const Experts &sum) {
+    ggml_tensor *norm = r.fuses(SUMMED) ? r.after(sum.y) : nullptr;
+    const bool is_norm = norm && norm->op == GGML_OP_RMS_NORM && norm->src[0] == sum.y;
+    return is_norm && ggml_is_contiguous(sum.y) ? norm : nullptr;
+}
+
+bool is_joined(const Experts &sum, const ggml_tensor *norm, const ggml_tensor *other) {
+    auto meets = [norm](const ggml_tensor *read) { return overlap(read, norm); };
+    return !meets(sum.y) && !(other && overlap(other, sum.y)) && std::none_of(sum.reads, sum.reads + 4, meets);
+}
+
+// --- convolutions ----------------------------------------------------------------------------------------------------
+
+constexpr int64_t GROUP = 256;  // channels of a workgroup
+
+static bool spares(const Conv &c, const ggml_tensor *t) {
+    return std::none_of(c.reads, c.reads + 4, [t](const ggml_tensor *one) { return overlap(t, one); });
+}
+
+// The next node, if it alone uses a node's result, and leaves the convolution's operands as they are.
+static ggml_tensor *next_of(const Recording &r, const Conv &c, const ggml_tensor *node, ggml_op op) {
+    ggml_tensor *user = r.only_user(node);
+    if (!user || user->op != op || user->src[0] != node || !is_f32(user) || !ggml_is_contiguous(user)) return nullptr;
+    return spares(c, user) ? user : nullptr;
+}
+
+// Whether a node is a norm of rows of y's channels, like the one before; y has one token.
+static bool is_norm_of(const Conv &c, const ggml_tensor *norm, const ggml_tensor *before) {
+    if (!norm || (norm->op != GGML_OP_RMS_NORM && norm->op != GGML_OP_L2_NORM)) return false;
+    const ggml_tensor *rows = norm->src[0];
+    const size_t n = size_t(rows->ne[0]);
+    if (rows->view_src != c.y || rows->nb[1] != n * sizeof(float) || rows->ne[2] != 1 || rows->ne[3] != c.y->ne[2] ||
+        (rows->ne[3] > 1 && rows->nb[3] != c.y->nb[2]))
+        return false;
+    if (c.y->ne[1] != 1 || c.y->ne[0] % GROUP || n > GROUP || n & (n - 1) || rows->view_offs % rows->nb[1])
+        return false;
+    const bool alike = !before || (before->op == norm->op && before->op_params[0] == norm->op_params[0] &&
+                                   before->src[0]->ne[0] == rows->ne[0]);
+    return alike && spares(c, norm) && !overlap(norm, c.y);
+}
+
+Conv conv_with(const Recording &r, ggml_tensor *op) {
+    const ggml_tensor *x = op->src[0], *w = op->src[1];
+    Conv c{{x, x, w, w}, op, {}, {}, {}};
+    if (r.fuses(CONCAT) && x->op == GGML_OP_CONCAT && x->op_params[0] == 0 && r.has_sources(x) &&
+        !overlap(op, x->src[0]) && !overlap(op, x->src[1]))
+        c.reads[0] = x->src[0], c.reads[1] = x->src[1];
+    ggml_tensor *sum = r.fuses(ACTIVATED) ? next_of(r, c, op, GGML_OP_ADD) : nullptr;
+    ggml_tensor *added = sum ? sum->src[1] : nullptr;
+    if (sum && is_f32(added) && ggml_nelements(added) == op->ne[0] && added->ne[0] == op->ne[0] &&
+        !overlap(sum, added)) {
+        c.reads[3] = added;
+        c.constants.biased = 1;
+        c.y = sum;
+    }
+    ggml_tensor *act = r.fuses(ACTIVATED) ? next_of(r, c, c.y, GGML_OP_UNARY) : nullptr;
+    if (act && ggml_get_unary_op(act) == GGML_UNARY_OP_SILU) {
+        c.constants.silu = 1;
+        c.y = act;
+    }
+    ggml_tensor *last = c.y;
+    for (int i = 0; i < 2 && r.fuses(NORMED); ++i) {
+        ggml_tensor *norm = r.after(last);
+        if (!is_norm_of(c, norm, i ? c.norms[0] : nullptr)) break;
+        ggml_tensor *scaled = next_of(r, c, norm, GGML_OP_SCALE);
+        const bool scales = scaled && number_of(scaled, 1) == 0 && !overlap(scaled, c.y);
+        c.constants.normed = 1;
+        c.constants.op = norm->op == GGML_OP_L2_NORM ? NORM_OP_L2 : NORM_OP_RMS;
+        c.norms[i] = norm;
+        c.results[i] = last = scales ? scaled : norm;
+    }
+    return c;
+}
+
+// --- states ----------------------------------------------------------------------------------------------------------
+
+ggml_tensor *Recording::copy_of_states(const ggml_tensor *op, uint64_t scores, uint64_t of_sequence,
+                                       uint64_t sequences, bool apart, const ggml_tensor *rows) const {
+    const size_t bytes = scores * sizeof(float);
+    ggml_tensor *copy = fuses(STATES) && apart ? after(op) : nullptr, *part = copy ? copy->src[0] : nullptr;
+    if (!copy || copy->op != GGML_OP_CPY || !is_f32(copy) || part->view_src != op || part->view_offs != bytes ||
+        !ggml_is_contiguous(part) || !is_hidden(part))
+        return nullptr;
+    int views = 0;  // of op, which has no other users
+    for (int i = at_ + 1; i < graph_->n_nodes; ++i) {
+        const ggml_tensor *view = graph_->nodes[i];
+        if (view->view_src != op) continue;
+        if (view != part && view->view_offs + ggml_nbytes(view) > bytes) return nullptr;
+        views += is_view(view) && view->src[0] == op;
+    }
+    const bool shifted = rows && overlap(copy, rows) && (begin_of(copy) - begin_of(rows)) % rows->nb[1];
+    if (!is_hidden(op, views) || overlap(copy, op) || shifted) return nullptr;
+    for (int i = 0; i < GGML_MAX_SRC; ++i)
+        if (op->src[i] && overlap(copy, op->src[i]) && !(op->op == GGML_OP_SSM_SCAN && i == 0)) return nullptr;
+    const bool one_row = uint64_t(copy->ne[0]) == of_sequence * sequences;  // of all sequences, one after the other
+    const bool a_row_each = uint64_t(copy->ne[0]) == of_sequence && uint64_t(copy->ne[1]) == sequences;
+    return copy->nb[0] == sizeof(float) && (one_row || a_row_each) ? copy : nullptr;
+}
+
+bool Recording::gathers_state(const ggml_tensor *node) {
+    const ggml_tensor *rows = node->src[0], *ids = node->src[1];
+    if (!fuses(GATHERED) || !is_f32(node) || !is_f32(rows) || ggml_nelements(ids) != 1 || !ggml_is_contiguous(rows))
+        return false;
+    const ggml_tensor *net = only_reader(GGML_OP_GATED_DELTA_NET, 5);
+    if (!net || net->src[5]->view_src != node || net->src[5]->view_offs) return false;
+    for (int i = at_ + 1; graph_->nodes[i] != net; ++i) {
+        const ggml_tensor *other = graph_->nodes[i];
+        if (!is_view(other) && !ggml_is_empty(other) && (overlap(other, rows) || overlap(other, ids))) return false;
+    }
+    return (gathered_ = node);
+}
+
+bool Recording::settles_q(const ggml_tensor *node) {
+    return fuses(SETTLED) && is_f32(node) && only_reader(GGML_OP_FLASH_ATTN_EXT, 0) && (settled_ = node);
+}
+
+}  // namespace zinc
