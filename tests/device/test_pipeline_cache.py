@@ -110,7 +110,7 @@ def test_the_folder(place, monkeypatch, tmp_path, session, variable, below):
     monkeypatch.setenv(variable or "_", "relative" if below is None else str(tmp_path))
     assert session(place.header + b"first") == b""
     files = [] if below is None else [tmp_path / below / "zinc_attn" / "pipelines" / place.file.name]
-    assert [*tmp_path.rglob("*.bin")] == files
+    assert [*tmp_path.rglob("pipelines/*.bin")] == files
 
 
 def test_the_folder_of_older_platformdirs(monkeypatch):
