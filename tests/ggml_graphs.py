@@ -2,7 +2,8 @@
 
 A text has a node after the other, ``OP(operands)[ne:nb@bytes]``. An operand is a node's number, a capital for a tensor
 that the test gives, or a letter with sizes for a leaf. ne: where it is not the first operand's; nb, from the second
-dimension on, and bytes: of a view. After it, !: the result lies where the first operand does; ^: it is an output.
+dimension on, and bytes: of a view. After it, !: the result lies where the first operand does; ^: it is an output; =2+64:
+it lies 64 bytes behind the begin of node 2, which no later node reads.
 """
 
 import ctypes as c
@@ -93,6 +94,7 @@ OPS = {name: op(name) for name in ("VIEW", "RESHAPE", "PERMUTE")} | {
     "CONCAT": op("CONCAT", lambda *x: np.concatenate(x, -1)),
     "SSM_CONV": op("SSM_CONV", lambda x, w: recurrent.ssm_conv(x[0], w[0, 0])),
     "GATED_DELTA_NET": op("GATED_DELTA_NET", lambda *of: states(recurrent.delta_net(*of)), 1),
+    "TWO_STATES": op("GATED_DELTA_NET", lambda *of: states(recurrent.delta_net(*of, slots=2)), 2),
     "SSM_SCAN": op(
         "SSM_SCAN", lambda s, x, t, a, b, c, i: states(recurrent.ssm_scan(s, x, t[0], a[0, 0], b, c, i.ravel())), 1
     ),
@@ -111,6 +113,7 @@ class Node(NamedTuple):
     offset: int = 0
     in_place: bool = False
     output: bool = False
+    place: tuple[int, int] | None = None  # of another node, and words behind its begin
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -120,13 +123,13 @@ class Node(NamedTuple):
         return tuple(steps)
 
 
-NODE = re.compile(r"(\w+)\(([^)]*)\)(?:\[([\d,]+)(?::([\d,]+))?(?:@(\d+))?\])?([!^]*)")
+NODE = re.compile(r"(\w+)\(([^)]*)\)(?:\[([\d,]+)(?::([\d,]+))?(?:@(\d+))?\])?([!^]*)(?:=(\w+)\+(\d+))?")
 
 
 def read(text: str, nodes: list[Node], leaf: Callable[[tuple[int, ...]], int]) -> None:
     """The text's nodes are added to nodes."""
     names: dict[str, int] = {}
-    for i, (name, operands, ne, nb, offset, flags) in enumerate(NODE.findall(text)):
+    for i, (name, operands, ne, nb, offset, flags, other, behind) in enumerate(NODE.findall(text)):
         found = re.findall(r"(\w+)(?:\[([\d,]+)\])?", operands)
         for letter, sizes in found:
             if letter.islower() and letter not in names:
@@ -135,7 +138,8 @@ def read(text: str, nodes: list[Node], leaf: Callable[[tuple[int, ...]], int]) -
         shape = nodes[sources[name.startswith("MUL_MAT")]].ne if not ne else (*map(int, ne.split(",")), 1, 1, 1)[:4]
         steps = tuple(map(int, nb.split(","))) if nb else ()
         names[str(i)] = len(nodes)
-        nodes.append(Node(name, sources, shape, steps, int(offset or 0), "!" in flags, "^" in flags))
+        place = (names[other], int(behind) // 4) if other else None
+        nodes.append(Node(name, sources, shape, steps, int(offset or 0), "!" in flags, "^" in flags, place))
 
 
 class Graph:
@@ -166,10 +170,14 @@ class Graph:
             free = [slot for slot in range(len(taken) + 6) if slot not in taken]
             self.slot[i] = int(rng.choice(free)) if rng else max(self.slot.values()) + 1
         self.words = (max(self.slot.values()) + 1) * self.bytes // 4
+        self.at = {i: slot * self.bytes for i, slot in self.slot.items()}
+        for i, node in enumerate(nodes):
+            if node.place:
+                self.at[i] = self.at[node.place[0]] + 4 * node.place[1]
 
     def value(self, i: int, words: Any) -> Any:
         node, kind = self.nodes[i], np.int32 if i in self.integers else np.float32
-        at = self.slot[self.root[i]] * self.bytes + self.begin[i]
+        at = self.at[self.root[i]] + self.begin[i]
         return np.ndarray(node.ne[::-1], kind, words, at, node.steps[::-1])
 
     def ends(self, words: Any) -> dict[int, Any]:
@@ -192,7 +200,7 @@ class Graph:
         for i, node in enumerate(self.nodes):
             if self.root[i] == i:
                 kind = "i32" if i in self.integers else "f32"
-                tensors.append(back_end.tensor(kind, *node.ne, buffer=buffer, offset=self.slot[i] * self.bytes))
+                tensors.append(back_end.tensor(kind, *node.ne, buffer=buffer, offset=self.at[i]))
             else:
                 tensors.append(back_end.view(tensors[node.sources[node.op == "CPY"]], node.ne, node.steps, node.offset))
             if node.op:
@@ -276,6 +284,7 @@ GRAPHS = FUSED | {
     "a norm of groups": "GROUP_NORM(x[16,4,4,2]) SCALE_ADD(0) CLAMP(1)",
     "heads that are a row": "RMS_NORM(x[64,4,3]) MUL(0, a[64]) RESHAPE(1)[256,3] MUL_MAT(W, 2)",
     "a norm of a sum and two more": FUSED["summed"].replace("MUL_MAT(W, 5)", "ADD(5, b[256]) MUL_MAT(W, 6)"),
+    "a sum of nothing": "SUM(x[0])[1] SCALE(y[3])",
     "sums": "SUM_ROWS(x[300,3])[1,3] MEAN(x)[1,3] SUM(x)[1] ADD(0, 1) SUB(3, 2) DIV(x, 4)",
     "ropes": "ROPE(x[64,2,3], P) YARN(0, P) MROPE_ROPE(1, P) VISION_ROPE(2, P) IMROPE_ROPE(3, P) ROPE_BACK(4, P)",
     "rows": "SOFT_MAX(x[40,3,3]) ALIBI(0, m[40,3]) HALVES(1)[20,3,3] ADD_ID(2, e[20,9], J)",
@@ -292,6 +301,17 @@ GRAPHS = FUSED | {
     "a window that is written meanwhile": "CONCAT(s[3,256], x[1,256])[4,256] VIEW(0)[3,256:16@4] CPY(1, s)[3,256] "
     "SSM_CONV(0, w[4,256])[256]",
     "a state that is written meanwhile": FUSED["gathered"].replace(" GATED", " SCALE(s)! GATED"),
+    "a sum on what was added": FUSED["experts"] + "=a+4",
+    "a router's weights on its order": FUSED["router"] + "=2+64",
+    "a router's scale of some": ROUTER.replace("SCALE_ADD(6)", "RESHAPE(6)[4,3] VIEW(7)[2,3:16] SCALE_ADD(8)"),
+    "a router that adds to another order": "SOFT_MAX(l[16,4,4]) PERMUTE(0)[16,4,4:256,64] ADD(1, b[16]) ARGSORT(2) "
+    "VIEW(3)[4,16:64] RESHAPE(0)[1,16,16] GET_ROWS(5, 4)[1,4,16]",
+    "a state's number under the result": "ARGSORT(r[2]) VIEW(0)[1] GET_ROWS(s[128,2], 1)[128] RESHAPE(2)[8,8,2] "
+    "GATED_DELTA_NET(q[8,2,3], k[8,1,3], v[8,2,3], g[1,2,3], b[1,2,3], 3)[16,11]=0+0",
+    "states that are rows of one": FUSED["states"].replace("GATED_DELTA_NET", "TWO_STATES").replace("16,11", "16,19")
+    .replace("128@192", "256@192").replace("c[128])", "c[128,2])[128,2]"),
+    "a scan's states beside their row": "SSM_SCAN(s[16,8,2,3], x[8,2,3], d[2,3], a[1,2], b[16,1,3], c[16,1,3], I)[304] "
+    "VIEW(0)[256@192] VIEW(s)[256@1536] CPY(1, 2)",
     "heads that are no whole blocks": "RMS_NORM(x[16,16,3]) RESHAPE(0)[256,3] MUL_MAT(W, 1)",
 }
 SUM = FUSED["experts"].removesuffix(" ADD(4, b[128,3])")

@@ -92,13 +92,15 @@ struct Chain {
     const Recording *r;
     const ggml_tensor *last;
 
-    // The next operation where it is this one, and its first operand is `of` or a view of it; else NULL.
-    ggml_tensor *then(ggml_op op, const ggml_tensor *of) {
+    // The next operation where it is this one, and its first operand is `of` or a view of it, of a part or of all its
+    // elements in their order; else NULL.
+    ggml_tensor *then(ggml_op op, const ggml_tensor *of, bool part = false) {
         ggml_tensor *found = r->after(last);
         if (!found || found->op != op) return nullptr;
         const ggml_tensor *source = found->src[0];
         while (source->op != GGML_OP_NONE && is_view(source)) source = source->src[0];
-        return source == of ? last = found, found : nullptr;
+        const bool all = ggml_is_contiguous(found->src[0]) && ggml_nelements(found->src[0]) == ggml_nelements(of);
+        return source == of && (all || part) ? last = found, found : nullptr;
     }
 };
 
@@ -231,6 +233,7 @@ bool is_route(const Recording &r, ggml_tensor *first, Route *route) {
     // of `sorted` the first are written
     if (!r.hides(route->result, route->sorted) || !r.is_hidden(route->sorted)) return false;
     if (route->bias && !r.is_before(route->bias, route->result)) return false;
+    if (overlap(route->result, route->sorted)) return false;
     // A workgroup has read its own row before it writes.
     for (const ggml_tensor *read : {route->logits, route->bias ? route->bias : route->logits})
         if (ggml_nrows(first) > 1 && (overlap(read, route->result) || overlap(read, route->sorted))) return false;
@@ -245,11 +248,11 @@ static bool is_expert(const ggml_tensor *t, const ggml_tensor *products, int64_t
 }
 
 // Whether the sum of a total and another tensor may be made with the total: elements lie alike, or apart.
-static bool adds(const Recording &r, const ggml_tensor *sum, const ggml_tensor *total) {
+static bool adds(const Recording &r, const ggml_tensor *sum, const Experts &to) {
     const ggml_tensor *other = sum->src[1];
-    return sum->src[0] == total && r.is_before(other, sum) && is_f32(sum) && is_f32(other) &&
-           ggml_is_contiguous(other) && ggml_are_same_shape(total, sum) && ggml_are_same_shape(other, sum) &&
-           spares_rows(other, sum);
+    return sum->src[0] == to.y && r.is_before(other, sum) && is_f32(sum) && is_f32(other) &&
+           ggml_is_contiguous(other) && ggml_are_same_shape(to.y, sum) && ggml_are_same_shape(other, sum) &&
+           spares_rows(other, sum) && (!to.added || spares_rows(to.reads[2], sum));
 }
 
 bool is_sum_of_experts(const Recording &r, ggml_tensor *products, Experts *experts) {
@@ -261,17 +264,16 @@ bool is_sum_of_experts(const Recording &r, ggml_tensor *products, Experts *exper
     Chain chain{&r, products};
     ggml_tensor *total = products;
     for (int64_t e = 1; e < n; ++e) {
-        ggml_tensor *sum = chain.then(GGML_OP_ADD, total);
+        ggml_tensor *sum = chain.then(GGML_OP_ADD, total, e == 1);
         if (!sum || !is_f32(sum) || !is_expert(sum->src[1], products, e)) return false;
         if (!(e == 1 ? is_expert(sum->src[0], products, 0) : sum->src[0] == total)) return false;
         total = sum;
     }
-    *experts = {{x, weights, x, x}, nullptr, 0};
-    for (ggml_tensor *sum; experts->added < 2 && (sum = chain.then(GGML_OP_ADD, total)) && adds(r, sum, total);) {
+    *experts = {{x, weights, x, x}, total, 0};
+    for (ggml_tensor *sum; experts->added < 2 && (sum = chain.then(GGML_OP_ADD, total)) && adds(r, sum, *experts);) {
         experts->reads[2 + experts->added++] = sum->src[1];
-        total = sum;
+        experts->y = total = sum;
     }
-    experts->y = total;
     // An invocation reads its column of all experts before it writes, where one expert's results lie.
     const bool alike = x->ne[2] == 1 && ggml_is_contiguous(x) && ggml_is_contiguous(total) &&
                        begin_of(total) >= begin_of(x) && (begin_of(total) - begin_of(x)) % x->nb[1] == 0;
@@ -368,13 +370,17 @@ ggml_tensor *Recording::copy_of_states(const ggml_tensor *op, uint64_t scores, u
         if (view != part && view->view_offs + ggml_nbytes(view) > bytes) return nullptr;
         views += is_view(view) && view->src[0] == op;
     }
-    const bool shifted = rows && overlap(copy, rows) && (begin_of(copy) - begin_of(rows)) % rows->nb[1];
+    const size_t row = of_sequence * sizeof(float);
+    const bool alike = rows && ggml_is_contiguous(rows) && (begin_of(copy) - begin_of(rows)) % row == 0 &&
+                       (copy->ne[2] == 1 || copy->nb[2] % row == 0);
+    const bool shifted = rows && overlap(copy, rows) && !alike;
     if (!is_hidden(op, views) || overlap(copy, op) || shifted) return nullptr;
     for (int i = 0; i < GGML_MAX_SRC; ++i)
         if (op->src[i] && overlap(copy, op->src[i]) && !(op->op == GGML_OP_SSM_SCAN && i == 0)) return nullptr;
-    const bool one_row = uint64_t(copy->ne[0]) == of_sequence * sequences;  // of all sequences, one after the other
+    // of all sequences, one after the other
+    const bool one_row = uint64_t(copy->ne[0]) == of_sequence * sequences && copy->ne[1] == 1;
     const bool a_row_each = uint64_t(copy->ne[0]) == of_sequence && uint64_t(copy->ne[1]) == sequences;
-    return copy->nb[0] == sizeof(float) && (one_row || a_row_each) ? copy : nullptr;
+    return copy->nb[0] == sizeof(float) && copy->ne[3] == 1 && (one_row || a_row_each) ? copy : nullptr;
 }
 
 bool Recording::gathers_state(const ggml_tensor *node) {
@@ -383,7 +389,7 @@ bool Recording::gathers_state(const ggml_tensor *node) {
         return false;
     const ggml_tensor *net = only_reader(GGML_OP_GATED_DELTA_NET, 5);
     if (!net || net->src[5]->view_src != node || net->src[5]->view_offs) return false;
-    for (int i = at_ + 1; graph_->nodes[i] != net; ++i) {
+    for (int i = at_ + 1; graph_->nodes[i - 1] != net; ++i) {
         const ggml_tensor *other = graph_->nodes[i];
         if (!is_view(other) && !ggml_is_empty(other) && (overlap(other, rows) || overlap(other, ids))) return false;
     }

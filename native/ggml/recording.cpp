@@ -25,7 +25,8 @@ bool fits(const Device &device, const ggml_tensor *t) {
 
 Bound bound(const Device &device, const ggml_tensor *t) {
     const size_t begin = begin_of(t), unit = unit_of(t), first = begin / device.alignment * device.alignment;
-    Bound made{{buffer_of(t)->memory.of.handle, first, (begin - first + ggml_nbytes(t) + 3) / 4 * 4}, {}};
+    const size_t size = std::max<size_t>(begin - first + ggml_nbytes(t), 1);  // no binding is empty
+    Bound made{{buffer_of(t)->memory.of.handle, first, (size + 3) / 4 * 4}, {}};
     made.at.offset = uint32_t((begin - first) / unit);
     for (int d = 0; d < 4; ++d) {
         made.at.n[d] = uint32_t(t->ne[d]);

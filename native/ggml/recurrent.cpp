@@ -122,7 +122,7 @@ static bool record_scan(Recording &r, ggml_tensor *op) {
     while (!by_element && x->ne[0] % own) own /= 2;  // a lane's rows are of one head
     const ssm_scan_constants constants{uint32_t(state->ne[0]), own, by_element};
     const Written w = written(r, op, uint64_t(ggml_nelements(x)), rows * uint64_t(state->ne[0]), sequences,
-                              sequences == 1, nullptr);
+                              sequences == 1, state);
     const ssm_scan_params params{of[0].at, of[1].at, of[2].at, of[4].at, of[5].at, of[3].at.offset, of[6].at.offset,
                                  w.scores, w.kept, {w.steps[0], w.steps[1]}, w.slots};
     return r.dispatch(GRAPH_SSM_SCAN, constants, params,

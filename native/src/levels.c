@@ -13,7 +13,7 @@ struct range {
 
 /* Raise the command's level above that of the ranges that meet the place. */
 static void wait_for(struct za_command *command, const struct za_place *place, const struct ranges *ranges) {
-    for (uint32_t i = ranges->count; i-- > 0 && ranges->all[i].most >= command->level;) {
+    for (uint32_t i = ranges->before; i-- > 0 && ranges->all[i].most >= command->level;) {
         const struct range *r = &ranges->all[i];
         if (r->place.buffer != place->buffer || r->level < command->level) continue;
         const uint64_t begin = za_max(r->place.offset, place->offset);
@@ -30,7 +30,8 @@ static bool note(const struct za_command *command, const struct za_place *place,
         const uint32_t room = 2 * ranges->room + 16;
         struct range *grown = realloc(ranges->all, room * sizeof *grown);
         if (!grown) return za_no_memory();
-        *ranges = (struct ranges){grown, ranges->count, room};
+        ranges->all = grown;
+        ranges->room = room;
     }
     const uint32_t before = ranges->count ? ranges->all[ranges->count - 1].most : 0;
     const uint32_t most = command->level > before ? command->level : before;
@@ -43,10 +44,11 @@ bool za_level(struct levels *levels, struct za_command *command, uint32_t least)
     bool ok = true;
     command->level = command->beside ? levels->last : least;
     command->behind = NULL;
+    if (!command->beside) levels->read.before = levels->read.count, levels->written.before = levels->written.count;
     /* The higher the level, the fewer ranges are looked at: activations come first, then parameters, then results. */
-    for (uint32_t i = kernel->bindings; i-- > 0 && !command->beside;)
+    for (uint32_t i = kernel->bindings; i-- > 0;)
         if (!(kernel->written >> i & 1)) wait_for(command, &command->place[i], &levels->written);
-    for (uint32_t i = 0; i < kernel->bindings && !command->beside; ++i) {
+    for (uint32_t i = 0; i < kernel->bindings; ++i) {
         if (!(kernel->written >> i & 1)) continue;
         wait_for(command, &command->place[i], &levels->written);
         wait_for(command, &command->place[i], &levels->read);
@@ -57,7 +59,10 @@ bool za_level(struct levels *levels, struct za_command *command, uint32_t least)
     return ok;
 }
 
-void za_levels_clear(struct levels *levels) { levels->read.count = levels->written.count = levels->last = 0; }
+void za_levels_clear(struct levels *levels) {
+    levels->read.count = levels->written.count = levels->last = 0;
+    levels->read.before = levels->written.before = 0;
+}
 
 void za_levels_free(struct levels *levels) {
     free(levels->read.all);

@@ -10,7 +10,7 @@
 struct levels {
     struct ranges {
         struct range *all; /* (count), with room for more */
-        uint32_t count, room;
+        uint32_t count, room, before; /* before: of commands before the last one that is beside none */
     } read, written;
     uint32_t last;
 };

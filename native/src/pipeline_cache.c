@@ -11,7 +11,7 @@
 
 /* A file: MAGIC, the CRC-32 of the driver's data, and the data, which begin with a header. */
 #define MAGIC "zinc_attn pipeline cache 2\n"
-enum { SUM = sizeof MAGIC - 1, DATA = SUM + 4, HEADER = sizeof(VkPipelineCacheHeaderVersionOne) };
+enum { SUM = sizeof MAGIC - 1, DATA = SUM + 4, HEADER = sizeof(VkPipelineCacheHeaderVersionOne), MOST = 1 << 28 };
 
 static uint32_t crc32_of(const unsigned char *data, size_t size) {
     uint32_t crc = UINT32_MAX;
@@ -40,7 +40,9 @@ static unsigned char *read_file(const char *path, const VkPhysicalDeviceProperti
     VkPipelineCacheHeaderVersionOne header = {HEADER, version, p->vendorID, p->deviceID, {0}};
     struct stat status;
     memcpy(header.pipelineCacheUUID, p->pipelineCacheUUID, VK_UUID_SIZE);
-    if (stat(path, &status) || !S_ISREG(status.st_mode) || status.st_size < DATA + HEADER) return NULL;
+    if (stat(path, &status) || !S_ISREG(status.st_mode) || status.st_size < DATA + HEADER ||
+        status.st_size > MOST)
+        return NULL;
     *size = (size_t)status.st_size;
     unsigned char *bytes = calloc(1, *size);
     FILE *file = bytes ? fopen(path, "rb") : NULL;
@@ -64,7 +66,7 @@ static bool write_file(struct za_pipeline_cache *cache, const unsigned char *byt
     }
     strcpy(unfinished, path);
     strcpy(strrchr(unfinished, '/') + 1, "unfinished");
-    const int file = open(unfinished, O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0600);
+    const int file = open(unfinished, O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW, 0600);
     const bool locked = file >= 0 && flock(file, LOCK_EX | LOCK_NB) == 0 && fstat(file, &opened) == 0 &&
                         stat(unfinished, &named) == 0 && named.st_ino == opened.st_ino; /* not renamed since */
     const bool ok = locked && ftruncate(file, 0) == 0 && write(file, bytes, size) == (ssize_t)size &&

@@ -3,6 +3,7 @@ done without."""
 
 import ctypes as c
 import fcntl
+import os
 import pwd
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -135,7 +136,7 @@ def test_round_trip(place, session, other):
 
 
 @SESSIONS
-@pytest.mark.parametrize("damage", ("empty", "garbage", "short", "flipped", "foreign", "old"))
+@pytest.mark.parametrize("damage", ("empty", "garbage", "short", "flipped", "foreign", "old", "huge"))
 def test_a_damaged_file_is_written_anew(place, session, damage):
     blob, foreign = place.header + bytes(100), bytes(132)
     stored = place.stored(blob)
@@ -145,10 +146,13 @@ def test_a_damaged_file_is_written_anew(place, session, damage):
         "short": stored[:-1],
         "flipped": stored[:-1] + b"\1",
         "foreign": place.stored(foreign),
+        "huge": stored,
         "old": stored.replace(b"cache 2", b"cache 1"),
     }
     place.file.parent.mkdir()
     place.file.write_bytes(contents[damage])
+    if damage == "huge":  # and takes no room
+        os.truncate(place.file, 1 << 40)
     assert session(blob) == b"" and place.file.read_bytes() == stored
 
 
@@ -177,6 +181,11 @@ def test_processes_at_once(place):
         fcntl.flock(file, fcntl.LOCK_EX)
         c_library(place.header + b"another")
         assert not place.file.exists() and unfinished.exists()
+    kept = unfinished.rename(unfinished.with_name("of someone else"))
+    unfinished.symlink_to(kept)
+    c_library(place.header + b"another")
+    assert not place.file.exists() and kept.stat().st_size
+    kept.replace(unfinished)
     with ThreadPoolExecutor(4) as threads:
         given = [*threads.map(c_library, [place.header + blob for blob in blobs for _ in range(8)])]
     assert {one[len(place.header) :] for one in given} <= blobs | {b""}

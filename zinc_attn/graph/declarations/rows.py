@@ -46,7 +46,7 @@ SUM_ROWS: Final = kernel(
     {"x": "read", "y": "write"},
     (),
     (*tensors("x", "y"), Field("terms", "uint", "elements of a row"), Field("factor", "float")),
-    "elements(p.x) // p.terms",
+    "elements(p.y)",
 )
 
 # --- rotary positions -------------------------------------------------------------------------------------------------

@@ -57,11 +57,13 @@ def levels(commands: Iterable[tuple[Sequence[Access], bool]], in_order: bool = T
 
     in_order: no command is in a lower level than the one before it.
     """
-    known, last = list[tuple[Access, int]](), 0
+    known, last, before = list[tuple[Access, int]](), 0, 0
     for accesses, beside in commands:
+        before = before if beside else len(known)  # those before the last command that is beside none
         level = last if in_order or beside else 0
-        if not beside:
-            level = max([level, *(of + 1 for other, of in known if any(one.meets(other) for one in accesses))])
+        level = max([level, *(of + 1 for other, of in known[:before] if any(one.meets(other) for one in accesses))])
+        if in_order and level > last:
+            known, before = [], 0  # for these all that follow wait anyway
         known += [(one, level) for one in accesses]
         last = level
         yield level
