@@ -2,8 +2,8 @@
 
 A text has a node after the other, ``OP(operands)[ne:nb@bytes]``. An operand is a node's number, a capital for a tensor
 that the test gives, or a letter with sizes for a leaf. ne: where it is not the first operand's; nb, from the second
-dimension on, and bytes: of a view. After it, !: the result lies where the first operand does; ^: it is an output; =2+64:
-it lies 64 bytes behind the begin of node 2, which no later node reads.
+dimension on, and bytes: of a view. After it, !: the result lies where the first operand does; ^: it is an output;
+=2+64: it lies 64 bytes behind the begin of node 2, which no later node reads.
 """
 
 import ctypes as c

@@ -40,14 +40,12 @@ static unsigned char *read_file(const char *path, const VkPhysicalDeviceProperti
     VkPipelineCacheHeaderVersionOne header = {HEADER, version, p->vendorID, p->deviceID, {0}};
     struct stat status;
     memcpy(header.pipelineCacheUUID, p->pipelineCacheUUID, VK_UUID_SIZE);
-    if (stat(path, &status) || !S_ISREG(status.st_mode) || status.st_size < DATA + HEADER ||
-        status.st_size > MOST)
-        return NULL;
-    *size = (size_t)status.st_size;
-    unsigned char *bytes = calloc(1, *size);
-    FILE *file = bytes ? fopen(path, "rb") : NULL;
-    const uint32_t sum = file && fread(bytes, 1, *size, file) == *size ? crc32_of(bytes + DATA, *size - DATA) : 0;
-    if (file) fclose(file);
+    const int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    const bool fits = file >= 0 && fstat(file, &status) == 0 && S_ISREG(status.st_mode) &&
+                      status.st_size >= DATA + HEADER && status.st_size <= MOST;
+    unsigned char *bytes = fits ? calloc(1, *size = (size_t)status.st_size) : NULL;
+    const uint32_t sum = bytes && read(file, bytes, *size) == (ssize_t)*size ? crc32_of(bytes + DATA, *size - DATA) : 0;
+    if (file >= 0) close(file);
     if (bytes && memcmp(bytes, MAGIC, SUM) == 0 && memcmp(bytes + SUM, &sum, sizeof sum) == 0 &&
         memcmp(bytes + DATA, &header, HEADER) == 0)
         return bytes;
