@@ -100,9 +100,9 @@ def read_text(path: Path, expected: str, error: type[ArgumentError] = ArgumentEr
             raise OSError(0, f"it is no UTF-8: {failed.reason} at byte {failed.start:,}") from None
 
 
-def read_json(path: Path, expected: str, error: type[ArgumentError] = ArgumentError) -> Any:
+def read_json(path: Path, expected: str) -> Any:
     """What a file of JSON holds; otherwise as ``read_text``."""
-    return json_of(read_text(path, expected, error), path, expected, error)
+    return json_of(read_text(path, expected), path, expected)
 
 
 def json_of(text: str, path: Path, expected: str, error: type[ArgumentError] = ArgumentError) -> Any:

@@ -24,10 +24,7 @@ bool Arena::take(uint64_t size, za_place *place, void **host) {
         uint64_t grown = buffers_.empty() ? CHUNK : 2 * buffers_.back().size;
         while (grown < needed) grown *= 2;
         buffer made{};
-        if (!za_memory_make(device_, grown, flags_, what_, &made)) {
-            za_buffer_free(device_, &made);
-            return false;
-        }
+        if (!za_memory_make(device_, grown, flags_, what_, &made)) return false;
         buffers_.push_back(made);
         taken_ = 0;
     }

@@ -259,15 +259,14 @@ def stored(
     return decode(words, shape, dtype, scales)
 
 
-def stored_scales(k: NDArray[Any], v: NDArray[Any], dtype: str, latent: bool = False) -> dict[str, NDArray[np.float16]]:
+def stored_scales(k: NDArray[Any], v: NDArray[Any], dtype: str) -> dict[str, NDArray[np.float16]]:
     """k_scales and v_scales (n, kv_heads, blocks) beside ``stored``'s values, as the oracle of arithmetic "integer" is
     given them; of types of integers alone."""
-    words, shape = _held(k, v, dtype, False, latent, None)
+    words, shape = _held(k, v, dtype, False, False, None)
     parts, found = row_parts(words, shape, dtype), []
     for values, shared, kind in zip(parts[:2], parts[2:], storage_types(dtype), strict=True):
         found.append(blocks.read(np.ascontiguousarray(values), np.ascontiguousarray(shared), kind)[1][..., 0])
-    of_v = found[0][..., : -(-shape.v_head_dim // BLOCK)] if latent else found[1]
-    return {"k_scales": found[0], "v_scales": of_v}
+    return {"k_scales": found[0], "v_scales": found[1]}
 
 
 def _held(
