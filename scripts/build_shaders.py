@@ -74,6 +74,8 @@ def sources_sha256() -> str:
     for path in sorted(SHADERS.rglob("*")):
         if path.suffix in (".comp", ".glsl"):
             sources.update(path.relative_to(SHADERS).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    for path in sorted((ROOT / "native" / "cpu").iterdir()):
+        sources.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return sources.hexdigest()
 
 
@@ -90,6 +92,18 @@ def main() -> None:
     generate(args.check)
     if not args.check:
         build()
+
+
+def write_native(folder: Path) -> None:
+    """The C++ of native/cpu, and that of the kernels which are made of GLSL: what a host's compiler builds."""
+    cpp = load_kernels("cpp")
+    decls = (*load_kernels("declarations").MODULES, *load_kernels("params", "graph").modules())
+    native = "attend.spv", "attend_matrix.spv", "attend_units.spv", "plain.spv"
+    sources = {decl.file.removesuffix(".spv"): decl.source for decl in decls if decl.file not in native}
+    sources = {name: source for name, source in sources.items() if "mul_mat" not in name}
+    shutil.copytree(ROOT / "native" / "cpu", folder)
+    (folder / "kernels.cpp").write_text(cpp.kernels(SHADERS, sources))
+    (folder / "contract.h").write_text(cpp.contract(SHADERS))
 
 
 def build() -> None:
@@ -115,6 +129,7 @@ def build() -> None:
             if checked.returncode:
                 sys.exit(f"{decl.file} is not valid:\n{checked.stdout}{checked.stderr}")
             modules[out.stem] = hashlib.sha256(out.read_bytes()).hexdigest()
+        write_native(staging / "cpu")
         build = {
             "compiler": version,
             "sources_sha256": sources_sha256(),

@@ -9,6 +9,7 @@ import pytest
 from little_kernels import best_info, works
 
 from zinc_attn.runtime import loader as libvulkan
+from zinc_attn.files import cache_folder
 from zinc_attn.runtime.vulkan import VulkanRuntime, pipeline_cache
 
 
@@ -43,7 +44,7 @@ def test_no_folder_without_a_home_directory(opened, monkeypatch):
     monkeypatch.setattr(pwd, "getpwuid", no_entry)
     with monkeypatch.context() as patch:
         patch.setattr(platformdirs, "user_cache_path", lambda *_, **__: Path("~/.cache/zinc_attn"))  # older versions
-        assert pipeline_cache._folder() is None
+        assert cache_folder() is None
     runtime = opened()
     assert runtime._pipelines.cache.file is None
     works(runtime)

@@ -12,13 +12,14 @@ from types import TracebackType
 from typing import Any, Final
 
 from ..checks import Uncopied, check_int, described, shown
-from ..errors import ArgumentError, ClosedError, KernelError, RuntimeUnavailableError, ZincAttnError
+from ..errors import ArgumentError, ClosedError, KernelError, NoVulkanError, RuntimeUnavailableError, ZincAttnError
 from ..kernels.declarations import CANONICAL, INTEGER_SUMS, MULTIPLY_ADD, PRIMITIVES, UNITS, KernelDecl
 from ..kernels.dispatches import KernelCall
 from ..kernels.matrix import matrix_workgroup
 from ..planning.arithmetic import Arithmetic
 from ..shapes import AttnShape
 from . import devices as machine
+from .cpu import CpuRuntime, cpu_info
 from .kompute import KomputeRuntime, host_info, load_kp
 from .loops import unrolled
 from .multiply_add import CONSTANT, Way, find_way, module_for
@@ -32,8 +33,18 @@ RUNTIMES = tuple(_DISPATCHERS)
 
 
 def list_devices() -> list[DeviceInfo]:
-    """The Vulkan devices of this machine, in the loader's order. NoVulkanError where there is none."""
-    return machine.list_devices()
+    """The Vulkan devices of this machine, in the loader's order, and its processor, "cpu".
+
+    NoVulkanError where there is no Vulkan device, and no C++ compiler for the processor's kernels.
+    """
+    try:
+        found = machine.list_devices()
+    except NoVulkanError as error:
+        native = cpu_info(0)
+        if native.refusal is not None:
+            raise NoVulkanError(f"{error}; or, for native code of the processor: {native.refusal}") from error
+        return [native]
+    return [*found, cpu_info(len(found))]
 
 
 def default_runtime() -> str:
@@ -106,17 +117,25 @@ class Device(Uncopied, instead="Device.open opens it in another process"):
         """Open a device.
 
         device: None for $ZINC_ATTN_DEVICE or else the best (discrete, integrated, cpu); an index of list_devices(),
-        or a piece of the name. runtime: "kompute" or "vulkan"; None for $ZINC_ATTN_RUNTIME, or else "kompute" where
+        or a piece of the name; "cpu" is the processor itself, which is the best where there is no Vulkan device, and
+        has no other runtime. runtime: "kompute" or "vulkan"; None for $ZINC_ATTN_RUNTIME, or else "kompute" where
         its package kp is installed as scripts/build_kp.sh builds it, and "vulkan" where it is not: the same bits.
         DeviceNotFoundError, NoVulkanError, RuntimeUnavailableError.
         """
         if device is None:
             device = os.environ.get("ZINC_ATTN_DEVICE") or None
+        if runtime is not None and (not isinstance(runtime, str) or runtime not in (*RUNTIMES, CpuRuntime.name)):
+            raise ArgumentError(f"runtime: got {shown(runtime)}, expected one of {', '.join(RUNTIMES)}")
+        info = machine.choose(list_devices(), device)
+        if info.native:
+            if runtime not in (None, CpuRuntime.name):
+                raise ArgumentError(f"runtime: got {shown(runtime)}, which {info.name} has not; leave it out")
+            return cls(CpuRuntime(info))
         if runtime is None:
             runtime = os.environ.get("ZINC_ATTN_RUNTIME") or default_runtime()
         if not isinstance(runtime, str) or runtime not in RUNTIMES:
             raise ArgumentError(f"runtime: got {shown(runtime)}, expected one of {', '.join(RUNTIMES)}")
-        return cls(_DISPATCHERS[runtime](machine.choose(machine.list_devices(), device)))
+        return cls(_DISPATCHERS[runtime](info))
 
     @classmethod
     def from_kompute(cls, manager: Any, index: int | None = None) -> Device:

@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import struct
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-import platformdirs
-
-from ...files import open_regular, replacing
+from ...files import cache_folder, open_regular, replacing
 from .device import LogicalDevice
 
 _MAGIC: Final = b"zinc_attn pipeline cache 1\n"  # then the SHA-256 of the driver's data, then the data
 _HEADER_BYTES: Final = 32  # of VkPipelineCacheHeaderVersionOne, with which the driver's data begin
-
-
-def _folder() -> Path | None:
-    """The package's cache folder; None where the user has no home directory."""
-    if chosen := os.environ.get("ZINC_ATTN_CACHE_DIR"):
-        return Path(chosen)
-    try:
-        found = platformdirs.user_cache_path("zinc_attn", appauthor=False)
-    except RuntimeError:  # without a home directory; older versions of platformdirs return a path that begins with ~
-        return None
-    return found if found.is_absolute() else None
 
 
 class PipelineCache:
@@ -44,7 +30,7 @@ class PipelineCache:
         self.file: Path | None = None
         self.digest = b""  # of what the file holds
         data = b""
-        if folder := _folder():
+        if folder := cache_folder():
             self.file = folder / "pipelines" / f"{hashlib.sha256(key).hexdigest()[:32]}.bin"
             with suppress(OSError), open_regular(self.file) as file:
                 stored = file.readall().removeprefix(_MAGIC)
