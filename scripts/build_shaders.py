@@ -103,7 +103,8 @@ def write_native(folder: Path) -> None:
     sources = {name: source for name, source in sources.items() if "mul_mat" not in name}
     shutil.copytree(ROOT / "native" / "cpu", folder)
     (folder / "kernels.cpp").write_text(cpp.kernels(SHADERS, sources))
-    (folder / "contract.h").write_text(cpp.contract(SHADERS))
+    for name in ("contract", "columns", "quantized"):
+        (folder / f"{name}.h").write_text(getattr(cpp, name)(SHADERS))
 
 
 def build() -> None:

@@ -129,20 +129,10 @@ struct Attention {
 // To `to` (8, KEYS): chunk c of all keys. blocks: what its block shares.
 template <uint S, bool INTEGERS> void unpack_keys(const Rows &rows, const Row *keys, const Block *blocks, uint c, float *to) {
     for (uint t = 0; t < KEYS; t += 8) {
-        F8 r[8], s[8];
+        F8 r[8];
         ZINC_UNROLL for (uint i = 0; i < 8; ++i) r[i] = values_of<S, INTEGERS>(rows, keys[t + i], c, blocks[t + i]);
-        ZINC_UNROLL for (uint i = 0; i < 4; ++i) {  // a transposition in three rounds, of halves, pairs and single ones
-            s[i] = __builtin_shufflevector(r[i], r[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
-            s[i + 4] = __builtin_shufflevector(r[i], r[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
-        }
-        ZINC_UNROLL for (uint i = 0; i < 8; i += 4) ZINC_UNROLL for (uint j = i; j < i + 2; ++j) {
-            r[j] = __builtin_shufflevector(s[j], s[j + 2], 0, 1, 8, 9, 4, 5, 12, 13);
-            r[j + 2] = __builtin_shufflevector(s[j], s[j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
-        }
-        ZINC_UNROLL for (uint i = 0; i < 8; i += 2) {
-            store(to + i * KEYS + t, __builtin_shufflevector(r[i], r[i + 1], 0, 8, 2, 10, 4, 12, 6, 14));
-            store(to + (i + 1) * KEYS + t, __builtin_shufflevector(r[i], r[i + 1], 1, 9, 3, 11, 5, 13, 7, 15));
-        }
+        transpose(r);
+        ZINC_UNROLL for (uint i = 0; i < 8; ++i) store(to + i * KEYS + t, r[i]);
     }
 }
 
@@ -402,5 +392,5 @@ void attend(const Step &step, uint64_t number, Room &room) {
 }
 }  // namespace
 
-const NamedKernel NATIVE[] = {{"attend", &attend}, {nullptr, nullptr}};
+const NamedKernel ATTENTION[] = {{"attend", &attend}, {nullptr, nullptr}};
 }  // namespace zinc

@@ -65,17 +65,35 @@ def _rewritten(text: str) -> str:
     return _NUMBER.sub(r"\1f", text)
 
 
+def _apart(text: str, head: str, by: str) -> str:
+    """Declarations of several names that begin with ``head`` as one of each, which begins with ``by``."""
+
+    def declarations(found: re.Match[str]) -> str:
+        depth, parts = 0, [""]
+        for letter in found[1]:
+            depth += (letter in "([{") - (letter in ")]}")
+            if letter == "," and not depth:
+                parts.append("")
+            else:
+                parts[-1] += letter
+        return "\n".join(f"{by}{part.strip()};" for part in parts)
+
+    return re.sub(rf"^{head}([^;]*);", declarations, text, flags=re.M)
+
+
 def _constants(text: str) -> str:
     """Constants that C++ knows when it compiles, so that they can be sizes of arrays, as such."""
-    known = set(re.findall(r"\b[A-Z][A-Z0-9_]+\b", "WAVE BLOCK CHUNK SUM_LANES"))
+    text = _apart(text, "const uint ", "const uint ")
+    unknown = set(re.findall(r"^const \w+ (\w+) = spec\[", text, re.M))
 
     def constant(found: re.Match[str]) -> str:
-        if any(name not in known for name in re.findall(r"\b[A-Za-z_]\w*", re.sub(r"0x\w+|\d\w*", "", found[2]))):
+        names = set(re.findall(r"\b[A-Za-z_]\w*", re.sub(r"0x\w+|\b\d\w*", "", found[3])))
+        if names & unknown or not all(name.isupper() for name in names):
+            unknown.add(found[2])
             return found[0]
-        known.add(found[1])
-        return f"static constexpr uint {found[1]} = {found[2]};"
+        return f"static constexpr {found[1]} {found[2]} = {found[3]};"
 
-    return re.sub(r"^const uint (\w+) = ([^;,]*);", constant, text, flags=re.M)
+    return re.sub(r"^const (uint|bool|int) (\w+) = ([^;,]*);", constant, text, flags=re.M)
 
 
 def _kernel(name: str, path: Path) -> str:
@@ -93,7 +111,7 @@ def kernels(shaders: Path, sources: dict[str, str]) -> str:
     made = [_kernel(f"k_{name}", shaders / source) for name, source in sources.items()]
     calls = [f"{{\"{name}\", &run_group<k_{name}>}}" for name in sources]
     table = "const NamedKernel GENERATED[] = {\n" + ",\n".join(calls) + ",\n{nullptr, nullptr}};"
-    head = '// Made of shaders/ by zinc_attn/kernels/cpp.py.\n#include "contract.h"\n#pragma GCC diagnostic ignored "-Wunused"\n#pragma GCC diagnostic ignored "-Wparentheses"'
+    head = '// Made of shaders/ by zinc_attn/kernels/cpp.py.\n#include "contract.h"\n#pragma GCC diagnostic ignored "-Wunused"'
     return "\n".join([head, "namespace zinc {", *made, table, "}", ""])
 
 
@@ -118,7 +136,37 @@ def contract(shaders: Path) -> str:
     """contract.h: the numbers of both contracts, and the functions of floats.glsl on lanes."""
     numbers = "\n".join(_rewritten((shaders / name).read_text(encoding="utf-8")) for name in CONTRACTS)
     overload = "static ZINC_INLINE F weight(F s, float m) { return weight(s, all(m)); }"
-    head = "// Made of shaders/ by zinc_attn/kernels/cpp.py.\n#pragma once\n#include \"glsl.h\"\n#include \"lanes.h\""
+    head = "// Made of shaders/ by zinc_attn/kernels/cpp.py.\n#pragma once\n#include \"glsl.h\"\n#include \"lanes.h\"\n#pragma GCC diagnostic ignored \"-Wparentheses\""
     declared = "static ZINC_INLINE F weight(F s, F m);"
     floats = lanes(shaders, "floats.glsl")
     return "\n".join([head, "namespace zinc {", numbers, declared, overload, floats, "}", ""])
+
+
+def columns(shaders: Path) -> str:
+    """Members of a struct with a product's parameters p: its columns, and how a result is stored."""
+    seen: set[Path] = set()
+    names = "tensor.glsl", "numbers.glsl", "columns.glsl", "sums.glsl"
+    return _constants(_rewritten("\n".join(_flat(shaders / "graph" / name, seen) for name in names)))
+
+
+def quantized(shaders: Path) -> str:
+    """Members of a struct with a constant TYPE: what quantized weights are, with a row of weights in each lane.
+
+    A ``uint`` or a ``float`` may be one of all rows or one of each, which C++ deduces; its vectors are of each.
+    """
+    places, blocks, sums, joins = (
+        _rewritten((shaders / "graph" / f"{name}.glsl").read_text(encoding="utf-8"))
+        for name in ("q_places", "q_blocks", "sums", "q_sums")
+    )
+    places = "\n".join(re.findall(r"^const [^;]*;", places, re.M))
+    sums = sums[: sums.index("void store(")]
+    text = "\n".join([places, blocks, sums, joins])
+    text = re.sub(r"^(?:#include|shared)[^\n]*", "", text, flags=re.M)
+    for name in ("uint table_entry", "void fill_table", "uint pair", "void exchange", "int dot4", "int dot16"):
+        text = re.sub(rf"^{name}\([\s\S]*?^}}\n", "", text, flags=re.M)
+    text = re.sub(r"^int packed_dot[^;]*;", "", text, flags=re.M)
+    text = _constants(text)
+    text = _apart(text, " +uint ", "auto ")
+    text = re.sub(r"\b(float|int)\(", r"to_\1(", text)
+    text = re.sub(r"(?<!constexpr )\b(?:uint|float)\b(?=[ &])", "auto", text)
+    return re.sub(r"(?<![\w])(uvec4|vec4|vec2)\b(?! TABLE)", lambda found: f"lanes_{found[1]}", text)

@@ -47,6 +47,11 @@ def list_devices() -> list[DeviceInfo]:
     return [*found, cpu_info(len(found))]
 
 
+def find_device(device: int | str | None = None) -> DeviceInfo:
+    """The device that ``Device.open`` opens."""
+    return machine.choose(list_devices(), os.environ.get("ZINC_ATTN_DEVICE") or None if device is None else device)
+
+
 def default_runtime() -> str:
     """The dispatcher of ``Device.open`` where none is named."""
     try:
@@ -122,11 +127,9 @@ class Device(Uncopied, instead="Device.open opens it in another process"):
         its package kp is installed as scripts/build_kp.sh builds it, and "vulkan" where it is not: the same bits.
         DeviceNotFoundError, NoVulkanError, RuntimeUnavailableError.
         """
-        if device is None:
-            device = os.environ.get("ZINC_ATTN_DEVICE") or None
         if runtime is not None and (not isinstance(runtime, str) or runtime not in (*RUNTIMES, CpuRuntime.name)):
             raise ArgumentError(f"runtime: got {shown(runtime)}, expected one of {', '.join(RUNTIMES)}")
-        info = machine.choose(list_devices(), device)
+        info = find_device(device)
         if info.native:
             if runtime not in (None, CpuRuntime.name):
                 raise ArgumentError(f"runtime: got {shown(runtime)}, which {info.name} has not; leave it out")
