@@ -13,6 +13,7 @@ import hashlib
 import importlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -98,9 +99,8 @@ def write_native(folder: Path) -> None:
     """The C++ of native/cpu, and that of the kernels which are made of GLSL: what a host's compiler builds."""
     cpp = load_kernels("cpp")
     decls = (*load_kernels("declarations").MODULES, *load_kernels("params", "graph").modules())
-    native = "attend.spv", "attend_matrix.spv", "attend_units.spv", "plain.spv"
-    sources = {decl.file.removesuffix(".spv"): decl.source for decl in decls if decl.file not in native}
-    sources = {name: source for name, source in sources.items() if "mul_mat" not in name}
+    sources = {decl.file.removesuffix(".spv"): decl.source for decl in decls}
+    sources = {name: source for name, source in sources.items() if not re.match("attend|graph_mul_mat|mul_mat", name)}
     shutil.copytree(ROOT / "native" / "cpu", folder)
     (folder / "kernels.cpp").write_text(cpp.kernels(SHADERS, sources))
     for name in ("contract", "columns", "quantized"):

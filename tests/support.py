@@ -26,7 +26,7 @@ from zinc_attn.tools.cost.cards import RDNA4_UNITS
 FULL = os.environ.get("ZINC_ATTN_TEST_FULL") == "1"
 RUNTIMES = ("kompute", "vulkan")
 # (driver, dispatcher): where a test of ``any_device`` runs; one that is not marked ``both_dispatchers`` takes the pairs
-# of plain Vulkan alone. SwiftShader keeps no compiled code, so it is in the list with Kompute with --full only.
+# of plain Vulkan alone, and the processor. SwiftShader keeps no compiled code, so it is in the list with Kompute with --full only.
 SLOW = ("swiftshader", "kompute")
 DRIVERS = [
     (driver, runtime)
@@ -34,6 +34,7 @@ DRIVERS = [
     for runtime in RUNTIMES
     if FULL or (driver, runtime) != SLOW
 ]
+CPU_NATIVE = ("cpu", "cpu")
 GFX1201 = ("gfx1201", "interpreted")  # RADV's machine code in tests/gfx1201
 
 GPU = DeviceInfo(
@@ -136,13 +137,17 @@ def open_device(driver: str, runtime: str) -> za.Device:
         from gfx1201.runtime import Gfx1201
 
         return za.Device(Gfx1201())
+    if (driver, runtime) == CPU_NATIVE:
+        if not (cpu := za.list_devices()[-1]).native or cpu.refusal:
+            pytest.skip("there is no C++ compiler: install g++ 12 or later")
+        return za.Device.open("cpu")
     if runtime == "kompute" and importlib.util.find_spec("kp") is None:
         pytest.skip("kp is not installed: scripts/run builds it")
     if driver == "swiftshader":
         if not os.environ.get("ZINC_ATTN_SWIFTSHADER_ICD"):
             pytest.skip("SwiftShader is not here: run scripts/test on Debian, or set ZINC_ATTN_SWIFTSHADER_ICD")
         return za.Device.open("SwiftShader", runtime=runtime)
-    others = [d for d in za.list_devices() if "SwiftShader" not in d.name]
+    others = [d for d in za.list_devices() if "SwiftShader" not in d.name and not d.native]
     if not others:
         pytest.skip("SwiftShader is the only Vulkan device")
     best = machine.choose(others, os.environ.get("ZINC_ATTN_DEVICE"))

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from support import DRIVERS, FULL, GFX1201, RUNTIMES, open_device
+from support import CPU_NATIVE, DRIVERS, FULL, GFX1201, RUNTIMES, open_device
 
 import zinc_attn as za
 from zinc_attn.decode.arithmetic import check_arithmetic
@@ -49,7 +49,7 @@ def matrix_device(device: za.Device) -> za.Device:
 @pytest.fixture(scope="session")
 def best_device_index() -> int | None:
     """The index of the machine's best device other than SwiftShader; None where there is no other."""
-    others = [d for d in za.list_devices() if "SwiftShader" not in d.name]
+    others = [d for d in za.list_devices() if "SwiftShader" not in d.name and not d.native]
     return machine.choose(others).index if others else None
 
 
@@ -113,6 +113,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     The mark is for tests of what the dispatchers do differently: order, memory, errors, recordings. A file whose others
     never differ, being far from the device, says ONE_DISPATCHER = True. Without --full a test that is marked
     ``one_driver`` leaves out SwiftShader, which keeps no compiled code: each of its kernels takes three seconds.
+    Native code of the processor runs all that are not marked ``of_drivers``.
     A file that says EXECUTED = True also runs on gfx1201's machine code, interpreted.
     """
     every = FULL and not getattr(metafunc.module, "ONE_DISPATCHER", False)
@@ -125,6 +126,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         drivers = [driver for driver in DRIVERS if both or driver[1] == "vulkan"]
         if not FULL and metafunc.definition.get_closest_marker("one_driver"):
             drivers = [driver for driver in drivers if driver[0] != "swiftshader"]
+        drivers += [] if metafunc.definition.get_closest_marker("of_drivers") else [CPU_NATIVE]
         drivers += [GFX1201] if getattr(metafunc.module, "EXECUTED", False) else []
         metafunc.parametrize("any_device", drivers, indirect=True, ids="-".join, scope="session")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from numpy.typing import NDArray
-from support import DRIVERS, FULL, SLOW, Arrays, differing, make_inputs, same
+from support import CPU_NATIVE, DRIVERS, FULL, SLOW, Arrays, differing, make_inputs, same
 
 import zinc_attn as za
 from zinc_attn import reference
@@ -30,14 +30,15 @@ SPLITS = (1, 2, 3, 5, 7, 8, 17, 32, 64, 128, 1000) if FULL else (1, 7, 1000)
 SIZES, UNITS = ((100, 256, 2048), (2, 32, 64, 96)) if FULL else ((100, 2048), (64,))
 
 CI_SHAPES = ("16/2/256", "9/3/64", "8/2/80", "6/2/192", "5/1/512")
+EVERY = tuple(f"{MODEL_SHAPES} {OTHER_SHAPES}".split())
 # Shapes, those that are in float32, too, and contexts. A shape and a type take seconds to compile.
 CI = {
     ("default", "vulkan"): (CI_SHAPES, CI_SHAPES[:2], (0, 1, 33, 64, 65, 129, 1000)),
     ("default", "kompute"): (CI_SHAPES[:2], CI_SHAPES[:2], (0, 65, 1000)),  # a dispatcher does not know a shape
     ("swiftshader", "vulkan"): (("9/3/64",), (), (1, 65, 577)),
+    CPU_NATIVE: (EVERY, EVERY[:2], (*SHORT, 1000)),
 }
-EVERY = tuple(f"{MODEL_SHAPES} {OTHER_SHAPES}".split())
-ALL = dict.fromkeys(DRIVERS, (EVERY, EVERY, (*SHORT, *LONG))) | {SLOW: (EVERY[:9], EVERY[:9], (1, 65, 129, 1000))}
+ALL = dict.fromkeys([*DRIVERS, CPU_NATIVE], (EVERY, EVERY, (*SHORT, *LONG))) | {SLOW: (EVERY[:9], EVERY[:9], (1, 65, 129, 1000))}
 
 
 def table() -> list[Any]:
