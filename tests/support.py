@@ -26,7 +26,8 @@ from zinc_attn.tools.cost.cards import RDNA4_UNITS
 FULL = os.environ.get("ZINC_ATTN_TEST_FULL") == "1"
 RUNTIMES = ("kompute", "vulkan")
 # (driver, dispatcher): where a test of ``any_device`` runs; one that is not marked ``both_dispatchers`` takes the pairs
-# of plain Vulkan alone, and the processor. SwiftShader keeps no compiled code, so it is in the list with Kompute with --full only.
+# of plain Vulkan alone, and the processor. SwiftShader keeps no compiled code, so it is in the list with Kompute with
+# --full only.
 SLOW = ("swiftshader", "kompute")
 DRIVERS = [
     (driver, runtime)

@@ -30,6 +30,7 @@ struct Attention {
     float *chunk;            // (8, KEYS) of K, or (KEYS, BLOCK) of V
     Row k_rows[KEYS], v_rows[KEYS];
     Block blocks[KEYS];
+    alignas(64) float scales[KEYS];  // of "integer": those of blocks, which then are without them
 
     Attention(const Step &step, uint64_t number, Room &room)
         : k_dim(step.spec[ATTEND_SPEC_K_DIM]), v_dim(step.spec[ATTEND_SPEC_V_DIM]), vectors(step.spec[ATTEND_SPEC_VECTORS]),
@@ -103,11 +104,12 @@ struct Attention {
 
     template <Sums SUMS> void attend_leaf(uint leaf, uint begin, uint count);
     template <Sums SUMS> void add_chunk(uint c, float *to);
+    void find_blocks(const Rows &rows, const Row *keys, uint block);
     void add_block_dots();
     void find_scores(uint leaf, uint begin, uint count);
     void find_weights(uint begin, uint count);
     template <Sums SUMS> void sum_values(uint begin, uint count);
-    void find_factors(uint block, uint begin, uint count, float *units);
+    void find_factors(uint begin, uint count, float *units);
     void fold();
     void emit(uint node);
 
@@ -127,28 +129,28 @@ struct Attention {
 };
 
 // To `to` (8, KEYS): chunk c of all keys. blocks: what its block shares.
-template <uint S, bool INTEGERS> void unpack_keys(const Rows &rows, const Row *keys, const Block *blocks, uint c, float *to) {
+template <uint S> void unpack_keys(const Rows &rows, const Row *keys, const Block *blocks, uint c, float *to) {
     for (uint t = 0; t < KEYS; t += 8) {
         F8 r[8];
-        ZINC_UNROLL for (uint i = 0; i < 8; ++i) r[i] = values_of<S, INTEGERS>(rows, keys[t + i], c, blocks[t + i]);
+        ZINC_UNROLL for (uint i = 0; i < 8; ++i) r[i] = values_of<S>(rows, keys[t + i], c, blocks[t + i]);
         transpose(r);
         ZINC_UNROLL for (uint i = 0; i < 8; ++i) store(to + i * KEYS + t, r[i]);
     }
 }
 
 // To `to` (KEYS, BLOCK): dimensions of a block of V of keys begin ... count - 1.
-template <uint S, bool INTEGERS>
+template <uint S>
 void unpack_values(const Rows &rows, const Row *keys, const Block *blocks, uint block, uint begin, uint count, uint dims, float *to) {
     for (uint t = begin; t < count; ++t)
         for (uint c = 0; c < (dims + 7) / 8; ++c)
-            store(to + t * BLOCK + 8 * c, values_of<S, INTEGERS>(rows, keys[t], block * (BLOCK / 8) + c, blocks[t]));
+            store(to + t * BLOCK + 8 * c, values_of<S>(rows, keys[t], block * (BLOCK / 8) + c, blocks[t]));
 }
 
 using UnpackKeys = void (*)(const Rows &, const Row *, const Block *, uint, float *);
 using UnpackValues = void (*)(const Rows &, const Row *, const Block *, uint, uint, uint, uint, float *);
-#define ZINC_EACH(f, of) {f<0, of>, f<1, of>, f<2, of>, f<3, of>, f<4, of>, f<5, of>, f<6, of>, f<7, of>, f<8, of>, f<9, of>}
-const UnpackKeys UNPACK_KEYS[2][10] = {ZINC_EACH(unpack_keys, false), ZINC_EACH(unpack_keys, true)};
-const UnpackValues UNPACK_VALUES[2][10] = {ZINC_EACH(unpack_values, false), ZINC_EACH(unpack_values, true)};
+#define ZINC_EACH(f) {f<0>, f<1>, f<2>, f<3>, f<4>, f<5>, f<6>, f<7>, f<8>, f<9>}  // storage types
+const UnpackKeys UNPACK_KEYS[] = ZINC_EACH(unpack_keys);
+const UnpackValues UNPACK_VALUES[] = ZINC_EACH(unpack_values);
 
 // a * b + c, as the arithmetic rounds it; sums of "integer" are whole numbers that float32 holds.
 template <Sums SUMS> ZINC_INLINE F multiply_add(F a, F b, F c) {
@@ -170,11 +172,17 @@ template <Sums SUMS> void Attention::add_chunk(uint c, float *to) {
     }
 }
 
+void Attention::find_blocks(const Rows &rows, const Row *keys, uint block) {
+    for (uint t = 0; t < KEYS; ++t) {
+        blocks[t] = block_of(rows, keys[t], block);
+        if (sums == WHOLE_SUMS)
+            scales[t] = blocks[t].scale, blocks[t].scale = 1.0f;
+    }
+}
+
 void Attention::add_block_dots() {
     for (uint t = 0; t < KEYS; t += LANES) {
-        F scale;
-        for (uint i = 0; i < LANES; ++i)
-            scale[i] = blocks[t + i].scale;
+        const F scale = load<F>(scales + t);
         for (uint h = 0; h < vectors; ++h) {
             float *at = dots + h * KEYS + t, *block = block_dots + h * KEYS + t;
             store(at, load<F>(at) + load<F>(block) * scale);
@@ -189,9 +197,9 @@ template <Sums SUMS> void Attention::attend_leaf(uint leaf, uint begin, uint cou
     std::memset(block_dots, 0, sizeof(float) * vectors * KEYS);
     const bool integers = SUMS == WHOLE_SUMS;
     for (uint c = 0; c < k_dim / 8; ++c) {
-        for (uint t = 0; t < KEYS && c % 4 == 0; ++t)
-            blocks[t] = block_of(k, k_rows[t], c / 4);
-        UNPACK_KEYS[integers][k.storage](k, k_rows, blocks, c, chunk);
+        if (c % 4 == 0)
+            find_blocks(k, k_rows, c / 4);
+        UNPACK_KEYS[k.storage](k, k_rows, blocks, c, chunk);
         add_chunk<SUMS>(c, integers ? block_dots : dots);
         if (integers && (c % 4 == 3 || c + 1 == k_dim / 8))
             add_block_dots();
@@ -264,11 +272,11 @@ void Attention::find_weights(uint begin, uint count) {
 
 // To factors: the weights times the scales of a block of V as integers; units: what they are multiples of. See
 // integer.glsl.
-void Attention::find_factors(uint, uint begin, uint count, float *units) {
+void Attention::find_factors(uint begin, uint count, float *units) {
     for (uint h = 0; h < vectors; ++h) {
         float scaled[KEYS] = {}, top = 0.0f;
         for (uint t = begin; t < count; ++t) {
-            scaled[t] = dots[h * KEYS + t] * blocks[t].scale;
+            scaled[t] = dots[h * KEYS + t] * scales[t];
             top = max(top, abs(scaled[t]));
         }
         const F power = integer_power(all(top));
@@ -300,12 +308,11 @@ template <Sums SUMS> void Attention::sum_values(uint begin, uint count) {
     const float *p = SUMS == WHOLE_SUMS ? factors : dots;
     alignas(64) float units[256], sums[4 * BLOCK];
     for (uint d = 0; d < v_dim; d += BLOCK) {
-        for (uint t = begin; t < count; ++t)
-            blocks[t] = block_of(v, v_rows[t], d / BLOCK);
+        find_blocks(v, v_rows, d / BLOCK);
         const uint dims = min(v_dim - d, BLOCK);
-        UNPACK_VALUES[SUMS == WHOLE_SUMS][v.storage](v, v_rows, blocks, d / BLOCK, begin, count, dims, chunk);
+        UNPACK_VALUES[v.storage](v, v_rows, blocks, d / BLOCK, begin, count, dims, chunk);
         if (SUMS == WHOLE_SUMS)
-            find_factors(d / BLOCK, begin, count, units);
+            find_factors(begin, count, units);
         for (uint h = 0; h < vectors; h += 4) {
             const uint heads = min(vectors - h, 4u);
             const bool whole = dims == BLOCK;

@@ -3,52 +3,42 @@
 // zinc_attn/kernels/cpp.py makes a struct of each kernel. Its members are the kernel's buffers, constants, variables and
 // functions, and an object of it is an invocation.
 #pragma once
+#include "lanes.h"
 #include "runtime.h"
 #include <cstring>
 #include <new>
-#include <type_traits>
 
 namespace zinc {
 typedef uint32_t uint;
 
-template <typename T, int N> struct vec;
-template <typename T> struct vec<T, 2> {
-    T x, y;
+template <typename T, int N> struct Components;
+template <typename T> struct Components<T, 2> { T x, y; };
+template <typename T> struct Components<T, 3> { T x, y, z; };
+template <typename T> struct Components<T, 4> { T x, y, z, w; };
+
+// A vector of GLSL. T may also be a vector of lanes, and a component then is one of each row.
+template <typename T, int N> struct vec : Components<T, N> {
     vec() = default;
-    constexpr explicit vec(T a) : x(a), y(a) {}
-    template <typename A, typename B> constexpr vec(A a, B b) : x(T(a)), y(T(b)) {}
-    template <typename U> constexpr explicit vec(const vec<U, 2> &v) : x(T(v.x)), y(T(v.y)) {}
-    T &operator[](uint i) { return (&x)[i]; }
-    T operator[](uint i) const { return (&x)[i]; }
-};
-template <typename T> struct vec<T, 3> {
-    T x, y, z;
-    vec() = default;
-    constexpr explicit vec(T a) : x(a), y(a), z(a) {}
-    constexpr vec(T a, T b, T c) : x(a), y(b), z(c) {}
-    template <typename U> constexpr vec(T a, const vec<U, 2> &v) : x(a), y(T(v.x)), z(T(v.y)) {}
-    template <typename U> constexpr explicit vec(const vec<U, 3> &v) : x(T(v.x)), y(T(v.y)), z(T(v.z)) {}
-    vec<T, 2> yz() const { return {y, z}; }
-    T &operator[](uint i) { return (&x)[i]; }
-    T operator[](uint i) const { return (&x)[i]; }
-};
-template <typename T> struct vec<T, 4> {
-    T x, y, z, w;
-    vec() = default;
-    constexpr explicit vec(T a) : x(a), y(a), z(a), w(a) {}
-    constexpr vec(T a, T b, T c, T d) : x(a), y(b), z(c), w(d) {}
-    constexpr vec(const vec<T, 2> &v, T c, T d) : x(v.x), y(v.y), z(c), w(d) {}
-    constexpr vec(T a, T b, const vec<T, 2> &v) : x(a), y(b), z(v.x), w(v.y) {}
-    constexpr vec(const vec<T, 2> &a, const vec<T, 2> &b) : x(a.x), y(a.y), z(b.x), w(b.y) {}
-    constexpr vec(T a, const vec<T, 3> &v) : x(a), y(v.x), z(v.y), w(v.z) {}
-    template <typename U> constexpr explicit vec(const vec<U, 4> &v) : x(T(v.x)), y(T(v.y)), z(T(v.z)), w(T(v.w)) {}
-    vec<T, 2> xy() const { return {x, y}; }
-    vec<T, 2> yz() const { return {y, z}; }
-    vec<T, 2> zw() const { return {z, w}; }
-    vec<T, 3> xyz() const { return {x, y, z}; }
-    vec<T, 3> yzw() const { return {y, z, w}; }
-    T &operator[](uint i) { return (&x)[i]; }
-    T operator[](uint i) const { return (&x)[i]; }
+    template <typename... A> explicit(sizeof...(A) == 1) constexpr vec(const A &...parts) {
+        uint n = 0;
+        (take(n, parts), ...);
+        for (uint i = n; n == 1 && i < N; ++i)
+            (*this)[i] = (*this)[0];
+    }
+    T &operator[](uint i) { return (&this->x)[i]; }
+    const T &operator[](uint i) const { return (&this->x)[i]; }
+    vec<T, 2> xy() const { return {this->x, this->y}; }
+    vec<T, 2> yz() const { return {this->y, this->z}; }
+    vec<T, 2> zw() const { return {this->z, this->w}; }
+    vec<T, 3> xyz() const { return {this->x, this->y, this->z}; }
+    vec<T, 3> yzw() const { return {this->y, this->z, this->w}; }
+
+  private:
+    template <typename A> void take(uint &n, const A &part) { (*this)[n++] = convert<T>(part); }
+    template <typename A, int M> void take(uint &n, const vec<A, M> &part) {
+        for (uint i = 0; i < M && n < N; ++i)
+            take(n, part[i]);
+    }
 };
 using vec2 = vec<float, 2>;
 using vec3 = vec<float, 3>;
@@ -59,30 +49,32 @@ using uvec4 = vec<uint, 4>;
 using ivec2 = vec<int, 2>;
 using ivec4 = vec<int, 4>;
 using bvec2 = vec<bool, 2>;
+template <typename T> constexpr bool is_vec = false;
+template <typename T, int N> constexpr bool is_vec<vec<T, N>> = true;
 
 // Applies f to each component.
 template <typename T, int N, typename F> auto each(const vec<T, N> &v, F f) {
     vec<decltype(f(v[0])), N> made;
-    for (int i = 0; i < N; ++i)
-        made[uint(i)] = f(v[uint(i)]);
+    for (uint i = 0; i < N; ++i)
+        made[i] = f(v[i]);
     return made;
 }
 template <typename T, typename U, int N, typename F> auto each(const vec<T, N> &a, const vec<U, N> &b, F f) {
     vec<decltype(f(a[0], b[0])), N> made;
-    for (int i = 0; i < N; ++i)
-        made[uint(i)] = f(a[uint(i)], b[uint(i)]);
+    for (uint i = 0; i < N; ++i)
+        made[i] = f(a[i], b[i]);
     return made;
 }
 #define ZINC_OPERATOR(op)                                                                                             \
     template <typename T, typename U, int N> vec<T, N> operator op(const vec<T, N> &a, const vec<U, N> &b) {          \
         return each(a, b, [](T x, U y) { return T(x op y); });                                                        \
-    }                                                                                                                  \
-    template <typename T, int N> vec<T, N> operator op(const vec<T, N> &a, std::common_type_t<T> b) {                 \
+    }                                                                                                                 \
+    template <typename T, typename U, int N> requires(!is_vec<U>) vec<T, N> operator op(const vec<T, N> &a, U b) {    \
         return each(a, [b](T x) { return T(x op b); });                                                               \
-    }                                                                                                                  \
+    }                                                                                                                 \
     template <typename T, int N> vec<T, N> operator op(std::common_type_t<T> a, const vec<T, N> &b) {                 \
         return each(b, [a](T x) { return T(a op x); });                                                               \
-    }                                                                                                                  \
+    }                                                                                                                 \
     template <typename T, int N, typename U> vec<T, N> &operator op##=(vec<T, N> &a, const U &b) { return a = a op b; }
 ZINC_OPERATOR(+)
 ZINC_OPERATOR(-)
@@ -98,10 +90,7 @@ ZINC_OPERATOR(>>)
 template <typename T, int N> vec<T, N> operator-(const vec<T, N> &a) { return each(a, [](T x) { return T(-x); }); }
 template <typename T, int N> vec<T, N> operator~(const vec<T, N> &a) { return each(a, [](T x) { return T(~x); }); }
 template <typename T, int N> bool operator==(const vec<T, N> &a, const vec<T, N> &b) {
-    for (int i = 0; i < N; ++i)
-        if (a[uint(i)] != b[uint(i)])
-            return false;
-    return true;
+    return all(each(a, b, [](T x, T y) { return x == y; }));
 }
 
 inline uint floatBitsToUint(float x) { return __builtin_bit_cast(uint, x); }
@@ -146,10 +135,10 @@ template <typename T, int N> auto notEqual(const vec<T, N> &a, const vec<T, N> &
     return each(a, b, [](T x, T y) { return x != y; });
 }
 template <int N> bool all(const vec<bool, N> &v) {
-    for (int i = 0; i < N; ++i)
-        if (!v[uint(i)])
-            return false;
-    return true;
+    bool every = true;
+    for (uint i = 0; i < N; ++i)
+        every &= v[i];
+    return every;
 }
 template <typename T, int N> vec<T, N> mix(vec<T, N> a, const vec<T, N> &b, const vec<bool, N> &chosen) {
     for (uint i = 0; i < uint(N); ++i)

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #if defined(__AVX__)
 #include <immintrin.h>
 #endif
@@ -35,6 +36,13 @@ template <typename V> static ZINC_INLINE V load(const void *from) {
 }
 template <typename V> static ZINC_INLINE void store(void *to, const V &v) { std::memcpy(to, &v, sizeof v); }
 static ZINC_INLINE F all(float x) { return x - (F){}; }
+// A number as one of type T: a vector has it in all its lanes.
+template <typename T, typename A> static ZINC_INLINE constexpr T convert(const A &x) {
+    if constexpr (std::is_arithmetic_v<T> || std::is_same_v<T, A>)
+        return T(x);
+    else
+        return x - T{};
+}
 static ZINC_INLINE F to_float(I x) { return __builtin_convertvector(x, F); }
 static ZINC_INLINE F to_float(U x) { return __builtin_convertvector((I)x, F); }  // below 2**31
 static ZINC_INLINE I to_int(F x) { return __builtin_convertvector(x, I); }
@@ -53,6 +61,8 @@ static ZINC_INLINE F min(F a, float b) { return min(a, all(b)); }
 static ZINC_INLINE F max(F a, float b) { return max(a, all(b)); }
 static ZINC_INLINE U max(U a, uint32_t b) { return a < b ? b - (U){} : a; }
 static ZINC_INLINE F clamp(F x, float a, float b) { return min(max(x, a), b); }
+static ZINC_INLINE F weight(F s, F m);  // of floats.glsl
+static ZINC_INLINE F weight(F s, float m) { return weight(s, all(m)); }
 // To the nearest whole number, ties to even: beyond 2**23 every number is whole.
 static ZINC_INLINE F roundEven(F x) {
 #if defined(__AVX512F__)

@@ -40,29 +40,9 @@ template <typename Params> struct Columns : Invocation {
     }
 };
 
-struct lanes_uvec4 {
-    U x, y, z, w;
-    U &operator[](uint i) { return (&x)[i]; }
-};
-template <typename F1> ZINC_INLINE lanes_uvec4 each(const lanes_uvec4 &v, F1 f) { return {f(v.x), f(v.y), f(v.z), f(v.w)}; }
-ZINC_INLINE lanes_uvec4 operator>>(const lanes_uvec4 &v, uint by) { return each(v, [by](U x) { return x >> by; }); }
-ZINC_INLINE lanes_uvec4 operator<<(const lanes_uvec4 &v, uint by) { return each(v, [by](U x) { return x << by; }); }
-ZINC_INLINE lanes_uvec4 operator&(const lanes_uvec4 &v, uint by) { return each(v, [by](U x) { return x & by; }); }
-ZINC_INLINE lanes_uvec4 operator|(const lanes_uvec4 &a, const lanes_uvec4 &b) {
-    return {a.x | b.x, a.y | b.y, a.z | b.z, a.w | b.w};
-}
-ZINC_INLINE lanes_uvec4 &operator|=(lanes_uvec4 &a, const lanes_uvec4 &b) { return a = a | b; }
-ZINC_INLINE F of_each(float x) { return all(x); }
-ZINC_INLINE F of_each(F x) { return x; }
-struct lanes_vec2 {
-    F x, y;
-    lanes_vec2(auto x, auto y) : x(of_each(x)), y(of_each(y)) {}
-};
-struct lanes_vec4 {
-    F x, y, z, w;
-    lanes_vec4(auto x, auto y, auto z, auto w) : x(of_each(x)), y(of_each(y)), z(of_each(z)), w(of_each(w)) {}
-    lanes_vec4(const lanes_vec2 &v, auto z, auto w) : x(v.x), y(v.y), z(of_each(z)), w(of_each(w)) {}
-};
+using lanes_uvec4 = vec<U, 4>;
+using lanes_vec2 = vec<F, 2>;
+using lanes_vec4 = vec<F, 4>;
 ZINC_INLINE F halves_to_floats(U h) {
     const F size = (F)((h & 0x7FFFu) << 13) * 0x1p112f;
     return (F)(((h & 0x7C00u) == 0x7C00u ? 0x7F800000u | (h & 0x3FFu) << 13 : (U)size) | (h & 0x8000u) << 16);

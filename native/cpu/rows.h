@@ -58,6 +58,15 @@ static ZINC_INLINE F8 from_halves(const void *from) {
     return (F8)((U8)((F8)((w & 0x7FFFu) << 13) * 0x1p112f) | (w & 0x8000u) << 16);
 #endif
 }
+// Eight bytes as numbers.
+template <typename B> static ZINC_INLINE I8 bytes_at(const void *from) {
+#if defined(__AVX2__)
+    const __m128i bytes = _mm_loadl_epi64(static_cast<const __m128i *>(from));
+    return (I8)(std::is_signed_v<B> ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes));
+#else
+    return __builtin_convertvector((load<Vector<B, 8>>(from)), I8);
+#endif
+}
 static ZINC_INLINE float half_at(const void *from) { return half_to_float(load<uint16_t>(from)); }
 
 static ZINC_INLINE Block block_of(const Rows &rows, Row row, uint block) {
@@ -79,14 +88,14 @@ static ZINC_INLINE Block block_of(const Rows &rows, Row row, uint block) {
 static ZINC_INLINE U8 nibbles_of(const Rows &rows, Row row, uint chunk) {
     if (rows.stride) {
         const uint8_t *values = row.values + (chunk / 4 + 1) * rows.block_bytes - BLOCK / 2 + 8 * (chunk & 1);
-        return __builtin_convertvector((load<Vector<uint8_t, 8>>(values)), U8) >> (4 * (chunk >> 1 & 1)) & 15u;
+        return (U8)bytes_at<uint8_t>(values) >> (4 * (chunk >> 1 & 1)) & 15u;
     }
     return (load<uint>(row.values + chunk * rows.chunk_step) - (U8){}) >> (U8){0, 4, 8, 12, 16, 20, 24, 28} & 15u;
 }
 
-// Eight values of a row of type S. INTEGERS: without the scale of their block.
-template <uint S, bool INTEGERS> static ZINC_INLINE F8 values_of(const Rows &rows, Row row, uint chunk, const Block &block) {
-    const float scale = INTEGERS ? 1.0f : block.scale;
+// Eight values of a row of type S.
+template <uint S> static ZINC_INLINE F8 values_of(const Rows &rows, Row row, uint chunk, const Block &block) {
+    const float scale = block.scale;
     const uint8_t *at = row.values + (rows.stride ? chunk * rows.bits : chunk * rows.chunk_step);
     uint8_t padded[32] = {};
     if (rows.halves == 0 && rows.size < 8 * chunk + 8) {  // an engine's row ends within the chunk
@@ -101,14 +110,14 @@ template <uint S, bool INTEGERS> static ZINC_INLINE F8 values_of(const Rows &row
     if constexpr (S == STORAGE_BF16)
         return (F8)(__builtin_convertvector((load<Vector<uint16_t, 8>>(at)), U8) << 16);
     if constexpr (S == STORAGE_FP8_E4M3) {
-        const Halves w = __builtin_convertvector((load<Vector<uint8_t, 8>>(at)), Halves);
+        const Halves w = __builtin_convertvector((U8)bytes_at<uint8_t>(at), Halves);
         const Halves halves = (w & 0x7F) << 7 | (w & 0x80) << 8;
         return from_halves(&halves) * scale;
     }
     if constexpr (S == STORAGE_Q8_0) {
         if (rows.stride)
             at = row.values + chunk / 4 * rows.block_bytes + 2 + chunk % 4 * 8;
-        return __builtin_convertvector((load<Vector<int8_t, 8>>(at)), F8) * scale;
+        return __builtin_convertvector(bytes_at<int8_t>(at), F8) * scale;
     }
     U8 q = nibbles_of(rows, row, chunk);
     if constexpr (S == STORAGE_IQ4_NL) {

@@ -26,8 +26,8 @@ def device_of() -> Iterator[Callable[[str, str], za.Device]]:
 
 @pytest.fixture(scope="session")
 def device(request: pytest.FixtureRequest, device_of: Callable[[str, str], za.Device]) -> za.Device:
-    """The machine's best device, on the dispatchers that ``pytest_generate_tests`` names."""
-    return device_of("default", request.param)
+    """The machine's best device, on the dispatchers that ``pytest_generate_tests`` names, or the processor."""
+    return device_of("cpu" if request.param == "cpu" else "default", request.param)
 
 
 @pytest.fixture(scope="session")
@@ -54,13 +54,17 @@ def best_device_index() -> int | None:
 
 
 @pytest.fixture(autouse=True)
-def _default_device(monkeypatch: pytest.MonkeyPatch, best_device_index: int | None) -> None:
+def _default_device(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, best_device_index: int | None
+) -> None:
     """What names no device runs on the machine's best one, in this process and in those that a test starts.
 
     SwiftShader may be the first of several CPU devices, and keeps no compiled code: every process, and every device
     that is opened, would compile its kernels anew. Tests of SwiftShader name it.
     """
-    if best_device_index is not None and "ZINC_ATTN_DEVICE" not in os.environ:
+    if getattr(request.module, "NATIVE", False) and not FULL:
+        monkeypatch.setenv("ZINC_ATTN_DEVICE", "cpu")
+    elif best_device_index is not None and "ZINC_ATTN_DEVICE" not in os.environ:
         monkeypatch.setenv("ZINC_ATTN_DEVICE", str(best_device_index))
 
 
@@ -114,6 +118,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     never differ, being far from the device, says ONE_DISPATCHER = True. Without --full a test that is marked
     ``one_driver`` leaves out SwiftShader, which keeps no compiled code: each of its kernels takes three seconds.
     Native code of the processor runs all that are not marked ``of_drivers``.
+    A file that says NATIVE = True, whose tests are of what no driver sees, runs on the processor alone.
     A file that says EXECUTED = True also runs on gfx1201's machine code, interpreted.
     """
     every = FULL and not getattr(metafunc.module, "ONE_DISPATCHER", False)
@@ -121,6 +126,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     given = {name for mark in metafunc.definition.iter_markers("parametrize") for name in _names(mark.args[0])}
     if "device" in metafunc.fixturenames and "device" not in given:
         runtimes = [runtime for runtime in RUNTIMES if both or runtime == "vulkan"]
+        runtimes = ["cpu"] if getattr(metafunc.module, "NATIVE", False) and not FULL else runtimes
         metafunc.parametrize("device", runtimes, indirect=True, scope="session")
     if "any_device" in metafunc.fixturenames and "any_device" not in given:
         drivers = [driver for driver in DRIVERS if both or driver[1] == "vulkan"]

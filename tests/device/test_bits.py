@@ -38,7 +38,8 @@ CI = {
     ("swiftshader", "vulkan"): (("9/3/64",), (), (1, 65, 577)),
     CPU_NATIVE: (EVERY, EVERY[:2], (*SHORT, 1000)),
 }
-ALL = dict.fromkeys([*DRIVERS, CPU_NATIVE], (EVERY, EVERY, (*SHORT, *LONG))) | {SLOW: (EVERY[:9], EVERY[:9], (1, 65, 129, 1000))}
+ALL = dict.fromkeys([*DRIVERS, CPU_NATIVE], (EVERY, EVERY, (*SHORT, *LONG)))
+ALL |= {SLOW: (EVERY[:9], EVERY[:9], (1, 65, 129, 1000))}
 
 
 def table() -> list[Any]:

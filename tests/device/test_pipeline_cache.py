@@ -8,8 +8,8 @@ import platformdirs
 import pytest
 from little_kernels import best_info, works
 
-from zinc_attn.runtime import loader as libvulkan
 from zinc_attn.files import cache_folder
+from zinc_attn.runtime import loader as libvulkan
 from zinc_attn.runtime.vulkan import VulkanRuntime, pipeline_cache
 
 

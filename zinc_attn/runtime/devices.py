@@ -104,8 +104,8 @@ def vendor_name(vendor_id: int) -> str:
 
 
 def choose(devices: Sequence[DeviceInfo], request: int | str | None = None) -> DeviceInfo:
-    """The device that ``request`` names. None: discrete, integrated, virtual, cpu, other; then by index. The processor's
-    native code comes last.
+    """The device that ``request`` names. None: discrete, integrated, virtual, cpu, other; then by index. Native code of
+    the processor comes last.
 
     An int or a string of digits is an index; any other string a piece of the name in any case (a whole name
     wins over a piece). DeviceNotFoundError, which lists what exists, unless exactly one matches.

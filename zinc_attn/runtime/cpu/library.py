@@ -61,8 +61,8 @@ def _machine() -> str:
 
 @cache
 def library() -> Any:
-    """The library, loaded. RuntimeUnavailableError: no compiler; KernelError: it does not compile; WrongResultError: its
-    results would have other bits."""
+    """The library, loaded. RuntimeUnavailableError: there is no compiler; KernelError: it does not compile the sources;
+    WrongResultError: results would have other bits."""
     if not (files := sorted(SOURCES.glob("*"))):
         raise KernelError(f"{SOURCES} is missing; run scripts/build_shaders.py, or install the wheel")
     if why := no_compiler():
@@ -98,9 +98,8 @@ def _build(command: list[str], sources: list[Path], target: Path) -> None:
         running = [subprocess.Popen(one, stderr=subprocess.PIPE, text=True) for one in commands]
         said = [one.communicate()[1] for one in running]
         if any(one.returncode for one in running):
-            raise KernelError(f"cpu: {command[0]} does not compile the kernels; use g++ 12 or later:\n{''.join(said)[-2000:]}")
+            errors = "".join(said)[-2000:]
+            raise KernelError(f"cpu: {command[0]} does not compile the kernels; use g++ 12 or later:\n{errors}")
         made = Path(staging) / target.name
-        linked = subprocess.run([*command, "-shared", *objects, "-o", str(made)], check=False, capture_output=True, text=True)
-        if linked.returncode:
-            raise KernelError(f"cpu: {command[0]} does not link the kernels:\n{linked.stderr[-2000:]}")
+        subprocess.run([*command, "-shared", *objects, "-o", str(made)], check=True)
         made.replace(target)

@@ -6,20 +6,53 @@ import ctypes
 import functools
 import os
 import threading
+import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, Final, ParamSpec, TypeVar
 
 import numpy as np
 
-from ...errors import ArgumentError, ClosedError, DTypeError, ForkedProcessError, KernelError, RuntimeUnavailableError
+from ...errors import ArgumentError, ClosedError, ForkedProcessError, KernelError, RuntimeUnavailableError
 from ...kernels.declarations import KernelDecl
 from ..protocol import DeviceInfo, Dispatch, Use, Words
-from ..refusals import check_nbytes, check_step, closed_device, no_host_memory, no_room
+from ..refusals import (
+    check_nbytes,
+    check_step,
+    check_timed,
+    closed_device,
+    no_host_memory,
+    no_room,
+    output_words,
+    write_words,
+)
 from .library import Step, library
 
-_ALIGNMENT = 64  # bytes: a line of a processor's cache
+_ALIGNMENT: Final = 64  # bytes: a line of a processor's cache
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class _Tie(weakref.ref["CpuRuntime"]):
+    """A weak reference to a runtime that knows its threads when the runtime is gone: its callback runs no bytecode."""
+
+    __slots__ = ("pid", "runtime_pool")
+    pid: int
+    runtime_pool: int
+
+    def close(self) -> None:
+        """End the threads; a second call, or one in a forked child, does nothing."""
+        if self in _open:
+            _open.discard(self)
+            if os.getpid() == self.pid:
+                library().zinc_cpu_close(self.runtime_pool)
+
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
+
+
+_open: Final[set[_Tie]] = set()
+_dropped: Final[deque[_Tie]] = deque()  # of runtimes that were dropped without being closed; the next one ends them
 
 
 class CpuBuffer:
@@ -105,13 +138,14 @@ class CpuRuntime:
             raise RuntimeUnavailableError(f"{info.name}: {info.refusal}")
         self.info, self._pid, self.lock = info, os.getpid(), threading.RLock()
         self._library = library()
+        while _dropped:
+            _dropped.popleft().close()
         self.pool: int | None = self._library.zinc_cpu_open(info.compute_units)
         if self.pool is None:
             raise no_host_memory(info)
-
-    def __del__(self) -> None:
-        if getattr(self, "pool", None) is not None:
-            self.close()
+        self._tie = _Tie(self, _dropped.append)
+        self._tie.runtime_pool, self._tie.pid = self.pool, self._pid
+        _open.add(self._tie)
 
     def check_process(self) -> None:
         """ForkedProcessError in a forked child, which does not have the runtime's threads."""
@@ -120,11 +154,9 @@ class CpuRuntime:
 
     def close(self) -> None:
         """End the threads; a second call, or one in a forked child, does nothing."""
-        if os.getpid() == self._pid:
-            with self.lock:
-                pool, self.pool = self.pool, None
-                if pool is not None:
-                    self._library.zinc_cpu_close(pool)
+        with self.lock:
+            self.pool = None
+            self._tie.close()
 
     @entered
     def buffer(self, nbytes: int, use: Use) -> CpuBuffer:
@@ -137,15 +169,7 @@ class CpuRuntime:
     @entered
     def write(self, buffer: object, data: Words, offset: int = 0) -> None:
         target = self.own_buffer(buffer)
-        if target.words is None or target.use not in (Use.INPUT, Use.OUTPUT):
-            raise ArgumentError(f"buffer: got a {target.use.value} buffer, which the host cannot write")
-        if not isinstance(data, np.ndarray) or data.dtype != np.uint32:
-            raise DTypeError(f"data: got {getattr(data, 'dtype', type(data).__name__)}, expected uint32 words")
-        count, size = data.size, target.nbytes // 4
-        if data.ndim != 1 or offset < 0 or offset + count > size:
-            room = f"expected (n,) within a buffer of {size} words"
-            raise ArgumentError(f"data: got shape {data.shape} from word {offset}, {room}")
-        target.words[offset : offset + count] = data
+        write_words(target, target.words if target.use in (Use.INPUT, Use.OUTPUT) else None, data, offset)
 
     @entered
     def read(self, buffer: object) -> Words:
@@ -157,9 +181,7 @@ class CpuRuntime:
 
     def _output(self, buffer: object) -> Words:
         source = self.own_buffer(buffer)
-        if source.use is not Use.OUTPUT or source.words is None:
-            raise ArgumentError(f"buffer: got a {source.use.value} buffer, expected an output buffer")
-        return source.words
+        return output_words(source, source.words)
 
     def own_buffer(self, buffer: object, name: str = "buffer") -> CpuBuffer:
         """``buffer``, where it is an open one of this runtime."""
@@ -170,7 +192,7 @@ class CpuRuntime:
         return buffer
 
     @entered
-    def kernel(self, decl: KernelDecl, spirv: bytes, spec: Sequence[int]) -> CpuKernel:  # noqa: ARG002
+    def kernel(self, decl: KernelDecl, spirv: bytes, spec: Sequence[int]) -> CpuKernel:
         module = decl.file.removesuffix(".spv")
         address = self._library.zinc_cpu_kernel(module.encode())
         if address is None:
@@ -206,9 +228,6 @@ class CpuRuntime:
     @entered
     def timings(self, recording: object) -> list[tuple[float, float]]:
         mine = self._own_recording(recording)
-        if not mine.timestamps:
-            raise ArgumentError("recording: it has no timestamps; use record(steps, timestamps=True)")
-        if not mine.ran:
-            raise ArgumentError("recording: it has no timings before its first run, nor after one that failed")
+        check_timed(mine.timestamps, mine.ran)
         first = mine.steps[0].begin if len(mine.steps) else 0.0
         return [(step.begin - first, step.end - first) for step in mine.steps]
