@@ -103,6 +103,15 @@ static ZINC_INLINE F fma(F a, F b, F c) {
 static ZINC_INLINE U evens(U a, U b) { return ZINC_SECOND(a, b, 0); }
 static ZINC_INLINE U odds(U a, U b) { return ZINC_SECOND(a, b, 1); }
 
+static ZINC_INLINE F8 from_halves(const void *from) {
+#if defined(__F16C__)
+    return _mm256_cvtph_ps(load<__m128i>(from));
+#else
+    const U8 w = __builtin_convertvector((load<Vector<uint16_t, 8>>(from)), U8);
+    return (F8)((U8)((F8)((w & 0x7FFFu) << 13) * 0x1p112f) | (w & 0x8000u) << 16);
+#endif
+}
+
 static ZINC_INLINE void transpose(F8 r[8]) {  // in three rounds: halves, pairs and single ones change places
     F8 s[8];
     ZINC_UNROLL for (int i = 0; i < 4; ++i) {

@@ -184,25 +184,41 @@ struct Floats : Columns<MulMatFloatParams> {
     using Columns<MulMatFloatParams>::Columns;
     const uint w_type = spec[MUL_MAT_FLOAT_SPEC_W_TYPE], x_type = spec[MUL_MAT_FLOAT_SPEC_X_TYPE];
 
-    // To `to`, `step` apart: elements of a row of a tensor from element `first` on; 0 where there are no more.
-    template <uint TYPE> static void unpack(const void *from, size_t first, size_t apart, uint count, float *to, size_t step) {
-        for (uint i = 0; i < SUPERBLOCK; ++i) {
-            float value = 0.0f;
-            if (i < count) {
-                const size_t at = first + i * apart;
-                const uint half = TYPE == FLOAT_TYPE_F32 ? 0 : static_cast<const uint16_t *>(from)[at];
-                value = TYPE == FLOAT_TYPE_F32   ? static_cast<const float *>(from)[at]
-                        : TYPE == FLOAT_TYPE_F16 ? half_to_float(half)
-                                                 : uintBitsToFloat(half << 16);
-            }
-            to[i * step] = abs(value) < PRODUCT_MIN ? 0.0f : value;
+    // Eight elements `apart` of a tensor, of which `count` are there: others are 0, and so are small ones.
+    template <uint TYPE> static ZINC_INLINE F8 eight(const void *from, size_t first, size_t apart, uint count) {
+        using Word = std::conditional_t<TYPE == FLOAT_TYPE_F32, uint, uint16_t>;
+        const Word *words = static_cast<const Word *>(from) + first;
+        Word some[8] = {};
+        if (apart != 1 || count < 8) {
+            for (uint i = 0; i < min(count, 8u); ++i)
+                some[i] = words[i * apart];
+            words = some;
         }
+        F8 made;
+        if constexpr (TYPE == FLOAT_TYPE_F32)
+            made = load<F8>(words);
+        else if constexpr (TYPE == FLOAT_TYPE_F16)
+            made = from_halves(words);
+        else
+            made = (F8)(__builtin_convertvector(load<Halves>(words), U8) << 16);
+        return ((F8)((U8)made & MAGNITUDE) < PRODUCT_MIN) ? (F8){} : made;
     }
-    static void unpack_row(uint type, const void *from, size_t first, size_t apart, uint count, float *to, size_t step) {
-        (type == FLOAT_TYPE_F32   ? unpack<FLOAT_TYPE_F32>
-         : type == FLOAT_TYPE_F16 ? unpack<FLOAT_TYPE_F16>
-                                  : unpack<FLOAT_TYPE_BF16>)(from, first, apart, count, to, step);
+    template <uint TYPE> static void unpack_row(const void *from, size_t first, size_t apart, uint count, float *to) {
+        for (uint i = 0; i < count; i += 8)
+            zinc::store(to + i, eight<TYPE>(from, first + i * apart, apart, count - i));
     }
+    // To `to` (count, 32): 32 rows.
+    template <uint TYPE> static void unpack_rows(const void *from, const size_t *first, size_t apart, uint count, float *to) {
+        for (uint i = 0; i < count; i += 8)
+            for (uint row = 0; row < 32; row += 8) {
+                F8 r[8];
+                ZINC_UNROLL for (uint k = 0; k < 8; ++k)
+                    r[k] = eight<TYPE>(from, first[row + k] + i * apart, apart, count - i);
+                transpose(r);
+                ZINC_UNROLL for (uint k = 0; k < 8; ++k) zinc::store(to + 32 * (i + k) + row, r[k]);
+            }
+    }
+#define ZINC_BY_TYPE(f, type) (type == FLOAT_TYPE_F32 ? f<FLOAT_TYPE_F32> : type == FLOAT_TYPE_F16 ? f<FLOAT_TYPE_F16> : f<FLOAT_TYPE_BF16>)
 
     void run() {
         if (!find_matrix())
@@ -214,13 +230,13 @@ struct Floats : Columns<MulMatFloatParams> {
             std::memset(total, 0, sizeof(float) * 32 * most);
             for (uint first = 0; first < k; first += SUPERBLOCK) {
                 const uint left = min(k - first, SUPERBLOCK);
-                for (uint i = 0; i < 32; ++i) {
-                    const uvec4 at = plane + uvec4(first, min(g * 32 + i, p.w.n[1] - 1), 0u, 0u);
-                    unpack_row(w_type, bound[MUL_MAT_FLOAT_BIND_W], place(p.w, at), p.w.s[0], left, w + i, 32);
-                }
+                size_t rows[32];
+                for (uint i = 0; i < 32; ++i)
+                    rows[i] = place(p.w, plane + uvec4(first, min(g * 32 + i, p.w.n[1] - 1), 0u, 0u));
+                ZINC_BY_TYPE(unpack_rows, w_type)(bound[MUL_MAT_FLOAT_BIND_W], rows, p.w.s[0], left, w);
                 for (uint n = 0; n < columns; ++n) {
                     const uvec4 at = column_of_x(gl_WorkGroupID.y * most + n) + uvec4(first, 0u, 0u, 0u);
-                    unpack_row(x_type, bound[MUL_MAT_FLOAT_BIND_X], place(p.x, at), p.x.s[0], left, x, 1);
+                    ZINC_BY_TYPE(unpack_row, x_type)(bound[MUL_MAT_FLOAT_BIND_X], place(p.x, at), p.x.s[0], left, x);
                     add_superblock(left, w, x, total + 32 * n);
                 }
             }

@@ -50,14 +50,6 @@ struct Rows {
     Row in_rows(size_t row) const { return {bytes + row * stride, bytes + row * stride}; }
 };
 
-static ZINC_INLINE F8 from_halves(const void *from) {
-#if defined(__F16C__)
-    return _mm256_cvtph_ps(load<__m128i>(from));
-#else
-    const U8 w = __builtin_convertvector((load<Vector<uint16_t, 8>>(from)), U8);
-    return (F8)((U8)((F8)((w & 0x7FFFu) << 13) * 0x1p112f) | (w & 0x8000u) << 16);
-#endif
-}
 // Eight bytes as numbers.
 template <typename B> static ZINC_INLINE I8 bytes_at(const void *from) {
 #if defined(__AVX2__)

@@ -50,7 +50,7 @@ def no_compiler() -> str | None:
     return None if compiler() else "there is no C++ compiler: install g++ 12 or later, or set CXX"
 
 
-def _machine() -> str:
+def machine_flags() -> str:
     """What -march=native depends on."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -69,7 +69,7 @@ def library() -> Any:
         raise RuntimeUnavailableError(f"cpu: {why}")
     path = str(compiler())
     command = [path, *FLAGS, *os.environ.get("ZINC_ATTN_CPU_FLAGS", "-march=native").split()]
-    key = hashlib.sha256("\0".join([*command, _machine(), str(os.stat(path).st_mtime_ns)]).encode())
+    key = hashlib.sha256("\0".join([*command, machine_flags(), str(os.stat(path).st_mtime_ns)]).encode())
     for file in files:
         key.update(file.read_bytes())
     folder = (cache_folder() or Path(tempfile.mkdtemp(prefix="zinc_attn."))) / "cpu"
