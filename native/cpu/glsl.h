@@ -48,7 +48,6 @@ using uvec3 = vec<uint, 3>;
 using uvec4 = vec<uint, 4>;
 using ivec2 = vec<int, 2>;
 using ivec4 = vec<int, 4>;
-using bvec2 = vec<bool, 2>;
 template <typename T> constexpr bool is_vec = false;
 template <typename T, int N> constexpr bool is_vec<vec<T, N>> = true;
 
@@ -128,9 +127,6 @@ inline ivec4 clamp(ivec4 v, const ivec4 &a, const ivec4 &b) {
 template <typename T, int N> auto lessThan(const vec<T, N> &a, const vec<T, N> &b) {
     return each(a, b, [](T x, T y) { return x < y; });
 }
-template <typename T, int N> auto greaterThanEqual(const vec<T, N> &a, const vec<T, N> &b) {
-    return each(a, b, [](T x, T y) { return x >= y; });
-}
 template <typename T, int N> auto notEqual(const vec<T, N> &a, const vec<T, N> &b) {
     return each(a, b, [](T x, T y) { return x != y; });
 }
@@ -147,8 +143,6 @@ template <typename T, int N> vec<T, N> mix(vec<T, N> a, const vec<T, N> &b, cons
 }
 inline void set_xy(uvec4 &v, const uvec2 &by) { v.x = by.x, v.y = by.y; }
 inline int findMSB(uint x) { return x ? 31 - __builtin_clz(x) : -1; }
-inline int findLSB(uint x) { return x ? __builtin_ctz(x) : -1; }
-inline int bitCount(uint x) { return __builtin_popcount(x); }
 inline uint bitfieldExtract(uint x, int first, int count) {
     return count == 32 ? x : x >> first & ((1u << count) - 1u);
 }
@@ -162,12 +156,6 @@ inline void umulExtended(uint a, uint b, uint &high, uint &low) {
 inline uint uaddCarry(uint a, uint b, uint &carry) {
     uint sum = a + b;
     carry = sum < a;
-    return sum;
-}
-inline int packed_dot(uint a, uint b, int) {
-    int sum = 0;
-    for (int i = 0; i < 32; i += 8)
-        sum += int8_t(a >> i) * int8_t(b >> i);
     return sum;
 }
 inline float half_to_float(uint h) {  // the product is exact, also for denormal numbers
@@ -191,7 +179,6 @@ template <int N> vec<float, N> fma(vec<float, N> a, const vec<float, N> &b, cons
 }
 inline uint atomicAnd(uint &a, uint b) { return __atomic_fetch_and(&a, b, __ATOMIC_SEQ_CST); }
 inline uint atomicOr(uint &a, uint b) { return __atomic_fetch_or(&a, b, __ATOMIC_SEQ_CST); }
-inline uint atomicAdd(uint &a, uint b) { return __atomic_fetch_add(&a, b, __ATOMIC_SEQ_CST); }
 
 // --- invocations -----------------------------------------------------------------------------------------------------
 
@@ -214,7 +201,6 @@ struct Invocation {
     }
     void barrier() { room.fibers.yield(); }
     void memoryBarrierBuffer() {}
-    void memoryBarrierShared() {}
 };
 
 template <typename K> struct Fiber {

@@ -98,6 +98,7 @@ struct Progress {
     std::atomic<uint64_t> begun{0}, ended{0};
 };
 
+// Threads that live as long as the process, with room for a workgroup each.
 class Pool {
   public:
     explicit Pool(unsigned threads) {
@@ -105,32 +106,20 @@ class Pool {
             rooms.push_back(make_room());
         try {
             for (unsigned i = 1; i < threads; ++i)
-                workers.emplace_back([this, i] { serve(*rooms[i]); });
+                std::thread([this, i] { serve(*rooms[i]); }).detach();
         } catch (const std::system_error &) {  // the process may have no more of them, and those that there are do all
         }
     }
 
-    ~Pool() {
-        {
-            std::lock_guard<std::mutex> held(lock);
-            closing = true;
-        }
-        wake.notify_all();
-        for (std::thread &one : workers)
-            one.join();
-        for (auto &room : rooms)
-            munmap(room->fibers.stacks, ROOM_BYTES);
-    }
-
     void run(Step *given, size_t number) {
+        std::lock_guard<std::mutex> alone(callers);
         std::vector<Progress> made(number);
         {
             std::lock_guard<std::mutex> held(lock);
             list = {given, made.data(), number};
             ++lists;
         }
-        if (!workers.empty())
-            wake.notify_all();
+        wake.notify_all();
         work(list, *rooms[0]);
         std::unique_lock<std::mutex> held(lock);
         list = {};
@@ -159,13 +148,11 @@ class Pool {
         return room;
     }
 
-    void serve(Room &room) {
+    [[noreturn]] void serve(Room &room) {
         uint64_t seen = 0;  // lists
         std::unique_lock<std::mutex> held(lock);
         for (;;) {
-            wake.wait(held, [&] { return closing || (list.steps != nullptr && lists != seen); });
-            if (closing)
-                return;
+            wake.wait(held, [&] { return list.steps != nullptr && lists != seen; });
             seen = lists;
             ++active;
             const List mine = list;
@@ -206,14 +193,12 @@ class Pool {
     }
 
     static constexpr unsigned SPINS = 1000;
-    std::mutex lock;
+    std::mutex callers, lock;
     std::condition_variable wake, left;
     List list = {};
     uint64_t lists = 0;  // so far
     unsigned active = 0;  // workers with the list
-    bool closing = false;
     std::vector<std::unique_ptr<Room>> rooms;
-    std::vector<std::thread> workers;
 };
 
 // What this compiler or this processor does otherwise than the kernels rely on, or null.
@@ -263,6 +248,4 @@ int zinc_cpu_run(void *pool, zinc::Step *steps, size_t count) {
         return 1;
     }
 }
-
-void zinc_cpu_close(void *pool) { delete static_cast<zinc::Pool *>(pool); }
 }

@@ -57,7 +57,7 @@ def test_without_vulkan_it_is_the_default(monkeypatch, rng, cpu):
 
 def test_without_a_compiler_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr(native, "compiler", lambda: None)
-    with pytest.raises(errors.RuntimeUnavailableError, match="cpu: there is no C.. compiler: install"):
+    with pytest.raises(errors.RuntimeUnavailableError, match=r"cpu: there is no C.. compiler: install"):
         za.Device.open("cpu")
 
 

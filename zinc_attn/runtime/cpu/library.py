@@ -82,10 +82,16 @@ def library() -> Any:
     loaded.zinc_cpu_kernel.argtypes = (ctypes.c_char_p,)
     loaded.zinc_cpu_open.argtypes = (ctypes.c_uint,)
     loaded.zinc_cpu_run.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-    loaded.zinc_cpu_close.argtypes = (ctypes.c_void_p,)
     if fault := loaded.zinc_cpu_fault():
         raise WrongResultError(f"cpu: {fault.decode()}, so that results would have other bits; use another compiler")
     return loaded
+
+
+@cache
+def pool(pid: int, threads: int) -> int | None:
+    """The threads of process ``pid``, which live as long as it does; None where there is no memory for them."""
+    made: int | None = library().zinc_cpu_open(threads)
+    return made
 
 
 def _build(command: list[str], sources: list[Path], target: Path) -> None:

@@ -6,8 +6,6 @@ import ctypes
 import functools
 import os
 import threading
-import weakref
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Concatenate, Final, ParamSpec, TypeVar
 
@@ -26,33 +24,11 @@ from ..refusals import (
     output_words,
     write_words,
 )
-from .library import Step, library
+from .library import Step, library, pool
 
 _ALIGNMENT: Final = 64  # bytes: a line of a processor's cache
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-class _Tie(weakref.ref["CpuRuntime"]):
-    """A weak reference to a runtime that knows its threads when the runtime is gone: its callback runs no bytecode."""
-
-    __slots__ = ("pid", "runtime_pool")
-    pid: int
-    runtime_pool: int
-
-    def close(self) -> None:
-        """End the threads; a second call, or one in a forked child, does nothing."""
-        if self in _open:
-            _open.discard(self)
-            if os.getpid() == self.pid:
-                library().zinc_cpu_close(self.runtime_pool)
-
-    __hash__ = object.__hash__
-    __eq__ = object.__eq__
-
-
-_open: Final[set[_Tie]] = set()
-_dropped: Final[deque[_Tie]] = deque()  # of runtimes that were dropped without being closed; the next one ends them
 
 
 class CpuBuffer:
@@ -116,9 +92,10 @@ def entered(method: Callable[Concatenate[CpuRuntime, P], R]) -> Callable[Concate
 
     @functools.wraps(method)
     def entered(self: CpuRuntime, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        self.check_process()
+        if os.getpid() != self._pid:
+            raise ForkedProcessError(f"{self.info.name}: opened before fork(); open a Device in the child process")
         with self.lock:
-            if self.pool is None:
+            if not self._open:
                 raise closed_device(self.info)
             return method(self, *args, **kwargs)
 
@@ -138,25 +115,14 @@ class CpuRuntime:
             raise RuntimeUnavailableError(f"{info.name}: {info.refusal}")
         self.info, self._pid, self.lock = info, os.getpid(), threading.RLock()
         self._library = library()
-        while _dropped:
-            _dropped.popleft().close()
-        self.pool: int | None = self._library.zinc_cpu_open(info.compute_units)
-        if self.pool is None:
+        self._pool, self._open = pool(self._pid, info.compute_units), True
+        if self._pool is None:
             raise no_host_memory(info)
-        self._tie = _Tie(self, _dropped.append)
-        self._tie.runtime_pool, self._tie.pid = self.pool, self._pid
-        _open.add(self._tie)
-
-    def check_process(self) -> None:
-        """ForkedProcessError in a forked child, which does not have the runtime's threads."""
-        if os.getpid() != self._pid:
-            raise ForkedProcessError(f"{self.info.name}: opened before fork(); open a Device in the child process")
 
     def close(self) -> None:
-        """End the threads; a second call, or one in a forked child, does nothing."""
+        """Later calls raise ClosedError; a second call does nothing."""
         with self.lock:
-            self.pool = None
-            self._tie.close()
+            self._open = False
 
     @entered
     def buffer(self, nbytes: int, use: Use) -> CpuBuffer:
@@ -207,7 +173,7 @@ class CpuRuntime:
     def run(self, recording: object) -> None:
         mine = self._own_recording(recording)
         mine.ran = False
-        if self._library.zinc_cpu_run(self.pool, mine.steps, len(mine.steps)):
+        if self._library.zinc_cpu_run(self._pool, mine.steps, len(mine.steps)):
             raise no_host_memory(self.info)
         mine.ran = True
 
