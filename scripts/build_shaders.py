@@ -103,7 +103,7 @@ def write_native(folder: Path) -> None:
     sources = {name: source for name, source in sources.items() if not re.match("attend|graph_mul_mat|mul_mat", name)}
     shutil.copytree(ROOT / "native" / "cpu", folder)
     (folder / "kernels.cpp").write_text(cpp.kernels(SHADERS, sources))
-    for name in ("contract", "columns", "quantized"):
+    for name in ("contract", "attend", "columns", "quantized"):
         (folder / f"{name}.h").write_text(getattr(cpp, name)(SHADERS))
 
 

@@ -12,122 +12,6 @@ namespace {
 constexpr uint KEYS = KEYS_PER_LEAF;
 enum Sums { PLAIN_SUMS, FUSED_SUMS, WHOLE_SUMS };
 
-// A workgroup: its constants, its item, and its arrays.
-struct Attention {
-    const uint k_dim, v_dim, vectors, tile, softcap, biases, mask, rows_shared;
-    const Sums sums;
-    const uint *const work;
-    const float *const q;
-    float *const states, *const result;
-    uint group_x, head_z, row, last_row, first, limit, key_shift, table;
-    Rows k, v;
-    uint *row_of, *head_of;  // of a vector
-    const float **q_of;
-    float *dots;             // (vectors, KEYS): dot products, scores, weights
-    float *block_dots;       // (vectors, KEYS) of "integer": of a block
-    float *factors;          // (vectors, KEYS) of "integer": weights as integers
-    float *m, *l, *leaf_m, *leaf_l, *o, *leaf_o;  // (vectors,), and o (vectors, v_dim)
-    float *chunk;            // (8, KEYS) of K, or (KEYS, BLOCK) of V
-    Row k_rows[KEYS], v_rows[KEYS];
-    Block blocks[KEYS];
-    alignas(64) float scales[KEYS];  // of "integer": those of blocks, which then are without them
-
-    Attention(const Step &step, uint64_t number, Room &room)
-        : k_dim(step.spec[ATTEND_SPEC_K_DIM]), v_dim(step.spec[ATTEND_SPEC_V_DIM]), vectors(step.spec[ATTEND_SPEC_VECTORS]),
-          tile(step.spec[ATTEND_SPEC_TILE]), softcap(step.spec[ATTEND_SPEC_SOFTCAP]), biases(step.spec[ATTEND_SPEC_BIASES]),
-          mask(step.spec[ATTEND_SPEC_MASK]), rows_shared(step.spec[ATTEND_SPEC_ROWS_SHARED]),
-          sums(step.spec[ATTEND_SPEC_ARITHMETIC] == CANONICAL      ? PLAIN_SUMS
-               : step.spec[ATTEND_SPEC_ARITHMETIC] == INTEGER_SUMS ? WHOLE_SUMS
-                                                                   : FUSED_SUMS),
-          work((const uint *)step.buffers[ATTEND_BIND_WORK]), q((const float *)step.buffers[ATTEND_BIND_Q]),
-          states((float *)step.buffers[ATTEND_BIND_STATES]), result((float *)step.buffers[ATTEND_BIND_OUT]),
-          k(step.buffers[ATTEND_BIND_K], step.spec[ATTEND_SPEC_K_STORAGE], k_dim, step.spec[ATTEND_SPEC_K_SIZE], tile,
-            step.spec[ATTEND_SPEC_K_STRIDE], true),
-          v(k) {
-        if (!step.spec[ATTEND_SPEC_LATENT])
-            v = Rows(step.buffers[ATTEND_BIND_V], step.spec[ATTEND_SPEC_V_STORAGE], v_dim, step.spec[ATTEND_SPEC_V_SIZE],
-                     tile, step.spec[ATTEND_SPEC_V_STRIDE], false);
-        group_x = uint(number % step.groups[0]);
-        head_z = uint(number / step.groups[0] / step.groups[1]);
-        const uint *item = work + HEADER_WORDS + number / step.groups[0] % step.groups[1] * ITEM_WORDS;
-        row = item[ITEM_ROW], last_row = row + item[ITEM_ROWS] - 1;
-        first = item[ITEM_FIRST], limit = item[ITEM_LIMIT], key_shift = item[ITEM_KEY_SHIFT], table = item[ITEM_PAGE_TABLE];
-        const uint kv_head = (work[HEADER_KV_FIRST] + head_z) * work[HEADER_GROUP];
-        if (k.storage == STORAGE_FP8_E4M3)
-            k.head_scale = uintBitsToFloat(HEAD_WORD(kv_head, HEAD_K_SCALE));
-        if (v.storage == STORAGE_FP8_E4M3)
-            v.head_scale = uintBitsToFloat(HEAD_WORD(kv_head, HEAD_V_SCALE));
-        char *room_left = room.scratch;
-        auto take = [&](auto *&array, size_t count) {
-            array = reinterpret_cast<std::remove_reference_t<decltype(array)>>(room_left);
-            room_left += (count * sizeof *array + 63) / 64 * 64;
-        };
-        take(row_of, vectors), take(head_of, vectors), take(q_of, vectors), take(m, vectors), take(l, vectors);
-        take(leaf_m, vectors), take(leaf_l, vectors), take(o, size_t(vectors) * v_dim), take(leaf_o, size_t(vectors) * v_dim);
-        take(dots, vectors * KEYS), take(block_dots, vectors * KEYS), take(factors, vectors * KEYS), take(chunk, KEYS * BLOCK);
-        find_vectors();
-    }
-
-    // The row and the query head of each vector; see item.glsl.
-    void find_vectors() {
-        const uint group = work[HEADER_GROUP], row_heads = vectors / rows_shared;
-        const uint head = (work[HEADER_KV_FIRST] + head_z) * group + min(group_x * vectors, group - min(vectors, group));
-        for (uint h = 0; h < vectors; ++h) {
-            row_of[h] = rows_shared == 1 ? row : min(row + h / row_heads, last_row);
-            head_of[h] = head + (rows_shared == 1 ? h : h % row_heads);
-            q_of[h] = q + (size_t(row_of[h]) * work[HEADER_Q_HEADS] + head_of[h]) * k_dim;
-        }
-    }
-
-    bool is_mine(uint h) const {
-        const uint end = group_x * vectors + vectors, group = work[HEADER_GROUP];
-        return rows_shared == 1 ? h >= max(end, group) - group : row + h / (vectors / rows_shared) <= last_row;
-    }
-
-    // To k_rows and v_rows: where the keys begin ... count - 1 of a leaf lie; others lie where the nearest of them does.
-    void locate(uint leaf, uint begin, uint count) {
-        const uint shift = work[HEADER_PAGE_SHIFT], page_tiles = work[HEADER_PAGE_TILES];
-        for (uint t = 0; t < KEYS; ++t) {
-            const uint token = leaf * KEYS + min(max(t, begin), count - 1), number = token / tile;
-            const uint in_page = number & ((1u << shift) - 1u);
-            const size_t page = work[HEADER_FIRST_PAGE] + work[table + (number >> shift)];
-            if (k.stride) {
-                const size_t slot = (page * page_tiles + in_page) * tile + token % tile;
-                const size_t at = slot * work[HEADER_TOKEN_ROWS] + head_z * work[HEADER_HEAD_ROWS];
-                k_rows[t] = k.in_rows(at), v_rows[t] = v.in_rows(at);
-            } else {
-                const size_t at = (page * work[HEADER_KV_HEADS] + head_z) * page_tiles + in_page;
-                k_rows[t] = k.in_tile(at, token % tile), v_rows[t] = v.in_tile(at, token % tile);
-            }
-        }
-    }
-
-    template <Sums SUMS> void attend_leaf(uint leaf, uint begin, uint count);
-    template <Sums SUMS> void add_chunk(uint c, float *to);
-    void find_blocks(const Rows &rows, const Row *keys, uint block);
-    void add_block_dots();
-    void find_scores(uint leaf, uint begin, uint count);
-    void find_weights(uint begin, uint count);
-    template <Sums SUMS> void sum_values(uint begin, uint count);
-    void find_factors(uint begin, uint count, float *units);
-    void fold();
-    void emit(uint node);
-
-    template <Sums SUMS> void run(uint node_begin, uint node_end) {
-        for (uint node = node_begin; node < node_end; ++node) {
-            for (uint h = 0; h < vectors; ++h)
-                m[h] = EMPTY_M, l[h] = 0.0f;
-            std::memset(o, 0, sizeof(float) * vectors * v_dim);
-            for (uint leaf = node * LEAVES_PER_NODE; leaf < (node + 1) * LEAVES_PER_NODE; ++leaf) {
-                const uint key = leaf * KEYS, begin = max(first, key) - key, count = min(max(limit, key) - key, KEYS);
-                if (begin < count)
-                    attend_leaf<SUMS>(leaf, begin, count);
-            }
-            emit(node);
-        }
-    }
-};
-
 // To `to` (8, KEYS): chunk c of all keys. blocks: what its block shares.
 template <uint S> void unpack_keys(const Rows &rows, const Row *keys, const Block *blocks, uint c, float *to) {
     for (uint t = 0; t < KEYS; t += 8) {
@@ -138,264 +22,288 @@ template <uint S> void unpack_keys(const Rows &rows, const Row *keys, const Bloc
     }
 }
 
-// To `to` (KEYS, BLOCK): dimensions of a block of V of keys begin ... count - 1.
+// To `to` (keys, BLOCK): chunks first ... last - 1 of keys begin ... end - 1.
 template <uint S>
-void unpack_values(const Rows &rows, const Row *keys, const Block *blocks, uint block, uint begin, uint count, uint dims, float *to) {
-    for (uint t = begin; t < count; ++t)
-        for (uint c = 0; c < (dims + 7) / 8; ++c)
-            store(to + t * BLOCK + 8 * c, values_of<S>(rows, keys[t], block * (BLOCK / 8) + c, blocks[t]));
+void unpack_values(const Rows &rows, const Row *keys, const Block *blocks, uvec2 span, uint first, uint last, float *to) {
+    for (uint t = span.x; t < span.y; ++t)
+        for (uint c = first; c < last; ++c)
+            store(to + t * BLOCK + CHUNK * (c - first), values_of<S>(rows, keys[t], c, blocks[t]));
 }
 
-using UnpackKeys = void (*)(const Rows &, const Row *, const Block *, uint, float *);
-using UnpackValues = void (*)(const Rows &, const Row *, const Block *, uint, uint, uint, uint, float *);
 #define ZINC_EACH(f) {f<0>, f<1>, f<2>, f<3>, f<4>, f<5>, f<6>, f<7>, f<8>, f<9>}  // storage types
-const UnpackKeys UNPACK_KEYS[] = ZINC_EACH(unpack_keys);
-const UnpackValues UNPACK_VALUES[] = ZINC_EACH(unpack_values);
+void (*const UNPACK_KEYS[])(const Rows &, const Row *, const Block *, uint, float *) = ZINC_EACH(unpack_keys);
+void (*const UNPACK_VALUES[])(const Rows &, const Row *, const Block *, uvec2, uint, uint, float *) = ZINC_EACH(unpack_values);
 
 // a * b + c, as the arithmetic rounds it; sums of "integer" are whole numbers that float32 holds.
 template <Sums SUMS> ZINC_INLINE F multiply_add(F a, F b, F c) {
     return SUMS == FUSED_SUMS ? fma(a, b, c) : c + a * b;
 }
 
-// The products of q's chunk c and `chunk`, in ascending order, join `to`.
-template <Sums SUMS> void Attention::add_chunk(uint c, float *to) {
-    for (uint t = 0; t < KEYS; t += LANES) {
-        F keys[8];
-        ZINC_UNROLL for (uint i = 0; i < 8; ++i) keys[i] = load<F>(chunk + i * KEYS + t);
-        for (uint h = 0; h < vectors; ++h) {
-            const float *by = q_of[h] + 8 * c;
-            F sum = all(by[0]) * keys[0];
-            ZINC_UNROLL for (uint i = 1; i < 8; ++i) sum = multiply_add<SUMS>(all(by[i]), keys[i], sum);
-            float *at = to + h * KEYS + t;
-            store(at, load<F>(at) + sum);
+// Sums over keys begin ... end - 1, ascending, of p (H, KEYS) times v (KEYS, BLOCK): two vectors wide, to o, whose rows
+// are `step` apart. units: what the sums of "integer" are multiples of.
+template <Sums SUMS, int H>
+void sum_block(const float *v, const float *p, uint begin, uint end, const float *units, float *o, size_t step) {
+    F sums[H][2] = {};
+    for (uint t = begin; t < end; ++t) {
+        const F first = load<F>(v + t * BLOCK), second = load<F>(v + t * BLOCK + LANES);
+        ZINC_UNROLL for (int h = 0; h < H; ++h) {
+            const F by = all(p[h * KEYS + t] * (SUMS == FUSED_SUMS ? FUSED_SCALE : 1.0f));
+            sums[h][0] = multiply_add<SUMS>(first, by, sums[h][0]);
+            sums[h][1] = multiply_add<SUMS>(second, by, sums[h][1]);
         }
     }
-}
-
-void Attention::find_blocks(const Rows &rows, const Row *keys, uint block) {
-    for (uint t = 0; t < KEYS; ++t) {
-        blocks[t] = block_of(rows, keys[t], block);
-        if (sums == WHOLE_SUMS)
-            scales[t] = blocks[t].scale, blocks[t].scale = 1.0f;
+    ZINC_UNROLL for (int i = 0; i < 2 * H; ++i) {
+        const float unit = SUMS == FUSED_SUMS ? 1.0f / FUSED_SCALE : SUMS == WHOLE_SUMS ? units[i / 2] : 1.0f;
+        store(o + i / 2 * step + i % 2 * LANES, flush(sums[i / 2][i % 2] * unit));
     }
 }
 
-void Attention::add_block_dots() {
-    for (uint t = 0; t < KEYS; t += LANES) {
-        const F scale = load<F>(scales + t);
-        for (uint h = 0; h < vectors; ++h) {
-            float *at = dots + h * KEYS + t, *block = block_dots + h * KEYS + t;
-            store(at, load<F>(at) + load<F>(block) * scale);
-            store(block, (F){});
+ZINC_INLINE F8 flushed(F8 x) { return (F8)((U8)x & 0x7FFFFFFFu) < FLUSH ? (F8){} : x; }
+
+// A workgroup.
+template <Sums SUMS> struct Attention : Invocation {
+    using Invocation::Invocation;
+    const uint K_DIM = spec[ATTEND_SPEC_K_DIM], V_DIM = spec[ATTEND_SPEC_V_DIM], VECTORS = spec[ATTEND_SPEC_VECTORS];
+    const uint TILE = spec[ATTEND_SPEC_TILE], ROWS = spec[ATTEND_SPEC_ROWS_SHARED], MASK = spec[ATTEND_SPEC_MASK];
+    const uint *const work = static_cast<const uint *>(bound[ATTEND_BIND_WORK]);
+#include "attend.h"
+    const Item item = read_item();
+    Rows k = Rows(bound[ATTEND_BIND_K], spec[ATTEND_SPEC_K_STORAGE], K_DIM, spec[ATTEND_SPEC_K_SIZE], TILE,
+                  spec[ATTEND_SPEC_K_STRIDE], true, head_scale(HEAD_K_SCALE));
+    Rows own_v = Rows(bound[ATTEND_BIND_V], spec[ATTEND_SPEC_V_STORAGE], V_DIM, spec[ATTEND_SPEC_V_SIZE], TILE,
+                      spec[ATTEND_SPEC_V_STRIDE], false, head_scale(HEAD_V_SCALE));
+    const Rows &v = spec[ATTEND_SPEC_LATENT] ? k : own_v;
+    char *left = room.scratch;
+    float *const dots = array(VECTORS * KEYS);        // (VECTORS, KEYS): dot products, scores, weights
+    float *const block_dots = array(VECTORS * KEYS);  // the same of "integer": of a block
+    float *const factors = array(VECTORS * KEYS);     // and weights as integers
+    float *const chunk = array(KEYS * BLOCK);         // (8, KEYS) of K, or (KEYS, BLOCK) of V
+    float *const o = array(VECTORS * V_DIM), *const leaf_o = array(VECTORS * V_DIM);  // (VECTORS, V_DIM)
+    float *const m = array(VECTORS), *const l = array(VECTORS), *const leaf_m = array(VECTORS), *const leaf_l = array(VECTORS);
+    float *const units = array(VECTORS);
+    const float **const q_of = reinterpret_cast<const float **>(array(2 * VECTORS));  // the query vectors
+    Row k_rows[KEYS], v_rows[KEYS];
+    Block blocks[KEYS];
+    int present[KEYS];   // -1 where the leaf has the key, else 0
+    float scales[KEYS];  // of "integer": those of blocks, which then are without them
+
+    float *array(size_t count) {
+        char *made = left;
+        left += (count * sizeof(float) + 63) / 64 * 64;
+        return reinterpret_cast<float *>(made);
+    }
+    float head_scale(uint word) const {
+        const uint head = (work[HEADER_KV_FIRST] + gl_WorkGroupID.z) * work[HEADER_GROUP];
+        return uintBitsToFloat(HEAD_WORD(head, word));
+    }
+
+    void run() {
+        for (uint h = 0; h < VECTORS; ++h) {
+            const uvec2 vector = vector_of(item, h);
+            const size_t number = size_t(vector.x) * work[HEADER_Q_HEADS] + vector.y;
+            q_of[h] = static_cast<const float *>(bound[ATTEND_BIND_Q]) + number * K_DIM;
         }
-    }
-}
-
-template <Sums SUMS> void Attention::attend_leaf(uint leaf, uint begin, uint count) {
-    locate(leaf, begin, count);
-    std::memset(dots, 0, sizeof(float) * vectors * KEYS);
-    std::memset(block_dots, 0, sizeof(float) * vectors * KEYS);
-    const bool integers = SUMS == WHOLE_SUMS;
-    for (uint c = 0; c < k_dim / 8; ++c) {
-        if (c % 4 == 0)
-            find_blocks(k, k_rows, c / 4);
-        UNPACK_KEYS[k.storage](k, k_rows, blocks, c, chunk);
-        add_chunk<SUMS>(c, integers ? block_dots : dots);
-        if (integers && (c % 4 == 3 || c + 1 == k_dim / 8))
-            add_block_dots();
-    }
-    find_scores(leaf, begin, count);
-    find_weights(begin, count);
-    sum_values<SUMS>(begin, count);
-    fold();
-}
-
-ZINC_INLINE I places() {
-    I made;
-    for (int i = 0; i < LANES; ++i)
-        made[i] = i;
-    return made;
-}
-
-// From dot products to scores, EMPTY_M for absent keys; see score_mod.glsl.
-void Attention::find_scores(uint leaf, uint begin, uint count) {
-    const F scale = all(uintBitsToFloat(work[HEADER_SCORE_SCALE])), cap = all(uintBitsToFloat(work[HEADER_SOFTCAP]));
-    const F inverse = all(uintBitsToFloat(work[HEADER_SOFTCAP_INVERSE]));
-    for (uint h = 0; h < vectors; ++h) {
-        const uint *record = work + work[HEADER_ROW_TABLE] + row_of[h] * ROW_WORDS;
-        const F slope = all(biases ? uintBitsToFloat(HEAD_WORD(head_of[h], HEAD_ALIBI)) : 0.0f);
-        const F factor = all(mask ? uintBitsToFloat(HEAD_WORD(head_of[h], HEAD_MASK)) : 0.0f);
-        for (uint t = 0; t < KEYS; t += LANES) {
-            float *at = dots + h * KEYS + t;
-            F s = load<F>(at) * scale;
-            if (softcap)
-                s = cap * hyperbolic_tangent(s * inverse) * LOG2E;
-            const uint key = leaf * KEYS + t + key_shift;
-            if (biases & BIAS_ALIBI)
-                s = s + slope * -abs(to_float(places() + int(key - record[ROW_POSITION])));
-            if (mask) {
-                U words = {};
-                I there = {};
-                for (uint i = 0; i < LANES; ++i)
-                    if (key + i >= record[ROW_MASK_BEGIN] && key + i < record[ROW_MASK_END])
-                        words[i] = work[record[ROW_MASK] + key + i - record[ROW_MASK_BEGIN]], there[i] = -1;
-                s = there ? (words == HIDDEN ? all(EMPTY_M) : s + (F)words * factor) : s;
+        const uint end = spec[ATTEND_SPEC_WALKS] ? item.node_end : min(item.node_end, item.node_begin + 1);
+        for (uint node = item.node_begin; node < end; ++node) {
+            for (uint h = 0; h < VECTORS; ++h)
+                m[h] = EMPTY_M, l[h] = 0.0f;
+            std::memset(o, 0, sizeof(float) * VECTORS * V_DIM);
+            for (uint i = 0; i < LEAVES_PER_NODE; ++i) {
+                const Leaf leaf = leaf_of(item, node * LEAVES_PER_NODE + i);
+                if (has_keys(leaf))
+                    attend_leaf(leaf);
             }
-            const I place = places() + int(t);
-            store(at, ((place >= int(begin)) & (place < int(count))) ? s : all(EMPTY_M));
+            for (uint h = 0; h < VECTORS; ++h)
+                if (is_mine(item, h))
+                    emit(node, h);
         }
     }
-}
 
-// From scores to weights, and the leaf's m and l.
-void Attention::find_weights(uint begin, uint count) {
-    for (uint h = 0; h < vectors; ++h) {
+    void attend_leaf(const Leaf &leaf) {
+        locate(leaf);
+        std::memset(dots, 0, sizeof(float) * VECTORS * KEYS);
+        std::memset(block_dots, 0, sizeof(float) * VECTORS * KEYS);
+        for (uint c = 0; c < K_DIM / CHUNK; ++c) {
+            if (c % 4 == 0)
+                find_blocks(k, k_rows, c / 4);
+            UNPACK_KEYS[k.storage](k, k_rows, blocks, c, chunk);
+            add_chunk(c, SUMS == WHOLE_SUMS ? block_dots : dots);
+            if (SUMS == WHOLE_SUMS && (c % 4 == 3 || c + 1 == K_DIM / CHUNK))
+                add_block_dots();
+        }
+        for (uint h = 0; h < VECTORS; ++h) {
+            find_scores(leaf, h);
+            find_weights(h);
+        }
+        for (uint d = 0; d < V_DIM; d += BLOCK)
+            sum_values(leaf, d);
+        for (uint h = 0; h < VECTORS; ++h)
+            fold(h);
+    }
+
+    // To present, k_rows and v_rows: where the leaf's keys lie; those that are absent lie where the nearest of the others does.
+    void locate(const Leaf &leaf) {
+        const uint shift = work[HEADER_PAGE_SHIFT], page_tiles = work[HEADER_PAGE_TILES], head = gl_WorkGroupID.z;
+        for (uint t = 0; t < KEYS; ++t) {
+            present[t] = t >= leaf.begin && t < leaf.count ? -1 : 0;
+            const uint token = leaf.index * KEYS + min(max(t, leaf.begin), leaf.count - 1), tile = token / TILE;
+            const uint in_page = tile & ((1u << shift) - 1u);
+            const size_t page = work[HEADER_FIRST_PAGE] + work[item.page_table + (tile >> shift)];
+            const size_t slot = (page * page_tiles + in_page) * TILE + token % TILE;
+            const size_t row = slot * work[HEADER_TOKEN_ROWS] + head * work[HEADER_HEAD_ROWS];
+            const size_t of_head = (page * work[HEADER_KV_HEADS] + head) * page_tiles + in_page;
+            k_rows[t] = k.row(row, of_head, token % TILE), v_rows[t] = v.row(row, of_head, token % TILE);
+        }
+    }
+
+    void find_blocks(const Rows &rows, const Row *keys, uint block) {
+        for (uint t = 0; t < KEYS; ++t) {
+            blocks[t] = block_of(rows, keys[t], block);
+            if (SUMS == WHOLE_SUMS)
+                scales[t] = blocks[t].scale, blocks[t].scale = 1.0f;
+        }
+    }
+
+    // The products of q's chunk c and `chunk`, in ascending order, join `to`.
+    void add_chunk(uint c, float *to) {
+        for (uint t = 0; t < KEYS; t += LANES) {
+            F keys[8];
+            ZINC_UNROLL for (uint i = 0; i < 8; ++i) keys[i] = load<F>(chunk + i * KEYS + t);
+            for (uint h = 0; h < VECTORS; ++h) {
+                const float *by = q_of[h] + CHUNK * c;
+                F sum = all(by[0]) * keys[0];
+                ZINC_UNROLL for (uint i = 1; i < 8; ++i) sum = multiply_add<SUMS>(all(by[i]), keys[i], sum);
+                store(to + h * KEYS + t, load<F>(to + h * KEYS + t) + sum);
+            }
+        }
+    }
+
+    // The dots of a block join those of the row, times its scale.
+    void add_block_dots() {
+        for (uint i = 0; i < VECTORS * KEYS; i += LANES) {
+            store(dots + i, load<F>(dots + i) + load<F>(block_dots + i) * load<F>(scales + i % KEYS));
+            store(block_dots + i, (F){});
+        }
+    }
+
+    // From dot products to scores, EMPTY_M for absent keys; see score_mod.glsl.
+    void find_scores(const Leaf &leaf, uint h) {
+        const uvec2 vector = vector_of(item, h);
+        const uint *record = work + work[HEADER_ROW_TABLE] + vector.x * ROW_WORDS;
+        const float cap = uintBitsToFloat(work[HEADER_SOFTCAP]), inverse = uintBitsToFloat(work[HEADER_SOFTCAP_INVERSE]);
+        const float scale = uintBitsToFloat(work[HEADER_SCORE_SCALE]), factor = uintBitsToFloat(HEAD_WORD(vector.y, HEAD_MASK));
+        for (uint t = 0; t < KEYS; t += LANES) {
+            F s = load<F>(dots + h * KEYS + t) * scale, distance;
+            if (spec[ATTEND_SPEC_SOFTCAP])
+                s = cap * zinc::hyperbolic_tangent(s * inverse) * LOG2E;
+            const uint key = leaf.index * KEYS + t + item.key_shift;
+            if (spec[ATTEND_SPEC_BIASES] & BIAS_ALIBI) {
+                for (uint i = 0; i < LANES; ++i)
+                    distance[i] = float(int(key + i - record[ROW_POSITION]));
+                s = s + uintBitsToFloat(HEAD_WORD(vector.y, HEAD_ALIBI)) * -abs(distance);
+            }
+            for (uint i = 0; MASK && i < LANES; ++i)
+                if (key + i >= record[ROW_MASK_BEGIN] && key + i < record[ROW_MASK_END]) {
+                    const uint word = work[record[ROW_MASK] + key + i - record[ROW_MASK_BEGIN]];
+                    s[i] = word == HIDDEN ? EMPTY_M : s[i] + uintBitsToFloat(word) * factor;
+                }
+            store(dots + h * KEYS + t, load<I>(present + t) ? s : all(EMPTY_M));
+        }
+    }
+
+    // From scores to weights, and the leaf's m and l.
+    void find_weights(uint h) {
         float *s = dots + h * KEYS, top = EMPTY_M;
         F most = load<F>(s);
         for (uint t = LANES; t < KEYS; t += LANES)
             most = max(most, load<F>(s + t));
         for (uint i = 0; i < LANES; ++i)
             top = max(top, most[i]);
-        const float whole = roundEven(top);
-        Vector<float, 4> quarters = {};
+        leaf_m[h] = roundEven(top);
         for (uint t = 0; t < KEYS; t += LANES) {
             const F x = load<F>(s + t);
-            const I place = places() + int(t);
-            const I seen = (mask ? x > EMPTY_M : (place >= int(begin)) & (place < int(count)));
-            store(s + t, seen ? weight(x, all(whole)) : (F){});
+            store(s + t, (MASK ? x > EMPTY_M : load<I>(present + t)) ? zinc::weight(x, all(leaf_m[h])) : (F){});
         }
-        for (uint t = 0; t < KEYS; t += 4)
-            quarters = quarters + load<Vector<float, 4>>(s + t);
-        leaf_m[h] = whole, leaf_l[h] = (quarters[0] + quarters[1]) + (quarters[2] + quarters[3]);
+        Vector<float, WEIGHT_PARTIALS> quarters = {};
+        for (uint t = 0; t < KEYS; t += WEIGHT_PARTIALS)
+            quarters = quarters + load<Vector<float, WEIGHT_PARTIALS>>(s + t);
+        leaf_l[h] = (quarters[0] + quarters[1]) + (quarters[2] + quarters[3]);
     }
-}
 
-// To factors: the weights times the scales of a block of V as integers; units: what they are multiples of. See
-// integer.glsl.
-void Attention::find_factors(uint begin, uint count, float *units) {
-    for (uint h = 0; h < vectors; ++h) {
+    // To factors and units: the weights of h times the scales of a block of V as integers; see integer.glsl.
+    void find_factors(const Leaf &leaf, uint h) {
         float scaled[KEYS] = {}, top = 0.0f;
-        for (uint t = begin; t < count; ++t) {
+        for (uint t = leaf.begin; t < leaf.count; ++t) {
             scaled[t] = dots[h * KEYS + t] * scales[t];
             top = max(top, abs(scaled[t]));
         }
-        const F power = integer_power(all(top));
+        const float power = integer_power(top);
         for (uint t = 0; t < KEYS; t += LANES)
             store(factors + h * KEYS + t, roundEven(load<F>(scaled + t) * power));
-        units[h] = inverse_power(power)[0];
+        units[h] = inverse_power(power);
     }
-}
 
-// H vectors of the leaf's o, W vectors of lanes wide: sums over the keys, ascending.
-template <Sums SUMS, int H, int W>
-ZINC_INLINE void sum_block(const float *v, const float *p, uint begin, uint count, const float *units, float *o, size_t step) {
-    F sums[H][W] = {};
-    for (uint t = begin; t < count; ++t) {
-        F value[W];
-        ZINC_UNROLL for (int w = 0; w < W; ++w) value[w] = load<F>(v + t * BLOCK + w * LANES);
-        ZINC_UNROLL for (int h = 0; h < H; ++h) {
-            const F by = all(p[h * KEYS + t] * (SUMS == FUSED_SUMS ? FUSED_SCALE : 1.0f));
-            ZINC_UNROLL for (int w = 0; w < W; ++w) sums[h][w] = multiply_add<SUMS>(value[w], by, sums[h][w]);
-        }
-    }
-    ZINC_UNROLL for (int h = 0; h < H; ++h) ZINC_UNROLL for (int w = 0; w < W; ++w) {
-        const float unit = SUMS == FUSED_SUMS ? 1.0f / FUSED_SCALE : SUMS == WHOLE_SUMS ? units[h] : 1.0f;
-        store(o + h * step + w * LANES, flush(sums[h][w] * unit));
-    }
-}
-
-template <Sums SUMS> void Attention::sum_values(uint begin, uint count) {
-    const float *p = SUMS == WHOLE_SUMS ? factors : dots;
-    alignas(64) float units[256], sums[4 * BLOCK];
-    for (uint d = 0; d < v_dim; d += BLOCK) {
+    // To leaf_o: the block of dimensions from d on.
+    void sum_values(const Leaf &leaf, uint d) {
+        const uint dims = min(V_DIM - d, BLOCK);
         find_blocks(v, v_rows, d / BLOCK);
-        const uint dims = min(v_dim - d, BLOCK);
-        UNPACK_VALUES[v.storage](v, v_rows, blocks, d / BLOCK, begin, count, dims, chunk);
-        if (SUMS == WHOLE_SUMS)
-            find_factors(begin, count, units);
-        for (uint h = 0; h < vectors; h += 4) {
-            const uint heads = min(vectors - h, 4u);
-            const bool whole = dims == BLOCK;
-            float *to = whole ? leaf_o + size_t(h) * v_dim + d : sums;
-            const size_t step = whole ? v_dim : BLOCK;
+        const uvec2 keys(leaf.begin, leaf.count);
+        UNPACK_VALUES[v.storage](v, v_rows, blocks, keys, d / CHUNK, (d + dims) / CHUNK, chunk);
+        for (uint h = 0; h < VECTORS && SUMS == WHOLE_SUMS; ++h)
+            find_factors(leaf, h);
+        static constexpr decltype(&sum_block<SUMS, 1>) SUM[] = {sum_block<SUMS, 1>, sum_block<SUMS, 2>, sum_block<SUMS, 3>,
+                                                                sum_block<SUMS, 4>};
+        for (uint h = 0; h < VECTORS; h += 4) {
+            const uint heads = min(VECTORS - h, 4u);
+            float sums[4 * BLOCK];
+            const float *p = (SUMS == WHOLE_SUMS ? factors : dots) + h * KEYS;
             for (uint w = 0; w < BLOCK; w += 2 * LANES)
-                switch (heads) {
-                case 4: sum_block<SUMS, 4, 2>(chunk + w, p + h * KEYS, begin, count, units + h, to + w, step); break;
-                case 3: sum_block<SUMS, 3, 2>(chunk + w, p + h * KEYS, begin, count, units + h, to + w, step); break;
-                case 2: sum_block<SUMS, 2, 2>(chunk + w, p + h * KEYS, begin, count, units + h, to + w, step); break;
-                default: sum_block<SUMS, 1, 2>(chunk + w, p + h * KEYS, begin, count, units + h, to + w, step);
-                }
-            for (uint i = 0; i < heads && !whole; ++i)
-                std::memcpy(leaf_o + size_t(h + i) * v_dim + d, sums + i * BLOCK, dims * sizeof(float));
+                SUM[heads - 1](chunk + w, p, leaf.begin, leaf.count, units + h, sums + w, BLOCK);
+            for (uint i = 0; i < heads; ++i)
+                std::memcpy(leaf_o + (h + i) * V_DIM + d, sums + i * BLOCK, dims * sizeof(float));
         }
     }
-}
 
-// The leaf's state joins the node's.
-void Attention::fold() {
-    for (uint h = 0; h < vectors; ++h) {
-        const float top = max(m[h], leaf_m[h]);
-        const F powers = pow2((F){m[h] - top, leaf_m[h] - top}), mine = all(powers[0]), theirs = all(powers[1]);
-        l[h] = flush(all(l[h]) * mine + all(leaf_l[h]) * theirs)[0];
-        m[h] = top;
-        float *to = o + size_t(h) * v_dim, *from = leaf_o + size_t(h) * v_dim;
-        uint d = 0;
-        for (; d + LANES <= v_dim; d += LANES)
-            store(to + d, flush(load<F>(to + d) * mine + load<F>(from + d) * theirs));
-        for (; d < v_dim; ++d)
-            to[d] = flush(all(to[d]) * mine + all(from[d]) * theirs)[0];
+    // The leaf's state joins the node's.
+    void fold(uint h) {
+        const vec2 powers = merge_powers(m[h], leaf_m[h]);
+        l[h] = merge(l[h], powers.x, leaf_l[h], powers.y);
+        m[h] = max(m[h], leaf_m[h]);
+        for (uint d = h * V_DIM; d < (h + 1) * V_DIM; d += 8)
+            store(o + d, flushed(load<F8>(o + d) * powers.x + load<F8>(leaf_o + d) * powers.y));
     }
-}
 
-// The power of two that o has when a sink has joined (m, l).
-float merge_sink(uint sink, float &m, float &l) {
-    if (sink == HIDDEN)
-        return 1.0f;
-    const float s = uintBitsToFloat(sink), whole = roundEven(s), top = max(m, whole);
-    const F mine = pow2(all(m - top)), theirs = pow2(all(whole - top));
-    l = flush(all(l) * mine + weight(all(s), all(whole)) * theirs)[0];
-    m = top;
-    return mine[0];
-}
-
-// The node's states, or, where every row has a single one, the output; see node.glsl.
-void Attention::emit(uint node) {
-    const uint q_heads = work[HEADER_Q_HEADS];
-    for (uint h = 0; h < vectors; ++h) {
-        if (!is_mine(h))
-            continue;
-        const uint *record = work + work[HEADER_ROW_TABLE] + row_of[h] * ROW_WORDS;
+    // The node's state of vector h, or, where every row has a single one, the output; see node.glsl.
+    void emit(uint node, uint h) {
+        float *const states = static_cast<float *>(bound[ATTEND_BIND_STATES]);
+        float *const result = static_cast<float *>(bound[ATTEND_BIND_OUT]);
+        const uint q_heads = work[HEADER_Q_HEADS];
+        const uvec2 vector = vector_of(item, h);
         if (!work[HEADER_SINGLE_PASS]) {
-            const size_t slot = size_t(record[ROW_STATE] + node - record[ROW_NODE]) * q_heads + head_of[h];
-            std::memcpy(states + slot * v_dim, o + size_t(h) * v_dim, v_dim * sizeof(float));
-            float *ml = states + size_t(work[HEADER_STATE_STRIDE]) * q_heads * v_dim + 2 * slot;
+            const size_t slot = size_t(state_of(vector.x, node)) * q_heads + vector.y;
+            std::memcpy(states + slot * V_DIM, o + h * V_DIM, V_DIM * sizeof(float));
+            float *ml = states + size_t(work[HEADER_STATE_STRIDE]) * q_heads * V_DIM + 2 * slot;
             ml[0] = m[h], ml[1] = l[h];
-            continue;
+            return;
         }
-        const size_t slot = size_t(row_of[h]) * q_heads + head_of[h];
-        float top = m[h], sum = l[h];
-        const float power = merge_sink(HEAD_WORD(head_of[h], HEAD_SINK), top, sum);
-        const bool empty = sum < 0.25f;
-        const F inverse = reciprocal(all(sum));
-        for (uint d = 0; d < v_dim; ++d)
-            result[slot * v_dim + d] = empty ? 0.0f : flush(flush(all(o[size_t(h) * v_dim + d]) * power) * inverse)[0];
+        const size_t slot = size_t(vector.x) * q_heads + vector.y;
+        const float power = merge_sink(HEAD_WORD(vector.y, HEAD_SINK), m[h], l[h]);
+        for (uint d = 0; d < V_DIM; ++d)
+            result[slot * V_DIM + d] = normalize(vec2(o[h * V_DIM + d]), power, l[h]).x;
         if (work[HEADER_ROWS])
-            result[size_t(work[HEADER_ROWS]) * q_heads * v_dim + slot] =
-                empty ? uintBitsToFloat(0xFF800000u) : ln(all(sum), all(top))[0];
+            result[size_t(work[HEADER_ROWS]) * q_heads * V_DIM + slot] = natural_lse(m[h], l[h]);
     }
-}
+};
 
 void attend(const Step &step, uint64_t number, Room &room) {
-    Attention call(step, number, room);
-    const uint *item = call.work + HEADER_WORDS + number / step.groups[0] % step.groups[1] * ITEM_WORDS;
-    const uint begin = item[ITEM_NODE_BEGIN], end = item[ITEM_NODE_END];
-    const uint last = step.spec[ATTEND_SPEC_WALKS] ? end : min(end, begin + 1);
-    if (call.sums == PLAIN_SUMS)
-        call.run<PLAIN_SUMS>(begin, last);
-    else if (call.sums == FUSED_SUMS)
-        call.run<FUSED_SUMS>(begin, last);
+    const uvec3 group = group_of(step, number);
+    const uint arithmetic = step.spec[ATTEND_SPEC_ARITHMETIC];
+    if (arithmetic == CANONICAL)
+        Attention<PLAIN_SUMS>(step, room, group, 0, 1).run();
+    else if (arithmetic == INTEGER_SUMS)
+        Attention<WHOLE_SUMS>(step, room, group, 0, 1).run();
     else
-        call.run<WHOLE_SUMS>(begin, last);
+        Attention<FUSED_SUMS>(step, room, group, 0, 1).run();
 }
 }  // namespace
 

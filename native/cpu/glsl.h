@@ -203,6 +203,11 @@ struct Invocation {
     void memoryBarrierBuffer() {}
 };
 
+inline uvec3 group_of(const Step &step, uint64_t number) {
+    const uint64_t row = number / step.groups[0];
+    return uvec3(number % step.groups[0], row % step.groups[1], row / step.groups[1]);
+}
+
 template <typename K> struct Fiber {
     static void run(void *invocation) { ((K *)invocation)->run(); }
 };
@@ -210,8 +215,7 @@ template <typename K> struct Fiber {
 // Runs workgroup number `group` of a step, in the order x, y, z. Where a kernel has barriers, its invocations are fibers,
 // which run in turns, each until its next barrier.
 template <typename K> void run_group(const Step &step, uint64_t number, Room &room) {
-    uvec3 group(uint(number % step.groups[0]), uint(number / step.groups[0] % step.groups[1]),
-                uint(number / step.groups[0] / step.groups[1]));
+    const uvec3 group = group_of(step, number);
     const uint size = K(step, room, group, 0, 0).gl_WorkGroupSize.x;
     if constexpr (!K::BARRIERS) {
         for (uint lane = 0; lane < size; ++lane)

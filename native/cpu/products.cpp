@@ -19,9 +19,7 @@ template <typename Params> struct Columns : Invocation {
     const uint ADD, EXPERTS, groups, most;  // groups of 32 rows, and columns at most
 
     Columns(const Step &step, Room &room, uint64_t number, bool tiled)
-        : Invocation(step, room, uvec3(uint(number % step.groups[0]), uint(number / step.groups[0] % step.groups[1]),
-                                       uint(number / step.groups[0] / step.groups[1])), 0, 1),
-          TILED(tiled), ADD(spec[MUL_MAT_SPEC_ADD + FLOATS]), EXPERTS(spec[MUL_MAT_SPEC_EXPERTS + FLOATS]),
+        : Invocation(step, room, group_of(step, number), 0, 1), TILED(tiled), ADD(spec[MUL_MAT_SPEC_ADD + FLOATS]), EXPERTS(spec[MUL_MAT_SPEC_EXPERTS + FLOATS]),
           groups(tiled ? spec[MUL_MAT_SPEC_TILE_ROWS + FLOATS] / 32 : 1),
           most(tiled ? spec[MUL_MAT_SPEC_TILE_COLUMNS + FLOATS] : spec[MUL_MAT_VEC_SPEC_COLUMNS + FLOATS]) {}
 #include "columns.h"

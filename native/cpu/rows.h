@@ -24,9 +24,9 @@ struct Rows {
     size_t stride, block_bytes;  // of an engine's rows, from a row to the next; 0 for tiles
     float head_scale;
 
-    Rows(const void *bytes, uint storage, uint dims, uint size, uint tile, uint stride, bool keys)
+    Rows(const void *bytes, uint storage, uint dims, uint size, uint tile, uint stride, bool keys, float scale)
         : bytes((const uint8_t *)bytes), storage(storage), dims(dims), size(stride ? size : dims), stride(stride),
-          head_scale(1.0f) {
+          head_scale(storage == STORAGE_FP8_E4M3 ? scale : 1.0f) {
         const bool block = storage == STORAGE_Q8_0 || storage >= STORAGE_Q5_1;
         bits = storage == STORAGE_F32 ? 32 : storage <= STORAGE_BF16 ? 16 : storage <= STORAGE_FP8_E4M3 ? 8 : 4;
         halves = !block ? 0 : storage == STORAGE_Q5_1 || storage == STORAGE_Q4_1 ? 2 : 1;
@@ -42,12 +42,11 @@ struct Rows {
         shared_step = keys ? 4 * tile : 4;
         shared_key_step = keys ? 4 : 4 * shared;
     }
-    // The row at a place in a tile, and an engine's row.
-    Row in_tile(size_t tile, size_t place) const {
-        const uint8_t *first = bytes + tile * tile_bytes;
-        return {first + place * key_step, first + shared_at + place * shared_key_step};
+    // An engine's row, or the one at a place in a tile.
+    Row row(size_t row, size_t tile, size_t place) const {
+        const uint8_t *first = bytes + (stride ? row * stride : tile * tile_bytes + place * key_step);
+        return {first, bytes + tile * tile_bytes + shared_at + place * shared_key_step};
     }
-    Row in_rows(size_t row) const { return {bytes + row * stride, bytes + row * stride}; }
 };
 
 // Eight bytes as numbers.

@@ -84,7 +84,7 @@ def _apart(text: str, head: str, by: str) -> str:
 
 def _constants(text: str) -> str:
     """Constants that C++ knows when it compiles, so that they can be sizes of arrays, as such."""
-    unknown = set(re.findall(r"^const \w+ (\w+) = spec\[", text, re.M))
+    unknown = {"VECTORS", "ROWS", *re.findall(r"^const \w+ (\w+) = spec\[", text, re.M)}
 
     def constant(found: re.Match[str]) -> str:
         names = set(re.findall(r"\b[A-Za-z_]\w*", re.sub(r"0x\w+|\b\d\w*", "", found[3])))
@@ -127,12 +127,21 @@ def contract(shaders: Path) -> str:
     return "\n".join([*head, _read(shaders, *_CONTRACTS), text, "}", ""])
 
 
-def columns(shaders: Path) -> str:
-    """columns.h, members of a struct with a product's parameters p: its columns, and how a result is stored."""
+def _members(shaders: Path, *names: str) -> str:
+    """What GLSL files declare, as members of a struct."""
     seen: set[Path] = set()
-    names = "tensor", "numbers", "columns", "sums"
-    text = "\n".join(_flat(shaders / "graph" / f"{name}.glsl", seen) for name in names)
+    text = "\n".join(_flat(shaders / f"{name}.glsl", seen) for name in names)
     return _constants(_replaced(text, _REWRITES))
+
+
+def attend(shaders: Path) -> str:
+    """attend.h, of a workgroup of pass 1: its item and query vectors, and the algebra of states."""
+    return _members(shaders, "floats", "attend/state", "attend/item")
+
+
+def columns(shaders: Path) -> str:
+    """columns.h, of a product with the parameters p: its columns, and how a result is stored."""
+    return _members(shaders, *(f"graph/{name}" for name in ("tensor", "numbers", "columns", "sums")))
 
 
 def quantized(shaders: Path) -> str:
