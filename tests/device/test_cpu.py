@@ -41,7 +41,7 @@ def test_the_processor_is_listed_last_and_named_cpu(cpu):
         za.Device.open("cpu", runtime="vulkan")
 
 
-def test_without_vulkan_it_is_the_default(monkeypatch, rng, cpu):
+def test_without_vulkan_it_is_the_default(monkeypatch, caplog, rng, cpu):
     def none():
         raise errors.NoVulkanError("the Vulkan loader knows no device")
 
@@ -50,6 +50,7 @@ def test_without_vulkan_it_is_the_default(monkeypatch, rng, cpu):
     with za.Device.open() as device:
         q, k, v = arrays(rng)
         same([za.attention(q, k, v, device=device)], za.reference.emulate(q, k, v)[:1])
+    assert caplog.messages == ["there is no Vulkan device: the processor runs the kernels, as native code"]
     monkeypatch.setattr(native, "compiler", lambda: None)
     with pytest.raises(errors.NoVulkanError, match=r"no device; or, for native code .* install g\+\+ 12 or later"):
         za.list_devices()

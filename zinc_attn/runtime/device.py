@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -30,6 +31,7 @@ from .vulkan import VulkanRuntime
 SPIRV = Path(__file__).parents[1] / "spirv"
 _DISPATCHERS: Final[dict[str, Callable[[DeviceInfo], Runtime]]] = {"kompute": KomputeRuntime, "vulkan": VulkanRuntime}
 RUNTIMES = tuple(_DISPATCHERS)
+_LOG: Final = logging.getLogger("zinc_attn")
 
 
 def list_devices() -> list[DeviceInfo]:
@@ -131,6 +133,8 @@ class Device(Uncopied, instead="Device.open opens it in another process"):
             raise ArgumentError(f"runtime: got {shown(runtime)}, expected one of {', '.join(RUNTIMES)}")
         info = find_device(device)
         if info.native:
+            if device is None and not os.environ.get("ZINC_ATTN_DEVICE"):
+                _LOG.warning("there is no Vulkan device: the processor runs the kernels, as native code")
             if runtime not in (None, CpuRuntime.name):
                 raise ArgumentError(f"runtime: got {shown(runtime)}, which {info.name} has not; leave it out")
             return cls(CpuRuntime(info))
