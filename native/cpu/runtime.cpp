@@ -11,14 +11,13 @@
 #include <system_error>
 #include <thread>
 #include <vector>
-#if defined(__x86_64__)
-#include <immintrin.h>
-#else
+#if !defined(__x86_64__) || defined(ZINC_CPU_UCONTEXT)
+#define ZINC_CPU_UCONTEXT
 #include <ucontext.h>
 #endif
 
 namespace zinc {
-#if defined(__x86_64__)
+#ifndef ZINC_CPU_UCONTEXT
 // Saves what the caller must find again, and takes another stack.
 extern "C" void zinc_cpu_switch(void **from, void *to);
 asm(".text\n.p2align 4\n.type zinc_cpu_switch,@function\nzinc_cpu_switch:\n"
@@ -47,7 +46,7 @@ void Fibers::enter() {
 void Fibers::start(uint32_t lane, void (*function)(void *), void *argument) {
     char *stack = stacks + lane * STACK_BYTES;
     lanes[lane] = {nullptr, function, argument, false};
-#if defined(__x86_64__)
+#ifndef ZINC_CPU_UCONTEXT
     void **top = reinterpret_cast<void **>(stack + STACK_BYTES) - 1;  // as if a call had pushed its return address
     *top = nullptr;
     *--top = reinterpret_cast<void *>(&enter);
@@ -181,14 +180,9 @@ class Pool {
                 if (at.ended.fetch_add(end - first) + end - first == groups)
                     step.end = seconds();
             }
-            for (unsigned turns = 0; at.ended.load() < groups; ++turns) {
+            for (unsigned turns = 0; at.ended.load() < groups; ++turns)
                 if (turns > SPINS)
                     std::this_thread::yield();
-#if defined(__x86_64__)
-                else
-                    _mm_pause();
-#endif
-            }
         }
     }
 

@@ -19,7 +19,10 @@ from zinc_attn.runtime.protocol import Dispatch, Use
 
 SHAPE = za.AttnShape(4, 2, 64)
 # Which instructions the library may use: those of every processor of the kind, or those that this one has, too.
-EXTENSIONS = {"avx2": "-mavx2", "f16c": "-mavx2 -mf16c -mfma", "avx512bw": "-march=skylake-avx512"}
+EXTENSIONS = {
+    **{"avx2": "-mavx2", "f16c": "-mavx2 -mf16c -mfma", "avx512bw": "-march=skylake-avx512"},
+    "lm": "-O2 -DZINC_CPU_UCONTEXT",  # as on processors that are not x86
+}
 FORMS = ["-O2", *(flags for name, flags in EXTENSIONS.items() if FULL and f" {name} " in native.machine_flags())]
 
 
