@@ -22,17 +22,17 @@ template <uint S> void unpack_keys(const Rows &rows, const Row *keys, const Bloc
     }
 }
 
-// To `to` (keys, BLOCK): chunks first ... last - 1 of keys begin ... end - 1.
+// To `to` (keys, BLOCK): some chunks of some keys, each from the first on, up to the last.
 template <uint S>
-void unpack_values(const Rows &rows, const Row *keys, const Block *blocks, uvec2 span, uint first, uint last, float *to) {
-    for (uint t = span.x; t < span.y; ++t)
-        for (uint c = first; c < last; ++c)
-            store(to + t * BLOCK + CHUNK * (c - first), values_of<S>(rows, keys[t], c, blocks[t]));
+void unpack_values(const Rows &rows, const Row *keys, const Block *blocks, uvec2 of_keys, uvec2 chunks, float *to) {
+    for (uint t = of_keys.x; t < of_keys.y; ++t)
+        for (uint c = chunks.x; c < chunks.y; ++c)
+            store(to + t * BLOCK + CHUNK * (c - chunks.x), values_of<S>(rows, keys[t], c, blocks[t]));
 }
 
 #define ZINC_EACH(f) {f<0>, f<1>, f<2>, f<3>, f<4>, f<5>, f<6>, f<7>, f<8>, f<9>}  // storage types
-void (*const UNPACK_KEYS[])(const Rows &, const Row *, const Block *, uint, float *) = ZINC_EACH(unpack_keys);
-void (*const UNPACK_VALUES[])(const Rows &, const Row *, const Block *, uvec2, uint, uint, float *) = ZINC_EACH(unpack_values);
+constexpr decltype(&unpack_keys<0>) UNPACK_KEYS[] = ZINC_EACH(unpack_keys);
+constexpr decltype(&unpack_values<0>) UNPACK_VALUES[] = ZINC_EACH(unpack_values);
 
 // a * b + c, as the arithmetic rounds it; sums of "integer" are whole numbers that float32 holds.
 template <Sums SUMS> ZINC_INLINE F multiply_add(F a, F b, F c) {
@@ -79,8 +79,8 @@ template <Sums SUMS> struct Attention : Invocation {
     float *const factors = array(VECTORS * KEYS);     // and weights as integers
     float *const chunk = array(KEYS * BLOCK);         // (8, KEYS) of K, or (KEYS, BLOCK) of V
     float *const o = array(VECTORS * V_DIM), *const leaf_o = array(VECTORS * V_DIM);  // (VECTORS, V_DIM)
-    float *const m = array(VECTORS), *const l = array(VECTORS), *const leaf_m = array(VECTORS), *const leaf_l = array(VECTORS);
-    float *const units = array(VECTORS);
+    float *const m = array(VECTORS), *const l = array(VECTORS), *const units = array(VECTORS);
+    float *const leaf_m = array(VECTORS), *const leaf_l = array(VECTORS);
     const float **const q_of = reinterpret_cast<const float **>(array(2 * VECTORS));  // the query vectors
     Row k_rows[KEYS], v_rows[KEYS];
     Block blocks[KEYS];
@@ -141,7 +141,7 @@ template <Sums SUMS> struct Attention : Invocation {
             fold(h);
     }
 
-    // To present, k_rows and v_rows: where the leaf's keys lie; those that are absent lie where the nearest of the others does.
+    // To present, k_rows and v_rows: where the leaf's keys lie. Absent ones lie where the nearest of the others does.
     void locate(const Leaf &leaf) {
         const uint shift = work[HEADER_PAGE_SHIFT], page_tiles = work[HEADER_PAGE_TILES], head = gl_WorkGroupID.z;
         for (uint t = 0; t < KEYS; ++t) {
@@ -190,8 +190,9 @@ template <Sums SUMS> struct Attention : Invocation {
     void find_scores(const Leaf &leaf, uint h) {
         const uvec2 vector = vector_of(item, h);
         const uint *record = work + work[HEADER_ROW_TABLE] + vector.x * ROW_WORDS;
-        const float cap = uintBitsToFloat(work[HEADER_SOFTCAP]), inverse = uintBitsToFloat(work[HEADER_SOFTCAP_INVERSE]);
-        const float scale = uintBitsToFloat(work[HEADER_SCORE_SCALE]), factor = uintBitsToFloat(HEAD_WORD(vector.y, HEAD_MASK));
+        auto number = [this](uint word) { return uintBitsToFloat(work[word]); };
+        const float scale = number(HEADER_SCORE_SCALE), cap = number(HEADER_SOFTCAP);
+        const float inverse = number(HEADER_SOFTCAP_INVERSE), factor = uintBitsToFloat(HEAD_WORD(vector.y, HEAD_MASK));
         for (uint t = 0; t < KEYS; t += LANES) {
             F s = load<F>(dots + h * KEYS + t) * scale, distance;
             if (spec[ATTEND_SPEC_SOFTCAP])
@@ -247,12 +248,12 @@ template <Sums SUMS> struct Attention : Invocation {
     void sum_values(const Leaf &leaf, uint d) {
         const uint dims = min(V_DIM - d, BLOCK);
         find_blocks(v, v_rows, d / BLOCK);
-        const uvec2 keys(leaf.begin, leaf.count);
-        UNPACK_VALUES[v.storage](v, v_rows, blocks, keys, d / CHUNK, (d + dims) / CHUNK, chunk);
+        const uvec2 keys(leaf.begin, leaf.count), chunks(d / CHUNK, (d + dims) / CHUNK);
+        UNPACK_VALUES[v.storage](v, v_rows, blocks, keys, chunks, chunk);
         for (uint h = 0; h < VECTORS && SUMS == WHOLE_SUMS; ++h)
             find_factors(leaf, h);
-        static constexpr decltype(&sum_block<SUMS, 1>) SUM[] = {sum_block<SUMS, 1>, sum_block<SUMS, 2>, sum_block<SUMS, 3>,
-                                                                sum_block<SUMS, 4>};
+        constexpr decltype(&sum_block<SUMS, 1>) SUM[] = {sum_block<SUMS, 1>, sum_block<SUMS, 2>, sum_block<SUMS, 3>,
+                                                         sum_block<SUMS, 4>};
         for (uint h = 0; h < VECTORS; h += 4) {
             const uint heads = min(VECTORS - h, 4u);
             float sums[4 * BLOCK];

@@ -1,7 +1,7 @@
 // GLSL in C++, as far as shaders/ uses it: vectors, functions, and the invocations of a workgroup.
 //
-// zinc_attn/kernels/cpp.py makes a struct of each kernel. Its members are the kernel's buffers, constants, variables and
-// functions, and an object of it is an invocation.
+// zinc_attn/kernels/cpp.py makes a struct of each kernel. Its members are the kernel's buffers, constants, variables
+// and functions, and an object of it is an invocation.
 #pragma once
 #include "lanes.h"
 #include "runtime.h"
@@ -96,8 +96,12 @@ inline uint floatBitsToUint(float x) { return __builtin_bit_cast(uint, x); }
 inline int floatBitsToInt(float x) { return __builtin_bit_cast(int, x); }
 inline float uintBitsToFloat(uint x) { return __builtin_bit_cast(float, x); }
 inline float intBitsToFloat(int x) { return __builtin_bit_cast(float, x); }
-template <int N> auto floatBitsToUint(const vec<float, N> &v) { return each(v, [](float x) { return floatBitsToUint(x); }); }
-template <int N> auto uintBitsToFloat(const vec<uint, N> &v) { return each(v, [](uint x) { return uintBitsToFloat(x); }); }
+template <int N> auto floatBitsToUint(const vec<float, N> &v) {
+    return each(v, [](float x) { return floatBitsToUint(x); });
+}
+template <int N> auto uintBitsToFloat(const vec<uint, N> &v) {
+    return each(v, [](uint x) { return uintBitsToFloat(x); });
+}
 inline float abs(float x) { return __builtin_fabsf(x); }
 inline int abs(int x) { return x < 0 ? -x : x; }
 // To the nearest whole number, ties to even: beyond 2**23 every number is whole.
@@ -158,11 +162,7 @@ inline uint uaddCarry(uint a, uint b, uint &carry) {
     carry = sum < a;
     return sum;
 }
-inline float half_to_float(uint h) {  // the product is exact, also for denormal numbers
-    float size = uintBitsToFloat((h & 0x7FFFu) << 13) * 0x1p112f;
-    return uintBitsToFloat(((h & 0x7C00u) == 0x7C00u ? 0x7F800000u | (h & 0x3FFu) << 13 : floatBitsToUint(size)) | (h & 0x8000u) << 16);
-}
-inline vec2 unpackHalf2x16(uint w) { return {half_to_float(w & 0xFFFFu), half_to_float(w >> 16)}; }
+inline vec2 unpackHalf2x16(uint w) { return {halves_to_floats<float>(w & 0xFFFFu), halves_to_floats<float>(w >> 16)}; }
 // a * b + c, rounded once: the product is exact in double, and the sum there rounds to odd (Boldo, Melquiond).
 inline float fma(float a, float b, float c) {
     double product = double(a) * double(b), addend = double(c), sum = product + addend;
@@ -212,8 +212,8 @@ template <typename K> struct Fiber {
     static void run(void *invocation) { ((K *)invocation)->run(); }
 };
 
-// Runs workgroup number `group` of a step, in the order x, y, z. Where a kernel has barriers, its invocations are fibers,
-// which run in turns, each until its next barrier.
+// Runs a workgroup of a step, by its number in the order x, y, z. Where a kernel has barriers, its invocations are
+// fibers, which run in turns, each until its next barrier.
 template <typename K> void run_group(const Step &step, uint64_t number, Room &room) {
     const uvec3 group = group_of(step, number);
     const uint size = K(step, room, group, 0, 0).gl_WorkGroupSize.x;

@@ -51,16 +51,13 @@ static ZINC_INLINE int to_int(uint32_t x) { return int(x); }
 static ZINC_INLINE U bitfieldExtract(U x, int first, int count) { return x >> first & ((1u << count) - 1u); }
 static ZINC_INLINE I bitfieldExtract(I x, int first, int count) { return x << (32 - first - count) >> (32 - count); }
 static ZINC_INLINE U to_uint(I x) { return (U)x; }
-static ZINC_INLINE U to_uint(F x) { return (U)__builtin_convertvector(x, I); }
 static ZINC_INLINE U floatBitsToUint(F x) { return (U)x; }
 static ZINC_INLINE F uintBitsToFloat(U x) { return (F)x; }
 static ZINC_INLINE F abs(F x) { return (F)((U)x & 0x7FFFFFFFu); }
-static ZINC_INLINE F min(F a, F b) { return b < a ? b : a; }
 static ZINC_INLINE F max(F a, F b) { return a < b ? b : a; }
-static ZINC_INLINE F min(F a, float b) { return min(a, all(b)); }
+static ZINC_INLINE F min(F a, float b) { return b < a ? all(b) : a; }
 static ZINC_INLINE F max(F a, float b) { return max(a, all(b)); }
 static ZINC_INLINE U max(U a, uint32_t b) { return a < b ? b - (U){} : a; }
-static ZINC_INLINE F clamp(F x, float a, float b) { return min(max(x, a), b); }
 static ZINC_INLINE F weight(F s, F m);  // of floats.glsl
 static ZINC_INLINE F weight(F s, float m) { return weight(s, all(m)); }
 // To the nearest whole number, ties to even: beyond 2**23 every number is whole.
@@ -83,7 +80,8 @@ static ZINC_INLINE F fma(F a, F b, F c) {
 #else
     typedef double D __attribute__((vector_size(8 * LANES)));
     typedef int64_t W __attribute__((vector_size(8 * LANES)));
-    const D product = __builtin_convertvector(a, D) * __builtin_convertvector(b, D), addend = __builtin_convertvector(c, D);
+    const D product = __builtin_convertvector(a, D) * __builtin_convertvector(b, D);
+    const D addend = __builtin_convertvector(c, D);
     const D sum = product + addend, part = sum - product, lost = (product - (sum - part)) + (addend - part);
     const W bits = (W)sum, inexact = (lost != 0.0) & ((bits & 1) == 0), up = (lost > 0.0) == (sum > 0.0);
     return __builtin_convertvector((D)(bits + (inexact & (up ? 1 - (W){} : (W){} - 1))), F);
@@ -93,8 +91,8 @@ static ZINC_INLINE F fma(F a, F b, F c) {
 // Every second lane of two vectors, from lane 0 or 1 on.
 #if defined(__AVX512F__)
 #define ZINC_SECOND(a, b, i) \
-    __builtin_shufflevector(a, b, i, 2 + i, 4 + i, 6 + i, 8 + i, 10 + i, 12 + i, 14 + i, 16 + i, 18 + i, 20 + i, 22 + i, \
-                            24 + i, 26 + i, 28 + i, 30 + i)
+    __builtin_shufflevector(a, b, i, 2 + i, 4 + i, 6 + i, 8 + i, 10 + i, 12 + i, 14 + i, 16 + i, 18 + i, 20 + i, \
+                            22 + i, 24 + i, 26 + i, 28 + i, 30 + i)
 #elif defined(__AVX__)
 #define ZINC_SECOND(a, b, i) __builtin_shufflevector(a, b, i, 2 + i, 4 + i, 6 + i, 8 + i, 10 + i, 12 + i, 14 + i)
 #else
@@ -103,12 +101,17 @@ static ZINC_INLINE F fma(F a, F b, F c) {
 static ZINC_INLINE U evens(U a, U b) { return ZINC_SECOND(a, b, 0); }
 static ZINC_INLINE U odds(U a, U b) { return ZINC_SECOND(a, b, 1); }
 
+// The float32 of float16 numbers, whose bits are in words: the product is exact, also of denormal ones.
+template <typename V, typename W> static ZINC_INLINE V halves_to_floats(W h) {
+    const V size = __builtin_bit_cast(V, (h & 0x7FFFu) << 13) * 0x1p112f;
+    const W bits = (h & 0x7C00u) == 0x7C00u ? 0x7F800000u | (h & 0x3FFu) << 13 : __builtin_bit_cast(W, size);
+    return __builtin_bit_cast(V, bits | (h & 0x8000u) << 16);
+}
 static ZINC_INLINE F8 from_halves(const void *from) {
 #if defined(__F16C__)
     return _mm256_cvtph_ps(load<__m128i>(from));
 #else
-    const U8 w = __builtin_convertvector((load<Vector<uint16_t, 8>>(from)), U8);
-    return (F8)((U8)((F8)((w & 0x7FFFu) << 13) * 0x1p112f) | (w & 0x8000u) << 16);
+    return halves_to_floats<F8>(__builtin_convertvector(load<Halves>(from), U8));
 #endif
 }
 

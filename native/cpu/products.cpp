@@ -1,12 +1,13 @@
-// Products y = w x of shaders/graph, of quantized weights and of floats: a lane has a row of w, and a workgroup all that
-// the kernel's workgroup has.  What quantized weights are, and how sums join, is the GLSL's text.
+// Products y = w x of shaders/graph, of quantized weights and of floats: a lane has a row of w, and a workgroup all
+// that the kernel's workgroup has. What quantized weights are, and how sums join, is the GLSL's text.
 #include "contract.h"
 
 namespace zinc {
 namespace {
 constexpr uint WIDE = 32 / LANES;  // vectors of a group of 32 rows
 
-// The columns of a workgroup. Kernels of few and of many rows of x have the same buffers, and constants at these places.
+// The columns of a workgroup. Kernels of few and of many rows of x have the same buffers, and constants at these
+// places.
 template <typename Params> struct Columns : Invocation {
     static constexpr bool FLOATS = std::is_same_v<Params, MulMatFloatParams>;
     static constexpr uint FIRST = FLOATS ? MUL_MAT_FLOAT_BIND_ADDED : MUL_MAT_BIND_ADDED;
@@ -19,7 +20,8 @@ template <typename Params> struct Columns : Invocation {
     const uint ADD, EXPERTS, groups, most;  // groups of 32 rows, and columns at most
 
     Columns(const Step &step, Room &room, uint64_t number, bool tiled)
-        : Invocation(step, room, group_of(step, number), 0, 1), TILED(tiled), ADD(spec[MUL_MAT_SPEC_ADD + FLOATS]), EXPERTS(spec[MUL_MAT_SPEC_EXPERTS + FLOATS]),
+        : Invocation(step, room, group_of(step, number), 0, 1), TILED(tiled),
+          ADD(spec[MUL_MAT_SPEC_ADD + FLOATS]), EXPERTS(spec[MUL_MAT_SPEC_EXPERTS + FLOATS]),
           groups(tiled ? spec[MUL_MAT_SPEC_TILE_ROWS + FLOATS] / 32 : 1),
           most(tiled ? spec[MUL_MAT_SPEC_TILE_COLUMNS + FLOATS] : spec[MUL_MAT_VEC_SPEC_COLUMNS + FLOATS]) {}
 #include "columns.h"
@@ -41,11 +43,7 @@ template <typename Params> struct Columns : Invocation {
 using lanes_uvec4 = vec<U, 4>;
 using lanes_vec2 = vec<F, 2>;
 using lanes_vec4 = vec<F, 4>;
-ZINC_INLINE F halves_to_floats(U h) {
-    const F size = (F)((h & 0x7FFFu) << 13) * 0x1p112f;
-    return (F)(((h & 0x7C00u) == 0x7C00u ? 0x7F800000u | (h & 0x3FFu) << 13 : (U)size) | (h & 0x8000u) << 16);
-}
-ZINC_INLINE lanes_vec2 unpackHalf2x16(U w) { return {halves_to_floats(w & 0xFFFFu), halves_to_floats(w >> 16)}; }
+ZINC_INLINE lanes_vec2 unpackHalf2x16(U w) { return {halves_to_floats<F>(w & 0xFFFFu), halves_to_floats<F>(w >> 16)}; }
 
 template <uint TYPE> struct Quantized : Columns<MulMatParams> {
     using Columns<MulMatParams>::Columns;
@@ -55,7 +53,8 @@ template <uint TYPE> struct Quantized : Columns<MulMatParams> {
     uint superblock, width, lane, row_blocks;  // lane: the first of a vector's rows, of `width` in the group
     const uint8_t *group;
 
-    // A number of `size` bytes of each row: number i of those of its size, of which a block has `each`, from `begin` on.
+    // Numbers of `size` bytes, one of each row: number i of those of the size, of which a block has `count`. They begin
+    // `begin` bytes a block from the group's begin.
     ZINC_INLINE const uint8_t *piece(uint begin, uint count, uint i, uint size) const {
         const uint block = min(superblock * (SUPERBLOCK / WEIGHT_VALUES(TYPE)) + i / count, row_blocks - 1);
         return group + size_t(begin) * row_blocks * width + (size_t(i % count) * row_blocks + block) * width * size;
@@ -76,10 +75,15 @@ template <uint TYPE> struct Quantized : Columns<MulMatParams> {
         }
         U v[4], even[2], odd[2];  // rows' words 0 to 3 come one row behind the other, and go apart in two rounds
         ZINC_UNROLL for (uint k = 0; k < 4; ++k) v[k] = load<U>(from + 16 * lane + sizeof(U) * k);
-        ZINC_UNROLL for (uint k = 0; k < 2; ++k) even[k] = evens(v[2 * k], v[2 * k + 1]), odd[k] = odds(v[2 * k], v[2 * k + 1]);
+        ZINC_UNROLL for (uint k = 0; k < 2; ++k) {
+            even[k] = evens(v[2 * k], v[2 * k + 1]);
+            odd[k] = odds(v[2 * k], v[2 * k + 1]);
+        }
         return {evens(even[0], even[1]), evens(odd[0], odd[1]), odds(even[0], even[1]), odds(odd[0], odd[1])};
     }
-    ZINC_INLINE U piece4(uint i) const { return words<uint>(piece(16 * WEIGHT_PIECES_16(TYPE), WEIGHT_PIECES_4(TYPE), i, 4), 4); }
+    ZINC_INLINE U piece4(uint i) const {
+        return words<uint>(piece(16 * WEIGHT_PIECES_16(TYPE), WEIGHT_PIECES_4(TYPE), i, 4), 4);
+    }
     ZINC_INLINE U small_piece(uint i) const {
         const uint begin = 16 * WEIGHT_PIECES_16(TYPE) + 4 * WEIGHT_PIECES_4(TYPE);
         if (TYPE == WEIGHT_TYPE_MXFP4)
@@ -118,7 +122,8 @@ template <uint TYPE> struct Quantized : Columns<MulMatParams> {
             const I none = {};
             const I first = dot16(low, words, none - OFFSET * (HAS_HALVES ? x.x : x.x + x.y));
             const I second = dot16(high, words + 4, HAS_HALVES ? none - OFFSET * x.y : first);
-            const lanes_vec2 dots = HAS_HALVES ? lanes_vec2(to_float(first), to_float(second)) : lanes_vec2(to_float(second), 0.0f);
+            const F of_first = to_float(first), of_second = to_float(second);
+            const lanes_vec2 dots = HAS_HALVES ? lanes_vec2(of_first, of_second) : lanes_vec2(of_second, 0.0f);
             F sum = load<F>(sums + 32 * n), lowest = load<F>(lows + 32 * n);
             join(of_w, scales_of_x(scale), dots, IS_MXFP4, sum, lowest);
             zinc::store(sums + 32 * n, sum);
@@ -138,7 +143,7 @@ template <uint TYPE> struct Quantized : Columns<MulMatParams> {
         float *total = reinterpret_cast<float *>(room.scratch), *sums = total + 32 * most, *lows = sums + 32 * most;
         for (uint g = gl_WorkGroupID.x * groups; g < (gl_WorkGroupID.x + 1) * groups && g * 32 < p.y.n[0]; ++g) {
             width = min(WEIGHT_GROUP, p.y.n[0] - g * WEIGHT_GROUP);
-            group = weights + (matrix_begin() + size_t(g) * units * row_blocks) * 16;
+            group = weights + (size_t(matrix_begin()) + size_t(g) * units * row_blocks) * 16;
             std::memset(total, 0, 3 * sizeof(float) * 32 * most);
             for (superblock = 0; superblock * 8 < p.blocks; ++superblock)
                 for (lane = 0; lane < width; lane += LANES) {
@@ -146,20 +151,14 @@ template <uint TYPE> struct Quantized : Columns<MulMatParams> {
                         add_block(j, columns, numbers, sums + lane, lows + lane);
                     const lanes_vec2 scale = IS_256 ? superblock_scale() : lanes_vec2(0.0f, 0.0f);
                     for (uint i = lane; i < columns * 32; i += 32) {
-                        zinc::store(total + i, load<F>(total + i) + joined(scale, load<F>(sums + i), load<F>(lows + i)));
+                        const F sum = joined(scale, load<F>(sums + i), load<F>(lows + i));
+                        zinc::store(total + i, load<F>(total + i) + sum);
                         zinc::store(sums + i, (F){}), zinc::store(lows + i, (F){});
                     }
                 }
             for (uint n = 0; n < columns; ++n)
                 store_rows(g * 32, n, total + 32 * n);
         }
-    }
-
-    size_t matrix_begin() const {
-        if (EXPERTS != 0)
-            return p.w_begin + size_t(matrix) * p.w_steps[0];
-        const uint plane = gl_WorkGroupID.z % p.y.n[2] / p.repeats[0], block = gl_WorkGroupID.z / p.y.n[2] / p.repeats[1];
-        return p.w_begin + size_t(plane) * p.w_steps[0] + size_t(block) * p.w_steps[1];
     }
 };
 
@@ -206,7 +205,8 @@ struct Floats : Columns<MulMatFloatParams> {
             zinc::store(to + i, eight<TYPE>(from, first + i * apart, apart, count - i));
     }
     // To `to` (count, 32): 32 rows.
-    template <uint TYPE> static void unpack_rows(const void *from, const size_t *first, size_t apart, uint count, float *to) {
+    template <uint TYPE>
+    static void unpack_rows(const void *from, const size_t *first, size_t apart, uint count, float *to) {
         for (uint i = 0; i < count; i += 8)
             for (uint row = 0; row < 32; row += 8) {
                 F8 r[8];
@@ -216,7 +216,8 @@ struct Floats : Columns<MulMatFloatParams> {
                 ZINC_UNROLL for (uint k = 0; k < 8; ++k) zinc::store(to + 32 * (i + k) + row, r[k]);
             }
     }
-#define ZINC_BY_TYPE(f, type) (type == FLOAT_TYPE_F32 ? f<FLOAT_TYPE_F32> : type == FLOAT_TYPE_F16 ? f<FLOAT_TYPE_F16> : f<FLOAT_TYPE_BF16>)
+#define ZINC_BY_TYPE(f, type)                                                                                         \
+    (type == FLOAT_TYPE_F32 ? f<FLOAT_TYPE_F32> : type == FLOAT_TYPE_F16 ? f<FLOAT_TYPE_F16> : f<FLOAT_TYPE_BF16>)
 
     void run() {
         if (!find_matrix())
@@ -249,18 +250,12 @@ struct Floats : Columns<MulMatFloatParams> {
         for (uint k = 0; k < count; k += FLOAT_CHUNK) {
             F chain[WIDE] = {};
             for (uint i = k; i < k + FLOAT_CHUNK; ++i)
-                ZINC_UNROLL for (uint v = 0; v < WIDE; ++v) chain[v] = chain[v] + load<F>(w + 32 * i + v * LANES) * all(x[i]);
+                ZINC_UNROLL for (uint v = 0; v < WIDE; ++v)
+                    chain[v] = chain[v] + load<F>(w + 32 * i + v * LANES) * all(x[i]);
             ZINC_UNROLL for (uint v = 0; v < WIDE; ++v) sums[v] = sums[v] + chain[v];
         }
         ZINC_UNROLL for (uint v = 0; v < WIDE; ++v)
             zinc::store(total + v * LANES, load<F>(total + v * LANES) + sums[v]);
-    }
-    // Where the workgroup's matrix of weights begins, as operands.glsl.
-    uvec4 matrix_of_w() const {
-        if (EXPERTS != 0)
-            return uvec4(0u, 0u, matrix, 0u);
-        const uint plane = gl_WorkGroupID.z % p.y.n[2], block = gl_WorkGroupID.z / p.y.n[2];
-        return uvec4(0u, 0u, plane / (p.x.n[2] / p.w.n[2]), block / (p.x.n[3] / p.w.n[3]));
     }
 };
 

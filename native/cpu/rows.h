@@ -58,14 +58,15 @@ template <typename B> static ZINC_INLINE I8 bytes_at(const void *from) {
     return __builtin_convertvector((load<Vector<B, 8>>(from)), I8);
 #endif
 }
-static ZINC_INLINE float half_at(const void *from) { return half_to_float(load<uint16_t>(from)); }
+static ZINC_INLINE float half_at(const void *from) { return halves_to_floats<float>(uint(load<uint16_t>(from))); }
 
 static ZINC_INLINE Block block_of(const Rows &rows, Row row, uint block) {
     if (rows.halves == 0)
         return {rows.head_scale, 0.0f, 0};
     if (rows.stride) {
         const uint8_t *at = row.values + block * rows.block_bytes;
-        return {half_at(at), rows.halves == 2 ? half_at(at + 2) : 0.0f, rows.fifth ? load<uint>(at + 2 * rows.halves) : 0};
+        const uint fifth = rows.fifth ? load<uint>(at + 2 * rows.halves) : 0;
+        return {half_at(at), rows.halves == 2 ? half_at(at + 2) : 0.0f, fifth};
     }
     const uint fifth = rows.fifth ? load<uint>(row.shared + (rows.paired + block) * rows.shared_step) : 0;
     if (rows.halves == 2) {

@@ -137,7 +137,8 @@ class Pool {
 
     static std::unique_ptr<Room> make_room() {
         auto room = std::make_unique<Room>();
-        void *bytes = mmap(nullptr, ROOM_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+        void *bytes = mmap(nullptr, ROOM_BYTES, PROT_READ | PROT_WRITE, flags, -1, 0);
         if (bytes == MAP_FAILED)
             throw std::bad_alloc();
         room->fibers.stacks = static_cast<char *>(bytes);

@@ -46,7 +46,8 @@ class Fibers {
 
 // What a thread has for a workgroup.
 struct Room {
-    static constexpr size_t SHARED_BYTES = size_t(1) << 17, LANE_BYTES = size_t(1) << 13, SCRATCH_BYTES = size_t(1) << 26;
+    static constexpr size_t SHARED_BYTES = size_t(1) << 17, LANE_BYTES = size_t(1) << 13;
+    static constexpr size_t SCRATCH_BYTES = size_t(1) << 26;
     char *shared;   // the workgroup's shared memory
     char *lanes;    // an invocation each, LANE_BYTES apart
     char *scratch;  // SCRATCH_BYTES, at a multiple of 64

@@ -141,7 +141,7 @@ def attend(shaders: Path) -> str:
 
 def columns(shaders: Path) -> str:
     """columns.h, of a product with the parameters p: its columns, and how a result is stored."""
-    return _members(shaders, *(f"graph/{name}" for name in ("tensor", "numbers", "columns", "sums")))
+    return _members(shaders, *(f"graph/{name}" for name in ("tensor", "numbers", "columns", "sums", "operands")))
 
 
 def quantized(shaders: Path) -> str:
@@ -151,7 +151,9 @@ def quantized(shaders: Path) -> str:
     """
     names = "q_places", "q_blocks", "sums", "q_sums"
     places, blocks, sums, joins = (_read(shaders, f"graph/{name}.glsl") for name in names)
-    text = "\n".join([*re.findall(r"^const [^;]*;", places, re.M), blocks, sums[: sums.index("void store(")], joins])
+    of_matrix = re.search(r"^uint matrix_begin\(\)[\s\S]*?^}", places, re.M)
+    assert of_matrix is not None
+    text = "\n".join([*re.findall(r"^const [^;]*;", places, re.M), of_matrix[0], blocks, sums[: sums.index("void store(")], joins])
     text = re.sub(r"^(?:shared|int packed_dot)[^;]*;", "", text, flags=re.M)
     native = "uint table_entry|void fill_table|uint pair|void exchange|int dot4|int dot16"
     text = re.sub(rf"^(?:{native})\([\s\S]*?^}}\n", "", text, flags=re.M)
