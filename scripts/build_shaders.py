@@ -100,10 +100,10 @@ def write_native(folder: Path) -> None:
     cpp = load_kernels("cpp")
     decls = (*load_kernels("declarations").MODULES, *load_kernels("params", "graph").modules())
     sources = {decl.file.removesuffix(".spv"): decl.source for decl in decls}
-    sources = {name: source for name, source in sources.items() if not re.match("attend|graph_mul_mat|mul_mat", name)}
+    sources = {name: source for name, source in sources.items() if not re.match("attend|merge|graph_mul_mat|mul_mat", name)}
     shutil.copytree(ROOT / "native" / "cpu", folder)
     (folder / "kernels.cpp").write_text(cpp.kernels(SHADERS, sources))
-    for name in ("contract", "attend", "columns", "quantized"):
+    for name in ("contract", "states", "item", "columns", "quantized"):
         (folder / f"{name}.h").write_text(getattr(cpp, name)(SHADERS))
 
 

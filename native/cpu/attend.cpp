@@ -66,7 +66,8 @@ template <Sums SUMS> struct Attention : Invocation {
     const uint K_DIM = spec[ATTEND_SPEC_K_DIM], V_DIM = spec[ATTEND_SPEC_V_DIM], VECTORS = spec[ATTEND_SPEC_VECTORS];
     const uint TILE = spec[ATTEND_SPEC_TILE], ROWS = spec[ATTEND_SPEC_ROWS_SHARED], MASK = spec[ATTEND_SPEC_MASK];
     const uint *const work = static_cast<const uint *>(bound[ATTEND_BIND_WORK]);
-#include "attend.h"
+#include "states.h"
+#include "item.h"
     const Item item = read_item();
     Rows k = Rows(bound[ATTEND_BIND_K], spec[ATTEND_SPEC_K_STORAGE], K_DIM, spec[ATTEND_SPEC_K_SIZE], TILE,
                   spec[ATTEND_SPEC_K_STRIDE], true, head_scale(HEAD_K_SCALE));
@@ -296,6 +297,42 @@ template <Sums SUMS> struct Attention : Invocation {
     }
 };
 
+// Pass 2, as shaders/attend/merge.comp: a workgroup folds 64 dimensions of a row's states of a query head.
+struct Merge : Invocation {
+    using Invocation::Invocation;
+    const uint V_DIM = spec[MERGE_SPEC_V_DIM];
+    const uint *const work = static_cast<const uint *>(bound[MERGE_BIND_WORK]);
+#include "states.h"
+
+    void run() {
+        const float *const states = static_cast<const float *>(bound[MERGE_BIND_STATES]);
+        float *const result = static_cast<float *>(bound[MERGE_BIND_OUT]);
+        const uint q_heads = work[HEADER_Q_HEADS], head = gl_WorkGroupID.y, first = gl_WorkGroupID.x * MERGE_DIMS;
+        const uint *record = work + work[HEADER_ROW_TABLE] + gl_WorkGroupID.z * ROW_WORDS;
+        const uint dims = min(V_DIM - first, MERGE_DIMS);
+        float m = EMPTY_M, l = 0.0f, o[MERGE_DIMS] = {};
+        for (uint s = record[ROW_STATE]; s < record[ROW_STATE] + record[ROW_COUNT]; ++s) {
+            const size_t slot = size_t(s) * q_heads + head;
+            const float *of = states + slot * V_DIM + first;
+            const float *ml = states + size_t(work[HEADER_STATE_STRIDE]) * q_heads * V_DIM + 2 * slot;
+            const vec2 powers = merge_powers(m, ml[0]);
+            m = max(m, ml[0]), l = merge(l, powers.x, ml[1], powers.y);
+            for (uint d = 0; d < dims; d += 8)
+                store(o + d, flushed(load<F8>(o + d) * powers.x + load<F8>(of + d) * powers.y));
+        }
+        const float power = merge_sink(HEAD_WORD(head, HEAD_SINK), m, l);
+        const size_t slot = size_t(gl_WorkGroupID.z) * q_heads + head;
+        for (uint d = 0; d < dims; ++d)
+            result[slot * V_DIM + first + d] = normalize(vec2(o[d]), power, l).x;
+        if (first == 0 && work[HEADER_ROWS])
+            result[size_t(work[HEADER_ROWS]) * q_heads * V_DIM + slot] = natural_lse(m, l);
+    }
+};
+
+void merge(const Step &step, uint64_t number, Room &room) {
+    Merge(step, room, group_of(step, number), 0, 1).run();
+}
+
 void attend(const Step &step, uint64_t number, Room &room) {
     const uvec3 group = group_of(step, number);
     const uint arithmetic = step.spec[ATTEND_SPEC_ARITHMETIC];
@@ -308,5 +345,5 @@ void attend(const Step &step, uint64_t number, Room &room) {
 }
 }  // namespace
 
-const NamedKernel ATTENTION[] = {{"attend", &attend}, {nullptr, nullptr}};
+const NamedKernel ATTENTION[] = {{"attend", &attend}, {"merge", &merge}, {nullptr, nullptr}};
 }  // namespace zinc

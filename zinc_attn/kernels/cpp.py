@@ -2,7 +2,7 @@
 
 A kernel becomes a struct: its members are the buffers, the specialization constants, the variables and the functions,
 whose text stays as it is but for literals (1.0 becomes 1.0f), swizzles (.xy becomes .xy()), ``out`` parameters
-(references) and arrays. Pass 1 of attention and products are written in C++, and take functions from here.
+(references) and arrays. Attention and products are written in C++, and take functions from here.
 """
 
 from __future__ import annotations
@@ -134,9 +134,14 @@ def _members(shaders: Path, *names: str) -> str:
     return _constants(_replaced(text, _REWRITES))
 
 
-def attend(shaders: Path) -> str:
-    """attend.h, of a workgroup of pass 1: its item and query vectors, and the algebra of states."""
-    return _members(shaders, "floats", "attend/state", "attend/item")
+def states(shaders: Path) -> str:
+    """states.h, of a workgroup of attention: the algebra of states."""
+    return _members(shaders, "floats", "attend/state")
+
+
+def item(shaders: Path) -> str:
+    """item.h, of a workgroup of pass 1: its item and query vectors."""
+    return _members(shaders, "attend/item")
 
 
 def columns(shaders: Path) -> str:
