@@ -99,8 +99,8 @@ def write_native(folder: Path) -> None:
     """The C++ of native/cpu, and that of the kernels which are made of GLSL: what a host's compiler builds."""
     cpp = load_kernels("cpp")
     decls = (*load_kernels("declarations").MODULES, *load_kernels("params", "graph").modules())
-    sources = {decl.file.removesuffix(".spv"): decl.source for decl in decls}
-    sources = {name: source for name, source in sources.items() if not re.match("attend|merge|graph_mul_mat|mul_mat", name)}
+    native = re.compile("attend|merge|(?:graph_)?mul_mat")  # kernels that native/cpu has
+    sources = {decl.file.removesuffix(".spv"): decl.source for decl in decls if not native.match(decl.file)}
     shutil.copytree(ROOT / "native" / "cpu", folder)
     (folder / "kernels.cpp").write_text(cpp.kernels(SHADERS, sources))
     for name in ("contract", "states", "item", "columns", "quantized"):

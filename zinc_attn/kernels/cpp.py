@@ -156,9 +156,8 @@ def quantized(shaders: Path) -> str:
     """
     names = "q_places", "q_blocks", "sums", "q_sums"
     places, blocks, sums, joins = (_read(shaders, f"graph/{name}.glsl") for name in names)
-    of_matrix = re.search(r"^uint matrix_begin\(\)[\s\S]*?^}", places, re.M)
-    assert of_matrix is not None
-    text = "\n".join([*re.findall(r"^const [^;]*;", places, re.M), of_matrix[0], blocks, sums[: sums.index("void store(")], joins])
+    places = "\n".join(re.findall(r"^const [^;]*;|^uint matrix_begin\(\)[\s\S]*?^}", places, re.M))
+    text = "\n".join([places, blocks, sums[: sums.index("void store(")], joins])
     text = re.sub(r"^(?:shared|int packed_dot)[^;]*;", "", text, flags=re.M)
     native = "uint table_entry|void fill_table|uint pair|void exchange|int dot4|int dot16"
     text = re.sub(rf"^(?:{native})\([\s\S]*?^}}\n", "", text, flags=re.M)

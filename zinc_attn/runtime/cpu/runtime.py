@@ -11,7 +11,7 @@ from typing import Concatenate, Final, ParamSpec, TypeVar
 
 import numpy as np
 
-from ...errors import ArgumentError, ClosedError, ForkedProcessError, KernelError, RuntimeUnavailableError
+from ...errors import ArgumentError, ClosedError, ForkedProcessError, KernelError, RuntimeUnavailableError, ZincAttnError
 from ...kernels.declarations import KernelDecl
 from ..protocol import DeviceInfo, Dispatch, Use, Words
 from ..refusals import (
@@ -24,9 +24,12 @@ from ..refusals import (
     output_words,
     write_words,
 )
+from ..registry import Registry
+from .device import memory_bytes
 from .library import Step, library, pool
 
 _ALIGNMENT: Final = 64  # bytes: a line of a processor's cache
+_LARGE: Final = 64 << 20  # bytes of a buffer for which the host is asked whether it has them
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -39,6 +42,7 @@ class CpuBuffer:
         room = np.zeros(nbytes + _ALIGNMENT, np.uint8)
         first = -room.ctypes.data % _ALIGNMENT
         self.words: Words | None = room[first : first + nbytes].view(np.uint32)
+        self.users: Registry[CpuRecording] = Registry()
 
     @property
     def closed(self) -> bool:
@@ -47,8 +51,9 @@ class CpuBuffer:
 
     def close(self) -> None:
         """Free it; a second call does nothing."""
-        with self.runtime.lock:
-            self.words = None
+        for recording in self.users:
+            recording.close()
+        self.words = None
 
 
 class CpuKernel:
@@ -64,7 +69,6 @@ class CpuRecording:
 
     def __init__(self, runtime: CpuRuntime, steps: tuple[Dispatch, ...], timestamps: bool) -> None:
         self.runtime, self.timestamps, self.ran, self.closed = runtime, timestamps, False, False
-        self.buffers: list[CpuBuffer] = []
         self._needed: list[object] = [steps]  # what the structs point to
         self.steps = (Step * len(steps))()
         for i, (step, made) in enumerate(zip(steps, self.steps, strict=True)):
@@ -77,14 +81,17 @@ class CpuRecording:
             pointers = (ctypes.c_void_p * len(words))(*(one.ctypes.data for one in words))
             made.kernel, made.spec, made.groups = step.kernel.address, step.kernel.spec.ctypes.data, step.groups
             made.buffers = ctypes.addressof(pointers)
-            self.buffers += buffers
             self._needed += [pointers, words]
+            for buffer in buffers:
+                buffer.users.purge()
+                buffer.users.add(self)
 
     def close(self) -> None:
-        """Free it; a second call does nothing."""
-        with self.runtime.lock:
-            self.closed = True
-            self._needed.clear()
+        """Free it; a second call, or one in a forked child, does nothing."""
+        if os.getpid() == self.runtime.pid:
+            with self.runtime.lock:  # nothing runs that needs it
+                self.closed = True
+                self._needed.clear()
 
 
 def entered(method: Callable[Concatenate[CpuRuntime, P], R]) -> Callable[Concatenate[CpuRuntime, P], R]:
@@ -92,12 +99,17 @@ def entered(method: Callable[Concatenate[CpuRuntime, P], R]) -> Callable[Concate
 
     @functools.wraps(method)
     def entered(self: CpuRuntime, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        if os.getpid() != self._pid:
+        if os.getpid() != self.pid:
             raise ForkedProcessError(f"{self.info.name}: opened before fork(); open a Device in the child process")
         with self.lock:
             if not self._open:
                 raise closed_device(self.info)
-            return method(self, *args, **kwargs)
+            try:
+                return method(self, *args, **kwargs)
+            except MemoryError as error:
+                if isinstance(error, ZincAttnError):
+                    raise
+                raise no_host_memory(self.info) from error
 
     return entered
 
@@ -113,24 +125,24 @@ class CpuRuntime:
     def __init__(self, info: DeviceInfo) -> None:
         if info.refusal is not None:
             raise RuntimeUnavailableError(f"{info.name}: {info.refusal}")
-        self.info, self._pid, self.lock = info, os.getpid(), threading.RLock()
+        self.info, self.pid, self.lock = info, os.getpid(), threading.RLock()
         self._library = library()
-        self._pool, self._open = pool(self._pid, info.compute_units), True
+        self._pool, self._open = pool(self.pid, info.compute_units), True
         if self._pool is None:
             raise no_host_memory(info)
 
     def close(self) -> None:
-        """Later calls raise ClosedError; a second call does nothing."""
-        with self.lock:
-            self._open = False
+        """Later calls raise ClosedError; a second call, or one in a forked child, does nothing."""
+        if os.getpid() == self.pid:
+            with self.lock:
+                self._open = False
 
     @entered
     def buffer(self, nbytes: int, use: Use) -> CpuBuffer:
         nbytes = check_nbytes(nbytes, self.info)
-        try:
-            return CpuBuffer(self, nbytes, use)
-        except MemoryError as error:
-            raise no_room(nbytes, 0, self.info) from error
+        if nbytes >= _LARGE and nbytes > (free := memory_bytes()[1]):
+            raise no_room(nbytes, free, self.info)
+        return CpuBuffer(self, nbytes, use)
 
     @entered
     def write(self, buffer: object, data: Words, offset: int = 0) -> None:
@@ -187,7 +199,7 @@ class CpuRuntime:
     def _own_recording(self, recording: object) -> CpuRecording:
         if not isinstance(recording, CpuRecording) or recording.runtime is not self:
             raise ArgumentError(f"recording: got {recording!r}, expected a recording of this runtime")
-        if recording.closed or any(buffer.closed for buffer in recording.buffers):
+        if recording.closed:
             raise ClosedError("recording: it, or a buffer that it uses, was closed")
         return recording
 
