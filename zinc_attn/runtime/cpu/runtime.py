@@ -11,7 +11,14 @@ from typing import Concatenate, Final, ParamSpec, TypeVar
 
 import numpy as np
 
-from ...errors import ArgumentError, ClosedError, ForkedProcessError, KernelError, RuntimeUnavailableError, ZincAttnError
+from ...errors import (
+    ArgumentError,
+    ClosedError,
+    ForkedProcessError,
+    KernelError,
+    RuntimeUnavailableError,
+    ZincAttnError,
+)
 from ...kernels.declarations import KernelDecl
 from ..protocol import DeviceInfo, Dispatch, Use, Words
 from ..refusals import (
