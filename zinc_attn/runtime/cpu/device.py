@@ -6,26 +6,16 @@ import os
 import platform
 import re
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Final
 
 from ...kernels.families import CPU
 from ..protocol import DeviceInfo
-from .library import no_compiler
+from .library import cpu_facts, no_compiler
 
 NAME: Final = "cpu"
 _MAX_GROUPS: Final = (1 << 16) - 1
 _VENDORS: Final = {"AuthenticAMD": "AMD", "GenuineIntel": "Intel"}
-
-
-@cache
-def cpu_facts() -> dict[str, str]:
-    """What /proc/cpuinfo says of the first processor; empty where there is none."""
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
-        return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    return {}
 
 
 def memory_bytes() -> tuple[int, int]:

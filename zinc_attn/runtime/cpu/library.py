@@ -10,6 +10,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -50,13 +51,19 @@ def no_compiler() -> str | None:
     return None if compiler() else "there is no C++ compiler: install g++ 12 or later, or set CXX"
 
 
+@cache
+def cpu_facts() -> dict[str, str]:
+    """What /proc/cpuinfo says of the first processor; empty where there is none."""
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
+        return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    return {}
+
+
 def machine_flags() -> str:
     """What -march=native depends on."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())
+    facts = cpu_facts()
+    return f" {facts.get('model name')} {facts.get('flags') or facts.get('Features') or platform.processor()} "
 
 
 @cache
