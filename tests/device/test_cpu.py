@@ -87,6 +87,9 @@ def test_a_build_whose_bits_would_differ_is_refused(cpu, monkeypatch, tmp_path, 
     monkeypatch.setenv("ZINC_ATTN_CPU_FLAGS", flags)
     with pytest.raises(error, match=said):
         native.library.__wrapped__()
+    monkeypatch.setenv("ZINC_ATTN_CACHE_DIR", "/dev/null")
+    with pytest.raises(errors.RuntimeUnavailableError, match="set ZINC_ATTN_CACHE_DIR to a folder that can be written"):
+        native.library.__wrapped__()
 
 
 @pytest.mark.parametrize("flags", FORMS)

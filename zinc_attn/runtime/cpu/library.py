@@ -68,8 +68,8 @@ def machine_flags() -> str:
 
 @cache
 def library() -> Any:
-    """The library, loaded. RuntimeUnavailableError: there is no compiler; KernelError: it does not compile the sources;
-    WrongResultError: results would have other bits."""
+    """The library, loaded. RuntimeUnavailableError: there is no compiler, or no place for what it makes; KernelError: it
+    does not compile the sources; WrongResultError: results would have other bits."""
     if not (files := sorted(SOURCES.glob("*"))):
         raise KernelError(f"{SOURCES} is missing; run scripts/build_shaders.py, or install the wheel")
     if why := no_compiler():
@@ -81,9 +81,13 @@ def library() -> Any:
         key.update(file.read_bytes())
     folder = (cache_folder() or Path(tempfile.mkdtemp(prefix="zinc_attn."))) / "cpu"
     target = folder / f"{key.hexdigest()[:32]}.so"
-    if not target.exists():
-        _build(command, [file for file in files if file.suffix == ".cpp"], target)
-    loaded = ctypes.CDLL(str(target))
+    try:
+        if not target.exists():
+            _build(command, [file for file in files if file.suffix == ".cpp"], target)
+        loaded = ctypes.CDLL(str(target))
+    except (OSError, subprocess.CalledProcessError) as error:
+        hint = "set ZINC_ATTN_CACHE_DIR to a folder that can be written, and whose files may be executed"
+        raise RuntimeUnavailableError(f"cpu: {target} cannot be made or loaded ({error}); {hint}") from error
     loaded.zinc_cpu_fault.restype = ctypes.c_char_p
     loaded.zinc_cpu_kernel.restype = loaded.zinc_cpu_open.restype = ctypes.c_void_p
     loaded.zinc_cpu_kernel.argtypes = (ctypes.c_char_p,)
@@ -95,9 +99,11 @@ def library() -> Any:
 
 
 @cache
-def pool(pid: int, threads: int) -> int | None:
-    """The threads of process ``pid``, which live as long as it does; None where there is no memory for them."""
+def pool(pid: int, threads: int) -> int:
+    """The threads of process ``pid``, which live as long as it does. MemoryError where there is no room for them."""
     made: int | None = library().zinc_cpu_open(threads)
+    if made is None:
+        raise MemoryError
     return made
 
 

@@ -134,9 +134,10 @@ class CpuRuntime:
             raise RuntimeUnavailableError(f"{info.name}: {info.refusal}")
         self.info, self.pid, self.lock = info, os.getpid(), threading.RLock()
         self._library = library()
-        self._pool, self._open = pool(self.pid, info.compute_units), True
-        if self._pool is None:
-            raise no_host_memory(info)
+        try:
+            self._pool, self._open = pool(self.pid, info.compute_units), True
+        except MemoryError as error:
+            raise no_host_memory(info) from error
 
     def close(self) -> None:
         """Later calls raise ClosedError; a second call, or one in a forked child, does nothing."""
