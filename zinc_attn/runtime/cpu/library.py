@@ -68,8 +68,8 @@ def machine_flags() -> str:
 
 @cache
 def library() -> Any:
-    """The library, loaded. RuntimeUnavailableError: there is no compiler, or no place for what it makes; KernelError: it
-    does not compile the sources; WrongResultError: results would have other bits."""
+    """The library, loaded. RuntimeUnavailableError: there is no compiler, or no place for what it makes; KernelError:
+    it does not compile the sources; WrongResultError: results would have other bits."""
     if not (files := sorted(SOURCES.glob("*"))):
         raise KernelError(f"{SOURCES} is missing; run scripts/build_shaders.py, or install the wheel")
     if why := no_compiler():
