@@ -7,8 +7,8 @@ the rows from before the operation or those from behind it, in all sequences of 
 results have the oracle's bits.
 
 A default run makes about 1,000 operations on plain Vulkan and on the processor and 500 on Kompute, always the same
-ones; --full makes 20,000 random ones per driver. ZINC_ATTN_FUZZ_SECONDS=3600 runs random ones for that long on each driver that -k selects
-(SwiftShader among them).
+ones; --full makes 20,000 random ones per driver. ZINC_ATTN_FUZZ_SECONDS=3600 runs random ones for that long on each
+driver that -k selects (SwiftShader among them).
 """
 
 import functools
