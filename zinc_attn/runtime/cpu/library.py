@@ -20,7 +20,7 @@ from ...files import cache_folder
 
 SOURCES: Final = Path(__file__).parents[2] / "spirv" / "cpu"  # scripts/build_shaders.py puts them there
 # -ffp-contract=off: no product is fused with a sum. $ZINC_ATTN_CPU_FLAGS: in the place of -march=native.
-FLAGS: Final = ("-std=c++20", "-O2", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra", "-pthread")
+FLAGS: Final = ("-std=c++20", "-O3", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra", "-pthread")
 _LOG: Final = logging.getLogger("zinc_attn")
 
 
