@@ -113,7 +113,7 @@ class Node(NamedTuple):
     offset: int = 0
     in_place: bool = False
     output: bool = False
-    place: tuple[int, int] | None = None  # of another node, and words behind its begin
+    place: tuple[int, int] | None = None  # of another node, and bytes behind its begin
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -138,7 +138,7 @@ def read(text: str, nodes: list[Node], leaf: Callable[[tuple[int, ...]], int]) -
         shape = nodes[sources[name.startswith("MUL_MAT")]].ne if not ne else (*map(int, ne.split(",")), 1, 1, 1)[:4]
         steps = tuple(map(int, nb.split(","))) if nb else ()
         names[str(i)] = len(nodes)
-        place = (names[other], int(behind) // 4) if other else None
+        place = (names[other], int(behind)) if other else None
         nodes.append(Node(name, sources, shape, steps, int(offset or 0), "!" in flags, "^" in flags, place))
 
 
@@ -171,9 +171,7 @@ class Graph:
             self.slot[i] = int(rng.choice(free)) if rng else max(self.slot.values()) + 1
         self.words = (max(self.slot.values()) + 1) * self.bytes // 4
         self.at = {i: slot * self.bytes for i, slot in self.slot.items()}
-        for i, node in enumerate(nodes):
-            if node.place:
-                self.at[i] = self.at[node.place[0]] + 4 * node.place[1]
+        self.at |= {i: self.at[node.place[0]] + node.place[1] for i, node in enumerate(nodes) if node.place}
 
     def value(self, i: int, words: Any) -> Any:
         node, kind = self.nodes[i], np.int32 if i in self.integers else np.float32

@@ -92,8 +92,7 @@ struct Chain {
     const Recording *r;
     const ggml_tensor *last;
 
-    // The next operation where it is this one, and its first operand is `of` or a view of it, of a part or of all its
-    // elements in their order; else NULL.
+    // The next operation where it is this one, and its first operand is `of`, in any shape, or part of it; else NULL.
     ggml_tensor *then(ggml_op op, const ggml_tensor *of, bool part = false) {
         ggml_tensor *found = r->after(last);
         if (!found || found->op != op) return nullptr;
@@ -371,9 +370,8 @@ ggml_tensor *Recording::copy_of_states(const ggml_tensor *op, uint64_t scores, u
         views += is_view(view) && view->src[0] == op;
     }
     const size_t row = of_sequence * sizeof(float);
-    const bool alike = rows && ggml_is_contiguous(rows) && (begin_of(copy) - begin_of(rows)) % row == 0 &&
-                       (copy->ne[2] == 1 || copy->nb[2] % row == 0);
-    const bool shifted = rows && overlap(copy, rows) && !alike;
+    const bool shifted = rows && overlap(copy, rows) && (!ggml_is_contiguous(rows) ||
+                         (begin_of(copy) - begin_of(rows)) % row || (copy->ne[2] > 1 && copy->nb[2] % row));
     if (!is_hidden(op, views) || overlap(copy, op) || shifted) return nullptr;
     for (int i = 0; i < GGML_MAX_SRC; ++i)
         if (op->src[i] && overlap(copy, op->src[i]) && !(op->op == GGML_OP_SSM_SCAN && i == 0)) return nullptr;

@@ -14,10 +14,9 @@ static bool load(struct za_functions *vk, PFN_vkGetInstanceProcAddr get_proc, Vk
     if (!vk->name) missing = "vk" #name;
     ZA_VULKAN(X)
 #undef X
-    if (!missing) return true;
-    *vk = (struct za_functions){0}; /* what ends the device calls none */
-    return za_fail_as(ZA_UNSUPPORTED, "get_proc: it has no %s, expected the functions of Vulkan 1.1; make the instance "
-                      "for 1.1", missing);
+    if (missing) *vk = (struct za_functions){0}; /* what ends the device calls none */
+    return !missing || za_fail_as(ZA_UNSUPPORTED, "get_proc: it has no %s, expected the functions of Vulkan 1.1; make "
+                                  "the instance for 1.1", missing);
 }
 
 /* Whether pipelines could ask for subgroups of 32: RDNA then runs a workgroup as one wave32. For speed only. */

@@ -30,8 +30,7 @@ static bool note(const struct za_command *command, const struct za_place *place,
         const uint32_t room = 2 * ranges->room + 16;
         struct range *grown = realloc(ranges->all, room * sizeof *grown);
         if (!grown) return za_no_memory();
-        ranges->all = grown;
-        ranges->room = room;
+        *ranges = (struct ranges){grown, ranges->count, room, ranges->before};
     }
     const uint32_t before = ranges->count ? ranges->all[ranges->count - 1].most : 0;
     const uint32_t most = command->level > before ? command->level : before;
@@ -60,8 +59,7 @@ bool za_level(struct levels *levels, struct za_command *command, uint32_t least)
 }
 
 void za_levels_clear(struct levels *levels) {
-    levels->read.count = levels->written.count = levels->last = 0;
-    levels->read.before = levels->written.before = 0;
+    levels->last = levels->read.count = levels->read.before = levels->written.count = levels->written.before = 0;
 }
 
 void za_levels_free(struct levels *levels) {

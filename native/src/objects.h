@@ -30,7 +30,7 @@ struct za_command {
     VkPipeline pipeline;
     struct za_place place[MAX_BINDINGS]; /* `size` is what the kernel sees */
     uint32_t groups[3];
-    bool beside;       /* writes other parts of what the command before it writes; for that, no barrier between the two */
+    bool beside;       /* writes other parts of what the command before it writes, for which it does not wait */
     uint64_t products; /* multiplications, by which the time of a submission is bounded; 0: few */
     uint32_t level;    /* by za_level, as is all that follows */
     const struct kernel *behind; /* the command's for which it waits, and the bytes that both use; NULL: for none */

@@ -57,7 +57,7 @@ def _default_device(
     SwiftShader may be the first of several CPU devices, and keeps no compiled code: every process, and every device
     that is opened, would compile its kernels anew. Tests of SwiftShader name it.
     """
-    if NATIVE and getattr(request.module, "NATIVE", False) and not FULL:
+    if NATIVE and getattr(request.module, "NATIVE", None) is True and not FULL:
         monkeypatch.setenv("ZINC_ATTN_DEVICE", "cpu")
     elif best_device_index is not None and "ZINC_ATTN_DEVICE" not in os.environ:
         monkeypatch.setenv("ZINC_ATTN_DEVICE", str(best_device_index))
@@ -121,7 +121,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     given = {name for mark in metafunc.definition.iter_markers("parametrize") for name in _names(mark.args[0])}
     if "device" in metafunc.fixturenames and "device" not in given:
         runtimes = [runtime for runtime in RUNTIMES if both or runtime == "vulkan"]
-        runtimes = ["cpu"] if NATIVE and getattr(metafunc.module, "NATIVE", False) and not FULL else runtimes
+        runtimes = ["cpu"] if NATIVE and getattr(metafunc.module, "NATIVE", None) is True and not FULL else runtimes
         metafunc.parametrize("device", runtimes, indirect=True, scope="session")
     if "any_device" in metafunc.fixturenames and "any_device" not in given:
         drivers = [driver for driver in DRIVERS if both or driver[1] == "vulkan"]

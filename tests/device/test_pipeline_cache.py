@@ -147,11 +147,10 @@ def test_a_damaged_file_is_written_anew(place, session, damage):
         "short": stored[:-1],
         "flipped": stored[:-1] + b"\1",
         "foreign": place.stored(foreign),
-        "huge": stored,
         "old": stored.replace(b"cache 2", b"cache 1"),
     }
     place.file.parent.mkdir()
-    place.file.write_bytes(contents[damage])
+    place.file.write_bytes(contents.get(damage, stored))
     if damage == "huge":  # and takes no room
         os.truncate(place.file, 1 << 40)
     assert session(blob) == b"" and place.file.read_bytes() == stored

@@ -16,7 +16,6 @@ from .device import LogicalDevice
 
 _MAGIC: Final = b"zinc_attn pipeline cache 2\n"  # then the CRC-32 of the driver's data, then the data
 _HEADER_BYTES: Final = 32  # of VkPipelineCacheHeaderVersionOne, with which the driver's data begin
-_MOST_BYTES: Final = 1 << 28  # of a file; a larger one is none of the driver's
 
 
 def checksum(data: bytes) -> bytes:
@@ -42,7 +41,7 @@ class PipelineCache:
             numbers = props.vendorID, props.deviceID, props.driverVersion, zlib.crc32(uuid)
             self.file = folder / "pipelines" / ("-".join(f"{x:08x}" for x in numbers) + ".bin")
             with suppress(OSError), open_regular(self.file) as file:
-                stored = file.read(_MOST_BYTES).removeprefix(_MAGIC)
+                stored = file.read(1 << 28).removeprefix(_MAGIC)  # a larger one is none of the driver's
                 found = stored[4:]
                 if checksum(found) == stored[:4] and found[:_HEADER_BYTES] == self.header:
                     data, self.checksum = found, stored[:4]
