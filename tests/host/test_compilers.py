@@ -154,25 +154,6 @@ def test_default_specs():
     assert {(s.head_dim, s.latent) for s in specs} == {(s.v_head_dim, False) for s in specs}
 
 
-def test_constants_where_v_is_not_like_k():
-    decl, values = LATENT.program()
-    assert dict(zip(decl.spec, values, strict=True)) == {
-        **{"k_dim": 576, "v_dim": 512, "latent": 1, "vectors": 4, "chunks_ahead": 4, "tile": 64, "rows_shared": 1},
-        **{
-            "rows_ahead": 8,
-            "pass_sums": 2048,
-            "softcap": 0,
-            "biases": 0,
-            "mask": 0,
-            "k_storage": 1,
-            "v_storage": 1,
-            "workgroup_size": 256,
-        },
-        **{"arithmetic": 0, "subgroups": 1, "walks": 1, "k_size": 0, "v_size": 0, "k_stride": 0, "v_stride": 0},
-    }
-    assert Spec("merge", 512).program()[1][0] == 512
-
-
 @pytest.mark.usefixtures("with_compiler")
 def test_the_command(capsys):
     """It compiles the kernels of one shape, and fails where one is beyond a gate."""
