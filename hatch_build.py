@@ -39,5 +39,6 @@ def is_fresh(root: Path) -> bool:
     names = ("scripts/build_shaders.py", "zinc_attn/canonical/constants.py", "zinc_attn/limits.py")
     sources = [root / name for name in names]
     sources += (path for room in ("kernels", "graph") for path in (root / "zinc_attn" / room).glob("*.py"))
-    sources += (path for path in (root / "shaders").rglob("*") if path.is_file())
+    folders = root / "shaders", root / "native" / "cpu"
+    sources += (path for folder in folders for path in folder.rglob("*") if path.is_file())
     return all(path.stat().st_mtime <= built.stat().st_mtime for path in sources)

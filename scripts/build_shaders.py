@@ -13,6 +13,7 @@ import hashlib
 import importlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -74,6 +75,8 @@ def sources_sha256() -> str:
     for path in sorted(SHADERS.rglob("*")):
         if path.suffix in (".comp", ".glsl"):
             sources.update(path.relative_to(SHADERS).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    for path in sorted((ROOT / "native" / "cpu").iterdir()):
+        sources.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return sources.hexdigest()
 
 
@@ -90,6 +93,18 @@ def main() -> None:
     generate(args.check)
     if not args.check:
         build()
+
+
+def write_native(folder: Path) -> None:
+    """The C++ of native/cpu, and that of the kernels which are made of GLSL: what a host's compiler builds."""
+    cpp = load_kernels("cpp")
+    decls = (*load_kernels("declarations").MODULES, *load_kernels("params", "graph").modules())
+    native = re.compile("attend|merge|(?:graph_)?mul_mat")  # kernels that native/cpu has
+    sources = {decl.file.removesuffix(".spv"): decl.source for decl in decls if not native.match(decl.file)}
+    shutil.copytree(ROOT / "native" / "cpu", folder)
+    (folder / "kernels.cpp").write_text(cpp.kernels(SHADERS, sources))
+    for name in ("contract", "states", "item", "columns", "quantized"):
+        (folder / f"{name}.h").write_text(getattr(cpp, name)(SHADERS))
 
 
 def build() -> None:
@@ -115,6 +130,7 @@ def build() -> None:
             if checked.returncode:
                 sys.exit(f"{decl.file} is not valid:\n{checked.stdout}{checked.stderr}")
             modules[out.stem] = hashlib.sha256(out.read_bytes()).hexdigest()
+        write_native(staging / "cpu")
         build = {
             "compiler": version,
             "sources_sha256": sources_sha256(),

@@ -19,6 +19,7 @@ from zinc_attn.decode.arithmetic import check_arithmetic
 from zinc_attn.errors import KernelError, NoVulkanError, RuntimeUnavailableError, UnsupportedError
 from zinc_attn.kernels.matrix import MatrixFacts
 from zinc_attn.runtime import devices as machine
+from zinc_attn.runtime.cpu.library import no_compiler
 from zinc_attn.runtime.protocol import DeviceInfo
 from zinc_attn.storage import STORAGE
 from zinc_attn.tools.compilers.compiler import compile_programs
@@ -27,7 +28,8 @@ from zinc_attn.tools.cost.cards import RDNA4_UNITS
 FULL = os.environ.get("ZINC_ATTN_TEST_FULL") == "1"
 RUNTIMES = ("kompute", "vulkan")
 # (driver, dispatcher): where a test of ``any_device`` runs; one that is not marked ``both_dispatchers`` takes the pairs
-# of plain Vulkan alone. SwiftShader keeps no compiled code, so it is in the list with Kompute with --full only.
+# of plain Vulkan alone, and the processor. SwiftShader keeps no compiled code, so it is in the list with Kompute with
+# --full only.
 SLOW = ("swiftshader", "kompute")
 DRIVERS = [
     (driver, runtime)
@@ -35,6 +37,8 @@ DRIVERS = [
     for runtime in RUNTIMES
     if FULL or (driver, runtime) != SLOW
 ]
+CPU_NATIVE = ("cpu", "cpu")
+NATIVE = no_compiler() is None  # whether the processor serves what needs no driver
 GFX1201 = ("gfx1201", "interpreted")  # RADV's machine code in tests/gfx1201
 
 GPU = DeviceInfo(
@@ -137,13 +141,17 @@ def open_device(driver: str, runtime: str) -> za.Device:
         from gfx1201.runtime import Gfx1201
 
         return za.Device(Gfx1201())
+    if (driver, runtime) == CPU_NATIVE:
+        if not NATIVE:
+            pytest.skip(str(no_compiler()))
+        return za.Device.open("cpu")
     if runtime == "kompute" and importlib.util.find_spec("kp") is None:
         pytest.skip("kp is not installed: scripts/run builds it")
     if driver == "swiftshader":
         if not os.environ.get("ZINC_ATTN_SWIFTSHADER_ICD"):
             pytest.skip("SwiftShader is not here: run scripts/test on Debian, or set ZINC_ATTN_SWIFTSHADER_ICD")
         return za.Device.open("SwiftShader", runtime=runtime)
-    others = [d for d in za.list_devices() if "SwiftShader" not in d.name]
+    others = [d for d in za.list_devices() if "SwiftShader" not in d.name and not d.native]
     if not others:
         pytest.skip("SwiftShader is the only Vulkan device")
     best = machine.choose(others, os.environ.get("ZINC_ATTN_DEVICE"))

@@ -20,6 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, Final, NoReturn
 
+import platformdirs
+
 from .checks import plain
 from .errors import ArgumentError
 
@@ -46,6 +48,17 @@ _CONTENTS: Final[dict[str, Callable[[bytes], bool]]] = {  # what people name by 
     "text in UTF-16": lambda start: start[:2] in (b"\xff\xfe", b"\xfe\xff"),
     "empty": lambda start: not start,
 }
+
+
+def cache_folder() -> Path | None:
+    """The package's cache folder; None where the user has no home directory."""
+    if chosen := os.environ.get("ZINC_ATTN_CACHE_DIR"):
+        return Path(chosen)
+    try:
+        found = platformdirs.user_cache_path("zinc_attn", appauthor=False)
+    except RuntimeError:  # without a home directory; older versions of platformdirs return a path that begins with ~
+        return None
+    return found if found.is_absolute() else None
 
 
 # --- reading -----------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from support import DRIVERS, FULL, GFX1201, RUNTIMES, needs_matrix_units, open_device
+from support import CPU_NATIVE, DRIVERS, FULL, GFX1201, NATIVE, RUNTIMES, needs_matrix_units, open_device
 
 import zinc_attn as za
 from zinc_attn.runtime import devices as machine
@@ -24,8 +24,8 @@ def device_of() -> Iterator[Callable[[str, str], za.Device]]:
 
 @pytest.fixture(scope="session")
 def device(request: pytest.FixtureRequest, device_of: Callable[[str, str], za.Device]) -> za.Device:
-    """The machine's best device, on the dispatchers that ``pytest_generate_tests`` names."""
-    return device_of("default", request.param)
+    """The machine's best device, on the dispatchers that ``pytest_generate_tests`` names, or the processor."""
+    return device_of("cpu" if request.param == "cpu" else "default", request.param)
 
 
 @pytest.fixture(scope="session")
@@ -44,18 +44,22 @@ def matrix_device(device: za.Device) -> za.Device:
 @pytest.fixture(scope="session")
 def best_device_index() -> int | None:
     """The index of the machine's best device other than SwiftShader; None where there is no other."""
-    others = [d for d in za.list_devices() if "SwiftShader" not in d.name]
+    others = [d for d in za.list_devices() if "SwiftShader" not in d.name and not d.native]
     return machine.choose(others).index if others else None
 
 
 @pytest.fixture(autouse=True)
-def _default_device(monkeypatch: pytest.MonkeyPatch, best_device_index: int | None) -> None:
+def _default_device(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, best_device_index: int | None
+) -> None:
     """What names no device runs on the machine's best one, in this process and in those that a test starts.
 
     SwiftShader may be the first of several CPU devices, and keeps no compiled code: every process, and every device
     that is opened, would compile its kernels anew. Tests of SwiftShader name it.
     """
-    if best_device_index is not None and "ZINC_ATTN_DEVICE" not in os.environ:
+    if NATIVE and getattr(request.module, "NATIVE", False) and not FULL:
+        monkeypatch.setenv("ZINC_ATTN_DEVICE", "cpu")
+    elif best_device_index is not None and "ZINC_ATTN_DEVICE" not in os.environ:
         monkeypatch.setenv("ZINC_ATTN_DEVICE", str(best_device_index))
 
 
@@ -108,6 +112,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     The mark is for tests of what the dispatchers do differently: order, memory, errors, recordings. A file whose others
     never differ, being far from the device, says ONE_DISPATCHER = True. Without --full a test that is marked
     ``one_driver`` leaves out SwiftShader, which keeps no compiled code: each of its kernels takes three seconds.
+    Native code of the processor runs all that are not marked ``of_drivers``.
+    A file that says NATIVE = True, whose tests are of what no driver sees, runs on the processor alone.
     A file that says EXECUTED = True also runs on gfx1201's machine code, interpreted.
     """
     every = FULL and not getattr(metafunc.module, "ONE_DISPATCHER", False)
@@ -115,11 +121,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     given = {name for mark in metafunc.definition.iter_markers("parametrize") for name in _names(mark.args[0])}
     if "device" in metafunc.fixturenames and "device" not in given:
         runtimes = [runtime for runtime in RUNTIMES if both or runtime == "vulkan"]
+        runtimes = ["cpu"] if NATIVE and getattr(metafunc.module, "NATIVE", False) and not FULL else runtimes
         metafunc.parametrize("device", runtimes, indirect=True, scope="session")
     if "any_device" in metafunc.fixturenames and "any_device" not in given:
         drivers = [driver for driver in DRIVERS if both or driver[1] == "vulkan"]
         if not FULL and metafunc.definition.get_closest_marker("one_driver"):
             drivers = [driver for driver in drivers if driver[0] != "swiftshader"]
+        drivers += [] if metafunc.definition.get_closest_marker("of_drivers") else [CPU_NATIVE]
         drivers += [GFX1201] if getattr(metafunc.module, "EXECUTED", False) else []
         metafunc.parametrize("any_device", drivers, indirect=True, ids="-".join, scope="session")
 

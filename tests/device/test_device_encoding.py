@@ -209,6 +209,7 @@ def operands(rng: np.random.Generator, count: int) -> tuple[F32, F32]:
     return x.reshape(-1).astype(np.float32), y.reshape(-1).astype(np.float32)
 
 
+@pytest.mark.of_drivers
 @pytest.mark.parametrize("count", [1 << 22 if FULL else 1 << 18])
 def test_quotients_and_narrow_floats_are_rounded_to_nearest_even(any_device, count):
     from little_kernels import compiled  # skips the test where there is no compiler

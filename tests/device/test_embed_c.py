@@ -77,6 +77,7 @@ def file_digest(path):
 
 
 @pytest.mark.one_driver
+@pytest.mark.of_drivers
 def test_the_digest_is_the_oracle_s(built, any_device, tmp_path):
     """Several layers, rows and forks."""
     name, shape, *numbers = any_device.info.name, "9/3/64", 150, 64, 4

@@ -6,9 +6,9 @@ or be cut short by an interrupt before an opcode, twice in a row too. Whatever h
 the rows from before the operation or those from behind it, in all sequences of a batch alike; no page is lost, and all
 results have the oracle's bits.
 
-A default run makes about 1,000 operations on plain Vulkan and 500 on Kompute, always the same ones; --full makes 20,000
-random ones per driver. ZINC_ATTN_FUZZ_SECONDS=3600 runs random ones for that long on each driver that -k selects
-(SwiftShader among them).
+A default run makes about 1,000 operations on plain Vulkan and on the processor and 500 on Kompute, always the same
+ones; --full makes 20,000 random ones per driver. ZINC_ATTN_FUZZ_SECONDS=3600 runs random ones for that long on each
+driver that -k selects (SwiftShader among them).
 """
 
 import functools
@@ -31,7 +31,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from interrupts import Fault, Interrupter, files
 from page_tables import check_counts
-from support import DRIVERS, FULL, RUNTIMES, open_device
+from support import CPU_NATIVE, DRIVERS, FULL, RUNTIMES, open_device
 
 import zinc_attn as za
 from zinc_attn import errors
@@ -554,7 +554,10 @@ def hosted(driver: str, runtime: str) -> Iterator[tuple[za.Device, Any]]:
             yield own, manager
 
 
-@pytest.mark.parametrize("driver", DRIVERS if EVERY_DRIVER else DRIVERS[: len(RUNTIMES)], ids="-".join)
+RUN_ON = [*(DRIVERS if EVERY_DRIVER else DRIVERS[: len(RUNTIMES)]), CPU_NATIVE]
+
+
+@pytest.mark.parametrize("driver", RUN_ON, ids="-".join)
 def test_random_operations_hold_what_lists_hold(driver: tuple[str, str]) -> None:
     examples = 200 if FULL else 5 if driver[1] == "kompute" else 10
     with hosted(*driver) as (device, manager):

@@ -10,6 +10,8 @@ from support import FULL, open_device
 
 import zinc_attn as za
 
+NATIVE = True
+
 
 @pytest.fixture(scope="module")
 def device() -> Iterator[za.Device]:

@@ -15,6 +15,7 @@ from c_host import LIBRARY, Options, declared, library, needs_compiler
 from engine import Owner
 from little_kernels import best_info, works
 
+from zinc_attn.files import cache_folder
 from zinc_attn.runtime import loader as libvulkan
 from zinc_attn.runtime.vulkan import VulkanRuntime, pipeline_cache
 
@@ -116,7 +117,7 @@ def test_the_folder(place, monkeypatch, tmp_path, session, variable, below):
 def test_the_folder_of_older_platformdirs(monkeypatch):
     monkeypatch.delenv("ZINC_ATTN_CACHE_DIR", raising=False)
     monkeypatch.setattr(platformdirs, "user_cache_path", lambda *_, **__: Path("~/.cache/zinc_attn"))
-    assert pipeline_cache._folder() is None
+    assert cache_folder() is None
 
 
 # --- what it holds ---------------------------------------------------------------------------------------------

@@ -11,6 +11,8 @@ import pytest
 
 from zinc_attn.distributed.ranks import LOST_STATUS
 
+NATIVE = True
+
 
 def mpiexec() -> str | None:
     beside = Path(sys.executable).with_name("mpiexec")

@@ -17,6 +17,8 @@ import zinc_attn as za
 from zinc_attn import reference
 from zinc_attn.errors import ArgumentError, DeviceLostError, ValueRangeError
 
+NATIVE = True
+
 DEVICES = {
     "two runtimes": (("default", "vulkan"), ("default", "kompute")),
     **({"default and swiftshader": (("default", "vulkan"), ("swiftshader", "vulkan"))} if FULL else {}),

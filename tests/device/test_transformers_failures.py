@@ -12,6 +12,8 @@ from zinc_models import cache_of, equal, generate, model_of, torch, transformers
 import zinc_attn as za
 from zinc_attn import errors
 
+NATIVE = True
+
 ONE_DISPATCHER = True
 pytestmark = pytest.mark.usefixtures("models_may_attend")
 

@@ -17,6 +17,8 @@ import zinc_attn as za
 from zinc_attn import errors, reference
 from zinc_attn.cache import rows
 
+NATIVE = True
+
 ONE_DISPATCHER = True
 pytestmark = pytest.mark.usefixtures("models_may_attend")
 

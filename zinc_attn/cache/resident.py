@@ -130,7 +130,7 @@ class ResidentRows(Uncopied, instead="Sequence.save and KVCache.load take tokens
                 f"capacity: {self.capacity:,} tokens need {per_head:,} bytes per KV head, {self.device.info.name} "
                 f"takes at most {limit:,} in one storage buffer; use a smaller capacity or dtype"
             )
-        _, free = memory_budget(self.device.info.index)
+        _, free = memory_budget(self.device.info)
         if self.nbytes > free:
             raise no_room(self.nbytes, free, self.device.info)
         plan = StoragePlan(self.num_layers, heads, k_bytes, v_bytes, self.pool.num_pages, limit)

@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn
 from ..dtypes import storage_dtype
 from ..errors import ArgumentError
 from ..planning.arithmetic import ARITHMETICS
-from ..runtime.device import RUNTIMES, Device, default_runtime
+from ..runtime.device import RUNTIMES, Device, default_runtime, find_device
 from ..shapes import AttnShape
 from ..storage import STORAGE
 from ..tools.models import PRESETS, ModelPreset, find_model
@@ -171,12 +171,18 @@ def installed_runtimes() -> str:
 
 
 def open_devices(stack: ExitStack, names: list[Any], runtimes: str | None) -> list[Device]:
-    """Every device of ``names`` on every dispatcher of ``runtimes``, the text of --runtime, or on the default one.
+    """Every device of ``names`` on every dispatcher of ``runtimes``, the text of --runtime, or on the default one. The
+    processor has no dispatcher.
 
     ``stack`` closes them.
     """
     chosen = [None] if runtimes is None else list(dict.fromkeys(name.strip() for name in runtimes.split(",")))
-    return [stack.enter_context(Device.open(name, runtime=runtime)) for name in names for runtime in chosen]
+    found = []
+    for name in names:
+        native = find_device(name).native
+        for runtime in [None] if native else chosen:
+            found.append(stack.enter_context(Device.open(name, runtime=runtime)))
+    return found
 
 
 def chosen_model(args: argparse.Namespace) -> ModelPreset:

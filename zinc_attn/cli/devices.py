@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     for d in devices:
         rows = [
             ("kind", f"{d.kind} ({d.vendor})"),
-            ("driver", f"{d.driver}, Vulkan {d.api_version}"),
+            ("driver", d.driver if d.native else f"{d.driver}, Vulkan {d.api_version}"),
             ("CUs", f"{d.compute_units} ({d.compute_units_source})"),
             ("subgroup", f"{d.subgroup_size} invocations"),
             ("fused", fused_way(d)),
@@ -57,7 +57,7 @@ def issue_of(info: DeviceInfo) -> dict[str, float] | None:
 def fused_way(info: DeviceInfo) -> str:
     """How the device makes the sums of arithmetic "fused", or why it cannot be asked."""
     try:
-        with Device.open(info.index, runtime="vulkan") as device:
+        with Device.open(info.index, runtime=None if info.native else "vulkan") as device:
             return device.fused_way()
     except ZincAttnError as error:
         return str(error)

@@ -92,7 +92,7 @@ class ShardedKVCache(Shards):
         scales = check_head_scales(dtype, shape, num_layers, k_scale, v_scale)
         capacity = check_int("capacity", capacity, 1, MAX_CONTEXT)
         page_size = check_int("page_size", page_size, MIN_PAGE_SIZE, KEYS_PER_NODE)
-        shares = [float(memory_budget(one.info.index)[1]) for one in devices] if given is None else given
+        shares = [float(memory_budget(one.info)[1]) for one in devices] if given is None else given
         if len(shares) != len(devices):
             raise ArgumentError(f"weights: got {len(shares)}, expected one per device ({len(devices)})")
         ranks = comm if comm is None or isinstance(comm, Ranks) else Ranks(comm, timeout_s)

@@ -28,6 +28,7 @@ class DeviceInfo:
     max_workgroups: tuple[int, int, int]
     timestamp_period_ns: float  # 0 where the compute queue has no timestamps
     refusal: str | None = None  # why the kernels do not run on it
+    native: bool = False  # whether they are native code of the host, without Vulkan
     shared_memory_bytes: int = 1 << 16  # that a workgroup can have
     layout: Layout = RDNA  # how pass 1 lies in its registers
     wave_subgroups: bool = True  # whether those of a wave's size are asked for, or a CPU device has no others

@@ -290,7 +290,8 @@ class SubmissionPlanner:
         ``apart``."""
         nothing = no_records(ITEM), None, 1
         facts, cascade, sizes = self.facts, self.options.cascade, [one.end - one.begin for one in slices]
-        few = facts.device.kind == "cpu" and cascade is None  # a CPU keeps the sums of more vectors in memory
+        few = facts.device.kind == "cpu" and cascade is None  # a CPU's driver keeps the sums of more vectors in memory
+        few = few and not facts.device.native
         most = shared_rows(
             facts.shape,
             facts.device.shared_memory_bytes,

@@ -1,1 +1,1 @@
-"""The protocol between this package and a dispatcher, and the two dispatchers."""
+"""The protocol between this package and a dispatcher, and the dispatchers."""

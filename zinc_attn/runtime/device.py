@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -12,13 +13,14 @@ from types import TracebackType
 from typing import Any, Final
 
 from ..checks import Uncopied, check_int, described, shown
-from ..errors import ArgumentError, ClosedError, KernelError, RuntimeUnavailableError, ZincAttnError
+from ..errors import ArgumentError, ClosedError, KernelError, NoVulkanError, RuntimeUnavailableError, ZincAttnError
 from ..kernels.declarations import CANONICAL, INTEGER_SUMS, MULTIPLY_ADD, PRIMITIVES, UNITS, KernelDecl
 from ..kernels.dispatches import KernelCall
 from ..kernels.matrix import matrix_workgroup
 from ..planning.arithmetic import Arithmetic
 from ..shapes import AttnShape
 from . import devices as machine
+from .cpu import CpuRuntime, cpu_info
 from .kompute import KomputeRuntime, host_info, load_kp
 from .loops import unrolled
 from .multiply_add import CONSTANT, Way, find_way, module_for
@@ -29,11 +31,27 @@ from .vulkan import VulkanRuntime
 SPIRV = Path(__file__).parents[1] / "spirv"
 _DISPATCHERS: Final[dict[str, Callable[[DeviceInfo], Runtime]]] = {"kompute": KomputeRuntime, "vulkan": VulkanRuntime}
 RUNTIMES = tuple(_DISPATCHERS)
+_LOG: Final = logging.getLogger("zinc_attn")
 
 
 def list_devices() -> list[DeviceInfo]:
-    """The Vulkan devices of this machine, in the loader's order. NoVulkanError where there is none."""
-    return machine.list_devices()
+    """The Vulkan devices of this machine, in the loader's order, and its processor, "cpu".
+
+    NoVulkanError where there is no Vulkan device, and no C++ compiler for the processor's kernels.
+    """
+    try:
+        found = machine.list_devices()
+    except NoVulkanError as error:
+        native = cpu_info(0)
+        if native.refusal is not None:
+            raise NoVulkanError(f"{error}; or, for native code of the processor: {native.refusal}") from error
+        return [native]
+    return [*found, cpu_info(len(found))]
+
+
+def find_device(device: int | str | None = None) -> DeviceInfo:
+    """The device that ``Device.open`` opens."""
+    return machine.choose(list_devices(), os.environ.get("ZINC_ATTN_DEVICE") or None if device is None else device)
 
 
 def default_runtime() -> str:
@@ -106,17 +124,25 @@ class Device(Uncopied, instead="Device.open opens it in another process"):
         """Open a device.
 
         device: None for $ZINC_ATTN_DEVICE or else the best (discrete, integrated, cpu); an index of list_devices(),
-        or a piece of the name. runtime: "kompute" or "vulkan"; None for $ZINC_ATTN_RUNTIME, or else "kompute" where
+        or a piece of the name; "cpu" is the processor itself, which is the best where there is no Vulkan device, and
+        has no other runtime. runtime: "kompute" or "vulkan"; None for $ZINC_ATTN_RUNTIME, or else "kompute" where
         its package kp is installed as scripts/build_kp.sh builds it, and "vulkan" where it is not: the same bits.
         DeviceNotFoundError, NoVulkanError, RuntimeUnavailableError.
         """
-        if device is None:
-            device = os.environ.get("ZINC_ATTN_DEVICE") or None
+        if runtime is not None and (not isinstance(runtime, str) or runtime not in (*RUNTIMES, CpuRuntime.name)):
+            raise ArgumentError(f"runtime: got {shown(runtime)}, expected one of {', '.join(RUNTIMES)}")
+        info = find_device(device)
+        if info.native:
+            if device is None and not os.environ.get("ZINC_ATTN_DEVICE"):
+                _LOG.warning("there is no Vulkan device: the processor runs the kernels, as native code")
+            if runtime not in (None, CpuRuntime.name):
+                raise ArgumentError(f"runtime: got {shown(runtime)}, which {info.name} has not; leave it out")
+            return cls(CpuRuntime(info))
         if runtime is None:
             runtime = os.environ.get("ZINC_ATTN_RUNTIME") or default_runtime()
         if not isinstance(runtime, str) or runtime not in RUNTIMES:
             raise ArgumentError(f"runtime: got {shown(runtime)}, expected one of {', '.join(RUNTIMES)}")
-        return cls(_DISPATCHERS[runtime](machine.choose(machine.list_devices(), device)))
+        return cls(_DISPATCHERS[runtime](info))
 
     @classmethod
     def from_kompute(cls, manager: Any, index: int | None = None) -> Device:

@@ -21,6 +21,7 @@ from ..kernels.matrix import MatrixFacts, best_fragment
 from ..kernels.sizes import LEAST_SHARED_BYTES
 from ..kernels.tuning import CPU_WAVE
 from ..limits import WAVE
+from .cpu.device import memory_bytes
 from .loader import API_1_2, API_1_3, FLOAT16, FLOAT32, INSTALL_DRIVER, SINT8, SINT32, Heap, Vulkan, loader
 from .protocol import DeviceInfo
 
@@ -82,11 +83,14 @@ def list_devices() -> list[DeviceInfo]:
         return [device_info(vk, instance, api, physical, index) for index, physical in enumerate(found)]
 
 
-def memory_budget(index: int) -> tuple[int, int]:
-    """(bytes, free bytes) of the largest device-local heap of device ``index``.
+def memory_budget(info: DeviceInfo) -> tuple[int, int]:
+    """(bytes, free bytes) of the largest device-local heap of a device, or of the host's memory.
 
     Free is what VK_EXT_memory_budget grants this process now, or the heap's size where the device lacks it.
     """
+    if info.native:
+        return memory_bytes()
+    index = info.index
     with _devices(instance_kept=True) as (vk, _, _, found):
         if not 0 <= index < len(found):
             raise DeviceNotFoundError(f"device: got index {index}, there are {len(found)} Vulkan devices")
@@ -100,7 +104,8 @@ def vendor_name(vendor_id: int) -> str:
 
 
 def choose(devices: Sequence[DeviceInfo], request: int | str | None = None) -> DeviceInfo:
-    """The device that ``request`` names. None: discrete, integrated, virtual, cpu, other; then by index.
+    """The device that ``request`` names. None: discrete, integrated, virtual, cpu, other; then by index. Native code of
+    the processor comes last.
 
     An int or a string of digits is an index; any other string a piece of the name in any case (a whole name
     wins over a piece). DeviceNotFoundError, which lists what exists, unless exactly one matches.
@@ -108,7 +113,7 @@ def choose(devices: Sequence[DeviceInfo], request: int | str | None = None) -> D
     if not devices:
         raise NoVulkanError(f"there is no Vulkan device: {INSTALL_DRIVER}")
     if request is None:
-        return min(devices, key=lambda d: (_PREFERENCE.index(d.kind), d.index))
+        return min(devices, key=lambda d: (d.native, _PREFERENCE.index(d.kind), d.index))
     if isinstance(request, bool) or not isinstance(request, int | str):
         raise ArgumentError(f"device: got {shown(request)}, expected None, an index or a piece of a device's name")
     index = parse_digits(request) if isinstance(request, str) else request

@@ -1,4 +1,4 @@
-"""The protocol between this package and a dispatcher. ``kompute`` and ``vulkan`` implement it; nothing else does.
+"""The protocol between this package and a dispatcher. ``kompute``, ``vulkan`` and ``cpu`` implement it.
 
 A runtime makes buffers and kernels, records lists of dispatches once, and replays them. It knows nothing of
 attention. All data are uint32 words. Every method may raise DeviceMemoryError, DeviceLostError, ClosedError, and, in a

@@ -7,9 +7,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from ..checks import check_int
-from ..errors import ArgumentError, ClosedError, DeviceMemoryError, LimitError
-from .protocol import DeviceInfo, Dispatch
+from ..errors import ArgumentError, ClosedError, DeviceMemoryError, DTypeError, LimitError
+from .protocol import Buffer, DeviceInfo, Dispatch, Use, Words
 
 try:
     import resource
@@ -48,6 +50,34 @@ def check_step(at: int, step: Dispatch, info: DeviceInfo) -> None:
                 f"steps[{at}].groups: kernel {decl.name} needs {step.groups}, {info.name} takes at most "
                 f"{info.max_workgroups}; use fewer splits or rows"
             )
+
+
+def write_words(buffer: Buffer, view: Words | None, data: Words, offset: int) -> None:
+    """Copy ``data`` to ``view``, what the host sees of a buffer, from word ``offset``; or refuse that."""
+    if view is None:
+        raise ArgumentError(f"buffer: got a {buffer.use.value} buffer, which the host cannot write")
+    if not isinstance(data, np.ndarray) or data.dtype != np.uint32:
+        raise DTypeError(f"data: got {getattr(data, 'dtype', type(data).__name__)}, expected uint32 words")
+    count, size = data.size, buffer.nbytes // 4
+    if data.ndim != 1 or offset < 0 or offset + count > size:
+        room = f"expected (n,) within a buffer of {size} words"
+        raise ArgumentError(f"data: got shape {data.shape} from word {offset}, {room}")
+    view[offset : offset + count] = data
+
+
+def output_words(buffer: Buffer, view: Words | None) -> Words:
+    """``view``, where the buffer is one that the host reads."""
+    if buffer.use is not Use.OUTPUT or view is None:
+        raise ArgumentError(f"buffer: got a {buffer.use.value} buffer, expected an output buffer")
+    return view
+
+
+def check_timed(timestamps: bool, ran: bool) -> None:
+    """Refuse the question for the timings of a recording that has none."""
+    if not timestamps:
+        raise ArgumentError("recording: it has no timestamps; use record(steps, timestamps=True)")
+    if not ran:
+        raise ArgumentError("recording: it has no timings before its first run, nor after one that failed")
 
 
 def no_room(nbytes: int, free: int, info: DeviceInfo) -> DeviceMemoryError:

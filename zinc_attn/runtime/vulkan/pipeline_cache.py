@@ -5,31 +5,17 @@ The C library has the same files (native/src/pipeline_cache.c).
 
 from __future__ import annotations
 
-import os
 import struct
 import zlib
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-import platformdirs
-
-from ...files import open_regular, replacing
+from ...files import cache_folder, open_regular, replacing
 from .device import LogicalDevice
 
 _MAGIC: Final = b"zinc_attn pipeline cache 2\n"  # then the CRC-32 of the driver's data, then the data
 _HEADER_BYTES: Final = 32  # of VkPipelineCacheHeaderVersionOne, with which the driver's data begin
-
-
-def _folder() -> Path | None:
-    """The package's cache folder; None where the user has no home directory."""
-    if chosen := os.environ.get("ZINC_ATTN_CACHE_DIR"):
-        return Path(chosen)
-    try:
-        found = platformdirs.user_cache_path("zinc_attn", appauthor=False)
-    except RuntimeError:  # without a home directory; older versions of platformdirs return a path that begins with ~
-        return None
-    return found if found.is_absolute() else None
 
 
 def checksum(data: bytes) -> bytes:
@@ -51,7 +37,7 @@ class PipelineCache:
         self.file: Path | None = None
         self.checksum = b""  # of the data in the file
         data = b""
-        if folder := _folder():
+        if folder := cache_folder():
             numbers = props.vendorID, props.deviceID, props.driverVersion, zlib.crc32(uuid)
             self.file = folder / "pipelines" / ("-".join(f"{x:08x}" for x in numbers) + ".bin")
             with suppress(OSError), open_regular(self.file) as file:

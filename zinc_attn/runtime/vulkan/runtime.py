@@ -12,20 +12,26 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Concatenate, ParamSpec, TypeVar
 
-import numpy as np
-
 from ...errors import (
     ArgumentError,
     ClosedError,
     DeviceLostError,
-    DTypeError,
     ForkedProcessError,
     LimitError,
     ZincAttnError,
 )
 from ...kernels.declarations import KernelDecl
 from ..protocol import DeviceInfo, Dispatch, Kernel, Use, Words
-from ..refusals import check_compile_room, check_nbytes, check_step, closed_device, no_host_memory
+from ..refusals import (
+    check_compile_room,
+    check_nbytes,
+    check_step,
+    check_timed,
+    closed_device,
+    no_host_memory,
+    output_words,
+    write_words,
+)
 from .commands import BoundStep, Commands
 from .device import HostDevice, LogicalDevice, Undo, destroy
 from .handles import Handles, VulkanBuffer, VulkanRecording, close_collected, collected
@@ -135,15 +141,7 @@ class VulkanRuntime:
     @entered
     def write(self, buffer: object, data: Words, offset: int = 0) -> None:
         target = self._own_buffer(buffer)
-        if target.view is None:
-            raise ArgumentError(f"buffer: got a {target.use.value} buffer, which the host cannot write")
-        if not isinstance(data, np.ndarray) or data.dtype != np.uint32:
-            raise DTypeError(f"data: got {getattr(data, 'dtype', type(data).__name__)}, expected uint32 words")
-        count, size = data.size, target.nbytes // 4
-        if data.ndim != 1 or offset < 0 or offset + count > size:
-            room = f"expected (n,) within a buffer of {size} words"
-            raise ArgumentError(f"data: got shape {data.shape} from word {offset}, {room}")
-        target.view[offset : offset + count] = data
+        write_words(target, target.view, data, offset)
 
     @entered
     def read(self, buffer: object) -> Words:
@@ -155,9 +153,7 @@ class VulkanRuntime:
 
     def _mapped(self, buffer: object) -> Words:
         source = self._own_buffer(buffer)
-        if source.use is not Use.OUTPUT or source.view is None:
-            raise ArgumentError(f"buffer: got a {source.use.value} buffer, expected an output buffer")
-        return source.view
+        return output_words(source, source.view)
 
     def _own_buffer(self, buffer: object, name: str = "buffer") -> VulkanBuffer:
         if not isinstance(buffer, VulkanBuffer) or buffer.runtime is not self:
@@ -234,10 +230,7 @@ class VulkanRuntime:
     @entered
     def timings(self, recording: object) -> list[tuple[float, float]]:
         mine, device = self._own_recording(recording), self._device
-        if mine.queries is None:
-            raise ArgumentError("recording: it has no timestamps; use record(steps, timestamps=True)")
-        if not mine.ran:
-            raise ArgumentError("recording: it has no timings before its first run, nor after one that failed")
+        check_timed(mine.queries is not None, mine.ran)
         count = 2 * len(mine.steps)
         ticks = device.ffi.new("uint64_t[]", count)
         get, flags = device.lib.vkGetQueryPoolResults, _QUERY_64_BIT | _QUERY_WAIT

@@ -1,0 +1,171 @@
+// Vectors of float32 lanes, as wide as the processor that the compiler is told of has them.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#if defined(__AVX__)
+#include <immintrin.h>
+#endif
+#pragma GCC diagnostic ignored "-Wpsabi"  // vectors are passed between inlined functions alone
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // in GCC 12's own immintrin.h
+
+namespace zinc {
+#if defined(__AVX512F__)
+constexpr int LANES = 16;
+#elif defined(__AVX__)
+constexpr int LANES = 8;
+#else
+constexpr int LANES = 4;
+#endif
+#define ZINC_INLINE inline __attribute__((always_inline))
+#define ZINC_UNROLL _Pragma("GCC unroll 16")
+template <typename T, int N> using Vector __attribute__((vector_size(sizeof(T) * N))) = T;
+typedef float F __attribute__((vector_size(4 * LANES)));
+typedef uint32_t U __attribute__((vector_size(4 * LANES)));
+typedef int32_t I __attribute__((vector_size(4 * LANES)));
+typedef I M;  // a mask: 0 or -1 in each lane
+typedef float F8 __attribute__((vector_size(32)));
+typedef uint32_t U8 __attribute__((vector_size(32)));
+typedef int32_t I8 __attribute__((vector_size(32)));
+typedef uint16_t Halves __attribute__((vector_size(16)));
+
+template <typename V> static ZINC_INLINE V load(const void *from) {
+    V made;
+    std::memcpy(&made, from, sizeof made);
+    return made;
+}
+template <typename V> static ZINC_INLINE void store(void *to, const V &v) { std::memcpy(to, &v, sizeof v); }
+static ZINC_INLINE F all(float x) { return x - (F){}; }
+// A number as one of type T: a vector has it in all its lanes.
+template <typename T, typename A> static ZINC_INLINE constexpr T convert(const A &x) {
+    if constexpr (std::is_arithmetic_v<T> || std::is_same_v<T, A>)
+        return T(x);
+    else
+        return x - T{};
+}
+static ZINC_INLINE F to_float(I x) { return __builtin_convertvector(x, F); }
+static ZINC_INLINE F to_float(U x) { return __builtin_convertvector((I)x, F); }  // below 2**31
+static ZINC_INLINE I to_int(F x) { return __builtin_convertvector(x, I); }
+static ZINC_INLINE I to_int(U x) { return (I)x; }
+static ZINC_INLINE int to_int(uint32_t x) { return int(x); }
+static ZINC_INLINE U bitfieldExtract(U x, int first, int count) { return x >> first & ((1u << count) - 1u); }
+static ZINC_INLINE I bitfieldExtract(I x, int first, int count) { return x << (32 - first - count) >> (32 - count); }
+static ZINC_INLINE U to_uint(I x) { return (U)x; }
+static ZINC_INLINE U floatBitsToUint(F x) { return (U)x; }
+static ZINC_INLINE F uintBitsToFloat(U x) { return (F)x; }
+static ZINC_INLINE F abs(F x) { return (F)((U)x & 0x7FFFFFFFu); }
+static ZINC_INLINE F max(F a, F b) { return a < b ? b : a; }
+static ZINC_INLINE F min(F a, float b) { return b < a ? all(b) : a; }
+static ZINC_INLINE F max(F a, float b) { return max(a, all(b)); }
+static ZINC_INLINE U max(U a, uint32_t b) { return a < b ? b - (U){} : a; }
+static ZINC_INLINE F weight(F s, F m);  // of floats.glsl
+static ZINC_INLINE F weight(F s, float m) { return weight(s, all(m)); }
+// To the nearest whole number, ties to even: beyond 2**23 every number is whole.
+static ZINC_INLINE F roundEven(F x) {
+#if defined(__AVX512F__)
+    return _mm512_roundscale_ps(x, 8);
+#elif defined(__AVX__)
+    return _mm256_round_ps(x, 8);
+#else
+    const F size = abs(x), whole = (size + 8388608.0f) - 8388608.0f;
+    return size < 8388608.0f ? (F)((U)whole | ((U)x & 0x80000000u)) : x;
+#endif
+}
+// a * b + c, rounded once; see fma of glsl.h.
+static ZINC_INLINE F fma(F a, F b, F c) {
+#if defined(__AVX512F__)
+    return _mm512_fmadd_ps(a, b, c);
+#elif defined(__AVX__) && defined(__FMA__)
+    return _mm256_fmadd_ps(a, b, c);
+#else
+    typedef double D __attribute__((vector_size(8 * LANES)));
+    typedef int64_t W __attribute__((vector_size(8 * LANES)));
+    const D product = __builtin_convertvector(a, D) * __builtin_convertvector(b, D);
+    const D addend = __builtin_convertvector(c, D);
+    const D sum = product + addend, part = sum - product, lost = (product - (sum - part)) + (addend - part);
+    const W bits = (W)sum, inexact = (lost != 0.0) & ((bits & 1) == 0), up = (lost > 0.0) == (sum > 0.0);
+    return __builtin_convertvector((D)(bits + (inexact & (up ? 1 - (W){} : (W){} - 1))), F);
+#endif
+}
+
+// Every second lane of two vectors, from lane 0 or 1 on.
+#if defined(__AVX512F__)
+#define ZINC_SECOND(a, b, i) \
+    __builtin_shufflevector(a, b, i, 2 + i, 4 + i, 6 + i, 8 + i, 10 + i, 12 + i, 14 + i, 16 + i, 18 + i, 20 + i, \
+                            22 + i, 24 + i, 26 + i, 28 + i, 30 + i)
+#elif defined(__AVX__)
+#define ZINC_SECOND(a, b, i) __builtin_shufflevector(a, b, i, 2 + i, 4 + i, 6 + i, 8 + i, 10 + i, 12 + i, 14 + i)
+#else
+#define ZINC_SECOND(a, b, i) __builtin_shufflevector(a, b, i, 2 + i, 4 + i, 6 + i)
+#endif
+static ZINC_INLINE U evens(U a, U b) { return ZINC_SECOND(a, b, 0); }
+static ZINC_INLINE U odds(U a, U b) { return ZINC_SECOND(a, b, 1); }
+
+// The float32 of float16 numbers, whose bits are in words: the product is exact, also of denormal ones.
+template <typename V, typename W> static ZINC_INLINE V halves_to_floats(W h) {
+    const V size = __builtin_bit_cast(V, (h & 0x7FFFu) << 13) * 0x1p112f;
+    const W bits = (h & 0x7C00u) == 0x7C00u ? 0x7F800000u | (h & 0x3FFu) << 13 : __builtin_bit_cast(W, size);
+    return __builtin_bit_cast(V, bits | (h & 0x8000u) << 16);
+}
+static ZINC_INLINE F8 from_halves(const void *from) {
+#if defined(__F16C__)
+    return _mm256_cvtph_ps(load<__m128i>(from));
+#else
+    return halves_to_floats<F8>(__builtin_convertvector(load<Halves>(from), U8));
+#endif
+}
+
+static ZINC_INLINE void transpose(F8 r[8]) {  // in three rounds: halves, pairs and single ones change places
+    F8 s[8];
+    ZINC_UNROLL for (int i = 0; i < 4; ++i) {
+        s[i] = __builtin_shufflevector(r[i], r[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+        s[i + 4] = __builtin_shufflevector(r[i], r[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+    }
+    F8 t[8];
+    ZINC_UNROLL for (int i = 0; i < 8; i += 4) ZINC_UNROLL for (int j = i; j < i + 2; ++j) {
+        t[j] = __builtin_shufflevector(s[j], s[j + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+        t[j + 2] = __builtin_shufflevector(s[j], s[j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+    }
+    ZINC_UNROLL for (int i = 0; i < 8; i += 2) {
+        r[i] = __builtin_shufflevector(t[i], t[i + 1], 0, 8, 2, 10, 4, 12, 6, 14);
+        r[i + 1] = __builtin_shufflevector(t[i], t[i + 1], 1, 9, 3, 11, 5, 13, 7, 15);
+    }
+}
+
+// The sum and four products of int8 of each lane: those of w, and those of x, which are the same in all. Where w is
+// SIGNED, int8; else below 64.
+template <bool SIGNED> static ZINC_INLINE I dot4(U w, uint32_t x, I sum) {
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+    const __m512i by = _mm512_set1_epi32(int(x)), bytes = (__m512i)w;
+    if (!SIGNED)
+        return (I)_mm512_dpbusd_epi32((__m512i)sum, bytes, by);
+    const __m512i negative = _mm512_maskz_sub_epi8(_mm512_movepi8_mask(bytes), _mm512_setzero_si512(), by);
+    const __m512i signs = _mm512_mask_mov_epi8(by, _mm512_movepi8_mask(bytes), negative);
+    return (I)_mm512_dpbusd_epi32((__m512i)sum, _mm512_abs_epi8(bytes), signs);
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+    const __m256i by = _mm256_set1_epi32(int(x)), bytes = (__m256i)w;
+    const __m256i pairs = SIGNED ? _mm256_maddubs_epi16(_mm256_abs_epi8(bytes), _mm256_sign_epi8(by, bytes))
+                                 : _mm256_maddubs_epi16(bytes, by);
+    return sum + (I)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+#else
+    ZINC_UNROLL for (int i = 0; i < 32; i += 8) sum += ((I)w << (24 - i) >> 24) * (int8_t)(x >> i);
+    return sum;
+#endif
+}
+
+// Entries of a table of 16 bytes, by the bytes of `places`.
+static ZINC_INLINE U entries(const uint32_t table[4], U places) {
+#if defined(__AVX512BW__)
+    return (U)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(load<__m128i>(table)), (__m512i)places);
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+    return (U)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load<__m128i>(table)), (__m256i)places);
+#else
+    U made;
+    uint8_t bytes[sizeof made];
+    std::memcpy(bytes, &places, sizeof bytes);
+    for (uint8_t &one : bytes)
+        one = reinterpret_cast<const uint8_t *>(table)[one];
+    return load<U>(bytes);
+#endif
+}
+}  // namespace zinc

@@ -1,0 +1,246 @@
+// Threads that run the workgroups of dispatches, and the questions to the compiler of this library.
+#include "runtime.h"
+#include <atomic>
+#include <cfenv>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <sys/mman.h>
+#include <system_error>
+#include <thread>
+#include <vector>
+#if !defined(__x86_64__) || defined(ZINC_CPU_UCONTEXT)
+#define ZINC_CPU_UCONTEXT
+#include <ucontext.h>
+#endif
+
+namespace zinc {
+#ifndef ZINC_CPU_UCONTEXT
+// Saves what the caller must find again, and takes another stack.
+extern "C" void zinc_cpu_switch(void **from, void *to);
+asm(".text\n.p2align 4\n.type zinc_cpu_switch,@function\nzinc_cpu_switch:\n"
+    " push %rbp\n push %rbx\n push %r12\n push %r13\n push %r14\n push %r15\n mov %rsp,(%rdi)\n mov %rsi,%rsp\n"
+    " pop %r15\n pop %r14\n pop %r13\n pop %r12\n pop %rbx\n pop %rbp\n ret\n"
+    ".size zinc_cpu_switch,.-zinc_cpu_switch\n");
+#else
+static void zinc_cpu_switch(void **from, void *to) {
+    ucontext_t here;
+    *from = &here;
+    swapcontext(&here, static_cast<ucontext_t *>(to));
+}
+#endif
+
+static thread_local Fibers *running;
+
+void Fibers::enter() {
+    Fibers &mine = *running;
+    Lane &lane = mine.lanes[mine.current];
+    lane.function(lane.argument);
+    lane.done = true;
+    for (;;)
+        mine.yield();
+}
+
+void Fibers::start(uint32_t lane, void (*function)(void *), void *argument) {
+    char *stack = stacks + lane * STACK_BYTES;
+    lanes[lane] = {nullptr, function, argument, false};
+#ifndef ZINC_CPU_UCONTEXT
+    void **top = reinterpret_cast<void **>(stack + STACK_BYTES) - 1;  // as if a call had pushed its return address
+    *top = nullptr;
+    *--top = reinterpret_cast<void *>(&enter);
+    lanes[lane].stack = top - 6;
+#else
+    ucontext_t *made = reinterpret_cast<ucontext_t *>(stack);
+    getcontext(made);
+    made->uc_stack.ss_sp = stack + sizeof *made;
+    made->uc_stack.ss_size = STACK_BYTES - sizeof *made;
+    makecontext(made, &enter, 0);
+    lanes[lane].stack = made;
+#endif
+}
+
+void Fibers::run(uint32_t count) {
+    running = this;
+    for (uint32_t left = count; left;) {
+        left = 0;
+        for (current = 0; current < count; ++current)
+            if (!lanes[current].done) {
+                zinc_cpu_switch(&scheduler, lanes[current].stack);
+                left += !lanes[current].done;
+            }
+    }
+}
+
+void Fibers::yield() { zinc_cpu_switch(&lanes[current].stack, scheduler); }
+
+// The float mode of a thread while it runs kernels: rounding to nearest, denormal numbers kept.
+class FloatMode {
+  public:
+    FloatMode() {
+        std::fegetenv(&before);
+        std::fesetenv(FE_DFL_ENV);
+    }
+    ~FloatMode() { std::fesetenv(&before); }
+
+  private:
+    std::fenv_t before;
+};
+
+static double seconds() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// How far the workgroups of a step are.
+struct Progress {
+    std::atomic<uint64_t> begun{0}, ended{0};
+};
+
+// Threads that live as long as the process, with room for a workgroup each.
+class Pool {
+  public:
+    explicit Pool(unsigned threads) {
+        for (unsigned i = 0; i < threads; ++i)
+            rooms.push_back(make_room());
+        try {
+            for (unsigned i = 1; i < threads; ++i)
+                std::thread([this, i] { serve(*rooms[i]); }).detach();
+        } catch (const std::system_error &) {  // the process may have no more of them, and those that there are do all
+        }
+    }
+
+    void run(Step *given, size_t number) {
+        std::lock_guard<std::mutex> alone(callers);
+        std::vector<Progress> made(number);
+        {
+            std::lock_guard<std::mutex> held(lock);
+            list = {given, made.data(), number};
+            ++lists;
+        }
+        wake.notify_all();
+        work(list, *rooms[0]);
+        std::unique_lock<std::mutex> held(lock);
+        list = {};
+        left.wait(held, [this] { return active == 0; });
+    }
+
+  private:
+    struct List {
+        Step *steps;
+        Progress *progress;
+        size_t count;
+    };
+
+    static constexpr size_t ROOM_BYTES = Fibers::MOST * (Fibers::STACK_BYTES + Room::LANE_BYTES) + Room::SHARED_BYTES +
+                                         Room::SCRATCH_BYTES;
+
+    static std::unique_ptr<Room> make_room() {
+        auto room = std::make_unique<Room>();
+        const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+        void *bytes = mmap(nullptr, ROOM_BYTES, PROT_READ | PROT_WRITE, flags, -1, 0);
+        if (bytes == MAP_FAILED)
+            throw std::bad_alloc();
+        room->fibers.stacks = static_cast<char *>(bytes);
+        room->lanes = room->fibers.stacks + Fibers::MOST * Fibers::STACK_BYTES;
+        room->shared = room->lanes + Fibers::MOST * Room::LANE_BYTES;
+        room->scratch = room->shared + Room::SHARED_BYTES;
+        return room;
+    }
+
+    [[noreturn]] void serve(Room &room) {
+        uint64_t seen = 0;  // lists
+        std::unique_lock<std::mutex> held(lock);
+        for (;;) {
+            wake.wait(held, [&] { return list.steps != nullptr && lists != seen; });
+            seen = lists;
+            ++active;
+            const List mine = list;
+            held.unlock();
+            work(mine, room);
+            held.lock();
+            if (--active == 0)
+                left.notify_all();
+        }
+    }
+
+    // Takes workgroups of each step until there are no more. A step begins when the one before it has ended.
+    void work(const List &mine, Room &room) {
+        const FloatMode mode;
+        for (size_t i = 0; i < mine.count; ++i) {
+            Step &step = mine.steps[i];
+            Progress &at = mine.progress[i];
+            const uint64_t groups = uint64_t(step.groups[0]) * step.groups[1] * step.groups[2];
+            const uint64_t share = groups / (16 * rooms.size()) + 1;  // of small workgroups, several at a time
+            for (uint64_t first; (first = at.begun.fetch_add(share)) < groups;) {
+                if (first == 0)
+                    step.begin = seconds();
+                const uint64_t end = first + share < groups ? first + share : groups;
+                for (uint64_t group = first; group < end; ++group)
+                    step.kernel(step, group, room);
+                if (at.ended.fetch_add(end - first) + end - first == groups)
+                    step.end = seconds();
+            }
+            for (unsigned turns = 0; at.ended.load() < groups; ++turns)
+                if (turns > SPINS)
+                    std::this_thread::yield();
+        }
+    }
+
+    static constexpr unsigned SPINS = 1000;
+    std::mutex callers, lock;
+    std::condition_variable wake, left;
+    List list = {};
+    uint64_t lists = 0;  // so far
+    unsigned active = 0;  // workers with the list
+    std::vector<std::unique_ptr<Room>> rooms;
+};
+
+// What this compiler or this processor does otherwise than the kernels rely on, or null.
+static const char *fault() {
+    const FloatMode mode;
+    volatile float a = 1.0f + 0x1p-12f, c = -(1.0f + 0x1p-11f), tiny = 0x1p-126f, half = 0.5f, big = 8388608.0f;
+    volatile double x = 1.0 + 0x1p-27, y = -(1.0 + 0x1p-26);
+    typedef float four __attribute__((vector_size(16)));
+    const four v = {a, a, a, a}, w = {c, c, c, c}, sum = v * v + w;
+    if (a * a + c != 0.0f || sum[0] != 0.0f || x * x + y != 0.0)
+        return "the compiler fused a product and a sum";
+    volatile float small = tiny * half;
+    if (small == 0.0f || small + small != tiny)
+        return "denormal numbers are flushed to zero";
+    if ((big + half) - big != 0.0f || ((big + 1.0f) + half) - big != 2.0f)
+        return "sums are not rounded to the nearest even number";
+    return nullptr;
+}
+}  // namespace zinc
+
+extern "C" {
+const char *zinc_cpu_fault(void) { return zinc::fault(); }
+
+// The function of a SPIR-V module, by the module's name, or null.
+void *zinc_cpu_kernel(const char *name) {
+    for (const zinc::NamedKernel *table : {zinc::ATTENTION, zinc::PRODUCTS, zinc::GENERATED})
+        for (; table->name; ++table)
+            if (std::strcmp(table->name, name) == 0)
+                return reinterpret_cast<void *>(table->kernel);
+    return nullptr;
+}
+
+// Null where there is no memory or no thread.
+void *zinc_cpu_open(unsigned threads) {
+    try {
+        return new zinc::Pool(threads);
+    } catch (const std::bad_alloc &) {
+        return nullptr;
+    }
+}
+
+int zinc_cpu_run(void *pool, zinc::Step *steps, size_t count) {
+    try {
+        static_cast<zinc::Pool *>(pool)->run(steps, count);
+        return 0;
+    } catch (const std::bad_alloc &) {
+        return 1;
+    }
+}
+}

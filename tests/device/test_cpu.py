@@ -1,0 +1,156 @@
+"""The processor as a device: how it is opened and built, and what its runtime refuses."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from support import CPU_NATIVE, FULL, same
+
+import zinc_attn as za
+from zinc_attn import errors
+from zinc_attn.kernels.declarations import COPY_KERNEL
+from zinc_attn.runtime import devices as machine
+from zinc_attn.runtime.cpu import library as native
+from zinc_attn.runtime.cpu.runtime import CpuRuntime
+from zinc_attn.runtime.protocol import Dispatch, Use
+
+SHAPE = za.AttnShape(4, 2, 64)
+# Which instructions the library may use: those of every processor of the kind, or those that this one has, too.
+EXTENSIONS = {
+    **{"avx2": "-mavx2", "f16c": "-mavx2 -mf16c -mfma", "avx512bw": "-march=skylake-avx512"},
+    "lm": "-O2 -DZINC_CPU_UCONTEXT",  # as on processors that are not x86
+}
+FORMS = ["-O2", *(flags for name, flags in EXTENSIONS.items() if FULL and f" {name} " in native.machine_flags())]
+
+
+@pytest.fixture
+def cpu(device_of):
+    return device_of(*CPU_NATIVE)
+
+
+def arrays(rng, tokens=100):
+    k, v = rng.standard_normal((2, tokens, SHAPE.kv_heads, SHAPE.head_dim), np.float32)
+    return rng.standard_normal((SHAPE.q_heads, SHAPE.head_dim), np.float32), k, v
+
+
+def test_the_processor_is_listed_last_and_named_cpu(cpu):
+    *others, last = za.list_devices()
+    assert last.native and last == cpu.info and last.index == len(others) and not any(d.native for d in others)
+    assert machine.choose([last, *others]).native is (not others)
+    with pytest.raises(errors.ArgumentError, match="runtime: got 'vulkan', which cpu has not; leave it out"):
+        za.Device.open("cpu", runtime="vulkan")
+
+
+def test_without_vulkan_it_is_the_default(monkeypatch, caplog, rng, cpu):
+    def none():
+        raise errors.NoVulkanError("the Vulkan loader knows no device")
+
+    monkeypatch.setattr(machine, "list_devices", none)
+    monkeypatch.delenv("ZINC_ATTN_DEVICE", raising=False)
+    with za.Device.open() as device:
+        q, k, v = arrays(rng)
+        same([za.attention(q, k, v, device=device)], za.reference.emulate(q, k, v)[:1])
+    assert caplog.messages == ["there is no Vulkan device: the processor runs the kernels, as native code"]
+    monkeypatch.setattr(native, "compiler", lambda: None)
+    with pytest.raises(errors.NoVulkanError, match=r"no device; or, for native code .* install g\+\+ 12 or later"):
+        za.list_devices()
+
+
+def test_without_a_compiler_it_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(native, "compiler", lambda: None)
+    with pytest.raises(errors.RuntimeUnavailableError, match=r"cpu: there is no C.. compiler: install"):
+        za.Device.open("cpu")
+
+
+@pytest.mark.parametrize(
+    ("flags", "error", "said"),
+    (
+        ("-mfma -ffp-contract=fast", errors.WrongResultError, "fused a product and a sum"),
+        ("-ffast-math", errors.KernelError, "results are exact"),
+        ("-std=c++98", errors.KernelError, "use g"),
+    ),
+)
+def test_a_build_whose_bits_would_differ_is_refused(cpu, monkeypatch, tmp_path, flags, error, said):
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    for name in ("runtime.cpp", "runtime.h"):
+        (sources / name).write_bytes((native.SOURCES / name).read_bytes())
+    tables = (f"const zinc::NamedKernel zinc::{name}[] = {{{{}}}};" for name in ("ATTENTION", "PRODUCTS", "GENERATED"))
+    (sources / "kernels.cpp").write_text("\n".join(['#include "runtime.h"', *tables, ""]))
+    monkeypatch.setattr(native, "SOURCES", sources)
+    monkeypatch.setenv("ZINC_ATTN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("ZINC_ATTN_CPU_FLAGS", "-O2")
+    native.library.__wrapped__()  # which builds nothing that differs
+    monkeypatch.setenv("ZINC_ATTN_CPU_FLAGS", flags)
+    with pytest.raises(error, match=said):
+        native.library.__wrapped__()
+    monkeypatch.setenv("ZINC_ATTN_CACHE_DIR", "/dev/null")
+    with pytest.raises(errors.RuntimeUnavailableError, match="set ZINC_ATTN_CACHE_DIR to a folder that can be written"):
+        native.library.__wrapped__()
+
+
+@pytest.mark.parametrize("flags", FORMS)
+def test_every_form_of_the_library_has_the_bits(cpu, flags):
+    """Attention of each type that takes its own path, and products, in a process with the form of the library."""
+    cases = "4/2/64 f16 100,4/2/64 q8_0 100,4/2/64 q5_1 100"
+    for options in (("--cases", cases), ("--graph", "q5_0,mxfp4,q2_K,q6_K,f16 experts")):
+        command = [sys.executable, "-m", "zinc_attn.cli", "check", *options, "--device", "cpu"]
+        done = subprocess.run(
+            command, env=os.environ | {"ZINC_ATTN_CPU_FLAGS": flags}, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_results_do_not_depend_on_threads(cpu, rng):
+    q, k, v = arrays(rng, 3000)
+    info = za.list_devices()[-1]
+    outs = []
+    for threads in (1, 2, 7):
+        with za.Device(CpuRuntime(replace(info, compute_units=threads))) as device:
+            outs.append(za.attention(q, k, v, device=device))
+    same(outs[1:], [outs[0]] * 2)
+
+
+def test_what_the_runtime_refuses(cpu):
+    runtime = CpuRuntime(cpu.info)
+    work, k, v = (runtime.buffer(256, use) for use in (Use.INPUT, Use.CACHE, Use.CACHE))
+    kernel = runtime.kernel(COPY_KERNEL, b"", (8, 8))
+    recording = runtime.record([Dispatch(kernel, (work, k, v), (1, 1, 1))], timestamps=True)
+    with pytest.raises(errors.ArgumentError, match="no timings before its first run"):
+        runtime.timings(recording)
+    runtime.run(recording)
+    ((begin, end),) = runtime.timings(recording)
+    assert 0 == begin <= end < 10
+    for call, error in (
+        (lambda: runtime.write(k, np.zeros(1, np.uint32)), "a cache buffer, which the host cannot write"),
+        (lambda: runtime.read(work), "a input buffer, expected an output buffer"),
+        (lambda: runtime.write(work, np.zeros(65, np.uint32)), "expected .n,. within a buffer of 64 words"),
+        (lambda: runtime.buffer(6, Use.INPUT), "a multiple of 4"),
+        (lambda: runtime.record([Dispatch(kernel, (work, k), (1, 1, 1))]), "expected the 3 of kernel copy"),
+        (lambda: cpu.runtime.run(recording), "a recording of this runtime"),
+    ):
+        with pytest.raises(errors.ArgumentError, match=error):
+            call()
+    k.close()
+    with pytest.raises(errors.ClosedError, match="a buffer that it uses, was closed"):
+        runtime.run(recording)
+    runtime.close()
+    runtime.close()
+    with pytest.raises(errors.ClosedError, match="cpu: used after close"):
+        runtime.buffer(4, Use.INPUT)
+
+
+def test_a_forked_child_is_refused_and_the_parent_goes_on(cpu, rng):
+    q, k, v = arrays(rng)
+    before = za.attention(q, k, v, device=cpu)
+    if not (child := os.fork()):
+        try:
+            za.attention(q, k, v, device=cpu)
+        except errors.ForkedProcessError:
+            os._exit(3)
+        os._exit(4)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    same([za.attention(q, k, v, device=cpu)], [before])

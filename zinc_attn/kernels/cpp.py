@@ -1,0 +1,167 @@
+"""The GLSL of shaders/ as C++ for native/cpu, so that a definition stands once; needs no NumPy.
+
+A kernel becomes a struct: its members are the buffers, the specialization constants, the variables and the functions,
+whose text stays as it is but for literals (1.0 becomes 1.0f), swizzles (.xy becomes .xy()), ``out`` parameters
+(references) and arrays. Attention and products are written in C++, and take functions from here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+_CONTRACTS: Final = ("contract.glsl", "graph/contract.glsl")
+_LAYOUT: Final = r"layout\(set = 0, binding = (\w+), std430\)[^{;]*\{\s*"
+_SIZE: Final = "const uvec3 gl_WorkGroupSize = uvec3"
+# What replaces what, in this order: in any text, and in that of a kernel.
+_REWRITES: Final = (
+    (r"//[^\n]*", ""),
+    (r"^#(?:version|extension)[^\n]*", ""),
+    (r"\b(?:uint|float|int)\[\]\(([^()]*(?:\([^()]*\)[^()]*)*)\)", r"{\1}"),
+    (r"(\w+)\.xy = ([^;]*);", r"set_xy(\1, \2);"),
+    (r"\.([xyzw]{2,4})\b(?!\()", r".\1()"),
+    (r"\b(?:inout|out)\s+(\w+)\s+(\w+)\[\w+\]", r"\1 *\2"),
+    (r"\b(?:inout|out)\s+(\w+)\s+(\w+)", r"\1 &\2"),
+    (r"\[\[(?:dont_)?unroll\]\] ?|\bprecise |\bspirv_literal ", ""),
+    (r"^spirv_instruction\([^;]*;", ""),
+    (r"(?<![\w.])(\d+\.\d*(?:e[+-]?\d+)?|\d+e[+-]?\d+)(?![\w.])", r"\1f"),
+)
+_KERNEL_REWRITES: Final = (
+    (r"layout\(local_size_x = (\w+)\) in;", rf"{_SIZE}(\1, 1u, 1u);"),
+    (r"layout\([^)]*local_size_x_id = (\w+)[^)]*\) in;", rf"{_SIZE}(spec[\1], 1u, 1u);"),
+    (r"layout\(constant_id = (\w+)\) const (\w+) (\w+) = [^;]*;", r"const \2 \3 = spec[\1];"),
+    (_LAYOUT + r"(\w+) p;\s*\};", r"const \2 &p = *static_cast<const \2 *>(bound[\1]);"),
+    (_LAYOUT + r"(\w+) (\w+)\[\];\s*\};", r"\2 *const \3 = static_cast<\2 *>(bound[\1]);"),
+    (r"\bshared (\w+) (\w+)\[([^;]*)\];", r"\1 *const \2 = shared<\1>(\3);"),
+    (r"^\w+ \w+\([^(){}]*\);$", ""),  # declarations before definitions
+    (r"\bvoid main\(\)", "void run()"),
+    (r"(\(|, )(\w+) (\w+)\[[A-Z]\w*\](?=[,)])", r"\1\2 *\3"),  # arrays as parameters
+)
+
+
+def _replaced(text: str, rewrites: Sequence[tuple[str, str]]) -> str:
+    for pattern, by in rewrites:
+        text = re.sub(pattern, by, text, flags=re.M)
+    return text
+
+
+def _read(shaders: Path, *names: str) -> str:
+    """Files without what they include."""
+    text = "\n".join((shaders / name).read_text(encoding="utf-8") for name in names)
+    return re.sub(r"^#include[^\n]*", "", _replaced(text, _REWRITES), flags=re.M)
+
+
+def _flat(path: Path, seen: set[Path]) -> str:
+    """A file with its includes, each once, without the contracts."""
+    lines = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        found = re.match(r'#include "(.*)"', line)
+        if not found:
+            lines.append(line)
+        elif (inner := (path.parent / found[1]).resolve()).name != "contract.glsl" and inner not in seen:
+            seen.add(inner)
+            lines.append(_flat(inner, seen))
+    return "\n".join(lines)
+
+
+def _apart(text: str, head: str, by: str) -> str:
+    """Declarations of several names that begin with ``head`` as one of each, which begins with ``by``."""
+
+    def declarations(found: re.Match[str]) -> str:
+        depth, parts = 0, [""]
+        for letter in found[1]:
+            depth += (letter in "([{") - (letter in ")]}")
+            if letter == "," and not depth:
+                parts.append("")
+            else:
+                parts[-1] += letter
+        return "\n".join(f"{by}{part.strip()};" for part in parts)
+
+    return re.sub(rf"^{head}([^;]*);", declarations, text, flags=re.M)
+
+
+def _constants(text: str) -> str:
+    """Constants that C++ knows when it compiles, so that they can be sizes of arrays, as such."""
+    unknown = {"VECTORS", "ROWS", *re.findall(r"^const \w+ (\w+) = spec\[", text, re.M)}
+
+    def constant(found: re.Match[str]) -> str:
+        names = set(re.findall(r"\b[A-Za-z_]\w*", re.sub(r"0x\w+|\b\d\w*", "", found[3])))
+        if names & unknown or not all(name.isupper() for name in names):
+            unknown.add(found[2])
+            return found[0]
+        return f"static constexpr {found[1]} {found[2]} = {found[3]};"
+
+    text = _apart(text, "const uint ", "const uint ")
+    return re.sub(r"^const (uint|bool|int) (\w+) = ([^;,]*);", constant, text, flags=re.M)
+
+
+def _kernel(name: str, path: Path) -> str:
+    text = _replaced(_replaced(_flat(path, {path.resolve()}), _REWRITES), _KERNEL_REWRITES)
+    barriers = "true" if re.search(r"\bbarrier\(\)", text) else "false"
+    members = "using Invocation::Invocation;", f"static constexpr bool BARRIERS = {barriers};"
+    macros = (f"#undef {one}" for one in sorted(set(re.findall(r"^#define (\w+)", text, re.M))))
+    return "\n".join([f"struct {name} : Invocation {{", *members, _constants(text), "};", *macros])
+
+
+def kernels(shaders: Path, sources: Mapping[str, str]) -> str:
+    """kernels.cpp. sources: GLSL files below ``shaders``, by the names of their SPIR-V modules."""
+    made = (_kernel(f"k_{name}", shaders / source) for name, source in sources.items())
+    table = (f'    {{"{name}", &run_group<k_{name}>}},' for name in sources)
+    head = '#include "contract.h"', '#pragma GCC diagnostic ignored "-Wunused"', "namespace zinc {"
+    end = "const NamedKernel GENERATED[] = {", *table, "    {nullptr, nullptr}};", "}"
+    return "\n".join([*head, *made, *end, ""])
+
+
+def contract(shaders: Path) -> str:
+    """contract.h: the numbers of both contracts, and floats.glsl on lanes: a float is a vector F, a bool a mask."""
+    text = _read(shaders, "floats.glsl")
+    text = re.sub(r"^vec2 flush\([\s\S]*?^}\n", "", text, flags=re.M)
+    text = re.sub(r"\b(float|uint|int)\(", r"to_\1(", text)
+    for scalar, vector in (("float", "F"), ("uint", "U"), ("bool", "M"), ("int(?! i\\b)", "I")):
+        text = re.sub(rf"\b{scalar}\b", vector, text)
+    text = re.sub(r"\bF (\w+) = ([A-Z][A-Z0-9_]+);", r"F \1 = all(\2);", text)
+    text = re.sub(r"^([FU] \w+\()", r"static ZINC_INLINE \1", text, flags=re.M)
+    head = "#pragma once", '#include "glsl.h"', '#pragma GCC diagnostic ignored "-Wparentheses"', "namespace zinc {"
+    return "\n".join([*head, _read(shaders, *_CONTRACTS), text, "}", ""])
+
+
+def _members(shaders: Path, *names: str) -> str:
+    """What GLSL files declare, as members of a struct."""
+    seen: set[Path] = set()
+    text = "\n".join(_flat(shaders / f"{name}.glsl", seen) for name in names)
+    return _constants(_replaced(text, _REWRITES))
+
+
+def states(shaders: Path) -> str:
+    """states.h, of a workgroup of attention: the algebra of states."""
+    return _members(shaders, "floats", "attend/state")
+
+
+def item(shaders: Path) -> str:
+    """item.h, of a workgroup of pass 1: its item and query vectors."""
+    return _members(shaders, "attend/item")
+
+
+def columns(shaders: Path) -> str:
+    """columns.h, of a product with the parameters p: its columns, and how a result is stored."""
+    return _members(shaders, *(f"graph/{name}" for name in ("tensor", "numbers", "columns", "sums", "operands")))
+
+
+def quantized(shaders: Path) -> str:
+    """quantized.h, members of a struct with a constant TYPE: what quantized weights are, with a row in each lane.
+
+    A ``uint`` or a ``float`` may be one of all rows or one of each, which C++ deduces; its vectors are of each.
+    """
+    names = "q_places", "q_blocks", "sums", "q_sums"
+    places, blocks, sums, joins = (_read(shaders, f"graph/{name}.glsl") for name in names)
+    places = "\n".join(re.findall(r"^const [^;]*;|^uint matrix_begin\(\)[\s\S]*?^}", places, re.M))
+    text = "\n".join([places, blocks, sums[: sums.index("void store(")], joins])
+    text = re.sub(r"^(?:shared|int packed_dot)[^;]*;", "", text, flags=re.M)
+    native = "uint table_entry|void fill_table|uint pair|void exchange|int dot4|int dot16"
+    text = re.sub(rf"^(?:{native})\([\s\S]*?^}}\n", "", text, flags=re.M)
+    text = _apart(_constants(text), " +uint ", "auto ")
+    text = re.sub(r"\b(float|int)\(", r"to_\1(", text)
+    text = re.sub(r"(?<!constexpr )\b(?:uint|float)\b(?=[ &])", "auto", text)
+    return re.sub(r"\b(uvec4|vec4|vec2)\b(?! TABLE)", r"lanes_\1", text)

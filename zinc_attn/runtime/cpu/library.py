@@ -1,0 +1,124 @@
+"""The library of native kernels: built once by the host's C++ compiler, kept in the package's cache folder."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from ...errors import KernelError, RuntimeUnavailableError, WrongResultError
+from ...files import cache_folder
+
+SOURCES: Final = Path(__file__).parents[2] / "spirv" / "cpu"  # scripts/build_shaders.py puts them there
+# -ffp-contract=off: no product is fused with a sum. $ZINC_ATTN_CPU_FLAGS: in the place of -march=native.
+FLAGS: Final = ("-std=c++20", "-O3", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra", "-pthread")
+_LOG: Final = logging.getLogger("zinc_attn")
+
+
+class Step(ctypes.Structure):
+    """runtime.h's Step."""
+
+    _fields_ = (
+        ("kernel", ctypes.c_void_p),
+        ("spec", ctypes.c_void_p),
+        ("buffers", ctypes.c_void_p),
+        ("groups", ctypes.c_uint32 * 3),
+        ("unused", ctypes.c_uint32),
+        ("begin", ctypes.c_double),
+        ("end", ctypes.c_double),
+    )
+
+
+def compiler() -> str | None:
+    """$CXX, or the first C++ compiler that is there."""
+    names = (os.environ.get("CXX"), "g++", "c++", "clang++")
+    return next((path for name in names if name and (path := shutil.which(name))), None)
+
+
+def no_compiler() -> str | None:
+    """Why kernels cannot be built; None where they can."""
+    if os.name != "posix":
+        return "native kernels are for Linux and other systems with POSIX threads"
+    return None if compiler() else "there is no C++ compiler: install g++ 12 or later, or set CXX"
+
+
+@cache
+def cpu_facts() -> dict[str, str]:
+    """What /proc/cpuinfo says of the first processor; empty where there is none."""
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
+        return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    return {}
+
+
+def machine_flags() -> str:
+    """What -march=native depends on."""
+    facts = cpu_facts()
+    return f" {facts.get('model name')} {facts.get('flags') or facts.get('Features') or platform.processor()} "
+
+
+@cache
+def library() -> Any:
+    """The library, loaded. RuntimeUnavailableError: there is no compiler, or no place for what it makes; KernelError:
+    it does not compile the sources; WrongResultError: results would have other bits."""
+    if not (files := sorted(SOURCES.glob("*"))):
+        raise KernelError(f"{SOURCES} is missing; run scripts/build_shaders.py, or install the wheel")
+    if why := no_compiler():
+        raise RuntimeUnavailableError(f"cpu: {why}")
+    path = str(compiler())
+    command = [path, *FLAGS, *os.environ.get("ZINC_ATTN_CPU_FLAGS", "-march=native").split()]
+    key = hashlib.sha256("\0".join([*command, machine_flags(), str(os.stat(path).st_mtime_ns)]).encode())
+    for file in files:
+        key.update(file.read_bytes())
+    folder = (cache_folder() or Path(tempfile.mkdtemp(prefix="zinc_attn."))) / "cpu"
+    target = folder / f"{key.hexdigest()[:32]}.so"
+    try:
+        if not target.exists():
+            _build(command, [file for file in files if file.suffix == ".cpp"], target)
+        loaded = ctypes.CDLL(str(target))
+    except (OSError, subprocess.CalledProcessError) as error:
+        hint = "set ZINC_ATTN_CACHE_DIR to a folder that can be written, and whose files may be executed"
+        raise RuntimeUnavailableError(f"cpu: {target} cannot be made or loaded ({error}); {hint}") from error
+    loaded.zinc_cpu_fault.restype = ctypes.c_char_p
+    loaded.zinc_cpu_kernel.restype = loaded.zinc_cpu_open.restype = ctypes.c_void_p
+    loaded.zinc_cpu_kernel.argtypes = (ctypes.c_char_p,)
+    loaded.zinc_cpu_open.argtypes = (ctypes.c_uint,)
+    loaded.zinc_cpu_run.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+    if fault := loaded.zinc_cpu_fault():
+        raise WrongResultError(f"cpu: {fault.decode()}, so that results would have other bits; use another compiler")
+    return loaded
+
+
+@cache
+def pool(pid: int, threads: int) -> int:
+    """The threads of process ``pid``, which live as long as it does. MemoryError where there is no room for them."""
+    made: int | None = library().zinc_cpu_open(threads)
+    if made is None:
+        raise MemoryError
+    return made
+
+
+def _build(command: list[str], sources: list[Path], target: Path) -> None:
+    """Compile the files side by side, and link them."""
+    _LOG.warning("cpu: compiling the kernels for this processor, which takes some seconds, once")
+    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with tempfile.TemporaryDirectory(dir=target.parent) as staging:
+        objects = [str(Path(staging) / f"{source.stem}.o") for source in sources]
+        commands = [[*command, "-c", str(source), "-o", made] for source, made in zip(sources, objects, strict=True)]
+        running = [subprocess.Popen(one, stderr=subprocess.PIPE, text=True) for one in commands]
+        said = [one.communicate()[1] for one in running]
+        if any(one.returncode for one in running):
+            errors = "".join(said)[-2000:]
+            raise KernelError(f"cpu: {command[0]} does not compile the kernels; use g++ 12 or later:\n{errors}")
+        made = Path(staging) / target.name
+        subprocess.run([*command, "-shared", *objects, "-o", str(made)], check=True)
+        made.replace(target)
