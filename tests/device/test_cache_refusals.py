@@ -69,10 +69,6 @@ AHEAD = (
     "layer 0: got 1 tokens at length 3, expected none yet, layer 1 has length 2; append 1 to every layer that is "
     "behind first, or truncate(2)"
 )
-EARLY = (
-    "q: got {} rows for {} keys, {} of them before the first key, expected at least as many keys as rows; append k and "
-    "v first, or give allow_empty=True, with which such rows have an output of 0"
-)
 BAD: tuple[tuple[type[Exception], str, Callable[[Scene], Any]], ...] = (
     (errors.ClosedError, FREED, lambda s: s.cache.append(s.gone, 0, k_(), k_())),
     (errors.ClosedError, FREED, lambda s: s.attn(q_(), s.gone, 0)),
@@ -99,8 +95,6 @@ BAD: tuple[tuple[type[Exception], str, Callable[[Scene], Any]], ...] = (
      lambda s: s.attn([q_()], [s.seq, s.ahead], 0)),
     (errors.ArgumentError, "q: got None, expected a list of 2 arrays, one per sequence",
      lambda s: s.attn(None, [s.seq, s.ahead], 0)),
-    (errors.ArgumentError, EARLY.format(21, 20, 1), lambda s: s.attn(q_(21), s.seq, 0)),
-    (errors.ArgumentError, EARLY.format(30, 22, 8), lambda s: s.attn(q_(30), s.seq, 0, k=k_(2), v=k_(2))),
     (errors.ArgumentError, "allow_empty: got 1, expected True or False",
      lambda s: s.attn(q_(), s.seq, 0, allow_empty=1)),
     (errors.ArgumentError, "kv_layout: got 'nhd', expected 'tiles' or 'NHD'",

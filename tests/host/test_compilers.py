@@ -138,12 +138,6 @@ def test_the_issue_cycles_of_a_key():
     assert VariantReport(compiled(), spec, 5 / 8, 2.0).issue_per_key == 2 * (5 / 8 + 2)
 
 
-def test_trips_of_the_main_loops():
-    trips = {Spec(f"attend_{dtype}", 64, 1): (2, 8) for dtype in ("f16", "q8_0")}  # 4 chunks of K, 8 keys of V
-    trips |= {Spec("attend_f16", 192, 1, v_head_dim=128): (6, 8), Spec("attend_f32", 80, 8): (5, 8)}
-    assert {spec: compiler._trips(spec) for spec in (*trips, LATENT)} == {**trips, LATENT: (18, 16)}
-
-
 def test_default_specs():
     specs = variants.default_specs()
     assert len(specs) == len(set(specs))
