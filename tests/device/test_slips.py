@@ -129,6 +129,7 @@ NATIVE_TESTS = {  # the begin of a node id, or all of it
     "a run": "device/test_embed_c.py::test_the_digest_is_the_oracle_s",
     "waves": "device/test_embed_c.py::test_subgroups_of_32",
     "compiled": "device/test_pipeline_cache.py::test_",
+    "levels": "host/test_c_host.py::test_levels_are_python_s",
     "codec": "host/test_c_host.py::test_rows_have_the_bits",
     "encoded": "host/test_c_host.py::test_encoded_rows_have_the_bits",
     "lists": "host/test_ggml_lists.py::test_",

@@ -25,7 +25,7 @@ NATIVE_ROOMS = (
     *("include", "error", "loops", "floats", "blocks", "rows", "shape", "work"),  # what knows no device
     *("functions", "units", "pipeline_cache", "device", "objects", "levels"),  # Vulkan
     *("primitives", "check", "attn", "laid", "record", "cache", "call", "prepared"),  # attention
-    *("graph", "ggml"),
+    *("graph", "ggml", "cpu"),
 )
 FACADES = {"reference": "canonical", "export": "tools"}  # public modules at the top, by the room that they show
 

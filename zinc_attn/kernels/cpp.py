@@ -97,8 +97,16 @@ def _constants(text: str) -> str:
     return re.sub(r"^const (uint|bool|int) (\w+) = ([^;,]*);", constant, text, flags=re.M)
 
 
-def _kernel(name: str, path: Path) -> str:
-    text = _replaced(_replaced(_flat(path, {path.resolve()}), _REWRITES), _KERNEL_REWRITES)
+def _specialized(shaders: Path) -> dict[str, str]:
+    """The declarations of each graph kernel's specialization constants, a line each, by the macro that has them."""
+    text = (shaders / "graph/contract.glsl").read_text(encoding="utf-8")
+    return {name: body.replace("; ", ";\n") for name, body in re.findall(r"^#define (\w+_CONSTANTS) (.*)", text, re.M)}
+
+
+def _kernel(name: str, path: Path, specialized: Mapping[str, str]) -> str:
+    flat = _flat(path, {path.resolve()})
+    flat = re.sub(r"^\w+_CONSTANTS$", lambda macro: specialized[macro[0]], flat, flags=re.M)
+    text = _replaced(_replaced(flat, _REWRITES), _KERNEL_REWRITES)
     barriers = "true" if re.search(r"\bbarrier\(\)", text) else "false"
     members = "using Invocation::Invocation;", f"static constexpr bool BARRIERS = {barriers};"
     macros = (f"#undef {one}" for one in sorted(set(re.findall(r"^#define (\w+)", text, re.M))))
@@ -107,7 +115,8 @@ def _kernel(name: str, path: Path) -> str:
 
 def kernels(shaders: Path, sources: Mapping[str, str]) -> str:
     """kernels.cpp. sources: GLSL files below ``shaders``, by the names of their SPIR-V modules."""
-    made = (_kernel(f"k_{name}", shaders / source) for name, source in sources.items())
+    specialized = _specialized(shaders)
+    made = (_kernel(f"k_{name}", shaders / source, specialized) for name, source in sources.items())
     table = (f'    {{"{name}", &run_group<k_{name}>}},' for name in sources)
     head = '#include "contract.h"', '#pragma GCC diagnostic ignored "-Wunused"', "namespace zinc {"
     end = "const NamedKernel GENERATED[] = {", *table, "    {nullptr, nullptr}};", "}"
@@ -124,7 +133,12 @@ def contract(shaders: Path) -> str:
     text = re.sub(r"\bF (\w+) = ([A-Z][A-Z0-9_]+);", r"F \1 = all(\2);", text)
     text = re.sub(r"^([FU] \w+\()", r"static ZINC_INLINE \1", text, flags=re.M)
     head = "#pragma once", '#include "glsl.h"', '#pragma GCC diagnostic ignored "-Wparentheses"', "namespace zinc {"
-    return "\n".join([*head, _read(shaders, *_CONTRACTS), text, "}", ""])
+    places = []
+    for macro, body in _specialized(shaders).items():
+        names = re.findall(r"layout\((?:constant_id|local_size_x_id) = (\d+)[^)]*\) (?:const uint (\w+))?", body)
+        prefix = macro.replace("_CONSTANTS", "_SPEC")
+        places += [f"const uint {prefix}_{name or 'WORKGROUP_SIZE'} = {number};" for number, name in names]
+    return "\n".join([*head, _read(shaders, *_CONTRACTS), *places, text, "}", ""])
 
 
 def _members(shaders: Path, *names: str) -> str:
