@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any, Final, NamedTuple
 
 from ...planning.arithmetic import EXACT
@@ -146,13 +145,7 @@ def oracle_output(case: Case, data: Data, products: int = ORACLE_PRODUCTS) -> Ou
     return oracle(q, k, v, dtype, heads, masking | oracle_options(case.arithmetic))
 
 
-def make_record(sets: Mapping[str, Sequence[Case]]) -> str:
-    """The text of a record file by the oracle alone, with an entry per set of cases, which are given by its name."""
-    made = {
-        case: oracle_output(case, case.data()).digest() for case in dict.fromkeys(chain.from_iterable(sets.values()))
-    }
-    by = {"device": "NumPy float32 oracle", "runtime": "reference.emulate"}
-    entries = (
-        make_entry({str(case): made[case] for case in cases}, {**by, "set": name}) for name, cases in sets.items()
-    )
-    return record_text(list(entries))
+def make_record(cases: Iterable[Case]) -> str:
+    """The text of a record file by the oracle alone."""
+    made = {str(case): oracle_output(case, case.data()).digest() for case in dict.fromkeys(cases)}
+    return record_text([make_entry(made, {"device": "NumPy float32 oracle", "runtime": "reference.emulate"})])
