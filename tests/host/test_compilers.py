@@ -206,8 +206,9 @@ def test_the_compilers_of_other_mesas(name):
     mesa = Path(os.environ.get("ZINC_ATTN_CACHE", targets.PACKAGE_ROOT / ".cache")) / "compilers" / "mesa"
     if not mesa.is_dir():
         pytest.skip("scripts/lib/compilers.sh has not run")
-    specs = variants.specs_for(AttnShape(9, 3, 64), dtypes=("f16",))
-    reports = compiler.compile_variants(specs, Compiler(name, mesa))
+    target = Compiler(name, mesa)
+    specs = variants.specs_for(AttnShape(9, 3, 64), 0, ("f16",), compiler.layout_for(target))
+    reports = compiler.compile_variants(specs, target)
     _, lines = gates.table(reports)
     assert list(gates.violations(reports)) == [] and len(lines) == len(specs) == 2
     driver = TARGETS[name].driver

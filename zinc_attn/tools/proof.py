@@ -33,7 +33,8 @@ from .. import __version__
 from ..checks import check_int, plain
 from ..errors import ArgumentError
 from ..files import read_json
-from ..runtime.device import RUNTIMES, build_record
+from ..kernels.declarations import MATRIX
+from ..runtime.device import RUNTIMES, SPIRV, build_record
 from ..runtime.protocol import DeviceInfo
 from ..shapes import AttnShape
 from .harness.files import write_file
@@ -50,7 +51,7 @@ MOST_FAULTS: Final = 20  # in report.md; report.json has all
 QUICK_CHECK: Final = ("--quick",)  # arguments of check with --quick or --minutes, and on a CPU device
 MORE_CHECKS: Final = ("--quick", "--arithmetic", "fused"), ("--quick", "--arithmetic", "integer")
 GRAPH_CHECK: Final = ("--graph",)
-UNITS_CHECK: Final = ("--quick", "--arithmetic", "matrix")  # where the device has such units
+UNITS_CHECK: Final = ("--quick", "--arithmetic", "matrix")  # where the device and the package have such units
 PACKAGE_ROOT: Final = Path(__file__).parents[2]
 COMMAND: Final = f"{__package__.split('.', maxsplit=1)[0]}.cli"
 # Variables that change what a driver does, and so what is measured; their values are words and numbers.
@@ -118,7 +119,8 @@ class ProofSpec:
         on = ("--device", str(self.info.index), "--runtime", self.runtime, "--json")
         small = self.quick or self.info.kind == "cpu"
         checks = [QUICK_CHECK if small or self.budget_s < float("inf") else (), *MORE_CHECKS]
-        for options in [*checks, UNITS_CHECK] if self.info.matrix.fragment else checks:
+        units = self.info.matrix.fragment and (SPIRV / MATRIX.file).exists()
+        for options in [*checks, UNITS_CHECK] if units else checks:
             yield Step("check", (*options, *on), (*own, "check"))
         if self.info.integer_dots:  # which products of quantized weights need
             yield Step("check", (*GRAPH_CHECK, *on[:3], "vulkan", "--json"), (*own, "check"))
