@@ -9,6 +9,7 @@ import pytest
 from support import CPU, GPU
 
 from zinc_attn.errors import ArgumentError
+from zinc_attn.kernels.declarations import MATRIX
 from zinc_attn.kernels.matrix import MatrixFacts, MatrixFragment
 from zinc_attn.shapes import AttnShape
 from zinc_attn.tools import proof
@@ -50,7 +51,7 @@ def kit(tmp_path):
     return tmp_path / "expected.json"
 
 
-def test_the_steps(kit):
+def test_the_steps(kit, monkeypatch, tmp_path):
     def lines(info, **options):
         steps = ProofSpec(info, "kompute", [SHAPE], [64, 8192], **options).steps()
         return [" ".join((step.tool, *step.words)).replace(" --json", "") for step in steps]
@@ -68,6 +69,9 @@ def test_the_steps(kit):
     assert lines(GPU, quick=True, kit=kit, pictures=False) == wanted
     assert lines(GPU, kit=kit)[4:6] == ["llama small 4", "llama large 2"]
     fragment = MatrixFragment(16, 16, 16)
+    monkeypatch.setattr(proof, "SPIRV", tmp_path)
+    assert not any("matrix" in line for line in lines(replace(GPU, matrix=MatrixFacts(fragment, 65536, 1024))))
+    (tmp_path / MATRIX.file).touch()  # a package that was built with units
     units = lines(replace(GPU, matrix=MatrixFacts(fragment, 65536, 1024), integer_dots=False), kit=kit)
     assert units[3:5] == [f"check --quick --arithmetic matrix {on}", f"bench --shape 16/2/256 --contexts 64,8192 {on}"]
 
