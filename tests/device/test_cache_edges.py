@@ -1,4 +1,4 @@
-"""Calls at the edges of a submission, a grid, a window; odd strides, tokens taken back."""
+"""Calls at the edges of a submission, a grid, a window; rows side by side, odd strides, tokens taken back."""
 
 import numpy as np
 import pytest
@@ -10,6 +10,7 @@ from zinc_attn import errors, reference
 from zinc_attn.cache import rows
 from zinc_attn.decode import runner
 from zinc_attn.planning import call, inputs
+from zinc_attn.planning.splits import SplitPlan, plan_splits
 
 STATE_BYTES = 4 * SMALL.q_heads * (SMALL.head_dim + 2)
 
@@ -86,6 +87,27 @@ def test_the_last_tokens_are_taken_back(device):
                 one.sequence.drop_last(1)
         with pytest.raises(errors.ClosedError, match=r"used after close\(\)$"):
             one.sequence.drop_last(1)
+
+
+@pytest.mark.parametrize("window", (None, 100))
+@pytest.mark.parametrize("rows", (2, 5, 8, 70))
+@pytest.mark.parametrize("shape", ("3/1/64", "4/1/128"))
+def test_rows_side_by_side_as_on_a_gpu(device: za.Device, shape: str, rows: int, window: int | None) -> None:
+    """A split per node: in one call, with keys that rows share attended together or apart, and each row on its own."""
+    parsed = za.AttnShape.parse(shape)
+
+    def plan(tokens: int, q_len: int, window: int | None) -> SplitPlan:
+        return plan_splits(tokens, parsed, 64, q_len, window)
+
+    options = {"plan": plan, "window": window}
+    with za.KVCache(device, parsed, 1, 4096, "f16", 256) as cache:
+        one = Twin(za.Attention(cache, **options), window=window)
+        one.append(1200)
+        for cascade in (None, True, False):
+            one.look(rows, za.Attention(cache, cascade=cascade, **options))
+        one.look()
+        one.truncate(1201 - rows)
+        one.look()
 
 
 @pytest.mark.parametrize("window", (1, 130))

@@ -1,20 +1,22 @@
 """A failed or interrupted call leaves the cache as it was; threads share it; closed and forked ones refuse.
 
-Every failure is injected, at the n-th call of the runtime for every n that a call makes; test_fuzz.py interrupts calls
-between bytecodes. What comes out afterwards has the oracle's bits.
+Every failure is injected, at the n-th call of the runtime for every n that a call makes, and interrupts between
+bytecodes. What comes out afterwards has the oracle's bits.
 """
 
 import itertools
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
 import pytest
 from cache_rows import SMALL, Twin, done_or_not_done, story
-from interrupts import Fault, Interrupter, files
+from interrupts import Fault, Interrupter, files, moments, opcodes
 from page_tables import check_counts, largest
+from support import FULL
 
 import zinc_attn as za
 from zinc_attn import errors
@@ -26,7 +28,7 @@ METHODS = ("run", "start", "write", "read", "record", "buffer", "kernel")
 
 
 def state(cache: za.KVCache) -> Any:
-    """What a failed call must not change. Page numbers too: what was taken came back to its place."""
+    """What a failed call must not change. Page numbers too: what was taken came back to its place. The books agree."""
     check_counts(cache.pool, [s.pages for s in cache.sequences])
     return [(s.lengths, s.pages.table) for s in cache.sequences], cache.free_tokens, largest(cache)
 
@@ -39,18 +41,25 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("kind", FAULTS)
-def test_a_failure_at_any_runtime_call_changes_nothing(device, monkeypatch, tmp_path, kind):
-    """Of a sequence, a fork of it that shares a partly filled page, and one that goes its own way."""
-    (error, after), hits = FAULTS[kind], []
-    fault = Fault(error, after)
-    for method in METHODS:
-        monkeypatch.setattr(device.runtime, method, fault.wrap(getattr(device.runtime, method)))
+@contextmanager
+def world(device: za.Device) -> Iterator[tuple[Twin, Twin, Twin]]:
+    """A sequence, a fork of it that shares a partly filled page, and one that goes its own way."""
     with za.KVCache(device, SMALL, LAYERS, 640, "f16", 16) as cache:
         a, c = (Twin(za.Attention(cache), seed) for seed in (1, 2))
         a.append(20)
         c.append(70)
-        twins, looker = (a, a.fork(), c), za.Attention(cache)  # which no failure touches
+        yield a, a.fork(), c
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_a_failure_at_any_runtime_call_changes_nothing(device, monkeypatch, tmp_path, kind):
+    (error, after), hits = FAULTS[kind], []
+    fault = Fault(error, after)
+    for method in METHODS:
+        monkeypatch.setattr(device.runtime, method, fault.wrap(getattr(device.runtime, method)))
+    with world(device) as twins:
+        cache = twins[0].cache
+        looker = za.Attention(cache)  # which no failure touches
         for number, call in enumerate(story(*twins, tmp_path / "file")):
             before = state(cache)
             for n in itertools.count():
@@ -98,6 +107,47 @@ def test_a_copied_page_of_a_failed_call_is_not_used_again(device: za.Device, mon
         again.step(1)
         again.look()
         heir.look()
+
+
+WHERE = files("cache", "decode", "planning", "runtime/vulkan", "runtime/kompute")
+STEADY = 6  # the call of the story that changes nothing but the token
+
+
+def test_an_interrupt_at_any_bytecode_leaves_a_call_done_or_not_done(device: za.Device, tmp_path: Any) -> None:
+    """Wherever Ctrl-C comes, and a second one after it; with --full before each opcode of a steady call."""
+    seen = 0
+    with world(device) as others, world(device) as twins:
+        cache = twins[0].cache
+        calls = zip(*(story(*of, tmp_path / str(i)) for i, of in enumerate((others, twins))), strict=True)
+        for number, (counted, call) in enumerate(calls):
+            budget = (100_000 if number == STEADY else 300) if FULL else 40
+            for n, at in enumerate(moments(opcodes(counted, WHERE), budget, seed=number)):
+                interrupter, before, kept = Interrupter(WHERE, *at), [one.held for one in twins], None
+                try:
+                    with done_or_not_done(twins):
+                        try:
+                            interrupter.run(call)
+                        finally:
+                            with cache.lock:
+                                cache.settle()  # as the next call does
+                except KeyboardInterrupt as error:
+                    kept = error if n % 3 == 0 else None  # as sys.last_exc keeps its frames, and what they hold
+                    seen += 1
+                else:
+                    assert not interrupter.raised, f"call {number}: {at} was swallowed"
+                    break
+                del kept
+                state(cache)
+                if any(one.held is not held for one, held in zip(twins, before, strict=True)):  # it is done
+                    break
+            else:
+                call()
+            with ThreadPoolExecutor(1) as thread:  # another thread gets the lock
+                assert thread.submit(cache.lock.acquire, timeout=10).result()
+                thread.submit(cache.lock.release).result()
+            for one in twins:
+                one.look()
+    assert seen > 200
 
 
 def test_an_interrupt_of_a_file_leaves_none_open_and_none_behind(device: za.Device, tmp_path: Any) -> None:

@@ -69,6 +69,10 @@ AHEAD = (
     "layer 0: got 1 tokens at length 3, expected none yet, layer 1 has length 2; append 1 to every layer that is "
     "behind first, or truncate(2)"
 )
+EARLY = (
+    "q: got {} rows for {} keys, {} of them before the first key, expected at least as many keys as rows; append k and "
+    "v first, or give allow_empty=True, with which such rows have an output of 0"
+)
 BAD: tuple[tuple[type[Exception], str, Callable[[Scene], Any]], ...] = (
     (errors.ClosedError, FREED, lambda s: s.cache.append(s.gone, 0, k_(), k_())),
     (errors.ClosedError, FREED, lambda s: s.attn(q_(), s.gone, 0)),
@@ -95,6 +99,8 @@ BAD: tuple[tuple[type[Exception], str, Callable[[Scene], Any]], ...] = (
      lambda s: s.attn([q_()], [s.seq, s.ahead], 0)),
     (errors.ArgumentError, "q: got None, expected a list of 2 arrays, one per sequence",
      lambda s: s.attn(None, [s.seq, s.ahead], 0)),
+    (errors.ArgumentError, EARLY.format(21, 20, 1), lambda s: s.attn(q_(21), s.seq, 0)),
+    (errors.ArgumentError, EARLY.format(30, 22, 8), lambda s: s.attn(q_(30), s.seq, 0, k=k_(2), v=k_(2))),
     (errors.ArgumentError, "allow_empty: got 1, expected True or False",
      lambda s: s.attn(q_(), s.seq, 0, allow_empty=1)),
     (errors.ArgumentError, "kv_layout: got 'nhd', expected 'tiles' or 'NHD'",
@@ -137,6 +143,18 @@ def test_bad_arguments_change_nothing(device: za.Device) -> None:
                 seq.free()  # the first fork of two
         assert scene.state() == before, message
     scene.close()
+
+
+def test_scores_that_could_overflow_are_refused_for_what_the_cache_holds(device: za.Device) -> None:
+    k, v = k_(1, np.float32) * np.float32(2.0**59), k_(1, np.float32)
+    with za.KVCache(device, SMALL, 1, 32, "f32", 16) as cache:
+        seq, attn = cache.new_sequence(), za.Attention(cache)
+        cache.append(seq, 0, k, v)
+        with pytest.raises(
+            errors.ValueRangeError, match=r"^q, k: got max\|q\| = 1.09951e\+12, max\|k\| = 5.76461e\+17"
+        ):
+            attn(q_() * np.float32(2.0**40), seq, 0)
+        same(attn(q_(), seq, 0, return_lse=True), reference.emulate(q_(), k, v))
 
 
 GIVEN_UP: dict[str, Callable[[za.KVCache, za.Sequence], Any]] = {

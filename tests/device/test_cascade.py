@@ -9,6 +9,7 @@ from support import CPU, FULL
 
 import zinc_attn as za
 from zinc_attn.kernels.families import RDNA
+from zinc_attn.kernels.tuning import shared_rows
 from zinc_attn.planning import inputs
 from zinc_attn.planning.call import plan_call
 from zinc_attn.planning.inputs import CallFacts, CallOptions, Request
@@ -168,3 +169,14 @@ def test_what_rows_share() -> None:
     assert shared == [SharedKeys(0, 2, 2, 3), SharedKeys(0, 3, 1, 2), SharedKeys(0, 4, 0, 1)]
     assert alone.tolist() == [3, 3, 2, 1]
     assert shared_nodes(limits[:1], tables[:1], 256) == ([], np.zeros(1, np.int64))
+
+
+def test_rows_of_a_workgroup() -> None:
+    """Two rows of 8 heads where 50.5 KiB are theirs; fewer vectors where a workgroup has less shared memory."""
+    shapes = [za.AttnShape.parse(text) for text in ("16/2/256", "32/8/128", "4/4/64", "16/1/256")]
+    assert [[shared_rows(shape, kib << 10) for kib in (64, 48, 26)] for shape in shapes] == [
+        [2, 1, 1],
+        [4, 4, 2],
+        [10, 10, 10],
+        [1, 1, 1],
+    ]

@@ -217,11 +217,13 @@ def test_buffers_that_the_device_has_no_room_for(device, monkeypatch):
 
 
 def test_no_such_device_or_runtime():
-    """tests/host/test_probe.py has all devices that are not there."""
-    with pytest.raises(errors.DeviceNotFoundError, match="no-such-card"):
-        za.Device.open("no-such-card")
-    with pytest.raises(ArgumentError, match="runtime: got 'metal', expected one of kompute, vulkan"):
-        za.Device.open(runtime="metal")
+    for given, error, text in (
+        ({"device": "no-such-card"}, errors.DeviceNotFoundError, "no-such-card"),
+        ({"device": 99}, errors.DeviceNotFoundError, "99"),
+        ({"runtime": "metal"}, ArgumentError, "runtime: got 'metal', expected one of kompute, vulkan"),
+    ):
+        with pytest.raises(error, match=text):
+            za.Device.open(**given)
     with pytest.raises(ArgumentError, match="expected an open one; names are for"):
         za.Device("vulkan")
 

@@ -75,6 +75,12 @@ def of_type(kind, device):
 EACH_DRIVER = ("q4_1", "q6_K", "mxfp4")  # the code of experts is one; that of each type is test_graph_products'
 
 
+@pytest.mark.one_driver
+@pytest.mark.parametrize("kind", [kind for kind in TYPES if kind not in EACH_DRIVER])
+def test_other_types(any_device, kind, rng):
+    test_types(any_device, kind, rng)
+
+
 @pytest.mark.parametrize("kind", EACH_DRIVER)
 @np.errstate(all="ignore")
 def test_types(any_device, kind, rng):

@@ -79,6 +79,12 @@ def test_argsort(any_device, rng, shape, descending):
     assert np.array_equal(Sorter(any_device, x, descending).argsort(), order.argsort(x, descending))
 
 
+@pytest.mark.one_driver
+def test_argsort_of_many_columns(any_device, rng):
+    x = values(rng, (1, 1, 1, 70_000))
+    assert np.array_equal(Sorter(any_device, x, False).argsort(), order.argsort(x, False))
+
+
 @pytest.mark.parametrize(("shape", "k"), (((1, 2, 3, 70), 8), ((1, 1, 2, 5000), 1000), ((1, 1, 3, 70_000), 40)))
 def test_top_k(any_device, rng, shape, k):
     x = values(rng, shape)

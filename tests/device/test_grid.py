@@ -6,6 +6,7 @@ sizes, type, mask and bias; the default run a few with each value of each axis. 
 and KV heads per size and type, so that cases share pipelines: compiling them takes most of the time.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support import FULL, Arrays, make_inputs, same
+from support import FULL, Arrays, differing, make_inputs, same
 
 import zinc_attn as za
 from zinc_attn import reference
@@ -253,6 +254,15 @@ def test_bits_of_the_programs_for_gpus(device, monkeypatch, shape, dtype):
     monkeypatch.setattr(dispatches, "merge_workgroup_size", lambda _: merge_workgroup_size("discrete"))
     for context in (65, 1000):
         check_all_layouts(device, shape, context, dtype, "normal")
+
+
+@pytest.mark.both_dispatchers
+def test_repeats_and_threads_give_one_output(device):
+    shape = za.AttnShape(9, 3, 64)
+    q, k, v = make_inputs(shape, 1000, "f16")
+    with ThreadPoolExecutor(4) as pool:
+        outs = list(pool.map(lambda n: za.attention(q, k, v, device=device, num_splits=n), [1, 3, 8, 16] * 4))
+    assert all(not differing(out, outs[0]) for out in outs)
 
 
 def test_what_merges_flush(device):

@@ -76,6 +76,13 @@ def test_memory_is_that_of_the_configs_shapes(name: str, device: za.Device) -> N
     assert len(sizes) == 1 or sizes[1] * 6 < sizes[0]
 
 
+def test_deepseek_v3_has_576_values_per_token() -> None:
+    config = transformers.DeepseekV3Config()
+    latent, expanded = (hf.ZincCache(config, 64, latent=on).layers[0].shape for on in (True, False))
+    assert str(latent) == "128/1/576/512/latent" and latent.kv_bytes_per_token("f16") == 2 * 576
+    assert str(expanded) == "128/128/192/128" and expanded.kv_bytes_per_token("f16") == 2 * 128 * (192 + 128)
+
+
 def test_configs_that_are_refused() -> None:
     llama = transformers.LlamaConfig(**UNTIED)
     with pytest.raises(errors.UnsupportedError, match=r"latent: got True for LlamaConfig, .* without latent=True"):

@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from cache_rows import filled
+from commands import refusal
 from numpy.typing import NDArray
 from support import FULL, differing, same
 
@@ -289,6 +290,20 @@ def test_a_models_attention(matrix_device, monkeypatch):
         with models.cache_of(model, matrix_device, dtype="f16", arithmetic=arithmetic) as cache:
             logits.append(model(ids, cache=cache).logits)
     assert not models.equal(*logits) and (logits[0] - logits[1]).abs().max() < 1e-2
+
+
+COMMANDS = {
+    "sweep": "sweep --shape 4/2/64 --contexts 100",
+    "bench": "bench --runtime vulkan --shape 4/2/64 --contexts 100",
+    "check": "check --cases '4/2/64 f16 100 matrix'",
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_is_refused_without_units(without_units, name, capsys):
+    line = refusal(capsys, COMMANDS[name], "--arithmetic matrix")
+    assert line.startswith("arithmetic: got 'matrix', but ")
+    assert "VK_KHR_cooperative_matrix" in line and line.endswith("use arithmetic 'canonical'")
 
 
 @pytest.fixture

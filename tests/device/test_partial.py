@@ -23,7 +23,6 @@ def test_what_cannot_be_folded(device: za.Device) -> None:
         a, b, c = (attn.partial(q, seq, 0, within=(i, i + 1)) for i in range(3))
         options = {"window": 1500}, {"scale": 0.5}, {"sinks": q[:, 0]}, {"alibi": q[:, 0]}
         foreign = [za.Attention(cache, **one).partial(q, seq, 0, within=(2, 3)) for one in options]
-        foreign.append(za.Attention(cache, arithmetic="fused").partial(q, seq, 0, within=(2, 3)))
         foreign += [attn.partial(2 * q, seq, 0, within=(2, 3)), attn.partial(q, seq, 0, within=(2, 3), mask=mask)]
         for parts, text in (
             ([], "partial states: got none"),

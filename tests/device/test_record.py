@@ -141,6 +141,24 @@ def test_refused_masks_leave_the_sequence(host):
     check_counts(made.cache.pool, [made.seq.pages])
 
 
+def test_a_failed_step_leaves_the_sequence(host):
+    made = Recorded(host)
+    seq, (first, second) = made.seq, made.calls
+    with first.step(second):
+        made.sequence.eval()
+    with pytest.raises(KeyboardInterrupt), first.step(second):
+        raise KeyboardInterrupt
+    assert seq.lengths == (1, 1)
+    with first.step():
+        pass
+    with pytest.raises(RuntimeError), second.step():
+        raise RuntimeError
+    assert seq.lengths == (2, 1)
+    with second.step():
+        pass
+    check_counts(made.cache.pool, [seq.pages])
+
+
 def test_a_call_examines_what_steps_appended(host):
     """A bound on scores that nobody knows is not taken for 0: of a sequence, of its fork, and where rows moved on."""
     made = Recorded(host, layers=1, dtype="f32", page_size=16, max_tokens=32)  # less than the pages of a leaf

@@ -133,6 +133,12 @@ def wrong_second(element, result):
     return wrap
 
 
+def test_a_wrong_bit_outside_the_sample_fails(device):
+    first, second = run(device, [100], oracle_products=0, wrap_call=wrong_second((0, 0, 0, 5), 1))
+    assert (first.status, first.verified) == ("ok", "bits (sampled)")
+    assert second.error is not None and second.error.startswith("unlike layout auto: out[0, 0, 0, 5]: got ")
+
+
 @pytest.mark.parametrize("page_size", [None, 64])
 @pytest.mark.parametrize("result", [2, 1 + WARM_UP_RUNS + 2])
 def test_a_wrong_bit_while_timing_fails(device, page_size, result):

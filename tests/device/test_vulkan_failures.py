@@ -121,6 +121,22 @@ def test_interrupt_during_the_wait(runtime):
     works(runtime)
 
 
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_interrupt_around_the_submission(runtime, moment):
+    real = runtime._queue.send
+
+    def interrupted(*args):
+        if moment == "after":
+            real(*args)
+        raise KeyboardInterrupt
+
+    runtime._queue.send = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        runtime.run(runtime.record([]))
+    runtime._queue.send = real
+    works(runtime)
+
+
 # --- the end of things -------------------------------------------------------------------------------------
 
 

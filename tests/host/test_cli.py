@@ -55,6 +55,16 @@ def test_lists_refused(parse, text, said):
         parse(text)
 
 
+def test_split_spec_plans():
+    def splits(text):
+        return SplitSpec.parse(text).plan(8192, SHAPE, 64).num_splits
+
+    assert (splits("1"), splits("7"), splits("size:2048")) == (1, 7, 4)
+    assert splits("auto") == plan_splits(8192, SHAPE, 64).num_splits
+    rows = SplitSpec.parse("auto").plan(8192, SHAPE, 64, q_len=4)
+    assert rows == plan_splits(8192, SHAPE, 64, 4)
+
+
 @pytest.mark.parametrize(("dtype", "array"), [("f16", "f16"), ("f32", "f32"), ("bf16", "f32"), ("q8_0", "f16")])
 def test_normal_inputs_are_prefixes(dtype, array):
     long, short = Inputs.normal(SHAPE, 40000, dtype), Inputs.normal(SHAPE, 100, dtype)

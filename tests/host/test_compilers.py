@@ -138,6 +138,12 @@ def test_the_issue_cycles_of_a_key():
     assert VariantReport(compiled(), spec, 5 / 8, 2.0).issue_per_key == 2 * (5 / 8 + 2)
 
 
+def test_trips_of_the_main_loops():
+    trips = {Spec(f"attend_{dtype}", 64, 1): (2, 8) for dtype in ("f16", "q8_0")}  # 4 chunks of K, 8 keys of V
+    trips |= {Spec("attend_f16", 192, 1, v_head_dim=128): (6, 8), Spec("attend_f32", 80, 8): (5, 8)}
+    assert {spec: compiler._trips(spec) for spec in (*trips, LATENT)} == {**trips, LATENT: (18, 16)}
+
+
 def test_default_specs():
     specs = variants.default_specs()
     assert len(specs) == len(set(specs))
@@ -146,6 +152,25 @@ def test_default_specs():
     assert Spec("merge", 64) in specs
     assert [spec.chunks for spec in variants.specs_for(AttnShape(20, 1, 512), dtypes=("f16",))] == [3, 2, 1]
     assert {(s.head_dim, s.latent) for s in specs} == {(s.v_head_dim, False) for s in specs}
+
+
+def test_constants_where_v_is_not_like_k():
+    decl, values = LATENT.program()
+    assert dict(zip(decl.spec, values, strict=True)) == {
+        **{"k_dim": 576, "v_dim": 512, "latent": 1, "vectors": 4, "chunks_ahead": 4, "tile": 64, "rows_shared": 1},
+        **{
+            "rows_ahead": 8,
+            "pass_sums": 2048,
+            "softcap": 0,
+            "biases": 0,
+            "mask": 0,
+            "k_storage": 1,
+            "v_storage": 1,
+            "workgroup_size": 256,
+        },
+        **{"arithmetic": 0, "subgroups": 1, "walks": 1, "k_size": 0, "v_size": 0, "k_stride": 0, "v_stride": 0},
+    }
+    assert Spec("merge", 512).program()[1][0] == 512
 
 
 @pytest.mark.usefixtures("with_compiler")

@@ -2,7 +2,8 @@
 
 import re
 import sys
-from itertools import product
+from dataclasses import replace
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,15 @@ def test_terms(shape, card):
         assert 0 < p.fraction < READ_EFFICIENCY and p.total_us > p.ideal_us
         assert (p.kv_bytes, p.partial_bytes) == (context * shape.kv_bytes_per_token(), 2 * plan.scratch_bytes)
         assert card is not R9700 or context < 65536 or p.partial_bytes <= 0.04 * p.kv_bytes
+
+
+def test_a_better_card_takes_less_time():
+    plan = plan_splits(2048, QWEN)
+    for name, value in (("bandwidth", 800), ("clock_ghz", 3.4)):
+        assert predict(plan, replace(R9700, **{name: value})).total_us < predict(plan, R9700).total_us, name
+    times = [predict(plan_splits(131072, QWEN, n), card_with(n)).total_us for n in (16, 32, 64)]
+    assert all(a > b for a, b in pairwise(times))
+    assert cost.ideal(QWEN, 131072, R9700) == pytest.approx(416, abs=1)
 
 
 @pytest.mark.parametrize("units", [1, 2, 3, 5, 63])
@@ -282,6 +292,21 @@ def test_samples_stand_for_all_submissions(monkeypatch):
     monkeypatch.setattr(cost.calls, "SAMPLES", 10**6)
     every = predict_rows(QWEN, R9700, 16384, 16384)
     assert few.submissions == every.submissions > 18 and few.total_us == pytest.approx(every.total_us, rel=0.005)
+
+
+@pytest.mark.parametrize("text", (*FEW_SHAPES, "32/4/128", "64/8/64", "24/4/256"))
+def test_shared_prefixes(text):
+    """One request is the call of predict; more take longer, and no less than reading every key once."""
+    shape = AttnShape.parse(text)
+    for prefix in (0, 2048, 32768, 131072):
+        times = [predict_requests(shape, R9700, requests, prefix, 256) for requests in (1, 2, 8, 32)]
+        alone = [predict_requests(shape, R9700, requests, prefix, 256, cascade=False) for requests in (1, 2, 8, 32)]
+        assert times[0] == alone[0] == pytest.approx(predict(plan_splits(prefix + 256, shape), R9700).total_us)
+        assert all(a < b for a, b in pairwise(alone)) and all(b / a > 0.97 for a, b in zip(times, alone, strict=True))
+        for requests, us in zip((1, 2, 8, 32), times, strict=True):
+            assert us > (requests * 256 + prefix) * shape.kv_bytes_per_token() / R9700.bandwidth / 1e3
+    wide = AttnShape(16, 1, 256), R9700, 8, 4096, 64, "f16"
+    assert predict_requests(*wide, True) == predict_requests(*wide, False), "groups of more than 8 share nothing"
 
 
 @pytest.mark.parametrize(("dtype", "worst", "slower", "gain"), [("f16", 0.99, 0, 0.95), ("q8_0", 0.87, 9, 0.98)])

@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 
 import numpy as np
 import pytest
@@ -48,6 +48,14 @@ def check_nodes(plan):
     assert plan.states == len(nodes)
     again = SplitPlan.from_dict(json.loads(json.dumps(plan.to_dict())))
     assert again == plan and again.fingerprint() == plan.fingerprint()
+
+
+def test_fills_the_units_and_writes_few_states():
+    """Written and read partial states against float16 K and V bytes: at most 4 % for groups of up to 8."""
+    for shape, context in product(SHAPES, (65536, 131072)):
+        plan = plan_splits(context, shape, 64)
+        assert plan.workgroups >= 4 * 64 or context < 131072
+        assert shape.group > 8 or 2 * plan.scratch_bytes <= 0.04 * context * shape.kv_bytes_per_token("f16")
 
 
 @pytest.mark.parametrize(
