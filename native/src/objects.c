@@ -1,5 +1,6 @@
 #include "objects.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -259,4 +260,44 @@ bool za_dispatch(struct za_device *device, VkCommandBuffer commands, struct sets
 
 struct za_place za_whole(const struct buffer *buffer) {
     return (struct za_place){.buffer = buffer->handle, .size = buffer->size};
+}
+
+/* --- barriers ---------------------------------------------------------------------------------------- */
+
+enum { COMPUTE = VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, COPY_STAGE = VK_PIPELINE_STAGE_TRANSFER_BIT };
+enum { SHADERS = VK_ACCESS_SHADER_READ_BIT | VK_ACCESS_SHADER_WRITE_BIT };
+enum { COPIED = VK_ACCESS_TRANSFER_READ_BIT | VK_ACCESS_TRANSFER_WRITE_BIT };
+
+void za_barrier(const struct za_device *device, VkCommandBuffer commands, VkPipelineStageFlags before,
+                VkAccessFlags written, VkPipelineStageFlags behind, VkAccessFlags used) {
+    const VkMemoryBarrier memory = {
+        .sType = VK_STRUCTURE_TYPE_MEMORY_BARRIER, .srcAccessMask = written, .dstAccessMask = used};
+    device->vk.CmdPipelineBarrier(commands, before, behind, 0, 1, &memory, 0, NULL, 0, NULL);
+}
+
+void za_barrier_before(const struct za_device *device, VkCommandBuffer commands) {
+    za_barrier(device, commands, VK_PIPELINE_STAGE_ALL_COMMANDS_BIT, VK_ACCESS_MEMORY_WRITE_BIT, COMPUTE | COPY_STAGE,
+            SHADERS | COPIED);
+}
+
+void za_barrier_behind(const struct za_device *device, VkCommandBuffer commands) {
+    za_barrier(device, commands, COMPUTE | COPY_STAGE, VK_ACCESS_SHADER_WRITE_BIT | VK_ACCESS_TRANSFER_WRITE_BIT,
+            VK_PIPELINE_STAGE_ALL_COMMANDS_BIT | VK_PIPELINE_STAGE_HOST_BIT,
+            VK_ACCESS_MEMORY_READ_BIT | VK_ACCESS_MEMORY_WRITE_BIT | VK_ACCESS_HOST_READ_BIT);
+}
+
+static void say_barrier(const struct za_command *next) {
+    const char *log = getenv("ZINC_ATTN_LOG");
+    const unsigned long long begin = next->met.offset, end = begin + next->met.size;
+    const unsigned long long buffer = (unsigned long long)next->met.buffer;
+    if (!log || strcmp(log, "barriers") != 0) return;
+    if (next->behind)
+        fprintf(stderr, "zinc_attn: barrier: %s waits for %s: bytes %llu to %llu of buffer %#llx\n",
+                next->kernel->name, next->behind->name, begin, end, buffer);
+    else fprintf(stderr, "zinc_attn: barrier: %s waits for the list of commands before\n", next->kernel->name);
+}
+
+void za_barrier_between(const struct za_device *device, VkCommandBuffer commands, const struct za_command *next) {
+    say_barrier(next);
+    za_barrier(device, commands, COMPUTE, VK_ACCESS_SHADER_WRITE_BIT, COMPUTE, SHADERS);
 }

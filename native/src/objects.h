@@ -64,6 +64,10 @@ void za_set_write(struct za_device *device, VkDescriptorSet set, const struct za
 void za_dispatch_with(struct za_device *device, VkCommandBuffer commands, const struct za_command *command,
                       VkDescriptorSet set);
 
+/* What was `written` in the stages `before` is there for `used` in the stages `behind`. */
+void za_barrier(const struct za_device *device, VkCommandBuffer commands, VkPipelineStageFlags before,
+                VkAccessFlags written, VkPipelineStageFlags behind, VkAccessFlags used);
+
 /* Barriers around what the library records. After the first one all that was written before is seen, and all that was
    read may be written; after the second one all commands and the host see what the library wrote. */
 void za_barrier_before(const struct za_device *device, VkCommandBuffer commands);

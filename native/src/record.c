@@ -5,51 +5,9 @@
 #include "error.h"
 #include "levels.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 enum { COPIES = 64 }; /* regions of a copy command */
 
-/* --- barriers ---------------------------------------------------------------------------------------- */
-
 enum { COMPUTE = VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, COPY_STAGE = VK_PIPELINE_STAGE_TRANSFER_BIT };
-enum { SHADERS = VK_ACCESS_SHADER_READ_BIT | VK_ACCESS_SHADER_WRITE_BIT };
-enum { COPIED = VK_ACCESS_TRANSFER_READ_BIT | VK_ACCESS_TRANSFER_WRITE_BIT };
-
-static void barrier(const struct za_device *device, VkCommandBuffer commands, VkPipelineStageFlags before,
-                    VkAccessFlags written, VkPipelineStageFlags behind, VkAccessFlags used) {
-    const VkMemoryBarrier memory = {
-        .sType = VK_STRUCTURE_TYPE_MEMORY_BARRIER, .srcAccessMask = written, .dstAccessMask = used};
-    device->vk.CmdPipelineBarrier(commands, before, behind, 0, 1, &memory, 0, NULL, 0, NULL);
-}
-
-void za_barrier_before(const struct za_device *device, VkCommandBuffer commands) {
-    barrier(device, commands, VK_PIPELINE_STAGE_ALL_COMMANDS_BIT, VK_ACCESS_MEMORY_WRITE_BIT, COMPUTE | COPY_STAGE,
-            SHADERS | COPIED);
-}
-
-void za_barrier_behind(const struct za_device *device, VkCommandBuffer commands) {
-    barrier(device, commands, COMPUTE | COPY_STAGE, VK_ACCESS_SHADER_WRITE_BIT | VK_ACCESS_TRANSFER_WRITE_BIT,
-            VK_PIPELINE_STAGE_ALL_COMMANDS_BIT | VK_PIPELINE_STAGE_HOST_BIT,
-            VK_ACCESS_MEMORY_READ_BIT | VK_ACCESS_MEMORY_WRITE_BIT | VK_ACCESS_HOST_READ_BIT);
-}
-
-static void say_barrier(const struct za_command *next) {
-    const char *log = getenv("ZINC_ATTN_LOG");
-    const unsigned long long begin = next->met.offset, end = begin + next->met.size;
-    const unsigned long long buffer = (unsigned long long)next->met.buffer;
-    if (!log || strcmp(log, "barriers") != 0) return;
-    if (next->behind)
-        fprintf(stderr, "zinc_attn: barrier: %s waits for %s: bytes %llu to %llu of buffer %#llx\n",
-                next->kernel->name, next->behind->name, begin, end, buffer);
-    else fprintf(stderr, "zinc_attn: barrier: %s waits for the list of commands before\n", next->kernel->name);
-}
-
-void za_barrier_between(const struct za_device *device, VkCommandBuffer commands, const struct za_command *next) {
-    say_barrier(next);
-    barrier(device, commands, COMPUTE, VK_ACCESS_SHADER_WRITE_BIT, COMPUTE, SHADERS);
-}
 
 /* --- copies ------------------------------------------------------------------------------------------ */
 
@@ -71,10 +29,10 @@ static void record_fill(const struct za_attn *attn, VkCommandBuffer commands, ui
     const struct shape *shape = &attn->shape;
     const struct za_device *device = attn->device;
     device->vk.CmdFillBuffer(commands, filled->buffer, filled->offset, filled->size, 0);
-    barrier(device, commands, COPY_STAGE, VK_ACCESS_TRANSFER_WRITE_BIT, COPY_STAGE, VK_ACCESS_TRANSFER_WRITE_BIT);
+    za_barrier(device, commands, COPY_STAGE, VK_ACCESS_TRANSFER_WRITE_BIT, COPY_STAGE, VK_ACCESS_TRANSFER_WRITE_BIT);
     za_copy_rows(device, commands, *q, 4 * (uint64_t)shape->head_dim, *filled, 4 * (uint64_t)shape->k_dim,
                  4 * (uint64_t)shape->head_dim, rows * shape->q_heads);
-    barrier(device, commands, COPY_STAGE, VK_ACCESS_TRANSFER_WRITE_BIT, COMPUTE, VK_ACCESS_SHADER_READ_BIT);
+    za_barrier(device, commands, COPY_STAGE, VK_ACCESS_TRANSFER_WRITE_BIT, COMPUTE, VK_ACCESS_SHADER_READ_BIT);
 }
 
 /* out (rows, q_heads, v_dim) and lse behind it, to the host's places. */
@@ -84,7 +42,7 @@ static void record_results(const struct za_attn *attn, VkCommandBuffer commands,
     const struct za_device *device = attn->device;
     uint64_t n = rows * shape->q_heads, size = 4 * (uint64_t)shape->v_head_dim, filled = 4 * (uint64_t)shape->v_dim;
     struct za_place lse = {.buffer = result->buffer, .offset = result->offset + n * filled};
-    barrier(device, commands, COMPUTE, VK_ACCESS_SHADER_WRITE_BIT, COPY_STAGE, VK_ACCESS_TRANSFER_READ_BIT);
+    za_barrier(device, commands, COMPUTE, VK_ACCESS_SHADER_WRITE_BIT, COPY_STAGE, VK_ACCESS_TRANSFER_READ_BIT);
     za_copy_rows(device, commands, *result, filled, places->out, size, size, n);
     if (places->lse.buffer) za_copy_rows(device, commands, lse, 4, places->lse, 4, 4, n);
 }

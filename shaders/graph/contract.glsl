@@ -263,100 +263,154 @@ struct RopeParams {
 };
 
 const uint BINARY_BIND_PARAMS = 0u, BINARY_BIND_A = 1u, BINARY_BIND_B = 2u, BINARY_BIND_Y = 3u;
-#define BINARY_CONSTANTS layout(constant_id = 0) const uint OP = 1u; layout(constant_id = 1) const uint A_TYPE = 1u; layout(constant_id = 2) const uint B_TYPE = 1u; layout(constant_id = 3) const uint Y_TYPE = 1u;
+#define BINARY_CONSTANTS \
+    layout(constant_id = 0) const uint OP = 1u; layout(constant_id = 1) const uint A_TYPE = 1u; \
+    layout(constant_id = 2) const uint B_TYPE = 1u; layout(constant_id = 3) const uint Y_TYPE = 1u;
 
 const uint UNARY_BIND_PARAMS = 0u, UNARY_BIND_X = 1u, UNARY_BIND_OTHER = 2u, UNARY_BIND_Y = 3u;
-#define UNARY_CONSTANTS layout(constant_id = 0) const uint OP = 1u; layout(constant_id = 1) const uint X_TYPE = 1u; layout(constant_id = 2) const uint Y_TYPE = 1u; layout(constant_id = 3) const uint THEN = 1u;
+#define UNARY_CONSTANTS \
+    layout(constant_id = 0) const uint OP = 1u; layout(constant_id = 1) const uint X_TYPE = 1u; \
+    layout(constant_id = 2) const uint Y_TYPE = 1u; layout(constant_id = 3) const uint THEN = 1u;
 
 const uint GLU_BIND_PARAMS = 0u, GLU_BIND_A = 1u, GLU_BIND_B = 2u, GLU_BIND_Y = 3u;
-#define GLU_CONSTANTS layout(constant_id = 0) const uint OP = 1u; layout(constant_id = 1) const uint TYPE = 1u;
+#define GLU_CONSTANTS \
+    layout(constant_id = 0) const uint OP = 1u; layout(constant_id = 1) const uint TYPE = 1u;
 
 const uint GLU_QUANTIZED_BIND_PARAMS = 0u, GLU_QUANTIZED_BIND_A = 1u, GLU_QUANTIZED_BIND_B = 2u, GLU_QUANTIZED_BIND_Y =
     3u, GLU_QUANTIZED_BIND_Q = 4u, GLU_QUANTIZED_BIND_SCALES = 5u;
-#define GLU_QUANTIZED_CONSTANTS layout(constant_id = 0) const uint OP = 1u; layout(constant_id = 1) const uint TYPE = 1u;
+#define GLU_QUANTIZED_CONSTANTS \
+    layout(constant_id = 0) const uint OP = 1u; layout(constant_id = 1) const uint TYPE = 1u;
 
 const uint ADD_ID_BIND_PARAMS = 0u, ADD_ID_BIND_A = 1u, ADD_ID_BIND_B = 2u, ADD_ID_BIND_IDS = 3u, ADD_ID_BIND_Y = 4u;
 
 const uint FIT_BIND_PARAMS = 0u, FIT_BIND_X = 1u, FIT_BIND_Y = 2u;
 
 const uint MOVE_BIND_PARAMS = 0u, MOVE_BIND_X = 1u, MOVE_BIND_IDS = 2u, MOVE_BIND_Y = 3u;
-#define MOVE_CONSTANTS layout(constant_id = 0) const uint OP = 1u; layout(constant_id = 1) const uint SOURCE = 1u; layout(constant_id = 2) const uint TARGET = 1u;
+#define MOVE_CONSTANTS \
+    layout(constant_id = 0) const uint OP = 1u; layout(constant_id = 1) const uint SOURCE = 1u; \
+    layout(constant_id = 2) const uint TARGET = 1u;
 
 const uint TO_BLOCKS_BIND_PARAMS = 0u, TO_BLOCKS_BIND_X = 1u, TO_BLOCKS_BIND_IDS = 2u, TO_BLOCKS_BIND_Y = 3u;
-#define TO_BLOCKS_CONSTANTS layout(constant_id = 0) const uint OP = 1u; layout(constant_id = 1) const uint SOURCE = 1u; layout(constant_id = 2) const uint TARGET = 1u;
+#define TO_BLOCKS_CONSTANTS \
+    layout(constant_id = 0) const uint OP = 1u; layout(constant_id = 1) const uint SOURCE = 1u; \
+    layout(constant_id = 2) const uint TARGET = 1u;
 
 const uint SORT_BIND_PARAMS = 0u, SORT_BIND_X = 1u, SORT_BIND_IDS = 2u, SORT_BIND_Y = 3u;
-#define SORT_CONSTANTS layout(constant_id = 0) const uint OP = 1u; layout(constant_id = 1) const uint DESCENDING = 1u; layout(constant_id = 2) const uint COLUMNS = 1u;
+#define SORT_CONSTANTS \
+    layout(constant_id = 0) const uint OP = 1u; layout(constant_id = 1) const uint DESCENDING = 1u; \
+    layout(constant_id = 2) const uint COLUMNS = 1u;
 
 const uint GET_WEIGHTS_BIND_PARAMS = 0u, GET_WEIGHTS_BIND_W = 1u, GET_WEIGHTS_BIND_IDS = 2u, GET_WEIGHTS_BIND_Y = 3u;
-#define GET_WEIGHTS_CONSTANTS layout(constant_id = 0) const uint TYPE = 1u;
+#define GET_WEIGHTS_CONSTANTS \
+    layout(constant_id = 0) const uint TYPE = 1u;
 
 const uint QUANTIZE_BIND_PARAMS = 0u, QUANTIZE_BIND_X = 1u, QUANTIZE_BIND_Q = 2u, QUANTIZE_BIND_SCALES = 3u;
 
 const uint MUL_MAT_BIND_PARAMS = 0u, MUL_MAT_BIND_W = 1u, MUL_MAT_BIND_Q = 2u, MUL_MAT_BIND_SCALES = 3u,
     MUL_MAT_BIND_ADDED = 4u, MUL_MAT_BIND_IDS = 5u, MUL_MAT_BIND_Y = 6u;
-#define MUL_MAT_CONSTANTS layout(constant_id = 0) const uint TYPE = 1u; layout(constant_id = 1) const uint TILE_ROWS = 64u; layout(constant_id = 2) const uint TILE_COLUMNS = 64u; layout(constant_id = 3) const uint OWN_ROWS = 4u; layout(constant_id = 4) const uint OWN_COLUMNS = 4u; layout(local_size_x_id = 5, local_size_x = 64) in; layout(constant_id = 6) const uint ADD = 1u; layout(constant_id = 7) const uint EXPERTS = 1u;
+#define MUL_MAT_CONSTANTS \
+    layout(constant_id = 0) const uint TYPE = 1u; layout(constant_id = 1) const uint TILE_ROWS = 64u; \
+    layout(constant_id = 2) const uint TILE_COLUMNS = 64u; layout(constant_id = 3) const uint OWN_ROWS = 4u; \
+    layout(constant_id = 4) const uint OWN_COLUMNS = 4u; layout(local_size_x_id = 5, local_size_x = 64) in; \
+    layout(constant_id = 6) const uint ADD = 1u; layout(constant_id = 7) const uint EXPERTS = 1u;
 
 const uint MUL_MAT_VEC_BIND_PARAMS = 0u, MUL_MAT_VEC_BIND_W = 1u, MUL_MAT_VEC_BIND_Q = 2u, MUL_MAT_VEC_BIND_SCALES = 3u,
     MUL_MAT_VEC_BIND_ADDED = 4u, MUL_MAT_VEC_BIND_IDS = 5u, MUL_MAT_VEC_BIND_Y = 6u;
-#define MUL_MAT_VEC_CONSTANTS layout(constant_id = 0) const uint TYPE = 1u; layout(constant_id = 1) const uint COLUMNS = 1u; layout(local_size_x_id = 2, local_size_x = 64) in; layout(constant_id = 3) const uint SUBGROUPS = 1u; layout(constant_id = 4) const uint SUPERBLOCKS = 1u; layout(constant_id = 5) const uint AHEAD = 1u; layout(constant_id = 6) const uint ADD = 1u; layout(constant_id = 7) const uint EXPERTS = 1u;
+#define MUL_MAT_VEC_CONSTANTS \
+    layout(constant_id = 0) const uint TYPE = 1u; layout(constant_id = 1) const uint COLUMNS = 1u; \
+    layout(local_size_x_id = 2, local_size_x = 64) in; layout(constant_id = 3) const uint SUBGROUPS = 1u; \
+    layout(constant_id = 4) const uint SUPERBLOCKS = 1u; layout(constant_id = 5) const uint AHEAD = 1u; \
+    layout(constant_id = 6) const uint ADD = 1u; layout(constant_id = 7) const uint EXPERTS = 1u;
 
 const uint MUL_MAT_UNITS_BIND_PARAMS = 0u, MUL_MAT_UNITS_BIND_W = 1u, MUL_MAT_UNITS_BIND_Q = 2u,
     MUL_MAT_UNITS_BIND_SCALES = 3u, MUL_MAT_UNITS_BIND_ADDED = 4u, MUL_MAT_UNITS_BIND_IDS = 5u, MUL_MAT_UNITS_BIND_Y =
     6u;
-#define MUL_MAT_UNITS_CONSTANTS layout(constant_id = 0) const uint TYPE = 1u; layout(constant_id = 1) const uint TILE_ROWS = 64u; layout(constant_id = 2) const uint TILE_COLUMNS = 64u; layout(constant_id = 3) const uint OWN_ROWS = 4u; layout(constant_id = 4) const uint OWN_COLUMNS = 4u; layout(local_size_x_id = 5, local_size_x = 64) in; layout(constant_id = 6) const uint MAT_M = 16u; layout(constant_id = 7) const uint MAT_N = 16u; layout(constant_id = 8) const uint MAT_K = 16u; layout(constant_id = 9) const uint ADD = 1u; layout(constant_id = 10) const uint EXPERTS = 1u;
+#define MUL_MAT_UNITS_CONSTANTS \
+    layout(constant_id = 0) const uint TYPE = 1u; layout(constant_id = 1) const uint TILE_ROWS = 64u; \
+    layout(constant_id = 2) const uint TILE_COLUMNS = 64u; layout(constant_id = 3) const uint OWN_ROWS = 4u; \
+    layout(constant_id = 4) const uint OWN_COLUMNS = 4u; layout(local_size_x_id = 5, local_size_x = 64) in; \
+    layout(constant_id = 6) const uint MAT_M = 16u; layout(constant_id = 7) const uint MAT_N = 16u; \
+    layout(constant_id = 8) const uint MAT_K = 16u; layout(constant_id = 9) const uint ADD = 1u; \
+    layout(constant_id = 10) const uint EXPERTS = 1u;
 
 const uint MUL_MAT_FLOAT_BIND_PARAMS = 0u, MUL_MAT_FLOAT_BIND_W = 1u, MUL_MAT_FLOAT_BIND_X = 2u,
     MUL_MAT_FLOAT_BIND_ADDED = 3u, MUL_MAT_FLOAT_BIND_IDS = 4u, MUL_MAT_FLOAT_BIND_Y = 5u;
-#define MUL_MAT_FLOAT_CONSTANTS layout(constant_id = 0) const uint W_TYPE = 1u; layout(constant_id = 1) const uint X_TYPE = 1u; layout(constant_id = 2) const uint TILE_ROWS = 64u; layout(constant_id = 3) const uint TILE_COLUMNS = 64u; layout(constant_id = 4) const uint OWN_ROWS = 4u; layout(constant_id = 5) const uint OWN_COLUMNS = 4u; layout(local_size_x_id = 6, local_size_x = 64) in; layout(constant_id = 7) const uint ADD = 1u; layout(constant_id = 8) const uint EXPERTS = 1u;
+#define MUL_MAT_FLOAT_CONSTANTS \
+    layout(constant_id = 0) const uint W_TYPE = 1u; layout(constant_id = 1) const uint X_TYPE = 1u; \
+    layout(constant_id = 2) const uint TILE_ROWS = 64u; layout(constant_id = 3) const uint TILE_COLUMNS = 64u; \
+    layout(constant_id = 4) const uint OWN_ROWS = 4u; layout(constant_id = 5) const uint OWN_COLUMNS = 4u; \
+    layout(local_size_x_id = 6, local_size_x = 64) in; layout(constant_id = 7) const uint ADD = 1u; \
+    layout(constant_id = 8) const uint EXPERTS = 1u;
 
 const uint MUL_MAT_FLOAT_VEC_BIND_PARAMS = 0u, MUL_MAT_FLOAT_VEC_BIND_W = 1u, MUL_MAT_FLOAT_VEC_BIND_X = 2u,
     MUL_MAT_FLOAT_VEC_BIND_ADDED = 3u, MUL_MAT_FLOAT_VEC_BIND_IDS = 4u, MUL_MAT_FLOAT_VEC_BIND_Y = 5u;
-#define MUL_MAT_FLOAT_VEC_CONSTANTS layout(constant_id = 0) const uint W_TYPE = 1u; layout(constant_id = 1) const uint X_TYPE = 1u; layout(constant_id = 2) const uint COLUMNS = 1u; layout(local_size_x_id = 3, local_size_x = 64) in; layout(constant_id = 4) const uint SUBGROUPS = 1u; layout(constant_id = 5) const uint SUPERBLOCKS = 1u; layout(constant_id = 6) const uint AHEAD = 1u; layout(constant_id = 7) const uint ADD = 1u; layout(constant_id = 8) const uint EXPERTS = 1u;
+#define MUL_MAT_FLOAT_VEC_CONSTANTS \
+    layout(constant_id = 0) const uint W_TYPE = 1u; layout(constant_id = 1) const uint X_TYPE = 1u; \
+    layout(constant_id = 2) const uint COLUMNS = 1u; layout(local_size_x_id = 3, local_size_x = 64) in; \
+    layout(constant_id = 4) const uint SUBGROUPS = 1u; layout(constant_id = 5) const uint SUPERBLOCKS = 1u; \
+    layout(constant_id = 6) const uint AHEAD = 1u; layout(constant_id = 7) const uint ADD = 1u; \
+    layout(constant_id = 8) const uint EXPERTS = 1u;
 
 const uint BY_EXPERT_BIND_PARAMS = 0u, BY_EXPERT_BIND_IDS = 1u, BY_EXPERT_BIND_LIST = 2u;
 
 const uint SSM_CONV_BIND_PARAMS = 0u, SSM_CONV_BIND_X = 1u, SSM_CONV_BIND_LATE = 2u, SSM_CONV_BIND_W = 3u,
     SSM_CONV_BIND_BIAS = 4u, SSM_CONV_BIND_Y = 5u, SSM_CONV_BIND_FIRST = 6u, SSM_CONV_BIND_SECOND = 7u;
-#define SSM_CONV_CONSTANTS layout(constant_id = 0) const uint BIASED = 1u; layout(constant_id = 1) const uint SILU = 1u; layout(constant_id = 2) const uint NORMED = 1u; layout(constant_id = 3) const uint OP = 1u;
+#define SSM_CONV_CONSTANTS \
+    layout(constant_id = 0) const uint BIASED = 1u; layout(constant_id = 1) const uint SILU = 1u; \
+    layout(constant_id = 2) const uint NORMED = 1u; layout(constant_id = 3) const uint OP = 1u;
 
 const uint DELTA_NET_BIND_PARAMS = 0u, DELTA_NET_BIND_Q = 1u, DELTA_NET_BIND_K = 2u, DELTA_NET_BIND_V = 3u,
     DELTA_NET_BIND_GATE = 4u, DELTA_NET_BIND_BETA = 5u, DELTA_NET_BIND_STATE = 6u, DELTA_NET_BIND_IDS = 7u,
     DELTA_NET_BIND_SCORES = 8u, DELTA_NET_BIND_KEPT = 9u;
-#define DELTA_NET_CONSTANTS layout(constant_id = 0) const uint SIZE = 32u; layout(constant_id = 1) const uint OWN = 4u; layout(constant_id = 2) const uint BY_CHANNEL = 1u; layout(constant_id = 3) const uint NAMED = 1u;
+#define DELTA_NET_CONSTANTS \
+    layout(constant_id = 0) const uint SIZE = 32u; layout(constant_id = 1) const uint OWN = 4u; \
+    layout(constant_id = 2) const uint BY_CHANNEL = 1u; layout(constant_id = 3) const uint NAMED = 1u;
 
 const uint SSM_SCAN_BIND_PARAMS = 0u, SSM_SCAN_BIND_STATE = 1u, SSM_SCAN_BIND_X = 2u, SSM_SCAN_BIND_DT = 3u,
     SSM_SCAN_BIND_A = 4u, SSM_SCAN_BIND_B = 5u, SSM_SCAN_BIND_C = 6u, SSM_SCAN_BIND_IDS = 7u, SSM_SCAN_BIND_SCORES = 8u,
     SSM_SCAN_BIND_KEPT = 9u;
-#define SSM_SCAN_CONSTANTS layout(constant_id = 0) const uint SIZE = 32u; layout(constant_id = 1) const uint OWN = 4u; layout(constant_id = 2) const uint BY_ELEMENT = 1u;
+#define SSM_SCAN_CONSTANTS \
+    layout(constant_id = 0) const uint SIZE = 32u; layout(constant_id = 1) const uint OWN = 4u; \
+    layout(constant_id = 2) const uint BY_ELEMENT = 1u;
 
 const uint ROUTE_BIND_PARAMS = 0u, ROUTE_BIND_X = 1u, ROUTE_BIND_BIAS = 2u, ROUTE_BIND_IDS = 3u, ROUTE_BIND_Y = 4u;
-#define ROUTE_CONSTANTS layout(constant_id = 0) const uint GATE = 1u; layout(constant_id = 1) const uint BIASED = 1u; layout(constant_id = 2) const uint NORM = 1u; layout(constant_id = 3) const uint SCALED = 1u;
+#define ROUTE_CONSTANTS \
+    layout(constant_id = 0) const uint GATE = 1u; layout(constant_id = 1) const uint BIASED = 1u; \
+    layout(constant_id = 2) const uint NORM = 1u; layout(constant_id = 3) const uint SCALED = 1u;
 
 const uint SUM_EXPERTS_BIND_PARAMS = 0u, SUM_EXPERTS_BIND_EXPERTS = 1u, SUM_EXPERTS_BIND_WEIGHTS = 2u,
     SUM_EXPERTS_BIND_PLUS = 3u, SUM_EXPERTS_BIND_MORE = 4u, SUM_EXPERTS_BIND_Y = 5u;
-#define SUM_EXPERTS_CONSTANTS layout(constant_id = 0) const uint ADDED = 1u;
+#define SUM_EXPERTS_CONSTANTS \
+    layout(constant_id = 0) const uint ADDED = 1u;
 
 const uint NORM_SUMMED_BIND_PARAMS = 0u, NORM_SUMMED_BIND_X = 1u, NORM_SUMMED_BIND_A = 2u, NORM_SUMMED_BIND_MORE = 3u,
     NORM_SUMMED_BIND_Y = 4u, NORM_SUMMED_BIND_Q = 5u, NORM_SUMMED_BIND_SCALES = 6u, NORM_SUMMED_BIND_EXPERTS = 7u,
     NORM_SUMMED_BIND_WEIGHTS = 8u, NORM_SUMMED_BIND_PLUS = 9u;
-#define NORM_SUMMED_CONSTANTS layout(constant_id = 0) const uint OP = 1u; layout(constant_id = 1) const uint FIRST = 1u; layout(constant_id = 2) const uint SECOND = 1u; layout(constant_id = 3) const uint ADDED = 1u;
+#define NORM_SUMMED_CONSTANTS \
+    layout(constant_id = 0) const uint OP = 1u; layout(constant_id = 1) const uint FIRST = 1u; \
+    layout(constant_id = 2) const uint SECOND = 1u; layout(constant_id = 3) const uint ADDED = 1u;
 
 const uint NORM_BIND_PARAMS = 0u, NORM_BIND_X = 1u, NORM_BIND_A = 2u, NORM_BIND_B = 3u, NORM_BIND_Y = 4u;
-#define NORM_CONSTANTS layout(constant_id = 0) const uint OP = 1u; layout(constant_id = 1) const uint FIRST = 1u; layout(constant_id = 2) const uint SECOND = 1u;
+#define NORM_CONSTANTS \
+    layout(constant_id = 0) const uint OP = 1u; layout(constant_id = 1) const uint FIRST = 1u; \
+    layout(constant_id = 2) const uint SECOND = 1u;
 
 const uint NORM_QUANTIZED_BIND_PARAMS = 0u, NORM_QUANTIZED_BIND_X = 1u, NORM_QUANTIZED_BIND_A = 2u,
     NORM_QUANTIZED_BIND_B = 3u, NORM_QUANTIZED_BIND_Y = 4u, NORM_QUANTIZED_BIND_Q = 5u, NORM_QUANTIZED_BIND_SCALES = 6u;
-#define NORM_QUANTIZED_CONSTANTS layout(constant_id = 0) const uint OP = 1u; layout(constant_id = 1) const uint FIRST = 1u; layout(constant_id = 2) const uint SECOND = 1u;
+#define NORM_QUANTIZED_CONSTANTS \
+    layout(constant_id = 0) const uint OP = 1u; layout(constant_id = 1) const uint FIRST = 1u; \
+    layout(constant_id = 2) const uint SECOND = 1u;
 
 const uint SOFT_MAX_BIND_PARAMS = 0u, SOFT_MAX_BIND_X = 1u, SOFT_MAX_BIND_MASK = 2u, SOFT_MAX_BIND_SINKS = 3u,
     SOFT_MAX_BIND_Y = 4u;
-#define SOFT_MAX_CONSTANTS layout(constant_id = 0) const uint MASK_TYPE = 1u; layout(constant_id = 1) const uint HAS_SINKS = 1u;
+#define SOFT_MAX_CONSTANTS \
+    layout(constant_id = 0) const uint MASK_TYPE = 1u; layout(constant_id = 1) const uint HAS_SINKS = 1u;
 
 const uint SUM_ROWS_BIND_PARAMS = 0u, SUM_ROWS_BIND_X = 1u, SUM_ROWS_BIND_Y = 2u;
 
 const uint ROPE_BIND_PARAMS = 0u, ROPE_BIND_X = 1u, ROPE_BIND_POSITIONS = 2u, ROPE_BIND_TABLE = 3u, ROPE_BIND_Y = 4u;
-#define ROPE_CONSTANTS layout(constant_id = 0) const uint TYPE = 1u;
+#define ROPE_CONSTANTS \
+    layout(constant_id = 0) const uint TYPE = 1u;
 
 const uint SORT_PIECE = 2048u;
 const uint EXPERTS_MOST = 1024u;

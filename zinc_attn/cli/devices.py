@@ -1,4 +1,4 @@
-"""``zinc-attn devices``: the Vulkan devices of this machine."""
+"""``zinc-attn devices``: the devices of this machine."""
 
 from __future__ import annotations
 
@@ -56,8 +56,10 @@ def issue_of(info: DeviceInfo) -> dict[str, float] | None:
 
 def fused_way(info: DeviceInfo) -> str:
     """How the device makes the sums of arithmetic "fused", or why it cannot be asked."""
+    if info.native:
+        return "by native code, which the first use compiles and asks"
     try:
-        with Device.open(info.index, runtime=None if info.native else "vulkan") as device:
+        with Device.open(info.index, runtime="vulkan") as device:
             return device.fused_way()
     except ZincAttnError as error:
         return str(error)

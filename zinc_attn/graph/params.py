@@ -79,8 +79,9 @@ def glsl() -> str:
         upper = kernel.name.upper()
         lines.append("")
         lines += numbered(f"{upper}_BIND", (one.name for one in kernel.decl.bindings))
-        constants = "".join(f" {_constant(i, name)}" for i, name in enumerate(kernel.decl.spec))
-        lines += [f"#define {upper}_CONSTANTS{constants}"] if constants else []
+        each = [_constant(i, name) for i, name in enumerate(kernel.decl.spec)]
+        pairs = [" ".join(each[i : i + 2]) for i in range(0, len(each), 2)]
+        lines += [" \\\n    ".join([f"#define {upper}_CONSTANTS", *pairs])] if each else []
     lines += ["", *(f"const uint {name} = {value}u;" for name, value in sizes().items())]
     for name, values in enumerations().items():
         lines += ["", *numbered(name, values)]

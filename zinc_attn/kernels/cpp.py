@@ -99,7 +99,7 @@ def _constants(text: str) -> str:
 
 def _specialized(shaders: Path) -> dict[str, str]:
     """The declarations of each graph kernel's specialization constants, a line each, by the macro that has them."""
-    text = (shaders / "graph/contract.glsl").read_text(encoding="utf-8")
+    text = (shaders / "graph/contract.glsl").read_text(encoding="utf-8").replace(" \\\n   ", "")
     return {name: body.replace("; ", ";\n") for name, body in re.findall(r"^#define (\w+_CONSTANTS) (.*)", text, re.M)}
 
 

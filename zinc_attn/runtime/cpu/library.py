@@ -10,7 +10,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -79,15 +79,9 @@ def library() -> Any:
     key = hashlib.sha256("\0".join([*command, machine_flags(), str(os.stat(path).st_mtime_ns)]).encode())
     for file in files:
         key.update(file.read_bytes())
-    folder = (cache_folder() or Path(tempfile.mkdtemp(prefix="zinc_attn."))) / "cpu"
-    target = folder / f"{key.hexdigest()[:32]}.so"
-    try:
-        if not target.exists():
-            _build(command, [file for file in files if file.suffix == ".cpp"], target)
-        loaded = ctypes.CDLL(str(target))
-    except (OSError, subprocess.CalledProcessError) as error:
-        hint = "set ZINC_ATTN_CACHE_DIR to a folder that can be written, and whose files may be executed"
-        raise RuntimeUnavailableError(f"cpu: {target} cannot be made or loaded ({error}); {hint}") from error
+    with ExitStack() as stack:  # without a cache folder the library lives as long as the process
+        folder = cache_folder() or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="zinc_attn.")))
+        loaded = _loaded(command, files, folder / "cpu" / f"{key.hexdigest()[:32]}.so")
     loaded.zinc_cpu_fault.restype = ctypes.c_char_p
     loaded.zinc_cpu_kernel.restype = loaded.zinc_cpu_open.restype = ctypes.c_void_p
     loaded.zinc_cpu_kernel.argtypes = (ctypes.c_char_p,)
@@ -96,6 +90,17 @@ def library() -> Any:
     if fault := loaded.zinc_cpu_fault():
         raise WrongResultError(f"cpu: {fault.decode()}, so that results would have other bits; use another compiler")
     return loaded
+
+
+def _loaded(command: list[str], files: list[Path], target: Path) -> ctypes.CDLL:
+    """The library ``target``, which is built where it is not there."""
+    try:
+        if not target.exists():
+            _build(command, [file for file in files if file.suffix == ".cpp"], target)
+        return ctypes.CDLL(str(target))
+    except (OSError, subprocess.CalledProcessError) as error:
+        hint = "set ZINC_ATTN_CACHE_DIR to a folder that can be written, and whose files may be executed"
+        raise RuntimeUnavailableError(f"cpu: {target} cannot be made or loaded ({error}); {hint}") from error
 
 
 @cache
