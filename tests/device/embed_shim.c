@@ -1,8 +1,9 @@
 /* Linked before libvulkan (ld --wrap, of the names that c_host.py has) to test the C library where no driver would.
 
    EMBED_FAIL=NAME:COUNT:RESULT makes the COUNT-th call of a function (or of those that begin with NAME*) give RESULT,
-   without calling it; a COUNT with a + behind it, all calls from that one on. EMBED_WAVE32=1 makes the device offer
-   subgroups of 32, and says on stdout what is then asked for; the driver is asked for what it has. EMBED_SHARED=BYTES is
+   without calling it; a COUNT with a + behind it, all calls from that one on. EMBED_WAVE32=32 makes the device offer
+   subgroups of 32 and 64, EMBED_WAVE32=16 one of Intel's that offers 16, too, and stdout says what is then asked for; the
+   driver is asked for what it has. EMBED_SHARED=BYTES is
    the device's maxComputeSharedMemorySize. embed_blocks: blocks of memory that the library has and did not free. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -58,7 +59,8 @@ WRAP(vkResetFences, (VkDevice d, uint32_t n, const VkFence *f), (d, n, f))
 
 /* --- subgroups of 32 --------------------------------------------------------------------------------- */
 
-static int pretends(void) { return getenv("EMBED_WAVE32") != NULL; }
+/* Invocations of the smallest subgroup, or 0. */
+static uint32_t pretends(void) { return getenv("EMBED_WAVE32") ? (uint32_t)atoi(getenv("EMBED_WAVE32")) : 0; }
 
 /* The struct of a type in a chain, or NULL. */
 static void *in_chain(const void *chain, VkStructureType type) {
@@ -72,7 +74,7 @@ static void wrap_vkGetPhysicalDeviceProperties2(VkPhysicalDevice p, VkPhysicalDe
     VkPhysicalDeviceSubgroupSizeControlProperties *sizes =
         in_chain(o->pNext, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_PROPERTIES);
     if (!pretends() || !sizes) return;
-    sizes->minSubgroupSize = 32;
+    sizes->minSubgroupSize = pretends();
     sizes->maxSubgroupSize = 64;
     sizes->requiredSubgroupSizeStages = VK_SHADER_STAGE_COMPUTE_BIT;
 }
@@ -114,6 +116,7 @@ static void wrap_vkGetPhysicalDeviceProperties(VkPhysicalDevice p, VkPhysicalDev
     const char *bytes = getenv("EMBED_SHARED");
     vkGetPhysicalDeviceProperties(p, o);
     if (bytes) o->limits.maxComputeSharedMemorySize = (uint32_t)atoi(bytes);
+    if (pretends() == 16) o->vendorID = 0x8086, o->deviceType = VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU;
 }
 
 /* --- memory ------------------------------------------------------------------------------------------ */

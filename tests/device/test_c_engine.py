@@ -342,7 +342,7 @@ def test_subgroups_of_32_are_the_host_s_to_enable(small, monkeypatch):
     size.subgroupSizeControl = 0
     offered = wants()
     assert uses(at) == offered and not uses(None)
-    monkeypatch.setenv("EMBED_WAVE32", "1")
+    monkeypatch.setenv("EMBED_WAVE32", "32")
     size.subgroupSizeControl = 0
     assert not uses(at)  # offered, but not enabled
     assert wants() and uses(at) and not uses(None)

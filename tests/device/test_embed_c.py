@@ -220,13 +220,14 @@ def test_no_driver_is_refused(checked, tmp_path, monkeypatch):
 # --- what no driver here does ---------------------------------------------------------------------------------
 
 
-def test_subgroups_of_32_are_asked_for_where_they_are_offered(checked, on, tmp_path, monkeypatch):
+@pytest.mark.parametrize("size", (32, 16))
+def test_subgroups_of_a_layout_are_asked_for_where_they_are_offered(checked, on, tmp_path, monkeypatch, size):
     """And only the size: nothing rests on full subgroups."""
-    monkeypatch.setenv("EMBED_WAVE32", "1")
+    monkeypatch.setenv("EMBED_WAVE32", str(size))
     done = run(checked, *on, *SMALL, tmp_path / "out")
     assert done.returncode == 0, done.stderr
     lines, (shape, *rest) = done.stdout.splitlines(), SMALL
     assert lines[0] == "device: subgroupSizeControl 1, computeFullSubgroups 0"
     assert lines[2].endswith("subgroups of 32 requested")
-    assert [lines[1], *lines[3:5]] == ["pipeline: requiredSubgroupSize 32, flags 0"] * 3
+    assert [lines[1], *lines[3:5]] == [f"pipeline: requiredSubgroupSize {size}, flags 0"] * 3
     assert file_digest(tmp_path / "out") == digest.digest(shape, *map(int, rest))
