@@ -1,8 +1,8 @@
 """Write what the C library is built of: ``python scripts/build_contract.py FOLDER``, which CMake runs.
 
 zinc_contract.h and zinc_contract.c of FOLDER have the facts of zinc_attn/kernels (zinc_graph.h and zinc_graph.c
-those of zinc_attn/graph), and the SPIR-V, which is compiled
-first where it is not that of shaders/. Imports nothing outside the standard library.
+those of zinc_attn/graph), and the SPIR-V, which is compiled first where it is not that of shaders/. Its folder cpu/ has
+what native/cpu needs of the GLSL. Imports nothing outside the standard library.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ def main() -> None:
     generated |= build_shaders.load_kernels("c", "graph").generated(build_shaders.OUTPUT)
     for name, text in generated.items():
         (folder / name).write_text(text, encoding="utf-8")
+    build_shaders.write_native(folder / "cpu")
 
 
 if __name__ == "__main__":

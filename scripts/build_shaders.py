@@ -96,12 +96,12 @@ def main() -> None:
 
 
 def write_native(folder: Path) -> None:
-    """The C++ of native/cpu, and that of the kernels which are made of GLSL: what a host's compiler builds."""
+    """The C++ of the kernels that are made of GLSL, and the headers that native/cpu takes from it."""
+    folder.mkdir(parents=True, exist_ok=True)
     cpp = load_kernels("cpp")
     decls = (*load_kernels("declarations").MODULES, *load_kernels("params", "graph").modules())
     native = re.compile("attend|merge|(?:graph_)?mul_mat")  # kernels that native/cpu has
     sources = {decl.file.removesuffix(".spv"): decl.source for decl in decls if not native.match(decl.file)}
-    shutil.copytree(ROOT / "native" / "cpu", folder)
     (folder / "kernels.cpp").write_text(cpp.kernels(SHADERS, sources))
     for name in ("contract", "states", "item", "columns", "quantized"):
         (folder / f"{name}.h").write_text(getattr(cpp, name)(SHADERS))
@@ -130,7 +130,9 @@ def build() -> None:
             if checked.returncode:
                 sys.exit(f"{decl.file} is not valid:\n{checked.stdout}{checked.stderr}")
             modules[out.stem] = hashlib.sha256(out.read_bytes()).hexdigest()
-        write_native(staging / "cpu")
+        write_native(staging / "cpu")  # what a host's compiler builds; vulkan.cpp is the C library's
+        skip = shutil.ignore_patterns("vulkan.cpp")
+        shutil.copytree(ROOT / "native" / "cpu", staging / "cpu", ignore=skip, dirs_exist_ok=True)
         build = {
             "compiler": version,
             "sources_sha256": sources_sha256(),

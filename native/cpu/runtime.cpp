@@ -215,6 +215,31 @@ static const char *fault() {
 }  // namespace zinc
 
 extern "C" {
+// What the processor must have, by the compiler's names: whoever loads the library looks before it calls a function.
+extern const char zinc_cpu_needs[];
+const char zinc_cpu_needs[] = ""
+#ifdef __AVX__
+    " avx"
+#endif
+#ifdef __AVX2__
+    " avx2"
+#endif
+#ifdef __FMA__
+    " fma"
+#endif
+#ifdef __F16C__
+    " f16c"
+#endif
+#ifdef __AVX512F__
+    " avx512f"
+#endif
+#ifdef __AVX512BW__
+    " avx512bw"
+#endif
+#ifdef __AVX512VNNI__
+    " avx512vnni"
+#endif
+    ;
 const char *zinc_cpu_fault(void) { return zinc::fault(); }
 
 // The function of a SPIR-V module, by the module's name, or null.

@@ -15,7 +15,8 @@ static std::string refused(Device *device, const ggml_tensor *op, bool has_turn,
     for (const ggml_tensor *t : {o->mask, o->sinks})
         if (t && root_of(t)->op != GGML_OP_NONE) return "its mask or sinks are computed in the graph";
     for (const ggml_tensor *t : {o->k_root, o->v_root}) {
-        if (is_elsewhere(t)) return "the KV cache is not on ZINC0: -ngl 99, and no --no-kv-offload";
+        if (t->buffer && holder_of(t) != device)
+            return holder_of(t) ? "its keys are another device's of the back end" : "the KV cache is not on ZINC0: -ngl 99, and no --no-kv-offload";
         if ((ggml_nbytes(t) + 3) / 4 * 4 > device->most) return "a layer's K or V is larger than a storage buffer";
     }
     const Opened opened = device->attn(o->kind, has_turn);

@@ -6,6 +6,8 @@
 
 namespace zinc {
 
+Device *processor;
+
 constexpr long MOST_SPLITS = MAX_CONTEXT / KEYS_PER_NODE;
 
 // What ZINC_ATTN_SPLITS says.
@@ -18,9 +20,15 @@ static bool splits_given(uint32_t *splits) {
     return za_fail_as(ZA_INVALID, "ZINC_ATTN_SPLITS: got '%s', expected 1 to %ld", given, MOST_SPLITS);
 }
 
-Device *Device::open() {
+Device *Device::open(const char *name, bool gpu) {
     Device *self = new Device;
-    self->device_ = za_device_open(std::getenv("ZINC_ATTN_DEVICE"));
+    self->device_ = za_device_open(name);
+    if (self->device_ && gpu && za_device_info(self->device_).cpu) {
+        za_fail_as(ZA_UNSUPPORTED, "%s is a processor's Vulkan device", za_device_info(self->device_).name);
+        za_device_close(self->device_);
+        delete self;
+        return nullptr;
+    }
     // The driver computes the kernels' bits.
     const Kind plain{1, 1, 64, 64, false, {ZA_F16, 128}, {ZA_F16, 128}};
     const bool given = self->device_ && splits_given(&self->splits);
@@ -33,6 +41,7 @@ Device *Device::open() {
         self->alignment = size_t(info.alignment > 32 ? info.alignment : 32);
         self->most = info.most;
         self->on_cpu = info.cpu;
+        self->is_host = self->device_->processor;
         self->wave32 = info.wave32;
         self->lanes = za_device_registers(self->device_).lanes;
         const char *units = std::getenv("ZINC_ATTN_UNITS");
@@ -40,10 +49,8 @@ Device *Device::open() {
         if (built && (units ? *units == '1' : !info.cpu)) self->units = self->device_->units;
         self->store = new Store(self->device_);
         self->recorder = new Recorder(self->device_);
-        say("ZINC0 is %s; it takes a model with --device ZINC0 -ngl 99 -fa on", info.name);
         return self;
     }
-    say("no device: %s", za_error());
     za_device_close(self->device_);
     delete self;
     return nullptr;

@@ -1,4 +1,4 @@
-// The Vulkan device of the back end: what is opened for each shape, and the library's view of each pair of K and V.
+// A device of the back end, Vulkan's or the processor: what is opened for each shape, and the library's view of each pair of K and V.
 #ifndef ZINC_GGML_DEVICE_H
 #define ZINC_GGML_DEVICE_H
 
@@ -14,6 +14,8 @@
 
 #include "../graph/memory.h"
 #include "../graph/recorder.h"
+
+struct ggml_backend_device;
 
 namespace zinc {
 
@@ -74,10 +76,13 @@ class Turns {
 // ggml_backend_init has a lock of its own.
 class Device {
   public:
-    // NULL where there is no device that will do; the reason is on stderr.
-    static Device *open();
+    // NULL where there is no device that will do; za_error says why. name: a piece of the Vulkan device's, "cpu" for the
+    // processor, or NULL. gpu: no Vulkan device that is a processor's.
+    static Device *open(const char *name, bool gpu);
 
-    std::string name;       // of the Vulkan device
+    std::string name;       // of the Vulkan device, or the processor
+    ggml_backend_device *listed = nullptr;  // that ggml knows
+    bool is_host = false;   // the processor: its memory is the host's
     size_t alignment = 0;   // of a tensor, and of what a kernel binds
     size_t most = 0;        // bytes that a kernel can bind
     bool on_cpu = false, wave32 = false;
@@ -89,6 +94,8 @@ class Device {
     Store *store = nullptr;        // tensors' memory
     Recorder *recorder = nullptr;  // one graph at a time
     void release(Memory *memory);  // and the caches that lie in it
+
+    std::map<uintptr_t, struct Buffer *> held;  // the processor's buffers, by where they begin
 
     // Buffers of which a call failed that was to change them, and NULL for what is written or read anew each time.
     std::set<const void *> spoilt;
@@ -104,6 +111,8 @@ class Device {
     std::map<Kind, Opened> attns_;  // and what no later call could serve
     std::map<std::pair<Kind, Layer>, za_cache *> caches_;
 };
+
+extern Device *processor;  // that ggml has, beside a Vulkan device or alone, or NULL
 
 }  // namespace zinc
 #endif

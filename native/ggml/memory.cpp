@@ -22,9 +22,11 @@ bool is_cache(const ggml_tensor *root) {
     return buffer_of(root) && root->buffer->usage == GGML_BACKEND_BUFFER_USAGE_ANY;
 }
 
-size_t begin_of(const ggml_tensor *tensor) { return reinterpret_cast<uintptr_t>(tensor->data) - BASE; }
-
 static Buffer *context_of(ggml_backend_buffer_t buffer) { return static_cast<Buffer *>(buffer->context); }
+
+size_t begin_of(const ggml_tensor *tensor) {
+    return reinterpret_cast<uintptr_t>(tensor->data) - context_of(root_of(tensor)->buffer)->base;
+}
 
 // --- what the host knows of a buffer ---------------------------------------------------------------------------------
 
@@ -78,12 +80,16 @@ static void free_buffer(ggml_backend_buffer_t buffer) {
         std::lock_guard<Turns> turn(own->device->turns);
         note_use(own);
         own->device->spoilt.erase(own);
+        own->device->held.erase(own->base);
         own->device->release(&own->memory);
     }
+    buffer->iface = own->functions;
+    buffer->context = own->context;
     delete own;
+    if (buffer->iface.free_buffer) buffer->iface.free_buffer(buffer);
 }
 
-static void *get_base(ggml_backend_buffer_t) { return reinterpret_cast<void *>(BASE); }
+static void *get_base(ggml_backend_buffer_t buffer) { return reinterpret_cast<void *>(context_of(buffer)->base); }
 
 // A cache that no kernel can bind is refused here, where llama.cpp says that there is no memory for it; weights and
 // results have pieces, or the CPU.
@@ -117,7 +123,9 @@ static bool set_bytes(Buffer *own, const ggml_tensor *tensor, const void *data, 
     if (!lay_weights(root_of(tensor), false)) return false;
     note_change(own, begin_of(tensor) + offset, size);
     keep_shadow(own, tensor, data, offset, size);
-    note_set(tensor, data, offset, size);
+    const Buffer *from = own->device->is_host ? holding(data) : nullptr;
+    if (from) note_copy(from, reinterpret_cast<uintptr_t>(data) - from->base, tensor, offset, size);
+    else note_set(tensor, data, offset, size);
     return own->device->store->write(own->memory, begin_of(tensor) + offset, data, size);
 }
 
@@ -125,7 +133,8 @@ static void set_tensor(ggml_backend_buffer_t buffer, ggml_tensor *tensor, const 
                        size_t size) {
     Buffer *own = context_of(buffer);
     const bool whole = !tensor->view_src && offset == 0 && size == ggml_nbytes(tensor) && ggml_is_contiguous(tensor);
-    const bool weights = buffer->usage == GGML_BACKEND_BUFFER_USAGE_WEIGHTS && weight_type(tensor->type) >= 0;
+    const bool weights = buffer->usage == GGML_BACKEND_BUFFER_USAGE_WEIGHTS && weight_type(tensor->type) >= 0 &&
+                         !own->functions.get_base;
     std::vector<char> pieces(whole && weights ? size : 0);
     if (!pieces.empty()) to_pieces(weights_of(tensor), static_cast<const char *>(data), pieces.data());
     std::lock_guard<Turns> turn(own->device->turns);
@@ -153,16 +162,17 @@ static void get_tensor(ggml_backend_buffer_t buffer, const ggml_tensor *tensor, 
         return failed("get", tensor, false);
     }
     note_get(tensor, data, offset, size);
-    note_read(tensor);
+    note_read(tensor, data);
 }
 
 static bool cpy_tensor(ggml_backend_buffer_t buffer, const ggml_tensor *source, ggml_tensor *target) {
     Buffer *own = context_of(buffer), *from = buffer_of(source);
-    if (!from || !ggml_is_contiguous(source) || !ggml_is_contiguous(target)) return false;
+    if (!from || from->device != own->device || !ggml_is_contiguous(source) || !ggml_is_contiguous(target))
+        return false;
     std::lock_guard<Turns> turn(own->device->turns);
     if (!lay_weights(root_of(source), false) || !lay_weights(root_of(target), false)) return false;
     note_change(own, begin_of(target), ggml_nbytes(source));
-    note_copy(source, target);
+    note_copy(from, begin_of(source), target, 0, ggml_nbytes(source));
     return own->device->store->copy(from->memory, begin_of(source), own->memory, begin_of(target), ggml_nbytes(source));
 }
 
@@ -195,39 +205,94 @@ static ggml_backend_buffer_i buffer_functions() {
 
 static Device *device_of(ggml_backend_buffer_type_t type) { return static_cast<Device *>(type->context); }
 
-static const char *type_name(ggml_backend_buffer_type_t) { return "ZINC0"; }
+static const char *type_name(ggml_backend_buffer_type_t type) {
+    return device_of(type)->is_host ? "ZINC_CPU" : "ZINC0";
+}
+
+// In the device's turn. A place of another buffer's that was freed unseen holds nothing any more.
+static Buffer *made(Device *device, const Memory &memory) {
+    const uintptr_t base = device->is_host ? reinterpret_cast<uintptr_t>(memory.base) : BASE;
+    Buffer *buffer = new Buffer{device, memory, base, {}, {}, {}, {}, {}, nullptr};
+    if (device->is_host) device->held[base] = buffer;
+    return buffer;
+}
 
 static ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size) {
     Device *device = device_of(type);
-    Buffer *buffer = new (std::nothrow) Buffer{device, {}, {}, {}, {}};
     std::lock_guard<Turns> turn(device->turns);
-    if (buffer && device->store->allocate(size, &buffer->memory))
-        return ggml_backend_buffer_init(type, buffer_functions(), buffer, size);
-    if (buffer) say("%s", za_error());
-    delete buffer;
+    Memory memory;
+    if (device->store->allocate(size, &memory))
+        return ggml_backend_buffer_init(type, buffer_functions(), made(device, memory), size);
+    say("%s", za_error());
     return nullptr;
 }
 
 static size_t get_alignment(ggml_backend_buffer_type_t type) { return device_of(type)->alignment; }
+static bool type_is_host(ggml_backend_buffer_type_t type) { return device_of(type)->is_host; }
 
-ggml_backend_buffer_type_t buffer_type(ggml_backend_dev_t device) {
-    static ggml_backend_buffer_type type = [device] {
-        ggml_backend_buffer_type made{};
-        made.iface.get_name = type_name;
-        made.iface.alloc_buffer = alloc_buffer;
-        made.iface.get_alignment = get_alignment;
-        made.device = device;
-        made.context = device->context;
-        return made;
-    }();
+ggml_backend_buffer_type_t buffer_type(Device *device) {
+    static ggml_backend_buffer_type types[2] = {};
+    ggml_backend_buffer_type &type = types[device->is_host];
+    if (!type.context) {
+        type.iface.get_name = type_name;
+        type.iface.alloc_buffer = alloc_buffer;
+        type.iface.get_alignment = get_alignment;
+        type.iface.is_host = type_is_host;
+        type.device = device->listed;
+        type.context = device;
+    }
     return &type;
 }
 
-static bool is_own(const ggml_backend_buffer *buffer) {
-    return buffer->buft && buffer->buft->iface.get_name == type_name;
+static bool is_own(const ggml_backend_buffer *buffer) { return buffer->iface.get_base == get_base; }
+
+// ggml's functions of the buffer become ours, which change its bytes in the same way, until it is freed.
+void take_over(const ggml_tensor *tensor) {
+    const ggml_tensor *root = root_of(tensor);
+    ggml_backend_buffer_t buffer = root->buffer;
+    if (!buffer || is_own(buffer) || !root->data || !buffer->size || buffer->buft != ggml_backend_cpu_buffer_type())
+        return;
+    std::lock_guard<Turns> turn(processor->turns);
+    if (is_own(buffer)) return;  // by a thread whose turn was before
+    Memory memory;
+    if (!processor->store->import(ggml_backend_buffer_get_base(buffer), buffer->size, &memory))
+        return say("%s", za_error());
+    Buffer *taken = made(processor, memory);
+    taken->functions = buffer->iface;
+    taken->context = buffer->context;
+    buffer->context = taken;
+    buffer->iface = buffer_functions();
 }
 
-bool is_elsewhere(const ggml_tensor *root) { return root->buffer && !is_own(root->buffer); }
+Buffer *holding(const void *bytes) {
+    if (!processor) return nullptr;
+    const uintptr_t at = reinterpret_cast<uintptr_t>(bytes);
+    auto found = processor->held.upper_bound(at);
+    if (found == processor->held.begin()) return nullptr;
+    Buffer *buffer = (--found)->second;
+    return at - buffer->base < buffer->memory.size ? buffer : nullptr;
+}
+
+const Device *holder_of(const ggml_tensor *tensor) {
+    const ggml_backend_buffer *buffer = root_of(tensor)->buffer;
+    if (buffer && buffer->buft->iface.get_name == type_name) return device_of(buffer->buft);
+    return buffer && buffer->buft == ggml_backend_cpu_buffer_type() ? processor : nullptr;
+}
+
+bool stay_blocks(const ggml_tensor *root) {
+    const Buffer *buffer = buffer_of(root);
+    return buffer && (buffer->functions.get_base || buffer->blocks.count(begin_of(root)));
+}
+
+bool share_weights(const ggml_tensor *root) {
+    Buffer *buffer = buffer_of(root);
+    if (!buffer || !buffer->device->is_host || weight_type(root->type) < 0) return true;
+    std::lock_guard<Turns> turn(buffer->device->turns);
+    buffer->blocks.insert(begin_of(root));
+    return lay_weights(root, false);
+}
+
+bool is_elsewhere(const ggml_tensor *root) { return root->buffer && !holder_of(root); }
 
 Buffer *buffer_of(const ggml_tensor *tensor) {
     const ggml_tensor *root = root_of(tensor);

@@ -1,8 +1,9 @@
-// ggml's buffer type and buffers: device memory that the host does not address.  A tensor's `data` is BASE and its
-// offset in the buffer.
+// ggml's buffer types and buffers.  The memory of a Vulkan device is none that the host addresses: a tensor's `data` is
+// BASE and its offset in the buffer.  The processor's is, whether it is its own or ggml's, which it takes over.
 #ifndef ZINC_GGML_MEMORY_H
 #define ZINC_GGML_MEMORY_H
 
+#include <set>
 #include <vector>
 
 #include "cells.h"
@@ -31,14 +32,18 @@ struct Weights {
 struct Buffer {
     Device *device;
     Memory memory;
+    uintptr_t base;  // a tensor's data and its offset differ by it
     std::map<size_t, Cells> cells;
     std::map<size_t, Weights> weights;            // that lie in layout R32
     std::map<size_t, std::vector<char>> shadows;  // what the host wrote or read, where memory is not mapped
+    std::set<size_t> blocks;                      // weights that another device reads, too: they stay ggml's blocks
+    ggml_backend_buffer_i functions;              // ggml's, and its context, of a buffer that was taken over
+    void *context;
 };
 
 constexpr size_t BASE = 4096;
 
-ggml_backend_buffer_type_t buffer_type(ggml_backend_dev_t device);  // whose context is a Device
+ggml_backend_buffer_type_t buffer_type(Device *device);
 
 const ggml_tensor *root_of(const ggml_tensor *tensor);  // the tensor that a view, or a view of a view, is of
 
@@ -46,6 +51,13 @@ const ggml_tensor *root_of(const ggml_tensor *tensor);  // the tensor that a vie
 Buffer *buffer_of(const ggml_tensor *tensor);
 size_t begin_of(const ggml_tensor *tensor);  // its offset in the buffer
 bool is_elsewhere(const ggml_tensor *root);  // in a buffer of another back end's
+const Device *holder_of(const ggml_tensor *tensor);  // the device in whose buffer it is, or NULL
+// The processor reads ggml's own buffers where they are; it keeps what is known of them from now on.
+void take_over(const ggml_tensor *tensor);
+Buffer *holding(const void *bytes);  // the processor's buffer with these bytes, or NULL
+// Another device reads a tensor of quantized weights. False: the device failed.
+bool share_weights(const ggml_tensor *root);
+bool stay_blocks(const ggml_tensor *root);  // whether weights are to stay so
 bool is_cache(const ggml_tensor *root);  // in a buffer of this back end, and neither weights nor a step's result
 
 // The bytes of a tensor that no command of the graph that is recorded writes; NULL: the device failed.

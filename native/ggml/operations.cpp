@@ -3,6 +3,7 @@
 #include <array>
 
 #include "attention.h"
+#include "weights.h"
 
 namespace zinc {
 
@@ -30,6 +31,9 @@ const char *refused_by(const Device &device, const ggml_tensor *op) {
     const Served *served = served_operation(op->op);
     if (!served) return "operation";
     if (const char *reason = served->refused(device, op)) return reason;
+    const bool reads_pieces = is_product(op) || op->op == GGML_OP_GET_ROWS;
+    if (reads_pieces && !op->src[0]->view_src && weight_type(op->src[0]->type) >= 0 && stay_blocks(op->src[0]))
+        return "another device reads its weights";
     if (op->op == GGML_OP_FLASH_ATTN_EXT) return fits(device, op) ? nullptr : "size";  // it knows what else it binds
     if (!is_product(op) && !fits(device, op)) return "size";  // products know of their weights and results
     for (int i = is_product(op) ? 1 : 0; i < GGML_MAX_SRC; ++i)

@@ -63,17 +63,18 @@ void note_set(const ggml_tensor *tensor, const void *data, size_t offset, size_t
     });
 }
 
-void note_copy(const ggml_tensor *source, const ggml_tensor *target) {
-    const ggml_tensor *from = root_of(source), *to = root_of(target);
-    for (const ggml_tensor *root : {from, to}) note_use(buffer_of(root));
-    const Cells *known = contiguous_cells(from);
+void note_copy(const Buffer *from, size_t begin, const ggml_tensor *target, size_t offset, size_t size) {
+    const ggml_tensor *to = root_of(target);
+    note_use(from);
+    note_use(buffer_of(to));
     Cells *cells = contiguous_cells(to);
+    auto at = from->cells.upper_bound(begin);
+    const Cells *known = at == from->cells.begin() ? nullptr : &(--at)->second;
     if (!known || !cells || known->values || cells->values || known->row_bytes != cells->row_bytes) return;
-    const size_t first = (begin_of(source) - begin_of(from)) / known->row_bytes;
-    const size_t rows = ggml_nbytes(source) / known->row_bytes;
-    const size_t second = (begin_of(target) - begin_of(to)) / cells->row_bytes;
+    const size_t first = (begin - at->first) / known->row_bytes, rows = size / known->row_bytes;
+    const size_t second = (begin_of(target) - begin_of(to) + offset) / cells->row_bytes;
     std::vector<uint32_t> order;
-    for (size_t row = 0; row < rows; ++row) order.push_back(uint32_t(first + row));
+    for (size_t row = first; row < first + rows && row < known->rows; ++row) order.push_back(uint32_t(row));
     std::sort(order.begin(), order.end(),
               [known](uint32_t a, uint32_t b) { return known->order.place(a) < known->order.place(b); });
     for (uint32_t row : order) cells->order.write(uint32_t(row - first + second));

@@ -17,7 +17,16 @@ static bool is_weights(const ggml_tensor *root) {
 static void say_shared(const ggml_tensor *tensor, const char *what) {
     if (said_once()) return;
     say_once("another device has a part of the model (" + std::string(tensor->name) + what + "); logits may depend on "
-             "the batch: expected -ngl 99 and no -ot");
+             "the batch: expected " + (processor ? "what ZINC0 and ZINC_CPU serve, and ZINC0 among the devices"
+                                                 : "-ngl 99 and no -ot, or libzinc_cpu.so beside libggml-zinc.so"));
+}
+
+// What a node of a graph that was computed here has as `extra`.
+static char here;
+
+static bool is_made_here(const ggml_tensor *t) {
+    while (is_view(t) && t->op != GGML_OP_NONE) t = t->src[0];
+    return t->op == GGML_OP_NONE || t->extra == &here;
 }
 
 // Rows of weights, or what is made of each number of such rows alone.
@@ -35,10 +44,11 @@ void note_operation(const ggml_tensor *op) {
 }
 
 void note_input(const ggml_tensor *source) {
-    if (!is_looked_up(source)) say_shared(source, " is made there");
+    if (!is_made_here(source) && !is_looked_up(source)) say_shared(source, " is made there");
 }
 
-void note_read(const ggml_tensor *tensor) {
+void note_read(const ggml_tensor *tensor, const void *to) {
+    if (holding(to)) return;
     const bool made = root_of(tensor)->op != GGML_OP_NONE && !(tensor->flags & GGML_TENSOR_FLAG_OUTPUT);
     if (made && tensor->buffer->usage == GGML_BACKEND_BUFFER_USAGE_COMPUTE)
         say_shared(tensor, " goes there");
@@ -46,18 +56,23 @@ void note_read(const ggml_tensor *tensor) {
 
 void note_graph(ggml_cgraph *graph) {
     static std::atomic<bool> said{false};
-    int operations = 0, attend = 0;
+    static std::atomic<int> operations{0}, attend{0};  // of all parts of a model's graph
     bool weights = false, output = false;
     for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
-        const ggml_tensor *node = ggml_graph_node(graph, i);
+        ggml_tensor *node = ggml_graph_node(graph, i);
         operations += !is_view(node);
         attend += node->op == GGML_OP_FLASH_ATTN_EXT;
         output |= bool(node->flags & GGML_TENSOR_FLAG_OUTPUT);
-        for (const ggml_tensor *source : node->src) weights |= source && is_weights(root_of(source));
+        for (const ggml_tensor *source : node->src)
+            if (source) {
+                weights |= is_weights(root_of(source));
+                note_input(source);
+            }
+        node->extra = &here;
     }
     if (weights && output && !said_once() && !said.exchange(true))
         say("the model is here whole but for the look-up of tokens (%d operations, %d of attention): the promise "
-            "holds", operations, attend);
+            "holds", operations.load(), attend.load());
 }
 
 // Products with weights or a cache are no sums over tokens.

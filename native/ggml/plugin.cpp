@@ -1,5 +1,7 @@
-// The back end as ggml sees it: a registry of one device, which runs the graphs that llama.cpp gives it.
+// The back end as ggml sees it: a registry of ZINC0 and, where its library is there, of ZINC_CPU, the processor, which
+// llama.cpp gives what is to stay there. Without a GPU both are the processor.
 // What operations.cpp has no entry for stays with llama.cpp's CPU back end, and stderr says so.
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 
@@ -19,7 +21,10 @@ static Device *device_of(ggml_backend_dev_t device) { return static_cast<Device 
 
 // --- the backend: what runs a graph ----------------------------------------------------------------------------------
 
-static const char *backend_name(ggml_backend_t) { return "ZINC0"; }
+static ggml_backend_device listed[2];  // ZINC0, and ZINC_CPU
+
+static const char *device_name(ggml_backend_dev_t device) { return device == &listed[0] ? "ZINC0" : "ZINC_CPU"; }
+static const char *backend_name(ggml_backend_t backend) { return device_name(backend->device); }
 
 static void backend_free(ggml_backend_t backend) {
     delete static_cast<Plan *>(backend->context);
@@ -32,8 +37,20 @@ static bool cpy_tensor_async(ggml_backend_t, ggml_backend_t, const ggml_tensor *
     return false;
 }
 
+static void take_over(const Device *device, const ggml_tensor *op) {
+    if (!device->is_host) return;
+    take_over(op);
+    for (const ggml_tensor *source : op->src)
+        if (source) take_over(source);
+}
+
+static void take_operands_over(const Device *device, ggml_cgraph *graph) {
+    for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) take_over(device, ggml_graph_node(graph, i));
+}
+
 static ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph *graph) try {
     Device *device = device_of(backend->device);
+    take_operands_over(device, graph);
     std::lock_guard<Turns> turn(device->turns);
     if (!device->spoilt.empty()) {
         say("a call before this graph failed, and its bytes are not what they should be");
@@ -61,14 +78,15 @@ static ggml_backend_t init_backend(ggml_backend_dev_t device, const char *) {
 
 // --- the device ------------------------------------------------------------------------------------------------------
 
-static const char *device_name(ggml_backend_dev_t) { return "ZINC0"; }
 static const char *device_description(ggml_backend_dev_t device) { return device_of(device)->name.c_str(); }
 static void device_memory(ggml_backend_dev_t device, size_t *free, size_t *total) {
     *free = device_of(device)->store->free();
     *total = device_of(device)->store->total();
 }
 // A GPU, whatever Vulkan calls it: only a GPU device is given the KV cache.
-static enum ggml_backend_dev_type device_type(ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_GPU; }
+static enum ggml_backend_dev_type device_type(ggml_backend_dev_t device) {
+    return device == &listed[0] ? GGML_BACKEND_DEVICE_TYPE_GPU : GGML_BACKEND_DEVICE_TYPE_ACCEL;
+}
 
 // No device_id: llama.cpp leaves one of two devices out that have the same.
 static void device_props(ggml_backend_dev_t device, ggml_backend_dev_props *props) {
@@ -80,7 +98,13 @@ static void device_props(ggml_backend_dev_t device, ggml_backend_dev_props *prop
     props->caps.mmap_support = true;
 }
 
-static ggml_backend_buffer_type_t device_buffer_type(ggml_backend_dev_t device) { return buffer_type(device); }
+static ggml_backend_buffer_type_t device_buffer_type(ggml_backend_dev_t device) {
+    return buffer_type(device_of(device));
+}
+// What llama.cpp keeps on the CPU, and what the CPU makes for ZINC0, is where the processor finds it.
+static ggml_backend_buffer_type_t host_buffer_type(ggml_backend_dev_t device) {
+    return device == &listed[0] && processor ? buffer_type(processor) : nullptr;
+}
 
 // Said once of each kind, where the operation's weights are not elsewhere anyway.
 static void say_left(const ggml_tensor *op, const char *reason) {
@@ -93,47 +117,32 @@ static void say_left(const ggml_tensor *op, const char *reason) {
 
 static bool supports_op(ggml_backend_dev_t device, const ggml_tensor *op) {
     if (is_view(op)) return true;
+    take_over(device_of(device), op);
     note_operation(op);
     if (op->op == GGML_OP_MUL_MAT && is_cache(root_of(op->src[0])) && root_of(op->src[0]) != op->src[0])
         say_once("flash attention is off, so that results depend on where keys lie; expected -fa on");
     const char *reason = refused_by(*device_of(device), op);
     if (reason && *reason) say_left(op, reason);
+    for (const ggml_tensor *source : op->src)
+        if (reason && source && device_of(device)->is_host && !share_weights(root_of(source)))
+            say("%s: %s", source->name, za_error());
     return !reason;
 }
 
 static bool supports_buft(ggml_backend_dev_t device, ggml_backend_buffer_type_t type) {
-    return type == buffer_type(device);
+    const Device *own = device_of(device);
+    return type == buffer_type(device_of(device)) || (own->is_host && type == ggml_backend_cpu_buffer_type());
 }
 
 // --- the registry ----------------------------------------------------------------------------------------------------
 
-static ggml_backend_reg_t registry();
-
-static ggml_backend_dev_t the_device() {
-    static ggml_backend_device device = [] {
-        ggml_backend_device made{};
-        made.iface.get_name = device_name;
-        made.iface.get_description = device_description;
-        made.iface.get_memory = device_memory;
-        made.iface.get_type = device_type;
-        made.iface.get_props = device_props;
-        made.iface.init_backend = init_backend;
-        made.iface.get_buffer_type = device_buffer_type;
-        made.iface.supports_op = supports_op;
-        made.iface.supports_buft = supports_buft;
-        made.reg = registry();
-        return made;
-    }();
-    return &device;
-}
-
 static const char *registry_name(ggml_backend_reg_t) { return "ZINC"; }
-static size_t device_count(ggml_backend_reg_t) { return 1; }
-static ggml_backend_dev_t get_device(ggml_backend_reg_t, size_t) { return the_device(); }
+static size_t device_count(ggml_backend_reg_t) { return processor ? 2 : 1; }
+static ggml_backend_dev_t get_device(ggml_backend_reg_t, size_t number) { return &listed[number]; }
 
 // How many dispatches, barriers and workgroups were recorded until now.
 static void counts(uint64_t found[3]) {
-    Device *device = device_of(the_device());
+    Device *device = device_of(&listed[0]);
     std::lock_guard<Turns> turn(device->turns);
     device->recorder->counts(found);
 }
@@ -141,10 +150,39 @@ static void *proc_address(ggml_backend_reg_t, const char *name) {
     return std::strcmp(name, "zinc_attn_counts") ? nullptr : reinterpret_cast<void *>(counts);
 }
 
-static ggml_backend_reg_t registry() {
-    static ggml_backend_reg found = {GGML_BACKEND_API_VERSION,
-                                     {registry_name, device_count, get_device, proc_address}};
-    return &found;
+static ggml_backend_reg registry = {GGML_BACKEND_API_VERSION,
+                                    {registry_name, device_count, get_device, proc_address}};
+
+static void list(ggml_backend_device *device, Device *of) {
+    device->iface.get_name = device_name;
+    device->iface.get_description = device_description;
+    device->iface.get_memory = device_memory;
+    device->iface.get_type = device_type;
+    device->iface.get_props = device_props;
+    device->iface.init_backend = init_backend;
+    device->iface.get_buffer_type = device_buffer_type;
+    device->iface.get_host_buffer_type = host_buffer_type;
+    device->iface.supports_op = supports_op;
+    device->iface.supports_buft = supports_buft;
+    device->reg = &registry;
+    device->context = of;
+    of->listed = device;
+}
+
+// ZINC_ATTN_DEVICE: ZINC0's; else it is a GPU, or the processor, or a Vulkan device on the CPU. ZINC_ATTN_CPU=0: the
+// processor is none.
+static bool open_devices() {
+    const char *chosen = std::getenv("ZINC_ATTN_DEVICE"), *cpu = std::getenv("ZINC_ATTN_CPU");
+    const bool is_cpu = chosen && !std::strcmp(chosen, "cpu");
+    Device *own = cpu && !std::strcmp(cpu, "0") ? nullptr : Device::open("cpu", false);
+    Device *first = is_cpu ? own : Device::open(chosen, own && !chosen);
+    if (!first && !chosen) first = own;
+    if (!first) return say("no device: %s", is_cpu && cpu ? "ZINC_ATTN_CPU is 0" : za_error()), false;
+    list(&listed[0], first);
+    if (own) list(&listed[1], processor = own);
+    say("ZINC0 is %s; it takes a model with --device ZINC0 -ngl 99 -fa on%s", first->name.c_str(),
+        own ? ", and ZINC_CPU, the processor, what stays on the CPU" : "");
+    return true;
 }
 
 }  // namespace zinc
@@ -158,7 +196,6 @@ extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backen
     }
     static std::mutex mutex;
     std::lock_guard<std::mutex> lock(mutex);
-    ggml_backend_dev_t device = zinc::the_device();
-    if (!device->context) device->context = zinc::Device::open();
-    return device->context ? device->reg : nullptr;
+    const bool there = zinc::listed[0].context || zinc::open_devices();
+    return there ? &zinc::registry : nullptr;
 }

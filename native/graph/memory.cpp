@@ -45,8 +45,13 @@ bool Store::allocate(size_t size, Memory *memory) {
     return ok;
 }
 
+bool Store::import(void *bytes, size_t size, Memory *memory) {
+    *memory = {{}, static_cast<char *>(bytes), size};
+    return za_within(device_, za_memory_import(device_, bytes, size, &memory->of));
+}
+
 void Store::release(Memory *memory) {
-    used_ -= memory->of.size;
+    if (memory->of.mapped) used_ -= memory->of.size;
     za_buffer_free(device_, &memory->of);
     *memory = {};
 }

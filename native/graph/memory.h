@@ -34,6 +34,7 @@ class Store {
     }
 
     bool allocate(size_t size, Memory *memory);
+    bool import(void *bytes, size_t size, Memory *memory);  // the host's own; of the processor alone
     void release(Memory *memory);
 
     bool write(const Memory &to, size_t offset, const void *data, size_t size);

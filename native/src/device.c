@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "error.h"
+#include "processor.h"
 
 /* --- functions and features -------------------------------------------------------------------------- */
 
@@ -225,8 +226,10 @@ struct za_device *za_device_open(const char *name) {
     uint32_t api = 0;
     if (!device) return NULL;
     device->own = true;
-    device->host.get_proc = vkGetInstanceProcAddr;
-    return finish(device, make_instance(&device->host, &api) &&
+    device->processor = name && strcmp(name, "cpu") == 0;
+    device->host.get_proc = device->processor ? NULL : vkGetInstanceProcAddr;
+    return finish(device, (!device->processor || za_processor(&device->host.get_proc)) &&
+                              make_instance(&device->host, &api) &&
                               load(&device->vk, device->host.get_proc, device->host.instance) &&
                               choose_device(device, name) && read_facts(device) && find_family(device) &&
                               make_device(device, api));

@@ -23,6 +23,7 @@ using std::atomic_uint;
 struct za_device {
     struct za_host host;
     bool own; /* the library made it */
+    bool processor; /* native code of the host, not Vulkan */
     struct za_functions vk;
     VkPhysicalDeviceProperties properties;
     VkPhysicalDeviceMemoryProperties memory;

@@ -25,7 +25,7 @@ static int memory_type(const struct za_device *device, uint32_t allowed, VkMemor
 }
 
 static bool make_memory(struct za_device *device, VkDeviceSize size, VkMemoryPropertyFlags flags, const char *what,
-                        struct buffer *buffer) {
+                        const void *import, struct buffer *buffer) {
     const struct za_functions *vk = &device->vk;
     VkDevice on = device->host.device;
     *buffer = (struct buffer){.size = size};
@@ -44,6 +44,7 @@ static bool make_memory(struct za_device *device, VkDeviceSize size, VkMemoryPro
                           device->properties.deviceName);
     VkMemoryAllocateInfo allocate = {
         .sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO,
+        .pNext = import,
         .allocationSize = needs.size,
         .memoryTypeIndex = (uint32_t)type,
     };
@@ -58,7 +59,18 @@ static bool make_memory(struct za_device *device, VkDeviceSize size, VkMemoryPro
 
 bool za_memory_make(struct za_device *device, VkDeviceSize size, VkMemoryPropertyFlags flags, const char *what,
                     struct buffer *buffer) {
-    if (make_memory(device, size, flags, what, buffer)) return true;
+    if (make_memory(device, size, flags, what, NULL, buffer)) return true;
+    za_buffer_free(device, buffer);
+    return false;
+}
+
+bool za_memory_import(struct za_device *device, void *bytes, VkDeviceSize size, struct buffer *buffer) {
+    const VkImportMemoryHostPointerInfoEXT import = {
+        .sType = VK_STRUCTURE_TYPE_IMPORT_MEMORY_HOST_POINTER_INFO_EXT,
+        .handleType = VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT,
+        .pHostPointer = bytes,
+    };
+    if (make_memory(device, size, 0, "the host's memory", &import, buffer)) return true;
     za_buffer_free(device, buffer);
     return false;
 }
@@ -156,7 +168,7 @@ bool za_pipeline_make(struct za_device *device, const struct kernel *kernel, con
             .pNext = device->wave32 ? &wave32 : NULL,
             .stage = VK_SHADER_STAGE_COMPUTE_BIT,
             .module = module,
-            .pName = "main",
+            .pName = device->processor ? kernel->module : "main",
             .pSpecializationInfo = &specialization,
         },
         .layout = device->layouts[kernel->bindings],

@@ -41,6 +41,8 @@ struct za_command {
 enum { MAPPED = VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT };
 bool za_memory_make(struct za_device *device, VkDeviceSize size, VkMemoryPropertyFlags flags, const char *what,
                     struct buffer *buffer);
+/* The host's own memory, which is not freed with the buffer; the processor alone takes it. */
+bool za_memory_import(struct za_device *device, void *bytes, VkDeviceSize size, struct buffer *buffer);
 /* What a kernel binds whole. host: memory that the host writes, or else the device's own. */
 bool za_buffer_make(struct za_device *device, VkDeviceSize size, bool host, const char *what, struct buffer *buffer);
 void za_buffer_free(struct za_device *device, struct buffer *buffer);

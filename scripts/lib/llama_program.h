@@ -47,25 +47,34 @@ inline bool type_named(const char *name, ggml_type *type) {
     return false;
 }
 
-// The back end's device, with llama.cpp's errors on stderr and nothing else of its.
-inline ggml_backend_dev_t open_device() {
+// llama.cpp without the back end, with its errors on stderr and nothing else of its.
+inline void begin_stock() {
     auto log = [](ggml_log_level level, const char *line, void *) {
         if (level == GGML_LOG_LEVEL_ERROR) std::fputs(line, stderr);
     };
     llama_log_set(log, nullptr);
     llama_backend_init();
+    const std::string path = std::getenv("GGML_BACKEND_PATH") ? std::getenv("GGML_BACKEND_PATH") : "";
+    unsetenv("GGML_BACKEND_PATH");
     ggml_backend_load_all();
+    setenv("GGML_BACKEND_PATH", path.c_str(), 1);
+}
+
+// The back end's device. Whatever is loaded afterwards may use its processor, too.
+inline ggml_backend_dev_t open_device() {
+    ggml_backend_load(std::getenv("GGML_BACKEND_PATH"));
     ggml_backend_dev_t device = ggml_backend_dev_by_name("ZINC0");
     if (!device) stop("no device ZINC0; is GGML_BACKEND_PATH the back end's file?");
     return device;
 }
 
-// device: NULL is the CPU.
+// device: NULL is the CPU. $LLAMA_ARG_N_GPU_LAYERS: of a device's layers, as llama.cpp has it.
 inline llama_model *load(const char *file, ggml_backend_dev_t device) {
     ggml_backend_dev_t devices[2] = {device, nullptr};
     llama_model_params parameters = llama_model_default_params();
     parameters.devices = devices;
-    parameters.n_gpu_layers = device ? 99 : 0;
+    const char *layers = std::getenv("LLAMA_ARG_N_GPU_LAYERS");
+    parameters.n_gpu_layers = !device ? 0 : layers ? std::atoi(layers) : 99;
     llama_model *model = llama_model_load_from_file(file, parameters);
     if (!model) stop("the model was not loaded");
     return model;

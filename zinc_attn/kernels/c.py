@@ -103,7 +103,7 @@ extern const struct bias {{
 
 /* By their numbers: SPIR-V, how many buffers and specialization constants there are, and which buffers are written. */
 extern const struct kernel {{
-    const char *name;
+    const char *name, *module; /* that the processor's library knows */
     const uint32_t *code;
     size_t code_bytes;
     uint32_t bindings, constants, written; /* written: bit i is for binding i */
@@ -324,7 +324,7 @@ def kernel_entry(number: str, decl: KernelDecl, code: str) -> str:
     """A kernel's entry of a table of struct kernel. code: the name of its ``word_array``."""
     written = sum((one.access == "write") << i for i, one in enumerate(decl.bindings))
     counts = f"{len(decl.bindings)}, {len(decl.constant_names)}, {written}, {int(decl.has_subgroups)}"
-    return f'    [{number}] = {{"{decl.name}", words_{code}, sizeof words_{code}, {counts}}},'
+    return f'    [{number}] = {{"{decl.name}", "{code}", words_{code}, sizeof words_{code}, {counts}}},'
 
 
 def word_array(name: str, code: bytes) -> str:

@@ -1,0 +1,55 @@
+#define _GNU_SOURCE /* dladdr */
+#include "processor.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "error.h"
+
+/* Of the words that a library needs, the first one that this processor lacks; NULL: none. */
+static const char *lacks(const char *needs) {
+#if defined(__x86_64__)
+#define X(name) if (strstr(needs, " " name) && !__builtin_cpu_supports(name)) return name;
+    X("avx") X("avx2") X("fma") X("f16c") X("avx512f") X("avx512bw") X("avx512vnni")
+#undef X
+#endif
+    return NULL;
+}
+
+/* A library that fits this processor, or NULL and why. */
+static void *open_library(const char *path, char *why, size_t size) {
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    const char *needs = library ? dlsym(library, "zinc_cpu_needs") : NULL, *lacking = needs ? lacks(needs) : NULL;
+    if (library && needs && !lacking) return library;
+    if (library) snprintf(why, size, "%s: it is for a processor with %s", path, needs ? lacking : "other functions");
+    else snprintf(why, size, "%s", dlerror());
+    if (library) dlclose(library);
+    return NULL;
+}
+
+bool za_processor(PFN_vkGetInstanceProcAddr *get_proc) {
+    static const char *const levels[] = {"-v4", "-v3", ""};
+    const char *given = getenv("ZINC_ATTN_CPU_LIBRARY");
+    char path[4096], why[512] = "";
+    Dl_info info = {0};
+    void *library = given && *given ? open_library(given, why, sizeof why) : NULL;
+    dladdr((const void *)levels, &info); /* data of this library */
+    const char *end = info.dli_fname ? strrchr(info.dli_fname, '/') : NULL;
+    const int folder = end ? (int)(end + 1 - info.dli_fname) : 0;
+    for (int place = 0; place < 2 && !library && !(given && *given); ++place)
+        for (int i = 0; i < 3 && !library; ++i) {
+            snprintf(path, sizeof path, "%.*slibzinc_cpu%s.so", place ? 0 : folder, info.dli_fname, levels[i]);
+            library = open_library(path, why, sizeof why);
+        }
+    if (!library)
+        return za_fail_as(ZA_UNSUPPORTED, "cpu: %s; build native/ with a C++ compiler, or set ZINC_ATTN_CPU_LIBRARY to "
+                          "its libzinc_cpu.so", why);
+    const char *(*find_fault)(void);
+    *(void **)&find_fault = dlsym(library, "zinc_cpu_fault"); /* as POSIX has it */
+    *(void **)get_proc = dlsym(library, "zinc_cpu_get_proc");
+    const char *fault = find_fault && *get_proc ? find_fault() : "it is none of this version";
+    return !fault || za_fail_as(ZA_UNSUPPORTED, "cpu: %s, so that results would have other bits; build native/ with "
+                                "another compiler", fault);
+}
