@@ -23,6 +23,7 @@ from zinc_attn.canonical.constants import BIASES
 from zinc_attn.graph import c as graph_c
 from zinc_attn.kernels import c as generated_c
 from zinc_attn.kernels.declarations import APPEND, HEAD, HEADER, HEADER_WORDS, ITEM, ROW
+from zinc_attn.runtime.cpu import library as native
 from zinc_attn.runtime.device import SPIRV
 from zinc_attn.storage import STORAGE
 
@@ -104,6 +105,28 @@ def library(sources: list[Path]) -> c.CDLL:
     loaded = c.CDLL(_built_once(tuple(sources), contract())[1])
     loaded.za_error.restype = c.c_char_p
     return loaded
+
+
+@functools.cache
+def name_for(device: Any) -> bytes:
+    """What za_device_open is given for a device of the package's.
+
+    The processor's library is the package's, with the functions of Vulkan that the C library calls.
+    """
+    if device.info.native:
+        package, folder = native.library()._name, tempfile.TemporaryDirectory()
+        target, compiler = Path(folder.name, "libzinc_cpu.so"), str(native.compiler())
+        folders = *(f"-I{NATIVE / name}" for name in ("include", "cpu")), f"-I{contract()}"
+        flags = ["-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", *folders]
+        source = NATIVE / "cpu" / "vulkan.cpp"
+        done = linked(target, [([compiler, *flags], source)], [compiler, "-shared", package])
+        assert done.returncode == 0, done.stderr
+        os.environ["ZINC_ATTN_CPU_LIBRARY"] = str(target)
+        _FOLDERS.append(folder)
+    return bytes(device.info.name, "utf-8")
+
+
+_FOLDERS: list[Any] = []  # that live as long as the process
 
 
 def blocks(loaded: c.CDLL) -> int:

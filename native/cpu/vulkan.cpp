@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <memory>
 #include <new>
 #include <string>
@@ -94,11 +95,13 @@ uint64_t fact(const char *path, const char *name, std::string *text = nullptr) {
     return 0;
 }
 uint64_t memory_bytes() { return uint64_t(sysconf(_SC_PAGE_SIZE)) * uint64_t(sysconf(_SC_PHYS_PAGES)); }
-unsigned threads() { return std::max(1u, std::thread::hardware_concurrency()); }
 
+// Threads of the next submissions; pools stay, as llama.cpp changes between two numbers. Between calls of one thread.
+unsigned threads = std::max(1u, std::thread::hardware_concurrency());
 void *pool() {
-    static void *const made = zinc_cpu_open(threads());
-    return made;
+    static std::map<unsigned, void *> pools;
+    void *&found = pools[threads];
+    return found ? found : found = zinc_cpu_open(threads);
 }
 
 // --- the instance and the device -------------------------------------------------------------------------------------
@@ -358,8 +361,14 @@ const struct {
 }  // namespace
 }  // namespace zinc
 
+extern "C" void zinc_cpu_set_threads(unsigned number) {
+    zinc::threads = std::min(std::max(1u, number), std::max(1u, std::thread::hardware_concurrency()));
+}
+
 // vkGetInstanceProcAddr of the processor; null for functions that the library does not call.
 extern "C" PFN_vkVoidFunction VKAPI_PTR zinc_cpu_get_proc(VkInstance, const char *name) {
+    if (std::strcmp(name, "zinc_cpu_set_threads") == 0)
+        return reinterpret_cast<PFN_vkVoidFunction>(&zinc_cpu_set_threads);
     for (const auto &one : zinc::FUNCTIONS)
         if (std::strcmp(one.name, name) == 0)
             return one.function;

@@ -56,6 +56,12 @@ Device *Device::open(const char *name, bool gpu) {
     return nullptr;
 }
 
+void Device::set_threads(int number) {
+    const struct za_host host = za_device_host(device_);
+    const auto set = reinterpret_cast<void (*)(unsigned)>(host.get_proc(host.instance, "zinc_cpu_set_threads"));
+    if (set && number > 0) set(unsigned(number));
+}
+
 void Device::release(Memory *memory) {
     for (auto at = caches_.begin(); at != caches_.end();) {
         const Layer &layer = at->first.second;

@@ -93,6 +93,7 @@ class Device {
 
     Store *store = nullptr;        // tensors' memory
     Recorder *recorder = nullptr;  // one graph at a time
+    void set_threads(int number);  // of the processor
     void release(Memory *memory);  // and the caches that lie in it
 
     std::map<uintptr_t, struct Buffer *> held;  // the processor's buffers, by where they begin

@@ -146,7 +146,13 @@ static void counts(uint64_t found[3]) {
     std::lock_guard<Turns> turn(device->turns);
     device->recorder->counts(found);
 }
+static void set_threads(ggml_backend_t backend, int number) {
+    Device *device = device_of(backend->device);
+    std::lock_guard<Turns> turn(device->turns);
+    if (device->is_host) device->set_threads(number);
+}
 static void *proc_address(ggml_backend_reg_t, const char *name) {
+    if (!std::strcmp(name, "ggml_backend_set_n_threads")) return reinterpret_cast<void *>(set_threads);
     return std::strcmp(name, "zinc_attn_counts") ? nullptr : reinterpret_cast<void *>(counts);
 }
 

@@ -29,7 +29,7 @@ Store::Store(za_device *device) : device_(device), flags_(VK_MEMORY_PROPERTY_DEV
     const VkMemoryPropertyFlags seen = flags_ | MAPPED, cached = seen | VK_MEMORY_PROPERTY_HOST_CACHED_BIT;
     total_ = heap_with(device, flags_);
     cached_ = heap_with(device, cached) > 0;
-    mapped_ = heap_with(device, seen) > 0 && !(staging && std::strcmp(staging, "1") == 0);
+    mapped_ = heap_with(device, seen) > 0 && (device->processor || !(staging && std::strcmp(staging, "1") == 0));
     if (mapped_) flags_ = cached_ ? cached : seen;
 }
 

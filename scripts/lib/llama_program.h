@@ -68,13 +68,16 @@ inline ggml_backend_dev_t open_device() {
     return device;
 }
 
-// device: NULL is the CPU. $LLAMA_ARG_N_GPU_LAYERS: of a device's layers, as llama.cpp has it.
+// device: NULL is the CPU. $LLAMA_ARG_N_GPU_LAYERS and $LLAMA_ARG_CPU_MOE, all experts: what of it stays on the CPU.
 inline llama_model *load(const char *file, ggml_backend_dev_t device) {
     ggml_backend_dev_t devices[2] = {device, nullptr};
     llama_model_params parameters = llama_model_default_params();
     parameters.devices = devices;
     const char *layers = std::getenv("LLAMA_ARG_N_GPU_LAYERS");
     parameters.n_gpu_layers = !device ? 0 : layers ? std::atoi(layers) : 99;
+    const llama_model_tensor_buft_override experts[] = {
+        {"ffn_(up|down|gate|gate_up)_(ch|)exps", ggml_backend_cpu_buffer_type()}, {nullptr, nullptr}};
+    if (device && std::getenv("LLAMA_ARG_CPU_MOE")) parameters.tensor_buft_overrides = experts;
     llama_model *model = llama_model_load_from_file(file, parameters);
     if (!model) stop("the model was not loaded");
     return model;

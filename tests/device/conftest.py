@@ -114,6 +114,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     ``one_driver`` leaves out SwiftShader, which keeps no compiled code: each of its kernels takes three seconds.
     Native code of the processor runs all that are not marked ``of_drivers``.
     A file that says NATIVE = True, whose tests are of what no driver sees, runs on the processor alone.
+    One that says PROCESSOR_TOO = True runs on a Vulkan device and on the processor.
     A file that says EXECUTED = True also runs on gfx1201's machine code, interpreted.
     """
     every = FULL and not getattr(metafunc.module, "ONE_DISPATCHER", False)
@@ -122,6 +123,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "device" in metafunc.fixturenames and "device" not in given:
         runtimes = [runtime for runtime in RUNTIMES if both or runtime == "vulkan"]
         runtimes = ["cpu"] if NATIVE and getattr(metafunc.module, "NATIVE", None) is True and not FULL else runtimes
+        runtimes += ["cpu"] if NATIVE and getattr(metafunc.module, "PROCESSOR_TOO", False) else []
         metafunc.parametrize("device", runtimes, indirect=True, scope="session")
     if "any_device" in metafunc.fixturenames and "any_device" not in given:
         drivers = [driver for driver in DRIVERS if both or driver[1] == "vulkan"]

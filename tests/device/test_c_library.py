@@ -9,7 +9,20 @@ from typing import Any, NamedTuple
 import c_host
 import numpy as np
 import pytest
-from c_host import DTYPES, LIBRARY, Call, Data, Options, Request, declared, library, needs_compiler, page_words, tables
+from c_host import (
+    DTYPES,
+    LIBRARY,
+    Call,
+    Data,
+    Options,
+    Request,
+    declared,
+    library,
+    name_for,
+    needs_compiler,
+    page_words,
+    tables,
+)
 from engine import Opened, address
 from support import same
 
@@ -40,6 +53,7 @@ SLOPES = np.exp2(-2.0 * np.arange(4)).astype(np.float32)
 MASK = np.linspace(-3, 3, 2 * TOKENS, dtype=np.float32).reshape(2, TOKENS)  # also as (2, 7), of the last 7 keys
 MASK[0, 9] = -np.inf
 
+PROCESSOR_TOO = True
 pytestmark = needs_compiler
 
 
@@ -64,7 +78,7 @@ class Library(Opened):
     def __init__(self, device, dtype="f16", scales=(None, None), shape=SHAPE, pages=PAGES, units=64, arithmetic=0):
         self.shape, self.pages = shape, pages
         self.c = declared(library(c_host.SHIMMED))
-        self.device = c.c_void_p(self.c.za_device_open(device.info.name.encode()))
+        self.device = c.c_void_p(self.c.za_device_open(name_for(device)))
         assert self.device, self.error
         sizes = shape.q_heads, shape.kv_heads, shape.head_dim, 0, False
         self.attn = c.c_void_p(self.open_with(*sizes, DTYPES.index(dtype), 0, arithmetic, PAGE_SIZE, 0, 0, units))

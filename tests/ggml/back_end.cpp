@@ -18,6 +18,13 @@ int64_t ggml_blck_size(ggml_type type) { return TYPES[type].values; }
 size_t ggml_row_size(ggml_type type, int64_t n) { return size_t(n / TYPES[type].values) * TYPES[type].bytes; }
 const char *ggml_type_name(ggml_type type) { return TYPES[type].name; }
 
+// --- ggml's own buffers ----------------------------------------------------------------------------------------------
+
+ggml_backend_buffer_type_t ggml_backend_cpu_buffer_type() {
+    static ggml_backend_buffer_type type{};
+    return &type;
+}
+
 // --- for Python ------------------------------------------------------------------------------------------------------
 
 static thread_local ggml_backend_dev_t device;
@@ -45,6 +52,18 @@ ggml_backend_buffer_t make_buffer(size_t bytes, int usage) {
     buffers.push_back(made);
     return made;
 }
+// ggml's, with bytes that are not 0, which tells through `freed` when ggml gets it back.
+ggml_backend_buffer_t make_host_buffer(size_t bytes, bool *freed) {
+    static bool *told;
+    static void *memory;
+    told = freed;
+    memory = std::memset(std::aligned_alloc(64, (bytes + 63) / 64 * 64), 0x11, bytes);
+    ggml_backend_buffer_i functions{};
+    functions.get_base = [](ggml_backend_buffer_t) { return memory; };
+    functions.free_buffer = [](ggml_backend_buffer_t buffer) { *told = buffer->context == memory; };
+    return ggml_backend_buffer_init(ggml_backend_cpu_buffer_type(), functions, memory, bytes);
+}
+void free_buffer(ggml_backend_buffer_t buffer) { buffer->iface.free_buffer(buffer); }
 void close_back_end() {
     for (ggml_backend_buffer_t made : buffers) made->iface.free_buffer(made);
     buffers.clear();
@@ -54,7 +73,8 @@ void close_back_end() {
 void make_weight(ggml_tensor *tensor, bool here) {
     tensor->buffer = new ggml_backend_buffer(*tensor->buffer);
     tensor->buffer->usage = GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
-    if (!here) tensor->buffer->iface = {}, tensor->buffer->buft = nullptr;
+    static ggml_backend_buffer_type elsewhere{};
+    if (!here) tensor->buffer->iface = {}, tensor->buffer->buft = &elsewhere;
 }
 void hand_over(const ggml_tensor *tensor) { backend->iface.cpy_tensor_async(backend, backend, tensor, nullptr); }
 // The bytes of a binding from now on; until now.
@@ -92,6 +112,10 @@ void set_bytes(ggml_tensor *tensor, const void *data, size_t offset, size_t size
 }
 void get_bytes(const ggml_tensor *tensor, void *data, size_t offset, size_t size) {
     tensor->buffer->iface.get_tensor(tensor->buffer, tensor, data, offset, size);
+}
+// Bytes of a tensor whose memory the host addresses, from a place in it to another.
+void copy_bytes(ggml_tensor *tensor, size_t from, size_t to, size_t size) {
+    set_bytes(tensor, static_cast<const char *>(tensor->data) + from, to, size);
 }
 
 // `out` becomes the operation's result. Whether the device takes it.

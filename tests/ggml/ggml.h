@@ -36,7 +36,9 @@ enum ggml_backend_buffer_usage {
     GGML_BACKEND_BUFFER_USAGE_ANY, GGML_BACKEND_BUFFER_USAGE_WEIGHTS, GGML_BACKEND_BUFFER_USAGE_COMPUTE
 };
 enum { GGML_TENSOR_FLAG_OUTPUT = 2 };
-enum ggml_backend_dev_type { GGML_BACKEND_DEVICE_TYPE_CPU, GGML_BACKEND_DEVICE_TYPE_GPU };
+enum ggml_backend_dev_type {
+    GGML_BACKEND_DEVICE_TYPE_CPU, GGML_BACKEND_DEVICE_TYPE_GPU, GGML_BACKEND_DEVICE_TYPE_ACCEL
+};
 enum { GGML_BACKEND_API_VERSION = 2, GGML_MAX_DIMS = 4, GGML_MAX_OP_PARAMS = 64, GGML_MAX_SRC = 10 };
 
 typedef struct ggml_backend *ggml_backend_t;
@@ -55,7 +57,7 @@ struct ggml_tensor {
     ggml_tensor *src[GGML_MAX_SRC], *view_src;
     size_t view_offs;
     int32_t flags;
-    void *data;
+    void *data, *extra;
     ggml_backend_buffer_t buffer;
     char name[16];
 };
@@ -157,6 +159,8 @@ inline ggml_backend_buffer_t ggml_backend_buffer_init(ggml_backend_buffer_type_t
                                                       void *context, size_t size) {
     return new ggml_backend_buffer{iface, type, context, size, GGML_BACKEND_BUFFER_USAGE_ANY};
 }
+inline void *ggml_backend_buffer_get_base(ggml_backend_buffer_t buffer) { return buffer->iface.get_base(buffer); }
+ggml_backend_buffer_type_t ggml_backend_cpu_buffer_type();
 inline bool ggml_is_empty(const ggml_tensor *t) { return ggml_nelements(t) == 0; }
 inline bool ggml_are_same_shape(const ggml_tensor *a, const ggml_tensor *b) {
     return std::equal(a->ne, a->ne + 4, b->ne);
