@@ -221,20 +221,11 @@ const char zinc_cpu_needs[] = ""
 #ifdef __AVX__
     " avx"
 #endif
-#ifdef __AVX2__
-    " avx2"
-#endif
-#ifdef __FMA__
-    " fma"
-#endif
-#ifdef __F16C__
-    " f16c"
+#ifdef __AVX2__  // which compilers have with these
+    " avx2 bmi bmi2 fma f16c"
 #endif
 #ifdef __AVX512F__
-    " avx512f"
-#endif
-#ifdef __AVX512BW__
-    " avx512bw"
+    " avx512f avx512bw avx512dq avx512vl"
 #endif
 #ifdef __AVX512VNNI__
     " avx512vnni"

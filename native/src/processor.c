@@ -12,7 +12,8 @@
 static const char *lacks(const char *needs) {
 #if defined(__x86_64__)
 #define X(name) if (strstr(needs, " " name) && !__builtin_cpu_supports(name)) return name;
-    X("avx") X("avx2") X("fma") X("f16c") X("avx512f") X("avx512bw") X("avx512vnni")
+    X("avx") X("avx2") X("bmi") X("bmi2") X("fma") X("f16c")
+    X("avx512f") X("avx512bw") X("avx512dq") X("avx512vl") X("avx512vnni")
 #undef X
 #endif
     return NULL;

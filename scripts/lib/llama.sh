@@ -27,7 +27,8 @@ build_llama() {
         echo "${llama_programs[*]}" >"$llama/plain/.ready"
 }
 build_back_end() {
-    cmake -S "$root/native/ggml" -B "$back_end" -DLLAMA="$llama/src" -DLLAMA_BUILD="$llama/plain" &&
+    cmake -S "$root/native/ggml" -B "$back_end" -DLLAMA="$llama/src" -DLLAMA_BUILD="$llama/plain" \
+        -DZINC_ATTN_CPU_LEVELS=ON &&
         cmake --build "$back_end" &&
         build_program digests && build_program depth && echo "$1" >"$back_end/.ready"
 }

@@ -98,9 +98,39 @@ def small(tmp_path_factory):
 # --- a model ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_logits_do_not_depend_on_how_the_prompt_came(small):
-    table = run(OURS / "digests", small, "f16", 130)
+def digests(model, *arguments, **environment):
+    """The back end's digests of ways, by their names. None but the promise is said of it."""
+    table = run(OURS / "digests", model, "f16", 130, *arguments, **environment)
     assert table.returncode == 0, table.stdout + table.stderr
+    said = [line for line in table.stderr.splitlines() if line.startswith("ggml-zinc")]
+    assert len(said) == 2 and said[1].endswith("the promise holds"), said
+    return {line[:42].strip(): line.split()[-1] for line in table.stdout.splitlines()[1:-1]}
+
+
+@pytest.fixture(scope="session")
+def whole(small):
+    """The digests of the model whole on a Vulkan device."""
+    return digests(small)
+
+
+# Where each of the model's layers is, with the keys of those that stay on the CPU in ggml's buffers.
+SPLITS = {
+    "the processor alone": {"ZINC_ATTN_DEVICE": "cpu"},
+    "the processor, two layers on the CPU": {"ZINC_ATTN_DEVICE": "cpu", "LLAMA_ARG_N_GPU_LAYERS": "2"},
+    "two layers on the CPU": {"LLAMA_ARG_N_GPU_LAYERS": "3"},
+    "all layers on the CPU": {"LLAMA_ARG_N_GPU_LAYERS": "0"},
+}
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_what_stays_on_the_cpu_has_the_bits(small, whole, split):
+    found = digests(small, **SPLITS[split])
+    assert found == whole
+
+
+def test_experts_on_the_cpu_have_the_bits(hybrid):
+    ways = [digests(hybrid, "ubatch 16", **more) for more in ({}, {"LLAMA_ARG_CPU_MOE": "1"}, SPLITS["two layers on the CPU"])]
+    assert ways[0] and ways[1] == ways[0] and ways[2] == ways[0]
 
 
 @pytest.fixture(scope="session")
@@ -240,7 +270,7 @@ def test_states(program, tmp_path):
 
 
 WHOLE = r"the model is here whole but for the look-up of tokens \(\d+ operations, \d+ of attention\): the promise holds"
-SHARED = r"another device has a part of the model \(.*\); logits may depend on the batch: expected -ngl 99 and no -ot"
+SHARED = r"another device has a part of the model \(.*\); logits may depend on the batch: expected -ngl 99 and no -ot, or libzinc_cpu.so beside libggml-zinc.so"
 NO_PART = "-ngl 99", "-ngl 99 -ot ^token_embd=CPU"  # of a model with an output of its own
 PARTS = ("-ngl 0", "-ngl 2", *(f"-ngl 99 {told}" for told in ("-ncmoe 2", "-ncmoe 99", "-ot exps=CPU")))
 PARTS += tuple(f"-ngl 99 -ot {name}=CPU" for name in ("ffn_down_exps", "output_norm"))
@@ -264,10 +294,19 @@ PARTS += tuple(f"-ngl 99 -ot {name}=CPU" for name in ("ffn_down_exps", "output_n
 )
 def test_what_runs_where_is_said_in_a_line(small, hybrid, of_hybrid, told, reason):
     few = ("-p", "2", "-n", "0", "-r", "1", "-t", "1", "--no-warmup")
-    done = run(BIN / "llama-bench", "-m", hybrid if of_hybrid else small, "-dev", "ZINC0", *few, *told.split())
+    command = BIN / "llama-bench", "-m", hybrid if of_hybrid else small, "-dev", "ZINC0", *few, *told.split()
+    done = run(*command, ZINC_ATTN_CPU="0")
     said = [line.removeprefix("ggml-zinc: ") for line in done.stderr.splitlines() if line.startswith("ggml-zinc")]
     assert done.returncode == 0 and said[0].endswith("; it takes a model with --device ZINC0 -ngl 99 -fa on")
     assert len(said) == 2 and re.fullmatch(reason, said[1]), said
+
+
+@pytest.mark.parametrize("told", [*PARTS, "-ngl 99 -nkvo 1"])
+def test_what_the_processor_has_is_no_other_device_s(hybrid, told):
+    few = ("-p", "2", "-n", "0", "-r", "1", "-t", "1", "--no-warmup", "-fa", "on")
+    done = run(BIN / "llama-bench", "-m", hybrid, "-dev", "ZINC0", *few, *told.split())
+    said = [line.removeprefix("ggml-zinc: ") for line in done.stderr.splitlines() if line.startswith("ggml-zinc")]
+    assert len(said) == 2 and re.fullmatch(WHOLE, said[1]), said
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------
