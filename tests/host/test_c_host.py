@@ -374,8 +374,12 @@ def test_levels_are_python_s(rng, in_order):
             places = [(*map(int, rng.integers((1, 0, 1), (4, 90, 20))),) for _ in range(n)]
             command.place[:n] = [(c.c_uint64 * 3)(*place) for place in places]
             assert loaded.za_level(state, c.byref(command), last if in_order else c.c_uint32(0))
-            given.append(([Access(b, at, at + size, written >> j & 1 == 1) for j, (b, at, size) in enumerate(places)],
-                          command.beside))
+            given.append(
+                (
+                    [Access(b, at, at + size, written >> j & 1 == 1) for j, (b, at, size) in enumerate(places)],
+                    command.beside,
+                )
+            )
             found.append(command.level)
             if command.behind:
                 buffer, begin, size = command.met
