@@ -362,8 +362,8 @@ class Command(c.Structure):
 def test_levels_are_python_s(rng, in_order):
     """Of random lists; what a command waits for is there, and a list that was cleared leaves nothing."""
     loaded = library([NATIVE / "src" / "error.c", NATIVE / "src" / "levels.c"])
-    state, met = (c.c_uint64 * 7)(), 0  # struct levels: twice a pointer and three words, then the last level
-    last = c.c_uint32.from_buffer(state, 48)
+    state, met = (c.c_uint64 * 3)(), 0  # struct levels: a pointer, two words, and the last level
+    last = c.c_uint32.from_buffer(state, 16)
     a, b = (Access(buffer, 0, 4, True) for buffer in range(2))
     assert [*levels([([a], False), ([b], False), ([b, a], True)], False)] == [0, 0, 1]  # beside b, behind a
     for _ in range(100):
