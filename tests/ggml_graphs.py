@@ -209,7 +209,6 @@ class Graph:
         back_end.c.get_bytes(whole, c.c_void_p(address(found)), c.c_size_t(0), c.c_size_t(found.nbytes))
         return self.ends(found)
 
-
     def wrong(self, back_end: Any, words: Any, given: dict[str, Any], want: dict[int, Any]) -> list[int]:
         """Of a run, the values that have other bits."""
         found = self.run(back_end, words, given)
@@ -306,8 +305,11 @@ GRAPHS = FUSED | {
     "VIEW(3)[4,16:64] RESHAPE(0)[1,16,16] GET_ROWS(5, 4)[1,4,16]",
     "a state's number under the result": "ARGSORT(r[2]) VIEW(0)[1] GET_ROWS(s[128,2], 1)[128] RESHAPE(2)[8,8,2] "
     "GATED_DELTA_NET(q[8,2,3], k[8,1,3], v[8,2,3], g[1,2,3], b[1,2,3], 3)[16,11]=0+0",
-    "states that are rows of one": FUSED["states"].replace("GATED_DELTA_NET", "TWO_STATES").replace("16,11", "16,19")
-    .replace("128@192", "256@192").replace("c[128])", "c[128,2])[128,2]"),
+    "states that are rows of one": FUSED["states"]
+    .replace("GATED_DELTA_NET", "TWO_STATES")
+    .replace("16,11", "16,19")
+    .replace("128@192", "256@192")
+    .replace("c[128])", "c[128,2])[128,2]"),
     "a scan's states beside their row": "SSM_SCAN(s[16,8,2,3], x[8,2,3], d[2,3], a[1,2], b[16,1,3], c[16,1,3], I)[304] "
     "VIEW(0)[256@192] VIEW(s)[256@1536] CPY(1, 2)",
     "heads that are no whole blocks": "RMS_NORM(x[16,16,3]) RESHAPE(0)[256,3] MUL_MAT(W, 1)",

@@ -54,30 +54,29 @@ void za_laid_write(const struct za_cache *cache, uint32_t layer, const struct za
 static struct za_command append(const struct za_attn *attn, const struct laid *laid, const struct bindings *b) {
     const struct za_place places[] = {[APPEND_BIND_WORK] = b->work, [APPEND_BIND_ROWS] = b->rows,
                                       [APPEND_BIND_K] = b->k, [APPEND_BIND_V] = b->v};
-    const uint32_t groups[] = {(uint32_t)laid->counts.new_rows, attn->shape.kv_heads, 1};
+    uint32_t groups[3];
+    za_append_groups(&attn->shape.sizes, laid->counts.new_rows, groups);
     return za_command(&attn->pipelines[APPEND], places, groups);
 }
 
 static struct za_command attend(const struct za_attn *attn, const struct laid *laid, const struct bindings *b,
                                 bool shared) {
-    const struct shape *shape = &attn->shape;
     const struct za_place target = laid->counts.single_pass ? b->out : b->states;
     const struct za_place places[] = {
         [ATTEND_BIND_WORK] = b->work, [ATTEND_BIND_Q] = b->q, [ATTEND_BIND_K] = b->k, [ATTEND_BIND_V] = b->v,
         [ATTEND_BIND_STATES] = target, [ATTEND_BIND_OUT] = target};
     const int pipeline = shared ? za_shared_of(laid->attend) : laid->attend;
-    const uint32_t chunks = shared ? 1 : (uint32_t)za_ceil_div(shape->sizes.group, za_vectors_of(attn, pipeline));
-    const uint64_t items = shared ? laid->counts.shared : laid->counts.items;
-    const uint32_t groups[] = {chunks, (uint32_t)items, shape->kv_heads};
+    uint32_t groups[3];
+    za_attend_groups(&attn->shape.sizes, shared ? laid->counts.shared : laid->counts.items,
+                     za_vectors_of(attn, pipeline), groups);
     return za_command(&attn->pipelines[pipeline], places, groups);
 }
 
 static struct za_command merge(const struct za_attn *attn, const struct laid *laid, const struct bindings *b) {
-    const struct shape *shape = &attn->shape;
     const struct za_place places[] = {
         [MERGE_BIND_WORK] = b->work, [MERGE_BIND_STATES] = b->states, [MERGE_BIND_OUT] = b->out};
-    const uint32_t chunks = (uint32_t)za_ceil_div(shape->v_dim, MERGE_DIMS);
-    const uint32_t groups[] = {chunks, shape->q_heads, (uint32_t)laid->counts.rows};
+    uint32_t groups[3];
+    za_merge_groups(&attn->shape.sizes, laid->counts.rows, groups);
     return za_command(&attn->pipelines[MERGE], places, groups);
 }
 

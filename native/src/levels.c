@@ -1,69 +1,106 @@
 #include "levels.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "error.h"
 
-/* Bytes that a command reads or writes; most: the highest level of this one and all before it. */
+/* Bytes that a command reads or writes; most: the highest level of this one and all before it in its list; turn: of the
+   command, which is one more than that of the command before unless it runs beside it. */
 struct range {
+    VkDeviceSize begin, end;
     const struct kernel *kernel;
-    struct za_place place;
-    uint32_t level, most;
+    uint32_t level, most, turn;
 };
 
-/* Raise the command's level above that of the ranges that meet the place. */
-static void wait_for(struct za_command *command, const struct za_place *place, const struct ranges *ranges) {
-    for (uint32_t i = ranges->before; i-- > 0 && ranges->all[i].most >= command->level;) {
+struct accesses { /* of a buffer */
+    VkBuffer buffer;
+    struct ranges {
+        struct range *all; /* (count), with room for more */
+        uint32_t count, room;
+    } read, written;
+};
+
+/* A pointer to `count` things of `bytes` each that has room for one more, or NULL; what is added is zeros. */
+static void *grown(void *all, uint32_t count, uint32_t *room, size_t bytes) {
+    if (count < *room) return all;
+    const uint32_t more = 2 * *room + 16;
+    char *made = realloc(all, more * bytes);
+    if (!made) return za_no_memory(), NULL;
+    memset(made + *room * bytes, 0, (more - *room) * bytes);
+    *room = more;
+    return made;
+}
+
+static struct accesses *accesses_of(struct levels *levels, VkBuffer buffer) {
+    for (uint32_t i = 0; i < levels->count; ++i)
+        if (levels->all[i].buffer == buffer) return &levels->all[i];
+    struct accesses *all = grown(levels->all, levels->count, &levels->room, sizeof *all);
+    if (!all) return NULL;
+    levels->all = all;
+    all[levels->count].buffer = buffer;
+    return &all[levels->count++];
+}
+
+/* Raise the command's level above that of the ranges of other turns that meet the place. */
+static void wait_for(struct za_command *command, const struct za_place *place, const struct ranges *ranges,
+                     uint32_t turn) {
+    const VkDeviceSize begin = place->offset, end = begin + place->size;
+    for (uint32_t i = ranges->count; i-- > 0 && ranges->all[i].most >= command->level;) {
         const struct range *r = &ranges->all[i];
-        if (r->place.buffer != place->buffer || r->level < command->level) continue;
-        const uint64_t begin = za_max(r->place.offset, place->offset);
-        const uint64_t end = za_min(r->place.offset + r->place.size, place->offset + place->size);
-        if (begin >= end) continue;
+        if (r->end <= begin || end <= r->begin || r->level < command->level || r->turn == turn) continue;
+        const VkDeviceSize first = za_max(r->begin, begin);
         command->level = r->level + 1;
         command->behind = r->kernel;
-        command->met = (struct za_place){place->buffer, begin, end - begin};
+        command->met = (struct za_place){place->buffer, first, za_min(r->end, end) - first};
     }
 }
 
-static bool note(const struct za_command *command, const struct za_place *place, struct ranges *ranges) {
-    if (ranges->count == ranges->room) {
-        const uint32_t room = 2 * ranges->room + 16;
-        struct range *grown = realloc(ranges->all, room * sizeof *grown);
-        if (!grown) return za_no_memory();
-        *ranges = (struct ranges){grown, ranges->count, room, ranges->before};
-    }
-    const uint32_t before = ranges->count ? ranges->all[ranges->count - 1].most : 0;
+static bool note(const struct za_command *command, const struct za_place *place, struct ranges *ranges,
+                 uint32_t turn) {
+    struct range *all = grown(ranges->all, ranges->count, &ranges->room, sizeof *all);
+    if (!all) return false;
+    ranges->all = all;
+    const uint32_t before = ranges->count ? all[ranges->count - 1].most : 0;
     const uint32_t most = command->level > before ? command->level : before;
-    ranges->all[ranges->count++] = (struct range){command->kernel, *place, command->level, most};
+    all[ranges->count++] = (struct range){place->offset, place->offset + place->size, command->kernel,
+                                          command->level, most, turn};
     return true;
 }
 
 bool za_level(struct levels *levels, struct za_command *command, uint32_t least) {
     const struct kernel *kernel = command->kernel;
-    bool ok = true;
     command->level = command->beside ? levels->last : least;
     command->behind = NULL;
-    if (!command->beside) levels->read.before = levels->read.count, levels->written.before = levels->written.count;
+    if (!command->beside) ++levels->turn;
     /* The higher the level, the fewer ranges are looked at: activations come first, then parameters, then results. */
-    for (uint32_t i = kernel->bindings; i-- > 0;)
-        if (!(kernel->written >> i & 1)) wait_for(command, &command->place[i], &levels->written);
+    for (uint32_t written = 0; written < 2; ++written)
+        for (uint32_t i = kernel->bindings; i-- > 0;) {
+            if ((kernel->written >> i & 1) != written) continue;
+            const struct accesses *of = accesses_of(levels, command->place[i].buffer);
+            if (!of) return false;
+            wait_for(command, &command->place[i], &of->written, levels->turn);
+            if (written) wait_for(command, &command->place[i], &of->read, levels->turn);
+        }
     for (uint32_t i = 0; i < kernel->bindings; ++i) {
-        if (!(kernel->written >> i & 1)) continue;
-        wait_for(command, &command->place[i], &levels->written);
-        wait_for(command, &command->place[i], &levels->read);
+        struct accesses *of = accesses_of(levels, command->place[i].buffer);
+        if (!note(command, &command->place[i], kernel->written >> i & 1 ? &of->written : &of->read, levels->turn))
+            return false;
     }
-    for (uint32_t i = 0; i < kernel->bindings && ok; ++i)
-        ok = note(command, &command->place[i], kernel->written >> i & 1 ? &levels->written : &levels->read);
     levels->last = command->level;
-    return ok;
+    return true;
 }
 
 void za_levels_clear(struct levels *levels) {
-    levels->last = levels->read.count = levels->read.before = levels->written.count = levels->written.before = 0;
+    for (uint32_t i = 0; i < levels->count; ++i) levels->all[i].read.count = levels->all[i].written.count = 0;
+    levels->count = levels->last = 0;
 }
 
 void za_levels_free(struct levels *levels) {
-    free(levels->read.all);
-    free(levels->written.all);
+    for (uint32_t i = 0; i < levels->room; ++i) {
+        free(levels->all[i].read.all);
+        free(levels->all[i].written.all);
+    }
+    free(levels->all);
     *levels = (struct levels){0};
 }

@@ -6,13 +6,10 @@
 
 #include "objects.h"
 
-/* What commands have read, and what they have written, since the last clear; last: the level of the last command. */
+/* What commands have read and written, by buffer, since the last clear; last: the level of the last command. */
 struct levels {
-    struct ranges {
-        struct range *all; /* (count), with room for more */
-        uint32_t count, room, before; /* before: of commands before the last one that is beside none */
-    } read, written;
-    uint32_t last;
+    struct accesses *all; /* (count), with room for more */
+    uint32_t count, room, last, turn;
 };
 
 /* Set the command's level, `least` or higher, and what it waits for; note what it reads and writes. */

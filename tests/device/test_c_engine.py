@@ -292,8 +292,10 @@ def test_hosts_that_are_no_good(small):
     assert not small.c.za_device_from(c.byref(small.owner.host(family=31)))
     assert small.error.startswith("host: got queue family 31, expected one of ")
     ffi, find = small.owner.ffi, small.owner.lib.vkGetInstanceProcAddr
-    get_proc = ffi.callback("void *(void *, const char *)", lambda i, name: ffi.cast("void *", b"Fence" not in
-                            ffi.string(name) and find(ffi.cast("VkInstance", i), name)))
+    get_proc = ffi.callback(
+        "void *(void *, const char *)",
+        lambda i, name: ffi.cast("void *", b"Fence" not in ffi.string(name) and find(ffi.cast("VkInstance", i), name)),
+    )
     assert not small.c.za_device_from(c.byref(small.owner.host(get_proc=small.owner.number(get_proc))))
     assert small.error.startswith("get_proc: it has no vkResetFences, ")
 

@@ -221,11 +221,11 @@ def test_the_page_s_grids_and_places_follow_from_the_formulas(device):
     names["nhd"] = 0
     names |= {**storage_names("f16"), "layers": LAYERS, "pages": PAGES, "layer": 1, "kind": kind}
     names |= evaluate_all(formulas("sizes"), names)
-    names |= {"items": 2, "rows": 2, "appends": NEW}
+    names |= {"items": 2, "rows": 2, "appends": NEW, "vectors": names["heads_per_workgroup"]}
     grids = {row["kernel"].strip("`").split("_")[0]: row["workgroups"] for row in tables("A call in words")[-1]}
     assert set(grids) == {"append", "attend", "merge"}
-    for kernel, shown in grids.items():
-        assert shown == " × ".join(str(evaluate(n, names)) for n, _ in formulas(f"{kernel}.grid").values())
+    for decl in (kernels.ATTEND, kernels.APPEND_KERNEL, kernels.MERGE):
+        assert grids[decl.name] == " × ".join(str(evaluate(count, names)) for count in decl.grid)
     names |= {"token": 128, "kv_head": 1, "dim": 9}
     names["page"] = evaluate(formulas("work.header")["first_page"][0], names) + 9
     places = {row["name"].strip("`"): int(row["value"]) for row in tables("Where a value lies")[0]}

@@ -50,7 +50,7 @@ def test_cache_index_maps(device, rng, text, page_size, dtype):
     runtime.write(inputs, work.words)
     runtime.write(uploaded, words)
     spec = tuple(evaluate(formulas("append.constants")[name][0], names) for name in kernels.APPEND_KERNEL.spec)
-    grid = tuple(evaluate(n, {**names, "appends": tokens}) for n, _ in formulas("append.grid").values())
+    grid = kernels.APPEND_KERNEL.groups(spec, kv_heads=heads, appends=tokens)
     kernel = device.kernel(kernels.APPEND_KERNEL, spec)
     bound = (inputs, uploaded, caches["k"], caches.get("v", caches["k"]))
     runtime.run(runtime.record([Dispatch(kernel, bound, grid)]))

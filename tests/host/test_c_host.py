@@ -362,8 +362,8 @@ class Command(c.Structure):
 def test_levels_are_python_s(rng, in_order):
     """Of random lists; what a command waits for is there, and a list that was cleared leaves nothing."""
     loaded = library([NATIVE / "src" / "error.c", NATIVE / "src" / "levels.c"])
-    state, met = (c.c_uint64 * 7)(), 0  # struct levels: twice a pointer and three words, then the last level
-    last = c.c_uint32.from_buffer(state, 48)
+    state, met = (c.c_uint64 * 3)(), 0  # struct levels: a pointer, two words, and the last level
+    last = c.c_uint32.from_buffer(state, 16)
     a, b = (Access(buffer, 0, 4, True) for buffer in range(2))
     assert [*levels([([a], False), ([b], False), ([b, a], True)], False)] == [0, 0, 1]  # beside b, behind a
     for _ in range(100):
@@ -374,8 +374,12 @@ def test_levels_are_python_s(rng, in_order):
             places = [(*map(int, rng.integers((1, 0, 1), (4, 90, 20))),) for _ in range(n)]
             command.place[:n] = [(c.c_uint64 * 3)(*place) for place in places]
             assert loaded.za_level(state, c.byref(command), last if in_order else c.c_uint32(0))
-            given.append(([Access(b, at, at + size, written >> j & 1 == 1) for j, (b, at, size) in enumerate(places)],
-                          command.beside))
+            given.append(
+                (
+                    [Access(b, at, at + size, written >> j & 1 == 1) for j, (b, at, size) in enumerate(places)],
+                    command.beside,
+                )
+            )
             found.append(command.level)
             if command.behind:
                 buffer, begin, size = command.met

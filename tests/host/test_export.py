@@ -45,8 +45,8 @@ def test_every_name_has_a_description_and_no_description_is_left_over():
     names = {f"work.{record}": set(getattr(kernels, record.upper())) for record in describe.RECORDS}
     for decl in kernels.KERNELS:
         for what, found in (("bindings", [b.name for b in decl.bindings]), ("constants", decl.constant_names)):
-            names.setdefault(f"{describe.family(decl)}.{what}", set()).update(found)
-        names[f"{describe.family(decl)}.grid"] = set("xyz")
+            names.setdefault(f"{decl.family}.{what}", set()).update(found)
+        names[f"{decl.family}.grid"] = set("xyz")
     names |= {"constants": set(describe.declared_constants()), "encodings": set(STORAGE)}
     assert {section: set(meanings(section)) for section in names} == names
     fields = {f"{record}.{word}" for record in describe.RECORDS for word in names[f"work.{record}"]}
@@ -72,10 +72,11 @@ def test_no_formula_uses_a_name_that_is_not_explained(made):
     functions = {"min", "max", "ceil_div", "log2", "float32", "e"}
     fixed = {name for decl in kernels.KERNELS for name, _ in decl.fixed}  # the manifest has their values
     known = {*meanings("inputs"), *formulas("sizes"), *formulas("quantities"), *functions, *fixed}
-    families = {describe.family(decl) for decl in kernels.KERNELS}
+    families = {decl.family for decl in kernels.KERNELS}
     sections = ["sizes", "quantities", "buffers", *(f"work.{record}" for record in describe.RECORDS)]
-    sections += [f"{family}.{what}" for family in families for what in ("constants", "grid")]
+    sections += [f"{family}.constants" for family in families]
     texts = [formula for section in sections for formula, _ in formulas(section).values()]
+    texts += [count for decl in kernels.KERNELS for count in decl.grid]
     texts += [step["when"] for step in made["dispatch"] if "when" in step]
     texts += [*meanings("cache.index").values(), *meanings("rows.index").values()]
     texts += [one["expression"] for one in made["split_rule"].values()]
@@ -130,10 +131,8 @@ def test_numbers_of_a_shape(dtype, page_size, kv_layout):
             programs = [(call.decl, call.spec) for call in (*calls, copy_call(pages.tile_words, 1, 1))]
             programs.append(AttendVariant(shape, dtype, device, n["tile"], strides=strides).program())
             for decl, values in programs:
-                found = made["kinds"][kind]["specialization"][describe.family(decl)]
+                found = made["kinds"][kind]["specialization"][decl.family]
                 assert tuple(found[name] for name in decl.spec) == values
-            groups = tuple(evaluate(count, {**n, "rows": 1}) for count, _ in formulas("merge.grid").values())
-            assert groups == calls[0].groups
 
 
 @pytest.mark.parametrize(
@@ -184,7 +183,7 @@ def test_work_words_follow_from_the_formulas(context, q_len, layout, window, sin
                 items[split, row] = item
         record = [evaluate(formulas("work.row")[word][0], {**names, **seen}) for word in kernels.ROW]
         records.append([value % 2**32 for value in record])  # the position is an int32
-    names["items"] = len(items)
+    names |= {"items": len(items), "vectors": names["heads_per_workgroup"]}
     assert written["items"] == [items[key] for key in sorted(items)], "rows of a split are neighbors"
     assert written["rows"] == records
     assert 4 * written["words"] == evaluate(formulas("buffers")["work"][0], names)
@@ -192,9 +191,10 @@ def test_work_words_follow_from_the_formulas(context, q_len, layout, window, sin
     cache = {"page_shift", "page_tiles"}  # of the one page that holds everything
     for word in set(kernels.HEADER) - floats - cache:
         assert written["header"][word] == evaluate(formulas("work.header")[word][0], names), word
-    grids = {d.kernel.decl.name.split("_")[0]: d.groups for d in steps}
-    for kernel, groups in grids.items():
-        assert groups == tuple(evaluate(n, names) for n, _ in formulas(f"{kernel}.grid").values())
+    grids = {d.kernel.decl.name: d.groups for d in steps}
+    for kernel in kernels.KERNELS:
+        told = tuple(evaluate(count, names) for count in kernel.grid if kernel.name in grids)
+        assert grids.get(kernel.name, ()) == told
     assert ("attend" in grids, "merge" in grids) == (bool(items), plan.states != 1)
 
 

@@ -9,7 +9,7 @@ from support import GPU
 
 from zinc_attn.canonical.arguments import key_ranges
 from zinc_attn.kernels import matrix
-from zinc_attn.kernels.dispatches import MatrixVariant, matrix_call
+from zinc_attn.kernels.dispatches import MatrixVariant, attend_call
 from zinc_attn.kernels.matrix import MatrixFacts, MatrixFragment, best_fragment, matrix_workgroup, shared_bytes
 from zinc_attn.kernels.records import Records
 from zinc_attn.kernels.tuning import SCRATCH_BYTES
@@ -89,7 +89,7 @@ def test_workgroups(text):
             assert made.vectors % facts.fragment.m == 0 and (made.vectors < 2 * max(vectors, facts.fragment.m))
     most = matrix_workgroup(shape, RDNA4_UNITS, "discrete", 64)
     assert most is not None
-    call = matrix_call(MatrixVariant(shape, "f16", FRAGMENT, most, 64), 5, 1, "out")
+    call = attend_call(MatrixVariant(shape, "f16", FRAGMENT, most, 64), 5, 1, "out")
     assert call.groups[0] * call.spec[3] >= shape.group
 
 

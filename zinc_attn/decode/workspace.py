@@ -26,7 +26,6 @@ from ..kernels.dispatches import (
     MatrixVariant,
     attend_call,
     encode_call,
-    matrix_call,
     merge_call,
     move_call,
 )
@@ -369,8 +368,8 @@ class Workspace:
         mat = facts.int8 if key.arithmetic == "integer" else facts.fragment
         if key.matrix is None or mat is None:
             return attend_call(alone, key.items, kv_heads, target)
-        states = "states" if key.whole_context else None
-        return matrix_call(MatrixVariant.of(alone, mat, key.matrix), key.items, kv_heads, target, states)
+        states = "states" if key.whole_context else target
+        return attend_call(MatrixVariant.of(alone, mat, key.matrix), key.items, kv_heads, target, states=states)
 
 
 def out_and_lse(words: Words, rows: int, shape: AttnShape) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..kernels.c import kernel_entry, word_array
+from ..kernels.declarations import GRID_SIDE
 from ..kernels.expressions import to_c
 from .declarations import GRAPH_KERNELS, MUL_MAT_UNITS
-from .declarations.declare import GRID_SIDE
 from .params import GROUPS, UNITS_TILE, c_header, modules, records
 from .pieces import TYPES
 from .units import UNITS_RULE
@@ -16,6 +16,7 @@ from .units import UNITS_RULE
 _SIZES = """
 static uint64_t za_rows(struct tensor x) { return (uint64_t)x.n[1] * x.n[2] * x.n[3]; }
 static uint64_t za_elements(struct tensor x) { return za_rows(x) * x.n[0]; }"""
+
 
 def generated(spirv: Path) -> dict[str, str]:
     """Text of the files by name. spirv: the folder of the compiled modules."""
@@ -40,7 +41,8 @@ def _groups() -> Iterator[str]:
     names = {kernel.params: kernel.name for kernel in records()}
     yield from (_SIZES, f"\n{GROUPS} {{", "    uint64_t x = 0, y = 0, z = 1;", "    switch (kernel) {")
     for kernel in GRAPH_KERNELS:
-        lines = [to_c(x, lambda name: name if name == "p" else f"c->{name}").replace("p.", "p->") for x in kernel.grid]
+        grid = kernel.decl.grid
+        lines = [to_c(x, lambda name: name if name == "p" else f"c->{name}").replace("p.", "p->") for x in grid]
         given = {"c->": f"{kernel.name}_constants *c = constants", "p->": f"{names[kernel.params]}_params *p = params"}
         yield f"    case GRAPH_{kernel.name.upper()}: {{"
         yield from (f"        const struct {told};" for used, told in given.items() if used in "".join(lines))

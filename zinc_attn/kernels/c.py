@@ -252,7 +252,8 @@ def _header() -> str:
     numbered = [
         _explained(f"{'bool' if name == 'cpu' else 'uint64_t'} {name};", x) for name, x in size_fields().items()
     ]
-    functions = (f"struct {family}_constants za_{family}_constants(const struct sizes *s);" for family in FAMILIES)
+    functions = [f"struct {family}_constants za_{family}_constants(const struct sizes *s);" for family in FAMILIES]
+    functions += [f"{_groups(family)};" for family in FAMILIES]
     return _HEADER.format(
         numbers=_lines(_numbers()),
         records=_lines(map(_record, _RECORDS)),
@@ -312,7 +313,7 @@ def _source(spirv: Path) -> str:
         families=_lines(map(_family, families.FAMILIES)),
         cpu=", ".join(map(str, families.CPU)),
         sizes=_lines(_size_statements()),
-        functions=_lines(map(_constants_function, FAMILIES)),
+        functions=_lines((*map(_constants_function, FAMILIES), *map(_groups_function, FAMILIES))),
         rules=_lines(_rules()),
         code=_lines(code),
         kernels=_lines(kernel_entry(_kernel(decl), decl, decl.file.removesuffix(".spv")) for decl in KERNELS),
@@ -366,6 +367,20 @@ def _constants_function(family: str) -> str:
     return _lines((first, f"    return (struct {family}_constants){{", *lines, "    };", "}"))
 
 
+def _groups(family: str) -> str:
+    """The head of the function that gives a family's grid, for the numbers in it that no shape has."""
+    given = sorted(set().union(*map(_names, FAMILIES[family].grid)) - set(size_fields()))
+    parameters = "".join(f"uint64_t {name}, " for name in given)
+    return f"void za_{family}_groups(const struct sizes *s, {parameters}uint32_t groups[3])"
+
+
+def _groups_function(family: str) -> str:
+    known = size_fields()
+    grid = (to_c(text, lambda name: _size(name) if name in known else name) for text in FAMILIES[family].grid)
+    lines = (f"    groups[{i}] = (uint32_t)({count});" for i, count in enumerate(grid))
+    return _lines((f"\n{_groups(family)} {{", *lines, "}"))
+
+
 def _rules() -> Iterator[str]:
     vectors, split, sharing = sizes.SIZES, split_rule.SPLIT_RULE, split_rule.SHARING_RULE
     first = "uint64_t za_shared_bytes(const struct sizes *s, uint64_t vectors)"
@@ -397,6 +412,6 @@ def _questions() -> Iterator[str]:
     ):
         name = decl.name
         yield from (_array(f"{name}_numbers", given), _array(f"{name}_results", expected))
-        counts = f"{len(given)}, {len(expected)}, {to_c(formulas(f'{name}.grid')['x'][0], str)}"
+        counts = f"{len(given)}, {len(expected)}, {decl.grid[0]}"
         yield f"const struct question za_{name} = {{"
         yield f"    {_kernel(decl)}, words_{name}_numbers, words_{name}_results, {counts}}};"

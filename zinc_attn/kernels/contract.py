@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from configparser import ConfigParser
 from contextlib import suppress
 from pathlib import Path
@@ -21,15 +21,10 @@ from typing import Any, Final
 from .. import limits, storage
 from ..canonical import constants
 from . import declarations, families, questions, sizes, tuning
+from .formulas import evaluate
 from .split_rule import SPLIT_RULE
 
 _MODULES: Final = (constants, limits, declarations, questions, sizes, tuning, storage)
-_FUNCTIONS: Final[Mapping[str, Callable[..., int]]] = {
-    "min": min,
-    "max": max,
-    "ceil_div": lambda a, b: -(-a // b),
-    "log2": lambda a: a.bit_length() - 1,
-}
 
 
 @functools.cache
@@ -68,11 +63,6 @@ def formulas(section: str) -> Mapping[str, tuple[str, str]]:
         return SPLIT_RULE.told()
     parts = {name: text.partition(" |") for name, text in meanings(section).items()}
     return {name: (formula, meaning.strip()) for name, (formula, _, meaning) in parts.items()}
-
-
-def evaluate(formula: str, names: Mapping[str, Any]) -> int:
-    """The value of a formula of this package. names: the values of the names in it, ints, and for ``kind`` a str."""
-    return int(eval(formula, {"__builtins__": {}, **_FUNCTIONS}, dict(names)))
 
 
 def evaluate_all(table: Mapping[str, tuple[str, str]], names: Mapping[str, Any]) -> dict[str, int]:

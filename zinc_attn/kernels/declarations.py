@@ -9,13 +9,16 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from pathlib import PurePath
+from typing import Any, Final, Literal
 
 from ..canonical.constants import BIASES, LEAVES_PER_NODE
-from ..limits import WAVE
+from ..limits import BLOCK, WAVE
+from .formulas import evaluate
 
 Access = Literal["read", "write"]
 MAX_BINDINGS: Final = 10  # of a kernel
+GRID_SIDE: Final = 65_535  # workgroups along an axis, which every device takes
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,9 @@ class KernelDecl:
     source: the GLSL file. module: name of the SPIR-V module, where several kernels share
     one; None means ``name``. spec: names of the uint specialization constants that the caller gives, ids 0, 1, ...
     fixed: (name, value) of those that belong to the kernel; their ids follow. extension: the GLSL extension that not
-    every compiler has, whose lack leaves the package without the kernel.
+    every compiler has, whose lack leaves the package without the kernel. grid: formulas of the specialization constants
+    and of names that the caller gives: workgroups along x, y and z; or their number, which take y, too, where they are
+    more than GRID_SIDE.
     """
 
     name: str
@@ -43,6 +48,19 @@ class KernelDecl:
     module: str | None = None
     fixed: tuple[tuple[str, int], ...] = ()
     extension: str | None = None
+    grid: tuple[str, ...] = ()
+
+    def groups(self, spec: Sequence[int], **names: Any) -> tuple[int, int, int]:
+        """The workgroups for the caller's constants and values of the other names of the grid."""
+        known = {**dict(zip(self.spec, spec, strict=True)), **names}
+        x, *others = (evaluate(formula, known) for formula in self.grid)
+        y, z = others or (max(-(-x // GRID_SIDE), 1), 1)
+        return x if others else -(-x // y), y, z
+
+    @property
+    def family(self) -> str:
+        """The name of its source, and of its sections in ``contract.ini``."""
+        return PurePath(self.source).stem
 
     @property
     def file(self) -> str:
@@ -196,7 +214,8 @@ ATTEND_SPEC: Final = (
     "pass_sums",  # sums of weighted values of a wave in a pass over V
 )
 # Pass 1: a workgroup of eight waves attends nodes one after another, a leaf a wave.
-ATTEND: Final = KernelDecl("attend", "attend/attend.comp", _ATTEND_BINDINGS, ATTEND_SPEC)
+_ATTEND_GRID: Final = "ceil_div(group, vectors)", "items", "kv_heads"
+ATTEND: Final = KernelDecl("attend", "attend/attend.comp", _ATTEND_BINDINGS, ATTEND_SPEC, grid=_ATTEND_GRID)
 # Pass 1 of arithmetic "matrix", on devices with VK_KHR_cooperative_matrix.
 MATRIX: Final = KernelDecl(
     "attend_matrix",
@@ -222,16 +241,18 @@ MATRIX: Final = KernelDecl(
         *ROWS_SPEC,
     ),
     extension="GL_KHR_cooperative_matrix",
+    grid=_ATTEND_GRID,
 )
 # Pass 1 of arithmetic "integer" for many rows, on devices whose units multiply int8.
 UNITS: Final = replace(MATRIX, name="attend_units", source="attend/attend_units.comp")
+MERGE_DIMS: Final = 64  # head dimensions per workgroup of pass 2 (grid x), two per lane
 MERGE: Final = KernelDecl(
     "merge",
     "attend/merge.comp",
     (Binding("work", "read"), Binding("states", "read"), Binding("out", "write")),
     ("v_dim", "workgroup_size"),
+    grid=(f"ceil_div(v_dim, {MERGE_DIMS})", "q_heads", "rows"),
 )
-MERGE_DIMS: Final = 64  # head dimensions per workgroup of pass 2 (grid x), two per lane
 
 
 def _mover(name: str, rows: Access, cache: Access, gather: int) -> KernelDecl:
@@ -243,6 +264,7 @@ def _mover(name: str, rows: Access, cache: Access, gather: int) -> KernelDecl:
         ("k_values", "v_values", "k_scales", "v_scales", "chunk_words", "tile", "k_stride", "v_stride"),
         module="append",
         fixed=(("gather", gather),),
+        grid=("appends", "kv_heads", "1"),
     )
 
 
@@ -253,6 +275,7 @@ COPY_KERNEL: Final = KernelDecl(
     "cache/copy.comp",
     (Binding("work", "read"), Binding("k", "write"), Binding("v", "write")),
     ("k_tile_words", "v_tile_words"),
+    grid=("copies", "kv_heads", "page_tiles"),
 )
 
 # New rows that the device encodes: float32 values (rows, kv_heads, head_dim) of K, then those of V, to a row tensor.
@@ -261,6 +284,12 @@ ENCODE: Final = KernelDecl(
     "cache/encode.comp",
     (Binding("work", "read"), Binding("values", "read"), Binding("rows", "write")),
     ("k_size", "v_size", "k_dim", "v_dim", "latent", "k_storage", "v_storage"),
+    # a lane has a block, a head whole pairs of them; K and V are workgroups of their own
+    grid=(
+        "appends",
+        f"ceil_div(2 * ceil_div(max(k_dim, v_dim), {2 * BLOCK}) * kv_heads, {WAVE})",
+        "1 if latent else 2",
+    ),
 )
 
 # What a device is asked before its first kernel: ``results`` of rows of ``numbers``, see primitives.comp.
@@ -268,13 +297,23 @@ NUMBERS: Final = ("score", "m", "other_m", "a", "b", "l", "word", "scale")
 NUMBER_WORDS: Final = len(NUMBERS)
 RESULTS: Final = ("weight", "power", "tanh", "merged", "reciprocal", "lse", "low", "high", "product", "fused")
 RESULT_WORDS: Final = len(RESULTS)
+QUESTION_ROWS: Final = 64
 PRIMITIVES: Final = KernelDecl(
-    "primitives", "attend/primitives.comp", (Binding("numbers", "read"), Binding("results", "write")), ()
+    "primitives",
+    "attend/primitives.comp",
+    (Binding("numbers", "read"), Binding("results", "write")),
+    (),
+    grid=(f"{QUESTION_ROWS // WAVE}", "1", "1"),
 )
 
 # What a device is asked before arithmetic "fused": ``sums`` of ``triples`` a, b, c, two of each kind side by side.
+TRIPLES: Final = 2048
 MULTIPLY_ADD: Final = KernelDecl(
-    "multiply_add", "attend/multiply_add.comp", (Binding("triples", "read"), Binding("sums", "write")), ("arithmetic",)
+    "multiply_add",
+    "attend/multiply_add.comp",
+    (Binding("triples", "read"), Binding("sums", "write")),
+    ("arithmetic",),
+    grid=(f"{TRIPLES // (2 * WAVE)}", "1", "1"),
 )
 
 # Decode attention as one reads it, which the tests alone dispatch: see shaders/attend/plain.comp.

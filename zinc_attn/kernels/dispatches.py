@@ -1,8 +1,9 @@
 """Every dispatch of the package, built in one place: which kernel, with which constants, buffers and grid.
 
 A ``KernelCall`` names its buffers; whoever runs it binds them. Decode calls, one-shot calls, partial states, the fold
-of shards and a host's own Kompute sequence are made of these calls, and the compiler gate compiles their programs. The
-exported manifest states the same rules as formulas, for hosts without Python; a test compares the two.
+of shards and a host's own Kompute sequence are made of these calls, and the compiler gate compiles their programs.
+Grids are those of the declarations. The exported manifest states the constants as formulas, for hosts without Python;
+a test compares the two.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from ..canonical.constants import CHUNK, LEAVES_PER_NODE
-from ..limits import BLOCK, MAX_HEADS_PER_WORKGROUP, WAVE
+from ..limits import MAX_HEADS_PER_WORKGROUP
 from ..shapes import TILES, AttnShape, Strides, row_format, strided_format
 from ..storage import storage_index, storage_types
 from . import declarations
@@ -158,31 +159,24 @@ class MatrixVariant:
         return decl, tuple(values[name] for name in decl.spec)
 
 
-def matrix_call(
-    variant: MatrixVariant, items: int, kv_heads: int, target: str, states: str | None = None
+def attend_call(
+    variant: AttendVariant | MatrixVariant, items: int, kv_heads: int, target: str, work: str = "work", states: str = ""
 ) -> KernelCall:
-    """Pass 1 with matrix units; see ``attend_call``. states: where totals of whole contexts are kept."""
-    decl, spec = variant.program()
-    blocks = variant.workgroup.blocks(variant.shape.group)
-    buffers = ("work", "q", "k", "v", states or target, target)
-    return KernelCall(decl, spec, buffers, (blocks, items, kv_heads))
-
-
-def attend_call(variant: AttendVariant, items: int, kv_heads: int, target: str, work: str = "work") -> KernelCall:
     """Pass 1 over ``items`` work items and the ``kv_heads`` heads of the K and V buffers.
 
     target: the buffer of its results, "states", or "out" where one state is all there is. It is bound twice, to the
-    states and to the output, so that pass 2 waits for one buffer.
+    states and to the output, so that pass 2 waits for one buffer. states: where matrix units keep the totals of whole
+    contexts.
     """
     decl, spec = variant.program()
-    chunks = -(-variant.shape.group // variant.heads_per_workgroup)
-    return KernelCall(decl, spec, (work, "q", "k", "v", target, target), (chunks, items, kv_heads))
+    groups = decl.groups(spec, group=variant.shape.group, items=items, kv_heads=kv_heads)
+    return KernelCall(decl, spec, (work, "q", "k", "v", states or target, target), groups)
 
 
 def merge_call(shape: AttnShape, kind: str, rows: int) -> KernelCall:
     """Pass 2: fold the states of ``rows`` query rows and divide."""
-    grid = (-(-shape.v_dim // declarations.MERGE_DIMS), shape.q_heads, rows)
-    return KernelCall(declarations.MERGE, (shape.v_dim, merge_workgroup_size(kind)), ("work", "states", "out"), grid)
+    decl, spec = declarations.MERGE, (shape.v_dim, merge_workgroup_size(kind))
+    return KernelCall(decl, spec, ("work", "states", "out"), decl.groups(spec, q_heads=shape.q_heads, rows=rows))
 
 
 def move_call(
@@ -193,18 +187,18 @@ def move_call(
     chunk_words = storage_types(dtype)[0].value_words(CHUNK)
     values = {**asdict(row), **_row_constants(shape, dtype, strides), "chunk_words": chunk_words, "tile": tile}
     spec = tuple(values[name] for name in decl.spec)
-    return KernelCall(decl, spec, ("work", "rows", "k", "v"), (rows, kv_heads, 1))
+    return KernelCall(decl, spec, ("work", "rows", "k", "v"), decl.groups(spec, appends=rows, kv_heads=kv_heads))
 
 
 def encode_call(shape: AttnShape, dtype: str, rows: int) -> KernelCall:
     """Make the words of ``rows`` rows, all KV heads of them, from the uploaded float32 values."""
     values = {**_row_constants(shape, dtype), "k_size": shape.head_dim, "v_size": shape.v_head_dim}
-    decl, widest = declarations.ENCODE, shape.k_dim if shape.latent else max(shape.k_dim, shape.v_dim)
-    lanes = 2 * -(-widest // (2 * BLOCK)) * shape.kv_heads  # of a row: a lane has a block, a head whole pairs of them
-    spec = tuple(values[name] for name in decl.spec)
-    return KernelCall(decl, spec, ("work", "values", "rows"), (rows, -(-lanes // WAVE), 1 if shape.latent else 2))
+    decl, spec = declarations.ENCODE, tuple(values[name] for name in declarations.ENCODE.spec)
+    return KernelCall(decl, spec, ("work", "values", "rows"), decl.groups(spec, appends=rows, kv_heads=shape.kv_heads))
 
 
 def copy_call(tile_words: tuple[int, int], kv_heads: int, page_tiles: int, pairs: int = 1) -> KernelCall:
     """Copy ``pairs`` pages within the cache. tile_words: of a tile of K and of V."""
-    return KernelCall(declarations.COPY_KERNEL, tile_words, ("work", "k", "v"), (pairs, kv_heads, page_tiles))
+    decl = declarations.COPY_KERNEL
+    groups = decl.groups(tile_words, copies=pairs, kv_heads=kv_heads, page_tiles=page_tiles)
+    return KernelCall(decl, tile_words, ("work", "k", "v"), groups)

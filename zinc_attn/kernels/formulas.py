@@ -7,9 +7,22 @@ what is known, and the names before it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from types import CodeType
+from typing import Any, Final
+
+FUNCTIONS: Final[Mapping[str, Callable[..., int]]] = {
+    "min": min,
+    "max": max,
+    "ceil_div": lambda a, b: -(-a // b),
+    "log2": lambda a: a.bit_length() - 1,
+}
+
+
+def evaluate(formula: str, names: Mapping[str, Any]) -> int:
+    """The value of a formula of this package. names: the values of the names in it, ints, and for ``kind`` a str."""
+    return int(eval(formula, {"__builtins__": {}, **FUNCTIONS}, dict(names)))
 
 
 class Formulas:

@@ -12,11 +12,9 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from .declarations import NUMBER_WORDS, NUMBERS, RESULT_WORDS, RESULTS
+from .declarations import NUMBER_WORDS, NUMBERS, QUESTION_ROWS, RESULT_WORDS, RESULTS, TRIPLES
 
 FILE: Final = Path(__file__).with_name("questions.bin")
-QUESTION_ROWS: Final = 64  # of numbers and results of the kernel primitives
-TRIPLES: Final = 2048  # of the kernel multiply_add, two a lane
 
 
 def questions() -> tuple[array.array[int], ...]:

@@ -9,7 +9,6 @@ import numpy as np
 from ..canonical import products
 from ..errors import WrongResultError
 from ..kernels.declarations import FUSED_EMULATED, FUSED_NATIVE, MULTIPLY_ADD
-from ..limits import WAVE
 from .primitives import answers
 from .protocol import Runtime
 
@@ -35,7 +34,7 @@ def find_way(runtime: Runtime, spirv: bytes) -> Way:
     words, expected = products.triple_words()
     for way in ways_of(runtime):
         kernel = runtime.kernel(MULTIPLY_ADD, module_for(way, spirv), (CONSTANT[way],))
-        found = answers(runtime, kernel, words, expected.size, expected.size // (2 * WAVE))
+        found = answers(runtime, kernel, words, expected.size, MULTIPLY_ADD.groups((CONSTANT[way],))[0])
         if np.array_equal(found, expected):
             return way
     raise WrongResultError(

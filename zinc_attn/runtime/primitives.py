@@ -10,7 +10,6 @@ import numpy as np
 from ..canonical import primitives
 from ..errors import WrongResultError
 from ..kernels.declarations import NUMBERS, PRIMITIVES, RESULTS
-from ..limits import WAVE
 from .protocol import Dispatch, Kernel, Runtime, Use, Words
 
 _UNWRITTEN: Final = 0xFFFFFFFF  # a NaN, and no result
@@ -44,8 +43,8 @@ def answers(runtime: Runtime, kernel: Kernel, given: Words, count: int, groups: 
 def check_primitives(runtime: Runtime, spirv: bytes) -> None:
     """WrongResultError where a result of ``primitives.comp`` has other bits than NumPy's."""
     numbers, expected = primitives.words(NUMBERS, RESULTS)
-    groups = primitives.ROWS // WAVE
-    found = answers(runtime, runtime.kernel(PRIMITIVES, spirv, ()), numbers.reshape(-1), expected.size, groups)
+    kernel, (groups, *_) = runtime.kernel(PRIMITIVES, spirv, ()), PRIMITIVES.groups(())
+    found = answers(runtime, kernel, numbers.reshape(-1), expected.size, groups)
     found = found.reshape(expected.shape)
     if np.array_equal(found, expected):
         return

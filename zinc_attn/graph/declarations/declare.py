@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Final, Literal
 
-from ...kernels.contract import evaluate
 from ...kernels.declarations import Access, Binding, KernelDecl
 
 Kind = Literal["uint", "int", "float", "tensor"]
 PARAMS_WORDS: Final = 64
 TENSOR_WORDS: Final = 9  # offset, n[4], s[4]
-GRID_SIDE: Final = 65_535  # workgroups along an axis, which every device takes
 # Grids of several kernels.
 OF_ROWS: Final = "rows(p.x)"  # a workgroup has a row
 OF_ELEMENTS: Final = "ceil_div(elements(p.y), 256)"  # an invocation has an element
@@ -40,16 +38,14 @@ _FUNCTIONS: Final = {"elements": lambda x: math.prod(x.n), "rows": lambda x: mat
 
 @dataclass(frozen=True)
 class GraphKernel:
-    """A kernel of the graph: its declaration, the fields of its parameters, and its grid.
+    """A kernel of the graph: its declaration, and the fields of its parameters.
 
-    grid: formulas of the specialization constants, by their names, and the parameters ``p``: workgroups along x, y and
-    z; or their number, which take y, too, where they are more than GRID_SIDE. ``elements`` and ``rows`` of a tensor are
-    the products of its sizes, and of those of dimensions 1, 2 and 3.
+    Its grid is of the parameters ``p``. ``elements`` and ``rows`` of a tensor are the products of its sizes, and of
+    those of dimensions 1, 2 and 3.
     """
 
     decl: KernelDecl
     params: tuple[Field, ...]
-    grid: tuple[str, ...]
 
     def groups(self, spec: Sequence[int], words: Sequence[int]) -> tuple[int, int, int]:
         """The workgroups for values of the specialization constants and the words of the parameters."""
@@ -59,10 +55,7 @@ class GraphKernel:
             one: Any = SimpleNamespace(n=values[1:5], s=values[5:]) if field.kind == "tensor" else values[0]
             setattr(p, field.name, values if field.count else one)
             begin += field.words
-        names = {**dict(zip(self.decl.spec, spec, strict=True)), "p": p, **_FUNCTIONS}
-        x, *others = (evaluate(formula, names) for formula in self.grid)
-        y, z = others or (max(-(-x // GRID_SIDE), 1), 1)
-        return x if others else -(-x // y), y, z
+        return self.decl.groups(spec, p=p, **_FUNCTIONS)
 
     @property
     def name(self) -> str:
@@ -82,13 +75,14 @@ def kernel(
     bindings: dict[str, Access],
     spec: tuple[str, ...],
     params: tuple[Field, ...],
-    grid: str | tuple[str, str, str],
+    grid: str | tuple[str, ...],
     extension: str | None = None,
 ) -> GraphKernel:
     """A kernel whose source is ``shaders/graph/NAME.comp``; extension: as ``KernelDecl`` has it."""
     bound = (Binding("params", "read"), *(Binding(one, access) for one, access in bindings.items()))
-    decl = KernelDecl(name, f"graph/{name}.comp", bound, spec, module=f"graph_{name}", extension=extension)
-    made = GraphKernel(decl, params, (grid,) if isinstance(grid, str) else grid)
+    module, grid = f"graph_{name}", (grid,) if isinstance(grid, str) else grid
+    decl = KernelDecl(name, f"graph/{name}.comp", bound, spec, module=module, extension=extension, grid=grid)
+    made = GraphKernel(decl, params)
     if made.words > PARAMS_WORDS:
         raise ValueError(f"{name}: {made.words} words of parameters, at most {PARAMS_WORDS}")
     return made

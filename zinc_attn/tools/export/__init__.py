@@ -1,6 +1,7 @@
 """The operation for runtimes without Python: the SPIR-V modules, and one manifest.json that says how to run them."""
 
-from ...kernels.contract import evaluate, evaluate_all
+from ...kernels.contract import evaluate_all
+from ...kernels.formulas import evaluate
 from .describe import manifest
 from .files import MANIFEST, ManifestError, export, load_manifest
 

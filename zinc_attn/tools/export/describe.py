@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import asdict
-from pathlib import PurePath
 from typing import Any, Final
 
 from ... import __version__, limits
@@ -15,9 +14,10 @@ from ...checks import check_int
 from ...dtypes import storage_dtype
 from ...errors import ArgumentError
 from ...kernels import declarations as kernels
-from ...kernels.contract import evaluate, evaluate_all, formulas, meanings, structure
+from ...kernels.contract import evaluate_all, formulas, meanings, structure
 from ...kernels.declarations import KernelDecl
-from ...kernels.questions import QUESTION_ROWS, TRIPLES, questions
+from ...kernels.formulas import evaluate
+from ...kernels.questions import questions
 from ...kernels.split_rule import SPLIT_RULE
 from ...runtime.device import build_record, load_spirv
 from ...shapes import AttnShape, check_kv_layout, row_format
@@ -29,11 +29,6 @@ KINDS: Final = ("gpu", "cpu")
 OF_KIND: Final = ("chunks", "rows_ahead", "pass_sums", "chunks_ahead", "merge_workgroup_size")
 LOCAL_SIZES: Final = {"attend": "workgroup_size", "merge": "merge_workgroup_size"}  # invocations along x
 RECORDS: Final = ("header", "item", "row", "append", "copy", "head")  # of the work buffer
-
-
-def family(decl: KernelDecl) -> str:
-    """The key of a kernel in ``contract.ini``: the name of its source."""
-    return PurePath(decl.source).stem
 
 
 def declared_constants() -> dict[str, Any]:
@@ -62,7 +57,8 @@ def _record(name: str) -> dict[str, Any]:
 
 
 def _kernel(decl: KernelDecl) -> dict[str, Any]:
-    key, code, roles = family(decl), load_spirv(decl), meanings("roles")
+    key, code, roles = decl.family, load_spirv(decl), meanings("roles")
+    told = meanings(f"{key}.grid")
     elements, values = _described(f"{key}.bindings", "element"), _described(f"{key}.constants", "value")
     bindings = [{"binding": i, **asdict(one), **elements[one.name]} for i, one in enumerate(decl.bindings)]
     own = {name: {"value": str(fixed), "fixed": fixed} for name, fixed in decl.fixed}  # the same for every shape
@@ -82,7 +78,7 @@ def _kernel(decl: KernelDecl) -> dict[str, Any]:
         "bindings": bindings,
         "push_constants": [],
         "specialization_constants": numbered,
-        "grid": {axis: {"workgroups": n, "each": each} for axis, (n, each) in formulas(f"{key}.grid").items()},
+        "grid": {axis: {"workgroups": n, "each": told[axis]} for axis, n in zip("xyz", decl.grid, strict=True)},
     }
 
 
@@ -97,7 +93,7 @@ def _shape(shape: AttnShape, dtype: str, page_size: int, compute_units: int, kv_
         known = {**names, **sizes, "kind": kind, "softcap": 0, "arithmetic": 0, "biases": 0, "masked": 0}
         known |= evaluate_all({name: of_kind[name] for name in OF_KIND}, known)
         values = {
-            family(decl): {name: evaluate(formulas(f"{family(decl)}.constants")[name][0], known) for name in decl.spec}
+            decl.family: {name: evaluate(formulas(f"{decl.family}.constants")[name][0], known) for name in decl.spec}
             for decl in kernels.KERNELS
         }
         kinds[kind] = {"specialization": values}
@@ -135,7 +131,7 @@ def _primitives() -> dict[str, Any]:
     numbers, results, *_ = questions()
     return {
         **meanings("primitives"),
-        "workgroups": [QUESTION_ROWS // limits.WAVE, 1, 1],
+        "workgroups": list(kernels.PRIMITIVES.groups(())),
         "number_names": list(kernels.NUMBERS),
         "result_names": list(kernels.RESULTS),
         "numbers": numbers.tolist(),
@@ -146,7 +142,7 @@ def _primitives() -> dict[str, Any]:
 def _multiply_add() -> dict[str, Any]:
     """What a host asks a device before its first call with arithmetic "fused"."""
     *_, given, sums = questions()
-    workgroups = [TRIPLES // (2 * limits.WAVE), 1, 1]
+    workgroups = list(kernels.MULTIPLY_ADD.groups((0,)))
     return {**meanings("multiply_add"), "workgroups": workgroups, "triples": given.tolist(), "sums": sums.tolist()}
 
 
