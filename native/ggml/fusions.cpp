@@ -62,10 +62,12 @@ ggml_tensor *Recording::only_user(const ggml_tensor *node) const {
 
 const ggml_tensor *Recording::only_reader(ggml_op op, int operand) const {
     const ggml_tensor *node = graph_->nodes[at_];
-    for (int i = at_ + 1; i < graph_->n_nodes && is_hidden(node); ++i) {
+    if (!is_hidden(node)) return nullptr;
+    for (int i = at_ + 1; i < graph_->n_nodes; ++i) {
         const ggml_tensor *user = graph_->nodes[i];
-        if (user->op == op && user->src[operand] == node) return user;
-        if (is_view(user) && user->src[0] == node) node = user;
+        if (std::find(user->src, user->src + GGML_MAX_SRC, node) == user->src + GGML_MAX_SRC) continue;
+        if (!is_view(user)) return user->op == op && user->src[operand] == node ? user : nullptr;
+        if (!is_hidden(node = user)) return nullptr;
     }
     return nullptr;
 }
