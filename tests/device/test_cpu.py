@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,8 @@ from support import CPU_NATIVE, FULL, same
 
 import zinc_attn as za
 from zinc_attn import errors
+from zinc_attn.cli.arguments import open_devices
+from zinc_attn.cli.check import chosen_devices
 from zinc_attn.kernels.declarations import COPY_KERNEL
 from zinc_attn.runtime import devices as machine
 from zinc_attn.runtime.cpu import library as native
@@ -40,8 +43,24 @@ def test_the_processor_is_listed_last_and_named_cpu(cpu):
     *others, last = za.list_devices()
     assert last.native and last == cpu.info and last.index == len(others) and not any(d.native for d in others)
     assert machine.choose([last, *others]).native is (not others)
+
+
+def test_its_runtime_names_it(cpu, monkeypatch, best_device_index):
+    monkeypatch.setenv("ZINC_ATTN_DEVICE", str(best_device_index))
+    with za.Device.open(runtime="cpu") as device, za.Device.open("cpu", runtime="cpu") as named:
+        assert device.info == named.info == cpu.info
+    with pytest.raises(errors.ArgumentError, match="'cpu', which .* has not; leave it out, or name the device cpu"):
+        za.Device.open(best_device_index, runtime="cpu")
     with pytest.raises(errors.ArgumentError, match="runtime: got 'vulkan', which cpu has not; leave it out"):
         za.Device.open("cpu", runtime="vulkan")
+    monkeypatch.setenv("ZINC_ATTN_RUNTIME", "cpu")
+    with pytest.raises(errors.ArgumentError, match="runtime: got 'cpu', which"):  # as two variables say
+        za.Device.open()
+    monkeypatch.delenv("ZINC_ATTN_DEVICE")
+    with ExitStack() as stack:  # where there are two kinds, each takes its own
+        found = [*open_devices(stack, [None], None), *open_devices(stack, [best_device_index, "cpu"], "vulkan,cpu")]
+        assert [one.runtime.name for one in found] == ["cpu", "vulkan", "cpu"]
+    assert chosen_devices("all", "cpu") == [cpu.info.index] and cpu.info.index not in chosen_devices("all", "vulkan")
 
 
 def test_without_vulkan_it_is_the_default(monkeypatch, caplog, rng, cpu):

@@ -12,6 +12,7 @@ from typing import Any, Final, NoReturn
 from ..dtypes import storage_dtype
 from ..errors import ArgumentError
 from ..planning.arithmetic import ARITHMETICS
+from ..runtime.cpu import NAME as CPU
 from ..runtime.device import RUNTIMES, Device, default_runtime, find_device
 from ..shapes import AttnShape
 from ..storage import STORAGE
@@ -52,7 +53,7 @@ SHARED: Final[Mapping[str, tuple[str, Callable[[str], Any] | tuple[str, ...], st
     "--dtype": ("T", _dtype, f"storage type of K and V, or K's/V's, for example q8_0/q4_0: {', '.join(STORAGE)}"),
     "--page-size": ("N", int, "tokens per page of the cache"),
     "--device": ("D", str, "index or piece of the name, see 'zinc-attn devices'"),
-    "--runtime": ("R", RUNTIMES, f"dispatcher: {', '.join(RUNTIMES)}"),
+    "--runtime": ("R", RUNTIMES, "dispatcher of a Vulkan device: kompute, vulkan; or cpu, the device cpu's"),
     "--cu": ("N", int, "compute units of the device"),
     "--out": ("DIR", str, "folder of the files, which are written over"),
 }
@@ -103,7 +104,7 @@ class CommandParser(argparse.ArgumentParser):
     def device(self) -> None:
         """--device and --runtime, with the environment's defaults."""
         self.share("--device", said="$ZINC_ATTN_DEVICE, else the best: discrete, integrated, CPU")
-        self.share("--runtime", said="$ZINC_ATTN_RUNTIME, else kompute where kp is built, or vulkan")
+        self.share("--runtime", said="$ZINC_ATTN_RUNTIME, else kompute where kp is built, or vulkan; cpu of cpu")
 
     def arithmetic(self, names: tuple[str, ...] = ARITHMETICS) -> None:
         """--arithmetic of attention, one of ``names``."""
@@ -166,21 +167,21 @@ def add_command(
 
 
 def installed_runtimes() -> str:
-    """The dispatchers that are installed, as --runtime takes them."""
-    return ",".join(RUNTIMES if default_runtime() == "kompute" else ("vulkan",))
+    """The runtimes that are installed, as --runtime takes them."""
+    return ",".join(RUNTIMES[default_runtime() == "vulkan" :])
 
 
 def open_devices(stack: ExitStack, names: list[Any], runtimes: str | None) -> list[Device]:
-    """Every device of ``names`` on every dispatcher of ``runtimes``, the text of --runtime, or on the default one. The
-    processor has no dispatcher.
+    """Every device of ``names`` on every one of ``runtimes``, the text of --runtime, that it has, or on its default.
 
-    ``stack`` closes them.
+    ``stack`` closes them. ArgumentError: a device has none of ``runtimes``.
     """
     chosen = [None] if runtimes is None else list(dict.fromkeys(name.strip() for name in runtimes.split(",")))
     found = []
     for name in names:
-        native = find_device(name).native
-        for runtime in [None] if native else chosen:
+        native = find_device(name, runtimes).native
+        fitting = [runtime for runtime in chosen if runtime is None or native == (runtime == CPU)]
+        for runtime in fitting or chosen[:1]:  # which it has not
             found.append(stack.enter_context(Device.open(name, runtime=runtime)))
     return found
 

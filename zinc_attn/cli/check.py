@@ -14,6 +14,7 @@ from ..checks import plain
 from ..decode.arithmetic import check_arithmetic
 from ..errors import ArgumentError
 from ..planning.arithmetic import EXACT
+from ..runtime.cpu import NAME as CPU
 from ..runtime.device import Device, list_devices
 from ..tools.check import Case, check
 from ..tools.check.data import KINDS, MASKS
@@ -43,7 +44,7 @@ def declare(subparsers: Subparsers) -> None:
     parser.arithmetic(("canonical", "fused", "integer", "matrix"))
     parser.share("--splits", VARIED_LAYOUTS, several=True)
     parser.share("--device", said="$ZINC_ATTN_DEVICE, else the best one", several=True)
-    said = f"{installed_runtimes()}; with --quick $ZINC_ATTN_RUNTIME, else the first of them; with --graph vulkan"
+    said = f"{installed_runtimes()}; with --quick $ZINC_ATTN_RUNTIME, else the first of them; with --graph vulkan,cpu"
     parser.share("--runtime", said=said, several=True)
     parser.path("--record", "write the digests, for another machine's --against")
     parser.path("--against", "compare with another machine's digests, too")
@@ -71,14 +72,14 @@ def run(args: argparse.Namespace) -> int:
         )
     if models:
         with ExitStack() as stack:
-            devices = open_devices(stack, chosen_devices(args.device), args.runtime or "vulkan")
+            devices = open_devices(stack, chosen_devices(args.device, args.runtime), args.runtime or "vulkan,cpu")
             entries, failed = check_models(devices, against, args.json, models)
         write_record(args.record, entries)
         return int(failed)
 
     with ExitStack() as stack:
         default = None if args.quick and args.arithmetic in EXACT else installed_runtimes()
-        devices = open_devices(stack, chosen_devices(args.device), args.runtime or default)
+        devices = open_devices(stack, chosen_devices(args.device, args.runtime), args.runtime or default)
         for device, dtype in product(devices, dict.fromkeys(case.dtype for case in cases)):
             check_arithmetic(args.arithmetic, device, dtype, *dict.fromkeys(case.shape for case in cases))
         check_sources(args.arithmetic, against, devices)
@@ -127,10 +128,12 @@ def check_sources(arithmetic: str, against: Mapping[str, Digests], devices: Sequ
         )
 
 
-def chosen_devices(names: str | None) -> list[Any]:
-    """The devices of --device: "all", or indices or pieces of names; without it the best one, None."""
+def chosen_devices(names: str | None, runtimes: str | None) -> list[Any]:
+    """The devices of --device: "all" that have one of --runtime, or indices or pieces of names; without it the best
+    one, None."""
     if names == "all":
-        return [d.index for d in list_devices()]
+        native = {name.strip() == CPU for name in runtimes.split(",")} if runtimes else {False, True}
+        return [d.index for d in list_devices() if d.native in native]
     return [name.strip() for name in names.split(",")] if names else [None]
 
 
