@@ -49,7 +49,7 @@ def test_its_runtime_names_it(cpu, monkeypatch, best_device_index):
     monkeypatch.setenv("ZINC_ATTN_DEVICE", str(best_device_index))
     with za.Device.open(runtime="cpu") as device, za.Device.open("cpu", runtime="cpu") as named:
         assert device.info == named.info == cpu.info
-    with pytest.raises(errors.ArgumentError, match="'cpu', which .* has not; leave it out, or name the device cpu"):
+    with pytest.raises(errors.ArgumentError, match=r"'cpu', which .* has not; leave it out, or name the device cpu"):
         za.Device.open(best_device_index, runtime="cpu")
     with pytest.raises(errors.ArgumentError, match="runtime: got 'vulkan', which cpu has not; leave it out"):
         za.Device.open("cpu", runtime="vulkan")
