@@ -23,10 +23,12 @@ from ..tools.check.properties import title
 from ..tools.check.record import Digests, is_of, load_record, make_entry, maker, origin, record_text
 from ..tools.graph.check import CASES as MODELS
 from ..tools.graph.check import CHOSEN, name_of
+from ..tools.harness.bits import oracle
 from ..tools.harness.files import check_file, write_file
+from ..tools.harness.judge import NativeOracle
 from ..tools.harness.split_spec import VARIED_LAYOUTS, parse_split_specs
 from ..tools.harness.tables import grouped
-from .arguments import Subparsers, add_command, installed_runtimes, open_devices
+from .arguments import Subparsers, add_command, installed_runtimes, open_devices, open_oracle
 from .check_graph import check_models
 from .terminal import arithmetic_text, plural, progress_bar, say, say_written
 
@@ -49,6 +51,7 @@ def declare(subparsers: Subparsers) -> None:
     parser.path("--record", "write the digests, for another machine's --against")
     parser.path("--against", "compare with another machine's digests, too")
     parser.flag("--json", "JSON lines on stdout, one per case, then one per device")
+    parser.oracle()
 
 
 def run(args: argparse.Namespace) -> int:
@@ -73,7 +76,8 @@ def run(args: argparse.Namespace) -> int:
     if models:
         with ExitStack() as stack:
             devices = open_devices(stack, chosen_devices(args.device, args.runtime), args.runtime or "vulkan,cpu")
-            entries, failed = check_models(devices, against, args.json, models)
+            processor = open_oracle(stack, args.oracle, devices)
+            entries, failed = check_models(devices, against, args.json, models, processor)
         write_record(args.record, entries)
         return int(failed)
 
@@ -86,9 +90,11 @@ def run(args: argparse.Namespace) -> int:
         if len(cases) >= MANY and any(device.info.kind == "cpu" for device in devices):
             long = f"{'two or three' if args.quick else 'several'} minutes on a CPU"
             say(f"{len(cases)} cases on {plural(len(devices), 'device')}: {long}, less once its shaders are compiled")
+        processor = open_oracle(stack, args.oracle, devices)
+        judge = NativeOracle(processor) if processor else oracle
         outcomes, entries = list[Outcome](), []
         with progress_bar() as progress:
-            for outcome in check(devices, cases, splits, against=against, progress=progress):
+            for outcome in check(devices, cases, splits, against=against, judge=judge, progress=progress):
                 outcomes.append(outcome)
                 print("\n".join(outcome_lines(outcome, args.json, width)), flush=True)
         for device in devices:
