@@ -1,10 +1,12 @@
 """The processor as a device: how it is opened and built, and what its runtime refuses."""
 
 import os
+import platform
 import subprocess
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from zinc_attn.cli.arguments import open_devices
 from zinc_attn.cli.check import chosen_devices
 from zinc_attn.kernels.declarations import COPY_KERNEL
 from zinc_attn.runtime import devices as machine
+from zinc_attn.runtime.cpu import building
 from zinc_attn.runtime.cpu import library as native
 from zinc_attn.runtime.cpu.runtime import CpuRuntime
 from zinc_attn.runtime.protocol import Dispatch, Use
@@ -82,6 +85,29 @@ def test_without_a_compiler_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr(native, "compiler", lambda: None)
     with pytest.raises(errors.RuntimeUnavailableError, match=r"cpu: there is no C.. compiler: install"):
         za.Device.open("cpu")
+
+
+def test_a_library_that_the_wheel_carries_comes_first(cpu, monkeypatch, tmp_path, caplog):
+    """What it has for this processor; what does not serve is said, and the compiler is asked."""
+    built, sources = native.library()._name, tmp_path / "cpu"
+    monkeypatch.setattr(native, "SOURCES", sources)
+    monkeypatch.setattr(native, "compiler", lambda: None)
+    (tmp_path / "cpu_libraries").mkdir()
+    broken, whole = (tmp_path / "cpu_libraries" / f"x86-64{level}.so" for level in ("-v3", ""))
+    whole.write_bytes(Path(built).read_bytes())
+    if platform.machine() != "x86_64":
+        pytest.skip("wheels carry libraries for x86-64")
+    assert native.library.__wrapped__()._name == str(whole) and native.no_compiler() is None and not caplog.messages
+    broken.write_text("no library")
+    monkeypatch.setattr(native, "cpu_facts", lambda: {"flags": " ".join(building.LEVELS["x86-64-v3"][1])})
+    assert native.library.__wrapped__()._name == str(whole) and "x86-64-v3.so of the package does not" in caplog.text
+    whole.unlink()
+    with pytest.raises(errors.KernelError, match=r"run scripts/build_shaders\.py, or install the wheel"):
+        native.library.__wrapped__()
+    sources.mkdir()
+    (sources / "a.cpp").touch()
+    with pytest.raises(errors.RuntimeUnavailableError, match="there is no C"):
+        native.library.__wrapped__()
 
 
 @pytest.mark.parametrize(
