@@ -12,7 +12,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +26,9 @@ class SpirvBuildHook(BuildHookInterface):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         self.compile_shaders(version)
         if self.target_name == "wheel" and version != "editable" and os.environ.get("ZINC_ATTN_WHEEL_CPU") == "1":
-            self.libraries = tempfile.TemporaryDirectory()
-            paths, tag = compile_kernels(Path(self.root), Path(self.libraries.name))
+            paths, tag = compile_kernels(Path(self.root))
             build_data |= {"pure_python": False, "tag": tag}
             build_data.setdefault("force_include", {}).update(paths)
-
-    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        if libraries := getattr(self, "libraries", None):
-            libraries.cleanup()
 
     def compile_shaders(self, version: str) -> None:
         root = Path(self.root)
@@ -53,7 +47,7 @@ class SpirvBuildHook(BuildHookInterface):
             )
 
 
-def compile_kernels(root: Path, folder: Path) -> tuple[dict[str, str], str]:
+def compile_kernels(root: Path) -> tuple[dict[str, str], str]:
     """The processor's libraries, by path with the place of each in the wheel, and the wheel's tag."""
     spec = importlib.util.spec_from_file_location("building", root / "zinc_attn/runtime/cpu/building.py")
     assert spec is not None and spec.loader is not None
@@ -64,7 +58,7 @@ def compile_kernels(root: Path, folder: Path) -> tuple[dict[str, str], str]:
         raise RuntimeError("ZINC_ATTN_WHEEL_CPU=1: expected x86-64 Linux with g++ 12 or later, or CXX that names it")
     sources, paths, newest = sorted((root / "zinc_attn/spirv/cpu").glob("*.cpp")), {}, 0
     for level, (flags, _) in building.LEVELS.items():
-        library = folder / f"{level}.so"
+        library = root / ".cache" / building.CARRIED / f"{level}.so"
         building.build([compiler, *building.FLAGS, *flags], sources, library, building.ALONE)
         paths[str(library)] = f"zinc_attn/spirv/{building.CARRIED}/{level}.so"
         newest = max(newest, *map(int, re.findall(rb"\0GLIBC_2\.(\d+)", library.read_bytes())))
