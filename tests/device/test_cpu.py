@@ -1,5 +1,6 @@
 """The processor as a device: how it is opened and built, and what its runtime refuses."""
 
+import ctypes
 import os
 import platform
 import subprocess
@@ -199,3 +200,18 @@ def test_a_forked_child_is_refused_and_the_parent_goes_on(cpu, rng):
         os._exit(4)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
     same([za.attention(q, k, v, device=cpu)], [before])
+
+
+def test_the_float_mode_of_a_caller_changes_nothing(cpu, rng):
+    """Kernels round to nearest where the calling thread rounds toward zero, which it does again after the call."""
+    libm = ctypes.CDLL(None)
+    q, k, v = arrays(rng)
+    before = za.attention(q, k, v, device=cpu)
+    toward_zero = 0xC00 if platform.machine() == "x86_64" else 0xC00000
+    assert libm.fesetround(toward_zero) == 0
+    try:
+        after, mode = za.attention(q, k, v, device=cpu), libm.fegetround()
+    finally:
+        libm.fesetround(0)
+    assert mode == toward_zero
+    same([after], [before])
