@@ -57,7 +57,7 @@ def _default_device(
     SwiftShader may be the first of several CPU devices, and keeps no compiled code: every process, and every device
     that is opened, would compile its kernels anew. Tests of SwiftShader name it.
     """
-    if NATIVE and getattr(request.module, "NATIVE", None) is True and not FULL:
+    if on_the_processor(request.module, request.node):
         monkeypatch.setenv("ZINC_ATTN_DEVICE", "cpu")
     elif best_device_index is not None and "ZINC_ATTN_DEVICE" not in os.environ:
         monkeypatch.setenv("ZINC_ATTN_DEVICE", str(best_device_index))
@@ -106,6 +106,12 @@ def models_may_attend(one_thread: None) -> Iterator[None]:
         yield
 
 
+def on_the_processor(module: object, test: pytest.Item) -> bool:
+    """Whether a test that is not told a device has the processor: its file says NATIVE, and no mark is of drivers."""
+    marked = any(test.get_closest_marker(name) for name in ("both_dispatchers", "of_drivers"))
+    return NATIVE and getattr(module, "NATIVE", None) is True and not marked and not FULL
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Plain Vulkan for every test, and Kompute for those that are marked ``both_dispatchers``; with --full for all.
 
@@ -113,7 +119,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     never differ, being far from the device, says ONE_DISPATCHER = True. Without --full a test that is marked
     ``one_driver`` leaves out SwiftShader, which keeps no compiled code: each of its kernels takes three seconds.
     Native code of the processor runs all that are not marked ``of_drivers``.
-    A file that says NATIVE = True, whose tests are of what no driver sees, runs on the processor alone.
+    A file that says NATIVE = True, whose tests are of what no driver sees, runs on the processor alone but for these.
     One that says PROCESSOR_TOO = True runs on a Vulkan device and on the processor.
     A file that says EXECUTED = True also runs on gfx1201's machine code, interpreted.
     """
@@ -122,7 +128,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     given = {name for mark in metafunc.definition.iter_markers("parametrize") for name in _names(mark.args[0])}
     if "device" in metafunc.fixturenames and "device" not in given:
         runtimes = [runtime for runtime in RUNTIMES if both or runtime == "vulkan"]
-        runtimes = ["cpu"] if NATIVE and getattr(metafunc.module, "NATIVE", None) is True and not FULL else runtimes
+        runtimes = ["cpu"] if on_the_processor(metafunc.module, metafunc.definition) else runtimes
         runtimes += ["cpu"] if NATIVE and getattr(metafunc.module, "PROCESSOR_TOO", False) else []
         metafunc.parametrize("device", runtimes, indirect=True, scope="session")
     if "any_device" in metafunc.fixturenames and "any_device" not in given:

@@ -15,6 +15,8 @@ from zinc_attn.cache import rows
 from zinc_attn.decode import runner
 from zinc_attn.runtime import loader as libvulkan
 
+NATIVE = True
+
 HEAD_BYTES = {"f32": 256, "f16": 128, "bf16": 128, "q8_0": 64 + 4}  # of a token's K or V
 CUTS = [  # dtype, shape, layers, KV heads of all that fit in a buffer, those of each slice, the buffers' numbers
     *((dtype, "6/3/64", 2, most, cut, [0, 1]) for dtype in DTYPES for most, cut in ((2, [1, 2]), (1, [1, 1, 1]))),
@@ -125,6 +127,7 @@ def test_what_the_cache_says_of_its_memory(device):
     cache.close()
 
 
+@pytest.mark.of_drivers
 def test_a_cache_that_does_not_fit(device, monkeypatch):
     name, limit = device.info.name, device.info.max_buffer_bytes
     tokens = min(limit // (64 * 2) // 16 * 16 + 16, 1 << 24)

@@ -1,9 +1,13 @@
 """The processor as a device: how it is opened and built, and what its runtime refuses."""
 
+import ctypes
 import os
+import platform
 import subprocess
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +15,11 @@ from support import CPU_NATIVE, FULL, same
 
 import zinc_attn as za
 from zinc_attn import errors
+from zinc_attn.cli.arguments import open_devices
+from zinc_attn.cli.check import chosen_devices
 from zinc_attn.kernels.declarations import COPY_KERNEL
 from zinc_attn.runtime import devices as machine
+from zinc_attn.runtime.cpu import building
 from zinc_attn.runtime.cpu import library as native
 from zinc_attn.runtime.cpu.runtime import CpuRuntime
 from zinc_attn.runtime.protocol import Dispatch, Use
@@ -40,8 +47,24 @@ def test_the_processor_is_listed_last_and_named_cpu(cpu):
     *others, last = za.list_devices()
     assert last.native and last == cpu.info and last.index == len(others) and not any(d.native for d in others)
     assert machine.choose([last, *others]).native is (not others)
+
+
+def test_its_runtime_names_it(cpu, monkeypatch, best_device_index):
+    monkeypatch.setenv("ZINC_ATTN_DEVICE", str(best_device_index))
+    with za.Device.open(runtime="cpu") as device, za.Device.open("cpu", runtime="cpu") as named:
+        assert device.info == named.info == cpu.info
+    with pytest.raises(errors.ArgumentError, match=r"'cpu', which .* has not; leave it out, or name the device cpu"):
+        za.Device.open(best_device_index, runtime="cpu")
     with pytest.raises(errors.ArgumentError, match="runtime: got 'vulkan', which cpu has not; leave it out"):
         za.Device.open("cpu", runtime="vulkan")
+    monkeypatch.setenv("ZINC_ATTN_RUNTIME", "cpu")
+    with pytest.raises(errors.ArgumentError, match="runtime: got 'cpu', which"):  # as two variables say
+        za.Device.open()
+    monkeypatch.delenv("ZINC_ATTN_DEVICE")
+    with ExitStack() as stack:  # where there are two kinds, each takes its own
+        found = [*open_devices(stack, [None], None), *open_devices(stack, [best_device_index, "cpu"], "vulkan,cpu")]
+        assert [one.runtime.name for one in found] == ["cpu", "vulkan", "cpu"]
+    assert chosen_devices("all", "cpu") == [cpu.info.index] and cpu.info.index not in chosen_devices("all", "vulkan")
 
 
 def test_without_vulkan_it_is_the_default(monkeypatch, caplog, rng, cpu):
@@ -63,6 +86,29 @@ def test_without_a_compiler_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr(native, "compiler", lambda: None)
     with pytest.raises(errors.RuntimeUnavailableError, match=r"cpu: there is no C.. compiler: install"):
         za.Device.open("cpu")
+
+
+def test_a_library_that_the_wheel_carries_comes_first(cpu, monkeypatch, tmp_path, caplog):
+    """What it has for this processor; what does not serve is said, and the compiler is asked."""
+    built, sources = native.library()._name, tmp_path / "cpu"
+    monkeypatch.setattr(native, "SOURCES", sources)
+    monkeypatch.setattr(native, "compiler", lambda: None)
+    (tmp_path / "cpu_libraries").mkdir()
+    broken, whole = (tmp_path / "cpu_libraries" / f"x86-64{level}.so" for level in ("-v3", ""))
+    whole.write_bytes(Path(built).read_bytes())
+    if platform.machine() != "x86_64":
+        pytest.skip("wheels carry libraries for x86-64")
+    assert native.library.__wrapped__()._name == str(whole) and native.no_compiler() is None and not caplog.messages
+    broken.write_text("no library")
+    monkeypatch.setattr(native, "cpu_facts", lambda: {"flags": " ".join(building.LEVELS["x86-64-v3"][1])})
+    assert native.library.__wrapped__()._name == str(whole) and "x86-64-v3.so of the package does not" in caplog.text
+    whole.unlink()
+    with pytest.raises(errors.KernelError, match=r"run scripts/build_shaders\.py, or install the wheel"):
+        native.library.__wrapped__()
+    sources.mkdir()
+    (sources / "a.cpp").touch()
+    with pytest.raises(errors.RuntimeUnavailableError, match="there is no C"):
+        native.library.__wrapped__()
 
 
 @pytest.mark.parametrize(
@@ -154,3 +200,18 @@ def test_a_forked_child_is_refused_and_the_parent_goes_on(cpu, rng):
         os._exit(4)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
     same([za.attention(q, k, v, device=cpu)], [before])
+
+
+def test_the_float_mode_of_a_caller_changes_nothing(cpu, rng):
+    """Kernels round to nearest where the calling thread rounds toward zero, which it does again after the call."""
+    libm = ctypes.CDLL(None)
+    q, k, v = arrays(rng)
+    before = za.attention(q, k, v, device=cpu)
+    toward_zero = 0xC00 if platform.machine() == "x86_64" else 0xC00000
+    assert libm.fesetround(toward_zero) == 0
+    try:
+        after, mode = za.attention(q, k, v, device=cpu), libm.fegetround()
+    finally:
+        libm.fesetround(0)
+    assert mode == toward_zero
+    same([after], [before])

@@ -13,6 +13,8 @@ from zinc_attn import reference
 from zinc_attn.canonical import constants
 from zinc_attn.canonical.partial import PartialState, PartialStateError
 
+NATIVE = True
+
 
 def test_what_cannot_be_folded(device: za.Device) -> None:
     shape, rng = za.AttnShape(2, 1, 64), np.random.default_rng(3)

@@ -20,6 +20,8 @@ from zinc_attn import errors
 from zinc_attn.cache import files, rows
 from zinc_attn.cache.files import CacheFileError
 
+NATIVE = True
+
 LAYERS = 2
 
 

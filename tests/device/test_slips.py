@@ -2,7 +2,8 @@
 
 Under a file a table has lines ``WHAT BREAKS: TEXT → REPLACEMENT @ TEST``; the file has TEXT once. TEST is a case of
 ``check --quick``, a kind of ``check --graph``, a test of tests/device/ with its parameters, ``bias.of_one_call()`` for
-test_bias.py's, or, of native/, a name of ``NATIVE_TESTS``. No change makes an access out of bounds or a loop that
+test_bias.py's, or, of native/, a name of ``NATIVE_TESTS``. cpu.txt is of the processor, whose source with the slip
+is compiled for any processor of the kind. No change makes an access out of bounds or a loop that
 does not end, so no driver can crash or hang. The default run tries a few slips of each kind, ``--full`` all. Generated
 sizes and rules are in no table: tests compare them with the package's numbers.
 """
@@ -18,21 +19,24 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from broken_cpu import break_library
 from broken_shaders import break_kernels
 from c_cases import CASES
 from c_host import COMPILER, ROOT
 from support import FULL, needs_matrix_units, open_device
 
 import zinc_attn as za
+from zinc_attn.errors import WrongResultError
 from zinc_attn.graph.params import modules
 from zinc_attn.kernels.declarations import MODULES
+from zinc_attn.runtime.cpu.library import no_compiler
 from zinc_attn.tools import check
 from zinc_attn.tools.check import Case
 from zinc_attn.tools.check.record import committed_digests
 from zinc_attn.tools.harness.bits import Output
 from zinc_attn.tools.harness.split_spec import parse_split_specs
 
-FIXTURES = "any_device", "device", "rng", "monkeypatch"
+FIXTURES = "any_device", "device", "cpu", "rng", "monkeypatch", "tmp_path"
 
 
 class Slip(NamedTuple):
@@ -139,10 +143,11 @@ NATIVE_TESTS = {  # the begin of a node id, or all of it
     "fused": "device/test_ggml.py::test_a_fusion_saves",
     "places": "device/test_ggml.py::test_a_line_says",
 }
-SLIPS = [slip for room in ("attend", "graph", "native") for slip in slips(room)]
+SLIPS = [slip for room in ("attend", "graph", "native", "cpu") for slip in slips(room)]
 DEFAULT = {
     *("a wave's maximum", "the cut-off by one", "a copied page's V", "a fifth bit's place", "the head of a slope"),
     *("sums of a chunk that are not fused", "maximum of the row before", "the fold of leaves", "high integers of q"),
+    *("a key that a mask hides", "a signed byte of x"),
     *("small phases", "the last NaN", "the smallest cache", "an overlap that goes on", "rounding of q4_0"),
 }
 
@@ -164,7 +169,7 @@ def test_the_tables_are_of_the_files_and_the_tests():
             assert case in Case.quick(case.arithmetic), slip
         assert slip.test in NATIVE_TESTS if slip.room == "native" else caught_by(slip), slip
     names = {slip.breaks for slip in SLIPS}
-    assert len(names) == len(SLIPS) >= 240 and names >= DEFAULT
+    assert len(names) == len(SLIPS) >= 280 and names >= DEFAULT
 
 
 def put_in(slip, monkeypatch, folder):
@@ -199,17 +204,36 @@ def fails_in_a_copy(slip, folder):
     assert not re.search(r":\d+:\d+: error: ", done.stdout), done.stdout[-2000:]
 
 
+def fails_on_the_processor(slip, rng, monkeypatch, folder):
+    """The test fails where one source of native/cpu is compiled with the slip, or the library is refused."""
+    if no_compiler() is not None:
+        pytest.skip(str(no_compiler()))
+    broken = "attend" if is_a_case(slip) or slip.test.startswith("storage") else "products"
+    broken = "kernels" if slip.file.name in ("glsl.h", "cpp.py") or slip.file.name == "runtime.cpp" else broken
+    break_library(monkeypatch, folder, slip.file, slip.old, slip.new, broken)
+    with pytest.raises((AssertionError, WrongResultError)), za.Device.open("cpu") as device:
+        fixtures = {**dict.fromkeys(("any_device", "device", "cpu"), device), "rng": rng, "tmp_path": folder}
+        caught_by(slip)(monkeypatch=monkeypatch, **fixtures)
+
+
 def chosen():
     """Slips of this run. With ``--full`` what a canonical case catches is tried in arithmetic "fused", too."""
     for slip in SLIPS:
         if FULL or slip.breaks in DEFAULT:
             yield slip
-        if FULL and is_a_case(slip) and Case.parse(slip.test.rpartition(" of ")[2]).arithmetic == "canonical":
+        if (
+            FULL
+            and slip.room != "cpu"
+            and is_a_case(slip)
+            and Case.parse(slip.test.rpartition(" of ")[2]).arithmetic == "canonical"
+        ):
             yield slip._replace(breaks=f"{slip.breaks}, fused", test=f"{slip.test} fused")
 
 
 @pytest.mark.parametrize("slip", list(chosen()), ids=str)
 def test_a_slip_is_caught(slip, rng, monkeypatch, tmp_path):
+    if slip.room == "cpu":
+        return fails_on_the_processor(slip, rng, monkeypatch, tmp_path)
     if slip.room == "native":
         if COMPILER is None:
             pytest.skip("there is no C compiler (package gcc)")

@@ -91,7 +91,7 @@ def places(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _no_device(monkeypatch):
-    monkeypatch.setattr(proof, "list_devices", lambda: [GPU])
+    monkeypatch.setattr(proof, "find_device", lambda *_: GPU)
     for owner, name in ((Device, "open"), (proof.proof, "prove")):
         monkeypatch.setattr(owner, name, lambda *_, **__: pytest.fail("a device was opened before the path was seen"))
 

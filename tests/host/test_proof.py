@@ -78,7 +78,7 @@ def test_the_steps(kit, monkeypatch, tmp_path):
 
 def test_a_wrong_dispatcher_and_a_wrong_limit_are_refused():
     """As $ZINC_ATTN_RUNTIME may name one."""
-    with pytest.raises(ArgumentError, match="runtime: got 'cuda', expected one of kompute, vulkan"):
+    with pytest.raises(ArgumentError, match="runtime: got 'cuda', expected one of kompute, vulkan, cpu"):
         ProofSpec(GPU, "cuda", [SHAPE], [64])
     with pytest.raises(ArgumentError, match="minutes: got 0, expected minutes above 0"):
         ProofSpec(GPU, "vulkan", [SHAPE], [64], budget_s=0)

@@ -124,7 +124,7 @@ USAGE = {  # refused by the parser; the begin of what it says, which ends by nam
 @pytest.fixture(autouse=True)
 def _no_device(monkeypatch, tmp_path):
     monkeypatch.setattr(Device, "open", lambda *_, **__: pytest.fail("a device was opened"))
-    monkeypatch.setattr(proof, "list_devices", lambda: [GPU])
+    monkeypatch.setattr(proof, "find_device", lambda *_: GPU)
     monkeypatch.chdir(tmp_path)
 
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from ..dtypes import storage_dtype
-from ..errors import ArgumentError
+from ..errors import ArgumentError, ZincAttnError
 from ..planning.arithmetic import ARITHMETICS
+from ..runtime.cpu import NAME as CPU
 from ..runtime.device import RUNTIMES, Device, default_runtime, find_device
 from ..shapes import AttnShape
 from ..storage import STORAGE
 from ..tools.models import PRESETS, ModelPreset, find_model
-from .terminal import EX_IOERR, NO_READER
+from .terminal import EX_IOERR, NO_READER, say
 
 Subparsers = Any  # argparse's _SubParsersAction, which it does not export
 
@@ -52,7 +53,7 @@ SHARED: Final[Mapping[str, tuple[str, Callable[[str], Any] | tuple[str, ...], st
     "--dtype": ("T", _dtype, f"storage type of K and V, or K's/V's, for example q8_0/q4_0: {', '.join(STORAGE)}"),
     "--page-size": ("N", int, "tokens per page of the cache"),
     "--device": ("D", str, "index or piece of the name, see 'zinc-attn devices'"),
-    "--runtime": ("R", RUNTIMES, f"dispatcher: {', '.join(RUNTIMES)}"),
+    "--runtime": ("R", RUNTIMES, "dispatcher of a Vulkan device: kompute, vulkan; or cpu, the device cpu's"),
     "--cu": ("N", int, "compute units of the device"),
     "--out": ("DIR", str, "folder of the files, which are written over"),
 }
@@ -103,7 +104,7 @@ class CommandParser(argparse.ArgumentParser):
     def device(self) -> None:
         """--device and --runtime, with the environment's defaults."""
         self.share("--device", said="$ZINC_ATTN_DEVICE, else the best: discrete, integrated, CPU")
-        self.share("--runtime", said="$ZINC_ATTN_RUNTIME, else kompute where kp is built, or vulkan")
+        self.share("--runtime", said="$ZINC_ATTN_RUNTIME, else kompute where kp is built, or vulkan; cpu of cpu")
 
     def arithmetic(self, names: tuple[str, ...] = ARITHMETICS) -> None:
         """--arithmetic of attention, one of ``names``."""
@@ -131,6 +132,13 @@ class CommandParser(argparse.ArgumentParser):
         self.share("--out", said="./COMMAND-DEVICE")
         self.add_argument("--no-picture", dest="picture", action="store_false", help="leave no PNG among the files")
         self.flag("--json", "JSON lines on stdout, as rows are ready, in place of text")
+        self.oracle()
+
+    def oracle(self) -> None:
+        """--oracle."""
+        text = "whose bits judge: numpy, or cpu, native code of the processor, which drawn parts of the run show equal "
+        text += "to NumPy first (default: cpu where it can be had and does not run the calls)"
+        self.add_argument("--oracle", choices=("cpu", "numpy"), help=text)
 
     def model(self, *, layers: bool = False, shapes: str | None = None) -> None:
         """--model or --shape, and with ``layers`` --layers. shapes: those of --shape, which then takes a list."""
@@ -166,23 +174,40 @@ def add_command(
 
 
 def installed_runtimes() -> str:
-    """The dispatchers that are installed, as --runtime takes them."""
-    return ",".join(RUNTIMES if default_runtime() == "kompute" else ("vulkan",))
+    """The runtimes that are installed, as --runtime takes them."""
+    return ",".join(RUNTIMES[default_runtime() == "vulkan" :])
 
 
 def open_devices(stack: ExitStack, names: list[Any], runtimes: str | None) -> list[Device]:
-    """Every device of ``names`` on every dispatcher of ``runtimes``, the text of --runtime, or on the default one. The
-    processor has no dispatcher.
+    """Every device of ``names`` on every one of ``runtimes``, the text of --runtime, that it has, or on its default.
 
-    ``stack`` closes them.
+    ``stack`` closes them. ArgumentError: a device has none of ``runtimes``.
     """
     chosen = [None] if runtimes is None else list(dict.fromkeys(name.strip() for name in runtimes.split(",")))
     found = []
     for name in names:
-        native = find_device(name).native
-        for runtime in [None] if native else chosen:
+        native = find_device(name, runtimes).native
+        fitting = [runtime for runtime in chosen if runtime is None or native == (runtime == CPU)]
+        for runtime in fitting or chosen[:1]:  # which it has not
             found.append(stack.enter_context(Device.open(name, runtime=runtime)))
     return found
+
+
+def open_oracle(stack: ExitStack, name: str | None, devices: Sequence[Device]) -> Device | None:
+    """The processor, whose native code judges the run on ``devices``, and a line on stderr that says who judges; None
+    for NumPy. name: of --oracle. ArgumentError: the processor would judge itself. ``stack`` closes it."""
+    judged, device, why = any(one.info.native for one in devices), None, ""
+    if name == CPU and judged:
+        raise ArgumentError("oracle: got cpu, which would judge itself, expected numpy, or another --device")
+    if name != "numpy" and not judged:
+        try:
+            device = stack.enter_context(Device.open(CPU))
+        except ZincAttnError as error:
+            if name == CPU:
+                raise
+            why = f" ({error})"
+    say(f"oracle: {'native code, whose bits drawn parts of this run compare with NumPy' if device else 'NumPy'}{why}")
+    return device
 
 
 def chosen_model(args: argparse.Namespace) -> ModelPreset:

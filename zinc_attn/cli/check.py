@@ -14,6 +14,7 @@ from ..checks import plain
 from ..decode.arithmetic import check_arithmetic
 from ..errors import ArgumentError
 from ..planning.arithmetic import EXACT
+from ..runtime.cpu import NAME as CPU
 from ..runtime.device import Device, list_devices
 from ..tools.check import Case, check
 from ..tools.check.data import KINDS, MASKS
@@ -22,10 +23,12 @@ from ..tools.check.properties import title
 from ..tools.check.record import Digests, is_of, load_record, make_entry, maker, origin, record_text
 from ..tools.graph.check import CASES as MODELS
 from ..tools.graph.check import CHOSEN, name_of
+from ..tools.harness.bits import oracle
 from ..tools.harness.files import check_file, write_file
+from ..tools.harness.judge import NativeOracle
 from ..tools.harness.split_spec import VARIED_LAYOUTS, parse_split_specs
 from ..tools.harness.tables import grouped
-from .arguments import Subparsers, add_command, installed_runtimes, open_devices
+from .arguments import Subparsers, add_command, installed_runtimes, open_devices, open_oracle
 from .check_graph import check_models
 from .terminal import arithmetic_text, plural, progress_bar, say, say_written
 
@@ -43,11 +46,12 @@ def declare(subparsers: Subparsers) -> None:
     parser.arithmetic(("canonical", "fused", "integer", "matrix"))
     parser.share("--splits", VARIED_LAYOUTS, several=True)
     parser.share("--device", said="$ZINC_ATTN_DEVICE, else the best one", several=True)
-    said = f"{installed_runtimes()}; with --quick $ZINC_ATTN_RUNTIME, else the first of them; with --graph vulkan"
+    said = f"{installed_runtimes()}; with --quick $ZINC_ATTN_RUNTIME, else the first of them; with --graph vulkan,cpu"
     parser.share("--runtime", said=said, several=True)
     parser.path("--record", "write the digests, for another machine's --against")
     parser.path("--against", "compare with another machine's digests, too")
     parser.flag("--json", "JSON lines on stdout, one per case, then one per device")
+    parser.oracle()
 
 
 def run(args: argparse.Namespace) -> int:
@@ -71,23 +75,26 @@ def run(args: argparse.Namespace) -> int:
         )
     if models:
         with ExitStack() as stack:
-            devices = open_devices(stack, chosen_devices(args.device), args.runtime or "vulkan")
-            entries, failed = check_models(devices, against, args.json, models)
+            devices = open_devices(stack, chosen_devices(args.device, args.runtime), args.runtime or "vulkan,cpu")
+            processor = open_oracle(stack, args.oracle, devices)
+            entries, failed = check_models(devices, against, args.json, models, processor)
         write_record(args.record, entries)
         return int(failed)
 
     with ExitStack() as stack:
         default = None if args.quick and args.arithmetic in EXACT else installed_runtimes()
-        devices = open_devices(stack, chosen_devices(args.device), args.runtime or default)
+        devices = open_devices(stack, chosen_devices(args.device, args.runtime), args.runtime or default)
         for device, dtype in product(devices, dict.fromkeys(case.dtype for case in cases)):
             check_arithmetic(args.arithmetic, device, dtype, *dict.fromkeys(case.shape for case in cases))
         check_sources(args.arithmetic, against, devices)
         if len(cases) >= MANY and any(device.info.kind == "cpu" for device in devices):
             long = f"{'two or three' if args.quick else 'several'} minutes on a CPU"
             say(f"{len(cases)} cases on {plural(len(devices), 'device')}: {long}, less once its shaders are compiled")
+        processor = open_oracle(stack, args.oracle, devices)
+        judge = NativeOracle(processor) if processor else oracle
         outcomes, entries = list[Outcome](), []
         with progress_bar() as progress:
-            for outcome in check(devices, cases, splits, against=against, progress=progress):
+            for outcome in check(devices, cases, splits, against=against, judge=judge, progress=progress):
                 outcomes.append(outcome)
                 print("\n".join(outcome_lines(outcome, args.json, width)), flush=True)
         for device in devices:
@@ -127,10 +134,12 @@ def check_sources(arithmetic: str, against: Mapping[str, Digests], devices: Sequ
         )
 
 
-def chosen_devices(names: str | None) -> list[Any]:
-    """The devices of --device: "all", or indices or pieces of names; without it the best one, None."""
+def chosen_devices(names: str | None, runtimes: str | None) -> list[Any]:
+    """The devices of --device: "all" that have one of --runtime, or indices or pieces of names; without it the best
+    one, None."""
     if names == "all":
-        return [d.index for d in list_devices()]
+        native = {name.strip() == CPU for name in runtimes.split(",")} if runtimes else {False, True}
+        return [d.index for d in list_devices() if d.native in native]
     return [name.strip() for name in names.split(",")] if names else [None]
 
 

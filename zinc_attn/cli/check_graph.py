@@ -14,13 +14,17 @@ from ..tools.graph.check import CASES, GraphOutcome, check_graph, name_of
 
 
 def check_models(
-    devices: Sequence[Device], against: Mapping[str, Digests], as_json: bool = False, cases: Sequence[str] = CASES
+    devices: Sequence[Device],
+    against: Mapping[str, Digests],
+    as_json: bool = False,
+    cases: Sequence[str] = CASES,
+    processor: Device | None = None,
 ) -> tuple[list[dict[str, Any]], bool]:
     """The entries of a record, and whether some bits differ; prints a line a model, and a device's digest."""
     entries, failed = [], False
     for device in devices:
         found = {}
-        for outcome in check_graph(device, cases):
+        for outcome in check_graph(device, cases, processor):
             faults = [one for one in (outcome.fault, *_others(outcome, against)) if one]
             failed |= bool(faults)
             found[name_of(outcome.kind)] = outcome.digest

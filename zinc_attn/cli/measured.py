@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..decode.arithmetic import check_arithmetic
+from ..tools.harness.bits import Judge, oracle
 from ..tools.harness.files import check_out, write_file
 from ..tools.harness.inputs import parse_contexts
+from ..tools.harness.judge import NativeOracle
 from ..tools.harness.split_spec import parse_split_specs
 from ..tools.harness.tables import figure, grouped
 from ..tools.measure import MODELED, CallSpec, Row, measure_calls, rows_png
 from ..tools.measure.rows import LINE
 from ..tools.models import ModelPreset, slug
-from .arguments import open_devices
+from .arguments import open_devices, open_oracle
 from .terminal import need, note_cpu, plural, print_json, print_rows, progress_bar, say_written
 
 Record = Mapping[str, Any]
@@ -80,18 +82,21 @@ def run_calls(
         info = devices[0].info
         runtimes = [one.runtime.name for one in devices]
         note_cpu(info)
+        processor = open_oracle(stack, args.oracle, devices)
+        judge: Judge = NativeOracle(processor) if processor else oracle
+        by = {"oracle": "cpu" if processor else "numpy"}
         if not args.json:
             print(f"{info.name} ({info.driver}), {', '.join(runtimes)}\n{about}", flush=True)
         progress, rows = stack.enter_context(progress_bar()), list[Row]()
-        for row in chain.from_iterable(measure(devices, mine, progress=progress) for mine in specs):
+        for row in chain.from_iterable(measure(devices, mine, progress=progress, judge=judge) for mine in specs):
             rows.append(row)
             if args.json:
-                print_json([row.record()])
+                print_json([row.record() | by])
     if not args.json:
         (show or print_measured)(rows)
     if all(row.status == "refused" for row in rows if row.runtime in runtimes):
         return 2  # and what an earlier run left stays
-    records = [row.record() for row in rows]
+    records = [row.record() | by for row in rows]
     shown = [one for one in (*records, *beside) if one["measure"] in ("call", "step", MODELED)]
     field, headline = figure_of
     notes = f"{about.replace(chr(10), '; ')}\n{info.name}, {info.driver}, through {', '.join(runtimes)}"

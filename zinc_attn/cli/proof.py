@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import os
 from datetime import datetime, timezone
 from pathlib import Path
 
-from ..runtime.device import default_runtime, list_devices
-from ..runtime.devices import choose
+from ..runtime.device import find_device, runtime_of
 from ..tools import proof
 from ..tools.harness.files import check_out
 from ..tools.harness.inputs import parse_contexts
@@ -36,12 +34,11 @@ def declare(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prove, print a line per step, and write the report. 0: all is well; 1: a step is not."""
-    device = args.device if args.device is not None else os.environ.get("ZINC_ATTN_DEVICE") or None
-    info = choose(list_devices(), device)
+    info = find_device(args.device, args.runtime)
     contexts = args.contexts or proof.CONTEXTS["quick" if args.quick else "cpu" if info.kind == "cpu" else "gpu"]
     spec = proof.ProofSpec(
         info,
-        args.runtime or os.environ.get("ZINC_ATTN_RUNTIME") or default_runtime(),
+        runtime_of(info, args.runtime),
         parse_shapes(args.shape),
         parse_contexts(contexts),
         restarts=args.restarts if args.restarts is not None else 1 if args.quick else proof.RESTARTS,

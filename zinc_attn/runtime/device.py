@@ -19,6 +19,7 @@ from ..kernels.dispatches import KernelCall
 from ..kernels.matrix import matrix_workgroup
 from ..planning.arithmetic import Arithmetic
 from ..shapes import AttnShape
+from . import cpu
 from . import devices as machine
 from .cpu import CpuRuntime, cpu_info
 from .kompute import KomputeRuntime, host_info, load_kp
@@ -29,7 +30,11 @@ from .protocol import Buffer, DeviceInfo, Dispatch, Kernel, Recording, Runtime
 from .vulkan import VulkanRuntime
 
 SPIRV = Path(__file__).parents[1] / "spirv"
-_DISPATCHERS: Final[dict[str, Callable[[DeviceInfo], Runtime]]] = {"kompute": KomputeRuntime, "vulkan": VulkanRuntime}
+_DISPATCHERS: Final[dict[str, Callable[[DeviceInfo], Runtime]]] = {
+    "kompute": KomputeRuntime,
+    "vulkan": VulkanRuntime,
+    CpuRuntime.name: CpuRuntime,
+}
 RUNTIMES = tuple(_DISPATCHERS)
 _LOG: Final = logging.getLogger("zinc_attn")
 
@@ -49,13 +54,36 @@ def list_devices() -> list[DeviceInfo]:
     return [*found, cpu_info(len(found))]
 
 
-def find_device(device: int | str | None = None) -> DeviceInfo:
+def find_device(device: int | str | None = None, runtime: str | None = None) -> DeviceInfo:
     """The device that ``Device.open`` opens."""
-    return machine.choose(list_devices(), os.environ.get("ZINC_ATTN_DEVICE") or None if device is None else device)
+    if device is None and runtime != CpuRuntime.name:
+        device = os.environ.get("ZINC_ATTN_DEVICE") or None
+    if device is None and asked_runtime(runtime) == CpuRuntime.name:
+        device = cpu.NAME
+    return machine.choose(list_devices(), device)
+
+
+def asked_runtime(runtime: str | None) -> str | None:
+    """``runtime``, else $ZINC_ATTN_RUNTIME, if it is one; None where neither is given."""
+    asked = (os.environ.get("ZINC_ATTN_RUNTIME") or None) if runtime is None else runtime
+    if asked is not None and (not isinstance(asked, str) or asked not in RUNTIMES):
+        raise ArgumentError(f"runtime: got {shown(asked)}, expected one of {', '.join(RUNTIMES)}")
+    return asked
+
+
+def runtime_of(info: DeviceInfo, runtime: str | None = None) -> str:
+    """The runtime by which ``Device.open`` opens a device. ArgumentError: ``runtime`` is not one of the device's."""
+    asked = asked_runtime(runtime)
+    if asked is None or (info.native and runtime is None):
+        return CpuRuntime.name if info.native else default_runtime()
+    if info.native != (asked == CpuRuntime.name):
+        other = "" if info.native else ", or name the device cpu"
+        raise ArgumentError(f"runtime: got {shown(asked)}, which {info.name} has not; leave it out{other}")
+    return asked
 
 
 def default_runtime() -> str:
-    """The dispatcher of ``Device.open`` where none is named."""
+    """The dispatcher of a Vulkan device where none is named."""
     try:
         load_kp()
     except RuntimeUnavailableError:
@@ -125,24 +153,16 @@ class Device(Uncopied, instead="Device.open opens it in another process"):
 
         device: None for $ZINC_ATTN_DEVICE or else the best (discrete, integrated, cpu); an index of list_devices(),
         or a piece of the name; "cpu" is the processor itself, which is the best where there is no Vulkan device, and
-        has no other runtime. runtime: "kompute" or "vulkan"; None for $ZINC_ATTN_RUNTIME, or else "kompute" where
-        its package kp is installed as scripts/build_kp.sh builds it, and "vulkan" where it is not: the same bits.
+        is meant where runtime="cpu", its only one. runtime: "kompute" or "vulkan"; None for $ZINC_ATTN_RUNTIME, or else
+        "kompute" where its package kp is installed as scripts/build_kp.sh builds it, and "vulkan" where it is not: the
+        same bits.
         DeviceNotFoundError, NoVulkanError, RuntimeUnavailableError.
         """
-        if runtime is not None and (not isinstance(runtime, str) or runtime not in (*RUNTIMES, CpuRuntime.name)):
-            raise ArgumentError(f"runtime: got {shown(runtime)}, expected one of {', '.join(RUNTIMES)}")
-        info = find_device(device)
-        if info.native:
-            if device is None and not os.environ.get("ZINC_ATTN_DEVICE"):
-                _LOG.warning("there is no Vulkan device: the processor runs the kernels, as native code")
-            if runtime not in (None, CpuRuntime.name):
-                raise ArgumentError(f"runtime: got {shown(runtime)}, which {info.name} has not; leave it out")
-            return cls(CpuRuntime(info))
-        if runtime is None:
-            runtime = os.environ.get("ZINC_ATTN_RUNTIME") or default_runtime()
-        if not isinstance(runtime, str) or runtime not in RUNTIMES:
-            raise ArgumentError(f"runtime: got {shown(runtime)}, expected one of {', '.join(RUNTIMES)}")
-        return cls(_DISPATCHERS[runtime](info))
+        named = device is not None or os.environ.get("ZINC_ATTN_DEVICE") or asked_runtime(runtime) == CpuRuntime.name
+        info = find_device(device, runtime)
+        if info.native and not named:
+            _LOG.warning("there is no Vulkan device: the processor runs the kernels, as native code")
+        return cls(_DISPATCHERS[runtime_of(info, runtime)](info))
 
     @classmethod
     def from_kompute(cls, manager: Any, index: int | None = None) -> Device:

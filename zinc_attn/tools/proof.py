@@ -34,6 +34,7 @@ from ..checks import check_int, plain
 from ..errors import ArgumentError
 from ..files import read_json
 from ..kernels.declarations import MATRIX
+from ..runtime.cpu import NAME as CPU
 from ..runtime.device import RUNTIMES, SPIRV, build_record
 from ..runtime.protocol import DeviceInfo
 from ..shapes import AttnShape
@@ -123,7 +124,8 @@ class ProofSpec:
         for options in [*checks, UNITS_CHECK] if units else checks:
             yield Step("check", (*options, *on), (*own, "check"))
         if self.info.integer_dots:  # which products of quantized weights need
-            yield Step("check", (*GRAPH_CHECK, *on[:3], "vulkan", "--json"), (*own, "check"))
+            runtime = CPU if self.info.native else "vulkan"
+            yield Step("check", (*GRAPH_CHECK, *on[:3], runtime, "--json"), (*own, "check"))
         if self.info.integer_dots and self.kit:
             program = sys.executable, str(self.kit.with_name("llama_kit.py"))
             models = models_of(self.kit)

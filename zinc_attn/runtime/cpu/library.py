@@ -1,4 +1,5 @@
-"""The library of native kernels: built once by the host's C++ compiler, kept in the package's cache folder."""
+"""The library of native kernels: one that the wheel carries, or one that the host's C++ compiler makes once, which the
+package's cache folder keeps."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
@@ -17,10 +19,10 @@ from typing import Any, Final
 
 from ...errors import KernelError, RuntimeUnavailableError, WrongResultError
 from ...files import cache_folder
+from . import building
 
 SOURCES: Final = Path(__file__).parents[2] / "spirv" / "cpu"  # scripts/build_shaders.py puts them there
-# -ffp-contract=off: no product is fused with a sum. $ZINC_ATTN_CPU_FLAGS: in the place of -march=native.
-FLAGS: Final = ("-std=c++20", "-O3", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra", "-pthread")
+_INSTALL: Final = "there is no C++ compiler: install g++ 12 or later, or set CXX"
 _LOG: Final = logging.getLogger("zinc_attn")
 
 
@@ -45,10 +47,10 @@ def compiler() -> str | None:
 
 
 def no_compiler() -> str | None:
-    """Why kernels cannot be built; None where they can."""
+    """Why there can be no library; None where there is one, or a compiler."""
     if os.name != "posix":
         return "native kernels are for Linux and other systems with POSIX threads"
-    return None if compiler() else "there is no C++ compiler: install g++ 12 or later, or set CXX"
+    return None if next(_carried(), None) or compiler() else _INSTALL
 
 
 @cache
@@ -69,19 +71,38 @@ def machine_flags() -> str:
 @cache
 def library() -> Any:
     """The library, loaded. RuntimeUnavailableError: there is no compiler, or no place for what it makes; KernelError:
-    it does not compile the sources; WrongResultError: results would have other bits."""
+    it does not compile the sources; WrongResultError: results would have other bits.
+
+    $ZINC_ATTN_CPU_FLAGS: of a library that is compiled, in the place of -march=native.
+    """
+    for carried in _carried():
+        try:
+            return _declared(ctypes.CDLL(str(carried)))
+        except (OSError, WrongResultError) as error:  # the next one, or one that is compiled here, may serve
+            _LOG.warning("cpu: the library %s of the package does not serve: %s", carried.name, error)
     if not (files := sorted(SOURCES.glob("*"))):
         raise KernelError(f"{SOURCES} is missing; run scripts/build_shaders.py, or install the wheel")
-    if why := no_compiler():
-        raise RuntimeUnavailableError(f"cpu: {why}")
-    path = str(compiler())
-    command = [path, *FLAGS, *os.environ.get("ZINC_ATTN_CPU_FLAGS", "-march=native").split()]
+    if (why := no_compiler()) or (path := compiler()) is None:
+        raise RuntimeUnavailableError(f"cpu: {why or _INSTALL}")
+    command = [path, *building.FLAGS, *os.environ.get("ZINC_ATTN_CPU_FLAGS", "-march=native").split()]
     key = hashlib.sha256("\0".join([*command, machine_flags(), str(os.stat(path).st_mtime_ns)]).encode())
     for file in files:
         key.update(file.read_bytes())
     with ExitStack() as stack:  # without a cache folder the library lives as long as the process
         folder = cache_folder() or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="zinc_attn.")))
         loaded = _loaded(command, files, folder / "cpu" / f"{key.hexdigest()[:32]}.so")
+    return _declared(loaded)
+
+
+def _carried() -> Iterator[Path]:
+    """What the wheel has for this processor, the best first; none where the flags of a library are given."""
+    if "ZINC_ATTN_CPU_FLAGS" in os.environ:
+        return iter(())
+    return building.carried(SOURCES.with_name(building.CARRIED), set(cpu_facts().get("flags", "").split()))
+
+
+def _declared(loaded: Any) -> Any:
+    """The library with its functions' types. WrongResultError: its results would have other bits."""
     loaded.zinc_cpu_fault.restype = ctypes.c_char_p
     loaded.zinc_cpu_kernel.restype = loaded.zinc_cpu_open.restype = ctypes.c_void_p
     loaded.zinc_cpu_kernel.argtypes = (ctypes.c_char_p,)
@@ -96,9 +117,13 @@ def _loaded(command: list[str], files: list[Path], target: Path) -> ctypes.CDLL:
     """The library ``target``, which is built where it is not there."""
     try:
         if not target.exists():
-            _build(command, [file for file in files if file.suffix == ".cpp"], target)
+            _LOG.warning("cpu: compiling the kernels for this processor, which takes some seconds, once")
+            building.build(command, [file for file in files if file.suffix == ".cpp"], target)
         return ctypes.CDLL(str(target))
     except (OSError, subprocess.CalledProcessError) as error:
+        if said := getattr(error, "stderr", None):
+            text = f"cpu: {command[0]} does not compile the kernels; use g++ 12 or later:\n{said[-2000:]}"
+            raise KernelError(text) from error
         hint = "set ZINC_ATTN_CACHE_DIR to a folder that can be written, and whose files may be executed"
         raise RuntimeUnavailableError(f"cpu: {target} cannot be made or loaded ({error}); {hint}") from error
 
@@ -110,20 +135,3 @@ def pool(pid: int, threads: int) -> int:
     if made is None:
         raise MemoryError
     return made
-
-
-def _build(command: list[str], sources: list[Path], target: Path) -> None:
-    """Compile the files side by side, and link them."""
-    _LOG.warning("cpu: compiling the kernels for this processor, which takes some seconds, once")
-    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with tempfile.TemporaryDirectory(dir=target.parent) as staging:
-        objects = [str(Path(staging) / f"{source.stem}.o") for source in sources]
-        commands = [[*command, "-c", str(source), "-o", made] for source, made in zip(sources, objects, strict=True)]
-        running = [subprocess.Popen(one, stderr=subprocess.PIPE, text=True) for one in commands]
-        said = [one.communicate()[1] for one in running]
-        if any(one.returncode for one in running):
-            errors = "".join(said)[-2000:]
-            raise KernelError(f"cpu: {command[0]} does not compile the kernels; use g++ 12 or later:\n{errors}")
-        made = Path(staging) / target.name
-        subprocess.run([*command, "-shared", *objects, "-o", str(made)], check=True)
-        made.replace(target)

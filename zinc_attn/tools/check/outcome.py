@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from ...planning.arithmetic import EXACT
-from ..harness.bits import ORACLE_PRODUCTS, Output, compare, oracle, oracle_options, truth
+from ..harness.bits import ORACLE_PRODUCTS, Judge, Output, compare, oracle, oracle_options, truth
 from .cases import Case
 from .data import Data
 from .record import COMMITTED, Digests, make_entry, record_text
@@ -77,11 +77,11 @@ class Outcome:
             self.faults.append(Fault(prop, variation, found.text(ulp=True)))
         return found is None
 
-    def judge(self, data: Data, known: Mapping[str, Digests]) -> None:
+    def judge(self, data: Data, known: Mapping[str, Digests], by: Judge = oracle) -> None:
         """Property 10: the digest against those ``known``, by source; and property 11, the error against float64.
 
         The committed record stands for the oracle, which is asked where that lacks the case, or where digests differ:
-        it names the element. No oracle has the bits of matrix units.
+        it names the element. by: the oracle. None has the bits of matrix units.
         """
         if self.result is None:
             return
@@ -94,14 +94,14 @@ class Outcome:
         else:
             self.verified = "record"
             if differing or COMMITTED not in expected:
-                agrees = self._ask_oracle(self.result, data)
+                agrees = self._ask_oracle(self.result, data, by)
         for source, want in differing.items():
             self.faults.append(Fault(10, source, f"digest {digest[:16]}, expected {want[:16]}{agrees}"))
 
-    def _ask_oracle(self, result: Output, data: Data) -> str:
+    def _ask_oracle(self, result: Output, data: Data, by: Judge) -> str:
         """Compare with the oracle's bits. Returns what to say of a digest that differs although these are equal."""
-        want = oracle_output(self.case, data)
-        if not self.compare(10, "the NumPy oracle", result, want):
+        want = oracle_output(self.case, data, judge=by)
+        if not self.compare(10, "the oracle" if by is not oracle else "the NumPy oracle", result, want):
             self.verified = ""
             return ""
         self.verified = "oracle (sampled heads)" if len(want.lse) < len(result.lse) else "oracle"
@@ -139,10 +139,10 @@ def reference_arguments(case: Case, data: Data, products: int = ORACLE_PRODUCTS)
     return case.query(data), data.k, data.v, case.dtype, 1 if sampled else None, masking
 
 
-def oracle_output(case: Case, data: Data, products: int = ORACLE_PRODUCTS) -> Output:
+def oracle_output(case: Case, data: Data, products: int = ORACLE_PRODUCTS, judge: Judge = oracle) -> Output:
     """The oracle's output; where it takes more than ``products``, that of the last KV head's query heads alone."""
     q, k, v, dtype, heads, masking = reference_arguments(case, data, products)
-    return oracle(q, k, v, dtype, heads, masking | oracle_options(case.arithmetic))
+    return judge(q, k, v, dtype, heads, masking | oracle_options(case.arithmetic))
 
 
 def make_record(cases: Iterable[Case]) -> str:

@@ -20,7 +20,7 @@ from ...errors import LimitError
 from ...planning.arithmetic import EXACT
 from ...runtime.device import Device
 from ...storage import storage_types
-from ..harness.bits import F32, Output
+from ..harness.bits import F32, Judge, Output, oracle
 from ..harness.planned_attention import PlannedAttention, PlanRule
 from ..harness.progress import Progress, Steps
 from ..harness.split_spec import SplitSpec
@@ -42,10 +42,12 @@ def check(
     splits: Seq[SplitSpec],
     *,
     against: Mapping[str, Digests] | None = None,
+    judge: Judge = oracle,
     progress: Progress | None = None,
 ) -> Iterator[Outcome]:
     """Every case on every device, compared with the committed record, with ``against`` and with the first device.
 
+    judge: the oracle of a case that the record lacks.
     A device holds shards of the sequence together with the other ones; where there are none, it holds two shards.
     """
     known = {COMMITTED: committed_digests(), **(against or {})}
@@ -61,7 +63,7 @@ def check(
             except (LimitError, MemoryError) as error:  # DeviceMemoryError is a MemoryError
                 outcome.refused = str(error) or "no room in host memory"
             exact = case.arithmetic in EXACT
-            outcome.judge(data, {source: d for source, d in known.items() if exact or is_of(source, device)})
+            outcome.judge(data, {source: d for source, d in known.items() if exact or is_of(source, device)}, judge)
             if exact and first and first.result and outcome.result:
                 outcome.compare(10, f"unlike {first.subject}", outcome.result, first.result)
             first = first or outcome

@@ -18,7 +18,7 @@ from ...runtime.device import Device
 from .device import OnDevice
 from .hybrid import HYBRIDS, Operations, hybrid, make_layers
 from .model import KINDS, TOKENS, logits, make_model
-from .oracle import Oracle
+from .oracle import DrawnOracle, Oracle
 from .recurrent import LAYERS, layer
 
 RECORD: Final = Path(__file__).with_name("record.json")
@@ -79,8 +79,10 @@ def passes(case: str) -> Callable[[Operations, tuple[int, ...]], F32]:
     return partial(hybrid, case, make_layers(case)) if case in HYBRIDS else partial(layer, case)
 
 
-def check_graph(device: Device, cases: Sequence[str] = CASES) -> Iterator[GraphOutcome]:
-    """An outcome for each case, one of CASES or CHOSEN.
+def check_graph(
+    device: Device, cases: Sequence[str] = CASES, processor: Device | None = None
+) -> Iterator[GraphOutcome]:
+    """An outcome for each case, one of CASES or CHOSEN. processor: runs the oracle's operations that are not drawn.
 
     UnsupportedError: the device has no integer dot product here.
     """
@@ -93,8 +95,9 @@ def check_graph(device: Device, cases: Sequence[str] = CASES) -> Iterator[GraphO
     known = committed()
     for kind in cases:
         forward, found, operations, fault = passes(kind), list[str](), 0, ""
+        oracle = DrawnOracle(OnDevice(processor), kind) if processor else Oracle()
         for pieces in PIECES:
-            of = _Compared(OnDevice(device), Oracle())
+            of = _Compared(OnDevice(device), oracle)
             found.append(digest(forward(of, pieces)))
             operations, fault = operations + of.count, fault or of.fault
         if not fault and len(set(found)) > 1:

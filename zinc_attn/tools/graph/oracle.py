@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+import zlib
+from collections.abc import Callable
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...canonical.emulate import emulate
 from ...canonical.state import F32
+from ...errors import WrongResultError
 from ...graph import blocks, elementwise, moves, products, recurrent, routing, rows
 from ...graph.declarations import FLOAT_TYPES
 from ...graph.rope import Rope, rope
-from .hybrid import ROUTE_LEAST
+from .hybrid import ROUTE_LEAST, Operations
 from .model import Matrix
+
+DRAWN: Final = 8  # one of so many operations is drawn
 
 
 class Oracle:
@@ -77,3 +82,31 @@ class Oracle:
     def scan(self, state: F32, x: F32, dt: F32, a: F32, b: F32, c: F32) -> F32:
         made = recurrent.ssm_scan(state[None], x[None], dt[None], a, b[None], c[None], np.zeros(1, np.int32))
         return np.concatenate([made.scores.reshape(-1), made.kept.reshape(-1)])
+
+
+class DrawnOracle:
+    """``Oracle``'s operations by native code of the processor.
+
+    NumPy makes the first one of a name and a type of weights, too, and those of the others that the case draws.
+    WrongResultError: native code has other bits.
+    """
+
+    def __init__(self, native: Operations, case: str) -> None:
+        self._native, self._numpy, self._shown = native, Oracle(), set[tuple[str, ...]]()
+        self._rng = np.random.default_rng(zlib.crc32(case.encode()))
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def operation(*given: Any) -> Any:
+            got = getattr(self._native, name)(*given)
+            kind = name, *(x if isinstance(x, str) else x.kind for x in given if isinstance(x, str | Matrix))
+            if self._rng.integers(DRAWN) == 0 or kind not in self._shown:
+                want = getattr(self._numpy, name)(*given)
+                if not np.array_equal(got.view(np.uint32), want.view(np.uint32)):
+                    raise WrongResultError(
+                        f"oracle: native code of the processor has other bits than NumPy in {' '.join(kind)}; use "
+                        "--oracle numpy"
+                    )
+                self._shown.add(kind)
+            return got
+
+        return operation

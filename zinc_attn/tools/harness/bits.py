@@ -51,6 +51,7 @@ class Truth(NamedTuple):
 
 
 Expected = Output | Truth  # what a call must give: these bits, or numbers within the bound of matrix arithmetic
+Judge = Callable[..., Output]  # ``oracle``, or what has its arguments and its bits
 
 
 def oracle(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ... import reference
-from ..harness.bits import F32, F64, Expected, Output, by_kv_head, compare, oracle, oracle_options, truth
+from ..harness.bits import F32, F64, Expected, Judge, Output, by_kv_head, compare, oracle, oracle_options, truth
 from ..harness.inputs import Inputs
 from .spec import CallSpec
 
@@ -17,8 +17,8 @@ class Expectation:
     many as ``spec.oracle_products`` allows, and at least a row of one head.
     """
 
-    def __init__(self, spec: CallSpec, context: int) -> None:
-        self.spec, shape = spec, spec.shape
+    def __init__(self, spec: CallSpec, context: int, judge: Judge = oracle) -> None:
+        self.spec, self.judge, shape = spec, judge, spec.shape
         row = spec.batch * context * shape.group * max(shape.head_dim, shape.v_head_dim)  # products of one KV head
         self.rows = min(max(spec.oracle_products // row, 1), spec.q_len)
         self.kv_heads = min(max(spec.oracle_products // (row * self.rows), 1), shape.kv_heads)
@@ -33,7 +33,7 @@ class Expectation:
         if sequence == len(self.sequences):
             arguments = data.q[-self.rows :], data.k, data.v, self.spec.dtype, self.kv_heads
             options = oracle_options(self.spec.arithmetic)
-            self.sequences.append(truth(*arguments) if self.spec.bounded else oracle(*arguments, options))
+            self.sequences.append(truth(*arguments) if self.spec.bounded else self.judge(*arguments, options))
             if self.spec.against:
                 self.truth = next(by_kv_head(reference.attention, data.q, data.k, data.v, self.spec.dtype, None, None))
 

@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 
 from ...errors import LimitError
 from ...runtime.device import Device
+from ..harness.bits import Judge, oracle
 from ..harness.progress import Progress, Steps
 from .calls import CachedCalls, Subject
 from .expected import Expectation
@@ -32,12 +33,14 @@ def measure_calls(
     specs: Sequence[CallSpec],
     *,
     progress: Progress | None = None,
+    judge: Judge = oracle,
     wrap_call: Callable[[Subject], Subject] = lambda call: call,
 ) -> Iterator[Row]:
     """Verify the calls of every spec on every device under every layout, and time those of a context in turns.
 
     devices: dispatchers on one physical device; specs: of one shape and the same contexts. Each row comes when it is
     ready. A call for which the device has no room gives a row with status "refused".
+    judge: computes the bits that a call must have.
     wrap_call: is given every call and returns the one that is made in its place; tests put faults in there.
     """
     each = len(devices) * len(specs) * (specs[0].batch + 2 * len(specs[0].splits))
@@ -47,7 +50,7 @@ def measure_calls(
         with ExitStack() as stack:
             point = Point(stack, context, steps, wrap_call)
             for spec in specs:
-                expected = Expectation(spec, context)
+                expected = Expectation(spec, context, judge)
                 for device in devices:
                     point.add(device, spec, expected)
                 if spec.against:

@@ -13,7 +13,7 @@ import numpy as np
 from ...cache.kv_cache import KVCache
 from ...decode.attention import Attention
 from ...runtime.device import Device
-from ..harness.bits import Output, compare, oracle
+from ..harness.bits import Judge, Output, compare, oracle
 from ..harness.progress import Progress, Steps
 from .rows import Row
 from .spec import CallSpec
@@ -26,12 +26,17 @@ _TOLD: Final = 32  # steps between two reports of progress
 
 
 def decode_steps(
-    devices: Sequence[Device], specs: Sequence[CallSpec], *, prepare: bool, progress: Progress | None = None
+    devices: Sequence[Device],
+    specs: Sequence[CallSpec],
+    *,
+    prepare: bool,
+    progress: Progress | None = None,
+    judge: Judge = oracle,
 ) -> Iterator[Row]:
     """Decode the contexts 1, 2, … of each spec, one sequence on one device after the other: a row per step.
 
-    prepare: whether to call ``Attention.prepare`` before, which is a row, too. Errors: those of the cache and of its
-    calls.
+    prepare: whether to call ``Attention.prepare`` before, which is a row, too. judge: see ``measure_calls``. Errors:
+    those of the cache and of its calls.
     """
     for device, spec in product(devices, specs):
         steps, tokens = Steps(progress, len(spec.contexts)), len(spec.contexts)
@@ -53,7 +58,7 @@ def decode_steps(
                 seconds = (perf_counter() - begin) / spec.layers
                 row = replace(blank, context=at + 1, measure="step", seconds=(seconds,))
                 if at % CHECKED == 0 or at == tokens - 1:
-                    want = oracle(data.q, data.k[: at + 1], data.v[: at + 1], spec.dtype, 1)
+                    want = judge(data.q, data.k[: at + 1], data.v[: at + 1], spec.dtype, 1)
                     wrong = compare(found, want)
                     row = row.failed(wrong.text()) if wrong else replace(row, verified="bits (sampled)")
                 yield row
