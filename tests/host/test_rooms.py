@@ -23,7 +23,7 @@ ROOMS = (
 # The same of the C library's files, each a .c and its .h, and of the folders that use it.
 NATIVE_ROOMS = (
     *("include", "error", "loops", "floats", "blocks", "rows", "shape", "work"),  # what knows no device
-    *("functions", "units", "pipeline_cache", "device", "objects", "levels"),  # Vulkan
+    *("functions", "units", "pipeline_cache", "processor", "device", "objects", "levels"),  # Vulkan
     *("primitives", "check", "attn", "laid", "record", "cache", "call", "prepared"),  # attention
     *("graph", "ggml", "cpu"),
 )
