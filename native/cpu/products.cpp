@@ -120,12 +120,19 @@ template <uint TYPE, bool FEW> struct Quantized : Columns<MulMatParams> {
             return words<uint8_t>(piece(begin, 1, i, 1), 1);
         return words<uint16_t>(piece(begin, 1, i, 2), 2);
     }
-    static ZINC_INLINE U pair(U first, U second);  // the values of both halves of two bytes
-    static ZINC_INLINE void exchange(lanes_uvec4 &a, lanes_uvec4 &b) {
-        ZINC_UNROLL for (uint k = 0; k < 4; ++k) {
-            const U low = (a[k] & 0xFFFFu) | b[k] << 16;
-            b[k] = a[k] >> 16 | (b[k] & 0xFFFF0000u);
-            a[k] = low;
+    // The first 16 values of a block, and the others.
+    ZINC_INLINE void decode(uint j, lanes_uvec4 &low, lanes_uvec4 &high) {
+        if constexpr (HAS_TABLE) {
+            const lanes_uvec4 w = values16(j);
+            const uvec4 table = TABLE ^ (BIASED ? 0x80808080u : 0u);
+            ZINC_UNROLL for (uint k = 0; k < 4; ++k) {
+                low[k] = entries(&table.x, w[k] & NIBBLES);
+                high[k] = entries(&table.x, w[k] >> 4 & NIBBLES);
+            }
+        } else {
+            decode_pairs(j, low, high);
+            if (BIASED)
+                low ^= 0x80808080u, high ^= 0x80808080u;
         }
     }
     static ZINC_INLINE F flush(F x) { return zinc::flush(x); }
@@ -168,8 +175,6 @@ template <uint TYPE, bool FEW> struct Quantized : Columns<MulMatParams> {
     ZINC_INLINE void add_block(uint j, uint columns, const uint *numbers, float *sums, float *lows) {
         lanes_uvec4 low, high;
         decode(j, low, high);
-        if (BIASED)
-            low ^= 0x80808080u, high ^= 0x80808080u;
         const lanes_vec4 of_w = block_scales(j);
         const size_t at = size_t(superblock * 8 + j) * rows_of_x();
         for (uint n = 0; n < columns; ++n) {
@@ -190,6 +195,19 @@ template <uint TYPE, bool FEW> struct Quantized : Columns<MulMatParams> {
         }
     }
 
+    // All blocks of the superblock, of one column: its sums stay in registers.
+    ZINC_INLINE void add_superblock(const uint *numbers, float *sums, float *lows) {
+        alignas(64) float sum[LANES] = {}, low[LANES] = {};
+        if (IS_256) {
+            ZINC_UNROLL for (uint j = 0; j < 8; ++j) add_block(j, 1, numbers, sum, low);
+        } else {
+            for (uint j = 0; j < min(8u, p.blocks - superblock * 8); ++j)
+                add_block(j, 1, numbers, sum, low);
+        }
+        std::memcpy(sums, sum, sizeof sum);
+        std::memcpy(lows, low, sizeof low);
+    }
+
     void run() {
         if (!find_matrix())
             return;
@@ -205,8 +223,11 @@ template <uint TYPE, bool FEW> struct Quantized : Columns<MulMatParams> {
             std::memset(total, 0, 3 * sizeof(float) * 32 * most);
             for (superblock = 0; superblock * 8 < p.blocks; ++superblock)
                 for (lane = 0; lane < width; lane += LANES) {
-                    for (uint j = 0; j < min(8u, p.blocks - superblock * 8); ++j)
-                        add_block(j, FEW ? 1 : columns, numbers, sums + lane, lows + lane);
+                    if constexpr (FEW)
+                        add_superblock(numbers, sums + lane, lows + lane);
+                    else
+                        for (uint j = 0; j < min(8u, p.blocks - superblock * 8); ++j)
+                            add_block(j, columns, numbers, sums + lane, lows + lane);
                     const lanes_vec2 scale = IS_256 ? superblock_scale() : lanes_vec2(0.0f, 0.0f);
                     for (uint i = lane; i < columns * 32; i += 32) {
                         const F sum = joined(scale, load<F>(sums + i), load<F>(lows + i));
@@ -219,11 +240,6 @@ template <uint TYPE, bool FEW> struct Quantized : Columns<MulMatParams> {
         }
     }
 };
-
-template <uint TYPE, bool FEW> U Quantized<TYPE, FEW>::pair(U first, U second) {
-    const uvec4 table = TYPE == WEIGHT_TYPE_MXFP4 ? MXFP4 : IQ4_NL;
-    return entries(&table.x, (first & 15u) | (second & 15u) << 8 | (first >> 4) << 16 | (second >> 4) << 24);
-}
 
 template <uint TYPE, bool TILED> void multiply_type(const Step &step, uint64_t number, Room &room) {
     Columns<MulMatParams> columns(step, room, number, TILED);

@@ -224,10 +224,11 @@ def quantized(shaders: Path) -> str:
     places = "\n".join(re.findall(r"^const [^;]*;|^uint matrix_begin\(\)[\s\S]*?^}", places, re.M))
     text = "\n".join([places, blocks, sums[: sums.index("void store(")], joins])
     text = re.sub(r"^(?:shared|int packed_dot)[^;]*;", "", text, flags=re.M)
-    native = "uint table_entry|void fill_table|uint pair|void exchange|int dot4|int dot16"
+    native = "uint table_entry|void fill_table|uint pair|void exchange|void decode|int dot4|int dot16"
     text = re.sub(rf"^(?:{native})\([\s\S]*?^}}\n", "", text, flags=re.M)
-    begin, end = text.index("void decode_pairs("), text.index("void decode(")
-    decoded = text[begin:end].replace("piece16(", "values16(").replace("spread_16(", "fifths(")
+    begin, end = text.index("void decode_pairs("), text.index("vec2 scale_32(")
+    decoded = re.sub(r"if \(HAS_TABLE\) \{[^}]*\}\s*return;\s*\}", "", text[begin:end])
+    decoded = decoded.replace("piece16(", "values16(").replace("spread_16(", "fifths(")
     text = _apart(_constants(text[:begin] + decoded + text[end:]), " +uint ", "auto ")
     text = re.sub(r"\b(float|int)\(", r"to_\1(", text)
     text = re.sub(r"(?<!constexpr )\b(?:uint|float)\b(?=[ &])", "auto", text)
