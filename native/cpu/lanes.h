@@ -164,11 +164,24 @@ static ZINC_INLINE void transpose(F8 r[8]) {  // in three rounds: halves, pairs 
 static ZINC_INLINE U four_times(const void *from) {
 #if defined(__AVX512F__)
     return (U)_mm512_broadcast_i32x4(load<__m128i>(from));
+#elif defined(__AVX2__)
+    return (U)_mm256_broadcastsi128_si256(load<__m128i>(from));
 #else
     U made;
     for (int i = 0; i < LANES; i += 4)
         std::memcpy(reinterpret_cast<char *>(&made) + 4 * i, from, 16);
     return made;
+#endif
+}
+
+// The sums of four neighboring lanes of a, then those of b, c and d.
+static ZINC_INLINE U four_sums(U a, U b, U c, U d) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    const __m256i first = _mm256_hadd_epi32((__m256i)a, (__m256i)b), second = _mm256_hadd_epi32((__m256i)c, (__m256i)d);
+    return __builtin_shuffle((U)_mm256_hadd_epi32(first, second), (U){0, 4, 1, 5, 2, 6, 3, 7});
+#else
+    const U first = evens(a, b) + odds(a, b), second = evens(c, d) + odds(c, d);
+    return evens(first, second) + odds(first, second);
 #endif
 }
 

@@ -153,7 +153,7 @@ template <uint TYPE, bool FEW> struct Quantized : Columns<MulMatParams> {
         const U all_of_x = four_times(x);
         lanes_uvec4 parts;
         ZINC_UNROLL for (uint k = 0; k < 4; ++k) parts[k] = (U)dot4<SIGNED && !BIASED>(a[k], all_of_x, (I){});
-        return sum + added_up(parts);
+        return sum + (I)four_sums(parts.x, parts.y, parts.z, parts.w);
     }
     static ZINC_INLINE I dot32(const lanes_uvec4 &a, const lanes_uvec4 &b, const uint8_t *x, I sum) {
         if (!FEW)
@@ -164,13 +164,8 @@ template <uint TYPE, bool FEW> struct Quantized : Columns<MulMatParams> {
             constexpr bool S = SIGNED && !BIASED;
             parts[k] = (U)dot4<S>(b[k], second, dot4<S>(a[k], first, (I){}));
         }
-        return sum + added_up(parts);
+        return sum + (I)four_sums(parts.x, parts.y, parts.z, parts.w);
     }
-    static ZINC_INLINE I added_up(const lanes_uvec4 &v) {
-        const U first = evens(v.x, v.y) + odds(v.x, v.y), second = evens(v.z, v.w) + odds(v.z, v.w);
-        return (I)(evens(first, second) + odds(first, second));
-    }
-
     // Block j of the superblock joins the sums (columns, 32) of a vector of rows.
     ZINC_INLINE void add_block(uint j, uint columns, const uint *numbers, float *sums, float *lows) {
         lanes_uvec4 low, high;
