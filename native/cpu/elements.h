@@ -82,8 +82,7 @@ static ZINC_INLINE void quantize_block(const float *from, int8_t *q, uvec2 &scal
         const U size = (U)v[i] & scalar::MAGNITUDE;
         sizes = size > sizes ? size : sizes;
     }
-    uint top = 0;
-    ZINC_UNROLL for (uint i = 0; i < LANES; ++i) top = max(top, sizes[i]);
+    const uint top = folded<uint, LANES>(sizes, [](auto a, auto b) { return a > b ? a : b; });
     if (top < floatBitsToUint(QUANTIZED_MIN) || top >= scalar::INFINITE) {
         std::memset(q, 0, X_BLOCK);
         scales = uvec2(top < scalar::INFINITE ? 0u : 0x7FC00000u, 0u);
@@ -92,20 +91,16 @@ static ZINC_INLINE void quantize_block(const float *from, int8_t *q, uvec2 &scal
     const float size = uintBitsToFloat(top), d = size * (1.0f / 127.0f);
     const float unit = size >= QUANTIZED_LARGE ? 1.0f / QUANTIZED_LARGE : 1.0f;
     const float inverse = scalar::reciprocal(d * unit);
-    int sums[2] = {0, 0};
+    I sums[2] = {};
     ZINC_UNROLL for (uint i = 0; i < VECTORS; ++i) {
         I n = to_int(roundEven(v[i] * unit * inverse));
         n = n < -127 ? (I){} - 127 : n > 127 ? (I){} + 127 : n;
         store(q + i * LANES, __builtin_convertvector(n, Vector<int8_t, LANES>));
-        if constexpr (LANES == 16) {
-            for (uint k = 0; k < LANES; ++k)
-                sums[i] += n[k];
-        } else {
-            for (uint k = 0; k < LANES; ++k)
-                sums[i * LANES / 16] += n[k];
-        }
+        sums[i * LANES / 16] += n;
     }
-    scales = uvec2(floatBitsToUint(d), uint(sums[0] & 0xFFFF) | uint(sums[1]) << 16);
+    const auto add = [](auto a, auto b) { return a + b; };
+    const int low = folded<int, LANES>(sums[0], add), high = folded<int, LANES>(sums[1], add);
+    scales = uvec2(floatBitsToUint(d), uint(low & 0xFFFF) | uint(high) << 16);
 }
 
 // Block `block` of the row of t that begins at `at`, as block i of the result. Behind the row's end values are 0.

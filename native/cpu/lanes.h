@@ -174,6 +174,17 @@ static ZINC_INLINE U four_times(const void *from) {
 #endif
 }
 
+// All lanes by f, halves of them first.
+template <typename T, int N, typename J> static ZINC_INLINE T folded(Vector<T, N> v, J f) {
+    if constexpr (N == 1) {
+        return v[0];
+    } else {
+        Vector<T, N / 2> low, high;
+        std::memcpy(&low, &v, sizeof low);
+        std::memcpy(&high, reinterpret_cast<const char *>(&v) + sizeof low, sizeof low);
+        return folded<T, N / 2>(f(low, high), f);
+    }
+}
 // The sums of four neighboring lanes of a, then those of b, c and d.
 static ZINC_INLINE U four_sums(U a, U b, U c, U d) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
