@@ -57,5 +57,5 @@ struct NamedKernel {
     const char *name;
     Kernel kernel;
 };
-extern const NamedKernel GENERATED[], ATTENTION[], PRODUCTS[], ELEMENTWISE[], ROWS[], ROPE[], MOVES[], RECURRENT[];  // each ends with a null name
+extern const NamedKernel GENERATED[], ATTENTION[], PRODUCTS[], ELEMENTWISE[], ROWS[], ROPE[], MOVES[], RECURRENT[], CONVOLUTIONS[];  // each ends with a null name
 }  // namespace zinc
