@@ -228,7 +228,9 @@ const char *zinc_cpu_fault(void) { return zinc::fault(); }
 
 // The function of a SPIR-V module, by the module's name, or null.
 void *zinc_cpu_kernel(const char *name) {
-    for (const zinc::NamedKernel *table : {zinc::ATTENTION, zinc::PRODUCTS, zinc::ELEMENTWISE, zinc::ROWS, zinc::ROPE, zinc::MOVES, zinc::RECURRENT, zinc::CONVOLUTIONS, zinc::GENERATED})
+    using namespace zinc;
+    for (const NamedKernel *table :
+         {ATTENTION, PRODUCTS, ELEMENTWISE, ROWS, ROPE, MOVES, RECURRENT, CONVOLUTIONS, GENERATED})
         for (; table->name; ++table)
             if (std::strcmp(table->name, name) == 0)
                 return reinterpret_cast<void *>(table->kernel);

@@ -2,7 +2,8 @@
 
 A kernel becomes a struct: its members are the buffers, the specialization constants, the variables and the functions,
 whose text stays as it is but for literals (1.0 becomes 1.0f), swizzles (.xy becomes .xy()), ``out`` parameters
-(references) and arrays. Attention and products are written in C++, and take functions from here.
+(references) and arrays. What native/cpu has in C++ takes its functions from here, most of them on lanes: a float is
+then a vector.
 """
 
 from __future__ import annotations
@@ -158,7 +159,7 @@ def numbers(shaders: Path) -> str:
     one = _apart(re.sub(r"^inline uint linear_id[\s\S]*?^}\n", "", one, flags=re.M), "const uint ", "const uint ")
     text = _read(shaders, *(f"graph/{name}.glsl" for name in ("numbers", "activations", "soft_max")))
     text = re.sub(r"^shared [^;]*;", "", text, flags=re.M)
-    many = _on_lanes(_without(text, "quotient", "root", "workgroup_most")).replace("const uint MAG", "const uint32_t MAG")
+    many = _on_lanes(_without(text, "quotient", "root", "workgroup_most"))
     follow = _read(shaders, "graph/follow.glsl")
     follow = re.sub(r"\bfloat\b", "F", follow[follow.index("float followed") :])
     macros = (f"#undef {one}" for one in ("LOAD", "INFINITY", "NAN"))
@@ -169,7 +170,12 @@ def numbers(shaders: Path) -> str:
 def elementwise(shaders: Path) -> str:
     """elementwise.h: kernels whose value() is of the elements of a vector along dimension 0."""
     specialized, made = _specialized(shaders), []
-    for name, source in (("Binary", "binary.comp"), ("Unary", "unary.comp"), ("Glu", "glu.glsl"), ("AddId", "add_id.comp")):
+    for name, source in (
+        ("Binary", "binary.comp"),
+        ("Unary", "unary.comp"),
+        ("Glu", "glu.glsl"),
+        ("AddId", "add_id.comp"),
+    ):
         text = (shaders / "graph" / source).read_text(encoding="utf-8")
         text = re.sub(r"#ifdef QUANTIZED[\s\S]*?#endif", "", text)
         text = re.sub(r"^\w+_CONSTANTS$", lambda macro: specialized[macro[0]], text, flags=re.M)
@@ -232,4 +238,5 @@ def quantized(shaders: Path) -> str:
     text = _apart(_constants(text[:begin] + decoded + text[end:]), " +uint ", "auto ")
     text = re.sub(r"\b(float|int)\(", r"to_\1(", text)
     text = re.sub(r"(?<!constexpr )\b(?:uint|float)\b(?=[ &])", "auto", text)
-    return re.sub(r"\b(uvec4|vec4|vec2)\b(?! TABLE)", r"lanes_\1", text)
+    text = re.sub(r"\b(uvec4|vec4|vec2)\b(?! TABLE)", r"lanes_\1", text)
+    return re.sub(r"^((?:void|auto|lanes_\w+) \w+\()", r"ZINC_INLINE \1", text, flags=re.M)
