@@ -100,10 +100,12 @@ def write_native(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     cpp = load_kernels("cpp")
     decls = (*load_kernels("declarations").MODULES, *load_kernels("params", "graph").modules())
-    native = re.compile("attend|merge|(?:graph_)?mul_mat")  # kernels that native/cpu has
-    sources = {decl.file.removesuffix(".spv"): decl.source for decl in decls if not native.match(decl.file)}
+    text = "".join(path.read_text() for path in sorted((ROOT / "native" / "cpu").glob("*.cpp")))
+    native = set(re.findall(r'\{"(\w+)", &', text))  # kernels that native/cpu has; matrix units it has not
+    names = {decl.file.removesuffix(".spv"): decl.source for decl in decls}
+    sources = {name: of for name, of in names.items() if name not in native and not re.search("attend|units", name)}
     (folder / "kernels.cpp").write_text(cpp.kernels(SHADERS, sources))
-    for name in ("contract", "states", "item", "columns", "quantized"):
+    for name in ("contract", "numbers", "elementwise", "expert_sums", "states", "item", "columns", "quantized"):
         (folder / f"{name}.h").write_text(getattr(cpp, name)(SHADERS))
 
 

@@ -8,6 +8,7 @@
 #endif
 #pragma GCC diagnostic ignored "-Wpsabi"  // vectors are passed between inlined functions alone
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // in GCC 12's own immintrin.h
+#pragma GCC diagnostic ignored "-Wuninitialized"
 
 namespace zinc {
 #if defined(__AVX512F__)
@@ -51,15 +52,33 @@ static ZINC_INLINE int to_int(uint32_t x) { return int(x); }
 static ZINC_INLINE U bitfieldExtract(U x, int first, int count) { return x >> first & ((1u << count) - 1u); }
 static ZINC_INLINE I bitfieldExtract(I x, int first, int count) { return x << (32 - first - count) >> (32 - count); }
 static ZINC_INLINE U to_uint(I x) { return (U)x; }
+static ZINC_INLINE U to_uint(F x) { return (U)to_int(x); }  // below 2**31
 static ZINC_INLINE U floatBitsToUint(F x) { return (U)x; }
 static ZINC_INLINE F uintBitsToFloat(U x) { return (F)x; }
 static ZINC_INLINE F abs(F x) { return (F)((U)x & 0x7FFFFFFFu); }
 static ZINC_INLINE F max(F a, F b) { return a < b ? b : a; }
 static ZINC_INLINE F min(F a, float b) { return b < a ? all(b) : a; }
+static ZINC_INLINE F clamp(F x, float a, float b) { return min(max(x, all(a)), b); }
 static ZINC_INLINE F max(F a, float b) { return max(a, all(b)); }
 static ZINC_INLINE U max(U a, uint32_t b) { return a < b ? b - (U){} : a; }
-static ZINC_INLINE F weight(F s, F m);  // of floats.glsl
+// Functions of shaders/ that are called with numbers which all lanes share.
+static ZINC_INLINE F weight(F s, F m);
 static ZINC_INLINE F weight(F s, float m) { return weight(s, all(m)); }
+static ZINC_INLINE F ln(F number, F power);
+static ZINC_INLINE F ln(F number, float power) { return ln(number, all(power)); }
+// numbers.glsl's, by the processor's division: rounded alike; below the normal numbers a zero, and one NaN.
+static ZINC_INLINE F quotient(F x, F y) {
+    const F made = x / y, size = abs(made);
+    const U zero = (U)made & 0x80000000u;
+    return size < 0x1p-126f ? (F)zero : made == made ? made : (F)(0x7FC00000u - (U){});
+}
+static ZINC_INLINE F quotient(float x, F y) { return quotient(all(x), y); }
+static ZINC_INLINE F quotient(F x, float y) { return quotient(x, all(y)); }
+static ZINC_INLINE U iota() {  // 0, 1, ...
+    U made;
+    ZINC_UNROLL for (int i = 0; i < LANES; ++i) made[i] = uint32_t(i);
+    return made;
+}
 // To the nearest whole number, ties to even: beyond 2**23 every number is whole.
 static ZINC_INLINE F roundEven(F x) {
 #if defined(__AVX512F__)
@@ -71,6 +90,15 @@ static ZINC_INLINE F roundEven(F x) {
     return size < 8388608.0f ? (F)((U)whole | ((U)x & 0x80000000u)) : x;
 #endif
 }
+static ZINC_INLINE F trunc(F x) {
+    const F whole = (F)((U)to_float(to_int(x)) | ((U)x & 0x80000000u));
+    return abs(x) < 8388608.0f ? whole : x;
+}
+static ZINC_INLINE F floor(F x) {
+    const F whole = trunc(x);
+    return whole > x ? whole - 1.0f : whole;
+}
+static ZINC_INLINE F ceil(F x) { return -floor(-x); }
 // a * b + c, rounded once; see fma of glsl.h.
 static ZINC_INLINE F fma(F a, F b, F c) {
 #if defined(__AVX512F__)
@@ -132,23 +160,60 @@ static ZINC_INLINE void transpose(F8 r[8]) {  // in three rounds: halves, pairs 
     }
 }
 
-// The sum and four products of int8 of each lane: those of w, and those of x, which are the same in all. Where w is
-// SIGNED, int8; else below 64.
-template <bool SIGNED> static ZINC_INLINE I dot4(U w, uint32_t x, I sum) {
+// 16 bytes in each 16 bytes of a vector.
+static ZINC_INLINE U four_times(const void *from) {
+#if defined(__AVX512F__)
+    return (U)_mm512_broadcast_i32x4(load<__m128i>(from));
+#elif defined(__AVX2__)
+    return (U)_mm256_broadcastsi128_si256(load<__m128i>(from));
+#else
+    U made;
+    for (int i = 0; i < LANES; i += 4)
+        std::memcpy(reinterpret_cast<char *>(&made) + 4 * i, from, 16);
+    return made;
+#endif
+}
+
+// All lanes by f, halves of them first.
+template <typename T, int N, typename J> static ZINC_INLINE T folded(Vector<T, N> v, J f) {
+    if constexpr (N == 1) {
+        return v[0];
+    } else {
+        Vector<T, N / 2> low, high;
+        std::memcpy(&low, &v, sizeof low);
+        std::memcpy(&high, reinterpret_cast<const char *>(&v) + sizeof low, sizeof low);
+        return folded<T, N / 2>(f(low, high), f);
+    }
+}
+// The sums of four neighboring lanes of a, then those of b, c and d.
+static ZINC_INLINE U four_sums(U a, U b, U c, U d) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    const __m256i first = _mm256_hadd_epi32((__m256i)a, (__m256i)b), second = _mm256_hadd_epi32((__m256i)c, (__m256i)d);
+    return __builtin_shuffle((U)_mm256_hadd_epi32(first, second), (U){0, 4, 1, 5, 2, 6, 3, 7});
+#else
+    const U first = evens(a, b) + odds(a, b), second = evens(c, d) + odds(c, d);
+    return evens(first, second) + odds(first, second);
+#endif
+}
+
+// The sum and four products of int8 of each lane, of w and of x. Where w is SIGNED, int8; else unsigned, and without
+// DOTS_OF_UNSIGNED below 64.
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
-    const __m512i by = _mm512_set1_epi32(int(x)), bytes = (__m512i)w;
-    if (!SIGNED)
-        return (I)_mm512_dpbusd_epi32((__m512i)sum, bytes, by);
-    const __m512i negative = _mm512_maskz_sub_epi8(_mm512_movepi8_mask(bytes), _mm512_setzero_si512(), by);
-    const __m512i signs = _mm512_mask_mov_epi8(by, _mm512_movepi8_mask(bytes), negative);
-    return (I)_mm512_dpbusd_epi32((__m512i)sum, _mm512_abs_epi8(bytes), signs);
+constexpr bool DOTS_OF_UNSIGNED = true;
+#else
+constexpr bool DOTS_OF_UNSIGNED = false;
+#endif
+template <bool SIGNED> static ZINC_INLINE I dot4(U w, U x, I sum) {
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+    static_assert(!SIGNED);
+    return (I)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, (__m512i)x);
 #elif defined(__AVX2__) && !defined(__AVX512F__)
-    const __m256i by = _mm256_set1_epi32(int(x)), bytes = (__m256i)w;
+    const __m256i by = (__m256i)x, bytes = (__m256i)w;
     const __m256i pairs = SIGNED ? _mm256_maddubs_epi16(_mm256_abs_epi8(bytes), _mm256_sign_epi8(by, bytes))
                                  : _mm256_maddubs_epi16(bytes, by);
     return sum + (I)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
 #else
-    ZINC_UNROLL for (int i = 0; i < 32; i += 8) sum += ((I)w << (24 - i) >> 24) * (int8_t)(x >> i);
+    ZINC_UNROLL for (int i = 0; i < 32; i += 8) sum += ((I)w << (24 - i) >> 24) * ((I)x << (24 - i) >> 24);
     return sum;
 #endif
 }

@@ -45,7 +45,8 @@ using lanes_vec2 = vec<F, 2>;
 using lanes_vec4 = vec<F, 4>;
 ZINC_INLINE lanes_vec2 unpackHalf2x16(U w) { return {halves_to_floats<F>(w & 0xFFFFu), halves_to_floats<F>(w >> 16)}; }
 
-template <uint TYPE> struct Quantized : Columns<MulMatParams> {
+// FEW: of one row of x, dot products are made of pieces as they lie, four neighbors of a row, and these are added then.
+template <uint TYPE, bool FEW> struct Quantized : Columns<MulMatParams> {
     using Columns<MulMatParams>::Columns;
     const uint8_t *const weights = static_cast<const uint8_t *>(bound[MUL_MAT_BIND_W]);
     const uint8_t *const q = static_cast<const uint8_t *>(bound[MUL_MAT_BIND_Q]);
@@ -60,6 +61,8 @@ template <uint TYPE> struct Quantized : Columns<MulMatParams> {
         return group + size_t(begin) * row_blocks * width + (size_t(i % count) * row_blocks + block) * width * size;
     }
     template <typename T> ZINC_INLINE U words(const uint8_t *from, uint step) const {
+        if (step == sizeof(T) && lane + LANES <= width)
+            return __builtin_convertvector((load<Vector<T, LANES>>(from + lane * step)), U);
         U made;
         for (uint i = 0; i < LANES; ++i)
             made[i] = load<T>(from + size_t(min(lane + i, width - 1)) * step);
@@ -73,13 +76,40 @@ template <uint TYPE> struct Quantized : Columns<MulMatParams> {
                 made[k] = words<uint>(from + 4 * k, 16);
             return made;
         }
-        U v[4], even[2], odd[2];  // rows' words 0 to 3 come one row behind the other, and go apart in two rounds
-        ZINC_UNROLL for (uint k = 0; k < 4; ++k) v[k] = load<U>(from + 16 * lane + sizeof(U) * k);
-        ZINC_UNROLL for (uint k = 0; k < 2; ++k) {
-            even[k] = evens(v[2 * k], v[2 * k + 1]);
-            odd[k] = odds(v[2 * k], v[2 * k + 1]);
-        }
+        ZINC_UNROLL for (uint k = 0; k < 4; ++k) made[k] = load<U>(from + 16 * lane + sizeof(U) * k);
+        return apart(made);
+    }
+    // Rows' words 0 to 3, which come one row behind the other, go apart in two rounds; and the reverse.
+    static ZINC_INLINE lanes_uvec4 apart(const lanes_uvec4 &v) {
+        const U even[2] = {evens(v.x, v.y), evens(v.z, v.w)}, odd[2] = {odds(v.x, v.y), odds(v.z, v.w)};
         return {evens(even[0], even[1]), evens(odd[0], odd[1]), odds(even[0], even[1]), odds(odd[0], odd[1])};
+    }
+    // A piece of values: of FEW as it lies.
+    ZINC_INLINE lanes_uvec4 values16(uint i) const {
+        if (!FEW)
+            return piece16(i);
+        const uint8_t *from = piece(0, WEIGHT_PIECES_16(TYPE), i, 16);
+        lanes_uvec4 made;
+        ZINC_UNROLL for (uint k = 0; k < 4; ++k) {
+            const uint first = lane + k * (LANES / 4);
+            if (first + LANES / 4 <= width)
+                made[k] = load<U>(from + 16 * first);
+            else
+                for (uint j = 0; j < LANES; ++j)
+                    made[k][j] = load<uint>(from + 16 * min(first + j / 4, width - 1) + j % 4 * 4);
+        }
+        return made;
+    }
+    // Bits 4 of the bytes of words 0 to 3 of each row, from 16 bits each.
+    ZINC_INLINE lanes_uvec4 fifths(U bits) {
+        if (!FEW)
+            return spread_16(bits);
+        lanes_uvec4 made;
+        ZINC_UNROLL for (uint k = 0; k < 4; ++k) {
+            const U own = __builtin_shuffle(bits, iota() / 4 + k * (LANES / 4));
+            made[k] = spread(own >> (iota() % 4 * 4));
+        }
+        return made;
     }
     ZINC_INLINE U piece4(uint i) const {
         return words<uint>(piece(16 * WEIGHT_PIECES_16(TYPE), WEIGHT_PIECES_4(TYPE), i, 4), 4);
@@ -90,12 +120,19 @@ template <uint TYPE> struct Quantized : Columns<MulMatParams> {
             return words<uint8_t>(piece(begin, 1, i, 1), 1);
         return words<uint16_t>(piece(begin, 1, i, 2), 2);
     }
-    static ZINC_INLINE U pair(U first, U second);  // the values of both halves of two bytes
-    static ZINC_INLINE void exchange(lanes_uvec4 &a, lanes_uvec4 &b) {
-        ZINC_UNROLL for (uint k = 0; k < 4; ++k) {
-            const U low = (a[k] & 0xFFFFu) | b[k] << 16;
-            b[k] = a[k] >> 16 | (b[k] & 0xFFFF0000u);
-            a[k] = low;
+    // The first 16 values of a block, and the others.
+    ZINC_INLINE void decode(uint j, lanes_uvec4 &low, lanes_uvec4 &high) {
+        if constexpr (HAS_TABLE) {
+            const lanes_uvec4 w = values16(j);
+            const uvec4 table = TABLE ^ (BIASED ? 0x80808080u : 0u);
+            ZINC_UNROLL for (uint k = 0; k < 4; ++k) {
+                low[k] = entries(&table.x, w[k] & NIBBLES);
+                high[k] = entries(&table.x, w[k] >> 4 & NIBBLES);
+            }
+        } else {
+            decode_pairs(j, low, high);
+            if (BIASED)
+                low ^= 0x80808080u, high ^= 0x80808080u;
         }
     }
     static ZINC_INLINE F flush(F x) { return zinc::flush(x); }
@@ -103,25 +140,46 @@ template <uint TYPE> struct Quantized : Columns<MulMatParams> {
 #include "quantized.h"
     static constexpr bool SIGNED = HAS_TABLE || TYPE == WEIGHT_TYPE_Q8_0;
 
-    static ZINC_INLINE I dot16(lanes_uvec4 a, const uint *b, I sum) {
-        ZINC_UNROLL for (uint k = 0; k < 4; ++k) sum = dot4<SIGNED>(a[k], b[k], sum);
-        return sum;
-    }
+    static constexpr bool BIASED = SIGNED && DOTS_OF_UNSIGNED;  // 128 is added to signed bytes
+    static constexpr int LESS = BIASED ? 128 : OFFSET;
 
+    // The sum, and the products of 16 bytes of each row.
+    static ZINC_INLINE I dot16(const lanes_uvec4 &a, const uint8_t *x, I sum) {
+        if (!FEW) {
+            ZINC_UNROLL for (uint k = 0; k < 4; ++k)
+                sum = dot4<SIGNED && !BIASED>(a[k], load<uint>(x + 4 * k) - (U){}, sum);
+            return sum;
+        }
+        const U all_of_x = four_times(x);
+        lanes_uvec4 parts;
+        ZINC_UNROLL for (uint k = 0; k < 4; ++k) parts[k] = (U)dot4<SIGNED && !BIASED>(a[k], all_of_x, (I){});
+        return sum + (I)four_sums(parts.x, parts.y, parts.z, parts.w);
+    }
+    static ZINC_INLINE I dot32(const lanes_uvec4 &a, const lanes_uvec4 &b, const uint8_t *x, I sum) {
+        if (!FEW)
+            return dot16(b, x + 16, dot16(a, x, sum));
+        const U first = four_times(x), second = four_times(x + 16);
+        lanes_uvec4 parts;
+        ZINC_UNROLL for (uint k = 0; k < 4; ++k) {
+            constexpr bool S = SIGNED && !BIASED;
+            parts[k] = (U)dot4<S>(b[k], second, dot4<S>(a[k], first, (I){}));
+        }
+        return sum + (I)four_sums(parts.x, parts.y, parts.z, parts.w);
+    }
     // Block j of the superblock joins the sums (columns, 32) of a vector of rows.
-    void add_block(uint j, uint columns, const uint *numbers, float *sums, float *lows) {
+    ZINC_INLINE void add_block(uint j, uint columns, const uint *numbers, float *sums, float *lows) {
         lanes_uvec4 low, high;
         decode(j, low, high);
         const lanes_vec4 of_w = block_scales(j);
         const size_t at = size_t(superblock * 8 + j) * rows_of_x();
         for (uint n = 0; n < columns; ++n) {
-            uint words[8];
-            std::memcpy(words, q + (at + numbers[n]) * 32, 32);
+            const uint8_t *words = q + (at + numbers[n]) * 32;
             const uvec2 scale = scales[at + numbers[n]];
             const ivec2 x = sums_of_x(scale);
             const I none = {};
-            const I first = dot16(low, words, none - OFFSET * (HAS_HALVES ? x.x : x.x + x.y));
-            const I second = dot16(high, words + 4, HAS_HALVES ? none - OFFSET * x.y : first);
+            const I first = HAS_HALVES ? dot16(low, words, none - LESS * x.x) : none;
+            const I second = HAS_HALVES ? dot16(high, words + 16, none - LESS * x.y)
+                                        : dot32(low, high, words, none - LESS * (x.x + x.y));
             const F of_first = to_float(first), of_second = to_float(second);
             const lanes_vec2 dots = HAS_HALVES ? lanes_vec2(of_first, of_second) : lanes_vec2(of_second, 0.0f);
             F sum = load<F>(sums + 32 * n), lowest = load<F>(lows + 32 * n);
@@ -130,6 +188,19 @@ template <uint TYPE> struct Quantized : Columns<MulMatParams> {
             if (HAS_MINIMUM && IS_256)
                 zinc::store(lows + 32 * n, lowest);
         }
+    }
+
+    // All blocks of the superblock, of one column: its sums stay in registers.
+    ZINC_INLINE void add_superblock(const uint *numbers, float *sums, float *lows) {
+        alignas(64) float sum[LANES] = {}, low[LANES] = {};
+        if (IS_256) {
+            ZINC_UNROLL for (uint j = 0; j < 8; ++j) add_block(j, 1, numbers, sum, low);
+        } else {
+            for (uint j = 0; j < min(8u, p.blocks - superblock * 8); ++j)
+                add_block(j, 1, numbers, sum, low);
+        }
+        std::memcpy(sums, sum, sizeof sum);
+        std::memcpy(lows, low, sizeof low);
     }
 
     void run() {
@@ -147,8 +218,11 @@ template <uint TYPE> struct Quantized : Columns<MulMatParams> {
             std::memset(total, 0, 3 * sizeof(float) * 32 * most);
             for (superblock = 0; superblock * 8 < p.blocks; ++superblock)
                 for (lane = 0; lane < width; lane += LANES) {
-                    for (uint j = 0; j < min(8u, p.blocks - superblock * 8); ++j)
-                        add_block(j, columns, numbers, sums + lane, lows + lane);
+                    if constexpr (FEW)
+                        add_superblock(numbers, sums + lane, lows + lane);
+                    else
+                        for (uint j = 0; j < min(8u, p.blocks - superblock * 8); ++j)
+                            add_block(j, columns, numbers, sums + lane, lows + lane);
                     const lanes_vec2 scale = IS_256 ? superblock_scale() : lanes_vec2(0.0f, 0.0f);
                     for (uint i = lane; i < columns * 32; i += 32) {
                         const F sum = joined(scale, load<F>(sums + i), load<F>(lows + i));
@@ -162,14 +236,17 @@ template <uint TYPE> struct Quantized : Columns<MulMatParams> {
     }
 };
 
-template <uint TYPE> U Quantized<TYPE>::pair(U first, U second) {
-    const uvec4 table = TYPE == WEIGHT_TYPE_MXFP4 ? MXFP4 : IQ4_NL;
-    return entries(&table.x, (first & 15u) | (second & 15u) << 8 | (first >> 4) << 16 | (second >> 4) << 24);
+template <uint TYPE, bool TILED> void multiply_type(const Step &step, uint64_t number, Room &room) {
+    Columns<MulMatParams> columns(step, room, number, TILED);
+    if (!TILED && columns.most == 1)
+        Quantized<TYPE, true>(step, room, number, TILED).run();
+    else
+        Quantized<TYPE, false>(step, room, number, TILED).run();
 }
 
 template <bool TILED> void multiply_quantized(const Step &step, uint64_t number, Room &room) {
     switch (step.spec[MUL_MAT_SPEC_TYPE]) {
-#define ZINC_TYPE(t) case t: return Quantized<t>(step, room, number, TILED).run();
+#define ZINC_TYPE(t) case t: return multiply_type<t, TILED>(step, number, room);
         ZINC_TYPE(0) ZINC_TYPE(1) ZINC_TYPE(2) ZINC_TYPE(3) ZINC_TYPE(4) ZINC_TYPE(5) ZINC_TYPE(6)
         ZINC_TYPE(7) ZINC_TYPE(8) ZINC_TYPE(9) ZINC_TYPE(10) ZINC_TYPE(11) ZINC_TYPE(12)
     }

@@ -1,5 +1,6 @@
 // Threads that run the workgroups of dispatches, and the questions to the compiler of this library.
 #include "runtime.h"
+#include <algorithm>
 #include <atomic>
 #include <cfenv>
 #include <chrono>
@@ -118,7 +119,11 @@ class Pool {
             list = {given, made.data(), number};
             ++lists;
         }
-        wake.notify_all();
+        uint64_t most = 0;  // workgroups of a step
+        for (size_t i = 0; i < number; ++i)
+            most = std::max(most, groups_of(given[i]));
+        if (most > 1)  // else the others have nothing to do
+            wake.notify_all();
         work(list, *rooms[0]);
         std::unique_lock<std::mutex> held(lock);
         list = {};
@@ -131,6 +136,10 @@ class Pool {
         Progress *progress;
         size_t count;
     };
+
+    static uint64_t groups_of(const Step &step) {
+        return uint64_t(step.groups[0]) * step.groups[1] * step.groups[2];
+    }
 
     static constexpr size_t ROOM_BYTES = Fibers::MOST * (Fibers::STACK_BYTES + Room::LANE_BYTES) + Room::SHARED_BYTES +
                                          Room::SCRATCH_BYTES;
@@ -170,7 +179,7 @@ class Pool {
         for (size_t i = 0; i < mine.count; ++i) {
             Step &step = mine.steps[i];
             Progress &at = mine.progress[i];
-            const uint64_t groups = uint64_t(step.groups[0]) * step.groups[1] * step.groups[2];
+            const uint64_t groups = groups_of(step);
             const uint64_t share = groups / (16 * rooms.size()) + 1;  // of small workgroups, several at a time
             for (uint64_t first; (first = at.begun.fetch_add(share)) < groups;) {
                 if (first == 0)
@@ -235,7 +244,9 @@ const char *zinc_cpu_fault(void) { return zinc::fault(); }
 
 // The function of a SPIR-V module, by the module's name, or null.
 void *zinc_cpu_kernel(const char *name) {
-    for (const zinc::NamedKernel *table : {zinc::ATTENTION, zinc::PRODUCTS, zinc::GENERATED})
+    using namespace zinc;
+    for (const NamedKernel *table :
+         {ATTENTION, PRODUCTS, ELEMENTWISE, ROWS, ROPE, MOVES, RECURRENT, CONVOLUTIONS, GENERATED})
         for (; table->name; ++table)
             if (std::strcmp(table->name, name) == 0)
                 return reinterpret_cast<void *>(table->kernel);

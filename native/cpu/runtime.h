@@ -57,5 +57,7 @@ struct NamedKernel {
     const char *name;
     Kernel kernel;
 };
-extern const NamedKernel GENERATED[], ATTENTION[], PRODUCTS[];  // each ends with a null name
+// Each ends with a null name. A name that is in several is the first one's, in this order.
+extern const NamedKernel ATTENTION[], PRODUCTS[], ELEMENTWISE[], ROWS[], ROPE[], MOVES[], RECURRENT[], CONVOLUTIONS[];
+extern const NamedKernel GENERATED[];
 }  // namespace zinc

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import platform
+import re
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -124,7 +125,9 @@ def test_a_build_whose_bits_would_differ_is_refused(cpu, monkeypatch, tmp_path, 
     sources.mkdir()
     for name in ("runtime.cpp", "runtime.h"):
         (sources / name).write_bytes((native.SOURCES / name).read_bytes())
-    tables = (f"const zinc::NamedKernel zinc::{name}[] = {{{{}}}};" for name in ("ATTENTION", "PRODUCTS", "GENERATED"))
+    declared = re.findall(r"^extern const NamedKernel (.*);", (native.SOURCES / "runtime.h").read_text(), re.M)
+    names = re.findall(r"\w+", " ".join(declared))
+    tables = (f"const zinc::NamedKernel zinc::{name}[] = {{{{}}}};" for name in names)
     (sources / "kernels.cpp").write_text("\n".join(['#include "runtime.h"', *tables, ""]))
     monkeypatch.setattr(native, "SOURCES", sources)
     monkeypatch.setenv("ZINC_ATTN_CACHE_DIR", str(tmp_path))

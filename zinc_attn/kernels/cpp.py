@@ -2,7 +2,8 @@
 
 A kernel becomes a struct: its members are the buffers, the specialization constants, the variables and the functions,
 whose text stays as it is but for literals (1.0 becomes 1.0f), swizzles (.xy becomes .xy()), ``out`` parameters
-(references) and arrays. Attention and products are written in C++, and take functions from here.
+(references) and arrays. What native/cpu has in C++ takes its functions from here, most of them on lanes: a float is
+then a vector.
 """
 
 from __future__ import annotations
@@ -123,22 +124,78 @@ def kernels(shaders: Path, sources: Mapping[str, str]) -> str:
     return "\n".join([*head, *made, *end, ""])
 
 
-def contract(shaders: Path) -> str:
-    """contract.h: the numbers of both contracts, and floats.glsl on lanes: a float is a vector F, a bool a mask."""
-    text = _read(shaders, "floats.glsl")
-    text = re.sub(r"^vec2 flush\([\s\S]*?^}\n", "", text, flags=re.M)
+def _on_lanes(text: str) -> str:
+    """Functions of numbers, as functions of vectors of them: a float is a vector F, a bool a mask."""
     text = re.sub(r"\b(float|uint|int)\(", r"to_\1(", text)
     for scalar, vector in (("float", "F"), ("uint", "U"), ("bool", "M"), ("int(?! i\\b)", "I")):
-        text = re.sub(rf"\b{scalar}\b", vector, text)
-    text = re.sub(r"\bF (\w+) = ([A-Z][A-Z0-9_]+);", r"F \1 = all(\2);", text)
-    text = re.sub(r"^([FU] \w+\()", r"static ZINC_INLINE \1", text, flags=re.M)
+        text = re.sub(rf"(?<!const )\b{scalar}\b", vector, text)
+    text = re.sub(r"\bF (\w+) = ([A-Z][A-Z0-9_]+|[0-9.]+f);", r"F \1 = all(\2);", text)
+    text = re.sub(r" : (\d[\d.]*f)\b", r" : all(\1)", text)
+    text = re.sub(r"\breturn (p\.\w+);", r"return all(\1);", text)
+    return re.sub(r"^([FUM] \w+\()", r"ZINC_INLINE \1", text, flags=re.M)
+
+
+def _without(text: str, *functions: str) -> str:
+    return re.sub(rf"^\w+ (?:{'|'.join(functions)})\([\s\S]*?^}}\n", "", text, flags=re.M)
+
+
+def contract(shaders: Path) -> str:
+    """contract.h: the numbers of both contracts, and floats.glsl on lanes."""
+    text = _on_lanes(re.sub(r"^vec2 flush\([\s\S]*?^}\n", "", _read(shaders, "floats.glsl"), flags=re.M))
     head = "#pragma once", '#include "glsl.h"', '#pragma GCC diagnostic ignored "-Wparentheses"', "namespace zinc {"
     places = []
     for macro, body in _specialized(shaders).items():
         names = re.findall(r"layout\((?:constant_id|local_size_x_id) = (\d+)[^)]*\) (?:const uint (\w+))?", body)
         prefix = macro.replace("_CONSTANTS", "_SPEC")
         places += [f"const uint {prefix}_{name or 'WORKGROUP_SIZE'} = {number};" for number, name in names]
-    return "\n".join([*head, _read(shaders, *_CONTRACTS), *places, text, "}", ""])
+    numbers = re.sub(r"(_POLY\(y, x\)) y = ([^;]*);", r"\1 y = convert<decltype(y)>(\2);", _read(shaders, *_CONTRACTS))
+    return "\n".join([*head, numbers, *places, text, "}", ""])
+
+
+def numbers(shaders: Path) -> str:
+    """numbers.h: functions of numbers, in the namespace ``scalar`` as they are, and on lanes."""
+    names = "tensor", "numbers", "float_types", "turns", "follow", "norm_scale", "sort_key", "activations"
+    one = re.sub(r"^(\w+ \w+\()", r"inline \1", _members(shaders, *(f"graph/{name}" for name in names)), flags=re.M)
+    one = _apart(re.sub(r"^inline uint linear_id[\s\S]*?^}\n", "", one, flags=re.M), "const uint ", "const uint ")
+    text = _read(shaders, *(f"graph/{name}.glsl" for name in ("numbers", "activations", "soft_max")))
+    text = re.sub(r"^shared [^;]*;", "", text, flags=re.M)
+    many = _on_lanes(_without(text, "quotient", "root", "workgroup_most"))
+    follow = _read(shaders, "graph/follow.glsl")
+    follow = re.sub(r"\bfloat\b", "F", follow[follow.index("float followed") :])
+    macros = (f"#undef {one}" for one in ("LOAD", "INFINITY", "NAN"))
+    head = "#pragma once", '#include "contract.h"', "namespace zinc {", "namespace scalar {"
+    return "\n".join([*head, one, "}", "using scalar::reads;", many, f"ZINC_INLINE {follow}", *macros, "}", ""])
+
+
+def elementwise(shaders: Path) -> str:
+    """elementwise.h: kernels whose value() is of the elements of a vector along dimension 0."""
+    specialized, made = _specialized(shaders), []
+    for name, source in (
+        ("Binary", "binary.comp"),
+        ("Unary", "unary.comp"),
+        ("Glu", "glu.glsl"),
+        ("AddId", "add_id.comp"),
+    ):
+        text = (shaders / "graph" / source).read_text(encoding="utf-8")
+        text = re.sub(r"#ifdef QUANTIZED[\s\S]*?#endif", "", text)
+        text = re.sub(r"^\w+_CONSTANTS$", lambda macro: specialized[macro[0]], text, flags=re.M)
+        cut = re.search(r"^float ", text, re.M)
+        assert cut is not None
+        head, body = text[: cut.start()], text[cut.start() : text.index("void main")]
+        head = re.sub(_LAYOUT + r"(\w+) (\w+)\[\];\s*\};", r"const Elements<\2> \3{bound[\1]};", head)
+        head = _replaced(_replaced(re.sub(r"^#include[^\n]*", "", head, flags=re.M), _REWRITES), _KERNEL_REWRITES)
+        head = re.sub(r"^const (\w+) &p", r"const \1 p", head, flags=re.M)
+        body = re.sub(r"\bU\b", "auto", _on_lanes(_replaced(body, _REWRITES)))
+        body = re.sub(r"\b(silu\(\w+), ([\w.]+)\)", r"\1, all(\2))", body)
+        made.append(f"struct {name} : OnLanes {{\nusing OnLanes::OnLanes;\n{_constants(head)}\n{body}}};")
+    return "\n".join(made) + "\n"
+
+
+def expert_sums(shaders: Path) -> str:
+    """expert_sums.h: sums of experts' results, of the elements of a vector."""
+    text = _read(shaders, "graph/expert_sums.glsl").replace("uint j", "Run j")
+    text = re.sub(r"\bfloat\b", "F", text).replace("F sum = 0.0f", "F sum = {}")
+    return re.sub(r"\buint at\b", "const Run at", text)
 
 
 def _members(shaders: Path, *names: str) -> str:
@@ -173,9 +230,13 @@ def quantized(shaders: Path) -> str:
     places = "\n".join(re.findall(r"^const [^;]*;|^uint matrix_begin\(\)[\s\S]*?^}", places, re.M))
     text = "\n".join([places, blocks, sums[: sums.index("void store(")], joins])
     text = re.sub(r"^(?:shared|int packed_dot)[^;]*;", "", text, flags=re.M)
-    native = "uint table_entry|void fill_table|uint pair|void exchange|int dot4|int dot16"
+    native = "uint table_entry|void fill_table|uint pair|void exchange|void decode|int dot4|int dot16"
     text = re.sub(rf"^(?:{native})\([\s\S]*?^}}\n", "", text, flags=re.M)
-    text = _apart(_constants(text), " +uint ", "auto ")
+    begin, end = text.index("void decode_pairs("), text.index("vec2 scale_32(")
+    decoded = re.sub(r"if \(HAS_TABLE\) \{[^}]*\}\s*return;\s*\}", "", text[begin:end])
+    decoded = decoded.replace("piece16(", "values16(").replace("spread_16(", "fifths(")
+    text = _apart(_constants(text[:begin] + decoded + text[end:]), " +uint ", "auto ")
     text = re.sub(r"\b(float|int)\(", r"to_\1(", text)
     text = re.sub(r"(?<!constexpr )\b(?:uint|float)\b(?=[ &])", "auto", text)
-    return re.sub(r"\b(uvec4|vec4|vec2)\b(?! TABLE)", r"lanes_\1", text)
+    text = re.sub(r"\b(uvec4|vec4|vec2)\b(?! TABLE)", r"lanes_\1", text)
+    return re.sub(r"^((?:void|auto|lanes_\w+) \w+\()", r"ZINC_INLINE \1", text, flags=re.M)
