@@ -129,7 +129,10 @@ def test_what_stays_on_the_cpu_has_the_bits(small, whole, split):
 
 
 def test_experts_on_the_cpu_have_the_bits(hybrid):
-    ways = [digests(hybrid, "ubatch 16", **more) for more in ({}, {"LLAMA_ARG_CPU_MOE": "1"}, SPLITS["two layers on the CPU"])]
+    ways = [
+        digests(hybrid, "ubatch 16", **more)
+        for more in ({}, {"LLAMA_ARG_CPU_MOE": "1"}, SPLITS["two layers on the CPU"])
+    ]
     assert ways[0] and ways[1] == ways[0] and ways[2] == ways[0]
 
 
