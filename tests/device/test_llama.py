@@ -273,7 +273,10 @@ def test_states(program, tmp_path):
 
 
 WHOLE = r"the model is here whole but for the look-up of tokens \(\d+ operations, \d+ of attention\): the promise holds"
-SHARED = r"another device has a part of the model \(.*\); logits may depend on the batch: expected -ngl 99 and no -ot, or libzinc_cpu.so beside libggml-zinc.so"
+SHARED = (
+    r"another device has a part of the model \(.*\); logits may depend on the batch: "
+    "expected -ngl 99 and no -ot, or libzinc_cpu.so beside libggml-zinc.so"
+)
 NO_PART = "-ngl 99", "-ngl 99 -ot ^token_embd=CPU"  # of a model with an output of its own
 PARTS = ("-ngl 0", "-ngl 2", *(f"-ngl 99 {told}" for told in ("-ncmoe 2", "-ncmoe 99", "-ot exps=CPU")))
 PARTS += tuple(f"-ngl 99 -ot {name}=CPU" for name in ("ffn_down_exps", "output_norm"))
