@@ -309,6 +309,22 @@ def test_ggml_s_own_buffers_keep_the_order_of_writes_on_the_processor(back_end, 
         back_end.buffer = own
 
 
+def test_weights_that_another_device_reads_stay_blocks(back_end, rng):
+    """ggml's CPU code reads the processor's buffers in place: what is left to it is in no layout of products."""
+    words = rng.integers(0, 256, 8 * 272, np.uint8)
+    weight = back_end.tensor("q8_0", 256, 8, array=words)
+    back_end.c.make_weight(weight, True)
+    x, y = back_end.tensor("f32", 256, 1, array=np.ones(256, np.float32)), back_end.tensor("f32", 8, 1)
+    product, other = (graphs.NUMBERS.index(name) for name in ("MUL_MAT", "SQR"))
+    assert back_end.describe(product, y, weight, x)
+    back_end.graph([y])
+    assert not back_end.describe(other, back_end.tensor("f32", 256, 8), weight)
+    assert back_end.describe(product, y, weight, x) != back_end.on_processor
+    found = np.empty_like(words)
+    back_end.c.get_bytes(weight, c.c_void_p(address(found)), c.c_size_t(0), c.c_size_t(found.nbytes))
+    assert (found == words).all()
+
+
 @pytest.mark.parametrize("kind", ["f16", "q8_0"])
 def test_heads_may_lie_before_cells(back_end, rng, kind):
     """Of a cache that is set and not written, whose keys are in the order of cells."""

@@ -142,6 +142,8 @@ NATIVE_TESTS = {  # the begin of a node id, or all of it
     "graphs": "device/test_ggml.py::test_a_graph_has",
     "fused": "device/test_ggml.py::test_a_fusion_saves",
     "places": "device/test_ggml.py::test_a_line_says",
+    "own buffers": "device/test_ggml.py::test_ggml_s_own_buffers",
+    "shared weights": "device/test_ggml.py::test_weights_that_another",
 }
 SLIPS = [slip for room in ("attend", "graph", "native", "cpu") for slip in slips(room)]
 DEFAULT = {
