@@ -57,6 +57,8 @@ def test_its_runtime_names_it(cpu, monkeypatch, best_device_index):
         za.Device.open(best_device_index, runtime="cpu")
     with pytest.raises(errors.ArgumentError, match="runtime: got 'vulkan', which cpu has not; leave it out"):
         za.Device.open("cpu", runtime="vulkan")
+    with ExitStack() as stack:  # the default device has one of a list
+        assert [one.runtime.name for one in open_devices(stack, [None], "vulkan,cpu")] == ["vulkan"]
     monkeypatch.setenv("ZINC_ATTN_RUNTIME", "cpu")
     with pytest.raises(errors.ArgumentError, match="runtime: got 'cpu', which"):  # as two variables say
         za.Device.open()
