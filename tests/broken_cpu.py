@@ -33,7 +33,10 @@ def break_library(monkeypatch: pytest.MonkeyPatch, folder: Path, file: Path, old
         shutil.rmtree(sources)
         changed = ModuleType("changed")
         exec(compile(text.replace(old, new), str(file), "exec"), vars(changed))
-        build = SourceFileLoader("build_shaders", str(ROOT / "scripts" / "build_shaders.py")).load_module()
+        build = ModuleType("build_shaders")
+        loader = SourceFileLoader("build_shaders", str(ROOT / "scripts/build_shaders.py"))
+        build.__file__ = loader.path
+        loader.exec_module(build)
         load = build.load_kernels
         build.load_kernels = lambda name, *room: changed if name == "cpp" else load(name, *room)
         build.write_native(sources)

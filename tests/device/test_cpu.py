@@ -58,6 +58,8 @@ def test_its_runtime_names_it(cpu, monkeypatch, best_device_index):
         za.Device.open(best_device_index, runtime="cpu")
     with pytest.raises(errors.ArgumentError, match="runtime: got 'vulkan', which cpu has not; leave it out"):
         za.Device.open("cpu", runtime="vulkan")
+    with ExitStack() as stack:  # the default device has one of a list
+        assert [one.runtime.name for one in open_devices(stack, [None], "vulkan,cpu")] == ["vulkan"]
     monkeypatch.setenv("ZINC_ATTN_RUNTIME", "cpu")
     with pytest.raises(errors.ArgumentError, match="runtime: got 'cpu', which"):  # as two variables say
         za.Device.open()
@@ -209,12 +211,13 @@ def test_the_float_mode_of_a_caller_changes_nothing(cpu, rng):
     """Kernels round to nearest where the calling thread rounds toward zero, which it does again after the call."""
     libm = ctypes.CDLL(None)
     q, k, v = arrays(rng)
-    before = za.attention(q, k, v, device=cpu)
     toward_zero = 0xC00 if platform.machine() == "x86_64" else 0xC00000
-    assert libm.fesetround(toward_zero) == 0
-    try:
-        after, mode = za.attention(q, k, v, device=cpu), libm.fegetround()
-    finally:
-        libm.fesetround(0)
+    with za.Device(CpuRuntime(replace(cpu.info, compute_units=1))) as device:  # the caller's thread runs all
+        before = za.attention(q, k, v, device=device)
+        assert libm.fesetround(toward_zero) == 0
+        try:
+            after, mode = za.attention(q, k, v, device=device), libm.fegetround()
+        finally:
+            libm.fesetround(0)
     assert mode == toward_zero
     same([after], [before])

@@ -186,7 +186,7 @@ def open_devices(stack: ExitStack, names: list[Any], runtimes: str | None) -> li
     chosen = [None] if runtimes is None else list(dict.fromkeys(name.strip() for name in runtimes.split(",")))
     found = []
     for name in names:
-        native = find_device(name, runtimes).native
+        native = find_device(name, chosen[0] if len(chosen) == 1 else None).native
         fitting = [runtime for runtime in chosen if runtime is None or native == (runtime == CPU)]
         for runtime in fitting or chosen[:1]:  # which it has not
             found.append(stack.enter_context(Device.open(name, runtime=runtime)))
