@@ -1,12 +1,22 @@
 #include "orders.h"
 
 #include <algorithm>
+#include <mutex>
 
 namespace zinc {
 
-static SavedOrders saved_orders{size_t(1) << 20};
+// Threads with the turns of two devices meet here. An order changes only behind note_use of its buffer, so that what
+// this reads of another device's stays as it is. Behind the mutex no other lock is taken. It outlives the process's exit.
+struct Saved {
+    std::mutex mutex;
+    SavedOrders orders{size_t(1) << 20};
+};
+static Saved &saved = *new Saved;
 
-void note_use(const Buffer *buffer) { saved_orders.finish(buffer); }
+void note_use(const Buffer *buffer) {
+    std::lock_guard<std::mutex> lock(saved.mutex);
+    saved.orders.finish(buffer);
+}
 
 // The cells of a root, made where they are new; NULL for memory that holds no cache.
 static Cells *cells_of(const ggml_tensor *root) {
@@ -49,8 +59,9 @@ void note_get(const ggml_tensor *tensor, const void *data, size_t offset, size_t
     const Cells *cells = contiguous_cells(root);
     if (!cells) return;
     if (cells->values) return note_use(buffer_of(root));
+    std::lock_guard<std::mutex> lock(saved.mutex);
     for_rows(*cells, data, begin_of(tensor) - begin_of(root) + offset, size, [&](uint32_t row, const char *bytes) {
-        saved_orders.save(buffer_of(root), &cells->order, row, bytes, cells->row_bytes);
+        saved.orders.save(buffer_of(root), &cells->order, row, bytes, cells->row_bytes);
     });
 }
 
@@ -58,8 +69,9 @@ void note_set(const ggml_tensor *tensor, const void *data, size_t offset, size_t
     const ggml_tensor *root = root_of(tensor);
     Cells *cells = contiguous_cells(root);
     if (!cells || cells->values) return note_use(buffer_of(root));
+    std::lock_guard<std::mutex> lock(saved.mutex);
     for_rows(*cells, data, begin_of(tensor) - begin_of(root) + offset, size, [&](uint32_t row, const char *bytes) {
-        saved_orders.restore(buffer_of(root), &cells->order, row, bytes, cells->row_bytes);
+        saved.orders.restore(buffer_of(root), &cells->order, row, bytes, cells->row_bytes);
     });
 }
 
