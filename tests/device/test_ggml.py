@@ -598,6 +598,17 @@ def given(back_end):
     return found
 
 
+def test_adapters_are_ggml_s_blocks_where_others_may_read_them(back_end, given):
+    """Quantized tensors that are no weights of a model: ggml's CPU code, and copies to ZINC0, read the processor's."""
+    graph, tensor = graphs.named("MUL_MAT(W, x[256,3])"), given["W"][0]
+    blocks_of_w = np.empty(ROW * ROW // 32 * 34, np.uint8)
+    back_end.c.get_bytes(tensor, c.c_void_p(address(blocks_of_w)), c.c_size_t(0), c.c_size_t(blocks_of_w.nbytes))
+    graph.run(back_end, np.zeros(graph.words, np.uint32), given)
+    back_end.c.bytes_of.restype = c.c_void_p
+    if back_end.on_processor:
+        assert c.string_at(back_end.c.bytes_of(tensor), blocks_of_w.nbytes) == blocks_of_w.tobytes()
+
+
 @pytest.mark.parametrize("weights", "EF")
 @pytest.mark.parametrize(("tokens", "slots", "most"), ((3, 1, 0), (3, 2, 60_000), (20, 2, 60_000)))
 def test_experts(back_end, given, weights, tokens, slots, most, monkeypatch, capfd):
