@@ -82,13 +82,16 @@ void note_copy(const Buffer *from, size_t begin, const ggml_tensor *target, size
     Cells *cells = contiguous_cells(to);
     auto at = from->cells.upper_bound(begin);
     const Cells *known = at == from->cells.begin() ? nullptr : &(--at)->second;
-    if (!known || !cells || known->values || cells->values || known->row_bytes != cells->row_bytes) return;
-    const size_t first = (begin - at->first) / known->row_bytes, rows = size / known->row_bytes;
+    if (!cells || cells->values) return;
+    const bool rows_alike = known && !known->values && known->row_bytes == cells->row_bytes &&
+                            (begin - at->first) / known->row_bytes < known->rows;
     const size_t second = (begin_of(target) - begin_of(to) + offset) / cells->row_bytes;
+    const size_t first = rows_alike ? (begin - at->first) / known->row_bytes : second, rows = size / cells->row_bytes;
     std::vector<uint32_t> order;
-    for (size_t row = first; row < first + rows && row < known->rows; ++row) order.push_back(uint32_t(row));
-    std::sort(order.begin(), order.end(),
-              [known](uint32_t a, uint32_t b) { return known->order.place(a) < known->order.place(b); });
+    for (size_t row = first; row < first + rows && row < (rows_alike ? known : cells)->rows; ++row)
+        order.push_back(uint32_t(row));
+    auto earlier = [&](uint32_t a, uint32_t b) { return known->order.place(a) < known->order.place(b); };
+    if (rows_alike) std::sort(order.begin(), order.end(), earlier);
     for (uint32_t row : order) cells->order.write(uint32_t(row - first + second));
 }
 
