@@ -105,6 +105,7 @@ def write_native(folder: Path) -> None:
     names = {decl.file.removesuffix(".spv"): decl.source for decl in decls}
     sources = {name: of for name, of in names.items() if name not in native and not re.search("attend|units", name)}
     (folder / "kernels.cpp").write_text(cpp.kernels(SHADERS, sources))
+    (folder / "sources.h").write_text(f'#define ZINC_SOURCES "{sources_sha256()}"\n')
     for name in ("contract", "numbers", "elementwise", "expert_sums", "states", "item", "columns", "quantized"):
         (folder / f"{name}.h").write_text(getattr(cpp, name)(SHADERS))
 

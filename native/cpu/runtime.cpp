@@ -1,5 +1,6 @@
 // Threads that run the workgroups of dispatches, and the questions to the compiler of this library.
 #include "runtime.h"
+#include "sources.h"
 #include <algorithm>
 #include <atomic>
 #include <cfenv>
@@ -240,6 +241,9 @@ const char zinc_cpu_needs[] = ""
     " avx512vnni"
 #endif
     ;
+// By which a C library knows a library of its own sources: what kernels are told is not the same in all versions.
+extern const char zinc_cpu_sources[];
+const char zinc_cpu_sources[] = ZINC_SOURCES;
 const char *zinc_cpu_fault(void) { return zinc::fault(); }
 
 // The function of a SPIR-V module, by the module's name, or null.

@@ -6,11 +6,13 @@
 #include "../src/functions.h"
 #include "runtime.h"
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <deque>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <new>
 #include <string>
 #include <sys/mman.h>
@@ -96,10 +98,13 @@ uint64_t fact(const char *path, const char *name, std::string *text = nullptr) {
 }
 uint64_t memory_bytes() { return uint64_t(sysconf(_SC_PAGE_SIZE)) * uint64_t(sysconf(_SC_PHYS_PAGES)); }
 
-// Threads of the next submissions; pools stay, as llama.cpp changes between two numbers. Between calls of one thread.
-unsigned threads = std::max(1u, std::thread::hardware_concurrency());
+// Threads of the next submissions; pools stay, as llama.cpp changes between two numbers. Devices of several threads
+// share them. NULL: no memory.
+std::atomic<unsigned> threads{std::max(1u, std::thread::hardware_concurrency())};
 void *pool() {
+    static std::mutex mutex;
     static std::map<unsigned, void *> pools;
+    std::lock_guard<std::mutex> lock(mutex);
     void *&found = pools[threads];
     return found ? found : found = zinc_cpu_open(threads);
 }
@@ -344,7 +349,8 @@ VkResult VKAPI_PTR QueueSubmit(VkQueue, uint32_t count, const VkSubmitInfo *subm
     for (const VkSubmitInfo *submit = submits; submit < submits + count; ++submit)
         for (uint32_t i = 0; i < submit->commandBufferCount; ++i) {
             std::vector<Step> &steps = of<Commands>(submit->pCommandBuffers[i])->steps;
-            if (zinc_cpu_run(pool(), steps.data(), steps.size()))
+            void *workers = pool();
+            if (!workers || zinc_cpu_run(workers, steps.data(), steps.size()))
                 return VK_ERROR_OUT_OF_HOST_MEMORY;
         }
     return VK_SUCCESS;

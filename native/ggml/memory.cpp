@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
 #include <new>
 
 #include "orders.h"
@@ -64,6 +65,9 @@ static void keep_shadow(Buffer *buffer, const ggml_tensor *tensor, const void *d
     buffer->shadows[begin_of(tensor)].assign(bytes, bytes + size);
 }
 
+// Of Device::held and Buffer::blocks, which threads without the turn read, too. Behind it no other lock is taken.
+static std::mutex lists;
+
 // --- buffers ---------------------------------------------------------------------------------------------------------
 
 // ggml has no answer for these calls, so graphs fail instead: the next one, or, where weights or a cache did not get
@@ -80,7 +84,10 @@ static void free_buffer(ggml_backend_buffer_t buffer) {
         std::lock_guard<Turns> turn(own->device->turns);
         note_use(own);
         own->device->spoilt.erase(own);
-        own->device->held.erase(own->base);
+        {
+            std::lock_guard<std::mutex> lock(lists);
+            own->device->held.erase(own->base);
+        }
         own->device->release(&own->memory);
     }
     buffer->iface = own->functions;
@@ -134,7 +141,7 @@ static void set_tensor(ggml_backend_buffer_t buffer, ggml_tensor *tensor, const 
     Buffer *own = context_of(buffer);
     const bool whole = !tensor->view_src && offset == 0 && size == ggml_nbytes(tensor) && ggml_is_contiguous(tensor);
     const bool weights = buffer->usage == GGML_BACKEND_BUFFER_USAGE_WEIGHTS && weight_type(tensor->type) >= 0 &&
-                         !own->functions.get_base;
+                         !stay_blocks(tensor);
     std::vector<char> pieces(whole && weights ? size : 0);
     if (!pieces.empty()) to_pieces(weights_of(tensor), static_cast<const char *>(data), pieces.data());
     std::lock_guard<Turns> turn(own->device->turns);
@@ -213,6 +220,7 @@ static const char *type_name(ggml_backend_buffer_type_t type) {
 static Buffer *made(Device *device, const Memory &memory) {
     const uintptr_t base = device->is_host ? reinterpret_cast<uintptr_t>(memory.base) : BASE;
     Buffer *buffer = new Buffer{device, memory, base, {}, {}, {}, {}, {}, nullptr};
+    std::lock_guard<std::mutex> lock(lists);
     if (device->is_host) device->held[base] = buffer;
     return buffer;
 }
@@ -267,6 +275,7 @@ void take_over(const ggml_tensor *tensor) {
 Buffer *holding(const void *bytes) {
     if (!processor) return nullptr;
     const uintptr_t at = reinterpret_cast<uintptr_t>(bytes);
+    std::lock_guard<std::mutex> lock(lists);
     auto found = processor->held.upper_bound(at);
     if (found == processor->held.begin()) return nullptr;
     Buffer *buffer = (--found)->second;
@@ -281,6 +290,7 @@ const Device *holder_of(const ggml_tensor *tensor) {
 
 bool stay_blocks(const ggml_tensor *root) {
     const Buffer *buffer = buffer_of(root);
+    std::lock_guard<std::mutex> lock(lists);
     return buffer && (buffer->functions.get_base || buffer->blocks.count(begin_of(root)));
 }
 
@@ -288,7 +298,10 @@ bool share_weights(const ggml_tensor *root) {
     Buffer *buffer = buffer_of(root);
     if (!buffer || !buffer->device->is_host || weight_type(root->type) < 0) return true;
     std::lock_guard<Turns> turn(buffer->device->turns);
-    buffer->blocks.insert(begin_of(root));
+    {
+        std::lock_guard<std::mutex> lock(lists);
+        buffer->blocks.insert(begin_of(root));
+    }
     return lay_weights(root, false);
 }
 

@@ -1,12 +1,22 @@
 #include "orders.h"
 
 #include <algorithm>
+#include <mutex>
 
 namespace zinc {
 
-static SavedOrders saved_orders{size_t(1) << 20};
+// Threads with the turns of two devices meet here. An order changes only behind note_use of its buffer, so that what
+// this reads of another device's stays as it is. Behind the mutex no other lock is taken. It outlives the process's exit.
+struct Saved {
+    std::mutex mutex;
+    SavedOrders orders{size_t(1) << 20};
+};
+static Saved &saved = *new Saved;
 
-void note_use(const Buffer *buffer) { saved_orders.finish(buffer); }
+void note_use(const Buffer *buffer) {
+    std::lock_guard<std::mutex> lock(saved.mutex);
+    saved.orders.finish(buffer);
+}
 
 // The cells of a root, made where they are new; NULL for memory that holds no cache.
 static Cells *cells_of(const ggml_tensor *root) {
@@ -49,8 +59,9 @@ void note_get(const ggml_tensor *tensor, const void *data, size_t offset, size_t
     const Cells *cells = contiguous_cells(root);
     if (!cells) return;
     if (cells->values) return note_use(buffer_of(root));
+    std::lock_guard<std::mutex> lock(saved.mutex);
     for_rows(*cells, data, begin_of(tensor) - begin_of(root) + offset, size, [&](uint32_t row, const char *bytes) {
-        saved_orders.save(buffer_of(root), &cells->order, row, bytes, cells->row_bytes);
+        saved.orders.save(buffer_of(root), &cells->order, row, bytes, cells->row_bytes);
     });
 }
 
@@ -58,8 +69,9 @@ void note_set(const ggml_tensor *tensor, const void *data, size_t offset, size_t
     const ggml_tensor *root = root_of(tensor);
     Cells *cells = contiguous_cells(root);
     if (!cells || cells->values) return note_use(buffer_of(root));
+    std::lock_guard<std::mutex> lock(saved.mutex);
     for_rows(*cells, data, begin_of(tensor) - begin_of(root) + offset, size, [&](uint32_t row, const char *bytes) {
-        saved_orders.restore(buffer_of(root), &cells->order, row, bytes, cells->row_bytes);
+        saved.orders.restore(buffer_of(root), &cells->order, row, bytes, cells->row_bytes);
     });
 }
 
@@ -70,13 +82,16 @@ void note_copy(const Buffer *from, size_t begin, const ggml_tensor *target, size
     Cells *cells = contiguous_cells(to);
     auto at = from->cells.upper_bound(begin);
     const Cells *known = at == from->cells.begin() ? nullptr : &(--at)->second;
-    if (!known || !cells || known->values || cells->values || known->row_bytes != cells->row_bytes) return;
-    const size_t first = (begin - at->first) / known->row_bytes, rows = size / known->row_bytes;
+    if (!cells || cells->values) return;
+    const bool rows_alike = known && !known->values && known->row_bytes == cells->row_bytes &&
+                            (begin - at->first) / known->row_bytes < known->rows;
     const size_t second = (begin_of(target) - begin_of(to) + offset) / cells->row_bytes;
+    const size_t first = rows_alike ? (begin - at->first) / known->row_bytes : second, rows = size / cells->row_bytes;
     std::vector<uint32_t> order;
-    for (size_t row = first; row < first + rows && row < known->rows; ++row) order.push_back(uint32_t(row));
-    std::sort(order.begin(), order.end(),
-              [known](uint32_t a, uint32_t b) { return known->order.place(a) < known->order.place(b); });
+    for (size_t row = first; row < first + rows && row < (rows_alike ? known : cells)->rows; ++row)
+        order.push_back(uint32_t(row));
+    auto earlier = [&](uint32_t a, uint32_t b) { return known->order.place(a) < known->order.place(b); };
+    if (rows_alike) std::sort(order.begin(), order.end(), earlier);
     for (uint32_t row : order) cells->order.write(uint32_t(row - first + second));
 }
 

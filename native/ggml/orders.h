@@ -16,7 +16,8 @@ void note_use(const Buffer *buffer);  // cells are read or written by a graph, o
 // Bytes [offset, offset + size) of a tensor go to a state, or come from one: `data`.
 void note_get(const ggml_tensor *tensor, const void *data, size_t offset, size_t size);
 void note_set(const ggml_tensor *tensor, const void *data, size_t offset, size_t size);
-// Bytes [offset, offset + size) of a tensor come from a place of a buffer.
+// Bytes [offset, offset + size) of a tensor come from a place of a buffer: cells have the order that they have there,
+// or, where no rows of such cells are known there (a state that llama.cpp keeps on the device), that of cells.
 void note_copy(const Buffer *from, size_t begin, const ggml_tensor *target, size_t offset, size_t size);
 
 }  // namespace zinc

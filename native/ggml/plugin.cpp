@@ -34,6 +34,7 @@ static void backend_free(ggml_backend_t backend) {
 // The scheduler copies what another device has made: here as anywhere, by tensor_copy.
 static bool cpy_tensor_async(ggml_backend_t, ggml_backend_t, const ggml_tensor *source, ggml_tensor *) {
     note_input(source);
+    if (!share_weights(root_of(source))) say("%s: %s", source->name, za_error());
     return false;
 }
 
@@ -180,7 +181,9 @@ static void list(ggml_backend_device *device, Device *of) {
 static bool open_devices() {
     const char *chosen = std::getenv("ZINC_ATTN_DEVICE"), *cpu = std::getenv("ZINC_ATTN_CPU");
     const bool is_cpu = chosen && !std::strcmp(chosen, "cpu");
-    Device *own = cpu && !std::strcmp(cpu, "0") ? nullptr : Device::open("cpu", false);
+    const bool without = cpu && !std::strcmp(cpu, "0"), given = std::getenv("ZINC_ATTN_CPU_LIBRARY");
+    Device *own = without ? nullptr : Device::open("cpu", false);
+    if (!own && given && !without) say("no ZINC_CPU: %s", za_error());
     Device *first = is_cpu ? own : Device::open(chosen, own && !chosen);
     if (!first && !chosen) first = own;
     if (!first) return say("no device: %s", is_cpu && cpu ? "ZINC_ATTN_CPU is 0" : za_error()), false;

@@ -66,7 +66,17 @@ bool Recording::lay(const ggml_tensor *tensor, bool as_pieces) {
     grouped_.clear();
     rotations.clear();
     plan->begin();
+    const bool is_weights = root->buffer->usage == GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
+    if (as_pieces && device->is_host && (!is_weights || stay_blocks(root))) lent_.push_back(root);
     return lay_weights(root, as_pieces);
+}
+
+// Whatever reads the host's memory finds blocks there again, but for weights that the processor alone reads. Backwards,
+// as of two tensors at one place the later one's bytes are there.
+bool Recording::give_back() {
+    bool ok = true;
+    for (; !lent_.empty(); lent_.pop_back()) ok = lay_weights(lent_.back(), false) && ok;
+    return ok;
 }
 
 // Weights lie in R32 for products and GET_ROWS, in ggml's blocks for all else.
@@ -107,13 +117,15 @@ bool Recording::run() {
         if (!record(node)) {
             say("%s %s: %s", ggml_op_desc(node), node->name, za_error());
             device->recorder->abandon();
+            give_back();
             return false;
         }
         changed(node);
         if (beside_.buffer) quantized_.push_back(beside_);
         beside_ = {};
     }
-    return device->recorder->finish() || (say("%s", za_error()), false);
+    const bool done = device->recorder->finish();
+    return (give_back() && done) || (say("%s", za_error()), false);
 }
 
 // --- what several dispatches read ------------------------------------------------------------------------------------

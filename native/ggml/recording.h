@@ -99,6 +99,7 @@ class Recording {
 
   private:
     bool lay(const ggml_tensor *tensor, bool as_pieces);
+    bool give_back();
     bool lay_operands(const ggml_tensor *node);
     bool record(ggml_tensor *node);
     void changed(const ggml_tensor *node);
@@ -110,6 +111,7 @@ class Recording {
     bool fuses_[FUSES];
     const ggml_tensor *settled_ = nullptr, *gathered_ = nullptr;
     std::vector<Quantized> quantized_;
+    std::vector<const ggml_tensor *> lent_;  // that lie in pieces while the graph runs
     std::vector<Grouped> grouped_;
     Quantized beside_{};  // of the node that is recorded, where it has one
 };

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "error.h"
+#include "zinc_contract.h"
 
 /* Of the words that a library needs, the first one that this processor lacks; NULL: none. */
 static const char *lacks(const char *needs) {
@@ -50,7 +51,11 @@ bool za_processor(PFN_vkGetInstanceProcAddr *get_proc) {
     const char *(*find_fault)(void);
     *(void **)&find_fault = dlsym(library, "zinc_cpu_fault"); /* as POSIX has it */
     *(void **)get_proc = dlsym(library, "zinc_cpu_get_proc");
-    const char *fault = find_fault && *get_proc ? find_fault() : "it is none of this version";
+    const char *sources = dlsym(library, "zinc_cpu_sources");
+    if (!find_fault || !*get_proc || !sources || strcmp(sources, ZA_SOURCES) != 0)
+        return za_fail_as(ZA_UNSUPPORTED, "cpu: got a libzinc_cpu of other sources than this library's, expected one that "
+                          "was built with it");
+    const char *fault = find_fault();
     return !fault || za_fail_as(ZA_UNSUPPORTED, "cpu: %s, so that results would have other bits; build native/ with "
                                 "another compiler", fault);
 }

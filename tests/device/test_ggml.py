@@ -325,6 +325,27 @@ def test_weights_that_another_device_reads_stay_blocks(back_end, rng):
     assert (found == words).all()
 
 
+def test_a_state_in_a_buffer_is_restored_in_the_order_of_cells(back_end, rng):
+    """As llama.cpp keeps it on the device: a tensor of one dimension, whatever the order of the cells was before."""
+    if not back_end.on_processor:
+        return
+    n = 20
+    x, q = rng.standard_normal((2, n, 2, 64), np.float32), rng.standard_normal((1, 1, 6, 64), np.float32)
+    parts = [Part(back_end, "f16", 2, 64, n, offset) for offset in (0, V_AT)]
+    mask = np.zeros((1, 1, n), np.float16)
+    back_end.attend(*parts, q, mask)
+    cells = rng.permutation(n)
+    assert [part.write(values, cells) for part, values in zip(parts, x, strict=True)] == [DONE] * 2
+    back_end.c.bytes_of.restype = c.c_void_p
+    for part in parts:
+        state = part.state(n)
+        kept = c.c_void_p(back_end.c.bytes_of(back_end.tensor("f16", state.nbytes // 2, array=state)))
+        back_end.c.set_bytes(part.root, kept, c.c_size_t(0), c.c_size_t(state.nbytes))
+    order = np.argsort(cells)
+    want = za.reference.emulate(q[0, 0], *stored(*x[:, order], "f16/f16", True, False), scale=0.125)
+    same(back_end.attend(*parts, q, mask)[0], want[:1])
+
+
 @pytest.mark.parametrize("kind", ["f16", "q8_0"])
 def test_heads_may_lie_before_cells(back_end, rng, kind):
     """Of a cache that is set and not written, whose keys are in the order of cells."""
@@ -612,6 +633,17 @@ def given(back_end):
         part.root = back_end.tensor("f16", 128, 9, array=np.ascontiguousarray(row_bytes(values, "f16").reshape(-1)))
         found[name] = part.keys(1), kept
     return found
+
+
+def test_adapters_are_ggml_s_blocks_where_others_may_read_them(back_end, given):
+    """Quantized tensors that are no weights of a model: ggml's CPU code, and copies to ZINC0, read the processor's."""
+    graph, tensor = graphs.named("MUL_MAT(W, x[256,3])"), given["W"][0]
+    blocks_of_w = np.empty(ROW * ROW // 32 * 34, np.uint8)
+    back_end.c.get_bytes(tensor, c.c_void_p(address(blocks_of_w)), c.c_size_t(0), c.c_size_t(blocks_of_w.nbytes))
+    graph.run(back_end, np.zeros(graph.words, np.uint32), given)
+    back_end.c.bytes_of.restype = c.c_void_p
+    if back_end.on_processor:
+        assert c.string_at(back_end.c.bytes_of(tensor), blocks_of_w.nbytes) == blocks_of_w.tobytes()
 
 
 @pytest.mark.parametrize("weights", "EF")

@@ -113,6 +113,7 @@ void set_bytes(ggml_tensor *tensor, const void *data, size_t offset, size_t size
 void get_bytes(const ggml_tensor *tensor, void *data, size_t offset, size_t size) {
     tensor->buffer->iface.get_tensor(tensor->buffer, tensor, data, offset, size);
 }
+const void *bytes_of(const ggml_tensor *tensor) { return tensor->data; }
 // Bytes of a tensor whose memory the host addresses, from a place in it to another.
 void copy_bytes(ggml_tensor *tensor, size_t from, size_t to, size_t size) {
     set_bytes(tensor, static_cast<const char *>(tensor->data) + from, to, size);
