@@ -58,10 +58,12 @@ void note_graph(ggml_cgraph *graph) {
     static std::atomic<bool> said{false};
     static std::atomic<int> operations{0}, attend{0};  // of all parts of a model's graph
     bool weights = false, output = false;
+    int of_graph = 0, of_attention = 0;
     for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
         ggml_tensor *node = ggml_graph_node(graph, i);
-        operations += !is_view(node);
-        attend += node->op == GGML_OP_FLASH_ATTN_EXT;
+        if (node->extra == &here) continue;  // of a graph that is computed again: all was said
+        of_graph += !is_view(node);
+        of_attention += node->op == GGML_OP_FLASH_ATTN_EXT;
         output |= bool(node->flags & GGML_TENSOR_FLAG_OUTPUT);
         for (const ggml_tensor *source : node->src)
             if (source) {
@@ -70,6 +72,8 @@ void note_graph(ggml_cgraph *graph) {
             }
         node->extra = &here;
     }
+    operations += of_graph;
+    attend += of_attention;
     if (weights && output && !said_once() && !said.exchange(true))
         say("the model is here whole but for the look-up of tokens (%d operations, %d of attention): the promise "
             "holds", operations.load(), attend.load());

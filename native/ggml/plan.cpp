@@ -96,7 +96,9 @@ bool read_operation(const ggml_tensor *op, Operation *o) {
 
 std::vector<uint64_t> key_of(const ggml_tensor *op) {
     const ggml_tensor *k = root_of(op->src[1]), *v = root_of(op->src[2]);
-    std::vector<uint64_t> key(op->op_params, op->op_params + sizeof op->op_params / sizeof *op->op_params);
+    std::vector<uint64_t> key;
+    key.reserve(128);
+    key.assign(op->op_params, op->op_params + sizeof op->op_params / sizeof *op->op_params);
     for (const ggml_tensor *t : {op, (const ggml_tensor *)op->src[0], (const ggml_tensor *)op->src[1],
                                  (const ggml_tensor *)op->src[2], (const ggml_tensor *)op->src[3],
                                  (const ggml_tensor *)op->src[4], k, v}) {

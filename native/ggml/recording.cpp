@@ -24,13 +24,14 @@ bool fits(const Device &device, const ggml_tensor *t) {
 }
 
 Bound bound(const Device &device, const ggml_tensor *t) {
-    const size_t begin = begin_of(t), unit = unit_of(t), first = begin / device.alignment * device.alignment;
+    const size_t begin = begin_of(t), unit = unit_of(t), first = begin & ~(device.alignment - 1);
+    const int shift = __builtin_ctzll(unit);  // elements have powers of two bytes
     const size_t size = std::max<size_t>(begin - first + ggml_nbytes(t), 1);  // no binding is empty
     Bound made{{buffer_of(t)->memory.of.handle, first, (size + 3) / 4 * 4}, {}};
-    made.at.offset = uint32_t((begin - first) / unit);
+    made.at.offset = uint32_t((begin - first) >> shift);
     for (int d = 0; d < 4; ++d) {
         made.at.n[d] = uint32_t(t->ne[d]);
-        made.at.s[d] = uint32_t(t->nb[d] / unit);
+        made.at.s[d] = uint32_t(t->nb[d] >> shift);
     }
     return made;
 }
@@ -95,11 +96,16 @@ void Recording::changed(const ggml_tensor *node) {
     Buffer *buffer = buffer_of(node);
     const size_t begin = begin_of(node), end = begin + ggml_nbytes(node);
     if (!buffer->weights.empty() || !buffer->shadows.empty()) note_change(buffer, begin, end - begin);
-    auto stale = [&](const Source &x) {
-        return x.buffer == buffer->memory.of.handle && x.begin < end && begin < x.end;
+    auto forget = [&](auto *all) {  // their order means nothing
+        for (size_t i = all->size(); i-- > 0;) {
+            const Source &x = (*all)[i];
+            if (x.begin >= end || begin >= x.end || x.buffer != buffer->memory.of.handle) continue;
+            (*all)[i] = all->back();
+            all->pop_back();
+        }
     };
-    quantized_.erase(std::remove_if(quantized_.begin(), quantized_.end(), stale), quantized_.end());
-    grouped_.erase(std::remove_if(grouped_.begin(), grouped_.end(), stale), grouped_.end());
+    forget(&quantized_);
+    forget(&grouped_);
 }
 
 bool Recording::record(ggml_tensor *node) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 
 namespace zinc {
 
@@ -50,9 +49,12 @@ void Arena::free() {
 // --- pipelines -------------------------------------------------------------------------------------------------------
 
 const pipeline *Recorder::pipeline_of(int kernel, const Constants &constants) {
-    pipeline &found = pipelines_[{kernel, constants}];
-    const bool ok = found.handle || za_pipeline_make(device_, &za_graph_kernels[kernel], constants.words, &found);
-    return ok ? &found : nullptr;
+    auto &made = pipelines_[kernel];
+    for (const auto &[words, found] : made)
+        if (words == constants) return &found;
+    pipeline one{};
+    if (!za_pipeline_make(device_, &za_graph_kernels[kernel], constants.words, &one)) return nullptr;
+    return &made.emplace_back(constants, one).second;
 }
 
 // --- commands --------------------------------------------------------------------------------------------------------
@@ -72,7 +74,8 @@ Recorder::Recorder(za_device *device)
 Recorder::~Recorder() {
     abandon();
     for (Arena *arena : {&params_, &words_, &scratch_}) arena->free();
-    for (auto &one : pipelines_) za_pipeline_free(device_, &one.second);
+    for (auto &made : pipelines_)
+        for (auto &one : made) za_pipeline_free(device_, &one.second);
     za_sets_free(device_, &pools_);
     za_levels_free(&levels_);
 }
@@ -195,13 +198,12 @@ void Recorder::forget_waiting() {
 }
 
 bool Recorder::record_waiting() {
-    order_.resize(waiting_.size());
-    std::iota(order_.begin(), order_.end(), 0);
-    std::stable_sort(order_.begin(), order_.end(),
-                     [this](uint32_t a, uint32_t b) { return waiting_[a].level < waiting_[b].level; });
+    order_.clear();
+    for (const struct za_command &one : waiting_) order_.push_back(uint64_t(one.level) << 32 | order_.size());
+    std::sort(order_.begin(), order_.end());
     uint32_t level = recorded_ ? UINT32_MAX : 0;
-    for (uint32_t i : order_) {
-        const struct za_command &one = waiting_[i];
+    for (uint64_t i : order_) {
+        const struct za_command &one = waiting_[uint32_t(i)];
         if (products_ && products_ + one.products > PRODUCTS && !flush()) return false;
         if (level != one.level) za_barrier_between(device_, commands_[used_ - 1], &one), ++counts_[1];
         level = one.level;

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 #include <initializer_list>
-#include <map>
+#include <utility>
 #include <vector>
 
 #include "vulkan.h"
@@ -38,7 +38,7 @@ struct Constants {
         static_assert(sizeof of <= sizeof words, "more constants than a kernel has");
         __builtin_memcpy(words, &of, sizeof of);
     }
-    bool operator<(const Constants &other) const { return __builtin_memcmp(words, other.words, sizeof words) < 0; }
+    bool operator==(const Constants &other) const { return __builtin_memcmp(words, other.words, sizeof words) == 0; }
 };
 
 // Scratch memory of a graph: a place, and when it was taken.
@@ -89,14 +89,14 @@ class Recorder {
     bool flush();
 
     za_device *device_;
-    std::map<std::pair<int, Constants>, pipeline> pipelines_;
+    std::vector<std::pair<Constants, pipeline>> pipelines_[GRAPH_KERNELS];  // of a kernel few
     Arena params_, words_, scratch_;
     sets pools_{};
     Sets sets_[MAX_BINDINGS + 1];
     std::vector<VkCommandBuffer> commands_;
     size_t used_ = 0;            // of commands_, in this graph
     std::vector<struct za_command> waiting_;  // commands that are not recorded yet
-    std::vector<uint32_t> order_;  // of waiting_, while these are recorded
+    std::vector<uint64_t> order_;  // of waiting_, while these are recorded: levels and numbers
     levels levels_{};              // of waiting_
     uint64_t recorded_ = 0, products_ = 0, dispatches_ = 0;  // recorded_: of the graph; products_: of the submission
     uint64_t counts_[3] = {};

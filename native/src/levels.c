@@ -73,9 +73,10 @@ bool za_level(struct levels *levels, struct za_command *command, uint32_t least)
     command->level = command->beside ? levels->last : least;
     command->behind = NULL;
     if (!command->beside) ++levels->turn;
-    /* The higher the level, the fewer ranges are looked at: activations come first, then parameters, then results. */
+    /* The higher the level, the fewer ranges are looked at: what a kernel works on comes first, then what it adds or
+       looks up, which may have been made long ago, then results. */
     for (uint32_t written = 0; written < 2; ++written)
-        for (uint32_t i = kernel->bindings; i-- > 0;) {
+        for (uint32_t i = 0; i < kernel->bindings; ++i) {
             if ((kernel->written >> i & 1) != written) continue;
             const struct accesses *of = accesses_of(levels, command->place[i].buffer);
             if (!of) return false;
