@@ -347,7 +347,7 @@ def test_grids_of_the_graph_s_kernels_are_python_s(rng):
 
 
 class Kernel(c.Structure):
-    _fields_ = [("name", c.c_char_p), ("code", c.c_void_p), ("code_bytes", c.c_size_t)]
+    _fields_ = [("name", c.c_char_p), ("module", c.c_char_p), ("code", c.c_void_p), ("code_bytes", c.c_size_t)]
     _fields_ += [(name, c.c_uint32) for name in ("bindings", "constants", "written")]
 
 
