@@ -22,6 +22,7 @@ static Device *device_of(ggml_backend_dev_t device) { return static_cast<Device 
 // --- the backend: what runs a graph ----------------------------------------------------------------------------------
 
 static ggml_backend_device listed[2];  // ZINC0, and ZINC_CPU
+static bool is_listed;                 // ZINC_CPU
 
 static const char *device_name(ggml_backend_dev_t device) { return device == &listed[0] ? "ZINC0" : "ZINC_CPU"; }
 static const char *backend_name(ggml_backend_t backend) { return device_name(backend->device); }
@@ -138,7 +139,7 @@ static bool supports_buft(ggml_backend_dev_t device, ggml_backend_buffer_type_t 
 // --- the registry ----------------------------------------------------------------------------------------------------
 
 static const char *registry_name(ggml_backend_reg_t) { return "ZINC"; }
-static size_t device_count(ggml_backend_reg_t) { return processor ? 2 : 1; }
+static size_t device_count(ggml_backend_reg_t) { return is_listed ? 2 : 1; }
 static ggml_backend_dev_t get_device(ggml_backend_reg_t, size_t number) { return &listed[number]; }
 
 // How many dispatches, barriers and workgroups were recorded until now.
@@ -176,6 +177,17 @@ static void list(ggml_backend_device *device, Device *of) {
     of->listed = device;
 }
 
+// A device that ggml has already, and so asks before ZINC_CPU, and that reads the host's memory where it is, as BLAS: it
+// would take weights in the products' layout for ggml's blocks. NULL: none. ggml's own CPU code is asked last.
+static ggml_backend_dev_t reader_before(Device *own) {
+    for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
+        ggml_backend_dev_t found = ggml_backend_dev_get(i);
+        const bool is_last = found->iface.get_type(found) == GGML_BACKEND_DEVICE_TYPE_CPU;
+        if (!is_last && found->iface.supports_buft(found, buffer_type(own))) return found;
+    }
+    return nullptr;
+}
+
 // ZINC_ATTN_DEVICE: ZINC0's; else it is a GPU, or the processor, or a Vulkan device on the CPU. ZINC_ATTN_CPU=0: the
 // processor is none.
 static bool open_devices() {
@@ -188,9 +200,13 @@ static bool open_devices() {
     if (!first && !chosen) first = own;
     if (!first) return say("no device: %s", is_cpu && cpu ? "ZINC_ATTN_CPU is 0" : za_error()), false;
     list(&listed[0], first);
-    if (own) list(&listed[1], processor = own);
+    if (own) list(&listed[1], own);
+    ggml_backend_dev_t reader = own ? reader_before(own) : nullptr;
+    if (reader) say("ZINC_CPU is left out, since %s reads its memory, too", reader->iface.get_name(reader));
+    is_listed = own && !reader;
+    if (is_listed || first == own) processor = own;
     say("ZINC0 is %s; it takes a model with --device ZINC0 -ngl 99 -fa on%s", first->name.c_str(),
-        own ? ", and ZINC_CPU, the processor, what stays on the CPU" : "");
+        is_listed ? ", and ZINC_CPU, the processor, what stays on the CPU" : "");
     return true;
 }
 

@@ -25,6 +25,23 @@ ggml_backend_buffer_type_t ggml_backend_cpu_buffer_type() {
     return &type;
 }
 
+// --- the devices that ggml has before ---------------------------------------------------------------------------------
+
+static ggml_backend_device before[2];  // the CPU, and what reads its memory, too
+static size_t devices_before = 1;
+
+size_t ggml_backend_dev_count() { return devices_before; }
+ggml_backend_dev_t ggml_backend_dev_get(size_t number) {
+    before[0].iface.get_type = [](ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_CPU; };
+    before[1].iface.get_type = [](ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_ACCEL; };
+    before[1].iface.get_name = [](ggml_backend_dev_t) { return "BLAS"; };
+    for (ggml_backend_device &device : before)
+        device.iface.supports_buft = [](ggml_backend_dev_t, ggml_backend_buffer_type_t type) {
+            return type->iface.is_host && type->iface.is_host(type);
+        };
+    return &before[number];
+}
+
 // --- for Python ------------------------------------------------------------------------------------------------------
 
 static thread_local ggml_backend_dev_t device;
@@ -32,6 +49,12 @@ static thread_local ggml_backend_t backend;
 static thread_local std::vector<ggml_backend_buffer_t> buffers;
 
 extern "C" {
+// How many devices there are when another reader of the host's memory is there before.
+size_t devices_behind_another() {
+    devices_before = 2;
+    ggml_backend_reg_t found = ggml_backend_init();
+    return found ? found->iface.get_device_count(found) : 0;
+}
 bool open_back_end() {
     ggml_backend_reg_t found = ggml_backend_init();
     device = found ? found->iface.get_device(found, 0) : nullptr;

@@ -161,6 +161,8 @@ inline ggml_backend_buffer_t ggml_backend_buffer_init(ggml_backend_buffer_type_t
 }
 inline void *ggml_backend_buffer_get_base(ggml_backend_buffer_t buffer) { return buffer->iface.get_base(buffer); }
 ggml_backend_buffer_type_t ggml_backend_cpu_buffer_type();
+size_t ggml_backend_dev_count();
+ggml_backend_dev_t ggml_backend_dev_get(size_t);
 inline bool ggml_is_empty(const ggml_tensor *t) { return ggml_nelements(t) == 0; }
 inline bool ggml_are_same_shape(const ggml_tensor *a, const ggml_tensor *b) {
     return std::equal(a->ne, a->ne + 4, b->ne);
