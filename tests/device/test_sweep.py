@@ -270,7 +270,7 @@ def test_command_fails_on_a_wrong_bit(device, tmp_path, monkeypatch, capsys):
         return flip(out, (0, 0, 0)), lse
 
     monkeypatch.setattr(reference, "emulate", wrong)
-    assert main(*command(device, tmp_path, "--contexts 64")) == 1
+    assert main(*command(device, tmp_path, "--contexts 64 --oracle numpy")) == 1
     out = capsys.readouterr().out
     assert "\n1 sequence, 1 row per call; cache with pages of " in out
     assert "64 keys, auto, 1: FAILED: out[0, 0, 0, 0]: got " in out

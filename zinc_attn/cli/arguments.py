@@ -137,7 +137,7 @@ class CommandParser(argparse.ArgumentParser):
     def oracle(self) -> None:
         """--oracle."""
         text = "whose bits judge: numpy, or cpu, native code of the processor, which drawn parts of the run show equal "
-        text += "to NumPy first (default: cpu where it can be had and does not run the calls)"
+        text += "to NumPy first (default: cpu where it can be had and does not run the calls; numpy of --graph)"
         self.add_argument("--oracle", choices=("cpu", "numpy"), help=text)
 
     def model(self, *, layers: bool = False, shapes: str | None = None) -> None:

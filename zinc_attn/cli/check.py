@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     if models:
         with ExitStack() as stack:
             devices = open_devices(stack, chosen_devices(args.device, args.runtime), args.runtime or "vulkan,cpu")
-            processor = open_oracle(stack, args.oracle, devices)
+            processor = open_oracle(stack, args.oracle or "numpy", devices)  # which takes less time there
             entries, failed = check_models(devices, against, args.json, models, processor)
         write_record(args.record, entries)
         return int(failed)
