@@ -370,7 +370,8 @@ def test_levels_are_python_s(rng, in_order):
         given, found = [], []
         for i in range(int(rng.integers(1, 30))):
             n, written = int(rng.integers(1, 7)), int(rng.integers(64))
-            command = Command(c.pointer(Kernel(b"one", b"one", None, 0, n, 0, written)), beside=i > 0 and rng.random() < 0.1)
+            kernel = Kernel(b"one", b"one", None, 0, n, 0, written)
+            command = Command(c.pointer(kernel), beside=i > 0 and rng.random() < 0.1)
             places = [(*map(int, rng.integers((1, 0, 1), (4, 90, 20))),) for _ in range(n)]
             command.place[:n] = [(c.c_uint64 * 3)(*place) for place in places]
             assert loaded.za_level(state, c.byref(command), last if in_order else c.c_uint32(0))
