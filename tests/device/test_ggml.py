@@ -630,6 +630,9 @@ def given(back_end):
     floats = rng.standard_normal((4, ROW // 4, ROW), np.float32).astype(np.float16)
     found["W"] = back_end.tensor("q8_0", ROW, ROW, array=w), blocks.decode("q8_0", w)
     found["E"] = back_end.tensor("q8_0", ROW, ROW // 4, 4, array=w), [blocks.decode("q8_0", x) for x in np.split(w, 4)]
+    for name in "WE":
+        back_end.c.make_weight(found[name][0], True)
+    found["L"] = back_end.tensor("q8_0", ROW, ROW, array=w), found["W"][1]  # an adapter's
     found["F"] = back_end.tensor("f16", ROW, ROW // 4, 4, array=floats), floats.astype(np.float32)
     ids = {f"H{n}": rng.integers(0, 4, (n, 2)) for n in (3, 20)} | {"J": rng.integers(0, 9, (3, 3))}
     for name, x in (ids | {"I": np.ones((1, 1)), "P": np.arange(12).reshape(4, 3) ** 5}).items():
@@ -644,7 +647,7 @@ def given(back_end):
 
 def test_adapters_are_ggml_s_blocks_where_others_may_read_them(back_end, given):
     """Quantized tensors that are no weights of a model: ggml's CPU code, and copies to ZINC0, read the processor's."""
-    graph, tensor = graphs.named("MUL_MAT(W, x[256,3])"), given["W"][0]
+    graph, tensor = graphs.named("MUL_MAT(L, x[256,3])"), given["L"][0]
     blocks_of_w = np.empty(ROW * ROW // 32 * 34, np.uint8)
     back_end.c.get_bytes(tensor, c.c_void_p(address(blocks_of_w)), c.c_size_t(0), c.c_size_t(blocks_of_w.nbytes))
     graph.run(back_end, np.zeros(graph.words, np.uint32), given)
