@@ -125,7 +125,7 @@ def test_a_library_that_the_wheel_carries_comes_first(cpu, monkeypatch, tmp_path
 def test_a_build_whose_bits_would_differ_is_refused(cpu, monkeypatch, tmp_path, flags, error, said):
     sources = tmp_path / "sources"
     sources.mkdir()
-    for name in ("runtime.cpp", "runtime.h"):
+    for name in ("runtime.cpp", "runtime.h", "sources.h"):
         (sources / name).write_bytes((native.SOURCES / name).read_bytes())
     declared = re.findall(r"^extern const NamedKernel (.*);", (native.SOURCES / "runtime.h").read_text(), re.M)
     names = re.findall(r"\w+", " ".join(declared))
