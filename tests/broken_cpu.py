@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import shutil
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -42,7 +43,9 @@ def break_library(monkeypatch: pytest.MonkeyPatch, folder: Path, file: Path, old
         build.write_native(sources)
     else:
         (sources / file.name).write_text(text.replace(old, new))
-    stubs = (f"const zinc::NamedKernel zinc::{table}[] = {{{{}}}};" for name, table in TABLES.items() if name != source)
+    declared = re.findall(r"^extern const NamedKernel (.*);", (sources / "runtime.h").read_text(), re.M)
+    tables = set(re.findall(r"\w+", " ".join(declared))) - {TABLES[source]}
+    stubs = (f"const zinc::NamedKernel zinc::{table}[] = {{{{}}}};" for table in sorted(tables))
     (sources / "stubs.cpp").write_text("\n".join(['#include "runtime.h"', *stubs, ""]))
     parts = [sources / f"{name}.cpp" for name in dict.fromkeys(("stubs", "runtime", source))]
     whole = native.library()

@@ -546,7 +546,7 @@ def test_a_call_that_fails_fails_its_graph(back_end, tmp_path, staging):
     """And the next graph is right, unless the device was lost."""
     library = faults.build(tmp_path)
     command, env = [sys.executable, __file__, library, back_end.path], faults.environment(library)
-    env["ZINC_ATTN_STAGING"] = staging
+    env |= {"ZINC_ATTN_STAGING": staging, "ZINC_ATTN_CPU": "0"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stdout.split("\n")) == (0, ["told", ""]), done.stdout + done.stderr[-2000:]
 

@@ -53,6 +53,7 @@ def saved(cache, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ("f16", "f32", "bf16", "q8_0"))
+@pytest.mark.of_drivers
 def test_a_loaded_sequence_has_the_bits_of_the_saved_one(device, tmp_path, dtype):
     caches = [za.KVCache(device, SMALL, LAYERS, 256, dtype, size) for size in (16, 64)]
     path, one = tmp_path / "prompt.safetensors", Twin(za.Attention(caches[0]))
