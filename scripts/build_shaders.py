@@ -101,7 +101,7 @@ def write_native(folder: Path) -> None:
     cpp = load_kernels("cpp")
     decls = (*load_kernels("declarations").MODULES, *load_kernels("params", "graph").modules())
     text = "".join(path.read_text() for path in sorted((ROOT / "native" / "cpu").glob("*.cpp")))
-    native = set(re.findall(r'\{"(\w+)", &', text))  # kernels that native/cpu has; matrix units it has not
+    native = set(re.findall(r'\{"(\w+)", &', text))  # those of native/cpu; one without & falls back on the GLSL's
     names = {decl.file.removesuffix(".spv"): decl.source for decl in decls}
     sources = {name: of for name, of in names.items() if name not in native and not re.search("attend|units", name)}
     (folder / "kernels.cpp").write_text(cpp.kernels(SHADERS, sources))

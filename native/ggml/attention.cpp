@@ -7,6 +7,8 @@
 
 namespace zinc {
 
+static const char OTHER[] = "the KV cache is in memory of the back end's other device";
+
 // --- what is taken ---------------------------------------------------------------------------------------------------
 
 // The reason why an operation is left to another device, or "" and what runs it.
@@ -15,8 +17,8 @@ static std::string refused(Device *device, const ggml_tensor *op, bool has_turn,
     for (const ggml_tensor *t : {o->mask, o->sinks})
         if (t && root_of(t)->op != GGML_OP_NONE) return "its mask or sinks are computed in the graph";
     for (const ggml_tensor *t : {o->k_root, o->v_root}) {
-        if (t->buffer && holder_of(t) != device)
-            return holder_of(t) ? "its keys are another device's of the back end" : "the KV cache is not on ZINC0: -ngl 99, and no --no-kv-offload";
+        if (is_elsewhere(t)) return "the KV cache is not on ZINC0: -ngl 99, and no --no-kv-offload";
+        if (t->buffer && holder_of(t) != device) return OTHER;
         if ((ggml_nbytes(t) + 3) / 4 * 4 > device->most) return "a layer's K or V is larger than a storage buffer";
     }
     const Opened opened = device->attn(o->kind, has_turn);
@@ -32,7 +34,7 @@ bool attention_supported(Device *device, const ggml_tensor *op) {
     Operation o;
     za_attn *attn;
     const std::string reason = refused(device, op, false, &o, &attn);
-    if (!reason.empty() && o.k_root->buffer)  // the caches of a context are there
+    if (!reason.empty() && reason != OTHER && o.k_root->buffer)  // the caches of a context are there
         say_once("attention is left to another device and its bits: " + reason);
     return reason.empty();
 }

@@ -23,15 +23,12 @@ static bool splits_given(uint32_t *splits) {
 Device *Device::open(const char *name, bool gpu) {
     Device *self = new Device;
     self->device_ = za_device_open(name);
-    if (self->device_ && gpu && za_device_info(self->device_).cpu) {
-        za_fail_as(ZA_UNSUPPORTED, "%s is a processor's Vulkan device", za_device_info(self->device_).name);
-        za_device_close(self->device_);
-        delete self;
-        return nullptr;
-    }
+    const bool fits = self->device_ && !(gpu && za_device_info(self->device_).cpu);
+    if (self->device_ && !fits)
+        za_fail_as(ZA_UNSUPPORTED, "%s is no GPU", za_device_info(self->device_).name);
     // The driver computes the kernels' bits.
     const Kind plain{1, 1, 64, 64, false, {ZA_F16, 128}, {ZA_F16, 128}};
-    const bool given = self->device_ && splits_given(&self->splits);
+    const bool given = fits && splits_given(&self->splits);
     if (given && !self->device_->dots) {
         za_fail_as(ZA_UNSUPPORTED, "%s has no integer dot product, which products of quantized weights need: Vulkan 1.3 "
                    "or VK_KHR_shader_integer_dot_product", za_device_info(self->device_).name);

@@ -1,4 +1,5 @@
-// A device of the back end, Vulkan's or the processor: what is opened for each shape, and the library's view of each pair of K and V.
+// A device of the back end, Vulkan's or the processor: what is opened for each shape, and the library's view of each pair
+// of K and V.
 #ifndef ZINC_GGML_DEVICE_H
 #define ZINC_GGML_DEVICE_H
 
@@ -69,15 +70,15 @@ class Turns {
 
 // Threads. Models and contexts of several threads share the device, and none fails because another works: it waits.
 // Device::turns is held by whoever uses the queue or a buffer: graph_compute for a whole graph, alloc, free, set, get,
-// copy, memset and clear of buffers, the counts, and supports_op where attention's kind is new. Such a call waits for
-// the graphs that were asked for before it, and za_enter never meets a second thread. No other entry point waits for a
-// graph: supports_op finds the kinds that are open under attns_mutex_, after which a thread takes no other lock;
-// get_memory reads an atomic; graph_optimize, init_backend and free of a backend have only what is the caller's; and
+// copy, memset and clear of buffers, the counts, the number of threads, and supports_op where attention's kind is new, a
+// buffer of ggml's is taken over, or weights are left to another device. Such a call waits for the graphs that were
+// asked for before it, and za_enter never meets a second thread. A thread has the turn of one device at a time. No other
+// entry point waits for a graph: supports_op finds the kinds that are open under attns_mutex_, after which a thread takes
+// no other lock; get_memory reads an atomic; graph_optimize, init_backend and free of a backend have only what is the caller's; and
 // ggml_backend_init has a lock of its own.
 class Device {
   public:
-    // NULL where there is no device that will do; za_error says why. name: a piece of the Vulkan device's, "cpu" for the
-    // processor, or NULL. gpu: no Vulkan device that is a processor's.
+    // NULL where there is no device that will do; za_error says why. name: za_device_open's. gpu: nothing but a GPU.
     static Device *open(const char *name, bool gpu);
 
     std::string name;       // of the Vulkan device, or the processor

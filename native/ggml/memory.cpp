@@ -65,7 +65,7 @@ static void keep_shadow(Buffer *buffer, const ggml_tensor *tensor, const void *d
     buffer->shadows[begin_of(tensor)].assign(bytes, bytes + size);
 }
 
-// Of Device::held and Buffer::blocks, which threads without the turn read, too. Behind it no other lock is taken.
+// Of Device::held and Buffer::blocks, which threads without the turn read, too. Who holds it takes no other lock.
 static std::mutex lists;
 
 // --- buffers ---------------------------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ static const char *type_name(ggml_backend_buffer_type_t type) {
     return device_of(type)->is_host ? "ZINC_CPU" : "ZINC0";
 }
 
-// In the device's turn. A place of another buffer's that was freed unseen holds nothing any more.
+// In the device's turn. `held` forgets a buffer that was at the same place and was freed unseen.
 static Buffer *made(Device *device, const Memory &memory) {
     const uintptr_t base = device->is_host ? reinterpret_cast<uintptr_t>(memory.base) : BASE;
     Buffer *buffer = new Buffer{device, memory, base, {}, {}, {}, {}, {}, nullptr};
@@ -284,7 +284,7 @@ Buffer *holding(const void *bytes) {
 
 const Device *holder_of(const ggml_tensor *tensor) {
     const ggml_backend_buffer *buffer = root_of(tensor)->buffer;
-    if (buffer && buffer->buft->iface.get_name == type_name) return device_of(buffer->buft);
+    if (buffer && buffer->buft && buffer->buft->iface.get_name == type_name) return device_of(buffer->buft);
     return buffer && buffer->buft == ggml_backend_cpu_buffer_type() ? processor : nullptr;
 }
 

@@ -1,5 +1,6 @@
-// ggml's buffer types and buffers.  The memory of a Vulkan device is none that the host addresses: a tensor's `data` is
-// BASE and its offset in the buffer.  The processor's is, whether it is its own or ggml's, which it takes over.
+// ggml's buffer types and buffers.  The host does not address a Vulkan device's memory: a tensor's `data` is BASE and its
+// offset in the buffer.  The host addresses the processor's memory, its own and that of ggml's buffers, which the
+// processor takes over.
 #ifndef ZINC_GGML_MEMORY_H
 #define ZINC_GGML_MEMORY_H
 

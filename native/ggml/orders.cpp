@@ -5,8 +5,9 @@
 
 namespace zinc {
 
-// Threads with the turns of two devices meet here. An order changes only behind note_use of its buffer, so that what
-// this reads of another device's stays as it is. Behind the mutex no other lock is taken. It outlives the process's exit.
+// Threads with the turns of two devices meet here. An order changes only after note_use of its buffer, so that what this
+// reads of another device's stays as it is. Who holds the mutex takes no other lock. It is never destroyed, as buffers
+// may be freed while the process exits.
 struct Saved {
     std::mutex mutex;
     SavedOrders orders{size_t(1) << 20};

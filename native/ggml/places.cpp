@@ -17,7 +17,7 @@ static bool is_weights(const ggml_tensor *root) {
 static void say_shared(const ggml_tensor *tensor, const char *what) {
     if (said_once()) return;
     say_once("another device has a part of the model (" + std::string(tensor->name) + what + "); logits may depend on "
-             "the batch: expected " + (processor ? "what ZINC0 and ZINC_CPU serve, and ZINC0 among the devices"
+             "the batch: expected " + (processor ? "--device ZINC0, and operations that it or ZINC_CPU serves"
                                                  : "-ngl 99 and no -ot, or libzinc_cpu.so beside libggml-zinc.so"));
 }
 

@@ -132,8 +132,8 @@ static bool supports_op(ggml_backend_dev_t device, const ggml_tensor *op) {
 }
 
 static bool supports_buft(ggml_backend_dev_t device, ggml_backend_buffer_type_t type) {
-    const Device *own = device_of(device);
-    return type == buffer_type(device_of(device)) || (own->is_host && type == ggml_backend_cpu_buffer_type());
+    Device *own = device_of(device);
+    return type == buffer_type(own) || (own->is_host && type == ggml_backend_cpu_buffer_type());
 }
 
 // --- the registry ----------------------------------------------------------------------------------------------------
@@ -188,8 +188,8 @@ static ggml_backend_dev_t reader_before(Device *own) {
     return nullptr;
 }
 
-// ZINC_ATTN_DEVICE: ZINC0's; else it is a GPU, or the processor, or a Vulkan device on the CPU. ZINC_ATTN_CPU=0: the
-// processor is none.
+// ZINC_ATTN_DEVICE names ZINC0's device; without it that is a GPU, or else the processor, or else a Vulkan device on the
+// CPU. With ZINC_ATTN_CPU=0 the processor is no device.
 static bool open_devices() {
     const char *chosen = std::getenv("ZINC_ATTN_DEVICE"), *cpu = std::getenv("ZINC_ATTN_CPU");
     const bool is_cpu = chosen && !std::strcmp(chosen, "cpu");
@@ -198,7 +198,7 @@ static bool open_devices() {
     if (!own && given && !without) say("no ZINC_CPU: %s", za_error());
     Device *first = is_cpu ? own : Device::open(chosen, own && !chosen);
     if (!first && !chosen) first = own;
-    if (!first) return say("no device: %s", is_cpu && cpu ? "ZINC_ATTN_CPU is 0" : za_error()), false;
+    if (!first) return say("no device: %s", is_cpu && without ? "ZINC_ATTN_CPU is 0" : za_error()), false;
     list(&listed[0], first);
     if (own) list(&listed[1], own);
     ggml_backend_dev_t reader = own ? reader_before(own) : nullptr;

@@ -72,8 +72,8 @@ bool Recording::lay(const ggml_tensor *tensor, bool as_pieces) {
     return lay_weights(root, as_pieces);
 }
 
-// Whatever reads the host's memory finds blocks there again, but for weights that the processor alone reads. Backwards,
-// as of two tensors at one place the later one's bytes are there.
+// Weights that others read, too, become ggml's blocks again, the last one first: of two tensors at one place the later
+// one's bytes are there.
 bool Recording::give_back() {
     bool ok = true;
     for (; !lent_.empty(); lent_.pop_back()) ok = lay_weights(lent_.back(), false) && ok;

@@ -47,11 +47,13 @@ bool Store::allocate(size_t size, Memory *memory) {
 
 bool Store::import(void *bytes, size_t size, Memory *memory) {
     *memory = {{}, static_cast<char *>(bytes), size};
-    return za_within(device_, za_memory_import(device_, bytes, size, &memory->of));
+    const bool ok = za_within(device_, za_memory_import(device_, bytes, size, &memory->of));
+    used_ += memory->of.size;
+    return ok;
 }
 
 void Store::release(Memory *memory) {
-    if (memory->of.mapped) used_ -= memory->of.size;
+    used_ -= memory->of.size;
     za_buffer_free(device_, &memory->of);
     *memory = {};
 }

@@ -289,13 +289,13 @@ void za_barrier(const struct za_device *device, VkCommandBuffer commands, VkPipe
 
 void za_barrier_before(const struct za_device *device, VkCommandBuffer commands) {
     za_barrier(device, commands, VK_PIPELINE_STAGE_ALL_COMMANDS_BIT, VK_ACCESS_MEMORY_WRITE_BIT, COMPUTE | COPY_STAGE,
-            SHADERS | COPIED);
+               SHADERS | COPIED);
 }
 
 void za_barrier_behind(const struct za_device *device, VkCommandBuffer commands) {
     za_barrier(device, commands, COMPUTE | COPY_STAGE, VK_ACCESS_SHADER_WRITE_BIT | VK_ACCESS_TRANSFER_WRITE_BIT,
-            VK_PIPELINE_STAGE_ALL_COMMANDS_BIT | VK_PIPELINE_STAGE_HOST_BIT,
-            VK_ACCESS_MEMORY_READ_BIT | VK_ACCESS_MEMORY_WRITE_BIT | VK_ACCESS_HOST_READ_BIT);
+               VK_PIPELINE_STAGE_ALL_COMMANDS_BIT | VK_PIPELINE_STAGE_HOST_BIT,
+               VK_ACCESS_MEMORY_READ_BIT | VK_ACCESS_MEMORY_WRITE_BIT | VK_ACCESS_HOST_READ_BIT);
 }
 
 static void say_barrier(const struct za_command *next) {

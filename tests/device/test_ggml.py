@@ -325,10 +325,9 @@ def test_weights_that_another_device_reads_stay_blocks(back_end, rng):
     assert (found == words).all()
 
 
+@pytest.mark.parametrize("device", ["cpu"], indirect=True, scope="session")
 def test_a_state_in_a_buffer_is_restored_in_the_order_of_cells(back_end, rng):
     """As llama.cpp keeps it on the device: a tensor of one dimension, whatever the order of the cells was before."""
-    if not back_end.on_processor:
-        return
     n = 20
     x, q = rng.standard_normal((2, n, 2, 64), np.float32), rng.standard_normal((1, 1, 6, 64), np.float32)
     parts = [Part(back_end, "f16", 2, 64, n, offset) for offset in (0, V_AT)]
@@ -450,6 +449,20 @@ def test_splits_that_are_asked_for_make_other_workgroups_and_no_other_bit(
         found.append((out.tobytes(), other.counts()[2] - before[2]))
     (rule, by_rule), (one, by_one) = found
     assert rule == one and by_rule > by_one
+
+
+@pytest.mark.parametrize("staging", ["0", "1"])
+def test_memory_that_is_given_back_is_free(back_end, device, tmp_path, monkeypatch, staging):
+    """Whether the host sees it or not. The library is loaded again, as it reads ZINC_ATTN_STAGING when it is."""
+    monkeypatch.setenv("ZINC_ATTN_DEVICE", device.info.name)
+    monkeypatch.setenv("ZINC_ATTN_STAGING", staging)
+    other = BackEnd(shutil.copy(back_end.path, tmp_path / "b.so"))
+    other.c.free_bytes.restype = c.c_size_t
+    before = other.c.free_bytes()
+    buffer = c.c_void_p(other.c.make_buffer(c.c_size_t(1 << 20), COMPUTE))
+    assert before - other.c.free_bytes() >= 1 << 20
+    other.c.free_buffer(buffer)
+    assert other.c.free_bytes() == before
 
 
 def test_a_cache_that_no_kernel_can_bind_is_refused_when_it_is_made(back_end, capfd):

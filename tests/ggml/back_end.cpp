@@ -87,6 +87,11 @@ ggml_backend_buffer_t make_host_buffer(size_t bytes, bool *freed) {
     return ggml_backend_buffer_init(ggml_backend_cpu_buffer_type(), functions, memory, bytes);
 }
 void free_buffer(ggml_backend_buffer_t buffer) { buffer->iface.free_buffer(buffer); }
+size_t free_bytes() {
+    size_t free, total;
+    device->iface.get_memory(device, &free, &total);
+    return free;
+}
 void close_back_end() {
     for (ggml_backend_buffer_t made : buffers) made->iface.free_buffer(made);
     buffers.clear();

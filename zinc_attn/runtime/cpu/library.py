@@ -117,7 +117,7 @@ def _loaded(command: list[str], files: list[Path], target: Path) -> ctypes.CDLL:
     """The library ``target``, which is built where it is not there."""
     try:
         if not target.exists():
-            _LOG.warning("cpu: compiling the kernels for this processor, which takes some seconds, once")
+            _LOG.warning("cpu: compiling the kernels for this processor, which takes half a minute, once")
             building.build(command, [file for file in files if file.suffix == ".cpp"], target)
         return ctypes.CDLL(str(target))
     except (OSError, subprocess.CalledProcessError) as error:
