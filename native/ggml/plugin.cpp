@@ -206,7 +206,7 @@ static bool open_devices() {
     is_listed = own && !reader;
     if (is_listed || first == own) processor = own;
     say("ZINC0 is %s; it takes a model with --device ZINC0 -ngl 99 -fa on%s", first->name.c_str(),
-        is_listed ? ", and ZINC_CPU, the processor, what stays on the CPU" : "");
+        is_listed ? "; what -ngl or -ot leave out is on ZINC_CPU, the processor" : "");
     return true;
 }
 
