@@ -1,13 +1,12 @@
 """Build hook: wheels, source distributions and editable installs have the compiled shaders (zinc_attn/spirv/).
 
-With ZINC_ATTN_WHEEL_CPU=1 a wheel is of x86-64 Linux, and has the native kernels of the processor compiled, too.
+ZINC_ATTN_WHEEL_LIBRARIES is a folder of compiled libraries, which scripts/wheel makes: a wheel with them is for x86-64
+Linux.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import platform
 import re
 import shutil
 import subprocess
@@ -25,8 +24,9 @@ class SpirvBuildHook(BuildHookInterface):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         self.compile_shaders(version)
-        if self.target_name == "wheel" and version != "editable" and os.environ.get("ZINC_ATTN_WHEEL_CPU") == "1":
-            paths, tag = compile_kernels(Path(self.root))
+        folder = os.environ.get("ZINC_ATTN_WHEEL_LIBRARIES")
+        if folder and self.target_name == "wheel" and version != "editable":
+            paths, tag = libraries(Path(folder))
             build_data |= {"pure_python": False, "tag": tag}
             build_data.setdefault("force_include", {}).update(paths)
 
@@ -47,24 +47,16 @@ class SpirvBuildHook(BuildHookInterface):
             )
 
 
-def compile_kernels(root: Path) -> tuple[dict[str, str], str]:
-    """The processor's libraries, by path with the place of each in the wheel, and the wheel's tag."""
-    spec = importlib.util.spec_from_file_location("building", root / "zinc_attn/runtime/cpu/building.py")
-    assert spec is not None and spec.loader is not None
-    building = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(building)
-    compiler = shutil.which(os.environ.get("CXX", "g++"))
-    if compiler is None or (sys.platform, platform.machine()) != ("linux", "x86_64"):
-        raise RuntimeError("ZINC_ATTN_WHEEL_CPU=1: expected x86-64 Linux with g++ 12 or later, or CXX that names it")
-    sources, paths, newest = sorted((root / "zinc_attn/spirv/cpu").glob("*.cpp")), {}, 0
-    for level, (flags, _) in building.LEVELS.items():
-        library = root / ".cache" / building.CARRIED / f"{level}.so"
-        building.build([compiler, *building.FLAGS, *flags], sources, library, building.ALONE)
-        paths[str(library)] = f"zinc_attn/spirv/{building.CARRIED}/{level}.so"
-        newest = max(newest, *map(int, re.findall(rb"\0GLIBC_2\.(\d+)", library.read_bytes())))
+def libraries(folder: Path) -> tuple[dict[str, str], str]:
+    """The libraries by path, with the place of each in the wheel, and the wheel's tag."""
+    paths = sorted(folder.glob("lib*.so"))
+    if not paths:
+        raise RuntimeError(f"ZINC_ATTN_WHEEL_LIBRARIES: got {folder} without libraries; run scripts/wheel")
+    newest = max(int(minor) for path in paths for minor in re.findall(rb"\0GLIBC_2\.(\d+)", path.read_bytes()))
     if newest > NEWEST:
         raise RuntimeError(f"the libraries need glibc 2.{newest}, expected 2.{NEWEST} at most; use an older system")
-    return paths, f"py3-none-manylinux_2_{newest}_x86_64"
+    places = {str(path): f"zinc_attn/libraries/{path.name}" for path in paths}
+    return places, f"py3-none-manylinux_2_{newest}_x86_64"
 
 
 def is_fresh(root: Path) -> bool:

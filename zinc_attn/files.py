@@ -25,6 +25,7 @@ import platformdirs
 from .checks import plain
 from .errors import ArgumentError
 
+LIBRARIES: Final = Path(__file__).parent / "libraries"  # compiled ones, which a platform wheel carries
 MOST_BYTES: Final = 64 << 20  # of a file that is read whole
 MOST_DEPTH: Final = 64  # of lists and objects of JSON in one another
 INTEGER_DIGITS: Final = 19  # of the longest integer in JSON: 2**63 - 1

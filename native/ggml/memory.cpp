@@ -5,6 +5,7 @@
 #include <mutex>
 #include <new>
 
+#include "interface.h"
 #include "orders.h"
 #include "places.h"
 #include "say.h"
@@ -210,7 +211,7 @@ static ggml_backend_buffer_i buffer_functions() {
 
 // --- the buffer type -------------------------------------------------------------------------------------------------
 
-static Device *device_of(ggml_backend_buffer_type_t type) { return static_cast<Device *>(type->context); }
+static Device *device_of(ggml_backend_buffer_type_t type) { return reinterpret_cast<BufferType *>(type)->owner; }
 
 static const char *type_name(ggml_backend_buffer_type_t type) {
     return device_of(type)->is_host ? "ZINC_CPU" : "ZINC0";
@@ -239,17 +240,10 @@ static size_t get_alignment(ggml_backend_buffer_type_t type) { return device_of(
 static bool type_is_host(ggml_backend_buffer_type_t type) { return device_of(type)->is_host; }
 
 ggml_backend_buffer_type_t buffer_type(Device *device) {
-    static ggml_backend_buffer_type types[2] = {};
-    ggml_backend_buffer_type &type = types[device->is_host];
-    if (!type.context) {
-        type.iface.get_name = type_name;
-        type.iface.alloc_buffer = alloc_buffer;
-        type.iface.get_alignment = get_alignment;
-        type.iface.is_host = type_is_host;
-        type.device = device->listed;
-        type.context = device;
-    }
-    return &type;
+    static BufferType types[2] = {};
+    BufferType &type = types[device->is_host];
+    if (!type.owner) fill(&type, {type_name, alloc_buffer, get_alignment, type_is_host}, device, device->listed);
+    return type.handle();
 }
 
 static bool is_own(const ggml_backend_buffer *buffer) { return buffer->iface.get_base == get_base; }

@@ -5,15 +5,12 @@
 #include <cstring>
 #include <exception>
 
+#include "interface.h"
 #include "orders.h"
 #include "places.h"
 #include "recording.h"
 #include "say.h"
 #include "schedule.h"
-
-#ifndef ZINC_GGML_VERSION
-#error "ZINC_GGML_VERSION: the ggml version of the headers, as ggml_version() gives it"
-#endif
 
 namespace zinc {
 
@@ -158,8 +155,7 @@ static void *proc_address(ggml_backend_reg_t, const char *name) {
     return std::strcmp(name, "zinc_attn_counts") ? nullptr : reinterpret_cast<void *>(counts);
 }
 
-static ggml_backend_reg registry = {GGML_BACKEND_API_VERSION,
-                                    {registry_name, device_count, get_device, proc_address}};
+static ggml_backend_reg registry = {0, {registry_name, device_count, get_device, proc_address}, nullptr};
 
 static void list(ggml_backend_device *device, Device *of) {
     device->iface.get_name = device_name;
@@ -212,15 +208,10 @@ static bool open_devices() {
 
 }  // namespace zinc
 
-// ggml's own check of a number does not notice structs that change between versions, so only the version fits that the
-// headers were of.
 extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backend_init(void) {
-    if (std::strcmp(ggml_version(), ZINC_GGML_VERSION) != 0) {
-        zinc::say("built for ggml " ZINC_GGML_VERSION ", got ggml %s; build it for that version", ggml_version());
-        return nullptr;
-    }
     static std::mutex mutex;
     std::lock_guard<std::mutex> lock(mutex);
-    const bool there = zinc::listed[0].context || zinc::open_devices();
-    return there ? &zinc::registry : nullptr;
+    if (!zinc::listed[0].context && !(zinc::bind(__builtin_return_address(0)) && zinc::open_devices())) return nullptr;
+    zinc::registry.api_version = zinc::api_version();
+    return &zinc::registry;
 }

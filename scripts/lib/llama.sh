@@ -27,8 +27,7 @@ build_llama() {
         echo "${llama_programs[*]}" >"$llama/plain/.ready"
 }
 build_back_end() {
-    cmake -S "$root/native/ggml" -B "$back_end" -DLLAMA="$llama/src" -DLLAMA_BUILD="$llama/plain" \
-        -DZINC_ATTN_CPU_LEVELS=ON &&
+    cmake -S "$root/native/ggml" -B "$back_end" -DLLAMA="$llama/src" -DZINC_ATTN_CPU_LEVELS=ON &&
         cmake --build "$back_end" &&
         build_program digests && build_program depth && echo "$1" >"$back_end/.ready"
 }
@@ -56,10 +55,13 @@ prepare_gguf() { # for models with random weights
     "$py" -c 'import gguf' 2>"$cache/logs/gguf" || step gguf "installing gguf into .venv" \
         "$py" -m pip --disable-pip-version-check install 'gguf>=0.17' || exit 1
 }
-prepare_llama() {
-    local hash
+prepare_source() {
     mkdir -p "$llama" "$cache/logs"
     [[ -d $llama/src ]] || step llama-fetch "fetching the source of llama.cpp (77 MB)" fetch_llama || exit 1
+}
+prepare_llama() {
+    local hash
+    prepare_source
     [[ $(cat "$llama/plain/.ready" 2>/dev/null) == "${llama_programs[*]}" ]] || step llama "building llama.cpp, 10 to 60 minutes on two cores" build_llama || exit 1
     hash=$(hash_of native zinc_attn shaders scripts)
     [[ $(cat "$back_end/.ready" 2>/dev/null) == "$hash" ]] ||

@@ -37,7 +37,7 @@ SET_ROWS, FLASH_ATTN_EXT, MUL_MAT, CPY = range(5, 9)
 DONE, DECLINED, FAILED = range(3)
 ANY, _, COMPUTE = range(3)  # usage of a buffer
 OURS = (
-    *(f"ggml/{path.stem}" for path in (NATIVE / "ggml").glob("*.cpp")),
+    *(f"ggml/{path.stem}" for path in (NATIVE / "ggml").glob("*.cpp") if path.stem != "interface"),
     *("graph/memory", "graph/recorder", "graph/rope_table"),
 )
 V_AT = 1 << 20  # K lies at the begin of the buffer
@@ -52,7 +52,7 @@ class BackEnd:
     def compiled(folder: Any, *more: str) -> Any:
         for name in ("ggml-backend.h", "ggml-backend-impl.h", "ggml-impl.h"):
             (folder / name).write_text('#include "ggml.h"\n')
-        flags = ["-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror", '-DZINC_GGML_VERSION="1"', *more]
+        flags = ["-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror", *more]
         folders = STUB, folder, NATIVE / "src", NATIVE / "include", contract()
         flags += ["-Wno-missing-field-initializers", *(f"-I{one}" for one in folders)]
         library = built(folder, [*LIBRARY, contract() / "zinc_graph.c"], *more)

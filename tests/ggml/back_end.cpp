@@ -1,6 +1,7 @@
 // The back end of native/ggml behind functions that Python calls, for tests/device/test_ggml.py.
 #include <utility>
 
+#include "../../native/ggml/interface.h"
 #include "../../native/ggml/operations.h"
 #include "../../native/ggml/plan.h"
 extern "C" ggml_backend_reg_t ggml_backend_init(void);
@@ -17,6 +18,20 @@ size_t ggml_type_size(ggml_type type) { return TYPES[type].bytes; }
 int64_t ggml_blck_size(ggml_type type) { return TYPES[type].values; }
 size_t ggml_row_size(ggml_type type, int64_t n) { return size_t(n / TYPES[type].values) * TYPES[type].bytes; }
 const char *ggml_type_name(ggml_type type) { return TYPES[type].name; }
+
+// --- the bound ggml: the functions here; interface.cpp has a test of its own -------------------------------------------
+
+bool zinc::bind(const void *) { return true; }
+int zinc::api_version() { return GGML_BACKEND_API_VERSION; }
+void zinc::fill(BufferType *type, const TypeFunctions &functions, Device *owner, ggml_backend_dev_t listed) {
+    auto *fields = reinterpret_cast<ggml_backend_buffer_type *>(type);
+    fields->iface.get_name = functions.get_name;
+    fields->iface.alloc_buffer = functions.alloc_buffer;
+    fields->iface.get_alignment = functions.get_alignment;
+    fields->iface.is_host = functions.is_host;
+    fields->device = listed;
+    type->owner = owner;
+}
 
 // --- ggml's own buffers ----------------------------------------------------------------------------------------------
 

@@ -86,7 +86,8 @@ struct ggml_backend_buffer_type {
     struct {
         const char *(*get_name)(ggml_backend_buffer_type_t);
         ggml_backend_buffer_t (*alloc_buffer)(ggml_backend_buffer_type_t, size_t);
-        size_t (*get_alignment)(ggml_backend_buffer_type_t);
+        size_t (*get_alignment)(ggml_backend_buffer_type_t), (*get_max_size)(ggml_backend_buffer_type_t);
+        size_t (*get_alloc_size)(ggml_backend_buffer_type_t, const ggml_tensor *);
         bool (*is_host)(ggml_backend_buffer_type_t);
     } iface;
     ggml_backend_dev_t device;
@@ -141,7 +142,11 @@ struct ggml_backend_reg {
 
 size_t ggml_type_size(ggml_type type);  // of a block, or of a value
 size_t ggml_row_size(ggml_type type, int64_t n);
-const char *ggml_type_name(ggml_type type);
+extern "C" {
+const char *ggml_version(), *ggml_type_name(ggml_type), *ggml_op_name(ggml_op), *ggml_unary_op_name(ggml_unary_op);
+const char *ggml_glu_op_name(ggml_glu_op);
+size_t ggml_tensor_overhead();
+}
 int64_t ggml_blck_size(ggml_type type);
 inline bool ggml_is_quantized(ggml_type type) { return ggml_blck_size(type) > 1; }
 inline int64_t ggml_nrows(const ggml_tensor *t) { return t->ne[1] * t->ne[2] * t->ne[3]; }
@@ -185,4 +190,3 @@ inline int ggml_graph_n_nodes(const ggml_cgraph *graph) { return graph->n_nodes;
 inline ggml_tensor *ggml_graph_node(const ggml_cgraph *graph, int i) {
     return graph->nodes[i < 0 ? graph->n_nodes + i : i];
 }
-inline const char *ggml_version() { return ZINC_GGML_VERSION; }

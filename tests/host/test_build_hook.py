@@ -1,12 +1,9 @@
 """The build hook compiles the shaders of every kind of build, or fails, and the processor's kernels where that is asked
 for; hatchling itself is not needed here."""
 
-import ctypes
 import importlib.util
 import os
 import platform
-import re
-import shutil
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -16,7 +13,6 @@ import pytest
 
 from zinc_attn.runtime.cpu import building
 
-REAL_PATH = os.environ["PATH"]
 ROOT = Path(__file__).resolve().parents[2]
 both_kinds = pytest.mark.parametrize("kind", ["standard", "editable"])
 
@@ -80,47 +76,34 @@ def test_without_a_compiler_stale_shaders_are_packed_with_a_warning_and_never_ru
         hook.initialize("editable", {})
 
 
-LEVEL = """#include <stdlib.h>
-extern "C" int level(char *found) {
-    if (found != nullptr) atexit([] {});
-#if defined(__AVX512VNNI__)
-    return 4;
-#elif defined(__AVX2__)
-    return 3;
-#else
-    return 1;
-#endif
-}
-"""
-
-
-def test_a_platform_wheel_carries_the_processors_libraries(hook, tmp_path, monkeypatch):
-    """With small sources in the place of the kernels; each level is compiled, and the tag names glibc's version."""
+def test_a_platform_wheel_carries_libraries_and_says_what_glibc_they_need(hook, tmp_path, monkeypatch):
     data: dict[str, Any] = {}
-    (tmp_path / "zinc_attn/spirv/cpu").mkdir(parents=True)
-    (tmp_path / "zinc_attn/spirv/cpu/a.cpp").write_text(LEVEL)
+    (tmp_path / "zinc_attn/spirv").mkdir(parents=True)
     (tmp_path / "zinc_attn/spirv/build.json").touch()
-    place = "zinc_attn/runtime/cpu/building.py"
-    (tmp_path / place).parent.mkdir(parents=True)
-    shutil.copy2(ROOT / place, tmp_path / place)
+    folder = tmp_path / "libraries"
+    folder.mkdir()
     hook.initialize("standard", data)
-    assert data == {}  # py3-none-any, as ever
-    monkeypatch.setenv("ZINC_ATTN_WHEEL_CPU", "1")
-    with pytest.raises(RuntimeError, match=r"ZINC_ATTN_WHEEL_CPU=1: expected x86-64 Linux with g\+\+ 12"):
-        hook.initialize("standard", data)
+    assert data == {}  # py3-none-any
+    monkeypatch.setenv("ZINC_ATTN_WHEEL_LIBRARIES", str(folder))
     hook.initialize("editable", data)
     assert data == {}
-    monkeypatch.setenv("PATH", REAL_PATH)
-    if shutil.which("g++") is None or platform.machine() != "x86_64":
-        pytest.skip("g++ for x86-64 is not installed")
+    with pytest.raises(RuntimeError, match=r"ZINC_ATTN_WHEEL_LIBRARIES: got .*libraries without libraries; run scripts"):
+        hook.initialize("standard", data)
+    names = "libggml-zinc.so", "libzinc_cpu-v3.so", "libzinc_cpu.so"
+    for name, needed in zip(names, (b"\0GLIBC_2.4\0GLIBC_2.34\0", b"\0GLIBC_2.17", b""), strict=True):
+        (folder / name).write_bytes(b"\x7fELF" + needed)
     hook.initialize("standard", data)
-    made = {Path(path): place for path, place in data["force_include"].items()}
-    names = ["x86-64-v4.so", "x86-64-v3.so", "x86-64.so"]
-    assert list(made.values()) == [f"zinc_attn/spirv/cpu_libraries/{name}" for name in names]
-    assert data["pure_python"] is False and re.fullmatch(r"py3-none-manylinux_2_\d+_x86_64", data["tag"])
-    assert [ctypes.CDLL(str(path)).level(None) for path in made] == [4, 3, 1]
-    folder = next(iter(made)).parent
-    every = frozenset.union(*(needed for _, needed in building.LEVELS.values()))
-    for extensions, level in ((every, 4), (every - {"avx512_vnni"}, 3), (every - {"fma"}, 1), ((), 1)):
-        best = next(building.carried(folder, set(extensions)))
-        assert best.name == names[{4: 0, 3: 1, 1: 2}[level]]
+    places = {str(folder / name): f"zinc_attn/libraries/{name}" for name in names}
+    assert data == {"pure_python": False, "tag": "py3-none-manylinux_2_34_x86_64", "force_include": places}
+    (folder / names[0]).write_bytes(b"\0GLIBC_2.37")
+    with pytest.raises(RuntimeError, match=r"need glibc 2\.37, expected 2\.36 at most"):
+        hook.initialize("standard", data)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the levels are of x86-64")
+def test_a_processor_runs_the_best_library_that_it_can(tmp_path):
+    for name in building.LEVELS:
+        (tmp_path / name).touch()
+    every = frozenset.union(*building.LEVELS.values())
+    for extensions, level in ((every, "-v4"), (every - {"avx512_vnni"}, "-v3"), (every - {"fma"}, ""), (frozenset(), "")):
+        assert next(building.carried(tmp_path, set(extensions))).name == f"libzinc_cpu{level}.so"

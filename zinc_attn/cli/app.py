@@ -13,12 +13,12 @@ from typing import Final
 
 from .. import __version__
 from ..errors import ZincAttnError
-from . import bench, check, compilers, decode, devices, export, plan, proof, sweep
+from . import bench, check, compilers, decode, devices, export, llama, plan, proof, sweep
 from .arguments import FAULT, CommandParser
 from .terminal import open_streams, say, stdout_trouble
 
 # in the order of the help
-COMMANDS: Final = (devices, plan, sweep, check, bench, proof, decode, compilers, export)
+COMMANDS: Final = (devices, plan, sweep, check, bench, proof, decode, llama, compilers, export)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""How the library of native kernels is built. The build hook of wheels loads this file alone: it imports no other."""
+"""How the library of native kernels is built, and which of a wheel's libraries a processor runs."""
 
 from __future__ import annotations
 
@@ -11,26 +11,21 @@ from typing import Final
 
 # -ffp-contract=off: no product is fused with a sum.
 FLAGS: Final = ("-std=c++20", "-O3", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra", "-pthread")
-# Libraries that a platform wheel carries, the best first: their flags, and what Linux calls the extensions they need.
+# Libraries that a platform wheel carries, the best first, with what Linux calls the extensions that each one needs.
+# native/CMakeLists.txt builds them (ZINC_ATTN_CPU_LEVELS).
 _V3: Final = frozenset({"avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"})
 _V4: Final = frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_vnni"})
-LEVELS: Final = {
-    "x86-64-v4": (("-march=x86-64-v4", "-mavx512vnni"), _V3 | _V4),
-    "x86-64-v3": (("-march=x86-64-v3",), _V3),
-    "x86-64": (("-march=x86-64",), frozenset[str]()),
-}
-CARRIED: Final = "cpu_libraries"  # their folder, in zinc_attn/spirv
-ALONE: Final = ("-static-libstdc++", "-static-libgcc", "-s")  # a carried library needs the C library alone
+LEVELS: Final = {"libzinc_cpu-v4.so": _V3 | _V4, "libzinc_cpu-v3.so": _V3, "libzinc_cpu.so": frozenset[str]()}
 
 
 def carried(folder: Path, extensions: set[str]) -> Iterator[Path]:
     """The libraries in ``folder`` that a processor with these extensions runs, the best first."""
     if platform.machine() == "x86_64":
-        paths = (folder / f"{level}.so" for level, (_, needed) in LEVELS.items() if needed <= extensions)
+        paths = (folder / name for name, needed in LEVELS.items() if needed <= extensions)
         yield from (path for path in paths if path.exists())
 
 
-def build(command: Sequence[str], sources: Sequence[Path], target: Path, link: Sequence[str] = ()) -> None:
+def build(command: Sequence[str], sources: Sequence[Path], target: Path) -> None:
     """Compile the files side by side, and link them. CalledProcessError: what the compiler says."""
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryDirectory(dir=target.parent) as staging:
@@ -41,5 +36,5 @@ def build(command: Sequence[str], sources: Sequence[Path], target: Path, link: S
         if any(one.returncode for one in running):
             raise subprocess.CalledProcessError(1, list(command), stderr="".join(said))
         made = Path(staging) / target.name
-        subprocess.run([*command, "-shared", *objects, *link, "-o", str(made)], check=True)
+        subprocess.run([*command, "-shared", *objects, "-o", str(made)], check=True)
         made.replace(target)

@@ -1,0 +1,120 @@
+#include "interface.h"
+
+#include <dlfcn.h>
+
+#include <cstdio>
+#include <cstring>
+
+#include "say.h"
+
+// Each function of ggml that this library calls is a jump to where `bind` found it.
+#define FUNCTIONS(X)                                                                                                   \
+    X(ggml_version) X(ggml_tensor_overhead) X(ggml_op_name) X(ggml_op_desc) X(ggml_type_name) X(ggml_type_size)        \
+    X(ggml_blck_size) X(ggml_row_size) X(ggml_is_quantized) X(ggml_nbytes) X(ggml_nelements) X(ggml_nrows)             \
+    X(ggml_is_empty) X(ggml_is_contiguous) X(ggml_are_same_shape) X(ggml_are_same_stride) X(ggml_get_unary_op)         \
+    X(ggml_get_glu_op) X(ggml_unary_op_name) X(ggml_glu_op_name) X(ggml_graph_node) X(ggml_graph_n_nodes)              \
+    X(ggml_backend_buffer_init) X(ggml_backend_buffer_get_base) X(ggml_backend_cpu_buffer_type)                        \
+    X(ggml_backend_dev_get) X(ggml_backend_dev_count)
+
+#if defined(__x86_64__)
+#define JUMP(name) "jmp *zinc_" #name "(%rip)\n"
+#elif defined(__aarch64__)
+#define JUMP(name) "adrp x16, zinc_" #name "\nldr x16, [x16, #:lo12:zinc_" #name "]\nbr x16\n"
+#else
+#error "interface.cpp: no jump is written for this processor; x86-64 and AArch64 have one"
+#endif
+extern "C" {
+#define X(name)                                                                                                        \
+    __attribute__((visibility("hidden"), used)) void *zinc_##name = nullptr;                                           \
+    asm(".pushsection .text\n.globl " #name "\n.hidden " #name "\n.type " #name ", %function\n" #name ":\n" JUMP(name)    \
+        ".popsection\n");
+FUNCTIONS(X)
+#undef X
+}
+
+namespace zinc {
+
+// Versions whose structs and operations are those of the headers here, by the tests of scripts/test --llama.
+static_assert(GGML_BACKEND_API_VERSION == 2 || GGML_BACKEND_API_VERSION == 3, "take the headers of ggml 0.25 to 0.27");
+static const int FIRST_MINOR = 25, LAST_MINOR = 27;
+
+// A function that an interface has and its predecessor lacks tells the interface: different builds of one version have
+// different ones. `places` are of get_name, alloc_buffer, get_alignment, is_host and the device among a type's fields.
+static const struct Interface {
+    int api;
+    const char *mark;
+    int places[5];
+} INTERFACES[] = {
+    {3, "ggml_backend_buft_alloc_buffer_n", {0, 1, 3, 7, 8}},
+    {2, "ggml_op_alloc_size_may_expand", {0, 1, 2, 5, 6}},
+};
+static const Interface *bound;
+
+int api_version() { return bound->api; }
+
+void fill(BufferType *type, const TypeFunctions &functions, Device *owner, ggml_backend_dev_t listed) {
+    void *const values[] = {reinterpret_cast<void *>(functions.get_name), reinterpret_cast<void *>(functions.alloc_buffer),
+                            reinterpret_cast<void *>(functions.get_alignment),
+                            reinterpret_cast<void *>(functions.is_host), listed};
+    for (int i = 0; i < 5; ++i) type->fields[bound->places[i]] = values[i];
+    type->owner = owner;
+}
+
+// Operations and types by their numbers here and their names there.
+#define OP(name) {GGML_OP_##name, #name},
+static const struct {
+    ggml_op op;
+    const char *name;
+} OPERATIONS[] = {
+    OP(NONE) OP(VIEW) OP(RESHAPE) OP(PERMUTE) OP(TRANSPOSE) OP(SET_ROWS) OP(FLASH_ATTN_EXT) OP(MUL_MAT) OP(CPY) OP(CONT)
+    OP(DUP) OP(CONCAT) OP(SET) OP(REPEAT) OP(PAD) OP(ROLL) OP(GET_ROWS) OP(MUL_MAT_ID) OP(ADD) OP(GATED_DELTA_NET)
+    OP(SUB) OP(MUL) OP(DIV) OP(GLU) OP(ADD_ID) OP(UNARY) OP(SCALE) OP(CLAMP) OP(SQR) OP(SQRT) OP(LOG) OP(SIN) OP(COS)
+    OP(LEAKY_RELU) OP(FILL) OP(RMS_NORM) OP(NORM) OP(L2_NORM) OP(GROUP_NORM) OP(SUM_ROWS) OP(MEAN) OP(SUM) OP(SOFT_MAX)
+    OP(ROPE) OP(ROPE_BACK) OP(ARGSORT) OP(TOP_K) OP(SSM_CONV) OP(SSM_SCAN)
+};
+#undef OP
+static const struct {
+    ggml_type type;
+    const char *name;
+} TYPES[] = {{GGML_TYPE_F32, "f32"}, {GGML_TYPE_BF16, "bf16"}, {GGML_TYPE_Q6_K, "q6_K"}, {GGML_TYPE_MXFP4, "mxfp4"}};
+
+// The first thing that is other than in the headers here; NULL: none.
+static const char *difference() {
+    for (const auto &known : OPERATIONS)
+        if (std::strcmp(ggml_op_name(known.op), known.name) != 0) return known.name;
+    for (const auto &known : TYPES)
+        if (std::strcmp(ggml_type_name(known.type), known.name) != 0) return known.name;
+    if (std::strcmp(ggml_unary_op_name(GGML_UNARY_OP_TRUNC), "TRUNC") != 0) return "TRUNC";
+    if (std::strcmp(ggml_glu_op_name(GGML_GLU_OP_SWIGLU_CLAMP), "SWIGLU_CLAMP") != 0) return "SWIGLU_CLAMP";
+    return ggml_tensor_overhead() == sizeof(ggml_tensor) + sizeof(void *) * 4 ? nullptr : "the tensor's size";
+}
+
+// A library by a name that it is loaded under, or the program itself, which is loaded under none.
+static void *opened(const void *address) {
+    Dl_info info = {};
+    void *library = dladdr(address, &info) ? dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD) : nullptr;
+    return library ? library : dlopen(nullptr, RTLD_LAZY);
+}
+
+bool bind(const void *caller) {
+    void *library = opened(caller);
+    const char *missing = nullptr;
+#define X(name) if (!(zinc_##name = dlsym(library, #name))) missing = #name;
+    FUNCTIONS(X)
+#undef X
+    if (missing) return say("got a ggml without %s, expected ggml 0.%d to 0.%d as a shared library that exports its "
+                            "functions", missing, FIRST_MINOR, LAST_MINOR), false;
+    int major = -1, minor = -1;
+    std::sscanf(ggml_version(), "%d.%d", &major, &minor);
+    bound = nullptr;
+    for (const Interface &interface : INTERFACES)
+        if (!bound && dlsym(library, interface.mark)) bound = &interface;
+    if (major != 0 || minor < FIRST_MINOR || minor > LAST_MINOR || !bound)
+        return say("got ggml %s, expected 0.%d to 0.%d; take a llama.cpp with one of these", ggml_version(), FIRST_MINOR,
+                   LAST_MINOR), false;
+    const char *other = difference();
+    if (other) say("got a ggml %s of which %s is not what it is in 0.25.3; take another build", ggml_version(), other);
+    return !other;
+}
+
+}  // namespace zinc
