@@ -95,16 +95,17 @@ def test_a_library_that_the_wheel_carries_comes_first(cpu, monkeypatch, tmp_path
     """What it has for this processor; what does not serve is said, and the compiler is asked."""
     built, sources = native.library()._name, tmp_path / "cpu"
     monkeypatch.setattr(native, "SOURCES", sources)
+    monkeypatch.setattr(native, "LIBRARIES", tmp_path)
     monkeypatch.setattr(native, "compiler", lambda: None)
-    (tmp_path / "cpu_libraries").mkdir()
-    broken, whole = (tmp_path / "cpu_libraries" / f"x86-64{level}.so" for level in ("-v3", ""))
+    broken, whole = (tmp_path / f"libzinc_cpu{level}.so" for level in ("-v3", ""))
     whole.write_bytes(Path(built).read_bytes())
     if platform.machine() != "x86_64":
         pytest.skip("wheels carry libraries for x86-64")
     assert native.library.__wrapped__()._name == str(whole) and native.no_compiler() is None and not caplog.messages
     broken.write_text("no library")
-    monkeypatch.setattr(native, "cpu_facts", lambda: {"flags": " ".join(building.LEVELS["x86-64-v3"][1])})
-    assert native.library.__wrapped__()._name == str(whole) and "x86-64-v3.so of the package does not" in caplog.text
+    monkeypatch.setattr(native, "cpu_facts", lambda: {"flags": " ".join(building.LEVELS["libzinc_cpu-v3.so"])})
+    assert native.library.__wrapped__()._name == str(whole)
+    assert "libzinc_cpu-v3.so of the package does not serve" in caplog.text
     whole.unlink()
     with pytest.raises(errors.KernelError, match=r"run scripts/build_shaders\.py, or install the wheel"):
         native.library.__wrapped__()

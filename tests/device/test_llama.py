@@ -11,30 +11,16 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from c_host import WRAPPED
+from llama_programs import BIN, LLAMA, MODEL, OURS, ROOT, run, serving
 from validated import SETTINGS, needs_layer
 
+import llama_random  # of scripts/lib, which llama_programs puts on the path
+
 pytestmark = pytest.mark.llama
-ROOT = Path(__file__).parents[2]
-LLAMA = Path(os.environ.get("ZINC_ATTN_LLAMA", "."))
-OURS = Path(os.environ.get("ZINC_ATTN_GGML", "."))
-BIN = LLAMA / "plain" / "bin"
-MODEL = Path(os.environ.get("ZINC_ATTN_MODELS", ".")) / "SmolLM2-135M-Instruct.Q4_1.gguf"
-sys.path.insert(0, str(ROOT / "scripts" / "lib"))
-import llama_random  # noqa: E402
-from llama_load import SERVER, server  # noqa: E402
-
 LOAD = (sys.executable, ROOT / "scripts" / "lib" / "llama_load.py", BIN / "llama-server")
-
-
-def run(*command, library=OURS / "libggml-zinc.so", folder=None, **environment):
-    """A program of llama.cpp with the back end."""
-    environment = {**os.environ, "GGML_BACKEND_PATH": str(library), **environment}
-    return subprocess.run([*map(str, command)], capture_output=True, text=True, env=environment, cwd=folder)
 
 
 def test_the_own_runtime():
@@ -183,20 +169,6 @@ def test_one_prompt_has_one_answer_under_load(small):
     assert done.returncode == 0 and re.search(r"^zinc_attn +1 answer,", done.stdout, re.M), done.stdout + done.stderr
 
 
-@contextmanager
-def serving(model, *options):
-    """A function that posts to a llama-server with the back end."""
-    here = ("-m", model, "--device", "ZINC0", "-ngl", "99", *SERVER)
-
-    def post(path, **body):
-        request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", json.dumps(body).encode())
-        with urllib.request.urlopen(request, timeout=600) as reply:
-            return json.load(reply)
-
-    with server(BIN / "llama-server", *here, *map(str, options)) as port:
-        yield post
-
-
 GREEDY = {"temperature": 0, "n_probs": 3, "return_tokens": True}
 STORY = "Once upon a time there was a sum whose last bit was decided by the order of its terms"
 
@@ -320,16 +292,10 @@ def test_what_the_processor_has_is_no_other_device_s(hybrid, told):
 
 def built(folder, *options):
     """The back end, built otherwise than scripts/llama does."""
-    source = ("-S", ROOT / "native" / "ggml", f"-DLLAMA={LLAMA / 'src'}", f"-DLLAMA_BUILD={LLAMA / 'plain'}")
+    source = ("-S", ROOT / "native" / "ggml", f"-DLLAMA={LLAMA / 'src'}")
     run("cmake", "-B", folder, *source, *options)
     run("cmake", "--build", folder, "--target", "ggml-zinc")
     return folder / "libggml-zinc.so"
-
-
-def test_another_version_of_ggml_is_refused_by_name(tmp_path):
-    library = built(tmp_path, "-DGGML_VERSION=0.25.2")
-    done = run(BIN / "test-backend-ops", "support", "-b", "ZINC0", library=library)
-    assert "ggml-zinc: built for ggml 0.25.2, got ggml 0.25.3; build it for that version" in done.stderr
 
 
 @pytest.fixture(scope="session")

@@ -87,7 +87,7 @@ def test_a_platform_wheel_carries_libraries_and_says_what_glibc_they_need(hook, 
     monkeypatch.setenv("ZINC_ATTN_WHEEL_LIBRARIES", str(folder))
     hook.initialize("editable", data)
     assert data == {}
-    with pytest.raises(RuntimeError, match=r"ZINC_ATTN_WHEEL_LIBRARIES: got .*libraries without libraries; run scripts"):
+    with pytest.raises(RuntimeError, match=r"LIBRARIES: got .*libraries without libraries; run scripts"):
         hook.initialize("standard", data)
     names = "libggml-zinc.so", "libzinc_cpu-v3.so", "libzinc_cpu.so"
     for name, needed in zip(names, (b"\0GLIBC_2.4\0GLIBC_2.34\0", b"\0GLIBC_2.17", b""), strict=True):
@@ -105,5 +105,6 @@ def test_a_processor_runs_the_best_library_that_it_can(tmp_path):
     for name in building.LEVELS:
         (tmp_path / name).touch()
     every = frozenset.union(*building.LEVELS.values())
-    for extensions, level in ((every, "-v4"), (every - {"avx512_vnni"}, "-v3"), (every - {"fma"}, ""), (frozenset(), "")):
+    levels = {"-v4": every, "-v3": every - {"avx512_vnni"}, "": every - {"fma"}}
+    for level, extensions in levels.items():
         assert next(building.carried(tmp_path, set(extensions))).name == f"libzinc_cpu{level}.so"

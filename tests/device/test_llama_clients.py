@@ -1,0 +1,91 @@
+"""Runtimes that people have, with the back end: none of them is a build of this clone's, and none is built for it.
+
+scripts/test --llama runs these tests too. A client that cannot be had here is skipped by name.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from llama_programs import BIN, MODEL, ROOT, run, serving
+
+pytestmark = pytest.mark.llama
+CACHE = Path(os.environ.get("ZINC_ATTN_CACHE", ROOT / ".cache"))
+NODE = "node-llama-cpp@3.22.1"  # ggml 0.25.1, whose libraries have names of their own
+SESSIONS = """
+import {getLlama} from "node-llama-cpp";
+const llama = await getLlama({gpu: false, build: "never", skipDownload: true, logLevel: "warn", maxThreads: 1});
+const model = await llama.loadModel({modelPath: process.argv[2], gpuLayers: "max"});
+const context = await model.createContext({sequences: 4, contextSize: 512, flashAttention: true, threads: 1});
+const answer = async (prompt) => {
+  const tokens = [];
+  for await (const token of context.getSequence().evaluate(model.tokenize(prompt), {temperature: 0}))
+    if (tokens.push(token) == 8) break;
+  return tokens;
+};
+console.log(JSON.stringify(await Promise.all(JSON.parse(process.argv[3]).map(answer))));
+process.exit(0);
+"""
+PROMPTS = ("Once upon a time", "The capital of France is", "def fibonacci(n):", "Once upon a time")
+
+
+@pytest.fixture(scope="session")
+def answers():
+    """Eight greedy tokens of each prompt, by llama-server of the clone's llama.cpp."""
+    with serving(MODEL) as post:
+        asked = {"n_predict": 8, "temperature": 0, "return_tokens": True}
+        return [post("/completion", prompt=prompt, **asked)["tokens"] for prompt in PROMPTS]
+
+
+@pytest.fixture(scope="session")
+def node():
+    """A folder with node-llama-cpp and its programs for this system, without those for graphics cards."""
+    if shutil.which("npm") is None:
+        pytest.skip("npm is not installed")
+    folder, version = CACHE / "node", NODE.partition("@")[2]
+    command = ["npm", "install", "--prefix", folder, "--no-fund", "--no-audit", "--ignore-scripts", "--omit=optional"]
+    if not (folder / "node_modules" / "@node-llama-cpp" / "linux-x64").is_dir():
+        done = run(*command, NODE, f"@node-llama-cpp/linux-x64@{version}")
+        if done.returncode:
+            pytest.skip(f"npm cannot fetch {NODE}: {done.stderr[-200:]}")
+    (folder / "sessions.mjs").write_text(SESSIONS)
+    return folder
+
+
+def test_four_sessions_of_node_have_the_tokens_of_llama_server(node, answers):
+    done = run("node", "sessions.mjs", MODEL, json.dumps(PROMPTS), folder=node)
+    assert done.returncode == 0 and json.loads(done.stdout) == answers, done.stdout + done.stderr[-2000:]
+    said = [line for line in done.stderr.splitlines() if line.startswith("ggml-zinc")]
+    assert len(said) == 2 and said[1].endswith("the promise holds"), said
+
+
+def test_the_openai_client_has_the_text_of_llama_server(answers):
+    """A chat whose template is the server's; the same question twice, beside another, has one answer."""
+    openai = pytest.importorskip("openai", reason="the package openai is not installed")
+    with serving(MODEL) as post:
+        client = openai.OpenAI(base_url=f"{post.url}/v1", api_key="none")
+
+        def ask(text):
+            asked = {"messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": 8}
+            return client.chat.completions.create(model="any", **asked).choices[0].message.content
+
+        texts = [ask(text) for text in ("What is 2 + 2?", "Name a color.", "What is 2 + 2?")]
+    assert texts[0] == texts[2] and texts[0] and texts[0] != texts[1]
+
+
+def test_the_wheel_runs_a_program_of_llama_cpp(tmp_path):
+    """``zinc-attn llama`` of the unpacked wheel, in an environment that names no library."""
+    done = run(ROOT / "scripts" / "wheel", tmp_path)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("zinc_attn-*-py3-none-manylinux_2_*_x86_64.whl")
+    assert wheel.stat().st_size < 8e6
+    shutil.unpack_archive(wheel, tmp_path / "site", "zip")
+    command = [sys.executable, "-m", "zinc_attn.cli", "llama", BIN / "llama-bench", "--list-devices"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert done.returncode == 0 and "ZINC0: " in done.stdout, done.stdout + done.stderr
+    assert done.stderr.startswith(f"zinc-attn: GGML_BACKEND_PATH={tmp_path / 'site'}")
