@@ -27,7 +27,8 @@ static bool arithmetic_given(za_arithmetic *arithmetic) {
     const char *given = std::getenv("ZINC_ATTN_ARITHMETIC");
     for (int i = ZA_CANONICAL; given && i <= ZA_INTEGER; ++i)
         if (!std::strcmp(given, ARITHMETICS[i])) return *arithmetic = za_arithmetic(i), true;
-    return !given || za_fail_as(ZA_INVALID, "ZINC_ATTN_ARITHMETIC: got '%s', expected canonical, fused or integer", given);
+    return !given || za_fail_as(ZA_INVALID, "ZINC_ATTN_ARITHMETIC: got '%s', expected canonical, fused or integer",
+                                given);
 }
 
 Device *Device::open(const char *name, bool gpu) {

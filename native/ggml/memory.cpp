@@ -99,8 +99,8 @@ static void free_buffer(ggml_backend_buffer_t buffer) {
 
 static void *get_base(ggml_backend_buffer_t buffer) { return reinterpret_cast<void *>(context_of(buffer)->base); }
 
-// A cache that no kernel can bind, or that the arithmetic does not take, is refused here, where llama.cpp says that there
-// is no memory for it; weights and results have pieces, or the CPU.
+// A cache that no kernel can bind, or that the arithmetic does not take, is refused here, where llama.cpp says that
+// there is no memory for it; weights and results have pieces, or the CPU.
 static ggml_status init_tensor(ggml_backend_buffer_t buffer, ggml_tensor *tensor) {
     const Device *device = context_of(buffer)->device;
     const bool of_keys = !std::strncmp(tensor->name, "cache_k", 7) || !std::strncmp(tensor->name, "cache_v", 7);
