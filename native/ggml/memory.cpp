@@ -103,8 +103,9 @@ static void *get_base(ggml_backend_buffer_t buffer) { return reinterpret_cast<vo
 // there is no memory for it; weights and results have pieces, or the CPU.
 static ggml_status init_tensor(ggml_backend_buffer_t buffer, ggml_tensor *tensor) {
     const Device *device = context_of(buffer)->device;
-    const bool of_keys = !std::strncmp(tensor->name, "cache_k", 7) || !std::strncmp(tensor->name, "cache_v", 7);
-    const std::string reason = of_keys ? refused_type(*device, tensor) : "";
+    const bool attended = !std::strncmp(tensor->name, "cache_k", 7) || !std::strncmp(tensor->name, "cache_v", 7);
+    const bool made = tensor->op != GGML_OP_NONE;  // of a cache, in a graph that turns K
+    const std::string reason = attended && !made ? refused_type(*device, tensor) : "";
     if (!reason.empty()) return say("%s", reason.c_str()), GGML_STATUS_ALLOC_FAILED;
     if (std::strncmp(tensor->name, "cache_", 6) || ggml_nbytes(tensor) + device->alignment <= device->most)
         return GGML_STATUS_SUCCESS;
