@@ -15,6 +15,7 @@ const uint INTEGER_SUMS = 3u;
 const uint MATRIX_PIECE = 64u;
 const uint MATRIX_HELD_DIMS = 128u;
 const uint RCP_SEED = 0x7EF311C3u;  // 1/x starts from RCP_SEED - bits(x), then three Newton steps
+#define MIN_INPUT 9.09494702e-13  // smaller float32 inputs are flushed to +0 on entry
 #define CUTOFF -48.0  // powers of two below 2**CUTOFF count as zero
 #define FLUSH 7.88860905e-31  // smaller magnitudes of l and o become +0 after each merge
 #define FUSED_SCALE 4.2949673e+09  // of weights in arithmetic "fused", so that no fused sum is denormal
@@ -156,6 +157,8 @@ const uint COPY_SPEC_K_TILE_WORDS = 0u, COPY_SPEC_V_TILE_WORDS = 1u;
 const uint ENCODE_BIND_WORK = 0u, ENCODE_BIND_VALUES = 1u, ENCODE_BIND_ROWS = 2u;
 const uint ENCODE_SPEC_K_SIZE = 0u, ENCODE_SPEC_V_SIZE = 1u, ENCODE_SPEC_K_DIM = 2u, ENCODE_SPEC_V_DIM = 3u,
     ENCODE_SPEC_LATENT = 4u, ENCODE_SPEC_K_STORAGE = 5u, ENCODE_SPEC_V_STORAGE = 6u;
+const uint ROUND_BIND_Q = 0u, ROUND_BIND_ROUNDED = 1u;
+const uint ROUND_SPEC_Q_HEADS = 0u, ROUND_SPEC_HEAD_DIM = 1u, ROUND_SPEC_K_DIM = 2u;
 const uint PRIMITIVES_BIND_NUMBERS = 0u, PRIMITIVES_BIND_RESULTS = 1u;
 const uint MULTIPLY_ADD_BIND_TRIPLES = 0u, MULTIPLY_ADD_BIND_SUMS = 1u;
 const uint MULTIPLY_ADD_SPEC_ARITHMETIC = 0u;

@@ -17,9 +17,11 @@ from engine import Engine, Owner, address, call_of
 from support import same
 
 import zinc_attn as za
-from zinc_attn.cache.rows import encode, stored
+from zinc_attn.cache.rows import encode, stored, stored_scales
 from zinc_attn.cache.strided import from_rows
 from zinc_attn.canonical.constants import BIASES
+from zinc_attn.limits import BLOCK
+from zinc_attn.planning.arithmetic import EXACT
 from zinc_attn.shapes import TILES, row_strides
 from zinc_attn.storage import storage_types
 
@@ -61,6 +63,8 @@ CASES = {  # each type at least once in tiles and once in rows, of sizes that ar
     "rows of blocks": Case("4/2/64/128", "q4_1/q5_0", 1, gap=0),
     "rows of bytes": Case("4/2/72/65", "fp8_e4m3", 1, gap=10, steps=HEADS_FIRST, apart=True),
     "latent rows": Case("4/2/70/66/latent", "bf16", 1, {"softcap": 4.0}, gap=0, apart=True),
+    "integer": Case("6/2/72/40", "q8_0/q4_0", 32, {"arithmetic": "integer", "sinks": True}, apart=True),
+    "integer rows": Case("9/3/64/96", "q5_0/iq4_nl", 1, {"arithmetic": "integer", "mask_slopes": True}, gap=0),
     "fused rows": Case("4/2/40", "f32/f16", 4, {"arithmetic": "fused"}, gap=4, steps=(3, 1)),
 }
 
@@ -72,6 +76,9 @@ class Sequence:
         self.table: list[int] = []
         sizes = shape.head_dim, shape.v_head_dim
         self.layers = [[np.zeros((0, shape.kv_heads, size), np.float32) for size in sizes] for _ in range(LAYERS)]
+        sizes = (-(-size // BLOCK) for size in sizes)
+        blocks = {f"{x}_scales": np.zeros((0, shape.kv_heads, n), np.float16) for x, n in zip("kv", sizes, strict=True)}
+        self.scales = [blocks.copy() for _ in range(LAYERS)]  # of blocks, for arithmetic "integer"
 
     def __len__(self) -> int:
         return len(self.layers[0][0])
@@ -80,6 +87,7 @@ class Sequence:
         """Of the first tokens, with the same table."""
         made = copy.copy(self)
         made.layers = [[x[:tokens] for x in rows] for rows in self.layers]
+        made.scales = [{name: x[:tokens] for name, x in blocks.items()} for blocks in self.scales]
         return made
 
 
@@ -115,6 +123,7 @@ class Run:
     def values(self, sequence: Sequence, new: int, q_len: int, options: dict[str, Any]) -> Iterator[Values]:
         """By layer; the sequence has the new rows from then on."""
         shape, sizes = self.shape, (self.shape.head_dim, self.shape.v_head_dim)
+        integer = options.get("arithmetic") == "integer"
         for layer in range(LAYERS):
             q = self.rng.standard_normal((q_len, shape.q_heads, shape.head_dim), np.float32)
             scales = None if self.scales is None else self.scales[layer]
@@ -131,9 +140,13 @@ class Run:
                 both = zip(sequence.layers[layer], rows, strict=True)
                 sequence.layers[layer] = [np.concatenate([old, added.astype(np.float32)]) for old, added in both]
                 words = encode(k, v, shape, self.dtype, scales)
+                if integer:
+                    for name, x in stored_scales(k, v, self.dtype).items():
+                        sequence.scales[layer][name] = np.concatenate([sequence.scales[layer][name], x])
                 if self.strides != TILES:
                     words = from_rows(words, shape, self.dtype, self.strides)
-            want = za.reference.emulate(q, *sequence.layers[layer], **options) if q_len else None
+            given = options | (sequence.scales[layer] if integer else {})
+            want = za.reference.emulate(q, *sequence.layers[layer], **given) if q_len else None
             yield Values(words.reshape(-1), q, k, v, want)
 
     def step(self, parts: list[tuple[Any, ...]]) -> tuple[Any, list[Values]]:
@@ -202,7 +215,7 @@ class Checked:
         self.run, shape = run, run.shape
         types = [DTYPES.index(kind.name) for kind in run.kinds]
         sizes = shape.q_heads, shape.kv_heads, shape.head_dim, shape.v_head_dim, shape.latent
-        given = int(case.options.get("arithmetic") == "fused"), case.page_size
+        given = EXACT.index(case.options.get("arithmetic", "canonical")), case.page_size
         strides = run.strides[0], 0 if shape.latent else run.strides[1]
         options = Options(*sizes, *types, *given, *strides)
         self.owner = Owner(info, 8 << 20)

@@ -7,12 +7,21 @@
 
 namespace zinc {
 
+constexpr uint64_t GRID_SIDE = 65535;
 static const char OTHER[] = "the KV cache is in memory of the back end's other device";
 
 // --- what is taken ---------------------------------------------------------------------------------------------------
 
+// Why the arithmetic does not take an operation's K or V, or "".
+static std::string refused_types(const Device &device, const ggml_tensor *op) {
+    const std::string of_k = refused_type(device, op->src[1]);
+    return of_k.empty() ? refused_type(device, op->src[2]) : of_k;
+}
+
 // The reason why an operation is left to another device, or "" and what runs it.
 static std::string refused(Device *device, const ggml_tensor *op, bool has_turn, Operation *o, za_attn **attn) {
+    const std::string types = refused_types(*device, op);
+    if (!types.empty()) return types;
     if (!read_operation(op, o)) return "its types, sizes, strides or numbers are not served";
     for (const ggml_tensor *t : {o->mask, o->sinks})
         if (t && root_of(t)->op != GGML_OP_NONE) return "its mask or sinks are computed in the graph";
@@ -24,13 +33,15 @@ static std::string refused(Device *device, const ggml_tensor *op, bool has_turn,
     const Opened opened = device->attn(o->kind, has_turn);
     if (!(*attn = opened.attn)) return opened.reason;
     const struct za_info info = za_info(*attn);
-    const uint64_t vectors = uint64_t(o->rows) * o->streams * o->kind.q_heads;
+    const uint64_t rows = uint64_t(o->rows) * o->streams, vectors = rows * o->kind.q_heads;
+    if (device->arithmetic == ZA_INTEGER && rows > GRID_SIDE) return "its rows are more than workgroups of a grid";
     if (4 * vectors * std::max(info.k_dim, info.v_dim) > device->most || !fits(*device, o->q))
         return "its q or result is larger than a storage buffer";
     return rows_of_call(*device, *attn, *o, o->cells) ? "" : "a row's states are larger than a storage buffer";
 }
 
 bool attention_supported(Device *device, const ggml_tensor *op) {
+    if (!refused_types(*device, op).empty()) return true;  // its graph fails: the CPU has no such arithmetic
     Operation o;
     za_attn *attn;
     const std::string reason = refused(device, op, false, &o, &attn);
@@ -79,21 +90,26 @@ static bool make_rooms(Recording &r, const ggml_tensor *op, const Operation &o, 
     uint64_t states = 0;
     for (const Call &call : calls) states = std::max(states, call.laid.states_bytes);
     rooms->own_out = info.v_dim == o.kind.v_head_dim && out.at.offset == 0;
-    const tensor dense_q = dense(q.at, info.k_dim);
-    const bool own_q = r.is_settled(o.q) && q.at.offset == 0 && info.k_dim == o.kind.head_dim &&
+    const bool rounds = r.device->arithmetic == ZA_INTEGER;  // which fills q up, too, and takes what is too small as 0
+    const tensor dense_q = dense(q.at, rounds ? o.kind.head_dim : info.k_dim);
+    const bool own_q = (rounds || r.is_settled(o.q)) && q.at.offset == 0 && dense_q.n[0] == o.kind.head_dim &&
                        std::equal(q.at.s, q.at.s + (o.streams > 1 ? 4 : 3), dense_q.s);
-    const uint64_t q_bytes = own_q ? 0 : bytes_of(4 * rows * info.k_dim);
+    const uint64_t given_bytes = own_q || !rounds ? 0 : bytes_of(4 * rows * o.kind.head_dim);
+    const uint64_t q_bytes = own_q && !rounds ? 0 : bytes_of(4 * rows * info.k_dim);
     const uint64_t out_bytes = rooms->own_out ? 0 : 4 * rows * info.v_dim;
     Scratch taken;
-    if (!r.device->recorder->scratch(q_bytes + bytes_of(states) + out_bytes, &taken)) return false;
+    if (!r.device->recorder->scratch(given_bytes + q_bytes + bytes_of(states) + out_bytes, &taken)) return false;
     const VkBuffer buffer = taken.place.buffer;
-    const VkDeviceSize begin = taken.place.offset;
-    rooms->q = own_q ? q : Bound{{buffer, begin, 4 * rows * info.k_dim}, dense_q};
+    const VkDeviceSize begin = taken.place.offset + given_bytes;
+    const Bound given = own_q ? q : Bound{{buffer, taken.place.offset, 4 * rows * dense_q.n[0]}, dense_q};
+    rooms->q = rounds ? Bound{{buffer, begin, 4 * rows * info.k_dim}, dense(q.at, info.k_dim)} : given;
     rooms->states = {buffer, begin + q_bytes, states};
     rooms->out = out;
     if (!rooms->own_out)
         rooms->out = {{buffer, begin + q_bytes + bytes_of(states), out_bytes}, dense(out.at, info.v_dim)};
-    return own_q || fit(r, q, rooms->q, MIN_INPUT);
+    if (!own_q && !fit(r, q, given, MIN_INPUT)) return false;
+    if (!rounds) return true;
+    return r.device->recorder->command(za_round_q(attn, rows / o.kind.q_heads, given.place, rooms->q.place));
 }
 
 bool attend(Recording &r, const ggml_tensor *op) {

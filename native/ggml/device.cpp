@@ -1,11 +1,13 @@
 #include "device.h"
 
 #include <cstdlib>
+#include <cstring>
 
 #include "say.h"
 
 namespace zinc {
 
+const char *const ARITHMETICS[] = {"canonical", "fused", "integer"};
 Device *processor;
 
 constexpr long MOST_SPLITS = MAX_CONTEXT / KEYS_PER_NODE;
@@ -20,6 +22,15 @@ static bool splits_given(uint32_t *splits) {
     return za_fail_as(ZA_INVALID, "ZINC_ATTN_SPLITS: got '%s', expected 1 to %ld", given, MOST_SPLITS);
 }
 
+// What ZINC_ATTN_ARITHMETIC says.
+static bool arithmetic_given(za_arithmetic *arithmetic) {
+    const char *given = std::getenv("ZINC_ATTN_ARITHMETIC");
+    for (int i = ZA_CANONICAL; given && i <= ZA_INTEGER; ++i)
+        if (!std::strcmp(given, ARITHMETICS[i])) return *arithmetic = za_arithmetic(i), true;
+    return !given || za_fail_as(ZA_INVALID, "ZINC_ATTN_ARITHMETIC: got '%s', expected canonical, fused or integer",
+                                given);
+}
+
 Device *Device::open(const char *name, bool gpu) {
     Device *self = new Device;
     self->device_ = za_device_open(name);
@@ -27,8 +38,8 @@ Device *Device::open(const char *name, bool gpu) {
     if (self->device_ && !fits)
         za_fail_as(ZA_UNSUPPORTED, "%s is no GPU", za_device_info(self->device_).name);
     // The driver computes the kernels' bits.
-    const Kind plain{1, 1, 64, 64, false, {ZA_F16, 128}, {ZA_F16, 128}};
-    const bool given = fits && splits_given(&self->splits);
+    const Kind plain{1, 1, 64, 64, false, {ZA_Q8_0, 68}, {ZA_Q8_0, 68}};
+    const bool given = fits && splits_given(&self->splits) && arithmetic_given(&self->arithmetic);
     if (given && !self->device_->dots) {
         za_fail_as(ZA_UNSUPPORTED, "%s has no integer dot product, which products of quantized weights need: Vulkan 1.3 "
                    "or VK_KHR_shader_integer_dot_product", za_device_info(self->device_).name);
@@ -90,6 +101,7 @@ Opened Device::attn(const Kind &kind, bool has_turn) {
     options.v_head_dim = kind.v_head_dim;
     options.latent = kind.latent;
     options.page_size = 1;
+    options.arithmetic = arithmetic;
     options.dtype = kind.k.type;
     options.v_dtype = kind.v.type;
     options.k_stride = kind.k.row;

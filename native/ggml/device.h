@@ -89,6 +89,7 @@ class Device {
     bool on_cpu = false, wave32 = false;
     uint32_t lanes = 0;     // of a subgroup of kernels that do not meet in them
     uint32_t splits = 0;    // of a row's keys in attention, as ZINC_ATTN_SPLITS says; 0: the split rule
+    za_arithmetic arithmetic = ZA_CANONICAL;  // of attention, as ZINC_ATTN_ARITHMETIC says
     za_units units{};       // that products take: a GPU's, or with ZINC_ATTN_UNITS=1 a CPU's; with 0 none
     Turns turns;            // held during every call of what is below
 
@@ -114,6 +115,7 @@ class Device {
     std::map<std::pair<Kind, Layer>, za_cache *> caches_;
 };
 
+extern const char *const ARITHMETICS[ZA_INTEGER + 1];  // names
 extern Device *processor;  // that ggml has, beside a Vulkan device or alone, or NULL
 
 }  // namespace zinc

@@ -8,6 +8,7 @@
 #include "interface.h"
 #include "orders.h"
 #include "places.h"
+#include "plan.h"
 #include "say.h"
 #include "weights.h"
 
@@ -99,10 +100,14 @@ static void free_buffer(ggml_backend_buffer_t buffer) {
 
 static void *get_base(ggml_backend_buffer_t buffer) { return reinterpret_cast<void *>(context_of(buffer)->base); }
 
-// A cache that no kernel can bind is refused here, where llama.cpp says that there is no memory for it; weights and
-// results have pieces, or the CPU.
+// A cache that no kernel can bind, or that the arithmetic does not take, is refused here, where llama.cpp says that
+// there is no memory for it; weights and results have pieces, or the CPU.
 static ggml_status init_tensor(ggml_backend_buffer_t buffer, ggml_tensor *tensor) {
     const Device *device = context_of(buffer)->device;
+    const bool attended = !std::strncmp(tensor->name, "cache_k", 7) || !std::strncmp(tensor->name, "cache_v", 7);
+    const bool made = tensor->op != GGML_OP_NONE;  // of a cache, in a graph that turns K
+    const std::string reason = attended && !made ? refused_type(*device, tensor) : "";
+    if (!reason.empty()) return say("%s", reason.c_str()), GGML_STATUS_ALLOC_FAILED;
     if (std::strncmp(tensor->name, "cache_", 6) || ggml_nbytes(tensor) + device->alignment <= device->most)
         return GGML_STATUS_SUCCESS;
     say("%s: got %zu bytes, expected at most %zu, which a kernel can bind; take a shorter context (-c) or smaller types "

@@ -27,6 +27,12 @@ static za_dtype storage_type(ggml_type type) {
     }
 }
 
+std::string refused_type(const Device &device, const ggml_tensor *kept) {
+    if (device.arithmetic != ZA_INTEGER || za_storage[storage_type(kept->type)].halves == 1) return "";
+    return std::string(kept->name) + ": got type " + ggml_type_name(kept->type) + " with ZINC_ATTN_ARITHMETIC=integer, "
+           "expected q8_0, q5_0, q4_0 or iq4_nl (-ctk q8_0 -ctv q8_0)";
+}
+
 static bool kept_as(const ggml_tensor *t, Kept *kept) {
     *kept = {storage_type(t->type), uint32_t(ggml_row_size(t->type, t->ne[0]))};
     return kept->type != ZA_AS_K;

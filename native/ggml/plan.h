@@ -36,6 +36,9 @@ struct Operation {
 // False for what is not taken.  Needs no memory behind the tensors.
 bool read_operation(const ggml_tensor *op, Operation *o);
 
+// Why the device's arithmetic does not take K or V of a tensor's type, or "".
+std::string refused_type(const Device &device, const ggml_tensor *kept);
+
 // All of an operation but the bytes of its tensors: their types, sizes, strides and places, and the parameters.
 std::vector<uint64_t> key_of(const ggml_tensor *op);
 

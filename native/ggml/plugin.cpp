@@ -201,7 +201,8 @@ static bool open_devices() {
     if (reader) say("ZINC_CPU is left out, since %s reads its memory, too", reader->iface.get_name(reader));
     is_listed = own && !reader;
     if (is_listed || first == own) processor = own;
-    say("ZINC0 is %s; it takes a model with --device ZINC0 -ngl 99 -fa on%s", first->name.c_str(),
+    say("ZINC0 is %s, with %s attention; it takes a model with --device ZINC0 -ngl 99 -fa on%s", first->name.c_str(),
+        ARITHMETICS[first->arithmetic],
         is_listed ? "; what -ngl or -ot leave out is on ZINC_CPU, the processor" : "");
     return true;
 }

@@ -129,8 +129,8 @@ enum za_dtype {
 enum za_arithmetic {
     ZA_CANONICAL, /* every operation rounds */
     ZA_FUSED,     /* products are added before they are rounded; other bits, which are also those of every device */
-    ZA_INTEGER    /* sums of integers, for K and V in q8_0, q5_0, q4_0 or iq4_nl; other bits, likewise. A row of q is
-                     rounded to 12 bits on the host, so q in a za_place is refused */
+    ZA_INTEGER    /* sums of integers, for K and V in q8_0, q5_0, q4_0 or iq4_nl; other bits, likewise. A query
+                     vector is rounded to 12 bits on the device */
 };
 
 struct za_attn;
@@ -272,7 +272,7 @@ struct za_places {
                              in rows (k_stride): the k_stride bytes of K filled up to words, then V's. None where no
                              request has new rows */
     struct za_place q;    /* (rows, q_heads, head_dim) float32. Where head_dim is below k_dim, the library copies it
-                             (VK_BUFFER_USAGE_TRANSFER_SRC_BIT) */
+                             (VK_BUFFER_USAGE_TRANSFER_SRC_BIT), but for ZA_INTEGER */
     struct za_place out;  /* (rows, q_heads, v_head_dim) float32 */
     struct za_place lse;  /* (rows, q_heads) float32, or none. Directly behind out, of the same buffer, and v_head_dim
                              is v_dim: kernels write both in place. Otherwise the library copies both there, and the

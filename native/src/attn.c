@@ -106,9 +106,11 @@ bool za_need_pipeline(struct za_attn *attn, int which) {
     struct pipeline *pipeline = &attn->pipelines[which];
     const struct append_constants append = za_append_constants(&attn->shape.sizes);
     const struct merge_constants merge = za_merge_constants(&attn->shape.sizes);
+    const struct round_q_constants round = za_round_q_constants(&attn->shape.sizes);
     if (pipeline->handle) return true;
     if (which == APPEND) return za_pipeline_make(device, &za_kernels[KERNEL_APPEND], &append, pipeline);
     if (which == MERGE) return za_pipeline_make(device, &za_kernels[KERNEL_MERGE], &merge, pipeline);
+    if (which == ROUND) return za_pipeline_make(device, &za_kernels[KERNEL_ROUND_Q], &round, pipeline);
     return make_attend(attn, which, pipeline);
 }
 

@@ -8,10 +8,10 @@
 /* Pass 1 has a pipeline for each sum of the flags: what becomes of scores, whether a workgroup has more than
    MAX_HEADS_PER_WORKGROUP heads, or several rows, and whether some item has several nodes. */
 enum { CAPPED = 1, MASKED = 2, MANY_HEADS = 4, TOGETHER = 8, WALKS = 16, BIASED = 32 }; /* BIASED * biases */
-enum { APPEND, MERGE, ATTEND, PIPELINES = ATTEND + (BIASED << BIASES) };
+enum { APPEND, MERGE, ROUND, ATTEND, PIPELINES = ATTEND + (BIASED << BIASES) };
 
 /* Memory of a call. The host fills or reads the first ones of za_run; FILLED and RESULT take q and results where they
-   are laid out otherwise in the host's places. */
+   are laid out otherwise in the host's places, and FILLED the rounded q of ZA_INTEGER. */
 enum { WORK, Q, ROWS, OUT, STATES, FILLED, RESULT, SCRATCH };
 
 struct za_attn {

@@ -48,13 +48,13 @@ static bool perform(const struct made *made, struct bindings b, const struct za_
 
 /* --- host memory ------------------------------------------------------------------------------------- */
 
-/* Queries (rows, q_heads, k_dim), 0 from head_dim on. */
+/* Queries (rows, q_heads, k_dim), 0 from head_dim on; those that are still to be rounded end there. */
 static void write_q(const struct za_attn *attn, const float *q, uint64_t rows, float *out) {
     const struct shape *shape = &attn->shape;
-    size_t n = (size_t)rows * shape->q_heads, dims = shape->head_dim, filled = shape->k_dim;
+    size_t n = (size_t)rows * shape->q_heads, dims = shape->head_dim;
+    const size_t filled = attn->arithmetic == INTEGER_SUMS ? dims : shape->k_dim;
     for (size_t i = 0; i < n; ++i, out += filled) {
         for (size_t d = 0; d < dims; ++d) out[d] = za_flushed(q[i * dims + d]);
-        if (attn->arithmetic == INTEGER_SUMS) za_round_to_integers(out, dims);
         memset(out + dims, 0, 4 * (filled - dims));
     }
 }
@@ -92,15 +92,21 @@ static bool write_data(const struct made *made, const struct za_data *data, doub
 static bool run(struct za_cache *cache, uint32_t layer, const struct za_call *call, const struct za_data *data) {
     struct za_attn *attn = cache->attn;
     const struct shape *shape = &attn->shape;
+    const bool rounds = attn->arithmetic == INTEGER_SUMS;
     struct made made;
     double largest_k = cache->largest_k;
     if (!make(cache, layer, call, &made) || !za_check_data(shape, data, &made.laid.counts) ||
         !za_need_buffer(attn, Q, made.laid.q_bytes) ||
+        (rounds && !za_need_buffer(attn, FILLED, made.laid.q_bytes)) ||
         !za_need_buffer(attn, ROWS, za_rows_bytes(shape, made.laid.counts.new_rows)) ||
         !za_need_buffer(attn, OUT, made.laid.out_bytes) || !write_data(&made, data, &largest_k))
         return false;
     const struct bindings b = {
-        .q = za_whole(&attn->scratch[Q]), .rows = za_whole(&attn->scratch[ROWS]), .out = za_whole(&attn->scratch[OUT])};
+        .rows = za_whole(&attn->scratch[ROWS]),
+        .q = za_whole(&attn->scratch[rounds ? FILLED : Q]),
+        .out = za_whole(&attn->scratch[OUT]),
+        .given_q = za_whole(&attn->scratch[Q]),
+    };
     if (!perform(&made, b, NULL)) return false;
     cache->largest_k = largest_k;
     read_out(attn, data, made.laid.counts.rows);

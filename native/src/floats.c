@@ -55,11 +55,3 @@ float za_fp8_value(uint8_t bits) {
 }
 
 float za_flushed(float x) { return x != 0 && fabsf(x) < MIN_INPUT ? 0 : x; }
-
-void za_round_to_integers(float *x, size_t n) {
-    float top = 0;
-    for (size_t i = 0; i < n; ++i) top = fmaxf(top, fabsf(x[i]));
-    if (top == 0) return;
-    const int unit = ilogbf(top) - INTEGER_BITS;
-    for (size_t i = 0; i < n; ++i) x[i] = ldexpf(rintf(ldexpf(x[i], -unit)), unit);
-}

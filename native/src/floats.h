@@ -2,7 +2,6 @@
 #ifndef FLOATS_H
 #define FLOATS_H
 
-#include <stddef.h>
 #include <stdint.h>
 
 uint16_t za_half_bits(float x); /* float16; x: a magnitude that rounds to at most 65504 */
@@ -13,8 +12,5 @@ float za_fp8_value(uint8_t bits);
 
 /* A float as the kernels take it: a magnitude below MIN_INPUT becomes +0. */
 float za_flushed(float x);
-
-/* n floats to multiples, of at most 2**11, of the power of two that their largest magnitude has, over 2**10. */
-void za_round_to_integers(float *x, size_t n);
 
 #endif

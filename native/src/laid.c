@@ -31,7 +31,8 @@ bool za_lay_out(const struct za_cache *cache, const struct za_call *call, bool l
 
 bool za_laid_pipelines(struct za_attn *attn, const struct laid *laid) {
     const struct counts *counts = &laid->counts;
-    return (!counts->new_rows || za_need_pipeline(attn, APPEND)) &&
+    return (attn->arithmetic != INTEGER_SUMS || !counts->rows || za_need_pipeline(attn, ROUND)) &&
+           (!counts->new_rows || za_need_pipeline(attn, APPEND)) &&
            (!counts->items || za_need_pipeline(attn, laid->attend)) &&
            (!counts->shared || za_need_pipeline(attn, za_shared_of(laid->attend))) &&
            (!counts->rows || counts->single_pass || za_need_pipeline(attn, MERGE));
@@ -50,6 +51,13 @@ void za_laid_write(const struct za_cache *cache, uint32_t layer, const struct za
 }
 
 /* --- dispatches -------------------------------------------------------------------------------------- */
+
+struct za_command za_round_q(const struct za_attn *attn, uint64_t rows, struct za_place given_q, struct za_place q) {
+    const struct za_place places[] = {[ROUND_Q_BIND_Q] = given_q, [ROUND_Q_BIND_ROUNDED] = q};
+    uint32_t groups[3];
+    za_round_q_groups(&attn->shape.sizes, rows, groups);
+    return za_command(&attn->pipelines[ROUND], places, groups);
+}
 
 static struct za_command append(const struct za_attn *attn, const struct laid *laid, const struct bindings *b) {
     const struct za_place places[] = {[APPEND_BIND_WORK] = b->work, [APPEND_BIND_ROWS] = b->rows,

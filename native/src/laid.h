@@ -16,9 +16,9 @@ struct laid {
 };
 
 /* What the dispatches of a call bind; k and v as the cache has them. Offsets are multiples of za_device_info.alignment,
-   that of `work` of 256, too. */
+   that of `work` of 256, too. given_q: of ZA_INTEGER, what za_round_q makes q of. */
 struct bindings {
-    struct za_place work, rows, q, k, v, states, out;
+    struct za_place work, rows, q, k, v, states, out, given_q;
 };
 
 enum { CALL_COMMANDS = 4 }; /* append, attend of shared rows, attend, merge: at most */
@@ -35,6 +35,9 @@ bool za_laid_pipelines(struct za_attn *attn, const struct laid *laid);
 /* Write the call's work_bytes. Layers of equal steps and scales have the same words, wherever they lie. */
 void za_laid_write(const struct za_cache *cache, uint32_t layer, const struct za_call *call, const struct laid *laid,
                    uint32_t *work);
+
+/* What comes before a call of ZA_INTEGER: query vectors (rows, q_heads, head_dim), to q as its dispatches take it. */
+struct za_command za_round_q(const struct za_attn *attn, uint64_t rows, struct za_place given_q, struct za_place q);
 
 /* The call's dispatches, in order; returns their number. */
 int za_laid_commands(const struct za_attn *attn, const struct laid *laid, const struct bindings *b,

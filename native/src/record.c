@@ -53,10 +53,14 @@ bool za_record_call(struct za_attn *attn, VkCommandBuffer commands, struct sets 
                     const struct bindings *b, const struct za_places *places) {
     struct za_device *device = attn->device;
     const uint64_t rows = laid->counts.rows;
-    struct za_command list[CALL_COMMANDS];
-    const int n = za_laid_commands(attn, laid, b, list);
+    const bool rounds = rows && attn->arithmetic == INTEGER_SUMS;
+    struct za_command list[1 + CALL_COMMANDS];
+    int n = rounds;
+    if (rounds) list[0] = za_round_q(attn, rows, b->given_q, b->q);
+    n += za_laid_commands(attn, laid, b, list + n);
     za_barrier_before(device, commands);
-    if (rows && places && places->q.buffer != b->q.buffer) record_fill(attn, commands, rows, &places->q, &b->q);
+    if (rows && !rounds && places && places->q.buffer != b->q.buffer)
+        record_fill(attn, commands, rows, &places->q, &b->q);
     struct levels levels = {0};
     bool ok = true;
     for (int i = 0; i < n && ok; ++i) {
@@ -78,28 +82,28 @@ bool za_check_places(const struct za_cache *cache, const struct za_places *place
                      bool *filled, bool *result) {
     const struct shape *shape = &cache->attn->shape;
     const struct za_device *device = cache->attn->device;
+    const bool rounded = cache->attn->arithmetic == INTEGER_SUMS;
     static const char *const names[] = {"rows", "q", "out", "lse", "k", "v"};
     const struct za_place *const all[] = {&places->rows, &places->q, &places->out, &places->lse, &cache->k, &cache->v};
     uint64_t n = rows * shape->q_heads, out = 4 * n * shape->v_head_dim, lse = places->lse.buffer ? 4 * n : 0;
     const uint64_t bytes[] = {za_rows_bytes(shape, new_rows), 4 * n * shape->head_dim, out, lse, cache->k.size,
                               shape->latent ? 0 : cache->v.size};
-    *filled = shape->k_dim != shape->head_dim;
+    *filled = rounded || shape->k_dim != shape->head_dim;
     *result = shape->v_dim != shape->v_head_dim || places->lse.buffer != places->out.buffer ||
               places->lse.offset != places->out.offset + out ||
               out + lse > device->properties.limits.maxStorageBufferRange;
     if (new_rows && !za_check_place(device, "rows", &places->rows, bytes[0], true)) return false;
     if (!rows) return za_check_apart(names, all, bytes, 6);
-    if (cache->attn->arithmetic == INTEGER_SUMS)
-        return za_fail("q: got a za_place with ZA_INTEGER, expected q in host memory (za_run), which rounds its rows");
-    return za_check_place(device, "q", &places->q, bytes[1], !*filled) &&
+    return za_check_place(device, "q", &places->q, bytes[1], rounded || !*filled) &&
            za_check_place(device, "out", &places->out, out, !*result) &&
            (!lse || za_check_place(device, "lse", &places->lse, lse, false)) &&
            za_check_apart(names, all, bytes, 6);
 }
 
 struct bindings za_bound(const struct za_attn *attn, const struct za_places *places, uint64_t rows, uint64_t new_rows) {
-    struct bindings b = {.rows = places->rows, .q = places->q, .out = places->out};
+    struct bindings b = {.rows = places->rows, .q = places->q, .out = places->out, .given_q = places->q};
     b.rows.size = za_rows_bytes(&attn->shape, new_rows);
+    b.given_q.size = 4 * rows * attn->shape.q_heads * attn->shape.head_dim;
     b.q.size = za_q_bytes(&attn->shape, rows);
     b.out.size = za_out_bytes(&attn->shape, rows);
     return b;

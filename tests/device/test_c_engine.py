@@ -14,7 +14,6 @@ import pytest
 from c_cases import CASES, FEW, check_case
 from c_failures import RESULTS, failures
 from c_host import (
-    DTYPES,
     SANITIZED,
     SHIMMED,
     CachePlaces,
@@ -100,17 +99,6 @@ def test_places_that_are_no_good(small, name, change, message):
         setattr(getattr(places, name), field, value)
     assert attempt(small, places).startswith(message)
     small.owner.used = 16 << 10  # the places again
-
-
-def test_q_of_the_device_with_integers(device):
-    """The host rounds q, so the library would not."""
-    owner = Owner(device.info, 4 << 20)
-    engine = Engine(library(SHIMMED), owner, Options(2, 1, 32, 0, False, DTYPES.index("q8_0"), 0, 2, page_size=1), 2, 9)
-    places, _ = engine.places(za.AttnShape(2, 1, 32), 1, 1)
-    assert attempt(engine, places).startswith("invalid: q: got a za_place with ZA_INTEGER, expected q in host memory")
-    assert attempt(engine, places, q_len=0) == ""
-    engine.close()
-    owner.close()
 
 
 def test_places_that_overlap(small):

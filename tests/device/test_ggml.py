@@ -25,7 +25,7 @@ from objects import linked
 from support import FULL, row_bytes, same
 
 import zinc_attn as za
-from zinc_attn.cache.rows import stored
+from zinc_attn.cache.rows import stored, stored_scales
 from zinc_attn.graph import blocks
 from zinc_attn.storage import STORAGE
 
@@ -111,10 +111,12 @@ class BackEnd:
             return DECLINED
         return DONE if not n or self.c.compute_graph((c.c_void_p * n)(*[out.value] * n), n) else FAILED
 
-    def attend(self, k, v, q, mask=None, sinks=None, scale=0.125, max_bias=0.0, softcap=0.0) -> Any:
-        """q (streams, rows, q_heads, dims), mask (streams, more rows, more cells): out, or the answer."""
+    def attend(self, k, v, q, mask=None, sinks=None, scale=0.125, max_bias=0.0, softcap=0.0, gap=0) -> Any:
+        """q (streams, rows, q_heads, dims), mask (streams, more rows, more cells): out, or the answer. gap: numbers
+        between two vectors of q."""
         (streams, rows, heads, dims), out = q.shape, np.zeros((*q.shape[:3], v.dims), np.float32)
-        q_nb = 4, 4 * dims * heads, 4 * dims, q[0].nbytes
+        q = np.pad(q, [(0, 0)] * 3 + [(0, gap)])
+        q_nb = 4, 4 * (dims + gap) * heads, 4 * (dims + gap), q[0].nbytes
         q_view = self.view(self.tensor("f32", *q.shape[::-1], array=q), (dims, rows, heads, streams), q_nb)
         if mask is not None:
             mask = self.tensor("f16", *mask.shape[:0:-1], 1, streams, array=mask)
@@ -133,6 +135,22 @@ def back_end(tmp_path_factory, device):
         made = BackEnd(BackEnd.compiled(folder))
         made.on_processor = device.info.native
         return made
+
+
+@pytest.fixture(scope="module")
+def of_arithmetic(back_end, device, tmp_path_factory):
+    """The back end by its arithmetic: it is loaded again for each, as it reads ZINC_ATTN_ARITHMETIC when it is."""
+    folder, made = tmp_path_factory.mktemp("arithmetics"), {"canonical": back_end}
+
+    def find(name: str) -> BackEnd:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("ZINC_ATTN_DEVICE", device.info.name)
+            patch.setenv("ZINC_ATTN_ARITHMETIC", name)
+            if name not in made:
+                made[name] = BackEnd(shutil.copy(back_end.path, folder / f"{name}.so"))
+        return made[name]
+
+    return find
 
 
 class Part:
@@ -191,6 +209,7 @@ class Case(NamedTuple):
     copied: bool = False  # to float16
     numbers: dict[str, float] = {}  # noqa: RUF012
     checked: slice = slice(None)
+    arithmetic: str = "canonical"
 
 
 CASES = {
@@ -204,6 +223,12 @@ CASES = {
     "float mask": Case(2, mask="float", kinds=("f32", "bf16"), sizes=(40, 66)),
     "copied": Case(3, streams=2, kinds=("f32", "f32"), copied=True),
     "ALiBi": Case(3, mask="float", numbers={"max_bias": 8.0}),
+    "fused": Case(9, kinds=("f16", "q8_0"), arithmetic="fused"),
+    "integer": Case(9, kinds=("q8_0", "q4_0"), streams=2, numbers={"scale": 2.0**35}, arithmetic="integer"),
+    "integer, q with gaps": Case(3, kinds=("q4_0", "q4_0"), sinks=True, numbers={"gap": 8}, arithmetic="integer"),
+    "integer, shared": Case(
+        121, 1700, kinds=("q8_0", "q8_0"), heads=(3, 9), checked=slice(112, None), arithmetic="integer"
+    ),
     "pieces": Case(4200, 4000, mask="few", checked=slice(4188, None)),  # 4,194 rows of 4,000 keys are a call's
 }
 SLOPES = np.exp2([-2, -4, -6, -8, -1, -3]).astype(np.float32)  # ggml's, of six heads and a max_bias of 8
@@ -225,8 +250,9 @@ def mask_of(rng: Any, case: Case, order: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_bits_are_the_oracle_s(back_end, rng, name):
+def test_bits_are_the_oracle_s(of_arithmetic, rng, name):
     case = CASES[name]
+    back_end, scale = of_arithmetic(case.arithmetic), case.numbers.get("scale", 0.125)
     total, (kv_heads, q_heads) = case.cells * case.streams, case.heads
     x = [rng.standard_normal((total, kv_heads, size), np.float32) for size in case.sizes]
     for values in x:
@@ -239,17 +265,22 @@ def test_bits_are_the_oracle_s(back_end, rng, name):
         assert [part.write(values[some], some) for part, values in zip(parts, x, strict=True)] == [DONE] * 2
     order = np.array([[n % case.cells for n in written if n // case.cells == s] for s in range(case.streams)])
     q = rng.standard_normal((case.streams, case.rows, q_heads, case.sizes[0]), np.float32)
+    q *= np.float32(0.125 / scale)  # of a large scale some are below 2**-40, which attention takes as 0
     sinks = [rng.standard_normal(q_heads, np.float32)] if case.sinks else None
     mask = mask_of(rng, case, order) if case.mask else None
     found = back_end.attend(*parts, q, mask, sinks, **case.numbers)
     for s, row in itertools.product(range(case.streams), range(case.rows)[case.checked]):
         seen = order[s] if mask is None else order[s][~np.isinf(mask[s, row, order[s]])]
-        options = {"scale": 0.125, "softcap": case.numbers.get("softcap"), "sinks": sinks and sinks[0]}
+        options = {"scale": scale, "softcap": case.numbers.get("softcap"), "sinks": sinks and sinks[0]}
+        options["arithmetic"] = case.arithmetic
         if case.mask == "float":
             options["mask"] = mask[s, row, seen].astype(np.float32)[None]
             options["mask_slopes"] = SLOPES if case.numbers else None
         kinds = "f16/f16" if case.copied else "/".join(case.kinds)
-        kept = stored(*(values[seen + s * case.cells] for values in x), kinds, True, False)
+        seen_x = [values[seen + s * case.cells] for values in x]
+        kept = stored(*seen_x, kinds, True, False)
+        if case.arithmetic == "integer":
+            options |= stored_scales(*seen_x, kinds)
         want, _ = za.reference.emulate(q[s, row], *kept, causal=False, **options)
         same([found[s, row]], [want], (name, s, row))
 
@@ -469,6 +500,19 @@ def test_a_cache_that_no_kernel_can_bind_is_refused_when_it_is_made(back_end, ca
     assert back_end.c.takes_cache(back_end.tensor("f16", 64, 1000))
     assert not back_end.c.takes_cache(back_end.tensor("f16", 64, 1 << 29))
     assert "cache_k_l0: got 68719476736 bytes, expected at most " in capfd.readouterr().err
+
+
+def test_what_an_arithmetic_does_not_take_is_refused(of_arithmetic, capfd):
+    """A cache when it is made, the graph of other keys, which no other device is given, and an arithmetic's name."""
+    integer, found = of_arithmetic("integer"), "got type f16 with ZINC_ATTN_ARITHMETIC=integer, expected q8_0, q5_0, "
+    assert [integer.c.takes_cache(integer.tensor(kind, 64, 1000)) for kind in ("q8_0", "q4_0", "f16")] == [1, 1, 0]
+    assert f"cache_k_l0: {found}" in capfd.readouterr().err
+    k, v = (Part(integer, kind, 2, 64, 9, offset) for kind, offset in (("q8_0", 0), ("f16", V_AT)))
+    assert integer.attend(k, v, np.zeros((1, 1, 6, 64), np.float32)) == FAILED
+    assert found in capfd.readouterr().err
+    with pytest.raises(AssertionError):
+        of_arithmetic("whole")
+    assert "ZINC_ATTN_ARITHMETIC: got 'whole', expected canonical, fused or integer" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -84,9 +84,9 @@ def small(tmp_path_factory):
 # --- a model ---------------------------------------------------------------------------------------------------------
 
 
-def digests(model, *arguments, **environment):
+def digests(model, *arguments, cache="f16", **environment):
     """The back end's digests of ways, by their names. None but the promise is said of it."""
-    table = run(OURS / "digests", model, "f16", 130, *arguments, **environment)
+    table = run(OURS / "digests", model, cache, 130, *arguments, **environment)
     assert table.returncode == 0, table.stdout + table.stderr
     said = [line for line in table.stderr.splitlines() if line.startswith("ggml-zinc")]
     assert len(said) == 2 and said[1].endswith("the promise holds"), said
@@ -112,6 +112,24 @@ SPLITS = {
 def test_what_stays_on_the_cpu_has_the_bits(small, whole, split):
     found = digests(small, **SPLITS[split])
     assert found == whole
+
+
+@pytest.mark.parametrize(("arithmetic", "cache"), [("fused", "f16"), ("integer", "q8_0")])
+def test_another_arithmetic_has_digests_of_its_own(small, whole, arithmetic, cache):
+    """All ways on the processor, with layers on the CPU, too, and one on a Vulkan device."""
+    told = {"cache": cache, "ZINC_ATTN_ARITHMETIC": arithmetic}
+    found = digests(small, **told, **SPLITS["the processor, two layers on the CPU"])
+    assert not {*found.values()} & {*whole.values()}
+    assert digests(small, "ubatch 64", **told).items() <= found.items()
+
+
+def test_integer_attention_with_a_float_cache_is_refused(small):
+    """Where keys are on the CPU, too, whose own attention would take them."""
+    for layers, name in (("99", "cache_k_l0"), ("0", "cache_k_l0 .*")):
+        told = {"ZINC_ATTN_ARITHMETIC": "integer", "LLAMA_ARG_N_GPU_LAYERS": layers}
+        done = run(OURS / "digests", small, "f16", 130, "ubatch 512", **told)
+        reason = f"{name}: got type f16 with ZINC_ATTN_ARITHMETIC=integer, expected q8_0, q5_0, q4_0 or iq4_nl"
+        assert done.returncode and re.search(reason, done.stderr), done.stderr
 
 
 def test_experts_on_the_cpu_have_the_bits(hybrid):

@@ -107,7 +107,7 @@ def test_command_line(tmp_path, capsys):
     assert run("export", out, "--shape '16/2/256, 9/3/64' --page-size 64 --json") == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out) == load_manifest(out)
-    assert captured.err.startswith(f"written: {out / 'manifest.json'} and 6 SPIR-V modules (")
-    assert len(list(out.glob("*.spv"))) == 6
+    assert captured.err.startswith(f"written: {out / 'manifest.json'} and 7 SPIR-V modules (")
+    assert len(list(out.glob("*.spv"))) == 7
     assert [(s["shape"], s["page_size"]) for s in load_manifest(out)["shapes"]] == [("16/2/256", 64), ("9/3/64", 64)]
     assert run("export", tmp_path / "none") == 0 and load_manifest(tmp_path / "none")["shapes"] == []

@@ -33,6 +33,7 @@ KERNELS: Final = (
     declarations.APPEND_KERNEL,
     declarations.MERGE,
     declarations.ATTEND,
+    declarations.ROUND,
     declarations.PRIMITIVES,
     declarations.MULTIPLY_ADD,
 )
@@ -41,13 +42,13 @@ FAMILIES: Final = {
     "attend": declarations.ATTEND,
     "append": declarations.APPEND_KERNEL,
     "merge": declarations.MERGE,
+    "round_q": declarations.ROUND,
 }
 _INTEGERS: Final = (
     *((constants, name) for name in ("KEYS_PER_LEAF", "LEAVES_PER_NODE", "KEYS_PER_NODE")),
     *((limits, name) for name in ("WAVE", "BLOCK", "MAX_HEAD_DIM", "MAX_Q_HEADS", "MAX_CONTEXT", "MAX_PAGE_SIZE")),
     *((limits, name) for name in ("MAX_HEADS_PER_WORKGROUP", "MAX_VALUE_PASSES")),
     *((declarations, name) for name in ("MERGE_DIMS", "FUSED_NATIVE", "FUSED_EMULATED", "INTEGER_SUMS")),
-    (constants, "INTEGER_BITS"),
     *((tuning, name) for name in ("SHARED_VECTORS", "SHARED_ADDRESSES")),
     (sizes, "LEAST_SHARED_BYTES"),
 )

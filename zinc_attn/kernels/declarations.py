@@ -292,6 +292,15 @@ ENCODE: Final = KernelDecl(
     ),
 )
 
+# Query vectors that lie on the device, as arithmetic "integer" takes them; Python rounds them on the host.
+ROUND: Final = KernelDecl(
+    "round_q",
+    "attend/round_q.comp",
+    (Binding("q", "read"), Binding("rounded", "write")),  # (rows, q_heads, head_dim), (rows, q_heads, k_dim) float32
+    ("q_heads", "head_dim", "k_dim"),
+    grid=("ceil_div(q_heads, 4)", "1", "rows"),
+)
+
 # What a device is asked before its first kernel: ``results`` of rows of ``numbers``, see primitives.comp.
 NUMBERS: Final = ("score", "m", "other_m", "a", "b", "l", "word", "scale")
 NUMBER_WORDS: Final = len(NUMBERS)
@@ -324,7 +333,7 @@ PLAIN: Final = KernelDecl(
     ("slices", "k_dim", "group", "keys", "scale"),
 )
 
-KERNELS: Final = (ATTEND, MERGE, APPEND_KERNEL, GATHER_KERNEL, COPY_KERNEL, PRIMITIVES, MULTIPLY_ADD)
+KERNELS: Final = (ATTEND, MERGE, APPEND_KERNEL, GATHER_KERNEL, COPY_KERNEL, ROUND, PRIMITIVES, MULTIPLY_ADD)
 
 # One kernel of each module.
 MODULES: Final = tuple({decl.file: decl for decl in reversed((*KERNELS, ENCODE, MATRIX, UNITS, PLAIN))}.values())[::-1]

@@ -38,6 +38,7 @@ _UINTS: Final = {
     "MATRIX_HELD_DIMS": matrix.HELD_DIMS,
 }
 _FLOATS: Final = (
+    "MIN_INPUT",
     "CUTOFF",
     "FLUSH",
     "FUSED_SCALE",
@@ -70,6 +71,7 @@ _INTERFACES: Final = {
     "APPEND": declarations.APPEND_KERNEL,
     "COPY": declarations.COPY_KERNEL,
     "ENCODE": declarations.ENCODE,
+    "ROUND": declarations.ROUND,
     "PRIMITIVES": declarations.PRIMITIVES,
     "MULTIPLY_ADD": declarations.MULTIPLY_ADD,
     "PLAIN": declarations.PLAIN,
