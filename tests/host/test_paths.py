@@ -40,7 +40,7 @@ WRITTEN = {  # a folder, or a file
 FOLDERS = {"compilers --mesa": "compilers --shape 4/2/64 --mesa {}"}  # which are read
 NO_PATHS = {
     *("others", "card", "cases", "contexts", "cu", "device", "dtype", "graph", "rows", "runtime", "shape", "splits"),
-    "target",
+    *("target", "program", "arguments"),  # a program, too, may be a name
 }
 FILES = {name for name in (*READ, *WRITTEN) if name.split("--")[-1] == "record"}
 
