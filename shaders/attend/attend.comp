@@ -86,14 +86,14 @@ layout(set = 0, binding = ATTEND_BIND_STATES, std430) restrict buffer States { f
 layout(set = 0, binding = ATTEND_BIND_OUT, std430) restrict writeonly buffer Out { float result[]; };
 
 // What the steps hand on.  These arrays are global because glslang 12 does not reliably pass arrays sized by a
-// specialization constant; "To x" above a function says that it writes x.  All but `weights` are a lane's registers.
+// specialization constant; "To x" above a function says that it writes x.  All but `wave_floats` are a lane's registers.
 const uint KEY_PAIRS = KEYS_PER_LEAF / LANES / 2u;  // keys lane and lane + LANES, then the next two
 const uint LANE_SLICES = LANES == WAVE ? 1u : VALUE_LANES / LANES;  // slices lane, lane + LANES, ...
 const uint LANE_PAIRS = LANE_SLICES * PAIRS;  // of dimensions, in all of them
 const uint LANE_QUARTERS = (VECTORS * WEIGHT_PARTIALS + LANES - 1u) / LANES;
 uint wave;                       // the invocation's wave
 uint lane;                       // its number in the wave
-uint own;                        // where the wave's part of `weights` begins
+uint wave_begin;                        // where the wave's part of `wave_floats` begins
 vec2 dots[VECTORS * KEY_PAIRS];  // [h][pair] of the lane's keys: dot products, then scores, then weights
 float quarters[LANE_QUARTERS];   // sums of weights of a quarter of a leaf, the keys that are the same mod 4
 struct State {
@@ -103,7 +103,7 @@ struct State {
 } state;
 // Of each wave [key][h]: scores, then weights; between them [h][key mod 4]: maxima; in the end o.  One array serves
 // all (2 KiB a wave for 8 vectors), so that shared memory does not limit the waves per SIMD before the registers do.
-shared float weights[SHARED_WEIGHTS];
+shared float wave_floats[SHARED_FLOATS];
 const bool CPU = CHUNKS_AHEAD == 1u;  // a CPU device: none else has a single chunk of K in flight
 #include "../floats.glsl"
 #include "state.glsl"
@@ -126,7 +126,7 @@ void find_wave() {
     bool waves = SUBGROUPS != 0u && gl_SubgroupSize == LANES;
     wave = (waves ? gl_SubgroupID : gl_LocalInvocationID.x / LANES) % WAVES;
     lane = (waves ? gl_SubgroupInvocationID : gl_LocalInvocationID.x) % LANES;
-    own = wave * WAVE_WEIGHTS;
+    wave_begin = wave * WAVE_FLOATS;
 }
 
 // Both loops end where the pipeline's constants say so: lavapipe's code is half as slow without a loop around all this.

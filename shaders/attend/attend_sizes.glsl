@@ -35,16 +35,16 @@ const uint LOAD_WORDS = SLICE_WORDS <= LOAD_LIMIT ? SLICE_WORDS : LOAD_LIMIT;  /
 const uint SLICE_LOADS = SLICE_WORDS / LOAD_WORDS;  // loads per slice
 const uint WORD_PAIRS = V_BITS <= 16u ? 16u / V_BITS : 1u;  // pairs of values of V in a word, or in two of float32
 const uint KEYS_AHEAD = SLICE_LOADS <= 2u ? ROWS_AHEAD / SLICE_LOADS : 2u;  // value rows in flight
-const uint WAVE_WEIGHTS = KEYS_PER_LEAF * VECTORS;  // floats of shared memory that a wave has for its weights
+const uint WAVE_FLOATS = KEYS_PER_LEAF * VECTORS;  // floats of shared memory that a wave has for its weights
 // floats that a wave has for a round of the fold, of each vector: in the place of its weights, or behind them
 const uint FOLD_ROOM = VALUE_PASSES == 1u ? KEYS_PER_LEAF : WAVE;
 // head dimensions of a lane that a round of the fold takes
 const uint FOLD_DIMS = SLICE * LANES <= FOLD_ROOM ? SLICE : FOLD_ROOM / LANES;
-const uint FOLD_AT = VALUE_PASSES == 1u ? 0u : LEAVES_PER_NODE * WAVE_WEIGHTS;  // where rounds of the fold lie
+const uint FOLD_BEGIN = VALUE_PASSES == 1u ? 0u : LEAVES_PER_NODE * WAVE_FLOATS;  // where rounds of the fold lie
 // floats of shared memory that a workgroup has for both
-const uint SHARED_WEIGHTS = LEAVES_PER_NODE * (WAVE_WEIGHTS + (VALUE_PASSES == 1u ? 0u : FOLD_ROOM * VECTORS));
+const uint SHARED_FLOATS = LEAVES_PER_NODE * (WAVE_FLOATS + (VALUE_PASSES == 1u ? 0u : FOLD_ROOM * VECTORS));
 const uint POWER_KEYS = ROWS_AHEAD;  // of arithmetic integer: keys whose scales of V are in flight
 // of a workgroup, powers that arithmetic integer rounds weights by
 const uint VALUE_POWERS = LEAVES_PER_NODE * VECTORS * V_BLOCKS;
 // of a workgroup: these, and of each leaf and vector m and sums of weights
-const uint SHARED_BYTES = 4u * (SHARED_WEIGHTS + VALUE_POWERS + LEAVES_PER_NODE * VECTORS * (1u + WEIGHT_PARTIALS));
+const uint SHARED_BYTES = 4u * (SHARED_FLOATS + VALUE_POWERS + LEAVES_PER_NODE * VECTORS * (1u + WEIGHT_PARTIALS));

@@ -59,13 +59,13 @@ void load_chunks(uint c) {
 void unpack_chunks(uint c, uint ahead) {
     for (uint j = 0u; j < TOGETHER; ++j) {
         for (uint i = 0u; i < KEY_PAIRS; ++i) {
-            uint at = j * KEY_PAIRS + i;
+            uint slot = j * KEY_PAIRS + i;
             if (K_BITS <= 8u) {
-                unpack_k(words0[ahead * KEY_PAIRS + at], c + ahead + j, block0[i], k0a[at], k0b[at]);
-                unpack_k(words1[ahead * KEY_PAIRS + at], c + ahead + j, block1[i], k1a[at], k1b[at]);
+                unpack_k(words0[ahead * KEY_PAIRS + slot], c + ahead + j, block0[i], k0a[slot], k0b[slot]);
+                unpack_k(words1[ahead * KEY_PAIRS + slot], c + ahead + j, block1[i], k1a[slot], k1b[slot]);
             } else {
-                load_k(key0[i], c, ahead + j, block0[i], k0a[at], k0b[at]);
-                load_k(key1[i], c, ahead + j, block1[i], k1a[at], k1b[at]);
+                load_k(key0[i], c, ahead + j, block0[i], k0a[slot], k0b[slot]);
+                load_k(key1[i], c, ahead + j, block1[i], k1a[slot], k1b[slot]);
             }
         }
     }

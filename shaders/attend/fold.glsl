@@ -9,7 +9,7 @@
 // those of all merges of a round at once, a lane for each state; then states are scaled, and last summed, in order.
 
 uint lane, wave;  // the invocation's, and its wave's number
-uint own;         // in the round: the lane's state ...
+uint lane_state;         // in the round: the lane's state ...
 uint batch;       // ... and the first state of the wave's batch
 
 // The lane's dimensions of the batch's states, then scaled; and of the total.
@@ -25,16 +25,16 @@ shared float wave_m[WAVES];       // the largest m of each wave's batch
 shared vec4 passed[WAVE];         // the total, from wave to wave: (o, o, l, unused)
 
 void find_wave() {
-    own = gl_LocalInvocationID.x;
-    lane = own % WAVE;
-    wave = own / WAVE;
+    lane_state = gl_LocalInvocationID.x;
+    lane = lane_state % WAVE;
+    wave = lane_state / WAVE;
     batch = wave * BATCH;
 }
 
 // Lane = state: to total_m, all powers and state_l.
 void find_powers(vec2 ml, bool there) {
     float m = there ? ml.x : EMPTY_M;
-    state_m[own] = m;
+    state_m[lane_state] = m;
     barrier();
     float before = total_m, batch_m = EMPTY_M;  // maxima
     for (uint t = 0u; t < BATCH; ++t) {
@@ -51,9 +51,9 @@ void find_powers(vec2 ml, bool there) {
     }
     vec2 powers = merge_powers(before, m);
     precise float scaled_l = ml.y * powers.y;
-    total_power[own] = there ? powers.x : 1.0;
-    state_power[own] = there ? powers.y : 0.0;
-    state_l[own] = there ? scaled_l : 0.0;
+    total_power[lane_state] = there ? powers.x : 1.0;
+    state_power[lane_state] = there ? powers.y : 0.0;
+    state_l[lane_state] = there ? scaled_l : 0.0;
     barrier();
 }
 

@@ -15,11 +15,11 @@ vec2 block_dots[INTEGER ? VECTORS * KEY_PAIRS : 1u];  // [h][pair]: the dots of 
 void add_block_dots() {
     for (uint h = 0u; h < VECTORS; ++h) {
         for (uint i = 0u; i < KEY_PAIRS; ++i) {
-            uint at = h * KEY_PAIRS + i;
-            precise vec2 product = block_dots[at] * vec2(block0[i].scale, block1[i].scale);
-            precise vec2 sum = dots[at] + product;
-            dots[at] = sum;
-            block_dots[at] = vec2(0.0);
+            uint slot = h * KEY_PAIRS + i;
+            precise vec2 product = block_dots[slot] * vec2(block0[i].scale, block1[i].scale);
+            precise vec2 sum = dots[slot] + product;
+            dots[slot] = sum;
+            block_dots[slot] = vec2(0.0);
         }
     }
 }
@@ -41,12 +41,12 @@ float scales_ahead[POWER_KEYS];
 // To tops: the largest magnitudes of weights times scales of keys t ... t + POWER_KEYS - 1.  Absent keys weigh 0.
 void add_tops(Item item, Leaf leaf, uint t) {
     [[unroll]] for (uint r = 0u; r < POWER_ROUNDS; ++r) {
-        uint at = min(r * LANES + lane, VECTORS * V_BLOCKS - 1u), block = OWN_BLOCK ? lane % V_BLOCKS : at % V_BLOCKS;
+        uint pair = min(r * LANES + lane, VECTORS * V_BLOCKS - 1u), block = OWN_BLOCK ? lane % V_BLOCKS : pair % V_BLOCKS;
         [[unroll]] for (uint j = 0u; j < POWER_KEYS && (r == 0u || !OWN_BLOCK); ++j) {
             scales_ahead[j] = v_block(locate(item, leaf, min(t + j, leaf.count - 1u)), block).scale;
         }
         [[unroll]] for (uint j = 0u; j < POWER_KEYS; ++j) {
-            precise float w = weights[own + (t + j) * VECTORS + at / V_BLOCKS] * scales_ahead[j];
+            precise float w = wave_floats[wave_begin + (t + j) * VECTORS + pair / V_BLOCKS] * scales_ahead[j];
             tops[r] = max(tops[r], abs(w));
         }
     }

@@ -19,11 +19,11 @@ struct Leaf {
 };
 
 Item read_item() {
-    uint at = HEADER_WORDS + gl_WorkGroupID.y * ITEM_WORDS;
-    uint row = work[at + ITEM_ROW], last_row = row + work[at + ITEM_ROWS] - 1u;
-    return Item(row, last_row, work[at + ITEM_FIRST], work[at + ITEM_LIMIT], work[at + ITEM_NODE_BEGIN],
-                work[at + ITEM_NODE_END], work[at + ITEM_PAGE_TABLE], work[at + ITEM_KEY_SHIFT],
-                work[at + ITEM_ROW_STEP]);
+    uint record = HEADER_WORDS + gl_WorkGroupID.y * ITEM_WORDS;
+    uint row = work[record + ITEM_ROW], last_row = row + work[record + ITEM_ROWS] - 1u;
+    return Item(row, last_row, work[record + ITEM_FIRST], work[record + ITEM_LIMIT], work[record + ITEM_NODE_BEGIN],
+                work[record + ITEM_NODE_END], work[record + ITEM_PAGE_TABLE], work[record + ITEM_KEY_SHIFT],
+                work[record + ITEM_ROW_STEP]);
 }
 
 Leaf leaf_of(Item item, uint index) {

@@ -7,8 +7,8 @@ uint halves(vec2 x) {
 // Dimensions 2 pair and 2 pair + 1 of vector t's q.
 uint q_pair(Item item, uint t, uint pair) {
     Vector vector = vector_at(item, t);
-    uint at = (vector.row * work[HEADER_Q_HEADS] + vector.head) * (K_DIM / 4u) + min(pair, K_DIM / 2u - 1u) / 2u;
-    vec4 x = q[at];
+    uint quad = (vector.row * work[HEADER_Q_HEADS] + vector.head) * (K_DIM / 4u) + min(pair, K_DIM / 2u - 1u) / 2u;
+    vec4 x = q[quad];
     return vector.real && pair < K_DIM / 2u ? halves(pair % 2u == 0u ? x.xy : x.zw) : 0u;
 }
 
@@ -22,8 +22,8 @@ void hold_q(Item item, uint piece) {
     meet();
     [[unroll]] for (uint step = 0u; step < PIECE_STEPS; ++step) {
         if (has_strip()) {
-            uint at = strip() * MAT_M * PITCH + step * MAT_K / 2u;
-            q_held[piece * PIECE_STEPS + step] = load_a(kv_rows[at], PITCH);
+            uint word = strip() * MAT_M * PITCH + step * MAT_K / 2u;
+            q_held[piece * PIECE_STEPS + step] = load_a(kv_rows[word], PITCH);
         }
     }
 }
@@ -92,20 +92,20 @@ void fetch_v(Item item, Leaf leaf, uint piece) {
 // From ahead to kv_rows.
 void store_k() {
     [[unroll]] for (uint u = 0u; u < LOADS; ++u) {
-        uint i = u * LANES + lane, at = row_of(i % KEYS_PER_LEAF) * PITCH + i / KEYS_PER_LEAF * (CHUNK / 2u);
+        uint i = u * LANES + lane, word = row_of(i % KEYS_PER_LEAF) * PITCH + i / KEYS_PER_LEAF * (CHUNK / 2u);
         [[unroll]] for (uint w = 0u; w < 4u; ++w) {
-            store(kv_rows[at + w], ahead[u][w]);
+            store(kv_rows[word + w], ahead[u][w]);
         }
     }
 }
 
 void store_v() {
     [[unroll]] for (uint u = 0u; u < LOADS; ++u) {
-        uint i = u * LANES + lane, at = i / ROW_PAIRS * 4u * PITCH + i % ROW_PAIRS;
+        uint i = u * LANES + lane, word = i / ROW_PAIRS * 4u * PITCH + i % ROW_PAIRS;
         [[unroll]] for (uint w = 0u; w < 2u; ++w) {
             uint a = ahead[u][w], b = ahead[u][w + 2u];
-            store(kv_rows[at + 2u * w * PITCH], a & 0xFFFFu | b << 16);
-            store(kv_rows[at + (2u * w + 1u) * PITCH], a >> 16 | b & 0xFFFF0000u);
+            store(kv_rows[word + 2u * w * PITCH], a & 0xFFFFu | b << 16);
+            store(kv_rows[word + (2u * w + 1u) * PITCH], a >> 16 | b & 0xFFFF0000u);
         }
     }
 }

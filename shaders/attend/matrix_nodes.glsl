@@ -39,21 +39,21 @@ void emit_pair(Item item, Node node, uint t, uint dim, vec2 x) {
     uint q_heads = work[HEADER_Q_HEADS];
     vec2 ml = load(node_ml[t]);
     if (work[HEADER_SINGLE_PASS] != 0u) {
-        uint slot = vector.row * q_heads + vector.head, at = slot * V_DIM + dim;
+        uint slot = vector.row * q_heads + vector.head, element = slot * V_DIM + dim;
         if (!node.first) {
             vec2 powers = merge_powers(load(total_ml[t]).x, ml.x);
-            x = merge(vec2(states[at], states[at + 1u]), powers.x, x, powers.y);
+            x = merge(vec2(states[element], states[element + 1u]), powers.x, x, powers.y);
             ml = total_with_node(t);
         }
         if (!node.last) {
-            states[at] = x.x;
-            states[at + 1u] = x.y;
+            states[element] = x.x;
+            states[element + 1u] = x.y;
             return;
         }
         float top = ml.x, sum = ml.y, o_power = merge_sink(HEAD_WORD(vector.head, HEAD_SINK), top, sum);
         x = normalize(x, o_power, sum);
-        result[at] = x.x;
-        result[at + 1u] = x.y;
+        result[element] = x.x;
+        result[element + 1u] = x.y;
         if (dim == 0u) {
             result[work[HEADER_ROWS] * q_heads * V_DIM + slot] = natural_lse(top, sum);
         }
@@ -63,9 +63,9 @@ void emit_pair(Item item, Node node, uint t, uint dim, vec2 x) {
     states[slot * V_DIM + dim] = x.x;
     states[slot * V_DIM + dim + 1u] = x.y;
     if (dim == 0u) {
-        uint at = work[HEADER_STATE_STRIDE] * q_heads * V_DIM + 2u * slot;
-        states[at] = ml.x;
-        states[at + 1u] = ml.y;
+        uint pair = work[HEADER_STATE_STRIDE] * q_heads * V_DIM + 2u * slot;
+        states[pair] = ml.x;
+        states[pair + 1u] = ml.y;
     }
 }
 
@@ -74,15 +74,15 @@ void emit_piece(Item item, Node node, uint piece) {
     meet();
     if (has_strip()) {
         [[unroll]] for (uint n = 0u; n < PIECE_FRAGMENTS; ++n) {
-            uint at = strip() * MAT_M * S_PITCH + fragment_of(n) * MAT_N;
-            store_c(s_rows[at], node_o[piece * PIECE_FRAGMENTS + n], S_PITCH);
+            uint word = strip() * MAT_M * S_PITCH + fragment_of(n) * MAT_N;
+            store_c(s_rows[word], node_o[piece * PIECE_FRAGMENTS + n], S_PITCH);
         }
     }
     meet();
     for (uint i = lane; i < VECTORS * (MATRIX_PIECE / 2u); i += LANES) {
-        uint t = i / (MATRIX_PIECE / 2u), at = 2u * (i % (MATRIX_PIECE / 2u));
-        uvec2 x = uvec2(load(s_rows[t * S_PITCH + at]), load(s_rows[t * S_PITCH + at + 1u]));
-        emit_pair(item, node, t, piece * MATRIX_PIECE + at, uintBitsToFloat(x));
+        uint t = i / (MATRIX_PIECE / 2u), dim = 2u * (i % (MATRIX_PIECE / 2u));
+        uvec2 x = uvec2(load(s_rows[t * S_PITCH + dim]), load(s_rows[t * S_PITCH + dim + 1u]));
+        emit_pair(item, node, t, piece * MATRIX_PIECE + dim, uintBitsToFloat(x));
     }
 }
 

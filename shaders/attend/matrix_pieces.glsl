@@ -23,8 +23,8 @@ void find_scores(Item item, Leaf leaf) {
     FOR_PIECES(UNROLLED == 1u, piece, K_PIECES, add_scores(item, leaf, piece))
     if (has_strip()) {
         [[unroll]] for (uint n = 0u; n < SCORE_FRAGMENTS; ++n) {
-            uint at = strip() * MAT_M * S_PITCH + (n * STRIP_WAVES + wave_of_strip()) * MAT_N;
-            store_c(s_rows[at], score_sums[n], S_PITCH);
+            uint word = strip() * MAT_M * S_PITCH + (n * STRIP_WAVES + wave_of_strip()) * MAT_N;
+            store_c(s_rows[word], score_sums[n], S_PITCH);
         }
     }
     store_v_scales();

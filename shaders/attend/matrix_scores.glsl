@@ -14,12 +14,12 @@ void add_score_step(uint piece, uint step) {
     if (Q_HELD) {
         a = q_held[piece * PIECE_STEPS + step];
     } else {
-        uint at = piece * (MATRIX_PIECE / 2u) + step * (MAT_K / 2u);
-        a = load_a(q_rows[strip() * MAT_M * Q_PITCH + at], Q_PITCH);
+        uint word = piece * (MATRIX_PIECE / 2u) + step * (MAT_K / 2u);
+        a = load_a(q_rows[strip() * MAT_M * Q_PITCH + word], Q_PITCH);
     }
     [[unroll]] for (uint n = 0u; n < SCORE_FRAGMENTS; ++n) {
-        uint at = (n * STRIP_WAVES + wave_of_strip()) * MAT_N * PITCH + step * MAT_K / 2u;
-        MatrixB b = load_b(kv_rows[at], PITCH);
+        uint word = (n * STRIP_WAVES + wave_of_strip()) * MAT_N * PITCH + step * MAT_K / 2u;
+        MatrixB b = load_b(kv_rows[word], PITCH);
         score_sums[n] = coopMatMulAdd(a, b, score_sums[n]);
     }
 }

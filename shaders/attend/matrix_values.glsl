@@ -20,8 +20,8 @@ MatrixC value_sums[PIECE_FRAGMENTS];  // the subgroup's fragments of a piece of 
 void add_value_step(uint step) {
     MatrixA a = load_a(s_rows[strip() * MAT_M * S_PITCH + step * MAT_K / 2u], S_PITCH);
     [[unroll]] for (uint n = 0u; n < PIECE_FRAGMENTS; ++n) {
-        uint at = fragment_of(n) * MAT_N * PITCH + step * MAT_K / 2u;
-        MatrixB b = load_b(kv_rows[at], PITCH);
+        uint word = fragment_of(n) * MAT_N * PITCH + step * MAT_K / 2u;
+        MatrixB b = load_b(kv_rows[word], PITCH);
         value_sums[n] = coopMatMulAdd(a, b, value_sums[n]);
     }
 }
@@ -38,7 +38,7 @@ void sum_values(uint piece) {
     FOR_STEPS(step, KEYS_PER_LEAF / MAT_K, add_value_step(step))
     MatrixC node_w = load_rows(node_weight[strip() * MAT_M]), leaf_w = load_rows(leaf_weight[strip() * MAT_M]);
     [[unroll]] for (uint n = 0u; n < PIECE_FRAGMENTS; ++n) {
-        uint at = piece * PIECE_FRAGMENTS + n;
-        node_o[at] = flushed(node_o[at] * node_w + flushed(value_sums[n] * WEIGHT_UNIT) * leaf_w);
+        uint fragment = piece * PIECE_FRAGMENTS + n;
+        node_o[fragment] = flushed(node_o[fragment] * node_w + flushed(value_sums[n] * WEIGHT_UNIT) * leaf_w);
     }
 }

@@ -10,11 +10,11 @@ struct Vector {
 
 // Vector `t` of the workgroup.  From row to row of an item first and limit grow by its step; it has the last row's.
 Vector vector_at(Item item, uint t) {
-    uint group = work[HEADER_GROUP], at = gl_WorkGroupID.x * VECTORS + t;
-    uint row = min(item.row + at / group, item.last_row);
+    uint group = work[HEADER_GROUP], index = gl_WorkGroupID.x * VECTORS + t;
+    uint row = min(item.row + index / group, item.last_row);
     int before = int((item.last_row - row) * item.row_step);
-    return Vector(row, (work[HEADER_KV_FIRST] + gl_WorkGroupID.z) * group + at % group,
-                  at < (item.last_row - item.row + 1u) * group, int(item.first) - before, int(item.limit) - before);
+    return Vector(row, (work[HEADER_KV_FIRST] + gl_WorkGroupID.z) * group + index % group,
+                  index < (item.last_row - item.row + 1u) * group, int(item.first) - before, int(item.limit) - before);
 }
 
 // The subgroup's strip, and which of the strip's waves it is.  Of smaller subgroups than waves those from

@@ -4,9 +4,9 @@ float lane_scores[WEIGHT_ROUNDS * PARTIAL_KEYS];  // of the lane's pairs [vector
 
 // m of a vector, from the partial maxima.
 float leaf_maximum(uint t) {
-    uint at = t * WEIGHT_PARTIALS;
-    float m01 = max(load(reduced[at]), load(reduced[at + 1u]));
-    float m23 = max(load(reduced[at + 2u]), load(reduced[at + 3u]));
+    uint first = t * WEIGHT_PARTIALS;
+    float m01 = max(load(reduced[first]), load(reduced[first + 1u]));
+    float m23 = max(load(reduced[first + 2u]), load(reduced[first + 3u]));
     return roundEven(max(m01, m23));
 }
 
@@ -23,11 +23,11 @@ vec2 pair_scores(Item item, Leaf leaf, Vector vector, uint key, vec2 products) {
 }
 
 // In lane_scores from `at` on: EMPTY_M for keys that a vector does not see.
-void hide_unseen(Leaf leaf, Vector vector, uint key, uint at) {
+void hide_unseen(Leaf leaf, Vector vector, uint key, uint first) {
     for (uint j = 0u; j < PARTIAL_KEYS; ++j) {
         int number = int(leaf.index * KEYS_PER_LEAF + j * WEIGHT_PARTIALS + key);
         bool seen = number >= vector.first && number < vector.limit;
-        lane_scores[at + j] = seen ? lane_scores[at + j] : EMPTY_M;
+        lane_scores[first + j] = seen ? lane_scores[first + j] : EMPTY_M;
     }
 }
 
@@ -39,8 +39,8 @@ void find_weights(Item item, Leaf leaf, bool first) {
         if (i < VECTORS * WEIGHT_PARTIALS) {
             Vector vector = vector_at(item, t);
             for (uint j = 0u; j < PARTIAL_KEYS; j += 2u) {
-                uint at = t * S_PITCH + key * PARTIAL_KEYS + j;
-                vec2 s = uintBitsToFloat(uvec2(load(s_rows[at]), load(s_rows[at + 1u]))) * product_unit(t);
+                uint word = t * S_PITCH + key * PARTIAL_KEYS + j;
+                vec2 s = uintBitsToFloat(uvec2(load(s_rows[word]), load(s_rows[word + 1u]))) * product_unit(t);
                 s = pair_scores(item, leaf, vector, j * WEIGHT_PARTIALS + key, s);
                 lane_scores[round * PARTIAL_KEYS + j] = s.x;
                 lane_scores[round * PARTIAL_KEYS + j + 1u] = s.y;
@@ -85,9 +85,9 @@ void find_weights(Item item, Leaf leaf, bool first) {
     }
     meet();
     if (lane < VECTORS) {
-        uint at = lane * WEIGHT_PARTIALS;
-        precise float c01 = load(reduced[at]) + load(reduced[at + 1u]);
-        precise float c23 = load(reduced[at + 2u]) + load(reduced[at + 3u]);
+        uint word = lane * WEIGHT_PARTIALS;
+        precise float c01 = load(reduced[word]) + load(reduced[word + 1u]);
+        precise float c23 = load(reduced[word + 2u]) + load(reduced[word + 3u]);
         precise float l = c01 + c23;
         vec2 old = first ? vec2(EMPTY_M, 0.0) : load(node_ml[lane]);
         vec2 powers = merge_powers(old.x, m);

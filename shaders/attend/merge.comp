@@ -73,7 +73,7 @@ void main() {
     Row row = read_row();
     [[dont_unroll]] for (uint begin = 0u; begin < row.count; begin += ROUND) {
         bool there;
-        vec2 ml = load_ml(row, begin + own, there);
+        vec2 ml = load_ml(row, begin + lane_state, there);
         load_o(row, begin + batch, dim);
         find_powers(ml, there);
         scale_states();

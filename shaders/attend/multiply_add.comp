@@ -13,6 +13,6 @@ layout(set = 0, binding = MULTIPLY_ADD_BIND_SUMS, std430) restrict writeonly buf
 #include "multiply_add.glsl"
 
 void main() {
-    uint at = gl_GlobalInvocationID.x;
-    sums[at] = multiply_add(triples[3u * at], triples[3u * at + 1u], triples[3u * at + 2u]);
+    uint pair = gl_GlobalInvocationID.x;
+    sums[pair] = multiply_add(triples[3u * pair], triples[3u * pair + 1u], triples[3u * pair + 2u]);
 }

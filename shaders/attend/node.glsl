@@ -20,9 +20,9 @@ uint folded_vector(uint f) {
 // To state.m[f] and state.l[f] the node's, from every wave's m and quarters; to fold_powers the powers of that fold.
 void fold_sums() {
     for (uint g = 0u; g < LANE_QUARTERS; ++g) {
-        uint at = g * LANES + lane;
-        if (at < VECTORS * WEIGHT_PARTIALS) {
-            wave_quarters[wave * VECTORS * WEIGHT_PARTIALS + at] = quarters[g];
+        uint pair = g * LANES + lane;
+        if (pair < VECTORS * WEIGHT_PARTIALS) {
+            wave_quarters[wave * VECTORS * WEIGHT_PARTIALS + pair] = quarters[g];
         }
     }
     if (lane == 0u) {
@@ -34,12 +34,12 @@ void fold_sums() {
     for (uint f = 0u; f < FOLDED; ++f) {
         float top = EMPTY_M, sum = 0.0;
         for (uint t = 0u; t < WAVES; ++t) {
-            uint at = t * VECTORS + folded_vector(f);
-            vec2 powers = merge_powers(top, wave_m[at]);
-            top = max(top, wave_m[at]);
-            at *= WEIGHT_PARTIALS;
-            vec2 q01 = vec2(wave_quarters[at], wave_quarters[at + 1u]);
-            vec2 q23 = vec2(wave_quarters[at + 2u], wave_quarters[at + 3u]);
+            uint leaf = t * VECTORS + folded_vector(f);
+            vec2 powers = merge_powers(top, wave_m[leaf]);
+            top = max(top, wave_m[leaf]);
+            leaf *= WEIGHT_PARTIALS;
+            vec2 q01 = vec2(wave_quarters[leaf], wave_quarters[leaf + 1u]);
+            vec2 q23 = vec2(wave_quarters[leaf + 2u], wave_quarters[leaf + 3u]);
             sum = merge(sum, powers.x, sum_of_quarters(q01, q23), powers.y);
             fold_powers[f * WAVES + t] = powers;
         }
@@ -54,8 +54,8 @@ void fold_values() {
         barrier();  // everybody has read what is overwritten now
         for (uint h = 0u; h < VECTORS; ++h) {
             for (uint e = 0u; e < FOLD_DIMS; ++e) {
-                uint at = FOLD_AT + ((wave * VECTORS + h) * FOLD_DIMS + e) * LANES + lane;
-                weights[at] = state.o[h * LANE_PAIRS + (d + e) / 2u][(d + e) % 2u];
+                uint slot = FOLD_BEGIN + ((wave * VECTORS + h) * FOLD_DIMS + e) * LANES + lane;
+                wave_floats[slot] = state.o[h * LANE_PAIRS + (d + e) / 2u][(d + e) % 2u];
             }
         }
         barrier();
@@ -63,9 +63,9 @@ void fold_values() {
             uint f = i / FOLD_DIMS, e = i % FOLD_DIMS;
             float x = 0.0;
             for (uint t = 0u; t < WAVES; ++t) {
-                uint at = FOLD_AT + ((t * VECTORS + folded_vector(f)) * FOLD_DIMS + e) * LANES + lane;
+                uint slot = FOLD_BEGIN + ((t * VECTORS + folded_vector(f)) * FOLD_DIMS + e) * LANES + lane;
                 vec2 powers = fold_powers[f * WAVES + t];
-                x = merge(x, powers.x, weights[at], powers.y);
+                x = merge(x, powers.x, wave_floats[slot], powers.y);
             }
             state.o[f * LANE_PAIRS + (d + e) / 2u][(d + e) % 2u] = x;
         }
@@ -90,15 +90,15 @@ void emit_vector(Item item, uint node, uint f, uint pass) {
     if (LANES < WAVE || lane < VALUE_LANES) {
         [[unroll]] for (uint i = 0u; i < LANE_PAIRS; ++i) {
             uint slice = pass * VALUE_LANES + lane + i / PAIRS * LANES;
-            uint at = slot * V_DIM + slice * SLICE + i % PAIRS * 2u;
+            uint element = slot * V_DIM + slice * SLICE + i % PAIRS * 2u;
             vec2 x = state.o[f * LANE_PAIRS + i];
             if (single_pass) {
                 x = normalize(x, o_power, sum);
-                result[at] = x.x;
-                result[at + 1u] = x.y;
+                result[element] = x.x;
+                result[element + 1u] = x.y;
             } else {
-                states[at] = x.x;
-                states[at + 1u] = x.y;
+                states[element] = x.x;
+                states[element + 1u] = x.y;
             }
         }
     }
@@ -106,9 +106,9 @@ void emit_vector(Item item, uint node, uint f, uint pass) {
         if (single_pass && work[HEADER_ROWS] != 0u) {
             result[work[HEADER_ROWS] * q_heads * V_DIM + slot] = natural_lse(top, sum);
         } else if (!single_pass) {
-            uint at = work[HEADER_STATE_STRIDE] * q_heads * V_DIM + 2u * slot;
-            states[at] = top;
-            states[at + 1u] = sum;
+            uint pair = work[HEADER_STATE_STRIDE] * q_heads * V_DIM + 2u * slot;
+            states[pair] = top;
+            states[pair + 1u] = sum;
         }
     }
 }

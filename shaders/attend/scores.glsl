@@ -8,19 +8,19 @@ vec2 chunk_sum[SIDE_BY_SIDE];  // [vector]: the dots of this chunk with a pair o
 
 // To chunk_sum: the dots of q's chunk with the pair at `at`.  Both keys have the query value in common, so a GPU with
 // dual issue takes them in one cycle.
-void sum_chunk(uint at) {
+void sum_chunk(uint slot) {
     [[unroll]] for (uint n = 0u; n < SIDE_BY_SIDE; ++n) {
-        precise vec2 product = qa[n].x * vec2(k0a[at].x, k1a[at].x);
+        precise vec2 product = qa[n].x * vec2(k0a[slot].x, k1a[slot].x);
         chunk_sum[n] = product;
     }
     [[unroll]] for (uint d = 1u; d < 4u; ++d) {
         [[unroll]] for (uint n = 0u; n < SIDE_BY_SIDE; ++n) {
-            chunk_sum[n] = multiply_add(vec2(qa[n][d]), vec2(k0a[at][d], k1a[at][d]), chunk_sum[n]);
+            chunk_sum[n] = multiply_add(vec2(qa[n][d]), vec2(k0a[slot][d], k1a[slot][d]), chunk_sum[n]);
         }
     }
     [[unroll]] for (uint d = 0u; d < 4u; ++d) {
         [[unroll]] for (uint n = 0u; n < SIDE_BY_SIDE; ++n) {
-            chunk_sum[n] = multiply_add(vec2(qb[n][d]), vec2(k0b[at][d], k1b[at][d]), chunk_sum[n]);
+            chunk_sum[n] = multiply_add(vec2(qb[n][d]), vec2(k0b[slot][d], k1b[slot][d]), chunk_sum[n]);
         }
     }
 }
@@ -28,8 +28,8 @@ void sum_chunk(uint at) {
 // q's chunk and chunk j of those in use join dots.
 void add_chunk(uint h, uint j) {
     for (uint i = 0u; i < KEY_PAIRS; ++i) {
-        uint at = j * KEY_PAIRS + i;
-        sum_chunk(at);
+        uint slot = j * KEY_PAIRS + i;
+        sum_chunk(slot);
         [[unroll]] for (uint n = 0u; n < SIDE_BY_SIDE; ++n) {
             uint to = (h + n) * KEY_PAIRS + i;
             if (INTEGER) {

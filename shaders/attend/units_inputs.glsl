@@ -72,9 +72,9 @@ void fetch_v_scales(Item item, Leaf leaf) {
 // From k_ahead to kv_rows, and scales.
 void store_k() {
     [[unroll]] for (uint u = 0u; u < LOADS; ++u) {
-        uint i = u * LANES + lane, at = row_of(i % KEYS_PER_LEAF) * PITCH + i / KEYS_PER_LEAF * (CHUNK / 4u);
-        store(kv_rows[at], k_ahead[u].x);
-        store(kv_rows[at + 1u], k_ahead[u].y);
+        uint i = u * LANES + lane, word = row_of(i % KEYS_PER_LEAF) * PITCH + i / KEYS_PER_LEAF * (CHUNK / 4u);
+        store(kv_rows[word], k_ahead[u].x);
+        store(kv_rows[word + 1u], k_ahead[u].y);
     }
     [[unroll]] for (uint u = 0u; u < K_SCALE_LOADS; ++u) {
         uint i = u * LANES + lane;
@@ -87,14 +87,14 @@ void store_k() {
 // From v_ahead, [key][dimension], to kv_rows.
 void store_v() {
     [[unroll]] for (uint u = 0u; u < V_LOADS; ++u) {
-        uint i = u * LANES + lane, at = i % PIECE_QUADS * 4u * PITCH + i / PIECE_QUADS;
+        uint i = u * LANES + lane, word = i % PIECE_QUADS * 4u * PITCH + i / PIECE_QUADS;
         uvec4 w = v_ahead[u];
         uvec2 even = w.xz & 0x00FF00FFu | (w.yw & 0x00FF00FFu) << 8u, odd = w.xz >> 8u & 0x00FF00FFu | w.yw & 0xFF00FF00u;
         if (i < PIECE_QUADS * (KEYS_PER_LEAF / 4u)) {
-            store(kv_rows[at], even.x & 0xFFFFu | even.y << 16u);
-            store(kv_rows[at + PITCH], odd.x & 0xFFFFu | odd.y << 16u);
-            store(kv_rows[at + 2u * PITCH], even.x >> 16u | even.y & 0xFFFF0000u);
-            store(kv_rows[at + 3u * PITCH], odd.x >> 16u | odd.y & 0xFFFF0000u);
+            store(kv_rows[word], even.x & 0xFFFFu | even.y << 16u);
+            store(kv_rows[word + PITCH], odd.x & 0xFFFFu | odd.y << 16u);
+            store(kv_rows[word + 2u * PITCH], even.x >> 16u | even.y & 0xFFFF0000u);
+            store(kv_rows[word + 3u * PITCH], odd.x >> 16u | odd.y & 0xFFFF0000u);
         }
     }
 }

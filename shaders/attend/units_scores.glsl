@@ -13,8 +13,8 @@ void add_score_step(uint piece, uint block) {
         if (Q_HELD) {
             a[i] = q_held[(low * K_PIECES + piece) * PIECE_STEPS + step];
         } else {
-            uint at = (piece * MATRIX_PIECE + step * MAT_K) / 4u;
-            a[i] = load_a(q_rows[(low * VECTORS + strip() * MAT_M) * Q_PITCH + at], Q_PITCH);
+            uint word = (piece * MATRIX_PIECE + step * MAT_K) / 4u;
+            a[i] = load_a(q_rows[(low * VECTORS + strip() * MAT_M) * Q_PITCH + word], Q_PITCH);
         }
     }
     [[unroll]] for (uint n = 0u; n < SCORE_FRAGMENTS; ++n) {

@@ -31,12 +31,12 @@ void unpack_v(uint slice, uint ahead, uint to) {
             v[to + i] = uintBitsToFloat(2u * i % LOAD_WORDS == 0u ? w.xy : w.zw);
             continue;
         }
-        uint at = i / WORD_PAIRS, word = v_raw[ahead * SLICE_LOADS + at / LOAD_WORDS][at % LOAD_WORDS];
+        uint index = i / WORD_PAIRS, word = v_raw[ahead * SLICE_LOADS + index / LOAD_WORDS][index % LOAD_WORDS];
         if (V_BITS == 16u) {
             v[to + i] = from_half_words(V_STORAGE, word);
         } else {
             Block block = v_blocks[ahead];
-            uint fifth = block.fifth >> ((slice * SLICE + at * WORD_VALUES) % BLOCK), j = 2u * i % WORD_VALUES;
+            uint fifth = block.fifth >> ((slice * SLICE + index * WORD_VALUES) % BLOCK), j = 2u * i % WORD_VALUES;
             if (SLICE < WORD_VALUES && !V_IN_PART) {  // several lanes share the word
                 word >>= slice * SLICE % WORD_VALUES * V_BITS;
             }
@@ -52,13 +52,13 @@ void unpack_v(uint slice, uint ahead, uint to) {
 void add_rows(uint slice, uint ahead, uint t) {
     // Weights of the first row: own + t * VECTORS, with a bound, so that a compiler puts (j, h) into the loads'
     // immediate offsets.
-    uint first = (own / (ROWS_ADDED * VECTORS) + t / ROWS_ADDED & 0xFFFFu) * (ROWS_ADDED * VECTORS);
+    uint first = (wave_begin / (ROWS_ADDED * VECTORS) + t / ROWS_ADDED & 0xFFFFu) * (ROWS_ADDED * VECTORS);
     [[unroll]] for (uint j = 0u; j < ROWS_ADDED; ++j) {
         [[unroll]] for (uint s = 0u; s < LANE_SLICES; ++s) {
             unpack_v(slice + s * LANES, (ahead + j) * LANE_SLICES + s, s * PAIRS);
         }
         [[unroll]] for (uint h = 0u; h < VECTORS; ++h) {
-            float p = weights[first + (j * VECTORS + h)];
+            float p = wave_floats[first + (j * VECTORS + h)];
             [[unroll]] for (uint i = 0u; i < LANE_PAIRS; ++i) {
                 uint s = i / PAIRS;
                 float factor = p;

@@ -17,8 +17,8 @@ float weight_unscale() {
 void share_dots() {
     for (uint h = 0u; h < VECTORS; ++h) {
         for (uint i = 0u; i < KEY_PAIRS; ++i) {
-            weights[own + key_of(2u * i) * VECTORS + h] = dots[h * KEY_PAIRS + i].x;
-            weights[own + key_of(2u * i + 1u) * VECTORS + h] = dots[h * KEY_PAIRS + i].y;
+            wave_floats[wave_begin + key_of(2u * i) * VECTORS + h] = dots[h * KEY_PAIRS + i].x;
+            wave_floats[wave_begin + key_of(2u * i + 1u) * VECTORS + h] = dots[h * KEY_PAIRS + i].y;
         }
     }
     barrier();
@@ -37,17 +37,17 @@ void find_weights(Leaf leaf) {
         uint h = vector_of_quarter(g);
         quarters[g] = EMPTY_M;
         for (uint t = 0u; t < KEYS_PER_LEAF; t += WEIGHT_PARTIALS) {
-            quarters[g] = max(quarters[g], weights[own + (t + quarter) * VECTORS + h]);
+            quarters[g] = max(quarters[g], wave_floats[wave_begin + (t + quarter) * VECTORS + h]);
         }
     }
     barrier();
     for (uint g = 0u; g < LANE_QUARTERS; ++g) {
-        weights[own + g * LANES + lane] = quarters[g];
+        wave_floats[wave_begin + g * LANES + lane] = quarters[g];
     }
     barrier();
     for (uint h = 0u; h < VECTORS; ++h) {
-        uint at = own + h * WEIGHT_PARTIALS;
-        state.m[h] = roundEven(max(max(weights[at], weights[at + 1u]), max(weights[at + 2u], weights[at + 3u])));
+        uint first = wave_begin + h * WEIGHT_PARTIALS;
+        state.m[h] = roundEven(max(max(wave_floats[first], wave_floats[first + 1u]), max(wave_floats[first + 2u], wave_floats[first + 3u])));
     }
     barrier();
     for (uint i = 0u; i < KEY_PAIRS; ++i) {
@@ -70,7 +70,7 @@ void find_weights(Leaf leaf) {
         uint h = vector_of_quarter(g);
         precise float sum = 0.0;
         for (uint t = 0u; t < KEYS_PER_LEAF; t += WEIGHT_PARTIALS) {
-            sum = sum + weights[own + (t + quarter) * VECTORS + h];
+            sum = sum + wave_floats[wave_begin + (t + quarter) * VECTORS + h];
         }
         quarters[g] = sum;
     }

@@ -43,27 +43,27 @@ uvec4 k_chunk(uvec2 where, uint chunk, uint ahead, uint part) {
     }
     const uint WORDS = CHUNK_WORDS > 4u ? 4u : CHUNK_WORDS, LOADS = CHUNK_WORDS / WORDS;
     uint first = where.x * (K_TILE_WORDS / WORDS) + LOADS * (chunk * TILE + where.y);
-    uint at = first + (LOADS * TILE * ahead + part);
+    uint load = first + (LOADS * TILE * ahead + part);
     if (WORDS == 1u) {
-        return uvec4(k_words1[at], 0u, 0u, 0u);
+        return uvec4(k_words1[load], 0u, 0u, 0u);
     }
     if (WORDS == 2u) {
-        return uvec4(k_words2[at], 0u, 0u);
+        return uvec4(k_words2[load], 0u, 0u);
     }
-    return k_words4[at];
+    return k_words4[load];
 }
 
 // `words` (1, 2 or 4) words of a value row from word `at`, in one load.  What all lanes have in common is an operand of
 // the last sum.  The mask changes nothing, but AMD's compiler does not make a sum of three across it, so that the sum
 // and the index's shift are one instruction.
-uvec4 v_words(uvec2 where, uint at, uint words) {
+uvec4 v_words(uvec2 where, uint word, uint words) {
     if (NHD) {
-        return v_row_words(where.x, at, words);
+        return v_row_words(where.x, word, words);
     }
     const uint VALUE_WORDS = LATENT == 1u ? CHUNK_WORDS : V_VALUES;
     uint tile = LATENT == 1u ? K_TILE_WORDS / words : V_TILE_WORDS / words;
     uint row = where.x * tile + where.y * (VALUE_WORDS / words) & 0x3FFFFFFFu;
-    uint place = LATENT == 1u ? at / CHUNK_WORDS * (TILE * CHUNK_WORDS) + at % CHUNK_WORDS : at;
+    uint place = LATENT == 1u ? word / CHUNK_WORDS * (TILE * CHUNK_WORDS) + word % CHUNK_WORDS : word;
     uint first = row + place / words;
     if (words == 1u) {
         return uvec4(v_words1[first], 0u, 0u, 0u);

@@ -43,11 +43,11 @@ void move_v(uint in_cache, uint in_row) {
     }
 }
 
-uint cached(bool v, uint at) {
+uint cached(bool v, uint word) {
     if (v) {
-        return v_words[at];
+        return v_words[word];
     }
-    return k_words[at];
+    return k_words[word];
 }
 
 // The same for a word of a row that begins at halfword `begin` of the cache.  Where a row is no whole number of words,
@@ -61,24 +61,24 @@ void move_part(bool v, uint begin, uint bytes, uint i, uint in_row) {
         }
         return;
     }
-    uint found = 0u;
+    uint gathered = 0u;
     for (uint half_word = 0u; half_word < min(bytes / 2u - 2u * i, 2u); ++half_word) {
-        uint at = begin + 2u * i + half_word, shift = 16u * (at & 1u);
+        uint halfword = begin + 2u * i + half_word, shift = 16u * (halfword & 1u);
         if (GATHER != 0u) {
-            found |= (cached(v, at >> 1u) >> shift & 0xFFFFu) << (16u * half_word);
+            gathered |= (cached(v, halfword >> 1u) >> shift & 0xFFFFu) << (16u * half_word);
             continue;
         }
         uint keep = 0xFFFF0000u >> shift, bits = bitfieldExtract(rows[in_row], int(16u * half_word), 16) << shift;
         if (v) {
-            atomicAnd(v_words[at >> 1u], keep);
-            atomicOr(v_words[at >> 1u], bits);
+            atomicAnd(v_words[halfword >> 1u], keep);
+            atomicOr(v_words[halfword >> 1u], bits);
         } else {
-            atomicAnd(k_words[at >> 1u], keep);
-            atomicOr(k_words[at >> 1u], bits);
+            atomicAnd(k_words[halfword >> 1u], keep);
+            atomicOr(k_words[halfword >> 1u], bits);
         }
     }
     if (GATHER != 0u) {
-        rows[in_row] = found;
+        rows[in_row] = gathered;
     }
 }
 
@@ -98,12 +98,12 @@ void main() {
     uint row = row_head * (K_VALUES + V_VALUES + K_SCALES + V_SCALES);
     if (K_STRIDE != 0u) {
         uint slot = (page * work[HEADER_PAGE_TILES] + in_page) * TILE + position;
-        uint at = slot * work[HEADER_TOKEN_ROWS] + gl_WorkGroupID.y * work[HEADER_HEAD_ROWS];
+        uint cache_row = slot * work[HEADER_TOKEN_ROWS] + gl_WorkGroupID.y * work[HEADER_HEAD_ROWS];
         for (uint i = gl_LocalInvocationID.x; i < K_VALUES; i += WAVE) {
-            move_part(false, at * (K_STRIDE / 2u), K_STRIDE, i, row + i);
+            move_part(false, cache_row * (K_STRIDE / 2u), K_STRIDE, i, row + i);
         }
         for (uint i = gl_LocalInvocationID.x; i < V_VALUES; i += WAVE) {
-            move_part(true, at * (V_STRIDE / 2u), V_STRIDE, i, row + K_VALUES + i);
+            move_part(true, cache_row * (V_STRIDE / 2u), V_STRIDE, i, row + K_VALUES + i);
         }
         return;
     }

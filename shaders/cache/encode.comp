@@ -127,8 +127,8 @@ void main() {
         staged[lane] = halves;
         barrier();
         if (there && block % 2u == 0u && part(K_HALVES, V_HALVES) == 1u) {
-            uint at = row_head * TOKEN_WORDS + part(K_VALUES + V_WORDS, V_SCALES_AT) + block / 2u;
-            rows[at] = staged[lane] | staged[lane + 1u] << 16;
+            uint word = row_head * TOKEN_WORDS + part(K_VALUES + V_WORDS, V_SCALES_AT) + block / 2u;
+            rows[word] = staged[lane] | staged[lane + 1u] << 16;
         }
     }
 }

@@ -55,34 +55,34 @@ void write_tiles(uint expert) {
 }
 
 void main() {
-    uint own = gl_LocalInvocationIndex, pairs = p.ids.n[0] * p.ids.n[1];
-    [[dont_unroll]] for (uint e = own; e <= p.experts; e += ROUND) {
+    uint invocation = gl_LocalInvocationIndex, pairs = p.ids.n[0] * p.ids.n[1];
+    [[dont_unroll]] for (uint e = invocation; e <= p.experts; e += ROUND) {
         count[e] = 0u;
     }
     [[dont_unroll]] for (uint first = 0u; first < pairs; first += ROUND) {
         uint end = see(first);
-        [[dont_unroll]] for (uint e = own; e <= p.experts; e += ROUND) {
-            uint found = 0u;
+        [[dont_unroll]] for (uint e = invocation; e <= p.experts; e += ROUND) {
+            uint matches = 0u;
             [[dont_unroll]] for (uint i = 0u; i < end; ++i) {
-                found += uint(seen[i] == e);
+                matches += uint(seen[i] == e);
             }
-            count[e] += found;
+            count[e] += matches;
         }
     }
     barrier();
-    [[dont_unroll]] for (uint e = own; e <= p.experts; e += ROUND) {
+    [[dont_unroll]] for (uint e = invocation; e <= p.experts; e += ROUND) {
         write_tiles(e);
     }
     [[dont_unroll]] for (uint first = 0u; first < pairs; first += ROUND) {
         uint end = see(first);
-        [[dont_unroll]] for (uint e = own; e <= p.experts; e += ROUND) {
-            uint at = next[e];
+        [[dont_unroll]] for (uint e = invocation; e <= p.experts; e += ROUND) {
+            uint slot = next[e];
             [[dont_unroll]] for (uint i = 0u; i < end; ++i) {
                 if (seen[i] == e) {
-                    list[at++] = first + i;
+                    list[slot++] = first + i;
                 }
             }
-            next[e] = at;
+            next[e] = slot;
         }
     }
 }

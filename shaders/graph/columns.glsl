@@ -45,8 +45,8 @@ uvec4 column_of_x(uint n) {
 
 // Its number among all rows of x.
 uint number_in_x(uint n) {
-    uvec4 at = EXPERTS == 0u ? uvec4(0u, min(n, p.y.n[1] - 1u), gl_WorkGroupID.z, 0u) : column_of_x(n);
-    return at.z * (EXPERTS == 0u ? p.y.n[1] : p.x_slots) + at.y;
+    uvec4 column = EXPERTS == 0u ? uvec4(0u, min(n, p.y.n[1] - 1u), gl_WorkGroupID.z, 0u) : column_of_x(n);
+    return column.z * (EXPERTS == 0u ? p.y.n[1] : p.x_slots) + column.y;
 }
 
 uint rows_of_x() {

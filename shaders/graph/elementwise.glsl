@@ -6,17 +6,17 @@
 #include "float_types.glsl"
 
 // The element of y at these indices, flushed already.
-float value(uvec4 at);
+float value(uvec4 index);
 
 void write_elements() {
     uint count = elements(p.y), i = linear_id() * (Y_TYPE == FLOAT_TYPE_F32 ? 1u : 2u);
     if (i >= count) {
         return;
     }
-    uvec4 at = indices(p.y, i);
-    uint low = encoded(value(at), Y_TYPE);
+    uvec4 index = indices(p.y, i);
+    uint low = encoded(value(index), Y_TYPE);
     if (Y_TYPE == FLOAT_TYPE_F32) {
-        y[place(p.y, at)] = low;
+        y[place(p.y, index)] = low;
         return;
     }
     uint word = (p.y.offset + i) >> 1;

@@ -43,17 +43,17 @@ uint byte_at(uint i) {
 #include "block_values.glsl"
 
 // The bits of y's element of x's element `at`.
-uint converted(uvec4 at) {
+uint converted(uvec4 index) {
     float value;
     if (SOURCE < MOVE_TYPE_Q8_0) {
-        uint bits = x_bits(place(p.x, at), bits_of(SOURCE));
+        uint bits = x_bits(place(p.x, index), bits_of(SOURCE));
         if (SOURCE == TARGET) {
             return bits;
         }
         value = SOURCE == MOVE_TYPE_I32 ? float(int(bits)) : widened(bits, SOURCE, 0u);
     } else {
-        block = place(p.x, uvec4(at.x / BLOCK, at.yzw));
-        value = value_of_32(at.x % BLOCK);
+        block = place(p.x, uvec4(index.x / BLOCK, index.yzw));
+        value = value_of_32(index.x % BLOCK);
     }
     if (TARGET == MOVE_TYPE_I32) {  // toward zero; what int32 does not have is -2**31
         return (floatBitsToUint(value) & MAGNITUDE) < 0x4F000000u ? uint(int(value)) : 0x80000000u;
@@ -62,21 +62,21 @@ uint converted(uvec4 at) {
 }
 
 // The bits of y's element `at`; x_row: the row of x, of GET_ROWS and SET_ROWS.
-uint moved(uvec4 at, uint x_row) {
+uint moved(uvec4 index, uint x_row) {
     uvec4 shift = uvec4(p.shift[0], p.shift[1], p.shift[2], p.shift[3]), sizes = sizes_of(p.x);
     if (OP == MOVE_OP_LINEAR && sizes_of(p.y) == sizes) {
-        return converted(at);
+        return converted(index);
     }
     if (OP == MOVE_OP_LINEAR) {
-        return converted(indices(p.x, at.x + p.y.n[0] * (at.y + p.y.n[1] * (at.z + p.y.n[2] * at.w))));
+        return converted(indices(p.x, index.x + p.y.n[0] * (index.y + p.y.n[1] * (index.z + p.y.n[2] * index.w))));
     }
     if (OP == MOVE_OP_WRAP) {
-        return converted((at + shift) % sizes);
+        return converted((index + shift) % sizes);
     }
     if (OP == MOVE_OP_PAD) {
-        return all(lessThan(at + shift, sizes)) ? converted(at + shift) : 0u;
+        return all(lessThan(index + shift, sizes)) ? converted(index + shift) : 0u;
     }
-    return x_row == ALL ? ALL >> (32u - bits_of(TARGET)) : converted(uvec4(at.x, x_row, at.zw));
+    return x_row == ALL ? ALL >> (32u - bits_of(TARGET)) : converted(uvec4(index.x, x_row, index.zw));
 }
 
 void main() {
@@ -84,27 +84,27 @@ void main() {
     bool dense = p.y.s[0] == 1u;
     uint columns = p.y.n[0], lanes = dense ? (columns + per_word - 2u) / per_word + 1u : columns;
     uint row = linear_id() / lanes, lane = linear_id() % lanes, x_row = 0u;
-    uvec4 at = OP == MOVE_OP_SET_ROWS ? row_indices(p.x, row) : row_indices(p.y, row);
-    if (at.w >= (OP == MOVE_OP_SET_ROWS ? p.x.n[3] : p.y.n[3])) {
+    uvec4 index = OP == MOVE_OP_SET_ROWS ? row_indices(p.x, row) : row_indices(p.y, row);
+    if (index.w >= (OP == MOVE_OP_SET_ROWS ? p.x.n[3] : p.y.n[3])) {
         return;
     }
     if (OP == MOVE_OP_SET_ROWS) {
-        x_row = at.y;
-        at.y = named_row(at, p.y.n[1], p.id_words);
-        if (at.y == ALL) {
+        x_row = index.y;
+        index.y = named_row(index, p.y.n[1], p.id_words);
+        if (index.y == ALL) {
             return;
         }
     }
     if (OP == MOVE_OP_GET_ROWS) {
-        x_row = named_row(at, p.x.n[1], p.id_words);
+        x_row = named_row(index, p.x.n[1], p.id_words);
     }
-    uint begin = place(p.y, at), bits = 0u, mask = 0u;
+    uint begin = place(p.y, index), bits = 0u, mask = 0u;
     uint first = dense ? lane * per_word - begin % per_word : lane;  // element; those before the row wrap to the end
     for (uint k = 0u; k < (dense ? per_word : 1u); ++k) {
-        at.x = first + k;
-        if (at.x < columns) {
-            uint shift = (begin + at.x * p.y.s[0]) % per_word * size;
-            bits |= moved(at, x_row) << shift;
+        index.x = first + k;
+        if (index.x < columns) {
+            uint shift = (begin + index.x * p.y.s[0]) % per_word * size;
+            bits |= moved(index, x_row) << shift;
             mask |= ALL >> (32u - size) << shift;
         }
     }

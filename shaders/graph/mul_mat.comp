@@ -16,11 +16,11 @@ shared vec2 of_superblock[TILE_ROWS];
 shared vec3 of_x[TILE_COLUMNS];
 
 float total[OWN], inner[OWN], lower[OWN];
-uvec2 own;  // which outputs the invocation has
+uvec2 lane;  // which outputs the invocation has
 
 // Rows of w that an invocation has, by its number among those of a column: four side by side, then the next four.
 uint tile_row(uint i) {
-    return (i / 4u * LANES_ROWS + own.x) * 4u + i % 4u;
+    return (i / 4u * LANES_ROWS + lane.x) * 4u + i % 4u;
 }
 
 void keep_w(uint i, uvec4 low, uvec4 high, vec4 scales) {
@@ -51,7 +51,7 @@ void dots(uint begin, uint end, out int sum[OWN]) {
     for (uint step = begin; step < end; ++step) {
         uint x[OWN_COLUMNS];
         [[unroll]] for (uint n = 0u; n < OWN_COLUMNS; ++n) {
-            x[n] = tile_x[step * TILE_COLUMNS + own.y * OWN_COLUMNS + n];
+            x[n] = tile_x[step * TILE_COLUMNS + lane.y * OWN_COLUMNS + n];
         }
         [[unroll]] for (uint m = 0u; m < OWN_ROWS; ++m) {
             uint w = tile_w[step * TILE_ROWS + tile_row(m)];
@@ -70,7 +70,7 @@ void add_block() {
     }
     [[unroll]] for (uint o = 0u; o < OWN; ++o) {
         vec4 w = of_w[tile_row(o / OWN_COLUMNS)];
-        vec3 x = of_x[own.y * OWN_COLUMNS + o % OWN_COLUMNS];
+        vec3 x = of_x[lane.y * OWN_COLUMNS + o % OWN_COLUMNS];
         join(w, x, vec2(first[o], second[o]), IS_MXFP4, inner[o], lower[o]);
     }
 }
@@ -83,7 +83,7 @@ void end_superblock() {
 }
 
 void main() {
-    own = uvec2(gl_LocalInvocationIndex % LANES_ROWS, gl_LocalInvocationIndex / LANES_ROWS);
+    lane = uvec2(gl_LocalInvocationIndex % LANES_ROWS, gl_LocalInvocationIndex / LANES_ROWS);
     [[unroll]] for (uint o = 0u; o < OWN; ++o) {
         total[o] = inner[o] = lower[o] = 0.0;
     }
@@ -92,6 +92,6 @@ void main() {
     }
     [[unroll]] for (uint o = 0u; o < OWN; ++o) {
         uint m = gl_WorkGroupID.x * TILE_ROWS + tile_row(o / OWN_COLUMNS);
-        store(m, gl_WorkGroupID.y * TILE_COLUMNS + own.y * OWN_COLUMNS + o % OWN_COLUMNS, total[o]);
+        store(m, gl_WorkGroupID.y * TILE_COLUMNS + lane.y * OWN_COLUMNS + o % OWN_COLUMNS, total[o]);
     }
 }

@@ -30,20 +30,20 @@ shared uint columns[TILE_COLUMNS];  // where they begin in x
 void load_tiles(uvec4 of_w, uint k) {
     for (uint i = gl_LocalInvocationIndex; i < STEPS * TILE_ROWS; i += gl_WorkGroupSize.x) {
         uint step = i % STEPS, m = gl_WorkGroupID.x * TILE_ROWS + i / STEPS;
-        uint at = place(p.w, of_w + uvec4(k + step, m, 0u, 0u));
+        uint index = place(p.w, of_w + uvec4(k + step, m, 0u, 0u));
         bool real = k + step < p.w.n[0] && m < p.w.n[1];
-        uint word = real ? w[W_TYPE == FLOAT_TYPE_F32 ? at : at / 2u] : 0u;
-        tile_w[step * (TILE_ROWS + 1u) + i / STEPS] = element(W_TYPE, word, at);
+        uint word = real ? w[W_TYPE == FLOAT_TYPE_F32 ? index : index / 2u] : 0u;
+        tile_w[step * (TILE_ROWS + 1u) + i / STEPS] = element(W_TYPE, word, index);
     }
     for (uint i = gl_LocalInvocationIndex; i < STEPS * TILE_COLUMNS; i += gl_WorkGroupSize.x) {
-        uint step = i % STEPS, at = columns[i / STEPS] + (k + step) * p.x.s[0];
-        uint word = k + step < p.x.n[0] ? x[X_TYPE == FLOAT_TYPE_F32 ? at : at / 2u] : 0u;
-        tile_x[step * (TILE_COLUMNS + 1u) + i / STEPS] = element(X_TYPE, word, at);
+        uint step = i % STEPS, index = columns[i / STEPS] + (k + step) * p.x.s[0];
+        uint word = k + step < p.x.n[0] ? x[X_TYPE == FLOAT_TYPE_F32 ? index : index / 2u] : 0u;
+        tile_x[step * (TILE_COLUMNS + 1u) + i / STEPS] = element(X_TYPE, word, index);
     }
 }
 
 // Eight products from `begin` on join the sums.
-void add_chunk(uvec2 own, uint begin, inout float sums[OWN]) {
+void add_chunk(uvec2 lane, uint begin, inout float sums[OWN]) {
     float chunk[OWN];
     [[unroll]] for (uint o = 0u; o < OWN; ++o) {
         chunk[o] = 0.0;
@@ -51,10 +51,10 @@ void add_chunk(uvec2 own, uint begin, inout float sums[OWN]) {
     [[dont_unroll]] for (uint step = begin; step < begin + FLOAT_CHUNK; ++step) {
         float of_x[OWN_COLUMNS];
         [[unroll]] for (uint n = 0u; n < OWN_COLUMNS; ++n) {
-            of_x[n] = tile_x[step * (TILE_COLUMNS + 1u) + own.y * OWN_COLUMNS + n];
+            of_x[n] = tile_x[step * (TILE_COLUMNS + 1u) + lane.y * OWN_COLUMNS + n];
         }
         [[unroll]] for (uint m = 0u; m < OWN_ROWS; ++m) {
-            float of_w = tile_w[step * (TILE_ROWS + 1u) + m * LANES_ROWS + own.x];
+            float of_w = tile_w[step * (TILE_ROWS + 1u) + m * LANES_ROWS + lane.x];
             [[unroll]] for (uint n = 0u; n < OWN_COLUMNS; ++n) {
                 chunk[m * OWN_COLUMNS + n] = add(chunk[m * OWN_COLUMNS + n], multiply(of_w, of_x[n]));
             }
@@ -66,7 +66,7 @@ void add_chunk(uvec2 own, uint begin, inout float sums[OWN]) {
 }
 
 void main() {
-    uvec2 own = uvec2(gl_LocalInvocationIndex % LANES_ROWS, gl_LocalInvocationIndex / LANES_ROWS);
+    uvec2 lane = uvec2(gl_LocalInvocationIndex % LANES_ROWS, gl_LocalInvocationIndex / LANES_ROWS);
     if (!find_matrix()) {
         return;
     }
@@ -83,7 +83,7 @@ void main() {
         load_tiles(of_w, k);
         barrier();
         [[dont_unroll]] for (uint step = 0u; step < STEPS; step += FLOAT_CHUNK) {
-            add_chunk(own, step, inner);
+            add_chunk(lane, step, inner);
         }
         if (k % SUPERBLOCK == SUPERBLOCK - STEPS || k + STEPS >= p.w.n[0]) {
             [[unroll]] for (uint o = 0u; o < OWN; ++o) {
@@ -94,7 +94,7 @@ void main() {
         barrier();
     }
     [[unroll]] for (uint o = 0u; o < OWN; ++o) {
-        uint m = gl_WorkGroupID.x * TILE_ROWS + o / OWN_COLUMNS * LANES_ROWS + own.x;
-        store(m, gl_WorkGroupID.y * TILE_COLUMNS + own.y * OWN_COLUMNS + o % OWN_COLUMNS, total[o]);
+        uint m = gl_WorkGroupID.x * TILE_ROWS + o / OWN_COLUMNS * LANES_ROWS + lane.x;
+        store(m, gl_WorkGroupID.y * TILE_COLUMNS + lane.y * OWN_COLUMNS + o % OWN_COLUMNS, total[o]);
     }
 }

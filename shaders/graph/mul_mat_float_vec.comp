@@ -35,11 +35,11 @@ uint row_word, column_word;  // where the lane's row begins, and the first colum
 // SwiftShader's compiler; others need none.
 void add_chunk(uint chunk, uint c, inout float sum[COLUMNS]) {
     [[unroll]] for (uint n = 0u; n < COLUMNS; ++n) {
-        uint at = column_word + n * p.x.s[1] / (FLOAT_CHUNK / X_WORDS) + chunk * X_WORDS;
+        uint x_word = column_word + n * p.x.s[1] / (FLOAT_CHUNK / X_WORDS) + chunk * X_WORDS;
         float total = 0.0;
         for (uint i = 0u; i < FLOAT_CHUNK; ++i) {
             float of_w = element(W_TYPE, words[c * W_WORDS + i * W_WORDS / FLOAT_CHUNK], i);
-            total = add(total, multiply(of_w, element(X_TYPE, x[at + i * X_WORDS / FLOAT_CHUNK], i)));
+            total = add(total, multiply(of_w, element(X_TYPE, x[x_word + i * X_WORDS / FLOAT_CHUNK], i)));
         }
         sum[n] = add(sum[n], total);
     }
@@ -68,8 +68,8 @@ void main() {
     }
     find_wave();
     uvec4 of_x = column_of_x(gl_WorkGroupID.y * COLUMNS);
-    uint own = min(gl_WorkGroupID.x * 32u + lane, p.w.n[1] - 1u);
-    uvec4 of_w = matrix_of_w() + uvec4(0u, own, 0u, 0u);
+    uint row = min(gl_WorkGroupID.x * 32u + lane, p.w.n[1] - 1u);
+    uvec4 of_w = matrix_of_w() + uvec4(0u, row, 0u, 0u);
     row_word = place(p.w, of_w) / (FLOAT_CHUNK / W_WORDS);
     column_word = place(p.x, of_x) / (FLOAT_CHUNK / X_WORDS);
     add_superblocks((p.w.n[0] + SUPERBLOCK - 1u) / SUPERBLOCK);

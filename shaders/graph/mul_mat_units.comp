@@ -37,8 +37,8 @@ void add_block(bool least) {
     MatrixF w0[OWN_ROWS], w1[OWN_ROWS], w2[OWN_ROWS], w3[OWN_ROWS];
     [[unroll]] for (uint m = 0u; m < OWN_ROWS; ++m) {
         [[unroll]] for (uint k = 0u; k < STEPS; ++k) {
-            uint at = (own.x + m * MAT_M) * PITCH + k * MAT_K / 4u;
-            coopMatLoad(w[m * STEPS + k], tiles, at, PITCH, gl_CooperativeMatrixLayoutRowMajor);
+            uint word = (corner.x + m * MAT_M) * PITCH + k * MAT_K / 4u;
+            coopMatLoad(w[m * STEPS + k], tiles, word, PITCH, gl_CooperativeMatrixLayoutRowMajor);
         }
         w0[m] = scale_of_w(0u, m);
         w1[m] = scale_of_w(1u, m);
@@ -48,8 +48,8 @@ void add_block(bool least) {
     [[unroll]] for (uint n = 0u; n < OWN_COLUMNS; ++n) {
         MatrixX x[STEPS];
         [[unroll]] for (uint k = 0u; k < STEPS; ++k) {
-            uint at = X_BEGIN + (own.y + n * MAT_N) * PITCH + k * MAT_K / 4u;
-            coopMatLoad(x[k], tiles, at, PITCH, gl_CooperativeMatrixLayoutColumnMajor);
+            uint word = X_BEGIN + (corner.y + n * MAT_N) * PITCH + k * MAT_K / 4u;
+            coopMatLoad(x[k], tiles, word, PITCH, gl_CooperativeMatrixLayoutColumnMajor);
         }
         MatrixF x0 = scale_of_x(0u, n), x1 = scale_of_x(1u, n), x2 = scale_of_x(2u, n);
         [[unroll]] for (uint m = 0u; m < OWN_ROWS; ++m) {
@@ -109,7 +109,7 @@ void end_superblock() {
 }
 
 void main() {
-    own = uvec2(gl_SubgroupID % LANES_ROWS, gl_SubgroupID / LANES_ROWS) * uvec2(OWN_ROWS * MAT_M, OWN_COLUMNS * MAT_N);
+    corner = uvec2(gl_SubgroupID % LANES_ROWS, gl_SubgroupID / LANES_ROWS) * uvec2(OWN_ROWS * MAT_M, OWN_COLUMNS * MAT_N);
     [[unroll]] for (uint o = 0u; o < OWN; ++o) {
         total[o] = inner[o] = lower[o] = MatrixF(0.0);
     }
@@ -120,10 +120,10 @@ void main() {
     [[unroll]] for (uint o = 0u; o < OWN; ++o) {
         coopMatStore(total[o], tiles, begin, MAT_M, gl_CooperativeMatrixLayoutColumnMajor);
         barrier();
-        uvec2 at = uvec2(gl_WorkGroupID.x * TILE_ROWS, gl_WorkGroupID.y * TILE_COLUMNS) + own;
-        at += uvec2(o % OWN_ROWS * MAT_M, o / OWN_ROWS * MAT_N);
+        uvec2 first = uvec2(gl_WorkGroupID.x * TILE_ROWS, gl_WorkGroupID.y * TILE_COLUMNS) + corner;
+        first += uvec2(o % OWN_ROWS * MAT_M, o / OWN_ROWS * MAT_N);
         for (uint i = gl_SubgroupInvocationID; i < OUTPUTS; i += gl_SubgroupSize) {
-            store(at.x + i % MAT_M, at.y + i / MAT_M, uintBitsToFloat(tiles[begin + i]));
+            store(first.x + i % MAT_M, first.y + i / MAT_M, uintBitsToFloat(tiles[begin + i]));
         }
         barrier();
     }

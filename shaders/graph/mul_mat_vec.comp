@@ -59,19 +59,19 @@ void load_superblock(uint n) {
 void add_block(uint j, inout float sum[COLUMNS], inout float low[COLUMNS]) {
     uvec4 w_low, w_high;
     decode_pairs(j, w_low, w_high);
-    uint number = superblock * 8u + j, at = number * rows_of_x() + first;
+    uint number = superblock * 8u + j, x_block = number * rows_of_x() + first;
     // Blocks behind the row are zeros in x, and their scales those of the last one, which may be infinite but for mxfp4.
     vec4 of_w = IS_256 || IS_MXFP4 || number < p.blocks ? block_scales(j) : vec4(0.0);
     [[unroll]] for (uint n = 0u; n < COLUMNS; ++n) {
-        uvec4 x_low = q[2u * (at + n)], x_high = q[2u * (at + n) + 1u];
+        uvec4 x_low = q[2u * (x_block + n)], x_high = q[2u * (x_block + n) + 1u];
         if (HAS_TABLE) {
             exchange(x_low, x_high);
         }
-        ivec2 x_sums = sums_of_x(scales[at + n]);
+        ivec2 x_sums = sums_of_x(scales[x_block + n]);
         int low_dot = dot16(w_low, x_low, -OFFSET * (HAS_HALVES ? x_sums.x : x_sums.x + x_sums.y));
         int high_dot = dot16(w_high, x_high, HAS_HALVES ? -OFFSET * x_sums.y : low_dot);
         vec2 dots = HAS_HALVES ? vec2(low_dot, high_dot) : vec2(high_dot, 0.0);
-        join(of_w, scales_of_x(scales[at + n]), dots, IS_MXFP4, sum[n], low[n]);
+        join(of_w, scales_of_x(scales[x_block + n]), dots, IS_MXFP4, sum[n], low[n]);
     }
 }
 

@@ -59,8 +59,8 @@ vec2 measures(uint of_x, uint n) {
 }
 
 // Where the row of an operand begins that repeats.
-uint row_of(Tensor t, uint op, uvec4 at) {
-    return reads(op) ? place(t, repeated(t, at)) : 0u;
+uint row_of(Tensor t, uint op, uvec4 index) {
+    return reads(op) ? place(t, repeated(t, index)) : 0u;
 }
 
 uint column_of(Tensor t, uint j) {
@@ -80,9 +80,9 @@ void main() {
     if (row >= rows) {
         return;
     }
-    uvec4 at = uvec4(0u, indices(p.x, row * n).yzw);
-    uint of_x = place(p.x, at), of_y = place(p.y, at), first = 4u * gl_LocalInvocationID.x;
-    uint of_a = row_of(p.a, FIRST, at), of_b = row_of(p.b, SECOND, at);
+    uvec4 index = uvec4(0u, indices(p.x, row * n).yzw);
+    uint of_x = place(p.x, index), of_y = place(p.y, index), first = 4u * gl_LocalInvocationID.x;
+    uint of_a = row_of(p.a, FIRST, index), of_b = row_of(p.b, SECOND, index);
 #ifdef SUMMED
     for (uint j = gl_LocalInvocationID.x; j < n; j += SUM_LANES) {
         x[of_x + j] = sum_at(j, row);

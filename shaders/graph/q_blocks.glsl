@@ -56,25 +56,25 @@ void decode_pairs(uint j, out uvec4 low, out uvec4 high) {
         low = piece16(2u * j);
         high = piece16(2u * j + 1u);
     } else if (TYPE == WEIGHT_TYPE_Q2_K || TYPE == WEIGHT_TYPE_Q3_K) {
-        uint first = TYPE == WEIGHT_TYPE_Q2_K ? 1u : 2u, at = first + 2u * (j / 4u), shift = 2u * (j % 4u);
-        low = bits(piece16(at), shift, 0u, 0x03030303u);
-        high = bits(piece16(at + 1u), shift, 0u, 0x03030303u);
+        uint first = TYPE == WEIGHT_TYPE_Q2_K ? 1u : 2u, piece = first + 2u * (j / 4u), shift = 2u * (j % 4u);
+        low = bits(piece16(piece), shift, 0u, 0x03030303u);
+        high = bits(piece16(piece + 1u), shift, 0u, 0x03030303u);
         if (TYPE == WEIGHT_TYPE_Q3_K) {
             low |= bits(piece16(0u), j, 2u, 0x04040404u);
             high |= bits(piece16(1u), j, 2u, 0x04040404u);
         }
     } else if (TYPE == WEIGHT_TYPE_Q4_K || TYPE == WEIGHT_TYPE_Q5_K) {
-        uint at = (TYPE == WEIGHT_TYPE_Q4_K ? 1u : 3u) + 2u * (j / 2u), shift = 4u * (j % 2u);
-        low = bits(piece16(at), shift, 0u, NIBBLES);
-        high = bits(piece16(at + 1u), shift, 0u, NIBBLES);
+        uint piece = (TYPE == WEIGHT_TYPE_Q4_K ? 1u : 3u) + 2u * (j / 2u), shift = 4u * (j % 2u);
+        low = bits(piece16(piece), shift, 0u, NIBBLES);
+        high = bits(piece16(piece + 1u), shift, 0u, NIBBLES);
         if (TYPE == WEIGHT_TYPE_Q5_K) {
             low |= bits(piece16(1u), j, 4u, 0x10101010u);
             high |= bits(piece16(2u), j, 4u, 0x10101010u);
         }
     } else if (TYPE == WEIGHT_TYPE_Q6_K) {
-        uint at = 4u * (j / 4u) + 2u * (j % 2u), more = 8u + 2u * (j / 4u), shift = 4u * (j % 4u / 2u);
-        low = bits(piece16(at), shift, 0u, NIBBLES) | bits(piece16(more), 2u * (j % 4u), 4u, 0x30303030u);
-        high = bits(piece16(at + 1u), shift, 0u, NIBBLES) | bits(piece16(more + 1u), 2u * (j % 4u), 4u, 0x30303030u);
+        uint piece = 4u * (j / 4u) + 2u * (j % 2u), more = 8u + 2u * (j / 4u), shift = 4u * (j % 4u / 2u);
+        low = bits(piece16(piece), shift, 0u, NIBBLES) | bits(piece16(more), 2u * (j % 4u), 4u, 0x30303030u);
+        high = bits(piece16(piece + 1u), shift, 0u, NIBBLES) | bits(piece16(more + 1u), 2u * (j % 4u), 4u, 0x30303030u);
     } else {
         uvec4 w = piece16(j);
         if (HAS_TABLE) {

@@ -74,6 +74,6 @@ uint load_4(uint i) {
 // The 16 bits of the scale of block j, or mxfp4's exponent of 8 bits.
 uint load_small(uint j) {
     uint bits = TYPE == WEIGHT_TYPE_MXFP4 ? 8u : 16u, begin = begin_4() + PIECES_4 * row.blocks * row.width;
-    uint at = place_of_piece(32u / bits * begin, 1u, j);
-    return bitfieldExtract(w4[at / (32u / bits)], int(at * bits & 31u), int(bits));
+    uint index = place_of_piece(32u / bits * begin, 1u, j);
+    return bitfieldExtract(w4[index / (32u / bits)], int(index * bits & 31u), int(bits));
 }

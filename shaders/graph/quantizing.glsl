@@ -15,9 +15,9 @@ uint blocks_of_row(uint columns) {
 }
 
 // Block i of t's rows, where an invocation begins.  False behind the last row.
-bool block_at(Tensor t, uint i, out uvec4 at) {
+bool block_at(Tensor t, uint i, out uvec4 index) {
     uint rows = t.n[1] * t.n[2] * t.n[3], row = i % rows, plane = row / t.n[1];
-    at = uvec4(i / rows * X_BLOCK + 4u * (gl_LocalInvocationID.x % LANES), row % t.n[1], plane % t.n[2], plane / t.n[2]);
+    index = uvec4(i / rows * X_BLOCK + 4u * (gl_LocalInvocationID.x % LANES), row % t.n[1], plane % t.n[2], plane / t.n[2]);
     return i / rows < blocks_of_row(t.n[0]);
 }
 
@@ -33,9 +33,9 @@ ivec4 numbers(vec4 v, float top) {
 
 // Four values of block i, which is stored where it exists.  The whole workgroup calls this.
 void quantize(vec4 v, uint i, bool exists) {
-    uint own = gl_LocalInvocationID.x, lane = own % LANES, first = own - lane;
+    uint invocation = gl_LocalInvocationID.x, lane = invocation % LANES, first = invocation - lane;
     uvec4 sizes = floatBitsToUint(v) & MAGNITUDE;
-    most[own] = max(max(sizes.x, sizes.y), max(sizes.z, sizes.w));
+    most[invocation] = max(max(sizes.x, sizes.y), max(sizes.z, sizes.w));
     barrier();
     uint top = 0u;
     for (uint k = 0u; k < LANES; ++k) {
@@ -43,7 +43,7 @@ void quantize(vec4 v, uint i, bool exists) {
     }
     bool zero = top < floatBitsToUint(QUANTIZED_MIN), usual = !zero && top < INFINITE;
     ivec4 n = usual ? numbers(v, uintBitsToFloat(top)) : ivec4(0);
-    sums[own] = n.x + n.y + n.z + n.w;
+    sums[invocation] = n.x + n.y + n.z + n.w;
     barrier();
     if (!exists) {
         return;
@@ -51,8 +51,8 @@ void quantize(vec4 v, uint i, bool exists) {
     q[i * LANES + lane] = uint(n.x & 255) | uint(n.y & 255) << 8 | uint(n.z & 255) << 16 | uint(n.w) << 24;
     if (lane == 0u) {
         precise float d = uintBitsToFloat(top) * (1.0 / 127.0);
-        int low = sums[own] + sums[own + 1u] + sums[own + 2u] + sums[own + 3u];
-        int high = sums[own + 4u] + sums[own + 5u] + sums[own + 6u] + sums[own + 7u];
+        int low = sums[invocation] + sums[invocation + 1u] + sums[invocation + 2u] + sums[invocation + 3u];
+        int high = sums[invocation + 4u] + sums[invocation + 5u] + sums[invocation + 6u] + sums[invocation + 7u];
         uint bits = usual ? floatBitsToUint(d) : zero ? 0u : 0x7FC00000u;
         scales[i] = uvec2(bits, uint(low & 0xFFFF) | uint(high) << 16);
     }

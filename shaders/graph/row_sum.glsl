@@ -4,9 +4,9 @@
 shared float partial[SUM_LANES];
 
 // Of `size` neighboring invocations, a power of two; the other partial sums of their row are 0.
-float group_sum(float own, uint size) {
+float group_sum(float term, uint size) {
     uint r = gl_LocalInvocationID.x;
-    partial[r] = own;
+    partial[r] = term;
     for (uint apart = size / 2u; apart > 0u; apart /= 2u) {
         barrier();
         if (r % size < apart) {
@@ -20,8 +20,8 @@ float group_sum(float own, uint size) {
     return sum;
 }
 
-float workgroup_sum(float own) {
-    return group_sum(own, SUM_LANES);
+float workgroup_sum(float term) {
+    return group_sum(term, SUM_LANES);
 }
 
 // The row of a workgroup, in a grid of one or two dimensions.

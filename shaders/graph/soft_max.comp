@@ -45,15 +45,15 @@ void main() {
     if (row >= p.x.n[1] * p.x.n[2] * p.x.n[3]) {
         return;
     }
-    uvec4 at = uvec4(0u, indices(p.x, row * n).yzw);
-    uint of_x = place(p.x, at), of_y = place(p.y, at);
-    uint of_mask = MASK_TYPE == MASK_TYPE_NONE ? 0u : place(p.mask, repeated(p.mask, at));
-    float slope = p.step == 0.0 ? 1.0 : slope_of(at.z), most = LOWEST;
+    uvec4 index = uvec4(0u, indices(p.x, row * n).yzw);
+    uint of_x = place(p.x, index), of_y = place(p.y, index);
+    uint of_mask = MASK_TYPE == MASK_TYPE_NONE ? 0u : place(p.mask, repeated(p.mask, index));
+    float slope = p.step == 0.0 ? 1.0 : slope_of(index.z), most = LOWEST;
     for (uint j = r; j < n; j += SUM_LANES) {
         float s = score(of_x, of_mask, slope, j);
         most = s > most ? s : most;
     }
-    precise float sink = HAS_SINKS != 0u ? flush(sinks[p.sinks + at.z]) * LOG2E : LOWEST;
+    precise float sink = HAS_SINKS != 0u ? flush(sinks[p.sinks + index.z]) * LOG2E : LOWEST;
     float m = rounded_most(max(workgroup_most(most), sink));
     precise float sum = 0.0;
     for (uint j = r; j < n; j += SUM_LANES) {

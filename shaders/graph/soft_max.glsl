@@ -3,9 +3,9 @@
 const float LOWEST = -3.4028235e38;
 shared float largest[SUM_LANES];
 
-float workgroup_most(float own) {
+float workgroup_most(float score) {
     uint r = gl_LocalInvocationID.x;
-    largest[r] = own;
+    largest[r] = score;
     for (uint apart = SUM_LANES / 2u; apart > 0u; apart /= 2u) {
         barrier();
         if (r < apart) {

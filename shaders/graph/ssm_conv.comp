@@ -28,8 +28,8 @@ float factor(float v) {
 float result(uint t, uint of_x, uint of_late, uint of_w, uint channel) {
     precise float sum = 0.0;
     for (uint i = 0u; i < p.w.n[0]; ++i) {
-        uint n = p.x.n[0], at = t + i;
-        float v = at < n ? x[of_x + at * p.x.s[0]] : late[of_late + (at - n) * p.late.s[0]];
+        uint n = p.x.n[0], token = t + i;
+        float v = token < n ? x[of_x + token * p.x.s[0]] : late[of_late + (token - n) * p.late.s[0]];
         precise float product = factor(v) * factor(w[of_w + i * p.w.s[0]]);
         sum = sum + product;
     }
@@ -47,12 +47,12 @@ void normalize(float v, uint channel, uint sequence) {
     precise float normed = v * scale;
     for (uint i = 0u; i < 2u; ++i) {
         if (channel >= p.begins[i] && channel < p.ends[i]) {
-            uint at = p.offsets[i] + (p.ends[i] - p.begins[i]) * sequence + channel - p.begins[i];
+            uint element = p.offsets[i] + (p.ends[i] - p.begins[i]) * sequence + channel - p.begins[i];
             precise float scaled = flush(normed) * p.scales[i];
             if (i == 0u) {
-                first[at] = flush(scaled);
+                first[element] = flush(scaled);
             } else {
-                second[at] = flush(scaled);
+                second[element] = flush(scaled);
             }
         }
     }

@@ -21,6 +21,6 @@ void main() {
     if (i >= elements(p.y)) {
         return;
     }
-    uvec4 at = indices(p.y, i);
-    y[place(p.y, at)] = sum_at(at.x, at.y);
+    uvec4 index = indices(p.y, i);
+    y[place(p.y, index)] = sum_at(index.x, index.y);
 }

@@ -65,16 +65,16 @@ void load_tiles(uint j) {
         row = find_row(m / WEIGHT_GROUP, m % WEIGHT_GROUP);
         uvec4 low, high;
         decode(j, low, high);
-        vec4 of = block_scales(j);
-        keep_w(i, scaled(low, of.x), scaled(high, of.y), of);
+        vec4 w_scales = block_scales(j);
+        keep_w(i, scaled(low, w_scales.x), scaled(high, w_scales.y), w_scales);
         if (IS_256 && j == 0u) {
             keep_superblock(i, TYPE == WEIGHT_TYPE_Q3_K ? -superblock_scale() : superblock_scale());
         }
     }
     uint other = (gl_LocalInvocationIndex + gl_WorkGroupSize.x - TILE_ROWS % gl_WorkGroupSize.x) % gl_WorkGroupSize.x;
     for (uint i = other; i < TILE_COLUMNS; i += gl_WorkGroupSize.x) {  // begun by those who have no row of w, or fewer
-        uint at = (superblock * 8u + j) * rows_of_x() + numbers[i];
-        keep_x(i, q[2u * at], q[2u * at + 1u], scales_of_x(scales[at]));
+        uint x_block = (superblock * 8u + j) * rows_of_x() + numbers[i];
+        keep_x(i, q[2u * x_block], q[2u * x_block + 1u], scales_of_x(scales[x_block]));
     }
 }
 

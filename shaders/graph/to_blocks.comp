@@ -98,11 +98,11 @@ void main() {
     if (block >= blocks) {
         return;
     }
-    uvec4 at = indices(p.y, block);
+    uvec4 index = indices(p.y, block);
     if (OP == MOVE_OP_SET_ROWS) {
-        at = row_indices(p.x, block / p.y.n[0]);
-        at.xy = uvec2(block % p.y.n[0], named_row(at, p.y.n[1], p.id_words));
-        if (at.y == 0xFFFFFFFFu) {
+        index = row_indices(p.x, block / p.y.n[0]);
+        index.xy = uvec2(block % p.y.n[0], named_row(index, p.y.n[1], p.id_words));
+        if (index.y == 0xFFFFFFFFu) {
             return;
         }
     }
@@ -117,5 +117,5 @@ void main() {
         fifths |= (number >> 4u & 1u) << i;
         staged[staged_at(lane, i)] = number;
     }
-    write(lane, place(p.y, at), fits ? block_halves(by) : 0x7E007E00u, fifths);
+    write(lane, place(p.y, index), fits ? block_halves(by) : 0x7E007E00u, fifths);
 }

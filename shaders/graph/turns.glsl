@@ -13,8 +13,8 @@ vec2 cos_sin_near(float z, uint quarter) {
     precise float half_square = 0.5 * square;
     cosine = 1.0 - half_square;
     cosine = cosine + y;
-    vec2 one = (quarter & 1u) == 1u ? vec2(-sine, cosine) : vec2(cosine, sine);
-    return (quarter & 2u) == 2u ? -one : one;
+    vec2 pair = (quarter & 1u) == 1u ? vec2(-sine, cosine) : vec2(cosine, sine);
+    return (quarter & 2u) == 2u ? -pair : pair;
 }
 
 // A fraction of a turn is x + 2**32 y of 2**-64 turns.
@@ -46,11 +46,11 @@ vec2 cos_sin(float x) {
     if (abs(x) < TURN_SMALL) {
         return cos_sin_near(x, 0u);
     }
-    uint at = (bits >> 23 & 0xFFu) - 118u, shift = at & 31u;  // of INVERSE_TURN, the first bit that counts
+    uint bit = (bits >> 23 & 0xFFu) - 118u, shift = bit & 31u;  // of INVERSE_TURN, the first bit that counts
     uvec4 table = uvec4(0u);
     for (uint i = 0u; i < 5u; ++i) {  // indices that compilers know: the table is no memory
         uvec4 words = uvec4(INVERSE_TURN[i], INVERSE_TURN[i + 1u], INVERSE_TURN[i + 2u], INVERSE_TURN[i + 3u]);
-        table = i == at >> 5 ? words : table;
+        table = i == bit >> 5 ? words : table;
     }
     uvec3 window = (table.xyz << shift) | ((table.yzw >> 1) >> (31u - shift));
     uvec2 phase;

@@ -13,12 +13,12 @@ const uint PITCH = X_BLOCK / 4u + 4u, OUTPUTS = MAT_M * MAT_N, X_BEGIN = TILE_RO
 shared uint tiles[X_BEGIN + TILE_COLUMNS * PITCH];
 shared float of_w[6u * TILE_ROWS], of_x[3u * TILE_COLUMNS];  // [scale][row]; w's last two are a superblock's
 
-uvec2 own;  // the subgroup's first row and column of the tile
+uvec2 corner;  // the subgroup's first row and column of the tile
 
-void keep(uint at, uvec4 low, uvec4 high) {
+void keep(uint word, uvec4 low, uvec4 high) {
     [[unroll]] for (uint k = 0u; k < 4u; ++k) {
-        tiles[at + k] = low[k];
-        tiles[at + k + 4u] = high[k];
+        tiles[word + k] = low[k];
+        tiles[word + k + 4u] = high[k];
     }
 }
 
@@ -43,14 +43,14 @@ void keep_x(uint i, uvec4 low, uvec4 high, vec3 scales) {
 
 // Scale k of the rows of w that matrix i has, in every column.
 MatrixF scale_of_w(uint k, uint i) {
-    MatrixF made;
-    coopMatLoad(made, of_w, k * TILE_ROWS + own.x + i * MAT_M, 0u, gl_CooperativeMatrixLayoutColumnMajor);
-    return made;
+    MatrixF scale;
+    coopMatLoad(scale, of_w, k * TILE_ROWS + corner.x + i * MAT_M, 0u, gl_CooperativeMatrixLayoutColumnMajor);
+    return scale;
 }
 
 // Scale k of the rows of x that matrix i has, in every row.
 MatrixF scale_of_x(uint k, uint i) {
-    MatrixF made;
-    coopMatLoad(made, of_x, k * TILE_COLUMNS + own.y + i * MAT_N, 0u, gl_CooperativeMatrixLayoutRowMajor);
-    return made;
+    MatrixF scale;
+    coopMatLoad(scale, of_x, k * TILE_COLUMNS + corner.y + i * MAT_N, 0u, gl_CooperativeMatrixLayoutRowMajor);
+    return scale;
 }

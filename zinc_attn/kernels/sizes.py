@@ -95,7 +95,7 @@ FORMULAS: Final[dict[str, tuple[str, str]]] = {
         "ROWS_AHEAD // SLICE_LOADS if SLICE_LOADS <= 2 else 2",
         "value rows in flight",
     ),
-    "WAVE_WEIGHTS": ("KEYS_PER_LEAF * VECTORS", "floats of shared memory that a wave has for its weights"),
+    "WAVE_FLOATS": ("KEYS_PER_LEAF * VECTORS", "floats of shared memory that a wave has for its weights"),
     "FOLD_ROOM": (
         "KEYS_PER_LEAF if VALUE_PASSES == 1 else WAVE",
         "floats that a wave has for a round of the fold, of each vector: in the place of its weights, or behind them",
@@ -104,9 +104,9 @@ FORMULAS: Final[dict[str, tuple[str, str]]] = {
         "SLICE if SLICE * LANES <= FOLD_ROOM else FOLD_ROOM // LANES",
         "head dimensions of a lane that a round of the fold takes",
     ),
-    "FOLD_AT": ("0 if VALUE_PASSES == 1 else LEAVES_PER_NODE * WAVE_WEIGHTS", "where rounds of the fold lie"),
-    "SHARED_WEIGHTS": (
-        "LEAVES_PER_NODE * (WAVE_WEIGHTS + (0 if VALUE_PASSES == 1 else FOLD_ROOM * VECTORS))",
+    "FOLD_BEGIN": ("0 if VALUE_PASSES == 1 else LEAVES_PER_NODE * WAVE_FLOATS", "where rounds of the fold lie"),
+    "SHARED_FLOATS": (
+        "LEAVES_PER_NODE * (WAVE_FLOATS + (0 if VALUE_PASSES == 1 else FOLD_ROOM * VECTORS))",
         "floats of shared memory that a workgroup has for both",
     ),
     "POWER_KEYS": ("ROWS_AHEAD", "of arithmetic integer: keys whose scales of V are in flight"),
@@ -115,7 +115,7 @@ FORMULAS: Final[dict[str, tuple[str, str]]] = {
         "of a workgroup, powers that arithmetic integer rounds weights by",
     ),
     "SHARED_BYTES": (
-        "4 * (SHARED_WEIGHTS + VALUE_POWERS + LEAVES_PER_NODE * VECTORS * (1 + WEIGHT_PARTIALS))",
+        "4 * (SHARED_FLOATS + VALUE_POWERS + LEAVES_PER_NODE * VECTORS * (1 + WEIGHT_PARTIALS))",
         "of a workgroup: these, and of each leaf and vector m and sums of weights",
     ),
 }
