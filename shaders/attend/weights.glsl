@@ -1,19 +1,9 @@
-// Step 2 of a leaf, the weights: m is the rounded maximum of the scores, weights 2**(score - m), scaled.
+// Step 2 of a leaf, the weights: m is the rounded maximum of the scores, and weights are 2**(score - m).
 //
-// Maxima and sums over the keys change the lanes' roles: scores and weights go to shared memory by [key][h]; a lane
-// then reduces the pairs [h][key mod 4] that fall to it, and every lane combines the four results of each vector.
+// Maxima and sums over the keys change the lanes' roles. Scores and weights go to shared memory as [key][h]; a lane then
+// reduces its quarters, which are pairs [h][key mod 4], and every lane combines the four quarters of each vector.
 
-// A power of two for weights until they have met values, and its reciprocal: 1/2 undoes `doubled`, and FUSED_SCALE
-// avoids denormals.
-float weight_scale() {
-    return doubled(V_STORAGE) ? (!FUSED ? 0.5 : 0.5 * FUSED_SCALE) : (!FUSED ? 1.0 : FUSED_SCALE);
-}
-
-float weight_unscale() {
-    return doubled(V_STORAGE) ? (!FUSED ? 2.0 : 2.0 / FUSED_SCALE) : (!FUSED ? 1.0 : 1.0 / FUSED_SCALE);
-}
-
-// Every lane's dots to the wave's shared memory, [key][h].
+// To wave_floats: the dots of every lane, as [key][h].
 void share_dots() {
     for (uint h = 0u; h < VECTORS; ++h) {
         for (uint i = 0u; i < KEY_PAIRS; ++i) {
@@ -24,12 +14,12 @@ void share_dots() {
     barrier();
 }
 
-// The vector of the lane's quarter g.  Lanes behind the last one repeat the last vector; nobody reads what they make.
+// The vector of the lane's quarter g. Lanes after the last quarter repeat the last vector, and nobody reads their results.
 uint vector_of_quarter(uint g) {
     return min(g * (LANES / WEIGHT_PARTIALS) + lane / WEIGHT_PARTIALS, VECTORS - 1u);
 }
 
-// From scores (dots) to m, weights (dots, shared memory) and quarters (sums of them).
+// To state.m, to dots and wave_floats (the weights), and to quarters (sums of weights), from the scores in dots.
 void find_weights(Leaf leaf) {
     uint quarter = lane % WEIGHT_PARTIALS;
     share_dots();
@@ -76,7 +66,7 @@ void find_weights(Leaf leaf) {
     }
 }
 
-// The sum of a leaf's weights, from those of its quarters.
+// The sum of a leaf's weights, from the sums of its quarters.
 float sum_of_quarters(vec2 q01, vec2 q23) {
     precise float c01 = q01.x + q01.y;
     precise float c23 = q23.x + q23.y;
