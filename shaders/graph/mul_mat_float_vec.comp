@@ -23,6 +23,7 @@ const bool TILED = false;
 #include "columns.glsl"
 #include "sums.glsl"
 #include "operands.glsl"
+uint superblock;  // the superblock in use, a number along a row
 #include "waves.glsl"
 
 const uint W_WORDS = W_TYPE == FLOAT_TYPE_F32 ? FLOAT_CHUNK : FLOAT_CHUNK / 2u;  // of a chunk

@@ -7,42 +7,11 @@
 #include "contract.glsl"
 
 MUL_MAT_VEC_CONSTANTS
-layout(set = 0, binding = MUL_MAT_VEC_BIND_PARAMS, std430) restrict readonly buffer Params { MulMatParams p; };
-layout(set = 0, binding = MUL_MAT_VEC_BIND_W, std430) readonly buffer W16 { uvec4 w16[]; };
-layout(set = 0, binding = MUL_MAT_VEC_BIND_W, std430) readonly buffer W4 { uint w4[]; };
-layout(set = 0, binding = MUL_MAT_VEC_BIND_Q, std430) readonly buffer Q { uvec4 q[]; };
-layout(set = 0, binding = MUL_MAT_VEC_BIND_SCALES, std430) readonly buffer Scales { uvec2 scales[]; };
-layout(set = 0, binding = MUL_MAT_VEC_BIND_ADDED, std430) readonly buffer Added { float added[]; };
-layout(set = 0, binding = MUL_MAT_VEC_BIND_IDS, std430) readonly buffer Ids { uint ids[]; };
-layout(set = 0, binding = MUL_MAT_VEC_BIND_Y, std430) writeonly buffer Y { float y[]; };
-#include "tensor.glsl"
-#include "numbers.glsl"
-const bool TILED = false;
-#include "columns.glsl"
-#include "sums.glsl"
+const bool TILED = false, SCALED = false, HALVES = WEIGHT_HALVES(TYPE) == 1u;
+#include "products.glsl"
 #include "waves.glsl"
-#include "q_blocks.glsl"
-const bool SCALED = false, HALVES = HAS_HALVES;
-#include "q_sums.glsl"
 
 uint first;  // the number of the first column in x
-// Pieces of AHEAD superblocks, and which of these is in use.
-const uint EACH_16 = AHEAD == 0u ? 1u : PIECES_16 * BLOCKS, EACH_4 = AHEAD == 0u ? 1u : PIECES_4 * BLOCKS;
-uvec4 pieces_16[TOGETHER * EACH_16];
-uint pieces_4[TOGETHER * EACH_4 + 1u], small_pieces[TOGETHER * BLOCKS], in_use;
-
-uvec4 piece16(uint i) {
-    return AHEAD > 0u ? pieces_16[in_use * EACH_16 + i] : load_16(i);
-}
-
-uint piece4(uint i) {
-    return AHEAD > 0u ? pieces_4[in_use * EACH_4 + i] : load_4(i);
-}
-
-uint small_piece(uint j) {
-    return AHEAD > 0u ? small_pieces[in_use * BLOCKS + j] : load_small(j);
-}
-
 void load_superblock(uint n) {
     [[unroll]] for (uint i = 0u; i < PIECES_16 * BLOCKS; ++i) {
         pieces_16[n * EACH_16 + i] = load_16(i);

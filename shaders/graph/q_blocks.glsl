@@ -1,5 +1,4 @@
 // Quantized weights: a decoder for each type, for products of few rows and of many.
-#include "q_places.glsl"
 
 // --- values ----------------------------------------------------------------------------------------------------------
 

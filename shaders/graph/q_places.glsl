@@ -1,13 +1,5 @@
 // Quantized weights in layout R32 (zinc_attn/graph/pieces.py): where the pieces of a superblock of 256 values lie.
 //
-// Who includes this has the constant TYPE, the parameters p, `superblock`, and the binding W as uvec4 w16[] and as uint
-// w4[].  Pieces are numbered in a superblock of 256 values: of a type of 256 values those of its block, of a type of 32
-// those of blocks 0 ... 7, one behind the other.  Who includes this has these functions, too, which give pieces of 16, 4
-// and 2 or 1 bytes of the superblock `superblock` of the row `row`, as load_16, load_4 and load_small find them:
-uvec4 piece16(uint i);
-uint piece4(uint i);
-uint small_piece(uint j);
-
 const uint PIECES_16 = WEIGHT_PIECES_16(TYPE), PIECES_4 = WEIGHT_PIECES_4(TYPE);
 const uint BLOCKS = SUPERBLOCK / WEIGHT_VALUES(TYPE);  // of ggml's in a superblock
 const bool IS_256 = BLOCKS == 1u;
@@ -76,4 +68,21 @@ uint load_small(uint j) {
     uint bits = TYPE == WEIGHT_TYPE_MXFP4 ? 8u : 16u, begin = begin_4() + PIECES_4 * row.blocks * row.width;
     uint index = place_of_piece(32u / bits * begin, 1u, j);
     return bitfieldExtract(w4[index / (32u / bits)], int(index * bits & 31u), int(bits));
+}
+
+const uint TOGETHER = AHEAD > 1u ? AHEAD : 1u;
+const uint EACH_16 = AHEAD == 0u ? 1u : PIECES_16 * BLOCKS, EACH_4 = AHEAD == 0u ? 1u : PIECES_4 * BLOCKS;
+uvec4 pieces_16[TOGETHER * EACH_16];
+uint pieces_4[TOGETHER * EACH_4 + 1u], small_pieces[TOGETHER * BLOCKS], in_use;
+
+uvec4 piece16(uint i) {
+    return AHEAD > 0u ? pieces_16[in_use * EACH_16 + i] : load_16(i);
+}
+
+uint piece4(uint i) {
+    return AHEAD > 0u ? pieces_4[in_use * EACH_4 + i] : load_4(i);
+}
+
+uint small_piece(uint j) {
+    return AHEAD > 0u ? small_pieces[in_use * BLOCKS + j] : load_small(j);
 }

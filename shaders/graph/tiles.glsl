@@ -9,36 +9,10 @@ void keep_x(uint i, uvec4 low, uvec4 high, vec3 scales);       // row i of x: it
 void add_block();
 void end_superblock();
 
-layout(set = 0, binding = MUL_MAT_BIND_PARAMS, std430) restrict readonly buffer Params { MulMatParams p; };
-layout(set = 0, binding = MUL_MAT_BIND_W, std430) readonly buffer W16 { uvec4 w16[]; };
-layout(set = 0, binding = MUL_MAT_BIND_W, std430) readonly buffer W4 { uint w4[]; };
-layout(set = 0, binding = MUL_MAT_BIND_Q, std430) readonly buffer Q { uvec4 q[]; };
-layout(set = 0, binding = MUL_MAT_BIND_SCALES, std430) readonly buffer Scales { uvec2 scales[]; };
-layout(set = 0, binding = MUL_MAT_BIND_ADDED, std430) readonly buffer Added { float added[]; };
-layout(set = 0, binding = MUL_MAT_BIND_IDS, std430) readonly buffer Ids { uint ids[]; };
-layout(set = 0, binding = MUL_MAT_BIND_Y, std430) writeonly buffer Y { float y[]; };
-#include "tensor.glsl"
-#include "numbers.glsl"
-const bool TILED = true;
-#include "columns.glsl"
-#include "sums.glsl"
-
-uint superblock;
-#include "q_blocks.glsl"
-const bool SCALED = TYPE == WEIGHT_TYPE_Q2_K || TYPE == WEIGHT_TYPE_Q3_K, HALVES = TYPE == WEIGHT_TYPE_Q6_K;
-#include "q_sums.glsl"
-
-uvec4 piece16(uint i) {
-    return load_16(i);
-}
-
-uint piece4(uint i) {
-    return load_4(i);
-}
-
-uint small_piece(uint j) {
-    return load_small(j);
-}
+const bool TILED = true, HALVES = TYPE == WEIGHT_TYPE_Q6_K;
+const bool SCALED = TYPE == WEIGHT_TYPE_Q2_K || TYPE == WEIGHT_TYPE_Q3_K;
+const uint AHEAD = 0u;
+#include "products.glsl"
 
 // Words of decoded values as the weights' integers. No byte borrows from its neighbor.
 uvec4 as_signed(uvec4 w) {

@@ -6,11 +6,9 @@
 // what is behind the last one is loaded as that.
 
 const uint WAVES = gl_WorkGroupSize.x / 32u;
-const uint TOGETHER = AHEAD > 1u ? AHEAD : 1u;  // superblocks
 const uint WAVE_COLUMNS = (COLUMNS + WAVES - 1u) / WAVES;  // whose superblocks a wave adds
 shared float sums[WAVES > 1u ? SUPERBLOCKS * COLUMNS * 32u : 1u];
 uint wave, lane;
-uint superblock;  // the wave's
 
 // The kernel's own: the superblock `superblock` is loaded as the wave's n-th, and its sums are made for each column.
 void load_superblock(uint n);
