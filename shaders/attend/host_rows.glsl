@@ -1,20 +1,20 @@
-// Loads of K and V where they lie as rows, as most engines keep them: (token, KV head, values), or KV heads first.
-// Rows are K_STRIDE and V_STRIDE bytes apart, multiples of 2.  Block types have ggml's blocks one behind the other:
-// scale, minimum, 32 fifth bits, then the values, of types of 4 bits value i in the low half of byte i, i + 16 in the
-// high half.
+// Loads of K and V that lie as rows, as most engines keep them: (token, KV head, values), or KV heads first. Rows are
+// K_STRIDE and V_STRIDE bytes apart, multiples of 2. A row of a block type is ggml's blocks one after another: scale,
+// minimum, 32 fifth bits, then the values. Types of 4 bits have value i in the low half of byte i, and value i + 16 in
+// the high half.
 //
-// Words of values are as in tiles, but for types of 4 bits: of a word of 8 dimensions the low half of byte i is
-// dimension i, and the high half is dimension i + 4.  No word that has no byte of a row's values is read.
-// `v` is known to the compiler: V's buffer, or K's.
+// Words of values are as in tiles, except for types of 4 bits: in a word of 8 dimensions the low half of byte i is
+// dimension i, and the high half is dimension i + 4. A word without a byte of a row's values is never read. The
+// compiler knows `v`: the buffer is V's, or K's.
 
 const bool NHD = K_STRIDE != 0u;
-// A halfword is 16 bits; all addresses in this file but those of words count halfwords.
+// A halfword is 16 bits. Addresses in this file count halfwords, except those named `word`.
 const uint K_BLOCK_HALFWORDS = K_HALVES + 2u * K_FIFTH + 2u * K_BITS;
 const uint V_BLOCK_HALFWORDS = V_HALVES + 2u * V_FIFTH + 2u * V_BITS;
 // 0 where all words lie at multiples of 4 bytes.
 const uint K_ODD = K_STRIDE % 4u + K_HALVES * (K_BLOCK_HALFWORDS % 2u);
 const uint V_ODD = V_STRIDE % 4u + V_HALVES * (V_BLOCK_HALFWORDS % 2u);
-// 0 where values without blocks lie in whole pieces of 16 bytes, or, of K's 8 bits, of 8.
+// 0 where values without blocks lie in whole pieces of 16 bytes, or, for K of 8 bits, of 8 bytes.
 const uint K_PIECE = K_BITS == 8u ? 8u : 16u;
 const uint K_APART = K_STRIDE % K_PIECE + K_SIZE * K_BITS % (8u * K_PIECE) + K_HALVES;
 const uint V_APART = V_STRIDE % 16u + V_SIZE * V_BITS % 128u + V_HALVES;
@@ -30,7 +30,7 @@ uint halfword_at(bool v, uint halfword) {
     return bitfieldExtract(stored_word(v, halfword >> 1u), int((halfword & 1u) << 4u), 16);
 }
 
-// The word at halfword `at`, and the next one.
+// The word at halfword `halfword`, and the next word.
 uvec2 words_at(bool v, uint halfword) {
     uint i = halfword >> 1u;
     uvec2 w = uvec2(stored_word(v, i), stored_word(v, i + 1u));
@@ -41,7 +41,7 @@ uvec2 words_at(bool v, uint halfword) {
     return (halfword & 1u) == 0u ? w : uvec2(bitfieldInsert(w.x >> 16u, w.y, 16, 16), bitfieldInsert(w.y >> 16u, next, 16, 16));
 }
 
-// The word at halfword `at`.
+// The word at halfword `halfword`.
 uint word_at(bool v, uint halfword) {
     uint w = stored_word(v, halfword >> 1u);
     if ((v ? V_ODD : K_ODD) == 0u) {
@@ -51,7 +51,7 @@ uint word_at(bool v, uint halfword) {
     return (halfword & 1u) == 0u ? w : bitfieldInsert(w >> 16u, next, 16, 16);
 }
 
-// The word at halfword `at` of a row that ends `bits` bits behind it, 0 from there on.
+// The word at halfword `halfword` of a row that ends `bits` bits after it, with 0 from the row's end on.
 uint last_word_at(bool v, uint halfword, uint bits) {
     if (bits >= 32u) {
         return word_at(v, halfword);
@@ -59,19 +59,19 @@ uint last_word_at(bool v, uint halfword, uint bits) {
     return bits == 0u ? 0u : bitfieldExtract(bits <= 16u ? halfword_at(v, halfword) : word_at(v, halfword), 0, int(bits));
 }
 
-// Where the values of a block begin, from the row's begin.
+// Where the values of a block begin, counted from the row's begin.
 uint values_at(bool v, uint block) {
     return v ? block * V_BLOCK_HALFWORDS + V_HALVES + 2u * V_FIFTH : block * K_BLOCK_HALFWORDS + K_HALVES + 2u * K_FIFTH;
 }
 
-// Part `part` of four of a block of 4 bits, 8 dimensions, as one word.
+// Part `part` of the four parts of a block of 4 bits: 8 dimensions, as one word.
 uint halved_word_at(bool v, uint row, uint block, uint part) {
     uvec2 bytes = words_at(v, row + values_at(v, block) + 4u * (part & 1u));
     uvec2 w = bytes >> (4u * (part >> 1u)) & 0x0F0F0F0Fu;
     return w.x | w.y << 4u;
 }
 
-// Of K, as k_chunk.
+// k_chunk for rows of K.
 uvec4 k_row_chunk(uint row, uint chunk, uint part) {
     uint begin = row * (K_STRIDE / 2u);
     if (K_BITS == 4u) {
@@ -95,7 +95,7 @@ uvec4 k_row_chunk(uint row, uint chunk, uint part) {
     return w;
 }
 
-// Of V, as v_words.  Dimensions behind V_SIZE, which nobody reads, are any.
+// v_words for rows of V. Dimensions after V_SIZE, which nobody reads, have any value.
 uvec4 v_row_words(uint row, uint word, uint words) {
     uint begin = row * (V_STRIDE / 2u);
     uvec4 w = uvec4(0u);
@@ -117,7 +117,7 @@ uvec4 v_row_words(uint row, uint word, uint words) {
     return w;
 }
 
-// Of V, dimensions dim ... dim + SLICE - 1, which are less than a word, as the first values of one.
+// Dimensions dim ... dim + SLICE - 1 of a row of V, which take less than a word, as the first values of a word.
 uint v_row_part(uint row, uint dim) {
     uint begin = row * (V_STRIDE / 2u), in_block = dim % BLOCK, last = (V_SIZE * V_BITS - 1u) / 16u;
     if (V_HALVES == 0u) {
@@ -131,7 +131,7 @@ uint v_row_part(uint row, uint dim) {
     return (SLICE == 2u ? halfword_at(true, halfword) : word_at(true, halfword)) >> (in_block / 16u * 4u) & 0x0F0F0F0Fu;
 }
 
-// The word of a block's float16 numbers, the first of them in its low half, and its fifth bits.
+// The word of a block's float16 numbers, the first number in its low half, and the block's fifth bits.
 uvec2 row_block_words(bool v, uint row, uint block) {
     uint halfword = row * ((v ? V_STRIDE : K_STRIDE) / 2u) + block * (v ? V_BLOCK_HALFWORDS : K_BLOCK_HALFWORDS);
     bool fifth = (v ? V_FIFTH : K_FIFTH) == 1u;

@@ -1,4 +1,4 @@
-// What the matrix units are fed with: halves of q, K and V in shared memory.
+// Inputs of the matrix units in shared memory: q, K and V as halves.
 
 uint halves(vec2 x) {
     return packFloat2x16(f16vec2(x));
@@ -61,7 +61,7 @@ uvec2 v_halves(uvec2 where, uint dim) {
     }
     Block block = v_block(where, dim / BLOCK);
     uint word = v_words(where, dim * V_BITS / 32u, 1u).x, fifth = block.fifth >> (dim % BLOCK);
-    word >>= NHD && V_BITS == 4u ? dim % 8u : dim % (32u / V_BITS) * V_BITS;  // with NHD high halves are dimensions 4 to 7
+    word >>= NHD && V_BITS == 4u ? dim % 8u : dim % (32u / V_BITS) * V_BITS;  // NHD: high halves are dimensions 4 to 7
     vec4 v;
     for (uint i = 0u; i < 4u; ++i) {
         v[i] = narrow_value(V_STORAGE, word, i, fifth, block);
@@ -69,8 +69,9 @@ uvec2 v_halves(uvec2 where, uint dim) {
     return uvec2(halves(v.xy), halves(v.zw));
 }
 
-// To ahead: the lane's chunks of piece `piece` of K.  Neighboring lanes take neighboring keys.  Behind the last key and
-// the last dimension it is the last one again, which is a number: no row sees that key, and q is 0 in that dimension.
+// To ahead: the lane's chunks of piece `piece` of K. Neighboring lanes take neighboring keys. After the last key and
+// the last dimension the lane loads the last one again, which is a number: no row sees that key, and q is 0 in that
+// dimension.
 void fetch_k(Item item, Leaf leaf, uint piece) {
     [[unroll]] for (uint u = 0u; u < LOADS; ++u) {
         uint i = u * LANES + lane, key = i % KEYS_PER_LEAF, chunk = piece * (MATRIX_PIECE / CHUNK) + i / KEYS_PER_LEAF;
@@ -78,7 +79,7 @@ void fetch_k(Item item, Leaf leaf, uint piece) {
     }
 }
 
-// The same of V: four dimensions of the keys of two neighboring rows.
+// To ahead, from piece `piece` of V: four dimensions of the keys of two neighboring rows.
 const uint ROW_PAIRS = KEYS_PER_LEAF / 2u;
 void fetch_v(Item item, Leaf leaf, uint piece) {
     [[unroll]] for (uint u = 0u; u < LOADS; ++u) {
@@ -110,7 +111,7 @@ void store_v() {
     }
 }
 
-// Values come with their scales.
+// The values of K and V are products with their scales already.
 void fetch_v_scales(Item item, Leaf leaf) {
 }
 

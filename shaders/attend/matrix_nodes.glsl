@@ -1,4 +1,4 @@
-// The states of nodes, on their way out, and the kernels' main().
+// The states of nodes go to the scratch tensor or become the output; and the kernels' main().
 
 // To node_o and node_ml: the state of no keys.
 void make_empty() {
@@ -10,27 +10,27 @@ void make_empty() {
     }
 }
 
-// To node_o: the leaf's weighted values.
+// To node_o: it gains the leaf's weighted values.
 void find_values(Item item, Leaf leaf, Leaf next) {
     FOR_PIECES(UNROLLED == 1u, piece, V_PIECES, add_values(item, leaf, next, piece))
 }
 
 struct Node {
     uint index;
-    bool first;  // of the item's
+    bool first;  // whether it is the item's first node
     bool last;
 };
 
-// (m, l) of the total so far, with the node: what merge.comp has behind this state.
+// (m, l) of the total so far, with the node: merge.comp has the same (m, l) after this state.
 vec2 total_with_node(uint t) {
     vec2 total = load(total_ml[t]), ml = load(node_ml[t]);
     vec2 powers = merge_powers(total.x, ml.x);
     return vec2(max(total.x, ml.x), merge(total.y, powers.x, ml.y, powers.y));
 }
 
-// Write dimensions dim and dim + 1 of vector t of the node: to its state, or, where the item has all nodes of its rows,
-// to the total of these.  That lies in the row's place of `states` until it is the output, which may be memory of the
-// host.  The lane that writes a pair of the total reads it at the next node.
+// Write dimensions dim and dim + 1 of vector t of the node: to the node's state, or, where the item has all nodes of
+// its rows, to the total of these nodes. The total lies in the row's place of `states` until it is the output, because
+// the output may be memory of the host. The lane that writes a pair of the total reads the pair at the next node.
 void emit_pair(Item item, Node node, uint t, uint dim, vec2 x) {
     Vector vector = vector_at(item, t);
     if (!vector.real || dim >= V_DIM) {
@@ -69,7 +69,7 @@ void emit_pair(Item item, Node node, uint t, uint dim, vec2 x) {
     }
 }
 
-// The node's piece `piece` of all vectors, through s_rows.
+// Write the node's piece `piece` of all vectors, through s_rows.
 void emit_piece(Item item, Node node, uint piece) {
     meet();
     if (has_strip()) {
@@ -104,8 +104,8 @@ void main() {
     }
     find_head_scales();
     load_q(item);
-    bool keys = item.limit > 0u;  // else the item is for rows that see none, and their state is the empty one
-    // The first leaf that some row sees, and the leaf behind the last.
+    bool keys = item.limit > 0u;  // else the item's rows see no key, and their state is the empty state
+    // The first leaf that some row sees, and the leaf after the last such leaf.
     uint first = item.first - min((item.last_row - item.row) * item.row_step, item.first);
     uint begin = max(item.node_begin * LEAVES_PER_NODE, first / KEYS_PER_LEAF);
     uint end = keys ? min(item.node_end * LEAVES_PER_NODE, (item.limit - 1u) / KEYS_PER_LEAF + 1u) : begin + 1u;

@@ -1,11 +1,11 @@
-// Step 1 of a leaf, scores by the matrix units, and the weights that step 3 takes.
+// Step 1 of a leaf: scores by the matrix units; and the weights as step 3 takes them.
 
-// Weights are rounded to float16 as p * 2**15, so that only those below 2**-29 lose digits.
+// Weights are rounded to float16 as p * 2**15, so that only weights below 2**-29 lose digits.
 const float WEIGHT_SCALE = 32768.0, WEIGHT_UNIT = 1.0 / 32768.0;
 
 const uint SCORE_STEPS = PIECE_STEPS;  // of a piece
 
-// To score_sums: the products of MAT_K dimensions.
+// To score_sums: they gain the products of MAT_K dimensions.
 void add_score_step(uint piece, uint step) {
     if (!has_strip() || K_DIM % MATRIX_PIECE != 0u && piece * MATRIX_PIECE + step * MAT_K >= K_DIM) {
         return;

@@ -1,8 +1,8 @@
 // Step 2 of a leaf: from scores to weights, and the canonical maxima and sums.
 
-float lane_scores[WEIGHT_ROUNDS * PARTIAL_KEYS];  // of the lane's pairs [vector][key mod 4], then weights
+float lane_scores[WEIGHT_ROUNDS * PARTIAL_KEYS];  // of the lane's pairs [vector][key mod 4]; later weights
 
-// m of a vector, from the partial maxima.
+// m of a vector, from the maxima of its quarters.
 float leaf_maximum(uint t) {
     uint first = t * WEIGHT_PARTIALS;
     float m01 = max(load(reduced[first]), load(reduced[first + 1u]));
@@ -16,13 +16,13 @@ bool seen_whole(Item item, Leaf leaf) {
     return int(item.first) <= key && int(item.limit) - before >= key + int(KEYS_PER_LEAF);
 }
 
-// The products of a vector with keys `key` and key + 4 as scores.
+// The scores of a vector and keys `key` and key + 4, from their products.
 vec2 pair_scores(Item item, Leaf leaf, Vector vector, uint key, vec2 products) {
     uvec2 position = leaf.index * KEYS_PER_LEAF + key + uvec2(0u, WEIGHT_PARTIALS) + item.key_shift;
     return scores_of(products, score_factors(), uvec2(vector.row, vector.head), position);
 }
 
-// In lane_scores from `at` on: EMPTY_M for keys that a vector does not see.
+// To lane_scores, from `first` on: EMPTY_M for keys that a vector does not see.
 void hide_unseen(Leaf leaf, Vector vector, uint key, uint first) {
     for (uint j = 0u; j < PARTIAL_KEYS; ++j) {
         int number = int(leaf.index * KEYS_PER_LEAF + j * WEIGHT_PARTIALS + key);
@@ -31,8 +31,8 @@ void hide_unseen(Leaf leaf, Vector vector, uint key, uint first) {
     }
 }
 
-// From the products in s_rows to weights in lane_scores, which the kernel may keep; to node_ml: the node's (m, l) with
-// this leaf; and what its o and the leaf's are multiplied with.
+// To lane_scores: weights, which the kernel may keep, from the products in s_rows. To node_ml: the node's (m, l) with
+// this leaf. To node_weight and leaf_weight: the factors of the node's o and of the leaf's.
 void find_weights(Item item, Leaf leaf, bool first) {
     [[unroll]] for (uint round = 0u; round < WEIGHT_ROUNDS; ++round) {
         uint i = round * LANES + lane, t = i / WEIGHT_PARTIALS, key = i % WEIGHT_PARTIALS;
@@ -62,7 +62,7 @@ void find_weights(Item item, Leaf leaf, bool first) {
         precise float sum = 0.0;
         if (i < VECTORS * WEIGHT_PARTIALS) {
             float top = leaf_maximum(t);
-            top = top > EMPTY_M ? top : 0.0;  // so that a key that is not seen weighs 0
+            top = top > EMPTY_M ? top : 0.0;  // so that an unseen key has the weight 0
             for (uint j = 0u; j < PARTIAL_KEYS; j += 2u) {
                 vec2 s = vec2(lane_scores[round * PARTIAL_KEYS + j], lane_scores[round * PARTIAL_KEYS + j + 1u]);
                 vec2 p = vec2(weight(s.x, top), weight(s.y, top));

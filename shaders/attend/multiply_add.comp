@@ -1,6 +1,6 @@
-// Sums of products that round once, of numbers whose sums the host knows: which way does the device make them?
+// Sums of products that round once, of numbers whose sums the host knows, to find out which way the device makes them.
 //
-// Grid: x = 32 pairs of triples, a lane each.  The numbers come from a buffer, so that no compiler knows a result.
+// Grid: x = 32 pairs of triples, a lane each. The numbers come from a buffer, so that no compiler knows a result.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "../contract.glsl"

@@ -1,23 +1,25 @@
-// The node of a workgroup's eight waves: the fold of their leaves' states, and where the node's goes.
+// The node of a workgroup's eight waves: the fold of their leaves' states, and the place of the node's state.
 //
-// The fold is shared out by query vectors: wave w folds vectors w and w + 8, as far as there are; number f of those is
-// vector w + 8 f.  m and l are folded first: the fold of values needs its powers of two, and each pass that writes
-// output needs l.  Behind each pass over V, in rounds, every wave puts FOLD_DIMS dimensions of all its vectors to
-// shared memory, [wave][h][dim] [lane], and takes those of its own vectors from all waves, leaves ascending.  So each
-// state crosses shared memory once.  With one pass that memory is the place of the weights; with several, whose weights
-// are still wanted, it lies behind them.  A leaf without keys has the empty state, which changes nothing.
+// The waves share the fold by query vectors: wave w folds vectors w and w + 8, as far as they exist, and its vector f
+// is vector w + 8 f. m and l are folded first, because the fold of values needs their powers of two, and each pass that
+// writes output needs l. After each pass over V the waves fold o in rounds. In a round every wave puts FOLD_DIMS
+// dimensions of all its vectors into shared memory, [wave][h][dim][lane], and takes the dimensions of its own vectors
+// from all waves, leaves ascending. So each state crosses shared memory once. With one pass the rounds take the place
+// of the weights; with several passes the weights are still needed, and the rounds come after them. A leaf without keys
+// has the empty state, which changes nothing.
 
 shared float wave_m[WAVES * VECTORS];  // [wave][h]
 shared float wave_quarters[WAVES * VECTORS * WEIGHT_PARTIALS];  // [wave][h][key mod 4]
 const uint FOLDED = (VECTORS + WAVES - 1u) / WAVES;  // vectors that a wave folds
 vec2 fold_powers[FOLDED * WAVES];  // [f][wave]: powers of two for (the sum so far, the wave's leaf)
 
-// Vector f of the wave.  What is behind the last vector is that one once more, and is not written.
+// Vector f of the wave. Numbers after the last vector repeat that vector, and the wave does not write it.
 uint folded_vector(uint f) {
     return min(wave + f * WAVES, VECTORS - 1u);
 }
 
-// To state.m[f] and state.l[f] the node's, from every wave's m and quarters; to fold_powers the powers of that fold.
+// To state.m[f] and state.l[f]: m and l of the node, from every wave's m and quarters. To fold_powers: the powers of
+// that fold.
 void fold_sums() {
     for (uint g = 0u; g < LANE_QUARTERS; ++g) {
         uint pair = g * LANES + lane;
@@ -48,10 +50,10 @@ void fold_sums() {
     }
 }
 
-// From every wave's o of this pass over V to the node's of vector f, in state.o[f * LANE_PAIRS ...].
+// To state.o[f * LANE_PAIRS ...]: the node's o of vector f, from every wave's o of this pass over V.
 void fold_values() {
     [[unroll]] for (uint d = 0u; d < 2u * LANE_PAIRS; d += FOLD_DIMS) {
-        barrier();  // everybody has read what is overwritten now
+        barrier();  // every wave has read the floats that are overwritten now
         for (uint h = 0u; h < VECTORS; ++h) {
             for (uint e = 0u; e < FOLD_DIMS; ++e) {
                 uint slot = FOLD_BEGIN + ((wave * VECTORS + h) * FOLD_DIMS + e) * LANES + lane;
@@ -72,8 +74,8 @@ void fold_values() {
     }
 }
 
-// Write the state of vector f for the node, or, where every query row of the call has one state, the output: of o the
-// slices of this pass over V.
+// Write the state of vector f for the node, or the output where every query row of the call has one state. Of o, write
+// the slices of this pass over V.
 void emit_vector(Item item, uint node, uint f, uint pass) {
     uint h = wave + f * WAVES;
     if (h >= VECTORS || !is_mine(item, h)) {

@@ -1,7 +1,7 @@
-// What the matrix units are fed with: int8 of K and V in shared memory.
+// Inputs of the matrix units in shared memory: K and V as int8.
 
-// Four values as int8: of 8 bits a word, of 4 bits the values of a word of eight from number i, 0 or 4, on.  fifth: their
-// fifth bits, from bit 0 on.
+// Four values as int8: a word of a type of 8 bits, or, of the eight values in a word of a type of 4 bits, the four from
+// number i, 0 or 4, on. fifth: the fifth bits of these four, from bit 0 on.
 uint int8s(uint storage, uint w, uint i, uint fifth) {
     if (storage == STORAGE_Q8_0) {
         return w;
@@ -29,9 +29,9 @@ uvec2 where_of(Item item, Leaf leaf, uint key) {
     return locate(item, leaf, min(key, leaf.count - 1u));
 }
 
-// To k_ahead: the lane's chunks of piece `piece` of K, and to k_scales_ahead its blocks' scales.  Neighboring lanes take
-// neighboring keys.  Behind the last key and the last dimension it is the last one again: no row sees that key, and q
-// is 0 in that dimension.
+// To k_ahead: the lane's chunks of piece `piece` of K; to k_scales_ahead: the scales of the piece's blocks. Neighboring
+// lanes take neighboring keys. After the last key and the last dimension the lane loads the last one again: no row sees
+// that key, and q is 0 in that dimension.
 void fetch_k(Item item, Leaf leaf, uint piece) {
     [[unroll]] for (uint u = 0u; u < LOADS; ++u) {
         uint i = u * LANES + lane, chunk = piece * (MATRIX_PIECE / CHUNK) + i / KEYS_PER_LEAF;
@@ -48,7 +48,8 @@ void fetch_k(Item item, Leaf leaf, uint piece) {
     }
 }
 
-// The same of V: four dimensions of the keys of four neighboring rows.  Neighboring lanes take neighboring dimensions.
+// To v_ahead: of V, four dimensions of the keys of four neighboring rows. Neighboring lanes take neighboring
+// dimensions.
 const uint PIECE_QUADS = MATRIX_PIECE / 4u;
 void fetch_v(Item item, Leaf leaf, uint piece) {
     [[unroll]] for (uint u = 0u; u < V_LOADS; ++u) {
@@ -69,7 +70,7 @@ void fetch_v_scales(Item item, Leaf leaf) {
     }
 }
 
-// From k_ahead to kv_rows, and scales.
+// To kv_rows, from k_ahead; to reduced, from k_scales_ahead.
 void store_k() {
     [[unroll]] for (uint u = 0u; u < LOADS; ++u) {
         uint i = u * LANES + lane, word = row_of(i % KEYS_PER_LEAF) * PITCH + i / KEYS_PER_LEAF * (CHUNK / 4u);
@@ -84,7 +85,7 @@ void store_k() {
     }
 }
 
-// From v_ahead, [key][dimension], to kv_rows.
+// To kv_rows, from v_ahead, which is [key][dimension].
 void store_v() {
     [[unroll]] for (uint u = 0u; u < V_LOADS; ++u) {
         uint i = u * LANES + lane, word = i % PIECE_QUADS * 4u * PITCH + i / PIECE_QUADS;

@@ -1,8 +1,8 @@
-// Numbers as int8 for the matrix units, and q.
+// Floats as pairs of int8 for the matrix units, and q in this form.
 
-// Numbers, of which each times `power` is at most 2**11, as integers in two int8: words of the high and of the low ones.
-// The sum with 3 * 2**22 rounds to a whole number, whether the product, which is exact, is fused with it or not; with 128
-// more, bits 8 ... 15 are the high one.
+// Integers in two int8: words of the high int8 and of the low int8. Each number times `power` is at most 2**11. The sum
+// with 3 * 2**22 rounds to a whole number, whether a driver fuses it with the product, which is exact, or not. With 128
+// more, bits 8 ... 15 are the high int8.
 uvec2 halved(vec4 x, float power) {
     precise vec4 whole = fma(x, vec4(power), vec4(12582912.0 + 128.0));
     uvec4 w = floatBitsToUint(whole);
@@ -12,7 +12,7 @@ uvec2 halved(vec4 x, float power) {
     return uvec2(high, low ^ 0x80808080u);
 }
 
-// The largest of the four lanes of a vector.
+// The largest number of the four lanes of a vector.
 float largest_of_four(float x) {
     x = max(x, subgroupShuffleXor(x, 1u));
     return max(x, subgroupShuffleXor(x, 2u));

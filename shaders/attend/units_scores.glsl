@@ -2,7 +2,7 @@
 
 const uint SCORE_STEPS = PIECE_BLOCKS;  // of a piece
 
-// To score_sums: block `block` of the piece, times its scales.
+// To score_sums: they gain block `block` of the piece, times the block's scales.
 void add_score_step(uint piece, uint block) {
     if (!has_strip() || (piece * PIECE_BLOCKS + block) * BLOCK >= K_DIM) {
         return;

@@ -1,4 +1,4 @@
-// Step 3 of a leaf: weights as integers, and weighted values by the matrix units, folded into the node.
+// Step 3 of a leaf: weights as integers, and values weighted by the matrix units and folded into the node.
 
 // To s_rows and reduced: the weights of the lane's pairs [vector][key mod 4] times V's scales, as integers, for both
 // blocks of a piece.
@@ -30,12 +30,13 @@ void share_weights(uint piece) {
     }
 }
 
-// Which of a piece's fragments is the subgroup's number n.
+// Number, in the piece, of the subgroup's fragment n.
 uint fragment_of(uint n) {
     return wave_of_strip() * PIECE_FRAGMENTS + n;
 }
 
-// To node_o: the subgroup's fragments of a block of V, its number `own` of the piece.
+// To node_o: it gains the subgroup's fragments of a block of V, block number `part` of the subgroup's blocks of the
+// piece.
 void add_value_block(uint piece, uint part) {
     uint fragment = fragment_of(part * BLOCK_FRAGMENTS), block = fragment * MAT_N / BLOCK;
     MatrixA u[2u * KEY_STEPS];
@@ -66,7 +67,7 @@ void add_value_block(uint piece, uint part) {
     }
 }
 
-// To node_o: a piece of V, weighted and folded.
+// To node_o: it gains a piece of V, weighted.
 void sum_values(uint piece) {
     FOR_STEPS(part, OWN_BLOCKS, add_value_block(piece, part))
 }

@@ -1,7 +1,7 @@
-// Move rows between a row tensor and the paged cache: GATHER 0 appends new tokens, GATHER 1 reads tokens back.
+// Rows move between a row tensor and the paged cache: GATHER 0 appends new tokens, GATHER 1 reads tokens back.
 //
-// Grid: x = row, y = KV head.  A row is, per KV head, K values, V values, K scales, V scales, in words.
-// Record x of the work buffer names the row's position in its sequence and the sequence's page table.
+// Grid: x = row, y = KV head. A row has, for each KV head, K values, V values, K scales, V scales, in words. Record x
+// of the work buffer has the row's position in its sequence and the sequence's page table.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "../contract.glsl"
@@ -50,8 +50,8 @@ uint cached(bool v, uint word) {
     return k_words[word];
 }
 
-// The same for a word of a row that begins at halfword `begin` of the cache.  Where a row is no whole number of words,
-// two of them may share one: each sets its own half.
+// Move one word of a row that begins at halfword `begin` of the cache. Where a row is no whole number of words, two
+// rows may share a word, and each sets its own half.
 void move_part(bool v, uint begin, uint bytes, uint i, uint in_row) {
     if (bytes % 4u == 0u) {
         if (v) {
