@@ -37,7 +37,8 @@ void find_weights(Leaf leaf) {
     barrier();
     for (uint h = 0u; h < VECTORS; ++h) {
         uint first = wave_begin + h * WEIGHT_PARTIALS;
-        state.m[h] = roundEven(max(max(wave_floats[first], wave_floats[first + 1u]), max(wave_floats[first + 2u], wave_floats[first + 3u])));
+        state.m[h] = roundEven(max(max(wave_floats[first], wave_floats[first + 1u]),
+                                   max(wave_floats[first + 2u], wave_floats[first + 3u])));
     }
     barrier();
     for (uint i = 0u; i < KEY_PAIRS; ++i) {

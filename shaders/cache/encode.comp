@@ -29,8 +29,8 @@ const uint VECTORS = 1u, ROWS_AHEAD = 4u, PASS_SUMS = 2048u, LANES = WAVE;  // o
 #include "../narrow.glsl"
 
 // The number of K or of V, by the part of the workgroup. Where both are equal, a compiler finds a constant.
-uint part(uint of_k, uint of_v) {
-    return gl_WorkGroupID.z == 0u ? of_k : of_v;
+uint part(uint k, uint v) {
+    return gl_WorkGroupID.z == 0u ? k : v;
 }
 
 bool is(uint storage) {

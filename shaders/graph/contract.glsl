@@ -168,11 +168,11 @@ struct DeltaNetParams {
     Tensor beta;
     Tensor state;
     uint ids;
-    uint scores;  // element of the first score
+    uint outputs;  // element of the first output
     uint kept;  // element of the first state of slot 0
     uint steps[2];  // from a kept state to the next sequence's, and to the next slot's
     uint slots;
-    float scale;  // of the scores
+    float scale;  // of the outputs
 };
 
 struct SsmScanParams {
@@ -183,7 +183,7 @@ struct SsmScanParams {
     Tensor c;
     uint a;
     uint ids;
-    uint scores;  // element of the first score
+    uint outputs;  // element of the first output
     uint kept;  // element of the first state of slot 0
     uint steps[2];  // from a kept state to the next sequence's, and to the next slot's
     uint slots;
@@ -361,14 +361,14 @@ const uint SSM_CONV_BIND_PARAMS = 0u, SSM_CONV_BIND_X = 1u, SSM_CONV_BIND_LATE =
 
 const uint DELTA_NET_BIND_PARAMS = 0u, DELTA_NET_BIND_Q = 1u, DELTA_NET_BIND_K = 2u, DELTA_NET_BIND_V = 3u,
     DELTA_NET_BIND_GATE = 4u, DELTA_NET_BIND_BETA = 5u, DELTA_NET_BIND_STATE = 6u, DELTA_NET_BIND_IDS = 7u,
-    DELTA_NET_BIND_SCORES = 8u, DELTA_NET_BIND_KEPT = 9u;
+    DELTA_NET_BIND_OUTPUTS = 8u, DELTA_NET_BIND_KEPT = 9u;
 #define DELTA_NET_CONSTANTS \
     layout(constant_id = 0) const uint SIZE = 32u; layout(constant_id = 1) const uint OWN = 4u; \
     layout(constant_id = 2) const uint BY_CHANNEL = 1u; layout(constant_id = 3) const uint NAMED = 1u;
 
 const uint SSM_SCAN_BIND_PARAMS = 0u, SSM_SCAN_BIND_STATE = 1u, SSM_SCAN_BIND_X = 2u, SSM_SCAN_BIND_DT = 3u,
-    SSM_SCAN_BIND_A = 4u, SSM_SCAN_BIND_B = 5u, SSM_SCAN_BIND_C = 6u, SSM_SCAN_BIND_IDS = 7u, SSM_SCAN_BIND_SCORES = 8u,
-    SSM_SCAN_BIND_KEPT = 9u;
+    SSM_SCAN_BIND_A = 4u, SSM_SCAN_BIND_B = 5u, SSM_SCAN_BIND_C = 6u, SSM_SCAN_BIND_IDS = 7u, SSM_SCAN_BIND_OUTPUTS =
+    8u, SSM_SCAN_BIND_KEPT = 9u;
 #define SSM_SCAN_CONSTANTS \
     layout(constant_id = 0) const uint SIZE = 32u; layout(constant_id = 1) const uint OWN = 4u; \
     layout(constant_id = 2) const uint BY_ELEMENT = 1u;

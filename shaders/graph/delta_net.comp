@@ -18,7 +18,7 @@ layout(set = 0, binding = DELTA_NET_BIND_GATE, std430) readonly buffer Gate { fl
 layout(set = 0, binding = DELTA_NET_BIND_BETA, std430) readonly buffer Beta { float beta[]; };
 layout(set = 0, binding = DELTA_NET_BIND_STATE, std430) readonly buffer State { float state[]; };
 layout(set = 0, binding = DELTA_NET_BIND_IDS, std430) readonly buffer Ids { uint ids[]; };
-layout(set = 0, binding = DELTA_NET_BIND_SCORES, std430) writeonly buffer Scores { float scores[]; };
+layout(set = 0, binding = DELTA_NET_BIND_OUTPUTS, std430) writeonly buffer Outputs { float outputs[]; };
 layout(set = 0, binding = DELTA_NET_BIND_KEPT, std430) writeonly buffer Kept { float kept[]; };
 #include "tensor.glsl"
 #include "numbers.glsl"
@@ -48,7 +48,7 @@ void main() {
     uint k_begin = place(p.k, uvec4(0u, head % p.k.n[1], 0u, sequence / (p.v.n[3] / p.k.n[3])));
     uint v_begin = place(p.v, uvec4(0u, head, 0u, sequence)), gate_begin = place(p.gate, uvec4(0u, head, 0u, sequence));
     uint beta_begin = place(p.beta, uvec4(0u, head, 0u, sequence));
-    uint score_begin = p.scores + (sequence * tokens * p.v.n[1] + head) * rows;
+    uint output_begin = p.outputs + (sequence * tokens * p.v.n[1] + head) * rows;
     uint named = NAMED != 0u ? ids[p.ids + sequence] : sequence;
     vec4 s[OWN][VECTORS], decays[VECTORS], key[VECTORS], query[VECTORS];
     [[unroll]] for (uint lane_row = 0u; lane_row < OWN; ++lane_row) {
@@ -90,8 +90,8 @@ void main() {
         [[unroll]] for (uint lane_row = 0u; lane_row < OWN; ++lane_row) {
             uint row = first + row_of(lane_row), kept_begin = p.kept + slot * p.steps[1] + sequence * p.steps[0];
             if (row < rows && part == 0u) {
-                precise float score = sum[lane_row] * p.scale;
-                scores[score_begin + t * p.v.n[1] * rows + row] = flush(score);
+                precise float output_j = sum[lane_row] * p.scale;
+                outputs[output_begin + t * p.v.n[1] * rows + row] = flush(output_j);
             }
             if (row < rows && slot < p.slots) {
                 STORE_ROW(s[lane_row], kept, kept_begin + (head * rows + row) * SIZE)

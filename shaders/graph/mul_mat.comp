@@ -11,9 +11,9 @@ MUL_MAT_CONSTANTS
 const uint STEPS = X_BLOCK / 4u;  // words of a block
 const uint LANES_ROWS = TILE_ROWS / OWN_ROWS, OWN = OWN_ROWS * OWN_COLUMNS;
 shared uint tile_w[STEPS * TILE_ROWS], tile_x[STEPS * TILE_COLUMNS];  // (step, row)
-shared vec4 of_w[TILE_ROWS];
-shared vec2 of_superblock[TILE_ROWS];
-shared vec3 of_x[TILE_COLUMNS];
+shared vec4 w_scales[TILE_ROWS];
+shared vec2 superblock_scales[TILE_ROWS];
+shared vec3 x_scales[TILE_COLUMNS];
 
 float total[OWN], inner[OWN], lower[OWN];
 uvec2 lane;  // which outputs the invocation has
@@ -28,11 +28,11 @@ void keep_w(uint i, uvec4 low, uvec4 high, vec4 scales) {
         tile_w[k * TILE_ROWS + i] = low[k];
         tile_w[(k + 4u) * TILE_ROWS + i] = high[k];
     }
-    of_w[i] = scales;
+    w_scales[i] = scales;
 }
 
 void keep_superblock(uint i, vec2 scale) {
-    of_superblock[i] = scale;
+    superblock_scales[i] = scale;
 }
 
 void keep_x(uint i, uvec4 low, uvec4 high, vec3 scales) {
@@ -40,7 +40,7 @@ void keep_x(uint i, uvec4 low, uvec4 high, vec3 scales) {
         tile_x[k * TILE_COLUMNS + i] = low[k];
         tile_x[(k + 4u) * TILE_COLUMNS + i] = high[k];
     }
-    of_x[i] = scales;
+    x_scales[i] = scales;
 }
 
 // Dot products of some steps for each output of an invocation.
@@ -69,15 +69,15 @@ void add_block() {
         dots(STEPS / 2u, STEPS, second);
     }
     [[unroll]] for (uint o = 0u; o < OWN; ++o) {
-        vec4 w = of_w[tile_row(o / OWN_COLUMNS)];
-        vec3 x = of_x[lane.y * OWN_COLUMNS + o % OWN_COLUMNS];
-        join(w, x, vec2(first[o], second[o]), IS_MXFP4, inner[o], lower[o]);
+        vec4 w = w_scales[tile_row(o / OWN_COLUMNS)];
+        vec3 x = x_scales[lane.y * OWN_COLUMNS + o % OWN_COLUMNS];
+        add_products(w, x, vec2(first[o], second[o]), IS_MXFP4, inner[o], lower[o]);
     }
 }
 
 void end_superblock() {
     [[unroll]] for (uint o = 0u; o < OWN; ++o) {
-        total[o] = add(total[o], joined(of_superblock[tile_row(o / OWN_COLUMNS)], inner[o], lower[o]));
+        total[o] = add(total[o], superblock_sum(superblock_scales[tile_row(o / OWN_COLUMNS)], inner[o], lower[o]));
         inner[o] = lower[o] = 0.0;
     }
 }

@@ -27,10 +27,10 @@ const uint LANES_ROWS = TILE_ROWS / OWN_ROWS, OWN = OWN_ROWS * OWN_COLUMNS;
 shared float tile_w[STEPS * (TILE_ROWS + 1u)], tile_x[STEPS * (TILE_COLUMNS + 1u)];  // (product, row)
 shared uint columns[TILE_COLUMNS];  // where they begin in x
 
-void load_tiles(uvec4 of_w, uint k) {
+void load_tiles(uvec4 w_index, uint k) {
     for (uint i = gl_LocalInvocationIndex; i < STEPS * TILE_ROWS; i += gl_WorkGroupSize.x) {
         uint step = i % STEPS, m = gl_WorkGroupID.x * TILE_ROWS + i / STEPS;
-        uint index = place(p.w, of_w + uvec4(k + step, m, 0u, 0u));
+        uint index = place(p.w, w_index + uvec4(k + step, m, 0u, 0u));
         bool real = k + step < p.w.n[0] && m < p.w.n[1];
         uint word = real ? w[W_TYPE == FLOAT_TYPE_F32 ? index : index / 2u] : 0u;
         tile_w[step * (TILE_ROWS + 1u) + i / STEPS] = element(W_TYPE, word, index);
@@ -49,14 +49,14 @@ void add_chunk(uvec2 lane, uint begin, inout float sums[OWN]) {
         chunk[o] = 0.0;
     }
     [[dont_unroll]] for (uint step = begin; step < begin + FLOAT_CHUNK; ++step) {
-        float of_x[OWN_COLUMNS];
+        float x_values[OWN_COLUMNS];
         [[unroll]] for (uint n = 0u; n < OWN_COLUMNS; ++n) {
-            of_x[n] = tile_x[step * (TILE_COLUMNS + 1u) + lane.y * OWN_COLUMNS + n];
+            x_values[n] = tile_x[step * (TILE_COLUMNS + 1u) + lane.y * OWN_COLUMNS + n];
         }
         [[unroll]] for (uint m = 0u; m < OWN_ROWS; ++m) {
-            float of_w = tile_w[step * (TILE_ROWS + 1u) + m * LANES_ROWS + lane.x];
+            float w_value = tile_w[step * (TILE_ROWS + 1u) + m * LANES_ROWS + lane.x];
             [[unroll]] for (uint n = 0u; n < OWN_COLUMNS; ++n) {
-                chunk[m * OWN_COLUMNS + n] = add(chunk[m * OWN_COLUMNS + n], multiply(of_w, of_x[n]));
+                chunk[m * OWN_COLUMNS + n] = add(chunk[m * OWN_COLUMNS + n], multiply(w_value, x_values[n]));
             }
         }
     }
@@ -74,13 +74,13 @@ void main() {
         columns[i] = place(p.x, column_of_x(gl_WorkGroupID.y * TILE_COLUMNS + i));
     }
     barrier();
-    uvec4 of_w = matrix_of_w();
+    uvec4 w_index = matrix_of_w();
     float total[OWN], inner[OWN];
     [[unroll]] for (uint o = 0u; o < OWN; ++o) {
         total[o] = inner[o] = 0.0;
     }
     for (uint k = 0u; k < p.w.n[0]; k += STEPS) {
-        load_tiles(of_w, k);
+        load_tiles(w_index, k);
         barrier();
         [[dont_unroll]] for (uint step = 0u; step < STEPS; step += FLOAT_CHUNK) {
             add_chunk(lane, step, inner);

@@ -39,8 +39,8 @@ void add_chunk(uint chunk, uint c, inout float sum[COLUMNS]) {
         uint x_word = column_word + n * p.x.s[1] / (FLOAT_CHUNK / X_WORDS) + chunk * X_WORDS;
         float total = 0.0;
         for (uint i = 0u; i < FLOAT_CHUNK; ++i) {
-            float of_w = element(W_TYPE, words[c * W_WORDS + i * W_WORDS / FLOAT_CHUNK], i);
-            total = add(total, multiply(of_w, element(X_TYPE, x[x_word + i * X_WORDS / FLOAT_CHUNK], i)));
+            float w_value = element(W_TYPE, words[c * W_WORDS + i * W_WORDS / FLOAT_CHUNK], i);
+            total = add(total, multiply(w_value, element(X_TYPE, x[x_word + i * X_WORDS / FLOAT_CHUNK], i)));
         }
         sum[n] = add(sum[n], total);
     }
@@ -68,10 +68,10 @@ void main() {
         return;
     }
     find_wave();
-    uvec4 of_x = column_of_x(gl_WorkGroupID.y * COLUMNS);
+    uvec4 x_index = column_of_x(gl_WorkGroupID.y * COLUMNS);
     uint row = min(gl_WorkGroupID.x * 32u + lane, p.w.n[1] - 1u);
-    uvec4 of_w = matrix_of_w() + uvec4(0u, row, 0u, 0u);
-    row_word = place(p.w, of_w) / (FLOAT_CHUNK / W_WORDS);
-    column_word = place(p.x, of_x) / (FLOAT_CHUNK / X_WORDS);
+    uvec4 w_index = matrix_of_w() + uvec4(0u, row, 0u, 0u);
+    row_word = place(p.w, w_index) / (FLOAT_CHUNK / W_WORDS);
+    column_word = place(p.x, x_index) / (FLOAT_CHUNK / X_WORDS);
     add_superblocks((p.w.n[0] + SUPERBLOCK - 1u) / SUPERBLOCK);
 }

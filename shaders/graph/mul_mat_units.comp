@@ -65,7 +65,7 @@ void add_block(bool least) {
             for (int e = 0; e < first.length(); ++e) {
                 float sum = inner[o][e], low = lower[o][e];
                 vec2 dots = vec2(whole(first[e]), whole(second[e]));
-                join(vec4(w0[m][e], w1[m][e], w2[m][e], w3[m][e]), vec3(x0[e], x1[e], x2[e]), dots, least, sum, low);
+                add_products(vec4(w0[m][e], w1[m][e], w2[m][e], w3[m][e]), vec3(x0[e], x1[e], x2[e]), dots, least, sum, low);
                 inner[o][e] = sum;
                 lower[o][e] = low;
             }
@@ -101,7 +101,7 @@ void end_superblock() {
         MatrixF s0 = scale_of_w(4u, m), s1 = scale_of_w(5u, m);
         [[unroll]] for (uint o = m; o < OWN; o += OWN_ROWS) {
             for (int e = 0; e < s0.length(); ++e) {
-                total[o][e] = add(total[o][e], joined(vec2(s0[e], s1[e]), inner[o][e], lower[o][e]));
+                total[o][e] = add(total[o][e], superblock_sum(vec2(s0[e], s1[e]), inner[o][e], lower[o][e]));
             }
             inner[o] = lower[o] = MatrixF(0.0);
         }

@@ -30,7 +30,7 @@ void add_block(uint j, inout float sum[COLUMNS], inout float low[COLUMNS]) {
     decode_pairs(j, w_low, w_high);
     uint number = superblock * 8u + j, x_block = number * rows_of_x() + first;
     // Blocks behind the row are zeros in x, and their scales those of the last one, which may be infinite but for mxfp4.
-    vec4 of_w = IS_256 || IS_MXFP4 || number < p.blocks ? block_scales(j) : vec4(0.0);
+    vec4 w_scales = IS_256 || IS_MXFP4 || number < p.blocks ? block_scales(j) : vec4(0.0);
     [[unroll]] for (uint n = 0u; n < COLUMNS; ++n) {
         uvec4 x_low = q[2u * (x_block + n)], x_high = q[2u * (x_block + n) + 1u];
         if (HAS_TABLE) {
@@ -40,7 +40,7 @@ void add_block(uint j, inout float sum[COLUMNS], inout float low[COLUMNS]) {
         int low_dot = dot16(w_low, x_low, -OFFSET * (HAS_HALVES ? x_sums.x : x_sums.x + x_sums.y));
         int high_dot = dot16(w_high, x_high, HAS_HALVES ? -OFFSET * x_sums.y : low_dot);
         vec2 dots = HAS_HALVES ? vec2(low_dot, high_dot) : vec2(high_dot, 0.0);
-        join(of_w, scales_of_x(scales[x_block + n]), dots, IS_MXFP4, sum[n], low[n]);
+        add_products(w_scales, scales_of_x(scales[x_block + n]), dots, IS_MXFP4, sum[n], low[n]);
     }
 }
 
@@ -61,7 +61,7 @@ void add_superblock(uint n, out float sum[COLUMNS]) {
     }
     vec2 scale = IS_256 ? superblock_scale() : vec2(0.0);
     [[unroll]] for (uint i = 0u; i < COLUMNS; ++i) {
-        sum[i] = joined(scale, sum[i], low[i]);
+        sum[i] = superblock_sum(scale, sum[i], low[i]);
     }
 }
 

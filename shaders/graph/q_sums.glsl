@@ -34,7 +34,7 @@ float least_scale(float d) {
 // A block joins the sums of its superblock: of weights, and of minima of a type of 256 values.  w: its block_scales; x:
 // the scale of its block, and the sums of both halves; dots: dot products of both halves, or their sum; least: whether
 // least_scale matters, which it does for mxfp4 alone.
-void join(vec4 w, vec3 x, vec2 dots, bool least, inout float sum, inout float low) {
+void add_products(vec4 w, vec3 x, vec2 dots, bool least, inout float sum, inout float low) {
     if (IS_256) {
         float whole = SCALED ? dots.x : HALVES ? w.x * dots.x + w.y * dots.y : w.x * dots.x;
         sum = add(sum, multiply(x.x, whole));
@@ -51,7 +51,7 @@ void join(vec4 w, vec3 x, vec2 dots, bool least, inout float sum, inout float lo
 }
 
 // The superblock's sum. scale: superblock_scale.
-float joined(vec2 scale, float sum, float low) {
+float superblock_sum(vec2 scale, float sum, float low) {
     float scaled = IS_256 ? flush(multiply(scale.x, sum)) : sum;
     return IS_256 && HAS_MINIMUM ? add(scaled, -flush(multiply(scale.y, low))) : scaled;
 }

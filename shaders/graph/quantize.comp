@@ -16,7 +16,7 @@ void main() {
     uvec4 index;
     uint i = linear_id() / LANES, s = p.x.s[0];
     bool exists = block_at(p.x, i, index);
-    uint of_x = place(p.x, index);
-    vec4 v = index.x < p.x.n[0] ? vec4(x[of_x], x[of_x + s], x[of_x + 2u * s], x[of_x + 3u * s]) : vec4(0.0);
+    uint x_begin = place(p.x, index);
+    vec4 v = index.x < p.x.n[0] ? vec4(x[x_begin], x[x_begin + s], x[x_begin + 2u * s], x[x_begin + 3u * s]) : vec4(0.0);
     quantize(v, i, exists);
 }

@@ -26,8 +26,8 @@ vec2 turned(vec2 pair, uint k, uint token) {
     umulExtended(position, fraction.x, phase.y, phase.x);
     phase.y += position * fraction.y - (int(position) < 0 ? fraction.x : 0u);
     precise vec2 factors = cos_sin_of_turns(phase) * uintBitsToFloat(table[entry + 3u]);
-    precise vec2 of_x0 = pair.x * factors, of_x1 = pair.y * factors;
-    precise float first = of_x0.x - of_x1.y, second = of_x0.y + of_x1.x;
+    precise vec2 x0_parts = pair.x * factors, x1_parts = pair.y * factors;
+    precise float first = x0_parts.x - x1_parts.y, second = x0_parts.y + x1_parts.x;
     return vec2(flush(first), flush(second));
 }
 

@@ -25,12 +25,12 @@ float factor(float v) {
 }
 
 // Of tap 0's number t; of_x, of_late: where the channel begins.
-float result(uint t, uint of_x, uint of_late, uint of_w, uint channel) {
+float result(uint t, uint x_begin, uint late_begin, uint w_begin, uint channel) {
     precise float sum = 0.0;
     for (uint i = 0u; i < p.w.n[0]; ++i) {
         uint n = p.x.n[0], token = t + i;
-        float v = token < n ? x[of_x + token * p.x.s[0]] : late[of_late + (token - n) * p.late.s[0]];
-        precise float product = factor(v) * factor(w[of_w + i * p.w.s[0]]);
+        float v = token < n ? x[x_begin + token * p.x.s[0]] : late[late_begin + (token - n) * p.late.s[0]];
+        precise float product = factor(v) * factor(w[w_begin + i * p.w.s[0]]);
         sum = sum + product;
     }
     float v = flush(sum);
@@ -65,10 +65,10 @@ void main() {
         return;
     }
     uvec4 row = uvec4(0u, channel, sequence, 0u);
-    uint of_x = place(p.x, row), of_late = place(p.late, row), of_w = p.w.offset + channel * p.w.s[1];
+    uint x_begin = place(p.x, row), late_begin = place(p.late, row), w_begin = p.w.offset + channel * p.w.s[1];
     float v = 0.0;
     for (uint t = begin; t < min(begin + p.run, tokens); ++t) {
-        v = result(t, of_x, of_late, of_w, channel);
+        v = result(t, x_begin, late_begin, w_begin, channel);
         y[place(p.y, uvec4(channel, t, sequence, 0u))] = v;
     }
     if (NORMED != 0u) {

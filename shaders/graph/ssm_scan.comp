@@ -16,7 +16,7 @@ layout(set = 0, binding = SSM_SCAN_BIND_A, std430) readonly buffer A { float a[]
 layout(set = 0, binding = SSM_SCAN_BIND_B, std430) readonly buffer B { float b[]; };
 layout(set = 0, binding = SSM_SCAN_BIND_C, std430) readonly buffer C { float c[]; };
 layout(set = 0, binding = SSM_SCAN_BIND_IDS, std430) readonly buffer Ids { uint ids[]; };
-layout(set = 0, binding = SSM_SCAN_BIND_SCORES, std430) writeonly buffer Scores { float scores[]; };
+layout(set = 0, binding = SSM_SCAN_BIND_OUTPUTS, std430) writeonly buffer Outputs { float outputs[]; };
 layout(set = 0, binding = SSM_SCAN_BIND_KEPT, std430) writeonly buffer Kept { float kept[]; };
 #include "tensor.glsl"
 #include "numbers.glsl"
@@ -41,24 +41,24 @@ void load_decays(out vec4 decays[VECTORS], uint head, float step) {
 }
 
 void main() {
-    uint group = gl_WorkGroupID.y, sequence = gl_WorkGroupID.z, of_head = p.x.n[0], tokens = p.x.n[2];
-    uint rows = of_head * p.x.n[1], of_group = rows / p.b.n[1], end = (group + 1u) * of_group;
-    uint first = group * of_group + gl_WorkGroupID.x * ROWS;
-    vec4 s[OWN][VECTORS], b_of[VECTORS], c_of[VECTORS], decays[VECTORS];
+    uint group = gl_WorkGroupID.y, sequence = gl_WorkGroupID.z, head_rows = p.x.n[0], tokens = p.x.n[2];
+    uint rows = head_rows * p.x.n[1], group_rows = rows / p.b.n[1], end = (group + 1u) * group_rows;
+    uint first = group * group_rows + gl_WorkGroupID.x * ROWS;
+    vec4 s[OWN][VECTORS], b_row[VECTORS], c_row[VECTORS], decays[VECTORS];
     [[unroll]] for (uint lane_row = 0u; lane_row < OWN; ++lane_row) {
-        uint row = min(first + row_of(lane_row), end - 1u), head = row / of_head;
-        LOAD_ROW(s[lane_row], state, place(p.state, uvec4(0u, row - head * of_head, head, ids[p.ids + sequence])))
+        uint row = min(first + row_of(lane_row), end - 1u), head = row / head_rows;
+        LOAD_ROW(s[lane_row], state, place(p.state, uvec4(0u, row - head * head_rows, head, ids[p.ids + sequence])))
         flush_row(s[lane_row]);
     }
     for (uint t = 0u; t < tokens; ++t) {
         float sum[OWN], step;
         uvec4 index = uvec4(0u, 0u, t, sequence);
-        LOAD_ROW(b_of, b, place(p.b, index) + group * SIZE)
-        LOAD_ROW(c_of, c, place(p.c, index) + group * SIZE)
-        flush_row(b_of);
-        flush_row(c_of);
+        LOAD_ROW(b_row, b, place(p.b, index) + group * SIZE)
+        LOAD_ROW(c_row, c, place(p.c, index) + group * SIZE)
+        flush_row(b_row);
+        flush_row(c_row);
         [[unroll]] for (uint lane_row = 0u; lane_row < OWN; ++lane_row) {
-            uint row = min(first + row_of(lane_row), end - 1u), head = row / of_head;
+            uint row = min(first + row_of(lane_row), end - 1u), head = row / head_rows;
             if (lane_row == 0u || BY_ELEMENT != 0u) {  // else a lane's rows are of one head
                 step = flush(softplus(flush(dt[place(p.dt, uvec4(head, t, sequence, 0u))])));
                 load_decays(decays, head, step);
@@ -66,17 +66,17 @@ void main() {
             precise float added = flush(x[place(p.x, index) + row]) * step;
             added = above(added, FACTOR_MIN);
             [[unroll]] for (uint m = 0u; m < VECTORS; ++m) {
-                s[lane_row][m] = add(multiply(s[lane_row][m], decays[m]), multiply(b_of[m], vec4(added)));
+                s[lane_row][m] = add(multiply(s[lane_row][m], decays[m]), multiply(b_row[m], vec4(added)));
             }
             flush_row(s[lane_row]);
-            sum[lane_row] = dot_of(s[lane_row], c_of);
+            sum[lane_row] = dot_of(s[lane_row], c_row);
         }
         add_parts(sum);
         uint slot = tokens - 1u - t;
         [[unroll]] for (uint lane_row = 0u; lane_row < OWN; ++lane_row) {
             uint row = first + row_of(lane_row);
             if (row < end && part == 0u) {
-                scores[p.scores + (sequence * tokens + t) * rows + row] = flush(sum[lane_row]);
+                outputs[p.outputs + (sequence * tokens + t) * rows + row] = flush(sum[lane_row]);
             }
             if (row < end && slot < p.slots) {
                 STORE_ROW(s[lane_row], kept, p.kept + slot * p.steps[1] + sequence * p.steps[0] + row * SIZE)

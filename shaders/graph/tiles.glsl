@@ -39,8 +39,8 @@ void load_tiles(uint j) {
         row = find_row(m / WEIGHT_GROUP, m % WEIGHT_GROUP);
         uvec4 low, high;
         decode(j, low, high);
-        vec4 w_scales = block_scales(j);
-        keep_w(i, scaled(low, w_scales.x), scaled(high, w_scales.y), w_scales);
+        vec4 four_scales = block_scales(j);
+        keep_w(i, scaled(low, four_scales.x), scaled(high, four_scales.y), four_scales);
         if (IS_256 && j == 0u) {
             keep_superblock(i, TYPE == WEIGHT_TYPE_Q3_K ? -superblock_scale() : superblock_scale());
         }

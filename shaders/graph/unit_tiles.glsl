@@ -11,7 +11,7 @@ const uint PITCH = X_BLOCK / 4u + 4u, OUTPUTS = MAT_M * MAT_N, X_BEGIN = TILE_RO
 
 // Integers of both tiles, [row][word]; at the end results, [subgroup][column][row] of a matrix each.
 shared uint tiles[X_BEGIN + TILE_COLUMNS * PITCH];
-shared float of_w[6u * TILE_ROWS], of_x[3u * TILE_COLUMNS];  // [scale][row]; w's last two are a superblock's
+shared float w_scales[6u * TILE_ROWS], x_scales[3u * TILE_COLUMNS];  // [scale][row]; w's last two are a superblock's
 
 uvec2 corner;  // the subgroup's first row and column of the tile
 
@@ -25,32 +25,32 @@ void keep(uint word, uvec4 low, uvec4 high) {
 void keep_w(uint i, uvec4 low, uvec4 high, vec4 scales) {
     keep(i * PITCH, low, high);
     [[unroll]] for (uint k = 0u; k < 4u; ++k) {
-        of_w[k * TILE_ROWS + i] = scales[k];
+        w_scales[k * TILE_ROWS + i] = scales[k];
     }
 }
 
 void keep_superblock(uint i, vec2 scale) {
-    of_w[4u * TILE_ROWS + i] = scale.x;
-    of_w[5u * TILE_ROWS + i] = scale.y;
+    w_scales[4u * TILE_ROWS + i] = scale.x;
+    w_scales[5u * TILE_ROWS + i] = scale.y;
 }
 
 void keep_x(uint i, uvec4 low, uvec4 high, vec3 scales) {
     keep(X_BEGIN + i * PITCH, low, high);
-    of_x[i] = scales.x;
-    of_x[TILE_COLUMNS + i] = HAS_HALVES ? scales.y : scales.y + scales.z;
-    of_x[2u * TILE_COLUMNS + i] = HAS_HALVES ? scales.z : 0.0;
+    x_scales[i] = scales.x;
+    x_scales[TILE_COLUMNS + i] = HAS_HALVES ? scales.y : scales.y + scales.z;
+    x_scales[2u * TILE_COLUMNS + i] = HAS_HALVES ? scales.z : 0.0;
 }
 
 // Scale k of the rows of w that matrix i has, in every column.
 MatrixF scale_of_w(uint k, uint i) {
     MatrixF scale;
-    coopMatLoad(scale, of_w, k * TILE_ROWS + corner.x + i * MAT_M, 0u, gl_CooperativeMatrixLayoutColumnMajor);
+    coopMatLoad(scale, w_scales, k * TILE_ROWS + corner.x + i * MAT_M, 0u, gl_CooperativeMatrixLayoutColumnMajor);
     return scale;
 }
 
 // Scale k of the rows of x that matrix i has, in every row.
 MatrixF scale_of_x(uint k, uint i) {
     MatrixF scale;
-    coopMatLoad(scale, of_x, k * TILE_COLUMNS + corner.y + i * MAT_N, 0u, gl_CooperativeMatrixLayoutRowMajor);
+    coopMatLoad(scale, x_scales, k * TILE_COLUMNS + corner.y + i * MAT_N, 0u, gl_CooperativeMatrixLayoutRowMajor);
     return scale;
 }
