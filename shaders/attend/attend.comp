@@ -5,7 +5,8 @@
 // the same keys, so the grid runs them side by side. A workgroup has eight waves and walks the nodes of its item one
 // after another. Each wave attends one leaf of 64 keys of a node, and then all waves fold the eight leaves into the
 // node. A workgroup keeps nothing from node to node. A query vector is a row of one query head, and h is its number in
-// the workgroup (ROWS 1: heads of one row). All vectors use a row of K or V when it is loaded, so K and V are read once.
+// the workgroup (ROWS 1: heads of one row). All vectors use a row of K or V when it is loaded, so K and V are read
+// once.
 //
 // The steps of a node; the includes before `main` have these numbers:
 //     1 scores  s[key][h] = scale * (q[h] . k[key])                      lane = keys: lane, lane + LANES

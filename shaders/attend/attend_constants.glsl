@@ -1,4 +1,5 @@
-// The constants of attend.comp: what a pipeline is specialized for, and the sizes of a lane's share that follow from it.
+// The constants of attend.comp: what a pipeline is specialized for, and the sizes of a lane's share that follow from
+// it.
 layout(local_size_x_id = ATTEND_SPEC_WORKGROUP_SIZE, local_size_x = 256) in;
 const uint WAVES = LEAVES_PER_NODE;               // of a workgroup, a leaf each
 const uint LANES = gl_WorkGroupSize.x / WAVES;    // of a wave: 32, 16 or 8

@@ -36,7 +36,7 @@ const uint FRAGMENTS = BLOCK / MAT_N;  // of a block of V
 // Blocks of a piece of V of which a subgroup has fragments.
 const uint OWN_BLOCKS = PIECE_FRAGMENTS > FRAGMENTS ? PIECE_FRAGMENTS / FRAGMENTS : 1u;
 const uint BLOCK_FRAGMENTS = PIECE_FRAGMENTS / OWN_BLOCKS;          // and its fragments of each of these blocks
-const uint V_LOADS = (KEYS_PER_LEAF * MATRIX_PIECE / 16u + LANES - 1u) / LANES;  // of 4 by 4 values, a lane's for a piece
+const uint V_LOADS = (KEYS_PER_LEAF * MATRIX_PIECE / 16u + LANES - 1u) / LANES;  // of 4 by 4 values, for a piece
 const uint K_SCALE_LOADS = (KEYS_PER_LEAF * PIECE_BLOCKS + LANES - 1u) / LANES;
 const uint V_SCALE_LOADS = (KEYS_PER_LEAF * V_BLOCKS + LANES - 1u) / LANES;  // for a leaf
 const uint PLANE = VECTORS * PITCH;                     // words of s_rows that one int8 of u or of a piece of q takes

@@ -38,7 +38,8 @@ uvec2 words_at(bool v, uint halfword) {
         return w;
     }
     uint next = stored_word(v, i + 1u + (halfword & 1u));
-    return (halfword & 1u) == 0u ? w : uvec2(bitfieldInsert(w.x >> 16u, w.y, 16, 16), bitfieldInsert(w.y >> 16u, next, 16, 16));
+    return (halfword & 1u) == 0u ? w : uvec2(bitfieldInsert(w.x >> 16u, w.y, 16, 16),
+                                             bitfieldInsert(w.y >> 16u, next, 16, 16));
 }
 
 // The word at halfword `halfword`.
@@ -56,12 +57,14 @@ uint last_word_at(bool v, uint halfword, uint bits) {
     if (bits >= 32u) {
         return word_at(v, halfword);
     }
-    return bits == 0u ? 0u : bitfieldExtract(bits <= 16u ? halfword_at(v, halfword) : word_at(v, halfword), 0, int(bits));
+    return bits == 0u ? 0u
+                      : bitfieldExtract(bits <= 16u ? halfword_at(v, halfword) : word_at(v, halfword), 0, int(bits));
 }
 
 // Where the values of a block begin, counted from the row's begin.
 uint values_at(bool v, uint block) {
-    return v ? block * V_BLOCK_HALFWORDS + V_HALVES + 2u * V_FIFTH : block * K_BLOCK_HALFWORDS + K_HALVES + 2u * K_FIFTH;
+    return v ? block * V_BLOCK_HALFWORDS + V_HALVES + 2u * V_FIFTH
+             : block * K_BLOCK_HALFWORDS + K_HALVES + 2u * K_FIFTH;
 }
 
 // Part `part` of the four parts of a block of 4 bits: 8 dimensions, as one word.

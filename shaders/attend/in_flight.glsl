@@ -1,7 +1,7 @@
 // The words and floats that a lane has in flight: chunks (eight dimensions) of its keys' K, and slices of value rows.
 //
-// A lane's keys go in pairs (key0, key1), and a chunk has four dimensions a and then four dimensions b. These arrays are
-// global for the reason that attend.comp's are.
+// A lane's keys go in pairs (key0, key1), and a chunk has four dimensions a and then four dimensions b. These arrays
+// are global for the reason that attend.comp's are.
 
 // Chunks that are in use as floats at a time. Where stored words take few registers, fewer floats leave the compiler
 // more registers for the sums, and the compiler pairs more of the sums.
@@ -16,7 +16,7 @@ const uint SIDE_BY_SIDE = NHD && K_BITS <= 8u ? FEW : IN_TILES;
 const uint FLOATS = TOGETHER * KEY_PAIRS;
 uvec2 key0[KEY_PAIRS], key1[KEY_PAIRS];  // [pair]: where the keys lie
 Block block0[KEY_PAIRS], block1[KEY_PAIRS];  // [pair]: the one block that has all chunks in flight
-uvec4 words0[CHUNKS_AHEAD * KEY_PAIRS], words1[CHUNKS_AHEAD * KEY_PAIRS];  // [chunk][pair]: in flight, of at most 8 bits
+uvec4 words0[CHUNKS_AHEAD * KEY_PAIRS], words1[CHUNKS_AHEAD * KEY_PAIRS];  // [chunk][pair]: of at most 8 bits
 vec4 k0a[FLOATS], k0b[FLOATS], k1a[FLOATS], k1b[FLOATS];  // [chunk][pair]: the chunks in use, as floats
 
 // To block0 ... words1: chunks c ... c + CHUNKS_AHEAD - 1 of types of at most 8 bits. Chunks of other types are loaded
@@ -56,7 +56,8 @@ vec2 v[LANE_PAIRS];  // the row in use
 uvec4 v_raw[KEYS_AHEAD * LANE_SLICES * SLICE_LOADS];  // [row][slice][load]: the rows in flight
 Block v_blocks[KEYS_AHEAD * LANE_SLICES];  // [row][slice], of types that have blocks
 
-// To v_raw: dimensions SLICE slice ... SLICE slice + SLICE - 1 of a value row, as slice `ahead` of the slices in flight.
+// To v_raw: dimensions SLICE slice ... SLICE slice + SLICE - 1 of a value row, as slice `ahead` of the slices in
+// flight.
 void load_v(uvec2 where, uint slice, uint ahead) {
     if (V_BITS <= 8u) {
         v_blocks[ahead] = v_block(where, slice * SLICE / BLOCK);

@@ -42,7 +42,8 @@ float scales_ahead[POWER_KEYS];
 // 0.
 void add_tops(Item item, Leaf leaf, uint t) {
     [[unroll]] for (uint r = 0u; r < POWER_ROUNDS; ++r) {
-        uint pair = min(r * LANES + lane, VECTORS * V_BLOCKS - 1u), block = OWN_BLOCK ? lane % V_BLOCKS : pair % V_BLOCKS;
+        uint pair = min(r * LANES + lane, VECTORS * V_BLOCKS - 1u);
+        uint block = OWN_BLOCK ? lane % V_BLOCKS : pair % V_BLOCKS;
         [[unroll]] for (uint j = 0u; j < POWER_KEYS && (r == 0u || !OWN_BLOCK); ++j) {
             scales_ahead[j] = v_block(locate(item, leaf, min(t + j, leaf.count - 1u)), block).scale;
         }

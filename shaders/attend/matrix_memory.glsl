@@ -5,8 +5,8 @@
 // The accesses below have NonPrivatePointer alone, and meet() hands over everything that they wrote:
 //
 //   * A write W and another invocation's access X of the same word always have a meet() between them in every
-//     invocation of the workgroup.  W is program-ordered before its invocation's meet(), which releases and makes
-//     available, in workgroup scope, all non-private writes to shared memory.  That release synchronizes with the
+//     invocation of the workgroup. W is program-ordered before its invocation's meet(), which releases and makes
+//     available, in workgroup scope, all non-private writes to shared memory. That release synchronizes with the
 //     acquire of X's invocation, whose meet() makes them visible, and X is program-ordered after it. So W
 //     happens-before X. Where X reads, W is visible to it; where X writes, W is available before.
 //   * A read and a later write by another invocation have a meet() between them, too, and happen in that order.

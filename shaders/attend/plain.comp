@@ -21,9 +21,9 @@ layout(constant_id = PLAIN_SPEC_KEYS) const uint KEYS = 1u;
 layout(constant_id = PLAIN_SPEC_SCALE) const uint SCALE = 0u;      // of the scores, float32: scale * log2(e)
 const uint V_DIM = SLICE * gl_WorkGroupSize.x;
 
-layout(set = 0, binding = PLAIN_BIND_Q, std430) restrict readonly buffer Q { float q[]; };        // (heads, K_DIM)
-layout(set = 0, binding = PLAIN_BIND_K, std430) restrict readonly buffer K { float k[]; };        // (KV heads, KEYS, K_DIM)
-layout(set = 0, binding = PLAIN_BIND_V, std430) restrict readonly buffer V { float v[]; };        // (KV heads, KEYS, V_DIM)
+layout(set = 0, binding = PLAIN_BIND_Q, std430) restrict readonly buffer Q { float q[]; };  // (heads, K_DIM)
+layout(set = 0, binding = PLAIN_BIND_K, std430) restrict readonly buffer K { float k[]; };  // (KV heads, KEYS, K_DIM)
+layout(set = 0, binding = PLAIN_BIND_V, std430) restrict readonly buffer V { float v[]; };  // (KV heads, KEYS, V_DIM)
 layout(set = 0, binding = PLAIN_BIND_OUT, std430) restrict writeonly buffer Out { float result[]; };  // out, then lse
 #include "../floats.glsl"
 #include "state.glsl"

@@ -90,7 +90,8 @@ void store_v() {
     [[unroll]] for (uint u = 0u; u < V_LOADS; ++u) {
         uint i = u * LANES + lane, word = i % PIECE_QUADS * 4u * PITCH + i / PIECE_QUADS;
         uvec4 w = v_ahead[u];
-        uvec2 even = w.xz & 0x00FF00FFu | (w.yw & 0x00FF00FFu) << 8u, odd = w.xz >> 8u & 0x00FF00FFu | w.yw & 0xFF00FF00u;
+        uvec2 even = w.xz & 0x00FF00FFu | (w.yw & 0x00FF00FFu) << 8u;
+        uvec2 odd = w.xz >> 8u & 0x00FF00FFu | w.yw & 0xFF00FF00u;
         if (i < PIECE_QUADS * (KEYS_PER_LEAF / 4u)) {
             store(kv_rows[word], even.x & 0xFFFFu | even.y << 16u);
             store(kv_rows[word + PITCH], odd.x & 0xFFFFu | odd.y << 16u);

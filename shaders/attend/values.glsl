@@ -4,9 +4,9 @@
 
 const uint ROWS_ADDED = KEYS_AHEAD > 4u ? 4u : KEYS_AHEAD;  // at a time
 
-// To state.o: o gains ROWS_ADDED of the rows in flight, from number `ahead` on. The first of these rows is key t. Compilers
-// unroll four rows of eight vectors but not eight rows, and they keep the sums in registers only where everything is
-// unrolled: a single loop over an array of sums moves all of them to memory.
+// To state.o: o gains ROWS_ADDED of the rows in flight, from number `ahead` on. The first of these rows is key t.
+// Compilers unroll four rows of eight vectors but not eight rows, and they keep the sums in registers only where
+// everything is unrolled: a single loop over an array of sums moves all of them to memory.
 void add_rows(uint slice, uint ahead, uint t) {
     // The weights of the first row begin at wave_begin + t * VECTORS. The bound lets a compiler put (j, h) into the
     // immediate offsets of the loads.
@@ -21,7 +21,8 @@ void add_rows(uint slice, uint ahead, uint t) {
                 uint s = i / PAIRS;
                 float factor = p;
                 if (INTEGER) {
-                    factor = integer_weight(p, v_blocks[(ahead + j) * LANE_SLICES + s], slice_powers[h * LANE_SLICES + s]);
+                    Block block = v_blocks[(ahead + j) * LANE_SLICES + s];
+                    factor = integer_weight(p, block, slice_powers[h * LANE_SLICES + s]);
                 }
                 state.o[h * LANE_PAIRS + i] = multiply_add(v[i], vec2(factor), state.o[h * LANE_PAIRS + i]);
             }

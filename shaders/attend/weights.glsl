@@ -1,7 +1,7 @@
 // Step 2 of a leaf, the weights: m is the rounded maximum of the scores, and weights are 2**(score - m).
 //
-// Maxima and sums over the keys change the lanes' roles. Scores and weights go to shared memory as [key][h]; a lane then
-// reduces its quarters, which are pairs [h][key mod 4], and every lane combines the four quarters of each vector.
+// Maxima and sums over the keys change the lanes' roles. Scores and weights go to shared memory as [key][h]; a lane
+// then reduces its quarters, which are pairs [h][key mod 4], and every lane combines the four quarters of each vector.
 
 // To wave_floats: the dots of every lane, as [key][h].
 void share_dots() {
@@ -14,7 +14,8 @@ void share_dots() {
     barrier();
 }
 
-// The vector of the lane's quarter g. Lanes after the last quarter repeat the last vector, and nobody reads their results.
+// The vector of the lane's quarter g. Lanes after the last quarter repeat the last vector, and nobody reads their
+// results.
 uint vector_of_quarter(uint g) {
     return min(g * (LANES / WEIGHT_PARTIALS) + lane / WEIGHT_PARTIALS, VECTORS - 1u);
 }

@@ -107,7 +107,7 @@ void load(uint first, uint units, uint rows_heads) {
 
 void main() {
     uint lane = gl_LocalInvocationID.x, heads = work[HEADER_ROW_KV_HEADS], rows_heads = gl_NumWorkGroups.x * heads;
-    uint blocks = part(K_BLOCKS, V_BLOCKS), units = blocks + blocks % 2u;  // of a head; a pair has lanes of one workgroup
+    uint blocks = part(K_BLOCKS, V_BLOCKS), units = blocks + blocks % 2u;  // of a head; a workgroup has whole pairs
     uint first = (gl_WorkGroupID.y * gl_NumWorkGroups.x + gl_WorkGroupID.x) * WAVE;
     uint row = first / (units * heads), record = work[HEADER_APPEND_TABLE] + row * APPEND_WORDS;
     if (row >= gl_NumWorkGroups.x || work[record + APPEND_POSITION] == NO_TOKEN) {

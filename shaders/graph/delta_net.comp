@@ -1,4 +1,5 @@
-// A gated delta net.  Of each head, token after token, with S as rows s_j = S[:, j] and j's elements of v, delta, y:
+// A gated delta net. For each head, token after token, with the state S as rows s_j = S[:, j], and element j of v,
+// delta, y:
 //     s_j = s_j * exp(gate)
 //     delta_j = (v_j - s_j . k) * beta
 //     s_j = s_j + k * delta_j

@@ -1,11 +1,11 @@
 // Operations element by element, for the kernel that defines Y_TYPE, p.y, buffer y and value().
 //
-// An invocation has an element, of a 16-bit y the two of a word.
+// An invocation has an element, or, where y has 16 bits, the two elements of a word.
 #include "tensor.glsl"
 #include "numbers.glsl"
 #include "float_types.glsl"
 
-// The element of y at these indices, flushed already.
+// The element of y at these indices, already flushed.
 float value(uvec4 index);
 
 void write_elements() {

@@ -1,6 +1,6 @@
 // Rows of quantized weights in layout R32 (zinc_attn/graph/pieces.py) as float32: the values of ggml's blocks.
 //
-//   value = (d * scale) * q - minimum, each operation rounded.  d * scale is exact; of types of 32 values scale is 1.
+//   value = (d * scale) * q - minimum, each operation rounded. d * scale is exact; types of 32 values have scale 1.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "contract.glsl"
@@ -19,7 +19,7 @@ layout(set = 0, binding = GET_WEIGHTS_BIND_Y, std430) writeonly buffer Y { uint 
 const uint values = WEIGHT_VALUES(TYPE);
 const uint large = 16u * WEIGHT_PIECES_16(TYPE), small = 4u * WEIGHT_PIECES_4(TYPE);  // bytes of a block
 const uint last = WEIGHT_SIZE(TYPE) - large - small;
-// Of the element's block: where its group begins; pieces of a plane; its place among them.
+// The element's block: where its group begins; pieces of a plane; its number among them.
 uint group, pieces, unit;
 
 // Byte i of the pieces of 16 bytes.
@@ -54,7 +54,7 @@ float value_of_4_or_5(uint i) {
     return value_of(d, scale, int(q), m, minimum);
 }
 
-// Value i of a block of 256; j: of its 16.
+// Value i of a block of 256, which is value i mod 16 of group j.
 float value_of_256(uint i) {
     uint j = i / 16u, part = i / 32u % 4u, byte = i / 128u * 32u + i % 32u;
     if (TYPE == WEIGHT_TYPE_Q2_K) {

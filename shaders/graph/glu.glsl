@@ -1,5 +1,5 @@
-// y = act(a) * b, element by element; act(a) is flushed as an operation of its own.  Of QUANTIZED y is float32, and there
-// as int8, too.
+// y = act(a) * b, element by element. act(a) is flushed as an operation of its own. With QUANTIZED y is float32, and a
+// second result has y as int8.
 layout(local_size_x = 256) in;
 GLU_CONSTANTS
 layout(set = 0, binding = GLU_BIND_PARAMS, std430) restrict readonly buffer Params { GluParams p; };

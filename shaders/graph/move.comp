@@ -1,8 +1,8 @@
-// Operations that move: each element of y is an element of x, of the same bits or of another type.
+// Operations that move elements: each element of y is an element of x, with the same bits or converted to another type.
 //
-//   An invocation has a word of y, with all elements of a row that lie in it; where y's elements are not neighbors, the
-//   part of one element.  What it has is written as a word; of a word that holds more, only the bits that it has change,
-//   whoever writes the others at the same time.
+//   An invocation has a word of y, with all elements of a row that lie in the word; where y's elements are not
+//   neighbors, it has the part of one element. It writes a word that it has as a whole. Of other words it changes only
+//   its own bits, whichever invocation writes the others at the same time.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "contract.glsl"
@@ -24,7 +24,7 @@ const uint ALL = 0xFFFFFFFFu;  // the types of FLOAT_TYPES are the first of MOVE
 const uint TYPE = SOURCE == MOVE_TYPE_Q8_0     ? WEIGHT_TYPE_Q8_0
                   : SOURCE == MOVE_TYPE_IQ4_NL ? WEIGHT_TYPE_IQ4_NL
                                                : SOURCE - MOVE_TYPE_Q4_0;  // the next three are WEIGHT_TYPES', too
-uint block;  // half word where it begins
+uint block;  // half word where the block begins
 
 uint small_half(uint i) {
     return x_bits(block + (TYPE == WEIGHT_TYPE_Q5_0 ? i + 1u : TYPE == WEIGHT_TYPE_Q5_1 ? i ^ 2u : i), 16u);
@@ -42,7 +42,7 @@ uint byte_at(uint i) {
 
 #include "block_values.glsl"
 
-// The bits of y's element of x's element `at`.
+// The bits that x's element `index` has in y.
 uint converted(uvec4 index) {
     float value;
     if (SOURCE < MOVE_TYPE_Q8_0) {
@@ -55,13 +55,13 @@ uint converted(uvec4 index) {
         block = place(p.x, uvec4(index.x / BLOCK, index.yzw));
         value = value_of_32(index.x % BLOCK);
     }
-    if (TARGET == MOVE_TYPE_I32) {  // toward zero; what int32 does not have is -2**31
+    if (TARGET == MOVE_TYPE_I32) {  // toward zero; a value that int32 does not have is -2**31
         return (floatBitsToUint(value) & MAGNITUDE) < 0x4F000000u ? uint(int(value)) : 0x80000000u;
     }
     return encoded(value, TARGET);
 }
 
-// The bits of y's element `at`; x_row: the row of x, of GET_ROWS and SET_ROWS.
+// The bits of y's element `index`. x_row: the row of x, for GET_ROWS and SET_ROWS.
 uint moved(uvec4 index, uint x_row) {
     uvec4 shift = uvec4(p.shift[0], p.shift[1], p.shift[2], p.shift[3]), sizes = sizes_of(p.x);
     if (OP == MOVE_OP_LINEAR && sizes_of(p.y) == sizes) {
@@ -99,7 +99,7 @@ void main() {
         x_row = named_row(index, p.x.n[1], p.id_words);
     }
     uint begin = place(p.y, index), bits = 0u, mask = 0u;
-    uint first = dense ? lane * per_word - begin % per_word : lane;  // element; those before the row wrap to the end
+    uint first = dense ? lane * per_word - begin % per_word : lane;  // element; numbers before the row wrap to the end
     for (uint k = 0u; k < (dense ? per_word : 1u); ++k) {
         index.x = first + k;
         if (index.x < columns) {

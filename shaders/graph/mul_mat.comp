@@ -1,4 +1,4 @@
-// y = w x for many rows of x, as tiles.glsl says.  An invocation has OWN_ROWS * OWN_COLUMNS outputs.
+// y = w x for many rows of x, as tiles.glsl says. An invocation has OWN_ROWS * OWN_COLUMNS outputs.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
@@ -16,9 +16,9 @@ shared vec2 superblock_scales[TILE_ROWS];
 shared vec3 x_scales[TILE_COLUMNS];
 
 float total[OWN], inner[OWN], lower[OWN];
-uvec2 lane;  // which outputs the invocation has
+uvec2 lane;  // the lane's column and row in the grid of lanes, which says which outputs it has
 
-// Rows of w that an invocation has, by its number among those of a column: four side by side, then the next four.
+// Row i of the rows of w that an invocation has in the tile: four neighbors, then the next four.
 uint tile_row(uint i) {
     return (i / 4u * LANES_ROWS + lane.x) * 4u + i % 4u;
 }

@@ -1,8 +1,9 @@
-// y = w x of float32, float16 or bfloat16, in tiles, with any steps.  products.multiply_floats of zinc_attn/graph.
+// y = w x for float32, float16 or bfloat16, in tiles, with any steps between elements: products.multiply_floats of
+// zinc_attn/graph.
 //
-// A workgroup has TILE_ROWS rows of w and TILE_COLUMNS rows of x.  It walks along a row 32 products at a time, which it
-// brings to shared memory; an invocation has OWN_ROWS * OWN_COLUMNS outputs.  Eight products form a chain, 32 of these
-// sums a superblock, and superblocks the result, all ascending.
+// A workgroup has TILE_ROWS rows of w and TILE_COLUMNS rows of x. It walks along a row 32 products at a time, and
+// brings their factors to shared memory. An invocation has OWN_ROWS * OWN_COLUMNS outputs. Eight products form a chain,
+// 32 of these sums form a superblock, and superblocks form the result, all in ascending order.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
@@ -25,7 +26,7 @@ const bool TILED = true;
 const uint STEPS = 32u;  // products of a row that are in shared memory
 const uint LANES_ROWS = TILE_ROWS / OWN_ROWS, OWN = OWN_ROWS * OWN_COLUMNS;
 shared float tile_w[STEPS * (TILE_ROWS + 1u)], tile_x[STEPS * (TILE_COLUMNS + 1u)];  // (product, row)
-shared uint columns[TILE_COLUMNS];  // where they begin in x
+shared uint columns[TILE_COLUMNS];  // where the tile's columns begin in x
 
 void load_tiles(uvec4 w_index, uint k) {
     for (uint i = gl_LocalInvocationIndex; i < STEPS * TILE_ROWS; i += gl_WorkGroupSize.x) {
@@ -42,7 +43,7 @@ void load_tiles(uvec4 w_index, uint k) {
     }
 }
 
-// Eight products from `begin` on join the sums.
+// To sums: they gain eight products from `begin` on.
 void add_chunk(uvec2 lane, uint begin, inout float sums[OWN]) {
     float chunk[OWN];
     [[unroll]] for (uint o = 0u; o < OWN; ++o) {

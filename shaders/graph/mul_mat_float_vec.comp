@@ -1,7 +1,7 @@
 // y = w x for few rows of x, of float32, float16 or bfloat16: products.multiply_floats of zinc_attn/graph, by the waves
 // of waves.glsl.
 //
-// Elements of a row of w and of x are neighbors, in whole words, and K is a multiple of 8, with AHEAD of 64.
+// Elements of a row of w and of x are neighbors, in whole words. K is a multiple of 8, and with AHEAD of 64.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
@@ -32,8 +32,8 @@ const uint GROUP = AHEAD == 1u ? 8u : 1u;  // chunks of w that are loaded before
 uint words[GROUP * W_WORDS];
 uint row_word, column_word;  // where the lane's row begins, and the first column
 
-// Chunk `chunk` of the row, the c-th of those that are loaded.  A hint to unroll the inner loop is too much for
-// SwiftShader's compiler; others need none.
+// To sum: each column gains chunk `chunk` of the row, which is number c of the loaded chunks. A hint to unroll the
+// inner loop is too much for SwiftShader's compiler; other compilers need none.
 void add_chunk(uint chunk, uint c, inout float sum[COLUMNS]) {
     [[unroll]] for (uint n = 0u; n < COLUMNS; ++n) {
         uint x_word = column_word + n * p.x.s[1] / (FLOAT_CHUNK / X_WORDS) + chunk * X_WORDS;
@@ -46,7 +46,7 @@ void add_chunk(uint chunk, uint c, inout float sum[COLUMNS]) {
     }
 }
 
-void load_superblock(uint n) {}  // by chunks, in its turn
+void load_superblock(uint n) {}  // add_superblock loads its chunks itself
 
 void add_superblock(uint, out float sum[COLUMNS]) {
     uint chunks = SUPERBLOCK / FLOAT_CHUNK, end = min((superblock + 1u) * chunks, p.w.n[0] / FLOAT_CHUNK);

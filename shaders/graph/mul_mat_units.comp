@@ -1,8 +1,8 @@
 // y = w x for many rows of x, as tiles.glsl says, by int8 matrix units: mul_mat.comp's bits.
 //
-// A subgroup has OWN_ROWS * OWN_COLUMNS matrices of MAT_M * MAT_N outputs.  The units make the exact dot products.  All
-// else is of an element alone, so elements of matrices of one type are joined, and no code knows which outputs they
-// are: see unit_tiles.glsl.
+// A subgroup has OWN_ROWS * OWN_COLUMNS matrices of MAT_M * MAT_N outputs. The units make the exact dot products. All
+// other work combines the same element of matrices of one type, so no code knows which outputs the elements are: see
+// unit_tiles.glsl.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
@@ -21,8 +21,8 @@ MUL_MAT_UNITS_CONSTANTS
 const uint STEPS = X_BLOCK / MAT_K, OWN = OWN_ROWS * OWN_COLUMNS;
 const uint LANES_ROWS = TILE_ROWS / MAT_M / OWN_ROWS;  // subgroups side by side
 
-// Sums of products begin as the bits of 1.5 * 2**23, so that they end as those of this number and the sum together: a
-// difference instead of a conversion, two of which issue in a cycle.  Sums are below 2**22.
+// Sums of products begin as the bits of 1.5 * 2**23, so that they end as the bits of this number plus the sum. A
+// difference then takes the place of a conversion, and two differences issue in a cycle. Sums are below 2**22.
 const int WHOLE_BITS = 0x4B400000;
 
 float whole(int sum) {
@@ -31,7 +31,7 @@ float whole(int sum) {
 
 MatrixF total[OWN], inner[OWN], lower[OWN];
 
-// least: whether mxfp4 may flush a product of scales, see join.
+// least: whether mxfp4 may flush a product of scales, see add_products.
 void add_block(bool least) {
     MatrixW w[OWN_ROWS * STEPS];
     MatrixF w0[OWN_ROWS], w1[OWN_ROWS], w2[OWN_ROWS], w3[OWN_ROWS];
@@ -65,7 +65,8 @@ void add_block(bool least) {
             for (int e = 0; e < first.length(); ++e) {
                 float sum = inner[o][e], low = lower[o][e];
                 vec2 dots = vec2(whole(first[e]), whole(second[e]));
-                add_products(vec4(w0[m][e], w1[m][e], w2[m][e], w3[m][e]), vec3(x0[e], x1[e], x2[e]), dots, least, sum, low);
+                vec4 w_scale = vec4(w0[m][e], w1[m][e], w2[m][e], w3[m][e]);
+                add_products(w_scale, vec3(x0[e], x1[e], x2[e]), dots, least, sum, low);
                 inner[o][e] = sum;
                 lower[o][e] = low;
             }
@@ -109,7 +110,8 @@ void end_superblock() {
 }
 
 void main() {
-    corner = uvec2(gl_SubgroupID % LANES_ROWS, gl_SubgroupID / LANES_ROWS) * uvec2(OWN_ROWS * MAT_M, OWN_COLUMNS * MAT_N);
+    corner = uvec2(gl_SubgroupID % LANES_ROWS, gl_SubgroupID / LANES_ROWS);
+    corner *= uvec2(OWN_ROWS * MAT_M, OWN_COLUMNS * MAT_N);
     [[unroll]] for (uint o = 0u; o < OWN; ++o) {
         total[o] = inner[o] = lower[o] = MatrixF(0.0);
     }

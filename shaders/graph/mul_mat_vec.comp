@@ -1,4 +1,21 @@
-// y = w x for few rows of x, of quantized weights.  S256 of zinc_attn/graph/products.py; see waves.glsl.
+// y = w x for few rows of x and quantized weights w, with S256's sums (zinc_attn/graph/products.py): a row's blocks of
+// 32 join superblocks of 256, and superblocks join the result, in ascending order.
+//
+// Grid: x = group of 32 rows of w, y = COLUMNS rows of x (columns of the product), z = plane. A lane owns a row of w,
+// and its waves share the superblocks of the row. A reader can follow the calls from main():
+//
+//     columns    find_matrix, number_in_x: the workgroup's matrix of w; where its columns lie in x
+//     waves      find_wave: wave and lane; add_superblocks: the loop over superblocks, which calls
+//         here       load_superblock: the pieces of a superblock of w, from memory to registers, AHEAD of them early
+//         here       add_superblock: the sum of a superblock for each column, which calls, for each block of 32,
+//             here       add_block, which calls
+//     q_blocks           decode_pairs, block_scales: 32 integers of w as bytes in 8 words, and their scale and minimum
+//     q_places           piece16, piece4, small_piece, for q_blocks: a piece of w, from registers or from memory
+//     q_sums             dot16: exact sums of products of int8; add_products: times the scales, to the superblock's sum
+//         sums       store: the flushed result, and what is added to it
+//
+// products.glsl includes these files, except waves. x comes as int8 words q with a scale for each block
+// (quantizing.glsl).
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
@@ -11,7 +28,7 @@ const bool TILED = false, SCALED = false, HALVES = WEIGHT_HALVES(TYPE) == 1u;
 #include "products.glsl"
 #include "waves.glsl"
 
-uint first;  // the number of the first column in x
+uint first;  // number of the workgroup's first column among the rows of x
 void load_superblock(uint n) {
     [[unroll]] for (uint i = 0u; i < PIECES_16 * BLOCKS; ++i) {
         pieces_16[n * EACH_16 + i] = load_16(i);
@@ -24,12 +41,13 @@ void load_superblock(uint n) {
     }
 }
 
-// Block j of the superblock joins the sums of each column: of weights, and of minima.
+// To sum and low: each column gains block j of the superblock, the products of weights in sum and of minima in low.
 void add_block(uint j, inout float sum[COLUMNS], inout float low[COLUMNS]) {
     uvec4 w_low, w_high;
     decode_pairs(j, w_low, w_high);
     uint number = superblock * 8u + j, x_block = number * rows_of_x() + first;
-    // Blocks behind the row are zeros in x, and their scales those of the last one, which may be infinite but for mxfp4.
+    // Blocks after the row's end are zeros in x. Their scales are those of the row's last block, which may be infinite
+    // except for mxfp4.
     vec4 w_scales = IS_256 || IS_MXFP4 || number < p.blocks ? block_scales(j) : vec4(0.0);
     [[unroll]] for (uint n = 0u; n < COLUMNS; ++n) {
         uvec4 x_low = q[2u * (x_block + n)], x_high = q[2u * (x_block + n) + 1u];

@@ -1,5 +1,5 @@
-// y = norm(x) along dimension 0, RMS_NORM, NORM or L2_NORM, and what follows it; of QUANTIZED y as int8, too; of SUMMED
-// x is a sum of experts that is made first.
+// y = norm(x) along dimension 0 (RMS_NORM, NORM or L2_NORM), and then the operations that follow. With QUANTIZED a
+// second result has y as int8; with SUMMED the kernel first makes x, a sum of experts.
 //
 // A workgroup has a row; an invocation has its elements j = r mod SUM_LANES in each sum:
 //     norm alone: mean = sum of x * factor
@@ -58,7 +58,7 @@ vec2 measures(uint x_begin, uint n) {
     return vec2(mean, norm_scale(OP, workgroup_sum(squares), p.factor, p.eps));
 }
 
-// Where the row of an operand begins that repeats.
+// Where the row of an operand that repeats begins.
 uint row_of(Tensor t, uint op, uvec4 index) {
     return reads(op) ? place(t, repeated(t, index)) : 0u;
 }
@@ -67,7 +67,7 @@ uint column_of(Tensor t, uint j) {
     return repeated(t, uvec4(j, 0u, 0u, 0u)).x * t.s[0];
 }
 
-// Element j of y, from x's; of_a, of_b: where their rows begin.
+// Element j of y, from element j of x. a_begin and b_begin: where the rows of a and b begin.
 float result(float x_j, uint j, vec2 measured, uint a_begin, uint b_begin) {
     precise float v = flush(x_j) - measured.x;
     v = v * measured.y;

@@ -1,4 +1,4 @@
-// Rows of float32 values as int8, see quantizing.glsl.
+// Rows of float32 values as int8; see quantizing.glsl.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "contract.glsl"
@@ -17,6 +17,7 @@ void main() {
     uint i = linear_id() / LANES, s = p.x.s[0];
     bool exists = block_at(p.x, i, index);
     uint x_begin = place(p.x, index);
-    vec4 v = index.x < p.x.n[0] ? vec4(x[x_begin], x[x_begin + s], x[x_begin + 2u * s], x[x_begin + 3u * s]) : vec4(0.0);
+    vec4 v = index.x < p.x.n[0] ? vec4(x[x_begin], x[x_begin + s], x[x_begin + 2u * s], x[x_begin + 3u * s])
+                                : vec4(0.0);
     quantize(v, i, exists);
 }

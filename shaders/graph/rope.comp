@@ -1,7 +1,7 @@
-// y = x with pairs of dimension 0 turned by their position times their fraction of a turn; other elements are copied.
+// y = x, with pairs of dimension 0 turned by their position times their fraction of a turn, and other elements copied.
 //
-// An invocation has a unit: a pair, or two elements that are copied; of float16 whose pairs are no neighbors two pairs,
-// or two words, so that it owns the words that it writes.
+// An invocation has a unit: a pair, or two copied elements. For float16 whose pairs are not neighbors a unit is two
+// pairs, or two words of copied elements, so that an invocation owns the words that it writes.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "contract.glsl"
@@ -18,7 +18,7 @@ layout(set = 0, binding = ROPE_BIND_Y, std430) writeonly buffer Y { uint y[]; };
 #include "turns.glsl"
 #include "float_types.glsl"
 
-// Pair k of a token turned: x0 * (c * m) - x1 * (s * m), x0 * (s * m) + x1 * (c * m).
+// Pair k of a token, turned: x0 * (c * m) - x1 * (s * m), x0 * (s * m) + x1 * (c * m).
 vec2 turned(vec2 pair, uint k, uint token) {
     uint entry = p.table + ROPE_WORDS * k;
     uvec2 fraction = uvec2(table[entry], table[entry + 1u]), phase;
@@ -35,7 +35,7 @@ uint element(uvec4 index, uint i) {
     return place(p.x, uvec4(i, index.yzw));
 }
 
-// A float32 as it is stored.
+// The bits of a float32 as they are stored.
 uint settled(uint bits) {
     return (bits & 0x7FFFFFFFu) < floatBitsToUint(p.least) ? 0u : bits;
 }

@@ -1,9 +1,9 @@
-// Reductions of a row by a workgroup of SUM_LANES invocations: partial sum r is that of the elements j = r mod SUM_LANES,
-// ascending; then halves of the partial sums are added, 128, 64, ... 1 apart.
+// Reductions of a row by a workgroup of SUM_LANES invocations. Partial sum r is the sum of the elements j = r mod
+// SUM_LANES, ascending. Then halves of the partial sums are added, 128, 64, ... 1 apart.
 
 shared float partial[SUM_LANES];
 
-// Of `size` neighboring invocations, a power of two; the other partial sums of their row are 0.
+// The sum of `size` neighboring invocations' terms; size is a power of two. The other partial sums of their row are 0.
 float group_sum(float term, uint size) {
     uint r = gl_LocalInvocationID.x;
     partial[r] = term;

@@ -1,8 +1,8 @@
 // Indices of a row's elements in the order of (value, index), NaN last, by a bitonic network of compare-exchanges.
 //
-//   Merging pieces of n into pieces of 2 n compares what has the same distance from the middle (mirror), then what is
-//   n / 2, n / 4, ... 1 apart; always the lower place gets what comes first.  So a place behind the row's end counts as
-//   last, and never takes part: rows may have any length.
+//   A merge of pieces of n into pieces of 2 n compares places with the same distance from the middle (mirror), then
+//   places that are n / 2, n / 4, ... 1 apart. The lower place always gets the element that comes first. So a place
+//   after the row's end counts as last, and never takes part: rows may have any length.
 //   sort, sort_ids, merge   in shared memory, SORT_PIECE places a workgroup, of several rows where they are short
 //   exchange                in y, an invocation has a pair
 #version 450
@@ -82,7 +82,9 @@ void main() {
         uint piece = first + i / COLUMNS, row = piece / pieces, column = piece % pieces * COLUMNS + i % COLUMNS;
         uint index = NONE;
         if (row < rows && column < p.count) {
-            index = OP == SORT_OP_SORT ? column : OP == SORT_OP_MERGE ? y[row_place(p.y, row, column)] : ids[row_place(p.ids, row, column)];
+            index = OP == SORT_OP_SORT    ? column
+                    : OP == SORT_OP_MERGE ? y[row_place(p.y, row, column)]
+                                          : ids[row_place(p.ids, row, column)];
         }
         held[i] = index == NONE ? uvec2(NONE) : keyed(row, index);
     }

@@ -1,5 +1,5 @@
-// y[c, t, s] = the sum over taps i of x[t + i, c, s] * w[i, c], ascending; then [+ bias], then [silu]; then, NORMED,
-// norms of neighboring channels.
+// y[c, t, s] = the sum over taps i of x[t + i, c, s] * w[i, c], ascending; then [+ bias], then [silu]; then, with
+// NORMED, norms of neighboring channels.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "contract.glsl"
@@ -24,7 +24,8 @@ float factor(float v) {
     return abs(v) < PRODUCT_MIN ? 0.0 : v;
 }
 
-// Of tap 0's number t; of_x, of_late: where the channel begins.
+// The result of token t: tap i reads number t + i of x, and then of late. x_begin, late_begin and w_begin: where the
+// channel begins.
 float result(uint t, uint x_begin, uint late_begin, uint w_begin, uint channel) {
     precise float sum = 0.0;
     for (uint i = 0u; i < p.w.n[0]; ++i) {

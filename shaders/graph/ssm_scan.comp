@@ -1,4 +1,5 @@
-// A selective scan.  Of each head, token after token, with step = softplus(dt), and x_j and y_j of row s_j of the state:
+// A selective scan. For each head, token after token, with step = softplus(dt), and element j of x and y for row s_j of
+// the state:
 //     s_j = s_j * exp(step * a) + b * (x_j * step)
 //     y_j = s_j . c
 #version 450
@@ -27,7 +28,7 @@ float decay(float step, uint index) {
     return above(exponential(flush(exponent)), DECAY_MIN);
 }
 
-// The lane's decays of head's rows.
+// The lane's decays of the rows of `head`.
 void load_decays(out vec4 decays[VECTORS], uint head, float step) {
     float head_decay = BY_ELEMENT == 0u ? decay(step, p.a + head) : 0.0;
     [[unroll]] for (uint m = 0u; m < VECTORS; ++m) {
@@ -59,7 +60,7 @@ void main() {
         flush_row(c_row);
         [[unroll]] for (uint lane_row = 0u; lane_row < OWN; ++lane_row) {
             uint row = min(first + row_of(lane_row), end - 1u), head = row / head_rows;
-            if (lane_row == 0u || BY_ELEMENT != 0u) {  // else a lane's rows are of one head
+            if (lane_row == 0u || BY_ELEMENT != 0u) {  // else all rows of a lane are of the same head
                 step = flush(softplus(flush(dt[place(p.dt, uvec4(head, t, sequence, 0u))])));
                 load_decays(decays, head, step);
             }

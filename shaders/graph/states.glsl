@@ -1,7 +1,7 @@
 // Rows of recurrent states in registers, and sums along them.
 //
-// A workgroup of 32 has ROWS rows of SIZE elements: LANES neighbors have OWN neighboring rows together.  The lane
-// `part` of a row has its elements i with i / 4 mod LANES = part, vectors of four; behind the row's end they are 0.
+// A workgroup of 32 has ROWS rows of SIZE elements: LANES neighboring lanes share OWN neighboring rows. Lane `part` of
+// a row has the row's elements i with i / 4 mod LANES = part, in vectors of four. Elements after the row's end are 0.
 
 const uint LANES = LANES_OF_STATE(SIZE);
 const uint VECTORS = (SIZE + 4u * LANES - 1u) / (4u * LANES);
@@ -11,7 +11,7 @@ shared float partial[OWN * 32u];
 
 uint part = gl_LocalInvocationID.x % LANES;
 
-// The lane's row `own` of the workgroup.
+// Number, in the workgroup, of the lane's row `lane_row`.
 uint row_of(uint lane_row) {
     return gl_LocalInvocationID.x / LANES * OWN + lane_row;
 }
@@ -71,7 +71,7 @@ float dot_of(vec4 a[VECTORS], vec4 b[VECTORS]) {
     return sum;
 }
 
-// The sums of rows, of which every lane has a part: halves of the parts are added.
+// From the lanes' parts of the sums of rows to the sums: halves of the parts are added.
 void add_parts(inout float sum[OWN]) {
     barrier();
     [[unroll]] for (uint lane_row = 0u; lane_row < OWN; ++lane_row) {

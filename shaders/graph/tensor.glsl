@@ -1,4 +1,4 @@
-// Where elements of tensors lie.  Numbers count elements; dimension 0 is the innermost, as in ggml.
+// Where elements of tensors lie. Numbers count elements; dimension 0 is the innermost, as in ggml.
 
 uint elements(Tensor t) {
     return t.n[0] * t.n[1] * t.n[2] * t.n[3];
@@ -9,7 +9,7 @@ uint linear_id() {
     return gl_GlobalInvocationID.x + gl_GlobalInvocationID.y * gl_NumWorkGroups.x * gl_WorkGroupSize.x;
 }
 
-// The indices of element i, counted through dimensions 0, 1, ...  Divisions are slow, and few are needed.
+// The indices of element i, counted through dimensions 0, 1, ... Divisions are slow, and few are needed.
 uvec4 indices(Tensor t, uint i) {
     uvec4 index = uvec4(i, 0u, 0u, 0u);
     if (index.x >= t.n[0]) {
@@ -31,7 +31,7 @@ uint place(Tensor t, uvec4 index) {
     return t.offset + index.x * t.s[0] + index.y * t.s[1] + index.z * t.s[2] + index.w * t.s[3];
 }
 
-// The indices in t that repeats over a larger tensor.
+// The indices in t, which repeats over a larger tensor.
 uvec4 repeated(Tensor t, uvec4 index) {
     for (uint d = 0u; d < 4u; ++d) {
         if (index[d] >= t.n[d]) {

@@ -1,8 +1,8 @@
 // Quantized weights times many rows of x, in tiles: S256 of zinc_attn/graph/products.py.
 //
-// A workgroup has TILE_ROWS rows of w and TILE_COLUMNS rows of x.  It walks along a row block by block, ascending: it
-// decodes a block of its rows of w and x to shared memory, then adds that block to the sums of its outputs.  Who includes
-// this has the constants TYPE, TILE_ROWS, TILE_COLUMNS, ADD and EXPERTS, and these functions:
+// A workgroup has TILE_ROWS rows of w and TILE_COLUMNS rows of x. It walks along a row block by block, ascending: it
+// decodes a block of its rows of w and x to shared memory, and then adds that block to the sums of its outputs. The
+// including kernel has the constants TYPE, TILE_ROWS, TILE_COLUMNS, ADD and EXPERTS, and these functions:
 void keep_w(uint i, uvec4 low, uvec4 high, vec4 scales);       // row i of w: its integers, and block_scales
 void keep_superblock(uint i, vec2 scale);                      // superblock_scale of it
 void keep_x(uint i, uvec4 low, uvec4 high, vec3 scales);       // row i of x: its integers, scales_of_x
@@ -19,7 +19,8 @@ uvec4 as_signed(uvec4 w) {
     return OFFSET == 0 ? w : ((w | 0x80808080u) - uint(OFFSET) * 0x01010101u) ^ 0x80808080u;
 }
 
-// The same times their scale where the products of q2_K, 0 ... 45, and those of q3_K with -1, -128 ... 124, fit in bytes.
+// The weights' integers times their scale, where the products fit in bytes: q2_K has 0 ... 45, and q3_K with -1 has
+// -128 ... 124.
 uvec4 scaled(uvec4 w, float scale) {
     if (!SCALED) {
         return as_signed(w);
@@ -32,7 +33,7 @@ uvec4 scaled(uvec4 w, float scale) {
 
 shared uint numbers[TILE_COLUMNS];  // of columns in x
 
-// Block j of the superblock of all rows of the tile.
+// Block j of the superblock goes to shared memory, for all rows of the tile.
 void load_tiles(uint j) {
     for (uint i = gl_LocalInvocationIndex; i < TILE_ROWS; i += gl_WorkGroupSize.x) {
         uint m = min(gl_WorkGroupID.x * TILE_ROWS + i, p.y.n[0] - 1u);
@@ -46,13 +47,13 @@ void load_tiles(uint j) {
         }
     }
     uint other = (gl_LocalInvocationIndex + gl_WorkGroupSize.x - TILE_ROWS % gl_WorkGroupSize.x) % gl_WorkGroupSize.x;
-    for (uint i = other; i < TILE_COLUMNS; i += gl_WorkGroupSize.x) {  // begun by those who have no row of w, or fewer
+    for (uint i = other; i < TILE_COLUMNS; i += gl_WorkGroupSize.x) {  // lanes without a row of w come first
         uint x_block = (superblock * 8u + j) * rows_of_x() + numbers[i];
         keep_x(i, q[2u * x_block], q[2u * x_block + 1u], scales_of_x(scales[x_block]));
     }
 }
 
-// All blocks of a row; false where the workgroup has no matrix.
+// Add all blocks of a row. False where the workgroup has no matrix.
 bool add_blocks() {
     if (!find_matrix()) {
         return false;
