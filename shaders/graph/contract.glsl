@@ -35,7 +35,7 @@ const uint STATE_LANES = 8u;
 const uint ROPE_WORDS = 4u;
 
 struct Tensor {
-    uint offset;  // of element 0 in its binding; these numbers count elements of the tensor's type
+    uint offset;  // place of element 0 in the binding; all these numbers count elements of the tensor's type
     uint n[4];  // elements of each dimension, ggml's ne
     uint s[4];  // steps from an element to the next of each dimension, ggml's nb
 };
@@ -61,7 +61,7 @@ struct GluParams {
     Tensor b;
     Tensor y;
     float alpha;  // of swiglu_oai
-    float limit;  // of it and _clamp
+    float limit;  // of swiglu_oai and swiglu_clamp
 };
 
 struct AddIdParams {
@@ -81,7 +81,7 @@ struct MoveParams {
     Tensor x;
     Tensor ids;
     Tensor y;
-    uint id_words;  // of an index, and ids' numbers count indices: 1 (i32), 2 (i64)
+    uint id_words;  // words of an index, 1 (i32) or 2 (i64); ids' numbers count indices
     uint shift[4];
 };
 
@@ -89,15 +89,15 @@ struct ToBlocksParams {
     Tensor x;
     Tensor ids;
     Tensor y;
-    uint id_words;  // of an index, and ids' numbers count indices: 1 (i32), 2 (i64)
+    uint id_words;  // words of an index, 1 (i32) or 2 (i64); ids' numbers count indices
 };
 
 struct SortParams {
     Tensor x;
     Tensor ids;
     Tensor y;
-    uint count;  // candidates of a row; of exchange and merge: indices of a row of y
-    uint keep;  // of a piece
+    uint count;  // candidates of a row; for exchange and merge indices of a row of y
+    uint keep;  // indices that a piece keeps
     uint distance;
     uint mirror;
 };
@@ -107,7 +107,7 @@ struct GetWeightsParams {
     Tensor y;
     uint offset;  // byte of the first matrix
     uint steps[2];  // bytes from a matrix to the next of dimensions 2 and 3
-    uint rows;  // of a matrix
+    uint rows;  // rows of a matrix
     uint first;  // row that ids call 0
 };
 
@@ -118,10 +118,10 @@ struct QuantizeParams {
 struct MulMatParams {
     uint w_begin;  // where the weights begin in their binding, in units of 16 bytes
     uint w_steps[2];  // from a matrix of weights to the next in dimensions 2 and 3, in units of 16 bytes
-    uint repeats[2];  // planes of y that have one matrix of weights, in dimensions 2 and 3
-    uint blocks;  // of 32 values of a row of weights
+    uint repeats[2];  // planes of y that share a matrix of weights, in dimensions 2 and 3
+    uint blocks;  // blocks of 32 values of a row of weights
     uint x_slots;  // rows of x of a token; slot s has row s mod x_slots
-    uint experts[3];  // the first whose matrix is bound, how many are, and how many there are
+    uint experts[3];  // number of the first bound expert, bound experts, and all experts
     Tensor ids;
     Tensor y;
     Tensor added;
@@ -129,7 +129,7 @@ struct MulMatParams {
 
 struct MulMatFloatParams {
     uint x_slots;  // rows of x of a token; slot s has row s mod x_slots
-    uint experts[3];  // the first whose matrix is bound, how many are, and how many there are
+    uint experts[3];  // number of the first bound expert, bound experts, and all experts
     Tensor ids;
     Tensor w;
     Tensor x;
@@ -140,8 +140,8 @@ struct MulMatFloatParams {
 struct ByExpertParams {
     Tensor ids;
     uint experts;
-    uint columns;  // of a tile
-    uint tiles;  // of the list: pairs / columns + experts + 1 are enough, and so are pairs
+    uint columns;  // columns of a tile
+    uint tiles;  // tiles of the list: pairs / columns + experts + 1 are enough, and so is a tile a pair
 };
 
 struct SsmConvParams {
@@ -154,7 +154,7 @@ struct SsmConvParams {
     uint size;  // a power of two up to 256
     uint begins[2];  // channels, multiples of size
     uint ends[2];
-    uint offsets[2];  // element where first, and second, begins
+    uint offsets[2];  // elements where first and second begin
     float scales[2];  // of SCALE
     float eps;
     float factor;  // 1 / size
@@ -170,7 +170,7 @@ struct DeltaNetParams {
     uint ids;
     uint outputs;  // element of the first output
     uint kept;  // element of the first state of slot 0
-    uint steps[2];  // from a kept state to the next sequence's, and to the next slot's
+    uint steps[2];  // steps from a kept state to the next sequence's, and to the next slot's
     uint slots;
     float scale;  // of the outputs
 };
@@ -185,7 +185,7 @@ struct SsmScanParams {
     uint ids;
     uint outputs;  // element of the first output
     uint kept;  // element of the first state of slot 0
-    uint steps[2];  // from a kept state to the next sequence's, and to the next slot's
+    uint steps[2];  // steps from a kept state to the next sequence's, and to the next slot's
     uint slots;
 };
 
@@ -197,7 +197,7 @@ struct RouteParams {
     float least;
     float most;
     float factor;  // of SCALE
-    float added;  // by SCALE
+    float added;  // number that SCALE adds
 };
 
 struct SumExpertsParams {
@@ -217,8 +217,8 @@ struct NormSummedParams {
     Tensor y;
     float eps;
     float factor;  // 1 / elements of a row, rounded once; not of l2
-    float scales[2];  // of both operations that follow
-    uint joined;  // rows of y that are one of the int8 rows: 1, or rows of whole blocks
+    float scales[2];  // of the two operations that follow
+    uint joined;  // rows of y that form an int8 row: 1, or more where rows are whole blocks
 };
 
 struct NormParams {
@@ -228,15 +228,15 @@ struct NormParams {
     Tensor y;
     float eps;
     float factor;  // 1 / elements of a row, rounded once; not of l2
-    float scales[2];  // of both operations that follow
-    uint joined;  // rows of y that are one of the int8 rows: 1, or rows of whole blocks
+    float scales[2];  // of the two operations that follow
+    uint joined;  // rows of y that form an int8 row: 1, or more where rows are whole blocks
 };
 
 struct SoftMaxParams {
     Tensor x;
     Tensor mask;
     Tensor y;
-    uint sinks;  // element of head 0's
+    uint sinks;  // element of head 0's sink
     float scale;
     float step;  // -max_bias / heads
     float half_step;  // -max_bias / 2 / heads
@@ -254,12 +254,12 @@ struct RopeParams {
     Tensor x;
     Tensor y;
     uint positions;  // element of the first position, an int32
-    uint stride;  // from the positions of a section to the next one's: x's dimension 2
+    uint stride;  // step from a section's positions to the next section's: x's dimension 2
     uint table;  // word of the first pair
-    uint pairs;  // that turn
+    uint pairs;  // pairs that turn
     uint first;  // element of the first pair
-    uint step;  // from a pair's first element to its second: 1, or pairs
-    float least;  // magnitudes of a float32 y below it become +0, as FIT makes them for attention; or 0
+    uint step;  // step from a pair's first element to its second: 1, or pairs
+    float least;  // smaller magnitudes of a float32 y become +0, as FIT does for attention; or 0
 };
 
 const uint BINARY_BIND_PARAMS = 0u, BINARY_BIND_A = 1u, BINARY_BIND_B = 2u, BINARY_BIND_Y = 3u;
@@ -453,12 +453,12 @@ const uint NORM_OP_RMS = 0u, NORM_OP_NORM = 1u, NORM_OP_L2 = 2u;
 
 const uint MASK_TYPE_NONE = 0u, MASK_TYPE_F32 = 1u, MASK_TYPE_F16 = 2u;
 
-// Of a type of weights: pieces of 16 bytes and of 4, and values and bytes of a block.
+// For a type of weights: pieces of 16 bytes and of 4 bytes, and values and bytes of a block.
 #define WEIGHT_PIECES_16(t) ((t) == 0u ? 1u : (t) == 1u ? 1u : (t) == 2u ? 1u : (t) == 3u ? 1u : (t) == 4u ? 2u : (t) == 5u ? 1u : (t) == 6u ? 1u : (t) == 7u ? 5u : (t) == 8u ? 6u : (t) == 9u ? 9u : (t) == 10u ? 11u : (t) == 11u ? 13u : 8u)
 #define WEIGHT_PIECES_4(t) ((t) == 0u ? 0u : (t) == 1u ? 1u : (t) == 2u ? 1u : (t) == 3u ? 2u : (t) == 4u ? 0u : (t) == 5u ? 0u : (t) == 6u ? 0u : (t) == 7u ? 1u : (t) == 8u ? 3u : (t) == 9u ? 0u : (t) == 10u ? 0u : (t) == 11u ? 0u : 2u)
 #define WEIGHT_VALUES(t) ((t) == 0u ? 32u : (t) == 1u ? 32u : (t) == 2u ? 32u : (t) == 3u ? 32u : (t) == 4u ? 32u : (t) == 5u ? 32u : (t) == 6u ? 32u : (t) == 7u ? 256u : (t) == 8u ? 256u : (t) == 9u ? 256u : (t) == 10u ? 256u : (t) == 11u ? 256u : 256u)
 #define WEIGHT_SIZE(t) ((t) == 0u ? 18u : (t) == 1u ? 20u : (t) == 2u ? 22u : (t) == 3u ? 24u : (t) == 4u ? 34u : (t) == 5u ? 18u : (t) == 6u ? 17u : (t) == 7u ? 84u : (t) == 8u ? 110u : (t) == 9u ? 144u : (t) == 10u ? 176u : (t) == 11u ? 210u : 136u)
-// And whether scales are of 16 values, and whether there are minima.
+// For a type of weights: whether a scale has 16 values, and whether there are minima.
 #define WEIGHT_HALVES(t) ((t) == 0u ? 0u : (t) == 1u ? 0u : (t) == 2u ? 0u : (t) == 3u ? 0u : (t) == 4u ? 0u : (t) == 5u ? 0u : (t) == 6u ? 0u : (t) == 7u ? 1u : (t) == 8u ? 1u : (t) == 9u ? 0u : (t) == 10u ? 0u : (t) == 11u ? 1u : 0u)
 #define WEIGHT_MINIMUM(t) ((t) == 0u ? 0u : (t) == 1u ? 1u : (t) == 2u ? 0u : (t) == 3u ? 1u : (t) == 4u ? 0u : (t) == 5u ? 0u : (t) == 6u ? 0u : (t) == 7u ? 1u : (t) == 8u ? 0u : (t) == 9u ? 1u : (t) == 10u ? 1u : (t) == 11u ? 0u : 0u)
 const uint WEIGHT_GROUP = 32u;

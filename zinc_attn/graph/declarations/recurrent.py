@@ -21,7 +21,7 @@ SSM_CONV: Final = kernel(
         Field("size", "uint", "a power of two up to 256"),
         Field("begins", "uint", "channels, multiples of size", 2),
         Field("ends", "uint", "", 2),
-        Field("offsets", "uint", "element where first, and second, begins", 2),
+        Field("offsets", "uint", "elements where first and second begin", 2),
         Field("scales", "float", "of SCALE", 2),
         Field("eps", "float"),
         Field("factor", "float", "1 / size"),
@@ -33,7 +33,7 @@ SSM_CONV: Final = kernel(
 _WRITTEN: Final = (
     Field("outputs", "uint", "element of the first output"),
     Field("kept", "uint", "element of the first state of slot 0"),
-    Field("steps", "uint", "from a kept state to the next sequence's, and to the next slot's", 2),
+    Field("steps", "uint", "steps from a kept state to the next sequence's, and to the next slot's", 2),
     Field("slots", "uint"),
 )
 # A gated delta net: rows of a state are its columns S[:, j]; q, k of head h are those of head h mod theirs. named: ids
