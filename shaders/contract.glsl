@@ -127,8 +127,7 @@ const uint HEAD_WORDS = 5u;
 const uint BIAS_ALIBI = 1u;
 #define HEAD_WORD(head, word) work[work[HEADER_HEAD_TABLE] + (head) * HEAD_WORDS + word]
 const uint NO_TOKEN = 0xFFFFFFFFu;  // the position of no new token
-// minus infinity: the word of a mask for a key that the row does not see; of a head without a sink
-const uint HIDDEN = 0xFF800000u;
+const uint HIDDEN = 0xFF800000u;  // minus infinity: the word of a mask for an unseen key, and of a head without a sink
 
 // What K_STORAGE and V_STORAGE number: types of stored values.
 const uint STORAGE_F32 = 0u, STORAGE_F16 = 1u, STORAGE_BF16 = 2u, STORAGE_Q8_0 = 3u, STORAGE_FP8_E4M3 = 4u, STORAGE_Q5_1

@@ -149,7 +149,7 @@ APPEND: Final = {
 }
 APPEND_WORDS: Final = 2
 NO_TOKEN: Final = 0xFFFFFFFF  # the position of no new token
-HIDDEN: Final = 0xFF800000  # minus infinity: the word of a mask for a key that the row does not see; of a head without a sink
+HIDDEN: Final = 0xFF800000  # minus infinity: the word of a mask for an unseen key, and of a head without a sink
 COPY: Final = {
     "source": "page to read; first_page is not added, because a submission copies all layers of the buffers",
     "target": "page to write",
