@@ -26,23 +26,7 @@ layout(set = 0, binding = APPEND_BIND_ROWS, std430) restrict buffer Rows { uint 
 layout(set = 0, binding = APPEND_BIND_K, std430) restrict buffer K { uint k_words[]; };
 layout(set = 0, binding = APPEND_BIND_V, std430) restrict buffer V { uint v_words[]; };
 
-// Move one word between the cache's K (or V) and the row tensor.
-void move_k(uint in_cache, uint in_row) {
-    if (GATHER != 0u) {
-        rows[in_row] = k_words[in_cache];
-    } else {
-        k_words[in_cache] = rows[in_row];
-    }
-}
-
-void move_v(uint in_cache, uint in_row) {
-    if (GATHER != 0u) {
-        rows[in_row] = v_words[in_cache];
-    } else {
-        v_words[in_cache] = rows[in_row];
-    }
-}
-
+// A word of the cache's K, or of its V.
 uint cached(bool v, uint word) {
     if (v) {
         return v_words[word];
@@ -50,15 +34,22 @@ uint cached(bool v, uint word) {
     return k_words[word];
 }
 
+// Move one word between the cache's K (or V) and the row tensor.
+void move_word(bool v, uint in_cache, uint in_row) {
+    if (GATHER != 0u) {
+        rows[in_row] = cached(v, in_cache);
+    } else if (v) {
+        v_words[in_cache] = rows[in_row];
+    } else {
+        k_words[in_cache] = rows[in_row];
+    }
+}
+
 // Move one word of a row that begins at halfword `begin` of the cache. Where a row is no whole number of words, two
 // rows may share a word, and each sets its own half.
 void move_part(bool v, uint begin, uint bytes, uint i, uint in_row) {
     if (bytes % 4u == 0u) {
-        if (v) {
-            move_v(begin / 2u + i, in_row);
-        } else {
-            move_k(begin / 2u + i, in_row);
-        }
+        move_word(v, begin / 2u + i, in_row);
         return;
     }
     uint gathered = 0u;
@@ -109,18 +100,18 @@ void main() {
     }
     for (uint i = gl_LocalInvocationID.x; i < K_VALUES; i += WAVE) {
         uint chunk = i / CHUNK_WORDS;
-        move_k(k_tile + (chunk * TILE + position) * CHUNK_WORDS + i % CHUNK_WORDS, row + i);
+        move_word(false, k_tile + (chunk * TILE + position) * CHUNK_WORDS + i % CHUNK_WORDS, row + i);
     }
     row += K_VALUES;
     for (uint i = gl_LocalInvocationID.x; i < V_VALUES; i += WAVE) {
-        move_v(v_tile + position * V_VALUES + i, row + i);
+        move_word(true, v_tile + position * V_VALUES + i, row + i);
     }
     row += V_VALUES;
     for (uint i = gl_LocalInvocationID.x; i < K_SCALES; i += WAVE) {
-        move_k(k_tile + TILE * K_VALUES + i * TILE + position, row + i);
+        move_word(false, k_tile + TILE * K_VALUES + i * TILE + position, row + i);
     }
     row += K_SCALES;
     for (uint i = gl_LocalInvocationID.x; i < V_SCALES; i += WAVE) {
-        move_v(v_tile + TILE * V_VALUES + position * V_SCALES + i, row + i);
+        move_word(true, v_tile + TILE * V_VALUES + position * V_SCALES + i, row + i);
     }
 }

@@ -10,18 +10,8 @@
 #include "contract.glsl"
 
 MUL_MAT_FLOAT_CONSTANTS
-layout(set = 0, binding = MUL_MAT_FLOAT_BIND_PARAMS, std430) restrict readonly buffer Params { MulMatFloatParams p; };
-layout(set = 0, binding = MUL_MAT_FLOAT_BIND_W, std430) readonly buffer W { uint w[]; };
-layout(set = 0, binding = MUL_MAT_FLOAT_BIND_X, std430) readonly buffer X { uint x[]; };
-layout(set = 0, binding = MUL_MAT_FLOAT_BIND_ADDED, std430) readonly buffer Added { float added[]; };
-layout(set = 0, binding = MUL_MAT_FLOAT_BIND_IDS, std430) readonly buffer Ids { uint ids[]; };
-layout(set = 0, binding = MUL_MAT_FLOAT_BIND_Y, std430) writeonly buffer Y { float y[]; };
-#include "tensor.glsl"
-#include "numbers.glsl"
 const bool TILED = true;
-#include "columns.glsl"
-#include "sums.glsl"
-#include "operands.glsl"
+#include "float_products.glsl"
 
 const uint STEPS = 32u;  // products of a row that are in shared memory
 const uint LANES_ROWS = TILE_ROWS / OWN_ROWS, OWN = OWN_ROWS * OWN_COLUMNS;

@@ -9,20 +9,8 @@
 #include "contract.glsl"
 
 MUL_MAT_FLOAT_VEC_CONSTANTS
-layout(set = 0, binding = MUL_MAT_FLOAT_VEC_BIND_PARAMS, std430) restrict readonly buffer Params {
-    MulMatFloatParams p;
-};
-layout(set = 0, binding = MUL_MAT_FLOAT_VEC_BIND_W, std430) readonly buffer W { uint w[]; };
-layout(set = 0, binding = MUL_MAT_FLOAT_VEC_BIND_X, std430) readonly buffer X { uint x[]; };
-layout(set = 0, binding = MUL_MAT_FLOAT_VEC_BIND_ADDED, std430) readonly buffer Added { float added[]; };
-layout(set = 0, binding = MUL_MAT_FLOAT_VEC_BIND_IDS, std430) readonly buffer Ids { uint ids[]; };
-layout(set = 0, binding = MUL_MAT_FLOAT_VEC_BIND_Y, std430) writeonly buffer Y { float y[]; };
-#include "tensor.glsl"
-#include "numbers.glsl"
 const bool TILED = false;
-#include "columns.glsl"
-#include "sums.glsl"
-#include "operands.glsl"
+#include "float_products.glsl"
 uint superblock;  // the superblock in use, a number along a row
 #include "waves.glsl"
 

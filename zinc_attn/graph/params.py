@@ -75,16 +75,16 @@ def glsl() -> str:
     lines += ["", "struct Tensor {", *_fields(TENSOR, _GLSL_TYPES, "  // {}"), "};"]
     for kernel in records():
         lines += ["", f"struct {struct_name(kernel)} {{", *_fields(kernel.params, _GLSL_TYPES, "  // {}"), "};"]
+    lines.append("")
     for kernel in GRAPH_KERNELS:
         upper = kernel.name.upper()
-        lines.append("")
         lines += numbered(f"{upper}_BIND", (one.name for one in kernel.decl.bindings))
         each = [_constant(i, name) for i, name in enumerate(kernel.decl.spec)]
         pairs = [" ".join(each[i : i + 2]) for i in range(0, len(each), 2)]
         lines += [" \\\n    ".join([f"#define {upper}_CONSTANTS", *pairs])] if each else []
     lines += ["", *(f"const uint {name} = {value}u;" for name, value in sizes().items())]
     for name, values in enumerations().items():
-        lines += ["", *numbered(name, values)]
+        lines += numbered(name, values)
     lines += ["", "// For a type of weights: pieces of 16 bytes and of 4 bytes, and values and bytes of a block."]
     lines += [_by_type("PIECES_16", [kind.count(16) for kind in TYPES.values()])]
     lines += [_by_type("PIECES_4", [kind.count(4) for kind in TYPES.values()])]
