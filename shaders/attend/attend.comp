@@ -22,8 +22,8 @@
 //               o -> states, or, where every row of the call has a single node, result
 //
 // A first reading needs six files: this one, item, scores, weights, values and node, for float16 in tiles, ROWS 1,
-// arithmetic "canonical", 32 LANES and VALUE_PASSES 1. plain.comp has the same arithmetic without lanes. Of the other
-// files a first reader needs to know:
+// arithmetic "canonical", 32 LANES and VALUE_PASSES 1. plain.comp has the same arithmetic without lanes. A first reader
+// needs to know of the other files:
 //
 //     contract, attend_constants, attend_sizes    the words of the work buffer; constants of the pipeline, and sizes
 //     words         locate: where a key lies; its words

@@ -74,8 +74,8 @@ void fold_values() {
     }
 }
 
-// Write the state of vector f for the node, or the output where every query row of the call has one state. Of o, write
-// the slices of this pass over V.
+// Write the state of vector f for the node, or the output where every query row of the call has one state: the slices
+// of o that belong to this pass over V, and, in the first pass, m and l or the log-sum-exp.
 void emit_vector(Item item, uint node, uint f, uint pass) {
     uint h = wave + f * WAVES;
     if (h >= VECTORS || !is_mine(item, h)) {

@@ -1,5 +1,5 @@
-// What the products of floats share, for few rows of x and for many: buffers, columns, operands and sums. The including
-// kernel has the constants ADD, EXPERTS and TILED, which is whether its workgroups have tiles of columns.
+// The common part of the products of floats, for few rows of x and for many: buffers, columns, operands and sums. The
+// including kernel has the constants ADD, EXPERTS and TILED, which says whether its workgroups have tiles of columns.
 layout(set = 0, binding = MUL_MAT_FLOAT_BIND_PARAMS, std430) restrict readonly buffer Params { MulMatFloatParams p; };
 layout(set = 0, binding = MUL_MAT_FLOAT_BIND_W, std430) readonly buffer W { uint w[]; };
 layout(set = 0, binding = MUL_MAT_FLOAT_BIND_X, std430) readonly buffer X { uint x[]; };

@@ -1,8 +1,8 @@
 // Operations that move elements: each element of y is an element of x, with the same bits or converted to another type.
 //
 //   An invocation has a word of y, with all elements of a row that lie in the word; where y's elements are not
-//   neighbors, it has the part of one element. It writes a word that it has as a whole. Of other words it changes only
-//   its own bits, whichever invocation writes the others at the same time.
+//   neighbors, it has the part of one element. It writes a word that it has as a whole. Where it has a part of a word,
+//   it changes only the bits of this part, whichever invocation writes the others at the same time.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "contract.glsl"

@@ -2,7 +2,7 @@
 // 32 join superblocks of 256, and superblocks join the result, in ascending order.
 //
 // Grid: x = group of 32 rows of w, y = COLUMNS rows of x (columns of the product), z = plane. A lane owns a row of w,
-// and its waves share the superblocks of the row. A reader can follow the calls from main():
+// and the waves of a workgroup share the superblocks of the row. A reader can follow the calls from main():
 //
 //     columns    find_matrix, number_in_x: the workgroup's matrix of w; where its columns lie in x
 //     waves      find_wave: wave and lane; add_superblocks: the loop over superblocks, which calls
@@ -12,7 +12,7 @@
 //     q_blocks           decode_pairs, block_scales: 32 integers of w as bytes in 8 words, and their scale and minimum
 //     q_places           piece16, piece4, small_piece, for q_blocks: a piece of w, from registers or from memory
 //     q_sums             dot16: exact sums of products of int8; add_products: times the scales, to the superblock's sum
-//         sums       store: the flushed result, and what is added to it
+//         sums       store: the flushed result, plus the added tensor
 //
 // products.glsl includes these files, except waves. x comes as int8 words q with a scale for each block
 // (quantizing.glsl).
@@ -29,6 +29,9 @@ const bool TILED = false, SCALED = false, HALVES = WEIGHT_HALVES(TYPE) == 1u;
 #include "waves.glsl"
 
 uint first;  // number of the workgroup's first column among the rows of x
+
+// To pieces_16, pieces_4 and small_pieces: the pieces of superblock `superblock`, as superblock n of those in
+// registers.
 void load_superblock(uint n) {
     [[unroll]] for (uint i = 0u; i < PIECES_16 * BLOCKS; ++i) {
         pieces_16[n * EACH_16 + i] = load_16(i);

@@ -1,4 +1,5 @@
-// What the products of quantized weights share, for few rows of x and for many: buffers, columns, weights and sums.
+// The common part of the products of quantized weights, for few rows of x and for many: buffers, columns, weights,
+// sums.
 //
 // The including kernel has the constants TYPE, ADD and EXPERTS, and these:
 //     TILED      whether its workgroups have tiles of columns; see columns.glsl

@@ -82,7 +82,6 @@ uint pieces_4[TOGETHER * EACH_4 + 1u], small_pieces[TOGETHER * BLOCKS];
 uint in_use;  // which of these superblocks `superblock` is
 
 // Piece i of the superblock in use: from registers where superblocks are loaded ahead, else from memory.
-
 uvec4 piece16(uint i) {
     return AHEAD > 0u ? pieces_16[in_use * EACH_16 + i] : load_16(i);
 }

@@ -29,9 +29,9 @@ float least_scale(float d) {
     return exponent == 255 ? d : intBitsToFloat(max(154 - exponent, 1) << 23);
 }
 
-// To sum and low: the products of weights and the products of minima (types of 256 values) gain a block's. w:
-// block_scales of the block; x: the scale of x's block, and the sums of both halves; dots: the dot products of both
-// halves, or their sum; least: whether least_scale matters, which it does for mxfp4 alone.
+// To sum: it gains the products of weights of a block; to low: it gains the products of the block's minima, for types
+// of 256 values. w: block_scales of the block; x: the scale of x's block, and the sums of both halves; dots: the dot
+// products of both halves, or their sum; least: whether least_scale matters, which it does for mxfp4 alone.
 void add_products(vec4 w, vec3 x, vec2 dots, bool least, inout float sum, inout float low) {
     if (IS_256) {
         float whole = SCALED ? dots.x : HALVES ? w.x * dots.x + w.y * dots.y : w.x * dots.x;
