@@ -116,12 +116,12 @@ void main() {
             find_value_powers(item, leaf);
         }
         fold_sums();
-        uint pass = 0u;
+        uint value_pass = 0u;
         [[dont_unroll]] do {
-            sum_slices(item, leaf, pass * VALUE_LANES + lane);
+            sum_slices(item, leaf, value_pass * VALUE_LANES + lane);
             fold_values();
-            emit(item, node, pass);
-        } while (VALUE_PASSES > 1u && ++pass < VALUE_PASSES);
+            emit(item, node, value_pass);
+        } while (VALUE_PASSES > 1u && ++value_pass < VALUE_PASSES);
         if (WALKS == 0u) {
             break;
         }

@@ -76,25 +76,25 @@ void fold_values() {
 
 // Write the state of vector f for the node, or the output where every query row of the call has one state: the slices
 // of o that belong to this pass over V, and, in the first pass, m and l or the log-sum-exp.
-void emit_vector(Item item, uint node, uint f, uint pass) {
+void emit_vector(Item item, uint node, uint f, uint value_pass) {
     uint h = wave + f * WAVES;
     if (h >= VECTORS || !is_mine(item, h)) {
         return;
     }
     uint q_heads = work[HEADER_Q_HEADS];
-    bool single_pass = work[HEADER_SINGLE_PASS] != 0u;
+    bool writes_output = work[HEADER_SINGLE_PASS] != 0u;
     uvec2 vector = vector_of(item, h);
-    uint slot = (single_pass ? vector.x : state_of(vector.x, node)) * q_heads + vector.y;
+    uint slot = (writes_output ? vector.x : state_of(vector.x, node)) * q_heads + vector.y;
     float top = state.m[f], sum = state.l[f], o_power = 1.0;
-    if (single_pass) {
+    if (writes_output) {
         o_power = merge_sink(HEAD_WORD(vector.y, HEAD_SINK), top, sum);
     }
     if (LANES < WAVE || lane < VALUE_LANES) {
         [[unroll]] for (uint i = 0u; i < LANE_PAIRS; ++i) {
-            uint slice = pass * VALUE_LANES + lane + i / PAIRS * LANES;
+            uint slice = value_pass * VALUE_LANES + lane + i / PAIRS * LANES;
             uint element = slot * V_DIM + slice * SLICE + i % PAIRS * 2u;
             vec2 x = state.o[f * LANE_PAIRS + i];
-            if (single_pass) {
+            if (writes_output) {
                 x = normalize(x, o_power, sum);
                 result[element] = x.x;
                 result[element + 1u] = x.y;
@@ -104,10 +104,10 @@ void emit_vector(Item item, uint node, uint f, uint pass) {
             }
         }
     }
-    if (lane == 0u && pass == 0u) {
-        if (single_pass && work[HEADER_ROWS] != 0u) {
+    if (lane == 0u && value_pass == 0u) {
+        if (writes_output && work[HEADER_ROWS] != 0u) {
             result[work[HEADER_ROWS] * q_heads * V_DIM + slot] = natural_lse(top, sum);
-        } else if (!single_pass) {
+        } else if (!writes_output) {
             uint pair = work[HEADER_STATE_STRIDE] * q_heads * V_DIM + 2u * slot;
             states[pair] = top;
             states[pair + 1u] = sum;
@@ -115,8 +115,8 @@ void emit_vector(Item item, uint node, uint f, uint pass) {
     }
 }
 
-void emit(Item item, uint node, uint pass) {
+void emit(Item item, uint node, uint value_pass) {
     for (uint f = 0u; f < FOLDED; ++f) {
-        emit_vector(item, node, f, pass);
+        emit_vector(item, node, f, value_pass);
     }
 }

@@ -29,7 +29,7 @@ void find_keys(Item item, Leaf leaf) {
 }
 
 // To qa and qb: a chunk of vectors h ... h + SIDE_BY_SIDE - 1. Types of at most 8 bits leave no scalar registers for an
-// address of every vector. Their vectors are heads of one row, whose q are neighbors, and the address is a sum.
+// address of every vector. Where the vectors are heads of one row, their q are neighbors, and the address is a sum.
 void load_q(Item item, uint q_heads, uint h, uint chunk) {
     uint first = (item.row * q_heads + first_head()) * (K_DIM / 4u) + 2u * chunk;
     for (uint n = 0u; n < SIDE_BY_SIDE; ++n) {
