@@ -14,7 +14,7 @@
 //     2 weights m[h] = roundEven(max over the leaf's keys of s[key][h])  lane = (h, key mod 4)
 //               p[key][h] = 2**(s[key][h] - m[h]), 0 for absent keys     lane = keys
 //               dots -> m (registers), weights (shared memory), quarters (sums of weights, registers)
-//     3 fold    (m, l) of the node from those of its leaves, ascending   wave = vector
+//     3 fold    (m, l) of the node from its leaves' (m, l), ascending    wave = vector
 //               m, quarters -> m, l
 //     4 values  o[h] = sum over the leaf's keys of p[key][h] * v[key]    lane = slice of head dimensions
 //               weights, V -> o (registers)

@@ -39,7 +39,7 @@ const uint BLOCK_FRAGMENTS = PIECE_FRAGMENTS / OWN_BLOCKS;          // and its f
 const uint V_LOADS = (KEYS_PER_LEAF * MATRIX_PIECE / 16u + LANES - 1u) / LANES;  // of 4 by 4 values, for a piece
 const uint K_SCALE_LOADS = (KEYS_PER_LEAF * PIECE_BLOCKS + LANES - 1u) / LANES;
 const uint V_SCALE_LOADS = (KEYS_PER_LEAF * V_BLOCKS + LANES - 1u) / LANES;  // for a leaf
-const uint PLANE = VECTORS * PITCH;                     // words of s_rows that one int8 of u or of a piece of q takes
+const uint PLANE = VECTORS * PITCH;                     // words of s_rows for one int8 of u, or of a piece of q
 
 shared uint q_rows[Q_HELD ? 4u : 2u * VECTORS * Q_PITCH];  // [high or low][vector][dimension]
 // A piece of K, [row_of(key)][dimension], or of V, [dimension][row_of(key)].

@@ -99,7 +99,7 @@ void finish_scores(Item item, Leaf leaf) {
 
 // Step 1. To dots: the scores of the lane's keys. A wave whose leaf has no keys loads nothing.
 void find_scores(Item item, Leaf leaf) {
-    barrier();  // everybody has read `weights`; lavapipe's code is twice as fast if it is here, for a single node, too
+    barrier();  // every wave has read wave_floats; with it lavapipe's code is twice as fast for one node, too
     for (uint i = 0u; i < VECTORS * KEY_PAIRS; ++i) {
         dots[i] = vec2(0.0);
     }

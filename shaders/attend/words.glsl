@@ -3,7 +3,7 @@
 // A tile holds TILE tokens of one KV head. A leaf is one tile of 64 tokens, or several smaller tiles where pages are
 // small.
 //   K: (K_DIM / 8, TILE, 8), so that neighboring lanes (keys) read neighboring pieces of 16 bytes.
-//   V: (TILE, V_DIM), so that neighboring lanes (slices of dimensions) do.
+//   V: (TILE, V_DIM), so that neighboring lanes (slices) read neighboring words.
 //   Types with blocks: the words that blocks share follow the values, K (K_SCALES, TILE), V (TILE, V_SCALES): the
 //   scales of all blocks, two a word, or scale and minimum in a word, and then the words of fifth bits.
 //   With strides K and V lie as rows instead (NHD, host_rows.glsl), and `where` is a row.
