@@ -17,8 +17,8 @@ uint blocks_of_row(uint columns) {
 // The indices in t where an invocation's part of block i begins. False for a block after the last row.
 bool block_at(Tensor t, uint i, out uvec4 index) {
     uint rows = t.n[1] * t.n[2] * t.n[3], row = i % rows, plane = row / t.n[1];
-    uint column = i / rows * X_BLOCK + 4u * (gl_LocalInvocationID.x % LANES);
-    index = uvec4(column, row % t.n[1], plane % t.n[2], plane / t.n[2]);
+    index = uvec4(i / rows * X_BLOCK + 4u * (gl_LocalInvocationID.x % LANES), row % t.n[1], plane % t.n[2],
+                  plane / t.n[2]);
     return i / rows < blocks_of_row(t.n[0]);
 }
 
