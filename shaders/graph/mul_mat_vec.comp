@@ -10,11 +10,11 @@
 //         here       add_superblock: the sum of a superblock for each column, which calls, for each block of 32,
 //             here       add_block, which calls
 //     q_blocks           decode_pairs, block_scales: 32 integers of w as bytes in 8 words, and their scale and minimum
-//     q_places           piece16, piece4, small_piece, for q_blocks: a piece of w, from registers or from memory
+//     products           piece16, piece4, small_piece, for q_blocks: a piece of w, from registers or from memory
 //     q_sums             dot16: exact sums of products of int8; add_products: times the scales, to the superblock's sum
 //         sums       store: the flushed result, plus the added tensor
 //
-// products.glsl includes these files, except waves. x comes as int8 words q with a scale for each block
+// products.glsl includes the other files, except waves. x comes as int8 words q with a scale for each block
 // (quantizing.glsl).
 #version 450
 #extension GL_GOOGLE_include_directive : require

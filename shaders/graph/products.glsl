@@ -21,5 +21,25 @@ layout(set = 0, binding = MUL_MAT_BIND_Y, std430) writeonly buffer Y { float y[]
 
 uint superblock;  // the superblock in use, a number along a row
 #include "q_places.glsl"
+
+const uint TOGETHER = AHEAD > 1u ? AHEAD : 1u;  // superblocks in registers
+const uint EACH_16 = AHEAD == 0u ? 1u : PIECES_16 * BLOCKS, EACH_4 = AHEAD == 0u ? 1u : PIECES_4 * BLOCKS;
+uvec4 pieces_16[TOGETHER * EACH_16];  // [superblock][piece]
+uint pieces_4[TOGETHER * EACH_4 + 1u], small_pieces[TOGETHER * BLOCKS];
+uint in_use;  // which of these superblocks `superblock` is
+
+// Piece i of the superblock in use: from registers where superblocks are loaded ahead, else from memory.
+uvec4 piece16(uint i) {
+    return AHEAD > 0u ? pieces_16[in_use * EACH_16 + i] : load_16(i);
+}
+
+uint piece4(uint i) {
+    return AHEAD > 0u ? pieces_4[in_use * EACH_4 + i] : load_4(i);
+}
+
+uint small_piece(uint j) {
+    return AHEAD > 0u ? small_pieces[in_use * BLOCKS + j] : load_small(j);
+}
+
 #include "q_blocks.glsl"
 #include "q_sums.glsl"

@@ -2,7 +2,7 @@
 //
 // A piece is 16, 4, 2 or 1 bytes. Pieces are numbered in a superblock: for a type of 256 values the pieces of its
 // block, for a type of 32 values the pieces of blocks 0 ... 7 one after another. A decoder calls piece16, piece4 and
-// small_piece, at the end of this file, for the superblock `superblock` of the row `row`.
+// small_piece, of products.glsl, for the superblock `superblock` of the row `row`.
 const uint PIECES_16 = WEIGHT_PIECES_16(TYPE), PIECES_4 = WEIGHT_PIECES_4(TYPE);
 const uint BLOCKS = SUPERBLOCK / WEIGHT_VALUES(TYPE);  // ggml's blocks in a superblock
 const bool IS_256 = BLOCKS == 1u;
@@ -71,25 +71,4 @@ uint load_small(uint j) {
     uint bits = TYPE == WEIGHT_TYPE_MXFP4 ? 8u : 16u, begin = begin_4() + PIECES_4 * row.blocks * row.width;
     uint index = place_of_piece(32u / bits * begin, 1u, j);
     return bitfieldExtract(w4[index / (32u / bits)], int(index * bits & 31u), int(bits));
-}
-
-// --- pieces in registers ---------------------------------------------------------------------------------------------
-
-const uint TOGETHER = AHEAD > 1u ? AHEAD : 1u;
-const uint EACH_16 = AHEAD == 0u ? 1u : PIECES_16 * BLOCKS, EACH_4 = AHEAD == 0u ? 1u : PIECES_4 * BLOCKS;
-uvec4 pieces_16[TOGETHER * EACH_16];  // [superblock][piece]
-uint pieces_4[TOGETHER * EACH_4 + 1u], small_pieces[TOGETHER * BLOCKS];
-uint in_use;  // which of these superblocks `superblock` is
-
-// Piece i of the superblock in use: from registers where superblocks are loaded ahead, else from memory.
-uvec4 piece16(uint i) {
-    return AHEAD > 0u ? pieces_16[in_use * EACH_16 + i] : load_16(i);
-}
-
-uint piece4(uint i) {
-    return AHEAD > 0u ? pieces_4[in_use * EACH_4 + i] : load_4(i);
-}
-
-uint small_piece(uint j) {
-    return AHEAD > 0u ? small_pieces[in_use * BLOCKS + j] : load_small(j);
 }
