@@ -4,7 +4,7 @@ const uint LEAVES_PER_NODE = 8u;  // leaves per node; nodes lie at absolute mult
 const uint CHUNK = 8u;  // head dimensions summed on their own before they join the dot product
 const uint WAVE = 32u;  // invocations of a wave
 const uint WEIGHT_PARTIALS = 4u;  // weight sums c0..c3 of a leaf, keys congruent modulo 4
-const uint MAX_VALUE_PASSES = 4u;  // over V, where a workgroup has more sums than that
+const uint MAX_VALUE_PASSES = 4u;  // most passes over V; several where registers do not hold all sums of values
 const uint MERGE_DIMS = 64u;  // head dimensions per workgroup of pass 2 (grid x), two per lane
 const uint BLOCK = 32u;  // consecutive head dimensions that share a scale in q8_0, q5_1, q5_0, q4_1, q4_0 and iq4_nl
 const uint INTEGER_BITS = 10u;  // arithmetic "integer": numbers become integers of at most 2**(1 + INTEGER_BITS)
@@ -56,9 +56,9 @@ const uint HEADER_KV_HEADS = 1u;  // KV heads in the K and V buffers: all of the
 const uint HEADER_KV_FIRST = 2u;  // first KV head of these buffers
 const uint HEADER_ROW_KV_HEADS = 3u;  // KV heads of the rows buffer: all of them
 const uint HEADER_GROUP = 4u;  // query heads per KV head
-// factor of the scores, float32: scale * log2(e), rounded once; with softcap scale alone
+// factor of the scores, float32: scale * log2(e), rounded once; scale alone where scores are capped
 const uint HEADER_SCORE_SCALE = 5u;
-// states in the scratch tensor: the (m, l) pairs begin behind state_stride * q_heads * v_dim
+// states in the scratch tensor: the (m, l) pairs begin after state_stride * q_heads * v_dim floats
 const uint HEADER_STATE_STRIDE = 6u;
 const uint HEADER_PAGE_SHIFT = 7u;  // log2 of the tiles per page
 const uint HEADER_PAGE_TILES = 8u;  // tiles per page and KV head
@@ -68,66 +68,67 @@ const uint HEADER_SINGLE_PASS = 11u;  // 1: an item has all keys that its rows s
 const uint HEADER_APPEND_TABLE = 12u;  // word where the APPEND (or COPY) records begin
 // the cap, float32: scores become cap * tanh(score / cap); read where the constant softcap is 1
 const uint HEADER_SOFTCAP = 13u;
-const uint HEADER_SOFTCAP_INVERSE = 14u;  // 1 / cap, float32; read where softcap is
+const uint HEADER_SOFTCAP_INVERSE = 14u;  // 1 / cap, float32; read where the constant softcap is 1
 const uint HEADER_HEAD_TABLE = 15u;  // word where the HEAD records begin
-// is added to the ids of page tables: where the layer begins in buffers that layers share
+// page where the layer begins in buffers that layers share; added to the ids of page tables
 const uint HEADER_FIRST_PAGE = 16u;
 // where K and V lie as rows: rows from a token to the next; 1 where KV heads come first
 const uint HEADER_TOKEN_ROWS = 17u;
-// the same from a KV head to the next; tokens of the buffer where KV heads come first
+// as token_rows, from a KV head to the next; tokens of the buffer where KV heads come first
 const uint HEADER_HEAD_ROWS = 18u;
 const uint HEADER_WORDS = 24u;
 
 // Then an ITEM for each workgroup of pass 1 in grid y.
-const uint ITEM_ROW = 0u;  // query row; the first of `rows`
+const uint ITEM_ROW = 0u;  // query row; the first row of `rows`
 const uint ITEM_LIMIT = 1u;  // the row sees keys first ... limit - 1
 const uint ITEM_NODE_BEGIN = 2u;  // first node
-const uint ITEM_NODE_END = 3u;  // node behind the last; an item without a node does nothing, so better make none
+const uint ITEM_NODE_END = 3u;  // node after the last; an item without a node does nothing
 // query rows, at most the constant rows_shared; all see the same of the item's keys, in the same pages
 const uint ITEM_ROWS = 4u;
 const uint ITEM_PAGE_TABLE = 5u;  // word where the sequence's page ids begin
 const uint ITEM_FIRST = 6u;  // lowest key that the row sees; 0 without a window
 const uint ITEM_KEY_SHIFT = 7u;  // added to a key's number in the sequence: its position, where the sequence is a shard
-// attend_matrix: first and limit, the last row's, grow by it from row to row of the item: 0 or 1
+// attend_matrix: first and limit are the last row's, and grow by this from row to row: 0 or 1
 const uint ITEM_ROW_STEP = 8u;
 const uint ITEM_WORDS = 9u;
 
 // From word row_table on: a ROW for each query row.
 const uint ROW_STATE = 0u;  // number, in the scratch tensor, of the row's first state
 const uint ROW_COUNT = 1u;  // states of the row; 0 and no sinks give output 0 and lse -inf
-const uint ROW_NODE = 2u;  // the first state's; that of node n is number state + n - node
-const uint ROW_POSITION = 3u;  // int32, the row's own, negative for rows before the first key; read where a bias is
-// word where the row's mask begins, a float32 for each key: what is added to its score in natural units, -inf where the
-// row does not see it; read where mask is not 0
+const uint ROW_NODE = 2u;  // node of the first state; node n has state number state + n - node
+// int32, the row's position, negative for rows before the first key; read where scores have a bias
+const uint ROW_POSITION = 3u;
+// word where the row's mask begins, a float32 for each key: added to the key's score in natural units, -inf for a key
+// that the row does not see; read where mask is not 0
 const uint ROW_MASK = 4u;
-const uint ROW_MASK_BEGIN = 5u;  // position of the first key that the mask is for
-const uint ROW_MASK_END = 6u;  // position behind the last; 0 for no mask
+const uint ROW_MASK_BEGIN = 5u;  // position of the mask's first key
+const uint ROW_MASK_END = 6u;  // position after the mask's last key; 0 for no mask
 const uint ROW_WORDS = 7u;
 
 // From append_table on: an APPEND for each new token.
-const uint APPEND_POSITION = 0u;  // the new token's in its sequence, or NO_TOKEN: nothing to append
+const uint APPEND_POSITION = 0u;  // position of the new token in its sequence, or NO_TOKEN for nothing to append
 const uint APPEND_PAGE_TABLE = 1u;  // word where the sequence's page ids begin
 const uint APPEND_WORDS = 2u;
 
 // In their place: a COPY for each page. Then the tables.
-const uint COPY_SOURCE = 0u;  // page to read; first_page is not added: a submission does all layers of the buffers
+// page to read; first_page is not added, because a submission copies all layers of the buffers
+const uint COPY_SOURCE = 0u;
 const uint COPY_TARGET = 1u;  // page to write
 const uint COPY_WORDS = 2u;
 
 // From head_table on: a HEAD for each query head.
-// float32(sink) * float32(log2(e)), a logit that joins the softmax without a value, or HIDDEN: none
+// float32(sink) * float32(log2(e)), a logit that joins the softmax without a value, or HIDDEN for none
 const uint HEAD_SINK = 0u;
 const uint HEAD_ALIBI = 1u;  // float32(slope * log2(e)); read where the constant biases has its bit
-// float32(slope * log2(e)) of what masks are multiplied with, slope 1 by default; read where mask is 1
+// float32(slope * log2(e)), which multiplies the row's mask; slope is 1 by default; read where mask is 1
 const uint HEAD_MASK = 2u;
 const uint HEAD_K_SCALE = 3u;  // float32(256 * scale) of the KV head's K; read for fp8_e4m3
-const uint HEAD_V_SCALE = 4u;  // of its V
+const uint HEAD_V_SCALE = 4u;  // float32(256 * scale) of its V; read for fp8_e4m3
 const uint HEAD_WORDS = 5u;
 const uint BIAS_ALIBI = 1u;
 #define HEAD_WORD(head, word) work[work[HEADER_HEAD_TABLE] + (head) * HEAD_WORDS + word]
 const uint NO_TOKEN = 0xFFFFFFFFu;  // the position of no new token
-// minus infinity: the word of a mask for a key that the row does not see, and of no sink
-const uint HIDDEN = 0xFF800000u;
+const uint HIDDEN = 0xFF800000u;  // minus infinity: the word of a mask for an unseen key, and of a head without a sink
 
 // What K_STORAGE and V_STORAGE number: types of stored values.
 const uint STORAGE_F32 = 0u, STORAGE_F16 = 1u, STORAGE_BF16 = 2u, STORAGE_Q8_0 = 3u, STORAGE_FP8_E4M3 = 4u, STORAGE_Q5_1

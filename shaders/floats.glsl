@@ -1,13 +1,13 @@
 // Float functions with the same bits on every driver; canonical/state.py has them in NumPy.
 //
-// `precise` (NoContraction) on every float operation: no fused multiply-add, no reassociation.
+// Every float operation is `precise` (NoContraction): no fused multiply-add, no reassociation.
 
-// 2**d for an integer d <= 0; 0 below the cut-off.
+// 2**d for an integer d <= 0, and 0 below the cut-off.
 float pow2(float d) {
     return d < CUTOFF ? 0.0 : uintBitsToFloat(uint(int(max(d, CUTOFF)) + 127) << 23);
 }
 
-// Magnitudes below 2**-100 become +0, so that neither denormal handling nor the sign of zero can show.
+// Magnitudes below 2**-100 become +0, so that neither a driver's denormals nor the sign of zero can show.
 float flush(float x) {
     return abs(x) < FLUSH ? 0.0 : x;
 }
@@ -16,7 +16,8 @@ vec2 flush(vec2 x) {
     return mix(x, vec2(0.0), lessThan(abs(x), vec2(FLUSH)));
 }
 
-// The power that makes numbers of at most `top` integers of at most 2**(INTEGER_BITS + 1).  A top of 0 counts as 2**-107.
+// The power of two that turns numbers of at most `top` into integers of at most 2**(INTEGER_BITS + 1). A top of 0
+// counts as 2**-107.
 float integer_power(float top) {
     uint exponent = max(floatBitsToUint(top) & 0x7F800000u, 20u << 23);
     return uintBitsToFloat((254u + INTEGER_BITS << 23) - exponent);
@@ -78,8 +79,8 @@ float ln(float number, float power) {
     return sum;
 }
 
-// tanh x, by its odd polynomial where 1 - 2**(-2 |x| log2 e) would cancel, else from that power of two.  min() keeps an
-// infinite x away from the polynomial of weight().
+// tanh x: its odd polynomial where 1 - 2**(-2 |x| log2 e) would cancel, else that difference. min() keeps an infinite x
+// away from the polynomial of weight().
 float hyperbolic_tangent(float x) {
     float size = min(abs(x), TANH_MAX);
     precise float exponent = size * (-2.0 * LOG2E);

@@ -1,16 +1,17 @@
-// Quotients and narrow floats of float32 numbers, all as their bits: the same on every driver.
+// Quotients and narrow floats of float32 numbers, all given as bits: the same on every driver.
 //
-// Rounding is to nearest, ties to even, by integer operations.  Operands are 0 or normal numbers.
+// Integer operations round to nearest, ties to even. Operands are 0 or normal numbers.
 
 uint significand(uint x) {
     return (x & 0x7FFFFFu) | 0x800000u;
 }
 
-// x / y for y that is not 0.  A quotient below the normal numbers becomes a zero of its sign.
+// x / y for a y that is not 0. A quotient below the normal numbers becomes a zero of its sign.
 //
-// The reciprocal gives the quotient of the significands, 25 bits, within 8 units of the last one; its remainder
-// corrects it to within one, and the next remainder to the whole number below the quotient.  Its last bit says how to
-// round, as no quotient is in the middle of two floats: b would have 25 bits.
+// The reciprocal gives the quotient of the significands, 25 bits, within 8 units of the last bit. The first remainder
+// corrects the quotient to within one unit, and the second remainder corrects it to the whole number below the exact
+// quotient. The last bit of that number says how to round, because no quotient lies in the middle of two floats: b
+// would have 25 bits.
 uint divide(uint x, uint y) {
     uint a = significand(x), b = significand(y), sign = (x ^ y) & 0x80000000u;
     bool less = a < b;
@@ -29,12 +30,12 @@ uint divide(uint x, uint y) {
     return sign | (zero ? 0u : (uint(exponent - 1) << 23) + ((q + 1u) >> 1));
 }
 
-// 1 / x, and 0 where x is.
+// 1 / x, and 0 for x = 0.
 float inverse(uint x) {
     return (x & 0x7FFFFFFFu) == 0u ? 0.0 : uintBitsToFloat(divide(0x3F800000u, x));
 }
 
-// x * 2**power as a float of `mantissa` bits whose exponents are biased by `bias`.  It does not overflow.
+// x * 2**power as a float of `mantissa` bits whose exponents are biased by `bias`. The product must not overflow.
 uint narrowed(uint x, int power, uint mantissa, int bias) {
     int exponent = int(x >> 23 & 0xFFu) - 127 + power + bias;
     uint shift = min(23u - mantissa + uint(max(1 - exponent, 0)), 25u);  // denormal numbers have fewer bits

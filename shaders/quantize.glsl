@@ -1,28 +1,28 @@
-// What a lane makes of its block of 32 float32 values: its float16 numbers, and the stored number of each value.  The
-// including shader says with is() which type it has.
+// A lane turns its block of 32 float32 values into the block's float16 numbers and the stored number of each value. The
+// including shader says with is() which type the block has.
 //
-// The procedure is that of cache/blocks.py, one rounding per operation.  Operands and results of float operations are 0
-// or normal numbers, as a value is 0 or has a magnitude of 2**-40 to 2**60.
+// The procedure is that of cache/blocks.py, with one rounding per operation. Operands and results of float operations
+// are 0 or normal numbers, because a value is 0 or has a magnitude of 2**-40 to 2**60.
 
-const float CUBES = 256.0;  // iq4_nl sums x**3 of such multiples, so that no difference of the sums is denormal
+const float CUBES = 256.0;  // iq4_nl sums x**3 of multiples of x, so that no difference of the sums is denormal
 const uint SIGN = 0x80000000u;
 
 shared uint staged[WAVE * BLOCK];
-vec2 sums = vec2(0.0);  // of iq4_nl: of weight * t * x and of weight * t * t
+vec2 sums = vec2(0.0);  // iq4_nl: the sums of weight * t * x and of weight * t * t
 
-// Where value i of a lane's block is in shared memory: at the same i, lanes use different banks.
+// Where value i of a lane's block lies in shared memory: for the same i, lanes use different banks.
 uint staged_at(uint lane, uint i) {
     return lane * BLOCK + ((i + lane) % BLOCK);
 }
 
-// Floats as integers of the same order, in which zeros of either sign are equal.
+// A float as an integer of the same order, in which zeros of either sign are equal.
 int ordered(uint x) {
     int magnitude = int(x & ~SIGN);
     return x < SIGN ? magnitude : -magnitude;
 }
 
-// The float16 numbers of a block (its scale in the low bits, its minimum above), and the float32 numbers by which a
-// value x becomes (x - least) * inverse + offset.
+// The float16 numbers of a block (its scale in the low bits, its minimum above), and the float32 numbers of the stored
+// number (x - least) * inverse + offset of a value x.
 struct Measures {
     uint halves;
     float least;
@@ -31,7 +31,7 @@ struct Measures {
 };
 
 Measures measure(uint lane) {
-    uint most = staged[staged_at(lane, 0u)], least = most, extreme = 0u;  // extreme: the first of the largest magnitude
+    uint most = staged[staged_at(lane, 0u)], least = most, extreme = 0u;  // of the largest magnitude, the first
     for (uint i = 0u; i < BLOCK; ++i) {
         uint x = staged[staged_at(lane, i)];
         extreme = (x & ~SIGN) > (extreme & ~SIGN) ? x : extreme;
@@ -50,7 +50,7 @@ Measures measure(uint lane) {
         uint d = divide(extreme & ~SIGN, floatBitsToUint(127.0));
         return Measures(to_float16(d, 0), 0.0, inverse(d), 0.0);
     }
-    if (is(STORAGE_IQ4_NL)) {  // its scale is known when all numbers are
+    if (is(STORAGE_IQ4_NL)) {  // the scale follows from all numbers
         return Measures(0u, 0.0, inverse(divide(extreme, floatBitsToUint(-127.0))), 0.0);
     }
     uint d = divide(extreme, floatBitsToUint(wide ? -16.0 : -8.0));
@@ -61,7 +61,8 @@ int table(uint q) {
     return bitfieldExtract(int(IQ4_NL[q >> 2]), int(8u * (q & 3u)), 8);
 }
 
-// The entry of iq4_nl's table that is nearest to `scaled`, the larger one of two; 0 where the block is.
+// The entry of iq4_nl's table nearest to `scaled`, the larger entry of two that are equally near; 0 for a block of
+// zeros.
 uint nearest(float scaled, float x, bool zero) {
     precise float twice = scaled + scaled;
     uint q = 0u;
@@ -78,7 +79,7 @@ uint nearest(float scaled, float x, bool zero) {
     return zero ? 0u : q;
 }
 
-// The float16 numbers of a block, when each value has its number.
+// The float16 numbers of a block, after each value has its number.
 uint block_halves(Measures by) {
     bool fitted = is(STORAGE_IQ4_NL) && by.inverse != 0.0;
     return fitted ? to_float16(divide(floatBitsToUint(sums.x), floatBitsToUint(sums.y)), -8) : by.halves;

@@ -183,7 +183,7 @@ template <uint TYPE, bool FEW> struct Quantized : Columns<MulMatParams> {
             const F of_first = to_float(first), of_second = to_float(second);
             const lanes_vec2 dots = HAS_HALVES ? lanes_vec2(of_first, of_second) : lanes_vec2(of_second, 0.0f);
             F sum = load<F>(sums + 32 * n), lowest = load<F>(lows + 32 * n);
-            join(of_w, scales_of_x(scale), dots, IS_MXFP4, sum, lowest);
+            add_products(of_w, scales_of_x(scale), dots, IS_MXFP4, sum, lowest);
             zinc::store(sums + 32 * n, sum);
             if (HAS_MINIMUM && IS_256)
                 zinc::store(lows + 32 * n, lowest);
@@ -225,7 +225,7 @@ template <uint TYPE, bool FEW> struct Quantized : Columns<MulMatParams> {
                             add_block(j, columns, numbers, sums + lane, lows + lane);
                     const lanes_vec2 scale = IS_256 ? superblock_scale() : lanes_vec2(0.0f, 0.0f);
                     for (uint i = lane; i < columns * 32; i += 32) {
-                        const F sum = joined(scale, load<F>(sums + i), load<F>(lows + i));
+                        const F sum = superblock_sum(scale, load<F>(sums + i), load<F>(lows + i));
                         zinc::store(total + i, load<F>(total + i) + sum);
                         zinc::store(sums + i, (F){}), zinc::store(lows + i, (F){});
                     }

@@ -81,7 +81,7 @@ void delta_net(const Step &step, uint64_t number, Room &room) {
     const float *beta = begin(DELTA_NET_BIND_BETA, p.beta, p.v.n[3]);
     const uint *ids = static_cast<const uint *>(step.buffers[DELTA_NET_BIND_IDS]);
     const uint named = step.spec[DELTA_NET_SPEC_NAMED] != 0 ? ids[p.ids + sequence] : sequence;
-    float *scores = static_cast<float *>(step.buffers[DELTA_NET_BIND_SCORES]) + p.scores;
+    float *scores = static_cast<float *>(step.buffers[DELTA_NET_BIND_OUTPUTS]) + p.outputs;
     float *kept = static_cast<float *>(step.buffers[DELTA_NET_BIND_KEPT]) + p.kept;
     float *decays = reinterpret_cast<float *>(g.s + g.size), *ks = decays + g.size, *qs = ks + g.size;
     const uint first = g.gl_WorkGroupID.x * g.rows_of_group(), end = min(first + g.rows_of_group(), all_rows);
@@ -129,7 +129,7 @@ void ssm_scan(const Step &step, uint64_t number, Room &room) {
     const uint end = min(first + g.rows_of_group(), (group + 1) * of_group);
     const uint named = static_cast<const uint *>(step.buffers[SSM_SCAN_BIND_IDS])[p.ids + sequence];
     const float *a = g.at(SSM_SCAN_BIND_A, p.a);
-    float *scores = static_cast<float *>(step.buffers[SSM_SCAN_BIND_SCORES]) + p.scores;
+    float *scores = static_cast<float *>(step.buffers[SSM_SCAN_BIND_OUTPUTS]) + p.outputs;
     float *kept = static_cast<float *>(step.buffers[SSM_SCAN_BIND_KEPT]) + p.kept;
     float *bs = reinterpret_cast<float *>(g.s + g.size), *cs = bs + g.size;
     const auto decay = [](F by, F of) { return States::above(exponential(flush(by * flush(of))), DECAY_MIN); };

@@ -1,12 +1,14 @@
-// Pass 1 of arithmetic "integer" with int8 matrix units: attend.comp's bits, for a block of vectors, as attend_matrix.
+// Pass 1 of arithmetic "integer" with int8 matrix units: attend.comp's bits, for a block of vectors as in
+// attend_matrix.
 //
-// Of a leaf's 64 keys, with q and weights as integers of 12 bits in two int8, 256 high + low, low from -128 to 127:
+// q and weights are integers of 12 bits in two int8: 256 high + low, with low from -128 to 127. For a leaf's 64 keys:
 //
 //     scores    s[vector][key] = q's unit * (sum over blocks of K's scale * (a[vector] . k[key] in the block))
 //     values    o[vector] = u's unit * (sum over keys of u[vector][key] * v[key]), u anew for each block of V
 //
-// The sums of the units are exact, the low ones going on from 256 times the high ones.  All else is of an element alone,
-// and scales are loaded as matrices with a stride of 0, so that no code knows which outputs elements are.
+// The sums of the units are exact; the sum of the low int8 goes on from 256 times the sum of the high int8. All other
+// work is on single elements, and scales are loaded as matrices with a stride of 0, so no code knows which outputs the
+// elements are.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
@@ -26,32 +28,32 @@ const bool INTEGER = true;
 #include "matrix_kernel.glsl"
 
 const bool Q_HELD = UNROLLED == 1u && K_DIM <= MATRIX_HELD_DIMS;
-// Rows in shared memory are 16 bytes longer than they need be, so that neighboring rows lie in different banks.
+// Rows in shared memory are padded by 16 bytes, so that neighboring rows lie in different banks.
 const uint PITCH = (MATRIX_PIECE + 16u) / 4u;           // words of 64 int8
 const uint Q_PITCH = (K_BLOCKS * BLOCK + 16u) / 4u;     // words
 const uint PIECE_BLOCKS = MATRIX_PIECE / BLOCK, BLOCK_STEPS = BLOCK / MAT_K, KEY_STEPS = KEYS_PER_LEAF / MAT_K;
 const uint FRAGMENTS = BLOCK / MAT_N;  // of a block of V
 // Blocks of a piece of V of which a subgroup has fragments.
 const uint OWN_BLOCKS = PIECE_FRAGMENTS > FRAGMENTS ? PIECE_FRAGMENTS / FRAGMENTS : 1u;
-const uint BLOCK_FRAGMENTS = PIECE_FRAGMENTS / OWN_BLOCKS;          // and its fragments of each
-const uint V_LOADS = (KEYS_PER_LEAF * MATRIX_PIECE / 16u + LANES - 1u) / LANES;  // of 4 by 4 values, by a lane for a piece
+const uint BLOCK_FRAGMENTS = PIECE_FRAGMENTS / OWN_BLOCKS;          // and its fragments of each of these blocks
+const uint V_LOADS = (KEYS_PER_LEAF * MATRIX_PIECE / 16u + LANES - 1u) / LANES;  // of 4 by 4 values, for a piece
 const uint K_SCALE_LOADS = (KEYS_PER_LEAF * PIECE_BLOCKS + LANES - 1u) / LANES;
 const uint V_SCALE_LOADS = (KEYS_PER_LEAF * V_BLOCKS + LANES - 1u) / LANES;  // for a leaf
-const uint PLANE = VECTORS * PITCH;                     // words of s_rows that one int8 of u or of a piece of q takes
+const uint PLANE = VECTORS * PITCH;                     // words of s_rows for one int8 of u, or of a piece of q
 
 shared uint q_rows[Q_HELD ? 4u : 2u * VECTORS * Q_PITCH];  // [high or low][vector][dimension]
 // A piece of K, [row_of(key)][dimension], or of V, [dimension][row_of(key)].
 shared uint kv_rows[KEYS_PER_LEAF * PITCH];
-// K's scales, [block of the piece][row_of(key)]; then, [vector][key mod 4], maxima and sums; then what 1 counts in weights,
-// [block of the piece][vector].
+// K's scales, [block of the piece][row_of(key)]; then maxima and sums, [vector][key mod 4]; then the value of 1 in the
+// weights' integers, [block of the piece][vector].
 shared float reduced[VECTORS < 32u ? PIECE_BLOCKS * KEYS_PER_LEAF : VECTORS * WEIGHT_PARTIALS];
 shared float v_scales[V_BLOCKS * KEYS_PER_LEAF];  // [block][row_of(key)]
-shared float q_units[VECTORS];                    // what 1 counts in rows of q
-// [vector][row_of(key)]: dot products; then u, [block of the piece][high or low][vector][row_of(key)].  At a node's end
-// [vector][dimension], a piece of o.
+shared float q_units[VECTORS];                    // the value of 1 in the integers of a row of q
+// [vector][row_of(key)]: dot products; then u, [block of the piece][high or low][vector][row_of(key)]. At a node's end
+// a piece of o, [vector][dimension].
 shared uint s_rows[2u * PIECE_BLOCKS * PLANE];
 MatrixA q_held[Q_HELD ? 2u * K_PIECES * PIECE_STEPS : 1u];       // [high or low][step]
-uvec2 k_ahead[LOADS];  // what the lane has in flight of the next piece
+uvec2 k_ahead[LOADS];  // the lane's words of the next piece, in flight
 uvec4 v_ahead[V_LOADS];
 float k_scales_ahead[K_SCALE_LOADS], v_scales_ahead[V_SCALE_LOADS];
 

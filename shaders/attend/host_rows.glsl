@@ -1,77 +1,80 @@
-// Loads of K and V where they lie as rows, as most engines keep them: (token, KV head, values), or KV heads first.
-// Rows are K_STRIDE and V_STRIDE bytes apart, multiples of 2.  Block types have ggml's blocks one behind the other:
-// scale, minimum, 32 fifth bits, then the values, of types of 4 bits value i in the low half of byte i, i + 16 in the
-// high half.
+// Loads of K and V that lie as rows, as most engines keep them: (token, KV head, values), or KV heads first. Rows are
+// K_STRIDE and V_STRIDE bytes apart, multiples of 2. A row of a block type is ggml's blocks one after another: scale,
+// minimum, 32 fifth bits, then the values. Types of 4 bits have value i in the low half of byte i, and value i + 16 in
+// the high half.
 //
-// Words of values are as in tiles, but for types of 4 bits: of a word of 8 dimensions the low half of byte i is
-// dimension i, and the high half is dimension i + 4.  No word that has no byte of a row's values is read.
-// `v` is known to the compiler: V's buffer, or K's.
+// Words of values are as in tiles, except for types of 4 bits: in a word of 8 dimensions the low half of byte i is
+// dimension i, and the high half is dimension i + 4. A word without a byte of a row's values is never read. The
+// compiler knows `v`: the buffer is V's, or K's.
 
 const bool NHD = K_STRIDE != 0u;
-// A halfword is 16 bits; all addresses in this file but those of words count halfwords.
+// A halfword is 16 bits. Addresses in this file count halfwords, except those named `word`.
 const uint K_BLOCK_HALFWORDS = K_HALVES + 2u * K_FIFTH + 2u * K_BITS;
 const uint V_BLOCK_HALFWORDS = V_HALVES + 2u * V_FIFTH + 2u * V_BITS;
 // 0 where all words lie at multiples of 4 bytes.
 const uint K_ODD = K_STRIDE % 4u + K_HALVES * (K_BLOCK_HALFWORDS % 2u);
 const uint V_ODD = V_STRIDE % 4u + V_HALVES * (V_BLOCK_HALFWORDS % 2u);
-// 0 where values without blocks lie in whole pieces of 16 bytes, or, of K's 8 bits, of 8.
+// 0 where values without blocks lie in whole pieces of 16 bytes, or, for K of 8 bits, of 8 bytes.
 const uint K_PIECE = K_BITS == 8u ? 8u : 16u;
 const uint K_APART = K_STRIDE % K_PIECE + K_SIZE * K_BITS % (8u * K_PIECE) + K_HALVES;
 const uint V_APART = V_STRIDE % 16u + V_SIZE * V_BITS % 128u + V_HALVES;
 
-uint stored_word(bool v, uint at) {
+uint stored_word(bool v, uint word) {
     if (v) {
-        return v_words1[at];
+        return v_words1[word];
     }
-    return k_words1[at];
+    return k_words1[word];
 }
 
-uint halfword_at(bool v, uint at) {
-    return bitfieldExtract(stored_word(v, at >> 1u), int((at & 1u) << 4u), 16);
+uint halfword_at(bool v, uint halfword) {
+    return bitfieldExtract(stored_word(v, halfword >> 1u), int((halfword & 1u) << 4u), 16);
 }
 
-// The word at halfword `at`, and the next one.
-uvec2 words_at(bool v, uint at) {
-    uint i = at >> 1u;
+// The word at halfword `halfword`, and the next word.
+uvec2 words_at(bool v, uint halfword) {
+    uint i = halfword >> 1u;
     uvec2 w = uvec2(stored_word(v, i), stored_word(v, i + 1u));
     if ((v ? V_ODD : K_ODD) == 0u) {
         return w;
     }
-    uint next = stored_word(v, i + 1u + (at & 1u));
-    return (at & 1u) == 0u ? w : uvec2(bitfieldInsert(w.x >> 16u, w.y, 16, 16), bitfieldInsert(w.y >> 16u, next, 16, 16));
+    uint next = stored_word(v, i + 1u + (halfword & 1u));
+    return (halfword & 1u) == 0u ? w : uvec2(bitfieldInsert(w.x >> 16u, w.y, 16, 16),
+                                             bitfieldInsert(w.y >> 16u, next, 16, 16));
 }
 
-// The word at halfword `at`.
-uint word_at(bool v, uint at) {
-    uint w = stored_word(v, at >> 1u);
+// The word at halfword `halfword`.
+uint word_at(bool v, uint halfword) {
+    uint w = stored_word(v, halfword >> 1u);
     if ((v ? V_ODD : K_ODD) == 0u) {
         return w;
     }
-    uint next = stored_word(v, (at + 1u) >> 1u);
-    return (at & 1u) == 0u ? w : bitfieldInsert(w >> 16u, next, 16, 16);
+    uint next = stored_word(v, (halfword + 1u) >> 1u);
+    return (halfword & 1u) == 0u ? w : bitfieldInsert(w >> 16u, next, 16, 16);
 }
 
-// The word at halfword `at` of a row that ends `bits` bits behind it, 0 from there on.
-uint last_word_at(bool v, uint at, uint bits) {
+// The word at halfword `halfword` of a row that ends `bits` bits after it, with 0 from the row's end on.
+uint last_word_at(bool v, uint halfword, uint bits) {
     if (bits >= 32u) {
-        return word_at(v, at);
+        return word_at(v, halfword);
     }
-    return bits == 0u ? 0u : bitfieldExtract(bits <= 16u ? halfword_at(v, at) : word_at(v, at), 0, int(bits));
+    return bits == 0u ? 0u
+                      : bitfieldExtract(bits <= 16u ? halfword_at(v, halfword) : word_at(v, halfword), 0, int(bits));
 }
 
-// Where the values of a block begin, from the row's begin.
+// Where the values of a block begin, counted from the row's begin.
 uint values_at(bool v, uint block) {
-    return v ? block * V_BLOCK_HALFWORDS + V_HALVES + 2u * V_FIFTH : block * K_BLOCK_HALFWORDS + K_HALVES + 2u * K_FIFTH;
+    return v ? block * V_BLOCK_HALFWORDS + V_HALVES + 2u * V_FIFTH
+             : block * K_BLOCK_HALFWORDS + K_HALVES + 2u * K_FIFTH;
 }
 
-// Part `part` of four of a block of 4 bits, 8 dimensions, as one word.
+// Part `part` of the four parts of a block of 4 bits: 8 dimensions, as one word.
 uint halved_word_at(bool v, uint row, uint block, uint part) {
     uvec2 bytes = words_at(v, row + values_at(v, block) + 4u * (part & 1u));
     uvec2 w = bytes >> (4u * (part >> 1u)) & 0x0F0F0F0Fu;
     return w.x | w.y << 4u;
 }
 
-// Of K, as k_chunk.
+// k_chunk for rows of K.
 uvec4 k_row_chunk(uint row, uint chunk, uint part) {
     uint begin = row * (K_STRIDE / 2u);
     if (K_BITS == 4u) {
@@ -89,35 +92,35 @@ uvec4 k_row_chunk(uint row, uint chunk, uint part) {
         return k_words4[row * (K_STRIDE / 16u) + chunk * (K_BITS / 16u) + part];
     }
     for (uint i = 0u; K_APART != 0u && i < min(CHUNK_WORDS, 4u); ++i) {
-        uint at = dim + i * values;
-        w[i] = last_word_at(false, begin + at * K_BITS / 16u, (K_SIZE - min(at, K_SIZE)) * K_BITS);
+        uint first = dim + i * values;
+        w[i] = last_word_at(false, begin + first * K_BITS / 16u, (K_SIZE - min(first, K_SIZE)) * K_BITS);
     }
     return w;
 }
 
-// Of V, as v_words.  Dimensions behind V_SIZE, which nobody reads, are any.
-uvec4 v_row_words(uint row, uint at, uint words) {
+// v_words for rows of V. Dimensions after V_SIZE, which nobody reads, have any value.
+uvec4 v_row_words(uint row, uint word, uint words) {
     uint begin = row * (V_STRIDE / 2u);
     uvec4 w = uvec4(0u);
     if (V_APART == 0u && words > 1u) {
-        at = min(at, V_SIZE * V_BITS / 32u - words);
-        return words == 2u ? uvec4(v_words2[row * (V_STRIDE / 8u) + at / 2u], 0u, 0u)
-                           : v_words4[row * (V_STRIDE / 16u) + at / 4u];
+        word = min(word, V_SIZE * V_BITS / 32u - words);
+        return words == 2u ? uvec4(v_words2[row * (V_STRIDE / 8u) + word / 2u], 0u, 0u)
+                           : v_words4[row * (V_STRIDE / 16u) + word / 4u];
     }
     for (uint i = 0u; i < words; ++i) {
         if (V_BITS == 4u) {
-            w[i] = halved_word_at(true, begin, (at + i) / 4u, (at + i) % 4u);
+            w[i] = halved_word_at(true, begin, (word + i) / 4u, (word + i) % 4u);
         } else if (V_HALVES > 0u) {
-            w[i] = word_at(true, begin + values_at(true, at / 8u) + 2u * (at % 8u + i));
+            w[i] = word_at(true, begin + values_at(true, word / 8u) + 2u * (word % 8u + i));
         } else {
-            uint first = min(at + i, (V_SIZE * V_BITS - 1u) / 32u);
+            uint first = min(word + i, (V_SIZE * V_BITS - 1u) / 32u);
             w[i] = last_word_at(true, begin + 2u * first, V_SIZE * V_BITS - 32u * first);
         }
     }
     return w;
 }
 
-// Of V, dimensions dim ... dim + SLICE - 1, which are less than a word, as the first values of one.
+// Dimensions dim ... dim + SLICE - 1 of a row of V, which take less than a word, as the first values of a word.
 uint v_row_part(uint row, uint dim) {
     uint begin = row * (V_STRIDE / 2u), in_block = dim % BLOCK, last = (V_SIZE * V_BITS - 1u) / 16u;
     if (V_HALVES == 0u) {
@@ -127,20 +130,20 @@ uint v_row_part(uint row, uint dim) {
     if (V_BITS == 8u) {
         return halfword_at(true, begin + in_block / 2u);
     }
-    uint at = begin + in_block % 16u / 2u;
-    return (SLICE == 2u ? halfword_at(true, at) : word_at(true, at)) >> (in_block / 16u * 4u) & 0x0F0F0F0Fu;
+    uint halfword = begin + in_block % 16u / 2u;
+    return (SLICE == 2u ? halfword_at(true, halfword) : word_at(true, halfword)) >> (in_block / 16u * 4u) & 0x0F0F0F0Fu;
 }
 
-// The word of a block's float16 numbers, the first of them in its low half, and its fifth bits.
+// The word of a block's float16 numbers, the first number in its low half, and the block's fifth bits.
 uvec2 row_block_words(bool v, uint row, uint block) {
-    uint at = row * ((v ? V_STRIDE : K_STRIDE) / 2u) + block * (v ? V_BLOCK_HALFWORDS : K_BLOCK_HALFWORDS);
+    uint halfword = row * ((v ? V_STRIDE : K_STRIDE) / 2u) + block * (v ? V_BLOCK_HALFWORDS : K_BLOCK_HALFWORDS);
     bool fifth = (v ? V_FIFTH : K_FIFTH) == 1u;
     if ((v ? V_HALVES : K_HALVES) == 2u) {
-        return uvec2(word_at(v, at), fifth ? word_at(v, at + 2u) : 0u);
+        return uvec2(word_at(v, halfword), fifth ? word_at(v, halfword + 2u) : 0u);
     }
     if (!fifth) {
-        return uvec2(halfword_at(v, at), 0u);
+        return uvec2(halfword_at(v, halfword), 0u);
     }
-    uvec2 w = uvec2(stored_word(v, at >> 1u), stored_word(v, (at >> 1u) + 1u));
-    return (at & 1u) == 0u ? uvec2(w.x, bitfieldInsert(w.x >> 16u, w.y, 16, 16)) : uvec2(w.x >> 16u, w.y);
+    uvec2 w = uvec2(stored_word(v, halfword >> 1u), stored_word(v, (halfword >> 1u) + 1u));
+    return (halfword & 1u) == 0u ? uvec2(w.x, bitfieldInsert(w.x >> 16u, w.y, 16, 16)) : uvec2(w.x >> 16u, w.y);
 }

@@ -1,25 +1,25 @@
-// Arithmetic "integer": numbers rounded to integers of 12 bits, by a power of two that their largest has.
+// Arithmetic "integer": numbers become integers of 12 bits by a power of two, which follows from the largest number.
 //
-// K and V have the integers of their blocks as floats, without the scale.  q comes rounded: every number of a row is an
-// integer of at most 2**11 times one power of two.  So a block's products of q and k, and a leaf's of weights and V, and
-// their sums, are exact in any order, and only what meets a scale rounds.
+// K and V have the integers of their blocks as floats, without the scale. q comes rounded: every number of a row is an
+// integer of at most 2**11 times a power of two of the row. So the sums of a block's products of q and k, and of a
+// leaf's products of weights and V, are exact in any order, and only a product with a scale rounds.
 
-// Whether chunk number `chunk`, before which whole loads end, begins a block of K or is behind the last one.
+// Whether a block of K ends before chunk number `chunk`, which is the first chunk of a load or comes after the last.
 bool ends_block(uint chunk) {
     return CHUNKS_AHEAD * CHUNK == BLOCK || chunk % (BLOCK / CHUNK) == 0u || chunk == K_DIM / CHUNK;
 }
 
 vec2 block_dots[INTEGER ? VECTORS * KEY_PAIRS : 1u];  // [h][pair]: the dots of the block so far
 
-// The dots of a block join those of the row, times its scale.
+// To dots: they gain the dots of the block, times the block's scale.
 void add_block_dots() {
     for (uint h = 0u; h < VECTORS; ++h) {
         for (uint i = 0u; i < KEY_PAIRS; ++i) {
-            uint at = h * KEY_PAIRS + i;
-            precise vec2 product = block_dots[at] * vec2(block0[i].scale, block1[i].scale);
-            precise vec2 sum = dots[at] + product;
-            dots[at] = sum;
-            block_dots[at] = vec2(0.0);
+            uint slot = h * KEY_PAIRS + i;
+            precise vec2 product = block_dots[slot] * vec2(block0[i].scale, block1[i].scale);
+            precise vec2 sum = dots[slot] + product;
+            dots[slot] = sum;
+            block_dots[slot] = vec2(0.0);
         }
     }
 }
@@ -34,26 +34,28 @@ float integer_weight(float p, Block block, float power) {
 shared float value_powers[INTEGER ? VALUE_POWERS : 1u];  // [wave][h][block of V]
 float slice_powers[VECTORS * LANE_SLICES];  // [h][slice] of the lane's slices
 const uint POWER_ROUNDS = (VECTORS * V_BLOCKS + LANES - 1u) / LANES;  // pairs (h, block) of a lane
-const bool OWN_BLOCK = LANES % V_BLOCKS == 0u;  // all of a lane's have the same block
+const bool OWN_BLOCK = LANES % V_BLOCKS == 0u;  // all pairs of a lane have the same block
 float tops[POWER_ROUNDS];
 float scales_ahead[POWER_KEYS];
 
-// To tops: the largest magnitudes of weights times scales of keys t ... t + POWER_KEYS - 1.  Absent keys weigh 0.
+// To tops: the largest magnitudes of weights times scales of keys t ... t + POWER_KEYS - 1. Absent keys have the weight
+// 0.
 void add_tops(Item item, Leaf leaf, uint t) {
     [[unroll]] for (uint r = 0u; r < POWER_ROUNDS; ++r) {
-        uint at = min(r * LANES + lane, VECTORS * V_BLOCKS - 1u), block = OWN_BLOCK ? lane % V_BLOCKS : at % V_BLOCKS;
+        uint pair = min(r * LANES + lane, VECTORS * V_BLOCKS - 1u);
+        uint block = OWN_BLOCK ? lane % V_BLOCKS : pair % V_BLOCKS;
         [[unroll]] for (uint j = 0u; j < POWER_KEYS && (r == 0u || !OWN_BLOCK); ++j) {
             scales_ahead[j] = v_block(locate(item, leaf, min(t + j, leaf.count - 1u)), block).scale;
         }
         [[unroll]] for (uint j = 0u; j < POWER_KEYS; ++j) {
-            precise float w = weights[own + (t + j) * VECTORS + at / V_BLOCKS] * scales_ahead[j];
+            precise float w = wave_floats[wave_begin + (t + j) * VECTORS + pair / V_BLOCKS] * scales_ahead[j];
             tops[r] = max(tops[r], abs(w));
         }
     }
 }
 
-// To value_powers of the wave: those of the weights of its leaf's keys, times the scales of each block of V.  fold_sums
-// has the barrier behind it.
+// To value_powers of the wave: the powers for the weights of its leaf's keys times the scales of each block of V.
+// fold_sums has the barrier after it.
 void find_value_powers(Item item, Leaf leaf) {
     [[unroll]] for (uint r = 0u; r < POWER_ROUNDS; ++r) {
         tops[r] = 0.0;
@@ -72,7 +74,7 @@ void find_value_powers(Item item, Leaf leaf) {
     }
 }
 
-// To slice_powers.
+// To slice_powers: the powers of the blocks that the lane's slices lie in.
 void find_slice_powers(uint slice) {
     for (uint h = 0u; INTEGER && h < VECTORS; ++h) {
         for (uint s = 0u; s < LANE_SLICES; ++s) {

@@ -1,4 +1,4 @@
-// What the matrix units are fed with: halves of q, K and V in shared memory.
+// Inputs of the matrix units in shared memory: q, K and V as halves.
 
 uint halves(vec2 x) {
     return packFloat2x16(f16vec2(x));
@@ -7,8 +7,8 @@ uint halves(vec2 x) {
 // Dimensions 2 pair and 2 pair + 1 of vector t's q.
 uint q_pair(Item item, uint t, uint pair) {
     Vector vector = vector_at(item, t);
-    uint at = (vector.row * work[HEADER_Q_HEADS] + vector.head) * (K_DIM / 4u) + min(pair, K_DIM / 2u - 1u) / 2u;
-    vec4 x = q[at];
+    uint quad = (vector.row * work[HEADER_Q_HEADS] + vector.head) * (K_DIM / 4u) + min(pair, K_DIM / 2u - 1u) / 2u;
+    vec4 x = q[quad];
     return vector.real && pair < K_DIM / 2u ? halves(pair % 2u == 0u ? x.xy : x.zw) : 0u;
 }
 
@@ -22,8 +22,8 @@ void hold_q(Item item, uint piece) {
     meet();
     [[unroll]] for (uint step = 0u; step < PIECE_STEPS; ++step) {
         if (has_strip()) {
-            uint at = strip() * MAT_M * PITCH + step * MAT_K / 2u;
-            q_held[piece * PIECE_STEPS + step] = load_a(kv_rows[at], PITCH);
+            uint word = strip() * MAT_M * PITCH + step * MAT_K / 2u;
+            q_held[piece * PIECE_STEPS + step] = load_a(kv_rows[word], PITCH);
         }
     }
 }
@@ -61,7 +61,7 @@ uvec2 v_halves(uvec2 where, uint dim) {
     }
     Block block = v_block(where, dim / BLOCK);
     uint word = v_words(where, dim * V_BITS / 32u, 1u).x, fifth = block.fifth >> (dim % BLOCK);
-    word >>= NHD && V_BITS == 4u ? dim % 8u : dim % (32u / V_BITS) * V_BITS;  // with NHD high halves are dimensions 4 to 7
+    word >>= NHD && V_BITS == 4u ? dim % 8u : dim % (32u / V_BITS) * V_BITS;  // NHD: high halves are dimensions 4 to 7
     vec4 v;
     for (uint i = 0u; i < 4u; ++i) {
         v[i] = narrow_value(V_STORAGE, word, i, fifth, block);
@@ -69,8 +69,9 @@ uvec2 v_halves(uvec2 where, uint dim) {
     return uvec2(halves(v.xy), halves(v.zw));
 }
 
-// To ahead: the lane's chunks of piece `piece` of K.  Neighboring lanes take neighboring keys.  Behind the last key and
-// the last dimension it is the last one again, which is a number: no row sees that key, and q is 0 in that dimension.
+// To ahead: the lane's chunks of piece `piece` of K. Neighboring lanes take neighboring keys. After the last key and
+// the last dimension the lane loads the last one again, which is a number: no row sees that key, and q is 0 in that
+// dimension.
 void fetch_k(Item item, Leaf leaf, uint piece) {
     [[unroll]] for (uint u = 0u; u < LOADS; ++u) {
         uint i = u * LANES + lane, key = i % KEYS_PER_LEAF, chunk = piece * (MATRIX_PIECE / CHUNK) + i / KEYS_PER_LEAF;
@@ -78,7 +79,7 @@ void fetch_k(Item item, Leaf leaf, uint piece) {
     }
 }
 
-// The same of V: four dimensions of the keys of two neighboring rows.
+// To ahead, from piece `piece` of V: four dimensions of the keys of two neighboring rows.
 const uint ROW_PAIRS = KEYS_PER_LEAF / 2u;
 void fetch_v(Item item, Leaf leaf, uint piece) {
     [[unroll]] for (uint u = 0u; u < LOADS; ++u) {
@@ -92,25 +93,25 @@ void fetch_v(Item item, Leaf leaf, uint piece) {
 // From ahead to kv_rows.
 void store_k() {
     [[unroll]] for (uint u = 0u; u < LOADS; ++u) {
-        uint i = u * LANES + lane, at = row_of(i % KEYS_PER_LEAF) * PITCH + i / KEYS_PER_LEAF * (CHUNK / 2u);
+        uint i = u * LANES + lane, word = row_of(i % KEYS_PER_LEAF) * PITCH + i / KEYS_PER_LEAF * (CHUNK / 2u);
         [[unroll]] for (uint w = 0u; w < 4u; ++w) {
-            store(kv_rows[at + w], ahead[u][w]);
+            store(kv_rows[word + w], ahead[u][w]);
         }
     }
 }
 
 void store_v() {
     [[unroll]] for (uint u = 0u; u < LOADS; ++u) {
-        uint i = u * LANES + lane, at = i / ROW_PAIRS * 4u * PITCH + i % ROW_PAIRS;
+        uint i = u * LANES + lane, word = i / ROW_PAIRS * 4u * PITCH + i % ROW_PAIRS;
         [[unroll]] for (uint w = 0u; w < 2u; ++w) {
             uint a = ahead[u][w], b = ahead[u][w + 2u];
-            store(kv_rows[at + 2u * w * PITCH], a & 0xFFFFu | b << 16);
-            store(kv_rows[at + (2u * w + 1u) * PITCH], a >> 16 | b & 0xFFFF0000u);
+            store(kv_rows[word + 2u * w * PITCH], a & 0xFFFFu | b << 16);
+            store(kv_rows[word + (2u * w + 1u) * PITCH], a >> 16 | b & 0xFFFF0000u);
         }
     }
 }
 
-// Values come with their scales.
+// The values of K and V are products with their scales already.
 void fetch_v_scales(Item item, Leaf leaf) {
 }
 

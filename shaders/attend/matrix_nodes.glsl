@@ -1,4 +1,4 @@
-// The states of nodes, on their way out, and the kernels' main().
+// The states of nodes go to the scratch tensor or become the output; and the kernels' main().
 
 // To node_o and node_ml: the state of no keys.
 void make_empty() {
@@ -10,27 +10,27 @@ void make_empty() {
     }
 }
 
-// To node_o: the leaf's weighted values.
+// To node_o: it gains the leaf's weighted values.
 void find_values(Item item, Leaf leaf, Leaf next) {
     FOR_PIECES(UNROLLED == 1u, piece, V_PIECES, add_values(item, leaf, next, piece))
 }
 
 struct Node {
     uint index;
-    bool first;  // of the item's
+    bool first;  // whether it is the item's first node
     bool last;
 };
 
-// (m, l) of the total so far, with the node: what merge.comp has behind this state.
+// (m, l) of the total so far, with the node: merge.comp has the same (m, l) after this state.
 vec2 total_with_node(uint t) {
     vec2 total = load(total_ml[t]), ml = load(node_ml[t]);
     vec2 powers = merge_powers(total.x, ml.x);
     return vec2(max(total.x, ml.x), merge(total.y, powers.x, ml.y, powers.y));
 }
 
-// Write dimensions dim and dim + 1 of vector t of the node: to its state, or, where the item has all nodes of its rows,
-// to the total of these.  That lies in the row's place of `states` until it is the output, which may be memory of the
-// host.  The lane that writes a pair of the total reads it at the next node.
+// Write dimensions dim and dim + 1 of vector t of the node: to the node's state, or, where the item has all nodes of
+// its rows, to the total of these nodes. The total lies in the row's place of `states` until it is the output, because
+// the output may be memory of the host. The lane that writes a pair of the total reads the pair at the next node.
 void emit_pair(Item item, Node node, uint t, uint dim, vec2 x) {
     Vector vector = vector_at(item, t);
     if (!vector.real || dim >= V_DIM) {
@@ -39,21 +39,21 @@ void emit_pair(Item item, Node node, uint t, uint dim, vec2 x) {
     uint q_heads = work[HEADER_Q_HEADS];
     vec2 ml = load(node_ml[t]);
     if (work[HEADER_SINGLE_PASS] != 0u) {
-        uint slot = vector.row * q_heads + vector.head, at = slot * V_DIM + dim;
+        uint slot = vector.row * q_heads + vector.head, element = slot * V_DIM + dim;
         if (!node.first) {
             vec2 powers = merge_powers(load(total_ml[t]).x, ml.x);
-            x = merge(vec2(states[at], states[at + 1u]), powers.x, x, powers.y);
+            x = merge(vec2(states[element], states[element + 1u]), powers.x, x, powers.y);
             ml = total_with_node(t);
         }
         if (!node.last) {
-            states[at] = x.x;
-            states[at + 1u] = x.y;
+            states[element] = x.x;
+            states[element + 1u] = x.y;
             return;
         }
         float top = ml.x, sum = ml.y, o_power = merge_sink(HEAD_WORD(vector.head, HEAD_SINK), top, sum);
         x = normalize(x, o_power, sum);
-        result[at] = x.x;
-        result[at + 1u] = x.y;
+        result[element] = x.x;
+        result[element + 1u] = x.y;
         if (dim == 0u) {
             result[work[HEADER_ROWS] * q_heads * V_DIM + slot] = natural_lse(top, sum);
         }
@@ -63,26 +63,26 @@ void emit_pair(Item item, Node node, uint t, uint dim, vec2 x) {
     states[slot * V_DIM + dim] = x.x;
     states[slot * V_DIM + dim + 1u] = x.y;
     if (dim == 0u) {
-        uint at = work[HEADER_STATE_STRIDE] * q_heads * V_DIM + 2u * slot;
-        states[at] = ml.x;
-        states[at + 1u] = ml.y;
+        uint pair = work[HEADER_STATE_STRIDE] * q_heads * V_DIM + 2u * slot;
+        states[pair] = ml.x;
+        states[pair + 1u] = ml.y;
     }
 }
 
-// The node's piece `piece` of all vectors, through s_rows.
+// Write the node's piece `piece` of all vectors, through s_rows.
 void emit_piece(Item item, Node node, uint piece) {
     meet();
     if (has_strip()) {
         [[unroll]] for (uint n = 0u; n < PIECE_FRAGMENTS; ++n) {
-            uint at = strip() * MAT_M * S_PITCH + fragment_of(n) * MAT_N;
-            store_c(s_rows[at], node_o[piece * PIECE_FRAGMENTS + n], S_PITCH);
+            uint word = strip() * MAT_M * S_PITCH + fragment_of(n) * MAT_N;
+            store_c(s_rows[word], node_o[piece * PIECE_FRAGMENTS + n], S_PITCH);
         }
     }
     meet();
     for (uint i = lane; i < VECTORS * (MATRIX_PIECE / 2u); i += LANES) {
-        uint t = i / (MATRIX_PIECE / 2u), at = 2u * (i % (MATRIX_PIECE / 2u));
-        uvec2 x = uvec2(load(s_rows[t * S_PITCH + at]), load(s_rows[t * S_PITCH + at + 1u]));
-        emit_pair(item, node, t, piece * MATRIX_PIECE + at, uintBitsToFloat(x));
+        uint t = i / (MATRIX_PIECE / 2u), dim = 2u * (i % (MATRIX_PIECE / 2u));
+        uvec2 x = uvec2(load(s_rows[t * S_PITCH + dim]), load(s_rows[t * S_PITCH + dim + 1u]));
+        emit_pair(item, node, t, piece * MATRIX_PIECE + dim, uintBitsToFloat(x));
     }
 }
 
@@ -104,8 +104,8 @@ void main() {
     }
     find_head_scales();
     load_q(item);
-    bool keys = item.limit > 0u;  // else the item is for rows that see none, and their state is the empty one
-    // The first leaf that some row sees, and the leaf behind the last.
+    bool keys = item.limit > 0u;  // else the item's rows see no key, and their state is the empty state
+    // The first leaf that some row sees, and the leaf after the last such leaf.
     uint first = item.first - min((item.last_row - item.row) * item.row_step, item.first);
     uint begin = max(item.node_begin * LEAVES_PER_NODE, first / KEYS_PER_LEAF);
     uint end = keys ? min(item.node_end * LEAVES_PER_NODE, (item.limit - 1u) / KEYS_PER_LEAF + 1u) : begin + 1u;

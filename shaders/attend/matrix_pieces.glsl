@@ -1,7 +1,8 @@
-// Steps 1 and 3 of a leaf: the pieces of K, and then of V, one behind the other, of which the next one is in flight.  What
-// is done with a piece is the kernel's: add_score_step, share_weights and sum_values.
+// Steps 1 and 3 of a leaf: the pieces of K, and then of V, one after another, with the next piece in flight. The
+// kernel's add_score_step, share_weights and sum_values work on a piece.
 
-// To score_sums: the products of the piece of K that is in flight.  The next one is fetched, or the first one of V.
+// To score_sums: the products of the piece of K in flight. The function fetches the next piece of K, or the first piece
+// of V.
 void add_scores(Item item, Leaf leaf, uint piece) {
     meet();
     store_k();
@@ -15,7 +16,7 @@ void add_scores(Item item, Leaf leaf, uint piece) {
     FOR_STEPS(step, SCORE_STEPS, add_score_step(piece, step))
 }
 
-// To s_rows: the products of q and K of every vector and key, which product_unit multiplies.
+// To s_rows: the products of q and K of every vector and key. Step 2 multiplies them by product_unit.
 void find_scores(Item item, Leaf leaf) {
     [[unroll]] for (uint n = 0u; n < SCORE_FRAGMENTS; ++n) {
         score_sums[n] = MatrixC(0.0);
@@ -23,16 +24,16 @@ void find_scores(Item item, Leaf leaf) {
     FOR_PIECES(UNROLLED == 1u, piece, K_PIECES, add_scores(item, leaf, piece))
     if (has_strip()) {
         [[unroll]] for (uint n = 0u; n < SCORE_FRAGMENTS; ++n) {
-            uint at = strip() * MAT_M * S_PITCH + (n * STRIP_WAVES + wave_of_strip()) * MAT_N;
-            store_c(s_rows[at], score_sums[n], S_PITCH);
+            uint word = strip() * MAT_M * S_PITCH + (n * STRIP_WAVES + wave_of_strip()) * MAT_N;
+            store_c(s_rows[word], score_sums[n], S_PITCH);
         }
     }
     store_v_scales();
     meet();
 }
 
-// To node_o: the piece of V that is in flight, weighted and folded.  The next one is fetched, or the next leaf's first
-// piece of K.
+// To node_o: it gains the piece of V in flight, weighted. The function fetches the next piece of V, or the next leaf's
+// first piece of K.
 void add_values(Item item, Leaf leaf, Leaf next, uint piece) {
     meet();
     store_v();

@@ -1,8 +1,8 @@
 // Step 3 of a leaf: weighted values by the matrix units, and the canonical fold of the leaf into its node.
 //
-// The fold works on matrices element by element.  Its products are with powers of two, so only its sum rounds.
+// The fold works on matrices element by element. Its products are with powers of two, so only its sum rounds.
 
-// Which of a piece's fragments is the subgroup's number n.
+// Number, in the piece, of the subgroup's fragment n.
 uint fragment_of(uint n) {
     return n * STRIP_WAVES + wave_of_strip();
 }
@@ -16,21 +16,21 @@ MatrixC flushed(MatrixC x) {
 
 MatrixC value_sums[PIECE_FRAGMENTS];  // the subgroup's fragments of a piece of its strip's weighted values
 
-// To value_sums: the products with MAT_K keys.
+// To value_sums: they gain the products with MAT_K keys.
 void add_value_step(uint step) {
     MatrixA a = load_a(s_rows[strip() * MAT_M * S_PITCH + step * MAT_K / 2u], S_PITCH);
     [[unroll]] for (uint n = 0u; n < PIECE_FRAGMENTS; ++n) {
-        uint at = fragment_of(n) * MAT_N * PITCH + step * MAT_K / 2u;
-        MatrixB b = load_b(kv_rows[at], PITCH);
+        uint word = fragment_of(n) * MAT_N * PITCH + step * MAT_K / 2u;
+        MatrixB b = load_b(kv_rows[word], PITCH);
         value_sums[n] = coopMatMulAdd(a, b, value_sums[n]);
     }
 }
 
-// The weights are in s_rows, and values have their scales.
+// Nothing is left to do: the weights are in s_rows, and the values are products with their scales.
 void share_weights(uint piece) {
 }
 
-// To node_o: a piece of V, weighted and folded.
+// To node_o: it gains a piece of V, weighted.
 void sum_values(uint piece) {
     [[unroll]] for (uint n = 0u; n < PIECE_FRAGMENTS; ++n) {
         value_sums[n] = MatrixC(0.0);
@@ -38,7 +38,7 @@ void sum_values(uint piece) {
     FOR_STEPS(step, KEYS_PER_LEAF / MAT_K, add_value_step(step))
     MatrixC node_w = load_rows(node_weight[strip() * MAT_M]), leaf_w = load_rows(leaf_weight[strip() * MAT_M]);
     [[unroll]] for (uint n = 0u; n < PIECE_FRAGMENTS; ++n) {
-        uint at = piece * PIECE_FRAGMENTS + n;
-        node_o[at] = flushed(node_o[at] * node_w + flushed(value_sums[n] * WEIGHT_UNIT) * leaf_w);
+        uint fragment = piece * PIECE_FRAGMENTS + n;
+        node_o[fragment] = flushed(node_o[fragment] * node_w + flushed(value_sums[n] * WEIGHT_UNIT) * leaf_w);
     }
 }

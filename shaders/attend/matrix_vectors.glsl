@@ -1,25 +1,25 @@
-// Who has what: query vectors of the workgroup, strips of subgroups, and rows of keys in shared memory.
+// The places of query vectors in the workgroup, of strips in its subgroups, and of keys in shared memory.
 
 struct Vector {
     uint row;   // query row
     uint head;  // query head
-    bool real;  // false behind the item's last vector
-    int first;  // it sees keys [first, limit)
+    bool real;  // false after the item's last vector
+    int first;  // the vector sees keys [first, limit)
     int limit;
 };
 
-// Vector `t` of the workgroup.  From row to row of an item first and limit grow by its step; it has the last row's.
+// Vector `t` of the workgroup. The item has first and limit of its last row, and they grow by row_step from row to row.
 Vector vector_at(Item item, uint t) {
-    uint group = work[HEADER_GROUP], at = gl_WorkGroupID.x * VECTORS + t;
-    uint row = min(item.row + at / group, item.last_row);
+    uint group = work[HEADER_GROUP], index = gl_WorkGroupID.x * VECTORS + t;
+    uint row = min(item.row + index / group, item.last_row);
     int before = int((item.last_row - row) * item.row_step);
-    return Vector(row, (work[HEADER_KV_FIRST] + gl_WorkGroupID.z) * group + at % group,
-                  at < (item.last_row - item.row + 1u) * group, int(item.first) - before, int(item.limit) - before);
+    return Vector(row, (work[HEADER_KV_FIRST] + gl_WorkGroupID.z) * group + index % group,
+                  index < (item.last_row - item.row + 1u) * group, int(item.first) - before, int(item.limit) - before);
 }
 
-// The subgroup's strip, and which of the strip's waves it is.  Of smaller subgroups than waves those from
-// STRIPS * STRIP_WAVES on have none.  Where all have one there is no branch, and compilers leave loads where they are
-// begun.
+// Whether the subgroup has a strip; then its strip's number, and its own number among the strip's waves. Where
+// subgroups are smaller than waves, subgroups from STRIPS * STRIP_WAVES on have no strip. Where all have a strip there
+// is no branch, and compilers leave loads where they are begun.
 bool has_strip() {
     return WAVES == 1u || gl_SubgroupID < STRIPS * STRIP_WAVES;
 }
@@ -32,8 +32,8 @@ uint wave_of_strip() {
     return gl_SubgroupID % STRIP_WAVES;
 }
 
-// Where a key of a leaf lies in kv_rows and s_rows: keys that are the same mod 4, whose weights the canonical
-// reduction sums together, are neighbors.
+// Where a key of a leaf lies in kv_rows and s_rows. Keys with the same remainder mod 4 are neighbors, because the
+// canonical reduction sums their weights together.
 uint row_of(uint key) {
     return key % WEIGHT_PARTIALS * PARTIAL_KEYS + key / WEIGHT_PARTIALS;
 }

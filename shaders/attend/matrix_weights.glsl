@@ -1,12 +1,12 @@
 // Step 2 of a leaf: from scores to weights, and the canonical maxima and sums.
 
-float lane_scores[WEIGHT_ROUNDS * PARTIAL_KEYS];  // of the lane's pairs [vector][key mod 4], then weights
+float lane_scores[WEIGHT_ROUNDS * PARTIAL_KEYS];  // of the lane's pairs [vector][key mod 4]; later weights
 
-// m of a vector, from the partial maxima.
+// m of a vector, from the maxima of its quarters.
 float leaf_maximum(uint t) {
-    uint at = t * WEIGHT_PARTIALS;
-    float m01 = max(load(reduced[at]), load(reduced[at + 1u]));
-    float m23 = max(load(reduced[at + 2u]), load(reduced[at + 3u]));
+    uint first = t * WEIGHT_PARTIALS;
+    float m01 = max(load(reduced[first]), load(reduced[first + 1u]));
+    float m23 = max(load(reduced[first + 2u]), load(reduced[first + 3u]));
     return roundEven(max(m01, m23));
 }
 
@@ -16,31 +16,31 @@ bool seen_whole(Item item, Leaf leaf) {
     return int(item.first) <= key && int(item.limit) - before >= key + int(KEYS_PER_LEAF);
 }
 
-// The products of a vector with keys `key` and key + 4 as scores.
+// The scores of a vector and keys `key` and key + 4, from their products.
 vec2 pair_scores(Item item, Leaf leaf, Vector vector, uint key, vec2 products) {
     uvec2 position = leaf.index * KEYS_PER_LEAF + key + uvec2(0u, WEIGHT_PARTIALS) + item.key_shift;
     return scores_of(products, score_factors(), uvec2(vector.row, vector.head), position);
 }
 
-// In lane_scores from `at` on: EMPTY_M for keys that a vector does not see.
-void hide_unseen(Leaf leaf, Vector vector, uint key, uint at) {
+// To lane_scores, from `first` on: EMPTY_M for keys that a vector does not see.
+void hide_unseen(Leaf leaf, Vector vector, uint key, uint first) {
     for (uint j = 0u; j < PARTIAL_KEYS; ++j) {
         int number = int(leaf.index * KEYS_PER_LEAF + j * WEIGHT_PARTIALS + key);
         bool seen = number >= vector.first && number < vector.limit;
-        lane_scores[at + j] = seen ? lane_scores[at + j] : EMPTY_M;
+        lane_scores[first + j] = seen ? lane_scores[first + j] : EMPTY_M;
     }
 }
 
-// From the products in s_rows to weights in lane_scores, which the kernel may keep; to node_ml: the node's (m, l) with
-// this leaf; and what its o and the leaf's are multiplied with.
+// To lane_scores: weights, which the kernel may keep, from the products in s_rows. To node_ml: the node's (m, l) with
+// this leaf. To node_weight and leaf_weight: the factors of the node's o and of the leaf's.
 void find_weights(Item item, Leaf leaf, bool first) {
     [[unroll]] for (uint round = 0u; round < WEIGHT_ROUNDS; ++round) {
         uint i = round * LANES + lane, t = i / WEIGHT_PARTIALS, key = i % WEIGHT_PARTIALS;
         if (i < VECTORS * WEIGHT_PARTIALS) {
             Vector vector = vector_at(item, t);
             for (uint j = 0u; j < PARTIAL_KEYS; j += 2u) {
-                uint at = t * S_PITCH + key * PARTIAL_KEYS + j;
-                vec2 s = uintBitsToFloat(uvec2(load(s_rows[at]), load(s_rows[at + 1u]))) * product_unit(t);
+                uint word = t * S_PITCH + key * PARTIAL_KEYS + j;
+                vec2 s = uintBitsToFloat(uvec2(load(s_rows[word]), load(s_rows[word + 1u]))) * product_unit(t);
                 s = pair_scores(item, leaf, vector, j * WEIGHT_PARTIALS + key, s);
                 lane_scores[round * PARTIAL_KEYS + j] = s.x;
                 lane_scores[round * PARTIAL_KEYS + j + 1u] = s.y;
@@ -62,7 +62,7 @@ void find_weights(Item item, Leaf leaf, bool first) {
         precise float sum = 0.0;
         if (i < VECTORS * WEIGHT_PARTIALS) {
             float top = leaf_maximum(t);
-            top = top > EMPTY_M ? top : 0.0;  // so that a key that is not seen weighs 0
+            top = top > EMPTY_M ? top : 0.0;  // so that an unseen key has the weight 0
             for (uint j = 0u; j < PARTIAL_KEYS; j += 2u) {
                 vec2 s = vec2(lane_scores[round * PARTIAL_KEYS + j], lane_scores[round * PARTIAL_KEYS + j + 1u]);
                 vec2 p = vec2(weight(s.x, top), weight(s.y, top));
@@ -85,9 +85,9 @@ void find_weights(Item item, Leaf leaf, bool first) {
     }
     meet();
     if (lane < VECTORS) {
-        uint at = lane * WEIGHT_PARTIALS;
-        precise float c01 = load(reduced[at]) + load(reduced[at + 1u]);
-        precise float c23 = load(reduced[at + 2u]) + load(reduced[at + 3u]);
+        uint word = lane * WEIGHT_PARTIALS;
+        precise float c01 = load(reduced[word]) + load(reduced[word + 1u]);
+        precise float c23 = load(reduced[word + 2u]) + load(reduced[word + 3u]);
         precise float l = c01 + c23;
         vec2 old = first ? vec2(EMPTY_M, 0.0) : load(node_ml[lane]);
         vec2 powers = merge_powers(old.x, m);

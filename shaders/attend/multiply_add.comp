@@ -1,6 +1,6 @@
-// Sums of products that round once, of numbers whose sums the host knows: which way does the device make them?
+// Sums of products that round once, of numbers whose sums the host knows, to find out which way the device makes them.
 //
-// Grid: x = 32 pairs of triples, a lane each.  The numbers come from a buffer, so that no compiler knows a result.
+// Grid: x = 32 pairs of triples, a lane each. The numbers come from a buffer, so that no compiler knows a result.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "../contract.glsl"
@@ -13,6 +13,6 @@ layout(set = 0, binding = MULTIPLY_ADD_BIND_SUMS, std430) restrict writeonly buf
 #include "multiply_add.glsl"
 
 void main() {
-    uint at = gl_GlobalInvocationID.x;
-    sums[at] = multiply_add(triples[3u * at], triples[3u * at + 1u], triples[3u * at + 2u]);
+    uint pair = gl_GlobalInvocationID.x;
+    sums[pair] = multiply_add(triples[3u * pair], triples[3u * pair + 1u], triples[3u * pair + 2u]);
 }

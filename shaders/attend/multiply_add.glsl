@@ -1,12 +1,12 @@
-// a * b + c, the step of a dot product and of a sum of weighted values: rounded twice, or, of arithmetic "fused", once.
+// a * b + c, the step of a dot product and of a sum of weighted values: rounded twice, or, in arithmetic "fused", once.
 //
-// ARITHMETIC, a specialization constant: CANONICAL; FUSED_NATIVE where the device's fma() rounds once, FUSED_EMULATED
-// where it has none that does; INTEGER_SUMS, whose products and sums are integers that float32 holds, so that fma() is
-// exact however a device makes it.  All drivers agree on each, because the rounded sum is one number.
+// ARITHMETIC, a specialization constant, is CANONICAL; FUSED_NATIVE where the device's fma() rounds once;
+// FUSED_EMULATED where no fma() of the device does; or INTEGER_SUMS, whose products and sums are integers that float32
+// holds, so that fma() is exact in any case. All drivers agree on each, because the rounded sum is one number.
 
 const bool FUSED = ARITHMETIC == FUSED_NATIVE || ARITHMETIC == FUSED_EMULATED;
 
-// The sum of two numbers, and what its rounding lost (Knuth).
+// The sum of two numbers, and the part that its rounding lost (Knuth).
 vec2 two_sum(vec2 a, vec2 b, out vec2 lost) {
     precise vec2 sum = a + b;
     precise vec2 b_part = sum - a;
@@ -18,9 +18,10 @@ vec2 two_sum(vec2 a, vec2 b, out vec2 lost) {
     return sum;
 }
 
-// a * b + c, rounded once (Boldo, Melquiond): the product in two parts (Dekker), both sums with what they lose, and the
-// losses added by rounding to odd, so that the last sum rounds as if nothing had been rounded before.  Exact where
-// every part is 0 or normal: where a * b is a multiple of 2**-126, and no sum reaches 2**127.
+// a * b + c, rounded once (Boldo, Melquiond). The product comes in two parts (Dekker), and both sums come with the
+// parts that they lose. The losses are added by rounding to odd, so that the last sum rounds as if nothing had been
+// rounded before. The result is exact where every part is 0 or normal: where a * b is a multiple of 2**-126, and no sum
+// reaches 2**127.
 vec2 fma_emulated(vec2 a, vec2 b, vec2 c) {
     vec2 a_high = uintBitsToFloat(floatBitsToUint(a) & 0xFFFFF000u);
     vec2 b_high = uintBitsToFloat(floatBitsToUint(b) & 0xFFFFF000u);
@@ -36,7 +37,7 @@ vec2 fma_emulated(vec2 a, vec2 b, vec2 c) {
     vec2 sum = two_sum(product, small, sum_lost);
     vec2 lost;
     vec2 tail = two_sum(c_lost, sum_lost, lost);
-    // to odd: an even tail that lost something moves by one unit towards it
+    // Rounding to odd: an even tail that lost something moves by one unit towards it.
     uvec2 bits = floatBitsToUint(tail);
     uvec2 step = uvec2((ivec2(bits ^ floatBitsToUint(lost)) >> 31) | 1);
     uvec2 inexact = uvec2(notEqual(lost, vec2(0.0))) & ~bits & 1u;

@@ -1,7 +1,7 @@
-// Decode attention as one reads it: the canonical reduction of attend.comp and merge.comp, without pages, lanes or waves.
+// Decode attention, plainly: the canonical reduction of attend.comp and merge.comp, without pages, lanes or waves.
 //
-// Nobody dispatches it but the tests, which hold it to the bits of the fast kernels.  Grid: x = query head.  An
-// invocation has SLICE dimensions of the head's output, and makes the scores of every key on its own.
+// Only the tests dispatch this kernel, and hold it to the bits of the fast kernels. Grid: x = query head. An invocation
+// has SLICE dimensions of the head's output, and makes the scores of every key on its own.
 //
 //     keys form leaves of 64, at multiples of 64, and eight leaves form a node
 //     the state (m, l, o) of a leaf:  m = roundEven(largest score),  weights p = 2**(score - m),
@@ -21,9 +21,9 @@ layout(constant_id = PLAIN_SPEC_KEYS) const uint KEYS = 1u;
 layout(constant_id = PLAIN_SPEC_SCALE) const uint SCALE = 0u;      // of the scores, float32: scale * log2(e)
 const uint V_DIM = SLICE * gl_WorkGroupSize.x;
 
-layout(set = 0, binding = PLAIN_BIND_Q, std430) restrict readonly buffer Q { float q[]; };        // (heads, K_DIM)
-layout(set = 0, binding = PLAIN_BIND_K, std430) restrict readonly buffer K { float k[]; };        // (KV heads, KEYS, K_DIM)
-layout(set = 0, binding = PLAIN_BIND_V, std430) restrict readonly buffer V { float v[]; };        // (KV heads, KEYS, V_DIM)
+layout(set = 0, binding = PLAIN_BIND_Q, std430) restrict readonly buffer Q { float q[]; };  // (heads, K_DIM)
+layout(set = 0, binding = PLAIN_BIND_K, std430) restrict readonly buffer K { float k[]; };  // (KV heads, KEYS, K_DIM)
+layout(set = 0, binding = PLAIN_BIND_V, std430) restrict readonly buffer V { float v[]; };  // (KV heads, KEYS, V_DIM)
 layout(set = 0, binding = PLAIN_BIND_OUT, std430) restrict writeonly buffer Out { float result[]; };  // out, then lse
 #include "../floats.glsl"
 #include "state.glsl"
@@ -54,7 +54,7 @@ State merge_states(State a, State b) {
     return a;
 }
 
-// The dot product in chunks of eight dimensions, each summed on its own; then the scale.
+// The dot product, times the scale. The products of a chunk of eight dimensions are summed on their own.
 float score(uint row) {
     precise float dot = 0.0;
     for (uint c = 0u; c < K_DIM; c += CHUNK) {
@@ -78,7 +78,7 @@ State leaf_state(uint row, uint count) {
     }
     State leaf = empty_state();
     leaf.m = roundEven(top);
-    precise vec4 quarters = vec4(0.0);  // sums of weights, of the keys that are the same mod 4
+    precise vec4 quarters = vec4(0.0);  // sums of weights of the keys with the same remainder mod 4
     for (uint t = 0u; t < count; ++t) {
         float p = weight(scores[t], leaf.m);
         precise float quarter = quarters[t % WEIGHT_PARTIALS] + p;

@@ -1,8 +1,8 @@
-// From dot products to scores, in log2 units: scale, softcap, then what is added: of each bias the head's slope times a
-// term, then a mask's value times the head's factor; a product and a sum each.  A mask hides a key by minus infinity;
-// the score of a hidden key is EMPTY_M, as that of an absent one.
+// From dot products to scores, in log2 units: scale, softcap, and then the biases and the mask, a product and a sum
+// each. A bias adds the head's slope times a term, and a mask adds its value times the head's factor. A mask hides a
+// key by minus infinity, and a hidden key has the score of an absent key, EMPTY_M.
 
-// Logit softcap, in log2 units: cap * tanh(t / cap) of a scaled score t.  cap: the cap and its reciprocal.
+// Logit softcap, in log2 units: cap * tanh(t / cap) of a scaled score t. cap: the cap and its reciprocal.
 float soft_capped(float t, vec2 cap) {
     precise float x = t * cap.y;
     precise float capped = cap.x * hyperbolic_tangent(x);
@@ -10,7 +10,7 @@ float soft_capped(float t, vec2 cap) {
     return s;
 }
 
-// s with the head's slope, a word of its record, times a term of the two keys.
+// s plus the head's slope, a word of its record, times a term of the two keys.
 vec2 sloped(uint head, uint word, vec2 term, vec2 s) {
     float slope = uintBitsToFloat(HEAD_WORD(head, word));
     precise vec2 bias = slope * term;
@@ -18,7 +18,7 @@ vec2 sloped(uint head, uint word, vec2 term, vec2 s) {
     return sum;
 }
 
-// s: the scores of two keys, at these positions.  canonical/constants.py has the terms, too.
+// The scores s of two keys, at these positions, with biases and mask. canonical/constants.py has the terms, too.
 vec2 biased(uint row, uint head, uvec2 position, vec2 s) {
     float factor = uintBitsToFloat(HEAD_WORD(head, HEAD_MASK));
     uint record = work[HEADER_ROW_TABLE] + row * ROW_WORDS;
@@ -37,7 +37,7 @@ vec2 biased(uint row, uint head, uvec2 position, vec2 s) {
     return s;
 }
 
-// What scores have in common: the scale, the cap and its reciprocal.
+// Numbers that all scores have in common: the scale, the cap and its reciprocal.
 vec3 score_factors() {
     return uintBitsToFloat(uvec3(work[HEADER_SCORE_SCALE], work[HEADER_SOFTCAP], work[HEADER_SOFTCAP_INVERSE]));
 }

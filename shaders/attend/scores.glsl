@@ -1,35 +1,72 @@
-// Step 1 of a leaf, the scores: lane = key, two keys per lane, or four, or eight.
+// Step 1 of a leaf, the scores: lane = keys, two a lane, or four, or eight.
 //
-// Q is the same for every lane and comes through scalar loads, a chunk of SIDE_BY_SIDE vectors at a time, which meets
-// all keys of the lane.  Eight dimensions (a chunk) are summed on their own before they join the dot product.
-// find_scores, at the end, has the order of the loops.
+// Every lane has the same q, so q comes through scalar loads, a chunk (eight dimensions) of SIDE_BY_SIDE vectors at a
+// time. That chunk of q meets all keys of the lane. The products of a chunk are summed on their own, and the sum joins
+// the dot product then. find_scores, at the end, has the order of the loops.
 
+vec4 qa[SIDE_BY_SIDE], qb[SIDE_BY_SIDE];  // [vector]: a chunk of q
 vec2 chunk_sum[SIDE_BY_SIDE];  // [vector]: the dots of this chunk with a pair of keys
 
-// To chunk_sum: the dots of q's chunk with the pair at `at`.  Both keys have the query value in common, so a GPU with
-// dual issue takes them in one cycle.
-void sum_chunk(uint at) {
+// Key i of the lane.
+uint key_of(uint i) {
+    return lane + i * LANES;
+}
+
+// Which keys of the lane's pair g the row sees: keys 2 g and 2 g + 1 of the lane.
+bvec2 present(Leaf leaf, uint g) {
+    uint a = key_of(2u * g), b = key_of(2u * g + 1u);
+    return bvec2(a >= leaf.begin && a < leaf.count, b >= leaf.begin && b < leaf.count);
+}
+
+// To key0 and key1. An absent key gets a place that exists: its own slot of the tile, or, in small tiles and in rows,
+// the place of the last key.
+void find_keys(Item item, Leaf leaf) {
+    uint last = TILE == KEYS_PER_LEAF && !NHD ? KEYS_PER_LEAF - 1u : leaf.count - 1u;
+    for (uint i = 0u; i < KEY_PAIRS; ++i) {
+        key0[i] = locate(item, leaf, min(key_of(2u * i), last));
+        key1[i] = locate(item, leaf, min(key_of(2u * i + 1u), last));
+    }
+}
+
+// To qa and qb: a chunk of vectors h ... h + SIDE_BY_SIDE - 1. Types of at most 8 bits leave no scalar registers for an
+// address of every vector. Where the vectors are heads of one row, their q are neighbors, and the address is a sum.
+void load_q(Item item, uint q_heads, uint h, uint chunk) {
+    uint first = (item.row * q_heads + first_head()) * (K_DIM / 4u) + 2u * chunk;
+    for (uint n = 0u; n < SIDE_BY_SIDE; ++n) {
+        uint from = first + (h + n) * (K_DIM / 4u);
+        if (ROWS > 1u || K_BITS > 8u) {
+            uvec2 vector = vector_of(item, h + n);
+            from = (vector.x * q_heads + vector.y) * (K_DIM / 4u) + 2u * chunk;
+        }
+        qa[n] = q[from];
+        qb[n] = q[from + 1u];
+    }
+}
+
+// To chunk_sum: the dots of q's chunk with the chunk and pair of keys in `slot`. Both keys meet the same value of q, so
+// a GPU with dual issue takes them in one cycle.
+void sum_chunk(uint slot) {
     [[unroll]] for (uint n = 0u; n < SIDE_BY_SIDE; ++n) {
-        precise vec2 product = qa[n].x * vec2(k0a[at].x, k1a[at].x);
+        precise vec2 product = qa[n].x * vec2(k0a[slot].x, k1a[slot].x);
         chunk_sum[n] = product;
     }
     [[unroll]] for (uint d = 1u; d < 4u; ++d) {
         [[unroll]] for (uint n = 0u; n < SIDE_BY_SIDE; ++n) {
-            chunk_sum[n] = multiply_add(vec2(qa[n][d]), vec2(k0a[at][d], k1a[at][d]), chunk_sum[n]);
+            chunk_sum[n] = multiply_add(vec2(qa[n][d]), vec2(k0a[slot][d], k1a[slot][d]), chunk_sum[n]);
         }
     }
     [[unroll]] for (uint d = 0u; d < 4u; ++d) {
         [[unroll]] for (uint n = 0u; n < SIDE_BY_SIDE; ++n) {
-            chunk_sum[n] = multiply_add(vec2(qb[n][d]), vec2(k0b[at][d], k1b[at][d]), chunk_sum[n]);
+            chunk_sum[n] = multiply_add(vec2(qb[n][d]), vec2(k0b[slot][d], k1b[slot][d]), chunk_sum[n]);
         }
     }
 }
 
-// q's chunk and chunk j of those in use join dots.
+// To dots: they gain the dots of q's chunk with chunk j of the chunks in use.
 void add_chunk(uint h, uint j) {
     for (uint i = 0u; i < KEY_PAIRS; ++i) {
-        uint at = j * KEY_PAIRS + i;
-        sum_chunk(at);
+        uint slot = j * KEY_PAIRS + i;
+        sum_chunk(slot);
         [[unroll]] for (uint n = 0u; n < SIDE_BY_SIDE; ++n) {
             uint to = (h + n) * KEY_PAIRS + i;
             if (INTEGER) {
@@ -42,7 +79,7 @@ void add_chunk(uint h, uint j) {
     }
 }
 
-// From dot products to scores, EMPTY_M for absent keys.
+// To dots: from dot products to scores, EMPTY_M for absent keys.
 void finish_scores(Item item, Leaf leaf) {
     vec3 factors = score_factors();
     uint first_key = leaf.index * KEYS_PER_LEAF + lane + item.key_shift;
@@ -60,9 +97,9 @@ void finish_scores(Item item, Leaf leaf) {
     }
 }
 
-// Step 1.  To dots: the scores of the lane's keys.  A wave whose leaf has none loads nothing.
+// Step 1. To dots: the scores of the lane's keys. A wave whose leaf has no keys loads nothing.
 void find_scores(Item item, Leaf leaf) {
-    barrier();  // everybody has read `weights`; lavapipe's code is twice as fast if it is here, for a single node, too
+    barrier();  // every wave has read wave_floats; with it lavapipe's code is twice as fast for one node, too
     for (uint i = 0u; i < VECTORS * KEY_PAIRS; ++i) {
         dots[i] = vec2(0.0);
     }

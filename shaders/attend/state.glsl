@@ -1,14 +1,14 @@
-// The algebra of attention states; it needs floats.glsl.  canonical/state.py is its twin in NumPy.
+// The algebra of attention states. canonical/state.py is its twin in NumPy. It needs floats.glsl.
 //
-// A state (m, l, o) summarizes attention over a set of keys: m is an integer in log2 units at or near the
-// largest score, l = sum of 2**(s - m), o = sum of 2**(s - m) v.  Attention itself is o / l; nothing is divided
-// before the end, so states of disjoint key sets merge.  Because m is an integer, every rescale is an exact
-// power of two and a merge rounds in its one add alone; a power below 2**-48 is 0, and so is a result below 2**-100.
+// A state (m, l, o) summarizes attention over a set of keys: m is an integer in log2 units at or near the largest
+// score, l = sum of 2**(s - m), o = sum of 2**(s - m) v. Attention itself is o / l. Nothing is divided before the end,
+// so states of disjoint key sets merge. Because m is an integer, every rescale is an exact power of two, and a merge
+// rounds in its one sum alone. A power below 2**-48 is 0, and so is a result below 2**-100.
 
 #define NEGATIVE_INFINITY uintBitsToFloat(0xFF800000u)
 
-// The merge of two states a and b, one component (l, or o) of each.  power_a and power_b are the powers of two that
-// bring them to the common m; in merge_scaled, b is so scaled already.
+// The merge of two states a and b, for one component (l, or o) of each. power_a and power_b are the powers of two that
+// bring a and b to the common m; b in merge_scaled is a product with its power already.
 float merge_scaled(float a, float power_a, float b) {
     precise float x = a * power_a;
     precise float sum = x + b;
@@ -38,7 +38,7 @@ vec2 merge_powers(float ma, float mb) {
     return vec2(pow2(d.x), pow2(d.y));
 }
 
-// True for the state of no keys.  l is 0 there and at least 1/2 in every other state.
+// Whether a state is that of no keys. Its l is 0, and l is at least 1/2 in every other state.
 bool is_empty(float l) {
     return l < 0.25;
 }
@@ -48,8 +48,8 @@ float natural_lse(float m, float l) {
     return is_empty(l) ? NEGATIVE_INFINITY : ln(l, m);
 }
 
-// An attention sink is a key with a score and no value.  It is merged into the state (m, l) last; the result is the
-// power of two that the state's o has from then on.  sink: the word of a HEAD record.
+// An attention sink is a key with a score and no value. It is merged into the state (m, l) last. The result is the
+// power of two by which the state's o is multiplied afterwards. sink: the word of a HEAD record.
 float merge_sink(uint sink, inout float m, inout float l) {
     if (sink == HIDDEN) {
         return 1.0;
@@ -62,7 +62,7 @@ float merge_sink(uint sink, inout float m, inout float l) {
     return powers.x;
 }
 
-// out = o / l, and 0 for the empty state.  o_power: what merge_sink returned, or 1.
+// out = o / l, and 0 for the empty state. o_power: the result of merge_sink, or 1.
 vec2 normalize(vec2 o, float o_power, float l) {
     precise vec2 scaled = o * o_power;
     precise vec2 quotient = flush(scaled) * reciprocal(l);

@@ -1,13 +1,14 @@
-// Stored words of K and V to float32.  A type's value is exact, or is the float32 product scale * q, rounded once, to
-// which the minimum of a block is added, rounded once more.
+// From stored words of K and V to float32. A value is exact, or it is the float32 product scale * q, rounded once, plus
+// the minimum of a block, rounded once more.
 //
-// `storage` is a specialization constant everywhere: branches on it are decided when the pipeline is made.
+// `storage` is a specialization constant everywhere, so the branches on it are decided when the pipeline is made.
 
-// On a GPU float16 values are doubled as they are converted.  AMD's compiler folds a plain conversion into each product
-// with it (v_fma_mix_f32), and those do not dual-issue.  One that doubles is a single instruction, too, but is not
-// folded.  No rounding changes; scores are halved, and weights before they meet values.
+// Where the constant FOLDS says so, on a GPU, float16 values are doubled as they are converted. AMD's compiler folds a
+// plain conversion into each product with it (v_fma_mix_f32), and such products do not dual-issue. A conversion that
+// doubles is a single instruction, too, but is not folded. No rounding changes: scores are halved afterwards, and
+// weights before they meet values.
 bool doubled(uint storage) {
-    return CHUNKS_AHEAD > 1u && storage == STORAGE_F16;
+    return FOLDS && storage == STORAGE_F16;
 }
 
 // The two float16 or bfloat16 values of a word, `doubled` or not.
@@ -22,23 +23,24 @@ vec2 from_half_words(uint storage, uint w) {
     return x;
 }
 
-// What the dimensions of a block share: a value is scale * q, or scale * q + minimum.  fifth: their fifth bits.
+// The numbers that the dimensions of a block share: a value is scale * q, or scale * q + minimum. fifth: the fifth bits
+// of q.
 struct Block {
     float scale;
     float minimum;
     uint fifth;
 };
 
-// The scale and the minimum of a word.  On a GPU each is the larger of itself and a number below all of float16's, so
-// that AMD's compiler does not fold the conversion into every product.
+// The scale and the minimum in a word. On a GPU each is the larger of itself and a number below all float16, so that
+// AMD's compiler does not fold the conversion into every product.
 vec2 both_halves(uint w) {
     vec2 x = unpackHalf2x16(w);
-    return CHUNKS_AHEAD > 1u ? max(x, vec2(EMPTY_M)) : x;
+    return FOLDS ? max(x, vec2(EMPTY_M)) : x;
 }
 
-vec2 head_scales = vec2(1.0);  // fp8_e4m3: of the workgroup's KV head, K's and V's
+vec2 head_scales = vec2(1.0);  // fp8_e4m3: the scales of K and V of the workgroup's KV head
 
-// To head_scales, where a type has them.
+// To head_scales, where a type has such scales.
 void find_head_scales() {
     uint head = (work[HEADER_KV_FIRST] + gl_WorkGroupID.z) * work[HEADER_GROUP];
     if (K_STORAGE == STORAGE_FP8_E4M3) {
@@ -49,8 +51,8 @@ void find_head_scales() {
     }
 }
 
-// A block from the word of its float16 numbers (number `block` mod 2, or both) and its fifth bits.  Types without
-// blocks have the scale of the head, which is 1 but for fp8_e4m3.
+// A block from the word of its float16 numbers (number `block` mod 2, or both numbers) and its fifth bits. Types
+// without blocks have the scale of the head, which is 1 except for fp8_e4m3.
 Block block_of(uint halves, float head_scale, uint block, uint word, uint fifth) {
     if (halves == 0u) {
         return Block(head_scale, 0.0, fifth);
@@ -62,7 +64,7 @@ Block block_of(uint halves, float head_scale, uint block, uint word, uint fifth)
     return Block(both.x, both.y, fifth);
 }
 
-// Block `block` of a K row, and of a V row.
+// Block `block` of a K row, and below of a V row.
 Block k_block(uvec2 where, uint block) {
     if (NHD && K_HALVES > 0u) {
         uvec2 w = row_block_words(false, where.x, block);
@@ -85,19 +87,19 @@ Block v_block(uvec2 where, uint block) {
 
 // Values of 8 and 4 bits.
 //
-// Two values are masked at a time into the mantissas of two float16 below 2**-14: q * 2**-24, or q * 2**-20.  AMD's
-// compiler makes scale * q + addend of such a half in one instruction (v_fma_mix_f32).  scale * q and
-// scale * (q + 128) have at most 19 digits, so the one rounding is that of adding a minimum, the canonical one, or, of
-// fp8_e4m3, that of its product with the head's scale.  So drivers that do not fuse give the same bits.
+// One mask leaves two values in the mantissas of two float16 below 2**-14: q * 2**-24, or q * 2**-20. AMD's compiler
+// makes scale * q + addend of such a half in one instruction (v_fma_mix_f32). scale * q and scale * (q + 128) have at
+// most 19 digits. So the one rounding is that of adding a minimum, which the canonical reduction has, too, or, for
+// fp8_e4m3, that of the product with the head's scale; and drivers that do not fuse give the same bits.
 
-// Value i of a word; i is known to the compiler.  fifth: the fifth bits of the word's values, from bit 0 on.
+// Value i of a word; the compiler knows i. fifth: the fifth bits of the word's values, from bit 0 on.
 float narrow_value(uint storage, uint w, uint i, uint fifth, Block block) {
     precise float x;
     if (INTEGER) {
         block.scale = 1.0;
     }
     bool odd = (i & 1u) != 0u;
-    uint byte = i >> 1u;  // of 4 bits
+    uint byte = i >> 1u;  // for types of 4 bits
     if (storage == STORAGE_FP8_E4M3) {  // sign to bit 15, exponent and mantissa to bits 13 ... 7
         uint bytes = (odd ? w >> 8 : w) & 0x00FF00FFu;
         x = unpackHalf2x16((bytes + (bytes & 0x00800080u)) << 7)[i >> 1] * block.scale;
@@ -113,13 +115,13 @@ float narrow_value(uint storage, uint w, uint i, uint fifth, Block block) {
         odd = i > 3u;
         byte = i & 3u;
     }
-    // Values of bytes `byte` and `byte` + 2, or - 2, the low halves of both or the high ones.
+    // The values of bytes `byte` and `byte` + 2, or - 2: the low halves of both bytes, or the high halves.
     uint nibbles = ((byte & 1u) == 0u ? w : w >> 8) & (odd ? 0x00F000F0u : 0x000F000Fu);
     float unit = odd ? 1048576.0 : 16777216.0;
     if (storage == STORAGE_IQ4_NL) {
-        // A polynomial, of q times the fourth root of q**4's factor, that is within 0.45 of the table's entry, plus
-        // 1.5 * 2**23, to which no number but a whole one can be added: the last sum rounds to the entry.  Fused or
-        // not, the other roundings are below 1e-4.
+        // A polynomial comes within 0.45 of the table's entry, plus 1.5 * 2**23; its variable is q times the fourth
+        // root of q**4's factor. To 1.5 * 2**23 only a whole number can be added, so the last sum rounds to the entry.
+        // The other roundings are below 1e-4, fused or not.
         precise float y = unpackHalf2x16(nibbles)[byte >> 1] * (unit * 0.19507074);
         precise float cubic = y + 4.8866;
         precise float entry = fma(fma(fma(cubic, y, -37.8056), y, 125.6006), y, 12582912.0 - 127.0);
@@ -127,7 +129,7 @@ float narrow_value(uint storage, uint w, uint i, uint fifth, Block block) {
         return x;
     }
     if (storage == STORAGE_Q5_0 || storage == STORAGE_Q5_1) {
-        // bits i and i + 4 to i and i + 16, for i below 4; with NHD bits i and i + 2 to i and i + 16
+        // bits i and i + 4 move to i and i + 16, for i below 4; with NHD bits i and i + 2 move to i and i + 16
         uint spread = (fifth & 0xFFu) | fifth << (NHD ? 14u : 12u);
         uint left = i % 4u == 0u ? 4u : (i % 4u == 1u ? 7u : (i % 4u == 2u ? 2u : 5u));
         if (NHD) {
@@ -142,7 +144,7 @@ float narrow_value(uint storage, uint w, uint i, uint fifth, Block block) {
     return x;
 }
 
-// Eight dimensions of a key, from the words of their chunk, of at most 8 bits a value.
+// Eight dimensions of a key, from the words of their chunk. A value has at most 8 bits.
 void unpack_k(uvec4 w, uint chunk, Block block, out vec4 low, out vec4 high) {
     uint fifth = block.fifth >> (8u * (chunk % 4u)), last = K_BITS == 8u ? w.y : w.x, from = K_BITS == 8u ? 0u : 4u;
     for (uint i = 0u; i < 4u; ++i) {
@@ -151,7 +153,7 @@ void unpack_k(uvec4 w, uint chunk, Block block, out vec4 low, out vec4 high) {
     }
 }
 
-// Chunk number `chunk` + `ahead` of one key, eight dimensions, which lie in `block`.
+// Chunk number `chunk` + `ahead` of one key: eight dimensions, which lie in `block`.
 void load_k(uvec2 where, uint chunk, uint ahead, Block block, out vec4 low, out vec4 high) {
     uvec4 w = k_chunk(where, chunk, ahead, 0u);
     if (K_STORAGE == STORAGE_F32) {

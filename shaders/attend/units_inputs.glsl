@@ -1,7 +1,7 @@
-// What the matrix units are fed with: int8 of K and V in shared memory.
+// Inputs of the matrix units in shared memory: K and V as int8.
 
-// Four values as int8: of 8 bits a word, of 4 bits the values of a word of eight from number i, 0 or 4, on.  fifth: their
-// fifth bits, from bit 0 on.
+// Four values as int8: a word of a type of 8 bits, or, of the eight values in a word of a type of 4 bits, the four from
+// number i, 0 or 4, on. fifth: the fifth bits of these four, from bit 0 on.
 uint int8s(uint storage, uint w, uint i, uint fifth) {
     if (storage == STORAGE_Q8_0) {
         return w;
@@ -29,9 +29,9 @@ uvec2 where_of(Item item, Leaf leaf, uint key) {
     return locate(item, leaf, min(key, leaf.count - 1u));
 }
 
-// To k_ahead: the lane's chunks of piece `piece` of K, and to k_scales_ahead its blocks' scales.  Neighboring lanes take
-// neighboring keys.  Behind the last key and the last dimension it is the last one again: no row sees that key, and q
-// is 0 in that dimension.
+// To k_ahead: the lane's chunks of piece `piece` of K; to k_scales_ahead: the scales of the piece's blocks. Neighboring
+// lanes take neighboring keys. After the last key and the last dimension the lane loads the last one again: no row sees
+// that key, and q is 0 in that dimension.
 void fetch_k(Item item, Leaf leaf, uint piece) {
     [[unroll]] for (uint u = 0u; u < LOADS; ++u) {
         uint i = u * LANES + lane, chunk = piece * (MATRIX_PIECE / CHUNK) + i / KEYS_PER_LEAF;
@@ -48,7 +48,8 @@ void fetch_k(Item item, Leaf leaf, uint piece) {
     }
 }
 
-// The same of V: four dimensions of the keys of four neighboring rows.  Neighboring lanes take neighboring dimensions.
+// To v_ahead: of V, four dimensions of the keys of four neighboring rows. Neighboring lanes take neighboring
+// dimensions.
 const uint PIECE_QUADS = MATRIX_PIECE / 4u;
 void fetch_v(Item item, Leaf leaf, uint piece) {
     [[unroll]] for (uint u = 0u; u < V_LOADS; ++u) {
@@ -69,12 +70,12 @@ void fetch_v_scales(Item item, Leaf leaf) {
     }
 }
 
-// From k_ahead to kv_rows, and scales.
+// To kv_rows, from k_ahead; to reduced, from k_scales_ahead.
 void store_k() {
     [[unroll]] for (uint u = 0u; u < LOADS; ++u) {
-        uint i = u * LANES + lane, at = row_of(i % KEYS_PER_LEAF) * PITCH + i / KEYS_PER_LEAF * (CHUNK / 4u);
-        store(kv_rows[at], k_ahead[u].x);
-        store(kv_rows[at + 1u], k_ahead[u].y);
+        uint i = u * LANES + lane, word = row_of(i % KEYS_PER_LEAF) * PITCH + i / KEYS_PER_LEAF * (CHUNK / 4u);
+        store(kv_rows[word], k_ahead[u].x);
+        store(kv_rows[word + 1u], k_ahead[u].y);
     }
     [[unroll]] for (uint u = 0u; u < K_SCALE_LOADS; ++u) {
         uint i = u * LANES + lane;
@@ -84,17 +85,18 @@ void store_k() {
     }
 }
 
-// From v_ahead, [key][dimension], to kv_rows.
+// To kv_rows, from v_ahead, which is [key][dimension].
 void store_v() {
     [[unroll]] for (uint u = 0u; u < V_LOADS; ++u) {
-        uint i = u * LANES + lane, at = i % PIECE_QUADS * 4u * PITCH + i / PIECE_QUADS;
+        uint i = u * LANES + lane, word = i % PIECE_QUADS * 4u * PITCH + i / PIECE_QUADS;
         uvec4 w = v_ahead[u];
-        uvec2 even = w.xz & 0x00FF00FFu | (w.yw & 0x00FF00FFu) << 8u, odd = w.xz >> 8u & 0x00FF00FFu | w.yw & 0xFF00FF00u;
+        uvec2 even = w.xz & 0x00FF00FFu | (w.yw & 0x00FF00FFu) << 8u;
+        uvec2 odd = w.xz >> 8u & 0x00FF00FFu | w.yw & 0xFF00FF00u;
         if (i < PIECE_QUADS * (KEYS_PER_LEAF / 4u)) {
-            store(kv_rows[at], even.x & 0xFFFFu | even.y << 16u);
-            store(kv_rows[at + PITCH], odd.x & 0xFFFFu | odd.y << 16u);
-            store(kv_rows[at + 2u * PITCH], even.x >> 16u | even.y & 0xFFFF0000u);
-            store(kv_rows[at + 3u * PITCH], odd.x >> 16u | odd.y & 0xFFFF0000u);
+            store(kv_rows[word], even.x & 0xFFFFu | even.y << 16u);
+            store(kv_rows[word + PITCH], odd.x & 0xFFFFu | odd.y << 16u);
+            store(kv_rows[word + 2u * PITCH], even.x >> 16u | even.y & 0xFFFF0000u);
+            store(kv_rows[word + 3u * PITCH], odd.x >> 16u | odd.y & 0xFFFF0000u);
         }
     }
 }

@@ -1,8 +1,8 @@
-// Numbers as int8 for the matrix units, and q.
+// Floats as pairs of int8 for the matrix units, and q in this form.
 
-// Numbers, of which each times `power` is at most 2**11, as integers in two int8: words of the high and of the low ones.
-// The sum with 3 * 2**22 rounds to a whole number, whether the product, which is exact, is fused with it or not; with 128
-// more, bits 8 ... 15 are the high one.
+// Integers in two int8: words of the high int8 and of the low int8. Each number times `power` is at most 2**11. The sum
+// with 3 * 2**22 rounds to a whole number, whether a driver fuses it with the product, which is exact, or not. With 128
+// more, bits 8 ... 15 are the high int8.
 uvec2 halved(vec4 x, float power) {
     precise vec4 whole = fma(x, vec4(power), vec4(12582912.0 + 128.0));
     uvec4 w = floatBitsToUint(whole);
@@ -12,7 +12,7 @@ uvec2 halved(vec4 x, float power) {
     return uvec2(high, low ^ 0x80808080u);
 }
 
-// The largest of the four lanes of a vector.
+// The largest number of the four lanes of a vector.
 float largest_of_four(float x) {
     x = max(x, subgroupShuffleXor(x, 1u));
     return max(x, subgroupShuffleXor(x, 2u));
@@ -28,8 +28,8 @@ void find_q_units(Item item) {
     for (uint i = lane; i < VECTORS * 4u; i += LANES) {
         Vector vector = vector_at(item, i / 4u);
         float top = 0.0;
-        for (uint at = i % 4u; at < K_DIM / 4u; at += 4u) {
-            vec4 x = abs(q_quad(vector, at));
+        for (uint quad = i % 4u; quad < K_DIM / 4u; quad += 4u) {
+            vec4 x = abs(q_quad(vector, quad));
             top = max(top, max(max(x.x, x.y), max(x.z, x.w)));
         }
         top = largest_of_four(top);
@@ -43,18 +43,18 @@ void find_q_units(Item item) {
 // To q_held, through s_rows: piece `piece` of the dimensions.
 void hold_q(Item item, uint piece) {
     for (uint i = lane; i < VECTORS * (MATRIX_PIECE / 4u); i += LANES) {
-        uint t = i / (MATRIX_PIECE / 4u), at = i % (MATRIX_PIECE / 4u);
-        vec4 x = q_quad(vector_at(item, t), piece * (MATRIX_PIECE / 4u) + at);
+        uint t = i / (MATRIX_PIECE / 4u), quad = i % (MATRIX_PIECE / 4u);
+        vec4 x = q_quad(vector_at(item, t), piece * (MATRIX_PIECE / 4u) + quad);
         uvec2 w = halved(x, inverse_power(load(q_units[t])));
-        store(s_rows[t * PITCH + at], w.x);
-        store(s_rows[PLANE + t * PITCH + at], w.y);
+        store(s_rows[t * PITCH + quad], w.x);
+        store(s_rows[PLANE + t * PITCH + quad], w.y);
     }
     meet();
     [[unroll]] for (uint step = 0u; step < PIECE_STEPS; ++step) {
         if (has_strip()) {
-            uint at = strip() * MAT_M * PITCH + step * MAT_K / 4u;
-            q_held[piece * PIECE_STEPS + step] = load_a(s_rows[at], PITCH);
-            q_held[(K_PIECES + piece) * PIECE_STEPS + step] = load_a(s_rows[PLANE + at], PITCH);
+            uint word = strip() * MAT_M * PITCH + step * MAT_K / 4u;
+            q_held[piece * PIECE_STEPS + step] = load_a(s_rows[word], PITCH);
+            q_held[(K_PIECES + piece) * PIECE_STEPS + step] = load_a(s_rows[PLANE + word], PITCH);
         }
     }
     meet();
@@ -69,9 +69,9 @@ void load_q(Item item) {
     }
     const uint WORDS = K_BLOCKS * BLOCK / 4u;
     for (uint i = lane; i < VECTORS * WORDS; i += LANES) {
-        uint t = i / WORDS, at = i % WORDS;
-        uvec2 w = halved(q_quad(vector_at(item, t), at), inverse_power(load(q_units[t])));
-        store(q_rows[t * Q_PITCH + at], w.x);
-        store(q_rows[(VECTORS + t) * Q_PITCH + at], w.y);
+        uint t = i / WORDS, word = i % WORDS;
+        uvec2 w = halved(q_quad(vector_at(item, t), word), inverse_power(load(q_units[t])));
+        store(q_rows[t * Q_PITCH + word], w.x);
+        store(q_rows[(VECTORS + t) * Q_PITCH + word], w.y);
     }
 }

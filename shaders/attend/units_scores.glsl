@@ -2,7 +2,7 @@
 
 const uint SCORE_STEPS = PIECE_BLOCKS;  // of a piece
 
-// To score_sums: block `block` of the piece, times its scales.
+// To score_sums: they gain block `block` of the piece, times the block's scales.
 void add_score_step(uint piece, uint block) {
     if (!has_strip() || (piece * PIECE_BLOCKS + block) * BLOCK >= K_DIM) {
         return;
@@ -13,8 +13,8 @@ void add_score_step(uint piece, uint block) {
         if (Q_HELD) {
             a[i] = q_held[(low * K_PIECES + piece) * PIECE_STEPS + step];
         } else {
-            uint at = (piece * MATRIX_PIECE + step * MAT_K) / 4u;
-            a[i] = load_a(q_rows[(low * VECTORS + strip() * MAT_M) * Q_PITCH + at], Q_PITCH);
+            uint word = (piece * MATRIX_PIECE + step * MAT_K) / 4u;
+            a[i] = load_a(q_rows[(low * VECTORS + strip() * MAT_M) * Q_PITCH + word], Q_PITCH);
         }
     }
     [[unroll]] for (uint n = 0u; n < SCORE_FRAGMENTS; ++n) {

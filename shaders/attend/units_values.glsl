@@ -1,4 +1,4 @@
-// Step 3 of a leaf: weights as integers, and weighted values by the matrix units, folded into the node.
+// Step 3 of a leaf: weights as integers, and values weighted by the matrix units and folded into the node.
 
 // To s_rows and reduced: the weights of the lane's pairs [vector][key mod 4] times V's scales, as integers, for both
 // blocks of a piece.
@@ -16,11 +16,11 @@ void share_weights(uint piece) {
                     top = max(top, abs(weighted));
                 }
                 float power = integer_power(largest_of_four(top));
-                uint at = 2u * b * PLANE + t * PITCH + first / 4u;
+                uint word = 2u * b * PLANE + t * PITCH + first / 4u;
                 [[unroll]] for (uint j = 0u; j < PARTIAL_KEYS; j += 4u) {
                     uvec2 u = halved(vec4(w[j], w[j + 1u], w[j + 2u], w[j + 3u]), power);
-                    store(s_rows[at + j / 4u], u.x);
-                    store(s_rows[at + PLANE + j / 4u], u.y);
+                    store(s_rows[word + j / 4u], u.x);
+                    store(s_rows[word + PLANE + j / 4u], u.y);
                 }
                 if (first == 0u) {
                     store(reduced[b * VECTORS + t], inverse_power(power));
@@ -30,14 +30,15 @@ void share_weights(uint piece) {
     }
 }
 
-// Which of a piece's fragments is the subgroup's number n.
+// Number, in the piece, of the subgroup's fragment n.
 uint fragment_of(uint n) {
     return wave_of_strip() * PIECE_FRAGMENTS + n;
 }
 
-// To node_o: the subgroup's fragments of a block of V, its number `own` of the piece.
-void add_value_block(uint piece, uint own) {
-    uint fragment = fragment_of(own * BLOCK_FRAGMENTS), block = fragment * MAT_N / BLOCK;
+// To node_o: it gains the subgroup's fragments of a block of V, block number `part` of the subgroup's blocks of the
+// piece.
+void add_value_block(uint piece, uint part) {
+    uint fragment = fragment_of(part * BLOCK_FRAGMENTS), block = fragment * MAT_N / BLOCK;
     MatrixA u[2u * KEY_STEPS];
     [[unroll]] for (uint i = 0u; i < 2u * KEY_STEPS; ++i) {
         uint plane = (2u * block + i / KEY_STEPS) * PLANE, step = i % KEY_STEPS;
@@ -56,17 +57,17 @@ void add_value_block(uint piece, uint own) {
         [[unroll]] for (uint i = 0u; i < KEY_STEPS; ++i) {
             sums = coopMatMulAdd(u[KEY_STEPS + i], v[i], sums);
         }
-        uint at = piece * PIECE_FRAGMENTS + own * BLOCK_FRAGMENTS + n;
-        MatrixC whole = MatrixC(sums), old = node_o[at];
+        uint number = piece * PIECE_FRAGMENTS + part * BLOCK_FRAGMENTS + n;
+        MatrixC whole = MatrixC(sums), old = node_o[number];
         for (int e = 0; e < whole.length(); ++e) {
             precise float leaf = whole[e] * unit[e];
             whole[e] = merge(old[e], node_w[e], leaf, leaf_w[e]);
         }
-        node_o[at] = whole;
+        node_o[number] = whole;
     }
 }
 
-// To node_o: a piece of V, weighted and folded.
+// To node_o: it gains a piece of V, weighted.
 void sum_values(uint piece) {
-    FOR_STEPS(own, OWN_BLOCKS, add_value_block(piece, own))
+    FOR_STEPS(part, OWN_BLOCKS, add_value_block(piece, part))
 }

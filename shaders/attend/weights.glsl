@@ -1,35 +1,26 @@
-// Step 2 of a leaf, the weights: m is the rounded maximum of the scores, weights 2**(score - m), scaled.
+// Step 2 of a leaf, the weights: m is the rounded maximum of the scores, and weights are 2**(score - m).
 //
-// Maxima and sums over the keys change the lanes' roles: scores and weights go to shared memory by [key][h]; a lane
-// then reduces the pairs [h][key mod 4] that fall to it, and every lane combines the four results of each vector.
+// Maxima and sums over the keys change the lanes' roles. Scores and weights go to shared memory as [key][h]; a lane
+// then reduces its quarters, which are pairs [h][key mod 4], and every lane combines the four quarters of each vector.
 
-// A power of two for weights until they have met values, and its reciprocal: 1/2 undoes `doubled`, and FUSED_SCALE
-// avoids denormals.
-float weight_scale() {
-    return doubled(V_STORAGE) ? (!FUSED ? 0.5 : 0.5 * FUSED_SCALE) : (!FUSED ? 1.0 : FUSED_SCALE);
-}
-
-float weight_unscale() {
-    return doubled(V_STORAGE) ? (!FUSED ? 2.0 : 2.0 / FUSED_SCALE) : (!FUSED ? 1.0 : 1.0 / FUSED_SCALE);
-}
-
-// Every lane's dots to the wave's shared memory, [key][h].
+// To wave_floats: the dots of every lane, as [key][h].
 void share_dots() {
     for (uint h = 0u; h < VECTORS; ++h) {
         for (uint i = 0u; i < KEY_PAIRS; ++i) {
-            weights[own + key_of(2u * i) * VECTORS + h] = dots[h * KEY_PAIRS + i].x;
-            weights[own + key_of(2u * i + 1u) * VECTORS + h] = dots[h * KEY_PAIRS + i].y;
+            wave_floats[wave_begin + key_of(2u * i) * VECTORS + h] = dots[h * KEY_PAIRS + i].x;
+            wave_floats[wave_begin + key_of(2u * i + 1u) * VECTORS + h] = dots[h * KEY_PAIRS + i].y;
         }
     }
     barrier();
 }
 
-// The vector of the lane's quarter g.  Lanes behind the last one repeat the last vector; nobody reads what they make.
+// The vector of the lane's quarter g. Lanes after the last quarter repeat the last vector, and nobody reads their
+// results.
 uint vector_of_quarter(uint g) {
     return min(g * (LANES / WEIGHT_PARTIALS) + lane / WEIGHT_PARTIALS, VECTORS - 1u);
 }
 
-// From scores (dots) to m, weights (dots, shared memory) and quarters (sums of them).
+// To state.m, to dots and wave_floats (the weights), and to quarters (sums of weights), from the scores in dots.
 void find_weights(Leaf leaf) {
     uint quarter = lane % WEIGHT_PARTIALS;
     share_dots();
@@ -37,17 +28,18 @@ void find_weights(Leaf leaf) {
         uint h = vector_of_quarter(g);
         quarters[g] = EMPTY_M;
         for (uint t = 0u; t < KEYS_PER_LEAF; t += WEIGHT_PARTIALS) {
-            quarters[g] = max(quarters[g], weights[own + (t + quarter) * VECTORS + h]);
+            quarters[g] = max(quarters[g], wave_floats[wave_begin + (t + quarter) * VECTORS + h]);
         }
     }
     barrier();
     for (uint g = 0u; g < LANE_QUARTERS; ++g) {
-        weights[own + g * LANES + lane] = quarters[g];
+        wave_floats[wave_begin + g * LANES + lane] = quarters[g];
     }
     barrier();
     for (uint h = 0u; h < VECTORS; ++h) {
-        uint at = own + h * WEIGHT_PARTIALS;
-        state.m[h] = roundEven(max(max(weights[at], weights[at + 1u]), max(weights[at + 2u], weights[at + 3u])));
+        uint first = wave_begin + h * WEIGHT_PARTIALS;
+        state.m[h] = roundEven(max(max(wave_floats[first], wave_floats[first + 1u]),
+                                   max(wave_floats[first + 2u], wave_floats[first + 3u])));
     }
     barrier();
     for (uint i = 0u; i < KEY_PAIRS; ++i) {
@@ -70,13 +62,13 @@ void find_weights(Leaf leaf) {
         uint h = vector_of_quarter(g);
         precise float sum = 0.0;
         for (uint t = 0u; t < KEYS_PER_LEAF; t += WEIGHT_PARTIALS) {
-            sum = sum + weights[own + (t + quarter) * VECTORS + h];
+            sum = sum + wave_floats[wave_begin + (t + quarter) * VECTORS + h];
         }
         quarters[g] = sum;
     }
 }
 
-// The sum of a leaf's weights, from those of its quarters.
+// The sum of a leaf's weights, from the sums of its quarters.
 float sum_of_quarters(vec2 q01, vec2 q23) {
     precise float c01 = q01.x + q01.y;
     precise float c23 = q23.x + q23.y;

@@ -1,13 +1,14 @@
-// Loads of K and V as stored words, and of what their blocks of 32 dimensions share.
+// Loads of K and V as stored words, and loads of the numbers that a block of 32 dimensions shares.
 //
-// A tile holds TILE tokens of one KV head; a leaf is one tile of 64, or several smaller ones where pages are small.
+// A tile holds TILE tokens of one KV head. A leaf is one tile of 64 tokens, or several smaller tiles where pages are
+// small.
 //   K: (K_DIM / 8, TILE, 8), so that neighboring lanes (keys) read neighboring pieces of 16 bytes.
-//   V: (TILE, V_DIM), so that neighboring lanes (slices of dimensions) do.
-//   Types with blocks: behind these values what the blocks share, K (K_SCALES, TILE) words, V (TILE, V_SCALES) words:
-//   of all blocks the scales, two a word, or scale and minimum in a word, then the words of fifth bits.
-//   With strides K and V lie as rows instead (NHD, host_rows.glsl); `where` is a row then.
+//   V: (TILE, V_DIM), so that neighboring lanes (slices) read neighboring words.
+//   Types with blocks: the words that blocks share follow the values, K (K_SCALES, TILE), V (TILE, V_SCALES): the
+//   scales of all blocks, two a word, or scale and minimum in a word, and then the words of fifth bits.
+//   With strides K and V lie as rows instead (NHD, host_rows.glsl), and `where` is a row.
 //   With LATENT there is no V: a slice of a value row lies in the chunks of K, whose pieces of neighboring keys touch.
-// A buffer has one name per load width.  Branches on K_STORAGE and V_STORAGE are decided when the pipeline is made.
+// A buffer has one name per load width. Branches on K_STORAGE and V_STORAGE are decided when the pipeline is made.
 
 // Words of a tile, filled up to whole pieces of 16 bytes.
 const uint K_TILE_WORDS = (TILE * (K_VALUES + K_SCALES) + 3u) / 4u * 4u;
@@ -35,35 +36,35 @@ uvec2 locate(Item item, Leaf leaf, uint key) {
     return uvec2(first + (tile & ((1u << shift) - 1u)), TILE == KEYS_PER_LEAF ? key : token % TILE);
 }
 
-// The words of K's chunk number `chunk` + `ahead`, at most four of them; float32 has a second part.  What the chunks in
-// flight have in common comes first in the sum, and the compiler puts the rest into the load's immediate offset.
+// The words of K's chunk number `chunk` + `ahead`, at most four; float32 has a second part. The sum begins with the
+// terms that the chunks in flight have in common, so the compiler puts the rest into the load's immediate offset.
 uvec4 k_chunk(uvec2 where, uint chunk, uint ahead, uint part) {
     if (NHD) {
         return k_row_chunk(where.x, chunk + ahead, part);
     }
     const uint WORDS = CHUNK_WORDS > 4u ? 4u : CHUNK_WORDS, LOADS = CHUNK_WORDS / WORDS;
     uint first = where.x * (K_TILE_WORDS / WORDS) + LOADS * (chunk * TILE + where.y);
-    uint at = first + (LOADS * TILE * ahead + part);
+    uint load = first + (LOADS * TILE * ahead + part);
     if (WORDS == 1u) {
-        return uvec4(k_words1[at], 0u, 0u, 0u);
+        return uvec4(k_words1[load], 0u, 0u, 0u);
     }
     if (WORDS == 2u) {
-        return uvec4(k_words2[at], 0u, 0u);
+        return uvec4(k_words2[load], 0u, 0u);
     }
-    return k_words4[at];
+    return k_words4[load];
 }
 
-// `words` (1, 2 or 4) words of a value row from word `at`, in one load.  What all lanes have in common is an operand of
-// the last sum.  The mask changes nothing, but AMD's compiler does not make a sum of three across it, so that the sum
-// and the index's shift are one instruction.
-uvec4 v_words(uvec2 where, uint at, uint words) {
+// `words` (1, 2 or 4) words of a value row from word `word` on, in one load. The last sum adds the term that all lanes
+// have in common. The mask changes nothing, but AMD's compiler does not make a sum of three across it, so the sum and
+// the index's shift are one instruction.
+uvec4 v_words(uvec2 where, uint word, uint words) {
     if (NHD) {
-        return v_row_words(where.x, at, words);
+        return v_row_words(where.x, word, words);
     }
     const uint VALUE_WORDS = LATENT == 1u ? CHUNK_WORDS : V_VALUES;
     uint tile = LATENT == 1u ? K_TILE_WORDS / words : V_TILE_WORDS / words;
     uint row = where.x * tile + where.y * (VALUE_WORDS / words) & 0x3FFFFFFFu;
-    uint place = LATENT == 1u ? at / CHUNK_WORDS * (TILE * CHUNK_WORDS) + at % CHUNK_WORDS : at;
+    uint place = LATENT == 1u ? word / CHUNK_WORDS * (TILE * CHUNK_WORDS) + word % CHUNK_WORDS : word;
     uint first = row + place / words;
     if (words == 1u) {
         return uvec4(v_words1[first], 0u, 0u, 0u);
@@ -74,7 +75,7 @@ uvec4 v_words(uvec2 where, uint at, uint words) {
     return v_words4[first];
 }
 
-// Word `i` of what the blocks of a K row share, and of a V row.
+// Word `i` of the numbers that the blocks of a K row share, and below of a V row.
 uint k_shared_word(uvec2 where, uint i) {
     return k_words1[where.x * K_TILE_WORDS + TILE * K_VALUES + i * TILE + where.y];
 }

@@ -1,7 +1,7 @@
-// Move rows between a row tensor and the paged cache: GATHER 0 appends new tokens, GATHER 1 reads tokens back.
+// Rows move between a row tensor and the paged cache: GATHER 0 appends new tokens, GATHER 1 reads tokens back.
 //
-// Grid: x = row, y = KV head.  A row is, per KV head, K values, V values, K scales, V scales, in words.
-// Record x of the work buffer names the row's position in its sequence and the sequence's page table.
+// Grid: x = row, y = KV head. A row has, for each KV head, K values, V values, K scales, V scales, in words. Record x
+// of the work buffer has the row's position in its sequence and the sequence's page table.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "../contract.glsl"
@@ -26,59 +26,50 @@ layout(set = 0, binding = APPEND_BIND_ROWS, std430) restrict buffer Rows { uint 
 layout(set = 0, binding = APPEND_BIND_K, std430) restrict buffer K { uint k_words[]; };
 layout(set = 0, binding = APPEND_BIND_V, std430) restrict buffer V { uint v_words[]; };
 
+// A word of the cache's K, or of its V.
+uint cached(bool v, uint word) {
+    if (v) {
+        return v_words[word];
+    }
+    return k_words[word];
+}
+
 // Move one word between the cache's K (or V) and the row tensor.
-void move_k(uint in_cache, uint in_row) {
+void move_word(bool v, uint in_cache, uint in_row) {
     if (GATHER != 0u) {
-        rows[in_row] = k_words[in_cache];
+        rows[in_row] = cached(v, in_cache);
+    } else if (v) {
+        v_words[in_cache] = rows[in_row];
     } else {
         k_words[in_cache] = rows[in_row];
     }
 }
 
-void move_v(uint in_cache, uint in_row) {
-    if (GATHER != 0u) {
-        rows[in_row] = v_words[in_cache];
-    } else {
-        v_words[in_cache] = rows[in_row];
-    }
-}
-
-uint cached(bool v, uint at) {
-    if (v) {
-        return v_words[at];
-    }
-    return k_words[at];
-}
-
-// The same for a word of a row that begins at halfword `begin` of the cache.  Where a row is no whole number of words,
-// two of them may share one: each sets its own half.
+// Move one word of a row that begins at halfword `begin` of the cache. Where a row is no whole number of words, two
+// rows may share a word, and each sets its own half.
 void move_part(bool v, uint begin, uint bytes, uint i, uint in_row) {
     if (bytes % 4u == 0u) {
-        if (v) {
-            move_v(begin / 2u + i, in_row);
-        } else {
-            move_k(begin / 2u + i, in_row);
-        }
+        move_word(v, begin / 2u + i, in_row);
         return;
     }
-    uint found = 0u;
+    uint gathered = 0u;
     for (uint half_word = 0u; half_word < min(bytes / 2u - 2u * i, 2u); ++half_word) {
-        uint at = begin + 2u * i + half_word, shift = 16u * (at & 1u);
+        uint halfword = begin + 2u * i + half_word, shift = 16u * (halfword & 1u);
         if (GATHER != 0u) {
-            found |= (cached(v, at >> 1u) >> shift & 0xFFFFu) << (16u * half_word);
+            gathered |= (cached(v, halfword >> 1u) >> shift & 0xFFFFu) << (16u * half_word);
             continue;
         }
         uint keep = 0xFFFF0000u >> shift, bits = bitfieldExtract(rows[in_row], int(16u * half_word), 16) << shift;
         if (v) {
-            atomicAnd(v_words[at >> 1u], keep);
-            atomicOr(v_words[at >> 1u], bits);
+            atomicAnd(v_words[halfword >> 1u], keep);
+            atomicOr(v_words[halfword >> 1u], bits);
         } else {
-            atomicAnd(k_words[at >> 1u], keep);
-            atomicOr(k_words[at >> 1u], bits);
+            atomicAnd(k_words[halfword >> 1u], keep);
+            atomicOr(k_words[halfword >> 1u], bits);
         }
     }
     if (GATHER != 0u) {
-        rows[in_row] = found;
+        rows[in_row] = gathered;
     }
 }
 
@@ -98,29 +89,29 @@ void main() {
     uint row = row_head * (K_VALUES + V_VALUES + K_SCALES + V_SCALES);
     if (K_STRIDE != 0u) {
         uint slot = (page * work[HEADER_PAGE_TILES] + in_page) * TILE + position;
-        uint at = slot * work[HEADER_TOKEN_ROWS] + gl_WorkGroupID.y * work[HEADER_HEAD_ROWS];
+        uint cache_row = slot * work[HEADER_TOKEN_ROWS] + gl_WorkGroupID.y * work[HEADER_HEAD_ROWS];
         for (uint i = gl_LocalInvocationID.x; i < K_VALUES; i += WAVE) {
-            move_part(false, at * (K_STRIDE / 2u), K_STRIDE, i, row + i);
+            move_part(false, cache_row * (K_STRIDE / 2u), K_STRIDE, i, row + i);
         }
         for (uint i = gl_LocalInvocationID.x; i < V_VALUES; i += WAVE) {
-            move_part(true, at * (V_STRIDE / 2u), V_STRIDE, i, row + K_VALUES + i);
+            move_part(true, cache_row * (V_STRIDE / 2u), V_STRIDE, i, row + K_VALUES + i);
         }
         return;
     }
     for (uint i = gl_LocalInvocationID.x; i < K_VALUES; i += WAVE) {
         uint chunk = i / CHUNK_WORDS;
-        move_k(k_tile + (chunk * TILE + position) * CHUNK_WORDS + i % CHUNK_WORDS, row + i);
+        move_word(false, k_tile + (chunk * TILE + position) * CHUNK_WORDS + i % CHUNK_WORDS, row + i);
     }
     row += K_VALUES;
     for (uint i = gl_LocalInvocationID.x; i < V_VALUES; i += WAVE) {
-        move_v(v_tile + position * V_VALUES + i, row + i);
+        move_word(true, v_tile + position * V_VALUES + i, row + i);
     }
     row += V_VALUES;
     for (uint i = gl_LocalInvocationID.x; i < K_SCALES; i += WAVE) {
-        move_k(k_tile + TILE * K_VALUES + i * TILE + position, row + i);
+        move_word(false, k_tile + TILE * K_VALUES + i * TILE + position, row + i);
     }
     row += K_SCALES;
     for (uint i = gl_LocalInvocationID.x; i < V_SCALES; i += WAVE) {
-        move_v(v_tile + TILE * V_VALUES + position * V_SCALES + i, row + i);
+        move_word(true, v_tile + TILE * V_VALUES + position * V_SCALES + i, row + i);
     }
 }

@@ -1,4 +1,4 @@
-// Copy pages of K and V within the cache, where a shared page is about to be written.
+// Copies of pages of K and V within the cache, made before a shared page is written.
 //
 // Grid: x = pair of pages (source, target), y = KV head, z = tile of the page.
 #version 450

@@ -2,15 +2,15 @@
 //
 //   A lane has a block, 32 dimensions of K (z = 0) or of V (z = 1) of one token and KV head, filled up with zeros.
 //   load        the workgroup's 32 blocks go to shared memory; neighboring lanes read neighboring values
-//   measure     the scale of the lane's block, and what its numbers are made with
+//   measure     the scale of the lane's block, and the factors of its numbers
 //   number      each value's stored number; as many as a word holds are packed and written
 //   pair        the float16 scales of two neighboring blocks become one word
 //
-// The procedure is that of cache/blocks.py.  Drivers do not agree on division, on the rounding to float16 and on
-// denormals, so quotients and narrow floats are made of integers.  Every other float operation is a product, a sum or a
-// conversion, and its operands and results are 0 or normal: a value is 0 or has a magnitude of 2**-40 to 2**60.
+// The procedure is that of cache/blocks.py. Drivers do not agree on division, on the rounding to float16 and on
+// denormals, so integer operations make quotients and narrow floats. Every other float operation is a product, a sum or
+// a conversion, and its operands and results are 0 or normal: a value is 0 or has a magnitude of 2**-40 to 2**60.
 //
-// Grid: x = row, y = as many as give every block a lane, z = K, V.  Workgroups without a block return at once.
+// Grid: x = row, y = enough to give every block a lane, z = K, V. Workgroups without a block return at once.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "../contract.glsl"
@@ -23,14 +23,14 @@ layout(constant_id = ENCODE_SPEC_V_DIM) const uint V_DIM = 64u;
 layout(constant_id = ENCODE_SPEC_LATENT) const uint LATENT = 0u;
 layout(constant_id = ENCODE_SPEC_K_STORAGE) const uint K_STORAGE = 0u;
 layout(constant_id = ENCODE_SPEC_V_STORAGE) const uint V_STORAGE = 0u;
-const uint VECTORS = 1u, CHUNKS_AHEAD = 1u, ROWS_AHEAD = 4u, PASS_SUMS = 2048u, LANES = WAVE;  // of pass 1: the sizes of rows do not depend on them
+const uint VECTORS = 1u, ROWS_AHEAD = 4u, PASS_SUMS = 2048u, LANES = WAVE;  // of pass 1; rows' sizes ignore them
 #include "../attend/attend_sizes.glsl"
 #include "../floats.glsl"
 #include "../narrow.glsl"
 
-// What K has or what V has, by the part of the workgroup.  Where both are equal, a compiler finds a constant.
-uint part(uint of_k, uint of_v) {
-    return gl_WorkGroupID.z == 0u ? of_k : of_v;
+// The number of K or of V, by the part of the workgroup. Where both are equal, a compiler finds a constant.
+uint part(uint k, uint v) {
+    return gl_WorkGroupID.z == 0u ? k : v;
 }
 
 bool is(uint storage) {
@@ -48,7 +48,7 @@ const uint V_SCALES_AT = K_VALUES + V_WORDS + K_SCALES;
 const uint TOKEN_WORDS = V_SCALES_AT + (LATENT == 1u ? 0u : V_SCALES);
 const uint ONE = 0x3F800000u;
 
-// The stored number of a value.  head_scale: the float32 of fp8_e4m3, 256 times the head's scale.
+// The stored number of a value. head_scale: the float32 of fp8_e4m3, 256 times the head's scale.
 uint number(uint bits, Measures by, uint head_scale) {
     if (is(STORAGE_F32)) {
         return bits;
@@ -65,7 +65,7 @@ uint number(uint bits, Measures by, uint head_scale) {
     return block_number(bits, by);
 }
 
-// Write block `block` of the row that begins at word `row`; its float16 numbers.
+// Write block `block` of the row that begins at word `row`. The result is the block's float16 numbers.
 uint encode(uint lane, uint block, uint row, uint head_scale) {
     Measures by = Measures(0u, 0.0, 0.0, 0.0);
     if (part(K_HALVES, V_HALVES) > 0u) {
@@ -94,7 +94,7 @@ uint encode(uint lane, uint block, uint row, uint head_scale) {
     return block_halves(by);
 }
 
-// The workgroup's blocks, from number `first` on, to shared memory.
+// The workgroup's blocks, from number `first` on, go to shared memory.
 void load(uint first, uint units, uint rows_heads) {
     uint lane = gl_LocalInvocationID.x, size = part(K_SIZE, V_SIZE);
     uint begin = part(0u, rows_heads * K_SIZE);  // K of all rows comes before V
@@ -107,7 +107,7 @@ void load(uint first, uint units, uint rows_heads) {
 
 void main() {
     uint lane = gl_LocalInvocationID.x, heads = work[HEADER_ROW_KV_HEADS], rows_heads = gl_NumWorkGroups.x * heads;
-    uint blocks = part(K_BLOCKS, V_BLOCKS), units = blocks + blocks % 2u;  // of a head; a pair has lanes of one workgroup
+    uint blocks = part(K_BLOCKS, V_BLOCKS), units = blocks + blocks % 2u;  // of a head; a workgroup has whole pairs
     uint first = (gl_WorkGroupID.y * gl_NumWorkGroups.x + gl_WorkGroupID.x) * WAVE;
     uint row = first / (units * heads), record = work[HEADER_APPEND_TABLE] + row * APPEND_WORDS;
     if (row >= gl_NumWorkGroups.x || work[record + APPEND_POSITION] == NO_TOKEN) {
@@ -127,8 +127,8 @@ void main() {
         staged[lane] = halves;
         barrier();
         if (there && block % 2u == 0u && part(K_HALVES, V_HALVES) == 1u) {
-            uint at = row_head * TOKEN_WORDS + part(K_VALUES + V_WORDS, V_SCALES_AT) + block / 2u;
-            rows[at] = staged[lane] | staged[lane + 1u] << 16;
+            uint word = row_head * TOKEN_WORDS + part(K_VALUES + V_WORDS, V_SCALES_AT) + block / 2u;
+            rows[word] = staged[lane] | staged[lane + 1u] << 16;
         }
     }
 }

@@ -1,4 +1,4 @@
-// Activation functions that unary.comp and glu.comp share; they need numbers.glsl.
+// Activation functions of unary.comp and glu.comp. They need numbers.glsl.
 
 float silu(float x, float alpha) {
     precise float exponent = alpha * -x;

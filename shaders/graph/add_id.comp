@@ -12,9 +12,9 @@ layout(set = 0, binding = ADD_ID_BIND_Y, std430) buffer Y { uint y[]; };
 const uint Y_TYPE = FLOAT_TYPE_F32;
 #include "elementwise.glsl"
 
-float value(uvec4 at) {
-    uint row = ids[place(p.ids, uvec4(at.yz, 0u, 0u))];
-    precise float sum = flush(a[place(p.a, at)]) + flush(b[place(p.b, uvec4(at.x, row, 0u, 0u))]);
+float value(uvec4 index) {
+    uint row = ids[place(p.ids, uvec4(index.yz, 0u, 0u))];
+    precise float sum = flush(a[place(p.a, index)]) + flush(b[place(p.b, uvec4(index.x, row, 0u, 0u))]);
     return flush(sum);
 }
 

@@ -1,8 +1,9 @@
-// The pairs of a slot and a token, slot + slots * token, by the expert that `ids` names, as tiles of columns.
+// The pairs of a slot and a token, slot + slots * token, sorted by the expert that `ids` names, in tiles of columns.
 //
-// Experts come in ascending order, and an expert's pairs; a tile has pairs of one expert.  What is none of the experts
-// counts as one after the last.  An invocation has expert e mod 256, and sees all pairs go by.
-// A compiler that unrolls a loop over shared memory here takes the array's size for its length, and spills.
+// Experts come in ascending order, and so do an expert's pairs. A tile has pairs of one expert. An id that is none of
+// the experts counts as an expert after the last. An invocation counts and places the pairs of expert e mod 256, and
+// reads all pairs. A compiler that unrolls a loop over shared memory here takes the array's size for its length, and
+// spills.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
@@ -17,10 +18,10 @@ layout(set = 0, binding = BY_EXPERT_BIND_LIST, std430) writeonly buffer List { u
 const uint ROUND = 256u, NO_COLUMN = 0xFFFFFFFFu;
 shared uint seen[ROUND];                 // experts of the pairs of a round
 shared uint count[EXPERTS_MOST + 1u];   // an expert's pairs
-shared uint next[EXPERTS_MOST + 1u];    // where its next one goes
+shared uint next[EXPERTS_MOST + 1u];    // where the expert's next pair goes in the list
 
-// Experts of pairs from `first` on come to shared memory; their number.
-uint see(uint first) {
+// To `seen`: the experts of pairs from `first` on. The result is the number of these pairs.
+uint read_experts(uint first) {
     uint pairs = p.ids.n[0] * p.ids.n[1], i = first + gl_LocalInvocationIndex;
     barrier();
     if (i < pairs) {
@@ -35,7 +36,8 @@ uint tiles_of(uint expert) {
     return (count[expert] + p.columns - 1u) / p.columns;
 }
 
-// The tiles of an expert, and what its last one lacks; after the last expert's, those that are not there.
+// To `list`: the tiles of an expert, and the columns that its last tile lacks; after the last expert's tiles the tiles
+// that are not there.
 void write_tiles(uint expert) {
     uint tile = 0u;
     [[dont_unroll]] for (uint e = 0u; e < expert; ++e) {
@@ -55,34 +57,34 @@ void write_tiles(uint expert) {
 }
 
 void main() {
-    uint own = gl_LocalInvocationIndex, pairs = p.ids.n[0] * p.ids.n[1];
-    [[dont_unroll]] for (uint e = own; e <= p.experts; e += ROUND) {
+    uint invocation = gl_LocalInvocationIndex, pairs = p.ids.n[0] * p.ids.n[1];
+    [[dont_unroll]] for (uint e = invocation; e <= p.experts; e += ROUND) {
         count[e] = 0u;
     }
     [[dont_unroll]] for (uint first = 0u; first < pairs; first += ROUND) {
-        uint end = see(first);
-        [[dont_unroll]] for (uint e = own; e <= p.experts; e += ROUND) {
-            uint found = 0u;
+        uint end = read_experts(first);
+        [[dont_unroll]] for (uint e = invocation; e <= p.experts; e += ROUND) {
+            uint matches = 0u;
             [[dont_unroll]] for (uint i = 0u; i < end; ++i) {
-                found += uint(seen[i] == e);
+                matches += uint(seen[i] == e);
             }
-            count[e] += found;
+            count[e] += matches;
         }
     }
     barrier();
-    [[dont_unroll]] for (uint e = own; e <= p.experts; e += ROUND) {
+    [[dont_unroll]] for (uint e = invocation; e <= p.experts; e += ROUND) {
         write_tiles(e);
     }
     [[dont_unroll]] for (uint first = 0u; first < pairs; first += ROUND) {
-        uint end = see(first);
-        [[dont_unroll]] for (uint e = own; e <= p.experts; e += ROUND) {
-            uint at = next[e];
+        uint end = read_experts(first);
+        [[dont_unroll]] for (uint e = invocation; e <= p.experts; e += ROUND) {
+            uint slot = next[e];
             [[dont_unroll]] for (uint i = 0u; i < end; ++i) {
                 if (seen[i] == e) {
-                    list[at++] = first + i;
+                    list[slot++] = first + i;
                 }
             }
-            next[e] = at;
+            next[e] = slot;
         }
     }
 }

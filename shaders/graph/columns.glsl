@@ -1,20 +1,20 @@
 // The columns of a product, which are rows of x and of y, and the workgroup's matrix of weights.
 //
-// Column n of the grid is row n of plane gl_WorkGroupID.z. With the constant EXPERTS it is a pair of slot and token,
-// slot + slots * token, and the matrix is the expert that the pair has in `ids`: column n is pair n. Kernels in tiles
-// (TILED) have by_expert.comp's list in `ids`: column n is the n-th of its pairs, and a tile has one expert. Their last
-// columns may be none of y's.
+// Column n of the grid is row n of plane gl_WorkGroupID.z. With the constant EXPERTS a column is a pair of slot and
+// token, slot + slots * token, and its matrix is the expert that `ids` names for the pair: column n is pair n. For
+// kernels in tiles (TILED) `ids` is by_expert.comp's list: column n is the n-th pair of the list, and a tile has one
+// expert. The last columns of such a kernel may not exist in y.
 
 const uint NO_COLUMN = 0xFFFFFFFFu;  // in a list: a column, or a whole tile, that is not there
-uint expert;  // the workgroup's; all of them, if it is none of the experts
-uint matrix;  // its number among those that are bound
+uint expert;  // the workgroup's; the number of all experts, if it is none of them
+uint matrix;  // the expert's number among the bound experts
 
 uint pair_at(uint n) {
     return TILED ? ids[gl_NumWorkGroups.y + n] : n;
 }
 
-// The workgroup's matrix is bound; else it has nothing to do. What is none of the experts counts as the first, and its
-// results are NaN.
+// Whether the workgroup's matrix is bound; else the workgroup has nothing to do. An id that is none of the experts
+// counts as the first expert, and its results are NaN.
 bool find_matrix() {
     if (EXPERTS == 0u) {
         return true;
@@ -25,7 +25,7 @@ bool find_matrix() {
     return expert != NO_COLUMN && matrix < p.experts[1];
 }
 
-// Where column n begins in y; one that y does not have is behind y's last.
+// Where column n begins in y. A column that y does not have gets a place after y's last column.
 uvec4 column_of_y(uint n) {
     if (EXPERTS == 0u) {
         return uvec4(0u, n, gl_WorkGroupID.z % p.y.n[2], gl_WorkGroupID.z / p.y.n[2]);
@@ -34,7 +34,7 @@ uvec4 column_of_y(uint n) {
     return uvec4(0u, pair % p.y.n[1], pair / p.y.n[1], 0u);
 }
 
-// And in x, where it is one that x has.
+// Where column n begins in x. A column that x does not have gets the place of a column that x has.
 uvec4 column_of_x(uint n) {
     if (EXPERTS == 0u) {
         return column_of_y(TILED ? min(n, p.y.n[1] - 1u) : n);
@@ -43,10 +43,10 @@ uvec4 column_of_x(uint n) {
     return uvec4(0u, pair % p.y.n[1] % p.x_slots, pair / p.y.n[1], 0u);
 }
 
-// Its number among all rows of x.
+// The number of column n among all rows of x.
 uint number_in_x(uint n) {
-    uvec4 at = EXPERTS == 0u ? uvec4(0u, min(n, p.y.n[1] - 1u), gl_WorkGroupID.z, 0u) : column_of_x(n);
-    return at.z * (EXPERTS == 0u ? p.y.n[1] : p.x_slots) + at.y;
+    uvec4 column = EXPERTS == 0u ? uvec4(0u, min(n, p.y.n[1] - 1u), gl_WorkGroupID.z, 0u) : column_of_x(n);
+    return column.z * (EXPERTS == 0u ? p.y.n[1] : p.x_slots) + column.y;
 }
 
 uint rows_of_x() {

@@ -1,22 +1,22 @@
 // Operations element by element, for the kernel that defines Y_TYPE, p.y, buffer y and value().
 //
-// An invocation has an element, of a 16-bit y the two of a word.
+// An invocation has an element, or, where y has 16 bits, the two elements of a word.
 #include "tensor.glsl"
 #include "numbers.glsl"
 #include "float_types.glsl"
 
-// The element of y at these indices, flushed already.
-float value(uvec4 at);
+// The element of y at these indices, already flushed.
+float value(uvec4 index);
 
 void write_elements() {
     uint count = elements(p.y), i = linear_id() * (Y_TYPE == FLOAT_TYPE_F32 ? 1u : 2u);
     if (i >= count) {
         return;
     }
-    uvec4 at = indices(p.y, i);
-    uint low = encoded(value(at), Y_TYPE);
+    uvec4 index = indices(p.y, i);
+    uint low = encoded(value(index), Y_TYPE);
     if (Y_TYPE == FLOAT_TYPE_F32) {
-        y[place(p.y, at)] = low;
+        y[place(p.y, index)] = low;
         return;
     }
     uint word = (p.y.offset + i) >> 1;

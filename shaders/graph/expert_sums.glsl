@@ -1,6 +1,6 @@
-// The sum of what a row's experts give, for sum_experts.comp and norm_summed.comp.
+// The sum of the results of a row's experts, for sum_experts.comp and norm_summed.comp.
 
-// Element j of row `row`: of experts in order, each times its weight, then of what is added.
+// Element j of the sum of row `row`: the experts in order, each times its weight, then the added tensors.
 float sum_at(uint j, uint row) {
     precise float sum = 0.0;
     for (uint e = 0u; e < p.experts.n[1]; ++e) {

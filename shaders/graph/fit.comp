@@ -14,7 +14,7 @@ void main() {
     if (i >= elements(p.y)) {
         return;
     }
-    uvec4 at = indices(p.y, i);
-    uint bits = at.x < p.x.n[0] ? x[place(p.x, at)] : 0u;
-    y[place(p.y, at)] = (bits & 0x7FFFFFFFu) < floatBitsToUint(p.least) ? 0u : bits;
+    uvec4 index = indices(p.y, i);
+    uint bits = index.x < p.x.n[0] ? x[place(p.x, index)] : 0u;
+    y[place(p.y, index)] = (bits & 0x7FFFFFFFu) < floatBitsToUint(p.least) ? 0u : bits;
 }

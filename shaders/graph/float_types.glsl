@@ -1,4 +1,5 @@
-// Elements of types f32, f16 and bf16 in words.  float16 numbers are exact, and rounded to nearest, ties to even.
+// Elements of types f32, f16 and bf16 in words. Conversions from them are exact, and conversions to them round to
+// nearest, ties to even.
 
 float widened(uint word, uint type, uint i) {
     if (type == FLOAT_TYPE_F32) {

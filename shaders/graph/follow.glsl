@@ -1,4 +1,4 @@
-// What follows an operation in its dispatch: one of FOLLOW_OPS. It needs numbers.glsl.
+// The operation that follows another in its dispatch, one of FOLLOW_OPS. It needs numbers.glsl.
 
 bool reads(uint op) {
     return op == FOLLOW_OP_MUL || op == FOLLOW_OP_ADD;

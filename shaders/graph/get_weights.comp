@@ -1,6 +1,6 @@
 // Rows of quantized weights in layout R32 (zinc_attn/graph/pieces.py) as float32: the values of ggml's blocks.
 //
-//   value = (d * scale) * q - minimum, each operation rounded.  d * scale is exact; of types of 32 values scale is 1.
+//   value = (d * scale) * q - minimum, each operation rounded. d * scale is exact; types of 32 values have scale 1.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "contract.glsl"
@@ -19,7 +19,7 @@ layout(set = 0, binding = GET_WEIGHTS_BIND_Y, std430) writeonly buffer Y { uint 
 const uint values = WEIGHT_VALUES(TYPE);
 const uint large = 16u * WEIGHT_PIECES_16(TYPE), small = 4u * WEIGHT_PIECES_4(TYPE);  // bytes of a block
 const uint last = WEIGHT_SIZE(TYPE) - large - small;
-// Of the element's block: where its group begins; pieces of a plane; its place among them.
+// The element's block: where its group begins; pieces of a plane; its number among them.
 uint group, pieces, unit;
 
 // Byte i of the pieces of 16 bytes.
@@ -34,8 +34,8 @@ uint small_half(uint i) {
 
 // The piece of less than 4 bytes.
 uint last_piece() {
-    uint at = group + pieces * (large + small) + unit * last;
-    return last == 1u ? x_bits(at, 8u) : x_bits(at / 2u, 16u);
+    uint byte = group + pieces * (large + small) + unit * last;
+    return last == 1u ? x_bits(byte, 8u) : x_bits(byte / 2u, 16u);
 }
 
 #include "block_values.glsl"
@@ -54,21 +54,21 @@ float value_of_4_or_5(uint i) {
     return value_of(d, scale, int(q), m, minimum);
 }
 
-// Value i of a block of 256; j: of its 16.
+// Value i of a block of 256, which is value i mod 16 of group j.
 float value_of_256(uint i) {
-    uint j = i / 16u, part = i / 32u % 4u, at = i / 128u * 32u + i % 32u;
+    uint j = i / 16u, part = i / 32u % 4u, byte = i / 128u * 32u + i % 32u;
     if (TYPE == WEIGHT_TYPE_Q2_K) {
-        uint q = byte_at(16u + at) >> (2u * part) & 3u, scales = byte_at(j);
+        uint q = byte_at(16u + byte) >> (2u * part) & 3u, scales = byte_at(j);
         return value_of(half_float(small_half(0u)), scales & 15u, int(q), half_float(small_half(1u)), scales >> 4u);
     }
     if (TYPE == WEIGHT_TYPE_Q3_K) {
-        uint q = byte_at(32u + at) >> (2u * part) & 3u, high = byte_at(i % 32u) >> (i / 32u) & 1u;
+        uint q = byte_at(32u + byte) >> (2u * part) & 3u, high = byte_at(i % 32u) >> (i / 32u) & 1u;
         uint low = small_half(j % 8u / 2u) >> (8u * (j % 2u) + j / 8u * 4u) & 15u;
         uint scale = low | (small_half(4u + j % 4u / 2u) >> (8u * (j % 2u) + j / 4u * 2u) & 3u) << 4u;
         return value_of(half_float(last_piece()), scale - 32u, int(q | high << 2u) - 4, 0.0, 0u);
     }
     if (TYPE == WEIGHT_TYPE_Q6_K) {
-        uint low = nibble(i / 128u * 64u + i % 64u, part / 2u), high = byte_at(128u + at) >> (2u * part) & 3u;
+        uint low = nibble(i / 128u * 64u + i % 64u, part / 2u), high = byte_at(128u + byte) >> (2u * part) & 3u;
         uint scale = uint(bitfieldExtract(int(byte_at(192u + j)), 0, 8));
         return value_of(half_float(last_piece()), scale, int(low | high << 4u) - 32, 0.0, 0u);
     }
@@ -85,15 +85,15 @@ void main() {
     if (i >= elements(p.y)) {
         return;
     }
-    uvec4 at = indices(p.y, i);
-    uint row = named_row(at, p.rows - p.first, 1u), value = 0xFFFFFFFFu;
+    uvec4 index = indices(p.y, i);
+    uint row = named_row(index, p.rows - p.first, 1u), value = 0xFFFFFFFFu;
     if (row != 0xFFFFFFFFu) {
         row += p.first;
         uint blocks = p.y.n[0] / values, width = min(32u, p.rows - row / 32u * 32u);
-        group = p.offset + at.z * p.steps[0] + at.w * p.steps[1] + row / 32u * 32u * blocks * WEIGHT_SIZE(TYPE);
+        group = p.offset + index.z * p.steps[0] + index.w * p.steps[1] + row / 32u * 32u * blocks * WEIGHT_SIZE(TYPE);
         pieces = blocks * width;
-        unit = at.x / values * width + row % 32u;
-        value = floatBitsToUint(values == 32u ? value_of_32(at.x % values) : value_of_256(at.x % values));
+        unit = index.x / values * width + row % 32u;
+        value = floatBitsToUint(values == 32u ? value_of_32(index.x % values) : value_of_256(index.x % values));
     }
-    y[place(p.y, at)] = value;
+    y[place(p.y, index)] = value;
 }

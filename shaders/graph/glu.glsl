@@ -1,5 +1,5 @@
-// y = act(a) * b, element by element; act(a) is flushed as an operation of its own.  Of QUANTIZED y is float32, and there
-// as int8, too.
+// y = act(a) * b, element by element. act(a) is flushed as an operation of its own. With QUANTIZED y is float32, and a
+// second result has y as int8.
 layout(local_size_x = 256) in;
 GLU_CONSTANTS
 layout(set = 0, binding = GLU_BIND_PARAMS, std430) restrict readonly buffer Params { GluParams p; };
@@ -27,8 +27,8 @@ float activation(float x) {
     }
 }
 
-float value(uvec4 at) {
-    float x = flush(LOAD(a, TYPE, place(p.a, at))), gate = flush(LOAD(b, TYPE, place(p.b, at)));
+float value(uvec4 index) {
+    float x = flush(LOAD(a, TYPE, place(p.a, index))), gate = flush(LOAD(b, TYPE, place(p.b, index)));
     if (OP == GLU_OP_SWIGLU_OAI || OP == GLU_OP_SWIGLU_CLAMP) {
         x = p.limit < x ? p.limit : x;
         gate = gate < -p.limit ? -p.limit : p.limit < gate ? p.limit : gate;
@@ -40,13 +40,13 @@ float value(uvec4 at) {
 
 void main() {
 #ifdef QUANTIZED
-    uvec4 at;
+    uvec4 index;
     uint i = linear_id() / LANES;
-    bool exists = block_at(p.y, i, at);
+    bool exists = block_at(p.y, i, index);
     vec4 v = vec4(0.0);
-    for (uint k = 0u; k < 4u && at.x < p.y.n[0]; ++k, ++at.x) {
-        v[k] = value(at);
-        y[place(p.y, at)] = floatBitsToUint(v[k]);
+    for (uint k = 0u; k < 4u && index.x < p.y.n[0]; ++k, ++index.x) {
+        v[k] = value(index);
+        y[place(p.y, index)] = floatBitsToUint(v[k]);
     }
     quantize(v, i, exists);
 #else

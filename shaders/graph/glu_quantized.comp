@@ -1,4 +1,4 @@
-// Gated activations, as int8, too; see glu.glsl.
+// Gated activations, with the results as int8, too; see glu.glsl.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #define QUANTIZED

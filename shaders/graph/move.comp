@@ -1,8 +1,8 @@
-// Operations that move: each element of y is an element of x, of the same bits or of another type.
+// Operations that move elements: each element of y is an element of x, with the same bits or converted to another type.
 //
-//   An invocation has a word of y, with all elements of a row that lie in it; where y's elements are not neighbors, the
-//   part of one element.  What it has is written as a word; of a word that holds more, only the bits that it has change,
-//   whoever writes the others at the same time.
+//   An invocation has a word of y, with all elements of a row that lie in the word; where y's elements are not
+//   neighbors, it has the part of one element. It writes a word that it has as a whole. Where it has a part of a word,
+//   it changes only the bits of this part, whichever invocation writes the others at the same time.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "contract.glsl"
@@ -24,7 +24,7 @@ const uint ALL = 0xFFFFFFFFu;  // the types of FLOAT_TYPES are the first of MOVE
 const uint TYPE = SOURCE == MOVE_TYPE_Q8_0     ? WEIGHT_TYPE_Q8_0
                   : SOURCE == MOVE_TYPE_IQ4_NL ? WEIGHT_TYPE_IQ4_NL
                                                : SOURCE - MOVE_TYPE_Q4_0;  // the next three are WEIGHT_TYPES', too
-uint block;  // half word where it begins
+uint block;  // half word where the block begins
 
 uint small_half(uint i) {
     return x_bits(block + (TYPE == WEIGHT_TYPE_Q5_0 ? i + 1u : TYPE == WEIGHT_TYPE_Q5_1 ? i ^ 2u : i), 16u);
@@ -42,41 +42,41 @@ uint byte_at(uint i) {
 
 #include "block_values.glsl"
 
-// The bits of y's element of x's element `at`.
-uint converted(uvec4 at) {
+// The bits that x's element `index` has in y.
+uint converted(uvec4 index) {
     float value;
     if (SOURCE < MOVE_TYPE_Q8_0) {
-        uint bits = x_bits(place(p.x, at), bits_of(SOURCE));
+        uint bits = x_bits(place(p.x, index), bits_of(SOURCE));
         if (SOURCE == TARGET) {
             return bits;
         }
         value = SOURCE == MOVE_TYPE_I32 ? float(int(bits)) : widened(bits, SOURCE, 0u);
     } else {
-        block = place(p.x, uvec4(at.x / BLOCK, at.yzw));
-        value = value_of_32(at.x % BLOCK);
+        block = place(p.x, uvec4(index.x / BLOCK, index.yzw));
+        value = value_of_32(index.x % BLOCK);
     }
-    if (TARGET == MOVE_TYPE_I32) {  // toward zero; what int32 does not have is -2**31
+    if (TARGET == MOVE_TYPE_I32) {  // toward zero; a value that int32 does not have is -2**31
         return (floatBitsToUint(value) & MAGNITUDE) < 0x4F000000u ? uint(int(value)) : 0x80000000u;
     }
     return encoded(value, TARGET);
 }
 
-// The bits of y's element `at`; x_row: the row of x, of GET_ROWS and SET_ROWS.
-uint moved(uvec4 at, uint x_row) {
+// The bits of y's element `index`. x_row: the row of x, for GET_ROWS and SET_ROWS.
+uint moved(uvec4 index, uint x_row) {
     uvec4 shift = uvec4(p.shift[0], p.shift[1], p.shift[2], p.shift[3]), sizes = sizes_of(p.x);
     if (OP == MOVE_OP_LINEAR && sizes_of(p.y) == sizes) {
-        return converted(at);
+        return converted(index);
     }
     if (OP == MOVE_OP_LINEAR) {
-        return converted(indices(p.x, at.x + p.y.n[0] * (at.y + p.y.n[1] * (at.z + p.y.n[2] * at.w))));
+        return converted(indices(p.x, index.x + p.y.n[0] * (index.y + p.y.n[1] * (index.z + p.y.n[2] * index.w))));
     }
     if (OP == MOVE_OP_WRAP) {
-        return converted((at + shift) % sizes);
+        return converted((index + shift) % sizes);
     }
     if (OP == MOVE_OP_PAD) {
-        return all(lessThan(at + shift, sizes)) ? converted(at + shift) : 0u;
+        return all(lessThan(index + shift, sizes)) ? converted(index + shift) : 0u;
     }
-    return x_row == ALL ? ALL >> (32u - bits_of(TARGET)) : converted(uvec4(at.x, x_row, at.zw));
+    return x_row == ALL ? ALL >> (32u - bits_of(TARGET)) : converted(uvec4(index.x, x_row, index.zw));
 }
 
 void main() {
@@ -84,27 +84,27 @@ void main() {
     bool dense = p.y.s[0] == 1u;
     uint columns = p.y.n[0], lanes = dense ? (columns + per_word - 2u) / per_word + 1u : columns;
     uint row = linear_id() / lanes, lane = linear_id() % lanes, x_row = 0u;
-    uvec4 at = OP == MOVE_OP_SET_ROWS ? row_indices(p.x, row) : row_indices(p.y, row);
-    if (at.w >= (OP == MOVE_OP_SET_ROWS ? p.x.n[3] : p.y.n[3])) {
+    uvec4 index = OP == MOVE_OP_SET_ROWS ? row_indices(p.x, row) : row_indices(p.y, row);
+    if (index.w >= (OP == MOVE_OP_SET_ROWS ? p.x.n[3] : p.y.n[3])) {
         return;
     }
     if (OP == MOVE_OP_SET_ROWS) {
-        x_row = at.y;
-        at.y = named_row(at, p.y.n[1], p.id_words);
-        if (at.y == ALL) {
+        x_row = index.y;
+        index.y = named_row(index, p.y.n[1], p.id_words);
+        if (index.y == ALL) {
             return;
         }
     }
     if (OP == MOVE_OP_GET_ROWS) {
-        x_row = named_row(at, p.x.n[1], p.id_words);
+        x_row = named_row(index, p.x.n[1], p.id_words);
     }
-    uint begin = place(p.y, at), bits = 0u, mask = 0u;
-    uint first = dense ? lane * per_word - begin % per_word : lane;  // element; those before the row wrap to the end
+    uint begin = place(p.y, index), bits = 0u, mask = 0u;
+    uint first = dense ? lane * per_word - begin % per_word : lane;  // element; numbers before the row wrap to the end
     for (uint k = 0u; k < (dense ? per_word : 1u); ++k) {
-        at.x = first + k;
-        if (at.x < columns) {
-            uint shift = (begin + at.x * p.y.s[0]) % per_word * size;
-            bits |= moved(at, x_row) << shift;
+        index.x = first + k;
+        if (index.x < columns) {
+            uint shift = (begin + index.x * p.y.s[0]) % per_word * size;
+            bits |= moved(index, x_row) << shift;
             mask |= ALL >> (32u - size) << shift;
         }
     }

@@ -1,4 +1,4 @@
-// y = w x for many rows of x, as tiles.glsl says.  An invocation has OWN_ROWS * OWN_COLUMNS outputs.
+// y = w x for many rows of x, as tiles.glsl says. An invocation has OWN_ROWS * OWN_COLUMNS outputs.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
@@ -11,16 +11,16 @@ MUL_MAT_CONSTANTS
 const uint STEPS = X_BLOCK / 4u;  // words of a block
 const uint LANES_ROWS = TILE_ROWS / OWN_ROWS, OWN = OWN_ROWS * OWN_COLUMNS;
 shared uint tile_w[STEPS * TILE_ROWS], tile_x[STEPS * TILE_COLUMNS];  // (step, row)
-shared vec4 of_w[TILE_ROWS];
-shared vec2 of_superblock[TILE_ROWS];
-shared vec3 of_x[TILE_COLUMNS];
+shared vec4 w_scales[TILE_ROWS];
+shared vec2 superblock_scales[TILE_ROWS];
+shared vec3 x_scales[TILE_COLUMNS];
 
 float total[OWN], inner[OWN], lower[OWN];
-uvec2 own;  // which outputs the invocation has
+uvec2 lane;  // the lane's column and row in the grid of lanes, which says which outputs it has
 
-// Rows of w that an invocation has, by its number among those of a column: four side by side, then the next four.
+// Row i of the rows of w that an invocation has in the tile: four neighbors, then the next four.
 uint tile_row(uint i) {
-    return (i / 4u * LANES_ROWS + own.x) * 4u + i % 4u;
+    return (i / 4u * LANES_ROWS + lane.x) * 4u + i % 4u;
 }
 
 void keep_w(uint i, uvec4 low, uvec4 high, vec4 scales) {
@@ -28,11 +28,11 @@ void keep_w(uint i, uvec4 low, uvec4 high, vec4 scales) {
         tile_w[k * TILE_ROWS + i] = low[k];
         tile_w[(k + 4u) * TILE_ROWS + i] = high[k];
     }
-    of_w[i] = scales;
+    w_scales[i] = scales;
 }
 
 void keep_superblock(uint i, vec2 scale) {
-    of_superblock[i] = scale;
+    superblock_scales[i] = scale;
 }
 
 void keep_x(uint i, uvec4 low, uvec4 high, vec3 scales) {
@@ -40,7 +40,7 @@ void keep_x(uint i, uvec4 low, uvec4 high, vec3 scales) {
         tile_x[k * TILE_COLUMNS + i] = low[k];
         tile_x[(k + 4u) * TILE_COLUMNS + i] = high[k];
     }
-    of_x[i] = scales;
+    x_scales[i] = scales;
 }
 
 // Dot products of some steps for each output of an invocation.
@@ -51,7 +51,7 @@ void dots(uint begin, uint end, out int sum[OWN]) {
     for (uint step = begin; step < end; ++step) {
         uint x[OWN_COLUMNS];
         [[unroll]] for (uint n = 0u; n < OWN_COLUMNS; ++n) {
-            x[n] = tile_x[step * TILE_COLUMNS + own.y * OWN_COLUMNS + n];
+            x[n] = tile_x[step * TILE_COLUMNS + lane.y * OWN_COLUMNS + n];
         }
         [[unroll]] for (uint m = 0u; m < OWN_ROWS; ++m) {
             uint w = tile_w[step * TILE_ROWS + tile_row(m)];
@@ -69,21 +69,21 @@ void add_block() {
         dots(STEPS / 2u, STEPS, second);
     }
     [[unroll]] for (uint o = 0u; o < OWN; ++o) {
-        vec4 w = of_w[tile_row(o / OWN_COLUMNS)];
-        vec3 x = of_x[own.y * OWN_COLUMNS + o % OWN_COLUMNS];
-        join(w, x, vec2(first[o], second[o]), IS_MXFP4, inner[o], lower[o]);
+        vec4 w = w_scales[tile_row(o / OWN_COLUMNS)];
+        vec3 x = x_scales[lane.y * OWN_COLUMNS + o % OWN_COLUMNS];
+        add_products(w, x, vec2(first[o], second[o]), IS_MXFP4, inner[o], lower[o]);
     }
 }
 
 void end_superblock() {
     [[unroll]] for (uint o = 0u; o < OWN; ++o) {
-        total[o] = add(total[o], joined(of_superblock[tile_row(o / OWN_COLUMNS)], inner[o], lower[o]));
+        total[o] = add(total[o], superblock_sum(superblock_scales[tile_row(o / OWN_COLUMNS)], inner[o], lower[o]));
         inner[o] = lower[o] = 0.0;
     }
 }
 
 void main() {
-    own = uvec2(gl_LocalInvocationIndex % LANES_ROWS, gl_LocalInvocationIndex / LANES_ROWS);
+    lane = uvec2(gl_LocalInvocationIndex % LANES_ROWS, gl_LocalInvocationIndex / LANES_ROWS);
     [[unroll]] for (uint o = 0u; o < OWN; ++o) {
         total[o] = inner[o] = lower[o] = 0.0;
     }
@@ -92,6 +92,6 @@ void main() {
     }
     [[unroll]] for (uint o = 0u; o < OWN; ++o) {
         uint m = gl_WorkGroupID.x * TILE_ROWS + tile_row(o / OWN_COLUMNS);
-        store(m, gl_WorkGroupID.y * TILE_COLUMNS + own.y * OWN_COLUMNS + o % OWN_COLUMNS, total[o]);
+        store(m, gl_WorkGroupID.y * TILE_COLUMNS + lane.y * OWN_COLUMNS + o % OWN_COLUMNS, total[o]);
     }
 }

@@ -1,7 +1,7 @@
 // y = w x for few rows of x, of float32, float16 or bfloat16: products.multiply_floats of zinc_attn/graph, by the waves
 // of waves.glsl.
 //
-// Elements of a row of w and of x are neighbors, in whole words, and K is a multiple of 8, with AHEAD of 64.
+// Elements of a row of w and of x are neighbors, in whole words. K is a multiple of 8, and with AHEAD of 64.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
@@ -9,20 +9,9 @@
 #include "contract.glsl"
 
 MUL_MAT_FLOAT_VEC_CONSTANTS
-layout(set = 0, binding = MUL_MAT_FLOAT_VEC_BIND_PARAMS, std430) restrict readonly buffer Params {
-    MulMatFloatParams p;
-};
-layout(set = 0, binding = MUL_MAT_FLOAT_VEC_BIND_W, std430) readonly buffer W { uint w[]; };
-layout(set = 0, binding = MUL_MAT_FLOAT_VEC_BIND_X, std430) readonly buffer X { uint x[]; };
-layout(set = 0, binding = MUL_MAT_FLOAT_VEC_BIND_ADDED, std430) readonly buffer Added { float added[]; };
-layout(set = 0, binding = MUL_MAT_FLOAT_VEC_BIND_IDS, std430) readonly buffer Ids { uint ids[]; };
-layout(set = 0, binding = MUL_MAT_FLOAT_VEC_BIND_Y, std430) writeonly buffer Y { float y[]; };
-#include "tensor.glsl"
-#include "numbers.glsl"
 const bool TILED = false;
-#include "columns.glsl"
-#include "sums.glsl"
-#include "operands.glsl"
+#include "float_products.glsl"
+uint superblock;  // the superblock in use, a number along a row
 #include "waves.glsl"
 
 const uint W_WORDS = W_TYPE == FLOAT_TYPE_F32 ? FLOAT_CHUNK : FLOAT_CHUNK / 2u;  // of a chunk
@@ -31,21 +20,21 @@ const uint GROUP = AHEAD == 1u ? 8u : 1u;  // chunks of w that are loaded before
 uint words[GROUP * W_WORDS];
 uint row_word, column_word;  // where the lane's row begins, and the first column
 
-// Chunk `chunk` of the row, the c-th of those that are loaded.  A hint to unroll the inner loop is too much for
-// SwiftShader's compiler; others need none.
+// To sum: each column gains chunk `chunk` of the row, which is number c of the loaded chunks. A hint to unroll the
+// inner loop is too much for SwiftShader's compiler; other compilers need none.
 void add_chunk(uint chunk, uint c, inout float sum[COLUMNS]) {
     [[unroll]] for (uint n = 0u; n < COLUMNS; ++n) {
-        uint at = column_word + n * p.x.s[1] / (FLOAT_CHUNK / X_WORDS) + chunk * X_WORDS;
+        uint x_word = column_word + n * p.x.s[1] / (FLOAT_CHUNK / X_WORDS) + chunk * X_WORDS;
         float total = 0.0;
         for (uint i = 0u; i < FLOAT_CHUNK; ++i) {
-            float of_w = element(W_TYPE, words[c * W_WORDS + i * W_WORDS / FLOAT_CHUNK], i);
-            total = add(total, multiply(of_w, element(X_TYPE, x[at + i * X_WORDS / FLOAT_CHUNK], i)));
+            float w_value = element(W_TYPE, words[c * W_WORDS + i * W_WORDS / FLOAT_CHUNK], i);
+            total = add(total, multiply(w_value, element(X_TYPE, x[x_word + i * X_WORDS / FLOAT_CHUNK], i)));
         }
         sum[n] = add(sum[n], total);
     }
 }
 
-void load_superblock(uint n) {}  // by chunks, in its turn
+void load_superblock(uint n) {}  // add_superblock loads its chunks itself
 
 void add_superblock(uint, out float sum[COLUMNS]) {
     uint chunks = SUPERBLOCK / FLOAT_CHUNK, end = min((superblock + 1u) * chunks, p.w.n[0] / FLOAT_CHUNK);
@@ -67,10 +56,10 @@ void main() {
         return;
     }
     find_wave();
-    uvec4 of_x = column_of_x(gl_WorkGroupID.y * COLUMNS);
-    uint own = min(gl_WorkGroupID.x * 32u + lane, p.w.n[1] - 1u);
-    uvec4 of_w = matrix_of_w() + uvec4(0u, own, 0u, 0u);
-    row_word = place(p.w, of_w) / (FLOAT_CHUNK / W_WORDS);
-    column_word = place(p.x, of_x) / (FLOAT_CHUNK / X_WORDS);
+    uvec4 x_index = column_of_x(gl_WorkGroupID.y * COLUMNS);
+    uint row = min(gl_WorkGroupID.x * 32u + lane, p.w.n[1] - 1u);
+    uvec4 w_index = matrix_of_w() + uvec4(0u, row, 0u, 0u);
+    row_word = place(p.w, w_index) / (FLOAT_CHUNK / W_WORDS);
+    column_word = place(p.x, x_index) / (FLOAT_CHUNK / X_WORDS);
     add_superblocks((p.w.n[0] + SUPERBLOCK - 1u) / SUPERBLOCK);
 }

@@ -1,8 +1,8 @@
 // y = w x for many rows of x, as tiles.glsl says, by int8 matrix units: mul_mat.comp's bits.
 //
-// A subgroup has OWN_ROWS * OWN_COLUMNS matrices of MAT_M * MAT_N outputs.  The units make the exact dot products.  All
-// else is of an element alone, so elements of matrices of one type are joined, and no code knows which outputs they
-// are: see unit_tiles.glsl.
+// A subgroup has OWN_ROWS * OWN_COLUMNS matrices of MAT_M * MAT_N outputs. The units make the exact dot products. All
+// other work combines the same element of matrices of one type, so no code knows which outputs the elements are: see
+// unit_tiles.glsl.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
@@ -21,8 +21,8 @@ MUL_MAT_UNITS_CONSTANTS
 const uint STEPS = X_BLOCK / MAT_K, OWN = OWN_ROWS * OWN_COLUMNS;
 const uint LANES_ROWS = TILE_ROWS / MAT_M / OWN_ROWS;  // subgroups side by side
 
-// Sums of products begin as the bits of 1.5 * 2**23, so that they end as those of this number and the sum together: a
-// difference instead of a conversion, two of which issue in a cycle.  Sums are below 2**22.
+// Sums of products begin as the bits of 1.5 * 2**23, so that they end as the bits of this number plus the sum. A
+// difference then takes the place of a conversion, and two differences issue in a cycle. Sums are below 2**22.
 const int WHOLE_BITS = 0x4B400000;
 
 float whole(int sum) {
@@ -31,14 +31,14 @@ float whole(int sum) {
 
 MatrixF total[OWN], inner[OWN], lower[OWN];
 
-// least: whether mxfp4 may flush a product of scales, see join.
+// least: whether mxfp4 may flush a product of scales, see add_products.
 void add_block(bool least) {
     MatrixW w[OWN_ROWS * STEPS];
     MatrixF w0[OWN_ROWS], w1[OWN_ROWS], w2[OWN_ROWS], w3[OWN_ROWS];
     [[unroll]] for (uint m = 0u; m < OWN_ROWS; ++m) {
         [[unroll]] for (uint k = 0u; k < STEPS; ++k) {
-            uint at = (own.x + m * MAT_M) * PITCH + k * MAT_K / 4u;
-            coopMatLoad(w[m * STEPS + k], tiles, at, PITCH, gl_CooperativeMatrixLayoutRowMajor);
+            uint word = (corner.x + m * MAT_M) * PITCH + k * MAT_K / 4u;
+            coopMatLoad(w[m * STEPS + k], tiles, word, PITCH, gl_CooperativeMatrixLayoutRowMajor);
         }
         w0[m] = scale_of_w(0u, m);
         w1[m] = scale_of_w(1u, m);
@@ -48,8 +48,8 @@ void add_block(bool least) {
     [[unroll]] for (uint n = 0u; n < OWN_COLUMNS; ++n) {
         MatrixX x[STEPS];
         [[unroll]] for (uint k = 0u; k < STEPS; ++k) {
-            uint at = X_BEGIN + (own.y + n * MAT_N) * PITCH + k * MAT_K / 4u;
-            coopMatLoad(x[k], tiles, at, PITCH, gl_CooperativeMatrixLayoutColumnMajor);
+            uint word = X_BEGIN + (corner.y + n * MAT_N) * PITCH + k * MAT_K / 4u;
+            coopMatLoad(x[k], tiles, word, PITCH, gl_CooperativeMatrixLayoutColumnMajor);
         }
         MatrixF x0 = scale_of_x(0u, n), x1 = scale_of_x(1u, n), x2 = scale_of_x(2u, n);
         [[unroll]] for (uint m = 0u; m < OWN_ROWS; ++m) {
@@ -65,7 +65,8 @@ void add_block(bool least) {
             for (int e = 0; e < first.length(); ++e) {
                 float sum = inner[o][e], low = lower[o][e];
                 vec2 dots = vec2(whole(first[e]), whole(second[e]));
-                join(vec4(w0[m][e], w1[m][e], w2[m][e], w3[m][e]), vec3(x0[e], x1[e], x2[e]), dots, least, sum, low);
+                vec4 w_scale = vec4(w0[m][e], w1[m][e], w2[m][e], w3[m][e]);
+                add_products(w_scale, vec3(x0[e], x1[e], x2[e]), dots, least, sum, low);
                 inner[o][e] = sum;
                 lower[o][e] = low;
             }
@@ -101,7 +102,7 @@ void end_superblock() {
         MatrixF s0 = scale_of_w(4u, m), s1 = scale_of_w(5u, m);
         [[unroll]] for (uint o = m; o < OWN; o += OWN_ROWS) {
             for (int e = 0; e < s0.length(); ++e) {
-                total[o][e] = add(total[o][e], joined(vec2(s0[e], s1[e]), inner[o][e], lower[o][e]));
+                total[o][e] = add(total[o][e], superblock_sum(vec2(s0[e], s1[e]), inner[o][e], lower[o][e]));
             }
             inner[o] = lower[o] = MatrixF(0.0);
         }
@@ -109,7 +110,8 @@ void end_superblock() {
 }
 
 void main() {
-    own = uvec2(gl_SubgroupID % LANES_ROWS, gl_SubgroupID / LANES_ROWS) * uvec2(OWN_ROWS * MAT_M, OWN_COLUMNS * MAT_N);
+    corner = uvec2(gl_SubgroupID % LANES_ROWS, gl_SubgroupID / LANES_ROWS);
+    corner *= uvec2(OWN_ROWS * MAT_M, OWN_COLUMNS * MAT_N);
     [[unroll]] for (uint o = 0u; o < OWN; ++o) {
         total[o] = inner[o] = lower[o] = MatrixF(0.0);
     }
@@ -120,10 +122,10 @@ void main() {
     [[unroll]] for (uint o = 0u; o < OWN; ++o) {
         coopMatStore(total[o], tiles, begin, MAT_M, gl_CooperativeMatrixLayoutColumnMajor);
         barrier();
-        uvec2 at = uvec2(gl_WorkGroupID.x * TILE_ROWS, gl_WorkGroupID.y * TILE_COLUMNS) + own;
-        at += uvec2(o % OWN_ROWS * MAT_M, o / OWN_ROWS * MAT_N);
+        uvec2 first = uvec2(gl_WorkGroupID.x * TILE_ROWS, gl_WorkGroupID.y * TILE_COLUMNS) + corner;
+        first += uvec2(o % OWN_ROWS * MAT_M, o / OWN_ROWS * MAT_N);
         for (uint i = gl_SubgroupInvocationID; i < OUTPUTS; i += gl_SubgroupSize) {
-            store(at.x + i % MAT_M, at.y + i / MAT_M, uintBitsToFloat(tiles[begin + i]));
+            store(first.x + i % MAT_M, first.y + i / MAT_M, uintBitsToFloat(tiles[begin + i]));
         }
         barrier();
     }

@@ -1,4 +1,21 @@
-// y = w x for few rows of x, of quantized weights.  S256 of zinc_attn/graph/products.py; see waves.glsl.
+// y = w x for few rows of x and quantized weights w, with S256's sums (zinc_attn/graph/products.py): a row's blocks of
+// 32 join superblocks of 256, and superblocks join the result, in ascending order.
+//
+// Grid: x = group of 32 rows of w, y = COLUMNS rows of x (columns of the product), z = plane. A lane owns a row of w,
+// and the waves of a workgroup share the superblocks of the row. A reader can follow the calls from main():
+//
+//     columns    find_matrix, number_in_x: the workgroup's matrix of w; where its columns lie in x
+//     waves      find_wave: wave and lane; add_superblocks: the loop over superblocks, which calls
+//         here       load_superblock: the pieces of a superblock of w, from memory to registers, AHEAD of them early
+//         here       add_superblock: the sum of a superblock for each column, which calls, for each block of 32,
+//             here       add_block, which calls
+//     q_blocks           decode_pairs, block_scales: 32 integers of w as bytes in 8 words, and their scale and minimum
+//     products           piece16, piece4, small_piece, for q_blocks: a piece of w, from registers or from memory
+//     q_sums             dot16: exact sums of products of int8; add_products: times the scales, to the superblock's sum
+//         sums       store: the flushed result, plus the added tensor
+//
+// products.glsl includes the other files, except waves. x comes as int8 words q with a scale for each block
+// (quantizing.glsl).
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
@@ -7,42 +24,14 @@
 #include "contract.glsl"
 
 MUL_MAT_VEC_CONSTANTS
-layout(set = 0, binding = MUL_MAT_VEC_BIND_PARAMS, std430) restrict readonly buffer Params { MulMatParams p; };
-layout(set = 0, binding = MUL_MAT_VEC_BIND_W, std430) readonly buffer W16 { uvec4 w16[]; };
-layout(set = 0, binding = MUL_MAT_VEC_BIND_W, std430) readonly buffer W4 { uint w4[]; };
-layout(set = 0, binding = MUL_MAT_VEC_BIND_Q, std430) readonly buffer Q { uvec4 q[]; };
-layout(set = 0, binding = MUL_MAT_VEC_BIND_SCALES, std430) readonly buffer Scales { uvec2 scales[]; };
-layout(set = 0, binding = MUL_MAT_VEC_BIND_ADDED, std430) readonly buffer Added { float added[]; };
-layout(set = 0, binding = MUL_MAT_VEC_BIND_IDS, std430) readonly buffer Ids { uint ids[]; };
-layout(set = 0, binding = MUL_MAT_VEC_BIND_Y, std430) writeonly buffer Y { float y[]; };
-#include "tensor.glsl"
-#include "numbers.glsl"
-const bool TILED = false;
-#include "columns.glsl"
-#include "sums.glsl"
+const bool TILED = false, SCALED = false, HALVES = WEIGHT_HALVES(TYPE) == 1u;
+#include "products.glsl"
 #include "waves.glsl"
-#include "q_blocks.glsl"
-const bool SCALED = false, HALVES = HAS_HALVES;
-#include "q_sums.glsl"
 
-uint first;  // the number of the first column in x
-// Pieces of AHEAD superblocks, and which of these is in use.
-const uint EACH_16 = AHEAD == 0u ? 1u : PIECES_16 * BLOCKS, EACH_4 = AHEAD == 0u ? 1u : PIECES_4 * BLOCKS;
-uvec4 pieces_16[TOGETHER * EACH_16];
-uint pieces_4[TOGETHER * EACH_4 + 1u], small_pieces[TOGETHER * BLOCKS], in_use;
+uint first;  // number of the workgroup's first column among the rows of x
 
-uvec4 piece16(uint i) {
-    return AHEAD > 0u ? pieces_16[in_use * EACH_16 + i] : load_16(i);
-}
-
-uint piece4(uint i) {
-    return AHEAD > 0u ? pieces_4[in_use * EACH_4 + i] : load_4(i);
-}
-
-uint small_piece(uint j) {
-    return AHEAD > 0u ? small_pieces[in_use * BLOCKS + j] : load_small(j);
-}
-
+// To pieces_16, pieces_4 and small_pieces: the pieces of superblock `superblock`, as superblock n of those in
+// registers.
 void load_superblock(uint n) {
     [[unroll]] for (uint i = 0u; i < PIECES_16 * BLOCKS; ++i) {
         pieces_16[n * EACH_16 + i] = load_16(i);
@@ -55,23 +44,24 @@ void load_superblock(uint n) {
     }
 }
 
-// Block j of the superblock joins the sums of each column: of weights, and of minima.
+// To sum and low: each column gains block j of the superblock, the products of weights in sum and of minima in low.
 void add_block(uint j, inout float sum[COLUMNS], inout float low[COLUMNS]) {
     uvec4 w_low, w_high;
     decode_pairs(j, w_low, w_high);
-    uint number = superblock * 8u + j, at = number * rows_of_x() + first;
-    // Blocks behind the row are zeros in x, and their scales those of the last one, which may be infinite but for mxfp4.
-    vec4 of_w = IS_256 || IS_MXFP4 || number < p.blocks ? block_scales(j) : vec4(0.0);
+    uint number = superblock * 8u + j, x_block = number * rows_of_x() + first;
+    // Blocks after the row's end are zeros in x. Their scales are those of the row's last block, which may be infinite
+    // except for mxfp4.
+    vec4 w_scales = IS_256 || IS_MXFP4 || number < p.blocks ? block_scales(j) : vec4(0.0);
     [[unroll]] for (uint n = 0u; n < COLUMNS; ++n) {
-        uvec4 x_low = q[2u * (at + n)], x_high = q[2u * (at + n) + 1u];
+        uvec4 x_low = q[2u * (x_block + n)], x_high = q[2u * (x_block + n) + 1u];
         if (HAS_TABLE) {
             exchange(x_low, x_high);
         }
-        ivec2 x_sums = sums_of_x(scales[at + n]);
+        ivec2 x_sums = sums_of_x(scales[x_block + n]);
         int low_dot = dot16(w_low, x_low, -OFFSET * (HAS_HALVES ? x_sums.x : x_sums.x + x_sums.y));
         int high_dot = dot16(w_high, x_high, HAS_HALVES ? -OFFSET * x_sums.y : low_dot);
         vec2 dots = HAS_HALVES ? vec2(low_dot, high_dot) : vec2(high_dot, 0.0);
-        join(of_w, scales_of_x(scales[at + n]), dots, IS_MXFP4, sum[n], low[n]);
+        add_products(w_scales, scales_of_x(scales[x_block + n]), dots, IS_MXFP4, sum[n], low[n]);
     }
 }
 
@@ -92,7 +82,7 @@ void add_superblock(uint n, out float sum[COLUMNS]) {
     }
     vec2 scale = IS_256 ? superblock_scale() : vec2(0.0);
     [[unroll]] for (uint i = 0u; i < COLUMNS; ++i) {
-        sum[i] = joined(scale, sum[i], low[i]);
+        sum[i] = superblock_sum(scale, sum[i], low[i]);
     }
 }
 

@@ -1,5 +1,5 @@
-// y = norm(x) along dimension 0, RMS_NORM, NORM or L2_NORM, and what follows it; of QUANTIZED y as int8, too; of SUMMED
-// x is a sum of experts that is made first.
+// y = norm(x) along dimension 0 (RMS_NORM, NORM or L2_NORM), and then the operations that follow. With QUANTIZED a
+// second result has y as int8; with SUMMED the kernel first makes x, a sum of experts.
 //
 // A workgroup has a row; an invocation has its elements j = r mod SUM_LANES in each sum:
 //     norm alone: mean = sum of x * factor
@@ -38,41 +38,41 @@ layout(set = 0, binding = NORM_QUANTIZED_BIND_SCALES, std430) writeonly buffer S
 #endif
 
 // (mean, scale) of a row of n elements.
-vec2 measures(uint of_x, uint n) {
+vec2 measures(uint x_begin, uint n) {
     uint r = gl_LocalInvocationID.x;
     float mean = 0.0;
     if (OP == NORM_OP_NORM) {
         precise float sum = 0.0;
         for (uint j = r; j < n; j += SUM_LANES) {
-            sum = sum + flush(x[of_x + j * p.x.s[0]]);
+            sum = sum + flush(x[x_begin + j * p.x.s[0]]);
         }
         precise float scaled = workgroup_sum(sum) * p.factor;
         mean = flush(scaled);
     }
     precise float squares = 0.0;
     for (uint j = r; j < n; j += SUM_LANES) {
-        precise float v = flush(x[of_x + j * p.x.s[0]]) - mean;
+        precise float v = flush(x[x_begin + j * p.x.s[0]]) - mean;
         precise float square = v * v;
         squares = squares + flush(square);
     }
     return vec2(mean, norm_scale(OP, workgroup_sum(squares), p.factor, p.eps));
 }
 
-// Where the row of an operand begins that repeats.
-uint row_of(Tensor t, uint op, uvec4 at) {
-    return reads(op) ? place(t, repeated(t, at)) : 0u;
+// Where the row of an operand that repeats begins.
+uint row_of(Tensor t, uint op, uvec4 index) {
+    return reads(op) ? place(t, repeated(t, index)) : 0u;
 }
 
 uint column_of(Tensor t, uint j) {
     return repeated(t, uvec4(j, 0u, 0u, 0u)).x * t.s[0];
 }
 
-// Element j of y, from x's; of_a, of_b: where their rows begin.
-float result(float of_x, uint j, vec2 measured, uint of_a, uint of_b) {
-    precise float v = flush(of_x) - measured.x;
+// Element j of y, from element j of x. a_begin and b_begin: where the rows of a and b begin.
+float result(float x_j, uint j, vec2 measured, uint a_begin, uint b_begin) {
+    precise float v = flush(x_j) - measured.x;
     v = v * measured.y;
-    v = followed(FIRST, flush(v), reads(FIRST) ? flush(a[of_a + column_of(p.a, j)]) : p.scales[0]);
-    return followed(SECOND, v, reads(SECOND) ? flush(b[of_b + column_of(p.b, j)]) : p.scales[1]);
+    v = followed(FIRST, flush(v), reads(FIRST) ? flush(a[a_begin + column_of(p.a, j)]) : p.scales[0]);
+    return followed(SECOND, v, reads(SECOND) ? flush(b[b_begin + column_of(p.b, j)]) : p.scales[1]);
 }
 
 void main() {
@@ -80,17 +80,17 @@ void main() {
     if (row >= rows) {
         return;
     }
-    uvec4 at = uvec4(0u, indices(p.x, row * n).yzw);
-    uint of_x = place(p.x, at), of_y = place(p.y, at), first = 4u * gl_LocalInvocationID.x;
-    uint of_a = row_of(p.a, FIRST, at), of_b = row_of(p.b, SECOND, at);
+    uvec4 index = uvec4(0u, indices(p.x, row * n).yzw);
+    uint x_begin = place(p.x, index), y_begin = place(p.y, index), first = 4u * gl_LocalInvocationID.x;
+    uint a_begin = row_of(p.a, FIRST, index), b_begin = row_of(p.b, SECOND, index);
 #ifdef SUMMED
     for (uint j = gl_LocalInvocationID.x; j < n; j += SUM_LANES) {
-        x[of_x + j] = sum_at(j, row);
+        x[x_begin + j] = sum_at(j, row);
     }
     memoryBarrierBuffer();
     barrier();
 #endif
-    vec2 measured = measures(of_x, n);
+    vec2 measured = measures(x_begin, n);
 #ifdef QUANTIZED
     uint blocks = p.joined > 1u ? n / X_BLOCK : blocks_of_row(n), end = blocks * X_BLOCK;
     uint first_block = row % p.joined * blocks * (rows / p.joined) + row / p.joined;
@@ -102,8 +102,8 @@ void main() {
         for (uint k = 0u; k < 4u; ++k) {
             uint j = begin + first + k;
             if (j < n) {
-                v[k] = result(x[of_x + j * p.x.s[0]], j, measured, of_a, of_b);
-                y[of_y + j * p.y.s[0]] = v[k];
+                v[k] = result(x[x_begin + j * p.x.s[0]], j, measured, a_begin, b_begin);
+                y[y_begin + j * p.y.s[0]] = v[k];
             }
         }
 #ifdef QUANTIZED

@@ -1,4 +1,4 @@
-// Norms of rows that are sums of experts' results, as int8, too; see norm.glsl.
+// Norms of rows that are sums of experts' results, with the norms as int8, too; see norm.glsl.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #define QUANTIZED

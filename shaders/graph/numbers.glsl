@@ -1,8 +1,9 @@
-// Float functions of the graph's operations: the same bits on every driver; zinc_attn/graph/floats.py has them in NumPy.
+// Float functions of the graph's operations, with the same bits on every driver; zinc_attn/graph/floats.py has them in
+// NumPy.
 //
-// Numbers enter flushed, infinite or NaN; results are not flushed yet.  No division, root or transcendental function of
-// the driver's, no fused multiply-add (`precise` on every float operation); quotients and roots are rounded correctly,
-// by integers.  Comparisons that a NaN must not enter are those of its bits.
+// Numbers enter flushed, infinite or NaN, and results are not flushed yet. The functions use no division, root or
+// transcendental function of the driver's, and no fused multiply-add (every float operation is `precise`). Integer
+// operations round quotients and roots correctly. Comparisons that a NaN must not enter compare bits.
 #include "../contract.glsl"
 #include "../floats.glsl"
 #include "../narrow.glsl"
@@ -15,7 +16,7 @@ bool is_nan(float x) {
     return (floatBitsToUint(x) & MAGNITUDE) > INFINITE;
 }
 
-// A positive number: neither 0 nor infinite.
+// Whether x is a positive number, neither 0 nor infinite.
 bool is_positive(float x) {
     return floatBitsToUint(x) - 1u < INFINITE - 1u;
 }
@@ -81,9 +82,10 @@ float inverse_root(float x) {
     return plain ? y : x == 0.0 ? INFINITY : floatBitsToUint(x) == INFINITE ? 0.0 : NAN;
 }
 
-// The reciprocal root gives a root of 25 bits of the significand within some units of the last one; its remainder
-// corrects it to the whole number below the root, or the one below that, as all significands were tried.  Its last bit
-// says how to round: no root is in the middle of two floats, whose square would have 50 significant bits.
+// The reciprocal root gives a root of 25 bits of the significand within some units of the last bit. The remainder
+// corrects it to the whole number below the exact root, or to the number before, as a trial of all significands shows.
+// The last bit says how to round, because no root lies in the middle of two floats: its square would have 50
+// significant bits.
 float root(float x) {
     if (!is_positive(x)) {
         return x == 0.0 || floatBitsToUint(x) == INFINITE ? x : NAN;

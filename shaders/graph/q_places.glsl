@@ -1,22 +1,17 @@
 // Quantized weights in layout R32 (zinc_attn/graph/pieces.py): where the pieces of a superblock of 256 values lie.
 //
-// Who includes this has the constant TYPE, the parameters p, `superblock`, and the binding W as uvec4 w16[] and as uint
-// w4[].  Pieces are numbered in a superblock of 256 values: of a type of 256 values those of its block, of a type of 32
-// those of blocks 0 ... 7, one behind the other.  Who includes this has these functions, too, which give pieces of 16, 4
-// and 2 or 1 bytes of the superblock `superblock` of the row `row`, as load_16, load_4 and load_small find them:
-uvec4 piece16(uint i);
-uint piece4(uint i);
-uint small_piece(uint j);
-
+// A piece is 16, 4, 2 or 1 bytes. Pieces are numbered in a superblock: for a type of 256 values the pieces of its
+// block, for a type of 32 values the pieces of blocks 0 ... 7 one after another. A decoder calls piece16, piece4 and
+// small_piece, of products.glsl, for the superblock `superblock` of the row `row`.
 const uint PIECES_16 = WEIGHT_PIECES_16(TYPE), PIECES_4 = WEIGHT_PIECES_4(TYPE);
-const uint BLOCKS = SUPERBLOCK / WEIGHT_VALUES(TYPE);  // of ggml's in a superblock
+const uint BLOCKS = SUPERBLOCK / WEIGHT_VALUES(TYPE);  // ggml's blocks in a superblock
 const bool IS_256 = BLOCKS == 1u;
 const bool HAS_SMALL = WEIGHT_SIZE(TYPE) % 4u != 0u;  // a piece of 2 bytes or 1
 const bool IS_MXFP4 = TYPE == WEIGHT_TYPE_MXFP4;
 const bool HAS_TABLE = TYPE == WEIGHT_TYPE_IQ4_NL || TYPE == WEIGHT_TYPE_IQ4_XS || IS_MXFP4;
 const bool HAS_MINIMUM = WEIGHT_MINIMUM(TYPE) == 1u;
 const bool HAS_HALVES = WEIGHT_HALVES(TYPE) == 1u;  // scales of 16 values
-// Decoded bytes are so much larger than the weights' integers.
+// The number by which decoded bytes are larger than the weights' integers.
 const int OFFSET = TYPE == WEIGHT_TYPE_Q4_0   ? 8
                    : TYPE == WEIGHT_TYPE_Q5_0 ? 16
                    : TYPE == WEIGHT_TYPE_Q6_K ? 32
@@ -30,7 +25,7 @@ struct Row {
     uint begin;
     uint width;   // rows of the group
     uint lane;    // the row's number in it
-    uint blocks;  // ggml's, of a row
+    uint blocks;  // ggml's blocks of a row
 };
 
 // Where the workgroup's matrix begins.
@@ -42,17 +37,17 @@ uint matrix_begin() {
     return p.w_begin + plane * p.w_steps[0] + block * p.w_steps[1];
 }
 
-// Row `lane` of a group of the workgroup's matrix; a row that the matrix does not have is the group's last.
+// Row `lane` of a group of the workgroup's matrix. A row that the matrix does not have is the group's last row.
 Row find_row(uint group, uint lane) {
     uint width = min(WEIGHT_GROUP, p.y.n[0] - group * WEIGHT_GROUP), blocks = p.blocks * X_BLOCK / WEIGHT_VALUES(TYPE);
     uint units = WEIGHT_GROUP / 16u * WEIGHT_SIZE(TYPE) * blocks;
     return Row(matrix_begin() + group * units, width, min(lane, width - 1u), blocks);
 }
 
-Row row;  // whose pieces are loaded
+Row row;  // the row whose pieces are loaded
 
-// Where piece i of the superblock lies, which has `each` a block, when those of its size begin at `begin`.  Of a block
-// that the row does not have, its last one's.
+// Where piece i of the superblock lies. A block has `each` pieces of this size, and pieces of this size begin at
+// `begin`. For a block that the row does not have, the place is that of the row's last block.
 uint place_of_piece(uint begin, uint each, uint i) {
     uint b = min(superblock * BLOCKS + i / each, row.blocks - 1u);
     return begin + row.lane + (i % each * row.blocks + b) * row.width;
@@ -74,6 +69,6 @@ uint load_4(uint i) {
 // The 16 bits of the scale of block j, or mxfp4's exponent of 8 bits.
 uint load_small(uint j) {
     uint bits = TYPE == WEIGHT_TYPE_MXFP4 ? 8u : 16u, begin = begin_4() + PIECES_4 * row.blocks * row.width;
-    uint at = place_of_piece(32u / bits * begin, 1u, j);
-    return bitfieldExtract(w4[at / (32u / bits)], int(at * bits & 31u), int(bits));
+    uint index = place_of_piece(32u / bits * begin, 1u, j);
+    return bitfieldExtract(w4[index / (32u / bits)], int(index * bits & 31u), int(bits));
 }

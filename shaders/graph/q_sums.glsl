@@ -1,9 +1,6 @@
-// Dot products of int8, and how a block joins the sums of S256, for products of few rows and of many.
-//
-// Who includes this has the constants SCALED, whether integers of w have been multiplied by the scales of their halves,
-// and HALVES, whether dot products are of both halves of a block.
+// Dot products of int8, and the sums of S256 (zinc_attn/graph/products.py), for products of few rows and of many.
 
-// Exact, of four int8 in a word each, by OpSDot; 0: its format of such words.
+// The exact dot product of four int8 in a word each, by OpSDot; 0 is its format of such words.
 spirv_instruction(extensions = ["SPV_KHR_integer_dot_product"], capabilities = [6019, 6018], id = 4450)
 int packed_dot(uint a, uint b, spirv_literal int format);
 
@@ -15,7 +12,7 @@ int dot16(uvec4 a, uvec4 b, int sum) {
     return dot4(a.x, b.x, dot4(a.y, b.y, dot4(a.z, b.z, dot4(a.w, b.w, sum))));
 }
 
-// Of a block of x: the sums of both halves; its scale and these.
+// For a block of x: the sums of both halves; and its scale and these sums.
 ivec2 sums_of_x(uvec2 words) {
     return ivec2(bitfieldExtract(int(words.y), 0, 16), int(words.y) >> 16);
 }
@@ -24,17 +21,18 @@ vec3 scales_of_x(uvec2 words) {
     return vec3(uintBitsToFloat(words.x), sums_of_x(words));
 }
 
-// mxfp4's smallest scale whose product with x's d counts: 2**-126 at least, and the product is not flushed.  Smaller ones
-// are 0, and -infinity, as block_scales has it for exponent 0.  A NaN stays one, which no scale is less than.
+// mxfp4's smallest scale whose product with x's d counts: the scale is 2**-126 at least, and the product is not
+// flushed. Smaller scales are 0, or -infinity, which block_scales has for exponent 0. For a NaN the result is a NaN,
+// and no scale is less than it.
 float least_scale(float d) {
     int exponent = floatBitsToInt(d) >> 23;
     return exponent == 255 ? d : intBitsToFloat(max(154 - exponent, 1) << 23);
 }
 
-// A block joins the sums of its superblock: of weights, and of minima of a type of 256 values.  w: its block_scales; x:
-// the scale of its block, and the sums of both halves; dots: dot products of both halves, or their sum; least: whether
-// least_scale matters, which it does for mxfp4 alone.
-void join(vec4 w, vec3 x, vec2 dots, bool least, inout float sum, inout float low) {
+// To sum: it gains the products of weights of a block; to low: it gains the products of the block's minima, for types
+// of 256 values. w: block_scales of the block; x: the scale of x's block, and the sums of both halves; dots: the dot
+// products of both halves, or their sum; least: whether least_scale matters, which it does for mxfp4 alone.
+void add_products(vec4 w, vec3 x, vec2 dots, bool least, inout float sum, inout float low) {
     if (IS_256) {
         float whole = SCALED ? dots.x : HALVES ? w.x * dots.x + w.y * dots.y : w.x * dots.x;
         sum = add(sum, multiply(x.x, whole));
@@ -51,7 +49,7 @@ void join(vec4 w, vec3 x, vec2 dots, bool least, inout float sum, inout float lo
 }
 
 // The superblock's sum. scale: superblock_scale.
-float joined(vec2 scale, float sum, float low) {
+float superblock_sum(vec2 scale, float sum, float low) {
     float scaled = IS_256 ? flush(multiply(scale.x, sum)) : sum;
     return IS_256 && HAS_MINIMUM ? add(scaled, -flush(multiply(scale.y, low))) : scaled;
 }

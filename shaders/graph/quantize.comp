@@ -1,4 +1,4 @@
-// Rows of float32 values as int8, see quantizing.glsl.
+// Rows of float32 values as int8; see quantizing.glsl.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "contract.glsl"
@@ -13,10 +13,11 @@ layout(set = 0, binding = QUANTIZE_BIND_SCALES, std430) writeonly buffer Scales 
 #include "quantizing.glsl"
 
 void main() {
-    uvec4 at;
+    uvec4 index;
     uint i = linear_id() / LANES, s = p.x.s[0];
-    bool exists = block_at(p.x, i, at);
-    uint of_x = place(p.x, at);
-    vec4 v = at.x < p.x.n[0] ? vec4(x[of_x], x[of_x + s], x[of_x + 2u * s], x[of_x + 3u * s]) : vec4(0.0);
+    bool exists = block_at(p.x, i, index);
+    uint x_begin = place(p.x, index);
+    vec4 v = index.x < p.x.n[0] ? vec4(x[x_begin], x[x_begin + s], x[x_begin + 2u * s], x[x_begin + 3u * s])
+                                : vec4(0.0);
     quantize(v, i, exists);
 }

@@ -1,23 +1,24 @@
-// Rows of float32 values as int8, a scale for each 32: d = the largest magnitude / 127, q = round(x / d).  Magnitudes
-// below 2**-60 are a block of zeros; one with an infinity or a NaN has d = NaN and q = 0.
+// Rows of float32 values as int8, with a scale for each 32: d = the largest magnitude / 127, q = round(x / d). A block
+// whose magnitudes are all below 2**-60 is a block of zeros. A block with an infinity or a NaN has d = NaN and q = 0.
 //
-// Eight invocations have a block, each a word of q.  Block b of row r of R is block b * R + r of the result, and rows end
-// with whole superblocks.  The shader that includes this has buffers q (uint) and scales (uvec2: d, and the sums of both
-// halves of q), tensor.glsl and numbers.glsl.
+// Eight invocations have a block, and each has a word of q. Block b of row r of R is block b * R + r of the result, and
+// rows end with whole superblocks. The including shader has the buffers q (uint) and scales (uvec2: d, and the sums of
+// both halves of q), tensor.glsl and numbers.glsl.
 
 const uint LANES = 8u;  // of a block
 
-shared uint most[gl_WorkGroupSize.x];  // magnitude of an invocation's values
-shared int sums[gl_WorkGroupSize.x];   // of its numbers
+shared uint most[gl_WorkGroupSize.x];  // largest magnitude of an invocation's values
+shared int sums[gl_WorkGroupSize.x];   // sum of an invocation's numbers
 
 uint blocks_of_row(uint columns) {
     return (columns + SUPERBLOCK - 1u) / SUPERBLOCK * (SUPERBLOCK / X_BLOCK);
 }
 
-// Block i of t's rows, where an invocation begins.  False behind the last row.
-bool block_at(Tensor t, uint i, out uvec4 at) {
+// The indices in t where an invocation's part of block i begins. False for a block after the last row.
+bool block_at(Tensor t, uint i, out uvec4 index) {
     uint rows = t.n[1] * t.n[2] * t.n[3], row = i % rows, plane = row / t.n[1];
-    at = uvec4(i / rows * X_BLOCK + 4u * (gl_LocalInvocationID.x % LANES), row % t.n[1], plane % t.n[2], plane / t.n[2]);
+    index = uvec4(i / rows * X_BLOCK + 4u * (gl_LocalInvocationID.x % LANES), row % t.n[1], plane % t.n[2],
+                  plane / t.n[2]);
     return i / rows < blocks_of_row(t.n[0]);
 }
 
@@ -31,11 +32,11 @@ ivec4 numbers(vec4 v, float top) {
     return clamp(ivec4(roundEven(scaled)), ivec4(-127), ivec4(127));
 }
 
-// Four values of block i, which is stored where it exists.  The whole workgroup calls this.
+// Store four values of block i, if the block exists. The whole workgroup calls this function.
 void quantize(vec4 v, uint i, bool exists) {
-    uint own = gl_LocalInvocationID.x, lane = own % LANES, first = own - lane;
+    uint invocation = gl_LocalInvocationID.x, lane = invocation % LANES, first = invocation - lane;
     uvec4 sizes = floatBitsToUint(v) & MAGNITUDE;
-    most[own] = max(max(sizes.x, sizes.y), max(sizes.z, sizes.w));
+    most[invocation] = max(max(sizes.x, sizes.y), max(sizes.z, sizes.w));
     barrier();
     uint top = 0u;
     for (uint k = 0u; k < LANES; ++k) {
@@ -43,7 +44,7 @@ void quantize(vec4 v, uint i, bool exists) {
     }
     bool zero = top < floatBitsToUint(QUANTIZED_MIN), usual = !zero && top < INFINITE;
     ivec4 n = usual ? numbers(v, uintBitsToFloat(top)) : ivec4(0);
-    sums[own] = n.x + n.y + n.z + n.w;
+    sums[invocation] = n.x + n.y + n.z + n.w;
     barrier();
     if (!exists) {
         return;
@@ -51,8 +52,8 @@ void quantize(vec4 v, uint i, bool exists) {
     q[i * LANES + lane] = uint(n.x & 255) | uint(n.y & 255) << 8 | uint(n.z & 255) << 16 | uint(n.w) << 24;
     if (lane == 0u) {
         precise float d = uintBitsToFloat(top) * (1.0 / 127.0);
-        int low = sums[own] + sums[own + 1u] + sums[own + 2u] + sums[own + 3u];
-        int high = sums[own + 4u] + sums[own + 5u] + sums[own + 6u] + sums[own + 7u];
+        int low = sums[invocation] + sums[invocation + 1u] + sums[invocation + 2u] + sums[invocation + 3u];
+        int high = sums[invocation + 4u] + sums[invocation + 5u] + sums[invocation + 6u] + sums[invocation + 7u];
         uint bits = usual ? floatBitsToUint(d) : zero ? 0u : 0x7FC00000u;
         scales[i] = uvec2(bits, uint(low & 0xFFFF) | uint(high) << 16);
     }

@@ -1,7 +1,7 @@
-// y = x with pairs of dimension 0 turned by their position times their fraction of a turn; other elements are copied.
+// y = x, with pairs of dimension 0 turned by their position times their fraction of a turn, and other elements copied.
 //
-// An invocation has a unit: a pair, or two elements that are copied; of float16 whose pairs are no neighbors two pairs,
-// or two words, so that it owns the words that it writes.
+// An invocation has a unit: a pair, or two copied elements. For float16 whose pairs are not neighbors a unit is two
+// pairs, or two words of copied elements, so that an invocation owns the words that it writes.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "contract.glsl"
@@ -18,24 +18,24 @@ layout(set = 0, binding = ROPE_BIND_Y, std430) writeonly buffer Y { uint y[]; };
 #include "turns.glsl"
 #include "float_types.glsl"
 
-// Pair k of a token turned: x0 * (c * m) - x1 * (s * m), x0 * (s * m) + x1 * (c * m).
+// Pair k of a token, turned: x0 * (c * m) - x1 * (s * m), x0 * (s * m) + x1 * (c * m).
 vec2 turned(vec2 pair, uint k, uint token) {
-    uint at = p.table + ROPE_WORDS * k;
-    uvec2 fraction = uvec2(table[at], table[at + 1u]), phase;
-    uint position = positions[p.positions + table[at + 2u] * p.stride + token];
+    uint entry = p.table + ROPE_WORDS * k;
+    uvec2 fraction = uvec2(table[entry], table[entry + 1u]), phase;
+    uint position = positions[p.positions + table[entry + 2u] * p.stride + token];
     umulExtended(position, fraction.x, phase.y, phase.x);
     phase.y += position * fraction.y - (int(position) < 0 ? fraction.x : 0u);
-    precise vec2 factors = cos_sin_of_turns(phase) * uintBitsToFloat(table[at + 3u]);
-    precise vec2 of_x0 = pair.x * factors, of_x1 = pair.y * factors;
-    precise float first = of_x0.x - of_x1.y, second = of_x0.y + of_x1.x;
+    precise vec2 factors = cos_sin_of_turns(phase) * uintBitsToFloat(table[entry + 3u]);
+    precise vec2 x0_parts = pair.x * factors, x1_parts = pair.y * factors;
+    precise float first = x0_parts.x - x1_parts.y, second = x0_parts.y + x1_parts.x;
     return vec2(flush(first), flush(second));
 }
 
-uint element(uvec4 at, uint i) {
-    return place(p.x, uvec4(i, at.yzw));
+uint element(uvec4 index, uint i) {
+    return place(p.x, uvec4(i, index.yzw));
 }
 
-// A float32 as it is stored.
+// The bits of a float32 as they are stored.
 uint settled(uint bits) {
     return (bits & 0x7FFFFFFFu) < floatBitsToUint(p.least) ? 0u : bits;
 }
@@ -47,8 +47,8 @@ void main() {
     if (id / units >= p.y.n[1] * p.y.n[2] * p.y.n[3]) {
         return;
     }
-    uvec4 at = uvec4(0u, indices(p.y, id / units * p.y.n[0]).yzw);
-    uint row = place(p.y, at), turning = p.pairs / size;
+    uvec4 index = uvec4(0u, indices(p.y, id / units * p.y.n[0]).yzw);
+    uint row = place(p.y, index), turning = p.pairs / size;
     if (u >= turning) {
         for (uint i = 0u; i < size; ++i) {
             uint e = 2u * (size * (u - turning) + i);
@@ -57,19 +57,19 @@ void main() {
                 return;  // the last unit may have one word
             }
             if (wide) {
-                y[row + e * p.y.s[0]] = settled(x[element(at, e)]);
-                y[row + (e + 1u) * p.y.s[0]] = settled(x[element(at, e + 1u)]);
+                y[row + e * p.y.s[0]] = settled(x[element(index, e)]);
+                y[row + (e + 1u) * p.y.s[0]] = settled(x[element(index, e + 1u)]);
             } else {
-                y[(row + e) >> 1] = encoded(LOAD(x, TYPE, element(at, e)), TYPE)
-                    | encoded(LOAD(x, TYPE, element(at, e + 1u)), TYPE) << 16;
+                y[(row + e) >> 1] = encoded(LOAD(x, TYPE, element(index, e)), TYPE)
+                    | encoded(LOAD(x, TYPE, element(index, e + 1u)), TYPE) << 16;
             }
         }
         return;
     }
     uint e = p.first + size * u * (neighbors ? 2u : 1u), words[2] = uint[](0u, 0u);
     for (uint i = 0u; i < size; ++i) {
-        vec2 pair = vec2(LOAD(x, TYPE, element(at, e + i)), LOAD(x, TYPE, element(at, e + i + p.step)));
-        pair = turned(vec2(flush(pair.x), flush(pair.y)), size * u + i, at.z);
+        vec2 pair = vec2(LOAD(x, TYPE, element(index, e + i)), LOAD(x, TYPE, element(index, e + i + p.step)));
+        pair = turned(vec2(flush(pair.x), flush(pair.y)), size * u + i, index.z);
         words[0] |= encoded(pair.x, TYPE) << (16u * i);
         words[1] |= encoded(pair.y, TYPE) << (16u * i);
     }

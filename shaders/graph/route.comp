@@ -1,8 +1,8 @@
-// Which experts a row takes, and with what weights: the operations of a router one after another in one dispatch, each
-// result flushed as its own dispatch leaves it.
+// The experts that a row takes, and their weights: the operations of a router one after another in one dispatch, with
+// each result flushed as its own dispatch leaves it.
 //
-// A workgroup has a row, an invocation the experts e = r mod SUM_LANES.  An expert's place in
-// the order is the number of those before it, so that the order needs no sorting network.
+// A workgroup has a row, and an invocation has the experts e = r mod SUM_LANES. An expert's place in the order is the
+// number of experts before it, so the order needs no sorting network.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "contract.glsl"
@@ -22,7 +22,7 @@ layout(set = 0, binding = ROUTE_BIND_Y, std430) writeonly buffer Y { float y[]; 
 #include "activations.glsl"
 
 shared uint keys[ROUTE_PIECE];
-shared float values[ROUTE_PIECE];  // of the gate: all logits are read before the first result is written over them
+shared float values[ROUTE_PIECE];  // of the gate: x is read whole before a result is written over it
 shared float chosen[CHOSEN_PIECE];
 
 float logit(uint row, uint e) {
@@ -46,7 +46,7 @@ float gated(uint row, uint e, float m, float inverse_total) {
                                                                   : part_of(value, m, inverse_total);
 }
 
-// What the gate's weights are relative to, and the reciprocal of their sum.
+// m, which the gate's weights are relative to, and the reciprocal of the weights' sum.
 void soft_max_of_row(uint row, out float m, out float inverse_total) {
     float most = LOWEST;
     precise float sum = 0.0;
@@ -61,7 +61,7 @@ void soft_max_of_row(uint row, out float m, out float inverse_total) {
     inverse_total = quotient(1.0, workgroup_sum(sum));
 }
 
-// Element r of the chosen, normed; all invocations come here, those behind the last one with a 0.
+// Element r of the chosen values, normed. All invocations call this function, those after the last value with a 0.
 float normed(float value, bool exists) {
     if (NORM == ROUTE_NORM_OP_SUM) {
         float sum = flush(workgroup_sum(exists ? flush(value) : 0.0));

@@ -1,12 +1,12 @@
-// Reductions of a row by a workgroup of SUM_LANES invocations: partial sum r is that of the elements j = r mod SUM_LANES,
-// ascending; then halves of the partial sums are added, 128, 64, ... 1 apart.
+// Reductions of a row by a workgroup of SUM_LANES invocations. Partial sum r is the sum of the elements j = r mod
+// SUM_LANES, ascending. Then halves of the partial sums are added, 128, 64, ... 1 apart.
 
 shared float partial[SUM_LANES];
 
-// Of `size` neighboring invocations, a power of two; the other partial sums of their row are 0.
-float group_sum(float own, uint size) {
+// The sum of `size` neighboring invocations' terms; size is a power of two. The other partial sums of their row are 0.
+float group_sum(float term, uint size) {
     uint r = gl_LocalInvocationID.x;
-    partial[r] = own;
+    partial[r] = term;
     for (uint apart = size / 2u; apart > 0u; apart /= 2u) {
         barrier();
         if (r % size < apart) {
@@ -20,8 +20,8 @@ float group_sum(float own, uint size) {
     return sum;
 }
 
-float workgroup_sum(float own) {
-    return group_sum(own, SUM_LANES);
+float workgroup_sum(float term) {
+    return group_sum(term, SUM_LANES);
 }
 
 // The row of a workgroup, in a grid of one or two dimensions.

@@ -29,11 +29,11 @@ float slope_of(uint head) {
 }
 
 // The score of element j in log2 units.
-float score(uint of_x, uint of_mask, float slope, uint j) {
-    precise float t = flush(x[of_x + j * p.x.s[0]]) * p.scale;
+float score(uint x_begin, uint mask_begin, float slope, uint j) {
+    precise float t = flush(x[x_begin + j * p.x.s[0]]) * p.scale;
     if (MASK_TYPE != MASK_TYPE_NONE) {
         precise float added = slope * flush(LOAD(mask, MASK_TYPE == MASK_TYPE_F32 ? FLOAT_TYPE_F32 : FLOAT_TYPE_F16,
-                                                 of_mask + j * p.mask.s[0]));
+                                                 mask_begin + j * p.mask.s[0]));
         t = t + added;
     }
     precise float s = t * LOG2E;
@@ -45,19 +45,19 @@ void main() {
     if (row >= p.x.n[1] * p.x.n[2] * p.x.n[3]) {
         return;
     }
-    uvec4 at = uvec4(0u, indices(p.x, row * n).yzw);
-    uint of_x = place(p.x, at), of_y = place(p.y, at);
-    uint of_mask = MASK_TYPE == MASK_TYPE_NONE ? 0u : place(p.mask, repeated(p.mask, at));
-    float slope = p.step == 0.0 ? 1.0 : slope_of(at.z), most = LOWEST;
+    uvec4 index = uvec4(0u, indices(p.x, row * n).yzw);
+    uint x_begin = place(p.x, index), y_begin = place(p.y, index);
+    uint mask_begin = MASK_TYPE == MASK_TYPE_NONE ? 0u : place(p.mask, repeated(p.mask, index));
+    float slope = p.step == 0.0 ? 1.0 : slope_of(index.z), most = LOWEST;
     for (uint j = r; j < n; j += SUM_LANES) {
-        float s = score(of_x, of_mask, slope, j);
+        float s = score(x_begin, mask_begin, slope, j);
         most = s > most ? s : most;
     }
-    precise float sink = HAS_SINKS != 0u ? flush(sinks[p.sinks + at.z]) * LOG2E : LOWEST;
+    precise float sink = HAS_SINKS != 0u ? flush(sinks[p.sinks + index.z]) * LOG2E : LOWEST;
     float m = rounded_most(max(workgroup_most(most), sink));
     precise float sum = 0.0;
     for (uint j = r; j < n; j += SUM_LANES) {
-        sum = sum + weight_of(score(of_x, of_mask, slope, j), m);
+        sum = sum + weight_of(score(x_begin, mask_begin, slope, j), m);
     }
     precise float total = workgroup_sum(sum);
     if (HAS_SINKS != 0u) {
@@ -65,7 +65,7 @@ void main() {
     }
     float inverse_total = quotient(1.0, total);
     for (uint j = r; j < n; j += SUM_LANES) {
-        precise float product = weight_of(score(of_x, of_mask, slope, j), m) * inverse_total;
-        y[of_y + j * p.y.s[0]] = flush(product);
+        precise float product = weight_of(score(x_begin, mask_begin, slope, j), m) * inverse_total;
+        y[y_begin + j * p.y.s[0]] = flush(product);
     }
 }

@@ -1,11 +1,11 @@
-// What a row's softmax is made of: the largest score of a workgroup's row, and weights.
+// Parts of a row's softmax: the largest score of a workgroup's row, and weights.
 
 const float LOWEST = -3.4028235e38;
 shared float largest[SUM_LANES];
 
-float workgroup_most(float own) {
+float workgroup_most(float score) {
     uint r = gl_LocalInvocationID.x;
-    largest[r] = own;
+    largest[r] = score;
     for (uint apart = SUM_LANES / 2u; apart > 0u; apart /= 2u) {
         barrier();
         if (r < apart) {
@@ -16,12 +16,12 @@ float workgroup_most(float own) {
     return largest[0];
 }
 
-// What weights are relative to; a NaN where there is no score.
+// m, which weights are relative to; a NaN where there is no score.
 float rounded_most(float most) {
     return most == LOWEST ? NAN : roundEven(most);
 }
 
-// 2**(s - m); 0 of -infinity, a NaN where s or m is one or m is infinite.
+// 2**(s - m). It is 0 for an s of -infinity, and a NaN where s or m is a NaN or m is infinite.
 float weight_of(float s, float m) {
     bool whole = abs(m) < INFINITY && !is_nan(s);
     return !whole ? NAN : weight(max(s, LOWEST), m);

@@ -1,8 +1,8 @@
 // Indices of a row's elements in the order of (value, index), NaN last, by a bitonic network of compare-exchanges.
 //
-//   Merging pieces of n into pieces of 2 n compares what has the same distance from the middle (mirror), then what is
-//   n / 2, n / 4, ... 1 apart; always the lower place gets what comes first.  So a place behind the row's end counts as
-//   last, and never takes part: rows may have any length.
+//   A merge of pieces of n into pieces of 2 n compares places with the same distance from the middle (mirror), then
+//   places that are n / 2, n / 4, ... 1 apart. The lower place always gets the element that comes first. So a place
+//   after the row's end counts as last, and never takes part: rows may have any length.
 //   sort, sort_ids, merge   in shared memory, SORT_PIECE places a workgroup, of several rows where they are short
 //   exchange                in y, an invocation has a pair
 #version 450
@@ -43,11 +43,11 @@ uvec2 pair(uint i, uint distance, bool mirror) {
 
 void exchange() {
     uint pairs = (p.count + 2u * p.distance - 1u) / (2u * p.distance) * p.distance, row = linear_id() / pairs;
-    uvec2 at = pair(linear_id() % pairs, p.distance, p.mirror == 1u);
-    if (row >= p.x.n[1] * p.x.n[2] * p.x.n[3] || at.y >= p.count) {
+    uvec2 places = pair(linear_id() % pairs, p.distance, p.mirror == 1u);
+    if (row >= p.x.n[1] * p.x.n[2] * p.x.n[3] || places.y >= p.count) {
         return;
     }
-    uint low = row_place(p.y, row, at.x), high = row_place(p.y, row, at.y), a = y[low], b = y[high];
+    uint low = row_place(p.y, row, places.x), high = row_place(p.y, row, places.y), a = y[low], b = y[high];
     if (before(keyed(row, b), keyed(row, a))) {
         y[low] = b;
         y[high] = a;
@@ -56,10 +56,10 @@ void exchange() {
 
 void step_in_shared(uint distance, bool mirror) {
     for (uint i = gl_LocalInvocationID.x; i < SORT_PIECE / 2u; i += gl_WorkGroupSize.x) {
-        uvec2 at = pair(i, distance, mirror), a = held[at.x], b = held[at.y];
+        uvec2 places = pair(i, distance, mirror), a = held[places.x], b = held[places.y];
         if (before(b, a)) {
-            held[at.x] = b;
-            held[at.y] = a;
+            held[places.x] = b;
+            held[places.y] = a;
         }
     }
     barrier();
@@ -79,10 +79,12 @@ void main() {
     uint rows = p.x.n[1] * p.x.n[2] * p.x.n[3], pieces = (p.count + COLUMNS - 1u) / COLUMNS;  // of a row
     uint first = (gl_WorkGroupID.y * gl_NumWorkGroups.x + gl_WorkGroupID.x) * (SORT_PIECE / COLUMNS);
     for (uint i = gl_LocalInvocationID.x; i < SORT_PIECE; i += gl_WorkGroupSize.x) {
-        uint piece = first + i / COLUMNS, row = piece / pieces, at = piece % pieces * COLUMNS + i % COLUMNS;
+        uint piece = first + i / COLUMNS, row = piece / pieces, column = piece % pieces * COLUMNS + i % COLUMNS;
         uint index = NONE;
-        if (row < rows && at < p.count) {
-            index = OP == SORT_OP_SORT ? at : OP == SORT_OP_MERGE ? y[row_place(p.y, row, at)] : ids[row_place(p.ids, row, at)];
+        if (row < rows && column < p.count) {
+            index = OP == SORT_OP_SORT    ? column
+                    : OP == SORT_OP_MERGE ? y[row_place(p.y, row, column)]
+                                          : ids[row_place(p.ids, row, column)];
         }
         held[i] = index == NONE ? uvec2(NONE) : keyed(row, index);
     }
@@ -96,9 +98,9 @@ void main() {
         }
     }
     for (uint i = gl_LocalInvocationID.x; i < SORT_PIECE; i += gl_WorkGroupSize.x) {
-        uint piece = first + i / COLUMNS, row = piece / pieces, at = i % COLUMNS;
-        if (row < rows && at < p.keep && piece % pieces * COLUMNS + at < p.count) {
-            y[row_place(p.y, row, piece % pieces * p.keep + at)] = held[i].y;
+        uint piece = first + i / COLUMNS, row = piece / pieces, column = i % COLUMNS;
+        if (row < rows && column < p.keep && piece % pieces * COLUMNS + column < p.count) {
+            y[row_place(p.y, row, piece % pieces * p.keep + column)] = held[i].y;
         }
     }
 }

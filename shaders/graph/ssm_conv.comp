@@ -1,5 +1,5 @@
-// y[c, t, s] = the sum over taps i of x[t + i, c, s] * w[i, c], ascending; then [+ bias], then [silu]; then, NORMED,
-// norms of neighboring channels.
+// y[c, t, s] = the sum over taps i of x[t + i, c, s] * w[i, c], ascending; then [+ bias], then [silu]; then, with
+// NORMED, norms of neighboring channels.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "contract.glsl"
@@ -24,13 +24,14 @@ float factor(float v) {
     return abs(v) < PRODUCT_MIN ? 0.0 : v;
 }
 
-// Of tap 0's number t; of_x, of_late: where the channel begins.
-float result(uint t, uint of_x, uint of_late, uint of_w, uint channel) {
+// The result of token t: tap i reads number t + i of x, and then of late. x_begin, late_begin and w_begin: where the
+// channel begins.
+float result(uint t, uint x_begin, uint late_begin, uint w_begin, uint channel) {
     precise float sum = 0.0;
     for (uint i = 0u; i < p.w.n[0]; ++i) {
-        uint n = p.x.n[0], at = t + i;
-        float v = at < n ? x[of_x + at * p.x.s[0]] : late[of_late + (at - n) * p.late.s[0]];
-        precise float product = factor(v) * factor(w[of_w + i * p.w.s[0]]);
+        uint n = p.x.n[0], token = t + i;
+        float v = token < n ? x[x_begin + token * p.x.s[0]] : late[late_begin + (token - n) * p.late.s[0]];
+        precise float product = factor(v) * factor(w[w_begin + i * p.w.s[0]]);
         sum = sum + product;
     }
     float v = flush(sum);
@@ -47,12 +48,12 @@ void normalize(float v, uint channel, uint sequence) {
     precise float normed = v * scale;
     for (uint i = 0u; i < 2u; ++i) {
         if (channel >= p.begins[i] && channel < p.ends[i]) {
-            uint at = p.offsets[i] + (p.ends[i] - p.begins[i]) * sequence + channel - p.begins[i];
+            uint element = p.offsets[i] + (p.ends[i] - p.begins[i]) * sequence + channel - p.begins[i];
             precise float scaled = flush(normed) * p.scales[i];
             if (i == 0u) {
-                first[at] = flush(scaled);
+                first[element] = flush(scaled);
             } else {
-                second[at] = flush(scaled);
+                second[element] = flush(scaled);
             }
         }
     }
@@ -65,10 +66,10 @@ void main() {
         return;
     }
     uvec4 row = uvec4(0u, channel, sequence, 0u);
-    uint of_x = place(p.x, row), of_late = place(p.late, row), of_w = p.w.offset + channel * p.w.s[1];
+    uint x_begin = place(p.x, row), late_begin = place(p.late, row), w_begin = p.w.offset + channel * p.w.s[1];
     float v = 0.0;
     for (uint t = begin; t < min(begin + p.run, tokens); ++t) {
-        v = result(t, of_x, of_late, of_w, channel);
+        v = result(t, x_begin, late_begin, w_begin, channel);
         y[place(p.y, uvec4(channel, t, sequence, 0u))] = v;
     }
     if (NORMED != 0u) {

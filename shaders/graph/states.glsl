@@ -1,7 +1,7 @@
 // Rows of recurrent states in registers, and sums along them.
 //
-// A workgroup of 32 has ROWS rows of SIZE elements: LANES neighbors have OWN neighboring rows together.  The lane
-// `part` of a row has its elements i with i / 4 mod LANES = part, vectors of four; behind the row's end they are 0.
+// A workgroup of 32 has ROWS rows of SIZE elements: LANES neighboring lanes share OWN neighboring rows. Lane `part` of
+// a row has the row's elements i with i / 4 mod LANES = part, in vectors of four. Elements after the row's end are 0.
 
 const uint LANES = LANES_OF_STATE(SIZE);
 const uint VECTORS = (SIZE + 4u * LANES - 1u) / (4u * LANES);
@@ -11,9 +11,9 @@ shared float partial[OWN * 32u];
 
 uint part = gl_LocalInvocationID.x % LANES;
 
-// The lane's row `own` of the workgroup.
-uint row_of(uint own) {
-    return gl_LocalInvocationID.x / LANES * OWN + own;
+// Number, in the workgroup, of the lane's row `lane_row`.
+uint row_of(uint lane_row) {
+    return gl_LocalInvocationID.x / LANES * OWN + lane_row;
 }
 
 // Where the lane's vector m begins in a row.
@@ -31,19 +31,19 @@ void flush_row(inout vec4 row[VECTORS]) {
     }
 }
 
-// The lane's vectors of a row that begins at element `at` of a buffer.
-#define LOAD_ROW(made, buffer, at) \
+// The lane's vectors of a row that begins at element `begin` of a buffer.
+#define LOAD_ROW(vectors, buffer, begin) \
     [[unroll]] for (uint m = 0u; m < VECTORS; ++m) { \
         [[unroll]] for (uint i = 0u; i < 4u; ++i) { \
-            made[m][i] = WHOLE || element(m) + i < SIZE ? buffer[(at) + element(m) + i] : 0.0; \
+            vectors[m][i] = WHOLE || element(m) + i < SIZE ? buffer[(begin) + element(m) + i] : 0.0; \
         } \
     }
 
-#define STORE_ROW(made, buffer, at) \
+#define STORE_ROW(vectors, buffer, begin) \
     [[unroll]] for (uint m = 0u; m < VECTORS; ++m) { \
         [[unroll]] for (uint i = 0u; i < 4u; ++i) { \
             if (WHOLE || element(m) + i < SIZE) { \
-                buffer[(at) + element(m) + i] = made[m][i]; \
+                buffer[(begin) + element(m) + i] = vectors[m][i]; \
             } \
         } \
     }
@@ -71,24 +71,24 @@ float dot_of(vec4 a[VECTORS], vec4 b[VECTORS]) {
     return sum;
 }
 
-// The sums of rows, of which every lane has a part: halves of the parts are added.
+// From the lanes' parts of the sums of rows to the sums: halves of the parts are added.
 void add_parts(inout float sum[OWN]) {
     barrier();
-    [[unroll]] for (uint own = 0u; own < OWN; ++own) {
-        partial[own * 32u + gl_LocalInvocationID.x] = sum[own];
+    [[unroll]] for (uint lane_row = 0u; lane_row < OWN; ++lane_row) {
+        partial[lane_row * 32u + gl_LocalInvocationID.x] = sum[lane_row];
     }
     barrier();
-    [[unroll]] for (uint own = 0u; own < OWN; ++own) {
-        float of[LANES];
+    [[unroll]] for (uint lane_row = 0u; lane_row < OWN; ++lane_row) {
+        float parts[LANES];
         [[unroll]] for (uint i = 0u; i < LANES; ++i) {
-            of[i] = partial[own * 32u + gl_LocalInvocationID.x - part + i];
+            parts[i] = partial[lane_row * 32u + gl_LocalInvocationID.x - part + i];
         }
         [[unroll]] for (uint apart = LANES / 2u; apart > 0u; apart /= 2u) {
             [[unroll]] for (uint i = 0u; i < apart; ++i) {
-                precise float both = of[i] + of[i + apart];
-                of[i] = both;
+                precise float both = parts[i] + parts[i + apart];
+                parts[i] = both;
             }
         }
-        sum[own] = of[0];
+        sum[lane_row] = parts[0];
     }
 }

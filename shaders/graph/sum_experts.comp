@@ -1,4 +1,4 @@
-// y = the sum of a row's experts in order, each times its weight, and of what is added then; every product and every sum
+// y = the sum of a row's experts in order, each times its weight, plus the added tensors. Every product and every sum
 // is flushed, as MUL and ADD leave them.
 #version 450
 #extension GL_GOOGLE_include_directive : require
@@ -21,6 +21,6 @@ void main() {
     if (i >= elements(p.y)) {
         return;
     }
-    uvec4 at = indices(p.y, i);
-    y[place(p.y, at)] = sum_at(at.x, at.y);
+    uvec4 index = indices(p.y, i);
+    y[place(p.y, index)] = sum_at(index.x, index.y);
 }

@@ -1,4 +1,4 @@
-// Sums and products that round on their own, and how a product's result is stored.
+// Sums and products that round on their own, and the store of a product's result.
 
 float add(float a, float b) {
     precise float sum = a + b;
@@ -10,11 +10,11 @@ float multiply(float a, float b) {
     return product;
 }
 
-// Row m of w and column n: y gets the flushed sum, or the sum of that and what is added.
+// Store the result of row m of w and column n: the flushed sum, or the flushed sum of it and the added tensor.
 void store(uint m, uint n, float sum) {
-    uvec4 at = column_of_y(n) + uvec4(m, 0u, 0u, 0u);
-    if (m < p.y.n[0] && at.y < p.y.n[1] && (EXPERTS == 0u || at.z < p.y.n[2])) {
+    uvec4 index = column_of_y(n) + uvec4(m, 0u, 0u, 0u);
+    if (m < p.y.n[0] && index.y < p.y.n[1] && (EXPERTS == 0u || index.z < p.y.n[2])) {
         float result = EXPERTS != 0u && expert == p.experts[2] ? NAN : flush(sum);
-        y[place(p.y, at)] = ADD == 0u ? result : flush(add(result, flush(added[place(p.added, at)])));
+        y[place(p.y, index)] = ADD == 0u ? result : flush(add(result, flush(added[place(p.added, index)])));
     }
 }

@@ -1,51 +1,26 @@
 // Quantized weights times many rows of x, in tiles: S256 of zinc_attn/graph/products.py.
 //
-// A workgroup has TILE_ROWS rows of w and TILE_COLUMNS rows of x.  It walks along a row block by block, ascending: it
-// decodes a block of its rows of w and x to shared memory, then adds that block to the sums of its outputs.  Who includes
-// this has the constants TYPE, TILE_ROWS, TILE_COLUMNS, ADD and EXPERTS, and these functions:
+// A workgroup has TILE_ROWS rows of w and TILE_COLUMNS rows of x. It walks along a row block by block, ascending: it
+// decodes a block of its rows of w and x to shared memory, and then adds that block to the sums of its outputs. The
+// including kernel has the constants TYPE, TILE_ROWS, TILE_COLUMNS, ADD and EXPERTS, and these functions:
 void keep_w(uint i, uvec4 low, uvec4 high, vec4 scales);       // row i of w: its integers, and block_scales
 void keep_superblock(uint i, vec2 scale);                      // superblock_scale of it
 void keep_x(uint i, uvec4 low, uvec4 high, vec3 scales);       // row i of x: its integers, scales_of_x
 void add_block();
 void end_superblock();
 
-layout(set = 0, binding = MUL_MAT_BIND_PARAMS, std430) restrict readonly buffer Params { MulMatParams p; };
-layout(set = 0, binding = MUL_MAT_BIND_W, std430) readonly buffer W16 { uvec4 w16[]; };
-layout(set = 0, binding = MUL_MAT_BIND_W, std430) readonly buffer W4 { uint w4[]; };
-layout(set = 0, binding = MUL_MAT_BIND_Q, std430) readonly buffer Q { uvec4 q[]; };
-layout(set = 0, binding = MUL_MAT_BIND_SCALES, std430) readonly buffer Scales { uvec2 scales[]; };
-layout(set = 0, binding = MUL_MAT_BIND_ADDED, std430) readonly buffer Added { float added[]; };
-layout(set = 0, binding = MUL_MAT_BIND_IDS, std430) readonly buffer Ids { uint ids[]; };
-layout(set = 0, binding = MUL_MAT_BIND_Y, std430) writeonly buffer Y { float y[]; };
-#include "tensor.glsl"
-#include "numbers.glsl"
-const bool TILED = true;
-#include "columns.glsl"
-#include "sums.glsl"
-
-uint superblock;
-#include "q_blocks.glsl"
-const bool SCALED = TYPE == WEIGHT_TYPE_Q2_K || TYPE == WEIGHT_TYPE_Q3_K, HALVES = TYPE == WEIGHT_TYPE_Q6_K;
-#include "q_sums.glsl"
-
-uvec4 piece16(uint i) {
-    return load_16(i);
-}
-
-uint piece4(uint i) {
-    return load_4(i);
-}
-
-uint small_piece(uint j) {
-    return load_small(j);
-}
+const bool TILED = true, HALVES = TYPE == WEIGHT_TYPE_Q6_K;
+const bool SCALED = TYPE == WEIGHT_TYPE_Q2_K || TYPE == WEIGHT_TYPE_Q3_K;
+const uint AHEAD = 0u;
+#include "products.glsl"
 
 // Words of decoded values as the weights' integers. No byte borrows from its neighbor.
 uvec4 as_signed(uvec4 w) {
     return OFFSET == 0 ? w : ((w | 0x80808080u) - uint(OFFSET) * 0x01010101u) ^ 0x80808080u;
 }
 
-// The same times their scale where the products of q2_K, 0 ... 45, and those of q3_K with -1, -128 ... 124, fit in bytes.
+// The weights' integers times their scale, where the products fit in bytes: q2_K has 0 ... 45, and q3_K with -1 has
+// -128 ... 124.
 uvec4 scaled(uvec4 w, float scale) {
     if (!SCALED) {
         return as_signed(w);
@@ -58,27 +33,27 @@ uvec4 scaled(uvec4 w, float scale) {
 
 shared uint numbers[TILE_COLUMNS];  // of columns in x
 
-// Block j of the superblock of all rows of the tile.
+// Block j of the superblock goes to shared memory, for all rows of the tile.
 void load_tiles(uint j) {
     for (uint i = gl_LocalInvocationIndex; i < TILE_ROWS; i += gl_WorkGroupSize.x) {
         uint m = min(gl_WorkGroupID.x * TILE_ROWS + i, p.y.n[0] - 1u);
         row = find_row(m / WEIGHT_GROUP, m % WEIGHT_GROUP);
         uvec4 low, high;
         decode(j, low, high);
-        vec4 of = block_scales(j);
-        keep_w(i, scaled(low, of.x), scaled(high, of.y), of);
+        vec4 four_scales = block_scales(j);
+        keep_w(i, scaled(low, four_scales.x), scaled(high, four_scales.y), four_scales);
         if (IS_256 && j == 0u) {
             keep_superblock(i, TYPE == WEIGHT_TYPE_Q3_K ? -superblock_scale() : superblock_scale());
         }
     }
     uint other = (gl_LocalInvocationIndex + gl_WorkGroupSize.x - TILE_ROWS % gl_WorkGroupSize.x) % gl_WorkGroupSize.x;
-    for (uint i = other; i < TILE_COLUMNS; i += gl_WorkGroupSize.x) {  // begun by those who have no row of w, or fewer
-        uint at = (superblock * 8u + j) * rows_of_x() + numbers[i];
-        keep_x(i, q[2u * at], q[2u * at + 1u], scales_of_x(scales[at]));
+    for (uint i = other; i < TILE_COLUMNS; i += gl_WorkGroupSize.x) {  // lanes without a row of w come first
+        uint x_block = (superblock * 8u + j) * rows_of_x() + numbers[i];
+        keep_x(i, q[2u * x_block], q[2u * x_block + 1u], scales_of_x(scales[x_block]));
     }
 }
 
-// All blocks of a row; false where the workgroup has no matrix.
+// Add all blocks of a row. False where the workgroup has no matrix.
 bool add_blocks() {
     if (!find_matrix()) {
         return false;

@@ -2,12 +2,12 @@
 //
 //   A lane has a block.
 //   load       the workgroup's 32 blocks go to shared memory; neighboring lanes read neighboring values
-//   measure    the block's float16 numbers, and what its values are made with
+//   measure    the block's float16 numbers, and the factors of its stored numbers
 //   number     each value's number, in the value's place
-//   write      the block's words; of those that a neighbor shares, only the block's half changes
+//   write      the block's words; of a word that a neighbor shares, only the block's half changes
 //
-// Magnitudes below 2**-40 count as 0.  A block with a magnitude whose scale or minimum no float16 holds, or with a NaN,
-// gets NaN for them, and numbers 0: what is read of it shows that.
+// Magnitudes below 2**-40 count as 0. A block gets NaN for its float16 numbers, and 0 for its stored numbers, if it has
+// a NaN, or a magnitude whose scale or minimum no float16 holds. So its values read as NaN.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "contract.glsl"
@@ -98,11 +98,11 @@ void main() {
     if (block >= blocks) {
         return;
     }
-    uvec4 at = indices(p.y, block);
+    uvec4 index = indices(p.y, block);
     if (OP == MOVE_OP_SET_ROWS) {
-        at = row_indices(p.x, block / p.y.n[0]);
-        at.xy = uvec2(block % p.y.n[0], named_row(at, p.y.n[1], p.id_words));
-        if (at.y == 0xFFFFFFFFu) {
+        index = row_indices(p.x, block / p.y.n[0]);
+        index.xy = uvec2(block % p.y.n[0], named_row(index, p.y.n[1], p.id_words));
+        if (index.y == 0xFFFFFFFFu) {
             return;
         }
     }
@@ -117,5 +117,5 @@ void main() {
         fifths |= (number >> 4u & 1u) << i;
         staged[staged_at(lane, i)] = number;
     }
-    write(lane, place(p.y, at), fits ? block_halves(by) : 0x7E007E00u, fifths);
+    write(lane, place(p.y, index), fits ? block_halves(by) : 0x7E007E00u, fifths);
 }

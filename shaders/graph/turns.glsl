@@ -1,6 +1,6 @@
-// Sine and cosine of fractions of a turn, and of radians; they need numbers.glsl.
+// Sine and cosine of fractions of a turn, and of radians. They need numbers.glsl.
 
-// (cos, sin) of z radians, at most an eighth of a turn, and so many quarters of a turn.
+// (cos, sin) of z radians, at most an eighth of a turn, plus `quarter` quarters of a turn.
 vec2 cos_sin_near(float z, uint quarter) {
     precise float square = z * z, y, sine, cosine;
     SIN_POLY(y, square)
@@ -13,8 +13,8 @@ vec2 cos_sin_near(float z, uint quarter) {
     precise float half_square = 0.5 * square;
     cosine = 1.0 - half_square;
     cosine = cosine + y;
-    vec2 one = (quarter & 1u) == 1u ? vec2(-sine, cosine) : vec2(cosine, sine);
-    return (quarter & 2u) == 2u ? -one : one;
+    vec2 pair = (quarter & 1u) == 1u ? vec2(-sine, cosine) : vec2(cosine, sine);
+    return (quarter & 2u) == 2u ? -pair : pair;
 }
 
 // A fraction of a turn is x + 2**32 y of 2**-64 turns.
@@ -27,7 +27,7 @@ vec2 cos_sin_of_turns(uvec2 phase) {
     uvec2 rest = uvec2(phase.x, phase.y - (quarter << 30));
     bool negative = int(rest.y) < 0;
     uvec2 size = negative ? negated(rest) : rest;
-    uint zeros = size.y == 0u ? 32u : 0u;  // leading ones
+    uint zeros = size.y == 0u ? 32u : 0u;  // leading zeros, in whole words
     size = size.y == 0u ? uvec2(0u, size.x) : size;
     uint more = uint(31 - findMSB(size.y | 1u));
     uint top = (size.y << more) | ((size.x >> 1) >> (31u - more));
@@ -46,11 +46,11 @@ vec2 cos_sin(float x) {
     if (abs(x) < TURN_SMALL) {
         return cos_sin_near(x, 0u);
     }
-    uint at = (bits >> 23 & 0xFFu) - 118u, shift = at & 31u;  // of INVERSE_TURN, the first bit that counts
+    uint bit = (bits >> 23 & 0xFFu) - 118u, shift = bit & 31u;  // the first bit of INVERSE_TURN that counts
     uvec4 table = uvec4(0u);
-    for (uint i = 0u; i < 5u; ++i) {  // indices that compilers know: the table is no memory
+    for (uint i = 0u; i < 5u; ++i) {  // compilers know these indices, so the table is no memory
         uvec4 words = uvec4(INVERSE_TURN[i], INVERSE_TURN[i + 1u], INVERSE_TURN[i + 2u], INVERSE_TURN[i + 3u]);
-        table = i == at >> 5 ? words : table;
+        table = i == bit >> 5 ? words : table;
     }
     uvec3 window = (table.xyz << shift) | ((table.yzw >> 1) >> (31u - shift));
     uvec2 phase;

@@ -77,9 +77,9 @@ float operation(float v) {
     }
 }
 
-float value(uvec4 at) {
-    float v = flush(operation(flush(LOAD(x, X_TYPE, place(p.x, at)))));
-    return followed(THEN, v, reads(THEN) ? flush(other[place(p.other, repeated(p.other, at))]) : 0.0);
+float value(uvec4 index) {
+    float v = flush(operation(flush(LOAD(x, X_TYPE, place(p.x, index)))));
+    return followed(THEN, v, reads(THEN) ? flush(other[place(p.other, repeated(p.other, index))]) : 0.0);
 }
 
 void main() {

@@ -1,18 +1,17 @@
-// How waves of 32 lanes make y = w x for few rows of x: a lane owns a row of w.
+// y = w x for few rows of x, by waves of 32 lanes: a lane owns a row of w.
 //
-// A workgroup has a group of 32 rows of w and COLUMNS rows of x.  Its waves share the superblocks; a wave alone adds them
-// as it makes them, several leave them in shared memory, SUPERBLOCKS of them at a time, where they are added in ascending
-// order.  A wave loads AHEAD superblocks, WAVES apart, before it adds them;
-// what is behind the last one is loaded as that.
+// A workgroup has a group of 32 rows of w and COLUMNS rows of x, and its waves share the superblocks of a row. A lone
+// wave adds superblocks as it makes them. Several waves leave SUPERBLOCKS of them at a time in shared memory, and then
+// add these in ascending order. A wave loads AHEAD superblocks, WAVES apart, before it adds them; after the last
+// superblock it loads the last one again.
 
 const uint WAVES = gl_WorkGroupSize.x / 32u;
-const uint TOGETHER = AHEAD > 1u ? AHEAD : 1u;  // superblocks
-const uint WAVE_COLUMNS = (COLUMNS + WAVES - 1u) / WAVES;  // whose superblocks a wave adds
+const uint WAVE_COLUMNS = (COLUMNS + WAVES - 1u) / WAVES;  // columns whose superblocks a wave adds
 shared float sums[WAVES > 1u ? SUPERBLOCKS * COLUMNS * 32u : 1u];
 uint wave, lane;
-uint superblock;  // the wave's
 
-// The kernel's own: the superblock `superblock` is loaded as the wave's n-th, and its sums are made for each column.
+// The kernel defines these functions: load_superblock loads the superblock `superblock` as the wave's n-th, and
+// add_superblock makes its sum for each column.
 void load_superblock(uint n);
 void add_superblock(uint n, out float sum[COLUMNS]);
 
@@ -22,7 +21,7 @@ void find_wave() {
     lane = whole ? gl_SubgroupInvocationID : gl_LocalInvocationID.x % 32u;
 }
 
-// Superblock s of a round joins a lone wave's sums, or awaits the other waves'.
+// Superblock s of a round joins a lone wave's sums, or waits in shared memory.
 void keep(uint s, float sum[COLUMNS], inout float total[COLUMNS]) {
     [[unroll]] for (uint n = 0u; n < COLUMNS; ++n) {
         if (WAVES == 1u) {
@@ -33,7 +32,7 @@ void keep(uint s, float sum[COLUMNS], inout float total[COLUMNS]) {
     }
 }
 
-// All superblocks, and the results.
+// Add all superblocks, and store the results.
 void add_superblocks(uint count) {
     float total[COLUMNS], sum[COLUMNS];
     [[unroll]] for (uint n = 0u; n < COLUMNS; ++n) {

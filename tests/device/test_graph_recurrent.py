@@ -94,7 +94,7 @@ def run_delta_net(device, operands, own, slots, ids=None):
     written = min(tokens, slots)
     names = "q", "k", "v", "gate", "beta", "state"
     values = {name: tensor(of) for name, of in zip(names, operands, strict=True)}
-    values |= {"ids": 0, "scores": 0, "kept": 0, "steps": (one, one * sequences), "slots": slots}
+    values |= {"ids": 0, "outputs": 0, "kept": 0, "steps": (one, one * sequences), "slots": slots}
     values |= {"scale": recurrent.scale_of(size)}
     given = [*(of if of.base is None else of.base for of in operands), ids]
     spec = size, own, int(gate.shape[-1] == size), int(named)
@@ -163,7 +163,7 @@ def test_ssm_scan(any_device, size, of_head, heads, groups, tokens, sequences, b
     ids = rng.permutation(sequences + 2)[:sequences].astype(np.int32)
     wanted = recurrent.ssm_scan(state, x, dt, a, b, c, ids, slots)
     written = min(tokens, slots)
-    values = {"a": 0, "b": tensor(b), "c": tensor(c, groups * size), "ids": 0, "scores": 0, "kept": 0, "slots": slots}
+    values = {"a": 0, "b": tensor(b), "c": tensor(c, groups * size), "ids": 0, "outputs": 0, "kept": 0, "slots": slots}
     values |= {"steps": (state[0].size, state[0].size * sequences)}
     given = state, x, dt, a, both, both, ids
     counts = x.size, written * sequences * state[0].size + 3

@@ -155,9 +155,9 @@ def test_sizes_fit_the_rows_and_the_lanes(dtype):
                 assert n["KEYS_AHEAD"] >= fold["KEYS_AHEAD"] >= 2
                 # a round of the fold has room, and a lane's dimensions are whole rounds
                 assert fold["FOLD_DIMS"] * lanes <= fold["FOLD_ROOM"] and fold["SLICE"] % fold["FOLD_DIMS"] == 0
-                last = fold["FOLD_AT"] + 8 * heads * fold["FOLD_DIMS"] * lanes
-                assert max(last, 8 * 64 * heads) <= fold["SHARED_WEIGHTS"]
-            assert shared_bytes(shape, heads) == 4 * (n["SHARED_WEIGHTS"] + 8 * heads * (5 + n["V_BLOCKS"]))
+                last = fold["FOLD_BEGIN"] + 8 * heads * fold["FOLD_DIMS"] * lanes
+                assert max(last, 8 * 64 * heads) <= fold["SHARED_FLOATS"]
+            assert shared_bytes(shape, heads) == 4 * (n["SHARED_FLOATS"] + 8 * heads * (5 + n["V_BLOCKS"]))
 
 
 def test_a_formula_in_glsl_binds_as_in_python():

@@ -21,7 +21,7 @@ UNITS_TILE: Final = "bool za_units_tile(struct mul_mat_units_constants *c, uint3
 _DEFAULTS: Final = {"size": 32, "tile": 64, "own": 4, "mat": 16}  # of constants, by the begin of their names; others 1
 _GLSL_TYPES: Final = {"uint": "uint", "int": "int", "float": "float", "tensor": "Tensor"}
 TENSOR: Final = (
-    Field("offset", "uint", "of element 0 in its binding; these numbers count elements of the tensor's type"),
+    Field("offset", "uint", "place of element 0 in the binding; all these numbers count elements of the tensor's type"),
     Field("n", "uint", "elements of each dimension, ggml's ne", 4),
     Field("s", "uint", "steps from an element to the next of each dimension, ggml's nb", 4),
 )
@@ -75,22 +75,22 @@ def glsl() -> str:
     lines += ["", "struct Tensor {", *_fields(TENSOR, _GLSL_TYPES, "  // {}"), "};"]
     for kernel in records():
         lines += ["", f"struct {struct_name(kernel)} {{", *_fields(kernel.params, _GLSL_TYPES, "  // {}"), "};"]
+    lines.append("")
     for kernel in GRAPH_KERNELS:
         upper = kernel.name.upper()
-        lines.append("")
         lines += numbered(f"{upper}_BIND", (one.name for one in kernel.decl.bindings))
         each = [_constant(i, name) for i, name in enumerate(kernel.decl.spec)]
         pairs = [" ".join(each[i : i + 2]) for i in range(0, len(each), 2)]
         lines += [" \\\n    ".join([f"#define {upper}_CONSTANTS", *pairs])] if each else []
     lines += ["", *(f"const uint {name} = {value}u;" for name, value in sizes().items())]
     for name, values in enumerations().items():
-        lines += ["", *numbered(name, values)]
-    lines += ["", "// Of a type of weights: pieces of 16 bytes and of 4, and values and bytes of a block."]
+        lines += numbered(name, values)
+    lines += ["", "// For a type of weights: pieces of 16 bytes and of 4 bytes, and values and bytes of a block."]
     lines += [_by_type("PIECES_16", [kind.count(16) for kind in TYPES.values()])]
     lines += [_by_type("PIECES_4", [kind.count(4) for kind in TYPES.values()])]
     lines += [_by_type("VALUES", [kind.values for kind in TYPES.values()])]
     lines += [_by_type("SIZE", [kind.size for kind in TYPES.values()])]
-    lines += ["// And whether scales are of 16 values, and whether there are minima."]
+    lines += ["// For a type of weights: whether a scale has 16 values, and whether there are minima."]
     lines += [_by_type("HALVES", [int(kind.halves) for kind in TYPES.values()])]
     lines += [_by_type("MINIMUM", [int(kind.minimum) for kind in TYPES.values()])]
     lanes = to_glsl(LANES_OF_STATE).replace("size", "(size)")

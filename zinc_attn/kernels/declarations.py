@@ -104,8 +104,8 @@ HEADER: Final = {
     "kv_first": "first KV head of these buffers",
     "row_kv_heads": "KV heads of the rows buffer: all of them",
     "group": "query heads per KV head",
-    "score_scale": "factor of the scores, float32: scale * log2(e), rounded once; with softcap scale alone",
-    "state_stride": "states in the scratch tensor: the (m, l) pairs begin behind state_stride * q_heads * v_dim",
+    "score_scale": "factor of the scores, float32: scale * log2(e), rounded once; scale alone where scores are capped",
+    "state_stride": "states in the scratch tensor: the (m, l) pairs begin after state_stride * q_heads * v_dim floats",
     "page_shift": "log2 of the tiles per page",
     "page_tiles": "tiles per page and KV head",
     "rows": "query rows of the call; 0: log-sum-exps are not written",
@@ -113,54 +113,54 @@ HEADER: Final = {
     "single_pass": "1: an item has all keys that its rows see, and pass 1 writes the final output",
     "append_table": "word where the APPEND (or COPY) records begin",
     "softcap": "the cap, float32: scores become cap * tanh(score / cap); read where the constant softcap is 1",
-    "softcap_inverse": "1 / cap, float32; read where softcap is",
+    "softcap_inverse": "1 / cap, float32; read where the constant softcap is 1",
     "head_table": "word where the HEAD records begin",
-    "first_page": "is added to the ids of page tables: where the layer begins in buffers that layers share",
+    "first_page": "page where the layer begins in buffers that layers share; added to the ids of page tables",
     "token_rows": "where K and V lie as rows: rows from a token to the next; 1 where KV heads come first",
-    "head_rows": "the same from a KV head to the next; tokens of the buffer where KV heads come first",
+    "head_rows": "as token_rows, from a KV head to the next; tokens of the buffer where KV heads come first",
 }
 HEADER_WORDS: Final = 24
 ITEM: Final = {
-    "row": "query row; the first of `rows`",
+    "row": "query row; the first row of `rows`",
     "limit": "the row sees keys first ... limit - 1",
     "node_begin": "first node",
-    "node_end": "node behind the last; an item without a node does nothing, so better make none",
+    "node_end": "node after the last; an item without a node does nothing",
     "rows": "query rows, at most the constant rows_shared; all see the same of the item's keys, in the same pages",
     "page_table": "word where the sequence's page ids begin",
     "first": "lowest key that the row sees; 0 without a window",
     "key_shift": "added to a key's number in the sequence: its position, where the sequence is a shard",
-    "row_step": "attend_matrix: first and limit, the last row's, grow by it from row to row of the item: 0 or 1",
+    "row_step": "attend_matrix: first and limit are the last row's, and grow by this from row to row: 0 or 1",
 }
 ITEM_WORDS: Final = 9
 ROW: Final = {
     "state": "number, in the scratch tensor, of the row's first state",
     "count": "states of the row; 0 and no sinks give output 0 and lse -inf",
-    "node": "the first state's; that of node n is number state + n - node",
-    "position": "int32, the row's own, negative for rows before the first key; read where a bias is",
-    "mask": "word where the row's mask begins, a float32 for each key: what is added to its score in natural units, "
-    "-inf where the row does not see it; read where mask is not 0",
-    "mask_begin": "position of the first key that the mask is for",
-    "mask_end": "position behind the last; 0 for no mask",
+    "node": "node of the first state; node n has state number state + n - node",
+    "position": "int32, the row's position, negative for rows before the first key; read where scores have a bias",
+    "mask": "word where the row's mask begins, a float32 for each key: added to the key's score in natural units, "
+    "-inf for a key that the row does not see; read where mask is not 0",
+    "mask_begin": "position of the mask's first key",
+    "mask_end": "position after the mask's last key; 0 for no mask",
 }
 ROW_WORDS: Final = 7
 APPEND: Final = {
-    "position": "the new token's in its sequence, or NO_TOKEN: nothing to append",
+    "position": "position of the new token in its sequence, or NO_TOKEN for nothing to append",
     "page_table": "word where the sequence's page ids begin",
 }
 APPEND_WORDS: Final = 2
 NO_TOKEN: Final = 0xFFFFFFFF  # the position of no new token
-HIDDEN: Final = 0xFF800000  # minus infinity: the word of a mask for a key that the row does not see, and of no sink
+HIDDEN: Final = 0xFF800000  # minus infinity: the word of a mask for an unseen key, and of a head without a sink
 COPY: Final = {
-    "source": "page to read; first_page is not added: a submission does all layers of the buffers",
+    "source": "page to read; first_page is not added, because a submission copies all layers of the buffers",
     "target": "page to write",
 }
 COPY_WORDS: Final = 2
 HEAD: Final = {
-    "sink": "float32(sink) * float32(log2(e)), a logit that joins the softmax without a value, or HIDDEN: none",
+    "sink": "float32(sink) * float32(log2(e)), a logit that joins the softmax without a value, or HIDDEN for none",
     **{name: "float32(slope * log2(e)); read where the constant biases has its bit" for name in BIASES},
-    "mask": "float32(slope * log2(e)) of what masks are multiplied with, slope 1 by default; read where mask is 1",
+    "mask": "float32(slope * log2(e)), which multiplies the row's mask; slope is 1 by default; read where mask is 1",
     "k_scale": "float32(256 * scale) of the KV head's K; read for fp8_e4m3",
-    "v_scale": "of its V",
+    "v_scale": "float32(256 * scale) of its V; read for fp8_e4m3",
 }
 HEAD_WORDS: Final = 4 + len(BIASES)
 

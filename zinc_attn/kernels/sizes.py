@@ -58,10 +58,10 @@ def _words(of: str) -> dict[str, tuple[str, str]]:
         f"{of}_BITS": (_by_type(of, "bits"), f"bits of a stored value of {of}"),
         f"{of}_HALVES": (_by_type(of, "halves"), "float16 numbers of a block: its scale, or scale and minimum"),
         f"{of}_FIFTH": (_by_type(of, "fifth_bits"), "1 where a block has a word of fifth bits"),
-        f"{of}_VALUES": (f"{of}_DIM * {of}_BITS // 32", f"words of the values of one token's {of} of one KV head"),
+        f"{of}_VALUES": (f"{of}_DIM * {of}_BITS // 32", f"words of the values of one token's {of}, for one KV head"),
         f"{of}_BLOCKS": (f"({of}_DIM + BLOCK - 1) // BLOCK", "blocks of a row"),
-        f"{of}_PAIRED": (f"({of}_BLOCKS * {of}_HALVES + 1) // 2", "words of their float16 numbers"),
-        f"{of}_SCALES": (f"{of}_PAIRED + {of}_BLOCKS * {of}_FIFTH", "the same with their fifth bits"),
+        f"{of}_PAIRED": (f"({of}_BLOCKS * {of}_HALVES + 1) // 2", "words of the blocks' float16 numbers"),
+        f"{of}_SCALES": (f"{of}_PAIRED + {of}_BLOCKS * {of}_FIFTH", "these words and the words of fifth bits"),
     }
 
 
@@ -69,7 +69,7 @@ def _words(of: str) -> dict[str, tuple[str, str]]:
 FORMULAS: Final[dict[str, tuple[str, str]]] = {
     "WHOLE_SLICE": (
         "2 if V_DIM <= 64 else 4 if V_DIM <= 128 else 8 if V_DIM <= 256 else 16 if V_DIM <= 512 else 32",
-        "head dimensions per lane if one pass covers a value row: the least power of two that 32 lanes can do with",
+        "head dimensions per lane if one pass covers a value row: the least power of two with which 32 lanes cover V",
     ),
     "LANE_SUMS": ("PASS_SUMS // WAVE", "value sums that a lane's registers hold"),
     "VALUE_PASSES": (
@@ -85,38 +85,38 @@ FORMULAS: Final[dict[str, tuple[str, str]]] = {
     "CHUNK_WORDS": ("CHUNK * K_BITS // 32", "words of a chunk of K"),
     "SLICE_WORDS": (
         "1 if SLICE * V_BITS <= 32 else SLICE * V_BITS // 32",
-        "stored words of a lane's slice of a value row; several lanes share a word that has more",
+        "stored words of a lane's slice of a value row; several lanes share a word that has more values",
     ),
-    "LOAD_LIMIT": ("(CHUNK_WORDS if CHUNK_WORDS <= 4 else 4) if LATENT == 1 else 4", "words that lie in one piece"),
-    "LOAD_WORDS": ("SLICE_WORDS if SLICE_WORDS <= LOAD_LIMIT else LOAD_LIMIT", "of these, words per load"),
+    "LOAD_LIMIT": ("(CHUNK_WORDS if CHUNK_WORDS <= 4 else 4) if LATENT == 1 else 4", "words in one piece"),
+    "LOAD_WORDS": ("SLICE_WORDS if SLICE_WORDS <= LOAD_LIMIT else LOAD_LIMIT", "words per load"),
     "SLICE_LOADS": ("SLICE_WORDS // LOAD_WORDS", "loads per slice"),
     "WORD_PAIRS": ("16 // V_BITS if V_BITS <= 16 else 1", "pairs of values of V in a word, or in two of float32"),
     "KEYS_AHEAD": (
         "ROWS_AHEAD // SLICE_LOADS if SLICE_LOADS <= 2 else 2",
         "value rows in flight",
     ),
-    "WAVE_WEIGHTS": ("KEYS_PER_LEAF * VECTORS", "floats of shared memory that a wave has for its weights"),
+    "WAVE_FLOATS": ("KEYS_PER_LEAF * VECTORS", "floats of shared memory that a wave has for its weights"),
     "FOLD_ROOM": (
         "KEYS_PER_LEAF if VALUE_PASSES == 1 else WAVE",
-        "floats that a wave has for a round of the fold, of each vector: in the place of its weights, or behind them",
+        "floats that a wave has for a round of the fold, for each vector: in the place of its weights, or after them",
     ),
     "FOLD_DIMS": (
         "SLICE if SLICE * LANES <= FOLD_ROOM else FOLD_ROOM // LANES",
         "head dimensions of a lane that a round of the fold takes",
     ),
-    "FOLD_AT": ("0 if VALUE_PASSES == 1 else LEAVES_PER_NODE * WAVE_WEIGHTS", "where rounds of the fold lie"),
-    "SHARED_WEIGHTS": (
-        "LEAVES_PER_NODE * (WAVE_WEIGHTS + (0 if VALUE_PASSES == 1 else FOLD_ROOM * VECTORS))",
-        "floats of shared memory that a workgroup has for both",
+    "FOLD_BEGIN": ("0 if VALUE_PASSES == 1 else LEAVES_PER_NODE * WAVE_FLOATS", "where rounds of the fold lie"),
+    "SHARED_FLOATS": (
+        "LEAVES_PER_NODE * (WAVE_FLOATS + (0 if VALUE_PASSES == 1 else FOLD_ROOM * VECTORS))",
+        "floats of shared memory that a workgroup has for weights and rounds",
     ),
-    "POWER_KEYS": ("ROWS_AHEAD", "of arithmetic integer: keys whose scales of V are in flight"),
+    "POWER_KEYS": ("ROWS_AHEAD", "arithmetic integer: keys whose scales of V are in flight"),
     "VALUE_POWERS": (
         "LEAVES_PER_NODE * VECTORS * V_BLOCKS",
-        "of a workgroup, powers that arithmetic integer rounds weights by",
+        "arithmetic integer: powers of two by which a workgroup rounds weights",
     ),
     "SHARED_BYTES": (
-        "4 * (SHARED_WEIGHTS + VALUE_POWERS + LEAVES_PER_NODE * VECTORS * (1 + WEIGHT_PARTIALS))",
-        "of a workgroup: these, and of each leaf and vector m and sums of weights",
+        "4 * (SHARED_FLOATS + VALUE_POWERS + LEAVES_PER_NODE * VECTORS * (1 + WEIGHT_PARTIALS))",
+        "bytes of both in a workgroup, and of m and the sums of weights of each leaf and vector",
     ),
 }
 assert KEYS_PER_LEAF % (2 * limits.WAVE) == 0, "a lane has whole pairs of keys, and a round of the fold has room"

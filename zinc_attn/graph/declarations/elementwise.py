@@ -50,7 +50,7 @@ _GLU_BINDINGS: Final[dict[str, Access]] = {"a": "read", "b": "read", "y": "write
 _GLU_PARAMS: Final = (
     *tensors("a", "b", "y"),
     Field("alpha", "float", "of swiglu_oai"),
-    Field("limit", "float", "of it and _clamp"),
+    Field("limit", "float", "of swiglu_oai and swiglu_clamp"),
 )
 GLU: Final = kernel("glu", _GLU_BINDINGS, ("op", "type"), _GLU_PARAMS, _OF_WORDS.format("type"))
 GLU_QUANTIZED: Final = kernel(

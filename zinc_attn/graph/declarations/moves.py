@@ -17,7 +17,7 @@ MOVE_TYPES: Final = (  # specialization constants source and target
 # get_rows  y[i, j, k, l] = x[i, ids[j, k, l], k, l]: GET_ROWS; a row that x does not have has all bits set
 # set_rows  y[i, ids[j, k mod .., l mod ..], k, l] = x[i, j, k, l]: SET_ROWS; a row that y does not have is not written
 MOVE_OPS: Final = ("linear", "wrap", "pad", "get_rows", "set_rows")
-_IDS = Field("id_words", "uint", "of an index, and ids' numbers count indices: 1 (i32), 2 (i64)")
+_IDS = Field("id_words", "uint", "words of an index, 1 (i32) or 2 (i64); ids' numbers count indices")
 # source and target may be of one type, which moves bits (i64: as twice as many i32), or of f32, f16, bf16, i32; or
 # source is of blocks: offset and steps of x count half words then, n[0] values, s[0] is a block's.
 # An invocation has an element of a row of y (of set_rows: of x), or where y.s[0] is 1 a word of it, which has _OF_WORD
@@ -58,8 +58,8 @@ SORT: Final = kernel(
     ("op", "descending", "columns"),
     (
         *tensors("x", "ids", "y"),  # rows of ids and y as x's; their n[0] is not used
-        Field("count", "uint", "candidates of a row; of exchange and merge: indices of a row of y"),
-        Field("keep", "uint", "of a piece"),
+        Field("count", "uint", "candidates of a row; for exchange and merge indices of a row of y"),
+        Field("keep", "uint", "indices that a piece keeps"),
         Field("distance", "uint"),
         Field("mirror", "uint"),
     ),
@@ -75,7 +75,7 @@ GET_WEIGHTS: Final = kernel(
         *tensors("ids", "y"),
         Field("offset", "uint", "byte of the first matrix"),
         Field("steps", "uint", "bytes from a matrix to the next of dimensions 2 and 3", 2),
-        Field("rows", "uint", "of a matrix"),
+        Field("rows", "uint", "rows of a matrix"),
         Field("first", "uint", "row that ids call 0"),
     ),
     OF_ELEMENTS,

@@ -29,14 +29,14 @@ _PRODUCT_BINDINGS: Final[dict[str, Access]] = {
 # Of experts, whose y is (rows of w, slots, tokens): ids (slots, tokens) names a matrix of weights for each column.
 _OF_EXPERTS: Final = (
     Field("x_slots", "uint", "rows of x of a token; slot s has row s mod x_slots"),
-    Field("experts", "uint", "the first whose matrix is bound, how many are, and how many there are", 3),
+    Field("experts", "uint", "number of the first bound expert, bound experts, and all experts", 3),
     *tensors("ids"),
 )
 _PRODUCT_PARAMS: Final = (
     Field("w_begin", "uint", "where the weights begin in their binding, in units of 16 bytes"),
     Field("w_steps", "uint", "from a matrix of weights to the next in dimensions 2 and 3, in units of 16 bytes", 2),
-    Field("repeats", "uint", "planes of y that have one matrix of weights, in dimensions 2 and 3", 2),
-    Field("blocks", "uint", "of 32 values of a row of weights"),
+    Field("repeats", "uint", "planes of y that share a matrix of weights, in dimensions 2 and 3", 2),
+    Field("blocks", "uint", "blocks of 32 values of a row of weights"),
     *_OF_EXPERTS,
     *tensors("y", "added"),  # y.n: rows of w, rows of x, planes; added.n is not read, a step is 0 where it repeats
 )
@@ -100,8 +100,8 @@ BY_EXPERT: Final = kernel(
     (
         *tensors("ids"),
         Field("experts", "uint"),
-        Field("columns", "uint", "of a tile"),
-        Field("tiles", "uint", "of the list: pairs / columns + experts + 1 are enough, and so are pairs"),
+        Field("columns", "uint", "columns of a tile"),
+        Field("tiles", "uint", "tiles of the list: pairs / columns + experts + 1 are enough, and so is a tile a pair"),
     ),
     "1",
 )

@@ -21,19 +21,19 @@ SSM_CONV: Final = kernel(
         Field("size", "uint", "a power of two up to 256"),
         Field("begins", "uint", "channels, multiples of size", 2),
         Field("ends", "uint", "", 2),
-        Field("offsets", "uint", "element where first, and second, begins", 2),
+        Field("offsets", "uint", "elements where first and second begin", 2),
         Field("scales", "float", "of SCALE", 2),
         Field("eps", "float"),
         Field("factor", "float", "1 / size"),
     ),
     "ceil_div(p.y.n[0] * ceil_div(p.y.n[1], p.run) * p.y.n[2], 256)",
 )
-# How a kernel writes, apart from each other: the scores of all tokens, contiguous, and states behind the last tokens,
+# How a kernel writes, apart from each other: the outputs of all tokens, contiguous, and states behind the last tokens,
 # slot 0 behind the last one, slot 1 behind the one before, ..., as many as there are tokens, and at most ``slots``.
 _WRITTEN: Final = (
-    Field("scores", "uint", "element of the first score"),
+    Field("outputs", "uint", "element of the first output"),
     Field("kept", "uint", "element of the first state of slot 0"),
-    Field("steps", "uint", "from a kept state to the next sequence's, and to the next slot's", 2),
+    Field("steps", "uint", "steps from a kept state to the next sequence's, and to the next slot's", 2),
     Field("slots", "uint"),
 )
 # A gated delta net: rows of a state are its columns S[:, j]; q, k of head h are those of head h mod theirs. named: ids
@@ -47,14 +47,14 @@ DELTA_NET: Final = kernel(
     {
         **{"q": "read", "k": "read", "v": "read", "gate": "read", "beta": "read", "state": "read"},
         "ids": "read",
-        **{"scores": "write", "kept": "write"},
+        **{"outputs": "write", "kept": "write"},
     },
     (*_OF_STATES, "by_channel", "named"),  # by_channel: whether each element of a row has a gate of its own
     (
         *tensors("q", "k", "v", "gate", "beta", "state"),
         Field("ids", "uint"),
         *_WRITTEN,
-        Field("scale", "float", "of the scores"),
+        Field("scale", "float", "of the outputs"),
     ),
     (_PIECES.format("size"), "p.v.n[1]", "p.v.n[3]"),
 )
@@ -64,7 +64,7 @@ SSM_SCAN: Final = kernel(
     "ssm_scan",
     {
         **{"state": "read", "x": "read", "dt": "read", "a": "read", "b": "read", "c": "read", "ids": "read"},
-        **{"scores": "write", "kept": "write"},
+        **{"outputs": "write", "kept": "write"},
     },
     (*_OF_STATES, "by_element"),  # whether each element of a row has a decay of its own
     (*tensors("state", "x", "dt", "b", "c"), Field("a", "uint"), Field("ids", "uint"), *_WRITTEN),

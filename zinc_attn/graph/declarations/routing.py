@@ -25,7 +25,7 @@ ROUTE: Final = kernel(
         Field("least", "float"),
         Field("most", "float"),
         Field("factor", "float", "of SCALE"),
-        Field("added", "float", "by SCALE"),
+        Field("added", "float", "number that SCALE adds"),
     ),
     OF_ROWS,
 )

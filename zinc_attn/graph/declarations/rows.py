@@ -15,8 +15,8 @@ NORM_PARAMS: Final = (
     *tensors("x", "a", "b", "y"),
     Field("eps", "float"),
     Field("factor", "float", "1 / elements of a row, rounded once; not of l2"),
-    Field("scales", "float", "of both operations that follow", 2),
-    Field("joined", "uint", "rows of y that are one of the int8 rows: 1, or rows of whole blocks"),
+    Field("scales", "float", "of the two operations that follow", 2),
+    Field("joined", "uint", "rows of y that form an int8 row: 1, or more where rows are whole blocks"),
 )
 _NORM_SPEC: Final = "op", "first", "second"
 NORM: Final = kernel("norm", _NORM_BINDINGS, _NORM_SPEC, NORM_PARAMS, OF_ROWS)
@@ -31,7 +31,7 @@ SOFT_MAX: Final = kernel(
     ("mask_type", "has_sinks"),
     (
         *tensors("x", "mask", "y"),
-        Field("sinks", "uint", "element of head 0's"),
+        Field("sinks", "uint", "element of head 0's sink"),
         Field("scale", "float"),
         Field("step", "float", "-max_bias / heads"),
         Field("half_step", "float", "-max_bias / 2 / heads"),
@@ -63,12 +63,12 @@ ROPE: Final = kernel(
     (
         *tensors("x", "y"),
         Field("positions", "uint", "element of the first position, an int32"),
-        Field("stride", "uint", "from the positions of a section to the next one's: x's dimension 2"),
+        Field("stride", "uint", "step from a section's positions to the next section's: x's dimension 2"),
         Field("table", "uint", "word of the first pair"),
-        Field("pairs", "uint", "that turn"),
+        Field("pairs", "uint", "pairs that turn"),
         Field("first", "uint", "element of the first pair"),
-        Field("step", "uint", "from a pair's first element to its second: 1, or pairs"),
-        Field("least", "float", "magnitudes of a float32 y below it become +0, as FIT makes them for attention; or 0"),
+        Field("step", "uint", "step from a pair's first element to its second: 1, or pairs"),
+        Field("least", "float", "smaller magnitudes of a float32 y become +0, as FIT does for attention; or 0"),
     ),
     "ceil_div(elements(p.y), 512)",
 )

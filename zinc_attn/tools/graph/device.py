@@ -203,7 +203,7 @@ class OnDevice:
 
     def _states(self, kernel: GraphKernel, sizes: tuple[int, int], given: Sequence[Any], spec: Any, **of: Any) -> F32:
         """Scores and the state behind the last token, of these sizes. given: operands, behind which come ids."""
-        given, of = (*given, np.zeros(1, np.int32)), of | dict.fromkeys(("ids", "scores", "kept"), 0)
+        given, of = (*given, np.zeros(1, np.int32)), of | dict.fromkeys(("ids", "outputs", "kept"), 0)
         words = run(self._device.runtime, kernel, given, sizes, spec, steps=(sizes[1], sizes[1]), slots=1, **of)
         return np.concatenate(words).view(np.float32)
 
