@@ -1,6 +1,6 @@
 """Rows as most engines keep them: K's bytes, filled up to words, then V's; block types are ggml's blocks.
 
-They hold what a row of ``rows.encode`` holds, to which and from which these functions turn them.
+These functions convert them from and to the rows of ``rows.encode``.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def _bytes(values: Words, shared: Words, dims: int, kind: StorageType) -> NDArra
     values, shared = np.ascontiguousarray(values), np.ascontiguousarray(shared)
     if not kind.halves:
         return values.view(np.uint8)[..., : kind.row_bytes(dims)]
-    found = to_blocks(*blocks.read(values, shared, kind), kind)
-    return found.reshape(*values.shape[:2], found.shape[-2] * kind.block_bytes)[..., : kind.row_bytes(dims)]
+    raw = to_blocks(*blocks.read(values, shared, kind), kind)
+    return raw.reshape(*values.shape[:2], raw.shape[-2] * kind.block_bytes)[..., : kind.row_bytes(dims)]
 
 
 def _put(out: Words, raw: NDArray[np.uint8]) -> None:

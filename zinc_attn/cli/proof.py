@@ -48,8 +48,8 @@ def run(args: argparse.Namespace) -> int:
         kit=args.kit,
         pictures=importlib.util.find_spec("matplotlib") is not None,
     )
-    made = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
-    folder = Path(args.out or f"proof-{slug(info.name)}-{made}")
+    started = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
+    folder = Path(args.out or f"proof-{slug(info.name)}-{started}")
     check_out(folder)
     note_cpu(info)
     print(f"{info.name} ({info.driver}), {spec.runtime}", flush=True)

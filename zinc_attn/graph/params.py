@@ -28,7 +28,7 @@ TENSOR: Final = (
 
 
 def records() -> Iterator[GraphKernel]:
-    """A kernel of each record of parameters, the first that has it, whose name the record bears."""
+    """The first kernel of each record of parameters, which gives the record its name."""
     known: set[tuple[Field, ...]] = set()
     for kernel in GRAPH_KERNELS:
         if kernel.params not in known:
@@ -60,9 +60,9 @@ def _constants() -> Iterator[str]:
         elif isinstance(value, float):
             yield f"#define {name} {glsl_float(value)}"
         elif isinstance(value[0], int) and len(value) == 4:
-            yield f"const uvec4 {name} = uvec4({', '.join(f'0x{one:08X}u' for one in value)});"
+            yield f"const uvec4 {name} = uvec4({', '.join(f'0x{word:08X}u' for word in value)});"
         elif isinstance(value[0], int):
-            words = ", ".join(f"0x{one & 0xFFFFFFFF:08X}u" for one in value)
+            words = ", ".join(f"0x{word & 0xFFFFFFFF:08X}u" for word in value)
             yield f"const uint {name}[{len(value)}] = {{{words}}};"
         else:
             steps = (f"y = y * x; y = y + {glsl_float(c)};" for c in reversed(value[:-1]))
@@ -78,7 +78,7 @@ def glsl() -> str:
     for kernel in GRAPH_KERNELS:
         upper = kernel.name.upper()
         lines.append("")
-        lines += numbered(f"{upper}_BIND", (one.name for one in kernel.decl.bindings))
+        lines += numbered(f"{upper}_BIND", (binding.name for binding in kernel.decl.bindings))
         each = [_constant(i, name) for i, name in enumerate(kernel.decl.spec)]
         pairs = [" ".join(each[i : i + 2]) for i in range(0, len(each), 2)]
         lines += [" \\\n    ".join([f"#define {upper}_CONSTANTS", *pairs])] if each else []
@@ -122,7 +122,9 @@ def c_header() -> str:
         lines += ["", f"struct {kernel.name}_params {{", *_fields(kernel.params, _C_TYPES, " /* {} */"), "};"]
     for kernel in GRAPH_KERNELS:
         upper = kernel.name.upper()
-        lines.append(f"enum {{ {', '.join(f'{upper}_BIND_{one.name.upper()}' for one in kernel.decl.bindings)} }};")
+        lines.append(
+            f"enum {{ {', '.join(f'{upper}_BIND_{binding.name.upper()}' for binding in kernel.decl.bindings)} }};"
+        )
         if kernel.decl.spec:
             lines += [f"struct {kernel.name}_constants {{", *(f"    uint32_t {name};" for name in kernel.decl.spec)]
             lines.append("};")

@@ -49,7 +49,7 @@ class WeightType:
 
     def count(self, size: int) -> int:
         """Pieces of so many bytes."""
-        return sum(one == size for _, one in self.pieces)
+        return sum(piece == size for _, piece in self.pieces)
 
 
 TYPES: Final = {

@@ -1,4 +1,4 @@
-"""How pass 1 lies in a device's registers: a line for each family of devices. No number of it shows in the bits.
+"""How pass 1 lies in a device's registers: a line for each family of devices. No number changes a bit of the results.
 
 ``zinc-attn compilers`` says without the device what a compiler makes of a line: the fewest spills,
 and as many waves as registers allow.

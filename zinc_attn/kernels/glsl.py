@@ -1,5 +1,5 @@
 """The generated GLSL: ``contract.glsl`` from the declarations, ``attend_sizes.glsl`` from the shared formulas. A number
-has the comment that stands behind it in its Python source."""
+has the comment of its line in the Python source."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def generated() -> dict[str, str]:
 
 
 def comments() -> dict[str, str]:
-    """Of the numbers that have one, the comment behind them in their source."""
+    """{name: comment} of the numbers whose line in the Python source has a comment."""
     sources = "\n".join(Path(str(module.__file__)).read_text(encoding="utf-8") for module in _SOURCES)
     return dict(re.findall(r"^([A-Z]\w*): Final = .*?  # (.*)$", sources, re.MULTILINE))
 
@@ -131,7 +131,7 @@ def _interfaces() -> Iterator[str]:
     """The binding numbers and constant ids of every kernel, and the words that kernel primitives reads and writes."""
     for kernel, decl in _INTERFACES.items():
         if decl is not declarations.MATRIX:  # whose bindings are attend's
-            yield from numbered(f"{kernel}_BIND", (one.name for one in decl.bindings))
+            yield from numbered(f"{kernel}_BIND", (binding.name for binding in decl.bindings))
         yield from numbered(f"{kernel}_SPEC", decl.constant_names)
     for prefix, names in (("NUMBER", declarations.NUMBERS), ("RESULT", declarations.RESULTS)):
         yield from numbered(prefix, (*names, "words"))

@@ -1,4 +1,4 @@
-"""What is known of living objects, in containers that an interrupt cannot leave half changed.
+"""Containers of living objects that an interrupt cannot leave half changed.
 
 Python reports an interrupt in the callback of a weak reference, or in a finalizer, and does not raise it: the user's
 Ctrl-C would be lost, and what the callback was to do undone. ``weakref``'s containers have such callbacks, in Python.

@@ -90,8 +90,8 @@ MUL_MAT_FLOAT_VEC: Final = kernel("mul_mat_float_vec", _FLOAT_BINDINGS, (*_TYPES
 FLOAT_VEC: Final = Formulas({"SERVED": ("K % 8 == 0", ""), "AHEAD": ("K % 64 == 0", "with ahead 1")}, ("K",), {})
 
 # Pairs of a slot and a token, slot + slots * token, by the expert that ids names. list: the expert of each tile, then
-# `columns` pairs for each; -1 where a tile or a pair is not there. A pair whose id is none of the experts comes with
-# one behind the last.
+# `columns` pairs for each; -1 where a tile or a pair is not there. A pair whose id names no expert comes with
+# a number after the last expert.
 EXPERTS_MOST: Final = 1024
 BY_EXPERT: Final = kernel(
     "by_expert",

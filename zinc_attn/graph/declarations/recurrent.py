@@ -28,8 +28,8 @@ SSM_CONV: Final = kernel(
     ),
     "ceil_div(p.y.n[0] * ceil_div(p.y.n[1], p.run) * p.y.n[2], 256)",
 )
-# How a kernel writes, apart from each other: the scores of all tokens, contiguous, and states behind the last tokens,
-# slot 0 behind the last one, slot 1 behind the one before, ..., as many as there are tokens, and at most ``slots``.
+# A kernel writes, apart from each other, the scores of all tokens, contiguous, and states after the last tokens: slot 0
+# after the last token, slot 1 after the token before, ..., as many as there are tokens, and at most ``slots``.
 _WRITTEN: Final = (
     Field("scores", "uint", "element of the first score"),
     Field("kept", "uint", "element of the first state of slot 0"),

@@ -1,4 +1,4 @@
-"""Of rows, a workgroup each, and rotary positions."""
+"""Operations on rows, a workgroup each, and rotary positions."""
 
 from __future__ import annotations
 

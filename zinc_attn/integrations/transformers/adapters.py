@@ -1,9 +1,9 @@
 """``adapt()``: BLOOM, MPT and Falcon, whose attention transformers hard-codes, attend through "zinc".
 
-Each module's forward is replaced on the module itself, by one that does with the module's own weights what the tested
-release of transformers does, except for the attention. ALiBi slopes are read off the tensor that the model's own code
-builds. All three models add a bias that is slope * position of the key up to a constant per row, which softmax ignores,
-so it is the slope * -distance of this package for every key that a row sees.
+Each module's forward is replaced on the module itself. The new forward computes, with the module's own weights, the
+same as the tested release of transformers, except for the attention. ALiBi slopes are read off the tensor that the
+model's own code builds. All three models add a bias that is slope * position of the key up to a constant per row,
+which softmax ignores, so it is the slope * -distance of this package for every key that a row sees.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ def adapt(model: Any) -> None:
     """
     if not isinstance(model, PreTrainedModel):
         raise ArgumentError(f"model: got {type(model).__name__}, expected a transformers model")
-    families = {f"{one.name}Attention": one for one in _FAMILIES}
-    modules = [one for one in model.modules() if type(one).__name__ in families]
+    families = {f"{entry.name}Attention": entry for entry in _FAMILIES}
+    modules = [module for module in model.modules() if type(module).__name__ in families]
     if not modules:
         raise UnsupportedError(
             f"adapt: got {type(model).__name__}, expected a model with BLOOM's, MPT's or Falcon's attention; select "
             'attention "zinc" of other models with attn_implementation="zinc"'
         )
     family = families[type(modules[0]).__name__]
-    owners = [one for one in model.modules() if type(one).__name__ == f"{family.name}Model"]
+    owners = [module for module in model.modules() if type(module).__name__ == f"{family.name}Model"]
     _check_release()
     if len(owners) != 1:
         raise UnsupportedError(f"adapt: got {len(owners)} modules {family.name}Model, expected one")
@@ -87,11 +87,11 @@ def _check_release() -> None:
 
 
 def _check_module(module: Any, family: _Family) -> None:
-    """Refuse a module that does not compute what transformers' class of this name does."""
+    """Refuse a module with another computation than transformers' class of this name."""
     kind = type(module)
-    given = [name for name in inspect.signature(kind.forward).parameters if name not in ("self", "kwargs")]
+    names = [name for name in inspect.signature(kind.forward).parameters if name not in ("self", "kwargs")]
     known = [x for x in inspect.signature(family.forward).parameters if x not in ("module", "slopes", "kwargs")]
-    if kind.__module__ != family.source or given != known or "forward" in vars(module):
+    if kind.__module__ != family.source or names != known or "forward" in vars(module):
         raise UnsupportedError(
             f"adapt: got {kind.__module__}.{kind.__name__} with another forward than transformers' own, expected "
             "modules that nothing has replaced or hooked; adapt the model before adding anything to it"
@@ -122,7 +122,7 @@ def _slopes(bias: Any, model: str) -> Any:
 def _attended(
     module: Any, rows: Sequence[Any], past: Any, mask: Any, *, dropout: float, scaling: float, **options: Any
 ) -> Any:
-    """What the module's new rows (query, key, value) attend to, heads side by side: (batch, q_len, q_heads * head_dim).
+    """The attention of a module's new rows (query, key, value), heads side by side: (batch, q_len, q_heads * head_dim).
 
     past: the cache, or None; dropout: the rate while training, which attention "zinc" refuses unless it is 0.
     """
@@ -188,13 +188,13 @@ def _mpt(
         rows, keys = attention_mask.shape[-2:]
         if attention_mask.triu(keys - rows + 1).any():
             raise UnsupportedError(
-                "attention_mask: shows a row a key behind its position, to which MPT's ALiBi adds, expected a mask "
+                "attention_mask: shows a row a key after its position, to which MPT's ALiBi adds, expected a mask "
                 "that hides later keys; from such keys this package subtracts, as FlashAttention does"
             )
     kept = mask_pattern(attention_mask).kept
     if kept is not None and np.any(np.diff(kept.astype(np.int8), axis=1) < 0):
         raise UnsupportedError(
-            "attention_mask: got padding behind a token, which MPT's ALiBi counts as positions, expected padding in "
+            "attention_mask: got padding after a token, which MPT's ALiBi counts as positions, expected padding in "
             'front of the tokens; use padding_side="left"'
         )
     rates = {"dropout": module.attn_dropout_p, "scaling": module.softmax_scale}

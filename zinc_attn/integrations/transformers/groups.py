@@ -19,7 +19,7 @@ from .tensors import F32
 
 @dataclass(frozen=True, eq=False)
 class AttentionOptions:
-    """The scale of a layer's call, and what changes its scores; sinks, alibi: float32 (q_heads,) or None.
+    """The scale of a layer's call, and the options that change its scores; sinks, alibi: float32 (q_heads,) or None.
 
     The fields have the names of the arguments of ``zinc_attn.attention``.
     """
@@ -32,12 +32,12 @@ class AttentionOptions:
 
     @property
     def shared(self) -> tuple[float, float | None, bytes | None]:
-        """What an Attention has once for all layers."""
+        """The options that an Attention has once for all layers."""
         return self.scale, self.softcap, None if self.alibi is None else self.alibi.tobytes()
 
     @property
-    def own(self) -> tuple[int | None, bytes | None]:
-        """What an Attention has for each layer."""
+    def per_layer(self) -> tuple[int | None, bytes | None]:
+        """The options that an Attention has for each layer."""
         return self.window, None if self.sinks is None else self.sinks.tobytes()
 
 
@@ -81,18 +81,18 @@ class LayerGroup:
         different ones gets a new Attention, in which the other layers keep their options.
         """
         index, key = self.layers.index(layer), options.shared
-        found = self.calls.get(key)
-        if found is not None and found.options[index].own == options.own:
-            return found.attention, index
-        each = [options] * len(self.layers) if found is None else list(found.options)
+        configured = self.calls.get(key)
+        if configured is not None and configured.options[index].per_layer == options.per_layer:
+            return configured.attention, index
+        each = [options] * len(self.layers) if configured is None else list(configured.options)
         each[index] = options
-        by_layer = {"window": [one.window for one in each], "sinks": [one.sinks for one in each]}
+        by_layer = {name: [getattr(choice, name) for choice in each] for name in ("window", "sinks")}
         arguments: dict[str, Any] = vars(options) | by_layer | layout
-        made = Attention(self.kv_cache, arithmetic=self.arithmetic, **arguments)
-        if found is not None:
-            found.attention.close()
-        self.calls[key] = ConfiguredAttention(made, each)
-        return made, index
+        attention = Attention(self.kv_cache, arithmetic=self.arithmetic, **arguments)
+        if configured is not None:
+            configured.attention.close()
+        self.calls[key] = ConfiguredAttention(attention, each)
+        return attention, index
 
     def close_attentions(self) -> None:
         """Close every Attention; the next call of a layer makes a new one."""
@@ -128,10 +128,10 @@ class LayerGroups(dict[AttnShape, LayerGroup]):
             raise type(error)(f"{room}, expected what the device has room for: {error}") from error
 
     def prepare(self, tokens: int, batch: int) -> None:
-        """Record what decode up to ``tokens`` tokens needs with the options that the layers have called with."""
+        """Record the submissions of decode up to ``tokens`` tokens, with the options of the layers' calls."""
         for group in self.values():
-            for made in group.calls.values():
-                made.attention.prepare(tokens, batch=batch)
+            for configured in group.calls.values():
+                configured.attention.prepare(tokens, batch=batch)
 
     def attention(self, shape: AttnShape, layer: int, options: AttentionOptions) -> tuple[Attention, int]:
         """See ``LayerGroup.attention``."""

@@ -1,4 +1,4 @@
-"""Models that have no use for attention "zinc": encoder-decoders, and those that never call what one selects."""
+"""Models that have no use for attention "zinc": encoder-decoders, and models that never call the selected attention."""
 
 from __future__ import annotations
 

@@ -46,8 +46,8 @@ __all__ = [
 
 def release() -> tuple[int, ...]:
     """transformers' release, for example (5, 24); () where its version does not begin with two numbers."""
-    found = re.match(r"(\d+)\.(\d+)", transformers.__version__)
-    return tuple(map(int, found.groups())) if found else ()
+    match = re.match(r"(\d+)\.(\d+)", transformers.__version__)
+    return tuple(map(int, match.groups())) if match else ()
 
 
 if release() < (5, 24):  # before it, models have other names for their cache, and configs other layers

@@ -78,16 +78,16 @@ class CpuRecording:
         self.runtime, self.timestamps, self.ran, self.closed = runtime, timestamps, False, False
         self._needed: list[object] = [steps]  # what the structs point to
         self.steps = (Step * len(steps))()
-        for i, (step, made) in enumerate(zip(steps, self.steps, strict=True)):
+        for i, (step, struct) in enumerate(zip(steps, self.steps, strict=True)):
             if not isinstance(step.kernel, CpuKernel):
                 raise ArgumentError(f"steps[{i}].kernel: got {step.kernel!r}, expected a kernel of this runtime")
             check_step(i, step, runtime.info)
             names = (f"steps[{i}].buffers {binding.name}" for binding in step.kernel.decl.bindings)
-            buffers = [runtime.own_buffer(one, name) for one, name in zip(step.buffers, names, strict=True)]
-            words = [one.words for one in buffers if one.words is not None]
-            pointers = (ctypes.c_void_p * len(words))(*(one.ctypes.data for one in words))
-            made.kernel, made.spec, made.groups = step.kernel.address, step.kernel.spec.ctypes.data, step.groups
-            made.buffers = ctypes.addressof(pointers)
+            buffers = [runtime.own_buffer(buffer, name) for buffer, name in zip(step.buffers, names, strict=True)]
+            words = [buffer.words for buffer in buffers if buffer.words is not None]
+            pointers = (ctypes.c_void_p * len(words))(*(array.ctypes.data for array in words))
+            struct.kernel, struct.spec, struct.groups = step.kernel.address, step.kernel.spec.ctypes.data, step.groups
+            struct.buffers = ctypes.addressof(pointers)
             self._needed += [pointers, words]
             for buffer in buffers:
                 buffer.users.purge()
@@ -170,7 +170,7 @@ class CpuRuntime:
         return output_words(source, source.words)
 
     def own_buffer(self, buffer: object, name: str = "buffer") -> CpuBuffer:
-        """``buffer``, where it is an open one of this runtime."""
+        """``buffer`` if it is an open buffer of this runtime, else a refusal."""
         if not isinstance(buffer, CpuBuffer) or buffer.runtime is not self:
             raise ArgumentError(f"{name}: got {buffer!r}, expected a buffer of this runtime")
         if buffer.closed:
@@ -191,18 +191,18 @@ class CpuRuntime:
 
     @entered
     def run(self, recording: object) -> None:
-        mine = self._own_recording(recording)
-        mine.ran = False
-        if self._library.zinc_cpu_run(self._pool, mine.steps, len(mine.steps)):
+        checked = self._own_recording(recording)
+        checked.ran = False
+        if self._library.zinc_cpu_run(self._pool, checked.steps, len(checked.steps)):
             raise no_host_memory(self.info)
-        mine.ran = True
+        checked.ran = True
 
     @entered
     def start(self, *recordings: object) -> None:
-        mine = [self._own_recording(one) for one in recordings]
-        for one in mine:
-            self.run(one)
-            one.ran = False
+        checked = [self._own_recording(recording) for recording in recordings]
+        for recording in checked:
+            self.run(recording)
+            recording.ran = False
 
     def _own_recording(self, recording: object) -> CpuRecording:
         if not isinstance(recording, CpuRecording) or recording.runtime is not self:
@@ -213,7 +213,7 @@ class CpuRuntime:
 
     @entered
     def timings(self, recording: object) -> list[tuple[float, float]]:
-        mine = self._own_recording(recording)
-        check_timed(mine.timestamps, mine.ran)
-        first = mine.steps[0].begin if len(mine.steps) else 0.0
-        return [(step.begin - first, step.end - first) for step in mine.steps]
+        checked = self._own_recording(recording)
+        check_timed(checked.timestamps, checked.ran)
+        first = checked.steps[0].begin if len(checked.steps) else 0.0
+        return [(step.begin - first, step.end - first) for step in checked.steps]

@@ -108,18 +108,18 @@ class VulkanRuntime:
             raise
 
     def _compute_queue(self) -> ComputeQueue:
-        """What submits recordings."""
+        """The queue to which recordings go."""
         return ComputeQueue(self._device)
 
     def _recorder(self) -> Commands:
-        """What records steps."""
+        """The recorder of steps."""
         return Commands(self._device)
 
     def close(self) -> None:
         """Destroy everything made by this runtime; a second call, or one in a forked child, does nothing.
 
-        After a failure it may be unknown whether the last submission has finished. It is waited for, for SETTLE_S at
-        most, in every way that Vulkan has. Where nothing shows that it finished, its handles are left to the end of
+        After a failure it may be unknown whether the last submission has finished. ``close`` waits for it, for SETTLE_S
+        at most, in every way that Vulkan has. Where nothing shows that it finished, its handles are left to the end of
         the process: a thread of the driver may still use them. A runtime that is dropped open is closed by the next
         call on another, or when another is opened.
         """
@@ -133,10 +133,10 @@ class VulkanRuntime:
     @entered
     def buffer(self, nbytes: int, use: Use) -> VulkanBuffer:
         nbytes = check_nbytes(nbytes, self.info)
-        made = VulkanBuffer(self._handles, self, nbytes, use)
-        with self._handles.making(made) as undo:
-            made.handle, made.view = allocate_buffer(self._device, undo, nbytes, use)
-        return made
+        new_buffer = VulkanBuffer(self._handles, self, nbytes, use)
+        with self._handles.making(new_buffer) as undo:
+            new_buffer.handle, new_buffer.view = allocate_buffer(self._device, undo, nbytes, use)
+        return new_buffer
 
     @entered
     def write(self, buffer: object, data: Words, offset: int = 0) -> None:
@@ -170,16 +170,16 @@ class VulkanRuntime:
 
     @entered
     def record(self, steps: Sequence[Dispatch], timestamps: bool = False) -> VulkanRecording:
-        made = VulkanRecording(self._handles, self, tuple(steps))
-        with self._handles.making(made) as undo:
+        recording = VulkanRecording(self._handles, self, tuple(steps))
+        with self._handles.making(recording) as undo:
             bound = [self._bound(i, step) for i, step in enumerate(steps)]
             if timestamps and not self.info.timestamp_period_ns:
                 raise ArgumentError(f"timestamps: the compute queue of {self.info.name} has none")
             if timestamps and steps:
-                made.queries = self._commands.timestamps(undo, len(steps))
-            made.commands = self._commands.record(undo, bound, made.queries)
-        register(made, bound)
-        return made
+                recording.queries = self._commands.timestamps(undo, len(steps))
+            recording.commands = self._commands.record(undo, bound, recording.queries)
+        register(recording, bound)
+        return recording
 
     def _bound(self, i: int, step: Dispatch) -> BoundStep:
         kernel = step.kernel
@@ -188,15 +188,15 @@ class VulkanRuntime:
         check_step(i, step, self.info)
         declared = zip(step.buffers, kernel.decl.bindings, strict=True)
         buffers = [self._own_buffer(b, f"steps[{i}].buffers {d.name}") for b, d in declared]
-        return kernel, buffers, step.groups, step.beside
+        return kernel, buffers, step.groups, step.independent
 
     # --- running ------------------------------------------------------------------------------------------
 
     @entered
     def run(self, recording: object) -> None:
-        (mine,) = self._start(recording)
+        (started,) = self._start(recording)
         self._queue.finish()
-        mine.ran = True
+        started.ran = True
 
     @entered
     def start(self, *recordings: object) -> None:
@@ -204,13 +204,13 @@ class VulkanRuntime:
             self._start(*recordings)
 
     def _start(self, *recordings: object) -> list[VulkanRecording]:
-        mine = [self._own_recording(one) for one in recordings]
-        for one in mine:
-            if one.cold:
-                self._check_cold(one)
-            one.ran = False
-        self._queue.start([one.commands for one in mine])
-        return mine
+        checked = [self._own_recording(recording) for recording in recordings]
+        for recording in checked:
+            if recording.cold:
+                self._check_cold(recording)
+            recording.ran = False
+        self._queue.start([recording.commands for recording in checked])
+        return checked
 
     def _check_cold(self, recording: VulkanRecording) -> None:
         """Before a recording's first run, in which lavapipe compiles the kernels that have not run before."""
@@ -229,12 +229,12 @@ class VulkanRuntime:
 
     @entered
     def timings(self, recording: object) -> list[tuple[float, float]]:
-        mine, device = self._own_recording(recording), self._device
-        check_timed(mine.queries is not None, mine.ran)
-        count = 2 * len(mine.steps)
+        checked, device = self._own_recording(recording), self._device
+        check_timed(checked.queries is not None, checked.ran)
+        count = 2 * len(checked.steps)
         ticks = device.ffi.new("uint64_t[]", count)
         get, flags = device.lib.vkGetQueryPoolResults, _QUERY_64_BIT | _QUERY_WAIT
-        result = get(device.handle, mine.queries, 0, count, 8 * count, ticks, 8, flags)
+        result = get(device.handle, checked.queries, 0, count, 8 * count, ticks, 8, flags)
         device.check(result, "vkGetQueryPoolResults")
         mask = (1 << device.timestamp_bits) - 1  # the counter wraps at its width
         scale = self.info.timestamp_period_ns * 1e-9
@@ -242,9 +242,9 @@ class VulkanRuntime:
         return list(zip(since[::2], since[1::2], strict=True))
 
 
-def register(made: VulkanRecording, bound: Sequence[BoundStep]) -> None:
+def register(recording: VulkanRecording, bound: Sequence[BoundStep]) -> None:
     """Let the buffers of a recording close it when they are closed."""
     for _, buffers, *_ in bound:
         for buffer in buffers:
             buffer.users.purge()
-            buffer.users.add(made)
+            buffer.users.add(recording)

@@ -47,8 +47,8 @@ _FLAGS: Final[Mapping[str, tuple[str, Any]]] = {  # word to field and value
 class Case(NamedTuple):
     """One set of values: the last ``rows`` rows over ``context`` keys, with masking options.
 
-    kind: of the data, a name of ``data.KINDS``; sinks: whether it has them, their values are seeded; alibi: slopes of
-    2**-(1 + head % 8); mask: a name of ``data.mask_of``; causal: False where rows see the keys behind them, too.
+    kind: of the data, a name of ``data.KINDS``; sinks: whether it has sinks, which are seeded; alibi: slopes of
+    2**-(1 + head % 8); mask: a name of ``data.mask_of``; causal: False where rows see the keys after them, too.
     """
 
     shape: AttnShape
@@ -75,7 +75,7 @@ class Case(NamedTuple):
 
     @classmethod
     def parse(cls, text: str, arithmetic: Arithmetic = "canonical") -> Case:
-        """The inverse of ``str``, in any order of the words behind the context. arithmetic: where no word says it."""
+        """The inverse of ``str``, in any order of the words after the context. arithmetic: where no word says it."""
         try:
             shape, dtype, context, *words = text.replace("+", " ").split()
             fields = dict(map(_field, words))
@@ -92,8 +92,8 @@ class Case(NamedTuple):
 
     @classmethod
     def quick(cls, arithmetic: Arithmetic = "canonical") -> list[Case]:
-        own = _cases_of(f"{arithmetic} quick") if arithmetic in _OWN else QUICK
-        return [cls.parse(text, arithmetic) for text in own]
+        texts = _cases_of(f"{arithmetic} quick") if arithmetic in _OWN else QUICK
+        return [cls.parse(text, arithmetic) for text in texts]
 
     @classmethod
     def default(cls, arithmetic: Arithmetic = "canonical") -> list[Case]:
@@ -156,5 +156,5 @@ def _holds(dtype: str, data: Data) -> bool:
         return False
 
 
-def _equal(one: Data, other: Data) -> bool:
-    return np.array_equal(one.k, other.k) and np.array_equal(one.v, other.v)
+def _equal(data: Data, other: Data) -> bool:
+    return np.array_equal(data.k, other.k) and np.array_equal(data.v, other.v)

@@ -53,7 +53,7 @@ def compile_programs(programs: Sequence[Program], compiler: Compiler = HERE) -> 
 
 @cache
 def layout_for(compiler: Compiler) -> Layout:
-    """How pass 1 lies in the target's registers, which Mesa's version has a part in."""
+    """The layout of pass 1 in the target's registers, which depends on Mesa's version, too."""
     (answer,) = compile_programs([(PRIMITIVES, ())], compiler)
     return layout_of("discrete", compiler.target.driver.vendor, answer["mesa"], compiler.target.subgroup)
 

@@ -27,13 +27,13 @@ class ModelStep:
     dtype: str
 
     def bytes_at(self, context: int) -> int:
-        """All that a step behind ``context`` tokens must read or write."""
+        """The bytes that a step after ``context`` tokens must read or write."""
         return self.weights + self.states + self.layers * context * self.shape.kv_bytes_per_token(self.dtype)
 
     def us(self, context: int, card: Card, splits: int | None = None) -> float:
         """µs on ``card``; splits: None for the split rule. A context of 0 is a step without attention.
 
-        A barrier costs GAP_US; weights and states are long reads. What the arithmetic of products takes is not in it:
+        A barrier costs GAP_US; weights and states are long reads. The arithmetic of products is left out:
         ``zinc-attn compilers`` holds it below a fifth of these reads' time.
         """
         rest = (self.weights + self.states) / card.read_rate + self.barriers * GAP_US

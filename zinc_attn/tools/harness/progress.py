@@ -1,4 +1,4 @@
-"""Reports of progress: what the caller gives to be told of steps."""
+"""Reports of progress, which tools give their callers."""
 
 from __future__ import annotations
 
