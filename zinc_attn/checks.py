@@ -1,7 +1,5 @@
 """Checks of arguments: each returns the value in the type that the package works with, or raises a typed refusal."""
 
-from __future__ import annotations
-
 import math
 import operator
 import os
@@ -89,19 +87,14 @@ def check_float(name: str, value: Any, expected: str = "a finite number") -> flo
     An int, a float, a NumPy number, and an array or a torch tensor of no axes with a real dtype are numbers; a bool and
     a text are not.
     """
-    torch, original = sys.modules.get("torch"), value
-    if (
-        torch is not None
-        and isinstance(original, torch.Tensor)
-        and original.ndim == 0
-        and original.device.type != "meta"
-    ):
-        value = original.item()
+    torch, x = sys.modules.get("torch"), value
+    if torch is not None and isinstance(x, torch.Tensor) and x.ndim == 0 and x.device.type != "meta":
+        value = x.item()
     is_array = isinstance(value, (np.ndarray, np.generic))
     real = value.ndim == 0 and value.dtype.kind in "iuf" if is_array else isinstance(value, Real)
     if not real or isinstance(value, (bool, np.ma.MaskedArray)):
-        single = "a single number, " if getattr(original, "ndim", 0) else ""
-        raise ArgumentError(f"{name}: got {shown(original)}, expected {single}{expected}")
+        single = "a single number, " if getattr(x, "ndim", 0) else ""
+        raise ArgumentError(f"{name}: got {shown(x)}, expected {single}{expected}")
     try:
         number = float(value)
     except OverflowError:

@@ -1,7 +1,5 @@
 """The names of storage types, as callers give them."""
 
-from __future__ import annotations
-
 from typing import Final
 
 import numpy as np

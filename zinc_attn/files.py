@@ -4,8 +4,6 @@ A reader gets a file's content, or an error that says what its path names instea
 a FIFO, takes memory without a limit, or follows JSON beyond MOST_DEPTH levels.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import io

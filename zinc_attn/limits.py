@@ -1,7 +1,5 @@
 """Limits of shapes and kernels. Needs the standard library alone."""
 
-from __future__ import annotations
-
 from typing import Final
 
 MAX_HEAD_DIM: Final = 576

@@ -177,9 +177,8 @@ def check_kv_layout(kv_layout: Any) -> str:
 def row_strides(shape: AttnShape, dtype: str) -> Strides:
     """The strides of contiguous rows, in whole pairs of bytes; a latent shape's V lies in K's rows."""
     k, v = storage_types(dtype)
-    k_bytes, v_bytes = (
-        -(-kind.row_bytes(dims) // 2) * 2 for kind, dims in ((k, shape.head_dim), (v, shape.v_head_dim))
-    )
+    sides = (k, shape.head_dim), (v, shape.v_head_dim)
+    k_bytes, v_bytes = (-(-kind.row_bytes(dims) // 2) * 2 for kind, dims in sides)
     return k_bytes, k_bytes if shape.latent else v_bytes
 
 

@@ -1,7 +1,5 @@
 """The types in which a cache stores K and V, and what the words of each are; needs no NumPy."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Final

@@ -13,8 +13,6 @@ x_e is the first value of the largest magnitude, min and max the first ones; 1 /
 size is no multiple of 32 is filled up with zeros. Source: ggml's quantize_row_*_ref.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 import numpy as np

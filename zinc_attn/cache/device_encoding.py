@@ -4,8 +4,6 @@ The host checks the rows and uploads their stored values as float32: K of all ro
 (rows, kv_heads, v_head_dim). ``shaders/cache/encode.comp`` makes the words of ``rows.encode`` of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any, Final
 

@@ -6,8 +6,6 @@ blocks of 32 values, in this order: the float16 d, the float16 m (q4_1, q5_1), 3
 values, little-endian; f32 and bf16 magnitudes below 2**-40 count as 0, as in every row.
 """
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 import numpy as np

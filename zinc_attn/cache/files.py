@@ -5,8 +5,6 @@ lays them out: neither page size nor placement is in it, and loading gives the s
 shape and types, with the SHA-256 of the layers' data in ascending order. Saving and loading hold one layer in memory.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

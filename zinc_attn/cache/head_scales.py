@@ -1,7 +1,5 @@
 """The scales of a cache's heads, the factors of fp8_e4m3's values."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -29,9 +27,7 @@ def check_head_scales(
         if scale is None:
             continue
         if not kinds[index].head_scale:
-            raise ArgumentError(
-                f"{name}: got one for {kinds[index].name}, expected None; only fp8_e4m3 has head scales"
-            )
+            raise ArgumentError(f"{name}: got one for {kinds[index].name}, expected None; fp8_e4m3 alone has them")
         array = check_array(name, scale)
         if array.dtype.kind not in "iuf":
             raise ArgumentError(f"{name}: got dtype {array.dtype}, expected numbers")

@@ -3,8 +3,6 @@
 A recorded submission is bound to buffers, so one serves every layer that shares them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple

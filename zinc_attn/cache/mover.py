@@ -1,7 +1,5 @@
 """Moves rows between the host and the pages of a cache, and pages within it."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq

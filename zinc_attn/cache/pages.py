@@ -26,8 +26,6 @@ An interrupt (Ctrl-C) between any two bytecodes leaves every call done or not do
 Source of the idea: PagedAttention (Kwon et al. 2023).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Final, Protocol

@@ -4,8 +4,6 @@ A page id names the same slot in every layer; ``layer_storage`` says in which bu
 books; this module moves the bytes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 from typing import Any, Final, Protocol
 
@@ -120,7 +118,6 @@ class ResidentRows(Uncopied, instead="Sequence.save and KVCache.load take tokens
         return self.pool.free_pages * self.pool.page_size
 
     def _allocate(self) -> None:
-        """Make the K and V buffers."""
         heads = self.shape.kv_heads
         k_bytes, v_bytes = self._head_bytes()
         per_head = max(k_bytes, v_bytes)

@@ -43,9 +43,8 @@ def check_kept(pages: SequencePages, rows: Any, last: int) -> Kept:
     numbers = numbers.astype(np.int64)
     if np.any(wrong := numbers[1:] <= numbers[:-1]):
         index = int(np.argmax(wrong))
-        raise ArgumentError(
-            f"rows: got {numbers[index + 1]} after {numbers[index]}, expected ascending numbers, each once"
-        )
+        pair = f"{numbers[index + 1]} after {numbers[index]}"
+        raise ArgumentError(f"rows: got {pair}, expected ascending numbers, each once")
     stay = int(np.argmin(np.append(numbers, -1) == np.arange(len(numbers) + 1)))  # the first one that moves
     first = len(pages) - last
     return Kept(first + stay, first + numbers[stay:])

@@ -106,12 +106,6 @@ class SequencePages:
         """Layers, each with its own token count."""
         return len(self._settled[1])
 
-    @property
-    def in_step(self) -> bool:
-        """Whether all layers have the same number of tokens."""
-        lengths = self.state[1]
-        return min(lengths) == max(lengths)
-
     def check_open(self) -> None:
         """ClosedError after ``free``."""
         if self._settled[2]:
@@ -125,9 +119,9 @@ class SequencePages:
 
     def check_in_step(self, what: str) -> None:
         """StepError, which names the call, unless all layers have as many tokens."""
-        if not self.in_step:
-            lengths = self.state[1]
-            low, high = min(lengths), max(lengths)
+        lengths = self.state[1]
+        low, high = min(lengths), max(lengths)
+        if low != high:
             raise StepError(
                 f"{what}: layer {lengths.index(high)} has length {high}, layer {lengths.index(low)} has length "
                 f"{low}, expected equal lengths; append to every layer first, or truncate({low})"

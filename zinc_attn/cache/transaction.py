@@ -64,9 +64,7 @@ class Transaction:
 
     def new_pages(self, sequence: SequencePages) -> tuple[int, ...]:
         """The pages that are held for ``sequence``, without its table's."""
-        return next(
-            (reservation.new_pages for reservation in self.reservations if reservation.sequence is sequence), ()
-        )
+        return next((held.new_pages for held in self.reservations if held.sequence is sequence), ())
 
     def reserve(self, sequence: SequencePages, layer: int, count: int, also: tuple[int, ...] = ()) -> Reservation:
         """Hold the pages to append ``count`` tokens (at least 1) to ``layer``; nothing else changes until the commit.
@@ -181,11 +179,8 @@ class Transaction:
         others = pool.counts().extra.get(page, 0)
         if not others:
             return False
-        leaving = [
-            reservation.sequence
-            for reservation in self.reservations
-            if reservation.sequence.pool is pool and page in reservation.replaced
-        ]
+        held = (reservation for reservation in self.reservations if page in reservation.replaced)
+        leaving = [reservation.sequence for reservation in held if reservation.sequence.pool is pool]
         return others > sum(max(sequence.lengths) <= start for sequence in leaving)
 
     def _hold(

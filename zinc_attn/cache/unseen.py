@@ -6,8 +6,6 @@ are read again where the bound refuses a call and may come from rows that the se
 high: a fork takes it over, and whoever moves rows of a sequence to lower positions lowers it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Arguments of the oracles: checks, and the keys that each query row sees."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple

@@ -130,11 +130,6 @@ def _leaf_states(
     return State(m, total, weighted(p, by_leaf, v_scales.reshape(leaves, KEYS_PER_LEAF, -1)))
 
 
-def _whole(mask: F32, tokens: int) -> F32:
-    """A mask of the last keys, padded to all keys and to the end of the last node."""
-    return np.pad(mask, ((0, 0), (tokens - mask.shape[1], -tokens % KEYS_PER_NODE)))
-
-
 def _attend_head(q: F32, k: Stored, v: Stored, rows: _Rows, scoring: _Scoring) -> State:
     """The state (vectors) of all keys of a KV head: q (vectors, dims), k (tokens, head_dim), v (tokens, value_dim).
 
@@ -190,7 +185,9 @@ def emulate(  # noqa: PLR0913  (public; all but q, k and v are keywords with a d
     rows = as_input(with_rows(q))
     (q_len, q_heads, head_dim), (tokens, kv_heads, value_dim) = rows.shape, v.shape
     rows, group = np.pad(rows, ((0, 0), (0, 0), (0, -head_dim % CHUNK))), q_heads // kv_heads  # whole chunks
-    whole_mask = None if options.mask is None else _whole(options.mask, tokens)
+    whole_mask = options.mask  # padded to all keys and to the end of the last node
+    if whole_mask is not None:
+        whole_mask = np.pad(whole_mask, ((0, 0), (tokens - whole_mask.shape[1], -tokens % KEYS_PER_NODE)))
     scoring = _Scoring(score_scale(options.scale, softcap), options.softcap, whole_mask, arithmetic == "fused")
     keys, values = Stored(k, None), Stored(v, None)
     if arithmetic == "integer":

@@ -45,7 +45,8 @@ def integers(name: str, x: NDArray[Any], scales: Any) -> tuple[F32, F32]:
     blocks), and the scales in float32. An integer is 0 where its scale is."""
     if scales is None:
         raise ArgumentError(f"{name}_scales: got None, expected the scales of the blocks of {name}'s cache")
-    array, expected = check_array(f"{name}_scales", scales, ("float16", "float32")), _blocks(x.shape)
+    array = check_array(f"{name}_scales", scales, ("float16", "float32"))
+    expected = (*x.shape[:-1], -(-x.shape[-1] // BLOCK))
     if array.shape != expected:
         raise ShapeError(f"{name}_scales: got shape {array.shape}, expected {expected}, one for {BLOCK} dimensions")
     factors = array.astype(np.float32)
@@ -58,10 +59,6 @@ def integers(name: str, x: NDArray[Any], scales: Any) -> tuple[F32, F32]:
             "cache of q8_0, q4_0, q5_0 or iq4_nl holds"
         )
     return whole, factors
-
-
-def _blocks(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return (*shape[:-1], -(-shape[-1] // BLOCK))
 
 
 def rounded(x: F32, axis: int) -> tuple[F32, F32]:

@@ -13,8 +13,6 @@ together by r = 2**-20. Over d dimensions and n keys:
 with the largest e of a row's keys. The last term of out covers the fold of n / 512 nodes and the least weights.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, Final
 

@@ -6,8 +6,6 @@ halfway between two float32 numbers for a sum that is not halfway. In that case 
 Melquiond 2008).
 """
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 import numpy as np
@@ -36,7 +34,6 @@ class Products:
         return x
 
     def add(self, sums: F32, a: NDArray[Any], b: NDArray[Any]) -> None:
-        """Add a * b to ``sums``."""
         np.multiply(a, b, out=self._product)
         sums += self._product
 
@@ -110,14 +107,9 @@ def triples() -> tuple[F32, F32, F32]:
     a = np.where(kind == 3, drawn(-20, 30, 12), np.where(kind == 4, 1 + offset, drawn(-63, 20))).astype(np.float32)
     b = np.where(kind == 3, drawn(-20, 30, 13), np.where(kind == 4, 1 - offset, drawn(-63, 20))).astype(np.float32)
     product, any_bits = a.astype(np.float64) * b, drawn(-23, -22)
+    scaled, above = product * any_bits, np.nextafter(product.astype(np.float32), np.float32(np.inf))
     by_kind = (
-        -product,
-        -np.nextafter(product.astype(np.float32), np.float32(np.inf)),
-        product * any_bits,
-        np.abs(product) * any_bits * 2.0**-55,
-        drawn(1, 2),
-        product * any_bits * 2.0**12,
-        any_bits,
-        product * any_bits * 2.0**-24,
+        *(-product, -above, scaled, np.abs(product) * any_bits * 2.0**-55),
+        *(drawn(1, 2), scaled * 2.0**12, any_bits, scaled * 2.0**-24),
     )
     return a, b, np.choose(kind, by_kind).astype(np.float32)

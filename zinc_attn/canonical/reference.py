@@ -3,8 +3,6 @@
 Both are accurate (float64 inside), not bit-canonical. A state of no keys has v = 0 and s = -inf and changes nothing.
 """
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 import numpy as np

@@ -4,8 +4,6 @@ Files are read into memory and never mapped, so that a file which another proces
 The reader takes nothing on trust: sizes, places and numbers are checked before memory is taken for them.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import math
@@ -138,9 +136,8 @@ def read_into(file: io.FileIO, offset: int, data: memoryview) -> None:
     while got < len(data):
         count = file.readinto(data[got:])
         if not count:
-            raise TensorFileError(
-                f"it ended at byte {offset + got:,} while it was read, expected {offset + len(data):,} bytes"
-            )
+            ended = f"it ended at byte {offset + got:,} while it was read"
+            raise TensorFileError(f"{ended}, expected {offset + len(data):,} bytes")
         got += count
 
 

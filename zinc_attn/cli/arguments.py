@@ -1,7 +1,5 @@
 """Shared parts of the commands' arguments: options, the form of a help, exit statuses, device and model."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -108,10 +106,8 @@ class CommandParser(argparse.ArgumentParser):
 
     def arithmetic(self, names: tuple[str, ...] = ARITHMETICS) -> None:
         """--arithmetic of attention, one of ``names``."""
-        text = (
-            "of attention, with the same bits on every device: canonical; fused, with one rounding for a product and "
-        )
-        text += "its sum"
+        text = "of attention, with the same bits on every device: canonical; fused, with one rounding for a product "
+        text += "and its sum"
         if "integer" in names:
             text += "; integer, with sums of integers, for K and V in q8_0, q5_0, q4_0 or iq4_nl"
         if "matrix" in names:
@@ -135,7 +131,6 @@ class CommandParser(argparse.ArgumentParser):
         self.oracle()
 
     def oracle(self) -> None:
-        """--oracle."""
         text = "whose bits judge: numpy, or cpu, native code of the processor, which drawn parts of the run show equal "
         text += "to NumPy first (default: cpu where it can be had and does not run the calls; numpy of --graph)"
         self.add_argument("--oracle", choices=("cpu", "numpy"), help=text)

@@ -1,7 +1,5 @@
 """``zinc-attn check``: its arguments, its lines and its exit status."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -115,7 +113,6 @@ def write_record(path: Path | None, entries: Sequence[dict[str, Any]]) -> None:
 
 
 def chosen_cases(args: argparse.Namespace) -> list[Case]:
-    """The cases that the options name."""
     if args.cases is None:
         return Case.quick(args.arithmetic) if args.quick else Case.default(args.arithmetic)
     cases = [Case.parse(text, args.arithmetic) for text in args.cases.split(",")]
@@ -126,11 +123,8 @@ def chosen_cases(args: argparse.Namespace) -> list[Case]:
 
 def check_sources(arithmetic: str, against: Mapping[str, Digests], devices: Sequence[Device]) -> None:
     """Refuse a record of matrix units that is of no device of this run, whose bits it says nothing of."""
-    if (
-        arithmetic == "matrix"
-        and against
-        and not any(is_of(source, device) for source in against for device in devices)
-    ):
+    known = any(is_of(source, device) for source in against for device in devices)
+    if arithmetic == "matrix" and against and not known:
         origins = "; ".join(origin(maker(device)) for device in devices)
         raise ArgumentError(
             f"against: got digests of {', '.join(against)}, expected some of this device and driver: {origins}; the "

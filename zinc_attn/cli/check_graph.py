@@ -1,7 +1,5 @@
 """The lines of ``zinc-attn check --graph``."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -39,9 +37,9 @@ def _others(outcome: GraphOutcome, against: Mapping[str, Digests]) -> list[str]:
     """How the outcome differs from those of other machines."""
     name = name_of(outcome.kind)
     return [
-        f"{source} has {digests[name][:16]}"
-        for source, digests in against.items()
-        if digests.get(name, outcome.digest) != outcome.digest
+        f"{source} has {known[name][:16]}"
+        for source, known in against.items()
+        if known.get(name, outcome.digest) != outcome.digest
     ]
 
 

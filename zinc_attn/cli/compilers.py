@@ -1,7 +1,5 @@
 """``zinc-attn compilers``: each kernel under the compilers of GPUs that are not here, and the broken gates."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``zinc-attn export``: SPIR-V and a manifest for a runtime without Python."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The run of ``zinc-attn sweep``, ``bench`` and ``decode``: open devices, measure, print, and leave files."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

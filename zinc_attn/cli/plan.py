@@ -1,7 +1,5 @@
 """``zinc-attn plan``: how contexts are split, and what a call should take on a card. No device but with --device."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Iterable, Mapping
 from itertools import product

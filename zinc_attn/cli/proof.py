@@ -1,7 +1,5 @@
 """``zinc-attn proof``: a report from a card, for a bug report or a first run on hardware."""
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 from datetime import datetime, timezone

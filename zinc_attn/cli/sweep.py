@@ -1,7 +1,5 @@
 """``zinc-attn sweep``: verified and timed decode attention over context lengths."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator
 from pathlib import Path

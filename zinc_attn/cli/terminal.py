@@ -4,8 +4,6 @@ Results go to stdout: where it is full or has lost its reader, ``stdout_trouble`
 Everything else goes to stderr: output that it does not take is lost, and changes no status.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """The arithmetic of a call: the canonical one, or that of the device's matrix units."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..cache.rows import Largest

@@ -3,8 +3,6 @@
 A call goes in the five steps of ``Attention._walk``. On any exception before the last step nothing has happened.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from functools import partial

@@ -1,7 +1,5 @@
 """The shapes of q, k and v of a call without a cache, and refusals that say which axes or arrays look swapped."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import product
 from typing import Final, NamedTuple

@@ -96,7 +96,6 @@ class RecordedAttention(Uncopied, instead="record the call again"):
 
     @property
     def out(self) -> Any:
-        """The kp tensor of the result."""
         return self._out.tensor
 
     @contextmanager

@@ -99,10 +99,8 @@ class PartialCall(AttentionCall):
         slices = [RowSlice(0, row, min(row + room, q_len)) for row in range(0, q_len, room)]
         uploads = [(0,) if upload and not piece.begin else () for piece in slices]
         submissions = (planner.plan((piece,), new, partial=True) for piece, new in zip(slices, uploads, strict=True))
-        return CallPlan(
-            tuple(part for submission in submissions for part in in_parts(submission, facts)),
-            planned.new_rows > UPLOAD_ROWS,
-        )
+        parts = tuple(part for submission in submissions for part in in_parts(submission, facts))
+        return CallPlan(parts, planned.new_rows > UPLOAD_ROWS)
 
     def _held_before(self, positions: Indices) -> Indices:
         """Keys of this sequence that lie before absolute positions."""
@@ -118,9 +116,8 @@ class PartialCall(AttentionCall):
         self.take()
         state, nodes = self._empty(), self._attended
         if self._parts:
-            seen = (nodes * KEYS_PER_NODE < self._limits[:, None]) & (
-                (nodes + 1) * KEYS_PER_NODE > self._firsts[:, None]
-            )
+            firsts, limits = self._firsts[:, None], self._limits[:, None]
+            seen = (nodes * KEYS_PER_NODE < limits) & ((nodes + 1) * KEYS_PER_NODE > firsts)
             for target, parts in zip((state.m, state.l, state.o), zip(*self._parts.values(), strict=True), strict=True):
                 target[seen] = np.concatenate(parts)[seen]
         return state

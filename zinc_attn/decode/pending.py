@@ -1,7 +1,5 @@
 """A call that was submitted and whose result is taken later: ``Attention.submit``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

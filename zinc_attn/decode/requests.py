@@ -1,7 +1,5 @@
 """Step 1 of a call: the caller's arrays become requests, or a typed refusal; then their new rows get pages."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from collections.abc import Sequence as Seq

@@ -211,7 +211,6 @@ class AttentionCall:
         self._lses: dict[int, F32] = {}
 
     def plan(self) -> CallPlan:
-        """Plan the call."""
         self.planned = [request.planned() for request in self.requests]
         return self.runner.plan(self.planned, self.layer)
 

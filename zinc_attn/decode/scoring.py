@@ -1,7 +1,5 @@
 """How scores are made and which keys count: ``scale``, ``window``, ``softcap`` and ``sinks``, checked."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -45,7 +43,6 @@ class Scoring:
 
     @cached_property
     def bound(self) -> ScoreBound:
-        """The bound of scores."""
         return ScoreBound.of(self.scale, self.softcap, self.biases, self.mask_slopes)
 
     @property

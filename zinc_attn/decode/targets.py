@@ -1,7 +1,5 @@
 """The caller's arrays that a call writes its results to: ``out=`` and ``lse=``."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 from itertools import pairwise
 from typing import Any, Final, NamedTuple

@@ -69,7 +69,6 @@ class SharedTensors:
         return self._tensors[name, size]
 
     def close(self) -> None:
-        """Free them."""
         tensors, self._tensors = self._tensors, {}
         for buffer in tensors.values():
             buffer.close()
@@ -116,7 +115,6 @@ class TensorWords:
 
     @classmethod
     def of(cls, key: RecordingKey, pages: PagedStorage) -> TensorWords:
-        """The sizes of a key's tensors."""
         layout = pages.layout
         heads, dim, values = layout.shape.q_heads, layout.shape.v_dim, value_words(layout.shape, key.appends)
         if not layout.encodes(key.appends) or 4 * values > pages.device.info.max_buffer_bytes:
@@ -281,9 +279,8 @@ class Workspace:
     def keys_read(self) -> int:
         """Keys, of one KV head, that the workgroups of pass 1 read."""
         shape, key, matrix = self.pages.layout.shape, self.key, self.key.matrix
-        shares = -(
-            -shape.group // heads_together(shape, key.most_heads, self.pages.device.info.layout)
-        )  # workgroups of a KV head
+        vectors = heads_together(shape, key.most_heads, self.pages.device.info.layout)
+        shares = -(-shape.group // vectors)  # workgroups of a KV head
         total = (shares if matrix is None else matrix.blocks(shape.group)) * item_keys(self.work.items)
         return total + (item_keys(self.shared.items) if self.shared is not None else 0)
 

@@ -5,8 +5,6 @@ Nothing but the partial states travels between ranks: (head_dim + 2) float32 per
 Source of the idea: attention states merge (Ye et al. 2024, FlashInfer; Liu et al. 2023, ring attention).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 from typing import Any, Protocol
 
@@ -110,9 +108,8 @@ class ShardedAttention(Uncopied, instead="make one for the other cache"):
         """The partial states of each sequence from the shards of every rank."""
         if self.cache.ranks is not None:
             (states,) = parts
-            call.sequences = [
-                descriptor._replace(query=state.call) for descriptor, state in zip(call.sequences, states, strict=True)
-            ]
+            pairs = zip(call.sequences, states, strict=True)
+            call.sequences = [descriptor._replace(query=state.call) for descriptor, state in pairs]
             self.sent_bytes += sum(state.nbytes for state in states)
             parts = [unpack_states(data, len(states)) for data in call.exchange(pack_states(states))]
         return list(zip(*parts, strict=True))

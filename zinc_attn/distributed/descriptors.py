@@ -35,10 +35,7 @@ class CallDescriptor(NamedTuple):
     created: int = 0
 
     def __str__(self) -> str:
-        first = [
-            f", sequence {sequence.serial} ({sequence.length:,} tokens, {sequence.new:,} new)"
-            for sequence in self.sequences[:1]
-        ]
+        first = [f", sequence {x.serial} ({x.length:,} tokens, {x.new:,} new)" for x in self.sequences[:1]]
         return "".join([f"{self.name} at layer {self.layer}", *first, " and others" * (len(self.sequences) > 1)])
 
     def to_bytes(self) -> bytes:

@@ -1,7 +1,5 @@
 """Folds partial states on a device, with the bits of ``zinc_attn.fold``, which does it in NumPy."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
 

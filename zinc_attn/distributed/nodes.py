@@ -9,8 +9,6 @@ follows from these. A call that changes the counts takes them off the allocator 
 where they are missing, or an owner was garbage collected, the next call counts the holdings again.
 """
 
-from __future__ import annotations
-
 import math
 import weakref
 from collections.abc import Iterable
@@ -109,7 +107,6 @@ class NodeAllocator:
         return holding
 
     def allocate(self, holding: Holding, count: int) -> None:
-        """Append ``count`` new nodes to ``holding``."""
         used = self.used
         shards = [_next_shard(self.share, used, self.capacity) for _ in range(count)]
         self._change(holding, len(holding.nodes), map(Node, shards))
@@ -140,9 +137,8 @@ class NodeAllocator:
 
     def collected(self) -> list[int]:
         """Return the serial numbers of the owners that were garbage collected and whose nodes still count."""
-        return [
-            serial for serial, holding in tuple(self._holdings.items()) if holding.nodes and holding.owner() is None
-        ]
+        holdings = tuple(self._holdings.items())
+        return [serial for serial, holding in holdings if holding.nodes and holding.owner() is None]
 
     def discard(self, serials: Iterable[int]) -> None:
         """Release the nodes of owners that every rank has collected."""

@@ -1,7 +1,5 @@
 """MPI ranks that exchange bytes, each with a time limit, and what becomes of a rank that fails or is lost."""
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import os
@@ -206,15 +204,11 @@ class Ranks:
 
         def guard() -> None:
             ending.wait()
-            _exit_after(grace, LOST_STATUS)
+            time.sleep(grace)
+            os._exit(LOST_STATUS)
 
         Thread(target=guard, daemon=True).start()  # now, as an interpreter that is ending starts no thread
         atexit.register(_finalize, ending)  # runs before the handlers that were registered when MPI was started
-
-
-def _exit_after(seconds: float, status: int) -> None:
-    time.sleep(seconds)
-    os._exit(status)
 
 
 def _finalize(ending: Event) -> None:

@@ -1,7 +1,5 @@
 """The common state of a sharded cache, its sequences and its calls, and how a failed call is undone."""
 
-from __future__ import annotations
-
 import weakref
 from threading import RLock
 from typing import Any, Protocol
@@ -53,7 +51,6 @@ class Shards(Uncopied, instead="make one on each rank"):
         self.moving: tuple[Transaction, Holding, int] | None = None
 
     def check_open(self) -> None:
-        """ClosedError after ``close``."""
         if not self._open:
             raise ClosedError("ShardedKVCache: used after close()")
 

@@ -1,7 +1,5 @@
 """Quantized weights in NumPy: layout R32 and back, and the integers and scales that ggml's blocks stand for."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 

@@ -3,8 +3,6 @@
 Arrays have ggml's dimension 0 last. Operands are float32 as ``widened`` gives them; ``encoded`` narrows results.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Final
 

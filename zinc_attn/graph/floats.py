@@ -4,8 +4,6 @@ Arguments are flushed numbers, infinities or NaN; results are not flushed yet. T
 NumPy rounds correctly: quotients, roots, float16.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -1,7 +1,5 @@
 """A kernel's parameters as NumPy, GLSL and C see them, from one declaration."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 
@@ -114,17 +112,16 @@ def _by_type(name: str, values: list[int]) -> str:
 def c_header() -> str:
     """zinc_graph.h: the records, the places of buffers and constants, and the kernels' numbers."""
     lines = [f"/* {_HEAD} */", "#ifndef ZINC_GRAPH_H", "#define ZINC_GRAPH_H", '#include "zinc_contract.h"', ""]
-    numbers = f"GRAPH_PARAMS_WORDS = {PARAMS_WORDS}, ROPE_WORDS = {ROPE_WORDS}, SUPERBLOCK = {constants.SUPERBLOCK}"
+    sizes_text = f"GRAPH_PARAMS_WORDS = {PARAMS_WORDS}, ROPE_WORDS = {ROPE_WORDS}, SUPERBLOCK = {constants.SUPERBLOCK}"
     lines += [f"#define FLOAT_VEC_{name}(k) ({to_c(x, lambda _: '(k)')})" for name, (x, _) in FLOAT_VEC.table.items()]
-    lines += [f"enum {{ {numbers} }};", "struct tensor {"]
+    lines += [f"enum {{ {sizes_text} }};", "struct tensor {"]
     lines += [*_fields(TENSOR, _C_TYPES, " /* {} */"), "};"]
     for kernel in records():
         lines += ["", f"struct {kernel.name}_params {{", *_fields(kernel.params, _C_TYPES, " /* {} */"), "};"]
     for kernel in GRAPH_KERNELS:
         upper = kernel.name.upper()
-        lines.append(
-            f"enum {{ {', '.join(f'{upper}_BIND_{binding.name.upper()}' for binding in kernel.decl.bindings)} }};"
-        )
+        numbers = (f"{upper}_BIND_{binding.name.upper()}" for binding in kernel.decl.bindings)
+        lines.append(f"enum {{ {', '.join(numbers)} }};")
         if kernel.decl.spec:
             lines += [f"struct {kernel.name}_constants {{", *(f"    uint32_t {name};" for name in kernel.decl.spec)]
             lines.append("};")
@@ -178,5 +175,4 @@ def sizes() -> dict[str, int]:
 
 
 def modules() -> tuple[KernelDecl, ...]:
-    """One kernel of each SPIR-V module."""
     return tuple({kernel.decl.file: kernel.decl for kernel in GRAPH_KERNELS}.values())

@@ -5,8 +5,6 @@ integer, exact in any order. Float operations join the blocks: ascending in a su
 ascending in the row. Where float32 holds an integer here, it is below 2**24.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The programs of the graph's kernels for the compiler gate: specialization constants, a line a kernel or more."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from ..kernels.matrix import MatrixFragment

@@ -1,7 +1,5 @@
 """A kernel's parameters as a NumPy record."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -4,8 +4,6 @@ Tokens change a state one after another, so the number of tokens that come at on
 dimensions, the last one first.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +23,6 @@ class Scanned(NamedTuple):
 
 
 def _above(x: F32, least: float) -> F32:
-    """Smaller magnitudes become +0."""
     return np.where(np.abs(x) < f32(least), f32(0.0), x)
 
 

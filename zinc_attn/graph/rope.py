@@ -4,8 +4,6 @@ A pair k of dimensions turns by position * (its fraction of a turn): a number of
 every position. native/graph/rope_table.cpp makes the same words; shaders/graph/rope.comp turns the pairs.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

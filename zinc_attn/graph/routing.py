@@ -1,7 +1,5 @@
 """Routers and sums of experts, with the bits of shaders/graph/{route,sum_experts}.comp: operations in a row."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

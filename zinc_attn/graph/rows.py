@@ -3,8 +3,6 @@
 Rows lie along the last axis, ggml's dimension 0.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The tiles of products by int8 matrix units, for Python and C. No tile changes a bit."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from ..kernels.formulas import Formulas

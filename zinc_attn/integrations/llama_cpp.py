@@ -1,7 +1,5 @@
 """llama-cpp-python with models on zinc_attn's device: call ``load`` before the first ``Llama``."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import os

@@ -5,8 +5,6 @@ and the sizes that follow from a shape; the source has the formulas as functions
 device with their answers.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re
@@ -28,20 +26,13 @@ from .glsl import comments
 from .questions import questions
 
 _WIDTH: Final = 120  # of a line
-# What the library runs; the package's other kernels are not embedded.
+# The kernels that the library runs; the package's other kernels are not embedded.
 KERNELS: Final = (
-    declarations.APPEND_KERNEL,
-    declarations.MERGE,
-    declarations.ATTEND,
-    declarations.PRIMITIVES,
-    declarations.MULTIPLY_ADD,
+    *(declarations.APPEND_KERNEL, declarations.MERGE, declarations.ATTEND),
+    *(declarations.PRIMITIVES, declarations.MULTIPLY_ADD),
 )
 # The kernels whose constants follow from a shape, by family.
-FAMILIES: Final = {
-    "attend": declarations.ATTEND,
-    "append": declarations.APPEND_KERNEL,
-    "merge": declarations.MERGE,
-}
+FAMILIES: Final = {"attend": declarations.ATTEND, "append": declarations.APPEND_KERNEL, "merge": declarations.MERGE}
 _INTEGERS: Final = (
     *((constants, name) for name in ("KEYS_PER_LEAF", "LEAVES_PER_NODE", "KEYS_PER_NODE")),
     *((limits, name) for name in ("WAVE", "BLOCK", "MAX_HEAD_DIM", "MAX_Q_HEADS", "MAX_CONTEXT", "MAX_PAGE_SIZE")),

@@ -7,8 +7,6 @@ A formula is a Python integer expression over names that the manifest explains. 
 Python evaluates them.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import re

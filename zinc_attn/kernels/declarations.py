@@ -1,10 +1,8 @@
-"""What every kernel and its caller agree on: bindings, specialization constants and the words of the work buffer.
+"""The contract between a kernel and its caller: bindings, specialization constants and words of the work buffer.
 
 Each fact is declared here once. ``glsl`` generates ``contract.glsl`` of ``shaders/`` from it, so the two sides cannot
 differ; a test compares the committed files with the generated text.
 """
-
-from __future__ import annotations
 
 import struct
 from collections.abc import Sequence

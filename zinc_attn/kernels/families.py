@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Layout(NamedTuple):
-    """What a wave of pass 1 has in its registers."""
+    """The registers of a wave of pass 1."""
 
     lanes: int = WAVE  # invocations of a wave
     chunks: int = 4  # most chunks of K in flight; 1 for a CPU alone

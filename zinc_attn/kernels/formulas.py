@@ -4,8 +4,6 @@ They use //, *, +, -, comparisons, ``or`` and conditionals of integers that are 
 the known values and the names before it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache

@@ -1,8 +1,6 @@
 """The generated GLSL: ``contract.glsl`` from the declarations, ``attend_sizes.glsl`` from the shared formulas. A number
 has the comment of its line in the Python source."""
 
-from __future__ import annotations
-
 import re
 import struct
 import textwrap
@@ -21,33 +19,15 @@ from .sizes import FORMULAS
 _WIDTH: Final = 120  # of a line
 # GLSL name: number of the canonical reduction, or limit
 _UINTS: Final = {
-    "KEYS_PER_LEAF": constants.KEYS_PER_LEAF,
-    "LEAVES_PER_NODE": constants.LEAVES_PER_NODE,
-    "CHUNK": constants.CHUNK,
-    "WAVE": limits.WAVE,
-    "WEIGHT_PARTIALS": constants.WEIGHT_PARTIALS,
-    "MAX_VALUE_PASSES": limits.MAX_VALUE_PASSES,
-    "MERGE_DIMS": declarations.MERGE_DIMS,
-    "BLOCK": limits.BLOCK,
-    "INTEGER_BITS": constants.INTEGER_BITS,
-    "CANONICAL": declarations.CANONICAL,
-    "FUSED_NATIVE": declarations.FUSED_NATIVE,
-    "FUSED_EMULATED": declarations.FUSED_EMULATED,
-    "INTEGER_SUMS": declarations.INTEGER_SUMS,
+    **{name: getattr(constants, name) for name in ("KEYS_PER_LEAF", "LEAVES_PER_NODE", "CHUNK")},
+    **{"WAVE": limits.WAVE, "WEIGHT_PARTIALS": constants.WEIGHT_PARTIALS, "MAX_VALUE_PASSES": limits.MAX_VALUE_PASSES},
+    **{"MERGE_DIMS": declarations.MERGE_DIMS, "BLOCK": limits.BLOCK, "INTEGER_BITS": constants.INTEGER_BITS},
+    **{name: getattr(declarations, name) for name in ("CANONICAL", "FUSED_NATIVE", "FUSED_EMULATED", "INTEGER_SUMS")},
     "MATRIX_PIECE": matrix.PIECE,
     "MATRIX_HELD_DIMS": matrix.HELD_DIMS,
 }
 _FLOATS: Final = (
-    "CUTOFF",
-    "FLUSH",
-    "FUSED_SCALE",
-    "EMPTY_M",
-    "LN2_HI",
-    "LN2_LO",
-    "SQRT2",
-    "LOG2E",
-    "TANH_SMALL",
-    "TANH_MAX",
+    *("CUTOFF", "FLUSH", "FUSED_SCALE", "EMPTY_M", "LN2_HI", "LN2_LO", "SQRT2", "LOG2E", "TANH_SMALL", "TANH_MAX"),
 )
 _POLYNOMIALS: Final = {
     "EXP2_C": (constants.EXP2_POLY, "2**x on [-1/2, 1/2] = c0 + c1 x + ..."),

@@ -34,7 +34,7 @@ class MatrixFragment(NamedTuple):
 
 
 class MatrixFacts(NamedTuple):
-    """What a device's matrix units and workgroups allow. fragment, int8: shapes of float16 products with float32 sums,
+    """Limits of a device's matrix units and workgroups. fragment, int8: shapes of float16 products with float32 sums,
     and of int8 with int32; None without VK_KHR_cooperative_matrix. max_invocations: of a workgroup, all along x."""
 
     fragment: MatrixFragment | None

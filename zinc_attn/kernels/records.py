@@ -5,8 +5,6 @@ APPEND (or COPY) record per new token (or page pair), the page tables, one HEAD 
 ``WorkBuffer`` names all of them, so that no index of a word appears outside ``declarations``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
@@ -72,13 +70,7 @@ class WorkBuffer:
     """
 
     def __init__(
-        self,
-        items: int = 0,
-        rows: int = 0,
-        appends: int = 0,
-        tables: int = 0,
-        heads: int = 0,
-        masks: int = 0,
+        self, items: int = 0, rows: int = 0, appends: int = 0, tables: int = 0, heads: int = 0, masks: int = 0
     ) -> None:
         sizes = (
             declarations.HEADER_WORDS,

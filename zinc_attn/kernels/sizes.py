@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from .. import limits
-from ..canonical.constants import CHUNK, KEYS_PER_LEAF, LEAVES_PER_NODE, WEIGHT_PARTIALS
+from ..canonical import constants
 from ..storage import STORAGE, storage_index, storage_types
 from .families import RDNA, Layout, layout_of
 from .formulas import Formulas
@@ -20,25 +20,12 @@ if TYPE_CHECKING:
 
 # The inputs of the formulas: attend's specialization constants, and the invocations of a wave.
 INPUTS: Final = (
-    "K_DIM",
-    "V_DIM",
-    "VECTORS",
-    "CHUNKS_AHEAD",
-    "K_STORAGE",
-    "V_STORAGE",
-    "LATENT",
-    "ROWS_AHEAD",
-    "PASS_SUMS",
-    "LANES",
+    *("K_DIM", "V_DIM", "VECTORS", "CHUNKS_AHEAD", "K_STORAGE", "V_STORAGE", "LATENT", "ROWS_AHEAD", "PASS_SUMS"),
+    *("LANES",),
 )
 KNOWN: Final = {
-    "WAVE": limits.WAVE,
-    "MAX_VALUE_PASSES": limits.MAX_VALUE_PASSES,
-    "CHUNK": CHUNK,
-    "KEYS_PER_LEAF": KEYS_PER_LEAF,
-    "LEAVES_PER_NODE": LEAVES_PER_NODE,
-    "WEIGHT_PARTIALS": WEIGHT_PARTIALS,
-    "BLOCK": limits.BLOCK,
+    **{name: getattr(limits, name) for name in ("WAVE", "MAX_VALUE_PASSES", "BLOCK")},
+    **{name: getattr(constants, name) for name in ("CHUNK", "KEYS_PER_LEAF", "LEAVES_PER_NODE", "WEIGHT_PARTIALS")},
     **{f"STORAGE_{name.upper()}": i for i, name in enumerate(STORAGE)},
 }
 
@@ -54,14 +41,12 @@ def _by_type(side: str, attribute: str) -> str:
 
 def _words(side: str) -> dict[str, tuple[str, str]]:
     """The formulas of a stored row of K or V, as ``storage.StorageType`` has them."""
+    place = f"{side} of one KV head"
     return {
         f"{side}_BITS": (_by_type(side, "bits"), f"bits of a stored value of {side}"),
         f"{side}_HALVES": (_by_type(side, "halves"), "float16 numbers of a block: its scale, or scale and minimum"),
         f"{side}_FIFTH": (_by_type(side, "fifth_bits"), "1 where a block has a word of fifth bits"),
-        f"{side}_VALUES": (
-            f"{side}_DIM * {side}_BITS // 32",
-            f"words of the values of one token's {side} of one KV head",
-        ),
+        f"{side}_VALUES": (f"{side}_DIM * {side}_BITS // 32", f"words of the values of one token's {place}"),
         f"{side}_BLOCKS": (f"({side}_DIM + BLOCK - 1) // BLOCK", "blocks of a row"),
         f"{side}_PAIRED": (f"({side}_BLOCKS * {side}_HALVES + 1) // 2", "words of their float16 numbers"),
         f"{side}_SCALES": (f"{side}_PAIRED + {side}_BLOCKS * {side}_FIFTH", "the same with their fifth bits"),
@@ -122,13 +107,13 @@ FORMULAS: Final[dict[str, tuple[str, str]]] = {
         "of a workgroup: these, and of each leaf and vector m and sums of weights",
     ),
 }
-assert KEYS_PER_LEAF % (2 * limits.WAVE) == 0, "a lane has whole pairs of keys, and a round of the fold has room"
+assert constants.KEYS_PER_LEAF % (2 * limits.WAVE) == 0, "a lane has pairs of keys, and a round of the fold has room"
 SIZES: Final = Formulas(FORMULAS, INPUTS, KNOWN)
 
 
 def chunks_ahead(kind: str, k_dim: int, layout: Layout | None = None) -> int:
     """K chunks that pass 1 loads ahead, by device kind: a GPU hides latency with it, a CPU only spills."""
-    return min((layout or layout_of(kind)).chunks, 4 if k_dim % (4 * CHUNK) == 0 else 2)
+    return min((layout or layout_of(kind)).chunks, 4 if k_dim % (4 * constants.CHUNK) == 0 else 2)
 
 
 def attend_sizes(

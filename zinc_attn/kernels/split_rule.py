@@ -1,7 +1,5 @@
 """The rules by which work is laid out, none of which changes a bit: splits, and rows that share keys."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from .formulas import Formulas

@@ -1,7 +1,5 @@
 """The arithmetic of a request's rows."""
 
-from __future__ import annotations
-
 from typing import Final, Literal, get_args
 
 from ..kernels.matrix import MATRIX_VECTORS

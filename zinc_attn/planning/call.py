@@ -143,7 +143,7 @@ def _cut(
 
 
 class _Placement(NamedTuple):
-    """Where the keys of each request lie, and where its new rows go."""
+    """The places of each request's keys, and of its new rows."""
 
     tables: NDArray[np.uint32]
     table_at: dict[int, int]  # by request: the first word of its page table
@@ -152,8 +152,6 @@ class _Placement(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class SubmissionPlanner:
-    """Makes the submissions of one call."""
-
     requests: Sequence[Request]
     layouts: Sequence[SplitLayout]
     options: CallOptions
@@ -167,7 +165,7 @@ class SubmissionPlanner:
         partial: pass 1 alone; two_pass: pass 2 also where every row has one state. The requests of all slices go to the
         matrix units, or none.
         """
-        facts, layouts = self.facts, [self.layouts[piece.request] for piece in slices]
+        facts, device, layouts = self.facts, self.facts.device, [self.layouts[piece.request] for piece in slices]
         whole = layouts[0].whole_context
         single_pass = whole or (not (partial or two_pass) and all(layout.plan.states == 1 for layout in layouts))
         matrix = self._matrix_workgroup(slices)
@@ -192,11 +190,7 @@ class SubmissionPlanner:
             walks=bool(np.any(items["node_end"] - items["node_begin"] > 1)),
             masks=power_of_two(len(masks)) if len(masks) else 0,
             most_heads=most_heads(
-                facts.shape,
-                len(items),
-                facts.device.compute_units,
-                facts.device.shared_memory_bytes,
-                facts.device.layout,
+                facts.shape, len(items), device.compute_units, device.shared_memory_bytes, device.layout
             ),
             matrix=matrix,
             arithmetic=self.options.arithmetic if self.options.arithmetic in EXACT else "canonical",
@@ -289,14 +283,10 @@ class SubmissionPlanner:
         """(items of keys that rows share, shared nodes of each slice's rows, rows of an item); none if ``apart``."""
         nothing = no_records(ITEM), None, 1
         facts, cascade, sizes = self.facts, self.options.cascade, [piece.end - piece.begin for piece in slices]
-        few = facts.device.kind == "cpu" and cascade is None  # a CPU's driver keeps the sums of more vectors in memory
-        few = few and not facts.device.native
-        most = shared_rows(
-            facts.shape,
-            facts.device.shared_memory_bytes,
-            MAX_HEADS_PER_WORKGROUP if few else SHARED_VECTORS,
-            facts.device.layout,
-        )
+        device = facts.device  # a CPU's driver keeps the sums of more vectors in memory
+        few = device.kind == "cpu" and cascade is None and not device.native
+        vectors = MAX_HEADS_PER_WORKGROUP if few else SHARED_VECTORS
+        most = shared_rows(facts.shape, device.shared_memory_bytes, vectors, device.layout)
         if apart or self.options.window is not None or cascade is False or sum(sizes) < 2 or most < 2:
             return nothing
         limits = np.concatenate([self._visible(piece)[1] for piece in slices])
@@ -323,8 +313,7 @@ class SubmissionPlanner:
         """Give shared items the page table of their first row."""
         if not len(shared):
             return
-        owner = np.repeat([piece.request for piece in slices], [piece.end - piece.begin for piece in slices])[
-            shared["row"]
-        ]
+        sizes = [piece.end - piece.begin for piece in slices]
+        owner = np.repeat([piece.request for piece in slices], sizes)[shared["row"]]
         for request in dict.fromkeys(piece.request for piece in slices):
             shared["page_table"][owner == request] = placement.table_at[request]

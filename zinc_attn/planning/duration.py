@@ -5,8 +5,6 @@ after two to ten). No clock is asked: the work of a submission is counted, as mu
 and V. ``zinc-attn plan`` prints both. A CPU device has no such driver, and no bound.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Final
 

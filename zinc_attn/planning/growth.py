@@ -1,7 +1,5 @@
 """The recordings that sequences need while they grow by a step at a time, up to a last length."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from operator import itemgetter

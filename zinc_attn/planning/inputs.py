@@ -56,7 +56,6 @@ class SplitLayout(NamedTuple):
 
     @classmethod
     def of(cls, plan: SplitPlan, *, by_rule: bool = False) -> SplitLayout:
-        """The layout of a plan."""
         return cls(plan, np.array(plan.node_ranges()), by_rule)
 
     def without_splits(self) -> SplitLayout:

@@ -1,7 +1,5 @@
 """Work records of pass 1 and pass 2 for query rows over a layout of leaves."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

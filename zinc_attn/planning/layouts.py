@@ -1,7 +1,5 @@
 """Split layouts of calls, kept: a decode step has the layout of the step before until its context fills a leaf."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Shared prefixes: which nodes several query rows have in common, and the work items that attend them once."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import NamedTuple
 

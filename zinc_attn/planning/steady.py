@@ -77,16 +77,9 @@ class SteadyWords:
         def words(name: str) -> list[Words]:
             return [items[name][span] for span in submission.spans]
 
-        return cls(
-            submission,
-            window,
-            words("limit"),
-            None if window is None else words("first"),
-            appends["position"],
-            [records["position"] for records in rows],
-            tables,
-            pages_per_leaf(page_size),
-        )
+        firsts, positions = None if window is None else words("first"), [records["position"] for records in rows]
+        leaf_pages = pages_per_leaf(page_size)
+        return cls(submission, window, words("limit"), firsts, appends["position"], positions, tables, leaf_pages)
 
     def set(self, requests: Sequence[Request]) -> None:
         """Set the words for requests with the plan's ``steady_key``, from their lengths and page tables."""

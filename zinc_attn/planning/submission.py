@@ -3,8 +3,6 @@
 The records hold everything that changes from token to token.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import NamedTuple
 

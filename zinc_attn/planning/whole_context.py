@@ -1,7 +1,5 @@
 """Rows by matrix units whose workgroups attend the whole context, so that there are no partial states to merge."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from .arithmetic import Arithmetic

@@ -1,7 +1,5 @@
 """A line of the log where a driver compiles for long, so that no first call stalls without a word."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Iterable, Iterator

@@ -101,7 +101,6 @@ class QueuedRecordings:
         self._failure: Callable[[], ZincAttnError] | None = None
 
     def add(self, recording: Recording) -> None:
-        """Submit ``recording`` with the others."""
         self._recordings.append(recording)
 
     def send(self) -> None:

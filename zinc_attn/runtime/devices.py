@@ -5,10 +5,7 @@ which every cache asks, uses the instance that this process keeps, if there is o
 new instance.
 """
 
-from __future__ import annotations
-
 import math
-import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +19,7 @@ from ..kernels.matrix import MatrixFacts, best_fragment
 from ..kernels.sizes import LEAST_SHARED_BYTES
 from ..kernels.tuning import CPU_WAVE
 from ..limits import WAVE
-from .cpu.device import memory_bytes
+from .cpu.device import memory_bytes, threads
 from .loader import API_1_2, API_1_3, FLOAT16, FLOAT32, INSTALL_DRIVER, SINT8, SINT32, Heap, Vulkan, loader
 from .protocol import DeviceInfo
 
@@ -52,16 +49,8 @@ _UNIT_QUERIES: Final = (
     ("VK_NV_shader_sm_builtins", "VkPhysicalDeviceShaderSMBuiltinsPropertiesNV", ("shaderSMCount",)),
 )
 _VENDORS: Final = {
-    0x1002: "AMD",
-    0x1010: "Imagination",
-    0x106B: "Apple",
-    0x10DE: "NVIDIA",
-    0x13B5: "Arm",
-    0x14E4: "Broadcom",
-    0x1AE0: "Google",
-    0x5143: "Qualcomm",
-    0x8086: "Intel",
-    0x10005: "Mesa",
+    **{0x1002: "AMD", 0x1010: "Imagination", 0x106B: "Apple", 0x10DE: "NVIDIA", 0x13B5: "Arm", 0x14E4: "Broadcom"},
+    **{0x1AE0: "Google", 0x5143: "Qualcomm", 0x8086: "Intel", 0x10005: "Mesa"},
 }
 
 
@@ -253,7 +242,5 @@ def _compute_units(vk: Vulkan, physical: Any, kind: str, extensions: set[str]) -
             if units := math.prod(int(getattr(told, name)) for name in factors):
                 return units, extension
     if kind == "cpu":
-        affinity = getattr(os, "sched_getaffinity", None)  # Linux only
-        if units := len(affinity(0)) if affinity else os.cpu_count() or 0:
-            return units, "CPU threads of this process" if affinity else "CPU threads"
+        return threads(), "CPU threads of this process"
     return ASSUMED_COMPUTE_UNITS, "assumed"

@@ -1,7 +1,5 @@
 """libvulkan through the ``vulkan`` package (cffi): its functions, structs and typed errors."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Sequence

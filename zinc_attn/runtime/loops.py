@@ -1,7 +1,5 @@
 """Loop hints of SPIR-V for a GPU's compiler. The built modules have none: SwiftShader would compile for longer."""
 
-from __future__ import annotations
-
 from typing import Final
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The question to a device before arithmetic "fused": which way does it make a * b + c with one rounding?"""
 
-from __future__ import annotations
-
 from typing import Final, Literal, get_args
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The question to a device before its first kernel: does its driver compute what the kernels rely on?"""
 
-from __future__ import annotations
-
 from contextlib import ExitStack, closing
 from typing import Final
 

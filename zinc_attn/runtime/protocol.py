@@ -5,8 +5,6 @@ attention. All data are uint32 words. Every method may raise DeviceMemoryError, 
 forked child, ForkedProcessError.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -23,7 +21,7 @@ Words = NDArray[np.uint32]
 
 
 class Use(Enum):
-    """What a buffer is for; a runtime picks memory by it."""
+    """The purpose of a buffer, by which a runtime picks its memory."""
 
     INPUT = "input"  # small; written by the host before a recording is submitted, read by kernels
     OUTPUT = "output"  # small; written by kernels, read by the host afterwards

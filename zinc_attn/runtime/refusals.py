@@ -1,7 +1,5 @@
 """Refusals and errors that both dispatchers make."""
 
-from __future__ import annotations
-
 import os
 from contextlib import suppress
 from pathlib import Path

@@ -5,8 +5,6 @@ Ctrl-C would be lost, and what the callback was to do undone. ``weakref``'s cont
 Here each change is one call into C, and so is each callback: no bytecode runs where an object dies.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections import deque
 from collections.abc import Iterator

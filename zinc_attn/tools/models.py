@@ -1,7 +1,5 @@
 """Model presets: the attention of models that people run, by name (models.json) or from a Hugging Face config.json."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping, Sequence

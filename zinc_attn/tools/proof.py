@@ -7,8 +7,6 @@ the rows of the commands, facts of the device and versions. The commands' stderr
 the terminal and never into the report.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

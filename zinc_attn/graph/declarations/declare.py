@@ -1,7 +1,5 @@
 """How a kernel of the graph is declared: its bindings, specialization constants, fields of its parameters, grid."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

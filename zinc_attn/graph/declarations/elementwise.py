@@ -1,7 +1,5 @@
 """Element by element, and copies that attention's operands want."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from ...kernels.declarations import Access
@@ -9,7 +7,7 @@ from .declare import AS_INT8, OF_BLOCKS, OF_ELEMENTS, Field, kernel, tensors
 
 FLOAT_TYPES: Final = ("f32", "f16", "bf16")  # numbered by specialization constants type, x_type, ...
 # An invocation has a word of y. A 16-bit y is contiguous and begins on a word, and where its elements are odd in
-# number, the half behind them stays.
+# number, the half after them stays.
 _OF_WORDS: Final = "ceil_div(elements(p.y), 512 if {} else 256)"
 BINARY_OPS: Final = ("add", "sub", "mul", "div")  # specialization constant op
 # y = a op b; b's sizes divide a's, and it repeats.

@@ -1,7 +1,5 @@
 """Products of matrices: y = w x, or y = w x + added."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from ...kernels.declarations import MATRIX, Access
@@ -26,7 +24,7 @@ _PRODUCT_BINDINGS: Final[dict[str, Access]] = {
     "ids": "read",  # of experts; any buffer where the constant experts is 0
     "y": "write",
 }
-# Of experts, whose y is (rows of w, slots, tokens): ids (slots, tokens) names a matrix of weights for each column.
+# The fields of experts. y is (rows of w, slots, tokens): ids (slots, tokens) names a matrix of weights a column.
 _OF_EXPERTS: Final = (
     Field("x_slots", "uint", "rows of x of a token; slot s has row s mod x_slots"),
     Field("experts", "uint", "the first whose matrix is bound, how many are, and how many there are", 3),
@@ -80,9 +78,7 @@ _UNITS: Final = (*_TILE[:-2], "mat_m", "mat_n", "mat_k", *_TILE[-2:])
 MUL_MAT_UNITS: Final = kernel("mul_mat_units", _PRODUCT_BINDINGS, _UNITS, _PRODUCT_PARAMS, _TILE_GRID, MATRIX.extension)
 # w: (k, rows) and x: (k, columns) of FLOAT_TYPES; a matrix of w serves x.n[2] / w.n[2] planes of x.
 # mul_mat_float takes any steps. mul_mat_float_vec wants s[0] = 1, rows that begin on words, and k as FLOAT_VEC says.
-_FLOAT_BINDINGS: Final[dict[str, Access]] = {
-    **{"w": "read", "x": "read", "added": "read", "ids": "read", "y": "write"},
-}
+_FLOAT_BINDINGS: Final[dict[str, Access]] = {**dict.fromkeys(("w", "x", "added", "ids"), "read"), "y": "write"}
 _FLOATS: Final = (*_OF_EXPERTS, *tensors("w", "x", "added", "y"))
 _TYPES: Final = "w_type", "x_type"
 MUL_MAT_FLOAT: Final = kernel("mul_mat_float", _FLOAT_BINDINGS, (*_TYPES, *_TILE[1:]), _FLOATS, _TILE_GRID)

@@ -1,7 +1,5 @@
 """Recurrent layers: a convolution over tokens, and states that tokens change one after another."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from ..constants import STATE_LANES

@@ -1,7 +1,5 @@
 """Experts: the experts of a token, and the sum of their results. Operations of a graph in one dispatch each."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from .declare import AS_INT8, OF_ELEMENTS, OF_ROWS, Field, kernel, tensors

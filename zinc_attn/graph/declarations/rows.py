@@ -1,7 +1,5 @@
 """Operations on rows, a workgroup each, and rotary positions."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from ...kernels.declarations import Access

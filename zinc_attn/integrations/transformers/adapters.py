@@ -6,8 +6,6 @@ model's own code builds. All three models add a bias that is slope * position of
 which softmax ignores, so it is the slope * -distance of this package for every key that a row sees.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Sequence
@@ -66,7 +64,9 @@ def adapt(model: Any) -> None:
         )
     family = families[type(modules[0]).__name__]
     owners = [module for module in model.modules() if type(module).__name__ == f"{family.name}Model"]
-    _check_release()
+    if release() != _RELEASE:
+        known = f"{_RELEASE[0]}.{_RELEASE[1]}, whose attention modules are known"
+        raise UnsupportedError(f"adapt: got transformers {transformers.__version__}, expected {known}")
     if len(owners) != 1:
         raise UnsupportedError(f"adapt: got {len(owners)} modules {family.name}Model, expected one")
     if model.config._attn_implementation == ADAPTED:
@@ -78,12 +78,6 @@ def adapt(model: Any) -> None:
     for module in modules:
         module.forward = functools.partial(family.forward, module, slopes)
     model.config._attn_implementation = ADAPTED  # transformers asks for masks by this name
-
-
-def _check_release() -> None:
-    if release() != _RELEASE:
-        known = f"{_RELEASE[0]}.{_RELEASE[1]}, whose attention modules are known"
-        raise UnsupportedError(f"adapt: got transformers {transformers.__version__}, expected {known}")
 
 
 def _check_module(module: Any, family: _Family) -> None:
@@ -150,23 +144,12 @@ def _bloom(  # noqa: PLR0913 - BloomAttention.forward's parameters
     output_attentions: bool = False,
     **kwargs: Any,
 ) -> tuple[Any, None]:
-    out = _attended(
-        module,
-        module._reshape(module.query_key_value(hidden_states)),
-        layer_past,
-        attention_mask,
-        dropout=module.attention_dropout.p,
-        scaling=module.inv_norm_factor,
-        alibi=slopes * module.beta,
-        output_attentions=output_attentions,
-    )
+    new = module._reshape(module.query_key_value(hidden_states))
+    options = {"dropout": module.attention_dropout.p, "scaling": module.inv_norm_factor, "alibi": slopes * module.beta}
+    out = _attended(module, new, layer_past, attention_mask, output_attentions=output_attentions, **options)
     out = module.dense(out)
     out = torch.nn.functional.dropout(out, p=module.hidden_dropout, training=module.training)
     return residual + out, None
-
-
-def _mpt_bias(model: Any) -> Any:
-    return model.build_mpt_alibi_tensor(model.num_heads, _POSITIONS)[:, 0]
 
 
 def _mpt(
@@ -231,21 +214,15 @@ def _falcon(  # noqa: PLR0913 - FalconAttention.forward's parameters
     if slopes is None:
         rotate = inspect.getmodule(type(module)).apply_rotary_pos_emb  # type: ignore[union-attr]
         query, key = rotate(query, key, *position_embeddings)
-    out = _attended(
-        module,
-        (query, key, value),
-        layer_past,
-        attention_mask,
-        dropout=module.attention_dropout.p,
-        scaling=module.inv_norm_factor,
-        alibi=None if slopes is None else slopes * module.inv_norm_factor,  # which scales Falcon's bias, too
-        output_attentions=output_attentions,
-    )
+    options = {"dropout": module.attention_dropout.p, "scaling": module.inv_norm_factor}
+    options["alibi"] = None if slopes is None else slopes * module.inv_norm_factor  # which scales Falcon's bias, too
+    new = query, key, value
+    out = _attended(module, new, layer_past, attention_mask, output_attentions=output_attentions, **options)
     return module.dense(out), None
 
 
 _FAMILIES: Final = (
     _Family("Bloom", _bloom_bias, _bloom),
-    _Family("Mpt", _mpt_bias, _mpt),
+    _Family("Mpt", lambda model: model.build_mpt_alibi_tensor(model.num_heads, _POSITIONS)[:, 0], _mpt),
     _Family("Falcon", _falcon_bias, _falcon),
 )

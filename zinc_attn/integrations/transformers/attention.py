@@ -1,7 +1,5 @@
 """The attention function of "zinc", what it refuses by name, and its form for keys and values without a ZincCache."""
 
-from __future__ import annotations
-
 import functools
 import warnings
 from typing import Any, Final

@@ -35,7 +35,6 @@ class BatchRows:
         return len(next(iter(self.sequences.values()))) if self.sequences else -1
 
     def start(self, groups: Iterable[LayerGroup], rows: int) -> None:
-        """Make ``rows`` empty rows."""
         for group in groups:
             self.sequences[group.shape] = [group.kv_cache.new_sequence() for _ in range(rows)]
 
@@ -86,7 +85,6 @@ class BatchRows:
             self.columns, self.kept = columns, kept
 
     def truncate(self, columns: int) -> None:
-        """Keep the first ``columns`` columns."""
         for sequences in self.sequences.values():
             for i, sequence in enumerate(sequences):
                 sequence.truncate(columns if self.kept is None else int(self.kept[i, :columns].sum()))
@@ -139,9 +137,8 @@ class BatchRows:
         twin = BatchRows()
         twin.kept, twin.columns = self.kept, self.columns
         with ExitStack() as undo:
-            twin.sequences = {
-                shape: [_forked(sequence, undo) for sequence in rows] for shape, rows in self.sequences.items()
-            }
+            items = self.sequences.items()
+            twin.sequences = {shape: [_forked(sequence, undo) for sequence in rows] for shape, rows in items}
             undo.pop_all()
         return twin
 

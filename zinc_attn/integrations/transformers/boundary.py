@@ -3,8 +3,6 @@
 Their results are on the Vulkan device and in host memory, which no graph of torch's operations holds.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, Final, TypeVar, cast

@@ -1,7 +1,5 @@
 """The layers that a model's config asks for."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Layers of one shape share a KVCache, and an ``Attention`` serves those of their calls that have the same options."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,12 +92,6 @@ class LayerGroup:
         self.calls[key] = ConfiguredAttention(attention, each)
         return attention, index
 
-    def close_attentions(self) -> None:
-        """Close every Attention; the next call of a layer makes a new one."""
-        for calls in self.calls.values():
-            calls.attention.close()
-        self.calls.clear()
-
 
 class LayerGroups(dict[AttnShape, LayerGroup]):
     """The groups of a ZincCache by shape. layout: the arguments of Attention that fix a split layout. Forks have the
@@ -111,12 +103,10 @@ class LayerGroups(dict[AttnShape, LayerGroup]):
         self.layout: dict[str, int | None] = {}
 
     def add(self, shape: AttnShape, layer: int) -> None:
-        """Model layer ``layer`` has this shape."""
         self.setdefault(shape, LayerGroup(shape, [], self.arithmetic)).layers.append(layer)
 
     @property
     def caches(self) -> list[KVCache]:
-        """The KVCaches that have been made."""
         return [group.cache for group in self.values() if group.cache is not None]
 
     def allocate(self, device: Device, room: BatchRoom, dtype: str) -> None:
@@ -142,8 +132,10 @@ class LayerGroups(dict[AttnShape, LayerGroup]):
         if num_splits is not None or split_size is not None:
             SplitPlan.fixed(0, next(iter(self)), num_splits=num_splits, split_size=split_size)  # refuses a wrong one
         self.layout.update(num_splits=num_splits, split_size=split_size)
-        for group in self.values():
-            group.close_attentions()
+        for group in self.values():  # the next call of a layer makes a new Attention
+            for configured in group.calls.values():
+                configured.attention.close()
+            group.calls.clear()
 
     def close(self) -> None:
         """Free the device memory, and with it every Attention."""

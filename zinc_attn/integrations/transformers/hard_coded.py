@@ -1,7 +1,5 @@
 """Models that have no use for attention "zinc": encoder-decoders, and models that never call the selected attention."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any, Final
 

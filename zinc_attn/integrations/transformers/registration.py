@@ -1,7 +1,5 @@
 """``register()``: transformers calls this package by the name "zinc", and makes its calls steps of a ZincCache."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

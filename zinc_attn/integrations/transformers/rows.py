@@ -79,13 +79,7 @@ class CompressedRows(ZincRows):
 def _first_rows(args: Any) -> ZincRows | None:
     """The first rows among a function's arguments, also in a list of tensors."""
     for argument in args:
-        rows = (
-            argument
-            if isinstance(argument, ZincRows)
-            else _first_rows(argument)
-            if isinstance(argument, (list, tuple))
-            else None
-        )
-        if rows is not None:
+        rows = _first_rows(argument) if isinstance(argument, (list, tuple)) else argument
+        if isinstance(rows, ZincRows):
             return rows
     return None

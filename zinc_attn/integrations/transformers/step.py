@@ -1,7 +1,5 @@
 """A step of a ZincCache: its additions stay, or the cache is rolled back."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -17,7 +15,6 @@ class Step:
     """
 
     def __init__(self, layers: list[ZincLayer], others: list[Any], batch: BatchRows) -> None:
-        """Begin a step."""
         batch.origin = None
         self._layers, self._others, self._batch = layers, others, batch
         self.columns, self._rows = min(layer.columns for layer in layers), batch.size

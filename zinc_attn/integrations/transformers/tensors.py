@@ -1,7 +1,5 @@
 """Torch tensors as the NumPy arrays that the package takes, and the checks that come before."""
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 import numpy as np

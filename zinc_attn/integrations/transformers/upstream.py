@@ -23,25 +23,11 @@ from transformers.masking_utils import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
 
 __all__ = [
-    "DYNAMIC_LAYER_TYPE_MAPPING",
-    "MODEL_FOR_CAUSAL_LM_MAPPING",
-    "MODEL_MAPPING",
-    "AttentionInterface",
-    "AttentionMaskInterface",
-    "Cache",
-    "CacheLayerMixin",
-    "GenerationMixin",
-    "LinearAttentionCacheLayerMixin",
-    "PreTrainedModel",
-    "causal_mask_function",
-    "get_layer_types_and_kwargs",
-    "release",
-    "sdpa_mask",
-    "sliding_window_causal_mask_function",
-    "sliding_window_overlay",
-    "torch",
-    "transformers",
-]
+    "DYNAMIC_LAYER_TYPE_MAPPING", "MODEL_FOR_CAUSAL_LM_MAPPING", "MODEL_MAPPING", "AttentionInterface",
+    "AttentionMaskInterface", "Cache", "CacheLayerMixin", "GenerationMixin", "LinearAttentionCacheLayerMixin",
+    "PreTrainedModel", "causal_mask_function", "get_layer_types_and_kwargs", "release", "sdpa_mask",
+    "sliding_window_causal_mask_function", "sliding_window_overlay", "torch", "transformers",
+]  # fmt: skip
 
 
 def release() -> tuple[int, ...]:

@@ -1,7 +1,5 @@
 """The facts of this machine's processor as a device."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re

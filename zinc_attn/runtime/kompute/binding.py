@@ -1,7 +1,5 @@
 """The ``kp`` module: its build that this package can use, and its errors made typed ones."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

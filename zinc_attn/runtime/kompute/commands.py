@@ -1,7 +1,5 @@
 """Steps become operations of kp sequences, over the pipelines and buffers of plain Vulkan; a host program's queue."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

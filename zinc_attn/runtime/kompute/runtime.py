@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import ArgumentError, ClosedError, DeviceNotFoundError
+from ..base import entered
 from ..devices import choose, device_info, list_devices
 from ..loader import API_1_1, loader
 from ..protocol import DeviceInfo, Dispatch, Use
@@ -18,7 +19,7 @@ from ..vulkan.commands import Commands
 from ..vulkan.device import HostDevice
 from ..vulkan.handles import VulkanBuffer, VulkanRecording
 from ..vulkan.queue import ComputeQueue
-from ..vulkan.runtime import VulkanRuntime, entered, register
+from ..vulkan.runtime import VulkanRuntime, register
 from .binding import load_kp, typed
 from .commands import HostQueue, KomputeCommands
 

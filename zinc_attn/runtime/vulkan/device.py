@@ -1,7 +1,5 @@
 """A Vulkan instance and a logical device with one compute queue, with functions that make and destroy objects of it."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The memory of a buffer: by its use, in the first fitting memory type that has room."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple

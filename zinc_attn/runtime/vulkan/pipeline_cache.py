@@ -3,8 +3,6 @@
 The C library has the same files (native/src/pipeline_cache.c).
 """
 
-from __future__ import annotations
-
 import struct
 import zlib
 from contextlib import suppress

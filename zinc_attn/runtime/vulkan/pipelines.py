@@ -1,7 +1,5 @@
 """Compute pipelines: one SPIR-V module with its specialization constants fixed."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import struct

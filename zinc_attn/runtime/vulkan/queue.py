@@ -1,7 +1,5 @@
 """The compute queue: one submission at a time, and what a failed one leaves behind."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from contextlib import suppress

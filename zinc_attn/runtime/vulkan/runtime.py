@@ -4,34 +4,14 @@ One compute queue, one fence, one submission at a time. A call returns when the 
 the next call waits for that, so what a submission wrote is there for the host and for the next submission.
 """
 
-from __future__ import annotations
-
-import functools
 import os
-import threading
-from collections.abc import Callable, Sequence
-from typing import Concatenate, ParamSpec, TypeVar
+from collections.abc import Sequence
 
-from ...errors import (
-    ArgumentError,
-    ClosedError,
-    DeviceLostError,
-    ForkedProcessError,
-    LimitError,
-    ZincAttnError,
-)
+from ...errors import ArgumentError, ClosedError, DeviceLostError, LimitError, ZincAttnError
 from ...kernels.declarations import KernelDecl
-from ..protocol import DeviceInfo, Dispatch, Kernel, Use, Words
-from ..refusals import (
-    check_compile_room,
-    check_nbytes,
-    check_step,
-    check_timed,
-    closed_device,
-    no_host_memory,
-    output_words,
-    write_words,
-)
+from ..base import RuntimeBase, entered
+from ..protocol import DeviceInfo, Dispatch, Kernel, Use
+from ..refusals import check_compile_room, check_nbytes, check_step, check_timed, closed_device, no_host_memory
 from .commands import BoundStep, Commands
 from .device import HostDevice, LogicalDevice, Undo, destroy
 from .handles import Handles, VulkanBuffer, VulkanRecording, close_collected, collected
@@ -39,42 +19,10 @@ from .memory import allocate_buffer
 from .pipelines import Pipelines, VulkanKernel
 from .queue import ComputeQueue
 
-P = ParamSpec("P")
-R = TypeVar("R")
-S = TypeVar("S", bound="VulkanRuntime")
-
 _QUERY_64_BIT, _QUERY_WAIT = 1, 2  # VkQueryResultFlagBits
 
 
-def entered(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-    """Runs a method under the runtime's lock, in the process that made it, while it is open and not lost."""
-
-    @functools.wraps(method)
-    def entered(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        if os.getpid() != self._pid:
-            raise ForkedProcessError(f"{self.info.name}: opened before fork(); open a Device in the child process")
-        with self._lock:
-            if self._handles.closed:
-                raise closed_device(self.info)
-            if self._device.host is not None and self._device.is_gone():
-                raise ClosedError(f"{self.info.name}: used after its kp.Manager was destroyed; close the Device first")
-            if self._queue.in_flight and not self._device.lost:
-                self._queue.finish()
-            if self._device.lost:
-                raise DeviceLostError(f"{self.info.name} was lost earlier; open a new Device")
-            if self._handles.dropped or collected:
-                self._handles.purge()
-            try:
-                return method(self, *args, **kwargs)
-            except MemoryError as error:
-                if isinstance(error, ZincAttnError):
-                    raise
-                raise no_host_memory(self.info) from error
-
-    return entered
-
-
-class VulkanRuntime:
+class VulkanRuntime(RuntimeBase[VulkanBuffer, VulkanRecording]):
     """The protocol's Runtime, which says what each method does, on plain Vulkan 1.1 or later.
 
     ``info`` is one of ``devices.list_devices()``. Errors at opening: NoVulkanError, DeviceNotFoundError (the
@@ -82,14 +30,13 @@ class VulkanRuntime:
     """
 
     name = "vulkan"
+    buffer_type, recording_type = VulkanBuffer, VulkanRecording
 
     def __init__(self, info: DeviceInfo, host: HostDevice | None = None) -> None:
         close_collected()
         if info.refusal is not None:
             raise LimitError(f"device: {info.name} cannot attend: {info.refusal}; use another device")
-        self.info = info
-        self._pid = os.getpid()
-        self._lock = threading.RLock()
+        super().__init__(info)
         self._token = object()  # says that a kernel is this runtime's, without keeping the runtime alive
         self._warm: set[Kernel] = set()  # kernels that have run
         own: Undo = []  # instance, device and all that lives as long as the runtime
@@ -100,7 +47,7 @@ class VulkanRuntime:
             self._queue = self._compute_queue()
             self._commands = self._recorder()
             self._pipelines = Pipelines(self._device, self._token)
-            self._handles = Handles(self._device, self._queue, self._lock, self)  # last: from now on it is closed
+            self._handles = Handles(self._device, self._queue, self.lock, self)  # last: from now on it is closed
         except BaseException as error:
             destroy(own)
             if isinstance(error, MemoryError) and not isinstance(error, ZincAttnError):
@@ -108,11 +55,9 @@ class VulkanRuntime:
             raise
 
     def _compute_queue(self) -> ComputeQueue:
-        """The queue to which recordings go."""
         return ComputeQueue(self._device)
 
     def _recorder(self) -> Commands:
-        """The recorder of steps."""
         return Commands(self._device)
 
     def close(self) -> None:
@@ -123,10 +68,22 @@ class VulkanRuntime:
         the process: a thread of the driver may still use them. A runtime that is dropped open is closed by the next
         call on another, or when another is opened.
         """
-        if os.getpid() == self._pid:
-            with self._lock:
+        if os.getpid() == self.pid:
+            with self.lock:
                 self._pipelines.forget()
                 self._handles.close()
+
+    def check_open(self) -> None:
+        if self._handles.closed:
+            raise closed_device(self.info)
+        if self._device.host is not None and self._device.is_gone():
+            raise ClosedError(f"{self.info.name}: used after its kp.Manager was destroyed; close the Device first")
+        if self._queue.in_flight and not self._device.lost:
+            self._queue.finish()
+        if self._device.lost:
+            raise DeviceLostError(f"{self.info.name} was lost earlier; open a new Device")
+        if self._handles.dropped or collected:
+            self._handles.purge()
 
     # --- buffers ------------------------------------------------------------------------------------------
 
@@ -137,30 +94,6 @@ class VulkanRuntime:
         with self._handles.making(new_buffer) as undo:
             new_buffer.handle, new_buffer.view = allocate_buffer(self._device, undo, nbytes, use)
         return new_buffer
-
-    @entered
-    def write(self, buffer: object, data: Words, offset: int = 0) -> None:
-        target = self._own_buffer(buffer)
-        write_words(target, target.view, data, offset)
-
-    @entered
-    def read(self, buffer: object) -> Words:
-        return self._mapped(buffer).copy()
-
-    @entered
-    def peek(self, buffer: object) -> Words:
-        return self._mapped(buffer)
-
-    def _mapped(self, buffer: object) -> Words:
-        source = self._own_buffer(buffer)
-        return output_words(source, source.view)
-
-    def _own_buffer(self, buffer: object, name: str = "buffer") -> VulkanBuffer:
-        if not isinstance(buffer, VulkanBuffer) or buffer.runtime is not self:
-            raise ArgumentError(f"{name}: got {buffer!r}, expected a buffer of this runtime")
-        if buffer.key not in self._handles.undo:
-            raise ClosedError(f"{name}: the {buffer.use.value} buffer of {buffer.nbytes} bytes was closed")
-        return buffer
 
     # --- kernels and recordings ---------------------------------------------------------------------------
 
@@ -187,7 +120,7 @@ class VulkanRuntime:
             raise ArgumentError(f"steps[{i}].kernel: got {kernel!r}, expected a kernel of this runtime")
         check_step(i, step, self.info)
         declared = zip(step.buffers, kernel.decl.bindings, strict=True)
-        buffers = [self._own_buffer(b, f"steps[{i}].buffers {d.name}") for b, d in declared]
+        buffers = [self.own_buffer(b, f"steps[{i}].buffers {d.name}") for b, d in declared]
         return kernel, buffers, step.groups, step.independent
 
     # --- running ------------------------------------------------------------------------------------------
@@ -204,7 +137,7 @@ class VulkanRuntime:
             self._start(*recordings)
 
     def _start(self, *recordings: object) -> list[VulkanRecording]:
-        checked = [self._own_recording(recording) for recording in recordings]
+        checked = [self.own_recording(recording) for recording in recordings]
         for recording in checked:
             if recording.cold:
                 self._check_cold(recording)
@@ -220,16 +153,9 @@ class VulkanRuntime:
             self._queue.cold |= {kernel.decl.name for kernel in cold}
         recording.cold = False
 
-    def _own_recording(self, recording: object) -> VulkanRecording:
-        if not isinstance(recording, VulkanRecording) or recording.runtime is not self:
-            raise ArgumentError(f"recording: got {recording!r}, expected a recording of this runtime")
-        if recording.key not in self._handles.undo:
-            raise ClosedError("recording: it, or a buffer that it uses, was closed")
-        return recording
-
     @entered
     def timings(self, recording: object) -> list[tuple[float, float]]:
-        checked, device = self._own_recording(recording), self._device
+        checked, device = self.own_recording(recording), self._device
         check_timed(checked.queries is not None, checked.ran)
         count = 2 * len(checked.steps)
         ticks = device.ffi.new("uint64_t[]", count)

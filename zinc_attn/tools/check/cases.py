@@ -133,7 +133,7 @@ class Case(NamedTuple):
                 yield self._replace(dtype="f32"), held
             return
         half = held._replace(k=held.k.astype(np.float16), v=held.v.astype(np.float16))
-        for dtype in ("f16", "bf16", "q8_0") if _equal(half, held) else ():
+        for dtype in ("f16", "bf16", "q8_0") if half.equals(held) else ():
             if dtype != self.dtype and (dtype == "f16" or _holds(dtype, held)):
                 yield self._replace(dtype=dtype), half if dtype == "f16" else held
 
@@ -151,10 +151,6 @@ def _field(word: str) -> tuple[str, Any]:
 def _holds(dtype: str, data: Data) -> bool:
     """Whether a cache of ``dtype`` gives back every value."""
     try:
-        return _equal(data.stored_as(dtype), data)
+        return data.stored_as(dtype).equals(data)
     except ArgumentError:  # a value that bf16 does not hold
         return False
-
-
-def _equal(data: Data, other: Data) -> bool:
-    return np.array_equal(data.k, other.k) and np.array_equal(data.v, other.v)

@@ -108,6 +108,9 @@ class Data(NamedTuple):
         """The tokens [begin, end) as a cache appends them: k and v, or k alone."""
         return (self.k[begin:end],) if self.latent else (self.k[begin:end], self.v[begin:end])
 
+    def equals(self, other: Data) -> bool:
+        return np.array_equal(self.k, other.k) and np.array_equal(self.v, other.v)
+
     def stored_as(self, dtype: str) -> Data:
         """The values that a cache of ``dtype`` holds, as float32."""
         k, v = stored(self.k, self.v, dtype, latent=self.latent)

@@ -1,7 +1,5 @@
 """The outcome of a case: how often each property was compared, every wrong bit, and the base result's verdict."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -57,7 +55,6 @@ class Outcome:
 
     @property
     def digest(self) -> str:
-        """The digest of the base result."""
         return self.result.digest() if self.result else ""
 
     @property

@@ -1,7 +1,5 @@
 """The properties of a case on devices: every variation must give the bits of the base result."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import closing, contextmanager
@@ -71,7 +69,6 @@ def check(
 
 
 def title(device: Device) -> str:
-    """The device and its dispatcher."""
     return f"{device.info.name} ({device.info.index}), {device.runtime.name}"
 
 

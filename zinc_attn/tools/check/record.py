@@ -1,7 +1,5 @@
 """Records of digests: the committed one, and those of other machines."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

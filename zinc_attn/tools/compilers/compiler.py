@@ -1,7 +1,5 @@
 """Compiling for a GPU that is not here: ``worker`` does it in child processes, whose environment offers the GPU."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -67,7 +65,6 @@ def read_answer(line: str) -> dict[str, Any]:
 
 
 def _read(spec: Spec, answer: Mapping[str, Any], compiler: Compiler) -> VariantReport:
-    """A worker's answer for one variant."""
     isa = answer["isa"]
     wmma = len(re.findall(r"\bv_wmma_", isa)) if isa else None
     loops = main_loops(isa, _trips(spec)) if spec.call == "attend" else (None, None)

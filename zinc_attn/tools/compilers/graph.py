@@ -1,7 +1,5 @@
 """The gates of the graph's kernels, and those of gfx1201's issue slots and matrix units."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 

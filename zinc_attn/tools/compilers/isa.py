@@ -1,7 +1,5 @@
 """Reading a compiled program: its innermost loops, and the cycles in which it issues, per key."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from typing import Final
@@ -14,7 +12,7 @@ _TARGET: Final = re.compile(r"\bBB(\d+)\b")
 _VECTOR_LOAD: Final = re.compile(r"(?:buffer|global)_load_(?:dword|b\d)")
 # Instructions without an issue slot beside vector work: waits, and scalar ALU work, which other waves' work hides.
 _FREE: Final = re.compile(r"s_(?!load|buffer_load)")
-# Of 16 x 16 x 16 products of int8, 383 TOPS of a card's 128 units, which AMD gives for 2.92 GHz, and of float16.
+# Cycles of a 16 x 16 x 16 product of int8, from the 383 TOPS that AMD gives for 128 units at 2.92 GHz; and of float16.
 _CYCLES: Final = {"v_wmma_i32": 8, "v_wmma_f32": 16}
 
 
@@ -68,13 +66,8 @@ def innermost_loops(isa: str) -> list[tuple[list[str], bool]]:
         if to <= block:
             ends[to] = max(block, ends.get(to, block))
     inner = [(begin, end) for begin, end in sorted(ends.items()) if not any(begin < b <= end for b in ends)]
-    return [
-        (
-            [op for block, op in code if begin <= block <= end],
-            not any(begin <= block < to <= end for block, to in jumps),
-        )
-        for begin, end in inner
-    ]
+    straight = (not any(begin <= block < to <= end for block, to in jumps) for begin, end in inner)
+    return [([op for block, op in code if begin <= block <= end], next(straight)) for begin, end in inner]
 
 
 def main_loops(isa: str, trips: tuple[float, ...]) -> tuple[float | None, float | None]:

@@ -3,8 +3,6 @@
 A drm shim answers a driver's ioctls in place of the kernel. RADV of Mesa 25.0 to 25.2 needs none: it has null hardware.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """The variants that are compiled: kernels with their specialization constants, as the shapes need them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -84,7 +82,6 @@ class Spec:
 
     @property
     def lanes(self) -> int:
-        """Invocations of a wave."""
         decl, constants = self.program()
         return decl.wave(constants, self.layout.lanes)
 
@@ -139,11 +136,11 @@ class Spec:
 
 def specs_for(shape: AttnShape, softcap: int = 0, dtypes: Iterable[str] = USUAL, layout: Layout = RDNA) -> list[Spec]:
     """Every kernel as this shape uses it: pass 1 in each dtype, and pass 2."""
-    found = []
+    specs = []
     for heads in sorted({heads_together(shape, most, layout) for most in (8, SHARED_VECTORS)}):
         sizes = heads, -(-shape.group // heads), softcap, 1, shape.v_head_dim, shape.latent
-        found += [Spec(f"attend_{dtype}", shape.head_dim, *sizes, layout=layout) for dtype in dtypes]
-    return [*found, Spec(kernels.MERGE.name, shape.v_head_dim, layout=layout)]
+        specs += [Spec(f"attend_{dtype}", shape.head_dim, *sizes, layout=layout) for dtype in dtypes]
+    return [*specs, Spec(kernels.MERGE.name, shape.v_head_dim, layout=layout)]
 
 
 def default_specs() -> list[Spec]:

@@ -4,8 +4,6 @@ Each line of stdin is a job (path, bindings, constants, whether fused, whether i
 its text), and each line of stdout the answer, or {"refused": why}. It ends soon, so no Vulkan object is destroyed.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Sequence

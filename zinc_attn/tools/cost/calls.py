@@ -1,7 +1,5 @@
 """The time of calls that the planner cuts: several query rows of a sequence, or requests that share a prefix."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import astuple
 from functools import partial
@@ -101,10 +99,8 @@ def predict_rows(
 
 def _rows_terms(call: PlannedCall, index: int, before: int) -> Terms:
     """The terms of one submission. before: keys that the sequence has before the call's first row."""
-    submission, kv_bytes = (
-        call.submission(index),
-        (before + call.cut[index][-1].end) * call.shape.kv_bytes_per_token(call.dtype),
-    )
+    submission = call.submission(index)
+    kv_bytes = (before + call.cut[index][-1].end) * call.shape.kv_bytes_per_token(call.dtype)
     return submission_terms(call.dispatches(submission), call.states(submission), call.card, call.dtype, kv_bytes)
 
 

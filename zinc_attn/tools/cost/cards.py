@@ -1,7 +1,5 @@
 """The cost model's facts of each card. A field that no document gives is assumed, and listed in ``assumed``."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple

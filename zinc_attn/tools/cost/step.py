@@ -1,7 +1,5 @@
 """The time of a decode step of a whole model: its weights once, states, attention, and the waits between dispatches."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ...planning.splits import SplitPlan, plan_splits
@@ -13,7 +11,7 @@ from .predict import predict
 
 @dataclass(frozen=True)
 class ModelStep:
-    """What a step of one sequence moves, in bytes, and waits for.
+    """The bytes that a step of one sequence moves, and its waits.
 
     weights: that it reads, of experts the chosen ones. states: of recurrent layers, read and written. barriers: between
     dispatches, without those of attention. layers: that attend to all keys, of ``shape`` and ``dtype``.

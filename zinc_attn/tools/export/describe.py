@@ -1,7 +1,5 @@
 """The manifest, generated from the declarations, so that it cannot differ from this package's dispatches."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -61,19 +59,9 @@ def _kernel(decl: KernelDecl) -> dict[str, Any]:
     told = meanings(f"{key}.grid")
     elements, values = _described(f"{key}.bindings", "element"), _described(f"{key}.constants", "value")
     bindings = [{"binding": i, **asdict(binding), **elements[binding.name]} for i, binding in enumerate(decl.bindings)]
-    fixed_values = {
-        name: {"value": str(fixed), "fixed": fixed} for name, fixed in decl.fixed
-    }  # the same for every shape
+    fixed = {name: {"value": str(value), "fixed": value} for name, value in decl.fixed}  # the same for every shape
     numbered = [
-        {
-            "id": i,
-            "offset": 4 * i,
-            "size": 4,
-            "type": "uint32",
-            "name": name,
-            **values[name],
-            **fixed_values.get(name, {}),
-        }
+        {"id": i, "offset": 4 * i, "size": 4, "type": "uint32", "name": name, **values[name], **fixed.get(name, {})}
         for i, name in enumerate(decl.constant_names)
     ]
     return {
@@ -132,7 +120,6 @@ def storage_names(dtype: str) -> dict[str, int]:
 
 
 def _described(section: str, key: str = "expression") -> dict[str, dict[str, str]]:
-    """A section of formulas for JSON."""
     return {name: {key: formula, "meaning": meaning} for name, (formula, meaning) in formulas(section).items()}
 
 

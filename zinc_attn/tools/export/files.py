@@ -1,7 +1,5 @@
 """Writing an export to a folder, and reading it back with its checksums verified."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

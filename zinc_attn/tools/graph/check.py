@@ -1,7 +1,5 @@
 """Logits of random models on a device, operation by operation, against the oracle's."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -47,7 +45,6 @@ def digest(x: Any) -> str:
 
 
 def committed() -> dict[str, str]:
-    """The oracle's digests by case."""
     return {str(kind): str(value) for kind, value in json.loads(RECORD.read_text(encoding="utf-8")).items()}
 
 

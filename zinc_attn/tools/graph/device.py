@@ -1,7 +1,5 @@
 """The operations of a forward pass by the graph's kernels, each of them read back."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from typing import Any, Final
@@ -41,7 +39,7 @@ def as_words(x: NDArray[Any]) -> Words:
 def run(
     runtime: Runtime,
     kernel: GraphKernel,
-    given: Sequence[NDArray[Any]],
+    operands: Sequence[NDArray[Any]],
     results: Sequence[int | Words],
     spec: Sequence[int] = (),
     **values: Any,
@@ -53,12 +51,11 @@ def run(
     words that are POISON.
     """
     read = [binding.name for binding in kernel.decl.bindings[1:] if binding.access == "read"]
-    bound = {name: tensor(np.ascontiguousarray(x)) for name, x in zip(read, given, strict=True)}
-    tensors = {
-        field.name: bound[field.name] for field in kernel.params if field.kind == "tensor" and field.name in bound
-    }
+    bound = {name: tensor(np.ascontiguousarray(x)) for name, x in zip(read, operands, strict=True)}
+    fields = (field.name for field in kernel.params if field.kind == "tensor")
+    tensors = {name: bound[name] for name in fields if name in bound}
     record = params(kernel, **tensors | values)
-    inputs, outputs = iter([record, *map(as_words, given)]), iter(results)
+    inputs, outputs = iter([record, *map(as_words, operands)]), iter(results)
     with ExitStack() as stack:
         buffers, written = [], []
         for binding in kernel.decl.bindings:
@@ -198,12 +195,9 @@ class OnDevice:
         return self._float(graph.BINARY, a.shape, (a, b), spec=kinds)
 
     def convolve(self, x: F32, w: F32, bias: F32) -> F32:
-        tokens, run_tokens = (
-            x.shape[1] - w.shape[1] + 1,
-            1 + len(w) % 2,
-        )  # tokens of an invocation: the bits are the same
+        tokens, length = x.shape[1] - w.shape[1] + 1, 1 + len(w) % 2  # of an invocation's run: the same bits
         values: dict[str, Any] = dict.fromkeys(("begins", "ends", "offsets", "scales"), (0, 0))
-        values |= {"run": run_tokens, "size": 1, "eps": 0.0, "factor": 0.0}
+        values |= {"run": length, "size": 1, "eps": 0.0, "factor": 0.0}
         return self._float(graph.SSM_CONV, (tokens, len(w)), (x, x, w, bias), spec=(1, 1, 0, 0), **values)
 
     def _states(

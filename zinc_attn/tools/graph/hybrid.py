@@ -4,8 +4,6 @@ Operations, shapes and types of weights are those of llama.cpp's graph of qwen35
 file; random numbers stand for the weights and for what comes into the first layer.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
@@ -45,8 +43,6 @@ HYBRIDS: Final = {
 
 
 class Operations(recurrent.Operations, Protocol):
-    """The operations of the layers."""
-
     def route(self, scores: F32, k: int) -> F32:
         """(tokens, 2 k): the bits of the int32 ids of the k experts, and their weights, of softmax, whose sum is 1."""
 

@@ -36,7 +36,7 @@ EPS: Final = 1e-5
 ROPE: Final = Rope(HEAD_DIM, "neox")
 Weights = dict[str, Any]  # a layer's: Matrix, or float32 numbers
 TOKENS: Final = (3, 69, 0, 21, 21, 40)
-# Where the float16 numbers of a block lie.
+# The places of a block's float16 numbers.
 HALVES: Final = {
     **{kind: (0, 2) for kind in ("q4_1", "q5_1", "q4_K", "q5_K")},
     **{kind: (0,) for kind in ("q4_0", "q5_0", "q8_0", "iq4_nl", "iq4_xs")},
@@ -179,10 +179,8 @@ def _feed_forward(w: Weights, ops: Operations, x: F32) -> F32:
         return ops.product(w["down"], hidden(w, ops, normed), x)
     scores = ops.product(w["router"], normed)
     ids = np.ascontiguousarray(order.top_k(scores, CHOSEN))
-    products, weights = (
-        ops.product(w["down"], hidden(w, ops, normed, ids), None, ids),
-        np.take_along_axis(scores, ids, 1),
-    )
+    products = ops.product(w["down"], hidden(w, ops, normed, ids), None, ids)
+    weights = np.take_along_axis(scores, ids, 1)
     for slot in range(CHOSEN):
         weighed = ops.binary("mul", np.ascontiguousarray(products[:, slot]), weights[:, slot : slot + 1].copy())
         x = ops.binary("add", x, weighed)

@@ -1,7 +1,5 @@
 """The operations of a forward pass in NumPy."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable
 from typing import Any, Final

@@ -4,8 +4,6 @@ A layer is a hybrid model's: RMS_NORM, a product, a convolution, then a gated de
 each channel, as KDA has) or a selective scan (Mamba-1, Mamba-2), and a product back.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final, Protocol
 

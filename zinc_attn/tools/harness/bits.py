@@ -1,7 +1,5 @@
 """The output of attention calls, the right output by the oracle or float64, and the first difference."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass

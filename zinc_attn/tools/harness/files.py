@@ -1,7 +1,5 @@
 """Files that tools leave, written whole or not at all."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path

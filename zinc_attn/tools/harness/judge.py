@@ -1,7 +1,5 @@
 """Native code of the processor as the oracle: each call compares it with NumPy before it judges."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import closing
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """Reports of progress, which tools give their callers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 Progress = Callable[[str, int, int], None]  # what is being done, steps done, steps in all

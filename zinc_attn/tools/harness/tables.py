@@ -1,7 +1,5 @@
 """Shared parts of the tools' tables: rows in groups, figures of four digits, and a dash for a missing number."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterable
 from typing import Final, TypeVar
 

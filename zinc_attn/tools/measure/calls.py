@@ -1,7 +1,5 @@
 """K and V on a device, and the calls on them that are verified and timed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -66,10 +64,8 @@ class Subject:
         """A row per measure, or the one that says why there is no time."""
         if self.row.status != "ok" or not self.times:
             return [self.row]
-        measures = self.times[0]
-        return [
-            replace(self.row, measure=measure, seconds=tuple(x[measure] for x in self.times)) for measure in measures
-        ]
+        series = {measure: tuple(x[measure] for x in self.times) for measure in self.times[0]}
+        return [replace(self.row, measure=measure, seconds=seconds) for measure, seconds in series.items()]
 
     def _run(self) -> float:
         begin = perf_counter()
@@ -106,9 +102,8 @@ class CachedCalls:
         """The call under a layout; where it appends nothing, its one submission, recorded with the device's clock."""
         sizes: dict[str, Any] = {"num_splits": split.num_splits, "split_size": split.split_size}
         workspaces: list[Workspace] = []
-        attention = Attention(
-            self.cache, arithmetic=self.arithmetic, observer=lambda _, workspace: workspaces.append(workspace), **sizes
-        )
+        sizes |= {"observer": lambda _, workspace: workspaces.append(workspace)}
+        attention = Attention(self.cache, arithmetic=self.arithmetic, **sizes)
         (q, *new), got = map(list, zip(*self.rows, strict=True)), list[Any]()
 
         def attend(q: list[F32]) -> None:
@@ -124,9 +119,7 @@ class CachedCalls:
 
         if not self.appends:
             attend(q)
-            if (
-                len(workspaces) == 1
-            ):  # of several submissions each finds its own words in the workspace: the call is timed
+            if len(workspaces) == 1:  # each of several submissions needs its own words there: the call is timed
                 return self._submitted(row, workspaces[0])
         return Subject(row, lambda: attend(q), lambda: Output(*map(np.stack, got)), spoil, cut_back)
 

@@ -1,7 +1,5 @@
 """The right output of the calls of one context: the oracle's, and the same for all."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from ... import reference

@@ -1,7 +1,5 @@
 """The cost model's time of a measured call, as a row after it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 from ..cost import Card, predict_call

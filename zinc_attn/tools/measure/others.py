@@ -1,7 +1,5 @@
 """Attention by other programs on the CPU, whose calls are timed in turns with those of a device."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -49,9 +47,7 @@ def _output(call: Callable[[], F32]) -> Output:
     return Output(out, np.zeros(out.shape[:-1], np.float32))
 
 
-Call = tuple[
-    str, Callable[[], F32]
-]  # a program with its version, and the function that gives out (q_heads, v_head_dim)
+Call = tuple[str, Callable[[], F32]]  # a program with its version, and the function of out (q_heads, v_head_dim)
 
 
 def torch_call(q: F32, k: F32, v: F32, kind: str) -> Call:

@@ -9,6 +9,7 @@ import io
 import json
 import textwrap
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from typing import TYPE_CHECKING, Any, Final
 
 from ..harness.tables import MISSING, figure, grouped
@@ -43,9 +44,7 @@ def rows_png(records: Sequence[Record], title: str, notes: str, field: str) -> b
     drawing, lines = Figure(figsize=(9, 5), dpi=140, layout="constrained"), named_lines(records, field)
     FigureCanvasAgg(drawing)  # draws into memory
     axes, steps = drawing.subplots(), records[0]["measure"] == "step"
-    pairs = {
-        subject: COLORS[index % len(COLORS)] for index, subject in enumerate(dict.fromkeys(name for name, _ in lines))
-    }
+    pairs = dict(zip(dict.fromkeys(name for name, _ in lines), cycle(COLORS)))  # by subject
     for (subject, layout), points in lines.items():
         pale = layout not in ("split rule", "")
         color = pairs[subject][pale]
@@ -55,17 +54,10 @@ def rows_png(records: Sequence[Record], title: str, notes: str, field: str) -> b
         axes.plot(*zip(*points, strict=True), color=color, **style)
     _set_scales(axes, sorted({record["context"] for record in records}), steps, steps or field == "step_tokens_s")
     said = [part for line in notes.splitlines() for part in textwrap.wrap(line, NOTE_LETTERS, break_on_hyphens=False)]
-    axes.set_title(
-        title, loc="left", fontsize=14.5, weight="bold", color=INK, pad=10 + 13.5 * len(said), parse_math=False
-    )
-    place: dict[str, Any] = {
-        "transform": axes.transAxes,
-        "fontsize": 9.2,
-        "color": GRAY,
-        "linespacing": 1.35,
-        "parse_math": False,
-    }
-    axes.text(0, 1.02, "\n".join(said), **place)
+    heading: dict[str, Any] = {"loc": "left", "fontsize": 14.5, "weight": "bold", "color": INK, "parse_math": False}
+    axes.set_title(title, pad=10 + 13.5 * len(said), **heading)
+    place: dict[str, Any] = {"transform": axes.transAxes, "color": GRAY, "linespacing": 1.35, "parse_math": False}
+    axes.text(0, 1.02, "\n".join(said), fontsize=9.2, **place)
     drawing.draw_without_rendering()  # says where the lines end
     ends = [("\n".join(filter(None, name)), points[-1], pairs[name[0]][0]) for name, points in lines.items()]
     _name_lines(axes, ends)
@@ -85,10 +77,9 @@ def named_lines(records: Sequence[Record], field: str) -> dict[Names, list[tuple
     modeled, named = any(record["measure"] == MODELED for record in records), list[tuple[Names, tuple[int, float]]]()
     for record in records:
         said = [record["device"].split(" (")[0] + " on the CPU" * (record["device_kind"] == "cpu")] * many["device"]
-        if len({*runtimes[record["device"]]}) > 1 or modeled:
-            said.append(
-                "measured" if {record["runtime"]} == {*runtimes[record["device"]]} - {MODELED} else record["runtime"]
-            )
+        used = {*runtimes[record["device"]]}
+        if len(used) > 1 or modeled:
+            said.append("measured" if {record["runtime"]} == used - {MODELED} else record["runtime"])
         said += [record[name] for name in ("shape", "dtype") if many[name]]
         layout = layout_name(record["layout"]) if many["layout"] else ""
         named.append(((", ".join(said), layout), (record["context"], record[field])))

@@ -1,7 +1,5 @@
 """The loop over contexts: at each all calls are made, verified against the oracle, and timed in turns."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -95,9 +93,8 @@ class Point:
         good = [subject for subject in self.entries if isinstance(subject, Subject) and subject.row.status == "ok"]
         self._begin("timing", len(good))
         warm_up_s = GPU_WARM_UP_S if any(subject.row.info.kind != "cpu" for subject in good) else 0
-        times = in_turns(
-            [subject.timed_run for subject in good], repeats, BUDGET_S * len(good), WARM_UP_RUNS, warm_up_s
-        )
+        runs = [subject.timed_run for subject in good]
+        times = in_turns(runs, repeats, BUDGET_S * len(good), WARM_UP_RUNS, warm_up_s)
         for subject, own_times in zip(good, times, strict=True):
             subject.times = own_times
             subject.run_spoiled()

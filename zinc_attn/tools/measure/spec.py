@@ -1,7 +1,5 @@
 """The measured calls, checked before any device is opened."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final

@@ -1,7 +1,5 @@
 """The time of every step of a decode that grows from nothing, through all layers, which shows stalls."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
