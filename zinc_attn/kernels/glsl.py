@@ -44,15 +44,9 @@ _RECORDS: Final = {
     "HEAD": (declarations.HEAD, declarations.HEAD_WORDS, "From head_table on: a HEAD for each query head."),
 }
 _INTERFACES: Final = {
-    "ATTEND": declarations.ATTEND,
-    "MATRIX": declarations.MATRIX,
-    "MERGE": declarations.MERGE,
-    "APPEND": declarations.APPEND_KERNEL,
-    "COPY": declarations.COPY_KERNEL,
-    "ENCODE": declarations.ENCODE,
-    "PRIMITIVES": declarations.PRIMITIVES,
-    "MULTIPLY_ADD": declarations.MULTIPLY_ADD,
-    "PLAIN": declarations.PLAIN,
+    **{name: getattr(declarations, name) for name in ("ATTEND", "MATRIX", "MERGE")},
+    **{"APPEND": declarations.APPEND_KERNEL, "COPY": declarations.COPY_KERNEL},
+    **{name: getattr(declarations, name) for name in ("ENCODE", "PRIMITIVES", "MULTIPLY_ADD", "PLAIN")},
 }
 
 

@@ -39,17 +39,17 @@ class VulkanRuntime(RuntimeBase[VulkanBuffer, VulkanRecording]):
         super().__init__(info)
         self._token = object()  # says that a kernel is this runtime's, without keeping the runtime alive
         self._warm: set[Kernel] = set()  # kernels that have run
-        own: Undo = []  # instance, device and all that lives as long as the runtime
+        undo: Undo = []  # instance, device and all that lives as long as the runtime
         try:
             check_compile_room(info)
-            self._device = LogicalDevice(info, own, host)
+            self._device = LogicalDevice(info, undo, host)
             self.info = self._device.info
             self._queue = self._compute_queue()
             self._commands = self._recorder()
             self._pipelines = Pipelines(self._device, self._token)
             self._handles = Handles(self._device, self._queue, self.lock, self)  # last: from now on it is closed
         except BaseException as error:
-            destroy(own)
+            destroy(undo)
             if isinstance(error, MemoryError) and not isinstance(error, ZincAttnError):
                 raise no_host_memory(info) from error
             raise
