@@ -51,6 +51,7 @@ class Shards(Uncopied, instead="make one on each rank"):
         self.moving: tuple[Transaction, Holding, int] | None = None
 
     def check_open(self) -> None:
+        """ClosedError after ``close``."""
         if not self._open:
             raise ClosedError("ShardedKVCache: used after close()")
 
