@@ -1,7 +1,5 @@
 """Checks of arguments: each returns the value in the type that the package works with, or raises a typed refusal."""
 
-from __future__ import annotations
-
 import math
 import operator
 import os
@@ -32,18 +30,18 @@ def shown(value: object, most: int = 100) -> str:
     return text if len(text) <= most else f"{text[:most]}..."
 
 
-def described(one: object, says: Callable[[], str]) -> str:
+def described(instance: object, says: Callable[[], str]) -> str:
     """A repr, ``Class(what it says)``, that never raises: a constructor that failed leaves an object without fields."""
     try:
-        return f"{type(one).__name__}({says()})"
+        return f"{type(instance).__name__}({says()})"
     except Exception as error:  # a debugger and a log want the rest of what they show
-        return f"<{type(one).__name__}: {type(error).__name__}>"
+        return f"<{type(instance).__name__}: {type(error).__name__}>"
 
 
 class Uncopied:
-    """What stands for memory of a device, and so is neither copied nor pickled.
+    """An object that stands for memory of a device: it is neither copied nor pickled.
 
-    instead: of each class, with its bases: what to do in place of it, as the refusal says.
+    instead: a subclass's keyword, inherited by its subclasses: what to do in place of a copy, as the refusal says.
     """
 
     _instead: ClassVar[str]
@@ -62,9 +60,9 @@ class Uncopied:
 
 def plain(text: object, most: int = 1000) -> str:
     """A path, or a text from a file, for an error's text: without quotes, escaped unless printable, and cut."""
-    found = str(text)
-    found = found if found.isprintable() else ascii(found)[1:-1]
-    return found if len(found) <= most else f"{found[:most]}..."
+    printable = str(text)
+    printable = printable if printable.isprintable() else ascii(printable)[1:-1]
+    return printable if len(printable) <= most else f"{printable[:most]}..."
 
 
 def check_int(name: str, value: Any, least: int, most: int | None = None) -> int:
@@ -73,7 +71,7 @@ def check_int(name: str, value: Any, least: int, most: int | None = None) -> int
         return value
     try:
         number = operator.index(value)
-    except Exception:  # whatever an object that is no integer raises when it is asked to be one
+    except Exception:  # an object that is no integer may raise anything
         raise ArgumentError(f"{name}: got {shown(value)}, expected an int") from None
     if isinstance(value, (bool, np.ma.MaskedArray)) or str(getattr(value, "dtype", "")).endswith("bool"):
         raise ArgumentError(f"{name}: got {shown(value)}, expected an int")
@@ -89,21 +87,21 @@ def check_float(name: str, value: Any, expected: str = "a finite number") -> flo
     An int, a float, a NumPy number, and an array or a torch tensor of no axes with a real dtype are numbers; a bool and
     a text are not.
     """
-    torch, given = sys.modules.get("torch"), value
-    if torch is not None and isinstance(given, torch.Tensor) and given.ndim == 0 and given.device.type != "meta":
-        value = given.item()
+    torch, x = sys.modules.get("torch"), value
+    if torch is not None and isinstance(x, torch.Tensor) and x.ndim == 0 and x.device.type != "meta":
+        value = x.item()
     is_array = isinstance(value, (np.ndarray, np.generic))
     real = value.ndim == 0 and value.dtype.kind in "iuf" if is_array else isinstance(value, Real)
     if not real or isinstance(value, (bool, np.ma.MaskedArray)):
-        single = "a single number, " if getattr(given, "ndim", 0) else ""
-        raise ArgumentError(f"{name}: got {shown(given)}, expected {single}{expected}")
+        single = "a single number, " if getattr(x, "ndim", 0) else ""
+        raise ArgumentError(f"{name}: got {shown(x)}, expected {single}{expected}")
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        given = f"{number:g}" if not isinstance(value, int) else shown(value)
-        raise ValueRangeError(f"{name}: got {given}, expected {expected}")
+        original = f"{number:g}" if not isinstance(value, int) else shown(value)
+        raise ValueRangeError(f"{name}: got {original}, expected {expected}")
     return number
 
 
@@ -125,7 +123,7 @@ def check_path(name: str, value: Any) -> Path:
     """``value``, a str, a path-like object or bytes, as a Path, or ArgumentError naming ``name``."""
     try:
         text = os.fsdecode(value)
-    except Exception:  # whatever an object that is no path raises
+    except Exception:  # an object that is no path may raise anything
         raise ArgumentError(f"{name}: got {shown(value)}, expected a path") from None
     if not text or "\0" in text:
         raise ArgumentError(f"{name}: got {shown(value)}, expected a path that is not empty and has no NUL bytes")
@@ -149,7 +147,7 @@ def check_array(name: str, value: Any, dtypes: tuple[str, ...] = ()) -> NDArray[
         array = np.asarray(_readable(value))
     except ValueError as error:
         raise ShapeError(f"{name}: {error}") from error
-    except Exception as error:  # whatever the conversion of another library's or of the caller's own class raises
+    except Exception as error:  # a foreign class may raise anything
         raise ArgumentError(f"{name}: got a {type(value).__name__}, expected an array: {error}") from error
     if dtypes and array.dtype.name not in dtypes:
         expected = f"{', '.join(dtypes[:-1])} or {dtypes[-1]}" if len(dtypes) > 1 else dtypes[0]
@@ -164,15 +162,15 @@ def check_output(name: str, value: Any, shape: tuple[int, ...]) -> NDArray[np.fl
 
     A torch tensor in the CPU's memory is taken, too; the array is a view of it. ShapeError, DTypeError, ArgumentError.
     """
-    torch, given = sys.modules.get("torch"), value
+    torch, original = sys.modules.get("torch"), value
     expected = f"expected a C-contiguous float32 array of shape {shape}"
-    if torch is not None and isinstance(given, torch.Tensor):
+    if torch is not None and isinstance(original, torch.Tensor):
         try:
-            value = np.asarray(given)  # a view of its memory, or an error
-        except Exception as error:  # of torch's, or of a subclass: on another device, of bfloat16, requires a gradient
+            value = np.asarray(original)  # a view of its memory, or an error
+        except Exception as error:  # it is on another device, is bfloat16 or requires a gradient
             raise ArgumentError(f"{name}: got a tensor that NumPy cannot view, {expected}: {error}") from error
     if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
-        raise ArgumentError(f"{name}: got {shown(given)}, {expected}")
+        raise ArgumentError(f"{name}: got {shown(original)}, {expected}")
     if value.dtype != np.float32:
         raise DTypeError(f"{name}: got dtype {value.dtype}, {expected}")
     if value.shape != shape:

@@ -1,7 +1,5 @@
 """The names of storage types, as callers give them."""
 
-from __future__ import annotations
-
 from typing import Final
 
 import numpy as np
@@ -27,9 +25,9 @@ def storage_dtype(dtype: object) -> str:
     """
     if isinstance(dtype, str) and dtype in STORAGE:
         return dtype  # nearly always
-    given = tuple(dtype.split("/")) if isinstance(dtype, str) and "/" in dtype else dtype
-    names = [_name(one) for one in given] if isinstance(given, (tuple, list)) else [_name(given)]
-    if len(names) != 1 + isinstance(given, (tuple, list)) or None in names:
+    pair = tuple(dtype.split("/")) if isinstance(dtype, str) and "/" in dtype else dtype
+    names = [_name(part) for part in pair] if isinstance(pair, (tuple, list)) else [_name(pair)]
+    if len(names) != 1 + isinstance(pair, (tuple, list)) or None in names:
         raise ArgumentError(f"dtype: got {shown(dtype)}, expected {EXPECTED}")
     return "/".join(str(name) for name in dict.fromkeys(names))
 

@@ -1,7 +1,5 @@
 """Typed refusals. Each message says what was given, what was expected and, where there is one, what to do."""
 
-from __future__ import annotations
-
 
 class ZincAttnError(Exception):
     """Base of every error this package raises on purpose."""

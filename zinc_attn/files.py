@@ -1,10 +1,8 @@
 """Files that a user names: opened without waiting, read within limits, and written whole or not at all.
 
-Whatever a path names, a reader gets its content, or an error that says what is there instead. Nothing waits for the
-other end of a FIFO, takes memory without a limit, or follows JSON deeper than anything that is read here is nested.
+A reader gets a file's content, or an error that says what its path names instead. No reader waits for the other end of
+a FIFO, takes memory without a limit, or follows JSON beyond MOST_DEPTH levels.
 """
-
-from __future__ import annotations
 
 import fcntl
 import hashlib
@@ -26,21 +24,17 @@ from .checks import plain
 from .errors import ArgumentError
 
 LIBRARIES: Final = Path(__file__).parent / "libraries"  # compiled ones, which a platform wheel carries
-MOST_BYTES: Final = 64 << 20  # of a file that is read whole
-MOST_DEPTH: Final = 64  # of lists and objects of JSON in one another
+MOST_BYTES: Final = 64 << 20  # the largest file that is read whole
+MOST_DEPTH: Final = 64  # levels of nested lists and objects of JSON
 INTEGER_DIGITS: Final = 19  # of the longest integer in JSON: 2**63 - 1
 _KINDS: Final = {
-    stat.S_IFREG: "a regular file",
-    stat.S_IFDIR: "a directory",
-    stat.S_IFIFO: "a FIFO",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a character device",
-    stat.S_IFBLK: "a block device",
+    **{stat.S_IFREG: "a regular file", stat.S_IFDIR: "a directory", stat.S_IFIFO: "a FIFO"},
+    **{stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a character device", stat.S_IFBLK: "a block device"},
 }
 GGUF: Final = "a GGUF file"
 ZIP: Final = "a zip archive, such as .npz or .bin"
-CONTENT_BYTES: Final = 16  # that ``content_of`` wants to see
-_CONTENTS: Final[dict[str, Callable[[bytes], bool]]] = {  # what people name by mistake, by its first bytes
+CONTENT_BYTES: Final = 16  # the first bytes of a file, which ``content_of`` reads
+_CONTENTS: Final[dict[str, Callable[[bytes], bool]]] = {  # tests of first bytes, for files that people name by mistake
     GGUF: lambda start: start[:4] == b"GGUF" and not start[5:8].strip(bytes(1)),
     "a safetensors file": lambda start: start[5:9] == bytes(3) + b"{",
     ZIP: lambda start: start[:4] == b"PK\3\4",
@@ -56,10 +50,10 @@ def cache_folder() -> Path | None:
     if chosen := os.environ.get("ZINC_ATTN_CACHE_DIR"):
         return Path(chosen)
     try:
-        found = platformdirs.user_cache_path("zinc_attn", appauthor=False)
+        folder = platformdirs.user_cache_path("zinc_attn", appauthor=False)
     except RuntimeError:  # without a home directory; older versions of platformdirs return a path that begins with ~
         return None
-    return found if found.is_absolute() else None
+    return folder if folder.is_absolute() else None
 
 
 # --- reading -----------------------------------------------------------------------------------------------
@@ -83,7 +77,7 @@ def open_regular(path: Path) -> io.FileIO:
 
 @contextmanager
 def refusing(path: Path, expected: str, error: type[ArgumentError] = ArgumentError) -> Iterator[None]:
-    """Around what reads ``path``: an OSError becomes ``error``. expected: what the file should be, in words."""
+    """A block that reads ``path``: its OSError becomes ``error``. expected: what the file should be, in words."""
     try:
         yield
     except OSError as failed:
@@ -103,11 +97,11 @@ def read_file(path: Path, expected: str, error: type[ArgumentError] = ArgumentEr
 
 
 def read_text(path: Path, expected: str, error: type[ArgumentError] = ArgumentError) -> str:
-    """The text of a file in UTF-8, which has some; otherwise as ``read_file``."""
+    """The text of a UTF-8 file that is not empty. Errors: see ``read_file``."""
     data = read_file(path, expected, error)
     with refusing(path, expected, error):
-        if found := content_of(data):
-            raise OSError(0, f"it is {found}")
+        if kind := content_of(data):
+            raise OSError(0, f"it is {kind}")
         try:
             return data.decode()
         except UnicodeDecodeError as failed:
@@ -115,12 +109,12 @@ def read_text(path: Path, expected: str, error: type[ArgumentError] = ArgumentEr
 
 
 def read_json(path: Path, expected: str) -> Any:
-    """What a file of JSON holds; otherwise as ``read_text``."""
+    """The value in a JSON file. Errors: see ``read_text``."""
     return json_of(read_text(path, expected), path, expected)
 
 
 def json_of(text: str, path: Path, expected: str, error: type[ArgumentError] = ArgumentError) -> Any:
-    """What ``text``, of the file ``path``, holds as JSON."""
+    """The JSON value of ``text``, which was read from ``path``."""
     with refusing(path, expected, error):
         try:
             return parse_json(text)
@@ -129,26 +123,26 @@ def json_of(text: str, path: Path, expected: str, error: type[ArgumentError] = A
 
 
 def content_of(data: bytes) -> str | None:
-    """What begins with ``data`` and is no text, in words; None for text, and for what has no name here."""
+    """The kind of file that begins with ``data``, in words; None for text and for unknown kinds."""
     return next((name for name, is_it in _CONTENTS.items() if is_it(data[:CONTENT_BYTES])), None)
 
 
 def parse_json(text: str, **hooks: Any) -> Any:
     """``json.loads`` with its ``hooks``. ValueError: also where it is nested too deeply, or has too long an integer."""
     try:
-        found = json.loads(text, **{"parse_int": _integer, **hooks})
-        level = [found]
+        value = json.loads(text, **{"parse_int": _integer, **hooks})
+        level = [value]
         for _ in range(MOST_DEPTH):
-            level = [x for one in level if isinstance(one, (dict, list)) for x in _values(one)]
+            level = [x for entry in level if isinstance(entry, (dict, list)) for x in _values(entry)]
             if not level:
-                return found
+                return value
     except RecursionError:
         pass
     raise ValueError(f"nested too deeply, expected at most {MOST_DEPTH} levels")
 
 
-def _values(one: Any) -> Any:
-    return one.values() if isinstance(one, dict) else one
+def _values(container: Any) -> Any:
+    return container.values() if isinstance(container, dict) else container
 
 
 def _integer(text: str) -> int:
@@ -156,7 +150,7 @@ def _integer(text: str) -> int:
 
 
 def no_integer(text: str) -> NoReturn:
-    """The refusal of a number that is not written as an integer, or as too long a one."""
+    """Refuse a number that is no integer, or an integer that is too long."""
     raise ValueError(f"got the number {text[:INTEGER_DIGITS]}, expected an integer below 2**63")
 
 
@@ -183,8 +177,8 @@ def check_folder(path: Path) -> None:
 def replacing(path: Path, mode: int = 0o644) -> Iterator[IO[bytes]]:
     """A new file of these permissions, less the process's mask, that takes the place of ``path`` after the block.
 
-    Where the block fails, it is taken away, and ``path`` is as it was. OSError: see ``check_target``. A process that is
-    killed leaves the file: its lock, held until it has its name, tells ``remove_unfinished`` whether its process lives.
+    If the block fails, the file is removed and ``path`` stays as it was. OSError: see ``check_target``. A killed
+    process leaves the file: its lock, held until it has a name, tells ``remove_unfinished`` whether that process lives.
     """
     check_target(path)
     remove_unfinished(path)
@@ -219,12 +213,12 @@ def remove_unfinished(path: Path) -> None:
 
 
 def _unfinished(path: Path) -> str:
-    """How the names begin that ``replacing`` gives; short, as ``path`` may have the longest name there is."""
+    """The prefix of temporary names of ``replacing``; short, since ``path`` may have the longest possible name."""
     return f".{hashlib.sha256(path.name.encode(errors='surrogatepass')).hexdigest()[:16]}."
 
 
 def kind_of(mode: int) -> str:
-    """What a file of this mode is, with its article."""
+    """The kind of a file with this mode, with its article."""
     return _KINDS.get(stat.S_IFMT(mode), "no regular file")
 
 

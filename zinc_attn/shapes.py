@@ -88,10 +88,10 @@ class AttnShape:
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-serializable form; v_head_dim and latent only where they say something."""
-        found: dict[str, Any] = {"q_heads": self.q_heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim}
+        form: dict[str, Any] = {"q_heads": self.q_heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim}
         if self.v_head_dim != self.head_dim or self.latent:
-            found |= {"v_head_dim": self.v_head_dim, "latent": self.latent}
-        return found
+            form |= {"v_head_dim": self.v_head_dim, "latent": self.latent}
+        return form
 
     def __str__(self) -> str:
         text = f"{self.q_heads}/{self.kv_heads}/{self.head_dim}"
@@ -105,13 +105,13 @@ class AttnShape:
         parts = text.split("/") if isinstance(text, str) else []
         latent = len(parts) == 5 and parts[4] == "latent"
         numbers = [parse_digits(part) for part in (parts[:4] if latent else parts)]
-        found = [number for number in numbers if number is not None]
-        if len(numbers) not in (3, 4) or len(found) != len(numbers):
+        known = [number for number in numbers if number is not None]
+        if len(numbers) not in (3, 4) or len(known) != len(numbers):
             raise ArgumentError(
                 f"shape: got {shown(text)}, expected q_heads/kv_heads/head_dim, for example 16/2/256, with V's size "
                 "where it differs, 32/8/192/128, and the word latent where V is the begin of K, 20/1/576/512/latent"
             )
-        q_heads, kv_heads, *dims = found
+        q_heads, kv_heads, *dims = known
         return cls(q_heads, kv_heads, dims[0], dims[-1], latent)
 
 
@@ -132,7 +132,7 @@ def filled_up(x: NDArray[Any], dims: int) -> NDArray[np.float32]:
 class RowFormat:
     """Words of one token's K and V of one KV head; a row is K values, V values, K scales, V scales, in this order.
 
-    k_values, v_values: words of the values; k_scales, v_scales: of what blocks have besides (see
+    k_values, v_values: words of the values; k_scales, v_scales: words of block scales, minima and fifth bits (see
     ``StorageType.scale_words``). A latent shape has no words of V.
     """
 
@@ -143,41 +143,42 @@ class RowFormat:
 
     @cached_property
     def spans(self) -> list[tuple[int, int]]:
-        """Where each of the four begins and ends in a row."""
+        """(begin, end) of each of the four parts in a row."""
         return list(pairwise(accumulate((0, self.k_values, self.v_values, self.k_scales, self.v_scales))))
 
     @property
     def k_words(self) -> int:
-        """Of K."""
+        """Words of K, scales included."""
         return self.k_values + self.k_scales
 
     @property
     def v_words(self) -> int:
-        """Of V."""
+        """Words of V, scales included."""
         return self.v_values + self.v_scales
 
     @property
     def words(self) -> int:
-        """Of both."""
+        """Words of K and V, scales included."""
         return self.k_words + self.v_words
 
 
 Strides = tuple[int, int]  # bytes from a row to the next, of K and of V, where they lie as rows
 KV_LAYOUTS: Final = ("tiles", "NHD")
-TILES: Final[Strides] = 0, 0  # the same where they lie in tiles
+TILES: Final[Strides] = 0, 0  # the strides that stand for tiles
 
 
 def check_kv_layout(kv_layout: Any) -> str:
-    """``kv_layout`` if it is the name of one."""
+    """``kv_layout`` if it names a layout, else ArgumentError."""
     if not isinstance(kv_layout, str) or kv_layout not in KV_LAYOUTS:
         raise ArgumentError(f"kv_layout: got {shown(kv_layout)}, expected {' or '.join(map(repr, KV_LAYOUTS))}")
     return kv_layout
 
 
 def row_strides(shape: AttnShape, dtype: str) -> Strides:
-    """Of rows that lie one behind the other, as whole pairs of bytes; a latent shape's V lies in K's."""
+    """The strides of contiguous rows, in whole pairs of bytes; a latent shape's V lies in K's rows."""
     k, v = storage_types(dtype)
-    k_bytes, v_bytes = (-(-one.row_bytes(dims) // 2) * 2 for one, dims in ((k, shape.head_dim), (v, shape.v_head_dim)))
+    sides = (k, shape.head_dim), (v, shape.v_head_dim)
+    k_bytes, v_bytes = (-(-kind.row_bytes(dims) // 2) * 2 for kind, dims in sides)
     return k_bytes, k_bytes if shape.latent else v_bytes
 
 
@@ -194,7 +195,7 @@ def tile_words(tile: int, words: int) -> int:
 
 @lru_cache(maxsize=256)
 def row_format(shape: AttnShape, dtype: str) -> RowFormat:
-    """The words of a token's row. dtype: a name of ``storage_dtype``. ArgumentError: it does not store this shape."""
+    """The words of a token's row. dtype: a name of ``storage_dtype``. ArgumentError: the type stores no such shape."""
     k, v = storage_types(dtype)
     if shape.latent and k != v:
         raise ArgumentError(

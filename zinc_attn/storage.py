@@ -1,7 +1,5 @@
 """The types in which a cache stores K and V, and what the words of each are; needs no NumPy."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Final
@@ -24,9 +22,9 @@ class StorageType:
     """A type of stored values.
 
     bits: of a value. halves: float16 numbers that a block of 32 dimensions has besides its values: a scale, or a scale
-    and a minimum; 0 for types without blocks. fifth_bits: whether a block has a word of them, bit i its dimension i's.
-    head_scale: whether a value is multiplied by the float32 scale of its head. most: the largest magnitude of a row, of
-    blocks that whose scale and minimum are float16 numbers; 0: MAX_INPUT.
+    and a minimum; 0 for types without blocks. fifth_bits: whether a block has a word of fifth bits, bit i for dimension
+    i. head_scale: whether a value is multiplied by the float32 scale of its head. most: the largest magnitude of a row;
+    of blocks, the largest one whose scale and minimum are float16 numbers; 0 stands for MAX_INPUT.
     """
 
     name: str
@@ -38,7 +36,7 @@ class StorageType:
 
     @cached_property
     def quantized(self) -> bool:
-        """Whether rows are rounded to what the type has, whatever their dtype."""
+        """Whether rows of every dtype are rounded to values of the type."""
         return self.halves > 0 or self.head_scale
 
     @property
@@ -60,7 +58,7 @@ class StorageType:
         return -(-dims // BLOCK) * self.block_bytes if self.halves else dims * self.bits // 8
 
     def scale_words(self, dims: int) -> int:
-        """uint32 words of what its blocks have besides: scales and minima, two a word, then fifth bits."""
+        """uint32 words of a row's scales and minima, two a word, and then of its fifth bits."""
         blocks = -(-dims // BLOCK)
         return -(-blocks * self.halves // 2) + blocks * self.fifth_bits
 
@@ -68,8 +66,8 @@ class StorageType:
 # A type's index is the value of the specialization constants k_storage and v_storage. Block types are ggml's: in q4_0,
 # q5_0 and q8_0 a value is scale * (q - offset), in q4_1 and q5_1 scale * q + minimum, in iq4_nl scale * table[q].
 STORAGE: Final = {
-    one.name: one
-    for one in (
+    kind.name: kind
+    for kind in (
         StorageType("f32", 32),
         StorageType("f16", 16, most=F16_MAX),
         StorageType("bf16", 16),
@@ -91,6 +89,6 @@ def storage_types(dtype: str) -> tuple[StorageType, StorageType]:
     return STORAGE[k], STORAGE[v or k]
 
 
-def storage_index(one: StorageType) -> int:
+def storage_index(kind: StorageType) -> int:
     """The value of the specialization constant for a type."""
-    return list(STORAGE).index(one.name)
+    return list(STORAGE).index(kind.name)

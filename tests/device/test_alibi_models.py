@@ -134,7 +134,7 @@ def test_4d_masks_of_mpt(device):
         got = model(ids, attention_mask=mask, cache=held).logits
         assert (got - want).abs().max() <= BOUND
         held.reset()
-        with pytest.raises(errors.UnsupportedError, match="shows a row a key behind its position"):
+        with pytest.raises(errors.UnsupportedError, match="shows a row a key after its position"):
             model(ids, attention_mask=torch.zeros_like(mask), cache=held)
 
 

@@ -88,7 +88,7 @@ BAD: tuple[tuple[type[Exception], str, Callable[[Scene], Any]], ...] = (
      lambda s: za.Attention(s.cache, window=[1, 2, 3])),
     (errors.ArgumentError, "sinks: got 1 rows, expected (4,) or a row per layer (2)",
      lambda s: za.Attention(s.cache, sinks=np.zeros((1, 4), np.float32))),
-    (errors.ArgumentError, "layer: got an array, expected an int, which comes behind seq and before k and v",
+    (errors.ArgumentError, "layer: got an array, expected an int, which comes after seq and before k and v",
      lambda s: s.attn(q_(), k_(), k_())),
     (errors.ArgumentError,
      "seq: got ndarray, expected a Sequence or a list of them; the order is (q, seq, layer, k=, v=)",

@@ -117,7 +117,7 @@ right(seq, np.arange(500))
 says(lambda: attn([q] * (1 + second), [seq] * (1 + second), 0))
 says(lambda: cache.append(seq, 0, k[500:510 + second], v[500:510 + second]))
 
-# one rank fails behind the exchange: the other knows with its next call
+# one rank fails after the exchange: the other knows with its next call
 fold = attn.fold
 attn.fold = failing if second else fold
 says(lambda: attn(q, seq, 0, k[500:700], v[500:700]))
@@ -176,7 +176,7 @@ def test_ranks_that_differ_notice(tmp_path: Path) -> None:
 
     alike = "; make the same calls with the same arguments on every rank$"
     of = r"sequence 0 \(600 tokens, 1,000 new\)"
-    late = r"\(behind the exchange of attend at layer 0, sequence 0 \(500 tokens, 200 new\), which the "
+    late = r"\(after the exchange of attend at layer 0, sequence 0 \(500 tokens, 200 new\), which the "
     lost = "a rank was lost, or left, before; start all of them again"
     expected = (
         ((600, 600), ["RankError: rank 1 failed: ShapeError: k: got shape ", "ShapeError: k: got shape "]),

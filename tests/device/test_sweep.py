@@ -187,7 +187,7 @@ def test_what_no_kernel_writes_fails(device, monkeypatch, page_size, from_call):
     for name, method in real.items():
         monkeypatch.setattr(device.runtime, name, method)
     assert [row.status for row in rows] == ["failed"]
-    assert ("behind the timing: " in str(rows[0].error)) == (from_call == "timed")
+    assert ("after the timing: " in str(rows[0].error)) == (from_call == "timed")
 
 
 def test_no_room(device, monkeypatch):

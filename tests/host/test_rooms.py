@@ -3,6 +3,7 @@
 import ast
 import inspect
 import re
+from collections import Counter
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -121,3 +122,34 @@ def test_every_public_name_of_zinc_cache_has_a_docstring():
     from zinc_attn.integrations.transformers import ZincCache
 
     assert undescribed(dict(described("ZincCache", ZincCache)), "ZincCache.prepare") == []
+
+
+# --- sentences that are read once, and nouns for names --------------------------------------------------------
+
+# Top folder: the names out of NAMES that a folder below it may have (None: as many as it has), and whether SLIPS count.
+READABLE = {"zinc_attn": (10, True), "shaders": (None, False), "native": (None, False)}
+UNREAD = ("zinc_attn/spirv/", "zinc_attn/kernels/cpp.py", "zinc_attn/runtime/cpu/building.py")
+NAMES = re.compile(r"(?<![\w.])(?:at|found|one|of|made|given|own|mine)\b(?!\s*\()(?=\s*(?:=[^=]|[;,)\[.+*/:%-]))")
+STRING = r'""".*?"""|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\''
+CLAUSE = r"(?:(?:Of|Where) (?:it|they|them|this|that|these|those|which)|What (?!an? |the )\w+)\b.*"  # opens a comment
+LATE = r"\bbehind (?:[a-z]+ ){0,2}(?:time|timing|calls?|steps?|runs?|forward|submissions?|exchange|--\w+)\b"  # "after"
+
+
+def sources(top: str) -> dict[str, str]:
+    """The text of each source file of a folder, by its path in the repository."""
+    root = PACKAGE.parent
+    paths = [path for path in (root / top).rglob("*") if path.suffix in {".py", ".c", ".h", ".cpp", ".glsl", ".comp"}]
+    texts = {path.relative_to(root).as_posix(): path.read_text(encoding="utf-8") for path in paths}
+    return {name: text for name, text in texts.items() if not name.startswith(UNREAD)}
+
+
+@pytest.mark.parametrize("top", READABLE)
+def test_names_are_nouns_and_comments_open_with_a_subject(top: str) -> None:
+    (ceiling, read), counts = READABLE[top], Counter[str]()
+    for name, text in sources(top).items():
+        opening, comment = (r'(?:"""|# )', r"#[^\n]*") if name.endswith(".py") else (r"/[/*] ", r"//[^\n]*|/\*.*?\*/")
+        slips = re.findall(f"{opening}{CLAUSE}|{LATE}", text)
+        assert not (read and slips), (name, slips)
+        code = re.sub(comment, "", re.sub(STRING, "", text, flags=re.S), flags=re.S)
+        counts[name.rpartition("/")[0]] += len(NAMES.findall(code))
+    assert ceiling is None or max(counts.values()) <= ceiling, counts

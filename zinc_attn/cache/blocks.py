@@ -13,8 +13,6 @@ x_e is the first value of the largest magnitude, min and max the first ones; 1 /
 size is no multiple of 32 is filled up with zeros. Source: ggml's quantize_row_*_ref.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 import numpy as np
@@ -82,7 +80,7 @@ def dequantize(q: NDArray[np.uint8], halves: NDArray[np.float16], kind: StorageT
 
 
 def write(values: Words, shared: Words, q: NDArray[np.uint8], halves: NDArray[np.float16], kind: StorageType) -> None:
-    """Write what ``quantize`` returns: values (..., dims * bits / 32), and the words of what blocks share."""
+    """Write the results of ``quantize``: values (..., dims * bits / 32), and the words that blocks share."""
     flat = q.reshape(*q.shape[:-2], q.shape[-2] * BLOCK)[..., : values.shape[-1] * 32 // kind.bits]
     low = flat if kind.bits == 8 else (flat[..., 0::2] & 15) | (flat[..., 1::2] << 4)
     values.view(np.uint8)[..., : low.shape[-1]] = low
@@ -119,9 +117,9 @@ def _extreme(x: F32) -> F32:
     return _at(x, np.abs(x).argmax(axis=-1)) + np.float32(0.0)
 
 
-def _at(x: F32, at: NDArray[np.intp]) -> F32:
-    """Element ``at`` of each block."""
-    return np.take_along_axis(x, at[..., None], axis=-1)[..., 0]
+def _at(x: F32, index: NDArray[np.intp]) -> F32:
+    """Element ``index`` of each block."""
+    return np.take_along_axis(x, index[..., None], axis=-1)[..., 0]
 
 
 def _integers(x: F32, most: int) -> NDArray[np.uint8]:

@@ -1,10 +1,8 @@
-"""New rows that the device encodes: when it does, and what the host uploads for it.
+"""New rows that the device encodes: the condition, and the host's upload.
 
 The host checks the rows and uploads their stored values as float32: K of all rows, (rows, kv_heads, head_dim), then V,
 (rows, kv_heads, v_head_dim). ``shaders/cache/encode.comp`` makes the words of ``rows.encode`` of them.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any, Final
@@ -35,8 +33,8 @@ def value_words(shape: AttnShape, rows: int) -> int:
 def upload_values(
     runtime: Runtime, buffer: Buffer, shape: AttnShape, rows: int, new: Iterable[tuple[NDArray[Any], NDArray[Any]]]
 ) -> None:
-    """Write stored values k and v (n, kv_heads, dims) to a buffer of ``value_words(shape, rows)`` words, those of each
-    pair behind those of the pair before it. A latent shape has no v."""
+    """Write stored values k and v (n, kv_heads, dims), pair after pair, to a buffer of ``value_words(shape, rows)``
+    words. A latent shape has no v."""
     k_at, v_at = 0, rows * shape.kv_heads * shape.head_dim
     for k, v in new:
         k_at = _write(runtime, buffer, k, k_at)
@@ -44,12 +42,12 @@ def upload_values(
             v_at = _write(runtime, buffer, v, v_at)
 
 
-def _write(runtime: Runtime, buffer: Buffer, x: NDArray[Any], at: int) -> int:
-    """Write ``x`` as float32 from word ``at``; the word behind it."""
+def _write(runtime: Runtime, buffer: Buffer, x: NDArray[Any], offset: int) -> int:
+    """Write ``x`` as float32 from word ``offset`` on; returns the word after it."""
     if x.dtype == BFLOAT16:
         words = np.ascontiguousarray(x).view(np.uint16).astype(np.uint32)
         words <<= np.uint32(16)
     else:
         words = np.ascontiguousarray(x, np.float32).view(np.uint32)
-    runtime.write(buffer, words.reshape(-1), at)
-    return at + words.size
+    runtime.write(buffer, words.reshape(-1), offset)
+    return offset + words.size

@@ -1,11 +1,9 @@
 """A sequence of a KVCache in a file: ``save`` and ``load``.
 
 The file is safetensors, one uint32 tensor ``layer.<i>`` (tokens, kv_heads, words) of stored rows per layer, as ``rows``
-lays them out: neither page size nor placement is in it, and loading gives the same bits. The metadata say what it is
-of, with the SHA-256 of the layers' data in ascending order. Either way one layer is in host memory.
+lays them out: neither page size nor placement is in it, and loading gives the same bits. The metadata name the cache's
+shape and types, with the SHA-256 of the layers' data in ascending order. Saving and loading hold one layer in memory.
 """
-
-from __future__ import annotations
 
 import hashlib
 import io
@@ -32,7 +30,7 @@ from .unseen import examine
 Made = TypeVar("Made")  # a sequence
 FORMAT: Final = "zinc_attn kv cache"
 VERSION: Final = "1"
-CHECK_BYTES: Final = 4 << 20  # of a layer's rows that are looked at together
+CHECK_BYTES: Final = 4 << 20  # bytes of a layer's rows that are checked together
 
 
 class CacheFileError(ArgumentError):
@@ -122,21 +120,21 @@ def load(cache: ResidentRows, path: PathLike, make: Callable[[SequencePages], Ma
 
 
 def _check(cache: ResidentRows, target: Path, header: Header) -> int:
-    """The tokens in a file whose header is one that ``cache`` takes."""
-    found, name = header.metadata, plain(target)
-    if found.get("format") != FORMAT:
-        raise CacheFileError(f"{name}: format: got {_quoted(found.get('format'))}, expected {FORMAT!r}")
-    if found.get("version") != VERSION:
-        raise CacheFileError(f"{name}: version: got {_quoted(found.get('version'))}, expected {VERSION!r}")
+    """The number of tokens in a file. CacheFileError: ``cache`` takes no such file."""
+    metadata, name = header.metadata, plain(target)
+    if metadata.get("format") != FORMAT:
+        raise CacheFileError(f"{name}: format: got {_quoted(metadata.get('format'))}, expected {FORMAT!r}")
+    if metadata.get("version") != VERSION:
+        raise CacheFileError(f"{name}: version: got {_quoted(metadata.get('version'))}, expected {VERSION!r}")
     want = _metadata(cache, 0, "")
     differing = [
-        f"{key}: got {plain(found.get(key))}, expected {want.get(key)}, the cache's"
+        f"{key}: got {plain(metadata.get(key))}, expected {want.get(key)}, the cache's"
         for key in ("shape", "dtype", "num_layers", "head_scales")
-        if found.get(key) != want.get(key)
+        if metadata.get(key) != want.get(key)
     ]
     if differing:
         raise CacheFileError(f"{name}: {'; '.join(differing)}")
-    digits, names = found.get("tokens", ""), _names(cache)
+    digits, names = metadata.get("tokens", ""), _names(cache)
     if not (digits.isascii() and digits.isdigit() and len(digits) <= len(str(MAX_CONTEXT))):
         raise CacheFileError(f"{name}: tokens: got {_quoted(digits)}, expected a number")
     if header.tensors.keys() != set(names):
@@ -165,7 +163,7 @@ def _read(cache: ResidentRows, target: Path, file: io.FileIO, make: Callable[[Se
             cache.check_open()
             sequence = make(pages)
         for layer, name in enumerate(_names(cache) if tokens else []):
-            with cache.lock:  # before a layer is read, so that no memory is taken for one that has no room
+            with cache.lock:  # before a layer is read: a layer without room takes no memory
                 transaction = Transaction()
                 reservation = transaction.reserve(pages, layer, tokens)
             words = np.empty(_row_shape(cache, tokens), "<u4")
@@ -195,14 +193,14 @@ def _read(cache: ResidentRows, target: Path, file: io.FileIO, make: Callable[[Se
 
 
 def _largest(cache: ResidentRows, target: Path, layer: int, words: NDArray[np.uint32]) -> Largest:
-    """The largest magnitudes of a layer's rows, whose values must be such as ``rows.stored_values`` lets in."""
+    """The largest magnitudes of a layer's rows. CacheFileError: a value that ``rows.stored_values`` refuses."""
     largest = Largest()
     for part in rows.pieces(len(words), 4 * cache.row_words, CHECK_BYTES):
-        found, fits = rows.row_magnitudes(words[part], cache.shape, cache.dtype, cache.scales_of(layer))
+        part_largest, fits = rows.row_magnitudes(words[part], cache.shape, cache.dtype, cache.scales_of(layer))
         if not fits.all():
             raise CacheFileError(
                 f"{plain(target)}: layer.{layer}: a value that no cache stores in tokens {part.start} to "
                 f"{part.stop - 1}; the file is damaged"
             )
-        largest = largest.joined(found)
+        largest = largest.maximum(part_largest)
     return largest

@@ -1,6 +1,4 @@
-"""The scales of a cache's heads: what fp8_e4m3's values are multiplied by."""
-
-from __future__ import annotations
+"""The scales of a cache's heads, the factors of fp8_e4m3's values."""
 
 from typing import Any
 
@@ -24,30 +22,30 @@ def check_head_scales(
     kinds, kv_heads = storage_types(dtype), shape.kv_heads
     if shape.latent and v_scale is not None:
         raise ArgumentError("v_scale: got one for a latent shape, expected None: its V is part of its K")
-    found = np.ones((num_layers, 2, kv_heads), np.float32)
-    for at, (name, scale) in enumerate((("k_scale", k_scale), ("v_scale", v_scale))):
+    scales = np.ones((num_layers, 2, kv_heads), np.float32)
+    for index, (name, scale) in enumerate((("k_scale", k_scale), ("v_scale", v_scale))):
         if scale is None:
             continue
-        if not kinds[at].head_scale:
-            raise ArgumentError(f"{name}: got one for {kinds[at].name}, expected None; only fp8_e4m3 has head scales")
-        given = check_array(name, scale)
-        if given.dtype.kind not in "iuf":
-            raise ArgumentError(f"{name}: got dtype {given.dtype}, expected numbers")
-        if given.shape not in ((), (kv_heads,), (num_layers, 1), (num_layers, kv_heads)):
+        if not kinds[index].head_scale:
+            raise ArgumentError(f"{name}: got one for {kinds[index].name}, expected None; fp8_e4m3 alone has them")
+        array = check_array(name, scale)
+        if array.dtype.kind not in "iuf":
+            raise ArgumentError(f"{name}: got dtype {array.dtype}, expected numbers")
+        if array.shape not in ((), (kv_heads,), (num_layers, 1), (num_layers, kv_heads)):
             raise ShapeError(
-                f"{name}: got shape {given.shape}, expected a number, ({kv_heads},), ({num_layers}, 1) or "
+                f"{name}: got shape {array.shape}, expected a number, ({kv_heads},), ({num_layers}, 1) or "
                 f"({num_layers}, {kv_heads})"
             )
-        exact = np.asarray(given, np.float64)
+        exact = np.asarray(array, np.float64)
         fits = (exact >= LEAST_SCALE) & (exact <= MOST_SCALE)
         if not np.all(fits):
             where = f"[{', '.join(map(str, np.argwhere(~fits)[0]))}]" if exact.ndim else ""
             raise ValueRangeError(f"{name}{where}: got {exact[~fits][0]:g}, expected a scale from 2**-31 to 2**51")
-        found[:, at] = exact
+        scales[:, index] = exact
     if shape.latent:
-        found[:, 1] = found[:, 0]
-    found.setflags(write=False)
-    return found if any(kind.head_scale for kind in kinds) else None
+        scales[:, 1] = scales[:, 0]
+    scales.setflags(write=False)
+    return scales if any(kind.head_scale for kind in kinds) else None
 
 
 def kernel_scales(scales: NDArray[np.float32] | None) -> NDArray[np.float32] | None:

@@ -111,11 +111,11 @@ class KVCache(ResidentRows):
         """
         with self.lock:
             self.check_sequence(sequence)
-            given = check_encoded(k, v, self.shape, self.dtype)
+            encoded = check_encoded(k, v, self.shape, self.dtype)
             try:
                 transaction = self.transaction()
-                reservation = transaction.reserve(sequence.pages, self.check_layer(layer), len(given[0]))
-                words, largest = encoded_rows(given, self.shape, self.dtype, self.scales_of(layer))
+                reservation = transaction.reserve(sequence.pages, self.check_layer(layer), len(encoded[0]))
+                words, largest = encoded_rows(encoded, self.shape, self.dtype, self.scales_of(layer))
                 self.copy_pages(reservation.copies)
                 self.write_rows(sequence.table(reservation), layer, reservation, words)
                 self.commit(transaction, largest)

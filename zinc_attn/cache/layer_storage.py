@@ -1,9 +1,7 @@
-"""Where K and V of the layers lie: several layers share two buffers, or a layer too large for them is cut by KV heads.
+"""The places of K and V: several layers share two buffers, or a layer too large for them is cut by KV heads.
 
 A recorded submission is bound to buffers, so one serves every layer that shares them.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,7 +12,7 @@ from ..runtime.protocol import Buffer, Runtime, Use
 
 @dataclass(frozen=True)
 class HeadSlice:
-    """K and V of ``heads`` KV heads, from KV head ``first`` on: what one storage buffer each holds."""
+    """K and V of ``heads`` KV heads, from KV head ``first`` on: the content of one storage buffer each."""
 
     first: int
     heads: int
@@ -23,7 +21,7 @@ class HeadSlice:
 
 
 class LayerStorage(NamedTuple):
-    """Where one layer lies.
+    """The place of one layer.
 
     number: layers with the same number share their buffers; first_page: where the layer's page 0 lies in them;
     slices: the buffers, one pair for all KV heads or several.
@@ -36,7 +34,7 @@ class LayerStorage(NamedTuple):
 
 @dataclass(frozen=True)
 class StoragePlan:
-    """How ``num_layers`` layers are laid out in buffers of at most ``limit`` bytes.
+    """The layout of ``num_layers`` layers in buffers of at most ``limit`` bytes.
 
     k_bytes, v_bytes: K and V of one KV head of one layer, at most ``limit``; v_bytes is 0 where V is part of K, whose
     buffer then serves as both. kv_heads: of a layer; num_pages: of a layer.
@@ -62,19 +60,19 @@ class StoragePlan:
         slices = -(-self.kv_heads // min(self.kv_heads, self.limit // max(self.k_bytes, self.v_bytes)))
         return [self.kv_heads * i // slices for i in range(slices + 1)]
 
-    def allocate(self, runtime: Runtime, made: list[Buffer]) -> list[LayerStorage]:
-        """The storage of every layer in new buffers, which also go to ``made``, whose owner closes them."""
-        found: list[LayerStorage] = []
-        while len(found) < self.num_layers:
-            layers = min(self.layers_each, self.num_layers - len(found))
-            slices = tuple(self._slice(runtime, made, layers, *pair) for pair in pairwise(self.edges))
-            number = found[-1].number + 1 if found else 0
-            found += [LayerStorage(number, i * self.num_pages, slices) for i in range(layers)]
-        return found
+    def allocate(self, runtime: Runtime, owned: list[Buffer]) -> list[LayerStorage]:
+        """The storage of every layer in new buffers; these also go to ``owned``, whose owner closes them."""
+        storages: list[LayerStorage] = []
+        while len(storages) < self.num_layers:
+            layers = min(self.layers_each, self.num_layers - len(storages))
+            slices = tuple(self._slice(runtime, owned, layers, *pair) for pair in pairwise(self.edges))
+            number = storages[-1].number + 1 if storages else 0
+            storages += [LayerStorage(number, i * self.num_pages, slices) for i in range(layers)]
+        return storages
 
-    def _slice(self, runtime: Runtime, made: list[Buffer], layers: int, first: int, end: int) -> HeadSlice:
+    def _slice(self, runtime: Runtime, owned: list[Buffer], layers: int, first: int, end: int) -> HeadSlice:
         buffers = []
         for head_bytes in (self.k_bytes, self.v_bytes) if self.v_bytes else (self.k_bytes,):
             buffers.append(runtime.buffer(layers * (end - first) * head_bytes, Use.CACHE))
-            made.append(buffers[-1])
+            owned.append(buffers[-1])
         return HeadSlice(first, end - first, buffers[0], buffers[-1])

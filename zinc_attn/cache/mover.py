@@ -1,7 +1,5 @@
 """Moves rows between the host and the pages of a cache, and pages within it."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
@@ -34,9 +32,9 @@ _ROWS_USE: Final = {"append": Use.INPUT, "encode": Use.SCRATCH, "gather": Use.OU
 
 @dataclass(frozen=True)
 class PageGeometry:
-    """How rows lie in the pages: see ``shaders/attend/words.glsl``.
+    """The places of rows in the pages: see ``shaders/attend/words.glsl``.
 
-    tile: tokens per tile; page_tiles: tiles per page; strides: TILES, or those of rows (token, KV head, values).
+    tile: tokens per tile; page_tiles: tiles per page; strides: TILES, or the strides of rows (token, KV head, values).
     """
 
     shape: AttnShape
@@ -69,18 +67,18 @@ class PageGeometry:
         """Rows (n, kv_heads, words) of ``rows.encode`` as a row tensor of this geometry has them."""
         return words if self.strides == TILES else strided.from_rows(words, self.shape, self.dtype, self.strides)
 
-    def set_header(self, work: WorkBuffer, one: HeadSlice) -> None:
+    def set_header(self, work: WorkBuffer, head_slice: HeadSlice) -> None:
         """The header's words about the pages and the heads of a slice."""
-        work.set_shape(self.shape, one.heads, one.first)
+        work.set_shape(self.shape, head_slice.heads, head_slice.first)
         work.set(page_shift=self.page_tiles.bit_length() - 1, page_tiles=self.page_tiles)
         if self.strides != TILES:
-            work.set(token_rows=one.heads, head_rows=1)
+            work.set(token_rows=head_slice.heads, head_rows=1)
 
 
 class _MoveKey(NamedTuple):
-    """Sizes that a move's buffers have room for. rows: a power of two, or the pairs of pages of a copy; tables: a power
-    of two; encode: an append of values that the device encodes; move: an append of what is gathered before, from where
-    another work buffer says."""
+    """Sizes of a move's buffers. rows: a power of two, or the pairs of pages of a copy; tables: a power of two; encode:
+    an append of values that the device encodes; move: an append of rows that a gather by another work buffer has read.
+    """
 
     kind: Literal["append", "encode", "gather", "copy", "move", "from"]
     slice: int = 0  # index of the head slice
@@ -106,8 +104,8 @@ class RowMover:
     def append(self, layer: int, positions: Positions, table: Words, rows: Words) -> None:
         """Write rows (n, kv_heads, words) to the tokens at ``positions`` of a sequence with page table ``table``."""
         runtime = self._device.runtime
-        for part, at in self._parts(layer, len(positions)):
-            key = _MoveKey("append", at, power_of_two(len(positions[part])), power_of_two(len(table)))
+        for part, index in self._parts(layer, len(positions)):
+            key = _MoveKey("append", index, power_of_two(len(positions[part])), power_of_two(len(table)))
             buffers = self._filled(key, [layer], positions[part], table)
             runtime.write(buffers.bound["rows"], self._layout.to_device(rows[part]).reshape(-1))
             runtime.run(self._recording(layer, key))
@@ -122,9 +120,9 @@ class RowMover:
     ) -> None:
         """Like ``append`` for stored values k and v, which the device encodes. scales: (2, kv_heads) of fp8_e4m3."""
         runtime, factors = self._device.runtime, kernel_scales(scales)
-        for part, at in self._parts(layer, len(positions), value_words(self._layout.shape, 1)):
-            key = _MoveKey("encode", at, power_of_two(len(positions[part])), power_of_two(len(table)))
-            buffers = self._made(key)
+        for part, index in self._parts(layer, len(positions), value_words(self._layout.shape, 1)):
+            key = _MoveKey("encode", index, power_of_two(len(positions[part])), power_of_two(len(table)))
+            buffers = self._buffers_for(key)
             if factors is not None:
                 HeadValues(scales=factors).write(buffers.work.heads)
             self._filled(key, [layer], positions[part], table)
@@ -136,18 +134,18 @@ class RowMover:
         """The rows (n, kv_heads, words) of the tokens at ``positions``."""
         layout, n = self._layout, len(positions)
         kv_heads = layout.shape.kv_heads
-        found = np.zeros((n, kv_heads, layout.row_words // kv_heads), np.uint32)
-        for part, at in self._parts(layer, n):
-            one, target = self._layers[layer].slices[at], found[part]
-            key = _MoveKey("gather", at, power_of_two(len(target)), power_of_two(len(table)))
+        rows = np.zeros((n, kv_heads, layout.row_words // kv_heads), np.uint32)
+        for part, index in self._parts(layer, n):
+            head_slice, target = self._layers[layer].slices[index], rows[part]
+            key = _MoveKey("gather", index, power_of_two(len(target)), power_of_two(len(table)))
             buffers = self._filled(key, [layer], positions[part], table)
             self._device.runtime.run(self._recording(layer, key))
             got = self._device.runtime.read(buffers.bound["rows"])[: len(target) * layout.row_words]
-            heads = slice(one.first, one.first + one.heads)
+            heads = slice(head_slice.first, head_slice.first + head_slice.heads)
             target[:, heads] = got.reshape(target.shape)[:, heads]
         if layout.strides == TILES:
-            return found
-        return strided.to_rows(found, layout.shape, layout.dtype, layout.strides)
+            return rows
+        return strided.to_rows(rows, layout.shape, layout.dtype, layout.strides)
 
     def move(self, sources: Positions, table: Words, targets: Positions, new_table: Words) -> None:
         """Copy the rows of every layer from ``sources`` by ``table`` to ``targets`` by ``new_table``, in other pages.
@@ -155,20 +153,20 @@ class RowMover:
         A submission for the layers that share buffers; nothing travels to the host.
         """
         for layers in self._sharing():
-            for part, at in self._parts(layers[0], len(sources), layers=len(layers)):
-                ends = [self._paged(*one) for one in ((sources[part], table), (targets[part], new_table))]
+            for part, index in self._parts(layers[0], len(sources), layers=len(layers)):
+                ends = [self._paged(*pair) for pair in ((sources[part], table), (targets[part], new_table))]
                 rows = power_of_two(len(layers) * len(sources[part]))
                 tables = power_of_two(len(layers) * max(len(pages) for _, pages in ends))
-                key = _MoveKey("move", at, rows, tables)
-                for one, (positions, pages) in zip((key._replace(kind="from"), key), ends, strict=True):
-                    self._filled(one, layers, positions, pages)
+                key = _MoveKey("move", index, rows, tables)
+                for each_key, (positions, pages) in zip((key._replace(kind="from"), key), ends, strict=True):
+                    self._filled(each_key, layers, positions, pages)
                 self._device.runtime.run(self._recording(layers[0], key))
 
     def copy(self, source: int, target: int) -> None:
         """Copy a page of every layer to another: a submission for the layers that share buffers."""
         for layers in self._sharing():
             key = _MoveKey("copy", rows=len(layers))
-            buffers = self._made(key)
+            buffers = self._buffers_for(key)
             first = np.array([self._layers[layer].first_page for layer in layers])
             buffers.work.copies["source"], buffers.work.copies["target"] = first + source, first + target
             self._device.runtime.write(buffers.bound["work"], buffers.work.words)
@@ -181,8 +179,8 @@ class RowMover:
         for recording in recordings.values():
             recording.close()
         for work in buffers.values():
-            for one in work.bound.values():
-                one.close()
+            for buffer in work.bound.values():
+                buffer.close()
 
     def _sharing(self) -> Iterator[list[int]]:
         """The layers that share buffers, together."""
@@ -190,9 +188,9 @@ class RowMover:
             yield list(layers)
 
     def _parts(self, layer: int, rows: int, words: int = 0, layers: int = 1) -> Iterator[tuple[slice, int]]:
-        """Which of ``rows`` rows a submission moves in ``layers`` layers, and the index of the head slice it moves.
+        """(rows, index of the head slice) that each submission moves, of ``rows`` rows in ``layers`` layers.
 
-        words: that are uploaded of a row; 0 for all that are stored.
+        words: uploaded words of a row; 0: all its stored words.
         """
         size = 4 * layers * max(words or self._layout.row_words, _LEAST_WORDS)
         return itertools.product(pieces(rows, size, ROWS_BYTES), range(len(self._layers[layer].slices)))
@@ -205,17 +203,17 @@ class RowMover:
 
     def _filled(self, key: _MoveKey, layers: Seq[int], positions: Positions, table: Words) -> _Buffers:
         """The buffers of a move, which hold the same positions of every layer."""
-        buffers, n = self._made(key), len(positions)
+        buffers, n = self._buffers_for(key), len(positions)
         work = buffers.work
         work.appends["position"] = declarations.NO_TOKEN
-        for i, layer in enumerate(layers):  # whose pages begin at one of the buffers'
+        for i, layer in enumerate(layers):  # a layer's pages begin at its first_page in the buffers
             work.appends["position"][i * n : (i + 1) * n] = positions
             work.appends["page_table"][i * n : (i + 1) * n] = work.tables_at + i * len(table)
             work.tables[i * len(table) : (i + 1) * len(table)] = self._layers[layer].first_page + table
         self._device.runtime.write(buffers.bound["work"], work.words)
         return buffers
 
-    def _made(self, key: _MoveKey) -> _Buffers:
+    def _buffers_for(self, key: _MoveKey) -> _Buffers:
         if key not in self._buffers:
             runtime, layout = self._device.runtime, self._layout
             heads = layout.shape.q_heads if key.kind == "encode" else 0
@@ -229,8 +227,8 @@ class RowMover:
                 if key.kind == "encode":
                     bound["values"] = runtime.buffer(4 * value_words(layout.shape, key.rows), Use.INPUT)
             except BaseException:
-                for one in bound.values():
-                    one.close()
+                for buffer in bound.values():
+                    buffer.close()
                 raise
             self._buffers[key] = _Buffers(work, bound)
         return self._buffers[key]
@@ -238,26 +236,26 @@ class RowMover:
     def _recording(self, layer: int, key: _MoveKey) -> Recording:
         number, _, slices = self._layers[layer]
         if (number, key) not in self._recordings:
-            buffers = self._made(key)
+            buffers = self._buffers_for(key)
             slices = slices if key.kind == "copy" else slices[key.slice : key.slice + 1]
             steps = []
-            for one in slices:
-                bound = {**buffers.bound, "k": one.k, "v": one.v}
+            for head_slice in slices:
+                bound = {**buffers.bound, "k": head_slice.k, "v": head_slice.v}
                 if key.kind == "move":
-                    work = self._made(key._replace(kind="from")).bound["work"]
-                    (gather,) = self._calls(key._replace(kind="gather"), one)
+                    work = self._buffers_for(key._replace(kind="from")).bound["work"]
+                    (gather,) = self._calls(key._replace(kind="gather"), head_slice)
                     steps.append(self._device.dispatch(gather, {**bound, "work": work}))
-                steps += [self._device.dispatch(call, bound) for call in self._calls(key, one)]
+                steps += [self._device.dispatch(call, bound) for call in self._calls(key, head_slice)]
             self._recordings[number, key] = self._device.runtime.record(steps)
         return self._recordings[number, key]
 
-    def _calls(self, key: _MoveKey, one: HeadSlice) -> list[KernelCall]:
+    def _calls(self, key: _MoveKey, head_slice: HeadSlice) -> list[KernelCall]:
         """The launches that move the rows or pages of a head slice."""
         layout = self._layout
         shape, dtype, tile, strides = layout.shape, layout.dtype, layout.tile, layout.strides
         if key.kind == "copy":
-            return [copy_call(layout.tile_words, one.heads, layout.page_tiles, key.rows)]
-        moved = shape, dtype, tile, key.rows, one.heads, strides
+            return [copy_call(layout.tile_words, head_slice.heads, layout.page_tiles, key.rows)]
+        moved = shape, dtype, tile, key.rows, head_slice.heads, strides
         if key.kind == "gather":
             return [move_call(declarations.GATHER_KERNEL, *moved)]
         encodes = [encode_call(shape, dtype, key.rows)] if key.kind == "encode" else []

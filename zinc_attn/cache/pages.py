@@ -1,4 +1,4 @@
-"""Which page of a pool holds which tokens of which sequence. Host bookkeeping of a paged KV cache; no device.
+"""The pages of a pool by sequence and token: host bookkeeping of a paged KV cache; no device.
 
 A page is ``page_size`` token slots, and one page id names the same slots in the K and V buffers of every layer, so
 a sequence has one block table for all layers: token ``t`` lies in slot ``t % page_size`` of ``pages[t // page_size]``.
@@ -7,8 +7,8 @@ within a step the layers hold at most two different counts, and ``len(seq)`` is 
 
 Sequences share pages (``fork``). A page is written only by a sequence that holds it alone: the first layer of a step
 replaces a shared, partly filled page by a copy (all layers' K and V), and the other layers find it replaced. Where a
-transaction replaces a page in all tables but one, the sequence of that one may write to it: what it writes is behind
-the tokens that any of them has before the commit.
+transaction replaces a page in all tables but one, the sequence of that table may write to the page: its new rows come
+after the tokens that any holder has before the commit.
 
 Invariants: a table has ceil(max(lengths) / page_size) pages, no page twice; a free page has no holder (table or open
 transaction). Free pages are ordered by rank, so a page that comes back is allocated again in its place. Calls are not
@@ -19,14 +19,12 @@ An interrupt (Ctrl-C) between any two bytecodes leaves every call done or not do
 - Only the holders know who holds what. A sequence (``sequence_pages``) has one immutable state, and an open transaction
   (``transaction``) a tuple of reservations with their pages; either changes by one store. All reservations of a
   transaction count by one store, too: that of its ``Commit``.
-- The free list and the numbers of holders follow from that: the pool's ``PageCounts``. A call that changes them
+- The free list and the numbers of holders follow from these: the pool's ``PageCounts``. A call that changes them
   takes them off the pool first and puts them back at its end. Where they are missing, or a holder was collected, the
   next call counts the holders again.
 
 Source of the idea: PagedAttention (Kwon et al. 2023).
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
@@ -60,10 +58,10 @@ class PageHolder(Protocol):
 
 
 class PageCounts:
-    """What follows from who holds which page. Changed only while it is off the pool.
+    """Numbers that follow from the holders of pages; changed only while they are off the pool.
 
-    free: a heap of the ranks of the pages that nobody holds; extra: of each page with several holders, their number
-    minus one.
+    free: a heap of the ranks of the pages that nobody holds; extra: for each page with several holders, the number of
+    holders minus one.
     """
 
     __slots__ = ("extra", "free", "order", "rank")
@@ -159,16 +157,16 @@ class PagePool:
         return counts
 
     def end_update(self, counts: PageCounts) -> None:
-        """The counts are right again, unless a finalizer that ran meanwhile used the pool: then nobody's are."""
+        """Put the counts back, unless a finalizer used the pool meanwhile: then the next call counts again."""
         self._counts = counts if self._counts is None else None
 
     def drop_counts(self) -> None:
-        """Count again in the next call, because what was done to the counts is in doubt."""
+        """Count again in the next call, because the counts are in doubt."""
         self._counts = None
 
     def _count(self) -> PageCounts:
         holders = np.zeros(self.num_pages, np.int64)
         for sequence in self.sequences:
             for pages in sequence.held():
-                holders[np.array(pages, np.int64)] += 1  # no page is twice in one of them
+                holders[np.array(pages, np.int64)] += 1  # no page is twice in a tuple
         return PageCounts(self._order, self._rank, holders)

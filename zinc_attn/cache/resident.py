@@ -4,8 +4,6 @@ A page id names the same slot in every layer; ``layer_storage`` says in which bu
 books; this module moves the bytes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 from typing import Any, Final, Protocol
 
@@ -47,7 +45,7 @@ class Unfinished(Protocol):
 class ResidentRows(Uncopied, instead="Sequence.save and KVCache.load take tokens to another one"):
     """The memory of a KVCache, see there for the arguments; its rows, and the transactions of its calls."""
 
-    def __init__(  # noqa: PLR0913  (a KVCache's)
+    def __init__(  # noqa: PLR0913  (the arguments of a KVCache)
         self,
         device: Device,
         shape: AttnShape,
@@ -84,7 +82,7 @@ class ResidentRows(Uncopied, instead="Sequence.save and KVCache.load take tokens
         self._live: Registry[Any] = Registry()  # its sequences
         self._current: Transaction | None = None  # of the call that is under way, or was cut short
         self.unfinished: Unfinished | None = None  # a call that was submitted, and holds pages
-        self.users: Registry[Any] = Registry()  # what close() must close first
+        self.users: Registry[Any] = Registry()  # objects that close() must close first
         self._open = True
         self._buffers: list[Buffer] = []
         self.layers: list[LayerStorage] = []
@@ -111,7 +109,7 @@ class ResidentRows(Uncopied, instead="Sequence.save and KVCache.load take tokens
 
     @property
     def capacity(self) -> int:
-        """Tokens over all sequences, as the cache was made for."""
+        """Tokens over all sequences, as the cache was asked for."""
         return self.pool.asked
 
     @property
@@ -120,7 +118,6 @@ class ResidentRows(Uncopied, instead="Sequence.save and KVCache.load take tokens
         return self.pool.free_pages * self.pool.page_size
 
     def _allocate(self) -> None:
-        """Make the K and V buffers."""
         heads = self.shape.kv_heads
         k_bytes, v_bytes = self._head_bytes()
         per_head = max(k_bytes, v_bytes)
@@ -148,8 +145,8 @@ class ResidentRows(Uncopied, instead="Sequence.save and KVCache.load take tokens
             raise closed_device(self.device.info)
 
     def settle(self) -> None:
-        """Under the lock, before a call looks at sequences: complete the call that was submitted before it, and give
-        back what an interrupted call could not."""
+        """Under the lock, before a call looks at sequences: complete the call that was submitted before it, and undo an
+        interrupted one."""
         if self.unfinished is not None:
             self.unfinished.complete()
         if self._current:
@@ -170,7 +167,7 @@ class ResidentRows(Uncopied, instead="Sequence.save and KVCache.load take tokens
     @property
     def living(self) -> list[Any]:
         """The sequences that are neither freed nor dropped, in no order."""
-        return [one for one in self._live if not one.pages.closed]
+        return [sequence for sequence in self._live if not sequence.pages.closed]
 
     def admit(self, sequence: Any) -> None:
         """A new sequence counts from here on. LimitError, and its pages are freed: max_sequences are live."""
@@ -183,7 +180,7 @@ class ResidentRows(Uncopied, instead="Sequence.save and KVCache.load take tokens
         self._live.add(sequence)
 
     def check_pages(self, pages: SequencePages) -> None:
-        """ClosedError unless they are a live sequence's of an open cache; completes what was submitted before."""
+        """ClosedError unless the pages are a live sequence's, in an open cache. Completes a submitted call first."""
         self.check_open()
         self.settle()
         pages.check_open()
@@ -195,7 +192,7 @@ class ResidentRows(Uncopied, instead="Sequence.save and KVCache.load take tokens
     def check_layer(self, layer: int) -> int:
         """``layer`` if the cache has it."""
         if isinstance(layer, np.ndarray) and layer.ndim:
-            raise ArgumentError("layer: got an array, expected an int, which comes behind seq and before k and v")
+            raise ArgumentError("layer: got an array, expected an int, which comes after seq and before k and v")
         return check_int("layer", layer, 0, self.num_layers - 1)
 
     # --- rows ---------------------------------------------------------------------------------------------
@@ -222,9 +219,9 @@ class ResidentRows(Uncopied, instead="Sequence.save and KVCache.load take tokens
         return keys, values, Largest(largest_k, largest_v)
 
     def _stored_values(self, name: str, x: NDArray[Any], layer: int) -> tuple[NDArray[Any], float]:
-        at, scales = "kv".index(name), self.scales_of(layer)
-        kind = storage_types(self.dtype)[at].name
-        return rows.stored_values(name, x, kind, self.round_rows, None if scales is None else scales[at])
+        index, scales = "kv".index(name), self.scales_of(layer)
+        kind = storage_types(self.dtype)[index].name
+        return rows.stored_values(name, x, kind, self.round_rows, None if scales is None else scales[index])
 
     def _check_rows(self, name: str, x: Any, dims: int) -> NDArray[Any]:
         """``x`` as (tokens, kv_heads, dims), at least one token."""
@@ -245,18 +242,18 @@ class ResidentRows(Uncopied, instead="Sequence.save and KVCache.load take tokens
 
         Where an interrupt cuts its clean-up short, too, the next call rolls it back.
         """
-        self._current = made = Transaction()
-        return made
+        self._current = transaction = Transaction()
+        return transaction
 
     def commit(self, transaction: Transaction | None, largest: Largest) -> None:
-        """The rows of ``transaction`` count, and their ``largest`` magnitudes: one store, all or nothing."""
+        """Let the rows of ``transaction`` count, and their ``largest`` magnitudes: one store, all or nothing."""
         if transaction is not None:  # it is None in a call without new rows
             transaction.commit(largest)
 
     def end(self) -> None:
-        """The end of a call that has a ``transaction``: one that did not commit it is undone."""
+        """End a call that has a ``transaction``; roll this back unless it was committed."""
         if self._current and self._current.state == "open":
-            self.device.flush()  # what may write to its pages, or to results that another call will have
+            self.device.flush()  # submissions that may write to its pages, or to another call's results
             self._current.rollback()  # also where an interrupt came before the first of them was noted
         self._current = None
 
@@ -267,7 +264,7 @@ class ResidentRows(Uncopied, instead="Sequence.save and KVCache.load take tokens
     def write_values(
         self, table: Words, layer: int, reservation: Reservation, k: NDArray[Any], v: NDArray[Any]
     ) -> None:
-        """Upload stored values k, v (n, kv_heads, head_dim) to where the reservation, whose table this is, says."""
+        """Upload stored values k, v (n, kv_heads, head_dim) to the places of the reservation, whose table this is."""
         scales = self.scales_of(layer)
         if not self.layout.encodes(len(k)):
             self.write_rows(table, layer, reservation, rows.encode(k, v, self.shape, self.dtype, scales))
@@ -275,7 +272,7 @@ class ResidentRows(Uncopied, instead="Sequence.save and KVCache.load take tokens
         self.mover.append_values(layer, reservation.start + np.arange(len(k)), table, (k, v), scales)
 
     def write_rows(self, table: Words, layer: int, reservation: Reservation, words: Words) -> None:
-        """Upload rows (n, kv_heads, words) to where the reservation, whose table this is, says."""
+        """Upload rows (n, kv_heads, words) to the places of the reservation, whose table this is."""
         self.mover.append(layer, reservation.start + np.arange(len(words)), table, words)
 
     def read_pages(self, pages: SequencePages, layer: int, begin: int, end: int) -> Words:

@@ -3,11 +3,11 @@
 A row is one token's K and V of every KV head, (kv_heads, words): per KV head K values, V values, K scales, V scales,
 in uint32 words (see shaders/attend/words.glsl).
 
-Block types quantize as ``blocks`` says. In tiles and rows a dimension's value follows that of the dimension before, the
-first in the lowest bits; behind the values come what the blocks share: their scales two a word, or scale and
+Block types quantize as ``blocks`` says. In tiles and rows values follow each other by dimension, the
+first in the lowest bits; behind the values lie the words that blocks share: scales two a word, or scale and
 minimum in a word, the last word filled up, then a word of fifth bits per block, bit i its dimension i's.
-fp8_e4m3 (OCP 8-bit floating point, 2023) stores x / scale, rounded to float32 and then to nearest even, and means that
-times the scale of the head.
+fp8_e4m3 (OCP 8-bit floating point, 2023) stores x / scale, rounded to float32 and then to nearest even, and stands for
+that value times the scale of the head.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _TAKES: Final = {
     "f16": "float16; a cache made with round_rows=True rounds float32 and bfloat16",
     "bf16": "bfloat16, or float32 or float16 values that bfloat16 holds exactly; a cache made with round_rows=True "
     "rounds float32 and float16",
-    **dict.fromkeys((name for name, one in STORAGE.items() if one.quantized), _ANY),
+    **dict.fromkeys((name for name, kind in STORAGE.items() if kind.quantized), _ANY),
 }
 
 
@@ -59,8 +59,8 @@ class Largest(NamedTuple):
     k: float = 0.0
     v: float = 0.0
 
-    def joined(self, other: Largest) -> Largest:
-        """Those of both."""
+    def maximum(self, other: Largest) -> Largest:
+        """The larger magnitudes of both."""
         if self.k >= other.k and self.v >= other.v:
             return self  # nearly always
         return Largest(max(self.k, other.k), max(self.v, other.v))
@@ -72,13 +72,13 @@ NO_ROWS: Final = Largest()
 def pieces(rows: int, row_size: int, most: int) -> Iterator[slice]:
     """Slices that cut ``rows`` rows of size ``row_size`` into pieces of at most ``most``, and of one row at least."""
     step = max(1, most // row_size)
-    return (slice(at, min(at + step, rows)) for at in range(0, rows, step))
+    return (slice(row, min(row + step, rows)) for row in range(0, rows, step))
 
 
 def _first(mask: NDArray[np.bool_]) -> tuple[tuple[int, ...], str]:
-    """The index of the first element that is true, and the same as errors write it."""
-    at = tuple(np.argwhere(mask)[0].tolist())
-    return at, ", ".join(map(str, at))
+    """The index of the first true element, and its text in errors."""
+    index = tuple(np.argwhere(mask)[0].tolist())
+    return index, ", ".join(map(str, index))
 
 
 def checked_values(name: str, x: NDArray[Any]) -> tuple[NDArray[Any], float]:
@@ -89,15 +89,15 @@ def checked_values(name: str, x: NDArray[Any]) -> tuple[NDArray[Any], float]:
     """
     if x.size == 0:
         return x, 0.0
-    magnitude, one, most, least = _BOUNDS[x.dtype]
+    magnitude, unit, most, least = _BOUNDS[x.dtype]
     bits = x.view(magnitude.dtype) & magnitude
     top = bits.argmax()
     if bits.item(top) > most:
-        at, where = _first(~(np.abs(x.astype(np.float32)) <= MAX_INPUT))
-        raise ValueRangeError(f"{name}[{where}]: got {float(x[at]):g}, expected a finite value of at most 2**60")
+        index, where = _first(~(np.abs(x.astype(np.float32)) <= MAX_INPUT))
+        raise ValueRangeError(f"{name}[{where}]: got {float(x[index]):g}, expected a finite value of at most 2**60")
     largest = abs(float(x.item(top)))
     if least:
-        bits -= one  # zeros become the largest number
+        bits -= unit  # zeros become the largest number
         if bits.item(bits.argmin()) < least - 1:
             x = np.where(x == 0, x, as_input(x)).astype(x.dtype, copy=False)  # zeros keep their sign
     return x, largest
@@ -106,7 +106,7 @@ def checked_values(name: str, x: NDArray[Any]) -> tuple[NDArray[Any], float]:
 def stored_values(
     name: str, x: Any, dtype: str, round_rows: bool = False, scale: F32 | None = None
 ) -> tuple[NDArray[Any], float]:
-    """``x`` as the values that rows of the one type ``dtype`` take, checked, and the largest magnitude stored of them.
+    """``x`` as checked values of rows of type ``dtype``, and their largest stored magnitude.
 
     An f16 cache takes float16, and a bf16 cache values that bfloat16 holds; with ``round_rows`` either rounds float32,
     float16 and bfloat16 to nearest even. Block types and fp8_e4m3 quantize. scale: (kv_heads,) of fp8_e4m3.
@@ -156,9 +156,9 @@ def _check_fp8(name: str, x: NDArray[Any], most: float, scale: F32) -> None:
 def _narrowed(name: str, x: NDArray[Any], largest: float, narrow: np.dtype[Any], round_rows: bool) -> NDArray[Any]:
     """Checked values as ``narrow``, rounded to nearest even with ``round_rows``. ValueRangeError names an index."""
     if narrow == _FLOAT16 and largest >= _F16_OVERFLOW:
-        at, where = _first(np.abs(x.astype(np.float32)) >= _F16_OVERFLOW)
+        index, where = _first(np.abs(x.astype(np.float32)) >= _F16_OVERFLOW)
         raise ValueRangeError(
-            f"{name}[{where}]: got {float(x[at]):g}, a f16 cache takes magnitudes of at most "
+            f"{name}[{where}]: got {float(x[index]):g}, a f16 cache takes magnitudes of at most "
             f"{F16_MAX:g}, the largest float16; use a bf16 or f32 cache"
         )
     values = x.astype(narrow)
@@ -188,7 +188,7 @@ def row_parts(words: Words, shape: AttnShape, dtype: str) -> list[Words]:
 
 
 def write_part(out: Words, shared: Words, x: NDArray[Any], kind: StorageType, scale: F32 | None) -> None:
-    """Write values x (n, kv_heads, dims) of K or V and what their blocks share."""
+    """Write values x (n, kv_heads, dims) of K or V and the words that their blocks share."""
     dims = x.shape[-1]
     if kind.halves:
         for part in pieces(len(x), x.shape[1] * dims, _PIECE):
@@ -224,8 +224,8 @@ def decode(words: Words, shape: AttnShape, dtype: str, scales: F32 | None = None
 def row_magnitudes(
     words: Words, shape: AttnShape, dtype: str, scales: F32 | None = None
 ) -> tuple[Largest, NDArray[np.bool_]]:
-    """The largest magnitudes of rows, what fills them up included, and for each row (n,) whether its values are such
-    as ``stored_values`` returns. scales: see ``encode_into``."""
+    """The largest magnitudes of rows, their padding included, and for each row (n,) whether ``stored_values`` could
+    have returned its values. scales: see ``encode_into``."""
     whole = AttnShape(shape.q_heads, shape.kv_heads, shape.k_dim, shape.v_dim, shape.latent)
     with np.errstate(all="ignore"):
         k, v = (np.abs(x) for x in decode(words, whole, dtype, scales))
@@ -236,8 +236,8 @@ def row_magnitudes(
 def _decode_part(values: Words, shared: Words, dims: int, kind: StorageType, scale: F32 | None) -> F32:
     values, shared = np.ascontiguousarray(values), np.ascontiguousarray(shared)
     if kind.halves:
-        found = blocks.dequantize(*blocks.read(values, shared, kind), kind)
-        return found.reshape(*values.shape[:2], found.shape[-2] * BLOCK)[..., :dims]
+        numbers = blocks.dequantize(*blocks.read(values, shared, kind), kind)
+        return numbers.reshape(*values.shape[:2], numbers.shape[-2] * BLOCK)[..., :dims]
     if kind.head_scale:
         codes = values.view(blocks.FP8)[..., :dims]
         return np.asarray(codes.astype(np.float32) * _scale_of(scale, codes), np.float32)
@@ -254,19 +254,19 @@ def stored(
     latent: bool = False,
     scales: F32 | None = None,
 ) -> tuple[F32, F32]:
-    """The values a cache of ``dtype`` holds after k and v were appended: what an oracle must be given."""
+    """The values a cache of ``dtype`` holds after k and v were appended: the oracle's inputs."""
     words, shape = _held(k, v, dtype, round_rows, latent, scales)
     return decode(words, shape, dtype, scales)
 
 
 def stored_scales(k: NDArray[Any], v: NDArray[Any], dtype: str) -> dict[str, NDArray[np.float16]]:
-    """k_scales and v_scales (n, kv_heads, blocks) beside ``stored``'s values, as the oracle of arithmetic "integer" is
-    given them; of types of integers alone."""
+    """k_scales and v_scales (n, kv_heads, blocks) of ``stored``'s values, for the oracle of arithmetic "integer"; types
+    of integers alone."""
     words, shape = _held(k, v, dtype, False, False, None)
-    parts, found = row_parts(words, shape, dtype), []
+    parts, scales = row_parts(words, shape, dtype), []
     for values, shared, kind in zip(parts[:2], parts[2:], storage_types(dtype), strict=True):
-        found.append(blocks.read(np.ascontiguousarray(values), np.ascontiguousarray(shared), kind)[1][..., 0])
-    return {"k_scales": found[0], "v_scales": found[1]}
+        scales.append(blocks.read(np.ascontiguousarray(values), np.ascontiguousarray(shared), kind)[1][..., 0])
+    return {"k_scales": scales[0], "v_scales": scales[1]}
 
 
 def _held(
@@ -274,6 +274,6 @@ def _held(
 ) -> tuple[Words, AttnShape]:
     shape = AttnShape(k.shape[1], k.shape[1], k.shape[2], v.shape[2], latent)
     factors = (None, None) if scales is None else scales
-    given = zip("kv", (k, v), storage_types(dtype), factors, strict=True)
-    keys, values = (stored_values(name, x, kind.name, round_rows, factor)[0] for name, x, kind, factor in given)
+    columns = zip("kv", (k, v), storage_types(dtype), factors, strict=True)
+    keys, values = (stored_values(name, x, kind.name, round_rows, factor)[0] for name, x, kind, factor in columns)
     return encode(keys, values, shape, dtype, scales), shape

@@ -19,14 +19,14 @@ from .unseen import move_unseen
 
 
 class Kept(NamedTuple):
-    """Which rows of a sequence stay: those before ``start``, and from there on ``sources``, which all move."""
+    """The rows of a sequence that stay: all before ``start``, and ``sources``, which move to ``start`` and on."""
 
     start: int
     sources: NDArray[np.int64]
 
     @property
     def targets(self) -> NDArray[np.int64]:
-        """Where they move to."""
+        """The new positions of ``sources``."""
         return self.start + np.arange(len(self.sources))
 
 
@@ -35,18 +35,19 @@ def check_kept(pages: SequencePages, rows: Any, last: int) -> Kept:
     pages.check_idle()
     pages.check_in_step("keep")
     last = check_int("last", last, 0, len(pages))
-    found = check_array("rows", rows)
-    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
-        raise ArgumentError(f"rows: got {found.dtype} of shape {found.shape}, expected a list of row numbers")
-    if np.any(wrong := (found < 0) | (found >= last)):
-        raise ArgumentError(f"rows: got {found[wrong][0]}, expected numbers of the last {last} rows, from 0 on")
-    found = found.astype(np.int64)
-    if np.any(wrong := found[1:] <= found[:-1]):
-        at = int(np.argmax(wrong))
-        raise ArgumentError(f"rows: got {found[at + 1]} after {found[at]}, expected ascending numbers, each once")
-    stay = int(np.argmin(np.append(found, -1) == np.arange(len(found) + 1)))  # the first one that moves
+    numbers = check_array("rows", rows)
+    if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
+        raise ArgumentError(f"rows: got {numbers.dtype} of shape {numbers.shape}, expected a list of row numbers")
+    if np.any(wrong := (numbers < 0) | (numbers >= last)):
+        raise ArgumentError(f"rows: got {numbers[wrong][0]}, expected numbers of the last {last} rows, from 0 on")
+    numbers = numbers.astype(np.int64)
+    if np.any(wrong := numbers[1:] <= numbers[:-1]):
+        index = int(np.argmax(wrong))
+        pair = f"{numbers[index + 1]} after {numbers[index]}"
+        raise ArgumentError(f"rows: got {pair}, expected ascending numbers, each once")
+    stay = int(np.argmin(np.append(numbers, -1) == np.arange(len(numbers) + 1)))  # the first one that moves
     first = len(pages) - last
-    return Kept(first + stay, first + found[stay:])
+    return Kept(first + stay, first + numbers[stay:])
 
 
 _serials = itertools.count()
@@ -54,7 +55,7 @@ _stamps = itertools.count()
 
 
 def sequence_text(serial: int, pages: SequencePages) -> str:
-    """What the repr of a sequence says: its number, and its tokens, least and most of a layer within a step."""
+    """The text of a sequence's repr: its number, and its tokens, the least and the most of a layer in a step."""
     least, most = min(pages.lengths), max(pages.lengths)
     tokens = f"{least:,}" if least == most else f"{least:,} to {most:,}"
     return f"serial={serial}, {tokens} tokens{', freed' * pages.closed}"
@@ -102,7 +103,7 @@ class Sequence(Uncopied, instead="fork() shares its tokens, save() writes them t
     def drop_last(self, n: int) -> None:
         """Take the last ``n`` tokens back, 0 <= n <= len(self): the rollback of speculative tokens.
 
-        Within a step the layers that are ahead lose what the others do not have yet, too. ArgumentError: another n;
+        Within a step the layers that are ahead lose the rows that other layers lack, too. ArgumentError: another n;
         ClosedError: the sequence was freed.
         """
         with self.cache.lock:
@@ -112,11 +113,11 @@ class Sequence(Uncopied, instead="fork() shares its tokens, save() writes them t
             self.truncate(len(self) - check_int("n", n, 0, len(self)))
 
     def keep(self, rows: Any, last: int) -> None:
-        """Of the ``last`` tokens keep ``rows``, as if only these had been appended: the accepted path of a tree.
+        """Keep ``rows`` of the ``last`` tokens, as if only these had been appended: the accepted path of a tree.
 
         rows: a list or an array of numbers from 0 to last - 1, ascending, each once; 0 is the first of these tokens.
         The tokens before them stay. K and V move on the device, as they are stored, in all layers: a K that depends on
-        the position must have been made for the one where it comes to lie. Forks keep what they have.
+        the position must have been made for its new position. Forks keep what they have.
         Rows that move go to free pages, in place of those that the sequence has, so that a failed call changes nothing:
         CapacityError where there are too few (a few tokens need one). ArgumentError: other rows; StepError: the layers
         have different lengths; ClosedError: the sequence was freed.
@@ -155,8 +156,7 @@ class Sequence(Uncopied, instead="fork() shares its tokens, save() writes them t
 
     @property
     def stamp(self) -> int:
-        """Of what ``table`` returned last. Tables of one stamp differ by pages that the longer one has behind those of
-        the shorter one."""
+        """The stamp of the last ``table``. Of two tables with the same stamp the longer one begins with the shorter."""
         return self._table[2]
 
     def table(self, reservation: Reservation | None = None) -> NDArray[np.uint32]:

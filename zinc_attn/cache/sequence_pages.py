@@ -16,10 +16,11 @@ from .rows import NO_ROWS, Largest
 
 
 class State(NamedTuple):
-    """What a sequence is at one moment.
+    """A sequence's state at one moment.
 
     table: page ids in token order; lengths: tokens of each layer; closed: whether freed. largest: magnitudes that no
-    row exceeds; given_up: whether they may be those of rows that the sequence has no more, or another one of a call.
+    row exceeds; given_up: whether ``largest`` may come from rows that the sequence no longer has, or from another
+    sequence of a call.
     """
 
     table: tuple[int, ...]
@@ -30,7 +31,7 @@ class State(NamedTuple):
 
 
 class Commit:
-    """Whether the changes of a call count; ``made`` is stored once, and with it all of them do."""
+    """Whether the changes of a call count; ``made`` is stored once, and all of them count with it."""
 
     __slots__ = ("made",)
 
@@ -46,7 +47,7 @@ class Change(Protocol):
         """One of "open", "committed" and "rolled back"."""
 
     def new_pages(self, sequence: SequencePages, /) -> tuple[int, ...]:
-        """The pages that are held for ``sequence`` beside those of its table."""
+        """The pages that are held for ``sequence``, without its table's."""
 
     def rollback(self) -> None:
         """End it without a commit."""
@@ -62,7 +63,7 @@ class SequencePages:
     def __init__(self, pool: PagePool, num_layers: int) -> None:
         self.pool = pool
         self._settled = State((), (0,) * check_int("num_layers", num_layers, 1))
-        self._next: tuple[State, Commit] | None = None  # the state from when on the commit is made
+        self._next: tuple[State, Commit] | None = None  # the state after the commit
         self._open: weakref.ReferenceType[Change] | None = None
         self.unseen: dict[int, int] = {}
         pool.sequences.add(self)
@@ -77,7 +78,7 @@ class SequencePages:
 
     @property
     def state(self) -> State:
-        """What the sequence is, of one moment."""
+        """The sequence's state, of one moment."""
         following = self._next  # read before _settled: whoever settles writes them in the other order
         return following[0] if following is not None and following[1].made else self._settled
 
@@ -105,12 +106,6 @@ class SequencePages:
         """Layers, each with its own token count."""
         return len(self._settled[1])
 
-    @property
-    def in_step(self) -> bool:
-        """Whether all layers have the same number of tokens."""
-        lengths = self.state[1]
-        return min(lengths) == max(lengths)
-
     def check_open(self) -> None:
         """ClosedError after ``free``."""
         if self._settled[2]:
@@ -124,19 +119,19 @@ class SequencePages:
 
     def check_in_step(self, what: str) -> None:
         """StepError, which names the call, unless all layers have as many tokens."""
-        if not self.in_step:
-            lengths = self.state[1]
-            low, high = min(lengths), max(lengths)
+        lengths = self.state[1]
+        low, high = min(lengths), max(lengths)
+        if low != high:
             raise StepError(
                 f"{what}: layer {lengths.index(high)} has length {high}, layer {lengths.index(low)} has length "
                 f"{low}, expected equal lengths; append to every layer first, or truncate({low})"
             )
 
     def check_append(self, layer: int, count: int, also: tuple[int, ...] = ()) -> int:
-        """Where ``count`` tokens begin that are appended to ``layer``, and to the layers ``also`` of the same length.
+        """The position of the first of ``count`` tokens that ``layer``, and the layers ``also`` of its length, append.
 
         Where all layers have the same length, any layer may append any count. Otherwise a step is under way: the
-        layers behind append exactly the count that the layers ahead did, and those wait.
+        layers behind append exactly the count of the layers ahead, which wait.
         StepError: out of step, or a reservation is open; LimitError: beyond 2**24 tokens; ArgumentError: no such layer;
         ClosedError: freed.
         """
@@ -144,8 +139,8 @@ class SequencePages:
         lengths = self.state[1]
         layer, count = check_int("layer", layer, 0, len(lengths) - 1), check_int("count", count, 1)
         start, low, high = lengths[layer], min(lengths), max(lengths)
-        for at, other in enumerate(also):
-            if lengths[check_int("also", other, 0, len(lengths) - 1)] != start or other in (layer, *also[:at]):
+        for index, other in enumerate(also):
+            if lengths[check_int("also", other, 0, len(lengths) - 1)] != start or other in (layer, *also[:index]):
                 raise StepError(
                     f"also: got layer {other} at length {lengths[other]}, expected layers other than {layer} of its "
                     f"length {start}, each once; append to every layer first, or truncate({low})"
@@ -203,7 +198,7 @@ class SequencePages:
         if n < lengths[layer] and any(self.pool.is_shared(page) for page in given_up):
             raise StepError(
                 f"retract: layer {layer} has length {lengths[layer]} and shares pages with another sequence from "
-                f"token {n} on, expected an append behind what they share; truncate({n}) cuts every layer"
+                f"token {n} on, expected an append after what they share; truncate({n}) cuts every layer"
             )
         self._shrink((*lengths[:layer], n, *lengths[layer + 1 :]))
 
@@ -219,7 +214,7 @@ class SequencePages:
         return transaction if transaction and transaction.state == "open" else None
 
     def held(self) -> tuple[tuple[int, ...], ...]:
-        """The page ids of the table, and those that an open transaction holds for it; no page is in both."""
+        """The page ids of the table, and those that an open transaction holds for the sequence; no page is in both."""
         transaction = self.open_transaction()
         return (self.table, transaction.new_pages(self)) if transaction else (self.table,)
 

@@ -1,9 +1,7 @@
 """Rows as most engines keep them: K's bytes, filled up to words, then V's; block types are ggml's blocks.
 
-They hold what a row of ``rows.encode`` holds, to which and from which these functions turn them.
+These functions convert them from and to the rows of ``rows.encode``.
 """
-
-from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +21,9 @@ def from_rows(words: Words, shape: AttnShape, dtype: str, strides: Strides) -> W
     k_values, v_values, k_shared, v_shared = row_parts(words, shape, dtype)
     k_type, v_type = storage_types(dtype)
     k_words = -(-strides[0] // 4)
-    _put(out[..., :k_words], _bytes(k_values, k_shared, shape.head_dim, k_type))
+    out[..., :k_words] = _filled(_bytes(k_values, k_shared, shape.head_dim, k_type), k_words)
     if not shape.latent:
-        _put(out[..., k_words:], _bytes(v_values, v_shared, shape.v_head_dim, v_type))
+        out[..., k_words:] = _filled(_bytes(v_values, v_shared, shape.v_head_dim, v_type), out.shape[-1] - k_words)
     return out
 
 
@@ -48,23 +46,20 @@ def _bytes(values: Words, shared: Words, dims: int, kind: StorageType) -> NDArra
     values, shared = np.ascontiguousarray(values), np.ascontiguousarray(shared)
     if not kind.halves:
         return values.view(np.uint8)[..., : kind.row_bytes(dims)]
-    found = to_blocks(*blocks.read(values, shared, kind), kind)
-    return found.reshape(*values.shape[:2], found.shape[-2] * kind.block_bytes)[..., : kind.row_bytes(dims)]
+    raw = to_blocks(*blocks.read(values, shared, kind), kind)
+    return raw.reshape(*values.shape[:2], raw.shape[-2] * kind.block_bytes)[..., : kind.row_bytes(dims)]
 
 
-def _put(out: Words, raw: NDArray[np.uint8]) -> None:
-    whole = np.zeros((*raw.shape[:2], 4 * out.shape[-1]), np.uint8)
-    whole[..., : raw.shape[-1]] = raw
-    out[...] = whole.view(np.uint32)
+def _filled(raw: NDArray[np.uint8], words: int) -> Words:
+    """Bytes of rows, filled up to ``words`` words."""
+    return np.pad(raw, ((0, 0), (0, 0), (0, 4 * words - raw.shape[-1]))).view(np.uint32)
 
 
 def _take(words: Words, values: Words, shared: Words, dims: int, kind: StorageType) -> None:
     """Write K or V of rows from their bytes."""
     raw = np.ascontiguousarray(words).view(np.uint8)[..., : kind.row_bytes(dims)]
     if not kind.halves:
-        whole = np.zeros((*raw.shape[:2], 4 * values.shape[-1]), np.uint8)
-        whole[..., : raw.shape[-1]] = raw
-        values[...] = whole.view(np.uint32)
+        values[...] = _filled(raw, values.shape[-1])
         return
     q, halves = from_blocks(raw.reshape(*raw.shape[:2], raw.shape[-1] // kind.block_bytes, kind.block_bytes), kind)
     blocks.write(values, shared, q, halves, kind)

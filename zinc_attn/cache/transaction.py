@@ -1,4 +1,4 @@
-"""What a call holds from its first reservation to its commit or rollback, in one sequence or in several.
+"""The reservations of a call, in one sequence or in several, from the first to the commit or rollback.
 
 See ``pages`` for the invariants, and for how an interrupt between any two bytecodes leaves a call done or not done.
 """
@@ -17,7 +17,7 @@ from .sequence_pages import Commit, SequencePages, State
 
 @dataclass(eq=False, slots=True)
 class Reservation:
-    """Where the rows of one sequence go that a transaction writes.
+    """The places of the rows of one sequence that a transaction writes.
 
     start: position of the first row; count: rows of each layer that is written; lengths: tokens of each layer from the
     commit on; table_start: the first entry of the block table that changes, from there on it is ``new_pages``, page ids
@@ -46,7 +46,7 @@ class Transaction:
 
     A sequence has a reservation in one open transaction at most, and changes in no other way until that has ended.
     reservations: so far, in order; mark: what the commit stores.
-    As a context manager it commits on success and rolls back on any exception. One that is garbage collected while open
+    As a context manager it commits on success and rolls back on any exception. An open one that is garbage collected
     counts as rolled back.
     """
 
@@ -63,15 +63,15 @@ class Transaction:
         return "rolled back" if self._rolled_back else "open"
 
     def new_pages(self, sequence: SequencePages) -> tuple[int, ...]:
-        """The pages that are held for ``sequence`` beside those of its table."""
-        return next((one.new_pages for one in self.reservations if one.sequence is sequence), ())
+        """The pages that are held for ``sequence``, without its table's."""
+        return next((held.new_pages for held in self.reservations if held.sequence is sequence), ())
 
     def reserve(self, sequence: SequencePages, layer: int, count: int, also: tuple[int, ...] = ()) -> Reservation:
-        """Hold what appending ``count`` tokens (at least 1) to ``layer`` needs; nothing else changes until the commit.
+        """Hold the pages to append ``count`` tokens (at least 1) to ``layer``; nothing else changes until the commit.
 
         also: further layers, of the same length, to which the same commit appends as many.
         A shared, partly filled page is copied. Where this transaction has replaced it in all its other holders, none of
-        which is longer, the last one writes where it is. So reserve for short sequences first, and make the ``copies``
+        which is longer, the last one writes in place. So reserve for short sequences first, and make the ``copies``
         of every reservation before any row is written.
         StepError: out of step, or a reservation of the sequence is open; CapacityError: too few free pages;
         LimitError: beyond 2**24 tokens; ArgumentError: no such layer; ClosedError: freed.
@@ -92,7 +92,7 @@ class Transaction:
         return self._hold(sequence, start, count, after, table_start, need)
 
     def rewrite(self, sequence: SequencePages, start: int, count: int) -> Reservation:
-        """Hold pages for ``count`` tokens of every layer in place of all those from ``start`` on, which end there.
+        """Hold pages for ``count`` tokens of every layer in place of all tokens from ``start`` on.
 
         No page of the sequence is written, so that a rollback leaves it as it was. Errors are those of ``reserve``;
         the sequence must be in step.
@@ -111,8 +111,8 @@ class Transaction:
         return self._hold(sequence, start, count, (end,) * sequence.num_layers, table_start, need)
 
     def _free(self, pool: PagePool, free: int) -> str:
-        """How much room there is, beside what this transaction holds already, for the end of an error."""
-        held = sum(len(one.new_pages) for one in self.reservations)
+        """The free room, without the pages that this transaction holds, as the end of an error."""
+        held = sum(len(reservation.new_pages) for reservation in self.reservations)
         beside = f" beside {held:,} that this call takes for other sequences" if held else ""
         return (
             f"{free:,} of {pool.num_pages:,} pages of {pool.page_size:,} tokens are free{beside} (capacity = "
@@ -130,20 +130,21 @@ class Transaction:
         if self.state == "committed":
             return
         taken: dict[PagePool, PageCounts] = {}
-        for one in self.reservations:
-            before = one.sequence.state
-            joined = before.largest.joined(largest)
-            others = len(self.reservations) > 1 and joined != before.largest  # it may be another sequence's
-            given_up = before.given_up or others or one.lengths[0] < before.lengths[0]  # by ``rewrite``, in every layer
-            after = State(one.table, one.lengths, False, joined, given_up)
-            one.sequence.prepare(after, self.mark)
-            if one.replaced and one.sequence.pool not in taken:
-                taken[one.sequence.pool] = one.sequence.pool.begin_update()
+        for reservation in self.reservations:
+            before = reservation.sequence.state
+            largest_row = before.largest.maximum(largest)
+            others = len(self.reservations) > 1 and largest_row != before.largest  # it may be another sequence's
+            shrunk = reservation.lengths[0] < before.lengths[0]  # by ``rewrite``, in every layer
+            given_up = before.given_up or others or shrunk
+            after = State(reservation.table, reservation.lengths, False, largest_row, given_up)
+            reservation.sequence.prepare(after, self.mark)
+            if reservation.replaced and reservation.sequence.pool not in taken:
+                taken[reservation.sequence.pool] = reservation.sequence.pool.begin_update()
         self.mark.made = True
-        for one in self.reservations:
-            one.sequence.end_commit()
-            if one.replaced:
-                taken[one.sequence.pool].release(reversed(one.replaced))
+        for reservation in self.reservations:
+            reservation.sequence.end_commit()
+            if reservation.replaced:
+                taken[reservation.sequence.pool].release(reversed(reservation.replaced))
         for pool, counts in taken.items():
             pool.end_update(counts)
 
@@ -151,8 +152,8 @@ class Transaction:
         """Pools and sequences are as before. After a commit, or a second time, it does nothing."""
         if self.state != "open":
             return
-        pools = {one.sequence.pool for one in self.reservations if one.new_pages}
-        for pool in pools:  # so that an interrupt behind the next store makes the pool count again
+        pools = {reservation.sequence.pool for reservation in self.reservations if reservation.new_pages}
+        for pool in pools:  # so that an interrupt after the next store makes the pool count again
             pool.drop_counts()
         self._rolled_back = True
         for pool in pools:  # and so does a count that was made before the store
@@ -171,14 +172,15 @@ class Transaction:
             self.rollback()
 
     def _is_needed(self, pool: PagePool, page: int, start: int) -> bool:
-        """Whether one of a page's holders is not to find it written from token ``start`` on by another one.
+        """Whether another holder of a page must not see rows written from token ``start`` on.
 
-        Not after the commit: holders that this transaction gives no other page; not after a rollback: longer ones.
+        After the commit: a holder to which this transaction gives no other page. After a rollback: a longer holder.
         """
         others = pool.counts().extra.get(page, 0)
         if not others:
             return False
-        leaving = [one.sequence for one in self.reservations if one.sequence.pool is pool and page in one.replaced]
+        held = (reservation for reservation in self.reservations if page in reservation.replaced)
+        leaving = [reservation.sequence for reservation in held if reservation.sequence.pool is pool]
         return others > sum(max(sequence.lengths) <= start for sequence in leaving)
 
     def _hold(
@@ -191,9 +193,9 @@ class Transaction:
         counts = pool.begin_update() if need else None
         new_pages = counts.take(need) if counts else ()
         kept = table if table_start == len(table) and not need else table[:table_start] + new_pages
-        made = Reservation(sequence, start, count, lengths, table_start, kept, new_pages, table[table_start:])
+        reservation = Reservation(sequence, start, count, lengths, table_start, kept, new_pages, table[table_start:])
         sequence.enter(self)
-        self.reservations = (*self.reservations, made)  # from here on the pages are held
+        self.reservations = (*self.reservations, reservation)  # from here on the pages are held
         if counts:
             pool.end_update(counts)
-        return made
+        return reservation

@@ -1,7 +1,5 @@
 """Arguments of the oracles: checks, and the keys that each query row sees."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
@@ -26,9 +24,9 @@ def with_rows(q: NDArray[Any]) -> NDArray[Any]:
 
 def key_ranges(tokens: int, q_len: int, causal: bool, window: int | None) -> tuple[NDArray[Any], NDArray[Any]]:
     """(first, limit) of each of q_len rows: row i sees keys [first, limit), first >= limit where it sees none."""
-    behind = np.maximum(tokens - q_len + 1 + np.arange(q_len), 0)  # its own position and what comes before
-    limits = behind if causal else np.full(q_len, tokens)
-    firsts = np.zeros(q_len, np.int64) if window is None else np.maximum(behind - window, 0)
+    reach = np.maximum(tokens - q_len + 1 + np.arange(q_len), 0)  # keys up to the row's own position
+    limits = reach if causal else np.full(q_len, tokens)
+    firsts = np.zeros(q_len, np.int64) if window is None else np.maximum(reach - window, 0)
     return firsts, limits
 
 
@@ -59,7 +57,7 @@ def _check_magnitudes(name: str, x: NDArray[Any]) -> None:
 
 
 def check_scale(scale: Any, head_dim: int) -> float:
-    """A number that float32 holds to its whole precision; of None 1 / sqrt(head_dim). Not 0, with which all keys would
+    """A factor that float32 holds to full precision, by default 1 / sqrt(head_dim). Zero is refused: all keys would
     weigh the same."""
     expected = "a magnitude from 2**-126 to 2**126, or None for 1 / sqrt(head_dim)"
     value = 1.0 / math.sqrt(head_dim) if scale is None else check_float("scale", scale, expected)
@@ -114,21 +112,21 @@ def _in_log2(slopes: NDArray[Any]) -> F32:
 
 
 def check_biases(biases: Mapping[str, Any], q_heads: int) -> dict[str, NDArray[Any]]:
-    """Slopes of the biases that are there, by name, in their order."""
+    """Slopes by name of the given biases, in the order of ``BIASES``."""
     if unknown := sorted(biases.keys() - BIASES.keys()):
         raise TypeError(f"got an unexpected keyword argument {unknown[0]!r}; biases are {', '.join(BIASES)}")
-    found = ((name, check_slopes(name, biases.get(name), q_heads)) for name in BIASES)
-    return {name: slopes for name, slopes in found if slopes is not None}
+    checked = ((name, check_slopes(name, biases.get(name), q_heads)) for name in BIASES)
+    return {name: slopes for name, slopes in checked if slopes is not None}
 
 
 def log2_biases(biases: Mapping[str, Any], q_heads: int) -> dict[str, F32]:
-    """The same in log2 units, rounded once from float64."""
+    """``check_biases`` in log2 units, rounded once from float64."""
     return {name: _in_log2(slopes) for name, slopes in check_biases(biases, q_heads).items()}
 
 
 def check_mask(mask: Any, q_len: int, tokens: int) -> tuple[F32 | None, float]:
-    """A mask (q_len, n) of the last n of ``tokens`` keys as float32: what is added to a score, -inf where the row does
-    not see the key. None for no mask. And the largest magnitude that is added."""
+    """(mask, largest magnitude that it adds). The mask (q_len, n) of the last n of ``tokens`` keys, float32, is added
+    to the scores, and is -inf where a row does not see a key; None for no mask."""
     array = None if mask is None else check_array("mask", mask, ("bool", "float32", "float16"))
     if array is None:
         return None, 0.0
@@ -152,7 +150,7 @@ def check_mask(mask: Any, q_len: int, tokens: int) -> tuple[F32 | None, float]:
 
 
 class Options(NamedTuple):
-    """What the oracles are told beside q, k and v, checked; biases, mask_slopes: (q_heads,), in natural units."""
+    """The checked options of an oracle's call; biases, mask_slopes: (q_heads,), in natural units."""
 
     scale: float
     window: int | None
@@ -163,7 +161,7 @@ class Options(NamedTuple):
     mask_slopes: NDArray[Any] | None
 
 
-def checked_options(  # noqa: PLR0913  (those of an oracle)
+def checked_options(  # noqa: PLR0913  (the arguments of an oracle)
     q: NDArray[Any],
     k: NDArray[Any],
     scale: Any,

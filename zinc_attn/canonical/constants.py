@@ -4,8 +4,6 @@ The shaders get these numbers through the generated ``shaders/contract.glsl``; t
 needs the standard library alone, so that the shaders can be built in an empty environment.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -37,10 +35,8 @@ MIN_INPUT: Final = 2.0**-40  # smaller float32 inputs are flushed to +0 on entry
 MAX_INPUT: Final = 2.0**60  # larger inputs are refused
 MAX_SCORE: Final = 2.0**96  # see score_bound: scores and all that they are made of stay finite, and far above EMPTY_M
 
-# What may be added to scores by query head, after softcap and before masks, in this order: the head's slope times a
+# Terms that are added to scores by query head, after softcap and before masks, in this order: the head's slope times a
 # term of the distance, the key's position less the row's, in float32 (in float64 in the reference). A term's magnitude
-# is at most the number of keys or rows; score_mod.glsl has it, too. A name is that of the argument, of a word of a HEAD
-# record, of a bit of the constant `biases` of pass 1, and of the members of za_call and za_room.
-BIASES: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "alibi": lambda distance: -abs(distance),
-}
+# is at most the number of keys or rows; score_mod.glsl has it, too. Each name also names an argument, a word of a HEAD
+# record, a bit of the constant `biases` of pass 1, and members of za_call and za_room.
+BIASES: Final[Mapping[str, Callable[[Any], Any]]] = {"alibi": lambda distance: -abs(distance)}

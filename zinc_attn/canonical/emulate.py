@@ -75,15 +75,15 @@ class _Scoring(NamedTuple):
     fused: bool
 
     def products(self, shape: tuple[int, ...]) -> Products:
-        """What adds products to sums of a shape."""
+        """An accumulator of products for sums of a shape."""
         return FusedProducts(shape) if self.fused else Products(shape)
 
 
 class _Rows(NamedTuple):
-    """What a vector (query row and head) sees, and where it is: each (vectors,).
+    """The keys that each vector (query row and head) sees, and its position: each (vectors,).
 
-    It sees keys [first, limit); position: its own; row: its query row; slopes: of biases, in log2 units, by name;
-    mask_factor: what a mask's values are multiplied with.
+    A vector sees keys [first, limit). row: its query row; slopes: of its biases, in log2 units, by name; mask_factor:
+    the factor of a mask's values.
     """
 
     first: NDArray[Any]
@@ -128,11 +128,6 @@ def _leaf_states(
     if v_scales is None:
         return State(m, total, flush(_weighted(p, by_leaf, scoring)))
     return State(m, total, weighted(p, by_leaf, v_scales.reshape(leaves, KEYS_PER_LEAF, -1)))
-
-
-def _whole(mask: F32, tokens: int) -> F32:
-    """A mask of the last keys as one of all keys, and of those behind them that fill up a node, which nobody sees."""
-    return np.pad(mask, ((0, 0), (tokens - mask.shape[1], -tokens % KEYS_PER_NODE)))
 
 
 def _attend_head(q: F32, k: Stored, v: Stored, rows: _Rows, scoring: _Scoring) -> State:
@@ -186,30 +181,32 @@ def emulate(  # noqa: PLR0913  (public; all but q, k and v are keywords with a d
     if not isinstance(arithmetic, str) or arithmetic not in ("canonical", "fused", "integer"):
         raise ArgumentError(f"arithmetic: got {shown(arithmetic)}, expected 'canonical', 'fused' or 'integer'")
     q, k, v = checked_arrays(q, k, v, ("float32", "float16", "bfloat16"))
-    given = checked_options(q, k, scale, causal, window, softcap, sinks, mask, mask_slopes, biases)
+    options = checked_options(q, k, scale, causal, window, softcap, sinks, mask, mask_slopes, biases)
     rows = as_input(with_rows(q))
     (q_len, q_heads, head_dim), (tokens, kv_heads, value_dim) = rows.shape, v.shape
     rows, group = np.pad(rows, ((0, 0), (0, 0), (0, -head_dim % CHUNK))), q_heads // kv_heads  # whole chunks
-    whole_mask = None if given.mask is None else _whole(given.mask, tokens)
-    scoring = _Scoring(score_scale(given.scale, softcap), given.softcap, whole_mask, arithmetic == "fused")
+    whole_mask = options.mask  # padded to all keys and to the end of the last node
+    if whole_mask is not None:
+        whole_mask = np.pad(whole_mask, ((0, 0), (tokens - whole_mask.shape[1], -tokens % KEYS_PER_NODE)))
+    scoring = _Scoring(score_scale(options.scale, softcap), options.softcap, whole_mask, arithmetic == "fused")
     keys, values = Stored(k, None), Stored(v, None)
     if arithmetic == "integer":
         keys, values = Stored(*integers("k", k, k_scales)), Stored(*integers("v", v, v_scales))
-    slopes, factors = log2_biases(given.biases, q_heads), log2_slopes("mask_slopes", mask_slopes, q_heads)
+    slopes, factors = log2_biases(options.biases, q_heads), log2_slopes("mask_slopes", mask_slopes, q_heads)
     factors = np.full(q_heads, constants.LOG2E, np.float32) if factors is None else factors
     numbers, vectors = np.arange(q_len), q_len * group
-    of_rows = *key_ranges(tokens, q_len, causal, given.window), tokens - q_len + numbers, numbers
-    first_seen, limit, position, row = (np.repeat(x, group) for x in of_rows)
+    row_facts = *key_ranges(tokens, q_len, causal, options.window), tokens - q_len + numbers, numbers
+    first_seen, limit, position, row = (np.repeat(x, group) for x in row_facts)
     out = np.empty((q_len, q_heads, value_dim), np.float32)
     lse = np.empty((q_len, q_heads), np.float32)
     for head in range(kv_heads):
         heads = slice(head * group, (head + 1) * group)
-        mine = rows[:, heads].reshape(vectors, -1)
-        of_heads = {name: np.tile(slope[heads], q_len) for name, slope in slopes.items()}
-        seen = _Rows(first_seen, limit, position, row, of_heads, np.tile(factors[heads], q_len))
-        total = _attend_head(mine, keys.of_head(head), values.of_head(head), seen, scoring)
-        if given.sinks is not None:
-            total = merge(total, sink_state(np.tile(sink_scores(given.sinks)[heads], q_len), value_dim))
-        for found, part in zip((out, lse), normalize(total), strict=True):
-            found[:, heads] = part.reshape(q_len, group, *part.shape[1:])
+        queries = rows[:, heads].reshape(vectors, -1)
+        head_slopes = {name: np.tile(slope[heads], q_len) for name, slope in slopes.items()}
+        seen = _Rows(first_seen, limit, position, row, head_slopes, np.tile(factors[heads], q_len))
+        total = _attend_head(queries, keys.of_head(head), values.of_head(head), seen, scoring)
+        if options.sinks is not None:
+            total = merge(total, sink_state(np.tile(sink_scores(options.sinks)[heads], q_len), value_dim))
+        for target, part in zip((out, lse), normalize(total), strict=True):
+            target[:, heads] = part.reshape(q_len, group, *part.shape[1:])
     return out.reshape(*q.shape[:-1], value_dim), lse.reshape(q.shape[:-1])

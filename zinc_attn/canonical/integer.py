@@ -18,12 +18,12 @@ from ..limits import BLOCK
 from .constants import INTEGER_BITS
 from .state import F32, as_input, f32
 
-MOST_INTEGER: Final = 128  # of a cache, in magnitude
+MOST_INTEGER: Final = 128  # the largest magnitude of an integer in a cache
 
 
 class Stored(NamedTuple):
-    """K or V: values (tokens, [kv_heads,] dims); of arithmetic "integer" these are integers, and scales (tokens,
-    [kv_heads,] blocks) are beside them, else None."""
+    """K or V: values (tokens, [kv_heads,] dims). In arithmetic "integer" the values are integers, and scales (tokens,
+    [kv_heads,] blocks) are their factors; otherwise scales is None."""
 
     values: NDArray[Any]
     scales: F32 | None
@@ -45,23 +45,20 @@ def integers(name: str, x: NDArray[Any], scales: Any) -> tuple[F32, F32]:
     blocks), and the scales in float32. An integer is 0 where its scale is."""
     if scales is None:
         raise ArgumentError(f"{name}_scales: got None, expected the scales of the blocks of {name}'s cache")
-    array, expected = check_array(f"{name}_scales", scales, ("float16", "float32")), _blocks(x.shape)
+    array = check_array(f"{name}_scales", scales, ("float16", "float32"))
+    expected = (*x.shape[:-1], -(-x.shape[-1] // BLOCK))
     if array.shape != expected:
         raise ShapeError(f"{name}_scales: got shape {array.shape}, expected {expected}, one for {BLOCK} dimensions")
     factors = array.astype(np.float32)
     each = np.repeat(factors, BLOCK, axis=2)[..., : x.shape[2]]
     values = as_input(x)
-    found = np.rint(np.divide(values, each, out=np.zeros_like(values), where=each != 0))
-    if not np.array_equal(found * each, values) or np.abs(found).max(initial=0) > MOST_INTEGER:
+    whole = np.rint(np.divide(values, each, out=np.zeros_like(values), where=each != 0))
+    if not np.array_equal(whole * each, values) or np.abs(whole).max(initial=0) > MOST_INTEGER:
         raise ValueRangeError(
             f"{name}: got values that are no integers of at most {MOST_INTEGER} times {name}_scales, expected what a "
             "cache of q8_0, q4_0, q5_0 or iq4_nl holds"
         )
-    return found, factors
-
-
-def _blocks(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return (*shape[:-1], -(-shape[-1] // BLOCK))
+    return whole, factors
 
 
 def rounded(x: F32, axis: int) -> tuple[F32, F32]:
@@ -72,7 +69,7 @@ def rounded(x: F32, axis: int) -> tuple[F32, F32]:
 
 
 def rounded_rows(q: NDArray[Any]) -> F32:
-    """Rows of q (..., dims) as the kernel attend takes them: ``rounded``, once more times their powers of two."""
+    """Rows of q (..., dims) as the kernel attend takes them: ``rounded``, then multiplied by their powers of two."""
     whole, unit = rounded(q.astype(np.float32, copy=False), -1)
     return whole * unit
 

@@ -10,10 +10,8 @@ together by r = 2**-20. Over d dimensions and n keys:
     lse       |lse' - lse| <= ln(2) * e + r (1 + |lse|) + (n / 512 + 16) t
     out       |out' - out| <= (2**(2 e) (1 + 2 h + 64 w + r) - 1) * sum softmax |v| + t + n t * max |v|
 
-with the largest e of a row's keys. The last term of out is of the fold of n / 512 nodes and of the least weights.
+with the largest e of a row's keys. The last term of out covers the fold of n / 512 nodes and the least weights.
 """
-
-from __future__ import annotations
 
 import math
 from typing import Any, Final

@@ -46,8 +46,8 @@ class PartialState:
     """Unnormalized attention of query rows over some nodes of 512 keys: the canonical fold's operands.
 
     nodes: (n,) int64, ascending absolute node numbers; m, l: (q_len, n, q_heads), o: (q_len, n, q_heads, head_dim),
-    float32, the state of no keys where a row sees none of a node. span: (first, end), the nodes that the rows of the
-    call see in all. call: names what was attended, so that parts of different calls cannot be folded. sinks: (q_heads,)
+    float32, the state of no keys where a row sees none of a node. span: (first, end), the range of nodes that the
+    call's rows see. call: names what was attended, so that parts of different calls cannot be folded. sinks: (q_heads,)
     scores in log2 units that join last, or None. Made by ``Attention.partial``.
     """
 
@@ -81,7 +81,7 @@ class PartialState:
     def to_bytes(self) -> bytes:
         """A safetensors file's bytes: tensors nodes, m, l, o and sinks; the metadata have span, call and a checksum.
 
-        sha256 in the metadata is that of all of these bytes with 64 zeros in its place.
+        The metadata's sha256 is the digest of these bytes with 64 zeros in its place.
         """
         arrays = self._arrays()
         data = [np.ascontiguousarray(array).tobytes() for array in arrays.values()]
@@ -105,7 +105,7 @@ class PartialState:
         """The inverse of ``to_bytes``. PartialStateError for anything else, down to a byte."""
         if not isinstance(data, (bytes, bytearray, memoryview)):
             raise PartialStateError(f"partial state: got {type(data).__name__}, expected the bytes that to_bytes gives")
-        data = bytes(data)  # a copy of what its owner can change
+        data = bytes(data)  # a copy, since the owner may change the bytes
         try:
             return cls._decoded(data)
         except PartialStateError:
@@ -119,11 +119,11 @@ class PartialState:
     def _decoded(cls, data: bytes) -> PartialState:
         size = header_size(data[:LENGTH_BYTES], len(data)) + LENGTH_BYTES
         header = decode_header(data[LENGTH_BYTES:size], len(data) - size)
-        found = header.metadata
-        if (found.get("format"), found.get("version")) != (FORMAT, VERSION):
+        metadata = header.metadata
+        if (metadata.get("format"), metadata.get("version")) != (FORMAT, VERSION):
             raise PartialStateError(
-                f"partial state: got {plain(found.get('format'))!r} version {plain(found.get('version'))!r}, expected "
-                f"{FORMAT!r} version {VERSION!r}"
+                f"partial state: got {plain(metadata.get('format'))!r} version {plain(metadata.get('version'))!r}, "
+                f"expected {FORMAT!r} version {VERSION!r}"
             )
         kinds = {name: _TENSORS[name][1] for name in _TENSORS if name != "sinks" or name in header.tensors}
         if {name: tensor.dtype for name, tensor in header.tensors.items()} != kinds:
@@ -134,14 +134,14 @@ class PartialState:
             name: np.frombuffer(data[size + place.begin : size + place.end], _TENSORS[name][0]).reshape(place.shape)
             for name, place in header.tensors.items()
         }
-        first, _, end = found.get("span", "").partition(" ")
-        state = cls(span=(decimal(first), decimal(end)), call=found.get("call", ""), **arrays)
+        first, _, end = metadata.get("span", "").partition(" ")
+        state = cls(span=(decimal(first), decimal(end)), call=metadata.get("call", ""), **arrays)
         state.check()
         digest = hashlib.sha256(state._header(arrays, "0" * 64))
         digest.update(memoryview(data)[size:])
         if data[:size] != state._header(arrays, digest.hexdigest()):
             raise PartialStateError(
-                f"partial state: got sha256 {plain(found.get('sha256'))}, expected {digest.hexdigest()}, and the "
+                f"partial state: got sha256 {plain(metadata.get('sha256'))}, expected {digest.hexdigest()}, and the "
                 "header that to_bytes writes; the bytes are damaged"
             )
         return state
@@ -202,32 +202,32 @@ class PartialState:
 def _check_field(name: str, value: Any, dtype: str) -> None:
     """Refuse what is no plain array of a native dtype; ``PartialState.check`` looks at shapes and values."""
     if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray) or value.dtype != np.dtype(dtype):
-        given = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else shown(value)
-        raise PartialStateError(f"partial state: got {name} {given}, expected a plain array of {dtype}")
+        got = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else shown(value)
+        raise PartialStateError(f"partial state: got {name} {got}, expected a plain array of {dtype}")
 
 
 def gather(parts: Iterable[PartialState]) -> PartialState:
     """One state of all nodes of a call from the parts in any order. PartialStateError: see there."""
     single = isinstance(parts, (PartialState, np.ndarray)) or not isinstance(parts, Iterable)
-    found: list[Any] = [] if single else list(parts)
-    if not found or not all(isinstance(part, PartialState) for part in found):
-        given = ", ".join(sorted({type(part).__name__ for part in found})) or "none"
-        given = f"one {type(parts).__name__}" if single else given
-        raise PartialStateError(f"partial states: got {given}, expected a list of the PartialStates of one call")
-    one = found[0]
-    for other in found:
+    states: list[Any] = [] if single else list(parts)
+    if not states or not all(isinstance(part, PartialState) for part in states):
+        got = ", ".join(sorted({type(part).__name__ for part in states})) or "none"
+        got = f"one {type(parts).__name__}" if single else got
+        raise PartialStateError(f"partial states: got {got}, expected a list of the PartialStates of one call")
+    sample = states[0]
+    for other in states:
         other.check()
-        if (other.call, other.span, other.o.shape[2:]) != (one.call, one.span, one.o.shape[2:]):
+        if (other.call, other.span, other.o.shape[2:]) != (sample.call, sample.span, sample.o.shape[2:]):
             raise PartialStateError(
-                f"partial states: got parts of different calls: {one.call[:12]} with nodes {one.span} and "
+                f"partial states: got parts of different calls: {sample.call[:12]} with nodes {sample.span} and "
                 f"{other.call[:12]} with nodes {other.span}, expected one query, one sequence and one scoring"
             )
-    nodes = np.concatenate([part.nodes for part in found])
+    nodes = np.concatenate([part.nodes for part in states])
     numbers, counts = np.unique(nodes, return_counts=True)
     if np.any(counts > 1):
         raise PartialStateError(f"partial states: got node {numbers[counts > 1][0]} more than once, expected it once")
-    first, end = one.span
-    if numbers.size < end - first:  # time and memory are those of the nodes held, whatever span a part's bytes say
+    first, end = sample.span
+    if numbers.size < end - first:  # time and memory follow the nodes that are held, not the span
         jumps = np.flatnonzero(np.diff(numbers) != 1)
         missing = first
         if numbers.size and numbers[0] == first:
@@ -237,8 +237,8 @@ def gather(parts: Iterable[PartialState]) -> PartialState:
             f"from {first} to {end - 1}"
         )
     order = np.argsort(nodes)
-    m, total, o = (np.concatenate([getattr(part, x) for part in found], axis=1)[:, order] for x in "mlo")
-    return PartialState(nodes[order], m, total, o, one.span, one.call, one.sinks)
+    m, total, o = (np.concatenate([getattr(part, x) for part in states], axis=1)[:, order] for x in "mlo")
+    return PartialState(nodes[order], m, total, o, sample.span, sample.call, sample.sinks)
 
 
 def fold(parts: Iterable[PartialState]) -> tuple[F32, F32]:

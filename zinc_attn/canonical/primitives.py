@@ -4,8 +4,6 @@ The words are drawn so that half of them are denormal float16, that fused produc
 that no result depends on denormal float32.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 
@@ -35,25 +33,26 @@ def numbers() -> dict[str, F32]:
     halves |= rng.integers(0, 2, (ROWS, 2)) << 15
     word = halves.astype("<u2").view("<u4")[:, 0].astype(np.uint32)
     scale = np.exp2(rng.uniform(-24.0, 15.0, ROWS)).astype(np.float16).astype(np.float32)
-    found = (score, m, other_m, a, b, total, word.view(np.float32), scale)
+    columns = (score, m, other_m, a, b, total, word.view(np.float32), scale)
     names = ("score", "m", "other_m", "a", "b", "l", "word", "scale")
-    return dict(zip(names, found, strict=True))
+    return dict(zip(names, columns, strict=True))
 
 
-def results(given: dict[str, F32]) -> dict[str, F32]:
+def results(inputs: dict[str, F32]) -> dict[str, F32]:
     """(ROWS,) float32 for each of ``declarations.RESULTS``."""
-    word = given["word"].view(np.uint32)
+    word = inputs["word"].view(np.uint32)
     halves = np.stack([word & 0xFFFF, word >> 16]).astype(np.uint16).view(np.float16).astype(np.float32)
     low, high = np.maximum(halves, np.float32(EMPTY_M))
-    product = (word & 0xFF).astype(np.uint8).view(np.int8).astype(np.float32) * given["scale"]
-    one, other = (State(given[m], given[x], np.zeros((ROWS, 0), np.float32)) for m, x in (("m", "a"), ("other_m", "b")))
+    product = (word & 0xFF).astype(np.uint8).view(np.int8).astype(np.float32) * inputs["scale"]
+    none = np.zeros((ROWS, 0), np.float32)
+    state, other = (State(inputs[m], inputs[x], none) for m, x in (("m", "a"), ("other_m", "b")))
     return {
-        "weight": weight(given["score"], given["m"]),
-        "power": pow2(np.rint(given["score"]) - given["m"]),
-        "tanh": tanh(given["score"] * np.float32(2.0**-5)),
-        "merged": merge(one, other).l,
-        "reciprocal": reciprocal(given["l"]),
-        "lse": ln(given["l"], given["m"]),
+        "weight": weight(inputs["score"], inputs["m"]),
+        "power": pow2(np.rint(inputs["score"]) - inputs["m"]),
+        "tanh": tanh(inputs["score"] * np.float32(2.0**-5)),
+        "merged": merge(state, other).l,
+        "reciprocal": reciprocal(inputs["l"]),
+        "lse": ln(inputs["l"], inputs["m"]),
         "low": low,
         "high": high,
         "product": product,
@@ -62,9 +61,9 @@ def results(given: dict[str, F32]) -> dict[str, F32]:
 
 
 def words(number_names: Sequence[str], result_names: Sequence[str]) -> tuple[Words, Words]:
-    """The words that the kernel is given, (ROWS, numbers), and those that it has to give, (ROWS, results)."""
-    given = numbers()
-    expected = results(given)
-    found = ([given[name] for name in number_names], [expected[name] for name in result_names])
-    one, other = (np.stack(columns, axis=1).view(np.uint32) for columns in found)
-    return one, other
+    """The kernel's input words, (ROWS, numbers), and the right output words, (ROWS, results)."""
+    inputs = numbers()
+    expected = results(inputs)
+    tables = ([inputs[name] for name in number_names], [expected[name] for name in result_names])
+    asked, answered = (np.stack(columns, axis=1).view(np.uint32) for columns in tables)
+    return asked, answered

@@ -1,12 +1,10 @@
-"""Sums of products: each product rounded before it joins its sum, or, of arithmetic "fused", both at once.
+"""Sums of products: each product is rounded before it joins its sum; in "fused" one rounding does both.
 
 NumPy has no float32 fused multiply-add. The product of two float32 numbers is exact in float64; its sum with a third
 rounds to 53 bits, and then to 24. That is one rounding of the exact sum, except where the first rounding gave a number
-halfway between two float32 numbers for a sum that is not halfway. There the first one is made to round to odd (Boldo,
+halfway between two float32 numbers for a sum that is not halfway. In that case the first rounding is to odd (Boldo,
 Melquiond 2008).
 """
-
-from __future__ import annotations
 
 from typing import Any, Final
 
@@ -24,7 +22,7 @@ _HALF: Final = np.int64(1 << 28)  # these bits, halfway between two float32 numb
 
 
 class Products:
-    """Adds products to float32 sums of a shape. scale: of the weights while they are multiplied."""
+    """Adds products to float32 sums of a shape. scale: the weights' factor while they are multiplied."""
 
     scale = f32(1.0)
 
@@ -36,13 +34,12 @@ class Products:
         return x
 
     def add(self, sums: F32, a: NDArray[Any], b: NDArray[Any]) -> None:
-        """To ``sums``: a * b + sums."""
         np.multiply(a, b, out=self._product)
         sums += self._product
 
 
 class FusedProducts(Products):
-    """The same with one rounding. No sum may be subnormal; the scale of weights keeps those of values above that."""
+    """Adds each product with one rounding. No sum may be subnormal, which the weights' scale prevents."""
 
     scale = f32(FUSED_SCALE)
 
@@ -83,19 +80,19 @@ def _rounded_once(x: F64, y: F64) -> F32:
 
 
 def triple_words() -> tuple[Words, Words]:
-    """The words that the kernel multiply_add is given, a, b and c of a lane's two triples, and those it has to give."""
-    a, b, c = (one.reshape(-1, 2) for one in triples())
-    given, sums = np.stack([a, b, c], axis=1), fma(a, b, c)
-    return given.view(np.uint32).reshape(-1), sums.view(np.uint32).reshape(-1)
+    """The input words of the kernel multiply_add, a, b and c of a lane's two triples, and the right output words."""
+    a, b, c = (x.reshape(-1, 2) for x in triples())
+    operands, sums = np.stack([a, b, c], axis=1), fma(a, b, c)
+    return operands.view(np.uint32).reshape(-1), sums.view(np.uint32).reshape(-1)
 
 
 def triples() -> tuple[F32, F32, F32]:
     """(TRIPLES,) numbers a, b, c, always the same, whose a * b + c tells apart where it is rounded.
 
-    Their magnitudes are those of sums of attention: no exact sum has a bit below 2**-126. By the remainder of their
-    places modulo 8: c takes away all of the product's first 24 bits (0), or all but the last (1); it has any bits (2, 5
-    to 7); the product lies halfway between two float32 numbers, and c is far below it (3); c lies so, and the product
-    is half a unit of it but for its last bits (4).
+    Their magnitudes are those of sums of attention: no exact sum has a bit below 2**-126. The index modulo 8 is a
+    triple's kind. c takes away all of the product's first 24 bits (0), or all but the last (1). c has any bits (2, 5 to
+    7). The product lies halfway between two float32 numbers, and c is far below it (3). c lies halfway, and the product
+    is half a unit of c but for its last bits (4).
     """
     rng = np.random.default_rng(2027)
     kind = np.arange(TRIPLES) % 8
@@ -106,18 +103,13 @@ def triples() -> tuple[F32, F32, F32]:
             np.ldexp(odd * rng.choice([-1.0, 1.0], TRIPLES), rng.integers(low, high, TRIPLES)), np.float32
         )
 
-    beside = np.where(kind == 4, rng.integers(1, 4, TRIPLES) * 2.0**-23, 0)  # (1 + x) (1 - x) = 1 - x**2
-    a = np.where(kind == 3, drawn(-20, 30, 12), np.where(kind == 4, 1 + beside, drawn(-63, 20))).astype(np.float32)
-    b = np.where(kind == 3, drawn(-20, 30, 13), np.where(kind == 4, 1 - beside, drawn(-63, 20))).astype(np.float32)
+    offset = np.where(kind == 4, rng.integers(1, 4, TRIPLES) * 2.0**-23, 0)  # (1 + x) (1 - x) = 1 - x**2
+    a = np.where(kind == 3, drawn(-20, 30, 12), np.where(kind == 4, 1 + offset, drawn(-63, 20))).astype(np.float32)
+    b = np.where(kind == 3, drawn(-20, 30, 13), np.where(kind == 4, 1 - offset, drawn(-63, 20))).astype(np.float32)
     product, any_bits = a.astype(np.float64) * b, drawn(-23, -22)
+    scaled, above = product * any_bits, np.nextafter(product.astype(np.float32), np.float32(np.inf))
     by_kind = (
-        -product,
-        -np.nextafter(product.astype(np.float32), np.float32(np.inf)),
-        product * any_bits,
-        np.abs(product) * any_bits * 2.0**-55,
-        drawn(1, 2),
-        product * any_bits * 2.0**12,
-        any_bits,
-        product * any_bits * 2.0**-24,
+        *(-product, -above, scaled, np.abs(product) * any_bits * 2.0**-55),
+        *(drawn(1, 2), scaled * 2.0**12, any_bits, scaled * 2.0**-24),
     )
     return a, b, np.choose(kind, by_kind).astype(np.float32)

@@ -3,8 +3,6 @@
 Both are accurate (float64 inside), not bit-canonical. A state of no keys has v = 0 and s = -inf and changes nothing.
 """
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 import numpy as np
@@ -77,7 +75,7 @@ def _exact(x: NDArray[Any]) -> F64:
 
 
 def _masked(tokens: int, mask: NDArray[Any], slopes: NDArray[Any] | None) -> F64:
-    """What a row's mask (n,) adds to the scores of all keys: (heads or 1, tokens). slopes: (heads, 1)."""
+    """The addends of a row's mask (n,) for the scores of all keys: (heads or 1, tokens). slopes: (heads, 1)."""
     row = np.pad(mask.astype(np.float64), (tokens - len(mask), 0))[None]
     return row if slopes is None else np.where(np.isneginf(row), row, row * slopes.astype(np.float64))
 

@@ -1,8 +1,8 @@
 """The one bound of scores: MAX_SCORE, for every product that a score is made of, and for the sum of these products.
 
 In log2 units a score is dot * scale * log2(e), perhaps capped, plus slope * term of biases, plus mask * slope of masks.
-Below the bound none of these overflows float32, and no score of a key comes near EMPTY_M, that of an absent one. It is
-checked where the factors meet, since each of them alone may be large.
+Below the bound none of these overflows float32, and no score of a key comes near EMPTY_M, the score of an absent key.
+The check stands where the factors meet, since each factor alone may be large.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def largest(x: NDArray[Any] | None, default: float = 0.0) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ScoreBound:
-    """What bounds the scores of all heads: |scale|, the cap, and the largest slopes in log2 units.
+    """The options that bound the scores of all heads: |scale|, the cap, and the largest slopes in log2 units.
 
-    slope: of all biases, their sum; mask_slope: log2(e) without slopes of masks.
+    slope: the sum over all biases; mask_slope: log2(e) where masks have no slopes.
     """
 
     scale: float

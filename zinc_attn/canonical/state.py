@@ -5,8 +5,6 @@ weighted values. NumPy's float32 add, subtract, multiply, maximum and rint round
 which is all that the shaders' arithmetic needs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

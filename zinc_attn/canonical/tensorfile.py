@@ -1,10 +1,8 @@
 """The safetensors container, written and read strictly with the standard library: an 8-byte length, JSON, data.
 
-Files are read into memory and never mapped, so that one which another process cuts short is an error and not a signal.
+Files are read into memory and never mapped, so that a file which another process cuts short is an error, no signal.
 The reader takes nothing on trust: sizes, places and numbers are checked before memory is taken for them.
 """
-
-from __future__ import annotations
 
 import io
 import json
@@ -41,7 +39,7 @@ class Tensor(NamedTuple):
 
 @dataclass(frozen=True)
 class Header:
-    """What stands before the data. nbytes: of the length and the JSON text; the tensors fill what is behind them."""
+    """The part before the data. nbytes: its bytes, the length included; tensors fill the rest of the file."""
 
     metadata: dict[str, str]
     tensors: dict[str, Tensor]
@@ -54,11 +52,11 @@ def encode_header(metadata: Mapping[str, str], tensors: Mapping[str, tuple[str, 
     The number of bytes depends on the lengths of the metadata's values, not on what they say.
     """
     entries: dict[str, Any] = {"__metadata__": dict(metadata)}
-    at = 0
+    offset = 0
     for name, (dtype, shape) in tensors.items():
-        end = at + ITEM_BYTES[dtype] * math.prod(shape)
-        entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, end]}
-        at = end
+        end = offset + ITEM_BYTES[dtype] * math.prod(shape)
+        entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, end]}
+        offset = end
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text
@@ -89,13 +87,13 @@ def decode_header(text: bytes, data_bytes: int) -> Header:
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise TensorFileError("got __metadata__ of another form, expected an object of strings")
     tensors = {name: _tensor(name, entry) for name, entry in entries.items()}
-    at = 0
+    offset = 0
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
-        if tensor.begin != at:
-            raise TensorFileError(f"got tensor {plain(name)} at byte {tensor.begin:,}, expected it at {at:,}")
-        at = tensor.end
-    if at != data_bytes:
-        raise TensorFileError(f"got {data_bytes:,} bytes of data, expected {at:,}")
+        if tensor.begin != offset:
+            raise TensorFileError(f"got tensor {plain(name)} at byte {tensor.begin:,}, expected it at {offset:,}")
+        offset = tensor.end
+    if offset != data_bytes:
+        raise TensorFileError(f"got {data_bytes:,} bytes of data, expected {offset:,}")
     return Header(metadata, tensors, LENGTH_BYTES + len(text))
 
 
@@ -107,10 +105,10 @@ def decimal(text: str) -> int:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    entries = dict(pairs)
+    if len(entries) != len(pairs):
         raise ValueError("a name is there more than once")
-    return found
+    return entries
 
 
 def _tensor(name: str, entry: Any) -> Tensor:
@@ -131,14 +129,15 @@ def _sizes(value: Any) -> bool:
 # --- files -------------------------------------------------------------------------------------------------
 
 
-def read_into(file: io.FileIO, at: int, data: memoryview) -> None:
+def read_into(file: io.FileIO, offset: int, data: memoryview) -> None:
     """Fill ``data`` with the file's bytes from ``at`` on. TensorFileError where the file ends before."""
-    file.seek(at)
+    file.seek(offset)
     got = 0
     while got < len(data):
         count = file.readinto(data[got:])
         if not count:
-            raise TensorFileError(f"it ended at byte {at + got:,} while it was read, expected {at + len(data):,} bytes")
+            ended = f"it ended at byte {offset + got:,} while it was read"
+            raise TensorFileError(f"{ended}, expected {offset + len(data):,} bytes")
         got += count
 
 

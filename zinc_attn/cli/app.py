@@ -4,8 +4,6 @@ Each command is a module of its own. Its ``declare(subparsers)`` declares the ar
 ones and returns the exit status. Results go to stdout, everything else to stderr.
 """
 
-from __future__ import annotations
-
 import argparse
 import traceback
 from collections.abc import Sequence
@@ -22,7 +20,7 @@ COMMANDS: Final = (devices, plan, sweep, check, bench, proof, decode, llama, com
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; the status is one of STATUSES. argparse ends with 0 behind --help."""
+    """Run the command line; the status is one of STATUSES. argparse ends with 0 after --help."""
     open_streams()
     try:
         status = _run(argv)

@@ -1,6 +1,4 @@
-"""What the commands' arguments have in common: shared options, the form of a help, exit statuses, device and model."""
-
-from __future__ import annotations
+"""Shared parts of the commands' arguments: options, the form of a help, exit statuses, device and model."""
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
@@ -86,8 +84,8 @@ class CommandParser(argparse.ArgumentParser):
         metavar, kind, help_text = SHARED[name]
         said = said or ("" if default is None else str(default))
         text = (text or help_text) + (f" (default: {said})" if said else "")
-        one: dict[str, Any] = {"choices": kind} if isinstance(kind, tuple) else {"type": kind}
-        taken = {"type": str} if several else one
+        single: dict[str, Any] = {"choices": kind} if isinstance(kind, tuple) else {"type": kind}
+        taken = {"type": str} if several else single
         (group or self).add_argument(name, default=default, metavar=metavar + ",…" * several, help=text, **taken)
 
     def flag(self, name: str, text: str) -> None:
@@ -108,10 +106,8 @@ class CommandParser(argparse.ArgumentParser):
 
     def arithmetic(self, names: tuple[str, ...] = ARITHMETICS) -> None:
         """--arithmetic of attention, one of ``names``."""
-        text = (
-            "of attention, with the same bits on every device: canonical; fused, with one rounding for a product and "
-        )
-        text += "its sum"
+        text = "of attention, with the same bits on every device: canonical; fused, with one rounding for a product "
+        text += "and its sum"
         if "integer" in names:
             text += "; integer, with sums of integers, for K and V in q8_0, q5_0, q4_0 or iq4_nl"
         if "matrix" in names:
@@ -120,7 +116,7 @@ class CommandParser(argparse.ArgumentParser):
         self.add_argument("--arithmetic", choices=names, default=names[0], help=f"{text} (default: %(default)s)")
 
     def measuring(self) -> None:
-        """What the commands that verify and time calls have in common, beside their device."""
+        """The options of commands that verify and time calls, without their device's."""
         self.share("--contexts", DEFAULT_CONTEXTS, several=True)
         self.share("--splits", "auto,1", several=True)
         self.arithmetic()
@@ -135,7 +131,6 @@ class CommandParser(argparse.ArgumentParser):
         self.oracle()
 
     def oracle(self) -> None:
-        """--oracle."""
         text = "whose bits judge: numpy, or cpu, native code of the processor, which drawn parts of the run show equal "
         text += "to NumPy first (default: cpu where it can be had and does not run the calls; numpy of --graph)"
         self.add_argument("--oracle", choices=("cpu", "numpy"), help=text)
@@ -184,19 +179,19 @@ def open_devices(stack: ExitStack, names: list[Any], runtimes: str | None) -> li
     ``stack`` closes them. ArgumentError: a device has none of ``runtimes``.
     """
     chosen = [None] if runtimes is None else list(dict.fromkeys(name.strip() for name in runtimes.split(",")))
-    found = []
+    devices = []
     for name in names:
         native = find_device(name, chosen[0] if len(chosen) == 1 else None).native
         fitting = [runtime for runtime in chosen if runtime is None or native == (runtime == CPU)]
         for runtime in fitting or chosen[:1]:  # which it has not
-            found.append(stack.enter_context(Device.open(name, runtime=runtime)))
-    return found
+            devices.append(stack.enter_context(Device.open(name, runtime=runtime)))
+    return devices
 
 
 def open_oracle(stack: ExitStack, name: str | None, devices: Sequence[Device]) -> Device | None:
     """The processor, whose native code judges the run on ``devices``, and a line on stderr that says who judges; None
     for NumPy. name: of --oracle. ArgumentError: the processor would judge itself. ``stack`` closes it."""
-    judged, device, why = any(one.info.native for one in devices), None, ""
+    judged, device, why = any(opened.info.native for opened in devices), None, ""
     if name == CPU and judged:
         raise ArgumentError("oracle: got cpu, which would judge itself, expected numpy, or another --device")
     if name != "numpy" and not judged:
@@ -211,7 +206,7 @@ def open_oracle(stack: ExitStack, name: str | None, devices: Sequence[Device]) -
 
 
 def chosen_model(args: argparse.Namespace) -> ModelPreset:
-    """What --model or --shape names, its layers as --layers says; a bare shape is a model of one layer."""
+    """The model of --model or --shape, with the layers of --layers; a bare shape is a model of one layer."""
     if args.model:
         model = find_model(args.model)
     elif args.shape:

@@ -1,7 +1,5 @@
 """``zinc-attn bench``: times of the kernels, dispatchers, dtypes and layouts in turns."""
 
-from __future__ import annotations
-
 import argparse
 from typing import Final
 

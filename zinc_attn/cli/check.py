@@ -1,7 +1,5 @@
 """``zinc-attn check``: its arguments, its lines and its exit status."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -103,19 +101,18 @@ def run(args: argparse.Namespace) -> int:
     lines = [json.dumps(entry) for entry in entries] if args.json else summary(outcomes, entries, against)
     print("\n".join(lines))
     write_record(args.record, entries)
-    found = {outcome.status for outcome in outcomes}
-    return 1 if "FAIL" in found else 2 if "refused" in found else 0
+    statuses = {outcome.status for outcome in outcomes}
+    return 1 if "FAIL" in statuses else 2 if "refused" in statuses else 0
 
 
 def write_record(path: Path | None, entries: Sequence[dict[str, Any]]) -> None:
-    """--record, where it is given."""
+    """Write the file of --record, where it is given."""
     if path:
         write_file(path, record_text(entries).encode(), RECORD_HINT)
         say_written([path])
 
 
 def chosen_cases(args: argparse.Namespace) -> list[Case]:
-    """The cases that the options name."""
     if args.cases is None:
         return Case.quick(args.arithmetic) if args.quick else Case.default(args.arithmetic)
     cases = [Case.parse(text, args.arithmetic) for text in args.cases.split(",")]
@@ -126,11 +123,12 @@ def chosen_cases(args: argparse.Namespace) -> list[Case]:
 
 def check_sources(arithmetic: str, against: Mapping[str, Digests], devices: Sequence[Device]) -> None:
     """Refuse a record of matrix units that is of no device of this run, whose bits it says nothing of."""
-    if arithmetic == "matrix" and against and not any(is_of(one, device) for one in against for device in devices):
-        mine = "; ".join(origin(maker(device)) for device in devices)
+    known = any(is_of(source, device) for source in against for device in devices)
+    if arithmetic == "matrix" and against and not known:
+        origins = "; ".join(origin(maker(device)) for device in devices)
         raise ArgumentError(
-            f"against: got digests of {', '.join(against)}, expected some of this device and driver: {mine}; the bits "
-            "of matrix units are a driver's own"
+            f"against: got digests of {', '.join(against)}, expected some of this device and driver: {origins}; the "
+            "bits of matrix units are a driver's own"
         )
 
 
@@ -170,7 +168,7 @@ def summary(
         word = f"FAIL in {bad} of {len(outcomes)} cases" if bad else word
         yield f"{prop:>2} {text:<42}{word}"
     for source, digests in against.items():
-        mine = {str(outcome.case) for outcome in outcomes}
-        yield f"{source}: has {len(mine & set(digests))} of the {len(mine)} cases"
+        names = {str(outcome.case) for outcome in outcomes}
+        yield f"{source}: has {len(names & set(digests))} of the {len(names)} cases"
     for entry in entries:
         yield f"run {entry['run']}  {origin(entry['made_by'])}{arithmetic_text(arithmetic)}"

@@ -1,7 +1,5 @@
 """The lines of ``zinc-attn check --graph``."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -23,13 +21,13 @@ def check_models(
     """The entries of a record, and whether some bits differ; prints a line a model, and a device's digest."""
     entries, failed = [], False
     for device in devices:
-        found = {}
+        digests = {}
         for outcome in check_graph(device, cases, processor):
-            faults = [one for one in (outcome.fault, *_others(outcome, against)) if one]
+            faults = [fault for fault in (outcome.fault, *_others(outcome, against)) if fault]
             failed |= bool(faults)
-            found[name_of(outcome.kind)] = outcome.digest
+            digests[name_of(outcome.kind)] = outcome.digest
             print(_line(outcome, faults, title(device), as_json), flush=True)
-        entries.append(make_entry(found, maker(device)))
+        entries.append(make_entry(digests, maker(device)))
         run = f"run {entries[-1]['run']}  {title(device)}, {device.info.driver}"
         print(json.dumps(entries[-1]) if as_json else run)
     return entries, failed
@@ -39,7 +37,9 @@ def _others(outcome: GraphOutcome, against: Mapping[str, Digests]) -> list[str]:
     """How the outcome differs from those of other machines."""
     name = name_of(outcome.kind)
     return [
-        f"{one} has {of[name][:16]}" for one, of in against.items() if of.get(name, outcome.digest) != outcome.digest
+        f"{source} has {known[name][:16]}"
+        for source, known in against.items()
+        if known.get(name, outcome.digest) != outcome.digest
     ]
 
 

@@ -1,6 +1,4 @@
-"""``zinc-attn compilers``: what the compilers of GPUs that are not here make of each kernel, and the broken gates."""
-
-from __future__ import annotations
+"""``zinc-attn compilers``: each kernel under the compilers of GPUs that are not here, and the broken gates."""
 
 import argparse
 from pathlib import Path
@@ -36,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def report(compiler: compilers.Compiler, specs: list[compilers.Spec]) -> int:
-    """The table of a target and what it breaks, on stdout and stderr; without ``specs`` of all, and of the graph."""
+    """Print a target's table and its broken gates; without ``specs`` of all variants, and of the graph."""
     if not specs:
         say("compiling every variant: about a minute on two free cores, four on a busy machine")
     reports = compilers.compile_variants(specs or None, compiler)

@@ -1,7 +1,5 @@
 """``zinc-attn decode``: the time of every step while a context grows from nothing."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from functools import partial
@@ -40,10 +38,11 @@ def run(args: argparse.Namespace) -> int:
 
 def print_steps(rows: Sequence[Row]) -> None:
     """A line per dispatcher."""
-    for runtime, mine in grouped((row.runtime, row) for row in rows).items():
-        prepared = [row.seconds[0] for row in mine if row.measure == "prepare"]
-        steps = [row for row in mine if row.measure == "step" and row.seconds]
-        wrong, compared = [row for row in mine if row.error], sum(row.verified is not None for row in mine)
+    for runtime, runtime_rows in grouped((row.runtime, row) for row in rows).items():
+        prepared = [row.seconds[0] for row in runtime_rows if row.measure == "prepare"]
+        steps = [row for row in runtime_rows if row.measure == "step" and row.seconds]
+        wrong = [row for row in runtime_rows if row.error]
+        compared = sum(row.verified is not None for row in runtime_rows)
         print(f"{runtime}: {f'prepared in {prepared[0]:.2f} s' if prepared else 'not prepared'}", end="; ")
         if steps:
             times = {row.figures["attention_ms_per_step"] or 0.0: row.context for row in steps}

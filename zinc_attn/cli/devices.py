@@ -1,7 +1,5 @@
 """``zinc-attn devices``: the devices of this machine."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from dataclasses import asdict

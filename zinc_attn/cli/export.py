@@ -1,7 +1,5 @@
 """``zinc-attn export``: SPIR-V and a manifest for a runtime without Python."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 
@@ -26,10 +24,10 @@ def declare(subparsers: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     shapes = parse_shapes(args.shape) if args.shape else []
     options = {"dtype": args.dtype, "page_size": args.page_size, "compute_units": args.cu, "kv_layout": args.kv_layout}
-    made = export.export(args.directory, shapes, **options)
+    manifest = export.export(args.directory, shapes, **options)
     if args.json:
-        print_json([made])
-    modules = {kernel["file"]: kernel["bytes"] for kernel in made["kernels"]}  # several kernels share one
+        print_json([manifest])
+    modules = {kernel["file"]: kernel["bytes"] for kernel in manifest["kernels"]}  # several kernels share one
     size = binary_size(sum(modules.values()))
     say(f"written: {Path(args.directory) / export.MANIFEST} and {len(modules)} SPIR-V modules ({size})")
     return 0

@@ -1,6 +1,4 @@
-"""What ``zinc-attn sweep``, ``bench`` and ``decode`` do: open devices, measure, print, and leave files."""
-
-from __future__ import annotations
+"""The run of ``zinc-attn sweep``, ``bench`` and ``decode``: open devices, measure, print, and leave files."""
 
 import csv
 import io
@@ -26,7 +24,7 @@ from .arguments import open_devices, open_oracle
 from .terminal import need, note_cpu, plural, print_json, print_rows, progress_bar, say_written
 
 Record = Mapping[str, Any]
-FIGURES: Final = {  # heading: the measure, and what of its row; a column without any figure is left out
+FIGURES: Final = {  # heading: the measure, and the field of its row; a column without any figure is left out
     "µs per\nlayer": ("call", "median_us"),
     "IQR\nµs": ("call", "iqr_us"),
     "KV\nGB/s": ("call", "kv_gb_s"),
@@ -76,11 +74,11 @@ def run_calls(
     check_out(args.out)
     with ExitStack() as stack:
         devices = open_devices(stack, [args.device], args.runtime)
-        for spec in (spec for mine in specs for spec in mine):
+        for spec in (spec for group in specs for spec in group):
             for device in devices:
                 check_arithmetic(spec.arithmetic, device, spec.dtype, spec.shape)
         info = devices[0].info
-        runtimes = [one.runtime.name for one in devices]
+        runtimes = [device.runtime.name for device in devices]
         note_cpu(info)
         processor = open_oracle(stack, args.oracle, devices)
         judge: Judge = NativeOracle(processor) if processor else oracle
@@ -88,23 +86,23 @@ def run_calls(
         if not args.json:
             print(f"{info.name} ({info.driver}), {', '.join(runtimes)}\n{about}", flush=True)
         progress, rows = stack.enter_context(progress_bar()), list[Row]()
-        for row in chain.from_iterable(measure(devices, mine, progress=progress, judge=judge) for mine in specs):
+        for row in chain.from_iterable(measure(devices, group, progress=progress, judge=judge) for group in specs):
             rows.append(row)
             if args.json:
                 print_json([row.record() | by])
     if not args.json:
         (show or print_measured)(rows)
     if all(row.status == "refused" for row in rows if row.runtime in runtimes):
-        return 2  # and what an earlier run left stays
+        return 2  # an earlier run's files stay
     records = [row.record() | by for row in rows]
-    shown = [one for one in (*records, *beside) if one["measure"] in ("call", "step", MODELED)]
+    shown = [record for record in (*records, *beside) if record["measure"] in ("call", "step", MODELED)]
     field, headline = figure_of
     notes = f"{about.replace(chr(10), '; ')}\n{info.name}, {info.driver}, through {', '.join(runtimes)}"
-    lines = "".join(f"{json.dumps(one, ensure_ascii=False, allow_nan=False)}\n" for one in records)
-    table = csv.DictWriter(made := io.StringIO(), list(records[0]), lineterminator="\n")
+    lines = "".join(f"{json.dumps(record, ensure_ascii=False, allow_nan=False)}\n" for record in records)
+    table = csv.DictWriter(csv_text := io.StringIO(), list(records[0]), lineterminator="\n")
     table.writeheader()
     table.writerows(records)
-    files = {"jsonl": lines.encode(), "csv": made.getvalue().encode()}
+    files = {"jsonl": lines.encode(), "csv": csv_text.getvalue().encode()}
     if args.picture and (png := rows_png(shown, headline, notes, field)):
         files["png"] = png
     name = Path(args.out or f"{args.command}-{slug(info.name)}") / args.command
@@ -115,19 +113,20 @@ def run_calls(
 
 
 def print_measured(rows: Sequence[Row]) -> None:
-    """A line per call, and what the table's words mean."""
+    """A line per call, and the meaning of the table's words."""
     calls = grouped(((row.context, *row.line.values()), row) for row in rows).values()
     told = [name for name in LINE if len({row.line[name] for row in rows}) > 1]
     as_call = {MODELED: "call"}
     measured = [
-        {(as_call.get(row.measure, row.measure), f): x for row in one for f, x in row.figures.items()} for one in calls
+        {(as_call.get(row.measure, row.measure), f): x for row in call for f, x in row.figures.items()}
+        for call in calls
     ]
-    shown = {name: key for name, key in FIGURES.items() if any(one.get(key) is not None for one in measured)}
+    shown = {name: key for name, key in FIGURES.items() if any(figures.get(key) is not None for figures in measured)}
     lines = []
-    for (row, *_), found in zip(calls, measured, strict=True):
+    for (row, *_), values in zip(calls, measured, strict=True):
         call = [f"{row.context:,}", *(row.line[name] for name in told), row.layout]
         splits = figure(row.plan.num_splits if row.plan else None)
-        lines.append([*call, splits, _verdict(row), *(figure(found.get(key)) for key in shown.values())])
+        lines.append([*call, splits, _verdict(row), *(figure(values.get(key)) for key in shown.values())])
     print_rows(("context", *told, "layout", "splits", "verified", *shown), lines, sections=1)
     print("\n".join(notes(rows)))
 
@@ -139,7 +138,7 @@ def _verdict(row: Row) -> str:
 
 
 def notes(rows: Sequence[Row]) -> Iterator[str]:
-    """What the table's words mean, and why what has no time has none."""
+    """The meaning of the table's words, and why a call has no time."""
     said = {_verdict(row) for row in rows}
     yield from (f"{word}: {meaning}." for word, meaning in WORDS.items() if word in said)
     for row in [row for row in rows if row.seconds][:1]:

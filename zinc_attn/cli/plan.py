@@ -1,7 +1,5 @@
 """``zinc-attn plan``: how contexts are split, and what a call should take on a card. No device but with --device."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Iterable, Mapping
 from itertools import product
@@ -65,7 +63,7 @@ def declare(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show the plans, and what the model says of them on a card."""
+    """Show the plans, and the model's times on a card."""
     model, card = chosen_model(args), chosen_card(args)
     contexts, layouts = parse_contexts(args.contexts), parse_split_specs(args.splits)
     device = card.info if card else choose(list_devices(), args.device)
@@ -120,7 +118,7 @@ def chosen_card(args: argparse.Namespace) -> cost.Card | None:
 
 
 def plan_record(plan: SplitPlan, device: DeviceInfo, dtype: str) -> dict[str, Any]:
-    """What --json says of a plan."""
+    """A plan as --json shows it."""
     return {
         "splits": plan.num_splits,
         "q_len": plan.q_len,

@@ -1,7 +1,5 @@
 """``zinc-attn proof``: a report from a card, for a bug report or a first run on hardware."""
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 from datetime import datetime, timezone
@@ -48,8 +46,8 @@ def run(args: argparse.Namespace) -> int:
         kit=args.kit,
         pictures=importlib.util.find_spec("matplotlib") is not None,
     )
-    made = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
-    folder = Path(args.out or f"proof-{slug(info.name)}-{made}")
+    started = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
+    folder = Path(args.out or f"proof-{slug(info.name)}-{started}")
     check_out(folder)
     note_cpu(info)
     print(f"{info.name} ({info.driver}), {spec.runtime}", flush=True)

@@ -1,7 +1,5 @@
 """``zinc-attn sweep``: verified and timed decode attention over context lengths."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,8 +35,8 @@ def declare(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     model = chosen_model(args)
-    given = {name: getattr(args, name) for name in ("batch", "page_size", "weights_ms")}
-    spec = call_spec(args, model, args.dtype, q_len=args.rows, **given)
+    more = {name: getattr(args, name) for name in ("batch", "page_size", "weights_ms")}
+    spec = call_spec(args, model, args.dtype, q_len=args.rows, **more)
     card = find_card(args.card) if args.card else None
     if card and (spec.batch > 1 or spec.arithmetic not in ("canonical", "fused")):
         raise ArgumentError("card: got --batch above 1 or --arithmetic integer or matrix, which sweep does not model")
@@ -54,8 +52,8 @@ def run(args: argparse.Namespace) -> int:
         about += f"; rest of a step {spec.weights_ms:g} ms"
         figure_of = "step_tokens_s", f"Tokens per second by context, attention and {spec.weights_ms:g} ms for the rest"
 
-    def measure(*given: Any, **options: Any) -> Iterator[Row]:
-        rows = measure_calls(*given, **options)
+    def measure(*arguments: Any, **options: Any) -> Iterator[Row]:
+        rows = measure_calls(*arguments, **options)
         return with_card(rows, card) if card else rows
 
     return run_calls(args, [[spec]], about, figure_of, measure=measure, beside=beside)

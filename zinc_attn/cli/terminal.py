@@ -1,10 +1,8 @@
-"""What the commands print: tables, JSON lines and notes.
+"""The output of the commands: tables, JSON lines and notes.
 
 Results go to stdout: where it is full or has lost its reader, ``stdout_trouble`` gives the status of the process.
-Everything else goes to stderr: what that does not take is lost, and changes no status.
+Everything else goes to stderr: output that it does not take is lost, and changes no status.
 """
-
-from __future__ import annotations
 
 import importlib.util
 import json
@@ -43,7 +41,7 @@ def open_streams() -> None:
 
 
 def stdout_trouble(write: bool = False) -> int | None:
-    """Hand to the system what is buffered for stdout. write: and an empty line, where nothing is buffered perhaps.
+    """Flush stdout. write: with an empty line, since nothing may be buffered.
 
     The status of the process where that is not taken, and a line on stderr that says why; otherwise None.
     """
@@ -82,12 +80,12 @@ def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int 
     """
     lines = [list(row) for row in rows]
     headings = [name.split("\n") for name in columns]
-    above = [list(line) for line in zip_longest(*(reversed(one) for one in headings), fillvalue="")][::-1]
+    above = [list(line) for line in zip_longest(*(reversed(heading) for heading in headings), fillvalue="")][::-1]
     widths = [max(map(len, column)) for column in zip(*above, *lines, strict=True)]
-    for at, line in enumerate([*above, *lines], -len(above)):
-        if at == 0:
+    for index, line in enumerate([*above, *lines], -len(above)):
+        if index == 0:
             print("─" * (sum(widths) + 2 * len(widths) - 2))
-        elif at > 0 and lines[at - 1][:sections] != line[:sections]:
+        elif index > 0 and lines[index - 1][:sections] != line[:sections]:
             print()
         cells = (
             cell.ljust(width) if i < left else cell.rjust(width)
@@ -160,7 +158,7 @@ def model_text(model: ModelPreset, dtype: str) -> str:
 
 
 def arithmetic_text(arithmetic: str) -> str:
-    """What a heading says of attention's arithmetic behind its last word: nothing of the canonical one."""
+    """The end of a heading that names attention's arithmetic; empty for the canonical one."""
     return "" if arithmetic == "canonical" else f"; arithmetic {arithmetic}"
 
 

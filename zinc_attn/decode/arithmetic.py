@@ -1,6 +1,4 @@
-"""Which arithmetic a call has: the canonical one, or that of the device's matrix units."""
-
-from __future__ import annotations
+"""The arithmetic of a call: the canonical one, or that of the device's matrix units."""
 
 from typing import Any
 

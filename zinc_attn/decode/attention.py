@@ -1,9 +1,7 @@
 """Attention over sequences of a KVCache: append the new rows, attend, merge, in one submission per call.
 
-A call goes in the five steps of ``Attention._walk``. On any exception before the last one nothing has happened.
+A call goes in the five steps of ``Attention._walk``. On any exception before the last step nothing has happened.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -123,7 +121,7 @@ class Attention(Uncopied, instead="make one for the other cache"):
 
     @property
     def keys_read(self) -> int:
-        """Keys (of one KV head) that the workgroups of the last call read; without ``cascade``, what its rows see."""
+        """Keys (of one KV head) that workgroups of the last call read; without ``cascade``, all that its rows see."""
         return self._runner.keys_read
 
     @property
@@ -137,7 +135,7 @@ class Attention(Uncopied, instead="make one for the other cache"):
         return len(self._runner.recordings)
 
     def prepare(self, tokens: int | None = None, *, batch: int = 1, q_len: int = 1) -> None:
-        """Compile and record now what decode will need, so that no later step has to. A second call finds all made.
+        """Compile and record the programs of decode now, so that no later step has to. A second call makes none.
 
         tokens: keys that a sequence grows to at most; None: as many as the cache holds of ``batch`` sequences.
         batch: sequences of one call; q_len: query rows of each, as many as it appends. Sequences of different lengths,
@@ -218,13 +216,13 @@ class Attention(Uncopied, instead="make one for the other cache"):
         k, v, mask = [None if x is None else [x] for x in (k, v, mask)]
         batch, layer = call_arguments([q], [seq], layer, k, v, mask=mask, allow_empty=True)
         with self.cache.lock:
-            found: PartialState = self._walk(batch, layer, partial(PartialCall, nodes=span))
-            return found
+            state: PartialState = self._walk(batch, layer, partial(PartialCall, nodes=span))
+            return state
 
     def _walk(
         self, batch: CallBatch, layer: int, check: Callable[..., AttentionCall] = AttentionCall, wait: bool = True
     ) -> Any:
-        """The five steps of a call, and what it returns; without ``wait`` the PendingAttention that takes the last."""
+        """The five steps of a call, and its results; without ``wait`` the PendingAttention that takes the last."""
         cache, runner = self.cache, self._runner
         cache.settle()  # completes what was submitted before, also where the call has no sequence
         runner.forget_last()
@@ -235,13 +233,13 @@ class Attention(Uncopied, instead="make one for the other cache"):
             if plan.upload_first:
                 runner.append(call)
             for submission in plan.submissions:
-                call.take()  # what this submission writes over
+                call.take()  # results that this submission writes over
                 workspace = runner.fill(submission, call, plan.steady is not None)  # 3. fill
                 runner.start(workspace, call.layer)  # 4. run
             if not wait:
                 cache.unfinished = PendingAttention(cache, call.results, transaction, call.largest)
                 return cache.unfinished
-            found = call.results()
+            results = call.results()
             cache.commit(transaction, call.largest)  # 5. commit
         except BaseException:
             cache.unfinished = None  # a call that is undone writes nothing to ``out`` later
@@ -249,7 +247,7 @@ class Attention(Uncopied, instead="make one for the other cache"):
             cache.end()
             raise
         cache.end()
-        return found
+        return results
 
     def record(  # noqa: PLR0913  (public; all but the tensors, seq and layer have a default)
         self,
@@ -264,15 +262,15 @@ class Attention(Uncopied, instead="make one for the other cache"):
         causal: bool = True,
         mask_keys: int = 0,
     ) -> RecordedAttention:
-        """Record this call's operations behind what a host's kp.Sequence already holds; nothing is evaluated.
+        """Record this call's operations at the end of a host's kp.Sequence; nothing is evaluated.
 
         q: the host's kp tensor of float32 (q_len, q_heads, k_dim), zeros behind head_dim; rows: None to attend only, or
         its tensor of the new tokens' rows as the cache stores them, ``rows.encode``'s layout (for f32: per token and KV
         head, K then V); max_tokens: the longest context that the recording serves, None for all that fit; allow_empty
-        and causal as in a call; mask_keys: of how many last keys a step may give a mask at most, with
+        and causal as in a call; mask_keys: the last keys that a step's mask may have at most, with
         ``call.step(mask=...)``; steps without one may come in between.
-        What the host's uploads and dispatches write to q and rows before is seen. It runs the sequence inside ``with
-        call.step():`` and must not use ``seq`` while it runs; nothing is recorded into a sequence that was evaluated.
+        The call sees what the host wrote to q and rows before it. The host runs the sequence inside ``with
+        call.step():``, must not use ``seq`` meanwhile, and records nothing into an evaluated sequence.
         One thread at a time uses a manager's queue, as Vulkan asks. The values of a step, which the package does not
         see, are the host's to check: q and rows as a call and an append take them, and max|q| * max|k| * head_dim *
         max(1, 1.5 * |scale|, |scale| / softcap), and what biases and masks add to it, at most 2**96. Rows are read
@@ -285,10 +283,10 @@ class Attention(Uncopied, instead="make one for the other cache"):
             raise UnsupportedError(
                 "record: got arithmetic 'integer', whose q the host rounds; expected another, or a call"
             )
-        for name, given, kind in (("sequence", sequence, "Sequence"), ("q", q, "Tensor"), ("rows", rows, "Tensor")):
-            made_by_kp = type(given).__module__.split(".")[0] == "kp" and type(given).__name__ == kind
-            if not made_by_kp and not (name == "rows" and given is None):
-                raise ArgumentError(f"{name}: got {shown(given)}, expected a kp.{kind}")
+        for name, value, kind in (("sequence", sequence, "Sequence"), ("q", q, "Tensor"), ("rows", rows, "Tensor")):
+            made_by_kp = type(value).__module__.split(".")[0] == "kp" and type(value).__name__ == kind
+            if not made_by_kp and not (name == "rows" and value is None):
+                raise ArgumentError(f"{name}: got {shown(value)}, expected a kp.{kind}")
         flags = check_bool("allow_empty", allow_empty), check_bool("causal", causal)
         options = RecordOptions(max_tokens, *flags, mask_keys)
         with self.cache.lock:

@@ -1,7 +1,5 @@
 """The shapes of q, k and v of a call without a cache, and refusals that say which axes or arrays look swapped."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import product
 from typing import Final, NamedTuple
@@ -17,8 +15,8 @@ _SWAPS: Final = ((0, 1), (0, 2), (1, 2))
 
 
 class _View(NamedTuple):
-    """What can be made of an array by swapping two axes. text: the expression that makes it; names: of the axes of the
-    array that was given, if this is what was meant; both are empty for the array as it is."""
+    """An array as it is, or with two axes swapped. text: the expression that swaps them; names: of the given array's
+    axes, if the swap was meant; both are empty for the array as it is."""
 
     shape: Axes
     text: str = ""
@@ -47,23 +45,23 @@ def _shape_of(q: Axes, k: Axes, v: Axes) -> AttnShape:
             raise ShapeError(f"{name}: got {shape[0]:,} rows, expected at most {MAX_CONTEXT:,}")
     if len(q) == 3 and q[0] < 1:
         raise ShapeError(f"q: got shape {q}, expected at least one row")
-    given = (
+    axes = (
         f", where q is ({', '.join(_ROWS[3 - len(q) :])}) = {q}, k is ({', '.join(_NAMES['k'])}) = {k} and "
         f"v is ({', '.join(_NAMES['v'])}) = {v}"
     )
     if v[:2] != k[:2] or len(v) != 3:
-        shown = given if len(v) == 3 else ""
+        shown = axes if len(v) == 3 else ""
         raise ShapeError(f"v: got shape {v}, expected k's tokens and heads: ({k[0]}, {k[1]}, v_head_dim){shown}")
     if q[-1] != k[2]:
-        raise ShapeError(f"q: got head_dim {q[-1]}, expected k's {k[2]}{given}")
+        raise ShapeError(f"q: got head_dim {q[-1]}, expected k's {k[2]}{axes}")
     if k[1] and q[-2] % k[1]:
-        raise ShapeError(f"q_heads: got {q[-2]}, expected a multiple of kv_heads = {k[1]}{given}")
+        raise ShapeError(f"q_heads: got {q[-2]}, expected a multiple of kv_heads = {k[1]}{axes}")
     return AttnShape(q[-2], k[1], k[2], v[2])
 
 
 def _advice(q: Axes, k: Axes, v: Axes) -> str:
     """The end of a refusal: the fewest arrays whose swapped axes make the call valid, k and v together counted as one;
-    nothing where there are none."""
+    empty where there are none."""
     if _fits(k, q, v):
         return "; q and k look swapped: the order is attention(q, k, v)"
     for views in _candidates(q, k, v):
@@ -80,16 +78,16 @@ def _candidates(q: Axes, k: Axes, v: Axes) -> Iterator[tuple[_View, _View, _View
     q_is, k_is, v_is = _View(q), _View(k), _View(v)
     q_views = list(_views("q", q, _ROWS[1:] if len(q) == 2 else _ROWS))
     k_views, v_views = (list(_views(name, x, _NAMES[name])) for name, x in (("k", k), ("v", v)))
-    both = [(one, two) for one, two in product(k_views, v_views) if one.text[1:] == two.text[1:]]
-    yield from ((q_is, one, two) for one, two in both)
+    both = [(k_view, v_view) for k_view, v_view in product(k_views, v_views) if k_view.text[1:] == v_view.text[1:]]
+    yield from ((q_is, k_view, v_view) for k_view, v_view in both)
     yield from ((view, k_is, v_is) for view in q_views)
     yield from ((q_is, view, v_is) for view in k_views)
     yield from ((q_is, k_is, view) for view in v_views)
-    yield from ((view, one, two) for view, (one, two) in product(q_views, both))
+    yield from ((view, k_view, v_view) for view, (k_view, v_view) in product(q_views, both))
 
 
 def _views(name: str, shape: Axes, names: tuple[str, ...]) -> Iterator[_View]:
-    """An array with two axes swapped, or, of a batch of one, without its first axis and then so, too."""
+    """An array with two axes swapped; for a batch of one also the array without its first axis."""
     text, batch = name, tuple[str, ...]()
     if len(shape) == len(names) + 1 == 4 and shape[0] == 1:
         text, shape, batch = f"{name}[0]", shape[1:], ("1",)
@@ -99,8 +97,8 @@ def _views(name: str, shape: Axes, names: tuple[str, ...]) -> Iterator[_View]:
     for i, j in _SWAPS if len(shape) == 3 else ((0, 1),):
         order = list(range(len(shape)))
         order[i], order[j] = j, i
-        swapped = tuple(shape[at] for at in order)
-        yield _View(swapped, f"{text}.swapaxes({i}, {j})", (*batch, *(names[at] for at in order)))
+        swapped = tuple(shape[axis] for axis in order)
+        yield _View(swapped, f"{text}.swapaxes({i}, {j})", (*batch, *(names[axis] for axis in order)))
 
 
 def _listed(texts: list[str]) -> str:

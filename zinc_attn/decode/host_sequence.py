@@ -96,7 +96,6 @@ class RecordedAttention(Uncopied, instead="record the call again"):
 
     @property
     def out(self) -> Any:
-        """The kp tensor of the result."""
         return self._out.tensor
 
     @contextmanager
@@ -116,7 +115,8 @@ class RecordedAttention(Uncopied, instead="record the call again"):
             masks = _masks(calls, mask)
             appending = [call for call in calls if call.count]
             checked = [
-                call._check(appending[0].count if appending else 0, one) for call, one in zip(calls, masks, strict=True)
+                call._check(appending[0].count if appending else 0, call_mask)
+                for call, call_mask in zip(calls, masks, strict=True)
             ]
             with Transaction() as transaction:
                 held: Reservation | None = None

@@ -1,7 +1,5 @@
 """Attention on a device in one call: NumPy in, NumPy out."""
 
-from __future__ import annotations
-
 import os
 import threading
 from typing import Any, Final
@@ -90,7 +88,6 @@ def attention(  # noqa: PLR0913  (public; all but q, k and v have a default)
 
 
 def _opened(device: Device | None) -> Device:
-    """The device of a call, checked."""
     if device is None:
         return default_device()
     if not isinstance(device, Device):

@@ -29,7 +29,7 @@ from .workspace import Workspace
 
 @dataclass(frozen=True, eq=False)
 class NodeRange:
-    """Which nodes a partial call attends, checked.
+    """The nodes that a partial call attends, checked.
 
     held: absolute numbers, ascending, of the nodes that the sequence holds, or None for 0, 1, ...; tokens: of the whole
     sequence, None for those held; within: absolute nodes [first, end) to attend, None for all.
@@ -59,8 +59,8 @@ class NodeRange:
 class PartialCall(AttentionCall):
     """A call of ``Attention.partial``, on one sequence.
 
-    tokens: of the whole sequence; span: its nodes [first, end) that some row sees; begin, last: of the nodes that the
-    sequence holds, the numbers [begin, last) of those to attend.
+    tokens: of the whole sequence; span: its nodes [first, end) that some row sees; [begin, last): the nodes to attend,
+    as numbers of the nodes that the sequence holds.
     """
 
     def __init__(self, runner: CallRunner, batch: CallBatch, layer: int, *, nodes: NodeRange) -> None:
@@ -72,7 +72,7 @@ class PartialCall(AttentionCall):
         within = self.span if nodes.within is None else nodes.within
         first, end = max(self.span[0], within[0]), min(self.span[1], within[1])
         begin, last = np.searchsorted(self._held, (first, max(first, end)))
-        self.begin, self.last_node, self._mine = int(begin), int(last), self._held[begin:last]
+        self.begin, self.last_node, self._attended = int(begin), int(last), self._held[begin:last]
         self._parts: dict[int, tuple[NDArray[np.float32], ...]] = {}  # by the first row of each submission
 
     def plan(self) -> CallPlan:
@@ -80,7 +80,7 @@ class PartialCall(AttentionCall):
         runner, request, facts = self.runner, self.request, self.runner.facts
         planned, there, q_len = request.planned(), request.tokens, len(request.q)
         upload = 0 < planned.new_rows <= UPLOAD_ROWS
-        if not self._mine.size:
+        if not self._attended.size:
             return CallPlan((), planned.new_rows > 0)
         planned = planned._replace(
             visible=(self._held_before(self._firsts), np.minimum(self._held_before(self._limits), there)),
@@ -97,33 +97,35 @@ class PartialCall(AttentionCall):
         room = min(facts.max_states // row_cost(layout, facts, by_matrix), facts.device.max_items // plan.states)
         room = max(room, 1)
         slices = [RowSlice(0, row, min(row + room, q_len)) for row in range(0, q_len, room)]
-        uploads = [(0,) if upload and not one.begin else () for one in slices]
-        made = (planner.plan((one,), new, partial=True) for one, new in zip(slices, uploads, strict=True))
-        return CallPlan(tuple(part for one in made for part in in_parts(one, facts)), planned.new_rows > UPLOAD_ROWS)
+        uploads = [(0,) if upload and not piece.begin else () for piece in slices]
+        submissions = (planner.plan((piece,), new, partial=True) for piece, new in zip(slices, uploads, strict=True))
+        parts = tuple(part for submission in submissions for part in in_parts(submission, facts))
+        return CallPlan(parts, planned.new_rows > UPLOAD_ROWS)
 
     def _held_before(self, positions: Indices) -> Indices:
         """Keys of this sequence that lie before absolute positions."""
-        inside = np.clip(positions[:, None] - self._mine * KEYS_PER_NODE, 0, KEYS_PER_NODE)
+        inside = np.clip(positions[:, None] - self._attended * KEYS_PER_NODE, 0, KEYS_PER_NODE)
         return np.asarray(inside.sum(axis=1) + self.begin * KEYS_PER_NODE)
 
     def take_from(self, workspace: Workspace, submission: Submission, copy: bool) -> None:
         """Take the states of a submission."""
-        self._parts[submission.slices[0].begin] = workspace.states(len(submission.rows), self._mine.size)
+        self._parts[submission.slices[0].begin] = workspace.states(len(submission.rows), self._attended.size)
 
     def results(self) -> PartialState:
         """The states of all rows; empty where a row sees no key of a node."""
         self.take()
-        found, mine = self._empty(), self._mine
+        state, nodes = self._empty(), self._attended
         if self._parts:
-            seen = (mine * KEYS_PER_NODE < self._limits[:, None]) & ((mine + 1) * KEYS_PER_NODE > self._firsts[:, None])
-            for target, parts in zip((found.m, found.l, found.o), zip(*self._parts.values(), strict=True), strict=True):
+            firsts, limits = self._firsts[:, None], self._limits[:, None]
+            seen = (nodes * KEYS_PER_NODE < limits) & ((nodes + 1) * KEYS_PER_NODE > firsts)
+            for target, parts in zip((state.m, state.l, state.o), zip(*self._parts.values(), strict=True), strict=True):
                 target[seen] = np.concatenate(parts)[seen]
-        return found
+        return state
 
     def _empty(self) -> PartialState:
         """Empty states, with the identity of the call: states of one call fold together."""
         cache, request, scoring, q_len = self.runner.cache, self.request, self.scoring, len(self.request.q)
-        empty = empty_state((q_len, len(self._mine), cache.shape.q_heads), cache.shape.v_head_dim)
+        empty = empty_state((q_len, len(self._attended), cache.shape.q_heads), cache.shape.v_head_dim)
         text = f"{cache.shape} {self.tokens} {q_len} {scoring.scale!r} {scoring.window} {scoring.softcap!r}"
         text += f" {cache.dtype}"
         if self.runner.arithmetic != "canonical":
@@ -137,7 +139,7 @@ class PartialCall(AttentionCall):
             biases += f"mask {request.mask.begin} ".encode() + request.mask.words.tobytes()
         q = np.ascontiguousarray(request.q, np.float32).tobytes()
         identity = hashlib.sha256(text.encode() + b"\0" + sinks + biases + q).hexdigest()
-        return PartialState(self._mine, empty.m, empty.l, empty.o, self.span, identity, scoring.sinks)
+        return PartialState(self._attended, empty.m, empty.l, empty.o, self.span, identity, scoring.sinks)
 
 
 def _held_nodes(nodes: NodeRange, there: int) -> tuple[Indices, int]:

@@ -1,7 +1,5 @@
 """A call that was submitted and whose result is taken later: ``Attention.submit``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +12,7 @@ from ..checks import Uncopied
 class PendingAttention(Uncopied, instead="take its result()"):
     """A call of ``Attention.submit``. Its new rows count from ``result()`` on, or from the cache's next call on.
 
-    collect: takes the results where the device has finished, and may be called again; transaction: of the new rows,
+    collect: takes the results after the device has finished, and may be called again; transaction: of the new rows,
     where there are some; largest: their largest magnitudes.
     """
 
@@ -23,18 +21,18 @@ class PendingAttention(Uncopied, instead="take its result()"):
     ) -> None:
         self._cache, self._transaction, self._largest = cache, transaction, largest
         self._collect: Callable[[], Any] | None = collect
-        self._found: Any = None
+        self._result: Any = None
         self._error: Exception | None = None
 
     def result(self) -> Any:
-        """Wait for the device; what the call itself would have returned, or raised. A second call gives the same."""
+        """Wait for the device, and return or raise what the call would have. A second call gives the same."""
         with self._cache.lock:
             if self._cache.unfinished is self:
                 self._cache.settle()
         try:
             if self._error is not None:
                 raise self._error
-            return self._found
+            return self._result
         finally:
             del self  # from the frame that the error keeps, so that the two go when they are dropped
 
@@ -44,7 +42,7 @@ class PendingAttention(Uncopied, instead="take its result()"):
         self._error = None
         try:
             assert self._collect is not None
-            self._found = self._collect()
+            self._result = self._collect()
             if self._transaction is not None and self._transaction.state == "open":
                 self._cache.commit(self._transaction, self._largest)
         except Exception as error:

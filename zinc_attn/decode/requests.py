@@ -1,7 +1,5 @@
 """Step 1 of a call: the caller's arrays become requests, or a typed refusal; then their new rows get pages."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -49,7 +47,7 @@ class CallRequest:
     reservation: Reservation | None = None
 
     def planned(self) -> Request:
-        """What the plan of the call needs to know of this request."""
+        """This request as the plan of the call takes it."""
         sequence, new_rows = self.sequence, 0 if self.new is None else len(self.new[0])
         table = sequence.table(self.reservation)
         return Request(len(self.q), self.tokens, new_rows, table, sequence.stamp, self.causal, self.mask)
@@ -94,16 +92,16 @@ class CallBatch(NamedTuple):
         return mask
 
     def shaped(self, outs: Seq[F32], lses: Seq[F32]) -> Any:
-        """What the call returns, of its results (q_len, ...) of each sequence, or of the caller's arrays with them."""
-        found = []
-        for given, results in ((self.out, outs), (self.lse, lses))[: 1 + self.return_lse]:
+        """The call's return value, from results (q_len, ...) of each sequence, or the caller's arrays with them."""
+        returned = []
+        for targets, results in ((self.out, outs), (self.lse, lses))[: 1 + self.return_lse]:
             rows = zip(self.q, results, strict=True)
-            arrays = [x[0] if np.ndim(q) == 2 else x for q, x in rows] if given is None else list(given)
-            found.append(arrays[0] if self.single else arrays)
-        return tuple(found) if self.return_lse else found[0]
+            arrays = [x[0] if np.ndim(q) == 2 else x for q, x in rows] if targets is None else list(targets)
+            returned.append(arrays[0] if self.single else arrays)
+        return tuple(returned) if self.return_lse else returned[0]
 
 
-def call_arguments(  # noqa: PLR0913  (those of a call)
+def call_arguments(  # noqa: PLR0913  (the arguments of a call)
     q: Any,
     seq: Any,
     layer: int,
@@ -118,10 +116,10 @@ def call_arguments(  # noqa: PLR0913  (those of a call)
     mask: Any = None,
 ) -> tuple[CallBatch, int]:
     """The arguments of every call, of one sequence or, where ``seq`` is a list, of a batch, and the layer."""
-    given = {"return_lse": return_lse, "allow_empty": allow_empty, "causal": causal}
-    flags = [check_bool(name, flag) for name, flag in given.items()]
+    options = {"return_lse": return_lse, "allow_empty": allow_empty, "causal": causal}
+    flags = [check_bool(name, flag) for name, flag in options.items()]
     if not isinstance(seq, (list, tuple)):
-        k, v, out, lse, mask = (None if one is None else [one] for one in (k, v, out, lse, mask))
+        k, v, out, lse, mask = (None if value is None else [value] for value in (k, v, out, lse, mask))
         return CallBatch([seq], [q], k, v, out, lse, mask, True, *flags), layer
     for name, column in (("q", q), ("k", k), ("v", v), ("out", out), ("lse", lse), ("mask", mask)):
         if column is not None and (not isinstance(column, (list, tuple)) or len(column) != len(seq)):
@@ -146,9 +144,9 @@ def takes(
         def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
             return method(self, *arguments(*args, **kwargs))
 
-        mine, theirs = inspect.signature(method), inspect.signature(arguments)
-        parameters = [mine.parameters["self"], *theirs.parameters.values()]
-        call.__signature__ = mine.replace(parameters=parameters)  # type: ignore[attr-defined]  # help() shows it
+        signature, call_signature = inspect.signature(method), inspect.signature(arguments)
+        parameters = [signature.parameters["self"], *call_signature.parameters.values()]
+        call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # help() shows it
         return call
 
     return decorated
@@ -159,9 +157,9 @@ def check_requests(
 ) -> tuple[list[CallRequest], float, Largest]:
     """The requests of a call of a layer, their largest |q|, and the largest magnitudes of its new rows.
 
-    The bound on scores counts all rows that the call's sequences have there. whole: tokens of the sequence of which the
-    one given is a shard, None where it is not. Typed refusals name the argument; only what the cache has no room for is
-    refused later, by ``reserve_rows``.
+    The bound on scores counts all rows of the sequences in the layer. whole: tokens of the whole sequence where the
+    given one is a shard, else None. Typed refusals name the argument; only a lack of room in the cache is refused
+    later, by ``reserve_rows``.
     """
     requests, q_max, new_max, most, added = [], 0.0, Largest(), 0, 0.0
     batch.check_new(cache.shape.latent)
@@ -178,7 +176,7 @@ def check_requests(
         if batch.k is not None:
             check_once(batch.sequences, i)
             k, v, largest_new = cache.check_rows(batch.k[i], None if batch.v is None else batch.v[i], layer)
-            new, new_max = (k, v), new_max.joined(largest_new)
+            new, new_max = (k, v), new_max.maximum(largest_new)
             tokens = sequence.pages.check_append(layer, len(k)) + len(k)
         else:
             tokens = sequence.pages.length(layer)
@@ -188,7 +186,7 @@ def check_requests(
         requests.append(CallRequest(sequence, q, tokens, new, batch.causal, mask))
     within(
         cache,
-        [one.pages for one in batch.sequences],
+        [sequence.pages for sequence in batch.sequences],
         lambda held: scoring.bound.check(q_max, max(held.k, new_max.k), cache.shape.head_dim, most, added),
     )
     if batch.out is not None or batch.lse is not None:
@@ -199,7 +197,7 @@ def check_requests(
 
 
 def check_once(sequences: Seq[Any], i: int) -> None:
-    """Refuse sequence number ``i`` of a call with new rows where it is one of those before it."""
+    """Refuse sequence number ``i`` of a call with new rows if it is in the list before."""
     if sequences[i] in sequences[:i]:
         raise ArgumentError(
             f"seq: items {sequences.index(sequences[i])} and {i} are the same sequence, expected each once where k and "
@@ -248,11 +246,11 @@ def check_seen(q_len: int, keys: int, causal: bool = True, mask: Mask | None = N
 def reserve_rows(cache: KVCache, requests: list[CallRequest], layer: int) -> Transaction | None:
     """Reserve pages for the requests' new rows, and copy the shared pages that they would be written to. None where
     there are no new rows."""
-    if not requests or requests[0].new is None:  # then none has any
+    if not requests or requests[0].new is None:  # then no request has new rows
         return None
     transaction = cache.transaction()
     if len(requests) > 1:  # short ones first: fewer copies
-        requests = sorted(requests, key=lambda one: one.sequence.pages.length(layer))
+        requests = sorted(requests, key=lambda request: request.sequence.pages.length(layer))
     for request in requests:
         if request.new is not None:
             request.reservation = transaction.reserve(request.sequence.pages, layer, len(request.new[0]))

@@ -1,7 +1,7 @@
 """Steps 2 to 4 of a call: plan its submissions, and fill and run a workspace for each.
 
-A steady call is one that a plan holds for that was made for a call before, see ``planning.steady``. Plans are kept, so
-that it is planned no more; where its workspace has the plan's words still, they are given the new lengths alone.
+The plan of an earlier call may serve a steady call, see ``planning.steady``: plans are kept. If the workspace still has
+the plan's words, only the lengths in them are changed.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ class CallRunner:
         tensors.close()
 
     def replan(self, cascade: bool | None) -> None:
-        """Plan the next calls anew, where ``layout`` gives others now; recordings are kept."""
+        """Plan the next calls anew, because ``layout`` gives others now; recordings are kept."""
         self.cascade = cascade
         self._plans: dict[SteadyKey, CallPlan] = {}
         self._options = [
-            CallOptions(self.layout, one.window, cascade, number, self.arithmetic)
-            for number, one in enumerate(self.scorings.distinct)
+            CallOptions(self.layout, scoring.window, cascade, number, self.arithmetic)
+            for number, scoring in enumerate(self.scorings.distinct)
         ]
 
     @property
@@ -93,17 +93,17 @@ class CallRunner:
         return self._counted + (self.last.keys_read() if self.last is not None else 0)
 
     def forget_last(self) -> None:
-        """Before a call, and behind one that failed: nothing is counted.
+        """Before a call, and after a failed one: nothing is counted.
 
-        What a failed call left in a ``together`` block is sent, before a later call writes other words for it.
+        Recordings that a failed call left in a ``together`` block are sent, before a later call writes other words.
         """
         if self.last is not None and self.last.queued is not None and self.last.queued.open:
-            with suppress(ZincAttnError):  # those who want its results are told
+            with suppress(ZincAttnError):  # whoever reads the results hears of it
                 self.last.queued.send()
         self.last, self._counted, self.shared = None, 0, False
 
     def prepare(self, tokens: int, batch: int, q_len: int) -> None:
-        """Record, and run once on nothing, what decode of ``batch`` sequences of up to ``tokens`` keys will need."""
+        """Record, and run once on nothing, what decode of ``batch`` sequences of up to ``tokens`` keys submits."""
         cache, seen = self.cache, set[tuple[int, int]]()
         for layer, storage in enumerate(cache.layers):
             kind = storage.number, self.scorings.number[layer]
@@ -118,7 +118,7 @@ class CallRunner:
                     self.cache.device.runtime.run(self._recording(workspace, layer))
 
     def _growth_keys(self, layer: int, tokens: int, batch: int, q_len: int) -> set[RecordingKey]:
-        """What growth needs in a layer; planned once for all layers of the same scoring."""
+        """The keys that growth needs in a layer; planned once for all layers of the same scoring."""
         options = self._options[self.scorings.number[layer]]
         arguments = options, tokens, batch, q_len
         if arguments not in self._growth:
@@ -130,7 +130,7 @@ class CallRunner:
     # --- the steps of a call ------------------------------------------------------------------------------
 
     def plan(self, requests: Seq[Request], layer: int) -> CallPlan:
-        """The submissions of a call of a layer: a plan made before, where one holds for it."""
+        """The submissions of a call of a layer: an earlier plan, if one serves it."""
         options = self._options[self.scorings.number[layer]]
         key = steady_key(requests, options, self.facts)
         plan = None if key is None else self._plans.get(key)
@@ -150,20 +150,20 @@ class CallRunner:
                 self.cache.write_values(table, call.layer, request.reservation, *request.new)
 
     def fill(self, submission: Submission, call: AttentionCall, steady: bool) -> Workspace:
-        """A workspace that holds a submission of a call. steady: the plan was, or will be, another call's, too."""
+        """A workspace that holds a submission of a call. steady: the plan serves other calls, too."""
         if self.last is not None:  # count it before its words are written again
             self._counted, self.last = self.keys_read, None
         workspace, requests = self._workspace(submission.key), call.requests
         workspace.fill(submission, call.layer, call.planned if steady else None)
-        rows = [requests[one.request].q[one.begin : one.end] for one in submission.slices]
+        rows = [requests[piece.request].q[piece.begin : piece.end] for piece in submission.slices]
         workspace.upload_q(rows[0] if len(rows) == 1 else np.concatenate(rows))
         if submission.uploads:
-            new = [requests[at].new for at in submission.uploads]
-            workspace.upload_rows([one for one in new if one is not None], call.layer, self.cache.encode_into)
+            new = [requests[index].new for index in submission.uploads]
+            workspace.upload_rows([pair for pair in new if pair is not None], call.layer, self.cache.encode_into)
         return workspace
 
     def start(self, workspace: Workspace, layer: int) -> None:
-        """Submit what a workspace holds, without a wait, or leave that to the ``together`` block around the call."""
+        """Submit a workspace's recording, without a wait, or leave it to the ``together`` block around the call."""
         recording, device = self._recording(workspace, layer), self.cache.device
         if self.observer is not None and workspace.submission is not None:
             self.observer(workspace.submission, workspace)
@@ -191,7 +191,7 @@ class CallRunner:
 class AttentionCall:
     """A call of ``Attention``, checked, and its results, gathered from submissions in any order.
 
-    requests: one per sequence; planned: what their plan depends on, from ``plan`` on; largest: the largest magnitudes
+    requests: one per sequence; planned: the inputs of their plan, from ``plan`` on; largest: the largest magnitudes
     of the new rows.
     """
 
@@ -203,20 +203,19 @@ class AttentionCall:
         if runner.arithmetic not in EXACT:
             within(
                 cache,
-                [one.pages for one in batch.sequences],
-                lambda held: check_half_range(runner.arithmetic, largest_q, held.joined(self.largest)),
+                [sequence.pages for sequence in batch.sequences],
+                lambda held: check_half_range(runner.arithmetic, largest_q, held.maximum(self.largest)),
             )
         self.planned: list[Request] = []
         self._outs: dict[int, F32] = {}  # by request
         self._lses: dict[int, F32] = {}
 
     def plan(self) -> CallPlan:
-        """Plan the call."""
         self.planned = [request.planned() for request in self.requests]
         return self.runner.plan(self.planned, self.layer)
 
     def take(self, copy: bool = True) -> None:
-        """Take the results of the last submission, for which this waits; without ``copy`` until the next one alone."""
+        """Wait for the last submission and take its results; without ``copy`` they live until the next one."""
         last = self.runner.last
         if last is None or last.submission is None:
             return
@@ -228,20 +227,20 @@ class AttentionCall:
     def take_from(self, workspace: Workspace, submission: Submission, copy: bool) -> None:
         """Take the results of a submission that a workspace holds; a second time changes nothing."""
         out, lse = workspace.results(copy)
-        at = 0
+        row = 0
         for request, begin, end in submission.slices:
             rows, n = len(self.requests[request].q), end - begin
             if n == rows:
-                self._outs[request], self._lses[request] = out[at : at + n], lse[at : at + n]
+                self._outs[request], self._lses[request] = out[row : row + n], lse[row : row + n]
             else:
-                for found, part in ((self._outs, out), (self._lses, lse)):
-                    if request not in found:
-                        found[request] = np.empty((rows, *part.shape[1:]), np.float32)
-                    found[request][begin:end] = part[at : at + n]
-            at += n
+                for gathered, part in ((self._outs, out), (self._lses, lse)):
+                    if request not in gathered:
+                        gathered[request] = np.empty((rows, *part.shape[1:]), np.float32)
+                    gathered[request][begin:end] = part[row : row + n]
+            row += n
 
     def results(self) -> Any:
-        """What the call returns. It may be called again, where it was interrupted."""
+        """The call's return value. After an interrupt it may be called again."""
         delivers = self.batch.out is not None  # so nothing that lies in the device's memory is handed out
         self.take(copy=not delivers)
         outs, lses = list[F32](), list[F32]()

@@ -1,7 +1,5 @@
 """How scores are made and which keys count: ``scale``, ``window``, ``softcap`` and ``sinks``, checked."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -28,11 +26,11 @@ F32 = NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class Scoring:
-    """How scores are made and which count, checked: what ``scale``, ``window``, ``softcap``, ``sinks``, biases and
-    ``mask_slopes`` said.
+    """The checked ``scale``, ``window``, ``softcap``, ``sinks``, biases and ``mask_slopes``: how scores are made and
+    which keys count.
 
-    sinks, mask_slopes, biases by name: (q_heads,) float32 in log2 units; scales: what fp8_e4m3's values are multiplied
-    by, see ``cache.head_scales``.
+    sinks, mask_slopes, biases by name: (q_heads,) float32 in log2 units; scales: the factors of fp8_e4m3's values,
+    see ``cache.head_scales``.
     """
 
     scale: float
@@ -45,7 +43,6 @@ class Scoring:
 
     @cached_property
     def bound(self) -> ScoreBound:
-        """The bound of scores."""
         return ScoreBound.of(self.scale, self.softcap, self.biases, self.mask_slopes)
 
     @property
@@ -55,7 +52,7 @@ class Scoring:
 
     @property
     def heads(self) -> HeadValues:
-        """What the work buffer has per head."""
+        """The work buffer's values per head."""
         return HeadValues(self.sinks, self.mask_slopes, self.scales, self.biases)
 
     def header(self) -> dict[str, int]:
@@ -71,7 +68,7 @@ def check_sinks(sinks: Any, q_heads: int) -> F32 | None:
     array = arguments.check_sinks(sinks, q_heads)
     if array is None:
         return None
-    with np.errstate(over="ignore"):  # what float32 does not hold is infinite there, and refused as such
+    with np.errstate(over="ignore"):  # a value beyond float32 becomes infinite, and is refused
         return sink_scores(checked_values("sinks", array.astype(np.float32))[0])
 
 
@@ -83,18 +80,18 @@ class LayerScorings:
     """
 
     def __init__(self, cache: KVCache, common: Scoring, window: Any, sinks: Any) -> None:
-        found: dict[tuple[int | None, bytes | None, bytes | None], int] = {}
+        numbers: dict[tuple[int | None, bytes | None, bytes | None], int] = {}
         self.distinct: list[Scoring] = []
         self.number: list[int] = []  # by layer, into ``distinct``
         layers = cache.num_layers
         windows, rows = _windows(window, layers), _sink_rows(sinks, layers, cache.shape.q_heads)
-        for layer, (one, row) in enumerate(zip(windows, rows, strict=True)):
+        for layer, (keys, row) in enumerate(zip(windows, rows, strict=True)):
             scales = kernel_scales(cache.scales_of(layer))
-            key = one, None if row is None else row.tobytes(), None if scales is None else scales.tobytes()
-            if key not in found:
-                found[key] = len(self.distinct)
-                self.distinct.append(replace(common, window=one, sinks=row, scales=scales))
-            self.number.append(found[key])
+            key = keys, None if row is None else row.tobytes(), None if scales is None else scales.tobytes()
+            if key not in numbers:
+                numbers[key] = len(self.distinct)
+                self.distinct.append(replace(common, window=keys, sinks=row, scales=scales))
+            self.number.append(numbers[key])
         self.by_layer = [self.distinct[number] for number in self.number]
 
 
@@ -113,4 +110,4 @@ def _sink_rows(sinks: Any, num_layers: int, q_heads: int) -> list[F32 | None]:
         return [check_sinks(sinks, q_heads)] * num_layers
     if len(sinks) != num_layers:
         raise ArgumentError(f"sinks: got {len(sinks)} rows, expected ({q_heads},) or a row per layer ({num_layers})")
-    return [check_sinks(one, q_heads) for one in sinks]
+    return [check_sinks(row, q_heads) for row in sinks]

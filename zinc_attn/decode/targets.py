@@ -1,7 +1,5 @@
 """The caller's arrays that a call writes its results to: ``out=`` and ``lse=``."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
@@ -16,16 +14,16 @@ F32 = NDArray[np.float32]
 
 
 class Target(NamedTuple):
-    """Where the results of one sequence go: arrays like its q, and like q without head_dim; None for a new array."""
+    """The arrays for one sequence's results: like its q, and like q without head_dim; None for a new array."""
 
     out: F32 | None = None
     lse: F32 | None = None
 
     def write(self, out: F32, lse: F32) -> None:
         """Write results (q_len, q_heads, head_dim) and (q_len, q_heads)."""
-        for target, found in ((self.out, out), (self.lse, lse)):
+        for target, values in ((self.out, out), (self.lse, lse)):
             if target is not None:
-                target[...] = found.reshape(target.shape)
+                target[...] = values.reshape(target.shape)
 
 
 NEW_ARRAYS: Final = Target()
@@ -36,12 +34,12 @@ def check_targets(shapes: Seq[tuple[int, ...]], out: Seq[Any] | None, lse: Seq[A
 
     ArgumentError: an array cannot be written to as it is, or two of them overlap.
     """
-    found = []
+    targets = []
     for i, shape in enumerate(shapes):
         rows = None if out is None else check_output("out", out[i], shape)
         sums = None if lse is None else check_output("lse", lse[i], shape[:-1])
-        found.append(Target(rows, sums))
-    spans = sorted((x.ctypes.data, x.ctypes.data + x.nbytes) for one in found for x in one if x is not None)
+        targets.append(Target(rows, sums))
+    spans = sorted((x.ctypes.data, x.ctypes.data + x.nbytes) for target in targets for x in target if x is not None)
     if any(second[0] < first[1] for first, second in pairwise(spans)):
         raise ArgumentError("out, lse: got arrays that overlap in memory, expected one for each result")
-    return found
+    return targets

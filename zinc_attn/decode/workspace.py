@@ -47,7 +47,7 @@ FIRST_PAGE: Final = list(declarations.HEADER).index("first_page")
 
 
 class PagedStorage(NamedTuple):
-    """Where K and V of layers lie, in the pages of a KVCache."""
+    """The places of K and V of layers in the pages of a KVCache."""
 
     device: Device
     layout: PageGeometry
@@ -59,25 +59,24 @@ class SharedTensors:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._made: dict[tuple[str, int], Buffer] = {}
+        self._tensors: dict[tuple[str, int], Buffer] = {}
 
     def __call__(self, name: str, words: int, use: Use) -> Buffer:
         """A tensor of at least ``words`` words."""
         size = padded(words, max(words, self._device.info.max_buffer_bytes // 4))
-        if (name, size) not in self._made:
-            self._made[name, size] = self._device.runtime.buffer(4 * size, use)
-        return self._made[name, size]
+        if (name, size) not in self._tensors:
+            self._tensors[name, size] = self._device.runtime.buffer(4 * size, use)
+        return self._tensors[name, size]
 
     def close(self) -> None:
-        """Free them."""
-        made, self._made = self._made, {}
-        for buffer in made.values():
+        tensors, self._tensors = self._tensors, {}
+        for buffer in tensors.values():
             buffer.close()
 
 
 @dataclass
 class Tensors:
-    """What a recording is bound to beside K, V and the work words, by the names that kernel calls have for it.
+    """The buffers of a recording beside K, V and the work words, by their names in kernel calls.
 
     q: (rows, q_heads, k_dim) float32; states and out: see ``kernels.declarations``; rows: the new rows, uploaded, or
     encoded on the device from the uploaded ``values``.
@@ -91,7 +90,7 @@ class Tensors:
 
     @classmethod
     def of(cls, key: RecordingKey, pages: PagedStorage, tensors: Callable[[str, int, Use], Buffer]) -> Tensors:
-        """Those of a call of the package's own, which ``tensors`` makes, by name, words and use."""
+        """The tensors of a key's calls. tensors: makes one, by name, words and use."""
         words = TensorWords.of(key, pages)
         name, use = ("partials", Use.OUTPUT) if key.partial else ("states", Use.SCRATCH)
         rows = ("encoded", Use.SCRATCH) if words.values else ("rows", Use.INPUT)
@@ -116,7 +115,6 @@ class TensorWords:
 
     @classmethod
     def of(cls, key: RecordingKey, pages: PagedStorage) -> TensorWords:
-        """Those of a key."""
         layout = pages.layout
         heads, dim, values = layout.shape.q_heads, layout.shape.v_dim, value_words(layout.shape, key.appends)
         if not layout.encodes(key.appends) or 4 * values > pages.device.info.max_buffer_bytes:
@@ -134,9 +132,9 @@ class TensorWords:
 class Workspace:
     """Work words, on the host and in a buffer for every head slice of a layer, and the tensors of a key.
 
-    submission: whose words it was given last; queued: what will run them, in a ``together`` block. steady: the words
-    that a steady call sets; None while words are written, and where no later call can use them. first_page: that of the
-    layer for which the buffers hold the words; None while they are written.
+    submission: the last one whose words it took; queued: the recordings of a ``together`` block that will run them;
+    steady: the words that a steady call sets, None while words are written, and where no later call can use them;
+    first_page: of the layer for which the buffers hold the words, None while they are written.
     """
 
     key: RecordingKey
@@ -160,25 +158,25 @@ class Workspace:
         heads = layout.shape.q_heads
         work = WorkBuffer(key.items, key.rows, key.appends, key.tables, heads, key.masks)
         shared = WorkBuffer(key.shared, key.rows, 0, key.tables, heads, key.masks) if key.shared else None
-        made = cls(key, pages, tensors, work, shared, scoring)
-        for one in (work, shared):
-            if one is not None:
-                layout.set_header(one, slices[0])
-                one.set(**scoring.header(), state_stride=key.states, rows=key.rows)
-                scoring.heads.write(one.heads)
+        workspace = cls(key, pages, tensors, work, shared, scoring)
+        for records in (work, shared):
+            if records is not None:
+                layout.set_header(records, slices[0])
+                records.set(**scoring.header(), state_stride=key.states, rows=key.rows)
+                scoring.heads.write(records.heads)
         work.set(single_pass=int(key.single_pass))
         heads_each = layout.shape.kv_heads
         encoded = 0 if tensors.values is not None else key.appends  # by the host
-        made.row_words = np.zeros((encoded, heads_each, row_format(layout.shape, layout.dtype).words), np.uint32)
+        workspace.row_words = np.zeros((encoded, heads_each, row_format(layout.shape, layout.dtype).words), np.uint32)
         try:
-            for one, buffers in ((work, made.work_buffers), (shared, made.shared_buffers)):
+            for records, buffers in ((work, workspace.work_buffers), (shared, workspace.shared_buffers)):
                 for _ in slices:
-                    if one is not None:
-                        buffers.append(runtime.buffer(4 * one.words.size, Use.INPUT))
+                    if records is not None:
+                        buffers.append(runtime.buffer(4 * records.words.size, Use.INPUT))
         except BaseException:
-            made.close()
+            workspace.close()
             raise
-        return made
+        return workspace
 
     def close(self) -> None:
         """Free the work buffers; the tensors are their owner's."""
@@ -188,20 +186,20 @@ class Workspace:
     # --- filling ------------------------------------------------------------------------------------------
 
     def fill(self, submission: Submission, layer: int, requests: Seq[Request] | None = None) -> None:
-        """Make the words, in the buffers too, those of a submission that fits the key, in a layer.
+        """Write the words of a submission that fits the key, for a layer, to the buffers, too.
 
-        requests: of the call, where the submission is all of a plan that holds for steady calls: of one that was filled
-        before only the words that depend on the requests' keys and page tables are written.
+        requests: the call's, if the submission is a whole plan that serves steady calls. If its words are there
+        already, only those that depend on the requests' keys and page tables are written.
         """
         steady, self.steady = self.steady, None  # an interrupted call leaves words that the next one must fill again
-        lengths = None if requests is None else [one.tokens for one in requests]
+        lengths = None if requests is None else [request.tokens for request in requests]
         if steady is None or steady.submission is not submission or requests is None:
             self.submission = submission
             self._take(submission)
-            rows = [one.rows for one in (self.work, self.shared) if one is not None]
+            rows = [records.rows for records in (self.work, self.shared) if records is not None]
             layout, work = self.pages.layout, self.work
-            given = work.items, work.appends, rows, work.tables, layout.tile * layout.page_tiles
-            steady = SteadyWords.of(submission, self.scoring.window, *given)
+            views = work.items, work.appends, rows, work.tables, layout.tile * layout.page_tiles
+            steady = SteadyWords.of(submission, self.scoring.window, *views)
         if lengths == steady.lengths:
             self._rebind_layer(layer)
             self.steady = steady
@@ -226,10 +224,10 @@ class Workspace:
             self.shared.tables[:] = work.tables
             self.shared.rows[:] = work.rows
             _set_items(self.shared, submission.shared_items)
-        for one in (work, self.shared):
-            if one is not None and len(submission.masks):
-                one.masks[: len(submission.masks)] = submission.masks
-                one.rows["mask"] += np.uint32(one.masks_at)
+        for records in (work, self.shared):
+            if records is not None and len(submission.masks):
+                records.masks[: len(submission.masks)] = submission.masks
+                records.rows["mask"] += np.uint32(records.masks_at)
 
     def _upload_words(self, layer: int) -> None:
         """Write the work words for the head slices of ``layer``."""
@@ -239,14 +237,14 @@ class Workspace:
             if work is None:
                 continue
             work.words[FIRST_PAGE] = storage.first_page
-            for one, buffer in zip(storage.slices, buffers, strict=True):
+            for head_slice, buffer in zip(storage.slices, buffers, strict=True):
                 if len(buffers) > 1:
-                    self.pages.layout.set_header(work, one)
+                    self.pages.layout.set_header(work, head_slice)
                 runtime.write(buffer, work.words)
         self.first_page = storage.first_page
 
     def _rebind_layer(self, layer: int) -> None:
-        """Write the one word in which the call of another layer differs from the one before, where it does."""
+        """Write the one word in which calls of different layers differ, if it differs."""
         first_page = self.pages.layers[layer].first_page
         if first_page != self.first_page:
             self.first_page = None
@@ -267,23 +265,22 @@ class Workspace:
 
     def upload_rows(self, new: Seq[tuple[NDArray[Any], NDArray[Any]]], layer: int, encode: Encode) -> None:
         """Write the new rows of a layer, stored values k and v (n, kv_heads, head_dim) of each request in order."""
-        runtime, at = self.pages.device.runtime, 0
+        runtime, row = self.pages.device.runtime, 0
         if self.tensors.rows is None:
             return
         if self.tensors.values is not None:
             upload_values(runtime, self.tensors.values, self.pages.layout.shape, self.key.appends, new)
             return
         for keys, values in new:
-            encode(self.row_words[at : at + len(keys)], keys, values, layer)
-            at += len(keys)
-        runtime.write(self.tensors.rows, self.pages.layout.to_device(self.row_words[:at]).reshape(-1))
+            encode(self.row_words[row : row + len(keys)], keys, values, layer)
+            row += len(keys)
+        runtime.write(self.tensors.rows, self.pages.layout.to_device(self.row_words[:row]).reshape(-1))
 
     def keys_read(self) -> int:
         """Keys, of one KV head, that the workgroups of pass 1 read."""
         shape, key, matrix = self.pages.layout.shape, self.key, self.key.matrix
-        shares = -(
-            -shape.group // heads_together(shape, key.most_heads, self.pages.device.info.layout)
-        )  # workgroups of a KV head
+        vectors = heads_together(shape, key.most_heads, self.pages.device.info.layout)
+        shares = -(-shape.group // vectors)  # workgroups of a KV head
         total = (shares if matrix is None else matrix.blocks(shape.group)) * item_keys(self.work.items)
         return total + (item_keys(self.shared.items) if self.shared is not None else 0)
 
@@ -313,7 +310,7 @@ class Workspace:
         self.pages.device.runtime.write(self.tensors.out, np.full(self.tensors.out.nbytes // 4, 0x7FC0DEAD, np.uint32))
 
     def ran(self) -> Runtime:
-        """The runtime, which has been given what was queued."""
+        """The runtime, after the queued recordings were sent."""
         if self.queued is not None:
             self.queued.send()
         return self.pages.device.runtime
@@ -323,7 +320,7 @@ class Workspace:
     def dispatches(self, layer: int) -> list[Dispatch]:
         """Append, attend, merge; encode first where the device encodes the new rows.
 
-        They are those of every layer that shares ``layer``'s K and V buffers.
+        The same dispatches serve every layer that shares ``layer``'s K and V buffers.
         """
         key, layout, device, scoring = self.key, self.pages.layout, self.pages.device, self.scoring
         alone = AttendVariant(
@@ -347,17 +344,17 @@ class Workspace:
         encodes, appends, attends = list[Dispatch](), list[Dispatch](), list[Dispatch]()
         if self.tensors.values is not None:
             encodes.append(dispatch(encode_call(layout.shape, layout.dtype, key.appends), tensors))
-        for i, one in enumerate(self.pages.layers[layer].slices):
-            bound = {**tensors, "work": self.work_buffers[i], "k": one.k, "v": one.v}
+        for i, head_slice in enumerate(self.pages.layers[layer].slices):
+            bound = {**tensors, "work": self.work_buffers[i], "k": head_slice.k, "v": head_slice.v}
             if key.appends:
-                moved = layout.shape, layout.dtype, layout.tile, key.appends, one.heads, layout.strides
+                moved = layout.shape, layout.dtype, layout.tile, key.appends, head_slice.heads, layout.strides
                 appends.append(dispatch(move_call(declarations.APPEND_KERNEL, *moved), bound))
             if key.shared:
                 bound["shared"] = self.shared_buffers[i]
-                attends.append(dispatch(attend_call(together, key.shared, one.heads, target, "shared"), bound))
+                attends.append(dispatch(attend_call(together, key.shared, head_slice.heads, target, "shared"), bound))
             if key.items:
-                own = replace(self._pass_1(alone, one.heads, target), beside=key.shared > 0)  # each state is one item's
-                attends.append(dispatch(own, bound))
+                single = replace(self._pass_1(alone, head_slice.heads, target), independent=key.shared > 0)
+                attends.append(dispatch(single, bound))
         if not (key.single_pass or key.partial or key.unmerged):
             attends.append(dispatch(merge_call(layout.shape, device.info.kind, key.rows), tensors))
         return [*encodes, *appends, *attends]
@@ -375,9 +372,9 @@ class Workspace:
 def out_and_lse(words: Words, rows: int, shape: AttnShape) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """out (rows, q_heads, v_head_dim) and lse (rows, q_heads) in the words of an out buffer for ``rows`` rows."""
     heads, dim = shape.q_heads, shape.v_dim
-    found, size = words.view(np.float32), rows * heads * dim
-    out = found[:size].reshape(rows, heads, dim)[..., : shape.v_head_dim]
-    return out, found[size : size + rows * heads].reshape(rows, heads)
+    floats, size = words.view(np.float32), rows * heads * dim
+    out = floats[:size].reshape(rows, heads, dim)[..., : shape.v_head_dim]
+    return out, floats[size : size + rows * heads].reshape(rows, heads)
 
 
 def _set_items(work: WorkBuffer, items: Records) -> None:

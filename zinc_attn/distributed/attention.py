@@ -5,8 +5,6 @@ Nothing but the partial states travels between ranks: (head_dim + 2) float32 per
 Source of the idea: attention states merge (Ye et al. 2024, FlashInfer; Liu et al. 2023, ring attention).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 from typing import Any, Protocol
 
@@ -29,13 +27,13 @@ F32 = NDArray[np.float32]
 
 
 class Folder(Protocol):
-    """What folds the partial states of one sequence, as a Fold does."""
+    """A function that folds the partial states of one sequence, as a Fold does."""
 
     def __call__(self, parts: Seq[PartialState]) -> tuple[F32, F32]:
         """Return out and lse of the partial states of one call."""
 
     def release(self) -> None:
-        """Free what was made for the calls so far."""
+        """Free the memory of the calls so far."""
 
 
 class ShardedAttention(Uncopied, instead="make one for the other cache"):
@@ -53,7 +51,7 @@ class ShardedAttention(Uncopied, instead="make one for the other cache"):
             raise ArgumentError(f"cache: got {type(cache).__name__}, expected a ShardedKVCache{hint}")
         cache.check_open()
         self.cache = cache
-        self._attention = {i: Attention(one, **options) for i, one in cache.shards.items()}
+        self._attention = {i: Attention(shard, **options) for i, shard in cache.shards.items()}
         self.fold: Folder = Fold(cache.devices[0], cache.shape)
         self.sent_bytes = 0
         cache.users.purge()
@@ -69,16 +67,16 @@ class ShardedAttention(Uncopied, instead="make one for the other cache"):
         """
         with Call.of(self.cache, "attend") as call:
             if not batch.causal:
-                raise ArgumentError("causal: got False, expected True: a shard's rows see no keys behind them")
+                raise ArgumentError("causal: got False, expected True: a shard's rows see no keys after them")
             batch.check_new(self.cache.shape.latent)
             call.check(batch.sequences, layer, batch.k, batch.v)
             targets = self._check(call, batch)
             call.reserve()
             parts = self._attend(call, batch)
-            folded = [self.fold(one) for one in self._exchanged(call, parts)]
-            for target, found in zip(targets, folded, strict=True):
-                target.write(*found)
-        outs, lses = [one for one, _ in folded], [one for _, one in folded]
+            folded = [self.fold(states) for states in self._exchanged(call, parts)]
+            for target, results in zip(targets, folded, strict=True):
+                target.write(*results)
+        outs, lses = [out for out, _ in folded], [lse for _, lse in folded]
         return batch.shaped(outs, lses)
 
     def _check(self, call: Call, batch: CallBatch) -> list[Target]:
@@ -93,7 +91,7 @@ class ShardedAttention(Uncopied, instead="make one for the other cache"):
     def _attend(self, call: Call, batch: CallBatch) -> list[list[PartialState]]:
         """Attend on every local shard, and return the partial states of each shard, one per sequence."""
         masks = [None] * len(batch.q) if batch.mask is None else batch.mask
-        given = list(zip(batch.q, masks, batch.sequences, call.pieces, call.ends, strict=True))
+        arguments = list(zip(batch.q, masks, batch.sequences, call.pieces, call.ends, strict=True))
 
         def attend(shard: int) -> list[PartialState]:
             partial = self._attention[shard].partial
@@ -101,7 +99,7 @@ class ShardedAttention(Uncopied, instead="make one for the other cache"):
                 partial(
                     q, seq.shards[shard], call.layer, *new[shard], nodes=seq.nodes(shard, end), tokens=end, mask=mask
                 )
-                for q, mask, seq, new, end in given
+                for q, mask, seq, new, end in arguments
             ]
 
         return list(call.run_on_shards(attend).values())
@@ -110,7 +108,8 @@ class ShardedAttention(Uncopied, instead="make one for the other cache"):
         """The partial states of each sequence from the shards of every rank."""
         if self.cache.ranks is not None:
             (states,) = parts
-            call.sequences = [one._replace(query=state.call) for one, state in zip(call.sequences, states, strict=True)]
+            pairs = zip(call.sequences, states, strict=True)
+            call.sequences = [descriptor._replace(query=state.call) for descriptor, state in pairs]
             self.sent_bytes += sum(state.nbytes for state in states)
             parts = [unpack_states(data, len(states)) for data in call.exchange(pack_states(states))]
         return list(zip(*parts, strict=True))

@@ -82,7 +82,7 @@ class ShardedKVCache(Shards):
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         _check_devices(devices, shape)
-        given = None if weights is None else _checked_weights(weights)
+        checked = None if weights is None else _checked_weights(weights)
         timeout_s = check_timeout(timeout_s)
         if comm is not None and len(devices) != 1:
             raise ArgumentError(f"devices: got {len(devices)} with a communicator, expected this rank's one")
@@ -92,7 +92,7 @@ class ShardedKVCache(Shards):
         scales = check_head_scales(dtype, shape, num_layers, k_scale, v_scale)
         capacity = check_int("capacity", capacity, 1, MAX_CONTEXT)
         page_size = check_int("page_size", page_size, MIN_PAGE_SIZE, KEYS_PER_NODE)
-        shares = [float(memory_budget(one.info)[1]) for one in devices] if given is None else given
+        shares = [float(memory_budget(device.info)[1]) for device in devices] if checked is None else checked
         if len(shares) != len(devices):
             raise ArgumentError(f"weights: got {len(shares)}, expected one per device ({len(devices)})")
         ranks = comm if comm is None or isinstance(comm, Ranks) else Ranks(comm, timeout_s)
@@ -102,11 +102,11 @@ class ShardedKVCache(Shards):
             shares = ranks.agree(setup, shares[0])
         super().__init__(shape, num_layers, capacity, shares, ranks)
         self.users: Registry[Any] = Registry()  # what close() must close first
-        mine = range(len(shares)) if ranks is None else [ranks.rank]
+        local = range(len(shares)) if ranks is None else [ranks.rank]
         try:
             options = {"round_rows": rounds, "k_scale": k_scale, "v_scale": v_scale}
             with Call.of(self, "ShardedKVCache()") as call:
-                for device, shard in zip(devices, mine, strict=True):
+                for device, shard in zip(devices, local, strict=True):
                     tokens = int(self.allocator.capacity[shard]) * KEYS_PER_NODE
                     arguments = (device, shape, num_layers, tokens, dtype, page_size)
                     self.shards[shard] = self.make_shard(*arguments, **options)

@@ -32,9 +32,9 @@ Rows = tuple[NDArray[Any], NDArray[Any]] | tuple[None, None]
 class Call:
     """One call of a ShardedKVCache, from ``of``, which commits it or undoes it.
 
-    pieces: the new rows of each sequence for each local shard, (None, None) where a shard gets none; sequences: what
-    the ranks compare of each sequence; ends: the length of the layer in each sequence, with the new rows; exchanged:
-    whether the exchange of this call is over; moved: whether tokens of a sequence were moved or given up.
+    pieces: the new rows of each sequence for each local shard, (None, None) where a shard gets none; sequences: the
+    facts of each sequence that ranks compare; ends: the length of the layer in each sequence, with the new rows;
+    exchanged: whether the exchange of this call is over; moved: whether tokens of a sequence were moved or given up.
     """
 
     def __init__(self, cache: Shards, name: str) -> None:
@@ -58,7 +58,7 @@ class Call:
                 cache.settle()
                 yield call
                 call.transaction.commit()
-                if call.moved:  # the nodes behind what is kept are given up
+                if call.moved:  # the nodes after the kept ones are given up
                     cache.end()
                 cache.touched = ()
             except BaseException as error:
@@ -71,7 +71,7 @@ class Call:
                 raise
 
     def _tell(self, error: BaseException) -> None:
-        """Tell the other ranks that the call failed here; an error that came from them they know already."""
+        """Tell the other ranks that the call failed here; they know an error that came from them."""
         ranks = self.cache.ranks
         if ranks is None or isinstance(error, RankError):
             return
@@ -81,8 +81,8 @@ class Call:
             ranks.fail(error, str(self.descriptor()) if self.exchanged else "")
 
     def descriptor(self) -> CallDescriptor:
-        """What the ranks compare of this call."""
-        return CallDescriptor(self.name, self.layer, self.sequences, self.cache.made)
+        """The facts of this call that the ranks compare."""
+        return CallDescriptor(self.name, self.layer, self.sequences, self.cache.created)
 
     def check(self, sequences: Seq[Any], layer: int, k: Seq[Any] | None, v: Seq[Any] | None) -> None:
         """Check the new rows k, v of each sequence; None stands for no rows.
@@ -129,10 +129,10 @@ class Call:
         if new_nodes > 0:
             cache.allocator.allocate(seq.holding, new_nodes)
         owner = seq.owners[np.arange(begin, end) // KEYS_PER_NODE]  # (new tokens,) the shard of each
-        mine = {shard: owner == shard for shard in cache.shards}
+        by_shard = {shard: owner == shard for shard in cache.shards}
         latent = cache.shape.latent  # a latent shard takes no v
         self.pieces.append(
-            {i: (keys[x], None if latent else values[x]) if x.any() else (None, None) for i, x in mine.items()}
+            {i: (keys[x], None if latent else values[x]) if x.any() else (None, None) for i, x in by_shard.items()}
         )
         rows = owners = 0
         if cache.ranks is not None:
@@ -141,7 +141,7 @@ class Call:
         self.sequences.append(SequenceDescriptor(seq.serial, begin, len(keys), rows, owners))
 
     def keep(self, seq: ShardedSequence, kept: Kept) -> None:
-        """Move the rows of a sequence as ``kept`` says, to free pages of each shard, and exchange those that change
+        """Move the rows of a sequence as ``kept`` says, to free pages of each shard, and exchange rows that change
         their shard."""
         cache, start, count = self.cache, kept.start, len(kept.sources)
         cache.touch(seq)
@@ -151,36 +151,36 @@ class Call:
         self.sequences = [SequenceDescriptor(seq.serial, len(seq), 0, rows, owners)]
         giver, taker = (seq.owners[x // KEYS_PER_NODE] for x in (kept.sources, kept.targets))  # the shard of each row
         tables, sent = dict[int, NDArray[np.uint32]](), dict[int, NDArray[np.uint32]]()
-        for shard, one in cache.shards.items():
-            mine, held = seq.shards[shard], seq.tokens(shard, start)
-            with one.lock:
-                one.settle()
-                reservation = self.transaction.rewrite(mine.pages, held, seq.tokens(shard, start + count) - held)
-                one.copy_pages(reservation.copies)
-                old, tables[shard] = mine.table(), mine.table(reservation)
+        for shard, shard_cache in cache.shards.items():
+            sequence, held = seq.shards[shard], seq.tokens(shard, start)
+            with shard_cache.lock:
+                shard_cache.settle()
+                reservation = self.transaction.rewrite(sequence.pages, held, seq.tokens(shard, start + count) - held)
+                shard_cache.copy_pages(reservation.copies)
+                old, tables[shard] = sequence.table(), sequence.table(reservation)
                 stay, leave = ((giver == shard) & (same == (taker == shard)) for same in (True, False))
                 sources, targets = (seq.positions_on(shard, x[stay]) for x in (kept.sources, kept.targets))
                 if len(sources):
-                    one.mover.move(sources, old, targets, tables[shard])
-                move_unseen(mine.pages, held)
+                    shard_cache.mover.move(sources, old, targets, tables[shard])
+                move_unseen(sequence.pages, held)
                 leaving = seq.positions_on(shard, kept.sources[leave])
-                sent[shard] = np.stack([one.mover.gather(i, leaving, old) for i in range(cache.num_layers)])
+                sent[shard] = np.stack([shard_cache.mover.gather(i, leaving, old) for i in range(cache.num_layers)])
         if cache.ranks is None:
             self.exchange()
         else:
-            found = self.exchange(sent[cache.ranks.rank].tobytes())
+            received = self.exchange(sent[cache.ranks.rank].tobytes())
             shape = (cache.num_layers, -1, *sent[cache.ranks.rank].shape[2:])
-            sent = {i: np.frombuffer(data, np.uint32).reshape(shape) for i, data in enumerate(found) if data}
+            sent = {i: np.frombuffer(data, np.uint32).reshape(shape) for i, data in enumerate(received) if data}
         if count:
             cache.moving = self.transaction, seq.holding, start // KEYS_PER_NODE
-        for shard, one in cache.shards.items():
+        for shard, shard_cache in cache.shards.items():
             for other, words in sent.items():
                 leave = (giver == other) & (taker != other)
                 coming = taker[leave] == shard
                 targets = seq.positions_on(shard, kept.targets[leave][coming])
                 for layer in range(cache.num_layers if len(targets) else 0):
-                    with one.lock:
-                        one.mover.append(layer, targets, tables[shard], words[layer][coming])
+                    with shard_cache.lock:
+                        shard_cache.mover.append(layer, targets, tables[shard], words[layer][coming])
                     append_unseen(seq.shards[shard].pages, layer, int(targets[0]))
         self.moved = True
 
@@ -205,16 +205,17 @@ class Call:
     def _full(self, shard: int, free: int) -> str:
         """The text of the CapacityError of ``shard``, of whose pages ``free`` were free before the call."""
         pool, keys = self.cache.shards[shard].pool, [rows[shard][0] for rows in self.pieces]
-        mine, new = sum(len(one) for one in keys if one is not None), sum(one.new for one in self.sequences)
+        count = sum(len(rows) for rows in keys if rows is not None)
+        new = sum(sequence.new for sequence in self.sequences)
         shards = len(self.cache.allocator.share)
         return (
-            f"shard {shard} of {shards}: got {mine:,} of the {new:,} new tokens, expected what it has room for: {free} "
-            f"of its {pool.num_pages} pages of {pool.page_size} tokens are free, and a sequence takes whole pages; "
-            "truncate() or free() sequences, or make a larger cache"
+            f"shard {shard} of {shards}: got {count:,} of the {new:,} new tokens, expected what it has room for: "
+            f"{free} of its {pool.num_pages} pages of {pool.page_size} tokens are free, and a sequence takes whole "
+            "pages; truncate() or free() sequences, or make a larger cache"
         )
 
     def exchange(self, data: bytes = b"") -> list[bytes]:
         """Return the ``data`` of every rank, by rank. RankError, on every rank, unless all of them are in this call."""
-        found = self.cache.exchange(data, self.descriptor())
+        received = self.cache.exchange(data, self.descriptor())
         self.exchanged = True
-        return found
+        return received

@@ -1,4 +1,4 @@
-"""What the ranks tell each other of a call, so that ranks that make different calls notice."""
+"""The facts of a call that the ranks exchange, so that ranks that make different calls notice."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class SequenceDescriptor(NamedTuple):
     """One sequence of a call; the ranks compare it field by field.
 
     serial, length, new: the number of the sequence, its tokens and the new ones; rows, owners, query: checksums of the
-    new k and v or of the numbers of those that stay, of the shards of its nodes, and of q with the scoring options.
+    new k and v or of the numbers of kept rows, of the shards of its nodes, and of q with the scoring options.
     """
 
     serial: int
@@ -26,16 +26,16 @@ class SequenceDescriptor(NamedTuple):
 class CallDescriptor(NamedTuple):
     """The call that an exchange belongs to; the ranks compare it field by field.
 
-    made: how many sequences the rank has made so far, forks included.
+    created: how many sequences the rank has created so far, forks included.
     """
 
     name: str = "an exchange"
     layer: int = 0
     sequences: Seq[SequenceDescriptor] = ()
-    made: int = 0
+    created: int = 0
 
     def __str__(self) -> str:
-        first = [f", sequence {one.serial} ({one.length:,} tokens, {one.new:,} new)" for one in self.sequences[:1]]
+        first = [f", sequence {x.serial} ({x.length:,} tokens, {x.new:,} new)" for x in self.sequences[:1]]
         return "".join([f"{self.name} at layer {self.layer}", *first, " and others" * (len(self.sequences) > 1)])
 
     def to_bytes(self) -> bytes:
@@ -45,8 +45,8 @@ class CallDescriptor(NamedTuple):
     @classmethod
     def from_bytes(cls, data: bytes) -> CallDescriptor:
         """The inverse of ``to_bytes``."""
-        name, layer, sequences, made = json.loads(data)
-        return cls(name, layer, [SequenceDescriptor(*one) for one in sequences], made)
+        name, layer, sequences, created = json.loads(data)
+        return cls(name, layer, [SequenceDescriptor(*fields) for fields in sequences], created)
 
 
 _ALIKE = "make the same calls with the same arguments on every rank"
@@ -61,34 +61,34 @@ def differences(rank: int, theirs: CallDescriptor, first: CallDescriptor) -> Ite
     if len(theirs.sequences) != len(first.sequences):
         batches = f"a batch of {len(theirs.sequences)}, rank 0 one of {len(first.sequences)}"
         yield f"rank {rank} was given {batches}; {_ALIKE}"
-    made = ""
-    if theirs.made != first.made:
-        made = (
-            f"sequences made: {theirs.made} on rank {rank}, {first.made} on rank 0; call new_sequence() and fork() "
-            "alike on every rank"
+    hint = ""
+    if theirs.created != first.created:
+        hint = (
+            f"sequences made: {theirs.created} on rank {rank}, {first.created} on rank 0; call new_sequence() and "
+            "fork() alike on every rank"
         )
-    for one, other in zip(theirs.sequences, first.sequences, strict=True):
-        yield from _sequence_differences(rank, first.layer, one, other, made)
+    for sequence, other in zip(theirs.sequences, first.sequences, strict=True):
+        yield from _sequence_differences(rank, first.layer, sequence, other, hint)
 
 
 def _sequence_differences(
-    rank: int, layer: int, one: SequenceDescriptor, other: SequenceDescriptor, made: str
+    rank: int, layer: int, sequence: SequenceDescriptor, other: SequenceDescriptor, counts_hint: str
 ) -> Iterator[str]:
-    """How sequence ``one`` of ``rank`` differs from ``other`` of rank 0; ``made`` is the hint where the counts do."""
-    name = f"sequence {one.serial}"
-    described = f"{name} ({one.length:,} tokens, {one.new:,} new)"
-    if one.serial != other.serial:
-        yield f"rank {rank} was given {name}, rank 0 sequence {other.serial}; {made or _ALIKE}"
-    if one.length != other.length:
-        hint = made or f"truncate({min(one.length, other.length)}) or free() it on every rank"
-        lengths = f"at length {one.length:,} in layer {layer}, rank 0 at {other.length:,}"
+    """How sequence ``sequence`` of ``rank`` differs from ``other`` of rank 0; ``counts_hint``: where the counts do."""
+    name = f"sequence {sequence.serial}"
+    described = f"{name} ({sequence.length:,} tokens, {sequence.new:,} new)"
+    if sequence.serial != other.serial:
+        yield f"rank {rank} was given {name}, rank 0 sequence {other.serial}; {counts_hint or _ALIKE}"
+    if sequence.length != other.length:
+        hint = counts_hint or f"truncate({min(sequence.length, other.length)}) or free() it on every rank"
+        lengths = f"at length {sequence.length:,} in layer {layer}, rank 0 at {other.length:,}"
         yield f"rank {rank} has {name} {lengths}; {hint}"
-    if one.new != other.new:
-        yield f"rank {rank} was given k, v of length {one.new:,} for {name}, rank 0 of {other.new:,}; {_ALIKE}"
-    if one.rows != other.rows:
+    if sequence.new != other.new:
+        yield f"rank {rank} was given k, v of length {sequence.new:,} for {name}, rank 0 of {other.new:,}; {_ALIKE}"
+    if sequence.rows != other.rows:
         yield f"rank {rank} was given other rows than rank 0 for {described}; {_ALIKE}"
-    if one.owners != other.owners:
-        hint = made or "free() it on every rank, and fork(), truncate() and free() alike on all of them"
+    if sequence.owners != other.owners:
+        hint = counts_hint or "free() it on every rank, and fork(), truncate() and free() alike on all of them"
         yield f"rank {rank} has the nodes of {described} on other ranks than rank 0; {hint}"
-    if one.query != other.query:
+    if sequence.query != other.query:
         yield f"rank {rank}: other q or mask, or other options of scores, than rank 0 for {described}; {_ALIKE}"

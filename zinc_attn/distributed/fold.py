@@ -1,7 +1,5 @@
 """Folds partial states on a device, with the bits of ``zinc_attn.fold``, which does it in NumPy."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
@@ -64,8 +62,8 @@ class Fold(Uncopied, instead="make one for the other device"):
             raise ShapeError(f"partial states: got {heads} heads of {dim}, expected those of {self.shape}")
         rows = min(max(self.max_states // max(n, 1), 1), self.device.info.max_workgroups[2])
         with self.device.lock:
-            found = [self._fold_rows(whole, at, min(at + rows, q_len)) for at in range(0, q_len, rows)]
-        return np.concatenate([out for out, _ in found]), np.concatenate([lse for _, lse in found])
+            results = [self._fold_rows(whole, first, min(first + rows, q_len)) for first in range(0, q_len, rows)]
+        return np.concatenate([out for out, _ in results]), np.concatenate([lse for _, lse in results])
 
     def _fold_rows(self, whole: PartialState, begin: int, end: int) -> tuple[F32, F32]:
         """Return out and lse of the query rows [begin, end), by one submission."""

@@ -1,15 +1,13 @@
-"""Which shard holds which node of 512 tokens. Host bookkeeping of sharded sequences: no device and no rank.
+"""The shard of each node of 512 tokens. Host bookkeeping of sharded sequences: no device and no rank.
 
 Invariants: a node lies on one shard for as long as any holding has it; several holdings share full nodes only. Calls
 are not locked here: the owner of the allocator serializes them.
 
 An interrupt (Ctrl-C) between any two bytecodes leaves every call done or not done, and no node lost. The holdings alone
 say who holds what: each has one immutable tuple of nodes, which changes by one store. How many nodes each shard holds
-follows from that. A call that changes the counts takes them off the allocator first and puts them back at its end;
+follows from these. A call that changes the counts takes them off the allocator first and puts them back at its end;
 where they are missing, or an owner was garbage collected, the next call counts the holdings again.
 """
-
-from __future__ import annotations
 
 import math
 import weakref
@@ -47,7 +45,7 @@ class Holding:
 
 
 class _Counts:
-    """What follows from the holdings. Changed only while it is off the allocator.
+    """Numbers that follow from the holdings; changed only while they are off the allocator.
 
     used: (shards,) the nodes on each shard, where a shared node counts once; holders: of each node, how many holdings
     have it.
@@ -109,7 +107,6 @@ class NodeAllocator:
         return holding
 
     def allocate(self, holding: Holding, count: int) -> None:
-        """Append ``count`` new nodes to ``holding``."""
         used = self.used
         shards = [_next_shard(self.share, used, self.capacity) for _ in range(count)]
         self._change(holding, len(holding.nodes), map(Node, shards))
@@ -117,15 +114,15 @@ class NodeAllocator:
     def share_nodes(self, holding: Holding, other: Holding, full: int) -> None:
         """Let the empty ``holding`` share the first ``full`` nodes of ``other``.
 
-        Of a partly filled node behind them it gets one of its own, on the same shard.
+        If a partly filled node follows them, it gets a node of its own on the same shard.
         """
-        behind = [Node(node.shard) for node in other.nodes[full:]]
-        self._change(holding, 0, (*other.nodes[:full], *behind))
+        partly = [Node(node.shard) for node in other.nodes[full:]]
+        self._change(holding, 0, (*other.nodes[:full], *partly))
 
     def truncate(self, holding: Holding, count: int, partial: bool) -> None:
         """Keep the first ``count`` nodes of ``holding``; ``partial`` says that the last of them is partly filled.
 
-        Where that one is shared, a node of its own on the same shard replaces it, as later tokens come into it.
+        If that node is shared, a node of its own on the same shard replaces it, as later tokens come into it.
         """
         last = holding.nodes[count - 1] if partial else None
         if last is not None and self.is_shared(last):
@@ -133,21 +130,22 @@ class NodeAllocator:
         elif len(holding.nodes) > count:
             self._change(holding, count)
 
-    def own(self, holding: Holding, first: int) -> None:
+    def replace_shared(self, holding: Holding, first: int) -> None:
         """Replace shared nodes of ``holding``, from number ``first`` on, by nodes of its own on the same shards."""
-        nodes = [Node(one.shard) if self.is_shared(one) else one for one in holding.nodes[first:]]
+        nodes = [Node(node.shard) if self.is_shared(node) else node for node in holding.nodes[first:]]
         self._change(holding, first, nodes)
 
     def collected(self) -> list[int]:
         """Return the serial numbers of the owners that were garbage collected and whose nodes still count."""
-        return [serial for serial, one in tuple(self._holdings.items()) if one.nodes and one.owner() is None]
+        holdings = tuple(self._holdings.items())
+        return [serial for serial, holding in holdings if holding.nodes and holding.owner() is None]
 
     def discard(self, serials: Iterable[int]) -> None:
         """Release the nodes of owners that every rank has collected."""
         gone = set(serials)
         if gone:
             self._counts = None
-            self._holdings = {serial: one for serial, one in self._holdings.items() if serial not in gone}
+            self._holdings = {serial: holding for serial, holding in self._holdings.items() if serial not in gone}
 
     def _change(self, holding: Holding, kept: int, new: Iterable[Node] = ()) -> None:
         """Replace the nodes of ``holding`` from number ``kept`` on by ``new``."""
@@ -181,8 +179,8 @@ class NodeAllocator:
 def deal(nodes: int, weights: Seq[float]) -> NDArray[np.int64]:
     """Return the shard of each of ``nodes`` nodes, (nodes,).
 
-    After any number of nodes each shard has its weight's share of them, within one node. Which shard holds a node never
-    shows in the output bits.
+    After any number of nodes each shard has its weight's share of them, within one node. The shard of a node changes no
+    output bit.
     """
     share = _shares(weights)
     used, capacity = np.zeros(share.size, np.int64), np.full(share.size, np.inf)
@@ -201,9 +199,9 @@ def _next_shard(share: NDArray[np.float64], used: NDArray[np.int64], capacity: N
 
 def _shares(weights: Seq[float]) -> NDArray[np.float64]:
     """``weights`` divided by their sum, (shards,)."""
-    given = np.asarray(weights, np.float64)
-    if given.ndim != 1 or not given.size or not np.all(given <= MAX_WEIGHT) or np.any(given <= 0):
+    numbers = np.asarray(weights, np.float64)
+    if numbers.ndim != 1 or not numbers.size or not np.all(numbers <= MAX_WEIGHT) or np.any(numbers <= 0):
         raise ArgumentError(
             f"weights: got {shown(list(weights))}, expected positive numbers of at most 2**512, one per shard"
         )
-    return np.asarray(given / math.fsum(given))
+    return np.asarray(numbers / math.fsum(numbers))

@@ -1,7 +1,5 @@
 """MPI ranks that exchange bytes, each with a time limit, and what becomes of a rank that fails or is lost."""
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import os
@@ -39,10 +37,10 @@ class RemoteCapacityError(RankError):
 
 def check_timeout(seconds: Any) -> float:
     """Return how many seconds, above 0, a rank waits for others, or raise ArgumentError."""
-    found = check_float("timeout_s", seconds, "seconds above 0")
-    if found <= 0:
+    checked = check_float("timeout_s", seconds, "seconds above 0")
+    if checked <= 0:
         raise ArgumentError(f"timeout_s: got {shown(seconds)}, expected seconds above 0")
-    return found
+    return checked
 
 
 def _outlive_others() -> None:
@@ -84,11 +82,11 @@ class Ranks:
 
     def agree(self, setup: str, weight: float) -> list[float]:
         """Return the weights of all ranks. RankError unless all of them have the same ``setup``."""
-        found = [data.decode().rsplit(" ", 1) for data in self.exchange(f"{setup} {weight!r}".encode())]
-        for rank, (theirs, _) in enumerate(found):
-            if theirs != found[0][0]:
-                raise RankError(f"rank {rank} is set up as {theirs}, rank 0 as {found[0][0]}; expected the same")
-        return [float(weight) for _, weight in found]
+        setups = [data.decode().rsplit(" ", 1) for data in self.exchange(f"{setup} {weight!r}".encode())]
+        for rank, (theirs, _) in enumerate(setups):
+            if theirs != setups[0][0]:
+                raise RankError(f"rank {rank} is set up as {theirs}, rank 0 as {setups[0][0]}; expected the same")
+        return [float(weight) for _, weight in setups]
 
     def exchange(self, data: bytes, call: CallDescriptor | None = None) -> list[bytes]:
         """Return the ``data`` of every rank, by rank.
@@ -96,12 +94,12 @@ class Ranks:
         RankError where a rank failed, is in another ``call`` (on every rank), or did not answer in time, now or before.
         """
         described = (call or CallDescriptor()).to_bytes()
-        found = [one.split(b"\n", 1) for one in self._gather(FINE + described + b"\n" + data)]
-        calls = [CallDescriptor.from_bytes(text) for text, _ in found]
+        answers = [answer.split(b"\n", 1) for answer in self._gather(FINE + described + b"\n" + data)]
+        calls = [CallDescriptor.from_bytes(text) for text, _ in answers]
         for rank, theirs in enumerate(calls):
             for text in differences(rank, theirs, calls[0]):
                 raise RankError(text)
-        return [one for _, one in found]
+        return [payload for _, payload in answers]
 
     def fail(self, error: BaseException, done: str = "") -> None:
         """Answer the exchange that the others are in with ``error``.
@@ -110,7 +108,7 @@ class Ranks:
         their next exchange, for which this rank waits ``timeout_s`` at most.
         """
         if not self.lost:
-            late = f" (behind the exchange of {done}, which the other ranks have done)" if done else ""
+            late = f" (after the exchange of {done}, which the other ranks have done)" if done else ""
             with suppress(RankError):  # the caller raises this rank's own error
                 self._gather(FAILED + f"{_named(error)}{late}".encode())
 
@@ -133,21 +131,21 @@ class Ranks:
             raise RankError(f"rank {self.rank}: a rank was lost, or left, before; start all of them again")
         self.exchanges += 1
         try:
-            found = self._transfer(data)
+            answers = self._transfer(data)
         except BaseException as error:  # an interrupt, too, as the others are in the midst of the exchange
             if not self.lost:
                 gave_up = f"rank {self.rank} gave an exchange up: {_named(error)}"
                 self._give_up(str(error) if isinstance(error, RankError) else gave_up)
             raise
-        left = [one[:1] == LEFT for one in found]
+        left = [answer[:1] == LEFT for answer in answers]
         self.lost = any(left) and not all(left)
-        for rank, one in enumerate(found):
-            if one[:1] in (FAILED, LEFT):
-                raise RankError(f"rank {rank} failed: {one[1:].decode()}")
-        for rank, one in enumerate(found):
-            if one[:1] == FULL:
-                raise RemoteCapacityError(f"rank {rank}: {one[1:].decode()}")
-        return [one[1:] for one in found]
+        for rank, answer in enumerate(answers):
+            if answer[:1] in (FAILED, LEFT):
+                raise RankError(f"rank {rank} failed: {answer[1:].decode()}")
+        for rank, answer in enumerate(answers):
+            if answer[:1] == FULL:
+                raise RemoteCapacityError(f"rank {rank}: {answer[1:].decode()}")
+        return [answer[1:] for answer in answers]
 
     def _transfer(self, data: bytes) -> list[bytes]:
         """Send ``data`` to every rank, and return what every rank sent, by rank: first the sizes, then the bytes."""
@@ -206,15 +204,11 @@ class Ranks:
 
         def guard() -> None:
             ending.wait()
-            _exit_after(grace, LOST_STATUS)
+            time.sleep(grace)
+            os._exit(LOST_STATUS)
 
         Thread(target=guard, daemon=True).start()  # now, as an interpreter that is ending starts no thread
         atexit.register(_finalize, ending)  # runs before the handlers that were registered when MPI was started
-
-
-def _exit_after(seconds: float, status: int) -> None:
-    time.sleep(seconds)
-    os._exit(status)
 
 
 def _finalize(ending: Event) -> None:
@@ -231,7 +225,7 @@ def _finalize(ending: Event) -> None:
 def pack_states(states: Seq[PartialState]) -> bytes:
     """The partial states of a batch as bytes: the size of each, int64, then the bytes of each."""
     data = [state.to_bytes() for state in states]
-    return b"".join([np.array([len(one) for one in data], "<i8").tobytes(), *data])
+    return b"".join([np.array([len(part) for part in data], "<i8").tobytes(), *data])
 
 
 def unpack_states(data: bytes, count: int) -> list[PartialState]:

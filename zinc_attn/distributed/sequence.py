@@ -44,17 +44,18 @@ class ShardedSequence(Uncopied, instead="fork() shares its tokens"):
     """
 
     def __init__(self, cache: Shards, parent: ShardedSequence | None = None) -> None:
-        self.cache, self.serial = cache, cache.made
+        self.cache, self.serial = cache, cache.created
         length = len(parent) if parent else 0
         self.lengths_of = LayerLengths(cache.num_layers, length)
         self.shards: dict[int, Sequence] = {
-            i: parent.shards[i].fork() if parent else one.new_sequence() for i, one in cache.shards.items()
+            i: parent.shards[i].fork() if parent else shard_cache.new_sequence()
+            for i, shard_cache in cache.shards.items()
         }
         self.holding = cache.allocator.hold(self.serial, self)
         if parent:
             cache.allocator.share_nodes(self.holding, parent.holding, length // KEYS_PER_NODE)
         self._owners: tuple[tuple[Node, ...], NDArray[np.int64]] = (), np.zeros(0, np.int64)
-        cache.made = self.serial + 1  # assigned last, so that a failed constructor uses up no serial number
+        cache.created = self.serial + 1  # assigned last, so that a failed constructor uses up no serial number
 
     def __repr__(self) -> str:
         return described(self, lambda: sequence_text(self.serial, self.lengths_of))
@@ -100,7 +101,7 @@ class ShardedSequence(Uncopied, instead="fork() shares its tokens"):
         return int(np.minimum(tokens - begins, KEYS_PER_NODE).sum())
 
     def positions_on(self, shard: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where ``shard`` has the tokens at ``positions``, all of which it holds, in its own sequence."""
+        """The places of the tokens at ``positions``, all of which ``shard`` holds, in its own sequence."""
         nodes, offsets = np.divmod(positions, KEYS_PER_NODE)
         return np.asarray(np.searchsorted(np.flatnonzero(self.owners == shard), nodes) * KEYS_PER_NODE + offsets)
 
@@ -134,7 +135,7 @@ class ShardedSequence(Uncopied, instead="fork() shares its tokens"):
             self.truncate(len(self) - check_int("n", n, 0, len(self)))
 
     def keep(self, rows: Any, last: int) -> None:
-        """Of the ``last`` tokens keep ``rows``, as ``Sequence.keep`` does. Every rank calls it.
+        """Keep ``rows`` of the ``last`` tokens, as ``Sequence.keep`` does. Every rank calls it.
 
         A row that moves to a node of another shard travels through the host.
         """
@@ -148,13 +149,13 @@ class ShardedSequence(Uncopied, instead="fork() shares its tokens"):
             self.cache.end()
 
     def settle(self) -> None:
-        """Give up what the shards and the holding have beyond the layer lengths.
+        """Give up the tokens and nodes beyond the layer lengths.
 
         It can be cut short and done again. Nothing happens where the lengths are those of the shards already.
         """
         if transaction := self.lengths_of.open_transaction():
             for cache in self.cache.shards.values():
-                cache.device.flush()  # what may write to pages that it holds
+                cache.device.flush()  # submissions that may write to its pages
             transaction.rollback()
         lengths = self.lengths
         for shard, sequence in self.shards.items():

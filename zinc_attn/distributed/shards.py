@@ -1,6 +1,4 @@
-"""What a sharded cache, its sequences and its calls have in common, and how a call that failed is undone."""
-
-from __future__ import annotations
+"""The common state of a sharded cache, its sequences and its calls, and how a failed call is undone."""
 
 import weakref
 from threading import RLock
@@ -31,11 +29,11 @@ class Changing(Protocol):
 class Shards(Uncopied, instead="make one on each rank"):
     """The local shards of a sharded cache, the nodes of its sequences, and which of these the current call changes.
 
-    shards: the local ones, by number; owners: the shards of a sequence that fills the cache; made: how many sequences
-    were made, which are numbered in this order; ranks: None where all shards are local; capacity: tokens over all
-    sequences, as the cache was made for, which holds whole nodes of 512; touched: what the call changes. A call holds
-    ``lock``, looks at sequences behind ``settle``, names each that it changes (``touch``), and calls ``end`` unless it
-    was committed.
+    shards: the local ones, by number; owners: the shards of a sequence that fills the cache; created: how many
+    sequences were created, which are numbered in this order; ranks: None where all shards are local; capacity: tokens
+    over all sequences, as the cache was asked for, which holds whole nodes of 512; touched: the sequences that the call
+    changes. A call holds ``lock``, looks at sequences after ``settle``, names each that it changes (``touch``), and
+    calls ``end`` unless it was committed.
     """
 
     def __init__(
@@ -46,7 +44,7 @@ class Shards(Uncopied, instead="make one on each rank"):
         self.owners = deal(-(-capacity // KEYS_PER_NODE), shares)
         self.allocator.capacity[:] = np.maximum(np.bincount(self.owners, minlength=len(shares)), 1)
         self.shards: dict[int, KVCache] = {}
-        self.made = 0
+        self.created = 0
         self.lock, self._open = RLock(), True
         self.touched: tuple[weakref.ReferenceType[Changing], ...] = ()
         # of a call that moves rows: its nodes from this number on are its own once the transaction was committed
@@ -69,7 +67,7 @@ class Shards(Uncopied, instead="make one on each rank"):
     def end(self) -> None:
         """Settle the sequences that the current call touched. An interrupt leaves it to the next call."""
         if self.moving and self.moving[0].state == "committed":
-            self.allocator.own(*self.moving[1:])
+            self.allocator.replace_shared(*self.moving[1:])
         self.moving = None
         for reference in self.touched:
             seq = reference()
@@ -89,6 +87,6 @@ class Shards(Uncopied, instead="make one on each rank"):
         if self.ranks is None:
             return [data]
         serials = " ".join(map(str, self.allocator.collected()))
-        found = [one.split(b"\n", 1) for one in self.ranks.exchange(serials.encode() + b"\n" + data, call)]
-        self.allocator.discard(set.intersection(*(set(map(int, one.split())) for one, _ in found)))
-        return [one for _, one in found]
+        answers = [answer.split(b"\n", 1) for answer in self.ranks.exchange(serials.encode() + b"\n" + data, call)]
+        self.allocator.discard(set.intersection(*(set(map(int, numbers.split())) for numbers, _ in answers)))
+        return [payload for _, payload in answers]

@@ -1,7 +1,5 @@
 """Quantized weights in NumPy: layout R32 and back, and the integers and scales that ggml's blocks stand for."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -18,7 +16,7 @@ Ints = NDArray[np.int32]
 
 
 class Weights(NamedTuple):
-    """Weights of a matrix, q (rows, k), and what scales them.
+    """Weights of a matrix, q (rows, k), with their scales.
 
     Types of 32 values: d * q + m, with d and m (rows, k / 32); m is 0 where the type has none. Types of 256 values:
     d * scales * q - m * minima, with d and m (rows, k / 256) and a scale and a minimum for each 16: (rows, k / 16).
@@ -44,16 +42,16 @@ def _groups(kind: str, rows: int, blocks: int) -> Iterator[tuple[slice, slice, i
 def pack(kind: str, rows: Bytes) -> Bytes:
     """R32 of the rows of a matrix: ggml's bytes (rows, bytes of a row)."""
     source, packed = rows.reshape(len(rows), -1, TYPES[kind].size), np.empty(rows.size, np.uint8)
-    for place, of, _, offset, size in _groups(kind, *source.shape[:2]):
-        packed[place] = source[of, :, offset : offset + size].swapaxes(0, 1).reshape(-1)
+    for place, group_rows, _, offset, size in _groups(kind, *source.shape[:2]):
+        packed[place] = source[group_rows, :, offset : offset + size].swapaxes(0, 1).reshape(-1)
     return packed
 
 
 def unpack(kind: str, packed: Bytes, rows: int) -> Bytes:
-    """What ``pack`` was given."""
+    """The inverse of ``pack``."""
     target = np.empty((rows, packed.size // rows // TYPES[kind].size, TYPES[kind].size), np.uint8)
-    for place, of, count, offset, size in _groups(kind, *target.shape[:2]):
-        target[of, :, offset : offset + size] = packed[place].reshape(-1, count, size).swapaxes(0, 1)
+    for place, group_rows, count, offset, size in _groups(kind, *target.shape[:2]):
+        target[group_rows, :, offset : offset + size] = packed[place].reshape(-1, count, size).swapaxes(0, 1)
     return target.reshape(rows, -1)
 
 

@@ -4,8 +4,6 @@ The shaders get them through the generated ``shaders/graph/contract.glsl``: a nu
 c0 + c1 x + c2 x**2 + ... as a macro that evaluates it by Horner's rule. This module needs the standard library alone.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 # Products of matrices

@@ -3,8 +3,6 @@
 Arrays have ggml's dimension 0 last. Operands are float32 as ``widened`` gives them; ``encoded`` narrows results.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -92,37 +90,19 @@ def _xielu(x: F32, alpha_n: float, alpha_p: float, beta: float, eps: float) -> F
 
 
 _UNARY: Final[dict[str, Callable[..., F32]]] = {
-    "abs": np.abs,
+    **{"abs": np.abs, "neg": np.negative, "tanh": floats.tanh, "relu": relu, "sigmoid": sigmoid, "gelu": gelu},
+    **{"gelu_quick": gelu_quick, "silu": silu, "hardsigmoid": _hardsigmoid, "exp": floats.exp, "expm1": floats.expm1},
+    **{"softplus": floats.softplus, "gelu_erf": gelu_erf, "xielu": _xielu, "floor": np.floor, "ceil": np.ceil},
+    **{"round": _round, "trunc": np.trunc, "clamp": _clamp, "sqr": np.square, "sqrt": floats.root, "log": floats.log},
+    "fill": np.full_like,
     "sgn": lambda x: np.where(x > 0, f32(1.0), np.where(x < 0, f32(-1.0), f32(0.0))),
-    "neg": np.negative,
     "step": lambda x: np.where(x > 0, f32(1.0), f32(0.0)),
-    "tanh": floats.tanh,
     "elu": lambda x: np.where(x > 0, x, floats.expm1(x)),
-    "relu": relu,
-    "sigmoid": sigmoid,
-    "gelu": gelu,
-    "gelu_quick": gelu_quick,
-    "silu": silu,
     "hardswish": lambda x: x * _hardsigmoid(x),
-    "hardsigmoid": _hardsigmoid,
-    "exp": floats.exp,
-    "expm1": floats.expm1,
-    "softplus": floats.softplus,
-    "gelu_erf": gelu_erf,
-    "xielu": _xielu,
-    "floor": np.floor,
-    "ceil": np.ceil,
-    "round": _round,
-    "trunc": np.trunc,
     "scale": lambda x, factor, bias: x * f32(factor) + f32(bias),
-    "clamp": _clamp,
-    "sqr": np.square,
-    "sqrt": floats.root,
-    "log": floats.log,
     "sin": lambda x: floats.cos_sin(x)[1],
     "cos": lambda x: floats.cos_sin(x)[0],
     "leaky_relu": lambda x, slope: np.where(x > 0, x, np.where(x < 0, x * f32(slope), f32(0.0))),
-    "fill": np.full_like,
 }
 
 

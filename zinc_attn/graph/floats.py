@@ -1,10 +1,8 @@
 """Float functions of the graph's operations in NumPy, with the bits of ``shaders/graph/numbers.glsl``.
 
-Arguments are flushed numbers, infinities or NaN; results are not flushed yet. What NumPy rounds correctly (quotients,
-roots, float16) the shaders compute by integers.
+Arguments are flushed numbers, infinities or NaN; results are not flushed yet. The shaders compute by integers what
+NumPy rounds correctly: quotients, roots, float16.
 """
-
-from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,9 +117,9 @@ def cos_sin(x: F32) -> tuple[F32, F32]:
     finite = np.abs(x) < INF
     exponent = np.where(finite, np.maximum((bits >> 23 & 0xFF).astype(np.int64), 126), 126)
     significand = ((bits & 0x7FFFFF) | 0x800000).astype(np.uint64)
-    at = exponent - 150 + 32
+    place = exponent - 150 + 32
     table = np.array([*constants.INVERSE_TURN], np.uint64)
-    word, shift = at >> 5, (at & 31).astype(np.uint64)
+    word, shift = place >> 5, (place & 31).astype(np.uint64)
     low_32 = np.uint64(0xFFFFFFFF)
     window = [(table[word + i] << shift | table[word + i + 1] >> (np.uint64(32) - shift)) & low_32 for i in range(3)]
     low = (significand * window[1]) + (significand * window[2] >> np.uint64(32))

@@ -4,8 +4,6 @@ Arrays have ggml's dimension 0 last. Types without blocks are NumPy's (and ml_dt
 array is bytes (..., blocks, bytes of a block).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -22,12 +20,7 @@ from .blocks import decode
 
 Array = NDArray[Any]
 DTYPES: Final[dict[str, Any]] = {
-    "f32": np.float32,
-    "f16": np.float16,
-    "bf16": bfloat16,
-    "i32": np.int32,
-    "i16": np.int16,
-    "i8": np.int8,
+    **{"f32": np.float32, "f16": np.float16, "bf16": bfloat16, "i32": np.int32, "i16": np.int16, "i8": np.int8}
 }
 LEAST: Final = np.float32(MIN_INPUT)  # magnitudes below it are 0 where blocks are made
 UNFIT: Final = np.float16(np.nan)  # the float16 numbers of a block that has no others
@@ -57,9 +50,9 @@ def get_rows(x: Array, ids: NDArray[np.int32]) -> Array:
 def set_rows(y: Array, x: Array, ids: NDArray[np.integer[Any]]) -> None:
     """y[l, k, ids[l mod .., k mod .., j]] = x[l, k, j]; a row that y does not have is not written."""
     for outer, inner, row in np.ndindex(x.shape[:3]):
-        at = ids[outer % ids.shape[0], inner % ids.shape[1], row]
-        if 0 <= at < y.shape[2]:
-            y[outer, inner, at] = x[outer, inner, row]
+        target = ids[outer % ids.shape[0], inner % ids.shape[1], row]
+        if 0 <= target < y.shape[2]:
+            y[outer, inner, target] = x[outer, inner, row]
 
 
 def convert(x: Array, target: str) -> Array:
@@ -75,9 +68,9 @@ def convert(x: Array, target: str) -> Array:
 def to_block_type(x: Array, kind: str) -> NDArray[np.uint8]:
     """x (..., columns) in blocks, as cache/blocks.py makes them."""
     stored = STORAGE[kind]
-    given = blocks.in_blocks(x.astype(np.float32))
-    unfit = ~np.all(np.abs(given) <= np.float32(stored.most), axis=-1, keepdims=True)
-    q, halves = blocks.quantize(np.where(unfit | (np.abs(given) < LEAST), np.float32(0), given), stored)
+    numbers = blocks.in_blocks(x.astype(np.float32))
+    unfit = ~np.all(np.abs(numbers) <= np.float32(stored.most), axis=-1, keepdims=True)
+    q, halves = blocks.quantize(np.where(unfit | (np.abs(numbers) < LEAST), np.float32(0), numbers), stored)
     q, halves = np.where(unfit, np.uint8(0), q), np.where(unfit, UNFIT, halves)
     return to_blocks(q, halves, stored)
 

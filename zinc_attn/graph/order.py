@@ -1,7 +1,5 @@
 """ARGSORT and TOP_K, with the indices of shaders/graph/sort.comp."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

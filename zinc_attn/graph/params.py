@@ -1,7 +1,5 @@
 """A kernel's parameters as NumPy, GLSL and C see them, from one declaration."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 
@@ -28,7 +26,7 @@ TENSOR: Final = (
 
 
 def records() -> Iterator[GraphKernel]:
-    """A kernel of each record of parameters, the first that has it, whose name the record bears."""
+    """The first kernel of each record of parameters, which gives the record its name."""
     known: set[tuple[Field, ...]] = set()
     for kernel in GRAPH_KERNELS:
         if kernel.params not in known:
@@ -60,9 +58,9 @@ def _constants() -> Iterator[str]:
         elif isinstance(value, float):
             yield f"#define {name} {glsl_float(value)}"
         elif isinstance(value[0], int) and len(value) == 4:
-            yield f"const uvec4 {name} = uvec4({', '.join(f'0x{one:08X}u' for one in value)});"
+            yield f"const uvec4 {name} = uvec4({', '.join(f'0x{word:08X}u' for word in value)});"
         elif isinstance(value[0], int):
-            words = ", ".join(f"0x{one & 0xFFFFFFFF:08X}u" for one in value)
+            words = ", ".join(f"0x{word & 0xFFFFFFFF:08X}u" for word in value)
             yield f"const uint {name}[{len(value)}] = {{{words}}};"
         else:
             steps = (f"y = y * x; y = y + {glsl_float(c)};" for c in reversed(value[:-1]))
@@ -78,7 +76,7 @@ def glsl() -> str:
     lines.append("")
     for kernel in GRAPH_KERNELS:
         upper = kernel.name.upper()
-        lines += numbered(f"{upper}_BIND", (one.name for one in kernel.decl.bindings))
+        lines += numbered(f"{upper}_BIND", (binding.name for binding in kernel.decl.bindings))
         each = [_constant(i, name) for i, name in enumerate(kernel.decl.spec)]
         pairs = [" ".join(each[i : i + 2]) for i in range(0, len(each), 2)]
         lines += [" \\\n    ".join([f"#define {upper}_CONSTANTS", *pairs])] if each else []
@@ -114,15 +112,16 @@ def _by_type(name: str, values: list[int]) -> str:
 def c_header() -> str:
     """zinc_graph.h: the records, the places of buffers and constants, and the kernels' numbers."""
     lines = [f"/* {_HEAD} */", "#ifndef ZINC_GRAPH_H", "#define ZINC_GRAPH_H", '#include "zinc_contract.h"', ""]
-    numbers = f"GRAPH_PARAMS_WORDS = {PARAMS_WORDS}, ROPE_WORDS = {ROPE_WORDS}, SUPERBLOCK = {constants.SUPERBLOCK}"
+    sizes_text = f"GRAPH_PARAMS_WORDS = {PARAMS_WORDS}, ROPE_WORDS = {ROPE_WORDS}, SUPERBLOCK = {constants.SUPERBLOCK}"
     lines += [f"#define FLOAT_VEC_{name}(k) ({to_c(x, lambda _: '(k)')})" for name, (x, _) in FLOAT_VEC.table.items()]
-    lines += [f"enum {{ {numbers} }};", "struct tensor {"]
+    lines += [f"enum {{ {sizes_text} }};", "struct tensor {"]
     lines += [*_fields(TENSOR, _C_TYPES, " /* {} */"), "};"]
     for kernel in records():
         lines += ["", f"struct {kernel.name}_params {{", *_fields(kernel.params, _C_TYPES, " /* {} */"), "};"]
     for kernel in GRAPH_KERNELS:
         upper = kernel.name.upper()
-        lines.append(f"enum {{ {', '.join(f'{upper}_BIND_{one.name.upper()}' for one in kernel.decl.bindings)} }};")
+        numbers = (f"{upper}_BIND_{binding.name.upper()}" for binding in kernel.decl.bindings)
+        lines.append(f"enum {{ {', '.join(numbers)} }};")
         if kernel.decl.spec:
             lines += [f"struct {kernel.name}_constants {{", *(f"    uint32_t {name};" for name in kernel.decl.spec)]
             lines.append("};")
@@ -176,5 +175,4 @@ def sizes() -> dict[str, int]:
 
 
 def modules() -> tuple[KernelDecl, ...]:
-    """One kernel of each SPIR-V module."""
     return tuple({kernel.decl.file: kernel.decl for kernel in GRAPH_KERNELS}.values())

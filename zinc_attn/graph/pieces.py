@@ -9,8 +9,6 @@ pieces beside its neighbors', and a group begins where the first of its rows beg
 Pieces of 16 bytes come first, then those of 4, 2 and 1. The matrices of a tensor of more dimensions stay apart.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 
@@ -49,7 +47,7 @@ class WeightType:
 
     def count(self, size: int) -> int:
         """Pieces of so many bytes."""
-        return sum(one == size for _, one in self.pieces)
+        return sum(piece == size for _, piece in self.pieces)
 
 
 TYPES: Final = {

@@ -5,8 +5,6 @@ integer, exact in any order. Float operations join the blocks: ascending in a su
 ascending in the row. Where float32 holds an integer here, it is below 2**24.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -58,29 +56,29 @@ def _chains(terms: F32, length: int) -> F32:
 
 def _dots(x: NDArray[np.int8], w: NDArray[np.int8], length: int) -> F32:
     """(k / length, columns, rows): dot products of pieces of the rows of x and w."""
-    of_x, of_w = (of.reshape(len(of), -1, length).swapaxes(0, 1).astype(np.float32) for of in (x, w))
-    dots: F32 = np.matmul(of_x, of_w.swapaxes(1, 2))
+    x_pieces, w_pieces = (part.reshape(len(part), -1, length).swapaxes(0, 1).astype(np.float32) for part in (x, w))
+    dots: F32 = np.matmul(x_pieces, w_pieces.swapaxes(1, 2))
     return dots
 
 
 def multiply(w: Weights, x: F32) -> F32:
     """y (columns, rows) = x (columns, k) times quantized weights (rows, k)."""
     q, d, sums = quantize(x)
-    dx, of_w, of_m = d.T[..., None], w.d.T[:, None], w.m.T[:, None]
+    dx, w_scales, w_minima = d.T[..., None], w.d.T[:, None], w.m.T[:, None]
     if w.scales is None or w.minima is None:
-        sum_of = sums.reshape(*d.shape, 2).sum(-1).T[..., None].astype(np.float32)
-        terms = [flush(of_w * dx) * _dots(q, w.q, X_BLOCK), (of_m * dx) * sum_of]
+        block_sums = sums.reshape(*d.shape, 2).sum(-1).T[..., None].astype(np.float32)
+        terms = [flush(w_scales * dx) * _dots(q, w.q, X_BLOCK), (w_minima * dx) * block_sums]
         both = np.stack(terms, 1).reshape(-1, len(x), len(w.q))
         return flush(_chain(_chains(both, 2 * SUPERBLOCK // X_BLOCK)))
     scaled = _dots(q, w.q, 16) * w.scales.T[:, None].astype(np.float32)
     lowest = sums.T[..., None].astype(np.float32) * w.minima.T[:, None].astype(np.float32)
     a, c = (_chains(dx * (x[::2] + x[1::2]), SUPERBLOCK // X_BLOCK) for x in (scaled, lowest))
-    return flush(_chain(flush(of_w * a) - flush(of_m * c)))
+    return flush(_chain(flush(w_scales * a) - flush(w_minima * c)))
 
 
 def multiply_floats(w: F32, x: F32) -> F32:
     """y (columns, rows) = x (columns, k) times weights (rows, k)."""
-    a, b = (np.where(np.abs(of) < f32(PRODUCT_MIN), f32(0.0), of).T for of in (x, w))
+    a, b = (np.where(np.abs(part) < f32(PRODUCT_MIN), f32(0.0), part).T for part in (x, w))
     chunks = _chains(a[:, :, None] * b[:, None], FLOAT_CHUNK)
     return flush(_chain(_chains(chunks, SUPERBLOCK // FLOAT_CHUNK)))
 
@@ -88,7 +86,7 @@ def multiply_floats(w: F32, x: F32) -> F32:
 def of_experts(product: Callable[[int, F32], F32], experts: int, x: F32, ids: NDArray[np.int32], rows: int) -> F32:
     """y (tokens, slots, rows): of x (tokens, slots or fewer, k) times the matrix that ids (tokens, slots) names.
 
-    product: of an expert and rows of x. Slot s has row s mod the slots of x; what is none of the experts has NaN.
+    product: of an expert and rows of x. Slot s has row s mod the slots of x; a slot without an expert has NaN.
     """
     y = np.full((*ids.shape, rows), np.nan, np.float32)
     for expert in np.unique(ids[(ids >= 0) & (ids < experts)]):
@@ -99,16 +97,16 @@ def of_experts(product: Callable[[int, F32], F32], experts: int, x: F32, ids: ND
 
 def by_expert(ids: NDArray[np.int32], experts: int, columns: int) -> NDArray[np.int32]:
     """BY_EXPERT's list: the expert of each tile, then the pairs of each, slot + slots * token; -1: there is none."""
-    of_pair = np.where((ids >= 0) & (ids < experts), ids, experts).reshape(-1)
-    tiles = min(of_pair.size, experts + 1 + of_pair.size // columns)
+    pair_experts = np.where((ids >= 0) & (ids < experts), ids, experts).reshape(-1)
+    tiles = min(pair_experts.size, experts + 1 + pair_experts.size // columns)
     taken, pairs = [], []
     for expert in range(experts + 1):
-        own = np.flatnonzero(of_pair == expert)
-        taken += [expert] * -(-own.size // columns)
-        pairs += [*own, *[-1] * (-own.size % columns)]
+        members = np.flatnonzero(pair_experts == expert)
+        taken += [expert] * -(-members.size // columns)
+        pairs += [*members, *[-1] * (-members.size % columns)]
     return np.array([*taken, *[-1] * (tiles - len(taken)), *pairs], np.int32)
 
 
 def add(y: F32, added: F32) -> F32:
-    """The sum that a product ends with: that of an addition of its own."""
+    """The sum at the end of a product, rounded as an addition of its own."""
     return flush(y + flush(added))

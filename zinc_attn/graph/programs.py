@@ -1,6 +1,4 @@
-"""What the compiler gate is shown of the graph's kernels: specialization constants of each, a line a kernel or more."""
-
-from __future__ import annotations
+"""The programs of the graph's kernels for the compiler gate: specialization constants, a line a kernel or more."""
 
 from typing import Final
 
@@ -46,7 +44,7 @@ PROGRAMS: Final[tuple[tuple[graph.GraphKernel, tuple[int, ...]], ...]] = (
     *((graph.SORT, (op, 1, graph.SORT_PIECE)) for op in range(len(graph.SORT_OPS))),
     *((graph.GET_WEIGHTS, (kind,)) for kind in range(len(graph.WEIGHT_TYPES))),
     *((graph.SSM_CONV, (1, 1, normed, 0)) for normed in (0, 1)),
-    *((graph.DELTA_NET, (128, own, by_channel, 1)) for own in (1, 4) for by_channel in (0, 1)),
+    *((graph.DELTA_NET, (128, rows_each, by_channel, 1)) for rows_each in (1, 4) for by_channel in (0, 1)),
     *(
         (graph.SSM_SCAN, (*sizes, by_element))
         for sizes in ((16, 4), (128, 1), (128, 4), (256, 2))

@@ -1,7 +1,5 @@
 """A kernel's parameters as a NumPy record."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -14,11 +12,11 @@ _TYPES = {"uint": np.uint32, "int": np.int32, "float": np.float32}
 
 
 def _dtype(fields: tuple[Field, ...]) -> np.dtype[Any]:
-    made: list[Any] = []
+    columns: list[Any] = []
     for field in fields:
         kind: Any = _dtype(TENSOR) if field.kind == "tensor" else _TYPES[field.kind]
-        made.append((field.name, kind, (field.count,)) if field.count else (field.name, kind))
-    return np.dtype(made)
+        columns.append((field.name, kind, (field.count,)) if field.count else (field.name, kind))
+    return np.dtype(columns)
 
 
 def params(kernel: GraphKernel, **values: Any) -> NDArray[np.uint32]:

@@ -1,10 +1,8 @@
 """Recurrent layers, with the bits of shaders/graph/{ssm_conv,delta_net,ssm_scan}.comp.
 
-Tokens change a state one after another, so that it does not show how many come at once. Axes are ggml's dimensions,
-the last one first.
+Tokens change a state one after another, so the number of tokens that come at once changes no bit. Axes are ggml's
+dimensions, the last one first.
 """
-
-from __future__ import annotations
 
 from typing import NamedTuple
 
@@ -18,14 +16,13 @@ from .floats import quietly
 
 
 class Scanned(NamedTuple):
-    """scores: (sequences, tokens, heads, rows); kept: states behind the last tokens, (slots, *state's shape)."""
+    """scores: (sequences, tokens, heads, rows); kept: states after the last tokens, (slots, *state's shape)."""
 
     scores: F32
     kept: F32
 
 
 def _above(x: F32, least: float) -> F32:
-    """Smaller magnitudes become +0."""
     return np.where(np.abs(x) < f32(least), f32(0.0), x)
 
 
@@ -46,7 +43,7 @@ def _state_sum(x: F32) -> F32:
 
 
 def _scanned(scores: F32, states: list[F32], slots: int) -> Scanned:
-    """states: behind each token."""
+    """states: after each token."""
     return Scanned(scores, np.stack(states[::-1][:slots]))
 
 
@@ -68,8 +65,8 @@ def delta_net(q: F32, k: F32, v: F32, gate: F32, beta: F32, state: F32, slots: i
     """q, k (sequences, tokens, heads, size), v with as many heads or a multiple, and sequences; gate (.., size or 1);
     beta (.., 1); state (sequences, heads, rows, size), whose rows are the columns of S."""
     sequences, tokens, heads, size = v.shape
-    q, k = (_above(of, constants.STATE_MIN) for of in (q, k))
-    q, k = (np.repeat(of, sequences // len(of), 0)[:, :, np.arange(heads) % of.shape[2]] for of in (q, k))
+    q, k = (_above(part, constants.STATE_MIN) for part in (q, k))
+    q, k = (np.repeat(part, sequences // len(part), 0)[:, :, np.arange(heads) % part.shape[2]] for part in (q, k))
     decay = _above(floats.exp(flush(gate)), constants.DECAY_MIN)
     v, beta, s = flush(v), flush(beta), _above(state, constants.STATE_MIN)
     scores, states = np.empty(v.shape, np.float32), []
@@ -93,7 +90,7 @@ def ssm_scan(state: F32, x: F32, dt: F32, a: F32, b: F32, c: F32, ids: NDArray[n
     """state (states, heads, rows, size), x (sequences, tokens, heads, rows), dt (sequences, tokens, heads), a (heads,
     size or 1), b, c (sequences, tokens, groups, size); ids of the sequences' states."""
     tokens, heads = x.shape[1:3]
-    b, c = (_above(np.repeat(of, heads // of.shape[2], 2), constants.STATE_MIN) for of in (b, c))
+    b, c = (_above(np.repeat(part, heads // part.shape[2], 2), constants.STATE_MIN) for part in (b, c))
     step = flush(floats.softplus(flush(dt)))
     decay = _above(floats.exp(flush(step[..., None] * flush(a))), constants.DECAY_MIN)
     added = _above(flush(x) * step[..., None], constants.FACTOR_MIN)

@@ -4,8 +4,6 @@ A pair k of dimensions turns by position * (its fraction of a turn): a number of
 every position. native/graph/rope_table.cpp makes the same words; shaders/graph/rope.comp turns the pairs.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +23,7 @@ SQRT_HALF: Final = 0.7071067811865476
 
 
 def log2(x: float) -> float:
-    """Of x > 0: 2 atanh((m - 1) / (m + 1)) / ln 2 and the exponent; each operation rounded, as in C++."""
+    """For x > 0: 2 atanh((m - 1) / (m + 1)) / ln 2 and the exponent; each operation rounded, as in C++."""
     m, exponent = math.frexp(x)
     if m < SQRT_HALF:
         m, exponent = m * 2.0, exponent - 1
@@ -67,11 +65,11 @@ class Rope:
 
     @property
     def step(self) -> int:
-        """From a pair's first element to its second."""
+        """Elements from a pair's first to its second."""
         return 1 if self.mode == "normal" else self.pairs
 
     def _section(self, pair: int) -> tuple[int, int]:
-        """Which of a token's positions turns a pair, and the power of its frequency."""
+        """(which of a token's positions turns a pair, the power of the pair's frequency)."""
         if self.mode in ("normal", "neox"):
             return 0, pair
         s0, s1, s2, s3 = self.sections
@@ -122,11 +120,11 @@ def rope(x: NDArray[Any], positions: NDArray[np.int32], table: NDArray[np.uint32
     fraction = table[:, 0].astype(np.uint64) | table[:, 1].astype(np.uint64) << np.uint64(32)
     position = positions[table[:, 2]].astype(np.int64).view(np.uint64)  # (pairs, tokens)
     cos, sin = cos_sin_of_turns(position.T * fraction)
-    cos, sin = ((one * table[:, 3].view(np.float32))[:, None, :] for one in (cos, sin))
-    at = first + np.arange(pairs) * (2 if step == 1 else 1)
+    cos, sin = ((part * table[:, 3].view(np.float32))[:, None, :] for part in (cos, sin))
+    index = first + np.arange(pairs) * (2 if step == 1 else 1)
     numbers = flush(widened(x, kind))
-    x0, x1 = numbers[..., at], numbers[..., at + step]
+    x0, x1 = numbers[..., index], numbers[..., index + step]
     y: NDArray[Any] = x.copy()
-    y[..., at] = encoded(flush(x0 * cos - x1 * sin), kind)
-    y[..., at + step] = encoded(flush(x0 * sin + x1 * cos), kind)
+    y[..., index] = encoded(flush(x0 * cos - x1 * sin), kind)
+    y[..., index + step] = encoded(flush(x0 * sin + x1 * cos), kind)
     return y

@@ -1,7 +1,5 @@
 """Routers and sums of experts, with the bits of shaders/graph/{route,sum_experts}.comp: operations in a row."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -43,6 +41,6 @@ def sum_experts(x: F32, weights: F32, *added: F32) -> F32:
     """x (rows, experts, elements) times weights (rows, experts, 1), summed over experts in order, then ``added``."""
     products = binary("mul", x, np.broadcast_to(weights, x.shape))
     total: F32 = products[:, 0]
-    for one in (*products.swapaxes(0, 1)[1:], *added):
-        total = binary("add", total, one)
+    for term in (*products.swapaxes(0, 1)[1:], *added):
+        total = binary("add", total, term)
     return total

@@ -3,8 +3,6 @@
 Rows lie along the last axis, ggml's dimension 0.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -23,8 +21,8 @@ def row_sum(x: F32) -> F32:
     partial sums are added, 128, 64, ... 1 apart."""
     lanes = constants.SUM_LANES
     partial = np.zeros((*x.shape[:-1], lanes), np.float32)
-    for at in range(0, x.shape[-1], lanes):
-        piece = x[..., at : at + lanes]
+    for start in range(0, x.shape[-1], lanes):
+        piece = x[..., start : start + lanes]
         partial[..., : piece.shape[-1]] += piece
     while lanes > 1:
         lanes //= 2

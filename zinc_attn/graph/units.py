@@ -1,6 +1,4 @@
-"""The tiles of products by int8 matrix units, for Python and C. None of this shows in the bits."""
-
-from __future__ import annotations
+"""The tiles of products by int8 matrix units, for Python and C. No tile changes a bit."""
 
 from typing import Final
 
@@ -31,8 +29,8 @@ UNITS_RULE: Final = Formulas(
 
 
 def tile_of_units(kind: str, mat: MatrixFragment, subgroup: int = WAVE, on_cpu: bool = False) -> tuple[int, ...] | None:
-    """Constants of MUL_MAT_UNITS between type and add, for a large product; None where a shape has not the type."""
+    """Constants of MUL_MAT_UNITS between type and add, for a large product; None where the units lack the type."""
     weights = TYPES[kind]
     facts = weights.values, int(weights.halves), int(weights.minimum), *mat, subgroup, int(on_cpu), 0
-    found = {**UNITS_RULE.values(*facts), **dict(zip(UNITS_RULE.inputs, facts, strict=True))}
-    return tuple(found[name.upper()] for name in MUL_MAT_UNITS.decl.spec[1:-2]) if found["SERVED"] else None
+    values = {**UNITS_RULE.values(*facts), **dict(zip(UNITS_RULE.inputs, facts, strict=True))}
+    return tuple(values[name.upper()] for name in MUL_MAT_UNITS.decl.spec[1:-2]) if values["SERVED"] else None

@@ -1,7 +1,5 @@
 """llama-cpp-python with models on zinc_attn's device: call ``load`` before the first ``Llama``."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import os
@@ -21,10 +19,10 @@ def load(library: str | os.PathLike[str] | None = None) -> None:
     installed or finds no llama.cpp, or its ggml does not take the library, because it is for another version of ggml,
     or there is no Vulkan device or no kernels; the library says on stderr which.
     """
-    given = library or os.environ.get("GGML_BACKEND_PATH")
-    if not given:
+    chosen = library or os.environ.get("GGML_BACKEND_PATH")
+    if not chosen:
         raise ArgumentError("library: got none, expected the path of libggml-zinc.so, here or in $GGML_BACKEND_PATH")
-    path = Path(given).absolute()
+    path = Path(chosen).absolute()
     with refusing(path, "libggml-zinc.so, as docs/llama.md builds it"), open_regular(path):
         pass
     try:

@@ -1,1 +1,1 @@
-"""What shaders and host agree on."""
+"""The contract between shaders and host."""

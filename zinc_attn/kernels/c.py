@@ -5,8 +5,6 @@ and the sizes that follow from a shape; the source has the formulas as functions
 device with their answers.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re
@@ -28,7 +26,7 @@ from .glsl import comments
 from .questions import questions
 
 _WIDTH: Final = 120  # of a line
-# What the library runs; the package's other kernels are not embedded.
+# The kernels that the library runs; the package's other kernels are not embedded.
 KERNELS: Final = (
     declarations.APPEND_KERNEL,
     declarations.MERGE,
@@ -37,7 +35,7 @@ KERNELS: Final = (
     declarations.PRIMITIVES,
     declarations.MULTIPLY_ADD,
 )
-# The families of those that have constants of a shape.
+# The kernels whose constants follow from a shape, by family.
 FAMILIES: Final = {
     "attend": declarations.ATTEND,
     "append": declarations.APPEND_KERNEL,
@@ -56,14 +54,14 @@ _REALS: Final = (
     *((constants, name) for name in ("MIN_INPUT", "MAX_INPUT", "MAX_SCORE", "LOG2E")),
     *((storage, name) for name in ("GROWTH", "FP8_UNIT", "FP8_MAX", "LEAST_SCALE", "MOST_SCALE")),
 )
-_FLOATS: Final = ("MIN_INPUT", "MAX_INPUT")  # of these the float32 ones
+_FLOATS: Final = ("MIN_INPUT", "MAX_INPUT")  # the float32 numbers among these
 _RECORDS: Final = ("HEADER", "ITEM", "ROW", "APPEND", "HEAD")
-_GIVEN: Final = (  # of a shape, how its keys lie, and the device
+_GIVEN: Final = (  # fields that a caller fills: a shape, how its keys lie, and the device
     *("q_heads", "kv_heads", "head_dim", "v_head_dim", "latent", "page_size", "k_storage", "v_storage", "nhd"),
     *("compute_units", "lanes", "sums"),
 )
 _OF_TYPE: Final = {"bits": "bits", "halves": "halves", "fifth": "fifth_bits"}  # input k_bits is bits of K's type
-_BY_HOST: Final = (  # formulas that are for a host or a device without a number of its own
+_BY_HOST: Final = (  # a number that a host or a device gives stays
     *("k_stride", "v_stride", "chunks", "rows_ahead", "pass_sums"),
 )
 _OFF: Final = ("softcap", "arithmetic", "biases", "masked")  # inputs of constants, which calls set
@@ -223,20 +221,20 @@ def _names(formula: str) -> set[str]:
 
 
 def shape_sizes() -> dict[str, tuple[str, str]]:
-    """(formula, meaning) of all that follows from a shape, its types and a kind of device, in order."""
-    found = dict(formulas("sizes"))
+    """(formula, meaning) of every size that follows from a shape, its types and a kind of device, in order."""
+    table = dict(formulas("sizes"))
     for name, (formula, meaning) in formulas("quantities").items():
-        if _names(formula) <= {*found, *_GIVEN, "kind"}:
-            found[name] = formula, meaning
-    return found
+        if _names(formula) <= {*table, *_GIVEN, "kind"}:
+            table[name] = formula, meaning
+    return table
 
 
 def size_fields() -> dict[str, str]:
     """{name: meaning} of the fields of struct sizes, in order."""
     inputs = {**meanings("inputs"), "cpu": "the kind of device"}
     inputs |= {"lanes": "invocations of a wave of pass 1", "sums": "of weighted values, in all passes of a wave"}
-    given = (*_GIVEN, "cpu", *(f"{of}_{name}" for of in "kv" for name in _OF_TYPE))
-    return {name: inputs[name] for name in given} | {name: meaning for name, (_, meaning) in shape_sizes().items()}
+    fields = (*_GIVEN, "cpu", *(f"{side}_{name}" for side in "kv" for name in _OF_TYPE))
+    return {name: inputs[name] for name in fields} | {name: meaning for name, (_, meaning) in shape_sizes().items()}
 
 
 def _size(name: str) -> str:
@@ -292,7 +290,7 @@ def _record(record: str) -> str:
 def _constants(family: str) -> str:
     """The specialization constants of a family, and the places of its buffers."""
     decl, told = FAMILIES[family], formulas(f"{family}.constants")
-    places = ", ".join(f"{family.upper()}_BIND_{one.name.upper()}" for one in decl.bindings)
+    places = ", ".join(f"{family.upper()}_BIND_{binding.name.upper()}" for binding in decl.bindings)
     first = f"/* The specialization constants of {decl.source}, in the order of their ids. */"
     fields = _fields({name: told[name][1] for name in decl.constant_names})
     return _lines((first, f"struct {family}_constants {{", fields, "};", f"enum {{ {places} }};", ""))
@@ -307,9 +305,9 @@ def _source(spirv: Path) -> str:
     code = (word_array(file.removesuffix(".spv"), x) for file, x in modules.items())
     return _SOURCE.format(
         types=_lines(
-            f"    [ZA_{one.name.upper()}] = "
-            f'{{"{one.name}", {one.bits}, {one.halves}, {one.fifth_bits:d}, {one.head_scale:d}, {one.most}}},'
-            for one in STORAGE.values()
+            f"    [ZA_{kind.name.upper()}] = "
+            f'{{"{kind.name}", {kind.bits}, {kind.halves}, {kind.fifth_bits:d}, {kind.head_scale:d}, {kind.most}}},'
+            for kind in STORAGE.values()
         ),
         asserts=_lines(f"_Static_assert(ZA_{name.upper()} == {i}, {told});" for i, name in enumerate(STORAGE, 1)),
         iq4_nl=", ".join(map(str, IQ4_NL)),
@@ -327,7 +325,7 @@ def _source(spirv: Path) -> str:
 
 def kernel_entry(number: str, decl: KernelDecl, code: str) -> str:
     """A kernel's entry of a table of struct kernel. code: the name of its ``word_array``."""
-    written = sum((one.access == "write") << i for i, one in enumerate(decl.bindings))
+    written = sum((binding.access == "write") << i for i, binding in enumerate(decl.bindings))
     counts = f"{len(decl.bindings)}, {len(decl.constant_names)}, {written}, {int(decl.has_subgroups)}"
     return f'    [{number}] = {{"{decl.name}", "{code}", words_{code}, sizeof words_{code}, {counts}}},'
 
@@ -344,19 +342,19 @@ def _array(name: str, words: Iterable[int]) -> str:
 
 
 def _bias(name: str) -> str:
-    call, room, word = (f"offsetof(struct {of}, {name})" for of in ("za_call", "za_room", "work_head"))
+    call, room, word = (f"offsetof(struct {record}, {name})" for record in ("za_call", "za_room", "work_head"))
     return f'    {{"{name}", {call}, {room}, {word} / 4}},'
 
 
-def _family(one: families.Family) -> str:
-    numbers = ", ".join(map(str, one.layout))
-    return f"    {{{{{numbers}}}, {one.vendor:#x}, {one.major}, {one.subgroup}}}, /* {one.name} */"
+def _family(family: families.Family) -> str:
+    numbers = ", ".join(map(str, family.layout))
+    return f"    {{{{{numbers}}}, {family.vendor:#x}, {family.major}, {family.subgroup}}}, /* {family.name} */"
 
 
 def _size_statements() -> Iterator[str]:
-    for of in "kv":
-        kind = f"za_storage[1 + s->{of}_storage]"
-        yield from (f"    s->{of}_{name} = {kind}.{field};" for name, field in _OF_TYPE.items())
+    for side in "kv":
+        kind = f"za_storage[1 + s->{side}_storage]"
+        yield from (f"    s->{side}_{name} = {kind}.{field};" for name, field in _OF_TYPE.items())
     for name, (formula, _) in shape_sizes().items():
         unless = f"if (!s->{name}) " if name in _BY_HOST else ""
         yield f"    {unless}s->{name} = {to_c(formula, _size)};"
@@ -372,9 +370,9 @@ def _constants_function(family: str) -> str:
 
 
 def _groups(family: str) -> str:
-    """The head of the function that gives a family's grid, for the numbers in it that no shape has."""
-    given = sorted(set().union(*map(_names, FAMILIES[family].grid)) - set(size_fields()))
-    parameters = "".join(f"uint64_t {name}, " for name in given)
+    """The head of the function for a family's grid; its parameters are the names that no shape has."""
+    names = sorted(set().union(*map(_names, FAMILIES[family].grid)) - set(size_fields()))
+    parameters = "".join(f"uint64_t {name}, " for name in names)
     return f"void za_{family}_groups(const struct sizes *s, {parameters}uint32_t groups[3])"
 
 
@@ -395,27 +393,27 @@ def _rules() -> Iterator[str]:
     yield from _function(first, sharing, "PAYS", {x.upper(): x for x in ("rows", "items", "saved", "fused")})
 
 
-def _function(first: str, rule: Formulas, result: str, given: Mapping[str, str]) -> Iterator[str]:
-    """A function of a shape's sizes that gives one of a rule's formulas. given: the C for names of the rule."""
+def _function(first: str, rule: Formulas, result: str, c_names: Mapping[str, str]) -> Iterator[str]:
+    """A C function for the formula ``result`` of a rule. c_names: the C for names of the rule."""
     needed = {result}
     for name, (formula, _) in reversed(rule.table.items()):
         needed |= _names(formula) if name in needed else set()
-    own = {name: name.lower() for name in rule.table} | {name: str(x) for name, x in rule.known.items()} | {**given}
+    terms = {name: name.lower() for name in rule.table} | {name: str(x) for name, x in rule.known.items()} | {**c_names}
     yield f"\n{first} {{"
     for name, (formula, _) in rule.table.items():
         if name in needed and name != result:
-            yield f"    const uint64_t {name.lower()} = {to_c(formula, lambda x: own.get(x, _size(x.lower())))};"
-    yield from (f"    return {to_c(rule.table[result][0], lambda x: own.get(x, _size(x.lower())))};", "}")
+            yield f"    const uint64_t {name.lower()} = {to_c(formula, lambda x: terms.get(x, _size(x.lower())))};"
+    yield from (f"    return {to_c(rule.table[result][0], lambda x: terms.get(x, _size(x.lower())))};", "}")
 
 
 def _questions() -> Iterator[str]:
     numbers, results, triples, sums = questions()
-    for decl, given, expected in (
+    for decl, operands, expected in (
         (declarations.PRIMITIVES, numbers, results),
         (declarations.MULTIPLY_ADD, triples, sums),
     ):
         name = decl.name
-        yield from (_array(f"{name}_numbers", given), _array(f"{name}_results", expected))
-        counts = f"{len(given)}, {len(expected)}, {decl.grid[0]}"
+        yield from (_array(f"{name}_numbers", operands), _array(f"{name}_results", expected))
+        counts = f"{len(operands)}, {len(expected)}, {decl.grid[0]}"
         yield f"const struct question za_{name} = {{"
         yield f"    {_kernel(decl)}, words_{name}_numbers, words_{name}_results, {counts}}};"

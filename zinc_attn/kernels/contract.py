@@ -3,11 +3,9 @@
 The manifest shows them, and ``c`` makes C of them. Needs the standard library alone.
 
 A formula is a Python integer expression over names that the manifest explains. Beside the operators it may use
-``ceil_div(a, b)``, the quotient rounded up, ``log2``, ``min`` and ``max``. Those here are the package's own, so that
-Python itself computes them; nothing evaluates a formula from elsewhere.
+``ceil_div(a, b)``, the quotient rounded up, ``log2``, ``min`` and ``max``. All formulas are the package's own, so
+Python evaluates them.
 """
-
-from __future__ import annotations
 
 import functools
 import json
@@ -29,31 +27,31 @@ _MODULES: Final = (constants, limits, declarations, questions, sizes, tuning, st
 
 @functools.cache
 def _file() -> Mapping[str, Mapping[str, str]]:
-    """The sections of ``contract.ini``, in which what stands in braces is replaced by its value."""
+    """The sections of ``contract.ini``, the values of expressions in braces filled in."""
     known = {name: value for module in _MODULES for name, value in vars(module).items()}
     known["families"] = families
     text = Path(__file__).with_name("contract.ini").read_text(encoding="utf-8")
     parser = ConfigParser(delimiters=("=",), comment_prefixes=("#",), interpolation=None)
     parser.optionxform = str  # type: ignore[assignment,method-assign]  # names keep their capitals
-    parser.read_string(re.sub(r"\{(.+?)\}", lambda found: str(eval(found[1], known)), text))
+    parser.read_string(re.sub(r"\{(.+?)\}", lambda match: str(eval(match[1], known)), text))
     return {name: {key: text.replace("\n", " ") for key, text in parser.items(name)} for name in parser.sections()}
 
 
 def meanings(section: str) -> Mapping[str, str]:
-    """The entries of a section of ``contract.ini``, in the file's order; none where it has no such section."""
+    """The entries of a section of ``contract.ini``, in the file's order; an empty table without such a section."""
     return _file().get(section, {})
 
 
 def structure(section: str) -> dict[str, Any]:
-    """A section as an object for JSON: a point in a name begins an object in it, and what reads as JSON is JSON."""
-    found: dict[str, Any] = {}
+    """A section as an object for JSON: a point in a name begins an inner object, and JSON text is parsed."""
+    tree: dict[str, Any] = {}
     for name, text in meanings(section).items():
         *ways, last = name.split(".")
-        inner = functools.reduce(lambda outer, way: outer.setdefault(way, {}), ways, found)
+        inner = functools.reduce(lambda outer, way: outer.setdefault(way, {}), ways, tree)
         inner[last] = text
         with suppress(ValueError):
             inner[last] = json.loads(text)
-    return found
+    return tree
 
 
 @functools.cache
@@ -67,7 +65,7 @@ def formulas(section: str) -> Mapping[str, tuple[str, str]]:
 
 def evaluate_all(table: Mapping[str, tuple[str, str]], names: Mapping[str, Any]) -> dict[str, int]:
     """The values of a table of (formula, meaning), each of which may use those before it."""
-    found: dict[str, int] = {}
+    values: dict[str, int] = {}
     for name, (formula, _) in table.items():
-        found[name] = evaluate(formula, {**names, **found})
-    return found
+        values[name] = evaluate(formula, {**names, **values})
+    return values

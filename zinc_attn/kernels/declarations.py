@@ -1,10 +1,8 @@
-"""What every kernel and its caller agree on: bindings, specialization constants and the words of the work buffer.
+"""The contract between a kernel and its caller: bindings, specialization constants and words of the work buffer.
 
 Each fact is declared here once. ``glsl`` generates ``contract.glsl`` of ``shaders/`` from it, so the two sides cannot
 differ; a test compares the committed files with the generated text.
 """
-
-from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
@@ -33,12 +31,12 @@ class Binding:
 class KernelDecl:
     """A kernel: a SPIR-V module, its interface, and the specialization constants that tell it from its siblings.
 
-    source: the GLSL file. module: name of the SPIR-V module, where several kernels share
-    one; None means ``name``. spec: names of the uint specialization constants that the caller gives, ids 0, 1, ...
-    fixed: (name, value) of those that belong to the kernel; their ids follow. extension: the GLSL extension that not
-    every compiler has, whose lack leaves the package without the kernel. grid: formulas of the specialization constants
-    and of names that the caller gives: workgroups along x, y and z; or their number, which take y, too, where they are
-    more than GRID_SIDE.
+    source: the GLSL file. module: name of the SPIR-V module, where several kernels share a module; None means ``name``.
+    spec: names of the uint specialization constants that the caller gives, ids 0, 1, ...
+    fixed: (name, value) of the kernel's own constants; their ids follow. extension: a GLSL extension that the kernel
+    needs; a compiler without it leaves the package without the kernel. grid: formulas of the specialization constants
+    and of names that the caller gives: workgroups along x, y and z; or one formula of their number, which goes over x
+    and y where it is more than GRID_SIDE.
     """
 
     name: str
@@ -77,8 +75,8 @@ class KernelDecl:
         return (*spec, *(value for _, value in self.fixed))
 
     def wave(self, spec: Sequence[int], lanes: int = WAVE) -> int:
-        """Invocations of the subgroups to ask for, by the caller's constants: those of a wave of pass 1, WAVE where
-        others meet in subgroups, else ``lanes``, of the device's layout."""
+        """Invocations of the subgroups to ask for: a wave's in pass 1, WAVE in other kernels with subgroups, else
+        ``lanes``, the layout's."""
         if self.name == "attend":
             return spec[self.spec.index("workgroup_size")] // LEAVES_PER_NODE
         return WAVE if self.has_subgroups else lanes
@@ -96,7 +94,7 @@ class KernelDecl:
 # --- words of the work buffer -------------------------------------------------------------------------------------
 # A header comes first, then one ITEM per workgroup of pass 1 in grid y, then one ROW per query row, then APPEND (or
 # COPY) records, then page tables, a HEAD per query head, and masks; all are uint words.
-# All that changes from token to token is in here, so that a recorded submission can be used again.
+# The buffer has everything that changes from token to token, so that a recorded submission can be used again.
 # {word: meaning} of each record, in order; contract.glsl and the manifest print the meanings.
 HEADER: Final = {
     "q_heads": "query heads",
@@ -301,7 +299,7 @@ ROUND: Final = KernelDecl(
     grid=("ceil_div(q_heads, 4)", "1", "rows"),
 )
 
-# What a device is asked before its first kernel: ``results`` of rows of ``numbers``, see primitives.comp.
+# The question to a device before its first kernel: ``results`` of rows of ``numbers``, see primitives.comp.
 NUMBERS: Final = ("score", "m", "other_m", "a", "b", "l", "word", "scale")
 NUMBER_WORDS: Final = len(NUMBERS)
 RESULTS: Final = ("weight", "power", "tanh", "merged", "reciprocal", "lse", "low", "high", "product", "fused")
@@ -315,7 +313,7 @@ PRIMITIVES: Final = KernelDecl(
     grid=(f"{QUESTION_ROWS // WAVE}", "1", "1"),
 )
 
-# What a device is asked before arithmetic "fused": ``sums`` of ``triples`` a, b, c, two of each kind side by side.
+# The question to a device before arithmetic "fused": ``sums`` of ``triples`` a, b, c, two of each kind side by side.
 TRIPLES: Final = 2048
 MULTIPLY_ADD: Final = KernelDecl(
     "multiply_add",

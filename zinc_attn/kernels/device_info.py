@@ -28,10 +28,10 @@ class DeviceInfo:
     max_workgroups: tuple[int, int, int]
     timestamp_period_ns: float  # 0 where the compute queue has no timestamps
     refusal: str | None = None  # why the kernels do not run on it
-    native: bool = False  # whether they are native code of the host, without Vulkan
-    shared_memory_bytes: int = 1 << 16  # that a workgroup can have
+    native: bool = False  # whether the kernels are native code of the host, without Vulkan
+    shared_memory_bytes: int = 1 << 16  # the most that a workgroup can have
     layout: Layout = RDNA  # how pass 1 lies in its registers
-    wave_subgroups: bool = True  # whether those of a wave's size are asked for, or a CPU device has no others
+    wave_subgroups: bool = True  # whether kernels get subgroups of a wave's size
     fma_operation: bool = False  # whether VK_KHR_shader_fma offers a float32 fused multiply-add
     integer_dots: bool = True  # whether kernels may have integer dot products, which those of quantized weights need
     matrix: MatrixFacts = NO_MATRICES  # what arithmetic "matrix" needs; by default without units
@@ -48,7 +48,7 @@ class DeviceInfo:
         return MAX_CONTEXT if self.kind == "cpu" else self.compute_units
 
     def with_own_subgroups(self) -> DeviceInfo:
-        """The facts where a runtime cannot ask for subgroups of a wave's size, and a kernel gets the device's own."""
+        """The facts for a runtime that cannot ask for subgroups of a wave's size: kernels get the device's own."""
         if self.kind == "cpu":
             return self
         return replace(self, wave_subgroups=False, matrix=self.matrix if self.subgroup_size == WAVE else NO_MATRICES)

@@ -30,7 +30,7 @@ class KernelCall:
     spec: tuple[int, ...]
     buffers: tuple[str, ...]
     groups: tuple[int, int, int]
-    beside: bool = False
+    independent: bool = False
 
 
 def _row_constants(shape: AttnShape, dtype: str, strides: Strides = TILES) -> dict[str, int]:
@@ -52,7 +52,7 @@ def _row_constants(shape: AttnShape, dtype: str, strides: Strides = TILES) -> di
 
 @dataclass(frozen=True)
 class AttendVariant:
-    """What chooses the program of pass 1.
+    """The choices that select a program of pass 1.
 
     kind: the device's (``DeviceInfo.kind``); tile: tokens per tile of the K and V buffers; rows: query rows that one
     workgroup serves; heads: query heads of one row that it serves, None for the shape's choice (the bits do not depend
@@ -86,7 +86,7 @@ class AttendVariant:
 
     @property
     def registers(self) -> Layout:
-        """The layout."""
+        """The device's layout, by default its kind's."""
         return self.layout or layout_of(self.kind)
 
     def program(self) -> tuple[KernelDecl, tuple[int, ...]]:
@@ -114,7 +114,7 @@ class AttendVariant:
 
 @dataclass(frozen=True)
 class MatrixVariant:
-    """What chooses the program of pass 1 with matrix units; see ``AttendVariant``."""
+    """The choices that select a program of pass 1 with matrix units; see ``AttendVariant``."""
 
     shape: AttnShape
     dtype: str
@@ -129,10 +129,10 @@ class MatrixVariant:
 
     @classmethod
     def of(cls, canonical: AttendVariant, mat: MatrixFragment, workgroup: MatrixWorkgroup) -> MatrixVariant:
-        """What serves the calls of a canonical variant."""
-        one, integer = canonical, canonical.arithmetic == declarations.INTEGER_SUMS
-        common = one.tile, one.softcap, one.biases, one.mask, one.strides, integer
-        return cls(one.shape, one.dtype, mat, workgroup, *common)
+        """The variant that serves the calls of a canonical variant."""
+        integer = canonical.arithmetic == declarations.INTEGER_SUMS
+        options = canonical.tile, canonical.softcap, canonical.biases, canonical.mask, canonical.strides, integer
+        return cls(canonical.shape, canonical.dtype, mat, workgroup, *options)
 
     @property
     def rows(self) -> int:
@@ -164,9 +164,9 @@ def attend_call(
 ) -> KernelCall:
     """Pass 1 over ``items`` work items and the ``kv_heads`` heads of the K and V buffers.
 
-    target: the buffer of its results, "states", or "out" where one state is all there is. It is bound twice, to the
-    states and to the output, so that pass 2 waits for one buffer. states: where matrix units keep the totals of whole
-    contexts.
+    target: the buffer of its results, "states", or "out" where each row has one state. It is bound twice, to the states
+    and to the output, so that pass 2 waits for one buffer. states: the buffer where matrix units keep the totals of
+    whole contexts.
     """
     decl, spec = variant.program()
     groups = decl.groups(spec, group=variant.shape.group, items=items, kv_heads=kv_heads)

@@ -1,25 +1,14 @@
 """Formulas in GLSL and C. A formula is a Python expression of whole numbers that are never negative."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
 # The operator of both languages and how tightly it binds. && and || go in parentheses within each other.
 _OPERATORS: Final[dict[type[ast.AST], tuple[str, int]]] = {
-    ast.Or: ("||", 1),
-    ast.And: ("&&", 1),
-    ast.Eq: ("==", 2),
-    ast.LtE: ("<=", 3),
-    ast.Lt: ("<", 3),
-    ast.Gt: (">", 3),
-    ast.GtE: (">=", 3),
-    ast.Add: ("+", 4),
-    ast.Sub: ("-", 4),
-    ast.Mult: ("*", 5),
-    ast.FloorDiv: ("/", 5),
-    ast.Mod: ("%", 5),
+    **{ast.Or: ("||", 1), ast.And: ("&&", 1), ast.Eq: ("==", 2)},
+    **{ast.LtE: ("<=", 3), ast.Lt: ("<", 3), ast.Gt: (">", 3), ast.GtE: (">=", 3)},
+    **{ast.Add: ("+", 4), ast.Sub: ("-", 4), ast.Mult: ("*", 5), ast.FloorDiv: ("/", 5), ast.Mod: ("%", 5)},
 }
 
 
@@ -39,13 +28,13 @@ def to_glsl(expression: str) -> str:
 def to_c(expression: str, name: Callable[[str], str]) -> str:
     """A formula as a C expression of uint64_t. name: the C for a name; ``kind == 'x'`` asks it for ``kind_is_x``.
 
-    A function is ``za_NAME`` in C; of several numbers it takes two at a time. There are fields and elements, too.
+    A function is ``za_NAME`` in C; several arguments are taken two at a time. Fields and elements are translated, too.
     """
     return _translated(ast.parse(expression, mode="eval").body, 0, _Language("{}", name, True))
 
 
 def _translated(node: ast.expr, within: int, to: _Language) -> str:
-    """``within``: what binds more loosely than this goes in parentheses."""
+    """within: an operator that binds more loosely goes in parentheses."""
     level = 9
     match node:
         case ast.Name(id=name):
@@ -57,8 +46,8 @@ def _translated(node: ast.expr, within: int, to: _Language) -> str:
             text = f"{text} {_translated(orelse, 1, to)}"
         case ast.Compare(left=ast.Name(id=name), ops=[ast.Eq()], comparators=[ast.Constant(value=str(kind))]):
             text = to.name(f"{name}_is_{kind}")
-        case ast.Call(func=ast.Name(id=function), args=[one, *others]) if to.functions:
-            text = _translated(one, 0, to) if others else f"za_{function}({_translated(one, 0, to)})"
+        case ast.Call(func=ast.Name(id=function), args=[first, *others]) if to.functions:
+            text = _translated(first, 0, to) if others else f"za_{function}({_translated(first, 0, to)})"
             for other in others:
                 text = f"za_{function}({text}, {_translated(other, 0, to)})"
         case ast.Attribute(value=record, attr=field) if to.functions:

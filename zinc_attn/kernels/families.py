@@ -1,4 +1,4 @@
-"""How pass 1 lies in a device's registers: a line for each family of devices. No number of it shows in the bits.
+"""How pass 1 lies in a device's registers: a line for each family of devices. No number changes a bit of the results.
 
 ``zinc-attn compilers`` says without the device what a compiler makes of a line: the fewest spills,
 and as many waves as registers allow.
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Layout(NamedTuple):
-    """What a wave of pass 1 has in its registers."""
+    """The registers of a wave of pass 1."""
 
     lanes: int = WAVE  # invocations of a wave
     chunks: int = 4  # most chunks of K in flight; 1 for a CPU alone

@@ -1,10 +1,8 @@
 """Formulas that several languages share: each is declared once, as a Python expression of integers.
 
-They use //, *, +, -, comparisons, ``or`` and conditionals of integers that are never negative. Each may use the inputs,
-what is known, and the names before it.
+They use //, *, +, -, comparisons, ``or`` and conditionals of integers that are never negative, over the inputs,
+the known values and the names before it.
 """
-
-from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
@@ -34,17 +32,17 @@ class Formulas:
         self.values = lru_cache(maxsize=4096)(self._values)
 
     def told(self) -> Mapping[str, tuple[str, str]]:
-        """The table as the manifest has it: names in small letters, numbers for what is known."""
+        """The table as the manifest has it: names in small letters, numbers for known names."""
 
-        def one(found: re.Match[str]) -> str:
-            return str(self.known.get(found[0], found[0].lower()))
+        def lowered(match: re.Match[str]) -> str:
+            return str(self.known.get(match[0], match[0].lower()))
 
         rows = self.table.items()
-        return {name.lower(): (re.sub(r"[A-Z_]{2,}", one, text), meaning) for name, (text, meaning) in rows}
+        return {name.lower(): (re.sub(r"[A-Z_]{2,}", lowered, text), meaning) for name, (text, meaning) in rows}
 
     def _values(self, *inputs: int) -> Mapping[str, int]:
         """Every formula's value by name, for the values of the inputs."""
-        found = {**self.known, **dict(zip(self.inputs, inputs, strict=True))}
+        values = {**self.known, **dict(zip(self.inputs, inputs, strict=True))}
         for name, code in self._code.items():
-            found[name] = int(eval(code, {"__builtins__": {}}, found))
-        return {name: found[name] for name in self.table}
+            values[name] = int(eval(code, {"__builtins__": {}}, values))
+        return {name: values[name] for name in self.table}

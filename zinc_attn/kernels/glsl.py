@@ -1,7 +1,5 @@
 """The generated GLSL: ``contract.glsl`` from the declarations, ``attend_sizes.glsl`` from the shared formulas. A number
-has the comment that stands behind it in its Python source."""
-
-from __future__ import annotations
+has the comment of its line in the Python source."""
 
 import re
 import struct
@@ -21,34 +19,16 @@ from .sizes import FORMULAS
 _WIDTH: Final = 120  # of a line
 # GLSL name: number of the canonical reduction, or limit
 _UINTS: Final = {
-    "KEYS_PER_LEAF": constants.KEYS_PER_LEAF,
-    "LEAVES_PER_NODE": constants.LEAVES_PER_NODE,
-    "CHUNK": constants.CHUNK,
-    "WAVE": limits.WAVE,
-    "WEIGHT_PARTIALS": constants.WEIGHT_PARTIALS,
-    "MAX_VALUE_PASSES": limits.MAX_VALUE_PASSES,
-    "MERGE_DIMS": declarations.MERGE_DIMS,
-    "BLOCK": limits.BLOCK,
-    "INTEGER_BITS": constants.INTEGER_BITS,
-    "CANONICAL": declarations.CANONICAL,
-    "FUSED_NATIVE": declarations.FUSED_NATIVE,
-    "FUSED_EMULATED": declarations.FUSED_EMULATED,
-    "INTEGER_SUMS": declarations.INTEGER_SUMS,
+    **{name: getattr(constants, name) for name in ("KEYS_PER_LEAF", "LEAVES_PER_NODE", "CHUNK")},
+    **{"WAVE": limits.WAVE, "WEIGHT_PARTIALS": constants.WEIGHT_PARTIALS, "MAX_VALUE_PASSES": limits.MAX_VALUE_PASSES},
+    **{"MERGE_DIMS": declarations.MERGE_DIMS, "BLOCK": limits.BLOCK, "INTEGER_BITS": constants.INTEGER_BITS},
+    **{name: getattr(declarations, name) for name in ("CANONICAL", "FUSED_NATIVE", "FUSED_EMULATED", "INTEGER_SUMS")},
     "MATRIX_PIECE": matrix.PIECE,
     "MATRIX_HELD_DIMS": matrix.HELD_DIMS,
 }
 _FLOATS: Final = (
     "MIN_INPUT",
-    "CUTOFF",
-    "FLUSH",
-    "FUSED_SCALE",
-    "EMPTY_M",
-    "LN2_HI",
-    "LN2_LO",
-    "SQRT2",
-    "LOG2E",
-    "TANH_SMALL",
-    "TANH_MAX",
+    *("CUTOFF", "FLUSH", "FUSED_SCALE", "EMPTY_M", "LN2_HI", "LN2_LO", "SQRT2", "LOG2E", "TANH_SMALL", "TANH_MAX"),
 )
 _POLYNOMIALS: Final = {
     "EXP2_C": (constants.EXP2_POLY, "2**x on [-1/2, 1/2] = c0 + c1 x + ..."),
@@ -89,7 +69,7 @@ def generated() -> dict[str, str]:
 
 
 def comments() -> dict[str, str]:
-    """Of the numbers that have one, the comment behind them in their source."""
+    """{name: comment} of the numbers whose line in the Python source has a comment."""
     sources = "\n".join(Path(str(module.__file__)).read_text(encoding="utf-8") for module in _SOURCES)
     return dict(re.findall(r"^([A-Z]\w*): Final = .*?  # (.*)$", sources, re.MULTILINE))
 
@@ -133,7 +113,7 @@ def _interfaces() -> Iterator[str]:
     """The binding numbers and constant ids of every kernel, and the words that kernel primitives reads and writes."""
     for kernel, decl in _INTERFACES.items():
         if decl is not declarations.MATRIX:  # whose bindings are attend's
-            yield from numbered(f"{kernel}_BIND", (one.name for one in decl.bindings))
+            yield from numbered(f"{kernel}_BIND", (binding.name for binding in decl.bindings))
         yield from numbered(f"{kernel}_SPEC", decl.constant_names)
     for prefix, names in (("NUMBER", declarations.NUMBERS), ("RESULT", declarations.RESULTS)):
         yield from numbered(prefix, (*names, "words"))

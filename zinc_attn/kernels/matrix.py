@@ -1,4 +1,4 @@
-"""Sizes of pass 1 with matrix units: how many query vectors a workgroup serves. None of this shows in the bits."""
+"""Sizes of pass 1 with matrix units: how many query vectors a workgroup serves. No size changes a bit."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ HELD_DIMS: Final = 128  # dimensions of q that a GPU's subgroup holds in registe
 # of arithmetic "integer", whose weights are made by four lanes of a vector.
 STRIP_WAVES: Final = ((64, 1), (128, 2), (limits.MAX_HEAD_DIM, 4))
 INTEGER_WAVES: Final = ((64, 1), (256, 2), (limits.MAX_HEAD_DIM, 4))
-VECTORS: Final = (8, 16, 32, 64)  # of a workgroup
+VECTORS: Final = (8, 16, 32, 64)  # query vectors of a workgroup
 MAX_WORKGROUP_SIZE: Final = (
     KEYS_PER_LEAF * PIECE // CHUNK
 )  # of a workgroup: each lane carries 8 values of a piece at least
-FRAGMENT_SIZES: Final = (8, 16)  # of a fragment's sides
+FRAGMENT_SIZES: Final = (8, 16)  # sides of a fragment
 MATRIX_VECTORS: Final = 16  # rows of a sequence times heads of a KV head from which "matrix-prefill" uses matrix units
 HALF_MAX: Final = 65504.0  # the largest float16
 
@@ -34,7 +34,7 @@ class MatrixFragment(NamedTuple):
 
 
 class MatrixFacts(NamedTuple):
-    """What a device's matrix units and workgroups allow. fragment, int8: shapes of float16 products with float32 sums,
+    """Limits of a device's matrix units and workgroups. fragment, int8: shapes of float16 products with float32 sums,
     and of int8 with int32; None without VK_KHR_cooperative_matrix. max_invocations: of a workgroup, all along x."""
 
     fragment: MatrixFragment | None
@@ -65,9 +65,9 @@ class MatrixWorkgroup(NamedTuple):
 
 
 def best_fragment(fragments: list[MatrixFragment]) -> MatrixFragment | None:
-    """The one of ``fragments`` that the kernel is run with: the one with the most products; None where none will do."""
-    fitting = [one for one in fragments if all(side in FRAGMENT_SIZES for side in one)]
-    return max(fitting, key=lambda one: (one.m * one.n * one.k, one.m), default=None)
+    """The fragment that the kernels use: the fitting one with the most products; None where no fragment fits."""
+    fitting = [fragment for fragment in fragments if all(side in FRAGMENT_SIZES for side in fragment)]
+    return max(fitting, key=lambda fragment: (fragment.m * fragment.n * fragment.k, fragment.m), default=None)
 
 
 def shared_bytes(shape: AttnShape, vectors: int, unrolled: bool, integer: bool = False) -> int:
@@ -97,12 +97,12 @@ def matrix_workgroup(
     if fragment is None:
         return None
     waves = next(waves for dims, waves in (INTEGER_WAVES if integer else STRIP_WAVES) if shape.v_dim <= dims)
-    unrolled, found = kind != "cpu", None
+    unrolled, workgroup = kind != "cpu", None
     for count in VECTORS:
         size = limits.WAVE * (count // fragment.m) * waves
         fits = shared_bytes(shape, count, unrolled, integer) <= facts.shared_bytes
         if count % fragment.m == 0 and size <= min(facts.max_invocations, MAX_WORKGROUP_SIZE) and fits:
-            found = MatrixWorkgroup(count, size, unrolled, kind != "cpu")
+            workgroup = MatrixWorkgroup(count, size, unrolled, kind != "cpu")
             if count >= vectors:
                 break
-    return found
+    return workgroup

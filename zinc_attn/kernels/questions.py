@@ -1,4 +1,4 @@
-"""What a device is asked before its first kernel, and its right answers, for hosts that have no oracle.
+"""The question to a device before its first kernel, and the right answers, for hosts that have no oracle.
 
 ``questions.bin`` holds little-endian uint32 words: rows of ``NUMBERS``, rows of ``RESULTS``, the triples of the kernel
 multiply_add and their sums. A test compares it with the oracle, and ``python -m zinc_attn.kernels.questions`` writes it
@@ -22,11 +22,11 @@ def questions() -> tuple[array.array[int], ...]:
     words = array.array("I", FILE.read_bytes())
     if sys.byteorder == "big":
         words.byteswap()
-    found, at = [], 0
+    parts, offset = [], 0
     for size in (QUESTION_ROWS * NUMBER_WORDS, QUESTION_ROWS * RESULT_WORDS, 3 * TRIPLES, TRIPLES):
-        found.append(words[at : at + size])
-        at += size
-    return tuple(found)
+        parts.append(words[offset : offset + size])
+        offset += size
+    return tuple(parts)
 
 
 def answered() -> bytes:

@@ -5,8 +5,6 @@ APPEND (or COPY) record per new token (or page pair), the page tables, one HEAD 
 ``WorkBuffer`` names all of them, so that no index of a word appears outside ``declarations``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
@@ -42,8 +40,8 @@ def no_records(dtype: np.dtype[Any]) -> Records:
 
 
 class HeadValues(NamedTuple):
-    """What heads have of their own, float32, or None: sinks (q_heads,), scores in log2 units (see
-    ``canonical.reference.sink_scores``); masks (q_heads,), what masks are multiplied with, times log2(e); scales
+    """The values of each head, float32, or None: sinks (q_heads,), scores in log2 units (see
+    ``canonical.reference.sink_scores``); masks (q_heads,), the factors of masks, times log2(e); scales
     (2 * kv_heads,) of fp8_e4m3, of K's heads and then V's; biases: slopes (q_heads,) times log2(e)."""
 
     sinks: NDArray[np.float32] | None = None
@@ -53,12 +51,12 @@ class HeadValues(NamedTuple):
 
     def write(self, heads: Records) -> None:
         """Fill the HEAD records (q_heads,) of a work buffer."""
-        found = {"sink": self.sinks, "mask": self.masks, **self.biases}
+        fields = {"sink": self.sinks, "mask": self.masks, **self.biases}
         if self.scales is not None:
             scales = self.scales.reshape(2, -1)
-            found["k_scale"], found["v_scale"] = scales.repeat(len(heads) // scales.shape[1], axis=1)
+            fields["k_scale"], fields["v_scale"] = scales.repeat(len(heads) // scales.shape[1], axis=1)
         heads["sink"], heads["mask"] = declarations.HIDDEN, declarations.float_bits(LOG2E)
-        for name, values in found.items():
+        for name, values in fields.items():
             if values is not None:
                 heads[name] = values.view(np.uint32)
 
@@ -72,13 +70,7 @@ class WorkBuffer:
     """
 
     def __init__(
-        self,
-        items: int = 0,
-        rows: int = 0,
-        appends: int = 0,
-        tables: int = 0,
-        heads: int = 0,
-        masks: int = 0,
+        self, items: int = 0, rows: int = 0, appends: int = 0, tables: int = 0, heads: int = 0, masks: int = 0
     ) -> None:
         sizes = (
             declarations.HEADER_WORDS,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from .. import limits
-from ..canonical.constants import CHUNK, KEYS_PER_LEAF, LEAVES_PER_NODE, WEIGHT_PARTIALS
+from ..canonical import constants
 from ..storage import STORAGE, storage_index, storage_types
 from .families import RDNA, Layout, layout_of
 from .formulas import Formulas
@@ -18,50 +18,37 @@ from .formulas import Formulas
 if TYPE_CHECKING:
     from ..shapes import AttnShape
 
-# What the formulas start from: attend's specialization constants, and the invocations of a wave.
+# The inputs of the formulas: attend's specialization constants, and the invocations of a wave.
 INPUTS: Final = (
-    "K_DIM",
-    "V_DIM",
-    "VECTORS",
-    "CHUNKS_AHEAD",
-    "K_STORAGE",
-    "V_STORAGE",
-    "LATENT",
-    "ROWS_AHEAD",
-    "PASS_SUMS",
-    "LANES",
+    *("K_DIM", "V_DIM", "VECTORS", "CHUNKS_AHEAD", "K_STORAGE", "V_STORAGE", "LATENT", "ROWS_AHEAD", "PASS_SUMS"),
+    *("LANES",),
 )
 KNOWN: Final = {
-    "WAVE": limits.WAVE,
-    "MAX_VALUE_PASSES": limits.MAX_VALUE_PASSES,
-    "CHUNK": CHUNK,
-    "KEYS_PER_LEAF": KEYS_PER_LEAF,
-    "LEAVES_PER_NODE": LEAVES_PER_NODE,
-    "WEIGHT_PARTIALS": WEIGHT_PARTIALS,
-    "BLOCK": limits.BLOCK,
+    **{name: getattr(limits, name) for name in ("WAVE", "MAX_VALUE_PASSES", "BLOCK")},
+    **{name: getattr(constants, name) for name in ("CHUNK", "KEYS_PER_LEAF", "LEAVES_PER_NODE", "WEIGHT_PARTIALS")},
     **{f"STORAGE_{name.upper()}": i for i, name in enumerate(STORAGE)},
 }
 
 
-def _by_type(of: str, attribute: str) -> str:
+def _by_type(side: str, attribute: str) -> str:
     """The value of an attribute of ``StorageType`` for the type of K or V, as an expression."""
     values: dict[int, list[str]] = {}
-    for one in STORAGE.values():
-        values.setdefault(int(getattr(one, attribute)), []).append(f"{of}_STORAGE == STORAGE_{one.name.upper()}")
+    for kind in STORAGE.values():
+        values.setdefault(int(getattr(kind, attribute)), []).append(f"{side}_STORAGE == STORAGE_{kind.name.upper()}")
     *named, (last, _) = sorted(values.items(), key=lambda item: len(item[1]))  # the most frequent value needs no test
     return "".join(f"{value} if {' or '.join(tests)} else " for value, tests in named) + str(last)
 
 
-def _words(of: str) -> dict[str, tuple[str, str]]:
+def _words(side: str) -> dict[str, tuple[str, str]]:
     """The formulas of a stored row of K or V, as ``storage.StorageType`` has them."""
     return {
-        f"{of}_BITS": (_by_type(of, "bits"), f"bits of a stored value of {of}"),
-        f"{of}_HALVES": (_by_type(of, "halves"), "float16 numbers of a block: its scale, or scale and minimum"),
-        f"{of}_FIFTH": (_by_type(of, "fifth_bits"), "1 where a block has a word of fifth bits"),
-        f"{of}_VALUES": (f"{of}_DIM * {of}_BITS // 32", f"words of the values of one token's {of}, for one KV head"),
-        f"{of}_BLOCKS": (f"({of}_DIM + BLOCK - 1) // BLOCK", "blocks of a row"),
-        f"{of}_PAIRED": (f"({of}_BLOCKS * {of}_HALVES + 1) // 2", "words of the blocks' float16 numbers"),
-        f"{of}_SCALES": (f"{of}_PAIRED + {of}_BLOCKS * {of}_FIFTH", "these words and the words of fifth bits"),
+        f"{side}_BITS": (_by_type(side, "bits"), f"bits of a stored value of {side}"),
+        f"{side}_HALVES": (_by_type(side, "halves"), "float16 numbers of a block: its scale, or scale and minimum"),
+        f"{side}_FIFTH": (_by_type(side, "fifth_bits"), "1 where a block has a word of fifth bits"),
+        f"{side}_VALUES": (f"{side}_DIM * {side}_BITS // 32", f"words of the values of one token's {side}, for one KV head"),
+        f"{side}_BLOCKS": (f"({side}_DIM + BLOCK - 1) // BLOCK", "blocks of a row"),
+        f"{side}_PAIRED": (f"({side}_BLOCKS * {side}_HALVES + 1) // 2", "words of the blocks' float16 numbers"),
+        f"{side}_SCALES": (f"{side}_PAIRED + {side}_BLOCKS * {side}_FIFTH", "these words and the words of fifth bits"),
     }
 
 
@@ -119,13 +106,13 @@ FORMULAS: Final[dict[str, tuple[str, str]]] = {
         "bytes of both in a workgroup, and of m and the sums of weights of each leaf and vector",
     ),
 }
-assert KEYS_PER_LEAF % (2 * limits.WAVE) == 0, "a lane has whole pairs of keys, and a round of the fold has room"
+assert constants.KEYS_PER_LEAF % (2 * limits.WAVE) == 0, "a lane has pairs of keys, and a round of the fold has room"
 SIZES: Final = Formulas(FORMULAS, INPUTS, KNOWN)
 
 
 def chunks_ahead(kind: str, k_dim: int, layout: Layout | None = None) -> int:
     """K chunks that pass 1 loads ahead, by device kind: a GPU hides latency with it, a CPU only spills."""
-    return min((layout or layout_of(kind)).chunks, 4 if k_dim % (4 * CHUNK) == 0 else 2)
+    return min((layout or layout_of(kind)).chunks, 4 if k_dim % (4 * constants.CHUNK) == 0 else 2)
 
 
 def attend_sizes(
@@ -152,7 +139,7 @@ def shared_bytes(shape: AttnShape, vectors: int, layout: Layout = RDNA) -> int:
     return attend_sizes(shape, vectors, "f16", layout)["SHARED_BYTES"]
 
 
-# Of a workgroup of up to MAX_HEADS_PER_WORKGROUP query vectors of any shape.
+# Shared memory of a workgroup of up to MAX_HEADS_PER_WORKGROUP query vectors of any shape.
 LEAST_SHARED_BYTES: Final = max(
     SIZES.values(limits.MAX_HEAD_DIM, dim, limits.MAX_HEADS_PER_WORKGROUP, 1, 1, 1, 0, *RDNA[2:4], limits.WAVE)[
         "SHARED_BYTES"

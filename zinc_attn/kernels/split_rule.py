@@ -1,6 +1,4 @@
-"""The rules by which work is laid out, none of which shows in the bits: splits, and rows that share keys."""
-
-from __future__ import annotations
+"""The rules by which work is laid out, none of which changes a bit: splits, and rows that share keys."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Which variant of a kernel a call wants on which kind of device. None of these choices shows in the bits."""
+"""The variant of a kernel for a call and a kind of device. No choice changes a bit of the results."""
 
 from __future__ import annotations
 

@@ -41,8 +41,8 @@ LEAST_PAGES: Final = 64
 @dataclass(frozen=True, eq=False)
 class CallPlan:
     """The submissions of a call, in order. upload_first: the new rows are too many for one submission with the query
-    rows, so they are appended beforehand, in submissions of their own. steady: of the calls that it holds for, where
-    it is one submission that appends what is new; None: for no other call."""
+    rows, so they are appended beforehand, in submissions of their own. steady: the key of the calls that it serves
+    if it is one submission that appends the new rows; None: the plan serves this call alone."""
 
     submissions: tuple[Submission, ...]
     upload_first: bool
@@ -56,9 +56,9 @@ def plan_call(requests: Sequence[Request], options: CallOptions, facts: CallFact
     planner, cut = cut_call(requests, options, facts)
     # the first submission appends the new rows of all requests; later ones find them in the cache
     whole_rows = (planner.plan(slices, () if i else uploads) for i, slices in enumerate(cut))
-    made = tuple(part for one in whole_rows for part in in_parts(one, facts))
-    alone = len(made) == 1 and not upload_first
-    return CallPlan(made, upload_first, steady_key(requests, options, facts) if alone else None)
+    submissions = tuple(part for submission in whole_rows for part in in_parts(submission, facts))
+    alone = len(submissions) == 1 and not upload_first
+    return CallPlan(submissions, upload_first, steady_key(requests, options, facts) if alone else None)
 
 
 def cut_call(
@@ -66,25 +66,25 @@ def cut_call(
 ) -> tuple[SubmissionPlanner, list[tuple[RowSlice, ...]]]:
     """The planner of a call's submissions, and the query rows of each of them in order."""
     by_matrix = [facts.by_matrix(options.arithmetic, request.q_len) for request in requests]
-    layouts = [_layout(*one, options, facts) for one in zip(requests, by_matrix, strict=True)]
+    layouts = [_layout(*pair, options, facts) for pair in zip(requests, by_matrix, strict=True)]
     order = _sharing_order(requests, options)
     cut: list[tuple[RowSlice, ...]] = []
     for kind in ((False, False), (True, False), (True, True)):  # by matrix units, over the whole context
-        mine = [i for i in order if (by_matrix[i], layouts[i].whole_context) == kind]
-        cut += _cut(requests, layouts, mine, facts, kind[0])
+        chosen = [i for i in order if (by_matrix[i], layouts[i].whole_context) == kind]
+        cut += _cut(requests, layouts, chosen, facts, kind[0])
     return SubmissionPlanner(requests, layouts, options, facts), cut
 
 
 def call_works(
     plan: SplitPlan, layout: Callable[[int, int, int | None], SplitLayout], device: DeviceInfo
 ) -> tuple[int | None, list[int]]:
-    """The bound of a submission's work, and the work at most of those of a sequence's rows; layout: of the plan."""
+    """(bound of a submission's work, most work of each submission of a sequence). layout: of the plan."""
     facts = CallFacts(device, plan.shape, KEYS_PER_LEAF)
     request = Request(plan.q_len, plan.context_len, 0, np.zeros(0, np.uint32))
     bound, works = work_bound(facts), list[int]()
-    for (one,) in cut_call([request], CallOptions(layout), facts)[1]:
-        work = (one.end - one.begin) * (plan.context_len - plan.begin) * key_work(facts)
-        parts = -(-work // bound) if bound and work and one.end - one.begin == 1 else 1
+    for (rows,) in cut_call([request], CallOptions(layout), facts)[1]:
+        work = (rows.end - rows.begin) * (plan.context_len - plan.begin) * key_work(facts)
+        parts = -(-work // bound) if bound and work and rows.end - rows.begin == 1 else 1
         works += [-(-work // parts)] * parts
     return bound, works
 
@@ -100,7 +100,7 @@ def _layout(request: Request, by_matrix: bool, options: CallOptions, facts: Call
 
 
 def _sharing_order(requests: Sequence[Request], options: CallOptions) -> list[int]:
-    """The requests in an order in which those that share pages are neighbors."""
+    """The requests in an order that makes neighbors of requests which share pages."""
     order = list(range(len(requests)))
     if options.cascade is False or options.window is not None or len(requests) < 2:
         return order
@@ -115,35 +115,35 @@ def _cut(
     requests: Sequence[Request], layouts: Sequence[SplitLayout], order: list[int], facts: CallFacts, by_matrix: bool
 ) -> list[tuple[RowSlice, ...]]:
     """The query rows, cut where a submission's partial states, its work or its workgroups would be too many."""
-    found: list[list[RowSlice]] = [[]]
+    cuts: list[list[RowSlice]] = [[]]
     states = items = rows = 0
-    for at in order:
-        layout, row = layouts[at], 0
+    for index in order:
+        layout, row = layouts[index], 0
         cost = row_cost(layout, facts, by_matrix)
         width = len(layout.ranges)
-        while row < requests[at].q_len:
-            left = requests[at].q_len - row
+        while row < requests[index].q_len:
+            left = requests[index].q_len - row
             room = min(
                 (facts.max_states - states) // cost,
                 (facts.device.max_items - items) // width,
                 facts.device.max_workgroups[2] - rows,
                 left,
             )
-            if (row or room < (left if layout.whole_context else 1)) and found[-1]:
-                found.append([])
+            if (row or room < (left if layout.whole_context else 1)) and cuts[-1]:
+                cuts.append([])
                 states = items = rows = 0
                 continue
             room = max(room, 1)
             if layout.whole_context:
                 room = -(-left // -(-left // room))  # the parts of a call are even
-            found[-1].append(RowSlice(at, row, row + room))
+            cuts[-1].append(RowSlice(index, row, row + room))
             states, items, rows = states + room * cost, items + room * width, rows + room
             row += room
-    return [tuple(slices) for slices in found if slices]
+    return [tuple(slices) for slices in cuts if slices]
 
 
 class _Placement(NamedTuple):
-    """Where the keys of each request lie, and where its new rows go."""
+    """The places of each request's keys, and of its new rows."""
 
     tables: NDArray[np.uint32]
     table_at: dict[int, int]  # by request: the first word of its page table
@@ -152,8 +152,6 @@ class _Placement(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class SubmissionPlanner:
-    """Makes the submissions of one call."""
-
     requests: Sequence[Request]
     layouts: Sequence[SplitLayout]
     options: CallOptions
@@ -167,7 +165,7 @@ class SubmissionPlanner:
         partial: pass 1 alone; two_pass: pass 2 also where every row has one state. The requests of all slices go to the
         matrix units, or none.
         """
-        facts, layouts = self.facts, [self.layouts[one.request] for one in slices]
+        facts, device, layouts = self.facts, self.facts.device, [self.layouts[piece.request] for piece in slices]
         whole = layouts[0].whole_context
         single_pass = whole or (not (partial or two_pass) and all(layout.plan.states == 1 for layout in layouts))
         matrix = self._matrix_workgroup(slices)
@@ -177,7 +175,7 @@ class SubmissionPlanner:
         masks = self._place_rows(rows, slices)
         self._place_shared(shared, slices, placement)
         counts = (1 if whole else layout.plan.states for layout in layouts)
-        states = sum((one.end - one.begin) * count for one, count in zip(slices, counts, strict=True))
+        states = sum((piece.end - piece.begin) * count for piece, count in zip(slices, counts, strict=True))
         key = RecordingKey(
             single_pass=single_pass,
             items=padded(len(items), facts.device.max_items, LEAST_ITEMS),
@@ -192,19 +190,15 @@ class SubmissionPlanner:
             walks=bool(np.any(items["node_end"] - items["node_begin"] > 1)),
             masks=power_of_two(len(masks)) if len(masks) else 0,
             most_heads=most_heads(
-                facts.shape,
-                len(items),
-                facts.device.compute_units,
-                facts.device.shared_memory_bytes,
-                facts.device.layout,
+                facts.shape, len(items), device.compute_units, device.shared_memory_bytes, device.layout
             ),
             matrix=matrix,
             arithmetic=self.options.arithmetic if self.options.arithmetic in EXACT else "canonical",
             whole_context=whole,
         )
-        at = tuple(placement.table_at[one.request] for one in slices)
+        tables_at = tuple(placement.table_at[piece.request] for piece in slices)
         return Submission(
-            key, slices, items, rows, placement.tables, spans, at, uploads, placement.appends, shared, masks
+            key, slices, items, rows, placement.tables, spans, tables_at, uploads, placement.appends, shared, masks
         )
 
     def _matrix_workgroup(self, slices: tuple[RowSlice, ...]) -> MatrixWorkgroup | None:
@@ -212,30 +206,30 @@ class SubmissionPlanner:
         facts, arithmetic = self.facts, self.options.arithmetic
         if not facts.by_matrix(arithmetic, self.requests[slices[0].request].q_len):
             return None
-        rows = max(one.end - one.begin for one in slices)
-        found = facts.matrix_workgroup(arithmetic, rows * facts.shape.group)
-        assert found is not None, "checked when the arithmetic was chosen"
-        return found
+        rows = max(piece.end - piece.begin for piece in slices)
+        workgroup = facts.matrix_workgroup(arithmetic, rows * facts.shape.group)
+        assert workgroup is not None, "checked when the arithmetic was chosen"
+        return workgroup
 
-    def _visible(self, one: RowSlice) -> Visible:
-        request = self.requests[one.request]
+    def _visible(self, piece: RowSlice) -> Visible:
+        request = self.requests[piece.request]
         first, limit = request.visible or key_ranges(request.tokens, request.q_len, request.causal, self.options.window)
-        return first[one.begin : one.end], limit[one.begin : one.end]
+        return first[piece.begin : piece.end], limit[piece.begin : piece.end]
 
     def _placement(self, slices: tuple[RowSlice, ...], uploads: tuple[int, ...]) -> _Placement:
         tables, table_at, offset = [np.zeros(0, np.uint32)], dict[int, int](), 0
-        for at in dict.fromkeys((*uploads, *(one.request for one in slices))):
-            table_at[at] = offset
-            table, leaf = self.requests[at].table, pages_per_leaf(self.facts.page_size)
+        for index in dict.fromkeys((*uploads, *(piece.request for piece in slices))):
+            table_at[index] = offset
+            table, leaf = self.requests[index].table, pages_per_leaf(self.facts.page_size)
             tables += [table, np.zeros(-len(table) % leaf, np.uint32)]
             offset += -(-len(table) // leaf) * leaf
         appends = [no_records(APPEND)]
-        for at in uploads:
-            request = self.requests[at]
-            mine = np.zeros(request.new_rows, APPEND)
-            mine["position"] = np.arange(request.tokens - request.new_rows, request.tokens)
-            mine["page_table"] = table_at[at]
-            appends.append(mine)
+        for index in uploads:
+            request = self.requests[index]
+            records = np.zeros(request.new_rows, APPEND)
+            records["position"] = np.arange(request.tokens - request.new_rows, request.tokens)
+            records["page_table"] = table_at[index]
+            appends.append(records)
         return _Placement(np.concatenate(tables), table_at, np.concatenate(appends))
 
     def _records(
@@ -249,80 +243,77 @@ class SubmissionPlanner:
     ) -> tuple[Records, Records, tuple[slice, ...]]:
         """ITEM and ROW records of the slices one behind the other, and the items of each slice."""
         items, rows, spans, item, row, state = [], [], [], 0, 0, 0
-        for i, (one, layout) in enumerate(zip(slices, layouts, strict=True)):
-            visible, shared = self._visible(one), None if attended is None else attended[i]
+        for i, (piece, layout) in enumerate(zip(slices, layouts, strict=True)):
+            visible, shared = self._visible(piece), None if attended is None else attended[i]
             rows_each = 1 if matrix is None else matrix.rows(self.facts.shape.group)
-            mine = item_records(visible, layout.ranges, keep_empty=single_pass, shared=shared, rows_each=rows_each)
-            mine["row"] += np.uint32(row)
+            new_items = item_records(visible, layout.ranges, keep_empty=single_pass, shared=shared, rows_each=rows_each)
+            new_items["row"] += np.uint32(row)
             if layout.whole_context:
-                mine = mine[::-1]  # the longest items begin first
-            if (shifts := self.requests[one.request].shifts) is not None:  # no item reaches into another node
-                mine["key_shift"] = shifts[mine["node_begin"]]
-            mine["page_table"] = placement.table_at[one.request]
+                new_items = new_items[::-1]  # the longest items begin first
+            if (shifts := self.requests[piece.request].shifts) is not None:  # no item reaches into another node
+                new_items["key_shift"] = shifts[new_items["node_begin"]]
+            new_items["page_table"] = placement.table_at[piece.request]
             records = row_records(visible, layout.plan)
             records["state"] += np.uint32(state)
-            items.append(mine)
+            items.append(new_items)
             rows.append(records)
-            spans.append(slice(item, item + len(mine)))
-            item, row, state = item + len(mine), row + len(records), state + len(records) * layout.plan.states
+            spans.append(slice(item, item + len(new_items)))
+            item, row, state = item + len(new_items), row + len(records), state + len(records) * layout.plan.states
         return np.concatenate(items), np.concatenate(rows), tuple(spans)
 
     def _place_rows(self, rows: Records, slices: tuple[RowSlice, ...]) -> NDArray[np.uint32]:
-        """Set the rows' positions, and where their masks lie in the words that are returned."""
+        """Set the rows' positions and the places of their masks in the returned words."""
         masks, row, word = [np.zeros(0, np.uint32)], 0, 0
-        for one in slices:
-            request, count = self.requests[one.request], one.end - one.begin
-            mine, row = rows[row : row + count], row + count
+        for piece in slices:
+            request, count = self.requests[piece.request], piece.end - piece.begin
+            records, row = rows[row : row + count], row + count
             end = request.tokens if request.end is None else request.end
-            positions = end - request.q_len + np.arange(one.begin, one.end)  # negative for rows before the first key
-            mine["position"] = positions.astype(np.uint32)
+            positions = end - request.q_len + np.arange(piece.begin, piece.end)  # negative before the first key
+            records["position"] = positions.astype(np.uint32)
             if request.mask is not None:
-                words = request.mask.words[one.begin : one.end]
+                words = request.mask.words[piece.begin : piece.end]
                 width = words.shape[1]
-                mine["mask"] = word + np.arange(count) * width
-                mine["mask_begin"], mine["mask_end"] = request.mask.begin, request.mask.begin + width
+                records["mask"] = word + np.arange(count) * width
+                records["mask_begin"], records["mask_end"] = request.mask.begin, request.mask.begin + width
                 masks.append(words.reshape(-1))
                 word += words.size
         return np.concatenate(masks)
 
     def _share(self, slices: tuple[RowSlice, ...], apart: bool) -> tuple[Records, list[Indices] | None, int]:
-        """Items of keys that rows share, nodes so attended of each slice's rows, and an item's rows; none if
-        ``apart``."""
+        """(items of keys that rows share, shared nodes of each slice's rows, rows of an item); none if ``apart``."""
         nothing = no_records(ITEM), None, 1
-        facts, cascade, sizes = self.facts, self.options.cascade, [one.end - one.begin for one in slices]
-        few = facts.device.kind == "cpu" and cascade is None  # a CPU's driver keeps the sums of more vectors in memory
-        few = few and not facts.device.native
-        most = shared_rows(
-            facts.shape,
-            facts.device.shared_memory_bytes,
-            MAX_HEADS_PER_WORKGROUP if few else SHARED_VECTORS,
-            facts.device.layout,
-        )
+        facts, cascade, sizes = self.facts, self.options.cascade, [piece.end - piece.begin for piece in slices]
+        device = facts.device  # a CPU's driver keeps the sums of more vectors in memory
+        few = device.kind == "cpu" and cascade is None and not device.native
+        vectors = MAX_HEADS_PER_WORKGROUP if few else SHARED_VECTORS
+        most = shared_rows(facts.shape, device.shared_memory_bytes, vectors, device.layout)
         if apart or self.options.window is not None or cascade is False or sum(sizes) < 2 or most < 2:
             return nothing
-        limits = np.concatenate([self._visible(one)[1] for one in slices])
-        tables = [self.requests[one.request].table for one in slices for _ in range(one.begin, one.end)]
+        limits = np.concatenate([self._visible(piece)[1] for piece in slices])
+        tables = [self.requests[piece.request].table for piece in slices for _ in range(piece.begin, piece.end)]
         shared, attended = shared_nodes(limits, tables, facts.page_size)
         if not shared:
             return nothing
-        each = min(most, power_of_two(max(one.rows for one in shared)))
-        saved = sum((one.rows - -(-one.rows // each)) * (one.end - one.begin) for one in shared)
+        each = min(most, power_of_two(max(prefix.rows for prefix in shared)))
+        saved = sum((prefix.rows - -(-prefix.rows // each)) * (prefix.end - prefix.begin) for prefix in shared)
         items = shared_items(shared, each)
         if cascade is None:
-            owners, rows = np.repeat([one.request for one in slices], sizes), max(one.rows for one in shared)
-            of_one = all(owners[one.row] == owners[one.row + one.rows - 1] for one in shared)  # requests are neighbors
+            owners, rows = np.repeat([piece.request for piece in slices], sizes), max(prefix.rows for prefix in shared)
+            # requests are neighbors
+            single = all(owners[prefix.row] == owners[prefix.row + prefix.rows - 1] for prefix in shared)
             fused, units = int(self.options.arithmetic == "fused"), facts.device.compute_units
             rule = SHARING_RULE.values(rows, len(items), saved, fused, facts.shape.kv_heads, units)
-            if not rule["PAYS" if of_one else "FILLS"]:
+            if not rule["PAYS" if single else "FILLS"]:
                 return nothing
         if len(items) > facts.device.max_items:  # the rows alone need fewer, and fit
             return nothing
         return items, np.split(attended, np.cumsum(sizes)[:-1]), each
 
     def _place_shared(self, shared: Records, slices: tuple[RowSlice, ...], placement: _Placement) -> None:
-        """Shared items find their keys where the first of their rows finds its own."""
+        """Give shared items the page table of their first row."""
         if not len(shared):
             return
-        owner = np.repeat([one.request for one in slices], [one.end - one.begin for one in slices])[shared["row"]]
-        for request in dict.fromkeys(one.request for one in slices):
+        sizes = [piece.end - piece.begin for piece in slices]
+        owner = np.repeat([piece.request for piece in slices], sizes)[shared["row"]]
+        for request in dict.fromkeys(piece.request for piece in slices):
             shared["page_table"][owner == request] = placement.table_at[request]

@@ -5,8 +5,6 @@ after two to ten). No clock is asked: the work of a submission is counted, as mu
 and V. ``zinc-attn plan`` prints both. A CPU device has no such driver, and no bound.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Final
 
@@ -19,7 +17,7 @@ from .submission import Submission
 
 UNIT_WORK: Final = 1 << 35  # products of a compute unit in a second; the model says 2.5 to 6 times as many of an R9700
 MATRIX_GAIN: Final = 4  # how many times as many its matrix units make
-ROOM: Final = 4  # states as which the total of a row without splits counts at least, so that q and out stay small, too
+ROOM: Final = 4  # the total of a row without splits counts as at least so many states, so that q and out stay small
 
 
 def key_work(facts: CallFacts) -> int:
@@ -35,30 +33,30 @@ def work_bound(facts: CallFacts, by_matrix: bool = False) -> int | None:
 
 
 def row_cost(layout: SplitLayout, facts: CallFacts, by_matrix: bool) -> int:
-    """States as which a query row counts, of the ``max_states`` of a submission: its own, or more where it has more
-    than their part of the work. A row without splits has a total, and q beside it, whose size may be larger."""
+    """The part of a submission's ``max_states`` that a query row takes: its states, or more where its part of the work
+    is larger. A row without splits takes room for its total and for q, which may be larger."""
     plan, shape, bound = layout.plan, facts.shape, work_bound(facts, by_matrix)
     states = ROOM * -(-shape.k_dim // (shape.v_dim + 2)) if layout.whole_context else max(plan.states, 1)
     work = (plan.context_len - plan.begin) * key_work(facts)
     return states if bound is None else max(states, -(-facts.max_states * work // bound))
 
 
-def in_parts(made: Submission, facts: CallFacts) -> list[Submission]:
-    """A submission, or, where its one row has more work than one may have, several, each with some of the nodes.
+def in_parts(submission: Submission, facts: CallFacts) -> list[Submission]:
+    """The submission; or several, each with some of the nodes, if its single row has too much work for one.
 
     The first appends; the last merges the states of all.
     """
-    bound, keys = work_bound(facts, made.key.matrix is not None), item_keys(made.items)
-    if bound is None or len(made.rows) > 1 or keys * key_work(facts) <= bound:
-        return [made]
-    counts = made.items["node_end"] - made.items["node_begin"]
-    nodes = np.repeat(made.items, counts)
+    bound, keys = work_bound(facts, submission.key.matrix is not None), item_keys(submission.items)
+    if bound is None or len(submission.rows) > 1 or keys * key_work(facts) <= bound:
+        return [submission]
+    counts = submission.items["node_end"] - submission.items["node_begin"]
+    nodes = np.repeat(submission.items, counts)
     nodes["node_begin"] += np.concatenate([np.arange(count, dtype=np.uint32) for count in counts])
     nodes["node_end"] = nodes["node_begin"] + 1
     parts = np.array_split(nodes, min(-(-keys * key_work(facts) // bound), len(nodes)))
-    key = made.key._replace(items=padded(len(parts[0]), facts.device.max_items), walks=False)
-    found = [replace(made, key=key, items=one, spans=(slice(0, len(one)),)) for one in parts]
+    key = submission.key._replace(items=padded(len(parts[0]), facts.device.max_items), walks=False)
+    submissions = [replace(submission, key=key, items=part, spans=(slice(0, len(part)),)) for part in parts]
     later = key._replace(appends=0)
-    found[1:] = [replace(one, key=later, uploads=(), appends=made.appends[:0]) for one in found[1:]]
-    found[:-1] = [replace(one, key=one.key._replace(unmerged=True)) for one in found[:-1]]
-    return found
+    submissions[1:] = [replace(part, key=later, uploads=(), appends=submission.appends[:0]) for part in submissions[1:]]
+    submissions[:-1] = [replace(part, key=part.key._replace(unmerged=True)) for part in submissions[:-1]]
+    return submissions

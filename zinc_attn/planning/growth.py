@@ -1,6 +1,4 @@
-"""What sequences that grow by a step at a time will need: the recordings of every length up to a last one."""
-
-from __future__ import annotations
+"""The recordings that sequences need while they grow by a step at a time, up to a last length."""
 
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
@@ -23,7 +21,7 @@ def growth_keys(
     tokens: int, batch: int, q_len: int, options: CallOptions, facts: CallFacts, *, by_rule: bool = False
 ) -> set[RecordingKey]:
     """The key of every submission of calls on ``batch`` sequences that share nothing and grow together to ``tokens``
-    keys, ``q_len`` new rows a call. q_len: at most ``tokens``. by_rule: by the split rule; else calls are
+    keys, ``q_len`` new rows a call. q_len: at most ``tokens``. by_rule: the layout is the split rule's; else calls are
     planned at both ends of every leaf.
     """
     growth = _Growth(tokens, batch, q_len, options, facts)
@@ -33,19 +31,19 @@ def growth_keys(
     else:  # several rows of a sequence share nodes, and how many is not monotone
         for leaf in leaves:
             growth.leaf(leaf)
-    return growth.found
+    return growth.known
 
 
 @dataclass(eq=False)
 class _Growth:
-    """A search for the lengths at which keys change. found: the keys of all lengths that were planned."""
+    """A search for the lengths at which keys change. known: the keys of all lengths that were planned."""
 
     tokens: int
     batch: int
     q_len: int
     options: CallOptions
     facts: CallFacts
-    found: set[RecordingKey] = field(default_factory=set)
+    known: set[RecordingKey] = field(default_factory=set)
 
     def submissions_at(self, length: int) -> tuple[Submission, ...]:
         """The submissions of a call after which the sequences have ``length`` keys."""
@@ -53,7 +51,7 @@ class _Growth:
         tables = np.arange(self.batch * pages, dtype=np.uint32).reshape(self.batch, pages)
         requests = [Request(self.q_len, length, self.q_len, table) for table in tables]
         submissions = plan_call(requests, self.options, self.facts).submissions
-        self.found.update(submission.key for submission in submissions)
+        self.known.update(submission.key for submission in submissions)
         return submissions
 
     def keys_at(self, length: int) -> Keys:
@@ -65,7 +63,7 @@ class _Growth:
         return max(leaf * KEYS_PER_LEAF + 1, self.q_len), min((leaf + 1) * KEYS_PER_LEAF, self.tokens)
 
     def leaf(self, leaf: int) -> list[Keys]:
-        """The keys at both ends of a leaf; those of all lengths between them are found.
+        """The keys at both ends of a leaf; the keys of all lengths between them are recorded, too.
 
         Within a leaf sizes only grow or only shrink, so where both ends need the same, all between them do. A call that
         is cut into submissions is the exception: as soon as the last row before a cut sees a new leaf, this submission
@@ -81,7 +79,7 @@ class _Growth:
 
         begin, end = self.ends(leaf)
         first = self.submissions_at(begin)
-        cuts = {one.begin for submission in first for one in submission.slices if one.begin}
+        cuts = {piece.begin for submission in first for piece in submission.slices if piece.begin}
         turns = {begin + (self.q_len - cut + turn - begin) % KEYS_PER_LEAF for cut in cuts for turn in TURNS}
         lengths = [begin, *sorted(length for length in turns if begin < length < end), end]
         planned = [[submission.key for submission in first], *(self.keys_at(length) for length in lengths[1:])]
@@ -122,5 +120,5 @@ class _Growth:
 
 
 def _within(leaves: range, begin: int, size: int) -> range:
-    """Those of ``leaves`` that are of the ``size`` leaves from ``begin`` on."""
+    """The part of ``leaves`` within the ``size`` leaves from ``begin`` on."""
     return range(max(begin, leaves.start), min(begin + size, leaves.stop))

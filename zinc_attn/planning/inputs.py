@@ -1,4 +1,4 @@
-"""What the plan of a call depends on, all of it: requests, options and the device."""
+"""The inputs of a call's plan, all of them: requests, options and the device."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Request(NamedTuple):
     """The query rows of one sequence.
 
     q_len: query rows; tokens: keys of the sequence, the new rows included; new_rows: how many of these the call
-    appends; table: the sequence's page table, the new rows' pages included; stamp: a number that only tables have in
-    common of which the longer one begins with the shorter one, or None where the plan is for this call alone; causal,
-    mask: whether rows at the sequence's end see what is before them or all keys, and what is added to their scores, or
-    None; visible: the keys that each query row sees, where they are others than those.
+    appends; table: the sequence's page table, the new rows' pages included; stamp: of two tables with the same stamp
+    the longer one begins with the shorter one; None where the plan is for this call alone; causal: whether a row sees
+    the keys before it alone, or all keys; mask: the addends of the rows' scores, or None; visible: the keys that each
+    query row sees, where neither says them.
     Where the sequence is a shard, ``end`` is the position behind the last query row, and ``shifts`` says for each node
-    of the shard how far its keys' positions are from their numbers in it.
+    of the shard how far its keys' positions are from their numbers in the shard.
     """
 
     q_len: int
@@ -45,8 +45,8 @@ class Request(NamedTuple):
 class SplitLayout(NamedTuple):
     """A split plan with its node ranges (splits, 2).
 
-    by_rule: it is the split rule's, so a call may go without splits; whole_context: it does: a workgroup by matrix
-    units attends all keys of its rows.
+    by_rule: the plan is the split rule's, so a call may go without splits. whole_context: the call has no splits: a
+    workgroup with matrix units attends all keys of its rows.
     """
 
     plan: SplitPlan
@@ -56,7 +56,6 @@ class SplitLayout(NamedTuple):
 
     @classmethod
     def of(cls, plan: SplitPlan, *, by_rule: bool = False) -> SplitLayout:
-        """The layout of a plan."""
         return cls(plan, np.array(plan.node_ranges()), by_rule)
 
     def without_splits(self) -> SplitLayout:
@@ -66,7 +65,7 @@ class SplitLayout(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class CallFacts:
-    """What a plan depends on beside requests and options: the device, the shape and the pages of the cache. units:
+    """The facts that a plan depends on, beside requests and options: device, shape and the cache's pages. units:
     whether int8 matrix units attend many rows of arithmetic "integer"."""
 
     device: DeviceInfo
@@ -98,7 +97,7 @@ class CallFacts:
 class CallOptions:
     """layout: the split layout of (tokens, q_len, window); window: keys that a row sees at most, or None;
     cascade: see ``Attention``; scoring: the number of the scoring whose header words the recording carries;
-    arithmetic: of the rows."""
+    arithmetic: the rows'."""
 
     layout: Callable[[int, int, int | None], SplitLayout]
     window: int | None = None

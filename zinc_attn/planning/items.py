@@ -1,7 +1,5 @@
 """Work records of pass 1 and pass 2 for query rows over a layout of leaves."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +14,7 @@ Visible = tuple[Indices, Indices]  # (first, limit), each (rows,): row i sees ke
 
 
 class Mask(NamedTuple):
-    """words: (q_len, n) float32 bits, what is added to each row's scores of n keys, -inf for keys that it does not see;
+    """words: (q_len, n) float32 bits, the addends of each row's scores of n keys, -inf for keys that it does not see;
     begin: position of the first of these keys; largest: magnitude that is added."""
 
     words: NDArray[np.uint32]
@@ -45,8 +43,8 @@ def item_records(
         first = np.maximum(first, shared)
     if keep_empty:
         last = np.maximum(last, 1)
-    mine = (ranges[None, :, 0] < last[:, None]) & (ranges[None, :, 1] > first[:, None])
-    split, block = np.nonzero((mine & (ranges[:, 0] < ranges[:, 1])[None]).T)
+    meets = (ranges[None, :, 0] < last[:, None]) & (ranges[None, :, 1] > first[:, None])
+    split, block = np.nonzero((meets & (ranges[:, 0] < ranges[:, 1])[None]).T)
     items = np.zeros(len(block), ITEM)
     items["row"], items["rows"], items["row_step"] = begin[block], (end - begin + 1)[block], steps[block]
     items["limit"], items["first"] = limits[end][block], firsts[end][block]
@@ -56,26 +54,26 @@ def item_records(
 
 
 def _even_blocks(firsts: Indices, limits: Indices, rows_each: int) -> tuple[Indices, Indices]:
-    """Where blocks of rows begin, and the end; and by how much each block's first and limit grow from row to row.
+    """(where blocks of rows begin and end, how much each block's first and limit grow from row to row).
 
-    They may be negative as a kernel counts them back from the block's last row: both are 0 here then.
+    A kernel counts back from the block's last row, so its first and limit may be negative where both are 0 here.
     """
-    bounds, steps, at, rows = [0], list[int](), 0, len(limits)
+    bounds, steps, row, rows = [0], list[int](), 0, len(limits)
     if rows_each == 1:
         return np.arange(rows + 1), np.zeros(rows, np.int64)
-    while at < rows:
-        count, step = min(rows_each, rows - at), 0
+    while row < rows:
+        count, step = min(rows_each, rows - row), 0
         while count > 1:
             before = np.arange(count - 1, -1, -1)
-            first, limit, last = firsts[at : at + count], limits[at : at + count], at + count - 1
+            first, limit, last = firsts[row : row + count], limits[row : row + count], row + count - 1
             step = int(limits[last] > limits[last - 1])
             if np.array_equal(np.maximum(firsts[last] - step * before, 0), first) and np.array_equal(
                 np.maximum(limits[last] - step * before, 0), limit
             ):
                 break
             count //= 2
-        at += count
-        bounds.append(at)
+        row += count
+        bounds.append(row)
         steps.append(step if count > 1 else 0)
     return np.array(bounds), np.array(steps, np.int64)
 

@@ -1,7 +1,5 @@
 """Split layouts of calls, kept: a decode step has the layout of the step before until its context fills a leaf."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Final
 
@@ -17,8 +15,8 @@ _KEPT: Final = 256
 class SplitLayouts:
     """Layouts by (tokens, q_len, window), made by ``plan``.
 
-    by_rule: whether that is the split rule, which looks at whole nodes: contexts that end in the same leaf then share a
-    layout.
+    by_rule: whether ``plan`` is the split rule, which looks at whole nodes; contexts that end in the same leaf then
+    share a layout.
     """
 
     def __init__(self, plan: PlanFunction, *, by_rule: bool = False) -> None:
@@ -31,13 +29,13 @@ class SplitLayouts:
         if self.by_rule:
             tokens, begin = -(-tokens // KEYS_PER_LEAF) * KEYS_PER_LEAF, begin // KEYS_PER_LEAF * KEYS_PER_LEAF
         key = tokens, q_len, begin
-        found = self._layouts.get(key)
-        if found is None:
+        layout = self._layouts.get(key)
+        if layout is None:
             if len(self._layouts) >= _KEPT:
                 self._layouts.clear()
             plan = self._plan(tokens, q_len, tokens - q_len + 1 - begin if begin else None)
-            found = self._layouts[key] = SplitLayout.of(plan, by_rule=self.by_rule)
-        return found
+            layout = self._layouts[key] = SplitLayout.of(plan, by_rule=self.by_rule)
+        return layout
 
     def clear(self) -> None:
         """Forget all layouts, where ``plan`` gives others now."""

@@ -1,7 +1,5 @@
 """Sizes rounded up, so that few recordings serve many calls."""
 
-from __future__ import annotations
-
 
 def power_of_two(n: int) -> int:
     """The least power of two that is at least ``n`` and 1."""

@@ -1,7 +1,5 @@
 """Shared prefixes: which nodes several query rows have in common, and the work items that attend them once."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -36,14 +34,14 @@ def _common_nodes(limits: Indices, tables: list[NDArray[np.uint32]], page_size: 
 
 
 def shared_nodes(limits: Indices, tables: list[NDArray[np.uint32]], page_size: int) -> tuple[list[SharedKeys], Indices]:
-    """What query rows have in common, and (rows,) the nodes at the front of each that are thereby attended.
+    """The keys that query rows share, and (rows,) the nodes at each row's front that shared items attend.
 
     limits: (rows,) keys that each row sees; tables: its page table. Rows that share a prefix must be neighbors, as they
     are when sorted by table. A prefix of some rows is followed by a longer one of fewer.
     """
     n = len(limits)
     common = _common_nodes(limits, tables, page_size)
-    found: list[SharedKeys] = []
+    shared: list[SharedKeys] = []
     attended = np.zeros(n, np.int64)
     todo = [(0, n, 0)]
     while todo:
@@ -53,10 +51,10 @@ def shared_nodes(limits: Indices, tables: list[NDArray[np.uint32]], page_size: i
             continue
         least = int(common[begin : end - 1].min())
         if least > done:
-            found.append(SharedKeys(begin, end - begin, done, least))
+            shared.append(SharedKeys(begin, end - begin, done, least))
         edges = [begin, *(begin + 1 + np.flatnonzero(common[begin : end - 1] == least)).tolist(), end]
         todo += [(a, b, max(least, done)) for a, b in pairwise(edges)]
-    return sorted(found), attended
+    return sorted(shared), attended
 
 
 def shared_items(shared: list[SharedKeys], rows_each: int) -> Records:

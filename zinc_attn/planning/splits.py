@@ -70,7 +70,7 @@ class SplitPlan:
         """A layout of ``num_splits`` even splits, or of splits of ``split_size`` keys; any positive number is legal.
 
         A split is whole nodes of 512 keys: there are at most as many splits as nodes, and a size is rounded up to
-        nodes. window: keys a row sees at most, its own included; the layout divides those that some row sees.
+        nodes. window: keys a row sees at most, its own included; the layout divides the keys that some row sees.
         """
         if (num_splits is None) == (split_size is None):
             raise ArgumentError(
@@ -147,8 +147,8 @@ class SplitPlan:
         """The inverse of ``to_dict``. ArgumentError for an unknown version or a missing or unknown key."""
         keys = {"version", "context_len", "shape", "boundaries", "q_len", "begin"}
         if not isinstance(data, dict) or set(data) != keys:
-            given = sorted(map(str, data)) if isinstance(data, dict) else data
-            raise ArgumentError(f"SplitPlan.from_dict: got keys {shown(given)}, expected {sorted(keys)}")
+            got = sorted(map(str, data)) if isinstance(data, dict) else data
+            raise ArgumentError(f"SplitPlan.from_dict: got keys {shown(got)}, expected {sorted(keys)}")
         version, shape = data["version"], data["shape"]
         if not isinstance(version, int) or isinstance(version, bool) or version != PLAN_VERSION:
             raise ArgumentError(f"SplitPlan.from_dict: got version {shown(version)}, expected {PLAN_VERSION}")

@@ -1,4 +1,4 @@
-"""For which calls a plan holds, and the words of its records in which they differ: all that a steady call writes."""
+"""The key of the calls that a plan serves, and the words of the plan's records that such a steady call writes."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def pages_per_leaf(page_size: int) -> int:
 
 
 def steady_key(requests: Sequence[Request], options: CallOptions, facts: CallFacts) -> SteadyKey | None:
-    """What calls have in common that one plan serves: decode steps, of one query row and at most one new row each.
+    """The facts that calls of one plan share: decode steps, of one query row and at most one new row each.
 
-    They differ in ``tokens`` and in the pages of their last leaf alone, within the same leaves: the one with a
-    sequence's last key, with a window also that with the first key seen, and, where nothing is appended, as many whole
-    leaves, since only those are shared (a page that gets a new row is no other request's). Every other field of the
-    requests, the options and the device are those of the key. A layout that is not the split rule's may be that of
-    another of these lengths; no bit depends on it.
-    None for calls that are planned each for itself.
+    The calls differ in ``tokens`` and in the pages of their last leaf alone, within the same leaves: the leaf with a
+    sequence's last key, with a window also the leaf with the first key seen, and, where nothing is appended, as many
+    whole leaves, since only those are shared (a page that gets a new row is no other request's). All other fields of
+    the requests, the options and the device belong to the key. A layout that is not the split rule's may be the layout
+    of another of these lengths; no bit depends on it.
+    None for calls that are planned one by one.
     """
     key: list[Hashable] = [options, facts]
     for request in requests:
@@ -72,37 +72,30 @@ class SteadyWords:
         tables: Words,
         page_size: int,
     ) -> SteadyWords:
-        """Those of records that hold the submission's. window: of its options."""
+        """The words of records that hold the submission's. window: the options'."""
 
         def words(name: str) -> list[Words]:
             return [items[name][span] for span in submission.spans]
 
-        return cls(
-            submission,
-            window,
-            words("limit"),
-            None if window is None else words("first"),
-            appends["position"],
-            [one["position"] for one in rows],
-            tables,
-            pages_per_leaf(page_size),
-        )
+        firsts, positions = None if window is None else words("first"), [records["position"] for records in rows]
+        leaf_pages = pages_per_leaf(page_size)
+        return cls(submission, window, words("limit"), firsts, appends["position"], positions, tables, leaf_pages)
 
     def set(self, requests: Sequence[Request]) -> None:
-        """Make them those of requests with the plan's ``steady_key``: they depend on their keys and page tables."""
-        lengths = [one.tokens for one in requests]
-        for at, one in enumerate(self.submission.slices):
-            length = lengths[one.request]
+        """Set the words for requests with the plan's ``steady_key``, from their lengths and page tables."""
+        lengths = [request.tokens for request in requests]
+        for index, piece in enumerate(self.submission.slices):
+            length = lengths[piece.request]
             if self.leaf_pages > 1:  # others have the pages of the plan
                 begin = max(length - 1, 0) // KEYS_PER_LEAF * self.leaf_pages
-                pages = requests[one.request].table[begin : begin + self.leaf_pages]
-                first = self.submission.tables_at[at] + begin
+                pages = requests[piece.request].table[begin : begin + self.leaf_pages]
+                first = self.submission.tables_at[index] + begin
                 self.tables[first : first + len(pages)] = pages
-            self.limits[at][...] = length
+            self.limits[index][...] = length
             for positions in self.rows:
-                positions[at] = (length - 1) % 2**32  # -1 of an empty sequence
+                positions[index] = (length - 1) % 2**32  # -1 of an empty sequence
             if self.firsts is not None and self.window is not None:
-                self.firsts[at][...] = max(length - self.window, 0)
-        for at, request in enumerate(self.submission.uploads):
-            self.appends[at] = lengths[request] - 1
+                self.firsts[index][...] = max(length - self.window, 0)
+        for index, request in enumerate(self.submission.uploads):
+            self.appends[index] = lengths[request] - 1
         self.lengths = lengths

@@ -1,9 +1,7 @@
-"""A submission of a call: its work records, and the key under which what was recorded for it can be used again.
+"""A submission of a call: its work records, and the key under which its recording can be used again.
 
-All that changes from token to token is in the records.
+The records hold everything that changes from token to token.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import NamedTuple

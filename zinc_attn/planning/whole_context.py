@@ -1,7 +1,5 @@
 """Rows by matrix units whose workgroups attend the whole context, so that there are no partial states to merge."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from .arithmetic import Arithmetic
@@ -19,8 +17,8 @@ def whole_context_pays(plan: SplitPlan, rows: int, facts: CallFacts, arithmetic:
     if rows < 2 or plan.states < 2:
         return False
     shape = facts.shape
-    found = facts.matrix_workgroup(arithmetic, rows * shape.group)
-    if found is None:
+    workgroup = facts.matrix_workgroup(arithmetic, rows * shape.group)
+    if workgroup is None:
         return False
-    workgroups = -(-rows // found.rows(shape.group)) * shape.kv_heads * found.blocks(shape.group)
+    workgroups = -(-rows // workgroup.rows(shape.group)) * shape.kv_heads * workgroup.blocks(shape.group)
     return workgroups >= WORKGROUPS * facts.device.compute_units

@@ -45,13 +45,13 @@ def list_devices() -> list[DeviceInfo]:
     NoVulkanError where there is no Vulkan device, and no C++ compiler for the processor's kernels.
     """
     try:
-        found = machine.list_devices()
+        devices = machine.list_devices()
     except NoVulkanError as error:
         native = cpu_info(0)
         if native.refusal is not None:
             raise NoVulkanError(f"{error}; or, for native code of the processor: {native.refusal}") from error
         return [native]
-    return [*found, cpu_info(len(found))]
+    return [*devices, cpu_info(len(devices))]
 
 
 def find_device(device: int | str | None = None, runtime: str | None = None) -> DeviceInfo:
@@ -64,7 +64,7 @@ def find_device(device: int | str | None = None, runtime: str | None = None) -> 
 
 
 def asked_runtime(runtime: str | None) -> str | None:
-    """``runtime``, else $ZINC_ATTN_RUNTIME, if it is one; None where neither is given."""
+    """``runtime``, else $ZINC_ATTN_RUNTIME, checked; None where neither is given."""
     asked = (os.environ.get("ZINC_ATTN_RUNTIME") or None) if runtime is None else runtime
     if asked is not None and (not isinstance(asked, str) or asked not in RUNTIMES):
         raise ArgumentError(f"runtime: got {shown(asked)}, expected one of {', '.join(RUNTIMES)}")
@@ -101,7 +101,6 @@ class QueuedRecordings:
         self._failure: Callable[[], ZincAttnError] | None = None
 
     def add(self, recording: Recording) -> None:
-        """Submit ``recording`` with the others."""
         self._recordings.append(recording)
 
     def send(self) -> None:
@@ -118,7 +117,7 @@ class QueuedRecordings:
         self._sent = True
 
     def drop(self) -> None:
-        """Submit nothing later, where an interrupt kept ``send`` from it: other calls may own what it would write."""
+        """Submit nothing after an interrupt kept ``send`` from it: other calls may own its buffers by now."""
         if self.open:
             self._failure = lambda: ClosedError("submit: the together block was interrupted before it was submitted")
 
@@ -180,13 +179,13 @@ class Device(Uncopied, instead="Device.open opens it in another process"):
 
     @property
     def info(self) -> DeviceInfo:
-        """What is known of the device."""
+        """The device's facts."""
         return self.runtime.info
 
     def kernel(self, decl: KernelDecl, spec: tuple[int, ...]) -> Kernel:
         """The pipeline of a kernel with its specialization constants, made once per device.
 
-        WrongResultError: before the first one, the driver was found to compute a float function otherwise.
+        WrongResultError: the driver computes a float function otherwise, which is checked before the first kernel.
         """
         key = (decl.name, spec)
         if key not in self._kernels:
@@ -206,7 +205,7 @@ class Device(Uncopied, instead="Device.open opens it in another process"):
         return self._way
 
     def arithmetic_constant(self, arithmetic: Arithmetic) -> int:
-        """What attend's constant says for an arithmetic of one result. WrongResultError: see ``fused_way``."""
+        """The value of attend's constant for an arithmetic with one result. WrongResultError: see ``fused_way``."""
         if arithmetic == "fused":
             return CONSTANT[self.fused_way()]
         return INTEGER_SUMS if arithmetic == "integer" else CANONICAL
@@ -222,7 +221,7 @@ class Device(Uncopied, instead="Device.open opens it in another process"):
     def dispatch(self, call: KernelCall, buffers: Mapping[str, Buffer]) -> Dispatch:
         """A kernel call bound to buffers, by the names that it uses."""
         kernel = self.kernel(call.decl, call.spec)
-        return Dispatch(kernel, tuple(buffers[name] for name in call.buffers), call.groups, call.beside)
+        return Dispatch(kernel, tuple(buffers[name] for name in call.buffers), call.groups, call.independent)
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -244,13 +243,13 @@ class Device(Uncopied, instead="Device.open opens it in another process"):
                 self.together_block = outer
 
     def queue(self) -> QueuedRecordings | None:
-        """What the ``together`` block around the call submits at its end; None where there is no block."""
+        """The recordings that the ``together`` block around the call will submit; None outside a block."""
         if self.together_block is not None and not self.together_block.open:
             self.together_block = QueuedRecordings(self.runtime)
         return self.together_block
 
     def flush(self) -> None:
-        """Submit what a ``together`` block holds until now; where that fails, those who want its results are told."""
+        """Submit what a ``together`` block holds so far; whoever reads the results hears of a failure."""
         if self.together_block is not None:
             with suppress(ZincAttnError):
                 self.together_block.send()
@@ -277,7 +276,7 @@ class Device(Uncopied, instead="Device.open opens it in another process"):
 
 
 def load_spirv(decl: KernelDecl, kind: str = "cpu") -> bytes:
-    """The SPIR-V words of a kernel for devices of a kind, of which GPUs unroll all loops. KernelError where the package
+    """The SPIR-V words of a kernel for a kind of device; for GPUs all loops are unrolled. KernelError where the package
     was not built."""
     path = SPIRV / decl.file
     if not path.exists():
@@ -288,7 +287,7 @@ def load_spirv(decl: KernelDecl, kind: str = "cpu") -> bytes:
 
 
 def build_record() -> dict[str, Any]:
-    """What the SPIR-V was built from and with: compiler, source and module checksums."""
+    """The record of the SPIR-V's build: compiler, source and module checksums."""
     path = SPIRV / "build.json"
     if not path.exists():
         raise KernelError(f"{path} is missing; build the SPIR-V with scripts/build_shaders.py, or install the wheel")

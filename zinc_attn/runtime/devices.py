@@ -1,13 +1,11 @@
 """The Vulkan devices of this machine: their facts, their memory, and which of them a request names.
 
-A question makes an instance and destroys it, so the answers are right after fork(), too. That of memory, which every
-cache asks, takes the instance that this process keeps, if it does: a driver reads its files for each new one.
+Each question makes an instance and destroys it, so the answers are right after fork(), too. The question for memory,
+which every cache asks, uses the instance that this process keeps, if there is one: a driver reads its files for each
+new instance.
 """
 
-from __future__ import annotations
-
 import math
-import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +19,7 @@ from ..kernels.matrix import MatrixFacts, best_fragment
 from ..kernels.sizes import LEAST_SHARED_BYTES
 from ..kernels.tuning import CPU_WAVE
 from ..limits import WAVE
-from .cpu.device import memory_bytes
+from .cpu.device import memory_bytes, threads
 from .loader import API_1_2, API_1_3, FLOAT16, FLOAT32, INSTALL_DRIVER, SINT8, SINT32, Heap, Vulkan, loader
 from .protocol import DeviceInfo
 
@@ -51,16 +49,8 @@ _UNIT_QUERIES: Final = (
     ("VK_NV_shader_sm_builtins", "VkPhysicalDeviceShaderSMBuiltinsPropertiesNV", ("shaderSMCount",)),
 )
 _VENDORS: Final = {
-    0x1002: "AMD",
-    0x1010: "Imagination",
-    0x106B: "Apple",
-    0x10DE: "NVIDIA",
-    0x13B5: "Arm",
-    0x14E4: "Broadcom",
-    0x1AE0: "Google",
-    0x5143: "Qualcomm",
-    0x8086: "Intel",
-    0x10005: "Mesa",
+    **{0x1002: "AMD", 0x1010: "Imagination", 0x106B: "Apple", 0x10DE: "NVIDIA", 0x13B5: "Arm", 0x14E4: "Broadcom"},
+    **{0x1AE0: "Google", 0x5143: "Qualcomm", 0x8086: "Intel", 0x10005: "Mesa"},
 }
 
 
@@ -79,8 +69,8 @@ def _devices(instance_kept: bool = False) -> Iterator[tuple[Vulkan, Any, int, li
 
 def list_devices() -> list[DeviceInfo]:
     """Every Vulkan device, in the loader's order. NoVulkanError without loader, driver or device."""
-    with _devices() as (vk, instance, api, found):
-        return [device_info(vk, instance, api, physical, index) for index, physical in enumerate(found)]
+    with _devices() as (vk, instance, api, physicals):
+        return [device_info(vk, instance, api, physical, index) for index, physical in enumerate(physicals)]
 
 
 def memory_budget(info: DeviceInfo) -> tuple[int, int]:
@@ -91,10 +81,10 @@ def memory_budget(info: DeviceInfo) -> tuple[int, int]:
     if info.native:
         return memory_bytes()
     index = info.index
-    with _devices(instance_kept=True) as (vk, _, _, found):
-        if not 0 <= index < len(found):
-            raise DeviceNotFoundError(f"device: got index {index}, there are {len(found)} Vulkan devices")
-        heap = _main_heap(vk.heaps(found[index], "VK_EXT_memory_budget" in vk.extensions(found[index])))
+    with _devices(instance_kept=True) as (vk, _, _, physicals):
+        if not 0 <= index < len(physicals):
+            raise DeviceNotFoundError(f"device: got index {index}, there are {len(physicals)} Vulkan devices")
+        heap = _main_heap(vk.heaps(physicals[index], "VK_EXT_memory_budget" in vk.extensions(physicals[index])))
         return heap.size, heap.free
 
 
@@ -118,16 +108,16 @@ def choose(devices: Sequence[DeviceInfo], request: int | str | None = None) -> D
         raise ArgumentError(f"device: got {shown(request)}, expected None, an index or a piece of a device's name")
     index = parse_digits(request) if isinstance(request, str) else request
     if index is not None:
-        found = [d for d in devices if d.index == index]
+        matches = [d for d in devices if d.index == index]
     else:
         wanted = str(request).strip().lower()
-        found = [d for d in devices if d.name.lower() == wanted]
-        found = found or [d for d in devices if wanted and wanted in d.name.lower()]
-    if len(found) == 1:
-        return found[0]
-    there = ", ".join(f"{d.index}: {d.name} ({d.kind})" for d in (found or devices))
-    if found:
-        raise DeviceNotFoundError(f"device: {shown(request)} matches {len(found)} devices, give an index: {there}")
+        matches = [d for d in devices if d.name.lower() == wanted]
+        matches = matches or [d for d in devices if wanted and wanted in d.name.lower()]
+    if len(matches) == 1:
+        return matches[0]
+    there = ", ".join(f"{d.index}: {d.name} ({d.kind})" for d in (matches or devices))
+    if matches:
+        raise DeviceNotFoundError(f"device: {shown(request)} matches {len(matches)} devices, give an index: {there}")
     raise DeviceNotFoundError(f"device: no Vulkan device matches {shown(request)}; the devices are {there}")
 
 
@@ -173,7 +163,7 @@ def device_info(vk: Vulkan, instance: Any, api: int, physical: Any, index: int) 
 
 
 def _refusal(limits: Any) -> str | None:
-    """The limit of a device that a workgroup of pass 1, eight waves with a leaf each, goes beyond."""
+    """The device's limit that a workgroup of pass 1, eight waves with a leaf each, exceeds; None if it fits."""
     invocations = LEAVES_PER_NODE * WAVE
     for name, got, least in (
         ("maxComputeWorkGroupInvocations", limits.maxComputeWorkGroupInvocations, invocations),
@@ -211,10 +201,10 @@ def fma_features(vk: Vulkan, physical: Any) -> Any:
 
     Its three features are those of float16, float32 (multiviewGeometryShader) and float64.
     """
-    made = vk.struct("VkPhysicalDeviceMultiviewFeatures")
-    made.sType = FMA_FEATURES
-    vk.lib.vkGetPhysicalDeviceFeatures2(physical, vk.struct("VkPhysicalDeviceFeatures2", pNext=made))
-    return made
+    features = vk.struct("VkPhysicalDeviceMultiviewFeatures")
+    features.sType = FMA_FEATURES
+    vk.lib.vkGetPhysicalDeviceFeatures2(physical, vk.struct("VkPhysicalDeviceFeatures2", pNext=features))
+    return features
 
 
 def matrix_needs(api: int) -> set[str]:
@@ -224,7 +214,7 @@ def matrix_needs(api: int) -> set[str]:
 
 
 def _matrix_facts(vk: Vulkan, instance: Any, physical: Any, extensions: set[str], api: int) -> MatrixFacts:
-    """What kernels with matrix units need to know: the fragments of the device that suit them, and two limits."""
+    """The facts for kernels with matrix units: the fragments of the device that suit them, and two limits."""
     props, wave = vk.properties(physical, "VkPhysicalDeviceSubgroupProperties")
     limits, fragment, int8 = props.limits, None, None
     waves = wave.subgroupSize == WAVE or asks_for_waves(vk, physical, extensions, api)
@@ -232,7 +222,7 @@ def _matrix_facts(vk: Vulkan, instance: Any, physical: Any, extensions: set[str]
     if waves and wave.supportedOperations & SHUFFLE and not matrix_needs(api) - extensions:
         features = vk.features(physical, *MATRIX_FEATURES)
         offered = zip(features, MATRIX_FEATURES.values(), strict=True)
-        if all(getattr(one, name) for one, names in offered for name in names):
+        if all(getattr(feature, name) for feature, names in offered for name in names):
             fragment = best_fragment(vk.matrix_fragments(instance, physical, FLOAT16, FLOAT32))
             int8 = best_fragment(vk.matrix_fragments(instance, physical, SINT8, SINT32))
     invocations = min(int(limits.maxComputeWorkGroupInvocations), int(limits.maxComputeWorkGroupSize[0]))
@@ -252,7 +242,5 @@ def _compute_units(vk: Vulkan, physical: Any, kind: str, extensions: set[str]) -
             if units := math.prod(int(getattr(told, name)) for name in factors):
                 return units, extension
     if kind == "cpu":
-        affinity = getattr(os, "sched_getaffinity", None)  # Linux only
-        if units := len(affinity(0)) if affinity else os.cpu_count() or 0:
-            return units, "CPU threads of this process" if affinity else "CPU threads"
+        return threads(), "CPU threads of this process"
     return ASSUMED_COMPUTE_UNITS, "assumed"

@@ -1,7 +1,5 @@
 """libvulkan through the ``vulkan`` package (cffi): its functions, structs and typed errors."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Sequence
@@ -62,16 +60,16 @@ class Vulkan:
         for spelled in (words, re.sub(r"(?<=[a-z])(?=[0-9])", "_", words)):  # FLOAT16_INT8, PROPERTIES_2
             if (kind := getattr(self.c, f"VK_STRUCTURE_TYPE_{spelled.upper()}", None)) is not None:
                 fields["sType"] = kind
-        made = self.ffi.new(f"{name}*", fields)
-        self._keeper.keep(made, *fields.values())
-        return made
+        pointer = self.ffi.new(f"{name}*", fields)
+        self._keeper.keep(pointer, *fields.values())
+        return pointer
 
     def array(self, ctype: str, values: Sequence[Any]) -> Any:
         """New C array; struct elements are given as pointers from ``struct`` and kept alive."""
         structs = self.ffi.typeof(ctype).kind == "struct"
-        made = self.ffi.new(f"{ctype}[]", [v[0] for v in values] if structs else list(values))
-        self._keeper.keep(made, *values)
-        return made
+        table = self.ffi.new(f"{ctype}[]", [v[0] for v in values] if structs else list(values))
+        self._keeper.keep(table, *values)
+        return table
 
     def specialization(self, values: Sequence[int]) -> Any:
         """VkSpecializationInfo: the constant of id i is values[i], a uint32. It keeps its tables alive."""
@@ -109,11 +107,11 @@ class Vulkan:
         items = self.ffi.new(f"{ctype}[]", count[0])
         if count[0]:
             self.check(function(*args, count, items) or 0, f"listing {ctype}")
-        made = [items[i] for i in range(count[0])]
-        for item in made:  # a struct of the array does not keep the array alive
+        values = [items[i] for i in range(count[0])]
+        for item in values:  # a struct of the array does not keep the array alive
             if self.ffi.typeof(item).kind == "struct":
                 self._keeper.keep(item, items)
-        return made
+        return values
 
     def create_instance(self) -> tuple[Any, int]:
         """(VkInstance, API version asked for: the loader's, at most 1.3). The caller destroys it."""
@@ -126,10 +124,10 @@ class Vulkan:
             raise NoVulkanError(f"the Vulkan loader is older than Vulkan 1.1: {_INSTALL_LOADER}")
         api = min(int(version[0]), API_1_3)
         app = self.struct("VkApplicationInfo", apiVersion=api)
-        made = self.ffi.new("VkInstance*")
+        handle = self.ffi.new("VkInstance*")
         info = self.struct("VkInstanceCreateInfo", pApplicationInfo=app)
-        self.check(self.lib.vkCreateInstance(info, self.ffi.NULL, made), "vkCreateInstance")
-        return made[0], api
+        self.check(self.lib.vkCreateInstance(info, self.ffi.NULL, handle), "vkCreateInstance")
+        return handle[0], api
 
     def keep_drivers_loaded(self) -> None:
         """Make one instance that is never destroyed, so that closing the last other one unloads no driver.
@@ -146,48 +144,48 @@ class Vulkan:
 
     def physical_devices(self, instance: Any) -> list[Any]:
         """VkPhysicalDevice handles in the loader's order; NoVulkanError where there is none."""
-        found = self.listed(self.lib.vkEnumeratePhysicalDevices, "VkPhysicalDevice", instance)
-        if not found:
+        devices = self.listed(self.lib.vkEnumeratePhysicalDevices, "VkPhysicalDevice", instance)
+        if not devices:
             raise NoVulkanError(f"the Vulkan loader knows no device: {INSTALL_DRIVER}")
-        return found
+        return devices
 
     def extensions(self, physical: Any) -> set[str]:
         query = self.lib.vkEnumerateDeviceExtensionProperties
-        found = self.listed(query, "VkExtensionProperties", physical, self.ffi.NULL)
-        return {self.text(e.extensionName) for e in found}
+        properties = self.listed(query, "VkExtensionProperties", physical, self.ffi.NULL)
+        return {self.text(e.extensionName) for e in properties}
 
     def text(self, chars: Any) -> str:
         return str(self.ffi.string(chars).decode(errors="replace"))
 
     def _chained(self, names: Sequence[str]) -> list[Any]:
         """Empty structs of these names, each of which points to the next."""
-        made: list[Any] = []
+        structs: list[Any] = []
         for name in reversed(names):
-            made.insert(0, self.struct(name, pNext=made[0] if made else self.ffi.NULL))
-        return made
+            structs.insert(0, self.struct(name, pNext=structs[0] if structs else self.ffi.NULL))
+        return structs
 
     def properties(self, physical: Any, *chain: str) -> list[Any]:
         """[VkPhysicalDeviceProperties, then the structs named in ``chain``], filled by one query."""
-        made = self._chained(chain)
-        top = self.struct("VkPhysicalDeviceProperties2", pNext=made[0] if made else self.ffi.NULL)
+        structs = self._chained(chain)
+        top = self.struct("VkPhysicalDeviceProperties2", pNext=structs[0] if structs else self.ffi.NULL)
         self.lib.vkGetPhysicalDeviceProperties2(physical, top)
         inner = top.properties  # a view: it does not own the memory
         self._keeper.keep(inner, top)
-        return [inner, *made]
+        return [inner, *structs]
 
     def features(self, physical: Any, *chain: str) -> list[Any]:
         """The feature structs named in ``chain``, filled by one query; each points to the next."""
-        made = self._chained(chain)
-        self.lib.vkGetPhysicalDeviceFeatures2(physical, self.struct("VkPhysicalDeviceFeatures2", pNext=made[0]))
-        return made
+        structs = self._chained(chain)
+        self.lib.vkGetPhysicalDeviceFeatures2(physical, self.struct("VkPhysicalDeviceFeatures2", pNext=structs[0]))
+        return structs
 
     def matrix_fragments(self, instance: Any, physical: Any, factor: int, total: int) -> list[MatrixFragment]:
         """The shapes of products with sums, of these VkComponentTypeKHR, of a device that has matrix units."""
         name = "vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR"
-        found = self.lib.vkGetInstanceProcAddr(instance, self.ffi.new("char[]", name.encode()))
-        if found == self.ffi.NULL:
+        address = self.lib.vkGetInstanceProcAddr(instance, self.ffi.new("char[]", name.encode()))
+        if address == self.ffi.NULL:
             return []
-        query, count = self.ffi.cast(f"PFN_{name}", found), self.ffi.new("uint32_t*")
+        query, count = self.ffi.cast(f"PFN_{name}", address), self.ffi.new("uint32_t*")
         if query(physical, count, self.ffi.NULL):
             return []
         items = self.ffi.new("VkCooperativeMatrixPropertiesKHR[]", count[0])
@@ -197,18 +195,18 @@ class Vulkan:
             return []
         want = (factor, factor, total, total, 0, SCOPE_SUBGROUP)  # saturating sums are not exact
         return [
-            MatrixFragment(one.MSize, one.NSize, one.KSize)
-            for one in items
-            if (one.AType, one.BType, one.CType, one.ResultType, one.saturatingAccumulation, one.scope) == want
+            MatrixFragment(item.MSize, item.NSize, item.KSize)
+            for item in items
+            if (item.AType, item.BType, item.CType, item.ResultType, item.saturatingAccumulation, item.scope) == want
         ]
 
-    def compute_family(self, physical: Any, given: int | None = None) -> tuple[int, int]:
-        """(queue family index, timestampValidBits) of the first family with compute, or of the ``given`` one; index -1:
-        none has."""
+    def compute_family(self, physical: Any, wanted: int | None = None) -> tuple[int, int]:
+        """(queue family index, timestampValidBits) of the first family with compute, or of family ``wanted``; index -1:
+        there is none."""
         query = self.lib.vkGetPhysicalDeviceQueueFamilyProperties
         families = self.listed(query, "VkQueueFamilyProperties", physical)
         for index, family in enumerate(families):
-            if family.queueFlags & QUEUE_COMPUTE if given is None else index == given:
+            if family.queueFlags & QUEUE_COMPUTE if wanted is None else index == wanted:
                 return index, int(family.timestampValidBits)
         return -1, 0
 
@@ -217,12 +215,12 @@ class Vulkan:
         room = self.struct("VkPhysicalDeviceMemoryBudgetPropertiesEXT")
         memory = self.struct("VkPhysicalDeviceMemoryProperties2", pNext=room if budget else self.ffi.NULL)
         self.lib.vkGetPhysicalDeviceMemoryProperties2(physical, memory)
-        found = []
+        heaps = []
         for i in range(memory.memoryProperties.memoryHeapCount):
             heap = memory.memoryProperties.memoryHeaps[i]
             free = room.heapBudget[i] - room.heapUsage[i] if budget else heap.size
-            found.append(Heap(int(heap.size), max(0, int(free)), bool(heap.flags & 1)))
-        return found
+            heaps.append(Heap(int(heap.size), max(0, int(free)), bool(heap.flags & 1)))
+        return heaps
 
 
 loader = lru_cache(maxsize=1)(Vulkan)

@@ -1,6 +1,4 @@
-"""Loop hints of SPIR-V for a GPU's compiler, which the modules go without: SwiftShader's would compile for longer."""
-
-from __future__ import annotations
+"""Loop hints of SPIR-V for a GPU's compiler. The built modules have none: SwiftShader would compile for longer."""
 
 from typing import Final
 

@@ -1,7 +1,5 @@
 """The question to a device before arithmetic "fused": which way does it make a * b + c with one rounding?"""
 
-from __future__ import annotations
-
 from typing import Final, Literal, get_args
 
 import numpy as np
@@ -34,8 +32,8 @@ def find_way(runtime: Runtime, spirv: bytes) -> Way:
     words, expected = products.triple_words()
     for way in ways_of(runtime):
         kernel = runtime.kernel(MULTIPLY_ADD, module_for(way, spirv), (CONSTANT[way],))
-        found = answers(runtime, kernel, words, expected.size, MULTIPLY_ADD.groups((CONSTANT[way],))[0])
-        if np.array_equal(found, expected):
+        results = answers(runtime, kernel, words, expected.size, MULTIPLY_ADD.groups((CONSTANT[way],))[0])
+        if np.array_equal(results, expected):
             return way
     raise WrongResultError(
         f"{runtime.info.name} ({runtime.info.driver}): the driver computes no product and sum with one rounding, "
@@ -51,19 +49,19 @@ def module_for(way: Way, spirv: bytes) -> bytes:
     if way != "OpFmaKHR":
         return spirv
     words = np.frombuffer(spirv, np.uint32)
-    made, at, declared = [words[:_HEADER_WORDS]], _HEADER_WORDS, False
-    while at < len(words):
-        length, opcode = int(words[at]) >> 16, int(words[at]) & 0xFFFF
-        one = words[at : at + length]
+    parts, offset, declared = [words[:_HEADER_WORDS]], _HEADER_WORDS, False
+    while offset < len(words):
+        length, opcode = int(words[offset]) >> 16, int(words[offset]) & 0xFFFF
+        instruction = words[offset : offset + length]
         if opcode != _CAPABILITY and not declared:  # capabilities come first, and then extensions
             name = np.frombuffer(b"SPV_KHR_fma\0", np.uint32)
-            made += [_instruction(_CAPABILITY, _FMA_CAPABILITY), _instruction(_EXTENSION, *name)]
+            parts += [_instruction(_CAPABILITY, _FMA_CAPABILITY), _instruction(_EXTENSION, *name)]
             declared = True
-        if opcode == _EXT_INST and one[4] == _FMA:  # type, result, set, instruction, operands
-            one = _instruction(_OP_FMA, *one[1:3], *one[5:])
-        made.append(one)
-        at += length
-    return np.concatenate(made).tobytes()
+        if opcode == _EXT_INST and instruction[4] == _FMA:  # type, result, set, instruction, operands
+            instruction = _instruction(_OP_FMA, *instruction[1:3], *instruction[5:])
+        parts.append(instruction)
+        offset += length
+    return np.concatenate(parts).tobytes()
 
 
 def _instruction(opcode: int, *operands: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:

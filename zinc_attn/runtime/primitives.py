@@ -1,7 +1,5 @@
 """The question to a device before its first kernel: does its driver compute what the kernels rely on?"""
 
-from __future__ import annotations
-
 from contextlib import ExitStack, closing
 from typing import Final
 
@@ -27,15 +25,15 @@ _WHAT: Final = {
 }
 
 
-def answers(runtime: Runtime, kernel: Kernel, given: Words, count: int, groups: int) -> Words:
-    """The ``count`` words that a kernel of two buffers makes of the words in the first."""
-    with ExitStack() as made:
-        inputs = made.enter_context(closing(runtime.buffer(given.nbytes, Use.INPUT)))
-        outputs = made.enter_context(closing(runtime.buffer(4 * count, Use.OUTPUT)))
+def answers(runtime: Runtime, kernel: Kernel, words: Words, count: int, groups: int) -> Words:
+    """The ``count`` words that a kernel of two buffers computes from ``words`` in its first buffer."""
+    with ExitStack() as stack:
+        inputs = stack.enter_context(closing(runtime.buffer(words.nbytes, Use.INPUT)))
+        outputs = stack.enter_context(closing(runtime.buffer(4 * count, Use.OUTPUT)))
         step = Dispatch(kernel, (inputs, outputs), (groups, 1, 1))
-        recording = made.enter_context(closing(runtime.record([step])))
+        recording = stack.enter_context(closing(runtime.record([step])))
         runtime.write(outputs, np.full(count, _UNWRITTEN, np.uint32))
-        runtime.write(inputs, given)
+        runtime.write(inputs, words)
         runtime.run(recording)
         return runtime.read(outputs)
 
@@ -44,14 +42,14 @@ def check_primitives(runtime: Runtime, spirv: bytes) -> None:
     """WrongResultError where a result of ``primitives.comp`` has other bits than NumPy's."""
     numbers, expected = primitives.words(NUMBERS, RESULTS)
     kernel, (groups, *_) = runtime.kernel(PRIMITIVES, spirv, ()), PRIMITIVES.groups(())
-    found = answers(runtime, kernel, numbers.reshape(-1), expected.size, groups)
-    found = found.reshape(expected.shape)
-    if np.array_equal(found, expected):
+    results = answers(runtime, kernel, numbers.reshape(-1), expected.size, groups)
+    results = results.reshape(expected.shape)
+    if np.array_equal(results, expected):
         return
-    row, column = np.argwhere(found != expected)[0]
+    row, column = np.argwhere(results != expected)[0]
     name, info = RESULTS[column], runtime.info
     raise WrongResultError(
         f"{info.name} ({info.driver}): the driver computes {_WHAT[name]} ({name}, row {row}) as "
-        f"0x{found[row, column]:08X}, expected 0x{expected[row, column]:08X}, so that attention would have other bits; "
-        "use another driver, or another version of it"
+        f"0x{results[row, column]:08X}, expected 0x{expected[row, column]:08X}, so that attention would have other "
+        "bits; use another driver, or another version of it"
     )

@@ -5,8 +5,6 @@ attention. All data are uint32 words. Every method may raise DeviceMemoryError, 
 forked child, ForkedProcessError.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -23,7 +21,7 @@ Words = NDArray[np.uint32]
 
 
 class Use(Enum):
-    """What a buffer is for; a runtime picks memory by it."""
+    """The purpose of a buffer, by which a runtime picks its memory."""
 
     INPUT = "input"  # small; written by the host before a recording is submitted, read by kernels
     OUTPUT = "output"  # small; written by kernels, read by the host afterwards
@@ -54,13 +52,13 @@ class Kernel(Protocol):
 class Dispatch:
     """One kernel launch: ``buffers`` in binding order, ``groups`` workgroups in x, y, z.
 
-    beside: it writes other parts of what the one before it writes, and need not wait for it.
+    independent: it writes other parts of the buffers than the dispatch before it, and need not wait for that.
     """
 
     kernel: Kernel
     buffers: tuple[Buffer, ...]
     groups: tuple[int, int, int]
-    beside: bool = False
+    independent: bool = False
 
 
 class Recording(Protocol):
@@ -88,7 +86,7 @@ class Runtime(Protocol):
         """The words of an OUTPUT buffer as the last finished submission left them (a copy)."""
 
     def peek(self, buffer: Buffer) -> Words:
-        """The same words where they lie, without a copy: valid until the next ``run`` or ``write``, or a close."""
+        """The words of ``read`` where they lie, without a copy: valid until the next ``run``, ``write`` or close."""
 
     def kernel(self, decl: KernelDecl, spirv: bytes, spec: Sequence[int]) -> Kernel:
         """A pipeline; ``spec`` gives decl.spec's uint32 values in order. Compiles here or at the first run."""
@@ -123,7 +121,7 @@ class HostTensor(Buffer, Protocol):
 
 
 class HostRecording(Recording, Protocol):
-    """Steps in a host's sequence, which refuses to be evaluated but while they are armed."""
+    """Steps in a host's sequence, which can be evaluated only while they are armed."""
 
     def armed(self) -> AbstractContextManager[None]:
         """Let the sequence be evaluated within. ClosedError where a tensor of the host is gone."""
@@ -142,10 +140,10 @@ class HostSequences(Protocol):
         elements have not 4 bytes."""
 
     def host_output(self, nbytes: int) -> HostTensor:
-        """A new tensor as the host's own are, which its operations can bind and copy."""
+        """A new tensor like the host's own, which the host's operations can bind and copy."""
 
     def record_into(self, sequence: Any, steps: Sequence[Dispatch], out: HostTensor) -> HostRecording:
-        """Record ``steps`` behind what the host's sequence holds, and the copy of ``out`` to the host behind them.
+        """Record ``steps`` at the end of the host's sequence, and then the copy of ``out`` to the host.
 
         Closing frees what they need, but for ``out``, which lives as long as someone holds it.
         """

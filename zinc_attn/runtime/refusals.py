@@ -1,7 +1,5 @@
 """Refusals and errors that both dispatchers make."""
 
-from __future__ import annotations
-
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -36,18 +34,18 @@ def check_nbytes(nbytes: int, info: DeviceInfo) -> int:
     return nbytes
 
 
-def check_step(at: int, step: Dispatch, info: DeviceInfo) -> None:
+def check_step(index: int, step: Dispatch, info: DeviceInfo) -> None:
     """Refuse a step whose buffers are not the kernel's bindings, or whose grid the device does not take."""
     decl = step.kernel.decl
     if len(step.buffers) != len(decl.bindings):
         raise ArgumentError(
-            f"steps[{at}].buffers: got {len(step.buffers)}, expected the {len(decl.bindings)} of kernel {decl.name}: "
-            f"{', '.join(b.name for b in decl.bindings)}"
+            f"steps[{index}].buffers: got {len(step.buffers)}, expected the {len(decl.bindings)} of kernel "
+            f"{decl.name}: {', '.join(b.name for b in decl.bindings)}"
         )
     for axis, count, most in zip("xyz", step.groups, info.max_workgroups, strict=True):
-        if check_int(f"steps[{at}].groups {axis}", count, 1) > most:
+        if check_int(f"steps[{index}].groups {axis}", count, 1) > most:
             raise LimitError(
-                f"steps[{at}].groups: kernel {decl.name} needs {step.groups}, {info.name} takes at most "
+                f"steps[{index}].groups: kernel {decl.name} needs {step.groups}, {info.name} takes at most "
                 f"{info.max_workgroups}; use fewer splits or rows"
             )
 
@@ -66,7 +64,7 @@ def write_words(buffer: Buffer, view: Words | None, data: Words, offset: int) ->
 
 
 def output_words(buffer: Buffer, view: Words | None) -> Words:
-    """``view``, where the buffer is one that the host reads."""
+    """``view`` if the host reads the buffer, else a refusal."""
     if buffer.use is not Use.OUTPUT or view is None:
         raise ArgumentError(f"buffer: got a {buffer.use.value} buffer, expected an output buffer")
     return view
@@ -118,10 +116,10 @@ def address_space(info: DeviceInfo) -> tuple[int, int] | None:
 
 
 def check_compile_room(info: DeviceInfo) -> None:
-    """Refuse what makes the driver of a CPU device compile where the process has too little room for it.
+    """DeviceMemoryError where the process has too little room for a CPU device's driver to compile.
 
-    Such a driver compiles with LLVM, which ends the process where an allocation fails. DeviceMemoryError unless
-    RLIMIT_AS leaves COMPILE_HEADROOM beyond what the process has mapped; see also ``_check_file_room``.
+    Such a driver compiles with LLVM, which ends the process where an allocation fails. RLIMIT_AS must leave
+    COMPILE_HEADROOM beyond what the process has mapped; see also ``_check_file_room``.
     """
     room = address_space(info)
     if room is not None and room[1] < COMPILE_HEADROOM:

@@ -1,11 +1,9 @@
-"""What is known of living objects, in containers that an interrupt cannot leave half changed.
+"""Containers of living objects that an interrupt cannot leave half changed.
 
 Python reports an interrupt in the callback of a weak reference, or in a finalizer, and does not raise it: the user's
 Ctrl-C would be lost, and what the callback was to do undone. ``weakref``'s containers have such callbacks, in Python.
 Here each change is one call into C, and so is each callback: no bytecode runs where an object dies.
 """
-
-from __future__ import annotations
 
 import weakref
 from collections import deque

@@ -1,7 +1,5 @@
 """Model presets: the attention of models that people run, by name (models.json) or from a Hugging Face config.json."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -14,7 +12,7 @@ from ..files import read_json
 from ..shapes import AttnShape
 
 _TEXT_PARTS: Final = ("text_config", "llm_config", "language_config", "thinker_config")  # of multimodal models
-_KINDS: Final = {  # of the entries of layer_types: which keys such a layer attends
+_KINDS: Final = {  # the keys that a layer attends, by its entry in layer_types
     **dict.fromkeys(("full_attention", "attention"), "full"),
     **dict.fromkeys(("sliding_attention", "chunked_attention"), "windowed"),
     **dict.fromkeys(("linear_attention", "conv", "mamba", "recurrent", "mlp", "moe"), "none"),
@@ -43,15 +41,15 @@ class ModelPreset:
     window: int | None = None
 
 
-# Those of models.json. NAME-latent has the absorbed form of NAME, which caches the compressed rows.
+# The presets of models.json. NAME-latent has the absorbed form of NAME, which caches the compressed rows.
 PRESETS: Final[dict[str, ModelPreset]] = {
-    name: ModelPreset(name, AttnShape.parse(one.pop("shape")), **one)
-    for name, one in read_json(Path(__file__).with_name("models.json"), "the package's presets").items()
+    name: ModelPreset(name, AttnShape.parse(entry.pop("shape")), **entry)
+    for name, entry in read_json(Path(__file__).with_name("models.json"), "the package's presets").items()
 }
 
 
 def find_model(text: str) -> ModelPreset:
-    """A preset by its name in any case, or what ``from_config`` reads at a path. ArgumentError lists the presets."""
+    """A preset by its name in any case, or the model of a config's path. ArgumentError lists the presets."""
     if (preset := PRESETS.get(text.strip().lower())) is not None:
         return preset
     if os.path.exists(text):
@@ -88,20 +86,20 @@ def _preset(name: str, config: Mapping[str, Any]) -> ModelPreset:
     shapes = list({_shape(layer) for layer, kind in zip(layers, kinds, strict=True) if kind == "full"})
     windows = list({_window(layer) for layer, kind in zip(layers, kinds, strict=True) if kind == "windowed"})
     if len(shapes) > 1 or len(windows) > 1:
-        given = f"layers of {' and '.join(sorted(map(str, shapes)))}, and windows {sorted(windows)}"
-        raise ArgumentError(f"layers: got {given}, expected a single shape and at most a single window")
+        got = f"layers of {' and '.join(sorted(map(str, shapes)))}, and windows {sorted(windows)}"
+        raise ArgumentError(f"layers: got {got}, expected a single shape and at most a single window")
     return ModelPreset(name, shapes[0], kinds.count("full"), kinds.count("windowed"), windows[0] if windows else None)
 
 
 def read_config(path: str | Path) -> tuple[Path, Any]:
-    """The path of a config.json, given itself or its folder, and what it holds. ArgumentError names the file."""
+    """(path, content) of a config.json, given by itself or by its folder. ArgumentError names the file."""
     file = Path(path)
     file = file / "config.json" if os.path.isdir(file) else file
     return file, read_json(file, "a Hugging Face config.json")
 
 
 def config_name(file: Path) -> str:
-    """What the model of a config file is called: its folder where the file has the usual name."""
+    """The name of a config file's model: its folder's where the file has the usual name."""
     return file.resolve().parent.name if file.name == "config.json" else file.stem
 
 
@@ -122,8 +120,8 @@ def _count(config: Mapping[str, Any], key: str, default: int | None = None, leas
     """An int of the config, at least ``least``; null counts as absent."""
     value = default if config.get(key) is None else config[key]
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        given = "none" if value is None else repr(value)
-        raise ArgumentError(f"{key}: got {given}, expected an int of at least {least}")
+        got = "none" if value is None else repr(value)
+        raise ArgumentError(f"{key}: got {got}, expected an int of at least {least}")
     return value
 
 
@@ -149,12 +147,12 @@ def _shape(config: Mapping[str, Any]) -> AttnShape:
 def _layers(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The config of each layer, in which the entries of per_layer_config, if any, take the place of the others."""
     layers, changes = _count(config, "num_hidden_layers"), config.get("per_layer_config") or {}
-    if not isinstance(changes, dict) or not all(isinstance(one, dict) for one in changes.values()):
+    if not isinstance(changes, dict) or not all(isinstance(change, dict) for change in changes.values()):
         raise ArgumentError(f"per_layer_config: got {changes!r}, expected an object of objects")
     wrong = [key for key in changes if not key.isdecimal() or int(key) >= layers]
     if wrong:
         raise ArgumentError(f"per_layer_config: got {wrong[0]!r}, expected the indices of {layers} layers")
-    by_layer = {int(key): one for key, one in changes.items()}  # transformers pads the indices with zeros
+    by_layer = {int(key): change for key, change in changes.items()}  # transformers pads the indices with zeros
     return [{**config, **by_layer.get(i, {})} for i in range(layers)]
 
 
@@ -172,12 +170,12 @@ def _kinds(config: Mapping[str, Any]) -> list[str]:
     layers, types = _count(config, "num_hidden_layers"), config.get("layer_types")
     if types is not None:
         if not isinstance(types, list) or len(types) != layers:
-            given = f"{len(types)} entries" if isinstance(types, list) else repr(types)
-            raise ArgumentError(f"layer_types: got {given}, expected a list of num_hidden_layers = {layers}")
-        unknown = [one for one in types if one not in list(_KINDS)]
+            got = f"{len(types)} entries" if isinstance(types, list) else repr(types)
+            raise ArgumentError(f"layer_types: got {got}, expected a list of num_hidden_layers = {layers}")
+        unknown = [kind for kind in types if kind not in list(_KINDS)]
         if unknown:
             raise ArgumentError(f"layer_types: got {unknown[0]!r}, expected some of {', '.join(_KINDS)}")
-        kinds = [_KINDS[one] for one in types]
+        kinds = [_KINDS[kind] for kind in types]
     elif any(config.get(key) for key in ("sliding_window", "attention_chunk_size")) and (
         config.get("use_sliding_window") is not False
     ):
@@ -195,7 +193,7 @@ def _attending(config: Mapping[str, Any], layers: int) -> Sequence[int]:
     for key in ("attn_layer_indices", "full_attn_idxs"):
         if key in config:
             listed = config[key] or []
-            if not isinstance(listed, list) or not all(one in range(layers) for one in listed):
+            if not isinstance(listed, list) or not all(index in range(layers) for index in listed):
                 raise ArgumentError(f"{key}: got {listed!r}, expected a list of layers below {layers}")
             return listed
     if config.get("full_attention_interval") is not None:  # of layers, the last of which has full attention

@@ -1,13 +1,11 @@
-"""The proof: check, sweep and bench of one device, each in a process of its own, and one report of what they printed.
+"""The proof: check, sweep and bench of one device, each in a process of its own, and one report of their output.
 
 A kit (scripts/kit) adds models of llama.cpp, whose steps ``llama_kit.py`` of its folder runs.
 
 The report is made to be attached to a public bug report, so it is built from facts that name no person and no machine:
-the rows of the commands, facts of the device and versions. What the commands say on stderr may name folders; it goes to
+the rows of the commands, facts of the device and versions. The commands' stderr may name folders; it goes to
 the terminal and never into the report.
 """
-
-from __future__ import annotations
 
 import json
 import os
@@ -55,7 +53,7 @@ GRAPH_CHECK: Final = ("--graph",)
 UNITS_CHECK: Final = ("--quick", "--arithmetic", "matrix")  # where the device and the package have such units
 PACKAGE_ROOT: Final = Path(__file__).parents[2]
 COMMAND: Final = f"{__package__.split('.', maxsplit=1)[0]}.cli"
-# Variables that change what a driver does, and so what is measured; their values are words and numbers.
+# Variables that change what a driver does, and so the measurement; their values are words and numbers.
 DRIVER_SETTINGS: Final = (
     *("RADV_DEBUG", "RADV_PERFTEST", "AMD_DEBUG", "ACO_DEBUG", "INTEL_DEBUG", "ANV_DEBUG"),
     *("LP_NUM_THREADS", "LP_NATIVE_VECTOR_WIDTH"),
@@ -115,17 +113,17 @@ class ProofSpec:
             models_of(self.kit)
 
     def steps(self) -> Iterator[Step]:
-        """Those of one restart, less --out: checks, models, then the bench and the sweep of each shape."""
-        own = sys.executable, "-m", COMMAND
+        """The steps of one restart, without --out: checks, models, then the bench and the sweep of each shape."""
+        command = sys.executable, "-m", COMMAND
         on = ("--device", str(self.info.index), "--runtime", self.runtime, "--json")
         small = self.quick or self.info.kind == "cpu"
         checks = [QUICK_CHECK if small or self.budget_s < float("inf") else (), *MORE_CHECKS]
         units = self.info.matrix.fragment and (SPIRV / MATRIX.file).exists()
         for options in [*checks, UNITS_CHECK] if units else checks:
-            yield Step("check", (*options, *on), (*own, "check"))
+            yield Step("check", (*options, *on), (*command, "check"))
         if self.info.integer_dots:  # which products of quantized weights need
             runtime = CPU if self.info.native else "vulkan"
-            yield Step("check", (*GRAPH_CHECK, *on[:3], runtime, "--json"), (*own, "check"))
+            yield Step("check", (*GRAPH_CHECK, *on[:3], runtime, "--json"), (*command, "check"))
         if self.info.integer_dots and self.kit:
             program = sys.executable, str(self.kit.with_name("llama_kit.py"))
             models = models_of(self.kit)
@@ -134,7 +132,7 @@ class ProofSpec:
         more = (*(("--repeats", "5") if self.quick else ()), *(() if self.pictures else ("--no-picture",)), *on)
         contexts = ",".join(map(str, self.contexts))
         for name, shape in product(("bench", "sweep"), map(str, self.shapes)):
-            yield Step(name, ("--shape", shape, "--contexts", contexts, *more), (*own, name), shape)
+            yield Step(name, ("--shape", shape, "--contexts", contexts, *more), (*command, name), shape)
 
 
 def models_of(kit: Path) -> list[str]:
@@ -149,7 +147,7 @@ def models_of(kit: Path) -> list[str]:
 def prove(spec: ProofSpec, folder: Path, on_step: Callable[[Record], Any] = lambda _: None) -> dict[str, Any]:
     """Run the steps of ``spec`` and leave report.md, report.json and the commands' files in ``folder``; the report.
 
-    Both are written anew after every step: a machine that freezes leaves what was measured until then. A step that
+    Both are written anew after every step, so a machine that freezes leaves the steps before. A step that
     fails stops nothing. on_step sees each step. ArgumentError: the folder takes no files.
     """
     steps, end = list(spec.steps()), monotonic() + spec.budget_s
@@ -179,7 +177,7 @@ def prove(spec: ProofSpec, folder: Path, on_step: Callable[[Record], Any] = lamb
 def run_step(step: Step, folder: Path, cache: str, timeout_s: float, info: DeviceInfo) -> dict[str, Any]:
     """A step in a new process: its exit status (None: stopped at the limit, or never begun), seconds and rows.
 
-    folder: of its files, which check has none of. cache: the folder of its pipeline cache, and of a model's file.
+    folder: of its files; check leaves none. cache: the folder of its pipeline cache, and of a model's file.
     """
     begin, status, text = monotonic(), None, b""
     out = ("--out", str(folder / slug(f"{step.tool}-{step.subject}"))) if step.tool in ("sweep", "bench") else ()
@@ -201,7 +199,7 @@ def run_step(step: Step, folder: Path, cache: str, timeout_s: float, info: Devic
 
 
 def run_group(argv: Sequence[str], environment: Mapping[str, str], stdout: Any, timeout_s: float) -> int | None:
-    """The exit status of a command, None where it was stopped; what it started ends with it, also at Ctrl-C."""
+    """The exit status of a command, None where it was stopped; its children end with it, also at Ctrl-C."""
     process = subprocess.Popen(argv, stdout=stdout, env=environment, start_new_session=True)
     try:
         return process.wait(timeout_s)
@@ -215,7 +213,7 @@ def run_group(argv: Sequence[str], environment: Mapping[str, str], stdout: Any, 
 
 
 def outcome(step: Record) -> str:
-    """How a step ended: ok, or why it is not."""
+    """The outcome of a step: ok, or why it is not."""
     status = step["exit_status"]
     if status is None:
         return f"STOPPED after {step['seconds']} s" if step["seconds"] else NOT_RUN
@@ -225,13 +223,13 @@ def outcome(step: Record) -> str:
 
 
 def checks_of(report: Record) -> list[tuple[int, str, str | None, list[Record]]]:
-    """Of every step with bits its restart, its command, the digest over all cases (None where it did not get that far)
-    and its cases."""
+    """(restart, command, digest over all cases, cases) of every step with bits. The digest is None where the step did
+    not get that far."""
     checks = [step for step in report["steps"] if step["tool"] in ("check", "llama")]
     digests = (next((row["run"] for row in step["rows"] if "run" in row), None) for step in checks)
     cases = ([row for row in step["rows"] if "case" in row] for step in checks)
     names = ((step["restart"], step["command"].split(" --device")[0]) for step in checks)
-    return [(*name, *of_step) for name, *of_step in zip(names, digests, cases, strict=True)]
+    return [(*name, *rest) for name, *rest in zip(names, digests, cases, strict=True)]
 
 
 def passed(report: Record) -> bool:
@@ -261,7 +259,7 @@ def write_report(report: Record, folder: Path) -> None:
     text = json.dumps({**report, "passed": passed(report)}, indent=1, ensure_ascii=False, allow_nan=False)
     write_file(folder / "report.json", f"{text}\n".encode())
     write_file(folder / "report.md", markdown(report).encode())
-    os.sync()  # what lies in memory alone does not outlive a machine that a driver freezes
+    os.sync()  # data in memory alone do not outlive a machine that a driver freezes
 
 
 def markdown(report: Record) -> str:
@@ -332,11 +330,11 @@ def times_table(steps: Iterable[Record]) -> str:
     measures = list(dict.fromkeys(row["measure"] for _, row in rows))
     points = grouped(((shape, row["context"], row["layout"]), row) for shape, row in rows)
     lines = []
-    for (shape, context, layout), mine in points.items():
-        times = grouped((row["measure"], figure(row["median_us"])) for row in mine)
-        bad = next((row for row in mine if row["status"] != "ok"), None)
-        verified = f"{bad['status'].upper()}: {bad['error']}" if bad else mine[0]["verified"]
-        rate = max((row["kv_gb_s"] for row in mine if row["kv_gb_s"] is not None), default=None)
+    for (shape, context, layout), point_rows in points.items():
+        times = grouped((row["measure"], figure(row["median_us"])) for row in point_rows)
+        bad = next((row for row in point_rows if row["status"] != "ok"), None)
+        verified = f"{bad['status'].upper()}: {bad['error']}" if bad else point_rows[0]["verified"]
+        rate = max((row["kv_gb_s"] for row in point_rows if row["kv_gb_s"] is not None), default=None)
         cells = (" / ".join(times.get(name, [MISSING])) for name in measures)
         lines.append((shape, f"{context:,}", layout, verified, figure(rate), *cells))
     return table(("shape", "keys", "layout", "verified", "GB/s", *measures), lines)

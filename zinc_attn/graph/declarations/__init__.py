@@ -1,4 +1,4 @@
-"""What the graph's kernels and their callers agree on: bindings, specialization constants and parameters.
+"""The contract of the graph's kernels and their callers: bindings, specialization constants and parameters.
 
 Binding 0 of every kernel is its parameters, a record of at most PARAMS_WORDS words. Operands follow, then the result,
 which may lie where an operand does unless a kernel says otherwise. GLSL, C and NumPy see the same record:
@@ -15,6 +15,6 @@ from .recurrent import *  # noqa: F403
 from .routing import *  # noqa: F403
 from .rows import *  # noqa: F403
 
-GRAPH_KERNELS: Final = tuple(one for one in list(globals().values()) if isinstance(one, GraphKernel))
+GRAPH_KERNELS: Final = tuple(value for value in list(globals().values()) if isinstance(value, GraphKernel))
 
 __all__ = ["GRAPH_KERNELS", "PARAMS_WORDS", "Field", "GraphKernel"]

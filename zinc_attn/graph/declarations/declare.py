@@ -1,7 +1,5 @@
 """How a kernel of the graph is declared: its bindings, specialization constants, fields of its parameters, grid."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,8 +38,8 @@ _FUNCTIONS: Final = {"elements": lambda x: math.prod(x.n), "rows": lambda x: mat
 class GraphKernel:
     """A kernel of the graph: its declaration, and the fields of its parameters.
 
-    Its grid is of the parameters ``p``. ``elements`` and ``rows`` of a tensor are the products of its sizes, and of
-    those of dimensions 1, 2 and 3.
+    Its grid is a formula of the parameters ``p``. ``elements`` and ``rows`` of a tensor are products of its sizes: of
+    all, and of dimensions 1, 2 and 3.
     """
 
     decl: KernelDecl
@@ -52,8 +50,8 @@ class GraphKernel:
         p, begin = SimpleNamespace(), 0
         for field in self.params:
             values = words[begin : begin + field.words]
-            one: Any = SimpleNamespace(n=values[1:5], s=values[5:]) if field.kind == "tensor" else values[0]
-            setattr(p, field.name, values if field.count else one)
+            value: Any = SimpleNamespace(n=values[1:5], s=values[5:]) if field.kind == "tensor" else values[0]
+            setattr(p, field.name, values if field.count else value)
             begin += field.words
         return self.decl.groups(spec, p=p, **_FUNCTIONS)
 
@@ -79,13 +77,13 @@ def kernel(
     extension: str | None = None,
 ) -> GraphKernel:
     """A kernel whose source is ``shaders/graph/NAME.comp``; extension: as ``KernelDecl`` has it."""
-    bound = (Binding("params", "read"), *(Binding(one, access) for one, access in bindings.items()))
+    bound = (Binding("params", "read"), *(Binding(operand, access) for operand, access in bindings.items()))
     module, grid = f"graph_{name}", (grid,) if isinstance(grid, str) else grid
     decl = KernelDecl(name, f"graph/{name}.comp", bound, spec, module=module, extension=extension, grid=grid)
-    made = GraphKernel(decl, params)
-    if made.words > PARAMS_WORDS:
-        raise ValueError(f"{name}: {made.words} words of parameters, at most {PARAMS_WORDS}")
-    return made
+    declared = GraphKernel(decl, params)
+    if declared.words > PARAMS_WORDS:
+        raise ValueError(f"{name}: {declared.words} words of parameters, at most {PARAMS_WORDS}")
+    return declared
 
 
 # Results in float32 and, as QUANTIZE makes it of them, as int8.

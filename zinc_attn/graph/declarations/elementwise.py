@@ -1,15 +1,13 @@
 """Element by element, and copies that attention's operands want."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from ...kernels.declarations import Access
 from .declare import AS_INT8, OF_BLOCKS, OF_ELEMENTS, Field, kernel, tensors
 
-FLOAT_TYPES: Final = ("f32", "f16", "bf16")  # what specialization constants type, x_type, ... number
+FLOAT_TYPES: Final = ("f32", "f16", "bf16")  # numbered by specialization constants type, x_type, ...
 # An invocation has a word of y. A 16-bit y is contiguous and begins on a word, and where its elements are odd in
-# number, the half behind them stays.
+# number, the half after them stays.
 _OF_WORDS: Final = "ceil_div(elements(p.y), 512 if {} else 256)"
 BINARY_OPS: Final = ("add", "sub", "mul", "div")  # specialization constant op
 # y = a op b; b's sizes divide a's, and it repeats.
@@ -25,7 +23,7 @@ UNARY_OPS: Final = (
     *("hardsigmoid", "exp", "expm1", "softplus", "gelu_erf", "xielu", "floor", "ceil", "round", "trunc"),  # ggml's
     *("scale", "clamp", "sqr", "sqrt", "log", "sin", "cos", "leaky_relu", "fill"),
 )
-FOLLOW_OPS: Final = ("none", "mul", "add", "scale")  # what may follow an operation, rounded as one of its own
+FOLLOW_OPS: Final = ("none", "mul", "add", "scale")  # operations that may follow another, each with its own rounding
 # y = op(x), then none, mul or add of ``other``, which repeats as in BINARY. fill reads no x: give
 # y's tensor and buffer.
 UNARY: Final = kernel(
@@ -45,7 +43,7 @@ GLU_OPS: Final = (
     *("reglu", "geglu", "swiglu", "swiglu_oai", "geglu_erf", "geglu_quick", "swiglu_clamp"),  # ggml's
     "mul",
 )
-# y = act(a) * b; of mul a * b. Halves of one tensor are two tensors here, and swapped halves are swapped operands.
+# y = act(a) * b; mul: a * b. Halves of one tensor are two tensors here, and swapped halves are swapped operands.
 _GLU_BINDINGS: Final[dict[str, Access]] = {"a": "read", "b": "read", "y": "write"}
 _GLU_PARAMS: Final = (
     *tensors("a", "b", "y"),
@@ -62,5 +60,5 @@ ADD_ID: Final = kernel(
 )
 
 # y = x where x has an element in dimension 0, else 0; magnitudes below ``least`` become +0. float32, apart from each
-# other. What attention reads as q: least is 2**-40; and what a tensor takes of its results: 0.
+# other. For attention's q, least is 2**-40; for a tensor of its results, 0.
 FIT: Final = kernel("fit", {"x": "read", "y": "write"}, (), (*tensors("x", "y"), Field("least", "float")), OF_ELEMENTS)

@@ -1,7 +1,5 @@
 """Moves of elements and rows, and their order."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from .declare import OF_ELEMENTS, Field, kernel, tensors

@@ -1,7 +1,5 @@
 """Products of matrices: y = w x, or y = w x + added."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from ...kernels.declarations import MATRIX, Access
@@ -26,7 +24,7 @@ _PRODUCT_BINDINGS: Final[dict[str, Access]] = {
     "ids": "read",  # of experts; any buffer where the constant experts is 0
     "y": "write",
 }
-# Of experts, whose y is (rows of w, slots, tokens): ids (slots, tokens) names a matrix of weights for each column.
+# The fields of experts. y is (rows of w, slots, tokens): ids (slots, tokens) names a matrix of weights a column.
 _OF_EXPERTS: Final = (
     Field("x_slots", "uint", "rows of x of a token; slot s has row s mod x_slots"),
     Field("experts", "uint", "number of the first bound expert, bound experts, and all experts", 3),
@@ -80,9 +78,7 @@ _UNITS: Final = (*_TILE[:-2], "mat_m", "mat_n", "mat_k", *_TILE[-2:])
 MUL_MAT_UNITS: Final = kernel("mul_mat_units", _PRODUCT_BINDINGS, _UNITS, _PRODUCT_PARAMS, _TILE_GRID, MATRIX.extension)
 # w: (k, rows) and x: (k, columns) of FLOAT_TYPES; a matrix of w serves x.n[2] / w.n[2] planes of x.
 # mul_mat_float takes any steps. mul_mat_float_vec wants s[0] = 1, rows that begin on words, and k as FLOAT_VEC says.
-_FLOAT_BINDINGS: Final[dict[str, Access]] = {
-    **{"w": "read", "x": "read", "added": "read", "ids": "read", "y": "write"},
-}
+_FLOAT_BINDINGS: Final[dict[str, Access]] = {**dict.fromkeys(("w", "x", "added", "ids"), "read"), "y": "write"}
 _FLOATS: Final = (*_OF_EXPERTS, *tensors("w", "x", "added", "y"))
 _TYPES: Final = "w_type", "x_type"
 MUL_MAT_FLOAT: Final = kernel("mul_mat_float", _FLOAT_BINDINGS, (*_TYPES, *_TILE[1:]), _FLOATS, _TILE_GRID)
@@ -90,8 +86,8 @@ MUL_MAT_FLOAT_VEC: Final = kernel("mul_mat_float_vec", _FLOAT_BINDINGS, (*_TYPES
 FLOAT_VEC: Final = Formulas({"SERVED": ("K % 8 == 0", ""), "AHEAD": ("K % 64 == 0", "with ahead 1")}, ("K",), {})
 
 # Pairs of a slot and a token, slot + slots * token, by the expert that ids names. list: the expert of each tile, then
-# `columns` pairs for each; -1 where a tile or a pair is not there. A pair whose id is none of the experts comes with
-# one behind the last.
+# `columns` pairs for each; -1 where a tile or a pair is not there. A pair whose id names no expert comes with
+# a number after the last expert.
 EXPERTS_MOST: Final = 1024
 BY_EXPERT: Final = kernel(
     "by_expert",

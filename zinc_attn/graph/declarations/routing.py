@@ -1,13 +1,11 @@
-"""Experts: which of them a token takes, and the sum of what they give. Operations of a graph in one dispatch each."""
-
-from __future__ import annotations
+"""Experts: the experts of a token, and the sum of their results. Operations of a graph in one dispatch each."""
 
 from typing import Final
 
 from .declare import AS_INT8, OF_ELEMENTS, OF_ROWS, Field, kernel, tensors
 from .rows import NORM_PARAMS
 
-# Which of n experts a row takes, and with what weights, as the operations named here make them.
+# The experts of a row among n, and their weights, as the operations named here make them.
 # gate of a row's logits x: none, soft_max (SOFT_MAX), sigmoid. ids: the first ids.n[0] of ARGSORT, descending, of the
 # gate's results, plus bias where ``biased``; y: the gate's results there (GET_ROWS), normed by sum (SUM_ROWS, CLAMP to
 # least and most, DIV) or soft_max (SOFT_MAX of the chosen), then SCALE where ``scaled``.

@@ -1,6 +1,4 @@
-"""Of rows, a workgroup each, and rotary positions."""
-
-from __future__ import annotations
+"""Operations on rows, a workgroup each, and rotary positions."""
 
 from typing import Final
 

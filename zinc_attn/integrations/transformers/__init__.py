@@ -35,14 +35,6 @@ from .rows import CompressedRows, ZincRows
 from .tensors import NAME
 
 __all__ = [
-    "ADAPTABLE",
-    "NAME",
-    "CompressedRows",
-    "ZincCache",
-    "ZincLayer",
-    "ZincRows",
-    "adapt",
-    "attention_forward",
-    "attention_mask",
-    "register",
-]
+    "ADAPTABLE", "NAME", "CompressedRows", "ZincCache", "ZincLayer", "ZincRows", "adapt", "attention_forward",
+    "attention_mask", "register",
+]  # fmt: skip

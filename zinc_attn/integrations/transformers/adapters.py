@@ -1,12 +1,10 @@
 """``adapt()``: BLOOM, MPT and Falcon, whose attention transformers hard-codes, attend through "zinc".
 
-Each module's forward is replaced on the module itself, by one that does with the module's own weights what the tested
-release of transformers does, except for the attention. ALiBi slopes are read off the tensor that the model's own code
-builds. All three models add a bias that is slope * position of the key up to a constant per row, which softmax ignores,
-so it is the slope * -distance of this package for every key that a row sees.
+Each module's forward is replaced on the module itself. The new forward computes, with the module's own weights, the
+same as the tested release of transformers, except for the attention. ALiBi slopes are read off the tensor that the
+model's own code builds. All three models add a bias that is slope * position of the key up to a constant per row,
+which softmax ignores, so it is the slope * -distance of this package for every key that a row sees.
 """
-
-from __future__ import annotations
 
 import functools
 import inspect
@@ -57,16 +55,18 @@ def adapt(model: Any) -> None:
     """
     if not isinstance(model, PreTrainedModel):
         raise ArgumentError(f"model: got {type(model).__name__}, expected a transformers model")
-    families = {f"{one.name}Attention": one for one in _FAMILIES}
-    modules = [one for one in model.modules() if type(one).__name__ in families]
+    families = {f"{entry.name}Attention": entry for entry in _FAMILIES}
+    modules = [module for module in model.modules() if type(module).__name__ in families]
     if not modules:
         raise UnsupportedError(
             f"adapt: got {type(model).__name__}, expected a model with BLOOM's, MPT's or Falcon's attention; select "
             'attention "zinc" of other models with attn_implementation="zinc"'
         )
     family = families[type(modules[0]).__name__]
-    owners = [one for one in model.modules() if type(one).__name__ == f"{family.name}Model"]
-    _check_release()
+    owners = [module for module in model.modules() if type(module).__name__ == f"{family.name}Model"]
+    if release() != _RELEASE:
+        known = f"{_RELEASE[0]}.{_RELEASE[1]}, whose attention modules are known"
+        raise UnsupportedError(f"adapt: got transformers {transformers.__version__}, expected {known}")
     if len(owners) != 1:
         raise UnsupportedError(f"adapt: got {len(owners)} modules {family.name}Model, expected one")
     if model.config._attn_implementation == ADAPTED:
@@ -80,18 +80,12 @@ def adapt(model: Any) -> None:
     model.config._attn_implementation = ADAPTED  # transformers asks for masks by this name
 
 
-def _check_release() -> None:
-    if release() != _RELEASE:
-        known = f"{_RELEASE[0]}.{_RELEASE[1]}, whose attention modules are known"
-        raise UnsupportedError(f"adapt: got transformers {transformers.__version__}, expected {known}")
-
-
 def _check_module(module: Any, family: _Family) -> None:
-    """Refuse a module that does not compute what transformers' class of this name does."""
+    """Refuse a module with another computation than transformers' class of this name."""
     kind = type(module)
-    given = [name for name in inspect.signature(kind.forward).parameters if name not in ("self", "kwargs")]
+    names = [name for name in inspect.signature(kind.forward).parameters if name not in ("self", "kwargs")]
     known = [x for x in inspect.signature(family.forward).parameters if x not in ("module", "slopes", "kwargs")]
-    if kind.__module__ != family.source or given != known or "forward" in vars(module):
+    if kind.__module__ != family.source or names != known or "forward" in vars(module):
         raise UnsupportedError(
             f"adapt: got {kind.__module__}.{kind.__name__} with another forward than transformers' own, expected "
             "modules that nothing has replaced or hooked; adapt the model before adding anything to it"
@@ -122,7 +116,7 @@ def _slopes(bias: Any, model: str) -> Any:
 def _attended(
     module: Any, rows: Sequence[Any], past: Any, mask: Any, *, dropout: float, scaling: float, **options: Any
 ) -> Any:
-    """What the module's new rows (query, key, value) attend to, heads side by side: (batch, q_len, q_heads * head_dim).
+    """The attention of a module's new rows (query, key, value), heads side by side: (batch, q_len, q_heads * head_dim).
 
     past: the cache, or None; dropout: the rate while training, which attention "zinc" refuses unless it is 0.
     """
@@ -150,23 +144,12 @@ def _bloom(  # noqa: PLR0913 - BloomAttention.forward's parameters
     output_attentions: bool = False,
     **kwargs: Any,
 ) -> tuple[Any, None]:
-    out = _attended(
-        module,
-        module._reshape(module.query_key_value(hidden_states)),
-        layer_past,
-        attention_mask,
-        dropout=module.attention_dropout.p,
-        scaling=module.inv_norm_factor,
-        alibi=slopes * module.beta,
-        output_attentions=output_attentions,
-    )
+    new = module._reshape(module.query_key_value(hidden_states))
+    options = {"dropout": module.attention_dropout.p, "scaling": module.inv_norm_factor, "alibi": slopes * module.beta}
+    out = _attended(module, new, layer_past, attention_mask, output_attentions=output_attentions, **options)
     out = module.dense(out)
     out = torch.nn.functional.dropout(out, p=module.hidden_dropout, training=module.training)
     return residual + out, None
-
-
-def _mpt_bias(model: Any) -> Any:
-    return model.build_mpt_alibi_tensor(model.num_heads, _POSITIONS)[:, 0]
 
 
 def _mpt(
@@ -188,13 +171,13 @@ def _mpt(
         rows, keys = attention_mask.shape[-2:]
         if attention_mask.triu(keys - rows + 1).any():
             raise UnsupportedError(
-                "attention_mask: shows a row a key behind its position, to which MPT's ALiBi adds, expected a mask "
+                "attention_mask: shows a row a key after its position, to which MPT's ALiBi adds, expected a mask "
                 "that hides later keys; from such keys this package subtracts, as FlashAttention does"
             )
     kept = mask_pattern(attention_mask).kept
     if kept is not None and np.any(np.diff(kept.astype(np.int8), axis=1) < 0):
         raise UnsupportedError(
-            "attention_mask: got padding behind a token, which MPT's ALiBi counts as positions, expected padding in "
+            "attention_mask: got padding after a token, which MPT's ALiBi counts as positions, expected padding in "
             'front of the tokens; use padding_side="left"'
         )
     rates = {"dropout": module.attn_dropout_p, "scaling": module.softmax_scale}
@@ -231,21 +214,15 @@ def _falcon(  # noqa: PLR0913 - FalconAttention.forward's parameters
     if slopes is None:
         rotate = inspect.getmodule(type(module)).apply_rotary_pos_emb  # type: ignore[union-attr]
         query, key = rotate(query, key, *position_embeddings)
-    out = _attended(
-        module,
-        (query, key, value),
-        layer_past,
-        attention_mask,
-        dropout=module.attention_dropout.p,
-        scaling=module.inv_norm_factor,
-        alibi=None if slopes is None else slopes * module.inv_norm_factor,  # which scales Falcon's bias, too
-        output_attentions=output_attentions,
-    )
+    options = {"dropout": module.attention_dropout.p, "scaling": module.inv_norm_factor}
+    options["alibi"] = None if slopes is None else slopes * module.inv_norm_factor  # which scales Falcon's bias, too
+    new = query, key, value
+    out = _attended(module, new, layer_past, attention_mask, output_attentions=output_attentions, **options)
     return module.dense(out), None
 
 
 _FAMILIES: Final = (
     _Family("Bloom", _bloom_bias, _bloom),
-    _Family("Mpt", _mpt_bias, _mpt),
+    _Family("Mpt", lambda model: model.build_mpt_alibi_tensor(model.num_heads, _POSITIONS)[:, 0], _mpt),
     _Family("Falcon", _falcon_bias, _falcon),
 )

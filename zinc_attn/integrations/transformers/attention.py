@@ -1,7 +1,5 @@
 """The attention function of "zinc", what it refuses by name, and its form for keys and values without a ZincCache."""
 
-from __future__ import annotations
-
 import functools
 import warnings
 from typing import Any, Final
@@ -20,8 +18,8 @@ from .rows import ZincRows
 from .tensors import DTYPES, F32, NAME, dense_tensor, host_array
 from .upstream import torch
 
-# What models and transformers' own batching hand to an attention function to have something else attended or returned.
-# All other arguments that are not this one's are those of the model's forward, which every layer gets.
+# Arguments by which models and transformers' own batching ask an attention function for another attention or result.
+# All other unknown arguments are those of the model's forward, which every layer gets.
 REFUSED: Final = frozenset(
     (
         *("block_indices", "head_mask", "indices", "output_attentions", "position_bias", "sinks"),
@@ -61,7 +59,7 @@ def attention_forward(  # noqa: PLR0913 - transformers decides on the parameters
     (q_heads,), by which scores become score - slope * distance.
     Returns (batch, q_len, q_heads, v_head_dim) of query's dtype, and None for the weights. Rows at padding columns, and
     rows from which a 4-D mask hides every key, are 0.
-    UnsupportedError names what the model asks for and this function does not do; ShapeError, DTypeError and the
+    UnsupportedError names a request of the model that this function does not serve; ShapeError, DTypeError and the
     package's other errors are raised as by ``zinc_attn.attention``.
     """
     _refuse_arguments(module, dropout, is_causal, kwargs)
@@ -82,14 +80,14 @@ def _per_head(name: str, x: Any) -> F32 | None:
     """A number per query head as float32 (q_heads,), or None."""
     if x is None:
         return None
-    found: F32 = dense_tensor(name, x).detach().to("cpu", torch.float32).reshape(-1).numpy().copy()
-    return found
+    numbers: F32 = dense_tensor(name, x).detach().to("cpu", torch.float32).reshape(-1).numpy().copy()
+    return numbers
 
 
 def _check_tensors(module: Any, query: Any, key: Any, value: Any) -> None:
-    """Refuse what is no tensor of four axes and a known dtype, another batch of keys, and values of other tokens.
+    """Refuse arguments that are no tensors of four axes and a known dtype, or that require a gradient.
 
-    Refuse tensors that require a gradient, too.
+    Refuse another batch of keys, and values of other tokens, too.
     """
     for name, x in (("query", query), ("key", key), ("value", value)):
         if dense_tensor(name, x).ndim != 4 or 0 in x.shape:
@@ -119,8 +117,8 @@ def _refuse_arguments(module: Any, dropout: float, is_causal: bool | None, other
             f"{where}: got is_causal = False, expected causal attention; give that part of the model another "
             "attn_implementation, for example {'text_config': 'zinc', 'vision_config': 'sdpa'}"
         )
-    for name, given in others.items():
-        if name in REFUSED and given is not None and given is not False:
+    for name, value in others.items():
+        if name in REFUSED and value is not None and value is not False:
             raise UnsupportedError(
                 f"{where}: got {name}, which attention {NAME!r} does not do; expected a call without it; use "
                 'attn_implementation="eager" for this model'
@@ -137,7 +135,7 @@ def _attend_uploaded(query: Any, key: Any, value: Any, pattern: MaskPattern, opt
     dtype = torch.promote_types(key.dtype, value.dtype)  # torch.autocast leaves rotated keys in float32, and no values
     q, k, v = map(host_array, (query, key.to(dtype), value.to(dtype)))
     batch, keys, q_len = len(k), k.shape[1], q.shape[1]
-    if keys > q_len:  # another cache holds those before
+    if keys > q_len:  # another cache holds the tokens before
         _warn_once()
     arguments = dict(vars(options))
     if q_len > keys:

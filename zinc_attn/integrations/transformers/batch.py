@@ -35,7 +35,6 @@ class BatchRows:
         return len(next(iter(self.sequences.values()))) if self.sequences else -1
 
     def start(self, groups: Iterable[LayerGroup], rows: int) -> None:
-        """Make ``rows`` empty rows."""
         for group in groups:
             self.sequences[group.shape] = [group.kv_cache.new_sequence() for _ in range(rows)]
 
@@ -50,7 +49,7 @@ class BatchRows:
             raise ShapeError(f"batch: got {rows} rows, expected the {self.size} that the cache holds; reset() it first")
 
     def with_padding(self, new: Columns, columns: int) -> Columns | None:
-        """Which of ``columns`` columns are tokens, of which the last are new unless a layer has seen all of them.
+        """The columns of ``columns`` that are tokens; the last are new unless a layer has seen all of them.
 
         new: (rows, n), False where the new token is padding. None where all columns are tokens.
         """
@@ -64,16 +63,16 @@ class BatchRows:
     def check_padding(self, kept: Columns | None, rows: int, columns: int) -> Columns | None:
         """Return which of ``columns`` columns are tokens, (rows, columns), or None where all are.
 
-        kept: what the mask says. UnsupportedError: it changes a column that an earlier call has stored or dropped.
+        kept: by the mask. UnsupportedError: it changes a column that an earlier call has stored or dropped.
         """
         if kept is not None and kept.shape != (rows, columns):
             raise ShapeError(f"attention_mask: got shape {kept.shape}, expected ({rows}, {columns})")
         if kept is self.kept:
             return kept
-        given = np.ones((rows, columns), np.bool_) if kept is None else kept
+        stated = np.ones((rows, columns), np.bool_) if kept is None else kept
         known = np.ones((rows, self.columns), np.bool_) if self.kept is None else self.kept
         both = min(columns, self.columns)
-        if not np.array_equal(given[:, :both], known[:, :both]):
+        if not np.array_equal(stated[:, :both], known[:, :both]):
             raise UnsupportedError(
                 "attention_mask: got another padding for tokens that the cache has seen already, expected the same "
                 "columns as before; pass the whole 2-D mask with every forward, or reset() the cache"
@@ -86,7 +85,6 @@ class BatchRows:
             self.columns, self.kept = columns, kept
 
     def truncate(self, columns: int) -> None:
-        """Keep the first ``columns`` columns."""
         for sequences in self.sequences.values():
             for i, sequence in enumerate(sequences):
                 sequence.truncate(columns if self.kept is None else int(self.kept[i, :columns].sum()))
@@ -139,7 +137,8 @@ class BatchRows:
         twin = BatchRows()
         twin.kept, twin.columns = self.kept, self.columns
         with ExitStack() as undo:
-            twin.sequences = {shape: [_forked(one, undo) for one in rows] for shape, rows in self.sequences.items()}
+            items = self.sequences.items()
+            twin.sequences = {shape: [_forked(sequence, undo) for sequence in rows] for shape, rows in items}
             undo.pop_all()
         return twin
 
@@ -167,7 +166,7 @@ def append_and_attend(
     """
     q = host_array(query)
     k, v = (None if x is None else host_array(x) for x in new or (None, None))
-    found = np.zeros((*q.shape[:3], attend.cache.shape.v_head_dim), np.float32)
+    out = np.zeros((*q.shape[:3], attend.cache.shape.v_head_dim), np.float32)
     live = list(range(len(q))) if kept is None else [i for i, columns in enumerate(kept) if columns.any()]
     options: dict[str, Any] = {}
     if dense is not None:
@@ -176,10 +175,10 @@ def append_and_attend(
             options["mask"] = [dense.masks[i] for i in live]
     if kept is None:
         ks, vs = (None if x is None else list(x) for x in (k, v))
-        attend(list(q), sequences, layer, ks, vs, out=list(found), **options)
-        return found
+        attend(list(q), sequences, layer, ks, vs, out=list(out), **options)
+        return out
     ks, vs = (None if x is None else [x[i][kept[i]] for i in live] for x in (k, v))
     outs = attend([q[i][kept[i]] for i in live], [sequences[i] for i in live], layer, ks, vs, **options)
-    for i, one in zip(live, outs, strict=True):
-        found[i, kept[i]] = one
-    return found
+    for i, rows in zip(live, outs, strict=True):
+        out[i, kept[i]] = rows
+    return out

@@ -1,9 +1,7 @@
-"""Where torch stops tracing: ``torch.compile`` breaks the graph at this package's functions, and all else is refused.
+"""The end of torch's tracing: ``torch.compile`` breaks the graph at this package's functions; all else is refused.
 
-What they compute is on the Vulkan device and in host memory, which no graph of torch's operations holds.
+Their results are on the Vulkan device and in host memory, which no graph of torch's operations holds.
 """
-
-from __future__ import annotations
 
 import functools
 from collections.abc import Callable

@@ -91,9 +91,9 @@ class ZincCache(Cache):
 
     def _sort_layers(self) -> None:
         """Tell the attention layers from those that are transformers' own, recurrent states beside attention too."""
-        self._attention_layers: list[ZincLayer] = [one for one in self.layers if isinstance(one, ZincLayer)]
-        others = (getattr(one, "states", one) for one in self.layers)
-        self._other_layers = [one for one in others if not isinstance(one, ZincLayer)]
+        self._attention_layers: list[ZincLayer] = [layer for layer in self.layers if isinstance(layer, ZincLayer)]
+        others = (getattr(layer, "states", layer) for layer in self.layers)
+        self._other_layers = [layer for layer in others if not isinstance(layer, ZincLayer)]
 
     # --- memory -------------------------------------------------------------------------------------------
 
@@ -137,7 +137,7 @@ class ZincCache(Cache):
             layer.is_initialized = True
 
     def prepare(self) -> None:
-        """Compile and record now what decoding token by token up to ``max_cache_len`` needs, so that no step has to.
+        """Compile and record the programs of decoding up to ``max_cache_len`` now, so that no step has to.
 
         Call it after a forward, the prompt's for example: it is the forward that tells each layer's options and the
         batch's rows. StepError: there was none.
@@ -152,7 +152,7 @@ class ZincCache(Cache):
             raise ClosedError("ZincCache: used after close(); make a new one")
 
     def advice(self) -> str:
-        """What to do where a model computes with rows that only attention "zinc" can compute with."""
+        """The advice where a model computes with rows that only attention "zinc" can use."""
         if self.config.get_text_config(decoder=True)._attn_implementation in (NAME, ADAPTED):
             return 'this model\'s attention computes with keys and values itself; use attn_implementation="eager"'
         return f'register(), and select it with model.set_attn_implementation("{NAME}")'
@@ -223,7 +223,7 @@ class ZincCache(Cache):
         self._batch.check_size(key.shape[0], self.max_batch)
         if layer.columns < self._batch.columns:
             return
-        behind = min(self._attention_layers, key=lambda one: one.columns)
+        behind = min(self._attention_layers, key=lambda other: other.columns)
         if layer.columns > behind.columns:
             raise StepError(
                 f"layer {layer.index}: got rows at {layer.columns} tokens while layer {behind.index} has "
@@ -244,11 +244,11 @@ class ZincCache(Cache):
             )
         new = layer.pending  # None where another module attends the rows of a layer that has appended them
         begin = layer.columns - (n if new is None else 0)
-        given, dense = pattern.kept, None
+        stated, dense = pattern.kept, None
         if pattern.dense is not None:
             dense = pattern.dense.expanded(batch, n, begin + n)
-            given = self._batch.with_padding(~dense.padding(), begin + n) if given is None else given
-        kept = self._batch.check_padding(given, batch, begin + n)
+            stated = self._batch.with_padding(~dense.padding(), begin + n) if stated is None else stated
+        kept = self._batch.check_padding(stated, batch, begin + n)
         check_window(pattern, kept, options.window, begin + n)
         masks = None if dense is None else dense.of_rows(kept, options.window)
         if new is not None:
@@ -327,7 +327,9 @@ class ZincCache(Cache):
         """
         twin = copy.copy(self)
         twin._in_step = False
-        twin.layers = [one.forked_to(twin) if isinstance(one, ZincLayer) else copy.deepcopy(one) for one in self.layers]
+        twin.layers = [
+            layer.forked_to(twin) if isinstance(layer, ZincLayer) else copy.deepcopy(layer) for layer in self.layers
+        ]
         twin._sort_layers()
         twin._batch = self._batch.fork()
         return twin

@@ -1,7 +1,5 @@
 """The layers that a model's config asks for."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -44,21 +42,21 @@ def layer_specs(config: Any, latent: bool = False) -> Iterator[LayerSpec | Cache
     UnsupportedError: another layer type, cross-attention, or no layer of latent attention though ``latent`` asks for
     it.
     """
-    found = False
+    has_latent = False
     text = _decoder(config)
     kinds, arguments = get_layer_types_and_kwargs(text)
     # In some releases the last layers, which share the keys and values of earlier ones, have no cache layer.
     layers = text.per_layer_config[: len(kinds)]
-    for i, (kind, given, layer) in enumerate(zip(kinds, arguments, layers, strict=True)):
+    for i, (kind, options, layer) in enumerate(zip(kinds, arguments, layers, strict=True)):
         is_sliding = kind not in _FULL
         if kind in _OTHERS:
-            yield DYNAMIC_LAYER_TYPE_MAPPING[kind](**given)
+            yield DYNAMIC_LAYER_TYPE_MAPPING[kind](**options)
         elif kind not in _ATTENTION:
             raise UnsupportedError(
                 f"config: layer {i} is of type {kind!r}, expected one of {', '.join(_ATTENTION + _OTHERS)}"
             )
         elif getattr(layer, "kv_lora_rank", None) and hasattr(layer, "qk_nope_head_dim"):
-            found, heads = True, layer.num_attention_heads  # K and V expanded: every query head has its own
+            has_latent, heads = True, layer.num_attention_heads  # K and V expanded: every query head has its own
             expanded = AttnShape(heads, heads, layer.qk_nope_head_dim + layer.qk_rope_head_dim, layer.v_head_dim)
             shape, rank, rotated = expanded, layer.kv_lora_rank, layer.qk_rope_head_dim
             if latent:  # all query heads read one compressed row as K, whose first ``rank`` values are V
@@ -66,8 +64,8 @@ def layer_specs(config: Any, latent: bool = False) -> Iterator[LayerSpec | Cache
             yield LayerSpec(i, is_sliding, shape, expanded, (rank, rotated))
         else:
             shape = _shape(layer, is_sliding)
-            yield LayerSpec(i, is_sliding, shape, shape, states=given if kind in _HYBRID else None)
-    if latent and not found:
+            yield LayerSpec(i, is_sliding, shape, shape, states=options if kind in _HYBRID else None)
+    if latent and not has_latent:
         raise UnsupportedError(
             f"latent: got True for {type(text).__name__}, expected the config of a model with latent attention, "
             "which has kv_lora_rank and qk_nope_head_dim; make the ZincCache without latent=True"

@@ -1,7 +1,7 @@
-"""Masks that say of every row which keys it sees, and what is added to their scores: prefixes, trees, biases.
+"""Masks with the keys that each row sees, and the addends of their scores: prefixes, trees, biases.
 
-A dense mask stands in place of the causal rule, as in transformers' own attention. What it has in common with the
-causal rule or with a layer's window is left out of what the device gets, so that a plain causal mask costs nothing.
+A dense mask stands in place of the causal rule, as in transformers' own attention. The device does not get the parts
+that the causal rule or a layer's window implies, so that a plain causal mask costs nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class RowMasks:
-    """What ``zinc_attn.Attention`` is called with. masks: of each batch row (rows, n) of its last n keys, or None."""
+    """Arguments of ``zinc_attn.Attention``'s call. masks: of each batch row (rows, n) of its last n keys, or None."""
 
     causal: bool
     masks: list[NDArray[Any] | None]
@@ -42,8 +42,8 @@ class DenseMask:
     def of(cls, mask: Any) -> DenseMask:
         """Read a tensor (batch, heads, rows, n), bool or of a float dtype.
 
-        What is at most the lowest finite number of the mask's dtype or of bfloat16 hides a key, as -inf does: it is
-        what transformers fills its masks with.
+        A number up to the lowest finite number of the mask's dtype or of bfloat16 hides a key, as -inf does:
+        transformers fills its masks with such numbers.
         DTypeError: another dtype; UnsupportedError: heads differ; ValueRangeError: NaN, +inf or beyond 2**60.
         """
         if mask.dtype != torch.bool and mask.dtype not in DTYPES:
@@ -56,11 +56,11 @@ class DenseMask:
                 f"attention_mask: got shape {tuple(mask.shape)}, in which heads differ, expected the same mask for all "
                 'heads of a batch row; use attn_implementation="sdpa" with it'
             )
-        one = mask[:, 0].to("cpu")
+        first_head = mask[:, 0].to("cpu")
         if mask.dtype == torch.bool:
-            return cls(np.ascontiguousarray(one.numpy()))
+            return cls(np.ascontiguousarray(first_head.numpy()))
         lowest = max(torch.finfo(mask.dtype).min, torch.finfo(torch.bfloat16).min)
-        values: NDArray[np.float32] = one.float().numpy().copy()
+        values: NDArray[np.float32] = first_head.float().numpy().copy()
         values[values <= lowest] = -np.inf
         if not np.all((np.abs(values) <= MAX_INPUT) | np.isneginf(values)):
             raise ValueRangeError(
@@ -81,12 +81,12 @@ class DenseMask:
 
     @property
     def seen(self) -> Bools:
-        """Which keys each row sees, whatever is added to their scores."""
-        found: Bools = self.values if self.values.dtype == np.bool_ else ~np.isneginf(self.values)
-        return found
+        """The keys that each row sees, whatever is added to their scores."""
+        visible: Bools = self.values if self.values.dtype == np.bool_ else ~np.isneginf(self.values)
+        return visible
 
     def padding(self) -> Bools:
-        """Of an expanded mask, (batch, rows): which tokens see no key and are seen by no row, so that they are padding.
+        """The padding of an expanded mask, (batch, rows): tokens that see no key and that no row sees.
 
         The rows are those of the last keys.
         """
@@ -96,7 +96,7 @@ class DenseMask:
         return unused
 
     def of_rows(self, kept: Bools | None, window: int | None) -> RowMasks:
-        """What the rows of an expanded mask see beyond the causal rule and the window, padding taken out.
+        """The part of an expanded mask beyond the causal rule and the window, without padding.
 
         kept: (batch, columns), False at padding, or None where there is none.
         UnsupportedError: a row sees a key that is padding, or one that the window hides.
@@ -120,7 +120,7 @@ class DenseMask:
 
 
 def _distances(mask: DenseMask) -> NDArray[np.int64]:
-    """(rows, n) of one batch row: how far a key is before the row's own position; negative behind it."""
+    """(rows, n) of one batch row: how far a key is before the row's own position; negative after it."""
     _, rows, keys = mask.values.shape
     position: NDArray[np.int64] = keys - rows + np.arange(rows)
     return position[:, None] - np.arange(keys)
@@ -131,13 +131,13 @@ def _rest(row: int, mask: DenseMask, causal: bool, window: int | None) -> NDArra
     (values,), distance = mask.values, _distances(mask)
     implied = distance < 0 if causal else np.zeros(distance.shape, np.bool_)
     if window is not None:
-        behind = distance >= window
-        if np.any(mask.seen[0] & behind):
+        outside = distance >= window
+        if np.any(mask.seen[0] & outside):
             raise UnsupportedError(
                 f"attention_mask: batch row {row} sees a key that a layer's sliding_window of {window} hides, expected "
                 "a 4-D mask that hides it, too; give the model a mask for each of its layer types"
             )
-        implied |= behind
+        implied |= outside
     neutral = True if values.dtype == np.bool_ else np.float32(0)
     said = np.where(implied, neutral, values)
     columns = np.flatnonzero(np.any(said != neutral, axis=0))

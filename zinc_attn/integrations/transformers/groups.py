@@ -1,7 +1,5 @@
 """Layers of one shape share a KVCache, and an ``Attention`` serves those of their calls that have the same options."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +17,7 @@ from .tensors import F32
 
 @dataclass(frozen=True, eq=False)
 class AttentionOptions:
-    """The scale of a layer's call, and what changes its scores; sinks, alibi: float32 (q_heads,) or None.
+    """The scale of a layer's call, and the options that change its scores; sinks, alibi: float32 (q_heads,) or None.
 
     The fields have the names of the arguments of ``zinc_attn.attention``.
     """
@@ -32,12 +30,12 @@ class AttentionOptions:
 
     @property
     def shared(self) -> tuple[float, float | None, bytes | None]:
-        """What an Attention has once for all layers."""
+        """The options that an Attention has once for all layers."""
         return self.scale, self.softcap, None if self.alibi is None else self.alibi.tobytes()
 
     @property
-    def own(self) -> tuple[int | None, bytes | None]:
-        """What an Attention has for each layer."""
+    def per_layer(self) -> tuple[int | None, bytes | None]:
+        """The options that an Attention has for each layer."""
         return self.window, None if self.sinks is None else self.sinks.tobytes()
 
 
@@ -81,24 +79,18 @@ class LayerGroup:
         different ones gets a new Attention, in which the other layers keep their options.
         """
         index, key = self.layers.index(layer), options.shared
-        found = self.calls.get(key)
-        if found is not None and found.options[index].own == options.own:
-            return found.attention, index
-        each = [options] * len(self.layers) if found is None else list(found.options)
+        configured = self.calls.get(key)
+        if configured is not None and configured.options[index].per_layer == options.per_layer:
+            return configured.attention, index
+        each = [options] * len(self.layers) if configured is None else list(configured.options)
         each[index] = options
-        by_layer = {"window": [one.window for one in each], "sinks": [one.sinks for one in each]}
+        by_layer = {name: [getattr(choice, name) for choice in each] for name in ("window", "sinks")}
         arguments: dict[str, Any] = vars(options) | by_layer | layout
-        made = Attention(self.kv_cache, arithmetic=self.arithmetic, **arguments)
-        if found is not None:
-            found.attention.close()
-        self.calls[key] = ConfiguredAttention(made, each)
-        return made, index
-
-    def close_attentions(self) -> None:
-        """Close every Attention; the next call of a layer makes a new one."""
-        for calls in self.calls.values():
-            calls.attention.close()
-        self.calls.clear()
+        attention = Attention(self.kv_cache, arithmetic=self.arithmetic, **arguments)
+        if configured is not None:
+            configured.attention.close()
+        self.calls[key] = ConfiguredAttention(attention, each)
+        return attention, index
 
 
 class LayerGroups(dict[AttnShape, LayerGroup]):
@@ -111,12 +103,10 @@ class LayerGroups(dict[AttnShape, LayerGroup]):
         self.layout: dict[str, int | None] = {}
 
     def add(self, shape: AttnShape, layer: int) -> None:
-        """Model layer ``layer`` has this shape."""
         self.setdefault(shape, LayerGroup(shape, [], self.arithmetic)).layers.append(layer)
 
     @property
     def caches(self) -> list[KVCache]:
-        """The KVCaches that have been made."""
         return [group.cache for group in self.values() if group.cache is not None]
 
     def allocate(self, device: Device, room: BatchRoom, dtype: str) -> None:
@@ -128,10 +118,10 @@ class LayerGroups(dict[AttnShape, LayerGroup]):
             raise type(error)(f"{room}, expected what the device has room for: {error}") from error
 
     def prepare(self, tokens: int, batch: int) -> None:
-        """Record what decode up to ``tokens`` tokens needs with the options that the layers have called with."""
+        """Record the submissions of decode up to ``tokens`` tokens, with the options of the layers' calls."""
         for group in self.values():
-            for made in group.calls.values():
-                made.attention.prepare(tokens, batch=batch)
+            for configured in group.calls.values():
+                configured.attention.prepare(tokens, batch=batch)
 
     def attention(self, shape: AttnShape, layer: int, options: AttentionOptions) -> tuple[Attention, int]:
         """See ``LayerGroup.attention``."""
@@ -142,8 +132,10 @@ class LayerGroups(dict[AttnShape, LayerGroup]):
         if num_splits is not None or split_size is not None:
             SplitPlan.fixed(0, next(iter(self)), num_splits=num_splits, split_size=split_size)  # refuses a wrong one
         self.layout.update(num_splits=num_splits, split_size=split_size)
-        for group in self.values():
-            group.close_attentions()
+        for group in self.values():  # the next call of a layer makes a new Attention
+            for configured in group.calls.values():
+                configured.attention.close()
+            group.calls.clear()
 
     def close(self) -> None:
         """Free the device memory, and with it every Attention."""

@@ -1,6 +1,4 @@
-"""Models that have no use for attention "zinc": encoder-decoders, and those that never call what one selects."""
-
-from __future__ import annotations
+"""Models that have no use for attention "zinc": encoder-decoders, and models that never call the selected attention."""
 
 import functools
 from typing import Any, Final

@@ -58,8 +58,8 @@ class Absorption:
         """Weighted sums of compressed rows (batch, n, heads, kv_lora_rank) as those of V (batch, n, heads,
         v_head_dim)."""
         sums = torch.from_numpy(out).to(self.values.device)
-        found: F32 = _product("bnhr,hvr->bnhv", sums, self.values).to("cpu").contiguous().numpy()
-        return found
+        values: F32 = _product("bnhr,hvr->bnhv", sums, self.values).to("cpu").contiguous().numpy()
+        return values
 
 
 def _product(equation: str, x: Any, weight: Any) -> Any:
@@ -73,8 +73,8 @@ def _is_plain(projection: Any) -> bool:
     if type(projection) is not torch.nn.Linear or projection.bias is not None:
         return False
     weight = projection.weight
-    own = type(weight) in (torch.Tensor, torch.nn.Parameter) and weight.layout == torch.strided and not weight.is_meta
-    return own and not _is_hooked(projection) and weight.dtype in DTYPES
+    dense = type(weight) in (torch.Tensor, torch.nn.Parameter) and weight.layout == torch.strided and not weight.is_meta
+    return dense and not _is_hooked(projection) and weight.dtype in DTYPES
 
 
 def _is_hooked(module: Any) -> bool:

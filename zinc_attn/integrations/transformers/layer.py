@@ -65,9 +65,9 @@ class ZincLayer(CacheLayerMixin):
 
     def forked_to(self, cache: LayerCache) -> Self:
         """Return the layer of a fork of the cache, which has seen the same columns."""
-        made = type(self)(cache, self.spec)
-        made.columns, made.is_initialized = self.columns, self.is_initialized
-        return made
+        fork = type(self)(cache, self.spec)
+        fork.columns, fork.is_initialized = self.columns, self.is_initialized
+        return fork
 
     def lazy_initialization(self, key_states: Any, value_states: Any) -> None:
         """Allocate the memory of the whole cache, for keys of this dtype."""
@@ -77,8 +77,8 @@ class ZincLayer(CacheLayerMixin):
     def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Take new k (batch, kv_heads, n, head_dim) and v (batch, kv_heads, n, v_head_dim), or their compressed form.
 
-        Attention "zinc" appends them when it gets what this returns, or what the model has expanded that to; a latent
-        shape's are appended as they are given here.
+        Attention "zinc" appends the rows when it gets this return value, or the model's expansion of it; the rows of a
+        latent shape are appended as they are given here.
         ShapeError: they do not fit the config or the batch; StepError: a forward has stopped between the layers.
         """
         compressed = self._is_compressed(key_states, value_states)
@@ -116,16 +116,16 @@ class ZincLayer(CacheLayerMixin):
     def check_shapes(self, key: Any, value: Any) -> None:
         """Refuse new rows that do not have the shape of the config."""
         shape, got = self.expanded, tuple(dense_tensor("key", key).shape)
-        found = tuple(dense_tensor("value", value).shape)
+        value_shape = tuple(dense_tensor("value", value).shape)
         if key.ndim != 4 or got[1] != shape.kv_heads or got[3] != shape.head_dim or 0 in got:
             raise ShapeError(
                 f"key of layer {self.index}: got shape {got}, expected (batch, {shape.kv_heads}, tokens, "
                 f"{shape.head_dim}) as in the config"
             )
-        if found != (*got[:3], shape.v_head_dim):
+        if value_shape != (*got[:3], shape.v_head_dim):
             raise ShapeError(
-                f"value of layer {self.index}: got shape {found}, expected {(*got[:3], shape.v_head_dim)}, key's with "
-                f"the config's {shape.v_head_dim} dimensions"
+                f"value of layer {self.index}: got shape {value_shape}, expected {(*got[:3], shape.v_head_dim)}, key's "
+                f"with the config's {shape.v_head_dim} dimensions"
             )
 
     def check_query(self, query: Any, rows: ZincRows) -> None:
@@ -142,10 +142,10 @@ class ZincLayer(CacheLayerMixin):
     def attend(
         self, module: Any, query: Any, key: ZincRows, value: ZincRows, pattern: MaskPattern, options: AttentionOptions
     ) -> F32:
-        """Append what is pending, and attend the rows of ``query``. See ``ZincCache.attend``.
+        """Append the pending rows, and attend the rows of ``query``. See ``ZincCache.attend``.
 
-        key, value: what update() has returned. Compressed rows arrive expanded, and are pending from here on. Of
-        these, a latent shape takes nothing but the sizes, and it takes the weight that has expanded them of ``module``.
+        key, value: the return value of update(). Compressed rows arrive expanded, and are pending from here on. A
+        latent shape takes their sizes alone, and from ``module`` the weight that has expanded them.
         """
         if self.expanding and key.serial == self.serial:
             self.check_shapes(key, value)
@@ -217,9 +217,9 @@ class HybridLayer(ZincLayer):
 
     def forked_to(self, cache: LayerCache) -> Self:
         """Return the layer of a fork of the cache, with a copy of the states."""
-        made = super().forked_to(cache)
-        made.states = copy.deepcopy(self.states)
-        return made
+        fork = super().forked_to(cache)
+        fork.states = copy.deepcopy(self.states)
+        return fork
 
 
 LinearAttentionCacheLayerMixin.register(HybridLayer)  # which transformers asks for before it reads or writes states

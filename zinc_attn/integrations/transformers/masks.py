@@ -37,7 +37,7 @@ _BLOCK_ROWS: Final = 256  # query rows of an unknown pattern that are evaluated 
 
 @dataclass(frozen=True)
 class MaskPattern:
-    """What a mask says.
+    """The content of a mask.
 
     kept: (batch, keys), False at padding, or None where no column is padding; window: how many keys a row sees, its own
     included, or None for all before it; window_known: False for a mask that says nothing about the window. dense: the
@@ -63,10 +63,10 @@ class PatternMask(torch.Tensor):
 
     @classmethod
     def of(cls, mask: Any, pattern: MaskPattern) -> PatternMask:
-        """``mask``, which says what ``pattern`` does."""
-        made: PatternMask = mask.as_subclass(cls)
-        made.zinc = pattern
-        return made
+        """``mask`` with its ``pattern``."""
+        wrapped: PatternMask = mask.as_subclass(cls)
+        wrapped.zinc = pattern
+        return wrapped
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -106,7 +106,7 @@ def attention_mask(  # noqa: PLR0913 - transformers decides on the parameters
 ) -> Any:
     """The mask function of "zinc": a bool tensor (batch, keys), False at padding, that knows the layer's window.
 
-    Of a pattern that is neither causal nor a causal sliding window it is (batch, 1, rows, keys), True where the row
+    For a pattern that is neither causal nor a causal sliding window it is (batch, 1, rows, keys), True where the row
     sees the key. The arguments are those that transformers' AttentionMaskInterface passes. UnsupportedError: the keys
     are those of a static cache, or the model computes its attention itself and would add this mask to its scores;
     ShapeError: a 2-D mask does not cover all keys.
@@ -129,14 +129,14 @@ def attention_mask(  # noqa: PLR0913 - transformers decides on the parameters
     window, seen = _window_or_seen(mask_function, batch_size, rows, keys, use_vmap)
     kept = None if attention_mask is None else _kept_keys(attention_mask, batch_size, keys)
     try:
-        one = torch.ones((1, 1), dtype=torch.bool, device=device)
+        unit = torch.ones((1, 1), dtype=torch.bool, device=device)
     except (RuntimeError, TypeError, ValueError, AssertionError) as error:  # torch raises all of these for a bad device
         raise ArgumentError(f"device: got {shown(device)}, expected a torch device: {error}") from error
     if seen is not None:
         seen = seen if kept is None else seen & kept[:, None]
         pattern = MaskPattern(kept, None, window_known=False, dense=DenseMask(seen))
         return PatternMask.of(torch.from_numpy(seen[:, None]).to(device), pattern)
-    mask = one.expand(batch_size, kv_length) if kept is None else torch.from_numpy(kept).to(device)
+    mask = unit.expand(batch_size, kv_length) if kept is None else torch.from_numpy(kept).to(device)
     return PatternMask.of(mask, MaskPattern(kept, window))
 
 
@@ -149,9 +149,9 @@ def mask_pattern(mask: Any) -> MaskPattern:
     """Read the mask that the attention function was given: ours, a 2-D or 4-D tensor, or None."""
     if mask is None:
         return MaskPattern(None, None, window_known=False)
-    found = getattr(mask, "zinc", None)
-    if isinstance(found, MaskPattern):
-        return found
+    pattern = getattr(mask, "zinc", None)
+    if isinstance(pattern, MaskPattern):
+        return pattern
     shape = tuple(dense_tensor("attention_mask", mask).shape)
     if len(shape) == 4:
         return MaskPattern(None, None, window_known=False, dense=DenseMask.of(mask))
@@ -211,7 +211,7 @@ def _window_or_seen(
 ) -> tuple[int | None, Columns | None]:
     """Return the window of a causal pattern, None where a row sees all keys before it, and None.
 
-    Of another pattern: None, and which keys each row sees, (batch, rows, keys). rows, keys: positions. The two
+    For another pattern: None, and the keys that each row sees, (batch, rows, keys). rows, keys: positions. The two
     functions that transformers makes are recognized, all others are evaluated.
     """
     if pattern is causal_mask_function:
@@ -225,14 +225,14 @@ def _window_or_seen(
                 return int(overlay.__closure__[0].cell_contents), None
 
     def seen(begin: int, end: int) -> Columns:
-        """Which keys the rows [begin, end) of the call see in each batch row."""
+        """The keys that the rows [begin, end) of the call see in each batch row."""
         sizes = max(batch, 1), end - begin, len(keys), rows.start + begin, keys.start
-        found = sdpa_mask(*sizes, pattern, allow_is_causal_skip=False, use_vmap=use_vmap)
-        array: Columns = found[:, 0].numpy()
+        result = sdpa_mask(*sizes, pattern, allow_is_causal_skip=False, use_vmap=use_vmap)
+        array: Columns = result[:, 0].numpy()
         return array
 
-    found, window = _evaluated_window(seen, rows, keys)
-    if found and (window is None or len(rows) > 1):  # a single row does not tell a window from a chunk
+    causal, window = _evaluated_window(seen, rows, keys)
+    if causal and (window is None or len(rows) > 1):  # a single row does not tell a window from a chunk
         return window, None
     return None, np.ascontiguousarray(seen(0, len(rows)))
 

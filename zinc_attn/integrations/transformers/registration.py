@@ -1,7 +1,5 @@
 """``register()``: transformers calls this package by the name "zinc", and makes its calls steps of a ZincCache."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 
@@ -31,16 +29,16 @@ def register() -> None:
 
 def _make_selection_checked(name: str) -> None:
     """Let the method ``name`` of models refuse "zinc" where the model would fail with it, or attend without it."""
-    found = getattr(PreTrainedModel, name)
-    if hasattr(found, "zinc"):
+    method = getattr(PreTrainedModel, name)
+    if hasattr(method, "zinc"):
         return
 
-    @functools.wraps(found)
+    @functools.wraps(method)
     def select(self: Any, attn_implementation: Any, *args: Any, **kwargs: Any) -> Any:
-        given = attn_implementation
-        if (given.get("") if isinstance(given, dict) else given) == NAME:
+        chosen = attn_implementation
+        if (chosen.get("") if isinstance(chosen, dict) else chosen) == NAME:
             refuse_selection(self.config)
-        return found(self, attn_implementation, *args, **kwargs)
+        return method(self, attn_implementation, *args, **kwargs)
 
     select.zinc = True  # type: ignore[attr-defined]
     setattr(PreTrainedModel, name, select)
@@ -48,14 +46,14 @@ def _make_selection_checked(name: str) -> None:
 
 def _make_calls_steps(owner: Any, name: str) -> None:
     """Replace the method ``owner.name`` by one that is a step of the ZincCache among its arguments."""
-    found, inherited = getattr(owner, name), name not in vars(owner)
-    if hasattr(found, "zinc"):
+    method, inherited = getattr(owner, name), name not in vars(owner)
+    if hasattr(method, "zinc"):
         return
 
-    @functools.wraps(found)
+    @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        inner = getattr(super(owner, self), name) if inherited else functools.partial(found, self)
-        cache = next((one for one in (*args, *kwargs.values()) if isinstance(one, ZincCache)), None)
+        inner = getattr(super(owner, self), name) if inherited else functools.partial(method, self)
+        cache = next((argument for argument in (*args, *kwargs.values()) if isinstance(argument, ZincCache)), None)
         if cache is None:
             return inner(*args, **kwargs)
         if name == "generate":

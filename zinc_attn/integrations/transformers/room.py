@@ -27,14 +27,14 @@ class BatchRoom:
         if (max_cache_len is None) == (capacity is None):
             both = "none" if capacity is None else "both it and capacity, its earlier name"
             raise ArgumentError(f"max_cache_len: got {both}, expected tokens per batch row, for example 4096")
-        made = cls(
+        room = cls(
             check_int("max_cache_len", capacity if max_cache_len is None else max_cache_len, 1, MAX_CONTEXT),
             check_int("max_batch", max_batch, 1, MAX_CONTEXT),
             page_size,
         )
-        if made.tokens > MAX_CONTEXT:
-            raise LimitError(f"{made}, expected at most {MAX_CONTEXT:,} tokens together, in whole pages")
-        return made
+        if room.tokens > MAX_CONTEXT:
+            raise LimitError(f"{room}, expected at most {MAX_CONTEXT:,} tokens together, in whole pages")
+        return room
 
     @property
     def tokens(self) -> int:
@@ -57,7 +57,7 @@ class BatchRoom:
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """Where the memory is full though no row is, because forks have taken it: say what was asked for."""
+        """Name the request where the memory is full though no row is, because forks have taken it."""
         try:
             yield
         except CapacityError as error:

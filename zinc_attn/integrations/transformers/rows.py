@@ -9,8 +9,8 @@ from .boundary import opaque
 from .tensors import DTYPES, NAME
 from .upstream import torch
 
-_KEPT: Final = frozenset({"to", "contiguous"})  # what returns the same rows, perhaps on another torch device
-# What changes no row by another row's values. Most of these move values; linear computes along the last axis.
+_KEPT: Final = frozenset({"to", "contiguous"})  # operations that return the same rows, perhaps on another torch device
+# Operations that change no row by another row's values. Most of these move values; linear computes along the last axis.
 _ROW_BY_ROW: Final = frozenset(
     {"__getitem__", "cat", "copy_", "expand", "linear", "new_empty", "reshape", "split", "transpose", "view"}
 )
@@ -51,14 +51,14 @@ class ZincRows(torch.Tensor):
         assert rows is not None
         if name in cls.allowed:
             with torch._C.DisableTorchFunctionSubclass():
-                found = func(*args, **(kwargs or {}))
-            parts = found if isinstance(found, tuple) else (found,)
+                result = func(*args, **(kwargs or {}))
+            parts = result if isinstance(result, tuple) else (result,)
             dtypes = (
                 DTYPES if name in _ROW_BY_ROW else (rows.dtype,)
             )  # torch.autocast narrows what a projection returns
             if all(part.dtype in dtypes for part in parts):
-                made = tuple(cls.of(part, rows.layer, rows.serial) for part in parts)
-                return made if isinstance(found, tuple) else made[0]
+                wrapped = tuple(cls.of(part, rows.layer, rows.serial) for part in parts)
+                return wrapped if isinstance(result, tuple) else wrapped[0]
         raise UnsupportedError(
             f"ZincCache: {name} was called on the rows that update() returned, expected them to reach attention "
             f"{NAME!r} as they are; {rows.layer.cache.advice()}"
@@ -69,8 +69,8 @@ class ZincRows(torch.Tensor):
 class CompressedRows(ZincRows):
     """The new rows of multi-head latent attention, which a model compresses before update() and expands after it.
 
-    The expansion is the model's own, token by token, so it may run on the new rows alone: what moves values and a
-    linear layer are allowed, and give rows of the same update. Whatever would bring tokens together is refused.
+    The expansion is the model's own, token by token, so it may run on the new rows alone: moves of values and a linear
+    layer are allowed, and give rows of the same update. An operation that would bring tokens together is refused.
     """
 
     allowed: ClassVar[frozenset[str]] = _KEPT | _ROW_BY_ROW
@@ -78,8 +78,8 @@ class CompressedRows(ZincRows):
 
 def _first_rows(args: Any) -> ZincRows | None:
     """The first rows among a function's arguments, also in a list of tensors."""
-    for one in args:
-        found = one if isinstance(one, ZincRows) else _first_rows(one) if isinstance(one, (list, tuple)) else None
-        if found is not None:
-            return found
+    for argument in args:
+        rows = _first_rows(argument) if isinstance(argument, (list, tuple)) else argument
+        if isinstance(rows, ZincRows):
+            return rows
     return None

@@ -1,6 +1,4 @@
-"""A step of a ZincCache: what it adds stays, or the cache is rolled back to what it was before."""
-
-from __future__ import annotations
+"""A step of a ZincCache: its additions stay, or the cache is rolled back."""
 
 import copy
 from typing import Any
@@ -10,14 +8,13 @@ from .layer import ZincLayer
 
 
 class Step:
-    """What a ZincCache was when a step began, and how it becomes that again.
+    """The state of a ZincCache when a step began, and the way back to it.
 
     layers: the attention layers; others: transformers' own, whose recurrent states cannot be computed back, so that
     their attributes are copied; columns: that every attention layer had.
     """
 
     def __init__(self, layers: list[ZincLayer], others: list[Any], batch: BatchRows) -> None:
-        """Begin a step."""
         batch.origin = None
         self._layers, self._others, self._batch = layers, others, batch
         self.columns, self._rows = min(layer.columns for layer in layers), batch.size
@@ -28,7 +25,7 @@ class Step:
         self._batch.origin = None
 
     def roll_back(self) -> bool:
-        """Whether the cache is what it was; not so where tokens from before the step are gone or in other rows.
+        """Whether the cache could be rolled back: not where tokens from before the step are gone or moved.
 
         This can be done more than once, where an interrupt cut it short.
         """

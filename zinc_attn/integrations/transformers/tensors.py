@@ -1,7 +1,5 @@
 """Torch tensors as the NumPy arrays that the package takes, and the checks that come before."""
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 import numpy as np
@@ -21,8 +19,8 @@ DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)  # of q, k and v
 def dense_tensor(name: str, x: Any) -> Any:
     """Return ``x`` if it is a dense torch tensor of real numbers; otherwise an ArgumentError says what ``name`` is."""
     if not isinstance(x, torch.Tensor) or x.layout != torch.strided or x.dtype.is_complex or x.is_quantized:
-        given = f"a tensor of {x.dtype} and {x.layout}" if isinstance(x, torch.Tensor) else shown(x)
-        raise ArgumentError(f"{name}: got {given}, expected a dense torch tensor of real numbers")
+        got = f"a tensor of {x.dtype} and {x.layout}" if isinstance(x, torch.Tensor) else shown(x)
+        raise ArgumentError(f"{name}: got {got}, expected a dense torch tensor of real numbers")
     return x
 
 

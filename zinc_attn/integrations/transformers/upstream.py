@@ -23,31 +23,17 @@ from transformers.masking_utils import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
 
 __all__ = [
-    "DYNAMIC_LAYER_TYPE_MAPPING",
-    "MODEL_FOR_CAUSAL_LM_MAPPING",
-    "MODEL_MAPPING",
-    "AttentionInterface",
-    "AttentionMaskInterface",
-    "Cache",
-    "CacheLayerMixin",
-    "GenerationMixin",
-    "LinearAttentionCacheLayerMixin",
-    "PreTrainedModel",
-    "causal_mask_function",
-    "get_layer_types_and_kwargs",
-    "release",
-    "sdpa_mask",
-    "sliding_window_causal_mask_function",
-    "sliding_window_overlay",
-    "torch",
-    "transformers",
-]
+    "DYNAMIC_LAYER_TYPE_MAPPING", "MODEL_FOR_CAUSAL_LM_MAPPING", "MODEL_MAPPING", "AttentionInterface",
+    "AttentionMaskInterface", "Cache", "CacheLayerMixin", "GenerationMixin", "LinearAttentionCacheLayerMixin",
+    "PreTrainedModel", "causal_mask_function", "get_layer_types_and_kwargs", "release", "sdpa_mask",
+    "sliding_window_causal_mask_function", "sliding_window_overlay", "torch", "transformers",
+]  # fmt: skip
 
 
 def release() -> tuple[int, ...]:
     """transformers' release, for example (5, 24); () where its version does not begin with two numbers."""
-    found = re.match(r"(\d+)\.(\d+)", transformers.__version__)
-    return tuple(map(int, found.groups())) if found else ()
+    match = re.match(r"(\d+)\.(\d+)", transformers.__version__)
+    return tuple(map(int, match.groups())) if match else ()
 
 
 if release() < (5, 24):  # before it, models have other names for their cache, and configs other layers

@@ -1,7 +1,5 @@
 """The facts of this machine's processor as a device."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re
@@ -22,14 +20,14 @@ def memory_bytes() -> tuple[int, int]:
     """(bytes, free bytes) of the host's memory."""
     size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with suppress(OSError):
-        found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="utf-8"), re.M)
-        if found:
-            return size, int(found[1]) << 10
+        match = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="utf-8"), re.M)
+        if match:
+            return size, int(match[1]) << 10
     return size, size
 
 
 def threads() -> int:
-    """Those that this process may use at a time."""
+    """Threads that this process may run at a time."""
     affinity = getattr(os, "sched_getaffinity", None)  # Linux only
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 

@@ -1,8 +1,6 @@
 """The library of native kernels: one that the wheel carries, or one that the host's C++ compiler makes once, which the
 package's cache folder keeps."""
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import logging

@@ -3,42 +3,23 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import os
-import threading
-from collections.abc import Callable, Sequence
-from typing import Concatenate, Final, ParamSpec, TypeVar
+from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
-from ...errors import (
-    ArgumentError,
-    ClosedError,
-    ForkedProcessError,
-    KernelError,
-    RuntimeUnavailableError,
-    ZincAttnError,
-)
+from ...errors import ArgumentError, KernelError, RuntimeUnavailableError
 from ...kernels.declarations import KernelDecl
+from ..base import RuntimeBase, entered
 from ..protocol import DeviceInfo, Dispatch, Use, Words
-from ..refusals import (
-    check_nbytes,
-    check_step,
-    check_timed,
-    closed_device,
-    no_host_memory,
-    no_room,
-    output_words,
-    write_words,
-)
+from ..refusals import check_nbytes, check_step, check_timed, closed_device, no_host_memory, no_room
 from ..registry import Registry
 from .device import memory_bytes
 from .library import Step, library, pool
 
 _ALIGNMENT: Final = 64  # bytes: a line of a processor's cache
 _LARGE: Final = 64 << 20  # bytes of a buffer for which the host is asked whether it has them
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 class CpuBuffer:
@@ -55,6 +36,11 @@ class CpuBuffer:
     def closed(self) -> bool:
         """Whether its memory is gone."""
         return self.words is None
+
+    @property
+    def view(self) -> Words | None:
+        """What the host reads and writes."""
+        return self.words if self.use in (Use.INPUT, Use.OUTPUT) else None
 
     def close(self) -> None:
         """Free it; a second call does nothing."""
@@ -78,16 +64,16 @@ class CpuRecording:
         self.runtime, self.timestamps, self.ran, self.closed = runtime, timestamps, False, False
         self._needed: list[object] = [steps]  # what the structs point to
         self.steps = (Step * len(steps))()
-        for i, (step, made) in enumerate(zip(steps, self.steps, strict=True)):
+        for i, (step, struct) in enumerate(zip(steps, self.steps, strict=True)):
             if not isinstance(step.kernel, CpuKernel):
                 raise ArgumentError(f"steps[{i}].kernel: got {step.kernel!r}, expected a kernel of this runtime")
             check_step(i, step, runtime.info)
             names = (f"steps[{i}].buffers {binding.name}" for binding in step.kernel.decl.bindings)
-            buffers = [runtime.own_buffer(one, name) for one, name in zip(step.buffers, names, strict=True)]
-            words = [one.words for one in buffers if one.words is not None]
-            pointers = (ctypes.c_void_p * len(words))(*(one.ctypes.data for one in words))
-            made.kernel, made.spec, made.groups = step.kernel.address, step.kernel.spec.ctypes.data, step.groups
-            made.buffers = ctypes.addressof(pointers)
+            buffers = [runtime.own_buffer(buffer, name) for buffer, name in zip(step.buffers, names, strict=True)]
+            words = [buffer.words for buffer in buffers if buffer.words is not None]
+            pointers = (ctypes.c_void_p * len(words))(*(array.ctypes.data for array in words))
+            struct.kernel, struct.spec, struct.groups = step.kernel.address, step.kernel.spec.ctypes.data, step.groups
+            struct.buffers = ctypes.addressof(pointers)
             self._needed += [pointers, words]
             for buffer in buffers:
                 buffer.users.purge()
@@ -101,38 +87,19 @@ class CpuRecording:
                 self._needed.clear()
 
 
-def entered(method: Callable[Concatenate[CpuRuntime, P], R]) -> Callable[Concatenate[CpuRuntime, P], R]:
-    """Runs a method under the runtime's lock, in the process that made it, while it is open."""
-
-    @functools.wraps(method)
-    def entered(self: CpuRuntime, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        if os.getpid() != self.pid:
-            raise ForkedProcessError(f"{self.info.name}: opened before fork(); open a Device in the child process")
-        with self.lock:
-            if not self._open:
-                raise closed_device(self.info)
-            try:
-                return method(self, *args, **kwargs)
-            except MemoryError as error:
-                if isinstance(error, ZincAttnError):
-                    raise
-                raise no_host_memory(self.info) from error
-
-    return entered
-
-
-class CpuRuntime:
+class CpuRuntime(RuntimeBase[CpuBuffer, CpuRecording]):
     """The protocol's Runtime, which says what each method does, on the host's processor.
 
     ``info`` is ``cpu_info``'s. Errors at opening: see ``library``.
     """
 
     name = "cpu"
+    buffer_type, recording_type = CpuBuffer, CpuRecording
 
     def __init__(self, info: DeviceInfo) -> None:
         if info.refusal is not None:
             raise RuntimeUnavailableError(f"{info.name}: {info.refusal}")
-        self.info, self.pid, self.lock = info, os.getpid(), threading.RLock()
+        super().__init__(info)
         self._library = library()
         try:
             self._pool, self._open = pool(self.pid, info.compute_units), True
@@ -145,37 +112,16 @@ class CpuRuntime:
             with self.lock:
                 self._open = False
 
+    def check_open(self) -> None:
+        if not self._open:
+            raise closed_device(self.info)
+
     @entered
     def buffer(self, nbytes: int, use: Use) -> CpuBuffer:
         nbytes = check_nbytes(nbytes, self.info)
         if nbytes >= _LARGE and nbytes > (free := memory_bytes()[1]):
             raise no_room(nbytes, free, self.info)
         return CpuBuffer(self, nbytes, use)
-
-    @entered
-    def write(self, buffer: object, data: Words, offset: int = 0) -> None:
-        target = self.own_buffer(buffer)
-        write_words(target, target.words if target.use in (Use.INPUT, Use.OUTPUT) else None, data, offset)
-
-    @entered
-    def read(self, buffer: object) -> Words:
-        return self._output(buffer).copy()
-
-    @entered
-    def peek(self, buffer: object) -> Words:
-        return self._output(buffer)
-
-    def _output(self, buffer: object) -> Words:
-        source = self.own_buffer(buffer)
-        return output_words(source, source.words)
-
-    def own_buffer(self, buffer: object, name: str = "buffer") -> CpuBuffer:
-        """``buffer``, where it is an open one of this runtime."""
-        if not isinstance(buffer, CpuBuffer) or buffer.runtime is not self:
-            raise ArgumentError(f"{name}: got {buffer!r}, expected a buffer of this runtime")
-        if buffer.closed:
-            raise ClosedError(f"{name}: the {buffer.use.value} buffer of {buffer.nbytes} bytes was closed")
-        return buffer
 
     @entered
     def kernel(self, decl: KernelDecl, spirv: bytes, spec: Sequence[int]) -> CpuKernel:
@@ -191,29 +137,22 @@ class CpuRuntime:
 
     @entered
     def run(self, recording: object) -> None:
-        mine = self._own_recording(recording)
-        mine.ran = False
-        if self._library.zinc_cpu_run(self._pool, mine.steps, len(mine.steps)):
+        checked = self.own_recording(recording)
+        checked.ran = False
+        if self._library.zinc_cpu_run(self._pool, checked.steps, len(checked.steps)):
             raise no_host_memory(self.info)
-        mine.ran = True
+        checked.ran = True
 
     @entered
     def start(self, *recordings: object) -> None:
-        mine = [self._own_recording(one) for one in recordings]
-        for one in mine:
-            self.run(one)
-            one.ran = False
-
-    def _own_recording(self, recording: object) -> CpuRecording:
-        if not isinstance(recording, CpuRecording) or recording.runtime is not self:
-            raise ArgumentError(f"recording: got {recording!r}, expected a recording of this runtime")
-        if recording.closed:
-            raise ClosedError("recording: it, or a buffer that it uses, was closed")
-        return recording
+        checked = [self.own_recording(recording) for recording in recordings]
+        for recording in checked:
+            self.run(recording)
+            recording.ran = False
 
     @entered
     def timings(self, recording: object) -> list[tuple[float, float]]:
-        mine = self._own_recording(recording)
-        check_timed(mine.timestamps, mine.ran)
-        first = mine.steps[0].begin if len(mine.steps) else 0.0
-        return [(step.begin - first, step.end - first) for step in mine.steps]
+        checked = self.own_recording(recording)
+        check_timed(checked.timestamps, checked.ran)
+        first = checked.steps[0].begin if len(checked.steps) else 0.0
+        return [(step.begin - first, step.end - first) for step in checked.steps]

@@ -1,7 +1,5 @@
 """The ``kp`` module: its build that this package can use, and its errors made typed ones."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,9 +20,9 @@ def load_kp() -> Any:
             "runtime 'kompute' needs the package kp, which is not installed; build it with scripts/build_kp.sh from a "
             "clone of the repository, or use runtime='vulkan'"
         ) from error
-    if (found := getattr(getattr(kp, "zinc_attn", None), "version", None)) != VERSION:
-        what = f"has version {found} of kp.zinc_attn, expected {VERSION}"
-        if found is None:
+    if (version := getattr(getattr(kp, "zinc_attn", None), "version", None)) != VERSION:
+        what = f"has version {version} of kp.zinc_attn, expected {VERSION}"
+        if version is None:
             what = "ignores Vulkan's errors, so that a failed wait would give wrong results, and has no kp.zinc_attn"
         raise RuntimeUnavailableError(
             f"runtime 'kompute': the installed kp {what}; build kp with scripts/build_kp.sh from a clone of the "
@@ -41,6 +39,6 @@ def typed(check: Callable[[int, str], None]) -> Iterator[None]:
     except RuntimeError as error:
         if isinstance(error, ZincAttnError):
             raise
-        if found := _RESULT.search(str(error)):
-            check(int(found[2]), found[1])
+        if match := _RESULT.search(str(error)):
+            check(int(match[2]), match[1])
         raise ZincAttnError(f"Kompute: {error}") from error

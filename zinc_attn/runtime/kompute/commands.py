@@ -1,7 +1,5 @@
 """Steps become operations of kp sequences, over the pipelines and buffers of plain Vulkan; a host program's queue."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,7 +28,7 @@ class KomputeCommands(Commands):
         return self._device.vk.struct("VkSubmitInfo", commandBufferCount=1, pCommandBuffers=table)
 
     def record_into(self, sequence: Any, undo: Undo, steps: Sequence[BoundStep], out: Any) -> Any:
-        """Record ``steps`` behind what a host's kp.Sequence holds, and the copy of a kp tensor ``out`` to the host.
+        """Record ``steps`` at the end of a host's kp.Sequence, and then the copy of a kp tensor ``out`` to the host.
 
         The kp.zinc_attn.OpGuard that is returned lets the sequence be evaluated.
         """
@@ -47,7 +45,7 @@ class KomputeCommands(Commands):
         for i, (waits, (kernel, _, groups, _)) in enumerate(zip(waiting(steps), steps, strict=True)):
             if waits:
                 sequence.record(self._ours.OpBarrier(*BETWEEN_STEPS))
-            handles = (self._number(one) for one in (kernel.pipeline, kernel.layout, sets[i]))
+            handles = (self._number(handle) for handle in (kernel.pipeline, kernel.layout, sets[i]))
             sequence.record(self._ours.OpDispatch(*handles, groups, queries, 2 * i))
         sequence.record(self._ours.OpBarrier(*AT_THE_END))
 
@@ -63,6 +61,6 @@ class HostQueue(ComputeQueue):
         self._ours = kp.zinc_attn
 
     def send(self, recordings: Sequence[Any], fence: Any) -> int:
-        handles = self._device.queue, *(one.pCommandBuffers[0] for one in recordings), fence
-        queue, *commands, signaled = (int(self._device.ffi.cast("uintptr_t", one)) for one in handles)
+        handles = self._device.queue, *(recording.pCommandBuffers[0] for recording in recordings), fence
+        queue, *commands, signaled = (int(self._device.ffi.cast("uintptr_t", handle)) for handle in handles)
         return int(self._ours.submit(queue, commands, signaled))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import ArgumentError, ClosedError, DeviceNotFoundError
+from ..base import entered
 from ..devices import choose, device_info, list_devices
 from ..loader import API_1_1, loader
 from ..protocol import DeviceInfo, Dispatch, Use
@@ -18,7 +19,7 @@ from ..vulkan.commands import Commands
 from ..vulkan.device import HostDevice
 from ..vulkan.handles import VulkanBuffer, VulkanRecording
 from ..vulkan.queue import ComputeQueue
-from ..vulkan.runtime import VulkanRuntime, entered, register
+from ..vulkan.runtime import VulkanRuntime, register
 from .binding import load_kp, typed
 from .commands import HostQueue, KomputeCommands
 
@@ -31,7 +32,7 @@ class HostTensor(VulkanBuffer):
 
 
 class HostRecording(VulkanRecording):
-    """Steps in a host program's kp.Sequence. guard: lets that be evaluated while it is ``armed``."""
+    """Steps in a host program's kp.Sequence. guard: lets the sequence be evaluated while it is ``armed``."""
 
     guard: Any
     runtime: KomputeRuntime
@@ -50,8 +51,8 @@ class HostRecording(VulkanRecording):
 class KomputeRuntime(VulkanRuntime):
     """Runtime over a kp.Manager.
 
-    manager: one that a host program owns, on the device that ``info`` describes; it is used and not destroyed. None: a
-    manager over a device that is opened as plain Vulkan does.
+    manager: a host program's, on the device that ``info`` describes; it is used and never destroyed. None: a new
+    manager over a device that is opened as plain Vulkan opens it.
     """
 
     name = "kompute"
@@ -71,7 +72,7 @@ class KomputeRuntime(VulkanRuntime):
         device = self._device
         if device.host is None:
             handles = (device.instance, device.physical, device.handle, device.queue)
-            numbers = (int(device.ffi.cast("uintptr_t", one)) for one in handles)
+            numbers = (int(device.ffi.cast("uintptr_t", handle)) for handle in handles)
             self._manager = self.kp.zinc_attn.manager(*numbers, device.family)
         self._sequences = KomputeCommands(device, self.kp, self._manager)
         return self._sequences
@@ -91,9 +92,9 @@ class KomputeRuntime(VulkanRuntime):
             raise ArgumentError(
                 f"{name}: got a kp.Tensor of {tensor.size()} elements in {nbytes} bytes, expected 4 each"
             )
-        made = HostTensor(self._handles, self, nbytes, Use.SCRATCH)
-        made.handle, made.tensor, made.name = self._device.ffi.cast("VkBuffer", handle), tensor, name
-        return made
+        buffer = HostTensor(self._handles, self, nbytes, Use.SCRATCH)
+        buffer.handle, buffer.tensor, buffer.name = self._device.ffi.cast("VkBuffer", handle), tensor, name
+        return buffer
 
     @entered
     def check_alive(self, bound: HostTensor) -> None:
@@ -113,26 +114,26 @@ class KomputeRuntime(VulkanRuntime):
     def record_into(self, sequence: Any, steps: Sequence[Dispatch], out: HostTensor) -> HostRecording:
         if why := self.kp.zinc_attn.refusal(self._manager, sequence):
             raise ArgumentError(f"sequence: got a kp.Sequence {why}; expected a new one of the device's kp.Manager")
-        made = HostRecording(self._handles, self, tuple(steps))
-        with self._handles.making(made) as undo:
+        recording = HostRecording(self._handles, self, tuple(steps))
+        with self._handles.making(recording) as undo:
             bound = [self._bound(i, step) for i, step in enumerate(steps)]
-            made.guard = self._sequences.record_into(sequence, undo, bound, out.tensor)
-            undo.append(partial(setattr, made.guard, "armed", False))  # before anything that it uses is freed
-        register(made, bound)
-        return made
+            recording.guard = self._sequences.record_into(sequence, undo, bound, out.tensor)
+            undo.append(partial(setattr, recording.guard, "armed", False))  # before anything that it uses is freed
+        register(recording, bound)
+        return recording
 
 
 def host_info(manager: Any, index: int | None) -> DeviceInfo:
-    """What is known of the device of a host's kp.Manager; DeviceNotFoundError where ``index`` names another."""
+    """The facts of the device of a host's kp.Manager; DeviceNotFoundError where ``index`` names another."""
     ours, vk = load_kp().zinc_attn, loader()
     if not ours.is_open(manager):
         raise ClosedError("manager: got one that was destroyed, expected an open kp.Manager")
     instance, physical, *_ = ours.handles(manager)
-    found = device_info(vk, vk.ffi.cast("VkInstance", instance), API_1_1, vk.ffi.cast("VkPhysicalDevice", physical), 0)
+    facts = device_info(vk, vk.ffi.cast("VkInstance", instance), API_1_1, vk.ffi.cast("VkPhysicalDevice", physical), 0)
     listed = list_devices()
-    same = [one for one in listed if one.uuid == found.uuid]
+    same = [device for device in listed if device.uuid == facts.uuid]
     if index is None:
         return choose(same or listed, same[0].index if same else None)
     if (named := choose(listed, index)) not in same:
-        raise DeviceNotFoundError(f"index: got {index}, {named.name}, but the manager's device is {found.name}")
+        raise DeviceNotFoundError(f"index: got {index}, {named.name}, but the manager's device is {facts.name}")
     return named

@@ -10,7 +10,7 @@ from .device import LogicalDevice, Undo
 from .handles import VulkanBuffer
 from .pipelines import STORAGE_DESCRIPTOR, VulkanKernel
 
-# A step of this runtime, checked: kernel, buffers, groups, and Dispatch's ``beside``.
+# A step of this runtime, checked: kernel, buffers, groups, and Dispatch's ``independent``.
 BoundStep = tuple[VulkanKernel, list[VulkanBuffer], tuple[int, int, int], bool]
 
 _RESET_COMMAND_BUFFER: Final = 2  # VK_COMMAND_POOL_CREATE_RESET_COMMAND_BUFFER_BIT
@@ -21,10 +21,10 @@ _SHADER_READ, _SHADER_WRITE, _TRANSFER_READ, _TRANSFER_WRITE, _HOST_READ = 0x20,
 
 
 class Barrier(NamedTuple):
-    """A memory barrier: what stages ``source`` wrote by ``written`` is there for ``access`` in stages ``later``."""
+    """A memory barrier: stages ``later`` see by ``access`` what stages ``source`` wrote by ``writes``."""
 
     source: int
-    written: int
+    writes: int
     later: int
     access: int
 
@@ -53,18 +53,19 @@ class Access(NamedTuple):
 
 
 def levels(commands: Iterable[tuple[Sequence[Access], bool]], in_order: bool = True) -> Iterator[int]:
-    """The level of each command, (what it accesses, ``beside``): as ``za_level`` of native/src/levels.h has it.
+    """The level of each command, (accesses, ``independent``), as ``za_level`` of native/src/levels.h computes it.
 
     in_order: no command is in a lower level than the one before it.
     """
     known, last, before = list[tuple[Access, int]](), 0, 0
-    for accesses, beside in commands:
-        before = before if beside else len(known)  # those before the last command that is beside none
-        level = last if in_order or beside else 0
-        level = max([level, *(of + 1 for other, of in known[:before] if any(one.meets(other) for one in accesses))])
+    for accesses, independent in commands:
+        before = before if independent else len(known)  # the commands before the last one that is not independent
+        level = last if in_order or independent else 0
+        needed = (number for other, number in known[:before] if any(access.meets(other) for access in accesses))
+        level = max([level, *(number + 1 for number in needed)])
         if in_order and level > last:
-            known, before = [], 0  # for these all that follow wait anyway
-        known += [(one, level) for one in accesses]
+            known, before = [], 0  # all later commands wait for these anyway
+        known += [(access, level) for access in accesses]
         last = level
         yield level
 
@@ -72,9 +73,9 @@ def levels(commands: Iterable[tuple[Sequence[Access], bool]], in_order: bool = T
 def waiting(steps: Sequence[BoundStep]) -> Iterator[bool]:
     """Whether a barrier comes before each step. A step accesses whole buffers."""
     commands, last = list[tuple[list[Access], bool]](), 0
-    for kernel, buffers, _, beside in steps:
+    for kernel, buffers, _, independent in steps:
         bound = zip(buffers, kernel.decl.bindings, strict=True)
-        commands.append(([Access(x, 0, x.nbytes, one.access == "write") for x, one in bound], beside))
+        commands.append(([Access(x, 0, x.nbytes, binding.access == "write") for x, binding in bound], independent))
     for level in levels(commands):
         yield level > last
         last = level
@@ -95,10 +96,10 @@ class Commands:
         """(VkCommandBuffer, the VkSubmitInfo* that submits it)."""
         device, vk, lib = self._device, self._device.vk, self._device.lib
         request = vk.struct("VkCommandBufferAllocateInfo", commandPool=self._pool, commandBufferCount=1)
-        made = device.ffi.new("VkCommandBuffer[]", 1)
-        device.check(lib.vkAllocateCommandBuffers(device.handle, request, made), "vkAllocateCommandBuffers")
-        undo.append(functools.partial(lib.vkFreeCommandBuffers, device.handle, self._pool, 1, made))
-        return made[0], vk.struct("VkSubmitInfo", commandBufferCount=1, pCommandBuffers=made)
+        handles = device.ffi.new("VkCommandBuffer[]", 1)
+        device.check(lib.vkAllocateCommandBuffers(device.handle, request, handles), "vkAllocateCommandBuffers")
+        undo.append(functools.partial(lib.vkFreeCommandBuffers, device.handle, self._pool, 1, handles))
+        return handles[0], vk.struct("VkSubmitInfo", commandBufferCount=1, pCommandBuffers=handles)
 
     def timestamps(self, undo: Undo, steps: int) -> Any:
         """A query pool with a begin and an end for each of ``steps`` steps."""
@@ -132,8 +133,8 @@ class Commands:
         return submit
 
     def _barrier(self, command: Any, barrier: Barrier) -> None:
-        source, written, later, access = barrier
-        memory = self._device.vk.struct("VkMemoryBarrier", srcAccessMask=written, dstAccessMask=access)
+        source, writes, later, access = barrier
+        memory = self._device.vk.struct("VkMemoryBarrier", srcAccessMask=writes, dstAccessMask=access)
         null = self._device.null
         self._device.lib.vkCmdPipelineBarrier(command, source, later, 0, 1, memory, 0, null, 0, null)
 

@@ -1,6 +1,4 @@
-"""A Vulkan instance and a logical device with one compute queue, and what makes and destroys objects of them."""
-
-from __future__ import annotations
+"""A Vulkan instance and a logical device with one compute queue, with functions that make and destroy objects of it."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -14,7 +12,7 @@ from ..devices import DOT_EXTENSION, MATRIX_FEATURES, asks_for_waves, device_inf
 from ..loader import API_1_1, API_1_3, loader
 from ..protocol import DeviceInfo
 
-Undo = list[Callable[[], object]]  # what destroys the parts of an object, to be called last to first
+Undo = list[Callable[[], object]]  # calls that destroy the parts of an object, from last to first
 
 
 def destroy(undo: Undo) -> None:
@@ -24,7 +22,7 @@ def destroy(undo: Undo) -> None:
 
 
 class HostDevice(NamedTuple):
-    """The handles of a device that a host program opened. is_open: whether it has not destroyed it."""
+    """The handles of a device that a host program opened. is_open: whether the program still has it."""
 
     instance: int
     physical: int
@@ -35,11 +33,11 @@ class HostDevice(NamedTuple):
 
 
 class LogicalDevice:
-    """The open device. ``lost``: a call said that it is lost; nothing is asked of it any more.
+    """The open device. ``lost``: a call reported that it is lost, and no further call is made.
 
-    host: where it is a host program's, which closes it; it has what that program enabled, so none of what this package
-    would ask for. Errors at opening: NoVulkanError, DeviceNotFoundError (the devices changed since they were listed),
-    DeviceMemoryError, DeviceLostError. What was made by then is in ``own``, for the caller to destroy.
+    host: a host program's device, which the program closes, and which has only the features that the program enabled.
+    Errors at opening: NoVulkanError, DeviceNotFoundError (the devices changed since they were listed),
+    DeviceMemoryError, DeviceLostError. The objects made by then are in ``own``, for the caller to destroy.
     """
 
     def __init__(self, info: DeviceInfo, own: Undo, host: HostDevice | None = None) -> None:
@@ -55,7 +53,7 @@ class LogicalDevice:
         else:
             api = API_1_1  # what it asked for is not known
             kinds = ("VkInstance", "VkPhysicalDevice", "VkDevice", "VkQueue")
-            handles = (self.ffi.cast(*one) for one in zip(kinds, host[:4], strict=True))
+            handles = (self.ffi.cast(*pair) for pair in zip(kinds, host[:4], strict=True))
             self.instance, self.physical, self.handle, self.queue = handles
         (self.properties,) = self.vk.properties(self.physical)
         if self.properties.apiVersion < API_1_1:
@@ -73,13 +71,13 @@ class LogicalDevice:
             self.info = replace(info.with_own_subgroups(), matrix=NO_MATRICES, fma_operation=False, integer_dots=False)
 
     def is_gone(self) -> bool:
-        """Whether a host program has destroyed it, and all that was made of it."""
+        """Whether a host program has destroyed it, and all its objects."""
         return self.host is not None and not self.host.is_open()
 
     def _open(self, api: int, extensions: set[str]) -> None:
         """Make the device with all that kernels can use of Vulkan version ``api``."""
         features, enable = self.null, list[str]()
-        alive = []  # which an assignment to pNext does not keep
+        alive = []  # structs that an assignment to pNext does not keep
         if asks_for_waves(self.vk, self.physical, extensions, api):
             (features,) = self.vk.features(self.physical, "VkPhysicalDeviceSubgroupSizeControlFeatures")
             enable = [] if api >= API_1_3 else ["VK_EXT_subgroup_size_control"]
@@ -108,10 +106,11 @@ class LogicalDevice:
 
     def _find(self, api: int) -> Any:
         """The VkPhysicalDevice that ``info`` describes."""
-        found, at = self.vk.physical_devices(self.instance), self.info.index
-        if at >= len(found) or device_info(self.vk, self.instance, api, found[at], at).uuid != self.info.uuid:
-            raise DeviceNotFoundError(f"device {at}: {self.info.name} is not there any more; list again")
-        return found[at]
+        devices, index = self.vk.physical_devices(self.instance), self.info.index
+        there = devices[index : index + 1]
+        if not there or device_info(self.vk, self.instance, api, there[0], index).uuid != self.info.uuid:
+            raise DeviceNotFoundError(f"device {index}: {self.info.name} is not there any more; list again")
+        return there[0]
 
     def _create_device(self, features: Any, enable: list[Any]) -> Any:
         queues = self.vk.struct(
@@ -141,16 +140,16 @@ class LogicalDevice:
 
     def create(self, undo: Undo, kind: str, info: Any) -> Any:
         """vkCreate<kind>(info); its vkDestroy goes to ``undo``."""
-        made = self.ffi.new(f"Vk{kind}*")
-        result = getattr(self.lib, f"vkCreate{kind}")(self.handle, info, self.null, made)
+        handle = self.ffi.new(f"Vk{kind}*")
+        result = getattr(self.lib, f"vkCreate{kind}")(self.handle, info, self.null, handle)
         self.check(result, f"vkCreate{kind}")
-        undo.append(functools.partial(getattr(self.lib, f"vkDestroy{kind}"), self.handle, made[0], self.null))
-        return made[0]
+        undo.append(functools.partial(getattr(self.lib, f"vkDestroy{kind}"), self.handle, handle[0], self.null))
+        return handle[0]
 
     def entry(self, name: str) -> Any:
         """The driver's own function ``name``, past the loader's dispatch."""
-        found = self.lib.vkGetDeviceProcAddr(self.handle, self.ffi.new("char[]", name.encode()))
-        return self.ffi.cast(f"PFN_{name}", found)
+        address = self.lib.vkGetDeviceProcAddr(self.handle, self.ffi.new("char[]", name.encode()))
+        return self.ffi.cast(f"PFN_{name}", address)
 
     @contextmanager
     def kept(self) -> Iterator[Undo]:

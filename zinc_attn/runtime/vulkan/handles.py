@@ -1,4 +1,4 @@
-"""Buffers and recordings: objects that own Vulkan handles, and when those are destroyed."""
+"""Buffers and recordings: objects that own Vulkan handles, and when the handles are destroyed."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class _RuntimeTie(weakref.ref[Any]):
     handles: Handles
 
 
-_runtimes: Final[set[_RuntimeTie]] = set()  # those of open runtimes
-collected: Final[deque[_RuntimeTie]] = deque()  # those of runtimes that were dropped without being closed
+_runtimes: Final[set[_RuntimeTie]] = set()  # references to open runtimes
+collected: Final[deque[_RuntimeTie]] = deque()  # references to runtimes that were dropped without being closed
 
 
 def close_collected() -> None:
-    """Destroy what runtimes left that were dropped without being closed."""
+    """Destroy the handles of runtimes that were dropped without being closed."""
     for tie in tuple(collected):
         if os.getpid() == tie.handles.pid:
             tie.handles.close()
@@ -45,11 +45,11 @@ def close_collected() -> None:
 
 
 class Handles:
-    """What each living object owns, destroyed once: when it is closed, with the device, or after it was dropped.
+    """The handles of living objects, destroyed once: at close(), with the device, or after a drop.
 
     The death of an object is noted by a callback without bytecode, which Ctrl-C cannot cut short; finalizers run
     anywhere, also within a call, so it is the next call that destroys (``purge``). While a submission may use a
-    handle, nothing is destroyed: that is left to ``clear``. dropped: what ``purge`` has to release.
+    handle, nothing is destroyed: that is left to ``clear``. dropped: objects that ``purge`` releases.
     """
 
     def __init__(self, device: LogicalDevice, queue: ComputeQueue, lock: threading.RLock, runtime: object) -> None:

@@ -1,6 +1,4 @@
-"""Which memory a buffer gets: by its use, in the first fitting memory type that has room."""
-
-from __future__ import annotations
+"""The memory of a buffer: by its use, in the first fitting memory type that has room."""
 
 import functools
 from collections.abc import Iterator

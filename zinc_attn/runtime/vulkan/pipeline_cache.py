@@ -1,9 +1,7 @@
-"""The driver's pipeline cache, kept on disk between processes. What cannot be read or written is done without.
+"""The driver's pipeline cache, kept on disk between processes. A file that cannot be read or written is ignored.
 
 The C library has the same files (native/src/pipeline_cache.c).
 """
-
-from __future__ import annotations
 
 import struct
 import zlib
@@ -19,7 +17,7 @@ _HEADER_BYTES: Final = 32  # of VkPipelineCacheHeaderVersionOne, with which the 
 
 
 def checksum(data: bytes) -> bytes:
-    """Of the driver's data, as a file has it."""
+    """The checksum of the driver's data, as a file has it."""
     return struct.pack("=I", zlib.crc32(data))
 
 
@@ -42,16 +40,16 @@ class PipelineCache:
             self.file = folder / "pipelines" / ("-".join(f"{x:08x}" for x in numbers) + ".bin")
             with suppress(OSError), open_regular(self.file) as file:
                 stored = file.read(1 << 28).removeprefix(_MAGIC)  # a larger one is none of the driver's
-                found = stored[4:]
-                if checksum(found) == stored[:4] and found[:_HEADER_BYTES] == self.header:
-                    data, self.checksum = found, stored[:4]
+                driver_data = stored[4:]
+                if checksum(driver_data) == stored[:4] and driver_data[:_HEADER_BYTES] == self.header:
+                    data, self.checksum = driver_data, stored[:4]
         create = device.vk.struct(
             "VkPipelineCacheCreateInfo", initialDataSize=len(data), pInitialData=device.ffi.from_buffer(data)
         )
         self.handle = device.create(device.own, "PipelineCache", create)
 
     def save(self) -> None:
-        """Write what the driver has made by now, where that has changed."""
+        """Write the driver's data if they have changed."""
         data = self._data()
         if self.file is None or data is None or (new := checksum(data)) == self.checksum:
             return

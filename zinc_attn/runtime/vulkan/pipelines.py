@@ -1,7 +1,5 @@
 """Compute pipelines: one SPIR-V module with its specialization constants fixed."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import struct
@@ -63,15 +61,15 @@ class Pipelines:
         key = (decl, values, hashlib.sha256(spirv).digest())
         if (known := self._kernels.get(key)) is not None:
             return known
-        # drivers do not validate: what is not SPIR-V at all would crash them
+        # drivers do not validate: other bytes would crash them
         if len(spirv) < 20 or len(spirv) % 4 or spirv[:4] != _SPIRV_MAGIC:
             raise KernelError(f"kernel {decl.name}: {len(spirv)} bytes that are no SPIR-V of this byte order")
         check_compile_room(self._device.info)
         set_layout, layout = self._layout(len(decl.bindings))
         pipeline = self._compile(decl, np.frombuffer(spirv, np.uint32), values, layout)
-        made = self._kernels[key] = VulkanKernel(decl, self._token, pipeline, set_layout, layout)
+        kernel = self._kernels[key] = VulkanKernel(decl, self._token, pipeline, set_layout, layout)
         self.cache.save()
-        return made
+        return kernel
 
     def forget(self) -> None:
         """Drop the kernels: their device is closing."""
@@ -97,14 +95,14 @@ class Pipelines:
                 pSpecializationInfo=vk.specialization(decl.constants(values)),
             )
             create = vk.struct("VkComputePipelineCreateInfo", stage=stage[0], layout=layout)
-            made = device.ffi.new("VkPipeline*")
+            pipeline = device.ffi.new("VkPipeline*")
             build = device.lib.vkCreateComputePipelines
             with telling(device.info, decl.name):
-                result = build(device.handle, self.cache.handle, 1, create, device.null, made)
+                result = build(device.handle, self.cache.handle, 1, create, device.null, pipeline)
             del stage  # alive until here: `create` holds a copy that points at its name and constants
             device.check(result, f"compiling kernel {decl.name}", KernelError)
-            device.own.append(functools.partial(device.lib.vkDestroyPipeline, device.handle, made[0], device.null))
-            return made[0]
+            device.own.append(functools.partial(device.lib.vkDestroyPipeline, device.handle, pipeline[0], device.null))
+            return pipeline[0]
         finally:
             destroy(scratch)
 
@@ -127,12 +125,12 @@ class Pipelines:
 
 def local_size_x(words: Words) -> int:
     """x of the LocalSize execution mode of a SPIR-V module, 1 where a constant gives it."""
-    at = 5
-    while at < len(words):
-        length, opcode = int(words[at]) >> 16, int(words[at]) & 0xFFFF
-        if opcode == 16 and length == 6 and words[at + 2] == 17:  # OpExecutionMode LocalSize x y z
-            return int(words[at + 3])
+    offset = 5
+    while offset < len(words):
+        length, opcode = int(words[offset]) >> 16, int(words[offset]) & 0xFFFF
+        if opcode == 16 and length == 6 and words[offset + 2] == 17:  # OpExecutionMode LocalSize x y z
+            return int(words[offset + 3])
         if opcode == 54 or not length:  # OpFunction: execution modes come earlier
             break
-        at += length
+        offset += length
     return 1

@@ -1,7 +1,5 @@
 """The compute queue: one submission at a time, and what a failed one leaves behind."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -78,7 +76,7 @@ class ComputeQueue:
         self.in_flight = False
 
     def _warmed(self, long: bool) -> None:
-        """Forget the cold kernels; lavapipe, which compiles them as they first run, takes ``long`` for it."""
+        """Forget the cold kernels. long: the wait was long, since lavapipe compiles kernels in their first run."""
         names, self.cold = self.cold, set()
         if long:
             tell(self._device.info, names)
@@ -92,9 +90,9 @@ class ComputeQueue:
         device.check(result, "a submission")
 
     def settle(self) -> None:
-        """The one place after a submission, a wait or a reset that failed: make the queue idle and the fence new.
+        """Make the queue idle and the fence new, after a failed submission, wait or reset.
 
-        Where either cannot be had the device is lost; ``in_flight`` says whether the submission may still run.
+        If either fails the device is lost; ``in_flight`` says whether the submission may still run.
         """
         self.started = False
         idle = self.is_idle()
@@ -118,7 +116,7 @@ class ComputeQueue:
             if not lib.vkGetFenceStatus(handle, self._fence) or not lib.vkQueueWaitIdle(self._device.queue):
                 return True
             time.sleep(0.01)  # a wait that fails returns at once
-        # The specification: what is in use on a lost device is in use no more once a wait has returned this.
+        # The specification: no object of a lost device is in use after a wait has returned this.
         return bool(lib.vkDeviceWaitIdle(handle) == _DEVICE_LOST)
 
     def _renew_fence(self) -> bool:
@@ -134,6 +132,6 @@ class ComputeQueue:
 
     def _replace_fence(self) -> None:
         device = self._device
-        made = device.create(Undo(), "Fence", device.vk.struct("VkFenceCreateInfo"))
+        fence = device.create(Undo(), "Fence", device.vk.struct("VkFenceCreateInfo"))
         device.lib.vkDestroyFence(device.handle, self._fences[0], device.null)
-        self._fence = self._fences[0] = made
+        self._fence = self._fences[0] = fence

@@ -4,34 +4,14 @@ One compute queue, one fence, one submission at a time. A call returns when the 
 the next call waits for that, so what a submission wrote is there for the host and for the next submission.
 """
 
-from __future__ import annotations
-
-import functools
 import os
-import threading
-from collections.abc import Callable, Sequence
-from typing import Concatenate, ParamSpec, TypeVar
+from collections.abc import Sequence
 
-from ...errors import (
-    ArgumentError,
-    ClosedError,
-    DeviceLostError,
-    ForkedProcessError,
-    LimitError,
-    ZincAttnError,
-)
+from ...errors import ArgumentError, ClosedError, DeviceLostError, LimitError, ZincAttnError
 from ...kernels.declarations import KernelDecl
-from ..protocol import DeviceInfo, Dispatch, Kernel, Use, Words
-from ..refusals import (
-    check_compile_room,
-    check_nbytes,
-    check_step,
-    check_timed,
-    closed_device,
-    no_host_memory,
-    output_words,
-    write_words,
-)
+from ..base import RuntimeBase, entered
+from ..protocol import DeviceInfo, Dispatch, Kernel, Use
+from ..refusals import check_compile_room, check_nbytes, check_step, check_timed, closed_device, no_host_memory
 from .commands import BoundStep, Commands
 from .device import HostDevice, LogicalDevice, Undo, destroy
 from .handles import Handles, VulkanBuffer, VulkanRecording, close_collected, collected
@@ -39,42 +19,10 @@ from .memory import allocate_buffer
 from .pipelines import Pipelines, VulkanKernel
 from .queue import ComputeQueue
 
-P = ParamSpec("P")
-R = TypeVar("R")
-S = TypeVar("S", bound="VulkanRuntime")
-
 _QUERY_64_BIT, _QUERY_WAIT = 1, 2  # VkQueryResultFlagBits
 
 
-def entered(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-    """Runs a method under the runtime's lock, in the process that made it, while it is open and not lost."""
-
-    @functools.wraps(method)
-    def entered(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        if os.getpid() != self._pid:
-            raise ForkedProcessError(f"{self.info.name}: opened before fork(); open a Device in the child process")
-        with self._lock:
-            if self._handles.closed:
-                raise closed_device(self.info)
-            if self._device.host is not None and self._device.is_gone():
-                raise ClosedError(f"{self.info.name}: used after its kp.Manager was destroyed; close the Device first")
-            if self._queue.in_flight and not self._device.lost:
-                self._queue.finish()
-            if self._device.lost:
-                raise DeviceLostError(f"{self.info.name} was lost earlier; open a new Device")
-            if self._handles.dropped or collected:
-                self._handles.purge()
-            try:
-                return method(self, *args, **kwargs)
-            except MemoryError as error:
-                if isinstance(error, ZincAttnError):
-                    raise
-                raise no_host_memory(self.info) from error
-
-    return entered
-
-
-class VulkanRuntime:
+class VulkanRuntime(RuntimeBase[VulkanBuffer, VulkanRecording]):
     """The protocol's Runtime, which says what each method does, on plain Vulkan 1.1 or later.
 
     ``info`` is one of ``devices.list_devices()``. Errors at opening: NoVulkanError, DeviceNotFoundError (the
@@ -82,85 +30,70 @@ class VulkanRuntime:
     """
 
     name = "vulkan"
+    buffer_type, recording_type = VulkanBuffer, VulkanRecording
 
     def __init__(self, info: DeviceInfo, host: HostDevice | None = None) -> None:
         close_collected()
         if info.refusal is not None:
             raise LimitError(f"device: {info.name} cannot attend: {info.refusal}; use another device")
-        self.info = info
-        self._pid = os.getpid()
-        self._lock = threading.RLock()
+        super().__init__(info)
         self._token = object()  # says that a kernel is this runtime's, without keeping the runtime alive
         self._warm: set[Kernel] = set()  # kernels that have run
-        own: Undo = []  # instance, device and all that lives as long as the runtime
+        undo: Undo = []  # instance, device and all that lives as long as the runtime
         try:
             check_compile_room(info)
-            self._device = LogicalDevice(info, own, host)
+            self._device = LogicalDevice(info, undo, host)
             self.info = self._device.info
             self._queue = self._compute_queue()
             self._commands = self._recorder()
             self._pipelines = Pipelines(self._device, self._token)
-            self._handles = Handles(self._device, self._queue, self._lock, self)  # last: from now on it is closed
+            self._handles = Handles(self._device, self._queue, self.lock, self)  # last: from now on it is closed
         except BaseException as error:
-            destroy(own)
+            destroy(undo)
             if isinstance(error, MemoryError) and not isinstance(error, ZincAttnError):
                 raise no_host_memory(info) from error
             raise
 
     def _compute_queue(self) -> ComputeQueue:
-        """What submits recordings."""
         return ComputeQueue(self._device)
 
     def _recorder(self) -> Commands:
-        """What records steps."""
         return Commands(self._device)
 
     def close(self) -> None:
         """Destroy everything made by this runtime; a second call, or one in a forked child, does nothing.
 
-        After a failure it may be unknown whether the last submission has finished. It is waited for, for SETTLE_S at
-        most, in every way that Vulkan has. Where nothing shows that it finished, its handles are left to the end of
+        After a failure it may be unknown whether the last submission has finished. ``close`` waits for it, for SETTLE_S
+        at most, in every way that Vulkan has. Where nothing shows that it finished, its handles are left to the end of
         the process: a thread of the driver may still use them. A runtime that is dropped open is closed by the next
         call on another, or when another is opened.
         """
-        if os.getpid() == self._pid:
-            with self._lock:
+        if os.getpid() == self.pid:
+            with self.lock:
                 self._pipelines.forget()
                 self._handles.close()
+
+    def check_open(self) -> None:
+        if self._handles.closed:
+            raise closed_device(self.info)
+        if self._device.host is not None and self._device.is_gone():
+            raise ClosedError(f"{self.info.name}: used after its kp.Manager was destroyed; close the Device first")
+        if self._queue.in_flight and not self._device.lost:
+            self._queue.finish()
+        if self._device.lost:
+            raise DeviceLostError(f"{self.info.name} was lost earlier; open a new Device")
+        if self._handles.dropped or collected:
+            self._handles.purge()
 
     # --- buffers ------------------------------------------------------------------------------------------
 
     @entered
     def buffer(self, nbytes: int, use: Use) -> VulkanBuffer:
         nbytes = check_nbytes(nbytes, self.info)
-        made = VulkanBuffer(self._handles, self, nbytes, use)
-        with self._handles.making(made) as undo:
-            made.handle, made.view = allocate_buffer(self._device, undo, nbytes, use)
-        return made
-
-    @entered
-    def write(self, buffer: object, data: Words, offset: int = 0) -> None:
-        target = self._own_buffer(buffer)
-        write_words(target, target.view, data, offset)
-
-    @entered
-    def read(self, buffer: object) -> Words:
-        return self._mapped(buffer).copy()
-
-    @entered
-    def peek(self, buffer: object) -> Words:
-        return self._mapped(buffer)
-
-    def _mapped(self, buffer: object) -> Words:
-        source = self._own_buffer(buffer)
-        return output_words(source, source.view)
-
-    def _own_buffer(self, buffer: object, name: str = "buffer") -> VulkanBuffer:
-        if not isinstance(buffer, VulkanBuffer) or buffer.runtime is not self:
-            raise ArgumentError(f"{name}: got {buffer!r}, expected a buffer of this runtime")
-        if buffer.key not in self._handles.undo:
-            raise ClosedError(f"{name}: the {buffer.use.value} buffer of {buffer.nbytes} bytes was closed")
-        return buffer
+        new_buffer = VulkanBuffer(self._handles, self, nbytes, use)
+        with self._handles.making(new_buffer) as undo:
+            new_buffer.handle, new_buffer.view = allocate_buffer(self._device, undo, nbytes, use)
+        return new_buffer
 
     # --- kernels and recordings ---------------------------------------------------------------------------
 
@@ -170,16 +103,16 @@ class VulkanRuntime:
 
     @entered
     def record(self, steps: Sequence[Dispatch], timestamps: bool = False) -> VulkanRecording:
-        made = VulkanRecording(self._handles, self, tuple(steps))
-        with self._handles.making(made) as undo:
+        recording = VulkanRecording(self._handles, self, tuple(steps))
+        with self._handles.making(recording) as undo:
             bound = [self._bound(i, step) for i, step in enumerate(steps)]
             if timestamps and not self.info.timestamp_period_ns:
                 raise ArgumentError(f"timestamps: the compute queue of {self.info.name} has none")
             if timestamps and steps:
-                made.queries = self._commands.timestamps(undo, len(steps))
-            made.commands = self._commands.record(undo, bound, made.queries)
-        register(made, bound)
-        return made
+                recording.queries = self._commands.timestamps(undo, len(steps))
+            recording.commands = self._commands.record(undo, bound, recording.queries)
+        register(recording, bound)
+        return recording
 
     def _bound(self, i: int, step: Dispatch) -> BoundStep:
         kernel = step.kernel
@@ -187,16 +120,16 @@ class VulkanRuntime:
             raise ArgumentError(f"steps[{i}].kernel: got {kernel!r}, expected a kernel of this runtime")
         check_step(i, step, self.info)
         declared = zip(step.buffers, kernel.decl.bindings, strict=True)
-        buffers = [self._own_buffer(b, f"steps[{i}].buffers {d.name}") for b, d in declared]
-        return kernel, buffers, step.groups, step.beside
+        buffers = [self.own_buffer(b, f"steps[{i}].buffers {d.name}") for b, d in declared]
+        return kernel, buffers, step.groups, step.independent
 
     # --- running ------------------------------------------------------------------------------------------
 
     @entered
     def run(self, recording: object) -> None:
-        (mine,) = self._start(recording)
+        (started,) = self._start(recording)
         self._queue.finish()
-        mine.ran = True
+        started.ran = True
 
     @entered
     def start(self, *recordings: object) -> None:
@@ -204,13 +137,13 @@ class VulkanRuntime:
             self._start(*recordings)
 
     def _start(self, *recordings: object) -> list[VulkanRecording]:
-        mine = [self._own_recording(one) for one in recordings]
-        for one in mine:
-            if one.cold:
-                self._check_cold(one)
-            one.ran = False
-        self._queue.start([one.commands for one in mine])
-        return mine
+        checked = [self.own_recording(recording) for recording in recordings]
+        for recording in checked:
+            if recording.cold:
+                self._check_cold(recording)
+            recording.ran = False
+        self._queue.start([recording.commands for recording in checked])
+        return checked
 
     def _check_cold(self, recording: VulkanRecording) -> None:
         """Before a recording's first run, in which lavapipe compiles the kernels that have not run before."""
@@ -220,21 +153,14 @@ class VulkanRuntime:
             self._queue.cold |= {kernel.decl.name for kernel in cold}
         recording.cold = False
 
-    def _own_recording(self, recording: object) -> VulkanRecording:
-        if not isinstance(recording, VulkanRecording) or recording.runtime is not self:
-            raise ArgumentError(f"recording: got {recording!r}, expected a recording of this runtime")
-        if recording.key not in self._handles.undo:
-            raise ClosedError("recording: it, or a buffer that it uses, was closed")
-        return recording
-
     @entered
     def timings(self, recording: object) -> list[tuple[float, float]]:
-        mine, device = self._own_recording(recording), self._device
-        check_timed(mine.queries is not None, mine.ran)
-        count = 2 * len(mine.steps)
+        checked, device = self.own_recording(recording), self._device
+        check_timed(checked.queries is not None, checked.ran)
+        count = 2 * len(checked.steps)
         ticks = device.ffi.new("uint64_t[]", count)
         get, flags = device.lib.vkGetQueryPoolResults, _QUERY_64_BIT | _QUERY_WAIT
-        result = get(device.handle, mine.queries, 0, count, 8 * count, ticks, 8, flags)
+        result = get(device.handle, checked.queries, 0, count, 8 * count, ticks, 8, flags)
         device.check(result, "vkGetQueryPoolResults")
         mask = (1 << device.timestamp_bits) - 1  # the counter wraps at its width
         scale = self.info.timestamp_period_ns * 1e-9
@@ -242,9 +168,9 @@ class VulkanRuntime:
         return list(zip(since[::2], since[1::2], strict=True))
 
 
-def register(made: VulkanRecording, bound: Sequence[BoundStep]) -> None:
+def register(recording: VulkanRecording, bound: Sequence[BoundStep]) -> None:
     """Let the buffers of a recording close it when they are closed."""
     for _, buffers, *_ in bound:
         for buffer in buffers:
             buffer.users.purge()
-            buffer.users.add(made)
+            buffer.users.add(recording)

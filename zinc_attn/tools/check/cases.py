@@ -47,8 +47,8 @@ _FLAGS: Final[Mapping[str, tuple[str, Any]]] = {  # word to field and value
 class Case(NamedTuple):
     """One set of values: the last ``rows`` rows over ``context`` keys, with masking options.
 
-    kind: of the data, a name of ``data.KINDS``; sinks: whether it has them, their values are seeded; alibi: slopes of
-    2**-(1 + head % 8); mask: a name of ``data.mask_of``; causal: False where rows see the keys behind them, too.
+    kind: of the data, a name of ``data.KINDS``; sinks: whether it has sinks, which are seeded; alibi: slopes of
+    2**-(1 + head % 8); mask: a name of ``data.mask_of``; causal: False where rows see the keys after them, too.
     """
 
     shape: AttnShape
@@ -75,7 +75,7 @@ class Case(NamedTuple):
 
     @classmethod
     def parse(cls, text: str, arithmetic: Arithmetic = "canonical") -> Case:
-        """The inverse of ``str``, in any order of the words behind the context. arithmetic: where no word says it."""
+        """The inverse of ``str``, in any order of the words after the context. arithmetic: where no word says it."""
         try:
             shape, dtype, context, *words = text.replace("+", " ").split()
             fields = dict(map(_field, words))
@@ -92,8 +92,8 @@ class Case(NamedTuple):
 
     @classmethod
     def quick(cls, arithmetic: Arithmetic = "canonical") -> list[Case]:
-        own = _cases_of(f"{arithmetic} quick") if arithmetic in _OWN else QUICK
-        return [cls.parse(text, arithmetic) for text in own]
+        texts = _cases_of(f"{arithmetic} quick") if arithmetic in _OWN else QUICK
+        return [cls.parse(text, arithmetic) for text in texts]
 
     @classmethod
     def default(cls, arithmetic: Arithmetic = "canonical") -> list[Case]:
@@ -133,7 +133,7 @@ class Case(NamedTuple):
                 yield self._replace(dtype="f32"), held
             return
         half = held._replace(k=held.k.astype(np.float16), v=held.v.astype(np.float16))
-        for dtype in ("f16", "bf16", "q8_0") if _equal(half, held) else ():
+        for dtype in ("f16", "bf16", "q8_0") if half.equals(held) else ():
             if dtype != self.dtype and (dtype == "f16" or _holds(dtype, held)):
                 yield self._replace(dtype=dtype), half if dtype == "f16" else held
 
@@ -151,10 +151,6 @@ def _field(word: str) -> tuple[str, Any]:
 def _holds(dtype: str, data: Data) -> bool:
     """Whether a cache of ``dtype`` gives back every value."""
     try:
-        return _equal(data.stored_as(dtype), data)
+        return data.stored_as(dtype).equals(data)
     except ArgumentError:  # a value that bf16 does not hold
         return False
-
-
-def _equal(one: Data, other: Data) -> bool:
-    return np.array_equal(one.k, other.k) and np.array_equal(one.v, other.v)

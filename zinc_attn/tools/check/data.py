@@ -41,7 +41,7 @@ _JUMP: Final = 40  # keys between two jumps, no divisor of a leaf
 _PEAK: Final = 16  # keys between two peaks of the kind fading
 _LEAVES_PER_STEP: Final = 2  # leaves whose peaks have one height
 _COARSE: Final = np.float32(2.0**-5)  # with 127 of them in every block of 32 values q8_0 has this scale
-_MASK_KEYS: Final = 100  # the last keys of a row that the masks tree and f32 are of
+_MASK_KEYS: Final = 100  # the last keys of a row which the masks tree and f32 cover
 
 
 def words(name: str, count: int, first: int = 0) -> NDArray[np.uint64]:
@@ -61,11 +61,11 @@ def values(name: str, shape: tuple[int, ...], dtype: str = "f32") -> NDArray[Any
     """An array of ``shape``: float16 for f16, otherwise float32, of values that bfloat16 holds for bf16."""
     out = np.empty(shape, np.float16 if dtype == "f16" else np.float32)
     flat, mask, block = out.reshape(-1), np.uint64((1 << 21) - 1), 1 << 18
-    for at in range(0, flat.size, block):
-        w = words(name, min(block, flat.size - at), at)
+    for start in range(0, flat.size, block):
+        w = words(name, min(block, flat.size - start), start)
         total = ((w & mask) + ((w >> np.uint64(21)) & mask) + ((w >> np.uint64(42)) & mask)).astype(np.int64)
         x = (2 * total - 3 * ((1 << 21) - 1)).astype(np.float32) * np.float32(2.0**-21)
-        flat[at : at + block] = _rounded(x, dtype)
+        flat[start : start + block] = _rounded(x, dtype)
     return out
 
 
@@ -108,6 +108,9 @@ class Data(NamedTuple):
         """The tokens [begin, end) as a cache appends them: k and v, or k alone."""
         return (self.k[begin:end],) if self.latent else (self.k[begin:end], self.v[begin:end])
 
+    def equals(self, other: Data) -> bool:
+        return np.array_equal(self.k, other.k) and np.array_equal(self.v, other.v)
+
     def stored_as(self, dtype: str) -> Data:
         """The values that a cache of ``dtype`` holds, as float32."""
         k, v = stored(self.k, self.v, dtype, latent=self.latent)
@@ -121,20 +124,20 @@ def _lift(head_dim: int) -> np.float32:
 
 def _scores(kind: str, tokens: int, kv_heads: int) -> F32:
     """Dimension 0 of K along the context: (tokens, kv_heads), or (tokens, 1) where the heads do not differ."""
-    at = np.arange(tokens)[:, None]
+    position = np.arange(tokens)[:, None]
     if kind == "jumping":
         jumps = words("jumps", tokens // _JUMP + 1) % np.uint64(3)
-        return (200.0 * (jumps.astype(np.float32) - 1))[at // _JUMP].astype(np.float32)
+        return (200.0 * (jumps.astype(np.float32) - 1))[position // _JUMP].astype(np.float32)
     if kind == "fading":  # a step is 3 in log2 units for the first head, so that its maxima meet the cut-off of 48
-        heights = at // (_LEAVES_PER_STEP * KEYS_PER_LEAF) * 2.08203125 * (1 + np.arange(kv_heads) / 96)
-        return np.where(at % _PEAK == 5, heights, 0).astype(np.float32)
-    return (at * np.float32(2 / KEYS_PER_LEAF if kind == "rising" else -2 / KEYS_PER_LEAF)).astype(np.float32)
+        heights = position // (_LEAVES_PER_STEP * KEYS_PER_LEAF) * 2.08203125 * (1 + np.arange(kv_heads) / 96)
+        return np.where(position % _PEAK == 5, heights, 0).astype(np.float32)
+    return (position * np.float32(2 / KEYS_PER_LEAF if kind == "rising" else -2 / KEYS_PER_LEAF)).astype(np.float32)
 
 
 def _cancel(k: NDArray[Any], v: NDArray[Any]) -> None:
-    """Of every two leaves, the second has the keys of the first backwards, and the opposite of their values."""
-    at = np.arange(len(k))
-    block, within = at // (2 * KEYS_PER_LEAF) * 2 * KEYS_PER_LEAF, at % (2 * KEYS_PER_LEAF)
+    """Give the second of every two leaves the keys of the first backwards, and the opposite values."""
+    position = np.arange(len(k))
+    block, within = position // (2 * KEYS_PER_LEAF) * 2 * KEYS_PER_LEAF, position % (2 * KEYS_PER_LEAF)
     second = within >= KEYS_PER_LEAF
     first = (block + 2 * KEYS_PER_LEAF - 1 - within)[second]
     k[second] = k[first]

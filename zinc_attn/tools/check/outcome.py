@@ -1,6 +1,4 @@
-"""What a case showed: how often each property was compared, every wrong bit, and how its base result is judged."""
-
-from __future__ import annotations
+"""The outcome of a case: how often each property was compared, every wrong bit, and the base result's verdict."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -28,15 +26,15 @@ PROPERTIES: Final = {
 
 
 def properties_of(arithmetic: str) -> Mapping[int, str]:
-    """What is shown of an arithmetic, by number."""
+    """The properties that are shown of an arithmetic, by number."""
     if arithmetic in EXACT:
         return PROPERTIES
-    of_matrices = {7: "stored dtype, of the same values", 10: "an earlier record of the device"}
-    return PROPERTIES | of_matrices | {11: "error against float64, in its bound"}
+    matrix_texts = {7: "stored dtype, of the same values", 10: "an earlier record of the device"}
+    return PROPERTIES | matrix_texts | {11: "error against float64, in its bound"}
 
 
 class Fault(NamedTuple):
-    """A wrong bit: which property, in which variation, and the first element that differs, in words."""
+    """A wrong bit: its property, its variation, and the first element that differs, in words."""
 
     property: int
     variation: str
@@ -45,7 +43,7 @@ class Fault(NamedTuple):
 
 @dataclass
 class Outcome:
-    """What one case showed on one device and dispatcher."""
+    """The outcome of one case on one device and dispatcher."""
 
     case: Case
     subject: str
@@ -57,7 +55,6 @@ class Outcome:
 
     @property
     def digest(self) -> str:
-        """The digest of the base result."""
         return self.result.digest() if self.result else ""
 
     @property
@@ -66,22 +63,22 @@ class Outcome:
         return "FAIL" if self.faults else "refused" if self.refused else "pass"
 
     def compare(self, prop: int, variation: str, got: Output, want: Output | None = None) -> bool:
-        """Count a variation, and note the first element whose bits differ, if one does; whether none does.
+        """Count a variation, and note the first element whose bits differ; whether all bits are equal.
 
-        ``want`` is the base result where it is not given. It may be of the last heads alone.
+        want: the base result where it is not given. It may be of the last heads alone.
         """
         want = want or self.result
         assert want is not None
         self.shown[prop] += 1
-        if found := compare(got, want):
-            self.faults.append(Fault(prop, variation, found.text(ulp=True)))
-        return found is None
+        if difference := compare(got, want):
+            self.faults.append(Fault(prop, variation, difference.text(ulp=True)))
+        return difference is None
 
     def judge(self, data: Data, known: Mapping[str, Digests], by: Judge = oracle) -> None:
         """Property 10: the digest against those ``known``, by source; and property 11, the error against float64.
 
-        The committed record stands for the oracle, which is asked where that lacks the case, or where digests differ:
-        it names the element. by: the oracle. None has the bits of matrix units.
+        The committed record stands for the oracle. The oracle itself (``by``) is asked where the record lacks the case,
+        and where digests differ, so that it names the element. It has no bits of matrix units.
         """
         if self.result is None:
             return
@@ -99,7 +96,7 @@ class Outcome:
             self.faults.append(Fault(10, source, f"digest {digest[:16]}, expected {want[:16]}{agrees}"))
 
     def _ask_oracle(self, result: Output, data: Data, by: Judge) -> str:
-        """Compare with the oracle's bits. Returns what to say of a digest that differs although these are equal."""
+        """Compare with the oracle's bits. Returns a note on a digest that differs although the bits are equal."""
         want = oracle_output(self.case, data, judge=by)
         if not self.compare(10, "the oracle" if by is not oracle else "the NumPy oracle", result, want):
             self.verified = ""
@@ -133,19 +130,19 @@ class Outcome:
 
 
 def reference_arguments(case: Case, data: Data, products: int = ORACLE_PRODUCTS) -> tuple[Any, ...]:
-    """Those of ``oracle`` and ``truth``; where these take more than ``products``, for the last KV head alone."""
+    """The arguments of ``oracle`` and ``truth``; beyond ``products``, for the last KV head alone."""
     sampled = case.rows * case.context * case.shape.q_heads * case.shape.head_dim > products
     masking = {**case.options(), **case.masking(case.rows, case.context)}
     return case.query(data), data.k, data.v, case.dtype, 1 if sampled else None, masking
 
 
 def oracle_output(case: Case, data: Data, products: int = ORACLE_PRODUCTS, judge: Judge = oracle) -> Output:
-    """The oracle's output; where it takes more than ``products``, that of the last KV head's query heads alone."""
+    """The oracle's output; beyond ``products``, of the last KV head's query heads alone."""
     q, k, v, dtype, heads, masking = reference_arguments(case, data, products)
     return judge(q, k, v, dtype, heads, masking | oracle_options(case.arithmetic))
 
 
 def make_record(cases: Iterable[Case]) -> str:
     """The text of a record file by the oracle alone."""
-    made = {str(case): oracle_output(case, case.data()).digest() for case in dict.fromkeys(cases)}
-    return record_text([make_entry(made, {"device": "NumPy float32 oracle", "runtime": "reference.emulate"})])
+    digests = {str(case): oracle_output(case, case.data()).digest() for case in dict.fromkeys(cases)}
+    return record_text([make_entry(digests, {"device": "NumPy float32 oracle", "runtime": "reference.emulate"})])

@@ -1,7 +1,5 @@
 """The properties of a case on devices: every variation must give the bits of the base result."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import closing, contextmanager
@@ -30,7 +28,7 @@ from .outcome import Outcome
 from .record import COMMITTED, Digests, committed_digests, is_of
 
 GPUS: Final = (2, 32, 96)  # compute units of devices whose layouts are tried
-SPARE: Final = 8  # pages for what the cascade's sequences have of their own
+SPARE: Final = 8  # pages for the cascade's own tokens
 LONG: Final = 4 * SPARE * 256  # tokens from which the sequence gives these pages up: a larger cache may fit no buffer
 TAIL: Final = 70  # tokens that the chunking variations append anew
 PIECE: Final = 16384  # tokens per append of a long prompt
@@ -48,7 +46,7 @@ def check(
     """Every case on every device, compared with the committed record, with ``against`` and with the first device.
 
     judge: the oracle of a case that the record lacks.
-    A device holds shards of the sequence together with the other ones; where there are none, it holds two shards.
+    A device holds shards of the sequence together with the other devices; a single device holds two shards.
     """
     known = {COMMITTED: committed_digests(), **(against or {})}
     steps = Steps(progress, len(cases) * len(devices))
@@ -57,9 +55,9 @@ def check(
         for device in devices:
             steps.begin(f"{case} on {device.info.name}")
             outcome = Outcome(case, title(device))
-            beside = [other for other in devices if other is not device]
+            others = [other for other in devices if other is not device]
             try:
-                _Examination(device, outcome, data).run(splits, beside or [device])
+                _Examination(device, outcome, data).run(splits, others or [device])
             except (LimitError, MemoryError) as error:  # DeviceMemoryError is a MemoryError
                 outcome.refused = str(error) or "no room in host memory"
             exact = case.arithmetic in EXACT
@@ -71,7 +69,6 @@ def check(
 
 
 def title(device: Device) -> str:
-    """The device and its dispatcher."""
     return f"{device.info.name} ({device.info.index}), {device.runtime.name}"
 
 
@@ -84,7 +81,7 @@ class _Examination:
         self.query = self.case.query(data)
         self.split_rule = self._by_split(SplitSpec("auto"))
 
-    def run(self, splits: Seq[SplitSpec], beside: Seq[Device]) -> None:
+    def run(self, splits: Seq[SplitSpec], others: Seq[Device]) -> None:
         """Properties 1 to 9, where the case can show them."""
         case, data = self.case, self.data
         with self._filled(case, data, 256, spare=SPARE * (case.context < LONG)) as (attention, seq):
@@ -99,7 +96,7 @@ class _Examination:
             with self._filled(other, held, 256) as (attention, seq):
                 self.outcome.compare(7, f"stored as {other.dtype}", self._output(attention, self.query, seq))
         if case.context > KEYS_PER_NODE:  # a single node has one place
-            self._shards([self.device, *beside], at_once)
+            self._shards([self.device, *others], at_once)
 
     def _by_split(self, split: SplitSpec, compute_units: int | None = None) -> PlanRule:
         shape, units = self.case.shape, compute_units or self.device.info.split_units
@@ -144,7 +141,7 @@ class _Examination:
 
     def _layouts(self, attention: PlannedAttention, seq: Sequence, splits: Seq[SplitSpec]) -> None:
         """Properties 2 and 3: every layout, and the split rule for other devices."""
-        tried = [(2, f"layout {one.label}", self._by_split(one)) for one in splits]
+        tried = [(2, f"layout {split.label}", self._by_split(split)) for split in splits]
         tried += [(3, f"{units} compute units", self._by_split(SplitSpec("auto"), units)) for units in GPUS]
         for prop, variation, rule in tried:
             attention.lay_out(rule)
@@ -152,7 +149,7 @@ class _Examination:
         attention.lay_out(self.split_rule)
 
     def _batches(self, attention: PlannedAttention, seq: Sequence) -> None:
-        """Property 4: beside other sequences and queries, whose outputs must be what they are alone, too.
+        """Property 4: beside other sequences and queries, whose outputs must not change, either.
 
         And property 6: a sequence that shared its pages, and copied the last one when it appended to it.
         """
@@ -163,9 +160,9 @@ class _Examination:
         alone = [self._output(attention, queries[i], seqs[i]) for i in (0, 1)]
         for name, order in (("first of 3", (2, 0, 1)), ("last of 3", (1, 0, 2)), ("second of 2", (1, 2))):
             got = self._outputs(attention, [queries[i] for i in order], [seqs[i] for i in order])
-            for i, one in zip(order, got, strict=True):
+            for i, output in zip(order, got, strict=True):
                 want = (*alone, self.outcome.result)[i]
-                self.outcome.compare(4, name if i == 2 else f"the others, {name}", one, want)
+                self.outcome.compare(4, name if i == 2 else f"the others, {name}", output, want)
         if len(seq) < LONG:  # a longer one leaves no page for the copy
             _append(attention.cache, seqs[1], self.data, len(seq) - 1, len(seq), 1)
             self.outcome.compare(6, "copied page", self._output(attention, self.query, seqs[1]))
@@ -187,11 +184,11 @@ class _Examination:
             slices = list(pairwise((0, *sorted(ends))))
             if not causal:  # a row sees the keys of those after it, too: all are there, and the rows are the last ones
                 slices = [(count - end, count) for _, end in slices]
-            for at, end in slices:
-                new = data.rows(begin + at, begin + end) if causal else ()
-                got = self._output(attention, q[at:end], seq, *new)
-                want = Output(at_once.out[at:end], at_once.lse[at:end])
-                self.outcome.compare(5, f"rows {at} to {end - 1} of {count} appended and attended", got, want)
+            for first, end in slices:
+                new = data.rows(begin + first, begin + end) if causal else ()
+                got = self._output(attention, q[first:end], seq, *new)
+                want = Output(at_once.out[first:end], at_once.lse[first:end])
+                self.outcome.compare(5, f"rows {first} to {end - 1} of {count} appended and attended", got, want)
         return at_once
 
     def _cascades(self, attention: PlannedAttention, seq: Sequence) -> None:
@@ -212,19 +209,19 @@ class _Examination:
         tried = [("sequence", self.split_rule, *batch), ("one sequence, chunk", self.split_rule, *chunk)]
         if n >= 2 * KEYS_PER_NODE:  # a split of as many keys as a node has emits whole nodes
             tried.append(("1 split, sequence", self._by_split(SplitSpec.parse("1")), *batch))
-        for name, rule, queries, of in tried:
+        for name, rule, queries, sequences in tried:
             others = [-q for q in queries]
             attention.lay_out(rule)
-            self._outputs(attention, others, of)
+            self._outputs(attention, others, sequences)
             # Matrix units share rows of an item alone.
             if self.case.arithmetic in EXACT and not attention.attention.shared:
                 continue
             attention.lay_out(rule, cascade=False)
-            want = self._outputs(attention, queries, of)
-            self._outputs(attention, others, of)  # leaves other partial states than those that must be made now
+            want = self._outputs(attention, queries, sequences)
+            self._outputs(attention, others, sequences)  # leaves other partial states than those that must be made now
             attention.lay_out(rule)
-            for i, pair in enumerate(zip(self._outputs(attention, queries, of), want, strict=True)):
-                self.outcome.compare(8, f"{name} {i + 1} of {len(of)}", *pair)
+            for i, pair in enumerate(zip(self._outputs(attention, queries, sequences), want, strict=True)):
+                self.outcome.compare(8, f"{name} {i + 1} of {len(sequences)}", *pair)
 
     def _pages(self) -> None:
         """Property 6: other page sizes, pages in another order.
@@ -262,11 +259,11 @@ class _Examination:
                 self.outcome.compare(9, f"{where}, rows", attend(data.q[-rows:], *data.rows(begin, n)), at_once)
             if rows or case.rows == 1:
                 self.outcome.compare(9, where, attend(self.query))
-            else:  # a shard's rows see no keys behind them, and the last row has none there
+            else:  # a shard's rows see no keys after them, and the last row has none there
                 self.outcome.compare(9, where, attend(data.q[-1]), Output(at_once.out[-1], at_once.lse[-1]))
 
 
 def _append(kv_cache: Any, seq: Any, data: Data, begin: int, end: int, piece: int) -> None:
     """Append the tokens [begin, end) of ``data``, at most ``piece`` at a time."""
-    for at, until in pairwise((*range(begin, end, piece), end)):
-        kv_cache.append(seq, 0, *data.rows(at, until))
+    for first, until in pairwise((*range(begin, end, piece), end)):
+        kv_cache.append(seq, 0, *data.rows(first, until))

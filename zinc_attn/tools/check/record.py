@@ -1,7 +1,5 @@
 """Records of digests: the committed one, and those of other machines."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -26,12 +24,12 @@ def run_digest(digests: Digests) -> str:
 
 
 def maker(device: Device) -> dict[str, str]:
-    """What a record says of the device that its digests come from."""
+    """The facts of a record about the device of its digests."""
     return {"device": device.info.name, "runtime": device.runtime.name, "driver": device.info.driver}
 
 
 def origin(made_by: Mapping[str, Any]) -> str:
-    """What the digests of a record are of, in words."""
+    """The origin of a record's digests, in words."""
     return ", ".join(str(made_by[key]) for key in ("device", "runtime", "driver") if key in made_by)
 
 

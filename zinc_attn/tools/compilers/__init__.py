@@ -7,15 +7,6 @@ from .targets import TARGETS, Compiler
 from .variants import USUAL, Spec, specs_for
 
 __all__ = [
-    "TARGETS",
-    "USUAL",
-    "Compiler",
-    "Spec",
-    "compile_variants",
-    "graph_programs",
-    "graph_violations",
-    "layout_for",
-    "specs_for",
-    "table",
-    "violations",
-]
+    "TARGETS", "USUAL", "Compiler", "Spec", "compile_variants", "graph_programs", "graph_violations", "layout_for",
+    "specs_for", "table", "violations",
+]  # fmt: skip

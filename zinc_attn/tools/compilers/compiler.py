@@ -1,7 +1,5 @@
 """Compiling for a GPU that is not here: ``worker`` does it in child processes, whose environment offers the GPU."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -53,7 +51,7 @@ def compile_programs(programs: Sequence[Program], compiler: Compiler = HERE) -> 
 
 @cache
 def layout_for(compiler: Compiler) -> Layout:
-    """How pass 1 lies in the target's registers, which Mesa's version has a part in."""
+    """The layout of pass 1 in the target's registers, which depends on Mesa's version, too."""
     (answer,) = compile_programs([(PRIMITIVES, ())], compiler)
     return layout_of("discrete", compiler.target.driver.vendor, answer["mesa"], compiler.target.subgroup)
 
@@ -67,7 +65,6 @@ def read_answer(line: str) -> dict[str, Any]:
 
 
 def _read(spec: Spec, answer: Mapping[str, Any], compiler: Compiler) -> VariantReport:
-    """A worker's answer for one variant."""
     isa = answer["isa"]
     wmma = len(re.findall(r"\bv_wmma_", isa)) if isa else None
     loops = main_loops(isa, _trips(spec)) if spec.call == "attend" else (None, None)

@@ -1,4 +1,4 @@
-"""What a compiler made of each program, the gates that it must keep, and the table of pass 1, pass 2 and encoding."""
+"""The figures of compiled programs, the gates that they must keep, and the table of pass 1, pass 2 and encoding."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ LEAF_GATES: Final = {
 
 
 class Compiled(NamedTuple):
-    """What a compiler made of a program. Sizes are in bytes; ``statistics`` has every number as the driver names it.
+    """The figures of a compiled program. Sizes are in bytes; ``statistics`` has every number as the driver names it.
 
     spilled: AMD's vector and scalar registers, elsewhere spills and fills. shared: None where the driver does not tell.
     cycles: the driver's own estimate for a wave. waves: that the registers of a SIMD hold, None where that is not
@@ -81,7 +81,7 @@ class Compiled(NamedTuple):
 
     @classmethod
     def read(cls, answer: Mapping[str, Any], compiler: Compiler) -> Compiled:
-        """The worker's answer."""
+        """The figures in a worker's answer."""
         statistics, family, driver = answer["statistics"], compiler.target.family, compiler.target.driver
         registers, scratch, instructions, cycles = (statistics[name] for name in driver.figures)
         spilled, waves = tuple(statistics[name] for name in driver.spills), family and family.waves(registers)
@@ -105,7 +105,7 @@ class Compiled(NamedTuple):
 
 @dataclass(frozen=True)
 class VariantReport:
-    """What the compiler made of one variant.
+    """The figures of one compiled variant.
 
     qk, pv: issue cycles per key of the two main loops (scores, values), None where they were not recognized beyond
     doubt. wmma: instructions of the matrix units in the program's text, None without a text. leaf: of a program with
@@ -155,7 +155,7 @@ def violations(reports: Iterable[VariantReport]) -> Iterator[str]:
             yield f"{r.spec.name}: {r.leaf} issue cycles a key, at most {cycles} allowed"
 
 
-_RADV: Final = ("Code size", "VALU", "VOPD", "VMEM", "SMEM", "SGPRs", "Subgroups per SIMD")  # columns of its own
+_RADV: Final = ("Code size", "VALU", "VOPD", "VMEM", "SMEM", "SGPRs", "Subgroups per SIMD")  # columns of RADV alone
 
 
 def table(reports: Sequence[VariantReport]) -> tuple[list[str], list[list[str]]]:

@@ -1,7 +1,5 @@
 """The gates of the graph's kernels, and those of gfx1201's issue slots and matrix units."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -29,8 +27,8 @@ MOST_CYCLES_ELSE: Final = 285
 
 
 def graph_programs(compiler: Compiler = HERE) -> list[tuple[GraphKernel, tuple[int, ...]]]:
-    """What the gate compiles: matrix units only of AMD's, and where the package was built with them; of states several
-    rows a lane only where a wave has 32."""
+    """The programs that the gate compiles. Matrix units are AMD's alone, if the package was built with them; several
+    rows of states in a lane need a wave of 32."""
     units, whole = compiler.target.driver is RADV, layout_for(compiler).lanes == WAVE
     return [
         (kernel, spec)
@@ -42,7 +40,7 @@ def graph_programs(compiler: Compiler = HERE) -> list[tuple[GraphKernel, tuple[i
 
 
 def kind(kernel: GraphKernel, spec: Sequence[int]) -> str:
-    """The class of programs of which gates speak."""
+    """The class of programs that a gate names."""
     vector = kernel is MUL_MAT_VEC and spec[kernel.decl.spec.index("columns")] == 1
     return "vec" if vector else "graph"
 
@@ -73,10 +71,10 @@ def unit_cycles(spec: Sequence[int], isa: str) -> float:
 
 
 def _of_products(name: str, spec: tuple[int, ...], answer: Mapping[str, Any]) -> Iterator[str]:
-    of = dict(zip(MUL_MAT_VEC.decl.spec, spec, strict=True))
-    weights = TYPES[WEIGHT_TYPES[of["type"]]]
-    loaded = of["ahead"] * GROUP * SUPERBLOCK // weights.values * weights.size  # bytes
-    if (part := issued(loaded, answer)) > (most := MOST_ISSUED[of["columns"]]):
+    constants = dict(zip(MUL_MAT_VEC.decl.spec, spec, strict=True))
+    weights = TYPES[WEIGHT_TYPES[constants["type"]]]
+    loaded = constants["ahead"] * GROUP * SUPERBLOCK // weights.values * weights.size  # bytes
+    if (part := issued(loaded, answer)) > (most := MOST_ISSUED[constants["columns"]]):
         yield f"{name}: {part:.1%} of the issue slots, at most {most:.0%} allowed"
     if loaded < LEAST_AHEAD:
         yield f"{name}: {loaded} bytes of weights on their way, at least {LEAST_AHEAD} needed"

@@ -3,8 +3,6 @@
 A drm shim answers a driver's ioctls in place of the kernel. RADV of Mesa 25.0 to 25.2 needs none: it has null hardware.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -65,7 +63,7 @@ NVK: Final = Driver(
 
 
 class Target(NamedTuple):
-    """A GPU: the chip as the shim calls it, which its name in Vulkan has, or another word of that.
+    """A GPU. chip: as the shim calls it; its name in Vulkan has this, or ``word``.
 
     family: None where the driver's figure of registers does not say how many waves they hold. shim: another than the
     driver's. subgroup: invocations of the smallest.
@@ -110,7 +108,7 @@ class Compiler(NamedTuple):
         return TARGETS[self.name]
 
     def process(self) -> dict[str, Any]:
-        """The worker's command and environment, in which the loader offers the driver, and that the chip, alone."""
+        """The worker's command and environment, in which the loader offers this driver alone, with this chip."""
         driver, icd = self.target.driver, str(self._icd())
         dropped = ("VK_ADD_DRIVER_FILES", "VK_LOADER_DRIVERS_SELECT", "VK_LOADER_DRIVERS_DISABLE", "VK_INSTANCE_LAYERS")
         kept = {k: v for k, v in os.environ.items() if k not in dropped and not k.startswith("RADV_")}

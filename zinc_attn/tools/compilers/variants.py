@@ -1,7 +1,5 @@
 """The variants that are compiled: kernels with their specialization constants, as the shapes need them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -84,13 +82,12 @@ class Spec:
 
     @property
     def lanes(self) -> int:
-        """Invocations of a wave."""
         decl, constants = self.program()
         return decl.wave(constants, self.layout.lanes)
 
     @property
     def kind(self) -> str:
-        """The class of programs of which gates speak."""
+        """The class of programs that a gate names."""
         if self.call == "attend" and self.heads > 8:
             return "shared"
         wide = self.call == "attend" and max(self.head_dim, self.v_head_dim) > 256
@@ -105,12 +102,12 @@ class Spec:
         """The kernel and its specialization constants, from the dispatches that a discrete GPU is given."""
         call, shape, dtype, softcap = self.call, self.shape, self.dtype, bool(self.softcap)
         if call in ("merge", "encode"):
-            one = merge_call(shape, "discrete", 1) if call == "merge" else encode_call(shape, dtype, 1)
-            return one.decl, one.spec
+            dispatch = merge_call(shape, "discrete", 1) if call == "merge" else encode_call(shape, dtype, 1)
+            return dispatch.decl, dispatch.spec
         if call == "attend_matrix":
             integer = self.arithmetic == "integer"
-            made = MatrixVariant(shape, dtype, FRAGMENT, self._matrix(), KEYS_PER_LEAF, softcap, integer=integer)
-            return made.program()
+            variant = MatrixVariant(shape, dtype, FRAGMENT, self._matrix(), KEYS_PER_LEAF, softcap, integer=integer)
+            return variant.program()
         common = "discrete", 1 if self.cells else KEYS_PER_LEAF, softcap
         strides = row_strides(shape, dtype) if self.cells else TILES
         return AttendVariant(
@@ -132,65 +129,64 @@ class Spec:
         return LEAVES_PER_NODE if self.call == "attend" else 1
 
     def _matrix(self) -> MatrixWorkgroup:
-        found = matrix_workgroup(self.shape, RDNA4_UNITS, "discrete", self.heads, self.arithmetic == "integer")
-        assert found is not None  # RDNA4's LDS holds a strip of every size
-        return found
+        workgroup = matrix_workgroup(self.shape, RDNA4_UNITS, "discrete", self.heads, self.arithmetic == "integer")
+        assert workgroup is not None  # RDNA4's LDS holds a strip of every size
+        return workgroup
 
 
 def specs_for(shape: AttnShape, softcap: int = 0, dtypes: Iterable[str] = USUAL, layout: Layout = RDNA) -> list[Spec]:
     """Every kernel as this shape uses it: pass 1 in each dtype, and pass 2."""
-    found = []
+    specs = []
     for heads in sorted({heads_together(shape, most, layout) for most in (8, SHARED_VECTORS)}):
-        one = heads, -(-shape.group // heads), softcap, 1, shape.v_head_dim, shape.latent
-        found += [Spec(f"attend_{dtype}", shape.head_dim, *one, layout=layout) for dtype in dtypes]
-    return [*found, Spec(kernels.MERGE.name, shape.v_head_dim, layout=layout)]
+        sizes = heads, -(-shape.group // heads), softcap, 1, shape.v_head_dim, shape.latent
+        specs += [Spec(f"attend_{dtype}", shape.head_dim, *sizes, layout=layout) for dtype in dtypes]
+    return [*specs, Spec(kernels.MERGE.name, shape.v_head_dim, layout=layout)]
 
 
 def default_specs() -> list[Spec]:
     """The variants that the preset models need, every other head_dim with groups of 4, and every storage type once."""
     text = "16/2/256 32/4/128 32/8/128 24/4/256 64/8/64 9/3/64 32/16/256 4/1/512 4/1/80 4/1/96 4/1/112 4/1/192"
-    found = [spec for shape in text.split() for spec in specs_for(AttnShape.parse(shape))]
-    found += specs_for(AttnShape.parse("16/8/256"), softcap=1)  # Gemma 2
+    specs = [spec for shape in text.split() for spec in specs_for(AttnShape.parse(shape))]
+    specs += specs_for(AttnShape.parse("16/8/256"), softcap=1)  # Gemma 2
     shared = "8/1/128 4/1/128 3/1/64 1/1/64 2/1/128 1/1/192 4/1/256 6/1/256 8/1/256 8/1/512"  # keys that rows share
     for shape in map(AttnShape.parse, shared.split()):
         if (rows := shared_rows(shape, RDNA4_UNITS.shared_bytes)) > 1:
             heads = shape.group * rows
-            found += [Spec(f"attend_{dtype}", shape.head_dim, heads, rows=rows) for dtype in USUAL]
-    found += specs_for(AttnShape.parse("16/2/256"), dtypes=STORAGE)
+            specs += [Spec(f"attend_{dtype}", shape.head_dim, heads, rows=rows) for dtype in USUAL]
+    specs += specs_for(AttnShape.parse("16/2/256"), dtypes=STORAGE)
     order = [*(f"attend_{dtype}" for dtype in STORAGE), kernels.MERGE.name]
-    return sorted(dict.fromkeys(found), key=lambda spec: order.index(spec.kernel))
+    return sorted(dict.fromkeys(specs), key=lambda spec: order.index(spec.kernel))
 
 
 def attend_specs(shapes: str, dtypes: Iterable[str], layout: Layout, **how: Any) -> list[Spec]:
     """Pass 1 of these shapes, with other constants."""
-    found = [spec for text in shapes.split() for spec in specs_for(AttnShape.parse(text), 0, dtypes, layout)]
-    return [replace(spec, **how) for spec in found if spec.heads]
+    specs = [spec for text in shapes.split() for spec in specs_for(AttnShape.parse(text), 0, dtypes, layout)]
+    return [replace(spec, **how) for spec in specs if spec.heads]
 
 
 def matrix_specs() -> list[Spec]:
     """Pass 1 with matrix units for some shapes, for a full workgroup, and with every type that a cache has."""
-    found = []
+    specs = []
     for text in ("16/2/256", "32/8/128", "9/3/64", "8/1/80", "20/1/576/512/latent", "32/8/192/128"):
         shape = AttnShape.parse(text)
         types = [name for name in STORAGE if name != "f32"] if text == "16/2/256" else ["f16", "q8_0"]
         dims = shape.head_dim, 64, 1, 0, 1, shape.v_head_dim, shape.latent
-        found += [Spec(f"attend_matrix_{name}", *dims) for name in types]
+        specs += [Spec(f"attend_matrix_{name}", *dims) for name in types]
         integers = [name for name in types if STORAGE[name].integers]
-        found += [Spec(f"attend_matrix_{name}", *dims, arithmetic="integer") for name in integers]
-    return found
+        specs += [Spec(f"attend_matrix_{name}", *dims, arithmetic="integer") for name in integers]
+    return specs
 
 
 def encode_specs() -> list[Spec]:
     """The encoding of new rows to every quantized type, to a pair of types, and to rows of a latent shape."""
-    names = (*(name for name, one in STORAGE.items() if one.quantized), "f16/q5_0", "q8_0/q4_0")
+    names = (*(name for name, kind in STORAGE.items() if kind.quantized), "f16/q5_0", "q8_0/q4_0")
     latent = Spec("encode_q8_0", 576, v_head_dim=512, latent=True)
     return [*(Spec(f"encode_{name}", 256) for name in names), latent]
 
 
 def all_specs(target: str = "gfx1201", layout: Layout = RDNA) -> list[Spec]:
-    """What the command compiles: of other targets than gfx1201 a few shapes and types, and matrix units of none.
-
-    Integer attention has blocks of integers. Cells are rows of a host.
+    """The variants that the command compiles: for gfx1201 all, for other targets a few shapes and types, and none with
+    matrix units. Integer attention has blocks of integers. Cells are rows of a host.
     """
     others = attend_specs(FEW_SHAPES, ("f16", "q8_0"), layout, arithmetic="fused")
     others += attend_specs(FEW_SHAPES, ("q8_0", "q4_0"), layout, arithmetic="integer")

@@ -1,10 +1,8 @@
-"""The child process: it compiles on the device that its environment offers, and prints what the driver made.
+"""The child process: it compiles on the device that its environment offers, and prints the driver's figures.
 
 Each line of stdin is a job (path, bindings, constants, whether fused, whether its machine code is wanted in place of
 its text), and each line of stdout the answer, or {"refused": why}. It ends soon, so no Vulkan object is destroyed.
 """
-
-from __future__ import annotations
 
 import json
 import sys
@@ -27,7 +25,7 @@ _FULL_SUBGROUPS: Final = 2  # VK_PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGR
 
 
 def main() -> None:
-    """Answer every job, or exit with a sentence where the device is not the chip, whose names the arguments are."""
+    """Answer every job, or exit with a sentence if the device is not the chip. Arguments: the chip's names."""
     try:
         vk = loader()
         device, ways, facts = _open(vk, sys.argv[1:])
@@ -64,28 +62,28 @@ def _open(vk: Vulkan, names: Sequence[str]) -> tuple[Any, tuple[Way, Way], dict[
     queue = vk.struct("VkDeviceQueueCreateInfo", queueCount=1, pQueuePriorities=vk.array("float", [1.0]))
     names = [vk.ffi.new("char[]", name.encode()) for name in (*_EXTENSIONS, *units, *fma)]
     enabled = {"enabledExtensionCount": len(names), "ppEnabledExtensionNames": vk.array("char*", names)}
-    made = _make(vk, physical, "Device", pNext=features, queueCreateInfoCount=1, pQueueCreateInfos=queue, **enabled)
+    device = _make(vk, physical, "Device", pNext=features, queueCreateInfoCount=1, pQueueCreateInfos=queue, **enabled)
     facts = {"units": offered, "mesa": int(told.driverVersion) >> 22}
-    return made, ("fma()", "OpFmaKHR" if fma else "fma()"), facts
+    return device, ("fma()", "OpFmaKHR" if fma else "fma()"), facts
 
 
 def _make(vk: Vulkan, owner: Any, kind: str, **fields: Any) -> Any:
     """A new Vulkan object of this kind."""
-    made = vk.ffi.new(f"Vk{kind}*")
+    handle = vk.ffi.new(f"Vk{kind}*")
     create = vk.struct(f"Vk{kind}CreateInfo", **fields)
-    vk.check(getattr(vk.lib, f"vkCreate{kind}")(owner, create, vk.ffi.NULL, made), f"vkCreate{kind}")
-    return made[0]
+    vk.check(getattr(vk.lib, f"vkCreate{kind}")(owner, create, vk.ffi.NULL, handle), f"vkCreate{kind}")
+    return handle[0]
 
 
 def _pipeline(
     vk: Vulkan, device: Any, cache: Any, path: str, bindings: int, constants: Sequence[int], way: Way, lanes: int = WAVE
 ) -> Any:
-    """A compute pipeline with required subgroups, as the runtimes have it; RADV keeps its text, or it in the cache."""
+    """A compute pipeline with required subgroups, as the runtimes have it; RADV keeps its text, or fills the cache."""
     each = {"descriptorType": STORAGE_DESCRIPTOR, "descriptorCount": 1, "stageFlags": COMPUTE_STAGE}
     table = [vk.struct("VkDescriptorSetLayoutBinding", binding=i, **each) for i in range(bindings)]
     table = vk.array("VkDescriptorSetLayoutBinding", table)
-    made = _make(vk, device, "DescriptorSetLayout", bindingCount=bindings, pBindings=table)
-    sets = vk.array("VkDescriptorSetLayout", [made])
+    set_layout = _make(vk, device, "DescriptorSetLayout", bindingCount=bindings, pBindings=table)
+    sets = vk.array("VkDescriptorSetLayout", [set_layout])
     code = module_for(way, unrolled(read_file(Path(path), "a SPIR-V module")))
     words = vk.ffi.from_buffer("uint32_t[]", code)
     wave = vk.struct("VkPipelineShaderStageRequiredSubgroupSizeCreateInfo", requiredSubgroupSize=lanes)
@@ -109,8 +107,8 @@ def _compile(
 
     def query(name: str) -> Any:
         name = f"vkGetPipelineExecutable{name}KHR"
-        found = vk.lib.vkGetDeviceProcAddr(device, vk.ffi.new("char[]", name.encode()))
-        return vk.ffi.cast(f"PFN_{name}", found)
+        address = vk.lib.vkGetDeviceProcAddr(device, vk.ffi.new("char[]", name.encode()))
+        return vk.ffi.cast(f"PFN_{name}", address)
 
     fused, binary, *lanes = how
     cache = _make(vk, device, "PipelineCache") if binary else None

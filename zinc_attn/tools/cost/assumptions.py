@@ -6,8 +6,6 @@ requests of 32/8/128 are 4.78 times faster than alone. docs/cost-model.md says w
 holds what this page says.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 # Share of the peak rate that a long read reaches. llama.cpp at 224K on an R9700 reads about 610 of 644.6 GB/s.
@@ -36,5 +34,5 @@ CACHED_RATE: Final = 2.5  # if 1.25: 3.96 times faster
 MERGE_FOLD_CYCLES: Final = 20  # if 40: 81.9 % at 8k, 91.6 % at 128k
 # LDS round trips and barriers of a round of pass 2.
 MERGE_WAIT_CYCLES: Final = 500  # if 1000: 81.8 % at 8k
-# The total goes through the LDS to the next wave of pass 2, behind a barrier.
+# The total goes through the LDS to the next wave of pass 2, after a barrier.
 MERGE_TURN_CYCLES: Final = 100  # if 200: 82.1 % at 8k

@@ -1,7 +1,5 @@
 """The time of calls that the planner cuts: several query rows of a sequence, or requests that share a prefix."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import astuple
 from functools import partial
@@ -49,27 +47,27 @@ class PlannedCall:
         layouts = split_rule_layouts(shape, card.compute_units)
         self._planner, self.cut = cut_call(requests, CallOptions(layouts, None, cascade, arithmetic=arithmetic), facts)
 
-    def submission(self, at: int) -> Submission:
-        return self._planner.plan(self.cut[at], ())
+    def submission(self, index: int) -> Submission:
+        return self._planner.plan(self.cut[index], ())
 
-    def dispatches(self, made: Submission) -> Work:
-        """Those of pass 1: first the keys that rows share, if there are any, then the others."""
-        shape, key, found = self.shape, made.key, []
-        if len(made.shared_items):
+    def dispatches(self, submission: Submission) -> Work:
+        """The dispatches of pass 1: first the keys that rows share, if there are any, then the others."""
+        shape, key, work = self.shape, submission.key, []
+        if len(submission.shared_items):
             together = Workgroup(self.card, shape, shape.group * key.shared_rows, self.dtype, self.arithmetic)
-            found.append((together, _leaves(made.shared_items) * shape.kv_heads))
-        if len(made.items):
+            work.append((together, _leaves(submission.shared_items) * shape.kv_heads))
+        if len(submission.items):
             heads = heads_together(shape, key.most_heads)
             alone = Workgroup(self.card, shape, heads, self.dtype, self.arithmetic)
-            found.append((alone, _leaves(made.items) * (shape.kv_heads * alone.chunks)))
-        return found
+            work.append((alone, _leaves(submission.items) * (shape.kv_heads * alone.chunks)))
+        return work
 
-    def states(self, made: Submission) -> States:
-        """Those of plans with the numbers of states on either side of the mean over the rows."""
-        if made.key.single_pass:
+    def states(self, submission: Submission) -> States:
+        """The states of plans whose numbers of states lie on either side of the mean over the rows."""
+        if submission.key.single_pass:
             return []
-        mean = max(2.0, float(made.rows["count"].mean()))
-        fixed = partial(SplitPlan.fixed, shape=self.shape, split_size=KEYS_PER_NODE, q_len=len(made.rows))
+        mean = max(2.0, float(submission.rows["count"].mean()))
+        fixed = partial(SplitPlan.fixed, shape=self.shape, split_size=KEYS_PER_NODE, q_len=len(submission.rows))
         low, above = int(mean) * KEYS_PER_NODE, mean % 1
         return [(1 - above, fixed(low)), *([(above, fixed(low + KEYS_PER_NODE))] if above else ())]
 
@@ -78,8 +76,8 @@ def _leaves(items: Records) -> list[int]:
     """Leaves of each item that a row sees a key of."""
     begin = np.maximum(items["node_begin"] * LEAVES_PER_NODE, items["first"] // KEYS_PER_LEAF)
     end = np.minimum(items["node_end"] * LEAVES_PER_NODE, -(-items["limit"].astype(np.int64) // KEYS_PER_LEAF))
-    found: list[int] = (end - begin).tolist()
-    return found
+    leaves: list[int] = (end - begin).tolist()
+    return leaves
 
 
 def predict_rows(
@@ -93,16 +91,17 @@ def predict_rows(
     call = PlannedCall(shape, card, dtype, [request], arithmetic=arithmetic)
     last = len(call.cut) - 1
     picked = np.unique([*np.linspace(0, max(last - 1, 0), min(max(last, 1), SAMPLES)).round(), last]).astype(int)
-    found = np.array([astuple(_rows_terms(call, at, context - rows)) for at in picked])
-    terms = Terms(*(float(np.interp(range(last + 1), picked, values).sum()) for values in found.T))
+    sampled = np.array([astuple(_rows_terms(call, index, context - rows)) for index in picked])
+    terms = Terms(*(float(np.interp(range(last + 1), picked, values).sum()) for values in sampled.T))
     plan = plan_splits(context, shape, card.compute_units, rows)
     return Prediction.of(plan, card, dtype, terms, last + 1)
 
 
-def _rows_terms(call: PlannedCall, at: int, before: int) -> Terms:
-    """Of one submission. before: keys that the sequence has before the call's first row."""
-    made, kv_bytes = call.submission(at), (before + call.cut[at][-1].end) * call.shape.kv_bytes_per_token(call.dtype)
-    return submission_terms(call.dispatches(made), call.states(made), call.card, call.dtype, kv_bytes)
+def _rows_terms(call: PlannedCall, index: int, before: int) -> Terms:
+    """The terms of one submission. before: keys that the sequence has before the call's first row."""
+    submission = call.submission(index)
+    kv_bytes = (before + call.cut[index][-1].end) * call.shape.kv_bytes_per_token(call.dtype)
+    return submission_terms(call.dispatches(submission), call.states(submission), call.card, call.dtype, kv_bytes)
 
 
 def predict_call(plan: SplitPlan, card: Card, dtype: str = "f16", arithmetic: Arithmetic = "canonical") -> Prediction:
@@ -134,29 +133,29 @@ def predict_requests(
     call = PlannedCall(
         shape, card, dtype, [Request(1, prefix + suffix, 0, table) for table in tables], cascade, arithmetic
     )
-    return sum(_requests_us(call, call.submission(at), prefix, suffix) for at in range(len(call.cut)))
+    return sum(_requests_us(call, call.submission(index), prefix, suffix) for index in range(len(call.cut)))
 
 
-def _requests_us(call: PlannedCall, made: Submission, prefix: int, suffix: int) -> float:
+def _requests_us(call: PlannedCall, submission: Submission, prefix: int, suffix: int) -> float:
     """Pass 1 of the shared keys, a gap, pass 1 of the others, pass 2.
 
     K and V that are read again come CACHED_RATE times faster where the caches hold the prefix and the states.
     Workgroups for the same shared keys lie side by side in the grid and always find them there.
     """
-    card, n, key_bytes = call.card, len(made.rows), call.shape.kv_bytes_per_token(call.dtype)
-    begins: NDArray[np.uint32] = made.shared_items["node_begin"]
+    card, n, key_bytes = call.card, len(submission.rows), call.shape.kv_bytes_per_token(call.dtype)
+    begins: NDArray[np.uint32] = submission.shared_items["node_begin"]
     nodes = len(np.unique(begins))
     shared, groups = nodes * KEYS_PER_NODE, len(begins) // max(nodes, 1)
     distinct = key_bytes * (prefix + n * suffix)
-    states = call.states(made)
-    written = written_bytes(states, distinct, card)
+    states = call.states(submission)
+    state_bytes = written_bytes(states, distinct, card)
     held = key_bytes * prefix + sum(weight * plan.scratch_bytes for weight, plan in states) <= card.cache_bytes
     again = 1 / CACHED_RATE if held else 1.0
     share = nodes * LEAVES_PER_NODE / -(-(prefix + suffix) // KEYS_PER_LEAF)  # of the leaves, and so of the states
-    moved = [key_bytes * (n * suffix + (prefix - shared) * (1 + (n - 1) * again)) + written * (1 - share)]
+    moved = [key_bytes * (n * suffix + (prefix - shared) * (1 + (n - 1) * again)) + state_bytes * (1 - share)]
     if nodes:
-        moved.insert(0, key_bytes * shared * (1 + (groups - 1) / CACHED_RATE) + written * share)
+        moved.insert(0, key_bytes * shared * (1 + (groups - 1) / CACHED_RATE) + state_bytes * share)
     spreads = [
-        group.spread(sizes, nbytes) for (group, sizes), nbytes in zip(call.dispatches(made), moved, strict=False)
+        group.spread(sizes, nbytes) for (group, sizes), nbytes in zip(call.dispatches(submission), moved, strict=False)
     ]
-    return dispatches_us(spreads, 0.0) + merge_us(states, card, distinct, max(one.leaves for one in spreads))
+    return dispatches_us(spreads, 0.0) + merge_us(states, card, distinct, max(spread.leaves for spread in spreads))

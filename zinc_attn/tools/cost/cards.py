@@ -1,6 +1,4 @@
-"""What the cost model knows of each card. A field that no document gives is assumed, and listed in ``assumed``."""
-
-from __future__ import annotations
+"""The cost model's facts of each card. A field that no document gives is assumed, and listed in ``assumed``."""
 
 import re
 from dataclasses import dataclass, replace
@@ -16,12 +14,12 @@ from .assumptions import READ_EFFICIENCY
 
 GRID: Final = 65535  # workgroups along an axis that every device takes
 FRAGMENT: Final = MatrixFragment(16, 16, 16)
-# What RADV of a Mesa that offers them tells of matrix units.
+# Matrix units, as RADV of a Mesa that offers them tells of them.
 RDNA4_UNITS: Final = MatrixFacts(FRAGMENT, 64 << 10, 1024, FRAGMENT)
 
 
 class Family(NamedTuple):
-    """What the chips of an architecture share.
+    """The facts that chips of an architecture share.
 
     simds: of a compute unit (NVIDIA's multiprocessor, Intel's Xe core). registers: of a SIMD, per lane of 32,
     allocated in steps of ``register_step``. wave_slots: waves that a SIMD holds at most. lds_kib: shared memory of a
@@ -65,7 +63,7 @@ class Card:
 
     @property
     def info(self) -> DeviceInfo:
-        """The card as a device, of which what no plan depends on is left out."""
+        """The card as a device, without facts that no plan depends on."""
         told = ("", "modeled", "", "", self.compute_units, "the card", WAVE, 0, SCRATCH_BYTES, (GRID,) * 3, 0.0)
         return DeviceInfo(0, self.title, "discrete", *told, matrix=RDNA4_UNITS)
 
@@ -83,7 +81,7 @@ class Card:
         return self.bandwidth * 1e3 * READ_EFFICIENCY
 
 
-MOST_UNITS: Final = 1 << 16  # compute units of a card that is modeled, which takes time for each
+MOST_UNITS: Final = 1 << 16  # compute units of a modeled card, each of which takes time
 CARDS: Final = {
     "r9700": Card("Radeon AI PRO R9700", 64, 2.9, 644.6, 8, 64),  # AMD's figures
     "rx9070xt": Card("Radeon RX 9070 XT", 64, 2.97, 640.0, 8, 64),  # AMD's launch figures (boost)

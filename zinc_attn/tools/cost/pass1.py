@@ -1,4 +1,4 @@
-"""Pass 1: what a leaf costs a wave, and what all workgroups cost a card.
+"""The cost of pass 1: of a leaf for a wave, and of all workgroups for a card.
 
 The instruction counts are those of the kernels as RADV compiles them for gfx1201; a test compares them.
 """
@@ -27,28 +27,12 @@ PASSES_VGPRS: Final = 192  # with several passes over V
 # By arithmetic and (head_dim, query vectors): issue cycles per key of the main loops, and VGPRs; float16.
 ISSUE: Final = {
     "canonical": {
-        (256, 16): (315, 256),
-        (256, 8): (163, 120),
-        (256, 6): (127, 120),
-        (256, 4): (89, 120),
-        (256, 2): (57, 96),
-        (128, 8): (82, 120),
-        (128, 4): (47, 96),
-        (64, 8): (43, 96),
-        (64, 3): (21, 96),
-        (512, 4): (178, 120),
+        **{(256, 16): (315, 256), (256, 8): (163, 120), (256, 6): (127, 120), (256, 4): (89, 120), (256, 2): (57, 96)},
+        **{(128, 8): (82, 120), (128, 4): (47, 96), (64, 8): (43, 96), (64, 3): (21, 96), (512, 4): (178, 120)},
     },
     "fused": {
-        (256, 16): (182, 240),
-        (256, 8): (101, 120),
-        (256, 6): (82, 120),
-        (256, 4): (60, 120),
-        (256, 2): (41, 96),
-        (128, 8): (52, 120),
-        (128, 4): (31, 96),
-        (64, 8): (28, 96),
-        (64, 3): (15, 96),
-        (512, 4): (119, 120),
+        **{(256, 16): (182, 240), (256, 8): (101, 120), (256, 6): (82, 120), (256, 4): (60, 120), (256, 2): (41, 96)},
+        **{(128, 8): (52, 120), (128, 4): (31, 96), (64, 8): (28, 96), (64, 3): (15, 96), (512, 4): (119, 120)},
     },
 }
 # Lines through them: cycles per key are dims * (slope * vectors + conversions) + more, for V of K's size.
@@ -57,16 +41,8 @@ INTEGER_ISSUE: Final = 1.22  # times fused's, for one row in q8_0
 # Issue cycles that 32 values of K, and of V, take more than float16's to become float32: of (256, 8), means over
 # both arithmetics.
 STORAGE_ISSUE: Final = {
-    "f32": (-0.7, -0.8),
-    "f16": (0.0, 0.0),
-    "bf16": (-0.5, -0.4),
-    "q8_0": (0.6, 1.6),
-    "fp8_e4m3": (1.3, 1.3),
-    "q5_1": (1.6, 2.7),
-    "q5_0": (1.6, 2.8),
-    "q4_1": (0.0, 1.2),
-    "q4_0": (0.1, 1.3),
-    "iq4_nl": (3.9, 4.9),
+    **{"f32": (-0.7, -0.8), "f16": (0.0, 0.0), "bf16": (-0.5, -0.4), "q8_0": (0.6, 1.6), "fp8_e4m3": (1.3, 1.3)},
+    **{"q5_1": (1.6, 2.7), "q5_0": (1.6, 2.8), "q4_1": (0.0, 1.2), "q4_0": (0.1, 1.3), "iq4_nl": (3.9, 4.9)},
 }
 
 
@@ -123,7 +99,7 @@ class Spread:
 
 def dispatches_us(spreads: list[Spread], again_us: float) -> float:
     """The launch and dispatches one after another, beside ``again_us`` in which the L2 gives them keys again."""
-    busy = sum(one.us for one in spreads)
+    busy = sum(spread.us for spread in spreads)
     bent: float = (busy**KNEE + again_us**KNEE) ** (1 / KNEE)
     return START_US + GAP_US * (len(spreads) - 1) + bent
 
@@ -170,8 +146,8 @@ class Workgroup:
     @cached_property
     def issue(self) -> float:
         """Cycles of a leaf in which the wave issues instructions."""
-        beside = self.vectors * (1.1 + 0.08 * self.shape.value_slice)  # softmax, fold, emit
-        cycles = issue_per_key(self.shape, self.vectors, self.dtype, self.arithmetic) + beside
+        rest = self.vectors * (1.1 + 0.08 * self.shape.value_slice)  # softmax, fold, emit
+        cycles = issue_per_key(self.shape, self.vectors, self.dtype, self.arithmetic) + rest
         return KEYS_PER_LEAF * cycles * self.card.family.issue
 
     @cached_property
@@ -187,7 +163,7 @@ class Workgroup:
 
     @property
     def resident(self) -> int:
-        """Waves that a SIMD holds: those of as many whole workgroups as its registers and its share of the LDS do."""
+        """Waves that a SIMD holds: of as many whole workgroups as its registers and its share of the LDS allow."""
         family = self.card.family
         held = (family.lds_kib << 10) * SIMDS // family.simds // shared_bytes(self.shape, self.vectors)
         held = min(held, family.waves(self.vgprs) * SIMDS // LEAVES_PER_NODE)
@@ -196,12 +172,12 @@ class Workgroup:
     def _dealt(self, sizes: list[int]) -> list[list[int]]:
         """Leaves of the waves of each SIMD: workgroups go round over the card, each over SIMDS of them."""
         groups = max(1, self.card.all_simds // SIMDS)  # SIMDs that are left over count for nothing
-        found: list[list[int]] = [[] for _ in range(groups * SIMDS)]
-        for at, leaves in enumerate(sizes):
+        by_simd: list[list[int]] = [[] for _ in range(groups * SIMDS)]
+        for index, leaves in enumerate(sizes):
             for wave in range(min(leaves, LEAVES_PER_NODE)):
-                mine = -(-(leaves - wave) // LEAVES_PER_NODE)
-                found[at % groups * SIMDS + (at // groups + wave) % SIMDS].append(mine)
-        return [waves for waves in found if waves]
+                count = -(-(leaves - wave) // LEAVES_PER_NODE)
+                by_simd[index % groups * SIMDS + (index // groups + wave) % SIMDS].append(count)
+        return [waves for waves in by_simd if waves]
 
     def spread(self, sizes: list[int], nbytes: float) -> Spread:
         """Workgroups of ``sizes`` leaves, which read and write ``nbytes``, dealt over the card's SIMDs.

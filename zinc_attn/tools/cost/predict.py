@@ -18,20 +18,20 @@ from . import assumptions as assumed
 from .cards import Card
 from .pass1 import SIMDS, Workgroup, dispatches_us
 
-# What JSON says of a prediction: its label, and the compilers of the programs whose instructions are counted.
+# The head of a prediction in JSON: its label, and the compilers of the programs whose instructions are counted.
 ABOUT: Final[dict[str, Any]] = {
     "label": "modeled",
     "compiler": {"counted_glsl": "glslang 12", "counted_mesa": "Mesa 25.0.7, ACO for gfx1201"},
 }
 
-MANY: Final = 1 << 20  # keys, whose workgroups are as large as any
+MANY: Final = 1 << 20  # keys whose workgroups have the largest size
 MERGE_ISSUE: Final = 394  # instructions for a wave's 32 states before its turn: gfx1201's program
 MERGE_WAVES: Final = merge_workgroup_size("discrete") // 32  # a round: a batch of 32 states per wave
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What takes time in a submission, or in several one after another.
+    """The times of a submission, or of several one after another.
 
     workgroups: of pass 1. memory_us: K and V at the read rate, once a submission. partial_us: writing the partial
     states. again_us: keys that other workgroups have read before, from the L2. waves_us: pass 1 if memory and L2 were
@@ -92,9 +92,9 @@ class Prediction(Terms):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: ``ABOUT``, the fields and what they make; floats are rounded to four decimals."""
-        found = asdict(self) | {"gb_s": self.gb_s, "fraction": self.fraction, "bound": self.bound}
-        return ABOUT | {k: round(v, 4) if isinstance(v, float) else v for k, v in found.items()}
+        """For JSON: ``ABOUT``, the fields and figures that follow from them; floats are rounded to four decimals."""
+        values = asdict(self) | {"gb_s": self.gb_s, "fraction": self.fraction, "bound": self.bound}
+        return ABOUT | {k: round(v, 4) if isinstance(v, float) else v for k, v in values.items()}
 
     @property
     def gb_s(self) -> float:
@@ -108,7 +108,7 @@ class Prediction(Terms):
 
     @property
     def bound(self) -> str:
-        """What pass 1 waits for: bandwidth, latency (too few bytes in flight) or issue."""
+        """The limit of pass 1: bandwidth, latency (too few bytes in flight) or issue."""
         if self.memory_us + self.partial_us >= self.waves_us:
             return "bandwidth"
         return "issue" if self.issue_us > 0.9 * self.waves_us else "latency"
@@ -132,7 +132,7 @@ def issue_share(shape: AttnShape, card: Card, dtype: str = "f16", arithmetic: Ar
 
 def issue_shares(shape: AttnShape, card: Card, dtype: str) -> dict[str, float]:
     """``issue_share`` of every arithmetic that a cache of this type may have."""
-    integers = all(one.integers for one in storage_types(dtype))
+    integers = all(kind.integers for kind in storage_types(dtype))
     names: tuple[Arithmetic, ...] = ("canonical", "fused", *(("integer",) if integers else ()))
     return {name: issue_share(shape, card, dtype, name) for name in names}
 
@@ -150,31 +150,31 @@ def predict(plan: SplitPlan, card: Card, dtype: str = "f16", arithmetic: Arithme
 
 
 Work = Sequence[tuple[Workgroup, list[int]]]  # dispatches of pass 1: their workgroups, and the leaves of each
-# The states that pass 2 folds, as those of plans whose rows see all keys, with weights that make 1; none without it.
+# The states that pass 2 folds, as states of plans whose rows see all keys, with weights whose sum is 1.
 States = Sequence[tuple[float, SplitPlan]]
 
 
 def submission_terms(work: Work, states: States, card: Card, dtype: str, kv_bytes: float) -> Terms:
     """The terms of dispatches one after another, which move K, V and states in proportion to their leaves.
 
-    kv_bytes: that all of them together need; the rest that workgroups read comes from the L2.
+    kv_bytes: bytes that all dispatches together need; further reads come from the L2.
     """
     shape = work[0][0].shape
-    written = written_bytes(states, kv_bytes, card)
+    state_bytes = written_bytes(states, kv_bytes, card)
     leaves = [sum(sizes) for _, sizes in work]
-    moved = (kv_bytes + written) / max(sum(leaves), 1)
-    spreads = [group.spread(sizes, moved * mine) for (group, sizes), mine in zip(work, leaves, strict=True)]
+    moved = (kv_bytes + state_bytes) / max(sum(leaves), 1)
+    spreads = [group.spread(sizes, moved * count) for (group, sizes), count in zip(work, leaves, strict=True)]
     read = sum(leaves) * KEYS_PER_LEAF * shape.kv_bytes_per_token(dtype) / shape.kv_heads
     again_us = max(0.0, read - kv_bytes) / assumed.L2_RATE / card.read_rate
     return Terms(
         workgroups=sum(len(sizes) for _, sizes in work),
         memory_us=kv_bytes / card.read_rate,
-        partial_us=written / card.read_rate,
+        partial_us=state_bytes / card.read_rate,
         again_us=again_us,
-        waves_us=sum(one.alone_us for one in spreads),
-        issue_us=sum(one.issue_us for one in spreads),
+        waves_us=sum(spread.alone_us for spread in spreads),
+        issue_us=sum(spread.issue_us for spread in spreads),
         pass1_us=dispatches_us(spreads, again_us),
-        merge_us=merge_us(states, card, kv_bytes, max(one.leaves for one in spreads)),
+        merge_us=merge_us(states, card, kv_bytes, max(spread.leaves for spread in spreads)),
     )
 
 

@@ -1,7 +1,5 @@
 """The time of a decode step of a whole model: its weights once, states, attention, and the waits between dispatches."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ...planning.splits import SplitPlan, plan_splits
@@ -13,7 +11,7 @@ from .predict import predict
 
 @dataclass(frozen=True)
 class ModelStep:
-    """What a step of one sequence moves, in bytes, and waits for.
+    """The bytes that a step of one sequence moves, and its waits.
 
     weights: that it reads, of experts the chosen ones. states: of recurrent layers, read and written. barriers: between
     dispatches, without those of attention. layers: that attend to all keys, of ``shape`` and ``dtype``.
@@ -27,13 +25,13 @@ class ModelStep:
     dtype: str
 
     def bytes_at(self, context: int) -> int:
-        """All that a step behind ``context`` tokens must read or write."""
+        """The bytes that a step after ``context`` tokens must read or write."""
         return self.weights + self.states + self.layers * context * self.shape.kv_bytes_per_token(self.dtype)
 
     def us(self, context: int, card: Card, splits: int | None = None) -> float:
         """µs on ``card``; splits: None for the split rule. A context of 0 is a step without attention.
 
-        A barrier costs GAP_US; weights and states are long reads. What the arithmetic of products takes is not in it:
+        A barrier costs GAP_US; weights and states are long reads. The arithmetic of products is left out:
         ``zinc-attn compilers`` holds it below a fifth of these reads' time.
         """
         rest = (self.weights + self.states) / card.read_rate + self.barriers * GAP_US

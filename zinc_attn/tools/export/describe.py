@@ -1,6 +1,4 @@
-"""The manifest: what is generated from the declarations, so that it cannot differ from what this package dispatches."""
-
-from __future__ import annotations
+"""The manifest, generated from the declarations, so that it cannot differ from this package's dispatches."""
 
 import hashlib
 from collections.abc import Iterable
@@ -60,10 +58,10 @@ def _kernel(decl: KernelDecl) -> dict[str, Any]:
     key, code, roles = decl.family, load_spirv(decl), meanings("roles")
     told = meanings(f"{key}.grid")
     elements, values = _described(f"{key}.bindings", "element"), _described(f"{key}.constants", "value")
-    bindings = [{"binding": i, **asdict(one), **elements[one.name]} for i, one in enumerate(decl.bindings)]
-    own = {name: {"value": str(fixed), "fixed": fixed} for name, fixed in decl.fixed}  # the same for every shape
+    bindings = [{"binding": i, **asdict(binding), **elements[binding.name]} for i, binding in enumerate(decl.bindings)]
+    fixed = {name: {"value": str(value), "fixed": value} for name, value in decl.fixed}  # the same for every shape
     numbered = [
-        {"id": i, "offset": 4 * i, "size": 4, "type": "uint32", "name": name, **values[name], **own.get(name, {})}
+        {"id": i, "offset": 4 * i, "size": 4, "type": "uint32", "name": name, **values[name], **fixed.get(name, {})}
         for i, name in enumerate(decl.constant_names)
     ]
     return {
@@ -83,7 +81,7 @@ def _kernel(decl: KernelDecl) -> dict[str, Any]:
 
 
 def _shape(shape: AttnShape, dtype: str, page_size: int, compute_units: int, kv_layout: str) -> dict[str, Any]:
-    """Everything that is a number once shape, dtype, page size and layout are known."""
+    """All numbers that follow from shape, dtype, page size and layout."""
     row_format(shape, dtype)  # refuses a dtype that the shape does not take
     names = {**asdict(shape), "latent": int(shape.latent), **storage_names(dtype), "page_size": page_size}
     names["nhd"] = int(kv_layout == "NHD")
@@ -113,21 +111,20 @@ def _shape(shape: AttnShape, dtype: str, page_size: int, compute_units: int, kv_
 
 
 def storage_names(dtype: str) -> dict[str, int]:
-    """What the formulas know of K's and V's types."""
-    found: dict[str, int] = {}
-    for of, kind in zip("kv", storage_types(dtype), strict=True):
-        found |= {f"{of}_storage": storage_index(kind), f"{of}_bits": kind.bits}
-        found |= {f"{of}_halves": kind.halves, f"{of}_fifth": int(kind.fifth_bits)}
-    return found
+    """The names in formulas that K's and V's types determine."""
+    names: dict[str, int] = {}
+    for side, kind in zip("kv", storage_types(dtype), strict=True):
+        names |= {f"{side}_storage": storage_index(kind), f"{side}_bits": kind.bits}
+        names |= {f"{side}_halves": kind.halves, f"{side}_fifth": int(kind.fifth_bits)}
+    return names
 
 
 def _described(section: str, key: str = "expression") -> dict[str, dict[str, str]]:
-    """A section of formulas for JSON."""
     return {name: {key: formula, "meaning": meaning} for name, (formula, meaning) in formulas(section).items()}
 
 
 def _primitives() -> dict[str, Any]:
-    """What a host asks a device before its first kernel."""
+    """The question of a host to a device before its first kernel."""
     numbers, results, *_ = questions()
     return {
         **meanings("primitives"),
@@ -140,10 +137,10 @@ def _primitives() -> dict[str, Any]:
 
 
 def _multiply_add() -> dict[str, Any]:
-    """What a host asks a device before its first call with arithmetic "fused"."""
-    *_, given, sums = questions()
+    """The question of a host to a device before its first call with arithmetic "fused"."""
+    *_, triples, sums = questions()
     workgroups = list(kernels.MULTIPLY_ADD.groups((0,)))
-    return {**meanings("multiply_add"), "workgroups": workgroups, "triples": given.tolist(), "sums": sums.tolist()}
+    return {**meanings("multiply_add"), "workgroups": workgroups, "triples": triples.tolist(), "sums": sums.tolist()}
 
 
 def manifest(

@@ -1,7 +1,5 @@
 """Writing an export to a folder, and reading it back with its checksums verified."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -40,24 +38,24 @@ def export(directory: PathLike, attn_shapes: Iterable[AttnShape] = (), **options
     target = check_path("directory", directory)
     if not isinstance(attn_shapes, Iterable) or hasattr(attn_shapes, "dtype"):  # arrays of no axes do not iterate
         raise ArgumentError(f"attn_shapes: got {shown(attn_shapes)}, expected a list of AttnShapes")
-    made = manifest(attn_shapes, **options)
-    text = json.dumps({DIGEST: "0" * 64, **made}, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    contents = manifest(attn_shapes, **options)
+    text = json.dumps({DIGEST: "0" * 64, **contents}, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     data = sealed(text.encode())
     files = {decl.file: load_spirv(decl) for decl in kernels.KERNELS} | {MANIFEST: data}
     for name, content in files.items():
         write_file(target / name, content, "choose another directory")
-    found: dict[str, Any] = json.loads(data)
-    return found
+    result: dict[str, Any] = json.loads(data)
+    return result
 
 
 def sealed(text: bytes) -> bytes:
-    """A manifest's bytes with their checksum in place: that of the bytes with 64 zeros there.
+    """A manifest's bytes with their checksum in place: the checksum of the bytes with 64 zeros there.
 
     A reader finds the place without parsing: the first ``"manifest_sha256": "`` of the file. ManifestError without one.
     """
-    if (found := _SEAL.search(text)) is None:
+    if (seal := _SEAL.search(text)) is None:
         raise ManifestError(f"manifest: it has no {DIGEST} of 64 digits; export again")
-    before, after = text[: found.start(1)], text[found.end(1) :]
+    before, after = text[: seal.start(1)], text[seal.end(1) :]
     return before + hashlib.sha256(before + b"0" * 64 + after).hexdigest().encode() + after
 
 
@@ -70,12 +68,12 @@ def load_manifest(path: PathLike) -> dict[str, Any]:
     file = check_path("path", path)
     file = file / MANIFEST if os.path.isdir(file) else file  # False, and no error, also for a name that is too long
     text = read_text(file, _MANIFEST, ManifestError)
-    given = json_of(text, file, _MANIFEST, ManifestError)
-    data = given if isinstance(given, dict) else {"format": given}
+    parsed = json_of(text, file, _MANIFEST, ManifestError)
+    data = parsed if isinstance(parsed, dict) else {"format": parsed}
     if (data.get("format"), data.get("version")) != (FORMAT, VERSION):
-        found = f"format {shown(data.get('format'))}, version {shown(data.get('version'))}"
+        got = f"format {shown(data.get('format'))}, version {shown(data.get('version'))}"
         expected = f"{FORMAT!r}, {VERSION}; export again with the zinc-attn that reads it"
-        raise ManifestError(f"{file}: got {found}, expected {expected}")
+        raise ManifestError(f"{file}: got {got}, expected {expected}")
     if sealed(text.encode()) != text.encode():
         raise ManifestError(f"{file}: its {DIGEST} is not that of its bytes; the file was changed, export again")
     for kernel in data["kernels"]:  # a manifest of this version that nobody has changed has them

@@ -1,7 +1,5 @@
 """Logits of random models on a device, operation by operation, against the oracle's."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -47,12 +45,11 @@ def digest(x: Any) -> str:
 
 
 def committed() -> dict[str, str]:
-    """The oracle's digests by case."""
-    return {str(kind): str(of) for kind, of in json.loads(RECORD.read_text(encoding="utf-8")).items()}
+    return {str(kind): str(value) for kind, value in json.loads(RECORD.read_text(encoding="utf-8")).items()}
 
 
 class _Compared:
-    """``Operations`` of a device, each of which is held to the oracle's on the same operands."""
+    """``Operations`` of a device, compared with the oracle's on the same operands."""
 
     def __init__(self, device: Operations, oracle: Operations) -> None:
         self._device, self._oracle, self.count, self.fault = device, oracle, 0, ""
@@ -61,8 +58,8 @@ class _Compared:
         on_device, wanted = getattr(self._device, name), getattr(self._oracle, name)
 
         @wraps(on_device)
-        def both(*given: Any) -> Any:
-            got, want = on_device(*given), wanted(*given)
+        def both(*operands: Any) -> Any:
+            got, want = on_device(*operands), wanted(*operands)
             self.count += 1
             if not self.fault and not np.array_equal(got.view(np.uint32), want.view(np.uint32)):
                 differ = int((got.view(np.uint32) != want.view(np.uint32)).sum())
@@ -94,14 +91,14 @@ def check_graph(
         )
     known = committed()
     for kind in cases:
-        forward, found, operations, fault = passes(kind), list[str](), 0, ""
+        forward, digests, operations, fault = passes(kind), list[str](), 0, ""
         oracle = DrawnOracle(OnDevice(processor), kind) if processor else Oracle()
         for pieces in PIECES:
-            of = _Compared(OnDevice(device), oracle)
-            found.append(digest(forward(of, pieces)))
-            operations, fault = operations + of.count, fault or of.fault
-        if not fault and len(set(found)) > 1:
+            compared = _Compared(OnDevice(device), oracle)
+            digests.append(digest(forward(compared, pieces)))
+            operations, fault = operations + compared.count, fault or compared.fault
+        if not fault and len(set(digests)) > 1:
             fault = "logits depend on how many tokens come at once"
-        if not fault and found[0] != known.get(kind):
-            fault = f"got digest {found[0][:16]}, expected {known.get(kind, 'none')[:16]}"
-        yield GraphOutcome(kind, found[0], operations, fault)
+        if not fault and digests[0] != known.get(kind):
+            fault = f"got digest {digests[0][:16]}, expected {known.get(kind, 'none')[:16]}"
+        yield GraphOutcome(kind, digests[0], operations, fault)

@@ -1,7 +1,5 @@
 """The operations of a forward pass by the graph's kernels, each of them read back."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from typing import Any, Final
@@ -26,7 +24,7 @@ from .hybrid import ROUTE_LEAST
 from .model import Matrix
 
 NO_EXPERTS: Final = {"x_slots": 0, "experts": 0, "ids": 0}  # parameters of a product of planes
-POISON: Final = 0x7FC0DEAD  # what a result begins as
+POISON: Final = 0x7FC0DEAD  # the words of a result before the kernel
 FEW: Final = 4  # rows of x that mul_mat_vec takes here, and mul_mat more
 BOUND: Final = 1 << 27  # bytes of weights that a dispatch has, which any device binds
 TILE: Final = (32, 32, 4, 4, 64)  # of mul_mat: rows, columns, those of an invocation, invocations
@@ -41,35 +39,36 @@ def as_words(x: NDArray[Any]) -> Words:
 def run(
     runtime: Runtime,
     kernel: GraphKernel,
-    given: Sequence[NDArray[Any]],
+    operands: Sequence[NDArray[Any]],
     results: Sequence[int | Words],
     spec: Sequence[int] = (),
     **values: Any,
 ) -> list[Words]:
-    """Run a kernel, and give the words of each result.
+    """Run a kernel, and return the words of each result.
 
-    given: what its read bindings hold, in their order, without the parameters. values: these; a tensor that is not
-    among them is its binding's array. results: of its write bindings, in their order, the words that they begin with,
-    or how many that are POISON.
+    operands: the arrays of its read bindings, in order, without the parameters. values: the parameters; a tensor that
+    is not among them is its binding's array. results: for each write binding, in order, its first words, or a number of
+    words that are POISON.
     """
-    read = [one.name for one in kernel.decl.bindings[1:] if one.access == "read"]
-    bound = {name: tensor(np.ascontiguousarray(x)) for name, x in zip(read, given, strict=True)}
-    tensors = {one.name: bound[one.name] for one in kernel.params if one.kind == "tensor" and one.name in bound}
+    read = [binding.name for binding in kernel.decl.bindings[1:] if binding.access == "read"]
+    bound = {name: tensor(np.ascontiguousarray(x)) for name, x in zip(read, operands, strict=True)}
+    fields = (field.name for field in kernel.params if field.kind == "tensor")
+    tensors = {name: bound[name] for name in fields if name in bound}
     record = params(kernel, **tensors | values)
-    inputs, outputs = iter([record, *map(as_words, given)]), iter(results)
-    with ExitStack() as made:
+    inputs, outputs = iter([record, *map(as_words, operands)]), iter(results)
+    with ExitStack() as stack:
         buffers, written = [], []
         for binding in kernel.decl.bindings:
             words = next(inputs) if binding.access == "read" else next(outputs)
             words = np.full(words, POISON, np.uint32) if isinstance(words, int) else words
             use = Use.INPUT if binding.access == "read" else Use.OUTPUT
-            buffer = made.enter_context(closing(runtime.buffer(max(words.nbytes, 4), use)))
+            buffer = stack.enter_context(closing(runtime.buffer(max(words.nbytes, 4), use)))
             runtime.write(buffer, words)
             buffers.append(buffer)
             written += [buffer] if binding.access == "write" else []
         program = runtime.kernel(kernel.decl, load_spirv(kernel.decl, runtime.info.kind), spec)
         step = Dispatch(program, tuple(buffers), kernel.groups(spec, record.tolist()))
-        recording = made.enter_context(closing(runtime.record([step])))
+        recording = stack.enter_context(closing(runtime.record([step])))
         runtime.run(recording)
         return [runtime.read(buffer).copy() for buffer in written]
 
@@ -88,13 +87,13 @@ class OnDevice:
     def __init__(self, device: Device) -> None:
         self._device = device
 
-    def _float(self, kernel: GraphKernel, y: tuple[int, ...], given: Sequence[Any], **values: Any) -> F32:
+    def _float(self, kernel: GraphKernel, y: tuple[int, ...], operands: Sequence[Any], **values: Any) -> F32:
         """The first result, float32 of a shape. spec, among the values: its constants."""
         spec = values.pop("spec", ())
-        of_y = tensor(np.empty(y, np.float32))
+        y_tensor = tensor(np.empty(y, np.float32))
         others = sum(binding.access == "write" for binding in kernel.decl.bindings) - 1
         counts = int(np.prod(y)), *[1] * others
-        words, *_ = run(self._device.runtime, kernel, given, counts, spec, y=of_y, **values)
+        words, *_ = run(self._device.runtime, kernel, operands, counts, spec, y=y_tensor, **values)
         return words.view(np.float32).reshape(y)
 
     def embed(self, weights: Matrix, tokens: NDArray[np.int32]) -> F32:
@@ -106,68 +105,68 @@ class OnDevice:
             return self._float(graph.MOVE, shape, (stored, tokens), spec=move, id_words=1, shift=(0, 0, 0, 0))
         packed = blocks.pack(weights.kind, weights.rows)
         kind = (graph.WEIGHT_TYPES.index(weights.kind),)
-        of = {"offset": 0, "steps": (0, 0), "rows": len(weights.rows), "first": 0}
-        return self._float(graph.GET_WEIGHTS, shape, (packed, tokens), spec=kind, **of)
+        values = {"offset": 0, "steps": (0, 0), "rows": len(weights.rows), "first": 0}
+        return self._float(graph.GET_WEIGHTS, shape, (packed, tokens), spec=kind, **values)
 
     def norm(self, x: F32, weight: F32 | None, eps: float, op: str = "rms") -> F32:
         by = x if weight is None else weight[None]
-        of = {"eps": eps, "factor": 1.0 / x.shape[-1], "scales": (0.0, 0.0), "joined": 1}
+        values = {"eps": eps, "factor": 1.0 / x.shape[-1], "scales": (0.0, 0.0), "joined": 1}
         spec = graph.NORM_OPS.index(op), int(weight is not None), 0
-        return self._float(graph.NORM, x.shape, (x, by, by), spec=spec, **of)
+        return self._float(graph.NORM, x.shape, (x, by, by), spec=spec, **values)
 
     def product(self, weights: Matrix, x: F32, added: F32 | None = None, ids: NDArray[np.int32] | None = None) -> F32:
-        """By the kernels of few rows of x where there are few, else by tiles; where nothing is added, these by matrix
-        units if there are some. The bits are the same."""
+        """Few rows of x go to the kernels for few rows, others to tiles; tiles without an addend go to matrix units, if
+        there are some. The bits are the same."""
         rows, runtime = len(weights.rows) // weights.experts, self._device.runtime
-        is_float, of_floats = weights.kind in FLOAT_TYPES, graph.FLOAT_VEC.values(x.shape[-1])
-        few = len(x) <= FEW and bool(of_floats["SERVED"] or not is_float)
+        is_float, float_sizes = weights.kind in FLOAT_TYPES, graph.FLOAT_VEC.values(x.shape[-1])
+        few = len(x) <= FEW and bool(float_sizes["SERVED"] or not is_float)
         y = np.empty((*(x.shape[:1] if ids is None else ids.shape), rows), np.float32)
         plus: NDArray[Any] = y if added is None else added
-        of: dict[str, Any] = {"y": tensor(y), **NO_EXPERTS}
+        values: dict[str, Any] = {"y": tensor(y), **NO_EXPERTS}
         waves, subgroups, add = len(x) % 4 + 1, self._device.info.wave_subgroups, int(added is not None)
         columns, chosen = len(x), plus
         if ids is not None:
             x = x.reshape(len(x), -1, x.shape[-1])
-            of |= {"x_slots": x.shape[1], "experts": (0, *[weights.experts] * 2), "ids": tensor(ids)}
+            values |= {"x_slots": x.shape[1], "experts": (0, *[weights.experts] * 2), "ids": tensor(ids)}
             columns, chosen = 1, ids if few else self._by_expert(ids, weights.experts)
         spec: tuple[int, ...] = (*TILE, add, int(ids is not None))
         if few:  # any number of waves has the same bits
-            ahead = len(x) % 2 and int(of_floats["AHEAD"] or not is_float)
+            ahead = len(x) % 2 and int(float_sizes["AHEAD"] or not is_float)
             spec = columns, 32 * waves, int(subgroups), 4, ahead, add, int(ids is not None)
         if is_float:
             stored = weights.rows.view(np.float32 if weights.kind == "f32" else np.uint16)
             types = FLOAT_TYPES.index(weights.kind), FLOAT_TYPES.index("f32")
             stored = stored.reshape(weights.experts, rows, -1)
             kernel = graph.MUL_MAT_FLOAT_VEC if few else graph.MUL_MAT_FLOAT
-            (words,) = run(runtime, kernel, (stored, x, plus, chosen), (y.size,), (*types, *spec), **of)
+            (words,) = run(runtime, kernel, (stored, x, plus, chosen), (y.size,), (*types, *spec), **values)
             return words.view(np.float32).reshape(y.shape)
         count = 8 * -(-x.shape[-1] // 256) * (x.size // x.shape[-1])
         quantized = run(runtime, graph.QUANTIZE, (x,), (8 * count, 2 * count))
         steps = weights.rows.size // weights.experts // 16, 0  # matrices have whole groups of rows
-        of |= {"w_begin": 0, "w_steps": steps, "repeats": (1, 1), "blocks": x.shape[-1] // 32}
+        values |= {"w_begin": 0, "w_steps": steps, "repeats": (1, 1), "blocks": x.shape[-1] // 32}
         kernel, kind = graph.MUL_MAT_VEC if few else graph.MUL_MAT, graph.WEIGHT_TYPES.index(weights.kind)
         if not few and not add and ids is None and (units := units_of(self._device.info, weights.kind)):
             kernel, spec = graph.MUL_MAT_UNITS, (*units, 0, 0)
-        made: int | Words = y.size
+        result: int | Words = y.size
         size, most = weights.rows.size // weights.experts, max(1, BOUND * weights.experts // weights.rows.size)
         for first in range(0, weights.experts, most):
             bound = weights.rows[first * rows : (first + most) * rows]
-            of |= {"experts": (first, bound.size // size, weights.experts)}
-            given: tuple[NDArray[Any], ...] = blocks.pack(weights.kind, bound), *quantized, plus, chosen
-            (made,) = run(runtime, kernel, given, (made,), (kind, *spec), **of)
-        return np.asarray(made).view(np.float32).reshape(y.shape)
+            values |= {"experts": (first, bound.size // size, weights.experts)}
+            operands: tuple[NDArray[Any], ...] = blocks.pack(weights.kind, bound), *quantized, plus, chosen
+            (result,) = run(runtime, kernel, operands, (result,), (kind, *spec), **values)
+        return np.asarray(result).view(np.float32).reshape(y.shape)
 
     def _by_expert(self, ids: NDArray[np.int32], experts: int) -> Words:
         """The list of a product's columns."""
         tiles = min(ids.size, ids.size // TILE[1] + experts + 1)
-        of: dict[str, Any] = {"experts": experts, "columns": TILE[1], "tiles": tiles}
-        return run(self._device.runtime, graph.BY_EXPERT, (ids,), (tiles * (TILE[1] + 1),), **of)[0]
+        values: dict[str, Any] = {"experts": experts, "columns": TILE[1], "tiles": tiles}
+        return run(self._device.runtime, graph.BY_EXPERT, (ids,), (tiles * (TILE[1] + 1),), **values)[0]
 
     def rope(self, x: F32, positions: NDArray[np.int32], way: Rope) -> F32:
-        of = {"stride": len(x), "pairs": way.pairs, "step": way.step, "least": 0.0}
-        of |= dict.fromkeys(("positions", "table", "first"), 0)
-        spec, given = (FLOAT_TYPES.index("f32"),), (x, np.tile(positions, 4), way.table())
-        return self._float(graph.ROPE, x.shape, given, spec=spec, **of)
+        values = {"stride": len(x), "pairs": way.pairs, "step": way.step, "least": 0.0}
+        values |= dict.fromkeys(("positions", "table", "first"), 0)
+        spec, operands = (FLOAT_TYPES.index("f32"),), (x, np.tile(positions, 4), way.table())
+        return self._float(graph.ROPE, x.shape, operands, spec=spec, **values)
 
     def attend(self, q: F32, k: NDArray[Any], v: NDArray[Any]) -> F32:
         return np.asarray(attention(q, k, v, device=self._device))
@@ -183,9 +182,9 @@ class OnDevice:
     def route(self, scores: F32, k: int) -> F32:
         spec = graph.GATE_OPS.index("soft_max"), 0, graph.ROUTE_NORM_OPS.index("sum"), 0
         y = np.empty((len(scores), k), np.float32)
-        of: dict[str, Any] = {"ids": tensor(y), "y": tensor(y), "factor": 0.0, "added": 0.0}
-        of |= {"least": ROUTE_LEAST, "most": np.inf}
-        both = run(self._device.runtime, graph.ROUTE, (scores, scores), (y.size, y.size), spec, **of)
+        values: dict[str, Any] = {"ids": tensor(y), "y": tensor(y), "factor": 0.0, "added": 0.0}
+        values |= {"least": ROUTE_LEAST, "most": np.inf}
+        both = run(self._device.runtime, graph.ROUTE, (scores, scores), (y.size, y.size), spec, **values)
         return np.concatenate([words.reshape(y.shape) for words in both], -1).view(np.float32)
 
     def sum_experts(self, x: F32, weights: F32) -> F32:
@@ -196,21 +195,23 @@ class OnDevice:
         return self._float(graph.BINARY, a.shape, (a, b), spec=kinds)
 
     def convolve(self, x: F32, w: F32, bias: F32) -> F32:
-        tokens, run_of = x.shape[1] - w.shape[1] + 1, 1 + len(w) % 2  # tokens of an invocation: the bits are the same
-        of: dict[str, Any] = dict.fromkeys(("begins", "ends", "offsets", "scales"), (0, 0))
-        of |= {"run": run_of, "size": 1, "eps": 0.0, "factor": 0.0}
-        return self._float(graph.SSM_CONV, (tokens, len(w)), (x, x, w, bias), spec=(1, 1, 0, 0), **of)
+        tokens, length = x.shape[1] - w.shape[1] + 1, 1 + len(w) % 2  # of an invocation's run: the same bits
+        values: dict[str, Any] = dict.fromkeys(("begins", "ends", "offsets", "scales"), (0, 0))
+        values |= {"run": length, "size": 1, "eps": 0.0, "factor": 0.0}
+        return self._float(graph.SSM_CONV, (tokens, len(w)), (x, x, w, bias), spec=(1, 1, 0, 0), **values)
 
-    def _states(self, kernel: GraphKernel, sizes: tuple[int, int], given: Sequence[Any], spec: Any, **of: Any) -> F32:
-        """Scores and the state behind the last token, of these sizes. given: operands, behind which come ids."""
-        given, of = (*given, np.zeros(1, np.int32)), of | dict.fromkeys(("ids", "outputs", "kept"), 0)
-        words = run(self._device.runtime, kernel, given, sizes, spec, steps=(sizes[1], sizes[1]), slots=1, **of)
+    def _states(
+        self, kernel: GraphKernel, sizes: tuple[int, int], operands: Sequence[Any], spec: Any, **values: Any
+    ) -> F32:
+        """Outputs and the state after the last token, of these sizes. operands: without the ids, which come last."""
+        operands, values = (*operands, np.zeros(1, np.int32)), values | dict.fromkeys(("ids", "outputs", "kept"), 0)
+        words = run(self._device.runtime, kernel, operands, sizes, spec, steps=(sizes[1], sizes[1]), slots=1, **values)
         return np.concatenate(words).view(np.float32)
 
     def delta_net(self, q: F32, k: F32, v: F32, gate: F32, beta: F32, state: F32) -> F32:
-        size, own = state.shape[-1], 1 + len(v) % 2  # own, rows of a lane: the bits are the same
-        given, spec = (q, k, v, gate, beta, state), (size, own, int(gate.shape[-1] > 1), own % 2)
-        return self._states(graph.DELTA_NET, (v.size, state.size), given, spec, scale=scale_of(size))
+        size, rows_each = state.shape[-1], 1 + len(v) % 2  # own, rows of a lane: the bits are the same
+        operands, spec = (q, k, v, gate, beta, state), (size, rows_each, int(gate.shape[-1] > 1), rows_each % 2)
+        return self._states(graph.DELTA_NET, (v.size, state.size), operands, spec, scale=scale_of(size))
 
     def scan(self, state: F32, x: F32, dt: F32, a: F32, b: F32, c: F32) -> F32:
         spec = state.shape[-1], 1 + len(x) % 2, int(a.shape[1] > 1)

@@ -4,8 +4,6 @@ Operations, shapes and types of weights are those of llama.cpp's graph of qwen35
 file; random numbers stand for the weights and for what comes into the first layer.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
@@ -18,7 +16,7 @@ from . import recurrent
 from .model import EPS, TOKENS, Matrix, Weights, attention, hidden, random_matrix, rows_normed
 from .recurrent import TAPS
 
-ROUTE_LEAST: Final = 6.103515625e-5  # by which a router divides, at least
+ROUTE_LEAST: Final = 6.103515625e-5  # the least number by which a router divides
 
 
 @dataclass(frozen=True)
@@ -45,8 +43,6 @@ HYBRIDS: Final = {
 
 
 class Operations(recurrent.Operations, Protocol):
-    """What the layers are made of."""
-
     def route(self, scores: F32, k: int) -> F32:
         """(tokens, 2 k): the bits of the int32 ids of the k experts, and their weights, of softmax, whose sum is 1."""
 
@@ -67,21 +63,21 @@ def make_layers(name: str) -> tuple[Weights, Weights]:
         return np.asarray(1 + numbers(size) / 8, np.float32)
 
     def weights(rows: int, columns: int = n.hidden, kind: str = "q4_K") -> Matrix:
-        made = random_matrix(kind, rows, columns, rng)
+        matrix = random_matrix(kind, rows, columns, rng)
         if kind == "q4_K":  # values of 0 to 15 are positive, so minima make the mean 0
-            scales = made.rows.reshape(rows, -1, 144)[..., :4].view(np.float16)
+            scales = matrix.rows.reshape(rows, -1, 144)[..., :4].view(np.float16)
             scales[..., 1] = np.float16(7.5) * scales[..., 0]
-        return made
+        return matrix
 
     def expert() -> Weights:
         return {"gate": weights(n.width), "up": weights(n.width), "down": weights(n.hidden, n.width, "q6_K")}
 
     def experts() -> Weights:
         each = [expert() for _ in range(n.experts)]
-        joined = {name: np.concatenate([one[name].rows for one in each]) for name in each[0]}
-        own = {name: replace(each[0][name], rows=rows, experts=n.experts) for name, rows in joined.items()}
-        own |= {"router": weights(n.experts, kind="f32"), "share": weights(1, kind="f32"), "shared": expert()}
-        return own | {"before": norm(), "behind": norm()}
+        whole = {name: np.concatenate([part[name].rows for part in each]) for name in each[0]}
+        merged = {name: replace(each[0][name], rows=rows, experts=n.experts) for name, rows in whole.items()}
+        merged |= {"router": weights(n.experts, kind="f32"), "share": weights(1, kind="f32"), "shared": expert()}
+        return merged | {"before": norm(), "after": norm()}
 
     net = {"qkv": weights(channels, kind="q6_K"), "z": weights(values), "out": weights(n.hidden, values)}
     net |= {"beta": weights(n.value_heads), "alpha": weights(n.value_heads)}
@@ -92,40 +88,40 @@ def make_layers(name: str) -> tuple[Weights, Weights]:
     return net | floats | experts(), full | norms | experts()
 
 
-def hybrid(name: str, layers: tuple[Weights, Weights], of: Operations, pieces: tuple[int, ...]) -> F32:
-    """(tokens, hidden) behind both layers, of random tokens, which come in pieces of these numbers."""
-    n, (net, full), first, made = HYBRIDS[name], layers, 0, []
+def hybrid(name: str, layers: tuple[Weights, Weights], ops: Operations, pieces: tuple[int, ...]) -> F32:
+    """(tokens, hidden) after both layers, of random tokens, which come in pieces of these numbers."""
+    n, (net, full), first, outputs = HYBRIDS[name], layers, 0, []
     tokens = np.random.default_rng(49).standard_normal((len(TOKENS), n.hidden), np.float32)
     inputs, state = (len(net["taps"]), TAPS - 1), (n.value_heads, n.state, n.state)
     states = [np.zeros(shape, np.float32) for shape in (inputs, state)]
     kv: list[NDArray[Any]] = [np.zeros((0, n.kv_heads, n.head_dim), np.float16)] * 2
     for count in pieces:
-        x = _experts(n, net, of, _delta_net(n, net, of, tokens[first : first + count], states))
-        made.append(_experts(n, full, of, attention(full, of, x, kv, n.rope)))
+        x = _experts(n, net, ops, _delta_net(n, net, ops, tokens[first : first + count], states))
+        outputs.append(_experts(n, full, ops, attention(full, ops, x, kv, n.rope)))
         first += count
-    return np.concatenate(made)
+    return np.concatenate(outputs)
 
 
-def _delta_net(n: Sizes, w: Weights, of: Operations, x: F32, states: list[F32]) -> F32:
+def _delta_net(n: Sizes, w: Weights, ops: Operations, x: F32, states: list[F32]) -> F32:
     """states: the channels' last inputs, and the heads' states."""
-    normed = of.norm(x, w["before"], EPS)
-    mixed, z, beta, alpha = (of.product(w[one], normed) for one in ("qkv", "z", "beta", "alpha"))
+    normed = ops.norm(x, w["before"], EPS)
+    mixed, z, beta, alpha = (ops.product(w[name], normed) for name in ("qkv", "z", "beta", "alpha"))
     both, keys = np.concatenate([states[0], mixed.T], 1), n.key_heads * n.state
-    parts = np.split(of.convolve(both, w["taps"], np.zeros(len(both), np.float32)), (keys, 2 * keys), 1)
+    parts = np.split(ops.convolve(both, w["taps"], np.zeros(len(both), np.float32)), (keys, 2 * keys), 1)
     q, k, v = (np.ascontiguousarray(part).reshape(len(x), -1, n.state) for part in parts)
-    q, k = (rows_normed(of, one, None, "l2") for one in (q, k))
-    gate = of.binary("mul", of.unary("softplus", of.binary("add", alpha, w["dt"])), w["a"])
-    made = of.delta_net(q, k, v, gate[..., None], of.unary("sigmoid", beta)[..., None], states[1])
-    states[:] = both[:, len(x) :], made[v.size :].reshape(states[1].shape)
-    y = rows_normed(of, made[: v.size].reshape(v.shape), w["norm"])
-    return of.product(w["out"], of.swiglu(z, y.reshape(z.shape)), x)
+    q, k = (rows_normed(ops, vectors, None, "l2") for vectors in (q, k))
+    gate = ops.binary("mul", ops.unary("softplus", ops.binary("add", alpha, w["dt"])), w["a"])
+    result = ops.delta_net(q, k, v, gate[..., None], ops.unary("sigmoid", beta)[..., None], states[1])
+    states[:] = both[:, len(x) :], result[v.size :].reshape(states[1].shape)
+    y = rows_normed(ops, result[: v.size].reshape(v.shape), w["norm"])
+    return ops.product(w["out"], ops.swiglu(z, y.reshape(z.shape)), x)
 
 
-def _experts(n: Sizes, w: Weights, of: Operations, x: F32) -> F32:
-    normed, shared = of.norm(x, w["behind"], EPS), w["shared"]
-    routed = np.split(of.route(of.product(w["router"], normed), n.chosen), 2, 1)
+def _experts(n: Sizes, w: Weights, ops: Operations, x: F32) -> F32:
+    normed, shared = ops.norm(x, w["after"], EPS), w["shared"]
+    routed = np.split(ops.route(ops.product(w["router"], normed), n.chosen), 2, 1)
     ids, weights = np.ascontiguousarray(routed[0]).view(np.int32), np.ascontiguousarray(routed[1])
-    y = of.sum_experts(of.product(w["down"], hidden(w, of, normed, ids), None, ids), weights[..., None])
-    share = of.unary("sigmoid", of.product(w["share"], normed))
-    y = of.binary("add", y, of.binary("mul", of.product(shared["down"], hidden(shared, of, normed)), share))
-    return of.binary("add", x, y)
+    y = ops.sum_experts(ops.product(w["down"], hidden(w, ops, normed, ids), None, ids), weights[..., None])
+    share = ops.unary("sigmoid", ops.product(w["share"], normed))
+    y = ops.binary("add", y, ops.binary("mul", ops.product(shared["down"], hidden(shared, ops, normed)), share))
+    return ops.binary("add", x, y)

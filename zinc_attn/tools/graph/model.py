@@ -36,7 +36,7 @@ EPS: Final = 1e-5
 ROPE: Final = Rope(HEAD_DIM, "neox")
 Weights = dict[str, Any]  # a layer's: Matrix, or float32 numbers
 TOKENS: Final = (3, 69, 0, 21, 21, 40)
-# Where the float16 numbers of a block lie.
+# The places of a block's float16 numbers.
 HALVES: Final = {
     **{kind: (0, 2) for kind in ("q4_1", "q5_1", "q4_K", "q5_K")},
     **{kind: (0,) for kind in ("q4_0", "q5_0", "q8_0", "iq4_nl", "iq4_xs")},
@@ -46,7 +46,7 @@ HALVES: Final = {
 
 @dataclass(frozen=True)
 class Matrix:
-    """Weights: ggml's bytes of its rows, (rows, bytes of a row); those of experts behind each other."""
+    """Weights: ggml's bytes of its rows, (rows, bytes of a row); experts' matrices follow each other."""
 
     kind: str
     rows: NDArray[np.uint8]
@@ -54,7 +54,7 @@ class Matrix:
     experts: int = 1
 
     def split(self) -> list[Matrix]:
-        """Those of the experts."""
+        """The matrix of each expert."""
         return [Matrix(self.kind, rows, self.columns) for rows in np.split(self.rows, self.experts)]
 
     def floats(self) -> F32:
@@ -65,7 +65,7 @@ class Matrix:
 
 
 class Operations(Protocol):
-    """What a forward pass is made of. x: (tokens, n) float32; added: joins a product as its last sum.
+    """The operations of a forward pass. x: (tokens, n) float32; added: joins a product as its last sum.
 
     ids (tokens, slots): experts whose products with x, (tokens, n) or (tokens, slots, n), are (tokens, slots, rows).
     """
@@ -102,11 +102,11 @@ def random_matrix(kind: str, rows: int, columns: int, rng: np.random.Generator) 
     if kind == "mxfp4":  # its table's standard deviation is about 5, and 2**-7 times it 1 / sqrt(512)
         whole[..., 0] = rng.integers(120, 123, whole.shape[:2])
         return Matrix(kind, whole.reshape(rows, -1), columns)
-    one = blocks.decode(kind, whole.reshape(rows, -1))  # integers do not depend on the float16 numbers
-    scale = wanted / float(np.std(one.q * (1 if one.scales is None else np.repeat(one.scales, 16, -1))))
-    for at in HALVES[kind]:
+    decoded = blocks.decode(kind, whole.reshape(rows, -1))  # integers do not depend on the float16 numbers
+    scale = wanted / float(np.std(decoded.q * (1 if decoded.scales is None else np.repeat(decoded.scales, 16, -1))))
+    for offset in HALVES[kind]:
         drawn = (scale * rng.uniform(0.5, 1.5, whole.shape[:2])).astype(np.float16)
-        whole[..., at : at + 2] = drawn[..., None].view(np.uint8)
+        whole[..., offset : offset + 2] = drawn[..., None].view(np.uint8)
     return Matrix(kind, whole.reshape(rows, -1), columns)
 
 
@@ -124,63 +124,64 @@ def make_model(name: str) -> Weights:
         q, kv = Q_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
         w: Weights = {"before": norms(), "q": weights(q), "k": weights(kv), "v": weights(kv), "out": weights(WIDTH, q)}
         if name not in WITH_EXPERTS:
-            w |= {"behind": norms(), "gate": weights(HIDDEN), "up": weights(HIDDEN)}
+            w |= {"after": norms(), "gate": weights(HIDDEN), "up": weights(HIDDEN)}
             return w | {"down": weights(WIDTH, HIDDEN)}
-        w |= {one: replace(weights(EXPERTS * WIDTH), experts=EXPERTS) for one in ("gate", "up", "down")}
-        return w | {"behind": norms(), "router": random_matrix("f32", EXPERTS, WIDTH, rng)}
+        w |= {part: replace(weights(EXPERTS * WIDTH), experts=EXPERTS) for part in ("gate", "up", "down")}
+        return w | {"after": norms(), "router": random_matrix("f32", EXPERTS, WIDTH, rng)}
 
     layers = [layer() for _ in range(LAYERS)]
     return {"layers": layers, "embedding": weights(VOCABULARY), "norm": norms(), "output": weights(VOCABULARY)}
 
 
-def logits(model: Weights, of: Operations, pieces: tuple[int, ...]) -> F32:
+def logits(model: Weights, ops: Operations, pieces: tuple[int, ...]) -> F32:
     """(tokens, vocabulary) of TOKENS, which come in pieces of these numbers of tokens."""
     cache: list[list[NDArray[Any]]] = [[np.zeros((0, KV_HEADS, HEAD_DIM), np.float16)] * 2 for _ in model["layers"]]
-    made, first = [], 0
+    outputs, first = [], 0
     for count in pieces:
-        x = of.embed(model["embedding"], np.array(TOKENS[first : first + count], np.int32))
+        x = ops.embed(model["embedding"], np.array(TOKENS[first : first + count], np.int32))
         for layer, kv in zip(model["layers"], cache, strict=True):
-            x = _feed_forward(layer, of, attention(layer, of, x, kv, ROPE))
-        made.append(of.product(model["output"], of.norm(x, model["norm"], EPS)))
+            x = _feed_forward(layer, ops, attention(layer, ops, x, kv, ROPE))
+        outputs.append(ops.product(model["output"], ops.norm(x, model["norm"], EPS)))
         first += count
-    return np.concatenate(made)
+    return np.concatenate(outputs)
 
 
-def attention(w: Weights, of: Operations, x: F32, kv: list[NDArray[Any]], way: Rope) -> F32:
-    """x and its attention. kv: of the tokens so far, to which those of x come.
+def attention(w: Weights, ops: Operations, x: F32, kv: list[NDArray[Any]], way: Rope) -> F32:
+    """x plus its attention. kv: K and V of the tokens so far, to which this adds those of x.
 
-    Where q and k have norms, each head of q has its gate behind it.
+    With norms of q and k, each head of q is followed by its gate.
     """
-    normed, (before, _, size) = of.norm(x, w["before"], EPS), kv[0].shape
-    q, k, v = (of.product(w[one], normed).reshape(len(x), -1, size) for one in ("q", "k", "v"))
+    normed, (before, _, size) = ops.norm(x, w["before"], EPS), kv[0].shape
+    q, k, v = (ops.product(w[name], normed).reshape(len(x), -1, size) for name in ("q", "k", "v"))
     gate, positions = None, np.arange(before, before + len(x), dtype=np.int32)
     if "q_norm" in w:
         q, gate = (np.ascontiguousarray(q[:, first::2]) for first in (0, 1))
-        q, k = rows_normed(of, q, w["q_norm"]), rows_normed(of, k, w["k_norm"])
-    q, k = of.rope(q, positions, way), of.rope(k, positions, way)
+        q, k = rows_normed(ops, q, w["q_norm"]), rows_normed(ops, k, w["k_norm"])
+    q, k = ops.rope(q, positions, way), ops.rope(k, positions, way)
     kv[:] = [np.concatenate([old, encoded(new, "f16")]) for old, new in zip(kv, (k, v), strict=True)]
-    y = of.attend(q, kv[0], kv[1])
-    y = y if gate is None else of.binary("mul", y, of.unary("sigmoid", gate))
-    return of.product(w["out"], y.reshape(len(x), -1), x)
+    y = ops.attend(q, kv[0], kv[1])
+    y = y if gate is None else ops.binary("mul", y, ops.unary("sigmoid", gate))
+    return ops.product(w["out"], y.reshape(len(x), -1), x)
 
 
-def rows_normed(of: Operations, x: F32, weight: F32 | None, op: str = "rms") -> F32:
-    return of.norm(x.reshape(-1, x.shape[-1]), weight, EPS, op).reshape(x.shape)
+def rows_normed(ops: Operations, x: F32, weight: F32 | None, op: str = "rms") -> F32:
+    return ops.norm(x.reshape(-1, x.shape[-1]), weight, EPS, op).reshape(x.shape)
 
 
-def hidden(w: Weights, of: Operations, x: F32, ids: NDArray[np.int32] | None = None) -> F32:
-    """Of a feed-forward part; ids: of experts."""
-    return of.swiglu(of.product(w["gate"], x, None, ids), of.product(w["up"], x, None, ids))
+def hidden(w: Weights, ops: Operations, x: F32, ids: NDArray[np.int32] | None = None) -> F32:
+    """The hidden numbers of a feed-forward part; ids: of experts."""
+    return ops.swiglu(ops.product(w["gate"], x, None, ids), ops.product(w["up"], x, None, ids))
 
 
-def _feed_forward(w: Weights, of: Operations, x: F32) -> F32:
-    normed = of.norm(x, w["behind"], EPS)
+def _feed_forward(w: Weights, ops: Operations, x: F32) -> F32:
+    normed = ops.norm(x, w["after"], EPS)
     if "router" not in w:
-        return of.product(w["down"], hidden(w, of, normed), x)
-    scores = of.product(w["router"], normed)
+        return ops.product(w["down"], hidden(w, ops, normed), x)
+    scores = ops.product(w["router"], normed)
     ids = np.ascontiguousarray(order.top_k(scores, CHOSEN))
-    made, weights = of.product(w["down"], hidden(w, of, normed, ids), None, ids), np.take_along_axis(scores, ids, 1)
+    products = ops.product(w["down"], hidden(w, ops, normed, ids), None, ids)
+    weights = np.take_along_axis(scores, ids, 1)
     for slot in range(CHOSEN):
-        weighed = of.binary("mul", np.ascontiguousarray(made[:, slot]), weights[:, slot : slot + 1].copy())
-        x = of.binary("add", x, weighed)
+        weighed = ops.binary("mul", np.ascontiguousarray(products[:, slot]), weights[:, slot : slot + 1].copy())
+        x = ops.binary("add", x, weighed)
     return x

@@ -1,7 +1,5 @@
 """The operations of a forward pass in NumPy."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable
 from typing import Any, Final
@@ -35,10 +33,10 @@ class Oracle:
 
     def product(self, weights: Matrix, x: F32, added: F32 | None = None, ids: NDArray[np.int32] | None = None) -> F32:
         if ids is not None:
-            of = weights.split()
-            of_slots = x.reshape(len(x), -1, x.shape[-1])
+            experts = weights.split()
+            slots = x.reshape(len(x), -1, x.shape[-1])
             return products.of_experts(
-                lambda expert, some: self.product(of[expert], some), len(of), of_slots, ids, len(of[0].rows)
+                lambda expert, some: self.product(experts[expert], some), len(experts), slots, ids, len(experts[0].rows)
             )
         if weights.kind in FLOAT_TYPES:
             y = products.multiply_floats(weights.floats(), x)
@@ -76,18 +74,18 @@ class Oracle:
         return y
 
     def delta_net(self, q: F32, k: F32, v: F32, gate: F32, beta: F32, state: F32) -> F32:
-        made = recurrent.delta_net(q[None], k[None], v[None], gate[None], beta[None], state[None])
-        return np.concatenate([made.scores.reshape(-1), made.kept.reshape(-1)])
+        result = recurrent.delta_net(q[None], k[None], v[None], gate[None], beta[None], state[None])
+        return np.concatenate([result.scores.reshape(-1), result.kept.reshape(-1)])
 
     def scan(self, state: F32, x: F32, dt: F32, a: F32, b: F32, c: F32) -> F32:
-        made = recurrent.ssm_scan(state[None], x[None], dt[None], a, b[None], c[None], np.zeros(1, np.int32))
-        return np.concatenate([made.scores.reshape(-1), made.kept.reshape(-1)])
+        result = recurrent.ssm_scan(state[None], x[None], dt[None], a, b[None], c[None], np.zeros(1, np.int32))
+        return np.concatenate([result.scores.reshape(-1), result.kept.reshape(-1)])
 
 
 class DrawnOracle:
     """``Oracle``'s operations by native code of the processor.
 
-    NumPy makes the first one of a name and a type of weights, too, and those of the others that the case draws.
+    NumPy also makes the first operation of each name and type of weights, and others that the case draws.
     WrongResultError: native code has other bits.
     """
 
@@ -96,11 +94,11 @@ class DrawnOracle:
         self._rng = np.random.default_rng(zlib.crc32(case.encode()))
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        def operation(*given: Any) -> Any:
-            got = getattr(self._native, name)(*given)
-            kind = name, *(x if isinstance(x, str) else x.kind for x in given if isinstance(x, str | Matrix))
+        def operation(*operands: Any) -> Any:
+            got = getattr(self._native, name)(*operands)
+            kind = name, *(x if isinstance(x, str) else x.kind for x in operands if isinstance(x, str | Matrix))
             if self._rng.integers(DRAWN) == 0 or kind not in self._shown:
-                want = getattr(self._numpy, name)(*given)
+                want = getattr(self._numpy, name)(*operands)
                 if not np.array_equal(got.view(np.uint32), want.view(np.uint32)):
                     raise WrongResultError(
                         f"oracle: native code of the processor has other bits than NumPy in {' '.join(kind)}; use "

@@ -4,8 +4,6 @@ A layer is a hybrid model's: RMS_NORM, a product, a convolution, then a gated de
 each channel, as KDA has) or a selective scan (Mamba-1, Mamba-2), and a product back.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -31,12 +29,12 @@ class Kind:
 
     @property
     def channels(self) -> int:
-        """Of the convolution: q, k, v, or x, b, c."""
+        """Channels of the convolution: q, k, v, or x, b, c."""
         return 2 * self.groups * self.size + self.heads * self.rows
 
     @property
     def gates(self) -> int:
-        """Of a token: gates and beta, or dt."""
+        """Gates of a token: gates and beta, or dt."""
         return self.heads * (1 if self.scans else 2 if not self.each else self.size + 1)
 
 
@@ -49,7 +47,7 @@ LAYERS: Final = {
 
 
 class Operations(model.Operations, Protocol):
-    """What a layer is made of; states lie behind scores in one array, as in ggml."""
+    """The operations of a layer; scores, then states, lie in one array, as in ggml."""
 
     def convolve(self, x: F32, w: F32, bias: F32) -> F32:
         """x: (channels, taps - 1 + tokens); with SILU."""
@@ -59,7 +57,7 @@ class Operations(model.Operations, Protocol):
     def scan(self, state: F32, x: F32, dt: F32, a: F32, b: F32, c: F32) -> F32: ...
 
 
-def layer(name: str, of: Operations, pieces: tuple[int, ...]) -> F32:
+def layer(name: str, ops: Operations, pieces: tuple[int, ...]) -> F32:
     """(tokens, WIDTH) of a layer, whose tokens come in pieces of these numbers."""
     kind, rng = LAYERS[name], np.random.default_rng([47, *LAYERS].index(name))
     into = random_matrix("q8_0", kind.channels + kind.gates, WIDTH, rng)
@@ -71,20 +69,20 @@ def layer(name: str, of: Operations, pieces: tuple[int, ...]) -> F32:
     decays = -np.abs(a[:, None] * np.arange(1, kind.size + 1 if kind.each else 2, dtype=np.float32))
     before = np.zeros((kind.channels, TAPS - 1), np.float32)
     state = np.zeros((kind.heads, kind.rows, kind.size), np.float32)
-    made, first = [], 0
+    outputs, first = [], 0
     for count in pieces:
         x = tokens[first : first + count]
-        mixed = of.product(into, of.norm(x, norm, EPS))
+        mixed = ops.product(into, ops.norm(x, norm, EPS))
         both = np.concatenate([before, mixed[:, : kind.channels].T], 1)
         before = both[:, count:]
-        y, state = _states(kind, of, of.convolve(both, w, bias), mixed[:, kind.channels :], decays, state)
-        made.append(of.product(out, y, x))
+        y, state = _states(kind, ops, ops.convolve(both, w, bias), mixed[:, kind.channels :], decays, state)
+        outputs.append(ops.product(out, y, x))
         first += count
-    return np.concatenate(made)
+    return np.concatenate(outputs)
 
 
-def _states(kind: Kind, of: Operations, mixed: F32, gates: F32, decays: F32, state: F32) -> tuple[F32, F32]:
-    """(tokens, heads * rows), and the state behind them."""
+def _states(kind: Kind, ops: Operations, mixed: F32, gates: F32, decays: F32, state: F32) -> tuple[F32, F32]:
+    """(tokens, heads * rows), and the state after them."""
     tokens, shared = len(mixed), kind.groups * kind.size
     ends = (shared, 2 * shared) if not kind.scans else (kind.heads * kind.rows, kind.heads * kind.rows + shared)
     parts = (np.ascontiguousarray(part) for part in np.split(mixed, ends, 1))
@@ -92,13 +90,13 @@ def _states(kind: Kind, of: Operations, mixed: F32, gates: F32, decays: F32, sta
         x, b, c = (
             part.reshape(tokens, -1, size) for part, size in zip(parts, (kind.rows, kind.size, kind.size), strict=True)
         )
-        both = of.scan(state, x, np.ascontiguousarray(gates), decays, b, c)
+        both = ops.scan(state, x, np.ascontiguousarray(gates), decays, b, c)
     else:
         unit = np.full(kind.size, kind.size**-0.5, np.float32)
         q, k, v = (part.reshape(tokens, -1, kind.size) for part in parts)
-        q, k = (rows_normed(of, one, unit) for one in (q, k))
+        q, k = (rows_normed(ops, vectors, unit) for vectors in (q, k))
         gate = -np.abs(gates[:, kind.heads :]).reshape(tokens, kind.heads, -1)
         beta = np.minimum(np.abs(gates[:, : kind.heads, None]), np.float32(1.0))
-        both = of.delta_net(q, k, v, gate, beta, state)
+        both = ops.delta_net(q, k, v, gate, beta, state)
     scores = tokens * kind.heads * kind.rows
     return both[:scores].reshape(tokens, -1), both[scores:].reshape(state.shape)

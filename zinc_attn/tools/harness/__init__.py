@@ -1,1 +1,1 @@
-"""What every tool shares: inputs, split layouts, the oracle, comparison of bits, timing and files."""
+"""Shared parts of the tools: inputs, split layouts, the oracle, comparison of bits, timing and files."""

@@ -1,6 +1,4 @@
-"""The output of attention calls, what the oracle or float64 says it must be, and where it is not."""
-
-from __future__ import annotations
+"""The output of attention calls, the right output by the oracle or float64, and the first difference."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -50,8 +48,8 @@ class Truth(NamedTuple):
         return float(max(part.max(initial=0.0) for part in parts))
 
 
-Expected = Output | Truth  # what a call must give: these bits, or numbers within the bound of matrix arithmetic
-Judge = Callable[..., Output]  # ``oracle``, or what has its arguments and its bits
+Expected = Output | Truth  # a call's right output: these bits, or numbers within the bound of matrix arithmetic
+Judge = Callable[..., Output]  # ``oracle``, or a function with its arguments and bits
 
 
 def oracle(
@@ -67,7 +65,7 @@ def oracle(
 
 
 def oracle_options(arithmetic: Arithmetic) -> dict[str, Any]:
-    """What ``oracle`` takes for calls of an arithmetic that do not go to matrix units."""
+    """The options of ``oracle`` for calls of an arithmetic that do not go to matrix units."""
     return {"arithmetic": arithmetic if arithmetic in EXACT else "canonical"}
 
 
@@ -80,7 +78,7 @@ def by_kv_head(
     kv_heads: int | None,
     masking: Mapping[str, Any] | None,
 ) -> Iterator[Rows]:
-    """What a reference gives, arrays like out and like lse by turns, made for each KV head and joined.
+    """A reference's arrays, like out and like lse by turns, made for each KV head and concatenated.
 
     Arguments as in ``oracle``. KV heads come one after the other, so that only one is held as float32.
     """
@@ -91,12 +89,12 @@ def by_kv_head(
     for head in range(held - (held if kv_heads is None else kv_heads), held):
         served = slice(head * group, (head + 1) * group)
         keys, values = k[:, head : head + 1], v[:, head : head + 1]
-        mine = {name: x[served] for name, x in by_head.items()}
+        per_head = {name: x[served] for name, x in by_head.items()}
         if options.get("arithmetic") == "integer":
-            mine |= stored_scales(keys, values, dtype)
+            per_head |= stored_scales(keys, values, dtype)
         if dtype not in NUMPY_DTYPES:
             keys, values = stored(keys, values, dtype)
-        parts.append(attend(q[..., served, :], keys, values, **options | mine))
+        parts.append(attend(q[..., served, :], keys, values, **options | per_head))
     for arrays, heads_axis in zip(zip(*parts, strict=True), cycle((-2, -1))):
         yield np.concatenate(arrays, heads_axis)
 
@@ -104,7 +102,7 @@ def by_kv_head(
 def truth(
     q: F32, k: Rows, v: Rows, dtype: str, kv_heads: int | None = None, masking: Mapping[str, Any] | None = None
 ) -> Truth:
-    """What float64 says of the query heads of the last ``kv_heads`` KV heads; arguments as in ``oracle``."""
+    """The float64 output of the query heads of the last ``kv_heads`` KV heads; arguments as in ``oracle``."""
 
     def bounded(*call: Any, **options: Any) -> tuple[F64, ...]:
         return (*reference.attention(*call, **options), *matrix_bound(*call, **options))
@@ -114,7 +112,7 @@ def truth(
 
 @dataclass(frozen=True)
 class Difference:
-    """The first element that is not as it must be, and how many are not. bound: None where every bit must be equal."""
+    """The first wrong element, and the number of wrong elements. bound: None where every bit must be equal."""
 
     array: str
     index: Place
@@ -133,12 +131,12 @@ class Difference:
         got, expected = (int(x & 0x7FFFFFFF) * (-1 if x >> 31 else 1) for x in places)
         return abs(got - expected)
 
-    def text(self, ulp: bool = False, of: Place = ()) -> str:
+    def text(self, ulp: bool = False, lead: Place = ()) -> str:
         """The element with both values; with their bits where these must be equal, and with ``ulp`` their distance.
 
-        of: indices in front of its own.
+        lead: indices in front of its own.
         """
-        place, counts = ", ".join(map(str, (*of, *self.index))), f"{self.count:,} of {self.size:,} elements"
+        place, counts = ", ".join(map(str, (*lead, *self.index))), f"{self.count:,} of {self.size:,} elements"
         if self.bound is not None:
             values = f"got {self.got:.9g}, expected {self.expected:.9g} within {self.bound:.3g}"
             return f"{self.array}[{place}]: {values}; {counts} are beyond the bound"
@@ -159,10 +157,10 @@ def first_difference(array: str, got: F32, want: F32 | F64, bound: F64 | None = 
         wrong = np.ascontiguousarray(last).view(np.uint32) != np.ascontiguousarray(want).view(np.uint32)
     if not wrong.any():
         return None
-    at = tuple(int(i) for i in np.unravel_index(int(wrong.argmax()), wrong.shape))
-    index = tuple(i + size - part for i, size, part in zip(at, got.shape, wrong.shape, strict=True))
-    within = None if bound is None else bound[at]
-    return Difference(array, index, last[at], want[at], within, int(wrong.sum()), wrong.size)
+    place = tuple(int(i) for i in np.unravel_index(int(wrong.argmax()), wrong.shape))
+    index = tuple(i + size - part for i, size, part in zip(place, got.shape, wrong.shape, strict=True))
+    within = None if bound is None else bound[place]
+    return Difference(array, index, last[place], want[place], within, int(wrong.sum()), wrong.size)
 
 
 def compare(got: Output, want: Expected) -> Difference | None:
@@ -180,7 +178,7 @@ def _last_elements(x: F32, shape: Place) -> F32:
 
 def _shares(got: F32, want: F32 | F64, bound: F64) -> F64:
     """Each error over its bound, of the last elements of every axis; infinite for a NaN."""
-    mine = _last_elements(got, want.shape)
+    last = _last_elements(got, want.shape)
     with np.errstate(invalid="ignore"):
-        found = np.where(mine == want, 0.0, np.abs(mine - want) / np.maximum(bound, np.finfo(np.float64).tiny))
-    return np.where(np.isnan(found), np.inf, found)
+        shares = np.where(last == want, 0.0, np.abs(last - want) / np.maximum(bound, np.finfo(np.float64).tiny))
+    return np.where(np.isnan(shares), np.inf, shares)

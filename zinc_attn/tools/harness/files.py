@@ -1,7 +1,5 @@
 """Files that tools leave, written whole or not at all."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -41,8 +39,8 @@ def _check_replaced(path: Path) -> None:
     """OSError where ``path`` takes no file, or has one of a kind that no tool writes, such as a checkpoint."""
     check_target(path)
     with suppress(FileNotFoundError), open_regular(path) as file:
-        if (found := content_of(file.read(CONTENT_BYTES))) not in (None, "empty"):
-            raise OSError(0, f"it is {found}, expected a new name or a file of this program's")
+        if (content := content_of(file.read(CONTENT_BYTES))) not in (None, "empty"):
+            raise OSError(0, f"it is {content}, expected a new name or a file of this program's")
 
 
 @contextmanager

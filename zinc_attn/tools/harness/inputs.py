@@ -21,8 +21,8 @@ _BLOCK: Final = 1 << 22  # values made at once, so that long arrays need little 
 
 
 def parse_contexts(text: str, name: str = "contexts") -> list[int]:
-    """Parse ``1k,32k,5000`` to numbers, of keys say (k = 1024, m = 1024 k); one that is repeated counts once."""
-    found = []
+    """Parse ``1k,32k,5000`` to numbers, of keys say (k = 1024, m = 1024 k); a repeated one counts once."""
+    numbers = []
     for word in text.split(","):
         digits = word.strip().lower()
         factor = _SUFFIXES.get(digits[-1:], 1)
@@ -30,8 +30,8 @@ def parse_contexts(text: str, name: str = "contexts") -> list[int]:
         number = parse_digits(digits)
         if number is None:
             raise ArgumentError(f"{name}: got {shown(word)}, expected numbers such as 1k,32k,5000 (k = 1024)")
-        found.append(check_int(name, number * factor, 1, MAX_CONTEXT))
-    return list(dict.fromkeys(found))
+        numbers.append(check_int(name, number * factor, 1, MAX_CONTEXT))
+    return list(dict.fromkeys(numbers))
 
 
 def check_stored_v(shape: AttnShape) -> AttnShape:
@@ -77,10 +77,10 @@ class Inputs(NamedTuple):
 def _normal(shape: tuple[int, int, int], dtype: str, seed: list[int]) -> NDArray[Any]:
     """float32 values for f32 and bf16, which it holds exactly; float16 for f16 and for types that quantize it."""
     rng = np.random.default_rng(seed)
-    made: NDArray[Any] = np.empty(shape, np.float32 if dtype in ("f32", "bf16") else np.float16)
+    array: NDArray[Any] = np.empty(shape, np.float32 if dtype in ("f32", "bf16") else np.float16)
     rows = max(1, _BLOCK // (shape[1] * shape[2]))
     for first in range(0, shape[0], rows):
-        block = made[first : first + rows]
+        block = array[first : first + rows]
         values = rng.standard_normal(block.shape, dtype=np.float32)
         block[:] = values.astype(bfloat16) if dtype == "bf16" else values
-    return made
+    return array

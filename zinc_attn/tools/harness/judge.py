@@ -1,6 +1,4 @@
-"""Native code of the processor as the oracle: each call shows it equal to NumPy before it judges."""
-
-from __future__ import annotations
+"""Native code of the processor as the oracle: each call compares it with NumPy before it judges."""
 
 from collections.abc import Mapping
 from contextlib import closing
@@ -23,7 +21,7 @@ _OF_HEADS: Final = ("sinks", *BIASES)
 class NativeOracle:
     """``oracle`` on ``device``, which is the processor. WrongResultError: it has other bits than NumPy.
 
-    NumPy attends some of each call, too: a drawn KV head, and a drawn number of the last keys. calls: how many it had.
+    NumPy attends some of each call, too: a drawn KV head, a drawn number of the last keys. calls: their number so far.
     """
 
     def __init__(self, device: Device, seed: int = 0) -> None:
@@ -53,20 +51,20 @@ class NativeOracle:
         return self._attend(q, k, v, dtype, options)
 
     def _attend(self, q: F32, k: Rows, v: Rows, dtype: str, options: Mapping[str, Any]) -> Output:
-        of_call = {name: options[name] for name in ("causal", "mask") if name in options}
-        of_model = {name: x for name, x in options.items() if name not in of_call}
+        call_options = {name: options[name] for name in ("causal", "mask") if name in options}
+        model_options = {name: x for name, x in options.items() if name not in call_options}
         with KVCache(self.device, attention_shape(q.shape, k.shape, v.shape), 1, len(k), dtype) as cache:
             sequence = cache.new_sequence()
             cache.append(sequence, 0, k, v)
-            with closing(Attention(cache, **of_model)) as attention:
-                return Output(*attention(q, sequence, 0, return_lse=True, allow_empty=True, **of_call))
+            with closing(Attention(cache, **model_options)) as attention:
+                return Output(*attention(q, sequence, 0, return_lse=True, allow_empty=True, **call_options))
 
 
 def _of_heads(
     q: F32, k: Rows, v: Rows, options: Mapping[str, Any], begin: int, end: int
 ) -> tuple[F32, Rows, Rows, dict[str, Any]]:
-    """The KV heads [begin, end), and what serves them."""
+    """The KV heads [begin, end), with their query heads and options."""
     group = q.shape[-2] // k.shape[1]
     served = slice(begin * group, end * group)
-    mine = {name: x[served] for name, x in options.items() if name in _OF_HEADS and x is not None}
-    return q[..., served, :], k[:, begin:end], v[:, begin:end], {**options, **mine}
+    per_head = {name: x[served] for name, x in options.items() if name in _OF_HEADS and x is not None}
+    return q[..., served, :], k[:, begin:end], v[:, begin:end], {**options, **per_head}

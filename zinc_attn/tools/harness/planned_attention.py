@@ -1,7 +1,5 @@
 """Attention whose plans a tool gives, and whose output is NaN until a kernel writes it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

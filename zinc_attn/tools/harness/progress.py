@@ -1,6 +1,4 @@
-"""Reports of progress: what the caller gives to be told of steps."""
-
-from __future__ import annotations
+"""Reports of progress, which tools give their callers."""
 
 from collections.abc import Callable
 

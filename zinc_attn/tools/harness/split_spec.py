@@ -45,7 +45,6 @@ class SplitSpec:
         return SplitPlan.fixed(context, shape, q_len=q_len, window=window, **sizes)
 
     def layouts(self, shape: AttnShape, compute_units: int) -> SplitLayouts:
-        """The layouts of calls."""
         if self.label == "auto":
             return split_rule_layouts(shape, compute_units)
         return fixed_layouts(shape, num_splits=self.num_splits, split_size=self.split_size)

@@ -1,11 +1,9 @@
-"""What the tables of every tool share: rows in groups, figures of four digits, and a dash for what there is not."""
-
-from __future__ import annotations
+"""Shared parts of the tools' tables: rows in groups, figures of four digits, and a dash for a missing number."""
 
 from collections.abc import Hashable, Iterable
 from typing import Final, TypeVar
 
-MISSING: Final = "–"  # in place of a number that there is not
+MISSING: Final = "–"  # in place of a missing number
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
@@ -19,7 +17,7 @@ def figure(x: float | None) -> str:
 
 def grouped(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
     """The values of each key; keys and values in the order of ``pairs``."""
-    found: dict[K, list[T]] = {}
+    groups: dict[K, list[T]] = {}
     for key, value in pairs:
-        found.setdefault(key, []).append(value)
-    return found
+        groups.setdefault(key, []).append(value)
+    return groups

@@ -1,8 +1,8 @@
 """Calls that are verified against the oracle and then timed, over contexts and in turns; and the steps of a decode.
 
 A call appends q_len rows to each sequence of a resident KVCache and attends them; without a page size it attends the
-last rows of one sequence, and its submission alone is timed. What the output was before is spoiled, so that an element
-which a call does not write is seen, and every timed call is compared, too. What has a wrong bit has no time.
+last rows of one sequence, and its submission alone is timed. The output is spoiled before a call, so that an element
+which the call does not write is seen. Every timed call is compared, too, and a call with a wrong bit has no time.
 """
 
 from .modeled import with_card

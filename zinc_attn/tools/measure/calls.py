@@ -1,7 +1,5 @@
 """K and V on a device, and the calls on them that are verified and timed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -26,7 +24,7 @@ from .spec import PAGE_SIZE, CallSpec
 class Subject:
     """A call that is verified and timed, and its row.
 
-    call: what the host's clock times; cut_back: called behind each, outside the clock. result: out (batch, q_len,
+    call: what the host's clock times; cut_back: called after each, outside the clock. result: out (batch, q_len,
     q_heads, v_head_dim) and lse (batch, q_len, q_heads) of the last call; spoil: leaves another output, so that an
     element which the call does not write is seen. spans: seconds of the last call on the device's clock, by measure.
     """
@@ -38,7 +36,7 @@ class Subject:
     cut_back: Callable[[], object] = lambda: None
     spans: Callable[[], Mapping[str, float]] = dict
     exact: bool = True  # whether every call must give the same bits, which are those that are expected
-    output: Output | None = None  # what was verified
+    output: Output | None = None  # the verified output
     times: list[Mapping[str, float]] = field(default_factory=list)
 
     def verify(self, expected: Expectation) -> None:
@@ -57,17 +55,17 @@ class Subject:
         return {"call": seconds, **self.spans()}
 
     def run_spoiled(self) -> None:
-        """A call behind the timing, whose output was spoiled before: timed calls that write nothing would show here."""
+        """A call after the timing, whose output was spoiled before: timed calls that write nothing would show here."""
         self.spoil()
         self._run()
-        self._compare("behind the timing")
+        self._compare("after the timing")
 
     def rows(self) -> list[Row]:
-        """A row per measure, or the one that says why there is none."""
+        """A row per measure, or the one that says why there is no time."""
         if self.row.status != "ok" or not self.times:
             return [self.row]
-        measures = self.times[0]
-        return [replace(self.row, measure=one, seconds=tuple(x[one] for x in self.times)) for one in measures]
+        series = {measure: tuple(x[measure] for x in self.times) for measure in self.times[0]}
+        return [replace(self.row, measure=measure, seconds=seconds) for measure, seconds in series.items()]
 
     def _run(self) -> float:
         begin = perf_counter()
@@ -78,8 +76,8 @@ class Subject:
 
     def _compare(self, when: str) -> None:
         assert self.output is not None
-        if self.exact and self.row.status == "ok" and (found := compare(self.result(), self.output)):
-            self.row = self.row.failed(f"{when}: {found.text()}")
+        if self.exact and self.row.status == "ok" and (difference := compare(self.result(), self.output)):
+            self.row = self.row.failed(f"{when}: {difference.text()}")
 
 
 class CachedCalls:
@@ -103,8 +101,9 @@ class CachedCalls:
     def subject(self, row: Row, split: SplitSpec) -> Subject:
         """The call under a layout; where it appends nothing, its one submission, recorded with the device's clock."""
         sizes: dict[str, Any] = {"num_splits": split.num_splits, "split_size": split.split_size}
-        made: list[Workspace] = []
-        attention = Attention(self.cache, arithmetic=self.arithmetic, observer=lambda _, one: made.append(one), **sizes)
+        workspaces: list[Workspace] = []
+        sizes |= {"observer": lambda _, workspace: workspaces.append(workspace)}
+        attention = Attention(self.cache, arithmetic=self.arithmetic, **sizes)
         (q, *new), got = map(list, zip(*self.rows, strict=True)), list[Any]()
 
         def attend(q: list[F32]) -> None:
@@ -120,8 +119,8 @@ class CachedCalls:
 
         if not self.appends:
             attend(q)
-            if len(made) == 1:  # of several submissions each finds its own words in the workspace: the call is timed
-                return self._submitted(row, made[0])
+            if len(workspaces) == 1:  # each of several submissions needs its own words there: the call is timed
+                return self._submitted(row, workspaces[0])
         return Subject(row, lambda: attend(q), lambda: Output(*map(np.stack, got)), spoil, cut_back)
 
     def _submitted(self, row: Row, workspace: Workspace) -> Subject:

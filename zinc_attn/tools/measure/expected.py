@@ -1,6 +1,4 @@
-"""How the calls of one context must come out: as the oracle says, and all alike."""
-
-from __future__ import annotations
+"""The right output of the calls of one context: the oracle's, and the same for all."""
 
 import numpy as np
 
@@ -11,9 +9,9 @@ from .spec import CallSpec
 
 
 class Expectation:
-    """What every call of ``spec`` must give at one context: the oracle's bits, or float64 within matrix units' bound.
+    """The right output of calls of ``spec`` at one context: the oracle's bits, or float64 within matrix units' bound.
 
-    Of each sequence the oracle computes the last ``rows`` rows, and of these the last ``kv_heads`` KV heads: all, or as
+    The oracle computes the last ``rows`` rows of each sequence, and of these the last ``kv_heads`` KV heads: all, or as
     many as ``spec.oracle_products`` allows, and at least a row of one head.
     """
 
@@ -26,10 +24,10 @@ class Expectation:
         self.word = ("bound" if spec.bounded else "bits") + ("" if everything else " (sampled)")  # see Row.verified
         self.sequences: list[Expected] = []
         self.truth: F64 | None = None  # out of the first sequence in float64, where the spec is compared with others
-        self.first: tuple[str, Output] | None = None  # layout and output of the first call that was as it must be
+        self.first: tuple[str, Output] | None = None  # layout and output of the first call that was right
 
     def add(self, sequence: int, data: Inputs) -> None:
-        """Compute what a sequence of ``data`` must give, unless that is known."""
+        """Compute the right output of a sequence of ``data``, unless it is known."""
         if sequence == len(self.sequences):
             arguments = data.q[-self.rows :], data.k, data.v, self.spec.dtype, self.kv_heads
             options = oracle_options(self.spec.arithmetic)
@@ -44,11 +42,11 @@ class Expectation:
         return float(np.linalg.norm((out[0] - self.truth).ravel()) / np.linalg.norm(self.truth.ravel()))
 
     def trouble(self, layout: str, got: Output) -> str | None:
-        """What is wrong with the output of a call, out (batch, …) and lse (batch, …); None where nothing is."""
+        """The fault of a call's output, out (batch, …) and lse (batch, …), in words; None for none."""
         for sequence, (out, lse, want) in enumerate(zip(*got, self.sequences, strict=True)):
-            if found := compare(Output(out, lse), want):
-                return found.text(of=(sequence,))
+            if difference := compare(Output(out, lse), want):
+                return difference.text(lead=(sequence,))
         self.first = self.first or (layout, got)
-        if found := compare(got, self.first[1]):
-            return f"unlike layout {self.first[0]}: {found.text()}"
+        if difference := compare(got, self.first[1]):
+            return f"unlike layout {self.first[0]}: {difference.text()}"
         return None

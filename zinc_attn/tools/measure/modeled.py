@@ -1,6 +1,4 @@
-"""What the cost model says of a measured call, as a row beside it."""
-
-from __future__ import annotations
+"""The cost model's time of a measured call, as a row after it."""
 
 from collections.abc import Iterable, Iterator
 
@@ -10,7 +8,7 @@ from .rows import MODELED, Row
 
 
 def with_card(rows: Iterable[Row], card: Card) -> Iterator[Row]:
-    """``rows``, and behind each the same call of one sequence on ``card``, by its layout there."""
+    """``rows``, and after each the same call of one sequence on ``card``, by its layout there."""
     for row in rows:
         yield row
         spec, info = row.spec, card.info

@@ -1,7 +1,5 @@
 """Attention by other programs on the CPU, whose calls are timed in turns with those of a device."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -40,8 +38,8 @@ def other_subjects(row: Row, data: Inputs) -> Iterator[Subject]:
     for name in row.spec.against:
         for kind in ["float32", *[HALVES[x] for x in [dtype] if name == "torch" and x in HALVES]]:
             version, call = {"torch": torch_call, "numpy": numpy_call}[name](data.q[0], k, v, kind)
-            mine = replace(row, info=replace(cpu, driver=version), runtime=f"{name} {kind}", layout=MISSING)
-            yield Subject(mine, call, partial(_output, call), exact=False)
+            other = replace(row, info=replace(cpu, driver=version), runtime=f"{name} {kind}", layout=MISSING)
+            yield Subject(other, call, partial(_output, call), exact=False)
 
 
 def _output(call: Callable[[], F32]) -> Output:
@@ -49,7 +47,7 @@ def _output(call: Callable[[], F32]) -> Output:
     return Output(out, np.zeros(out.shape[:-1], np.float32))
 
 
-Call = tuple[str, Callable[[], F32]]  # a program with its version, and what gives out (q_heads, v_head_dim)
+Call = tuple[str, Callable[[], F32]]  # a program with its version, and the function of out (q_heads, v_head_dim)
 
 
 def torch_call(q: F32, k: F32, v: F32, kind: str) -> Call:
@@ -57,11 +55,11 @@ def torch_call(q: F32, k: F32, v: F32, kind: str) -> Call:
     import torch
 
     attend = partial(torch.nn.functional.scaled_dot_product_attention, enable_gqa=True)
-    given = [torch.from_numpy(np.ascontiguousarray(x)).to(getattr(torch, kind))[None] for x in (q[:, None], k, v)]
+    tensors = [torch.from_numpy(np.ascontiguousarray(x)).to(getattr(torch, kind))[None] for x in (q[:, None], k, v)]
 
     def call() -> F32:
         with torch.no_grad():
-            out: F32 = attend(*given)[0, :, 0].float().numpy()
+            out: F32 = attend(*tensors)[0, :, 0].float().numpy()
         return out
 
     return f"torch {torch.__version__}", call

@@ -1,6 +1,6 @@
 """The picture of measured rows: a figure over context lengths, with a name at the end of every line.
 
-What it shows stands in the PNG as JSON, too, its text "Description": the title, the notes, and every line's points.
+The PNG also has its title, its notes and every line's points as JSON, in its text "Description".
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import io
 import json
 import textwrap
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from typing import TYPE_CHECKING, Any, Final
 
 from ..harness.tables import MISSING, figure, grouped
@@ -25,7 +26,7 @@ COLORS: Final = (  # of a device, say: the split rule's, and those of its other 
 NOTE_LETTERS: Final = 118  # of a line of the notes that fits the drawing's width
 POINTS: Final = 12.5  # from one line of names to the next
 Record = Mapping[str, Any]
-Names = tuple[str, str]  # of a line: what its rows are of, and their layout
+Names = tuple[str, str]  # of a line: the subject of its rows, and their layout
 
 
 def rows_png(records: Sequence[Record], title: str, notes: str, field: str) -> bytes | None:
@@ -34,7 +35,7 @@ def rows_png(records: Sequence[Record], title: str, notes: str, field: str) -> b
     Both axes are on a log scale, and each context has a tick; the steps of a decode are on linear ones from 0, and so
     are tokens/s of a whole step.
     """
-    records = [one for one in records if one.get(field) is not None]
+    records = [record for record in records if record.get(field) is not None]
     if not records:
         return None
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -43,7 +44,7 @@ def rows_png(records: Sequence[Record], title: str, notes: str, field: str) -> b
     drawing, lines = Figure(figsize=(9, 5), dpi=140, layout="constrained"), named_lines(records, field)
     FigureCanvasAgg(drawing)  # draws into memory
     axes, steps = drawing.subplots(), records[0]["measure"] == "step"
-    pairs = {subject: COLORS[at % len(COLORS)] for at, subject in enumerate(dict.fromkeys(name for name, _ in lines))}
+    pairs = dict(zip(dict.fromkeys(name for name, _ in lines), cycle(COLORS)))  # by subject
     for (subject, layout), points in lines.items():
         pale = layout not in ("split rule", "")
         color = pairs[subject][pale]
@@ -51,19 +52,12 @@ def rows_png(records: Sequence[Record], title: str, notes: str, field: str) -> b
         style: dict[str, Any] = {"linestyle": dashes, "markerfacecolor": face, "zorder": 3 - pale}
         style |= {"linewidth": 1.2} if steps else {"marker": "o", "linewidth": 2.1}
         axes.plot(*zip(*points, strict=True), color=color, **style)
-    _set_scales(axes, sorted({one["context"] for one in records}), steps, steps or field == "step_tokens_s")
+    _set_scales(axes, sorted({record["context"] for record in records}), steps, steps or field == "step_tokens_s")
     said = [part for line in notes.splitlines() for part in textwrap.wrap(line, NOTE_LETTERS, break_on_hyphens=False)]
-    axes.set_title(
-        title, loc="left", fontsize=14.5, weight="bold", color=INK, pad=10 + 13.5 * len(said), parse_math=False
-    )
-    place: dict[str, Any] = {
-        "transform": axes.transAxes,
-        "fontsize": 9.2,
-        "color": GRAY,
-        "linespacing": 1.35,
-        "parse_math": False,
-    }
-    axes.text(0, 1.02, "\n".join(said), **place)
+    heading: dict[str, Any] = {"loc": "left", "fontsize": 14.5, "weight": "bold", "color": INK, "parse_math": False}
+    axes.set_title(title, pad=10 + 13.5 * len(said), **heading)
+    place: dict[str, Any] = {"transform": axes.transAxes, "color": GRAY, "linespacing": 1.35, "parse_math": False}
+    axes.text(0, 1.02, "\n".join(said), fontsize=9.2, **place)
     drawing.draw_without_rendering()  # says where the lines end
     ends = [("\n".join(filter(None, name)), points[-1], pairs[name[0]][0]) for name, points in lines.items()]
     _name_lines(axes, ends)
@@ -76,19 +70,20 @@ def rows_png(records: Sequence[Record], title: str, notes: str, field: str) -> b
 def named_lines(records: Sequence[Record], field: str) -> dict[Names, list[tuple[int, float]]]:
     """The points of every line in ascending contexts: one per layout, device, dispatcher, dtype and shape.
 
-    Its names say of these what differs, and where one device is modeled which of the others are measured.
+    Its names say which of these differ, and, where a device is modeled, which others are measured.
     """
-    many = {name: len({one[name] for one in records}) > 1 for name in ("device", "shape", "dtype", "layout")}
-    runtimes = grouped((one["device"], one["runtime"]) for one in records)
-    modeled, found = any(one["measure"] == MODELED for one in records), list[tuple[Names, tuple[int, float]]]()
-    for one in records:
-        said = [one["device"].split(" (")[0] + " on the CPU" * (one["device_kind"] == "cpu")] * many["device"]
-        if len({*runtimes[one["device"]]}) > 1 or modeled:
-            said.append("measured" if {one["runtime"]} == {*runtimes[one["device"]]} - {MODELED} else one["runtime"])
-        said += [one[name] for name in ("shape", "dtype") if many[name]]
-        layout = layout_name(one["layout"]) if many["layout"] else ""
-        found.append(((", ".join(said), layout), (one["context"], one[field])))
-    return {name: sorted(points) for name, points in grouped(found).items()}
+    many = {name: len({record[name] for record in records}) > 1 for name in ("device", "shape", "dtype", "layout")}
+    runtimes = grouped((record["device"], record["runtime"]) for record in records)
+    modeled, named = any(record["measure"] == MODELED for record in records), list[tuple[Names, tuple[int, float]]]()
+    for record in records:
+        said = [record["device"].split(" (")[0] + " on the CPU" * (record["device_kind"] == "cpu")] * many["device"]
+        used = {*runtimes[record["device"]]}
+        if len(used) > 1 or modeled:
+            said.append("measured" if {record["runtime"]} == used - {MODELED} else record["runtime"])
+        said += [record[name] for name in ("shape", "dtype") if many[name]]
+        layout = layout_name(record["layout"]) if many["layout"] else ""
+        named.append(((", ".join(said), layout), (record["context"], record[field])))
+    return {name: sorted(points) for name, points in grouped(named).items()}
 
 
 def layout_name(layout: str) -> str:
@@ -103,17 +98,17 @@ def layout_name(layout: str) -> str:
 def _name_lines(axes: Axes, ends: Sequence[tuple[str, tuple[int, float], str]]) -> None:
     """A name in its color to the right of the end of every line.
 
-    It is moved up where it would cover the one below, and then all are moved down as far as the highest must be.
+    It is moved up where it would cover the name below, and then all are moved down as far as the highest must be.
     """
     scale, below, placed = 72 / axes.figure.dpi, float("-inf"), []
-    for at, *end in sorted((axes.transData.transform(end[1])[1] * scale, *end) for end in ends):
+    for height, *end in sorted((axes.transData.transform(end[1])[1] * scale, *end) for end in ends):
         half = POINTS * (end[0].count("\n") + 1) / 2
-        below = max(at, below + half) + half
-        placed.append((at, below, half, end))
+        below = max(height, below + half) + half
+        placed.append((height, below, half, end))
     above = axes.bbox.y1 * scale
-    for at, top, half, (name, point, color) in reversed(placed):
+    for height, top, half, (name, point, color) in reversed(placed):
         highest = min(top, above)
-        above, offset = highest - 2 * half, (9, highest - half - at)
+        above, offset = highest - 2 * half, (9, highest - half - height)
         look: dict[str, Any] = {"va": "center", "fontsize": 9.5, "color": color, "parse_math": False}
         axes.annotate(name, point, offset, textcoords="offset points", **look)
 

@@ -1,7 +1,5 @@
 """The loop over contexts: at each all calls are made, verified against the oracle, and timed in turns."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -41,7 +39,7 @@ def measure_calls(
     devices: dispatchers on one physical device; specs: of one shape and the same contexts. Each row comes when it is
     ready. A call for which the device has no room gives a row with status "refused".
     judge: computes the bits that a call must have.
-    wrap_call: is given every call and returns the one that is made in its place; tests put faults in there.
+    wrap_call: is given every call and returns its replacement; tests put faults in there.
     """
     each = len(devices) * len(specs) * (specs[0].batch + 2 * len(specs[0].splits))
     steps = Steps(progress, each * len(specs[0].contexts))
@@ -60,16 +58,16 @@ def measure_calls(
 
 
 class Point:
-    """The calls of one context, and the rows of those for which there is no room. ``stack`` closes what they need."""
+    """The calls of one context, and the rows of calls without room. ``stack`` closes what they need."""
 
     def __init__(self, stack: ExitStack, context: int, steps: Steps, wrap: Callable[[Subject], Subject]) -> None:
         self.stack, self.context, self.steps, self.wrap_call = stack, context, steps, wrap
-        self.found: list[Subject | Row] = []
+        self.entries: list[Subject | Row] = []
 
     def add(self, device: Device, spec: CallSpec, expected: Expectation) -> None:
         units, blank = device.info.split_units, Row(spec, device.info, device.runtime.name, self.context, "")
-        plans = [one.plan(self.context, spec.shape, units, spec.q_len) for one in spec.splits]
-        rows = [replace(blank, layout=one.label, plan=plan) for one, plan in zip(spec.splits, plans, strict=True)]
+        plans = [split.plan(self.context, spec.shape, units, spec.q_len) for split in spec.splits]
+        rows = [replace(blank, layout=split.label, plan=plan) for split, plan in zip(spec.splits, plans, strict=True)]
         try:
             resident = self._resident(device, spec, expected)
         except NO_ROOM as error:
@@ -80,7 +78,7 @@ class Point:
             try:
                 subject = self.wrap_call(resident.subject(row, split))
                 subject.verify(expected)
-                self.found.append(subject)
+                self.entries.append(subject)
             except NO_ROOM as error:
                 self._refuse(error, [row])
 
@@ -88,52 +86,53 @@ class Point:
         self._begin("calling others", 0)
         for subject in other_subjects(Row(spec, device.info, "", self.context, ""), spec.inputs(self.context)):
             subject.verify(expected)
-            self.found.append(subject)
+            self.entries.append(subject)
 
     def timed(self, repeats: int | None) -> Iterator[Row]:
-        """Time what is verified in turns; the rows of all."""
-        good = [one for one in self.found if isinstance(one, Subject) and one.row.status == "ok"]
+        """Time the verified calls in turns; the rows of all calls."""
+        good = [subject for subject in self.entries if isinstance(subject, Subject) and subject.row.status == "ok"]
         self._begin("timing", len(good))
-        warm_up_s = GPU_WARM_UP_S if any(one.row.info.kind != "cpu" for one in good) else 0
-        times = in_turns([one.timed_run for one in good], repeats, BUDGET_S * len(good), WARM_UP_RUNS, warm_up_s)
-        for one, mine in zip(good, times, strict=True):
-            one.times = mine
-            one.run_spoiled()
-        for found in self.found:
-            yield from found.rows() if isinstance(found, Subject) else [found]
+        warm_up_s = GPU_WARM_UP_S if any(subject.row.info.kind != "cpu" for subject in good) else 0
+        runs = [subject.timed_run for subject in good]
+        times = in_turns(runs, repeats, BUDGET_S * len(good), WARM_UP_RUNS, warm_up_s)
+        for subject, own_times in zip(good, times, strict=True):
+            subject.times = own_times
+            subject.run_spoiled()
+        for entry in self.entries:
+            yield from entry.rows() if isinstance(entry, Subject) else [entry]
 
     def _begin(self, what: str, steps: int = 1) -> None:
         self.steps.begin(f"{what} · {self.context:,} keys", steps)
 
     def _resident(self, device: Device, spec: CallSpec, expected: Expectation) -> CachedCalls:
-        made = self.stack.enter_context(closing(CachedCalls(device, spec, self.context)))
+        resident = self.stack.enter_context(closing(CachedCalls(device, spec, self.context)))
         for sequence in range(spec.batch):
             self._begin("making data, computing the oracle")
             data = spec.inputs(self.context, sequence)
             expected.add(sequence, data)
-            made.add(data)
-        return made
+            resident.add(data)
+        return resident
 
     def _refuse(self, error: BaseException, rows: Sequence[Row]) -> None:
-        """Keep the rows of what there is no room for."""
-        self.found += [replace(row, status="refused", error=str(error) or "no room in host memory") for row in rows]
+        """Keep the rows of calls without room."""
+        self.entries += [replace(row, status="refused", error=str(error) or "no room in host memory") for row in rows]
 
 
 def in_turns(
     calls: Sequence[Callable[[], T]], repeats: int | None, budget_s: float, warm_up: int, warm_up_s: float = 0
 ) -> list[list[T]]:
-    """What each of ``calls`` returns, in turns, behind ``warm_up`` rounds or more that take ``warm_up_s`` seconds.
+    """The results of each of ``calls``, in turns, after ``warm_up`` rounds or more that take ``warm_up_s`` seconds.
 
     ``repeats`` rounds; None: FEWEST_REPEATS to MOST_REPEATS, as many as begin within ``budget_s`` seconds.
     """
 
     def rounds(fewest: int, most: float, seconds: float) -> Iterator[list[T]]:
-        begin, made = perf_counter(), 0
-        while calls and (made < fewest or (made < most and perf_counter() - begin < seconds)):
+        begin, count = perf_counter(), 0
+        while calls and (count < fewest or (count < most and perf_counter() - begin < seconds)):
             yield [call() for call in calls]
-            made += 1
+            count += 1
 
     for _ in rounds(warm_up, inf, warm_up_s):
         pass
     fewest, most = (FEWEST_REPEATS, MOST_REPEATS) if repeats is None else (repeats, repeats)
-    return [list(mine) for mine in zip(*rounds(fewest, most, budget_s), strict=True)]
+    return [list(results) for results in zip(*rounds(fewest, most, budget_s), strict=True)]

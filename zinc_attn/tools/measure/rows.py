@@ -1,4 +1,4 @@
-"""What a sweep, a benchmark or a decode says of what it measured: one type of row."""
+"""The rows of a sweep, a benchmark or a decode: one type."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MODES: Final = {  # of a measure: what its time covers, and by which clock
     "prepare": "Attention.prepare; host clock",
     MODELED: "attend, merge as docs/cost-model.md has them; nothing ran",
 }
-LINE: Final = ("device", "runtime", "shape", "dtype")  # beside the layout, what tells the rows of one context apart
+LINE: Final = ("device", "runtime", "shape", "dtype")  # with the layout, the fields that tell rows of one context apart
 FIGURES: Final = (
     *("median_us", "min_us", "max_us", "iqr_us", "kv_gb_s"),
     *("attention_ms_per_step", "tokens_s", "step_tokens_s", "relative_error"),
@@ -35,7 +35,7 @@ _PLANNED: Final = ("num_splits", "passes", "workgroups", "scratch_bytes")
 
 @dataclass(frozen=True)
 class Row:
-    """A measure of a call on one layer, or a step of ``decode_steps``. What there is not is None.
+    """A measure of a call on one layer, or a step of ``decode_steps``. A missing figure is None.
 
     context: keys that a sequence's last row sees, the call's own rows among them. plan: of one sequence under
     ``layout``, None for a step. measure: a key of MODES; seconds: of every timed call.
@@ -63,13 +63,13 @@ class Row:
 
     @property
     def line(self) -> dict[str, str]:
-        """What tells it from other rows of its context: LINE and the layout."""
-        of_spec = {"shape": str(self.spec.shape), "dtype": self.spec.dtype}
-        return {"device": self.info.name, "runtime": self.runtime, **of_spec, "layout": self.layout}
+        """The fields that tell it from other rows of its context: LINE and the layout."""
+        fields = {"shape": str(self.spec.shape), "dtype": self.spec.dtype}
+        return {"device": self.info.name, "runtime": self.runtime, **fields, "layout": self.layout}
 
     @property
     def latency_mode(self) -> str:
-        """What the time covers, and by which clock."""
+        """The span of the time, and its clock."""
         if self.measure != "call":
             return MODES[self.measure]
         call = "decode call: append, attend, merge" if self.spec.page_size else "submit and wait: attend, merge"
@@ -83,23 +83,23 @@ class Row:
         attention_ms_per_step: of all layers; tokens_s: batch * q_len of them in a step, as if attention were all of it;
         step_tokens_s: the same with the spec's weights_ms beside attention.
         """
-        found, spec = dict[str, float | None].fromkeys(FIGURES), self.spec
+        figures, spec = dict[str, float | None].fromkeys(FIGURES), self.spec
         if not self.seconds:
-            return found
+            return figures
         low, q1, median, q3, high = (1e6 * np.percentile(self.seconds, (0, 25, 50, 75, 100))).tolist()
-        found |= {"median_us": median, "min_us": low, "max_us": high, "iqr_us": q3 - q1}
+        figures |= {"median_us": median, "min_us": low, "max_us": high, "iqr_us": q3 - q1}
         if median > 0 and self.measure not in ("gap", "pass 2", "prepare"):
             nbytes = spec.batch * self.context * spec.shape.kv_bytes_per_token(spec.dtype)
-            found["kv_gb_s"] = nbytes / median / 1e3
+            figures["kv_gb_s"] = nbytes / median / 1e3
         if median > 0 and self.measure in ("call", "step", MODELED):
             ms, tokens = median * spec.layers / 1e3, 1e3 * spec.batch * spec.q_len
-            found |= {"attention_ms_per_step": ms, "tokens_s": tokens / ms}
+            figures |= {"attention_ms_per_step": ms, "tokens_s": tokens / ms}
             if spec.weights_ms is not None:
-                found["step_tokens_s"] = tokens / (ms + spec.weights_ms)
-        return found | {"relative_error": self.relative_error}
+                figures["step_tokens_s"] = tokens / (ms + spec.weights_ms)
+        return figures | {"relative_error": self.relative_error}
 
     def record(self) -> dict[str, Any]:
-        """What is written of the row: an object of texts and numbers, floats rounded to 6 digits."""
+        """The row as an object of texts and numbers, floats rounded to 6 digits."""
         spec, info, plan = self.spec, self.info, self.plan
         values = {
             "device": info.name,

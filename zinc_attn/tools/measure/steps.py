@@ -1,6 +1,4 @@
-"""The time of every step of a decode that grows from nothing, through all layers: what shows a stall."""
-
-from __future__ import annotations
+"""The time of every step of a decode that grows from nothing, through all layers, which shows stalls."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -21,7 +19,7 @@ from .spec import CallSpec
 NEIGHBORS: Final = 16  # steps on each side whose median a step is compared with
 STALL_RATIO: Final = 3.0  # a step is a stall beyond so many times that median, or so many milliseconds above it
 STALL_MS: Final = 50.0
-CHECKED: Final = 64  # every so many steps, and behind the last one, the last layer is compared with the oracle
+CHECKED: Final = 64  # every so many steps, and after the last one, the last layer is compared with the oracle
 _TOLD: Final = 32  # steps between two reports of progress
 
 
@@ -48,18 +46,18 @@ def decode_steps(
                 begin = perf_counter()
                 attention.prepare(tokens)
                 yield replace(blank, measure="prepare", seconds=(perf_counter() - begin,))
-            for at in range(tokens):
-                if at % _TOLD == 0:
-                    steps.begin(f"{device.runtime.name}: {at:,} of {tokens:,} keys", min(_TOLD, tokens - at))
-                k, v = data.k[at : at + 1], data.v[at : at + 1]
+            for step in range(tokens):
+                if step % _TOLD == 0:
+                    steps.begin(f"{device.runtime.name}: {step:,} of {tokens:,} keys", min(_TOLD, tokens - step))
+                k, v = data.k[step : step + 1], data.v[step : step + 1]
                 begin = perf_counter()
                 for layer in range(spec.layers):
-                    found = Output(*attention(data.q, sequence, layer, k, v, return_lse=True))
+                    output = Output(*attention(data.q, sequence, layer, k, v, return_lse=True))
                 seconds = (perf_counter() - begin) / spec.layers
-                row = replace(blank, context=at + 1, measure="step", seconds=(seconds,))
-                if at % CHECKED == 0 or at == tokens - 1:
-                    want = judge(data.q, data.k[: at + 1], data.v[: at + 1], spec.dtype, 1)
-                    wrong = compare(found, want)
+                row = replace(blank, context=step + 1, measure="step", seconds=(seconds,))
+                if step % CHECKED == 0 or step == tokens - 1:
+                    want = judge(data.q, data.k[: step + 1], data.v[: step + 1], spec.dtype, 1)
+                    wrong = compare(output, want)
                     row = row.failed(wrong.text()) if wrong else replace(row, verified="bits (sampled)")
                 yield row
         steps.finish()
@@ -68,6 +66,6 @@ def decode_steps(
 def stalls(rows: Sequence[Row]) -> list[Row]:
     """The steps among ``rows``, all of which have a time, that took far longer than those around them."""
     ms = np.array([row.figures["attention_ms_per_step"] for row in rows], float)
-    medians = [np.median(ms[max(at - NEIGHBORS, 0) : at + NEIGHBORS + 1]) for at in range(len(rows))]
+    medians = [np.median(ms[max(index - NEIGHBORS, 0) : index + NEIGHBORS + 1]) for index in range(len(rows))]
     beyond = [x > STALL_RATIO * median or x > median + STALL_MS for x, median in zip(ms, medians, strict=True)]
     return [row for row, stalled in zip(rows, beyond, strict=True) if stalled]
