@@ -45,7 +45,7 @@ def _words(side: str) -> dict[str, tuple[str, str]]:
         f"{side}_BITS": (_by_type(side, "bits"), f"bits of a stored value of {side}"),
         f"{side}_HALVES": (_by_type(side, "halves"), "float16 numbers of a block: its scale, or scale and minimum"),
         f"{side}_FIFTH": (_by_type(side, "fifth_bits"), "1 where a block has a word of fifth bits"),
-        f"{side}_VALUES": (f"{side}_DIM * {side}_BITS // 32", f"words of the values of one token's {side}, for one KV head"),
+        f"{side}_VALUES": (f"{side}_DIM * {side}_BITS // 32", f"words of a token's {side} values, of one KV head"),
         f"{side}_BLOCKS": (f"({side}_DIM + BLOCK - 1) // BLOCK", "blocks of a row"),
         f"{side}_PAIRED": (f"({side}_BLOCKS * {side}_HALVES + 1) // 2", "words of the blocks' float16 numbers"),
         f"{side}_SCALES": (f"{side}_PAIRED + {side}_BLOCKS * {side}_FIFTH", "these words and the words of fifth bits"),

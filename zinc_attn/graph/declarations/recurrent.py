@@ -26,8 +26,8 @@ SSM_CONV: Final = kernel(
     ),
     "ceil_div(p.y.n[0] * ceil_div(p.y.n[1], p.run) * p.y.n[2], 256)",
 )
-# A kernel writes, apart from each other, the outputs of all tokens, contiguous, and states after the last tokens: slot 0
-# after the last token, slot 1 after the token before, ..., as many as there are tokens, and at most ``slots``.
+# A kernel writes, apart from each other, the outputs of all tokens, contiguous, and the states after the last tokens:
+# slot 0 after the last token, slot 1 after the token before, ..., as many as there are tokens, and at most ``slots``.
 _WRITTEN: Final = (
     Field("outputs", "uint", "element of the first output"),
     Field("kept", "uint", "element of the first state of slot 0"),
