@@ -228,37 +228,39 @@ class Checked:
     def step(self, number: int, call: Any, layers: list[Values]) -> None:
         """In the command buffer of each slot by turns; every second step is one."""
         slot = number // 2 % SLOTS
-        for (_, words), one in zip(self.places, layers, strict=True):
-            fill(words, (one.words, one.q, [], []))
+        for (_, words), layer in zip(self.places, layers, strict=True):
+            fill(words, (layer.words, layer.q, [], []))
         assert self.c.za_step(self.prepared, slot, c.byref(call)), self.engine.error
         self.owner.submit(self.recordings[slot][1])
-        for (_, words), one in zip(self.places, layers, strict=True):
-            got, n = results(self.run.shape, ROWS, words), len(one.q)
-            same([x[:n] for x in got], one.want or [x[:0] for x in got], number)
+        for (_, words), layer in zip(self.places, layers, strict=True):
+            got, n = results(self.run.shape, ROWS, words), len(layer.q)
+            same([x[:n] for x in got], layer.want or [x[:0] for x in got], number)
             if not self.flags[0]:  # what further rows of the room have, which see no key
                 assert not np.any(got[0][n:]) and np.all(got[1][n:] == -np.inf)
 
     def run_at(self, number: int, call: Any, layers: list[Values], large: bool = False) -> None:
         """Between buffers of the engine's."""
-        for layer, ((places, words), one) in enumerate(zip(self.large if large else self.places, layers, strict=True)):
-            fill(words, (one.words, one.q, [], []))
+        for layer, ((places, words), inputs) in enumerate(
+            zip(self.large if large else self.places, layers, strict=True)
+        ):
+            fill(words, (inputs.words, inputs.q, [], []))
             assert self.c.za_run_at(self.engine.cache, layer, c.byref(call), c.byref(places)), self.engine.error
             # lse lies behind the room's rows, so that it is copied
             lse = words[3] if self.apart else self.owner.words[places.lse.offset // 4 :]
-            if len(one.q):
-                same(results(self.run.shape, len(one.q), (0, 0, words[2], lse)), one.want, (number, layer))
+            if len(inputs.q):
+                same(results(self.run.shape, len(inputs.q), (0, 0, words[2], lse)), inputs.want, (number, layer))
 
     def run_host(self, number: int, call: Any, layers: list[Values]) -> None:
         """From host memory."""
         shape = self.run.shape
-        for layer, one in enumerate(layers):
-            out = np.empty((len(one.q), shape.q_heads, shape.v_head_dim), np.float32)
+        for layer, inputs in enumerate(layers):
+            out = np.empty((len(inputs.q), shape.q_heads, shape.v_head_dim), np.float32)
             lse = np.empty(out.shape[:2], np.float32)
-            arrays = [np.ascontiguousarray(x) for x in (one.k, one.v, one.q)]
+            arrays = [np.ascontiguousarray(x) for x in (inputs.k, inputs.v, inputs.q)]
             data = Data(*map(address, arrays[:2]), False, *map(address, (arrays[2], out, lse)))
             data.v = None if shape.latent else data.v
             assert self.c.za_run(self.engine.cache, layer, c.byref(call), c.byref(data)), self.engine.error
-            same((out, lse), one.want or (out, lse), (number, layer))
+            same((out, lse), inputs.want or (out, lse), (number, layer))
 
     def close(self) -> None:
         self.c.za_prepared_free(self.prepared)

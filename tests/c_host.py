@@ -209,12 +209,12 @@ def page_words(heading: str) -> np.ndarray:
     header, *records = map(list, (HEADER, ITEM, ROW, APPEND, HEAD))
     words: dict[int, int] = {}
     for row in (row for table in tables(heading) for row in table if "word" in row):
-        name, at = row["name"].strip("`"), int(row["word"])
+        name, place = row["name"].strip("`"), int(row["word"])
         if row["word"].startswith("+"):
-            assert any(name == record[at] for record in records if at < len(record)), row
-        elif at < HEADER_WORDS:
-            assert name == header[at], row
-        values = {at: row["value"]} if "value" in row else {at + int(x): row[x] for x in row if x.isdigit()}
+            assert any(name == record[place] for record in records if place < len(record)), row
+        elif place < HEADER_WORDS:
+            assert name == header[place], row
+        values = {place: row["value"]} if "value" in row else {place + int(x): row[x] for x in row if x.isdigit()}
         assert not values.keys() & words, row
         words.update((word, int(value, 0)) for word, value in values.items())
     found = np.zeros(max(words) + 1, np.uint32)

@@ -27,13 +27,13 @@ Pair = tuple[Any, Any]
 def new_rows(rng: np.random.Generator, n: int, shape: za.AttnShape, dtype: str, scale: float = 1.0) -> Pair:
     """k, v (n, kv_heads, head_dim) that a cache of ``dtype`` takes."""
 
-    def one() -> Any:
+    def drawn() -> Any:
         x = rng.standard_normal((n, shape.kv_heads, shape.head_dim), np.float32) * np.float32(scale)
         if dtype == "bf16":
             return (x.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
         return x.astype(np.float16) if dtype == "f16" else x
 
-    return one(), one()
+    return drawn(), drawn()
 
 
 def new_q(rng: np.random.Generator, n: int, shape: za.AttnShape) -> Any:
@@ -93,12 +93,12 @@ class Twin:
 
     def step(self, n: int, q_len: int = 1) -> list[Pair]:
         """``n`` tokens appended and ``q_len`` rows attended in every layer: (out, lse) of each."""
-        found = []
+        pairs = []
         for layer in self.rng.permutation(self.cache.num_layers).tolist():
             q, k, v = self.new(layer, n, q_len)
-            found.append(self.attention(q, self.sequence, layer, k=k, v=v, return_lse=True))
-            self.check(layer, q, found[-1])
-        return found
+            pairs.append(self.attention(q, self.sequence, layer, k=k, v=v, return_lse=True))
+            self.check(layer, q, pairs[-1])
+        return pairs
 
     def look(self, q_len: int = 1, attention: Any = None) -> None:
         """Attend in every layer, also where there are fewer keys than rows."""
@@ -172,23 +172,23 @@ def together(
             one.check(layer, rows_q, got, "batch")
 
 
-def submitting(one: Twin, layer: int) -> Callable[[], None]:
+def submitting(twin: Twin, layer: int) -> Callable[[], None]:
     """Whoever is interrupted in ``result`` asks again; a call that has failed is made again."""
-    before, pending = list(one.held), []
-    q, k, v = one.new(layer, 1, 1)
-    after, one.held = one.held, before
+    before, pending = list(twin.held), []
+    q, k, v = twin.new(layer, 1, 1)
+    after, twin.held = twin.held, before
 
     def call() -> None:
         try:
             if not pending:
-                with one.cache.device.together():
-                    pending.append(one.attention.submit(q, one.sequence, layer, k, v, return_lse=True))
-            found = pending[0].result()
+                with twin.cache.device.together():
+                    pending.append(twin.attention.submit(q, twin.sequence, layer, k, v, return_lse=True))
+            result = pending[0].result()
         except Exception:
             pending.clear()
             raise
-        one.held = after
-        one.check(layer, q, found)
+        twin.held = after
+        twin.check(layer, q, result)
 
     return call
 

@@ -86,16 +86,16 @@ def call_of(requests: list[dict[str, Any]], **options: Any) -> Any:
         table, mask = tables[id(one.get("page_table"))], one.get("mask")
         mask = None if mask is None or not mask.shape[1] else np.ascontiguousarray(mask, np.float32)
         arrays += [table, mask]
-        given = {"pages": len(table), **one, "page_table": address(table), "mask": address(mask)}
-        given["mask_keys"] = 0 if mask is None else mask.shape[1]
-        for name, value in given.items():
+        fields = {"pages": len(table), **one, "page_table": address(table), "mask": address(mask)}
+        fields["mask_keys"] = 0 if mask is None else mask.shape[1]
+        for name, value in fields.items():
             setattr(struct, name, value)
-    given = {}
+    fields = {}
     for name, value in options.items():
         if isinstance(value, np.ndarray):
             arrays.append(np.ascontiguousarray(value, np.float32))
-        given[name] = address(arrays[-1]) if isinstance(value, np.ndarray) else value or 0
-    made = Call(request=c.addressof(structs), requests=len(requests), **given)
+        fields[name] = address(arrays[-1]) if isinstance(value, np.ndarray) else value or 0
+    made = Call(request=c.addressof(structs), requests=len(requests), **fields)
     made.kept = structs, arrays
     return made
 

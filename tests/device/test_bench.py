@@ -14,6 +14,8 @@ from zinc_attn.tools import proof
 from zinc_attn.tools.measure import CallSpec, decode_steps, measure_calls, stalls, steps
 from zinc_attn.tools.measure.calls import pass_times
 
+NATIVE = True
+
 SHAPE = za.AttnShape(6, 2, 64)
 PASSES = {"device", "pass 1", "gap", "pass 2"}
 
@@ -29,15 +31,17 @@ def test_rows(device):
     calls = {(r.context, r.spec.dtype, r.layout) for r in rows}
     assert len(calls) == 2 * 3 * 2
     for call in calls:
-        mine = {r.measure: r for r in rows if (r.context, r.spec.dtype, r.layout) == call}
-        assert {"call"} | (timed & {"device", "pass 1"}) <= set(mine) <= {"call"} | timed
-        assert {(r.status, r.verified, len(r.seconds)) for r in mine.values()} == {("ok", "bits", 2)}
+        measured = {r.measure: r for r in rows if (r.context, r.spec.dtype, r.layout) == call}
+        assert {"call"} | (timed & {"device", "pass 1"}) <= set(measured) <= {"call"} | timed
+        assert {(r.status, r.verified, len(r.seconds)) for r in measured.values()} == {("ok", "bits", 2)}
         nbytes = call[0] * SHAPE.kv_bytes_per_token(call[1])
-        assert mine["call"].figures["kv_gb_s"] == pytest.approx(nbytes / mine["call"].figures["median_us"] / 1e3)
+        assert measured["call"].figures["kv_gb_s"] == pytest.approx(
+            nbytes / measured["call"].figures["median_us"] / 1e3
+        )
         if timed:
-            times = [mine[measure].figures["median_us"] for measure in ("pass 1", "device", "call")]
+            times = [measured[measure].figures["median_us"] for measure in ("pass 1", "device", "call")]
             assert times == sorted(times)
-            assert mine["device"].latency_mode == "device timestamps; median"
+            assert measured["device"].latency_mode == "device timestamps; median"
     assert not timed or {r.measure for r in rows if (r.context, r.layout) == (700, "auto")} == {"call", *PASSES}
 
 

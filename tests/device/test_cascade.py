@@ -105,13 +105,13 @@ def test_a_workspace_and_a_plan_that_are_used_again(device):
     """Items of a longer call before are attended no more, and a steady call's plan is of the cascade asked for last."""
     with za.KVCache(device, za.AttnShape(4, 2, 64), 1, 2048, "f16", PAGE) as cache:
         attn = za.Attention(cache, split_size=512)
-        one = Twin(attn)
-        one.append(1700)
+        twin = Twin(attn)
+        twin.append(1700)
         for tokens in (1700, 1000):
-            one.truncate(tokens)
-            one.look()
+            twin.truncate(tokens)
+            twin.look()
             assert (attn.keys_read, attn.recordings) == (tokens, 1)
-        twins = [one, one.fork()]
+        twins = [twin, twin.fork()]
         for cascade in (False, True, False):
             attn.replan(cascade)
             together(twins, [0, 0], [1, 1])
@@ -152,12 +152,12 @@ def test_more_shared_items_than_the_grid_takes(device: za.Device, monkeypatch: p
 def test_a_whole_node_that_is_cut_by_a_token(device: za.Device) -> None:
     """Attend only: the sequences' leaves stay as many, and the node is shared no more."""
     with za.KVCache(device, za.AttnShape(4, 2, 64), 1, 1024, "f32", 256) as cache:
-        one = Twin(za.Attention(cache, cascade=True))
-        one.append(512)
-        other = one.fork()
+        twin = Twin(za.Attention(cache, cascade=True))
+        twin.append(512)
+        other = twin.fork()
         for tokens in (512, 511, 510, 448, 447):
-            one.truncate(tokens)
-            together((one, other, one), (0, 0, 0), (1, 1, 1))
+            twin.truncate(tokens)
+            together((twin, other, twin), (0, 0, 0), (1, 1, 1))
 
 
 def test_what_rows_share() -> None:

@@ -212,11 +212,11 @@ def test_names_are_there() -> None:
 # --- tables --------------------------------------------------------------------------------------------------
 
 
-def column(page: str, heading: str, at: int = 0) -> list[str]:
+def column(page: str, heading: str, index: int = 0) -> list[str]:
     """A column of the first table whose first heading is ``heading``: all code in its cells, or else their text."""
     table = re.search(rf"^\| {heading} \|.*\n\|[-|]*\n((?:\|.*\n)*)", PAGES[page], flags=re.M)
     assert table is not None
-    cells = [row.split(" | ")[at].strip("| ") for row in table[1].splitlines()]
+    cells = [row.split(" | ")[index].strip("| ") for row in table[1].splitlines()]
     return [name for cell in cells for name in (re.findall(r"`([^`]+)`", cell) or [cell])]
 
 

@@ -197,7 +197,7 @@ def refused(program, *args):
 def test_arguments_that_are_no_good_are_refused(checked, on, tmp_path):
     shape, *rest = SMALL
     out = tmp_path / "out"
-    for given, message in (
+    for arguments, message in (
         (("-d", "no such device", *SMALL, out), "matches 'no such device'; the devices are "),
         ((*on, *SMALL, tmp_path), f"{tmp_path}: cannot be written"),
         ((*on, "1/1", *rest, out), "usage: embed "),
@@ -207,7 +207,7 @@ def test_arguments_that_are_no_good_are_refused(checked, on, tmp_path):
         ((*on, shape, "1048577", "9", "1", out), "usage: embed "),
         ((*on, *SMALL), "usage: embed "),
     ):
-        assert message in refused(checked, *given)
+        assert message in refused(checked, *arguments)
 
 
 def test_no_driver_is_refused(checked, tmp_path, monkeypatch):

@@ -40,6 +40,8 @@ from zinc_attn.cache.pages import CapacityError, StepError
 from zinc_attn.cache.sequence_pages import SequencePages
 from zinc_attn.cache.transaction import Transaction
 
+NATIVE = True
+
 SECONDS = float(os.environ.get("ZINC_ATTN_FUZZ_SECONDS", "0"))
 EVERY_DRIVER = FULL or SECONDS > 0
 SHAPE, LAYERS, MOST = za.AttnShape(6, 2, 64), 2, 6  # MOST: sequences of a cache
@@ -156,12 +158,12 @@ class Machine:
         """What ``call`` returns, or the error where it is one of ``expected``. Cut: the test made it fail."""
         runtime = self.device.runtime
         interrupter = Interrupter(WHERE)
-        kind, *at = fault or (None,)
+        kind, *moment = fault or (None,)
         if kind == "opcode":
-            interrupter = Interrupter(WHERE, at[0], *(at[0] + more for more in at[1:]))
+            interrupter = Interrupter(WHERE, moment[0], *(moment[0] + more for more in moment[1:]))
         if kind == "run":
-            failing = Fault(errors.DeviceMemoryError, at[1])
-            failing.at(at[0])
+            failing = Fault(errors.DeviceMemoryError, moment[1])
+            failing.at(moment[0])
             for name_of in ("run", "start"):
                 setattr(runtime, name_of, failing.wrap(getattr(runtime, name_of)))
         try:
@@ -238,21 +240,21 @@ class Machine:
             with done_or_not_done(models):
                 layers = range(LAYERS) if layer is None else [layer]
                 new = [one.new(i, n, q_len) for one in models for i in layers]
-                given = [list(column) for column in zip(*new, strict=True)]
-                found = self.attempt(name, lambda: call(*given), fault, CapacityError, StepError)
+                columns = [list(column) for column in zip(*new, strict=True)]
+                outcome = self.attempt(name, lambda: call(*columns), fault, CapacityError, StepError)
         except Cut:
             return None
         finally:
             others.rollback()
-        if isinstance(found, Exception):
-            assert not legal if isinstance(found, StepError) else full
-            for one, held in zip(models, before, strict=True):
-                one.held = held
+        if isinstance(outcome, Exception):
+            assert not legal if isinstance(outcome, StepError) else full
+            for model, held in zip(models, before, strict=True):
+                model.held = held
             return None
         assert legal and not full
-        for one, q, *got in zip(models, given[0], *found, strict=True) if option >= 0 else ():
-            self.check(one, layer, q, got, option)
-        return given
+        for model, q, *got in zip(models, columns[0], *outcome, strict=True) if option >= 0 else ():
+            self.check(model, layer, q, got, option)
+        return columns
 
     @staticmethod
     def check(model: Twin, layer: int, q: Any, got: Any, option: int) -> None:
@@ -330,12 +332,12 @@ class Machine:
         blind, allowed = any(q_len > seq.lengths[layer] for seq in seqs), bool(pick % 2)
         outs = [np.full(one.shape, 7, np.float32) for one in q] if attn % 2 else None
         call = functools.partial(called, q, seqs, layer, return_lse=True, out=outs, allow_empty=allowed)
-        found = self.attempt("attend", call, fault, errors.ArgumentError)
-        assert isinstance(found, errors.ArgumentError) == (blind and not allowed)
-        if isinstance(found, errors.ArgumentError):
+        outcome = self.attempt("attend", call, fault, errors.ArgumentError)
+        assert isinstance(outcome, errors.ArgumentError) == (blind and not allowed)
+        if isinstance(outcome, errors.ArgumentError):
             assert all(np.all(out == 7) for out in outs or [])
             return
-        for model, one, *got in zip(models, q, *found, strict=True):
+        for model, one, *got in zip(models, q, *outcome, strict=True):
             self.check(model, layer, one, got, option)
 
     def partial(self):
@@ -352,13 +354,13 @@ class Machine:
         (pick, which), fault = self.picks(2), self.fault()
         world = self.world(pick)
         model = self.model(world, which)
-        found = self.attempt("fork", model.sequence.fork, fault, StepError, errors.LimitError)
-        if isinstance(found, StepError):
+        outcome = self.attempt("fork", model.sequence.fork, fault, StepError, errors.LimitError)
+        if isinstance(outcome, StepError):
             assert len(set(model.sequence.lengths)) > 1
-        elif isinstance(found, errors.LimitError):
+        elif isinstance(outcome, errors.LimitError):
             assert len(world.models) >= MOST
         else:
-            world.models.append(model.other(found))
+            world.models.append(model.other(outcome))
 
     def recorded(self):
         """Both layers recorded in a sequence of the host's, and some steps, the fault in one of them."""
@@ -389,23 +391,23 @@ class Machine:
                         raise errors.DeviceMemoryError(INJECTED)
 
             if given := self.grow("recorded", [model], None, 1, 1, call, cause):
-                for layer, one in enumerate(calls):
-                    out, lse = np.split(one.out.data().view(np.float32), [6 * 64])
+                for layer, recorded_call in enumerate(calls):
+                    out, lse = np.split(recorded_call.out.data().view(np.float32), [6 * 64])
                     got = out.reshape(1, 6, 64), lse[:6].reshape(1, 6)
                     self.check(model, layer, given[0][0], got, option)
-        for one in calls:
-            one.close()
+        for recorded_call in calls:
+            recorded_call.close()
 
     def shrink(self, name: str, model: Twin, call: Callable[[], object], fault: Any, *expected: Any) -> Any:
         before = list(model.held)
         try:
             with done_or_not_done([model]):
-                found = self.attempt(name, call, fault, *expected)
+                outcome = self.attempt(name, call, fault, *expected)
         except Cut:
             return None
-        if isinstance(found, Exception):
+        if isinstance(outcome, Exception):
             model.held = before
-        return found
+        return outcome
 
     def truncate(self):
         (pick, which), n, fault = self.picks(2), self.below(701), self.fault()
@@ -518,7 +520,7 @@ class Machine:
 
 def fuzz(device: Any, manager: Any, examples: int, steps: int, derandomize: bool) -> Counter[str]:
     """Run the machine on a device; the operations by their outcome."""
-    made = type("OnThisDevice", (Machine,), {"device": device, "manager": manager, "done": Counter()})
+    machine_class = type("OnThisDevice", (Machine,), {"device": device, "manager": manager, "done": Counter()})
 
     @settings(
         max_examples=examples,
@@ -531,12 +533,12 @@ def fuzz(device: Any, manager: Any, examples: int, steps: int, derandomize: bool
     )
     @given(numbers=st.lists(st.integers(0, 2**64 - 1), min_size=steps, max_size=steps))
     def run(numbers: list[int]) -> None:
-        with closing(made(numbers[0] % 12)) as machine:
+        with closing(machine_class(numbers[0] % 12)) as machine:
             for number in numbers[1:]:
                 machine.operate(number)
 
     run()
-    done: Counter[str] = made.done
+    done: Counter[str] = machine_class.done
     return done
 
 

@@ -47,7 +47,7 @@ PRODUCTS = 1 << 26  # rows * heads * keys * dimensions of a case: the oracle tak
 
 def cases() -> list[Case]:
     """Every case, with drawn ratio, KV heads, keys and rows; a latent shape has one type."""
-    rng, found = np.random.default_rng(15), []
+    rng, drawn_cases = np.random.default_rng(15), []
     for (k, v, latent), dtype in product(SIZES, TYPES):
         if latent and "/" in dtype:
             continue
@@ -57,8 +57,8 @@ def cases() -> list[Case]:
         fitting = [(keys, rows) for keys, rows in product(KEYS, ROWS) if rows <= keys and keys * rows <= most]
         for (mask, causal), (alibi, softcap, sinks) in product(MASKS, BIASES):
             options = {"mask": mask, "causal": causal, "alibi": alibi, "softcap": softcap, "sinks": sinks}
-            found.append(Case(shape, dtype, *fitting[rng.integers(len(fitting))], **options))
-    return found
+            drawn_cases.append(Case(shape, dtype, *fitting[rng.integers(len(fitting))], **options))
+    return drawn_cases
 
 
 def axes(case: Case) -> tuple[Any, ...]:
@@ -68,14 +68,14 @@ def axes(case: Case) -> tuple[Any, ...]:
 
 def drawn() -> list[Case]:
     """Of all cases, some of each size that no other test has, in which types, masks and biases take turns."""
-    everything, found = cases(), []
+    everything, some = cases(), []
     sizes = [size for size in SIZES if size not in ELSEWHERE]
     for at in range(max(len(sizes), len(TYPES))):
         size = sizes[at % len(sizes)]
         mine = [c for c in everything if (c.shape.head_dim, c.shape.v_head_dim, c.shape.latent) == size]
         turns = TYPES[at % len(TYPES)], MASKS[at // 2 % 4], BIASES[(3 * at + 1) % 8]
-        found.append(max(mine, key=lambda c: sum(x == y for x, y in zip(axes(c), turns, strict=True))))
-    return found
+        some.append(max(mine, key=lambda c: sum(x == y for x, y in zip(axes(c), turns, strict=True))))
+    return some
 
 
 @pytest.mark.parametrize("case", cases() if FULL else drawn(), ids=str)

@@ -14,6 +14,8 @@ from zinc_attn import errors, reference
 from zinc_attn.kernels.declarations import MERGE
 from zinc_attn.planning import inputs
 
+NATIVE = True
+
 SHAPE = za.AttnShape(4, 2, 64)
 
 

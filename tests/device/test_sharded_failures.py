@@ -13,6 +13,8 @@ from zinc_attn.cache.mover import RowMover
 from zinc_attn.cache.pages import CapacityError, StepError
 from zinc_attn.errors import ArgumentError, ClosedError, DeviceMemoryError, LimitError, ShapeError, ValueRangeError
 
+NATIVE = True
+
 
 def test_the_layers_advance_together(device: za.Device) -> None:
     """With a Sequence's errors (test_pages.py), also where the shard that gets the tokens has none of the step."""

@@ -55,16 +55,16 @@ class Slip(NamedTuple):
 
 def slips(room: str) -> list[Slip]:
     """The table of a room. Files of native/ are named by their paths in it."""
-    found, file = [], ""
+    table_slips, file = [], ""
     table = (ROOT / "tests" / "slips" / f"{room}.txt").read_text(encoding="utf-8")
     for line in table.replace("→\n    ", "→ ").splitlines():
         breaks, is_slip, rest = line.partition(": ")
         change, _, test = rest.rpartition(" @ ")
         if is_slip:
-            found.append(Slip(room, file, breaks, *change.split(" → "), test))
+            table_slips.append(Slip(room, file, breaks, *change.split(" → "), test))
         else:
             file = Path("native" if room == "native" else "", line)
-    return found
+    return table_slips
 
 
 # --- what catches a slip: a function that raises AssertionError -----------------------------------------------

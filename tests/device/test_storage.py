@@ -30,25 +30,25 @@ ONE_DISPATCHER = True
 def test_scales_are_a_heads_and_a_layers(device, tmp_path):
     """In prefill, steady decode, a batch, a cascade, partial states, and a file."""
     with za.KVCache(device, SHAPE, 2, 1024, "fp8_e4m3", 64, **FP8) as cache:
-        attn, one = za.Attention(cache), cache.new_sequence()
+        attn, first = za.Attention(cache), cache.new_sequence()
         want = {}
         for layer in (0, 1):
-            cache.append(one, layer, K[:200], V[:200])
+            cache.append(first, layer, K[:200], V[:200])
         for end in (203, 204, 205, 206):
             for layer in (0, 1):
                 begin = len(K[:200]) if end == 203 else end - 1
-                got = attn(Q[begin:end], one, layer, k=K[begin:end], v=V[begin:end], return_lse=True)
+                got = attn(Q[begin:end], first, layer, k=K[begin:end], v=V[begin:end], return_lse=True)
                 keys, values = stored(K[:end], V[:end], "fp8_e4m3", scales=SCALES[layer])
                 want[layer] = reference.emulate(Q[begin:end], keys, values)
                 same(got, want[layer])
-        two = one.fork()
+        two = first.fork()
         for cascade in (True, False):
             shared = za.Attention(cache, cascade=cascade)
-            outs, lses = shared([Q[205], Q[205]], [one, two], 1, return_lse=True)
+            outs, lses = shared([Q[205], Q[205]], [first, two], 1, return_lse=True)
             for at in (0, 1):
                 same((outs[at], lses[at]), [x[0] for x in want[1]])
-        same((za.fold([attn.partial(Q[205:206], one, 0)])), want[0])
-        one.save(tmp_path / "one")
+        same((za.fold([attn.partial(Q[205:206], first, 0)])), want[0])
+        first.save(tmp_path / "one")
         with za.KVCache(device, SHAPE, 2, 1024, "fp8_e4m3", 16, **FP8) as other:
             back = other.load(tmp_path / "one")
             same(za.Attention(other)(Q[205:206], back, 1, return_lse=True), want[1])
@@ -57,10 +57,10 @@ def test_scales_are_a_heads_and_a_layers(device, tmp_path):
             with other, pytest.raises(CacheFileError, match=r"head_scales: got .*, the cache's"):
                 other.load(tmp_path / "one")
         with pytest.raises(errors.ValueRangeError, match=r"k: .* in KV head 1, .* 0\.02; give a larger k_scale"):
-            attn(Q[:1], one, 0, k=np.full((1, 2, 64), 9, np.float32), v=V[:1])
+            attn(Q[:1], first, 0, k=np.full((1, 2, 64), 9, np.float32), v=V[:1])
         with pytest.raises(errors.ValueRangeError, match=r"v: .* in KV head 0, .* 0\.5; give a larger v_scale"):
-            cache.append(one, 0, K[:1] * 0, np.full((1, 2, 96), 225, np.float32))
-        assert len(one) == 206
+            cache.append(first, 0, K[:1] * 0, np.full((1, 2, 96), 225, np.float32))
+        assert len(first) == 206
 
 
 def test_integers_of_half_a_block_and_of_two_passes_over_v(device, rng):

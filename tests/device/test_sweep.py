@@ -19,6 +19,8 @@ from zinc_attn.tools.harness.split_spec import parse_split_specs
 from zinc_attn.tools.measure import WARM_UP_RUNS, CallSpec, measure_calls, points
 from zinc_attn.tools.measure.expected import Expectation
 
+NATIVE = True
+
 SHAPE = za.AttnShape(4, 2, 64)
 
 
@@ -40,14 +42,14 @@ def test_calls(device, dtype, batch, q_len, page_size):
     rows = run(device, [64, 300], ",".join(layouts), progress=lambda *step: said.append(step), **options)
     rows = [row for row in rows if row.measure == "call"]
     assert [(r.context, r.layout) for r in rows] == [(n, s) for n in (64, 300) for s in layouts]
-    for one, row in ((row.record(), row) for row in rows):
-        assert (one["status"], one["verified"], one["error"], one["repeats"]) == ("ok", "bits", None, 2)
-        assert {name: one[name] for name in options} == options
-        assert (one["device"], one["driver"], one["runtime"]) == (info.name, info.driver, device.runtime.name)
-        assert 0 < one["min_us"] <= one["median_us"] <= one["max_us"]
-        assert row.figures["attention_ms_per_step"] == pytest.approx(one["median_us"] * 10 / 1000, rel=1e-4)
+    for record, row in ((row.record(), row) for row in rows):
+        assert (record["status"], record["verified"], record["error"], record["repeats"]) == ("ok", "bits", None, 2)
+        assert {name: record[name] for name in options} == options
+        assert (record["device"], record["driver"], record["runtime"]) == (info.name, info.driver, device.runtime.name)
+        assert 0 < record["min_us"] <= record["median_us"] <= record["max_us"]
+        assert row.figures["attention_ms_per_step"] == pytest.approx(record["median_us"] * 10 / 1000, rel=1e-4)
         assert row.figures["tokens_s"] == pytest.approx(batch * q_len * 1000 / row.figures["attention_ms_per_step"])
-        whole = one["latency_mode"] == "decode call: append, attend, merge; host clock, warm; median"
+        whole = record["latency_mode"] == "decode call: append, attend, merge; host clock, warm; median"
         assert whole == (page_size is not None)
     plan = za.plan_splits(300, SHAPE, info.compute_units, q_len)
     assert rows[3].plan == plan and rows[3].record()["plan"] == plan.fingerprint()
@@ -96,16 +98,16 @@ def flip(x, at):
 
 
 @pytest.mark.parametrize("page_size", [256, None])
-@pytest.mark.parametrize(("name", "at"), [("out", (-1, -1, 17)), ("lse", (-1, -1))])
+@pytest.mark.parametrize(("name", "index"), [("out", (-1, -1, 17)), ("lse", (-1, -1))])
 @pytest.mark.parametrize("products", [0, 1 << 30], ids=["sampled", "full"])
-def test_one_wrong_bit_fails(device, monkeypatch, page_size, name, at, products):
+def test_one_wrong_bit_fails(device, monkeypatch, page_size, name, index, products):
     """A bit of the last call of the oracle: of the last sequence's last KV head."""
     batch, calls, right = 2 if page_size else 1, count(1), reference.emulate
     last = batch * (2 if products else 1)
 
     def wrong(*given, **options):
         output = Output(*right(*given, **options))
-        flipped = output._replace(**{name: flip(getattr(output, name), at)})
+        flipped = output._replace(**{name: flip(getattr(output, name), index)})
         return flipped if next(calls) == last else output
 
     monkeypatch.setattr(reference, "emulate", wrong)

@@ -98,13 +98,13 @@ AS_ONE = [(name, False) for name in (MODELS if FULL else ("llama", "gpt_oss", "q
 @pytest.mark.parametrize(("name", "latent"), [*AS_ONE, ("deepseek_v2", True), ("deepseek_v3", True)])
 def test_logits_have_the_same_bits_at_every_layout(name: str, latent: bool, device: za.Device) -> None:
     """Behind more than a node; expanded and, of rows of its own, absorbed, also for every size of pages."""
-    ids, model, found = prompt(510), model_of(name), []
+    ids, model, results = prompt(510), model_of(name), []
     arithmetic = "fused" if name == "llama" else "canonical"
     sizes = ({"page_size": 16}, {"page_size": 256}) if latent else ()
     for layout in ({"num_splits": 1}, {"num_splits": 2}, {}, *sizes):
         with cache_of(model, device, latent=latent, arithmetic=arithmetic, capacity=520, **layout) as cache:
-            found.append(generate(model, ids, cache=cache, max_new_tokens=8)[1])
-    assert all(equal(found[0], one) for one in found[1:])
+            results.append(generate(model, ids, cache=cache, max_new_tokens=8)[1])
+    assert all(equal(results[0], one) for one in results[1:])
 
 
 LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4", "kimi_linear")

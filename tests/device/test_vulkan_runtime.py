@@ -130,14 +130,14 @@ def test_buffer_size_refused(runtime, nbytes):
 
 def test_refusals_of_data(runtime):
     x, scratch, out = buffers(runtime, Use.INPUT, Use.SCRATCH, Use.OUTPUT)
-    for data, at, error, text in (
+    for data, offset, error, text in (
         (np.zeros(4, np.float32), 0, DTypeError, r"^data: got float32, expected uint32 words$"),
         (words(0), 1, ArgumentError, r"got shape \(16384,\) from word 1, expected \(n,\) within a buffer of 16384 wor"),
         (np.zeros((2, 2), np.uint32), 0, ArgumentError, r"^data: got shape \(2, 2\) from word 0"),
         (np.zeros(4, np.uint32), -1, ArgumentError, r"^data: got shape \(4,\) from word -1"),
     ):
         with pytest.raises(error, match=text):
-            runtime.write(x, data, at)
+            runtime.write(x, data, offset)
     with pytest.raises(ArgumentError, match=r"^buffer: got a scratch buffer, which the host cannot write$"):
         runtime.write(scratch, words(0))
     for other in (x, scratch):

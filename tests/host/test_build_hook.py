@@ -114,12 +114,12 @@ def test_a_platform_wheel_carries_the_processors_libraries(hook, tmp_path, monke
     if shutil.which("g++") is None or platform.machine() != "x86_64":
         pytest.skip("g++ for x86-64 is not installed")
     hook.initialize("standard", data)
-    made = {Path(path): place for path, place in data["force_include"].items()}
+    included = {Path(path): place for path, place in data["force_include"].items()}
     names = ["x86-64-v4.so", "x86-64-v3.so", "x86-64.so"]
-    assert list(made.values()) == [f"zinc_attn/spirv/cpu_libraries/{name}" for name in names]
+    assert list(included.values()) == [f"zinc_attn/spirv/cpu_libraries/{name}" for name in names]
     assert data["pure_python"] is False and re.fullmatch(r"py3-none-manylinux_2_\d+_x86_64", data["tag"])
-    assert [ctypes.CDLL(str(path)).level(None) for path in made] == [4, 3, 1]
-    folder = next(iter(made)).parent
+    assert [ctypes.CDLL(str(path)).level(None) for path in included] == [4, 3, 1]
+    folder = next(iter(included)).parent
     every = frozenset.union(*(needed for _, needed in building.LEVELS.values()))
     for extensions, level in ((every, 4), (every - {"avx512_vnni"}, 3), (every - {"fma"}, 1), ((), 1)):
         best = next(building.carried(folder, set(extensions)))

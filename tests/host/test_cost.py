@@ -312,7 +312,7 @@ def test_shared_prefixes(text):
 @pytest.mark.parametrize(("dtype", "worst", "slower", "gain"), [("f16", 0.99, 0, 0.95), ("q8_0", 0.87, 9, 0.98)])
 def test_sharing_seldom_costs_much(dtype, worst, slower, gain):
     """What docs/cost-model.md says of the rule, beside a rule that knew the model."""
-    found, best = [], []
+    ratios, best = [], []
     for text, requests, prefix in product(
         ("16/2/256", "32/8/128", "9/3/64", "24/4/256", "32/4/128", "64/8/64"),
         (2, 5, 7, 8, 16, 32),
@@ -320,10 +320,10 @@ def test_sharing_seldom_costs_much(dtype, worst, slower, gain):
     ):
         call = AttnShape.parse(text), R9700, requests, prefix << 10, 16, dtype
         by_rule, always, alone = (predict_requests(*call, how) for how in (None, True, False))
-        found.append(alone / by_rule)
+        ratios.append(alone / by_rule)
         best.append(max(alone / always, 1.0))
-    assert len(found) == 288 and min(found) > worst and sum(one < 0.97 for one in found) == slower
-    assert round(np.log(found).sum() / np.log(best).sum(), 2) == gain
+    assert len(ratios) == 288 and min(ratios) > worst and sum(one < 0.97 for one in ratios) == slower
+    assert round(np.log(ratios).sum() / np.log(best).sum(), 2) == gain
     words = " ".join(DOC.split())
     assert f"{gain:.0%}".replace("%", " %") in words and f"at most {1 - worst:.0%}".replace("%", " %") in words
     assert f"and {slower} {'of 288 ' * (dtype == 'f16')}calls" in words

@@ -15,13 +15,13 @@ from zinc_attn.planning.layouts import fixed_layouts, split_rule_layouts
 
 def keys_of(lengths, batch, q_len, options, facts):
     """The keys of calls of these lengths, each of which is planned."""
-    found = set()
+    keys = set()
     for length in lengths:
         pages = -(-length // facts.page_size)
         tables = np.arange(batch * pages, dtype=np.uint32).reshape(batch, pages)
         requests = [Request(q_len, length, q_len, table) for table in tables]
-        found |= {submission.key for submission in plan_call(requests, options, facts).submissions}
-    return found
+        keys |= {submission.key for submission in plan_call(requests, options, facts).submissions}
+    return keys
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ SHAPE = AttnShape(8, 2, 64)
 
 def met(items: Records, one_row: bool) -> set[tuple[int, int, int, int]]:
     """(row, node, first, limit) of the keys that rows meet, as the kernels read the items."""
-    found = set()
+    pairs = set()
     for item in items:
         last = int(item["row"]) + int(item["rows"]) - 1
         rows, nodes = range(int(item["row"]), last + 1), range(item["node_begin"], item["node_end"])
@@ -36,10 +36,10 @@ def met(items: Records, one_row: bool) -> set[tuple[int, int, int, int]]:
             first, limit = max(int(item["first"]) - before, 512 * node), int(item["limit"]) - before
             limit = min(limit, 512 * node + 512)
             if first < limit:
-                assert (row, node, first, limit) not in found
-                found.add((row, node, first, limit))
+                assert (row, node, first, limit) not in pairs
+                pairs.add((row, node, first, limit))
     assert not one_row or all(items["rows"] == 1)
-    return found
+    return pairs
 
 
 def visibles() -> list[tuple[str, Visible]]:
@@ -154,12 +154,12 @@ def test_rows_walk_where_they_make_enough_workgroups(rows):
     facts = CallFacts(replace(GPU, matrix=RDNA4_UNITS), shape, 64)
     request = Request(rows, 8192, 0, np.arange(128, dtype=np.uint32))
     options = CallOptions(split_rule_layouts(shape, 64), arithmetic="matrix")
-    made = plan_call([request], options, facts).submissions
-    assert all(one.key.whole_context == one.key.single_pass == (rows >= 1024) for one in made)
+    submissions = plan_call([request], options, facts).submissions
+    assert all(one.key.whole_context == one.key.single_pass == (rows >= 1024) for one in submissions)
     if rows < 1024:
         return
-    assert [len(one.rows) for one in made] == ([1024] if rows == 1024 else [1250, 1250])
-    for one in made:
+    assert [len(one.rows) for one in submissions] == ([1024] if rows == 1024 else [1250, 1250])
+    for one in submissions:
         assert one.key.states >= len(one.rows) and np.all(one.items["node_begin"] == 0)
         assert one.items["rows"].sum() == len(one.rows)
         assert np.all(np.diff(one.items["node_end"].astype(int)) <= 0)

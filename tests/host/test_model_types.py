@@ -47,17 +47,17 @@ Layers = Counter[tuple[str, int | None]]  # attention layers by shape and window
 @pytest.fixture
 def attended(monkeypatch: pytest.MonkeyPatch) -> Layers:
     """The calls of attention "meta", which returns zeros, by models that call transformers' AttentionInterface."""
-    found: Layers = Counter()
+    layers: Layers = Counter()
 
     def attend(module: Any, q: Any, k: Any, v: Any, *_: Any, sliding_window: int | None = None, **__: Any) -> Any:
-        found[str(AttnShape(q.shape[1], k.shape[1], q.shape[3], v.shape[3])), sliding_window] += 1
+        layers[str(AttnShape(q.shape[1], k.shape[1], q.shape[3], v.shape[3])), sliding_window] += 1
         return q.new_zeros(q.shape[0], q.shape[2], q.shape[1], v.shape[3]), None
 
     transformers.AttentionInterface.register("meta", attend)
     transformers.AttentionMaskInterface.register("meta", lambda *_, **__: None)
     for name, number in (("item", 0), ("__bool__", False)):  # of tensors that have no data
         monkeypatch.setattr(torch.Tensor, name, lambda self, number=number: number)
-    return found
+    return layers
 
 
 def run(path: Path, attention: str | None) -> list[Any]:

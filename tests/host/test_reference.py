@@ -91,16 +91,16 @@ def test_no_key_gives_zero_and_minus_infinity():
 @pytest.mark.parametrize("bad", (np.inf, -np.inf, np.nan))
 @pytest.mark.parametrize("name", ("q", "k", "v", "sinks", "alibi", "mask_slopes"))
 def test_numbers_that_are_refused(name, bad, dtype):
-    given = dict(zip("qkv", inputs("4/2/16", 5), strict=True)) | {
+    arrays = dict(zip("qkv", inputs("4/2/16", 5), strict=True)) | {
         name: np.zeros(4) for name in ("sinks", "alibi", "mask_slopes")
     }
-    given[name] = given[name].astype(dtype)
-    ref.attention(**given)
-    given[name].reshape(-1)[1] = bad
+    arrays[name] = arrays[name].astype(dtype)
+    ref.attention(**arrays)
+    arrays[name].reshape(-1)[1] = bad
     oracles = (ref.attention,) if dtype == np.float64 and name in "qkv" else (ref.attention, ref.emulate)
     for oracle in oracles:
         with pytest.raises(ValueRangeError, match=f"^{name}: got a NaN, an infinity or a magnitude beyond"):
-            oracle(**given)
+            oracle(**arrays)
 
 
 def test_slopes_of_masks(rng):
