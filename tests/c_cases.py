@@ -78,9 +78,9 @@ class Sequence:
 
     def first(self, tokens: int) -> Sequence:
         """Of the first tokens, with the same table."""
-        made = copy.copy(self)
-        made.layers = [[x[:tokens] for x in rows] for rows in self.layers]
-        return made
+        copied = copy.copy(self)
+        copied.layers = [[x[:tokens] for x in rows] for rows in self.layers]
+        return copied
 
 
 class Values(NamedTuple):
@@ -143,8 +143,8 @@ class Run:
             mask, noncausal = (*more, None, False)[:2] if len(more) != 1 else (more[0], False)
             while len(sequence.table) * self.page_size < len(sequence) + new:
                 sequence.table.append(self.free.pop())
-            given = {"tokens": len(sequence) + new, "new_rows": new, "q_len": q_len, "noncausal": noncausal}
-            requests.append({**given, "mask": mask, "page_table": sequence.table})
+            fields = {"tokens": len(sequence) + new, "new_rows": new, "q_len": q_len, "noncausal": noncausal}
+            requests.append({**fields, "mask": mask, "page_table": sequence.table})
             options = {**self.options, "mask": mask, "causal": not noncausal}
             for layer, values in enumerate(self.values(sequence, new, q_len, options)):
                 layers[layer].append(values)
@@ -153,7 +153,7 @@ class Run:
             *arrays, wants = zip(*values, strict=True)
             results = [np.concatenate(one) for one in zip(*filter(None, wants), strict=True)]
             whole.append(Values(*map(np.concatenate, arrays), results))
-        left_out = {"arithmetic"} | ({"mask_slopes"} if all(one["mask"] is None for one in requests) else set())
+        left_out = {"arithmetic"} | ({"mask_slopes"} if all(request["mask"] is None for request in requests) else set())
         options = {name: value for name, value in self.options.items() if name not in left_out}
         return call_of(requests, **options), whole
 
@@ -182,8 +182,8 @@ def steps_of(run: Run) -> Iterator[list[tuple[Any, ...]]]:
     yield [(b, 5, 0)]
     yield [(Sequence(run.shape), 1, 3)]
     for n in (55, 1, 60):  # to the end of a leaf, over it, and far on
-        for at in range(0, n, NEW_ROWS):
-            yield [(a, min(n - at, NEW_ROWS), 1), (b, 0, 1)]
+        for begin in range(0, n, NEW_ROWS):
+            yield [(a, min(n - begin, NEW_ROWS), 1), (b, 0, 1)]
     mask = rng.standard_normal((2, MASK_KEYS), np.float32)
     mask[1, 2] = -np.inf
     yield [(a, 2, 2, mask), (b, 1, 2, None, True)]
@@ -202,9 +202,9 @@ class Checked:
         self.run, shape = run, run.shape
         types = [DTYPES.index(kind.name) for kind in run.kinds]
         sizes = shape.q_heads, shape.kv_heads, shape.head_dim, shape.v_head_dim, shape.latent
-        given = int(case.options.get("arithmetic") == "fused"), case.page_size
+        operands = int(case.options.get("arithmetic") == "fused"), case.page_size
         strides = run.strides[0], 0 if shape.latent else run.strides[1]
-        options = Options(*sizes, *types, *given, *strides)
+        options = Options(*sizes, *types, *operands, *strides)
         self.owner = Owner(info, 8 << 20)
         scales = None if run.scales is None else [run.scales[:, i] for i in range(2)]
         if scales is not None:

@@ -203,8 +203,8 @@ class Failures:
 
 def failures(loaded: c.CDLL, info: Any, faults: dict[int, Any]) -> Counter[str]:
     before, made = blocks(loaded), Failures(loaded, info)
-    found = made.table(faults)
+    result = made.table(faults)
     made.close()
     if blocks(loaded) != before:
         raise WrongAnswer(f"{blocks(loaded) - before} blocks of memory were not freed")
-    return found
+    return result

@@ -139,14 +139,14 @@ class Twin:
 def done_or_not_done(twins: Seq[Twin]) -> Iterator[None]:
     """Around a call that may be cut short: then all twins of the call hold the rows from before it, or all those from
     behind it."""
-    before = [(list(one.held), list(one.sequence.lengths)) for one in twins]
+    before = [(list(twin.held), list(twin.sequence.lengths)) for twin in twins]
     try:
         yield
     except BaseException:
         acting = [
-            (one, held, list(one.sequence.lengths) == lengths)
-            for one, (held, lengths) in zip(twins, before, strict=True)
-            if any(x is not y for x, y in zip(one.held, held, strict=True))
+            (twin, held, list(twin.sequence.lengths) == lengths)
+            for twin, (held, lengths) in zip(twins, before, strict=True)
+            if any(x is not y for x, y in zip(twin.held, held, strict=True))
         ]
         assert len({undone for *_, undone in acting}) <= 1, acting
         for one, held, undone in acting:
@@ -164,12 +164,12 @@ def together(
     """One call of all ``twins`` in every layer, with so many new rows (0 of each: none) and query rows of each."""
     attention = attention or twins[0].attention
     for layer in layers or range(attention.cache.num_layers):
-        new = [one.new(layer, n, m) for one, n, m in zip(twins, counts, q_lens or counts, strict=True)]
+        new = [twin.new(layer, n, m) for twin, n, m in zip(twins, counts, q_lens or counts, strict=True)]
         q, k, v = (list(column) for column in zip(*new, strict=True))
         rows_of = {"k": k, "v": v} if any(counts) else {}
-        outs, lses = attention(q, [one.sequence for one in twins], layer, return_lse=True, **rows_of)
-        for one, rows_q, *got in zip(twins, q, outs, lses, strict=True):
-            one.check(layer, rows_q, got, "batch")
+        outs, lses = attention(q, [twin.sequence for twin in twins], layer, return_lse=True, **rows_of)
+        for twin, rows_q, *got in zip(twins, q, outs, lses, strict=True):
+            twin.check(layer, rows_q, got, "batch")
 
 
 def submitting(twin: Twin, layer: int) -> Callable[[], None]:
@@ -221,14 +221,14 @@ def story(a: Twin, b: Twin, c: Twin, path: Any) -> Iterator[Callable[[], Any]]:
 def grow(cache: Any, steps: Any = STEPS, seed: int = 0, scale: float = 1.0, **layout: Any) -> list[Pair]:
     """(out, lse) of every step (tokens, query rows) and layer on one sequence, each equal to the emulation."""
     twin = Twin(za.Attention(cache, **layout), seed, scale)
-    found = [pair for step in steps for pair in twin.step(*step)]
+    result = [pair for step in steps for pair in twin.step(*step)]
     twin.sequence.free()
-    return found
+    return result
 
 
-def grown(*made: Any, **options: Any) -> list[Pair]:
+def grown(*arguments: Any, **options: Any) -> list[Pair]:
     """``grow`` on a KVCache of its own."""
-    with za.KVCache(*made) as cache:
+    with za.KVCache(*arguments) as cache:
         return grow(cache, **options)
 
 

@@ -71,5 +71,5 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The units of LONGEST first, without what runs under the validation layer."""
     leave_to_the_layer(config, items)
-    places = {unit: at for at, unit in enumerate(LONGEST)}
+    places = {unit: index for index, unit in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(work_unit(item.nodeid), len(places)))

@@ -154,10 +154,10 @@ class Story:
         """A recording with timestamps, on K and V of its own."""
         runtime, seen, q = self.device.runtime, list[Any](), np.ones((2, 64), np.float32)
         with za.KVCache(self.device, SHAPE, 1, 40, "f32") as cache:
-            one = Twin(za.Attention(cache, observer=lambda _, workspace: seen.append(workspace)))
-            one.append(40)
-            result = one.attention(q, one.sequence, 0, return_lse=True)
-            one.check(0, q, result)
+            twin = Twin(za.Attention(cache, observer=lambda _, workspace: seen.append(workspace)))
+            twin.append(40)
+            result = twin.attention(q, twin.sequence, 0, return_lse=True)
+            twin.check(0, q, result)
             recording = runtime.record(seen[0].dispatches(0), timestamps=True)
             runtime.run(recording)
             runtime.timings(recording)

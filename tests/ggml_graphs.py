@@ -93,8 +93,8 @@ OPS = {name: op(name) for name in ("VIEW", "RESHAPE", "PERMUTE")} | {
     "CPY": op("CPY", lambda x, _: x),
     "CONCAT": op("CONCAT", lambda *x: np.concatenate(x, -1)),
     "SSM_CONV": op("SSM_CONV", lambda x, w: recurrent.ssm_conv(x[0], w[0, 0])),
-    "GATED_DELTA_NET": op("GATED_DELTA_NET", lambda *of: states(recurrent.delta_net(*of)), 1),
-    "TWO_STATES": op("GATED_DELTA_NET", lambda *of: states(recurrent.delta_net(*of, slots=2)), 2),
+    "GATED_DELTA_NET": op("GATED_DELTA_NET", lambda *arguments: states(recurrent.delta_net(*arguments)), 1),
+    "TWO_STATES": op("GATED_DELTA_NET", lambda *arguments: states(recurrent.delta_net(*arguments, slots=2)), 2),
     "SSM_SCAN": op(
         "SSM_SCAN", lambda s, x, t, a, b, c, i: states(recurrent.ssm_scan(s, x, t[0], a[0, 0], b, c, i.ravel())), 1
     ),
@@ -130,11 +130,11 @@ def read(text: str, nodes: list[Node], leaf: Callable[[tuple[int, ...]], int]) -
     """The text's nodes are added to nodes."""
     names: dict[str, int] = {}
     for i, (name, operands, ne, nb, offset, flags, other, behind) in enumerate(NODE.findall(text)):
-        found = re.findall(r"(\w+)(?:\[([\d,]+)\])?", operands)
-        for letter, sizes in found:
+        result = re.findall(r"(\w+)(?:\[([\d,]+)\])?", operands)
+        for letter, sizes in result:
             if letter.islower() and letter not in names:
                 names[letter] = leaf((*map(int, sizes.split(",")), 1, 1, 1)[:4])
-        sources = tuple(names.get(one, one) for one, _ in found)
+        sources = tuple(names.get(one, one) for one, _ in result)
         shape = nodes[sources[name.startswith("MUL_MAT")]].ne if not ne else (*map(int, ne.split(",")), 1, 1, 1)[:4]
         steps = tuple(map(int, nb.split(","))) if nb else ()
         names[str(i)] = len(nodes)
@@ -211,8 +211,8 @@ class Graph:
 
     def wrong(self, back_end: Any, words: Any, given: dict[str, Any], want: dict[int, Any]) -> list[int]:
         """Of a run, the values that have other bits."""
-        found = self.run(back_end, words, given)
-        return [i for i in self.kept if not np.array_equal(found[i], want[i])]
+        result = self.run(back_end, words, given)
+        return [i for i in self.kept if not np.array_equal(result[i], want[i])]
 
 
 def named(text: str, rng: Any = None) -> Graph:

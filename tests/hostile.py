@@ -66,7 +66,7 @@ INNER |= {"Device", "PendingAttention", "DeviceInfo", "Sequence", "ShardedSequen
 def parameters(call: Callable[..., Any]) -> list[str]:
     """The names of what a caller can pass."""
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [name for name, one in inspect.signature(call).parameters.items() if one.kind not in kinds]
+    return [name for name, parameter in inspect.signature(call).parameters.items() if parameter.kind not in kinds]
 
 
 def _members(cls: type) -> Iterator[tuple[str, list[str]]]:

@@ -72,8 +72,8 @@ class Interrupter:
     or return, so a second interrupt hits what runs after the first one.
     """
 
-    def __init__(self, where: Collection[str], *at: int) -> None:
-        self.where, self.at, self.seen, self.raised = where, sorted(at), 0, list[str]()
+    def __init__(self, where: Collection[str], *arguments: int) -> None:
+        self.where, self.at, self.seen, self.raised = where, sorted(arguments), 0, list[str]()
 
     def _local(self, frame: FrameType, event: str, arg: Any) -> Any:
         if event == "opcode" and frame.f_lasti not in _deferred(frame.f_code):

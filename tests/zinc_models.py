@@ -130,8 +130,8 @@ def model_of(name: str, attn: str = "zinc", dtype: Any = torch.float32) -> Any:
 
 
 def cache_of(model: Any, device: za.Device, **options: Any) -> hf.ZincCache:
-    given = {"page_size": 64, **options}
-    return hf.ZincCache(model.config, given.pop("capacity", 256), device=device, **given)
+    fields = {"page_size": 64, **options}
+    return hf.ZincCache(model.config, fields.pop("capacity", 256), device=device, **fields)
 
 
 def generate(model: Any, ids: Any, **options: Any) -> Any:

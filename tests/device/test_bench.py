@@ -126,8 +126,8 @@ def test_stalls_and_wrong_bits_are_seen(device, monkeypatch):
     assert [(row.context, row.figures["attention_ms_per_step"]) for row in stalls(rows)] == [(21, pytest.approx(101))]
     assert [row.context for row in rows if row.verified] == [1, 40]
     right: Any = steps.oracle
-    found = decode_steps([device], [spec], prepare=False, judge=lambda q, k, v, *rest: right(q, k, 2 * v, *rest))
-    wrong = [row for row in found if row.status == "failed"]
+    result = decode_steps([device], [spec], prepare=False, judge=lambda q, k, v, *rest: right(q, k, 2 * v, *rest))
+    wrong = [row for row in result if row.status == "failed"]
     assert [row.context for row in wrong] == [1, 40]
     assert all("got" in str(row.error) and not row.seconds for row in wrong)
 
@@ -146,6 +146,6 @@ def test_quick_proof(tmp_path, monkeypatch, capsys):
     text, report = (out / "report.md").read_text(), json.loads((out / "report.json").read_text())
     assert report["passed"] and [one["tool"] for one in report["steps"]] == ["check", "check", "bench", "sweep"]
     for _, _, digest, cases in proof.checks_of(report):
-        assert digest and [one["status"] for one in cases] == ["pass"] and digest in text
+        assert digest and [case["status"] for case in cases] == ["pass"] and digest in text
     assert text.count("\n| 4/2/64 | 130 | auto | bits | ") == 2
     assert str(tmp_path) not in text + json.dumps(report)

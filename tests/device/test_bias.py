@@ -44,15 +44,15 @@ def test_rows_that_share_keys_have_masks_and_positions_of_their_own(device, by):
         attn = za.Attention(cache, cascade=True, **slopes)
         seqs = [seq, seq.fork(), seq.fork()]
         for step, lengths in enumerate(((1, 3, 2), (1, 1, 1), (1, 1, 1))):
-            before = [len(one) for one in seqs]
+            before = [len(sequence) for sequence in seqs]
             new = [K[at : at + n] for at, n in zip(before, lengths, strict=True)]
             masks = [None, random_mask(lengths[1], before[1] + lengths[1]), random_mask(lengths[2], lengths[2] * 40)]
             step_masks = masks if step < 2 else None
             qs = [Q[:n] for n in lengths]
             outs, lses = attn(qs, seqs, 0, new, new, return_lse=True, mask=step_masks, allow_empty=True)
             assert attn.shared
-            for i, one in enumerate(seqs):
-                k, v = (np.concatenate([x[:900], K[900 : len(one)]]) for x in (K, V))
+            for i, sequence in enumerate(seqs):
+                k, v = (np.concatenate([x[:900], K[900 : len(sequence)]]) for x in (K, V))
                 want = reference.emulate(qs[i], k, v, mask=None if step_masks is None else step_masks[i], **slopes)
                 same((outs[i], lses[i]), want, (step, i))
 

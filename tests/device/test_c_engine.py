@@ -148,9 +148,9 @@ def test_caches_and_rooms_that_are_no_good(small):
 
 @pytest.mark.parametrize("huge", (1, 2, 7, 0x7FFFFFFF, 0xFFFFFFFF, (1 << 24) + 1))
 def test_numbers_of_any_size_are_taken_or_refused(small, huge):
-    for at in range(7):
+    for index in range(7):
         room = [2, 3, 8, 8, 9, 0, 9]
-        room[at] = huge
+        room[index] = huge
         prepared = c.c_void_p(small.c.za_prepare(small.attn, c.byref(Room(*room))))
         assert prepared or small.error
         small.c.za_prepared_free(prepared)
@@ -171,9 +171,9 @@ def test_recordings_and_steps_that_are_no_good(small):
     little = c.c_void_p(small.c.za_cache_from(small.attn, c.byref(less)))
     places, words = small.places(za.AttnShape(2, 1, 16), 1, 1)
     command, submit = small.owner.commands()
-    at = c.c_void_p(small.owner.number(command))
+    handle = c.c_void_p(small.owner.number(command))
 
-    def recorded(slot=0, command=at, cache=small.cache, layer=0):
+    def recorded(slot=0, command=handle, cache=small.cache, layer=0):
         ok = small.c.za_record(prepared, slot, command, cache, layer, c.byref(places))
         return "" if ok else small.error
 
@@ -318,7 +318,7 @@ def test_a_second_thread_is_refused(small):
         thread.start()
     for thread in threads:
         thread.join()
-    assert {one.partition(";")[0].partition(":")[0] for one in said} == {"", "busy"}, said
+    assert {line.partition(";")[0].partition(":")[0] for line in said} == {"", "busy"}, said
     assert attempt(small, places) == ""
 
 
@@ -336,9 +336,9 @@ def test_subgroups_of_32_are_the_host_s_to_enable(small, monkeypatch):
 
     def uses(enabled):
         host = owner.host(get_proc=small.get_proc, enabled=enabled)
-        made = c.c_void_p(small.c.za_device_from(c.byref(host)))
-        wave32 = small.c.za_device_info(made).wave32
-        small.c.za_device_close(made)
+        handle = c.c_void_p(small.c.za_device_from(c.byref(host)))
+        wave32 = small.c.za_device_info(handle).wave32
+        small.c.za_device_close(handle)
         return wave32
 
     size.subgroupSizeControl = 0
@@ -376,7 +376,7 @@ def test_a_device_that_may_be_lost_is_left_alone(small, monkeypatch, failure, fi
     monkeypatch.setenv("EMBED_FAIL", failure)
     said = [attempt(lost, places) for _ in range(3)]
     assert said[0].startswith(first) and bool(said[0]) == bool(first)
-    assert all(one.startswith("lost: ") and "open it again" in one for one in said[1:])
+    assert all(line.startswith("lost: ") and "open it again" in line for line in said[1:])
     lost.close()
     monkeypatch.delenv("EMBED_FAIL")
     assert attempt(small, places) == ""

@@ -149,11 +149,11 @@ def page_call(opened, inputs, layer=1, encoded=False, **more):
 
 def words_of_page(section, size):
     """The words of the page's call, with those that a later section of the page fills in where they are 0."""
-    found = np.zeros(size, np.uint32)
+    result = np.zeros(size, np.uint32)
     for words in map(page_words, ("A call in words", section)):
-        assert not np.any((found[: len(words)] != 0) & (words != 0))
-        found[: len(words)] |= words
-    return found.tolist()
+        assert not np.any((result[: len(words)] != 0) & (words != 0))
+        result[: len(words)] |= words
+    return result.tolist()
 
 
 PLAIN = ({}, page_words("A call in words").tolist())
@@ -183,10 +183,10 @@ def test_the_words_of_the_page_are_those_of_the_package(device, inputs, options,
         )
         workspace = Workspace.make(key, pages, scoring, Tensors.of(key, pages, tensors))
         workspace.fill(submission, 1)
-        found = workspace.work.words.tolist()
+        result = workspace.work.words.tolist()
         workspace.close()
         tensors.close()
-    assert found == words
+    assert result == words
 
 
 @WORDS
@@ -194,9 +194,9 @@ def test_the_words_of_the_page_are_those_of_the_library(opened, inputs, options,
     """And its bits are the oracle's; the calls of two layers differ in one word."""
     found_words, keys = [], 2 * ("mask" in options)
     for layer in range(LAYERS):
-        found = page_call(opened, inputs, layer, **options, mask_keys=keys)
+        result = page_call(opened, inputs, layer, **options, mask_keys=keys)
         found_words.append(opened.words())
-        same(found, za.reference.emulate(*inputs, **options))
+        same(result, za.reference.emulate(*inputs, **options))
     assert found_words[1].tolist() == words
     assert np.flatnonzero(np.not_equal(*found_words)).tolist() == [list(kernels.HEADER).index("first_page")]
     trace = opened.c.za_trace(opened.attn)

@@ -24,10 +24,10 @@ def test_steady_decode_of_a_batch_in_several_blocks(device, monkeypatch):
     monkeypatch.setattr(runner, "_KEPT", 0)  # plans
     planned = []
     with za.KVCache(device, SMALL, 1, 4096, page_size=64) as cache:
-        attention = za.Attention(cache, observer=lambda one, _: planned.append(len(one.rows)))
+        attention = za.Attention(cache, observer=lambda submission, _: planned.append(len(submission.rows)))
         twins = [Twin(attention, seed) for seed in range(3)]
-        for one in twins:
-            one.append(600)
+        for twin in twins:
+            twin.append(600)
         for count in (1, 1, 1, 2, 1):
             together(twins, [count] * 3)
     assert planned == [1] * 18  # a row has two states, of which a block holds three
@@ -38,17 +38,17 @@ def test_rounding_a_bucket_never_goes_beyond_a_limit(device, monkeypatch):
     monkeypatch.setattr(inputs, "SCRATCH_BYTES", 5000 * STATE_BYTES)
     planned = []
     with za.KVCache(device, SMALL, 1, 2048, page_size=64) as cache:
-        Twin(za.Attention(cache, observer=lambda one, _: planned.append(one))).step(1500, 1500)
+        Twin(za.Attention(cache, observer=lambda submission, _: planned.append(submission))).step(1500, 1500)
     assert all(submission.key.states <= 5000 for submission in planned)
 
 
 def test_a_prompt_longer_than_one_append(device, monkeypatch):
     monkeypatch.setattr(call, "UPLOAD_ROWS", 100)
     with za.KVCache(device, SMALL, 1, 512, page_size=64) as cache:
-        one = Twin(za.Attention(cache))
-        one.step(300, 2)
+        twin = Twin(za.Attention(cache))
+        twin.step(300, 2)
         monkeypatch.setattr(call, "UPLOAD_ROWS", 1)
-        both = [one, one.fork()]
+        both = [twin, twin.fork()]
         for _ in range(3):  # a batch of more new rows than that, step after step
             together(both, (1, 1))
 

@@ -21,8 +21,6 @@ from support import FULL
 import zinc_attn as za
 from zinc_attn import errors
 
-NATIVE = True
-
 pytestmark = pytest.mark.both_dispatchers
 
 LAYERS = 2
@@ -124,7 +122,7 @@ def test_an_interrupt_at_any_bytecode_leaves_a_call_done_or_not_done(device: za.
         for number, (counted, call) in enumerate(calls):
             budget = (100_000 if number == STEADY else 300) if FULL else 40
             for n, moment in enumerate(moments(opcodes(counted, WHERE), budget, seed=number)):
-                interrupter, before, kept = Interrupter(WHERE, *moment), [one.held for one in twins], None
+                interrupter, before, kept = Interrupter(WHERE, *moment), [twin.held for twin in twins], None
                 try:
                     with done_or_not_done(twins):
                         try:
@@ -140,15 +138,15 @@ def test_an_interrupt_at_any_bytecode_leaves_a_call_done_or_not_done(device: za.
                     break
                 del kept
                 state(cache)
-                if any(one.held is not held for one, held in zip(twins, before, strict=True)):  # it is done
+                if any(twin.held is not held for twin, held in zip(twins, before, strict=True)):  # it is done
                     break
             else:
                 call()
             with ThreadPoolExecutor(1) as thread:  # another thread gets the lock
                 assert thread.submit(cache.lock.acquire, timeout=10).result()
                 thread.submit(cache.lock.release).result()
-            for one in twins:
-                one.look()
+            for twin in twins:
+                twin.look()
     assert seen > 200
 
 
@@ -156,9 +154,9 @@ def test_an_interrupt_of_a_file_leaves_none_open_and_none_behind(device: za.Devi
     """Before each opcode of ``files``; a file that is dropped while it is open warns, and that fails the test, too."""
 
     cache, path = za.KVCache(device, SMALL, 1, 64, "f16", 16), tmp_path / "file"
-    one = Twin(za.Attention(cache))
-    one.append(3)
-    seq = one.sequence
+    twin = Twin(za.Attention(cache))
+    twin.append(3)
+    seq = twin.sequence
     seq.save(path)
     opened = os.listdir("/proc/self/fd")
     for call in (lambda: seq.save(path), lambda: cache.load(path).free()):
@@ -190,8 +188,8 @@ def test_threads_decode_their_own_sequences_of_one_cache(device: za.Device) -> N
             return twin
 
         with ThreadPoolExecutor(4) as threads:
-            found = list(threads.map(decode, range(6)))
-        check_counts(cache.pool, [one.sequence.pages for one in found])
+            result = list(threads.map(decode, range(6)))
+        check_counts(cache.pool, [one.sequence.pages for one in result])
         assert len(cache.sequences) == 6
 
 

@@ -110,10 +110,10 @@ def test_what_was_prepared_is_not_made_again(device, monkeypatch, batch, q_len, 
                 one = slice(start, start + q_len)
                 q = [new_q(rng, q_len, SMALL) for _ in range(batch)]
                 for layer in range(layers):
-                    found = attn(q, seqs, layer, [k[one]] * batch, [v[one]] * batch, return_lse=True)
+                    result = attn(q, seqs, layer, [k[one]] * batch, [v[one]] * batch, return_lse=True)
                 if start % 16 < q_len:
                     want = reference.emulate(q[-1], k[: start + q_len], v[: start + q_len], window=window)
-                    same([x[-1] for x in found], want, start)
+                    same([x[-1] for x in result], want, start)
     assert attn.recordings == recordings
     cache.close()
 

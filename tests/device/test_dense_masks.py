@@ -126,7 +126,7 @@ def test_causal_masks_take_no_mask_buffer(device: za.Device) -> None:
         with cache_of(model, device) as held:
             calls = zip(edges, masks, strict=True)
             parts = [model(ids[:, at:end], attention_mask=mask, cache=held) for (at, end), mask in calls]
-        results.append(torch.cat([one.logits for one in parts], dim=1))
+        results.append(torch.cat([part.logits for part in parts], dim=1))
     assert equal(results[0], results[1]) and equal(results[0], results[2])
 
 
@@ -139,7 +139,7 @@ def test_padding_of_a_4d_mask_is_not_stored(device: za.Device) -> None:
     with cache_of(model, device, max_batch=2) as plain, cache_of(model, device, max_batch=2) as held:
         want = model(ids, attention_mask=flat[:, :20], cache=plain).logits
         got = model(ids, attention_mask=mask, cache=held).logits
-        assert equal(got, want) and [len(one) for one in held.sequences[0]] == [20, 14]
+        assert equal(got, want) and [len(sequence) for sequence in held.sequences[0]] == [20, 14]
         more = {"attention_mask": flat}
         want, got = (model(ids[:, :1], cache=one, **more).logits for one in (plain, held))
         assert equal(got, want)

@@ -68,7 +68,7 @@ def values(rng: np.random.Generator, shape: tuple[int, int, int], kind: str, sca
 
 
 CASES = [
-    *(("2/2/64", name) for name, one in STORAGE.items() if one.quantized),
+    *(("2/2/64", name) for name, kind in STORAGE.items() if kind.quantized),
     ("2/2/64/96", "f16/q5_1"),
     ("2/2/40/64", "q4_0/f32"),
     ("2/2/96/40", "bf16/iq4_nl"),
@@ -164,7 +164,7 @@ def test_many_rows_go_in_several_submissions(device, monkeypatch):
 
 def test_values_that_no_buffer_holds_are_encoded_by_the_host(device, monkeypatch):
     encoded = []
-    monkeypatch.setattr(rows, "encode_into", lambda *given: (encoded.append(given), encode_into(*given)))
+    monkeypatch.setattr(rows, "encode_into", lambda *arguments: (encoded.append(arguments), encode_into(*arguments)))
     with za.KVCache(device, SHAPE, 1, 512, "q8_0", 64) as cache:
         monkeypatch.setattr(device.runtime, "info", replace(device.info, max_buffer_bytes=64 * 2 * (64 + 96) * 4 - 4))
         seq = cache.new_sequence()
@@ -205,9 +205,9 @@ def operands(rng: np.random.Generator, count: int) -> tuple[F32, F32]:
     x[0, :32] = np.tile([0.0, -0.0], 16)
     divisors = 2 * rng.integers(1 << 22, 1 << 23, 8192) + 1
     rests = [one + int(rest) for one, rest in zip(divisors, rng.choice([-1, 1, 3], 8192), strict=True)]
-    found = [int(rest) * pow(1 << 25, -1, int(one)) % int(one) for one, rest in zip(divisors, rests, strict=True)]
-    fits = np.array(found) >= 1 << 23  # 2**25 times it is next to a multiple of the divisor
-    x[0, 32 : 32 + fits.sum()], y[0, 32 : 32 + fits.sum()] = np.array(found)[fits], divisors[fits]
+    result = [int(rest) * pow(1 << 25, -1, int(one)) % int(one) for one, rest in zip(divisors, rests, strict=True)]
+    fits = np.array(result) >= 1 << 23  # 2**25 times it is next to a multiple of the divisor
+    x[0, 32 : 32 + fits.sum()], y[0, 32 : 32 + fits.sum()] = np.array(result)[fits], divisors[fits]
     return x.reshape(-1).astype(np.float32), y.reshape(-1).astype(np.float32)
 
 

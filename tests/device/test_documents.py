@@ -42,6 +42,8 @@ from zinc_attn.tools.graph.check import committed, name_of
 from zinc_attn.tools.harness.inputs import parse_contexts
 from zinc_attn.tools.harness.split_spec import SplitSpec
 
+NATIVE = True
+
 ROOT = Path(__file__).parents[2]
 PAGES = {path.name: path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
 TEXTS = {**PAGES, **{name: (ROOT / name).read_text() for name in ("CONTRIBUTING.md", "CHANGELOG.md", "pyproject.toml")}}
@@ -143,6 +145,7 @@ def test_an_option_that_a_page_names_alone_is_one_of_a_command_or_script() -> No
 # --- the picture ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.of_drivers
 def test_the_picture_says_what_its_command_draws(tmp_path: Path, capsys: Any) -> None:
     """The first command of README, at two short contexts; what is modeled in the picture is today's model's."""
     pytest.importorskip("matplotlib", reason="pip install 'zinc-attn[cli]'")
@@ -245,16 +248,16 @@ def counted(name: str) -> ModuleType:
     """A file of tests/device, for what it counts."""
     spec = importlib.util.spec_from_file_location(f"counted_{name}", Path(__file__).with_name(f"{name}.py"))
     assert spec is not None and spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
+    result = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(result)
+    return result
 
 
 def asked_for(what: str) -> str:
     """The least version that pyproject.toml asks for."""
-    found = re.search(rf'{what}(?: = ")?>=([\d.]+)"', TEXTS["pyproject.toml"])
-    assert found is not None
-    return found[1]
+    result = re.search(rf'{what}(?: = ")?>=([\d.]+)"', TEXTS["pyproject.toml"])
+    assert result is not None
+    return result[1]
 
 
 def run_of(cases: list[Case]) -> str:
@@ -325,9 +328,9 @@ FIGURES: tuple[tuple[str, str, Callable[[], Any]], ...] = (
 def test_a_figure_is_the_programs(page: str, pattern: str, said: Callable[[], Any]) -> None:
     """And stands somewhere: a pattern that finds nothing checks nothing."""
     texts = [TEXTS[page]] if page else PAGES.values()
-    found = [value for text in texts for value in re.findall(pattern, text, flags=re.M)]
-    assert found
-    assert {value.lower() for value in found} == {str(said()).lower()}
+    result = [value for text in texts for value in re.findall(pattern, text, flags=re.M)]
+    assert result
+    assert {value.lower() for value in result} == {str(said()).lower()}
 
 
 CONSTANT = re.compile(r"\b([A-Z][A-Z0-9_]+) +(-?0x[\w.+-]+(?:\s+-?0x[\w.+-]+)*)")

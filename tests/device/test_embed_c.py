@@ -96,7 +96,7 @@ def test_the_run_of_the_page(built, on, tmp_path):
         assert file_digest(tmp_path / "out") == digest.digest(arguments[0], *map(int, arguments[1:])), done.stderr
         shown[step] = re.split(r"^layer .*\n", done.stdout.partition("\n")[2].rpartition("\n1")[0], flags=re.M)
     assert file_digest(tmp_path / "out") in PAGE.read_text()
-    words = {step: [re.sub(r" *\d+:", "", one).split() for one in parts] for step, parts in shown.items()}
+    words = {step: [re.sub(r" *\d+:", "", part).split() for part in parts] for step, parts in shown.items()}
     assert [int(word, 0) for word in words[1][2]] == page_words("A call in words").tolist()
     assert [shown[step][0] for step in (1, 3, 4)] == ["", "copy of page 9 to page 8\n", ""]
     heads = HEAD_WORDS * int(arguments[0].split("/")[0])  # their records are behind the pages

@@ -100,7 +100,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(
-    ("error", "change", "message"), [(error, *one) for error, cases in CASES.items() for one in cases.items()]
+    ("error", "change", "message"), [(error, *case) for error, cases in CASES.items() for case in cases.items()]
 )
 def test_bad_arguments(device, error, change, message):
     with pytest.raises(error) as caught:
@@ -209,7 +209,7 @@ def test_buffers_that_the_device_has_no_room_for(device, monkeypatch):
             runtime.buffer(nbytes, Use.SCRATCH)
         assert str(caught.value) == f"buffer: {nbytes:,} bytes are needed, {name} {text}"
     monkeypatch.setattr(libvulkan.Vulkan, "heaps", lambda *_, **__: [])  # a device that says it has no memory
-    assert {one.memory_bytes for one in za.list_devices() if not one.native} == {0}
+    assert {device.memory_bytes for device in za.list_devices() if not device.native} == {0}
     with pytest.raises(errors.DeviceMemoryError, match="has 0 free"):
         za.KVCache(device, za.AttnShape(1, 1, 64), 1, 256)
     monkeypatch.undo()

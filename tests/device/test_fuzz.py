@@ -40,8 +40,6 @@ from zinc_attn.cache.pages import CapacityError, StepError
 from zinc_attn.cache.sequence_pages import SequencePages
 from zinc_attn.cache.transaction import Transaction
 
-NATIVE = True
-
 SECONDS = float(os.environ.get("ZINC_ATTN_FUZZ_SECONDS", "0"))
 EVERY_DRIVER = FULL or SECONDS > 0
 SHAPE, LAYERS, MOST = za.AttnShape(6, 2, 64), 2, 6  # MOST: sequences of a cache
@@ -167,9 +165,9 @@ class Machine:
             for name_of in ("run", "start"):
                 setattr(runtime, name_of, failing.wrap(getattr(runtime, name_of)))
         try:
-            found = interrupter.run(call) if interrupter.at else call()
+            result = interrupter.run(call) if interrupter.at else call()
             self.done[name] += 1
-            return found
+            return result
         except expected as error:
             self.done[f"{name}: {type(error).__name__}"] += 1
             return error.with_traceback(None)  # whose frames hold sequences
@@ -230,16 +228,16 @@ class Machine:
         call: of q, k and v of each model or layer, which are returned; None where it was refused or cut short. option:
         its outs and lses are compared.
         """
-        legal, pool = all(self.legal(one, layer, n) for one in models), models[0].sequence.pages.pool
+        legal, pool = all(self.legal(model, layer, n) for model in models), models[0].sequence.pages.pool
         spare = pool.free_pages - self.need(models, layer or 0, n) if legal else 0
         full, others, filler = spare < 0, Transaction(), SequencePages(pool, 1)
         if spare > 0 and self.below(2):  # so that the call finds not a page more than it needs
             others.reserve(filler, 0, spare * pool.page_size)
-        before = [list(one.held) for one in models]
+        before = [list(model.held) for model in models]
         try:
             with done_or_not_done(models):
                 layers = range(LAYERS) if layer is None else [layer]
-                new = [one.new(i, n, q_len) for one in models for i in layers]
+                new = [model.new(i, n, q_len) for model in models for i in layers]
                 columns = [list(column) for column in zip(*new, strict=True)]
                 outcome = self.attempt(name, lambda: call(*columns), fault, CapacityError, StepError)
         except Cut:
@@ -268,10 +266,10 @@ class Machine:
         world, fault = self.world(self.below(12)), self.fault()
         full = len(world.models) >= MOST
         self.serial += 1
-        found = self.attempt("new", lambda: Twin(world.attns[0][0], self.serial), fault, errors.LimitError)
-        assert full == isinstance(found, errors.LimitError)
+        result = self.attempt("new", lambda: Twin(world.attns[0][0], self.serial), fault, errors.LimitError)
+        assert full == isinstance(result, errors.LimitError)
         if not full:
-            world.models.append(found)
+            world.models.append(result)
 
     def append(self):
         (pick, which), layer, n, fault = self.picks(2), self.below(LAYERS), self.count(), self.fault()
@@ -296,10 +294,10 @@ class Machine:
                 continue
 
             def call(q: Any, k: Any, v: Any, layer: int = layer) -> Any:
-                given = {"k": k[0], "v": v[0], "return_lse": True, "allow_empty": True}
+                fields = {"k": k[0], "v": v[0], "return_lse": True, "allow_empty": True}
                 if which % 2:
-                    return [[x] for x in called.submit(q[0], model.sequence, layer, **given).result()]
-                return [[x] for x in called(q[0], model.sequence, layer, **given)]
+                    return [[x] for x in called.submit(q[0], model.sequence, layer, **fields).result()]
+                return [[x] for x in called(q[0], model.sequence, layer, **fields)]
 
             self.grow("step", [model], layer, count, count if q_len == 5 else q_len, call, fault, option)
             fault = None
@@ -316,7 +314,7 @@ class Machine:
                 models.append(models[0].fork())
                 world.models.append(models[-1])
             last = models[0].sequence.pages.table[-1:]
-            models = [one for one in models if set(last) <= set(one.sequence.pages.table)]
+            models = [model for model in models if set(last) <= set(model.sequence.pages.table)]
         models = [model for model in models if self.legal(model, layer, n)][: 1 + pick % 6]
         if models:
             seqs, given = [model.sequence for model in models], {"return_lse": True, "allow_empty": True}
@@ -376,8 +374,8 @@ class Machine:
         sequence = self.manager.sequence()
         sequence.record(kp.OpTensorSyncDevice([q, *new]))
         first, *later = calls = [called.record(sequence, q, model.sequence, i, new[i]) for i in range(LAYERS)]
-        for at in range(steps):
-            cause = fault if at == which % steps else None
+        for index in range(steps):
+            cause = fault if index == which % steps else None
 
             def call(queries: Any, ks: Any, vs: Any, cause: Any = cause) -> None:
                 q.data()[:] = queries[0].reshape(-1)
@@ -431,9 +429,9 @@ class Machine:
         end = n - last + len(kept)
         need = pool.pages_for(end) - (end - len(moved)) // pool.page_size if len(moved) else 0
         full = not apart and need > pool.free_pages
-        found = self.shrink("keep", model, lambda: model.keep(kept, last), fault, StepError, CapacityError)
+        result = self.shrink("keep", model, lambda: model.keep(kept, last), fault, StepError, CapacityError)
         if fault is None:
-            assert isinstance(found, StepError) == apart and isinstance(found, CapacityError) == full
+            assert isinstance(result, StepError) == apart and isinstance(result, CapacityError) == full
 
     def retract(self):
         (pick, which), layer, n, fault = self.picks(2), self.below(LAYERS), self.below(21), self.fault()
@@ -474,19 +472,19 @@ class Machine:
         assert not apart
         expected = [CapacityError, errors.LimitError]
         expected += [errors.ArgumentError] * (world.dtype != target.dtype)
-        found = self.attempt("load", lambda: target.cache.load(path), fault if other % 2 else None, *expected)
-        if isinstance(found, Exception):
+        result = self.attempt("load", lambda: target.cache.load(path), fault if other % 2 else None, *expected)
+        if isinstance(result, Exception):
             return
         assert world.dtype == target.dtype
-        target.models.append(model.other(found, target.attns[0][0]))
+        target.models.append(model.other(result, target.attns[0][0]))
 
     def reopen(self):
         """A second cache, or the older one closed and another in its place."""
         if len(self.worlds) == 2:
             old = self.worlds.pop(0)
             old.cache.close()
-            found = self.attempt("closed", old.cache.new_sequence, None, errors.ClosedError)
-            assert isinstance(found, errors.ClosedError)
+            result = self.attempt("closed", old.cache.new_sequence, None, errors.ClosedError)
+            assert isinstance(result, errors.ClosedError)
         self.open(self.below(12))
         self.start(self.worlds[-1])
 

@@ -51,7 +51,7 @@ REPEATED = [(op, (1, 1, 4, 1000), (1, 1, 2, 500), ("f32",) * 3) for op in graph.
 @pytest.mark.one_driver("div")
 @pytest.mark.parametrize(("op", "shape", "of_b", "kinds"), REPEATED + NARROW)
 def test_binary(any_device, op, shape, of_b, kinds, rng):
-    numbers = [drawn(rng, int(np.prod(one)), at) for at, one in enumerate((shape, of_b))]
+    numbers = [drawn(rng, int(np.prod(one)), index) for index, one in enumerate((shape, of_b))]
     if len(numbers[1]) == 1000:  # every edge with every other
         for x, pairs in zip(numbers, np.meshgrid(EDGES, EDGES), strict=True):
             x[: pairs.size] = pairs.reshape(-1).view(np.float32)
@@ -80,9 +80,9 @@ def test_unary(any_device, op, kinds, rng):
     other = drawn(rng, 94, 3)[None, None]
     wanted = elementwise.encoded(wanted if then == "none" else elementwise.binary(then, wanted, other), kinds[1])
     offset = (x.__array_interface__["data"][0] - base.__array_interface__["data"][0]) // x.itemsize
-    given = {"x": tensor(x, offset), **dict(zip("abcd", (*numbers, 0, 0, 0, 0), strict=False))}
+    fields = {"x": tensor(x, offset), **dict(zip("abcd", (*numbers, 0, 0, 0, 0), strict=False))}
     more = graph.FOLLOW_OPS.index(then)
-    runs_as(any_device, graph.UNARY, (base, other), wanted, kinds, graph.UNARY_OPS.index(op), given, more)
+    runs_as(any_device, graph.UNARY, (base, other), wanted, kinds, graph.UNARY_OPS.index(op), fields, more)
 
 
 @pytest.mark.one_driver("swiglu_oai")

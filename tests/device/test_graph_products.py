@@ -56,9 +56,9 @@ def product(runtime, kind, raw, x, kernel, spec, added=None):
     values = {"w_begin": 0, "w_steps": (step, raw.shape[1] * step), "blocks": k // 32, "y": tensor(y)}
     values |= NO_EXPERTS | {"repeats": (planes[1] // raw.shape[1], planes[0] // raw.shape[0])}
     values |= {"added": tensor(y if added is None else np.broadcast_to(added, y.shape))}
-    given = np.concatenate(packed), q, scales, *[y if added is None else added] * 2
+    operands = np.concatenate(packed), q, scales, *[y if added is None else added] * 2
     kind_and_spec = graph.WEIGHT_TYPES.index(kind), *spec, int(added is not None), 0
-    (got,) = run(runtime, kernel, given, (y.size,), kind_and_spec, **values)
+    (got,) = run(runtime, kernel, operands, (y.size,), kind_and_spec, **values)
     return got
 
 
@@ -83,7 +83,7 @@ def units(device, kind):
     return [(graph.MUL_MAT_UNITS, tile)] if tile else []
 
 
-@pytest.mark.one_driver("mxfp4", "q3_K")
+@pytest.mark.one_driver("mxfp4")
 @pytest.mark.parametrize("kind", TYPES)
 @np.errstate(all="ignore")
 def test_types(any_device, kind, rng):

@@ -94,13 +94,13 @@ def run_delta_net(device, operands, columns, slots, ids=None):
     state_size = state[0].size
     written = min(tokens, slots)
     names = "q", "k", "v", "gate", "beta", "state"
-    values = {name: tensor(of) for name, of in zip(names, operands, strict=True)}
+    values = {name: tensor(operand) for name, operand in zip(names, operands, strict=True)}
     values |= {"ids": 0, "scores": 0, "kept": 0, "steps": (state_size, state_size * sequences), "slots": slots}
     values |= {"scale": recurrent.scale_of(size)}
-    given = [*(of if of.base is None else of.base for of in operands), ids]
+    arguments = [*(operand if operand.base is None else operand.base for operand in operands), ids]
     spec = size, columns, int(gate.shape[-1] == size), int(named)
     counts = v.size, written * sequences * state_size + 3
-    return run(device.runtime, graph.DELTA_NET, given, counts, spec, **values)
+    return run(device.runtime, graph.DELTA_NET, arguments, counts, spec, **values)
 
 
 DELTA_NETS = [
@@ -169,7 +169,7 @@ def test_ssm_scan(any_device, size, of_head, heads, groups, tokens, sequences, b
     written = min(tokens, slots)
     values = {"a": 0, "b": tensor(b), "c": tensor(c, groups * size), "ids": 0, "scores": 0, "kept": 0, "slots": slots}
     values |= {"steps": (state[0].size, state[0].size * sequences)}
-    given = state, x, dt, a, both, both, ids
+    operands = state, x, dt, a, both, both, ids
     counts = x.size, written * sequences * state[0].size + 3
     spec = size, columns, int(by_element)
-    same_as(run(any_device.runtime, graph.SSM_SCAN, given, counts, spec, **values), wanted, written)
+    same_as(run(any_device.runtime, graph.SSM_SCAN, operands, counts, spec, **values), wanted, written)

@@ -51,9 +51,9 @@ def test_route(any_device, rng, gate, rows, experts, k):
             factor=factor,
             added=added,
         )
-        found = got[0].view(np.int32)[: x.size].reshape(x.shape)  # ids are the first k of ARGSORT's rows
-        assert np.array_equal(found[:, :k], ids)
-        assert (found[:, k:].view(np.uint32) == POISON).all()
+        result = got[0].view(np.int32)[: x.size].reshape(x.shape)  # ids are the first k of ARGSORT's rows
+        assert np.array_equal(result[:, :k], ids)
+        assert (result[:, k:].view(np.uint32) == POISON).all()
         same(got[1], weights)
 
 

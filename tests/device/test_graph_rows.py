@@ -41,8 +41,8 @@ def test_norm(any_device, op, columns, then, rng):
         wanted = rows.norm(op, x, 1e-6, *follow)
         values = {"a": tensor(half), "y": tensor(wanted), **OF_ROW, "factor": 1.0 / columns, "scales": (scale, scale)}
         spec = [graph.NORM_OPS.index(op), *map(graph.FOLLOW_OPS.index, then)]
-        given = (x, a, b)
-        same(*run(any_device.runtime, graph.NORM, given, (x.size,), spec, **values), wanted)
+        operands = (x, a, b)
+        same(*run(any_device.runtime, graph.NORM, operands, (x.size,), spec, **values), wanted)
 
 
 @pytest.mark.parametrize(("columns", "joined"), [(32, 1), (2336, 1), (128, 2)])

@@ -44,8 +44,8 @@ def value(tensor: int, shape: tuple[int, ...]) -> np.ndarray:
 
 def test_the_program_has_the_oracles_bits(host, tmp_path):
     export.export(tmp_path)
-    found = subprocess.run([host, tmp_path, str(TOKENS)], capture_output=True, check=True, timeout=300).stdout
-    words = np.frombuffer(found, np.uint32).reshape(TOKENS, 4 * 64 + 4)
+    output = subprocess.run([host, tmp_path, str(TOKENS)], capture_output=True, check=True, timeout=300).stdout
+    words = np.frombuffer(output, np.uint32).reshape(TOKENS, 4 * 64 + 4)
     q, k, v = value(0, (TOKENS, 4, 64)), value(1, (TOKENS, 2, 64)), value(2, (TOKENS, 2, 64))
     want, lse = za.reference.emulate(q, k, v)  # row i sees the tokens up to i
     assert np.array_equal(words[:, : 4 * 64], want.reshape(TOKENS, -1).view(np.uint32))

@@ -67,7 +67,7 @@ def test_the_managers_device_is_found(index):
     manager = kp.Manager(index)
     with za.Device.from_kompute(manager) as device:
         assert device.info.index == index and device.info.matrix.fragment is None
-    others = [one.index for one in za.list_devices() if one.index != index and not one.native]
+    others = [device.index for device in za.list_devices() if device.index != index and not device.native]
     for other in others:
         with pytest.raises(errors.DeviceNotFoundError, match=f"^index: got {other}, .*, but the manager's device is "):
             za.Device.from_kompute(manager, other)

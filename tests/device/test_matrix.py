@@ -111,7 +111,7 @@ def test_walks(matrix_device, on_units, rng, monkeypatch, text, arithmetic, dtyp
     want = attend(matrix_device, shape, q, k, v, num_splits=2, dtype=dtype, **options)
     every, some = 1 << 27, 4 * 8 * (shape.v_dim + 2) * duration.ROOM * 64  # room for all rows; for 64 unsplit ones
     planned: list[bool] = []
-    options = {"observer": lambda one, _: planned.append(one.key.whole_context), **options}
+    options = {"observer": lambda submission, _: planned.append(submission.key.whole_context), **options}
     with filled(matrix_device, shape, k, v, dtype) as (cache, seq):
         attention = za.Attention(cache, **options)
         for workgroups, room, submissions in ((1, every, 1), (1, some, 3), (10**6, every, 1)):

@@ -31,7 +31,7 @@ def test_plain_has_the_bits_of_the_fast_kernels(any_device, text, keys, rng):
         for buffer, x in zip(inputs, operands, strict=True):
             runtime.write(buffer, x.reshape(-1).view(np.uint32))
         runtime.run(recording)
-        found = runtime.read(out)
+        result = runtime.read(out)
     want, lse = za.reference.emulate(q, k, v)
-    assert np.array_equal(found[: heads * dim], want.reshape(-1).view(np.uint32))
-    assert np.array_equal(found[heads * dim :], lse.reshape(-1).view(np.uint32))
+    assert np.array_equal(result[: heads * dim], want.reshape(-1).view(np.uint32))
+    assert np.array_equal(result[heads * dim :], lse.reshape(-1).view(np.uint32))

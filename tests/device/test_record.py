@@ -181,7 +181,7 @@ def test_a_call_examines_what_steps_appended(host):
     want = za.reference.emulate(q, np.stack([row, 3 * row]), np.stack([row, row]))[0]
     same([attn(q, seq, 0)], [want])
     assert largest(cache) == (3, 1)
-    for ask in (attn, lambda *given: attn.submit(*given).result(), attn.partial):
+    for ask in (attn, lambda *arguments: attn.submit(*arguments).result(), attn.partial):
         with pytest.raises(errors.ValueRangeError, match=r"^q, k: got max\|q\| = 1.15\S+, max\|k\| = 1.15"):
             ask(np.float32(2.0**60) * q, fork, 0)
     attn(q, fork, 0)

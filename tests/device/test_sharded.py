@@ -42,7 +42,7 @@ CALLS = [*product(DEVICES, ("f16", "q8_0"), ({}, WINDOW))] if FULL else ((TWO, "
 @pytest.mark.parametrize(("devices", "dtype", "some"), CALLS, indirect=["devices"])
 def test_the_bits_of_one_device(devices: list[za.Device], dtype: str, some: dict[str, Any]) -> None:
     weights = [3.0, 1.0, 2.0][: len(devices)]
-    most = 6 if any("SwiftShader" in one.info.name for one in devices) else 20  # which takes seconds for 20 rows
+    most = 6 if any("SwiftShader" in device.info.name for device in devices) else 20  # which takes seconds for 20 rows
     with za.ShardedKVCache(devices, SHAPE, 2, 4096, dtype, 64, weights=weights) as cache:
         twin = Twin(za.ShardedAttention(cache, **some), len(devices), **some)
         for n in (1, 510, 1, 1, 1500, 1, 37, 1649) if FULL else (1, 510, 1, 1, 600, 1, 37, 889):  # of 4 nodes and more
@@ -103,7 +103,7 @@ def test_what_fits_the_capacity_fits_the_shards(device: za.Device, seed: int, so
         assert attn([], [], 0) == []
         for step in range(1000 if FULL else 400):
             action = rng.choice([*["batch", "append"] * 3, *["new", "fork", "free", "cut", "keep"] * 2])
-            used = check_books(cache, [one.sequence for one in live])
+            used = check_books(cache, [twin.sequence for twin in live])
             if not live or action == "new":
                 live.append(Twin(attn, step, **some))
                 continue
@@ -131,7 +131,7 @@ def test_what_fits_the_capacity_fits_the_shards(device: za.Device, seed: int, so
                     kept += len(chosen)
             elif action == "batch":
                 count = int(rng.choice([1, 40])) if used + len(live) <= most else 0
-                batch = [one for one in live if count or len(one)]
+                batch = [twin for twin in live if count or len(twin)]
                 with cut_short(attn, device.runtime, rng, cuts), done_or_not_done(batch):
                     together(batch, [count] * len(batch), [1 + (count > 1)] * len(batch))
                 batches += len(batch) > 2

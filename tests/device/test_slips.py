@@ -80,7 +80,7 @@ def caught_by(slip):
     tests = importlib.import_module(f"device.test_{folder}{file}")
     test, values = getattr(tests, f"test_{name}"), eval(f"[{given}]", vars(tests))
     names = inspect.signature(test).parameters
-    arguments = dict(zip([one for one in names if one not in FIXTURES], values, strict=True))
+    arguments = dict(zip([name for name in names if name not in FIXTURES], values, strict=True))
     return lambda **fixtures: test(**arguments, **{one: fixtures[one] for one in FIXTURES if one in names})
 
 

@@ -17,6 +17,8 @@ from zinc_attn.canonical.partial import PartialStateError
 from zinc_attn.checks import BFLOAT16
 from zinc_attn.kernels.families import RDNA
 
+NATIVE = True
+
 SHAPE = za.AttnShape(4, 2, 64, 96)
 RNG = np.random.default_rng(8)
 Q = RNG.standard_normal((300, 4, 64), dtype=np.float32)
@@ -27,6 +29,7 @@ FP8 = {"k_scale": SCALES[:, 0], "v_scale": SCALES[:, 1]}
 ONE_DISPATCHER = True
 
 
+@pytest.mark.of_drivers
 def test_scales_are_a_heads_and_a_layers(device, tmp_path):
     """In prefill, steady decode, a batch, a cascade, partial states, and a file."""
     with za.KVCache(device, SHAPE, 2, 1024, "fp8_e4m3", 64, **FP8) as cache:
@@ -122,6 +125,11 @@ def test_scales_of_shards(device):
         got = za.ShardedAttention(cache)(q[-2:], seq, 1, return_lse=True)
     scales = np.stack([np.ones(2, np.float32), SCALES[1, 1]])
     same(got, reference.emulate(q[-2:], *stored(k, v, "q8_0/fp8_e4m3", scales=scales)))
+
+
+@pytest.mark.of_drivers
+def test_encoded_rows_on_a_driver(device):
+    test_encoded_rows_are_attended_as_their_values(device, "q5_1/iq4_nl")
 
 
 @pytest.mark.parametrize("pair", ["q8_0/q4_0", "q5_1/iq4_nl", "f16/q5_0", "fp8_e4m3/q4_1", "f32/f16"])

@@ -109,7 +109,9 @@ def test_a_generate_that_failed_can_be_made_again(name: str, device: za.Device) 
             got = turn(ids[:, :tokens], cache=cache)
             assert torch.equal(got[0], want[0]) and equal(got[1], want[1])
             assert cache.get_seq_length() == undisturbed.get_seq_length()
-            assert [len(one) for one in cache.sequences[0]] == [len(one) for one in undisturbed.sequences[0]]
+            assert [len(sequence) for sequence in cache.sequences[0]] == [
+                len(sequence) for sequence in undisturbed.sequences[0]
+            ]
             ids[:, tokens : tokens + 5] = want[0]
 
 

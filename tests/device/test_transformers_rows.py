@@ -288,7 +288,7 @@ def test_batches_and_masks_that_do_not_fit(device: za.Device) -> None:
             with pytest.raises(error, match=text):
                 call()
         layer.step(10, 13, gap)
-        assert [len(one) for one in cache.sequences[0]] == [12, 8]
+        assert [len(sequence) for sequence in cache.sequences[0]] == [12, 8]
     with pytest.raises(errors.ClosedError, match="ZincCache: used after close"):
         layer.step(13, 14)
 

@@ -72,21 +72,21 @@ def test_what_compiles_for_long_is_said_once(runtime, monkeypatch, caplog):
         def __getattr__(self, name):
             return self.build if name == "vkCreateComputePipelines" else getattr(lib, name)
 
-        def build(self, *given):
+        def build(self, *arguments):
             end = time.monotonic() + 60
             while not caplog.messages and time.monotonic() < end:
                 time.sleep(0.001)
-            return lib.vkCreateComputePipelines(*given)
+            return lib.vkCreateComputePipelines(*arguments)
 
     monkeypatch.setattr(compiling, "LONG_S", 0.01)
     monkeypatch.setattr(runtime._device, "lib", Slow())
     recording = runtime.record([Dispatch(little(runtime), (x, out), GROUPS)])
     little(runtime)
-    assert [one.startswith(said) for one in caplog.messages] == [True]
+    assert [message.startswith(said) for message in caplog.messages] == [True]
     caplog.clear()
-    runtime._queue.wait_fences = lambda *given: next(slices, None) or wait(*given)
+    runtime._queue.wait_fences = lambda *arguments: next(slices, None) or wait(*arguments)
     runtime.run(recording)
-    assert [one.startswith(said) for one in caplog.messages] == [True] and next(slices, None) is None
+    assert [message.startswith(said) for message in caplog.messages] == [True] and next(slices, None) is None
     slices = iter([TIMEOUT] * 12)
     runtime.run(recording)
     works(runtime, c=0)

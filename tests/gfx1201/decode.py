@@ -93,11 +93,11 @@ def instructions(code: bytes) -> list[tuple[int, Any]]:
 
 def decode(code: bytes, vgprs: int) -> Any:
     """A record per instruction, two of a pair that is issued at once. UnsupportedError."""
-    found = instructions(code)
-    index = np.cumsum([0, *(1 + hasattr(one, "opx") for _, one in found)]).tolist()
-    starts = dict(zip((at for at, _ in found), index, strict=False))
+    result = instructions(code)
+    index = np.cumsum([0, *(1 + hasattr(one, "opx") for _, one in result)]).tolist()
+    starts = dict(zip((at for at, _ in result), index, strict=False))
     records = np.zeros(index[-1], RECORD)
-    for (at, one), i in zip(found, index, strict=False):
+    for (at, one), i in zip(result, index, strict=False):
         try:
             _Decoder(one, records[i:], vgprs).fill(at, starts)
         except UnsupportedError as error:

@@ -160,9 +160,9 @@ class Gfx1201:
             table[i] = buffer.words.ctypes.data, writable and buffer.touched.ctypes.data, buffer.nbytes, writable
             descriptors[i] = 0, (i + 1) << 8, buffer.nbytes, 0
         sgprs = np.array([self.poison, self.poison, DESCRIPTORS & 0xFFFFFFFF, *groups], np.uint32)
-        given = {"code": program.records, "sgprs": sgprs, "buffers": table, "descriptors": descriptors}
+        fields = {"code": program.records, "sgprs": sgprs, "buffers": table, "descriptors": descriptors}
         run = Run(
-            **{name: x.ctypes.data for name, x in given.items()},
+            **{name: x.ctypes.data for name, x in fields.items()},
             **{"count": len(program.records), "sgpr_count": program.entry, "buffer_count": len(buffers)},
             **{"descriptors_at": DESCRIPTORS, "descriptors_size": descriptors.nbytes},
             **{"groups": groups, "size": program.size, "lds": program.made["lds"], "poison": self.poison},

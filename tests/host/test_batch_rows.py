@@ -45,7 +45,7 @@ def test_a_fork_that_fails_leaves_no_earlier_fork(monkeypatch, name, error):
             patch.setattr(SequencePages, "fork", failing)
             with pytest.raises(error, match="injected"):
                 CALLS[name](batch)
-        assert len(forks) == succeeding and all(one.closed for one in forks)
+        assert len(forks) == succeeding and all(left.closed for left in forks)
         assert batch.sequences == dict(zip(SHAPES, rows, strict=True)) and batch.origin is None
         check_counts(pool, live)
     CALLS[name](batch)

@@ -212,8 +212,8 @@ def test_encoded_blocks_are_whole(codec):
 def test_every_name_of_the_library_has_its_prefix(tmp_path):
     """So that a host can link it beside any code of its own."""
     file = built(tmp_path, LIBRARY, "-O0")
-    found = subprocess.run(["nm", "-g", "--defined-only", file], capture_output=True, text=True)
-    names = set(re.findall(r"^\w+ [A-Z] (\w+)$", found.stdout, flags=re.M)) - {"_init", "_fini"}
+    output = subprocess.run(["nm", "-g", "--defined-only", file], capture_output=True, text=True)
+    names = set(re.findall(r"^\w+ [A-Z] (\w+)$", output.stdout, flags=re.M)) - {"_init", "_fini"}
     assert len(names) > 20 and all(name.startswith("za_") for name in names), names
 
 
@@ -317,8 +317,8 @@ def test_a_device_has_the_registers_of_its_family(formulas):
     for kind, vendor, major, subgroup in itertools.product(
         ("cpu", "gpu"), (AMD, NVIDIA, INTEL, 0x13B5), (2, 25, 26, 580), (4, 8, 16, 32)
     ):
-        found = formulas.za_registers_of(kind == "cpu", vendor, major, subgroup)
-        assert tuple(values_of(found).values()) == layout_of(kind, vendor, major, subgroup)
+        result = formulas.za_registers_of(kind == "cpu", vendor, major, subgroup)
+        assert tuple(values_of(result).values()) == layout_of(kind, vendor, major, subgroup)
 
 
 def test_loops_are_unrolled_as_by_the_package(formulas):

@@ -60,7 +60,7 @@ def test_kernels_and_records_are_the_declarations(manifest):
         assert fields == [(field, i, 4 * i) for i, field in enumerate(getattr(kernels, name.upper()))]
     for kernel, decl in zip(manifest["kernels"], kernels.KERNELS, strict=True):
         bindings = [(one["binding"], one["name"], one["access"]) for one in kernel["bindings"]]
-        assert bindings == [(i, one.name, one.access) for i, one in enumerate(decl.bindings)]
+        assert bindings == [(i, binding.name, binding.access) for i, binding in enumerate(decl.bindings)]
         places = [(one["id"], one["offset"], one["name"]) for one in kernel["specialization_constants"]]
         assert places == [(i, 4 * i, name) for i, name in enumerate(decl.constant_names)]
         sizes = {kernels.ATTEND: "workgroup_size", kernels.MERGE: "merge_workgroup_size"}
@@ -133,8 +133,8 @@ def test_numbers_of_a_shape(dtype, page_size, kv_layout):
             programs = [(call.decl, call.spec) for call in (*calls, copy_call(pages.tile_words, 1, 1))]
             programs.append(AttendVariant(shape, dtype, device, n["tile"], strides=strides).program())
             for decl, values in programs:
-                found = numbers["kinds"][kind]["specialization"][decl.family]
-                assert tuple(found[name] for name in decl.spec) == values
+                result = numbers["kinds"][kind]["specialization"][decl.family]
+                assert tuple(result[name] for name in decl.spec) == values
 
 
 @pytest.mark.parametrize(

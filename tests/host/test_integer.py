@@ -27,7 +27,7 @@ def whole(x: np.ndarray) -> tuple[list[int], Fraction]:
         unit *= 2
     while top and top / unit < 1024:
         unit /= 2
-    return [round(one / unit) for one in values], unit
+    return [round(value / unit) for value in values], unit
 
 
 def test_the_definition(rng):
@@ -44,10 +44,10 @@ def test_the_definition(rng):
         assert total == dots(q, key[None], scale[None])[0, 0]
     p = np.exp2(-rng.uniform(0, 30, 64)).astype(np.float32)
     p[5] = 0
-    found = weighted(p[None, None], keys[None], scales[None])[0, 0]
+    result = weighted(p[None, None], keys[None], scales[None])[0, 0]
     for d in (0, 31, 32, 71):
         u, unit = whole(p * scales[:, d // 32])
-        assert found[d] == nearest(unit * sum(x * int(v) for x, v in zip(u, keys[:, d], strict=True)))
+        assert result[d] == nearest(unit * sum(x * int(v) for x, v in zip(u, keys[:, d], strict=True)))
 
 
 def test_the_largest_sums_are_exact():

@@ -66,7 +66,7 @@ def run(path: Path, attention: str | None) -> list[Any]:
     with torch.device("meta"), torch.no_grad():
         model = kind.from_config(config, attn_implementation=attention, dtype=torch.bfloat16).eval()
         cache = getattr(model(torch.ones(1, 3, dtype=torch.long), use_cache=True), "past_key_values", None)
-    return [one for one in cache.layers if getattr(one, "keys", None) is not None] if cache else []
+    return [layer for layer in cache.layers if getattr(layer, "keys", None) is not None] if cache else []
 
 
 def written(name: str, folder: Path) -> Path:
@@ -94,7 +94,7 @@ def test_planned_layers_are_those_that_the_model_attends(name: str, tmp_path: Pa
     except (KeyError, ValueError):  # a model that does not know the name of this attention
         rows = run(tmp_path, None)
     if not attended:  # a model that computes attention itself
-        assert {(one.keys.shape[1], one.keys.shape[3]) for one in rows} == {(shape.kv_heads, shape.head_dim)}
+        assert {(row.keys.shape[1], row.keys.shape[3]) for row in rows} == {(shape.kv_heads, shape.head_dim)}
         assert (len(rows), 0) == (full, windowed)
         return
     assert attended[str(shape), None] == full + windowed * (name in CHUNKED)

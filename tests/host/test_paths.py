@@ -121,7 +121,7 @@ def refused(line, path, capsys):
 
 def arguments():
     """Every argument of every command that takes a text of the user's own, as the tables name it."""
-    (commands,) = (one for one in cli.build_parser()._actions if isinstance(one, argparse._SubParsersAction))
+    (commands,) = (action for action in cli.build_parser()._actions if isinstance(action, argparse._SubParsersAction))
     return {
         f"{command} {next(reversed(action.option_strings), action.dest)}"
         for command, parser in commands.choices.items()

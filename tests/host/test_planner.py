@@ -203,14 +203,18 @@ def test_submissions_keep_the_bound_of_time(units: int, shape: str, tokens: int,
     options = CallOptions(split_rule_layouts(facts.shape, units))
     request = Request(rows, tokens, rows, np.zeros(tokens >> 16 or 1, np.uint32))
     submissions, bound = plan_call([request], options, facts).submissions, UNIT_WORK * units
-    assert len(submissions) == count and all(item_keys(one.items) * key_work(facts) <= bound for one in submissions)
+    assert len(submissions) == count and all(
+        item_keys(submission.items) * key_work(facts) <= bound for submission in submissions
+    )
     assert (
-        [len(one.appends) for one in submissions]
-        == [one.key.appends for one in submissions]
+        [len(submission.appends) for submission in submissions]
+        == [submission.key.appends for submission in submissions]
         == [rows] + [0] * (count - 1)
     )
-    ends = {one.slices: one.key.unmerged for one in submissions}  # of each slice the last part
-    assert not any(ends.values()) and len({(one.slices, one.key.states) for one in submissions}) == len(ends)
+    ends = {submission.slices: submission.key.unmerged for submission in submissions}  # of each slice the last part
+    assert not any(ends.values()) and len(
+        {(submission.slices, submission.key.states) for submission in submissions}
+    ) == len(ends)
     uncut = plan_call([request], options, replace(facts, device=replace(device, compute_units=1 << 20))).submissions
     parts, whole = (
         [range(item["node_begin"], item["node_end"]) for one in found for item in one.items]

@@ -138,8 +138,8 @@ def split_states(rng, parts):
 def test_states_of_any_partition_merge_to_the_whole(rng, parts):
     (out, lse), pieces = split_states(rng, parts)
     v, s = (np.stack(one)[None] for one in zip(*pieces, strict=True))
-    found = [za.merge_states(v, s), *([za.merge_state(v[:, 0], s[:, 0], v[:, 1], s[:, 1])] if parts == 2 else [])]
-    for got_v, got_s in found:
+    result = [za.merge_states(v, s), *([za.merge_state(v[:, 0], s[:, 0], v[:, 1], s[:, 1])] if parts == 2 else [])]
+    for got_v, got_s in result:
         assert got_v.dtype == got_s.dtype == np.float32
         assert np.allclose(got_v[0], out, rtol=1e-6, atol=1e-7) and np.allclose(got_s[0], lse, rtol=1e-6)
 

@@ -53,7 +53,7 @@ def test_imports_point_one_way(path: Path) -> None:
     if room == "__init__" or room in FACADES:
         return
     rooms = {one.split(".")[1] for one in imported(path) - {"zinc_attn.__init__"}}
-    for name in (FACADES.get(one, one) for one in rooms):
+    for name in (FACADES.get(room, room) for room in rooms):
         assert ROOMS.index(name) <= ROOMS.index(room), f"{path} imports from {name}"
 
 
@@ -111,9 +111,9 @@ def undescribed(found: dict[str, Any], *among: str) -> list[str]:
 
 
 def test_every_public_name_has_a_docstring():
-    found = dict(one for name in za.__all__ for one in described(name, getattr(za, name)))
+    result = dict(one for name in za.__all__ for one in described(name, getattr(za, name)))
     methods = "KVCache.append", "Attention.__call__", "Sequence.fork"
-    assert undescribed(found, *methods, "fold", "reference.emulate", "errors.ShapeError") == [] and len(found) > 150
+    assert undescribed(result, *methods, "fold", "reference.emulate", "errors.ShapeError") == [] and len(result) > 150
 
 
 def test_every_public_name_of_zinc_cache_has_a_docstring():

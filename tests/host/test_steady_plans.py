@@ -51,8 +51,10 @@ def records(plan: CallPlan, requests: list[Request]) -> list[bytes]:
 
 def moved(plan: CallPlan, requests: list[Request], window: int | None, page: int) -> list[bytes]:
     """The records of a plan after a steady call has set its lengths."""
-    (one,) = plan.submissions
-    copied = replace(one, **{name: getattr(one, name).copy() for name in ("items", "rows", "appends", "tables")})
+    (submission,) = plan.submissions
+    copied = replace(
+        submission, **{name: getattr(submission, name).copy() for name in ("items", "rows", "appends", "tables")}
+    )
     words = SteadyWords.of(copied, window, copied.items, copied.appends, [copied.rows], copied.tables, page)
     words.set(requests)
     return records(CallPlan((copied,), plan.upload_first), requests)
@@ -126,7 +128,7 @@ def test_every_other_input_is_planned_anew():
     for kind, inputs in ((CallOptions, (call_options, CPU)), (CallFacts, (call_options, CPU))):
         assert OTHERS[kind].keys() == {one.name for one in fields(kind)}
         for name, other in OTHERS[kind].items():
-            changed = [replace(one, **{name: other}) if isinstance(one, kind) else one for one in inputs]
+            changed = [replace(array, **{name: other}) if isinstance(array, kind) else array for array in inputs]
             assert steady_key([request], *changed) not in (key, None), name
 
 
