@@ -21,8 +21,8 @@ from support import FULL
 import zinc_attn as za
 from zinc_attn import errors
 
-pytestmark = pytest.mark.both_dispatchers
-
+NATIVE = True
+of_dispatchers = pytest.mark.both_dispatchers
 LAYERS = 2
 METHODS = ("run", "start", "write", "read", "record", "buffer", "kernel")
 
@@ -51,6 +51,7 @@ def world(device: za.Device) -> Iterator[tuple[Twin, Twin, Twin]]:
         yield a, a.fork(), c
 
 
+@of_dispatchers
 @pytest.mark.parametrize("kind", FAULTS)
 def test_a_failure_at_any_runtime_call_changes_nothing(device, monkeypatch, tmp_path, kind):
     (error, after), hits = FAULTS[kind], []
@@ -113,6 +114,7 @@ WHERE = files("cache", "decode", "planning", "runtime/vulkan", "runtime/kompute"
 STEADY = 6  # the call of the story that changes nothing but the token
 
 
+@of_dispatchers
 def test_an_interrupt_at_any_bytecode_leaves_a_call_done_or_not_done(device: za.Device, tmp_path: Any) -> None:
     """Wherever Ctrl-C comes, and a second one after it; with --full before each opcode of a steady call."""
     seen = 0
@@ -173,6 +175,7 @@ def test_an_interrupt_of_a_file_leaves_none_open_and_none_behind(device: za.Devi
     cache.close()
 
 
+@of_dispatchers
 def test_threads_decode_their_own_sequences_of_one_cache(device: za.Device) -> None:
     with za.KVCache(device, SMALL, LAYERS, 2048, "f16", 16) as cache:
         attn = za.Attention(cache)
@@ -199,6 +202,7 @@ CLOSED = {
 }
 
 
+@of_dispatchers
 @pytest.mark.parametrize("closed", CLOSED)
 def test_after_close(device: za.Device, tmp_path: Any, closed: str) -> None:
     """Of the cache, or of the device under it; test_faults.py has the same of forked children."""
