@@ -20,6 +20,11 @@ SHAPE = za.AttnShape(6, 2, 64)
 PASSES = {"device", "pass 1", "gap", "pass 2"}
 
 
+def on(device):
+    """The options of a command that name a device."""
+    return f"--device {device.info.index} --runtime {device.runtime.name}"
+
+
 def run(devices, contexts, *dtypes):
     specs = [CallSpec(SHAPE, 1, contexts, page_size=None, repeats=2, dtype=dtype) for dtype in dtypes]
     return list(measure_calls(devices, specs))
@@ -64,8 +69,8 @@ def test_two_runtimes_share_a_run():
     assert {(r.runtime, r.status) for r in rows} == {("kompute", "ok"), ("vulkan", "ok")}
 
 
-def test_command(tmp_path, capsys):
-    words = "bench --runtime vulkan --shape 6/2/64,2/1/64 --contexts 100,1k --repeats 1 --dtype f16,q8_0 --out"
+def test_command(device, tmp_path, capsys):
+    words = f"bench {on(device)} --shape 6/2/64,2/1/64 --contexts 100,1k --repeats 1 --dtype f16,q8_0 --out"
     assert main(words, tmp_path / "a") == 0
     printed = capsys.readouterr().out
     assert printed.count(" bits ") == 2 * 2 * 2 * 2 and "pass 1" in printed
@@ -75,19 +80,19 @@ def test_command(tmp_path, capsys):
     assert {row["measure"] for row in rows} == {"call", *PASSES}
 
 
-def test_the_command_of_a_model_against_others(tmp_path, capsys):
+def test_the_command_of_a_model_against_others(device, tmp_path, capsys):
     """Times in turns, and every error against float64; the model's layers make a step."""
     pytest.importorskip("torch")
     config = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "num_hidden_layers": 7}
     (tmp_path / "tiny.json").write_text(json.dumps(config))
-    words = f"bench --runtime vulkan --model {tmp_path / 'tiny.json'} --contexts 300 --repeats 2 --splits auto --json"
-    rows = records(capsys, words, "--dtype f16,q8_0 --against torch,numpy --out", tmp_path)
+    words = f"bench {on(device)} --model {tmp_path / 'tiny.json'} --contexts 300 --repeats 2 --splits auto --json"
+    rows, ours = records(capsys, words, "--dtype f16,q8_0 --against torch,numpy --out", tmp_path), device.runtime.name
     calls = {(row["dtype"], row["runtime"]): row for row in rows if row["measure"] == "call"}
     others = [("f16", "torch float32"), ("f16", "torch float16"), ("f16", "numpy float32")]
     others += [("q8_0", "torch float32"), ("q8_0", "numpy float32")]
-    assert list(calls) == [("f16", "vulkan"), *others[:3], ("q8_0", "vulkan"), *others[3:]]
+    assert list(calls) == [("f16", ours), *others[:3], ("q8_0", ours), *others[3:]]
     for (_, runtime), row in calls.items():
-        exact = runtime == "vulkan"
+        exact = runtime == ours
         assert (row["verified"], row["device"] == "this CPU", row["repeats"]) == (
             "bits" if exact else None,
             not exact,
@@ -105,10 +110,10 @@ def test_against_a_program_that_is_missing(monkeypatch, capsys):
     assert said == "against: torch is not installed; pip install torch, or leave it out"
 
 
-def test_the_command_of_steps(capsys, tmp_path):
-    assert main(f"decode --shape {SHAPE} --layers 2 --tokens 70 --runtime vulkan --out", tmp_path) == 0
+def test_the_command_of_steps(device, capsys, tmp_path):
+    assert main(f"decode {on(device)} --shape {SHAPE} --layers 2 --tokens 70 --out", tmp_path) == 0
     out = capsys.readouterr().out
-    assert f"shape {SHAPE}, f16, 2 layers, 70 steps of one token\nvulkan: prepared in " in out
+    assert f"shape {SHAPE}, f16, 2 layers, 70 steps of one token\n{device.runtime.name}: prepared in " in out
     assert out.endswith("; 3 outputs compared, all equal\n")
     rows = [json.loads(line) for line in (tmp_path / "decode.jsonl").read_text().splitlines()]
     assert [row["context"] for row in rows] == list(range(71))

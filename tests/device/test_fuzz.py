@@ -6,8 +6,9 @@ or be cut short by an interrupt before an opcode, twice in a row too. Whatever h
 the rows from before the operation or those from behind it, in all sequences of a batch alike; no page is lost, and all
 results have the oracle's bits.
 
-A default run makes about 1,000 operations on the processor and 500 on each dispatcher, always the same ones; --full makes 20,000 random ones per driver. ZINC_ATTN_FUZZ_SECONDS=3600 runs random ones for that long on each
-driver that -k selects (SwiftShader among them).
+A default run makes about 1,000 operations on the processor and 500 on each dispatcher, always the same ones; --full
+makes 20,000 random ones per driver. ZINC_ATTN_FUZZ_SECONDS=3600 runs random ones for that long on each driver that -k
+selects (SwiftShader among them).
 """
 
 import functools

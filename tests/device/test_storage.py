@@ -153,7 +153,7 @@ def test_encoded_rows_are_attended_as_their_values(device, pair):
 
 
 PAIRS = ["q8_0/q4_0", "q4_1/q5_0", "iq4_nl/q5_1", "fp8_e4m3/q8_0"]
-WITH_LAYOUTS = [*zip(PAIRS, ("NHD", "tiles") * 2, strict=True)]
+WITH_LAYOUTS = [(PAIRS[0], "NHD"), (PAIRS[3], "tiles")]  # gfx1201 executes the kernels of all types
 if FULL:
     WITH_LAYOUTS = [*itertools.product([*PAIRS, *("/".join(x.split("/")[::-1]) for x in PAIRS)], ("tiles", "NHD"))]
 
@@ -167,7 +167,7 @@ def test_the_values_of_a_gpu(any_device, pair, kv_layout, monkeypatch):
     k, v = K * sizes, V * sizes
     want = reference.emulate(Q[:1], *stored(k, v, pair, True))
     with filled(any_device, SHAPE, k, v, pair, round_rows=True, kv_layout=kv_layout) as (cache, seq):
-        # eight waves, or one of the loop build: the default run has each of them in both layouts
+        # eight waves, or one of the loop build: the default run has each of them in a layout
         for splits in (None, 1) if FULL else ((None, 1)[PAIRS.index(pair) // 2],):
             same(za.Attention(cache, num_splits=splits)(Q[:1], seq, 0, return_lse=True), want)
 
