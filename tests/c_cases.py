@@ -44,6 +44,9 @@ class Case(NamedTuple):
 HEADS_FIRST = 1, LAYERS * TOKENS
 EVERYTHING = {"alibi": True, "window": 100, "softcap": 3.0, "sinks": True, "mask_slopes": True}
 FEW = "filled up", "heads first"  # where compilers are slow
+# Run with --full alone: test_c_host.py holds the rows and constants of their types to the package's, whose kernels
+# test_grid.py runs.
+OF_OTHER_TYPES = "blocks", "latent bytes", "odd blocks", "rows of blocks", "fused rows"
 CASES = {  # each type at least once in tiles and once in rows, of sizes that are filled up and of others
     "plain": Case("9/3/64", "f16", 16),
     "cells": Case("4/2/64", "f16", 1, {"mask_slopes": True}),

@@ -37,6 +37,7 @@ def test_steady_decode_moves_the_rows_position(device):
             same(got, reference.emulate(Q[0], K[:n], V[:n], alibi=SLOPES, mask=mask), n)
 
 
+@pytest.mark.of_drivers
 @pytest.mark.parametrize("by", ("alibi", "mask_slopes"))
 def test_rows_that_share_keys_have_masks_and_positions_of_their_own(device, by):
     slopes = {by: SLOPES}

@@ -86,6 +86,7 @@ def test_a_failure_at_any_runtime_call_changes_nothing(device, monkeypatch, tmp_
             twin.look(attention=looker)
 
 
+@of_dispatchers
 def test_a_copied_page_of_a_failed_call_is_not_used_again(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page goes to another sequence, while the call that is made again finds its old page its own: no copy."""
     start = device.runtime.start
