@@ -2,14 +2,19 @@
 
 import importlib.util
 import json
+import shutil
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
 from commands import records, refusal
 from commands import run as main
+from support import NATIVE as HAS_NATIVE
 
 import zinc_attn as za
 from zinc_attn.planning import duration
+from zinc_attn.runtime.cpu import library as native
 from zinc_attn.tools import proof
 from zinc_attn.tools.measure import CallSpec, decode_steps, measure_calls, stalls, steps
 from zinc_attn.tools.measure.calls import pass_times
@@ -140,8 +145,20 @@ def test_stalls_and_wrong_bits_are_seen(device, monkeypatch):
 SMALL = ("--cases", "9/3/64 f32 65", "--splits", "1,auto")  # a case of the record
 
 
+class CacheFolder(tempfile.TemporaryDirectory):
+    """An empty cache but for the processor's kernels, which take a compiler a minute."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        if HAS_NATIVE:
+            library = Path(native.library()._name)
+            (Path(self.name) / "cpu").mkdir(mode=0o700)
+            shutil.copy(library, Path(self.name) / "cpu" / library.name)
+
+
 def test_quick_proof(tmp_path, monkeypatch, capsys):
     """Every command in a process of its own, both reports, and the exit status."""
+    monkeypatch.setattr(proof.tempfile, "TemporaryDirectory", CacheFolder)
     monkeypatch.setattr(proof, "QUICK_CHECK", SMALL)
     monkeypatch.setattr(proof, "MORE_CHECKS", ())
     monkeypatch.setattr(proof, "GRAPH_CHECK", ("--graph", "q8_0"))
