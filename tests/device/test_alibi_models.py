@@ -20,7 +20,6 @@ from zinc_attn.integrations import transformers as hf
 from zinc_attn.integrations.transformers import adapters
 
 NATIVE = True
-
 BOUND = 1e-4  # of logits of order 10, float32 through two layers; 1.8e-5 is the largest deviation that was measured
 ONE_DISPATCHER = True
 pytestmark = pytest.mark.filterwarnings("ignore:attention 'zinc' runs without a ZincCache")

@@ -20,7 +20,6 @@ from zinc_attn.tools.measure import CallSpec, decode_steps, measure_calls, stall
 from zinc_attn.tools.measure.calls import pass_times
 
 NATIVE = True
-
 SHAPE = za.AttnShape(6, 2, 64)
 PASSES = {"device", "pass 1", "gap", "pass 2"}
 

@@ -13,7 +13,6 @@ import zinc_attn as za
 from zinc_attn import errors, reference
 
 NATIVE = True
-
 SHAPE = za.AttnShape(6, 2, 64)
 SLOPES = np.exp2(-np.arange(1, 7)).astype(np.float32)
 RNG = np.random.default_rng(3)

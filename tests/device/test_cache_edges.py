@@ -13,7 +13,6 @@ from zinc_attn.planning import call, inputs
 from zinc_attn.planning.splits import SplitPlan, plan_splits
 
 NATIVE = True
-
 STATE_BYTES = 4 * SMALL.q_heads * (SMALL.head_dim + 2)
 
 

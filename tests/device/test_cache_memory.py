@@ -16,7 +16,6 @@ from zinc_attn.decode import runner
 from zinc_attn.runtime import loader as libvulkan
 
 NATIVE = True
-
 HEAD_BYTES = {"f32": 256, "f16": 128, "bf16": 128, "q8_0": 64 + 4}  # of a token's K or V
 CUTS = [  # dtype, shape, layers, KV heads of all that fit in a buffer, those of each slice, the buffers' numbers
     *((dtype, "6/3/64", 2, most, cut, [0, 1]) for dtype in DTYPES for most, cut in ((2, [1, 2]), (1, [1, 1, 1]))),
@@ -58,12 +57,8 @@ def test_layers_in_several_buffers_have_the_same_bits(
 @pytest.mark.parametrize(("dtype", "page_size"), (("f16", 1), ("q8_0", 64)))
 def test_steady_decode_records_nothing(device, monkeypatch, dtype, page_size):
     """Nor does it plan more than once for each leaf of a sequence, also where two sequences take turns."""
-    cache, rng, recorded, planned = (
-        za.KVCache(device, SMALL, 2, 1024, dtype, page_size),
-        np.random.default_rng(0),
-        [],
-        [],
-    )
+    cache, recorded, planned = za.KVCache(device, SMALL, 2, 1024, dtype, page_size), [], []
+    rng = np.random.default_rng(0)
     record, plan = device.runtime.record, runner.plan_call
     monkeypatch.setattr(device.runtime, "record", lambda *a, **k: (recorded.append(1), record(*a, **k))[1])
     monkeypatch.setattr(runner, "plan_call", lambda *a: (planned.append(1), plan(*a))[1])

@@ -26,7 +26,6 @@ from zinc_attn.tools.check.record import committed_digests, run_digest
 from zinc_attn.tools.harness.split_spec import SplitSpec, parse_split_specs
 
 NATIVE = True
-
 SMALL = ("--cases", "9/3/64 f16 1000", "--splits", "1,7,auto,size:100")
 
 

@@ -14,7 +14,6 @@ from zinc_attn.tools.graph.device import OnDevice
 from zinc_attn.tools.graph.model import KINDS
 
 NATIVE = True
-
 EXECUTED = True
 SHOWN = "q8_0", "q4_K", "bf16"  # blocks of 32, of 256, and no blocks
 OPERATIONS = 116  # of both ways in which the tokens come

@@ -16,7 +16,6 @@ from zinc_attn import errors
 from zinc_attn.integrations.transformers.dense_masks import DenseMask
 
 NATIVE = True
-
 BOUND = 1e-4
 N = 45  # tokens of a text
 RNG = np.random.default_rng(4)

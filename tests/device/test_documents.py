@@ -43,7 +43,6 @@ from zinc_attn.tools.harness.inputs import parse_contexts
 from zinc_attn.tools.harness.split_spec import SplitSpec
 
 NATIVE = True
-
 ROOT = Path(__file__).parents[2]
 PAGES = {path.name: path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
 TEXTS = {**PAGES, **{name: (ROOT / name).read_text() for name in ("CONTRIBUTING.md", "CHANGELOG.md", "pyproject.toml")}}

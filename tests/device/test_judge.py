@@ -19,7 +19,6 @@ from zinc_attn.tools.graph.oracle import DrawnOracle
 from zinc_attn.tools.harness.judge import NativeOracle
 
 NATIVE = True
-
 SWEEP = "sweep --shape 4/2/64 --contexts 600 --splits auto --repeats 1 --no-picture --json"
 CHECK = "check --cases '4/2/64 f16 100' --splits auto"
 

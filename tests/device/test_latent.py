@@ -17,7 +17,6 @@ import zinc_attn as za
 from zinc_attn import errors
 
 NATIVE = True
-
 SHAPES = {  # of a model's layers in the expanded form, and in the absorbed one
     "deepseek_v2": ("4/4/54/36", "4/1/58/44/latent"),
     "deepseek_v3": ("4/4/192/128", "4/1/96/32/latent"),

@@ -15,7 +15,6 @@ from zinc_attn.kernels.declarations import MERGE
 from zinc_attn.planning import inputs
 
 NATIVE = True
-
 SHAPE = za.AttnShape(4, 2, 64)
 
 

@@ -21,7 +21,6 @@ from zinc_attn.cache import files, rows
 from zinc_attn.cache.files import CacheFileError
 
 NATIVE = True
-
 LAYERS = 2
 
 

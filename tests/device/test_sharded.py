@@ -18,7 +18,6 @@ from zinc_attn import reference
 from zinc_attn.errors import ArgumentError, DeviceLostError, ValueRangeError
 
 NATIVE = True
-
 DEVICES = {
     "two runtimes": (("default", "vulkan"), ("default", "kompute")),
     **({"default and swiftshader": (("default", "vulkan"), ("swiftshader", "vulkan"))} if FULL else {}),

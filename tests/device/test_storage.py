@@ -18,7 +18,6 @@ from zinc_attn.checks import BFLOAT16
 from zinc_attn.kernels.families import RDNA
 
 NATIVE = True
-
 SHAPE = za.AttnShape(4, 2, 64, 96)
 RNG = np.random.default_rng(8)
 Q = RNG.standard_normal((300, 4, 64), dtype=np.float32)

@@ -20,7 +20,6 @@ from zinc_attn.tools.measure import WARM_UP_RUNS, CallSpec, measure_calls, point
 from zinc_attn.tools.measure.expected import Expectation
 
 NATIVE = True
-
 SHAPE = za.AttnShape(4, 2, 64)
 
 

@@ -32,7 +32,6 @@ from zinc_attn import errors
 from zinc_attn.integrations.transformers import attention as zinc_attention
 
 NATIVE = True
-
 MARGIN = 1e-4  # of logits of order 1, float32 through a few layers
 ONE_DISPATCHER = True
 pytestmark = [

@@ -13,7 +13,6 @@ import zinc_attn as za
 from zinc_attn import errors
 
 NATIVE = True
-
 ONE_DISPATCHER = True
 pytestmark = pytest.mark.usefixtures("models_may_attend")
 

@@ -18,7 +18,6 @@ from zinc_attn import errors, reference
 from zinc_attn.cache import rows
 
 NATIVE = True
-
 ONE_DISPATCHER = True
 pytestmark = pytest.mark.usefixtures("models_may_attend")
 

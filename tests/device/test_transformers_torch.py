@@ -16,7 +16,6 @@ from zinc_attn import errors
 from zinc_attn.integrations.transformers.attention import REFUSED
 
 NATIVE = True
-
 ONE_DISPATCHER = True
 pytestmark = [
     pytest.mark.usefixtures("models_may_attend"),
