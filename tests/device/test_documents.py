@@ -51,7 +51,12 @@ BLOCK = re.compile(r"^```python\n(?P<shown>.*?)^```$|^<!-- run first:\n(?P<hidde
 # --- Python --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page", [name for name, text in PAGES.items() if "```python" in text])
+def of_its_device(page: str, text: str) -> Any:
+    """A page whose blocks need Kompute has a Vulkan device."""
+    return pytest.param(page, marks=[pytest.mark.of_drivers] * ("needs kp" in text), id=page)
+
+
+@pytest.mark.parametrize("page", [of_its_device(*page) for page in PAGES.items() if "```python" in page[1]])
 def test_the_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = PAGES[page]
     for module in ", ".join(re.findall(r"^<!-- needs (.*) -->$", text, flags=re.M)).split(", "):
