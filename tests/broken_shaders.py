@@ -59,7 +59,7 @@ def break_kernels(
 
 def _files(source: str) -> set[str]:
     """The file and what it includes, by their paths in shaders/."""
-    found = {source}
+    result = {source}
     for name in re.findall(r'^#include "([^"]*)"', (SHADERS / source).read_text(), re.MULTILINE):
-        found |= _files(os.path.normpath(Path(source).parent / name))
-    return found
+        result |= _files(os.path.normpath(Path(source).parent / name))
+    return result

@@ -46,6 +46,9 @@ class Case(NamedTuple):
 HEADS_FIRST = 1, LAYERS * TOKENS
 EVERYTHING = {"alibi": True, "window": 100, "softcap": 3.0, "sinks": True, "mask_slopes": True}
 FEW = "filled up", "heads first"  # where compilers are slow
+# Run with --full alone: test_c_host.py holds the rows and constants of their types to the package's, whose kernels
+# test_grid.py runs.
+OF_OTHER_TYPES = "blocks", "latent bytes", "odd blocks", "rows of blocks", "fused rows"
 CASES = {  # each type at least once in tiles and once in rows, of sizes that are filled up and of others
     "plain": Case("9/3/64", "f16", 16),
     "cells": Case("4/2/64", "f16", 1, {"mask_slopes": True}),
@@ -85,10 +88,10 @@ class Sequence:
 
     def first(self, tokens: int) -> Sequence:
         """Of the first tokens, with the same table."""
-        made = copy.copy(self)
-        made.layers = [[x[:tokens] for x in rows] for rows in self.layers]
-        made.scales = [{name: x[:tokens] for name, x in blocks.items()} for blocks in self.scales]
-        return made
+        copied = copy.copy(self)
+        copied.layers = [[x[:tokens] for x in rows] for rows in self.layers]
+        copied.scales = [{name: x[:tokens] for name, x in blocks.items()} for blocks in self.scales]
+        return copied
 
 
 class Values(NamedTuple):
@@ -156,8 +159,8 @@ class Run:
             mask, noncausal = (*more, None, False)[:2] if len(more) != 1 else (more[0], False)
             while len(sequence.table) * self.page_size < len(sequence) + new:
                 sequence.table.append(self.free.pop())
-            given = {"tokens": len(sequence) + new, "new_rows": new, "q_len": q_len, "noncausal": noncausal}
-            requests.append({**given, "mask": mask, "page_table": sequence.table})
+            fields = {"tokens": len(sequence) + new, "new_rows": new, "q_len": q_len, "noncausal": noncausal}
+            requests.append({**fields, "mask": mask, "page_table": sequence.table})
             options = {**self.options, "mask": mask, "causal": not noncausal}
             for layer, values in enumerate(self.values(sequence, new, q_len, options)):
                 layers[layer].append(values)
@@ -166,7 +169,7 @@ class Run:
             *arrays, wants = zip(*values, strict=True)
             results = [np.concatenate(one) for one in zip(*filter(None, wants), strict=True)]
             whole.append(Values(*map(np.concatenate, arrays), results))
-        left_out = {"arithmetic"} | ({"mask_slopes"} if all(one["mask"] is None for one in requests) else set())
+        left_out = {"arithmetic"} | ({"mask_slopes"} if all(request["mask"] is None for request in requests) else set())
         options = {name: value for name, value in self.options.items() if name not in left_out}
         return call_of(requests, **options), whole
 
@@ -195,8 +198,8 @@ def steps_of(run: Run) -> Iterator[list[tuple[Any, ...]]]:
     yield [(b, 5, 0)]
     yield [(Sequence(run.shape), 1, 3)]
     for n in (55, 1, 60):  # to the end of a leaf, over it, and far on
-        for at in range(0, n, NEW_ROWS):
-            yield [(a, min(n - at, NEW_ROWS), 1), (b, 0, 1)]
+        for begin in range(0, n, NEW_ROWS):
+            yield [(a, min(n - begin, NEW_ROWS), 1), (b, 0, 1)]
     mask = rng.standard_normal((2, MASK_KEYS), np.float32)
     mask[1, 2] = -np.inf
     yield [(a, 2, 2, mask), (b, 1, 2, None, True)]
@@ -215,9 +218,9 @@ class Checked:
         self.run, shape = run, run.shape
         types = [DTYPES.index(kind.name) for kind in run.kinds]
         sizes = shape.q_heads, shape.kv_heads, shape.head_dim, shape.v_head_dim, shape.latent
-        given = EXACT.index(case.options.get("arithmetic", "canonical")), case.page_size
+        operands = EXACT.index(case.options.get("arithmetic", "canonical")), case.page_size
         strides = run.strides[0], 0 if shape.latent else run.strides[1]
-        options = Options(*sizes, *types, *given, *strides)
+        options = Options(*sizes, *types, *operands, *strides)
         self.owner = Owner(info, 8 << 20)
         scales = None if run.scales is None else [run.scales[:, i] for i in range(2)]
         if scales is not None:
@@ -241,37 +244,39 @@ class Checked:
     def step(self, number: int, call: Any, layers: list[Values]) -> None:
         """In the command buffer of each slot by turns; every second step is one."""
         slot = number // 2 % SLOTS
-        for (_, words), one in zip(self.places, layers, strict=True):
-            fill(words, (one.words, one.q, [], []))
+        for (_, words), layer in zip(self.places, layers, strict=True):
+            fill(words, (layer.words, layer.q, [], []))
         assert self.c.za_step(self.prepared, slot, c.byref(call)), self.engine.error
         self.owner.submit(self.recordings[slot][1])
-        for (_, words), one in zip(self.places, layers, strict=True):
-            got, n = results(self.run.shape, ROWS, words), len(one.q)
-            same([x[:n] for x in got], one.want or [x[:0] for x in got], number)
+        for (_, words), layer in zip(self.places, layers, strict=True):
+            got, n = results(self.run.shape, ROWS, words), len(layer.q)
+            same([x[:n] for x in got], layer.want or [x[:0] for x in got], number)
             if not self.flags[0]:  # what further rows of the room have, which see no key
                 assert not np.any(got[0][n:]) and np.all(got[1][n:] == -np.inf)
 
     def run_at(self, number: int, call: Any, layers: list[Values], large: bool = False) -> None:
         """Between buffers of the engine's."""
-        for layer, ((places, words), one) in enumerate(zip(self.large if large else self.places, layers, strict=True)):
-            fill(words, (one.words, one.q, [], []))
+        for layer, ((places, words), inputs) in enumerate(
+            zip(self.large if large else self.places, layers, strict=True)
+        ):
+            fill(words, (inputs.words, inputs.q, [], []))
             assert self.c.za_run_at(self.engine.cache, layer, c.byref(call), c.byref(places)), self.engine.error
             # lse lies behind the room's rows, so that it is copied
             lse = words[3] if self.apart else self.owner.words[places.lse.offset // 4 :]
-            if len(one.q):
-                same(results(self.run.shape, len(one.q), (0, 0, words[2], lse)), one.want, (number, layer))
+            if len(inputs.q):
+                same(results(self.run.shape, len(inputs.q), (0, 0, words[2], lse)), inputs.want, (number, layer))
 
     def run_host(self, number: int, call: Any, layers: list[Values]) -> None:
         """From host memory."""
         shape = self.run.shape
-        for layer, one in enumerate(layers):
-            out = np.empty((len(one.q), shape.q_heads, shape.v_head_dim), np.float32)
+        for layer, inputs in enumerate(layers):
+            out = np.empty((len(inputs.q), shape.q_heads, shape.v_head_dim), np.float32)
             lse = np.empty(out.shape[:2], np.float32)
-            arrays = [np.ascontiguousarray(x) for x in (one.k, one.v, one.q)]
+            arrays = [np.ascontiguousarray(x) for x in (inputs.k, inputs.v, inputs.q)]
             data = Data(*map(address, arrays[:2]), False, *map(address, (arrays[2], out, lse)))
             data.v = None if shape.latent else data.v
             assert self.c.za_run(self.engine.cache, layer, c.byref(call), c.byref(data)), self.engine.error
-            same((out, lse), one.want or (out, lse), (number, layer))
+            same((out, lse), inputs.want or (out, lse), (number, layer))
 
     def close(self) -> None:
         self.c.za_prepared_free(self.prepared)

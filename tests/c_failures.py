@@ -38,12 +38,12 @@ class Made:
         self.c, self.frees = loaded, list[tuple[str, Any]]()
 
     def __call__(self, name: str, *arguments: Any, free: str | None = None) -> Any:
-        found = getattr(self.c, name)(*arguments)
-        if not found:
+        handle = getattr(self.c, name)(*arguments)
+        if not handle:
             raise Failed(f"{CODES[self.c.za_error_code()]}: {self.c.za_error().decode()}")
         if free is None:
             return None
-        self.frees.append((free, c.c_void_p(found)))
+        self.frees.append((free, c.c_void_p(handle)))
         return self.frees[-1][1]
 
     def close(self) -> None:
@@ -56,45 +56,45 @@ K, V = np.stack([Q.reshape(2, 2, 16), Q.reshape(2, 2, 16) + 1])  # of two tokens
 REQUEST = [{"tokens": 2, "page_table": [3, 1], "new_rows": 2, "q_len": 1}]
 
 
-def run_once(made: Made, cache: Any, **changes: Any) -> Any:
+def run_once(make: Made, cache: Any, **changes: Any) -> Any:
     """From host memory."""
     out, lse = np.empty_like(Q), np.empty((1, 4), np.float32)
     data = Data(address(K), address(V), False, address(Q), address(out), address(lse))
-    made("za_run", cache, 0, c.byref(call_of([{**REQUEST[0], **changes}])), c.byref(data))
+    make("za_run", cache, 0, c.byref(call_of([{**REQUEST[0], **changes}])), c.byref(data))
     return out, lse
 
 
-def from_the_device_on(made: Made, options: Any, name: bytes) -> Any:
+def from_the_device_on(make: Made, options: Any, name: bytes) -> Any:
     """A cache of a device that the library opens, and a copied page."""
-    device = made("za_device_open", name, free="za_device_close")
-    attn = made("za_open", device, c.byref(options), free="za_close")
-    cache = made("za_cache_make", attn, 1, 4, None, None, free="za_cache_free")
-    made("za_copy_page", cache, 3, 0)
+    device = make("za_device_open", name, free="za_device_close")
+    attn = make("za_open", device, c.byref(options), free="za_close")
+    cache = make("za_cache_make", attn, 1, 4, None, None, free="za_cache_free")
+    make("za_copy_page", cache, 3, 0)
 
 
-def in_the_engine(made: Made, engine: Engine, places: Any, words: Any, rows: int) -> Any:
+def in_the_engine(make: Made, engine: Engine, places: Any, words: Any, rows: int) -> Any:
     """A prepared call of two layers that is recorded, and two that wait, at places of the engine's and from host
     memory. rows: of q; 0: drivers compile little, and there are no results."""
     owner, n = engine.owner, 2 * VALUES
     words[0][:n] = np.concatenate([K, V], axis=2).reshape(-1).view(np.uint32)
     words[1][:64], words[2][:], words[3][:] = Q.reshape(-1).view(np.uint32), 0, 0
     room, request = Room(1, 1, rows, 2, 4), [{**REQUEST[0], "q_len": rows}]
-    prepared = made("za_prepare", engine.attn, c.byref(room), free="za_prepared_free")
+    prepared = make("za_prepare", engine.attn, c.byref(room), free="za_prepared_free")
     command, submit = owner.commands()
     try:
         for layer in range(LAYERS):
             at = c.c_void_p(owner.number(command)), engine.cache, layer, c.byref(places)
-            made("za_record", prepared, 0, *at)
+            make("za_record", prepared, 0, *at)
     finally:
         owner.end(command)
-    made("za_step", prepared, 0, c.byref(call_of(request)))
+    make("za_step", prepared, 0, c.byref(call_of(request)))
     owner.submit(submit)
     recorded = [x.copy() for x in words[2:]]
-    made("za_run_at", engine.cache, 1, c.byref(call_of(request)), c.byref(places))
+    make("za_run_at", engine.cache, 1, c.byref(call_of(request)), c.byref(places))
     if not all(np.array_equal(x, y) for x, y in zip(recorded, words[2:], strict=True)):
         raise WrongAnswer("run_at: other bits than those of the recorded call")
-    run_once(made, engine.cache, q_len=rows)
-    made("za_copy_page", engine.cache, 3, 0)
+    run_once(make, engine.cache, q_len=rows)
+    make("za_copy_page", engine.cache, 3, 0)
     return rows and (words[2].view(np.float32).reshape(1, 4, 16), words[3].view(np.float32).reshape(1, 4))
 
 
@@ -151,9 +151,9 @@ class Failures:
         except Failed as error:
             return str(error)
 
-    def next_calls(self, made: Made, what: str) -> list[str]:
+    def next_calls(self, make: Made, what: str) -> list[str]:
         """What five calls of the objects that there are give."""
-        there = {free: one for free, one in made.frees}
+        there = {free: one for free, one in make.frees}
         if what == "recorded":
             there = {"za_close": self.engine.attn, "za_cache_free": self.engine.cache}
         attn, cache, more = there.get("za_close"), there.get("za_cache_free"), Made(self.c)
@@ -170,7 +170,7 @@ class Failures:
 
     def table(self, faults: dict[int, Any]) -> Counter[str]:
         """faults: of each result the numbers of the calls that give it; None: all."""
-        never, found = set(fallible()), Counter[str]()
+        never, counts = set(fallible()), Counter[str]()
         for run, name, result in ((x, y, z) for x in ("opened", "recorded") for y in fallible() for z in faults):
             self.rows = int(FULL or RESULTS[result] != "lost")
             for number in faults[result] or count(1):
@@ -188,13 +188,13 @@ class Failures:
                     raise WrongAnswer(where)
                 if {one.partition(":")[0] for one in behind} - {"lost" if code == "lost" else ""}:
                     raise WrongAnswer(f"{where}; behind it {behind}")
-                found[f"{run} {code}"] += 1
+                counts[f"{run} {code}"] += 1
                 if run == "recorded" and code == "lost":
                     self.engine.close()
                     self.open_engine()
         if never:
             raise WrongAnswer(f"never failed: {never}")
-        return found
+        return counts
 
     def close(self) -> None:
         self.engine.close()
@@ -203,8 +203,8 @@ class Failures:
 
 def failures(loaded: c.CDLL, info: Any, faults: dict[int, Any]) -> Counter[str]:
     before, made = blocks(loaded), Failures(loaded, info)
-    found = made.table(faults)
+    result = made.table(faults)
     made.close()
     if blocks(loaded) != before:
         raise WrongAnswer(f"{blocks(loaded) - before} blocks of memory were not freed")
-    return found
+    return result

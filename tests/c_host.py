@@ -83,8 +83,8 @@ def compiled(target: Path, sources: list[Path], *arguments: str) -> subprocess.C
 
 def compiler_file(name: str) -> str:
     """A library of the compiler's, "" where it has none."""
-    found = subprocess.run([COMPILER, f"-print-file-name={name}"], capture_output=True, text=True).stdout.strip()
-    return found if Path(found).is_absolute() else ""
+    output = subprocess.run([COMPILER, f"-print-file-name={name}"], capture_output=True, text=True).stdout.strip()
+    return output if Path(output).is_absolute() else ""
 
 
 def built(folder: Path, sources: list[Path], *arguments: str) -> str:
@@ -193,11 +193,11 @@ def section(heading: str) -> str:
 
 def tables(heading: str) -> list[list[dict[str, str]]]:
     """The tables under a heading: a dict for each row, by column."""
-    found = []
+    results = []
     for lines in re.findall(r"(?:^\|.*\|\n)+", section(heading), flags=re.M):
         rows = [[cell.strip() for cell in line.strip("|\n").split("|")] for line in lines.splitlines()]
-        found.append([dict(zip(rows[0], row, strict=True)) for row in rows[2:]])
-    return found
+        results.append([dict(zip(rows[0], row, strict=True)) for row in rows[2:]])
+    return results
 
 
 def page_words(heading: str) -> np.ndarray:
@@ -209,14 +209,14 @@ def page_words(heading: str) -> np.ndarray:
     header, *records = map(list, (HEADER, ITEM, ROW, APPEND, HEAD))
     words: dict[int, int] = {}
     for row in (row for table in tables(heading) for row in table if "word" in row):
-        name, at = row["name"].strip("`"), int(row["word"])
+        name, place = row["name"].strip("`"), int(row["word"])
         if row["word"].startswith("+"):
-            assert any(name == record[at] for record in records if at < len(record)), row
-        elif at < HEADER_WORDS:
-            assert name == header[at], row
-        values = {at: row["value"]} if "value" in row else {at + int(x): row[x] for x in row if x.isdigit()}
+            assert any(name == record[place] for record in records if place < len(record)), row
+        elif place < HEADER_WORDS:
+            assert name == header[place], row
+        values = {place: row["value"]} if "value" in row else {place + int(x): row[x] for x in row if x.isdigit()}
         assert not values.keys() & words, row
         words.update((word, int(value, 0)) for word, value in values.items())
-    found = np.zeros(max(words) + 1, np.uint32)
-    found[list(words)] = list(words.values())
-    return found
+    result = np.zeros(max(words) + 1, np.uint32)
+    result[list(words)] = list(words.values())
+    return result

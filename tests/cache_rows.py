@@ -27,13 +27,13 @@ Pair = tuple[Any, Any]
 def new_rows(rng: np.random.Generator, n: int, shape: za.AttnShape, dtype: str, scale: float = 1.0) -> Pair:
     """k, v (n, kv_heads, head_dim) that a cache of ``dtype`` takes."""
 
-    def one() -> Any:
+    def drawn() -> Any:
         x = rng.standard_normal((n, shape.kv_heads, shape.head_dim), np.float32) * np.float32(scale)
         if dtype == "bf16":
             return (x.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
         return x.astype(np.float16) if dtype == "f16" else x
 
-    return one(), one()
+    return drawn(), drawn()
 
 
 def new_q(rng: np.random.Generator, n: int, shape: za.AttnShape) -> Any:
@@ -93,12 +93,12 @@ class Twin:
 
     def step(self, n: int, q_len: int = 1) -> list[Pair]:
         """``n`` tokens appended and ``q_len`` rows attended in every layer: (out, lse) of each."""
-        found = []
+        pairs = []
         for layer in self.rng.permutation(self.cache.num_layers).tolist():
             q, k, v = self.new(layer, n, q_len)
-            found.append(self.attention(q, self.sequence, layer, k=k, v=v, return_lse=True))
-            self.check(layer, q, found[-1])
-        return found
+            pairs.append(self.attention(q, self.sequence, layer, k=k, v=v, return_lse=True))
+            self.check(layer, q, pairs[-1])
+        return pairs
 
     def look(self, q_len: int = 1, attention: Any = None) -> None:
         """Attend in every layer, also where there are fewer keys than rows."""
@@ -139,14 +139,14 @@ class Twin:
 def done_or_not_done(twins: Seq[Twin]) -> Iterator[None]:
     """Around a call that may be cut short: then all twins of the call hold the rows from before it, or all those from
     behind it."""
-    before = [(list(one.held), list(one.sequence.lengths)) for one in twins]
+    before = [(list(twin.held), list(twin.sequence.lengths)) for twin in twins]
     try:
         yield
     except BaseException:
         acting = [
-            (one, held, list(one.sequence.lengths) == lengths)
-            for one, (held, lengths) in zip(twins, before, strict=True)
-            if any(x is not y for x, y in zip(one.held, held, strict=True))
+            (twin, held, list(twin.sequence.lengths) == lengths)
+            for twin, (held, lengths) in zip(twins, before, strict=True)
+            if any(x is not y for x, y in zip(twin.held, held, strict=True))
         ]
         assert len({undone for *_, undone in acting}) <= 1, acting
         for one, held, undone in acting:
@@ -164,31 +164,31 @@ def together(
     """One call of all ``twins`` in every layer, with so many new rows (0 of each: none) and query rows of each."""
     attention = attention or twins[0].attention
     for layer in layers or range(attention.cache.num_layers):
-        new = [one.new(layer, n, m) for one, n, m in zip(twins, counts, q_lens or counts, strict=True)]
+        new = [twin.new(layer, n, m) for twin, n, m in zip(twins, counts, q_lens or counts, strict=True)]
         q, k, v = (list(column) for column in zip(*new, strict=True))
         rows_of = {"k": k, "v": v} if any(counts) else {}
-        outs, lses = attention(q, [one.sequence for one in twins], layer, return_lse=True, **rows_of)
-        for one, rows_q, *got in zip(twins, q, outs, lses, strict=True):
-            one.check(layer, rows_q, got, "batch")
+        outs, lses = attention(q, [twin.sequence for twin in twins], layer, return_lse=True, **rows_of)
+        for twin, rows_q, *got in zip(twins, q, outs, lses, strict=True):
+            twin.check(layer, rows_q, got, "batch")
 
 
-def submitting(one: Twin, layer: int) -> Callable[[], None]:
+def submitting(twin: Twin, layer: int) -> Callable[[], None]:
     """Whoever is interrupted in ``result`` asks again; a call that has failed is made again."""
-    before, pending = list(one.held), []
-    q, k, v = one.new(layer, 1, 1)
-    after, one.held = one.held, before
+    before, pending = list(twin.held), []
+    q, k, v = twin.new(layer, 1, 1)
+    after, twin.held = twin.held, before
 
     def call() -> None:
         try:
             if not pending:
-                with one.cache.device.together():
-                    pending.append(one.attention.submit(q, one.sequence, layer, k, v, return_lse=True))
-            found = pending[0].result()
+                with twin.cache.device.together():
+                    pending.append(twin.attention.submit(q, twin.sequence, layer, k, v, return_lse=True))
+            result = pending[0].result()
         except Exception:
             pending.clear()
             raise
-        one.held = after
-        one.check(layer, q, found)
+        twin.held = after
+        twin.check(layer, q, result)
 
     return call
 
@@ -221,14 +221,14 @@ def story(a: Twin, b: Twin, c: Twin, path: Any) -> Iterator[Callable[[], Any]]:
 def grow(cache: Any, steps: Any = STEPS, seed: int = 0, scale: float = 1.0, **layout: Any) -> list[Pair]:
     """(out, lse) of every step (tokens, query rows) and layer on one sequence, each equal to the emulation."""
     twin = Twin(za.Attention(cache, **layout), seed, scale)
-    found = [pair for step in steps for pair in twin.step(*step)]
+    result = [pair for step in steps for pair in twin.step(*step)]
     twin.sequence.free()
-    return found
+    return result
 
 
-def grown(*made: Any, **options: Any) -> list[Pair]:
+def grown(*arguments: Any, **options: Any) -> list[Pair]:
     """``grow`` on a KVCache of its own."""
-    with za.KVCache(*made) as cache:
+    with za.KVCache(*arguments) as cache:
         return grow(cache, **options)
 
 

@@ -3,10 +3,12 @@
 import gc
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from model_files import leave_to_their_process
 from validated import leave_to_the_layer
 
 _swiftshader = os.environ.get("ZINC_ATTN_SWIFTSHADER_ICD")
@@ -35,7 +37,7 @@ def rng() -> np.random.Generator:
 # What takes longest, in this order: it is begun first, so that no process is left alone with it at the end.
 LONGEST = (
     "swiftshader",
-    *(f"tests/device/test_{name}.py" for name in ("validation", "check", "transformers", "grid")),
+    *(f"tests/device/test_{name}.py" for name in ("validation", "slips", "grid", "model_files", "check", "c_engine")),
 )
 
 
@@ -61,9 +63,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Units(config, log)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return leave_to_their_process(collection_path, config) or None
+
+
 @pytest.hookimpl(trylast=True)  # behind pytest's own order, which is by the parameters of session fixtures
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The units of LONGEST first, without what runs under the validation layer."""
     leave_to_the_layer(config, items)
-    places = {unit: at for at, unit in enumerate(LONGEST)}
+    places = {unit: index for index, unit in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(work_unit(item.nodeid), len(places)))

@@ -80,22 +80,22 @@ class Owner:
 def call_of(requests: list[dict[str, Any]], **options: Any) -> Any:
     """struct za_call of requests; arrays are given as such. It keeps them. One list is one table."""
     arrays: list[Any] = []
-    tables = {id(one.get("page_table")): np.array(one.get("page_table", ()), np.uint32) for one in requests}
+    tables = {id(request.get("page_table")): np.array(request.get("page_table", ()), np.uint32) for request in requests}
     structs = (Request * len(requests))()
-    for struct, one in zip(structs, requests, strict=True):
-        table, mask = tables[id(one.get("page_table"))], one.get("mask")
+    for struct, request in zip(structs, requests, strict=True):
+        table, mask = tables[id(request.get("page_table"))], request.get("mask")
         mask = None if mask is None or not mask.shape[1] else np.ascontiguousarray(mask, np.float32)
         arrays += [table, mask]
-        given = {"pages": len(table), **one, "page_table": address(table), "mask": address(mask)}
-        given["mask_keys"] = 0 if mask is None else mask.shape[1]
-        for name, value in given.items():
+        fields = {"pages": len(table), **request, "page_table": address(table), "mask": address(mask)}
+        fields["mask_keys"] = 0 if mask is None else mask.shape[1]
+        for name, value in fields.items():
             setattr(struct, name, value)
-    given = {}
+    fields = {}
     for name, value in options.items():
         if isinstance(value, np.ndarray):
             arrays.append(np.ascontiguousarray(value, np.float32))
-        given[name] = address(arrays[-1]) if isinstance(value, np.ndarray) else value or 0
-    made = Call(request=c.addressof(structs), requests=len(requests), **given)
+        fields[name] = address(arrays[-1]) if isinstance(value, np.ndarray) else value or 0
+    made = Call(request=c.addressof(structs), requests=len(requests), **fields)
     made.kept = structs, arrays
     return made
 

@@ -154,14 +154,14 @@ class Story:
         """A recording with timestamps, on K and V of its own."""
         runtime, seen, q = self.device.runtime, list[Any](), np.ones((2, 64), np.float32)
         with za.KVCache(self.device, SHAPE, 1, 40, "f32") as cache:
-            one = Twin(za.Attention(cache, observer=lambda _, workspace: seen.append(workspace)))
-            one.append(40)
-            found = one.attention(q, one.sequence, 0, return_lse=True)
-            one.check(0, q, found)
+            twin = Twin(za.Attention(cache, observer=lambda _, workspace: seen.append(workspace)))
+            twin.append(40)
+            result = twin.attention(q, twin.sequence, 0, return_lse=True)
+            twin.check(0, q, result)
             recording = runtime.record(seen[0].dispatches(0), timestamps=True)
             runtime.run(recording)
             runtime.timings(recording)
-            same([x[0] for x in seen[0].results()], found, "the timed call")
+            same([x[0] for x in seen[0].results()], result, "the timed call")
 
     def steps(self) -> Iterator[Callable[[], object]]:
         a, c = self.twins
@@ -292,7 +292,7 @@ def all_faults(calls: dict[str, int]) -> list[Faults]:
 
 def settling_faults() -> list[Faults]:
     """A submission or a wait that fails, and for good what would make that good."""
-    found: list[Faults] = []
+    settled: list[Faults] = []
     firsts = [(-1, False, False), (-4, False, False), (-13, True, False), (-1, False, True)]
     idle = ("vkQueueWaitIdle", "vkDeviceWaitIdle", "vkGetFenceStatus")
     each = (idle[:1], idle[:2], idle, idle[2:], ("vkGetFenceStatus", "vkCreateFence"))
@@ -301,8 +301,8 @@ def settling_faults() -> list[Faults]:
             for settling, result in itertools.product(each, (-1, -4)):
                 # the first fence and the first submissions are the story's own
                 good = (Fault(name, 2 if name == "vkCreateFence" else 1, result, False, True) for name in settling)
-                found.append((start, *good))
-    return found
+                settled.append((start, *good))
+    return settled
 
 
 def summary(faults: Sequence[Faults], outcomes: Sequence[str]) -> str:

@@ -93,8 +93,8 @@ OPS = {name: op(name) for name in ("VIEW", "RESHAPE", "PERMUTE")} | {
     "CPY": op("CPY", lambda x, _: x),
     "CONCAT": op("CONCAT", lambda *x: np.concatenate(x, -1)),
     "SSM_CONV": op("SSM_CONV", lambda x, w: recurrent.ssm_conv(x[0], w[0, 0])),
-    "GATED_DELTA_NET": op("GATED_DELTA_NET", lambda *of: states(recurrent.delta_net(*of)), 1),
-    "TWO_STATES": op("GATED_DELTA_NET", lambda *of: states(recurrent.delta_net(*of, slots=2)), 2),
+    "GATED_DELTA_NET": op("GATED_DELTA_NET", lambda *arguments: states(recurrent.delta_net(*arguments)), 1),
+    "TWO_STATES": op("GATED_DELTA_NET", lambda *arguments: states(recurrent.delta_net(*arguments, slots=2)), 2),
     "SSM_SCAN": op(
         "SSM_SCAN", lambda s, x, t, a, b, c, i: states(recurrent.ssm_scan(s, x, t[0], a[0, 0], b, c, i.ravel())), 1
     ),
@@ -130,11 +130,11 @@ def read(text: str, nodes: list[Node], leaf: Callable[[tuple[int, ...]], int]) -
     """The text's nodes are added to nodes."""
     names: dict[str, int] = {}
     for i, (name, operands, ne, nb, offset, flags, other, behind) in enumerate(NODE.findall(text)):
-        found = re.findall(r"(\w+)(?:\[([\d,]+)\])?", operands)
-        for letter, sizes in found:
+        result = re.findall(r"(\w+)(?:\[([\d,]+)\])?", operands)
+        for letter, sizes in result:
             if letter.islower() and letter not in names:
                 names[letter] = leaf((*map(int, sizes.split(",")), 1, 1, 1)[:4])
-        sources = tuple(names.get(one, one) for one, _ in found)
+        sources = tuple(names.get(one, one) for one, _ in result)
         shape = nodes[sources[name.startswith("MUL_MAT")]].ne if not ne else (*map(int, ne.split(",")), 1, 1, 1)[:4]
         steps = tuple(map(int, nb.split(","))) if nb else ()
         names[str(i)] = len(nodes)
@@ -183,18 +183,18 @@ class Graph:
         values = {i: self.value(i, words).copy() for i in self.kept}
         return {i: np.where(np.isnan(x), np.uint32(0x7FC00000), x.view(np.uint32)) for i, x in values.items()}
 
-    def oracle(self, words: Any, given: dict[str, Any]) -> dict[int, Any]:
+    def oracle(self, words: Any, arrays: dict[str, Any]) -> dict[int, Any]:
         words = words.copy()
         values = [self.value(i, words) for i in range(len(self.nodes))]
         for i, node in enumerate(self.nodes):
             compute = OPS[node.op].compute if node.op else None
             if compute:
-                result = compute(*(given[j][1] if isinstance(j, str) else values[j] for j in node.sources))
+                result = compute(*(arrays[j][1] if isinstance(j, str) else values[j] for j in node.sources))
                 values[i][...] = result.reshape(values[i].shape)
         return self.ends(words)
 
-    def run(self, back_end: Any, words: Any, given: dict[str, Any]) -> dict[int, Any]:
-        (buffer, whole), tensors, found = back_end.memory(words), list[Any](), np.empty_like(words)
+    def run(self, back_end: Any, words: Any, arrays: dict[str, Any]) -> dict[int, Any]:
+        (buffer, whole), tensors, result = back_end.memory(words), list[Any](), np.empty_like(words)
         for i, node in enumerate(self.nodes):
             if self.root[i] == i:
                 kind = "i32" if i in self.integers else "f32"
@@ -203,16 +203,16 @@ class Graph:
                 tensors.append(back_end.view(tensors[node.sources[node.op == "CPY"]], node.ne, node.steps, node.offset))
             if node.op:
                 (name, _, params), output = OPS[node.op], 2 * node.output
-                sources = [given[j][0] if j in given else tensors[j] for j in node.sources]
+                sources = [arrays[j][0] if j in arrays else tensors[j] for j in node.sources]
                 assert back_end.describe(NUMBERS.index(name), tensors[i], *sources, params=params, flags=output)
         back_end.graph([tensor for tensor, node in zip(tensors, self.nodes, strict=True) if node.op])
-        back_end.c.get_bytes(whole, c.c_void_p(address(found)), c.c_size_t(0), c.c_size_t(found.nbytes))
-        return self.ends(found)
+        back_end.c.get_bytes(whole, c.c_void_p(address(result)), c.c_size_t(0), c.c_size_t(result.nbytes))
+        return self.ends(result)
 
     def wrong(self, back_end: Any, words: Any, given: dict[str, Any], want: dict[int, Any]) -> list[int]:
         """Of a run, the values that have other bits."""
-        found = self.run(back_end, words, given)
-        return [i for i in self.kept if not np.array_equal(found[i], want[i])]
+        result = self.run(back_end, words, given)
+        return [i for i in self.kept if not np.array_equal(result[i], want[i])]
 
 
 def named(text: str, rng: Any = None) -> Graph:

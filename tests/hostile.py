@@ -66,7 +66,7 @@ INNER |= {"Device", "PendingAttention", "DeviceInfo", "Sequence", "ShardedSequen
 def parameters(call: Callable[..., Any]) -> list[str]:
     """The names of what a caller can pass."""
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [name for name, one in inspect.signature(call).parameters.items() if one.kind not in kinds]
+    return [name for name, parameter in inspect.signature(call).parameters.items() if parameter.kind not in kinds]
 
 
 def _members(cls: type) -> Iterator[tuple[str, list[str]]]:
@@ -84,16 +84,16 @@ def public_callables(prefix: str, module: ModuleType, names: Iterable[str]) -> s
     """Every function, constructor and method with parameters among ``names`` of ``module``, as ``prefix`` names it,
     but for exceptions.
     """
-    found = set()
+    paths = set()
     for name in names:
         thing = getattr(module, name)
         if not str(getattr(thing, "__module__", "")).startswith("zinc_attn"):
             continue
         if isinstance(thing, type) and not issubclass(thing, BaseException):
-            found |= {f"{prefix}{name}{attribute}" for attribute, given in _members(thing) if given}
+            paths |= {f"{prefix}{name}{attribute}" for attribute, given in _members(thing) if given}
         elif isinstance(thing, FunctionType) and parameters(thing):
-            found.add(f"{prefix}{name}")
-    return found
+            paths.add(f"{prefix}{name}")
+    return paths
 
 
 def all_public() -> set[str]:
@@ -116,14 +116,14 @@ def walk(make: Make) -> list[str]:
     for name in names:
         for number, hostile in enumerate(hostile_values()):
             call, arguments = make()
-            given = f"{name} = value {number}, {shown(hostile)}"
+            argument = f"{name} = value {number}, {shown(hostile)}"
             try:
                 call(**(arguments | {name: hostile}))
             except za.ZincAttnError as error:
                 if not str(error):
-                    wrong.append(f"{given}: an error without a text")
+                    wrong.append(f"{argument}: an error without a text")
             except Exception as error:
-                wrong.append(f"{given}: {type(error).__name__}: {str(error)[:200]}")
+                wrong.append(f"{argument}: {type(error).__name__}: {str(error)[:200]}")
     return wrong
 
 

@@ -31,36 +31,38 @@ _HANDLING = ("PUSH_EXC_INFO", "WITH_EXCEPT_START", "POP_EXCEPT", "RERAISE", "NOP
 
 def files(*names: str) -> frozenset[str]:
     """The paths of modules of the package, as code objects name them; a folder stands for all modules in it."""
-    found = [
+    paths = [
         path
         for name in names
         for path in ((PACKAGE / name).rglob("*.py") if (PACKAGE / name).is_dir() else [PACKAGE / name])
     ]
-    assert found and all(path.exists() for path in found), names
-    return frozenset(map(str, found))
+    assert paths and all(path.exists() for path in paths), names
+    return frozenset(map(str, paths))
 
 
 @cache
 def _deferred(code: CodeType) -> frozenset[int]:
     """The offsets of the opcodes of ``code`` at which no signal can arrive and a lock or a file would be lost."""
     ops = list(dis.get_instructions(code))
-    found: set[int] = set()
-    for at, op in enumerate(ops):
+    offsets: set[int] = set()
+    for index, op in enumerate(ops):
         if op.opname in _ENTERING:
-            found.add(op.offset)
+            offsets.add(op.offset)
         if op.opname in _HANDLING:
-            found.add(op.offset)
-            if ops[at - 1].opname == "COPY":
-                found.add(ops[at - 1].offset)
+            offsets.add(op.offset)
+            if ops[index - 1].opname == "COPY":
+                offsets.add(ops[index - 1].offset)
         if op.opname not in ("CALL", "CALL_FUNCTION"):
             continue
-        begin = at
+        begin = index
         while begin and ops[begin - 1].opname in _LEAVING:
             begin -= 1
-        nothing = [o for o in ops[begin:at] if (o.opname == "LOAD_CONST" and o.argval is None) or o.opname == "DUP_TOP"]
+        nothing = [
+            o for o in ops[begin:index] if (o.opname == "LOAD_CONST" and o.argval is None) or o.opname == "DUP_TOP"
+        ]
         if len(nothing) >= 3:
-            found.update(one.offset for one in ops[begin : at + 1])
-    return frozenset(found)
+            offsets.update(one.offset for one in ops[begin : index + 1])
+    return frozenset(offsets)
 
 
 class Interrupter:
@@ -70,8 +72,8 @@ class Interrupter:
     or return, so a second interrupt hits what runs after the first one.
     """
 
-    def __init__(self, where: Collection[str], *at: int) -> None:
-        self.where, self.at, self.seen, self.raised = where, sorted(at), 0, list[str]()
+    def __init__(self, where: Collection[str], *arguments: int) -> None:
+        self.where, self.at, self.seen, self.raised = where, sorted(arguments), 0, list[str]()
 
     def _local(self, frame: FrameType, event: str, arg: Any) -> Any:
         if event == "opcode" and frame.f_lasti not in _deferred(frame.f_code):

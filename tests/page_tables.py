@@ -72,12 +72,12 @@ def interrupt_everywhere(
     count = opcodes(lambda: call(*seqs), where)
     ends.append(seen(seqs))
     hits = 0
-    for at in moments(count, 10**9, seed=1)[: count + pairs]:
+    for moment in moments(count, 10**9, seed=1)[: count + pairs]:
         seqs = world()
-        interrupter = Interrupter(where, *at)
+        interrupter = Interrupter(where, *moment)
         with suppress(KeyboardInterrupt):
             interrupter.run(lambda seqs=seqs: call(*seqs))
         hits += bool(interrupter.raised)
-        assert seen(seqs) in ends, (at, interrupter.raised)
+        assert seen(seqs) in ends, (moment, interrupter.raised)
         check(seqs)
     return hits

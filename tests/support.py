@@ -185,9 +185,9 @@ def needs_radv() -> None:
 
 def instructions(spirv: bytes) -> list[list[int]]:
     """[opcode, operands …] of every instruction."""
-    words, at, found = np.frombuffer(spirv, np.uint32).tolist(), 5, []
+    words, at, decoded = np.frombuffer(spirv, np.uint32).tolist(), 5, []
     while at < len(words):
         length = words[at] >> 16
-        found.append([words[at] & 0xFFFF, *words[at + 1 : at + length]])
+        decoded.append([words[at] & 0xFFFF, *words[at + 1 : at + length]])
         at += length
-    return found
+    return decoded

@@ -111,12 +111,12 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
 @cache
 def loaded(name: str, dtype: Any = torch.float32) -> Any:
     kind, changes = {**MODELS, **SIMILAR, **OTHERS}[name]
-    given = {key: value for key, value in {**UNTIED, **changes}.items() if value is not ABSENT}
-    if "num_experts_per_tok" in given:
-        given["experts_implementation"] = "eager"
+    values = {key: value for key, value in {**UNTIED, **changes}.items() if value is not ABSENT}
+    if "num_experts_per_tok" in values:
+        values["experts_implementation"] = "eager"
     torch.manual_seed(11)
     made = getattr(transformers, kind)
-    model = made(made.config_class(**given)).eval()
+    model = made(made.config_class(**values)).eval()
     for module in model.modules():
         if getattr(module, "sinks", None) is not None:
             torch.nn.init.normal_(module.sinks, std=2.0)
@@ -130,8 +130,8 @@ def model_of(name: str, attn: str = "zinc", dtype: Any = torch.float32) -> Any:
 
 
 def cache_of(model: Any, device: za.Device, **options: Any) -> hf.ZincCache:
-    given = {"page_size": 64, **options}
-    return hf.ZincCache(model.config, given.pop("capacity", 256), device=device, **given)
+    fields = {"page_size": 64, **options}
+    return hf.ZincCache(model.config, fields.pop("capacity", 256), device=device, **fields)
 
 
 def generate(model: Any, ids: Any, **options: Any) -> Any:

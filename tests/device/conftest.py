@@ -116,8 +116,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Plain Vulkan for every test, and Kompute for those that are marked ``both_dispatchers``; with --full for all.
 
     The mark is for tests of what the dispatchers do differently: order, memory, errors, recordings. A file whose others
-    never differ, being far from the device, says ONE_DISPATCHER = True. Without --full a test that is marked
-    ``one_driver`` leaves out SwiftShader, which keeps no compiled code: each of its kernels takes three seconds.
+    never differ, being far from the device, says ONE_DISPATCHER = True.
     Native code of the processor runs all that are not marked ``of_drivers``.
     A file that says NATIVE = True, whose tests are of what no driver sees, runs on the processor alone but for these.
     One that says PROCESSOR_TOO = True runs on a Vulkan device and on the processor.
@@ -125,19 +124,33 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """
     every = FULL and not getattr(metafunc.module, "ONE_DISPATCHER", False)
     both = every or metafunc.definition.get_closest_marker("both_dispatchers") is not None
-    given = {name for mark in metafunc.definition.iter_markers("parametrize") for name in _names(mark.args[0])}
-    if "device" in metafunc.fixturenames and "device" not in given:
+    parametrized = {name for mark in metafunc.definition.iter_markers("parametrize") for name in _names(mark.args[0])}
+    if "device" in metafunc.fixturenames and "device" not in parametrized:
         runtimes = [runtime for runtime in RUNTIMES if both or runtime == "vulkan"]
         runtimes = ["cpu"] if on_the_processor(metafunc.module, metafunc.definition) else runtimes
         runtimes += ["cpu"] if NATIVE and getattr(metafunc.module, "PROCESSOR_TOO", False) else []
         metafunc.parametrize("device", runtimes, indirect=True, scope="session")
-    if "any_device" in metafunc.fixturenames and "any_device" not in given:
+    if "any_device" in metafunc.fixturenames and "any_device" not in parametrized:
         drivers = [driver for driver in DRIVERS if both or driver[1] == "vulkan"]
-        if not FULL and metafunc.definition.get_closest_marker("one_driver"):
-            drivers = [driver for driver in drivers if driver[0] != "swiftshader"]
         drivers += [] if metafunc.definition.get_closest_marker("of_drivers") else [CPU_NATIVE]
         drivers += [GFX1201] if getattr(metafunc.module, "EXECUTED", False) else []
         metafunc.parametrize("any_device", drivers, indirect=True, ids="-".join, scope="session")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without --full SwiftShader leaves out tests marked ``one_driver`` but for cases with a word of the mark's.
+
+    It keeps no compiled code: each pipeline takes about two seconds. The words choose cases that differ in the kernel's
+    arithmetic or barriers; lavapipe, the processor and gfx1201's machine code have all cases.
+    """
+
+    def is_left_out(item: pytest.Item) -> bool:
+        mark = item.get_closest_marker("one_driver")
+        return mark is not None and "swiftshader" in item.name and not any(word in item.name for word in mark.args)
+
+    if not FULL:
+        config.hook.pytest_deselected(items=[item for item in items if is_left_out(item)])
+        items[:] = [item for item in items if not is_left_out(item)]
 
 
 def _names(names: str | Sequence[str]) -> Sequence[str]:

@@ -20,7 +20,6 @@ from zinc_attn.integrations import transformers as hf
 from zinc_attn.integrations.transformers import adapters
 
 NATIVE = True
-
 BOUND = 1e-4  # of logits of order 10, float32 through two layers; 1.8e-5 is the largest deviation that was measured
 ONE_DISPATCHER = True
 pytestmark = pytest.mark.filterwarnings("ignore:attention 'zinc' runs without a ZincCache")
@@ -47,7 +46,7 @@ def _quiet(one_thread):
         yield
 
 
-def made(name: str, **others: Any) -> Any:
+def new_model(name: str, **others: Any) -> Any:
     kind, changes, _, attn = MODELS[name]
     model = getattr(transformers, kind)
     config = model.config_class(**{**BASE, **copy.deepcopy(changes), **others})
@@ -56,12 +55,12 @@ def made(name: str, **others: Any) -> Any:
     return model(config).eval()
 
 
-own = cache(made)
+unadapted = cache(new_model)
 
 
 @cache
 def adapted(name: str) -> Any:
-    model = made(name)
+    model = new_model(name)
     hf.adapt(model)
     return model
 
@@ -74,7 +73,7 @@ def cache_of(model: Any, device: za.Device, **options: Any) -> hf.ZincCache:
 def test_logits_are_the_models_own_in_chunks(name, device):
     """A prompt in chunks, then single tokens; and the whole prompt without a cache of ours."""
     ids, model = prompt(75), adapted(name)
-    want = own(name)(ids).logits
+    want = unadapted(name)(ids).logits
     with cache_of(model, device) as held:
         assert {str(layer.shape) for layer in held.layers} == {MODELS[name][2]}
         parts = in_chunks(model, ids, held, 0, 30, 37, 70, 71, 72)
@@ -85,7 +84,7 @@ def test_logits_are_the_models_own_in_chunks(name, device):
 @ARCHITECTURES
 def test_text_of_a_padded_batch_is_the_models_own(name, device):
     options = {**padded(40, 28, 9), "max_new_tokens": 24, "use_cache": True}
-    want, model = zinc_models.generate(own(name), **options), adapted(name)
+    want, model = zinc_models.generate(unadapted(name), **options), adapted(name)
     assert len(want[0].unique()) > 12, "a text that repeats itself tests little"
     with cache_of(model, device, max_batch=3) as held:
         got = zinc_models.generate(model, cache=held, **options)
@@ -96,7 +95,7 @@ def test_text_of_a_padded_batch_is_the_models_own(name, device):
 
 def test_slopes_are_the_models():
     """Falcon rounds them to bfloat16, as the paper's for 32 heads, 2**(-k / 4), are not."""
-    model = made("falcon", num_attention_heads=32)
+    model = new_model("falcon", num_attention_heads=32)
     hf.adapt(model)
     slopes = model.transformer.h[0].self_attention.forward.args[1]
     paper = torch.exp2(-torch.arange(1, 33) / 4)
@@ -111,7 +110,7 @@ def test_padding_behind_tokens(device):
     """BLOOM counts tokens, as this does; MPT counts columns."""
     ids, mask = prompt(20), torch.ones(1, 20, dtype=torch.long)
     mask[0, 7:11] = 0
-    want, model = own("bloom")(ids, attention_mask=mask).logits, adapted("bloom")
+    want, model = unadapted("bloom")(ids, attention_mask=mask).logits, adapted("bloom")
     with cache_of(model, device) as held:
         got = model(ids, attention_mask=mask, cache=held).logits
     live = mask[0].bool()
@@ -129,7 +128,7 @@ def test_4d_masks_of_mpt(device):
     ids, mask = prompt(20), torch.ones(1, 1, 20, 20).tril()
     mask[..., 12:, 3:9] = 0
     mask = torch.zeros(mask.shape).masked_fill(mask == 0, torch.finfo(torch.float32).min)
-    want, model = own("mpt")(ids, attention_mask=mask).logits, adapted("mpt")
+    want, model = unadapted("mpt")(ids, attention_mask=mask).logits, adapted("mpt")
     with cache_of(model, device) as held:
         got = model(ids, attention_mask=mask, cache=held).logits
         assert (got - want).abs().max() <= BOUND
@@ -152,8 +151,8 @@ def test_models_that_compute_their_attention_themselves_are_refused():
     hf.register()
     xglm = transformers.XGLMConfig(**BASE, d_model=32, ffn_dim=32, num_layers=1, attention_heads=2)
     for model, text in (
-        (made("bloom"), r"bloom, which .* call adapt\(model\)"),
-        (made("mpt"), r"mpt, which .* call adapt\(model\)"),
+        (new_model("bloom"), r"bloom, which .* call adapt\(model\)"),
+        (new_model("mpt"), r"mpt, which .* call adapt\(model\)"),
         (transformers.XGLMForCausalLM(xglm), 'xglm, which computes .* use "eager"'),
     ):
         model.config._attn_implementation = "zinc"
@@ -164,11 +163,11 @@ def test_models_that_compute_their_attention_themselves_are_refused():
 def test_what_adapt_refuses(monkeypatch):
     with pytest.raises(errors.ArgumentError, match="model: got int, expected a transformers model"):
         hf.adapt(3)
-    hooked = made("bloom")
+    hooked = new_model("bloom")
     hooked.transformer.h[1].self_attention.forward = lambda *args, **kwargs: None
-    odd = made("bloom")
+    odd = new_model("bloom")
     odd.transformer.build_alibi_tensor = lambda mask, heads, dtype: torch.arange(8.0).square().expand(heads, 1, 8)
-    exact = made("bloom")
+    exact = new_model("bloom")
     for block in exact.transformer.h:
         block.self_attention.pretraining_tp, block.self_attention.slow_but_exact = 2, True
     for model, text in (
@@ -183,11 +182,11 @@ def test_what_adapt_refuses(monkeypatch):
     for version in ("5.23.1", "5.25.0.dev0", "6.0", "unknown"):
         monkeypatch.setattr(adapters.transformers, "__version__", version)
         with pytest.raises(errors.UnsupportedError, match=f"got transformers {version}, expected 5.24, whose"):
-            hf.adapt(made("mpt"))
+            hf.adapt(new_model("mpt"))
 
 
 def test_training_and_weights_are_refused():
-    model = made("bloom")
+    model = new_model("bloom")
     hf.adapt(model)
     with pytest.raises(errors.UnsupportedError, match="BloomAttention: got output_attentions, which"):
         model(prompt(5), output_attentions=True)

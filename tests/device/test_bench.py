@@ -2,20 +2,31 @@
 
 import importlib.util
 import json
+import shutil
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
 from commands import records, refusal
 from commands import run as main
+from support import NATIVE as HAS_NATIVE
 
 import zinc_attn as za
 from zinc_attn.planning import duration
+from zinc_attn.runtime.cpu import library as native
 from zinc_attn.tools import proof
 from zinc_attn.tools.measure import CallSpec, decode_steps, measure_calls, stalls, steps
 from zinc_attn.tools.measure.calls import pass_times
 
+NATIVE = True
 SHAPE = za.AttnShape(6, 2, 64)
 PASSES = {"device", "pass 1", "gap", "pass 2"}
+
+
+def on(device):
+    """The options of a command that name a device."""
+    return f"--device {device.info.index} --runtime {device.runtime.name}"
 
 
 def run(devices, contexts, *dtypes):
@@ -29,15 +40,17 @@ def test_rows(device):
     calls = {(r.context, r.spec.dtype, r.layout) for r in rows}
     assert len(calls) == 2 * 3 * 2
     for call in calls:
-        mine = {r.measure: r for r in rows if (r.context, r.spec.dtype, r.layout) == call}
-        assert {"call"} | (timed & {"device", "pass 1"}) <= set(mine) <= {"call"} | timed
-        assert {(r.status, r.verified, len(r.seconds)) for r in mine.values()} == {("ok", "bits", 2)}
+        measured = {r.measure: r for r in rows if (r.context, r.spec.dtype, r.layout) == call}
+        assert {"call"} | (timed & {"device", "pass 1"}) <= set(measured) <= {"call"} | timed
+        assert {(r.status, r.verified, len(r.seconds)) for r in measured.values()} == {("ok", "bits", 2)}
         nbytes = call[0] * SHAPE.kv_bytes_per_token(call[1])
-        assert mine["call"].figures["kv_gb_s"] == pytest.approx(nbytes / mine["call"].figures["median_us"] / 1e3)
+        assert measured["call"].figures["kv_gb_s"] == pytest.approx(
+            nbytes / measured["call"].figures["median_us"] / 1e3
+        )
         if timed:
-            times = [mine[measure].figures["median_us"] for measure in ("pass 1", "device", "call")]
+            times = [measured[measure].figures["median_us"] for measure in ("pass 1", "device", "call")]
             assert times == sorted(times)
-            assert mine["device"].latency_mode == "device timestamps; median"
+            assert measured["device"].latency_mode == "device timestamps; median"
     assert not timed or {r.measure for r in rows if (r.context, r.layout) == (700, "auto")} == {"call", *PASSES}
 
 
@@ -60,8 +73,8 @@ def test_two_runtimes_share_a_run():
     assert {(r.runtime, r.status) for r in rows} == {("kompute", "ok"), ("vulkan", "ok")}
 
 
-def test_command(tmp_path, capsys):
-    words = "bench --runtime vulkan --shape 6/2/64,2/1/64 --contexts 100,1k --repeats 1 --dtype f16,q8_0 --out"
+def test_command(device, tmp_path, capsys):
+    words = f"bench {on(device)} --shape 6/2/64,2/1/64 --contexts 100,1k --repeats 1 --dtype f16,q8_0 --out"
     assert main(words, tmp_path / "a") == 0
     printed = capsys.readouterr().out
     assert printed.count(" bits ") == 2 * 2 * 2 * 2 and "pass 1" in printed
@@ -71,19 +84,19 @@ def test_command(tmp_path, capsys):
     assert {row["measure"] for row in rows} == {"call", *PASSES}
 
 
-def test_the_command_of_a_model_against_others(tmp_path, capsys):
+def test_the_command_of_a_model_against_others(device, tmp_path, capsys):
     """Times in turns, and every error against float64; the model's layers make a step."""
     pytest.importorskip("torch")
     config = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "num_hidden_layers": 7}
     (tmp_path / "tiny.json").write_text(json.dumps(config))
-    words = f"bench --runtime vulkan --model {tmp_path / 'tiny.json'} --contexts 300 --repeats 2 --splits auto --json"
-    rows = records(capsys, words, "--dtype f16,q8_0 --against torch,numpy --out", tmp_path)
+    words = f"bench {on(device)} --model {tmp_path / 'tiny.json'} --contexts 300 --repeats 2 --splits auto --json"
+    rows, ours = records(capsys, words, "--dtype f16,q8_0 --against torch,numpy --out", tmp_path), device.runtime.name
     calls = {(row["dtype"], row["runtime"]): row for row in rows if row["measure"] == "call"}
     others = [("f16", "torch float32"), ("f16", "torch float16"), ("f16", "numpy float32")]
     others += [("q8_0", "torch float32"), ("q8_0", "numpy float32")]
-    assert list(calls) == [("f16", "vulkan"), *others[:3], ("q8_0", "vulkan"), *others[3:]]
+    assert list(calls) == [("f16", ours), *others[:3], ("q8_0", ours), *others[3:]]
     for (_, runtime), row in calls.items():
-        exact = runtime == "vulkan"
+        exact = runtime == ours
         assert (row["verified"], row["device"] == "this CPU", row["repeats"]) == (
             "bits" if exact else None,
             not exact,
@@ -101,10 +114,10 @@ def test_against_a_program_that_is_missing(monkeypatch, capsys):
     assert said == "against: torch is not installed; pip install torch, or leave it out"
 
 
-def test_the_command_of_steps(capsys, tmp_path):
-    assert main(f"decode --shape {SHAPE} --layers 2 --tokens 70 --runtime vulkan --out", tmp_path) == 0
+def test_the_command_of_steps(device, capsys, tmp_path):
+    assert main(f"decode {on(device)} --shape {SHAPE} --layers 2 --tokens 70 --out", tmp_path) == 0
     out = capsys.readouterr().out
-    assert f"shape {SHAPE}, f16, 2 layers, 70 steps of one token\nvulkan: prepared in " in out
+    assert f"shape {SHAPE}, f16, 2 layers, 70 steps of one token\n{device.runtime.name}: prepared in " in out
     assert out.endswith("; 3 outputs compared, all equal\n")
     rows = [json.loads(line) for line in (tmp_path / "decode.jsonl").read_text().splitlines()]
     assert [row["context"] for row in rows] == list(range(71))
@@ -122,8 +135,8 @@ def test_stalls_and_wrong_bits_are_seen(device, monkeypatch):
     assert [(row.context, row.figures["attention_ms_per_step"]) for row in stalls(rows)] == [(21, pytest.approx(101))]
     assert [row.context for row in rows if row.verified] == [1, 40]
     right: Any = steps.oracle
-    found = decode_steps([device], [spec], prepare=False, judge=lambda q, k, v, *rest: right(q, k, 2 * v, *rest))
-    wrong = [row for row in found if row.status == "failed"]
+    result = decode_steps([device], [spec], prepare=False, judge=lambda q, k, v, *rest: right(q, k, 2 * v, *rest))
+    wrong = [row for row in result if row.status == "failed"]
     assert [row.context for row in wrong] == [1, 40]
     assert all("got" in str(row.error) and not row.seconds for row in wrong)
 
@@ -131,8 +144,20 @@ def test_stalls_and_wrong_bits_are_seen(device, monkeypatch):
 SMALL = ("--cases", "9/3/64 f32 65", "--splits", "1,auto")  # a case of the record
 
 
+class CacheFolder(tempfile.TemporaryDirectory):
+    """An empty cache but for the processor's kernels, which take a compiler a minute."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        if HAS_NATIVE:
+            library = Path(native.library()._name)
+            (Path(self.name) / "cpu").mkdir(mode=0o700)
+            shutil.copy(library, Path(self.name) / "cpu" / library.name)
+
+
 def test_quick_proof(tmp_path, monkeypatch, capsys):
     """Every command in a process of its own, both reports, and the exit status."""
+    monkeypatch.setattr(proof.tempfile, "TemporaryDirectory", CacheFolder)
     monkeypatch.setattr(proof, "QUICK_CHECK", SMALL)
     monkeypatch.setattr(proof, "MORE_CHECKS", ())
     monkeypatch.setattr(proof, "GRAPH_CHECK", ("--graph", "q8_0"))
@@ -142,6 +167,6 @@ def test_quick_proof(tmp_path, monkeypatch, capsys):
     text, report = (out / "report.md").read_text(), json.loads((out / "report.json").read_text())
     assert report["passed"] and [one["tool"] for one in report["steps"]] == ["check", "check", "bench", "sweep"]
     for _, _, digest, cases in proof.checks_of(report):
-        assert digest and [one["status"] for one in cases] == ["pass"] and digest in text
+        assert digest and [case["status"] for case in cases] == ["pass"] and digest in text
     assert text.count("\n| 4/2/64 | 130 | auto | bits | ") == 2
     assert str(tmp_path) not in text + json.dumps(report)

@@ -12,6 +12,7 @@ from support import FULL, same
 import zinc_attn as za
 from zinc_attn import errors, reference
 
+NATIVE = True
 SHAPE = za.AttnShape(6, 2, 64)
 SLOPES = np.exp2(-np.arange(1, 7)).astype(np.float32)
 RNG = np.random.default_rng(3)
@@ -35,6 +36,7 @@ def test_steady_decode_moves_the_rows_position(device):
             same(got, reference.emulate(Q[0], K[:n], V[:n], alibi=SLOPES, mask=mask), n)
 
 
+@pytest.mark.of_drivers
 @pytest.mark.parametrize("by", ("alibi", "mask_slopes"))
 def test_rows_that_share_keys_have_masks_and_positions_of_their_own(device, by):
     slopes = {by: SLOPES}
@@ -42,16 +44,16 @@ def test_rows_that_share_keys_have_masks_and_positions_of_their_own(device, by):
         attn = za.Attention(cache, cascade=True, **slopes)
         seqs = [seq, seq.fork(), seq.fork()]
         for step, lengths in enumerate(((1, 3, 2), (1, 1, 1), (1, 1, 1))):
-            before = [len(one) for one in seqs]
+            before = [len(sequence) for sequence in seqs]
             new = [K[at : at + n] for at, n in zip(before, lengths, strict=True)]
             masks = [None, random_mask(lengths[1], before[1] + lengths[1]), random_mask(lengths[2], lengths[2] * 40)]
-            given = masks if step < 2 else None
+            step_masks = masks if step < 2 else None
             qs = [Q[:n] for n in lengths]
-            outs, lses = attn(qs, seqs, 0, new, new, return_lse=True, mask=given, allow_empty=True)
+            outs, lses = attn(qs, seqs, 0, new, new, return_lse=True, mask=step_masks, allow_empty=True)
             assert attn.shared
-            for i, one in enumerate(seqs):
-                k, v = (np.concatenate([x[:900], K[900 : len(one)]]) for x in (K, V))
-                want = reference.emulate(qs[i], k, v, mask=None if given is None else given[i], **slopes)
+            for i, sequence in enumerate(seqs):
+                k, v = (np.concatenate([x[:900], K[900 : len(sequence)]]) for x in (K, V))
+                want = reference.emulate(qs[i], k, v, mask=None if step_masks is None else step_masks[i], **slopes)
                 same((outs[i], lses[i]), want, (step, i))
 
 

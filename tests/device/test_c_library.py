@@ -149,11 +149,11 @@ def page_call(opened, inputs, layer=1, encoded=False, **more):
 
 def words_of_page(section, size):
     """The words of the page's call, with those that a later section of the page fills in where they are 0."""
-    found = np.zeros(size, np.uint32)
+    result = np.zeros(size, np.uint32)
     for words in map(page_words, ("A call in words", section)):
-        assert not np.any((found[: len(words)] != 0) & (words != 0))
-        found[: len(words)] |= words
-    return found.tolist()
+        assert not np.any((result[: len(words)] != 0) & (words != 0))
+        result[: len(words)] |= words
+    return result.tolist()
 
 
 PLAIN = ({}, page_words("A call in words").tolist())
@@ -183,10 +183,10 @@ def test_the_words_of_the_page_are_those_of_the_package(device, inputs, options,
         )
         workspace = Workspace.make(key, pages, scoring, Tensors.of(key, pages, tensors))
         workspace.fill(submission, 1)
-        found = workspace.work.words.tolist()
+        result = workspace.work.words.tolist()
         workspace.close()
         tensors.close()
-    assert found == words
+    assert result == words
 
 
 @WORDS
@@ -194,9 +194,9 @@ def test_the_words_of_the_page_are_those_of_the_library(opened, inputs, options,
     """And its bits are the oracle's; the calls of two layers differ in one word."""
     found_words, keys = [], 2 * ("mask" in options)
     for layer in range(LAYERS):
-        found = page_call(opened, inputs, layer, **options, mask_keys=keys)
+        result = page_call(opened, inputs, layer, **options, mask_keys=keys)
         found_words.append(opened.words())
-        same(found, za.reference.emulate(*inputs, **options))
+        same(result, za.reference.emulate(*inputs, **options))
     assert found_words[1].tolist() == words
     assert np.flatnonzero(np.not_equal(*found_words)).tolist() == [list(kernels.HEADER).index("first_page")]
     trace = opened.c.za_trace(opened.attn)
@@ -249,35 +249,35 @@ def test_contexts_and_layouts_have_the_oracle_s_bits(opened, device, rng):
     k, v = rng.standard_normal((2, max(CONTEXTS), shape.kv_heads, shape.head_dim)).astype(np.float16)
     k[5:9] *= np.float16(60)
     v[::3, 0, :4] = np.float16(6e-8), np.float16(-6e-8), np.float16(-0.0), np.float16(65504)
-    made = Library(device, shape=shape, pages=max(CONTEXTS) // PAGE_SIZE, units=8)
-    table = rng.permutation(made.pages)
-    for n, given in itertools.product(CONTEXTS, OPTIONS):
-        last, more = max(n - 1, 0), dict(given)
-        if "sinks" in given:
+    host = Library(device, shape=shape, pages=max(CONTEXTS) // PAGE_SIZE, units=8)
+    table = rng.permutation(host.pages)
+    for n, options in itertools.product(CONTEXTS, OPTIONS):
+        last, more = max(n - 1, 0), dict(options)
+        if "sinks" in options:
             more["sinks"] = rng.standard_normal(shape.q_heads, np.float32)
         want = za.reference.emulate(q, k[:n], v[:n], **more)
-        made.run(q[:0], k[:last], v[:last], table, last)
+        host.run(q[:0], k[:last], v[:last], table, last)
         for splits in (0, 1, 7):
-            same(made.run(q, k[last:n], v[last:n], table, n, splits=splits, **more), want, (n, given, splits))
-    made.close()
+            same(host.run(q, k[last:n], v[last:n], table, n, splits=splits, **more), want, (n, options, splits))
+    host.close()
 
 
 def test_items_are_the_planner_s(opened, device):
     """So what ``zinc-attn plan`` models is what an engine runs."""
     tokens, units = 70 * 512 + 1, replace(device.info, compute_units=1).split_units
-    made = Library(device, pages=-(-tokens // PAGE_SIZE), units=1)
-    table, q = np.arange(made.pages), np.zeros((1, 4, 64), np.float32)
+    host = Library(device, pages=-(-tokens // PAGE_SIZE), units=1)
+    table, q = np.arange(host.pages), np.zeros((1, 4, 64), np.float32)
     nothing = np.zeros((0, 2, 64), np.float16)
     for n, window in ((1, None), (512, None), (513, None), (9000, 5000), (tokens, None)):
         plan = plan_splits(n, SHAPE, units, 1, window)
         want = item_records(key_ranges(n, 1, True, window), np.array(plan.node_ranges()), keep_empty=plan.states == 1)
-        made.run(q, nothing, nothing, table, n, window=window or 0)
-        words = made.words()
+        host.run(q, nothing, nothing, table, n, window=window or 0)
+        words = host.words()
         items = words[kernels.HEADER_WORDS : words[list(kernels.HEADER).index("row_table")]].view(ITEM)
         want["page_table"] = items["page_table"][0]
         assert np.array_equal(items, want), n
     assert len(items) == min(71, 32 * units)
-    made.close()
+    host.close()
 
 
 @pytest.mark.parametrize(
@@ -297,21 +297,21 @@ def test_rows_of_a_prompt_attend_shared_keys_together(opened, device, rng, dtype
     scales = np.full((2, 2), 0.1, np.float32)
     given = [np.tile(x, (LAYERS, 1)) for x in scales] if dtype == "fp8_e4m3" else (None, None)
     integer = stored_scales(k, v, dtype) if "arithmetic" in options else {}
-    made = Library(device, dtype, given, pages=25, units=1, arithmetic=2 if integer else 0)
+    host = Library(device, dtype, given, pages=25, units=1, arithmetic=2 if integer else 0)
     kept = stored(k, v, dtype, scales=scales if dtype == "fp8_e4m3" else None)
     want = za.reference.emulate(q, *kept, causal=not noncausal, **options, **integer)
     options = {name: x for name, x in options.items() if name != "arithmetic"}
     table = rng.permutation(25)
-    made.run(q[:0], k[:-1], v[:-1], table, tokens - 1)
-    same(made.run(q, k[-1:], v[-1:], table, tokens, noncausal=noncausal, **options), want)
+    host.run(q[:0], k[:-1], v[:-1], table, tokens - 1)
+    same(host.run(q, k[-1:], v[-1:], table, tokens, noncausal=noncausal, **options), want)
     most = MAX_HEADS_PER_WORKGROUP if device.info.kind == "cpu" else SHARED_VECTORS
     each = shared_rows(SHAPE, device.info.shared_memory_bytes, most)
     first = tokens - rows + 1  # keys that the first row sees
     limits = [tokens if noncausal else first + row for row in range(0, rows - 1, each)]
-    assert made.c.za_trace(made.attn).shared == sum(limit // 512 for limit in limits)
-    made.run(q, k[:0], v[:0], table, tokens, noncausal=noncausal, window=2000, **options)
-    assert made.c.za_trace(made.attn).shared == 0
-    made.close()
+    assert host.c.za_trace(host.attn).shared == sum(limit // 512 for limit in limits)
+    host.run(q, k[:0], v[:0], table, tokens, noncausal=noncausal, window=2000, **options)
+    assert host.c.za_trace(host.attn).shared == 0
+    host.close()
 
 
 def test_a_scale_of_0_is_the_default_one(opened, inputs):
@@ -508,12 +508,12 @@ def test_a_driver_that_computes_other_bits_is_refused(device, tmp_path, monkeypa
         text = re.sub(rf"(words_{kernel}_results\[\] = {{\n    0x)........", r"\g<1>00000001", text)
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(c_host, "contract", lambda: tmp_path)
-    made = Opened()
-    made.c = declared(library(LIBRARY))
-    made.device = c.c_void_p(made.c.za_device_open(device.info.name.encode()))
-    assert not made.c.za_open(made.device, c.byref(Options(4, 2, 64, dtype=2, arithmetic=arithmetic)))
-    assert (made.code, made.error.split(" as ")[0]) == (
+    opened = Opened()
+    opened.c = declared(library(LIBRARY))
+    opened.device = c.c_void_p(opened.c.za_device_open(device.info.name.encode()))
+    assert not opened.c.za_open(opened.device, c.byref(Options(4, 2, 64, dtype=2, arithmetic=arithmetic)))
+    assert (opened.code, opened.error.split(" as ")[0]) == (
         "unsupported",
         f"the driver computes result 0 of the kernel {kernel}",
     )
-    made.c.za_device_close(made.device)
+    opened.c.za_device_close(opened.device)

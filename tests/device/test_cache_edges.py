@@ -13,7 +13,6 @@ from zinc_attn.planning import call, inputs
 from zinc_attn.planning.splits import SplitPlan, plan_splits
 
 NATIVE = True
-
 STATE_BYTES = 4 * SMALL.q_heads * (SMALL.head_dim + 2)
 
 
@@ -24,10 +23,10 @@ def test_steady_decode_of_a_batch_in_several_blocks(device, monkeypatch):
     monkeypatch.setattr(runner, "_KEPT", 0)  # plans
     planned = []
     with za.KVCache(device, SMALL, 1, 4096, page_size=64) as cache:
-        attention = za.Attention(cache, observer=lambda one, _: planned.append(len(one.rows)))
+        attention = za.Attention(cache, observer=lambda submission, _: planned.append(len(submission.rows)))
         twins = [Twin(attention, seed) for seed in range(3)]
-        for one in twins:
-            one.append(600)
+        for twin in twins:
+            twin.append(600)
         for count in (1, 1, 1, 2, 1):
             together(twins, [count] * 3)
     assert planned == [1] * 18  # a row has two states, of which a block holds three
@@ -38,17 +37,17 @@ def test_rounding_a_bucket_never_goes_beyond_a_limit(device, monkeypatch):
     monkeypatch.setattr(inputs, "SCRATCH_BYTES", 5000 * STATE_BYTES)
     planned = []
     with za.KVCache(device, SMALL, 1, 2048, page_size=64) as cache:
-        Twin(za.Attention(cache, observer=lambda one, _: planned.append(one))).step(1500, 1500)
+        Twin(za.Attention(cache, observer=lambda submission, _: planned.append(submission))).step(1500, 1500)
     assert all(submission.key.states <= 5000 for submission in planned)
 
 
 def test_a_prompt_longer_than_one_append(device, monkeypatch):
     monkeypatch.setattr(call, "UPLOAD_ROWS", 100)
     with za.KVCache(device, SMALL, 1, 512, page_size=64) as cache:
-        one = Twin(za.Attention(cache))
-        one.step(300, 2)
+        twin = Twin(za.Attention(cache))
+        twin.step(300, 2)
         monkeypatch.setattr(call, "UPLOAD_ROWS", 1)
-        both = [one, one.fork()]
+        both = [twin, twin.fork()]
         for _ in range(3):  # a batch of more new rows than that, step after step
             together(both, (1, 1))
 
@@ -70,25 +69,25 @@ def test_the_last_tokens_are_taken_back(device):
     """Speculative tokens: what is left has the bits of a sequence that never had them, within a step, too."""
     for make, devices in ((za.KVCache, device), (za.ShardedKVCache, [device] * 2)):
         with make(devices, SMALL, 2, 1024, page_size=16) as cache:
-            one = Twin((za.Attention if make is za.KVCache else za.ShardedAttention)(cache))
-            one.append(60)
-            one.sequence.drop_last(0)
-            one.sequence.drop_last(3)
-            cache.append(one.sequence, 0, *new_rows(one.rng, 2, SMALL, "f16"))  # layer 1 is behind
-            one.sequence.drop_last(5)
-            assert list(one.sequence.lengths) == [52, 52]
-            one.truncate(52)
-            one.look()
+            twin = Twin((za.Attention if make is za.KVCache else za.ShardedAttention)(cache))
+            twin.append(60)
+            twin.sequence.drop_last(0)
+            twin.sequence.drop_last(3)
+            cache.append(twin.sequence, 0, *new_rows(twin.rng, 2, SMALL, "f16"))  # layer 1 is behind
+            twin.sequence.drop_last(5)
+            assert list(twin.sequence.lengths) == [52, 52]
+            twin.truncate(52)
+            twin.look()
             for n in (-1, 53, True, 2.5, None):
                 with pytest.raises(errors.ArgumentError, match=f"^n: got {n}, expected"):
-                    one.sequence.drop_last(n)
-            one.sequence.drop_last(52)
-            assert len(one) == 0
-            one.sequence.free()
+                    twin.sequence.drop_last(n)
+            twin.sequence.drop_last(52)
+            assert len(twin) == 0
+            twin.sequence.free()
             with pytest.raises(errors.ClosedError, match=r"^sequence: used after free\(\)$"):
-                one.sequence.drop_last(1)
+                twin.sequence.drop_last(1)
         with pytest.raises(errors.ClosedError, match=r"used after close\(\)$"):
-            one.sequence.drop_last(1)
+            twin.sequence.drop_last(1)
 
 
 @pytest.mark.parametrize("window", (None, 100))
@@ -103,13 +102,13 @@ def test_rows_side_by_side_as_on_a_gpu(device: za.Device, shape: str, rows: int,
 
     options = {"plan": plan, "window": window}
     with za.KVCache(device, parsed, 1, 4096, "f16", 256) as cache:
-        one = Twin(za.Attention(cache, **options), window=window)
-        one.append(1200)
+        twin = Twin(za.Attention(cache, **options), window=window)
+        twin.append(1200)
         for cascade in (None, True, False):
-            one.look(rows, za.Attention(cache, cascade=cascade, **options))
-        one.look()
-        one.truncate(1201 - rows)
-        one.look()
+            twin.look(rows, za.Attention(cache, cascade=cascade, **options))
+        twin.look()
+        twin.truncate(1201 - rows)
+        twin.look()
 
 
 @pytest.mark.parametrize("window", (1, 130))

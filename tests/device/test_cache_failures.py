@@ -21,8 +21,8 @@ from support import FULL
 import zinc_attn as za
 from zinc_attn import errors
 
-pytestmark = pytest.mark.both_dispatchers
-
+NATIVE = True
+of_dispatchers = pytest.mark.both_dispatchers
 LAYERS = 2
 METHODS = ("run", "start", "write", "read", "record", "buffer", "kernel")
 
@@ -51,6 +51,7 @@ def world(device: za.Device) -> Iterator[tuple[Twin, Twin, Twin]]:
         yield a, a.fork(), c
 
 
+@of_dispatchers
 @pytest.mark.parametrize("kind", FAULTS)
 def test_a_failure_at_any_runtime_call_changes_nothing(device, monkeypatch, tmp_path, kind):
     (error, after), hits = FAULTS[kind], []
@@ -64,16 +65,16 @@ def test_a_failure_at_any_runtime_call_changes_nothing(device, monkeypatch, tmp_
             before = state(cache)
             for n in itertools.count():
                 fault.at(n)
-                for one in twins:
-                    one.scale = 1 + number / 10  # so that the largest magnitudes move
+                for twin in twins:
+                    twin.scale = 1 + number / 10  # so that the largest magnitudes move
                 try:
                     with done_or_not_done(twins):
                         call()
                 except error:
                     assert fault.hit and state(cache) == before, f"call {number}, fault {n}"
                     fault.at(-1)
-                    for one in twins if n % 3 == 1 else ():  # looking could also mend what a failure left
-                        one.look(attention=looker)
+                    for twin in twins if n % 3 == 1 else ():  # looking could also mend what a failure left
+                        twin.look(attention=looker)
                     continue
                 assert not fault.hit, f"call {number}: fault {n} was swallowed"
                 fault.at(-1)
@@ -81,10 +82,11 @@ def test_a_failure_at_any_runtime_call_changes_nothing(device, monkeypatch, tmp_
             hits.append(n)
             assert not [p for p in tmp_path.iterdir() if p.suffix == ".tmp"]
         assert sum(hits) > 60 and min(h for i, h in enumerate(hits) if i != 15) >= 3, hits
-        for one in twins:
-            one.look(attention=looker)
+        for twin in twins:
+            twin.look(attention=looker)
 
 
+@of_dispatchers
 def test_a_copied_page_of_a_failed_call_is_not_used_again(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page goes to another sequence, while the call that is made again finds its old page its own: no copy."""
     start = device.runtime.start
@@ -94,14 +96,14 @@ def test_a_copied_page_of_a_failed_call_is_not_used_again(device: za.Device, mon
         raise KeyboardInterrupt  # behind the copy and the attention
 
     with za.KVCache(device, SMALL, 1, 1024, "f32") as cache:
-        one, heir = (Twin(za.Attention(cache), seed) for seed in (0, 1))
-        one.append(100)
-        fork = one.fork()
-        again = one.other(one.sequence)
+        twin, heir = (Twin(za.Attention(cache), seed) for seed in (0, 1))
+        twin.append(100)
+        fork = twin.fork()
+        again = twin.other(twin.sequence)
         with monkeypatch.context() as patch:
             patch.setattr(device.runtime, "start", interrupted)
             with pytest.raises(KeyboardInterrupt):
-                one.step(1)
+                twin.step(1)
         fork.sequence.free()
         heir.append(150)
         again.step(1)
@@ -113,6 +115,7 @@ WHERE = files("cache", "decode", "planning", "runtime/vulkan", "runtime/kompute"
 STEADY = 6  # the call of the story that changes nothing but the token
 
 
+@of_dispatchers
 def test_an_interrupt_at_any_bytecode_leaves_a_call_done_or_not_done(device: za.Device, tmp_path: Any) -> None:
     """Wherever Ctrl-C comes, and a second one after it; with --full before each opcode of a steady call."""
     seen = 0
@@ -121,8 +124,8 @@ def test_an_interrupt_at_any_bytecode_leaves_a_call_done_or_not_done(device: za.
         calls = zip(*(story(*of, tmp_path / str(i)) for i, of in enumerate((others, twins))), strict=True)
         for number, (counted, call) in enumerate(calls):
             budget = (100_000 if number == STEADY else 300) if FULL else 40
-            for n, at in enumerate(moments(opcodes(counted, WHERE), budget, seed=number)):
-                interrupter, before, kept = Interrupter(WHERE, *at), [one.held for one in twins], None
+            for n, moment in enumerate(moments(opcodes(counted, WHERE), budget, seed=number)):
+                interrupter, before, kept = Interrupter(WHERE, *moment), [twin.held for twin in twins], None
                 try:
                     with done_or_not_done(twins):
                         try:
@@ -134,19 +137,19 @@ def test_an_interrupt_at_any_bytecode_leaves_a_call_done_or_not_done(device: za.
                     kept = error if n % 3 == 0 else None  # as sys.last_exc keeps its frames, and what they hold
                     seen += 1
                 else:
-                    assert not interrupter.raised, f"call {number}: {at} was swallowed"
+                    assert not interrupter.raised, f"call {number}: {moment} was swallowed"
                     break
                 del kept
                 state(cache)
-                if any(one.held is not held for one, held in zip(twins, before, strict=True)):  # it is done
+                if any(twin.held is not held for twin, held in zip(twins, before, strict=True)):  # it is done
                     break
             else:
                 call()
             with ThreadPoolExecutor(1) as thread:  # another thread gets the lock
                 assert thread.submit(cache.lock.acquire, timeout=10).result()
                 thread.submit(cache.lock.release).result()
-            for one in twins:
-                one.look()
+            for twin in twins:
+                twin.look()
     assert seen > 200
 
 
@@ -154,9 +157,9 @@ def test_an_interrupt_of_a_file_leaves_none_open_and_none_behind(device: za.Devi
     """Before each opcode of ``files``; a file that is dropped while it is open warns, and that fails the test, too."""
 
     cache, path = za.KVCache(device, SMALL, 1, 64, "f16", 16), tmp_path / "file"
-    one = Twin(za.Attention(cache))
-    one.append(3)
-    seq = one.sequence
+    twin = Twin(za.Attention(cache))
+    twin.append(3)
+    seq = twin.sequence
     seq.save(path)
     opened = os.listdir("/proc/self/fd")
     for call in (lambda: seq.save(path), lambda: cache.load(path).free()):
@@ -173,23 +176,24 @@ def test_an_interrupt_of_a_file_leaves_none_open_and_none_behind(device: za.Devi
     cache.close()
 
 
+@of_dispatchers
 def test_threads_decode_their_own_sequences_of_one_cache(device: za.Device) -> None:
     with za.KVCache(device, SMALL, LAYERS, 2048, "f16", 16) as cache:
         attn = za.Attention(cache)
 
         def decode(seed: int) -> Twin:
-            one = Twin(attn, seed)
+            twin = Twin(attn, seed)
             for step, n in enumerate((30 + seed, 1, 1, 5, 1, 1, 70, 1)):
-                one.step(n)
+                twin.step(n)
                 if step == 3:
-                    fork = one.fork()
-                    one.sequence.free()
-                    one = fork
-            return one
+                    fork = twin.fork()
+                    twin.sequence.free()
+                    twin = fork
+            return twin
 
         with ThreadPoolExecutor(4) as threads:
-            found = list(threads.map(decode, range(6)))
-        check_counts(cache.pool, [one.sequence.pages for one in found])
+            result = list(threads.map(decode, range(6)))
+        check_counts(cache.pool, [one.sequence.pages for one in result])
         assert len(cache.sequences) == 6
 
 
@@ -199,13 +203,14 @@ CLOSED = {
 }
 
 
+@of_dispatchers
 @pytest.mark.parametrize("closed", CLOSED)
 def test_after_close(device: za.Device, tmp_path: Any, closed: str) -> None:
     """Of the cache, or of the device under it; test_faults.py has the same of forked children."""
     opened, path = za.Device.open(device.info.index, runtime=device.runtime.name), tmp_path / "file"
     cache = za.KVCache(opened, SMALL, LAYERS, 640, "f16", 16)
-    one, (q, k, v) = Twin(za.Attention(cache)), np.ones((3, 1, 4, 64), np.float32)
-    attn, seq, k, v = one.attention, one.sequence, *(x[:, :2].astype(np.float16) for x in (k, v))
+    twin, (q, k, v) = Twin(za.Attention(cache)), np.ones((3, 1, 4, 64), np.float32)
+    attn, seq, k, v = twin.attention, twin.sequence, *(x[:, :2].astype(np.float16) for x in (k, v))
     calls = [
         lambda: cache.append(seq, 0, k, v),
         lambda: attn(q, seq, 0, k, v),
@@ -219,9 +224,9 @@ def test_after_close(device: za.Device, tmp_path: Any, closed: str) -> None:
     ]
     if closed == "device":
         calls.append(lambda: za.attention(q, k, v, opened))
-    one.append(20)
+    twin.append(20)
     seq.save(path)
-    one.step(1)
+    twin.step(1)
     before, saved = state(cache), path.read_bytes()
     for _ in range(2):
         {"cache": cache, "device": opened}[closed].close()

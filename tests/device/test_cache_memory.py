@@ -16,7 +16,6 @@ from zinc_attn.decode import runner
 from zinc_attn.runtime import loader as libvulkan
 
 NATIVE = True
-
 HEAD_BYTES = {"f32": 256, "f16": 128, "bf16": 128, "q8_0": 64 + 4}  # of a token's K or V
 CUTS = [  # dtype, shape, layers, KV heads of all that fit in a buffer, those of each slice, the buffers' numbers
     *((dtype, "6/3/64", 2, most, cut, [0, 1]) for dtype in DTYPES for most, cut in ((2, [1, 2]), (1, [1, 1, 1]))),
@@ -58,9 +57,10 @@ def test_layers_in_several_buffers_have_the_same_bits(
 @pytest.mark.parametrize(("dtype", "page_size"), (("f16", 1), ("q8_0", 64)))
 def test_steady_decode_records_nothing(device, monkeypatch, dtype, page_size):
     """Nor does it plan more than once for each leaf of a sequence, also where two sequences take turns."""
-    cache, rng, made, planned = za.KVCache(device, SMALL, 2, 1024, dtype, page_size), np.random.default_rng(0), [], []
+    cache, recorded, planned = za.KVCache(device, SMALL, 2, 1024, dtype, page_size), [], []
+    rng = np.random.default_rng(0)
     record, plan = device.runtime.record, runner.plan_call
-    monkeypatch.setattr(device.runtime, "record", lambda *a, **k: (made.append(1), record(*a, **k))[1])
+    monkeypatch.setattr(device.runtime, "record", lambda *a, **k: (recorded.append(1), record(*a, **k))[1])
     monkeypatch.setattr(runner, "plan_call", lambda *a: (planned.append(1), plan(*a))[1])
     attn, seqs = za.Attention(cache), [cache.new_sequence() for _ in range(2)]
     counts = []
@@ -70,7 +70,7 @@ def test_steady_decode_records_nothing(device, monkeypatch, dtype, page_size):
         else:
             k, v = new_rows(rng, 1, SMALL, dtype)
             attn(new_q(rng, 1, SMALL), seq, layer, k=k, v=v)
-            counts.append((attn.recordings, len(made)))
+            counts.append((attn.recordings, len(recorded)))
     assert {recordings for recordings, _ in counts} == {1} and len(set(counts)) == 1, counts
     assert len(planned) == len(seqs) * 128 // 64
     cache.close()
@@ -85,8 +85,8 @@ def test_what_was_prepared_is_not_made_again(device, monkeypatch, batch, q_len, 
     with pytest.raises(errors.ArgumentError, match=r"^tokens: got 1281, expected an int from 1 to 1280$"):
         attn.prepare(1281, batch=batch)
     attn.prepare(tokens, batch=batch, q_len=q_len)
-    made = attn.recordings
-    assert made == len(attn._runner.recordings) and 1 < made <= (5 if q_len == 1 else 10)
+    recordings = attn.recordings
+    assert recordings == len(attn._runner.recordings) and 1 < recordings <= (5 if q_len == 1 else 10)
     with monkeypatch.context() as patch:
         for owner, name in ((device.runtime, "record"), (device.runtime, "run"), (runner, "growth_keys")):
             patch.setattr(owner, name, lambda *a, **k: pytest.fail("made by a second prepare"))
@@ -101,15 +101,15 @@ def test_what_was_prepared_is_not_made_again(device, monkeypatch, batch, q_len, 
         with monkeypatch.context() as patch:
             for name in ("record", "buffer", "kernel"):
                 patch.setattr(device.runtime, name, lambda *a, **k: pytest.fail("made in a step"))
-            for at in range(begin, end, q_len):
-                one = slice(at, at + q_len)
+            for start in range(begin, end, q_len):
+                one = slice(start, start + q_len)
                 q = [new_q(rng, q_len, SMALL) for _ in range(batch)]
                 for layer in range(layers):
-                    found = attn(q, seqs, layer, [k[one]] * batch, [v[one]] * batch, return_lse=True)
-                if at % 16 < q_len:
-                    want = reference.emulate(q[-1], k[: at + q_len], v[: at + q_len], window=window)
-                    same([x[-1] for x in found], want, at)
-    assert attn.recordings == made
+                    result = attn(q, seqs, layer, [k[one]] * batch, [v[one]] * batch, return_lse=True)
+                if start % 16 < q_len:
+                    want = reference.emulate(q[-1], k[: start + q_len], v[: start + q_len], window=window)
+                    same([x[-1] for x in result], want, start)
+    assert attn.recordings == recordings
     cache.close()
 
 

@@ -21,6 +21,8 @@ import zinc_attn as za
 from zinc_attn import errors, reference
 from zinc_attn.cache.pages import StepError
 
+NATIVE = True
+
 
 def k_(n: int = 1, dtype: Any = np.float16, heads: int = 2) -> Any:
     return np.ones((n, heads, 64), dtype)
@@ -180,18 +182,18 @@ def test_rows_that_are_gone_refuse_nothing(device: za.Device, give_up: str, monk
         for layer in (0, 1):
             cache.append(seq, layer, k[:1] * np.float32(2.0**60), k[:1])
         forks = [seq.fork(), seq.fork()]
-        for one in (seq, *forks):
+        for sequence in (seq, *forks):
             with pytest.raises(errors.ValueRangeError, match=r"max\|k\| = 1\.15292e\+18"):
-                attn(q, one, 0)
+                attn(q, sequence, 0)
         forks.pop().free()
         GIVEN_UP[give_up](cache, seq)
         same([attn(q, seq, 0)], [want])
         assert seq.pages.state.largest == (1, 1)
         monkeypatch.setattr(cache.mover, "gather", lambda *_: pytest.fail("read again"))
         same([attn(q, seq, 0)], [want])
-        for one in (forks[0], [seq, forks[0]]):  # which still has it
+        for sequence in (forks[0], [seq, forks[0]]):  # which still has it
             with pytest.raises(errors.ValueRangeError, match=r"max\|k\| = 1\.15292e\+18"):
-                attn(q if one is forks[0] else [q, q], one, 0)
+                attn(q if sequence is forks[0] else [q, q], sequence, 0)
         assert largest(cache) == (2.0**60, 1)
 
 

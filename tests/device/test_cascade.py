@@ -25,9 +25,9 @@ def family(attention: za.Attention, prefix: int, suffixes: list[int], seed: int 
     root = Twin(attention, seed)
     root.append(prefix)
     twins = [root.fork() for _ in suffixes]
-    for one, n in zip(twins, suffixes, strict=True):
+    for twin, n in zip(twins, suffixes, strict=True):
         if n:
-            one.append(n)
+            twin.append(n)
     root.sequence.free()
     return twins
 
@@ -97,21 +97,21 @@ def test_keys_are_read_once_where_that_pays(text, requests, prefix, suffix, coun
     layout = split_rule_layouts(shape, CPU.compute_units)
     for cascade, keys in counts.items():
         plan = plan_call([Request(1, tokens, 0, table) for table in tables], CallOptions(layout, None, cascade), facts)
-        (one,) = plan.submissions
-        assert shape.head_chunks * item_keys(one.items) + item_keys(one.shared_items) == keys, cascade
+        (submission,) = plan.submissions
+        assert shape.head_chunks * item_keys(submission.items) + item_keys(submission.shared_items) == keys, cascade
 
 
 def test_a_workspace_and_a_plan_that_are_used_again(device):
     """Items of a longer call before are attended no more, and a steady call's plan is of the cascade asked for last."""
     with za.KVCache(device, za.AttnShape(4, 2, 64), 1, 2048, "f16", PAGE) as cache:
         attn = za.Attention(cache, split_size=512)
-        one = Twin(attn)
-        one.append(1700)
+        twin = Twin(attn)
+        twin.append(1700)
         for tokens in (1700, 1000):
-            one.truncate(tokens)
-            one.look()
+            twin.truncate(tokens)
+            twin.look()
             assert (attn.keys_read, attn.recordings) == (tokens, 1)
-        twins = [one, one.fork()]
+        twins = [twin, twin.fork()]
         for cascade in (False, True, False):
             attn.replan(cascade)
             together(twins, [0, 0], [1, 1])
@@ -133,31 +133,31 @@ def test_keys_of_several_submissions_are_counted(device, cascade, monkeypatch):
 
 def test_a_chunk_of_one_sequence_shares_its_keys(device: za.Device) -> None:
     with za.KVCache(device, za.AttnShape(4, 2, 64), 1, 4096, "f32", PAGE) as cache:
-        one = Twin(za.Attention(cache))
-        one.append(1400)
-        one.step(100, 100)
+        twin = Twin(za.Attention(cache))
+        twin.append(1400)
+        twin.step(100, 100)
         together, alone = 100 // 4 * 1024, sum(n - 1024 for n in range(1401, 1501))
-        assert one.attention.keys_read == together + alone
+        assert twin.attention.keys_read == together + alone
 
 
 def test_more_shared_items_than_the_grid_takes(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """One split, whose 7 nodes are an item per two rows where they are shared, and one per row where they are not."""
     with za.KVCache(device, za.AttnShape(3, 1, 64), 1, 4096, "f32") as cache:
-        one = Twin(za.Attention(cache))
-        one.append(4000)
+        twin = Twin(za.Attention(cache))
+        twin.append(4000)
         monkeypatch.setattr(device.runtime, "info", replace(device.info, max_workgroups=(64, 48, 64)))
-        one.look(40, za.Attention(cache, num_splits=1))
+        twin.look(40, za.Attention(cache, num_splits=1))
 
 
 def test_a_whole_node_that_is_cut_by_a_token(device: za.Device) -> None:
     """Attend only: the sequences' leaves stay as many, and the node is shared no more."""
     with za.KVCache(device, za.AttnShape(4, 2, 64), 1, 1024, "f32", 256) as cache:
-        one = Twin(za.Attention(cache, cascade=True))
-        one.append(512)
-        other = one.fork()
+        twin = Twin(za.Attention(cache, cascade=True))
+        twin.append(512)
+        other = twin.fork()
         for tokens in (512, 511, 510, 448, 447):
-            one.truncate(tokens)
-            together((one, other, one), (0, 0, 0), (1, 1, 1))
+            twin.truncate(tokens)
+            together((twin, other, twin), (0, 0, 0), (1, 1, 1))
 
 
 def test_what_rows_share() -> None:

@@ -25,6 +25,7 @@ from zinc_attn.tools.check.properties import GPUS, ShardedKVCache
 from zinc_attn.tools.check.record import committed_digests, run_digest
 from zinc_attn.tools.harness.split_spec import SplitSpec, parse_split_specs
 
+NATIVE = True
 SMALL = ("--cases", "9/3/64 f16 1000", "--splits", "1,7,auto,size:100")
 
 
@@ -41,6 +42,7 @@ def fails(text: str, prop: int) -> list[str]:
 # --- what passes -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.of_drivers
 def test_quick_agrees_with_the_committed_record(device, capsys):
     assert run(device, "--quick") == 0
     text = capsys.readouterr().out
@@ -95,7 +97,7 @@ def test_shards_lie_on_every_device(device, monkeypatch):
 
     monkeypatch.setattr(properties, "ShardedKVCache", sharded)
     case, splits = Case.parse("9/3/64 f16 1100"), parse_split_specs("auto")
-    with za.Device.open(device.info.index, runtime="vulkan") as other:
+    with za.Device.open(device.info.index, runtime=device.runtime.name) as other:
         (alone,) = check.check([device], [case], splits)
         both = list(check.check([device, other], [case], splits))
         assert used == [[device, device], [device, other], [other, device]]
@@ -108,9 +110,9 @@ def test_every_layout_and_unit_count_runs_as_planned(device, monkeypatch):
     planned = SplitSpec.plan
 
     def plan(*args: Any) -> za.SplitPlan:
-        found = planned(*args)
-        laid_out.add(found.boundaries)
-        return found
+        result = planned(*args)
+        laid_out.add(result.boundaries)
+        return result
 
     monkeypatch.setattr(SplitSpec, "plan", plan)
     case = Case.parse("9/3/64 f16 1000")
@@ -183,8 +185,8 @@ def test_a_broken_cascade_fails(device, begin, end, alone, monkeypatch, capsys):
     """A range off by one node: one that nobody attends, or that is shared by rows that do not see all of it."""
     inner = planned.shared_nodes
 
-    def broken(*given: Any) -> Any:
-        found, left = inner(*given)
+    def broken(*arguments: Any) -> Any:
+        found, left = inner(*arguments)
         moved = [one._replace(begin=one.begin + begin, end=one.end + end) for one in found]
         return moved, left + alone * (left > 0)
 

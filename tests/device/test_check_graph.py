@@ -13,6 +13,7 @@ from zinc_attn.tools.graph import device as on_device
 from zinc_attn.tools.graph.device import OnDevice
 from zinc_attn.tools.graph.model import KINDS
 
+NATIVE = True
 EXECUTED = True
 SHOWN = "q8_0", "q4_K", "bf16"  # blocks of 32, of 256, and no blocks
 OPERATIONS = 116  # of both ways in which the tokens come
@@ -40,14 +41,14 @@ def check(device, capsys):
 
 
 def test_records(check, tmp_path):
-    mine, other = tmp_path / "mine.json", tmp_path / "other.json"
+    written, other = tmp_path / "mine.json", tmp_path / "other.json"
     digest = checking.committed()["q8_0"]
-    status, lines = check("--record", mine)
+    status, lines = check("--record", written)
     assert status == 0 and re.fullmatch(rf"pass +graph q8_0 +{digest[:18]} +{OPERATIONS} operations  .*", lines[0])
-    record = json.loads(mine.read_text())
+    record = json.loads(written.read_text())
     entry = record["records"][0]
     assert entry["cases"] == {"graph q8_0": digest} and lines[1].startswith(f"run {entry['run']}  ")
-    assert check("--against", mine) == (0, lines)
+    assert check("--against", written) == (0, lines)
     entry["cases"]["graph q8_0"] = "0" * 64
     other.write_text(json.dumps(record))
     status, lines = check("--against", other)

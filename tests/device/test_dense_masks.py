@@ -16,7 +16,6 @@ from zinc_attn import errors
 from zinc_attn.integrations.transformers.dense_masks import DenseMask
 
 NATIVE = True
-
 BOUND = 1e-4
 N = 45  # tokens of a text
 RNG = np.random.default_rng(4)
@@ -108,10 +107,10 @@ def test_latent_attention(latent: bool, device: za.Device) -> None:
 def test_causal_masks_take_no_mask_buffer(device: za.Device) -> None:
     """The device gets none, and the bits are those of no mask; those of a tree's own tokens are of the whole mask."""
     for mask in (causal(5, 9), torch.zeros(1, 1, 5, 9).masked_fill(~causal(5, 9), LOWEST)):
-        found = DenseMask.of(mask).expanded(2, 5, 9).of_rows(None, None)
-        assert found.causal and found.masks == [None, None]
-    found = DenseMask.of(causal(5, 9, 3)).expanded(1, 5, 9).of_rows(None, 3)
-    assert found.causal and found.masks == [None]
+        results = DenseMask.of(mask).expanded(2, 5, 9).of_rows(None, None)
+        assert results.causal and results.masks == [None, None]
+    results = DenseMask.of(causal(5, 9, 3)).expanded(1, 5, 9).of_rows(None, 3)
+    assert results.causal and results.masks == [None]
     tail = DenseMask.of(tree(5, 60)).expanded(1, 5, 60).of_rows(None, None)
     assert tail.causal and tail.masks[0] is not None and tail.masks[0].shape == (5, 4)  # from the first that hides
     ids, model, whole = prompt(N), model_of("llama"), tree(5, N)
@@ -121,13 +120,13 @@ def test_causal_masks_take_no_mask_buffer(device: za.Device) -> None:
         [*(causal(end - at, end) for at, end in edges[:3]), whole[..., -5:]],
         [None, None, None, whole[..., -7:]],
     )
-    found = []
+    results = []
     for masks in ways:
         with cache_of(model, device) as held:
             calls = zip(edges, masks, strict=True)
             parts = [model(ids[:, at:end], attention_mask=mask, cache=held) for (at, end), mask in calls]
-        found.append(torch.cat([one.logits for one in parts], dim=1))
-    assert equal(found[0], found[1]) and equal(found[0], found[2])
+        results.append(torch.cat([part.logits for part in parts], dim=1))
+    assert equal(results[0], results[1]) and equal(results[0], results[2])
 
 
 def test_padding_of_a_4d_mask_is_not_stored(device: za.Device) -> None:
@@ -139,7 +138,7 @@ def test_padding_of_a_4d_mask_is_not_stored(device: za.Device) -> None:
     with cache_of(model, device, max_batch=2) as plain, cache_of(model, device, max_batch=2) as held:
         want = model(ids, attention_mask=flat[:, :20], cache=plain).logits
         got = model(ids, attention_mask=mask, cache=held).logits
-        assert equal(got, want) and [len(one) for one in held.sequences[0]] == [20, 14]
+        assert equal(got, want) and [len(sequence) for sequence in held.sequences[0]] == [20, 14]
         more = {"attention_mask": flat}
         want, got = (model(ids[:, :1], cache=one, **more).logits for one in (plain, held))
         assert equal(got, want)

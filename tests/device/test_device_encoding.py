@@ -68,7 +68,7 @@ def values(rng: np.random.Generator, shape: tuple[int, int, int], kind: str, sca
 
 
 CASES = [
-    *(("2/2/64", name) for name, one in STORAGE.items() if one.quantized),
+    *(("2/2/64", name) for name, kind in STORAGE.items() if kind.quantized),
     ("2/2/64/96", "f16/q5_1"),
     ("2/2/40/64", "q4_0/f32"),
     ("2/2/96/40", "bf16/iq4_nl"),
@@ -81,22 +81,24 @@ CASES = [
 ]
 
 
+@pytest.mark.one_driver("f16/q5_1", "fp8_e4m3/q8_0", "q5_0/q4_1", "513")
 @pytest.mark.parametrize(("text", "dtype"), CASES, ids=lambda x: x)
 def test_the_bytes_are_those_of_the_host(any_device, text, dtype):
     shape, rng = za.AttnShape.parse(text), np.random.default_rng(7)
     parts = [("k", shape.head_dim), ("v", shape.v_head_dim)][: 1 if shape.latent else 2]
-    found, given = {"v": None}, {}
+    drawn, scales = {"v": None}, {}
     for (name, dims), kind in zip(parts, storage_types(dtype), strict=False):
-        found[name] = values(rng, (TOKENS, shape.kv_heads, dims), kind.name, SCALES[name])
+        drawn[name] = values(rng, (TOKENS, shape.kv_heads, dims), kind.name, SCALES[name])
         if kind.head_scale:
-            given[f"{name}_scale"] = SCALES[name]
-    k, v = found["k"], found["v"]
-    with filled(any_device, shape, k, v, dtype, 256, 16, round_rows=True, **given) as (cache, seq):
+            scales[f"{name}_scale"] = SCALES[name]
+    k, v = drawn["k"], drawn["v"]
+    with filled(any_device, shape, k, v, dtype, 256, 16, round_rows=True, **scales) as (cache, seq):
         stored_k, stored_v, _ = cache.check_rows(k, v, 0)
         want = rows.encode(stored_k, stored_v, shape, dtype, cache.scales_of(0))
         assert not differing(cache.read_rows(seq, 0, 0, TOKENS), want)
 
 
+@pytest.mark.one_driver
 def test_the_fitted_scales_of_iq4_nl(any_device):
     """A sum in another order changes the float16 of one scale in thousands."""
     shape, k = za.AttnShape(1, 1, 96), np.random.default_rng(5).standard_normal((2, 8192, 1, 96), np.float32)
@@ -123,20 +125,20 @@ def test_a_prompt_is_encoded_on_the_device_and_a_token_by_the_host(device, dtype
     scales = np.array([[0.1, 0.02], [0.5, 1]], np.float32)
     given = {"k_scale": scales, "v_scale": scales[::-1]} if dtype == "fp8_e4m3" else {}
     with za.KVCache(device, SHAPE, 2, 2048, dtype, 64, **given) as cache:
-        attn, (one, two, three, other) = za.Attention(cache), [cache.new_sequence() for _ in range(4)]
+        attn, (first, two, three, other) = za.Attention(cache), [cache.new_sequence() for _ in range(4)]
         with monkeypatch.context() as patch:
             patch.setattr(rows, "encode", raising(AssertionError))
             patch.setattr(rows, "encode_into", raising(AssertionError))
             for layer in (0, 1):
-                cache.append(one, layer, K[:200], V[:200])
-            out = [attn(Q[200:280], one, layer, k=K[200:280], v=V[200:280]) for layer in (0, 1)]
+                cache.append(first, layer, K[:200], V[:200])
+            out = [attn(Q[200:280], first, layer, k=K[200:280], v=V[200:280]) for layer in (0, 1)]
             batch = [
                 attn([Q[:50], Q[:30]], [two, three], layer, [K[:50], K[:30]], [V[:50], V[:30]]) for layer in (0, 1)
             ]
             with pytest.raises(AssertionError, match="injected"):
-                cache.append(one, 0, K[280:], V[280:])
+                cache.append(first, 0, K[280:], V[280:])
             with pytest.raises(AssertionError, match="injected"):
-                attn(Q[:1], one, 0, k=K[:1], v=V[:1])
+                attn(Q[:1], first, 0, k=K[:1], v=V[:1])
             patch.undo()
             patch.setattr(mover, "encodes_on_device", lambda *_: False)
             for layer in (0, 1):
@@ -146,7 +148,7 @@ def test_a_prompt_is_encoded_on_the_device_and_a_token_by_the_host(device, dtype
             k, v = rows.stored(K[:280], V[:280], dtype, scales=factors)
             assert not differing(out[layer], reference.emulate(Q[200:280], k, v)[0])
             assert not differing(batch[layer][0], reference.emulate(Q[:50], k[:50], v[:50])[0])
-            for seq, count in ((one, 280), (two, 50), (three, 30), (other, 280)):
+            for seq, count in ((first, 280), (two, 50), (three, 30), (other, 280)):
                 got = cache.read_rows(seq, layer, 0, count)
                 assert not differing(got, rows.encode(K[:count], V[:count], SHAPE, dtype, factors))
 
@@ -161,13 +163,13 @@ def test_many_rows_go_in_several_submissions(device, monkeypatch):
 
 
 def test_values_that_no_buffer_holds_are_encoded_by_the_host(device, monkeypatch):
-    made = []
-    monkeypatch.setattr(rows, "encode_into", lambda *given: (made.append(given), encode_into(*given)))
+    encoded = []
+    monkeypatch.setattr(rows, "encode_into", lambda *arguments: (encoded.append(arguments), encode_into(*arguments)))
     with za.KVCache(device, SHAPE, 1, 512, "q8_0", 64) as cache:
         monkeypatch.setattr(device.runtime, "info", replace(device.info, max_buffer_bytes=64 * 2 * (64 + 96) * 4 - 4))
         seq = cache.new_sequence()
         out = za.Attention(cache)(Q[63:64], seq, 0, k=K[:64], v=V[:64])
-    assert len(made) == 1
+    assert len(encoded) == 1
     assert not differing(out, reference.emulate(Q[63:64], *rows.stored(K[:64], V[:64], "q8_0"))[0])
 
 
@@ -203,9 +205,9 @@ def operands(rng: np.random.Generator, count: int) -> tuple[F32, F32]:
     x[0, :32] = np.tile([0.0, -0.0], 16)
     divisors = 2 * rng.integers(1 << 22, 1 << 23, 8192) + 1
     rests = [one + int(rest) for one, rest in zip(divisors, rng.choice([-1, 1, 3], 8192), strict=True)]
-    found = [int(rest) * pow(1 << 25, -1, int(one)) % int(one) for one, rest in zip(divisors, rests, strict=True)]
-    fits = np.array(found) >= 1 << 23  # 2**25 times it is next to a multiple of the divisor
-    x[0, 32 : 32 + fits.sum()], y[0, 32 : 32 + fits.sum()] = np.array(found)[fits], divisors[fits]
+    result = [int(rest) * pow(1 << 25, -1, int(one)) % int(one) for one, rest in zip(divisors, rests, strict=True)]
+    fits = np.array(result) >= 1 << 23  # 2**25 times it is next to a multiple of the divisor
+    x[0, 32 : 32 + fits.sum()], y[0, 32 : 32 + fits.sum()] = np.array(result)[fits], divisors[fits]
     return x.reshape(-1).astype(np.float32), y.reshape(-1).astype(np.float32)
 
 

@@ -42,6 +42,7 @@ from zinc_attn.tools.graph.check import committed, name_of
 from zinc_attn.tools.harness.inputs import parse_contexts
 from zinc_attn.tools.harness.split_spec import SplitSpec
 
+NATIVE = True
 ROOT = Path(__file__).parents[2]
 PAGES = {path.name: path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
 TEXTS = {**PAGES, **{name: (ROOT / name).read_text() for name in ("CONTRIBUTING.md", "CHANGELOG.md", "pyproject.toml")}}
@@ -50,7 +51,12 @@ BLOCK = re.compile(r"^```python\n(?P<shown>.*?)^```$|^<!-- run first:\n(?P<hidde
 # --- Python --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page", [name for name, text in PAGES.items() if "```python" in text])
+def of_its_device(page: str, text: str) -> Any:
+    """A page whose blocks need Kompute has a Vulkan device."""
+    return pytest.param(page, marks=[pytest.mark.of_drivers] * ("needs kp" in text), id=page)
+
+
+@pytest.mark.parametrize("page", [of_its_device(*page) for page in PAGES.items() if "```python" in page[1]])
 def test_the_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = PAGES[page]
     for module in ", ".join(re.findall(r"^<!-- needs (.*) -->$", text, flags=re.M)).split(", "):
@@ -143,6 +149,7 @@ def test_an_option_that_a_page_names_alone_is_one_of_a_command_or_script() -> No
 # --- the picture ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.of_drivers
 def test_the_picture_says_what_its_command_draws(tmp_path: Path, capsys: Any) -> None:
     """The first command of README, at two short contexts; what is modeled in the picture is today's model's."""
     pytest.importorskip("matplotlib", reason="pip install 'zinc-attn[cli]'")
@@ -212,11 +219,11 @@ def test_names_are_there() -> None:
 # --- tables --------------------------------------------------------------------------------------------------
 
 
-def column(page: str, heading: str, at: int = 0) -> list[str]:
+def column(page: str, heading: str, index: int = 0) -> list[str]:
     """A column of the first table whose first heading is ``heading``: all code in its cells, or else their text."""
     table = re.search(rf"^\| {heading} \|.*\n\|[-|]*\n((?:\|.*\n)*)", PAGES[page], flags=re.M)
     assert table is not None
-    cells = [row.split(" | ")[at].strip("| ") for row in table[1].splitlines()]
+    cells = [row.split(" | ")[index].strip("| ") for row in table[1].splitlines()]
     return [name for cell in cells for name in (re.findall(r"`([^`]+)`", cell) or [cell])]
 
 
@@ -245,16 +252,16 @@ def counted(name: str) -> ModuleType:
     """A file of tests/device, for what it counts."""
     spec = importlib.util.spec_from_file_location(f"counted_{name}", Path(__file__).with_name(f"{name}.py"))
     assert spec is not None and spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
+    result = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(result)
+    return result
 
 
 def asked_for(what: str) -> str:
     """The least version that pyproject.toml asks for."""
-    found = re.search(rf'{what}(?: = ")?>=([\d.]+)"', TEXTS["pyproject.toml"])
-    assert found is not None
-    return found[1]
+    result = re.search(rf'{what}(?: = ")?>=([\d.]+)"', TEXTS["pyproject.toml"])
+    assert result is not None
+    return result[1]
 
 
 def run_of(cases: list[Case]) -> str:
@@ -325,9 +332,9 @@ FIGURES: tuple[tuple[str, str, Callable[[], Any]], ...] = (
 def test_a_figure_is_the_programs(page: str, pattern: str, said: Callable[[], Any]) -> None:
     """And stands somewhere: a pattern that finds nothing checks nothing."""
     texts = [TEXTS[page]] if page else PAGES.values()
-    found = [value for text in texts for value in re.findall(pattern, text, flags=re.M)]
-    assert found
-    assert {value.lower() for value in found} == {str(said()).lower()}
+    result = [value for text in texts for value in re.findall(pattern, text, flags=re.M)]
+    assert result
+    assert {value.lower() for value in result} == {str(said()).lower()}
 
 
 CONSTANT = re.compile(r"\b([A-Z][A-Z0-9_]+) +(-?0x[\w.+-]+(?:\s+-?0x[\w.+-]+)*)")

@@ -96,7 +96,7 @@ def test_the_run_of_the_page(built, on, tmp_path):
         assert file_digest(tmp_path / "out") == digest.digest(arguments[0], *map(int, arguments[1:])), done.stderr
         shown[step] = re.split(r"^layer .*\n", done.stdout.partition("\n")[2].rpartition("\n1")[0], flags=re.M)
     assert file_digest(tmp_path / "out") in PAGE.read_text()
-    words = {step: [re.sub(r" *\d+:", "", one).split() for one in parts] for step, parts in shown.items()}
+    words = {step: [re.sub(r" *\d+:", "", part).split() for part in parts] for step, parts in shown.items()}
     assert [int(word, 0) for word in words[1][2]] == page_words("A call in words").tolist()
     assert [shown[step][0] for step in (1, 3, 4)] == ["", "copy of page 9 to page 8\n", ""]
     heads = HEAD_WORDS * int(arguments[0].split("/")[0])  # their records are behind the pages
@@ -197,7 +197,7 @@ def refused(program, *args):
 def test_arguments_that_are_no_good_are_refused(checked, on, tmp_path):
     shape, *rest = SMALL
     out = tmp_path / "out"
-    for given, message in (
+    for arguments, message in (
         (("-d", "no such device", *SMALL, out), "matches 'no such device'; the devices are "),
         ((*on, *SMALL, tmp_path), f"{tmp_path}: cannot be written"),
         ((*on, "1/1", *rest, out), "usage: embed "),
@@ -207,7 +207,7 @@ def test_arguments_that_are_no_good_are_refused(checked, on, tmp_path):
         ((*on, shape, "1048577", "9", "1", out), "usage: embed "),
         ((*on, *SMALL), "usage: embed "),
     ):
-        assert message in refused(checked, *given)
+        assert message in refused(checked, *arguments)
 
 
 def test_no_driver_is_refused(checked, tmp_path, monkeypatch):

@@ -100,7 +100,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(
-    ("error", "change", "message"), [(error, *one) for error, cases in CASES.items() for one in cases.items()]
+    ("error", "change", "message"), [(error, *case) for error, cases in CASES.items() for case in cases.items()]
 )
 def test_bad_arguments(device, error, change, message):
     with pytest.raises(error) as caught:
@@ -130,13 +130,13 @@ def test_bad_arguments(device, error, change, message):
 )
 def test_swapped_axes_are_named(device, change, advice):
     """The refusal says which axes to swap, and the call that does it has the bits of the one that was meant."""
-    given = arguments(change)
+    changed = arguments(change)
     with pytest.raises(ShapeError) as caught:
-        za.attention(**given, device=device)
+        za.attention(**changed, device=device)
     said, _, advised = str(caught.value).partition("; ")
     assert advised == advice and "got" in said and "expected" in said
-    mended = given | {
-        text[0]: eval(text, {}, given) for text in re.split(", (?=[kv])| and ", advice.partition("pass ")[2])
+    mended = changed | {
+        text[0]: eval(text, {}, changed) for text in re.split(", (?=[kv])| and ", advice.partition("pass ")[2])
     }
     out = za.attention(**mended, device=device)
     assert np.array_equal(out.reshape(4, 64), za.attention(**arrays(), device=device))
@@ -209,7 +209,7 @@ def test_buffers_that_the_device_has_no_room_for(device, monkeypatch):
             runtime.buffer(nbytes, Use.SCRATCH)
         assert str(caught.value) == f"buffer: {nbytes:,} bytes are needed, {name} {text}"
     monkeypatch.setattr(libvulkan.Vulkan, "heaps", lambda *_, **__: [])  # a device that says it has no memory
-    assert {one.memory_bytes for one in za.list_devices() if not one.native} == {0}
+    assert {device.memory_bytes for device in za.list_devices() if not device.native} == {0}
     with pytest.raises(errors.DeviceMemoryError, match="has 0 free"):
         za.KVCache(device, za.AttnShape(1, 1, 64), 1, 256)
     monkeypatch.undo()
@@ -217,13 +217,13 @@ def test_buffers_that_the_device_has_no_room_for(device, monkeypatch):
 
 
 def test_no_such_device_or_runtime():
-    for given, error, text in (
+    for names, error, text in (
         ({"device": "no-such-card"}, errors.DeviceNotFoundError, "no-such-card"),
         ({"device": 99}, errors.DeviceNotFoundError, "99"),
         ({"runtime": "metal"}, ArgumentError, "runtime: got 'metal', expected one of kompute, vulkan"),
     ):
         with pytest.raises(error, match=text):
-            za.Device.open(**given)
+            za.Device.open(**names)
     with pytest.raises(ArgumentError, match="expected an open one; names are for"):
         za.Device("vulkan")
 

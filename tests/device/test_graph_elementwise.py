@@ -34,13 +34,13 @@ def typed(x, kind):
     return x, elementwise.widened(x, kind)
 
 
-def runs_as(any_device, kernel, given, wanted, kinds=(), op=None, strided=None, *more, **values):
+def runs_as(any_device, kernel, operands, wanted, kinds=(), op=None, strided=None, *more, **values):
     """The kernel makes ``wanted`` of ``given``, whose names are those of its bindings."""
     values |= {"y": tensor(wanted)} | (strided or {})
     spec = [] if op is None else [op]
     words = as_words(wanted).size
     spec += [*(graph.FLOAT_TYPES.index(kind) for kind in kinds), *more]
-    same(*run(any_device.runtime, kernel, given, (words,), spec, **values), wanted)
+    same(*run(any_device.runtime, kernel, operands, (words,), spec, **values), wanted)
 
 
 NARROW = [("div", (1, 1, 1, 701), (1, 1, 1, 1), ("bf16", "bf16", "bf16"))]
@@ -48,9 +48,10 @@ NARROW += [("mul", (2, 3, 4, 5), (1, 3, 1, 1), ("f16", "f32", "f16"))]
 REPEATED = [(op, (1, 1, 4, 1000), (1, 1, 2, 500), ("f32",) * 3) for op in graph.BINARY_OPS]
 
 
+@pytest.mark.one_driver("div")
 @pytest.mark.parametrize(("op", "shape", "of_b", "kinds"), REPEATED + NARROW)
 def test_binary(any_device, op, shape, of_b, kinds, rng):
-    numbers = [drawn(rng, int(np.prod(one)), at) for at, one in enumerate((shape, of_b))]
+    numbers = [drawn(rng, int(np.prod(one)), index) for index, one in enumerate((shape, of_b))]
     if len(numbers[1]) == 1000:  # every edge with every other
         for x, pairs in zip(numbers, np.meshgrid(EDGES, EDGES), strict=True):
             x[: pairs.size] = pairs.reshape(-1).view(np.float32)
@@ -69,6 +70,7 @@ FOLLOWED = {("softplus", "f32"): "mul", ("silu", "f32"): "add"}  # by what, in t
 UNARY += [("silu", ("f16", "f16")), ("gelu", ("bf16", "bf16")), ("exp", ("f16", "f32"))]
 
 
+@pytest.mark.one_driver("gelu_erf", "softplus", "sin", "sqrt", "xielu")
 @pytest.mark.parametrize(("op", "kinds"), UNARY)
 def test_unary(any_device, op, kinds, rng):
     base, base32 = typed(drawn(rng, 3 * 5 * 101, 101 + 7).reshape(3, 5, 101), kinds[0])
@@ -78,11 +80,12 @@ def test_unary(any_device, op, kinds, rng):
     other = drawn(rng, 94, 3)[None, None]
     wanted = elementwise.encoded(wanted if then == "none" else elementwise.binary(then, wanted, other), kinds[1])
     offset = (x.__array_interface__["data"][0] - base.__array_interface__["data"][0]) // x.itemsize
-    given = {"x": tensor(x, offset), **dict(zip("abcd", (*numbers, 0, 0, 0, 0), strict=False))}
+    fields = {"x": tensor(x, offset), **dict(zip("abcd", (*numbers, 0, 0, 0, 0), strict=False))}
     more = graph.FOLLOW_OPS.index(then)
-    runs_as(any_device, graph.UNARY, (base, other), wanted, kinds, graph.UNARY_OPS.index(op), given, more)
+    runs_as(any_device, graph.UNARY, (base, other), wanted, kinds, graph.UNARY_OPS.index(op), fields, more)
 
 
+@pytest.mark.one_driver("swiglu_oai")
 @pytest.mark.parametrize(("op", "kind"), [*((op, "f32") for op in graph.GLU_OPS), ("swiglu", "f16"), ("reglu", "bf16")])
 def test_glu(any_device, op, kind, rng):
     numbers = drawn(rng, 3 * 2 * 201).reshape(3, 402)

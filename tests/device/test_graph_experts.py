@@ -32,19 +32,19 @@ def product(runtime, way, first, w, x, ids, whole, y, experts=None, added=None):
     kernel, columns, spec = way
     matrices = len(w)
     given_ids = listed(runtime, ids, whole, matrices, columns)[0] if columns else whole
-    of = {"x_slots": x.shape[1], "ids": tensor(ids), "y": tensor(y)}
+    tensors = {"x_slots": x.shape[1], "ids": tensor(ids), "y": tensor(y)}
     plus = y if added is None else added
     if len(first) == 1:  # a type of quantized weights
         q, scales = run(runtime, graph.QUANTIZE, (x,), quantized_sizes(x))
-        of |= {"w_begin": 0, "w_steps": (w[0].size // 16, 0), "repeats": (1, 1), "blocks": x.shape[2] // 32}
+        tensors |= {"w_begin": 0, "w_steps": (w[0].size // 16, 0), "repeats": (1, 1), "blocks": x.shape[2] // 32}
         packed, operands = np.stack([blocks.pack(graph.WEIGHT_TYPES[first[0]], one) for one in w]), (q, scales)
     else:
         packed, operands = w, (x,)
     words = np.zeros(y.size, np.uint32)  # no NaN, as what is none of the experts has
     for begin, count in experts or ((0, matrices),):
-        of["experts"] = begin, count, matrices
+        tensors["experts"] = begin, count, matrices
         given = packed[begin : begin + count], *operands, plus, given_ids
-        (words,) = run(runtime, kernel, given, (words,), (*first, *spec, int(added is not None), 1), **of)
+        (words,) = run(runtime, kernel, given, (words,), (*first, *spec, int(added is not None), 1), **tensors)
     return words
 
 
@@ -72,16 +72,8 @@ def of_type(kind, device):
     return (graph.FLOAT_TYPES.index(kind), graph.FLOAT_TYPES.index("f32")), (FEW_FLOATS, MANY_FLOATS)
 
 
-EACH_DRIVER = ("q4_1", "q6_K", "mxfp4")  # the code of experts is one; that of each type is test_graph_products'
-
-
-@pytest.mark.one_driver
-@pytest.mark.parametrize("kind", [kind for kind in TYPES if kind not in EACH_DRIVER])
-def test_other_types(any_device, kind, rng):
-    test_types(any_device, kind, rng)
-
-
-@pytest.mark.parametrize("kind", EACH_DRIVER)
+@pytest.mark.one_driver("q6_K")  # the code of experts is one; that of each type is test_graph_products'
+@pytest.mark.parametrize("kind", TYPES)
 @np.errstate(all="ignore")
 def test_types(any_device, kind, rng):
     """48 rows; a short last superblock where there is one; an id after the last expert, and one below 0."""
@@ -97,6 +89,7 @@ def test_types(any_device, kind, rng):
     assert np.isnan(expected[2, 1]).all() and np.isfinite(expected[1:3, 0]).any()
 
 
+@pytest.mark.one_driver("bf16")
 @pytest.mark.parametrize("kind", ("f32", "f16", "bf16"))
 def test_floats(any_device, kind, rng):
     raw, x = rng.standard_normal((4, 35, 320), np.float32), rng.standard_normal((9, 2, 320), np.float32)

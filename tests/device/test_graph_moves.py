@@ -68,19 +68,19 @@ def moved(device, op, source, target, x, y_shape, layouts, expected, ids=None, s
     """Move x into poisoned memory of y_shape. expected: writes to an array of that shape what y is to be."""
     rng = np.random.default_rng(5)
     dtype = moves.DTYPES[target]
-    given, out = Memory.of(x, source, LAYOUTS[layouts[0]]), Memory(y_shape, dtype, **LAYOUTS[layouts[1]])
+    memory, out = Memory.of(x, source, LAYOUTS[layouts[0]]), Memory(y_shape, dtype, **LAYOUTS[layouts[1]])
     begun = out.words.copy()
     wide = ids is not None and ids.dtype == np.int64
     named = np.zeros((1, 1, 1, 1), np.int32) if ids is None else ids[None]
     named = Memory.of(named, "", {"gap": int(rng.integers(3)), "order": (0, 1, 2, 3)})
-    x_tensor = given.tensor
+    x_tensor = memory.tensor
     if source not in moves.DTYPES:
         offset, (count, *n), s = x_tensor
         x_tensor = offset, (32 * count, *n), s
     (got,) = run(
         device.runtime,
         MOVE,
-        (given.words, named.words),
+        (memory.words, named.words),
         (begun,),
         (MOVE_OPS.index(op), MOVE_TYPES.index(source), MOVE_TYPES.index(target)),
         x=x_tensor,
@@ -113,6 +113,7 @@ MOVED = [  # source, target, x's shape, y's, layouts of both
 ]
 
 
+@pytest.mark.one_driver("q5_1", "i32")
 @pytest.mark.parametrize(("source", "target", "shape", "y_shape", "layouts"), MOVED)
 def test_copies_convert_and_take_another_shape(any_device, rng, source, target, shape, y_shape, layouts):
     x = numbers(rng, shape, source)
@@ -145,6 +146,7 @@ def test_what_repeats_and_what_is_padded(any_device, rng, target, layouts):
     moved(any_device, "pad", target, target, x, (3, 2, 5, 9), layouts, padded, shift=(-3, -2, 0, -1))
 
 
+@pytest.mark.one_driver("q5_0")
 @pytest.mark.parametrize("source", ("f32", "i32", "f16", "bf16", "q5_0"))
 def test_rows_that_indices_name(any_device, rng, source):
     x = numbers(rng, (3, 2, 9, 64 if source == "q5_0" else 33), source)
@@ -177,6 +179,7 @@ def names(rng, rows, dtype):
     return ids
 
 
+@pytest.mark.one_driver("f32-f16")
 @pytest.mark.parametrize(("source", "target", "dtype", "columns", "layouts"), SET)
 def test_rows_go_where_indices_say(any_device, rng, source, target, dtype, columns, layouts):
     x, ids = numbers(rng, (4, 3, 5, columns), source), names(rng, 11, dtype)
@@ -200,6 +203,7 @@ BLOCKS = [
 ]
 
 
+@pytest.mark.one_driver("iq4_nl", "bf16")
 @pytest.mark.parametrize(("source", "target", "op", "of_x", "of_y"), BLOCKS)
 def test_blocks_have_the_codecs_bytes(any_device, rng, source, target, op, of_x, of_y):
     scale = 2.0 ** rng.integers(-30, 10, (4, 3, 5, 3)).repeat(32, axis=-1)
@@ -210,16 +214,16 @@ def test_blocks_have_the_codecs_bytes(any_device, rng, source, target, op, of_x,
     x = moves.convert(x, source)
     raw, ids = moves.to_block_type(x, target), names(rng, 11, np.int64)
     y_shape = (4, 3, 11, 3) if op == "set_rows" else (3, 4, 3, 5)
-    given = Memory.of(x, source, LAYOUTS[of_x])
+    memory = Memory.of(x, source, LAYOUTS[of_x])
     named = Memory.of(ids[None], "", {})
     out = Memory(y_shape, np.uint16, inner=raw.shape[-1] // 2, **LAYOUTS[of_y])
     (got,) = run(
         any_device.runtime,
         TO_BLOCKS,
-        (given.words, named.words),
+        (memory.words, named.words),
         (out.words.copy(),),
         (MOVE_OPS.index(op), MOVE_TYPES.index(source), MOVE_TYPES.index(target)),
-        x=given.tensor,
+        x=memory.tensor,
         y=out.tensor,
         ids=named.tensor,
         id_words=2,

@@ -72,6 +72,7 @@ def values(rng, shape):
     return np.where(rng.random(shape) < 0.5, rng.choice(few, shape), rng.standard_normal(shape)).astype(np.float32)
 
 
+@pytest.mark.one_driver("shape4-True", "shape1-False")
 @pytest.mark.parametrize("descending", (False, True))
 @pytest.mark.parametrize("shape", ((1, 1, 1, 1), (2, 3, 700, 2), (1, 5, 1, 60), (2, 1, 3, 1025), (1, 1, 2, 9001)))
 def test_argsort(any_device, rng, shape, descending):
@@ -85,6 +86,7 @@ def test_argsort_of_many_columns(any_device, rng):
     assert np.array_equal(Sorter(any_device, x, False).argsort(), order.argsort(x, False))
 
 
+@pytest.mark.one_driver("40")
 @pytest.mark.parametrize(("shape", "k"), (((1, 2, 3, 70), 8), ((1, 1, 2, 5000), 1000), ((1, 1, 3, 70_000), 40)))
 def test_top_k(any_device, rng, shape, k):
     x = values(rng, shape)

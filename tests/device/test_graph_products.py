@@ -56,9 +56,9 @@ def product(runtime, kind, raw, x, kernel, spec, added=None):
     values = {"w_begin": 0, "w_steps": (step, raw.shape[1] * step), "blocks": k // 32, "y": tensor(y)}
     values |= NO_EXPERTS | {"repeats": (planes[1] // raw.shape[1], planes[0] // raw.shape[0])}
     values |= {"added": tensor(y if added is None else np.broadcast_to(added, y.shape))}
-    given = np.concatenate(packed), q, scales, *[y if added is None else added] * 2
+    operands = np.concatenate(packed), q, scales, *[y if added is None else added] * 2
     kind_and_spec = graph.WEIGHT_TYPES.index(kind), *spec, int(added is not None), 0
-    (got,) = run(runtime, kernel, given, (y.size,), kind_and_spec, **values)
+    (got,) = run(runtime, kernel, operands, (y.size,), kind_and_spec, **values)
     return got
 
 
@@ -83,6 +83,7 @@ def units(device, kind):
     return [(graph.MUL_MAT_UNITS, tile)] if tile else []
 
 
+@pytest.mark.one_driver("mxfp4")
 @pytest.mark.parametrize("kind", TYPES)
 @np.errstate(all="ignore")
 def test_types(any_device, kind, rng):
@@ -131,6 +132,7 @@ def halves(x, kind):
     return stored.astype(np.float32), stored
 
 
+@pytest.mark.one_driver("bf16-f16")
 @pytest.mark.parametrize(("w_type", "x_type"), (("f32", "f32"), ("f16", "f32"), ("bf16", "f16"), ("f32", "bf16")))
 @pytest.mark.parametrize("rows, columns, k, order", ((33, 5, 643, (0, 1, 2, 3)), (35, 2, 576, (2, 0, 1, 3))))
 def test_floats(any_device, w_type, x_type, rows, columns, k, order, rng):
@@ -150,15 +152,16 @@ def test_floats(any_device, w_type, x_type, rows, columns, k, order, rng):
     expected = products.add(np.array(planes), added)
     kinds = graph.FLOAT_TYPES.index(w_type), graph.FLOAT_TYPES.index(x_type)
     tensors = {"w": tensor(view_w), "x": tensor(view_x), "added": tensor(added), "y": tensor(added), **NO_EXPERTS}
-    given, spec = (base_w, base_x, added, added), (*kinds, 32, 8, 2, 2, 64, 1, 0)
-    (got,) = run(any_device.runtime, graph.MUL_MAT_FLOAT, given, (expected.size,), spec, **tensors)
+    operands, spec = (base_w, base_x, added, added), (*kinds, 32, 8, 2, 2, 64, 1, 0)
+    (got,) = run(any_device.runtime, graph.MUL_MAT_FLOAT, operands, (expected.size,), spec, **tensors)
     same(got, expected)
     if k % 64 == 0:
         spec = *kinds, columns, 32, 0, 1, 1, 1, 0
-        (got,) = run(any_device.runtime, graph.MUL_MAT_FLOAT_VEC, given, (expected.size,), spec, **tensors)
+        (got,) = run(any_device.runtime, graph.MUL_MAT_FLOAT_VEC, operands, (expected.size,), spec, **tensors)
         same(got, expected)
 
 
+@pytest.mark.one_driver
 @pytest.mark.parametrize("k", (260, 264))
 def test_floats_of_any_k(any_device, k, rng):
     """Few rows of x of a k that the kernel of few rows does not take, or takes without loads ahead."""

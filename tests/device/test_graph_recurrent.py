@@ -42,6 +42,7 @@ def normed_heads(y, op, size, scale):
     return rows.norm(op, y.reshape(*y.shape[:-1], -1, size), 1e-6, ("scale", scale)).reshape(y.shape)
 
 
+@pytest.mark.one_driver("4-70", "4-768")
 @pytest.mark.parametrize(
     ("taps", "channels", "tokens", "sequences", "biased", "silu", "normed"),
     CONVOLUTIONS,
@@ -84,22 +85,22 @@ def delta_operands(rng, size, tokens, heads, sequences, repeats, by_channel):
     return [q, k, v, gate, beta, state]
 
 
-def run_delta_net(device, operands, own, slots, ids=None):
+def run_delta_net(device, operands, columns, slots, ids=None):
     """ids: where the states are that the sequences have, if they do not lie in their order."""
     _, _, v, gate, _, state = operands
     named = ids is not None
     ids = np.arange(len(v), dtype=np.int32) if ids is None else ids
     sequences, tokens, _, size = v.shape
-    one = state[0].size
+    state_size = state[0].size
     written = min(tokens, slots)
     names = "q", "k", "v", "gate", "beta", "state"
-    values = {name: tensor(of) for name, of in zip(names, operands, strict=True)}
-    values |= {"ids": 0, "outputs": 0, "kept": 0, "steps": (one, one * sequences), "slots": slots}
+    values = {name: tensor(operand) for name, operand in zip(names, operands, strict=True)}
+    values |= {"ids": 0, "outputs": 0, "kept": 0, "steps": (state_size, state_size * sequences), "slots": slots}
     values |= {"scale": recurrent.scale_of(size)}
-    given = [*(of if of.base is None else of.base for of in operands), ids]
-    spec = size, own, int(gate.shape[-1] == size), int(named)
-    counts = v.size, written * sequences * one + 3
-    return run(device.runtime, graph.DELTA_NET, given, counts, spec, **values)
+    arguments = [*(operand if operand.base is None else operand.base for operand in operands), ids]
+    spec = size, columns, int(gate.shape[-1] == size), int(named)
+    counts = v.size, written * sequences * state_size + 3
+    return run(device.runtime, graph.DELTA_NET, arguments, counts, spec, **values)
 
 
 DELTA_NETS = [
@@ -111,20 +112,22 @@ DELTA_NETS = [
 ]
 
 
+@pytest.mark.one_driver("16-5", "64-40")
 @pytest.mark.parametrize(
-    ("size", "tokens", "heads", "sequences", "repeats", "by_channel", "own", "slots"),
+    ("size", "tokens", "heads", "sequences", "repeats", "by_channel", "columns", "slots"),
     DELTA_NETS,
 )
-def test_delta_net(any_device, size, tokens, heads, sequences, repeats, by_channel, own, slots, rng):
+def test_delta_net(any_device, size, tokens, heads, sequences, repeats, by_channel, columns, slots, rng):
     operands = delta_operands(rng, size, tokens, heads, sequences, repeats, by_channel)
     operands[0] = np.ascontiguousarray(operands[0].swapaxes(1, 2)).swapaxes(1, 2)  # of a permuted q
     wanted, ids = recurrent.delta_net(*operands, slots), None
     if sequences > 1:
         ids = (np.arange(sequences, dtype=np.int32) + 1) % sequences
         operands[5] = operands[5][np.argsort(ids)]
-    same_as(run_delta_net(any_device, operands, own, slots, ids), wanted, min(tokens, slots))
+    same_as(run_delta_net(any_device, operands, columns, slots, ids), wanted, min(tokens, slots))
 
 
+@pytest.mark.one_driver
 def test_numbers_that_are_not_finite_stay_in_their_rows(any_device, rng):
     for at, edge in ((2, np.inf), (2, np.nan), (3, 200.0), (5, -np.inf), (4, np.nan)):
         operands = delta_operands(rng, 16, 3, 1, 2, 1, False)
@@ -143,11 +146,12 @@ SCANS = [
 ]
 
 
+@pytest.mark.one_driver("16-1", "96-3")
 @pytest.mark.parametrize(
-    ("size", "of_head", "heads", "groups", "tokens", "sequences", "by_element", "own", "slots"),
+    ("size", "of_head", "heads", "groups", "tokens", "sequences", "by_element", "columns", "slots"),
     SCANS,
 )
-def test_ssm_scan(any_device, size, of_head, heads, groups, tokens, sequences, by_element, own, slots, rng):
+def test_ssm_scan(any_device, size, of_head, heads, groups, tokens, sequences, by_element, columns, slots, rng):
     state = drawn(rng, (sequences + 2, heads, of_head, size), EDGES[:8], -30)
     x, dt = (
         drawn(rng, (sequences, tokens, heads, of_head), EDGES[:8]),
@@ -165,7 +169,7 @@ def test_ssm_scan(any_device, size, of_head, heads, groups, tokens, sequences, b
     written = min(tokens, slots)
     values = {"a": 0, "b": tensor(b), "c": tensor(c, groups * size), "ids": 0, "outputs": 0, "kept": 0, "slots": slots}
     values |= {"steps": (state[0].size, state[0].size * sequences)}
-    given = state, x, dt, a, both, both, ids
+    operands = state, x, dt, a, both, both, ids
     counts = x.size, written * sequences * state[0].size + 3
-    spec = size, own, int(by_element)
-    same_as(run(any_device.runtime, graph.SSM_SCAN, given, counts, spec, **values), wanted, written)
+    spec = size, columns, int(by_element)
+    same_as(run(any_device.runtime, graph.SSM_SCAN, operands, counts, spec, **values), wanted, written)

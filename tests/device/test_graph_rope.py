@@ -22,22 +22,22 @@ CASES = [  # rows' elements, the first that turns, parameters
 ]
 
 
-@pytest.mark.parametrize(("n", "first", "one"), CASES, ids=lambda x: getattr(x, "mode", None))
+@pytest.mark.parametrize(("n", "first", "turn"), CASES, ids=lambda x: getattr(x, "mode", None))
 @pytest.mark.parametrize("dtype", (np.float32, np.float16))
-def test_rope(any_device, n, first, one, dtype, rng):
+def test_rope(any_device, n, first, turn, dtype, rng):
     batch, tokens, heads = 2, 5, 3
     base = (10 * rng.standard_normal((batch, tokens, heads, 2 * n), np.float32)).astype(dtype)
     base[0, 0, 0, n : n + 8] = (0, -0.0, 1e-7, np.inf, -np.inf, np.nan, 6e4, -6e4)
     x = base[..., n:]
     positions = rng.integers(0, 200_000, (4, tokens), np.int32)
     positions[:, :4] = (0, 2**31 - 1, -(2**31), -5)
-    table = one.table(rng.uniform(1, 8, one.pairs).astype(np.float32))
+    table = turn.table(rng.uniform(1, 8, turn.pairs).astype(np.float32))
     table[-2:, :2] = (1 << 20 | 1, 0), (0, 1)  # small phases, and those whose lower word is 0
-    wanted = rope(x, positions, table, one.step, first)
+    wanted = rope(x, positions, table, turn.step, first)
     values = {"x": tensor(x, n), "y": tensor(wanted), "positions": 0, "stride": tokens, "table": 0, "first": first}
     least = dtype(1e-6) if first and dtype is np.float32 else dtype(0)
     wanted[np.abs(wanted) < least] = 0
-    values |= {"pairs": one.pairs, "step": one.step, "least": least}
+    values |= {"pairs": turn.pairs, "step": turn.step, "least": least}
     spec = [graph.FLOAT_TYPES.index("f32" if dtype == np.float32 else "f16")]
     words = as_words(wanted).size
     same(*run(any_device.runtime, graph.ROPE, (base, positions, table), (words,), spec, **values), wanted)

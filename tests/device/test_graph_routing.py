@@ -23,6 +23,7 @@ def logits(rng, rows, experts):
     return x
 
 
+@pytest.mark.one_driver("soft_max")
 @pytest.mark.parametrize(("rows", "experts", "k"), [(1, 128, 8), (9, 7, 7), (5, 600, 10), (3, 1, 1), (4, 257, 256)])
 @pytest.mark.parametrize("gate", graph.GATE_OPS)
 def test_route(any_device, rng, gate, rows, experts, k):
@@ -50,12 +51,13 @@ def test_route(any_device, rng, gate, rows, experts, k):
             factor=factor,
             added=added,
         )
-        found = got[0].view(np.int32)[: x.size].reshape(x.shape)  # ids are the first k of ARGSORT's rows
-        assert np.array_equal(found[:, :k], ids)
-        assert (found[:, k:].view(np.uint32) == POISON).all()
+        result = got[0].view(np.int32)[: x.size].reshape(x.shape)  # ids are the first k of ARGSORT's rows
+        assert np.array_equal(result[:, :k], ids)
+        assert (result[:, k:].view(np.uint32) == POISON).all()
         same(got[1], weights)
 
 
+@pytest.mark.one_driver("70-4", "2-300")
 @pytest.mark.parametrize(
     ("rows", "experts", "elements", "added"), [(1, 8, 96, 2), (3, 1, 1, 1), (70, 4, 33, 0), (2, 300, 288, 1)]
 )
@@ -66,15 +68,15 @@ def test_sum_experts(any_device, rng, rows, experts, elements, added):
     x[0, 0, :1], weights[-1, -1], x.reshape(-1)[-1:] = np.inf, 1e-31, 3e-3  # a product that is flushed
     plus, more = rng.standard_normal((2, rows, elements), np.float32)
     wanted, runtime = routing.sum_experts(x, weights, *(plus, more)[:added]), any_device.runtime
-    given = x, weights, plus, more
-    same(*run(runtime, graph.SUM_EXPERTS, given, (wanted.size,), [added], added=(0, 0), y=tensor(wanted)), wanted)
+    operands = x, weights, plus, more
+    same(*run(runtime, graph.SUM_EXPERTS, operands, (wanted.size,), [added], added=(0, 0), y=tensor(wanted)), wanted)
     if elements % 32:
         return
     of_row = rng.standard_normal((1, elements), np.float32)
     normed = of_rows.norm("rms", wanted, 1e-6, ("mul", of_row))
     values = {"x": tensor(wanted), "b": tensor(of_row), "y": tensor(normed), "added": (0, 0)}
     values |= {"eps": 1e-6, "factor": 1.0 / elements, "scales": (0, 0), "joined": 1}
-    given, counts = (of_row, more, x, weights, plus), (wanted.size, wanted.size, *quantized_sizes(normed))
-    total, *int8 = run(runtime, graph.NORM_SUMMED, given, counts, [0, 1, 0, added], **values)
+    operands, counts = (of_row, more, x, weights, plus), (wanted.size, wanted.size, *quantized_sizes(normed))
+    total, *int8 = run(runtime, graph.NORM_SUMMED, operands, counts, [0, 1, 0, added], **values)
     same(total, wanted)
     same_as_int8(runtime, int8, normed)

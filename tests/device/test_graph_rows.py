@@ -26,6 +26,7 @@ def drawn(rng, shape, edges=()):
 EDGES = ((), (1e-40, 1e-30, -0.0, 1e-38), (np.inf, 1), (np.nan, 1), (3e38, 3e38), (0.0,) * 70)
 
 
+@pytest.mark.one_driver("-norm")
 @pytest.mark.parametrize("op", graph.NORM_OPS)
 @pytest.mark.parametrize(
     ("columns", "then"), [(70, ("mul", "add")), (1, ("scale", "none")), (1025, ("add", "mul")), (70000, ("none",) * 2)]
@@ -40,8 +41,8 @@ def test_norm(any_device, op, columns, then, rng):
         wanted = rows.norm(op, x, 1e-6, *follow)
         values = {"a": tensor(half), "y": tensor(wanted), **OF_ROW, "factor": 1.0 / columns, "scales": (scale, scale)}
         spec = [graph.NORM_OPS.index(op), *map(graph.FOLLOW_OPS.index, then)]
-        given = (x, a, b)
-        same(*run(any_device.runtime, graph.NORM, given, (x.size,), spec, **values), wanted)
+        operands = (x, a, b)
+        same(*run(any_device.runtime, graph.NORM, operands, (x.size,), spec, **values), wanted)
 
 
 @pytest.mark.parametrize(("columns", "joined"), [(32, 1), (2336, 1), (128, 2)])
@@ -58,6 +59,7 @@ def test_norm_as_int8(any_device, columns, joined, rng):
         same_as_int8(any_device.runtime, got, wanted)
 
 
+@pytest.mark.one_driver
 @pytest.mark.parametrize("eps", (0.0, 1e-6))
 def test_norm_of_zeros_and_of_a_transposed_tensor(any_device, eps, rng):
     base = drawn(rng, (3, 70, 4))
@@ -94,6 +96,7 @@ MASKED = [  # shape of x, of the mask, its type, whether with sinks, max_bias
 ]
 
 
+@pytest.mark.one_driver("f16")
 @pytest.mark.parametrize(("shape", "of_mask", "kind", "has_sinks", "max_bias"), MASKED)
 def test_soft_max(any_device, shape, of_mask, kind, has_sinks, max_bias, rng):
     x = 5 * rng.standard_normal(shape, np.float32)

@@ -18,6 +18,7 @@ from zinc_attn.tools.graph.device import OnDevice
 from zinc_attn.tools.graph.oracle import DrawnOracle
 from zinc_attn.tools.harness.judge import NativeOracle
 
+NATIVE = True
 SWEEP = "sweep --shape 4/2/64 --contexts 600 --splits auto --repeats 1 --no-picture --json"
 CHECK = "check --cases '4/2/64 f16 100' --splits auto"
 
@@ -53,11 +54,11 @@ def test_a_drawn_part_with_other_bits_ends_the_run(cpu, monkeypatch):
 
 
 def test_who_judges_is_said(device, cpu, capsys, tmp_path, monkeypatch):
-    at = "--device", device.info.index, "--runtime", device.runtime.name, "--out", tmp_path
+    options = "--device", device.info.index, "--runtime", device.runtime.name, "--out", tmp_path
     for named, judge in (((), "cpu"), (("--oracle", "numpy"), "numpy")):
-        (row,) = records(capsys, SWEEP, *at, *named)
+        (row,) = records(capsys, SWEEP, *options, *named)
         assert (row["verified"], row["oracle"]) == ("bits", judge)
-    assert run("check --graph q8_0 --oracle cpu", *at[:4]) == 0
+    assert run("check --graph q8_0 --oracle cpu", *options[:4]) == 0
     assert "oracle: native code, whose bits drawn" in capsys.readouterr().err
     (row,) = records(capsys, SWEEP, "--device cpu --out", tmp_path)  # which is never judged by itself
     assert (row["verified"], row["oracle"]) == ("bits", "numpy")
@@ -66,4 +67,4 @@ def test_who_judges_is_said(device, cpu, capsys, tmp_path, monkeypatch):
     with ExitStack() as stack:
         assert open_oracle(stack, None, [device]) is None
     assert "oracle: NumPy (cpu: there is no C++ compiler" in capsys.readouterr().err
-    assert "there is no C++ compiler" in refusal(capsys, CHECK, *at[:4], "--oracle cpu")
+    assert "there is no C++ compiler" in refusal(capsys, CHECK, *options[:4], "--oracle cpu")

@@ -25,14 +25,14 @@ def host(tmp_path_factory):
     sources = sorted(CACHE.glob("wheels/kp-*/src"), key=lambda path: path.stat().st_mtime)
     if not sources or shutil.which("g++") is None:
         pytest.skip("needs g++ and Kompute's sources, which scripts/build_kp.sh leaves in .cache")
-    made = tmp_path_factory.mktemp("host")
+    folder = tmp_path_factory.mktemp("host")
     files = [*(sources[-1] / f"{name}.cpp" for name in KOMPUTE), ROOT / "examples/kompute_cpp/host.cpp"]
-    (made / "all.cpp").write_text("".join(f'#include "{path}"\n' for path in files))
+    (folder / "all.cpp").write_text("".join(f'#include "{path}"\n' for path in files))
     flags = ["-std=c++17", "-DKOMPUTE_OPT_LOG_LEVEL_DISABLED=1", "-DKOMPUTE_DISABLE_VK_DEBUG_LAYERS=1"]
     flags += [f"-I{sources[-1]}", f"-I{sources[-1]}/include"]
-    done = linked(made / "host", [(["g++", *flags], made / "all.cpp")], ["g++", "-lvulkan", "-lfmt"])
+    done = linked(folder / "host", [(["g++", *flags], folder / "all.cpp")], ["g++", "-lvulkan", "-lfmt"])
     assert done.returncode == 0, done.stderr
-    return made / "host"
+    return folder / "host"
 
 
 def value(tensor: int, shape: tuple[int, ...]) -> np.ndarray:
@@ -44,8 +44,8 @@ def value(tensor: int, shape: tuple[int, ...]) -> np.ndarray:
 
 def test_the_program_has_the_oracles_bits(host, tmp_path):
     export.export(tmp_path)
-    found = subprocess.run([host, tmp_path, str(TOKENS)], capture_output=True, check=True, timeout=300).stdout
-    words = np.frombuffer(found, np.uint32).reshape(TOKENS, 4 * 64 + 4)
+    output = subprocess.run([host, tmp_path, str(TOKENS)], capture_output=True, check=True, timeout=300).stdout
+    words = np.frombuffer(output, np.uint32).reshape(TOKENS, 4 * 64 + 4)
     q, k, v = value(0, (TOKENS, 4, 64)), value(1, (TOKENS, 2, 64)), value(2, (TOKENS, 2, 64))
     want, lse = za.reference.emulate(q, k, v)  # row i sees the tokens up to i
     assert np.array_equal(words[:, : 4 * 64], want.reshape(TOKENS, -1).view(np.uint32))

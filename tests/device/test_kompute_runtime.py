@@ -42,7 +42,7 @@ def test_importing_kp_leaves_the_programs_logging_alone():
 
 
 @pytest.mark.parametrize(
-    ("found", "text"),
+    ("module", "text"),
     (
         (SimpleNamespace(), "ignores Vulkan's errors, .*, and has no kp.zinc_attn; build kp with scripts/build_kp.sh"),
         (SimpleNamespace(zinc_attn=SimpleNamespace(version=0)), "has version 0 of kp.zinc_attn, expected 2; build kp"),
@@ -50,10 +50,10 @@ def test_importing_kp_leaves_the_programs_logging_alone():
     ),
     ids=("stock", "other version", "none"),
 )
-def test_another_kp_is_refused_where_it_is_asked_for(monkeypatch, found, text):
+def test_another_kp_is_refused_where_it_is_asked_for(monkeypatch, module, text):
     monkeypatch.delenv("ZINC_ATTN_RUNTIME", raising=False)
     assert default_runtime() == "kompute"
-    monkeypatch.setitem(sys.modules, "kp", found)
+    monkeypatch.setitem(sys.modules, "kp", module)
     assert default_runtime() == "vulkan"
     with pytest.raises(errors.RuntimeUnavailableError, match=f"^runtime 'kompute'.* {text}.* or use runtime='vulkan'$"):
         za.Device.open(runtime="kompute")
@@ -67,7 +67,7 @@ def test_the_managers_device_is_found(index):
     manager = kp.Manager(index)
     with za.Device.from_kompute(manager) as device:
         assert device.info.index == index and device.info.matrix.fragment is None
-    others = [one.index for one in za.list_devices() if one.index != index and not one.native]
+    others = [device.index for device in za.list_devices() if device.index != index and not device.native]
     for other in others:
         with pytest.raises(errors.DeviceNotFoundError, match=f"^index: got {other}, .*, but the manager's device is "):
             za.Device.from_kompute(manager, other)
@@ -108,7 +108,7 @@ def test_a_tensor_that_its_host_destroyed(index):
 
 def test_what_is_of_another_manager_or_gone_is_refused(index):
     manager, other = kp.Manager(index), kp.Manager(index)
-    with za.Device.from_kompute(manager) as device, za.Device.open(index, runtime="kompute") as own:
+    with za.Device.from_kompute(manager) as device, za.Device.open(index, runtime="kompute") as other_device:
         gone = manager.sequence()
         gone.destroy()
         evaluated = manager.sequence()
@@ -130,7 +130,7 @@ def test_what_is_of_another_manager_or_gone_is_refused(index):
         with pytest.raises(errors.ArgumentError, match=r"^q: got a kp.Tensor of another kp.Manager, or one that was "):
             recorded(other, device, manager.sequence())
         with pytest.raises(errors.RuntimeUnavailableError, match=r"^record: .*, expected a Device.from_kompute$"):
-            recorded(manager, own)
+            recorded(manager, other_device)
 
 
 GONE = """

@@ -16,6 +16,7 @@ from zinc_models import hf, loaded, model_of, torch, transformers
 import zinc_attn as za
 from zinc_attn import errors
 
+NATIVE = True
 SHAPES = {  # of a model's layers in the expanded form, and in the absorbed one
     "deepseek_v2": ("4/4/54/36", "4/1/58/44/latent"),
     "deepseek_v3": ("4/4/192/128", "4/1/96/32/latent"),
@@ -112,13 +113,13 @@ Adapted = type("Adapted", (torch.nn.Linear,), {})  # a layer with more than its 
 
 def linear(weight: Any, kind: Any = torch.nn.Linear, hook: str = "", **options: Any) -> Any:
     """A linear layer around a weight; hook: what registers one, or "forward" for a forward of the layer's own."""
-    made = kind(1, 1, **{"bias": False, **options})
-    made.weight = torch.nn.Parameter(weight.detach(), requires_grad=False)
+    layer = kind(1, 1, **{"bias": False, **options})
+    layer.weight = torch.nn.Parameter(weight.detach(), requires_grad=False)
     if hook == "forward":
-        made.forward = made.forward
+        layer.forward = layer.forward
     elif hook:
-        getattr(made, hook)(lambda *x: x[-1])
-    return made
+        getattr(layer, hook)(lambda *x: x[-1])
+    return layer
 
 
 OF_ITS_SHAPE = r"with a weight of shape \(1024, 32\) and torch"

@@ -67,8 +67,8 @@ def test_cache_index_maps(device, rng, text, page_size, dtype):
                 known[name] = evaluate(meanings("cache.index")[name], known)
             known |= {"row_at": evaluate(meanings("rows.index")["row_at"], known)}
             for word, bit, width in places:
-                found = bits(stored, meanings("cache.index"), word, bit, known, width)
-                assert found == bits(words, meanings("rows.index"), word, bit, known, width)
+                result = bits(stored, meanings("cache.index"), word, bit, known, width)
+                assert result == bits(words, meanings("rows.index"), word, bit, known, width)
 
 
 def bits(words, index, word, bit, names, width):

@@ -111,7 +111,7 @@ def test_walks(matrix_device, on_units, rng, monkeypatch, text, arithmetic, dtyp
     want = attend(matrix_device, shape, q, k, v, num_splits=2, dtype=dtype, **options)
     every, some = 1 << 27, 4 * 8 * (shape.v_dim + 2) * duration.ROOM * 64  # room for all rows; for 64 unsplit ones
     planned: list[bool] = []
-    options = {"observer": lambda one, _: planned.append(one.key.whole_context), **options}
+    options = {"observer": lambda submission, _: planned.append(submission.key.whole_context), **options}
     with filled(matrix_device, shape, k, v, dtype) as (cache, seq):
         attention = za.Attention(cache, **options)
         for workgroups, room, submissions in ((1, every, 1), (1, some, 3), (10**6, every, 1)):
@@ -162,17 +162,17 @@ def test_matrix_prefill_is_chosen_by_request(matrix_device, rng):
         assert differing(mixed(q, seq, 0), canonical(q, seq, 0))
 
 
-@pytest.mark.parametrize(("of", "size"), (("v", 1e-8), ("k", 3e-8), ("q", 1e-7)))
-def test_numbers_that_float16_hardly_holds(matrix_device, rng, of, size):
+@pytest.mark.parametrize(("which", "size"), (("v", 1e-8), ("k", 3e-8), ("q", 1e-7)))
+def test_numbers_that_float16_hardly_holds(matrix_device, rng, which, size):
     """bfloat16 holds them with all its digits; the bound counts what the rounding to float16 takes away."""
     shape = za.AttnShape(8, 2, 64)
-    given = {name: x.astype(np.float32) for name, x in zip("qkv", make(rng, shape, 3, 130), strict=True)}
-    given[of] *= np.float32(size)
-    k, v = (given[name].astype(ml_dtypes.bfloat16) for name in "kv")
+    arrays = {name: x.astype(np.float32) for name, x in zip("qkv", make(rng, shape, 3, 130), strict=True)}
+    arrays[which] *= np.float32(size)
+    k, v = (arrays[name].astype(ml_dtypes.bfloat16) for name in "kv")
     for scale in (None, 1e3):
-        got = attend(matrix_device, shape, given["q"], k, v, dtype="bf16", scale=scale)
-        want = za.reference.attention(given["q"], k, v, scale=scale)
-        for one, right, bound in zip(got, want, matrix_bound(given["q"], k, v, scale=scale), strict=True):
+        got = attend(matrix_device, shape, arrays["q"], k, v, dtype="bf16", scale=scale)
+        want = za.reference.attention(arrays["q"], k, v, scale=scale)
+        for one, right, bound in zip(got, want, matrix_bound(arrays["q"], k, v, scale=scale), strict=True):
             assert np.all(np.abs(one - right) <= bound)
 
 
@@ -192,8 +192,8 @@ def test_the_unrolled_program(matrix_device, on_units, rng, monkeypatch, text, o
     built = inputs.matrix_workgroup
 
     def unrolled(*arguments: Any) -> Any:
-        made = built(*arguments)
-        return made and made._replace(unrolled=True)
+        workgroup = built(*arguments)
+        return workgroup and workgroup._replace(unrolled=True)
 
     monkeypatch.setattr(inputs, "matrix_workgroup", unrolled)
     same(attend(matrix_device, shape, q, k, v, **options), want)
@@ -221,21 +221,21 @@ def test_edges(matrix_device, rng, kind):
 def test_beyond_float16(matrix_device, rng, name):
     """Refused in the cache or in q, and among new rows, after which the cache's largest values are as before."""
     shape = za.AttnShape(8, 2, 64)
-    given = dict(zip("qkv", (x.astype(np.float32) for x in make(rng, shape, 3, 40)), strict=True))
-    beyond = {name: given[name].copy()}
+    arrays = dict(zip("qkv", (x.astype(np.float32) for x in make(rng, shape, 3, 40)), strict=True))
+    beyond = {name: arrays[name].copy()}
     beyond[name].reshape(-1)[5] = 70000.0
-    q, k, v = (given | beyond).values()
+    q, k, v = (arrays | beyond).values()
     with filled(matrix_device, shape, k, v, "bf16", round_rows=True) as (cache, seq):
         attention = za.Attention(cache, arithmetic="matrix")
         with pytest.raises(ValueRangeError, match=rf"^{name}: got .* with arithmetic='matrix', expected at most 65504"):
             attention(q, seq, 0)
         za.Attention(cache)(q, seq, 0)
-    with filled(matrix_device, shape, given["k"], given["v"], "bf16", round_rows=True) as (cache, seq):
+    with filled(matrix_device, shape, arrays["k"], arrays["v"], "bf16", round_rows=True) as (cache, seq):
         attention = za.Attention(cache, arithmetic="matrix")
-        want = attention(given["q"], seq, 0)
+        want = attention(arrays["q"], seq, 0)
         with pytest.raises(ValueRangeError, match=rf"^{name}: got a.* magnitude of 70"):
             attention(q, seq, 0, k=k, v=v)
-        assert len(seq) == 40 and not differing(attention(given["q"], seq, 0), want)
+        assert len(seq) == 40 and not differing(attention(arrays["q"], seq, 0), want)
 
 
 # --- the tools, and a transformers cache -------------------------------------------------------------------
@@ -307,7 +307,7 @@ def test_a_command_is_refused_without_units(without_units, name, capsys):
 
 
 @pytest.fixture
-def made():
+def new_cache():
     """Makes a ZincCache for a small config."""
     transformers = pytest.importorskip("transformers")
     from zinc_attn.integrations import transformers as hf
@@ -318,17 +318,17 @@ def made():
     )
 
 
-def test_a_transformers_cache_is_refused_without_units(without_units, made):
+def test_a_transformers_cache_is_refused_without_units(without_units, new_cache):
     with pytest.raises(za.errors.ArgumentError, match="arithmetic: got 'x'"):
-        made(without_units, arithmetic="x")
-    with made(without_units) as cache, pytest.raises(UnsupportedError, match="VK_KHR_cooperative_matrix"):
+        new_cache(without_units, arithmetic="x")
+    with new_cache(without_units) as cache, pytest.raises(UnsupportedError, match="VK_KHR_cooperative_matrix"):
         cache.allocate(pytest.importorskip("torch").float16)
 
 
-def test_a_transformers_cache_tells_how_to_round(matrix_device, made):
+def test_a_transformers_cache_tells_how_to_round(matrix_device, new_cache):
     float32 = pytest.importorskip("torch").float32
     refused = pytest.raises(DTypeError, match=r"got 'matrix' with K or V in f32, .*; use dtype 'f16', to which")
-    with made(matrix_device) as cache, refused:
+    with new_cache(matrix_device) as cache, refused:
         cache.allocate(float32)
-    with made(matrix_device, "f16") as cache:
+    with new_cache(matrix_device, "f16") as cache:
         cache.allocate(float32)

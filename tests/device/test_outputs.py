@@ -14,6 +14,7 @@ from zinc_attn import errors, reference
 from zinc_attn.kernels.declarations import MERGE
 from zinc_attn.planning import inputs
 
+NATIVE = True
 SHAPE = za.AttnShape(4, 2, 64)
 
 
@@ -38,9 +39,9 @@ def test_the_device_writes_there(any_device, monkeypatch, rng, q_len, tokens):
     def check(attend: Any, both: bool = True) -> None:
         given = {"out": sevens(q.shape)} | ({"lse": sevens(q.shape[:-1])} if both else {})
         got = attend(**given, return_lse=both, allow_empty=True)
-        found = got if both else (got,)
-        assert all(x is y for x, y in zip(found, given.values(), strict=True))
-        same(found, want[: len(found)])
+        result = got if both else (got,)
+        assert all(x is y for x, y in zip(result, given.values(), strict=True))
+        same(result, want[: len(result)])
 
     with za.KVCache(any_device, SHAPE, 1, 1024, "f32", 64) as cache:
         attn, sequence = za.Attention(cache), cache.new_sequence()

@@ -24,7 +24,7 @@ def test_what_cannot_be_folded(device: za.Device) -> None:
         attn = za.Attention(cache)
         a, b, c = (attn.partial(q, seq, 0, within=(i, i + 1)) for i in range(3))
         options = {"window": 1500}, {"scale": 0.5}, {"sinks": q[:, 0]}, {"alibi": q[:, 0]}
-        foreign = [za.Attention(cache, **one).partial(q, seq, 0, within=(2, 3)) for one in options]
+        foreign = [za.Attention(cache, **option).partial(q, seq, 0, within=(2, 3)) for option in options]
         foreign += [attn.partial(2 * q, seq, 0, within=(2, 3)), attn.partial(q, seq, 0, within=(2, 3), mask=mask)]
         for parts, text in (
             ([], "partial states: got none"),
@@ -64,9 +64,9 @@ def small_state(**changes: Any) -> PartialState:
 def test_the_bytes_are_what_other_readers_of_safetensors_expect() -> None:
     load = pytest.importorskip("safetensors.numpy").load
     state = small_state()
-    found = load(state.to_bytes())
-    assert found.keys() == {"nodes", "m", "l", "o", "sinks"}
-    assert all(np.array_equal(array, getattr(state, name)) for name, array in found.items())
+    result = load(state.to_bytes())
+    assert result.keys() == {"nodes", "m", "l", "o", "sinks"}
+    assert all(np.array_equal(array, getattr(state, name)) for name, array in result.items())
 
 
 def test_no_damaged_byte_is_accepted() -> None:
@@ -75,11 +75,11 @@ def test_no_damaged_byte_is_accepted() -> None:
     data = state.to_bytes()
     back = PartialState.from_bytes(bytearray(data))
     assert back.to_bytes() == data and (back.span, back.call) == (state.span, state.call)
-    for at, byte in enumerate(data):
+    for index, byte in enumerate(data):
         for other in {byte ^ 1 << bit for bit in range(8)} | set(b" \n\t0"):
             if other != byte:
                 with pytest.raises(PartialStateError, match=r"^partial state: got "):
-                    PartialState.from_bytes(data[:at] + bytes([other]) + data[at + 1 :])
+                    PartialState.from_bytes(data[:index] + bytes([other]) + data[index + 1 :])
     for wrong in (b"", data[:7], data[:8], data[:-1], data + b"\0", data * 2, b"\xff" * 8 + data[8:], "text", None):
         with pytest.raises(PartialStateError, match=r"^partial state: got "):
             PartialState.from_bytes(wrong)  # type: ignore[arg-type]

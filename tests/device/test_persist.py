@@ -21,7 +21,6 @@ from zinc_attn.cache import files, rows
 from zinc_attn.cache.files import CacheFileError
 
 NATIVE = True
-
 LAYERS = 2
 
 
@@ -56,19 +55,19 @@ def saved(cache, tmp_path):
 @pytest.mark.of_drivers
 def test_a_loaded_sequence_has_the_bits_of_the_saved_one(device, tmp_path, dtype):
     caches = [za.KVCache(device, SMALL, LAYERS, 256, dtype, size) for size in (16, 64)]
-    path, one = tmp_path / "prompt.safetensors", Twin(za.Attention(caches[0]))
-    one.sequence.save(path)
+    path, twin = tmp_path / "prompt.safetensors", Twin(za.Attention(caches[0]))
+    twin.sequence.save(path)
     assert caches[1].load(path).lengths == (0, 0) and caches[1].free_tokens == 256
-    one.append(77)
-    one.sequence.save(str(path))
+    twin.append(77)
+    twin.sequence.save(str(path))
     assert [p.name for p in tmp_path.iterdir()] == ["prompt.safetensors"]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     for target in caches:  # the same, with pages in use, and one of another page size
         seq = target.load(path)
         assert len(seq) == 77 and seq.cache is target and seq in target.sequences
         check_counts(target.pool, [s.pages for s in target.sequences])
-        assert largest(target).k >= max(np.abs(k).max() for k, _ in one.held) * 0.99
-        back = one.other(seq, za.Attention(target))
+        assert largest(target).k >= max(np.abs(k).max() for k, _ in twin.held) * 0.99
+        back = twin.other(seq, za.Attention(target))
         back.look()
         back.step(3, 3)
     for cache in caches:
@@ -223,12 +222,12 @@ def test_a_file_that_is_cut_while_it_is_read(cache, saved, monkeypatch):
     def free() -> bool:
         return cache.lock.acquire(timeout=5) and cache.lock.release() is None
 
-    def cut(file: Any, at: int, data: memoryview) -> None:
-        if at > 33 * 512:  # the second layer
-            os.truncate(path, at + 100)
+    def cut(file: Any, offset: int, data: memoryview) -> None:
+        if offset > 33 * 512:  # the second layer
+            os.truncate(path, offset + 100)
             with ThreadPoolExecutor(1) as pool:
                 assert pool.submit(free).result(), "the lock is held while the file is read"
-        whole(file, at, data)
+        whole(file, offset, data)
 
     monkeypatch.setattr(files, "read_into", cut)
     with pytest.raises(CacheFileError, match=r"truncated, or not a safetensors file: it ended at byte [\d,]+ while it"):
@@ -242,12 +241,12 @@ def test_a_sequence_that_is_freed_while_it_is_loaded(cache, saved, monkeypatch):
     _, path = saved
     real, other = files.read_into, []
 
-    def read_and_free(*given):
+    def read_and_free(*arguments):
         if not other:
             for seq in cache.sequences:
                 seq.free()
             other.append(filled(cache, 80))
-        return real(*given)
+        return real(*arguments)
 
     monkeypatch.setattr(files, "read_into", read_and_free)
     with pytest.raises(errors.ClosedError, match="sequence: used after free"):

@@ -66,8 +66,8 @@ def c_library(blob: bytes, before_the_end: Callable[[], object] = bool) -> bytes
 
     @ffi.callback("PFN_vkVoidFunction(VkInstance, const char *)")
     def get_proc(instance, name):
-        found = own.get(ffi.string(name)) or owner.lib.vkGetInstanceProcAddr(instance, name)
-        return ffi.cast("PFN_vkVoidFunction", found)
+        result = own.get(ffi.string(name)) or owner.lib.vkGetInstanceProcAddr(instance, name)
+        return ffi.cast("PFN_vkVoidFunction", result)
 
     device = c.c_void_p(loaded.za_device_from(c.byref(owner.host(get_proc=owner.number(get_proc)))))
     attn = c.c_void_p(loaded.za_open(device, c.byref(Options(2, 1, 16, dtype=1, page_size=64))))
@@ -187,8 +187,8 @@ def test_processes_at_once(place):
     assert not place.file.exists() and kept.stat().st_size
     kept.replace(unfinished)
     with ThreadPoolExecutor(4) as threads:
-        given = [*threads.map(c_library, [place.header + blob for blob in blobs for _ in range(8)])]
-    assert {one[len(place.header) :] for one in given} <= blobs | {b""}
+        arguments = [*threads.map(c_library, [place.header + blob for blob in blobs for _ in range(8)])]
+    assert {one[len(place.header) :] for one in arguments} <= blobs | {b""}
     assert place.file.read_bytes() in {place.stored(place.header + blob) for blob in blobs}
     assert [path.name for path in place.file.parent.iterdir()] == [place.file.name]
 

@@ -63,15 +63,15 @@ def test_another_result_is_a_refusal(device, tmp_path, monkeypatch, what):
 
 def test_the_numbers_tell_drivers_apart():
     """Half of the float16 are denormal, of either sign, and fused products and sums show in a weight."""
-    given = primitives.numbers()
-    results = primitives.results(given)
-    assert set(given) == set(NUMBERS) and set(results) == set(RESULTS)
-    word = given["word"].view(np.uint32)
+    numbers = primitives.numbers()
+    results = primitives.results(numbers)
+    assert set(numbers) == set(NUMBERS) and set(results) == set(RESULTS)
+    word = numbers["word"].view(np.uint32)
     halves = np.stack([word & 0xFFFF, word >> 16])
     assert np.all(np.count_nonzero((halves & 0x7C00 == 0) & (halves & 0x3FF != 0), axis=1) >= primitives.ROWS // 2 - 1)
     assert all(np.any(results[name] < 0) and np.any(results[name] > 0) for name in ("low", "high", "product"))
     assert all(np.isfinite(x).all() for x in results.values())
-    score, m, x = given["score"], given["m"], given["score"] - np.rint(given["score"])
+    score, m, x = numbers["score"], numbers["m"], numbers["score"] - np.rint(numbers["score"])
     fused = np.full_like(x, constants.EXP2_POLY[-1])
     for c in reversed(constants.EXP2_POLY[:-1]):
         fused = (fused.astype(np.float64) * x + np.float64(np.float32(c))).astype(np.float32)

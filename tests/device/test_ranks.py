@@ -175,14 +175,14 @@ def test_ranks_that_differ_notice(tmp_path: Path) -> None:
         return [f"RankError: rank 1{text}"] * 2
 
     alike = "; make the same calls with the same arguments on every rank$"
-    of = r"sequence 0 \(600 tokens, 1,000 new\)"
+    where = r"sequence 0 \(600 tokens, 1,000 new\)"
     late = r"\(after the exchange of attend at layer 0, sequence 0 \(500 tokens, 200 new\), which the "
     lost = "a rank was lost, or left, before; start all of them again"
     expected = (
         ((600, 600), ["RankError: rank 1 failed: ShapeError: k: got shape ", "ShapeError: k: got shape "]),
         ((600, 600), ["RankError: rank 1 failed: DeviceLostError: injected$", "DeviceLostError: injected$"]),
-        ((600, 600), differ(f" was given other rows than rank 0 for {of}{alike}")),
-        ((600, 600), differ(f": other q or mask, or other options of scores, than rank 0 for {of}{alike}")),
+        ((600, 600), differ(f" was given other rows than rank 0 for {where}{alike}")),
+        ((600, 600), differ(f": other q or mask, or other options of scores, than rank 0 for {where}{alike}")),
         ((600, 600), differ(f" is in append, rank 0 in attend{alike}")),
         ((600, 500), differ(r" has sequence 0 at length 500 in layer 0, rank 0 at 600; truncate\(500\) or free")),
         ((500, 500), differ(f" was given a batch of 2, rank 0 one of 1{alike}")),
@@ -244,9 +244,9 @@ def test_a_full_rank_is_full_for_all(tmp_path: Path) -> None:
     full = r"shard 0 of 2: got 1 of the {} new tokens, .* 0 of its 2 pages of 256 tokens are free, .* larger cache$"
     failed = r"ShapeError: k: got shape \(1, 2, 8\)"
     beyond = r"k: got 1,100 tokens at length 0, expected at most 1,024 \(capacity = "
-    made = r"; sequences made: {} on rank 1, {} on rank 0; call new_sequence\(\) and fork\(\) alike on every rank$"
+    counts = r"; sequences made: {} on rank 1, {} on rank 0; call new_sequence\(\) and fork\(\) alike on every rank$"
     nodes = r"RankError: rank 1 has the nodes of sequence 3 \(0 tokens, 100 new\) on other ranks than rank 0"
-    given = "RankError: rank 1 was given sequence {}, rank 0 sequence {}"
+    numbers = "RankError: rank 1 was given sequence {}, rank 0 sequence {}"
     before, after = "200, 200, 200, 200, 0", "100, 100, 0, 0"
     expected = (  # lengths, what rank 0 says, and rank 1 where it says something else
         (before, "CapacityError: " + full.format(1), "CapacityError: rank 0: " + full.format(1)),
@@ -254,9 +254,9 @@ def test_a_full_rank_is_full_for_all(tmp_path: Path) -> None:
         (before, "RankError: rank 1 failed: " + failed, failed),
         (before, "CapacityError: " + beyond),
         ("200, 200, 200, 1", "done$"),
-        (after, nodes + made.format(6, 5)),
-        (after, given.format(6, 5) + made.format(7, 6)),
-        (after, given.format(4, 3) + made.format(7, 6)),
+        (after, nodes + counts.format(6, 5)),
+        (after, numbers.format(6, 5) + counts.format(7, 6)),
+        (after, numbers.format(4, 3) + counts.format(7, 6)),
         ("100, 100, 1, 0", "done$"),
     )
     for rank, lines in enumerate(said):

@@ -18,7 +18,6 @@ from zinc_attn import reference
 from zinc_attn.errors import ArgumentError, DeviceLostError, ValueRangeError
 
 NATIVE = True
-
 DEVICES = {
     "two runtimes": (("default", "vulkan"), ("default", "kompute")),
     **({"default and swiftshader": (("default", "vulkan"), ("swiftshader", "vulkan"))} if FULL else {}),
@@ -42,15 +41,15 @@ CALLS = [*product(DEVICES, ("f16", "q8_0"), ({}, WINDOW))] if FULL else ((TWO, "
 @pytest.mark.parametrize(("devices", "dtype", "some"), CALLS, indirect=["devices"])
 def test_the_bits_of_one_device(devices: list[za.Device], dtype: str, some: dict[str, Any]) -> None:
     weights = [3.0, 1.0, 2.0][: len(devices)]
-    most = 6 if any("SwiftShader" in one.info.name for one in devices) else 20  # which takes seconds for 20 rows
+    most = 6 if any("SwiftShader" in device.info.name for device in devices) else 20  # which takes seconds for 20 rows
     with za.ShardedKVCache(devices, SHAPE, 2, 4096, dtype, 64, weights=weights) as cache:
-        one = Twin(za.ShardedAttention(cache, **some), len(devices), **some)
+        twin = Twin(za.ShardedAttention(cache, **some), len(devices), **some)
         for n in (1, 510, 1, 1, 1500, 1, 37, 1649) if FULL else (1, 510, 1, 1, 600, 1, 37, 889):  # of 4 nodes and more
-            one.step(n, min(n, most))
-        counts = [len(shard) for shard in one.sequence.shards.values()]
-        assert sum(counts) == len(one) and all(counts)
-        one.truncate(1111)
-        one.look()
+            twin.step(n, min(n, most))
+        counts = [len(shard) for shard in twin.sequence.shards.values()]
+        assert sum(counts) == len(twin) and all(counts)
+        twin.truncate(1111)
+        twin.look()
 
 
 def test_results_go_to_arrays_of_the_caller(device: za.Device, rng: np.random.Generator) -> None:
@@ -103,43 +102,43 @@ def test_what_fits_the_capacity_fits_the_shards(device: za.Device, seed: int, so
         assert attn([], [], 0) == []
         for step in range(1000 if FULL else 400):
             action = rng.choice([*["batch", "append"] * 3, *["new", "fork", "free", "cut", "keep"] * 2])
-            used = check_books(cache, [one.sequence for one in live])
+            used = check_books(cache, [twin.sequence for twin in live])
             if not live or action == "new":
                 live.append(Twin(attn, step, **some))
                 continue
-            at = int(rng.integers(len(live)))
-            one = live[at]
-            held, n = one.sequence.held, int(rng.integers(len(one) + 1))
+            index = int(rng.integers(len(live)))
+            twin = live[index]
+            held, n = twin.sequence.held, int(rng.integers(len(twin) + 1))
             if action == "free":
                 if rng.random() < 0.5:
-                    one.sequence.free()
-                del live[at], one
+                    twin.sequence.free()
+                del live[index], twin
             elif action in ("fork", "cut"):
                 if action == "fork" or any(map(cache.allocator.is_shared, held[n // 512 :])):
                     n = n // 512 * 512
-                one.truncate(n)
+                twin.truncate(n)
                 if action == "fork":
-                    live.append(one.fork())
+                    live.append(twin.fork())
             elif action == "keep":
                 pages = min(shard.pool.free_pages for shard in cache.shards.values())
                 last = min(n, 1400, max(pages - 1, 0) * 64)
                 if not any(map(cache.allocator.is_shared, held)):
                     chosen = np.sort(rng.choice(last, int(rng.integers(last + 1)), replace=False))
-                    with cut_short(attn, device.runtime, rng, cuts), done_or_not_done([one]):
-                        one.keep(chosen.tolist(), last)
-                    one.look()
+                    with cut_short(attn, device.runtime, rng, cuts), done_or_not_done([twin]):
+                        twin.keep(chosen.tolist(), last)
+                    twin.look()
                     kept += len(chosen)
             elif action == "batch":
                 count = int(rng.choice([1, 40])) if used + len(live) <= most else 0
-                batch = [one for one in live if count or len(one)]
+                batch = [twin for twin in live if count or len(twin)]
                 with cut_short(attn, device.runtime, rng, cuts), done_or_not_done(batch):
                     together(batch, [count] * len(batch), [1 + (count > 1)] * len(batch))
                 batches += len(batch) > 2
-            elif room := (most - used + len(held)) * 512 - len(one):
-                one.append(min(int(rng.choice([1, 30, 511, 1300, 7000])), room))
-            one = batch = None
-        for one in live:
-            one.look(3)
+            elif room := (most - used + len(held)) * 512 - len(twin):
+                twin.append(min(int(rng.choice([1, 30, 511, 1300, 7000])), room))
+            twin = batch = None
+        for twin in live:
+            twin.look(3)
         assert kept > 100 and batches > 1 and min(cuts[cut] for cut in ("submission", "fold", "opcode")) > 1, cuts
 
 
@@ -166,15 +165,15 @@ def test_rows_of_any_number_share_the_folds_buffers(device: za.Device, monkeypat
     with za.KVCache(device, SHAPE, 1, 2048, "f32") as cache:
         attn, seq, fold = za.Attention(cache, sinks=sinks), cache.new_sequence(), za.Fold(device, SHAPE)
         cache.append(seq, 0, k, k)
-        made: list[int] = []
+        buffers: list[int] = []
         buffer = device.runtime.buffer
-        monkeypatch.setattr(device.runtime, "buffer", lambda *a, **o: (made.append(1), buffer(*a, **o))[1])
+        monkeypatch.setattr(device.runtime, "buffer", lambda *a, **o: (buffers.append(1), buffer(*a, **o))[1])
         for most in (1 << 20, 7):  # partial states of one submission
             fold.max_states = most
             for n in (22, 32, 27, 30):
                 q = rng.standard_normal((n, 6, 64)).astype(np.float32)
                 state = attn.partial(q, seq, 0)
-                before = len(made)
+                before = len(buffers)
                 same(fold([state]), reference.emulate(q, k, k, sinks=sinks), (most, n))
-                assert n == 22 or most == 7 or len(made) == before
+                assert n == 22 or most == 7 or len(buffers) == before
         fold.close()

@@ -13,6 +13,8 @@ from zinc_attn.cache.mover import RowMover
 from zinc_attn.cache.pages import CapacityError, StepError
 from zinc_attn.errors import ArgumentError, ClosedError, DeviceMemoryError, LimitError, ShapeError, ValueRangeError
 
+NATIVE = True
+
 
 def test_the_layers_advance_together(device: za.Device) -> None:
     """With a Sequence's errors (test_pages.py), also where the shard that gets the tokens has none of the step."""
@@ -21,7 +23,7 @@ def test_the_layers_advance_together(device: za.Device) -> None:
         seq, attn = cache.new_sequence(), za.ShardedAttention(cache)
         cache.append(seq, 0, k[:512], k[:512])
         text = "^layer 1: got 600 tokens at length 0, expected 512, layer 0 has length 512; append "
-        for give in (cache.append, lambda *given: attn(q, *given)):
+        for give in (cache.append, lambda *arguments: attn(q, *arguments)):
             with pytest.raises(StepError, match=text):
                 give(seq, 1, k[:600], k[:600])
         with pytest.raises(StepError, match=r"^fork: layer 0 has length 512, layer 1 has length 0, expected equal"):
@@ -155,7 +157,7 @@ def test_refusals(device: za.Device) -> None:
             (k[..., :8], k, ShapeError, r"k: got shape \(1100, 2, 8\), expected "),
             (k[0, 0, 0], k, ShapeError, r"k: got shape \(\), expected "),
         ):
-            for give in (cache.append, lambda *given: attn(q, *given)):
+            for give in (cache.append, lambda *arguments: attn(q, *arguments)):
                 with pytest.raises(error, match=f"^{text}"):
                     give(seq, 0, keys, values)
         with pytest.raises(ArgumentError, match=r"^seq: got Sequence, expected a ShardedSequence of this cache"):

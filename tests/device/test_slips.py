@@ -55,16 +55,16 @@ class Slip(NamedTuple):
 
 def slips(room: str) -> list[Slip]:
     """The table of a room. Files of native/ are named by their paths in it."""
-    found, file = [], ""
+    table_slips, file = [], ""
     table = (ROOT / "tests" / "slips" / f"{room}.txt").read_text(encoding="utf-8")
     for line in table.replace("→\n    ", "→ ").splitlines():
         breaks, is_slip, rest = line.partition(": ")
         change, _, test = rest.rpartition(" @ ")
         if is_slip:
-            found.append(Slip(room, file, breaks, *change.split(" → "), test))
+            table_slips.append(Slip(room, file, breaks, *change.split(" → "), test))
         else:
             file = Path("native" if room == "native" else "", line)
-    return found
+    return table_slips
 
 
 # --- what catches a slip: a function that raises AssertionError -----------------------------------------------
@@ -80,7 +80,7 @@ def caught_by(slip):
     tests = importlib.import_module(f"device.test_{folder}{file}")
     test, values = getattr(tests, f"test_{name}"), eval(f"[{given}]", vars(tests))
     names = inspect.signature(test).parameters
-    arguments = dict(zip([one for one in names if one not in FIXTURES], values, strict=True))
+    arguments = dict(zip([name for name in names if name not in FIXTURES], values, strict=True))
     return lambda **fixtures: test(**arguments, **{one: fixtures[one] for one in FIXTURES if one in names})
 
 

@@ -40,7 +40,7 @@ def three(device: za.Device) -> Iterator[tuple[list[za.Attention], list[za.Seque
     """An Attention on each of three caches, and an empty sequence of each."""
     with ExitStack() as stack:
         caches = [stack.enter_context(za.KVCache(device, SHAPE, 1, 512, "f16", 16)) for _ in range(3)]
-        yield [za.Attention(one) for one in caches], [one.new_sequence() for one in caches]
+        yield [za.Attention(cache) for cache in caches], [cache.new_sequence() for cache in caches]
 
 
 @pytest.fixture
@@ -69,8 +69,8 @@ def test_results_are_those_of_calls(cache):
             same(pending.result(), oracle(tokens, rows))
             assert seq.lengths[layer] == tokens and pending.result() is pending.result()
     out, lse = np.empty((4, 64), np.float32), np.empty(4, np.float32)
-    found = submit(attn, seq, 0, 130, out=out, lse=lse).result()
-    assert found[0] is out and found[1] is lse
+    result = submit(attn, seq, 0, 130, out=out, lse=lse).result()
+    assert result[0] is out and result[1] is lse
     same((out, lse), oracle(130))
 
 
@@ -150,8 +150,8 @@ def test_calls_of_several_caches_go_in_one_submission(device, three, sent):
             pending = [submit(attn, seq, 0, tokens, rows) for attn, seq in zip(attns, seqs, strict=True)]
             assert not sent
         assert sent == [3]
-        for one in reversed(pending):
-            same(one.result(), oracle(tokens, rows))
+        for call in reversed(pending):
+            same(call.result(), oracle(tokens, rows))
         sent.clear()
     with device.together():  # a result, and a call, within the block
         first = submit(attns[0], seqs[0], 0, 73)
@@ -168,8 +168,8 @@ def test_an_undone_call_leaves_nothing_in_the_queue(device, three, sent, monkeyp
     attn.cache.append(seq, 0, K[:70], V[:70])
     start = CallRunner.start
 
-    def cut(self: CallRunner, *given: Any) -> None:
-        start(self, *given)
+    def cut(self: CallRunner, *arguments: Any) -> None:
+        start(self, *arguments)
         raise KeyboardInterrupt
 
     sent.clear()
@@ -191,9 +191,9 @@ def test_a_block_that_is_interrupted_twice_writes_nothing_later(device, three, s
         patch.setattr(device.runtime, "start", interrupted)
         raise KeyboardInterrupt
     sent.clear()
-    for one in pending:
+    for call in pending:
         with pytest.raises(errors.ClosedError, match="interrupted before it was submitted"):
-            one.result()
+            call.result()
     assert sent == [] and (len(seq), len(its)) == (0, 0)
     same(submit(attn, seq, 0, 70, 70).result(), oracle(70, 70))
 
@@ -221,9 +221,9 @@ def test_a_failure_of_one_submission_is_that_of_all_its_calls(device, three, mon
         patch.setattr(device.runtime, "start", failing)
         with pytest.raises(errors.DeviceMemoryError, match="injected"), device.together():
             pending = [submit(attn, seq, 0, 70, 70) for attn, seq in zip(attns, seqs, strict=True)]
-    for one in pending:
+    for call in pending:
         with pytest.raises(errors.DeviceMemoryError, match="injected"):
-            one.result()
+            call.result()
     assert [len(seq) for seq in seqs] == [0, 0, 0]
     with pytest.raises(errors.ArgumentError, match=r"^v: got None"), device.together():  # the other call is made
         made = submit(attns[0], seqs[0], 0, 70, 70)
@@ -252,9 +252,9 @@ def test_what_takes_too_long_is_cut(device, monkeypatch, way, rows, options):
     mask, seen = np.where(RNG.random((rows, 90)) < 0.5, -np.inf, 0.5).astype("f"), list[bool]()
     told = {name: value for name, value in options.items() if name != "num_splits"}
     with za.KVCache(device, SHAPE, 1, 2048) as cache:
-        attn = za.Attention(cache, observer=lambda made, _: seen.append(made.key.unmerged), **options)
+        attn = za.Attention(cache, observer=lambda submission, _: seen.append(submission.key.unmerged), **options)
         seq = cache.new_sequence()
         cache.append(seq, 0, k[:-rows], v[:-rows])
-        found = WAYS[way](attn, Q[:rows], seq, {"k": k[-rows:], "v": v[-rows:], "mask": mask})
-        same(found, reference.emulate(Q[:rows], k, v, mask=mask, **told))
+        result = WAYS[way](attn, Q[:rows], seq, {"k": k[-rows:], "v": v[-rows:], "mask": mask})
+        same(result, reference.emulate(Q[:rows], k, v, mask=mask, **told))
     assert seen == [True, True, False] * rows  # a submission for each node, whichever splits they are of

@@ -32,7 +32,6 @@ from zinc_attn import errors
 from zinc_attn.integrations.transformers import attention as zinc_attention
 
 NATIVE = True
-
 MARGIN = 1e-4  # of logits of order 1, float32 through a few layers
 ONE_DISPATCHER = True
 pytestmark = [
@@ -71,7 +70,7 @@ def test_texts_are_eager_attentions(name: str, device: za.Device) -> None:
     with cache_of(model, device, max_batch=3) as cache:
         assert agree(want, generate(model, **batch, cache=cache, max_new_tokens=new), name) >= 48
         assert cache.get_seq_length() == 40 + new - 1
-        assert all([len(one) for one in rows] == [n + new - 1 for n in (40, 28, 9)] for rows in cache.sequences)
+        assert all([len(row) for row in rows] == [n + new - 1 for n in (40, 28, 9)] for rows in cache.sequences)
     got = generate(model, **batch, max_new_tokens=2)
     assert agree((want[0][:, :2], want[1]), got, name) >= 3
 
@@ -98,13 +97,13 @@ AS_ONE = [(name, False) for name in (MODELS if FULL else ("llama", "gpt_oss", "q
 @pytest.mark.parametrize(("name", "latent"), [*AS_ONE, ("deepseek_v2", True), ("deepseek_v3", True)])
 def test_logits_have_the_same_bits_at_every_layout(name: str, latent: bool, device: za.Device) -> None:
     """Behind more than a node; expanded and, of rows of its own, absorbed, also for every size of pages."""
-    ids, model, found = prompt(510), model_of(name), []
+    ids, model, results = prompt(510), model_of(name), []
     arithmetic = "fused" if name == "llama" else "canonical"
     sizes = ({"page_size": 16}, {"page_size": 256}) if latent else ()
     for layout in ({"num_splits": 1}, {"num_splits": 2}, {}, *sizes):
         with cache_of(model, device, latent=latent, arithmetic=arithmetic, capacity=520, **layout) as cache:
-            found.append(generate(model, ids, cache=cache, max_new_tokens=8)[1])
-    assert all(equal(found[0], one) for one in found[1:])
+            results.append(generate(model, ids, cache=cache, max_new_tokens=8)[1])
+    assert all(equal(results[0], result) for result in results[1:])
 
 
 LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4", "kimi_linear")
@@ -121,8 +120,8 @@ def test_logits_are_eager_attentions_in_chunks(name: str, latent: bool, device: 
     ids, bound = prompt(75), 4e-5 if latent else MARGIN
     want, model = model_of(name, "eager")(ids).logits, model_of(name)
     with cache_of(model, device, latent=latent) as cache:
-        found = [in_chunks(model, ids, cache, 0, 30, 37, 70, 71, 72)]
-    for got in found if latent else (*found, model(ids).logits):
+        result = [in_chunks(model, ids, cache, 0, 30, 37, 70, 71, 72)]
+    for got in result if latent else (*result, model(ids).logits):
         assert (got - want).abs().max() <= bound
 
 

@@ -13,7 +13,6 @@ import zinc_attn as za
 from zinc_attn import errors
 
 NATIVE = True
-
 ONE_DISPATCHER = True
 pytestmark = pytest.mark.usefixtures("models_may_attend")
 
@@ -58,18 +57,18 @@ def test_a_forward_that_failed_anywhere_can_be_made_again(name: str, device: za.
     names = [where for where in ran if not re.search(r"layers\.[12]\.", where)]
     assert {"", "lm_head", "model.norm", "model.embed_tokens", "model.layers.0"} <= set(names), names
     with cache_of(model, device) as cache, cache_of(model, device) as undisturbed:
-        at = 0
+        tokens = 0
         for i, where in enumerate(names):
             for behind in (False, True):
-                step = ids[:, at : at + (3 if i % 4 == 0 else 1)]
+                step = ids[:, tokens : tokens + (3 if i % 4 == 0 else 1)]
                 want = model(step, cache=undisturbed).logits
                 error: BaseException = KeyboardInterrupt() if i % 2 else Broken(where)
                 with failing(ran[where], error, behind=behind), pytest.raises(type(error)):
                     model(step, cache=cache)
-                assert cache.get_seq_length() == at, (where, behind)
-                assert {n for row in cache.sequences for one in row for n in one.lengths} <= {at}
+                assert cache.get_seq_length() == tokens, (where, behind)
+                assert {n for row in cache.sequences for one in row for n in one.lengths} <= {tokens}
                 assert equal(model(step, cache=cache).logits, want), (where, behind)
-                at += step.shape[1]
+                tokens += step.shape[1]
 
 
 @pytest.mark.parametrize("name", ("llama", "qwen3_5"))
@@ -94,23 +93,25 @@ def test_a_generate_that_failed_can_be_made_again(name: str, device: za.Device) 
     mask = torch.ones_like(ids)
     mask[1, :4] = 0
     with cache_of(model, device, max_batch=2) as cache, cache_of(model, device, max_batch=2) as undisturbed:
-        for at in (9, 30):
-            want = turn(ids[:, :at], cache=undisturbed)
+        for tokens in (9, 30):
+            want = turn(ids[:, :tokens], cache=undisturbed)
             begin = cache.get_seq_length()
             for after in (0, 3):
                 for error in (Broken("behind the model"), KeyboardInterrupt()):
                     with pytest.raises(type(error)):
-                        turn(ids[:, :at], cache=cache, logits_processor=processor(after, error))
+                        turn(ids[:, :tokens], cache=cache, logits_processor=processor(after, error))
                     assert cache.get_seq_length() == begin
                 for module in (model.lm_head, model.model.layers[-1].mlp, model.model.norm):
                     with failing(module, Broken(), behind=True, after=after), pytest.raises(Broken):
-                        turn(ids[:, :at], cache=cache)
+                        turn(ids[:, :tokens], cache=cache)
                     assert cache.get_seq_length() == begin
-            got = turn(ids[:, :at], cache=cache)
+            got = turn(ids[:, :tokens], cache=cache)
             assert torch.equal(got[0], want[0]) and equal(got[1], want[1])
             assert cache.get_seq_length() == undisturbed.get_seq_length()
-            assert [len(one) for one in cache.sequences[0]] == [len(one) for one in undisturbed.sequences[0]]
-            ids[:, at : at + 5] = want[0]
+            assert [len(sequence) for sequence in cache.sequences[0]] == [
+                len(sequence) for sequence in undisturbed.sequences[0]
+            ]
+            ids[:, tokens : tokens + 5] = want[0]
 
 
 def test_a_step_that_lost_tokens_from_before_it_says_so(device: za.Device) -> None:

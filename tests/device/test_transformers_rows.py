@@ -18,7 +18,6 @@ from zinc_attn import errors, reference
 from zinc_attn.cache import rows
 
 NATIVE = True
-
 ONE_DISPATCHER = True
 pytestmark = pytest.mark.usefixtures("models_may_attend")
 
@@ -67,12 +66,12 @@ def test_outputs_are_the_oracles_in_the_querys_dtype(
         assert layer.cache.caches[0].dtype == stored
     assert got.dtype == torch_dtype
     narrow = {"f16": torch.float16, "bf16": torch.bfloat16}.get(stored, torch.float32)
-    for at in range(2):
-        k, v = (x[at, 0].to(narrow).transpose(0, 1) for x in (layer.k, layer.v))
+    for index in range(2):
+        k, v = (x[index, 0].to(narrow).transpose(0, 1) for x in (layer.k, layer.v))
         k, v = (x.numpy() if stored == "f16" else x.float().numpy() for x in (k, v))
-        q = layer.q[at, 0].transpose(0, 1).float().numpy()
+        q = layer.q[index, 0].transpose(0, 1).float().numpy()
         want, _ = reference.emulate(q, *rows.stored(k, v, stored))
-        assert torch.equal(got[at, 0], torch.from_numpy(want).to(torch_dtype))
+        assert torch.equal(got[index, 0], torch.from_numpy(want).to(torch_dtype))
 
 
 def whole(layer: Layer, mask: Any = None, **kwargs: Any) -> Any:
@@ -100,21 +99,21 @@ def test_padding_in_front_never_shows(device: za.Device) -> None:
 @pytest.mark.parametrize("seed", range(40 if FULL else 6))
 def test_what_happens_between_steps_leaves_the_bits_of_the_tokens(device: za.Device, pads: Any, seed: int) -> None:
     """Crops, also into the padding, rows reordered, selected and repeated, forks and resets, in random order."""
-    layer, rng, at = Layer(device, 80, batch=4), np.random.default_rng([seed, *pads]), 0
+    layer, rng, tokens = Layer(device, 80, batch=4), np.random.default_rng([seed, *pads]), 0
     mask, first, origin = left_padded(80, *pads), layer.cache, list(range(4))
     inputs = layer.q, layer.k, layer.v, whole(layer, mask)
     with first:
         for action in rng.permutation(["crop", "crop", "order", "select", "fork", "reset", "none", "none"]).tolist():
             cache, rows = layer.cache, len(origin)
             if action == "crop":
-                cut = int(rng.integers(at + 1))
+                cut = int(rng.integers(tokens + 1))
                 cache.crop(-cut)
-                at -= cut
-            elif action == "order" and at:
+                tokens -= cut
+            elif action == "order" and tokens:
                 order = rng.integers(0, rows, rows).tolist()
                 cache.reorder_cache(torch.tensor(order))
                 origin = [origin[i] for i in order]
-            elif action == "select" and at:
+            elif action == "select" and tokens:
                 kept = [int(rng.integers(rows))]
                 cache.batch_select_indices(kept)
                 cache.batch_repeat_interleave(2)
@@ -124,16 +123,16 @@ def test_what_happens_between_steps_leaves_the_bits_of_the_tokens(device: za.Dev
                 cache.reset()  # frees what the twin does not share
             elif action == "reset":
                 cache.reset()
-                at = 0
+                tokens = 0
                 assert cache.get_seq_length() == 0 and cache.batch_size == -1
                 pool = cache.caches[0].pool if cache.caches else None
                 assert pool is None or pool.free_pages == pool.num_pages
             layer.q, layer.k, layer.v, want = (x[:, origin] for x in inputs)
-            end = min(at + int(rng.integers(1, 30)), 80)
-            if at < end:
-                assert equal(layer.step(at, end, mask[origin, :end]), want[:, :, at:end]), (action, at, end)
-            at = end
-            assert layer.cache.get_seq_length() == at
+            end = min(tokens + int(rng.integers(1, 30)), 80)
+            if tokens < end:
+                assert equal(layer.step(tokens, end, mask[origin, :end]), want[:, :, tokens:end]), (action, tokens, end)
+            tokens = end
+            assert layer.cache.get_seq_length() == tokens
 
 
 def test_options_of_a_layer_are_those_of_its_call(device: za.Device) -> None:
@@ -288,7 +287,7 @@ def test_batches_and_masks_that_do_not_fit(device: za.Device) -> None:
             with pytest.raises(error, match=text):
                 call()
         layer.step(10, 13, gap)
-        assert [len(one) for one in cache.sequences[0]] == [12, 8]
+        assert [len(sequence) for sequence in cache.sequences[0]] == [12, 8]
     with pytest.raises(errors.ClosedError, match="ZincCache: used after close"):
         layer.step(13, 14)
 

@@ -15,6 +15,7 @@ import zinc_attn as za
 from zinc_attn import errors
 from zinc_attn.integrations.transformers.attention import REFUSED
 
+NATIVE = True
 ONE_DISPATCHER = True
 pytestmark = [
     pytest.mark.usefixtures("models_may_attend"),
@@ -31,17 +32,17 @@ DEFINITION = re.compile(r"^def (?:\w*attention_forward)\((.*?)\*\*kwargs", flags
 
 def test_every_argument_of_transformers_is_served_refused_or_known_to_be_neutral() -> None:
     """So a release that brings another one is seen, although a model's call lets unknown ones pass."""
-    root, found = Path(transformers.__file__).parent, set[str]()
+    root, names = Path(transformers.__file__).parent, set[str]()
     for path in (*root.glob("models/*/modeling_*.py"), *root.glob("integrations/*_attention.py")):
         text = path.read_text()
         for call in CALL.findall(text):
-            found |= set(re.findall(r"^ +(\w+)=", call, flags=re.M))
+            names |= set(re.findall(r"^ +(\w+)=", call, flags=re.M))
         for definition in DEFINITION.findall(text):
-            found |= set(re.findall(r"^ +(\w+):", definition, flags=re.M))
+            names |= set(re.findall(r"^ +(\w+):", definition, flags=re.M))
     served = set(inspect.signature(hf.attention_forward).parameters)
     other_names = {"query_states", "key_states", "value_states"}
-    assert {"s_aux", "position_bias", "block_indices", "cu_seq_lens_q"} <= found
-    assert found - served - REFUSED - other_names == NEUTRAL
+    assert {"s_aux", "position_bias", "block_indices", "cu_seq_lens_q"} <= names
+    assert names - served - REFUSED - other_names == NEUTRAL
 
 
 def test_what_does_not_change_attention_passes(device: za.Device) -> None:
@@ -93,17 +94,17 @@ def test_a_model_that_computes_with_keys_itself_is_told_so(name: str, without: s
 @pytest.mark.parametrize("name", ["llama", "youtu"])
 def test_autocast_is_eagers(name: str, dtype: Any, device: za.Device) -> None:
     """Whose queries and keys may be float32 where the values are narrower, with a cache of ours or without."""
-    ids, found = prompt(40), []
+    ids, results = prompt(40), []
     with torch.autocast("cpu", dtype=dtype):
         want, model = model_of(name, "eager")(ids).logits, model_of(name)
-        found.append(model(ids).logits)
+        results.append(model(ids).logits)
         for latent in (False, True)[: 1 + (name == "youtu")]:
             with cache_of(model, device, latent=latent) as cache:
                 model(ids[:, :39], cache=cache)
-                found.append(model(ids[:, 39:], cache=cache).logits)
+                results.append(model(ids[:, 39:], cache=cache).logits)
     exact = model_of(name, "eager")(ids).logits
     bound = 2 * (want.float() - exact).abs().max()
-    assert bound > 0 and all((got.float() - exact[:, -got.shape[1] :]).abs().max() <= bound for got in found)
+    assert bound > 0 and all((got.float() - exact[:, -got.shape[1] :]).abs().max() <= bound for got in results)
 
 
 # --- tracing -------------------------------------------------------------------------------------------------

@@ -72,21 +72,21 @@ def test_what_compiles_for_long_is_said_once(runtime, monkeypatch, caplog):
         def __getattr__(self, name):
             return self.build if name == "vkCreateComputePipelines" else getattr(lib, name)
 
-        def build(self, *given):
+        def build(self, *arguments):
             end = time.monotonic() + 60
             while not caplog.messages and time.monotonic() < end:
                 time.sleep(0.001)
-            return lib.vkCreateComputePipelines(*given)
+            return lib.vkCreateComputePipelines(*arguments)
 
     monkeypatch.setattr(compiling, "LONG_S", 0.01)
     monkeypatch.setattr(runtime._device, "lib", Slow())
     recording = runtime.record([Dispatch(little(runtime), (x, out), GROUPS)])
     little(runtime)
-    assert [one.startswith(said) for one in caplog.messages] == [True]
+    assert [message.startswith(said) for message in caplog.messages] == [True]
     caplog.clear()
-    runtime._queue.wait_fences = lambda *given: next(slices, None) or wait(*given)
+    runtime._queue.wait_fences = lambda *arguments: next(slices, None) or wait(*arguments)
     runtime.run(recording)
-    assert [one.startswith(said) for one in caplog.messages] == [True] and next(slices, None) is None
+    assert [message.startswith(said) for message in caplog.messages] == [True] and next(slices, None) is None
     slices = iter([TIMEOUT] * 12)
     runtime.run(recording)
     works(runtime, c=0)
@@ -130,14 +130,14 @@ def test_buffer_size_refused(runtime, nbytes):
 
 def test_refusals_of_data(runtime):
     x, scratch, out = buffers(runtime, Use.INPUT, Use.SCRATCH, Use.OUTPUT)
-    for data, at, error, text in (
+    for data, offset, error, text in (
         (np.zeros(4, np.float32), 0, DTypeError, r"^data: got float32, expected uint32 words$"),
         (words(0), 1, ArgumentError, r"got shape \(16384,\) from word 1, expected \(n,\) within a buffer of 16384 wor"),
         (np.zeros((2, 2), np.uint32), 0, ArgumentError, r"^data: got shape \(2, 2\) from word 0"),
         (np.zeros(4, np.uint32), -1, ArgumentError, r"^data: got shape \(4,\) from word -1"),
     ):
         with pytest.raises(error, match=text):
-            runtime.write(x, data, at)
+            runtime.write(x, data, offset)
     with pytest.raises(ArgumentError, match=r"^buffer: got a scratch buffer, which the host cannot write$"):
         runtime.write(scratch, words(0))
     for other in (x, scratch):

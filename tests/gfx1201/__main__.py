@@ -43,7 +43,7 @@ def attention(cases: list[Case], device: Device) -> bool:
     for outcome in check([device], cases, parse_split_specs(VARIED_LAYOUTS)):
         outcomes.append(outcome)
         print("\n".join(outcome_lines(outcome, False, max(len(str(case)) for case in cases) + 2)), flush=True)
-    entry = make_entry({str(one.case): one.digest for one in outcomes if one.result}, maker(device))
+    entry = make_entry({str(outcome.case): outcome.digest for outcome in outcomes if outcome.result}, maker(device))
     print("\n".join(summary(outcomes, [entry], {})))
     return all(outcome.status == "pass" for outcome in outcomes)
 

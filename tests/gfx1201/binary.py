@@ -42,12 +42,12 @@ def read_binary(cache: bytes) -> dict[str, Any]:
 def _entries(cache: bytes) -> list[tuple[bytes, bytes]]:
     """(key, data) of every entry of Mesa's container, which must end where the last one does."""
     (count,) = struct.unpack_from("<I", cache, _HEADER)
-    found, at = [], _HEADER + 4
+    entries, offset = [], _HEADER + 4
     for _ in range(count):
-        _, key, size = struct.unpack_from("<iII", cache, at)
-        begin = -(-(at + 12 + key) // 8) * 8
-        found.append((cache[at + 12 : at + 12 + key], cache[begin : begin + size]))
-        at = begin + size
-    if at != len(cache):
+        _, key, size = struct.unpack_from("<iII", cache, offset)
+        begin = -(-(offset + 12 + key) // 8) * 8
+        entries.append((cache[offset + 12 : offset + 12 + key], cache[begin : begin + size]))
+        offset = begin + size
+    if offset != len(cache):
         raise ValueError
-    return found
+    return entries

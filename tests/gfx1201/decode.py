@@ -77,25 +77,27 @@ OPERATIONS: Final = _operations()
 
 def instructions(code: bytes) -> list[tuple[int, Any]]:
     """(byte, instruction) of a program."""
-    at, found = 0, []
-    while at < len(code):
-        piece = code[at : at + 16].ljust(16, b"\0")
+    offset, decoded = 0, []
+    while offset < len(code):
+        piece = code[offset : offset + 16].ljust(16, b"\0")
         try:  # tinygrad's list of encodings lacks one
             one = rdna4.VBUFFER.from_bytes(piece) if piece[3] >> 2 == 0b110001 else decode_inst(piece, "rdna4")
         except ValueError as error:
-            raise UnsupportedError(f"gfx1201: got a word that is no instruction, at byte {at:#x}: {error}") from None
-        found.append((at, one))
-        at += one.size()
-    return found
+            raise UnsupportedError(
+                f"gfx1201: got a word that is no instruction, at byte {offset:#x}: {error}"
+            ) from None
+        decoded.append((offset, one))
+        offset += one.size()
+    return decoded
 
 
 def decode(code: bytes, vgprs: int) -> Any:
     """A record per instruction, two of a pair that is issued at once. UnsupportedError."""
-    found = instructions(code)
-    index = np.cumsum([0, *(1 + hasattr(one, "opx") for _, one in found)]).tolist()
-    starts = dict(zip((at for at, _ in found), index, strict=False))
+    result = instructions(code)
+    index = np.cumsum([0, *(1 + hasattr(one, "opx") for _, one in result)]).tolist()
+    starts = dict(zip((at for at, _ in result), index, strict=False))
     records = np.zeros(index[-1], RECORD)
-    for (at, one), i in zip(found, index, strict=False):
+    for (at, one), i in zip(result, index, strict=False):
         try:
             _Decoder(one, records[i:], vgprs).fill(at, starts)
         except UnsupportedError as error:
@@ -123,7 +125,7 @@ class _Decoder:
         bits = getattr(type(self.one), field, None)
         return 0 if bits is None else self.one._raw >> bits.lo & bits.mask
 
-    def fill(self, at: int, starts: dict[int, int]) -> None:
+    def fill(self, offset: int, starts: dict[int, int]) -> None:
         moved = "_DPP" in type(self.one).__name__
         first = VECTOR + self.vsrc0 if moved else self.src0
         if moved:
@@ -150,7 +152,7 @@ class _Decoder:
         elif kind == "M" and access:
             self._access(r, access)
         elif kind == "B":
-            target = at + 4 + 4 * _signed(self.simm16, 16)
+            target = offset + 4 + 4 * _signed(self.simm16, 16)
             _refuse(target not in starts, "which jumps to no instruction")
             asked = {"scc": SCC, "vcc": VCC, "exe": EXEC}.get(name[10:13], NONE)
             self._sources(r, name, asked)
@@ -173,10 +175,10 @@ class _Decoder:
         _refuse(n + words > self.vgprs, f"with vector register {n + words - 1} of the program's {self.vgprs}")
         return n
 
-    def _sources(self, r: Any, name: str, *given: int) -> None:
+    def _sources(self, r: Any, name: str, *values: int) -> None:
         """Operands; those that an encoding leaves out are the old result, the literal, or VCC."""
-        first, *others = given
-        if len(given) == 2 or name == "v_fmac_f32":
+        first, *others = values
+        if len(values) == 2 or name == "v_fmac_f32":
             implied = {"v_fmac_f32": VECTOR + int(r["dst"]), "v_fmaak_f32": CONSTANT, "v_fmamk_f32": CONSTANT}
             others = [others[0], implied.get(name, VCC)]
         for k, (n, type_) in enumerate(zip((first, *others), OPERATIONS[name].types[1:], strict=False)):

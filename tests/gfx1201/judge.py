@@ -94,23 +94,23 @@ def _judge(name: str, r: Any, old: Any, new: Any) -> None:
     mask, new["pc"] = 0, 1
     if kind == "V" and types[0] != "s":
         for lane in (lane for lane in range(LANES) if int(old["s"][EXEC]) >> lane & 1):
-            made = _after(name, r, old, lane)
-            bits = made["D0"].bits
-            mask |= ((made["VCC"].bits if types[0] == "c" else bits) >> lane & 1) << lane
+            results = _after(name, r, old, lane)
+            bits = results["D0"].bits
+            mask |= ((results["VCC"].bits if types[0] == "c" else bits) >> lane & 1) << lane
             if types[0] != "m":
                 y = Value(bits, 32, "f").number() * (1, 2, 4, 0.5)[r["omod"]] if r["omod"] else 0
                 new["v"][RESULT][lane] = float_bits(y, 32) if r["omod"] else bits & 0xFFFFFFFF
             if name == "v_swap_b32":
-                new["v"][1][lane] = made["S0"].bits & 0xFFFFFFFF
+                new["v"][1][lane] = results["S0"].bits & 0xFFFFFFFF
         new["s"][MASK] = mask if types[0] in "mc" else new["s"][MASK]
         return
-    made = _after(name, r, old, 0)
+    results = _after(name, r, old, 0)
     if kind == "B":
-        new["pc"] = 1 if int(made["PC"]) == 4 else TARGET
+        new["pc"] = 1 if int(results["PC"]) == 4 else TARGET
         return
-    new["scc"], new["s"][EXEC] = bool(made["SCC"]), made["EXEC"].bits
+    new["scc"], new["s"][EXEC] = bool(results["SCC"]), results["EXEC"].bits
     for k in range({"o": 0, "q": 2}.get(types[0], 1)):
-        new["s"][MASK + k] = made["D0"].bits >> 32 * k & 0xFFFFFFFF
+        new["s"][MASK + k] = results["D0"].bits >> 32 * k & 0xFFFFFFFF
 
 
 def disagreement(name: str, rng: np.random.Generator, mode: int = MODE, executed: str = "") -> str:

@@ -155,9 +155,9 @@ _NAMES: Final[dict[str, Any]] = {
 }
 
 
-def execute(text: str, given: dict[str, Any]) -> dict[str, Any]:
+def execute(text: str, values: dict[str, Any]) -> dict[str, Any]:
     """The names after a piece of pseudo-code."""
-    names = _NAMES | {"tmp": Value(0, 64), "TRAPSTS": Value(0), "S": [given.get(f"S{i}") for i in range(3)]} | given
+    names = _NAMES | {"tmp": Value(0, 64), "TRAPSTS": Value(0), "S": [values.get(f"S{i}") for i in range(3)]} | values
     with np.errstate(all="ignore"):
         exec(_compiled(text), names)
     return names

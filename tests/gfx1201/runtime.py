@@ -62,17 +62,19 @@ class Steps(tuple[Dispatch, ...]):
 class Program:
     """A kernel. made: ``read_binary`` of it, and its wave. KernelError, UnsupportedError: it cannot be executed."""
 
-    def __init__(self, decl: KernelDecl, spirv: bytes, spec: Sequence[int], made: dict[str, Any]) -> None:
-        self.decl, self.spec, self.made = decl, tuple(spec), made
-        self.code, mode = bytes.fromhex(made["code"]), made["float_mode"]
-        spilled = made["spilled_sgprs"] + made["spilled_vgprs"] + made["scratch_bytes"]
-        name, entry = f"gfx1201: {decl.name} {list(spec)}", made["rsrc2"] >> 1 & 0x1F
-        if spilled or made["wave"] != WAVE:
-            raise KernelError(f"{name}: got wave{made['wave']}, {spilled} spilled, expected wave{WAVE} without spills")
+    def __init__(self, decl: KernelDecl, spirv: bytes, spec: Sequence[int], compiled: dict[str, Any]) -> None:
+        self.decl, self.spec, self.made = decl, tuple(spec), compiled
+        self.code, mode = bytes.fromhex(compiled["code"]), compiled["float_mode"]
+        spilled = compiled["spilled_sgprs"] + compiled["spilled_vgprs"] + compiled["scratch_bytes"]
+        name, entry = f"gfx1201: {decl.name} {list(spec)}", compiled["rsrc2"] >> 1 & 0x1F
+        if spilled or compiled["wave"] != WAVE:
+            raise KernelError(
+                f"{name}: got wave{compiled['wave']}, {spilled} spilled, expected wave{WAVE} without spills"
+            )
         if mode != MODE or entry not in (3, 6):
             raise UnsupportedError(f"{name}: got float mode {mode:#x}, {entry} scalars, expected {MODE:#x}, 3 or 6")
-        self.entry, self.records = entry, decode(self.code, made["vgprs"])
-        if not made["units"] and (self.records["op"] == OPERATIONS["v_wmma_i32_16x16x16_iu8"].number).any():
+        self.entry, self.records = entry, decode(self.code, compiled["vgprs"])
+        if not compiled["units"] and (self.records["op"] == OPERATIONS["v_wmma_i32_16x16x16_iu8"].number).any():
             raise UnsupportedError(f"{name}: got a compiler that offers no matrix units, expected RADV of Mesa 25.2")
         self.size = _workgroup(spirv, dict(zip(decl.spec, spec, strict=True)))
 
@@ -158,9 +160,9 @@ class Gfx1201:
             table[i] = buffer.words.ctypes.data, writable and buffer.touched.ctypes.data, buffer.nbytes, writable
             descriptors[i] = 0, (i + 1) << 8, buffer.nbytes, 0
         sgprs = np.array([self.poison, self.poison, DESCRIPTORS & 0xFFFFFFFF, *groups], np.uint32)
-        given = {"code": program.records, "sgprs": sgprs, "buffers": table, "descriptors": descriptors}
+        fields = {"code": program.records, "sgprs": sgprs, "buffers": table, "descriptors": descriptors}
         run = Run(
-            **{name: x.ctypes.data for name, x in given.items()},
+            **{name: x.ctypes.data for name, x in fields.items()},
             **{"count": len(program.records), "sgpr_count": program.entry, "buffer_count": len(buffers)},
             **{"descriptors_at": DESCRIPTORS, "descriptors_size": descriptors.nbytes},
             **{"groups": groups, "size": program.size, "lds": program.made["lds"], "poison": self.poison},

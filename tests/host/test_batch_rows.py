@@ -33,9 +33,9 @@ def test_a_fork_that_fails_leaves_no_earlier_fork(monkeypatch, name, error):
         with Transaction() as transaction:
             transaction.reserve(row, 0, 20)
     for succeeding in range(FORKS):
-        made: list[SequencePages] = []
+        forks: list[SequencePages] = []
 
-        def failing(pages: SequencePages, made: list[SequencePages] = made, most: int = succeeding) -> SequencePages:
+        def failing(pages: SequencePages, made: list[SequencePages] = forks, most: int = succeeding) -> SequencePages:
             if len(made) == most:
                 raise error("injected")
             made.append(fork(pages))
@@ -45,7 +45,7 @@ def test_a_fork_that_fails_leaves_no_earlier_fork(monkeypatch, name, error):
             patch.setattr(SequencePages, "fork", failing)
             with pytest.raises(error, match="injected"):
                 CALLS[name](batch)
-        assert len(made) == succeeding and all(one.closed for one in made)
+        assert len(forks) == succeeding and all(left.closed for left in forks)
         assert batch.sequences == dict(zip(SHAPES, rows, strict=True)) and batch.origin is None
         check_counts(pool, live)
     CALLS[name](batch)

@@ -55,10 +55,10 @@ def test_iq4_nl():
     x, kind = values(300), STORAGE["iq4_nl"]
     q, halves = blocks.quantize(x, kind)
     table = np.array(IQ4_NL, np.float32)
-    for at, block in enumerate(x):
+    for index, block in enumerate(x):
         extreme = block[np.argmax(np.abs(block))]
         if extreme == 0:
-            assert halves[at, 0] == 0
+            assert halves[index, 0] == 0
             continue
         inverse = np.float32(1) / (extreme / table[0])
         over = under = np.float32(0)
@@ -66,11 +66,11 @@ def test_iq4_nl():
             scaled = value * inverse
             distance = np.abs(table.astype(np.float64) - scaled)
             mine = np.flatnonzero(distance == distance.min())[-1]
-            assert q[at, i] == mine
+            assert q[index, i] == mine
             weight = value * value
             over = over + weight * table[mine] * value
             under = under + weight * table[mine] * table[mine]
-        assert halves[at, 0] == np.float16(over / under)
+        assert halves[index, 0] == np.float16(over / under)
     check_decoding(pytest.importorskip("gguf", reason="pip install gguf"), "iq4_nl", q, halves)
 
 
@@ -141,7 +141,7 @@ def rows_of(name: str, k: Any, v: Any) -> tuple[NDArray[np.uint32], float]:
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "text"),
+    ("changes", "error", "text"),
     [
         ({"k": np.ones((3, 2, 53), np.uint8)}, errors.ShapeError, r"k: got shape \(3, 2, 53\), .*\(3, 2, 54\)"),
         ({"v": np.ones((2, 2, 36), np.uint8)}, errors.ShapeError, r"v: got shape \(2, 2, 36\)"),
@@ -150,10 +150,10 @@ def rows_of(name: str, k: Any, v: Any) -> tuple[NDArray[np.uint32], float]:
         ({"k": np.uint8(3)}, errors.ShapeError, r"k: got shape \(\), expected \(tokens"),
     ],
 )
-def test_encoded_rows_that_do_not_fit(given, error, text):
+def test_encoded_rows_that_do_not_fit(changes, error, text):
     assert rows_of("q5_1", **block_of("q5_1"))[1].k > 0
     with pytest.raises(error, match=text):
-        rows_of("q4_0", **block_of("q4_0", **given))
+        rows_of("q4_0", **block_of("q4_0", **changes))
     with pytest.raises(errors.ArgumentError, match="k: got encoded rows of 40 values, expected a multiple of 32"):
         encoded.check_encoded(np.ones((1, 1, 36), np.uint8), np.ones((1, 1, 36)), AttnShape(1, 1, 40), "q4_0")
 
@@ -167,9 +167,9 @@ FLOATS = {"f16": b"\0\x7e", "f32": b"\0\0\x80\x7f", "bf16": b"\x80\xff", "fp8_e4
 def test_rows_that_are_no_numbers(monkeypatch, name, value, piece):
     """Their place is counted from the first piece."""
     monkeypatch.setattr(encoded, "PIECE", piece)
-    kind, at, where = STORAGE[name], 0, r"\[2, 1, 0\]: got"
+    kind, offset, where = STORAGE[name], 0, r"\[2, 1, 0\]: got"
     if kind.halves:  # the last one of the second block
-        at = kind.block_bytes + 2 * (kind.halves - 1)
+        offset = kind.block_bytes + 2 * (kind.halves - 1)
         where = ": got a scale .* not finite in token 2, KV head 1, block 1"
     elif kind.head_scale:
         where = ": got an fp8_e4m3 NaN in token 2, KV head 1, value 0"
@@ -177,7 +177,7 @@ def test_rows_that_are_no_numbers(monkeypatch, name, value, piece):
         arguments = block_of(name)
         words = rows_of(name, **arguments)[0]
         assert np.array_equal(words[0], words[2])
-        arguments[which][2, 1, at : at + len(value)] = [*value]
+        arguments[which][2, 1, offset : offset + len(value)] = [*value]
         with pytest.raises(errors.ValueRangeError, match=f"^{which}{where}"):
             rows_of(name, **arguments)
 
@@ -201,12 +201,12 @@ def test_head_scales_that_are_refused(dtype, k_scale, v_scale, error, text):
 
 def test_head_scales():
     assert check_head_scales("q8_0", SHAPE, 4, None, None) is None
-    found = check_head_scales("q8_0/fp8_e4m3", SHAPE, 4, None, [[1, 2], [3, 4], [5, 6], [7, 8]])
-    assert found is not None and found.shape == (4, 2, 2) and found.dtype == np.float32
-    assert np.array_equal(found[:, 0], np.ones((4, 2))) and np.array_equal(found[3, 1], [7, 8])
+    scales = check_head_scales("q8_0/fp8_e4m3", SHAPE, 4, None, [[1, 2], [3, 4], [5, 6], [7, 8]])
+    assert scales is not None and scales.shape == (4, 2, 2) and scales.dtype == np.float32
+    assert np.array_equal(scales[:, 0], np.ones((4, 2))) and np.array_equal(scales[3, 1], [7, 8])
     latent = AttnShape(4, 2, 96, 64, latent=True)
-    found = check_head_scales("fp8_e4m3", latent, 1, [0.5, 0.25], None)
-    assert found is not None and np.array_equal(found, [[[0.5, 0.25]] * 2])
+    scales = check_head_scales("fp8_e4m3", latent, 1, [0.5, 0.25], None)
+    assert scales is not None and np.array_equal(scales, [[[0.5, 0.25]] * 2])
     with pytest.raises(errors.ArgumentError, match="v_scale: got one for a latent shape, expected None"):
         check_head_scales("fp8_e4m3", latent, 1, 0.5, 0.5)
 
@@ -215,14 +215,14 @@ def test_a_gpus_polynomial_rounds_to_the_table():
     """Each of its multiply-adds fused or not: the entries of iq4_nl, with room to the middle of two numbers."""
     text = MASKED.read_text()
     lines = [re.findall(f"float {name} = (.*);", text)[0] for name in ("y", "cubic", "entry")]
-    factor, *terms, one, last = (np.float32(x) for line in lines for x in re.findall(r"-?\d+\.\d+", line))
-    assert (one, last) == (12582912.0, 127.0)
+    factor, *terms, magic, last = (np.float32(x) for line in lines for x in re.findall(r"-?\d+\.\d+", line))
+    assert (magic, last) == (12582912.0, 127.0)
     y = np.arange(16, dtype=np.float32) * factor
     assert np.abs(np.polyval([1, *terms, -last], y.astype(np.float64)) - IQ4_NL).max() < 0.45
     for fused in product((False, True), repeat=3):
         value = y + terms[0]
-        for once, term in zip(fused, (*terms[1:], one - last), strict=True):
+        for once, term in zip(fused, (*terms[1:], magic - last), strict=True):
             exact_product = value.astype(np.float64) * y
             kept = exact_product if once else exact_product.astype(np.float32)
             value = (kept.astype(np.float64) + term).astype(np.float32)
-        assert np.array_equal(value - one, np.array(IQ4_NL, np.float32))
+        assert np.array_equal(value - magic, np.array(IQ4_NL, np.float32))

@@ -146,12 +146,12 @@ def test_encoded_rows_have_the_bits_of_the_package(codec, rng, dtype):
         if shape.latent and "/" in dtype:
             continue
         sizes = zip(storage_types(dtype), (shape.head_dim, shape.v_head_dim), strict=True)
-        given = [bytes_of_rows(rng, kind, 5, 2, dims) for kind, dims in sizes]
-        want, largest = encoded_rows(given[:1] if shape.latent else given, shape, dtype, scales)
-        words, found = encode(codec, shape, dtype, *given, scales, encoded=True)
+        encoded = [bytes_of_rows(rng, kind, 5, 2, dims) for kind, dims in sizes]
+        want, largest = encoded_rows(encoded[:1] if shape.latent else encoded, shape, dtype, scales)
+        words, found = encode(codec, shape, dtype, *encoded, scales, encoded=True)
         assert np.array_equal(words, want) and found == largest.k
         strides = row_strides(shape, dtype)
-        words, _ = encode(codec, shape, dtype, *given, scales, encoded=True, strides=strides)
+        words, _ = encode(codec, shape, dtype, *encoded, scales, encoded=True, strides=strides)
         assert np.array_equal(words, from_rows(want, shape, dtype, strides))
 
 
@@ -182,7 +182,7 @@ def test_values_that_no_row_takes(codec, dtype, value, message):
 
 
 @pytest.mark.parametrize(
-    "dtype,at,message",
+    "dtype,offset,message",
     (
         ("q8_0", 1, "k: got a scale or minimum that is not finite in token 1, KV head 0, block 0, expected numbers"),
         ("q5_1", 24 + 3, "k: got a scale or minimum that is not finite in token 1, KV head 0, block 1, expected "),
@@ -190,15 +190,15 @@ def test_values_that_no_row_takes(codec, dtype, value, message):
         ("bf16", 7, "k[1, 0, 3]: got nan, expected a finite value"),
     ),
 )
-def test_encoded_rows_that_no_cache_takes(codec, dtype, at, message):
+def test_encoded_rows_that_no_cache_takes(codec, dtype, offset, message):
     shape, kind = AttnShape(1, 1, 64), STORAGE[dtype]
-    given = np.zeros((2, 2, 1, kind.row_bytes(64)), np.uint8)
-    given[0, 1, 0, at] = 0x7F
+    encoded = np.zeros((2, 2, 1, kind.row_bytes(64)), np.uint8)
+    encoded[0, 1, 0, offset] = 0x7F
     if dtype == "bf16":
-        given[0, 1, 0, at - 1] = 0xFF
-    assert encode(codec, shape, dtype, *given, encoded=True).startswith(message)
+        encoded[0, 1, 0, offset - 1] = 0xFF
+    assert encode(codec, shape, dtype, *encoded, encoded=True).startswith(message)
     with pytest.raises(rows.ValueRangeError):
-        encoded_rows(list(given), shape, dtype, None)
+        encoded_rows(list(encoded), shape, dtype, None)
 
 
 def test_encoded_blocks_are_whole(codec):
@@ -212,8 +212,8 @@ def test_encoded_blocks_are_whole(codec):
 def test_every_name_of_the_library_has_its_prefix(tmp_path):
     """So that a host can link it beside any code of its own."""
     file = built(tmp_path, LIBRARY, "-O0")
-    found = subprocess.run(["nm", "-g", "--defined-only", file], capture_output=True, text=True)
-    names = set(re.findall(r"^\w+ [A-Z] (\w+)$", found.stdout, flags=re.M)) - {"_init", "_fini"}
+    output = subprocess.run(["nm", "-g", "--defined-only", file], capture_output=True, text=True)
+    names = set(re.findall(r"^\w+ [A-Z] (\w+)$", output.stdout, flags=re.M)) - {"_init", "_fini"}
     assert len(names) > 20 and all(name.startswith("za_") for name in names), names
 
 
@@ -247,7 +247,7 @@ def formulas():
 
     def sizes_of(shape, dtype="f16", page_size=64, layout="tiles", kind="gpu", registers=None):
         k, v = map(storage_index, storage_types(dtype))
-        given = {
+        fields = {
             **asdict(shape),
             **(registers or layout_of(kind))._asdict(),
             "page_size": page_size,
@@ -255,7 +255,7 @@ def formulas():
             "v_storage": v,
             "nhd": layout == "NHD",
         }
-        sizes = loaded.Sizes(**{name: int(x) for name, x in given.items()}, compute_units=64, cpu=kind == "cpu")
+        sizes = loaded.Sizes(**{name: int(x) for name, x in fields.items()}, compute_units=64, cpu=kind == "cpu")
         loaded.za_sizes(c.byref(sizes))
         return sizes
 
@@ -300,16 +300,16 @@ def test_workgroups_serve_as_many_heads_and_rows_as_the_package_s(formulas, fami
     layout = family.layout
     for group, dims, shared in itertools.product(range(1, 40), (64, 100, 128, 256, 576), (16 << 10, 32 << 10, 1 << 16)):
         shape = AttnShape(group * 2, 2, dims)
-        one = c.byref(formulas.sizes_of(shape, registers=layout))
+        sizes = c.byref(formulas.sizes_of(shape, registers=layout))
         cpu = c.byref(formulas.sizes_of(shape, kind="cpu"))
-        assert formulas.za_rows_together(one, shared) == shared_rows(shape, shared, layout=layout)
+        assert formulas.za_rows_together(sizes, shared) == shared_rows(shape, shared, layout=layout)
         assert formulas.za_rows_together(cpu, shared) == shared_rows(shape, shared, MAX_HEADS_PER_WORKGROUP)
         for items in (1, 7, 200):
             most = most_heads(shape, items, 64, shared, layout)
             heads = heads_together(shape, most, layout)
-            assert formulas.za_heads_together(one, c.c_uint64(items), shared) == heads, shape
+            assert formulas.za_heads_together(sizes, c.c_uint64(items), shared) == heads, shape
             lanes = wave_size(layout.lanes, shape, heads, value_passes(shape, heads, layout))
-            assert formulas.za_lanes(one, c.c_uint64(heads)) == lanes, shape
+            assert formulas.za_lanes(sizes, c.c_uint64(heads)) == lanes, shape
 
 
 def test_a_device_has_the_registers_of_its_family(formulas):
@@ -317,8 +317,8 @@ def test_a_device_has_the_registers_of_its_family(formulas):
     for kind, vendor, major, subgroup in itertools.product(
         ("cpu", "gpu"), (AMD, NVIDIA, INTEL, 0x13B5), (2, 25, 26, 580), (4, 8, 16, 32)
     ):
-        found = formulas.za_registers_of(kind == "cpu", vendor, major, subgroup)
-        assert tuple(values_of(found).values()) == layout_of(kind, vendor, major, subgroup)
+        result = formulas.za_registers_of(kind == "cpu", vendor, major, subgroup)
+        assert tuple(values_of(result).values()) == layout_of(kind, vendor, major, subgroup)
 
 
 def test_loops_are_unrolled_as_by_the_package(formulas):
@@ -367,7 +367,7 @@ def test_levels_are_python_s(rng, in_order):
     a, b = (Access(buffer, 0, 4, True) for buffer in range(2))
     assert [*levels([([a], False), ([b], False), ([b, a], True)], False)] == [0, 0, 1]  # beside b, behind a
     for _ in range(100):
-        given, found = [], []
+        steps, commands = [], []
         for i in range(int(rng.integers(1, 30))):
             n, written = int(rng.integers(1, 7)), int(rng.integers(64))
             kernel = Kernel(b"one", b"one", None, 0, n, 0, written)
@@ -375,19 +375,19 @@ def test_levels_are_python_s(rng, in_order):
             places = [(*map(int, rng.integers((1, 0, 1), (4, 90, 20))),) for _ in range(n)]
             command.place[:n] = [(c.c_uint64 * 3)(*place) for place in places]
             assert loaded.za_level(state, c.byref(command), last if in_order else c.c_uint32(0))
-            given.append(
+            steps.append(
                 (
                     [Access(b, at, at + size, written >> j & 1 == 1) for j, (b, at, size) in enumerate(places)],
                     command.beside,
                 )
             )
-            found.append(command.level)
+            commands.append(command.level)
             if command.behind:
                 buffer, begin, size = command.met
                 one = Access(buffer, begin, begin + size, True)
-                assert size and any(one.meets(other) for other in given[i][0])
+                assert size and any(one.meets(other) for other in steps[i][0])
                 met += 1
-        assert found == [*levels(given, in_order)]
+        assert commands == [*levels(steps, in_order)]
         loaded.za_levels_clear(state)
     loaded.za_levels_free(state)
     assert met > 100

@@ -85,8 +85,8 @@ def test_a_case_has_one_text(text, fields):
 
 def test_every_masking_option_changes_the_bits():
     texts = ["", "window=60", "softcap=20", "scale=0.1", "sinks", "alibi", *(f"mask={kind}" for kind in MASKS)]
-    found = [Case.parse(f"4/2/64 f16 150 {text}") for text in texts]
-    assert len({oracle_output(case, case.data()).digest() for case in found}) == len(texts)
+    result = [Case.parse(f"4/2/64 f16 150 {text}") for text in texts]
+    assert len({oracle_output(case, case.data()).digest() for case in result}) == len(texts)
 
 
 def fault_of(got, want):

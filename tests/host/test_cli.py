@@ -133,10 +133,10 @@ def patch_list_devices(monkeypatch, found):
 def devices(monkeypatch):
     """Two devices that do not exist."""
     cpu = replace(GPU, index=0, name="llvmpipe (LLVM [15])", kind="cpu", vendor="Mesa", compute_units=2)
-    found = [cpu, GPU]
-    patch_list_devices(monkeypatch, lambda: found)
+    result = [cpu, GPU]
+    patch_list_devices(monkeypatch, lambda: result)
     monkeypatch.delenv("ZINC_ATTN_DEVICE", raising=False)
-    return found
+    return result
 
 
 def test_devices(devices, capsys):
@@ -270,8 +270,8 @@ def test_broken_streams(tmp_path, unbuffered):
     argv = [sys.executable, "-c", DRIVER, json.dumps([row[:3] for row in STREAMS])]
     environment = os.environ | {"PYTHONPATH": str(ENTRY.parent), "PYTHONUNBUFFERED": unbuffered}
     ran = subprocess.run(argv, cwd=tmp_path, env=environment, capture_output=True, check=True)
-    found = json.loads(ran.stdout)
-    for (*case, status, text), (got, said) in zip(STREAMS, found, strict=True):
+    result = json.loads(ran.stdout)
+    for (*case, status, text), (got, said) in zip(STREAMS, result, strict=True):
         assert (case, got) == (case, status), said
         assert (text in said if text else not said) and "Traceback" not in said, (case, said)
 

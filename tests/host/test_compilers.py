@@ -116,10 +116,10 @@ VIOLATIONS = (
 
 @pytest.mark.parametrize(("report", "text"), VIOLATIONS)
 def test_violations(report, text):
-    found = list(gates.violations([report]))
-    assert len(found) == bool(text) and "".join(found).startswith(text)
+    result = list(gates.violations([report]))
+    assert len(result) == bool(text) and "".join(result).startswith(text)
     both = list(gates.violations([reported(Spilled_VGPRs=2, LDS_size=18944), report]))
-    assert len(both) == 2 + len(found), "every broken gate of every variant has a sentence"
+    assert len(both) == 2 + len(result), "every broken gate of every variant has a sentence"
 
 
 def test_occupancy():

@@ -153,7 +153,7 @@ def test_every_assumption_says_what_it_changes():
 
 @pytest.mark.parametrize(("name", "other", "said"), CHANGES, ids=[name for name, *_ in CHANGES])
 def test_assumptions_change_what_their_page_says(name, other, said, monkeypatch):
-    for module in [one for path, one in sys.modules.items() if path.startswith(f"{cost.__name__}.")]:
+    for module in [module for path, module in sys.modules.items() if path.startswith(f"{cost.__name__}.")]:
         if hasattr(module, name):
             monkeypatch.setattr(module, name, float(other))
     assert not set(said.split(", ")) - set(figures())
@@ -312,7 +312,7 @@ def test_shared_prefixes(text):
 @pytest.mark.parametrize(("dtype", "worst", "slower", "gain"), [("f16", 0.99, 0, 0.95), ("q8_0", 0.87, 9, 0.98)])
 def test_sharing_seldom_costs_much(dtype, worst, slower, gain):
     """What docs/cost-model.md says of the rule, beside a rule that knew the model."""
-    found, best = [], []
+    ratios, best = [], []
     for text, requests, prefix in product(
         ("16/2/256", "32/8/128", "9/3/64", "24/4/256", "32/4/128", "64/8/64"),
         (2, 5, 7, 8, 16, 32),
@@ -320,10 +320,10 @@ def test_sharing_seldom_costs_much(dtype, worst, slower, gain):
     ):
         call = AttnShape.parse(text), R9700, requests, prefix << 10, 16, dtype
         by_rule, always, alone = (predict_requests(*call, how) for how in (None, True, False))
-        found.append(alone / by_rule)
+        ratios.append(alone / by_rule)
         best.append(max(alone / always, 1.0))
-    assert len(found) == 288 and min(found) > worst and sum(one < 0.97 for one in found) == slower
-    assert round(np.log(found).sum() / np.log(best).sum(), 2) == gain
+    assert len(ratios) == 288 and min(ratios) > worst and sum(ratio < 0.97 for ratio in ratios) == slower
+    assert round(np.log(ratios).sum() / np.log(best).sum(), 2) == gain
     words = " ".join(DOC.split())
     assert f"{gain:.0%}".replace("%", " %") in words and f"at most {1 - worst:.0%}".replace("%", " %") in words
     assert f"and {slower} {'of 288 ' * (dtype == 'f16')}calls" in words
@@ -340,7 +340,7 @@ def test_plan_prints(capsys):
     assert [line[7] for line in lines] == ["12.5%", "50.0%", "100.0%", "100.0%"]
     p = predict(plan_splits(8192, QWEN, 32), CARDS["rx9060xt"])
     assert lines[2][-1] == f"{1e6 / (10 * p.total_us):,.0f}", "10 layers attend"
-    found = [record["modeled"] for record in records(capsys, plan, "--cu 64 --json")]
-    assert found[2:] == [predict_call(plan_splits(8192, QWEN, q_len=rows), R9700).to_dict() for rows in (1, 4)]
-    assert (found[0]["label"], found[0]["card"]) == ("modeled", "Radeon AI PRO R9700")
-    assert found[0]["compiler"]["counted_mesa"] == "Mesa 25.0.7, ACO for gfx1201"
+    result = [record["modeled"] for record in records(capsys, plan, "--cu 64 --json")]
+    assert result[2:] == [predict_call(plan_splits(8192, QWEN, q_len=rows), R9700).to_dict() for rows in (1, 4)]
+    assert (result[0]["label"], result[0]["card"]) == ("modeled", "Radeon AI PRO R9700")
+    assert result[0]["compiler"]["counted_mesa"] == "Mesa 25.0.7, ACO for gfx1201"

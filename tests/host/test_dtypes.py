@@ -97,14 +97,14 @@ NOT_EXACT = (
 
 @pytest.mark.parametrize("rounds", (False, True))
 @pytest.mark.parametrize("cache", NARROW)
-@pytest.mark.parametrize("given", GIVEN, ids=lambda given: given.dtype.name)
-def test_rows_are_those_that_the_caller_would_have_rounded_or_are_refused(given, cache, rounds):
+@pytest.mark.parametrize("numbers", GIVEN, ids=lambda numbers: numbers.dtype.name)
+def test_rows_are_those_that_the_caller_would_have_rounded_or_are_refused(numbers, cache, rounds):
     """Tiny values become +0, zeros keep their sign, and bfloat16 arrays are taken without a copy."""
-    narrow, x = NARROW[cache], widened(given)
-    if cache == "f16" and given.dtype != narrow and not rounds:
-        message = rf"^k: got dtype {given.dtype}, a f16 cache takes float16; a cache made with round_rows=True rounds"
+    narrow, x = NARROW[cache], widened(numbers)
+    if cache == "f16" and numbers.dtype != narrow and not rounds:
+        message = rf"^k: got dtype {numbers.dtype}, a f16 cache takes float16; a cache made with round_rows=True rounds"
         with pytest.raises(DTypeError, match=message):
-            rows.stored_values("k", given.reshape(-1, 1, 1), cache)
+            rows.stored_values("k", numbers.reshape(-1, 1, 1), cache)
         return
     flushed = np.where((np.abs(x) < MIN_INPUT) & (x != 0), np.float32(0), x)
     with np.errstate(all="ignore"):
@@ -117,17 +117,17 @@ def test_rows_are_those_that_the_caller_would_have_rounded_or_are_refused(given,
     ):
         found, left = np.flatnonzero(left & refused), left & ~refused
         for at in {*found[: len(LIMITS)], *found[:: len(found) // 100 + 1]}:
-            array = np.ones((3, 2, 64), given.dtype)
-            array[1, 0, 5] = given[at]
+            array = np.ones((3, 2, 64), numbers.dtype)
+            array[1, 0, 5] = numbers[at]
             with pytest.raises(ValueRangeError, match=f"^{re.escape('k[1, 0, 5]: ' + text.format(x[at]))}$"):
                 rows.stored_values("k", array, cache, rounds)
     assert np.count_nonzero(left) > 5_000
-    taken = given[left].reshape(-1, 1, 1)
+    taken = numbers[left].reshape(-1, 1, 1)
     values, largest = rows.stored_values("k", taken, cache, rounds)
     assert values.dtype == narrow and np.array_equal(values.reshape(-1).view(np.uint16), want[left].view(np.uint16))
     assert largest == np.abs(widened(want[left])).max()
     exact = taken[np.abs(widened(taken)) >= MIN_INPUT].reshape(-1, 1, 1)
-    assert np.shares_memory(exact, rows.stored_values("k", exact, cache, rounds)[0]) == (given.dtype == narrow)
+    assert np.shares_memory(exact, rows.stored_values("k", exact, cache, rounds)[0]) == (numbers.dtype == narrow)
 
 
 def test_each_value_has_its_bits_in_the_words_and_comes_back():

@@ -36,7 +36,7 @@ WIDE = [
 
 
 @pytest.fixture(scope="module")
-def made():
+def manifest():
     return describe.manifest(SHAPES[:1], compute_units=64)
 
 
@@ -53,14 +53,14 @@ def test_every_name_has_a_description_and_no_description_is_left_over():
     assert set(meanings("types")) <= fields
 
 
-def test_kernels_and_records_are_the_declarations(made):
+def test_kernels_and_records_are_the_declarations(manifest):
     """The places that the C hosts do not read, which go by a number's name."""
     for name in describe.RECORDS:
-        fields = [(one["name"], one["word"], one["byte"]) for one in made["work"][name]["fields"]]
+        fields = [(one["name"], one["word"], one["byte"]) for one in manifest["work"][name]["fields"]]
         assert fields == [(field, i, 4 * i) for i, field in enumerate(getattr(kernels, name.upper()))]
-    for kernel, decl in zip(made["kernels"], kernels.KERNELS, strict=True):
+    for kernel, decl in zip(manifest["kernels"], kernels.KERNELS, strict=True):
         bindings = [(one["binding"], one["name"], one["access"]) for one in kernel["bindings"]]
-        assert bindings == [(i, one.name, one.access) for i, one in enumerate(decl.bindings)]
+        assert bindings == [(i, binding.name, binding.access) for i, binding in enumerate(decl.bindings)]
         places = [(one["id"], one["offset"], one["name"]) for one in kernel["specialization_constants"]]
         assert places == [(i, 4 * i, name) for i, name in enumerate(decl.constant_names)]
         sizes = {kernels.ATTEND: "workgroup_size", kernels.MERGE: "merge_workgroup_size"}
@@ -68,7 +68,7 @@ def test_kernels_and_records_are_the_declarations(made):
         assert (kernel["file"], kernel["entry_point"], kernel["local_size"]) == (decl.file, "main", local_size)
 
 
-def test_no_formula_uses_a_name_that_is_not_explained(made):
+def test_no_formula_uses_a_name_that_is_not_explained(manifest):
     functions = {"min", "max", "ceil_div", "log2", "float32", "e"}
     fixed = {name for decl in kernels.KERNELS for name, _ in decl.fixed}  # the manifest has their values
     known = {*meanings("inputs"), *formulas("sizes"), *formulas("quantities"), *functions, *fixed}
@@ -77,12 +77,12 @@ def test_no_formula_uses_a_name_that_is_not_explained(made):
     sections += [f"{family}.constants" for family in families]
     texts = [formula for section in sections for formula, _ in formulas(section).values()]
     texts += [count for decl in kernels.KERNELS for count in decl.grid]
-    texts += [step["when"] for step in made["dispatch"] if "when" in step]
+    texts += [step["when"] for step in manifest["dispatch"] if "when" in step]
     texts += [*meanings("cache.index").values(), *meanings("rows.index").values()]
-    texts += [one["expression"] for one in made["split_rule"].values()]
+    texts += [one["expression"] for one in manifest["split_rule"].values()]
     used = {n.id for text in texts for n in ast.walk(ast.parse(text, mode="eval")) if isinstance(n, ast.Name)}
     beside = {"tile_number", "k_tile_at", "v_tile_at", "row_at"}  # their own formulas, as the rule's
-    assert used - known - set(made["split_rule"]) == beside
+    assert used - known - set(manifest["split_rule"]) == beside
     assert set(meanings("inputs")) <= used
 
 
@@ -105,11 +105,13 @@ def test_numbers_of_a_shape(dtype, page_size, kv_layout):
             strides = row_strides(shape, dtype)
             row = strided_format(strides, shape.latent)
             filled = 4 * shape.kv_heads * row.words
-        made = describe._shape(shape, dtype, page_size, 64, kv_layout)
-        assert AttnShape.parse(made["shape"]) == AttnShape(**{name: made[name] for name in asdict(shape)}) == shape
-        assert made["sizes"] == {name: n[name] for name in formulas("sizes")}
-        assert made["kv_bytes_per_token"] == 4 * n["token_words"] == filled
-        assert made["state_bytes"] == 4 * shape.q_heads * (shape.v_dim + 2)
+        numbers = describe._shape(shape, dtype, page_size, 64, kv_layout)
+        assert (
+            AttnShape.parse(numbers["shape"]) == AttnShape(**{name: numbers[name] for name in asdict(shape)}) == shape
+        )
+        assert numbers["sizes"] == {name: n[name] for name in formulas("sizes")}
+        assert numbers["kv_bytes_per_token"] == 4 * n["token_words"] == filled
+        assert numbers["state_bytes"] == 4 * shape.q_heads * (shape.v_dim + 2)
         assert (n["k_stride"], n["v_stride"]) == strides and (n["v_page_words"] == 0) == shape.latent
         for name in ("group", "head_chunks", "heads_per_workgroup", "value_slice", "k_dim", "v_dim"):
             assert n[name] == getattr(shape, name), (str(shape), name)
@@ -131,8 +133,8 @@ def test_numbers_of_a_shape(dtype, page_size, kv_layout):
             programs = [(call.decl, call.spec) for call in (*calls, copy_call(pages.tile_words, 1, 1))]
             programs.append(AttendVariant(shape, dtype, device, n["tile"], strides=strides).program())
             for decl, values in programs:
-                found = made["kinds"][kind]["specialization"][decl.family]
-                assert tuple(found[name] for name in decl.spec) == values
+                result = numbers["kinds"][kind]["specialization"][decl.family]
+                assert tuple(result[name] for name in decl.spec) == values
 
 
 @pytest.mark.parametrize(
@@ -224,14 +226,14 @@ def recorded(plan, scoring):
     header = dict(zip(kernels.HEADER, words, strict=False))
     row_table, table = header["row_table"], header["append_table"]
     items = range(kernels.HEADER_WORDS, row_table, kernels.ITEM_WORDS)
-    found = {
+    plans = {
         "words": len(words),
         "header": header,
         "items": [words[at : at + len(kernels.ITEM)] for at in items],
         "rows": [words[at : at + kernels.ROW_WORDS] for at in range(row_table, table, kernels.ROW_WORDS)],
         "table": table,
     }
-    return found, steps
+    return plans, steps
 
 
 INDEXED = [AttnShape.parse(s) for s in ("4/2/128", "4/2/192/128", "4/2/96/160", "2/2/576/512/latent", "4/2/72/33")]
@@ -251,8 +253,8 @@ def test_row_index_maps(rng, dtype, shape):
     k, v = (rows.stored_values("x", x, kind.name, True)[0] for x, kind in zip((k, v), kinds, strict=True))
     names, words = names_of(shape, dtype, 64), rows.encode(k, v, shape, dtype)
     before = rows.decode(words, shape, dtype)
-    for at, kind in enumerate(kinds[: 1 if shape.latent else 2]):
-        x, size = "kv"[at], before[at].shape[2]
+    for which, kind in enumerate(kinds[: 1 if shape.latent else 2]):
+        x, size = "kv"[which], before[which].shape[2]
         last = size - 1 - (size % 32 == 1)  # a block of one value has a scale of 0 in some types
         places = [(f"{x}_word", f"{x}_bit", 1), (f"{x}_word", f"{x}_bit + {kind.bits - 1}", 1)]
         places += [(f"{x}_scale_word", f"{x}_scale_bit + 13", 32)] * (kind.halves > 0)
@@ -264,5 +266,5 @@ def test_row_index_maps(rng, dtype, shape):
             changed = words.copy()
             place = evaluate(index[name], known) + int(more or 0)
             changed.reshape(-1)[evaluate(index[word], known)] ^= np.uint32(1 << place)
-            differs = np.argwhere(rows.decode(changed, shape, dtype)[at] != before[at])
+            differs = np.argwhere(rows.decode(changed, shape, dtype)[which] != before[which])
             assert len(differs) and {(r, h, d // width) for r, h, d in differs} == {(row, head, dim // width)}

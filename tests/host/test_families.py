@@ -27,18 +27,18 @@ DEVICES = {
 
 @pytest.mark.parametrize(("facts", "wanted"), DEVICES.values(), ids=DEVICES)
 def test_registers_of_a_device(facts, wanted):
-    layout, found = layout_of("discrete", *facts), []
+    layout, rows = layout_of("discrete", *facts), []
     for text in SHAPES:
         shape = AttnShape.parse(text)
         decl, values = AttendVariant(shape, "f16", "discrete", 64, layout=layout).program()
         known = dict(zip(decl.spec, values, strict=True))
         lanes, heads = known["workgroup_size"] // 8, known["vectors"]
         sizes = attend_sizes(shape, heads, "f16", layout, lanes)
-        found.append((lanes, heads, sizes["VALUE_PASSES"], known["chunks_ahead"], sizes["KEYS_AHEAD"]))
+        rows.append((lanes, heads, sizes["VALUE_PASSES"], known["chunks_ahead"], sizes["KEYS_AHEAD"]))
         assert decl.wave(values) == lanes
         assert (MERGE.wave((64, 256), layout.lanes), MUL_MAT_VEC.decl.wave((), layout.lanes)) == (layout.lanes, 32)
         assert (known["rows_ahead"], known["pass_sums"]) == (layout.rows_ahead, layout.pass_sums)
-    assert tuple(found) == wanted
+    assert tuple(rows) == wanted
 
 
 def test_a_cpu_has_its_own():

@@ -72,13 +72,13 @@ def rows_of(answer):
     """Each row's pages and biases, and the words that the pages of all take."""
     head, pages, bias = answer.split("|")
     pages, bias = pages.split(), bias.split()
-    found = []
+    rows = []
     for row in head.split():
         begin, count, at = map(int, row.split(","))
-        found.append(
+        rows.append(
             ([int(x) for x in pages[begin : begin + count]], at < 0 or [float(x) for x in bias[at : at + count]])
         )
-    return found, len(pages)
+    return rows, len(pages)
 
 
 def line_of(mask, order, written=(0, 1), pages=(0, 1)):

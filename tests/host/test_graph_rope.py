@@ -48,28 +48,28 @@ def drawn(rng):
 
 def test_the_words_of_both_languages(native, rng):
     for _ in range(300):
-        one = drawn(rng)
-        factors = rng.uniform(0.9, 8, one.pairs).astype(np.float32) if rng.integers(2) else None
-        words = np.zeros((one.pairs, 4), np.uint32)
-        numbers = np.array([one.n_dims, one.n_ctx_orig, *one.sections, one.backward], np.int32)
-        floats = np.array([getattr(one, name) for name in FLOATS], np.float32)
+        turn = drawn(rng)
+        factors = rng.uniform(0.9, 8, turn.pairs).astype(np.float32) if rng.integers(2) else None
+        words = np.zeros((turn.pairs, 4), np.uint32)
+        numbers = np.array([turn.n_dims, turn.n_ctx_orig, *turn.sections, turn.backward], np.int32)
+        floats = np.array([getattr(turn, name) for name in FLOATS], np.float32)
         given = [None if x is None else x.ctypes for x in (numbers, floats, factors)]
-        native(MODES.index(one.mode), *given, words.ctypes)
-        assert np.array_equal(words, one.table(factors)), one
+        native(MODES.index(turn.mode), *given, words.ctypes)
+        assert np.array_equal(words, turn.table(factors)), turn
 
 
-def exact(one, position, factors):
+def exact(turn, position, factors):
     """The angle of each pair of ggml's definition in NumPy's float64, and the factor; one: normal or neox."""
-    pair = np.arange(one.pairs)
-    theta = position / factors * one.freq_base ** (-2.0 * pair / one.n_dims)
+    pair = np.arange(turn.pairs)
+    theta = position / factors * turn.freq_base ** (-2.0 * pair / turn.n_dims)
     corrected = [
-        one.n_dims * np.log(one.n_ctx_orig / (beta * 2 * np.pi)) / (2 * np.log(one.freq_base))
-        for beta in (one.beta_fast, one.beta_slow)
+        turn.n_dims * np.log(turn.n_ctx_orig / (beta * 2 * np.pi)) / (2 * np.log(turn.freq_base))
+        for beta in (turn.beta_fast, turn.beta_slow)
     ]
-    low, high = max(0, np.floor(corrected[0])), min(one.n_dims - 1, np.ceil(corrected[1]))
-    mix = (1 - np.clip((pair - low) / max(0.001, high - low), 0, 1)) * one.ext_factor
-    scale = one.attn_factor * (1 + 0.1 * np.log(1 / one.freq_scale) if one.ext_factor else 1)
-    return theta * (one.freq_scale * (1 - mix) + mix), scale
+    low, high = max(0, np.floor(corrected[0])), min(turn.n_dims - 1, np.ceil(corrected[1]))
+    mix = (1 - np.clip((pair - low) / max(0.001, high - low), 0, 1)) * turn.ext_factor
+    scale = turn.attn_factor * (1 + 0.1 * np.log(1 / turn.freq_scale) if turn.ext_factor else 1)
+    return theta * (turn.freq_scale * (1 - mix) + mix), scale
 
 
 @pytest.mark.parametrize("position", (0, 1, 7, 4097, 131071, -3))

@@ -15,13 +15,13 @@ from zinc_attn.planning.layouts import fixed_layouts, split_rule_layouts
 
 def keys_of(lengths, batch, q_len, options, facts):
     """The keys of calls of these lengths, each of which is planned."""
-    found = set()
+    keys = set()
     for length in lengths:
         pages = -(-length // facts.page_size)
         tables = np.arange(batch * pages, dtype=np.uint32).reshape(batch, pages)
         requests = [Request(q_len, length, q_len, table) for table in tables]
-        found |= {submission.key for submission in plan_call(requests, options, facts).submissions}
-    return found
+        keys |= {submission.key for submission in plan_call(requests, options, facts).submissions}
+    return keys
 
 
 @pytest.mark.parametrize(
@@ -45,18 +45,18 @@ def test_few_lengths_stand_for_all(short, shape, kind, units, batch, q_len, wind
     asked = fixed_layouts(parsed, num_splits=splits, split_size=None) if splits else None
     layouts = asked or split_rule_layouts(parsed, units)
     options = CallOptions(layouts, window)
-    found = growth_keys(tokens, batch, q_len, options, facts, by_rule=layouts.by_rule)
+    result = growth_keys(tokens, batch, q_len, options, facts, by_rule=layouts.by_rule)
     every = keys_of(range(q_len, tokens + 1, q_len), batch, q_len, options, facts)
-    assert every <= found and len(found) < len(every) + 12
+    assert every <= result and len(result) < len(every) + 12
 
 
 def test_rows_before_a_cut_share_another_node_from_the_middle_of_a_leaf_on():
     shape, q_len = AttnShape(4, 2, 64), 36
     facts = CallFacts(replace(CPU, max_workgroups=(65535, 65535, 33)), shape, 256)
     options = CallOptions(split_rule_layouts(shape, 2))
-    found = growth_keys(7744, 1, q_len, options, facts, by_rule=True)
-    assert keys_of(range(7681, 7745), 1, q_len, options, facts) <= found
-    assert {key.rows for key in found} >= {4}, "the rows behind the cut"
+    result = growth_keys(7744, 1, q_len, options, facts, by_rule=True)
+    assert keys_of(range(7681, 7745), 1, q_len, options, facts) <= result
+    assert {key.rows for key in result} >= {4}, "the rows behind the cut"
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_long_context_is_planned_from_few_lengths(text, info, tokens):
         asked.add(-(-tokens // 64))
         return layouts(tokens, q_len, window)
 
-    found = growth_keys(tokens, 1, 1, CallOptions(layout), facts, by_rule=True)
+    result = growth_keys(tokens, 1, 1, CallOptions(layout), facts, by_rule=True)
     assert {1, tokens // 64} <= asked and len(asked) < tokens // 640
     every = keys_of(range(tokens - 131_072, tokens, 5_000), 1, 1, CallOptions(layouts), facts)
-    assert every <= found and len(found) < 100
+    assert every <= result and len(result) < 100

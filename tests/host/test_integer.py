@@ -27,7 +27,7 @@ def whole(x: np.ndarray) -> tuple[list[int], Fraction]:
         unit *= 2
     while top and top / unit < 1024:
         unit /= 2
-    return [round(one / unit) for one in values], unit
+    return [round(value / unit) for value in values], unit
 
 
 def test_the_definition(rng):
@@ -36,18 +36,18 @@ def test_the_definition(rng):
     keys = rng.integers(-128, 128, (64, 72)).astype(np.float32)
     scales = rng.uniform(-1e-3, 9, (64, 3)).astype(np.float16).astype(np.float32)
     a, unit = whole(q[0])
-    for key, of in zip(keys, scales, strict=True):
+    for key, scale in zip(keys, scales, strict=True):
         total = np.float32(0)
         for b in range(3):
             n = sum(x * int(k) for x, k in zip(a[32 * b :][:32], key[32 * b :][:32], strict=False))
-            total += nearest(Fraction(n) * unit * Fraction(float(of[b])))
-        assert total == dots(q, key[None], of[None])[0, 0]
+            total += nearest(Fraction(n) * unit * Fraction(float(scale[b])))
+        assert total == dots(q, key[None], scale[None])[0, 0]
     p = np.exp2(-rng.uniform(0, 30, 64)).astype(np.float32)
     p[5] = 0
-    found = weighted(p[None, None], keys[None], scales[None])[0, 0]
+    result = weighted(p[None, None], keys[None], scales[None])[0, 0]
     for d in (0, 31, 32, 71):
         u, unit = whole(p * scales[:, d // 32])
-        assert found[d] == nearest(unit * sum(x * int(v) for x, v in zip(u, keys[:, d], strict=True)))
+        assert result[d] == nearest(unit * sum(x * int(v) for x, v in zip(u, keys[:, d], strict=True)))
 
 
 def test_the_largest_sums_are_exact():

@@ -27,7 +27,7 @@ SHAPE = AttnShape(8, 2, 64)
 
 def met(items: Records, one_row: bool) -> set[tuple[int, int, int, int]]:
     """(row, node, first, limit) of the keys that rows meet, as the kernels read the items."""
-    found = set()
+    pairs = set()
     for item in items:
         last = int(item["row"]) + int(item["rows"]) - 1
         rows, nodes = range(int(item["row"]), last + 1), range(item["node_begin"], item["node_end"])
@@ -36,10 +36,10 @@ def met(items: Records, one_row: bool) -> set[tuple[int, int, int, int]]:
             first, limit = max(int(item["first"]) - before, 512 * node), int(item["limit"]) - before
             limit = min(limit, 512 * node + 512)
             if first < limit:
-                assert (row, node, first, limit) not in found
-                found.add((row, node, first, limit))
+                assert (row, node, first, limit) not in pairs
+                pairs.add((row, node, first, limit))
     assert not one_row or all(items["rows"] == 1)
-    return found
+    return pairs
 
 
 def visibles() -> list[tuple[str, Visible]]:
@@ -99,7 +99,7 @@ def test_fragments():
         (((16, 8, 16), (32, 32, 16)), (16, 8, 16)),
         (((32, 8, 16), (4, 4, 4)), None),
     ):
-        assert best_fragment([MatrixFragment(*one) for one in sizes]) == best
+        assert best_fragment([MatrixFragment(*size) for size in sizes]) == best
 
 
 @pytest.mark.parametrize("arithmetic", ("matrix-prefill", "integer"))
@@ -116,7 +116,7 @@ def test_matrix_prefill_is_for_16_vectors(rows, matrices, arithmetic):
     without = plan_call(requests, replace(options, arithmetic="integer"), replace(facts, units=False)).submissions
     assert [one.key.matrix for one in without] == [None]
     everything = plan_call(requests, CallOptions(layouts, arithmetic="matrix"), facts).submissions
-    assert [one.key.matrix is not None for one in everything] == [True]
+    assert [case.key.matrix is not None for case in everything] == [True]
 
 
 def test_the_key_names_the_workgroup():
@@ -126,9 +126,9 @@ def test_the_key_names_the_workgroup():
     keys = set()
     for rows in (1, 4, 16):
         request = Request(rows, 300, 0, np.arange(5, dtype=np.uint32))
-        (one,) = plan_call([request], CallOptions(layouts, arithmetic="matrix"), facts).submissions
-        assert one.key.matrix is not None
-        keys.add(one.key.matrix.vectors)
+        (submission,) = plan_call([request], CallOptions(layouts, arithmetic="matrix"), facts).submissions
+        assert submission.key.matrix is not None
+        keys.add(submission.key.matrix.vectors)
     assert keys == {16, 64}
 
 
@@ -154,19 +154,21 @@ def test_rows_walk_where_they_make_enough_workgroups(rows):
     facts = CallFacts(replace(GPU, matrix=RDNA4_UNITS), shape, 64)
     request = Request(rows, 8192, 0, np.arange(128, dtype=np.uint32))
     options = CallOptions(split_rule_layouts(shape, 64), arithmetic="matrix")
-    made = plan_call([request], options, facts).submissions
-    assert all(one.key.whole_context == one.key.single_pass == (rows >= 1024) for one in made)
+    submissions = plan_call([request], options, facts).submissions
+    assert all(
+        submission.key.whole_context == submission.key.single_pass == (rows >= 1024) for submission in submissions
+    )
     if rows < 1024:
         return
-    assert [len(one.rows) for one in made] == ([1024] if rows == 1024 else [1250, 1250])
-    for one in made:
-        assert one.key.states >= len(one.rows) and np.all(one.items["node_begin"] == 0)
-        assert one.items["rows"].sum() == len(one.rows)
-        assert np.all(np.diff(one.items["node_end"].astype(int)) <= 0)
+    assert [len(submission.rows) for submission in submissions] == ([1024] if rows == 1024 else [1250, 1250])
+    for submission in submissions:
+        assert submission.key.states >= len(submission.rows) and np.all(submission.items["node_begin"] == 0)
+        assert submission.items["rows"].sum() == len(submission.rows)
+        assert np.all(np.diff(submission.items["node_end"].astype(int)) <= 0)
     for other in (
         replace(options, arithmetic="canonical"),
         replace(options, layout=fixed_layouts(shape, num_splits=4, split_size=None)),
     ):
-        assert not any(one.key.whole_context for one in plan_call([request], other, facts).submissions)
+        assert not any(submission.key.whole_context for submission in plan_call([request], other, facts).submissions)
     shard = request._replace(end=9000, shifts=np.zeros(16, np.int64))
-    assert not any(one.key.whole_context for one in plan_call([shard], options, facts).submissions)
+    assert not any(submission.key.whole_context for submission in plan_call([shard], options, facts).submissions)

@@ -112,9 +112,9 @@ def test_rows_are_the_last_ones_of_the_call():
 
 
 def test_coarse_values_are_in_three_types():
-    found = list(SMALL.same_values(SMALL.data()))
-    assert [case.dtype for case, _ in found] == ["bf16", "q8_0"]
-    for case, data in found:
+    result = list(SMALL.same_values(SMALL.data()))
+    assert [case.dtype for case, _ in result] == ["bf16", "q8_0"]
+    for case, data in result:
         held = data.stored_as(case.dtype)
         assert np.array_equal(held.k, SMALL.data().k) and np.array_equal(held.v, SMALL.data().v)
     normal = SMALL._replace(kind="normal")

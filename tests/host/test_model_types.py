@@ -47,17 +47,17 @@ Layers = Counter[tuple[str, int | None]]  # attention layers by shape and window
 @pytest.fixture
 def attended(monkeypatch: pytest.MonkeyPatch) -> Layers:
     """The calls of attention "meta", which returns zeros, by models that call transformers' AttentionInterface."""
-    found: Layers = Counter()
+    layers: Layers = Counter()
 
     def attend(module: Any, q: Any, k: Any, v: Any, *_: Any, sliding_window: int | None = None, **__: Any) -> Any:
-        found[str(AttnShape(q.shape[1], k.shape[1], q.shape[3], v.shape[3])), sliding_window] += 1
+        layers[str(AttnShape(q.shape[1], k.shape[1], q.shape[3], v.shape[3])), sliding_window] += 1
         return q.new_zeros(q.shape[0], q.shape[2], q.shape[1], v.shape[3]), None
 
     transformers.AttentionInterface.register("meta", attend)
     transformers.AttentionMaskInterface.register("meta", lambda *_, **__: None)
     for name, number in (("item", 0), ("__bool__", False)):  # of tensors that have no data
         monkeypatch.setattr(torch.Tensor, name, lambda self, number=number: number)
-    return found
+    return layers
 
 
 def run(path: Path, attention: str | None) -> list[Any]:
@@ -66,7 +66,7 @@ def run(path: Path, attention: str | None) -> list[Any]:
     with torch.device("meta"), torch.no_grad():
         model = kind.from_config(config, attn_implementation=attention, dtype=torch.bfloat16).eval()
         cache = getattr(model(torch.ones(1, 3, dtype=torch.long), use_cache=True), "past_key_values", None)
-    return [one for one in cache.layers if getattr(one, "keys", None) is not None] if cache else []
+    return [layer for layer in cache.layers if getattr(layer, "keys", None) is not None] if cache else []
 
 
 def written(name: str, folder: Path) -> Path:
@@ -94,7 +94,7 @@ def test_planned_layers_are_those_that_the_model_attends(name: str, tmp_path: Pa
     except (KeyError, ValueError):  # a model that does not know the name of this attention
         rows = run(tmp_path, None)
     if not attended:  # a model that computes attention itself
-        assert {(one.keys.shape[1], one.keys.shape[3]) for one in rows} == {(shape.kv_heads, shape.head_dim)}
+        assert {(row.keys.shape[1], row.keys.shape[3]) for row in rows} == {(shape.kv_heads, shape.head_dim)}
         assert (len(rows), 0) == (full, windowed)
         return
     assert attended[str(shape), None] == full + windowed * (name in CHUNKED)

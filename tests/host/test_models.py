@@ -133,8 +133,10 @@ PUBLISHED = {  # KiB of float16 K and V per token
 def test_presets(tmp_path):
     assert all(slug(name) == name == model.name for name, model in PRESETS.items())
     assert (slug("llvmpipe (LLVM 15.0.6, 256 bits)"), slug("///")) == ("llvmpipe-llvm-15.0.6-256-bits", "model")
-    found = {name: PRESETS[name].attention_layers * PRESETS[name].shape.kv_bytes_per_token("f16") for name in PUBLISHED}
-    assert found == {name: kib * 1024 for name, kib in PUBLISHED.items()}
+    result = {
+        name: PRESETS[name].attention_layers * PRESETS[name].shape.kv_bytes_per_token("f16") for name in PUBLISHED
+    }
+    assert result == {name: kib * 1024 for name, kib in PUBLISHED.items()}
     others = {"gemma-3-27b": ("32/16/128", 10, 52), "codellama-34b": ("64/8/128", 48, 0)}
     others |= {"smollm2-135m": ("9/3/64", 30, 0), "mimo-v2-flash": ("64/4/192/128", 9, 39)}
     for name, (shape, full, windowed) in others.items():

@@ -140,8 +140,8 @@ def check(cache: HostCache, live: list[za.ShardedSequence]) -> None:
         full, rest = divmod(max(seq.lengths), 512)
         assert len(seq.held) == full + (rest > 0)
         assert not rest or not cache.allocator.is_shared(seq.held[-1]), "a partly filled node is shared"
-        for i, one in seq.shards.items():
-            assert list(one.lengths) == [seq.tokens(i, n) for n in seq.lengths]
+        for i, shard in seq.shards.items():
+            assert list(shard.lengths) == [seq.tokens(i, n) for n in seq.lengths]
 
 
 def _dropped(cache: HostCache, seq: za.ShardedSequence) -> None:

@@ -19,17 +19,17 @@ def test_a_transaction_ends_once() -> None:
     pool = PagePool(12, 16)
     seq = SequencePages(pool, 2)
     append(seq, 27)
-    with Append(seq, 0, 60) as one:
+    with Append(seq, 0, 60) as transaction:
         pass
     after = state(pool, seq)
-    one.commit()
-    one.rollback()  # committed: neither has an effect
+    transaction.commit()
+    transaction.rollback()  # committed: neither has an effect
     assert state(pool, seq) == after
-    with pytest.raises(KeyboardInterrupt), Append(seq, 1, 60) as one:
+    with pytest.raises(KeyboardInterrupt), Append(seq, 1, 60) as transaction:
         raise KeyboardInterrupt
-    assert (one.state, state(pool, seq)) == ("rolled back", after)
+    assert (transaction.state, state(pool, seq)) == ("rolled back", after)
     with pytest.raises(ClosedError, match=r"^transaction: commit\(\) after rollback\(\); reserve\(\) in a new one$"):
-        one.commit()
+        transaction.commit()
     check_counts(pool, [seq])
 
 

@@ -78,21 +78,21 @@ def test_an_interrupt_at_any_bytecode_leaves_a_call_done_or_not_done(name: str) 
         return [seq, fork]
 
     def seen(seqs: list[SequencePages]) -> Any:
-        return [(one.lengths, one.table, one.closed) for one in seqs]
+        return [(sequence.lengths, sequence.table, sequence.closed) for sequence in seqs]
 
     def check(seqs: list[SequencePages]) -> None:
-        pool, live = seqs[0].pool, [one for one in seqs if not one.closed]
+        pool, live = seqs[0].pool, [sequence for sequence in seqs if not sequence.closed]
         check_counts(pool, live)
-        for one in live:
-            if transaction := one.open_transaction():  # whose rollback was cut short; the next call repeats it
+        for sequence in live:
+            if transaction := sequence.open_transaction():  # whose rollback was cut short; the next call repeats it
                 transaction.rollback()
-        assert pool.num_pages - pool.free_pages == len({page for one in live for page in one.table})
-        for one in live:  # and it goes on: back in step, then a token
-            one.truncate(len(one))
-            append(one, 1)
+        assert pool.num_pages - pool.free_pages == len({page for twin in live for page in twin.table})
+        for sequence in live:  # and it goes on: back in step, then a token
+            sequence.truncate(len(sequence))
+            append(sequence, 1)
         check_counts(pool, live)
-        for one in seqs:
-            one.free()
+        for sequence in seqs:
+            sequence.free()
         assert pool.free_pages == 12
         check_counts(pool, [])
 

@@ -76,17 +76,17 @@ SAID = {  # of a file that is refused, whichever command reads it
 def places(tmp_path_factory):
     """What can lie at a path that is read."""
     folder = tmp_path_factory.mktemp("places")
-    found = {name: folder / str(number) for number, name in enumerate(CONTENTS)}
-    for name, path in found.items():
+    paths = {name: folder / str(number) for number, name in enumerate(CONTENTS)}
+    for name, path in paths.items():
         path.write_bytes(CONTENTS[name])
     with open(folder / "huge", "wb") as file:
         file.truncate(MOST_BYTES + 1)
     os.mkfifo(folder / "fifo")
     (folder / "directory").mkdir()
     (folder / "loop").symlink_to(folder / "loop")
-    found |= {name: folder / name.lower() for name in ("FIFO", "huge", "directory", "loop", "missing")}
-    found |= {"device": Path("/dev/zero"), "below a file": folder / "huge" / "file", "long name": folder / ("n" * 300)}
-    return found | {"surrogate": folder / "a\ud800b", "NUL": folder / "a\0b"}
+    paths |= {name: folder / name.lower() for name in ("FIFO", "huge", "directory", "loop", "missing")}
+    paths |= {"device": Path("/dev/zero"), "below a file": folder / "huge" / "file", "long name": folder / ("n" * 300)}
+    return paths | {"surrogate": folder / "a\ud800b", "NUL": folder / "a\0b"}
 
 
 @pytest.fixture(autouse=True)
@@ -121,16 +121,16 @@ def refused(line, path, capsys):
 
 def arguments():
     """Every argument of every command that takes a text of the user's own, as the tables name it."""
-    (commands,) = (one for one in cli.build_parser()._actions if isinstance(one, argparse._SubParsersAction))
+    (commands,) = (action for action in cli.build_parser()._actions if isinstance(action, argparse._SubParsersAction))
     return {
-        f"{command} {next(reversed(one.option_strings), one.dest)}"
+        f"{command} {next(reversed(action.option_strings), action.dest)}"
         for command, parser in commands.choices.items()
-        for one in parser._actions
+        for action in parser._actions
         if parser.get_default("command") == command  # not another name of it
-        and one.nargs != 0
-        and one.choices is None
-        and one.type not in (int, float)
-        and one.dest not in NO_PATHS
+        and action.nargs != 0
+        and action.choices is None
+        and action.type not in (int, float)
+        and action.dest not in NO_PATHS
     }
 
 

@@ -35,9 +35,9 @@ LINES = [  # what differs between the records of one context, and how the pictur
 def test_the_lines_of_a_picture(changes, names):
     records = [CALL | change | {"context": n, "tokens_s": n / 8} for n in (128, 64) for change in changes]
     records += [CALL | {"tokens_s": None, "dtype": "f32"}]  # has no time, and is no line
-    found = shown(rows_png(records, "a_$b$", "notes $c$\nmore", "tokens_s"))
+    result = shown(rows_png(records, "a_$b$", "notes $c$\nmore", "tokens_s"))
     lines = {name: [[64, 8.0], [128, 16.0]] for name in names}
-    assert found == {"title": "a_$b$", "notes": "notes $c$\nmore", "lines": lines}
+    assert result == {"title": "a_$b$", "notes": "notes $c$\nmore", "lines": lines}
     assert rows_png(records, "", "", "step_tokens_s") is None
     assert shown(rows_png([CALL | {"measure": "step"}], "t", "", "tokens_s"))["lines"] == {"": [[64, 2.0]]}
 
@@ -51,7 +51,7 @@ def test_names_of_lines_do_not_cover_each_other(ends, together):
     axes.set_ylim(0, 1000)
     bottom, height, scale = axes.bbox.y0, axes.bbox.height, 72 / axes.figure.dpi
     _name_lines(axes, [(f"{at}\nb", (1, at), "#000000") for at in ends])
-    told = {one.get_text(): (bottom + one.xy[1] * height / 1000) * scale + one.xyann[1] for one in axes.texts}
+    told = {text.get_text(): (bottom + text.xy[1] * height / 1000) * scale + text.xyann[1] for text in axes.texts}
     names, middles = zip(*sorted(told.items(), key=lambda one: one[1]), strict=True)
     gaps = np.diff(middles)
     assert names == tuple(f"{at}\nb" for at in sorted(ends)) and gaps.min() >= 2 * POINTS - 1e-6

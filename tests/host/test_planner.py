@@ -202,13 +202,13 @@ def test_submissions_keep_the_bound_of_time(units: int, shape: str, tokens: int,
     facts = CallFacts(device, AttnShape.parse(shape), 1 << 16)
     options = CallOptions(split_rule_layouts(facts.shape, units))
     request = Request(rows, tokens, rows, np.zeros(tokens >> 16 or 1, np.uint32))
-    made, bound = plan_call([request], options, facts).submissions, UNIT_WORK * units
-    assert len(made) == count and all(item_keys(one.items) * key_work(facts) <= bound for one in made)
-    assert [len(one.appends) for one in made] == [one.key.appends for one in made] == [rows] + [0] * (count - 1)
-    ends = {one.slices: one.key.unmerged for one in made}  # of each slice the last part
-    assert not any(ends.values()) and len({(one.slices, one.key.states) for one in made}) == len(ends)
+    parts, bound = plan_call([request], options, facts).submissions, UNIT_WORK * units
+    assert len(parts) == count and all(item_keys(part.items) * key_work(facts) <= bound for part in parts)
+    assert [len(part.appends) for part in parts] == [part.key.appends for part in parts] == [rows] + [0] * (count - 1)
+    ends = {part.slices: part.key.unmerged for part in parts}  # of each slice the last part
+    assert not any(ends.values()) and len({(part.slices, part.key.states) for part in parts}) == len(ends)
     uncut = plan_call([request], options, replace(facts, device=replace(device, compute_units=1 << 20))).submissions
-    parts, whole = (
-        [range(item["node_begin"], item["node_end"]) for one in found for item in one.items] for found in (made, uncut)
+    nodes, whole = (
+        [range(item["node_begin"], item["node_end"]) for one in found for item in one.items] for found in (parts, uncut)
     )
-    assert rows > 1 or [*chain.from_iterable(parts)] == [*chain.from_iterable(whole)]
+    assert rows > 1 or [*chain.from_iterable(nodes)] == [*chain.from_iterable(whole)]

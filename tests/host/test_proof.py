@@ -114,7 +114,7 @@ def test_failed_steps_are_in_a_report_that_names_nobody(tmp_path, monkeypatch, k
 
 
 def test_no_step_begins_after_the_time_is_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(proof, "run_group", lambda *given: time.sleep(0.2) or limits.append(given[-1]) or 0)
+    monkeypatch.setattr(proof, "run_group", lambda *arguments: time.sleep(0.2) or limits.append(arguments[-1]) or 0)
     limits, spec = [], ProofSpec(GPU, "vulkan", [SHAPE], [1024], restarts=1, timeout_s=60, budget_s=0.1)
     assert not proof.passed(proof.prove(spec, tmp_path)) and [0 < limit <= 0.1 for limit in limits] == [True]
     text = (tmp_path / "report.md").read_text()

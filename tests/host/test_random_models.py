@@ -21,8 +21,8 @@ import llama_random  # noqa: E402
 )
 def test_a_model_has_the_parameters_of_its_card(name, parameters):
     model = llama_random.MODELS[name]
-    found = sum(math.prod(shape) for _, shape, _ in llama_random.tensors(model, model.layers))
-    assert found == pytest.approx(parameters, rel=1e-3)
+    result = sum(math.prod(shape) for _, shape, _ in llama_random.tensors(model, model.layers))
+    assert result == pytest.approx(parameters, rel=1e-3)
 
 
 @pytest.mark.parametrize("kind", ["Q4_K", "Q6_K"])

@@ -91,16 +91,16 @@ def test_no_key_gives_zero_and_minus_infinity():
 @pytest.mark.parametrize("bad", (np.inf, -np.inf, np.nan))
 @pytest.mark.parametrize("name", ("q", "k", "v", "sinks", "alibi", "mask_slopes"))
 def test_numbers_that_are_refused(name, bad, dtype):
-    given = dict(zip("qkv", inputs("4/2/16", 5), strict=True)) | {
+    arrays = dict(zip("qkv", inputs("4/2/16", 5), strict=True)) | {
         name: np.zeros(4) for name in ("sinks", "alibi", "mask_slopes")
     }
-    given[name] = given[name].astype(dtype)
-    ref.attention(**given)
-    given[name].reshape(-1)[1] = bad
+    arrays[name] = arrays[name].astype(dtype)
+    ref.attention(**arrays)
+    arrays[name].reshape(-1)[1] = bad
     oracles = (ref.attention,) if dtype == np.float64 and name in "qkv" else (ref.attention, ref.emulate)
     for oracle in oracles:
         with pytest.raises(ValueRangeError, match=f"^{name}: got a NaN, an infinity or a magnitude beyond"):
-            oracle(**given)
+            oracle(**arrays)
 
 
 def test_slopes_of_masks(rng):
@@ -138,8 +138,8 @@ def split_states(rng, parts):
 def test_states_of_any_partition_merge_to_the_whole(rng, parts):
     (out, lse), pieces = split_states(rng, parts)
     v, s = (np.stack(one)[None] for one in zip(*pieces, strict=True))
-    found = [za.merge_states(v, s), *([za.merge_state(v[:, 0], s[:, 0], v[:, 1], s[:, 1])] if parts == 2 else [])]
-    for got_v, got_s in found:
+    result = [za.merge_states(v, s), *([za.merge_state(v[:, 0], s[:, 0], v[:, 1], s[:, 1])] if parts == 2 else [])]
+    for got_v, got_s in result:
         assert got_v.dtype == got_s.dtype == np.float32
         assert np.allclose(got_v[0], out, rtol=1e-6, atol=1e-7) and np.allclose(got_s[0], lse, rtol=1e-6)
 

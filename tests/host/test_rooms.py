@@ -37,15 +37,15 @@ FILES = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path 
 def imported(path: Path) -> set[str]:
     """Files, as modules, that a file imports from, for types alone, too; a package is its ``__init__``."""
     package = path.relative_to(PACKAGE.parent).with_suffix("").parts[:-1]
-    found: set[str] = set()
+    names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom):
             base = ".".join((*(package[: len(package) - node.level + 1] if node.level else ()), node.module or ""))
             base = base.rstrip(".")
             for name in (f"{base}.{alias.name}" for alias in node.names):
                 known = (one for one in (name, f"{name}.__init__", base, f"{base}.__init__") if one in FILES)
-                found.update(list(known)[:1])
-    return found
+                names.update(list(known)[:1])
+    return names
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -54,7 +54,7 @@ def test_imports_point_one_way(path: Path) -> None:
     if room == "__init__" or room in FACADES:
         return
     rooms = {one.split(".")[1] for one in imported(path) - {"zinc_attn.__init__"}}
-    for name in (FACADES.get(one, one) for one in rooms):
+    for name in (FACADES.get(room, room) for room in rooms):
         assert ROOMS.index(name) <= ROOMS.index(room), f"{path} imports from {name}"
 
 
@@ -66,14 +66,14 @@ def test_no_circle_of_files() -> None:
 
 def test_includes_point_one_way() -> None:
     rooms = {path: path.stem if path.parent.name == "src" else path.parent.name for path in NATIVE.rglob("*.[ch]*")}
-    found = 0
+    includes = 0
     for path, room in rooms.items():
         for name in re.findall(r'^#include "(.+)"', path.read_text(encoding="utf-8"), re.M):
             places = ((folder / name).resolve() for folder in (path.parent, NATIVE / "src", NATIVE / "include"))
             for target in [place for place in places if place in rooms][:1]:  # none of ggml's and of generated headers
                 assert NATIVE_ROOMS.index(rooms[target]) <= NATIVE_ROOMS.index(room), f"{path} includes {name}"
-                found += 1
-    assert set(rooms.values()) == set(NATIVE_ROOMS) and found > 150
+                includes += 1
+    assert set(rooms.values()) == set(NATIVE_ROOMS) and includes > 150
 
 
 def test_no_module_hides_a_public_function() -> None:
@@ -112,9 +112,9 @@ def undescribed(found: dict[str, Any], *among: str) -> list[str]:
 
 
 def test_every_public_name_has_a_docstring():
-    found = dict(one for name in za.__all__ for one in described(name, getattr(za, name)))
+    result = dict(one for name in za.__all__ for one in described(name, getattr(za, name)))
     methods = "KVCache.append", "Attention.__call__", "Sequence.fork"
-    assert undescribed(found, *methods, "fold", "reference.emulate", "errors.ShapeError") == [] and len(found) > 150
+    assert undescribed(result, *methods, "fold", "reference.emulate", "errors.ShapeError") == [] and len(result) > 150
 
 
 def test_every_public_name_of_zinc_cache_has_a_docstring():

@@ -27,29 +27,34 @@ def options(facts: CallFacts, window: int | None = None, cascade: bool | None = 
 
 def steps(lengths: tuple[int, ...], new_rows: int = 1, page: int = PAGE) -> list[Request]:
     """A sequence and its fork, which share 640 keys, but no page of a new row, nor of others in its leaf."""
-    found = []
+    requests = []
     for number, length in enumerate(lengths):
         table, leaf = np.arange(-(-length // page), dtype=np.uint32), max(64 // page, 1)
         own = (len(table) - 1) // leaf * leaf if new_rows else len(table)
         table[min(640 // page, own) :] += 10000 * (number + 1)
-        found.append(Request(1, length, new_rows, table, stamp=1000 * number + -(-length // max(page, 64))))
-    return found
+        requests.append(Request(1, length, new_rows, table, stamp=1000 * number + -(-length // max(page, 64))))
+    return requests
 
 
 def records(plan: CallPlan, requests: list[Request]) -> list[bytes]:
     """Page ids that no key of the requests has are left out."""
-    (one,) = plan.submissions
-    arrays = one.items, one.rows, one.appends, one.shared_items, one.masks
-    given = zip(one.slices, one.tables_at, strict=True)
-    tables = [one.tables[at : at + len(requests[part.request].table)] for part, at in given]
+    (submission,) = plan.submissions
+    arrays = submission.items, submission.rows, submission.appends, submission.shared_items, submission.masks
+    given = zip(submission.slices, submission.tables_at, strict=True)
+    tables = [submission.tables[at : at + len(requests[part.request].table)] for part, at in given]
     words = [array.tobytes() for array in (*arrays, *tables)]
-    return [repr((one.key, one.slices, one.spans, one.tables_at, one.uploads)).encode(), *words]
+    return [
+        repr((submission.key, submission.slices, submission.spans, submission.tables_at, submission.uploads)).encode(),
+        *words,
+    ]
 
 
 def moved(plan: CallPlan, requests: list[Request], window: int | None, page: int) -> list[bytes]:
     """The records of a plan after a steady call has set its lengths."""
-    (one,) = plan.submissions
-    copied = replace(one, **{name: getattr(one, name).copy() for name in ("items", "rows", "appends", "tables")})
+    (submission,) = plan.submissions
+    copied = replace(
+        submission, **{name: getattr(submission, name).copy() for name in ("items", "rows", "appends", "tables")}
+    )
     words = SteadyWords.of(copied, window, copied.items, copied.appends, [copied.rows], copied.tables, page)
     words.set(requests)
     return records(CallPlan((copied,), plan.upload_first), requests)
@@ -64,24 +69,24 @@ def moved(plan: CallPlan, requests: list[Request], window: int | None, page: int
 def test_lengths_of_a_key_have_one_plan(facts, cascade, window, batch, new_rows, page):
     """One sequence grows, and all do: over leaves, nodes, the window's own, and pages that a leaf has several of."""
     facts = replace(facts, page_size=page)
-    given, plans, served = options(facts, window, cascade), {}, 0
+    call_options, plans, served = options(facts, window, cascade), {}, 0
     lengths = [n + d for n in (64, 128, 448, 512, 576, 640, 1024) for d in (-3, -1, 0, 1, 2, 5, 6, 7)]
     for length in (*lengths, *reversed(lengths)):
         for tokens in {(length,) * batch, (length, 700)[:batch]}:
             requests = steps(tokens, new_rows, page)
-            plan = plan_call(requests, given, facts)
-            assert plan.steady is not None and plan.steady == steady_key(requests, given, facts)
+            plan = plan_call(requests, call_options, facts)
+            assert plan.steady is not None and plan.steady == steady_key(requests, call_options, facts)
             first = plans.setdefault(plan.steady, plan)
             served += first is not plan
             assert moved(first, requests, window, page) == records(plan, requests)
-            (one,) = plan.submissions
-            assert one.spans == first.submissions[0].spans
-            for at, part, span in zip(one.tables_at, one.slices, one.spans, strict=True):
+            (submission,) = plan.submissions
+            assert submission.spans == first.submissions[0].spans
+            for at, part, span in zip(submission.tables_at, submission.slices, submission.spans, strict=True):
                 table = requests[part.request].table
-                assert np.array_equal(one.tables[at:][: len(table)], table)
-                assert np.all(one.items["page_table"][span] == at)
-            ends = one.rows["state"] + one.rows["count"]
-            assert np.all(one.rows["state"][1:] >= ends[:-1]), "a row's states are no other row's"
+                assert np.array_equal(submission.tables[at:][: len(table)], table)
+                assert np.all(submission.items["page_table"][span] == at)
+            ends = submission.rows["state"] + submission.rows["count"]
+            assert np.all(submission.rows["state"][1:] >= ends[:-1]), "a row's states are no other row's"
     assert len(plans) < served
 
 
@@ -111,29 +116,29 @@ OTHERS: dict[type, dict[str, Any]] = {
 
 def test_every_other_input_is_planned_anew():
     """The table has every field, so that one which is added says here what the plans that were made do with it."""
-    given = options(CPU)
-    (request,), key = steps((100,)), steady_key(steps((100,)), given, CPU)
-    assert key is not None and key == steady_key([request._replace(tokens=101)], given, CPU)
+    call_options = options(CPU)
+    (request,), key = steps((100,)), steady_key(steps((100,)), call_options, CPU)
+    assert key is not None and key == steady_key([request._replace(tokens=101)], call_options, CPU)
     assert OTHERS[Request].keys() == set(Request._fields)
     for name, other in OTHERS[Request].items():
         changed = request._replace(**{name: other})
-        assert name == "table" or steady_key([changed], given, CPU) != key, name
-    assert steady_key([request._replace(stamp=None)], given, CPU) is None
-    assert steady_key([request] * 2, given, CPU) != key
-    for kind, inputs in ((CallOptions, (given, CPU)), (CallFacts, (given, CPU))):
+        assert name == "table" or steady_key([changed], call_options, CPU) != key, name
+    assert steady_key([request._replace(stamp=None)], call_options, CPU) is None
+    assert steady_key([request] * 2, call_options, CPU) != key
+    for kind, inputs in ((CallOptions, (call_options, CPU)), (CallFacts, (call_options, CPU))):
         assert OTHERS[kind].keys() == {one.name for one in fields(kind)}
         for name, other in OTHERS[kind].items():
-            changed = [replace(one, **{name: other}) if isinstance(one, kind) else one for one in inputs]
+            changed = [replace(array, **{name: other}) if isinstance(array, kind) else array for array in inputs]
             assert steady_key([request], *changed) not in (key, None), name
 
 
 def test_a_plan_of_several_submissions_holds_for_no_other_call(monkeypatch):
     """A submission that does not append the call's new rows, and one that is not all of the call."""
-    requests, given = steps((100, 100)), options(CPU)
-    assert plan_call(requests, given, CPU).steady is not None
+    requests, call_options = steps((100, 100)), options(CPU)
+    assert plan_call(requests, call_options, CPU).steady is not None
     monkeypatch.setattr(call, "UPLOAD_ROWS", 1)
-    plan = plan_call(requests, given, CPU)
+    plan = plan_call(requests, call_options, CPU)
     assert plan.upload_first and len(plan.submissions) == 1 and plan.steady is None
     few = replace(CPU, device=replace(CPU.device, max_workgroups=(4, 4, 1)))
-    assert len(plan_call(steps((100, 100), 0), given, few).submissions) == 2
-    assert plan_call(steps((100, 100), 0), given, few).steady is None
+    assert len(plan_call(steps((100, 100), 0), call_options, few).submissions) == 2
+    assert plan_call(steps((100, 100), 0), call_options, few).steady is None

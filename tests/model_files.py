@@ -1,0 +1,24 @@
+"""The files of tests with torch and transformers, which one process of a parallel run has: their import takes seconds.
+
+``test_model_files.py`` starts it. A run in a single process, or one that names a file, has the files itself.
+"""
+
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+FILES = [
+    *(TESTS / f"device/test_{name}.py" for name in ("alibi_models", "dense_masks", "latent", "transformers")),
+    *(TESTS / f"device/test_transformers_{name}.py" for name in ("failures", "rows", "torch")),
+    *(TESTS / f"host/test_{name}.py" for name in ("batch_rows", "model_types")),
+]
+
+
+def is_parallel(config: pytest.Config) -> bool:
+    """Whether this process runs a part of the tests, or none."""
+    return hasattr(config, "workerinput") or config.option.collectonly
+
+
+def leave_to_their_process(path: Path, config: pytest.Config) -> bool:
+    return is_parallel(config) and path in FILES and not any(path.name in argument for argument in config.args)
