@@ -217,6 +217,17 @@ template <bool SIGNED> static ZINC_INLINE I dot4(U w, U x, I sum) {
     return sum;
 #endif
 }
+// The sum and eight products of each lane: of a and x, and of b and y.
+template <bool SIGNED> static ZINC_INLINE I dot8(U a, U x, U b, U y, I sum) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    if (!SIGNED) {
+        const __m256i first = _mm256_maddubs_epi16((__m256i)a, (__m256i)x);
+        const __m256i second = _mm256_maddubs_epi16((__m256i)b, (__m256i)y);
+        return sum + (I)_mm256_madd_epi16(_mm256_add_epi16(first, second), _mm256_set1_epi16(1));
+    }
+#endif
+    return dot4<SIGNED>(b, y, dot4<SIGNED>(a, x, sum));
+}
 
 // Entries of a table of 16 bytes, by the bytes of `places`.
 static ZINC_INLINE U entries(const uint32_t table[4], U places) {
