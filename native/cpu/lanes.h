@@ -188,8 +188,11 @@ template <typename T, int N, typename J> static ZINC_INLINE T folded(Vector<T, N
 // The sums of four neighboring lanes of a, then those of b, c and d.
 static ZINC_INLINE U four_sums(U a, U b, U c, U d) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
-    const __m256i first = _mm256_hadd_epi32((__m256i)a, (__m256i)b), second = _mm256_hadd_epi32((__m256i)c, (__m256i)d);
-    return __builtin_shuffle((U)_mm256_hadd_epi32(first, second), (U){0, 4, 1, 5, 2, 6, 3, 7});
+    const __m256i v[4] = {(__m256i)a, (__m256i)b, (__m256i)c, (__m256i)d};
+    const __m256i ab = _mm256_add_epi32(_mm256_unpacklo_epi32(v[0], v[1]), _mm256_unpackhi_epi32(v[0], v[1]));
+    const __m256i cd = _mm256_add_epi32(_mm256_unpacklo_epi32(v[2], v[3]), _mm256_unpackhi_epi32(v[2], v[3]));
+    const __m256i all = _mm256_add_epi32(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd));
+    return __builtin_shuffle((U)all, (U){0, 4, 1, 5, 2, 6, 3, 7});
 #else
     const U first = evens(a, b) + odds(a, b), second = evens(c, d) + odds(c, d);
     return evens(first, second) + odds(first, second);

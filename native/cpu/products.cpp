@@ -120,6 +120,9 @@ template <uint TYPE, bool FEW> struct Weights {
 #include "quantized.h"
     static constexpr bool WIDE_BYTES = TYPE == WEIGHT_TYPE_Q8_0 || (HAS_TABLE && !IS_MXFP4);  // -128 to 127
     static constexpr bool SIGNED = WIDE_BYTES && !DOTS_OF_UNSIGNED;
+    static constexpr bool HAS_HEADER =
+        TYPE == WEIGHT_TYPE_Q2_K || TYPE == WEIGHT_TYPE_Q4_K || TYPE == WEIGHT_TYPE_Q5_K || TYPE == WEIGHT_TYPE_Q6_K;
+    static constexpr uint STEP = !FEW || !IS_256 ? 1 : HAS_HALVES ? 4 : 2;  // blocks that share pieces
     static constexpr int LESS = IS_MXFP4 ? 12 : WIDE_BYTES && DOTS_OF_UNSIGNED ? 128 : OFFSET;
 
     // Dot products of a block of x with the rows' first 16 values, or 0, and with the others, or all.
@@ -170,8 +173,10 @@ template <uint TYPE, bool FEW> void multiply(Columns<MulMatParams> &of) {
     uint numbers[256];
     for (uint n = 0; n < columns; ++n)
         numbers[n] = of.number_in_x(of.gl_WorkGroupID.y * of.most + n);
-    float *total = reinterpret_cast<float *>(of.room.scratch), *sums = total + 32 * columns, *lows = sums + 32 * columns;
-    uint8_t *wide = reinterpret_cast<uint8_t *>(lows + 32 * columns);
+    alignas(64) float few_sums[64];
+    float *const total = reinterpret_cast<float *>(of.room.scratch);
+    float *const sums = FEW ? few_sums : total + 32 * columns, *const lows = sums + 32 * columns;
+    uint8_t *const wide = reinterpret_cast<uint8_t *>(total + 96 * columns);
     for (uint g = of.gl_WorkGroupID.x * of.groups; g < (of.gl_WorkGroupID.x + 1) * of.groups && g * 32 < rows; ++g) {
         const uint width = min(WEIGHT_GROUP, rows - g * WEIGHT_GROUP);
         const uint8_t *group = static_cast<const uint8_t *>(of.bound[MUL_MAT_BIND_W]) +
@@ -183,31 +188,37 @@ template <uint TYPE, bool FEW> void multiply(Columns<MulMatParams> &of) {
             if (width < 32)
                 widen(group, width, blocks, first, W::BLOCKS == 1 ? 1 : count, TYPE, wide);
             W w = width < 32 ? W(wide, W::BLOCKS == 1 ? 1 : count, 0) : W(group, blocks, first);
-            if (TYPE == WEIGHT_TYPE_Q2_K || TYPE == WEIGHT_TYPE_Q4_K || TYPE == WEIGHT_TYPE_Q5_K || TYPE == WEIGHT_TYPE_Q6_K)
+            if (W::HAS_HEADER)
                 w.load_headers();
             std::memset(sums, 0, 2 * sizeof(float) * 32 * columns);
-            for (uint j = 0; j < count; ++j) {
-                const size_t block = size_t(superblock * 8 + j) * x_rows;
-                for (w.lane = 0; w.lane < 32; w.lane += LANES) {
-                    lanes_uvec4 low, high;
-                    w.decode(j, low, high);
-                    const lanes_vec4 scales_of_w = w.block_scales(j);
-                    for (uint n = 0; n < columns; ++n) {
-                        const uvec2 scale = scales[block + numbers[n]];
-                        const ivec2 less = w.sums_of_x(scale) * W::LESS;
-                        I first, second;
-                        w.dots(low, high, q + (block + numbers[n]) * 32, first, second);
-                        const F of_first = to_float(first - less.x);
-                        const F of_second = to_float(second - (W::HAS_HALVES ? less.y : less.x + less.y));
-                        const lanes_vec2 dots = W::HAS_HALVES ? lanes_vec2(of_first, of_second) : lanes_vec2(of_second, 0.0f);
-                        float *const sum_at = sums + 32 * n + w.lane, *const low_at = lows + 32 * n + w.lane;
-                        F sum = load<F>(sum_at), lowest = load<F>(low_at);
-                        w.join(scales_of_w, w.scales_of_x(scale), dots, W::IS_MXFP4, sum, lowest);
-                        zinc::store(sum_at, sum);
-                        if (W::HAS_MINIMUM && W::IS_256)
-                            zinc::store(low_at, lowest);
+            for (uint begin = 0; begin < count; begin += W::STEP) {
+                const size_t place = size_t(superblock * 8 + begin) * x_rows;
+                uvec2 scale[W::STEP];
+                if (FEW)
+                    ZINC_UNROLL for (uint i = 0; i < W::STEP; ++i) scale[i] = scales[place + i * x_rows + numbers[0]];
+                for (w.lane = 0; w.lane < 32; w.lane += LANES)
+                    ZINC_UNROLL for (uint i = 0; i < W::STEP; ++i) {
+                        lanes_uvec4 low, high;
+                        w.decode(begin + i, low, high);
+                        const lanes_vec4 scales_of_w = w.block_scales(begin + i);
+                        for (uint n = 0; n < columns; ++n) {
+                            const size_t block = place + i * x_rows + numbers[n];
+                            if (!FEW)
+                                scale[i] = scales[block];
+                            const ivec2 less = w.sums_of_x(scale[i]) * W::LESS;
+                            I first, second;
+                            w.dots(low, high, q + block * 32, first, second);
+                            const F of_first = to_float(first - less.x);
+                            const F of_second = to_float(second - (W::HAS_HALVES ? less.y : less.x + less.y));
+                            const lanes_vec2 dots = W::HAS_HALVES ? lanes_vec2(of_first, of_second) : lanes_vec2(of_second, 0.0f);
+                            float *const sum_at = sums + 32 * n + w.lane, *const low_at = lows + 32 * n + w.lane;
+                            F sum = load<F>(sum_at), lowest = load<F>(low_at);
+                            w.join(scales_of_w, w.scales_of_x(scale[i]), dots, W::IS_MXFP4, sum, lowest);
+                            zinc::store(sum_at, sum);
+                            if (W::HAS_MINIMUM && W::IS_256)
+                                zinc::store(low_at, lowest);
+                        }
                     }
-                }
             }
             for (w.lane = 0; w.lane < 32; w.lane += LANES) {
                 const lanes_vec2 scale = W::IS_256 ? w.superblock_scale() : lanes_vec2(0.0f, 0.0f);
@@ -254,14 +265,14 @@ struct Floats : Columns<MulMatFloatParams> {
                 some[i] = words[i * apart];
             words = some;
         }
-        F8 made;
+        F8 values;
+        if constexpr (TYPE == FLOAT_TYPE_F16)
+            return from_halves(words);  // none is small
         if constexpr (TYPE == FLOAT_TYPE_F32)
-            made = load<F8>(words);
-        else if constexpr (TYPE == FLOAT_TYPE_F16)
-            made = from_halves(words);
+            values = load<F8>(words);
         else
-            made = (F8)(__builtin_convertvector(load<Halves>(words), U8) << 16);
-        return ((F8)((U8)made & MAGNITUDE) < PRODUCT_MIN) ? (F8){} : made;
+            values = (F8)(__builtin_convertvector(load<Halves>(words), U8) << 16);
+        return (F8)((U8)values & ~(U8)((F8)((U8)values & MAGNITUDE) < PRODUCT_MIN));
     }
     template <uint TYPE> static void unpack_row(const void *from, size_t first, size_t apart, uint count, float *to) {
         for (uint i = 0; i < count; i += 8)
@@ -282,10 +293,53 @@ struct Floats : Columns<MulMatFloatParams> {
 #define ZINC_BY_TYPE(f, type)                                                                                         \
     (type == FLOAT_TYPE_F32 ? f<FLOAT_TYPE_F32> : type == FLOAT_TYPE_F16 ? f<FLOAT_TYPE_F16> : f<FLOAT_TYPE_BF16>)
 
+    // One row of x: eight rows of w at a time, as they lie; their products are transposed, then added.
+    template <uint TYPE> static void add_rows(const void *from, const size_t *rows, size_t apart, uint count,
+                                              const float *x, float *total) {
+        F8 all_sums = load<F8>(total);
+        for (uint begin = 0; begin < count; begin += SUPERBLOCK) {
+            const uint end = min(begin + SUPERBLOCK, count);
+            F8 sum = {}, r[8];
+            for (uint i = begin; i < end; i += 8) {
+                const F8 of_x = load<F8>(x + i);
+                if (apart == 1 && i + 8 <= count)
+                    ZINC_UNROLL for (uint k = 0; k < 8; ++k) r[k] = eight<TYPE>(from, rows[k] + i, 1, 8) * of_x;
+                else
+                    for (uint k = 0; k < 8; ++k)
+                        r[k] = eight<TYPE>(from, rows[k] + i * apart, apart, count - i) * of_x;
+                transpose(r);
+                ZINC_UNROLL for (uint k = 1; k < 8; ++k) r[0] = r[0] + r[k];
+                sum = sum + r[0];
+            }
+            all_sums = all_sums + sum;
+        }
+        zinc::store(total, all_sums);
+    }
+    void run_few() {
+        constexpr uint PART = 16 * SUPERBLOCK;  // of x, unpacked
+        const uvec4 plane = matrix_of_w();
+        const uint g = gl_WorkGroupID.x, k = p.w.n[0];
+        alignas(64) float x[PART], total[32] = {};
+        for (uint first = 0; first < k; first += PART) {
+            const uint left = min(k - first, PART);
+            const uvec4 at = column_of_x(gl_WorkGroupID.y) + uvec4(first, 0u, 0u, 0u);
+            ZINC_BY_TYPE(unpack_row, x_type)(bound[MUL_MAT_FLOAT_BIND_X], place(p.x, at), p.x.s[0], left, x);
+            for (uint row = 0; row < 32 && g * 32 + row < p.y.n[0]; row += 8) {
+                size_t rows[8];
+                for (uint i = 0; i < 8; ++i)
+                    rows[i] = place(p.w, plane + uvec4(first, min(g * 32 + row + i, p.w.n[1] - 1), 0u, 0u));
+                ZINC_BY_TYPE(add_rows, w_type)(bound[MUL_MAT_FLOAT_BIND_W], rows, p.w.s[0], left, x, total + row);
+            }
+        }
+        store_rows(g * 32, 0, total);
+    }
+
     void run() {
         if (!find_matrix())
             return;
         const uint columns = count(), k = p.w.n[0];
+        if (!TILED && most == 1)
+            return run_few();
         float *total = reinterpret_cast<float *>(room.scratch), *w = total + 32 * most, *x = w + 32 * SUPERBLOCK;
         const uvec4 plane = matrix_of_w();
         for (uint g = gl_WorkGroupID.x * groups; g < (gl_WorkGroupID.x + 1) * groups && g * 32 < p.y.n[0]; ++g) {
