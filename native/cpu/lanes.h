@@ -31,9 +31,9 @@ typedef int32_t I8 __attribute__((vector_size(32)));
 typedef uint16_t Halves __attribute__((vector_size(16)));
 
 template <typename V> static ZINC_INLINE V load(const void *from) {
-    V made;
-    std::memcpy(&made, from, sizeof made);
-    return made;
+    V result;
+    std::memcpy(&result, from, sizeof result);
+    return result;
 }
 template <typename V> static ZINC_INLINE void store(void *to, const V &v) { std::memcpy(to, &v, sizeof v); }
 static ZINC_INLINE F all(float x) { return x - (F){}; }
@@ -68,16 +68,16 @@ static ZINC_INLINE F ln(F number, F power);
 static ZINC_INLINE F ln(F number, float power) { return ln(number, all(power)); }
 // numbers.glsl's, by the processor's division: rounded alike; below the normal numbers a zero, and one NaN.
 static ZINC_INLINE F quotient(F x, F y) {
-    const F made = x / y, size = abs(made);
-    const U zero = (U)made & 0x80000000u;
-    return size < 0x1p-126f ? (F)zero : made == made ? made : (F)(0x7FC00000u - (U){});
+    const F result = x / y, size = abs(result);
+    const U zero = (U)result & 0x80000000u;
+    return size < 0x1p-126f ? (F)zero : result == result ? result : (F)(0x7FC00000u - (U){});
 }
 static ZINC_INLINE F quotient(float x, F y) { return quotient(all(x), y); }
 static ZINC_INLINE F quotient(F x, float y) { return quotient(x, all(y)); }
 static ZINC_INLINE U iota() {  // 0, 1, ...
-    U made;
-    ZINC_UNROLL for (int i = 0; i < LANES; ++i) made[i] = uint32_t(i);
-    return made;
+    U result;
+    ZINC_UNROLL for (int i = 0; i < LANES; ++i) result[i] = uint32_t(i);
+    return result;
 }
 // To the nearest whole number, ties to even: beyond 2**23 every number is whole.
 static ZINC_INLINE F roundEven(F x) {
@@ -167,10 +167,10 @@ static ZINC_INLINE U four_times(const void *from) {
 #elif defined(__AVX2__)
     return (U)_mm256_broadcastsi128_si256(load<__m128i>(from));
 #else
-    U made;
+    U result;
     for (int i = 0; i < LANES; i += 4)
-        std::memcpy(reinterpret_cast<char *>(&made) + 4 * i, from, 16);
-    return made;
+        std::memcpy(reinterpret_cast<char *>(&result) + 4 * i, from, 16);
+    return result;
 #endif
 }
 
@@ -185,17 +185,18 @@ template <typename T, int N, typename J> static ZINC_INLINE T folded(Vector<T, N
         return folded<T, N / 2>(f(low, high), f);
     }
 }
-// The sums of four neighboring lanes of a, then those of b, c and d.
-static ZINC_INLINE U four_sums(U a, U b, U c, U d) {
+// The sums of four neighboring lanes of v[0], then those of the others.
+static ZINC_INLINE I four_sums(const I v[4]) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
-    const __m256i v[4] = {(__m256i)a, (__m256i)b, (__m256i)c, (__m256i)d};
-    const __m256i ab = _mm256_add_epi32(_mm256_unpacklo_epi32(v[0], v[1]), _mm256_unpackhi_epi32(v[0], v[1]));
-    const __m256i cd = _mm256_add_epi32(_mm256_unpacklo_epi32(v[2], v[3]), _mm256_unpackhi_epi32(v[2], v[3]));
-    const __m256i all = _mm256_add_epi32(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd));
-    return __builtin_shuffle((U)all, (U){0, 4, 1, 5, 2, 6, 3, 7});
+    const __m256i a = (__m256i)v[0], b = (__m256i)v[1], c = (__m256i)v[2], d = (__m256i)v[3];
+    const __m256i ab = _mm256_add_epi32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+    const __m256i cd = _mm256_add_epi32(_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d));
+    const __m256i sums = _mm256_add_epi32(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd));
+    return __builtin_shuffle((I)sums, (I){0, 4, 1, 5, 2, 6, 3, 7});
 #else
+    const U a = (U)v[0], b = (U)v[1], c = (U)v[2], d = (U)v[3];
     const U first = evens(a, b) + odds(a, b), second = evens(c, d) + odds(c, d);
-    return evens(first, second) + odds(first, second);
+    return (I)(evens(first, second) + odds(first, second));
 #endif
 }
 
@@ -239,11 +240,11 @@ static ZINC_INLINE U entries(const uint32_t table[4], U places) {
 #elif defined(__AVX2__) && !defined(__AVX512F__)
     return (U)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load<__m128i>(table)), (__m256i)places);
 #else
-    U made;
-    uint8_t bytes[sizeof made];
+    U result;
+    uint8_t bytes[sizeof result];
     std::memcpy(bytes, &places, sizeof bytes);
-    for (uint8_t &one : bytes)
-        one = reinterpret_cast<const uint8_t *>(table)[one];
+    for (uint8_t &byte : bytes)
+        byte = reinterpret_cast<const uint8_t *>(table)[byte];
     return load<U>(bytes);
 #endif
 }

@@ -52,7 +52,13 @@ template <uint TYPE, bool FEW> struct Weights {
     const size_t blocks, first;  // blocks of a row of the group, and the superblock's first one
     uint lane = 0;               // the vector's first row
     lanes_uvec4 headers[WIDE];   // each vector's piece of 16 bytes that has scales
-    Weights(const uint8_t *rows, size_t blocks, size_t first) : rows(rows), blocks(blocks), first(first) {}
+
+    ZINC_INLINE Weights(const uint8_t *rows, size_t blocks, size_t first) : rows(rows), blocks(blocks), first(first) {
+        constexpr bool K = TYPE == WEIGHT_TYPE_Q2_K || TYPE == WEIGHT_TYPE_Q4_K || TYPE == WEIGHT_TYPE_Q5_K;
+        const uint8_t *from = piece(0, WEIGHT_PIECES_16(TYPE), K ? 0 : 12, 16);
+        for (uint v = 0; v < WIDE && (K || TYPE == WEIGHT_TYPE_Q6_K); ++v)
+            headers[v] = apart(row_words(from + v * (16 * LANES)));
+    }
 
     // Numbers of `size` bytes, one of each row: number i of those of the size, of which a block has `count`, the first
     // one `begin` bytes from the block's begin.
@@ -63,23 +69,17 @@ template <uint TYPE, bool FEW> struct Weights {
     template <typename T> ZINC_INLINE U words(const uint8_t *from) const {
         return __builtin_convertvector((load<Vector<T, LANES>>(from + lane * sizeof(T))), U);
     }
+    static ZINC_INLINE lanes_uvec4 row_words(const uint8_t *from) {
+        return {load<U>(from), load<U>(from + sizeof(U)), load<U>(from + 2 * sizeof(U)), load<U>(from + 3 * sizeof(U))};
+    }
     // Rows' words 0 to 3, which lie row by row, go apart in two rounds.
     static ZINC_INLINE lanes_uvec4 apart(const lanes_uvec4 &v) {
         const U even[2] = {evens(v.x, v.y), evens(v.z, v.w)}, odd[2] = {odds(v.x, v.y), odds(v.z, v.w)};
         return {evens(even[0], even[1]), evens(odd[0], odd[1]), odds(even[0], even[1]), odds(odd[0], odd[1])};
     }
     ZINC_INLINE lanes_uvec4 values16(uint i) const {
-        const uint8_t *from = piece(0, WEIGHT_PIECES_16(TYPE), i, 16) + 16 * lane;
-        lanes_uvec4 values;
-        ZINC_UNROLL for (uint k = 0; k < 4; ++k) values[k] = load<U>(from + sizeof(U) * k);
-        return FEW ? values : apart(values);
-    }
-    ZINC_INLINE void load_headers() {
-        const uint8_t *from = piece(0, WEIGHT_PIECES_16(TYPE), TYPE == WEIGHT_TYPE_Q6_K ? 12 : 0, 16);
-        for (uint v = 0; v < WIDE; ++v) {
-            ZINC_UNROLL for (uint k = 0; k < 4; ++k) headers[v][k] = load<U>(from + sizeof(U) * (4 * v + k));
-            headers[v] = apart(headers[v]);
-        }
+        const lanes_uvec4 words = row_words(piece(0, WEIGHT_PIECES_16(TYPE), i, 16) + 16 * lane);
+        return FEW ? words : apart(words);
     }
     ZINC_INLINE const lanes_uvec4 &piece16(uint) const { return headers[lane / LANES]; }
     ZINC_INLINE U piece4(uint i) const {
@@ -120,82 +120,90 @@ template <uint TYPE, bool FEW> struct Weights {
 #include "quantized.h"
     static constexpr bool WIDE_BYTES = TYPE == WEIGHT_TYPE_Q8_0 || (HAS_TABLE && !IS_MXFP4);  // -128 to 127
     static constexpr bool SIGNED = WIDE_BYTES && !DOTS_OF_UNSIGNED;
-    static constexpr bool HAS_HEADER =
-        TYPE == WEIGHT_TYPE_Q2_K || TYPE == WEIGHT_TYPE_Q4_K || TYPE == WEIGHT_TYPE_Q5_K || TYPE == WEIGHT_TYPE_Q6_K;
     static constexpr uint STEP = !FEW || !IS_256 ? 1 : HAS_HALVES ? 4 : 2;  // blocks that share pieces
     static constexpr int LESS = IS_MXFP4 ? 12 : WIDE_BYTES && DOTS_OF_UNSIGNED ? 128 : OFFSET;
 
-    // Dot products of a block of x with the rows' first 16 values, or 0, and with the others, or all.
-    static ZINC_INLINE void dots(const lanes_uvec4 &low, const lanes_uvec4 &high, const uint8_t *x, I &first, I &second) {
+    // Dot products of a block of x: with the rows' first 16 values and with the others, or 0 and with all.
+    static ZINC_INLINE void dots(const lanes_uvec4 &low, const lanes_uvec4 &high, const uint8_t *x, I &first,
+                                 I &second) {
         if constexpr (FEW) {
             const U low_x = four_times(x), high_x = four_times(x + 16);
-            U a[4], b[4];
+            I a[4], b[4];
             ZINC_UNROLL for (uint k = 0; k < 4; ++k) {
-                a[k] = (U)dot4<SIGNED>(low[k], low_x, (I){});
-                b[k] = (U)(HAS_HALVES ? dot4<SIGNED>(high[k], high_x, (I){})
-                                      : dot8<SIGNED>(low[k], low_x, high[k], high_x, (I){}));
+                a[k] = dot4<SIGNED>(low[k], low_x, (I){});
+                b[k] = HAS_HALVES ? dot4<SIGNED>(high[k], high_x, (I){})
+                                  : dot8<SIGNED>(low[k], low_x, high[k], high_x, (I){});
             }
-            first = HAS_HALVES ? (I)four_sums(a[0], a[1], a[2], a[3]) : (I){};
-            second = (I)four_sums(b[0], b[1], b[2], b[3]);
+            first = HAS_HALVES ? four_sums(a) : (I){};
+            second = four_sums(b);
         } else {
-            const auto words = [x](uint k) { return load<uint>(x + 4 * k) - (U){}; };
-            const auto dot16 = [&](const lanes_uvec4 &w, uint k, I sum) {
-                sum = dot8<SIGNED>(w.x, words(k), w.y, words(k + 1), sum);
-                return dot8<SIGNED>(w.z, words(k + 2), w.w, words(k + 3), sum);
+            const auto dot16 = [x](const lanes_uvec4 &w, uint k, I sum) {
+                const auto word = [x](uint i) { return load<uint>(x + 4 * i) - (U){}; };
+                sum = dot8<SIGNED>(w.x, word(k), w.y, word(k + 1), sum);
+                return dot8<SIGNED>(w.z, word(k + 2), w.w, word(k + 3), sum);
             };
-            const I of_low = dot16(low, 0, (I){});
-            first = HAS_HALVES ? of_low : (I){};
-            second = dot16(high, 4, HAS_HALVES ? (I){} : of_low);
+            const I all = dot16(low, 0, (I){});
+            first = HAS_HALVES ? all : (I){};
+            second = dot16(high, 4, HAS_HALVES ? (I){} : all);
         }
+    }
+
+    // Block j joins the vector's sums, and those of minima; `scale` and `x` are a column's block.
+    ZINC_INLINE void add(const lanes_uvec4 &low, const lanes_uvec4 &high, const lanes_vec4 &scales, const uvec2 &scale,
+                         const uint8_t *x, float *sums, float *minima) {
+        const ivec2 less = sums_of_x(scale) * LESS;
+        I first, second;
+        dots(low, high, x, first, second);
+        const F halves[2] = {to_float(first - less.x), to_float(second - (HAS_HALVES ? less.y : less.x + less.y))};
+        const lanes_vec2 both = HAS_HALVES ? lanes_vec2(halves[0], halves[1]) : lanes_vec2(halves[1], 0.0f);
+        F sum = load<F>(sums), minimum = load<F>(minima);
+        join(scales, scales_of_x(scale), both, IS_MXFP4, sum, minimum);
+        zinc::store(sums, sum);
+        if (HAS_MINIMUM && IS_256)
+            zinc::store(minima, minimum);
     }
 };
 
-// A superblock of the last group, which has `width` rows, as one of 32: the others are like the last.
-void widen(const uint8_t *group, uint width, size_t blocks, size_t first, uint count, uint type, uint8_t *wide) {
+// To `wide`: `count` blocks, from `first` on, of a group of fewer rows than 32, as if others were like its last one.
+void widen(const uint8_t *group, uint rows, size_t blocks, size_t first, uint count, uint type, uint8_t *wide) {
     const uint large = 16 * WEIGHT_PIECES_16(type), words = large + 4 * WEIGHT_PIECES_4(type);
     for (uint begin = 0, size; begin < WEIGHT_SIZE(type); begin += size) {
         size = begin < large ? 16 : begin < words ? 4 : WEIGHT_SIZE(type) - words;
-        for (uint block = 0; block < count; ++block)
-            for (uint row = 0; row < 32; ++row) {
-                const uint8_t *from = group + (begin * blocks + (first + block) * size + 0) * width;
-                std::memcpy(wide + ((begin * count + block * size) * 32 + row * size), from + min(row, width - 1) * size,
-                            size);
-            }
+        const uint8_t *from = group + (begin * blocks + first * size) * rows;
+        for (uint i = 0; i < 32 * count; ++i, wide += size)
+            std::memcpy(wide, from + (i / 32 * rows + min(i % 32, rows - 1)) * size, size);
     }
 }
 
-template <uint TYPE, bool FEW> void multiply(Columns<MulMatParams> &of) {
+template <uint TYPE, bool FEW> void multiply(Columns<MulMatParams> &call) {
     using W = Weights<TYPE, FEW>;
-    const uint8_t *const q = static_cast<const uint8_t *>(of.bound[MUL_MAT_BIND_Q]);
-    const uvec2 *const scales = static_cast<const uvec2 *>(of.bound[MUL_MAT_BIND_SCALES]);
-    const uint columns = FEW ? 1 : of.count(), x_blocks = of.p.blocks, rows = of.p.y.n[0];
-    const size_t blocks = x_blocks * X_BLOCK / WEIGHT_VALUES(TYPE), x_rows = of.rows_of_x();
+    const uint8_t *const q = static_cast<const uint8_t *>(call.bound[MUL_MAT_BIND_Q]);
+    const uvec2 *const scales = static_cast<const uvec2 *>(call.bound[MUL_MAT_BIND_SCALES]);
+    const uint columns = FEW ? 1 : call.count(), rows = call.p.y.n[0], first_group = call.gl_WorkGroupID.x * call.groups;
+    const size_t blocks = call.p.blocks / (8 / W::BLOCKS), x_rows = call.rows_of_x();
     uint numbers[256];
     for (uint n = 0; n < columns; ++n)
-        numbers[n] = of.number_in_x(of.gl_WorkGroupID.y * of.most + n);
-    alignas(64) float few_sums[64];
-    float *const total = reinterpret_cast<float *>(of.room.scratch);
-    float *const sums = FEW ? few_sums : total + 32 * columns, *const lows = sums + 32 * columns;
+        numbers[n] = call.number_in_x(call.gl_WorkGroupID.y * call.most + n);
+    alignas(64) float few_sums[64];  // which no pointer to weights or to x can mean
+    float *const total = reinterpret_cast<float *>(call.room.scratch);
+    float *const sums = FEW ? few_sums : total + 32 * columns, *const minima = sums + 32 * columns;
     uint8_t *const wide = reinterpret_cast<uint8_t *>(total + 96 * columns);
-    for (uint g = of.gl_WorkGroupID.x * of.groups; g < (of.gl_WorkGroupID.x + 1) * of.groups && g * 32 < rows; ++g) {
+    for (uint g = first_group; g < first_group + call.groups && g * 32 < rows; ++g) {
         const uint width = min(WEIGHT_GROUP, rows - g * WEIGHT_GROUP);
-        const uint8_t *group = static_cast<const uint8_t *>(of.bound[MUL_MAT_BIND_W]) +
-                               (of.matrix_begin() + g * (WEIGHT_GROUP / 16 * WEIGHT_SIZE(TYPE)) * blocks) * 16;
+        const uint8_t *group = static_cast<const uint8_t *>(call.bound[MUL_MAT_BIND_W]) +
+                               (call.matrix_begin() + g * (WEIGHT_GROUP / 16 * WEIGHT_SIZE(TYPE)) * blocks) * 16;
         std::memset(total, 0, sizeof(float) * 32 * columns);
-        for (uint superblock = 0; superblock * 8 < x_blocks; ++superblock) {
-            const uint count = min(8u, x_blocks - superblock * 8);
-            const size_t first = size_t(superblock) * W::BLOCKS;
+        for (size_t superblock = 0; superblock * 8 < call.p.blocks; ++superblock) {
+            const uint count = min(8u, uint(call.p.blocks - superblock * 8)), of_w = min(W::BLOCKS, count);
             if (width < 32)
-                widen(group, width, blocks, first, W::BLOCKS == 1 ? 1 : count, TYPE, wide);
-            W w = width < 32 ? W(wide, W::BLOCKS == 1 ? 1 : count, 0) : W(group, blocks, first);
-            if (W::HAS_HEADER)
-                w.load_headers();
+                widen(group, width, blocks, superblock * W::BLOCKS, of_w, TYPE, wide);
+            W w = width < 32 ? W(wide, of_w, 0) : W(group, blocks, superblock * W::BLOCKS);
             std::memset(sums, 0, 2 * sizeof(float) * 32 * columns);
             for (uint begin = 0; begin < count; begin += W::STEP) {
-                const size_t place = size_t(superblock * 8 + begin) * x_rows;
+                const size_t place = (superblock * 8 + begin) * x_rows;
                 uvec2 scale[W::STEP];
-                if (FEW)
-                    ZINC_UNROLL for (uint i = 0; i < W::STEP; ++i) scale[i] = scales[place + i * x_rows + numbers[0]];
+                for (uint i = 0; FEW && i < W::STEP; ++i)
+                    scale[i] = scales[place + i * x_rows + numbers[0]];
                 for (w.lane = 0; w.lane < 32; w.lane += LANES)
                     ZINC_UNROLL for (uint i = 0; i < W::STEP; ++i) {
                         lanes_uvec4 low, high;
@@ -203,31 +211,19 @@ template <uint TYPE, bool FEW> void multiply(Columns<MulMatParams> &of) {
                         const lanes_vec4 scales_of_w = w.block_scales(begin + i);
                         for (uint n = 0; n < columns; ++n) {
                             const size_t block = place + i * x_rows + numbers[n];
-                            if (!FEW)
-                                scale[i] = scales[block];
-                            const ivec2 less = w.sums_of_x(scale[i]) * W::LESS;
-                            I first, second;
-                            w.dots(low, high, q + block * 32, first, second);
-                            const F of_first = to_float(first - less.x);
-                            const F of_second = to_float(second - (W::HAS_HALVES ? less.y : less.x + less.y));
-                            const lanes_vec2 dots = W::HAS_HALVES ? lanes_vec2(of_first, of_second) : lanes_vec2(of_second, 0.0f);
-                            float *const sum_at = sums + 32 * n + w.lane, *const low_at = lows + 32 * n + w.lane;
-                            F sum = load<F>(sum_at), lowest = load<F>(low_at);
-                            w.join(scales_of_w, w.scales_of_x(scale[i]), dots, W::IS_MXFP4, sum, lowest);
-                            zinc::store(sum_at, sum);
-                            if (W::HAS_MINIMUM && W::IS_256)
-                                zinc::store(low_at, lowest);
+                            w.add(low, high, scales_of_w, FEW ? scale[i] : scales[block], q + block * 32,
+                                  sums + 32 * n + w.lane, minima + 32 * n + w.lane);
                         }
                     }
             }
             for (w.lane = 0; w.lane < 32; w.lane += LANES) {
                 const lanes_vec2 scale = W::IS_256 ? w.superblock_scale() : lanes_vec2(0.0f, 0.0f);
                 for (uint i = w.lane; i < columns * 32; i += 32)
-                    zinc::store(total + i, load<F>(total + i) + w.joined(scale, load<F>(sums + i), load<F>(lows + i)));
+                    store(total + i, load<F>(total + i) + w.joined(scale, load<F>(sums + i), load<F>(minima + i)));
             }
         }
         for (uint n = 0; n < columns; ++n)
-            of.store_rows(g * 32, n, total + 32 * n);
+            call.store_rows(g * 32, n, total + 32 * n);
     }
 }
 
@@ -322,8 +318,8 @@ struct Floats : Columns<MulMatFloatParams> {
         alignas(64) float x[PART], total[32] = {};
         for (uint first = 0; first < k; first += PART) {
             const uint left = min(k - first, PART);
-            const uvec4 at = column_of_x(gl_WorkGroupID.y) + uvec4(first, 0u, 0u, 0u);
-            ZINC_BY_TYPE(unpack_row, x_type)(bound[MUL_MAT_FLOAT_BIND_X], place(p.x, at), p.x.s[0], left, x);
+            const uvec4 index = column_of_x(gl_WorkGroupID.y) + uvec4(first, 0u, 0u, 0u);
+            ZINC_BY_TYPE(unpack_row, x_type)(bound[MUL_MAT_FLOAT_BIND_X], place(p.x, index), p.x.s[0], left, x);
             for (uint row = 0; row < 32 && g * 32 + row < p.y.n[0]; row += 8) {
                 size_t rows[8];
                 for (uint i = 0; i < 8; ++i)
@@ -351,8 +347,8 @@ struct Floats : Columns<MulMatFloatParams> {
                     rows[i] = place(p.w, plane + uvec4(first, min(g * 32 + i, p.w.n[1] - 1), 0u, 0u));
                 ZINC_BY_TYPE(unpack_rows, w_type)(bound[MUL_MAT_FLOAT_BIND_W], rows, p.w.s[0], left, w);
                 for (uint n = 0; n < columns; ++n) {
-                    const uvec4 at = column_of_x(gl_WorkGroupID.y * most + n) + uvec4(first, 0u, 0u, 0u);
-                    ZINC_BY_TYPE(unpack_row, x_type)(bound[MUL_MAT_FLOAT_BIND_X], place(p.x, at), p.x.s[0], left, x);
+                    const uvec4 index = column_of_x(gl_WorkGroupID.y * most + n) + uvec4(first, 0u, 0u, 0u);
+                    ZINC_BY_TYPE(unpack_row, x_type)(bound[MUL_MAT_FLOAT_BIND_X], place(p.x, index), p.x.s[0], left, x);
                     add_superblock(left, w, x, total + 32 * n);
                 }
             }
