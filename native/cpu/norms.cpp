@@ -212,6 +212,7 @@ struct Route : OnLanes {
                 value = flush(flush(value) + flush(bias[Run{p.bias.offset + row * p.bias.s[1], j, n, p.bias.s[0]}]));
             store(keys + j, iota() + j < n ? key_of((U)value) : ~(U){});
         }
+        uint *const ids = static_cast<uint *>(bound[ROUTE_BIND_IDS]);
         for (uint e = 0; e < n; ++e) {
             I before = {};  // minus those before it
             for (uint j = 0; j < n; j += LANES) {
@@ -222,7 +223,7 @@ struct Route : OnLanes {
             for (int i = 0; i < LANES; ++i)
                 slot -= before[i];
             if (uint(slot) < count) {
-                static_cast<uint *>(bound[ROUTE_BIND_IDS])[p.ids.offset + uint(slot) * p.ids.s[0] + row * p.ids.s[1]] = e;
+                ids[p.ids.offset + uint(slot) * p.ids.s[0] + row * p.ids.s[1]] = e;
                 chosen[slot] = values[e];
             }
         }

@@ -179,7 +179,8 @@ template <uint TYPE, bool FEW> void multiply(Columns<MulMatParams> &call) {
     using W = Weights<TYPE, FEW>;
     const uint8_t *const q = static_cast<const uint8_t *>(call.bound[MUL_MAT_BIND_Q]);
     const uvec2 *const scales = static_cast<const uvec2 *>(call.bound[MUL_MAT_BIND_SCALES]);
-    const uint columns = FEW ? 1 : call.count(), rows = call.p.y.n[0], first_group = call.gl_WorkGroupID.x * call.groups;
+    const uint columns = FEW ? 1 : call.count(), rows = call.p.y.n[0];
+    const uint first_group = call.gl_WorkGroupID.x * call.groups;
     const size_t blocks = call.p.blocks / (8 / W::BLOCKS), x_rows = call.rows_of_x();
     uint numbers[256];
     for (uint n = 0; n < columns; ++n)

@@ -200,7 +200,9 @@ VkResult VKAPI_PTR CreateBuffer(VkDevice, const VkBufferCreateInfo *info, const 
                                 VkBuffer *buffer) {
     return give(buffer, new (std::nothrow) Buffer{info->size, nullptr});
 }
-void VKAPI_PTR DestroyBuffer(VkDevice, VkBuffer buffer, const VkAllocationCallbacks *) { delete object<Buffer>(buffer); }
+void VKAPI_PTR DestroyBuffer(VkDevice, VkBuffer buffer, const VkAllocationCallbacks *) {
+    delete object<Buffer>(buffer);
+}
 void VKAPI_PTR GetBufferMemoryRequirements(VkDevice, VkBuffer buffer, VkMemoryRequirements *needs) {
     *needs = {object<Buffer>(buffer)->size, ALIGNMENT, 1};
 }
@@ -212,8 +214,8 @@ VkResult VKAPI_PTR BindBufferMemory(VkDevice, VkBuffer buffer, VkDeviceMemory me
 
 // Things of which there is one, whoever asks.
 #define ZINC_ONE(name, handle, info)                                                                                  \
-    VkResult VKAPI_PTR Create##name(VkDevice, const info *, const VkAllocationCallbacks *, handle *result) {             \
-        return give(result, &the_device);                                                                               \
+    VkResult VKAPI_PTR Create##name(VkDevice, const info *, const VkAllocationCallbacks *, handle *result) {           \
+        return give(result, &the_device);                                                                             \
     }                                                                                                                 \
     void VKAPI_PTR Destroy##name(VkDevice, handle, const VkAllocationCallbacks *) {}
 ZINC_ONE(ShaderModule, VkShaderModule, VkShaderModuleCreateInfo)
@@ -339,7 +341,8 @@ void VKAPI_PTR CmdCopyBuffer(VkCommandBuffer commands, VkBuffer from, VkBuffer t
                              const VkBufferCopy *regions) {
     for (const VkBufferCopy *region = regions; region < regions + count; ++region)
         add_copy(commands, copy_piece,
-                 {{object<Buffer>(to)->bytes + region->dstOffset, object<Buffer>(from)->bytes + region->srcOffset}}, region->size, 0);
+                 {{object<Buffer>(to)->bytes + region->dstOffset, object<Buffer>(from)->bytes + region->srcOffset}},
+                 region->size, 0);
 }
 void VKAPI_PTR CmdFillBuffer(VkCommandBuffer commands, VkBuffer buffer, VkDeviceSize offset, VkDeviceSize size,
                              uint32_t value) {
