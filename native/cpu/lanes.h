@@ -5,6 +5,8 @@
 #include <type_traits>
 #if defined(__AVX__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 #pragma GCC diagnostic ignored "-Wpsabi"  // vectors are passed between inlined functions alone
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // in GCC 12's own immintrin.h
@@ -105,6 +107,8 @@ static ZINC_INLINE F fma(F a, F b, F c) {
     return _mm512_fmadd_ps(a, b, c);
 #elif defined(__AVX__) && defined(__FMA__)
     return _mm256_fmadd_ps(a, b, c);
+#elif defined(__aarch64__)
+    return (F)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #else
     typedef double D __attribute__((vector_size(8 * LANES)));
     typedef int64_t W __attribute__((vector_size(8 * LANES)));
@@ -216,6 +220,8 @@ template <bool SIGNED> static ZINC_INLINE I dot4(U w, U x, I sum) {
     const __m256i pairs = SIGNED ? _mm256_maddubs_epi16(_mm256_abs_epi8(bytes), _mm256_sign_epi8(by, bytes))
                                  : _mm256_maddubs_epi16(bytes, by);
     return sum + (I)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+#elif defined(__ARM_FEATURE_DOTPROD)
+    return (I)vdotq_s32((int32x4_t)sum, (int8x16_t)w, (int8x16_t)x);
 #else
     ZINC_UNROLL for (int i = 0; i < 32; i += 8) sum += ((I)w << (24 - i) >> 24) * ((I)x << (24 - i) >> 24);
     return sum;
@@ -239,6 +245,8 @@ static ZINC_INLINE U entries(const uint32_t table[4], U places) {
     return (U)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(load<__m128i>(table)), (__m512i)places);
 #elif defined(__AVX2__) && !defined(__AVX512F__)
     return (U)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load<__m128i>(table)), (__m256i)places);
+#elif defined(__aarch64__)
+    return (U)vqtbl1q_u8(load<uint8x16_t>(table), (uint8x16_t)places);
 #else
     U result;
     uint8_t bytes[sizeof result];

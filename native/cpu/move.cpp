@@ -94,7 +94,7 @@ struct Move : OnLanes {
         for (uint id = linear_group() * 256, last; id < stop && id / lanes < count; id = last) {
             const uint number = id / lanes, plane = number / rows.n[1], first = id % lanes;
             last = min(stop, (number + 1) * lanes);
-            uvec4 at(0u, number % rows.n[1], plane % rows.n[2], plane / rows.n[2]);
+            uvec4 position(0u, number % rows.n[1], plane % rows.n[2], plane / rows.n[2]);
             uint x_row = position.y;
             if (set && (position.y = named(position, p.y.n[1])) == ALL)
                 continue;

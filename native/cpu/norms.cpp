@@ -27,10 +27,10 @@ struct Parts {
     }
 };
 template <typename T> ZINC_INLINE float row_sum(uint n, T f) {
-    return Parts(n, 0.0f, f, [](F a, F b) { return a + b; }).of[0];
+    return Parts(n, 0.0f, f, [](F a, F b) { return a + b; }).lanes[0];
 }
 template <typename T> ZINC_INLINE float row_most(uint n, T f) {
-    return Parts(n, LOWEST, f, [](F most, F s) { return s > most ? s : most; }).of[0];
+    return Parts(n, LOWEST, f, [](F most, F s) { return s > most ? s : most; }).lanes[0];
 }
 float rounded(float most) { return rounded_most(all(most))[0]; }
 

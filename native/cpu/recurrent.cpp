@@ -144,7 +144,7 @@ void ssm_scan(const Step &step, uint64_t number, Room &room) {
         }
         g.load_rows();
         for (uint t = 0; t < tokens; ++t) {
-            const uvec4 at(0u, 0u, t, sequence);
+            const uvec4 index(0u, 0u, t, sequence);
             const float *b = g.at(SSM_SCAN_BIND_B, scalar::place(p.b, index) + group * g.size);
             const float *c = g.at(SSM_SCAN_BIND_C, scalar::place(p.c, index) + group * g.size);
             for (uint i = 0; i < g.size; ++i)
