@@ -34,7 +34,7 @@ struct Move : OnLanes {
         return p.y.s[0] == 1 && (source == target || floats) && source < MOVE_TYPE_Q8_0 && op != MOVE_OP_WRAP &&
                op != MOVE_OP_PAD;
     }
-    // The row that ids name for row `at`, of so many; see rows.glsl.
+    // The row, of `rows`, that ids name for the row at `position`; see rows.glsl.
     uint named(const uvec4 &position, uint rows) const {
         const uint *ids = static_cast<const uint *>(bound[MOVE_BIND_IDS]);
         const uvec4 id(position.y, position.z % p.ids.n[1], position.w % p.ids.n[2], 0u);
@@ -68,7 +68,7 @@ struct Move : OnLanes {
         for (uint i = 0; i < count; ++i)
             to[i] = uint16_t(scalar::encoded(v[i], target));
     }
-    // Elements begin ... end - 1 of the row of y that begins at `at`; x_row: the row of x where ids name one.
+    // Elements begin ... end - 1 of the row of y that begins at `position`; x_row: the row of x where ids name one.
     void row(const uvec4 &position, uint x_row, uint begin, uint end) const {
         const size_t to = scalar::place(p.y, position);
         if (op != MOVE_OP_LINEAR) {

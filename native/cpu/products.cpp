@@ -45,8 +45,8 @@ using lanes_vec2 = vec<F, 2>;
 using lanes_vec4 = vec<F, 4>;
 ZINC_INLINE lanes_vec2 unpackHalf2x16(U w) { return {halves_to_floats<F>(w & 0xFFFFu), halves_to_floats<F>(w >> 16)}; }
 
-// 32 rows of a superblock of quantized weights, a vector of them at a time. FEW: values stay as they lie, four words of
-// a row side by side, and dot products of these words are added then.
+// 32 rows of a superblock of quantized weights, a vector of rows at a time. FEW: values stay as they lie, four words of
+// a row side by side, and the dot products of the words are added afterwards.
 template <uint TYPE, bool FEW> struct Weights {
     const uint8_t *const rows;   // the group of rows
     const size_t blocks, first;  // blocks of a row of the group, and the superblock's first one
@@ -123,7 +123,7 @@ template <uint TYPE, bool FEW> struct Weights {
     static constexpr uint STEP = !FEW || !IS_256 ? 1 : HAS_HALVES ? 4 : 2;  // blocks that share pieces
     static constexpr int LESS = IS_MXFP4 ? 12 : WIDE_BYTES && DOTS_OF_UNSIGNED ? 128 : OFFSET;
 
-    // Dot products of a block of x: with the rows' first 16 values and with the others, or 0 and with all.
+    // Dot products of the rows and a block of x: of both halves where each has a scale, else 0 and that of the block.
     static ZINC_INLINE void dots(const lanes_uvec4 &low, const lanes_uvec4 &high, const uint8_t *x, I &first,
                                  I &second) {
         if constexpr (FEW) {
@@ -148,7 +148,7 @@ template <uint TYPE, bool FEW> struct Weights {
         }
     }
 
-    // Block j joins the vector's sums, and those of minima; `scale` and `x` are a column's block.
+    // A block joins the vector's sums, and those of minima. scales: block_scales; scale and x: the block of x.
     ZINC_INLINE void add(const lanes_uvec4 &low, const lanes_uvec4 &high, const lanes_vec4 &scales, const uvec2 &scale,
                          const uint8_t *x, float *sums, float *minima) {
         const ivec2 less = sums_of_x(scale) * LESS;
@@ -164,7 +164,8 @@ template <uint TYPE, bool FEW> struct Weights {
     }
 };
 
-// To `wide`: `count` blocks, from `first` on, of a group of fewer rows than 32, as if others were like its last one.
+// Copies `count` blocks of a group of `rows` rows, from block `first` on, to `wide`, a group of 32 rows: those that the
+// group lacks are like its last row.
 void widen(const uint8_t *group, uint rows, size_t blocks, size_t first, uint count, uint type, uint8_t *wide) {
     const uint large = 16 * WEIGHT_PIECES_16(type), words = large + 4 * WEIGHT_PIECES_4(type);
     for (uint begin = 0, size; begin < WEIGHT_SIZE(type); begin += size) {
@@ -185,7 +186,7 @@ template <uint TYPE, bool FEW> void multiply(Columns<MulMatParams> &call) {
     uint numbers[256];
     for (uint n = 0; n < columns; ++n)
         numbers[n] = call.number_in_x(call.gl_WorkGroupID.y * call.most + n);
-    alignas(64) float few_sums[64];  // which no pointer to weights or to x can mean
+    alignas(64) float few_sums[64];  // no pointer to weights or to x can point here, so sums stay in registers
     float *const total = reinterpret_cast<float *>(call.room.scratch);
     float *const sums = FEW ? few_sums : total + 32 * columns, *const minima = sums + 32 * columns;
     uint8_t *const wide = reinterpret_cast<uint8_t *>(total + 96 * columns);
@@ -290,7 +291,7 @@ struct Floats : Columns<MulMatFloatParams> {
 #define ZINC_BY_TYPE(f, type)                                                                                         \
     (type == FLOAT_TYPE_F32 ? f<FLOAT_TYPE_F32> : type == FLOAT_TYPE_F16 ? f<FLOAT_TYPE_F16> : f<FLOAT_TYPE_BF16>)
 
-    // One row of x: eight rows of w at a time, as they lie; their products are transposed, then added.
+    // For one row of x, eight rows of w are multiplied as they lie; the products are transposed, and then added.
     template <uint TYPE> static void add_rows(const void *from, const size_t *rows, size_t apart, uint count,
                                               const float *x, float *total) {
         F8 all_sums = load<F8>(total);
