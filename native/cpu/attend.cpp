@@ -89,9 +89,9 @@ template <Sums SUMS> struct Attention : Invocation {
     float scales[KEYS];  // of "integer": those of blocks, which then are without them
 
     float *array(size_t count) {
-        char *made = left;
+        char *start = left;
         left += (count * sizeof(float) + 63) / 64 * 64;
-        return reinterpret_cast<float *>(made);
+        return reinterpret_cast<float *>(start);
     }
     float head_scale(uint word) const {
         const uint head = (work[HEADER_KV_FIRST] + gl_WorkGroupID.z) * work[HEADER_GROUP];
@@ -313,12 +313,12 @@ struct Merge : Invocation {
         float m = EMPTY_M, l = 0.0f, o[MERGE_DIMS] = {};
         for (uint s = record[ROW_STATE]; s < record[ROW_STATE] + record[ROW_COUNT]; ++s) {
             const size_t slot = size_t(s) * q_heads + head;
-            const float *of = states + slot * V_DIM + first;
+            const float *state_o = states + slot * V_DIM + first;
             const float *ml = states + size_t(work[HEADER_STATE_STRIDE]) * q_heads * V_DIM + 2 * slot;
             const vec2 powers = merge_powers(m, ml[0]);
             m = max(m, ml[0]), l = merge(l, powers.x, ml[1], powers.y);
             for (uint d = 0; d < dims; d += 8)
-                store(o + d, flushed(load<F8>(o + d) * powers.x + load<F8>(of + d) * powers.y));
+                store(o + d, flushed(load<F8>(o + d) * powers.x + load<F8>(state_o + d) * powers.y));
         }
         const float power = merge_sink(HEAD_WORD(head, HEAD_SINK), m, l);
         const size_t slot = size_t(gl_WorkGroupID.z) * q_heads + head;

@@ -14,12 +14,12 @@ struct Conv : OnLanes {
 
     static ZINC_INLINE F factor(F v) { return abs(v) < PRODUCT_MIN ? (F){} : v; }
     ZINC_INLINE F result(uint t, uint channel, uint sequence) const {
-        const auto of = [&](const Elements<float> &from, const Tensor &tensor, uint i) {
+        const auto element = [&](const Elements<float> &from, const Tensor &tensor, uint i) {
             return from[Run{tensor.offset + i * tensor.s[0] + sequence * tensor.s[2], channel, channels, tensor.s[1]}];
         };
         F sum = {};
         for (uint i = 0; i < p.w.n[0]; ++i) {
-            const F v = t + i < p.x.n[0] ? of(x, p.x, t + i) : of(late, p.late, t + i - p.x.n[0]);
+            const F v = t + i < p.x.n[0] ? element(x, p.x, t + i) : element(late, p.late, t + i - p.x.n[0]);
             sum = sum + factor(v) * factor(w[Run{p.w.offset + i * p.w.s[0], channel, channels, p.w.s[1]}]);
         }
         F v = flush(sum);

@@ -17,10 +17,10 @@ template <typename W> static ZINC_INLINE U words_of(const void *from, const Run 
     const W *words = static_cast<const W *>(from);
     if (run.whole())
         return __builtin_convertvector((load<Vector<W, LANES>>(words + uint(run))), U);
-    U made;
+    U values;
     for (uint i = 0; i < LANES; ++i)
-        made[i] = words[run.lane(i)];
-    return made;
+        values[i] = words[run.lane(i)];
+    return values;
 }
 
 // A buffer, of which a Run is a vector.
@@ -54,14 +54,14 @@ struct OnLanes : Invocation {
     const uvec3 gl_WorkGroupSize = uvec3(1, 1, 1);
     OnLanes(const Step &step, Room &room, uint64_t number) : Invocation(step, room, group_of(step, number), 0, 1) {}
     uint linear_group() const { return gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x; }
-    static ZINC_INLINE Run place(const Tensor &t, const uvec4 &at) {
-        return {t.offset + at.y * t.s[1] + at.z * t.s[2] + at.w * t.s[3], at.x, t.n[0], t.s[0]};
+    static ZINC_INLINE Run place(const Tensor &t, const uvec4 &index) {
+        return {t.offset + index.y * t.s[1] + index.z * t.s[2] + index.w * t.s[3], index.x, t.n[0], t.s[0]};
     }
-    static ZINC_INLINE uvec4 repeated(const Tensor &t, const uvec4 &at) { return scalar::repeated(t, at); }
-    static F root(F x) { return by_lane(x, [](float one) { return scalar::root(one); }); }
+    static ZINC_INLINE uvec4 repeated(const Tensor &t, const uvec4 &index) { return scalar::repeated(t, index); }
+    static F root(F x) { return by_lane(x, [](float number) { return scalar::root(number); }); }
     static vec<F, 2> cos_sin(F x) {
-        return {by_lane(x, [](float one) { return scalar::cos_sin(one).x; }),
-                by_lane(x, [](float one) { return scalar::cos_sin(one).y; })};
+        return {by_lane(x, [](float number) { return scalar::cos_sin(number).x; }),
+                by_lane(x, [](float number) { return scalar::cos_sin(number).y; })};
     }
 
   private:

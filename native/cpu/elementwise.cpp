@@ -3,7 +3,7 @@
 
 namespace zinc {
 namespace {
-#define LOAD(buffer, type, at) loaded(buffer.words, type, at)
+#define LOAD(buffer, type, index) loaded(buffer.words, type, index)
 #include "elementwise.h"
 
 struct SumExperts : OnLanes {
@@ -14,16 +14,16 @@ struct SumExperts : OnLanes {
     static constexpr uint Y_TYPE = FLOAT_TYPE_F32, Y = SUM_EXPERTS_BIND_Y;
     const uint ADDED = spec[0];
 #include "expert_sums.h"
-    F value(const uvec4 &at) { return sum_at(Run{0, at.x, p.y.n[0], 1}, at.y); }
+    F value(const uvec4 &index) { return sum_at(Run{0, index.x, p.y.n[0], 1}, index.y); }
 };
 
 struct Fit : OnLanes {
     using OnLanes::OnLanes;
     const FitParams p = *static_cast<const FitParams *>(bound[FIT_BIND_PARAMS]);
     static constexpr uint Y_TYPE = FLOAT_TYPE_F32, Y = FIT_BIND_Y;
-    F value(const uvec4 &at) {
-        const F v = at.x < p.x.n[0] ? loaded(bound[FIT_BIND_X], FLOAT_TYPE_F32, place(p.x, at)) : (F){};
-        const U lane = iota() + at.x;
+    F value(const uvec4 &index) {
+        const F v = index.x < p.x.n[0] ? loaded(bound[FIT_BIND_X], FLOAT_TYPE_F32, place(p.x, index)) : (F){};
+        const U lane = iota() + index.x;
         return lane >= p.x.n[0] | ((U)v & scalar::MAGNITUDE) < floatBitsToUint(p.least) ? (F){} : v;
     }
 };
@@ -36,20 +36,20 @@ template <typename K, typename F> void each_piece(K &kernel, uint group, F piece
     const uint size = kernel.Y_TYPE == FLOAT_TYPE_F32 ? GROUP : 2 * GROUP;
     const uint end = min((group + 1) * size, scalar::elements(y));
     for (uint i = group * size; i < end;) {
-        const uvec4 at = scalar::indices(y, i);
-        const uint count = min(end - i, y.n[0] - at.x);
-        piece(at, count);
+        const uvec4 index = scalar::indices(y, i);
+        const uint count = min(end - i, y.n[0] - index.x);
+        piece(index, count);
         i += count;
     }
 }
 
 template <typename K, uint Y> void run_elements(const Step &step, uint64_t number, Room &room) {
     K kernel(step, room, number);
-    each_piece(kernel, kernel.linear_group(), [&](uvec4 at, uint count) {
-        const Run row = OnLanes::place(kernel.p.y, at);
-        for (uint i = 0; i < count; i += LANES, at.x += LANES) {
-            const F v = kernel.value(at);
-            const Run to{row.base, at.x, row.n, row.step};
+    each_piece(kernel, kernel.linear_group(), [&](uvec4 index, uint count) {
+        const Run row = OnLanes::place(kernel.p.y, index);
+        for (uint i = 0; i < count; i += LANES, index.x += LANES) {
+            const F v = kernel.value(index);
+            const Run to{row.base, index.x, row.n, row.step};
             if (kernel.Y_TYPE == FLOAT_TYPE_F32)
                 keep(static_cast<float *>(kernel.bound[Y]), to, v, count - i);
             else
@@ -72,8 +72,8 @@ void quantize(const Step &step, uint64_t number, Room &room) {
     const OnLanes kernel(step, room, number);
     const Tensor &t = static_cast<const QuantizeParams *>(step.buffers[QUANTIZE_BIND_PARAMS])->x;
     const float *x = static_cast<const float *>(step.buffers[QUANTIZE_BIND_X]);
-    each_block(kernel, t, [&](const uvec4 &at, uint b, uint i) {
-        const Run row = OnLanes::place(t, at);
+    each_block(kernel, t, [&](const uvec4 &index, uint b, uint i) {
+        const Run row = OnLanes::place(t, index);
         quantize_row_block(x, row, b, i, step.buffers[QUANTIZE_BIND_Q], step.buffers[QUANTIZE_BIND_SCALES]);
     });
 }
@@ -82,10 +82,10 @@ void glu_quantized(const Step &step, uint64_t number, Room &room) {
     Glu kernel(step, room, number);
     const Tensor &t = kernel.p.y;
     float *y = static_cast<float *>(step.buffers[GLU_BIND_Y]);
-    each_block(kernel, t, [&](uvec4 at, uint b, uint i) {
-        const Run row = OnLanes::place(t, at);
-        for (at.x = b * X_BLOCK; at.x < min((b + 1) * X_BLOCK, t.n[0]); at.x += LANES)
-            keep(y, {row.base, at.x, row.n, row.step}, kernel.value(at), t.n[0] - at.x);
+    each_block(kernel, t, [&](uvec4 index, uint b, uint i) {
+        const Run row = OnLanes::place(t, index);
+        for (index.x = b * X_BLOCK; index.x < min((b + 1) * X_BLOCK, t.n[0]); index.x += LANES)
+            keep(y, {row.base, index.x, row.n, row.step}, kernel.value(index), t.n[0] - index.x);
         quantize_row_block(y, row, b, i, step.buffers[GLU_QUANTIZED_BIND_Q], step.buffers[GLU_QUANTIZED_BIND_SCALES]);
     });
 }

@@ -53,16 +53,16 @@ template <typename T, int N> constexpr bool is_vec<vec<T, N>> = true;
 
 // Applies f to each component.
 template <typename T, int N, typename F> auto each(const vec<T, N> &v, F f) {
-    vec<decltype(f(v[0])), N> made;
+    vec<decltype(f(v[0])), N> result;
     for (uint i = 0; i < N; ++i)
-        made[i] = f(v[i]);
-    return made;
+        result[i] = f(v[i]);
+    return result;
 }
 template <typename T, typename U, int N, typename F> auto each(const vec<T, N> &a, const vec<U, N> &b, F f) {
-    vec<decltype(f(a[0], b[0])), N> made;
+    vec<decltype(f(a[0], b[0])), N> result;
     for (uint i = 0; i < N; ++i)
-        made[i] = f(a[i], b[i]);
-    return made;
+        result[i] = f(a[i], b[i]);
+    return result;
 }
 #define ZINC_OPERATOR(op)                                                                                             \
     template <typename T, typename U, int N> vec<T, N> operator op(const vec<T, N> &a, const vec<U, N> &b) {          \
@@ -195,9 +195,9 @@ struct Invocation {
           gl_NumWorkGroups(step.groups[0], step.groups[1], step.groups[2]), gl_LocalInvocationID(lane, 0, 0),
           gl_GlobalInvocationID(group.x * size + lane, group.y, group.z), gl_LocalInvocationIndex(lane) {}
     template <typename T> T *shared(size_t count) {
-        T *made = (T *)(room.shared + taken);
+        T *result = (T *)(room.shared + taken);
         taken += (count * sizeof(T) + 15) / 16 * 16;
-        return made;
+        return result;
     }
     void barrier() { room.fibers.yield(); }
     void memoryBarrierBuffer() {}

@@ -5,6 +5,8 @@
 #include <type_traits>
 #if defined(__AVX__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 #pragma GCC diagnostic ignored "-Wpsabi"  // vectors are passed between inlined functions alone
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // in GCC 12's own immintrin.h
@@ -31,9 +33,9 @@ typedef int32_t I8 __attribute__((vector_size(32)));
 typedef uint16_t Halves __attribute__((vector_size(16)));
 
 template <typename V> static ZINC_INLINE V load(const void *from) {
-    V made;
-    std::memcpy(&made, from, sizeof made);
-    return made;
+    V result;
+    std::memcpy(&result, from, sizeof result);
+    return result;
 }
 template <typename V> static ZINC_INLINE void store(void *to, const V &v) { std::memcpy(to, &v, sizeof v); }
 static ZINC_INLINE F all(float x) { return x - (F){}; }
@@ -68,16 +70,16 @@ static ZINC_INLINE F ln(F number, F power);
 static ZINC_INLINE F ln(F number, float power) { return ln(number, all(power)); }
 // numbers.glsl's, by the processor's division: rounded alike; below the normal numbers a zero, and one NaN.
 static ZINC_INLINE F quotient(F x, F y) {
-    const F made = x / y, size = abs(made);
-    const U zero = (U)made & 0x80000000u;
-    return size < 0x1p-126f ? (F)zero : made == made ? made : (F)(0x7FC00000u - (U){});
+    const F result = x / y, size = abs(result);
+    const U zero = (U)result & 0x80000000u;
+    return size < 0x1p-126f ? (F)zero : result == result ? result : (F)(0x7FC00000u - (U){});
 }
 static ZINC_INLINE F quotient(float x, F y) { return quotient(all(x), y); }
 static ZINC_INLINE F quotient(F x, float y) { return quotient(x, all(y)); }
 static ZINC_INLINE U iota() {  // 0, 1, ...
-    U made;
-    ZINC_UNROLL for (int i = 0; i < LANES; ++i) made[i] = uint32_t(i);
-    return made;
+    U result;
+    ZINC_UNROLL for (int i = 0; i < LANES; ++i) result[i] = uint32_t(i);
+    return result;
 }
 // To the nearest whole number, ties to even: beyond 2**23 every number is whole.
 static ZINC_INLINE F roundEven(F x) {
@@ -105,6 +107,8 @@ static ZINC_INLINE F fma(F a, F b, F c) {
     return _mm512_fmadd_ps(a, b, c);
 #elif defined(__AVX__) && defined(__FMA__)
     return _mm256_fmadd_ps(a, b, c);
+#elif defined(__aarch64__)
+    return (F)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #else
     typedef double D __attribute__((vector_size(8 * LANES)));
     typedef int64_t W __attribute__((vector_size(8 * LANES)));
@@ -167,10 +171,10 @@ static ZINC_INLINE U four_times(const void *from) {
 #elif defined(__AVX2__)
     return (U)_mm256_broadcastsi128_si256(load<__m128i>(from));
 #else
-    U made;
+    U result;
     for (int i = 0; i < LANES; i += 4)
-        std::memcpy(reinterpret_cast<char *>(&made) + 4 * i, from, 16);
-    return made;
+        std::memcpy(reinterpret_cast<char *>(&result) + 4 * i, from, 16);
+    return result;
 #endif
 }
 
@@ -185,14 +189,18 @@ template <typename T, int N, typename J> static ZINC_INLINE T folded(Vector<T, N
         return folded<T, N / 2>(f(low, high), f);
     }
 }
-// The sums of four neighboring lanes of a, then those of b, c and d.
-static ZINC_INLINE U four_sums(U a, U b, U c, U d) {
+// The sums of four neighboring lanes of v[0], then those of the others.
+static ZINC_INLINE I four_sums(const I v[4]) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
-    const __m256i first = _mm256_hadd_epi32((__m256i)a, (__m256i)b), second = _mm256_hadd_epi32((__m256i)c, (__m256i)d);
-    return __builtin_shuffle((U)_mm256_hadd_epi32(first, second), (U){0, 4, 1, 5, 2, 6, 3, 7});
+    const __m256i a = (__m256i)v[0], b = (__m256i)v[1], c = (__m256i)v[2], d = (__m256i)v[3];
+    const __m256i ab = _mm256_add_epi32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+    const __m256i cd = _mm256_add_epi32(_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d));
+    const __m256i sums = _mm256_add_epi32(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd));
+    return __builtin_shuffle((I)sums, (I){0, 4, 1, 5, 2, 6, 3, 7});
 #else
+    const U a = (U)v[0], b = (U)v[1], c = (U)v[2], d = (U)v[3];
     const U first = evens(a, b) + odds(a, b), second = evens(c, d) + odds(c, d);
-    return evens(first, second) + odds(first, second);
+    return (I)(evens(first, second) + odds(first, second));
 #endif
 }
 
@@ -212,10 +220,23 @@ template <bool SIGNED> static ZINC_INLINE I dot4(U w, U x, I sum) {
     const __m256i pairs = SIGNED ? _mm256_maddubs_epi16(_mm256_abs_epi8(bytes), _mm256_sign_epi8(by, bytes))
                                  : _mm256_maddubs_epi16(bytes, by);
     return sum + (I)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+#elif defined(__ARM_FEATURE_DOTPROD)
+    return (I)vdotq_s32((int32x4_t)sum, (int8x16_t)w, (int8x16_t)x);
 #else
     ZINC_UNROLL for (int i = 0; i < 32; i += 8) sum += ((I)w << (24 - i) >> 24) * ((I)x << (24 - i) >> 24);
     return sum;
 #endif
+}
+// The sum and eight products of each lane: of a and x, and of b and y.
+template <bool SIGNED> static ZINC_INLINE I dot8(U a, U x, U b, U y, I sum) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    if (!SIGNED) {
+        const __m256i first = _mm256_maddubs_epi16((__m256i)a, (__m256i)x);
+        const __m256i second = _mm256_maddubs_epi16((__m256i)b, (__m256i)y);
+        return sum + (I)_mm256_madd_epi16(_mm256_add_epi16(first, second), _mm256_set1_epi16(1));
+    }
+#endif
+    return dot4<SIGNED>(b, y, dot4<SIGNED>(a, x, sum));
 }
 
 // Entries of a table of 16 bytes, by the bytes of `places`.
@@ -224,12 +245,14 @@ static ZINC_INLINE U entries(const uint32_t table[4], U places) {
     return (U)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(load<__m128i>(table)), (__m512i)places);
 #elif defined(__AVX2__) && !defined(__AVX512F__)
     return (U)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load<__m128i>(table)), (__m256i)places);
+#elif defined(__aarch64__)
+    return (U)vqtbl1q_u8(load<uint8x16_t>(table), (uint8x16_t)places);
 #else
-    U made;
-    uint8_t bytes[sizeof made];
+    U result;
+    uint8_t bytes[sizeof result];
     std::memcpy(bytes, &places, sizeof bytes);
-    for (uint8_t &one : bytes)
-        one = reinterpret_cast<const uint8_t *>(table)[one];
+    for (uint8_t &byte : bytes)
+        byte = reinterpret_cast<const uint8_t *>(table)[byte];
     return load<U>(bytes);
 #endif
 }

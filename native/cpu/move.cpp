@@ -7,14 +7,14 @@ namespace {
 constexpr uint ALL = 0xFFFFFFFFu;
 
 Kernel generated() {
-    const NamedKernel *one = GENERATED;
-    while (std::strcmp(one->name, "graph_move") != 0)
-        ++one;
-    return one->kernel;
+    const NamedKernel *kernel = GENERATED;
+    while (std::strcmp(kernel->name, "graph_move") != 0)
+        ++kernel;
+    return kernel->kernel;
 }
 
-template <typename W> void copy(void *to, size_t at, const void *from, size_t first, uint apart, uint count) {
-    W *target = static_cast<W *>(to) + at;
+template <typename W> void copy(void *to, size_t place, const void *from, size_t first, uint apart, uint count) {
+    W *target = static_cast<W *>(to) + place;
     const W *source = static_cast<const W *>(from) + first;
     if (apart == 1)
         std::memmove(target, source, count * sizeof(W));
@@ -34,10 +34,11 @@ struct Move : OnLanes {
         return p.y.s[0] == 1 && (source == target || floats) && source < MOVE_TYPE_Q8_0 && op != MOVE_OP_WRAP &&
                op != MOVE_OP_PAD;
     }
-    // The row that ids name for row `at`, of so many; see rows.glsl.
-    uint named(const uvec4 &at, uint rows) const {
+    // The row, of `rows`, that ids name for the row at `position`; see rows.glsl.
+    uint named(const uvec4 &position, uint rows) const {
         const uint *ids = static_cast<const uint *>(bound[MOVE_BIND_IDS]);
-        const uint index = scalar::place(p.ids, uvec4(at.y, at.z % p.ids.n[1], at.w % p.ids.n[2], 0u)) * p.id_words;
+        const uvec4 id(position.y, position.z % p.ids.n[1], position.w % p.ids.n[2], 0u);
+        const uint index = scalar::place(p.ids, id) * p.id_words;
         const bool there = ids[index] < rows && (p.id_words == 1 || ids[index + p.id_words - 1] == 0);
         return there ? ids[index] : ALL;
     }
@@ -67,17 +68,17 @@ struct Move : OnLanes {
         for (uint i = 0; i < count; ++i)
             to[i] = uint16_t(scalar::encoded(v[i], target));
     }
-    // Elements begin ... end - 1 of the row of y that begins at `at`; x_row: the row of x where ids name one.
-    void row(const uvec4 &at, uint x_row, uint begin, uint end) const {
-        const size_t to = scalar::place(p.y, at);
+    // Elements begin ... end - 1 of the row of y that begins at `position`; x_row: the row of x where ids name one.
+    void row(const uvec4 &position, uint x_row, uint begin, uint end) const {
+        const size_t to = scalar::place(p.y, position);
         if (op != MOVE_OP_LINEAR) {
             if (x_row == ALL)
                 std::memset(static_cast<char *>(bound[MOVE_BIND_Y]) + (to + begin) * size, 255, (end - begin) * size);
             else
-                piece(to + begin, uvec4(begin, x_row, at.zw()), end - begin);
+                piece(to + begin, uvec4(begin, x_row, position.zw()), end - begin);
             return;
         }
-        const uint number = p.y.n[0] * (at.y + p.y.n[1] * (at.z + p.y.n[2] * at.w));
+        const uint number = p.y.n[0] * (position.y + p.y.n[1] * (position.z + p.y.n[2] * position.w));
         for (uint i = begin, count; i < end; i += count) {
             const uvec4 from = scalar::indices(p.x, number + i);
             count = min(end - i, p.x.n[0] - from.x);
@@ -93,15 +94,15 @@ struct Move : OnLanes {
         for (uint id = linear_group() * 256, last; id < stop && id / lanes < count; id = last) {
             const uint number = id / lanes, plane = number / rows.n[1], first = id % lanes;
             last = min(stop, (number + 1) * lanes);
-            uvec4 at(0u, number % rows.n[1], plane % rows.n[2], plane / rows.n[2]);
-            uint x_row = at.y;
-            if (set && (at.y = named(at, p.y.n[1])) == ALL)
+            uvec4 position(0u, number % rows.n[1], plane % rows.n[2], plane / rows.n[2]);
+            uint x_row = position.y;
+            if (set && (position.y = named(position, p.y.n[1])) == ALL)
                 continue;
             if (op == MOVE_OP_GET_ROWS)
-                x_row = named(at, p.x.n[1]);
-            const uint skipped = scalar::place(p.y, at) % each, end = (first + last - id) * each;
+                x_row = named(position, p.x.n[1]);
+            const uint skipped = scalar::place(p.y, position) % each, end = (first + last - id) * each;
             const uint begin = max(first * each, skipped) - skipped;
-            row(at, x_row, begin, max(begin, min(end - skipped, columns)));
+            row(position, x_row, begin, max(begin, min(end - skipped, columns)));
         }
     }
 };

@@ -5,32 +5,32 @@ namespace zinc {
 namespace {
 // What SUM_LANES invocations have of a row: f gives the vector from element j on, and lanes behind the end are `rest`.
 struct Parts {
-    alignas(64) float of[SUM_LANES];
+    alignas(64) float lanes[SUM_LANES];
 
     template <typename T, typename J> ZINC_INLINE Parts(uint n, float rest, T f, J joined) {
-        for (float &one : of)
-            one = rest;
+        for (float &lane : lanes)
+            lane = rest;
         for (uint j = 0; j < n; j += LANES) {
             F v = f(j);
             if (n - j < LANES)
                 v = iota() < n - j ? v : all(rest);
-            float *to = of + j % SUM_LANES;
+            float *to = lanes + j % SUM_LANES;
             store(to, joined(load<F>(to), v));
         }
         for (uint apart = SUM_LANES / 2; apart >= LANES; apart /= 2)
             for (uint r = 0; r < apart; r += LANES)
-                store(of + r, joined(load<F>(of + r), load<F>(of + r + apart)));
+                store(lanes + r, joined(load<F>(lanes + r), load<F>(lanes + r + apart)));
         for (uint apart = LANES / 2; apart; apart /= 2) {
-            const F first = load<F>(of), second = load<F>(of + apart);
-            store(of, joined(first, second));
+            const F first = load<F>(lanes), second = load<F>(lanes + apart);
+            store(lanes, joined(first, second));
         }
     }
 };
 template <typename T> ZINC_INLINE float row_sum(uint n, T f) {
-    return Parts(n, 0.0f, f, [](F a, F b) { return a + b; }).of[0];
+    return Parts(n, 0.0f, f, [](F a, F b) { return a + b; }).lanes[0];
 }
 template <typename T> ZINC_INLINE float row_most(uint n, T f) {
-    return Parts(n, LOWEST, f, [](F most, F s) { return s > most ? s : most; }).of[0];
+    return Parts(n, LOWEST, f, [](F most, F s) { return s > most ? s : most; }).lanes[0];
 }
 float rounded(float most) { return rounded_most(all(most))[0]; }
 
@@ -52,21 +52,23 @@ template <bool QUANTIZED, bool SUMMED> struct Norm : OnLanes {
     };
 
     // An operand's row; one that is not read has nothing there.
-    static Run operand(uint op, const Tensor &t, const uvec4 &at) { return reads(op) ? place(t, repeated(t, at)) : Run{}; }
-    static ZINC_INLINE F number(uint op, const Elements<float> &of, Run row, uint j, float scale) {
+    static Run operand(uint op, const Tensor &t, const uvec4 &index) {
+        return reads(op) ? place(t, repeated(t, index)) : Run{};
+    }
+    static ZINC_INLINE F number(uint op, const Elements<float> &elements, Run row, uint j, float scale) {
         if (!reads(op))
             return all(scale);
         row.x = j < row.n ? j : j % row.n;
-        return flush(of[row]);
+        return flush(elements[row]);
     }
 
     void run(const Step &step, uint64_t group, Room &room) {
         const uint row = linear_group(), n = p.x.n[0], rows = p.x.n[1] * p.x.n[2] * p.x.n[3];
         if (row >= rows)
             return;
-        uvec4 at = scalar::indices(p.x, row * n);
-        const Run from = place(p.x, at), to = place(p.y, at), of_a = operand(FIRST, p.a, at);
-        const Run of_b = operand(SECOND, p.b, at);
+        uvec4 index = scalar::indices(p.x, row * n);
+        const Run from = place(p.x, index), to = place(p.y, index), of_a = operand(FIRST, p.a, index);
+        const Run of_b = operand(SECOND, p.b, index);
         const auto values = [&](uint j) { return flush(x[Run{from.base, j, n, from.step}]); };
         if constexpr (SUMMED) {
             Experts experts(step, room, group);
@@ -109,13 +111,13 @@ void sum_rows(const Step &step, uint64_t number, Room &room) {
     if (row >= scalar::elements(p.y))
         return;
     const float sum = row_sum(p.terms, [&](uint j) {
-        const uvec4 at = scalar::indices(p.x, row * p.terms + j);
-        if (at.x + LANES <= p.x.n[0])
-            return flush(x[OnLanes::place(p.x, at)]);
-        F made = {};
+        const uvec4 index = scalar::indices(p.x, row * p.terms + j);
+        if (index.x + LANES <= p.x.n[0])
+            return flush(x[OnLanes::place(p.x, index)]);
+        F values = {};
         for (uint i = 0; i < min(p.terms - j, uint(LANES)); ++i)
-            made[i] = x[scalar::place(p.x, scalar::indices(p.x, row * p.terms + j + i))];
-        return flush(made);
+            values[i] = x[scalar::place(p.x, scalar::indices(p.x, row * p.terms + j + i))];
+        return flush(values);
     });
     static_cast<float *>(step.buffers[SUM_ROWS_BIND_Y])[scalar::place(p.y, scalar::indices(p.y, row))] =
         scalar::flush(sum * p.factor);
@@ -128,10 +130,10 @@ void soft_max(const Step &step, uint64_t number, Room &room) {
     const uint row = kernel.linear_group(), n = p.x.n[0], mask_type = step.spec[SOFT_MAX_SPEC_MASK_TYPE];
     if (row >= p.x.n[1] * p.x.n[2] * p.x.n[3])
         return;
-    const uvec4 at = scalar::indices(p.x, row * n);
-    const Run from = OnLanes::place(p.x, at), to = OnLanes::place(p.y, at);
-    Run of_mask = mask_type == MASK_TYPE_NONE ? Run{} : OnLanes::place(p.mask, scalar::repeated(p.mask, at));
-    const uint head = at.z, of_float = mask_type == MASK_TYPE_F32 ? FLOAT_TYPE_F32 : FLOAT_TYPE_F16;
+    const uvec4 index = scalar::indices(p.x, row * n);
+    const Run from = OnLanes::place(p.x, index), to = OnLanes::place(p.y, index);
+    Run of_mask = mask_type == MASK_TYPE_NONE ? Run{} : OnLanes::place(p.mask, scalar::repeated(p.mask, index));
+    const uint head = index.z, of_float = mask_type == MASK_TYPE_F32 ? FLOAT_TYPE_F32 : FLOAT_TYPE_F16;
     const bool first = head < p.heads;
     const float by = float(first ? head + 1 : 2 * (head - p.heads) + 1);
     const float slope = p.step == 0.0f ? 1.0f : scalar::weight((first ? p.step : p.half_step) * by, 0.0f);
@@ -210,18 +212,19 @@ struct Route : OnLanes {
                 value = flush(flush(value) + flush(bias[Run{p.bias.offset + row * p.bias.s[1], j, n, p.bias.s[0]}]));
             store(keys + j, iota() + j < n ? key_of((U)value) : ~(U){});
         }
+        uint *const ids = static_cast<uint *>(bound[ROUTE_BIND_IDS]);
         for (uint e = 0; e < n; ++e) {
             I before = {};  // minus those before it
             for (uint j = 0; j < n; j += LANES) {
                 const U other = load<U>(keys + j);
                 before += (I)(other < keys[e]) | ((I)(other == keys[e]) & (I)(iota() + j < e));
             }
-            int at = 0;
+            int slot = 0;
             for (int i = 0; i < LANES; ++i)
-                at -= before[i];
-            if (uint(at) < count) {
-                static_cast<uint *>(bound[ROUTE_BIND_IDS])[p.ids.offset + uint(at) * p.ids.s[0] + row * p.ids.s[1]] = e;
-                chosen[at] = values[e];
+                slot -= before[i];
+            if (uint(slot) < count) {
+                ids[p.ids.offset + uint(slot) * p.ids.s[0] + row * p.ids.s[1]] = e;
+                chosen[slot] = values[e];
             }
         }
         if (norm != ROUTE_NORM_OP_NONE)

@@ -45,203 +45,198 @@ using lanes_vec2 = vec<F, 2>;
 using lanes_vec4 = vec<F, 4>;
 ZINC_INLINE lanes_vec2 unpackHalf2x16(U w) { return {halves_to_floats<F>(w & 0xFFFFu), halves_to_floats<F>(w >> 16)}; }
 
-// FEW: of one row of x, dot products are made of pieces as they lie, four neighbors of a row, and these are added then.
-template <uint TYPE, bool FEW> struct Quantized : Columns<MulMatParams> {
-    using Columns<MulMatParams>::Columns;
-    const uint8_t *const weights = static_cast<const uint8_t *>(bound[MUL_MAT_BIND_W]);
-    const uint8_t *const q = static_cast<const uint8_t *>(bound[MUL_MAT_BIND_Q]);
-    const uvec2 *const scales = static_cast<const uvec2 *>(bound[MUL_MAT_BIND_SCALES]);
-    uint superblock, width, lane, row_blocks;  // lane: the first of a vector's rows, of `width` in the group
-    const uint8_t *group;
+// 32 rows of a superblock of quantized weights, a vector of rows at a time. FEW: values stay as they lie, four words of
+// a row side by side, and the dot products of the words are added afterwards.
+template <uint TYPE, bool FEW> struct Weights {
+    const uint8_t *const rows;   // the group of rows
+    const size_t blocks, first;  // blocks of a row of the group, and the superblock's first one
+    uint lane = 0;               // the vector's first row
+    lanes_uvec4 headers[WIDE];   // each vector's piece of 16 bytes that has scales
 
-    // Numbers of `size` bytes, one of each row: number i of those of the size, of which a block has `count`. They begin
-    // `begin` bytes a block from the group's begin.
+    ZINC_INLINE Weights(const uint8_t *rows, size_t blocks, size_t first) : rows(rows), blocks(blocks), first(first) {
+        constexpr bool K = TYPE == WEIGHT_TYPE_Q2_K || TYPE == WEIGHT_TYPE_Q4_K || TYPE == WEIGHT_TYPE_Q5_K;
+        const uint8_t *from = piece(0, WEIGHT_PIECES_16(TYPE), K ? 0 : 12, 16);
+        for (uint v = 0; v < WIDE && (K || TYPE == WEIGHT_TYPE_Q6_K); ++v)
+            headers[v] = apart(row_words(from + v * (16 * LANES)));
+    }
+
+    // Numbers of `size` bytes, one of each row: number i of those of the size, of which a block has `count`, the first
+    // one `begin` bytes from the block's begin.
     ZINC_INLINE const uint8_t *piece(uint begin, uint count, uint i, uint size) const {
-        const uint block = min(superblock * (SUPERBLOCK / WEIGHT_VALUES(TYPE)) + i / count, row_blocks - 1);
-        return group + size_t(begin) * row_blocks * width + (size_t(i % count) * row_blocks + block) * width * size;
+        const uint block = BLOCKS == 1 ? 0 : i / count;
+        return rows + 32 * ((begin + (i - block * count) * size) * blocks + (first + block) * size);
     }
-    template <typename T> ZINC_INLINE U words(const uint8_t *from, uint step) const {
-        if (step == sizeof(T) && lane + LANES <= width)
-            return __builtin_convertvector((load<Vector<T, LANES>>(from + lane * step)), U);
-        U made;
-        for (uint i = 0; i < LANES; ++i)
-            made[i] = load<T>(from + size_t(min(lane + i, width - 1)) * step);
-        return made;
+    template <typename T> ZINC_INLINE U words(const uint8_t *from) const {
+        return __builtin_convertvector((load<Vector<T, LANES>>(from + lane * sizeof(T))), U);
     }
-    ZINC_INLINE lanes_uvec4 piece16(uint i) const {
-        const uint8_t *from = piece(0, WEIGHT_PIECES_16(TYPE), i, 16);
-        lanes_uvec4 made;
-        if (lane + LANES > width) {
-            for (uint k = 0; k < 4; ++k)
-                made[k] = words<uint>(from + 4 * k, 16);
-            return made;
-        }
-        ZINC_UNROLL for (uint k = 0; k < 4; ++k) made[k] = load<U>(from + 16 * lane + sizeof(U) * k);
-        return apart(made);
+    static ZINC_INLINE lanes_uvec4 row_words(const uint8_t *from) {
+        return {load<U>(from), load<U>(from + sizeof(U)), load<U>(from + 2 * sizeof(U)), load<U>(from + 3 * sizeof(U))};
     }
-    // Rows' words 0 to 3, which come one row behind the other, go apart in two rounds; and the reverse.
+    // Rows' words 0 to 3, which lie row by row, go apart in two rounds.
     static ZINC_INLINE lanes_uvec4 apart(const lanes_uvec4 &v) {
         const U even[2] = {evens(v.x, v.y), evens(v.z, v.w)}, odd[2] = {odds(v.x, v.y), odds(v.z, v.w)};
         return {evens(even[0], even[1]), evens(odd[0], odd[1]), odds(even[0], even[1]), odds(odd[0], odd[1])};
     }
-    // A piece of values: of FEW as it lies.
     ZINC_INLINE lanes_uvec4 values16(uint i) const {
-        if (!FEW)
-            return piece16(i);
-        const uint8_t *from = piece(0, WEIGHT_PIECES_16(TYPE), i, 16);
-        lanes_uvec4 made;
-        ZINC_UNROLL for (uint k = 0; k < 4; ++k) {
-            const uint first = lane + k * (LANES / 4);
-            if (first + LANES / 4 <= width)
-                made[k] = load<U>(from + 16 * first);
-            else
-                for (uint j = 0; j < LANES; ++j)
-                    made[k][j] = load<uint>(from + 16 * min(first + j / 4, width - 1) + j % 4 * 4);
-        }
-        return made;
+        const lanes_uvec4 words = row_words(piece(0, WEIGHT_PIECES_16(TYPE), i, 16) + 16 * lane);
+        return FEW ? words : apart(words);
+    }
+    ZINC_INLINE const lanes_uvec4 &piece16(uint) const { return headers[lane / LANES]; }
+    ZINC_INLINE U piece4(uint i) const {
+        return words<uint>(piece(16 * WEIGHT_PIECES_16(TYPE), WEIGHT_PIECES_4(TYPE), i, 4));
+    }
+    ZINC_INLINE U small_piece(uint i) const {
+        const uint begin = 16 * WEIGHT_PIECES_16(TYPE) + 4 * WEIGHT_PIECES_4(TYPE);
+        if (TYPE == WEIGHT_TYPE_MXFP4)
+            return words<uint8_t>(piece(begin, 1, i, 1));
+        return words<uint16_t>(piece(begin, 1, i, 2));
     }
     // Bits 4 of the bytes of words 0 to 3 of each row, from 16 bits each.
     ZINC_INLINE lanes_uvec4 fifths(U bits) {
         if (!FEW)
             return spread_16(bits);
-        lanes_uvec4 made;
-        ZINC_UNROLL for (uint k = 0; k < 4; ++k) {
-            const U own = __builtin_shuffle(bits, iota() / 4 + k * (LANES / 4));
-            made[k] = spread(own >> (iota() % 4 * 4));
-        }
-        return made;
+        lanes_uvec4 fifth;
+        ZINC_UNROLL for (uint k = 0; k < 4; ++k)
+            fifth[k] = spread(__builtin_shuffle(bits, iota() / 4 + k * (LANES / 4)) >> (iota() % 4 * 4));
+        return fifth;
     }
-    ZINC_INLINE U piece4(uint i) const {
-        return words<uint>(piece(16 * WEIGHT_PIECES_16(TYPE), WEIGHT_PIECES_4(TYPE), i, 4), 4);
-    }
-    ZINC_INLINE U small_piece(uint i) const {
-        const uint begin = 16 * WEIGHT_PIECES_16(TYPE) + 4 * WEIGHT_PIECES_4(TYPE);
-        if (TYPE == WEIGHT_TYPE_MXFP4)
-            return words<uint8_t>(piece(begin, 1, i, 1), 1);
-        return words<uint16_t>(piece(begin, 1, i, 2), 2);
-    }
-    // The first 16 values of a block, and the others.
+    // The first 16 values of a block, and the others: bytes that are LESS larger than the weights' integers.
     ZINC_INLINE void decode(uint j, lanes_uvec4 &low, lanes_uvec4 &high) {
         if constexpr (HAS_TABLE) {
             const lanes_uvec4 w = values16(j);
-            const uvec4 table = TABLE ^ (BIASED ? 0x80808080u : 0u);
+            const uvec4 table = LESS ? (TABLE ^ 0x80808080u) - (128 - LESS) * 0x01010101u : TABLE;
             ZINC_UNROLL for (uint k = 0; k < 4; ++k) {
                 low[k] = entries(&table.x, w[k] & NIBBLES);
                 high[k] = entries(&table.x, w[k] >> 4 & NIBBLES);
             }
         } else {
             decode_pairs(j, low, high);
-            if (BIASED)
+            if (TYPE == WEIGHT_TYPE_Q8_0 && LESS)
                 low ^= 0x80808080u, high ^= 0x80808080u;
         }
     }
     static ZINC_INLINE F flush(F x) { return zinc::flush(x); }
     static constexpr bool SCALED = false, HALVES = WEIGHT_HALVES(TYPE);
 #include "quantized.h"
-    static constexpr bool SIGNED = HAS_TABLE || TYPE == WEIGHT_TYPE_Q8_0;
+    static constexpr bool WIDE_BYTES = TYPE == WEIGHT_TYPE_Q8_0 || (HAS_TABLE && !IS_MXFP4);  // -128 to 127
+    static constexpr bool SIGNED = WIDE_BYTES && !DOTS_OF_UNSIGNED;
+    static constexpr uint STEP = !FEW || !IS_256 ? 1 : HAS_HALVES ? 4 : 2;  // blocks that share pieces
+    static constexpr int LESS = IS_MXFP4 ? 12 : WIDE_BYTES && DOTS_OF_UNSIGNED ? 128 : OFFSET;
 
-    static constexpr bool BIASED = SIGNED && DOTS_OF_UNSIGNED;  // 128 is added to signed bytes
-    static constexpr int LESS = BIASED ? 128 : OFFSET;
-
-    // The sum, and the products of 16 bytes of each row.
-    static ZINC_INLINE I dot16(const lanes_uvec4 &a, const uint8_t *x, I sum) {
-        if (!FEW) {
-            ZINC_UNROLL for (uint k = 0; k < 4; ++k)
-                sum = dot4<SIGNED && !BIASED>(a[k], load<uint>(x + 4 * k) - (U){}, sum);
-            return sum;
-        }
-        const U all_of_x = four_times(x);
-        lanes_uvec4 parts;
-        ZINC_UNROLL for (uint k = 0; k < 4; ++k) parts[k] = (U)dot4<SIGNED && !BIASED>(a[k], all_of_x, (I){});
-        return sum + (I)four_sums(parts.x, parts.y, parts.z, parts.w);
-    }
-    static ZINC_INLINE I dot32(const lanes_uvec4 &a, const lanes_uvec4 &b, const uint8_t *x, I sum) {
-        if (!FEW)
-            return dot16(b, x + 16, dot16(a, x, sum));
-        const U first = four_times(x), second = four_times(x + 16);
-        lanes_uvec4 parts;
-        ZINC_UNROLL for (uint k = 0; k < 4; ++k) {
-            constexpr bool S = SIGNED && !BIASED;
-            parts[k] = (U)dot4<S>(b[k], second, dot4<S>(a[k], first, (I){}));
-        }
-        return sum + (I)four_sums(parts.x, parts.y, parts.z, parts.w);
-    }
-    // Block j of the superblock joins the sums (columns, 32) of a vector of rows.
-    ZINC_INLINE void add_block(uint j, uint columns, const uint *numbers, float *sums, float *lows) {
-        lanes_uvec4 low, high;
-        decode(j, low, high);
-        const lanes_vec4 of_w = block_scales(j);
-        const size_t at = size_t(superblock * 8 + j) * rows_of_x();
-        for (uint n = 0; n < columns; ++n) {
-            const uint8_t *words = q + (at + numbers[n]) * 32;
-            const uvec2 scale = scales[at + numbers[n]];
-            const ivec2 x = sums_of_x(scale);
-            const I none = {};
-            const I first = HAS_HALVES ? dot16(low, words, none - LESS * x.x) : none;
-            const I second = HAS_HALVES ? dot16(high, words + 16, none - LESS * x.y)
-                                        : dot32(low, high, words, none - LESS * (x.x + x.y));
-            const F of_first = to_float(first), of_second = to_float(second);
-            const lanes_vec2 dots = HAS_HALVES ? lanes_vec2(of_first, of_second) : lanes_vec2(of_second, 0.0f);
-            F sum = load<F>(sums + 32 * n), lowest = load<F>(lows + 32 * n);
-            add_products(of_w, scales_of_x(scale), dots, IS_MXFP4, sum, lowest);
-            zinc::store(sums + 32 * n, sum);
-            if (HAS_MINIMUM && IS_256)
-                zinc::store(lows + 32 * n, lowest);
-        }
-    }
-
-    // All blocks of the superblock, of one column: its sums stay in registers.
-    ZINC_INLINE void add_superblock(const uint *numbers, float *sums, float *lows) {
-        alignas(64) float sum[LANES] = {}, low[LANES] = {};
-        if (IS_256) {
-            ZINC_UNROLL for (uint j = 0; j < 8; ++j) add_block(j, 1, numbers, sum, low);
+    // Dot products of the rows and a block of x: of both halves where each has a scale, else 0 and that of the block.
+    static ZINC_INLINE void dots(const lanes_uvec4 &low, const lanes_uvec4 &high, const uint8_t *x, I &first,
+                                 I &second) {
+        if constexpr (FEW) {
+            const U low_x = four_times(x), high_x = four_times(x + 16);
+            I a[4], b[4];
+            ZINC_UNROLL for (uint k = 0; k < 4; ++k) {
+                a[k] = dot4<SIGNED>(low[k], low_x, (I){});
+                b[k] = HAS_HALVES ? dot4<SIGNED>(high[k], high_x, (I){})
+                                  : dot8<SIGNED>(low[k], low_x, high[k], high_x, (I){});
+            }
+            first = HAS_HALVES ? four_sums(a) : (I){};
+            second = four_sums(b);
         } else {
-            for (uint j = 0; j < min(8u, p.blocks - superblock * 8); ++j)
-                add_block(j, 1, numbers, sum, low);
+            const auto dot16 = [x](const lanes_uvec4 &w, uint k, I sum) {
+                const auto word = [x](uint i) { return load<uint>(x + 4 * i) - (U){}; };
+                sum = dot8<SIGNED>(w.x, word(k), w.y, word(k + 1), sum);
+                return dot8<SIGNED>(w.z, word(k + 2), w.w, word(k + 3), sum);
+            };
+            const I all = dot16(low, 0, (I){});
+            first = HAS_HALVES ? all : (I){};
+            second = dot16(high, 4, HAS_HALVES ? (I){} : all);
         }
-        std::memcpy(sums, sum, sizeof sum);
-        std::memcpy(lows, low, sizeof low);
     }
 
-    void run() {
-        if (!find_matrix())
-            return;
-        const uint columns = count(), units = WEIGHT_GROUP / 16 * WEIGHT_SIZE(TYPE);
-        row_blocks = p.blocks * X_BLOCK / WEIGHT_VALUES(TYPE);
-        uint numbers[256];
-        for (uint n = 0; n < columns; ++n)
-            numbers[n] = number_in_x(gl_WorkGroupID.y * most + n);
-        float *total = reinterpret_cast<float *>(room.scratch), *sums = total + 32 * most, *lows = sums + 32 * most;
-        for (uint g = gl_WorkGroupID.x * groups; g < (gl_WorkGroupID.x + 1) * groups && g * 32 < p.y.n[0]; ++g) {
-            width = min(WEIGHT_GROUP, p.y.n[0] - g * WEIGHT_GROUP);
-            group = weights + (size_t(matrix_begin()) + size_t(g) * units * row_blocks) * 16;
-            std::memset(total, 0, 3 * sizeof(float) * 32 * most);
-            for (superblock = 0; superblock * 8 < p.blocks; ++superblock)
-                for (lane = 0; lane < width; lane += LANES) {
-                    if constexpr (FEW)
-                        add_superblock(numbers, sums + lane, lows + lane);
-                    else
-                        for (uint j = 0; j < min(8u, p.blocks - superblock * 8); ++j)
-                            add_block(j, columns, numbers, sums + lane, lows + lane);
-                    const lanes_vec2 scale = IS_256 ? superblock_scale() : lanes_vec2(0.0f, 0.0f);
-                    for (uint i = lane; i < columns * 32; i += 32) {
-                        const F sum = superblock_sum(scale, load<F>(sums + i), load<F>(lows + i));
-                        zinc::store(total + i, load<F>(total + i) + sum);
-                        zinc::store(sums + i, (F){}), zinc::store(lows + i, (F){});
-                    }
-                }
-            for (uint n = 0; n < columns; ++n)
-                store_rows(g * 32, n, total + 32 * n);
-        }
+    // A block joins the vector's sums, and those of minima. scales: block_scales; scale and x: the block of x.
+    ZINC_INLINE void add(const lanes_uvec4 &low, const lanes_uvec4 &high, const lanes_vec4 &scales, const uvec2 &scale,
+                         const uint8_t *x, float *sums, float *minima) {
+        const ivec2 less = sums_of_x(scale) * LESS;
+        I first, second;
+        dots(low, high, x, first, second);
+        const F halves[2] = {to_float(first - less.x), to_float(second - (HAS_HALVES ? less.y : less.x + less.y))};
+        const lanes_vec2 both = HAS_HALVES ? lanes_vec2(halves[0], halves[1]) : lanes_vec2(halves[1], 0.0f);
+        F sum = load<F>(sums), minimum = load<F>(minima);
+        add_products(scales, scales_of_x(scale), both, IS_MXFP4, sum, minimum);
+        zinc::store(sums, sum);
+        if (HAS_MINIMUM && IS_256)
+            zinc::store(minima, minimum);
     }
 };
 
+// Copies `count` blocks of a group of `rows` rows, from block `first` on, to `wide`, a group of 32 rows: those that the
+// group lacks are like its last row.
+void widen(const uint8_t *group, uint rows, size_t blocks, size_t first, uint count, uint type, uint8_t *wide) {
+    const uint large = 16 * WEIGHT_PIECES_16(type), words = large + 4 * WEIGHT_PIECES_4(type);
+    for (uint begin = 0, size; begin < WEIGHT_SIZE(type); begin += size) {
+        size = begin < large ? 16 : begin < words ? 4 : WEIGHT_SIZE(type) - words;
+        const uint8_t *from = group + (begin * blocks + first * size) * rows;
+        for (uint i = 0; i < 32 * count; ++i, wide += size)
+            std::memcpy(wide, from + (i / 32 * rows + min(i % 32, rows - 1)) * size, size);
+    }
+}
+
+template <uint TYPE, bool FEW> void multiply(Columns<MulMatParams> &call) {
+    using W = Weights<TYPE, FEW>;
+    const uint8_t *const q = static_cast<const uint8_t *>(call.bound[MUL_MAT_BIND_Q]);
+    const uvec2 *const scales = static_cast<const uvec2 *>(call.bound[MUL_MAT_BIND_SCALES]);
+    const uint columns = FEW ? 1 : call.count(), rows = call.p.y.n[0];
+    const uint first_group = call.gl_WorkGroupID.x * call.groups;
+    const size_t blocks = call.p.blocks / (8 / W::BLOCKS), x_rows = call.rows_of_x();
+    uint numbers[256];
+    for (uint n = 0; n < columns; ++n)
+        numbers[n] = call.number_in_x(call.gl_WorkGroupID.y * call.most + n);
+    alignas(64) float few_sums[64];  // no pointer to weights or to x can point here, so sums stay in registers
+    float *const total = reinterpret_cast<float *>(call.room.scratch);
+    float *const sums = FEW ? few_sums : total + 32 * columns, *const minima = sums + 32 * columns;
+    uint8_t *const wide = reinterpret_cast<uint8_t *>(total + 96 * columns);
+    for (uint g = first_group; g < first_group + call.groups && g * 32 < rows; ++g) {
+        const uint width = min(WEIGHT_GROUP, rows - g * WEIGHT_GROUP);
+        const uint8_t *group = static_cast<const uint8_t *>(call.bound[MUL_MAT_BIND_W]) +
+                               (call.matrix_begin() + g * (WEIGHT_GROUP / 16 * WEIGHT_SIZE(TYPE)) * blocks) * 16;
+        std::memset(total, 0, sizeof(float) * 32 * columns);
+        for (size_t superblock = 0; superblock * 8 < call.p.blocks; ++superblock) {
+            const uint count = min(8u, uint(call.p.blocks - superblock * 8)), of_w = min(W::BLOCKS, count);
+            if (width < 32)
+                widen(group, width, blocks, superblock * W::BLOCKS, of_w, TYPE, wide);
+            W w = width < 32 ? W(wide, of_w, 0) : W(group, blocks, superblock * W::BLOCKS);
+            std::memset(sums, 0, 2 * sizeof(float) * 32 * columns);
+            for (uint begin = 0; begin < count; begin += W::STEP) {
+                const size_t place = (superblock * 8 + begin) * x_rows;
+                uvec2 scale[W::STEP];
+                for (uint i = 0; FEW && i < W::STEP; ++i)
+                    scale[i] = scales[place + i * x_rows + numbers[0]];
+                for (w.lane = 0; w.lane < 32; w.lane += LANES)
+                    ZINC_UNROLL for (uint i = 0; i < W::STEP; ++i) {
+                        lanes_uvec4 low, high;
+                        w.decode(begin + i, low, high);
+                        const lanes_vec4 scales_of_w = w.block_scales(begin + i);
+                        for (uint n = 0; n < columns; ++n) {
+                            const size_t block = place + i * x_rows + numbers[n];
+                            w.add(low, high, scales_of_w, FEW ? scale[i] : scales[block], q + block * 32,
+                                  sums + 32 * n + w.lane, minima + 32 * n + w.lane);
+                        }
+                    }
+            }
+            for (w.lane = 0; w.lane < 32; w.lane += LANES) {
+                const lanes_vec2 scale = W::IS_256 ? w.superblock_scale() : lanes_vec2(0.0f, 0.0f);
+                for (uint i = w.lane; i < columns * 32; i += 32)
+                    store(total + i, load<F>(total + i) + w.superblock_sum(scale, load<F>(sums + i), load<F>(minima + i)));
+            }
+        }
+        for (uint n = 0; n < columns; ++n)
+            call.store_rows(g * 32, n, total + 32 * n);
+    }
+}
+
 template <uint TYPE, bool TILED> void multiply_type(const Step &step, uint64_t number, Room &room) {
     Columns<MulMatParams> columns(step, room, number, TILED);
+    if (!columns.find_matrix())
+        return;
     if (!TILED && columns.most == 1)
-        Quantized<TYPE, true>(step, room, number, TILED).run();
+        multiply<TYPE, true>(columns);
     else
-        Quantized<TYPE, false>(step, room, number, TILED).run();
+        multiply<TYPE, false>(columns);
 }
 
 template <bool TILED> void multiply_quantized(const Step &step, uint64_t number, Room &room) {
@@ -268,14 +263,14 @@ struct Floats : Columns<MulMatFloatParams> {
                 some[i] = words[i * apart];
             words = some;
         }
-        F8 made;
+        F8 values;
+        if constexpr (TYPE == FLOAT_TYPE_F16)
+            return from_halves(words);  // none is small
         if constexpr (TYPE == FLOAT_TYPE_F32)
-            made = load<F8>(words);
-        else if constexpr (TYPE == FLOAT_TYPE_F16)
-            made = from_halves(words);
+            values = load<F8>(words);
         else
-            made = (F8)(__builtin_convertvector(load<Halves>(words), U8) << 16);
-        return ((F8)((U8)made & MAGNITUDE) < PRODUCT_MIN) ? (F8){} : made;
+            values = (F8)(__builtin_convertvector(load<Halves>(words), U8) << 16);
+        return (F8)((U8)values & ~(U8)((F8)((U8)values & MAGNITUDE) < PRODUCT_MIN));
     }
     template <uint TYPE> static void unpack_row(const void *from, size_t first, size_t apart, uint count, float *to) {
         for (uint i = 0; i < count; i += 8)
@@ -296,10 +291,53 @@ struct Floats : Columns<MulMatFloatParams> {
 #define ZINC_BY_TYPE(f, type)                                                                                         \
     (type == FLOAT_TYPE_F32 ? f<FLOAT_TYPE_F32> : type == FLOAT_TYPE_F16 ? f<FLOAT_TYPE_F16> : f<FLOAT_TYPE_BF16>)
 
+    // For one row of x, eight rows of w are multiplied as they lie; the products are transposed, and then added.
+    template <uint TYPE> static void add_rows(const void *from, const size_t *rows, size_t apart, uint count,
+                                              const float *x, float *total) {
+        F8 all_sums = load<F8>(total);
+        for (uint begin = 0; begin < count; begin += SUPERBLOCK) {
+            const uint end = min(begin + SUPERBLOCK, count);
+            F8 sum = {}, r[8];
+            for (uint i = begin; i < end; i += 8) {
+                const F8 of_x = load<F8>(x + i);
+                if (apart == 1 && i + 8 <= count)
+                    ZINC_UNROLL for (uint k = 0; k < 8; ++k) r[k] = eight<TYPE>(from, rows[k] + i, 1, 8) * of_x;
+                else
+                    for (uint k = 0; k < 8; ++k)
+                        r[k] = eight<TYPE>(from, rows[k] + i * apart, apart, count - i) * of_x;
+                transpose(r);
+                ZINC_UNROLL for (uint k = 1; k < 8; ++k) r[0] = r[0] + r[k];
+                sum = sum + r[0];
+            }
+            all_sums = all_sums + sum;
+        }
+        zinc::store(total, all_sums);
+    }
+    void run_few() {
+        constexpr uint PART = 16 * SUPERBLOCK;  // of x, unpacked
+        const uvec4 plane = matrix_of_w();
+        const uint g = gl_WorkGroupID.x, k = p.w.n[0];
+        alignas(64) float x[PART], total[32] = {};
+        for (uint first = 0; first < k; first += PART) {
+            const uint left = min(k - first, PART);
+            const uvec4 index = column_of_x(gl_WorkGroupID.y) + uvec4(first, 0u, 0u, 0u);
+            ZINC_BY_TYPE(unpack_row, x_type)(bound[MUL_MAT_FLOAT_BIND_X], place(p.x, index), p.x.s[0], left, x);
+            for (uint row = 0; row < 32 && g * 32 + row < p.y.n[0]; row += 8) {
+                size_t rows[8];
+                for (uint i = 0; i < 8; ++i)
+                    rows[i] = place(p.w, plane + uvec4(first, min(g * 32 + row + i, p.w.n[1] - 1), 0u, 0u));
+                ZINC_BY_TYPE(add_rows, w_type)(bound[MUL_MAT_FLOAT_BIND_W], rows, p.w.s[0], left, x, total + row);
+            }
+        }
+        store_rows(g * 32, 0, total);
+    }
+
     void run() {
         if (!find_matrix())
             return;
         const uint columns = count(), k = p.w.n[0];
+        if (!TILED && most == 1)
+            return run_few();
         float *total = reinterpret_cast<float *>(room.scratch), *w = total + 32 * most, *x = w + 32 * SUPERBLOCK;
         const uvec4 plane = matrix_of_w();
         for (uint g = gl_WorkGroupID.x * groups; g < (gl_WorkGroupID.x + 1) * groups && g * 32 < p.y.n[0]; ++g) {
@@ -311,8 +349,8 @@ struct Floats : Columns<MulMatFloatParams> {
                     rows[i] = place(p.w, plane + uvec4(first, min(g * 32 + i, p.w.n[1] - 1), 0u, 0u));
                 ZINC_BY_TYPE(unpack_rows, w_type)(bound[MUL_MAT_FLOAT_BIND_W], rows, p.w.s[0], left, w);
                 for (uint n = 0; n < columns; ++n) {
-                    const uvec4 at = column_of_x(gl_WorkGroupID.y * most + n) + uvec4(first, 0u, 0u, 0u);
-                    ZINC_BY_TYPE(unpack_row, x_type)(bound[MUL_MAT_FLOAT_BIND_X], place(p.x, at), p.x.s[0], left, x);
+                    const uvec4 index = column_of_x(gl_WorkGroupID.y * most + n) + uvec4(first, 0u, 0u, 0u);
+                    ZINC_BY_TYPE(unpack_row, x_type)(bound[MUL_MAT_FLOAT_BIND_X], place(p.x, index), p.x.s[0], left, x);
                     add_superblock(left, w, x, total + 32 * n);
                 }
             }

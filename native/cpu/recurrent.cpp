@@ -53,18 +53,18 @@ struct States : OnLanes {
     }
     // The sum over i of the numbers that f gives.
     template <typename T> ZINC_INLINE F sum_of(T f) const {
-        F of[8] = {};
+        F partial[8] = {};
         const uint whole = size / 32 * 32;
         if (parts == 8)
             for (uint i = 0; i < whole; i += 32)
                 ZINC_UNROLL for (uint part = 0; part < 8; ++part)
-                    ZINC_UNROLL for (uint k = 0; k < 4; ++k) of[part] = of[part] + f(i + 4 * part + k);
+                    ZINC_UNROLL for (uint k = 0; k < 4; ++k) partial[part] = partial[part] + f(i + 4 * part + k);
         for (uint i = parts == 8 ? whole : 0; i < size; ++i)
-            of[i / 4 % parts] = of[i / 4 % parts] + f(i);
+            partial[i / 4 % parts] = partial[i / 4 % parts] + f(i);
         for (uint apart = parts / 2; apart; apart /= 2)
             for (uint i = 0; i < apart; ++i)
-                of[i] = of[i] + of[i + apart];
-        return of[0];
+                partial[i] = partial[i] + partial[i + apart];
+        return partial[0];
     }
 };
 
@@ -73,8 +73,8 @@ void delta_net(const Step &step, uint64_t number, Room &room) {
     const DeltaNetParams &p = States::params<DeltaNetParams>(step);
     const bool by_channel = step.spec[DELTA_NET_SPEC_BY_CHANNEL] != 0;
     const uint head = g.gl_WorkGroupID.y, sequence = g.gl_WorkGroupID.z, all_rows = p.state.n[1], tokens = p.v.n[2];
-    const auto begin = [&](uint binding, const Tensor &t, uint of) {
-        return g.at(binding, scalar::place(t, uvec4(0u, head % t.n[1], 0u, sequence / (p.v.n[3] / of))));
+    const auto begin = [&](uint binding, const Tensor &t, uint planes) {
+        return g.at(binding, scalar::place(t, uvec4(0u, head % t.n[1], 0u, sequence / (p.v.n[3] / planes))));
     };
     const float *q = begin(DELTA_NET_BIND_Q, p.q, p.q.n[3]), *k = begin(DELTA_NET_BIND_K, p.k, p.k.n[3]);
     const float *v = begin(DELTA_NET_BIND_V, p.v, p.v.n[3]), *gate = begin(DELTA_NET_BIND_GATE, p.gate, p.v.n[3]);
@@ -132,21 +132,21 @@ void ssm_scan(const Step &step, uint64_t number, Room &room) {
     float *scores = static_cast<float *>(step.buffers[SSM_SCAN_BIND_OUTPUTS]) + p.outputs;
     float *kept = static_cast<float *>(step.buffers[SSM_SCAN_BIND_KEPT]) + p.kept;
     float *bs = reinterpret_cast<float *>(g.s + g.size), *cs = bs + g.size;
-    const auto decay = [](F by, F of) { return States::above(exponential(flush(by * flush(of))), DECAY_MIN); };
+    const auto decay = [](F by, F factor) { return States::above(exponential(flush(by * flush(factor))), DECAY_MIN); };
     for (uint row = first; row < end; row += LANES) {
         const uint count = min(end - row, uint(LANES));
         uint heads[LANES];
         for (uint i = 0; i < LANES; ++i) {
-            const uint own = row + min(i, count - 1);
-            heads[i] = own / of_head;
+            const uint row_index = row + min(i, count - 1);
+            heads[i] = row_index / of_head;
             g.rows[i] = g.at(SSM_SCAN_BIND_STATE,
-                             scalar::place(p.state, uvec4(0u, own % of_head, heads[i], named)));
+                             scalar::place(p.state, uvec4(0u, row_index % of_head, heads[i], named)));
         }
         g.load_rows();
         for (uint t = 0; t < tokens; ++t) {
-            const uvec4 at(0u, 0u, t, sequence);
-            const float *b = g.at(SSM_SCAN_BIND_B, scalar::place(p.b, at) + group * g.size);
-            const float *c = g.at(SSM_SCAN_BIND_C, scalar::place(p.c, at) + group * g.size);
+            const uvec4 index(0u, 0u, t, sequence);
+            const float *b = g.at(SSM_SCAN_BIND_B, scalar::place(p.b, index) + group * g.size);
+            const float *c = g.at(SSM_SCAN_BIND_C, scalar::place(p.c, index) + group * g.size);
             for (uint i = 0; i < g.size; ++i)
                 bs[i] = States::above(b[i], STATE_MIN), cs[i] = States::above(c[i], STATE_MIN);
             F by, of_a;
@@ -155,18 +155,18 @@ void ssm_scan(const Step &step, uint64_t number, Room &room) {
                 of_a[i] = a[by_element ? 0 : heads[i]];
             }
             by = flush(softplus(flush(by)));
-            const F one = decay(by, of_a);
-            const Run of_x{scalar::place(p.x, at) + row, 0, count, 1};
+            const F shared_factor = decay(by, of_a);
+            const Run of_x{scalar::place(p.x, index) + row, 0, count, 1};
             const F x = flush((F)words_of<uint>(step.buffers[SSM_SCAN_BIND_X], of_x));
             const F added = States::above(x * by, FACTOR_MIN);
             const F score = g.sum_of([&](uint i) {
-                F own = one;
+                F factors = shared_factor;
                 if (by_element) {
                     for (uint lane = 0; lane < LANES; ++lane)
-                        own[lane] = a[heads[lane] * g.size + i];
-                    own = decay(by, own);
+                        factors[lane] = a[heads[lane] * g.size + i];
+                    factors = decay(by, factors);
                 }
-                g.s[i] = States::above(g.s[i] * own + bs[i] * added, STATE_MIN);
+                g.s[i] = States::above(g.s[i] * factors + bs[i] * added, STATE_MIN);
                 return g.s[i] * cs[i];
             });
             keep(scores, {(sequence * tokens + t) * all_rows + row, 0, count, 1}, flush(score), count);

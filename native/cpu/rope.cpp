@@ -12,31 +12,31 @@ struct Rope : OnLanes {
     vec2 *const turns = reinterpret_cast<vec2 *>(room.scratch);  // of pairs first ... end - 1 of a token
     uint token = ~0u, first = 0, end = 0;
 
-    void turn(uint of, uint begin, uint stop) {
-        if (of == token && begin >= first && stop <= end)
+    void turn(uint new_token, uint begin, uint stop) {
+        if (new_token == token && begin >= first && stop <= end)
             return;
-        token = of, first = begin, end = stop;
+        token = new_token, first = begin, end = stop;
         for (uint k = begin; k < stop; ++k) {
-            const uint *at = table + p.table + ROPE_WORDS * k;
-            const uint position = positions[p.positions + at[2] * p.stride + token];
+            const uint *entry = table + p.table + ROPE_WORDS * k;
+            const uint position = positions[p.positions + entry[2] * p.stride + token];
             uvec2 phase;
-            umulExtended(position, at[0], phase.y, phase.x);
-            phase.y += position * at[1] - (int(position) < 0 ? at[0] : 0u);
-            turns[k] = scalar::cos_sin_of_turns(phase) * uintBitsToFloat(at[3]);
+            umulExtended(position, entry[0], phase.y, phase.x);
+            phase.y += position * entry[1] - (int(position) < 0 ? entry[0] : 0u);
+            turns[k] = scalar::cos_sin_of_turns(phase) * uintBitsToFloat(entry[3]);
         }
     }
-    float get(uint at) const {
+    float get(uint index) const {
         if (type == FLOAT_TYPE_F32)
-            return static_cast<const float *>(bound[ROPE_BIND_X])[at];
-        return scalar::widened(static_cast<const uint16_t *>(bound[ROPE_BIND_X])[at], type, 0);
+            return static_cast<const float *>(bound[ROPE_BIND_X])[index];
+        return scalar::widened(static_cast<const uint16_t *>(bound[ROPE_BIND_X])[index], type, 0);
     }
-    void put(uint at, float x) const {
+    void put(uint index, float x) const {
         const uint bits = floatBitsToUint(x);
         if (type == FLOAT_TYPE_F32)
-            static_cast<uint *>(bound[ROPE_BIND_Y])[at] =
+            static_cast<uint *>(bound[ROPE_BIND_Y])[index] =
                 (bits & scalar::MAGNITUDE) < floatBitsToUint(p.least) ? 0u : bits;
         else
-            static_cast<uint16_t *>(bound[ROPE_BIND_Y])[at] = uint16_t(scalar::encoded(x, type));
+            static_cast<uint16_t *>(bound[ROPE_BIND_Y])[index] = uint16_t(scalar::encoded(x, type));
     }
     void pairs(const Run &x, const Run &y, uint begin, uint stop) const {
         const uint between = p.step == 1 ? 2 : 1;
@@ -56,11 +56,11 @@ struct Rope : OnLanes {
         for (uint id = linear_group() * 256, last; id < stop && id / units < rows; id = last) {
             const uint begin = id % units, row = id / units;
             last = min(stop, (row + 1) * units);
-            const uvec4 at = scalar::indices(p.y, row * p.y.n[0]);
-            const Run x = place(p.x, at), y = place(p.y, at);
+            const uvec4 index = scalar::indices(p.y, row * p.y.n[0]);
+            const Run x = place(p.x, index), y = place(p.y, index);
             if (begin < turning) {
                 const uint from = begin * size, to = min(begin + last - id, turning) * size;
-                turn(at.z, from, to);
+                turn(index.z, from, to);
                 pairs(x, y, from, to);
             }
             for (uint u = max(begin, turning); u < begin + last - id; ++u)

@@ -64,14 +64,14 @@ static ZINC_INLINE Block block_of(const Rows &rows, Row row, uint block) {
     if (rows.halves == 0)
         return {rows.head_scale, 0.0f, 0};
     if (rows.stride) {
-        const uint8_t *at = row.values + block * rows.block_bytes;
-        const uint fifth = rows.fifth ? load<uint>(at + 2 * rows.halves) : 0;
-        return {half_at(at), rows.halves == 2 ? half_at(at + 2) : 0.0f, fifth};
+        const uint8_t *from = row.values + block * rows.block_bytes;
+        const uint fifth = rows.fifth ? load<uint>(from + 2 * rows.halves) : 0;
+        return {half_at(from), rows.halves == 2 ? half_at(from + 2) : 0.0f, fifth};
     }
     const uint fifth = rows.fifth ? load<uint>(row.shared + (rows.paired + block) * rows.shared_step) : 0;
     if (rows.halves == 2) {
-        const uint8_t *at = row.shared + block * rows.shared_step;
-        return {half_at(at), half_at(at + 2), fifth};
+        const uint8_t *from = row.shared + block * rows.shared_step;
+        return {half_at(from), half_at(from + 2), fifth};
     }
     return {half_at(row.shared + block / 2 * rows.shared_step + 2 * (block & 1)), 0.0f, fifth};
 }
@@ -88,28 +88,28 @@ static ZINC_INLINE U8 nibbles_of(const Rows &rows, Row row, uint chunk) {
 // Eight values of a row of type S.
 template <uint S> static ZINC_INLINE F8 values_of(const Rows &rows, Row row, uint chunk, const Block &block) {
     const float scale = block.scale;
-    const uint8_t *at = row.values + (rows.stride ? chunk * rows.bits : chunk * rows.chunk_step);
+    const uint8_t *from = row.values + (rows.stride ? chunk * rows.bits : chunk * rows.chunk_step);
     uint8_t padded[32] = {};
     if (rows.halves == 0 && rows.size < 8 * chunk + 8) {  // an engine's row ends within the chunk
         if (rows.size > 8 * chunk)
-            std::memcpy(padded, at, (rows.size - 8 * chunk) * rows.bits / 8);
-        at = padded;
+            std::memcpy(padded, from, (rows.size - 8 * chunk) * rows.bits / 8);
+        from = padded;
     }
     if constexpr (S == STORAGE_F32)
-        return load<F8>(at);
+        return load<F8>(from);
     if constexpr (S == STORAGE_F16)
-        return from_halves(at);
+        return from_halves(from);
     if constexpr (S == STORAGE_BF16)
-        return (F8)(__builtin_convertvector((load<Vector<uint16_t, 8>>(at)), U8) << 16);
+        return (F8)(__builtin_convertvector((load<Vector<uint16_t, 8>>(from)), U8) << 16);
     if constexpr (S == STORAGE_FP8_E4M3) {
-        const Halves w = __builtin_convertvector((U8)bytes_at<uint8_t>(at), Halves);
+        const Halves w = __builtin_convertvector((U8)bytes_at<uint8_t>(from), Halves);
         const Halves halves = (w & 0x7F) << 7 | (w & 0x80) << 8;
         return from_halves(&halves) * scale;
     }
     if constexpr (S == STORAGE_Q8_0) {
         if (rows.stride)
-            at = row.values + chunk / 4 * rows.block_bytes + 2 + chunk % 4 * 8;
-        return __builtin_convertvector(bytes_at<int8_t>(at), F8) * scale;
+            from = row.values + chunk / 4 * rows.block_bytes + 2 + chunk % 4 * 8;
+        return __builtin_convertvector(bytes_at<int8_t>(from), F8) * scale;
     }
     U8 q = nibbles_of(rows, row, chunk);
     if constexpr (S == STORAGE_IQ4_NL) {

@@ -13,6 +13,12 @@
 #include <system_error>
 #include <thread>
 #include <vector>
+#if defined(__SANITIZE_THREAD__)  // which is told of each change of stacks
+#include <sanitizer/tsan_interface.h>
+#define ZINC_TSAN(code) code
+#else
+#define ZINC_TSAN(code)
+#endif
 #if !defined(__x86_64__) || defined(ZINC_CPU_UCONTEXT)
 #define ZINC_CPU_UCONTEXT
 #include <ucontext.h>
@@ -37,45 +43,52 @@ static void zinc_cpu_switch(void **from, void *to) {
 static thread_local Fibers *running;
 
 void Fibers::enter() {
-    Fibers &mine = *running;
-    Lane &lane = mine.lanes[mine.current];
+    Fibers &fibers = *running;
+    Lane &lane = fibers.lanes[fibers.current];
     lane.function(lane.argument);
     lane.done = true;
     for (;;)
-        mine.yield();
+        fibers.yield();
 }
 
 void Fibers::start(uint32_t lane, void (*function)(void *), void *argument) {
     char *stack = stacks + lane * STACK_BYTES;
-    lanes[lane] = {nullptr, function, argument, false};
+    lanes[lane] = {nullptr, function, argument, nullptr, false};
+    ZINC_TSAN(lanes[lane].fiber = __tsan_create_fiber(0);)
 #ifndef ZINC_CPU_UCONTEXT
     void **top = reinterpret_cast<void **>(stack + STACK_BYTES) - 1;  // as if a call had pushed its return address
     *top = nullptr;
     *--top = reinterpret_cast<void *>(&enter);
     lanes[lane].stack = top - 6;
 #else
-    ucontext_t *made = reinterpret_cast<ucontext_t *>(stack);
-    getcontext(made);
-    made->uc_stack.ss_sp = stack + sizeof *made;
-    made->uc_stack.ss_size = STACK_BYTES - sizeof *made;
-    makecontext(made, &enter, 0);
-    lanes[lane].stack = made;
+    ucontext_t *context = reinterpret_cast<ucontext_t *>(stack);
+    getcontext(context);
+    context->uc_stack.ss_sp = stack + sizeof *context;
+    context->uc_stack.ss_size = STACK_BYTES - sizeof *context;
+    makecontext(context, &enter, 0);
+    lanes[lane].stack = context;
 #endif
 }
 
 void Fibers::run(uint32_t count) {
     running = this;
+    ZINC_TSAN(scheduler_fiber = __tsan_get_current_fiber();)
     for (uint32_t left = count; left;) {
         left = 0;
         for (current = 0; current < count; ++current)
             if (!lanes[current].done) {
+                ZINC_TSAN(__tsan_switch_to_fiber(lanes[current].fiber, 0);)
                 zinc_cpu_switch(&scheduler, lanes[current].stack);
                 left += !lanes[current].done;
+                ZINC_TSAN(if (lanes[current].done) __tsan_destroy_fiber(lanes[current].fiber);)
             }
     }
 }
 
-void Fibers::yield() { zinc_cpu_switch(&lanes[current].stack, scheduler); }
+void Fibers::yield() {
+    ZINC_TSAN(__tsan_switch_to_fiber(scheduler_fiber, 0);)
+    zinc_cpu_switch(&lanes[current].stack, scheduler);
+}
 
 // The float mode of a thread while it runs kernels: rounding to nearest, denormal numbers kept.
 class FloatMode {
@@ -112,17 +125,17 @@ class Pool {
         }
     }
 
-    void run(Step *given, size_t number) {
+    void run(Step *steps, size_t number) {
         std::lock_guard<std::mutex> alone(callers);
-        std::vector<Progress> made(number);
+        std::vector<Progress> progress(number);
         {
             std::lock_guard<std::mutex> held(lock);
-            list = {given, made.data(), number};
+            list = {steps, progress.data(), number};
             ++lists;
         }
         uint64_t most = 0;  // workgroups of a step
         for (size_t i = 0; i < number; ++i)
-            most = std::max(most, groups_of(given[i]));
+            most = std::max(most, groups_of(steps[i]));
         if (most > 1)  // else the others have nothing to do
             wake.notify_all();
         work(list, *rooms[0]);
@@ -165,9 +178,9 @@ class Pool {
             wake.wait(held, [&] { return list.steps != nullptr && lists != seen; });
             seen = lists;
             ++active;
-            const List mine = list;
+            const List taken = list;
             held.unlock();
-            work(mine, room);
+            work(taken, room);
             held.lock();
             if (--active == 0)
                 left.notify_all();
@@ -175,23 +188,23 @@ class Pool {
     }
 
     // Takes workgroups of each step until there are no more. A step begins when the one before it has ended.
-    void work(const List &mine, Room &room) {
+    void work(const List &taken, Room &room) {
         const FloatMode mode;
-        for (size_t i = 0; i < mine.count; ++i) {
-            Step &step = mine.steps[i];
-            Progress &at = mine.progress[i];
+        for (size_t i = 0; i < taken.count; ++i) {
+            Step &step = taken.steps[i];
+            Progress &progress = taken.progress[i];
             const uint64_t groups = groups_of(step);
             const uint64_t share = groups / (16 * rooms.size()) + 1;  // of small workgroups, several at a time
-            for (uint64_t first; (first = at.begun.fetch_add(share)) < groups;) {
+            for (uint64_t first; (first = progress.begun.fetch_add(share)) < groups;) {
                 if (first == 0)
                     step.begin = seconds();
                 const uint64_t end = first + share < groups ? first + share : groups;
                 for (uint64_t group = first; group < end; ++group)
                     step.kernel(step, group, room);
-                if (at.ended.fetch_add(end - first) + end - first == groups)
+                if (progress.ended.fetch_add(end - first) + end - first == groups)
                     step.end = seconds();
             }
-            for (unsigned turns = 0; at.ended.load() < groups; ++turns)
+            for (unsigned turns = 0; progress.ended.load() < groups; ++turns)
                 if (turns > SPINS)
                     std::this_thread::yield();
         }

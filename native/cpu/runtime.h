@@ -38,9 +38,10 @@ class Fibers {
         void *stack;
         void (*function)(void *);
         void *argument;
+        void *fiber;  // the thread sanitizer's
         bool done;
     } lanes[MOST];
-    void *scheduler = nullptr;
+    void *scheduler = nullptr, *scheduler_fiber = nullptr;
     uint32_t current = 0;
 };
 

@@ -67,10 +67,10 @@ struct CommandPool {
     std::deque<Commands> all;
 };
 
-template <typename T, typename Handle> T *of(Handle handle) { return reinterpret_cast<T *>(handle); }
-template <typename T, typename Handle> VkResult give(Handle *handle, T *made) {
-    *handle = reinterpret_cast<Handle>(made);
-    return made ? VK_SUCCESS : VK_ERROR_OUT_OF_HOST_MEMORY;
+template <typename T, typename Handle> T *object(Handle handle) { return reinterpret_cast<T *>(handle); }
+template <typename T, typename Handle> VkResult give(Handle *handle, T *pointer) {
+    *handle = reinterpret_cast<Handle>(pointer);
+    return pointer ? VK_SUCCESS : VK_ERROR_OUT_OF_HOST_MEMORY;
 }
 template <typename T, typename Handle> VkResult make(Handle *handle) { return give(handle, new (std::nothrow) T()); }
 template <typename Work> VkResult guarded(Work work) {
@@ -105,8 +105,8 @@ void *pool() {
     static std::mutex mutex;
     static std::map<unsigned, void *> pools;
     std::lock_guard<std::mutex> lock(mutex);
-    void *&found = pools[threads];
-    return found ? found : found = zinc_cpu_open(threads);
+    void *&workers = pools[threads];
+    return workers ? workers : workers = zinc_cpu_open(threads);
 }
 
 // --- the instance and the device -------------------------------------------------------------------------------------
@@ -116,8 +116,8 @@ VkResult VKAPI_PTR CreateInstance(const VkInstanceCreateInfo *, const VkAllocati
     return give(instance, &the_device);
 }
 void VKAPI_PTR DestroyInstance(VkInstance, const VkAllocationCallbacks *) {}
-VkResult VKAPI_PTR EnumeratePhysicalDevices(VkInstance, uint32_t *count, VkPhysicalDevice *found) {
-    return *count = 1, give(found, &the_device);
+VkResult VKAPI_PTR EnumeratePhysicalDevices(VkInstance, uint32_t *count, VkPhysicalDevice *devices) {
+    return *count = 1, give(devices, &the_device);
 }
 void VKAPI_PTR GetPhysicalDeviceProperties(VkPhysicalDevice, VkPhysicalDeviceProperties *properties) {
     std::string model;
@@ -136,8 +136,8 @@ void VKAPI_PTR GetPhysicalDeviceProperties(VkPhysicalDevice, VkPhysicalDevicePro
     for (uint32_t &most : limits.maxComputeWorkGroupCount)
         most = MOST_GROUPS;
 }
-void VKAPI_PTR GetPhysicalDeviceProperties2(VkPhysicalDevice physical, VkPhysicalDeviceProperties2 *found) {
-    GetPhysicalDeviceProperties(physical, &found->properties);
+void VKAPI_PTR GetPhysicalDeviceProperties2(VkPhysicalDevice physical, VkPhysicalDeviceProperties2 *properties) {
+    GetPhysicalDeviceProperties(physical, &properties->properties);
 }
 void VKAPI_PTR GetPhysicalDeviceFeatures2(VkPhysicalDevice, VkPhysicalDeviceFeatures2 *) {}
 void VKAPI_PTR GetPhysicalDeviceMemoryProperties(VkPhysicalDevice, VkPhysicalDeviceMemoryProperties *memory) {
@@ -173,8 +173,8 @@ VkResult VKAPI_PTR AllocateMemory(VkDevice, const VkMemoryAllocateInfo *info, co
                                   VkDeviceMemory *memory) {
     const uint64_t size = info->allocationSize, free = size < LARGE ? 0 : fact("/proc/meminfo", "MemAvailable") << 10;
     *memory = VK_NULL_HANDLE;
-    if (auto *given = static_cast<const VkImportMemoryHostPointerInfoEXT *>(info->pNext))  // nothing else comes here
-        return give(memory, new (std::nothrow) Memory{static_cast<char *>(given->pHostPointer), 0});
+    if (auto *imported = static_cast<const VkImportMemoryHostPointerInfoEXT *>(info->pNext))  // nothing else comes here
+        return give(memory, new (std::nothrow) Memory{static_cast<char *>(imported->pHostPointer), 0});
     if (free && size > free)
         return VK_ERROR_OUT_OF_DEVICE_MEMORY;
     void *bytes = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -186,34 +186,36 @@ VkResult VKAPI_PTR AllocateMemory(VkDevice, const VkMemoryAllocateInfo *info, co
     return give(memory, new (std::nothrow) Memory{static_cast<char *>(bytes), size});
 }
 void VKAPI_PTR FreeMemory(VkDevice, VkDeviceMemory memory, const VkAllocationCallbacks *) {
-    if (Memory *mine = of<Memory>(memory)) {
-        if (mine->size)
-            munmap(mine->bytes, mine->size);
-        delete mine;
+    if (Memory *allocation = object<Memory>(memory)) {
+        if (allocation->size)
+            munmap(allocation->bytes, allocation->size);
+        delete allocation;
     }
 }
 VkResult VKAPI_PTR MapMemory(VkDevice, VkDeviceMemory memory, VkDeviceSize offset, VkDeviceSize, VkMemoryMapFlags,
                              void **bytes) {
-    return *bytes = of<Memory>(memory)->bytes + offset, VK_SUCCESS;
+    return *bytes = object<Memory>(memory)->bytes + offset, VK_SUCCESS;
 }
 VkResult VKAPI_PTR CreateBuffer(VkDevice, const VkBufferCreateInfo *info, const VkAllocationCallbacks *,
                                 VkBuffer *buffer) {
     return give(buffer, new (std::nothrow) Buffer{info->size, nullptr});
 }
-void VKAPI_PTR DestroyBuffer(VkDevice, VkBuffer buffer, const VkAllocationCallbacks *) { delete of<Buffer>(buffer); }
+void VKAPI_PTR DestroyBuffer(VkDevice, VkBuffer buffer, const VkAllocationCallbacks *) {
+    delete object<Buffer>(buffer);
+}
 void VKAPI_PTR GetBufferMemoryRequirements(VkDevice, VkBuffer buffer, VkMemoryRequirements *needs) {
-    *needs = {of<Buffer>(buffer)->size, ALIGNMENT, 1};
+    *needs = {object<Buffer>(buffer)->size, ALIGNMENT, 1};
 }
 VkResult VKAPI_PTR BindBufferMemory(VkDevice, VkBuffer buffer, VkDeviceMemory memory, VkDeviceSize offset) {
-    return of<Buffer>(buffer)->bytes = of<Memory>(memory)->bytes + offset, VK_SUCCESS;
+    return object<Buffer>(buffer)->bytes = object<Memory>(memory)->bytes + offset, VK_SUCCESS;
 }
 
 // --- pipelines and sets ----------------------------------------------------------------------------------------------
 
 // Things of which there is one, whoever asks.
 #define ZINC_ONE(name, handle, info)                                                                                  \
-    VkResult VKAPI_PTR Create##name(VkDevice, const info *, const VkAllocationCallbacks *, handle *made) {             \
-        return give(made, &the_device);                                                                               \
+    VkResult VKAPI_PTR Create##name(VkDevice, const info *, const VkAllocationCallbacks *, handle *result) {           \
+        return give(result, &the_device);                                                                             \
     }                                                                                                                 \
     void VKAPI_PTR Destroy##name(VkDevice, handle, const VkAllocationCallbacks *) {}
 ZINC_ONE(ShaderModule, VkShaderModule, VkShaderModuleCreateInfo)
@@ -230,36 +232,36 @@ VkResult VKAPI_PTR ResetFences(VkDevice, uint32_t, const VkFence *) { return VK_
 
 VkResult VKAPI_PTR CreateComputePipelines(VkDevice, VkPipelineCache, uint32_t, const VkComputePipelineCreateInfo *info,
                                           const VkAllocationCallbacks *, VkPipeline *pipeline) {
-    const VkSpecializationInfo *given = info->stage.pSpecializationInfo;
+    const VkSpecializationInfo *constants = info->stage.pSpecializationInfo;
     void *kernel = zinc_cpu_kernel(info->stage.pName);
     *pipeline = VK_NULL_HANDLE;
     return !kernel ? VK_ERROR_FEATURE_NOT_PRESENT : guarded([&] {
-        const uint32_t *words = static_cast<const uint32_t *>(given->pData);
-        give(pipeline, new Pipeline{reinterpret_cast<Kernel>(kernel), {words, words + given->dataSize / 4}});
+        const uint32_t *words = static_cast<const uint32_t *>(constants->pData);
+        give(pipeline, new Pipeline{reinterpret_cast<Kernel>(kernel), {words, words + constants->dataSize / 4}});
     });
 }
 void VKAPI_PTR DestroyPipeline(VkDevice, VkPipeline pipeline, const VkAllocationCallbacks *) {
-    delete of<Pipeline>(pipeline);
+    delete object<Pipeline>(pipeline);
 }
 VkResult VKAPI_PTR CreateDescriptorPool(VkDevice, const VkDescriptorPoolCreateInfo *, const VkAllocationCallbacks *,
                                         VkDescriptorPool *pool) {
     return make<SetPool>(pool);
 }
 void VKAPI_PTR DestroyDescriptorPool(VkDevice, VkDescriptorPool pool, const VkAllocationCallbacks *) {
-    delete of<SetPool>(pool);
+    delete object<SetPool>(pool);
 }
 VkResult VKAPI_PTR ResetDescriptorPool(VkDevice, VkDescriptorPool pool, VkDescriptorPoolResetFlags) {
-    return of<SetPool>(pool)->all.clear(), VK_SUCCESS;
+    return object<SetPool>(pool)->all.clear(), VK_SUCCESS;
 }
 VkResult VKAPI_PTR AllocateDescriptorSets(VkDevice, const VkDescriptorSetAllocateInfo *info, VkDescriptorSet *set) {
-    return guarded([&] { give(set, &of<SetPool>(info->descriptorPool)->all.emplace_back()); });
+    return guarded([&] { give(set, &object<SetPool>(info->descriptorPool)->all.emplace_back()); });
 }
 void VKAPI_PTR UpdateDescriptorSets(VkDevice, uint32_t count, const VkWriteDescriptorSet *writes, uint32_t,
                                     const VkCopyDescriptorSet *) {
     for (const VkWriteDescriptorSet *write = writes; write < writes + count; ++write)
         for (uint32_t i = 0; i < write->descriptorCount; ++i)
-            of<Places>(write->dstSet)->bytes[write->dstBinding + i] =
-                of<Buffer>(write->pBufferInfo[i].buffer)->bytes + write->pBufferInfo[i].offset;
+            object<Places>(write->dstSet)->bytes[write->dstBinding + i] =
+                object<Buffer>(write->pBufferInfo[i].buffer)->bytes + write->pBufferInfo[i].offset;
 }
 
 // --- commands --------------------------------------------------------------------------------------------------------
@@ -269,32 +271,32 @@ VkResult VKAPI_PTR CreateCommandPool(VkDevice, const VkCommandPoolCreateInfo *, 
     return make<CommandPool>(pool);
 }
 void VKAPI_PTR DestroyCommandPool(VkDevice, VkCommandPool pool, const VkAllocationCallbacks *) {
-    delete of<CommandPool>(pool);
+    delete object<CommandPool>(pool);
 }
-VkResult VKAPI_PTR AllocateCommandBuffers(VkDevice, const VkCommandBufferAllocateInfo *info, VkCommandBuffer *made) {
+VkResult VKAPI_PTR AllocateCommandBuffers(VkDevice, const VkCommandBufferAllocateInfo *info, VkCommandBuffer *buffers) {
     return guarded([&] {
         for (uint32_t i = 0; i < info->commandBufferCount; ++i)
-            give(&made[i], &of<CommandPool>(info->commandPool)->all.emplace_back());
+            give(&buffers[i], &object<CommandPool>(info->commandPool)->all.emplace_back());
     });
 }
 VkResult VKAPI_PTR ResetCommandBuffer(VkCommandBuffer commands, VkCommandBufferResetFlags) {
-    Commands *mine = of<Commands>(commands);
-    mine->steps.clear(), mine->places.clear(), mine->copies.clear();
-    mine->failed = false;
+    Commands *list = object<Commands>(commands);
+    list->steps.clear(), list->places.clear(), list->copies.clear();
+    list->failed = false;
     return VK_SUCCESS;
 }
 VkResult VKAPI_PTR BeginCommandBuffer(VkCommandBuffer commands, const VkCommandBufferBeginInfo *) {
     return ResetCommandBuffer(commands, 0);
 }
 VkResult VKAPI_PTR EndCommandBuffer(VkCommandBuffer commands) {
-    return of<Commands>(commands)->failed ? VK_ERROR_OUT_OF_HOST_MEMORY : VK_SUCCESS;
+    return object<Commands>(commands)->failed ? VK_ERROR_OUT_OF_HOST_MEMORY : VK_SUCCESS;
 }
 void VKAPI_PTR CmdBindPipeline(VkCommandBuffer commands, VkPipelineBindPoint, VkPipeline pipeline) {
-    of<Commands>(commands)->pipeline = of<Pipeline>(pipeline);
+    object<Commands>(commands)->pipeline = object<Pipeline>(pipeline);
 }
 void VKAPI_PTR CmdBindDescriptorSets(VkCommandBuffer commands, VkPipelineBindPoint, VkPipelineLayout, uint32_t,
                                      uint32_t, const VkDescriptorSet *sets, uint32_t, const uint32_t *) {
-    of<Commands>(commands)->set = of<Places>(sets[0]);
+    object<Commands>(commands)->set = object<Places>(sets[0]);
 }
 void VKAPI_PTR CmdPipelineBarrier(VkCommandBuffer, VkPipelineStageFlags, VkPipelineStageFlags, VkDependencyFlags,
                                   uint32_t, const VkMemoryBarrier *, uint32_t, const VkBufferMemoryBarrier *, uint32_t,
@@ -306,8 +308,8 @@ void add(Commands *to, Kernel kernel, const uint32_t *spec, const Places &places
     }) != VK_SUCCESS;
 }
 void VKAPI_PTR CmdDispatch(VkCommandBuffer commands, uint32_t x, uint32_t y, uint32_t z) {
-    Commands *mine = of<Commands>(commands);
-    add(mine, mine->pipeline->kernel, mine->pipeline->spec.data(), *mine->set, x, y, z);
+    Commands *list = object<Commands>(commands);
+    add(list, list->pipeline->kernel, list->pipeline->spec.data(), *list->set, x, y, z);
 }
 
 template <typename Work> void piece(const Step &step, uint64_t number, Work work) {
@@ -328,27 +330,28 @@ void fill_piece(const Step &step, uint64_t number, Room &) {
     });
 }
 void add_copy(VkCommandBuffer commands, Kernel kernel, const Places &places, uint64_t bytes, uint32_t value) {
-    Commands *mine = of<Commands>(commands);
-    if (guarded([&] { mine->copies.push_back({bytes, value}); }) == VK_SUCCESS)
-        add(mine, kernel, reinterpret_cast<const uint32_t *>(&mine->copies.back()), places,
+    Commands *list = object<Commands>(commands);
+    if (guarded([&] { list->copies.push_back({bytes, value}); }) == VK_SUCCESS)
+        add(list, kernel, reinterpret_cast<const uint32_t *>(&list->copies.back()), places,
             uint32_t((bytes + PIECE - 1) / PIECE), 1, 1);
     else
-        mine->failed = true;
+        list->failed = true;
 }
 void VKAPI_PTR CmdCopyBuffer(VkCommandBuffer commands, VkBuffer from, VkBuffer to, uint32_t count,
                              const VkBufferCopy *regions) {
-    for (const VkBufferCopy *one = regions; one < regions + count; ++one)
+    for (const VkBufferCopy *region = regions; region < regions + count; ++region)
         add_copy(commands, copy_piece,
-                 {{of<Buffer>(to)->bytes + one->dstOffset, of<Buffer>(from)->bytes + one->srcOffset}}, one->size, 0);
+                 {{object<Buffer>(to)->bytes + region->dstOffset, object<Buffer>(from)->bytes + region->srcOffset}},
+                 region->size, 0);
 }
 void VKAPI_PTR CmdFillBuffer(VkCommandBuffer commands, VkBuffer buffer, VkDeviceSize offset, VkDeviceSize size,
                              uint32_t value) {
-    add_copy(commands, fill_piece, {{of<Buffer>(buffer)->bytes + offset}}, size, value);
+    add_copy(commands, fill_piece, {{object<Buffer>(buffer)->bytes + offset}}, size, value);
 }
 VkResult VKAPI_PTR QueueSubmit(VkQueue, uint32_t count, const VkSubmitInfo *submits, VkFence) {
     for (const VkSubmitInfo *submit = submits; submit < submits + count; ++submit)
         for (uint32_t i = 0; i < submit->commandBufferCount; ++i) {
-            std::vector<Step> &steps = of<Commands>(submit->pCommandBuffers[i])->steps;
+            std::vector<Step> &steps = object<Commands>(submit->pCommandBuffers[i])->steps;
             void *workers = pool();
             if (!workers || zinc_cpu_run(workers, steps.data(), steps.size()))
                 return VK_ERROR_OUT_OF_HOST_MEMORY;
@@ -375,8 +378,8 @@ extern "C" void zinc_cpu_set_threads(unsigned number) {
 extern "C" PFN_vkVoidFunction VKAPI_PTR zinc_cpu_get_proc(VkInstance, const char *name) {
     if (std::strcmp(name, "zinc_cpu_set_threads") == 0)
         return reinterpret_cast<PFN_vkVoidFunction>(&zinc_cpu_set_threads);
-    for (const auto &one : zinc::FUNCTIONS)
-        if (std::strcmp(one.name, name) == 0)
-            return one.function;
+    for (const auto &entry : zinc::FUNCTIONS)
+        if (std::strcmp(entry.name, name) == 0)
+            return entry.function;
     return nullptr;
 }

@@ -217,7 +217,10 @@ def item(shaders: Path) -> str:
 
 def columns(shaders: Path) -> str:
     """columns.h, of a product with the parameters p: its columns, and how a result is stored."""
-    return _members(shaders, *(f"graph/{name}" for name in ("tensor", "numbers", "columns", "sums", "operands")))
+    text = _members(shaders, *(f"graph/{name}" for name in ("tensor", "numbers", "columns", "sums", "operands")))
+    begin = re.search(r"^uint matrix_begin\(\)[\s\S]*?^}", _read(shaders, "graph/q_places.glsl"), re.M)
+    assert begin is not None
+    return f"{text}\n{begin[0]}\n"
 
 
 def quantized(shaders: Path) -> str:
@@ -227,7 +230,7 @@ def quantized(shaders: Path) -> str:
     """
     names = "q_places", "q_blocks", "sums", "q_sums"
     places, blocks, sums, joins = (_read(shaders, f"graph/{name}.glsl") for name in names)
-    places = "\n".join(re.findall(r"^const [^;]*;|^uint matrix_begin\(\)[\s\S]*?^}", places, re.M))
+    places = "\n".join(re.findall(r"^const [^;]*;", places, re.M))
     text = "\n".join([places, blocks, sums[: sums.index("void store(")], joins])
     text = re.sub(r"^(?:shared|int packed_dot)[^;]*;", "", text, flags=re.M)
     native = "uint table_entry|void fill_table|uint pair|void exchange|void decode|int dot4|int dot16"
