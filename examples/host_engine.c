@@ -1,4 +1,4 @@
-/* An engine of its own on Vulkan that has its attention from native/: its device, its memory, its command buffers.
+/* An engine on Vulkan that takes its attention from native/: its device, its memory, its command buffers.
 
        host_engine TOKENS >results
 
@@ -93,8 +93,8 @@ static struct za_place place(struct memory *of, VkDeviceSize size) {
 
 /* --- the model --------------------------------------------------------------------------------------- */
 
-/* values[0] is the first layer's input, values[i + 1] layer i's output, with room for lse behind it, so that kernels
-   write both in place; rows: K and V of the token in a layer. */
+/* values[0] is the first layer's input, values[i + 1] layer i's output, followed by room for lse, so that kernels write
+   both in place; rows: K and V of the token in a layer. */
 struct model {
     struct za_place values[LAYERS + 1], rows[LAYERS];
 };
@@ -131,7 +131,7 @@ static void record(struct za_prepared *prepared, uint32_t slot, VkCommandBuffer 
 
 /* --- the run ----------------------------------------------------------------------------------------- */
 
-/* Each token waits for the one that had its slot before, and not for the one before it. */
+/* Each token waits for the token that had its slot before, not for the previous token. */
 static void decode(struct za_prepared *prepared, const VkCommandBuffer *commands, const VkFence *fences,
                    uint32_t tokens) {
     uint32_t table[PAGES];

@@ -42,7 +42,7 @@ def rope(x: torch.Tensor, begin: int) -> torch.Tensor:
 
 
 def next_token(ids: list[int], attention: za.Attention, sequence: za.Sequence) -> int:
-    """Append the tokens ``ids`` to the sequence; the best one behind them."""
+    """Append the tokens ``ids`` to the sequence; return the best next token."""
     x, begin = weights["model.embed_tokens.weight"][ids], len(sequence)  # x: (tokens, hidden)
     for i in range(config.num_hidden_layers):
         at = f"model.layers.{i}"

@@ -3,10 +3,9 @@
     .venv/bin/python examples/storage_types.py --shape 16/2/256 --context 32k --dtypes f16,q8_0,q8_0/q4_0
 
 Compares the bits of one KV head with the oracle first, then times the calls of all types in turns, in tiles and in
-cells: rows as other engines keep them, in pages of one token. A second table is
-for the rows of a prompt of 4,096 tokens of one layer: the host's codec, which encodes few rows; the host's part, which
-checks and uploads values where the device encodes them; and the whole ``append`` on this device. The host's figures are
-CPU time of one thread.
+cells: rows as other engines keep them, in pages of one token. A second table has the rows of a prompt of 4,096 tokens
+of one layer: the host's codec; the host's part, which checks and uploads values that the device encodes; and the whole
+``append`` on this device. The host's figures are CPU time of one thread.
 """
 
 import argparse
