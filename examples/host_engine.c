@@ -2,11 +2,11 @@
 
        host_engine TOKENS >results
 
-   The model is a toy of three layers: a layer's q is its input (4 heads of 64), K and V of a token are heads 0, 1 and 2,
-   3 of it, and what attention gives is the next layer's input. The last output is the next token's first input. So
-   nothing is read back: two command buffers are recorded once, and each token is a za_step and a submission, while the
-   token before may still be running. stdout: the last output (4, 64), float32, whose SHA-256 on every device is, for 70 tokens,
-   d8f30f3be99a919f1da4e43d8b7379306169b42ba570fe99d04b76b280c21057. */
+   The model is a toy of three layers. A layer's q is its input (4 heads of 64), a token's K is heads 0 and 1 of the
+   input, its V heads 2 and 3, and the output of attention is the next layer's input. The last output is the next token's
+   first input. So nothing is read back: two command buffers are recorded once, and each token is a za_step and a
+   submission, while the token before may still be running. stdout: the last output (4, 64), float32, whose SHA-256 on
+   every device is, for 70 tokens, d8f30f3be99a919f1da4e43d8b7379306169b42ba570fe99d04b76b280c21057. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
