@@ -1,12 +1,12 @@
-/* An engine of its own on Vulkan that has its attention from native/: its device, its memory, its command buffers.
+/* An engine on Vulkan that takes its attention from native/: its device, its memory, its command buffers.
 
        host_engine TOKENS >results
 
-   The model is a toy of three layers: a layer's q is its input (4 heads of 64), K and V of a token are heads 0, 1 and 2,
-   3 of it, and what attention gives is the next layer's input. The last output is the next token's first input. So
-   nothing is read back: two command buffers are recorded once, and each token is a za_step and a submission, while the
-   token before may still be running. stdout: the last output (4, 64), float32, whose SHA-256 on every device is, for 70 tokens,
-   d8f30f3be99a919f1da4e43d8b7379306169b42ba570fe99d04b76b280c21057. */
+   The model is a toy of three layers. A layer's q is its input (4 heads of 64), a token's K is heads 0 and 1 of the
+   input, its V heads 2 and 3, and the output of attention is the next layer's input. The last output is the next token's
+   first input. So nothing is read back: two command buffers are recorded once, and each token is a za_step and a
+   submission, while the token before may still be running. stdout: the last output (4, 64), float32, whose SHA-256 on
+   every device is, for 70 tokens, d8f30f3be99a919f1da4e43d8b7379306169b42ba570fe99d04b76b280c21057. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -93,8 +93,8 @@ static struct za_place place(struct memory *of, VkDeviceSize size) {
 
 /* --- the model --------------------------------------------------------------------------------------- */
 
-/* values[0] is the first layer's input, values[i + 1] layer i's output, with room for lse behind it, so that kernels
-   write both in place; rows: K and V of the token in a layer. */
+/* values[0] is the first layer's input, values[i + 1] layer i's output, followed by room for lse, so that kernels write
+   both in place; rows: K and V of the token in a layer. */
 struct model {
     struct za_place values[LAYERS + 1], rows[LAYERS];
 };
@@ -131,7 +131,7 @@ static void record(struct za_prepared *prepared, uint32_t slot, VkCommandBuffer 
 
 /* --- the run ----------------------------------------------------------------------------------------- */
 
-/* Each token waits for the one that had its slot before, and not for the one before it. */
+/* Each token waits for the token that had its slot before, not for the previous token. */
 static void decode(struct za_prepared *prepared, const VkCommandBuffer *commands, const VkFence *fences,
                    uint32_t tokens) {
     uint32_t table[PAGES];

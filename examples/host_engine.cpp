@@ -90,7 +90,7 @@ void run() {
     const za_call call{.request = requests.data(), .requests = 3};
 
     const Buffer rows{host, new_rows * 2 * 128 * sizeof(float)}, q{host, 3 * 4 * 64 * sizeof(float)};
-    const Buffer results{host, 3 * 4 * 65 * sizeof(float)}; // out, lse behind it
+    const Buffer results{host, 3 * 4 * 65 * sizeof(float)}; // out, then lse
     for (uint32_t i = 0; i < new_rows * 2 * 128; ++i) rows.values()[i] = float(i * 29 % 97) / 32 - 1.5f;
     for (uint32_t i = 0; i < 3 * 4 * 64; ++i) q.values()[i] = float(i * 31 % 89) / 32 - 1.5f;
     za_place out = results.place(), lse = out;

@@ -42,15 +42,15 @@ def rope(x: torch.Tensor, begin: int) -> torch.Tensor:
 
 
 def next_token(ids: list[int], attention: za.Attention, sequence: za.Sequence) -> int:
-    """Append the tokens ``ids`` to the sequence; the best one behind them."""
+    """Append the tokens ``ids`` to the sequence; return the best next token."""
     x, begin = weights["model.embed_tokens.weight"][ids], len(sequence)  # x: (tokens, hidden)
     for i in range(config.num_hidden_layers):
-        at = f"model.layers.{i}"
-        h = norm(x, f"{at}.input_layernorm")
-        q, k, v = (project(h, f"{at}.self_attn.{one}_proj").unflatten(-1, (-1, shape.head_dim)) for one in "qkv")
+        layer = f"model.layers.{i}"
+        h = norm(x, f"{layer}.input_layernorm")
+        q, k, v = (project(h, f"{layer}.self_attn.{kind}_proj").unflatten(-1, (-1, shape.head_dim)) for kind in "qkv")
         out = attention(rope(q, begin).numpy(), sequence, i, k=rope(k, begin).numpy(), v=v.numpy())
-        x = x + project(torch.from_numpy(out).flatten(1), f"{at}.self_attn.o_proj")
-        h, mlp = norm(x, f"{at}.post_attention_layernorm"), f"{at}.mlp"
+        x = x + project(torch.from_numpy(out).flatten(1), f"{layer}.self_attn.o_proj")
+        h, mlp = norm(x, f"{layer}.post_attention_layernorm"), f"{layer}.mlp"
         x = x + project(silu(project(h, f"{mlp}.gate_proj")) * project(h, f"{mlp}.up_proj"), f"{mlp}.down_proj")
     return int(project(norm(x[-1], "model.norm"), "lm_head").argmax())
 

@@ -3,10 +3,9 @@
     .venv/bin/python examples/storage_types.py --shape 16/2/256 --context 32k --dtypes f16,q8_0,q8_0/q4_0
 
 Compares the bits of one KV head with the oracle first, then times the calls of all types in turns, in tiles and in
-cells: rows as other engines keep them, in pages of one token. A second table is
-for the rows of a prompt of 4,096 tokens of one layer: the host's codec, which encodes few rows; the host's part, which
-checks and uploads values where the device encodes them; and the whole ``append`` on this device. The host's figures are
-CPU time of one thread.
+cells: rows as other engines keep them, in pages of one token. A second table has the rows of a prompt of 4,096 tokens
+of one layer: the host's codec; the host's part, which checks and uploads values that the device encodes; and the whole
+``append`` on this device. The host's figures are CPU time of one thread.
 """
 
 import argparse
@@ -92,8 +91,8 @@ def main() -> None:
                 cache.append(seq, 0, data.k, data.v)
                 got, lse = attn(data.q, seq, 0, return_lse=True)
                 heads = slice(-shape.group, None)  # of the last KV head
-                for mine, want in zip((got, lse), wanted, strict=True):
-                    assert np.array_equal(mine[heads].view(np.uint32), want.view(np.uint32)), dtype
+                for result, want in zip((got, lse), wanted, strict=True):
+                    assert np.array_equal(result[heads].view(np.uint32), want.view(np.uint32)), dtype
                 prompts += [] if layout else prompt_calls(cache, data)
                 calls.append(partial(milliseconds, partial(attn, data.q, seq, 0), perf_counter))
         times = [float(np.median(taken)) for taken in in_turns(calls, args.repeats, 0, 1)]
@@ -102,15 +101,15 @@ def main() -> None:
         print("| K/V | bytes a token | R9700, modeled µs | of its bandwidth | here, ms | in cells, ms |")
         print("|---" * 6 + "|")
         for dtype, ms, cells in zip(dtypes, times[::2], times[1::2], strict=True):
-            made = predict(za.plan_splits(context, shape), CARDS["r9700"], dtype)
-            share = f"{made.total_us:.0f} | {100 * made.ideal_us / made.total_us:.0f} %"
+            model = predict(za.plan_splits(context, shape), CARDS["r9700"], dtype)
+            share = f"{model.total_us:.0f} | {100 * model.ideal_us / model.total_us:.0f} %"
             print(f"| {dtype} | {shape.kv_bytes_per_token(dtype):,} | {share} | {ms:.1f} | {cells:.1f} |")
         print(f"\nThe rows of a prompt of {min(PROMPT, context):,} tokens\n")
         print("| K/V | the host's codec, CPU ms | the host's part, CPU ms | append, ms |")
         print("|---" * 4 + "|")
-        found = [f"{median(taken):.0f}" for taken in in_turns(prompts, args.repeats, 1, 1)]
-        for at, dtype in enumerate(dtypes):
-            print(f"| {dtype} | {' | '.join(found[3 * at : 3 * at + 3])} |")
+        medians = [f"{median(taken):.0f}" for taken in in_turns(prompts, args.repeats, 1, 1)]
+        for i, dtype in enumerate(dtypes):
+            print(f"| {dtype} | {' | '.join(medians[3 * i : 3 * i + 3])} |")
 
 
 try:

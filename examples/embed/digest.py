@@ -1,4 +1,4 @@
-"""Print the SHA-256 of what ``embed`` writes to RESULTS, which is the oracle's: every device has these bits.
+"""Print the SHA-256 of the oracle's bits, which ``embed`` writes to RESULTS on every device.
 
 .venv/bin/python examples/embed/digest.py 16/2/256 150 64 4
 """

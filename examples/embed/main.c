@@ -4,11 +4,11 @@
 
    PROMPT tokens are appended in float16 and attended in chunks of CHUNK, then forked, and both sequences decode TOKENS
    tokens by turns. RESULTS becomes, by call and layer, out (q_len, q_heads, head_dim) and lse (q_len, q_heads), float32;
-   digest.py prints its SHA-256. -w prints the work buffers of one step, from 0 on: eight words a line, behind the number
-   of the first. Exit status 0, or 2 with one line on stderr.
+   digest.py prints its SHA-256. -w prints the work buffers of one step, from 0 on: eight words a line, after the number
+   of the first word. Exit status 0, or 2 with one line on stderr.
 
-   Of the library it uses zinc_attn.h alone. The page tables are its own: a page belongs to every sequence whose table
-   names it, and a sequence that is about to write to a page of several gets a copy of its own first. */
+   The program uses zinc_attn.h alone, and has its own page tables: a page belongs to every sequence whose table names
+   the page, and a sequence that is about to write to a shared page first gets a copy. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -55,8 +55,8 @@ static Words work_words(uint32_t tokens) {
 }
 
 // Some number of tensor 0 (q), 1 (k) or 2 (v): a multiple of 1/64 from -2 to 2.
-static float value(uint32_t tensor, uint32_t token, uint32_t at) {
-    return (static_cast<int>((((tensor * 977 + token) * 4096 + at) * 2654435761u) >> 24) - 128) / 64.0f;
+static float value(uint32_t tensor, uint32_t token, uint32_t index) {
+    return (static_cast<int>((((tensor * 977 + token) * 4096 + index) * 2654435761u) >> 24) - 128) / 64.0f;
 }
 
 static void decode(const std::string& folder, uint32_t tokens) {
