@@ -32,9 +32,9 @@ void WriteOrder::write(uint32_t cell) {
 static uint64_t hash_row(uint64_t hash, const void *row, size_t bytes) {
     constexpr uint64_t PRIME = 1099511628211u;
     uint64_t lanes[4] = {hash, hash + 1, hash + 2, hash + 3};
-    for (size_t at = 0; at < bytes; at += 32) {
+    for (size_t begin = 0; begin < bytes; begin += 32) {
         uint64_t words[4] = {};
-        std::memcpy(words, static_cast<const char *>(row) + at, std::min<size_t>(32, bytes - at));
+        std::memcpy(words, static_cast<const char *>(row) + begin, std::min<size_t>(32, bytes - begin));
         for (int i = 0; i < 4; ++i) {
             lanes[i] = (lanes[i] ^ words[i]) * PRIME;
             lanes[i] ^= lanes[i] >> 32;
@@ -101,9 +101,9 @@ void SavedOrders::finish_saved(const Group<const WriteOrder> &group) {
 
 void SavedOrders::finish_restored(const Group<WriteOrder> &group) {
     for (const auto *orders : {&known_, &older_}) {
-        auto found = orders->find(group.hash);
-        if (found == orders->end() || found->second->size() != group.cells.size()) continue;
-        for (uint32_t rank : *found->second) group.order->write(group.cells[rank]);
+        auto entry = orders->find(group.hash);
+        if (entry == orders->end() || entry->second->size() != group.cells.size()) continue;
+        for (uint32_t rank : *entry->second) group.order->write(group.cells[rank]);
         return;
     }
 }

@@ -2,9 +2,7 @@
 //
 // llama.cpp puts a token's K and V into any free cell, so where a cell lies says nothing about its token.  What every
 // history of a cache has in common is the order of writes, and it is the order of keys here.
-#ifndef ZINC_GGML_CELLS_H
-#define ZINC_GGML_CELLS_H
-
+#pragma once
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -79,4 +77,3 @@ class SavedOrders {
 };
 
 }  // namespace zinc
-#endif

@@ -50,9 +50,9 @@ bool Recording::hides(const ggml_tensor *last, const ggml_tensor *result) const 
 }
 
 ggml_tensor *Recording::only_user(const ggml_tensor *node) const {
-    for (int of = number(node), i = of + 1; i < graph_->n_nodes && is_hidden(graph_->nodes[of]); ++i) {
+    for (int same = number(node), i = same + 1; i < graph_->n_nodes && is_hidden(graph_->nodes[same]); ++i) {
         ggml_tensor *user = graph_->nodes[i];
-        if (user->op == GGML_OP_RESHAPE && user->src[0] == graph_->nodes[of]) of = i;
+        if (user->op == GGML_OP_RESHAPE && user->src[0] == graph_->nodes[same]) same = i;
         if (is_view(user) || ggml_is_empty(user)) continue;
         const auto is_node = [node](const ggml_tensor *t) { return t && shaped(t) == node; };
         return std::any_of(user->src, user->src + 2, is_node) ? user : nullptr;
@@ -95,13 +95,13 @@ struct Chain {
     const ggml_tensor *last;
 
     // The next operation where it is this one, and its first operand is `of`, in any shape, or part of it; else NULL.
-    ggml_tensor *then(ggml_op op, const ggml_tensor *of, bool part = false) {
-        ggml_tensor *found = r->after(last);
-        if (!found || found->op != op) return nullptr;
-        const ggml_tensor *source = found->src[0];
+    ggml_tensor *then(ggml_op op, const ggml_tensor *operand, bool part = false) {
+        ggml_tensor *next = r->after(last);
+        if (!next || next->op != op) return nullptr;
+        const ggml_tensor *source = next->src[0];
         while (source->op != GGML_OP_NONE && is_view(source)) source = source->src[0];
-        const bool all = ggml_is_contiguous(found->src[0]) && ggml_nelements(found->src[0]) == ggml_nelements(of);
-        return source == of && (all || part) ? last = found, found : nullptr;
+        const bool all = ggml_is_contiguous(next->src[0]) && ggml_nelements(next->src[0]) == ggml_nelements(operand);
+        return source == operand && (all || part) ? last = next, next : nullptr;
     }
 };
 
@@ -136,28 +136,28 @@ static bool spares_rows(const ggml_tensor *x, const ggml_tensor *y) {
 
 Follower follower(Recording &r, std::initializer_list<const ggml_tensor *> x, const ggml_tensor **result, bool scale) {
     ggml_tensor *other, *user = r.fuses(FOLLOWER) ? next_of(r, *result, &other) : nullptr;
-    Follower found{FOLLOW_OP_NONE, bound(*r.device, *result), 0, nullptr};
-    if (!user || (user->op == GGML_OP_SCALE && (!scale || number_of(user, 1) != 0))) return found;
+    Follower follow{FOLLOW_OP_NONE, bound(*r.device, *result), 0, nullptr};
+    if (!user || (user->op == GGML_OP_SCALE && (!scale || number_of(user, 1) != 0))) return follow;
     for (const ggml_tensor *read : x)
-        if (read && !spares_rows(read, user)) return found;
-    found.op = user->op == GGML_OP_SCALE ? FOLLOW_OP_SCALE : user->op == GGML_OP_MUL ? FOLLOW_OP_MUL : FOLLOW_OP_ADD;
-    if (other) found.other = bound(*r.device, found.tensor = other);
-    else found.scale = number_of(user, 0);
+        if (read && !spares_rows(read, user)) return follow;
+    follow.op = user->op == GGML_OP_SCALE ? FOLLOW_OP_SCALE : user->op == GGML_OP_MUL ? FOLLOW_OP_MUL : FOLLOW_OP_ADD;
+    if (other) follow.other = bound(*r.device, follow.tensor = other);
+    else follow.scale = number_of(user, 0);
     r.take(user);
     *result = user;
-    return found;
+    return follow;
 }
 
 // --- int8 beside a result --------------------------------------------------------------------------------------------
 
-const Quantized *Recording::beside(const ggml_tensor *y, bool joined) {
+const Quantized *Recording::int8_copy(const ggml_tensor *y, bool packs_rows) {
     constexpr int NEAR = 64;  // nodes
     const bool whole = fuses(INT8) && is_f32(y) && ggml_is_contiguous(y);
     for (int i = at_ + 1; whole && i < std::min(graph_->n_nodes, at_ + NEAR); ++i) {
         const ggml_tensor *user = graph_->nodes[i], *x = user->src[1];
         if (!is_product(user) || shaped(x) != y || weight_type(user->src[0]->type) < 0) continue;
-        const bool joins = joined && y->ne[0] % 32 == 0 && x->ne[0] % y->ne[0] == 0 && x->ne[0] % 256 == 0;
-        if (x->ne[0] == y->ne[0] || joins) return reserve(x, &beside_) ? &beside_ : nullptr;
+        const bool packs = packs_rows && y->ne[0] % 32 == 0 && x->ne[0] % y->ne[0] == 0 && x->ne[0] % 256 == 0;
+        if (x->ne[0] == y->ne[0] || packs) return reserve(x, &int8_copy_) ? &int8_copy_ : nullptr;
     }
     return nullptr;
 }
@@ -287,7 +287,7 @@ ggml_tensor *norm_of(const Recording &r, const Experts &sum) {
     return is_norm && ggml_is_contiguous(sum.y) ? norm : nullptr;
 }
 
-bool is_joined(const Experts &sum, const ggml_tensor *norm, const ggml_tensor *other) {
+bool norm_fuses_sum(const Experts &sum, const ggml_tensor *norm, const ggml_tensor *other) {
     auto meets = [norm](const ggml_tensor *read) { return overlap(read, norm); };
     return !meets(sum.y) && !(other && overlap(other, sum.y)) && std::none_of(sum.reads, sum.reads + 4, meets);
 }
@@ -297,7 +297,7 @@ bool is_joined(const Experts &sum, const ggml_tensor *norm, const ggml_tensor *o
 constexpr int64_t GROUP = 256;  // channels of a workgroup
 
 static bool spares(const Conv &c, const ggml_tensor *t) {
-    return std::none_of(c.reads, c.reads + 4, [t](const ggml_tensor *one) { return overlap(t, one); });
+    return std::none_of(c.reads, c.reads + 4, [t](const ggml_tensor *read) { return overlap(t, read); });
 }
 
 // The next node, if it alone uses a node's result, and leaves the convolution's operands as they are.

@@ -1,8 +1,6 @@
 // The fusions: nodes of a graph that are recorded together. FUSIONS lists all; fusions.cpp has their conditions, each of
 // which asks Recording::fuses, and the files of the operations have their dispatches.
-#ifndef ZINC_GGML_FUSIONS_H
-#define ZINC_GGML_FUSIONS_H
-
+#pragma once
 #include "../graph/vulkan.h"
 #include "ggml-impl.h"
 
@@ -46,8 +44,7 @@ bool is_route(const Recording &r, ggml_tensor *first, Route *route);  // first: 
 bool is_sum_of_experts(const Recording &r, ggml_tensor *products, Experts *sum);
 ggml_tensor *norm_of(const Recording &r, const Experts &sum);  // the next node, or NULL
 // Whether this norm is made in the sum's dispatch: it spares what that reads and writes. other: a follower's operand.
-bool is_joined(const Experts &sum, const ggml_tensor *norm, const ggml_tensor *other);
+bool norm_fuses_sum(const Experts &sum, const ggml_tensor *norm, const ggml_tensor *other);
 Conv conv_with(const Recording &r, ggml_tensor *op);
 
 }  // namespace zinc
-#endif

@@ -1,8 +1,6 @@
 // The ggml that loads this library. Its functions are found when it asks for the registry, so that one build serves
 // several versions of ggml, under whatever name a runtime has it, and also where a process has two.
-#ifndef ZINC_GGML_INTERFACE_H
-#define ZINC_GGML_INTERFACE_H
-
+#pragma once
 #include "ggml-backend-impl.h"
 
 namespace zinc {
@@ -28,4 +26,3 @@ struct BufferType {
 void fill(BufferType *type, const TypeFunctions &functions, Device *owner, ggml_backend_dev_t listed);
 
 }  // namespace zinc
-#endif

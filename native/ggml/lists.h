@@ -3,9 +3,7 @@
 // A hidden cell takes no place, so neither padding nor the cells of other sequences can show in a result.  Rows whose
 // lists overlap share words: row i + 1 of a prompt has row i's list and its own cell, so all rows of a prompt together
 // need one word per key.
-#ifndef ZINC_GGML_LISTS_H
-#define ZINC_GGML_LISTS_H
-
+#pragma once
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -36,7 +34,7 @@ struct StreamMask {
     const uint16_t *mask;  // (rows, row_stride) float16: 0, a bias, or -inf for a hidden cell; NULL: all are seen
     size_t row_stride;
     uint32_t rows, cells;
-    Steps written, pages;  // of cell j the number in the write order, and the page
+    Steps cell_ids, pages;  // of cell j the number in the write order, and the page
 };
 
 // Append the rows of a stream.  order: see WriteOrder::order; NULL: cells are in ascending order.  False for a mask
@@ -46,4 +44,3 @@ bool add_stream(const std::vector<uint32_t> *order, const StreamMask &stream, Li
 float half_value(uint16_t bits);  // of a float16
 
 }  // namespace zinc
-#endif

@@ -1,9 +1,7 @@
 // ggml's buffer types and buffers.  The host does not address a Vulkan device's memory: a tensor's `data` is BASE and its
 // offset in the buffer.  The host addresses the processor's memory, its own and that of ggml's buffers, which the
 // processor takes over.
-#ifndef ZINC_GGML_MEMORY_H
-#define ZINC_GGML_MEMORY_H
-
+#pragma once
 #include <set>
 #include <vector>
 
@@ -66,4 +64,3 @@ const char *host_bytes(const ggml_tensor *tensor);
 void note_change(Buffer *buffer, size_t begin, size_t size);  // a graph writes bytes of a buffer
 
 }  // namespace zinc
-#endif

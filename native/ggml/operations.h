@@ -1,7 +1,5 @@
 // The operations that are served, in one table.
-#ifndef ZINC_GGML_OPERATIONS_H
-#define ZINC_GGML_OPERATIONS_H
-
+#pragma once
 #include <optional>
 
 #include "recording.h"
@@ -73,4 +71,3 @@ inline const char *f32_refused(const Device &, const ggml_tensor *op) {
 inline uint64_t pieces(uint64_t n, uint64_t size) { return (n + size - 1) / size; }
 
 }  // namespace zinc
-#endif

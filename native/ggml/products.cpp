@@ -70,7 +70,7 @@ static const char *product_refused(const Device &device, const ggml_tensor *op) 
 static Bound bound_added(const Device &device, const ggml_tensor *added) {
     Bound b = bound(device, added);
     for (int d = 0; d < 4; ++d)
-        if (added->ne[d] == 1) b.at.s[d] = 0;
+        if (added->ne[d] == 1) b.view.s[d] = 0;
     return b;
 }
 
@@ -90,19 +90,19 @@ static void set_shared(const Product &p, const Part &part, Params *params) {
     params->experts[0] = part.expert;
     params->experts[1] = part.experts;
     params->experts[2] = uint32_t(w->ne[2]);
-    params->ids = p.ids.at;
-    params->y = p.y.at;
+    params->ids = p.ids.view;
+    params->y = p.y.view;
     params->y.n[0] = part.rows;
-    params->y.offset += part.row * p.y.at.s[0];
-    params->added = p.added.at;
-    params->added.offset += part.row * p.added.at.s[0];
+    params->y.offset += part.row * p.y.view.s[0];
+    params->added = p.added.view;
+    params->added.offset += part.row * p.added.view.s[0];
 }
 
 static bool multiply(Recording &r, const Product &p, const Part &part) {
     const ggml_tensor *w = p.op->src[0];
     mul_mat_params params{};
     set_shared(p, part, &params);
-    params.w_begin = uint32_t(part.w.at.offset * unit_of(w) / 16);
+    params.w_begin = uint32_t(part.w.view.offset * unit_of(w) / 16);
     params.w_steps[0] = uint32_t(w->ne[2] > 1 ? w->nb[2] / 16 : 0);
     params.w_steps[1] = uint32_t(w->ne[3] > 1 ? w->nb[3] / 16 : 0);
     params.repeats[0] = uint32_t(p.op->ne[2] / w->ne[2]);
@@ -110,10 +110,10 @@ static bool multiply(Recording &r, const Product &p, const Part &part) {
     params.blocks = uint32_t(w->ne[0] / 32);
     const std::initializer_list<za_place> places = {part.w.place,  p.x.q.place,   p.x.scales.place,
                                                     p.added.place, p.ids.place, p.y.place};
-    const bool beside = !part.first();
-    if (p.units) return r.dispatch(GRAPH_MUL_MAT_UNITS, units_of(*r.device, p), params, places, beside);
-    if (p.few) return r.dispatch(GRAPH_MUL_MAT_VEC, few_of(*r.device, p), params, places, beside);
-    return r.dispatch(GRAPH_MUL_MAT, tile_of(p, part.rows), params, places, beside);
+    const bool independent = !part.first();
+    if (p.units) return r.dispatch(GRAPH_MUL_MAT_UNITS, units_of(*r.device, p), params, places, independent);
+    if (p.few) return r.dispatch(GRAPH_MUL_MAT_VEC, few_of(*r.device, p), params, places, independent);
+    return r.dispatch(GRAPH_MUL_MAT, tile_of(p, part.rows), params, places, independent);
 }
 
 // Whether rows are whole words of neighboring elements, as products of few rows read them.
@@ -128,8 +128,8 @@ static bool multiply_floats(Recording &r, const Product &p, const Part &part) {
     const std::initializer_list<za_place> places = {part.w.place, of_x.place, p.added.place, p.ids.place, p.y.place};
     mul_mat_float_params params{};
     set_shared(p, part, &params);
-    params.w = part.w.at;
-    params.x = of_x.at;
+    params.w = part.w.view;
+    params.x = of_x.view;
     if (!p.few) {
         const mul_mat_constants t = tile_of(p, part.rows);
         const mul_mat_float_constants c{w_type,        x_type,           t.tile_rows, t.tile_columns, t.own_rows,
@@ -148,15 +148,16 @@ static bool multiply_floats(Recording &r, const Product &p, const Part &part) {
 static bool share_out(Recording &r, Product *p) {
     const ggml_tensor *w = p->op->src[0], *x = p->op->src[1], *ids = p->op->src[2];
     const uint64_t columns = uint64_t(p->op->ne[1]), planes = uint64_t(p->op->ne[2] * p->op->ne[3]);
-    const bool words = ggml_is_quantized(w->type) || (FLOAT_VEC_SERVED(w->ne[0]) && rows_in_words(w) && rows_in_words(x));
+    const bool words =
+        ggml_is_quantized(w->type) || (FLOAT_VEC_SERVED(w->ne[0]) && rows_in_words(w) && rows_in_words(x));
     p->few = words && (ids ? planes : columns) <= FEW;
     p->columns = !ids ? columns : p->few ? 1 : columns * planes / uint64_t(w->ne[2]);
     p->units = by_units(*r.device, *p);
     p->ids = ids ? bound(*r.device, ids) : p->y;
     if (!ids || p->few) return true;
-    Grouped found;
-    if (!r.grouped(ids, uint32_t(w->ne[2]), columns_of_tile(*r.device, *p), &found)) return false;
-    p->ids.place = found.list.place;
+    Grouped groups;
+    if (!r.grouped(ids, uint32_t(w->ne[2]), columns_of_tile(*r.device, *p), &groups)) return false;
+    p->ids.place = groups.list.place;
     return true;
 }
 

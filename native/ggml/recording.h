@@ -1,7 +1,5 @@
 // A graph of ggml's that is recorded: how its tensors are bound, and the dispatches of its operations.
-#ifndef ZINC_GGML_RECORDING_H
-#define ZINC_GGML_RECORDING_H
-
+#pragma once
 #include <initializer_list>
 #include <map>
 
@@ -14,7 +12,7 @@ namespace zinc {
 // Where a tensor is for a kernel.
 struct Bound {
     za_place place;
-    tensor at;  // in units of its elements
+    tensor view;  // in units of its elements
 };
 
 // A tensor that lies in a buffer while nothing is written there.
@@ -50,15 +48,15 @@ class Recording {
     // beside: it writes other parts of what the dispatch before it writes.
     template <typename Params>
     bool dispatch(int kernel, const Constants &constants, const Params &params, std::initializer_list<za_place> places,
-                  bool beside = false) {
+                  bool independent = false) {
         static_assert(sizeof params <= 4 * GRAPH_PARAMS_WORDS, "a record has 64 words");
-        return device->recorder->dispatch(kernel, constants, &params, sizeof params, places, beside);
+        return device->recorder->dispatch(kernel, constants, &params, sizeof params, places, independent);
     }
-    bool quantized(const ggml_tensor *x, Quantized *found);
-    bool grouped(const ggml_tensor *ids, uint32_t experts, uint32_t columns, Grouped *found);
+    bool quantized(const ggml_tensor *x, Quantized *copy);
+    bool grouped(const ggml_tensor *ids, uint32_t experts, uint32_t columns, Grouped *list);
     // Where a node's kernel is to write its result y as int8, too, as a product reads it, or NULL. joined: also where a
     // row of x is several rows of y, which are whole blocks.
-    const Quantized *beside(const ggml_tensor *y, bool joined = false);
+    const Quantized *int8_copy(const ggml_tensor *y, bool packs_rows = false);
 
     // Whether so many users read a node's result, and nothing else reads its bytes, so that a dispatch that has these
     // users, too, need not write them: it is no output, and if in place, then of what nothing else uses, from the node
@@ -104,7 +102,7 @@ class Recording {
     bool record(ggml_tensor *node);
     void changed(const ggml_tensor *node);
     int number(const ggml_tensor *node) const;  // from the one that is recorded on; n_nodes: none
-    bool reserve(const ggml_tensor *x, Quantized *made);
+    bool reserve(const ggml_tensor *x, Quantized *copy);
 
     ggml_cgraph *graph_;
     int at_ = 0;        // the node that is recorded
@@ -113,7 +111,7 @@ class Recording {
     std::vector<Quantized> quantized_;
     std::vector<const ggml_tensor *> lent_;  // that lie in pieces while the graph runs
     std::vector<Grouped> grouped_;
-    Quantized beside_{};  // of the node that is recorded, where it has one
+    Quantized int8_copy_{};  // of the node that is recorded, where it has one
 };
 
 inline const ggml_tensor *shaped(const ggml_tensor *t) {       // the tensor that has this or another shape here
@@ -127,4 +125,3 @@ bool is_view(const ggml_tensor *node);                          // or a leaf: no
 const char *refused_by(const Device &device, const ggml_tensor *op);  // why an operation is left to the CPU, or NULL
 
 }  // namespace zinc
-#endif

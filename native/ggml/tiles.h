@@ -1,7 +1,5 @@
 // The tiles of products: which of the kernels, and how their workgroups share rows, columns and superblocks.
-#ifndef ZINC_GGML_TILES_H
-#define ZINC_GGML_TILES_H
-
+#pragma once
 #include "recording.h"
 
 namespace zinc {
@@ -33,4 +31,3 @@ mul_mat_units_constants units_of(const Device &device, const Product &p);  // ze
 uint32_t columns_of_tile(const Device &device, const Product &p);
 
 }  // namespace zinc
-#endif

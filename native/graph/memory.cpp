@@ -13,15 +13,15 @@ constexpr size_t MARGIN = 256;               // behind the last tensor: kernels 
 
 // Of the largest device-local heap; 0: it has no memory type with the flags.
 static uint64_t heap_with(const za_device *device, VkMemoryPropertyFlags flags) {
-    uint64_t largest = 0, found = 0;
+    uint64_t largest = 0, matching = 0;
     for (uint32_t i = 0; i < device->memory.memoryTypeCount; ++i) {
         const VkMemoryType &type = device->memory.memoryTypes[i];
         const uint64_t size = device->memory.memoryHeaps[type.heapIndex].size;
         if (!(type.propertyFlags & VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT)) continue;
         largest = std::max(largest, size);
-        if ((type.propertyFlags & flags) == flags) found = std::max(found, size);
+        if ((type.propertyFlags & flags) == flags) matching = std::max(matching, size);
     }
-    return found == largest ? found : 0;
+    return matching == largest ? matching : 0;
 }
 
 Store::Store(za_device *device) : device_(device), flags_(VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT) {
@@ -38,23 +38,23 @@ Store::~Store() { za_buffer_free(device_, &staging_); }
 bool Store::allocate(size_t size, Memory *memory) {
     *memory = {};
     const size_t whole = (size + MARGIN) / MARGIN * MARGIN;
-    const bool ok = za_within(device_, za_memory_make(device_, whole, flags_, "tensors", &memory->of));
-    memory->base = static_cast<char *>(memory->of.mapped);
+    const bool ok = za_within(device_, za_memory_make(device_, whole, flags_, "tensors", &memory->buffer));
+    memory->base = static_cast<char *>(memory->buffer.mapped);
     memory->size = size;
-    used_ += memory->of.size;
+    used_ += memory->buffer.size;
     return ok;
 }
 
 bool Store::import(void *bytes, size_t size, Memory *memory) {
     *memory = {{}, static_cast<char *>(bytes), size};
-    const bool ok = za_within(device_, za_memory_import(device_, bytes, size, &memory->of));
-    used_ += memory->of.size;
+    const bool ok = za_within(device_, za_memory_import(device_, bytes, size, &memory->buffer));
+    used_ += memory->buffer.size;
     return ok;
 }
 
 void Store::release(Memory *memory) {
-    used_ -= memory->of.size;
-    za_buffer_free(device_, &memory->of);
+    used_ -= memory->buffer.size;
+    za_buffer_free(device_, &memory->buffer);
     *memory = {};
 }
 
@@ -75,16 +75,17 @@ static bool submit(za_device *device, Record record) {
 bool Store::stage(const Memory &memory, size_t offset, char *data, size_t size, bool write) {
     if (!staging_.handle && !za_within(device_, za_memory_make(device_, STAGING, MAPPED, "staging", &staging_)))
         return false;
-    for (size_t at = 0; at < size; at += STAGING) {
-        const size_t n = std::min(STAGING, size - at);
-        if (write) std::memcpy(staging_.mapped, data + at, n);
+    for (size_t begin = 0; begin < size; begin += STAGING) {
+        const size_t n = std::min(STAGING, size - begin);
+        if (write) std::memcpy(staging_.mapped, data + begin, n);
         const bool ok = submit(device_, [&](const za_functions &vk, VkCommandBuffer commands) {
-            const VkBufferCopy region{write ? 0 : offset + at, write ? offset + at : 0, n};
-            const VkBuffer of = memory.of.handle;
-            vk.CmdCopyBuffer(commands, write ? staging_.handle : of, write ? of : staging_.handle, 1, &region);
+            const VkBufferCopy region{write ? 0 : offset + begin, write ? offset + begin : 0, n};
+            const VkBuffer tensors = memory.buffer.handle;
+            const VkBuffer source = write ? staging_.handle : tensors, target = write ? tensors : staging_.handle;
+            vk.CmdCopyBuffer(commands, source, target, 1, &region);
         });
         if (!ok) return false;
-        if (!write) std::memcpy(data + at, staging_.mapped, n);
+        if (!write) std::memcpy(data + begin, staging_.mapped, n);
     }
     return true;
 }
@@ -114,7 +115,7 @@ bool Store::fill(const Memory &to, size_t offset, uint8_t value, size_t size) {
     const std::vector<char> edge(4, char(value));
     if (!words) return write(to, offset, std::vector<char>(size, char(value)).data(), size);
     return submit(device_, [&](const za_functions &vk, VkCommandBuffer commands) {
-        vk.CmdFillBuffer(commands, to.of.handle, offset + first, words, value * 0x01010101u);
+        vk.CmdFillBuffer(commands, to.buffer.handle, offset + first, words, value * 0x01010101u);
     }) && (!first || write(to, offset, edge.data(), first)) &&
            (!last || write(to, offset + first + words, edge.data(), last));
 }
@@ -126,7 +127,7 @@ bool Store::copy(const Memory &from, size_t source, const Memory &to, size_t tar
     }
     return submit(device_, [&](const za_functions &vk, VkCommandBuffer commands) {
         const VkBufferCopy region{source, target, size};
-        vk.CmdCopyBuffer(commands, from.of.handle, to.of.handle, 1, &region);
+        vk.CmdCopyBuffer(commands, from.buffer.handle, to.buffer.handle, 1, &region);
     });
 }
 

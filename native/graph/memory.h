@@ -3,9 +3,7 @@
 // It is device-local.  Where such memory is mapped (a driver on the CPU, an APU, a card whose whole memory is in the
 // host's address space), the host writes it in place; elsewhere, and with ZINC_ATTN_STAGING=1, bytes go through a
 // staging buffer and a submission.
-#ifndef ZINC_GRAPH_MEMORY_H
-#define ZINC_GRAPH_MEMORY_H
-
+#pragma once
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -15,7 +13,7 @@
 namespace zinc {
 
 struct Memory {
-    buffer of{};
+    struct buffer buffer{};
     char *base = nullptr;  // NULL where it is not mapped
     size_t size = 0;
 };
@@ -54,4 +52,3 @@ class Store {
 };
 
 }  // namespace zinc
-#endif

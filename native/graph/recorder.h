@@ -1,8 +1,6 @@
 // A graph's commands, recorded and run: dispatches in the order of what they need, with a barrier before those that need
 // what others did, in one submission or a few, the first of them early, and one wait at the end.
-#ifndef ZINC_GRAPH_RECORDER_H
-#define ZINC_GRAPH_RECORDER_H
-
+#pragma once
 #include <cstdint>
 #include <initializer_list>
 #include <utility>
@@ -34,9 +32,9 @@ struct Constants {
     uint32_t words[11] = {};
     Constants() = default;
     template <typename T>
-    Constants(const T &of) {
-        static_assert(sizeof of <= sizeof words, "more constants than a kernel has");
-        __builtin_memcpy(words, &of, sizeof of);
+    Constants(const T &values) {
+        static_assert(sizeof values <= sizeof words, "more constants than a kernel has");
+        __builtin_memcpy(words, &values, sizeof values);
     }
     bool operator==(const Constants &other) const { return __builtin_memcmp(words, other.words, sizeof words) == 0; }
 };
@@ -59,14 +57,14 @@ class Recorder {
     bool holds(const Scratch &scratch) const;                 // whether it is still the taker's
     // kernel: a GRAPH_; places: its bindings behind the parameters; beside: see za_command.
     bool dispatch(int kernel, const Constants &constants, const void *params, size_t params_bytes,
-                  std::initializer_list<za_place> places, bool beside);
+                  std::initializer_list<za_place> places, bool independent);
     bool command(const struct za_command &command);
     bool finish();  // waits
     void abandon();
     void forget();  // a buffer that dispatches bound was freed
 
     uint64_t dispatches() const { return dispatches_; }  // of the last graph
-    void counts(uint64_t found[3]) const;                // dispatches, barriers and workgroups of all graphs
+    void counts(uint64_t totals[3]) const;                // dispatches, barriers and workgroups of all graphs
 
   private:
     struct Set {
@@ -105,4 +103,3 @@ class Recorder {
 };
 
 }  // namespace zinc
-#endif

@@ -1,7 +1,5 @@
 /* What the library's objects hold. */
-#ifndef ATTN_H
-#define ATTN_H
-
+#pragma once
 #include "objects.h"
 #include "work.h"
 
@@ -50,5 +48,3 @@ struct layer za_layer_of(const struct za_cache *cache, uint32_t layer);
 /* Bytes of K (or V) from a page to the next, and of `pages` pages that follow each other. */
 uint64_t za_page_step(const struct za_cache *cache, bool of_v);
 uint64_t za_pages_bytes(const struct za_cache *cache, bool of_v, uint64_t pages);
-
-#endif

@@ -11,9 +11,7 @@
 
    x_e is the first value of the largest magnitude, min and max the first ones; 1 / d counts as 0 where d is 0. No
    product and sum may be fused: compile with -ffp-contract=off. */
-#ifndef BLOCKS_H
-#define BLOCKS_H
-
+#pragma once
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -39,5 +37,3 @@ void za_block_write(enum za_dtype dtype, const struct block *block, uint8_t *byt
 
 /* Read one of them; false where d or m is not finite. */
 bool za_block_read(enum za_dtype dtype, const uint8_t *bytes, struct block *block);
-
-#endif

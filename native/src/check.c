@@ -156,7 +156,7 @@ bool za_check_place(const struct za_device *device, const char *name, const stru
                     bool bound) {
     const VkPhysicalDeviceLimits *limits = &device->properties.limits;
     uint64_t unit = bound ? limits->minStorageBufferOffsetAlignment : 4;
-    VkMemoryRequirements of;
+    VkMemoryRequirements needs;
     if (!place->buffer) return za_fail("%s: got no buffer, expected one", name);
     if (place->offset % unit)
         return za_fail("%s.offset: got %llu, expected a multiple of %llu", name, (unsigned long long)place->offset,
@@ -167,11 +167,11 @@ bool za_check_place(const struct za_device *device, const char *name, const stru
     if (bound && bytes > limits->maxStorageBufferRange)
         return za_fail_as(ZA_UNSUPPORTED, "%s: %llu bytes are needed, %s takes at most %u in one storage buffer", name,
                           (unsigned long long)bytes, device->properties.deviceName, limits->maxStorageBufferRange);
-    device->vk.GetBufferMemoryRequirements(device->host.device, place->buffer, &of); /* as large as the buffer */
-    if (place->offset <= of.size && place->size <= of.size - place->offset) return true;
+    device->vk.GetBufferMemoryRequirements(device->host.device, place->buffer, &needs); /* as large as the buffer */
+    if (place->offset <= needs.size && place->size <= needs.size - place->offset) return true;
     return za_fail("%s: got %llu bytes from offset %llu, expected a place within the buffer, which has at most %llu",
                    name, (unsigned long long)place->size, (unsigned long long)place->offset,
-                   (unsigned long long)of.size);
+                   (unsigned long long)needs.size);
 }
 
 bool za_check_apart(const char *const names[], const struct za_place *const places[], const uint64_t bytes[], int n) {

@@ -1,7 +1,5 @@
 /* What calls, places and rooms may be. Every function that returns false has said why, see error.h. */
-#ifndef CHECK_H
-#define CHECK_H
-
+#pragma once
 #include "device.h"
 #include "shape.h"
 #include "work.h"
@@ -30,5 +28,3 @@ bool za_check_apart(const char *const names[], const struct za_place *const plac
 /* What a step may be: at most the room of a prepared call, whose records and table words are `counts`. */
 bool za_check_step(const struct za_room *room, const struct counts *counts, const struct shape *shape,
                    const struct za_call *call);
-
-#endif

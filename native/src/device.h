@@ -1,7 +1,6 @@
 /* A device, and submissions of the library's own.
    Every function that returns false has said why, see error.h. */
-#ifndef DEVICE_H
-#define DEVICE_H
+#pragma once
 
 #ifdef __cplusplus
 #include <atomic>
@@ -22,7 +21,7 @@ using std::atomic_uint;
 
 struct za_device {
     struct za_host host;
-    bool own; /* the library made it */
+    bool owned; /* the library made it */
     bool processor; /* native code of the host, not Vulkan */
     struct za_functions vk;
     VkPhysicalDeviceProperties properties;
@@ -64,5 +63,3 @@ bool za_commands_submit(struct za_device *device);
 
 /* How pass 1 lies in its registers. */
 struct registers za_device_registers(const struct za_device *device);
-
-#endif

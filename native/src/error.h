@@ -1,7 +1,5 @@
 /* The reason and the kind of the last failure in this thread. */
-#ifndef ERROR_H
-#define ERROR_H
-
+#pragma once
 #include <stdbool.h>
 
 #include "zinc_attn.h"
@@ -21,5 +19,3 @@ const char *za_result_name(VkResult result);
 
 /* Whether an argument is there; where it is NULL, za_error names it. */
 bool za_given(const char *name, const void *argument);
-
-#endif

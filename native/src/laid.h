@@ -1,7 +1,5 @@
 /* A call that is laid out: the memory that it needs, its words, and its dispatches, for any recorder of commands. */
-#ifndef LAID_H
-#define LAID_H
-
+#pragma once
 #include "objects.h"
 #include "work.h"
 #include "zinc_attn.h"
@@ -42,5 +40,3 @@ struct za_command za_round_q(const struct za_attn *attn, uint64_t rows, struct z
 /* The call's dispatches, in order; returns their number. */
 int za_laid_commands(const struct za_attn *attn, const struct laid *laid, const struct bindings *b,
                      struct za_command commands[CALL_COMMANDS]);
-
-#endif

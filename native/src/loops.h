@@ -1,7 +1,5 @@
 /* Loop hints of SPIR-V for a GPU's compiler. */
-#ifndef LOOPS_H
-#define LOOPS_H
-
+#pragma once
 #include <stddef.h>
 #include <stdint.h>
 
@@ -9,5 +7,3 @@
    compiler unrolls the loop, else in memory. The modules go without, since a CPU's would compile for longer. To be
    freed; NULL: no memory. */
 uint32_t *za_unrolled(const uint32_t *code, size_t words);
-
-#endif

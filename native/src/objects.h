@@ -1,8 +1,6 @@
 /* Buffers, pipelines and descriptor sets. Every function that returns false has said why, see error.h. What is freed is
    freed once the library's submissions have ended; where that cannot be known, it is left to the driver. */
-#ifndef OBJECTS_H
-#define OBJECTS_H
-
+#pragma once
 #include "device.h"
 
 struct buffer {
@@ -30,10 +28,10 @@ struct za_command {
     VkPipeline pipeline;
     struct za_place place[MAX_BINDINGS]; /* `size` is what the kernel sees */
     uint32_t groups[3];
-    bool beside;       /* writes other parts of what the command before it writes, for which it does not wait */
+    bool independent;       /* writes other parts of what the command before it writes, for which it does not wait */
     uint64_t products; /* multiplications, by which the time of a submission is bounded; 0: few */
     uint32_t level;    /* by za_level, as is all that follows */
-    const struct kernel *behind; /* the command's for which it waits, and the bytes that both use; NULL: for none */
+    const struct kernel *awaited; /* the command's for which it waits, and the bytes that both use; NULL: for none */
     struct za_place met;
 };
 
@@ -67,8 +65,8 @@ void za_dispatch_with(struct za_device *device, VkCommandBuffer commands, const 
                       VkDescriptorSet set);
 
 /* What was `written` in the stages `before` is there for `used` in the stages `behind`. */
-void za_barrier(const struct za_device *device, VkCommandBuffer commands, VkPipelineStageFlags before,
-                VkAccessFlags written, VkPipelineStageFlags behind, VkAccessFlags used);
+void za_barrier(const struct za_device *device, VkCommandBuffer commands, VkPipelineStageFlags source,
+                VkAccessFlags writes, VkPipelineStageFlags target, VkAccessFlags uses);
 
 /* Barriers around what the library records. After the first one all that was written before is seen, and all that was
    read may be written; after the second one all commands and the host see what the library wrote. */
@@ -81,5 +79,3 @@ void za_barrier_between(const struct za_device *device, VkCommandBuffer commands
 
 /* The whole of a buffer. */
 struct za_place za_whole(const struct buffer *buffer);
-
-#endif

@@ -1,8 +1,6 @@
 /* The driver's pipeline cache, which a file keeps between processes: at the place and in the format that
    zinc_attn/runtime/vulkan/pipeline_cache.py has. No function here fails: what cannot be read is compiled again. */
-#ifndef PIPELINE_CACHE_H
-#define PIPELINE_CACHE_H
-
+#pragma once
 #include "functions.h"
 
 struct za_pipeline_cache {
@@ -18,5 +16,3 @@ void za_pipeline_cache_open(struct za_pipeline_cache *cache, const struct za_fun
 
 /* Write the driver's data to the file, unless they are there. */
 void za_pipeline_cache_save(struct za_pipeline_cache *cache, const struct za_functions *vk, VkDevice device);
-
-#endif

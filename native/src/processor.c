@@ -33,14 +33,14 @@ static void *open_library(const char *path, char *why, size_t size) {
 
 bool za_processor(PFN_vkGetInstanceProcAddr *get_proc) {
     static const char *const levels[] = {"-v4", "-v3", ""};
-    const char *given = getenv("ZINC_ATTN_CPU_LIBRARY");
+    const char *chosen = getenv("ZINC_ATTN_CPU_LIBRARY");
     char path[4096], why[512] = "";
     Dl_info info = {0};
-    void *library = given && *given ? open_library(given, why, sizeof why) : NULL;
+    void *library = chosen && *chosen ? open_library(chosen, why, sizeof why) : NULL;
     dladdr((const void *)levels, &info); /* data of this library */
     const char *end = info.dli_fname ? strrchr(info.dli_fname, '/') : NULL;
     const int folder = end ? (int)(end + 1 - info.dli_fname) : 0;
-    for (int place = 0; place < 2 && !library && !(given && *given); ++place)
+    for (int place = 0; place < 2 && !library && !(chosen && *chosen); ++place)
         for (int i = 0; i < 3 && !library; ++i) {
             snprintf(path, sizeof path, "%.*slibzinc_cpu%s.so", place ? 0 : folder, info.dli_fname, levels[i]);
             library = open_library(path, why, sizeof why);

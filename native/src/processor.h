@@ -1,7 +1,5 @@
 /* The processor as a device: its kernels are native code in a library of its own, libzinc_cpu (native/cpu). */
-#ifndef PROCESSOR_H
-#define PROCESSOR_H
-
+#pragma once
 #include <stdbool.h>
 
 #include "functions.h"
@@ -10,5 +8,3 @@
    processor that lies beside this library, or that the system finds. False, and why: there is none, or it would give
    other bits. */
 bool za_processor(PFN_vkGetInstanceProcAddr *get_proc);
-
-#endif

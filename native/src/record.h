@@ -1,7 +1,5 @@
 /* The recording of a call, which za_run and prepared calls share, and the places that it uses. */
-#ifndef RECORD_H
-#define RECORD_H
-
+#pragma once
 #include "attn.h"
 #include "laid.h"
 
@@ -22,5 +20,3 @@ struct bindings za_bound(const struct za_attn *attn, const struct za_places *pla
 /* Copy n rows of `bytes` each, from_step and to_step apart. */
 void za_copy_rows(const struct za_device *device, VkCommandBuffer commands, struct za_place from, uint64_t from_step,
                   struct za_place to, uint64_t to_step, uint64_t bytes, uint64_t n);
-
-#endif

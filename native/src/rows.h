@@ -9,9 +9,7 @@
    Values: magnitudes up to 2**60, those below 2**-40 count as 0; f16 takes every finite float16, block types what
    za_storage says, fp8_e4m3 up to 448 times the scale of the head. The codec is rows.c, blocks.c and floats.c,
    which depend on nothing but the contract and error.h. */
-#ifndef ROWS_H
-#define ROWS_H
-
+#pragma once
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -41,5 +39,3 @@ struct new_rows {
 /* Write tokens times kv_heads rows to `out`. `largest_k` becomes at least the largest magnitude of k. False for a value
    that is not taken. */
 bool za_rows_encode(const struct row_format *format, const struct new_rows *rows, uint32_t *out, double *largest_k);
-
-#endif

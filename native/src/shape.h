@@ -1,7 +1,5 @@
 /* The numbers of a shape, its types, and how K and V lie. */
-#ifndef SHAPE_H
-#define SHAPE_H
-
+#pragma once
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -35,5 +33,3 @@ uint64_t za_rows_bytes(const struct shape *shape, uint64_t new_rows);
 
 /* Invocations of the waves of a workgroup that serves so many query vectors. */
 uint32_t za_lanes(const struct sizes *s, uint64_t served);
-
-#endif

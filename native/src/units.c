@@ -32,13 +32,13 @@ void *za_units_chain(struct za_units_features *features, void *next) {
 }
 
 static bool has_features(const struct za_host *host, const struct za_functions *vk) {
-    struct za_units_features found;
+    struct za_units_features features;
     VkPhysicalDeviceFeatures2 query = {
         .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2,
-        .pNext = za_units_chain(&found, NULL),
+        .pNext = za_units_chain(&features, NULL),
     };
     vk->GetPhysicalDeviceFeatures2(host->physical, &query);
-    return found.matrices.cooperativeMatrix && found.int8.shaderInt8 && found.memory.vulkanMemoryModel;
+    return features.matrices.cooperativeMatrix && features.int8.shaderInt8 && features.memory.vulkanMemoryModel;
 }
 
 /* Invocations of a subgroup. lavapipe of Mesa 26.2 with 16 crashes as it compiles products of matrices. */

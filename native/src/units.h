@@ -1,7 +1,5 @@
 /* Matrix units for int8 with int32 sums, of VK_KHR_cooperative_matrix, which the headers of Vulkan 1.3.239 lack. */
-#ifndef UNITS_H
-#define UNITS_H
-
+#pragma once
 #include "functions.h"
 
 /* Products of int8 matrices, (m, k) by (k, n), that a subgroup of so many invocations makes; m is 0: none. */
@@ -28,5 +26,3 @@ struct za_units za_units_of(const struct za_host *host, const struct za_function
 
 /* Fill the chain with what is to be on, `next` behind it. */
 void *za_units_chain(struct za_units_features *features, void *next);
-
-#endif

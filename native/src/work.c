@@ -137,16 +137,16 @@ struct counts za_counts(const struct shape *shape, const struct za_call *call,
 }
 
 struct parts za_parts(const struct shape *shape, const struct counts *counts) {
-    struct parts at = {.base = 0};
+    struct parts parts = {.base = 0};
     if (counts->shared) /* as kernels bind it: every device takes an offset of 256 bytes */
-        at.base = (HEADER_WORDS + counts->shared * ITEM_WORDS + 63) / 64 * 64;
-    at.rows = HEADER_WORDS + counts->items * ITEM_WORDS;
-    at.appends = at.rows + counts->rows * ROW_WORDS;
-    at.pages = at.appends + counts->new_rows * APPEND_WORDS;
-    at.heads = at.pages + counts->pages;
-    at.mask = at.heads + (counts->rows ? shape->q_heads * HEAD_WORDS : 0);
-    at.end = at.mask + counts->masks;
-    return at;
+        parts.base = (HEADER_WORDS + counts->shared * ITEM_WORDS + 63) / 64 * 64;
+    parts.rows = HEADER_WORDS + counts->items * ITEM_WORDS;
+    parts.appends = parts.rows + counts->rows * ROW_WORDS;
+    parts.pages = parts.appends + counts->new_rows * APPEND_WORDS;
+    parts.heads = parts.pages + counts->pages;
+    parts.mask = parts.heads + (counts->rows ? shape->q_heads * HEAD_WORDS : 0);
+    parts.end = parts.mask + counts->masks;
+    return parts;
 }
 
 /* --- the words --------------------------------------------------------------------------------------- */
@@ -285,13 +285,13 @@ static void write_heads(const struct shape *shape, const struct za_call *call, c
     }
 }
 
-static void *at(uint32_t *work, uint64_t word) { return work + word; }
+static void *word_at(uint32_t *work, uint64_t word) { return work + word; }
 
 /* Records between those of the call and the end of the room: no item has a leaf, no row a state, no token a place. */
 static void write_rest(const struct cursor *to, const struct parts *parts, uint32_t *work) {
-    memset(to->item, 0, (size_t)((char *)at(work, parts->rows) - (char *)to->item));
-    memset(to->row_record, 0, (size_t)((char *)at(work, parts->appends) - (char *)to->row_record));
-    struct work_append *end = at(work, parts->pages);
+    memset(to->item, 0, (size_t)((char *)word_at(work, parts->rows) - (char *)to->item));
+    memset(to->row_record, 0, (size_t)((char *)word_at(work, parts->appends) - (char *)to->row_record));
+    struct work_append *end = word_at(work, parts->pages);
     for (struct work_append *append = to->append; append < end; ++append) append->position = NO_TOKEN;
 }
 
@@ -308,15 +308,15 @@ void za_work_write(const struct shape *shape, const struct za_call *call, struct
     const uint32_t base = (uint32_t)parts.base;
     uint32_t *work = whole + base, table = 0;
     struct cursor to = {
-        .item = at(work, HEADER_WORDS),
-        .shared = at(whole, HEADER_WORDS),
-        .row_record = at(work, parts.rows),
-        .append = at(work, parts.appends),
+        .item = word_at(work, HEADER_WORDS),
+        .shared = word_at(whole, HEADER_WORDS),
+        .row_record = word_at(work, parts.rows),
+        .append = word_at(work, parts.appends),
         .page = (uint32_t)parts.pages,
         .mask = (uint32_t)parts.mask,
     };
-    write_header(shape, call, room, layer, &parts, at(work, 0));
-    if (room->shared) write_shared_header(at(work, 0), base, at(whole, 0));
+    write_header(shape, call, room, layer, &parts, word_at(work, 0));
+    if (room->shared) write_shared_header(word_at(work, 0), base, word_at(whole, 0));
     for (uint32_t i = 0; i < call->requests; ++i) {
         const struct za_request *request = &call->request[i];
         if (!same_table(call, i)) {
@@ -335,5 +335,5 @@ void za_work_write(const struct shape *shape, const struct za_call *call, struct
             *to.append++ = (struct work_append){request->tokens - request->new_rows + row, table};
     }
     write_rest(&to, &parts, work);
-    if (room->rows) write_heads(shape, call, layer->scales, at(work, parts.heads));
+    if (room->rows) write_heads(shape, call, layer->scales, word_at(work, parts.heads));
 }

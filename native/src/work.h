@@ -1,8 +1,6 @@
 /* The layout of a call, and the words of its work buffer: header, item records, row records, append records, page ids,
    head records, masks. docs/c-hosts.md goes through them with numbers. */
-#ifndef WORK_H
-#define WORK_H
-
+#pragma once
 #include "shape.h"
 #include "zinc_attn.h"
 
@@ -66,5 +64,3 @@ struct layout za_layout(const struct shape *shape, const struct za_call *call,
    laid out for its rows, and records behind the call's own are made to do nothing. */
 void za_work_write(const struct shape *shape, const struct za_call *call, struct rule rule,
                    const struct counts *room, const struct layer *layer, uint32_t *work);
-
-#endif

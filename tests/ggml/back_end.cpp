@@ -67,28 +67,28 @@ extern "C" {
 // How many devices there are when another reader of the host's memory is there before.
 size_t devices_behind_another() {
     devices_before = 2;
-    ggml_backend_reg_t found = ggml_backend_init();
-    return found ? found->iface.get_device_count(found) : 0;
+    ggml_backend_reg_t registry = ggml_backend_init();
+    return registry ? registry->iface.get_device_count(registry) : 0;
 }
 bool open_back_end() {
-    ggml_backend_reg_t found = ggml_backend_init();
-    device = found ? found->iface.get_device(found, 0) : nullptr;
+    ggml_backend_reg_t registry = ggml_backend_init();
+    device = registry ? registry->iface.get_device(registry, 0) : nullptr;
     backend = device ? device->iface.init_backend(device, nullptr) : nullptr;
     return backend;
 }
 
 // Dispatches, barriers and workgroups until now.
-void counts(uint64_t found[3]) {
+void counts(uint64_t totals[3]) {
     void *address = device->reg->iface.get_proc_address(device->reg, "zinc_attn_counts");
-    reinterpret_cast<void (*)(uint64_t *)>(address)(found);
+    reinterpret_cast<void (*)(uint64_t *)>(address)(totals);
 }
 
 ggml_backend_buffer_t make_buffer(size_t bytes, int usage) {
     ggml_backend_buffer_type_t type = device->iface.get_buffer_type(device);
-    ggml_backend_buffer_t made = type->iface.alloc_buffer(type, bytes);
-    made->usage = ggml_backend_buffer_usage(usage);
-    buffers.push_back(made);
-    return made;
+    ggml_backend_buffer_t buffer = type->iface.alloc_buffer(type, bytes);
+    buffer->usage = ggml_backend_buffer_usage(usage);
+    buffers.push_back(buffer);
+    return buffer;
 }
 // ggml's, with bytes that are not 0, which tells through `freed` when ggml gets it back.
 ggml_backend_buffer_t make_host_buffer(size_t bytes, bool *freed) {
@@ -108,7 +108,7 @@ size_t free_bytes() {
     return free;
 }
 void close_back_end() {
-    for (ggml_backend_buffer_t made : buffers) made->iface.free_buffer(made);
+    for (ggml_backend_buffer_t buffer : buffers) buffer->iface.free_buffer(buffer);
     buffers.clear();
     backend->iface.free(backend);
 }
@@ -126,24 +126,24 @@ void clear_buffer(ggml_backend_buffer_t buffer) { buffer->iface.clear(buffer, 0)
 
 // A contiguous tensor at an offset of the buffer.
 ggml_tensor *make_tensor(int type, const int64_t *ne, ggml_backend_buffer_t buffer, size_t offset) {
-    ggml_tensor *made = new ggml_tensor{};
-    made->type = ggml_type(type);
-    std::copy_n(ne, 4, made->ne);
-    made->nb[0] = ggml_type_size(made->type);
-    made->nb[1] = ggml_row_size(made->type, ne[0]);
-    for (int i = 2; i < 4; ++i) made->nb[i] = made->nb[i - 1] * size_t(ne[i - 1]);
-    made->buffer = buffer;
-    made->data = static_cast<char *>(buffer->iface.get_base(buffer)) + offset;
-    return made;
+    ggml_tensor *tensor = new ggml_tensor{};
+    tensor->type = ggml_type(type);
+    std::copy_n(ne, 4, tensor->ne);
+    tensor->nb[0] = ggml_type_size(tensor->type);
+    tensor->nb[1] = ggml_row_size(tensor->type, ne[0]);
+    for (int i = 2; i < 4; ++i) tensor->nb[i] = tensor->nb[i - 1] * size_t(ne[i - 1]);
+    tensor->buffer = buffer;
+    tensor->data = static_cast<char *>(buffer->iface.get_base(buffer)) + offset;
+    return tensor;
 }
-ggml_tensor *make_view(ggml_tensor *of, const int64_t *ne, const size_t *nb, size_t offset) {
-    ggml_tensor *made = new ggml_tensor(*of);
-    std::copy_n(ne, 4, made->ne);
-    std::copy_n(nb, 4, made->nb);
-    made->view_src = of->view_src ? of->view_src : of;
-    made->view_offs += offset;
-    made->data = static_cast<char *>(made->data) + offset;
-    return made;
+ggml_tensor *make_view(ggml_tensor *source, const int64_t *ne, const size_t *nb, size_t offset) {
+    ggml_tensor *view = new ggml_tensor(*source);
+    std::copy_n(ne, 4, view->ne);
+    std::copy_n(nb, 4, view->nb);
+    view->view_src = source->view_src ? source->view_src : source;
+    view->view_offs += offset;
+    view->data = static_cast<char *>(view->data) + offset;
+    return view;
 }
 // Whether it may be a layer's keys.
 bool takes_cache(ggml_tensor *tensor) {
