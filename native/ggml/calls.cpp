@@ -13,8 +13,8 @@ constexpr size_t ENTRIES = 8;  // lists that are kept: a model has a few kinds o
 
 // --- calls of many rows ----------------------------------------------------------------------------------------------
 
-// Every device has storage buffers of 128 MiB and grids of 65,535 workgroups. A compute unit makes 2**34 products in half
-// a second. Each call begins at a row whose q and results lie at offsets at which a buffer can be bound.
+// Every device has storage buffers of 128 MiB and grids of 65,535 workgroups. A compute unit makes 2**34 products in
+// half a second. Each call begins at a row whose q and results lie at offsets at which a buffer can be bound.
 size_t rows_of_call(const Device &device, const za_attn *attn, const Operation &o, uint64_t keys) {
     constexpr uint64_t BYTES = uint64_t(1) << 27, GROUPS = 65535, PRODUCTS = uint64_t(1) << 34;
     const struct za_info info = za_info(attn);
@@ -85,8 +85,8 @@ static std::vector<float> slopes_of(const Operation &o) {
     return slopes;
 }
 
-// Adds a row to the request of the row before it, if the request can hold it. Rows of a prompt are one request: each sees
-// the keys of the row before and its own key. Rows that see the same keys are one request, too.
+// Adds a row to the request of the row before it, if the request can hold it. Rows of a prompt are one request: each
+// sees the keys of the row before and its own key. Rows that see the same keys are one request, too.
 static bool extend_request(const RowKeys &row, const RowKeys &last, za_request *request) {
     const bool grows = row.count == last.count + 1 && !request->noncausal;
     const bool same = row.count == last.count && (request->q_len == 1 || request->noncausal);

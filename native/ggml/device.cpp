@@ -41,8 +41,8 @@ Device *Device::open(const char *name, bool gpu) {
     const Kind plain{1, 1, 64, 64, false, {ZA_Q8_0, 68}, {ZA_Q8_0, 68}};
     const bool configured = fits && splits_given(&self->splits) && arithmetic_given(&self->arithmetic);
     if (configured && !self->device_->dots) {
-        za_fail_as(ZA_UNSUPPORTED, "%s has no integer dot product, which products of quantized weights need: Vulkan 1.3 "
-                   "or VK_KHR_shader_integer_dot_product", za_device_info(self->device_).name);
+        za_fail_as(ZA_UNSUPPORTED, "%s has no integer dot product, which products of quantized weights need: Vulkan "
+                   "1.3 or VK_KHR_shader_integer_dot_product", za_device_info(self->device_).name);
     } else if (configured && self->attn(plain, true).attn) {
         const struct za_device_info info = za_device_info(self->device_);
         self->name = info.name;

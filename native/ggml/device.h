@@ -66,19 +66,21 @@ class Turns {
     uint64_t asked_ = 0, ended_ = 0;
 };
 
-// Threads. Models and contexts of several threads share the device. No call fails because another thread works: it waits.
+// Threads. Models and contexts of several threads share the device. No call fails because another thread works: it
+// waits.
 //
 // A thread that uses the queue or a buffer holds Device::turns: graph_compute for a whole graph; alloc, free, set, get,
-// copy, memset and clear of buffers; the counts; the number of threads; and supports_op if attention's kind is new, if a
-// buffer of ggml's is taken over, or if weights are left to another device. Such a call waits for the graphs that came
-// before it, so za_enter never meets a second thread. A thread holds the turn of one device at a time.
+// copy, memset and clear of buffers; the counts; the number of threads; and supports_op if attention's kind is new, if
+// a buffer of ggml's is taken over, or if weights are left to another device. Such a call waits for the graphs that
+// came before it, so za_enter never meets a second thread. A thread holds the turn of one device at a time.
 //
 // No other entry point waits for a graph. supports_op finds open kinds under attns_mutex_, and a thread that holds this
-// mutex takes no other lock. get_memory reads an atomic. graph_optimize, init_backend and the free of a backend use only
-// the caller's objects. ggml_backend_init has its own lock.
+// mutex takes no other lock. get_memory reads an atomic. graph_optimize, init_backend and the free of a backend use
+// only the caller's objects. ggml_backend_init has its own lock.
 class Device {
   public:
-    // NULL if no device is suitable; za_error says why. name: as in za_device_open. gpu: refuse other devices than GPUs.
+    // NULL if no device is suitable; za_error says why. name: as in za_device_open. gpu: refuse other devices than
+    // GPUs.
     static Device *open(const char *name, bool gpu);
 
     std::string name;       // of the Vulkan device, or of the processor
@@ -100,8 +102,8 @@ class Device {
 
     std::map<uintptr_t, struct Buffer *> held;  // the processor's buffers, by their first address
 
-    // Buffers whose bytes are wrong, because a call that changes them failed. NULL stands for a buffer of results, whose
-    // bytes are written anew in each graph.
+    // Buffers whose bytes are wrong, because a call that changes them failed. NULL stands for a buffer of results,
+    // whose bytes are written anew in each graph.
     std::set<const void *> spoilt;
 
     // has_turn: the thread holds the turn. Otherwise it waits for the turn if the kind is new.

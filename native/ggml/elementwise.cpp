@@ -16,7 +16,7 @@ static const char *binary_refused(const Device &, const ggml_tensor *op) {
     return types_refused(op);
 }
 
-// Of float32 y as int8, too, where a product follows.
+// Also writes y as int8, if y is float32 and a product reads it.
 static bool glu(Recording &r, const ggml_tensor *op, uint32_t kind, const Bound &a, const Bound &b) {
     const Bound y = bound(*r.device, op);
     const glu_constants constants{kind, uint32_t(float_type(op))};

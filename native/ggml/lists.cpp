@@ -44,7 +44,8 @@ static std::vector<uint32_t> in_order(const std::vector<uint32_t> *order, const 
     return cells;
 }
 
-// Where `list` begins in `pages`: within the previous row's keys, which it may continue, or behind all others.
+// Puts `list` into `pages` and returns where it begins: within the previous row's list, if it continues that list, or
+// after all pages.
 static size_t place_list(const std::vector<uint32_t> &list, const RowKeys *previous, std::vector<uint32_t> *pages) {
     size_t place = pages->size(), overlap = 0;
     if (previous && previous->count && !list.empty()) {
@@ -61,7 +62,7 @@ static size_t place_list(const std::vector<uint32_t> &list, const RowKeys *previ
     return place;
 }
 
-// The row's biases behind those of other rows, or NO_BIAS where all are zero.  keys: cells of the operation.
+// Appends the row's biases and returns where they begin, or NO_BIAS if all of them are zero. keys: the row's cells.
 static size_t place_bias(const uint16_t *mask, const std::vector<uint32_t> &keys, std::vector<float> *bias) {
     auto has_bias = [mask](uint32_t key) { return (mask[key] & ~SIGN) != 0; };
     if (!mask || std::none_of(keys.begin(), keys.end(), has_bias)) return NO_BIAS;

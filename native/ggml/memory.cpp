@@ -14,7 +14,7 @@
 
 namespace zinc {
 
-constexpr size_t SHADOW = size_t(64) << 20;  // bytes of a tensor that a shadow may have
+constexpr size_t SHADOW = size_t(64) << 20;  // the most bytes of a shadow
 
 const ggml_tensor *root_of(const ggml_tensor *tensor) {
     while (tensor->view_src) tensor = tensor->view_src;
@@ -33,7 +33,7 @@ size_t begin_of(const ggml_tensor *tensor) {
 
 // --- what the host knows of a buffer ---------------------------------------------------------------------------------
 
-// Forget what begins before `end` and ends behind `begin`.
+// Erases the map's entries that overlap bytes [begin, end).
 template <typename Map, typename Size>
 static void forget(Map *map, size_t begin, size_t end, Size size) {
     for (auto entry = map->begin(); entry != map->end() && entry->first < end;)
@@ -60,7 +60,7 @@ const char *host_bytes(const ggml_tensor *tensor) {
     return (buffer->shadows[begin] = std::move(bytes)).data();
 }
 
-// A leaf that the host may read again while a graph is recorded.
+// Keeps the bytes of a leaf that the host may read again while it records a graph.
 static void keep_shadow(Buffer *buffer, const ggml_tensor *tensor, const void *data, size_t offset, size_t size) {
     if (buffer->memory.base || tensor->view_src || offset || size != ggml_nbytes(tensor) || size > SHADOW) return;
     if (tensor->buffer->usage != GGML_BACKEND_BUFFER_USAGE_COMPUTE || tensor->type == GGML_TYPE_F32) return;
@@ -68,13 +68,14 @@ static void keep_shadow(Buffer *buffer, const ggml_tensor *tensor, const void *d
     buffer->shadows[begin_of(tensor)].assign(bytes, bytes + size);
 }
 
-// Of Device::held and Buffer::blocks, which threads without the turn read, too. Who holds it takes no other lock.
+// Guards Device::held and Buffer::blocks, which threads without the turn read, too. A thread that holds this mutex
+// takes no other lock.
 static std::mutex lists;
 
 // --- buffers ---------------------------------------------------------------------------------------------------------
 
-// ggml has no answer for these calls, so graphs fail instead: the next one, or, where weights or a cache did not get
-// their bytes, all until the buffer is cleared or freed.
+// A call failed that returns no status to ggml, so graphs fail instead. The next graph fails; if weights or a cache did
+// not get their bytes, all graphs fail until the buffer is cleared or freed.
 static void failed(const char *what, const ggml_tensor *tensor, bool lasting) {
     say("%s %s: %s", what, tensor->name, za_error());
     Buffer *owner = buffer_of(tensor);
@@ -102,18 +103,18 @@ static void free_buffer(ggml_backend_buffer_t buffer) {
 
 static void *get_base(ggml_backend_buffer_t buffer) { return reinterpret_cast<void *>(context_of(buffer)->base); }
 
-// A cache that no kernel can bind, or that the arithmetic does not take, is refused here, where llama.cpp says that
-// there is no memory for it; weights and results have pieces, or the CPU.
+// Refuses a cache that no kernel can bind, or whose type the arithmetic does not take; llama.cpp then says that it has
+// no memory for the cache. Weights and results are not refused: they are bound in pieces, or left to the CPU.
 static ggml_status init_tensor(ggml_backend_buffer_t buffer, ggml_tensor *tensor) {
     const Device *device = context_of(buffer)->device;
     const bool attended = !std::strncmp(tensor->name, "cache_k", 7) || !std::strncmp(tensor->name, "cache_v", 7);
-    const bool computed = tensor->op != GGML_OP_NONE;  // of a cache, in a graph that turns K
+    const bool computed = tensor->op != GGML_OP_NONE;  // a graph that rotates K names its result like the cache
     const std::string reason = attended && !computed ? refused_type(*device, tensor) : "";
     if (!reason.empty()) return say("%s", reason.c_str()), GGML_STATUS_ALLOC_FAILED;
     if (std::strncmp(tensor->name, "cache_", 6) || ggml_nbytes(tensor) + device->alignment <= device->most)
         return GGML_STATUS_SUCCESS;
-    say("%s: got %zu bytes, expected at most %zu, which a kernel can bind; take a shorter context (-c) or smaller types "
-        "(-ctk q8_0 -ctv q8_0)", tensor->name, ggml_nbytes(tensor), device->most - device->alignment);
+    say("%s: got %zu bytes, expected at most %zu, which a kernel can bind; take a shorter context (-c) or smaller "
+        "types (-ctk q8_0 -ctv q8_0)", tensor->name, ggml_nbytes(tensor), device->most - device->alignment);
     return GGML_STATUS_ALLOC_FAILED;
 }
 
@@ -127,7 +128,7 @@ static void memset_tensor(ggml_backend_buffer_t buffer, ggml_tensor *tensor, uin
         failed("memset", tensor, true);
 }
 
-// Quantized weights of a model are laid out for products at once.
+// Stores quantized weights of a model in the products' layout.
 static bool set_weights(Buffer *target, const ggml_tensor *tensor, const std::vector<char> &pieces) {
     note_change(target, begin_of(tensor), pieces.size());
     target->weights[begin_of(tensor)] = weights_of(tensor);
@@ -224,7 +225,7 @@ static const char *type_name(ggml_backend_buffer_type_t type) {
     return device_of(type)->is_host ? "ZINC_CPU" : "ZINC0";
 }
 
-// In the device's turn. `held` forgets a buffer that was at the same place and was freed unseen.
+// The calling thread holds the device's turn. A buffer that was freed unseen at the same address is replaced in `held`.
 static Buffer *new_buffer(Device *device, const Memory &memory) {
     const uintptr_t base = device->is_host ? reinterpret_cast<uintptr_t>(memory.base) : BASE;
     Buffer *buffer = new Buffer{device, memory, base, {}, {}, {}, {}, {}, nullptr};
@@ -255,14 +256,14 @@ ggml_backend_buffer_type_t buffer_type(Device *device) {
 
 static bool is_own(const ggml_backend_buffer *buffer) { return buffer->iface.get_base == get_base; }
 
-// ggml's functions of the buffer become ours, which change its bytes in the same way, until it is freed.
+// Replaces ggml's functions of the buffer until it is freed. The new functions change its bytes in the same way.
 void take_over(const ggml_tensor *tensor) {
     const ggml_tensor *root = root_of(tensor);
     ggml_backend_buffer_t buffer = root->buffer;
     if (!buffer || is_own(buffer) || !root->data || !buffer->size || buffer->buft != ggml_backend_cpu_buffer_type())
         return;
     std::lock_guard<Turns> turn(processor->turns);
-    if (is_own(buffer)) return;  // by a thread whose turn was before
+    if (is_own(buffer)) return;  // a thread took it over in an earlier turn
     Memory memory;
     if (!processor->store->import(ggml_backend_buffer_get_base(buffer), buffer->size, &memory))
         return say("%s", za_error());

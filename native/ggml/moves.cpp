@@ -73,7 +73,7 @@ static Move move_of(Recording &r, uint32_t op, const ggml_tensor *x, const ggml_
     if (x->type == GGML_TYPE_I64) m = {op, MOVE_TYPE_I32, MOVE_TYPE_I32, halved(m.x), {}, halved(m.y), 1, {}};
     else if (x->type == y->type && ggml_is_quantized(x->type))
         m = {op, MOVE_TYPE_I16, MOVE_TYPE_I16, as_halves(x, m.x), {}, as_halves(y, m.y), 1, {}};
-    else if (in_blocks(m.target)) m.y.view.n[0] = uint32_t(y->ne[0] / ggml_blck_size(y->type));  // TO_BLOCKS counts blocks
+    else if (in_blocks(m.target)) m.y.view.n[0] = uint32_t(y->ne[0] / ggml_blck_size(y->type));  // for TO_BLOCKS
     m.ids = m.x;
     return m;
 }

@@ -27,7 +27,7 @@ static bool record(Recording &r, const Sort &s, uint32_t op, uint32_t columns, u
     return r.dispatch(GRAPH_SORT, constants, params, {s.x.place, s.ids.place, s.y.place});
 }
 
-// All of each row.
+// Sorts whole rows.
 static bool sort_rows(Recording &r, const Sort &s) {
     const uint32_t n = s.x.view.n[0];
     if (n <= SORT_PIECE) return record(r, s, SORT_OP_SORT, power_of_two(n), n, n, 0, false);
@@ -57,7 +57,7 @@ static bool record_argsort(Recording &r, ggml_tensor *op) {
     return sort_rows(r, {x, y, y, op->op_params[0] == GGML_SORT_ORDER_DESC});
 }
 
-// The first `keep` of each piece, of what is left of these again, until one piece is left.
+// Takes the first `keep` elements of each piece of a row, and repeats that with these elements until one piece is left.
 static bool record_top_k(Recording &r, ggml_tensor *op) {
     const uint32_t keep = uint32_t(op->ne[0]);
     Sort s{bound(*r.device, op->src[0]), {}, bound(*r.device, op), true};

@@ -5,9 +5,9 @@
 
 namespace zinc {
 
-// Threads that hold the turns of two devices share this struct. An order changes only after note_use of its buffer, so an
-// order of another device stays as it is while a thread reads it. A thread that holds the mutex takes no other lock. The
-// struct is never destroyed, because buffers may be freed while the process exits.
+// Threads that hold the turns of two devices share this struct. An order changes only after note_use of its buffer, so
+// an order of another device stays as it is while a thread reads it. A thread that holds the mutex takes no other lock.
+// The struct is never destroyed, because buffers may be freed while the process exits.
 struct Saved {
     std::mutex mutex;
     SavedOrders orders{size_t(1) << 20};

@@ -1,5 +1,5 @@
-// Says which parts of a model other devices have. The places of weights, and the tensors that devices hand to each other,
-// tell it.
+// Says which parts of a model other devices have. The places of weights, and the tensors that devices hand to each
+// other, tell it.
 #pragma once
 #include <map>
 #include <string>
@@ -9,7 +9,8 @@
 
 namespace zinc {
 
-// Each function says at most one line in the process. A look-up of rows in weights sums nothing, so any device may do it.
+// Each function says at most one line in the process. A look-up of rows in weights sums nothing, so any device may do
+// it.
 void note_operation(const ggml_tensor *op);  // ggml asks whether a device takes the operation
 void note_input(const ggml_tensor *source);  // a graph reads a tensor that another device may have made
 void note_read(const ggml_tensor *tensor, const void *to);  // the tensor's bytes go to the host

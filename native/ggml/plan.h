@@ -12,8 +12,8 @@
 
 namespace zinc {
 
-// Where a head's rows of K (or V) lie in the root. All four numbers count rows: the first row, and the steps from a cell,
-// a head and a stream to the next.
+// Where a head's rows of K (or V) lie in the root. All four numbers count rows: the first row, and the steps from a
+// cell, a head and a stream to the next.
 struct Rows {
     uint64_t first, cell, head, stream;
     bool operator==(const Rows &b) const {

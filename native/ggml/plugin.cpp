@@ -12,26 +12,28 @@
 //   Recording::record looks the operation up in the table of operations.cpp, converts weights that do not lie in the
 //     products' layout yet (lay_operands), and calls the operation's function `record`:
 //
-//     RMS_NORM, MUL    record_norm_of (rows.cpp). `follower` (fusions.cpp) takes the MUL into the same dispatch. int8_copy
-//                      reserves memory for the result as int8, because a product is its reader: the kernel writes both.
-//     MUL_MAT          record_product (products.cpp), for q, k and v. Recording::quantized finds the int8 rows. share_out
-//                      chooses the kernel: a step has one row of x, so few_of (tiles.cpp) gives the vector kernel its
-//                      constants. `addend` (fusions.cpp) takes the ADD of a bias, or of the residual.
+//     RMS_NORM, MUL    record_norm_of (rows.cpp). `follower` (fusions.cpp) takes the MUL into the same dispatch.
+//                      int8_copy reserves memory for the result as int8, because a product is its reader: the kernel
+//                      writes both.
+//     MUL_MAT          record_product (products.cpp), for q, k and v. Recording::quantized finds the int8 rows.
+//                      share_out chooses the kernel: a step has one row of x, so few_of (tiles.cpp) gives the vector
+//                      kernel its constants. `addend` (fusions.cpp) takes the ADD of a bias, or of the residual.
 //     ROPE             record_rope (rows.cpp). table_of makes the table of rotations once for all layers.
-//     SET_ROWS         record_set_rows (moves.cpp). note_rows notes the order in which cells are written (orders.cpp), then
-//                      a kernel encodes the new rows of K and V in the cache.
-//     FLASH_ATTN_EXT   attend (attention.cpp). read_operation (plan.cpp) reads the sizes. Device::attn and Device::cache
-//                      (device.cpp) find the C library's objects. Plan::calls (calls.cpp) lists the keys that the mask
-//                      shows, in the order of writes (lists.cpp), and writes the call's words, once for all layers.
-//                      za_laid_commands (src/laid.c) makes the commands: pass 1, and the merge of its states.
+//     SET_ROWS         record_set_rows (moves.cpp). note_rows notes the order in which cells are written (orders.cpp),
+//                      then a kernel encodes the new rows of K and V in the cache.
+//     FLASH_ATTN_EXT   attend (attention.cpp). read_operation (plan.cpp) reads the sizes. Device::attn and
+//                      Device::cache (device.cpp) find the C library's objects. Plan::calls (calls.cpp) lists the keys
+//                      that the mask shows, in the order of writes (lists.cpp), and writes the call's words, once for
+//                      all layers. za_laid_commands (src/laid.c) makes the commands: pass 1, and the merge of its
+//                      states.
 //     MUL_MAT, ADD     the output's projection, then RMS_NORM, MUL, MUL_MAT, MUL_MAT as above
 //     GLU              glu (elementwise.cpp), with its result as int8 for the last MUL_MAT, ADD of the layer
 //
-//   Recording::dispatch calls Recorder::dispatch (graph/recorder.cpp), which counts the workgroups, finds or compiles the
-//     pipeline, copies the parameters to memory that the kernel reads, and makes a za_command.
-//   Recorder::command gives the command a level (za_level, src/levels.c): one more than the highest level of the commands
-//     for which it waits. Commands wait until there are 512, but the first 48 are submitted at once, so that the device
-//     works while the host still records.
+//   Recording::dispatch calls Recorder::dispatch (graph/recorder.cpp), which counts the workgroups, finds or compiles
+//     the pipeline, copies the parameters to memory that the kernel reads, and makes a za_command.
+//   Recorder::command gives the command a level (za_level, src/levels.c): one more than the highest level of the
+//     commands for which it waits. Commands wait until there are 512, but the first 48 are submitted at once, so that
+//     the device works while the host still records.
 //   Recorder::record_waiting records the waiting commands by level, with a barrier between two levels: set_of binds the
 //     places, and za_dispatch_with (src/objects.c) calls vkCmdDispatch.
 #include <cstdlib>

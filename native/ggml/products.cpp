@@ -10,9 +10,9 @@ namespace zinc {
 
 constexpr uint64_t MOST_GRID = 65535;
 
-// --- what is served --------------------------------------------------------------------------------------------------
+// --- limits ----------------------------------------------------------------------------------------------------------
 
-// Rows and matrices of weights, as a tensor of their own.
+// Some rows and matrices of a tensor as a tensor.
 static ggml_tensor part_of(const ggml_tensor *w, uint64_t row, uint64_t rows, uint64_t matrix, uint64_t matrices) {
     ggml_tensor part = *w;
     part.view_src = const_cast<ggml_tensor *>(root_of(w));
@@ -22,19 +22,20 @@ static ggml_tensor part_of(const ggml_tensor *w, uint64_t row, uint64_t rows, ui
     return part;
 }
 
-// Of weights what one binding holds, whole groups of rows of a single matrix, or whole matrices of experts; 0: nothing.
+// The rows of weights that one binding can hold: all of them, or whole groups of rows of a single matrix. 0: none.
 static uint64_t rows_of_binding(const Device &device, const ggml_tensor *w) {
     if (fits(device, w)) return uint64_t(w->ne[1]);
     if (w->ne[2] * w->ne[3] != 1) return 0;
     return (device.most - device.alignment) / w->nb[1] / WEIGHT_GROUP * WEIGHT_GROUP;
 }
 
+// The matrices of experts that one binding can hold.
 static uint64_t experts_of_binding(const Device &device, const ggml_tensor *w) {
     if (fits(device, w)) return uint64_t(w->ne[2]);
     return std::min<uint64_t>((device.most - device.alignment) / w->nb[2], UINT32_MAX / (w->ne[0] * w->ne[1]));
 }
 
-// Rows of x, and of the result, of which one binding holds the results: all, or whole tiles of them; 0: none.
+// The rows of the result that one binding can hold: all of them, or whole tiles of rows. 0: none.
 static uint64_t columns_of_binding(const Device &device, const ggml_tensor *op) {
     if (fits(device, op)) return std::max<uint64_t>(uint64_t(op->ne[1]), 1);
     return op->ne[2] * op->ne[3] == 1 ? (device.most - device.alignment) / op->nb[1] / 32 * 32 : 0;
@@ -64,9 +65,9 @@ static const char *product_refused(const Device &device, const ggml_tensor *op) 
     return size_refused(device, op);
 }
 
-// --- what is added ---------------------------------------------------------------------------------------------------
+// --- dispatches ------------------------------------------------------------------------------------------------------
 
-// The steps of what is added: 0 where it repeats.
+// The tensor that is added to a product. Its step is 0 in a dimension in which it repeats.
 static Bound bound_added(const Device &device, const ggml_tensor *added) {
     Bound b = bound(device, added);
     for (int d = 0; d < 4; ++d)
@@ -74,9 +75,7 @@ static Bound bound_added(const Device &device, const ggml_tensor *added) {
     return b;
 }
 
-// --- dispatches ------------------------------------------------------------------------------------------------------
-
-// A part of the weights: their place, the first row's number, and of experts the first and how many there are.
+// A part of the weights: their place, the number of the first row, and the number of the first expert and of experts.
 struct Part {
     Bound w;
     uint32_t row, rows, expert, experts;
@@ -116,7 +115,7 @@ static bool multiply(Recording &r, const Product &p, const Part &part) {
     return r.dispatch(GRAPH_MUL_MAT, tile_of(p, part.rows), params, places, independent);
 }
 
-// Whether rows are whole words of neighboring elements, as products of few rows read them.
+// Whether a row's elements are neighbors and its bytes whole words. Vector products read such rows.
 static bool rows_in_words(const ggml_tensor *t) {
     return t->nb[0] == ggml_type_size(t->type) && (begin_of(t) | t->nb[1] | t->nb[2] | t->nb[3]) % 4 == 0;
 }
@@ -144,7 +143,8 @@ static bool multiply_floats(Recording &r, const Product &p, const Part &part) {
 
 // --- operations ------------------------------------------------------------------------------------------------------
 
-// Which columns meet which matrix: planes of x, or pairs of a slot and a token with their experts.
+// Chooses the kernel, and finds which columns are multiplied with which matrix: a plane of x has its matrix, a pair of
+// a slot and a token has the matrix of its expert.
 static bool share_out(Recording &r, Product *p) {
     const ggml_tensor *w = p->op->src[0], *x = p->op->src[1], *ids = p->op->src[2];
     const uint64_t columns = uint64_t(p->op->ne[1]), planes = uint64_t(p->op->ne[2] * p->op->ne[3]);
@@ -161,7 +161,7 @@ static bool share_out(Recording &r, Product *p) {
     return true;
 }
 
-// The products of all parts of the weights that one binding holds.
+// Multiplies with the weights part by part. A part is as large as one binding can hold.
 static bool multiply_parts(Recording &r, const Product &p) {
     const ggml_tensor *w = p.op->src[0];
     const auto multiplied = ggml_is_quantized(w->type) ? multiply : multiply_floats;
@@ -178,7 +178,7 @@ static bool multiply_parts(Recording &r, const Product &p) {
     return true;
 }
 
-// Results beyond a binding come in pieces, of some rows of x each.
+// A result that is too large for one binding is computed in pieces of some rows each.
 static bool record_product(Recording &r, ggml_tensor *op) {
     const ggml_tensor *w = op->src[0], *x = op->src[1];
     const bool quantized = ggml_is_quantized(w->type);
@@ -189,15 +189,15 @@ static bool record_product(Recording &r, ggml_tensor *op) {
     for (uint64_t column = 0; column < columns; column += step) {
         const uint64_t n = std::min(step, columns - column);
         const ggml_tensor result = part_of(sum, column, n, 0, uint64_t(sum->ne[2]));
-        ggml_tensor of_x = has_experts(op) ? *x : part_of(x, column, n, 0, uint64_t(x->ne[2])), piece = *op;
+        ggml_tensor rows = has_experts(op) ? *x : part_of(x, column, n, 0, uint64_t(x->ne[2])), piece = *op;
         piece.ne[1] = int64_t(n);
-        piece.src[1] = &of_x;
+        piece.src[1] = &rows;
         Product p{};
         p.op = &piece;
         p.y = bound(*r.device, &result);
         p.added = other ? added : p.y;
         p.adds = other;
-        if (quantized && !r.quantized(&of_x, &p.x)) return false;
+        if (quantized && !r.quantized(&rows, &p.x)) return false;
         if (!share_out(r, &p) || !multiply_parts(r, p)) return false;
     }
     return true;

@@ -25,7 +25,7 @@ bool fits(const Device &device, const ggml_tensor *t) {
 
 Bound bound(const Device &device, const ggml_tensor *t) {
     const size_t begin = begin_of(t), unit = unit_of(t), first = begin & ~(device.alignment - 1);
-    const int shift = __builtin_ctzll(unit);  // elements have powers of two bytes
+    const int shift = __builtin_ctzll(unit);  // the bytes of an element are a power of two
     const size_t size = std::max<size_t>(begin - first + ggml_nbytes(t), 1);  // no binding is empty
     Bound binding{{buffer_of(t)->memory.buffer.handle, first, (size + 3) / 4 * 4}, {}};
     binding.view.offset = uint32_t((begin - first) >> shift);
@@ -55,10 +55,11 @@ bool is_view(const ggml_tensor *node) {
 
 void Recording::take(ggml_tensor *node) {
     changed(node);
-    while (graph_->nodes[at_] != node) ++at_;
+    while (graph_->nodes[current_] != node) ++current_;
 }
 
-// A tensor's layout changes between what was recorded and what follows.
+// Changes the layout of a tensor of weights. Commands that were recorded before run first, because they read the other
+// layout.
 bool Recording::lay(const ggml_tensor *tensor, bool as_pieces) {
     const ggml_tensor *root = root_of(tensor);
     if (in_pieces(root) == as_pieces) return true;
@@ -72,15 +73,15 @@ bool Recording::lay(const ggml_tensor *tensor, bool as_pieces) {
     return lay_weights(root, as_pieces);
 }
 
-// Weights that others read, too, become ggml's blocks again, the last one first: of two tensors at one place the later
-// one's bytes are there.
+// Weights that other devices read, too, become ggml's blocks again. The last tensor is converted first: of two tensors
+// at the same place, the later tensor's bytes are there.
 bool Recording::give_back() {
     bool ok = true;
     for (; !lent_.empty(); lent_.pop_back()) ok = lay_weights(lent_.back(), false) && ok;
     return ok;
 }
 
-// Weights lie in R32 for products and GET_ROWS, in ggml's blocks for all else.
+// Products and GET_ROWS read weights in R32, all other operations in ggml's blocks.
 bool Recording::lay_operands(const ggml_tensor *node) {
     const bool reads_pieces = is_product(node) || node->op == GGML_OP_GET_ROWS;
     for (int i = 0; i < GGML_MAX_SRC; ++i) {
@@ -91,12 +92,12 @@ bool Recording::lay_operands(const ggml_tensor *node) {
     return weight_type(node->type) < 0 || lay(node, false);
 }
 
-// What is known of the bytes that a node writes is known no more.
+// A node writes bytes: forget the copies and the lists that were made of their former values.
 void Recording::changed(const ggml_tensor *node) {
     Buffer *buffer = buffer_of(node);
     const size_t begin = begin_of(node), end = begin + ggml_nbytes(node);
     if (!buffer->weights.empty() || !buffer->shadows.empty()) note_change(buffer, begin, end - begin);
-    auto forget = [&](auto *all) {  // their order means nothing
+    auto forget = [&](auto *all) {  // the order of the elements has no meaning
         for (size_t i = all->size(); i-- > 0;) {
             const Source &x = (*all)[i];
             if (x.begin >= end || begin >= x.end || x.buffer != buffer->memory.buffer.handle) continue;
@@ -117,8 +118,8 @@ bool Recording::record(ggml_tensor *node) {
 bool Recording::run() {
     if (!device->recorder->begin()) return say("%s", za_error()), false;
     plan->begin();
-    for (at_ = 0; at_ < graph_->n_nodes; ++at_) {
-        ggml_tensor *node = graph_->nodes[at_];
+    for (current_ = 0; current_ < graph_->n_nodes; ++current_) {
+        ggml_tensor *node = graph_->nodes[current_];
         if (is_view(node) || ggml_is_empty(node)) continue;
         if (!record(node)) {
             say("%s %s: %s", ggml_op_desc(node), node->name, za_error());
@@ -134,7 +135,7 @@ bool Recording::run() {
     return (give_back() && done) || (say("%s", za_error()), false);
 }
 
-// --- what several dispatches read ------------------------------------------------------------------------------------
+// --- copies and lists that several dispatches read -------------------------------------------------------------------
 
 Source::Source(const ggml_tensor *t)
     : buffer(buffer_of(t)->memory.buffer.handle), begin(begin_of(t)), end(begin + ggml_nbytes(t)) {

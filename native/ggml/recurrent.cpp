@@ -6,7 +6,7 @@
 namespace zinc {
 
 constexpr int64_t MOST_SIZE = 256;  // elements of a state's row
-constexpr uint32_t RUN = 4;         // tokens that an invocation of a convolution has, if there are several
+constexpr uint32_t RUN = 4;         // tokens of an invocation of a convolution over several tokens
 
 // --- convolutions ----------------------------------------------------------------------------------------------------
 
@@ -50,7 +50,7 @@ static StatesTarget states_target(Recording &r, ggml_tensor *op, uint64_t output
                         y.place, y.place};
     ggml_tensor *copy = r.copy_of_states(op, outputs, of_sequence, sequences, apart, rows);
     if (!copy) return target;
-    const bool one_row = uint64_t(copy->ne[0]) == of_sequence * sequences;  // of all sequences, one after the other
+    const bool one_row = uint64_t(copy->ne[0]) == of_sequence * sequences;  // all sequences follow each other in a row
     const Bound cache = bound(*r.device, copy);
     target.states = cache.view.offset;
     target.steps[0] = one_row ? uint32_t(of_sequence) : cache.view.s[1];
@@ -122,7 +122,7 @@ static bool record_scan(Recording &r, ggml_tensor *op) {
     const uint64_t rows = uint64_t(x->ne[0] * x->ne[1]), sequences = uint64_t(x->ne[3]);
     const bool by_element = op->src[3]->ne[0] > 1;
     uint32_t lane_rows = rows_of_lane(*r.device, state->ne[0], x->ne[2]);
-    while (!by_element && x->ne[0] % lane_rows) lane_rows /= 2;  // a lane's rows are of one head
+    while (!by_element && x->ne[0] % lane_rows) lane_rows /= 2;  // all rows of a lane belong to the same head
     const ssm_scan_constants constants{uint32_t(state->ne[0]), lane_rows, by_element};
     const StatesTarget target = states_target(r, op, uint64_t(ggml_nelements(x)), rows * uint64_t(state->ne[0]),
                                               sequences, sequences == 1, state);

@@ -1,9 +1,9 @@
-// Operations of a graph in one dispatch: routers of experts, and the sums of what experts give.
+// Chains of operations in one dispatch: routers of experts, and sums of the experts' results.
 #include "operations.h"
 
 namespace zinc {
 
-// Columns of a contiguous tensor; a single row repeats.
+// A contiguous tensor as a matrix. A single row is repeated for all rows.
 static Bound matrix_of(const Device &device, const ggml_tensor *t, uint64_t columns, uint64_t rows) {
     Bound b = bound(device, t);
     const bool repeats = uint64_t(ggml_nelements(t)) < columns * rows;

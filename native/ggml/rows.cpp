@@ -7,7 +7,7 @@
 
 namespace zinc {
 
-// ggml's own SUM takes rows of neighbors.
+// ggml's own SUM takes only rows whose elements are neighbors.
 static const char *sum_refused(const Device &, const ggml_tensor *op) {
     return is_f32(op->src[0]) ? op->src[0]->nb[0] == sizeof(float) ? nullptr : "strides" : "type";
 }
@@ -119,21 +119,21 @@ static const char *rope_refused(const Device &, const ggml_tensor *op) {
     if (mode & GGML_ROPE_TYPE_MROPE && sum <= 0) return "sections";
     if (x->type != op->type || (op->type != GGML_TYPE_F32 && op->type != GGML_TYPE_F16)) return "type";
     if (factors && (root_of(factors)->op != GGML_OP_NONE || !ggml_is_contiguous(factors))) return "frequency factors";
-    // rows of whole words: a pair of elements is written as one
+    // The kernel writes a pair of 16-bit elements as a word, so rows must be whole words.
     const bool even = op->nb[0] == 2 && (op->nb[1] | op->nb[2] | op->nb[3] | op->view_offs) % 4 == 0;
     if (op->type == GGML_TYPE_F16 && (!even || first % 2 || (graph::rope_step(rope) > 1 && pairs % 2)))
         return "strides";
     return op->ne[0] % 2 ? "size" : nullptr;
 }
 
-// The table of the operation's rotations in this graph.
+// The table of the operation's rotations. The first operation of a graph with these parameters makes it.
 static bool table_of(Recording &r, const ggml_tensor *op, za_place *place) {
     const graph::Rope rope = rope_of(op);
     const size_t pairs = size_t(graph::rope_pairs(rope));
     const char *factors = op->src[2] ? host_bytes(op->src[2]) : nullptr;
     if (op->src[2] && !factors) return false;
-    const char *words_of_op = reinterpret_cast<const char *>(op->op_params);
-    std::vector<char> key(words_of_op, words_of_op + 15 * sizeof *op->op_params);
+    const char *parameters = reinterpret_cast<const char *>(op->op_params);
+    std::vector<char> key(parameters, parameters + 15 * sizeof *op->op_params);
     if (factors) key.insert(key.end(), factors, factors + 4 * pairs);
     key.push_back(rope.backward);
     za_place &table = r.rotations[key];

@@ -24,8 +24,8 @@ class Schedule {
         }
     }
 
-    // Nodes that write to a part of another tensor keep their order, as do nodes that read such a tensor, and nodes whose
-    // results no node of the graph uses.
+    // Nodes that write to a part of another tensor keep their order, as do nodes that read such a tensor, and nodes
+    // whose results no node of the graph uses.
     std::vector<ggml_tensor *> nodes() {
         for (int i = 0; i < graph_->n_nodes; ++i)
             if (is_fixed(graph_->nodes[i])) put(graph_->nodes[i]);

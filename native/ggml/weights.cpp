@@ -14,8 +14,8 @@ int weight_type(ggml_type type) {
     }
 }
 
-// Copies a run's pieces of SIZE bytes, of `rows` rows of `blocks` blocks each, to planes that begin at `pieces`, or back.
-// Returns the end of the planes.
+// Copies a run's pieces of SIZE bytes, of `rows` rows of `blocks` blocks each, to planes that begin at `pieces`, or
+// back. Returns the end of the planes.
 template <size_t SIZE>
 static char *swap_run(size_t offset, size_t count, size_t block_bytes, size_t blocks, size_t rows, char *of_blocks,
                       char *pieces, bool back) {

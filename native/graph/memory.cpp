@@ -7,11 +7,11 @@
 
 namespace zinc {
 
-constexpr size_t STAGING = size_t(4) << 20;  // bytes of a submission that stages
-constexpr size_t DIRECT_READ = 4096;         // bytes that are read from a map that no cache has
-constexpr size_t MARGIN = 256;               // behind the last tensor: kernels see whole words
+constexpr size_t STAGING = size_t(4) << 20;  // bytes that a submission copies through the staging buffer
+constexpr size_t DIRECT_READ = 4096;         // the most bytes that the host reads in place from uncached memory
+constexpr size_t MARGIN = 256;               // bytes after the last tensor, because kernels bind whole words
 
-// Of the largest device-local heap; 0: it has no memory type with the flags.
+// The size of the largest device-local heap. 0: this heap has no memory type with the flags.
 static uint64_t heap_with(const za_device *device, VkMemoryPropertyFlags flags) {
     uint64_t largest = 0, matching = 0;
     for (uint32_t i = 0; i < device->memory.memoryTypeCount; ++i) {
@@ -58,7 +58,7 @@ void Store::release(Memory *memory) {
     *memory = {};
 }
 
-// A submission of the device's own commands.
+// Records the device's own commands and submits them.
 template <typename Record>
 static bool submit(za_device *device, Record record) {
     if (!za_enter(device)) return false;
@@ -99,7 +99,7 @@ bool Store::write(const Memory &to, size_t offset, const void *data, size_t size
 bool Store::read(const Memory &from, size_t offset, void *data, size_t size) {
     const bool direct = from.base && (cached_ || size <= DIRECT_READ);
     char *to = static_cast<char *>(data);
-    if (!direct)  // tried twice: ggml has no answer for a read that failed
+    if (!direct)  // A failed read is tried again, because ggml's get_tensor returns no status.
         return stage(from, offset, to, size, false) || stage(from, offset, to, size, false);
     std::memcpy(data, from.base + offset, size);
     return true;

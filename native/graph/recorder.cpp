@@ -6,8 +6,8 @@
 namespace zinc {
 
 constexpr uint64_t CHUNK = uint64_t(1) << 20, RING = uint64_t(16) << 20;  // bytes
-constexpr uint64_t EARLY = 48, MANY = 512;            // dispatches ordered together; the first are submitted at once
-constexpr uint64_t PRODUCTS = uint64_t(1) << 32;      // multiplications of a submission, so that none lasts
+constexpr uint64_t EARLY = 48, MANY = 512;        // dispatches that are ordered together: the first, and later ones
+constexpr uint64_t PRODUCTS = uint64_t(1) << 32;  // the most multiplications of a submission, which bounds its time
 constexpr VkMemoryPropertyFlags DEVICE = VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT;
 
 static uint64_t aligned(const za_device *device, uint64_t size) {
@@ -59,7 +59,7 @@ const pipeline *Recorder::pipeline_of(int kernel, const Constants &constants) {
 
 // --- commands --------------------------------------------------------------------------------------------------------
 
-// Parameters are few and read once, so they are in memory of the device's that the host sees, where there is some.
+// Parameters are small and read once. They lie in device memory that the host can write, if the device has such memory.
 static VkMemoryPropertyFlags params_flags(const za_device *device) {
     constexpr VkMemoryPropertyFlags BOTH = DEVICE | MAPPED;
     for (uint32_t i = 0; i < device->memory.memoryTypeCount; ++i)
@@ -123,7 +123,7 @@ bool Recorder::finish() {
     return ok;
 }
 
-// What was submitted early may still run, whatever failed behind it.
+// An early submission may still run after a later command has failed.
 void Recorder::abandon() {
     za_is_idle(device_);
     used_ = 0;
@@ -142,16 +142,16 @@ bool Recorder::words(uint64_t size, za_place *place, void **host) { return words
 
 bool Recorder::scratch(uint64_t size, Scratch *scratch) {
     const uint64_t needed = aligned(device_, size);
-    if (2 * needed > ring_.size) {  // what others took stays as it is
+    if (2 * needed > ring_.size) {  // a larger ring; the pieces of the old ring stay valid
         const uint64_t bytes = (needed + 2 * RING - 1) / RING * RING;
         if (!scratch_.take(bytes, &ring_, nullptr)) return false;
-        ring_at_ = 0;
-    } else if (ring_at_ + needed > ring_.size) {
-        taken_ += ring_.size - ring_at_;
-        ring_at_ = 0;
+        ring_begin_ = 0;
+    } else if (ring_begin_ + needed > ring_.size) {
+        taken_ += ring_.size - ring_begin_;
+        ring_begin_ = 0;
     }
-    *scratch = {{ring_.buffer, ring_.offset + ring_at_, size}, taken_};
-    ring_at_ += needed;
+    *scratch = {{ring_.buffer, ring_.offset + ring_begin_, size}, taken_};
+    ring_begin_ += needed;
     taken_ += needed;
     return true;
 }

@@ -10,7 +10,8 @@
 
 /* --- scales of heads --------------------------------------------------------------------------------- */
 
-/* A layer's scales of K (or V), `given` (layers, kv_heads), to every second row of `scales` (layers, 2, kv_heads). */
+/* Check the scales of K (or V), `source` (layers, kv_heads), and copy them to every second row of `scales`
+   (layers, 2, kv_heads). */
 static bool take_scales(const struct shape *shape, const char *name, enum za_dtype dtype, const float *source,
                         uint32_t layers, float *scales) {
     size_t heads = shape->kv_heads;
@@ -60,13 +61,13 @@ static bool take_steps(struct za_cache *cache, const struct za_cache_places *pla
 
 /* --- caches ------------------------------------------------------------------------------------------ */
 
-/* Of K or V, the larger one. */
+/* The bytes of K or of V, whichever are more. */
 static uint64_t most_bytes(const struct za_cache *cache, uint64_t pages) {
     uint64_t k = za_pages_bytes(cache, false, pages), v = za_pages_bytes(cache, true, pages);
     return k > v ? k : v;
 }
 
-/* That a storage buffer of the device holds K, and one V. */
+/* Check that a storage buffer of the device can hold K, and another one V. */
 static bool check_size(const struct za_cache *cache) {
     const VkPhysicalDeviceProperties *properties = &cache->attn->device->properties;
     uint64_t limit = properties->limits.maxStorageBufferRange;
@@ -79,7 +80,7 @@ static bool check_size(const struct za_cache *cache) {
                    (unsigned long long)bytes, properties->deviceName, (unsigned long long)limit);
 }
 
-/* Pages from a layer to the next, so that a layer begins where a buffer may be bound, if there is room for it. */
+/* Pages from a layer to the next. If there is room, each layer begins at an offset at which a buffer can be bound. */
 static uint32_t stride_of(const struct za_cache *cache) {
     const VkPhysicalDeviceLimits *limits = &cache->attn->device->properties.limits;
     uint64_t unit = limits->minStorageBufferOffsetAlignment, stride = cache->pages, layers = cache->layers;
@@ -119,7 +120,7 @@ static bool host_memory(struct za_cache *cache, const struct za_cache_places *pl
     return true;
 }
 
-/* own: in memory of the library's. */
+/* own: K and V lie in the library's memory. */
 static bool fill(struct za_cache *cache, const struct za_cache_places *places, bool own) {
     return take_steps(cache, places) && check_size(cache) && make_scales(cache, places->k_scales, places->v_scales) &&
            (own ? own_memory(cache) : host_memory(cache, places));
@@ -156,7 +157,7 @@ void za_cache_free(struct za_cache *cache) {
 
 /* --- copies ------------------------------------------------------------------------------------------ */
 
-/* The page's bytes in every layer. */
+/* Copy the page's bytes of K (or V) in every layer. */
 static void copy_part(const struct za_cache *cache, bool of_v, uint32_t source, uint32_t target) {
     const struct za_device *device = cache->attn->device;
     uint64_t bytes = za_page_step(cache, of_v), of_layer = cache->stride * bytes;
@@ -170,7 +171,7 @@ static bool copy_page(struct za_cache *cache, uint32_t source, uint32_t target) 
     struct za_device *device = cache->attn->device;
     const struct shape *shape = &cache->attn->shape;
     if (source >= cache->pages || target >= cache->pages)
-        return za_fail("source, target: got pages %u and %u, expected ones below %u", source, target, cache->pages);
+        return za_fail("source, target: got pages %u and %u, expected pages below %u", source, target, cache->pages);
     bool neighbors = shape->kv_heads == 1 || cache->steps.head == 1;
     if (shape->k.stride && (cache->steps.token != shape->kv_heads || !neighbors))
         return za_fail_as(ZA_UNSUPPORTED, "cache: got token_rows %u and head_rows %u, expected %u and 1, pages in one "

@@ -1,4 +1,4 @@
-/* Calls that wait: from host memory to host memory, or between buffers on the device. */
+/* Calls that wait for their results, from host memory to host memory, or between buffers on the device. */
 #include <string.h>
 
 #include "check.h"
@@ -7,7 +7,7 @@
 #include "floats.h"
 #include "rows.h"
 
-/* A call whose arguments were checked, and how it is laid out. */
+/* A call whose arguments were checked, and its layout. */
 struct checked {
     struct za_cache *cache;
     uint32_t layer;
@@ -48,7 +48,7 @@ static bool perform(const struct checked *checked, struct bindings b, const stru
 
 /* --- host memory ------------------------------------------------------------------------------------- */
 
-/* Queries (rows, q_heads, k_dim), 0 from head_dim on; those that are still to be rounded end there. */
+/* Write queries (rows, q_heads, k_dim) with zeros from head_dim on. For ZA_INTEGER they end at head_dim. */
 static void write_q(const struct za_attn *attn, const float *q, uint64_t rows, float *out) {
     const struct shape *shape = &attn->shape;
     size_t n = (size_t)rows * shape->q_heads, dims = shape->head_dim;

@@ -15,7 +15,7 @@ static bool load(struct za_functions *vk, PFN_vkGetInstanceProcAddr get_proc, Vk
     if (!vk->name) missing = "vk" #name;
     ZA_VULKAN(X)
 #undef X
-    if (missing) *vk = (struct za_functions){0}; /* what ends the device calls none */
+    if (missing) *vk = (struct za_functions){0}; /* za_device_close then calls none */
     return !missing || za_fail_as(ZA_UNSUPPORTED, "get_proc: it has no %s, expected the functions of Vulkan 1.1; make "
                                   "the instance for 1.1", missing);
 }
@@ -318,7 +318,7 @@ bool za_leave(struct za_device *device, bool ok) {
     return ok;
 }
 
-/* A lost device has ended what was submitted to it, too. */
+/* Wait until the device is idle. A lost device has ended its submissions, too. */
 static bool settle(struct za_device *device) {
     VkResult result = device->vk.QueueWaitIdle(device->host.queue);
     if (result != VK_SUCCESS) device->lost = true;
@@ -344,7 +344,7 @@ bool za_begin(struct za_device *device, VkCommandBuffer commands) {
         .flags = VK_COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT_BIT,
     };
     if (device->signalled && !za_check(reset_fence(device), "vkResetFences")) return false;
-    /* a call that failed may have left it recording */
+    /* A failed call may have left the command buffer in the recording state. */
     return za_do(device, ResetCommandBuffer, commands, 0) && za_do(device, BeginCommandBuffer, commands, &begin);
 }
 
@@ -360,7 +360,7 @@ bool za_submit(struct za_device *device, VkCommandBuffer commands, bool last) {
               (!last || za_do(device, WaitForFences, device->host.device, 1, &device->fence, VK_TRUE, UINT64_MAX));
     if (ok && !last) return true;
     device->signalled = true;
-    /* What was refused may run all the same: nothing is used or freed before it is known to have ended. */
+    /* A refused submission may run nevertheless. Nothing is used or freed before it is known to have ended. */
     if (!ok) return settle(device) && false;
     device->running = false;
     reset_fence(device); /* the next submission tries again */

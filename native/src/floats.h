@@ -1,4 +1,4 @@
-/* Conversions of numbers. Every one rounds to the nearest, ties to even. */
+/* Conversions of numbers. All of them round to the nearest number, ties to even. */
 #pragma once
 #include <stdint.h>
 

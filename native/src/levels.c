@@ -5,8 +5,9 @@
 
 #include "error.h"
 
-/* Bytes that a command reads or writes; most: the highest level of this one and all before it in its list; turn: of the
-   command, which is one more than that of the command before unless it runs beside it. */
+/* Bytes that a command reads or writes. most: the highest level of this range and all ranges before it in the list.
+   turn: the turn of the command, one more than the turn of the command before it, or the same if it is independent
+   of it. */
 struct range {
     VkDeviceSize begin, end;
     const struct kernel *kernel;
@@ -21,7 +22,8 @@ struct accesses { /* of a buffer */
     } reads, writes;
 };
 
-/* A pointer to `count` things of `bytes` each that has room for one more, or NULL; what is added is zeros. */
+/* An array of `count` elements of `bytes` bytes each, with room for another element, or NULL. New elements are
+   zeros. */
 static void *grown(void *all, uint32_t count, uint32_t *room, size_t bytes) {
     if (count < *room) return all;
     const uint32_t more = 2 * *room + 16;
@@ -42,7 +44,7 @@ static struct accesses *accesses_of(struct levels *levels, VkBuffer buffer) {
     return &all[levels->count++];
 }
 
-/* Raise the command's level above that of the ranges of other turns that meet the place. */
+/* Raise the command's level above the levels of the ranges of other turns that overlap the place. */
 static void wait_for(struct za_command *command, const struct za_place *place, const struct ranges *ranges,
                      uint32_t turn) {
     const VkDeviceSize begin = place->offset, end = begin + place->size;
@@ -73,8 +75,8 @@ bool za_level(struct levels *levels, struct za_command *command, uint32_t least)
     command->level = command->independent ? levels->last : least;
     command->awaited = NULL;
     if (!command->independent) ++levels->turn;
-    /* The higher the level, the fewer ranges are looked at: what a kernel works on comes first, then what it adds or
-       looks up, which may have been made long ago, then results. */
+    /* The higher the level is already, the fewer ranges are searched. So the operand that was made last comes first,
+       then operands that may be much older, then results. */
     for (uint32_t is_write = 0; is_write < 2; ++is_write)
         for (uint32_t i = 0; i < kernel->bindings; ++i) {
             if ((kernel->written >> i & 1) != is_write) continue;

@@ -20,7 +20,7 @@ static bool run(struct za_device *device, const struct pipeline *pipeline, const
     return ok;
 }
 
-/* constants: the kernel's, or NULL where it has none. False, and why: also where *wrong, a result that differs. */
+/* constants: the kernel's, or NULL if it has none. False: za_error says why. *wrong: a result differs. */
 static bool ask(struct za_device *device, const struct question *q, const void *constants, bool *wrong) {
     struct buffer buffers[BUFFERS] = {{0}};
     struct pipeline pipeline = {0};
@@ -30,7 +30,7 @@ static bool ask(struct za_device *device, const struct question *q, const void *
               za_buffer_make(device, result_bytes, true, "results", &buffers[RESULTS]);
     if (ok) {
         memcpy(buffers[NUMBERS].mapped, q->numbers, number_bytes);
-        memset(buffers[RESULTS].mapped, 0xFF, result_bytes); /* NaNs, which are no results */
+        memset(buffers[RESULTS].mapped, 0xFF, result_bytes); /* NaNs, so that a missing result is noticed */
     }
     ok = ok && run(device, &pipeline, buffers, q->workgroups);
     const uint32_t *results = buffers[RESULTS].mapped;

@@ -40,7 +40,7 @@ static float value_at(enum za_dtype dtype, const void *values, size_t i) {
     return ((const float *)values)[i];
 }
 
-/* False if a value is none that the type takes. */
+/* False if the type does not take a value. */
 static bool check_values(const struct part *p, uint32_t tokens, double *largest) {
     size_t heads = p->kv_heads, dims = p->as->dims, n = (size_t)tokens * heads * dims;
     double most = p->type->most != 0 ? p->type->most : (double)MAX_INPUT, top = 0;
@@ -77,7 +77,7 @@ static bool check_part(const struct part *p, uint32_t tokens, double *largest) {
 static void write_block(const struct part *p, uint32_t number, struct block *block, uint32_t *out, uint32_t *shared) {
     uint32_t left = p->as->stored - number * BLOCK, n = left < BLOCK ? left : BLOCK, halves = p->type->halves;
     if (p->as->stride) {
-        for (uint32_t i = n; i < BLOCK; ++i) block->q[i] &= 16; /* fifth bits alone, as in tiles; nobody reads them */
+        for (uint32_t i = n; i < BLOCK; ++i) block->q[i] &= 16; /* padding keeps only fifth bits, as in tiles */
         za_block_write(p->as->dtype, block, (uint8_t *)out + number * za_block_bytes(p->as->dtype));
         return;
     }
