@@ -72,8 +72,8 @@ static za_place place_of(const ggml_tensor *root) {
     return {buffer_of(root)->memory.buffer.handle, begin_of(root), (ggml_nbytes(root) + 3) / 4 * 4};
 }
 
-// Where the calls of an operation read q and write their states and results. One piece of scratch memory holds all of
-// them, so that no part of it can be reused before the last call has run.
+// The places where the calls of an operation read q and write their states and results. All of them lie in a single
+// piece of scratch memory, so that no part of it can be reused before the last call has run.
 struct Rooms {
     Bound q, out;  // out.place is the operation's tensor (own_out) where the kernels' rows have no padding
     za_place states;

@@ -7,7 +7,7 @@ namespace zinc {
 constexpr uint64_t FEW = 8;          // the most rows of x in a vector product
 constexpr uint64_t LEAST_TILE = 16;  // columns
 
-// What all dispatches of a product have in common.
+// The facts that all dispatches of a product share.
 struct Product {
     const ggml_tensor *op;
     Bound y, added;

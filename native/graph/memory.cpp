@@ -66,7 +66,7 @@ static bool submit(za_device *device, Record record) {
     if (ok) {
         za_barrier_before(device, device->commands);
         record(device->vk, device->commands);
-        za_barrier_behind(device, device->commands);
+        za_barrier_after(device, device->commands);
         ok = za_commands_submit(device);
     }
     return za_leave(device, ok);

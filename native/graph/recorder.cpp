@@ -117,7 +117,7 @@ bool Recorder::flush() {
 
 bool Recorder::finish() {
     if (!record_waiting() || !za_enter(device_)) return false;
-    za_barrier_behind(device_, commands_[used_ - 1]);
+    za_barrier_after(device_, commands_[used_ - 1]);
     const bool ok = za_leave(device_, za_submit(device_, commands_[used_ - 1], true));
     abandon();
     return ok;

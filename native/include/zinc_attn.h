@@ -109,8 +109,8 @@ ZA_API struct za_host za_device_host(const struct za_device *device);
 
 /* --- shapes ------------------------------------------------------------------------------------------ */
 
-/* Storage types. Of one value: f32, f16, bf16, and fp8_e4m3, which has a float32 scale per head. Of ggml's blocks, 32
-   head dimensions that share a scale: the others. */
+/* Storage types. f32, f16, bf16 and fp8_e4m3 store single values; fp8_e4m3 has a float32 scale per head. The other
+   types store ggml's blocks, 32 head dimensions that share a scale. */
 enum za_dtype {
     ZA_AS_K, /* of v_dtype alone: K's type */
     ZA_F32,
@@ -148,7 +148,7 @@ struct za_options {
                                     row is one token's values of one KV head, head_dim of plain types, ggml's blocks of
                                     block types: rows of 64 in float16 without gaps have 128. v_stride: 0 where the
                                     shape is latent */
-    uint32_t compute_units;      /* of the device, for the split rule; 0: 64. Never shows in the bits */
+    uint32_t compute_units;      /* of the device, for the split rule; 0: 64. It does not change the bits */
 };
 
 /* Refuses a device without workgroups of 256 invocations and enough shared memory for them. Runs the kernel
@@ -159,7 +159,7 @@ ZA_API bool za_close(struct za_attn *attn); /* after its caches and prepared cal
 
 struct za_info {
     uint32_t page_size;                      /* tokens of a page, from 1 on */
-    uint32_t k_dim, v_dim;                   /* head_dim and v_head_dim as kernels have them, filled up with zeros */
+    uint32_t k_dim, v_dim;                   /* head_dim and v_head_dim in kernels, padded with zeros */
     uint32_t row_words;                      /* uint32 words of a new row of one KV head, see za_places */
     VkDeviceSize k_page_bytes, v_page_bytes; /* of a page in a layer; v: 0 where the shape is latent. Of rows: where
                                                 tokens come first */
@@ -168,9 +168,10 @@ ZA_API struct za_info za_info(const struct za_attn *attn);
 
 /* --- caches ------------------------------------------------------------------------------------------ */
 
-/* Bytes of a VkBuffer of the za_device's. Where a kernel binds it, the offset is a multiple of za_device_info.alignment
-   and the buffer has VK_BUFFER_USAGE_STORAGE_BUFFER_BIT; copies need a multiple of 4 and the usage said there. The host
-   keeps the buffer until no call, cache or recorded command buffer uses it. buffer VK_NULL_HANDLE: none. */
+/* Bytes of a VkBuffer of the za_device's. A place that a kernel binds needs an offset that is a multiple of
+   za_device_info.alignment, and a buffer with VK_BUFFER_USAGE_STORAGE_BUFFER_BIT. A copy needs a multiple of 4 and the
+   usage that its comment names. The host keeps the buffer until no call, cache or recorded command buffer uses it.
+   buffer VK_NULL_HANDLE: no place. */
 struct za_place {
     VkBuffer buffer;
     VkDeviceSize offset, size;
@@ -179,10 +180,10 @@ struct za_place {
 struct za_cache;
 
 /* K and V of `layers` layers in one buffer each, `pages` pages a layer. A page id names the same place in every layer.
-   Layers that one storage buffer cannot hold together go into several caches. What a key's place holds before the key
-   is appended is undefined: the host attends only keys that were. k_scales, v_scales: (layers, kv_heads), each from
-   2**-31 to 2**51, what the heads of a layer multiply K's and V's values by, for ZA_FP8_E4M3. They are copied; NULL for
-   all other types, and v_scales where the shape is latent, whose V has K's scales. */
+   Layers that a storage buffer cannot hold together go into several caches. The place of a key is undefined before the
+   key is appended: the host attends only appended keys. k_scales, v_scales: (layers, kv_heads), each from 2**-31 to
+   2**51, for ZA_FP8_E4M3; the values of K and V of a head are multiplied by its scales. The library copies them. NULL
+   for all other types; v_scales is NULL for a latent shape, too, whose V has K's scales. */
 ZA_API struct za_cache *za_cache_make(struct za_attn *attn, uint32_t layers, uint32_t pages, const float *k_scales,
                                       const float *v_scales);
 
@@ -245,7 +246,7 @@ struct za_call {
     const float *mask_slopes; /* (q_heads): a head's mask values are multiplied by its slope (ggml's ALiBi); NULL: 1.
                                  A call with query rows and no mask is refused, as the slopes would be of no effect */
     uint32_t splits; /* pieces that the keys of a request are cut into, whole nodes of 512 keys, times its q_len at most
-                        2**24; 0: the split rule. Never shows in the bits. A prepared call has those of its room: 0 */
+                        2**24; 0: the split rule. Splits do not change the bits. 0 in steps of a prepared call */
 };
 
 /* The arrays of za_run in host memory. rows: the query rows of all requests, new: their new rows. */
@@ -268,11 +269,11 @@ struct za_data {
    Smaller magnitudes may change the last bits of results. Beyond the other limits results may be NaN. */
 struct za_places {
     struct za_place rows; /* (new, kv_heads, row_words) uint32: K values, V values, K scales, V scales of each, see
-                             docs/c-hosts.md; for f32, f16 and bf16 K's k_dim values, then V's v_dim. Where K and V lie
-                             in rows (k_stride): the k_stride bytes of K filled up to words, then V's. None where no
-                             request has new rows */
-    struct za_place q;    /* (rows, q_heads, head_dim) float32. Where head_dim is below k_dim, the library copies it
-                             (VK_BUFFER_USAGE_TRANSFER_SRC_BIT), but for ZA_INTEGER */
+                             docs/c-hosts.md; for f32, f16 and bf16 K's k_dim values, then V's v_dim. If K and V lie in
+                             rows (k_stride): the k_stride bytes of K padded to words, then V's. No place if no request
+                             has new rows */
+    struct za_place q;    /* (rows, q_heads, head_dim) float32. If head_dim is below k_dim, the library copies it
+                             (VK_BUFFER_USAGE_TRANSFER_SRC_BIT), except for ZA_INTEGER */
     struct za_place out;  /* (rows, q_heads, v_head_dim) float32 */
     struct za_place lse;  /* (rows, q_heads) float32, or none. If lse directly follows out in the same buffer, and
                              v_head_dim is v_dim, kernels write both in place. Otherwise the library copies both, and

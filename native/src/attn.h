@@ -1,4 +1,4 @@
-/* What the library's objects hold. */
+/* The members of the library's objects. */
 #pragma once
 #include "objects.h"
 #include "work.h"

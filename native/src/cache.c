@@ -182,7 +182,7 @@ static bool copy_page(struct za_cache *cache, uint32_t source, uint32_t target) 
     za_barrier_before(device, device->commands);
     copy_part(cache, false, source, target);
     if (!shape->latent) copy_part(cache, true, source, target);
-    za_barrier_behind(device, device->commands);
+    za_barrier_after(device, device->commands);
     return za_commands_submit(device);
 }
 

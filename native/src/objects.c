@@ -292,7 +292,7 @@ void za_barrier_before(const struct za_device *device, VkCommandBuffer commands)
                SHADERS | COPIED);
 }
 
-void za_barrier_behind(const struct za_device *device, VkCommandBuffer commands) {
+void za_barrier_after(const struct za_device *device, VkCommandBuffer commands) {
     za_barrier(device, commands, COMPUTE | COPY_STAGE, VK_ACCESS_SHADER_WRITE_BIT | VK_ACCESS_TRANSFER_WRITE_BIT,
                VK_PIPELINE_STAGE_ALL_COMMANDS_BIT | VK_PIPELINE_STAGE_HOST_BIT,
                VK_ACCESS_MEMORY_READ_BIT | VK_ACCESS_MEMORY_WRITE_BIT | VK_ACCESS_HOST_READ_BIT);

@@ -73,7 +73,7 @@ void za_barrier(const struct za_device *device, VkCommandBuffer commands, VkPipe
 /* Barriers around the library's commands. After the first barrier these commands see all earlier writes, and may write
    bytes that were read before. After the second barrier all commands and the host see what the library wrote. */
 void za_barrier_before(const struct za_device *device, VkCommandBuffer commands);
-void za_barrier_behind(const struct za_device *device, VkCommandBuffer commands);
+void za_barrier_after(const struct za_device *device, VkCommandBuffer commands);
 
 /* A barrier between two levels; `next` is the first dispatch of the second level. With ZINC_ATTN_LOG=barriers a line on
    stderr says for which kernel it waits. */

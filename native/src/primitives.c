@@ -14,7 +14,7 @@ static bool run(struct za_device *device, const struct pipeline *pipeline, const
     struct sets sets = {0};
     const struct za_command command = za_command(pipeline, places, (const uint32_t[]){groups, 1, 1});
     bool ok = za_commands_begin(device) && za_dispatch(device, device->commands, &sets, &command);
-    if (ok) za_barrier_behind(device, device->commands);
+    if (ok) za_barrier_after(device, device->commands);
     ok = ok && za_commands_submit(device);
     za_sets_free(device, &sets);
     return ok;

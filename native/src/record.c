@@ -72,7 +72,7 @@ bool za_record_call(struct za_attn *attn, VkCommandBuffer commands, struct sets 
     za_levels_free(&levels);
     if (!ok) return false;
     if (rows && places && places->out.buffer != b->out.buffer) record_results(attn, commands, rows, &b->out, places);
-    za_barrier_behind(device, commands);
+    za_barrier_after(device, commands);
     return true;
 }
 

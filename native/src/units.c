@@ -55,7 +55,7 @@ static uint32_t subgroup_of(const struct za_host *host, const struct za_function
 
 static bool is_side(uint32_t size) { return size == MOST_SIDE / 2 || size == MOST_SIDE; }
 
-/* Of the shapes whose sums are exact, the one with the most products. */
+/* Choose the shape with the most products among the shapes with exact sums. */
 static void choose(const struct product *shapes, uint32_t count, struct za_units *best) {
     for (const struct product *s = shapes; s < shapes + count; ++s) {
         const bool fits = is_side(s->m) && is_side(s->n) && (is_side(s->k) || s->k == 2 * MOST_SIDE);

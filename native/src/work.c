@@ -19,9 +19,9 @@ struct seen {
 };
 
 static struct seen keys_of(const struct za_call *call, const struct za_request *r, uint32_t row) {
-    uint32_t behind = r->tokens + 1 + row > r->q_len ? r->tokens + 1 + row - r->q_len : 0; /* after the row's own key */
-    uint32_t first = call->window && behind > call->window ? behind - call->window : 0;
-    return (struct seen){first, r->noncausal ? r->tokens : behind};
+    uint32_t end = r->tokens + 1 + row > r->q_len ? r->tokens + 1 + row - r->q_len : 0; /* after the row's own key */
+    uint32_t first = call->window && end > call->window ? end - call->window : 0;
+    return (struct seen){first, r->noncausal ? r->tokens : end};
 }
 
 /* Node where split `i` begins. */

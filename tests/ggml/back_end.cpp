@@ -65,7 +65,7 @@ static thread_local std::vector<ggml_backend_buffer_t> buffers;
 
 extern "C" {
 // How many devices the registry has if ggml has another device that reads the host's memory.
-size_t devices_behind_another() {
+size_t devices_after_another() {
     devices_before = 2;
     ggml_backend_reg_t registry = ggml_backend_init();
     return registry ? registry->iface.get_device_count(registry) : 0;
