@@ -10,15 +10,15 @@ namespace zinc {
 constexpr uint64_t GRID_SIDE = 65535;
 static const char OTHER[] = "the KV cache is in memory of the back end's other device";
 
-// --- what is taken ---------------------------------------------------------------------------------------------------
+// --- what the device takes -------------------------------------------------------------------------------------------
 
 // Why the arithmetic does not take an operation's K or V, or "".
 static std::string refused_types(const Device &device, const ggml_tensor *op) {
-    const std::string of_k = refused_type(device, op->src[1]);
-    return of_k.empty() ? refused_type(device, op->src[2]) : of_k;
+    const std::string reason = refused_type(device, op->src[1]);
+    return reason.empty() ? refused_type(device, op->src[2]) : reason;
 }
 
-// The reason why an operation is left to another device, or "" and what runs it.
+// The reason why an operation is left to another device. "": *o describes the operation, and *attn runs it.
 static std::string refused(Device *device, const ggml_tensor *op, bool has_turn, Operation *o, za_attn **attn) {
     const std::string types = refused_types(*device, op);
     if (!types.empty()) return types;
@@ -41,41 +41,41 @@ static std::string refused(Device *device, const ggml_tensor *op, bool has_turn,
 }
 
 bool attention_supported(Device *device, const ggml_tensor *op) {
-    if (!refused_types(*device, op).empty()) return true;  // its graph fails: the CPU has no such arithmetic
+    // No other device has the arithmetic, so the operation stays here, and its graph fails with the reason.
+    if (!refused_types(*device, op).empty()) return true;
     Operation o;
     za_attn *attn;
     const std::string reason = refused(device, op, false, &o, &attn);
-    if (!reason.empty() && reason != OTHER && o.k_root->buffer)  // the caches of a context are there
+    if (!reason.empty() && reason != OTHER && o.k_root->buffer)  // a context whose caches have memory asks
         say_once("attention is left to another device and its bits: " + reason);
     return reason.empty();
 }
 
 // --- dispatches ------------------------------------------------------------------------------------------------------
 
-// The same rows, one behind the other.
-static tensor dense(const tensor &of, uint32_t dims) {
-    return {0, {dims, of.n[1], of.n[2], of.n[3]}, {1, dims, dims * of.n[1], dims * of.n[1] * of.n[2]}};
+tensor dense(const tensor &rows, uint32_t dims) {
+    return {0, {dims, rows.n[1], rows.n[2], rows.n[3]}, {1, dims, dims * rows.n[1], dims * rows.n[1] * rows.n[2]}};
 }
 
 bool fit(Recording &r, const Bound &x, const Bound &y, float least) {
-    return r.dispatch(GRAPH_FIT, {}, fit_params{x.at, y.at, least}, {x.place, y.place});
+    return r.dispatch(GRAPH_FIT, {}, fit_params{x.view, y.view, least}, {x.place, y.place});
 }
 
 // A tensor's (dims, rows, heads, streams) as (dims, heads, rows, streams).
-static Bound heads_first(Bound of) {
-    std::swap(of.at.n[1], of.at.n[2]);
-    std::swap(of.at.s[1], of.at.s[2]);
-    return of;
+static Bound heads_first(Bound x) {
+    std::swap(x.view.n[1], x.view.n[2]);
+    std::swap(x.view.s[1], x.view.s[2]);
+    return x;
 }
 
 static za_place place_of(const ggml_tensor *root) {
-    return {buffer_of(root)->memory.of.handle, begin_of(root), (ggml_nbytes(root) + 3) / 4 * 4};
+    return {buffer_of(root)->memory.buffer.handle, begin_of(root), (ggml_nbytes(root) + 3) / 4 * 4};
 }
 
-// Where the calls of an operation find q and put what they make. Its scratch memory is taken at once, so that no part
-// can be another's before the last of them has run.
+// The places where the calls of an operation read q and write their states and results. All of them lie in a single
+// piece of scratch memory, so that no part of it can be reused before the last call has run.
 struct Rooms {
-    Bound q, out;  // out.place is the tensor's own where its rows have no room behind them
+    Bound q, out;  // out.place is the operation's tensor (own_out) where the kernels' rows have no padding
     za_place states;
     bool own_out;
 };
@@ -89,11 +89,11 @@ static bool make_rooms(Recording &r, const ggml_tensor *op, const Operation &o, 
     const Bound out = bound(*r.device, op), q = heads_first(bound(*r.device, o.q));
     uint64_t states = 0;
     for (const Call &call : calls) states = std::max(states, call.laid.states_bytes);
-    rooms->own_out = info.v_dim == o.kind.v_head_dim && out.at.offset == 0;
-    const bool rounds = r.device->arithmetic == ZA_INTEGER;  // which fills q up, too, and takes what is too small as 0
-    const tensor dense_q = dense(q.at, rounds ? o.kind.head_dim : info.k_dim);
-    const bool own_q = (rounds || r.is_settled(o.q)) && q.at.offset == 0 && dense_q.n[0] == o.kind.head_dim &&
-                       std::equal(q.at.s, q.at.s + (o.streams > 1 ? 4 : 3), dense_q.s);
+    rooms->own_out = info.v_dim == o.kind.v_head_dim && out.view.offset == 0;
+    const bool rounds = r.device->arithmetic == ZA_INTEGER;  // ROUND_Q also pads q, and takes small magnitudes as 0
+    const tensor dense_q = dense(q.view, rounds ? o.kind.head_dim : info.k_dim);
+    const bool own_q = (rounds || r.is_settled(o.q)) && q.view.offset == 0 && dense_q.n[0] == o.kind.head_dim &&
+                       std::equal(q.view.s, q.view.s + (o.streams > 1 ? 4 : 3), dense_q.s);
     const uint64_t given_bytes = own_q || !rounds ? 0 : bytes_of(4 * rows * o.kind.head_dim);
     const uint64_t q_bytes = own_q && !rounds ? 0 : bytes_of(4 * rows * info.k_dim);
     const uint64_t out_bytes = rooms->own_out ? 0 : 4 * rows * info.v_dim;
@@ -101,24 +101,24 @@ static bool make_rooms(Recording &r, const ggml_tensor *op, const Operation &o, 
     if (!r.device->recorder->scratch(given_bytes + q_bytes + bytes_of(states) + out_bytes, &taken)) return false;
     const VkBuffer buffer = taken.place.buffer;
     const VkDeviceSize begin = taken.place.offset + given_bytes;
-    const Bound given = own_q ? q : Bound{{buffer, taken.place.offset, 4 * rows * dense_q.n[0]}, dense_q};
-    rooms->q = rounds ? Bound{{buffer, begin, 4 * rows * info.k_dim}, dense(q.at, info.k_dim)} : given;
+    const Bound unrounded = own_q ? q : Bound{{buffer, taken.place.offset, 4 * rows * dense_q.n[0]}, dense_q};
+    rooms->q = rounds ? Bound{{buffer, begin, 4 * rows * info.k_dim}, dense(q.view, info.k_dim)} : unrounded;
     rooms->states = {buffer, begin + q_bytes, states};
     rooms->out = out;
     if (!rooms->own_out)
-        rooms->out = {{buffer, begin + q_bytes + bytes_of(states), out_bytes}, dense(out.at, info.v_dim)};
-    if (!own_q && !fit(r, q, given, MIN_INPUT)) return false;
+        rooms->out = {{buffer, begin + q_bytes + bytes_of(states), out_bytes}, dense(out.view, info.v_dim)};
+    if (!own_q && !fit(r, q, unrounded, MIN_INPUT)) return false;
     if (!rounds) return true;
-    return r.device->recorder->command(za_round_q(attn, rows / o.kind.q_heads, given.place, rooms->q.place));
+    return r.device->recorder->command(za_round_q(attn, rows / o.kind.q_heads, unrounded.place, rooms->q.place));
 }
 
-bool attend(Recording &r, const ggml_tensor *op) {
+bool attend(Recording &r, ggml_tensor *op) {
     Operation o;
     za_attn *attn;
     const std::string reason = refused(r.device, op, true, &o, &attn);
     if (!reason.empty()) return za_fail_as(ZA_UNSUPPORTED, "%s", reason.c_str());
     const za_place k = place_of(o.k_root), v = place_of(o.v_root);
-    za_cache *cache = r.device->cache(o.kind, {o.pages, uint32_t(o.at.head), k, o.kind.latent ? za_place{} : v});
+    za_cache *cache = r.device->cache(o.kind, {o.pages, uint32_t(o.k_rows.head), k, o.kind.latent ? za_place{} : v});
     const std::vector<Call> *calls =
         cache ? r.plan->calls(r.device, cache, op, o, order_of_keys(root_of(o.kept_k), root_of(o.kept_v)))
               : nullptr;
@@ -127,9 +127,9 @@ bool attend(Recording &r, const ggml_tensor *op) {
     for (const Call &call : *calls) {
         const uint64_t vectors = call.first_row * o.kind.q_heads;
         bindings b{call.words, {}, rooms.q.place, k, v, rooms.states, rooms.out.place};
-        b.q.offset += 4 * vectors * rooms.q.at.n[0];
+        b.q.offset += 4 * vectors * rooms.q.view.n[0];
         b.q.size = call.laid.q_bytes;
-        b.out.offset += 4 * vectors * rooms.out.at.n[0];
+        b.out.offset += 4 * vectors * rooms.out.view.n[0];
         b.out.size = call.laid.out_bytes;
         struct za_command commands[CALL_COMMANDS];
         const int n = za_laid_commands(attn, &call.laid, &b, commands);

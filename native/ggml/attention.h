@@ -1,18 +1,18 @@
 // FLASH_ATTN_EXT by the C library's kernels, among the dispatches of a graph.
-#ifndef ZINC_GGML_ATTENTION_H
-#define ZINC_GGML_ATTENTION_H
-
+#pragma once
 #include "recording.h"
 
 namespace zinc {
 
-// Opens the library for the shape, so that what is taken can be run.
+// Whether the device takes the operation. Opens the library for the operation's shape, so that a taken one can run.
 bool attention_supported(Device *device, const ggml_tensor *op);
 
-// y = x, +0 for magnitudes below `least`.
+// The same rows of `dims` elements each, without gaps.
+tensor dense(const tensor &rows, uint32_t dims);
+
+// y = x, with +0 for magnitudes below `least`.
 bool fit(Recording &recording, const Bound &x, const Bound &y, float least);
 
-bool attend(Recording &recording, const ggml_tensor *op);  // false: za_error says why
+bool attend(Recording &recording, ggml_tensor *op);  // false: za_error says why
 
 }  // namespace zinc
-#endif

@@ -9,12 +9,12 @@
 
 namespace zinc {
 
-constexpr size_t ENTRIES = 8;  // lists that are kept: those of a model's kinds of layers
+constexpr size_t ENTRIES = 8;  // lists that are kept: a model has a few kinds of layers
 
 // --- calls of many rows ----------------------------------------------------------------------------------------------
 
-// 128 MiB are in every device's storage buffers, and 65,535 workgroups in every grid. A compute unit has 2**34 products
-// behind it in half a second. First rows of calls are those at whose q and results a buffer can be bound.
+// Every device has storage buffers of 128 MiB and grids of 65,535 workgroups. A compute unit makes 2**34 products in
+// half a second. Each call begins at a row whose q and results lie at offsets at which a buffer can be bound.
 size_t rows_of_call(const Device &device, const za_attn *attn, const Operation &o, uint64_t keys) {
     constexpr uint64_t BYTES = uint64_t(1) << 27, GROUPS = 65535, PRODUCTS = uint64_t(1) << 34;
     const struct za_info info = za_info(attn);
@@ -32,14 +32,14 @@ size_t rows_of_call(const Device &device, const za_attn *attn, const Operation &
 
 static bool make_lists(const Operation &o, const WriteOrder *order, const char *mask, Lists *lists) {
     const ggml_tensor *root = root_of(o.kept_k);
-    const uint64_t of_cell =  // rows in one of the root
+    const uint64_t of_cell =  // rows of K in a row of the root
         ggml_row_size(root->type, root->ne[0]) / ggml_row_size(o.kept_k->type, o.kept_k->ne[0]);
     for (uint32_t s = 0; s < o.streams; ++s) {
-        const uint64_t first = o.at.first + s * o.at.stream, kept = o.kept_at.first + s * o.kept_at.stream;
-        const char *of_stream = mask ? mask + (s % o.mask->ne[3]) * o.mask->nb[3] : nullptr;
-        StreamMask stream{reinterpret_cast<const uint16_t *>(of_stream), mask ? o.mask->nb[1] / 2 : 0, o.rows, o.cells,
-                          {kept / of_cell, std::max<uint64_t>(o.kept_at.cell / of_cell, 1)},
-                          {first, o.at.cell}};
+        const uint64_t first = o.k_rows.first + s * o.k_rows.stream, kept = o.kept_rows.first + s * o.kept_rows.stream;
+        const char *halves = mask ? mask + (s % o.mask->ne[3]) * o.mask->nb[3] : nullptr;
+        StreamMask stream{reinterpret_cast<const uint16_t *>(halves), mask ? o.mask->nb[1] / 2 : 0, o.rows, o.cells,
+                          {kept / of_cell, std::max<uint64_t>(o.kept_rows.cell / of_cell, 1)},
+                          {first, o.k_rows.cell}};
         if (!add_stream(order ? &order->order() : nullptr, stream, lists))
             return za_fail_as(ZA_INVALID, "its mask has a NaN or +inf");
     }
@@ -49,7 +49,7 @@ static bool make_lists(const Operation &o, const WriteOrder *order, const char *
 Plan::Entry *Plan::entry(const ggml_tensor *op, const Operation &o, const WriteOrder *order) {
     std::vector<uint64_t> key = key_of(op);
     key.push_back(order ? order->history() : 0);
-    key.insert(key.end(), {o.kind.latent, o.kept_at.first, o.kept_at.cell, o.kept_at.stream});
+    key.insert(key.end(), {o.kind.latent, o.kept_rows.first, o.kept_rows.cell, o.kept_rows.stream});
     const size_t bytes = o.mask ? ggml_nbytes(o.mask) : 0;
     const char *mask = nullptr;
     for (Entry &known : entries_) {
@@ -63,35 +63,31 @@ Plan::Entry *Plan::entry(const ggml_tensor *op, const Operation &o, const WriteO
         return &known;
     }
     if (bytes && !mask && !(mask = host_bytes(o.mask))) return nullptr;
-    Entry made{std::move(key), std::vector<char>(mask, mask + bytes), o.mask, {}, graph_, {}};
-    if (!make_lists(o, order, mask, &made.lists)) return nullptr;
+    Entry fresh{std::move(key), std::vector<char>(mask, mask + bytes), o.mask, {}, graph_, {}};
+    if (!make_lists(o, order, mask, &fresh.lists)) return nullptr;
     auto oldest = std::min_element(entries_.begin(), entries_.end(),
                                    [](const Entry &a, const Entry &b) { return a.graph < b.graph; });
     if (entries_.size() < ENTRIES || oldest->graph == graph_) oldest = entries_.insert(entries_.end(), Entry{});
-    *oldest = std::move(made);
+    *oldest = std::move(fresh);
     return &*oldest;
 }
 
-const Lists *Plan::lists(const ggml_tensor *op, const Operation &o, const WriteOrder *order) {
-    const Entry *found = entry(op, o, order);
-    return found ? &found->lists : nullptr;
-}
 
 // --- calls -----------------------------------------------------------------------------------------------------------
 
-// ggml's slopes of ALiBi, by which the values of masks are multiplied; none for a max_bias of 0.
+// ggml's slopes of ALiBi. The values of masks are multiplied by them. A max_bias of 0 has no slopes.
 static std::vector<float> slopes_of(const Operation &o) {
     std::vector<float> slopes(o.max_bias > 0 && o.mask ? o.kind.q_heads : 0);
     const size_t whole = graph::power_of_two_in(o.kind.q_heads);
-    const double step = -double(o.max_bias) / double(whole);  // as SOFT_MAX has it
+    const double step = -double(o.max_bias) / double(whole);  // as in SOFT_MAX
     for (size_t h = 0; h < slopes.size(); ++h)
         slopes[h] = float(graph::exp2_of(h < whole ? step * double(h + 1) : step / 2 * double(2 * (h - whole) + 1)));
     return slopes;
 }
 
-// Whether a row joins the request of the row before it: rows of a prompt, each of which sees the key of its own behind
-// the keys of the row before, are one request, as are rows that see the same keys.
-static bool joins(const RowKeys &row, const RowKeys &last, za_request *request) {
+// Adds a row to the request of the row before it, if the request can hold it. Rows of a prompt are one request: each
+// sees the keys of the row before and its own key. Rows that see the same keys are one request, too.
+static bool extend_request(const RowKeys &row, const RowKeys &last, za_request *request) {
     const bool grows = row.count == last.count + 1 && !request->noncausal;
     const bool same = row.count == last.count && (request->q_len == 1 || request->noncausal);
     if (row.bias != NO_BIAS || request->mask || row.begin != last.begin || !(grows || same)) return false;
@@ -101,12 +97,12 @@ static bool joins(const RowKeys &row, const RowKeys &last, za_request *request) 
     return true;
 }
 
-// Of rows [begin, end), `rows` of a stream.
+// The requests of rows [begin, end). A stream has `rows` rows, and a request has rows of one stream.
 static std::vector<za_request> requests_of(const Lists &lists, size_t rows, size_t begin, size_t end) {
     std::vector<za_request> requests;
     for (size_t row = begin; row < end; ++row) {
         const RowKeys &keys = lists.rows[row];
-        if (row > begin && row % rows && joins(keys, lists.rows[row - 1], &requests.back())) continue;
+        if (row > begin && row % rows && extend_request(keys, lists.rows[row - 1], &requests.back())) continue;
         za_request request{};
         request.tokens = request.pages = uint32_t(keys.count);
         request.page_table = lists.pages.data() + keys.begin;
@@ -138,27 +134,27 @@ static bool make_calls(Device *device, za_cache *cache, const Operation &o, cons
         call.requests = uint32_t(requests.size());
         const bool masked = std::any_of(requests.begin(), requests.end(), [](const za_request &r) { return r.mask; });
         call.mask_slopes = masked && !slopes.empty() ? slopes.data() : nullptr;
-        Call made{begin, {}, {}};
+        Call laid_call{begin, {}, {}};
         void *words;
-        if (!za_lay(cache, &call, false, &made.laid) ||
-            !device->recorder->words(made.laid.work_bytes, &made.words, &words))
+        if (!za_lay(cache, &call, false, &laid_call.laid) ||
+            !device->recorder->words(laid_call.laid.work_bytes, &laid_call.words, &words))
             return false;
-        za_laid_write(cache, 0, &call, &made.laid, static_cast<uint32_t *>(words));
-        calls->push_back(made);
+        za_laid_write(cache, 0, &call, &laid_call.laid, static_cast<uint32_t *>(words));
+        calls->push_back(laid_call);
     }
     return true;
 }
 
 const std::vector<Call> *Plan::calls(Device *device, za_cache *cache, const ggml_tensor *op, const Operation &o,
                                      const WriteOrder *order) {
-    Entry *found = entry(op, o, order);
-    if (!found) return nullptr;
-    for (const OfSinks &made : found->calls)
-        if (made.sinks == o.sinks) return &made.calls;
-    OfSinks made{o.sinks, {}};
-    if (!make_calls(device, cache, o, found->lists, &made.calls)) return nullptr;
-    found->calls.push_back(std::move(made));
-    return &found->calls.back().calls;
+    Entry *known = entry(op, o, order);
+    if (!known) return nullptr;
+    for (const OfSinks &of_sinks : known->calls)
+        if (of_sinks.sinks == o.sinks) return &of_sinks.calls;
+    OfSinks of_sinks{o.sinks, {}};
+    if (!make_calls(device, cache, o, known->lists, &of_sinks.calls)) return nullptr;
+    known->calls.push_back(std::move(of_sinks));
+    return &known->calls.back().calls;
 }
 
 }  // namespace zinc

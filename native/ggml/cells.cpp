@@ -28,13 +28,13 @@ void WriteOrder::write(uint32_t cell) {
 
 // --- saved orders ----------------------------------------------------------------------------------------------------
 
-// FNV-1a of words of 8 bytes, in four lanes, since a product is slow to come; zeros fill the row up.
+// FNV-1a of words of 8 bytes. Four lanes hide the time of a product. The last words of the row are padded with zeros.
 static uint64_t hash_row(uint64_t hash, const void *row, size_t bytes) {
     constexpr uint64_t PRIME = 1099511628211u;
     uint64_t lanes[4] = {hash, hash + 1, hash + 2, hash + 3};
-    for (size_t at = 0; at < bytes; at += 32) {
+    for (size_t begin = 0; begin < bytes; begin += 32) {
         uint64_t words[4] = {};
-        std::memcpy(words, static_cast<const char *>(row) + at, std::min<size_t>(32, bytes - at));
+        std::memcpy(words, static_cast<const char *>(row) + begin, std::min<size_t>(32, bytes - begin));
         for (int i = 0; i < 4; ++i) {
             lanes[i] = (lanes[i] ^ words[i]) * PRIME;
             lanes[i] ^= lanes[i] >> 32;
@@ -69,7 +69,7 @@ void SavedOrders::finish(const void *buffer) {
     auto restored = restored_.extract(buffer);
     if (saved) finish_saved(saved.mapped());
     if (!restored) return;
-    for (const auto &[other, group] : saved_)  // what is restored may be what was saved last from another buffer
+    for (const auto &[other, group] : saved_)  // the restored group may be the last group that another buffer saved
         if (group.hash == restored.mapped().hash) {
             finish_saved(saved_.extract(other).mapped());
             break;
@@ -85,7 +85,7 @@ void SavedOrders::finish_saved(const Group<const WriteOrder> &group) {
     std::iota(ranks.begin(), ranks.end(), 0u);
     known_.erase(group.hash);
     older_.erase(group.hash);
-    if (std::is_sorted(ranks.begin(), ranks.end(), earlier)) return;  // as in the state
+    if (std::is_sorted(ranks.begin(), ranks.end(), earlier)) return;  // the state has the same order
     std::stable_sort(ranks.begin(), ranks.end(), earlier);
     if (rows_ >= most_) {
         older_ = std::exchange(known_, {});
@@ -101,9 +101,9 @@ void SavedOrders::finish_saved(const Group<const WriteOrder> &group) {
 
 void SavedOrders::finish_restored(const Group<WriteOrder> &group) {
     for (const auto *orders : {&known_, &older_}) {
-        auto found = orders->find(group.hash);
-        if (found == orders->end() || found->second->size() != group.cells.size()) continue;
-        for (uint32_t rank : *found->second) group.order->write(group.cells[rank]);
+        auto entry = orders->find(group.hash);
+        if (entry == orders->end() || entry->second->size() != group.cells.size()) continue;
+        for (uint32_t rank : *entry->second) group.order->write(group.cells[rank]);
         return;
     }
 }

@@ -1,10 +1,8 @@
 // The order in which the rows ("cells") of a tensor of K were written.
 //
-// llama.cpp puts a token's K and V into any free cell, so where a cell lies says nothing about its token.  What every
-// history of a cache has in common is the order of writes, and it is the order of keys here.
-#ifndef ZINC_GGML_CELLS_H
-#define ZINC_GGML_CELLS_H
-
+// llama.cpp puts a token's K and V into any free cell, so the place of a cell says nothing about its token. The order
+// of writes is the same in every history of a cache, so the back end takes keys in this order.
+#pragma once
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -16,44 +14,44 @@ namespace zinc {
 
 constexpr uint32_t NO_CELL = UINT32_MAX;
 
-// The cells of a tensor in the order of their last write.  Cells that were never written come first, ascending.
+// The cells of a tensor in the order of their last writes. Cells without a write come first, in ascending order.
 class WriteOrder {
   public:
     explicit WriteOrder(size_t cells);
 
-    // `cell` becomes the latest.
-    void write(uint32_t cell);
+    void write(uint32_t cell);  // the cell becomes the latest
 
-    // A hash of all writes: orders of as many cells that have the same are equal.
+    // A hash of all writes. Orders of the same number of cells and the same hash are equal.
     uint64_t history() const { return history_; }
 
-    // Grows with the time of the cell's last write.
+    // A number that is the larger, the later the cell was written.
     uint32_t place(uint32_t cell) const { return place_[cell]; }
 
-    // Every cell once, oldest write first, and NO_CELL where a cell was that has been written again since.
+    // Every cell once, the oldest write first, and NO_CELL at the former places of cells that were written again.
     const std::vector<uint32_t> &order() const { return order_; }
 
   private:
-    std::vector<uint32_t> order_, place_;  // place_: by cell, where it is in order_
+    std::vector<uint32_t> order_, place_;  // place_[cell]: where the cell is in order_
     uint64_t history_ = 0;
 };
 
-// The orders of sequences that were saved, so that one that is restored keeps it, wherever its cells were and will be.
+// The write orders of saved sequences. A restored sequence gets its order back, in whatever cells it was and will be.
 //
-// A state has its rows in the order of their cells, tensor after tensor.  Its rows of one tensor are a group, which is
-// known by a hash of all their bytes: a group that was saved is restored in the order of its writes, any other one in
-// the order of the state.  So an order is whole or not there, and two sequences that end alike are two.
+// A state has its rows in the order of their cells, tensor after tensor. The rows of a tensor are a group, and a hash
+// of all bytes of these rows identifies the group. A group that was saved is restored in the order of its writes; any
+// other group is restored in the order of the state. So an order is restored completely or not at all, and two
+// sequences with the same end stay different.
 class SavedOrders {
   public:
-    // Rows and groups of this number at least are known; what was saved before twice as many is forgotten.
+    // Keeps the orders of at least the last `most` rows and groups, and forgets orders before twice as many.
     explicit SavedOrders(size_t most) : most_(most) {}
 
-    // The next row of a state that is saved from a tensor of a buffer, or restored to it, whose bytes are there.
-    // States of several buffers may take turns.
+    // The next row of a state, with these bytes, is saved from a tensor of a buffer, or restored to a tensor. Calls for
+    // several buffers may alternate.
     void save(const void *buffer, const WriteOrder *order, uint32_t cell, const void *row, size_t bytes);
     void restore(const void *buffer, WriteOrder *order, uint32_t cell, const void *row, size_t bytes);
 
-    // The buffer's groups are whole: another tensor is next, or the cells are used.
+    // The buffer's groups are complete: another tensor is next, or the cells are used.
     void finish(const void *buffer);
 
   private:
@@ -72,11 +70,10 @@ class SavedOrders {
 
     std::map<const void *, Group<const WriteOrder>> saved_;  // by buffer
     std::map<const void *, Group<WriteOrder>> restored_;
-    std::unordered_map<uint64_t, Ranks> known_, older_;
-    Ranks last_;  // layers of a state share it
+    std::unordered_map<uint64_t, Ranks> known_, older_;  // by the hash of a group; older_: the former known_
+    Ranks last_;  // the latest order, which the layers of a state share
     const size_t most_;
-    size_t rows_ = 0;  // in known_, and its groups
+    size_t rows_ = 0;  // the number of rows and groups in known_
 };
 
 }  // namespace zinc
-#endif

@@ -12,23 +12,23 @@ Device *processor;
 
 constexpr long MOST_SPLITS = MAX_CONTEXT / KEYS_PER_NODE;
 
-// What ZINC_ATTN_SPLITS says.
+// Reads ZINC_ATTN_SPLITS.
 static bool splits_given(uint32_t *splits) {
-    const char *given = std::getenv("ZINC_ATTN_SPLITS");
+    const char *text = std::getenv("ZINC_ATTN_SPLITS");
     char *end = nullptr;
-    const long found = given ? std::strtol(given, &end, 10) : 0;
-    *splits = uint32_t(found);
-    if (!given || (*given && !*end && found >= 1 && found <= MOST_SPLITS)) return true;
-    return za_fail_as(ZA_INVALID, "ZINC_ATTN_SPLITS: got '%s', expected 1 to %ld", given, MOST_SPLITS);
+    const long number = text ? std::strtol(text, &end, 10) : 0;
+    *splits = uint32_t(number);
+    if (!text || (*text && !*end && number >= 1 && number <= MOST_SPLITS)) return true;
+    return za_fail_as(ZA_INVALID, "ZINC_ATTN_SPLITS: got '%s', expected 1 to %ld", text, MOST_SPLITS);
 }
 
-// What ZINC_ATTN_ARITHMETIC says.
+// Reads ZINC_ATTN_ARITHMETIC.
 static bool arithmetic_given(za_arithmetic *arithmetic) {
-    const char *given = std::getenv("ZINC_ATTN_ARITHMETIC");
-    for (int i = ZA_CANONICAL; given && i <= ZA_INTEGER; ++i)
-        if (!std::strcmp(given, ARITHMETICS[i])) return *arithmetic = za_arithmetic(i), true;
-    return !given || za_fail_as(ZA_INVALID, "ZINC_ATTN_ARITHMETIC: got '%s', expected canonical, fused or integer",
-                                given);
+    const char *text = std::getenv("ZINC_ATTN_ARITHMETIC");
+    for (int i = ZA_CANONICAL; text && i <= ZA_INTEGER; ++i)
+        if (!std::strcmp(text, ARITHMETICS[i])) return *arithmetic = za_arithmetic(i), true;
+    return !text || za_fail_as(ZA_INVALID, "ZINC_ATTN_ARITHMETIC: got '%s', expected canonical, fused or integer",
+                                text);
 }
 
 Device *Device::open(const char *name, bool gpu) {
@@ -37,13 +37,13 @@ Device *Device::open(const char *name, bool gpu) {
     const bool fits = self->device_ && !(gpu && za_device_info(self->device_).cpu);
     if (self->device_ && !fits)
         za_fail_as(ZA_UNSUPPORTED, "%s is no GPU", za_device_info(self->device_).name);
-    // The driver computes the kernels' bits.
+    // Opening a plain shape checks that the driver computes the kernels' bits.
     const Kind plain{1, 1, 64, 64, false, {ZA_Q8_0, 68}, {ZA_Q8_0, 68}};
-    const bool given = fits && splits_given(&self->splits) && arithmetic_given(&self->arithmetic);
-    if (given && !self->device_->dots) {
-        za_fail_as(ZA_UNSUPPORTED, "%s has no integer dot product, which products of quantized weights need: Vulkan 1.3 "
-                   "or VK_KHR_shader_integer_dot_product", za_device_info(self->device_).name);
-    } else if (given && self->attn(plain, true).attn) {
+    const bool configured = fits && splits_given(&self->splits) && arithmetic_given(&self->arithmetic);
+    if (configured && !self->device_->dots) {
+        za_fail_as(ZA_UNSUPPORTED, "%s has no integer dot product, which products of quantized weights need: Vulkan "
+                   "1.3 or VK_KHR_shader_integer_dot_product", za_device_info(self->device_).name);
+    } else if (configured && self->attn(plain, true).attn) {
         const struct za_device_info info = za_device_info(self->device_);
         self->name = info.name;
         self->alignment = size_t(info.alignment > 32 ? info.alignment : 32);
@@ -71,11 +71,11 @@ void Device::set_threads(int number) {
 }
 
 void Device::release(Memory *memory) {
-    for (auto at = caches_.begin(); at != caches_.end();) {
-        const Layer &layer = at->first.second;
-        const bool inside = layer.k.buffer == memory->of.handle || layer.v.buffer == memory->of.handle;
-        if (inside) za_cache_free(at->second);
-        at = inside ? caches_.erase(at) : std::next(at);
+    for (auto entry = caches_.begin(); entry != caches_.end();) {
+        const Layer &layer = entry->first.second;
+        const bool inside = layer.k.buffer == memory->buffer.handle || layer.v.buffer == memory->buffer.handle;
+        if (inside) za_cache_free(entry->second);
+        entry = inside ? caches_.erase(entry) : std::next(entry);
     }
     store->release(memory);
     recorder->forget();
@@ -83,9 +83,9 @@ void Device::release(Memory *memory) {
 
 bool Device::asked(const Kind &kind, Opened *opened) {
     std::lock_guard<std::mutex> lock(attns_mutex_);
-    auto found = attns_.find(kind);
-    if (found != attns_.end()) *opened = found->second;
-    return found != attns_.end();
+    auto entry = attns_.find(kind);
+    if (entry != attns_.end()) *opened = entry->second;
+    return entry != attns_.end();
 }
 
 Opened Device::attn(const Kind &kind, bool has_turn) {
@@ -93,7 +93,7 @@ Opened Device::attn(const Kind &kind, bool has_turn) {
     if (asked(kind, &opened)) return opened;
     std::unique_lock<Turns> turn(turns, std::defer_lock);
     if (!has_turn) turn.lock();
-    if (asked(kind, &opened)) return opened;  // by a thread whose turn was before
+    if (asked(kind, &opened)) return opened;  // a thread opened the kind in an earlier turn
     za_options options{};
     options.q_heads = kind.q_heads;
     options.kv_heads = kind.kv_heads;
@@ -115,8 +115,8 @@ Opened Device::attn(const Kind &kind, bool has_turn) {
 }
 
 za_cache *Device::cache(const Kind &kind, const Layer &layer) {
-    auto found = caches_.find({kind, layer});
-    if (found != caches_.end()) return found->second;
+    auto entry = caches_.find({kind, layer});
+    if (entry != caches_.end()) return entry->second;
     za_attn *opened = attn(kind, true).attn;
     za_cache_places places{};
     places.layers = 1;
@@ -125,9 +125,9 @@ za_cache *Device::cache(const Kind &kind, const Layer &layer) {
     places.v = layer.v;
     places.token_rows = 1;
     places.head_rows = layer.head_rows;
-    za_cache *made = opened ? za_cache_from(opened, &places) : nullptr;
-    if (made) caches_[{kind, layer}] = made;
-    return made;
+    za_cache *opened_cache = opened ? za_cache_from(opened, &places) : nullptr;
+    if (opened_cache) caches_[{kind, layer}] = opened_cache;
+    return opened_cache;
 }
 
 }  // namespace zinc

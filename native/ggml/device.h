@@ -1,8 +1,6 @@
-// A device of the back end, Vulkan's or the processor: what is opened for each shape, and the library's view of each pair
-// of K and V.
-#ifndef ZINC_GGML_DEVICE_H
-#define ZINC_GGML_DEVICE_H
-
+// A device of the back end, a Vulkan device or the processor: its memory, its recorder, and the C library's objects for
+// each shape (za_attn) and each pair of K and V (za_cache).
+#pragma once
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -20,13 +18,13 @@ struct ggml_backend_device;
 
 namespace zinc {
 
-// How K (or V) is kept: its type, and the bytes of a row, one head of one cell.
+// How a cache stores K (or V): its type, and the bytes of a row, which is one head of one cell.
 struct Kept {
     za_dtype type;
     uint32_t row;
 };
 
-// What a za_attn is opened for.
+// The shape and the types for which a za_attn is opened.
 struct Kind {
     uint32_t q_heads, kv_heads, head_dim, v_head_dim;
     bool latent;
@@ -35,7 +33,7 @@ struct Kind {
     bool operator<(const Kind &other) const { return key() < other.key(); }
 };
 
-// Where K and V of a layer are: rows that can be a cell's of head 0, and rows from a head to the next.
+// Where K and V of a layer lie. rows: how many rows can hold a cell's head 0; head_rows: rows from a head to the next.
 struct Layer {
     uint32_t rows, head_rows;
     za_place k, v;
@@ -44,17 +42,17 @@ struct Layer {
 };
 
 struct Opened {
-    za_attn *attn;       // NULL: it cannot be served
-    std::string reason;  // why not
+    za_attn *attn;       // NULL: the library refused the kind
+    std::string reason;  // why the library refused it
 };
 
-// A lock that threads get in the order in which they ask, so that one that computes graph after graph keeps none out.
+// A lock that threads get in the order in which they ask. A thread that computes graph after graph keeps no other out.
 class Turns {
   public:
     void lock() {
         std::unique_lock<std::mutex> hold(mutex_);
-        const uint64_t mine = asked_++;
-        next_.wait(hold, [&] { return mine == ended_; });
+        const uint64_t ticket = asked_++;
+        next_.wait(hold, [&] { return ticket == ended_; });
     }
     void unlock() {
         std::lock_guard<std::mutex> hold(mutex_);
@@ -68,55 +66,60 @@ class Turns {
     uint64_t asked_ = 0, ended_ = 0;
 };
 
-// Threads. Models and contexts of several threads share the device, and none fails because another works: it waits.
-// Device::turns is held by whoever uses the queue or a buffer: graph_compute for a whole graph, alloc, free, set, get,
-// copy, memset and clear of buffers, the counts, the number of threads, and supports_op where attention's kind is new, a
-// buffer of ggml's is taken over, or weights are left to another device. Such a call waits for the graphs that were
-// asked for before it, and za_enter never meets a second thread. A thread has the turn of one device at a time. No other
-// entry point waits for a graph: supports_op finds the kinds that are open under attns_mutex_, after which a thread takes
-// no other lock; get_memory reads an atomic; graph_optimize, init_backend and free of a backend have only what is the caller's; and
-// ggml_backend_init has a lock of its own.
+// Threads. Models and contexts of several threads share the device. No call fails because another thread works: it
+// waits.
+//
+// A thread that uses the queue or a buffer holds Device::turns: graph_compute for a whole graph; alloc, free, set, get,
+// copy, memset and clear of buffers; the counts; the number of threads; and supports_op if attention's kind is new, if
+// a buffer of ggml's is taken over, or if weights are left to another device. Such a call waits for the graphs that
+// came before it, so za_enter never meets a second thread. A thread holds the turn of one device at a time.
+//
+// No other entry point waits for a graph. supports_op finds open kinds under attns_mutex_, and a thread that holds this
+// mutex takes no other lock. get_memory reads an atomic. graph_optimize, init_backend and the free of a backend use
+// only the caller's objects. ggml_backend_init has its own lock.
 class Device {
   public:
-    // NULL where there is no device that will do; za_error says why. name: za_device_open's. gpu: nothing but a GPU.
+    // NULL if no device is suitable; za_error says why. name: as in za_device_open. gpu: refuse other devices than
+    // GPUs.
     static Device *open(const char *name, bool gpu);
 
-    std::string name;       // of the Vulkan device, or the processor
-    ggml_backend_device *listed = nullptr;  // that ggml knows
-    bool is_host = false;   // the processor: its memory is the host's
-    size_t alignment = 0;   // of a tensor, and of what a kernel binds
+    std::string name;       // of the Vulkan device, or of the processor
+    ggml_backend_device *listed = nullptr;  // ggml's object for this device
+    bool is_host = false;   // the device is the processor, and its memory is the host's
+    size_t alignment = 0;   // of tensors, and of the offsets that a kernel binds
     size_t most = 0;        // bytes that a kernel can bind
     bool on_cpu = false, wave32 = false;
-    uint32_t lanes = 0;     // of a subgroup of kernels that do not meet in them
-    uint32_t splits = 0;    // of a row's keys in attention, as ZINC_ATTN_SPLITS says; 0: the split rule
-    za_arithmetic arithmetic = ZA_CANONICAL;  // of attention, as ZINC_ATTN_ARITHMETIC says
-    za_units units{};       // that products take: a GPU's, or with ZINC_ATTN_UNITS=1 a CPU's; with 0 none
-    Turns turns;            // held during every call of what is below
+    uint32_t lanes = 0;     // of a subgroup in kernels without subgroup operations
+    uint32_t splits = 0;    // of a row's keys in attention, from ZINC_ATTN_SPLITS; 0: the split rule
+    za_arithmetic arithmetic = ZA_CANONICAL;  // of attention, from ZINC_ATTN_ARITHMETIC
+    za_units units{};       // matrix units that products use: a GPU's; ZINC_ATTN_UNITS=1 allows a CPU's, 0 none
+    Turns turns;            // a thread holds the turn during every call of the members below
 
-    Store *store = nullptr;        // tensors' memory
-    Recorder *recorder = nullptr;  // one graph at a time
+    Store *store = nullptr;        // the memory of tensors
+    Recorder *recorder = nullptr;  // records one graph at a time
     void set_threads(int number);  // of the processor
-    void release(Memory *memory);  // and the caches that lie in it
+    void release(Memory *memory);  // frees the memory and the caches in it
 
-    std::map<uintptr_t, struct Buffer *> held;  // the processor's buffers, by where they begin
+    std::map<uintptr_t, struct Buffer *> held;  // the processor's buffers, by their first address
 
-    // Buffers of which a call failed that was to change them, and NULL for what is written or read anew each time.
+    // Buffers whose bytes are wrong, because a call that changes them failed. NULL stands for a buffer of results,
+    // whose bytes are written anew in each graph.
     std::set<const void *> spoilt;
 
-    Opened attn(const Kind &kind, bool has_turn);  // without its turn, the thread waits for it where the kind is new
-    za_cache *cache(const Kind &kind, const Layer &layer);  // a page is a row of head 0
+    // has_turn: the thread holds the turn. Otherwise it waits for the turn if the kind is new.
+    Opened attn(const Kind &kind, bool has_turn);
+    za_cache *cache(const Kind &kind, const Layer &layer);  // a page of the cache is a row of head 0
 
   private:
     bool asked(const Kind &kind, Opened *opened);
 
     za_device *device_ = nullptr;
     std::mutex attns_mutex_;
-    std::map<Kind, Opened> attns_;  // and what no later call could serve
+    std::map<Kind, Opened> attns_;  // open kinds, and kinds that the library will always refuse
     std::map<std::pair<Kind, Layer>, za_cache *> caches_;
 };
 
 extern const char *const ARITHMETICS[ZA_INTEGER + 1];  // names
-extern Device *processor;  // that ggml has, beside a Vulkan device or alone, or NULL
+extern Device *processor;  // the processor as a device that ggml has, or NULL
 
 }  // namespace zinc
-#endif

@@ -16,12 +16,12 @@ static const char *binary_refused(const Device &, const ggml_tensor *op) {
     return types_refused(op);
 }
 
-// Of float32 y as int8, too, where a product follows.
+// Also writes y as int8, if y is float32 and a product reads it.
 static bool glu(Recording &r, const ggml_tensor *op, uint32_t kind, const Bound &a, const Bound &b) {
     const Bound y = bound(*r.device, op);
     const glu_constants constants{kind, uint32_t(float_type(op))};
-    const glu_params params{a.at, b.at, y.at, number_of(op, 2), number_of(op, 3)};
-    if (const Quantized *int8 = r.beside(op))
+    const glu_params params{a.view, b.view, y.view, number_of(op, 2), number_of(op, 3)};
+    if (const Quantized *int8 = r.int8_copy(op))
         return r.dispatch(GRAPH_GLU_QUANTIZED, constants, params,
                           {a.place, b.place, y.place, int8->q.place, int8->scales.place});
     return r.dispatch(GRAPH_GLU, constants, params, {a.place, b.place, y.place});
@@ -37,7 +37,7 @@ static bool record_binary(Recording &r, ggml_tensor *op) {
     if (op->op == GGML_OP_MUL && plain) return glu(r, op, GLU_OP_MUL, a, b);
     const binary_constants constants{kind, uint32_t(float_type(op->src[0])), uint32_t(float_type(op->src[1])),
                                      uint32_t(float_type(op))};
-    return r.dispatch(GRAPH_BINARY, constants, binary_params{a.at, b.at, y.at}, {a.place, b.place, y.place});
+    return r.dispatch(GRAPH_BINARY, constants, binary_params{a.view, b.view, y.view}, {a.place, b.place, y.place});
 }
 
 static const char *glu_refused(const Device &, const ggml_tensor *op) {
@@ -51,8 +51,8 @@ static bool record_glu(Recording &r, ggml_tensor *op) {
     Bound a = bound(*r.device, op->src[0]), b = op->src[1] ? bound(*r.device, op->src[1]) : a;
     if (!op->src[1]) {
         const bool swapped = op->op_params[1];
-        (swapped ? a : b).at.offset += uint32_t(op->ne[0]);
-        a.at.n[0] = b.at.n[0] = uint32_t(op->ne[0]);
+        (swapped ? a : b).view.offset += uint32_t(op->ne[0]);
+        a.view.n[0] = b.view.n[0] = uint32_t(op->ne[0]);
     }
     return glu(r, op, uint32_t(ggml_get_glu_op(op)), a, b);
 }
@@ -60,7 +60,7 @@ static bool record_glu(Recording &r, ggml_tensor *op) {
 static bool record_add_id(Recording &r, ggml_tensor *op) {
     const Bound a = bound(*r.device, op->src[0]), b = bound(*r.device, op->src[1]), y = bound(*r.device, op);
     const Bound ids = bound(*r.device, op->src[2]);
-    return r.dispatch(GRAPH_ADD_ID, {}, add_id_params{a.at, b.at, ids.at, y.at},
+    return r.dispatch(GRAPH_ADD_ID, {}, add_id_params{a.view, b.view, ids.view, y.view},
                       {a.place, b.place, ids.place, y.place});
 }
 
@@ -72,8 +72,8 @@ constexpr std::pair<ggml_op, int> UNARY[] = {
     {GGML_OP_COS, UNARY_OP_COS},     {GGML_OP_FILL, UNARY_OP_FILL},   {GGML_OP_LEAKY_RELU, UNARY_OP_LEAKY_RELU}};
 
 static int unary_op(const ggml_tensor *op) {  // -1: none
-    for (const auto &[of, kind] : UNARY)
-        if (of == op->op) return kind;
+    for (const auto &[ggml_kind, kind] : UNARY)
+        if (ggml_kind == op->op) return kind;
     return ggml_get_unary_op(op) < GGML_UNARY_OP_COUNT ? int(ggml_get_unary_op(op)) : -1;
 }
 
@@ -92,7 +92,7 @@ static bool record_unary(Recording &r, ggml_tensor *op) {
     const int first = op->op == GGML_OP_UNARY ? 1 : 0;  // number of the operation's parameters
     const unary_constants constants{uint32_t(unary_op(op)), uint32_t(float_type(source)), uint32_t(float_type(op)),
                                     then.op};
-    const unary_params params{x.at, then.other.at, y.at, number_of(op, first), number_of(op, first + 1),
+    const unary_params params{x.view, then.other.view, y.view, number_of(op, first), number_of(op, first + 1),
                               number_of(op, first + 2), number_of(op, first + 3)};
     return r.dispatch(GRAPH_UNARY, constants, params, {x.place, then.other.place, y.place});
 }

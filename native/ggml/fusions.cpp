@@ -27,7 +27,7 @@ const Fusion FUSIONS[FUSES] = {
 // --- conditions ------------------------------------------------------------------------------------------------------
 
 int Recording::number(const ggml_tensor *node) const {
-    return int(std::find(graph_->nodes + at_, graph_->nodes + graph_->n_nodes, node) - graph_->nodes);
+    return int(std::find(graph_->nodes + current_, graph_->nodes + graph_->n_nodes, node) - graph_->nodes);
 }
 
 bool Recording::is_hidden(const ggml_tensor *node, int uses) const {
@@ -38,7 +38,7 @@ bool Recording::is_hidden(const ggml_tensor *node, int uses) const {
 }
 
 bool Recording::hides(const ggml_tensor *last, const ggml_tensor *result) const {
-    for (int i = at_; graph_->nodes[i] != last; ++i) {
+    for (int i = current_; graph_->nodes[i] != last; ++i) {
         const ggml_tensor *node = graph_->nodes[i];
         if (root_of(node) == result) continue;
         int uses = 0;
@@ -50,9 +50,9 @@ bool Recording::hides(const ggml_tensor *last, const ggml_tensor *result) const 
 }
 
 ggml_tensor *Recording::only_user(const ggml_tensor *node) const {
-    for (int of = number(node), i = of + 1; i < graph_->n_nodes && is_hidden(graph_->nodes[of]); ++i) {
+    for (int same = number(node), i = same + 1; i < graph_->n_nodes && is_hidden(graph_->nodes[same]); ++i) {
         ggml_tensor *user = graph_->nodes[i];
-        if (user->op == GGML_OP_RESHAPE && user->src[0] == graph_->nodes[of]) of = i;
+        if (user->op == GGML_OP_RESHAPE && user->src[0] == graph_->nodes[same]) same = i;
         if (is_view(user) || ggml_is_empty(user)) continue;
         const auto is_node = [node](const ggml_tensor *t) { return t && shaped(t) == node; };
         return std::any_of(user->src, user->src + 2, is_node) ? user : nullptr;
@@ -61,9 +61,9 @@ ggml_tensor *Recording::only_user(const ggml_tensor *node) const {
 }
 
 const ggml_tensor *Recording::only_reader(ggml_op op, int operand) const {
-    const ggml_tensor *node = graph_->nodes[at_];
+    const ggml_tensor *node = graph_->nodes[current_];
     if (!is_hidden(node)) return nullptr;
-    for (int i = at_ + 1; i < graph_->n_nodes; ++i) {
+    for (int i = current_ + 1; i < graph_->n_nodes; ++i) {
         const ggml_tensor *user = graph_->nodes[i];
         if (std::find(user->src, user->src + GGML_MAX_SRC, node) == user->src + GGML_MAX_SRC) continue;
         if (!is_view(user)) return user->op == op && user->src[operand] == node ? user : nullptr;
@@ -79,35 +79,36 @@ ggml_tensor *Recording::after(const ggml_tensor *node) const {
 }
 
 bool Recording::has_sources(const ggml_tensor *node) const {
-    for (int i = at_; i-- > 0;) {
+    for (int i = current_; i-- > 0;) {
         const ggml_tensor *other = graph_->nodes[i];
         if (other == node) return true;
         if (is_view(other) || ggml_is_empty(other)) continue;
         for (int j = 0; j < GGML_MAX_SRC && node->src[j]; ++j)
             if (overlap(other, node->src[j]) || overlap(other, node)) return false;
     }
-    return false;  // another graph's
+    return false;  // the node is in another graph
 }
 
-// What a graph computes after an operation, in order.
+// The operations that follow an operation in a graph, one after another.
 struct Chain {
     const Recording *r;
     const ggml_tensor *last;
 
-    // The next operation where it is this one, and its first operand is `of`, in any shape, or part of it; else NULL.
-    ggml_tensor *then(ggml_op op, const ggml_tensor *of, bool part = false) {
-        ggml_tensor *found = r->after(last);
-        if (!found || found->op != op) return nullptr;
-        const ggml_tensor *source = found->src[0];
+    // The next operation, if it is `op` and its first operand is `operand` in any shape; else NULL. part: a part of the
+    // operand is enough.
+    ggml_tensor *then(ggml_op op, const ggml_tensor *operand, bool part = false) {
+        ggml_tensor *next = r->after(last);
+        if (!next || next->op != op) return nullptr;
+        const ggml_tensor *source = next->src[0];
         while (source->op != GGML_OP_NONE && is_view(source)) source = source->src[0];
-        const bool all = ggml_is_contiguous(found->src[0]) && ggml_nelements(found->src[0]) == ggml_nelements(of);
-        return source == of && (all || part) ? last = found, found : nullptr;
+        const bool all = ggml_is_contiguous(next->src[0]) && ggml_nelements(next->src[0]) == ggml_nelements(operand);
+        return source == operand && (all || part) ? last = next, next : nullptr;
     }
 };
 
 // --- ADD, MUL or SCALE of one result ---------------------------------------------------------------------------------
 
-// The operation that alone uses a node's result, if it is ADD, MUL or SCALE, and its other operand.
+// The only user of a node's result, if it is ADD, MUL or SCALE, and the user's other operand.
 static ggml_tensor *next_of(const Recording &r, const ggml_tensor *node, ggml_tensor **other) {
     ggml_tensor *user = r.only_user(node);
     *other = nullptr;
@@ -129,35 +130,35 @@ ggml_tensor *addend(const Recording &r, const ggml_tensor *product, ggml_tensor 
     return other;
 }
 
-// Whether rows may be written while others are read: they lie at the same places, or apart.
+// Whether a kernel may write rows of y while it still reads rows of x: they lie at the same places, or do not overlap.
 static bool spares_rows(const ggml_tensor *x, const ggml_tensor *y) {
     return !overlap(x, y) || (begin_of(x) == begin_of(y) && ggml_are_same_stride(x, y) && ggml_are_same_shape(x, y));
 }
 
 Follower follower(Recording &r, std::initializer_list<const ggml_tensor *> x, const ggml_tensor **result, bool scale) {
     ggml_tensor *other, *user = r.fuses(FOLLOWER) ? next_of(r, *result, &other) : nullptr;
-    Follower found{FOLLOW_OP_NONE, bound(*r.device, *result), 0, nullptr};
-    if (!user || (user->op == GGML_OP_SCALE && (!scale || number_of(user, 1) != 0))) return found;
+    Follower follow{FOLLOW_OP_NONE, bound(*r.device, *result), 0, nullptr};
+    if (!user || (user->op == GGML_OP_SCALE && (!scale || number_of(user, 1) != 0))) return follow;
     for (const ggml_tensor *read : x)
-        if (read && !spares_rows(read, user)) return found;
-    found.op = user->op == GGML_OP_SCALE ? FOLLOW_OP_SCALE : user->op == GGML_OP_MUL ? FOLLOW_OP_MUL : FOLLOW_OP_ADD;
-    if (other) found.other = bound(*r.device, found.tensor = other);
-    else found.scale = number_of(user, 0);
+        if (read && !spares_rows(read, user)) return follow;
+    follow.op = user->op == GGML_OP_SCALE ? FOLLOW_OP_SCALE : user->op == GGML_OP_MUL ? FOLLOW_OP_MUL : FOLLOW_OP_ADD;
+    if (other) follow.other = bound(*r.device, follow.tensor = other);
+    else follow.scale = number_of(user, 0);
     r.take(user);
     *result = user;
-    return found;
+    return follow;
 }
 
-// --- int8 beside a result --------------------------------------------------------------------------------------------
+// --- results as int8 -------------------------------------------------------------------------------------------------
 
-const Quantized *Recording::beside(const ggml_tensor *y, bool joined) {
+const Quantized *Recording::int8_copy(const ggml_tensor *y, bool packs_rows) {
     constexpr int NEAR = 64;  // nodes
     const bool whole = fuses(INT8) && is_f32(y) && ggml_is_contiguous(y);
-    for (int i = at_ + 1; whole && i < std::min(graph_->n_nodes, at_ + NEAR); ++i) {
+    for (int i = current_ + 1; whole && i < std::min(graph_->n_nodes, current_ + NEAR); ++i) {
         const ggml_tensor *user = graph_->nodes[i], *x = user->src[1];
         if (!is_product(user) || shaped(x) != y || weight_type(user->src[0]->type) < 0) continue;
-        const bool joins = joined && y->ne[0] % 32 == 0 && x->ne[0] % y->ne[0] == 0 && x->ne[0] % 256 == 0;
-        if (x->ne[0] == y->ne[0] || joins) return reserve(x, &beside_) ? &beside_ : nullptr;
+        const bool packs = packs_rows && y->ne[0] % 32 == 0 && x->ne[0] % y->ne[0] == 0 && x->ne[0] % 256 == 0;
+        if (x->ne[0] == y->ne[0] || packs) return reserve(x, &int8_copy_) ? &int8_copy_ : nullptr;
     }
     return nullptr;
 }
@@ -172,7 +173,7 @@ static bool is_plain_soft_max(const ggml_tensor *op) {
     return !op->src[1] && !op->src[2] && number_of(op, 0) == 1;
 }
 
-// From the gate, or from ARGSORT where there is none, to the weights of the chosen.
+// Reads the nodes from the gate, or from ARGSORT if there is no gate, to the weights of the chosen experts.
 static bool read_choice(Chain *chain, ggml_tensor *first, Route *route) {
     const bool sorts = first->op == GGML_OP_ARGSORT;
     const ggml_tensor *gated = sorts ? first->src[0] : first, *scores = gated;
@@ -200,7 +201,7 @@ static bool read_choice(Chain *chain, ggml_tensor *first, Route *route) {
     return first_ones && is_matrix(values, 1, n * rows) && values->ne[1] == n;
 }
 
-// The weights' norm and scale, as far as they follow.
+// Reads the nodes of the weights' norm and scale, if these follow.
 static void read_norm(Chain *chain, Route *route) {
     const int64_t k = route->order->ne[0], rows = route->order->ne[1];
     Chain sums = *chain, softs = *chain;
@@ -231,11 +232,11 @@ bool is_route(const Recording &r, ggml_tensor *first, Route *route) {
     Chain chain{&r, first};
     if (!r.fuses(ROUTER) || !read_choice(&chain, first, route)) return false;
     read_norm(&chain, route);
-    // of `sorted` the first are written
+    // The kernel writes only the first indices of `sorted`.
     if (!r.hides(route->result, route->sorted) || !r.is_hidden(route->sorted)) return false;
     if (route->bias && !r.is_before(route->bias, route->result)) return false;
     if (overlap(route->result, route->sorted)) return false;
-    // A workgroup has read its own row before it writes.
+    // A workgroup reads its whole row before it writes. A single row may therefore be overwritten, several may not.
     for (const ggml_tensor *read : {route->logits, route->bias ? route->bias : route->logits})
         if (ggml_nrows(first) > 1 && (overlap(read, route->result) || overlap(read, route->sorted))) return false;
     return true;
@@ -248,7 +249,7 @@ static bool is_expert(const ggml_tensor *t, const ggml_tensor *products, int64_t
            t->ne[0] == products->ne[0] && t->ne[1] == products->ne[2] && t->nb[1] == products->nb[2] && t->ne[2] == 1;
 }
 
-// Whether the sum of a total and another tensor may be made with the total: elements lie alike, or apart.
+// Whether the kernel of the total can add another tensor, too: elements lie at the same places, or do not overlap.
 static bool adds(const Recording &r, const ggml_tensor *sum, const Experts &to) {
     const ggml_tensor *other = sum->src[1];
     return sum->src[0] == to.y && r.is_before(other, sum) && is_f32(sum) && is_f32(other) &&
@@ -275,7 +276,7 @@ bool is_sum_of_experts(const Recording &r, ggml_tensor *products, Experts *exper
         experts->reads[2 + experts->added++] = sum->src[1];
         experts->y = total = sum;
     }
-    // An invocation reads its column of all experts before it writes, where one expert's results lie.
+    // An invocation reads its column of all experts before it writes. So the total may overwrite an expert's results.
     const bool alike = x->ne[2] == 1 && ggml_is_contiguous(x) && ggml_is_contiguous(total) &&
                        begin_of(total) >= begin_of(x) && (begin_of(total) - begin_of(x)) % x->nb[1] == 0;
     return (!overlap(total, x) || alike) && !overlap(total, weights) && r.hides(total, total);
@@ -287,7 +288,7 @@ ggml_tensor *norm_of(const Recording &r, const Experts &sum) {
     return is_norm && ggml_is_contiguous(sum.y) ? norm : nullptr;
 }
 
-bool is_joined(const Experts &sum, const ggml_tensor *norm, const ggml_tensor *other) {
+bool norm_fuses_sum(const Experts &sum, const ggml_tensor *norm, const ggml_tensor *other) {
     auto meets = [norm](const ggml_tensor *read) { return overlap(read, norm); };
     return !meets(sum.y) && !(other && overlap(other, sum.y)) && std::none_of(sum.reads, sum.reads + 4, meets);
 }
@@ -297,17 +298,18 @@ bool is_joined(const Experts &sum, const ggml_tensor *norm, const ggml_tensor *o
 constexpr int64_t GROUP = 256;  // channels of a workgroup
 
 static bool spares(const Conv &c, const ggml_tensor *t) {
-    return std::none_of(c.reads, c.reads + 4, [t](const ggml_tensor *one) { return overlap(t, one); });
+    return std::none_of(c.reads, c.reads + 4, [t](const ggml_tensor *read) { return overlap(t, read); });
 }
 
-// The next node, if it alone uses a node's result, and leaves the convolution's operands as they are.
+// The next node, if it is the only user of a node's result and does not overwrite the convolution's operands.
 static ggml_tensor *next_of(const Recording &r, const Conv &c, const ggml_tensor *node, ggml_op op) {
     ggml_tensor *user = r.only_user(node);
     if (!user || user->op != op || user->src[0] != node || !is_f32(user) || !ggml_is_contiguous(user)) return nullptr;
     return spares(c, user) ? user : nullptr;
 }
 
-// Whether a node is a norm of rows of y's channels, like the one before; y has one token.
+// Whether a node is a norm of rows of y's channels, with the same parameters as the norm before it. y has a single
+// token.
 static bool is_norm_of(const Conv &c, const ggml_tensor *norm, const ggml_tensor *before) {
     if (!norm || (norm->op != GGML_OP_RMS_NORM && norm->op != GGML_OP_L2_NORM)) return false;
     const ggml_tensor *rows = norm->src[0];
@@ -357,15 +359,15 @@ Conv conv_with(const Recording &r, ggml_tensor *op) {
 
 // --- states ----------------------------------------------------------------------------------------------------------
 
-ggml_tensor *Recording::copy_of_states(const ggml_tensor *op, uint64_t scores, uint64_t of_sequence,
+ggml_tensor *Recording::copy_of_states(const ggml_tensor *op, uint64_t outputs, uint64_t of_sequence,
                                        uint64_t sequences, bool apart, const ggml_tensor *rows) const {
-    const size_t bytes = scores * sizeof(float);
+    const size_t bytes = outputs * sizeof(float);
     ggml_tensor *copy = fuses(STATES) && apart ? after(op) : nullptr, *part = copy ? copy->src[0] : nullptr;
     if (!copy || copy->op != GGML_OP_CPY || !is_f32(copy) || part->view_src != op || part->view_offs != bytes ||
         !ggml_is_contiguous(part) || !is_hidden(part))
         return nullptr;
-    int views = 0;  // of op, which has no other users
-    for (int i = at_ + 1; i < graph_->n_nodes; ++i) {
+    int views = 0;  // of op; other users are not allowed
+    for (int i = current_ + 1; i < graph_->n_nodes; ++i) {
         const ggml_tensor *view = graph_->nodes[i];
         if (view->view_src != op) continue;
         if (view != part && view->view_offs + ggml_nbytes(view) > bytes) return nullptr;
@@ -377,7 +379,7 @@ ggml_tensor *Recording::copy_of_states(const ggml_tensor *op, uint64_t scores, u
     if (!is_hidden(op, views) || overlap(copy, op) || shifted) return nullptr;
     for (int i = 0; i < GGML_MAX_SRC; ++i)
         if (op->src[i] && overlap(copy, op->src[i]) && !(op->op == GGML_OP_SSM_SCAN && i == 0)) return nullptr;
-    // of all sequences, one after the other
+    // The copy has all sequences in a single row, or a row for each sequence.
     const bool one_row = uint64_t(copy->ne[0]) == of_sequence * sequences && copy->ne[1] == 1;
     const bool a_row_each = uint64_t(copy->ne[0]) == of_sequence && uint64_t(copy->ne[1]) == sequences;
     return copy->nb[0] == sizeof(float) && copy->ne[3] == 1 && (one_row || a_row_each) ? copy : nullptr;
@@ -389,7 +391,7 @@ bool Recording::gathers_state(const ggml_tensor *node) {
         return false;
     const ggml_tensor *net = only_reader(GGML_OP_GATED_DELTA_NET, 5);
     if (!net || net->src[5]->view_src != node || net->src[5]->view_offs) return false;
-    for (int i = at_ + 1; graph_->nodes[i - 1] != net; ++i) {
+    for (int i = current_ + 1; graph_->nodes[i - 1] != net; ++i) {
         const ggml_tensor *other = graph_->nodes[i];
         if (!is_view(other) && !ggml_is_empty(other) && (overlap(other, rows) || overlap(other, ids))) return false;
     }

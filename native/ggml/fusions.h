@@ -1,8 +1,6 @@
-// The fusions: nodes of a graph that are recorded together. FUSIONS lists all; fusions.cpp has their conditions, each of
-// which asks Recording::fuses, and the files of the operations have their dispatches.
-#ifndef ZINC_GGML_FUSIONS_H
-#define ZINC_GGML_FUSIONS_H
-
+// The fusions: nodes of a graph that are recorded together. FUSIONS lists them. fusions.cpp has their conditions, each
+// of which asks Recording::fuses. The files of the operations have their dispatches.
+#pragma once
 #include "../graph/vulkan.h"
 #include "ggml-impl.h"
 
@@ -12,9 +10,9 @@ class Recording;
 
 struct Fusion {
     const char *name;
-    const char *nodes;   // /: or; ?: may be missing; operands: numbers of these nodes, and letters of other tensors
-    const char *others;  // whose results others may read, too
-    uint32_t saves;      // dispatches
+    const char *nodes;   // /: or; ?: may be missing; operands: numbers of these nodes, or letters for other tensors
+    const char *others;  // the nodes whose results other nodes may read, too
+    uint32_t saves;      // the most dispatches that the fusion saves
 };
 enum Fuse {
     ADDEND, FOLLOWER, INT8, ROUTER, EXPERTS, SUMMED, CONCAT, ACTIVATED, NORMED, STATES, GATHERED, SETTLED, FUSES
@@ -29,25 +27,25 @@ struct Route {
 };
 
 struct Experts {
-    const ggml_tensor *reads[4];  // experts, their weights, and what is added
+    const ggml_tensor *reads[4];  // the experts' results, their weights, and up to two tensors that are added
     ggml_tensor *y;
     uint32_t added;
 };
 
 struct Conv {
-    const ggml_tensor *reads[4];  // x, what is after it, w, bias
-    ggml_tensor *y, *norms[2], *results[2];  // a result is the norm or its SCALE
+    const ggml_tensor *reads[4];  // x (of a CONCAT: both operands), w, bias
+    ggml_tensor *y, *norms[2], *results[2];  // a result is the norm or the norm's SCALE
     ssm_conv_constants constants;
 };
 
-// What is added to a product, where the next operation does that and no more.
+// The tensor that the next operation adds to a product, and the sum; NULL: the next operation adds nothing.
 ggml_tensor *addend(const Recording &r, const ggml_tensor *product, ggml_tensor **sum);
 bool is_route(const Recording &r, ggml_tensor *first, Route *route);  // first: SOFT_MAX, SIGMOID or ARGSORT
 bool is_sum_of_experts(const Recording &r, ggml_tensor *products, Experts *sum);
 ggml_tensor *norm_of(const Recording &r, const Experts &sum);  // the next node, or NULL
-// Whether this norm is made in the sum's dispatch: it spares what that reads and writes. other: a follower's operand.
-bool is_joined(const Experts &sum, const ggml_tensor *norm, const ggml_tensor *other);
+// Whether the norm and the sum are a single dispatch: the norm's result overlaps no tensor that the sum reads or
+// writes. other: the operand of the norm's follower.
+bool norm_fuses_sum(const Experts &sum, const ggml_tensor *norm, const ggml_tensor *other);
 Conv conv_with(const Recording &r, ggml_tensor *op);
 
 }  // namespace zinc
-#endif

@@ -7,7 +7,7 @@
 
 #include "say.h"
 
-// Each function of ggml that this library calls is a jump to where `bind` found it.
+// Each function of ggml that this library calls is a jump to the address that `bind` found.
 #define FUNCTIONS(X)                                                                                                   \
     X(ggml_version) X(ggml_tensor_overhead) X(ggml_op_name) X(ggml_op_desc) X(ggml_type_name) X(ggml_type_size)        \
     X(ggml_blck_size) X(ggml_row_size) X(ggml_is_quantized) X(ggml_nbytes) X(ggml_nelements) X(ggml_nrows)             \
@@ -34,12 +34,12 @@ FUNCTIONS(X)
 
 namespace zinc {
 
-// Versions whose structs and operations are those of the headers here, by the tests of scripts/test --llama.
+// The versions with the same structs and operations as the headers of this build. scripts/test --llama tests them.
 static_assert(GGML_BACKEND_API_VERSION == 2 || GGML_BACKEND_API_VERSION == 3, "take the headers of ggml 0.25 to 0.27");
 static const int FIRST_MINOR = 25, LAST_MINOR = 27;
 
-// A function that an interface has and its predecessor lacks tells the interface: different builds of one version have
-// different ones. `places` are of get_name, alloc_buffer, get_alignment, is_host and the device among a type's fields.
+// Builds of the same version have different interfaces. `mark` is a function that the interface has and its predecessor
+// lacks. `places` are the places of get_name, alloc_buffer, get_alignment, is_host and the device in a buffer type.
 static const struct Interface {
     int api;
     const char *mark;
@@ -53,14 +53,15 @@ static const Interface *bound;
 int api_version() { return bound->api; }
 
 void fill(BufferType *type, const TypeFunctions &functions, Device *owner, ggml_backend_dev_t listed) {
-    void *const values[] = {reinterpret_cast<void *>(functions.get_name), reinterpret_cast<void *>(functions.alloc_buffer),
+    void *const values[] = {reinterpret_cast<void *>(functions.get_name),
+                            reinterpret_cast<void *>(functions.alloc_buffer),
                             reinterpret_cast<void *>(functions.get_alignment),
                             reinterpret_cast<void *>(functions.is_host), listed};
     for (int i = 0; i < 5; ++i) type->fields[bound->places[i]] = values[i];
     type->owner = owner;
 }
 
-// Operations and types by their numbers here and their names there.
+// Operations and types: their numbers in this build, and the names that the bound ggml must have for these numbers.
 #define OP(name) {GGML_OP_##name, #name},
 static const struct {
     ggml_op op;
@@ -78,7 +79,7 @@ static const struct {
     const char *name;
 } TYPES[] = {{GGML_TYPE_F32, "f32"}, {GGML_TYPE_BF16, "bf16"}, {GGML_TYPE_Q6_K, "q6_K"}, {GGML_TYPE_MXFP4, "mxfp4"}};
 
-// The first thing that is other than in the headers here; NULL: none.
+// The first difference between the bound ggml and the headers of this build. NULL: there is none.
 static const char *difference() {
     for (const auto &known : OPERATIONS)
         if (std::strcmp(ggml_op_name(known.op), known.name) != 0) return known.name;
@@ -89,7 +90,7 @@ static const char *difference() {
     return ggml_tensor_overhead() == sizeof(ggml_tensor) + sizeof(void *) * 4 ? nullptr : "the tensor's size";
 }
 
-// A library by a name that it is loaded under, or the program itself, which is loaded under none.
+// The loaded library that has the address, or the program itself, which has no library's name.
 static void *opened(const void *address) {
     Dl_info info = {};
     void *library = dladdr(address, &info) ? dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD) : nullptr;
@@ -110,10 +111,10 @@ bool bind(const void *caller) {
     for (const Interface &interface : INTERFACES)
         if (!bound && dlsym(library, interface.mark)) bound = &interface;
     if (major != 0 || minor < FIRST_MINOR || minor > LAST_MINOR || !bound)
-        return say("got ggml %s, expected 0.%d to 0.%d; take a llama.cpp with one of these", ggml_version(), FIRST_MINOR,
-                   LAST_MINOR), false;
+        return say("got ggml %s, expected 0.%d to 0.%d; take a llama.cpp with one of these", ggml_version(),
+                   FIRST_MINOR, LAST_MINOR), false;
     const char *other = difference();
-    if (other) say("got a ggml %s of which %s is not what it is in 0.25.3; take another build", ggml_version(), other);
+    if (other) say("got ggml %s, whose %s is not that of 0.25.3; take another build", ggml_version(), other);
     return !other;
 }
 

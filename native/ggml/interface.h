@@ -1,19 +1,17 @@
-// The ggml that loads this library. Its functions are found when it asks for the registry, so that one build serves
-// several versions of ggml, under whatever name a runtime has it, and also where a process has two.
-#ifndef ZINC_GGML_INTERFACE_H
-#define ZINC_GGML_INTERFACE_H
-
+// The ggml that loads this library. `bind` finds its functions when it asks for the registry. So the same build serves
+// several versions of ggml, under any file name, and also in a process with two versions.
+#pragma once
 #include "ggml-backend-impl.h"
 
 namespace zinc {
 
 class Device;
 
-// Whether the ggml of `caller`, an address in the library that loads this one, is served; if not, a line says why.
+// Binds the ggml that has the address `caller`. False: this library does not serve it, and a line on stderr says why.
 bool bind(const void *caller);
-int api_version();  // of the bound ggml: its GGML_BACKEND_API_VERSION
+int api_version();  // the bound ggml's GGML_BACKEND_API_VERSION
 
-// What a buffer type tells ggml, in the order of the bound version's struct.
+// The functions of a buffer type that all versions of ggml have.
 struct TypeFunctions {
     const char *(*get_name)(ggml_backend_buffer_type_t);
     ggml_backend_buffer_t (*alloc_buffer)(ggml_backend_buffer_type_t, size_t);
@@ -21,11 +19,10 @@ struct TypeFunctions {
     bool (*is_host)(ggml_backend_buffer_type_t);
 };
 struct BufferType {
-    void *fields[10];  // functions, the device and the context, as the bound version has them
+    void *fields[10];  // the struct of the bound version: functions, the device and the context
     Device *owner;
     ggml_backend_buffer_type_t handle() { return reinterpret_cast<ggml_backend_buffer_type_t>(this); }
 };
 void fill(BufferType *type, const TypeFunctions &functions, Device *owner, ggml_backend_dev_t listed);
 
 }  // namespace zinc
-#endif

@@ -28,40 +28,41 @@ float half_value(uint16_t bits) {
 
 // The stream's cells in the order of writes, numbered within the operation.
 static std::vector<uint32_t> in_order(const std::vector<uint32_t> *order, const StreamMask &stream) {
-    std::vector<uint32_t> found;
+    std::vector<uint32_t> cells;
     if (!order) {
-        found.resize(stream.cells);
-        std::iota(found.begin(), found.end(), 0u);
-        return found;
+        cells.resize(stream.cells);
+        std::iota(cells.begin(), cells.end(), 0u);
+        return cells;
     }
-    found.reserve(stream.cells);
+    cells.reserve(stream.cells);
     for (uint32_t cell : *order) {
-        if (cell == NO_CELL || cell < stream.written.first) continue;
-        if ((cell - stream.written.first) % stream.written.step) continue;
-        uint64_t number = (cell - stream.written.first) / stream.written.step;
-        if (number < stream.cells) found.push_back(uint32_t(number));
+        if (cell == NO_CELL || cell < stream.cell_ids.first) continue;
+        if ((cell - stream.cell_ids.first) % stream.cell_ids.step) continue;
+        uint64_t number = (cell - stream.cell_ids.first) / stream.cell_ids.step;
+        if (number < stream.cells) cells.push_back(uint32_t(number));
     }
-    return found;
+    return cells;
 }
 
-// Where `list` begins in `pages`: within the previous row's keys, which it may continue, or behind all others.
+// Puts `list` into `pages` and returns where it begins: within the previous row's list, if it continues that list, or
+// after all pages.
 static size_t place_list(const std::vector<uint32_t> &list, const RowKeys *previous, std::vector<uint32_t> *pages) {
     size_t place = pages->size(), overlap = 0;
     if (previous && previous->count && !list.empty()) {
         auto begin = pages->begin() + std::ptrdiff_t(previous->begin), end = begin + std::ptrdiff_t(previous->count);
-        auto at = std::find(begin, end, list[0]);
-        size_t both = std::min(size_t(end - at), list.size());
+        auto match = std::find(begin, end, list[0]);
+        size_t both = std::min(size_t(end - match), list.size());
         if (both && (both == list.size() || end == pages->end()) &&
-            std::equal(at, at + std::ptrdiff_t(both), list.begin())) {
+            std::equal(match, match + std::ptrdiff_t(both), list.begin())) {
             overlap = both;
-            place = size_t(at - pages->begin());
+            place = size_t(match - pages->begin());
         }
     }
     pages->insert(pages->end(), list.begin() + std::ptrdiff_t(overlap), list.end());
     return place;
 }
 
-// The row's biases behind those of other rows, or NO_BIAS where all are zero.  keys: cells of the operation.
+// Appends the row's biases and returns where they begin, or NO_BIAS if all of them are zero. keys: the row's cells.
 static size_t place_bias(const uint16_t *mask, const std::vector<uint32_t> &keys, std::vector<float> *bias) {
     auto has_bias = [mask](uint32_t key) { return (mask[key] & ~SIGN) != 0; };
     if (!mask || std::none_of(keys.begin(), keys.end(), has_bias)) return NO_BIAS;

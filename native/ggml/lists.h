@@ -1,11 +1,9 @@
-// Which keys each query row attends, and in which order: the cells that the mask shows, oldest write first.
+// Lists of the keys that each query row attends: the cells that the mask shows, the oldest write first.
 //
-// A hidden cell takes no place, so neither padding nor the cells of other sequences can show in a result.  Rows whose
-// lists overlap share words: row i + 1 of a prompt has row i's list and its own cell, so all rows of a prompt together
-// need one word per key.
-#ifndef ZINC_GGML_LISTS_H
-#define ZINC_GGML_LISTS_H
-
+// A hidden cell is in no list, so neither padding nor the cells of other sequences change a result. Rows whose lists
+// overlap share words: row i + 1 of a prompt has the list of row i and then its own cell. All rows of a prompt together
+// need a single word per key.
+#pragma once
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -14,8 +12,8 @@ namespace zinc {
 
 constexpr size_t NO_BIAS = SIZE_MAX;
 
-// Of one query row: its keys lie in pages[begin, begin + count), and what is added to their scores is
-// bias[bias, bias + count), or nothing where that is NO_BIAS.
+// The keys of a query row: their pages are pages[begin, begin + count), and bias[bias, bias + count) is added to their
+// scores. bias NO_BIAS: nothing is added.
 struct RowKeys {
     size_t begin, count, bias;
 };
@@ -33,17 +31,16 @@ struct Steps {
 
 // A stream's part of an operation.
 struct StreamMask {
-    const uint16_t *mask;  // (rows, row_stride) float16: 0, a bias, or -inf for a hidden cell; NULL: all are seen
+    const uint16_t *mask;  // (rows, row_stride) float16: 0, a bias, or -inf for a hidden cell; NULL: no cell is hidden
     size_t row_stride;
     uint32_t rows, cells;
-    Steps written, pages;  // of cell j the number in the write order, and the page
+    Steps cell_ids, pages;  // the number of cell j in the write order, and its page
 };
 
-// Append the rows of a stream.  order: see WriteOrder::order; NULL: cells are in ascending order.  False for a mask
-// value that is NaN or +inf; `lists` is then of no use.
+// Appends the rows of a stream to the lists. order: see WriteOrder::order; NULL: the cells are in ascending order.
+// False: the mask has a NaN or +inf, and the lists cannot be used.
 bool add_stream(const std::vector<uint32_t> *order, const StreamMask &stream, Lists *lists);
 
-float half_value(uint16_t bits);  // of a float16
+float half_value(uint16_t bits);  // the value of a float16
 
 }  // namespace zinc
-#endif

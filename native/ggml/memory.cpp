@@ -14,7 +14,7 @@
 
 namespace zinc {
 
-constexpr size_t SHADOW = size_t(64) << 20;  // bytes of a tensor that a shadow may have
+constexpr size_t SHADOW = size_t(64) << 20;  // the most bytes of a shadow
 
 const ggml_tensor *root_of(const ggml_tensor *tensor) {
     while (tensor->view_src) tensor = tensor->view_src;
@@ -33,11 +33,11 @@ size_t begin_of(const ggml_tensor *tensor) {
 
 // --- what the host knows of a buffer ---------------------------------------------------------------------------------
 
-// Forget what begins before `end` and ends behind `begin`.
+// Erases the map's entries that overlap bytes [begin, end).
 template <typename Map, typename Size>
 static void forget(Map *map, size_t begin, size_t end, Size size) {
-    for (auto at = map->begin(); at != map->end() && at->first < end;)
-        at = at->first + size(at->second) > begin ? map->erase(at) : std::next(at);
+    for (auto entry = map->begin(); entry != map->end() && entry->first < end;)
+        entry = entry->first + size(entry->second) > begin ? map->erase(entry) : std::next(entry);
 }
 
 void note_change(Buffer *buffer, size_t begin, size_t size) {
@@ -49,17 +49,18 @@ const char *host_bytes(const ggml_tensor *tensor) {
     Buffer *buffer = buffer_of(tensor);
     const size_t begin = begin_of(tensor), size = ggml_nbytes(tensor);
     if (buffer->memory.base) return buffer->memory.base + begin;
-    auto found = buffer->shadows.upper_bound(begin);
-    if (found != buffer->shadows.begin()) {
-        --found;
-        if (begin + size <= found->first + found->second.size()) return found->second.data() + (begin - found->first);
+    auto shadow = buffer->shadows.upper_bound(begin);
+    if (shadow != buffer->shadows.begin()) {
+        --shadow;
+        const size_t skipped = begin - shadow->first;
+        if (skipped + size <= shadow->second.size()) return shadow->second.data() + skipped;
     }
     std::vector<char> bytes(size);
     if (!buffer->device->store->read(buffer->memory, begin, bytes.data(), size)) return nullptr;
     return (buffer->shadows[begin] = std::move(bytes)).data();
 }
 
-// A leaf that the host may read again while a graph is recorded.
+// Keeps the bytes of a leaf that the host may read again while it records a graph.
 static void keep_shadow(Buffer *buffer, const ggml_tensor *tensor, const void *data, size_t offset, size_t size) {
     if (buffer->memory.base || tensor->view_src || offset || size != ggml_nbytes(tensor) || size > SHADOW) return;
     if (tensor->buffer->usage != GGML_BACKEND_BUFFER_USAGE_COMPUTE || tensor->type == GGML_TYPE_F32) return;
@@ -67,110 +68,112 @@ static void keep_shadow(Buffer *buffer, const ggml_tensor *tensor, const void *d
     buffer->shadows[begin_of(tensor)].assign(bytes, bytes + size);
 }
 
-// Of Device::held and Buffer::blocks, which threads without the turn read, too. Who holds it takes no other lock.
+// Guards Device::held and Buffer::blocks, which threads without the turn read, too. A thread that holds this mutex
+// takes no other lock.
 static std::mutex lists;
 
 // --- buffers ---------------------------------------------------------------------------------------------------------
 
-// ggml has no answer for these calls, so graphs fail instead: the next one, or, where weights or a cache did not get
-// their bytes, all until the buffer is cleared or freed.
+// A call failed that returns no status to ggml, so graphs fail instead. The next graph fails; if weights or a cache did
+// not get their bytes, all graphs fail until the buffer is cleared or freed.
 static void failed(const char *what, const ggml_tensor *tensor, bool lasting) {
     say("%s %s: %s", what, tensor->name, za_error());
-    Buffer *own = buffer_of(tensor);
-    own->device->spoilt.insert(lasting && tensor->buffer->usage != GGML_BACKEND_BUFFER_USAGE_COMPUTE ? own : nullptr);
+    Buffer *owner = buffer_of(tensor);
+    const bool stays = lasting && tensor->buffer->usage != GGML_BACKEND_BUFFER_USAGE_COMPUTE;
+    owner->device->spoilt.insert(stays ? owner : nullptr);
 }
 
 static void free_buffer(ggml_backend_buffer_t buffer) {
-    Buffer *own = context_of(buffer);
+    Buffer *held = context_of(buffer);
     {
-        std::lock_guard<Turns> turn(own->device->turns);
-        note_use(own);
-        own->device->spoilt.erase(own);
+        std::lock_guard<Turns> turn(held->device->turns);
+        note_use(held);
+        held->device->spoilt.erase(held);
         {
             std::lock_guard<std::mutex> lock(lists);
-            own->device->held.erase(own->base);
+            held->device->held.erase(held->base);
         }
-        own->device->release(&own->memory);
+        held->device->release(&held->memory);
     }
-    buffer->iface = own->functions;
-    buffer->context = own->context;
-    delete own;
+    buffer->iface = held->functions;
+    buffer->context = held->context;
+    delete held;
     if (buffer->iface.free_buffer) buffer->iface.free_buffer(buffer);
 }
 
 static void *get_base(ggml_backend_buffer_t buffer) { return reinterpret_cast<void *>(context_of(buffer)->base); }
 
-// A cache that no kernel can bind, or that the arithmetic does not take, is refused here, where llama.cpp says that
-// there is no memory for it; weights and results have pieces, or the CPU.
+// Refuses a cache that no kernel can bind, or whose type the arithmetic does not take; llama.cpp then says that it has
+// no memory for the cache. Weights and results are not refused: they are bound in pieces, or left to the CPU.
 static ggml_status init_tensor(ggml_backend_buffer_t buffer, ggml_tensor *tensor) {
     const Device *device = context_of(buffer)->device;
     const bool attended = !std::strncmp(tensor->name, "cache_k", 7) || !std::strncmp(tensor->name, "cache_v", 7);
-    const bool made = tensor->op != GGML_OP_NONE;  // of a cache, in a graph that turns K
-    const std::string reason = attended && !made ? refused_type(*device, tensor) : "";
+    const bool computed = tensor->op != GGML_OP_NONE;  // a graph that rotates K names its result like the cache
+    const std::string reason = attended && !computed ? refused_type(*device, tensor) : "";
     if (!reason.empty()) return say("%s", reason.c_str()), GGML_STATUS_ALLOC_FAILED;
     if (std::strncmp(tensor->name, "cache_", 6) || ggml_nbytes(tensor) + device->alignment <= device->most)
         return GGML_STATUS_SUCCESS;
-    say("%s: got %zu bytes, expected at most %zu, which a kernel can bind; take a shorter context (-c) or smaller types "
-        "(-ctk q8_0 -ctv q8_0)", tensor->name, ggml_nbytes(tensor), device->most - device->alignment);
+    say("%s: got %zu bytes, expected at most %zu, which a kernel can bind; take a shorter context (-c) or smaller "
+        "types (-ctk q8_0 -ctv q8_0)", tensor->name, ggml_nbytes(tensor), device->most - device->alignment);
     return GGML_STATUS_ALLOC_FAILED;
 }
 
 static void memset_tensor(ggml_backend_buffer_t buffer, ggml_tensor *tensor, uint8_t value, size_t offset,
                           size_t size) {
-    Buffer *own = context_of(buffer);
-    std::lock_guard<Turns> turn(own->device->turns);
+    Buffer *target = context_of(buffer);
+    std::lock_guard<Turns> turn(target->device->turns);
     const bool ok = lay_weights(root_of(tensor), false);
-    note_change(own, begin_of(tensor) + offset, size);
-    if (!ok || !own->device->store->fill(own->memory, begin_of(tensor) + offset, value, size))
+    note_change(target, begin_of(tensor) + offset, size);
+    if (!ok || !target->device->store->fill(target->memory, begin_of(tensor) + offset, value, size))
         failed("memset", tensor, true);
 }
 
-// Quantized weights of a model are laid out for products at once.
-static bool set_weights(Buffer *own, const ggml_tensor *tensor, const std::vector<char> &pieces) {
-    note_change(own, begin_of(tensor), pieces.size());
-    own->weights[begin_of(tensor)] = weights_of(tensor);
-    return own->device->store->write(own->memory, begin_of(tensor), pieces.data(), pieces.size());
+// Stores quantized weights of a model in the products' layout.
+static bool set_weights(Buffer *target, const ggml_tensor *tensor, const std::vector<char> &pieces) {
+    note_change(target, begin_of(tensor), pieces.size());
+    target->weights[begin_of(tensor)] = weights_of(tensor);
+    return target->device->store->write(target->memory, begin_of(tensor), pieces.data(), pieces.size());
 }
 
-static bool set_bytes(Buffer *own, const ggml_tensor *tensor, const void *data, size_t offset, size_t size) {
+static bool set_bytes(Buffer *target, const ggml_tensor *tensor, const void *data, size_t offset, size_t size) {
     if (!lay_weights(root_of(tensor), false)) return false;
-    note_change(own, begin_of(tensor) + offset, size);
-    keep_shadow(own, tensor, data, offset, size);
-    const Buffer *from = own->device->is_host ? holding(data) : nullptr;
+    note_change(target, begin_of(tensor) + offset, size);
+    keep_shadow(target, tensor, data, offset, size);
+    const Buffer *from = target->device->is_host ? holding(data) : nullptr;
     if (from) note_copy(from, reinterpret_cast<uintptr_t>(data) - from->base, tensor, offset, size);
     else note_set(tensor, data, offset, size);
-    return own->device->store->write(own->memory, begin_of(tensor) + offset, data, size);
+    return target->device->store->write(target->memory, begin_of(tensor) + offset, data, size);
 }
 
 static void set_tensor(ggml_backend_buffer_t buffer, ggml_tensor *tensor, const void *data, size_t offset,
                        size_t size) {
-    Buffer *own = context_of(buffer);
+    Buffer *target = context_of(buffer);
     const bool whole = !tensor->view_src && offset == 0 && size == ggml_nbytes(tensor) && ggml_is_contiguous(tensor);
     const bool weights = buffer->usage == GGML_BACKEND_BUFFER_USAGE_WEIGHTS && weight_type(tensor->type) >= 0 &&
                          !stay_blocks(tensor);
     std::vector<char> pieces(whole && weights ? size : 0);
-    if (!pieces.empty()) to_pieces(weights_of(tensor), static_cast<const char *>(data), pieces.data());
-    std::lock_guard<Turns> turn(own->device->turns);
-    if (!(whole && weights ? set_weights(own, tensor, pieces) : set_bytes(own, tensor, data, offset, size)))
+    if (!pieces.empty()) convert(weights_of(tensor), static_cast<const char *>(data), pieces.data(), true);
+    std::lock_guard<Turns> turn(target->device->turns);
+    if (!(whole && weights ? set_weights(target, tensor, pieces) : set_bytes(target, tensor, data, offset, size)))
         failed("set", tensor, true);
 }
 
-static bool get_bytes(Buffer *own, const ggml_tensor *tensor, void *data, size_t offset, size_t size) {
+static bool get_bytes(Buffer *source, const ggml_tensor *tensor, void *data, size_t offset, size_t size) {
     const ggml_tensor *root = root_of(tensor);
-    Store *store = own->device->store;
-    if (!in_pieces(root)) return store->read(own->memory, begin_of(tensor) + offset, data, size);
+    Store *store = source->device->store;
+    if (!in_pieces(root)) return store->read(source->memory, begin_of(tensor) + offset, data, size);
     std::vector<char> pieces(ggml_nbytes(root)), blocks(pieces.size());
-    if (!store->read(own->memory, begin_of(root), pieces.data(), pieces.size())) return false;
-    to_blocks(weights_of(root), pieces.data(), blocks.data());
+    if (!store->read(source->memory, begin_of(root), pieces.data(), pieces.size())) return false;
+    convert(weights_of(root), pieces.data(), blocks.data(), false);
     std::memcpy(data, blocks.data() + (begin_of(tensor) - begin_of(root)) + offset, size);
     return true;
 }
 
 static void get_tensor(ggml_backend_buffer_t buffer, const ggml_tensor *tensor, void *data, size_t offset,
                        size_t size) {
-    Buffer *own = context_of(buffer);
-    std::lock_guard<Turns> turn(own->device->turns);
-    if (!get_bytes(own, tensor, data, offset, size)) {
+    Buffer *source = context_of(buffer);
+    std::lock_guard<Turns> turn(source->device->turns);
+    if (!get_bytes(source, tensor, data, offset, size)) {
         std::memset(data, 0xFF, size);  // NaN
         return failed("get", tensor, false);
     }
@@ -179,26 +182,26 @@ static void get_tensor(ggml_backend_buffer_t buffer, const ggml_tensor *tensor, 
 }
 
 static bool cpy_tensor(ggml_backend_buffer_t buffer, const ggml_tensor *source, ggml_tensor *target) {
-    Buffer *own = context_of(buffer), *from = buffer_of(source);
-    if (!from || from->device != own->device || !ggml_is_contiguous(source) || !ggml_is_contiguous(target))
+    Buffer *to = context_of(buffer), *from = buffer_of(source);
+    if (!from || from->device != to->device || !ggml_is_contiguous(source) || !ggml_is_contiguous(target))
         return false;
-    std::lock_guard<Turns> turn(own->device->turns);
+    std::lock_guard<Turns> turn(to->device->turns);
     if (!lay_weights(root_of(source), false) || !lay_weights(root_of(target), false)) return false;
-    note_change(own, begin_of(target), ggml_nbytes(source));
+    note_change(to, begin_of(target), ggml_nbytes(source));
     note_copy(from, begin_of(source), target, 0, ggml_nbytes(source));
-    return own->device->store->copy(from->memory, begin_of(source), own->memory, begin_of(target), ggml_nbytes(source));
+    return to->device->store->copy(from->memory, begin_of(source), to->memory, begin_of(target), ggml_nbytes(source));
 }
 
 static void clear(ggml_backend_buffer_t buffer, uint8_t value) {
-    Buffer *own = context_of(buffer);
-    std::lock_guard<Turns> turn(own->device->turns);
-    note_use(own);
-    own->cells.clear();
-    note_change(own, 0, own->memory.size);
-    own->device->spoilt.erase(own);
-    if (own->device->store->fill(own->memory, 0, value, own->memory.size)) return;
+    Buffer *target = context_of(buffer);
+    std::lock_guard<Turns> turn(target->device->turns);
+    note_use(target);
+    target->cells.clear();
+    note_change(target, 0, target->memory.size);
+    target->device->spoilt.erase(target);
+    if (target->device->store->fill(target->memory, 0, value, target->memory.size)) return;
     say("clear: %s", za_error());
-    own->device->spoilt.insert(own);
+    target->device->spoilt.insert(target);
 }
 
 static ggml_backend_buffer_i buffer_functions() {
@@ -222,8 +225,8 @@ static const char *type_name(ggml_backend_buffer_type_t type) {
     return device_of(type)->is_host ? "ZINC_CPU" : "ZINC0";
 }
 
-// In the device's turn. `held` forgets a buffer that was at the same place and was freed unseen.
-static Buffer *made(Device *device, const Memory &memory) {
+// The calling thread holds the device's turn. A buffer that was freed unseen at the same address is replaced in `held`.
+static Buffer *new_buffer(Device *device, const Memory &memory) {
     const uintptr_t base = device->is_host ? reinterpret_cast<uintptr_t>(memory.base) : BASE;
     Buffer *buffer = new Buffer{device, memory, base, {}, {}, {}, {}, {}, nullptr};
     std::lock_guard<std::mutex> lock(lists);
@@ -236,7 +239,7 @@ static ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_
     std::lock_guard<Turns> turn(device->turns);
     Memory memory;
     if (device->store->allocate(size, &memory))
-        return ggml_backend_buffer_init(type, buffer_functions(), made(device, memory), size);
+        return ggml_backend_buffer_init(type, buffer_functions(), new_buffer(device, memory), size);
     say("%s", za_error());
     return nullptr;
 }
@@ -253,18 +256,18 @@ ggml_backend_buffer_type_t buffer_type(Device *device) {
 
 static bool is_own(const ggml_backend_buffer *buffer) { return buffer->iface.get_base == get_base; }
 
-// ggml's functions of the buffer become ours, which change its bytes in the same way, until it is freed.
+// Replaces ggml's functions of the buffer until it is freed. The new functions change its bytes in the same way.
 void take_over(const ggml_tensor *tensor) {
     const ggml_tensor *root = root_of(tensor);
     ggml_backend_buffer_t buffer = root->buffer;
     if (!buffer || is_own(buffer) || !root->data || !buffer->size || buffer->buft != ggml_backend_cpu_buffer_type())
         return;
     std::lock_guard<Turns> turn(processor->turns);
-    if (is_own(buffer)) return;  // by a thread whose turn was before
+    if (is_own(buffer)) return;  // a thread took it over in an earlier turn
     Memory memory;
     if (!processor->store->import(ggml_backend_buffer_get_base(buffer), buffer->size, &memory))
         return say("%s", za_error());
-    Buffer *taken = made(processor, memory);
+    Buffer *taken = new_buffer(processor, memory);
     taken->functions = buffer->iface;
     taken->context = buffer->context;
     buffer->context = taken;
@@ -273,12 +276,12 @@ void take_over(const ggml_tensor *tensor) {
 
 Buffer *holding(const void *bytes) {
     if (!processor) return nullptr;
-    const uintptr_t at = reinterpret_cast<uintptr_t>(bytes);
+    const uintptr_t address = reinterpret_cast<uintptr_t>(bytes);
     std::lock_guard<std::mutex> lock(lists);
-    auto found = processor->held.upper_bound(at);
-    if (found == processor->held.begin()) return nullptr;
-    Buffer *buffer = (--found)->second;
-    return at - buffer->base < buffer->memory.size ? buffer : nullptr;
+    auto next = processor->held.upper_bound(address);
+    if (next == processor->held.begin()) return nullptr;
+    Buffer *buffer = (--next)->second;
+    return address - buffer->base < buffer->memory.size ? buffer : nullptr;
 }
 
 const Device *holder_of(const ggml_tensor *tensor) {

@@ -13,18 +13,9 @@ namespace zinc {
 
 static int move_type(ggml_type type) {  // a MOVE_TYPE_; -1: none
     switch (type) {
-        case GGML_TYPE_F32: return MOVE_TYPE_F32;
-        case GGML_TYPE_F16: return MOVE_TYPE_F16;
-        case GGML_TYPE_BF16: return MOVE_TYPE_BF16;
-        case GGML_TYPE_I32: return MOVE_TYPE_I32;
-        case GGML_TYPE_I16: return MOVE_TYPE_I16;
-        case GGML_TYPE_I8: return MOVE_TYPE_I8;
-        case GGML_TYPE_Q8_0: return MOVE_TYPE_Q8_0;
-        case GGML_TYPE_Q4_0: return MOVE_TYPE_Q4_0;
-        case GGML_TYPE_Q4_1: return MOVE_TYPE_Q4_1;
-        case GGML_TYPE_Q5_0: return MOVE_TYPE_Q5_0;
-        case GGML_TYPE_Q5_1: return MOVE_TYPE_Q5_1;
-        case GGML_TYPE_IQ4_NL: return MOVE_TYPE_IQ4_NL;
+#define X(name) case GGML_TYPE_##name: return MOVE_TYPE_##name;
+        X(F32) X(F16) X(BF16) X(I32) X(I16) X(I8) X(Q8_0) X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(IQ4_NL)
+#undef X
         default: return -1;
     }
 }
@@ -32,10 +23,10 @@ static int move_type(ggml_type type) {  // a MOVE_TYPE_; -1: none
 static bool in_blocks(int type) { return type >= MOVE_TYPE_Q8_0; }
 static bool is_number(int type) { return type >= 0 && type <= MOVE_TYPE_I32; }
 
-// Whether rows are blocks that follow each other.
+// Whether a row's elements, or its blocks, follow each other without gaps.
 static bool dense_rows(const ggml_tensor *t) { return t->nb[0] == ggml_type_size(t->type); }
 
-// Whether the kernels convert one type to the other.
+// Whether the kernels convert the source type to the target type.
 static bool converts(int source, int target) {
     if (source < 0 || target < 0) return false;
     if (in_blocks(target)) return !in_blocks(source) && is_number(source) && source != MOVE_TYPE_I32;
@@ -54,38 +45,35 @@ struct Move {
 };
 
 static bool record(Recording &r, const Move &m) {
-    const move_constants constants{m.op, uint32_t(m.source), uint32_t(m.target)};  // those of TO_BLOCKS, too
+    const move_constants constants{m.op, uint32_t(m.source), uint32_t(m.target)};  // TO_BLOCKS has the same constants
     const std::initializer_list<za_place> places = {m.x.place, m.ids.place, m.y.place};
-    const move_params params{m.x.at, m.ids.at, m.y.at, m.id_words, {m.shift[0], m.shift[1], m.shift[2], m.shift[3]}};
+    move_params params{m.x.view, m.ids.view, m.y.view, m.id_words, {}};
+    std::copy_n(m.shift, 4, params.shift);
     return r.dispatch(in_blocks(m.target) ? GRAPH_TO_BLOCKS : GRAPH_MOVE, constants, params, places);
 }
 
-// Elements of n bytes as elements of a type that moves: those of 8 bytes are two.
+// A tensor of elements of 8 bytes as a tensor of twice as many elements of 4 bytes.
 static Bound halved(Bound b) {
-    b.at.offset *= 2;
-    b.at.n[0] *= 2;
-    for (int d = 1; d < 4; ++d) b.at.s[d] *= 2;
+    b.view.offset *= 2;
+    b.view.n[0] *= 2;
+    for (int d = 1; d < 4; ++d) b.view.s[d] *= 2;
     return b;
 }
 
-// A tensor of blocks as their half words.
+// A tensor of blocks as a tensor of the half words of these blocks.
 static Bound as_halves(const ggml_tensor *t, Bound b) {
-    b.at.n[0] = uint32_t(ggml_row_size(t->type, t->ne[0]) / 2);
-    b.at.s[0] = 1;
+    b.view.n[0] = uint32_t(ggml_row_size(t->type, t->ne[0]) / 2);
+    b.view.s[0] = 1;
     return b;
 }
 
-static Bound with_blocks(const ggml_tensor *t, Bound b) {  // as TO_BLOCKS counts them
-    b.at.n[0] = uint32_t(t->ne[0] / ggml_blck_size(t->type));
-    return b;
-}
 
-static Move made(Recording &r, uint32_t op, const ggml_tensor *x, const ggml_tensor *y) {
+static Move move_of(Recording &r, uint32_t op, const ggml_tensor *x, const ggml_tensor *y) {
     Move m{op, move_type(x->type), move_type(y->type), bound(*r.device, x), {}, bound(*r.device, y), 1, {}};
     if (x->type == GGML_TYPE_I64) m = {op, MOVE_TYPE_I32, MOVE_TYPE_I32, halved(m.x), {}, halved(m.y), 1, {}};
     else if (x->type == y->type && ggml_is_quantized(x->type))
         m = {op, MOVE_TYPE_I16, MOVE_TYPE_I16, as_halves(x, m.x), {}, as_halves(y, m.y), 1, {}};
-    else if (in_blocks(m.target)) m.y = with_blocks(y, m.y);
+    else if (in_blocks(m.target)) m.y.view.n[0] = uint32_t(y->ne[0] / ggml_blck_size(y->type));  // for TO_BLOCKS
     m.ids = m.x;
     return m;
 }
@@ -106,14 +94,14 @@ static const char *copy_refused(const Device &, const ggml_tensor *op) {
         return dense_rows(x) && dense_rows(op) ? nullptr : "strides";
     }
     if (x->type == op->type && !ggml_is_quantized(x->type)) return same_type_refused(op);
-    // often in the middle of two numbers, where ggml's reference and its CPU code round differently
+    // Such values are often halfway between two numbers. ggml's reference and its CPU code round them differently.
     if (target == MOVE_TYPE_Q8_0 && (source == MOVE_TYPE_F16 || source == MOVE_TYPE_BF16)) return "rounding";
     if (!converts(source, target)) return "type";
     if ((in_blocks(source) && !dense_rows(x)) || (in_blocks(target) && !dense_rows(op))) return "strides";
     return nullptr;
 }
 
-static bool record_copy(Recording &r, ggml_tensor *op) { return record(r, made(r, MOVE_OP_LINEAR, op->src[0], op)); }
+static bool record_copy(Recording &r, ggml_tensor *op) { return record(r, move_of(r, MOVE_OP_LINEAR, op->src[0], op)); }
 
 static const char *parts_refused(const Device &, const ggml_tensor *op) {
     if (op->op == GGML_OP_CONCAT && ggml_is_quantized(op->type)) {
@@ -128,10 +116,10 @@ static bool record_concat(Recording &r, ggml_tensor *op) {
     const int dim = op->op_params[0];
     uint32_t before = 0;
     for (int i = 0; i < 2; ++i) {
-        Move m = made(r, MOVE_OP_LINEAR, op->src[i], op);
-        m.y.at.offset += before * m.y.at.s[dim];
-        m.y.at.n[dim] = m.x.at.n[dim];
-        before += m.x.at.n[dim];
+        Move m = move_of(r, MOVE_OP_LINEAR, op->src[i], op);
+        m.y.view.offset += before * m.y.view.s[dim];
+        m.y.view.n[dim] = m.x.view.n[dim];
+        before += m.x.view.n[dim];
         if (!ggml_is_empty(op->src[i]) && !record(r, m)) return false;
     }
     return true;
@@ -140,20 +128,20 @@ static bool record_concat(Recording &r, ggml_tensor *op) {
 static bool record_set(Recording &r, ggml_tensor *op) {
     const size_t unit = unit_of(op);
     if (!op->op_params[4] && !record_copy(r, op)) return false;
-    Move m = made(r, MOVE_OP_LINEAR, op->src[1], op);
-    m.y.at.offset += uint32_t(size_t(op->op_params[3]) / unit);
+    Move m = move_of(r, MOVE_OP_LINEAR, op->src[1], op);
+    m.y.view.offset += uint32_t(size_t(op->op_params[3]) / unit);
     for (int d = 0; d < 4; ++d) {
-        m.y.at.n[d] = uint32_t(op->src[1]->ne[d]);
-        m.y.at.s[d] = d ? uint32_t(size_t(op->op_params[d - 1]) / unit) : 1;
+        m.y.view.n[d] = uint32_t(op->src[1]->ne[d]);
+        m.y.view.s[d] = d ? uint32_t(size_t(op->op_params[d - 1]) / unit) : 1;
     }
     return record(r, m);
 }
 
-static bool record_repeat(Recording &r, ggml_tensor *op) { return record(r, made(r, MOVE_OP_WRAP, op->src[0], op)); }
+static bool record_repeat(Recording &r, ggml_tensor *op) { return record(r, move_of(r, MOVE_OP_WRAP, op->src[0], op)); }
 
 static bool record_pad(Recording &r, ggml_tensor *op) {
     const bool circular = op->op_params[8];
-    Move m = made(r, circular ? MOVE_OP_WRAP : MOVE_OP_PAD, op->src[0], op);
+    Move m = move_of(r, circular ? MOVE_OP_WRAP : MOVE_OP_PAD, op->src[0], op);
     for (int d = 0; d < 4; ++d) {
         const int64_t n = op->src[0]->ne[d], before = op->op_params[2 * d];
         m.shift[d] = uint32_t(circular ? (n - before % n) % n : -before);
@@ -162,7 +150,7 @@ static bool record_pad(Recording &r, ggml_tensor *op) {
 }
 
 static bool record_roll(Recording &r, ggml_tensor *op) {
-    Move m = made(r, MOVE_OP_WRAP, op->src[0], op);
+    Move m = move_of(r, MOVE_OP_WRAP, op->src[0], op);
     for (int d = 0; d < 4; ++d) {
         const int64_t n = op->src[0]->ne[d];
         m.shift[d] = uint32_t((n - op->op_params[d]) % n);
@@ -187,12 +175,12 @@ static bool record_get_rows(Recording &r, ggml_tensor *op) {
     const Bound ids = bound(*r.device, op->src[1]), y = bound(*r.device, op);
     if (weight_type(x->type) >= 0 && !x->view_src) {
         const Bound w = bound(*r.device, x);
-        const get_weights_params params{ids.at, y.at, 2 * w.at.offset, {uint32_t(x->nb[2]), uint32_t(x->nb[3])},
+        const get_weights_params params{ids.view, y.view, 2 * w.view.offset, {uint32_t(x->nb[2]), uint32_t(x->nb[3])},
                                         uint32_t(x->ne[1]), 0};
         return r.dispatch(GRAPH_GET_WEIGHTS, get_weights_constants{uint32_t(weight_type(x->type))}, params,
                           {w.place, ids.place, y.place});
     }
-    Move m = made(r, MOVE_OP_GET_ROWS, x, op);
+    Move m = move_of(r, MOVE_OP_GET_ROWS, x, op);
     m.ids = ids;
     return record(r, m);
 }
@@ -203,20 +191,20 @@ static const char *set_rows_refused(const Device &, const ggml_tensor *op) {
     if (ids->type != GGML_TYPE_I64 && ids->type != GGML_TYPE_I32) return "type of rows' numbers";
     if (!converts(move_type(x->type), target)) return "type";
     if (in_blocks(target) && !dense_rows(op)) return "strides";
-    // the host notes the order of writes
+    // The host reads the numbers of the rows, because it notes the order of writes.
     return root_of(ids)->op != GGML_OP_NONE && root_of(op)->op == GGML_OP_NONE ? "rows' numbers" : nullptr;
 }
 
 static int64_t number_at(const ggml_tensor *ids, const char *bytes, int64_t i, int64_t j, int64_t k) {
-    const char *at = bytes + size_t(i) * ids->nb[0] + size_t(j % ids->ne[1]) * ids->nb[1] +
+    const char *address = bytes + size_t(i) * ids->nb[0] + size_t(j % ids->ne[1]) * ids->nb[1] +
                      size_t(k % ids->ne[2]) * ids->nb[2];
     int64_t wide;
     int32_t narrow;
-    if (ids->type == GGML_TYPE_I32) return __builtin_memcpy(&narrow, at, 4), narrow;
-    return __builtin_memcpy(&wide, at, 8), wide;
+    if (ids->type == GGML_TYPE_I32) return __builtin_memcpy(&narrow, address, 4), narrow;
+    return __builtin_memcpy(&wide, address, 8), wide;
 }
 
-// The cells that a row is written to become the latest.
+// Notes for every row of x that its cell is written now. This cell becomes the latest of its cache.
 static bool note_rows(const ggml_tensor *op) {
     const ggml_tensor *x = op->src[0], *ids = op->src[1], *root = root_of(op);
     const size_t cell = ggml_row_size(root->type, root->ne[0]);
@@ -229,29 +217,25 @@ static bool note_rows(const ggml_tensor *op) {
                 if (row < 0 || row >= op->ne[1])
                     return za_fail("got row %lld, expected one below %lld", static_cast<long long>(row),
                                    static_cast<long long>(op->ne[1]));
-                const size_t at = size_t(row) * op->nb[1] + size_t(j) * op->nb[2] + size_t(k) * op->nb[3];
-                note_write(root, uint32_t((begin_of(op) - begin_of(root) + at) / cell));
+                const size_t offset = size_t(row) * op->nb[1] + size_t(j) * op->nb[2] + size_t(k) * op->nb[3];
+                note_write(root, uint32_t((begin_of(op) - begin_of(root) + offset) / cell));
             }
     return true;
 }
 
-// Attention takes no magnitudes below MIN_INPUT from a cache, which f32 and bf16 have: they are written as +0.
+// Attention takes no magnitude below MIN_INPUT from a cache. f32 and bf16 have such magnitudes; they are written as +0.
 static bool flush(Recording &r, Bound *x) {
-    uint32_t n[4], elements = 1;
-    std::copy_n(x->at.n, 4, n);
-    Bound y{{}, {0, {n[0], n[1], n[2], n[3]}, {1, n[0], n[0] * n[1], n[0] * n[1] * n[2]}}};
-    for (uint32_t of_dimension : n) elements *= of_dimension;
-    Scratch taken;
-    if (!r.device->recorder->scratch(4 * uint64_t(elements), &taken)) return false;
-    y.place = taken.place;
     const Bound from = *x;
-    *x = y;
-    return fit(r, from, y, MIN_INPUT);
+    Scratch taken;
+    x->view = dense(from.view, from.view.n[0]);
+    if (!r.device->recorder->scratch(4 * uint64_t(x->view.s[3]) * x->view.n[3], &taken)) return false;
+    x->place = taken.place;
+    return fit(r, from, *x, MIN_INPUT);
 }
 
 static bool record_set_rows(Recording &r, ggml_tensor *op) {
     if (is_cache(root_of(op)) && !note_rows(op)) return false;
-    Move m = made(r, MOVE_OP_SET_ROWS, op->src[0], op);
+    Move m = move_of(r, MOVE_OP_SET_ROWS, op->src[0], op);
     m.ids = bound(*r.device, op->src[1]);
     m.id_words = op->src[1]->type == GGML_TYPE_I64 ? 2 : 1;
     const bool small = is_f32(op->src[0]) && (m.target == MOVE_TYPE_F32 || m.target == MOVE_TYPE_BF16);

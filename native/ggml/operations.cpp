@@ -8,18 +8,16 @@
 namespace zinc {
 
 static const char *attention_refused(const Device &device, const ggml_tensor *op) {
-    return attention_supported(const_cast<Device *>(&device), op) ? nullptr : "";  // it says why itself
+    return attention_supported(const_cast<Device *>(&device), op) ? nullptr : "";  // attention_supported says why
 }
 
-static bool record_attention(Recording &recording, ggml_tensor *op) { return attend(recording, op); }
-
 static std::array<const Served *, GGML_OP_COUNT> all() {
-    static const std::vector<Served> attention = {{GGML_OP_FLASH_ATTN_EXT, attention_refused, record_attention}};
-    std::array<const Served *, GGML_OP_COUNT> found{};
+    static const std::vector<Served> attention = {{GGML_OP_FLASH_ATTN_EXT, attention_refused, attend}};
+    std::array<const Served *, GGML_OP_COUNT> table{};
     for (const std::vector<Served> *family :
          {&ELEMENTWISE, &ROWS_OPERATIONS, &MOVES, &ORDERING, &PRODUCTS, &RECURRENT, &attention})
-        for (const Served &one : *family) found[one.op] = &one;
-    return found;
+        for (const Served &served : *family) table[served.op] = &served;
+    return table;
 }
 
 const Served *served_operation(ggml_op op) {
@@ -34,8 +32,8 @@ const char *refused_by(const Device &device, const ggml_tensor *op) {
     const bool reads_pieces = is_product(op) || op->op == GGML_OP_GET_ROWS;
     if (reads_pieces && !op->src[0]->view_src && weight_type(op->src[0]->type) >= 0 && stay_blocks(op->src[0]))
         return "another device reads its weights";
-    if (op->op == GGML_OP_FLASH_ATTN_EXT) return fits(device, op) ? nullptr : "size";  // it knows what else it binds
-    if (!is_product(op) && !fits(device, op)) return "size";  // products know of their weights and results
+    if (op->op == GGML_OP_FLASH_ATTN_EXT) return fits(device, op) ? nullptr : "size";  // attention checks K, V and q
+    if (!is_product(op) && !fits(device, op)) return "size";  // products check their weights and results
     for (int i = is_product(op) ? 1 : 0; i < GGML_MAX_SRC; ++i)
         if (op->src[i] && !fits(device, op->src[i])) return "size";
     return nullptr;

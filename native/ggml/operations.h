@@ -1,7 +1,5 @@
-// The operations that are served, in one table.
-#ifndef ZINC_GGML_OPERATIONS_H
-#define ZINC_GGML_OPERATIONS_H
-
+// The table of the operations that the back end serves, and what the files of operations share.
+#pragma once
 #include <optional>
 
 #include "recording.h"
@@ -11,39 +9,40 @@ namespace zinc {
 struct Served {
     ggml_op op;
     const char *(*refused)(const Device &device, const ggml_tensor *op);  // why it is left to the CPU, or NULL
-    bool (*record)(Recording &recording, ggml_tensor *op);                 // false: za_error says why
+    bool (*record)(Recording &recording, ggml_tensor *op);                // false: za_error says why
 };
 
-const Served *served_operation(ggml_op op);  // NULL: none
+const Served *served_operation(ggml_op op);  // NULL: the operation is not served
 
-// Of a family each, in its file.
+// Each family of operations has its table in its own file.
 extern const std::vector<Served> ELEMENTWISE, ROWS_OPERATIONS, MOVES, ORDERING, PRODUCTS, RECURRENT;
 
-// An operation that is recorded with the one before it: one of FOLLOW_OP_, and its operand or number.
+// An operation that a kernel does on its result: one of FOLLOW_OP_, and its operand or number.
 struct Follower {
     uint32_t op;
     Bound other;
     float scale;
     const ggml_tensor *tensor;  // the operand, or NULL
 };
-// The operation behind `result`, which a kernel makes of x, if the kernel can do it, too: none where it would overwrite
-// rows that are still read, of x or of what a first follower has. `result` becomes that operation's.
+// The operation that follows on `result`, which a kernel computes from the tensors x, if the kernel can do it, too.
+// *result becomes the follower's result. FOLLOW_OP_NONE: there is no such operation, or it would overwrite rows of x
+// that are still to be read. x includes the operand of a first follower.
 Follower follower(Recording &recording, std::initializer_list<const ggml_tensor *> x, const ggml_tensor **result,
                   bool scale);
 
-// A router that begins with this SOFT_MAX, SIGMOID or ARGSORT; nothing where it is no router's, else whether it was
-// recorded.
+// Records the router that begins with this SOFT_MAX, SIGMOID or ARGSORT, and returns whether that succeeded. No value:
+// it is no router's operation.
 std::optional<bool> record_route(Recording &recording, ggml_tensor *first);
 
-// A sum of experts' results, as a dispatch or as what a norm makes first.
+// A sum of experts' results, which has its own dispatch or is a part of a norm's dispatch.
 struct ExpertsSum : Experts {
     sum_experts_params params;
     za_place places[4];
 };
 bool record_sum(Recording &recording, const ExpertsSum &sum);
-// A norm of the sum, both in one dispatch or two; NULL: of what is there.
+// Records a sum and the norm of it, in one dispatch or two. sum NULL: the norm's operand exists already.
 bool record_norm_of(Recording &recording, ggml_tensor *norm, const ExpertsSum *sum);
-// The products of experts' results with weights, and their sums, which begin with this MUL.
+// Records the products of experts' results with their weights, which begin with this MUL, and their sums.
 std::optional<bool> record_sum_experts(Recording &recording, ggml_tensor *first);
 
 inline float number_of(const ggml_tensor *op, int i) {
@@ -59,7 +58,7 @@ inline int float_type(const ggml_tensor *t) {  // a FLOAT_TYPE_; -1: none
 
 inline bool is_f32(const ggml_tensor *t) { return !t || t->type == GGML_TYPE_F32; }
 
-// Whether a kernel may write the tensor by words: where its elements have 16 bits, it is whole words but for the last.
+// Whether a kernel may write the tensor word by word. A tensor of 16-bit elements must be whole words, except the last.
 inline bool in_words(const ggml_tensor *t) {
     return ggml_type_size(t->type) == 4 || (ggml_is_contiguous(t) && t->view_offs % 4 == 0);
 }
@@ -70,7 +69,5 @@ inline const char *f32_refused(const Device &, const ggml_tensor *op) {
     return is_f32(op) && is_f32(op->src[0]) && is_f32(op->src[1]) ? nullptr : "type";
 }
 
-inline uint64_t pieces(uint64_t n, uint64_t size) { return (n + size - 1) / size; }
 
 }  // namespace zinc
-#endif

@@ -23,13 +23,13 @@ static uint32_t power_of_two(uint64_t n) {
 static bool record(Recording &r, const Sort &s, uint32_t op, uint32_t columns, uint32_t count, uint32_t keep,
                    uint32_t distance, bool mirror) {
     const sort_constants constants{op, s.descending, columns};
-    const sort_params params{s.x.at, s.ids.at, s.y.at, count, keep, distance, mirror};
+    const sort_params params{s.x.view, s.ids.view, s.y.view, count, keep, distance, mirror};
     return r.dispatch(GRAPH_SORT, constants, params, {s.x.place, s.ids.place, s.y.place});
 }
 
-// All of each row.
+// Sorts whole rows.
 static bool sort_rows(Recording &r, const Sort &s) {
-    const uint32_t n = s.x.at.n[0];
+    const uint32_t n = s.x.view.n[0];
     if (n <= SORT_PIECE) return record(r, s, SORT_OP_SORT, power_of_two(n), n, n, 0, false);
     if (!record(r, s, SORT_OP_SORT, SORT_PIECE, n, SORT_PIECE, 0, false)) return false;
     for (uint64_t size = 2 * SORT_PIECE; size / 2 < n; size *= 2) {
@@ -42,12 +42,12 @@ static bool sort_rows(Recording &r, const Sort &s) {
 }
 
 // Rows of `columns` indices in scratch memory.
-static bool scratch_rows(Recording &r, const Bound &x, uint64_t columns, Bound *made) {
+static bool scratch_rows(Recording &r, const Bound &x, uint64_t columns, Bound *rows) {
     Scratch scratch;
-    const uint64_t rows = uint64_t(x.at.n[1]) * x.at.n[2] * x.at.n[3];
+    const uint64_t rows = uint64_t(x.view.n[1]) * x.view.n[2] * x.view.n[3];
     if (!r.device->recorder->scratch(4 * columns * rows, &scratch)) return false;
-    const uint32_t n = uint32_t(columns), plane = n * x.at.n[1];
-    *made = {scratch.place, {0, {n, x.at.n[1], x.at.n[2], x.at.n[3]}, {1, n, plane, plane * x.at.n[2]}}};
+    const uint32_t n = uint32_t(columns), plane = n * x.view.n[1];
+    *rows = {scratch.place, {0, {n, x.view.n[1], x.view.n[2], x.view.n[3]}, {1, n, plane, plane * x.view.n[2]}}};
     return true;
 }
 
@@ -57,16 +57,16 @@ static bool record_argsort(Recording &r, ggml_tensor *op) {
     return sort_rows(r, {x, y, y, op->op_params[0] == GGML_SORT_ORDER_DESC});
 }
 
-// The first `keep` of each piece, of what is left of these again, until one piece is left.
+// Takes the first `keep` elements of each piece of a row, and repeats that with these elements until one piece is left.
 static bool record_top_k(Recording &r, ggml_tensor *op) {
     const uint32_t keep = uint32_t(op->ne[0]);
     Sort s{bound(*r.device, op->src[0]), {}, bound(*r.device, op), true};
     const Bound result = s.y;
-    uint32_t n = s.x.at.n[0];
+    uint32_t n = s.x.view.n[0];
     s.ids = s.y;
     if (2 * keep > SORT_PIECE && n > SORT_PIECE) {
         if (!scratch_rows(r, s.x, n, &s.y) || !sort_rows(r, s)) return false;
-        move_params params{s.y.at, s.y.at, result.at, 1, {}};
+        move_params params{s.y.view, s.y.view, result.view, 1, {}};
         params.x.n[0] = keep;
         return r.dispatch(GRAPH_MOVE, move_constants{MOVE_OP_LINEAR, MOVE_TYPE_I32, MOVE_TYPE_I32}, params,
                           {s.y.place, s.y.place, result.place});

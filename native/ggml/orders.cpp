@@ -5,9 +5,9 @@
 
 namespace zinc {
 
-// Threads with the turns of two devices meet here. An order changes only after note_use of its buffer, so that what this
-// reads of another device's stays as it is. Who holds the mutex takes no other lock. It is never destroyed, as buffers
-// may be freed while the process exits.
+// Threads that hold the turns of two devices share this struct. An order changes only after note_use of its buffer, so
+// an order of another device stays as it is while a thread reads it. A thread that holds the mutex takes no other lock.
+// The struct is never destroyed, because buffers may be freed while the process exits.
 struct Saved {
     std::mutex mutex;
     SavedOrders orders{size_t(1) << 20};
@@ -19,16 +19,17 @@ void note_use(const Buffer *buffer) {
     saved.orders.finish(buffer);
 }
 
-// The cells of a root, made where they are new; NULL for memory that holds no cache.
+// The cells of a root, which are created on first use. NULL if the root is no cache.
 static Cells *cells_of(const ggml_tensor *root) {
     if (!is_cache(root)) return nullptr;
     Buffer *buffer = buffer_of(root);
     const size_t row_bytes = ggml_row_size(root->type, root->ne[0]), rows = size_t(ggml_nrows(root));
-    auto at = buffer->cells.find(begin_of(root));
-    if (at != buffer->cells.end() && at->second.row_bytes == row_bytes && at->second.rows == rows) return &at->second;
+    auto entry = buffer->cells.find(begin_of(root));
+    Cells *known = entry == buffer->cells.end() ? nullptr : &entry->second;
+    if (known && known->row_bytes == row_bytes && known->rows == rows) return known;
     note_use(buffer);
-    Cells made{row_bytes, rows, WriteOrder(rows), false};
-    return &(buffer->cells.insert_or_assign(begin_of(root), std::move(made)).first->second);
+    Cells fresh{row_bytes, rows, WriteOrder(rows), false};
+    return &(buffer->cells.insert_or_assign(begin_of(root), std::move(fresh)).first->second);
 }
 
 static Cells *contiguous_cells(const ggml_tensor *root) { return ggml_is_contiguous(root) ? cells_of(root) : nullptr; }
@@ -47,7 +48,7 @@ void note_write(const ggml_tensor *root, uint32_t row) {
     if (cells && !cells->values) cells->order.write(row);
 }
 
-// Whole rows among bytes [begin, begin + size) of a root, which are `data`: fn(row, its bytes).
+// Calls fn(row, its bytes) for each whole row among bytes [begin, begin + size) of a root; `data` has these bytes.
 template <typename Function>
 static void for_rows(const Cells &cells, const void *data, size_t begin, size_t size, Function fn) {
     const size_t bytes = cells.row_bytes;
@@ -81,13 +82,13 @@ void note_copy(const Buffer *from, size_t begin, const ggml_tensor *target, size
     note_use(from);
     note_use(buffer_of(to));
     Cells *cells = contiguous_cells(to);
-    auto at = from->cells.upper_bound(begin);
-    const Cells *known = at == from->cells.begin() ? nullptr : &(--at)->second;
+    auto entry = from->cells.upper_bound(begin);
+    const Cells *known = entry == from->cells.begin() ? nullptr : &(--entry)->second;
     if (!cells || cells->values) return;
-    const bool rows_alike = known && !known->values && known->row_bytes == cells->row_bytes &&
-                            (begin - at->first) / known->row_bytes < known->rows;
+    const size_t known_row = known ? (begin - entry->first) / known->row_bytes : 0;
+    const bool rows_alike = known && !known->values && known->row_bytes == cells->row_bytes && known_row < known->rows;
     const size_t second = (begin_of(target) - begin_of(to) + offset) / cells->row_bytes;
-    const size_t first = rows_alike ? (begin - at->first) / known->row_bytes : second, rows = size / cells->row_bytes;
+    const size_t first = rows_alike ? known_row : second, rows = size / cells->row_bytes;
     std::vector<uint32_t> order;
     for (size_t row = first; row < first + rows && row < (rows_alike ? known : cells)->rows; ++row)
         order.push_back(uint32_t(row));

@@ -21,21 +21,20 @@ static void say_shared(const ggml_tensor *tensor, const char *what) {
                                                  : "-ngl 99 and no -ot, or libzinc_cpu.so beside libggml-zinc.so"));
 }
 
-// What a node of a graph that was computed here has as `extra`.
-static char here;
+static char here;  // the `extra` of nodes that were computed here points to it
 
 static bool is_made_here(const ggml_tensor *t) {
     while (is_view(t) && t->op != GGML_OP_NONE) t = t->src[0];
     return t->op == GGML_OP_NONE || t->extra == &here;
 }
 
-// Rows of weights, or what is made of each number of such rows alone.
+// Whether a tensor is rows of weights, or a multiple of such rows.
 static bool is_looked_up(const ggml_tensor *t) {
     while (t->op == GGML_OP_SCALE || (is_view(t) && t->op != GGML_OP_NONE)) t = t->src[0];
     return t->op == GGML_OP_NONE || (t->op == GGML_OP_GET_ROWS && is_weights(root_of(t->src[0])));
 }
 
-// llama.cpp asks with weights that have no bytes where it looks for a place for them.
+// Weights without bytes are no weights of a model yet: llama.cpp asks with them while it chooses a device.
 void note_operation(const ggml_tensor *op) {
     for (int i = 0; i < GGML_MAX_SRC && op->op != GGML_OP_GET_ROWS; ++i) {
         const ggml_tensor *root = op->src[i] ? root_of(op->src[i]) : op;
@@ -49,21 +48,21 @@ void note_input(const ggml_tensor *source) {
 
 void note_read(const ggml_tensor *tensor, const void *to) {
     if (holding(to)) return;
-    const bool made = root_of(tensor)->op != GGML_OP_NONE && !(tensor->flags & GGML_TENSOR_FLAG_OUTPUT);
-    if (made && tensor->buffer->usage == GGML_BACKEND_BUFFER_USAGE_COMPUTE)
+    const bool computed = root_of(tensor)->op != GGML_OP_NONE && !(tensor->flags & GGML_TENSOR_FLAG_OUTPUT);
+    if (computed && tensor->buffer->usage == GGML_BACKEND_BUFFER_USAGE_COMPUTE)
         say_shared(tensor, " goes there");
 }
 
 void note_graph(ggml_cgraph *graph) {
     static std::atomic<bool> said{false};
-    static std::atomic<int> operations{0}, attend{0};  // of all parts of a model's graph
+    static std::atomic<int> operations{0}, attention{0};  // of all parts of a model's graph
     bool weights = false, output = false;
-    int of_graph = 0, of_attention = 0;
+    int new_operations = 0, new_attention = 0;
     for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
         ggml_tensor *node = ggml_graph_node(graph, i);
-        if (node->extra == &here) continue;  // of a graph that is computed again: all was said
-        of_graph += !is_view(node);
-        of_attention += node->op == GGML_OP_FLASH_ATTN_EXT;
+        if (node->extra == &here) continue;  // the graph is computed again, and nothing new can be said
+        new_operations += !is_view(node);
+        new_attention += node->op == GGML_OP_FLASH_ATTN_EXT;
         output |= bool(node->flags & GGML_TENSOR_FLAG_OUTPUT);
         for (const ggml_tensor *source : node->src)
             if (source) {
@@ -72,21 +71,22 @@ void note_graph(ggml_cgraph *graph) {
             }
         node->extra = &here;
     }
-    operations += of_graph;
-    attend += of_attention;
+    operations += new_operations;
+    attention += new_attention;
     if (weights && output && !said_once() && !said.exchange(true))
         say("the model is here whole but for the look-up of tokens (%d operations, %d of attention): the promise "
-            "holds", operations.load(), attend.load());
+            "holds", operations.load(), attention.load());
 }
 
-// Products with weights or a cache are no sums over tokens.
+// Whether a node may sum over tokens. Products with weights or with a cache do not.
 static bool may_mix(const ggml_tensor *node) {
     auto kept = [](const ggml_tensor *t) { return is_weights(root_of(t)) || is_cache(root_of(t)); };
     if (node->op == GGML_OP_SUM_ROWS || node->op == GGML_OP_MEAN || node->op == GGML_OP_SUM) return true;
     return node->op == GGML_OP_MUL_MAT && !kept(node->src[0]) && !kept(node->src[1]);
 }
 
-// The sum's name, or its first operand's, or "": ggml numbers what has none, in another way in each graph.
+// The name of the sum, or of its first operand, or "". Names that ggml gave to nameless tensors do not count: they have
+// other numbers in each graph.
 static std::string label(const ggml_tensor *sum) {
     for (const ggml_tensor *t : {sum, static_cast<const ggml_tensor *>(sum->src[0])})
         if (t->name[0] && std::strncmp(t->name, "node_", 5) && std::strncmp(t->name, "leaf_", 5)) return t->name;

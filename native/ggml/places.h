@@ -1,7 +1,6 @@
-// Which parts of a model other devices have, as the places of weights and what devices hand to each other tell.
-#ifndef ZINC_GGML_PLACES_H
-#define ZINC_GGML_PLACES_H
-
+// Says which parts of a model other devices have. The places of weights, and the tensors that devices hand to each
+// other, tell it.
+#pragma once
 #include <map>
 #include <string>
 
@@ -10,14 +9,15 @@
 
 namespace zinc {
 
-// A look-up of rows in weights sums nothing, so that it may be anywhere.  Each says one line at most, in the process.
-void note_operation(const ggml_tensor *op);  // that a device is asked for
-void note_input(const ggml_tensor *source);  // another device's, which a graph here reads
-void note_read(const ggml_tensor *tensor, const void *to);  // whose bytes go to the host
-void note_graph(ggml_cgraph *graph);  // that was computed: the model is here, where nothing else was said
+// Each function says at most one line in the process. A look-up of rows in weights sums nothing, so any device may do
+// it.
+void note_operation(const ggml_tensor *op);  // ggml asks whether a device takes the operation
+void note_input(const ggml_tensor *source);  // a graph reads a tensor that another device may have made
+void note_read(const ggml_tensor *tensor, const void *to);  // the tensor's bytes go to the host
+void note_graph(ggml_cgraph *graph);  // the graph was computed; says that the model is here, if no other line was said
 
-// Sums whose number of terms is another than in a graph of the same context before, by names, go over tokens.
+// Says that a sum goes over the tokens of a batch. Such a sum has another number of terms than the sum of the same name
+// in an earlier graph of the context; `terms` keeps these numbers.
 void note_sums(const ggml_cgraph *graph, std::map<std::string, int64_t> *terms);
 
 }  // namespace zinc
-#endif

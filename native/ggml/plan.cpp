@@ -8,21 +8,15 @@
 
 namespace zinc {
 
-// --- what an operation is --------------------------------------------------------------------------------------------
+// --- reading an operation --------------------------------------------------------------------------------------------
 
-constexpr uint64_t MOST_KEYS = uint64_t(1) << 24;  // of a request of the library's
+constexpr uint64_t MOST_KEYS = uint64_t(1) << 24;  // that a request of the C library may have
 
 static za_dtype storage_type(ggml_type type) {
     switch (type) {
-        case GGML_TYPE_F32: return ZA_F32;
-        case GGML_TYPE_F16: return ZA_F16;
-        case GGML_TYPE_BF16: return ZA_BF16;
-        case GGML_TYPE_Q8_0: return ZA_Q8_0;
-        case GGML_TYPE_Q5_1: return ZA_Q5_1;
-        case GGML_TYPE_Q5_0: return ZA_Q5_0;
-        case GGML_TYPE_Q4_1: return ZA_Q4_1;
-        case GGML_TYPE_Q4_0: return ZA_Q4_0;
-        case GGML_TYPE_IQ4_NL: return ZA_IQ4_NL;
+#define X(name) case GGML_TYPE_##name: return ZA_##name;
+        X(F32) X(F16) X(BF16) X(Q8_0) X(Q5_1) X(Q5_0) X(Q4_1) X(Q4_0) X(IQ4_NL)
+#undef X
         default: return ZA_AS_K;  // none
     }
 }
@@ -40,8 +34,9 @@ static bool kept_as(const ggml_tensor *t, Kept *kept) {
 
 static size_t offset_of(const ggml_tensor *t) { return t->view_src ? t->view_offs : 0; }
 
-// False where the tensor's strides are no multiples of its rows, or its rows no part of the root's.
-static bool rows_of(const ggml_tensor *t, const ggml_tensor *root, Rows *rows) {
+// False if the tensor's strides are no multiples of its rows' bytes, or if a row of the root is no whole number of
+// rows.
+static bool read_rows(const ggml_tensor *t, const ggml_tensor *root, Rows *rows) {
     size_t bytes = ggml_row_size(t->type, t->ne[0]), offset = offset_of(t);
     if (t->nb[0] != ggml_type_size(t->type) || ggml_row_size(root->type, root->ne[0]) % bytes) return false;
     if (offset % bytes || t->nb[1] % bytes || t->nb[2] % bytes || t->nb[3] % bytes) return false;
@@ -73,20 +68,21 @@ static bool shapes_fit(const ggml_tensor *op, const Operation &o) {
 }
 
 static const ggml_tensor *as_kept(const ggml_tensor *t) {
-    const ggml_tensor *of = t->op == GGML_OP_CPY ? t->src[0] : t;
-    return std::equal(t->ne, t->ne + GGML_MAX_DIMS, of->ne) ? of : t;
+    const ggml_tensor *source = t->op == GGML_OP_CPY ? t->src[0] : t;
+    return std::equal(t->ne, t->ne + GGML_MAX_DIMS, source->ne) ? source : t;
 }
 
-// K and V of a cell are in rows of one number, which the library takes as a page.
+// K and V of a cell are in rows of the same number. The C library takes this number as a page id.
 static bool places_fit(Operation *o) {
-    Rows of_v;
-    if (!rows_of(o->k, o->k_root, &o->at) || !rows_of(o->kept_k, root_of(o->kept_k), &o->kept_at)) return false;
+    Rows v_rows;
+    if (!read_rows(o->k, o->k_root, &o->k_rows) || !read_rows(o->kept_k, root_of(o->kept_k), &o->kept_rows))
+        return false;
     uint64_t rows = ggml_nbytes(o->k_root) / o->kind.k.row;
     if (!o->kind.latent) {
-        if (o->k_root == o->v_root || !rows_of(o->v, o->v_root, &of_v) || !(of_v == o->at)) return false;
+        if (o->k_root == o->v_root || !read_rows(o->v, o->v_root, &v_rows) || !(v_rows == o->k_rows)) return false;
         rows = std::min<uint64_t>(rows, ggml_nbytes(o->v_root) / o->kind.v.row);
     }
-    o->pages = uint32_t(rows - (o->kind.kv_heads - 1) * o->at.head);
+    o->pages = uint32_t(rows - (o->kind.kv_heads - 1) * o->k_rows.head);
     return rows <= UINT32_MAX;
 }
 

@@ -1,7 +1,5 @@
-// What a FLASH_ATTN_EXT is, and the keys of its rows.
-#ifndef ZINC_GGML_PLAN_H
-#define ZINC_GGML_PLAN_H
-
+// A FLASH_ATTN_EXT as the C library takes it: its sizes, the keys of its rows, and its calls.
+#pragma once
 #include <cstdint>
 #include <map>
 #include <string>
@@ -14,7 +12,8 @@
 
 namespace zinc {
 
-// Where the rows of K (or V) are that belong to one head and cell, counted in such rows from the begin of the root.
+// Where a head's rows of K (or V) lie in the root. All four numbers count rows: the first row, and the steps from a
+// cell, a head and a stream to the next.
 struct Rows {
     uint64_t first, cell, head, stream;
     bool operator==(const Rows &b) const {
@@ -26,44 +25,44 @@ struct Operation {
     const ggml_tensor *q, *k, *v, *mask, *sinks, *k_root, *v_root;
     float scale, max_bias, softcap;
     uint32_t rows, cells, streams;
-    Rows at;
-    const ggml_tensor *kept_k, *kept_v;  // as the cache has them: llama.cpp copies an f32 cache to float16 first
-    Rows kept_at;                        // of K, in the cache
-    uint32_t pages;  // rows that can be a cell's of head 0, in the roots of K and V
+    Rows k_rows;
+    const ggml_tensor *kept_k, *kept_v;  // K and V in the cache: llama.cpp copies an f32 cache to float16 first
+    Rows kept_rows;                      // of kept_k
+    uint32_t pages;  // rows of the roots that can hold a cell's K and V of head 0
     Kind kind;
 };
 
-// False for what is not taken.  Needs no memory behind the tensors.
+// False if the library does not take the operation. The tensors need no memory.
 bool read_operation(const ggml_tensor *op, Operation *o);
 
 // Why the device's arithmetic does not take K or V of a tensor's type, or "".
 std::string refused_type(const Device &device, const ggml_tensor *kept);
 
-// All of an operation but the bytes of its tensors: their types, sizes, strides and places, and the parameters.
+// An operation without the bytes of its tensors: their types, sizes, strides and offsets, and the parameters.
 std::vector<uint64_t> key_of(const ggml_tensor *op);
 
-// Rows of a call at most, where a row has up to `keys` keys; 0: not even as few as it needs.
+// The most rows that a call may have, if a row has up to `keys` keys. 0: the device cannot run even the smallest call.
 size_t rows_of_call(const Device &device, const za_attn *attn, const Operation &o, uint64_t keys);
 
-// Rows of an operation, one stream behind the other, that are a call of the library's, and where its words lie.
+// A call of the C library for some rows of an operation, from first_row on, and where the words of the call lie. Rows
+// count over all streams, stream after stream.
 struct Call {
     size_t first_row;
     struct laid laid;
     za_place words;
 };
 
-// Lists and words of operations, which are made once for all layers of a graph that have the same mask, sizes and order
-// of cells.
+// The lists and the words of operations. All layers of a graph with the same mask, sizes and order of cells share them.
 class Plan {
   public:
-    void begin() { ++graph_; }  // another graph, or masks that may have changed; words of before are gone
+    void begin() { ++graph_; }  // another graph begins, or masks may have changed; earlier words are no longer valid
 
-    // order: of K's cells; NULL: they are in ascending order.  NULL: za_error says why.
-    const Lists *lists(const ggml_tensor *op, const Operation &o, const WriteOrder *order);
+    // The calls of an operation, valid until the next call of this function. NULL: za_error says why. order: the write
+    // order of K's cells; NULL: the cells are in ascending order.
     const std::vector<Call> *calls(Device *device, za_cache *cache, const ggml_tensor *op, const Operation &o,
-                                   const WriteOrder *order);  // until the next call of it
+                                   const WriteOrder *order);
 
-    std::map<std::string, int64_t> terms;  // of the sums of the graphs so far
+    std::map<std::string, int64_t> terms;  // how many terms each sum had in earlier graphs, see note_sums
 
   private:
     struct OfSinks {
@@ -71,12 +70,12 @@ class Plan {
         std::vector<Call> calls;
     };
     struct Entry {
-        std::vector<uint64_t> key;  // the operation, and its order
+        std::vector<uint64_t> key;  // key_of the operation, and the history of the write order
         std::vector<char> mask;
         const ggml_tensor *mask_tensor;
         Lists lists;
-        uint64_t graph;               // that used it last
-        std::vector<OfSinks> calls;   // in that graph
+        uint64_t graph;              // the last graph that used the entry
+        std::vector<OfSinks> calls;  // of that graph
     };
     Entry *entry(const ggml_tensor *op, const Operation &o, const WriteOrder *order);
 
@@ -85,4 +84,3 @@ class Plan {
 };
 
 }  // namespace zinc
-#endif

@@ -1,6 +1,41 @@
-// The back end as ggml sees it: a registry of ZINC0 and, where its library is there, of ZINC_CPU, the processor, which
-// llama.cpp gives what is to stay there. Without a GPU both are the processor.
-// What operations.cpp has no entry for stays with llama.cpp's CPU back end, and stderr says so.
+// The back end as ggml sees it: a registry of one or two devices. ZINC0 is a GPU, or the processor if there is no GPU.
+// ZINC_CPU is the processor, if its library is there; llama.cpp gives it the parts of a model that stay on the CPU.
+// Operations without an entry in operations.cpp run in llama.cpp's CPU back end, and a line on stderr names them.
+//
+// A decode step of a dense model, from graph_compute to the dispatch, in the order in which to read the functions:
+//
+//   schedule (schedule.cpp) has put the nodes in an order in which each follows its first operand, before ggml gave the
+//     nodes memory.
+//   graph_compute (here) takes the device's turn and runs a Recording of the graph.
+//   Recording::run (recording.cpp) begins a list of commands (Recorder::begin), records node after node, submits the
+//     commands and waits for them (Recorder::finish). Views compute nothing and are skipped.
+//   Recording::record looks the operation up in the table of operations.cpp, converts weights that do not lie in the
+//     products' layout yet (lay_operands), and calls the operation's function `record`:
+//
+//     RMS_NORM, MUL    record_norm_of (rows.cpp). `follower` (fusions.cpp) takes the MUL into the same dispatch.
+//                      int8_copy reserves memory for the result as int8, because a product is its reader: the kernel
+//                      writes both.
+//     MUL_MAT          record_product (products.cpp), for q, k and v. Recording::quantized finds the int8 rows.
+//                      share_out chooses the kernel: a step has one row of x, so few_of (tiles.cpp) gives the vector
+//                      kernel its constants. `addend` (fusions.cpp) takes the ADD of a bias, or of the residual.
+//     ROPE             record_rope (rows.cpp). table_of makes the table of rotations once for all layers.
+//     SET_ROWS         record_set_rows (moves.cpp). note_rows notes the order in which cells are written (orders.cpp),
+//                      then a kernel encodes the new rows of K and V in the cache.
+//     FLASH_ATTN_EXT   attend (attention.cpp). read_operation (plan.cpp) reads the sizes. Device::attn and
+//                      Device::cache (device.cpp) find the C library's objects. Plan::calls (calls.cpp) lists the keys
+//                      that the mask shows, in the order of writes (lists.cpp), and writes the call's words, once for
+//                      all layers. za_laid_commands (src/laid.c) makes the commands: pass 1, and the merge of its
+//                      states.
+//     MUL_MAT, ADD     the output's projection, then RMS_NORM, MUL, MUL_MAT, MUL_MAT as above
+//     GLU              glu (elementwise.cpp), with its result as int8 for the last MUL_MAT, ADD of the layer
+//
+//   Recording::dispatch calls Recorder::dispatch (graph/recorder.cpp), which counts the workgroups, finds or compiles
+//     the pipeline, copies the parameters to memory that the kernel reads, and makes a za_command.
+//   Recorder::command gives the command a level (za_level, src/levels.c): one more than the highest level of the
+//     commands for which it waits. Commands wait until there are 512, but the first 48 are submitted at once, so that
+//     the device works while the host still records.
+//   Recorder::record_waiting records the waiting commands by level, with a barrier between two levels: set_of binds the
+//     places, and za_dispatch_with (src/objects.c) calls vkCmdDispatch.
 #include <cstdlib>
 #include <cstring>
 #include <exception>
@@ -29,7 +64,7 @@ static void backend_free(ggml_backend_t backend) {
     delete backend;
 }
 
-// The scheduler copies what another device has made: here as anywhere, by tensor_copy.
+// ggml's scheduler asks before it copies another device's result. It then copies by tensor_copy, as from any device.
 static bool cpy_tensor_async(ggml_backend_t, ggml_backend_t, const ggml_tensor *source, ggml_tensor *) {
     note_input(source);
     if (!share_weights(root_of(source))) say("%s: %s", source->name, za_error());
@@ -43,13 +78,10 @@ static void take_over(const Device *device, const ggml_tensor *op) {
         if (source) take_over(source);
 }
 
-static void take_operands_over(const Device *device, ggml_cgraph *graph) {
-    for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) take_over(device, ggml_graph_node(graph, i));
-}
 
 static ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph *graph) try {
     Device *device = device_of(backend->device);
-    take_operands_over(device, graph);
+    for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) take_over(device, ggml_graph_node(graph, i));
     std::lock_guard<Turns> turn(device->turns);
     if (!device->spoilt.empty()) {
         say("a call before this graph failed, and its bytes are not what they should be");
@@ -59,7 +91,7 @@ static ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph *graph) try
     const bool done = Recording(device, static_cast<Plan *>(backend->context), graph).run();
     if (done) note_graph(graph);
     return done ? GGML_STATUS_SUCCESS : GGML_STATUS_FAILED;
-} catch (const std::exception &error) {  // nothing passes through ggml's C frames
+} catch (const std::exception &error) {  // no exception may pass through ggml's C frames
     say("%s", error.what());
     return GGML_STATUS_ALLOC_FAILED;
 }
@@ -82,12 +114,12 @@ static void device_memory(ggml_backend_dev_t device, size_t *free, size_t *total
     *free = device_of(device)->store->free();
     *total = device_of(device)->store->total();
 }
-// A GPU, whatever Vulkan calls it: only a GPU device is given the KV cache.
+// ZINC0 is a GPU for ggml, whatever kind of device it is: llama.cpp puts the KV cache on GPUs only.
 static enum ggml_backend_dev_type device_type(ggml_backend_dev_t device) {
     return device == &listed[0] ? GGML_BACKEND_DEVICE_TYPE_GPU : GGML_BACKEND_DEVICE_TYPE_ACCEL;
 }
 
-// No device_id: llama.cpp leaves one of two devices out that have the same.
+// The props have no device_id: llama.cpp leaves out one of two devices with the same id.
 static void device_props(ggml_backend_dev_t device, ggml_backend_dev_props *props) {
     std::memset(props, 0, sizeof *props);
     props->name = device_name(device);
@@ -100,12 +132,12 @@ static void device_props(ggml_backend_dev_t device, ggml_backend_dev_props *prop
 static ggml_backend_buffer_type_t device_buffer_type(ggml_backend_dev_t device) {
     return buffer_type(device_of(device));
 }
-// What llama.cpp keeps on the CPU, and what the CPU makes for ZINC0, is where the processor finds it.
+// Tensors that llama.cpp keeps on the CPU, and results of the CPU for ZINC0, lie in buffers that the processor reads.
 static ggml_backend_buffer_type_t host_buffer_type(ggml_backend_dev_t device) {
     return device == &listed[0] && processor ? buffer_type(processor) : nullptr;
 }
 
-// Said once of each kind, where the operation's weights are not elsewhere anyway.
+// Says once per kind of operation that it runs on the CPU. Says nothing if another device has the operation's weights.
 static void say_left(const ggml_tensor *op, const char *reason) {
     for (int i = 0; i < GGML_MAX_SRC; ++i)
         if (op->src[i] && is_elsewhere(root_of(op->src[i]))) return;
@@ -129,8 +161,8 @@ static bool supports_op(ggml_backend_dev_t device, const ggml_tensor *op) {
 }
 
 static bool supports_buft(ggml_backend_dev_t device, ggml_backend_buffer_type_t type) {
-    Device *own = device_of(device);
-    return type == buffer_type(own) || (own->is_host && type == ggml_backend_cpu_buffer_type());
+    Device *asked = device_of(device);
+    return type == buffer_type(asked) || (asked->is_host && type == ggml_backend_cpu_buffer_type());
 }
 
 // --- the registry ----------------------------------------------------------------------------------------------------
@@ -139,11 +171,11 @@ static const char *registry_name(ggml_backend_reg_t) { return "ZINC"; }
 static size_t device_count(ggml_backend_reg_t) { return is_listed ? 2 : 1; }
 static ggml_backend_dev_t get_device(ggml_backend_reg_t, size_t number) { return &listed[number]; }
 
-// How many dispatches, barriers and workgroups were recorded until now.
-static void counts(uint64_t found[3]) {
+// The numbers of dispatches, barriers and workgroups that were recorded until now.
+static void counts(uint64_t totals[3]) {
     Device *device = device_of(&listed[0]);
     std::lock_guard<Turns> turn(device->turns);
-    device->recorder->counts(found);
+    device->recorder->counts(totals);
 }
 static void set_threads(ggml_backend_t backend, int number) {
     Device *device = device_of(backend->device);
@@ -157,7 +189,7 @@ static void *proc_address(ggml_backend_reg_t, const char *name) {
 
 static ggml_backend_reg registry = {0, {registry_name, device_count, get_device, proc_address}};
 
-static void list(ggml_backend_device *device, Device *of) {
+static void list(ggml_backend_device *device, Device *opened) {
     device->iface.get_name = device_name;
     device->iface.get_description = device_description;
     device->iface.get_memory = device_memory;
@@ -169,38 +201,38 @@ static void list(ggml_backend_device *device, Device *of) {
     device->iface.supports_op = supports_op;
     device->iface.supports_buft = supports_buft;
     device->reg = &registry;
-    device->context = of;
-    of->listed = device;
+    device->context = opened;
+    opened->listed = device;
 }
 
-// A device that ggml has already, and so asks before ZINC_CPU, and that reads the host's memory where it is, as BLAS: it
-// would take weights in the products' layout for ggml's blocks. NULL: none. ggml's own CPU code is asked last.
-static ggml_backend_dev_t reader_before(Device *own) {
+// A device, such as BLAS, that ggml asks before ZINC_CPU and that reads the host's memory in place. Such a device would
+// take weights in the products' layout for ggml's blocks. NULL: there is none. ggml asks its own CPU code last.
+static ggml_backend_dev_t reader_before(Device *host) {
     for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
-        ggml_backend_dev_t found = ggml_backend_dev_get(i);
-        const bool is_last = found->iface.get_type(found) == GGML_BACKEND_DEVICE_TYPE_CPU;
-        if (!is_last && found->iface.supports_buft(found, buffer_type(own))) return found;
+        ggml_backend_dev_t candidate = ggml_backend_dev_get(i);
+        const bool is_last = candidate->iface.get_type(candidate) == GGML_BACKEND_DEVICE_TYPE_CPU;
+        if (!is_last && candidate->iface.supports_buft(candidate, buffer_type(host))) return candidate;
     }
     return nullptr;
 }
 
-// ZINC_ATTN_DEVICE names ZINC0's device; without it that is a GPU, or else the processor, or else a Vulkan device on the
-// CPU. With ZINC_ATTN_CPU=0 the processor is no device.
+// ZINC_ATTN_DEVICE names the device of ZINC0. Without it ZINC0 is a GPU, or else the processor, or else a Vulkan device
+// on the CPU. With ZINC_ATTN_CPU=0 the processor is no device.
 static bool open_devices() {
     const char *chosen = std::getenv("ZINC_ATTN_DEVICE"), *cpu = std::getenv("ZINC_ATTN_CPU");
     const bool is_cpu = chosen && !std::strcmp(chosen, "cpu");
-    const bool without = cpu && !std::strcmp(cpu, "0"), given = std::getenv("ZINC_ATTN_CPU_LIBRARY");
-    Device *own = without ? nullptr : Device::open("cpu", false);
-    if (!own && given && !without) say("no ZINC_CPU: %s", za_error());
-    Device *first = is_cpu ? own : Device::open(chosen, own && !chosen);
-    if (!first && !chosen) first = own;
+    const bool without = cpu && !std::strcmp(cpu, "0"), has_library = std::getenv("ZINC_ATTN_CPU_LIBRARY");
+    Device *host = without ? nullptr : Device::open("cpu", false);
+    if (!host && has_library && !without) say("no ZINC_CPU: %s", za_error());
+    Device *first = is_cpu ? host : Device::open(chosen, host && !chosen);
+    if (!first && !chosen) first = host;
     if (!first) return say("no device: %s", is_cpu && without ? "ZINC_ATTN_CPU is 0" : za_error()), false;
     list(&listed[0], first);
-    if (own) list(&listed[1], own);
-    ggml_backend_dev_t reader = own ? reader_before(own) : nullptr;
+    if (host) list(&listed[1], host);
+    ggml_backend_dev_t reader = host ? reader_before(host) : nullptr;
     if (reader) say("ZINC_CPU is left out, since %s reads its memory, too", reader->iface.get_name(reader));
-    is_listed = own && !reader;
-    if (is_listed || first == own) processor = own;
+    is_listed = host && !reader;
+    if (is_listed || first == host) processor = host;
     say("ZINC0 is %s, with %s attention; it takes a model with --device ZINC0 -ngl 99 -fa on%s", first->name.c_str(),
         ARITHMETICS[first->arithmetic],
         is_listed ? "; what -ngl or -ot leave out is on ZINC_CPU, the processor" : "");

@@ -10,9 +10,9 @@ namespace zinc {
 
 constexpr uint64_t MOST_GRID = 65535;
 
-// --- what is served --------------------------------------------------------------------------------------------------
+// --- limits ----------------------------------------------------------------------------------------------------------
 
-// Rows and matrices of weights, as a tensor of their own.
+// Some rows and matrices of a tensor as a tensor.
 static ggml_tensor part_of(const ggml_tensor *w, uint64_t row, uint64_t rows, uint64_t matrix, uint64_t matrices) {
     ggml_tensor part = *w;
     part.view_src = const_cast<ggml_tensor *>(root_of(w));
@@ -22,19 +22,20 @@ static ggml_tensor part_of(const ggml_tensor *w, uint64_t row, uint64_t rows, ui
     return part;
 }
 
-// Of weights what one binding holds, whole groups of rows of a single matrix, or whole matrices of experts; 0: nothing.
+// The rows of weights that one binding can hold: all of them, or whole groups of rows of a single matrix. 0: none.
 static uint64_t rows_of_binding(const Device &device, const ggml_tensor *w) {
     if (fits(device, w)) return uint64_t(w->ne[1]);
     if (w->ne[2] * w->ne[3] != 1) return 0;
     return (device.most - device.alignment) / w->nb[1] / WEIGHT_GROUP * WEIGHT_GROUP;
 }
 
+// The matrices of experts that one binding can hold.
 static uint64_t experts_of_binding(const Device &device, const ggml_tensor *w) {
     if (fits(device, w)) return uint64_t(w->ne[2]);
     return std::min<uint64_t>((device.most - device.alignment) / w->nb[2], UINT32_MAX / (w->ne[0] * w->ne[1]));
 }
 
-// Rows of x, and of the result, of which one binding holds the results: all, or whole tiles of them; 0: none.
+// The rows of the result that one binding can hold: all of them, or whole tiles of rows. 0: none.
 static uint64_t columns_of_binding(const Device &device, const ggml_tensor *op) {
     if (fits(device, op)) return std::max<uint64_t>(uint64_t(op->ne[1]), 1);
     return op->ne[2] * op->ne[3] == 1 ? (device.most - device.alignment) / op->nb[1] / 32 * 32 : 0;
@@ -64,19 +65,17 @@ static const char *product_refused(const Device &device, const ggml_tensor *op) 
     return size_refused(device, op);
 }
 
-// --- what is added ---------------------------------------------------------------------------------------------------
+// --- dispatches ------------------------------------------------------------------------------------------------------
 
-// The steps of what is added: 0 where it repeats.
+// The tensor that is added to a product. Its step is 0 in a dimension in which it repeats.
 static Bound bound_added(const Device &device, const ggml_tensor *added) {
     Bound b = bound(device, added);
     for (int d = 0; d < 4; ++d)
-        if (added->ne[d] == 1) b.at.s[d] = 0;
+        if (added->ne[d] == 1) b.view.s[d] = 0;
     return b;
 }
 
-// --- dispatches ------------------------------------------------------------------------------------------------------
-
-// A part of the weights: their place, the first row's number, and of experts the first and how many there are.
+// A part of the weights: their place, the number of the first row, and the number of the first expert and of experts.
 struct Part {
     Bound w;
     uint32_t row, rows, expert, experts;
@@ -90,19 +89,19 @@ static void set_shared(const Product &p, const Part &part, Params *params) {
     params->experts[0] = part.expert;
     params->experts[1] = part.experts;
     params->experts[2] = uint32_t(w->ne[2]);
-    params->ids = p.ids.at;
-    params->y = p.y.at;
+    params->ids = p.ids.view;
+    params->y = p.y.view;
     params->y.n[0] = part.rows;
-    params->y.offset += part.row * p.y.at.s[0];
-    params->added = p.added.at;
-    params->added.offset += part.row * p.added.at.s[0];
+    params->y.offset += part.row * p.y.view.s[0];
+    params->added = p.added.view;
+    params->added.offset += part.row * p.added.view.s[0];
 }
 
 static bool multiply(Recording &r, const Product &p, const Part &part) {
     const ggml_tensor *w = p.op->src[0];
     mul_mat_params params{};
     set_shared(p, part, &params);
-    params.w_begin = uint32_t(part.w.at.offset * unit_of(w) / 16);
+    params.w_begin = uint32_t(part.w.view.offset * unit_of(w) / 16);
     params.w_steps[0] = uint32_t(w->ne[2] > 1 ? w->nb[2] / 16 : 0);
     params.w_steps[1] = uint32_t(w->ne[3] > 1 ? w->nb[3] / 16 : 0);
     params.repeats[0] = uint32_t(p.op->ne[2] / w->ne[2]);
@@ -110,13 +109,13 @@ static bool multiply(Recording &r, const Product &p, const Part &part) {
     params.blocks = uint32_t(w->ne[0] / 32);
     const std::initializer_list<za_place> places = {part.w.place,  p.x.q.place,   p.x.scales.place,
                                                     p.added.place, p.ids.place, p.y.place};
-    const bool beside = !part.first();
-    if (p.units) return r.dispatch(GRAPH_MUL_MAT_UNITS, units_of(*r.device, p), params, places, beside);
-    if (p.few) return r.dispatch(GRAPH_MUL_MAT_VEC, few_of(*r.device, p), params, places, beside);
-    return r.dispatch(GRAPH_MUL_MAT, tile_of(p, part.rows), params, places, beside);
+    const bool independent = !part.first();
+    if (p.units) return r.dispatch(GRAPH_MUL_MAT_UNITS, units_of(*r.device, p), params, places, independent);
+    if (p.few) return r.dispatch(GRAPH_MUL_MAT_VEC, few_of(*r.device, p), params, places, independent);
+    return r.dispatch(GRAPH_MUL_MAT, tile_of(p, part.rows), params, places, independent);
 }
 
-// Whether rows are whole words of neighboring elements, as products of few rows read them.
+// Whether a row's elements are neighbors and its bytes whole words. Vector products read such rows.
 static bool rows_in_words(const ggml_tensor *t) {
     return t->nb[0] == ggml_type_size(t->type) && (begin_of(t) | t->nb[1] | t->nb[2] | t->nb[3]) % 4 == 0;
 }
@@ -128,8 +127,8 @@ static bool multiply_floats(Recording &r, const Product &p, const Part &part) {
     const std::initializer_list<za_place> places = {part.w.place, of_x.place, p.added.place, p.ids.place, p.y.place};
     mul_mat_float_params params{};
     set_shared(p, part, &params);
-    params.w = part.w.at;
-    params.x = of_x.at;
+    params.w = part.w.view;
+    params.x = of_x.view;
     if (!p.few) {
         const mul_mat_constants t = tile_of(p, part.rows);
         const mul_mat_float_constants c{w_type,        x_type,           t.tile_rows, t.tile_columns, t.own_rows,
@@ -144,23 +143,25 @@ static bool multiply_floats(Recording &r, const Product &p, const Part &part) {
 
 // --- operations ------------------------------------------------------------------------------------------------------
 
-// Which columns meet which matrix: planes of x, or pairs of a slot and a token with their experts.
+// Chooses the kernel, and finds which columns are multiplied with which matrix: a plane of x has its matrix, a pair of
+// a slot and a token has the matrix of its expert.
 static bool share_out(Recording &r, Product *p) {
     const ggml_tensor *w = p->op->src[0], *x = p->op->src[1], *ids = p->op->src[2];
     const uint64_t columns = uint64_t(p->op->ne[1]), planes = uint64_t(p->op->ne[2] * p->op->ne[3]);
-    const bool words = ggml_is_quantized(w->type) || (FLOAT_VEC_SERVED(w->ne[0]) && rows_in_words(w) && rows_in_words(x));
+    const bool words =
+        ggml_is_quantized(w->type) || (FLOAT_VEC_SERVED(w->ne[0]) && rows_in_words(w) && rows_in_words(x));
     p->few = words && (ids ? planes : columns) <= FEW;
     p->columns = !ids ? columns : p->few ? 1 : columns * planes / uint64_t(w->ne[2]);
     p->units = by_units(*r.device, *p);
     p->ids = ids ? bound(*r.device, ids) : p->y;
     if (!ids || p->few) return true;
-    Grouped found;
-    if (!r.grouped(ids, uint32_t(w->ne[2]), columns_of_tile(*r.device, *p), &found)) return false;
-    p->ids.place = found.list.place;
+    Grouped groups;
+    if (!r.grouped(ids, uint32_t(w->ne[2]), columns_of_tile(*r.device, *p), &groups)) return false;
+    p->ids.place = groups.list.place;
     return true;
 }
 
-// The products of all parts of the weights that one binding holds.
+// Multiplies with the weights part by part. A part is as large as one binding can hold.
 static bool multiply_parts(Recording &r, const Product &p) {
     const ggml_tensor *w = p.op->src[0];
     const auto multiplied = ggml_is_quantized(w->type) ? multiply : multiply_floats;
@@ -177,7 +178,7 @@ static bool multiply_parts(Recording &r, const Product &p) {
     return true;
 }
 
-// Results beyond a binding come in pieces, of some rows of x each.
+// A result that is too large for one binding is computed in pieces of some rows each.
 static bool record_product(Recording &r, ggml_tensor *op) {
     const ggml_tensor *w = op->src[0], *x = op->src[1];
     const bool quantized = ggml_is_quantized(w->type);
@@ -188,15 +189,15 @@ static bool record_product(Recording &r, ggml_tensor *op) {
     for (uint64_t column = 0; column < columns; column += step) {
         const uint64_t n = std::min(step, columns - column);
         const ggml_tensor result = part_of(sum, column, n, 0, uint64_t(sum->ne[2]));
-        ggml_tensor of_x = has_experts(op) ? *x : part_of(x, column, n, 0, uint64_t(x->ne[2])), piece = *op;
+        ggml_tensor rows = has_experts(op) ? *x : part_of(x, column, n, 0, uint64_t(x->ne[2])), piece = *op;
         piece.ne[1] = int64_t(n);
-        piece.src[1] = &of_x;
+        piece.src[1] = &rows;
         Product p{};
         p.op = &piece;
         p.y = bound(*r.device, &result);
         p.added = other ? added : p.y;
         p.adds = other;
-        if (quantized && !r.quantized(&of_x, &p.x)) return false;
+        if (quantized && !r.quantized(&rows, &p.x)) return false;
         if (!share_out(r, &p) || !multiply_parts(r, p)) return false;
     }
     return true;

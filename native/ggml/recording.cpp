@@ -25,15 +25,15 @@ bool fits(const Device &device, const ggml_tensor *t) {
 
 Bound bound(const Device &device, const ggml_tensor *t) {
     const size_t begin = begin_of(t), unit = unit_of(t), first = begin & ~(device.alignment - 1);
-    const int shift = __builtin_ctzll(unit);  // elements have powers of two bytes
+    const int shift = __builtin_ctzll(unit);  // the bytes of an element are a power of two
     const size_t size = std::max<size_t>(begin - first + ggml_nbytes(t), 1);  // no binding is empty
-    Bound made{{buffer_of(t)->memory.of.handle, first, (size + 3) / 4 * 4}, {}};
-    made.at.offset = uint32_t((begin - first) >> shift);
+    Bound binding{{buffer_of(t)->memory.buffer.handle, first, (size + 3) / 4 * 4}, {}};
+    binding.view.offset = uint32_t((begin - first) >> shift);
     for (int d = 0; d < 4; ++d) {
-        made.at.n[d] = uint32_t(t->ne[d]);
-        made.at.s[d] = uint32_t(t->nb[d] >> shift);
+        binding.view.n[d] = uint32_t(t->ne[d]);
+        binding.view.s[d] = uint32_t(t->nb[d] >> shift);
     }
-    return made;
+    return binding;
 }
 
 bool overlap(const ggml_tensor *a, const ggml_tensor *b) {
@@ -55,10 +55,11 @@ bool is_view(const ggml_tensor *node) {
 
 void Recording::take(ggml_tensor *node) {
     changed(node);
-    while (graph_->nodes[at_] != node) ++at_;
+    while (graph_->nodes[current_] != node) ++current_;
 }
 
-// A tensor's layout changes between what was recorded and what follows.
+// Changes the layout of a tensor of weights. Commands that were recorded before run first, because they read the other
+// layout.
 bool Recording::lay(const ggml_tensor *tensor, bool as_pieces) {
     const ggml_tensor *root = root_of(tensor);
     if (in_pieces(root) == as_pieces) return true;
@@ -72,15 +73,15 @@ bool Recording::lay(const ggml_tensor *tensor, bool as_pieces) {
     return lay_weights(root, as_pieces);
 }
 
-// Weights that others read, too, become ggml's blocks again, the last one first: of two tensors at one place the later
-// one's bytes are there.
+// Weights that other devices read, too, become ggml's blocks again. The last tensor is converted first: of two tensors
+// at the same place, the later tensor's bytes are there.
 bool Recording::give_back() {
     bool ok = true;
     for (; !lent_.empty(); lent_.pop_back()) ok = lay_weights(lent_.back(), false) && ok;
     return ok;
 }
 
-// Weights lie in R32 for products and GET_ROWS, in ggml's blocks for all else.
+// Products and GET_ROWS read weights in R32, all other operations in ggml's blocks.
 bool Recording::lay_operands(const ggml_tensor *node) {
     const bool reads_pieces = is_product(node) || node->op == GGML_OP_GET_ROWS;
     for (int i = 0; i < GGML_MAX_SRC; ++i) {
@@ -91,15 +92,15 @@ bool Recording::lay_operands(const ggml_tensor *node) {
     return weight_type(node->type) < 0 || lay(node, false);
 }
 
-// What is known of the bytes that a node writes is known no more.
+// A node writes bytes: forget the copies and the lists that were made of their former values.
 void Recording::changed(const ggml_tensor *node) {
     Buffer *buffer = buffer_of(node);
     const size_t begin = begin_of(node), end = begin + ggml_nbytes(node);
     if (!buffer->weights.empty() || !buffer->shadows.empty()) note_change(buffer, begin, end - begin);
-    auto forget = [&](auto *all) {  // their order means nothing
+    auto forget = [&](auto *all) {  // the order of the elements has no meaning
         for (size_t i = all->size(); i-- > 0;) {
             const Source &x = (*all)[i];
-            if (x.begin >= end || begin >= x.end || x.buffer != buffer->memory.of.handle) continue;
+            if (x.begin >= end || begin >= x.end || x.buffer != buffer->memory.buffer.handle) continue;
             (*all)[i] = all->back();
             all->pop_back();
         }
@@ -117,8 +118,8 @@ bool Recording::record(ggml_tensor *node) {
 bool Recording::run() {
     if (!device->recorder->begin()) return say("%s", za_error()), false;
     plan->begin();
-    for (at_ = 0; at_ < graph_->n_nodes; ++at_) {
-        ggml_tensor *node = graph_->nodes[at_];
+    for (current_ = 0; current_ < graph_->n_nodes; ++current_) {
+        ggml_tensor *node = graph_->nodes[current_];
         if (is_view(node) || ggml_is_empty(node)) continue;
         if (!record(node)) {
             say("%s %s: %s", ggml_op_desc(node), node->name, za_error());
@@ -127,63 +128,58 @@ bool Recording::run() {
             return false;
         }
         changed(node);
-        if (beside_.buffer) quantized_.push_back(beside_);
-        beside_ = {};
+        if (int8_copy_.buffer) quantized_.push_back(int8_copy_);
+        int8_copy_ = {};
     }
     const bool done = device->recorder->finish();
     return (give_back() && done) || (say("%s", za_error()), false);
 }
 
-// --- what several dispatches read ------------------------------------------------------------------------------------
+// --- copies and lists that several dispatches read -------------------------------------------------------------------
 
 Source::Source(const ggml_tensor *t)
-    : buffer(buffer_of(t)->memory.of.handle), begin(begin_of(t)), end(begin + ggml_nbytes(t)) {
+    : buffer(buffer_of(t)->memory.buffer.handle), begin(begin_of(t)), end(begin + ggml_nbytes(t)) {
     std::copy(t->ne, t->ne + 4, ne);
     std::copy(t->nb, t->nb + 4, nb);
 }
 
 bool Source::is(const ggml_tensor *t) const {
-    return buffer == buffer_of(t)->memory.of.handle && begin == begin_of(t) && std::equal(ne, ne + 4, t->ne) &&
+    return buffer == buffer_of(t)->memory.buffer.handle && begin == begin_of(t) && std::equal(ne, ne + 4, t->ne) &&
            std::equal(nb, nb + 4, t->nb);
 }
 
-bool Recording::quantized(const ggml_tensor *x, Quantized *found) {
-    for (const Quantized &one : quantized_)
-        if (one.is(x) && device->recorder->holds(one.q) && device->recorder->holds(one.scales)) {
-            *found = one;
-            return true;
-        }
-    Quantized made;
-    if (!reserve(x, &made)) return false;
-    const Bound of = bound(*device, x);
-    if (!dispatch(GRAPH_QUANTIZE, {}, quantize_params{of.at}, {of.place, made.q.place, made.scales.place}))
+bool Recording::quantized(const ggml_tensor *x, Quantized *copy) {
+    const Recorder &recorder = *device->recorder;
+    for (const Quantized &known : quantized_)
+        if (known.is(x) && recorder.holds(known.q) && recorder.holds(known.scales)) return *copy = known, true;
+    const Bound rows = bound(*device, x);
+    if (!reserve(x, copy) ||
+        !dispatch(GRAPH_QUANTIZE, {}, quantize_params{rows.view}, {rows.place, copy->q.place, copy->scales.place}))
         return false;
-    quantized_.push_back(made);
-    *found = made;
+    quantized_.push_back(*copy);
     return true;
 }
 
-bool Recording::reserve(const ggml_tensor *x, Quantized *made) {
-    *made = {Source(x), {}, {}};
-    return device->recorder->scratch(32 * blocks_of(x), &made->q) &&
-           device->recorder->scratch(8 * blocks_of(x), &made->scales);
+bool Recording::reserve(const ggml_tensor *x, Quantized *copy) {
+    *copy = {Source(x), {}, {}};
+    return device->recorder->scratch(32 * blocks_of(x), &copy->q) &&
+           device->recorder->scratch(8 * blocks_of(x), &copy->scales);
 }
 
-bool Recording::grouped(const ggml_tensor *ids, uint32_t experts, uint32_t columns, Grouped *found) {
-    for (const Grouped &one : grouped_)
-        if (one.is(ids) && one.experts == experts && one.columns == columns && device->recorder->holds(one.list)) {
-            *found = one;
-            return true;
-        }
+bool Recording::grouped(const ggml_tensor *ids, uint32_t experts, uint32_t columns, Grouped *list) {
+    for (const Grouped &known : grouped_) {
+        const bool same = known.is(ids) && known.experts == experts && known.columns == columns;
+        if (same && device->recorder->holds(known.list)) return *list = known, true;
+    }
     const uint64_t pairs = uint64_t(ggml_nelements(ids));
     const uint32_t tiles = uint32_t(std::min<uint64_t>(pairs, pairs / columns + experts + 1));
-    Grouped made{Source(ids), experts, columns, {}};
-    if (!device->recorder->scratch(uint64_t(4) * tiles * (columns + 1), &made.list)) return false;
-    const Bound of = bound(*device, ids);
-    if (!dispatch(GRAPH_BY_EXPERT, {}, by_expert_params{of.at, experts, columns, tiles}, {of.place, made.list.place}))
+    const Bound source = bound(*device, ids);
+    const by_expert_params params{source.view, experts, columns, tiles};
+    *list = {Source(ids), experts, columns, {}};
+    if (!device->recorder->scratch(uint64_t(4) * tiles * (columns + 1), &list->list) ||
+        !dispatch(GRAPH_BY_EXPERT, {}, params, {source.place, list->list.place}))
         return false;
-    grouped_.push_back(made);
-    *found = made;
+    grouped_.push_back(*list);
     return true;
 }
 

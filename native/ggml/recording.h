@@ -1,7 +1,5 @@
-// A graph of ggml's that is recorded: how its tensors are bound, and the dispatches of its operations.
-#ifndef ZINC_GGML_RECORDING_H
-#define ZINC_GGML_RECORDING_H
-
+// The recording of a graph of ggml's: how kernels bind its tensors, and the dispatches of its operations.
+#pragma once
 #include <initializer_list>
 #include <map>
 
@@ -11,13 +9,13 @@
 
 namespace zinc {
 
-// Where a tensor is for a kernel.
+// A tensor as a kernel binds it: the bytes, and the offset, sizes and steps of its elements in these bytes.
 struct Bound {
     za_place place;
-    tensor at;  // in units of its elements
+    tensor view;
 };
 
-// A tensor that lies in a buffer while nothing is written there.
+// The tensor that was the source of a copy. The copy is valid until a node writes to the tensor's bytes.
 struct Source {
     VkBuffer buffer;
     size_t begin, end;
@@ -28,73 +26,77 @@ struct Source {
     bool is(const ggml_tensor *t) const;
 };
 
-// Rows of a product's second operand as int8.
+// The rows of a product's second operand as int8.
 struct Quantized : Source {
     Scratch q, scales;
 };
 
-// BY_EXPERT's list of the ids that a tensor has.
+// The list that BY_EXPERT makes of a tensor of ids.
 struct Grouped : Source {
     uint32_t experts, columns;
     Scratch list;
 };
 
-uint64_t blocks_of(const ggml_tensor *x);  // of 32 numbers as int8: a row has whole superblocks
+uint64_t blocks_of(const ggml_tensor *x);  // blocks of 32 int8 numbers; a row is padded to whole superblocks
 
 class Recording {
   public:
     Recording(Device *device, Plan *plan, ggml_cgraph *graph);
 
-    // Each false: za_error says why.
+    // Functions that return false have set za_error.
     bool run();
-    // beside: it writes other parts of what the dispatch before it writes.
+    // independent: the dispatch writes other parts of the result than the dispatch before it, and does not wait for it.
     template <typename Params>
     bool dispatch(int kernel, const Constants &constants, const Params &params, std::initializer_list<za_place> places,
-                  bool beside = false) {
+                  bool independent = false) {
         static_assert(sizeof params <= 4 * GRAPH_PARAMS_WORDS, "a record has 64 words");
-        return device->recorder->dispatch(kernel, constants, &params, sizeof params, places, beside);
+        return device->recorder->dispatch(kernel, constants, &params, sizeof params, places, independent);
     }
-    bool quantized(const ggml_tensor *x, Quantized *found);
-    bool grouped(const ggml_tensor *ids, uint32_t experts, uint32_t columns, Grouped *found);
-    // Where a node's kernel is to write its result y as int8, too, as a product reads it, or NULL. joined: also where a
-    // row of x is several rows of y, which are whole blocks.
-    const Quantized *beside(const ggml_tensor *y, bool joined = false);
+    bool quantized(const ggml_tensor *x, Quantized *copy);
+    bool grouped(const ggml_tensor *ids, uint32_t experts, uint32_t columns, Grouped *list);
+    // Memory for the result y of a node as int8, if a product will read it so: the node's kernel writes it, too. NULL:
+    // no product reads y as int8. packs_rows: the kernel can also write several rows of y as a single row of int8.
+    const Quantized *int8_copy(const ggml_tensor *y, bool packs_rows = false);
 
-    // Whether so many users read a node's result, and nothing else reads its bytes, so that a dispatch that has these
-    // users, too, need not write them: it is no output, and if in place, then of what nothing else uses, from the node
-    // that is recorded on. A view's bytes are its source's.
+    // The functions below ask about the graph from the current node on: the node that is being recorded.
+
+    // Whether exactly `uses` nodes read a node's result, and nothing else reads its bytes. A dispatch that does the
+    // work of these nodes, too, need not write the result. An output is not hidden; a result in place is hidden only if
+    // its source is hidden. The bytes of a view are the bytes of its source.
     bool is_hidden(const ggml_tensor *node, int uses = 1) const;
-    // The next node that is no view, if it alone uses the node's result, or that in another shape; else NULL.
+    // The next node that is no view, if it is the only user of the node's result in any shape; else NULL.
     ggml_tensor *only_user(const ggml_tensor *node) const;
-    // The node of this operation that alone reads, as this operand, what the node that is recorded gives, or a view.
+    // The only reader of the current node's result, or of a view of it, if it has this operation and this operand.
     const ggml_tensor *only_reader(ggml_op op, int operand) const;
-    // The node after one that is no view, or NULL.
+    // The next node that is no view, or NULL.
     ggml_tensor *after(const ggml_tensor *node) const;
-    // Whether a node's operands lie where they were when it was recorded.
+    // Whether no node has overwritten an earlier node's operands since the earlier node was recorded.
     bool has_sources(const ggml_tensor *node) const;
-    // Whether no node from the one that is recorded to `last` makes a tensor.
+    // Whether a tensor exists before the current node: no node from the current node to `last` makes it.
     bool is_before(const ggml_tensor *t, const ggml_tensor *last) const { return number(root_of(t)) >= number(last); }
-    // Whether from the node that is recorded to `last`, nothing but the results of these two is used by others.
+    // Whether other nodes use no results of the nodes from the current node to `last`, except `result` and `last`.
     bool hides(const ggml_tensor *last, const ggml_tensor *result) const;
-    // The next node, if it copies the states after an operation's scores. of_sequence: elements of a sequence's state.
-    // apart: no other sequence's state is read where one is written. rows: of states, one of which is read; each element
-    // is written where it, or no other, was read.
-    ggml_tensor *copy_of_states(const ggml_tensor *op, uint64_t scores, uint64_t of_sequence, uint64_t sequences,
+    // The next node, if it copies the states that an operation writes after its outputs. of_sequence: elements of a
+    // sequence's state. apart: a sequence's state is written where no other sequence's state is read. rows: the states
+    // of which the operation reads a row; an element may be written where the same element is read.
+    ggml_tensor *copy_of_states(const ggml_tensor *op, uint64_t outputs, uint64_t of_sequence, uint64_t sequences,
                                 bool apart, const ggml_tensor *rows) const;
-    // Whether only a gated delta net reads a row of states that the node gathers: it then takes it from where it lies.
+    // Whether a gated delta net is the only reader of the row of states that the node gathers. The net then reads the
+    // row in place, and the node needs no dispatch.
     bool gathers_state(const ggml_tensor *node);
     const ggml_tensor *gathered(const ggml_tensor *state) const {
         return state->view_src && state->view_src == gathered_ ? gathered_ : nullptr;
     }
-    // Whether only attention reads the node's result, as q: it is then made as attention takes it, and known for it.
+    // Whether attention is the only reader of the node's result, as q. The node then flushes small magnitudes to 0, as
+    // attention needs it, and is_settled is true of its result.
     bool settles_q(const ggml_tensor *node);
     bool is_settled(const ggml_tensor *q) const { return root_of(q) == settled_; }
     bool fuses(Fuse fusion) const { return fuses_[fusion]; }
-    void take(ggml_tensor *node);  // it is recorded together with the one before
+    void take(ggml_tensor *node);  // the current dispatch does the work of the nodes up to this node
 
     Device *const device;
     Plan *const plan;
-    // Where the words are that a rotation's frequencies make, by its parameters.
+    // The tables of rotations, by the parameters of the rotation.
     std::map<std::vector<char>, za_place> rotations;
 
   private:
@@ -103,28 +105,27 @@ class Recording {
     bool lay_operands(const ggml_tensor *node);
     bool record(ggml_tensor *node);
     void changed(const ggml_tensor *node);
-    int number(const ggml_tensor *node) const;  // from the one that is recorded on; n_nodes: none
-    bool reserve(const ggml_tensor *x, Quantized *made);
+    int number(const ggml_tensor *node) const;  // from the current node on; n_nodes: the node is not there
+    bool reserve(const ggml_tensor *x, Quantized *copy);
 
     ggml_cgraph *graph_;
-    int at_ = 0;        // the node that is recorded
+    int current_ = 0;  // the number of the current node
     bool fuses_[FUSES];
     const ggml_tensor *settled_ = nullptr, *gathered_ = nullptr;
     std::vector<Quantized> quantized_;
-    std::vector<const ggml_tensor *> lent_;  // that lie in pieces while the graph runs
+    std::vector<const ggml_tensor *> lent_;  // weights that lie in pieces only while the graph runs
     std::vector<Grouped> grouped_;
-    Quantized beside_{};  // of the node that is recorded, where it has one
+    Quantized int8_copy_{};  // of the current node's result; no buffer: there is none
 };
 
-inline const ggml_tensor *shaped(const ggml_tensor *t) {       // the tensor that has this or another shape here
+inline const ggml_tensor *shaped(const ggml_tensor *t) {  // the tensor that t reshapes, or t itself
     return t->op == GGML_OP_RESHAPE ? shaped(t->src[0]) : t;
 }
-size_t unit_of(const ggml_tensor *t);                           // bytes of an element; of blocks 2
-Bound bound(const Device &device, const ggml_tensor *t);        // its elements; of blocks half words, n[0] values
-bool fits(const Device &device, const ggml_tensor *t);          // one binding holds it
-bool overlap(const ggml_tensor *a, const ggml_tensor *b);       // of their bytes
-bool is_view(const ggml_tensor *node);                          // or a leaf: nothing is computed
+size_t unit_of(const ggml_tensor *t);                      // bytes of an element; 2 for blocks
+Bound bound(const Device &device, const ggml_tensor *t);   // in elements; blocks count as half words, n[0] as values
+bool fits(const Device &device, const ggml_tensor *t);     // whether one binding can hold the tensor
+bool overlap(const ggml_tensor *a, const ggml_tensor *b);  // whether they have bytes in common
+bool is_view(const ggml_tensor *node);                     // whether it computes nothing: a view or a leaf
 const char *refused_by(const Device &device, const ggml_tensor *op);  // why an operation is left to the CPU, or NULL
 
 }  // namespace zinc
-#endif

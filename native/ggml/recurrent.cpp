@@ -6,18 +6,18 @@
 namespace zinc {
 
 constexpr int64_t MOST_SIZE = 256;  // elements of a state's row
-constexpr uint32_t RUN = 4;         // tokens that an invocation of a convolution has, if there are several
+constexpr uint32_t RUN = 4;         // tokens of an invocation of a convolution over several tokens
 
 // --- convolutions ----------------------------------------------------------------------------------------------------
 
 static bool record_conv(Recording &r, ggml_tensor *op) {
     const Conv c = conv_with(r, op);
     r.take(c.y);
-    Bound of[4];
-    for (int i = 0; i < 4; ++i) of[i] = bound(*r.device, c.reads[i]);
+    Bound in[4];
+    for (int i = 0; i < 4; ++i) in[i] = bound(*r.device, c.reads[i]);
     const Bound y = bound(*r.device, c.y);
     Bound normed[2] = {y, y};
-    ssm_conv_params params{of[0].at, of[1].at, of[2].at, of[3].at, y.at, op->ne[1] > 1 ? RUN : 1};
+    ssm_conv_params params{in[0].view, in[1].view, in[2].view, in[3].view, y.view, op->ne[1] > 1 ? RUN : 1};
     for (int i = 0; i < 2 && c.norms[i]; ++i) {
         const ggml_tensor *rows = c.norms[i]->src[0];
         params.size = uint32_t(rows->ne[0]);
@@ -27,40 +27,42 @@ static bool record_conv(Recording &r, ggml_tensor *op) {
         params.eps = number_of(c.norms[i], 0);
         params.factor = 1.0f / float(rows->ne[0]);
         normed[i] = bound(*r.device, c.results[i]);
-        params.offsets[i] = normed[i].at.offset;
+        params.offsets[i] = normed[i].view.offset;
         r.take(c.results[i]);
     }
     return r.dispatch(GRAPH_SSM_CONV, c.constants, params,
-                      {of[0].place, of[1].place, of[2].place, of[3].place, y.place, normed[0].place, normed[1].place});
+                      {in[0].place, in[1].place, in[2].place, in[3].place, y.place, normed[0].place, normed[1].place});
 }
 
 // --- states ----------------------------------------------------------------------------------------------------------
 
-// Where an operation writes its states: behind its scores, or to where the next node copies them.
-struct Written {
-    uint32_t scores, kept, steps[2], slots;
-    za_place of_scores, of_kept;
+// Where an operation writes its outputs, and its states: after the outputs, or where the next node copies the states.
+struct StatesTarget {
+    uint32_t outputs, states, steps[2], slots;
+    za_place outputs_place, states_place;
 };
 
-static Written written(Recording &r, ggml_tensor *op, uint64_t scores, uint64_t of_sequence, uint64_t sequences,
-                       bool apart, const ggml_tensor *rows) {
+static StatesTarget states_target(Recording &r, ggml_tensor *op, uint64_t outputs, uint64_t of_sequence,
+                                  uint64_t sequences, bool apart, const ggml_tensor *rows) {
     const Bound y = bound(*r.device, op);
-    Written w{y.at.offset, uint32_t(y.at.offset + scores), {uint32_t(of_sequence), uint32_t(of_sequence * sequences)},
-              uint32_t(op->op_params[0]), y.place, y.place};
-    ggml_tensor *copy = r.copy_of_states(op, scores, of_sequence, sequences, apart, rows);
-    if (!copy) return w;
-    const bool one_row = uint64_t(copy->ne[0]) == of_sequence * sequences;  // of all sequences, one after the other
+    StatesTarget target{y.view.offset, uint32_t(y.view.offset + outputs),
+                        {uint32_t(of_sequence), uint32_t(of_sequence * sequences)}, uint32_t(op->op_params[0]),
+                        y.place, y.place};
+    ggml_tensor *copy = r.copy_of_states(op, outputs, of_sequence, sequences, apart, rows);
+    if (!copy) return target;
+    const bool one_row = uint64_t(copy->ne[0]) == of_sequence * sequences;  // all sequences follow each other in a row
     const Bound cache = bound(*r.device, copy);
-    w.kept = cache.at.offset;
-    w.steps[0] = one_row ? uint32_t(of_sequence) : cache.at.s[1];
-    w.steps[1] = cache.at.s[2];
-    w.slots = cache.at.n[2];
-    w.of_kept = cache.place;
+    target.states = cache.view.offset;
+    target.steps[0] = one_row ? uint32_t(of_sequence) : cache.view.s[1];
+    target.steps[1] = cache.view.s[2];
+    target.slots = cache.view.n[2];
+    target.states_place = cache.place;
     r.take(copy);
-    return w;
+    return target;
 }
 
-// Rows of a lane: arithmetic is the limit of a prompt, and rows share some; memory is one token's, and wants many waves.
+// Rows of a lane. Arithmetic limits a prompt, and a lane's rows share some of it. Memory limits a single token, which
+// takes as many waves as there are.
 static uint32_t rows_of_lane(const Device &device, int64_t size, int64_t tokens) {
     return tokens == 1 || device.on_cpu || device.lanes < WAVE ? 1 : size > 128 ? 2 : 4;
 }
@@ -80,29 +82,30 @@ static const char *delta_net_refused(const Device &, const ggml_tensor *op) {
 }
 
 static bool record_delta_net(Recording &r, ggml_tensor *op) {
-    Bound of[6];
-    for (int i = 0; i < 6; ++i) of[i] = bound(*r.device, op->src[i]);
+    Bound in[6];
+    for (int i = 0; i < 6; ++i) in[i] = bound(*r.device, op->src[i]);
     const ggml_tensor *v = op->src[2], *state = op->src[5];
-    const uint64_t one = uint64_t(state->ne[0] * state->ne[1] * state->ne[2]), sequences = uint64_t(v->ne[3]);
+    const uint64_t of_sequence = uint64_t(state->ne[0] * state->ne[1] * state->ne[2]), sequences = uint64_t(v->ne[3]);
     delta_net_constants constants{uint32_t(v->ne[0]), rows_of_lane(*r.device, v->ne[0], v->ne[2]),
                                   op->src[3]->ne[0] > 1, 0};
-    Bound ids = of[5];
+    Bound ids = in[5];
     const ggml_tensor *gathered = r.gathered(state);
     if (gathered) {
         const Bound all = bound(*r.device, gathered->src[0]);
         constants.named = 1;
         ids = bound(*r.device, gathered->src[1]);
-        of[5].place = all.place;
-        of[5].at.offset = all.at.offset;
-        of[5].at.s[3] = all.at.s[1];
+        in[5].place = all.place;
+        in[5].view.offset = all.view.offset;
+        in[5].view.s[3] = all.view.s[1];
     }
-    const Written w = written(r, op, uint64_t(ggml_nelements(v)), one, sequences, true,
-                              gathered ? gathered->src[0] : nullptr);
-    const delta_net_params params{of[0].at, of[1].at, of[2].at, of[3].at, of[4].at, of[5].at, ids.at.offset, w.scores,
-                                  w.kept, {w.steps[0], w.steps[1]}, w.slots, 1.0f / std::sqrt(float(v->ne[0]))};
+    const StatesTarget target = states_target(r, op, uint64_t(ggml_nelements(v)), of_sequence, sequences, true,
+                                              gathered ? gathered->src[0] : nullptr);
+    const delta_net_params params{in[0].view, in[1].view, in[2].view, in[3].view, in[4].view, in[5].view,
+                                  ids.view.offset, target.outputs, target.states, {target.steps[0], target.steps[1]},
+                                  target.slots, 1.0f / std::sqrt(float(v->ne[0]))};
     return r.dispatch(GRAPH_DELTA_NET, constants, params,
-                      {of[0].place, of[1].place, of[2].place, of[3].place, of[4].place, of[5].place, ids.place,
-                       w.of_scores, w.of_kept});
+                      {in[0].place, in[1].place, in[2].place, in[3].place, in[4].place, in[5].place, ids.place,
+                       target.outputs_place, target.states_place});
 }
 
 static const char *scan_refused(const Device &, const ggml_tensor *op) {
@@ -113,21 +116,22 @@ static const char *scan_refused(const Device &, const ggml_tensor *op) {
 }
 
 static bool record_scan(Recording &r, ggml_tensor *op) {
-    Bound of[7];
-    for (int i = 0; i < 7; ++i) of[i] = bound(*r.device, op->src[i]);
+    Bound in[7];
+    for (int i = 0; i < 7; ++i) in[i] = bound(*r.device, op->src[i]);
     const ggml_tensor *state = op->src[0], *x = op->src[1];
     const uint64_t rows = uint64_t(x->ne[0] * x->ne[1]), sequences = uint64_t(x->ne[3]);
     const bool by_element = op->src[3]->ne[0] > 1;
-    uint32_t own = rows_of_lane(*r.device, state->ne[0], x->ne[2]);
-    while (!by_element && x->ne[0] % own) own /= 2;  // a lane's rows are of one head
-    const ssm_scan_constants constants{uint32_t(state->ne[0]), own, by_element};
-    const Written w = written(r, op, uint64_t(ggml_nelements(x)), rows * uint64_t(state->ne[0]), sequences,
-                              sequences == 1, state);
-    const ssm_scan_params params{of[0].at, of[1].at, of[2].at, of[4].at, of[5].at, of[3].at.offset, of[6].at.offset,
-                                 w.scores, w.kept, {w.steps[0], w.steps[1]}, w.slots};
+    uint32_t lane_rows = rows_of_lane(*r.device, state->ne[0], x->ne[2]);
+    while (!by_element && x->ne[0] % lane_rows) lane_rows /= 2;  // all rows of a lane belong to the same head
+    const ssm_scan_constants constants{uint32_t(state->ne[0]), lane_rows, by_element};
+    const StatesTarget target = states_target(r, op, uint64_t(ggml_nelements(x)), rows * uint64_t(state->ne[0]),
+                                              sequences, sequences == 1, state);
+    const ssm_scan_params params{in[0].view, in[1].view, in[2].view, in[4].view, in[5].view, in[3].view.offset,
+                                 in[6].view.offset, target.outputs, target.states,
+                                 {target.steps[0], target.steps[1]}, target.slots};
     return r.dispatch(GRAPH_SSM_SCAN, constants, params,
-                      {of[0].place, of[1].place, of[2].place, of[3].place, of[4].place, of[5].place, of[6].place,
-                       w.of_scores, w.of_kept});
+                      {in[0].place, in[1].place, in[2].place, in[3].place, in[4].place, in[5].place, in[6].place,
+                       target.outputs_place, target.states_place});
 }
 
 const std::vector<Served> RECURRENT = {

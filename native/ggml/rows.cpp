@@ -7,7 +7,7 @@
 
 namespace zinc {
 
-// ggml's own SUM takes rows of neighbors.
+// ggml's own SUM takes only rows whose elements are neighbors.
 static const char *sum_refused(const Device &, const ggml_tensor *op) {
     return is_f32(op->src[0]) ? op->src[0]->nb[0] == sizeof(float) ? nullptr : "strides" : "type";
 }
@@ -28,8 +28,8 @@ bool record_norm_of(Recording &r, ggml_tensor *op, const ExpertsSum *sum) {
     int eps = 0;
     if (op->op == GGML_OP_GROUP_NORM) {  // a group is a row
         const uint32_t groups = uint32_t(op->op_params[0]), n = uint32_t(op->ne[0] * op->ne[1] * op->ne[2]) / groups;
-        for (Bound *one : {&x, &y})
-            one->at = {one->at.offset, {n, groups, uint32_t(op->ne[3]), 1}, {1, n, n * groups, 0}};
+        for (Bound *group : {&x, &y})
+            group->view = {group->view.offset, {n, groups, uint32_t(op->ne[3]), 1}, {1, n, n * groups, 0}};
         eps = 1;
     } else {
         first = follower(r, {op->src[0]}, &result, true);
@@ -37,19 +37,19 @@ bool record_norm_of(Recording &r, ggml_tensor *op, const ExpertsSum *sum) {
         y = bound(*r.device, result);
     }
     const norm_constants constants{kind, first.op, second.op};
-    norm_params params{x.at, first.other.at, second.other.at, y.at, number_of(op, eps), 1.0f / float(x.at.n[0]),
-                       {first.scale, second.scale}, 1};
-    if (const Quantized *int8 = op->op == GGML_OP_GROUP_NORM ? nullptr : r.beside(result, true)) {
+    norm_params params{x.view, first.other.view, second.other.view, y.view, number_of(op, eps),
+                       1.0f / float(x.view.n[0]), {first.scale, second.scale}, 1};
+    if (const Quantized *int8 = op->op == GGML_OP_GROUP_NORM ? nullptr : r.int8_copy(result, true)) {
         params.joined = uint32_t(int8->ne[0] / result->ne[0]);
-        if (sum && !second.op && is_joined(*sum, result, first.tensor)) {
-            const za_place *of = sum->places;
+        if (sum && !second.op && norm_fuses_sum(*sum, result, first.tensor)) {
+            const za_place *places = sum->places;
             return r.dispatch(GRAPH_NORM_SUMMED, norm_summed_constants{kind, first.op, 0, sum->added},
                               norm_summed_params{sum->params.experts, sum->params.weights,
                                                  {sum->params.added[0], sum->params.added[1]}, params.x, params.a,
                                                  params.b, params.y, params.eps, params.factor, {first.scale, 0},
                                                  params.joined},
-                              {x.place, first.other.place, of[3], y.place, int8->q.place, int8->scales.place, of[0],
-                               of[1], of[2]});
+                              {x.place, first.other.place, places[3], y.place, int8->q.place, int8->scales.place,
+                               places[0], places[1], places[2]});
         }
         if (sum && !record_sum(r, *sum)) return false;
         return r.dispatch(GRAPH_NORM_QUANTIZED, constants, params,
@@ -68,7 +68,7 @@ static bool record_sum(Recording &r, ggml_tensor *op) {
     const Bound x = bound(*r.device, op->src[0]), y = bound(*r.device, op);
     const uint32_t terms = uint32_t(op->op == GGML_OP_SUM ? ggml_nelements(op->src[0]) : op->src[0]->ne[0]);
     const float factor = op->op == GGML_OP_MEAN ? 1.0f / float(terms) : 1.0f;
-    const sum_rows_params params{x.at, y.at, terms, factor};
+    const sum_rows_params params{x.view, y.view, terms, factor};
     return r.dispatch(GRAPH_SUM_ROWS, {}, params, {x.place, y.place});
 }
 
@@ -84,8 +84,8 @@ static bool record_soft_max(Recording &r, ggml_tensor *op) {
     const Bound x = bound(*r.device, op->src[0]), y = bound(*r.device, op), m = mask ? bound(*r.device, mask) : x;
     const Bound s = sinks ? bound(*r.device, sinks) : x;
     const float max_bias = number_of(op, 1);
-    const uint32_t whole = graph::power_of_two_in(x.at.n[2]);
-    soft_max_params params{x.at, m.at, y.at, s.at.offset, number_of(op, 0), 0, 0, whole};
+    const uint32_t whole = graph::power_of_two_in(x.view.n[2]);
+    soft_max_params params{x.view, m.view, y.view, s.view.offset, number_of(op, 0), 0, 0, whole};
     if (max_bias > 0) {
         params.step = -max_bias / float(whole);
         params.half_step = -max_bias / 2 / float(whole);
@@ -119,30 +119,30 @@ static const char *rope_refused(const Device &, const ggml_tensor *op) {
     if (mode & GGML_ROPE_TYPE_MROPE && sum <= 0) return "sections";
     if (x->type != op->type || (op->type != GGML_TYPE_F32 && op->type != GGML_TYPE_F16)) return "type";
     if (factors && (root_of(factors)->op != GGML_OP_NONE || !ggml_is_contiguous(factors))) return "frequency factors";
-    // rows of whole words: a pair of elements is written as one
+    // The kernel writes a pair of 16-bit elements as a word, so rows must be whole words.
     const bool even = op->nb[0] == 2 && (op->nb[1] | op->nb[2] | op->nb[3] | op->view_offs) % 4 == 0;
     if (op->type == GGML_TYPE_F16 && (!even || first % 2 || (graph::rope_step(rope) > 1 && pairs % 2)))
         return "strides";
     return op->ne[0] % 2 ? "size" : nullptr;
 }
 
-// The table of the operation's rotations in this graph.
+// The table of the operation's rotations. The first operation of a graph with these parameters makes it.
 static bool table_of(Recording &r, const ggml_tensor *op, za_place *place) {
     const graph::Rope rope = rope_of(op);
     const size_t pairs = size_t(graph::rope_pairs(rope));
     const char *factors = op->src[2] ? host_bytes(op->src[2]) : nullptr;
     if (op->src[2] && !factors) return false;
-    const char *words_of_op = reinterpret_cast<const char *>(op->op_params);
-    std::vector<char> key(words_of_op, words_of_op + 15 * sizeof *op->op_params);
+    const char *parameters = reinterpret_cast<const char *>(op->op_params);
+    std::vector<char> key(parameters, parameters + 15 * sizeof *op->op_params);
     if (factors) key.insert(key.end(), factors, factors + 4 * pairs);
     key.push_back(rope.backward);
-    za_place &found = r.rotations[key];
-    if (!found.buffer) {
+    za_place &table = r.rotations[key];
+    if (!table.buffer) {
         void *words;
-        if (!r.device->recorder->words(4 * ROPE_WORDS * pairs, &found, &words)) return false;
+        if (!r.device->recorder->words(4 * ROPE_WORDS * pairs, &table, &words)) return false;
         graph::rope_table(rope, reinterpret_cast<const float *>(factors), static_cast<uint32_t *>(words));
     }
-    *place = found;
+    *place = table;
     return true;
 }
 
@@ -151,7 +151,7 @@ static bool record_rope(Recording &r, ggml_tensor *op) {
     const Bound x = bound(*r.device, op->src[0]), y = bound(*r.device, op), positions = bound(*r.device, op->src[1]);
     za_place table;
     if (!table_of(r, op, &table)) return false;
-    const rope_params params{x.at, y.at, positions.at.offset, x.at.n[2], 0, uint32_t(graph::rope_pairs(rope)),
+    const rope_params params{x.view, y.view, positions.view.offset, x.view.n[2], 0, uint32_t(graph::rope_pairs(rope)),
                              uint32_t(op->op_params[15]), uint32_t(graph::rope_step(rope)),
                              r.settles_q(op) ? MIN_INPUT : 0};
     return r.dispatch(GRAPH_ROPE, rope_constants{uint32_t(float_type(op))}, params,

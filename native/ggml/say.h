@@ -1,7 +1,5 @@
-// Lines on stderr: llama.cpp's own log is filtered before it says who runs what.
-#ifndef ZINC_GGML_SAY_H
-#define ZINC_GGML_SAY_H
-
+// Lines on stderr. llama.cpp's own log drops the lines that say which device runs an operation.
+#pragma once
 #include <string>
 
 namespace zinc {
@@ -11,8 +9,7 @@ __attribute__((format(printf, 1, 2)))
 #endif
 void say(const char *format, ...);
 
-void say_once(const std::string &line);  // in the process
-bool said_once();                        // whether any line was said so
+void say_once(const std::string &line);  // once in the process
+bool said_once();                        // whether say_once has said any line
 
 }  // namespace zinc
-#endif

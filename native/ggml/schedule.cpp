@@ -10,8 +10,8 @@
 
 namespace zinc {
 
-constexpr size_t SMALL = size_t(256) << 10;  // bytes of a result that is kept
-constexpr int KEPT = 128;                    // nodes, at least, while it is
+constexpr size_t SMALL = size_t(256) << 10;  // the most bytes of a small result
+constexpr int KEPT = 128;                    // nodes, at least, that do not reuse a small result's memory
 
 namespace {
 
@@ -24,11 +24,12 @@ class Schedule {
         }
     }
 
-    // Nodes that write to a part of another tensor, or read such a tensor, keep their order, as do those of no use here.
+    // Nodes that write to a part of another tensor keep their order, as do nodes that read such a tensor, and nodes
+    // whose results no node of the graph uses.
     std::vector<ggml_tensor *> nodes() {
         for (int i = 0; i < graph_->n_nodes; ++i)
             if (is_fixed(graph_->nodes[i])) put(graph_->nodes[i]);
-        return std::move(made_);
+        return std::move(ordered_);
     }
 
   private:
@@ -41,13 +42,13 @@ class Schedule {
         if (!waiting_.erase(node)) return;
         for (int i = GGML_MAX_SRC; i-- > 0;)
             if (node->src[i]) put(node->src[i]);
-        made_.push_back(node);
+        ordered_.push_back(node);
     }
 
     ggml_cgraph *graph_;
     std::unordered_set<ggml_tensor *> waiting_;
     std::unordered_set<const ggml_tensor *> changed_, used_;
-    std::vector<ggml_tensor *> made_;
+    std::vector<ggml_tensor *> ordered_;
 };
 
 }  // namespace
@@ -61,7 +62,8 @@ void schedule(ggml_backend_t backend, ggml_cgraph *graph, ggml_backend_graph_opt
         if (!node->view_src && !is_view(node) && ggml_nbytes(node) <= SMALL)
             params->add_alloc_dep(params->user_data, node, until);
     }
-} catch (const std::exception &error) {  // nothing passes through ggml's C frames; in ggml's order the bits are the same
+} catch (const std::exception &error) {
+    // No exception may pass through ggml's C frames. In ggml's order of nodes the bits are the same.
     say("%s", error.what());
 }
 

@@ -1,14 +1,12 @@
 // The order of a graph's nodes, before ggml gives them memory.
-#ifndef ZINC_GGML_SCHEDULE_H
-#define ZINC_GGML_SCHEDULE_H
-
+#pragma once
 #include "ggml-backend-impl.h"
 
 namespace zinc {
 
-// ggml's graph_optimize. A node comes behind its operands, the first of them last, so that it follows what it may be
-// recorded with. Small results stay where they are for the next nodes, too, as these else wait for whoever reads them.
+// ggml's graph_optimize. A node comes after its operands, and its first operand comes last of them, because a node may
+// be recorded together with its first operand. Memory of a small result is not reused by the next nodes: a node that
+// reuses it would have to wait for the readers of the result.
 void schedule(ggml_backend_t, ggml_cgraph *graph, ggml_backend_graph_optimize_params *params);
 
 }  // namespace zinc
-#endif

@@ -7,8 +7,8 @@
 
 namespace zinc {
 
-constexpr uint64_t MANY = 16;       // rows of x, and more than so many go through matrix units
-constexpr int64_t LARGE = 1 << 20;  // outputs of a product that fills a card with large workgroups
+constexpr uint64_t MANY = 16;       // products of more rows of x than these use matrix units
+constexpr int64_t LARGE = 1 << 20;  // outputs of a product whose large workgroups fill a card
 
 mul_mat_constants tile_of(const Product &p, uint64_t rows) {
     mul_mat_constants c{};
@@ -23,12 +23,13 @@ mul_mat_constants tile_of(const Product &p, uint64_t rows) {
     return c;
 }
 
-// A wave has a group of rows, or several waves have it and share the superblocks, whose sums lie in shared memory.
+// A wave computes a group of rows. If a row has several superblocks, several waves share them and add their sums in
+// shared memory.
 mul_mat_vec_constants few_of(const Device &device, const Product &p) {
     constexpr uint32_t WAVES = 8, SHARED = 16384;  // bytes
     const int type = weight_type(p.op->src[0]->type);
     const uint32_t ahead = type < 0 ? 1 : za_weight_types[type].ahead;
-    const uint32_t superblocks = uint32_t(pieces(uint64_t(p.op->src[0]->ne[0]), SUPERBLOCK));
+    const uint32_t superblocks = uint32_t((p.op->src[0]->ne[0] + SUPERBLOCK - 1) / SUPERBLOCK);
     const uint32_t waves = device.on_cpu ? 1 : std::min(WAVES, superblocks);
     mul_mat_vec_constants c{};
     c.type = uint32_t(type);

@@ -7,21 +7,21 @@
 
 namespace zinc {
 
-constexpr size_t STAGING = size_t(4) << 20;  // bytes of a submission that stages
-constexpr size_t DIRECT_READ = 4096;         // bytes that are read from a map that no cache has
-constexpr size_t MARGIN = 256;               // behind the last tensor: kernels see whole words
+constexpr size_t STAGING = size_t(4) << 20;  // bytes that a submission copies through the staging buffer
+constexpr size_t DIRECT_READ = 4096;         // the most bytes that the host reads in place from uncached memory
+constexpr size_t MARGIN = 256;               // bytes after the last tensor, because kernels bind whole words
 
-// Of the largest device-local heap; 0: it has no memory type with the flags.
+// The size of the largest device-local heap. 0: this heap has no memory type with the flags.
 static uint64_t heap_with(const za_device *device, VkMemoryPropertyFlags flags) {
-    uint64_t largest = 0, found = 0;
+    uint64_t largest = 0, matching = 0;
     for (uint32_t i = 0; i < device->memory.memoryTypeCount; ++i) {
         const VkMemoryType &type = device->memory.memoryTypes[i];
         const uint64_t size = device->memory.memoryHeaps[type.heapIndex].size;
         if (!(type.propertyFlags & VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT)) continue;
         largest = std::max(largest, size);
-        if ((type.propertyFlags & flags) == flags) found = std::max(found, size);
+        if ((type.propertyFlags & flags) == flags) matching = std::max(matching, size);
     }
-    return found == largest ? found : 0;
+    return matching == largest ? matching : 0;
 }
 
 Store::Store(za_device *device) : device_(device), flags_(VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT) {
@@ -38,27 +38,27 @@ Store::~Store() { za_buffer_free(device_, &staging_); }
 bool Store::allocate(size_t size, Memory *memory) {
     *memory = {};
     const size_t whole = (size + MARGIN) / MARGIN * MARGIN;
-    const bool ok = za_within(device_, za_memory_make(device_, whole, flags_, "tensors", &memory->of));
-    memory->base = static_cast<char *>(memory->of.mapped);
+    const bool ok = za_within(device_, za_memory_make(device_, whole, flags_, "tensors", &memory->buffer));
+    memory->base = static_cast<char *>(memory->buffer.mapped);
     memory->size = size;
-    used_ += memory->of.size;
+    used_ += memory->buffer.size;
     return ok;
 }
 
 bool Store::import(void *bytes, size_t size, Memory *memory) {
     *memory = {{}, static_cast<char *>(bytes), size};
-    const bool ok = za_within(device_, za_memory_import(device_, bytes, size, &memory->of));
-    used_ += memory->of.size;
+    const bool ok = za_within(device_, za_memory_import(device_, bytes, size, &memory->buffer));
+    used_ += memory->buffer.size;
     return ok;
 }
 
 void Store::release(Memory *memory) {
-    used_ -= memory->of.size;
-    za_buffer_free(device_, &memory->of);
+    used_ -= memory->buffer.size;
+    za_buffer_free(device_, &memory->buffer);
     *memory = {};
 }
 
-// A submission of the device's own commands.
+// Records the device's own commands and submits them.
 template <typename Record>
 static bool submit(za_device *device, Record record) {
     if (!za_enter(device)) return false;
@@ -66,7 +66,7 @@ static bool submit(za_device *device, Record record) {
     if (ok) {
         za_barrier_before(device, device->commands);
         record(device->vk, device->commands);
-        za_barrier_behind(device, device->commands);
+        za_barrier_after(device, device->commands);
         ok = za_commands_submit(device);
     }
     return za_leave(device, ok);
@@ -75,16 +75,17 @@ static bool submit(za_device *device, Record record) {
 bool Store::stage(const Memory &memory, size_t offset, char *data, size_t size, bool write) {
     if (!staging_.handle && !za_within(device_, za_memory_make(device_, STAGING, MAPPED, "staging", &staging_)))
         return false;
-    for (size_t at = 0; at < size; at += STAGING) {
-        const size_t n = std::min(STAGING, size - at);
-        if (write) std::memcpy(staging_.mapped, data + at, n);
+    for (size_t begin = 0; begin < size; begin += STAGING) {
+        const size_t n = std::min(STAGING, size - begin);
+        if (write) std::memcpy(staging_.mapped, data + begin, n);
         const bool ok = submit(device_, [&](const za_functions &vk, VkCommandBuffer commands) {
-            const VkBufferCopy region{write ? 0 : offset + at, write ? offset + at : 0, n};
-            const VkBuffer of = memory.of.handle;
-            vk.CmdCopyBuffer(commands, write ? staging_.handle : of, write ? of : staging_.handle, 1, &region);
+            const VkBufferCopy region{write ? 0 : offset + begin, write ? offset + begin : 0, n};
+            const VkBuffer tensors = memory.buffer.handle;
+            const VkBuffer source = write ? staging_.handle : tensors, target = write ? tensors : staging_.handle;
+            vk.CmdCopyBuffer(commands, source, target, 1, &region);
         });
         if (!ok) return false;
-        if (!write) std::memcpy(data + at, staging_.mapped, n);
+        if (!write) std::memcpy(data + begin, staging_.mapped, n);
     }
     return true;
 }
@@ -98,7 +99,7 @@ bool Store::write(const Memory &to, size_t offset, const void *data, size_t size
 bool Store::read(const Memory &from, size_t offset, void *data, size_t size) {
     const bool direct = from.base && (cached_ || size <= DIRECT_READ);
     char *to = static_cast<char *>(data);
-    if (!direct)  // tried twice: ggml has no answer for a read that failed
+    if (!direct)  // A failed read is tried again, because ggml's get_tensor returns no status.
         return stage(from, offset, to, size, false) || stage(from, offset, to, size, false);
     std::memcpy(data, from.base + offset, size);
     return true;
@@ -114,7 +115,7 @@ bool Store::fill(const Memory &to, size_t offset, uint8_t value, size_t size) {
     const std::vector<char> edge(4, char(value));
     if (!words) return write(to, offset, std::vector<char>(size, char(value)).data(), size);
     return submit(device_, [&](const za_functions &vk, VkCommandBuffer commands) {
-        vk.CmdFillBuffer(commands, to.of.handle, offset + first, words, value * 0x01010101u);
+        vk.CmdFillBuffer(commands, to.buffer.handle, offset + first, words, value * 0x01010101u);
     }) && (!first || write(to, offset, edge.data(), first)) &&
            (!last || write(to, offset + first + words, edge.data(), last));
 }
@@ -126,7 +127,7 @@ bool Store::copy(const Memory &from, size_t source, const Memory &to, size_t tar
     }
     return submit(device_, [&](const za_functions &vk, VkCommandBuffer commands) {
         const VkBufferCopy region{source, target, size};
-        vk.CmdCopyBuffer(commands, from.of.handle, to.of.handle, 1, &region);
+        vk.CmdCopyBuffer(commands, from.buffer.handle, to.buffer.handle, 1, &region);
     });
 }
 

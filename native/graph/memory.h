@@ -1,11 +1,9 @@
-// Memory of the Vulkan device that holds tensors, and how bytes come there and back.
+// The device memory of tensors, and transfers between it and the host.
 //
-// It is device-local.  Where such memory is mapped (a driver on the CPU, an APU, a card whose whole memory is in the
-// host's address space), the host writes it in place; elsewhere, and with ZINC_ATTN_STAGING=1, bytes go through a
+// The memory is device-local. If the host can map it (a driver on the CPU, an APU, a card whose whole memory is in the
+// host's address space), the host writes it in place. Otherwise, and with ZINC_ATTN_STAGING=1, bytes go through a
 // staging buffer and a submission.
-#ifndef ZINC_GRAPH_MEMORY_H
-#define ZINC_GRAPH_MEMORY_H
-
+#pragma once
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -15,12 +13,12 @@
 namespace zinc {
 
 struct Memory {
-    buffer of{};
-    char *base = nullptr;  // NULL where it is not mapped
+    struct buffer buffer{};
+    char *base = nullptr;  // the host's address; NULL: the memory is not mapped
     size_t size = 0;
 };
 
-// Every function that returns false has said why (za_error).  Calls are made by one thread at a time.
+// A function that returns false has set za_error. Only one thread at a time may call.
 class Store {
   public:
     explicit Store(za_device *device);
@@ -28,13 +26,13 @@ class Store {
 
     bool mapped() const { return mapped_; }
     uint64_t total() const { return total_; }  // bytes of the heap
-    uint64_t free() const {  // of these what is not allocated here; in any thread
+    uint64_t free() const {  // bytes of the heap that are not allocated here; any thread may call
         const uint64_t used = used_;
         return used < total_ ? total_ - used : 0;
     }
 
     bool allocate(size_t size, Memory *memory);
-    bool import(void *bytes, size_t size, Memory *memory);  // the host's own; of the processor alone
+    bool import(void *bytes, size_t size, Memory *memory);  // the host's own memory; only the processor can import it
     void release(Memory *memory);
 
     bool write(const Memory &to, size_t offset, const void *data, size_t size);
@@ -46,7 +44,7 @@ class Store {
     bool stage(const Memory &memory, size_t offset, char *data, size_t size, bool write);
 
     za_device *device_;
-    VkMemoryPropertyFlags flags_;  // of the memory
+    VkMemoryPropertyFlags flags_;  // of the memory type
     bool mapped_ = false, cached_ = false;
     uint64_t total_ = 0;
     std::atomic<uint64_t> used_{0};
@@ -54,4 +52,3 @@ class Store {
 };
 
 }  // namespace zinc
-#endif

@@ -6,8 +6,8 @@
 namespace zinc {
 
 constexpr uint64_t CHUNK = uint64_t(1) << 20, RING = uint64_t(16) << 20;  // bytes
-constexpr uint64_t EARLY = 48, MANY = 512;            // dispatches ordered together; the first are submitted at once
-constexpr uint64_t PRODUCTS = uint64_t(1) << 32;      // multiplications of a submission, so that none lasts
+constexpr uint64_t EARLY = 48, MANY = 512;        // dispatches that are ordered together: the first, and later ones
+constexpr uint64_t PRODUCTS = uint64_t(1) << 32;  // the most multiplications of a submission, which bounds its time
 constexpr VkMemoryPropertyFlags DEVICE = VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT;
 
 static uint64_t aligned(const za_device *device, uint64_t size) {
@@ -22,14 +22,14 @@ bool Arena::take(uint64_t size, za_place *place, void **host) {
     if (buffers_.empty() || taken_ + needed > buffers_.back().size) {
         uint64_t grown = buffers_.empty() ? CHUNK : 2 * buffers_.back().size;
         while (grown < needed) grown *= 2;
-        buffer made{};
-        if (!za_memory_make(device_, grown, flags_, what_, &made)) return false;
-        buffers_.push_back(made);
+        buffer added{};
+        if (!za_memory_make(device_, grown, flags_, what_, &added)) return false;
+        buffers_.push_back(added);
         taken_ = 0;
     }
-    const buffer &of = buffers_.back();
-    *place = {of.handle, taken_, size};
-    if (host) *host = static_cast<char *>(of.mapped) + taken_;
+    const buffer &last = buffers_.back();
+    *place = {last.handle, taken_, size};
+    if (host) *host = static_cast<char *>(last.mapped) + taken_;
     taken_ += needed;
     return true;
 }
@@ -42,24 +42,24 @@ bool Arena::reset() {
 }
 
 void Arena::free() {
-    for (buffer &of : buffers_) za_buffer_free(device_, &of);
+    for (buffer &memory : buffers_) za_buffer_free(device_, &memory);
     buffers_.clear();
 }
 
 // --- pipelines -------------------------------------------------------------------------------------------------------
 
 const pipeline *Recorder::pipeline_of(int kernel, const Constants &constants) {
-    auto &made = pipelines_[kernel];
-    for (const auto &[words, found] : made)
-        if (words == constants) return &found;
-    pipeline one{};
-    if (!za_pipeline_make(device_, &za_graph_kernels[kernel], constants.words, &one)) return nullptr;
-    return &made.emplace_back(constants, one).second;
+    auto &pipelines = pipelines_[kernel];
+    for (const auto &[words, existing] : pipelines)
+        if (words == constants) return &existing;
+    pipeline created{};
+    if (!za_pipeline_make(device_, &za_graph_kernels[kernel], constants.words, &created)) return nullptr;
+    return &pipelines.emplace_back(constants, created).second;
 }
 
 // --- commands --------------------------------------------------------------------------------------------------------
 
-// Parameters are few and read once, so they are in memory of the device's that the host sees, where there is some.
+// Parameters are small and read once. They lie in device memory that the host can write, if the device has such memory.
 static VkMemoryPropertyFlags params_flags(const za_device *device) {
     constexpr VkMemoryPropertyFlags BOTH = DEVICE | MAPPED;
     for (uint32_t i = 0; i < device->memory.memoryTypeCount; ++i)
@@ -74,8 +74,8 @@ Recorder::Recorder(za_device *device)
 Recorder::~Recorder() {
     abandon();
     for (Arena *arena : {&params_, &words_, &scratch_}) arena->free();
-    for (auto &made : pipelines_)
-        for (auto &one : made) za_pipeline_free(device_, &one.second);
+    for (auto &pipelines : pipelines_)
+        for (auto &entry : pipelines) za_pipeline_free(device_, &entry.second);
     za_sets_free(device_, &pools_);
     za_levels_free(&levels_);
 }
@@ -86,11 +86,11 @@ bool Recorder::next_commands() {
         allocate.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO;
         allocate.commandPool = device_->pool;
         allocate.commandBufferCount = 1;
-        VkCommandBuffer made;
-        if (!za_check(device_->vk.AllocateCommandBuffers(device_->host.device, &allocate, &made),
+        VkCommandBuffer commands;
+        if (!za_check(device_->vk.AllocateCommandBuffers(device_->host.device, &allocate, &commands),
                       "vkAllocateCommandBuffers"))
             return false;
-        commands_.push_back(made);
+        commands_.push_back(commands);
     }
     products_ = 0;
     return za_begin(device_, commands_[used_++]);
@@ -102,7 +102,7 @@ bool Recorder::begin() {
     forget_waiting();
     for (Arena *arena : {&params_, &words_, &scratch_})
         if (arena->reset()) forget();
-    for (Sets &one : sets_) one.used = 0;
+    for (Sets &sets : sets_) sets.used = 0;
     ring_ = {};
     if (!za_enter(device_)) return false;
     const bool ok = next_commands();
@@ -117,23 +117,23 @@ bool Recorder::flush() {
 
 bool Recorder::finish() {
     if (!record_waiting() || !za_enter(device_)) return false;
-    za_barrier_behind(device_, commands_[used_ - 1]);
+    za_barrier_after(device_, commands_[used_ - 1]);
     const bool ok = za_leave(device_, za_submit(device_, commands_[used_ - 1], true));
     abandon();
     return ok;
 }
 
-// What was submitted early may still run, whatever failed behind it.
+// An early submission may still run after a later command has failed.
 void Recorder::abandon() {
     za_is_idle(device_);
     used_ = 0;
 }
 
-void Recorder::counts(uint64_t found[3]) const { std::copy_n(counts_, 3, found); }
+void Recorder::counts(uint64_t totals[3]) const { std::copy_n(counts_, 3, totals); }
 
 void Recorder::forget() {
     for (Sets &sets : sets_)
-        for (Set &one : sets.all) one.place[0] = {};
+        for (Set &set : sets.all) set.place[0] = {};
 }
 
 // --- memory of a graph -----------------------------------------------------------------------------------------------
@@ -142,23 +142,24 @@ bool Recorder::words(uint64_t size, za_place *place, void **host) { return words
 
 bool Recorder::scratch(uint64_t size, Scratch *scratch) {
     const uint64_t needed = aligned(device_, size);
-    if (2 * needed > ring_.size) {  // what others took stays as it is
+    if (2 * needed > ring_.size) {  // a larger ring; the pieces of the old ring stay valid
         const uint64_t bytes = (needed + 2 * RING - 1) / RING * RING;
         if (!scratch_.take(bytes, &ring_, nullptr)) return false;
-        ring_at_ = 0;
-    } else if (ring_at_ + needed > ring_.size) {
-        taken_ += ring_.size - ring_at_;
-        ring_at_ = 0;
+        ring_begin_ = 0;
+    } else if (ring_begin_ + needed > ring_.size) {
+        taken_ += ring_.size - ring_begin_;
+        ring_begin_ = 0;
     }
-    *scratch = {{ring_.buffer, ring_.offset + ring_at_, size}, taken_};
-    ring_at_ += needed;
+    *scratch = {{ring_.buffer, ring_.offset + ring_begin_, size}, taken_};
+    ring_begin_ += needed;
     taken_ += needed;
     return true;
 }
 
 bool Recorder::holds(const Scratch &scratch) const {
-    const za_place &of = scratch.place;
-    const bool inside = of.buffer == ring_.buffer && of.offset >= ring_.offset && of.offset < ring_.offset + ring_.size;
+    const za_place &place = scratch.place;
+    const bool inside = place.buffer == ring_.buffer && place.offset >= ring_.offset &&
+                        place.offset < ring_.offset + ring_.size;
     return !inside || taken_ - scratch.taken <= ring_.size;
 }
 
@@ -168,16 +169,16 @@ bool Recorder::set_of(const struct za_command &command, VkDescriptorSet *set) {
     const size_t bytes = command.kernel->bindings * sizeof *command.place;
     Sets &sets = sets_[command.kernel->bindings];
     if (sets.used == sets.all.size()) {
-        Set made{};
-        if (!za_set_take(device_, &pools_, command.kernel->bindings, &made.handle)) return false;
-        sets.all.push_back(made);
+        Set added{};
+        if (!za_set_take(device_, &pools_, command.kernel->bindings, &added.handle)) return false;
+        sets.all.push_back(added);
     }
-    Set &found = sets.all[sets.used++];
-    if (std::memcmp(found.place, command.place, bytes) != 0) {
-        std::memcpy(found.place, command.place, bytes);
-        za_set_write(device_, found.handle, &command);
+    Set &next = sets.all[sets.used++];
+    if (std::memcmp(next.place, command.place, bytes) != 0) {
+        std::memcpy(next.place, command.place, bytes);
+        za_set_write(device_, next.handle, &command);
     }
-    *set = found.handle;
+    *set = next.handle;
     return true;
 }
 
@@ -199,15 +200,15 @@ void Recorder::forget_waiting() {
 
 bool Recorder::record_waiting() {
     order_.clear();
-    for (const struct za_command &one : waiting_) order_.push_back(uint64_t(one.level) << 32 | order_.size());
+    for (const struct za_command &command : waiting_) order_.push_back(uint64_t(command.level) << 32 | order_.size());
     std::sort(order_.begin(), order_.end());
     uint32_t level = recorded_ ? UINT32_MAX : 0;
     for (uint64_t i : order_) {
-        const struct za_command &one = waiting_[uint32_t(i)];
-        if (products_ && products_ + one.products > PRODUCTS && !flush()) return false;
-        if (level != one.level) za_barrier_between(device_, commands_[used_ - 1], &one), ++counts_[1];
-        level = one.level;
-        if (!record(one)) return false;
+        const struct za_command &command = waiting_[uint32_t(i)];
+        if (products_ && products_ + command.products > PRODUCTS && !flush()) return false;
+        if (level != command.level) za_barrier_between(device_, commands_[used_ - 1], &command), ++counts_[1];
+        level = command.level;
+        if (!record(command)) return false;
     }
     forget_waiting();
     return true;
@@ -215,7 +216,7 @@ bool Recorder::record_waiting() {
 
 bool Recorder::command(const struct za_command &command) {
     const bool early = !recorded_ && waiting_.size() >= EARLY;
-    if ((early || waiting_.size() >= MANY) && !command.beside && !(record_waiting() && (!early || flush())))
+    if ((early || waiting_.size() >= MANY) && !command.independent && !(record_waiting() && (!early || flush())))
         return false;
     ++dispatches_;
     waiting_.push_back(command);
@@ -223,19 +224,19 @@ bool Recorder::command(const struct za_command &command) {
 }
 
 bool Recorder::dispatch(int kernel, const Constants &constants, const void *params, size_t params_bytes,
-                        std::initializer_list<za_place> places, bool beside) {
+                        std::initializer_list<za_place> places, bool independent) {
     uint32_t groups[3];
     za_graph_groups(kernel, constants.words, params, groups);
     if (!groups[0] || !groups[1] || !groups[2]) return true;
-    const pipeline *of = pipeline_of(kernel, constants);
+    const pipeline *compiled = pipeline_of(kernel, constants);
     za_place all[MAX_BINDINGS];
     void *memory;
-    if (!of || !params_.take(4 * GRAPH_PARAMS_WORDS, &all[0], &memory)) return false;
+    if (!compiled || !params_.take(4 * GRAPH_PARAMS_WORDS, &all[0], &memory)) return false;
     std::memcpy(memory, params, params_bytes);
     std::copy(places.begin(), places.end(), all + 1);
-    struct za_command made = za_command(of, all, groups);
-    made.beside = beside;
-    return command(made);
+    struct za_command next = za_command(compiled, all, groups);
+    next.independent = independent;
+    return command(next);
 }
 
 }  // namespace zinc

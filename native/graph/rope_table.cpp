@@ -1,4 +1,4 @@
-// Plain double arithmetic, each operation rounded, in the order of zinc_attn/graph/rope.py: compile with
+// Double arithmetic with each operation rounded, in the order of zinc_attn/graph/rope.py. Compile with
 // -ffp-contract=off. frexp, ldexp, floor and ceil are exact.
 #include "rope_table.h"
 
@@ -33,7 +33,7 @@ int rope_pairs(const Rope &rope) { return rope.mode == RopeMode::VISION ? rope.n
 int rope_step(const Rope &rope) { return rope.mode == RopeMode::NORMAL ? 1 : rope_pairs(rope); }
 
 struct Section {
-    int which, power;  // of a token's positions, of the frequency
+    int which, power;  // which of a token's positions, and the exponent of the frequency
 };
 
 static Section section_of(const Rope &rope, int pair) {
@@ -45,12 +45,12 @@ static Section section_of(const Rope &rope, int pair) {
     return {which, rope.mode == RopeMode::VISION ? sector - begins[which] : pair};
 }
 
-// YaRN: the pair that turns so many times in the original context.
+// YaRN: the number of the pair that makes this many rotations in the original context.
 static double corrected(const Rope &rope, double rotations) {
     return rope.n_dims * log2_of(rope.n_ctx_orig / rotations * INVERSE_TURN) / (2.0 * log2_of(rope.freq_base));
 }
 
-// YaRN: how much of each pair's frequency is not scaled.
+// YaRN: the part of each pair's frequency that is not scaled.
 static std::vector<double> mixes_of(const Rope &rope) {
     std::vector<double> mixes(size_t(rope_pairs(rope)));
     if (rope.ext_factor == 0.0f) return mixes;

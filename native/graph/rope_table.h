@@ -1,4 +1,5 @@
-// The table of ROPE for a kind of layer: what zinc_attn/graph/rope.py makes, to the last bit, for kernel rope.
+// The table that the kernel rope reads, for a kind of layer. It has the same bits as the table of
+// zinc_attn/graph/rope.py.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -19,10 +20,10 @@ struct Rope {
 int rope_pairs(const Rope &rope);
 int rope_step(const Rope &rope);  // from a pair's first element to its second
 
-// 4 words a pair: the fraction of a turn, low word first; which position; the factor. factors: one a pair, or NULL.
+// 4 words per pair: the fraction of a turn, low word first; which position; the factor. factors: of the pairs, or NULL.
 void rope_table(const Rope &rope, const float *factors, uint32_t *words);
 
-// 2**x: ALiBi's slopes are the same numbers on every machine.
+// 2**x with the same bits on every machine, for ALiBi's slopes.
 double exp2_of(double x);
 
 // The largest power of two up to n, from which ggml counts its slopes of ALiBi.

@@ -1,7 +1,5 @@
 // The C library's device and objects, for C++.
-#ifndef ZINC_GRAPH_VULKAN_H
-#define ZINC_GRAPH_VULKAN_H
-
+#pragma once
 #include <atomic>
 
 #include "zinc_attn.h"
@@ -13,5 +11,3 @@ extern "C" {
 #include "objects.h"
 #include "zinc_graph.h"
 }
-
-#endif

@@ -6,7 +6,7 @@
 #include "error.h"
 #include "primitives.h"
 
-/* That the device has the workgroups of pass 1. */
+/* Check that the device can run the workgroups of pass 1. */
 static bool check_device(const struct za_device *device) {
     const VkPhysicalDeviceLimits *limits = &device->properties.limits;
     static const char *const names[] = {"WorkGroupInvocations", "WorkGroupSize[0]", "SharedMemorySize"};
@@ -140,7 +140,7 @@ uint64_t za_page_step(const struct za_cache *cache, bool of_v) {
     return of_v && !shape->latent ? shape->v_page_bytes : shape->k_page_bytes;
 }
 
-/* The product, or at least a quarter of what a uint64 holds. */
+/* The product. A product that is too large for a uint64 becomes a quarter of the largest uint64, or more. */
 static uint64_t times(uint64_t a, uint64_t b) { return a && b > UINT64_MAX / 4 / a ? UINT64_MAX / 4 : a * b; }
 
 uint64_t za_pages_bytes(const struct za_cache *cache, bool of_v, uint64_t pages) {

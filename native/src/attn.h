@@ -1,17 +1,15 @@
-/* What the library's objects hold. */
-#ifndef ATTN_H
-#define ATTN_H
-
+/* The members of the library's objects. */
+#pragma once
 #include "objects.h"
 #include "work.h"
 
-/* Pass 1 has a pipeline for each sum of the flags: what becomes of scores, whether a workgroup has more than
-   MAX_HEADS_PER_WORKGROUP heads, or several rows, and whether some item has several nodes. */
+/* Pass 1 has a pipeline for each sum of these flags. They say how scores are changed, whether a workgroup has more than
+   MAX_HEADS_PER_WORKGROUP heads or has several rows, and whether some item has several nodes. */
 enum { CAPPED = 1, MASKED = 2, MANY_HEADS = 4, TOGETHER = 8, WALKS = 16, BIASED = 32 }; /* BIASED * biases */
 enum { APPEND, MERGE, ROUND, ATTEND, PIPELINES = ATTEND + (BIASED << BIASES) };
 
-/* Memory of a call. The host fills or reads the first ones of za_run; FILLED and RESULT take q and results where they
-   are laid out otherwise in the host's places, and FILLED the rounded q of ZA_INTEGER. */
+/* Buffers of a call. In za_run the host fills or reads WORK, Q, ROWS and OUT. FILLED and RESULT hold q and the
+   results if the host's places have another layout. FILLED also holds the rounded q of ZA_INTEGER. */
 enum { WORK, Q, ROWS, OUT, STATES, FILLED, RESULT, SCRATCH };
 
 struct za_attn {
@@ -22,7 +20,7 @@ struct za_attn {
     struct buffer scratch[SCRATCH]; /* of a call that waits; they grow */
     struct sets sets;               /* of its dispatches */
     struct za_trace trace;
-    atomic_uint caches, prepared; /* that were made from it and are not freed */
+    atomic_uint caches, prepared; /* numbers of caches and prepared calls that are not freed */
 };
 
 struct za_cache {
@@ -32,10 +30,10 @@ struct za_cache {
     struct za_place k, v;           /* (layers, stride, words of a page); v is k where the shape is latent */
     struct buffer own_k, own_v;     /* memory of the library's */
     float *scales;                  /* (layers, 2, kv_heads), K's and V's; NULL where no type has them */
-    double largest_k;               /* of what za_run appended */
+    double largest_k;               /* the largest magnitude of K that za_run appended */
 };
 
-/* The pipeline of pass 1 for a call, and that of its shared items. */
+/* The numbers of the pipelines of pass 1 for a call and for its shared items. */
 int za_attend_of(const struct za_attn *attn, const struct counts *counts, bool softcap);
 int za_shared_of(int attend);
 uint32_t za_vectors_of(const struct za_attn *attn, int attend); /* query vectors of its workgroups */
@@ -44,11 +42,9 @@ bool za_need_pipeline(struct za_attn *attn, int which);
 /* A buffer of at least `bytes`: the next power of two, so that calls that grow need few. host: see za_buffer_make. */
 bool za_need_buffer(struct za_attn *attn, int which, uint64_t bytes);
 
-/* Where a layer's calls find its values, in the buffers of the whole cache. */
+/* Where a layer's K and V lie in the buffers of the whole cache. */
 struct layer za_layer_of(const struct za_cache *cache, uint32_t layer);
 
-/* Bytes of K (or V) from a page to the next, and of `pages` pages that follow each other. */
+/* Bytes of K (or V) from a page to the next, and bytes of `pages` consecutive pages. */
 uint64_t za_page_step(const struct za_cache *cache, bool of_v);
 uint64_t za_pages_bytes(const struct za_cache *cache, bool of_v, uint64_t pages);
-
-#endif

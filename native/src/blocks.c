@@ -9,10 +9,10 @@ static float inverse_of(float d) { return d != 0 ? 1.0F / d : 0; }
 
 /* The first value of the largest magnitude, and +0 where all are zeros of either sign. */
 static float extreme_of(const float x[BLOCK]) {
-    float found = 0;
+    float extreme = 0;
     for (int i = 0; i < BLOCK; ++i)
-        if (fabsf(x[i]) > fabsf(found)) found = x[i];
-    return found;
+        if (fabsf(x[i]) > fabsf(extreme)) extreme = x[i];
+    return extreme;
 }
 
 /* q4_1 and q5_1. */

@@ -11,9 +11,7 @@
 
    x_e is the first value of the largest magnitude, min and max the first ones; 1 / d counts as 0 where d is 0. No
    product and sum may be fused: compile with -ffp-contract=off. */
-#ifndef BLOCKS_H
-#define BLOCKS_H
-
+#pragma once
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -21,7 +19,7 @@
 #include "zinc_contract.h"
 
 struct block {
-    uint8_t q[BLOCK];   /* what is stored of each value, its fifth bit included; int8 of q8_0 */
+    uint8_t q[BLOCK];   /* the stored number of each value, with its fifth bit; of q8_0 an int8 */
     uint16_t halves[2]; /* d, and m where the type has one */
 };
 
@@ -31,13 +29,11 @@ void za_block_quantize(enum za_dtype dtype, const float x[BLOCK], struct block *
 /* The value of number i. */
 float za_block_value(enum za_dtype dtype, const struct block *block, int i);
 
-/* Bytes of one of ggml's blocks: the halves, then 32 fifth bits where there are some, then the values; those of 4 bits
-   in 16 bytes, byte i with value i in its low half and value i + 16 in its high half. */
+/* The bytes of a block of ggml's: the halves, then 32 fifth bits if the type has them, then the values. Values of 4
+   bits take 16 bytes; byte i has value i in its low half and value i + 16 in its high half. */
 size_t za_block_bytes(enum za_dtype dtype);
 
 void za_block_write(enum za_dtype dtype, const struct block *block, uint8_t *bytes);
 
-/* Read one of them; false where d or m is not finite. */
+/* Read a block of ggml's. False: d or m is not finite. */
 bool za_block_read(enum za_dtype dtype, const uint8_t *bytes, struct block *block);
-
-#endif

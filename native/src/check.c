@@ -14,7 +14,7 @@ static bool check_floats(const char *name, const float *values, size_t n) {
 
 /* --- calls ------------------------------------------------------------------------------------------- */
 
-/* What is added to scores: finite, or -inf for a key that a row does not see. */
+/* A mask's values are finite, or -inf for a key that a row does not see. */
 static bool check_mask(uint32_t number, const struct za_request *r) {
     size_t n = (size_t)r->q_len * r->mask_keys;
     if (r->mask && !r->mask_keys)
@@ -64,7 +64,7 @@ static double largest(const float *values, size_t n) {
     return most;
 }
 
-/* What biases and masks may add to a score, in log2 units. */
+/* The most that biases and masks may add to a score, in log2 units. */
 static double added_most(const struct shape *shape, const struct za_call *call) {
     const double factor = call->mask_slopes ? largest(call->mask_slopes, shape->q_heads) : 1;
     double distance = 0, slope = 0, mask = 0;
@@ -156,7 +156,7 @@ bool za_check_place(const struct za_device *device, const char *name, const stru
                     bool bound) {
     const VkPhysicalDeviceLimits *limits = &device->properties.limits;
     uint64_t unit = bound ? limits->minStorageBufferOffsetAlignment : 4;
-    VkMemoryRequirements of;
+    VkMemoryRequirements needs;
     if (!place->buffer) return za_fail("%s: got no buffer, expected one", name);
     if (place->offset % unit)
         return za_fail("%s.offset: got %llu, expected a multiple of %llu", name, (unsigned long long)place->offset,
@@ -167,11 +167,11 @@ bool za_check_place(const struct za_device *device, const char *name, const stru
     if (bound && bytes > limits->maxStorageBufferRange)
         return za_fail_as(ZA_UNSUPPORTED, "%s: %llu bytes are needed, %s takes at most %u in one storage buffer", name,
                           (unsigned long long)bytes, device->properties.deviceName, limits->maxStorageBufferRange);
-    device->vk.GetBufferMemoryRequirements(device->host.device, place->buffer, &of); /* as large as the buffer */
-    if (place->offset <= of.size && place->size <= of.size - place->offset) return true;
+    device->vk.GetBufferMemoryRequirements(device->host.device, place->buffer, &needs); /* as large as the buffer */
+    if (place->offset <= needs.size && place->size <= needs.size - place->offset) return true;
     return za_fail("%s: got %llu bytes from offset %llu, expected a place within the buffer, which has at most %llu",
                    name, (unsigned long long)place->size, (unsigned long long)place->offset,
-                   (unsigned long long)of.size);
+                   (unsigned long long)needs.size);
 }
 
 bool za_check_apart(const char *const names[], const struct za_place *const places[], const uint64_t bytes[], int n) {
@@ -194,7 +194,7 @@ static bool at_most(const char *name, uint64_t got, uint64_t most) {
                                   (unsigned long long)most);
 }
 
-/* Pipelines are made for a room with the option, or for one without it. */
+/* A step has the option if and only if its room has it, because pipelines are made for the room. */
 static bool as_room(const char *name, bool step, bool room) {
     return step == room || za_fail("%s: got a step %s, expected one %s, as its room says", name,
                                    step ? "that has it" : "without it", room ? "that has it" : "without it");

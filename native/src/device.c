@@ -15,7 +15,7 @@ static bool load(struct za_functions *vk, PFN_vkGetInstanceProcAddr get_proc, Vk
     if (!vk->name) missing = "vk" #name;
     ZA_VULKAN(X)
 #undef X
-    if (missing) *vk = (struct za_functions){0}; /* what ends the device calls none */
+    if (missing) *vk = (struct za_functions){0}; /* za_device_close then calls none */
     return !missing || za_fail_as(ZA_UNSUPPORTED, "get_proc: it has no %s, expected the functions of Vulkan 1.1; make "
                                   "the instance for 1.1", missing);
 }
@@ -37,12 +37,12 @@ static bool offers_wave32(const struct za_functions *vk, VkPhysicalDevice physic
 }
 
 /* The place of subgroupSizeControl in a chain of features, NULL where none of its structs has it. */
-static VkBool32 *size_control_in(VkBaseOutStructure *at) {
-    for (; at; at = at->pNext) {
-        if (at->sType == VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_FEATURES)
-            return &((VkPhysicalDeviceSubgroupSizeControlFeatures *)(void *)at)->subgroupSizeControl;
-        if (at->sType == VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_3_FEATURES)
-            return &((VkPhysicalDeviceVulkan13Features *)(void *)at)->subgroupSizeControl;
+static VkBool32 *size_control_in(VkBaseOutStructure *link) {
+    for (; link; link = link->pNext) {
+        if (link->sType == VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_FEATURES)
+            return &((VkPhysicalDeviceSubgroupSizeControlFeatures *)(void *)link)->subgroupSizeControl;
+        if (link->sType == VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_3_FEATURES)
+            return &((VkPhysicalDeviceVulkan13Features *)(void *)link)->subgroupSizeControl;
     }
     return NULL;
 }
@@ -86,20 +86,20 @@ static int rank_of(VkPhysicalDeviceType type) {
 }
 
 static bool choose_device(struct za_device *device, const char *name) {
-    VkPhysicalDevice found[32];
+    VkPhysicalDevice devices[32];
     char names[32 * (VK_MAX_PHYSICAL_DEVICE_NAME_SIZE + 2)] = "";
     uint32_t count = 32;
-    VkResult result = device->vk.EnumeratePhysicalDevices(device->host.instance, &count, found);
+    VkResult result = device->vk.EnumeratePhysicalDevices(device->host.instance, &count, devices);
     if (result != VK_INCOMPLETE && !za_check(result, "vkEnumeratePhysicalDevices")) return false;
     int best = -1;
     for (uint32_t i = 0; i < count; ++i) {
         VkPhysicalDeviceProperties properties;
-        device->vk.GetPhysicalDeviceProperties(found[i], &properties);
+        device->vk.GetPhysicalDeviceProperties(devices[i], &properties);
         strcat(strcat(names, i ? ", " : ""), properties.deviceName);
         int rank = rank_of(properties.deviceType);
         if (rank <= best || (name && !strstr(properties.deviceName, name))) continue;
         best = rank;
-        device->host.physical = found[i];
+        device->host.physical = devices[i];
     }
     if (best >= 0) return true;
     if (name && count) return za_fail("no Vulkan device matches '%s'; the devices are %s", name, names);
@@ -120,12 +120,12 @@ static bool has_extension(const struct za_device *device, const char *name) {
     uint32_t count = 0;
     PFN_vkEnumerateDeviceExtensionProperties list = device->vk.EnumerateDeviceExtensionProperties;
     if (list(device->host.physical, NULL, &count, NULL) != VK_SUCCESS || !count) return false;
-    VkExtensionProperties *found = calloc(count, sizeof *found);
+    VkExtensionProperties *extensions = calloc(count, sizeof *extensions);
     bool there = false;
-    if (found && list(device->host.physical, NULL, &count, found) >= VK_SUCCESS) {
-        for (uint32_t i = 0; i < count; ++i) there = there || strcmp(found[i].extensionName, name) == 0;
+    if (extensions && list(device->host.physical, NULL, &count, extensions) >= VK_SUCCESS) {
+        for (uint32_t i = 0; i < count; ++i) there = there || strcmp(extensions[i].extensionName, name) == 0;
     }
-    free(found);
+    free(extensions);
     return there;
 }
 
@@ -225,7 +225,7 @@ struct za_device *za_device_open(const char *name) {
     struct za_device *device = make();
     uint32_t api = 0;
     if (!device) return NULL;
-    device->own = true;
+    device->owned = true;
     device->processor = name && strcmp(name, "cpu") == 0;
     device->host.get_proc = device->processor ? NULL : vkGetInstanceProcAddr;
     return finish(device, (!device->processor || za_processor(&device->host.get_proc)) &&
@@ -261,7 +261,7 @@ bool za_device_close(struct za_device *device) {
         return za_fail("device: got one with %u open za_attn, expected none; za_close comes first", device->used_by);
     const struct za_functions *vk = &device->vk;
     VkDevice handle = device->host.device;
-    if (vk->DeviceWaitIdle && handle && device->own) vk->DeviceWaitIdle(handle);
+    if (vk->DeviceWaitIdle && handle && device->owned) vk->DeviceWaitIdle(handle);
     if (vk->DestroyDevice && handle && za_is_idle(device)) {
         for (int i = 0; i <= MAX_BINDINGS; ++i) {
             vk->DestroyPipelineLayout(handle, device->layouts[i], NULL);
@@ -271,9 +271,9 @@ bool za_device_close(struct za_device *device) {
         vk->DestroyPipelineCache(handle, device->cache.handle, NULL);
         vk->DestroyFence(handle, device->fence, NULL);
         vk->DestroyCommandPool(handle, device->pool, NULL);
-        if (device->own) vk->DestroyDevice(handle, NULL);
+        if (device->owned) vk->DestroyDevice(handle, NULL);
     }
-    if (device->own && vk->DestroyInstance && device->host.instance && !device->running)
+    if (device->owned && vk->DestroyInstance && device->host.instance && !device->running)
         vk->DestroyInstance(device->host.instance, NULL);
     free(device);
     return true;
@@ -318,7 +318,7 @@ bool za_leave(struct za_device *device, bool ok) {
     return ok;
 }
 
-/* A lost device has ended what was submitted to it, too. */
+/* Wait until the device is idle. A lost device has ended its submissions, too. */
 static bool settle(struct za_device *device) {
     VkResult result = device->vk.QueueWaitIdle(device->host.queue);
     if (result != VK_SUCCESS) device->lost = true;
@@ -344,7 +344,7 @@ bool za_begin(struct za_device *device, VkCommandBuffer commands) {
         .flags = VK_COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT_BIT,
     };
     if (device->signalled && !za_check(reset_fence(device), "vkResetFences")) return false;
-    /* a call that failed may have left it recording */
+    /* A failed call may have left the command buffer in the recording state. */
     return za_do(device, ResetCommandBuffer, commands, 0) && za_do(device, BeginCommandBuffer, commands, &begin);
 }
 
@@ -360,7 +360,7 @@ bool za_submit(struct za_device *device, VkCommandBuffer commands, bool last) {
               (!last || za_do(device, WaitForFences, device->host.device, 1, &device->fence, VK_TRUE, UINT64_MAX));
     if (ok && !last) return true;
     device->signalled = true;
-    /* What was refused may run all the same: nothing is used or freed before it is known to have ended. */
+    /* A refused submission may run nevertheless. Nothing is used or freed before it is known to have ended. */
     if (!ok) return settle(device) && false;
     device->running = false;
     reset_fence(device); /* the next submission tries again */

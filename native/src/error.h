@@ -1,7 +1,5 @@
 /* The reason and the kind of the last failure in this thread. */
-#ifndef ERROR_H
-#define ERROR_H
-
+#pragma once
 #include <stdbool.h>
 
 #include "zinc_attn.h"
@@ -14,12 +12,10 @@ bool za_fail_as(enum za_code code, const char *format, ...);
 #define za_fail(...) za_fail_as(ZA_INVALID, __VA_ARGS__)
 bool za_no_memory(void); /* of the host */
 
-/* A result of Vulkan's: whether it is VK_SUCCESS, the kind of the failure that it is, and its name. */
+/* For a result of Vulkan: whether it is VK_SUCCESS (else za_error is set), its kind of failure, and its name. */
 bool za_check(VkResult result, const char *what);
 enum za_code za_code_of(VkResult result);
 const char *za_result_name(VkResult result);
 
-/* Whether an argument is there; where it is NULL, za_error names it. */
+/* Whether an argument is not NULL. If it is NULL, za_error names it. */
 bool za_given(const char *name, const void *argument);
-
-#endif

@@ -14,7 +14,7 @@ static uint32_t bits_of(float x) {
     return bits;
 }
 
-/* The magnitude of x in a format of `mantissa` bits behind the exponent, whose bias is `bias`. */
+/* The magnitude of x in a format with `mantissa` bits of mantissa and an exponent of bias `bias`. */
 static uint32_t narrowed(float x, int mantissa, int bias) {
     x = fabsf(x);
     if (x < ldexpf(1, 1 - bias)) return (uint32_t)rintf(ldexpf(x, bias - 1 + mantissa)); /* below the normal numbers */

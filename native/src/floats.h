@@ -1,7 +1,5 @@
-/* Conversions of numbers. Every one rounds to the nearest, ties to even. */
-#ifndef FLOATS_H
-#define FLOATS_H
-
+/* Conversions of numbers. All of them round to the nearest number, ties to even. */
+#pragma once
 #include <stdint.h>
 
 uint16_t za_half_bits(float x); /* float16; x: a magnitude that rounds to at most 65504 */
@@ -12,5 +10,3 @@ float za_fp8_value(uint8_t bits);
 
 /* A float as the kernels take it: a magnitude below MIN_INPUT becomes +0. */
 float za_flushed(float x);
-
-#endif

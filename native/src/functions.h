@@ -1,7 +1,5 @@
 /* The little of Vulkan 1.1 that the library needs. */
-#ifndef FUNCTIONS_H
-#define FUNCTIONS_H
-
+#pragma once
 #include "zinc_attn.h"
 
 /* The functions that the library calls, all of which come from the host's get_proc. */
@@ -23,5 +21,3 @@ struct za_functions {
     ZA_VULKAN(X)
 #undef X
 };
-
-#endif

@@ -46,8 +46,8 @@ bool za_lay(struct za_cache *cache, const struct za_call *call, bool lse, struct
 
 void za_laid_write(const struct za_cache *cache, uint32_t layer, const struct za_call *call, const struct laid *laid,
                    uint32_t *work) {
-    const struct layer of = za_layer_of(cache, layer);
-    za_work_write(&cache->attn->shape, call, laid->rule, &laid->counts, &of, work);
+    const struct layer values = za_layer_of(cache, layer);
+    za_work_write(&cache->attn->shape, call, laid->rule, &laid->counts, &values, work);
 }
 
 /* --- dispatches -------------------------------------------------------------------------------------- */
@@ -88,21 +88,21 @@ static struct za_command merge(const struct za_attn *attn, const struct laid *la
     return za_command(&attn->pipelines[MERGE], places, groups);
 }
 
-int za_laid_commands(const struct za_attn *attn, const struct laid *laid, const struct bindings *given,
+int za_laid_commands(const struct za_attn *attn, const struct laid *laid, const struct bindings *bound,
                      struct za_command commands[CALL_COMMANDS]) {
     const struct counts *counts = &laid->counts;
-    struct bindings b = *given;
+    struct bindings b = *bound;
     int n = 0;
     b.work.offset += 4 * laid->parts.base;
     b.work.size -= 4 * laid->parts.base;
     if (counts->new_rows) commands[n++] = append(attn, laid, &b);
     const int first = n;
     if (counts->shared) commands[n++] = attend(attn, laid, &(struct bindings){
-        .work = given->work, .q = b.q, .k = b.k, .v = b.v, .states = b.states, .out = b.out}, true);
+        .work = bound->work, .q = b.q, .k = b.k, .v = b.v, .states = b.states, .out = b.out}, true);
     if (counts->items) commands[n++] = attend(attn, laid, &b, false);
     if (n > first)
         commands[first].products = counts->keys * attn->shape.q_heads * (attn->shape.k_dim + attn->shape.v_dim);
-    if (n > first + 1) commands[n - 1].beside = true;
+    if (n > first + 1) commands[n - 1].independent = true;
     if (counts->rows && !counts->single_pass) commands[n++] = merge(attn, laid, &b);
     return n;
 }

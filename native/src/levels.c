@@ -5,8 +5,9 @@
 
 #include "error.h"
 
-/* Bytes that a command reads or writes; most: the highest level of this one and all before it in its list; turn: of the
-   command, which is one more than that of the command before unless it runs beside it. */
+/* Bytes that a command reads or writes. most: the highest level of this range and all ranges before it in the list.
+   turn: the turn of the command, one more than the turn of the command before it, or the same if it is independent
+   of it. */
 struct range {
     VkDeviceSize begin, end;
     const struct kernel *kernel;
@@ -18,18 +19,19 @@ struct accesses { /* of a buffer */
     struct ranges {
         struct range *all; /* (count), with room for more */
         uint32_t count, room;
-    } read, written;
+    } reads, writes;
 };
 
-/* A pointer to `count` things of `bytes` each that has room for one more, or NULL; what is added is zeros. */
+/* An array of `count` elements of `bytes` bytes each, with room for another element, or NULL. New elements are
+   zeros. */
 static void *grown(void *all, uint32_t count, uint32_t *room, size_t bytes) {
     if (count < *room) return all;
     const uint32_t more = 2 * *room + 16;
-    char *made = realloc(all, more * bytes);
-    if (!made) return za_no_memory(), NULL;
-    memset(made + *room * bytes, 0, (more - *room) * bytes);
+    char *larger = realloc(all, more * bytes);
+    if (!larger) return za_no_memory(), NULL;
+    memset(larger + *room * bytes, 0, (more - *room) * bytes);
     *room = more;
-    return made;
+    return larger;
 }
 
 static struct accesses *accesses_of(struct levels *levels, VkBuffer buffer) {
@@ -42,7 +44,7 @@ static struct accesses *accesses_of(struct levels *levels, VkBuffer buffer) {
     return &all[levels->count++];
 }
 
-/* Raise the command's level above that of the ranges of other turns that meet the place. */
+/* Raise the command's level above the levels of the ranges of other turns that overlap the place. */
 static void wait_for(struct za_command *command, const struct za_place *place, const struct ranges *ranges,
                      uint32_t turn) {
     const VkDeviceSize begin = place->offset, end = begin + place->size;
@@ -51,7 +53,7 @@ static void wait_for(struct za_command *command, const struct za_place *place, c
         if (r->end <= begin || end <= r->begin || r->level < command->level || r->turn == turn) continue;
         const VkDeviceSize first = za_max(r->begin, begin);
         command->level = r->level + 1;
-        command->behind = r->kernel;
+        command->awaited = r->kernel;
         command->met = (struct za_place){place->buffer, first, za_min(r->end, end) - first};
     }
 }
@@ -70,22 +72,23 @@ static bool note(const struct za_command *command, const struct za_place *place,
 
 bool za_level(struct levels *levels, struct za_command *command, uint32_t least) {
     const struct kernel *kernel = command->kernel;
-    command->level = command->beside ? levels->last : least;
-    command->behind = NULL;
-    if (!command->beside) ++levels->turn;
-    /* The higher the level, the fewer ranges are looked at: what a kernel works on comes first, then what it adds or
-       looks up, which may have been made long ago, then results. */
-    for (uint32_t written = 0; written < 2; ++written)
+    command->level = command->independent ? levels->last : least;
+    command->awaited = NULL;
+    if (!command->independent) ++levels->turn;
+    /* The higher the level is already, the fewer ranges are searched. So the operand that was made last comes first,
+       then operands that may be much older, then results. */
+    for (uint32_t is_write = 0; is_write < 2; ++is_write)
         for (uint32_t i = 0; i < kernel->bindings; ++i) {
-            if ((kernel->written >> i & 1) != written) continue;
-            const struct accesses *of = accesses_of(levels, command->place[i].buffer);
-            if (!of) return false;
-            wait_for(command, &command->place[i], &of->written, levels->turn);
-            if (written) wait_for(command, &command->place[i], &of->read, levels->turn);
+            if ((kernel->written >> i & 1) != is_write) continue;
+            const struct accesses *accesses = accesses_of(levels, command->place[i].buffer);
+            if (!accesses) return false;
+            wait_for(command, &command->place[i], &accesses->writes, levels->turn);
+            if (is_write) wait_for(command, &command->place[i], &accesses->reads, levels->turn);
         }
     for (uint32_t i = 0; i < kernel->bindings; ++i) {
-        struct accesses *of = accesses_of(levels, command->place[i].buffer);
-        if (!note(command, &command->place[i], kernel->written >> i & 1 ? &of->written : &of->read, levels->turn))
+        struct accesses *accesses = accesses_of(levels, command->place[i].buffer);
+        if (!note(command, &command->place[i], kernel->written >> i & 1 ? &accesses->writes : &accesses->reads,
+                  levels->turn))
             return false;
     }
     levels->last = command->level;
@@ -93,14 +96,14 @@ bool za_level(struct levels *levels, struct za_command *command, uint32_t least)
 }
 
 void za_levels_clear(struct levels *levels) {
-    for (uint32_t i = 0; i < levels->count; ++i) levels->all[i].read.count = levels->all[i].written.count = 0;
+    for (uint32_t i = 0; i < levels->count; ++i) levels->all[i].reads.count = levels->all[i].writes.count = 0;
     levels->count = levels->last = 0;
 }
 
 void za_levels_free(struct levels *levels) {
     for (uint32_t i = 0; i < levels->room; ++i) {
-        free(levels->all[i].read.all);
-        free(levels->all[i].written.all);
+        free(levels->all[i].reads.all);
+        free(levels->all[i].writes.all);
     }
     free(levels->all);
     *levels = (struct levels){0};

@@ -1,20 +1,17 @@
-/* Which commands wait for which. A command waits for those before it that write what it reads or writes, or that read
-   what it writes. Its level is one more than the highest of theirs: commands of a level run beside each other, and a
-   barrier separates two levels. The twin in Python is `levels` of zinc_attn/runtime/vulkan/commands.py. */
-#ifndef LEVELS_H
-#define LEVELS_H
-
+/* The levels of commands. A command waits for an earlier command if one of them writes bytes that the other reads or
+   writes. Its level is one more than the highest level of the commands for which it waits. Commands of the same
+   level may run at the same time, and a barrier separates two levels. The twin in Python is `levels` of
+   zinc_attn/runtime/vulkan/commands.py. */
+#pragma once
 #include "objects.h"
 
-/* What commands have read and written, by buffer, since the last clear; last: the level of the last command. */
+/* The reads and writes of commands since the last clear, by buffer. last: the level of the last command. */
 struct levels {
     struct accesses *all; /* (count), with room for more */
     uint32_t count, room, last, turn;
 };
 
-/* Set the command's level, `least` or higher, and what it waits for; note what it reads and writes. */
+/* Set the command's level, `least` or higher, and the command that it waits for; note its reads and writes. */
 bool za_level(struct levels *levels, struct za_command *command, uint32_t least);
 void za_levels_clear(struct levels *levels);
 void za_levels_free(struct levels *levels);
-
-#endif

@@ -280,11 +280,11 @@ enum { COMPUTE = VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, COPY_STAGE = VK_PIPELINE_
 enum { SHADERS = VK_ACCESS_SHADER_READ_BIT | VK_ACCESS_SHADER_WRITE_BIT };
 enum { COPIED = VK_ACCESS_TRANSFER_READ_BIT | VK_ACCESS_TRANSFER_WRITE_BIT };
 
-void za_barrier(const struct za_device *device, VkCommandBuffer commands, VkPipelineStageFlags before,
-                VkAccessFlags written, VkPipelineStageFlags behind, VkAccessFlags used) {
+void za_barrier(const struct za_device *device, VkCommandBuffer commands, VkPipelineStageFlags source,
+                VkAccessFlags writes, VkPipelineStageFlags target, VkAccessFlags uses) {
     const VkMemoryBarrier memory = {
-        .sType = VK_STRUCTURE_TYPE_MEMORY_BARRIER, .srcAccessMask = written, .dstAccessMask = used};
-    device->vk.CmdPipelineBarrier(commands, before, behind, 0, 1, &memory, 0, NULL, 0, NULL);
+        .sType = VK_STRUCTURE_TYPE_MEMORY_BARRIER, .srcAccessMask = writes, .dstAccessMask = uses};
+    device->vk.CmdPipelineBarrier(commands, source, target, 0, 1, &memory, 0, NULL, 0, NULL);
 }
 
 void za_barrier_before(const struct za_device *device, VkCommandBuffer commands) {
@@ -292,7 +292,7 @@ void za_barrier_before(const struct za_device *device, VkCommandBuffer commands)
                SHADERS | COPIED);
 }
 
-void za_barrier_behind(const struct za_device *device, VkCommandBuffer commands) {
+void za_barrier_after(const struct za_device *device, VkCommandBuffer commands) {
     za_barrier(device, commands, COMPUTE | COPY_STAGE, VK_ACCESS_SHADER_WRITE_BIT | VK_ACCESS_TRANSFER_WRITE_BIT,
                VK_PIPELINE_STAGE_ALL_COMMANDS_BIT | VK_PIPELINE_STAGE_HOST_BIT,
                VK_ACCESS_MEMORY_READ_BIT | VK_ACCESS_MEMORY_WRITE_BIT | VK_ACCESS_HOST_READ_BIT);
@@ -303,9 +303,9 @@ static void say_barrier(const struct za_command *next) {
     const unsigned long long begin = next->met.offset, end = begin + next->met.size;
     const unsigned long long buffer = (unsigned long long)next->met.buffer;
     if (!log || strcmp(log, "barriers") != 0) return;
-    if (next->behind)
+    if (next->awaited)
         fprintf(stderr, "zinc_attn: barrier: %s waits for %s: bytes %llu to %llu of buffer %#llx\n",
-                next->kernel->name, next->behind->name, begin, end, buffer);
+                next->kernel->name, next->awaited->name, begin, end, buffer);
     else fprintf(stderr, "zinc_attn: barrier: %s waits for the list of commands before\n", next->kernel->name);
 }
 

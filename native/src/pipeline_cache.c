@@ -28,13 +28,13 @@ static void find_file(struct za_pipeline_cache *cache, const VkPhysicalDevicePro
     const char *folder = NULL;
     int i = 0, size = 0;
     while (i < 3 && (!(folder = getenv(places[i][0])) || !*folder)) ++i;
-    if (i == 0 || (i < 3 && *folder == '/')) /* of the user's own folders, one that does not depend on the process's */
+    if (i == 0 || (i < 3 && *folder == '/')) /* of the user's folders only absolute ones */
         size = snprintf(cache->file, sizeof cache->file, "%s%s/pipelines/%08x-%08x-%08x-%08x.bin", folder, places[i][1],
                         p->vendorID, p->deviceID, p->driverVersion, crc32_of(p->pipelineCacheUUID, VK_UUID_SIZE));
     if (size >= (int)sizeof cache->file) *cache->file = 0;
 }
 
-/* `size` bytes, to be freed, of a file of data that the driver wrote for the device; NULL: it is none. */
+/* Read a file of the driver's data for the device: *size bytes, to be freed. NULL: the file is no such file. */
 static unsigned char *read_file(const char *path, const VkPhysicalDeviceProperties *p, size_t *size) {
     const uint32_t version = VK_PIPELINE_CACHE_HEADER_VERSION_ONE;
     VkPipelineCacheHeaderVersionOne header = {HEADER, version, p->vendorID, p->deviceID, {0}};
@@ -53,8 +53,8 @@ static unsigned char *read_file(const char *path, const VkPhysicalDeviceProperti
     return NULL;
 }
 
-/* The file appears whole. Until then it has a name that all processes share, and who locks it has it: another one
-   writes nothing, and what a killed process left is written over. */
+/* Write a file with another name, which all processes share, and rename it, so that no process sees a part of it. A
+   process that cannot lock the file writes nothing. A part that a killed process left is overwritten. */
 static bool write_file(struct za_pipeline_cache *cache, const unsigned char *bytes, size_t size) {
     char *path = cache->file, unfinished[sizeof cache->file];
     struct stat named, opened;

@@ -11,15 +11,15 @@ enum { MAX_SLOTS = 64 };
 struct za_prepared {
     struct za_attn *attn;
     struct za_room room;
-    struct laid laid; /* the room's */
-    struct buffer work, states;   /* (slots, words of a slot); one for all slots, since submissions are in order */
-    struct buffer filled, result; /* where places of the host's need them */
+    struct laid laid; /* the layout of the room */
+    struct buffer work, states;   /* work: (slots, words of a slot); states: shared, as submissions run in order */
+    struct buffer filled, result; /* if the host's places need them */
     VkDeviceSize slot_bytes;
     struct sets sets[MAX_SLOTS]; /* of each slot's recordings */
     uint64_t recorded;           /* slots that have recordings, a bit for each */
-    uint32_t pages[MAX_SLOTS];   /* of the smallest cache in those of a slot */
-    struct layer layer;          /* of their layers, which have the same */
-    float *scales;               /* (2, kv_heads), which it has */
+    uint32_t pages[MAX_SLOTS];   /* pages of the smallest cache in a slot's recordings */
+    struct layer layer;          /* steps and scales, which all recorded layers share */
+    float *scales;               /* (2, kv_heads): the memory of layer.scales */
 };
 
 /* --- the room ---------------------------------------------------------------------------------------- */
@@ -41,7 +41,7 @@ static bool check_room(const struct za_attn *attn, struct za_room *room) {
     return true;
 }
 
-/* The layout of the room's longest request, which every step's rows have: at most so many splits and states. */
+/* Lay out the room by its longest request. No row of a step has more splits or states than a row of this request. */
 static bool lay_out(struct za_prepared *p) {
     struct za_attn *attn = p->attn;
     const struct za_room *room = &p->room;
@@ -121,7 +121,7 @@ static bool check_slot(const struct za_prepared *p, uint32_t slot) {
     return slot < p->room.slots || za_fail("slot: got %u, expected one below %u", slot, p->room.slots);
 }
 
-/* The layer's part of K (or V), where its first page is page 0. */
+/* The layer's part of K (or V), which begins at the layer's page 0. */
 static bool part_of(const struct za_cache *cache, bool of_v, uint32_t layer, struct za_place *of_layer) {
     VkDeviceSize unit = cache->attn->device->properties.limits.minStorageBufferOffsetAlignment;
     struct za_place place = of_v ? cache->v : cache->k;
@@ -170,17 +170,17 @@ static bool record(struct za_prepared *p, uint32_t slot, VkCommandBuffer command
     if (layer >= cache->layers) return za_fail("layer: got %u, expected one below %u", layer, cache->layers);
     if (!za_check_places(cache, places, rows, new_rows, &filled, &result)) return false;
     struct bindings b = za_bound(attn, places, rows, new_rows);
-    const struct layer of = za_layer_of(cache, layer);
+    const struct layer values = za_layer_of(cache, layer);
     if (!part_of(cache, false, layer, &b.k) || !part_of(cache, true, layer, &b.v) ||
         !need(attn->device, filled && rows, b.q.size, "q", &p->filled) ||
-        !need(attn->device, result && rows, b.out.size, "out", &p->result) || !check_layer(p, of, layer))
+        !need(attn->device, result && rows, b.out.size, "out", &p->result) || !check_layer(p, values, layer))
         return false;
     if (filled) b.q = za_whole(&p->filled);
     if (result) b.out = za_whole(&p->result);
     b.work = (struct za_place){p->work.handle, slot * p->slot_bytes, p->laid.work_bytes};
     b.states = za_whole(&p->states);
     if (!za_record_call(attn, commands, &p->sets[slot], &p->laid, &b, places)) return false;
-    take_layer(p, slot, of, cache->pages);
+    take_layer(p, slot, values, cache->pages);
     return true;
 }
 

@@ -6,34 +6,34 @@
 #include "error.h"
 #include "objects.h"
 
-enum { GIVEN, FOUND, BUFFERS };
+enum { NUMBERS, RESULTS, BUFFERS };
 
 static bool run(struct za_device *device, const struct pipeline *pipeline, const struct buffer *buffers,
                 uint32_t groups) {
-    const struct za_place places[] = {za_whole(&buffers[GIVEN]), za_whole(&buffers[FOUND])};
+    const struct za_place places[] = {za_whole(&buffers[NUMBERS]), za_whole(&buffers[RESULTS])};
     struct sets sets = {0};
     const struct za_command command = za_command(pipeline, places, (const uint32_t[]){groups, 1, 1});
     bool ok = za_commands_begin(device) && za_dispatch(device, device->commands, &sets, &command);
-    if (ok) za_barrier_behind(device, device->commands);
+    if (ok) za_barrier_after(device, device->commands);
     ok = ok && za_commands_submit(device);
     za_sets_free(device, &sets);
     return ok;
 }
 
-/* constants: the kernel's, or NULL where it has none. False, and why: also where *wrong, a result that differs. */
+/* constants: the kernel's, or NULL if it has none. False: za_error says why. *wrong: a result differs. */
 static bool ask(struct za_device *device, const struct question *q, const void *constants, bool *wrong) {
     struct buffer buffers[BUFFERS] = {{0}};
     struct pipeline pipeline = {0};
-    const size_t given = 4 * (size_t)q->number_count, found = 4 * (size_t)q->result_count;
+    const size_t number_bytes = 4 * (size_t)q->number_count, result_bytes = 4 * (size_t)q->result_count;
     bool ok = za_pipeline_make(device, &za_kernels[q->kernel], constants, &pipeline) &&
-              za_buffer_make(device, given, true, "numbers", &buffers[GIVEN]) &&
-              za_buffer_make(device, found, true, "results", &buffers[FOUND]);
+              za_buffer_make(device, number_bytes, true, "numbers", &buffers[NUMBERS]) &&
+              za_buffer_make(device, result_bytes, true, "results", &buffers[RESULTS]);
     if (ok) {
-        memcpy(buffers[GIVEN].mapped, q->numbers, given);
-        memset(buffers[FOUND].mapped, 0xFF, found); /* NaNs, which are no results */
+        memcpy(buffers[NUMBERS].mapped, q->numbers, number_bytes);
+        memset(buffers[RESULTS].mapped, 0xFF, result_bytes); /* NaNs, so that a missing result is noticed */
     }
     ok = ok && run(device, &pipeline, buffers, q->workgroups);
-    const uint32_t *results = buffers[FOUND].mapped;
+    const uint32_t *results = buffers[RESULTS].mapped;
     *wrong = false;
     for (uint32_t i = 0; ok && i < q->result_count; ++i) {
         *wrong = results[i] != q->results[i];

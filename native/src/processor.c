@@ -9,7 +9,7 @@
 #include "error.h"
 #include "zinc_contract.h"
 
-/* Of the words that a library needs, the first one that this processor lacks; NULL: none. */
+/* The first word of `needs`, the instruction sets of a library, that this processor lacks. NULL: it lacks none. */
 static const char *lacks(const char *needs) {
 #if defined(__x86_64__)
 #define X(name) if (strstr(needs, " " name) && !__builtin_cpu_supports(name)) return name;
@@ -20,7 +20,7 @@ static const char *lacks(const char *needs) {
     return NULL;
 }
 
-/* A library that fits this processor, or NULL and why. */
+/* Open a library. NULL: it cannot be opened or is for another processor, and `why` says which. */
 static void *open_library(const char *path, char *why, size_t size) {
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     const char *needs = library ? dlsym(library, "zinc_cpu_needs") : NULL, *lacking = needs ? lacks(needs) : NULL;
@@ -33,14 +33,14 @@ static void *open_library(const char *path, char *why, size_t size) {
 
 bool za_processor(PFN_vkGetInstanceProcAddr *get_proc) {
     static const char *const levels[] = {"-v4", "-v3", ""};
-    const char *given = getenv("ZINC_ATTN_CPU_LIBRARY");
+    const char *chosen = getenv("ZINC_ATTN_CPU_LIBRARY");
     char path[4096], why[512] = "";
     Dl_info info = {0};
-    void *library = given && *given ? open_library(given, why, sizeof why) : NULL;
+    void *library = chosen && *chosen ? open_library(chosen, why, sizeof why) : NULL;
     dladdr((const void *)levels, &info); /* data of this library */
     const char *end = info.dli_fname ? strrchr(info.dli_fname, '/') : NULL;
     const int folder = end ? (int)(end + 1 - info.dli_fname) : 0;
-    for (int place = 0; place < 2 && !library && !(given && *given); ++place)
+    for (int place = 0; place < 2 && !library && !(chosen && *chosen); ++place)
         for (int i = 0; i < 3 && !library; ++i) {
             snprintf(path, sizeof path, "%.*slibzinc_cpu%s.so", place ? 0 : folder, info.dli_fname, levels[i]);
             library = open_library(path, why, sizeof why);
@@ -53,8 +53,8 @@ bool za_processor(PFN_vkGetInstanceProcAddr *get_proc) {
     *(void **)get_proc = dlsym(library, "zinc_cpu_get_proc");
     const char *sources = dlsym(library, "zinc_cpu_sources");
     if (!find_fault || !*get_proc || !sources || strcmp(sources, ZA_SOURCES) != 0)
-        return za_fail_as(ZA_UNSUPPORTED, "cpu: got a libzinc_cpu of other sources than this library's, expected one that "
-                          "was built with it");
+        return za_fail_as(ZA_UNSUPPORTED, "cpu: got a libzinc_cpu of other sources than this library's, expected one "
+                          "that was built with it");
     const char *fault = find_fault();
     return !fault || za_fail_as(ZA_UNSUPPORTED, "cpu: %s, so that results would have other bits; build native/ with "
                                 "another compiler", fault);

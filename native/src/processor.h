@@ -1,14 +1,10 @@
 /* The processor as a device: its kernels are native code in a library of its own, libzinc_cpu (native/cpu). */
-#ifndef PROCESSOR_H
-#define PROCESSOR_H
-
+#pragma once
 #include <stdbool.h>
 
 #include "functions.h"
 
-/* The functions of Vulkan that the processor answers. The library is $ZINC_ATTN_CPU_LIBRARY, or the best one for this
-   processor that lies beside this library, or that the system finds. False, and why: there is none, or it would give
-   other bits. */
+/* Find the processor's functions of Vulkan. Their library is $ZINC_ATTN_CPU_LIBRARY, or else the best library for
+   this processor in the folder of this library or on the system's path. False: there is no such library, or it would
+   give other bits; za_error says which. */
 bool za_processor(PFN_vkGetInstanceProcAddr *get_proc);
-
-#endif

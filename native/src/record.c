@@ -23,7 +23,7 @@ void za_copy_rows(const struct za_device *device, VkCommandBuffer commands, stru
     }
 }
 
-/* q (rows, q_heads, head_dim) to (rows, q_heads, k_dim), zeros behind head_dim. */
+/* Copy q (rows, q_heads, head_dim) to (rows, q_heads, k_dim), with zeros after head_dim. */
 static void record_fill(const struct za_attn *attn, VkCommandBuffer commands, uint64_t rows, const struct za_place *q,
                         const struct za_place *filled) {
     const struct shape *shape = &attn->shape;
@@ -35,7 +35,7 @@ static void record_fill(const struct za_attn *attn, VkCommandBuffer commands, ui
     za_barrier(device, commands, COPY_STAGE, VK_ACCESS_TRANSFER_WRITE_BIT, COMPUTE, VK_ACCESS_SHADER_READ_BIT);
 }
 
-/* out (rows, q_heads, v_dim) and lse behind it, to the host's places. */
+/* Copy out (rows, q_heads, v_dim) and lse after it to the host's places. */
 static void record_results(const struct za_attn *attn, VkCommandBuffer commands, uint64_t rows,
                            const struct za_place *result, const struct za_places *places) {
     const struct shape *shape = &attn->shape;
@@ -72,7 +72,7 @@ bool za_record_call(struct za_attn *attn, VkCommandBuffer commands, struct sets 
     za_levels_free(&levels);
     if (!ok) return false;
     if (rows && places && places->out.buffer != b->out.buffer) record_results(attn, commands, rows, &b->out, places);
-    za_barrier_behind(device, commands);
+    za_barrier_after(device, commands);
     return true;
 }
 

@@ -40,7 +40,7 @@ static float value_at(enum za_dtype dtype, const void *values, size_t i) {
     return ((const float *)values)[i];
 }
 
-/* False if a value is none that the type takes. */
+/* False if the type does not take a value. */
 static bool check_values(const struct part *p, uint32_t tokens, double *largest) {
     size_t heads = p->kv_heads, dims = p->as->dims, n = (size_t)tokens * heads * dims;
     double most = p->type->most != 0 ? p->type->most : (double)MAX_INPUT, top = 0;
@@ -74,14 +74,14 @@ static bool check_part(const struct part *p, uint32_t tokens, double *largest) {
 /* --- encodings of one token and KV head -------------------------------------------------------------- */
 
 /* Block number `at` of a row. */
-static void write_block(const struct part *p, uint32_t at, struct block *block, uint32_t *out, uint32_t *shared) {
-    uint32_t left = p->as->stored - at * BLOCK, n = left < BLOCK ? left : BLOCK, halves = p->type->halves;
+static void write_block(const struct part *p, uint32_t number, struct block *block, uint32_t *out, uint32_t *shared) {
+    uint32_t left = p->as->stored - number * BLOCK, n = left < BLOCK ? left : BLOCK, halves = p->type->halves;
     if (p->as->stride) {
-        for (uint32_t i = n; i < BLOCK; ++i) block->q[i] &= 16; /* fifth bits alone, as in tiles; nobody reads them */
-        za_block_write(p->as->dtype, block, (uint8_t *)out + at * za_block_bytes(p->as->dtype));
+        for (uint32_t i = n; i < BLOCK; ++i) block->q[i] &= 16; /* padding keeps only fifth bits, as in tiles */
+        za_block_write(p->as->dtype, block, (uint8_t *)out + number * za_block_bytes(p->as->dtype));
         return;
     }
-    uint8_t *bytes = (uint8_t *)out + (size_t)at * BLOCK * p->type->bits / 8;
+    uint8_t *bytes = (uint8_t *)out + (size_t)number * BLOCK * p->type->bits / 8;
     for (uint32_t i = 0; i < n; ++i) {
         if (p->type->bits == 8) {
             bytes[i] = block->q[i];
@@ -89,11 +89,11 @@ static void write_block(const struct part *p, uint32_t at, struct block *block, 
             bytes[i / 2] |= (uint8_t)((block->q[i] & 15) << 4 * (i % 2));
         }
     }
-    memcpy((uint8_t *)shared + (size_t)at * 2 * halves, block->halves, 2 * (size_t)halves);
+    memcpy((uint8_t *)shared + (size_t)number * 2 * halves, block->halves, 2 * (size_t)halves);
     if (!p->type->fifth_bits) return;
     uint32_t fifth = 0, count = (p->as->stored + BLOCK - 1) / BLOCK;
     for (int i = 0; i < BLOCK; ++i) fifth |= (uint32_t)(block->q[i] >> 4) << i;
-    memcpy(shared + p->as->scale_words - count + at, &fifth, sizeof fifth);
+    memcpy(shared + p->as->scale_words - count + number, &fifth, sizeof fifth);
 }
 
 /* Row number `row` of blocks, from values or from ggml's bytes. */
@@ -101,19 +101,20 @@ static bool encode_blocks(const struct part *p, size_t row, uint32_t *out, uint3
     uint32_t dims = p->as->dims, count = (dims + BLOCK - 1) / BLOCK;
     enum za_dtype dtype = p->as->dtype;
     struct block block;
-    for (uint32_t at = 0; at < count; ++at) {
+    const uint8_t *bytes = (const uint8_t *)p->values + row * count * za_block_bytes(dtype);
+    for (uint32_t number = 0; number < count; ++number) {
         if (p->blocks) {
-            if (!za_block_read(dtype, (const uint8_t *)p->values + (row * count + at) * za_block_bytes(dtype), &block))
+            if (!za_block_read(dtype, bytes + number * za_block_bytes(dtype), &block))
                 return za_fail("%s: got a scale or minimum that is not finite in token %zu, KV head %zu, block %u, "
-                               "expected numbers", p->name, row / p->kv_heads, row % p->kv_heads, at);
+                               "expected numbers", p->name, row / p->kv_heads, row % p->kv_heads, number);
             for (int i = 0; i < BLOCK; ++i) *largest = fmax(*largest, (double)fabsf(za_block_value(dtype, &block, i)));
         } else {
             float x[BLOCK] = {0};
-            for (uint32_t i = 0; i < BLOCK && at * BLOCK + i < dims; ++i)
-                x[i] = za_flushed(((const float *)p->values)[row * dims + at * BLOCK + i]);
+            for (uint32_t i = 0; i < BLOCK && number * BLOCK + i < dims; ++i)
+                x[i] = za_flushed(((const float *)p->values)[row * dims + number * BLOCK + i]);
             za_block_quantize(dtype, x, &block);
         }
-        write_block(p, at, &block, out, shared);
+        write_block(p, number, &block, out, shared);
     }
     return true;
 }
@@ -122,12 +123,12 @@ static bool encode_blocks(const struct part *p, size_t row, uint32_t *out, uint3
 static bool encode_fp8(const struct part *p, size_t row, uint8_t *out, double *largest) {
     float scale = p->scales[row % p->kv_heads];
     for (uint32_t i = 0; i < p->as->dims; ++i) {
-        size_t at = row * p->as->dims + i;
+        size_t offset = row * p->as->dims + i;
         if (!p->blocks) {
-            out[i] = za_fp8_bits(za_flushed(((const float *)p->values)[at]) / scale);
+            out[i] = za_fp8_bits(za_flushed(((const float *)p->values)[offset]) / scale);
             continue;
         }
-        out[i] = ((const uint8_t *)p->values)[at];
+        out[i] = ((const uint8_t *)p->values)[offset];
         float value = za_fp8_value(out[i]) * scale;
         if (isnan(value))
             return za_fail("%s: got an fp8_e4m3 NaN in token %zu, KV head %zu, value %u, expected numbers", p->name,
@@ -139,11 +140,11 @@ static bool encode_fp8(const struct part *p, size_t row, uint8_t *out, double *l
 
 /* Row number `row` of values that stay as they are, apart from those that count as 0. */
 static void encode_plain(const struct part *p, size_t row, uint32_t *out) {
-    size_t dims = p->as->dims, size = p->type->bits / 8, at = row * dims;
-    memcpy(out, (const char *)p->values + at * size, dims * size);
+    size_t dims = p->as->dims, size = p->type->bits / 8, first = row * dims;
+    memcpy(out, (const char *)p->values + first * size, dims * size);
     if (p->as->dtype == ZA_F16) return; /* it has no magnitude that counts as 0 */
     for (size_t i = 0; i < dims; ++i) {
-        float x = value_at(p->as->dtype, p->values, at + i);
+        float x = value_at(p->as->dtype, p->values, first + i);
         if (x != 0 && za_flushed(x) == 0) memset((char *)out + i * size, 0, size);
     }
 }

@@ -1,17 +1,15 @@
 /* The codec of K and V: the values of new tokens become rows, as the append kernel takes them.
 
-   A row is one token's K and V of one KV head, in uint32 words: K values, V values, K scales, V scales. Values lie one
-   behind the other in their storage type, the first in the lowest bits. Scales are what the blocks of a row share: the
-   float16 numbers of all blocks, the last word filled up with 0, then a word of fifth bits per block, where the type
-   has them. Dimensions behind those that are given count as 0. Of a cache in rows it is the bytes of a row of K, filled
-   up to words, then those of V: the values, or ggml's blocks.
+   A row is one token's K and V of one KV head, in uint32 words: K values, V values, K scales, V scales. Values follow
+   each other in their storage type, the first in the lowest bits. The scales are the float16 numbers of all blocks of
+   the row, padded to a word, and then a word of fifth bits per block, if the type has fifth bits. Dimensions after
+   head_dim count as 0. A cache in rows has other rows: the bytes of a row of K, padded to words, then the bytes of a
+   row of V. These are values, or ggml's blocks.
 
    Values: magnitudes up to 2**60, those below 2**-40 count as 0; f16 takes every finite float16, block types what
    za_storage says, fp8_e4m3 up to 448 times the scale of the head. The codec is rows.c, blocks.c and floats.c,
    which depend on nothing but the contract and error.h. */
-#ifndef ROWS_H
-#define ROWS_H
-
+#pragma once
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -20,7 +18,7 @@
 /* K, or V, of a row. A latent shape has no V: all numbers are 0. */
 struct row_part {
     enum za_dtype dtype;
-    uint32_t dims, stored; /* dimensions that are given, and as tiles have them, filled up with zeros */
+    uint32_t dims, stored; /* dimensions of the host's values, and of tiles, which are padded with zeros */
     uint32_t value_words, scale_words;
     uint32_t stride; /* bytes from a row to the next; 0: tiles */
 };
@@ -38,8 +36,6 @@ struct new_rows {
     const float *k_scales, *v_scales;
 };
 
-/* Write tokens times kv_heads rows to `out`. `largest_k` becomes at least the largest magnitude of k. False for a value
-   that is not taken. */
+/* Write tokens times kv_heads rows to `out`. *largest_k becomes at least the largest magnitude of k. False: the type
+   does not take a value. */
 bool za_rows_encode(const struct row_format *format, const struct new_rows *rows, uint32_t *out, double *largest_k);
-
-#endif

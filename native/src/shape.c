@@ -41,7 +41,7 @@ static bool check_limits(const struct za_options *o) {
                    MAX_HEAD_DIM);
 }
 
-/* rows: K and V lie in rows, of strides that are 0 in the options without gaps. */
+/* rows: K and V lie in rows. A stride of 0 in the options means rows without gaps. */
 static struct sizes sizes_of(const struct za_options *o, bool cpu, struct registers registers, bool rows) {
     struct sizes s = {
         .q_heads = o->q_heads,
@@ -133,7 +133,7 @@ uint64_t za_rows_bytes(const struct shape *shape, uint64_t new_rows) { return 4 
 
 /* --- workgroups of pass 1 ---------------------------------------------------------------------------- */
 
-/* Query vectors whose sums a wave's registers hold, of so many at most. */
+/* How many query vectors, at most `most`, have sums that fit in a wave's registers. */
 static uint64_t vectors(const struct sizes *s, uint64_t most) {
     return za_min(most, za_max(1, s->sums / WAVE / s->value_slice));
 }

@@ -1,7 +1,5 @@
 /* The numbers of a shape, its types, and how K and V lie. */
-#ifndef SHAPE_H
-#define SHAPE_H
-
+#pragma once
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -9,8 +7,8 @@
 #include "zinc_attn.h"
 #include "zinc_contract.h"
 
-/* What most of the library asks for, and all sizes of the contract. k_dim and v_dim are head_dim and v_head_dim as the
-   device has them, filled up with zeros. */
+/* The numbers that most of the library uses, and all sizes of the contract. k_dim and v_dim are head_dim and v_head_dim
+   on the device, where rows are padded with zeros. */
 struct shape {
     uint32_t q_heads, kv_heads, head_dim, v_head_dim, k_dim, v_dim, page_size;
     bool latent;
@@ -20,11 +18,12 @@ struct shape {
     struct sizes sizes;
 };
 
-/* False, and why (error.h), for options that make no shape. cpu: the kind of device. */
+/* False: the options make no shape, and za_error says why. cpu: the kind of device. */
 bool za_shape(const struct za_options *options, bool cpu, struct registers registers, struct shape *shape);
 
-/* Query heads of a row that a workgroup of pass 1 serves, in a call of so many items; query rows that one serves where
-   rows share keys, 1 where none do. shared_bytes: of the device's workgroups. As kernels/tuning.py has them. */
+/* How many query heads of a row a workgroup of pass 1 serves, in a call of so many items; how many query rows it
+   serves if rows share keys, 1 if they share none. shared_bytes: of the device's workgroups. kernels/tuning.py has
+   the same rules. */
 uint32_t za_heads_together(const struct sizes *s, uint64_t items, uint32_t shared_bytes);
 uint32_t za_rows_together(const struct sizes *s, uint32_t shared_bytes);
 
@@ -33,7 +32,5 @@ uint64_t za_q_bytes(const struct shape *shape, uint64_t rows);       /* as the k
 uint64_t za_out_bytes(const struct shape *shape, uint64_t rows);     /* out, then lse, as they write them */
 uint64_t za_rows_bytes(const struct shape *shape, uint64_t new_rows);
 
-/* Invocations of the waves of a workgroup that serves so many query vectors. */
+/* How many invocations a wave has, in a workgroup that serves so many query vectors. */
 uint32_t za_lanes(const struct sizes *s, uint64_t served);
-
-#endif

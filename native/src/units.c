@@ -32,13 +32,13 @@ void *za_units_chain(struct za_units_features *features, void *next) {
 }
 
 static bool has_features(const struct za_host *host, const struct za_functions *vk) {
-    struct za_units_features found;
+    struct za_units_features features;
     VkPhysicalDeviceFeatures2 query = {
         .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2,
-        .pNext = za_units_chain(&found, NULL),
+        .pNext = za_units_chain(&features, NULL),
     };
     vk->GetPhysicalDeviceFeatures2(host->physical, &query);
-    return found.matrices.cooperativeMatrix && found.int8.shaderInt8 && found.memory.vulkanMemoryModel;
+    return features.matrices.cooperativeMatrix && features.int8.shaderInt8 && features.memory.vulkanMemoryModel;
 }
 
 /* Invocations of a subgroup. lavapipe of Mesa 26.2 with 16 crashes as it compiles products of matrices. */
@@ -55,7 +55,7 @@ static uint32_t subgroup_of(const struct za_host *host, const struct za_function
 
 static bool is_side(uint32_t size) { return size == MOST_SIDE / 2 || size == MOST_SIDE; }
 
-/* Of the shapes whose sums are exact, the one with the most products. */
+/* Choose the shape with the most products among the shapes with exact sums. */
 static void choose(const struct product *shapes, uint32_t count, struct za_units *best) {
     for (const struct product *s = shapes; s < shapes + count; ++s) {
         const bool fits = is_side(s->m) && is_side(s->n) && (is_side(s->k) || s->k == 2 * MOST_SIDE);

@@ -1,15 +1,14 @@
 /* Matrix units for int8 with int32 sums, of VK_KHR_cooperative_matrix, which the headers of Vulkan 1.3.239 lack. */
-#ifndef UNITS_H
-#define UNITS_H
-
+#pragma once
 #include "functions.h"
 
-/* Products of int8 matrices, (m, k) by (k, n), that a subgroup of so many invocations makes; m is 0: none. */
+/* Products of int8 matrices, (m, k) by (k, n), by a subgroup of so many invocations. m 0: the device has no such
+   units. */
 struct za_units {
     uint32_t m, n, k, subgroup;
 };
 
-/* What a device needs to have on, in a chain. */
+/* The features that a device must have enabled, in a chain. */
 struct za_units_features {
     struct {
         VkStructureType sType;
@@ -22,11 +21,9 @@ struct za_units_features {
 
 extern const char za_units_extension[];
 
-/* The shape that kernels are run with; m is 0 where the device, of Vulkan 1.3, has none or cannot say how large a
-   subgroup is. wave32: pipelines ask for subgroups of 32. */
+/* The shape of products that kernels use. m is 0 if the device, of Vulkan 1.3, has none or has subgroups of an unknown
+   size. wave32: pipelines ask for subgroups of 32. */
 struct za_units za_units_of(const struct za_host *host, const struct za_functions *vk, bool wave32);
 
-/* Fill the chain with what is to be on, `next` behind it. */
+/* Fill the chain with these features; `next` comes after it. */
 void *za_units_chain(struct za_units_features *features, void *next);
-
-#endif

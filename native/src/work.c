@@ -19,9 +19,9 @@ struct seen {
 };
 
 static struct seen keys_of(const struct za_call *call, const struct za_request *r, uint32_t row) {
-    uint32_t behind = r->tokens + 1 + row > r->q_len ? r->tokens + 1 + row - r->q_len : 0; /* its own */
-    uint32_t first = call->window && behind > call->window ? behind - call->window : 0;
-    return (struct seen){first, r->noncausal ? r->tokens : behind};
+    uint32_t end = r->tokens + 1 + row > r->q_len ? r->tokens + 1 + row - r->q_len : 0; /* after the row's own key */
+    uint32_t first = call->window && end > call->window ? end - call->window : 0;
+    return (struct seen){first, r->noncausal ? r->tokens : end};
 }
 
 /* Node where split `i` begins. */
@@ -29,7 +29,7 @@ static uint32_t node_of(const struct layout *l, uint32_t i) {
     return l->first_node + (uint32_t)((uint64_t)i * l->nodes / l->splits);
 }
 
-/* Nodes [begin, end) that split `i` has for a row, of those from `from` on that hold keys which the row sees. */
+/* The nodes [begin, end) of split `i` that hold keys which a row sees, from node `from` on. False: there are none. */
 static bool item_nodes(const struct layout *l, bool single_pass, struct seen seen, uint32_t from, uint32_t i,
                        uint32_t *begin, uint32_t *end) {
     uint32_t last = za_ceil_div(seen.limit, KEYS_PER_NODE);
@@ -50,7 +50,8 @@ struct layout za_layout(const struct shape *shape, const struct za_call *call, c
     return l;
 }
 
-/* Rows of a block of `each` attend the nodes together of which all of them see every key: those up to here. */
+/* The rows of a block of `each` rows attend a node together if all of them see every key of it. Return the number of
+   such nodes, which are the first nodes of the sequence. */
 static uint32_t together(const struct za_call *call, const struct za_request *request, uint32_t each, uint32_t row) {
     if (each < 2 || call->window) return 0;
     uint32_t first = row / each * each;
@@ -62,7 +63,7 @@ static bool same_table(const struct za_call *call, uint32_t i) {
     return i && call->request[i].page_table == call->request[i - 1].page_table;
 }
 
-/* The pages that requests from number `i` on use of a table that they share. */
+/* How many pages of a shared table the requests from number `i` on use. */
 static uint32_t pages_of(const struct shape *shape, const struct za_call *call, uint32_t i) {
     uint32_t tokens = call->request[i].tokens;
     while (++i < call->requests && same_table(call, i)) tokens = za_max(tokens, call->request[i].tokens);
@@ -84,7 +85,7 @@ static void count_items(const struct za_call *call, const struct za_request *req
     }
 }
 
-/* Shared items, and rows of each, where they pay. */
+/* Count shared items and the rows of each, if sharing is faster. */
 static void count_shared(const struct shape *shape, const struct za_call *call, struct rule rule,
                          struct counts *counts) {
     uint64_t items = 0, saved = 0;
@@ -137,16 +138,16 @@ struct counts za_counts(const struct shape *shape, const struct za_call *call,
 }
 
 struct parts za_parts(const struct shape *shape, const struct counts *counts) {
-    struct parts at = {.base = 0};
-    if (counts->shared) /* as kernels bind it: every device takes an offset of 256 bytes */
-        at.base = (HEADER_WORDS + counts->shared * ITEM_WORDS + 63) / 64 * 64;
-    at.rows = HEADER_WORDS + counts->items * ITEM_WORDS;
-    at.appends = at.rows + counts->rows * ROW_WORDS;
-    at.pages = at.appends + counts->new_rows * APPEND_WORDS;
-    at.heads = at.pages + counts->pages;
-    at.mask = at.heads + (counts->rows ? shape->q_heads * HEAD_WORDS : 0);
-    at.end = at.mask + counts->masks;
-    return at;
+    struct parts parts = {.base = 0};
+    if (counts->shared) /* kernels bind the rest at this offset: every device takes a multiple of 256 bytes */
+        parts.base = (HEADER_WORDS + counts->shared * ITEM_WORDS + 63) / 64 * 64;
+    parts.rows = HEADER_WORDS + counts->items * ITEM_WORDS;
+    parts.appends = parts.rows + counts->rows * ROW_WORDS;
+    parts.pages = parts.appends + counts->new_rows * APPEND_WORDS;
+    parts.heads = parts.pages + counts->pages;
+    parts.mask = parts.heads + (counts->rows ? shape->q_heads * HEAD_WORDS : 0);
+    parts.end = parts.mask + counts->masks;
+    return parts;
 }
 
 /* --- the words --------------------------------------------------------------------------------------- */
@@ -225,7 +226,7 @@ static void write_items(const struct za_call *call, const struct za_request *req
     }
 }
 
-/* Items of the keys that rows of a request attend together, those of a node side by side. */
+/* Item records of the keys that rows of a request attend together. Items of the same node are neighbors. */
 static void write_shared(const struct za_call *call, const struct za_request *request, uint32_t each,
                          uint32_t page_table, struct cursor *to) {
     const uint32_t nodes = request->tokens / KEYS_PER_NODE;
@@ -267,7 +268,7 @@ static void write_rows(const struct za_call *call, const struct za_request *requ
     to->state += request->q_len * l->nodes;
 }
 
-/* Head records. scales: (2, kv_heads) or NULL. Products in double, rounded once, but a sink's, which is of floats. */
+/* Head records. scales: (2, kv_heads) or NULL. Products are in double and rounded once, except a sink's in float. */
 static void write_heads(const struct shape *shape, const struct za_call *call, const float *scales,
                         struct work_head *head) {
     for (uint32_t h = 0; h < shape->q_heads; ++h, ++head) {
@@ -285,17 +286,18 @@ static void write_heads(const struct shape *shape, const struct za_call *call, c
     }
 }
 
-static void *at(uint32_t *work, uint64_t word) { return work + word; }
+static void *word_at(uint32_t *work, uint64_t word) { return work + word; }
 
-/* Records between those of the call and the end of the room: no item has a leaf, no row a state, no token a place. */
+/* Records after the call's, up to the end of the room. They do nothing: items have no leaf, rows no state, tokens no
+   place. */
 static void write_rest(const struct cursor *to, const struct parts *parts, uint32_t *work) {
-    memset(to->item, 0, (size_t)((char *)at(work, parts->rows) - (char *)to->item));
-    memset(to->row_record, 0, (size_t)((char *)at(work, parts->appends) - (char *)to->row_record));
-    struct work_append *end = at(work, parts->pages);
+    memset(to->item, 0, (size_t)((char *)word_at(work, parts->rows) - (char *)to->item));
+    memset(to->row_record, 0, (size_t)((char *)word_at(work, parts->appends) - (char *)to->row_record));
+    struct work_append *end = word_at(work, parts->pages);
     for (struct work_append *append = to->append; append < end; ++append) append->position = NO_TOKEN;
 }
 
-/* The header of the shared items, which find all tables as the header behind them does, `base` words farther. */
+/* The header of the shared items. It has the same tables as the main header, which lie `base` words farther from it. */
 static void write_shared_header(const struct work_header *header, uint32_t base, struct work_header *shared) {
     *shared = *header;
     shared->row_table += base;
@@ -308,15 +310,15 @@ void za_work_write(const struct shape *shape, const struct za_call *call, struct
     const uint32_t base = (uint32_t)parts.base;
     uint32_t *work = whole + base, table = 0;
     struct cursor to = {
-        .item = at(work, HEADER_WORDS),
-        .shared = at(whole, HEADER_WORDS),
-        .row_record = at(work, parts.rows),
-        .append = at(work, parts.appends),
+        .item = word_at(work, HEADER_WORDS),
+        .shared = word_at(whole, HEADER_WORDS),
+        .row_record = word_at(work, parts.rows),
+        .append = word_at(work, parts.appends),
         .page = (uint32_t)parts.pages,
         .mask = (uint32_t)parts.mask,
     };
-    write_header(shape, call, room, layer, &parts, at(work, 0));
-    if (room->shared) write_shared_header(at(work, 0), base, at(whole, 0));
+    write_header(shape, call, room, layer, &parts, word_at(work, 0));
+    if (room->shared) write_shared_header(word_at(work, 0), base, word_at(whole, 0));
     for (uint32_t i = 0; i < call->requests; ++i) {
         const struct za_request *request = &call->request[i];
         if (!same_table(call, i)) {
@@ -335,5 +337,5 @@ void za_work_write(const struct shape *shape, const struct za_call *call, struct
             *to.append++ = (struct work_append){request->tokens - request->new_rows + row, table};
     }
     write_rest(&to, &parts, work);
-    if (room->rows) write_heads(shape, call, layer->scales, at(work, parts.heads));
+    if (room->rows) write_heads(shape, call, layer->scales, word_at(work, parts.heads));
 }

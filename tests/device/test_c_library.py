@@ -468,7 +468,7 @@ def test_too_large_a_key_does_not_stay(opened, inputs):
 
 def test_what_a_cache_and_a_copy_refuse(opened):
     assert not opened.c.za_copy_page(opened.cache, 3, 12)
-    assert opened.error == "source, target: got pages 3 and 12, expected ones below 12"
+    assert opened.error == "source, target: got pages 3 and 12, expected pages below 12"
     too_large = opened.make_cache(1000, 1 << 20)
     assert too_large.startswith("layers, pages: got 1000 and 1048576, ")
     assert too_large.endswith("make several caches of fewer layers or pages")

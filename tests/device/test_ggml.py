@@ -379,8 +379,8 @@ def test_a_state_in_a_buffer_is_restored_in_the_order_of_cells(back_end, rng):
 def test_the_processor_is_no_second_device_behind_another_reader_of_its_memory(back_end, tmp_path):
     """BLAS would be asked before it, and take weights in the products' layout for ggml's blocks."""
     library = c.CDLL(shutil.copy(back_end.path, tmp_path / "b.so"))
-    library.devices_behind_another.restype = c.c_size_t
-    assert library.devices_behind_another() == 1
+    library.devices_after_another.restype = c.c_size_t
+    assert library.devices_after_another() == 1
 
 
 @pytest.mark.parametrize("kind", ["f16", "q8_0"])

@@ -1,4 +1,4 @@
-// The back end of native/ggml behind functions that Python calls, for tests/device/test_ggml.py.
+// Functions through which Python calls the back end of native/ggml, for tests/device/test_ggml.py.
 #include <utility>
 
 #include "../../native/ggml/interface.h"
@@ -19,7 +19,7 @@ int64_t ggml_blck_size(ggml_type type) { return TYPES[type].values; }
 size_t ggml_row_size(ggml_type type, int64_t n) { return size_t(n / TYPES[type].values) * TYPES[type].bytes; }
 const char *ggml_type_name(ggml_type type) { return TYPES[type].name; }
 
-// --- the bound ggml: the functions here; interface.cpp has a test of its own -------------------------------------------
+// --- the bound ggml: the functions here; interface.cpp has its own test ----------------------------------------------
 
 bool zinc::bind(const void *) { return true; }
 int zinc::api_version() { return GGML_BACKEND_API_VERSION; }
@@ -40,9 +40,9 @@ ggml_backend_buffer_type_t ggml_backend_cpu_buffer_type() {
     return &type;
 }
 
-// --- the devices that ggml has before ---------------------------------------------------------------------------------
+// --- the devices that ggml has before --------------------------------------------------------------------------------
 
-static ggml_backend_device before[2];  // the CPU, and what reads its memory, too
+static ggml_backend_device before[2];  // the CPU, and another device that reads its memory
 static size_t devices_before = 1;
 
 size_t ggml_backend_dev_count() { return devices_before; }
@@ -64,33 +64,33 @@ static thread_local ggml_backend_t backend;
 static thread_local std::vector<ggml_backend_buffer_t> buffers;
 
 extern "C" {
-// How many devices there are when another reader of the host's memory is there before.
-size_t devices_behind_another() {
+// How many devices the registry has if ggml has another device that reads the host's memory.
+size_t devices_after_another() {
     devices_before = 2;
-    ggml_backend_reg_t found = ggml_backend_init();
-    return found ? found->iface.get_device_count(found) : 0;
+    ggml_backend_reg_t registry = ggml_backend_init();
+    return registry ? registry->iface.get_device_count(registry) : 0;
 }
 bool open_back_end() {
-    ggml_backend_reg_t found = ggml_backend_init();
-    device = found ? found->iface.get_device(found, 0) : nullptr;
+    ggml_backend_reg_t registry = ggml_backend_init();
+    device = registry ? registry->iface.get_device(registry, 0) : nullptr;
     backend = device ? device->iface.init_backend(device, nullptr) : nullptr;
     return backend;
 }
 
 // Dispatches, barriers and workgroups until now.
-void counts(uint64_t found[3]) {
+void counts(uint64_t totals[3]) {
     void *address = device->reg->iface.get_proc_address(device->reg, "zinc_attn_counts");
-    reinterpret_cast<void (*)(uint64_t *)>(address)(found);
+    reinterpret_cast<void (*)(uint64_t *)>(address)(totals);
 }
 
 ggml_backend_buffer_t make_buffer(size_t bytes, int usage) {
     ggml_backend_buffer_type_t type = device->iface.get_buffer_type(device);
-    ggml_backend_buffer_t made = type->iface.alloc_buffer(type, bytes);
-    made->usage = ggml_backend_buffer_usage(usage);
-    buffers.push_back(made);
-    return made;
+    ggml_backend_buffer_t buffer = type->iface.alloc_buffer(type, bytes);
+    buffer->usage = ggml_backend_buffer_usage(usage);
+    buffers.push_back(buffer);
+    return buffer;
 }
-// ggml's, with bytes that are not 0, which tells through `freed` when ggml gets it back.
+// A buffer of ggml's, filled with bytes that are not 0. Its free sets *freed if ggml's functions are back.
 ggml_backend_buffer_t make_host_buffer(size_t bytes, bool *freed) {
     static bool *told;
     static void *memory;
@@ -108,11 +108,11 @@ size_t free_bytes() {
     return free;
 }
 void close_back_end() {
-    for (ggml_backend_buffer_t made : buffers) made->iface.free_buffer(made);
+    for (ggml_backend_buffer_t buffer : buffers) buffer->iface.free_buffer(buffer);
     buffers.clear();
     backend->iface.free(backend);
 }
-// A tensor is a weight from now on, here or on another device.
+// Makes a tensor a weight, here or on another device.
 void make_weight(ggml_tensor *tensor, bool here) {
     tensor->buffer = new ggml_backend_buffer(*tensor->buffer);
     tensor->buffer->usage = GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
@@ -120,32 +120,32 @@ void make_weight(ggml_tensor *tensor, bool here) {
     if (!here) tensor->buffer->iface = {}, tensor->buffer->buft = &elsewhere;
 }
 void hand_over(const ggml_tensor *tensor) { backend->iface.cpy_tensor_async(backend, backend, tensor, nullptr); }
-// The bytes of a binding from now on; until now.
+// Sets the most bytes of a binding, and returns the former number.
 size_t set_most(size_t bytes) { return std::exchange(static_cast<zinc::Device *>(device->context)->most, bytes); }
 void clear_buffer(ggml_backend_buffer_t buffer) { buffer->iface.clear(buffer, 0); }
 
 // A contiguous tensor at an offset of the buffer.
 ggml_tensor *make_tensor(int type, const int64_t *ne, ggml_backend_buffer_t buffer, size_t offset) {
-    ggml_tensor *made = new ggml_tensor{};
-    made->type = ggml_type(type);
-    std::copy_n(ne, 4, made->ne);
-    made->nb[0] = ggml_type_size(made->type);
-    made->nb[1] = ggml_row_size(made->type, ne[0]);
-    for (int i = 2; i < 4; ++i) made->nb[i] = made->nb[i - 1] * size_t(ne[i - 1]);
-    made->buffer = buffer;
-    made->data = static_cast<char *>(buffer->iface.get_base(buffer)) + offset;
-    return made;
+    ggml_tensor *tensor = new ggml_tensor{};
+    tensor->type = ggml_type(type);
+    std::copy_n(ne, 4, tensor->ne);
+    tensor->nb[0] = ggml_type_size(tensor->type);
+    tensor->nb[1] = ggml_row_size(tensor->type, ne[0]);
+    for (int i = 2; i < 4; ++i) tensor->nb[i] = tensor->nb[i - 1] * size_t(ne[i - 1]);
+    tensor->buffer = buffer;
+    tensor->data = static_cast<char *>(buffer->iface.get_base(buffer)) + offset;
+    return tensor;
 }
-ggml_tensor *make_view(ggml_tensor *of, const int64_t *ne, const size_t *nb, size_t offset) {
-    ggml_tensor *made = new ggml_tensor(*of);
-    std::copy_n(ne, 4, made->ne);
-    std::copy_n(nb, 4, made->nb);
-    made->view_src = of->view_src ? of->view_src : of;
-    made->view_offs += offset;
-    made->data = static_cast<char *>(made->data) + offset;
-    return made;
+ggml_tensor *make_view(ggml_tensor *source, const int64_t *ne, const size_t *nb, size_t offset) {
+    ggml_tensor *view = new ggml_tensor(*source);
+    std::copy_n(ne, 4, view->ne);
+    std::copy_n(nb, 4, view->nb);
+    view->view_src = source->view_src ? source->view_src : source;
+    view->view_offs += offset;
+    view->data = static_cast<char *>(view->data) + offset;
+    return view;
 }
-// Whether it may be a layer's keys.
+// Whether the tensor may be a layer's keys.
 bool takes_cache(ggml_tensor *tensor) {
     std::strcpy(tensor->name, "cache_k_l0");
     return tensor->buffer->iface.init_tensor(tensor->buffer, tensor) == GGML_STATUS_SUCCESS;
@@ -157,12 +157,12 @@ void get_bytes(const ggml_tensor *tensor, void *data, size_t offset, size_t size
     tensor->buffer->iface.get_tensor(tensor->buffer, tensor, data, offset, size);
 }
 const void *bytes_of(const ggml_tensor *tensor) { return tensor->data; }
-// Bytes of a tensor whose memory the host addresses, from a place in it to another.
+// Copies bytes within a tensor whose memory the host addresses.
 void copy_bytes(ggml_tensor *tensor, size_t from, size_t to, size_t size) {
     set_bytes(tensor, static_cast<const char *>(tensor->data) + from, to, size);
 }
 
-// `out` becomes the operation's result. Whether the device takes it.
+// Makes `out` the operation's result, and returns whether the device takes the operation.
 bool describe(int op, ggml_tensor *out, ggml_tensor *const *src, const void *params, int flags) {
     out->op = ggml_op(op);
     out->flags = flags;
@@ -170,7 +170,7 @@ bool describe(int op, ggml_tensor *out, ggml_tensor *const *src, const void *par
     std::memcpy(out->op_params, params, sizeof out->op_params);
     return device->iface.supports_op(device, out);
 }
-// A graph of the operation alone, whose result has this name, is made ready.
+// Optimizes a graph of a single operation, whose result has this name.
 void prepare(int op, ggml_tensor *out, ggml_tensor *const *src, const char *name) {
     ggml_backend_graph_optimize_params ignored{[](void *, ggml_tensor *, ggml_tensor *) {}, nullptr};
     const float none[16] = {};

@@ -1,5 +1,5 @@
-// As much of ggml's interface as native/ggml uses, so that it is tested where no llama.cpp is built: the names and their
-// meaning are ggml's, all else is not.
+// As much of ggml's interface as native/ggml uses, so that it is tested where no llama.cpp is built: the names and
+// their meaning are ggml's, all else is not.
 #pragma once
 #include <algorithm>
 #include <cstddef>

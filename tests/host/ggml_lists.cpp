@@ -44,8 +44,8 @@ static void answer_states(std::istream &in) {
     zinc::SavedOrders saved(64);
     while (in >> word) {
         uint32_t cell = uint32_t(std::strtoul(word.c_str() + 1, nullptr, 10));
-        size_t at = word.find(':');
-        uint64_t row = at == std::string::npos ? 0 : std::stoull(word.substr(at + 1));
+        size_t colon = word.find(':');
+        uint64_t row = colon == std::string::npos ? 0 : std::stoull(word.substr(colon + 1));
         if (word[0] == 'w') order.write(cell);
         const void *buffer = word[0] < 'a' && word[0] != '.' ? &saved : nullptr;
         if (std::tolower(word[0]) == 's') saved.save(buffer, &order, cell, &row, sizeof row);
@@ -59,7 +59,8 @@ static void answer_states(std::istream &in) {
 static void answer_lists(std::istream &in) {
     uint32_t rows, cells, n;
     zinc::StreamMask stream{};
-    in >> rows >> cells >> stream.written.first >> stream.written.step >> stream.pages.first >> stream.pages.step >> n;
+    in >> rows >> cells >> stream.cell_ids.first >> stream.cell_ids.step;
+    in >> stream.pages.first >> stream.pages.step >> n;
     std::vector<uint32_t> order(n);
     for (uint32_t &cell : order) in >> cell;
     std::vector<uint16_t> mask;

@@ -90,7 +90,7 @@ def test_an_interface_is_told_by_what_it_exports(plugin, tmp_path, version, mark
         ("1.26.0", {}, ""),
         ("0.26.0", {"marks": ()}, ""),
         ("0.26.0", {"without": "ggml_nbytes"}, "got a ggml without ggml_nbytes, expected ggml 0.25 to 0.27 as a"),
-        ("0.26.0", {"sums": "SUM_ALL"}, "got a ggml 0.26.0 of which SUM is not what it is in 0.25.3; take another"),
+        ("0.26.0", {"sums": "SUM_ALL"}, "got ggml 0.26.0, whose SUM is not that of 0.25.3; take another build"),
     ],
 )
 def test_any_other_is_refused_in_a_line(plugin, tmp_path, capfd, version, options, said):
