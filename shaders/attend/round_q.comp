@@ -20,8 +20,8 @@ layout(set = 0, binding = ROUND_BIND_ROUNDED, std430) restrict writeonly buffer 
 shared float tops[WAVE];  // the largest magnitude that each lane has seen
 
 // Magnitudes below MIN_INPUT count as 0, as in every arithmetic.
-float number(uint at) {
-    return abs(q[at]) < MIN_INPUT ? 0.0 : q[at];
+float number(uint index) {
+    return abs(q[index]) < MIN_INPUT ? 0.0 : q[index];
 }
 
 void main() {
