@@ -12,12 +12,11 @@ import sys
 import urllib.error
 import urllib.request
 
+import llama_random  # of scripts/lib, which llama_programs puts on the path
 import pytest
 from c_host import WRAPPED
 from llama_programs import BIN, LLAMA, MODEL, OURS, ROOT, run, serving
 from validated import SETTINGS, needs_layer
-
-import llama_random  # of scripts/lib, which llama_programs puts on the path
 
 pytestmark = pytest.mark.llama
 LOAD = (sys.executable, ROOT / "scripts" / "lib" / "llama_load.py", BIN / "llama-server")
