@@ -139,7 +139,7 @@ NATIVE_TESTS = {  # the begin of a node id, or all of it
     "lists": "host/test_ggml_lists.py::test_",
     "ggml": "device/test_ggml.py::test_",
     "integer bits": "device/test_ggml.py::test_bits_are_the_oracle_s[vulkan-integer]",
-    "refused types": "device/test_ggml.py::test_what_an_arithmetic",
+    "refused types": "device/test_ggml.py::test_what_an_arithmetic_does_not_take_is_refused[vulkan]",
     "experts": "device/test_ggml.py::test_experts",
     "graphs": "device/test_ggml.py::test_a_graph_has",
     "fused": "device/test_ggml.py::test_a_fusion_saves",
