@@ -13,7 +13,7 @@ const uint K_BITS = K_STORAGE == STORAGE_F32 ? 32u : (K_STORAGE == STORAGE_F16 |
 const uint K_HALVES = K_STORAGE == STORAGE_Q5_1 || K_STORAGE == STORAGE_Q4_1 ? 2u : (K_STORAGE == STORAGE_F32 || K_STORAGE == STORAGE_F16 || K_STORAGE == STORAGE_BF16 || K_STORAGE == STORAGE_FP8_E4M3 ? 0u : 1u);
 // 1 where a block has a word of fifth bits
 const uint K_FIFTH = K_STORAGE == STORAGE_Q5_1 || K_STORAGE == STORAGE_Q5_0 ? 1u : 0u;
-const uint K_VALUES = K_DIM * K_BITS / 32u;  // words of the values of one token's K, for one KV head
+const uint K_VALUES = K_DIM * K_BITS / 32u;  // words of a token's K values, of one KV head
 const uint K_BLOCKS = (K_DIM + BLOCK - 1u) / BLOCK;  // blocks of a row
 const uint K_PAIRED = (K_BLOCKS * K_HALVES + 1u) / 2u;  // words of the blocks' float16 numbers
 const uint K_SCALES = K_PAIRED + K_BLOCKS * K_FIFTH;  // these words and the words of fifth bits
@@ -23,7 +23,7 @@ const uint V_BITS = V_STORAGE == STORAGE_F32 ? 32u : (V_STORAGE == STORAGE_F16 |
 const uint V_HALVES = V_STORAGE == STORAGE_Q5_1 || V_STORAGE == STORAGE_Q4_1 ? 2u : (V_STORAGE == STORAGE_F32 || V_STORAGE == STORAGE_F16 || V_STORAGE == STORAGE_BF16 || V_STORAGE == STORAGE_FP8_E4M3 ? 0u : 1u);
 // 1 where a block has a word of fifth bits
 const uint V_FIFTH = V_STORAGE == STORAGE_Q5_1 || V_STORAGE == STORAGE_Q5_0 ? 1u : 0u;
-const uint V_VALUES = V_DIM * V_BITS / 32u;  // words of the values of one token's V, for one KV head
+const uint V_VALUES = V_DIM * V_BITS / 32u;  // words of a token's V values, of one KV head
 const uint V_BLOCKS = (V_DIM + BLOCK - 1u) / BLOCK;  // blocks of a row
 const uint V_PAIRED = (V_BLOCKS * V_HALVES + 1u) / 2u;  // words of the blocks' float16 numbers
 const uint V_SCALES = V_PAIRED + V_BLOCKS * V_FIFTH;  // these words and the words of fifth bits

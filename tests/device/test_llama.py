@@ -12,7 +12,6 @@ import sys
 import urllib.error
 import urllib.request
 
-import llama_random  # of scripts/lib, which llama_programs puts on the path
 import pytest
 from c_host import WRAPPED
 from llama_programs import BIN, LLAMA, MODEL, OURS, ROOT, llama_random, run, serving
