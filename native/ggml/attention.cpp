@@ -53,9 +53,6 @@ bool attention_supported(Device *device, const ggml_tensor *op) {
 
 // --- dispatches ------------------------------------------------------------------------------------------------------
 
-tensor dense(const tensor &rows, uint32_t dims) {
-    return {0, {dims, rows.n[1], rows.n[2], rows.n[3]}, {1, dims, dims * rows.n[1], dims * rows.n[1] * rows.n[2]}};
-}
 
 bool fit(Recording &r, const Bound &x, const Bound &y, float least) {
     return r.dispatch(GRAPH_FIT, {}, fit_params{x.view, y.view, least}, {x.place, y.place});

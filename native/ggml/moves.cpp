@@ -226,11 +226,7 @@ static bool note_rows(const ggml_tensor *op) {
 // Attention takes no magnitude below MIN_INPUT from a cache. f32 and bf16 have such magnitudes; they are written as +0.
 static bool flush(Recording &r, Bound *x) {
     const Bound from = *x;
-    Scratch taken;
-    x->view = dense(from.view, from.view.n[0]);
-    if (!r.device->recorder->scratch(4 * uint64_t(x->view.s[3]) * x->view.n[3], &taken)) return false;
-    x->place = taken.place;
-    return fit(r, from, *x, MIN_INPUT);
+    return scratch_rows(*r.device, from, from.view.n[0], x) && fit(r, from, *x, MIN_INPUT);
 }
 
 static bool record_set_rows(Recording &r, ggml_tensor *op) {

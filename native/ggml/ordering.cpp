@@ -41,15 +41,6 @@ static bool sort_rows(Recording &r, const Sort &s) {
     return true;
 }
 
-// Rows of `columns` indices in scratch memory.
-static bool scratch_rows(Recording &r, const Bound &x, uint64_t columns, Bound *rows) {
-    Scratch scratch;
-    const uint64_t rows = uint64_t(x.view.n[1]) * x.view.n[2] * x.view.n[3];
-    if (!r.device->recorder->scratch(4 * columns * rows, &scratch)) return false;
-    const uint32_t n = uint32_t(columns), plane = n * x.view.n[1];
-    *rows = {scratch.place, {0, {n, x.view.n[1], x.view.n[2], x.view.n[3]}, {1, n, plane, plane * x.view.n[2]}}};
-    return true;
-}
 
 static bool record_argsort(Recording &r, ggml_tensor *op) {
     if (const std::optional<bool> done = record_route(r, op)) return *done;
@@ -65,7 +56,7 @@ static bool record_top_k(Recording &r, ggml_tensor *op) {
     uint32_t n = s.x.view.n[0];
     s.ids = s.y;
     if (2 * keep > SORT_PIECE && n > SORT_PIECE) {
-        if (!scratch_rows(r, s.x, n, &s.y) || !sort_rows(r, s)) return false;
+        if (!scratch_rows(*r.device, s.x, n, &s.y) || !sort_rows(r, s)) return false;
         move_params params{s.y.view, s.y.view, result.view, 1, {}};
         params.x.n[0] = keep;
         return r.dispatch(GRAPH_MOVE, move_constants{MOVE_OP_LINEAR, MOVE_TYPE_I32, MOVE_TYPE_I32}, params,
@@ -75,7 +66,7 @@ static bool record_top_k(Recording &r, ggml_tensor *op) {
         const uint32_t columns = std::min<uint32_t>(power_of_two(n), SORT_PIECE), whole = n / columns;
         const uint32_t left = whole * keep + std::min(n % columns, keep);
         s.y = result;
-        if (n > columns && !scratch_rows(r, s.x, left, &s.y)) return false;
+        if (n > columns && !scratch_rows(*r.device, s.x, left, &s.y)) return false;
         if (!record(r, s, step, columns, n, keep, 0, false)) return false;
         if (n <= columns) return true;
         s.ids = s.y;

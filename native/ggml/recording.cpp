@@ -36,6 +36,19 @@ Bound bound(const Device &device, const ggml_tensor *t) {
     return binding;
 }
 
+tensor dense(const tensor &rows, uint32_t columns) {
+    const uint32_t plane = columns * rows.n[1];
+    return {0, {columns, rows.n[1], rows.n[2], rows.n[3]}, {1, columns, plane, plane * rows.n[2]}};
+}
+
+bool scratch_rows(const Device &device, const Bound &x, uint32_t columns, Bound *rows) {
+    Scratch scratch;
+    const uint64_t count = uint64_t(x.view.n[1]) * x.view.n[2] * x.view.n[3];
+    if (!device.recorder->scratch(4 * columns * count, &scratch)) return false;
+    *rows = {scratch.place, dense(x.view, columns)};
+    return true;
+}
+
 bool overlap(const ggml_tensor *a, const ggml_tensor *b) {
     return buffer_of(a) == buffer_of(b) && begin_of(a) < begin_of(b) + ggml_nbytes(b) &&
            begin_of(b) < begin_of(a) + ggml_nbytes(a);

@@ -123,6 +123,9 @@ inline const ggml_tensor *shaped(const ggml_tensor *t) {  // the tensor that t r
 }
 size_t unit_of(const ggml_tensor *t);                      // bytes of an element; 2 for blocks
 Bound bound(const Device &device, const ggml_tensor *t);   // in elements; blocks count as half words, n[0] as values
+tensor dense(const tensor &rows, uint32_t columns);        // the same rows, of `columns` elements each, without gaps
+// Takes scratch memory for dense(x.view, columns), of elements of 4 bytes.
+bool scratch_rows(const Device &device, const Bound &x, uint32_t columns, Bound *rows);
 bool fits(const Device &device, const ggml_tensor *t);     // whether one binding can hold the tensor
 bool overlap(const ggml_tensor *a, const ggml_tensor *b);  // whether they have bytes in common
 bool is_view(const ggml_tensor *node);                     // whether it computes nothing: a view or a leaf
