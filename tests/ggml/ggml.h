@@ -138,6 +138,7 @@ struct ggml_backend_reg {
         ggml_backend_dev_t (*get_device)(ggml_backend_reg_t, size_t);
         void *(*get_proc_address)(ggml_backend_reg_t, const char *);
     } iface;
+    void *context;
 };
 
 size_t ggml_type_size(ggml_type type);  // of a block, or of a value
