@@ -187,7 +187,7 @@ static void *proc_address(ggml_backend_reg_t, const char *name) {
     return std::strcmp(name, "zinc_attn_counts") ? nullptr : reinterpret_cast<void *>(counts);
 }
 
-static ggml_backend_reg registry = {0, {registry_name, device_count, get_device, proc_address}, nullptr};
+static ggml_backend_reg registry = {0, {registry_name, device_count, get_device, proc_address}};
 
 static void list(ggml_backend_device *device, Device *opened) {
     device->iface.get_name = device_name;
