@@ -130,7 +130,7 @@ const uint BIAS_ALIBI = 1u;
 const uint NO_TOKEN = 0xFFFFFFFFu;  // the position of no new token
 const uint HIDDEN = 0xFF800000u;  // minus infinity: the word of a mask for an unseen key, and of a head without a sink
 
-// What K_STORAGE and V_STORAGE number: types of stored values.
+// Types of stored values, which K_STORAGE and V_STORAGE number.
 const uint STORAGE_F32 = 0u, STORAGE_F16 = 1u, STORAGE_BF16 = 2u, STORAGE_Q8_0 = 3u, STORAGE_FP8_E4M3 = 4u, STORAGE_Q5_1
     = 5u, STORAGE_Q5_0 = 6u, STORAGE_Q4_1 = 7u, STORAGE_Q4_0 = 8u, STORAGE_IQ4_NL = 9u;
 const uvec4 IQ4_NL = uvec4(0xBFAD9881u, 0xF6EADDCFu, 0x26190D01u, 0x71594535u);  // 16 int8

@@ -49,7 +49,7 @@ static ZINC_INLINE void keep(float *to, const Run &run, const F &v, uint count) 
         to[uint(run) + i * run.step] = v[i];
 }
 
-// What kernels on lanes are made of. A vector's indices are those of its first element.
+// The parts of kernels on lanes. A vector's indices are those of its first element.
 struct OnLanes : Invocation {
     const uvec3 gl_WorkGroupSize = uvec3(1, 1, 1);
     OnLanes(const Step &step, Room &room, uint64_t number) : Invocation(step, room, group_of(step, number), 0, 1) {}

@@ -3,7 +3,7 @@
 
 namespace zinc {
 namespace {
-// What SUM_LANES invocations have of a row: f gives the vector from element j on, and lanes behind the end are `rest`.
+// The values of a row in SUM_LANES invocations: f gives the vector from element j on; lanes after the end are `rest`.
 struct Parts {
     alignas(64) float lanes[SUM_LANES];
 

@@ -219,7 +219,7 @@ class Pool {
     std::vector<std::unique_ptr<Room>> rooms;
 };
 
-// What this compiler or this processor does otherwise than the kernels rely on, or null.
+// The first thing that this compiler or processor does otherwise than the kernels rely on, or null.
 static const char *fault() {
     const FloatMode mode;
     volatile float a = 1.0f + 0x1p-12f, c = -(1.0f + 0x1p-11f), tiny = 0x1p-126f, half = 0.5f, big = 8388608.0f;

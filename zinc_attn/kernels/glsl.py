@@ -102,7 +102,7 @@ def _contract() -> Iterator[str]:
     yield "#define HEAD_WORD(head, word) work[work[HEADER_HEAD_TABLE] + (head) * HEAD_WORDS + word]"
     for name in ("NO_TOKEN", "HIDDEN"):
         yield from _explained(f"const uint {name} = 0x{getattr(declarations, name):08X}u;", told[name])
-    yield from ("", "// What K_STORAGE and V_STORAGE number: types of stored values.")
+    yield from ("", "// Types of stored values, which K_STORAGE and V_STORAGE number.")
     yield from numbered("STORAGE", STORAGE)
     table = [int.from_bytes(bytes(x & 0xFF for x in IQ4_NL[i : i + 4]), "little") for i in range(0, 16, 4)]
     yield f"const uvec4 IQ4_NL = uvec4({', '.join(f'0x{word:08X}u' for word in table)});  // 16 int8"
