@@ -14,6 +14,7 @@ OURS = Path(os.environ.get("ZINC_ATTN_GGML", "."))
 BIN = LLAMA / "plain" / "bin"
 MODEL = Path(os.environ.get("ZINC_ATTN_MODELS", ".")) / "SmolLM2-135M-Instruct.Q4_1.gguf"
 sys.path.insert(0, str(ROOT / "scripts" / "lib"))
+import llama_random  # noqa: E402, F401
 from llama_load import SERVER, server  # noqa: E402
 
 

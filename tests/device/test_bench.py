@@ -66,6 +66,7 @@ def test_the_times_of_the_passes():
     assert pass_times([(1.0, 3.0), (3.5, 7.5)]) == {"device": 6.5, "pass 1": 2.0, "gap": 0.5, "pass 2": 4.0}
 
 
+@pytest.mark.of_drivers
 def test_two_runtimes_share_a_run():
     pytest.importorskip("kp")
     with za.Device.open(runtime="kompute") as one, za.Device.open(one.info.index, runtime="vulkan") as other:

@@ -53,6 +53,7 @@ def test_a_drawn_part_with_other_bits_ends_the_run(cpu, monkeypatch):
         graph.passes("q8_0")(DrawnOracle(Wrong(cpu), "q8_0"), (6,))
 
 
+@pytest.mark.of_drivers
 def test_who_judges_is_said(device, cpu, capsys, tmp_path, monkeypatch):
     options = "--device", device.info.index, "--runtime", device.runtime.name, "--out", tmp_path
     for named, judge in (((), "cpu"), (("--oracle", "numpy"), "numpy")):
