@@ -27,6 +27,7 @@ def run(*command, library=OURS / "libggml-zinc.so", folder=None, **environment):
 @contextmanager
 def serving(model, *options):
     """A function that posts to a llama-server with the back end."""
+    os.environ.setdefault("GGML_BACKEND_PATH", str(OURS / "libggml-zinc.so"))
     here = ("-m", model, "--device", "ZINC0", "-ngl", "99", *SERVER)
 
     def post(path, **body):
