@@ -148,8 +148,8 @@ class Run:
                         sequence.scales[layer][name] = np.concatenate([sequence.scales[layer][name], x])
                 if self.strides != TILES:
                     words = from_rows(words, shape, self.dtype, self.strides)
-            given = options | (sequence.scales[layer] if integer else {})
-            want = za.reference.emulate(q, *sequence.layers[layer], **given) if q_len else None
+            scoring = options | (sequence.scales[layer] if integer else {})
+            want = za.reference.emulate(q, *sequence.layers[layer], **scoring) if q_len else None
             yield Values(words.reshape(-1), q, k, v, want)
 
     def step(self, parts: list[tuple[Any, ...]]) -> tuple[Any, list[Values]]:
@@ -167,7 +167,7 @@ class Run:
         whole = []
         for values in layers:
             *arrays, wants = zip(*values, strict=True)
-            results = [np.concatenate(one) for one in zip(*filter(None, wants), strict=True)]
+            results = [np.concatenate(pieces) for pieces in zip(*filter(None, wants), strict=True)]
             whole.append(Values(*map(np.concatenate, arrays), results))
         left_out = {"arithmetic"} | ({"mask_slopes"} if all(request["mask"] is None for request in requests) else set())
         options = {name: value for name, value in self.options.items() if name not in left_out}
@@ -237,8 +237,8 @@ class Checked:
         self.recordings = [self.owner.commands() for _ in range(SLOTS)]
         for slot, (command, _) in enumerate(self.recordings):
             for layer, (places, _) in enumerate(self.places):
-                at = slot, c.c_void_p(self.owner.number(command)), self.engine.cache, layer, c.byref(places)
-                assert self.c.za_record(self.prepared, *at), self.engine.error
+                arguments = slot, c.c_void_p(self.owner.number(command)), self.engine.cache, layer, c.byref(places)
+                assert self.c.za_record(self.prepared, *arguments), self.engine.error
             self.owner.end(command)
 
     def step(self, number: int, call: Any, layers: list[Values]) -> None:

@@ -47,8 +47,8 @@ class Made:
         return self.frees[-1][1]
 
     def close(self) -> None:
-        for name, one in reversed(self.frees):
-            getattr(self.c, name)(one)
+        for name, handle in reversed(self.frees):
+            getattr(self.c, name)(handle)
 
 
 Q = np.linspace(-1, 1, 64, dtype=np.float32).reshape(1, 4, 16)
@@ -83,8 +83,8 @@ def in_the_engine(make: Made, engine: Engine, places: Any, words: Any, rows: int
     command, submit = owner.commands()
     try:
         for layer in range(LAYERS):
-            at = c.c_void_p(owner.number(command)), engine.cache, layer, c.byref(places)
-            make("za_record", prepared, 0, *at)
+            arguments = c.c_void_p(owner.number(command)), engine.cache, layer, c.byref(places)
+            make("za_record", prepared, 0, *arguments)
     finally:
         owner.end(command)
     make("za_step", prepared, 0, c.byref(call_of(request)))
@@ -135,11 +135,11 @@ class Failures:
         self.engine = Engine(self.c, self.owner, self.options, LAYERS, 4, get_proc=self.get_proc)
         self.places = self.engine.places(SHAPE, 1, 2)
 
-    def opened(self, made: Made) -> Any:
-        return from_the_device_on(made, self.options, self.info.name.encode())
+    def opened(self, make: Made) -> Any:
+        return from_the_device_on(make, self.options, self.info.name.encode())
 
-    def recorded(self, made: Made) -> Any:
-        return in_the_engine(made, self.engine, *self.places, self.rows)
+    def recorded(self, make: Made) -> Any:
+        return in_the_engine(make, self.engine, *self.places, self.rows)
 
     def attempt(self, run: Any, *arguments: Any) -> str:
         """ "" where it succeeds, with the oracle's bits if there are results; else what failed."""
@@ -153,7 +153,7 @@ class Failures:
 
     def next_calls(self, make: Made, what: str) -> list[str]:
         """What five calls of the objects that there are give."""
-        there = {free: one for free, one in make.frees}
+        there = {free: handle for free, handle in make.frees}
         if what == "recorded":
             there = {"za_close": self.engine.attn, "za_cache_free": self.engine.cache}
         attn, cache, more = there.get("za_close"), there.get("za_cache_free"), Made(self.c)
@@ -161,7 +161,7 @@ class Failures:
             ("za_prepare", attn, c.byref(Room(1, 1, 1, 2, 4)), "za_prepared_free"),
             ("za_cache_make", attn, 1, 4, None, None, "za_cache_free"),
         )
-        said = [self.attempt(lambda one=one: more(*one[:-1], free=one[-1]) and None) for one in of_attn if attn]
+        said = [self.attempt(lambda call=call: more(*call[:-1], free=call[-1]) and None) for call in of_attn if attn]
         if cache:
             said += [self.attempt(run_once, more, cache) for _ in range(2)]
             said.append(self.attempt(more, "za_copy_page", cache, 3, 0))
@@ -174,11 +174,11 @@ class Failures:
         for run, name, result in ((x, y, z) for x in ("opened", "recorded") for y in fallible() for z in faults):
             self.rows = int(FULL or RESULTS[result] != "lost")
             for number in faults[result] or count(1):
-                made = Made(self.c)
+                make = Made(self.c)
                 with failing(f"{name}:{number}:{result}"):
-                    said = self.attempt(getattr(self, run), made)
-                behind = self.next_calls(made, run)
-                made.close()
+                    said = self.attempt(getattr(self, run), make)
+                behind = self.next_calls(make, run)
+                make.close()
                 if not said:
                     break
                 never.discard(name)
@@ -186,7 +186,7 @@ class Failures:
                 advice = "; use a shorter context or free memory" if name == "vkAllocateMemory" else ""
                 if not said.startswith(f"{code}: ") or not said.endswith(f"(VkResult {result}){advice}"):
                     raise WrongAnswer(where)
-                if {one.partition(":")[0] for one in behind} - {"lost" if code == "lost" else ""}:
+                if {text.partition(":")[0] for text in behind} - {"lost" if code == "lost" else ""}:
                     raise WrongAnswer(f"{where}; behind it {behind}")
                 counts[f"{run} {code}"] += 1
                 if run == "recorded" and code == "lost":
@@ -202,9 +202,9 @@ class Failures:
 
 
 def failures(loaded: c.CDLL, info: Any, faults: dict[int, Any]) -> Counter[str]:
-    before, made = blocks(loaded), Failures(loaded, info)
-    result = made.table(faults)
-    made.close()
+    before, runs = blocks(loaded), Failures(loaded, info)
+    result = runs.table(faults)
+    runs.close()
     if blocks(loaded) != before:
         raise WrongAnswer(f"{blocks(loaded) - before} blocks of memory were not freed")
     return result

@@ -82,7 +82,7 @@ class Twin:
 
     def check(self, layer: int, q: Any, got: Any, label: object = "") -> None:
         """``got``, out and lse of the query rows ``q`` over all that a layer holds, has the oracle's bits."""
-        scoring = {name: one[layer] if isinstance(one, list) else one for name, one in self.scoring.items()}
+        scoring = {name: value[layer] if isinstance(value, list) else value for name, value in self.scoring.items()}
         want = reference.emulate(q, *self.held[layer], **scoring)
         assert [(x.shape, x.dtype) for x in got] == [(x.shape, x.dtype) for x in want]
         same(got, want, (label, layer, len(self.held[layer][0])))
@@ -149,8 +149,8 @@ def done_or_not_done(twins: Seq[Twin]) -> Iterator[None]:
             if any(x is not y for x, y in zip(twin.held, held, strict=True))
         ]
         assert len({undone for *_, undone in acting}) <= 1, acting
-        for one, held, undone in acting:
-            one.held = held if undone else one.held
+        for twin, held, undone in acting:
+            twin.held = held if undone else twin.held
         raise
 
 
@@ -196,8 +196,8 @@ def submitting(twin: Twin, layer: int) -> Callable[[], None]:
 def story(a: Twin, b: Twin, c: Twin, path: Any) -> Iterator[Callable[[], Any]]:
     """Each call is hit on its own, and the ones behind it show what is left behind."""
 
-    def attend(one: Twin, layer: int, n: int = 1, q_len: int = 1) -> Callable[[], Any]:
-        return lambda: together([one], [n], [q_len], layers=(layer,))
+    def attend(twin: Twin, layer: int, n: int = 1, q_len: int = 1) -> Callable[[], Any]:
+        return lambda: together([twin], [n], [q_len], layers=(layer,))
 
     for layer in (1, 0):  # copies the shared page for one of its two holders, in any order of layers
         yield lambda layer=layer: together([a, b, c], [3] * 3, layers=(layer,))
@@ -240,6 +240,6 @@ def check_books(cache: za.ShardedKVCache, live: list[za.ShardedSequence], collec
     holders = Counter(node for seq in live for node in seq.held)
     assert all(cache.allocator.is_shared(node) == (count > 1) for node, count in holders.items())
     assert cache.allocator.used.tolist() == [sum(node.shard == i for node in holders) for i in cache.shards]
-    for shard, one in cache.shards.items():
-        check_counts(one.pool, [seq.shards[shard].pages for seq in live])
+    for shard, part in cache.shards.items():
+        check_counts(part.pool, [seq.shards[shard].pages for seq in live])
     return len(holders)

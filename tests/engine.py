@@ -51,9 +51,9 @@ class Owner:
 
     def place(self, nbytes: int, behind: int = 0) -> tuple[Any, np.ndarray]:
         """A place of the buffer and its words; ``behind``: bytes that are left free behind it."""
-        at, self.used = self.used, -(-(self.used + nbytes + behind) // 256) * 256
+        offset, self.used = self.used, -(-(self.used + nbytes + behind) // 256) * 256
         assert self.used <= self.words.nbytes, "the engine's buffer is too small"
-        return Place(self.buffer, at, nbytes), self.words[at // 4 : (at + nbytes) // 4]
+        return Place(self.buffer, offset, nbytes), self.words[offset // 4 : (offset + nbytes) // 4]
 
     def commands(self) -> tuple[Any, Any]:
         """(VkCommandBuffer, VkSubmitInfo*), recording."""
@@ -95,9 +95,9 @@ def call_of(requests: list[dict[str, Any]], **options: Any) -> Any:
         if isinstance(value, np.ndarray):
             arrays.append(np.ascontiguousarray(value, np.float32))
         fields[name] = address(arrays[-1]) if isinstance(value, np.ndarray) else value or 0
-    made = Call(request=c.addressof(structs), requests=len(requests), **fields)
-    made.kept = structs, arrays
-    return made
+    call = Call(request=c.addressof(structs), requests=len(requests), **fields)
+    call.kept = structs, arrays
+    return call
 
 
 class Opened:
@@ -148,18 +148,18 @@ class Engine(Opened):
         assert self.attn, self.error
         self.info = self.c.za_info(self.attn)
         (k, _), (v, _) = (owner.place(self.bytes_of(layers * pages, of_v, steps)) for of_v in (False, True))
-        given = [None if x is None else np.ascontiguousarray(x) for x in scales or (None, None)]
+        scale_arrays = [None if x is None else np.ascontiguousarray(x) for x in scales or (None, None)]
         self.cache_places = CachePlaces(layers, pages, k, v if self.info.v_page_bytes else Place())
-        self.cache_places.k_scales, self.cache_places.v_scales = map(address, given)
+        self.cache_places.k_scales, self.cache_places.v_scales = map(address, scale_arrays)
         self.cache_places.token_rows, self.cache_places.head_rows = steps
         self.cache = c.c_void_p(self.c.za_cache_from(self.attn, c.byref(self.cache_places)))
         assert self.cache, self.error
 
     def bytes_of(self, pages: int, of_v: bool, steps: tuple[int, int]) -> int:
         """Of K or V of so many pages."""
-        one, o = self.info.v_page_bytes if of_v else self.info.k_page_bytes, self.options
-        if not any(steps) or not one:
-            return -(-pages * one // 4) * 4
+        page_bytes, o = self.info.v_page_bytes if of_v else self.info.k_page_bytes, self.options
+        if not any(steps) or not page_bytes:
+            return -(-pages * page_bytes // 4) * 4
         rows = (pages * o.page_size - 1) * steps[0] + (o.kv_heads - 1) * steps[1] + 1
         return -(-rows * (o.v_stride if of_v else o.k_stride) // 4) * 4
 

@@ -146,9 +146,9 @@ class Story:
         self.attn = za.Attention(self.cache)
         self.twins = [Twin(self.attn, seed) for seed in range(2)]
 
-    def save_and_load(self, one: Twin) -> None:
-        one.sequence.save(self.path)
-        one.other(self.cache.load(self.path)).look()
+    def save_and_load(self, twin: Twin) -> None:
+        twin.sequence.save(self.path)
+        twin.other(self.cache.load(self.path)).look()
 
     def timed(self) -> None:
         """A recording with timestamps, on K and V of its own."""
@@ -165,8 +165,8 @@ class Story:
 
     def steps(self) -> Iterator[Callable[[], object]]:
         a, c = self.twins
-        for one, layer in itertools.product((a, c), range(LAYERS)):
-            yield partial(one.append, 20, [layer])
+        for twin, layer in itertools.product((a, c), range(LAYERS)):
+            yield partial(twin.append, 20, [layer])
         yield lambda: self.twins.insert(1, a.fork())
         b = self.twins[1] if len(self.twins) == 3 else c
         yield from story(a, b, c, self.path)
@@ -297,7 +297,7 @@ def settling_faults() -> list[Faults]:
     idle = ("vkQueueWaitIdle", "vkDeviceWaitIdle", "vkGetFenceStatus")
     each = (idle[:1], idle[:2], idle, idle[2:], ("vkGetFenceStatus", "vkCreateFence"))
     for first in ("vkQueueSubmit", "vkWaitForFences", "vkResetFences"):
-        for start in (Fault(first, 20, *one) for one in firsts):
+        for start in (Fault(first, 20, *fields) for fields in firsts):
             for settling, result in itertools.product(each, (-1, -4)):
                 # the first fence and the first submissions are the story's own
                 good = (Fault(name, 2 if name == "vkCreateFence" else 1, result, False, True) for name in settling)

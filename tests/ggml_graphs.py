@@ -134,7 +134,7 @@ def read(text: str, nodes: list[Node], leaf: Callable[[tuple[int, ...]], int]) -
         for letter, sizes in result:
             if letter.islower() and letter not in names:
                 names[letter] = leaf((*map(int, sizes.split(",")), 1, 1, 1)[:4])
-        sources = tuple(names.get(one, one) for one, _ in result)
+        sources = tuple(names.get(operand, operand) for operand, _ in result)
         shape = nodes[sources[name.startswith("MUL_MAT")]].ne if not ne else (*map(int, ne.split(",")), 1, 1, 1)[:4]
         steps = tuple(map(int, nb.split(","))) if nb else ()
         names[str(i)] = len(nodes)
@@ -170,13 +170,13 @@ class Graph:
             free = [slot for slot in range(len(taken) + 6) if slot not in taken]
             self.slot[i] = int(rng.choice(free)) if rng else max(self.slot.values()) + 1
         self.words = (max(self.slot.values()) + 1) * self.bytes // 4
-        self.at = {i: slot * self.bytes for i, slot in self.slot.items()}
-        self.at |= {i: self.at[node.place[0]] + node.place[1] for i, node in enumerate(nodes) if node.place}
+        self.offsets = {i: slot * self.bytes for i, slot in self.slot.items()}
+        self.offsets |= {i: self.offsets[node.place[0]] + node.place[1] for i, node in enumerate(nodes) if node.place}
 
     def value(self, i: int, words: Any) -> Any:
         node, kind = self.nodes[i], np.int32 if i in self.integers else np.float32
-        at = self.at[self.root[i]] + self.begin[i]
-        return np.ndarray(node.ne[::-1], kind, words, at, node.steps[::-1])
+        offset = self.offsets[self.root[i]] + self.begin[i]
+        return np.ndarray(node.ne[::-1], kind, words, offset, node.steps[::-1])
 
     def ends(self, words: Any) -> dict[int, Any]:
         """The bits of what is kept; every NaN as the same."""
@@ -198,7 +198,7 @@ class Graph:
         for i, node in enumerate(self.nodes):
             if self.root[i] == i:
                 kind = "i32" if i in self.integers else "f32"
-                tensors.append(back_end.tensor(kind, *node.ne, buffer=buffer, offset=self.at[i]))
+                tensors.append(back_end.tensor(kind, *node.ne, buffer=buffer, offset=self.offsets[i]))
             else:
                 tensors.append(back_end.view(tensors[node.sources[node.op == "CPY"]], node.ne, node.steps, node.offset))
             if node.op:
@@ -209,9 +209,9 @@ class Graph:
         back_end.c.get_bytes(whole, c.c_void_p(address(result)), c.c_size_t(0), c.c_size_t(result.nbytes))
         return self.ends(result)
 
-    def wrong(self, back_end: Any, words: Any, given: dict[str, Any], want: dict[int, Any]) -> list[int]:
+    def wrong(self, back_end: Any, words: Any, arrays: dict[str, Any], want: dict[int, Any]) -> list[int]:
         """Of a run, the values that have other bits."""
-        result = self.run(back_end, words, given)
+        result = self.run(back_end, words, arrays)
         return [i for i in self.kept if not np.array_equal(result[i], want[i])]
 
 
@@ -253,7 +253,7 @@ SIZES = {  # of the leaves of each, and of nodes
 
 def sized(name: str) -> str:
     """The text of a fusion's nodes, all that may be missing among them, the first where there are several."""
-    sizes = dict(one.split("=") for one in SIZES[name].split())
+    sizes = dict(entry.split("=") for entry in SIZES[name].split())
     text = re.sub(r"\b[a-z]\b", lambda m: f"{m[0]}[{sizes[m[0]]}]", re.sub(r"/\w+|\?", "", FUSIONS[name][0]))
     nodes = enumerate(re.findall(r"\w+\([^)]*\)", text))
     return " ".join(node + (f"[{sizes[str(i)]}]" if str(i) in sizes else "") for i, node in nodes)
@@ -287,7 +287,7 @@ GRAPHS = FUSED | {
     "rows": "SOFT_MAX(x[40,3,3]) ALIBI(0, m[40,3]) HALVES(1)[20,3,3] ADD_ID(2, e[20,9], J)",
     "orders": "ARGSORT(x[40,3]) ASCENDING(x) TOP_5(y[4099,2])[5,2] ASCENDING(z[5000,2])",
     "a long order": "TOP_1500(y[5000,2])[1500,2]",
-    "one operand": " ".join(f"{one.upper()}(x[70,3])" for one in UNARY_OPS),
+    "one operand": " ".join(f"{op.upper()}(x[70,3])" for op in UNARY_OPS),
     "a router by sigmoids": ROUTER,
     "a router without a gate": "ARGSORT(l[16,3]) VIEW(0)[4,3:64] RESHAPE(l)[1,16,3] GET_ROWS(2, 1)[1,4,3] "
     "RESHAPE(3)[4,3] SOFT_MAX(4)",

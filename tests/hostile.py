@@ -90,7 +90,7 @@ def public_callables(prefix: str, module: ModuleType, names: Iterable[str]) -> s
         if not str(getattr(thing, "__module__", "")).startswith("zinc_attn"):
             continue
         if isinstance(thing, type) and not issubclass(thing, BaseException):
-            paths |= {f"{prefix}{name}{attribute}" for attribute, given in _members(thing) if given}
+            paths |= {f"{prefix}{name}{attribute}" for attribute, params in _members(thing) if params}
         elif isinstance(thing, FunctionType) and parameters(thing):
             paths.add(f"{prefix}{name}")
     return paths
@@ -187,10 +187,10 @@ def closing(make: Callable[..., Any]) -> Callable[..., Any]:
     """``make``, whose result is closed at once; its parameters are those of ``make``."""
 
     @wraps(make)
-    def made(**given: Any) -> None:
-        make(**given).close()
+    def closed(**arguments: Any) -> None:
+        make(**arguments).close()
 
-    return made
+    return closed
 
 
 ON_DEVICE: dict[str, Callable[[Bench], tuple[Callable[..., Any], dict[str, Any]]]] = {

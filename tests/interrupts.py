@@ -61,7 +61,7 @@ def _deferred(code: CodeType) -> frozenset[int]:
             o for o in ops[begin:index] if (o.opname == "LOAD_CONST" and o.argval is None) or o.opname == "DUP_TOP"
         ]
         if len(nothing) >= 3:
-            offsets.update(one.offset for one in ops[begin : index + 1])
+            offsets.update(instruction.offset for instruction in ops[begin : index + 1])
     return frozenset(offsets)
 
 
@@ -73,13 +73,13 @@ class Interrupter:
     """
 
     def __init__(self, where: Collection[str], *arguments: int) -> None:
-        self.where, self.at, self.seen, self.raised = where, sorted(arguments), 0, list[str]()
+        self.where, self.numbers, self.seen, self.raised = where, sorted(arguments), 0, list[str]()
 
     def _local(self, frame: FrameType, event: str, arg: Any) -> Any:
         if event == "opcode" and frame.f_lasti not in _deferred(frame.f_code):
             self.seen += 1
-            if self.at and self.seen > self.at[0]:
-                self.at.pop(0)
+            if self.numbers and self.seen > self.numbers[0]:
+                self.numbers.pop(0)
                 self.raised.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}")
                 raise KeyboardInterrupt
         return self._local
@@ -91,7 +91,7 @@ class Interrupter:
         return self._local
 
     def _again(self, frame: FrameType | None, event: str, arg: Any) -> None:
-        if self.raised and self.at and sys.gettrace() is None:
+        if self.raised and self.numbers and sys.gettrace() is None:
             while frame is not None:
                 if frame.f_code.co_filename in self.where:
                     frame.f_trace_opcodes, frame.f_trace_lines = True, False
@@ -103,12 +103,12 @@ class Interrupter:
     def armed(self) -> Iterator[None]:
         """Around what is to be interrupted."""
         old = sys.gettrace(), sys.getprofile()
-        sys.setprofile(self._again if len(self.at) > 1 else None)
+        sys.setprofile(self._again if len(self.numbers) > 1 else None)
         sys.settrace(self._outer)
         try:
             yield
         finally:
-            self.at.clear()  # first: the profile function sets the trace function again where more is to come
+            self.numbers.clear()  # first: the profile function sets the trace function again where more is to come
             sys.setprofile(old[1])
             sys.settrace(old[0])
 
@@ -126,13 +126,13 @@ class Fault:
 
     def wrap(self, method: Any) -> Any:
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            mine = self.left == 0
+            due = self.left == 0
             self.left -= 1
-            made = None if mine and not self.after else method(*args, **kwargs)
-            if mine:
+            result = None if due and not self.after else method(*args, **kwargs)
+            if due:
                 self.hit = True
                 raise self.error("injected")
-            return made
+            return result
 
         return wrapped
 

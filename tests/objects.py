@@ -42,10 +42,10 @@ def compiled_object(command: Sequence[str], source: Path) -> tuple[Path, Done]:
         if target.exists():
             os.utime(target)
             return target, subprocess.CompletedProcess([], 0, "", "")
-        made = target.with_suffix(".new")
-        done = run([*command, "-fPIC", "-c", str(source), "-o", str(made)])
+        object_file = target.with_suffix(".new")
+        done = run([*command, "-fPIC", "-c", str(source), "-o", str(object_file)])
         if done.returncode == 0:
-            made.rename(target)
+            object_file.rename(target)
     return target, done
 
 
@@ -56,8 +56,8 @@ def linked(target: Path, commands: Sequence[tuple[Sequence[str], Path]], link: S
             old.unlink(missing_ok=True)
     objects = []
     for command, source in commands:
-        made, done = compiled_object(command, source)
+        object_file, done = compiled_object(command, source)
         if done.returncode:
             return done
-        objects.append(str(made))
+        objects.append(str(object_file))
     return run([link[0], "-o", str(target), *objects, *link[1:]])

@@ -51,7 +51,7 @@ def check_counts(pool: PagePool, seqs: Iterable[SequencePages]) -> None:
 
 def largest(cache: KVCache) -> Largest:
     """Magnitudes of K and V that no row of a live sequence exceeds, as far as rows were examined."""
-    return reduce(Largest.maximum, (one.pages.state.largest for one in cache.living), NO_ROWS)
+    return reduce(Largest.maximum, (sequence.pages.state.largest for sequence in cache.living), NO_ROWS)
 
 
 def interrupt_everywhere(

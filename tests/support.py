@@ -120,14 +120,18 @@ def row_bytes(x: NDArray[np.float32], name: str) -> NDArray[np.uint8]:
 def differing(got: NDArray[Any], want: NDArray[Any]) -> str:
     """Empty where the bits are equal, else the first differing element."""
     a, b = got.reshape(-1).view(np.uint32), want.reshape(-1).view(np.uint32)
-    at = np.flatnonzero(a != b)
-    return "" if at.size == 0 else f"{at.size} differ, first at {at[0]}: got {a[at[0]]:#x}, expected {b[at[0]]:#x}"
+    places = np.flatnonzero(a != b)
+    return (
+        ""
+        if places.size == 0
+        else f"{places.size} differ, first at {places[0]}: got {a[places[0]]:#x}, expected {b[places[0]]:#x}"
+    )
 
 
 def same(got: Iterable[Any], want: Iterable[Any], what: object = None) -> None:
     """Assert that arrays have the bits of others, for example out and lse."""
-    for one, right in zip(got, want, strict=True):
-        difference = differing(np.ascontiguousarray(one), np.ascontiguousarray(right))
+    for result, right in zip(got, want, strict=True):
+        difference = differing(np.ascontiguousarray(result), np.ascontiguousarray(right))
         assert not difference, (what, difference)
 
 
@@ -185,9 +189,9 @@ def needs_radv() -> None:
 
 def instructions(spirv: bytes) -> list[list[int]]:
     """[opcode, operands …] of every instruction."""
-    words, at, decoded = np.frombuffer(spirv, np.uint32).tolist(), 5, []
-    while at < len(words):
-        length = words[at] >> 16
-        decoded.append([words[at] & 0xFFFF, *words[at + 1 : at + length]])
-        at += length
+    words, index, decoded = np.frombuffer(spirv, np.uint32).tolist(), 5, []
+    while index < len(words):
+        length = words[index] >> 16
+        decoded.append([words[index] & 0xFFFF, *words[index + 1 : index + length]])
+        index += length
     return decoded

@@ -70,7 +70,7 @@ def is_validated(nodeid: str) -> bool:
     """Whether the test is one of CALLS."""
     path, _, name = nodeid.partition("::")
     call = f"{path.rpartition('/')[2]}::{name}"
-    chosen = any(call == one or call.startswith((f"{one}::", f"{one}[")) for one in CALLS)
+    chosen = any(call == listed or call.startswith((f"{listed}::", f"{listed}[")) for listed in CALLS)
     return chosen and not any(word in name.lower() for word in NOT_THESE)
 
 

@@ -115,8 +115,8 @@ def loaded(name: str, dtype: Any = torch.float32) -> Any:
     if "num_experts_per_tok" in values:
         values["experts_implementation"] = "eager"
     torch.manual_seed(11)
-    made = getattr(transformers, kind)
-    model = made(made.config_class(**values)).eval()
+    model_class = getattr(transformers, kind)
+    model = model_class(model_class.config_class(**values)).eval()
     for module in model.modules():
         if getattr(module, "sinks", None) is not None:
             torch.nn.init.normal_(module.sinks, std=2.0)
@@ -144,7 +144,7 @@ def generate(model: Any, ids: Any, **options: Any) -> Any:
 def in_chunks(model: Any, ids: Any, held: hf.ZincCache, *edges: int) -> Any:
     """The logits of ``ids`` in chunks that begin at ``edges``."""
     parts = zip(edges, (*edges[1:], ids.shape[1]), strict=True)
-    return torch.cat([model(ids[:, at:end], cache=held).logits for at, end in parts], dim=1)
+    return torch.cat([model(ids[:, begin:end], cache=held).logits for begin, end in parts], dim=1)
 
 
 def padded(*lengths: int) -> dict[str, Any]:

@@ -165,7 +165,7 @@ class Machine:
             for name_of in ("run", "start"):
                 setattr(runtime, name_of, failing.wrap(getattr(runtime, name_of)))
         try:
-            result = interrupter.run(call) if interrupter.at else call()
+            result = interrupter.run(call) if interrupter.numbers else call()
             self.done[name] += 1
             return result
         except expected as error:

@@ -23,9 +23,9 @@ def read_binary(cache: bytes) -> dict[str, Any]:
         (data,) = (data for key, data in _entries(cache) if len(key) == _KEY)
         words = struct.unpack(f"<{len(data) // 4}I", data[: len(data) // 4 * 4])
         config = dict(zip(_CONFIG, words[1:], strict=False))
-        at = words.index(len(data), len(_CONFIG) + 1)  # the total size, behind the facts
-        code, executed, ir, disassembly, statistics = words[at + 2 : at + 7]
-        begin = 4 * (at + 8) + statistics
+        index = words.index(len(data), len(_CONFIG) + 1)  # the total size, behind the facts
+        code, executed, ir, disassembly, statistics = words[index + 2 : index + 7]
+        begin = 4 * (index + 8) + statistics
         whole = words[0] == 0 and begin + code + ir + disassembly == len(data) and 0 < executed <= code
         # the mode stands twice: a struct with other fields than these would not agree
         if not whole or executed % 4 or config["rsrc1"] >> 12 & 0xFF != config["float_mode"]:

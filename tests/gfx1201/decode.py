@@ -65,10 +65,10 @@ def _build() -> ctypes.CDLL:
 
 
 def _operations() -> dict[str, Operation]:
-    lines, found = ctypes.cast(INTERPRETER.operations, ctypes.POINTER(_Line)), dict[str, Operation]()
-    while (line := lines[len(found)]).name:
-        found[line.name.decode()] = Operation(len(found), line.kind.decode(), (line.types or b"").decode())
-    return found
+    lines, operations = ctypes.cast(INTERPRETER.operations, ctypes.POINTER(_Line)), dict[str, Operation]()
+    while (line := lines[len(operations)]).name:
+        operations[line.name.decode()] = Operation(len(operations), line.kind.decode(), (line.types or b"").decode())
+    return operations
 
 
 INTERPRETER: Final = _build()
@@ -81,27 +81,27 @@ def instructions(code: bytes) -> list[tuple[int, Any]]:
     while offset < len(code):
         piece = code[offset : offset + 16].ljust(16, b"\0")
         try:  # tinygrad's list of encodings lacks one
-            one = rdna4.VBUFFER.from_bytes(piece) if piece[3] >> 2 == 0b110001 else decode_inst(piece, "rdna4")
+            instruction = rdna4.VBUFFER.from_bytes(piece) if piece[3] >> 2 == 0b110001 else decode_inst(piece, "rdna4")
         except ValueError as error:
             raise UnsupportedError(
                 f"gfx1201: got a word that is no instruction, at byte {offset:#x}: {error}"
             ) from None
-        decoded.append((offset, one))
-        offset += one.size()
+        decoded.append((offset, instruction))
+        offset += instruction.size()
     return decoded
 
 
 def decode(code: bytes, vgprs: int) -> Any:
     """A record per instruction, two of a pair that is issued at once. UnsupportedError."""
     result = instructions(code)
-    index = np.cumsum([0, *(1 + hasattr(one, "opx") for _, one in result)]).tolist()
-    starts = dict(zip((at for at, _ in result), index, strict=False))
+    index = np.cumsum([0, *(1 + hasattr(instruction, "opx") for _, instruction in result)]).tolist()
+    starts = dict(zip((offset for offset, _ in result), index, strict=False))
     records = np.zeros(index[-1], RECORD)
-    for (at, one), i in zip(result, index, strict=False):
+    for (offset, instruction), i in zip(result, index, strict=False):
         try:
-            _Decoder(one, records[i:], vgprs).fill(at, starts)
+            _Decoder(instruction, records[i:], vgprs).fill(offset, starts)
         except UnsupportedError as error:
-            raise UnsupportedError(f"gfx1201: got {one!r} at byte {at:#x}, {error}") from None
+            raise UnsupportedError(f"gfx1201: got {instruction!r} at byte {offset:#x}, {error}") from None
     return records
 
 
@@ -117,16 +117,16 @@ def _signed(x: int, bits: int) -> int:
 class _Decoder:
     """One instruction, whose fields are attributes; 0 where its encoding has them not."""
 
-    def __init__(self, one: Any, records: Any, vgprs: int) -> None:
-        self.one, self.records, self.vgprs = one, records, vgprs
-        self.encoding = type(one).__name__.split("_")[0]
+    def __init__(self, instruction: Any, records: Any, vgprs: int) -> None:
+        self.instruction, self.records, self.vgprs = instruction, records, vgprs
+        self.encoding = type(instruction).__name__.split("_")[0]
 
     def __getattr__(self, field: str) -> int:
-        bits = getattr(type(self.one), field, None)
-        return 0 if bits is None else self.one._raw >> bits.lo & bits.mask
+        bits = getattr(type(self.instruction), field, None)
+        return 0 if bits is None else self.instruction._raw >> bits.lo & bits.mask
 
     def fill(self, offset: int, starts: dict[int, int]) -> None:
-        moved = "_DPP" in type(self.one).__name__
+        moved = "_DPP" in type(self.instruction).__name__
         first = VECTOR + self.vsrc0 if moved else self.src0
         if moved:
             whole = self.dpp < 256 and self.fi and self.row_mask & self.bank_mask == 15
@@ -136,11 +136,11 @@ class _Decoder:
         if self.encoding == "VOPD":
             self.records[0]["dual"] = 1
             for r, x in zip(self.records, "xy", strict=False):
-                name = self._begin(r, getattr(self.one, f"op{x}").name.lower().replace("_dual", ""))
+                name = self._begin(r, getattr(self.instruction, f"op{x}").name.lower().replace("_dual", ""))
                 r["dst"] = self._own(self.vdstx if x == "x" else self.vdsty << 1 | ~self.vdstx & 1)
                 self._sources(r, name, getattr(self, f"src{x}0"), VECTOR + getattr(self, f"vsrc{x}1"))
             return
-        r, name = self.records[0], re.sub(r"_e(32|64)$", "", self.one.op.name.lower())
+        r, name = self.records[0], re.sub(r"_e(32|64)$", "", self.instruction.op.name.lower())
         access = _ACCESS.fullmatch(name)
         name = self._begin(r, access[1] if access else name.replace("v_cmpx", "v_cmp"))
         kind = OPERATIONS[name].kind
@@ -207,7 +207,7 @@ class _Decoder:
         result = OPERATIONS[name].types[0]
         if result in "mcs":
             r["sdst"] = self.sdst if self.encoding == "VOP3SD" else self.vdst if result != "c" else VCC
-            r["sdst"] = EXEC if "CMPX" in self.one.op.name else VCC if self.encoding == "VOPC" else r["sdst"]
+            r["sdst"] = EXEC if "CMPX" in self.instruction.op.name else VCC if self.encoding == "VOPC" else r["sdst"]
         if result not in "ms":
             r["dst"] = self._own(self.vdst)
         if self.encoding in ("VOP1", "VOP2", "VOPC"):

@@ -127,6 +127,8 @@ def disagreement(name: str, rng: np.random.Generator, mode: int = MODE, executed
         # a NaN is as good as another, and so are the zeros that the text rounds to
         same = (np.isnan(x) & np.isnan(y)) | ((x == 0) & (y == 0) & ("rndne" in name))
         if (different := (a != b) & ~(same & of_floats)).any():
-            at = tuple(np.argwhere(different)[0].tolist())
-            return f"{name} {r}: {field}{list(at)} is {a[at]:#x}, by AMD's text {b[at]:#x} {run.fault.decode()}"
+            index = tuple(np.argwhere(different)[0].tolist())
+            return (
+                f"{name} {r}: {field}{list(index)} is {a[index]:#x}, by AMD's text {b[index]:#x} {run.fault.decode()}"
+            )
     return ""

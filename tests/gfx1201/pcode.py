@@ -47,9 +47,9 @@ class Value:
         view._put(view.size, int(x))
 
     def _put(self, size: int, x: int) -> None:
-        home, at = self.home
+        home, offset = self.home
         mask = (1 << size) - 1
-        home.__dict__["bits"] = home.bits & ~(mask << at) | (x & mask) << at
+        home.__dict__["bits"] = home.bits & ~(mask << offset) | (x & mask) << offset
 
     def __int__(self) -> int:
         return self.bits - (self.kind == "i" and self.bits >> (self.size - 1)) * (1 << self.size)
@@ -71,8 +71,8 @@ class Value:
         """A float as float64, an integer as int."""
         if self.kind != "f":
             return int(self)
-        made, word, _ = _FLOATS[self.size]
-        return np.float64(word(float_bits(self, self.size)).view(made))
+        float_type, word, _ = _FLOATS[self.size]
+        return np.float64(word(float_bits(self, self.size)).view(float_type))
 
 
 def number(x: Any) -> Any:
@@ -81,20 +81,20 @@ def number(x: Any) -> Any:
 
 def float_bits(x: Any, size: int) -> int:
     """The bits of a float that is rounded and flushed; a NaN's stay."""
-    made, word, _ = _FLOATS[size]
+    float_type, word, _ = _FLOATS[size]
     with np.errstate(all="ignore"):
-        bits = x.bits if isinstance(x, Value) and x.kind == "f" else int(made(number(x)).view(word))
+        bits = x.bits if isinstance(x, Value) and x.kind == "f" else int(float_type(number(x)).view(word))
     return bits & 1 << 31 if size == 32 and Value.flush and not bits & 0x7F800000 else bits
 
 
 def _method(operation: Any, turned: bool = False) -> Any:
     def method(self: Value, other: Any) -> Any:
         a, b = (number(other), number(self)) if turned else (number(self), number(other))
-        made = operation(a, b)
-        if not isinstance(made, int) or isinstance(made, bool):
-            return made  # float64, or a comparison's
+        result = operation(a, b)
+        if not isinstance(result, int) or isinstance(result, bool):
+            return result  # float64, or a comparison's
         shift = operation in (operator.lshift, operator.rshift)
-        return Value(made, self.size if shift else max(self.size, getattr(other, "size", 0)), self.kind)
+        return Value(result, self.size if shift else max(self.size, getattr(other, "size", 0)), self.kind)
 
     return method
 

@@ -60,10 +60,10 @@ class Steps(tuple[Dispatch, ...]):
 
 
 class Program:
-    """A kernel. made: ``read_binary`` of it, and its wave. KernelError, UnsupportedError: it cannot be executed."""
+    """A kernel. compiled: ``read_binary`` of it, and its wave. KernelError, UnsupportedError: it cannot be executed."""
 
     def __init__(self, decl: KernelDecl, spirv: bytes, spec: Sequence[int], compiled: dict[str, Any]) -> None:
-        self.decl, self.spec, self.made = decl, tuple(spec), compiled
+        self.decl, self.spec, self.compiled = decl, tuple(spec), compiled
         self.code, mode = bytes.fromhex(compiled["code"]), compiled["float_mode"]
         spilled = compiled["spilled_sgprs"] + compiled["spilled_vgprs"] + compiled["scratch_bytes"]
         name, entry = f"gfx1201: {decl.name} {list(spec)}", compiled["rsrc2"] >> 1 & 0x1F
@@ -80,15 +80,15 @@ class Program:
 
     def instruction(self, record: int) -> str:
         """The text of a record's instruction."""
-        return repr([one for _, one in instructions(self.code) for _ in range(1 + hasattr(one, "opx"))][record])
+        return repr([op for _, op in instructions(self.code) for _ in range(1 + hasattr(op, "opx"))][record])
 
 
 def _workgroup(spirv: bytes, spec: dict[str, int]) -> tuple[int, int, int]:
     """Invocations in x, y and z: the module's, but for an x that a constant gives."""
-    words, at = np.frombuffer(spirv, np.uint32).tolist(), 5
-    while (words[at] & 0xFFFF, words[at + 2]) != (16, 17):  # OpExecutionMode LocalSize x y z
-        at += words[at] >> 16
-    x, y, z = words[at + 3 : at + 6]
+    words, index = np.frombuffer(spirv, np.uint32).tolist(), 5
+    while (words[index] & 0xFFFF, words[index + 2]) != (16, 17):  # OpExecutionMode LocalSize x y z
+        index += words[index] >> 16
+    x, y, z = words[index + 3 : index + 6]
     return spec.get("workgroup_size") or spec.get("wave_size") or x, y, z
 
 
@@ -105,8 +105,8 @@ class Gfx1201:
         self.seed, self.poison, self.mode = seed, poison, mode
         self.programs: dict[Any, Program] = {}
         self.issued = self.dispatches = self.loads_outside = 0
-        (made,) = compile_programs([(PRIMITIVES, ())])  # says what is missing
-        self.info = replace(INFO, matrix=RDNA4_UNITS) if made["units"] else INFO
+        (compiled,) = compile_programs([(PRIMITIVES, ())])  # says what is missing
+        self.info = replace(INFO, matrix=RDNA4_UNITS) if compiled["units"] else INFO
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         self._compiler = subprocess.Popen(**HERE.process(), text=True, **pipes)
 
@@ -138,8 +138,8 @@ class Gfx1201:
             job = file.name, len(decl.bindings), decl.constants(spec), False, True
             self._compiler.stdin.write(json.dumps(job) + "\n")
             self._compiler.stdin.flush()
-            made = read_answer(self._compiler.stdout.readline())
-        return {"wave": made["wave"], "units": made["units"]} | read_binary(bytes.fromhex(made["cache"]))
+            answer = read_answer(self._compiler.stdout.readline())
+        return {"wave": answer["wave"], "units": answer["units"]} | read_binary(bytes.fromhex(answer["cache"]))
 
     def record(self, steps: Sequence[Dispatch], timestamps: bool = False) -> Steps:
         return Steps(steps)
@@ -165,7 +165,7 @@ class Gfx1201:
             **{name: x.ctypes.data for name, x in fields.items()},
             **{"count": len(program.records), "sgpr_count": program.entry, "buffer_count": len(buffers)},
             **{"descriptors_at": DESCRIPTORS, "descriptors_size": descriptors.nbytes},
-            **{"groups": groups, "size": program.size, "lds": program.made["lds"], "poison": self.poison},
+            **{"groups": groups, "size": program.size, "lds": program.compiled["lds"], "poison": self.poison},
             **{"mode": MODE if self.mode is None else self.mode, "seed": self.seed, "limit": 10**10},
         )
         INTERPRETER.dispatch(ctypes.byref(run))

@@ -33,7 +33,7 @@ typedef struct { // decode.py has the same in RECORD
 
 typedef struct { // judge.py has the same in WAVE
     u32 v[256][LANES], s[128], scc, pc;
-    u32 at, epoch, signaled;         // epoch: barriers passed; signaled: it waits for the next one, or soon will
+    u32 state, epoch, signaled;      // epoch: barriers passed; signaled: it waits for the next one, or soon will
 } Wave;
 enum { RUNNING, WAITING, DONE };
 
@@ -61,10 +61,10 @@ static u64 group, since; // the workgroup that runs, and a number before the fir
 
 static void fault(const Wave *w, const char *text, ...) {
     if (*run->fault) return;
-    va_list given;
-    va_start(given, text);
-    vsnprintf(run->fault, sizeof run->fault, text, given);
-    va_end(given);
+    va_list values;
+    va_start(values, text);
+    vsnprintf(run->fault, sizeof run->fault, text, values);
+    va_end(values);
     run->fault_at = w->pc;
 }
 
@@ -98,12 +98,12 @@ static inline u32 dot_of_bytes(u32 a, u32 b) {
     return sum;
 }
 static inline u32 permuted(u64 bytes, u32 chosen) { // a byte each: of the 8, the sign of one of 4 halves, 0 or 255
-    u32 made = 0;
+    u32 result = 0;
     for (int i = 0; i < 32; i += 8) {
         u32 c = chosen >> i & 255, sign = c < 12 && bytes >> (16 * (c & 3) + 15) & 1 ? 255 : 0;
-        made |= (c > 12 ? 255 : c > 7 ? sign : (bytes >> 8 * c) & 255) << i;
+        result |= (c > 12 ? 255 : c > 7 ? sign : (bytes >> 8 * c) & 255) << i;
     }
-    return made;
+    return result;
 }
 static inline u32 class_of(u32 x, u32 bits, u32 most) { // the bit of the mask that asks for its kind; bits: of a mantissa
     u32 minus = x >> bits > most, exponent = x >> bits & most, mantissa = x & ((1u << bits) - 1);
@@ -180,9 +180,9 @@ static u32 scalar(const Wave *w, const Instruction *i, int k) {
 static void set_scalar(Wave *w, int n, u32 value) {
     if (n != NONE) w->s[n] = value;
 }
-static const u32 *source(const Wave *w, const Instruction *i, int k, char type, u32 *made) {
+static const u32 *source(const Wave *w, const Instruction *i, int k, char type, u32 *values) {
     int n = i->src[k], changed = (i->neg | i->abs | i->half) >> k & 1, quad = k ? 0xe4 : i->quad ^ 0xe4;
-    if (type == 'o') return made;
+    if (type == 'o') return values;
     if (n >= VECTOR && !changed && quad == 0xe4 && type != 'x') return w->v[n - VECTOR];
     u32 word = n < VECTOR ? scalar(w, i, k) : 0;
     u32 sign = type == 'h' ? 0x8000 : 0x80000000;
@@ -194,9 +194,9 @@ static const u32 *source(const Wave *w, const Instruction *i, int k, char type, 
         if (half_of_mix) x = as_word(of_half(x & 0xffff));
         if (i->abs >> k & 1) x &= ~sign;
         if (i->neg >> k & 1) x ^= sign;
-        made[l] = x;
+        values[l] = x;
     }
-    return made;
+    return values;
 }
 static void set_lanes(Wave *w, int n, const u32 *r) {
     u32 on = w->s[EXEC];
@@ -212,9 +212,9 @@ static u32 joined(const u32 *bits) {
 // --- vector operations ---
 static void compute(Wave *w, const Instruction *i, u32 *r) {
     const Operation *op = &operations[i->op];
-    u32 made[3][LANES];
+    u32 values[3][LANES];
     const u32 *p[3];
-    for (int k = 0; k < 3; k++) p[k] = source(w, i, k, op->types[k + 1], made[k]);
+    for (int k = 0; k < 3; k++) p[k] = source(w, i, k, op->types[k + 1], values[k]);
     op->function(p[0], p[1], p[2], r, &w->scc);
     if (i->omod) EACH_LANE r[l] = flushed(as_word(as_float(r[l]) * (i->omod == 3 ? 0.5f : 2.0f * i->omod)));
 }
@@ -249,8 +249,8 @@ static void matrix(Wave *w, const Instruction *i) {
     for (int k = 0; k < 8; k++) EACH_LANE {
         int row = l / 16 * 8 + k;
         sums[k][l] = i->src[2] < VECTOR ? scalar(w, i, 2) : w->v[n + k][l];
-        for (int at = 0; at < 2; at++) for (int half = 0; half < LANES; half += 16) {
-            const u32 *a = w->v[i->src[0] - VECTOR + at], *b = w->v[i->src[1] - VECTOR + at];
+        for (int word = 0; word < 2; word++) for (int half = 0; half < LANES; half += 16) {
+            const u32 *a = w->v[i->src[0] - VECTOR + word], *b = w->v[i->src[1] - VECTOR + word];
             sums[k][l] += dot_of_bytes(a[half + row], b[half + l % 16]);
         }
     }
@@ -261,50 +261,51 @@ static void matrix(Wave *w, const Instruction *i) {
 // A race: two waves touch a word, one of them writes, and no barrier of their common workgroup lies between. begun: the
 // first workgroup whose accesses are not over.
 static void touch(const Wave *w, Touched *word, u64 begun, int writes, int atomic, const char *where, u64 byte) {
-    u64 now = group << 24 | w->epoch << 8, mine = now | (w->s[TTMP + 8] >> 25), before[] = {word->writer, word->reader};
+    u64 now = group << 24 | w->epoch << 8, mark = now | (w->s[TTMP + 8] >> 25), before[] = {word->writer, word->reader};
     for (int k = 0; k <= writes; k++) {
-        int near = before[k] >> 24 == group, ordered = near ? before[k] < now || before[k] == mine : before[k] >> 24 < begun;
+        int near = before[k] >> 24 == group, ordered = near ? before[k] < now || before[k] == mark : before[k] >> 24 < begun;
         if (!ordered && !(atomic && (before[k] & 255) == ATOMIC))
             fault(w, "a race: byte %llu of %s is %s by wave %llu and %s by another %s, with no barrier between", byte, where,
-                  writes ? "written" : "read", mine & 255, k ? "read" : "written", near ? "wave" : "workgroup");
+                  writes ? "written" : "read", mark & 255, k ? "read" : "written", near ? "wave" : "workgroup");
     }
-    if (writes) word->writer = atomic ? now | ATOMIC : mine;
-    else if (word->reader >> 24 == group) word->reader = word->reader < now || word->reader == mine ? mine : now | SEVERAL;
-    else word->reader = word->reader >> 24 < begun ? mine : begun << 24; // by several workgroups
+    if (writes) word->writer = atomic ? now | ATOMIC : mark;
+    else if (word->reader >> 24 == group) word->reader = word->reader < now || word->reader == mark ? mark : now | SEVERAL;
+    else word->reader = word->reader >> 24 < begun ? mark : begun << 24; // by several workgroups
 }
-static u32 *lds_word(const Wave *w, u64 at, int writes) {
-    if (at % 4 || at + 4 > run->lds) {
-        fault(w, "an access to byte %llu of shared memory, expected a word of the program's %u bytes", at, run->lds);
+static u32 *lds_word(const Wave *w, u64 byte, int writes) {
+    if (byte % 4 || byte + 4 > run->lds) {
+        fault(w, "an access to byte %llu of shared memory, expected a word of the program's %u bytes", byte, run->lds);
         return 0;
     }
     if (w->signaled) fault(w, "an access to shared memory between a barrier's signal and its wait");
-    touch(w, &lds_touched[at / 4], group, writes, 0, "shared memory", at);
-    return &lds[at / 4];
+    touch(w, &lds_touched[byte / 4], group, writes, 0, "shared memory", byte);
+    return &lds[byte / 4];
 }
-static u32 *buffer_word(const Wave *w, const u32 *descriptor, u64 at, int writes, int atomic) {
+static u32 *buffer_word(const Wave *w, const u32 *descriptor, u64 byte, int writes, int atomic) {
     u64 base = descriptor[0] | (u64)descriptor[1] << 32, number = (base >> SPACE) - 1;
     if (number >= run->buffer_count || base << (64 - SPACE) || descriptor[2] != run->buffers[number].size) {
         fault(w, "%08x %08x %08x, expected a buffer's descriptor", descriptor[0], descriptor[1], descriptor[2]);
         return 0;
     }
     Buffer *b = &run->buffers[number];
-    if (at % 4 || (writes && (at + 4 > b->size || !b->writable)))
-        fault(w, "an access to byte %llu of binding %llu, expected a word of its %llu bytes%s", at, number, b->size,
+    if (byte % 4 || (writes && (byte + 4 > b->size || !b->writable)))
+        fault(w, "an access to byte %llu of binding %llu, expected a word of its %llu bytes%s", byte, number, b->size,
               writes ? ", and a kernel that declares to write it" : "");
-    if (at + 4 > b->size) {
+    if (byte + 4 > b->size) {
         run->loads_outside++;
         return 0;
     }
-    if (b->touched) touch(w, &b->touched[at / 4], since, writes, atomic, "a buffer", at);
-    return (u32 *)(b->data + at);
+    if (b->touched) touch(w, &b->touched[byte / 4], since, writes, atomic, "a buffer", byte);
+    return (u32 *)(b->data + byte);
 }
 static void scalar_load(Wave *w, const Instruction *i) {
     const u32 *base = &w->s[i->src[0]];
-    u64 at = (u64)i->offset[0] + scalar(w, i, 1), address = (base[0] | (u64)base[1] << 32) + at - run->descriptors_at;
+    u64 byte = (u64)i->offset[0] + scalar(w, i, 1);
+    u64 address = (base[0] | (u64)base[1] << 32) + byte - run->descriptors_at;
     u32 words[16] = {0};
     for (int k = 0; k < i->count; k++) {
         const u32 *word = (u32 *)(run->descriptors + address + 4 * k);
-        if (i->op == SCALAR_BUFFER_LOAD) word = buffer_word(w, base, at + 4 * k, 0, 0);
+        if (i->op == SCALAR_BUFFER_LOAD) word = buffer_word(w, base, byte + 4 * k, 0, 0);
         else if (address % 4 || address + 4 * k + 4 > run->descriptors_size)
             fault(w, "a scalar load from elsewhere than the descriptors"), word = 0;
         if (word) words[k] = *word;
@@ -317,23 +318,24 @@ static void vector_access(Wave *w, const Instruction *i) {
     if (i->src[0] >= VECTOR) memcpy(address, w->v[i->src[0] - VECTOR], sizeof address); // may be a register of the result
     for (int part = 0; part < 1 + (in_lds && i->offset[1] >= 0); part++) EACH_LANE {
         for (int k = 0; k < i->count && w->s[EXEC] >> l & 1; k++) {
-            u64 at = (u64)address[l] + base + i->offset[part] + 4 * k;
-            u32 *word = in_lds ? lds_word(w, at, !loads) : buffer_word(w, &w->s[i->src[2]], at, !loads, i->op >= BUFFER_AND);
-            u32 *mine = &w->v[loads ? i->dst + part * i->count + k : (part ? i->src[2] - VECTOR : i->dst) + k][l];
-            if (loads) *mine = word ? *word : 0;
-            else if (word) *word = i->op == BUFFER_AND ? *word & *mine : i->op == BUFFER_OR ? *word | *mine : *mine;
+            u64 byte = (u64)address[l] + base + i->offset[part] + 4 * k;
+            u32 *word = in_lds ? lds_word(w, byte, !loads)
+                               : buffer_word(w, &w->s[i->src[2]], byte, !loads, i->op >= BUFFER_AND);
+            u32 *value = &w->v[loads ? i->dst + part * i->count + k : (part ? i->src[2] - VECTOR : i->dst) + k][l];
+            if (loads) *value = word ? *word : 0;
+            else if (word) *word = i->op == BUFFER_AND ? *word & *value : i->op == BUFFER_OR ? *word | *value : *value;
         }
     }
 }
 
 // --- waves ---
 static void scalar_operation(Wave *w, const Instruction *i, const Operation *op, u32 *next) {
-    u32 given[2][2 * LANES], r[2 * LANES], lanes = w->s[EXEC];
+    u32 operands[2][2 * LANES], r[2 * LANES], lanes = w->s[EXEC];
     for (int k = 0; k < 2; k++) if (op->types[k + 1] != 'o') {
-        given[k][0] = scalar(w, i, k);
-        given[k][LANES] = i->src[k] < NONE ? w->s[i->src[k] + 1] : i->constant[k + 1]; // of 64-bit operations
+        operands[k][0] = scalar(w, i, k);
+        operands[k][LANES] = i->src[k] < NONE ? w->s[i->src[k] + 1] : i->constant[k + 1]; // of 64-bit operations
     }
-    op->function(given[0], given[1], 0, r, &w->scc);
+    op->function(operands[0], operands[1], 0, r, &w->scc);
     if (*op->kind == 'B') { if (r[0]) *next = i->offset[0]; return; }
     if (*op->kind == 'E') w->s[EXEC] = r[0], r[0] = lanes;
     if (op->types[0] != 'o') set_scalar(w, i->sdst, r[0]);
@@ -350,9 +352,9 @@ static void step(Wave *w) {
     case 'W': matrix(w, i); break;
     case 'M': if (i->op <= SCALAR_BUFFER_LOAD) scalar_load(w, i); else vector_access(w, i); break;
     case 'N':
-        if (i->op == END) w->at = DONE;
+        if (i->op == END) w->state = DONE;
         if (i->op == SIGNAL) w->signaled = 1;
-        if (i->op == WAIT) w->at = WAITING;
+        if (i->op == WAIT) w->state = WAITING;
         if (i->op == WAIT && !w->signaled) fault(w, "a wait for a barrier that the wave has not signaled");
         break;
     default: scalar_operation(w, i, op, &next);
@@ -361,7 +363,7 @@ static void step(Wave *w) {
 }
 static void begin(Wave *w, u32 x, u32 y, u32 z, u32 number, u32 threads) {
     for (u32 *p = (u32 *)w; p < (u32 *)(w + 1); p++) *p = run->poison; // what nobody wrote is no zero
-    w->pc = w->at = w->epoch = w->scc = w->signaled = 0;
+    w->pc = w->state = w->epoch = w->scc = w->signaled = 0;
     memcpy(w->s, run->sgprs, 4 * run->sgpr_count);
     w->s[TTMP + 9] = x, w->s[TTMP + 7] = y | z << 16, w->s[TTMP + 8] = number << 25;
     u32 left = threads - LANES * number, a = run->size[0], b = run->size[1];
@@ -380,23 +382,23 @@ static void workgroup(Wave *waves, u32 count) {
     u32 done = 0, waiting = 0;
     while (done < count && !*run->fault) {
         Wave *w = &waves[drawn(count)];
-        if (w->at != RUNNING) continue;
-        for (u32 n = drawn(400) + 1; n && w->at == RUNNING && !*run->fault; n--) step(w);
-        done += w->at == DONE, waiting += w->at == WAITING;
+        if (w->state != RUNNING) continue;
+        for (u32 n = drawn(400) + 1; n && w->state == RUNNING && !*run->fault; n--) step(w);
+        done += w->state == DONE, waiting += w->state == WAITING;
         if (waiting && done) fault(w, "a wave that ended, where others wait for it at a barrier");
         if (run->issued > run->limit) fault(w, "more than %llu instructions", run->limit);
         if (waiting == count) {
-            for (u32 k = 0; k < count; k++) waves[k].at = RUNNING, waves[k].signaled = 0, waves[k].epoch++;
+            for (u32 k = 0; k < count; k++) waves[k].state = RUNNING, waves[k].signaled = 0, waves[k].epoch++;
             waiting = 0;
         }
     }
 }
-static void enter(Dispatch *given) {
-    run = given, keep32 = run->mode & 0x20 ? 0x7fffff : 0, keep16 = run->mode & 0x80 ? 0x3ff : 0;
+static void enter(Dispatch *request) {
+    run = request, keep32 = run->mode & 0x20 ? 0x7fffff : 0, keep16 = run->mode & 0x80 ? 0x3ff : 0;
     random_state = run->seed, since = ++group;
 }
-void dispatch(Dispatch *given) {
-    enter(given);
+void dispatch(Dispatch *request) {
+    enter(request);
     u32 *n = run->groups, total = n[0] * n[1] * n[2], threads = run->size[0] * run->size[1] * run->size[2];
     u32 count = (threads + LANES - 1) / LANES;
     Wave *waves = malloc(count * sizeof *waves);
@@ -410,7 +412,7 @@ void dispatch(Dispatch *given) {
     free(waves);
 }
 // One instruction, or a pair, of a wave whose state is given.
-void single(Dispatch *given, Wave *w) {
-    enter(given);
+void single(Dispatch *request, Wave *w) {
+    enter(request);
     step(w);
 }

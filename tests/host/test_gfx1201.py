@@ -23,7 +23,7 @@ pytest.importorskip("tinygrad", reason="tinygrad 0.14, which has AMD's tables, w
 from gfx1201 import CASES, decode, judge, runtime
 from gfx1201.binary import read_binary
 
-JUDGED = [name for name, one in decode.OPERATIONS.items() if one.kind not in "NMW"]
+JUDGED = [name for name, operation in decode.OPERATIONS.items() if operation.kind not in "NMW"]
 SAME = (  # one function, of other operands
     *({"v_fmac_f32", "v_fmaak_f32"}, {"s_mul_i32", "s_mulk_i32"}),
     {"s_cbranch_scc0", "s_cbranch_vccz", "s_cbranch_execz"},
@@ -65,10 +65,10 @@ def test_the_oracles_bits(device):
 def test_the_gate_has_the_numbers_of_what_is_executed(device):
     check_primitives(device.runtime, load_spirv(kernels.PRIMITIVES))
     for program in device.runtime.programs.values():
-        if not program.made["lds"] or program.decl is kernels.MERGE:
-            (gate,) = (one["statistics"] for one in compiler.compile_programs([(program.decl, program.spec)]))
+        if not program.compiled["lds"] or program.decl is kernels.MERGE:
+            (gate,) = (answer["statistics"] for answer in compiler.compile_programs([(program.decl, program.spec)]))
             names = {"VGPRs": "vgprs", "SGPRs": "sgprs", "LDS size": "lds", "Scratch size": "scratch_bytes"}
-            assert {name: gate[name] for name in names} == {name: program.made[key] for name, key in names.items()}
+            assert {name: gate[name] for name in names} == {name: program.compiled[key] for name, key in names.items()}
             assert gate["Code size"] - len(program.code) in range(64)  # behind the code: what the chip loads in advance
             return
 
@@ -178,7 +178,7 @@ def test_programs_and_containers_of_other_kinds(device):
         ({"code": "ffffffff"}, UnsupportedError, "a word that is no instruction, at byte 0x0"),
     ):
         with pytest.raises(error, match=text):
-            runtime.Program(kernel.decl, spirv("double"), [0], kernel.made | changed)
+            runtime.Program(kernel.decl, spirv("double"), [0], kernel.compiled | changed)
     for container in (b"", bytes(36), bytes(32) + b"\1\0\0\0" + bytes(80)):
         with pytest.raises(KernelError, match="laid out otherwise, expected one program as RADV"):
             read_binary(container)
