@@ -35,11 +35,11 @@ def test_a_fork_that_fails_leaves_no_earlier_fork(monkeypatch, name, error):
     for succeeding in range(FORKS):
         forks: list[SequencePages] = []
 
-        def failing(pages: SequencePages, made: list[SequencePages] = forks, most: int = succeeding) -> SequencePages:
-            if len(made) == most:
+        def failing(pages: SequencePages, prior: list[SequencePages] = forks, most: int = succeeding) -> SequencePages:
+            if len(prior) == most:
                 raise error("injected")
-            made.append(fork(pages))
-            return made[-1]
+            prior.append(fork(pages))
+            return prior[-1]
 
         with monkeypatch.context() as patch:
             patch.setattr(SequencePages, "fork", failing)

@@ -65,11 +65,11 @@ def test_iq4_nl():
         for i, value in enumerate(block):
             scaled = value * inverse
             distance = np.abs(table.astype(np.float64) - scaled)
-            mine = np.flatnonzero(distance == distance.min())[-1]
-            assert q[index, i] == mine
+            code = np.flatnonzero(distance == distance.min())[-1]
+            assert q[index, i] == code
             weight = value * value
-            over = over + weight * table[mine] * value
-            under = under + weight * table[mine] * table[mine]
+            over = over + weight * table[code] * value
+            under = under + weight * table[code] * table[code]
         assert halves[index, 0] == np.float16(over / under)
     check_decoding(pytest.importorskip("gguf", reason="pip install gguf"), "iq4_nl", q, halves)
 
@@ -78,8 +78,8 @@ def test_zeros_of_either_sign():
     """Zeros of either sign make one block, the first of equal minima counts, and other rows do not change a row."""
     zeros = np.zeros((1, 32), np.float32)
     for name in ("q4_0", "q5_0", "iq4_nl", "q8_0"):
-        made = [blocks.quantize(x, STORAGE[name]) for x in (zeros, -zeros)]
-        assert made[0][0].tobytes() == made[1][0].tobytes() and made[0][1].tobytes() == made[1][1].tobytes()
+        results = [blocks.quantize(x, STORAGE[name]) for x in (zeros, -zeros)]
+        assert results[0][0].tobytes() == results[1][0].tobytes() and results[0][1].tobytes() == results[1][1].tobytes()
     mixed = np.where(np.arange(32) == 0, 0.0, np.where(np.arange(32) % 2, 1.0, -0.0)).astype(np.float32)[None]
     for name in ("q4_1", "q5_1"):
         assert blocks.quantize(mixed, STORAGE[name])[1][0, 1].tobytes() == bytes(2)
@@ -130,10 +130,10 @@ def test_fp8_is_within_its_bounds():
     assert rows.row_format(shape, "fp8_e4m3").k_scales == 0
 
 
-def block_of(name: str, **given: Any) -> dict[str, Any]:
+def block_of(name: str, **changes: Any) -> dict[str, Any]:
     """Encoded k and v of SHAPE, all bytes 1, with changes."""
     k, v = (np.ones((3, 2, STORAGE[name].row_bytes(dims)), np.uint8) for dims in (96, 64))
-    return {"k": k, "v": v} | given
+    return {"k": k, "v": v} | changes
 
 
 def rows_of(name: str, k: Any, v: Any) -> tuple[NDArray[np.uint32], float]:

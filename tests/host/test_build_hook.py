@@ -38,10 +38,10 @@ def hook(tmp_path, monkeypatch):
     )
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    made = module.SpirvBuildHook()
-    made.root, made.said, made.target_name = str(tmp_path), [], "wheel"
-    made.app = SimpleNamespace(display_warning=made.said.append)
-    return made
+    build_hook = module.SpirvBuildHook()
+    build_hook.root, build_hook.said, build_hook.target_name = str(tmp_path), [], "wheel"
+    build_hook.app = SimpleNamespace(display_warning=build_hook.said.append)
+    return build_hook
 
 
 @both_kinds

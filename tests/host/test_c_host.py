@@ -68,8 +68,8 @@ def encode(codec, shape, dtype, k, v, scales=None, encoded=False, strides=TILES)
     v_part = RowPart(v_type, shape.v_head_dim, shape.v_dim, row.v_values, row.v_scales, strides[1])
     form = RowFormat(shape.kv_heads, k_part, RowPart(v_type) if shape.latent else v_part)
     scales = np.ones((2, shape.kv_heads), np.float32) if scales is None else scales
-    given = [np.ascontiguousarray(x) for x in (k, k if shape.latent else v, *scales)]
-    new = NewRows(len(k), encoded, *(x.ctypes.data for x in given))
+    arrays = [np.ascontiguousarray(x) for x in (k, k if shape.latent else v, *scales)]
+    new = NewRows(len(k), encoded, *(x.ctypes.data for x in arrays))
     out = np.full((len(k), shape.kv_heads, row.words), 0xDEADBEEF, np.uint32)
     largest = c.c_double(0)
     if codec.za_rows_encode(c.byref(form), c.byref(new), out.ctypes.data_as(c.c_void_p), c.byref(largest)):
@@ -111,8 +111,8 @@ def test_rows_have_the_bits_of_the_package(codec, rng, dtype):
         with np.errstate(over="ignore"):
             k, v, scales = awkward_rows(rng, shape, dtype)
         kinds = storage_types(dtype)
-        given = zip("kv", (k, v), kinds, scales, strict=True)
-        stored = [rows.stored_values(name, x, kind.name, scale=scale) for name, x, kind, scale in given]
+        parts = zip("kv", (k, v), kinds, scales, strict=True)
+        stored = [rows.stored_values(name, x, kind.name, scale=scale) for name, x, kind, scale in parts]
         want = rows.encode(stored[0][0], stored[1][0], shape, dtype, scales)
         words, largest = encode(codec, shape, dtype, k, v, scales)
         assert np.array_equal(words, want), shape
@@ -148,8 +148,8 @@ def test_encoded_rows_have_the_bits_of_the_package(codec, rng, dtype):
         sizes = zip(storage_types(dtype), (shape.head_dim, shape.v_head_dim), strict=True)
         encoded = [bytes_of_rows(rng, kind, 5, 2, dims) for kind, dims in sizes]
         want, largest = encoded_rows(encoded[:1] if shape.latent else encoded, shape, dtype, scales)
-        words, found = encode(codec, shape, dtype, *encoded, scales, encoded=True)
-        assert np.array_equal(words, want) and found == largest.k
+        words, largest_k = encode(codec, shape, dtype, *encoded, scales, encoded=True)
+        assert np.array_equal(words, want) and largest_k == largest.k
         strides = row_strides(shape, dtype)
         words, _ = encode(codec, shape, dtype, *encoded, scales, encoded=True, strides=strides)
         assert np.array_equal(words, from_rows(want, shape, dtype, strides))
@@ -272,8 +272,8 @@ def test_the_numbers_of_a_shape_are_the_package_s(formulas, dtype, page_size):
             continue
         entry = describe._shape(shape, dtype, page_size, 64, layout)
         sizes = formulas.sizes_of(shape, dtype, page_size, layout, kind)
-        found, special = values_of(sizes), entry["kinds"][kind]["specialization"]
-        assert {name: found[name] for name in entry["sizes"]} == entry["sizes"], (shape, layout)
+        numbers, special = values_of(sizes), entry["kinds"][kind]["specialization"]
+        assert {name: numbers[name] for name in entry["sizes"]} == entry["sizes"], (shape, layout)
         for family, decl in generated_c.FAMILIES.items():
             constants = values_of(getattr(formulas, f"za_{family}_constants")(c.byref(sizes)))
             assert constants == {**special[family], **dict(decl.fixed)}, (shape, layout, kind)
@@ -377,15 +377,18 @@ def test_levels_are_python_s(rng, in_order):
             assert loaded.za_level(state, c.byref(command), last if in_order else c.c_uint32(0))
             steps.append(
                 (
-                    [Access(b, at, at + size, written >> j & 1 == 1) for j, (b, at, size) in enumerate(places)],
+                    [
+                        Access(b, start, start + size, written >> j & 1 == 1)
+                        for j, (b, start, size) in enumerate(places)
+                    ],
                     command.beside,
                 )
             )
             commands.append(command.level)
             if command.behind:
                 buffer, begin, size = command.met
-                one = Access(buffer, begin, begin + size, True)
-                assert size and any(one.meets(other) for other in steps[i][0])
+                access = Access(buffer, begin, begin + size, True)
+                assert size and any(access.meets(other) for other in steps[i][0])
                 met += 1
         assert commands == [*levels(steps, in_order)]
         loaded.za_levels_clear(state)

@@ -30,9 +30,9 @@ def test_every_kind_is_stored_as_it_is_and_a_prefix_of_more(kind, dtype):
 
 @pytest.mark.parametrize("kind", MASKS)
 def test_a_rows_mask_depends_on_its_position_alone(kind):
-    three, one = data.mask_of(kind, 3, 301), data.mask_of(kind, 1, 300)
-    behind = three.shape[1] - one.shape[1] - 1  # keys that the mask of three rows has before the other's
-    assert np.array_equal(three[1, behind:-1], one[0]) and one.shape[1] == (300 if kind in ("random", "f16") else 100)
+    three, row = data.mask_of(kind, 3, 301), data.mask_of(kind, 1, 300)
+    behind = three.shape[1] - row.shape[1] - 1  # keys that the mask of three rows has before the other's
+    assert np.array_equal(three[1, behind:-1], row[0]) and row.shape[1] == (300 if kind in ("random", "f16") else 100)
     assert np.all(three[1, :behind] == (True if three.dtype == bool else 0))
 
 
@@ -43,7 +43,7 @@ MOST = [case for i, case in enumerate(Case.default()) if i >= GRID or case.conte
 def test_committed_record_has_the_quick_set_and_the_default_cases():
     """What the documents give of its digests is in tests/device/test_documents.py."""
     ((source, digests),) = record.load_record(record.RECORD).items()
-    expected = [case for one in EXACT for case in (*Case.quick(one), *Case.default(one))]
+    expected = [case for arithmetic in EXACT for case in (*Case.quick(arithmetic), *Case.default(arithmetic))]
     assert list(digests) == list(dict.fromkeys(map(str, expected))) and source.endswith("oracle, reference.emulate")
     assert {case.context for case in Case.default()} >= {1000, 8191, 8192, 32768, 131072}
 

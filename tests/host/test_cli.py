@@ -36,8 +36,8 @@ TIMED = replace(ROW, verified="bits", seconds=(99e-6, 100e-6, 100e-6, 104e-6))
 
 def test_contexts_and_layouts():
     assert parse_contexts("1k,8k, 5000,1m") == [1024, 8192, 5000, 1 << 20] and parse_contexts("1K,1024") == [1024]
-    one, size = SplitSpec("1", num_splits=1), SplitSpec("size:2048", split_size=2048)
-    assert parse_split_specs("auto,1, Size:2048,01") == [SplitSpec("auto"), one, size]
+    single, size = SplitSpec("1", num_splits=1), SplitSpec("size:2048", split_size=2048)
+    assert parse_split_specs("auto,1, Size:2048,01") == [SplitSpec("auto"), single, size]
 
 
 @pytest.mark.parametrize(
@@ -123,10 +123,10 @@ def test_progress_without_a_terminal(monkeypatch, capsys):
     assert said == ["reading m …", "timing (3 of 9)"] and capsys.readouterr().err == ""
 
 
-def patch_list_devices(monkeypatch, found):
-    """Every module of the command line that lists devices calls ``found``."""
+def patch_list_devices(monkeypatch, replacement):
+    """Every module of the command line that lists devices calls ``replacement``."""
     for module in (devices_command, plan):
-        monkeypatch.setattr(module, "list_devices", found)
+        monkeypatch.setattr(module, "list_devices", replacement)
 
 
 @pytest.fixture
@@ -279,17 +279,17 @@ def test_broken_streams(tmp_path, unbuffered):
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
 def test_a_terminal_without_the_characters(encoding):
     argv = [sys.executable, ENTRY, *PLAN.split(), "--card", "r9700"]
-    one = subprocess.run(argv, env=os.environ | {"PYTHONIOENCODING": encoding}, capture_output=True)
-    assert (one.returncode, one.stderr) == (0, b"")
-    assert ("µs" if encoding == "latin-1" else "?s").encode(encoding) in one.stdout
+    process = subprocess.run(argv, env=os.environ | {"PYTHONIOENCODING": encoding}, capture_output=True)
+    assert (process.returncode, process.stderr) == (0, b"")
+    assert ("µs" if encoding == "latin-1" else "?s").encode(encoding) in process.stdout
 
 
 def test_an_interrupted_import(tmp_path):
     (tmp_path / "zinc_attn").mkdir()
     (tmp_path / "zinc_attn" / "__init__.py").write_text("raise KeyboardInterrupt")
     (tmp_path / ENTRY.name).write_bytes(ENTRY.read_bytes())
-    one = subprocess.run([sys.executable, tmp_path / ENTRY.name, "devices"], capture_output=True)
-    assert (one.returncode, one.stderr) == (130, b"zinc-attn: interrupted\n")
+    process = subprocess.run([sys.executable, tmp_path / ENTRY.name, "devices"], capture_output=True)
+    assert (process.returncode, process.stderr) == (130, b"zinc-attn: interrupted\n")
 
 
 def test_json_keeps_what_a_terminal_lacks(monkeypatch):

@@ -136,11 +136,11 @@ DOC = (Path(__file__).parents[2] / "docs" / "cost-model.md").read_text(encoding=
 def figures():
     """What the page of assumptions gives, in its words."""
     shares = [predict(plan_splits(n << 10, QWEN), R9700).fraction for n in (1, 8, 128)]
-    one, eight = (predict_call(plan_splits(32768, QWEN, q_len=rows), R9700).total_us for rows in (1, 8))
+    single, eight = (predict_call(plan_splits(32768, QWEN, q_len=rows), R9700).total_us for rows in (1, 8))
     shared, alone = (predict_requests(LARGE, R9700, 8, 32768, 256, cascade=how) for how in (None, False))
     return [
         *(f"{100 * share:.1f} % at {n}" for share, n in zip(shares, ("1k", "8k", "128k"), strict=True)),
-        f"8 rows take {eight / one:.2f} times as long",
+        f"8 rows take {eight / single:.2f} times as long",
         f"{alone / shared:.2f} times faster",
     ]
 

@@ -31,10 +31,10 @@ KNOWN: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("given", "name"), KNOWN)
-def test_a_dtype_by_any_name(given, name):
-    assert storage_dtype(given) == name
-    assert za.AttnShape(4, 2, 64).kv_bytes_per_token(given) == za.AttnShape(4, 2, 64).kv_bytes_per_token(name)
+@pytest.mark.parametrize(("dtype", "name"), KNOWN)
+def test_a_dtype_by_any_name(dtype, name):
+    assert storage_dtype(dtype) == name
+    assert za.AttnShape(4, 2, 64).kv_bytes_per_token(dtype) == za.AttnShape(4, 2, 64).kv_bytes_per_token(name)
 
 
 def test_the_dtypes_of_torch():
@@ -57,10 +57,10 @@ NONE = ["F16", "", "half", np.float64, np.dtype("int8"), float, None, 2, b"f16",
 NO_PAIRS = ["q4_2", "q8_0/", "f16/f16/f16", (), ("f16", "f8"), "/f16", ("f16", None)]
 
 
-@pytest.mark.parametrize("given", [*NONE, *NO_PAIRS])
-def test_other_dtypes_are_refused(given):
+@pytest.mark.parametrize("dtype", [*NONE, *NO_PAIRS])
+def test_other_dtypes_are_refused(dtype):
     with pytest.raises(ArgumentError, match=f"^dtype: got .*, expected {EXPECTED}$"):
-        storage_dtype(given)
+        storage_dtype(dtype)
 
 
 # --- rows of 16-bit floats: their bits stay, and with round_rows wider ones are rounded to nearest even -------------
@@ -81,7 +81,7 @@ def edges(dtype):
     exact = widened(UPPER.view(dtype))
     low = np.sort(exact[np.abs(exact) <= MAX_INPUT])
     middle = ((low[1:].astype(np.float64) + low[:-1]) / 2).astype(np.float32)
-    beside = [np.nextafter(one, to) for one in (low, middle) for to in (np.float32(-np.inf), np.float32(np.inf))]
+    beside = [np.nextafter(value, to) for value in (low, middle) for to in (np.float32(-np.inf), np.float32(np.inf))]
     return [low, middle, *beside]
 
 
@@ -115,11 +115,11 @@ def test_rows_are_those_that_the_caller_would_have_rounded_or_are_refused(number
         (NO_HALF, (np.abs(x) >= 65520) & (cache == "f16")),
         (NOT_EXACT, (widened(want) != flushed) & (not rounds)),
     ):
-        found, left = np.flatnonzero(left & refused), left & ~refused
-        for at in {*found[: len(LIMITS)], *found[:: len(found) // 100 + 1]}:
+        indices, left = np.flatnonzero(left & refused), left & ~refused
+        for index in {*indices[: len(LIMITS)], *indices[:: len(indices) // 100 + 1]}:
             array = np.ones((3, 2, 64), numbers.dtype)
-            array[1, 0, 5] = numbers[at]
-            with pytest.raises(ValueRangeError, match=f"^{re.escape('k[1, 0, 5]: ' + text.format(x[at]))}$"):
+            array[1, 0, 5] = numbers[index]
+            with pytest.raises(ValueRangeError, match=f"^{re.escape('k[1, 0, 5]: ' + text.format(x[index]))}$"):
                 rows.stored_values("k", array, cache, rounds)
     assert np.count_nonzero(left) > 5_000
     taken = numbers[left].reshape(-1, 1, 1)
@@ -136,8 +136,8 @@ def test_each_value_has_its_bits_in_the_words_and_comes_back():
     words = rows.encode(k, v, shape, "bf16")
     bits = np.concatenate([UPPER.reshape(k.shape), UPPER[::-1].reshape(k.shape)], 2)
     assert np.array_equal(words.view(np.uint16), bits)
-    for got, given in zip(rows.decode(words, shape, "bf16"), (VALUES, VALUES[::-1]), strict=True):
-        assert np.array_equal(got.view(np.uint32).reshape(-1), given.view(np.uint32))
+    for got, want in zip(rows.decode(words, shape, "bf16"), (VALUES, VALUES[::-1]), strict=True):
+        assert np.array_equal(got.view(np.uint32).reshape(-1), want.view(np.uint32))
 
 
 def test_arrays_are_widened_where_the_caller_takes_them():

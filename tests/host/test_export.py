@@ -44,8 +44,8 @@ def test_every_name_has_a_description_and_no_description_is_left_over():
     """Where this fails: describe the new name in the section of zinc_attn/kernels/contract.ini that is named."""
     names = {f"work.{record}": set(getattr(kernels, record.upper())) for record in describe.RECORDS}
     for decl in kernels.KERNELS:
-        for what, found in (("bindings", [b.name for b in decl.bindings]), ("constants", decl.constant_names)):
-            names.setdefault(f"{decl.family}.{what}", set()).update(found)
+        for what, listed in (("bindings", [b.name for b in decl.bindings]), ("constants", decl.constant_names)):
+            names.setdefault(f"{decl.family}.{what}", set()).update(listed)
         names[f"{decl.family}.grid"] = set("xyz")
     names |= {"constants": set(describe.declared_constants()), "encodings": set(STORAGE)}
     assert {section: set(meanings(section)) for section in names} == names
@@ -56,12 +56,12 @@ def test_every_name_has_a_description_and_no_description_is_left_over():
 def test_kernels_and_records_are_the_declarations(manifest):
     """The places that the C hosts do not read, which go by a number's name."""
     for name in describe.RECORDS:
-        fields = [(one["name"], one["word"], one["byte"]) for one in manifest["work"][name]["fields"]]
+        fields = [(entry["name"], entry["word"], entry["byte"]) for entry in manifest["work"][name]["fields"]]
         assert fields == [(field, i, 4 * i) for i, field in enumerate(getattr(kernels, name.upper()))]
     for kernel, decl in zip(manifest["kernels"], kernels.KERNELS, strict=True):
-        bindings = [(one["binding"], one["name"], one["access"]) for one in kernel["bindings"]]
+        bindings = [(entry["binding"], entry["name"], entry["access"]) for entry in kernel["bindings"]]
         assert bindings == [(i, binding.name, binding.access) for i, binding in enumerate(decl.bindings)]
-        places = [(one["id"], one["offset"], one["name"]) for one in kernel["specialization_constants"]]
+        places = [(entry["id"], entry["offset"], entry["name"]) for entry in kernel["specialization_constants"]]
         assert places == [(i, 4 * i, name) for i, name in enumerate(decl.constant_names)]
         sizes = {kernels.ATTEND: "workgroup_size", kernels.MERGE: "merge_workgroup_size"}
         local_size = [sizes.get(decl, "32"), "1", "1"]
@@ -79,7 +79,7 @@ def test_no_formula_uses_a_name_that_is_not_explained(manifest):
     texts += [count for decl in kernels.KERNELS for count in decl.grid]
     texts += [step["when"] for step in manifest["dispatch"] if "when" in step]
     texts += [*meanings("cache.index").values(), *meanings("rows.index").values()]
-    texts += [one["expression"] for one in manifest["split_rule"].values()]
+    texts += [entry["expression"] for entry in manifest["split_rule"].values()]
     used = {n.id for text in texts for n in ast.walk(ast.parse(text, mode="eval")) if isinstance(n, ast.Name)}
     beside = {"tile_number", "k_tile_at", "v_tile_at", "row_at"}  # their own formulas, as the rule's
     assert used - known - set(manifest["split_rule"]) == beside
@@ -229,8 +229,8 @@ def recorded(plan, scoring):
     plans = {
         "words": len(words),
         "header": header,
-        "items": [words[at : at + len(kernels.ITEM)] for at in items],
-        "rows": [words[at : at + kernels.ROW_WORDS] for at in range(row_table, table, kernels.ROW_WORDS)],
+        "items": [words[offset : offset + len(kernels.ITEM)] for offset in items],
+        "rows": [words[offset : offset + kernels.ROW_WORDS] for offset in range(row_table, table, kernels.ROW_WORDS)],
         "table": table,
     }
     return plans, steps

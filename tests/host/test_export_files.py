@@ -66,8 +66,8 @@ def changed(**change):
 def test_no_changed_byte_of_a_manifest_is_accepted(folder, rng):
     path = folder / "manifest.json"
     text = path.read_bytes()
-    for at in (*range(len("{ manifest_sha256") + 80), *rng.integers(0, len(text), 100)):
-        path.write_bytes(text[:at] + bytes([text[at] ^ 1 << int(rng.integers(0, 8))]) + text[at + 1 :])
+    for index in (*range(len("{ manifest_sha256") + 80), *rng.integers(0, len(text), 100)):
+        path.write_bytes(text[:index] + bytes([text[index] ^ 1 << int(rng.integers(0, 8))]) + text[index + 1 :])
         with pytest.raises(ManifestError):
             load_manifest(folder)
     path.write_bytes(text + b" ")

@@ -74,9 +74,12 @@ def rows_of(answer):
     pages, bias = pages.split(), bias.split()
     rows = []
     for row in head.split():
-        begin, count, at = map(int, row.split(","))
+        begin, count, offset = map(int, row.split(","))
         rows.append(
-            ([int(x) for x in pages[begin : begin + count]], at < 0 or [float(x) for x in bias[at : at + count]])
+            (
+                [int(x) for x in pages[begin : begin + count]],
+                offset < 0 or [float(x) for x in bias[offset : offset + count]],
+            )
         )
     return rows, len(pages)
 
@@ -95,9 +98,9 @@ def test_hidden_cells_take_no_place_and_rows_of_a_prompt_share_words(ask, rng):
     for row in range(9):
         mask[row, order[: 20 + row]] = 0
     (answer,) = ask(line_of(mask, order, written=(0, 1), pages=(100, 3)))
-    found, words = rows_of(answer)
-    assert [pages for pages, _ in found] == [[100 + 3 * int(cell) for cell in order[: 20 + row]] for row in range(9)]
-    assert all(bias is True for _, bias in found) and words == 28
+    rows, words = rows_of(answer)
+    assert [pages for pages, _ in rows] == [[100 + 3 * int(cell) for cell in order[: 20 + row]] for row in range(9)]
+    assert all(bias is True for _, bias in rows) and words == 28
 
 
 def test_a_window_shares_words_and_other_rows_do_not(ask, rng):
@@ -109,8 +112,8 @@ def test_a_window_shares_words_and_other_rows_do_not(ask, rng):
     mask = np.where(rng.random((5, 16)) < 0.5, 0.0, -np.inf)
     mask[2:] = -np.inf  # the third is within the second, and the fourth goes on behind its end
     mask[1, :], mask[2, 3:6], mask[3, [4, 5, 9]], mask[4, [9, 10]] = 0, 0, 0, 0
-    found, _ = rows_of(ask(line_of(mask, range(16)))[0])
-    assert [pages for pages, _ in found] == [np.flatnonzero(row == 0).tolist() for row in mask]
+    rows, _ = rows_of(ask(line_of(mask, range(16)))[0])
+    assert [pages for pages, _ in rows] == [np.flatnonzero(row == 0).tolist() for row in mask]
 
 
 def test_biases_are_those_of_the_visible_keys_by_rank(ask, rng):
@@ -119,16 +122,16 @@ def test_biases_are_those_of_the_visible_keys_by_rank(ask, rng):
     mask[rng.random((4, 30)) < 0.3] = -np.inf
     mask[1, :] = np.where(np.isinf(mask[1]), mask[1], 0)
     mask[2, :2] = 6e-8, -1.2e-7  # subnormal
-    found, _ = rows_of(ask(line_of(mask, order))[0])
-    for i, (pages, bias) in enumerate(found):
+    rows, _ = rows_of(ask(line_of(mask, order))[0])
+    for i, (pages, bias) in enumerate(rows):
         seen = [cell for cell in order if not np.isinf(mask[i, cell])]
         assert pages == seen and bias == (i == 1 or [float(mask[i, cell]) for cell in seen])
 
 
 def test_cells_of_another_stream_are_not_seen_and_steps_are_kept(ask):
     order = [9, 4, 12, 0, 8, 6, 10, 5]  # cells 4, 6, 8, 10 are cells 0 to 3 of the operation
-    found, _ = rows_of(ask(line_of(np.zeros((1, 4)), order, written=(4, 2), pages=(7, 1)))[0])
-    assert found[0][0] == [7, 9, 8, 10]
+    rows, _ = rows_of(ask(line_of(np.zeros((1, 4)), order, written=(4, 2), pages=(7, 1)))[0])
+    assert rows[0][0] == [7, 9, 8, 10]
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -141,5 +144,5 @@ def test_masks_without_numbers_are_refused(ask, value):
 def test_a_row_may_see_nothing(ask):
     mask = np.full((3, 5), -np.inf)
     mask[1, 2] = 0
-    found, _ = rows_of(ask(line_of(mask, range(5)))[0])
-    assert [pages for pages, _ in found] == [[], [2], []]
+    rows, _ = rows_of(ask(line_of(mask, range(5)))[0])
+    assert [pages for pages, _ in rows] == [[], [2], []]

@@ -28,4 +28,6 @@ def test_weights(kind, rows, rng):
     offset, size = TYPES[kind].pieces[0]
     lanes = packed[: min(rows, 32) * size].reshape(-1, size)
     assert np.array_equal(lanes, raw[:32, offset : offset + size])
-    assert sorted(byte for at, n in TYPES[kind].pieces for byte in range(at, at + n)) == list(range(TYPES[kind].size))
+    assert sorted(byte for begin, n in TYPES[kind].pieces for byte in range(begin, begin + n)) == list(
+        range(TYPES[kind].size)
+    )

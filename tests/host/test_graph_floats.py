@@ -43,7 +43,7 @@ def measured(name, x):
     x = x[(x >= least) & (x <= most) & np.isfinite(x) & (flush(x) == x)]
     wanted = exact(x.astype(np.float64))
     nearest = np.abs(wanted).astype(np.float32)
-    x, wanted, nearest = (one[(nearest >= FLUSH) & (nearest < np.inf)] for one in (x, wanted, nearest))
+    x, wanted, nearest = (array[(nearest >= FLUSH) & (nearest < np.inf)] for array in (x, wanted, nearest))
     results = function(x)
     weighted = results.view(np.uint32) * (np.uint64(2) * x.view(np.uint32) + np.uint64(1))
     return round(float(np.max(np.abs(results - wanted) / np.spacing(nearest))), 4), int(np.sum(weighted))

@@ -41,9 +41,9 @@ def drawn(rng):
     )
     floats = (*floats, 32.0, 1.0)
     sections = tuple(int(n) for n in rng.integers(1, n_dims // 4, 4))
-    given = dict(zip(FLOATS, (float(np.float32(x)) for x in floats), strict=True))
+    parameters = dict(zip(FLOATS, (float(np.float32(x)) for x in floats), strict=True))
     context, backward = int(rng.choice((0, 4096, 32768))), bool(rng.integers(2))
-    return Rope(n_dims, str(rng.choice(MODES)), **given, n_ctx_orig=context, sections=sections, backward=backward)
+    return Rope(n_dims, str(rng.choice(MODES)), **parameters, n_ctx_orig=context, sections=sections, backward=backward)
 
 
 def test_the_words_of_both_languages(native, rng):
@@ -53,8 +53,8 @@ def test_the_words_of_both_languages(native, rng):
         words = np.zeros((turn.pairs, 4), np.uint32)
         numbers = np.array([turn.n_dims, turn.n_ctx_orig, *turn.sections, turn.backward], np.int32)
         floats = np.array([getattr(turn, name) for name in FLOATS], np.float32)
-        given = [None if x is None else x.ctypes for x in (numbers, floats, factors)]
-        native(MODES.index(turn.mode), *given, words.ctypes)
+        pointers = [None if x is None else x.ctypes for x in (numbers, floats, factors)]
+        native(MODES.index(turn.mode), *pointers, words.ctypes)
         assert np.array_equal(words, turn.table(factors)), turn
 
 
@@ -75,10 +75,10 @@ def exact(turn, position, factors):
 @pytest.mark.parametrize("position", (0, 1, 7, 4097, 131071, -3))
 @pytest.mark.parametrize("ext_factor", (0.0, 1.0))
 def test_the_angles_are_those_of_the_definition(position, ext_factor, rng):
-    one = Rope(128, "neox", 1e6, 0.25, ext_factor, 1.25, n_ctx_orig=4096)
-    factors = rng.uniform(0.9, 8, one.pairs).astype(np.float32)
+    turn = Rope(128, "neox", 1e6, 0.25, ext_factor, 1.25, n_ctx_orig=4096)
+    factors = rng.uniform(0.9, 8, turn.pairs).astype(np.float32)
     x = np.concatenate([np.ones(64, np.float32), np.zeros(64, np.float32)]).reshape(1, 1, 1, 128)
-    y = rope(x, np.array([[position]], np.int32), one.table(factors), one.step)[0, 0, 0]
-    angle, scale = exact(one, position, factors.astype(np.float64))
+    y = rope(x, np.array([[position]], np.int32), turn.table(factors), turn.step)[0, 0, 0]
+    angle, scale = exact(turn, position, factors.astype(np.float64))
     wanted = scale * np.concatenate([np.cos(angle), np.sin(angle)])
     assert np.max(np.abs(y - wanted)) < 4e-7

@@ -21,9 +21,9 @@ MERGED = {"v_a": K, "s_a": K[..., 0], "v_b": V, "s_b": V[..., 0]}
 
 
 @wraps(za.PartialState)
-def folded(**given: Any) -> object:
+def folded(**fields: Any) -> object:
     """A part is examined where it is folded."""
-    return za.fold([za.PartialState(**given)])
+    return za.fold([za.PartialState(**fields)])
 
 
 TABLE: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {

@@ -21,7 +21,7 @@ def nearest(x: Fraction) -> np.float32:
 
 def whole(x: np.ndarray) -> tuple[list[int], Fraction]:
     """Numbers as integers of 12 bits, ties to even, and their unit, by rationals alone."""
-    values = [Fraction(float(one)) for one in x]
+    values = [Fraction(float(number)) for number in x]
     top, unit = max(map(abs, values)), Fraction(1)
     while top and top / unit >= 2048:
         unit *= 2

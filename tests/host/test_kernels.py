@@ -80,8 +80,8 @@ def test_every_float_operation_is_exact_or_forbidden(decl):
     assert FORBIDDEN.search(text) is None
     # those of storage.glsl give the same bits where a driver does not fuse them: two have exact products, and iq4_nl's
     # three make a number that is rounded to a whole one, far from the middle of two
-    made = 6 if decl is kernels.ATTEND else int(decl in (kernels.PRIMITIVES, kernels.MULTIPLY_ADD))
-    assert len(re.findall(r"OpExtInst %\w+ %\w+ Fma ", text)) == made  # one of them is multiply_add's
+    fused = 6 if decl is kernels.ATTEND else int(decl in (kernels.PRIMITIVES, kernels.MULTIPLY_ADD))
+    assert len(re.findall(r"OpExtInst %\w+ %\w+ Fma ", text)) == fused  # one of them is multiply_add's
 
 
 @pytest.mark.parametrize("decl", CANONICAL, ids=lambda d: d.file)

@@ -62,9 +62,9 @@ def test_rows_meet_what_they_see(name, visible, rows_each):
     for splits in (1, 3):
         plan = SplitPlan.fixed(tokens, SHAPE, num_splits=splits, q_len=len(visible[0]))
         ranges = np.array(plan.node_ranges())
-        mine = item_records(visible, ranges, rows_each=rows_each)
-        assert met(mine, False) == met(item_records(visible, ranges), True)
-        assert np.all(mine["rows"] <= rows_each)
+        records = item_records(visible, ranges, rows_each=rows_each)
+        assert met(records, False) == met(item_records(visible, ranges), True)
+        assert np.all(records["rows"] <= rows_each)
     if name == "700 37 True None" and rows_each > 1:
         assert len(item_records(visible, np.array([[0, 2]]), rows_each=rows_each)) == -(-37 // rows_each)
 
@@ -82,11 +82,11 @@ def test_workgroups(text):
     small = MatrixFacts(MatrixFragment(8, 8, 8), 32768, 1024, MatrixFragment(8, 8, 8))
     for vectors, facts, integer in itertools.product((1, 16, 20, 64, 500), (RDNA4_UNITS, small), (False, True)):
         for kind in ("discrete", "cpu"):
-            made = matrix_workgroup(shape, facts, kind, vectors, integer)
-            assert made is not None and made.size <= matrix.MAX_WORKGROUP_SIZE and made.size % 32 == 0
-            assert shared_bytes(shape, made.vectors, made.unrolled, integer) <= facts.shared_bytes
-            assert made.waves == made.unrolled == (kind == "discrete")
-            assert made.vectors % facts.fragment.m == 0 and (made.vectors < 2 * max(vectors, facts.fragment.m))
+            group = matrix_workgroup(shape, facts, kind, vectors, integer)
+            assert group is not None and group.size <= matrix.MAX_WORKGROUP_SIZE and group.size % 32 == 0
+            assert shared_bytes(shape, group.vectors, group.unrolled, integer) <= facts.shared_bytes
+            assert group.waves == group.unrolled == (kind == "discrete")
+            assert group.vectors % facts.fragment.m == 0 and (group.vectors < 2 * max(vectors, facts.fragment.m))
     most = matrix_workgroup(shape, RDNA4_UNITS, "discrete", 64)
     assert most is not None
     call = attend_call(MatrixVariant(shape, "f16", FRAGMENT, most, 64), 5, 1, "out")
@@ -110,11 +110,11 @@ def test_matrix_prefill_is_for_16_vectors(rows, matrices, arithmetic):
     facts = CallFacts(replace(GPU, matrix=RDNA4_UNITS), SHAPE, 64, units=True)
     requests = [Request(n, 300, n, np.arange(5, dtype=np.uint32)) for n in rows]
     options = CallOptions(layouts, arithmetic=arithmetic)
-    made = plan_call(requests, options, facts).submissions
-    assert [one.key.matrix is not None for one in made] == ([False, True] if matrices is None else [matrices])
-    assert [len(one.appends) for one in made] == [sum(rows), *([0] * (len(made) - 1))]
+    submissions = plan_call(requests, options, facts).submissions
+    assert [part.key.matrix is not None for part in submissions] == ([False, True] if matrices is None else [matrices])
+    assert [len(part.appends) for part in submissions] == [sum(rows), *([0] * (len(submissions) - 1))]
     without = plan_call(requests, replace(options, arithmetic="integer"), replace(facts, units=False)).submissions
-    assert [one.key.matrix for one in without] == [None]
+    assert [part.key.matrix for part in without] == [None]
     everything = plan_call(requests, CallOptions(layouts, arithmetic="matrix"), facts).submissions
     assert [case.key.matrix is not None for case in everything] == [True]
 
@@ -141,7 +141,7 @@ def test_walking_rows_are_bounded(text, tokens):
     facts, options = CallFacts(replace(GPU, matrix=RDNA4_UNITS), shape, 256), CallOptions(layouts, arithmetic="matrix")
     rows = states // row_cost(layouts(tokens, 2048, None).without_splits(), facts, True)
     _, cut = cut_call([Request(8192, tokens, 0, np.arange(tokens // 256 + 1, dtype=np.uint32))], options, facts)
-    sizes = [one.end - one.begin for (one,) in cut]
+    sizes = [part.end - part.begin for (part,) in cut]
     assert len(sizes) == -(-8192 // rows) and max(sizes) - min(sizes) <= 1, "as few as fit, and even"
     assert 4 * rows * shape.q_heads * max(shape.k_dim, shape.v_dim) <= SCRATCH_BYTES // 4
     assert rows * tokens * key_work(facts) <= (work_bound(facts, True) or 0)

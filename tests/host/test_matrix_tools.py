@@ -142,8 +142,8 @@ def test_a_missing_number_is_beyond_every_bound():
     want, result = truth(*judging.reference_arguments(SMALL, SMALL.data())), outcome().result
     assert result is not None and want.share(result) < 0.01
     result.lse[0, 0] = np.nan
-    found = compare(result, want)
-    assert want.share(result) == np.inf and found is not None and "lse[0, 0]: got nan" in found.text()
+    difference = compare(result, want)
+    assert want.share(result) == np.inf and difference is not None and "lse[0, 0]: got nan" in difference.text()
 
 
 def test_the_truth_is_of_the_last_heads_and_of_rows_without_keys():

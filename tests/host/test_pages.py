@@ -56,8 +56,8 @@ def test_retract_undoes_an_append_of_a_layer_but_nothing_that_is_shared() -> Non
     with pytest.raises(StepError, match=r"^retract: layer 0 has length 20 and shares pages "):
         seq.retract(0, 5)  # its next 15 rows would go to the fork's first page
     append(seq, 20)
-    own = list(seq.table)
-    for layer, n, pages in ((1, 20, own), (0, 20, own[:2])):
+    table = list(seq.table)
+    for layer, n, pages in ((1, 20, table), (0, 20, table[:2])):
         seq.retract(layer, n)
         assert list(seq.table) == pages
     with pytest.raises(StepError):

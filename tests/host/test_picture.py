@@ -50,10 +50,10 @@ def test_names_of_lines_do_not_cover_each_other(ends, together):
     axes = matplotlib.Figure().subplots()
     axes.set_ylim(0, 1000)
     bottom, height, scale = axes.bbox.y0, axes.bbox.height, 72 / axes.figure.dpi
-    _name_lines(axes, [(f"{at}\nb", (1, at), "#000000") for at in ends])
+    _name_lines(axes, [(f"{end}\nb", (1, end), "#000000") for end in ends])
     told = {text.get_text(): (bottom + text.xy[1] * height / 1000) * scale + text.xyann[1] for text in axes.texts}
-    names, middles = zip(*sorted(told.items(), key=lambda one: one[1]), strict=True)
+    names, middles = zip(*sorted(told.items(), key=lambda item: item[1]), strict=True)
     gaps = np.diff(middles)
-    assert names == tuple(f"{at}\nb" for at in sorted(ends)) and gaps.min() >= 2 * POINTS - 1e-6
+    assert names == tuple(f"{end}\nb" for end in sorted(ends)) and gaps.min() >= 2 * POINTS - 1e-6
     assert middles[-1] <= axes.bbox.y1 * scale - POINTS + 1e-6
     assert sum(gaps < 2 * POINTS + 1e-6) == together

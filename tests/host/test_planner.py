@@ -178,10 +178,10 @@ REFUSED = (
 )
 
 
-@pytest.mark.parametrize(("call", "given", "message"), REFUSED)
-def test_refusals(call, given, message):
+@pytest.mark.parametrize(("call", "arguments", "message"), REFUSED)
+def test_refusals(call, arguments, message):
     with pytest.raises(ArgumentError) as caught:
-        call(*given)
+        call(*arguments)
     assert str(caught.value) == message
 
 
@@ -209,6 +209,7 @@ def test_submissions_keep_the_bound_of_time(units: int, shape: str, tokens: int,
     assert not any(ends.values()) and len({(part.slices, part.key.states) for part in parts}) == len(ends)
     uncut = plan_call([request], options, replace(facts, device=replace(device, compute_units=1 << 20))).submissions
     nodes, whole = (
-        [range(item["node_begin"], item["node_end"]) for one in found for item in one.items] for found in (parts, uncut)
+        [range(item["node_begin"], item["node_end"]) for submission in submissions for item in submission.items]
+        for submissions in (parts, uncut)
     )
     assert rows > 1 or [*chain.from_iterable(nodes)] == [*chain.from_iterable(whole)]

@@ -39,9 +39,9 @@ OTHER = device(7, "thing", "other")
         ([OTHER, CPU], None, CPU),
         ([OTHER], None, OTHER),
         ([CPU, TWIN_B, TWIN_A], None, TWIN_A),
-        *(([CPU, IGPU, CARD], one, CPU) for one in (0, "LLVMPIPE")),
-        *(([CPU, IGPU, CARD], one, CARD) for one in ("2", "gfx1201")),
-        *(([CPU, IGPU, CARD], one, IGPU) for one in (" 1 ", "780m")),
+        *(([CPU, IGPU, CARD], query, CPU) for query in (0, "LLVMPIPE")),
+        *(([CPU, IGPU, CARD], query, CARD) for query in ("2", "gfx1201")),
+        *(([CPU, IGPU, CARD], query, IGPU) for query in (" 1 ", "780m")),
         ([TWIN_A, NVL], "nvidia h200", TWIN_A),  # a whole name wins over a piece
         ([TWIN_A, NVL], "nvl", NVL),
         ([TWIN_A, TWIN_B], 4, TWIN_B),
@@ -60,9 +60,9 @@ NO_NAME = "device: got {}, expected None, an index or a piece of a device's name
 @pytest.mark.parametrize(
     ("devices", "request_", "error", "text"),
     [
-        *(([CPU, IGPU], one, DeviceNotFoundError, NONE.format(one)) for one in ("foo", 7, "7", -1, "")),
+        *(([CPU, IGPU], query, DeviceNotFoundError, NONE.format(query)) for query in ("foo", 7, "7", -1, "")),
         ([CPU, TWIN_A, TWIN_B], "h200", DeviceNotFoundError, TWO),
-        *(([CPU], one, ArgumentError, NO_NAME.format(one)) for one in (True, 1.0)),
+        *(([CPU], query, ArgumentError, NO_NAME.format(query)) for query in (True, 1.0)),
         ([], None, NoVulkanError, f"there is no Vulkan device: {machine.INSTALL_DRIVER}"),
     ],
 )

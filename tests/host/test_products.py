@@ -81,19 +81,19 @@ def test_the_module_with_the_operation(decl):
     """fma() of GLSL.std.450 becomes OpFmaKHR with the same operands, behind its capability and its extension."""
     before, after = (instructions(x) for x in (load_spirv(decl), module_for("OpFmaKHR", load_spirv(decl))))
     assert module_for("fma()", load_spirv(decl)) == load_spirv(decl)
-    replaced = [one for one in before if one[0] == 12 and one[4] == 50]
-    made = [one for one in after if one[0] == 4427]
-    assert made and [[12, one[1], one[2], before_set(before), 50, *one[3:]] for one in made] == replaced
+    replaced = [words for words in before if words[0] == 12 and words[4] == 50]
+    fused = [words for words in after if words[0] == 4427]
+    assert fused and [[12, words[1], words[2], before_set(before), 50, *words[3:]] for words in fused] == replaced
     known = set(map(tuple, before))
-    declared = [one for one in after if tuple(one) not in known and one[0] != 4427]
+    declared = [words for words in after if tuple(words) not in known and words[0] != 4427]
     assert declared == [[17, 6030], [10, *np.frombuffer(b"SPV_KHR_fma\0", np.uint32).tolist()]]
-    order = [one[0] for one in after]
+    order = [words[0] for words in after]
     assert max(i for i, opcode in enumerate(order) if opcode == 17) < order.index(10) < order.index(11)
 
 
 def before_set(module: list[list[int]]) -> int:
     """The id of GLSL.std.450."""
-    return next(one[1] for one in module if one[0] == 11)
+    return next(words[1] for words in module if words[0] == 11)
 
 
 def test_fused_differs_from_canonical_in_its_last_bits_alone(rng):

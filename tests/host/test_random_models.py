@@ -27,9 +27,9 @@ def test_a_model_has_the_parameters_of_its_card(name, parameters):
 
 @pytest.mark.parametrize("kind", ["Q4_K", "Q6_K"])
 def test_weights_keep_the_size_of_what_they_multiply(kind, rng):
-    of = llama_random.Kind[kind]
-    bytes_ = llama_random.values(rng, "blk.0.ffn_up.weight", (64, 2048), of)
-    weights = quants.dequantize(bytes_, of)
+    quantization = llama_random.Kind[kind]
+    bytes_ = llama_random.values(rng, "blk.0.ffn_up.weight", (64, 2048), quantization)
+    weights = quants.dequantize(bytes_, quantization)
     assert weights.shape == (64, 2048) and abs(weights.mean()) < 0.1 / np.sqrt(2048)
     assert 0.5 < weights.std() * np.sqrt(2048) < 2
 

@@ -137,7 +137,7 @@ def split_states(rng, parts):
 @pytest.mark.parametrize("parts", (1, 2, 5, 90, 95))
 def test_states_of_any_partition_merge_to_the_whole(rng, parts):
     (out, lse), pieces = split_states(rng, parts)
-    v, s = (np.stack(one)[None] for one in zip(*pieces, strict=True))
+    v, s = (np.stack(arrays)[None] for arrays in zip(*pieces, strict=True))
     result = [za.merge_states(v, s), *([za.merge_state(v[:, 0], s[:, 0], v[:, 1], s[:, 1])] if parts == 2 else [])]
     for got_v, got_s in result:
         assert got_v.dtype == got_s.dtype == np.float32
@@ -151,9 +151,9 @@ def test_extreme_lse_do_not_overflow():
     v = np.stack([np.ones((1, 8)), 3 * np.ones((1, 8))])[None]
     got, s = za.merge_states(v, np.array([[[1e4], [-1e4]]]))
     assert np.array_equal(got, np.ones((1, 1, 8), np.float32)) and s == 1e4
-    for given in ((v * 1e39, np.zeros((1, 2, 1))), (v, np.full((1, 2, 1), -1e39)), (v, np.full((1, 2, 1), np.nan))):
+    for pair in ((v * 1e39, np.zeros((1, 2, 1))), (v, np.full((1, 2, 1), -1e39)), (v, np.full((1, 2, 1), np.nan))):
         with pytest.raises(ValueRangeError, match=r"^v, s: got a NaN, an infinity or a number that float32"):
-            za.merge_states(*given)
+            za.merge_states(*pair)
 
 
 UNEQUAL = [  # shapes of v and s, or of v_a, s_a, v_b and s_b

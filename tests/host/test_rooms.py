@@ -43,7 +43,7 @@ def imported(path: Path) -> set[str]:
             base = ".".join((*(package[: len(package) - node.level + 1] if node.level else ()), node.module or ""))
             base = base.rstrip(".")
             for name in (f"{base}.{alias.name}" for alias in node.names):
-                known = (one for one in (name, f"{name}.__init__", base, f"{base}.__init__") if one in FILES)
+                known = (module for module in (name, f"{name}.__init__", base, f"{base}.__init__") if module in FILES)
                 names.update(list(known)[:1])
     return names
 
@@ -53,7 +53,7 @@ def test_imports_point_one_way(path: Path) -> None:
     room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
     if room == "__init__" or room in FACADES:
         return
-    rooms = {one.split(".")[1] for one in imported(path) - {"zinc_attn.__init__"}}
+    rooms = {module.split(".")[1] for module in imported(path) - {"zinc_attn.__init__"}}
     for name in (FACADES.get(room, room) for room in rooms):
         assert ROOMS.index(name) <= ROOMS.index(room), f"{path} imports from {name}"
 
@@ -106,13 +106,13 @@ def described(name: str, value: Any) -> Iterator[tuple[str, Any]]:
                 yield f"{name}.{method}", function
 
 
-def undescribed(found: dict[str, Any], *among: str) -> list[str]:
-    assert set(among) <= set(found)
-    return [name for name, value in found.items() if not (value.__doc__ or "").strip()]
+def undescribed(objects: dict[str, Any], *among: str) -> list[str]:
+    assert set(among) <= set(objects)
+    return [name for name, value in objects.items() if not (value.__doc__ or "").strip()]
 
 
 def test_every_public_name_has_a_docstring():
-    result = dict(one for name in za.__all__ for one in described(name, getattr(za, name)))
+    result = dict(entry for name in za.__all__ for entry in described(name, getattr(za, name)))
     methods = "KVCache.append", "Attention.__call__", "Sequence.fork"
     assert undescribed(result, *methods, "fold", "reference.emulate", "errors.ShapeError") == [] and len(result) > 150
 

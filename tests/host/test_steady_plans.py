@@ -30,8 +30,8 @@ def steps(lengths: tuple[int, ...], new_rows: int = 1, page: int = PAGE) -> list
     requests = []
     for number, length in enumerate(lengths):
         table, leaf = np.arange(-(-length // page), dtype=np.uint32), max(64 // page, 1)
-        own = (len(table) - 1) // leaf * leaf if new_rows else len(table)
-        table[min(640 // page, own) :] += 10000 * (number + 1)
+        first_private = (len(table) - 1) // leaf * leaf if new_rows else len(table)
+        table[min(640 // page, first_private) :] += 10000 * (number + 1)
         requests.append(Request(1, length, new_rows, table, stamp=1000 * number + -(-length // max(page, 64))))
     return requests
 
@@ -40,8 +40,8 @@ def records(plan: CallPlan, requests: list[Request]) -> list[bytes]:
     """Page ids that no key of the requests has are left out."""
     (submission,) = plan.submissions
     arrays = submission.items, submission.rows, submission.appends, submission.shared_items, submission.masks
-    given = zip(submission.slices, submission.tables_at, strict=True)
-    tables = [submission.tables[at : at + len(requests[part.request].table)] for part, at in given]
+    parts = zip(submission.slices, submission.tables_at, strict=True)
+    tables = [submission.tables[offset : offset + len(requests[part.request].table)] for part, offset in parts]
     words = [array.tobytes() for array in (*arrays, *tables)]
     return [
         repr((submission.key, submission.slices, submission.spans, submission.tables_at, submission.uploads)).encode(),
@@ -81,10 +81,10 @@ def test_lengths_of_a_key_have_one_plan(facts, cascade, window, batch, new_rows,
             assert moved(first, requests, window, page) == records(plan, requests)
             (submission,) = plan.submissions
             assert submission.spans == first.submissions[0].spans
-            for at, part, span in zip(submission.tables_at, submission.slices, submission.spans, strict=True):
+            for offset, part, span in zip(submission.tables_at, submission.slices, submission.spans, strict=True):
                 table = requests[part.request].table
-                assert np.array_equal(submission.tables[at:][: len(table)], table)
-                assert np.all(submission.items["page_table"][span] == at)
+                assert np.array_equal(submission.tables[offset:][: len(table)], table)
+                assert np.all(submission.items["page_table"][span] == offset)
             ends = submission.rows["state"] + submission.rows["count"]
             assert np.all(submission.rows["state"][1:] >= ends[:-1]), "a row's states are no other row's"
     assert len(plans) < served
@@ -126,7 +126,7 @@ def test_every_other_input_is_planned_anew():
     assert steady_key([request._replace(stamp=None)], call_options, CPU) is None
     assert steady_key([request] * 2, call_options, CPU) != key
     for kind, inputs in ((CallOptions, (call_options, CPU)), (CallFacts, (call_options, CPU))):
-        assert OTHERS[kind].keys() == {one.name for one in fields(kind)}
+        assert OTHERS[kind].keys() == {field.name for field in fields(kind)}
         for name, other in OTHERS[kind].items():
             changed = [replace(array, **{name: other}) if isinstance(array, kind) else array for array in inputs]
             assert steady_key([request], *changed) not in (key, None), name
