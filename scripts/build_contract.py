@@ -14,7 +14,7 @@ import build_shaders
 
 
 def main() -> None:
-    if len(sys.argv) != 2:
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         sys.exit("usage: build_contract.py FOLDER")
     build_shaders.generate()
     if not build_shaders.is_built():
