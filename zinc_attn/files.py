@@ -28,8 +28,8 @@ MOST_BYTES: Final = 64 << 20  # the largest file that is read whole
 MOST_DEPTH: Final = 64  # levels of nested lists and objects of JSON
 INTEGER_DIGITS: Final = 19  # of the longest integer in JSON: 2**63 - 1
 _KINDS: Final = {
-    **{stat.S_IFREG: "a regular file", stat.S_IFDIR: "a directory", stat.S_IFIFO: "a FIFO"},
-    **{stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a character device", stat.S_IFBLK: "a block device"},
+    stat.S_IFREG: "a regular file", stat.S_IFDIR: "a directory", stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a character device", stat.S_IFBLK: "a block device",
 }
 GGUF: Final = "a GGUF file"
 ZIP: Final = "a zip archive, such as .npz or .bin"

@@ -7,7 +7,6 @@
 
 namespace zinc {
 
-constexpr uint64_t GRID_SIDE = 65535;
 static const char OTHER[] = "the KV cache is in memory of the back end's other device";
 
 // --- what the device takes -------------------------------------------------------------------------------------------
@@ -34,7 +33,7 @@ static std::string refused(Device *device, const ggml_tensor *op, bool has_turn,
     if (!(*attn = opened.attn)) return opened.reason;
     const struct za_info info = za_info(*attn);
     const uint64_t rows = uint64_t(o->rows) * o->streams, vectors = rows * o->kind.q_heads;
-    if (device->arithmetic == ZA_INTEGER && rows > GRID_SIDE) return "its rows are more than workgroups of a grid";
+    if (device->arithmetic == ZA_INTEGER && rows > MOST_GROUPS) return "its rows are more than workgroups of a grid";
     if (4 * vectors * std::max(info.k_dim, info.v_dim) > device->most || !fits(*device, o->q))
         return "its q or result is larger than a storage buffer";
     return rows_of_call(*device, *attn, *o, o->cells) ? "" : "a row's states are larger than a storage buffer";
@@ -52,7 +51,6 @@ bool attention_supported(Device *device, const ggml_tensor *op) {
 }
 
 // --- dispatches ------------------------------------------------------------------------------------------------------
-
 
 bool fit(Recording &r, const Bound &x, const Bound &y, float least) {
     return r.dispatch(GRAPH_FIT, {}, fit_params{x.view, y.view, least}, {x.place, y.place});

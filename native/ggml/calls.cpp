@@ -16,15 +16,15 @@ constexpr size_t ENTRIES = 8;  // lists that are kept: a model has a few kinds o
 // Every device has storage buffers of 128 MiB and grids of 65,535 workgroups. A compute unit makes 2**34 products in
 // half a second. Each call begins at a row whose q and results lie at offsets at which a buffer can be bound.
 size_t rows_of_call(const Device &device, const za_attn *attn, const Operation &o, uint64_t keys) {
-    constexpr uint64_t BYTES = uint64_t(1) << 27, GROUPS = 65535, PRODUCTS = uint64_t(1) << 34;
+    constexpr uint64_t BYTES = uint64_t(1) << 27, PRODUCTS = uint64_t(1) << 34;
     const struct za_info info = za_info(attn);
     const uint64_t nodes = keys / KEYS_PER_NODE + 1, heads = o.kind.q_heads;
     const uint64_t vector = 4 * std::gcd(info.k_dim, info.v_dim);
     const uint64_t row = std::max(4 * nodes * heads * (info.v_dim + 2), 8 * keys);
     const uint64_t unit = device.alignment / std::gcd<uint64_t>(device.alignment, vector * heads);
-    if (unit * row > device.most || unit * nodes > GROUPS) return 0;
+    if (unit * row > device.most || unit * nodes > MOST_GROUPS) return 0;
     const uint64_t products = std::max<uint64_t>(keys * heads * (info.k_dim + info.v_dim), 1);
-    const uint64_t most = std::min({BYTES / row, GROUPS / nodes, PRODUCTS / products});
+    const uint64_t most = std::min({BYTES / row, MOST_GROUPS / nodes, PRODUCTS / products});
     return std::max(most / unit, uint64_t(1)) * unit;
 }
 

@@ -18,6 +18,8 @@ struct ggml_backend_device;
 
 namespace zinc {
 
+constexpr uint64_t MOST_GROUPS = 65535;  // workgroups along a side of a grid, which every Vulkan device has
+
 // How a cache stores K (or V): its type, and the bytes of a row, which is one head of one cell.
 struct Kept {
     za_dtype type;

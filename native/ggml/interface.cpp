@@ -1,6 +1,7 @@
 #include "interface.h"
 
 #include <dlfcn.h>
+#include <link.h>
 
 #include <cstdio>
 #include <cstring>
@@ -87,20 +88,21 @@ static const char *difference() {
         if (std::strcmp(ggml_type_name(known.type), known.name) != 0) return known.name;
     if (std::strcmp(ggml_unary_op_name(GGML_UNARY_OP_TRUNC), "TRUNC") != 0) return "TRUNC";
     if (std::strcmp(ggml_glu_op_name(GGML_GLU_OP_SWIGLU_CLAMP), "SWIGLU_CLAMP") != 0) return "SWIGLU_CLAMP";
-    return ggml_tensor_overhead() == sizeof(ggml_tensor) + sizeof(void *) * 4 ? nullptr : "the tensor's size";
+    return ggml_tensor_overhead() == sizeof(ggml_tensor) + sizeof(void *) * 4 ? nullptr : "size of a tensor";
 }
 
-// The loaded library that has the address, or the program itself, which has no library's name.
+// The loaded library or program that has the address. NULL: there is none. A program's name is empty here.
 static void *opened(const void *address) {
-    Dl_info info = {};
-    void *library = dladdr(address, &info) ? dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD) : nullptr;
-    return library ? library : dlopen(nullptr, RTLD_LAZY);
+    Dl_info info;
+    link_map *map;
+    if (!dladdr1(address, &info, reinterpret_cast<void **>(&map), RTLD_DL_LINKMAP)) return nullptr;
+    return dlopen(*map->l_name ? map->l_name : nullptr, RTLD_LAZY | RTLD_NOLOAD);
 }
 
 bool bind(const void *caller) {
     void *library = opened(caller);
     const char *missing = nullptr;
-#define X(name) if (!(zinc_##name = dlsym(library, #name))) missing = #name;
+#define X(name) if (!library || !(zinc_##name = dlsym(library, #name))) missing = #name;
     FUNCTIONS(X)
 #undef X
     if (missing) return say("got a ggml without %s, expected ggml 0.%d to 0.%d as a shared library that exports its "

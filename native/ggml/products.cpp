@@ -8,7 +8,6 @@
 
 namespace zinc {
 
-constexpr uint64_t MOST_GRID = 65535;
 
 // --- limits ----------------------------------------------------------------------------------------------------------
 
@@ -47,11 +46,11 @@ static const char *size_refused(const Device &device, const ggml_tensor *op) {
     if (has_experts(op)) {
         const uint64_t tiles = columns * planes / LEAST_TILE + uint64_t(w->ne[2]) + 1;
         const bool bound = experts_of_binding(device, w) && fits(device, op);
-        return bound && w->ne[2] <= EXPERTS_MOST && tiles <= MOST_GRID ? nullptr : "size";
+        return bound && w->ne[2] <= EXPERTS_MOST && tiles <= MOST_GROUPS ? nullptr : "size";
     }
     const bool bound = ggml_is_quantized(w->type) ? rows_of_binding(device, w) && columns_of_binding(device, op)
                                                   : fits(device, w) && fits(device, op);
-    return bound && planes <= MOST_GRID && columns <= FEW * MOST_GRID ? nullptr : "size";
+    return bound && planes <= MOST_GROUPS && columns <= FEW * MOST_GROUPS ? nullptr : "size";
 }
 
 static const char *product_refused(const Device &device, const ggml_tensor *op) {

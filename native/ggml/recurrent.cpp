@@ -77,7 +77,7 @@ static const char *states_refused(const ggml_tensor *op, int tensors) {
 
 static const char *delta_net_refused(const Device &, const ggml_tensor *op) {
     const ggml_tensor *q = op->src[0], *v = op->src[2];
-    if (q->ne[0] != v->ne[0] || v->ne[0] > MOST_SIZE || v->ne[1] > 65535 || v->ne[3] > 65535) return "size";
+    if (q->ne[0] != v->ne[0] || v->ne[0] > MOST_SIZE || v->ne[1] > MOST_GROUPS || v->ne[3] > MOST_GROUPS) return "size";
     return states_refused(op, 6);
 }
 
@@ -110,7 +110,7 @@ static bool record_delta_net(Recording &r, ggml_tensor *op) {
 
 static const char *scan_refused(const Device &, const ggml_tensor *op) {
     const ggml_tensor *state = op->src[0], *x = op->src[1], *ids = op->src[6];
-    if (state->ne[0] > MOST_SIZE || op->src[4]->ne[1] > 65535 || x->ne[3] > 65535) return "size";
+    if (state->ne[0] > MOST_SIZE || op->src[4]->ne[1] > MOST_GROUPS || x->ne[3] > MOST_GROUPS) return "size";
     if (ids->type != GGML_TYPE_I32 || ids->nb[0] != sizeof(int32_t)) return "type";
     return states_refused(op, 6);
 }

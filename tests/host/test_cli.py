@@ -19,6 +19,7 @@ from zinc_attn.cache.rows import stored_values
 from zinc_attn.cli import app as cli
 from zinc_attn.cli import arguments, plan, terminal
 from zinc_attn.cli import devices as devices_command
+from zinc_attn.cli import llama as llama_command
 from zinc_attn.errors import ArgumentError, NoVulkanError
 from zinc_attn.planning.splits import plan_splits
 from zinc_attn.shapes import AttnShape
@@ -198,6 +199,27 @@ def test_how_a_command_ends(error, status, said, monkeypatch, capsys):
     assert run("devices") == status
     out, err = capsys.readouterr()
     assert not out and (err.endswith(said) if status == 70 else err == said)
+
+
+def test_a_program_of_llama_cpp_takes_the_place_of_the_command(monkeypatch, capsys, tmp_path):
+    """With the back end and the device, but for what the environment says otherwise."""
+    program = tmp_path / "llama-server"
+    program.touch(mode=0o755)
+    monkeypatch.setattr(llama_command, "LIBRARIES", tmp_path)
+    assert refusal(capsys, f"llama {program} -m a.gguf").startswith("this installation has no libggml-zinc.so; install")
+    (tmp_path / "libggml-zinc.so").touch()
+    assert "got no-such, expected a program on PATH or its path" in refusal(capsys, "llama no-such")
+    started = []
+    monkeypatch.setattr(os, "execve", lambda *command: started.append(command))
+    monkeypatch.setenv("GGML_BACKEND_PATH", "another.so")
+    monkeypatch.setenv("LLAMA_ARG_DEVICE", "ZINC_CPU")
+    for name in ("LLAMA_ARG_N_GPU_LAYERS", "LLAMA_ARG_FLASH_ATTN"):
+        monkeypatch.delenv(name, raising=False)
+    run(f"llama {program} -m a.gguf --help")
+    ((path, words, environment),) = started
+    assert (path, words) == (str(program), [str(program), "-m", "a.gguf", "--help"])
+    wanted = {"GGML_BACKEND_PATH": str(tmp_path / "libggml-zinc.so"), "LLAMA_ARG_DEVICE": "ZINC_CPU"}
+    assert environment.items() >= {**wanted, "LLAMA_ARG_N_GPU_LAYERS": "99", "LLAMA_ARG_FLASH_ATTN": "on"}.items()
 
 
 def test_missing_packages(devices, monkeypatch, capsys):

@@ -46,8 +46,11 @@ def plugin(tmp_path_factory):
     return folder / "plugin.so"
 
 
-def bound(plugin: Path, folder: Path, version: str, marks: tuple[str, ...], without: str = "", sums: str = "SUM"):
-    """What the plugin tells a library that calls itself ggml of that version: the API and a buffer type's fields."""
+def bound(plugin: Path, folder: Path, version: str, marks: tuple[str, ...], without: str = "", change=("\0", "")):
+    """What the plugin tells a library that calls itself ggml of that version: the API and a buffer type's fields.
+
+    change: a text of the library's source, and the text in its place.
+    """
     library = c.CDLL(str(plugin))
     size = c.c_int.in_dll(library, "tensor_bytes").value
     answers = {
@@ -59,11 +62,11 @@ def bound(plugin: Path, folder: Path, version: str, marks: tuple[str, ...], with
         "ggml_glu_op_name": 'const char *ggml_glu_op_name(int i) { return i == 6 ? "SWIGLU_CLAMP" : ""; }',
         "ggml_tensor_overhead": f"unsigned long ggml_tensor_overhead(void) {{ return {size + 32}; }}",
     }
-    names = ", ".join(f'"{sums if name == "SUM" else name}"' for name in operations)
+    names = ", ".join(f'"{name}"' for name in operations)
     lines = [f"static const char *names[] = {{{names}}};"]
     lines += [answers.get(name, f"void {name}(void) {{}}") for name in (*functions, *marks) if name != without]
     lines += ["int load(int (*plugin)(void **), void **fields) { int api = plugin(fields); return api; }"]
-    (folder / "ggml.c").write_text("\n".join(lines))
+    (folder / "ggml.c").write_text("\n".join(lines).replace(*change))
     subprocess.run([str(COMPILER), "-shared", "-fPIC", folder / "ggml.c", "-o", folder / "any-name.so"], check=True)
     fields = (c.c_void_p * 10)()
     api = c.CDLL(str(folder / "any-name.so")).load(library.plugin, fields)
@@ -90,7 +93,16 @@ def test_an_interface_is_told_by_what_it_exports(plugin, tmp_path, version, mark
         ("1.26.0", {}, ""),
         ("0.26.0", {"marks": ()}, ""),
         ("0.26.0", {"without": "ggml_nbytes"}, "got a ggml without ggml_nbytes, expected ggml 0.25 to 0.27 as a"),
-        ("0.26.0", {"sums": "SUM_ALL"}, "got ggml 0.26.0, whose SUM is not that of 0.25.3; take another build"),
+        *(
+            ("0.26.0", {"change": (old, new)}, f"got ggml 0.26.0, whose {text} is not that of 0.25.3; take another")
+            for old, new, text in (
+                ('"SUM"', '"SUM_ALL"', "SUM"),
+                ('"q6_K"', '"q6"', "q6_K"),
+                ('"TRUNC"', '"CUT"', "TRUNC"),
+                ('"SWIGLU_CLAMP"', '"SWIGLU"', "SWIGLU_CLAMP"),
+                ("ggml_tensor_overhead(void) { return", "ggml_tensor_overhead(void) { return 8 +", "size of a tensor"),
+            )
+        ),
     ],
 )
 def test_any_other_is_refused_in_a_line(plugin, tmp_path, capfd, version, options, said):

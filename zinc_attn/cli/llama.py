@@ -32,7 +32,6 @@ def run(args: argparse.Namespace) -> int:
     if (path := shutil.which(args.program)) is None:
         raise ArgumentError(f"got {args.program}, expected a program on PATH or its path; is llama.cpp installed?")
     say(f"zinc-attn: GGML_BACKEND_PATH={back_end}")
-    os.environ["GGML_BACKEND_PATH"] = str(back_end)
-    for name, value in DEFAULTS.items():
-        os.environ.setdefault(name, value)
-    os.execv(path, [args.program, *args.arguments])
+    os.execve(
+        path, [args.program, *args.arguments], {**DEFAULTS, **os.environ, "GGML_BACKEND_PATH": str(back_end)}
+    )

@@ -6,9 +6,9 @@ from typing import Final, NamedTuple
 
 # The operator of both languages and how tightly it binds. && and || go in parentheses within each other.
 _OPERATORS: Final[dict[type[ast.AST], tuple[str, int]]] = {
-    **{ast.Or: ("||", 1), ast.And: ("&&", 1), ast.Eq: ("==", 2)},
-    **{ast.LtE: ("<=", 3), ast.Lt: ("<", 3), ast.Gt: (">", 3), ast.GtE: (">=", 3)},
-    **{ast.Add: ("+", 4), ast.Sub: ("-", 4), ast.Mult: ("*", 5), ast.FloorDiv: ("/", 5), ast.Mod: ("%", 5)},
+    ast.Or: ("||", 1), ast.And: ("&&", 1), ast.Eq: ("==", 2),
+    ast.LtE: ("<=", 3), ast.Lt: ("<", 3), ast.Gt: (">", 3), ast.GtE: (">=", 3),
+    ast.Add: ("+", 4), ast.Sub: ("-", 4), ast.Mult: ("*", 5), ast.FloorDiv: ("/", 5), ast.Mod: ("%", 5),
 }
 
 

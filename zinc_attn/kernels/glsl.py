@@ -20,8 +20,8 @@ _WIDTH: Final = 120  # of a line
 # GLSL name: number of the canonical reduction, or limit
 _UINTS: Final = {
     **{name: getattr(constants, name) for name in ("KEYS_PER_LEAF", "LEAVES_PER_NODE", "CHUNK")},
-    **{"WAVE": limits.WAVE, "WEIGHT_PARTIALS": constants.WEIGHT_PARTIALS, "MAX_VALUE_PASSES": limits.MAX_VALUE_PASSES},
-    **{"MERGE_DIMS": declarations.MERGE_DIMS, "BLOCK": limits.BLOCK, "INTEGER_BITS": constants.INTEGER_BITS},
+    "WAVE": limits.WAVE, "WEIGHT_PARTIALS": constants.WEIGHT_PARTIALS, "MAX_VALUE_PASSES": limits.MAX_VALUE_PASSES,
+    "MERGE_DIMS": declarations.MERGE_DIMS, "BLOCK": limits.BLOCK, "INTEGER_BITS": constants.INTEGER_BITS,
     **{name: getattr(declarations, name) for name in ("CANONICAL", "FUSED_NATIVE", "FUSED_EMULATED", "INTEGER_SUMS")},
     "MATRIX_PIECE": matrix.PIECE,
     "MATRIX_HELD_DIMS": matrix.HELD_DIMS,
