@@ -7,6 +7,7 @@ Linux.
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -47,6 +48,8 @@ class SpirvBuildHook(BuildHookInterface):
 
 def libraries(folder: Path) -> tuple[dict[str, str], str]:
     """The libraries by path, with the place of each in the wheel, and the wheel's tag."""
+    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        raise RuntimeError("ZINC_ATTN_WHEEL_LIBRARIES: expected x86-64 Linux; unset it for a wheel without libraries")
     paths = sorted(folder.glob("lib*.so"))
     if not paths:
         raise RuntimeError(f"ZINC_ATTN_WHEEL_LIBRARIES: got {folder} without libraries; run scripts/wheel")

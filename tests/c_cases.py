@@ -20,6 +20,7 @@ import zinc_attn as za
 from zinc_attn.cache.rows import encode, stored, stored_scales
 from zinc_attn.cache.strided import from_rows
 from zinc_attn.canonical.constants import BIASES
+from zinc_attn.canonical.integer import rounded
 from zinc_attn.limits import BLOCK
 from zinc_attn.planning.arithmetic import EXACT
 from zinc_attn.shapes import TILES, row_strides
@@ -129,6 +130,10 @@ class Run:
         integer = options.get("arithmetic") == "integer"
         for layer in range(LAYERS):
             q = self.rng.standard_normal((q_len, shape.q_heads, shape.head_dim), np.float32)
+            if integer:  # numbers in the middle of two that q is rounded to, and one that counts as 0
+                whole, unit = rounded(q, -1)
+                q[..., 1::2] = ((whole + np.float32(0.5)) * unit)[..., 1::2]
+                q[..., :1] = np.float32(2.0**-70)
             scales = None if self.scales is None else self.scales[layer]
             k, v = (
                 self.rng.standard_normal((new, shape.kv_heads, size), np.float32).astype(

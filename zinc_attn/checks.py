@@ -100,8 +100,8 @@ def check_float(name: str, value: Any, expected: str = "a finite number") -> flo
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        original = f"{number:g}" if not isinstance(value, int) else shown(value)
-        raise ValueRangeError(f"{name}: got {original}, expected {expected}")
+        text = f"{number:g}" if not isinstance(value, int) else shown(value)
+        raise ValueRangeError(f"{name}: got {text}, expected {expected}")
     return number
 
 
@@ -162,15 +162,15 @@ def check_output(name: str, value: Any, shape: tuple[int, ...]) -> NDArray[np.fl
 
     A torch tensor in the CPU's memory is taken, too; the array is a view of it. ShapeError, DTypeError, ArgumentError.
     """
-    torch, original = sys.modules.get("torch"), value
+    torch, text = sys.modules.get("torch"), value
     expected = f"expected a C-contiguous float32 array of shape {shape}"
-    if torch is not None and isinstance(original, torch.Tensor):
+    if torch is not None and isinstance(text, torch.Tensor):
         try:
-            value = np.asarray(original)  # a view of its memory, or an error
+            value = np.asarray(text)  # a view of its memory, or an error
         except Exception as error:  # it is on another device, is bfloat16 or requires a gradient
             raise ArgumentError(f"{name}: got a tensor that NumPy cannot view, {expected}: {error}") from error
     if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
-        raise ArgumentError(f"{name}: got {shown(original)}, {expected}")
+        raise ArgumentError(f"{name}: got {shown(text)}, {expected}")
     if value.dtype != np.float32:
         raise DTypeError(f"{name}: got dtype {value.dtype}, {expected}")
     if value.shape != shape:

@@ -23,7 +23,6 @@ import platformdirs
 from .checks import plain
 from .errors import ArgumentError
 
-LIBRARIES: Final = Path(__file__).parent / "libraries"  # compiled ones, which a platform wheel carries
 MOST_BYTES: Final = 64 << 20  # the largest file that is read whole
 MOST_DEPTH: Final = 64  # levels of nested lists and objects of JSON
 INTEGER_DIGITS: Final = 19  # of the longest integer in JSON: 2**63 - 1

@@ -86,7 +86,7 @@ template <Sums SUMS> struct Attention : Invocation {
     Row k_rows[KEYS], v_rows[KEYS];
     Block blocks[KEYS];
     int present[KEYS];   // -1 where the leaf has the key, else 0
-    float scales[KEYS];  // of "integer": those of blocks, which then are without them
+    float scales[KEYS];  // arithmetic integer: scales of the keys' blocks, whose values come unscaled
 
     float *array(size_t count) {
         char *start = left;
@@ -142,7 +142,7 @@ template <Sums SUMS> struct Attention : Invocation {
             fold(h);
     }
 
-    // To present, k_rows and v_rows: where the leaf's keys lie. Absent ones lie where the nearest of the others does.
+    // To present, k_rows and v_rows: where the leaf's keys lie. An absent key has the place of the nearest present one.
     void locate(const Leaf &leaf) {
         const uint shift = work[HEADER_PAGE_SHIFT], page_tiles = work[HEADER_PAGE_TILES], head = gl_WorkGroupID.z;
         for (uint t = 0; t < KEYS; ++t) {

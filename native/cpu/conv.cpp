@@ -57,7 +57,8 @@ struct Conv : OnLanes {
             F v = {};
             for (uint t = first; t < min(first + p.run, tokens); ++t) {
                 v = result(t, channel, sequence);
-                keep(static_cast<float *>(bound[SSM_CONV_BIND_Y]), place(p.y, uvec4(channel, t, sequence, 0u)), v, count);
+                keep(static_cast<float *>(bound[SSM_CONV_BIND_Y]), place(p.y, uvec4(channel, t, sequence, 0u)), v,
+                     count);
             }
             zinc::store(values + (id - begin), v);
             zinc::store(squares + (id - begin), flush(v * v));

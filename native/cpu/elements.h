@@ -103,7 +103,7 @@ static ZINC_INLINE void quantize_block(const float *from, int8_t *q, uvec2 &scal
     scales = uvec2(floatBitsToUint(d), uint(low & 0xFFFF) | uint(high) << 16);
 }
 
-// Block `block` of the row of t that begins at `at`, as block i of the result. Behind the row's end values are 0.
+// Quantize block `block` of a row of x to block i of q and scales. Values after the row's end are 0.
 static ZINC_INLINE void quantize_row_block(const float *x, const Run &row, uint block, uint i, void *q, void *scales) {
     const uint begin = block * X_BLOCK;
     float values[X_BLOCK];

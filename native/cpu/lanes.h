@@ -189,7 +189,7 @@ template <typename T, int N, typename J> static ZINC_INLINE T folded(Vector<T, N
         return folded<T, N / 2>(f(low, high), f);
     }
 }
-// The sums of four neighboring lanes of v[0], then those of the others.
+// Lane r, with n = LANES / 4: the sum of lanes 4 (r % n) ... 4 (r % n) + 3 of v[r / n].
 static ZINC_INLINE I four_sums(const I v[4]) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
     const __m256i a = (__m256i)v[0], b = (__m256i)v[1], c = (__m256i)v[2], d = (__m256i)v[3];

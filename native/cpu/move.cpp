@@ -47,7 +47,9 @@ struct Move : OnLanes {
         const void *x = bound[MOVE_BIND_X];
         void *y = bound[MOVE_BIND_Y];
         if (source == target)
-            return (size == 4 ? copy<uint> : size == 2 ? copy<uint16_t> : copy<uint8_t>)(y, to, x, first, p.x.s[0], count);
+            return (size == 4   ? copy<uint>
+                    : size == 2 ? copy<uint16_t>
+                                : copy<uint8_t>)(y, to, x, first, p.x.s[0], count);
         for (uint i = 0; i < count; i += LANES) {
             const F v = loaded(x, source, Run{first, i, count, 1});
             const uint there = min(count - i, uint(LANES));

@@ -26,7 +26,7 @@ template <typename Params> struct Columns : Invocation {
           most(tiled ? spec[MUL_MAT_SPEC_TILE_COLUMNS + FLOATS] : spec[MUL_MAT_VEC_SPEC_COLUMNS + FLOATS]) {}
 #include "columns.h"
 
-    // Those that y has; of experts a list's tile ends where it has no more pairs.
+    // How many of the tile's columns y has. With experts the tile ends with the list's pairs.
     uint count() {
         const uint first = gl_WorkGroupID.y * most;
         uint n = 0;
@@ -60,8 +60,8 @@ template <uint TYPE, bool FEW> struct Weights {
             headers[v] = apart(row_words(from + v * (16 * LANES)));
     }
 
-    // Numbers of `size` bytes, one of each row: number i of those of the size, of which a block has `count`, the first
-    // one `begin` bytes from the block's begin.
+    // The address of piece i. A block has `count` pieces of `size` bytes of each row; the first begins `begin` bytes
+    // after the block's begin.
     ZINC_INLINE const uint8_t *piece(uint begin, uint count, uint i, uint size) const {
         const uint block = BLOCKS == 1 ? 0 : i / count;
         return rows + 32 * ((begin + (i - block * count) * size) * blocks + (first + block) * size);
@@ -123,7 +123,7 @@ template <uint TYPE, bool FEW> struct Weights {
     static constexpr uint STEP = !FEW || !IS_256 ? 1 : HAS_HALVES ? 4 : 2;  // blocks that share pieces
     static constexpr int LESS = IS_MXFP4 ? 12 : WIDE_BYTES && DOTS_OF_UNSIGNED ? 128 : OFFSET;
 
-    // Dot products of the rows and a block of x: of both halves where each has a scale, else 0 and that of the block.
+    // Dot products of the rows with a block of x. HAS_HALVES: one for each half; else first is 0, second the block's.
     static ZINC_INLINE void dots(const lanes_uvec4 &low, const lanes_uvec4 &high, const uint8_t *x, I &first,
                                  I &second) {
         if constexpr (FEW) {
@@ -148,7 +148,7 @@ template <uint TYPE, bool FEW> struct Weights {
         }
     }
 
-    // A block joins the vector's sums, and those of minima. scales: block_scales; scale and x: the block of x.
+    // Add a block's products to the vector's sums and minima. scales: block_scales; scale and x: the block of x.
     ZINC_INLINE void add(const lanes_uvec4 &low, const lanes_uvec4 &high, const lanes_vec4 &scales, const uvec2 &scale,
                          const uint8_t *x, float *sums, float *minima) {
         const ivec2 less = sums_of_x(scale) * LESS;
@@ -221,7 +221,8 @@ template <uint TYPE, bool FEW> void multiply(Columns<MulMatParams> &call) {
             for (w.lane = 0; w.lane < 32; w.lane += LANES) {
                 const lanes_vec2 scale = W::IS_256 ? w.superblock_scale() : lanes_vec2(0.0f, 0.0f);
                 for (uint i = w.lane; i < columns * 32; i += 32)
-                    store(total + i, load<F>(total + i) + w.superblock_sum(scale, load<F>(sums + i), load<F>(minima + i)));
+                    store(total + i, load<F>(total + i) +
+                                         w.superblock_sum(scale, load<F>(sums + i), load<F>(minima + i)));
             }
         }
         for (uint n = 0; n < columns; ++n)

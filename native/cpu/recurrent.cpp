@@ -114,7 +114,8 @@ void delta_net(const Step &step, uint64_t number, Room &room) {
             const Run to{((sequence * tokens + t) * p.v.n[1] + head) * all_rows + row, 0, count, 1};
             keep(scores, to, flush(score * p.scale), count);
             if (const uint slot = tokens - 1 - t; slot < p.slots)
-                g.store_rows(kept + slot * p.steps[1] + sequence * p.steps[0] + (head * all_rows + row) * g.size, count);
+                g.store_rows(kept + slot * p.steps[1] + sequence * p.steps[0] + (head * all_rows + row) * g.size,
+                             count);
         }
     }
 }

@@ -28,8 +28,8 @@ class Fibers {
     static constexpr uint32_t MOST = 1024;
     static constexpr size_t STACK_BYTES = size_t(1) << 15;
     void start(uint32_t lane, void (*function)(void *), void *argument);
-    void run(uint32_t count);  // each of the started ones in turns, until all have returned
-    void yield();              // the running one's turn ends
+    void run(uint32_t count);  // the started lanes, in turns, until all have returned
+    void yield();              // ends the running lane's turn
     char *stacks = nullptr;    // MOST of STACK_BYTES
 
   private:

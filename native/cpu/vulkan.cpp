@@ -84,7 +84,7 @@ template <typename Work> VkResult guarded(Work work) {
 
 int the_device;  // what handles of things that have nothing of their own point to
 
-// A number of a file of /proc, in its unit, behind the name; 0: it is not there. text: what stands there.
+// The number after `name` in a file of /proc, in the file's unit; 0 without the name. text: receives the line's rest.
 uint64_t fact(const char *path, const char *name, std::string *text = nullptr) {
     std::unique_ptr<FILE, int (*)(FILE *)> file(std::fopen(path, "r"), [](FILE *f) { return f ? std::fclose(f) : 0; });
     char line[LINE];
@@ -212,7 +212,7 @@ VkResult VKAPI_PTR BindBufferMemory(VkDevice, VkBuffer buffer, VkDeviceMemory me
 
 // --- pipelines and sets ----------------------------------------------------------------------------------------------
 
-// Things of which there is one, whoever asks.
+// Handles that all name the same object.
 #define ZINC_ONE(name, handle, info)                                                                                  \
     VkResult VKAPI_PTR Create##name(VkDevice, const info *, const VkAllocationCallbacks *, handle *result) {           \
         return give(result, &the_device);                                                                             \

@@ -7,7 +7,6 @@ namespace zinc {
 // Whether the device takes the operation. Opens the library for the operation's shape, so that a taken one can run.
 bool attention_supported(Device *device, const ggml_tensor *op);
 
-
 // y = x, with +0 for magnitudes below `least`.
 bool fit(Recording &recording, const Bound &x, const Bound &y, float least);
 

@@ -72,7 +72,6 @@ Plan::Entry *Plan::entry(const ggml_tensor *op, const Operation &o, const WriteO
     return &*oldest;
 }
 
-
 // --- calls -----------------------------------------------------------------------------------------------------------
 
 // ggml's slopes of ALiBi. The values of masks are multiplied by them. A max_bias of 0 has no slopes.

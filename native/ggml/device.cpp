@@ -125,9 +125,9 @@ za_cache *Device::cache(const Kind &kind, const Layer &layer) {
     places.v = layer.v;
     places.token_rows = 1;
     places.head_rows = layer.head_rows;
-    za_cache *opened_cache = opened ? za_cache_from(opened, &places) : nullptr;
-    if (opened_cache) caches_[{kind, layer}] = opened_cache;
-    return opened_cache;
+    za_cache *cache = opened ? za_cache_from(opened, &places) : nullptr;
+    if (cache) caches_[{kind, layer}] = cache;
+    return cache;
 }
 
 }  // namespace zinc

@@ -18,7 +18,7 @@ struct ggml_backend_device;
 
 namespace zinc {
 
-constexpr uint64_t MOST_GROUPS = 65535;  // workgroups along a side of a grid, which every Vulkan device has
+constexpr int MOST_GROUPS = 65535;  // workgroups along a side of a grid, which every Vulkan device has
 
 // How a cache stores K (or V): its type, and the bytes of a row, which is one head of one cell.
 struct Kept {

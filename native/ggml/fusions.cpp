@@ -50,9 +50,9 @@ bool Recording::hides(const ggml_tensor *last, const ggml_tensor *result) const 
 }
 
 ggml_tensor *Recording::only_user(const ggml_tensor *node) const {
-    for (int same = number(node), i = same + 1; i < graph_->n_nodes && is_hidden(graph_->nodes[same]); ++i) {
+    for (int alias = number(node), i = alias + 1; i < graph_->n_nodes && is_hidden(graph_->nodes[alias]); ++i) {
         ggml_tensor *user = graph_->nodes[i];
-        if (user->op == GGML_OP_RESHAPE && user->src[0] == graph_->nodes[same]) same = i;
+        if (user->op == GGML_OP_RESHAPE && user->src[0] == graph_->nodes[alias]) alias = i;
         if (is_view(user) || ggml_is_empty(user)) continue;
         const auto is_node = [node](const ggml_tensor *t) { return t && shaped(t) == node; };
         return std::any_of(user->src, user->src + 2, is_node) ? user : nullptr;

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <link.h>
 
+#include <cstddef>
 #include <cstdio>
 #include <cstring>
 
@@ -27,8 +28,8 @@
 extern "C" {
 #define X(name)                                                                                                        \
     __attribute__((visibility("hidden"), used)) void *zinc_##name = nullptr;                                           \
-    asm(".pushsection .text\n.globl " #name "\n.hidden " #name "\n.type " #name ", %function\n" #name ":\n" JUMP(name)    \
-        ".popsection\n");
+    asm(".pushsection .text\n.globl " #name "\n.hidden " #name "\n.type " #name ", %function\n" #name ":\n"            \
+        JUMP(name) ".popsection\n");
 FUNCTIONS(X)
 #undef X
 }
@@ -36,20 +37,30 @@ FUNCTIONS(X)
 namespace zinc {
 
 // The versions with the same structs and operations as the headers of this build. scripts/test --llama tests them.
-static_assert(GGML_BACKEND_API_VERSION == 2 || GGML_BACKEND_API_VERSION == 3, "take the headers of ggml 0.25 to 0.27");
 static const int FIRST_MINOR = 25, LAST_MINOR = 27;
 
 // Builds of the same version have different interfaces. `mark` is a function that the interface has and its predecessor
 // lacks. `places` are the places of get_name, alloc_buffer, get_alignment, is_host and the device in a buffer type.
-static const struct Interface {
+struct Interface {
     int api;
     const char *mark;
     int places[5];
-} INTERFACES[] = {
+};
+constexpr Interface INTERFACES[] = {
     {3, "ggml_backend_buft_alloc_buffer_n", {0, 1, 3, 7, 8}},
     {2, "ggml_op_alloc_size_may_expand", {0, 1, 2, 5, 6}},
 };
+static_assert(GGML_BACKEND_API_VERSION == 2 || GGML_BACKEND_API_VERSION == 3, "take the headers of ggml 0.25 to 0.27");
+constexpr bool is_place(int i, size_t offset) {  // in the headers of this build
+    return INTERFACES[3 - GGML_BACKEND_API_VERSION].places[i] * sizeof(void *) == offset;
+}
+static_assert(is_place(0, offsetof(ggml_backend_buffer_type, iface.get_name)) &&
+              is_place(1, offsetof(ggml_backend_buffer_type, iface.alloc_buffer)) &&
+              is_place(2, offsetof(ggml_backend_buffer_type, iface.get_alignment)) &&
+              is_place(3, offsetof(ggml_backend_buffer_type, iface.is_host)) &&
+              is_place(4, offsetof(ggml_backend_buffer_type, device)), "the headers have other buffer types");
 static const Interface *bound;
+static void *served;  // the bound ggml's library
 
 int api_version() { return bound->api; }
 
@@ -91,20 +102,25 @@ static const char *difference() {
     return ggml_tensor_overhead() == sizeof(ggml_tensor) + sizeof(void *) * 4 ? nullptr : "size of a tensor";
 }
 
-// The loaded library or program that has the address. NULL: there is none. A program's name is empty here.
-static void *opened(const void *address) {
+// The loaded library or program that has the address. NULL: there is none.
+static const link_map *holder(const void *address) {
     Dl_info info;
-    link_map *map;
-    if (!dladdr1(address, &info, reinterpret_cast<void **>(&map), RTLD_DL_LINKMAP)) return nullptr;
-    return dlopen(*map->l_name ? map->l_name : nullptr, RTLD_LAZY | RTLD_NOLOAD);
+    void *map = nullptr;
+    return dladdr1(address, &info, &map, RTLD_DL_LINKMAP) ? static_cast<link_map *>(map) : nullptr;
 }
 
 bool bind(const void *caller) {
-    void *library = opened(caller);
+    const link_map *map = holder(caller);  // a program's name is empty in it
+    void *library = map ? dlopen(*map->l_name ? map->l_name : nullptr, RTLD_LAZY | RTLD_NOLOAD) : nullptr;
+    if (served && library != served) say("a second ggml in this process asks; the first one is served");
+    if (served) return library == served;
     const char *missing = nullptr;
 #define X(name) if (!library || !(zinc_##name = dlsym(library, #name))) missing = #name;
     FUNCTIONS(X)
 #undef X
+    // The registry's functions are in the library that loads back ends. A program whose inner ggml exports nothing
+    // would otherwise get the functions of another library.
+    if (!missing && holder(zinc_ggml_backend_dev_count) != map) missing = "its own ggml_backend_dev_count";
     if (missing) return say("got a ggml without %s, expected ggml 0.%d to 0.%d as a shared library that exports its "
                             "functions", missing, FIRST_MINOR, LAST_MINOR), false;
     int major = -1, minor = -1;
@@ -112,12 +128,16 @@ bool bind(const void *caller) {
     bound = nullptr;
     for (const Interface &interface : INTERFACES)
         if (!bound && dlsym(library, interface.mark)) bound = &interface;
-    if (major != 0 || minor < FIRST_MINOR || minor > LAST_MINOR || !bound)
+    if (!bound) return say("got ggml %s, whose interface is unknown; take a release", ggml_version()), false;
+    if (major != 0 || minor < FIRST_MINOR || minor > LAST_MINOR)
         return say("got ggml %s, expected 0.%d to 0.%d; take a llama.cpp with one of these", ggml_version(),
                    FIRST_MINOR, LAST_MINOR), false;
     const char *other = difference();
-    if (other) say("got ggml %s, whose %s is not that of 0.25.3; take another build", ggml_version(), other);
-    return !other;
+    if (other)
+        return say("got ggml %s, whose %s is not that of the headers here; take another build", ggml_version(), other),
+               false;
+    served = library;
+    return true;
 }
 
 }  // namespace zinc

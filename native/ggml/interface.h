@@ -1,5 +1,5 @@
 // The ggml that loads this library. `bind` finds its functions when it asks for the registry. So the same build serves
-// several versions of ggml, under any file name, and also in a process with two versions.
+// several versions of ggml, under any file name. In a process with two ggml it serves the first that asks.
 #pragma once
 #include "ggml-backend-impl.h"
 
@@ -7,7 +7,7 @@ namespace zinc {
 
 class Device;
 
-// Binds the ggml that has the address `caller`. False: this library does not serve it, and a line on stderr says why.
+// Binds the ggml whose library has the address `caller`, once. False: this ggml is not served, and stderr says why.
 bool bind(const void *caller);
 int api_version();  // the bound ggml's GGML_BACKEND_API_VERSION
 

@@ -84,20 +84,20 @@ static void failed(const char *what, const ggml_tensor *tensor, bool lasting) {
 }
 
 static void free_buffer(ggml_backend_buffer_t buffer) {
-    Buffer *held = context_of(buffer);
+    Buffer *freed = context_of(buffer);
     {
-        std::lock_guard<Turns> turn(held->device->turns);
-        note_use(held);
-        held->device->spoilt.erase(held);
+        std::lock_guard<Turns> turn(freed->device->turns);
+        note_use(freed);
+        freed->device->spoilt.erase(freed);
         {
             std::lock_guard<std::mutex> lock(lists);
-            held->device->held.erase(held->base);
+            freed->device->held.erase(freed->base);
         }
-        held->device->release(&held->memory);
+        freed->device->release(&freed->memory);
     }
-    buffer->iface = held->functions;
-    buffer->context = held->context;
-    delete held;
+    buffer->iface = freed->functions;
+    buffer->context = freed->context;
+    delete freed;
     if (buffer->iface.free_buffer) buffer->iface.free_buffer(buffer);
 }
 
@@ -248,9 +248,12 @@ static size_t get_alignment(ggml_backend_buffer_type_t type) { return device_of(
 static bool type_is_host(ggml_backend_buffer_type_t type) { return device_of(type)->is_host; }
 
 ggml_backend_buffer_type_t buffer_type(Device *device) {
-    static BufferType types[2] = {};
+    static BufferType types[2];
+    static std::once_flag filled[2];
     BufferType &type = types[device->is_host];
-    if (!type.owner) fill(&type, {type_name, alloc_buffer, get_alignment, type_is_host}, device, device->listed);
+    std::call_once(filled[device->is_host], [&] {
+        fill(&type, {type_name, alloc_buffer, get_alignment, type_is_host}, device, device->listed);
+    });
     return type.handle();
 }
 

@@ -67,7 +67,6 @@ static Bound as_halves(const ggml_tensor *t, Bound b) {
     return b;
 }
 
-
 static Move move_of(Recording &r, uint32_t op, const ggml_tensor *x, const ggml_tensor *y) {
     Move m{op, move_type(x->type), move_type(y->type), bound(*r.device, x), {}, bound(*r.device, y), 1, {}};
     if (x->type == GGML_TYPE_I64) m = {op, MOVE_TYPE_I32, MOVE_TYPE_I32, halved(m.x), {}, halved(m.y), 1, {}};
@@ -197,7 +196,7 @@ static const char *set_rows_refused(const Device &, const ggml_tensor *op) {
 
 static int64_t number_at(const ggml_tensor *ids, const char *bytes, int64_t i, int64_t j, int64_t k) {
     const char *address = bytes + size_t(i) * ids->nb[0] + size_t(j % ids->ne[1]) * ids->nb[1] +
-                     size_t(k % ids->ne[2]) * ids->nb[2];
+                          size_t(k % ids->ne[2]) * ids->nb[2];
     int64_t wide;
     int32_t narrow;
     if (ids->type == GGML_TYPE_I32) return __builtin_memcpy(&narrow, address, 4), narrow;

@@ -69,5 +69,4 @@ inline const char *f32_refused(const Device &, const ggml_tensor *op) {
     return is_f32(op) && is_f32(op->src[0]) && is_f32(op->src[1]) ? nullptr : "type";
 }
 
-
 }  // namespace zinc

@@ -41,7 +41,6 @@ static bool sort_rows(Recording &r, const Sort &s) {
     return true;
 }
 
-
 static bool record_argsort(Recording &r, ggml_tensor *op) {
     if (const std::optional<bool> done = record_route(r, op)) return *done;
     const Bound x = bound(*r.device, op->src[0]), y = bound(*r.device, op);

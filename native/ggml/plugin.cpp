@@ -78,7 +78,6 @@ static void take_over(const Device *device, const ggml_tensor *op) {
         if (source) take_over(source);
 }
 
-
 static ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph *graph) try {
     Device *device = device_of(backend->device);
     for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) take_over(device, ggml_graph_node(graph, i));
@@ -244,7 +243,8 @@ static bool open_devices() {
 extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backend_init(void) {
     static std::mutex mutex;
     std::lock_guard<std::mutex> lock(mutex);
-    if (!zinc::listed[0].context && !(zinc::bind(__builtin_return_address(0)) && zinc::open_devices())) return nullptr;
+    if (!zinc::bind(__builtin_return_address(0))) return nullptr;
+    if (!zinc::listed[0].context && !zinc::open_devices()) return nullptr;
     zinc::registry.api_version = zinc::api_version();
     return &zinc::registry;
 }

@@ -8,7 +8,6 @@
 
 namespace zinc {
 
-
 // --- limits ----------------------------------------------------------------------------------------------------------
 
 // Some rows and matrices of a tensor as a tensor.

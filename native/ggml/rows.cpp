@@ -28,8 +28,8 @@ bool record_norm_of(Recording &r, ggml_tensor *op, const ExpertsSum *sum) {
     int eps = 0;
     if (op->op == GGML_OP_GROUP_NORM) {  // a group is a row
         const uint32_t groups = uint32_t(op->op_params[0]), n = uint32_t(op->ne[0] * op->ne[1] * op->ne[2]) / groups;
-        for (Bound *group : {&x, &y})
-            group->view = {group->view.offset, {n, groups, uint32_t(op->ne[3]), 1}, {1, n, n * groups, 0}};
+        for (Bound *rows : {&x, &y})
+            rows->view = {rows->view.offset, {n, groups, uint32_t(op->ne[3]), 1}, {1, n, n * groups, 0}};
         eps = 1;
     } else {
         first = follower(r, {op->src[0]}, &result, true);

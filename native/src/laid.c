@@ -46,8 +46,8 @@ bool za_lay(struct za_cache *cache, const struct za_call *call, bool lse, struct
 
 void za_laid_write(const struct za_cache *cache, uint32_t layer, const struct za_call *call, const struct laid *laid,
                    uint32_t *work) {
-    const struct layer values = za_layer_of(cache, layer);
-    za_work_write(&cache->attn->shape, call, laid->rule, &laid->counts, &values, work);
+    const struct layer layer_words = za_layer_of(cache, layer);
+    za_work_write(&cache->attn->shape, call, laid->rule, &laid->counts, &layer_words, work);
 }
 
 /* --- dispatches -------------------------------------------------------------------------------------- */

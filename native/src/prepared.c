@@ -170,17 +170,17 @@ static bool record(struct za_prepared *p, uint32_t slot, VkCommandBuffer command
     if (layer >= cache->layers) return za_fail("layer: got %u, expected one below %u", layer, cache->layers);
     if (!za_check_places(cache, places, rows, new_rows, &filled, &result)) return false;
     struct bindings b = za_bound(attn, places, rows, new_rows);
-    const struct layer values = za_layer_of(cache, layer);
+    const struct layer layer_words = za_layer_of(cache, layer);
     if (!part_of(cache, false, layer, &b.k) || !part_of(cache, true, layer, &b.v) ||
         !need(attn->device, filled && rows, b.q.size, "q", &p->filled) ||
-        !need(attn->device, result && rows, b.out.size, "out", &p->result) || !check_layer(p, values, layer))
+        !need(attn->device, result && rows, b.out.size, "out", &p->result) || !check_layer(p, layer_words, layer))
         return false;
     if (filled) b.q = za_whole(&p->filled);
     if (result) b.out = za_whole(&p->result);
     b.work = (struct za_place){p->work.handle, slot * p->slot_bytes, p->laid.work_bytes};
     b.states = za_whole(&p->states);
     if (!za_record_call(attn, commands, &p->sets[slot], &p->laid, &b, places)) return false;
-    take_layer(p, slot, values, cache->pages);
+    take_layer(p, slot, layer_words, cache->pages);
     return true;
 }
 

@@ -73,7 +73,7 @@ static bool check_part(const struct part *p, uint32_t tokens, double *largest) {
 
 /* --- encodings of one token and KV head -------------------------------------------------------------- */
 
-/* Block number `at` of a row. */
+/* Write block `number` of a row. */
 static void write_block(const struct part *p, uint32_t number, struct block *block, uint32_t *out, uint32_t *shared) {
     uint32_t left = p->as->stored - number * BLOCK, n = left < BLOCK ? left : BLOCK, halves = p->type->halves;
     if (p->as->stride) {

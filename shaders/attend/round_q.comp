@@ -1,5 +1,5 @@
 // Query vectors as arithmetic "integer" takes them: integers of at most 2**(INTEGER_BITS + 1) times a power of two that
-// the vector's largest magnitude has, 0 from HEAD_DIM on.  rounded_rows of canonical/integer.py is the same in NumPy.
+// the vector's largest magnitude has, 0 from HEAD_DIM on. rounded_rows of canonical/integer.py is the same in NumPy.
 //
 // Eight lanes have a vector, and neighboring lanes have neighboring numbers.
 // Grid: x = four query heads, z = query row.
@@ -9,13 +9,13 @@
 #include "../floats.glsl"
 
 layout(local_size_x = 32) in;
-layout(constant_id = ROUND_SPEC_Q_HEADS) const uint Q_HEADS = 1u;
-layout(constant_id = ROUND_SPEC_HEAD_DIM) const uint HEAD_DIM = 64u;  // numbers of a given vector
-layout(constant_id = ROUND_SPEC_K_DIM) const uint K_DIM = 64u;        // of a rounded one
+layout(constant_id = ROUND_Q_SPEC_Q_HEADS) const uint Q_HEADS = 1u;
+layout(constant_id = ROUND_Q_SPEC_HEAD_DIM) const uint HEAD_DIM = 64u;  // numbers of a vector of q
+layout(constant_id = ROUND_Q_SPEC_K_DIM) const uint K_DIM = 64u;        // numbers of a rounded vector
 const uint LANES = 8u;  // of a vector
 
-layout(set = 0, binding = ROUND_BIND_Q, std430) restrict readonly buffer Q { float q[]; };
-layout(set = 0, binding = ROUND_BIND_ROUNDED, std430) restrict writeonly buffer Rounded { float rounded[]; };
+layout(set = 0, binding = ROUND_Q_BIND_Q, std430) restrict readonly buffer Q { float q[]; };
+layout(set = 0, binding = ROUND_Q_BIND_ROUNDED, std430) restrict writeonly buffer Rounded { float rounded[]; };
 
 shared float tops[WAVE];  // the largest magnitude that each lane has seen
 

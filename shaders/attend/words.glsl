@@ -44,14 +44,14 @@ uvec4 k_chunk(uvec2 where, uint chunk, uint ahead, uint part) {
     }
     const uint WORDS = CHUNK_WORDS > 4u ? 4u : CHUNK_WORDS, LOADS = CHUNK_WORDS / WORDS;
     uint first = where.x * (K_TILE_WORDS / WORDS) + LOADS * (chunk * TILE + where.y);
-    uint load = first + (LOADS * TILE * ahead + part);
+    uint index = first + (LOADS * TILE * ahead + part);
     if (WORDS == 1u) {
-        return uvec4(k_words1[load], 0u, 0u, 0u);
+        return uvec4(k_words1[index], 0u, 0u, 0u);
     }
     if (WORDS == 2u) {
-        return uvec4(k_words2[load], 0u, 0u);
+        return uvec4(k_words2[index], 0u, 0u);
     }
-    return k_words4[load];
+    return k_words4[index];
 }
 
 // `words` (1, 2 or 4) words of a value row from word `word` on, in one load. The last sum adds the term that all lanes

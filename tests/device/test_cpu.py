@@ -95,7 +95,7 @@ def test_a_library_that_the_wheel_carries_comes_first(cpu, monkeypatch, tmp_path
     """What it has for this processor; what does not serve is said, and the compiler is asked."""
     built, sources = native.library()._name, tmp_path / "cpu"
     monkeypatch.setattr(native, "SOURCES", sources)
-    monkeypatch.setattr(native, "LIBRARIES", tmp_path)
+    monkeypatch.setattr(building, "LIBRARIES", tmp_path)
     monkeypatch.setattr(native, "compiler", lambda: None)
     broken, whole = (tmp_path / f"libzinc_cpu{level}.so" for level in ("-v3", ""))
     whole.write_bytes(Path(built).read_bytes())

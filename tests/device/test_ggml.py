@@ -497,19 +497,28 @@ def test_memory_that_is_given_back_is_free(back_end, device, tmp_path, monkeypat
 
 
 def test_a_cache_that_no_kernel_can_bind_is_refused_when_it_is_made(back_end, capfd):
-    assert back_end.c.takes_cache(back_end.tensor("f16", 64, 1000))
-    assert not back_end.c.takes_cache(back_end.tensor("f16", 64, 1 << 29))
+    assert back_end.c.takes_cache(back_end.tensor("f16", 64, 1000), b"cache_k_l0", False)
+    assert not back_end.c.takes_cache(back_end.tensor("f16", 64, 1 << 29), b"cache_k_l0", False)
     assert "cache_k_l0: got 68719476736 bytes, expected at most " in capfd.readouterr().err
 
 
 def test_what_an_arithmetic_does_not_take_is_refused(of_arithmetic, capfd):
     """A cache when it is made, the graph of other keys, which no other device is given, and an arithmetic's name."""
     integer, found = of_arithmetic("integer"), "got type f16 with ZINC_ATTN_ARITHMETIC=integer, expected q8_0, q5_0, "
-    assert [integer.c.takes_cache(integer.tensor(kind, 64, 1000)) for kind in ("q8_0", "q4_0", "f16")] == [1, 1, 0]
-    assert f"cache_k_l0: {found}" in capfd.readouterr().err
-    k, v = (Part(integer, kind, 2, 64, 9, offset) for kind, offset in (("q8_0", 0), ("f16", V_AT)))
-    assert integer.attend(k, v, np.zeros((1, 1, 6, 64), np.float32)) == FAILED
-    assert found in capfd.readouterr().err
+    for name, kind, computed, taken in (
+        (b"cache_k_l0", "q8_0", False, True),
+        (b"cache_v_l0", "q4_0", False, True),
+        (b"cache_k_l0", "f16", False, False),
+        (b"cache_v_l0", "f16", False, False),
+        (b"cache_k_l0", "f16", True, True),  # a graph's result with a cache's name
+        (b"cache_r_l0", "f32", False, True),
+    ):
+        assert integer.c.takes_cache(integer.tensor(kind, 64, 1000), name, computed) == taken
+        assert (f"{name.decode()}: {found}" in capfd.readouterr().err) != taken
+    for kinds in (("q8_0", "f16"), ("f16", "q8_0")):
+        k, v = (Part(integer, kind, 2, 64, 9, offset) for kind, offset in zip(kinds, (0, V_AT), strict=True))
+        assert integer.attend(k, v, np.zeros((1, 1, 6, 64), np.float32)) == FAILED
+        assert found in capfd.readouterr().err
     with pytest.raises(AssertionError):
         of_arithmetic("whole")
     assert "ZINC_ATTN_ARITHMETIC: got 'whole', expected canonical, fused or integer" in capfd.readouterr().err

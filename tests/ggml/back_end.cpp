@@ -146,8 +146,9 @@ ggml_tensor *make_view(ggml_tensor *source, const int64_t *ne, const size_t *nb,
     return view;
 }
 // Whether the tensor may be a layer's keys.
-bool takes_cache(ggml_tensor *tensor) {
-    std::strcpy(tensor->name, "cache_k_l0");
+bool takes_cache(ggml_tensor *tensor, const char *name, bool computed) {
+    std::strcpy(tensor->name, name);
+    if (computed) tensor->op = GGML_OP_CPY;
     return tensor->buffer->iface.init_tensor(tensor->buffer, tensor) == GGML_STATUS_SUCCESS;
 }
 void set_bytes(ggml_tensor *tensor, const void *data, size_t offset, size_t size) {

@@ -208,7 +208,9 @@ def test_a_program_of_llama_cpp_takes_the_place_of_the_command(monkeypatch, caps
     monkeypatch.setattr(llama_command, "LIBRARIES", tmp_path)
     assert refusal(capsys, f"llama {program} -m a.gguf").startswith("this installation has no libggml-zinc.so; install")
     (tmp_path / "libggml-zinc.so").touch()
-    assert "got no-such, expected a program on PATH or its path" in refusal(capsys, "llama no-such")
+    assert refusal(capsys, "llama no-such").startswith("PROGRAM: got no-such, expected one on PATH, or a path")
+    assert refusal(capsys, "llama").startswith("llama: got no PROGRAM, expected one of llama.cpp's")
+    assert f"PROGRAM: {program}: Exec format error; expected a program" in refusal(capsys, f"llama {program}")
     started = []
     monkeypatch.setattr(os, "execve", lambda *command: started.append(command))
     monkeypatch.setenv("GGML_BACKEND_PATH", "another.so")

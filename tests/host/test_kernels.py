@@ -75,7 +75,7 @@ def test_every_float_operation_is_exact_or_forbidden(decl):
     text = disassembled(decl.file)
     contracted = set(re.findall(r"OpDecorate (%\w+) NoContraction", text))
     arithmetic = re.findall(r"(%\w+) = Op(?:FAdd|FSub|FMul|VectorTimesScalar|FNegate) ", text)
-    assert len(arithmetic) >= 20 or decl.name in ("append", "copy", "round_q")
+    assert len(arithmetic) >= {"append": 0, "copy": 0, "round_q": 2}.get(decl.name, 20)
     assert [r for r in arithmetic if r not in contracted] == []
     assert FORBIDDEN.search(text) is None
     # those of storage.glsl give the same bits where a driver does not fuse them: two have exact products, and iq4_nl's

@@ -54,7 +54,7 @@ def test_imports_point_one_way(path: Path) -> None:
     if room == "__init__" or room in FACADES:
         return
     rooms = {module.split(".")[1] for module in imported(path) - {"zinc_attn.__init__"}}
-    for name in (FACADES.get(room, room) for room in rooms):
+    for name in (FACADES.get(other, other) for other in rooms):
         assert ROOMS.index(name) <= ROOMS.index(room), f"{path} imports from {name}"
 
 

@@ -27,7 +27,7 @@ def check_head_scales(
         if scale is None:
             continue
         if not kinds[index].head_scale:
-            raise ArgumentError(f"{name}: got one for {kinds[index].name}, expected None; fp8_e4m3 alone has them")
+            raise ArgumentError(f"{name}: got one for {kinds[index].name}, expected None: only fp8_e4m3 has them")
         array = check_array(name, scale)
         if array.dtype.kind not in "iuf":
             raise ArgumentError(f"{name}: got dtype {array.dtype}, expected numbers")

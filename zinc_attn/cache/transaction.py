@@ -132,11 +132,11 @@ class Transaction:
         taken: dict[PagePool, PageCounts] = {}
         for reservation in self.reservations:
             before = reservation.sequence.state
-            largest_row = before.largest.maximum(largest)
-            others = len(self.reservations) > 1 and largest_row != before.largest  # it may be another sequence's
+            combined = before.largest.maximum(largest)
+            others = len(self.reservations) > 1 and combined != before.largest  # it may be another sequence's
             shrunk = reservation.lengths[0] < before.lengths[0]  # by ``rewrite``, in every layer
             given_up = before.given_up or others or shrunk
-            after = State(reservation.table, reservation.lengths, False, largest_row, given_up)
+            after = State(reservation.table, reservation.lengths, False, combined, given_up)
             reservation.sequence.prepare(after, self.mark)
             if reservation.replaced and reservation.sequence.pool not in taken:
                 taken[reservation.sequence.pool] = reservation.sequence.pool.begin_update()

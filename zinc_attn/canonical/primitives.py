@@ -44,8 +44,8 @@ def results(inputs: dict[str, F32]) -> dict[str, F32]:
     halves = np.stack([word & 0xFFFF, word >> 16]).astype(np.uint16).view(np.float16).astype(np.float32)
     low, high = np.maximum(halves, np.float32(EMPTY_M))
     product = (word & 0xFF).astype(np.uint8).view(np.int8).astype(np.float32) * inputs["scale"]
-    none = np.zeros((ROWS, 0), np.float32)
-    state, other = (State(inputs[m], inputs[x], none) for m, x in (("m", "a"), ("other_m", "b")))
+    no_values = np.zeros((ROWS, 0), np.float32)
+    state, other = (State(inputs[m], inputs[x], no_values) for m, x in (("m", "a"), ("other_m", "b")))
     return {
         "weight": weight(inputs["score"], inputs["m"]),
         "power": pow2(np.rint(inputs["score"]) - inputs["m"]),

@@ -109,7 +109,7 @@ def triples() -> tuple[F32, F32, F32]:
     product, any_bits = a.astype(np.float64) * b, drawn(-23, -22)
     scaled, above = product * any_bits, np.nextafter(product.astype(np.float32), np.float32(np.inf))
     by_kind = (
-        *(-product, -above, scaled, np.abs(product) * any_bits * 2.0**-55),
-        *(drawn(1, 2), scaled * 2.0**12, any_bits, scaled * 2.0**-24),
+        -product, -above, scaled, np.abs(product) * any_bits * 2.0**-55,
+        drawn(1, 2), scaled * 2.0**12, any_bits, scaled * 2.0**-24,
     )
     return a, b, np.choose(kind, by_kind).astype(np.float32)

@@ -130,7 +130,7 @@ def _sizes(value: Any) -> bool:
 
 
 def read_into(file: io.FileIO, offset: int, data: memoryview) -> None:
-    """Fill ``data`` with the file's bytes from ``at`` on. TensorFileError where the file ends before."""
+    """Fill ``data`` with the file's bytes from ``offset`` on. TensorFileError where the file ends before."""
     file.seek(offset)
     got = 0
     while got < len(data):

@@ -8,7 +8,7 @@ import shutil
 from typing import Final
 
 from ..errors import ArgumentError, RuntimeUnavailableError
-from ..files import LIBRARIES
+from ..runtime.cpu.building import LIBRARIES
 from .arguments import Subparsers, add_command
 from .terminal import say
 
@@ -18,20 +18,24 @@ DEFAULTS: Final = {"LLAMA_ARG_DEVICE": "ZINC0", "LLAMA_ARG_N_GPU_LAYERS": "99", 
 
 def declare(subparsers: Subparsers) -> None:
     parser = add_command(subparsers, run)
-    parser.add_argument("program", metavar="PROGRAM", help="a name on PATH, or a path")
+    parser.add_argument("program", metavar="PROGRAM", nargs="?", help="a name on PATH, or a path")
     parser.add_argument("arguments", metavar="ARG", nargs=argparse.REMAINDER, help="arguments of the program")
 
 
 def run(args: argparse.Namespace) -> int:
     """The program takes this process's place, and its status is the command's."""
+    if args.program is None:
+        raise ArgumentError("llama: got no PROGRAM, expected one of llama.cpp's, or another that loads it")
     back_end = LIBRARIES / BACK_END
     if not back_end.exists():
         raise RuntimeUnavailableError(
             f"this installation has no {BACK_END}; install the wheel that scripts/wheel builds, or run scripts/llama"
         )
     if (path := shutil.which(args.program)) is None:
-        raise ArgumentError(f"got {args.program}, expected a program on PATH or its path; is llama.cpp installed?")
+        raise ArgumentError(f"PROGRAM: got {args.program}, expected one on PATH, or a path; is llama.cpp installed?")
     say(f"zinc-attn: GGML_BACKEND_PATH={back_end}")
-    os.execve(
-        path, [args.program, *args.arguments], {**DEFAULTS, **os.environ, "GGML_BACKEND_PATH": str(back_end)}
-    )
+    environment = {**DEFAULTS, **os.environ, "GGML_BACKEND_PATH": str(back_end)}
+    try:
+        os.execve(path, [args.program, *args.arguments], environment)
+    except OSError as error:
+        raise ArgumentError(f"PROGRAM: {path}: {error.strerror}; expected a program of this system") from error

@@ -41,9 +41,9 @@ def _groups() -> Iterator[str]:
     for kernel in GRAPH_KERNELS:
         grid = kernel.decl.grid
         lines = [to_c(x, lambda name: name if name == "p" else f"c->{name}").replace("p.", "p->") for x in grid]
-        told = {"c": f"{kernel.name}_constants *c = constants", "p": f"{names[kernel.params]}_params *p = params"}
+        pointers = {"c": f"{kernel.name}_constants *c = constants", "p": f"{names[kernel.params]}_params *p = params"}
         yield f"    case GRAPH_{kernel.name.upper()}: {{"
-        yield from (f"        const struct {told[x]};" for x in told if f"{x}->" in "".join(lines))
+        yield from (f"        const struct {pointers[x]};" for x in pointers if f"{x}->" in "".join(lines))
         yield from (f"        {axis} = {line};" for axis, line in zip("xyz", lines, strict=False))
         if len(lines) == 1:
             yield f"        y = za_max(za_ceil_div(x, {GRID_SIDE}), 1), x = za_ceil_div(x, y);"

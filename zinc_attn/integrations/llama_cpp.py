@@ -7,19 +7,22 @@ from pathlib import Path
 
 from ..errors import ArgumentError, RuntimeUnavailableError
 from ..files import open_regular, refusing
+from ..runtime.cpu.building import LIBRARIES
 
 
 def load(library: str | os.PathLike[str] | None = None) -> None:
-    """Load libggml-zinc.so, which docs/llama.md says how to build, into the ggml that llama_cpp has.
+    """Load libggml-zinc.so into the ggml that llama_cpp has.
 
-    library: its file; None: the one that $GGML_BACKEND_PATH names. ``Llama(…, n_gpu_layers=-1, flash_attn=True)`` then
-    has its weights, its KV cache and all of its operations there. Several may be opened and used in several threads.
+    library: its file; None: the one that $GGML_BACKEND_PATH names, or else the platform wheel's. Afterwards
+    ``Llama(…, n_gpu_layers=-1, flash_attn=True)`` has its weights, its KV cache and all of its operations there.
+    Several may be opened and used in several threads.
 
     ArgumentError: neither names a library, or there is no such file. RuntimeUnavailableError: llama-cpp-python is not
     installed or finds no llama.cpp, or its ggml does not take the library, because it is for another version of ggml,
     or there is no Vulkan device or no kernels; the library says on stderr which.
     """
-    chosen = library or os.environ.get("GGML_BACKEND_PATH")
+    carried = LIBRARIES / "libggml-zinc.so"
+    chosen = library or os.environ.get("GGML_BACKEND_PATH") or (carried if carried.exists() else None)
     if not chosen:
         raise ArgumentError("library: got none, expected the path of libggml-zinc.so, here or in $GGML_BACKEND_PATH")
     path = Path(chosen).absolute()

@@ -130,7 +130,7 @@ struct sizes {{
 {sizes}
 }};
 
-/* Find what follows from what is given. A stride that is not 0 stays. */
+/* Fill in the sizes that follow from the caller's fields. A stride that is not 0 stays. */
 void za_sizes(struct sizes *s);
 {functions}
 

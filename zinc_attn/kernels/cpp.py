@@ -16,7 +16,7 @@ from typing import Final
 _CONTRACTS: Final = ("contract.glsl", "graph/contract.glsl")
 _LAYOUT: Final = r"layout\(set = 0, binding = (\w+), std430\)[^{;]*\{\s*"
 _SIZE: Final = "const uvec3 gl_WorkGroupSize = uvec3"
-# What replaces what, in this order: in any text, and in that of a kernel.
+# Replacements, in order: those for every text, and then those for a kernel's text.
 _REWRITES: Final = (
     (r"//[^\n]*", ""),
     (r"^#(?:version|extension)[^\n]*", ""),

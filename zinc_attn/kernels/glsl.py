@@ -27,8 +27,8 @@ _UINTS: Final = {
     "MATRIX_HELD_DIMS": matrix.HELD_DIMS,
 }
 _FLOATS: Final = (
-    "MIN_INPUT",
-    *("CUTOFF", "FLUSH", "FUSED_SCALE", "EMPTY_M", "LN2_HI", "LN2_LO", "SQRT2", "LOG2E", "TANH_SMALL", "TANH_MAX"),
+    "MIN_INPUT", "CUTOFF", "FLUSH", "FUSED_SCALE", "EMPTY_M", "LN2_HI", "LN2_LO", "SQRT2", "LOG2E", "TANH_SMALL",
+    "TANH_MAX",
 )
 _POLYNOMIALS: Final = {
     "EXP2_C": (constants.EXP2_POLY, "2**x on [-1/2, 1/2] = c0 + c1 x + ..."),
@@ -51,7 +51,7 @@ _INTERFACES: Final = {
     "APPEND": declarations.APPEND_KERNEL,
     "COPY": declarations.COPY_KERNEL,
     "ENCODE": declarations.ENCODE,
-    "ROUND": declarations.ROUND,
+    "ROUND_Q": declarations.ROUND,
     "PRIMITIVES": declarations.PRIMITIVES,
     "MULTIPLY_ADD": declarations.MULTIPLY_ADD,
     "PLAIN": declarations.PLAIN,

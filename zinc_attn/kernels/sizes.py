@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 # The inputs of the formulas: attend's specialization constants, and the invocations of a wave.
 INPUTS: Final = (
-    *("K_DIM", "V_DIM", "VECTORS", "CHUNKS_AHEAD", "K_STORAGE", "V_STORAGE", "LATENT", "ROWS_AHEAD", "PASS_SUMS"),
-    *("LANES",),
+    "K_DIM", "V_DIM", "VECTORS", "CHUNKS_AHEAD", "K_STORAGE", "V_STORAGE", "LATENT", "ROWS_AHEAD", "PASS_SUMS",
+    "LANES",
 )
 KNOWN: Final = {
     **{name: getattr(limits, name) for name in ("WAVE", "MAX_VALUE_PASSES", "BLOCK")},

@@ -6,6 +6,7 @@ new instance.
 """
 
 import math
+import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -242,5 +243,5 @@ def _compute_units(vk: Vulkan, physical: Any, kind: str, extensions: set[str]) -
             if units := math.prod(int(getattr(told, name)) for name in factors):
                 return units, extension
     if kind == "cpu":
-        return threads(), "CPU threads of this process"
+        return threads(), "CPU threads of this process" if hasattr(os, "sched_getaffinity") else "CPU threads"
     return ASSUMED_COMPUTE_UNITS, "assumed"

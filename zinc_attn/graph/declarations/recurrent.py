@@ -43,9 +43,8 @@ _PIECES: Final = f"ceil_div({{}}, own * 32 // {LANES_OF_STATE})"  # workgroups f
 DELTA_NET: Final = kernel(
     "delta_net",
     {
-        **{"q": "read", "k": "read", "v": "read", "gate": "read", "beta": "read", "state": "read"},
-        "ids": "read",
-        **{"outputs": "write", "kept": "write"},
+        "q": "read", "k": "read", "v": "read", "gate": "read", "beta": "read", "state": "read", "ids": "read",
+        "outputs": "write", "kept": "write",
     },
     (*_OF_STATES, "by_channel", "named"),  # by_channel: whether each element of a row has a gate of its own
     (
@@ -61,8 +60,8 @@ DELTA_NET: Final = kernel(
 SSM_SCAN: Final = kernel(
     "ssm_scan",
     {
-        **{"state": "read", "x": "read", "dt": "read", "a": "read", "b": "read", "c": "read", "ids": "read"},
-        **{"outputs": "write", "kept": "write"},
+        "state": "read", "x": "read", "dt": "read", "a": "read", "b": "read", "c": "read", "ids": "read",
+        "outputs": "write", "kept": "write",
     },
     (*_OF_STATES, "by_element"),  # whether each element of a row has a decay of its own
     (*tensors("state", "x", "dt", "b", "c"), Field("a", "uint"), Field("ids", "uint"), *_WRITTEN),

@@ -11,8 +11,9 @@ from typing import Final
 
 # -ffp-contract=off: no product is fused with a sum.
 FLAGS: Final = ("-std=c++20", "-O3", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra", "-pthread")
-# Libraries that a platform wheel carries, the best first, with what Linux calls the extensions that each one needs.
-# native/CMakeLists.txt builds them (ZINC_ATTN_CPU_LEVELS).
+LIBRARIES: Final = Path(__file__).parents[2] / "libraries"  # the folder of compiled ones, in a platform wheel
+# Libraries of kernels that a platform wheel carries, the best first, with Linux's names of the extensions that each one
+# needs. native/CMakeLists.txt builds them (ZINC_ATTN_CPU_LEVELS).
 _V3: Final = frozenset({"avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"})
 _V4: Final = frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_vnni"})
 LEVELS: Final = {"libzinc_cpu-v4.so": _V3 | _V4, "libzinc_cpu-v3.so": _V3, "libzinc_cpu.so": frozenset[str]()}

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...errors import KernelError, RuntimeUnavailableError, WrongResultError
-from ...files import LIBRARIES, cache_folder
+from ...files import cache_folder
 from . import building
 
 SOURCES: Final = Path(__file__).parents[2] / "spirv" / "cpu"  # scripts/build_shaders.py puts them there
@@ -96,7 +96,7 @@ def _carried() -> Iterator[Path]:
     """What the wheel has for this processor, the best first; none where the flags of a library are given."""
     if "ZINC_ATTN_CPU_FLAGS" in os.environ:
         return iter(())
-    return building.carried(LIBRARIES, set(cpu_facts().get("flags", "").split()))
+    return building.carried(building.LIBRARIES, set(cpu_facts().get("flags", "").split()))
 
 
 def _declared(loaded: Any) -> Any:

@@ -66,8 +66,13 @@ def innermost_loops(isa: str) -> list[tuple[list[str], bool]]:
         if to <= block:
             ends[to] = max(block, ends.get(to, block))
     inner = [(begin, end) for begin, end in sorted(ends.items()) if not any(begin < b <= end for b in ends)]
-    straight = (not any(begin <= block < to <= end for block, to in jumps) for begin, end in inner)
-    return [([op for block, op in code if begin <= block <= end], next(straight)) for begin, end in inner]
+    return [
+        (
+            [op for block, op in code if begin <= block <= end],
+            not any(begin <= block < to <= end for block, to in jumps),
+        )
+        for begin, end in inner
+    ]
 
 
 def main_loops(isa: str, trips: tuple[float, ...]) -> tuple[float | None, float | None]:
