@@ -1,5 +1,5 @@
-"""Which versions of ggml native/ggml/interface.cpp binds, how it tells their interfaces apart, and what it refuses: with
-small libraries that call themselves a ggml."""
+"""Which versions of ggml native/ggml/interface.cpp binds, how it tells their interfaces apart, and what it refuses,
+by small libraries that call themselves a ggml."""
 
 import ctypes as c
 import re
