@@ -1,4 +1,4 @@
-"""What each storage type of K and V takes: bytes, modeled time on an R9700, time here, and the rows of a prompt.
+"""The cost of each storage type of K and V: bytes, modeled time on an R9700, time here, and the rows of a prompt.
 
     .venv/bin/python examples/storage_types.py --shape 16/2/256 --context 32k --dtypes f16,q8_0,q8_0/q4_0
 
@@ -55,7 +55,7 @@ def checked(data: Inputs, dtype: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def prompt_calls(cache: za.KVCache, data: Inputs) -> list[Callable[[], float]]:
-    """What times the codec, the host's part, and an append of the prompt."""
+    """Functions that time the codec, the host's part of it, and an append of the prompt."""
     shape, dtype, seq, runtime = cache.shape, cache.dtype, cache.new_sequence(), cache.device.runtime
     count = len(data.k[:PROMPT])
     buffer = runtime.buffer(4 * value_words(shape, count), Use.INPUT)

@@ -24,7 +24,7 @@ Shape = tuple[int, ...]  # the last number is a row's length
 
 @dataclass(frozen=True)
 class Model:
-    """What llama.cpp reads of an architecture; sizes as Hugging Face's config.json names them."""
+    """The keys that llama.cpp reads of an architecture; sizes as Hugging Face's config.json names them."""
 
     arch: str
     layers: int

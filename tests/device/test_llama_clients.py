@@ -37,8 +37,30 @@ PROMPTS = ("Once upon a time", "The capital of France is", "def fibonacci(n):", 
 def answers():
     """Eight greedy tokens of each prompt, by llama-server of the clone's llama.cpp."""
     with serving(MODEL) as post:
-        asked = {"n_predict": 8, "temperature": 0, "return_tokens": True}
-        return [post("/completion", prompt=prompt, **asked)["tokens"] for prompt in PROMPTS]
+        return asked(post)
+
+
+def asked(post):
+    options = {"n_predict": 8, "temperature": 0, "return_tokens": True}
+    return [post("/completion", prompt=prompt, **options)["tokens"] for prompt in PROMPTS]
+
+
+@pytest.fixture(scope="session")
+def sid():
+    """A root file system of Debian sid with its llama.cpp, the back end and the model: 650 MB, fetched once."""
+    if shutil.which("debootstrap") is None or os.geteuid():
+        pytest.skip("debootstrap is not installed, or this is not root")
+    root = CACHE / "sid"
+    if not (root / "usr" / "bin" / "llama-server").exists():
+        archives = run("apt-get", "indextargets", "--format", "$(SITE)", "Created-By: Packages").stdout.split()
+        archive = next((site for site in archives if site.rstrip("/").endswith("/debian")), "")
+        done = run("debootstrap", "--variant=minbase", "--include=llama.cpp,libvulkan1", "sid", root, archive)
+        if done.returncode:
+            shutil.rmtree(root, ignore_errors=True)
+            pytest.skip(f"debootstrap cannot make Debian sid from {archive!r}: {done.stdout[-200:]}")
+    for file in (MODEL, *OURS.glob("*.so")):
+        shutil.copy(file, root / "srv")
+    return root
 
 
 @pytest.fixture(scope="session")
@@ -62,6 +84,15 @@ def test_four_sessions_of_node_have_the_tokens_of_llama_server(node, answers):
     assert done.returncode == 0 and json.loads(done.stdout) == answers, done.stdout + done.stderr[-2000:]
     said = [line for line in done.stderr.splitlines() if line.startswith("ggml-zinc")]
     assert len(said) == 2 and said[1].endswith("the promise holds"), said
+
+
+def test_debians_llama_server_has_the_tokens_of_this_one(sid, answers):
+    """Another version of ggml, another C library and another Vulkan loader, with the back end as it was built here."""
+    mounts = f"mount -t proc proc {sid}/proc && mount --bind /dev {sid}/dev"
+    settings = ("env", "GGML_BACKEND_PATH=/srv/libggml-zinc.so")
+    program = ("unshare", "--mount", "sh", "-c", f'{mounts} && exec chroot {sid} "$@"', "sh", *settings, "llama-server")
+    with serving(f"/srv/{MODEL.name}", program=program) as post:
+        assert asked(post) == answers
 
 
 def test_the_openai_client_has_the_text_of_llama_server(answers):
