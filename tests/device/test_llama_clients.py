@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from llama_programs import BIN, MODEL, ROOT, run, serving
+from llama_programs import BIN, MODEL, OURS, ROOT, run, serving
 
 pytestmark = pytest.mark.llama
 CACHE = Path(os.environ.get("ZINC_ATTN_CACHE", ROOT / ".cache"))
@@ -89,7 +89,7 @@ def test_four_sessions_of_node_have_the_tokens_of_llama_server(node, answers):
 def test_debians_llama_server_has_the_tokens_of_this_one(sid, answers):
     """Another version of ggml, another C library and another Vulkan loader, with the back end as it was built here."""
     mounts = f"mount -t proc proc {sid}/proc && mount --bind /dev {sid}/dev"
-    settings = ("env", "GGML_BACKEND_PATH=/srv/libggml-zinc.so")
+    settings = ("env", "GGML_BACKEND_PATH=/srv/libggml-zinc.so", "ZINC_ATTN_DEVICE=cpu")
     program = ("unshare", "--mount", "sh", "-c", f'{mounts} && exec chroot {sid} "$@"', "sh", *settings, "llama-server")
     with serving(f"/srv/{MODEL.name}", program=program) as post:
         assert asked(post) == answers
