@@ -136,7 +136,7 @@ SCRIPTS = "test", "build_kp.sh", "lib/llama_sweep.py"
 
 
 def test_an_option_that_a_page_names_alone_is_one_of_a_command_or_script() -> None:
-    of_llama = {"--swa-full", "--n-cpu-moe", "--cache-ram", "--no-kv-offload", "--context-shift"}
+    of_llama = {"--swa-full", "--n-cpu-moe", "--cache-ram", "--no-kv-offload", "--context-shift", "--chunks"}
     known = {"--version", "--no-deps"}.union(of_llama, *map(options, commands().values()))
     for program in (*ROOT.glob("examples/**/*.py"), *(ROOT / "scripts" / name for name in SCRIPTS)):
         known |= set(re.findall(r"--[a-z][\w-]*", program.read_text()))
