@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import ctypes as c
+import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -67,8 +68,9 @@ CASES = {  # each type at least once in tiles and once in rows, of sizes that ar
     "rows of blocks": Case("4/2/64/128", "q4_1/q5_0", 1, gap=0),
     "rows of bytes": Case("4/2/72/65", "fp8_e4m3", 1, gap=10, steps=HEADS_FIRST, apart=True),
     "latent rows": Case("4/2/70/66/latent", "bf16", 1, {"softcap": 4.0}, gap=0, apart=True),
-    "integer": Case("6/2/72/40", "q8_0/q4_0", 32, {"arithmetic": "integer", "sinks": True}, apart=True),
-    "integer rows": Case("9/3/64/96", "q5_0/iq4_nl", 1, {"arithmetic": "integer", "mask_slopes": True}, gap=0),
+    # With matrix units they attend two rows together, but for recorded steps.
+    "integer": Case("16/2/72/40", "q8_0/q4_0", 32, {"arithmetic": "integer", "sinks": True}, apart=True),
+    "integer rows": Case("8/1/64/96", "q5_0/iq4_nl", 1, {"arithmetic": "integer", "mask_slopes": True}, gap=0),
     "fused rows": Case("4/2/40", "f32/f16", 4, {"arithmetic": "fused"}, gap=4, steps=(3, 1)),
 }
 
@@ -233,6 +235,7 @@ class Checked:
             scales[1] = None if shape.latent else scales[1]
         self.engine = Engine(loaded, self.owner, options, LAYERS, TOKENS // case.page_size, scales, steps=case.steps)
         self.c, self.apart = self.engine.c, case.apart
+        self.shared = 0  # items of several rows, over all calls but recorded ones
         self.flags = [name in case.options for name in ("sinks", "softcap", *BIASES, "mask_slopes")]
         room = Room(SLOTS, 2, ROWS, NEW_ROWS, 256, 0, MASK_KEYS, *self.flags)
         self.prepared = c.c_void_p(self.c.za_prepare(self.engine.attn, c.byref(room)))
@@ -266,6 +269,7 @@ class Checked:
         ):
             fill(words, (inputs.words, inputs.q, [], []))
             assert self.c.za_run_at(self.engine.cache, layer, c.byref(call), c.byref(places)), self.engine.error
+            self.shared += self.c.za_trace(self.engine.attn).shared
             # lse lies behind the room's rows, so that it is copied
             lse = words[3] if self.apart else self.owner.words[places.lse.offset // 4 :]
             if len(inputs.q):
@@ -282,6 +286,7 @@ class Checked:
             data.v = None if shape.latent else data.v
             assert self.c.za_run(self.engine.cache, layer, c.byref(call), c.byref(data)), self.engine.error
             same((out, lse), inputs.want or (out, lse), (number, layer))
+            self.shared += self.c.za_trace(self.engine.attn).shared
 
     def close(self) -> None:
         self.c.za_prepared_free(self.prepared)
@@ -300,4 +305,6 @@ def check_case(loaded: c.CDLL, info: Any, case: Case, seed: int = 0) -> None:
             checked.run_at(number, call, layers, large)
         ways = [checked.run_host] if large else [checked.step, checked.run_host, checked.step, checked.run_at]
         ways[number % len(ways)](number, call, layers)
+    units = case.options.get("arithmetic") == "integer" and info.matrix.int8 is not None
+    assert bool(checked.shared) == (units and os.environ.get("ZINC_ATTN_UNITS") == "1")
     checked.close()

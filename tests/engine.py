@@ -11,6 +11,7 @@ from c_host import CODES, CachePlaces, Call, Host, Place, Places, Request, decla
 
 import zinc_attn as za
 from zinc_attn.runtime.device import DeviceInfo
+from zinc_attn.runtime.devices import MATRIX_FEATURES
 from zinc_attn.runtime.protocol import Use
 from zinc_attn.runtime.vulkan import memory
 from zinc_attn.runtime.vulkan.commands import Commands
@@ -31,6 +32,11 @@ class Owner:
         self.memory: Undo = []
         self.device = LogicalDevice(info, self.undo)
         self.ffi, self.lib, self.vk = self.device.ffi, self.device.lib, self.device.vk
+        self.features = [self.vk.struct("VkPhysicalDeviceFeatures2")]  # that the device was made with: matrix units
+        if self.device.info.matrix.int8:
+            for struct, names in MATRIX_FEATURES.items():
+                self.features.append(self.vk.struct(struct, pNext=self.features[0].pNext, **dict.fromkeys(names, 1)))
+                self.features[0].pNext = self.features[-1]
         self.recorder = Commands(self.device)
         self.fence = self.device.create(self.undo, "Fence", self.vk.struct("VkFenceCreateInfo"))
         with pytest.MonkeyPatch.context() as patch:
@@ -47,6 +53,7 @@ class Owner:
         device = self.device
         numbers = {name: self.number(getattr(device, name)) for name in ("instance", "physical", "queue")}
         numbers["get_proc"] = self.number(self.lib.vkGetInstanceProcAddr)
+        numbers["enabled"] = self.number(self.features[0])
         return Host(**{**numbers, "device": self.number(device.handle), "family": device.family, **changes})
 
     def place(self, nbytes: int, behind: int = 0) -> tuple[Any, np.ndarray]:

@@ -52,9 +52,7 @@ Device *Device::open(const char *name, bool gpu) {
         self->is_host = self->device_->processor;
         self->wave32 = info.wave32;
         self->lanes = za_device_registers(self->device_).lanes;
-        const char *units = std::getenv("ZINC_ATTN_UNITS");
-        const bool built = za_graph_kernels[GRAPH_MUL_MAT_UNITS].code_bytes > 4;
-        if (built && (units ? *units == '1' : !info.cpu)) self->units = self->device_->units;
+        if (za_graph_kernels[GRAPH_MUL_MAT_UNITS].code_bytes > 4) self->units = self->device_->units;
         self->store = new Store(self->device_);
         self->recorder = new Recorder(self->device_);
         return self;

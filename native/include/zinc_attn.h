@@ -83,7 +83,10 @@ struct za_host {
    vkCreateDevice. Nothing else in the chain changes. The library needs no feature. It can use:
      subgroupSizeControl (VkPhysicalDeviceSubgroupSizeControlFeatures or VkPhysicalDeviceVulkan13Features; before Vulkan
      1.3 with VK_EXT_subgroup_size_control): the library asks for subgroups of 32, which is faster on RDNA. Without the
-     feature, or without its struct in the chain, the driver chooses the size. The size does not change the bits. */
+     feature, or without its struct in the chain, the driver chooses the size. The size does not change the bits.
+     cooperativeMatrix (VkPhysicalDeviceCooperativeMatrixFeaturesKHR, with VK_KHR_cooperative_matrix) with shaderInt8 and
+     vulkanMemoryModel (their own structs or VkPhysicalDeviceVulkan12Features), from Vulkan 1.3 on: int8 matrix units
+     attend many rows of ZA_INTEGER, with the same bits. */
 ZA_API bool za_wanted_features(VkInstance instance, VkPhysicalDevice physical, PFN_vkGetInstanceProcAddr get_proc,
                                VkPhysicalDeviceFeatures2 *chain);
 

@@ -24,9 +24,15 @@ static bool open_parts(struct za_attn *attn, const struct za_options *options) {
     struct za_device *device = attn->device;
     const struct registers registers = za_device_registers(device);
     if (options->arithmetic == ZA_INTEGER) attn->arithmetic = INTEGER_SUMS;
-    return za_shape(options, za_device_info(device).cpu, registers, &attn->shape) && check_device(device) &&
-           za_primitives_check(device) &&
-           (options->arithmetic != ZA_FUSED || za_fused_choose(device, &attn->arithmetic));
+    if (!za_shape(options, za_device_info(device).cpu, registers, &attn->shape) || !check_device(device) ||
+        !za_primitives_check(device) ||
+        (options->arithmetic == ZA_FUSED && !za_fused_choose(device, &attn->arithmetic)))
+        return false;
+    const struct za_units mat = device->units;
+    attn->units = attn->arithmetic == INTEGER_SUMS && za_kernels[KERNEL_ATTEND_UNITS].code_bytes > 4 && mat.m &&
+                  mat.k <= 16 && mat.subgroup >= 4 && /* four lanes share a vector */
+                  za_units_vectors(&attn->shape.sizes, &device->properties.limits, mat.m, 1);
+    return true;
 }
 
 struct za_attn *za_open(struct za_device *device, const struct za_options *options) {
@@ -80,8 +86,16 @@ int za_attend_of(const struct za_attn *attn, const struct counts *counts, bool s
 
 int za_shared_of(int attend) { return ((attend - ATTEND) & ~WALKS) + ATTEND + TOGETHER; }
 
+int za_attend_by_units(const struct counts *counts, bool softcap, uint32_t vectors) {
+    int doubled = 0;
+    while ((uint32_t)LEAST_VECTORS << doubled < vectors) ++doubled;
+    return UNITS + (softcap ? CAPPED : 0) + (counts->masks ? MASKED : 0) + DOUBLED * doubled +
+           (int)(UNITS_BIASED * counts->biases);
+}
+
 uint32_t za_vectors_of(const struct za_attn *attn, int attend) {
     const int flags = attend - ATTEND;
+    if (attend >= UNITS) return LEAST_VECTORS << (attend - UNITS) / DOUBLED % (UNITS_BIASED / DOUBLED);
     if (flags & TOGETHER) return attn->shape.sizes.group * za_rows_together(&attn->shape.sizes, shared_bytes(attn));
     return za_heads_together(&attn->shape.sizes, flags & MANY_HEADS ? UINT32_MAX : 0, shared_bytes(attn));
 }
@@ -101,6 +115,20 @@ static bool make_attend(struct za_attn *attn, int attend, struct pipeline *pipel
     return za_pipeline_make(attn->device, &za_kernels[KERNEL_ATTEND], &constants, pipeline);
 }
 
+static bool make_units(struct za_attn *attn, int which, struct pipeline *pipeline) {
+    struct attend_units_constants constants = za_attend_units_constants(&attn->shape.sizes);
+    const int flags = which - UNITS;
+    constants.vectors = za_vectors_of(attn, which);
+    constants.mat_m = attn->device->units.m;
+    constants.mat_n = attn->device->units.n;
+    constants.mat_k = attn->device->units.k;
+    constants.workgroup_size = (uint32_t)za_units_size(&attn->shape.sizes, constants.vectors, constants.mat_m);
+    constants.softcap = (flags & CAPPED) != 0;
+    constants.biases = (uint32_t)flags / UNITS_BIASED;
+    constants.mask = (flags & MASKED) != 0;
+    return za_pipeline_make(attn->device, &za_kernels[KERNEL_ATTEND_UNITS], &constants, pipeline);
+}
+
 bool za_need_pipeline(struct za_attn *attn, int which) {
     struct za_device *device = attn->device;
     struct pipeline *pipeline = &attn->pipelines[which];
@@ -111,7 +139,7 @@ bool za_need_pipeline(struct za_attn *attn, int which) {
     if (which == APPEND) return za_pipeline_make(device, &za_kernels[KERNEL_APPEND], &append, pipeline);
     if (which == MERGE) return za_pipeline_make(device, &za_kernels[KERNEL_MERGE], &merge, pipeline);
     if (which == ROUND) return za_pipeline_make(device, &za_kernels[KERNEL_ROUND_Q], &round, pipeline);
-    return make_attend(attn, which, pipeline);
+    return which >= UNITS ? make_units(attn, which, pipeline) : make_attend(attn, which, pipeline);
 }
 
 bool za_need_buffer(struct za_attn *attn, int which, uint64_t bytes) {

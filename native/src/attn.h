@@ -6,7 +6,9 @@
 /* Pass 1 has a pipeline for each sum of these flags. They say how scores are changed, whether a workgroup has more than
    MAX_HEADS_PER_WORKGROUP heads or has several rows, and whether some item has several nodes. */
 enum { CAPPED = 1, MASKED = 2, MANY_HEADS = 4, TOGETHER = 8, WALKS = 16, BIASED = 32 }; /* BIASED * biases */
-enum { APPEND, MERGE, ROUND, ATTEND, PIPELINES = ATTEND + (BIASED << BIASES) };
+enum { APPEND, MERGE, ROUND, ATTEND, UNITS = ATTEND + (BIASED << BIASES) };
+/* By matrix units it has one for each sum of CAPPED, MASKED, the doublings of LEAST_VECTORS and the biases. */
+enum { DOUBLED = 4, UNITS_BIASED = 16, PIPELINES = UNITS + (UNITS_BIASED << BIASES) };
 
 /* Buffers of a call. In za_run the host fills or reads WORK, Q, ROWS and OUT. FILLED and RESULT hold q and the
    results if the host's places have another layout. FILLED also holds the rounded q of ZA_INTEGER. */
@@ -16,6 +18,7 @@ struct za_attn {
     struct za_device *device;
     struct shape shape;
     uint32_t arithmetic; /* attend's constant */
+    bool units;          /* matrix units attend many rows */
     struct pipeline pipelines[PIPELINES];
     struct buffer scratch[SCRATCH]; /* of a call that waits; they grow */
     struct sets sets;               /* of its dispatches */
@@ -33,9 +36,11 @@ struct za_cache {
     double largest_k;               /* the largest magnitude of K that za_run appended */
 };
 
-/* The numbers of the pipelines of pass 1 for a call and for its shared items. */
+/* The numbers of the pipelines of pass 1 for a call, for its shared items, and for items by matrix units, whose
+   workgroups serve so many query vectors. */
 int za_attend_of(const struct za_attn *attn, const struct counts *counts, bool softcap);
 int za_shared_of(int attend);
+int za_attend_by_units(const struct counts *counts, bool softcap, uint32_t vectors);
 uint32_t za_vectors_of(const struct za_attn *attn, int attend); /* query vectors of its workgroups */
 bool za_need_pipeline(struct za_attn *attn, int which);
 

@@ -140,7 +140,7 @@ bool za_check_scores(const struct shape *shape, const struct za_call *call, cons
 
 bool za_check_counts(const struct za_device *device, const struct counts *counts, const struct parts *parts) {
     const uint32_t *most = device->properties.limits.maxComputeWorkGroupCount;
-    if (counts->items <= most[1] && counts->rows <= most[2] && counts->new_rows <= most[0] &&
+    if (za_max(counts->items, counts->shared) <= most[1] && counts->rows <= most[2] && counts->new_rows <= most[0] &&
         parts->base + parts->end <= UINT32_MAX)
         return true;
     return za_fail_as(ZA_UNSUPPORTED, "q_len, new_rows: got %llu and %llu, which make %llu items and %llu words; %s "

@@ -36,15 +36,11 @@ static bool offers_wave32(const struct za_functions *vk, VkPhysicalDevice physic
            (sizes.requiredSubgroupSizeStages & VK_SHADER_STAGE_COMPUTE_BIT);
 }
 
-/* The place of subgroupSizeControl in a chain of features, NULL where none of its structs has it. */
-static VkBool32 *size_control_in(VkBaseOutStructure *link) {
-    for (; link; link = link->pNext) {
-        if (link->sType == VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_FEATURES)
-            return &((VkPhysicalDeviceSubgroupSizeControlFeatures *)(void *)link)->subgroupSizeControl;
-        if (link->sType == VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_3_FEATURES)
-            return &((VkPhysicalDeviceVulkan13Features *)(void *)link)->subgroupSizeControl;
-    }
-    return NULL;
+static VkBool32 *size_control_in(VkBaseOutStructure *chain) {
+    return za_feature_in(chain, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_FEATURES,
+                         offsetof(VkPhysicalDeviceSubgroupSizeControlFeatures, subgroupSizeControl),
+                         VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_3_FEATURES,
+                         offsetof(VkPhysicalDeviceVulkan13Features, subgroupSizeControl));
 }
 
 bool za_wanted_features(VkInstance instance, VkPhysicalDevice physical, PFN_vkGetInstanceProcAddr get_proc,
@@ -54,6 +50,8 @@ bool za_wanted_features(VkInstance instance, VkPhysicalDevice physical, PFN_vkGe
     if (!load(&vk, get_proc, instance)) return false;
     VkBool32 *wave32 = size_control_in(chain->pNext);
     if (wave32 && offers_wave32(&vk, physical)) *wave32 = VK_TRUE;
+    const struct za_host host = {.instance = instance, .physical = physical, .get_proc = get_proc};
+    if (za_units_of(&host, &vk, wave32 && *wave32).m) za_units_want(chain->pNext);
     return true;
 }
 
@@ -246,6 +244,8 @@ static bool take_host(struct za_device *device, const struct za_host *host) {
                        device->properties.deviceName);
     VkBool32 *wave32 = host->enabled ? size_control_in(host->enabled->pNext) : NULL;
     device->wave32 = wave32 && *wave32 && offers_wave32(&device->vk, host->physical);
+    if (host->enabled && za_units_wanted(host->enabled->pNext))
+        device->units = za_units_of(host, &device->vk, device->wave32);
     return true;
 }
 

@@ -28,7 +28,7 @@ struct za_device {
     VkPhysicalDeviceMemoryProperties memory;
     bool wave32; /* pipelines ask for subgroups of 32 */
     bool dots;   /* the integer dot product is on, in a device that the library made */
-    struct za_units units; /* matrix units that are on, in a device that the library made */
+    struct za_units units; /* matrix units that are on */
     VkCommandPool pool;
     VkCommandBuffer commands; /* of the library's own submissions, one at a time */
     VkFence fence;

@@ -8,22 +8,33 @@ void za_lay_counts(const struct za_attn *attn, bool softcap, struct laid *laid) 
     const struct counts *counts = &laid->counts;
     laid->parts = za_parts(shape, counts);
     laid->attend = za_attend_of(attn, counts, softcap);
+    laid->shared = za_shared_of(laid->attend);
+    if (laid->rule.units) laid->shared = za_attend_by_units(counts, softcap, laid->rule.units);
     laid->work_bytes = 4 * (laid->parts.base + laid->parts.end);
     laid->states_bytes = counts->single_pass ? 0 : 4 * counts->states * shape->sizes.state_words;
+    if (laid->rule.whole) laid->states_bytes = 4 * counts->rows * shape->q_heads * shape->v_dim; /* totals of nodes */
     laid->q_bytes = za_q_bytes(shape, counts->rows);
     laid->out_bytes = 4 * counts->rows * shape->q_heads * (shape->v_dim + (counts->lse ? 1 : 0));
 }
 
 bool za_lay_out(const struct za_cache *cache, const struct za_call *call, bool lse, struct laid *laid) {
     const struct za_attn *attn = cache->attn;
+    const struct shape *shape = &attn->shape;
     const VkPhysicalDeviceLimits *limits = &attn->device->properties.limits;
+    uint32_t rows = 0; /* of the longest request that is for matrix units */
     *laid = (struct laid){.rule = {
-        .rows_each = za_rows_together(&attn->shape.sizes, limits->maxComputeSharedMemorySize),
+        .rows_each = za_rows_together(&shape->sizes, limits->maxComputeSharedMemorySize),
         .most_shared = limits->maxComputeWorkGroupCount[1],
         .fused = attn->arithmetic == FUSED_NATIVE || attn->arithmetic == FUSED_EMULATED,
     }};
-    if (!za_check_call(&attn->shape, call, cache->pages)) return false;
-    laid->counts = za_counts(&attn->shape, call, laid->rule);
+    if (!za_check_call(shape, call, cache->pages)) return false;
+    for (uint32_t i = 0; attn->units && i < call->requests; ++i)
+        if (za_many(shape, &call->request[i])) rows = (uint32_t)za_max(rows, call->request[i].q_len);
+    if (rows)
+        laid->rule.units =
+            za_units_vectors(&shape->sizes, limits, attn->device->units.m, rows * shape->sizes.group);
+    laid->rule.whole = rows && !call->splits && za_walks(shape, call, laid->rule);
+    laid->counts = za_counts(shape, call, laid->rule);
     laid->counts.lse = lse;
     za_lay_counts(attn, call->softcap != 0, laid);
     return za_check_counts(attn->device, &laid->counts, &laid->parts);
@@ -34,7 +45,7 @@ bool za_laid_pipelines(struct za_attn *attn, const struct laid *laid) {
     return (attn->arithmetic != INTEGER_SUMS || !counts->rows || za_need_pipeline(attn, ROUND)) &&
            (!counts->new_rows || za_need_pipeline(attn, APPEND)) &&
            (!counts->items || za_need_pipeline(attn, laid->attend)) &&
-           (!counts->shared || za_need_pipeline(attn, za_shared_of(laid->attend))) &&
+           (!counts->shared || za_need_pipeline(attn, laid->shared)) &&
            (!counts->rows || counts->single_pass || za_need_pipeline(attn, MERGE));
 }
 
@@ -70,10 +81,11 @@ static struct za_command append(const struct za_attn *attn, const struct laid *l
 static struct za_command attend(const struct za_attn *attn, const struct laid *laid, const struct bindings *b,
                                 bool shared) {
     const struct za_place target = laid->counts.single_pass ? b->out : b->states;
+    const struct za_place states = laid->rule.whole ? b->states : target;
     const struct za_place places[] = {
         [ATTEND_BIND_WORK] = b->work, [ATTEND_BIND_Q] = b->q, [ATTEND_BIND_K] = b->k, [ATTEND_BIND_V] = b->v,
-        [ATTEND_BIND_STATES] = target, [ATTEND_BIND_OUT] = target};
-    const int pipeline = shared ? za_shared_of(laid->attend) : laid->attend;
+        [ATTEND_BIND_STATES] = states, [ATTEND_BIND_OUT] = target};
+    const int pipeline = shared ? laid->shared : laid->attend;
     uint32_t groups[3];
     za_attend_groups(&attn->shape.sizes, shared ? laid->counts.shared : laid->counts.items,
                      za_vectors_of(attn, pipeline), groups);

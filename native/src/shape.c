@@ -156,6 +156,15 @@ uint32_t za_rows_together(const struct sizes *s, uint32_t shared_bytes) {
     return 1;
 }
 
+uint32_t za_units_vectors(const struct sizes *s, const VkPhysicalDeviceLimits *limits, uint32_t mat_m,
+                          uint64_t vectors) {
+    const uint64_t invocations = za_min(limits->maxComputeWorkGroupInvocations, limits->maxComputeWorkGroupSize[0]);
+    uint32_t most = 0;
+    for (uint32_t n = LEAST_VECTORS; n <= MOST_VECTORS && most < vectors; n *= 2)
+        if (za_units_fit(s, n, mat_m, limits->maxComputeSharedMemorySize, invocations)) most = n;
+    return most;
+}
+
 uint32_t za_lanes(const struct sizes *s, uint64_t served) {
     const bool even = s->v_dim / s->value_slice % s->lanes == 0;
     const bool one_pass = served * s->value_slice * WAVE <= s->pass_sums;

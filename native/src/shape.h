@@ -27,6 +27,11 @@ bool za_shape(const struct za_options *options, bool cpu, struct registers regis
 uint32_t za_heads_together(const struct sizes *s, uint64_t items, uint32_t shared_bytes);
 uint32_t za_rows_together(const struct sizes *s, uint32_t shared_bytes);
 
+/* How many query vectors a workgroup with matrix units serves, for so many of a request: as many as the device's limits
+   allow. 0: it has no room for any. mat_m: vectors of a product. kernels/matrix.py has the same choice. */
+uint32_t za_units_vectors(const struct sizes *s, const VkPhysicalDeviceLimits *limits, uint32_t mat_m,
+                          uint64_t vectors);
+
 /* Bytes of a call's buffers, by rows and new rows. */
 uint64_t za_q_bytes(const struct shape *shape, uint64_t rows);       /* as the kernels take it */
 uint64_t za_out_bytes(const struct shape *shape, uint64_t rows);     /* out, then lse, as they write them */

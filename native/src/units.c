@@ -1,6 +1,8 @@
 #include "units.h"
 
+#include <stddef.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "zinc_contract.h"
 
@@ -31,6 +33,38 @@ void *za_units_chain(struct za_units_features *features, void *next) {
     return &features->matrices;
 }
 
+VkBool32 *za_feature_in(VkBaseOutStructure *link, VkStructureType own, size_t offset, VkStructureType core,
+                        size_t core_offset) {
+    while (link && link->sType != own && link->sType != core) link = link->pNext;
+    return link ? (VkBool32 *)(void *)((char *)link + (link->sType == own ? offset : core_offset)) : NULL;
+}
+
+/* The places of the features in a host's chain. */
+static void places_in(VkBaseOutStructure *chain, VkBool32 *places[3]) {
+    typedef VkPhysicalDeviceVulkan12Features core;
+    typedef VkPhysicalDeviceShaderFloat16Int8Features int8;
+    typedef VkPhysicalDeviceVulkanMemoryModelFeatures memory;
+    const VkStructureType v12 = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_2_FEATURES;
+    const VkStructureType own = (VkStructureType)FEATURES;
+    places[0] = za_feature_in(chain, own, sizeof(VkBaseOutStructure), own, 0);
+    places[1] = za_feature_in(chain, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_FLOAT16_INT8_FEATURES,
+                              offsetof(int8, shaderInt8), v12, offsetof(core, shaderInt8));
+    places[2] = za_feature_in(chain, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_MEMORY_MODEL_FEATURES,
+                              offsetof(memory, vulkanMemoryModel), v12, offsetof(core, vulkanMemoryModel));
+}
+
+void za_units_want(VkBaseOutStructure *chain) {
+    VkBool32 *places[3];
+    places_in(chain, places);
+    for (int i = 0; i < 3 && places[0] && places[1] && places[2]; ++i) *places[i] = VK_TRUE;
+}
+
+bool za_units_wanted(VkBaseOutStructure *chain) {
+    VkBool32 *places[3];
+    places_in(chain, places);
+    return places[0] && places[1] && places[2] && *places[0] && *places[1] && *places[2];
+}
+
 static bool has_features(const struct za_host *host, const struct za_functions *vk) {
     struct za_units_features features;
     VkPhysicalDeviceFeatures2 query = {
@@ -41,7 +75,7 @@ static bool has_features(const struct za_host *host, const struct za_functions *
     return features.matrices.cooperativeMatrix && features.int8.shaderInt8 && features.memory.vulkanMemoryModel;
 }
 
-/* Invocations of a subgroup. lavapipe of Mesa 26.2 with 16 crashes as it compiles products of matrices. */
+/* Invocations of a subgroup, 0 if the units are left out. lavapipe of Mesa 26.2 with 16 crashes as it compiles products of matrices. */
 static uint32_t subgroup_of(const struct za_host *host, const struct za_functions *vk, bool wave32) {
     VkPhysicalDeviceSubgroupProperties subgroup = {
         .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_PROPERTIES,
@@ -50,6 +84,9 @@ static uint32_t subgroup_of(const struct za_host *host, const struct za_function
     vk->GetPhysicalDeviceProperties2(host->physical, &query);
     const uint32_t size = wave32 ? WAVE : subgroup.subgroupSize;
     const bool on_cpu = query.properties.deviceType == VK_PHYSICAL_DEVICE_TYPE_CPU;
+    const char *asked = getenv("ZINC_ATTN_UNITS");
+    if (asked && *asked ? strcmp(asked, "1") != 0 : on_cpu) return 0;
+    if (!(subgroup.supportedOperations & VK_SUBGROUP_FEATURE_SHUFFLE_BIT)) return 0; /* which attend_units uses */
     return size == WAVE || (on_cpu && size <= CPU_SUBGROUP) ? size : 0;
 }
 

@@ -22,8 +22,18 @@ struct za_units_features {
 extern const char za_units_extension[];
 
 /* The shape of products that kernels use. m is 0 if the device, of Vulkan 1.3, has none or has subgroups of an unknown
-   size. wave32: pipelines ask for subgroups of 32. */
+   size, and where $ZINC_ATTN_UNITS leaves the units out: 0 all, 1 none, and without it those of a CPU. wave32:
+   pipelines ask for subgroups of 32. */
 struct za_units za_units_of(const struct za_host *host, const struct za_functions *vk, bool wave32);
 
 /* Fill the chain with these features; `next` comes after it. */
 void *za_units_chain(struct za_units_features *features, void *next);
+
+/* Turn a host's features on in its chain if it has their structs; whether they are on. */
+void za_units_want(VkBaseOutStructure *chain);
+bool za_units_wanted(VkBaseOutStructure *chain);
+
+/* The place of a feature in a chain: at `offset` of a struct of type `own`, or at `core_offset` of one of type `core`.
+   NULL: the chain has neither. */
+VkBool32 *za_feature_in(VkBaseOutStructure *link, VkStructureType own, size_t offset, VkStructureType core,
+                        size_t core_offset);

@@ -43,7 +43,7 @@ struct layout za_layout(const struct shape *shape, const struct za_call *call, c
                         struct rule rule) {
     struct layout l = {.first_node = keys_of(call, request, 0).first / KEYS_PER_NODE};
     l.nodes = za_ceil_div(request->tokens, KEYS_PER_NODE) - l.first_node;
-    uint32_t wanted = call->splits ? call->splits : rule.fixed_splits;
+    uint32_t wanted = rule.whole ? 1 : call->splits ? call->splits : rule.fixed_splits;
     /* A CPU driver's code takes twice as long where a workgroup walks over nodes. */
     if (!wanted && !shape->sizes.cpu) wanted = (uint32_t)za_split_rule(&shape->sizes, l.nodes, request->q_len);
     l.splits = za_max(wanted ? za_min(wanted, l.nodes) : l.nodes, 1);
@@ -70,19 +70,69 @@ static uint32_t pages_of(const struct shape *shape, const struct za_call *call, 
     return za_ceil_div(tokens, shape->page_size);
 }
 
-static void count_items(const struct za_call *call, const struct za_request *request, const struct layout *l,
-                        struct counts *counts) {
+bool za_many(const struct shape *shape, const struct za_request *request) {
+    return request->q_len * shape->sizes.group >= MATRIX_VECTORS;
+}
+
+/* Query rows of an item; by matrix units of a request with many rows: as many as a workgroup serves. */
+static uint32_t rows_of_item(const struct shape *shape, const struct za_call *call, const struct za_request *request,
+                             struct rule rule) {
+    const bool even = !request->noncausal || !call->window; /* see block_of */
+    return rule.units && even && za_many(shape, request) ? (uint32_t)za_max(rule.units / shape->sizes.group, 1) : 1;
+}
+
+bool za_walks(const struct shape *shape, const struct za_call *call, struct rule rule) {
+    const uint64_t group = shape->sizes.group;
+    uint64_t workgroups = 0;
+    bool several = false; /* some row sees several nodes */
+    for (uint32_t i = 0; i < call->requests; ++i) {
+        const struct za_request *request = &call->request[i];
+        const uint64_t each = rows_of_item(shape, call, request, rule);
+        if (!request->q_len) continue;
+        const uint32_t nodes = za_layout(shape, call, request, rule).nodes;
+        if (request->q_len == 1 || !nodes || !za_many(shape, request)) return false;
+        workgroups += za_ceil_div(request->q_len, each) * za_ceil_div(each * group, rule.units);
+        several = several || nodes > 1;
+    }
+    return several && workgroups * shape->kv_heads >= WALKS_PER_UNIT * shape->sizes.compute_units;
+}
+
+/* The rows of an item, from `row` of a request on. From row to row `first` and `limit` grow by `step`, 0 or 1, to those
+   of the last row, and end at 0. So rows that are not causal have a window alone. some: the keys that some row sees. */
+struct block {
+    uint32_t rows, step;
+    struct seen last, some;
+};
+
+static struct block block_of(const struct za_call *call, const struct za_request *request, uint32_t each,
+                             uint32_t row) {
+    const uint32_t rows = za_min(each, request->q_len - row);
+    const struct seen first = keys_of(call, request, row), last = keys_of(call, request, row + rows - 1);
+    const uint32_t before = rows > 1 ? keys_of(call, request, row + rows - 2).limit : last.limit;
+    return (struct block){rows, last.limit - before, last, {first.first, last.limit}};
+}
+
+static void count_items(const struct shape *shape, const struct za_call *call, const struct za_request *request,
+                        struct rule rule, struct counts *counts) {
+    const struct layout l = za_layout(shape, call, request, rule);
+    const uint32_t each = rows_of_item(shape, call, request, rule);
+    const bool units = rule.units && za_many(shape, request);
+    uint64_t items = 0, keys = 0;
     uint32_t begin, end;
     for (uint32_t row = 0; row < request->q_len; ++row) {
         struct seen seen = keys_of(call, request, row);
         uint32_t from = together(call, request, counts->rows_each, row);
-        counts->keys += za_max(seen.limit, seen.first) - seen.first;
-        for (uint32_t i = 0; i < l->splits; ++i) {
-            if (!item_nodes(l, counts->single_pass, seen, from, i, &begin, &end)) continue;
-            ++counts->items;
-            counts->walks = counts->walks || end - begin > 1;
+        keys += za_max(seen.limit, seen.first) - seen.first;
+        if (row % each) continue;
+        seen = block_of(call, request, each, row).some;
+        for (uint32_t i = 0; i < l.splits; ++i) {
+            if (!item_nodes(&l, counts->single_pass, seen, from, i, &begin, &end)) continue;
+            ++items;
+            counts->walks = counts->walks || (!units && end - begin > 1);
         }
     }
+    *(units ? &counts->shared : &counts->items) += items;
+    counts->keys += units ? keys / MATRIX_GAIN : keys;
 }
 
 /* Count shared items and the rows of each, if sharing is faster. */
@@ -126,13 +176,11 @@ struct counts za_counts(const struct shape *shape, const struct za_call *call,
         counts.states += (uint64_t)request->q_len * layout.nodes;
         counts.single_pass = counts.single_pass && layout.nodes == 1;
     }
-    counts.single_pass = counts.single_pass && counts.rows && !rule.fixed_splits;
+    counts.single_pass = (counts.single_pass || rule.whole) && counts.rows && !rule.fixed_splits;
     for (int i = 0; counts.rows && i < BIASES; ++i) counts.biases |= (uint32_t)(za_slopes(call, i) != NULL) << i;
-    if (!counts.single_pass && !counts.masks) count_shared(shape, call, rule, &counts);
+    if (!counts.single_pass && !counts.masks && !rule.units) count_shared(shape, call, rule, &counts);
     for (uint32_t i = 0; i < call->requests; ++i) {
-        if (!call->request[i].q_len) continue;
-        struct layout layout = za_layout(shape, call, &call->request[i], rule);
-        count_items(call, &call->request[i], &layout, &counts);
+        if (call->request[i].q_len) count_items(shape, call, &call->request[i], rule, &counts);
     }
     return counts;
 }
@@ -204,23 +252,28 @@ static void write_header(const struct shape *shape, const struct za_call *call, 
     write_float(&header->softcap_inverse, 1.0 / (double)(float)call->softcap);
 }
 
-/* Item records of a request. Rows of a split are neighbors: a GPU's caches hold its keys for all. */
+/* Item records of a request, to *item. Rows of a split are neighbors: a GPU's caches hold its keys for all. By matrix
+   units (each > 1) the last rows, whose items are the longest, come first. */
 static void write_items(const struct za_call *call, const struct za_request *request, const struct layout *l,
-                        const struct counts *room, uint32_t page_table, struct cursor *to) {
+                        const struct counts *room, uint32_t each, uint32_t page_table, uint32_t first_row,
+                        struct work_item **item) {
+    const uint32_t blocks = (uint32_t)za_ceil_div(request->q_len, each);
     uint32_t begin, end;
     for (uint32_t i = 0; i < l->splits; ++i) {
-        for (uint32_t row = 0; row < request->q_len; ++row) {
-            struct seen seen = keys_of(call, request, row);
+        for (uint32_t j = 0; j < blocks; ++j) {
+            const uint32_t row = (each > 1 ? blocks - 1 - j : j) * each;
+            const struct block block = block_of(call, request, each, row);
             uint32_t from = together(call, request, room->rows_each, row);
-            if (!item_nodes(l, room->single_pass, seen, from, i, &begin, &end)) continue;
-            *to->item++ = (struct work_item){
-                .row = to->row + row,
-                .limit = seen.limit,
+            if (!item_nodes(l, room->single_pass, block.some, from, i, &begin, &end)) continue;
+            *(*item)++ = (struct work_item){
+                .row = first_row + row,
+                .limit = block.last.limit,
                 .node_begin = begin,
                 .node_end = end,
-                .rows = 1,
+                .rows = block.rows,
                 .page_table = page_table,
-                .first = seen.first,
+                .first = block.last.first,
+                .row_step = block.step,
             };
         }
     }
@@ -245,9 +298,9 @@ static void write_shared(const struct za_call *call, const struct za_request *re
     }
 }
 
-/* Row records of a request, and its mask. */
+/* Row records of a request, and its mask, whose words lie `offset` words farther from the header that is bound. */
 static void write_rows(const struct za_call *call, const struct za_request *request, const struct layout *l,
-                       struct cursor *to, uint32_t *work) {
+                       uint32_t offset, struct cursor *to, uint32_t *work) {
     const uint32_t keys = request->mask_keys;
     for (uint32_t row = 0; row < request->q_len; ++row) {
         struct seen seen = keys_of(call, request, row);
@@ -257,7 +310,7 @@ static void write_rows(const struct za_call *call, const struct za_request *requ
             .count = end > node ? end - node : 0,
             .node = node,
             .position = request->tokens + row - request->q_len, /* an int32 */
-            .mask = keys ? to->mask + row * keys : 0,
+            .mask = keys ? offset + to->mask + row * keys : 0,
             .mask_begin = keys ? request->tokens - keys : 0,
             .mask_end = keys ? request->tokens : 0,
         };
@@ -297,7 +350,8 @@ static void write_rest(const struct cursor *to, const struct parts *parts, uint3
     for (struct work_append *append = to->append; append < end; ++append) append->position = NO_TOKEN;
 }
 
-/* The header of the shared items. It has the same tables as the main header, which lie `base` words farther from it. */
+/* The header of the shared items, and of items by matrix units. It has the same tables as the main header, which lie
+   `base` words farther from it. */
 static void write_shared_header(const struct work_header *header, uint32_t base, struct work_header *shared) {
     *shared = *header;
     shared->row_table += base;
@@ -329,9 +383,12 @@ void za_work_write(const struct shape *shape, const struct za_call *call, struct
         }
         if (request->q_len) {
             struct layout layout = za_layout(shape, call, request, rule);
-            write_items(call, request, &layout, room, table, &to);
+            const uint32_t offset = rule.units && za_many(shape, request) ? base : 0;
+            struct work_item **item = offset ? &to.shared : &to.item;
+            const uint32_t each = rows_of_item(shape, call, request, rule);
+            write_items(call, request, &layout, room, each, table + offset, to.row, item);
             write_shared(call, request, room->rows_each, table + base, &to);
-            write_rows(call, request, &layout, &to, work);
+            write_rows(call, request, &layout, offset, &to, work);
         }
         for (uint32_t row = 0; row < request->new_rows; ++row)
             *to.append++ = (struct work_append){request->tokens - request->new_rows + row, table};

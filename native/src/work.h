@@ -12,13 +12,13 @@ struct layout {
 
 /* Records and tables of a call, or room for them. */
 struct counts {
-    uint64_t items, shared; /* shared: of several rows, at most rows_each */
+    uint64_t items, shared; /* shared: of several rows, at most rows_each, or by matrix units */
     uint64_t rows, new_rows, pages, masks, states; /* pages, masks: words */
-    uint64_t keys;                                 /* keys that rows see, summed over all rows */
+    uint64_t keys; /* keys that rows see, summed over all rows; MATRIX_GAIN of them count as one by matrix units */
     uint32_t rows_each;
     uint32_t biases;  /* attend's constant */
     bool lse;         /* lse is written after out */
-    bool single_pass; /* every row has one state, and pass 1 writes the output */
+    bool single_pass; /* every row has one state, or one workgroup for all of its keys: pass 1 writes the output */
     bool walks;       /* some item has several nodes */
 };
 
@@ -34,6 +34,8 @@ struct rule {
     uint32_t rows_each;    /* how many rows may attend keys together; 0 and 1: each row attends alone */
     uint32_t most_shared;  /* the most items of such rows */
     bool fused;            /* the arithmetic */
+    uint32_t units;        /* query vectors of a workgroup with matrix units; 0: no request is for them */
+    bool whole;            /* its items have all keys of their rows, which makes enough workgroups */
 };
 
 /* For K and V in rows: rows from a token to the next, and from a KV head to the next. */
@@ -51,6 +53,11 @@ struct layer {
 
 double za_scale(const struct shape *shape, const struct za_call *call); /* of the scores */
 const float *za_slopes(const struct za_call *call, int bias);           /* (q_heads) of a bias, NULL: none */
+
+/* Whether the rows of a request are many enough for matrix units; whether workgroups by the rule's units are many enough
+   that each attends all nodes of its rows. */
+bool za_many(const struct shape *shape, const struct za_request *request);
+bool za_walks(const struct shape *shape, const struct za_call *call, struct rule rule);
 
 /* The rows, new rows, pages and masks of a call. The other counts need a layout and stay 0. */
 struct counts za_totals(const struct shape *shape, const struct za_call *call);

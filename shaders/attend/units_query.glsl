@@ -1,6 +1,6 @@
 // Floats as pairs of int8 for the matrix units, and q in this form.
 
-// Integers in two int8: words of the high int8 and of the low int8. Each number times `power` is at most 2**11. The sum
+// Integers in two int8: words of the high int8 and of the low int8. Each number times `power` is at most 2**12. The sum
 // with 3 * 2**22 rounds to a whole number, whether a driver fuses it with the product, which is exact, or not. With 128
 // more, bits 8 ... 15 are the high int8.
 uvec2 halved(vec4 x, float power) {
@@ -24,6 +24,8 @@ vec4 q_quad(Vector vector, uint i) {
     return vector.real && i < K_DIM / 4u ? x : vec4(0.0);
 }
 
+// To q_units. A row of q comes rounded, to integers of at most 2**11; where its largest number was rounded up to 2**11,
+// integer_power has half the row's power of two. So integers of at most 2**12 hold every row.
 void find_q_units(Item item) {
     for (uint i = lane; i < VECTORS * 4u; i += LANES) {
         Vector vector = vector_at(item, i / 4u);
@@ -34,7 +36,7 @@ void find_q_units(Item item) {
         }
         top = largest_of_four(top);
         if (i % 4u == 0u) {
-            store(q_units[i / 4u], inverse_power(integer_power(top)));
+            store(q_units[i / 4u], 0.5 * inverse_power(integer_power(top)));
         }
     }
     meet();

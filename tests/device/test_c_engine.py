@@ -30,6 +30,7 @@ from support import DRIVERS, FULL
 
 import zinc_attn as za
 from zinc_attn.kernels.sizes import LEAST_SHARED_BYTES
+from zinc_attn.runtime.devices import MATRIX_FEATURES
 
 TESTS = Path(__file__).parents[1]
 pytestmark = needs_compiler
@@ -52,8 +53,9 @@ WHERE = [  # SwiftShader compiles everything anew
 @pytest.mark.parametrize(
     ("any_device", "name"), WHERE, indirect=["any_device"], ids=lambda x: "-".join([*x]) if isinstance(x, tuple) else x
 )
-def test_a_case_has_the_oracle_s_bits(loaded, any_device, name):
+def test_a_case_has_the_oracle_s_bits(loaded, any_device, monkeypatch, name):
     """Two layers in one submission of the engine's, steps of other lengths; by za_run_at and za_run, too."""
+    monkeypatch.setenv("ZINC_ATTN_UNITS", "1")
     check_case(loaded, any_device.info, CASES[name])
 
 
@@ -337,6 +339,22 @@ def test_subgroups_of_32_are_the_host_s_to_enable(small, monkeypatch):
     size.subgroupSizeControl = 0
     assert not uses(features)  # offered, but not enabled
     assert wants() and uses(features) and not uses(None)
+
+
+def test_matrix_units_are_the_host_s_to_enable(small, monkeypatch):
+    """za_wanted_features asks for them where they are offered and $ZINC_ATTN_UNITS leaves them in."""
+    owner, device = small.owner, small.owner.device
+    for asked in "01":
+        monkeypatch.setenv("ZINC_ATTN_UNITS", asked)
+        chain, structs = owner.vk.struct("VkPhysicalDeviceFeatures2"), []
+        for name in MATRIX_FEATURES:
+            structs.append(owner.vk.struct(name, pNext=chain.pNext))
+            chain.pNext = structs[-1]
+        given = [c.c_void_p(owner.number(x)) for x in (device.instance, device.physical)]
+        assert small.c.za_wanted_features(*given, c.c_void_p(small.get_proc), c.c_void_p(owner.number(chain)))
+        matrix, int8, memory = structs
+        wanted = matrix.cooperativeMatrix, int8.shaderInt8, memory.vulkanMemoryModel
+        assert wanted == (int(asked == "1" and device.info.matrix.int8 is not None),) * 3 and not int8.shaderFloat16
 
 
 def test_a_call_that_failed_leaves_commands_for_the_next(small, monkeypatch):

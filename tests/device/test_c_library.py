@@ -30,10 +30,12 @@ import zinc_attn as za
 from zinc_attn.cache.rows import encode, stored, stored_scales
 from zinc_attn.canonical.arguments import key_ranges
 from zinc_attn.canonical.emulate import log2_biases
+from zinc_attn.canonical.integer import rounded
 from zinc_attn.decode.scoring import Scoring
 from zinc_attn.decode.workspace import PagedStorage, SharedTensors, Tensors, Workspace
 from zinc_attn.kernels import declarations as kernels
 from zinc_attn.kernels.contract import formulas, meanings
+from zinc_attn.kernels.matrix import matrix_workgroup
 from zinc_attn.kernels.records import ITEM, HeadValues, WorkBuffer
 from zinc_attn.kernels.tuning import SHARED_VECTORS, shared_rows
 from zinc_attn.limits import MAX_HEADS_PER_WORKGROUP
@@ -312,6 +314,52 @@ def test_rows_of_a_prompt_attend_shared_keys_together(opened, device, rng, dtype
     host.run(q, k[:0], v[:0], table, tokens, noncausal=noncausal, window=2000, **options)
     assert host.c.za_trace(host.attn).shared == 0
     host.close()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    (
+        ("q8_0", {"sinks": SLOPES}),
+        ("q4_0", {"window": 100}),
+        ("q5_0", {"softcap": 300.0, "alibi": PAGE_SLOPES}),
+        ("iq4_nl", {"mask": True}),
+        ("q8_0", {"noncausal": True}),
+    ),
+)
+def test_rows_of_a_prompt_by_matrix_units(matrix_device, monkeypatch, rng, dtype, options):
+    """With a state for each node, in two splits, and with all nodes in a workgroup, where these are enough: rows that
+    see no key, one key and several nodes, whose scores are equal, large or awkward to round."""
+    monkeypatch.setenv("ZINC_ATTN_UNITS", "1")
+    q = rng.standard_normal((49, 4, 64), np.float32)
+    q[::5] *= 25.0
+    q[3] = 0
+    whole, unit = rounded(q, -1)
+    q[1::4, :, 1:] = ((whole + np.float32(0.5)) * unit)[1::4, :, 1:]
+    q[2::4, :, 0] = 2 * np.abs(q[2::4]).max(-1) * np.float32(1 - 2.0**-20)  # is rounded up; odd integers beside it
+    q[2::4, 0, 0] = np.float32(4 - 2.0**-20)
+    k, v = rng.standard_normal((2, 1560, 2, 64), np.float32)
+    scales, kept, table = stored_scales(k, v, dtype), stored(k, v, dtype), rng.permutation(25)
+    facts = matrix_device.info.matrix, matrix_device.info.kind
+    hosts = [Library(matrix_device, dtype, pages=25, units=units, arithmetic=2) for units in (1 << 20, 1)]
+    for host in hosts:
+        host.run(q[:0], k, v, table, len(k))
+    for tokens, rows in ((0, 17), (1, 9), (600, 40), (1560, 49), (1560, 7)):
+        more, given = dict(options), {name: x[:tokens] for name, x in scales.items()}
+        if more.pop("mask", False) and tokens:
+            more["mask"] = rng.standard_normal((rows, tokens), np.float32)
+            more["mask"][rng.random((rows, tokens)) < 0.3] = -np.inf
+        causal, seen = "noncausal" not in more, [x[:tokens] for x in kept]
+        asked = {name: x for name, x in more.items() if name != "noncausal"}
+        want = za.reference.emulate(q[:rows], *seen, causal=causal, arithmetic="integer", **asked, **given)
+        more |= {"mask_keys": tokens} if "mask" in more else {}
+        for host, splits in itertools.product(hosts, (0, 2)):
+            got = host.run(q[:rows], k[:0], v[:0], table, tokens, splits=splits, **more)
+            same(got, want, (tokens, rows, splits))
+            items, walks = host.c.za_trace(host.attn).shared, host is hosts[1] and not splits
+            blocks = 0 if rows < 8 else -(-rows // matrix_workgroup(SHAPE, *facts, 2 * rows, True).rows(2))
+            assert tokens < 600 or (items == blocks if walks or not blocks else items > blocks), (tokens, rows, splits)
+    for host in hosts:
+        host.close()
 
 
 def test_a_scale_of_0_is_the_default_one(opened, inputs):

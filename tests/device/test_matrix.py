@@ -115,7 +115,7 @@ def test_walks(matrix_device, on_units, rng, monkeypatch, text, arithmetic, dtyp
     with filled(matrix_device, shape, k, v, dtype) as (cache, seq):
         attention = za.Attention(cache, **options)
         for workgroups, room, submissions in ((1, every, 1), (1, some, 3), (10**6, every, 1)):
-            monkeypatch.setattr(whole_context, "WORKGROUPS", workgroups)
+            monkeypatch.setattr(whole_context, "WALKS_PER_UNIT", workgroups)
             monkeypatch.setattr(inputs, "SCRATCH_BYTES", room)
             planned.clear()
             same(attention(q, seq, 0, return_lse=True), want)

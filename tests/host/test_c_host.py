@@ -17,6 +17,7 @@ from zinc_attn.graph.declarations import GRAPH_KERNELS
 from zinc_attn.kernels import c as generated_c
 from zinc_attn.kernels.declarations import MAX_BINDINGS
 from zinc_attn.kernels.families import AMD, FAMILIES, INTEL, NVIDIA, Layout, layout_of
+from zinc_attn.kernels.matrix import WORKGROUP_RULE
 from zinc_attn.kernels.sizes import value_passes
 from zinc_attn.kernels.tuning import heads_together, most_heads, shared_rows, wave_size
 from zinc_attn.limits import MAX_HEADS_PER_WORKGROUP
@@ -242,7 +243,7 @@ def formulas():
     loaded.Sizes = type("Sizes", (c.Structure,), {"_fields_": fields})
     for family, decl in generated_c.FAMILIES.items():
         getattr(loaded, f"za_{family}_constants").restype = words_named(decl.constant_names)
-    loaded.za_split_rule.restype = c.c_uint64
+    loaded.za_split_rule.restype, loaded.za_units_fit.restype = c.c_uint64, c.c_bool
     loaded.za_split_rule.argtypes = [c.c_void_p, c.c_uint64, c.c_uint64]
 
     def sizes_of(shape, dtype="f16", page_size=64, layout="tiles", kind="gpu", registers=None):
@@ -304,6 +305,11 @@ def test_workgroups_serve_as_many_heads_and_rows_as_the_package_s(formulas, fami
         cpu = c.byref(formulas.sizes_of(shape, kind="cpu"))
         assert formulas.za_rows_together(sizes, shared) == shared_rows(shape, shared, layout=layout)
         assert formulas.za_rows_together(cpu, shared) == shared_rows(shape, shared, MAX_HEADS_PER_WORKGROUP)
+        for vectors in (8, 16, 32, 64):
+            room = vectors, 16, shared, 512
+            rule = WORKGROUP_RULE.values(shape.k_dim, shape.v_dim, vectors, 16, 1, 1, *room[2:])
+            assert formulas.za_units_fit(sizes, *map(c.c_uint64, room)) == rule["FITS"], shape
+            assert formulas.za_units_size(sizes, *map(c.c_uint64, room[:2])) == rule["SIZE"], shape
         for items in (1, 7, 200):
             most = most_heads(shape, items, 64, shared, layout)
             heads = heads_together(shape, most, layout)

@@ -10,7 +10,7 @@ from support import GPU
 from zinc_attn.canonical.arguments import key_ranges
 from zinc_attn.kernels import matrix
 from zinc_attn.kernels.dispatches import MatrixVariant, attend_call
-from zinc_attn.kernels.matrix import MatrixFacts, MatrixFragment, best_fragment, matrix_workgroup, shared_bytes
+from zinc_attn.kernels.matrix import MatrixFacts, MatrixFragment, best_fragment, matrix_workgroup
 from zinc_attn.kernels.records import Records
 from zinc_attn.kernels.tuning import SCRATCH_BYTES
 from zinc_attn.planning.call import cut_call, plan_call
@@ -84,7 +84,8 @@ def test_workgroups(text):
         for kind in ("discrete", "cpu"):
             group = matrix_workgroup(shape, facts, kind, vectors, integer)
             assert group is not None and group.size <= matrix.MAX_WORKGROUP_SIZE and group.size % 32 == 0
-            assert shared_bytes(shape, group.vectors, group.unrolled, integer) <= facts.shared_bytes
+            inputs = shape.k_dim, shape.v_dim, group.vectors, facts.fragment.m, group.unrolled, integer, 0, 0
+            assert matrix.WORKGROUP_RULE.values(*map(int, inputs))["SHARED_BYTES"] <= facts.shared_bytes
             assert group.waves == group.unrolled == (kind == "discrete")
             assert group.vectors % facts.fragment.m == 0 and (group.vectors < 2 * max(vectors, facts.fragment.m))
     most = matrix_workgroup(shape, RDNA4_UNITS, "discrete", 64)

@@ -257,7 +257,7 @@ class Workspace:
     def upload_q(self, q: NDArray[Any]) -> None:
         """Write the query rows, (rows, q_heads, head_dim)."""
         k_dim = self.pages.layout.shape.k_dim
-        if self.key.arithmetic == "integer" and self.key.matrix is None:
+        if self.key.arithmetic == "integer":
             q = rounded_rows(q)
         if q.dtype != np.float32 or q.shape[-1] != k_dim or not q.flags.c_contiguous:
             q = filled_up(q, k_dim)

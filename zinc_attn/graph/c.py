@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..kernels.c import kernel_entry, word_array
+from ..kernels.c import kernel_entry, module_words
 from ..kernels.declarations import GRID_SIDE
 from ..kernels.expressions import to_c
 from .declarations import GRAPH_KERNELS, MUL_MAT_UNITS
@@ -18,11 +18,7 @@ static uint64_t za_elements(struct tensor x) { return za_rows(x) * x.n[0]; }"""
 
 def generated(spirv: Path) -> dict[str, str]:
     """Text of the files by name. spirv: the folder of the compiled modules."""
-    lines = ['#include "zinc_graph.h"']
-    for decl in modules():
-        path = spirv / decl.file  # which a compiler without the kernel's extension has not made: no code
-        code = path.read_bytes() if path.exists() or decl.extension is None else bytes(4)
-        lines.append(word_array(decl.file.removesuffix(".spv"), code))
+    lines = ['#include "zinc_graph.h"', *(module_words(spirv, decl) for decl in modules())]
     lines += ["", "const struct kernel za_graph_kernels[GRAPH_KERNELS] = {"]
     for kernel in GRAPH_KERNELS:
         lines.append(kernel_entry(f"GRAPH_{kernel.name.upper()}", kernel.decl, kernel.decl.file.removesuffix(".spv")))

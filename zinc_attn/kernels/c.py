@@ -17,7 +17,7 @@ from .. import limits, storage
 from ..canonical import constants
 from ..canonical.constants import BIASES
 from ..storage import IQ4_NL, STORAGE
-from . import declarations, families, sizes, split_rule, tuning
+from . import declarations, families, matrix, sizes, split_rule, tuning
 from .contract import formulas, meanings
 from .declarations import KernelDecl
 from .expressions import to_c
@@ -31,6 +31,7 @@ KERNELS: Final = (
     declarations.APPEND_KERNEL,
     declarations.MERGE,
     declarations.ATTEND,
+    declarations.UNITS,
     declarations.ROUND,
     declarations.PRIMITIVES,
     declarations.MULTIPLY_ADD,
@@ -42,12 +43,14 @@ FAMILIES: Final = {
     "merge": declarations.MERGE,
     "round_q": declarations.ROUND,
 }
+_CONSTANTS: Final = {**FAMILIES, "attend_units": declarations.UNITS}  # whose constants have a struct
 _INTEGERS: Final = (
     *((constants, name) for name in ("KEYS_PER_LEAF", "LEAVES_PER_NODE", "KEYS_PER_NODE")),
     *((limits, name) for name in ("WAVE", "BLOCK", "MAX_HEAD_DIM", "MAX_Q_HEADS", "MAX_CONTEXT", "MAX_PAGE_SIZE")),
     *((limits, name) for name in ("MAX_HEADS_PER_WORKGROUP", "MAX_VALUE_PASSES")),
     *((declarations, name) for name in ("MERGE_DIMS", "FUSED_NATIVE", "FUSED_EMULATED", "INTEGER_SUMS")),
     *((tuning, name) for name in ("SHARED_VECTORS", "SHARED_ADDRESSES")),
+    *((matrix, name) for name in ("LEAST_VECTORS", "MOST_VECTORS", "MATRIX_VECTORS", "MATRIX_GAIN", "WALKS_PER_UNIT")),
     (sizes, "LEAST_SHARED_BYTES"),
 )
 _REALS: Final = (
@@ -136,6 +139,11 @@ void za_sizes(struct sizes *s);
 
 /* Bytes of shared memory of a workgroup of pass 1 that serves so many query vectors. */
 uint64_t za_shared_bytes(const struct sizes *s, uint64_t vectors);
+
+/* A workgroup of pass 1 with matrix units that serves so many query vectors, mat_m a strip: its invocations, and
+   whether it fits in `shared` bytes and so many invocations. */
+uint64_t za_units_size(const struct sizes *s, uint64_t vectors, uint64_t mat_m);
+bool za_units_fit(const struct sizes *s, uint64_t vectors, uint64_t mat_m, uint64_t shared, uint64_t invocations);
 
 /* The split rule: splits of so many nodes, for so many query rows of a sequence. */
 uint64_t za_split_rule(const struct sizes *s, uint64_t nodes, uint64_t q_len);
@@ -254,12 +262,12 @@ def _header() -> str:
     numbered = [
         _explained(f"{'bool' if name == 'cpu' else 'uint64_t'} {name};", x) for name, x in size_fields().items()
     ]
-    functions = [f"struct {family}_constants za_{family}_constants(const struct sizes *s);" for family in FAMILIES]
+    functions = [f"struct {family}_constants za_{family}_constants(const struct sizes *s);" for family in _CONSTANTS]
     functions += [f"{_groups(family)};" for family in FAMILIES]
     return _HEADER.format(
         numbers=_lines(_numbers()),
         records=_lines(map(_record, _RECORDS)),
-        constants=_lines(map(_constants, FAMILIES)),
+        constants=_lines(map(_constants, _CONSTANTS)),
         sizes=_lines(numbered),
         functions=_lines(functions),
     )
@@ -287,9 +295,14 @@ def _record(record: str) -> str:
     return _lines((f"\nstruct work_{record.lower()} {{", _fields(words), *reserved, "};"))
 
 
+def _constants_told(family: str) -> Mapping[str, tuple[str, str]]:
+    """(formula, meaning) of a family's constants; attend_units has attend's, too."""
+    return {**formulas("attend.constants"), **formulas(f"{family}.constants")}
+
+
 def _constants(family: str) -> str:
     """The specialization constants of a family, and the places of its buffers."""
-    decl, told = FAMILIES[family], formulas(f"{family}.constants")
+    decl, told = _CONSTANTS[family], _constants_told(family)
     places = ", ".join(f"{family.upper()}_BIND_{binding.name.upper()}" for binding in decl.bindings)
     first = f"/* The specialization constants of {decl.source}, in the order of their ids. */"
     fields = _fields({name: told[name][1] for name in decl.constant_names})
@@ -301,8 +314,7 @@ def _constants(family: str) -> str:
 
 def _source(spirv: Path) -> str:
     told = '"enum za_dtype has the order of storage.py"'
-    modules = {decl.file: (spirv / decl.file).read_bytes() for decl in KERNELS}
-    code = (word_array(file.removesuffix(".spv"), x) for file, x in modules.items())
+    code = (module_words(spirv, decl) for decl in KERNELS)
     return _SOURCE.format(
         types=_lines(
             f"    [ZA_{kind.name.upper()}] = "
@@ -315,7 +327,7 @@ def _source(spirv: Path) -> str:
         families=_lines(map(_family, families.FAMILIES)),
         cpu=", ".join(map(str, families.CPU)),
         sizes=_lines(_size_statements()),
-        functions=_lines((*map(_constants_function, FAMILIES), *map(_groups_function, FAMILIES))),
+        functions=_lines((*map(_constants_function, _CONSTANTS), *map(_groups_function, FAMILIES))),
         rules=_lines(_rules()),
         code=_lines(code),
         kernels=_lines(kernel_entry(_kernel(decl), decl, decl.file.removesuffix(".spv")) for decl in KERNELS),
@@ -324,15 +336,18 @@ def _source(spirv: Path) -> str:
 
 
 def kernel_entry(number: str, decl: KernelDecl, code: str) -> str:
-    """A kernel's entry of a table of struct kernel. code: the name of its ``word_array``."""
+    """A kernel's entry of a table of struct kernel. code: the name of its ``module_words``."""
     written = sum((binding.access == "write") << i for i, binding in enumerate(decl.bindings))
     counts = f"{len(decl.bindings)}, {len(decl.constant_names)}, {written}, {int(decl.has_subgroups)}"
     return f'    [{number}] = {{"{decl.name}", "{code}", words_{code}, sizeof words_{code}, {counts}}},'
 
 
-def word_array(name: str, code: bytes) -> str:
-    """SPIR-V as an array of words."""
-    return _array(name, (int.from_bytes(code[i : i + 4], "little") for i in range(0, len(code), 4)))
+def module_words(spirv: Path, decl: KernelDecl) -> str:
+    """A kernel's SPIR-V as an array of words; one word 0 if the compiler did not know the kernel's extension."""
+    path = spirv / decl.file
+    code = path.read_bytes() if path.exists() or decl.extension is None else bytes(4)
+    words = (int.from_bytes(code[i : i + 4], "little") for i in range(0, len(code), 4))
+    return _array(decl.file.removesuffix(".spv"), words)
 
 
 def _array(name: str, words: Iterable[int]) -> str:
@@ -361,8 +376,8 @@ def _size_statements() -> Iterator[str]:
 
 
 def _constants_function(family: str) -> str:
-    decl = FAMILIES[family]
-    values = {name: text for name, (text, _) in formulas(f"{family}.constants").items()}
+    decl = _CONSTANTS[family]
+    values = {name: text for name, (text, _) in _constants_told(family).items()}
     values |= {name: str(value) for name, value in decl.fixed}
     first = f"\nstruct {family}_constants za_{family}_constants(const struct sizes *s) {{"
     lines = (f"        .{name} = (uint32_t)({to_c(values[name], _size)})," for name in decl.constant_names)
@@ -387,6 +402,12 @@ def _rules() -> Iterator[str]:
     vectors, split, sharing = sizes.SIZES, split_rule.SPLIT_RULE, split_rule.SHARING_RULE
     first = "uint64_t za_shared_bytes(const struct sizes *s, uint64_t vectors)"
     yield from _function(first, vectors, "SHARED_BYTES", {"VECTORS": "vectors", "LANES": "WAVE"})
+    names = {"VECTORS": "vectors", "MAT_M": "mat_m", "SHARED": "shared", "INVOCATIONS": "invocations"}
+    names |= {"UNROLLED": "(!s->cpu)", "INTEGER": "1"}
+    first = "uint64_t za_units_size(const struct sizes *s, uint64_t vectors, uint64_t mat_m)"
+    yield from _function(first, matrix.WORKGROUP_RULE, "SIZE", names)
+    first = "bool za_units_fit(const struct sizes *s, uint64_t vectors, uint64_t mat_m, uint64_t shared, "
+    yield from _function(f"{first}uint64_t invocations)", matrix.WORKGROUP_RULE, "FITS", names)
     first = "uint64_t za_split_rule(const struct sizes *s, uint64_t nodes, uint64_t q_len)"
     yield from _function(first, split, "SPLITS", {"NODES": "nodes", "Q_LEN": "q_len"})
     first = "bool za_sharing_rule(const struct sizes *s, uint64_t rows, uint64_t items, uint64_t saved, bool fused)"

@@ -6,23 +6,68 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from .. import limits
 from ..canonical.constants import CHUNK, KEYS_PER_LEAF, WEIGHT_PARTIALS
+from .formulas import Formulas
 
 if TYPE_CHECKING:
     from ..shapes import AttnShape
 
 PIECE: Final = 64  # dimensions of K or V in shared memory
 HELD_DIMS: Final = 128  # dimensions of q that a GPU's subgroup holds in registers; more lie in shared memory
-# Subgroups that share a strip, by V's size up to a number: as many as leave registers for several waves. INTEGER_WAVES:
-# of arithmetic "integer", whose weights are made by four lanes of a vector.
-STRIP_WAVES: Final = ((64, 1), (128, 2), (limits.MAX_HEAD_DIM, 4))
-INTEGER_WAVES: Final = ((64, 1), (256, 2), (limits.MAX_HEAD_DIM, 4))
-VECTORS: Final = (8, 16, 32, 64)  # query vectors of a workgroup
-MAX_WORKGROUP_SIZE: Final = (
-    KEYS_PER_LEAF * PIECE // CHUNK
-)  # of a workgroup: each lane carries 8 values of a piece at least
+LEAST_VECTORS: Final = 8  # query vectors of a workgroup by matrix units, a power of two
+MOST_VECTORS: Final = 64  # of a workgroup by matrix units
+MAX_WORKGROUP_SIZE: Final = KEYS_PER_LEAF * PIECE // CHUNK  # each lane carries 8 values of a piece at least
 FRAGMENT_SIZES: Final = (8, 16)  # sides of a fragment
-MATRIX_VECTORS: Final = 16  # rows of a sequence times heads of a KV head from which "matrix-prefill" uses matrix units
+MATRIX_VECTORS: Final = 16  # rows of a sequence times heads of a KV head from which they go to matrix units
+MATRIX_GAIN: Final = 4  # how many times as many products matrix units make in a second
+WALKS_PER_UNIT: Final = 4  # workgroups by matrix units, for every compute unit, that keep a device busy without splits
 HALF_MAX: Final = 65504.0  # the largest float16
+
+
+# A workgroup of VECTORS query vectors, as shaders/attend/attend_matrix.comp and attend_units.comp (INTEGER) declare it.
+# The waves of a strip are as many as leave registers for several waves.
+WORKGROUP_RULE: Final = Formulas(
+    {
+        "STRIP_WAVES": (
+            "1 if V_DIM <= 64 else 2 if V_DIM <= (256 if INTEGER == 1 else 128) else 4",
+            "subgroups that share a strip of MAT_M vectors",
+        ),
+        "SIZE": ("WAVE * (VECTORS // MAT_M) * STRIP_WAVES", "invocations"),
+        "Q_BLOCKS": ("(K_DIM + BLOCK - 1) // BLOCK", "blocks of a row of q"),
+        "SCALES": ("(V_DIM + BLOCK - 1) // BLOCK * KEYS_PER_LEAF", "scales of V in a leaf"),
+        "Q_BYTES": (
+            "16 if UNROLLED == 1 and K_DIM <= HELD_DIMS else "
+            "2 * VECTORS * (Q_BLOCKS * BLOCK + 16 if INTEGER == 1 else K_DIM + 8)",
+            "bytes of q in shared memory; 16 where registers hold q",
+        ),
+        "REDUCED": (
+            "PIECE // BLOCK * KEYS_PER_LEAF if VECTORS < WAVE else VECTORS * WEIGHT_PARTIALS",
+            "floats of K's scales, and of maxima and sums",
+        ),
+        "INTEGER_BYTES": (
+            "(KEYS_PER_LEAF + 2 * PIECE // BLOCK * VECTORS) * (PIECE + 16) + 4 * (SCALES + REDUCED + 7 * VECTORS)",
+            "bytes of a piece of K or V, of weights as integers, of scales and sums",
+        ),
+        "HALF_BYTES": (
+            "2 * KEYS_PER_LEAF * (PIECE + 8) + 4 * VECTORS * (KEYS_PER_LEAF + 4) + 4 * VECTORS * (WEIGHT_PARTIALS + 6)",
+            "bytes of a piece of K or V, of scores, maxima and sums",
+        ),
+        "SHARED_BYTES": ("Q_BYTES + (INTEGER_BYTES if INTEGER == 1 else HALF_BYTES)", "shared memory"),
+        "FITS": (
+            "VECTORS % MAT_M == 0 and SIZE <= MAX_WORKGROUP_SIZE and SIZE <= INVOCATIONS and SHARED_BYTES <= SHARED",
+            "whether the device has room for the workgroup",
+        ),
+    },
+    ("K_DIM", "V_DIM", "VECTORS", "MAT_M", "UNROLLED", "INTEGER", "SHARED", "INVOCATIONS"),
+    {
+        "WAVE": limits.WAVE,
+        "BLOCK": limits.BLOCK,
+        "KEYS_PER_LEAF": KEYS_PER_LEAF,
+        "WEIGHT_PARTIALS": WEIGHT_PARTIALS,
+        "PIECE": PIECE,
+        "HELD_DIMS": HELD_DIMS,
+        "MAX_WORKGROUP_SIZE": MAX_WORKGROUP_SIZE,
+    },
+)
 
 
 class MatrixFragment(NamedTuple):
@@ -70,39 +115,20 @@ def best_fragment(fragments: list[MatrixFragment]) -> MatrixFragment | None:
     return max(fitting, key=lambda fragment: (fragment.m * fragment.n * fragment.k, fragment.m), default=None)
 
 
-def shared_bytes(shape: AttnShape, vectors: int, unrolled: bool, integer: bool = False) -> int:
-    """Shared memory of a workgroup, as shaders/attend/attend_matrix.comp and attend_units.comp declare it."""
-    held = unrolled and shape.k_dim <= HELD_DIMS
-    if integer:
-        k_blocks, v_blocks, blocks = (-(-dims // limits.BLOCK) for dims in (shape.k_dim, shape.v_dim, PIECE))
-        q = 16 if held else 2 * vectors * (k_blocks * limits.BLOCK + 16)
-        rows = (KEYS_PER_LEAF + 2 * blocks * vectors) * (PIECE + 16)
-        reduced = blocks * KEYS_PER_LEAF if vectors < limits.WAVE else vectors * WEIGHT_PARTIALS
-        return q + rows + 4 * (v_blocks * KEYS_PER_LEAF + reduced + 7 * vectors)
-    q = 16 if held else 2 * vectors * (shape.k_dim + 8)
-    kv = 2 * KEYS_PER_LEAF * (PIECE + 8)
-    scores = 4 * vectors * (KEYS_PER_LEAF + 4)
-    return q + kv + scores + 4 * vectors * (WEIGHT_PARTIALS + 6)
-
-
 def matrix_workgroup(
     shape: AttnShape, facts: MatrixFacts, kind: str, vectors: int, integer: bool = False
 ) -> MatrixWorkgroup | None:
     """The workgroup that serves ``vectors`` query vectors, or as many of them as fit; None where not a strip fits.
 
     kind: the device's. A CPU has matrices in memory anyway, and takes long to compile the unrolled program.
-    integer: of arithmetic "integer".
+    integer: of arithmetic "integer". za_units_vectors of the C library chooses in the same way.
     """
     fragment = facts.int8 if integer else facts.fragment
-    if fragment is None:
-        return None
-    waves = next(waves for dims, waves in (INTEGER_WAVES if integer else STRIP_WAVES) if shape.v_dim <= dims)
-    unrolled, workgroup = kind != "cpu", None
-    for count in VECTORS:
-        size = limits.WAVE * (count // fragment.m) * waves
-        fits = shared_bytes(shape, count, unrolled, integer) <= facts.shared_bytes
-        if count % fragment.m == 0 and size <= min(facts.max_invocations, MAX_WORKGROUP_SIZE) and fits:
-            workgroup = MatrixWorkgroup(count, size, unrolled, kind != "cpu")
-            if count >= vectors:
-                break
+    unrolled, workgroup, count = kind != "cpu", None, LEAST_VECTORS
+    while fragment is not None and count <= MOST_VECTORS and (workgroup is None or workgroup.vectors < vectors):
+        room = facts.shared_bytes, facts.max_invocations
+        sizes = WORKGROUP_RULE.values(shape.k_dim, shape.v_dim, count, fragment.m, int(unrolled), int(integer), *room)
+        if sizes["FITS"]:
+            workgroup = MatrixWorkgroup(count, sizes["SIZE"], unrolled, kind != "cpu")
+        count *= 2
     return workgroup

@@ -10,13 +10,13 @@ from typing import Final
 
 import numpy as np
 
+from ..kernels.matrix import MATRIX_GAIN
 from .inputs import CallFacts, SplitLayout
 from .items import item_keys
 from .padding import padded
 from .submission import Submission
 
 UNIT_WORK: Final = 1 << 35  # products of a compute unit in a second; the model says 2.5 to 6 times as many of an R9700
-MATRIX_GAIN: Final = 4  # how many times as many its matrix units make
 ROOM: Final = 4  # the total of a row without splits counts as at least so many states, so that q and out stay small
 
 

@@ -1,12 +1,9 @@
 """Rows by matrix units whose workgroups attend the whole context, so that there are no partial states to merge."""
 
-from typing import Final
-
+from ..kernels.matrix import WALKS_PER_UNIT
 from .arithmetic import Arithmetic
 from .inputs import CallFacts
 from .splits import SplitPlan
-
-WORKGROUPS: Final = 4  # for every compute unit, from which they keep a device busy without splits
 
 
 def whole_context_pays(plan: SplitPlan, rows: int, facts: CallFacts, arithmetic: Arithmetic) -> bool:
@@ -21,4 +18,4 @@ def whole_context_pays(plan: SplitPlan, rows: int, facts: CallFacts, arithmetic:
     if workgroup is None:
         return False
     workgroups = -(-rows // workgroup.rows(shape.group)) * shape.kv_heads * workgroup.blocks(shape.group)
-    return workgroups >= WORKGROUPS * facts.device.compute_units
+    return workgroups >= WALKS_PER_UNIT * facts.device.compute_units
