@@ -13,18 +13,38 @@ constexpr size_t ENTRIES = 8;  // lists that are kept: a model has a few kinds o
 
 // --- calls of many rows ----------------------------------------------------------------------------------------------
 
+// Rows of a call begin where q and results have offsets at which a buffer can be bound.
+static uint64_t unit_of(const Device &device, const struct za_info &info, const Operation &o) {
+    const uint64_t row = 4 * std::gcd(info.k_dim, info.v_dim) * uint64_t(o.kind.q_heads);
+    return device.alignment / std::gcd<uint64_t>(device.alignment, row);
+}
+
+static uint64_t products_of(const struct za_info &info, const Operation &o, uint64_t keys) {
+    return std::max<uint64_t>(keys * o.kind.q_heads * (info.k_dim + info.v_dim), 1);
+}
+
+// Rows of a call without states, whose workgroups with matrix units attend all keys of their rows: even parts of all
+// rows. 2**39 products are a second of four compute units, and no GPU with such units has fewer. 0: it has no units.
+static size_t rows_without_states(const Device &device, const za_attn *attn, const Operation &o, uint64_t keys,
+                                  uint64_t rows) {
+    constexpr uint64_t PRODUCTS = uint64_t(1) << 39;
+    const struct za_info info = za_info(attn);
+    if (device.arithmetic != ZA_INTEGER || !device.units.m) return 0;
+    const uint64_t most = std::clamp<uint64_t>(PRODUCTS / products_of(info, o, keys), 1, MOST_GROUPS);
+    const uint64_t parts = (rows + most - 1) / most, part = (rows + parts - 1) / parts, unit = unit_of(device, info, o);
+    return (part + unit - 1) / unit * unit;
+}
+
 // Every device has storage buffers of 128 MiB and grids of 65,535 workgroups. A compute unit makes 2**34 products in
-// half a second. Each call begins at a row whose q and results lie at offsets at which a buffer can be bound.
+// half a second.
 size_t rows_of_call(const Device &device, const za_attn *attn, const Operation &o, uint64_t keys) {
-    constexpr uint64_t BYTES = uint64_t(1) << 27, PRODUCTS = uint64_t(1) << 34;
+    constexpr uint64_t PRODUCTS = uint64_t(1) << 34;
+    const uint64_t bytes = std::min<uint64_t>(device.most, uint64_t(1) << 27);
     const struct za_info info = za_info(attn);
     const uint64_t nodes = keys / KEYS_PER_NODE + 1, heads = o.kind.q_heads;
-    const uint64_t vector = 4 * std::gcd(info.k_dim, info.v_dim);
-    const uint64_t row = std::max(4 * nodes * heads * (info.v_dim + 2), 8 * keys);
-    const uint64_t unit = device.alignment / std::gcd<uint64_t>(device.alignment, vector * heads);
+    const uint64_t row = std::max(4 * nodes * heads * (info.v_dim + 2), 8 * keys), unit = unit_of(device, info, o);
     if (unit * row > device.most || unit * nodes > MOST_GROUPS) return 0;
-    const uint64_t products = std::max<uint64_t>(keys * heads * (info.k_dim + info.v_dim), 1);
-    const uint64_t most = std::min({BYTES / row, MOST_GROUPS / nodes, PRODUCTS / products});
+    const uint64_t most = std::min({bytes / row, MOST_GROUPS / nodes, PRODUCTS / products_of(info, o, keys)});
     return std::max(most / unit, uint64_t(1)) * unit;
 }
 
@@ -125,16 +145,26 @@ static bool make_calls(Device *device, za_cache *cache, const Operation &o, cons
     if (o.sinks && !(call.sinks = reinterpret_cast<const float *>(host_bytes(o.sinks)))) return false;
     size_t keys = 0;
     for (const RowKeys &row : lists.rows) keys = std::max(keys, row.count);
-    const size_t most = rows_of_call(*device, device->attn(o.kind, true).attn, o, keys);
-    for (size_t begin = 0, end; begin < lists.rows.size(); begin = end) {
-        end = std::min(lists.rows.size(), begin + most);
-        const std::vector<za_request> requests = requests_of(lists, o.rows, begin, end);
+    const za_attn *attn = device->attn(o.kind, true).attn;
+    const size_t most = rows_of_call(*device, attn, o, keys);
+    const size_t more = rows_without_states(*device, attn, o, keys, lists.rows.size());
+    std::vector<za_request> requests;
+    bool masked = false;
+    auto take = [&](size_t begin, size_t end) {
+        requests = requests_of(lists, o.rows, begin, end);
         call.request = requests.data();
         call.requests = uint32_t(requests.size());
-        const bool masked = std::any_of(requests.begin(), requests.end(), [](const za_request &r) { return r.mask; });
+        masked = std::any_of(requests.begin(), requests.end(), [](const za_request &r) { return r.mask; });
         call.mask_slopes = masked && !slopes.empty() ? slopes.data() : nullptr;
+        return end;
+    };
+    for (size_t begin = 0, end; begin < lists.rows.size(); begin = end) {
         Call laid_call{begin, {}, {}};
         void *words;
+        end = take(begin, std::min(lists.rows.size(), begin + std::max(most, more)));
+        if (end - begin > most && (masked || !za_lay_out(cache, &call, false, &laid_call.laid) ||
+                                   !laid_call.laid.rule.whole))
+            end = take(begin, begin + most);
         if (!za_lay(cache, &call, false, &laid_call.laid) ||
             !device->recorder->words(laid_call.laid.work_bytes, &laid_call.words, &words))
             return false;

@@ -94,7 +94,8 @@ bool za_walks(const struct shape *shape, const struct za_call *call, struct rule
         workgroups += za_ceil_div(request->q_len, each) * za_ceil_div(each * group, rule.units);
         several = several || nodes > 1;
     }
-    return several && workgroups * shape->kv_heads >= WALKS_PER_UNIT * shape->sizes.compute_units;
+    const uint64_t enough = za_units_walks(&shape->sizes, rule.units) * shape->sizes.compute_units;
+    return several && workgroups * shape->kv_heads >= enough;
 }
 
 /* The rows of an item, from `row` of a request on. From row to row `first` and `limit` grow by `step`, 0 or 1, to those

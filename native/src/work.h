@@ -54,8 +54,8 @@ struct layer {
 double za_scale(const struct shape *shape, const struct za_call *call); /* of the scores */
 const float *za_slopes(const struct za_call *call, int bias);           /* (q_heads) of a bias, NULL: none */
 
-/* Whether the rows of a request are many enough for matrix units; whether workgroups by the rule's units are many enough
-   that each attends all nodes of its rows. */
+/* Whether the rows of a request are many enough for matrix units, and whether workgroups by the rule's units are many
+   enough that each attends all nodes of its rows. */
 bool za_many(const struct shape *shape, const struct za_request *request);
 bool za_walks(const struct shape *shape, const struct za_call *call, struct rule rule);
 

@@ -146,6 +146,7 @@ def of_arithmetic(back_end, device, tmp_path_factory):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("ZINC_ATTN_DEVICE", device.info.name)
             patch.setenv("ZINC_ATTN_ARITHMETIC", name)
+            patch.setenv("ZINC_ATTN_UNITS", "1")
             if name not in made:
                 made[name] = BackEnd(shutil.copy(back_end.path, folder / f"{name}.so"))
         return made[name]
@@ -210,6 +211,7 @@ class Case(NamedTuple):
     numbers: dict[str, float] = {}  # noqa: RUF012
     checked: slice = slice(None)
     arithmetic: str = "canonical"
+    most: int = 0  # bytes that a kernel can bind; 0: the device's
 
 
 CASES = {
@@ -229,6 +231,13 @@ CASES = {
     "integer, shared": Case(
         121, 1700, kinds=("q8_0", "q8_0"), heads=(3, 9), checked=slice(112, None), arithmetic="integer"
     ),
+    # By matrix units 241 rows make a call without states; so many bytes hold the states of 150 rows.
+    "integer, without states": Case(
+        *(241, 600, ("q8_0", "q4_0"), (32, 32), (32, 64), 1, "prompt"),
+        checked=slice(236, None),
+        arithmetic="integer",
+        most=5 << 19,
+    ),
     "pieces": Case(4200, 4000, mask="few", checked=slice(4188, None)),  # 4,194 rows of 4,000 keys are a call's
 }
 SLOPES = np.exp2([-2, -4, -6, -8, -1, -3]).astype(np.float32)  # ggml's, of six heads and a max_bias of 8
@@ -243,14 +252,15 @@ def mask_of(rng: Any, case: Case, order: Any) -> Any:
         shown[rng.random(shown.shape) < 0.3] = -np.inf
     if case.mask == "few":  # but for the first row
         shown[:, 1:, order[0][3:]] = -np.inf
-    if case.mask == "causal":  # but row 1 sees two keys more than row 0
-        own = case.cells - case.rows + np.arange(case.rows)[:, None] - (np.arange(case.rows) == 0)[:, None]
+    if case.mask in ("causal", "prompt"):  # causal: but row 1 sees two keys more than row 0
+        own = case.cells - case.rows + np.arange(case.rows)[:, None]
+        own[0] -= case.mask == "causal"
         shown[np.argsort(order, axis=1)[:, None] > own] = -np.inf
     return mask
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_bits_are_the_oracle_s(of_arithmetic, rng, name):
+def test_bits_are_the_oracle_s(of_arithmetic, device, rng, name):
     case = CASES[name]
     back_end, scale = of_arithmetic(case.arithmetic), case.numbers.get("scale", 0.125)
     total, (kv_heads, q_heads) = case.cells * case.streams, case.heads
@@ -268,7 +278,12 @@ def test_bits_are_the_oracle_s(of_arithmetic, rng, name):
     q *= np.float32(0.125 / scale)  # of a large scale some are below 2**-40, which attention takes as 0
     sinks = [rng.standard_normal(q_heads, np.float32)] if case.sinks else None
     mask = mask_of(rng, case, order) if case.mask else None
+    most = case.most and back_end.c.set_most(c.c_size_t(case.most))
+    before = back_end.counts()
     found = back_end.attend(*parts, q, mask, sinks, **case.numbers)
+    dispatches = back_end.counts()[0] - before[0]
+    assert not case.most or back_end.c.set_most(c.c_size_t(most)) == case.most
+    assert not case.most or (dispatches == 2) == (device.info.matrix.int8 is not None), dispatches
     for s, row in itertools.product(range(case.streams), range(case.rows)[case.checked]):
         seen = order[s] if mask is None else order[s][~np.isinf(mask[s, row, order[s]])]
         options = {"scale": scale, "softcap": case.numbers.get("softcap"), "sinks": sinks and sinks[0]}

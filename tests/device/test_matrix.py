@@ -6,6 +6,7 @@ Where no device has them, the tests skip and say so; what is refused for lack of
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -19,7 +20,7 @@ from support import FULL, differing, same
 import zinc_attn as za
 from zinc_attn.canonical.matrix_bound import matrix_bound
 from zinc_attn.errors import DTypeError, UnsupportedError, ValueRangeError
-from zinc_attn.planning import duration, inputs, whole_context
+from zinc_attn.planning import duration, inputs
 from zinc_attn.tools import check
 from zinc_attn.tools.check import Case
 from zinc_attn.tools.harness.inputs import Inputs
@@ -110,12 +111,13 @@ def test_walks(matrix_device, on_units, rng, monkeypatch, text, arithmetic, dtyp
     options = {"arithmetic": arithmetic, **options}
     want = attend(matrix_device, shape, q, k, v, num_splits=2, dtype=dtype, **options)
     every, some = 1 << 27, 4 * 8 * (shape.v_dim + 2) * duration.ROOM * 64  # room for all rows; for 64 unsplit ones
-    planned: list[bool] = []
+    planned, built = list[bool](), inputs.matrix_workgroup
     options = {"observer": lambda submission, _: planned.append(submission.key.whole_context), **options}
     with filled(matrix_device, shape, k, v, dtype) as (cache, seq):
         attention = za.Attention(cache, **options)
         for workgroups, room, submissions in ((1, every, 1), (1, some, 3), (10**6, every, 1)):
-            monkeypatch.setattr(whole_context, "WALKS_PER_UNIT", workgroups)
+            enough = partial(lambda walks, *facts: built(*facts)._replace(walks=walks), workgroups)
+            monkeypatch.setattr(inputs, "matrix_workgroup", enough)
             monkeypatch.setattr(inputs, "SCRATCH_BYTES", room)
             planned.clear()
             same(attention(q, seq, 0, return_lse=True), want)

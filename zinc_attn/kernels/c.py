@@ -50,7 +50,7 @@ _INTEGERS: Final = (
     *((limits, name) for name in ("MAX_HEADS_PER_WORKGROUP", "MAX_VALUE_PASSES")),
     *((declarations, name) for name in ("MERGE_DIMS", "FUSED_NATIVE", "FUSED_EMULATED", "INTEGER_SUMS")),
     *((tuning, name) for name in ("SHARED_VECTORS", "SHARED_ADDRESSES")),
-    *((matrix, name) for name in ("LEAST_VECTORS", "MOST_VECTORS", "MATRIX_VECTORS", "MATRIX_GAIN", "WALKS_PER_UNIT")),
+    *((matrix, name) for name in ("LEAST_VECTORS", "MOST_VECTORS", "MATRIX_VECTORS", "MATRIX_GAIN")),
     (sizes, "LEAST_SHARED_BYTES"),
 )
 _REALS: Final = (
@@ -140,9 +140,10 @@ void za_sizes(struct sizes *s);
 /* Bytes of shared memory of a workgroup of pass 1 that serves so many query vectors. */
 uint64_t za_shared_bytes(const struct sizes *s, uint64_t vectors);
 
-/* A workgroup of pass 1 with matrix units that serves so many query vectors, mat_m a strip: its invocations, and
-   whether it fits in `shared` bytes and so many invocations. */
+/* A workgroup of pass 1 with matrix units that serves so many query vectors, mat_m a strip: its invocations; how many,
+   for every compute unit, keep a device busy without splits; whether it fits in `shared` bytes and so many invocations. */
 uint64_t za_units_size(const struct sizes *s, uint64_t vectors, uint64_t mat_m);
+uint64_t za_units_walks(const struct sizes *s, uint64_t vectors);
 bool za_units_fit(const struct sizes *s, uint64_t vectors, uint64_t mat_m, uint64_t shared, uint64_t invocations);
 
 /* The split rule: splits of so many nodes, for so many query rows of a sequence. */
@@ -406,6 +407,8 @@ def _rules() -> Iterator[str]:
     names |= {"UNROLLED": "(!s->cpu)", "INTEGER": "1"}
     first = "uint64_t za_units_size(const struct sizes *s, uint64_t vectors, uint64_t mat_m)"
     yield from _function(first, matrix.WORKGROUP_RULE, "SIZE", names)
+    first = "uint64_t za_units_walks(const struct sizes *s, uint64_t vectors)"
+    yield from _function(first, matrix.WORKGROUP_RULE, "WALKS", names)
     first = "bool za_units_fit(const struct sizes *s, uint64_t vectors, uint64_t mat_m, uint64_t shared, "
     yield from _function(f"{first}uint64_t invocations)", matrix.WORKGROUP_RULE, "FITS", names)
     first = "uint64_t za_split_rule(const struct sizes *s, uint64_t nodes, uint64_t q_len)"

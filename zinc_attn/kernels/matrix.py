@@ -19,7 +19,6 @@ MAX_WORKGROUP_SIZE: Final = KEYS_PER_LEAF * PIECE // CHUNK  # each lane carries 
 FRAGMENT_SIZES: Final = (8, 16)  # sides of a fragment
 MATRIX_VECTORS: Final = 16  # rows of a sequence times heads of a KV head from which they go to matrix units
 MATRIX_GAIN: Final = 4  # how many times as many products matrix units make in a second
-WALKS_PER_UNIT: Final = 4  # workgroups by matrix units, for every compute unit, that keep a device busy without splits
 HALF_MAX: Final = 65504.0  # the largest float16
 
 
@@ -52,6 +51,10 @@ WORKGROUP_RULE: Final = Formulas(
             "bytes of a piece of K or V, of scores, maxima and sums",
         ),
         "SHARED_BYTES": ("Q_BYTES + (INTEGER_BYTES if INTEGER == 1 else HALF_BYTES)", "shared memory"),
+        "WALKS": (
+            "2 * (65536 // SHARED_BYTES if SHARED_BYTES <= 65536 else 1)",
+            "workgroups, for every compute unit, that keep a device busy without splits: twice as many as 64 KiB hold",
+        ),
         "FITS": (
             "VECTORS % MAT_M == 0 and SIZE <= MAX_WORKGROUP_SIZE and SIZE <= INVOCATIONS and SHARED_BYTES <= SHARED",
             "whether the device has room for the workgroup",
@@ -93,12 +96,13 @@ NO_MATRICES: Final = MatrixFacts(None, 16384, 128)  # and the least that Vulkan 
 
 class MatrixWorkgroup(NamedTuple):
     """vectors: query vectors; size: invocations; unrolled: a longer program, which keeps matrices in registers;
-    waves: subgroups are waves, so each has its part of the work."""
+    waves: subgroups are waves, so each has its part of the work; walks: see ``WORKGROUP_RULE``."""
 
     vectors: int
     size: int
     unrolled: bool
     waves: bool
+    walks: int
 
     def rows(self, group: int) -> int:
         """Query rows of an item, for ``group`` heads per KV head; where these are too many, grid z has the others."""
@@ -129,6 +133,6 @@ def matrix_workgroup(
         room = facts.shared_bytes, facts.max_invocations
         sizes = WORKGROUP_RULE.values(shape.k_dim, shape.v_dim, count, fragment.m, int(unrolled), int(integer), *room)
         if sizes["FITS"]:
-            workgroup = MatrixWorkgroup(count, sizes["SIZE"], unrolled, kind != "cpu")
+            workgroup = MatrixWorkgroup(count, sizes["SIZE"], unrolled, kind != "cpu", sizes["WALKS"])
         count *= 2
     return workgroup

@@ -1,6 +1,5 @@
 """Rows by matrix units whose workgroups attend the whole context, so that there are no partial states to merge."""
 
-from ..kernels.matrix import WALKS_PER_UNIT
 from .arithmetic import Arithmetic
 from .inputs import CallFacts
 from .splits import SplitPlan
@@ -18,4 +17,4 @@ def whole_context_pays(plan: SplitPlan, rows: int, facts: CallFacts, arithmetic:
     if workgroup is None:
         return False
     workgroups = -(-rows // workgroup.rows(shape.group)) * shape.kv_heads * workgroup.blocks(shape.group)
-    return workgroups >= WALKS_PER_UNIT * facts.device.compute_units
+    return workgroups >= workgroup.walks * facts.device.compute_units
