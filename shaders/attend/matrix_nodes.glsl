@@ -54,7 +54,7 @@ void emit_pair(Item item, Node node, uint t, uint dim, vec2 x) {
         x = normalize(x, o_power, sum);
         result[element] = x.x;
         result[element + 1u] = x.y;
-        if (dim == 0u) {
+        if (dim == 0u && work[HEADER_ROWS] != 0u) {
             result[work[HEADER_ROWS] * q_heads * V_DIM + slot] = natural_lse(top, sum);
         }
         return;
