@@ -286,6 +286,19 @@ def test_prompts_are_what_the_model_says():
     assert "{} at 8k and {} at 32k keys; 32/8/128 takes {} and {}.".format(*times) in " ".join(DOC.split())
 
 
+def test_prompts_by_matrix_units_are_what_the_model_says():
+    def times(rows, tokens):
+        for text, name in product(("16/2/256", "32/8/128"), ("integer", "canonical")):
+            yield predict_rows(AttnShape.parse(text), R9700, rows, tokens, "q8_0", name).total_us / 1e3
+
+    text = " ".join(DOC.replace(" %", "%").split()).replace(" %", "%")
+    units, canonical, units_128, canonical_128 = times(2048, 34816)
+    said = f"{units:.1f} ms in place of canonical's {canonical:.1f} ms ({units / canonical:.0%}); 32/8/128 takes "
+    assert f"{said}{units_128:.1f} ms in place of {canonical_128:.1f} ms ({units_128 / canonical_128:.0%})." in text
+    units, canonical, units_128, canonical_128 = times(512, 33280)
+    assert f"the shares are {units / canonical:.0%} and {units_128 / canonical_128:.0%}." in text
+
+
 def test_samples_stand_for_all_submissions(monkeypatch):
     few = predict_rows(QWEN, R9700, 16384, 16384)
     assert predict_rows(QWEN, R9700, 65536, 1 << 24).submissions > 18, "the longest context"

@@ -6,6 +6,7 @@ from itertools import product
 from typing import Any, Final
 
 from ..kernels.device_info import DeviceInfo
+from ..planning.arithmetic import check_types
 from ..planning.call import call_works
 from ..planning.splits import SplitPlan
 from ..runtime.device import list_devices
@@ -54,7 +55,7 @@ def declare(subparsers: Subparsers) -> None:
     parser.share("--splits", "auto", several=True)
     parser.share("--rows", "1", several=True)
     parser.share("--dtype", "f16")
-    parser.arithmetic(("canonical", "fused"))
+    parser.arithmetic(("canonical", "fused", "integer"))
     units = parser.add_mutually_exclusive_group()
     parser.share("--cu", said=str(DEFAULT_COMPUTE_UNITS), group=units)
     units.add_argument("--card", metavar="C", help=f"one of {', '.join(cost.CARDS)}")
@@ -65,6 +66,7 @@ def declare(subparsers: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Show the plans, and the model's times on a card."""
     model, card = chosen_model(args), chosen_card(args)
+    check_types(args.arithmetic, args.dtype)
     contexts, layouts = parse_contexts(args.contexts), parse_split_specs(args.splits)
     device = card.info if card else choose(list_devices(), args.device)
     known = card or cost.card_of(device.name)
@@ -73,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     for context, layout, q_len in product(contexts, layouts, parse_contexts(args.rows, "rows")):
         plan = layout.plan(context, model.shape, device.split_units, q_len)
         records.append({"context": context, "layout": layout.label} | plan_record(plan, device, args.dtype))
-        bound, works = call_works(plan, layout.layouts(model.shape, device.split_units), device)
+        bound, works = call_works(plan, layout.layouts(model.shape, device.split_units), device, args.arithmetic)
         records[-1] |= {"submissions": len(works), "work": max(works), "work_bound": bound}
         records[-1]["issue_shares"] = shares
         if card:

@@ -7,10 +7,10 @@ from ..checks import shown
 from ..errors import ArgumentError, DTypeError, UnsupportedError, ValueRangeError
 from ..kernels.declarations import MATRIX
 from ..kernels.matrix import HALF_MAX, matrix_workgroup
-from ..planning.arithmetic import ARITHMETICS, EXACT, Arithmetic
+from ..planning.arithmetic import ARITHMETICS, EXACT, Arithmetic, check_types
 from ..runtime.device import Device, load_spirv
 from ..shapes import AttnShape
-from ..storage import STORAGE, storage_types
+from ..storage import storage_types
 
 
 def arithmetic_name(arithmetic: Any) -> Arithmetic:
@@ -27,11 +27,7 @@ def check_arithmetic(arithmetic: Any, device: Device, dtype: str, *shapes: AttnS
     if checked in EXACT:
         if checked == "fused":
             device.fused_way()  # where it has none, say so now
-        if checked == "integer" and (others := [kind for kind in storage_types(dtype) if not kind.integers]):
-            raise DTypeError(
-                f"arithmetic: got 'integer' with a cache of {others[0].name}, expected types with an integer "
-                f"times a scale: {', '.join(name for name, kind in STORAGE.items() if kind.integers)}"
-            )
+        check_types(checked, dtype)
         return checked
     facts, what = device.info.matrix, f"arithmetic: got {arithmetic!r}"
     if facts.fragment is None:

@@ -141,7 +141,8 @@ void za_sizes(struct sizes *s);
 uint64_t za_shared_bytes(const struct sizes *s, uint64_t vectors);
 
 /* A workgroup of pass 1 with matrix units that serves so many query vectors, mat_m a strip: its invocations; how many,
-   for every compute unit, keep a device busy without splits; whether it fits in `shared` bytes and so many invocations. */
+   for every compute unit, keep a device busy without splits; whether it fits in `shared` bytes and so many
+   invocations. */
 uint64_t za_units_size(const struct sizes *s, uint64_t vectors, uint64_t mat_m);
 uint64_t za_units_walks(const struct sizes *s, uint64_t vectors);
 bool za_units_fit(const struct sizes *s, uint64_t vectors, uint64_t mat_m, uint64_t shared, uint64_t invocations);

@@ -21,7 +21,7 @@ from ..kernels.records import APPEND, ITEM, Records, no_records
 from ..kernels.split_rule import SHARING_RULE
 from ..kernels.tuning import SHARED_VECTORS, most_heads, shared_rows
 from ..limits import MAX_HEADS_PER_WORKGROUP
-from .arithmetic import EXACT
+from .arithmetic import EXACT, Arithmetic
 from .duration import in_parts, key_work, row_cost, work_bound
 from .inputs import CallFacts, CallOptions, Request, SplitLayout
 from .items import Indices, Visible, item_records, row_records
@@ -76,13 +76,16 @@ def cut_call(
 
 
 def call_works(
-    plan: SplitPlan, layout: Callable[[int, int, int | None], SplitLayout], device: DeviceInfo
+    plan: SplitPlan,
+    layout: Callable[[int, int, int | None], SplitLayout],
+    device: DeviceInfo,
+    arithmetic: Arithmetic = "canonical",
 ) -> tuple[int | None, list[int]]:
     """(bound of a submission's work, most work of each submission of a sequence). layout: of the plan."""
-    facts = CallFacts(device, plan.shape, KEYS_PER_LEAF)
+    facts = CallFacts(device, plan.shape, KEYS_PER_LEAF, units=device.matrix.int8 is not None and device.kind != "cpu")
     request = Request(plan.q_len, plan.context_len, 0, np.zeros(0, np.uint32))
-    bound, works = work_bound(facts), list[int]()
-    for (rows,) in cut_call([request], CallOptions(layout), facts)[1]:
+    bound, works = work_bound(facts, facts.by_matrix(arithmetic, plan.q_len)), list[int]()
+    for (rows,) in cut_call([request], CallOptions(layout, arithmetic=arithmetic), facts)[1]:
         work = (rows.end - rows.begin) * (plan.context_len - plan.begin) * key_work(facts)
         parts = -(-work // bound) if bound and work and rows.end - rows.begin == 1 else 1
         works += [-(-work // parts)] * parts

@@ -22,8 +22,8 @@ from ...planning.splits import SplitPlan, plan_splits
 from ...planning.submission import Submission
 from ...shapes import AttnShape
 from .assumptions import CACHED_RATE
-from .cards import Card
-from .pass1 import Workgroup, dispatches_us
+from .cards import RDNA4, Card
+from .pass1 import UnitsWorkgroup, Workgroup, dispatches_us
 from .predict import Prediction, States, Terms, Work, merge_us, predict, submission_terms, written_bytes
 
 PAGE: Final = 256  # keys
@@ -43,7 +43,7 @@ class PlannedCall:
         arithmetic: Arithmetic = "canonical",
     ) -> None:
         self.shape, self.card, self.dtype, self.arithmetic = shape, card, dtype, arithmetic
-        facts = CallFacts(card.info, shape, PAGE)
+        facts = CallFacts(card.info, shape, PAGE, units=card.family is RDNA4)
         layouts = split_rule_layouts(shape, card.compute_units)
         self._planner, self.cut = cut_call(requests, CallOptions(layouts, None, cascade, arithmetic=arithmetic), facts)
 
@@ -52,11 +52,15 @@ class PlannedCall:
 
     def dispatches(self, submission: Submission) -> Work:
         """The dispatches of pass 1: first the keys that rows share, if there are any, then the others."""
-        shape, key, work = self.shape, submission.key, []
+        shape, key, work = self.shape, submission.key, list[tuple[Workgroup, list[int]]]()
         if len(submission.shared_items):
             together = Workgroup(self.card, shape, shape.group * key.shared_rows, self.dtype, self.arithmetic)
             work.append((together, _leaves(submission.shared_items) * shape.kv_heads))
-        if len(submission.items):
+        if key.matrix is not None:
+            vectors, size, blocks = key.matrix.vectors, key.matrix.size, key.matrix.blocks(shape.group)
+            units = UnitsWorkgroup(self.card, shape, vectors, self.dtype, self.arithmetic, size)
+            work.append((units, _leaves(submission.items) * (shape.kv_heads * blocks)))
+        elif len(submission.items):
             heads = heads_together(shape, key.most_heads)
             alone = Workgroup(self.card, shape, heads, self.dtype, self.arithmetic)
             work.append((alone, _leaves(submission.items) * (shape.kv_heads * alone.chunks)))

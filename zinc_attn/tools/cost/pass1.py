@@ -10,15 +10,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
+import numpy as np
+
 from ...canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
+from ...kernels.matrix import PIECE, WORKGROUP_RULE
 from ...kernels.sizes import attend_sizes, chunks_ahead, shared_bytes, value_passes
 from ...kernels.tuning import heads_together, most_heads
+from ...limits import WAVE
 from ...planning.arithmetic import Arithmetic
 from ...planning.splits import SplitPlan
 from ...shapes import AttnShape
 from ...storage import storage_types
 from .assumptions import FOLD_CYCLES, GAP_US, KNEE, LATENCY_NS, LEAF_CYCLES, START_US, TRIP_CYCLES
-from .cards import Card
+from .cards import FRAGMENT, Card
 
 SIMDS: Final = 4  # over which a workgroup lies: a pair of AMD's compute units, or a multiprocessor
 SHARED_VGPRS: Final = 256  # at most, with more than 8 query vectors
@@ -38,6 +42,8 @@ ISSUE: Final = {
 # Lines through them: cycles per key are dims * (slope * vectors + conversions) + more, for V of K's size.
 LINES: Final = {"canonical": (0.0691, 0.0692, 2.97), "fused": (0.0393, 0.0675, 3.55)}
 INTEGER_ISSUE: Final = 1.22  # times fused's, for one row in q8_0
+# By head_dim: issue cycles per query vector and key of a workgroup with matrix units, gfx1201 (docs/performance.md).
+UNITS_ISSUE: Final = {64: 2.4, 128: 3.7, 256: 6.6}
 # Issue cycles that 32 values of K, and of V, take more than float16's to become float32: of (256, 8), means over
 # both arithmetics.
 STORAGE_ISSUE: Final = {
@@ -169,13 +175,16 @@ class Workgroup:
         held = min(held, family.waves(self.vgprs) * SIMDS // LEAVES_PER_NODE)
         return max(1, held * LEAVES_PER_NODE // SIMDS)
 
+    def _leaves(self, leaves: int) -> list[int]:
+        """Leaves of each wave of a workgroup."""
+        return [-(-(leaves - wave) // LEAVES_PER_NODE) for wave in range(min(leaves, LEAVES_PER_NODE))]
+
     def _dealt(self, sizes: list[int]) -> list[list[int]]:
         """Leaves of the waves of each SIMD: workgroups go round over the card, each over SIMDS of them."""
         groups = max(1, self.card.all_simds // SIMDS)  # SIMDs that are left over count for nothing
         by_simd: list[list[int]] = [[] for _ in range(groups * SIMDS)]
         for index, leaves in enumerate(sizes):
-            for wave in range(min(leaves, LEAVES_PER_NODE)):
-                count = -(-(leaves - wave) // LEAVES_PER_NODE)
+            for wave, count in enumerate(self._leaves(leaves)):
                 by_simd[index % groups * SIMDS + (index // groups + wave) % SIMDS].append(count)
         return [waves for waves in by_simd if waves]
 
@@ -194,3 +203,34 @@ class Workgroup:
             demand.append((cycles / cycles_per_us, simds * total * per_leaf))
             busiest, in_turn = max(busiest, total), max(in_turn, leaves)
         return Spread(self.card, demand, busiest * self.issue / cycles_per_us, in_turn)
+
+
+@dataclass(frozen=True)
+class UnitsWorkgroup(Workgroup):
+    """A workgroup of pass 1 with int8 matrix units: all of its waves attend ``vectors`` query vectors to every leaf."""
+
+    size: int = 256  # invocations
+
+    @property
+    def _waves(self) -> int:
+        return self.size // WAVE
+
+    @cached_property
+    def issue(self) -> float:
+        dims = (self.shape.k_dim + self.shape.v_dim) / 2
+        cycles = float(np.interp(dims, [*UNITS_ISSUE], [*UNITS_ISSUE.values()])) * max(dims / max(UNITS_ISSUE), 1)
+        return KEYS_PER_LEAF * self.vectors * cycles / self._waves
+
+    @cached_property
+    def stall(self) -> float:
+        pieces = -(-self.shape.k_dim // PIECE) - (-self.shape.v_dim // PIECE)
+        return pieces * (LATENCY_NS * self.card.clock_ghz + TRIP_CYCLES) + LEAF_CYCLES
+
+    @property
+    def resident(self) -> int:
+        facts = self.shape.k_dim, self.shape.v_dim, self.vectors, FRAGMENT.m, 1, 1, 0, 0
+        held = WORKGROUP_RULE.values(*facts)["WALKS"] * SIMDS // self.card.family.simds // 2
+        return max(1, held * self._waves // SIMDS)
+
+    def _leaves(self, leaves: int) -> list[int]:
+        return [leaves] * self._waves
