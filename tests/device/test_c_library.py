@@ -326,7 +326,7 @@ def test_rows_of_a_prompt_attend_shared_keys_together(opened, device, rng, dtype
         ("q8_0", {"noncausal": True}),
     ),
 )
-def test_rows_of_a_prompt_by_matrix_units(matrix_device, monkeypatch, rng, dtype, options):
+def test_many_rows_by_matrix_units(matrix_device, monkeypatch, rng, dtype, options):
     """With a state for each node, in two splits, and with all nodes in a workgroup, where these are enough: rows that
     see no key, one key and several nodes, whose scores are equal, large or awkward to round."""
     monkeypatch.setenv("ZINC_ATTN_UNITS", "1")

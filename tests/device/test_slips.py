@@ -127,6 +127,7 @@ NATIVE_TESTS = {  # the begin of a node id, or all of it
     "failures": "device/test_c_engine.py::test_every_call_of_vulkan_fails",
     "closing": "device/test_c_engine.py::test_an_object_in_use",
     "together": "device/test_c_library.py::test_rows_of_a_prompt",
+    "units": "device/test_c_library.py::test_many_rows_by_matrix_units",
     "planned": "device/test_c_library.py::test_items_are_the_planner_s",
     "refused options": "device/test_c_library.py::test_what_opening_refuses",
     "workgroups": "host/test_c_host.py::test_workgroups_serve",
@@ -241,6 +242,9 @@ def test_a_slip_is_caught(slip, rng, monkeypatch, tmp_path):
     if slip.room == "native":
         if COMPILER is None:
             pytest.skip("there is no C compiler (package gcc)")
+        if slip.test == "units":
+            with open_device("default", "vulkan") as device:
+                needs_matrix_units(device)
         return fails_in_a_copy(slip, tmp_path)
     put_in(slip, monkeypatch, tmp_path)
     if needs_units(slip):
