@@ -13,14 +13,16 @@ from support import needs_radv
 
 from zinc_attn import AttnShape, SplitPlan, plan_splits
 from zinc_attn.errors import ArgumentError
+from zinc_attn.kernels.declarations import UNITS
 from zinc_attn.kernels.split_rule import SHARING_RULE
+from zinc_attn.runtime.device import SPIRV
 from zinc_attn.storage import STORAGE
 from zinc_attn.tools import cost
 from zinc_attn.tools.compilers import compiler
 from zinc_attn.tools.compilers.variants import Spec
 from zinc_attn.tools.cost import CARDS, card_with, find_card, predict, predict_call, predict_requests, predict_rows
 from zinc_attn.tools.cost.assumptions import GAP_US, READ_EFFICIENCY, START_US
-from zinc_attn.tools.cost.pass1 import ISSUE, LINES, STORAGE_ISSUE, issue_per_key
+from zinc_attn.tools.cost.pass1 import ISSUE, LINES, STORAGE_ISSUE, UNITS_ISSUE, issue_per_key
 from zinc_attn.tools.cost.step import ModelStep
 
 QWEN, LARGE = AttnShape(16, 2, 256), AttnShape(32, 8, 128)
@@ -126,6 +128,9 @@ def test_table_is_what_the_compiler_makes():
     reports = compiler.compile_variants([Spec(f"attend_{dtype}", 256, 8) for dtype in dtypes])
     for dtype, report in zip(dtypes, reports, strict=True):
         assert report.issue_per_key == pytest.approx(issue_per_key(QWEN, 8, dtype), rel=0.07), dtype
+    built = UNITS_ISSUE if (SPIRV / UNITS.file).exists() else ()  # else glslang does not know the kernel's extension
+    specs = [Spec("attend_matrix_q8_0", dims, 64, arithmetic="integer") for dims in built]
+    assert [round(report.leaf or 0) for report in compiler.compile_variants(specs)] == [UNITS_ISSUE[x] for x in built]
 
 
 PAGE = Path(cost.assumptions.__file__).read_text(encoding="utf-8")

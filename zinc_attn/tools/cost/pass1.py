@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from ...canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
-from ...kernels.matrix import PIECE, WORKGROUP_RULE
+from ...kernels.matrix import MOST_VECTORS, PIECE, WORKGROUP_RULE
 from ...kernels.sizes import attend_sizes, chunks_ahead, shared_bytes, value_passes
 from ...kernels.tuning import heads_together, most_heads
 from ...limits import WAVE
@@ -42,8 +42,7 @@ ISSUE: Final = {
 # Lines through them: cycles per key are dims * (slope * vectors + conversions) + more, for V of K's size.
 LINES: Final = {"canonical": (0.0691, 0.0692, 2.97), "fused": (0.0393, 0.0675, 3.55)}
 INTEGER_ISSUE: Final = 1.22  # times fused's, for one row in q8_0
-# By head_dim: issue cycles per query vector and key of a workgroup with matrix units, gfx1201 (docs/performance.md).
-UNITS_ISSUE: Final = {64: 2.4, 128: 3.7, 256: 6.6}
+UNITS_ISSUE: Final = {64: 153, 128: 252, 256: 438}  # per key of 64 query vectors by matrix units, by head_dim; q8_0
 # Issue cycles that 32 values of K, and of V, take more than float16's to become float32: of (256, 8), means over
 # both arithmetics.
 STORAGE_ISSUE: Final = {
@@ -219,7 +218,7 @@ class UnitsWorkgroup(Workgroup):
     def issue(self) -> float:
         dims = (self.shape.k_dim + self.shape.v_dim) / 2
         cycles = float(np.interp(dims, [*UNITS_ISSUE], [*UNITS_ISSUE.values()])) * max(dims / max(UNITS_ISSUE), 1)
-        return KEYS_PER_LEAF * self.vectors * cycles / self._waves
+        return KEYS_PER_LEAF * cycles * self.vectors / MOST_VECTORS / self._waves
 
     @cached_property
     def stall(self) -> float:
