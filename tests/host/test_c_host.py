@@ -22,7 +22,7 @@ from zinc_attn.kernels.sizes import value_passes
 from zinc_attn.kernels.tuning import heads_together, most_heads, shared_rows, wave_size
 from zinc_attn.limits import MAX_HEADS_PER_WORKGROUP
 from zinc_attn.planning.splits import SplitPlan, plan_splits
-from zinc_attn.runtime.device import load_spirv
+from zinc_attn.runtime.device import SPIRV, load_spirv
 from zinc_attn.runtime.vulkan.commands import Access, levels
 from zinc_attn.shapes import KV_LAYOUTS, TILES, AttnShape, row_format, row_strides, strided_format
 from zinc_attn.storage import STORAGE, storage_index, storage_types
@@ -330,6 +330,8 @@ def test_a_device_has_the_registers_of_its_family(formulas):
 def test_loops_are_unrolled_as_by_the_package(formulas):
     formulas.za_unrolled.restype, formulas.free.argtypes = c.c_void_p, [c.c_void_p]
     for decl in generated_c.KERNELS:
+        if decl.extension and not (SPIRV / decl.file).exists():
+            continue  # of an older glslang
         code = load_spirv(decl)
         hinted = formulas.za_unrolled(code, c.c_size_t(len(code) // 4))
         assert c.string_at(hinted, len(code)) == load_spirv(decl, "discrete"), decl
