@@ -48,10 +48,11 @@ bool za_wanted_features(VkInstance instance, VkPhysicalDevice physical, PFN_vkGe
     struct za_functions vk;
     if (!instance || !physical || !get_proc || !chain) return za_fail("za_wanted_features: got NULL, expected handles");
     if (!load(&vk, get_proc, instance)) return false;
-    VkBool32 *wave32 = size_control_in(chain->pNext);
+    VkBool32 *wave32 = size_control_in(chain->pNext), *units[3];
     if (wave32 && offers_wave32(&vk, physical)) *wave32 = VK_TRUE;
     const struct za_host host = {.instance = instance, .physical = physical, .get_proc = get_proc};
-    if (za_units_of(&host, &vk, wave32 && *wave32).m) za_units_want(chain->pNext);
+    if (za_units_in(chain->pNext, units) && za_units_of(&host, &vk, wave32 && *wave32).m)
+        *units[0] = *units[1] = *units[2] = VK_TRUE;
     return true;
 }
 
@@ -242,9 +243,9 @@ static bool take_host(struct za_device *device, const struct za_host *host) {
     if (!find_family(device) || device->host.family != host->family)
         return za_fail("host: got queue family %u, expected one of %s that does compute", host->family,
                        device->properties.deviceName);
-    VkBool32 *wave32 = host->enabled ? size_control_in(host->enabled->pNext) : NULL;
+    VkBool32 *wave32 = host->enabled ? size_control_in(host->enabled->pNext) : NULL, *units[3];
     device->wave32 = wave32 && *wave32 && offers_wave32(&device->vk, host->physical);
-    if (host->enabled && za_units_wanted(host->enabled->pNext))
+    if (host->enabled && za_units_in(host->enabled->pNext, units) && *units[0] && *units[1] && *units[2])
         device->units = za_units_of(host, &device->vk, device->wave32);
     return true;
 }

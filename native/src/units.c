@@ -39,8 +39,7 @@ VkBool32 *za_feature_in(VkBaseOutStructure *link, VkStructureType own, size_t of
     return link ? (VkBool32 *)(void *)((char *)link + (link->sType == own ? offset : core_offset)) : NULL;
 }
 
-/* The places of the features in a host's chain. */
-static void places_in(VkBaseOutStructure *chain, VkBool32 *places[3]) {
+bool za_units_in(VkBaseOutStructure *chain, VkBool32 *places[3]) {
     typedef VkPhysicalDeviceVulkan12Features core;
     typedef VkPhysicalDeviceShaderFloat16Int8Features int8;
     typedef VkPhysicalDeviceVulkanMemoryModelFeatures memory;
@@ -51,18 +50,7 @@ static void places_in(VkBaseOutStructure *chain, VkBool32 *places[3]) {
                               offsetof(int8, shaderInt8), v12, offsetof(core, shaderInt8));
     places[2] = za_feature_in(chain, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_MEMORY_MODEL_FEATURES,
                               offsetof(memory, vulkanMemoryModel), v12, offsetof(core, vulkanMemoryModel));
-}
-
-void za_units_want(VkBaseOutStructure *chain) {
-    VkBool32 *places[3];
-    places_in(chain, places);
-    for (int i = 0; i < 3 && places[0] && places[1] && places[2]; ++i) *places[i] = VK_TRUE;
-}
-
-bool za_units_wanted(VkBaseOutStructure *chain) {
-    VkBool32 *places[3];
-    places_in(chain, places);
-    return places[0] && places[1] && places[2] && *places[0] && *places[1] && *places[2];
+    return places[0] && places[1] && places[2];
 }
 
 static bool has_features(const struct za_host *host, const struct za_functions *vk) {

@@ -29,9 +29,8 @@ struct za_units za_units_of(const struct za_host *host, const struct za_function
 /* Fill the chain with these features; `next` comes after it. */
 void *za_units_chain(struct za_units_features *features, void *next);
 
-/* Turn a host's features on in its chain if it has their structs; whether they are on. */
-void za_units_want(VkBaseOutStructure *chain);
-bool za_units_wanted(VkBaseOutStructure *chain);
+/* The places of these features in a host's chain. False: the chain lacks one of them. */
+bool za_units_in(VkBaseOutStructure *chain, VkBool32 *places[3]);
 
 /* The place of a feature in a chain: at `offset` of a struct of type `own`, or at `core_offset` of one of type `core`.
    NULL: the chain has neither. */

@@ -99,7 +99,8 @@ bool za_walks(const struct shape *shape, const struct za_call *call, struct rule
 }
 
 /* The rows of an item, from `row` of a request on. From row to row `first` and `limit` grow by `step`, 0 or 1, to those
-   of the last row, and end at 0. So rows that are not causal have a window alone. some: the keys that some row sees. */
+   of the last row; numbers below 0 are 0. Rows with a window that are not causal have an item each, because only their
+   `first` grows. some: the keys that some row sees. */
 struct block {
     uint32_t rows, step;
     struct seen last, some;
