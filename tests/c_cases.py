@@ -50,7 +50,7 @@ EVERYTHING = {"alibi": True, "window": 100, "softcap": 3.0, "sinks": True, "mask
 FEW = "filled up", "heads first"  # where compilers are slow
 # Run with --full alone: test_c_host.py holds the rows and constants of their types to the package's, whose kernels
 # test_grid.py runs.
-OF_OTHER_TYPES = "blocks", "latent bytes", "odd blocks", "rows of blocks", "fused rows"
+OF_OTHER_TYPES = "blocks", "latent bytes", "odd blocks"
 CASES = {  # each type at least once in tiles and once in rows, of sizes that are filled up and of others
     "plain": Case("9/3/64", "f16", 16),
     "cells": Case("4/2/64", "f16", 1, {"mask_slopes": True}),

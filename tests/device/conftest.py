@@ -1,7 +1,7 @@
 """Devices for the tests: every Vulkan device of the machine, SwiftShader among them, on the dispatchers that matter."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
@@ -135,6 +135,23 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         drivers += [] if metafunc.definition.get_closest_marker("of_drivers") else [CPU_NATIVE]
         drivers += [GFX1201] if getattr(metafunc.module, "EXECUTED", False) else []
         metafunc.parametrize("any_device", drivers, indirect=True, ids="-".join, scope="session")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """UsageError: a word of a mark ``one_driver`` is in the name of no case, so that it would keep none."""
+    report = yield
+    cases: dict[str, list[pytest.Function]] = {}
+    for item in report.result if isinstance(collector, pytest.Module) and not FULL else ():
+        if isinstance(item, pytest.Function) and item.get_closest_marker("one_driver"):
+            cases.setdefault(item.originalname, []).append(item)
+    for name, items in cases.items():
+        for word in items[0].get_closest_marker("one_driver").args:
+            if not any(word in item.name for item in items if "swiftshader" in item.name):
+                raise pytest.UsageError(f"{collector.nodeid}::{name}: no case of SwiftShader has {word!r} in its name")
+    return report
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

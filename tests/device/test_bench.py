@@ -34,6 +34,7 @@ def run(devices, contexts, *dtypes):
     return list(measure_calls(devices, specs))
 
 
+@pytest.mark.of_drivers
 def test_rows(device):
     rows = run([device], [100, 700], "f16", "q8_0/q4_0", "fp8_e4m3")
     timed = PASSES if device.info.timestamp_period_ns else set[str]()
@@ -54,6 +55,7 @@ def test_rows(device):
     assert not timed or {r.measure for r in rows if (r.context, r.layout) == (700, "auto")} == {"call", *PASSES}
 
 
+@pytest.mark.of_drivers
 def test_a_call_of_several_submissions_is_timed_whole(device, monkeypatch):
     """As one is on a GPU whose context is so long that a submission would take seconds."""
     monkeypatch.setattr(duration, "work_bound", lambda facts, by_matrix=False: 600 * duration.key_work(facts))

@@ -72,6 +72,7 @@ def test_of_one_call(any_device):
             same(attn.submit(Q, seq, 0, K[:130], V[:130], **call).result(), want)
 
 
+@pytest.mark.of_drivers
 @pytest.mark.parametrize("causal", (True, False))
 def test_rows_before_the_first_key_have_negative_positions(device, causal):
     """Their distances are in the lse, and next to a sink in the output."""

@@ -52,8 +52,9 @@ BLOCK = re.compile(r"^```python\n(?P<shown>.*?)^```$|^<!-- run first:\n(?P<hidde
 
 
 def of_its_device(page: str, text: str) -> Any:
-    """A page whose blocks need Kompute has a Vulkan device."""
-    return pytest.param(page, marks=[pytest.mark.of_drivers] * ("needs kp" in text), id=page)
+    """README, and a page whose blocks need Kompute, have a Vulkan device."""
+    has_driver = page == "README.md" or "needs kp" in text
+    return pytest.param(page, marks=[pytest.mark.of_drivers] * has_driver, id=page)
 
 
 @pytest.mark.parametrize("page", [of_its_device(*page) for page in PAGES.items() if "```python" in page[1]])

@@ -85,7 +85,7 @@ def test_unary(any_device, op, kinds, rng):
     runs_as(any_device, graph.UNARY, (base, other), wanted, kinds, graph.UNARY_OPS.index(op), fields, more)
 
 
-@pytest.mark.one_driver("swiglu_oai")
+@pytest.mark.one_driver("swiglu_oai", "swiglu-f32")
 @pytest.mark.parametrize(("op", "kind"), [*((op, "f32") for op in graph.GLU_OPS), ("swiglu", "f16"), ("reglu", "bf16")])
 def test_glu(any_device, op, kind, rng):
     numbers = drawn(rng, 3 * 2 * 201).reshape(3, 402)

@@ -83,7 +83,7 @@ def units(device, kind):
     return [(graph.MUL_MAT_UNITS, tile)] if tile else []
 
 
-@pytest.mark.one_driver("mxfp4")
+@pytest.mark.one_driver("mxfp4", "q4_K", "iq4_nl", "q8_0")
 @pytest.mark.parametrize("kind", TYPES)
 @np.errstate(all="ignore")
 def test_types(any_device, kind, rng):

@@ -127,7 +127,6 @@ def test_delta_net(any_device, size, tokens, heads, sequences, repeats, by_chann
     same_as(run_delta_net(any_device, operands, columns, slots, ids), wanted, min(tokens, slots))
 
 
-@pytest.mark.one_driver
 def test_numbers_that_are_not_finite_stay_in_their_rows(any_device, rng):
     for at, edge in ((2, np.inf), (2, np.nan), (3, 200.0), (5, -np.inf), (4, np.nan)):
         operands = delta_operands(rng, 16, 3, 1, 2, 1, False)

@@ -23,7 +23,7 @@ def logits(rng, rows, experts):
     return x
 
 
-@pytest.mark.one_driver("soft_max")
+@pytest.mark.one_driver("soft_max", "sigmoid-5-600-10")
 @pytest.mark.parametrize(("rows", "experts", "k"), [(1, 128, 8), (9, 7, 7), (5, 600, 10), (3, 1, 1), (4, 257, 256)])
 @pytest.mark.parametrize("gate", graph.GATE_OPS)
 def test_route(any_device, rng, gate, rows, experts, k):

@@ -26,7 +26,7 @@ def drawn(rng, shape, edges=()):
 EDGES = ((), (1e-40, 1e-30, -0.0, 1e-38), (np.inf, 1), (np.nan, 1), (3e38, 3e38), (0.0,) * 70)
 
 
-@pytest.mark.one_driver("-norm")
+@pytest.mark.one_driver("-norm", "1025-then2-rms")
 @pytest.mark.parametrize("op", graph.NORM_OPS)
 @pytest.mark.parametrize(
     ("columns", "then"), [(70, ("mul", "add")), (1, ("scale", "none")), (1025, ("add", "mul")), (70000, ("none",) * 2)]
@@ -59,7 +59,7 @@ def test_norm_as_int8(any_device, columns, joined, rng):
         same_as_int8(any_device.runtime, got, wanted)
 
 
-@pytest.mark.one_driver
+@pytest.mark.one_driver("1e-06")
 @pytest.mark.parametrize("eps", (0.0, 1e-6))
 def test_norm_of_zeros_and_of_a_transposed_tensor(any_device, eps, rng):
     base = drawn(rng, (3, 70, 4))

@@ -83,8 +83,11 @@ def test_the_oracles_bits(device, case):
     check(device, case)
 
 
+LATENT = Case.parse("1/1/40/24/latent q4_1 17 sinks+alibi+mask=f16+noncausal")
+
+
 @pytest.mark.one_driver("latent")  # SwiftShader compiles the kernels of each of the drawn cases for a minute
-@pytest.mark.parametrize("case", [*cases()] if FULL else [drawn()[9], Case.parse("1/1/40/24/latent f16 17")], ids=str)
+@pytest.mark.parametrize("case", [*cases()] if FULL else [drawn()[9], LATENT], ids=str)
 def test_the_oracles_bits_on_every_driver(any_device, case):
     """Sizes that are filled up, K and V of different sizes, and latent."""
     check(any_device, case)

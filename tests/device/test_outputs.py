@@ -58,6 +58,7 @@ def test_the_device_writes_there(any_device, monkeypatch, rng, q_len, tokens):
         assert found is out and not differing(sums, want[1])  # it is no view of memory that another call writes
 
 
+@pytest.mark.of_drivers
 def test_a_batch_and_a_prompt_of_several_submissions(device, rng, monkeypatch):
     monkeypatch.setattr(inputs, "SCRATCH_BYTES", 24 * 4 * 4 * 66)  # 24 states
     k, v = values(rng, 2, 300, 2, 64)

@@ -65,6 +65,7 @@ def test_scales_are_a_heads_and_a_layers(device, tmp_path):
         assert len(first) == 206
 
 
+@pytest.mark.of_drivers
 def test_integers_of_half_a_block_and_of_two_passes_over_v(device, rng):
     shape = za.AttnShape(8, 1, 80, 320)
     q, k, v = (
@@ -77,6 +78,7 @@ def test_integers_of_half_a_block_and_of_two_passes_over_v(device, rng):
     same(got, want)
 
 
+@pytest.mark.of_drivers
 def test_scales_where_heads_have_buffers_of_their_own(device, monkeypatch):
     """A layer's heads are cut over buffers where one would be beyond the device's limit."""
     monkeypatch.setattr(device.runtime, "info", replace(device.info, max_buffer_bytes=512 * 96))
@@ -171,6 +173,7 @@ def test_the_values_of_a_gpu(any_device, pair, kv_layout, monkeypatch):
             same(za.Attention(cache, num_splits=splits)(Q[:1], seq, 0, return_lse=True), want)
 
 
+@pytest.mark.of_drivers
 def test_latent_caches(device):
     """V is part of K: it has K's scales, and none of its own, and encoded rows are those of K."""
     shape = za.AttnShape(4, 2, 96, 64, latent=True)
