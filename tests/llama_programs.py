@@ -27,7 +27,7 @@ def run(*command, library=OURS / "libggml-zinc.so", folder=None, **environment):
 @contextmanager
 def serving(model, *options, program=(BIN / "llama-server",)):
     """A function that posts to a llama-server with the back end."""
-    os.environ.setdefault("GGML_BACKEND_PATH", str(OURS / "libggml-zinc.so"))
+    environment = {"GGML_BACKEND_PATH": str(OURS / "libggml-zinc.so"), **os.environ}
     here = ("-m", model, "--device", "ZINC0", "-ngl", "99", *SERVER)
 
     def post(path, **body):
@@ -35,6 +35,6 @@ def serving(model, *options, program=(BIN / "llama-server",)):
         with urllib.request.urlopen(request, timeout=600) as reply:
             return json.load(reply)
 
-    with server(*program, *here, *map(str, options)) as port:
+    with server(*program, *here, *map(str, options), env=environment) as port:
         post.url = f"http://127.0.0.1:{port}"
         yield post

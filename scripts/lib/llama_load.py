@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 # A prompt cache of 8 MiB forgets some prompts. The log has errors only.
 SERVER = ("-np", "4", "-c", "8192", "-fa", "on", "-t", "1", "-cram", "8", "--no-warmup", "-lv", "1")
@@ -48,12 +48,12 @@ def answer(port: int, prompt: str) -> str:
 
 
 @contextmanager
-def server(*command: str) -> Iterator[int]:
-    """The port of a llama-server that answers."""
+def server(*command: str, env: Mapping[str, str] | None = None) -> Iterator[int]:
+    """The port of a llama-server that answers. env: the process's whole environment; None for this process's."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    process = subprocess.Popen([*command, "--port", str(port)], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen([*command, "--port", str(port)], stdout=subprocess.DEVNULL, env=env)
     try:
         while process.poll() is None:
             try:

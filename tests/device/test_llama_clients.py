@@ -3,15 +3,19 @@
 scripts/test --llama runs these tests too. A client that cannot be had here is skipped by name.
 """
 
+import ctypes
 import json
 import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from llama_programs import BIN, MODEL, OURS, ROOT, run, serving
+
+from zinc_attn.runtime.cpu.building import LEVELS
 
 pytestmark = pytest.mark.llama
 CACHE = Path(os.environ.get("ZINC_ATTN_CACHE", ROOT / ".cache"))
@@ -96,17 +100,20 @@ def test_debians_llama_server_has_the_tokens_of_this_one(sid, answers):
 
 
 def test_the_openai_client_has_the_text_of_llama_server(answers):
-    """A chat whose template is the server's; the same question twice, beside another, has one answer."""
+    """Four clients ask at the same time; in a chat, whose template is the server's, one question has one answer."""
     openai = pytest.importorskip("openai", reason="the package openai is not installed")
-    with serving(MODEL) as post:
+    with serving(MODEL) as post, ThreadPoolExecutor(len(PROMPTS)) as clients:
         client = openai.OpenAI(base_url=f"{post.url}/v1", api_key="none")
+        asked = {"model": "any", "temperature": 0, "max_tokens": 8}
+        complete, chat = client.completions.create, client.chat.completions.create
 
-        def ask(text):
-            asked = {"messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": 8}
-            return client.chat.completions.create(model="any", **asked).choices[0].message.content
+        def say(text):
+            return chat(messages=[{"role": "user", "content": text}], **asked).choices[0].message.content
 
-        texts = [ask(text) for text in ("What is 2 + 2?", "Name a color.", "What is 2 + 2?")]
-    assert texts[0] == texts[2] and texts[0] and texts[0] != texts[1]
+        texts = list(clients.map(lambda prompt: complete(prompt=prompt, **asked).choices[0].text, PROMPTS))
+        assert texts == [post("/detokenize", tokens=tokens)["content"] for tokens in answers]
+        said = list(clients.map(say, ("What is 2 + 2?", "Name a color.", "What is 2 + 2?")))
+    assert said[0] == said[2] and said[0] and said[0] != said[1]
 
 
 def test_the_wheel_runs_a_program_of_llama_cpp(tmp_path):
@@ -116,6 +123,9 @@ def test_the_wheel_runs_a_program_of_llama_cpp(tmp_path):
     (wheel,) = tmp_path.glob("zinc_attn-*-py3-none-manylinux_2_*_x86_64.whl")
     assert wheel.stat().st_size < 8e6
     shutil.unpack_archive(wheel, tmp_path / "site", "zip")
+    libraries = tmp_path / "site" / "zinc_attn" / "libraries"
+    assert {path.name for path in libraries.iterdir()} == {"libggml-zinc.so", *LEVELS}
+    assert ctypes.CDLL(str(libraries / "libzinc_cpu.so")).zinc_cpu_fault() == 0  # no difference from the oracle's sums
     command = [sys.executable, "-m", "zinc_attn.cli", "llama", BIN / "llama-bench", "--list-devices"]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
