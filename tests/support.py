@@ -162,6 +162,11 @@ def open_device(driver: str, runtime: str) -> za.Device:
     return za.Device.open(best.index, runtime=runtime)
 
 
+def system_drivers() -> dict[str, str]:
+    """The environment of a program that takes the first device of a kind, which may be SwiftShader's, compiling anew."""
+    return {name: value for name, value in os.environ.items() if name != "VK_ADD_DRIVER_FILES"}
+
+
 def raising(error: type[BaseException]) -> Callable[..., Any]:
     """A function that takes anything."""
 

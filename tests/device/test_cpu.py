@@ -6,6 +6,7 @@ import platform
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -113,6 +114,17 @@ def test_a_library_that_the_wheel_carries_comes_first(cpu, monkeypatch, tmp_path
     (sources / "a.cpp").touch()
     with pytest.raises(errors.RuntimeUnavailableError, match="there is no C"):
         native.library.__wrapped__()
+
+
+def test_processes_that_build_at_the_same_time_compile_once(tmp_path):
+    """The others wait for the first one's library."""
+    compiler = tmp_path / "compiler"
+    compiler.write_text('#!/bin/sh\necho "$@" >>"$0.log"; sleep 0.2; for target; do :; done; : >"$target"')
+    compiler.chmod(0o700)
+    with ThreadPoolExecutor(3) as pool:
+        builds = [pool.submit(building.build, [str(compiler)], [Path("a.cpp")], tmp_path / "b.so") for _ in range(3)]
+    assert not any(build.exception() for build in builds)
+    assert [line.split()[0] for line in Path(f"{compiler}.log").read_text().splitlines()] == ["-c", "-shared"]
 
 
 @pytest.mark.parametrize(

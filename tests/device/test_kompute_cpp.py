@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from objects import linked
+from support import system_drivers
 
 import zinc_attn as za
 from zinc_attn import export
@@ -44,7 +45,8 @@ def value(tensor: int, shape: tuple[int, ...]) -> np.ndarray:
 
 def test_the_program_has_the_oracles_bits(host, tmp_path):
     export.export(tmp_path)
-    output = subprocess.run([host, tmp_path, str(TOKENS)], capture_output=True, check=True, timeout=300).stdout
+    command = [host, tmp_path, str(TOKENS)]
+    output = subprocess.run(command, capture_output=True, check=True, timeout=300, env=system_drivers()).stdout
     words = np.frombuffer(output, np.uint32).reshape(TOKENS, 4 * 64 + 4)
     q, k, v = value(0, (TOKENS, 4, 64)), value(1, (TOKENS, 2, 64)), value(2, (TOKENS, 2, 64))
     want, lse = za.reference.emulate(q, k, v)  # row i sees the tokens up to i

@@ -102,12 +102,12 @@ def test_interrupt_during_the_wait(runtime):
         runtime.run(recording)  # a driver may compile in the first run
         begin = time.perf_counter()
         runtime.run(recording)
-        if (elapsed := time.perf_counter() - begin) > 0.5:
+        if (elapsed := time.perf_counter() - begin) > 0.2:
             break
-        rounds = int(rounds * min(10, max(1.5, 0.7 / elapsed)))
+        rounds = int(rounds * min(10, max(1.5, 0.3 / elapsed)))
     expected = runtime.read(out)
     runtime.write(out, np.zeros(WORDS, np.uint32))
-    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+    timer = threading.Timer(0.04, os.kill, (os.getpid(), signal.SIGINT))
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     try:
         timer.start()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import platform
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -27,9 +29,16 @@ def carried(folder: Path, extensions: set[str]) -> Iterator[Path]:
 
 
 def build(command: Sequence[str], sources: Sequence[Path], target: Path) -> None:
-    """Compile the files side by side, and link them. CalledProcessError: what the compiler says."""
+    """Compile the files side by side, and link them; of several processes one does, and the others wait for it.
+
+    CalledProcessError: what the compiler says.
+    """
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with tempfile.TemporaryDirectory(dir=target.parent) as staging:
+    with open(target.with_suffix(".lock"), "w") as lock, tempfile.TemporaryDirectory(dir=target.parent) as staging:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if target.exists():
+            return
         objects = [str(Path(staging) / f"{source.stem}.o") for source in sources]
         commands = [[*command, "-c", str(source), "-o", made] for source, made in zip(sources, objects, strict=True)]
         running = [subprocess.Popen(one, stderr=subprocess.PIPE, text=True) for one in commands]
