@@ -42,7 +42,6 @@ def fails(text: str, prop: int) -> list[str]:
 # --- what passes -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.of_drivers
 def test_quick_agrees_with_the_committed_record(device, capsys):
     assert run(device, "--quick") == 0
     text = capsys.readouterr().out
@@ -54,6 +53,24 @@ def test_quick_agrees_with_the_committed_record(device, capsys):
     assert all(re.search(r"  pass, \d+ comparisons$", line) for line in lines[-11:-1])
     digest = run_digest({name: committed_digests()[name] for name in QUICK})
     assert lines[-1] == f"run {digest}  {device.info.name}, {device.runtime.name}, {device.info.driver}"
+
+
+# Of the quick cases, those of shapes, storage and masks that no other test attends on a driver in all of its ways.
+ON_A_DRIVER = (
+    *("32/8/128 f16 129", "9/3/64 f32 65", "9/3/64 f16 2048", "9/3/64 f16 1700 window=1200+sinks"),
+    *("9/3/64 f16 2200 rising window=1900", "9/3/64 f16 2200 falling sinks", "9/3/64 f16 1300 cancelling"),
+    *("9/3/64 f16 902 fading", "9/3/64 f16 700 window=300+sinks+mask=tree", "9/3/64 f16 90 mask=blind"),
+    *("128/1/64 f16 130 jumping", "9/3/64 q5_1/q4_0 300 rising"),
+)
+
+
+@pytest.mark.of_drivers
+def test_quick_cases_agree_with_the_record_on_a_driver(device):
+    """test_grid.py, test_storage.py and c_cases.py attend the shapes and types of the others there."""
+    cases = [Case.parse(text) for text in (QUICK if FULL else ON_A_DRIVER)]
+    outcomes = list(check.check([device], cases, parse_split_specs("1,auto,size:512")))
+    assert {(outcome.status, outcome.verified) for outcome in outcomes} == {("pass", "record")}
+    assert {prop for outcome in outcomes for prop in outcome.shown} == {*range(1, 11)}
 
 
 @pytest.mark.parametrize(
