@@ -19,6 +19,9 @@ from zinc_attn.runtime import loader as libvulkan
 from zinc_attn.runtime.protocol import Use
 
 
+NATIVE = True
+
+
 def arrays():
     """q of 4 heads, k and v of 10 tokens and 2 heads, head_dim 64."""
     rng = np.random.default_rng(0)
@@ -142,6 +145,7 @@ def test_swapped_axes_are_named(device, change, advice):
     assert np.array_equal(out.reshape(4, 64), za.attention(**arrays(), device=device))
 
 
+@pytest.mark.of_drivers
 def test_arrays_and_tensors_of_every_dtype(device):
     """And a tensor that NumPy cannot view."""
     torch, given = pytest.importorskip("torch"), arrays().values()
@@ -195,6 +199,7 @@ def test_products_of_scores_have_one_bound(device, size, options, added, refused
     assert np.allclose(found[1], lse, rtol=1e-5) and np.all((found[0] >= 1) & (found[0] <= 9))
 
 
+@pytest.mark.of_drivers
 def test_buffers_that_the_device_has_no_room_for(device, monkeypatch):
     runtime, name, limit = device.runtime, device.info.name, device.info.max_buffer_bytes
     heaps = libvulkan.Vulkan.heaps

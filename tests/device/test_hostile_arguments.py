@@ -1,4 +1,4 @@
-"""No argument, however wrong, gives anything but a result or a ZincAttnError, and none does harm: on a device."""
+"""No argument, however wrong, gives anything but a result or a ZincAttnError, and none does harm: in front of devices."""
 
 import importlib.util
 from collections.abc import Iterator
@@ -6,18 +6,11 @@ from pathlib import Path
 
 import pytest
 from hostile import ON_DEVICE, Bench, Make, closing, walk
-from support import FULL, open_device
+from support import FULL
 
 import zinc_attn as za
 
-NATIVE = True
-
-
-@pytest.fixture(scope="module")
-def device() -> Iterator[za.Device]:
-    """One dispatcher: what is tested here lies in front of both."""
-    with open_device("default", "vulkan") as opened:
-        yield opened
+NATIVE = ONE_DISPATCHER = True
 
 
 @pytest.fixture(scope="module")
