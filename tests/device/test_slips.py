@@ -150,10 +150,9 @@ NATIVE_TESTS = {  # the begin of a node id, or all of it
 }
 SLIPS = [slip for room in ("attend", "graph", "native", "cpu") for slip in slips(room)]
 DEFAULT = {
-    *("a wave's maximum", "the cut-off by one", "a copied page's V", "a fifth bit's place", "the head of a slope"),
-    *("sums of a chunk that are not fused", "maximum of the row before", "the fold of leaves", "high integers of q"),
-    *("a key that a mask hides", "a signed byte of x", "q that is rounded"),
-    *("small phases", "the last NaN", "the smallest cache", "an overlap that goes on", "rounding of q4_0"),
+    *("a wave's maximum", "the cut-off by one", "the head of a slope", "sums of a chunk that are not fused"),
+    *("maximum of the row before", "the fold of leaves", "high integers of q", "a key that a mask hides"),
+    *("small phases", "the last NaN", "an overlap that goes on", "rounding of q4_0"),
 }
 
 

@@ -1,6 +1,7 @@
 """attn_implementation="zinc" and ZincCache on q, k, v of one's own: bits, padding, crops, capacity, and refusals."""
 
 import copy
+import importlib
 import subprocess
 import sys
 from collections.abc import Callable
@@ -162,15 +163,18 @@ def test_the_package_imports_neither_torch_nor_transformers() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-ABSENT = "sys.modules['torch'] = None", "sys.modules['transformers'] = None"
-
-
-@pytest.mark.parametrize("change", [*ABSENT, "import transformers; transformers.__version__ = '5.23.2'"])
-def test_the_integration_names_the_packages_that_it_needs(change: str) -> None:
-    code = f"import sys; {change}; import zinc_attn.integrations.transformers"
+@pytest.mark.parametrize("name", ["torch", "transformers"])
+def test_the_integration_names_the_packages_that_it_needs(name: str) -> None:
+    code = f"import sys; sys.modules[{name!r}] = None; import zinc_attn.integrations.transformers"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr.splitlines()[-1]
     assert said.startswith("zinc_attn.errors.RuntimeUnavailableError: zinc_attn.integrations.transformers: ")
     assert said.endswith("pip install torch 'zinc-attn[transformers]'")
+
+
+def test_an_older_release_of_transformers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers, "__version__", "5.23.2")
+    with pytest.raises(ImportError, match=r"^got transformers 5\.23\.2$"):  # of which the package makes its error
+        importlib.reload(hf.upstream)
 
 
 def zinc_cache(*length: Any, head_dim: int = 64, **options: Any) -> hf.ZincCache:
