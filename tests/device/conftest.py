@@ -127,8 +127,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     parametrized = {name for mark in metafunc.definition.iter_markers("parametrize") for name in _names(mark.args[0])}
     if "device" in metafunc.fixturenames and "device" not in parametrized:
         runtimes = [runtime for runtime in RUNTIMES if both or runtime == "vulkan"]
-        runtimes = ["cpu"] if on_the_processor(metafunc.module, metafunc.definition) else runtimes
-        runtimes += ["cpu"] if NATIVE and getattr(metafunc.module, "PROCESSOR_TOO", False) else []
+        too = ["cpu"] if NATIVE and getattr(metafunc.module, "PROCESSOR_TOO", False) else []
+        runtimes = ["cpu"] if on_the_processor(metafunc.module, metafunc.definition) else [*runtimes, *too]
         metafunc.parametrize("device", runtimes, indirect=True, scope="session")
     if "any_device" in metafunc.fixturenames and "any_device" not in parametrized:
         drivers = [driver for driver in DRIVERS if both or driver[1] == "vulkan"]

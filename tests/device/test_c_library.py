@@ -55,7 +55,7 @@ SLOPES = np.exp2(-2.0 * np.arange(4)).astype(np.float32)
 MASK = np.linspace(-3, 3, 2 * TOKENS, dtype=np.float32).reshape(2, TOKENS)  # also as (2, 7), of the last 7 keys
 MASK[0, 9] = -np.inf
 
-PROCESSOR_TOO = True
+NATIVE = PROCESSOR_TOO = True
 pytestmark = needs_compiler
 
 
@@ -205,6 +205,7 @@ def test_the_words_of_the_page_are_those_of_the_library(opened, inputs, options,
     assert (trace.splits, trace.shared) == (1, 0)
 
 
+@pytest.mark.of_drivers
 def test_a_copied_page_is_the_page_in_every_layer(opened, inputs):
     """What the fork's page holds is attended in both layers."""
     q, k, v = inputs
@@ -243,6 +244,7 @@ CONTEXTS = (0, 1, 63, 64, 65, 1000, 4224)
 OPTIONS = ({}, {"window": 130, "sinks": True}, {"window": 3000, "softcap": 2.0, "sinks": True}, {"softcap": 30.0})
 
 
+@pytest.mark.of_drivers
 def test_contexts_and_layouts_have_the_oracle_s_bits(opened, device, rng):
     """The split rule's and others; awkward values: large scores, subnormals, zeros."""
     shape = za.AttnShape(20, 2, 80)  # two chunks of heads, or one of ten, and lanes without a slice of the values
@@ -499,6 +501,7 @@ def test_what_a_call_refuses(opened, inputs, change, message):
     same(opened.run(inputs.q, k[:0], v[:0], (11, 10, 9), TOKENS), before)
 
 
+@pytest.mark.of_drivers
 def test_too_large_a_key_does_not_stay(opened, inputs):
     """The bound on scores counts the keys of calls that succeeded, and those of all."""
     q, k, v = (x.copy() for x in inputs)

@@ -17,6 +17,7 @@ from zinc_attn.planning.items import item_keys
 from zinc_attn.planning.layouts import split_rule_layouts
 from zinc_attn.planning.sharing import SharedKeys, shared_nodes
 
+NATIVE = True
 PAGE = 64
 
 
@@ -131,6 +132,7 @@ def test_keys_of_several_submissions_are_counted(device, cascade, monkeypatch):
         assert (attn.keys_read, attn.shared) == (0, False)
 
 
+@pytest.mark.of_drivers  # whose workgroups take four rows
 def test_a_chunk_of_one_sequence_shares_its_keys(device: za.Device) -> None:
     with za.KVCache(device, za.AttnShape(4, 2, 64), 1, 4096, "f32", PAGE) as cache:
         twin = Twin(za.Attention(cache))

@@ -32,7 +32,7 @@ EXTENSIONS = {
     **{"avx2": "-mavx2", "f16c": "-mavx2 -mf16c -mfma", "avx512bw": "-march=skylake-avx512"},
     "lm": "-O2 -DZINC_CPU_UCONTEXT",  # as on processors that are not x86
 }
-FORMS = ["-O1", *(flags for name, flags in EXTENSIONS.items() if FULL and f" {name} " in native.machine_flags())]
+FORMS = ["-O0", *(flags for name, flags in EXTENSIONS.items() if FULL and f" {name} " in native.machine_flags())]
 
 
 @pytest.fixture

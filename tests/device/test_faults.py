@@ -14,7 +14,7 @@ from support import FULL
 if not sys.platform.startswith("linux") or not list(Path("/usr/share/vulkan/icd.d").glob("lvp_icd*.json")):
     pytest.skip("the stories are told on lavapipe under Linux", allow_module_level=True)
 
-SAMPLED = 12  # stories per dispatcher without --full
+SAMPLED = 6  # stories per dispatcher without --full
 
 
 @pytest.fixture(scope="module")

@@ -173,7 +173,7 @@ SPLIT_SIZES, UNITS = ((100, 256, 2048), (2, 32, 64, 96)) if FULL else ((100, 204
 SHAPES = ("16/2/256", "9/3/64", "8/2/80", "6/2/192", "5/1/512")  # ``check`` has layouts of longer contexts
 # Shapes, those that are in float32, too, and contexts. A shape and a type take seconds to compile.
 LAID_OUT = {
-    ("default", "vulkan"): (SHAPES, SHAPES[:2], (0, 1, 2, 31, 33, 64, 65, 127, 129, 1000)),
+    ("default", "vulkan"): (SHAPES, SHAPES[1:2], (0, 1, 2, 31, 33, 64, 65, 127, 129, 1000)),
     ("default", "kompute"): (SHAPES[1:2], (), (0, 65, 1000)),  # a dispatcher does not know a shape or a type
     ("swiftshader", "vulkan"): (SHAPES[1:2], (), (1, 65, 577)),
 }
@@ -256,7 +256,7 @@ def test_bits_of_the_programs_for_gpus(device, monkeypatch, shape, dtype):
     facts = {"compute_units": 2, "shared_memory_bytes": 1 << 16, "layout": RDNA}
     monkeypatch.setattr(device.runtime, "info", replace(device.info, **facts))
     monkeypatch.setattr(dispatches, "merge_workgroup_size", lambda _: merge_workgroup_size("discrete"))
-    for context in (65, 1000):
+    for context in (1000,) if shape == "4/2/256" and not FULL else (65, 1000):
         check_all_layouts(device, shape, context, dtype, "normal")
 
 
