@@ -201,7 +201,7 @@ ON_DEVICE: dict[str, Callable[[Bench], tuple[Callable[..., Any], dict[str, Any]]
     "Attention.submit": lambda b: (b.attend.submit, {"q": Q, "seq": b.seq(), "layer": 0, "k": K, "v": V}),
     "Attention.record": lambda b: (b.attend.record, {"sequence": 0, "q": 0, "seq": b.seq(), "layer": 0}),
     "Device.from_kompute": lambda b: (za.Device.from_kompute, {"manager": 0, "index": 0}),
-    "Device.open": lambda b: (closing(za.Device.open), {"device": b.device.info.index, "runtime": b.device.runtime.name}),
+    "Device.open": lambda b: (closing(za.Device.open), {"device": b.device.info.index}),
     "Fold": lambda b: (closing(za.Fold), {"device": b.device, "shape": SHAPE}),
     "Fold.__call__": lambda b: (za.Fold(b.device, SHAPE), {"parts": [b.part]}),
     "KVCache": lambda b: (closing(za.KVCache), {"device": b.device, "page_size": 16} | OF_CACHES),

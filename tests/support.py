@@ -163,7 +163,7 @@ def open_device(driver: str, runtime: str) -> za.Device:
 
 
 def system_drivers() -> dict[str, str]:
-    """The environment of a program that takes the first device of a kind, which may be SwiftShader's, compiling anew."""
+    """The environment of a program that takes the first device of a kind, without SwiftShader, which may be it."""
     return {name: value for name, value in os.environ.items() if name != "VK_ADD_DRIVER_FILES"}
 
 

@@ -137,20 +137,26 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("any_device", drivers, indirect=True, ids="-".join, scope="session")
 
 
+def words_of(item: pytest.Item) -> Sequence[str] | None:
+    """Words of cases that a test marked ``one_driver`` has on its driver; None where it has all of them there."""
+    mark = item.get_closest_marker("one_driver")
+    driver = next((name for name in ("swiftshader", "default") if name in item.name), "")
+    return mark and {"swiftshader": mark.args}.get(driver, mark.kwargs.get(driver))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(
     collector: pytest.Collector,
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     """UsageError: a word of a mark ``one_driver`` is in the name of no case, so that it would keep none."""
     report = yield
-    cases: dict[str, list[pytest.Function]] = {}
+    cases: dict[tuple[str, str], list[bool]] = {}
     for item in report.result if isinstance(collector, pytest.Module) and not FULL else ():
-        if isinstance(item, pytest.Function) and item.get_closest_marker("one_driver"):
-            cases.setdefault(item.originalname, []).append(item)
-    for name, items in cases.items():
-        for word in items[0].get_closest_marker("one_driver").args:
-            if not any(word in item.name for item in items if "swiftshader" in item.name):
-                raise pytest.UsageError(f"{collector.nodeid}::{name}: no case of SwiftShader has {word!r} in its name")
+        for word in words_of(item) or () if isinstance(item, pytest.Function) else ():
+            cases.setdefault((item.originalname, word), []).append(word in item.name)
+    for (name, word), found in cases.items():
+        if not any(found):
+            raise pytest.UsageError(f"{collector.nodeid}::{name}: one_driver has {word!r}, which is in no case's name")
     return report
 
 
@@ -158,16 +164,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Without --full SwiftShader leaves out tests marked ``one_driver`` but for cases with a word of the mark's.
 
     It keeps no compiled code: each pipeline takes about two seconds. The words choose cases that differ in the kernel's
-    arithmetic or barriers; lavapipe, the processor and gfx1201's machine code have all cases.
+    arithmetic or barriers; the processor and gfx1201's machine code have all cases, and so has lavapipe unless
+    ``default`` has words for it.
     """
-
-    def is_left_out(item: pytest.Item) -> bool:
-        mark = item.get_closest_marker("one_driver")
-        return mark is not None and "swiftshader" in item.name and not any(word in item.name for word in mark.args)
-
-    if not FULL:
-        config.hook.pytest_deselected(items=[item for item in items if is_left_out(item)])
-        items[:] = [item for item in items if not is_left_out(item)]
+    words = {item: None if FULL else words_of(item) for item in items}
+    left = [item for item in items if words[item] is not None and not any(word in item.name for word in words[item])]
+    config.hook.pytest_deselected(items=left)
+    items[:] = [item for item in items if item not in {*left}]
 
 
 def _names(names: str | Sequence[str]) -> Sequence[str]:

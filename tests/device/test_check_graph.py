@@ -20,7 +20,7 @@ OPERATIONS = 116  # of both ways in which the tokens come
 LAYERS = {"gdn": 28, "kda": 28, "mamba": 20, "mamba2": 20, **dict.fromkeys(checking.CHOSEN[: 1 + FULL], 248)}
 
 
-@pytest.mark.one_driver
+@pytest.mark.one_driver(default=("q4_K", "kda", "mamba", "qwen35moe"))  # the last has gdn
 @pytest.mark.parametrize("kind", [*(KINDS if FULL else SHOWN), *LAYERS])
 def test_the_oracles_bits(any_device, kind, monkeypatch):
     monkeypatch.setattr(on_device, "BOUND", 1 << (17 if kind == "qwen35moe" else 27))  # not all experts in a dispatch

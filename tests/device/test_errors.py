@@ -18,7 +18,6 @@ from zinc_attn.runtime import device as device_module
 from zinc_attn.runtime import loader as libvulkan
 from zinc_attn.runtime.protocol import Use
 
-
 NATIVE = True
 
 

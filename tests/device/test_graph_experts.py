@@ -72,7 +72,8 @@ def of_type(kind, device):
     return (graph.FLOAT_TYPES.index(kind), graph.FLOAT_TYPES.index("f32")), (FEW_FLOATS, MANY_FLOATS)
 
 
-@pytest.mark.one_driver("q6_K")  # the code of experts is one; that of each type is test_graph_products'
+# The code of experts is one; that of each type is test_graph_products'.
+@pytest.mark.one_driver("q6_K", default=("q4_0", "q8_0", "mxfp4", "q2_K", "q6_K"))
 @pytest.mark.parametrize("kind", TYPES)
 @np.errstate(all="ignore")
 def test_types(any_device, kind, rng):

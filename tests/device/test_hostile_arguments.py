@@ -1,4 +1,4 @@
-"""No argument, however wrong, gives anything but a result or a ZincAttnError, and none does harm: in front of devices."""
+"""No argument, however wrong, gives anything but a result or a ZincAttnError, and none does harm: on a device."""
 
 import importlib.util
 from collections.abc import Iterator
