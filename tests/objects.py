@@ -49,6 +49,14 @@ def compiled_object(command: Sequence[str], source: Path) -> tuple[Path, Done]:
     return target, done
 
 
+def joined(folder: Path, sources: Sequence[Path]) -> Path:
+    """One source of several of native/ whose names at file scope differ: a compiler reads their headers once."""
+    target = folder / "joined.cpp"
+    texts = [f'#line 1 "{source.relative_to(NATIVE)}"\n{source.read_text()}' for source in sources]
+    target.write_text("".join(texts))
+    return target
+
+
 def linked(target: Path, commands: Sequence[tuple[Sequence[str], Path]], link: Sequence[str]) -> Done:
     """A program or library of sources, each with the command that compiles it. link: the command, with libraries."""
     for old in FOLDER.glob("*"):

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from c_host import LIBRARY, NATIVE, ROOT, built, compiler_file, contract, name_for, needs_compiler
 from engine import address
-from objects import linked
+from objects import joined, linked
 from support import FULL, row_bytes, same
 
 import zinc_attn as za
@@ -36,10 +36,9 @@ TYPES = {"f32": (0, 4), "f16": (1, 2), "bf16": (2, 2), "q8_0": (3, 34), "q4_0": 
 SET_ROWS, FLASH_ATTN_EXT, MUL_MAT, CPY = range(5, 9)
 DONE, DECLINED, FAILED = range(3)
 ANY, _, COMPUTE = range(3)  # usage of a buffer
-OURS = (
-    *(f"ggml/{path.stem}" for path in (NATIVE / "ggml").glob("*.cpp") if path.stem != "interface"),
-    *("graph/memory", "graph/recorder", "graph/rope_table"),
-)
+OURS = [path for path in sorted((NATIVE / "ggml").glob("*.cpp")) if path.stem != "interface"]
+OURS.sort(key=lambda path: path.stem != "lists")  # whose HIDDEN is a macro in C, which the others include
+GRAPH = [NATIVE / "graph" / f"{name}.cpp" for name in ("memory", "recorder", "rope_table")]
 V_AT = 1 << 20  # K lies at the begin of the buffer
 PROCESSOR_TOO = True
 pytestmark = [needs_compiler, pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler (package g++)")]
@@ -56,8 +55,9 @@ class BackEnd:
         folders = STUB, folder, NATIVE / "src", NATIVE / "include", contract()
         flags += ["-Wno-missing-field-initializers", *(f"-I{one}" for one in folders)]
         library = built(folder, [*LIBRARY, contract() / "zinc_graph.c"], *more)
-        ours = [NATIVE / f"{name}.cpp" for name in OURS]
-        commands = [([str(COMPILER), *flags], source) for source in (*ours, STUB / "back_end.cpp")]
+        flags += [f"-I{NATIVE / 'ggml'}"]  # of the files that are joined
+        ours = joined(folder, OURS), *GRAPH, STUB / "back_end.cpp"
+        commands = [([str(COMPILER), *flags], source) for source in ours]
         link = [str(COMPILER), "-shared", *more, library, f"-Wl,-rpath,{folder}"]
         done = linked(folder / "b.so", commands, link)
         assert done.returncode == 0, done.stderr
