@@ -15,10 +15,7 @@ FILES = [
 ]
 
 
-def is_parallel(config: pytest.Config) -> bool:
-    """Whether this process runs a part of the tests, or none."""
-    return hasattr(config, "workerinput") or config.option.collectonly
-
-
 def leave_to_their_process(path: Path, config: pytest.Config) -> bool:
-    return is_parallel(config) and path in FILES and not any(path.name in argument for argument in config.args)
+    """A process that runs a part of the tests, or none, does not read these files unless one of them is named."""
+    is_part = hasattr(config, "workerinput") or config.option.collectonly
+    return is_part and path in FILES and not any(path.name in argument for argument in config.args)

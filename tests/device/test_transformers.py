@@ -206,15 +206,3 @@ def test_a_prepared_cache_records_nothing_while_it_decodes(device: za.Device, mo
         for step in range(60):  # over the end of a leaf
             logits = model(prompt(1, batch=2, seed=step), cache=cache).logits
         assert torch.isfinite(logits).all() and cache.get_seq_length() == 80
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("name", ["llama", "gpt_oss", "deepseek_v3", *["gemma2", "mimo_v2"] * FULL])
-def test_half_precision_models(name: str, dtype: Any, device: za.Device) -> None:
-    model, ids = model_of(name, dtype=dtype), prompt(40)
-    with cache_of(model, device) as cache:
-        got = model(ids, cache=cache).logits
-        assert got.dtype == dtype and bool(got.isfinite().all())
-        assert cache.caches[0].dtype == {torch.float16: "f16", torch.bfloat16: "bf16"}[dtype]
-    want = model_of(name)(ids).logits
-    assert (got - want).norm() < 0.1 * want.norm()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import tiny_models
+from hostile import Make, closing, walk
 from support import FULL
 from tiny_models import UNTIED, prompt
 from zinc_models import attend, cache_of, equal, generate, hf, model_of, padded, torch, transformers
@@ -62,6 +63,42 @@ def test_what_does_not_change_attention_passes(device: za.Device) -> None:
     for name in REFUSED:
         with pytest.raises(errors.UnsupportedError, match=f"got {name}, which attention 'zinc' does not do"):
             attend(*q, **{name: torch.ones(1)})
+
+
+def test_hostile_arguments(device: za.Device) -> None:
+    """As test_hostile_arguments.py gives them to all that needs no model."""
+    config = transformers.LlamaConfig(
+        num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, head_dim=64, hidden_size=128, vocab_size=9
+    )
+    with hf.ZincCache(config, 64, device=device, max_batch=2) as cache:
+        model = transformers.LlamaForCausalLM._from_config(config, attn_implementation="zinc")
+        model(torch.ones((1, 3), dtype=torch.int64), cache=cache)
+        x, two = torch.ones((1, 2, 1, 64)), {"batch_size": 1, "q_length": 1, "kv_length": 1}
+        table: dict[str, Make] = {
+            "attention_forward": lambda: (
+                hf.attention_forward,
+                {"module": None, "query": x, "key": x, "value": x, "attention_mask": None, "scaling": 0.5},
+            ),
+            "attention_mask": lambda: (hf.attention_mask, {**two, "attention_mask": torch.ones((1, 1))}),
+            "ZincCache": lambda: (closing(hf.ZincCache), {"config": config, "max_cache_len": 64, "device": device}),
+            "allocate": lambda: (cache.allocate, {"dtype": torch.float16}),
+            "set_layout": lambda: (cache.set_layout, {"num_splits": 1}),
+            "crop": lambda: (cache.crop, {"tokens_to_remove": 0}),
+            "reorder_cache": lambda: (cache.reorder_cache, {"beam_idx": [0]}),
+            "batch_repeat_interleave": lambda: (cache.batch_repeat_interleave, {"repeats": 1}),
+            "batch_select_indices": lambda: (cache.batch_select_indices, {"indices": [0]}),
+            "update": lambda: (cache.layers[0].update, {"key_states": x, "value_states": x}),
+        }
+        if not FULL:  # it takes as long as all others together
+            del table["attention_forward"]
+        assert {name: wrong for name, make in table.items() if (wrong := walk(make))} == {}
+        for value in (-1.0, 0.5, float("nan"), 2):
+            with pytest.raises(errors.ValueRangeError, match=r"^attention_mask\[0, 0\]: got .*, expected 0"):
+                hf.attention_mask(1, 1, 1, attention_mask=torch.tensor([[value]]))
+        with pytest.raises(errors.ShapeError, match=r"^attention_mask: got shape \(2, 1\), expected \(1, 1\)"):
+            hf.attention_mask(1, 1, 1, attention_mask=torch.ones((2, 1)))
+        with pytest.raises(errors.ArgumentError, match=r"^beam_idx: got .*0\.5.*, expected an int"):
+            cache.reorder_cache(torch.tensor([0.5]))
 
 
 @pytest.mark.parametrize(

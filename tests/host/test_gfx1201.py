@@ -42,7 +42,7 @@ def device():
 def test_an_operation_is_that_of_amds_pseudo_code(name):
     """Alone of all that have its types."""
     rng = np.random.default_rng(JUDGED.index(name))
-    for mode in [runtime.MODE] * 20 + [runtime.KEEPING] * 5:
+    for mode in [runtime.MODE] * 8 + [runtime.KEEPING] * 3:
         assert judge.disagreement(name, rng, mode) == ""
     for other, (_, *types) in decode.OPERATIONS.items():
         if types == [*decode.OPERATIONS[name][1:]] and not any({name, other} <= same for same in ({name}, *SAME)):
