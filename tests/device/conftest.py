@@ -168,9 +168,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     ``default`` has words for it.
     """
     words = {item: None if FULL else words_of(item) for item in items}
-    left = [item for item in items if words[item] is not None and not any(word in item.name for word in words[item])]
-    config.hook.pytest_deselected(items=left)
-    items[:] = [item for item in items if item not in {*left}]
+    kept = [item for item in items if words[item] is None or any(word in item.name for word in words[item])]
+    config.hook.pytest_deselected(items=[*{*items} - {*kept}])
+    items[:] = kept
 
 
 def _names(names: str | Sequence[str]) -> Sequence[str]:

@@ -172,7 +172,7 @@ def test_the_integration_names_the_packages_that_it_needs(name: str) -> None:
 
 
 def test_an_older_release_of_transformers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transformers, "__version__", "5.23.2")
+    monkeypatch.setattr("transformers.__version__", "5.23.2")
     with pytest.raises(ImportError, match=r"^got transformers 5\.23\.2$"):  # of which the package makes its error
         importlib.reload(hf.upstream)
 
