@@ -37,7 +37,7 @@ def rng() -> np.random.Generator:
 # What takes longest, in this order: it is begun first, so that no process is left alone with it at the end.
 LONGEST = (
     "swiftshader",
-    *(f"tests/device/test_{name}.py" for name in ("validation", "slips", "grid", "model_files", "check", "c_engine")),
+    *(f"tests/device/test_{name}.py" for name in ("grid", "validation", "c_engine", "model_files", "ggml", "embed_c")),
 )
 
 
