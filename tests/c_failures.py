@@ -152,7 +152,7 @@ class Failures:
             return str(error)
 
     def next_calls(self, make: Made, what: str) -> list[str]:
-        """What five calls of the objects that there are give."""
+        """The results of five calls of the objects that exist."""
         there = {free: handle for free, handle in make.frees}
         if what == "recorded":
             there = {"za_close": self.engine.attn, "za_cache_free": self.engine.cache}

@@ -109,7 +109,7 @@ def library(sources: list[Path]) -> c.CDLL:
 
 @functools.cache
 def name_for(device: Any) -> bytes:
-    """What za_device_open is given for a device of the package's.
+    """The argument of za_device_open for a device of the package.
 
     The processor's library is the package's, with the functions of Vulkan that the C library calls.
     """

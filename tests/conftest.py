@@ -34,7 +34,7 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(20240607)
 
 
-# What takes longest, in this order: it is begun first, so that no process is left alone with it at the end.
+# The units that take longest, in this order. They begin first, so that no process is left alone with one at the end.
 LONGEST = (
     "swiftshader",
     *(f"tests/device/test_{name}.py" for name in ("grid", "validation", "c_engine", "model_files", "ggml", "embed_c")),

@@ -48,8 +48,8 @@ def hostile_values() -> Iterator[Any]:
     yield ones
 
 
-# What only other modules of the package call, with arguments that they have checked, and what takes no arguments of a
-# user's: records that the package fills.
+# Methods that only other modules of the package call, with checked arguments, and methods that take no arguments of a
+# user: of records that the package fills.
 _INNER_METHODS = {
     "Attention": "replan window_of",
     "Device": "arithmetic_constant attends_by_units dispatch kernel",
@@ -107,7 +107,7 @@ def all_public() -> set[str]:
 
 
 def walk(make: Make) -> list[str]:
-    """What went wrong where each parameter in turn had each hostile value, and the others good ones.
+    """The faults where each parameter in turn had each hostile value, and the others good ones.
 
     Right is a result, or a ZincAttnError with a text.
     """

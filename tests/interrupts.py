@@ -1,6 +1,6 @@
 """Ctrl-C between any two bytecodes: a KeyboardInterrupt before the n-th opcode that runs in chosen files.
 
-CPython looks for signals where a function begins, behind a call of a C function, and at jumps backwards. Left out are
+CPython looks for signals where a function begins, where a C function returns, and at jumps backwards. Left out are
 opcodes where none arrives and an exception would do harm:
 
 - with which a ``with`` statement enters what a function returned: a file that it opened would be dropped. Behind a C

@@ -1,4 +1,4 @@
-"""What several test files share."""
+"""Helpers that several test files share."""
 
 import importlib.util
 import os
@@ -74,7 +74,7 @@ CPU = replace(
 
 
 def fake_device(facts: MatrixFacts = RDNA4_UNITS, **info: Any) -> Any:
-    """What asks a device for its matrix units sees those of ``facts`` on a GPU."""
+    """A device with the matrix units of ``facts``, as a GPU, for code that asks for them."""
     return SimpleNamespace(info=replace(GPU, matrix=facts, **info), runtime=SimpleNamespace(name="vulkan"))
 
 

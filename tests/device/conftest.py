@@ -52,7 +52,7 @@ def best_device_index() -> int | None:
 def _default_device(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, best_device_index: int | None
 ) -> None:
-    """What names no device runs on the machine's best one, in this process and in those that a test starts.
+    """A test that names no device runs on the machine's best one, in this process and in those that a test starts.
 
     SwiftShader may be the first of several CPU devices, and keeps no compiled code: every process, and every device
     that is opened, would compile its kernels anew. Tests of SwiftShader name it.

@@ -90,7 +90,7 @@ static enum mode enter(int function, VkResult *result) {
     return PASS;
 }
 
-/* What was submitted and not waited for; misused: how often such a command buffer was begun again. */
+/* Commands that were submitted and not waited for; misused: how often such a command buffer was begun again. */
 static VkCommandBuffer pending[64];
 static int pendings;
 static long misused;

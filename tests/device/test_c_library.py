@@ -93,7 +93,7 @@ class Library(Opened):
         return [c.c_void_p(address(x)) for x in arrays]
 
     def open_with(self, *options):
-        """What za_open gives for Options."""
+        """The result of za_open for Options."""
         return self.c.za_open(self.device, c.byref(Options(*options)))
 
     def run(self, q, k, v, table, tokens, layer=1, **more):

@@ -93,7 +93,7 @@ def test_without_a_compiler_it_says_what_to_install(monkeypatch):
 
 
 def test_a_library_that_the_wheel_carries_comes_first(cpu, monkeypatch, tmp_path, caplog):
-    """What it has for this processor; what does not serve is said, and the compiler is asked."""
+    """The library for this processor. A library that does not serve is named, and the compiler is asked."""
     built, sources = native.library()._name, tmp_path / "cpu"
     monkeypatch.setattr(native, "SOURCES", sources)
     monkeypatch.setattr(building, "LIBRARIES", tmp_path)

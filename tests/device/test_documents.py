@@ -90,7 +90,7 @@ FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", flags=re.M | re.S)
 
 
 def fences(text: str) -> list[str]:
-    """What stands in fences without a language, a line that goes on with a backslash as one line."""
+    """The lines of fences without a language; a line that goes on with a backslash is one line."""
     return [code.replace("\\\n", " ") for language, code in FENCE.findall(text) if not language]
 
 
@@ -116,13 +116,13 @@ def calls(code: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def options(parser: argparse.ArgumentParser) -> set[str]:
-    """Those that the parser's help shows."""
+    """The options that the parser's help shows."""
     return {name for a in parser._actions if a.help != argparse.SUPPRESS for name in a.option_strings}
 
 
 @pytest.mark.parametrize("page", TEXTS)
 def test_the_command_lines_are_the_programs(page: str) -> None:
-    """Those in fences parse; of those in sentences, which may leave arguments out, the options exist."""
+    """Lines in fences parse. Lines in sentences, which may leave arguments out, have options that exist."""
     whole, parts = (
         [call for code in found for call in calls(code)] for found in (fences(TEXTS[page]), spans(TEXTS[page]))
     )
@@ -342,7 +342,7 @@ CONSTANT = re.compile(r"\b([A-Z][A-Z0-9_]+) +(-?0x[\w.+-]+(?:\s+-?0x[\w.+-]+)*)"
 
 
 def test_the_numbers_of_the_arithmetic_are_the_codes() -> None:
-    """Those of its two pages, hexadecimal words and float32 numbers; every polynomial, seed and table is there."""
+    """Constants of its two pages, hexadecimal words and float32 numbers; with every polynomial, seed and table."""
     known = vars(constants) | vars(of_graph)
     told = dict(found for page in ("determinism.md", "graph.md") for found in CONSTANT.findall(PAGES[page]))
     for name, numbers in told.items():

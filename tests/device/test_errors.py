@@ -35,7 +35,7 @@ def put(x, index, value):
 
 
 def arguments(change):
-    """Those of a good call with a change, which is written as keyword arguments in terms of q, k and v."""
+    """Arguments of a good call with a change, which is written as keyword arguments in terms of q, k and v."""
     good = arrays()
     return good | eval(f"dict({change})", {"np": np, "put": put} | good)
 

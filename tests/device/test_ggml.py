@@ -328,7 +328,7 @@ def test_a_state_that_is_restored_to_other_cells_keeps_the_order_of_writes(back_
 
 
 def test_ggml_s_own_buffers_keep_the_order_of_writes_on_the_processor(back_end, rng):
-    """What llama.cpp keeps on the CPU: written, saved, restored elsewhere and copied, then given back as it was."""
+    """Keys that llama.cpp keeps on the CPU: written, saved, restored elsewhere and copied, then given back."""
     n, freed, own = 20, c.c_bool(False), back_end.buffer
     x, q = rng.standard_normal((2, n, 2, 64), np.float32), rng.standard_normal((1, 1, 6, 64), np.float32)
     back_end.c.make_host_buffer.restype = c.c_void_p
@@ -591,7 +591,7 @@ class Rounds:
         return None if answer else found
 
     def under(self, layer: faults.Layer, fault: faults.Fault, want: Any) -> str:
-        """What is wrong with a round under a fault and with the next; want: the result, if it is known."""
+        """The faults of a round under a failing call and of the next round; want: the result, if it is known."""
         layer.arm(fault)
         found = self.round()
         layer.disarm()
@@ -603,7 +603,7 @@ class Rounds:
         return "" if right and np.array_equal(self.round(), want) else f"{fault}: {'the next' if right else 'its'} bits"
 
     def tell(self, layer: faults.Layer) -> Iterator[str]:
-        """What is wrong. No pipeline and no memory is there when the first faults fail."""
+        """The faults. No pipeline and no memory exists when the first calls fail."""
         cold = [name for name in layer.calls() if name.startswith(faults.MAKING) or name in ("vkBindBufferMemory",)]
         for name in cold:
             yield self.under(layer, faults.Fault(name, 1, -1), None)
@@ -706,7 +706,7 @@ ROW = 256  # values
 
 @pytest.fixture(scope="module")
 def given(back_end):
-    """What graphs name by capitals: tensors and their values."""
+    """The tensors that graphs name by capitals, and their values."""
     rng, found = np.random.default_rng(7), dict[str, Any]()
     w = rng.integers(0, 256, (ROW, ROW // 32 * 34), np.uint8)
     w.reshape(ROW, -1, 34)[..., :2] = np.array([0.001], np.float16).view(np.uint8)

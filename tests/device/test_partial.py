@@ -1,4 +1,4 @@
-"""What of partial states cannot be folded or read. Their bits are in test_fuzz.py, test_sharded.py and in check."""
+"""Partial states that cannot be folded or read. Their bits are in test_fuzz.py, test_sharded.py and in check."""
 
 from dataclasses import replace
 from itertools import product

@@ -50,7 +50,7 @@ def said(call):
 
 
 def run_ranks(folder: Path, script: str, ranks: int = 2, *more: str) -> tuple[list[list[str]], str]:
-    """What each rank of ``script`` says, in lines, and what is on stderr."""
+    """The lines that each rank of ``script`` prints, and its stderr."""
     (folder / "rank.py").write_text(START + script)
     command = [str(mpiexec()), "-n", str(ranks), sys.executable, str(folder / "rank.py"), str(folder), *more]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)

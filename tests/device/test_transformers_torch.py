@@ -1,4 +1,4 @@
-"""What torch and transformers do around attention "zinc": arguments, autocast, compiling, and tracing."""
+"""Torch and transformers around attention "zinc": arguments, autocast, compiling, and tracing."""
 
 import inspect
 import re
@@ -25,7 +25,7 @@ pytestmark = [
 
 # --- arguments -----------------------------------------------------------------------------------------------
 
-# What transformers names where it calls attention or defines it, and what changes nothing that "zinc" is given
+# Arguments that transformers names where it calls attention or defines it, and that change nothing of "zinc"
 NEUTRAL = {"deterministic", "position_ids"}
 CALL = re.compile(r"(?:attention_interface|attention_fn)\((.*?)\n +\)", flags=re.S)
 DEFINITION = re.compile(r"^def (?:\w*attention_forward)\((.*?)\*\*kwargs", flags=re.M | re.S)

@@ -1,4 +1,4 @@
-"""What of the C library needs no device: the codec of rows, the library's names, and what documents show."""
+"""The parts of the C library that need no device: the codec of rows, the library's names, and what documents show."""
 
 import ctypes as c
 import itertools

@@ -329,7 +329,7 @@ def test_shared_prefixes(text):
 
 @pytest.mark.parametrize(("dtype", "worst", "slower", "gain"), [("f16", 0.99, 0, 0.95), ("q8_0", 0.87, 9, 0.98)])
 def test_sharing_seldom_costs_much(dtype, worst, slower, gain):
-    """What docs/cost-model.md says of the rule, beside a rule that knew the model."""
+    """The sentences of docs/cost-model.md on the rule, beside a rule that knew the model."""
     ratios, best = [], []
     for text, requests, prefix in product(
         ("16/2/256", "32/8/128", "9/3/64", "24/4/256", "32/4/128", "64/8/64"),

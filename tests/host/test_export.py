@@ -41,7 +41,7 @@ def manifest():
 
 
 def test_every_name_has_a_description_and_no_description_is_left_over():
-    """Where this fails: describe the new name in the section of zinc_attn/kernels/contract.ini that is named."""
+    """After a failure describe the new name in the section of zinc_attn/kernels/contract.ini that is named."""
     names = {f"work.{record}": set(getattr(kernels, record.upper())) for record in describe.RECORDS}
     for decl in kernels.KERNELS:
         for what, listed in (("bindings", [b.name for b in decl.bindings]), ("constants", decl.constant_names)):

@@ -59,7 +59,7 @@ REFUSED = "got format '{}', version {}, expected 'zinc_attn export', 10; export 
 
 
 def changed(**change):
-    """What makes a manifest of another one, with a checksum that fits."""
+    """A function that makes a manifest of another one, with a checksum that fits."""
     return lambda data: sealed(json.dumps({**json.loads(data), **change}).encode())
 
 

@@ -43,7 +43,7 @@ def test_the_generated_files_are_those_of_the_declarations():
 
 
 def test_the_questions_are_the_oracle_s():
-    """Where this fails, run python -m zinc_attn.kernels.questions."""
+    """After a failure run python -m zinc_attn.kernels.questions."""
     assert questions.FILE.read_bytes() == questions.answered()
 
 

@@ -1,4 +1,4 @@
-"""What is read from the config.json of every causal type of transformers, against what its model attends.
+"""The shape read from the config.json of every causal type of transformers, against what its model attends.
 
 The model is built on torch's meta device, which computes shapes only, and run on three tokens; an attention function
 and the cache note what they get. By default a twelfth of the types runs, with those of CHANGED; ZINC_ATTN_TEST_FULL=1

@@ -74,7 +74,7 @@ SAID = {  # of a file that is refused, whichever command reads it
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
-    """What can lie at a path that is read."""
+    """Files, folders and others that can lie at a path that is read."""
     folder = tmp_path_factory.mktemp("places")
     paths = {name: folder / str(number) for number, name in enumerate(CONTENTS)}
     for name, path in paths.items():
