@@ -50,6 +50,11 @@ def turned(mode: Any = "normal", number: int = 0, name: str = "ROPE", **numbers:
     return op(name, compute, 0, 32, number, 0, r.n_ctx_orig, *scales, *r.sections)
 
 
+def multiply(w: Any, x: Any) -> Any:
+    x = x.reshape(-1, x.shape[-1])
+    return products.multiply_floats(w, x) if isinstance(w, np.ndarray) else products.multiply(w, x)
+
+
 def experts(w: Any, x: Any, ids: Any) -> Any:
     multiply: Any = products.multiply if isinstance(w, list) else products.multiply_floats
     return products.of_experts(lambda e, x: multiply(w[e], x), len(w), x[0], ids[0, 0], 64)
@@ -86,7 +91,7 @@ OPS = {name: op(name) for name in ("VIEW", "RESHAPE", "PERMUTE")} | {
     "ARGSORT": op("ARGSORT", partial(order.argsort, descending=True), 1),
     "ASCENDING": op("ARGSORT", partial(order.argsort, descending=False)),
     **{f"TOP_{k}": op("TOP_K", partial(order.top_k, k=k)) for k in (5, 1500)},
-    "MUL_MAT": op("MUL_MAT", lambda w, x: products.multiply(w, x.reshape(-1, x.shape[-1]))),
+    "MUL_MAT": op("MUL_MAT", multiply),
     "MUL_MAT_ID": op("MUL_MAT_ID", experts),
     "FLASH_ATTN_EXT": op("FLASH_ATTN_EXT", attend, 0.125),
     "GET_ROWS": op("GET_ROWS", lambda x, ids: moves.get_rows(x, ids.reshape(*x.shape[:2], -1))),
@@ -237,7 +242,10 @@ FUSIONS = {  # of native/ggml: nodes, who else reads what is in between, and the
 NET = "q=8,2,3 k=8,1,3 v=8,2,3 g=1,2,3 b=1,2,3"
 SIZES = {  # of the leaves of each, and of nodes
     "addend": "x=256,3 a=256",
+    "gated": "x=256,3",
+    "rms": "x=256 a=256 2=64",
     "follower": "x=256,3 a=256 b=256,3",
+    "turned": "x=64,4,3 a=64",
     "int8": "x=256,3",
     "router": "l=16,3 b=16 3=4,3:64 4=1,16,3 5=1,4,3 6=4,3 7=1,3",
     "experts": "x=128,2,3 w=1,2,3 a=128,3 b=128,3 1=128,3:1024 2=128,3:1024@512",
@@ -259,7 +267,7 @@ def sized(name: str) -> str:
     return " ".join(node + (f"[{sizes[str(i)]}]" if str(i) in sizes else "") for i, node in nodes)
 
 
-FUSED = {name: sized(name) for name in SIZES}
+FUSED = {name: sized(name).replace("W", "G") if name == "rms" else sized(name) for name in SIZES}  # G: float weights
 ROUTER = FUSED["router"].replace("SOFT_MAX", "SIGMOID").partition(" SUM_ROWS")[0] + " SCALE_ADD(6)"
 GRAPHS = FUSED | {
     **{f"{x} in place": f"SCALE(x[256,3]) {x}(0)! MUL(1, a[256,3]) ADD(2, 0)" for x in ("RMS_NORM", "L2_NORM", "SILU")},
@@ -319,6 +327,7 @@ PARTS = [  # of a random graph: the last result is one of 256 x 3, or repeats in
     *(["ADD(x[256,3], y[256,3])", "MUL(x[256,3], y[256,3])", "ADD(x[256,3], y[256])", "MUL(x[256,3], y[256])"] * 2),
     *(["MUL_MAT(W, x[256,3])", "RMS_NORM(x[256,3])", "SCALE(x[256,3])", "SILU(x[256,3])", "RESHAPE(x[256,3])"] * 2),
     *("NORM(x[256,3])", "L2_NORM(x[256,3])", "RMS_NORM(x[256,3]) MUL(0, y[256]) MUL_MAT(W, 1)"),
+    *(FUSED["gated"], f"{FUSED['turned']} RESHAPE(2)[256,3]"),
     *(f"{SUM} RMS_NORM(4)", f"{FUSED['experts']} RMS_NORM(5) MUL(6, c[128])"),
     f"{FUSED['normed']} RESHAPE(6)[128] ADD(0, 7)",
     f"{FUSED['activated']} VIEW(2)[64,4:256] RMS_NORM(3) RESHAPE(4)[256]",

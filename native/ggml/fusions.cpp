@@ -3,13 +3,17 @@
 #include <algorithm>
 
 #include "operations.h"
+#include "tiles.h"
 #include "weights.h"
 
 namespace zinc {
 
 const Fusion FUSIONS[FUSES] = {
     {"addend", "MUL_MAT/MUL_MAT_ID(W, x) ADD(0, a)", "none", 1},
+    {"gated", "MUL_MAT/MUL_MAT_ID(W, x) MUL_MAT/MUL_MAT_ID(W, x) GLU(0, 1) MUL_MAT/MUL_MAT_ID(W, 2)", "none", 2},
+    {"rms", "RMS_NORM(x) MUL(0, a) MUL_MAT(W, 1)", "all", 0},
     {"follower", "RMS_NORM/NORM/L2_NORM/UNARY(x) MUL/ADD/SCALE(0, a) MUL/ADD/SCALE(1, b)?", "none", 2},
+    {"turned", "RMS_NORM/NORM/L2_NORM(x) MUL/ADD/SCALE(0, a)? ROPE(1, P)", "none", 1},
     {"int8", "RMS_NORM/NORM/L2_NORM/GLU/MUL(x) MUL_MAT/MUL_MAT_ID(W, 0)", "all", 1},
     {"router", "SOFT_MAX/SIGMOID(l)? ADD(0, b)? ARGSORT(1) VIEW(2) RESHAPE(0) GET_ROWS(4, 3) RESHAPE(5) SUM_ROWS(6)? "
                "CLAMP(7)? DIV/SOFT_MAX(6, 8)? SCALE(9)?", "ARGSORT's first", 7},
@@ -78,15 +82,13 @@ ggml_tensor *Recording::after(const ggml_tensor *node) const {
     return i < graph_->n_nodes ? graph_->nodes[i] : nullptr;
 }
 
-bool Recording::has_sources(const ggml_tensor *node) const {
+bool Recording::keeps(const ggml_tensor *t, const ggml_tensor *since) const {
     for (int i = current_; i-- > 0;) {
         const ggml_tensor *other = graph_->nodes[i];
-        if (other == node) return true;
-        if (is_view(other) || ggml_is_empty(other)) continue;
-        for (int j = 0; j < GGML_MAX_SRC && node->src[j]; ++j)
-            if (overlap(other, node->src[j]) || overlap(other, node)) return false;
+        if (other == since) return true;
+        if (!is_view(other) && !ggml_is_empty(other) && overlap(other, t)) return false;
     }
-    return false;  // the node is in another graph
+    return false;  // the earlier node is in another graph
 }
 
 // The operations that follow an operation in a graph, one after another.
@@ -130,6 +132,41 @@ ggml_tensor *addend(const Recording &r, const ggml_tensor *product, ggml_tensor 
     return other;
 }
 
+// --- gate, up and their GLU ------------------------------------------------------------------------------------------
+
+ggml_tensor *glu_of(const Recording &r, const ggml_tensor *product) {
+    const ggml_tensor *w = product->src[0], *x = product->src[1], *other = r.fuses(GATED) ? r.after(product) : nullptr;
+    ggml_tensor *glu = other ? r.after(other) : nullptr;
+    if (!glu || glu->op != GGML_OP_GLU || other->op != product->op || r.device->is_host) return nullptr;
+    if ((glu->src[0] != product || glu->src[1] != other) && (glu->src[0] != other || glu->src[1] != product))
+        return nullptr;
+    const ggml_tensor *v = other->src[0], *reader = r.only_user(glu);
+    const bool alike = x == other->src[1] && product->src[2] == other->src[2] && w->type == v->type &&
+                       ggml_are_same_shape(w, v) && (begin_of(w) - begin_of(v)) % r.device->alignment == 0;
+    const uint32_t kind = uint32_t(ggml_get_glu_op(glu));
+    // With a few rows of x. Without experts a binding holds a whole matrix.
+    const int64_t rows = product->src[2] ? product->ne[2] * product->ne[3] : product->ne[1];
+    const bool served = (kind == GLU_OP_SWIGLU || kind == GLU_OP_GEGLU) && rows <= int64_t(FEW) &&
+                        weight_type(w->type) >= 0 && w->ne[1] % SUPERBLOCK == 0 && fits(*r.device, product) &&
+                        (product->src[2] || fits(*r.device, w));
+    const bool reads = reader && is_product(reader) && shaped(reader->src[1]) == glu;
+    const bool hidden = r.is_hidden(product) && r.is_hidden(other);
+    return alike && served && hidden && reads && reader->src[1]->ne[0] == glu->ne[0] ? glu : nullptr;
+}
+
+// --- a norm before a product -----------------------------------------------------------------------------------------
+
+const ggml_tensor *rms_of(const Recording &r, const ggml_tensor *product) {
+    constexpr int64_t MOST_ROWS = 1024;  // of weights: larger products take longer than they would wait for the norm
+    const ggml_tensor *y = product->src[1], *norm = y->op == GGML_OP_MUL ? y->src[0] : y, *x = norm->src[0];
+    if (!r.fuses(RMS) || y->op != GGML_OP_MUL || norm->op != GGML_OP_RMS_NORM || r.device->is_host) return nullptr;
+    const ggml_tensor *a = y->src[1];
+    const bool rows = is_f32(x) && is_f32(a) && is_f32(y) && ggml_nrows(x) == 1 && a->ne[0] == x->ne[0] &&
+                      ggml_are_same_shape(x, y) && x->nb[0] == sizeof(float);
+    const bool small = product->op == GGML_OP_MUL_MAT && product->src[0]->ne[1] <= MOST_ROWS && number_of(norm, 0) > 0;
+    return rows && small && r.keeps(x, norm) && r.keeps(a, norm) ? y : nullptr;
+}
+
 // Whether a kernel may write rows of y while it still reads rows of x: they lie at the same places, or do not overlap.
 static bool spares_rows(const ggml_tensor *x, const ggml_tensor *y) {
     return !overlap(x, y) || (begin_of(x) == begin_of(y) && ggml_are_same_stride(x, y) && ggml_are_same_shape(x, y));
@@ -147,6 +184,12 @@ Follower follower(Recording &r, std::initializer_list<const ggml_tensor *> x, co
     r.take(user);
     *result = user;
     return follow;
+}
+
+ggml_tensor *rope_of_norm(const Recording &r, const ggml_tensor *x, const ggml_tensor *norm) {
+    ggml_tensor *rope = r.fuses(TURNED) && !r.device->is_host ? r.only_user(norm) : nullptr;
+    const bool turns = rope && rope->op == GGML_OP_ROPE && rope->src[0] == norm && is_f32(rope);
+    return turns && r.is_before(rope->src[1], rope) && spares_rows(x, rope) ? rope : nullptr;
 }
 
 // --- results as int8 -------------------------------------------------------------------------------------------------
@@ -327,8 +370,8 @@ static bool is_norm_of(const Conv &c, const ggml_tensor *norm, const ggml_tensor
 Conv conv_with(const Recording &r, ggml_tensor *op) {
     const ggml_tensor *x = op->src[0], *w = op->src[1];
     Conv c{{x, x, w, w}, op, {}, {}, {}};
-    if (r.fuses(CONCAT) && x->op == GGML_OP_CONCAT && x->op_params[0] == 0 && r.has_sources(x) &&
-        !overlap(op, x->src[0]) && !overlap(op, x->src[1]))
+    if (r.fuses(CONCAT) && x->op == GGML_OP_CONCAT && x->op_params[0] == 0 && r.keeps(x->src[0], x) &&
+        r.keeps(x->src[1], x) && r.keeps(x, x) && !overlap(op, x->src[0]) && !overlap(op, x->src[1]))
         c.reads[0] = x->src[0], c.reads[1] = x->src[1];
     ggml_tensor *sum = r.fuses(ACTIVATED) ? next_of(r, c, op, GGML_OP_ADD) : nullptr;
     ggml_tensor *added = sum ? sum->src[1] : nullptr;

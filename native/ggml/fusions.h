@@ -15,7 +15,8 @@ struct Fusion {
     uint32_t saves;      // the most dispatches that the fusion saves
 };
 enum Fuse {
-    ADDEND, FOLLOWER, INT8, ROUTER, EXPERTS, SUMMED, CONCAT, ACTIVATED, NORMED, STATES, GATHERED, SETTLED, FUSES
+    ADDEND, GATED, RMS, FOLLOWER, TURNED, INT8, ROUTER, EXPERTS, SUMMED, CONCAT, ACTIVATED, NORMED, STATES, GATHERED,
+    SETTLED, FUSES
 };
 extern const Fusion FUSIONS[FUSES];
 
@@ -40,6 +41,12 @@ struct Conv {
 
 // The tensor that the next operation adds to a product, and the sum; NULL: the next operation adds nothing.
 ggml_tensor *addend(const Recording &r, const ggml_tensor *product, ggml_tensor **sum);
+// The GLU of a product and the next product, if a dispatch can make it as int8 for its only reader; or NULL.
+ggml_tensor *glu_of(const Recording &r, const ggml_tensor *product);
+// The MUL, by weights, of an RMS_NORM of a row, if the product of it with few rows of weights can make it itself; or NULL.
+const ggml_tensor *rms_of(const Recording &r, const ggml_tensor *product);
+// The ROPE of a norm of x, if the norm's dispatch can make it; or NULL.
+ggml_tensor *rope_of_norm(const Recording &r, const ggml_tensor *x, const ggml_tensor *norm);
 bool is_route(const Recording &r, ggml_tensor *first, Route *route);  // first: SOFT_MAX, SIGMOID or ARGSORT
 bool is_sum_of_experts(const Recording &r, ggml_tensor *products, Experts *sum);
 ggml_tensor *norm_of(const Recording &r, const Experts &sum);  // the next node, or NULL

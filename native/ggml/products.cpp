@@ -105,8 +105,10 @@ static bool multiply(Recording &r, const Product &p, const Part &part) {
     params.repeats[0] = uint32_t(p.op->ne[2] / w->ne[2]);
     params.repeats[1] = uint32_t(p.op->ne[3] / w->ne[3]);
     params.blocks = uint32_t(w->ne[0] / 32);
-    const std::initializer_list<za_place> places = {part.w.place,  p.x.q.place,   p.x.scales.place,
-                                                    p.added.place, p.ids.place, p.y.place};
+    const ggml_tensor up = p.up ? part_of(p.up, part.row, part.rows, part.expert, part.experts) : *w;
+    const za_place added = p.up ? bound(*r.device, &up).place : p.added.place;
+    const std::initializer_list<za_place> places = {part.w.place, p.x.q.place, p.x.scales.place,
+                                                    added,        p.ids.place, p.y.place};
     const bool independent = !part.first();
     if (p.units) return r.dispatch(GRAPH_MUL_MAT_UNITS, units_of(*r.device, p), params, places, independent);
     if (p.few) return r.dispatch(GRAPH_MUL_MAT_VEC, few_of(*r.device, p), params, places, independent);
@@ -121,10 +123,13 @@ static bool rows_in_words(const ggml_tensor *t) {
 static bool multiply_floats(Recording &r, const Product &p, const Part &part) {
     const ggml_tensor *w = p.op->src[0], *x = p.op->src[1];
     const uint32_t w_type = uint32_t(float_type(w)), x_type = uint32_t(float_type(x));
-    const Bound of_x = bound(*r.device, x);
-    const std::initializer_list<za_place> places = {part.w.place, of_x.place, p.added.place, p.ids.place, p.y.place};
+    const ggml_tensor *norm = p.few && !p.adds ? rms_of(r, p.op) : nullptr;
+    const Bound of_x = bound(*r.device, norm ? norm->src[0]->src[0] : x);
+    const Bound added = norm ? bound(*r.device, norm->src[1]) : p.added;
+    const std::initializer_list<za_place> places = {part.w.place, of_x.place, added.place, p.ids.place, p.y.place};
     mul_mat_float_params params{};
     set_shared(p, part, &params);
+    if (norm) params.added = added.view;
     params.w = part.w.view;
     params.x = of_x.view;
     if (!p.few) {
@@ -134,8 +139,10 @@ static bool multiply_floats(Recording &r, const Product &p, const Part &part) {
         return r.dispatch(GRAPH_MUL_MAT_FLOAT, c, params, places, !part.first());
     }
     const mul_mat_vec_constants f = few_of(*r.device, p);
-    const mul_mat_float_vec_constants c{w_type,        x_type,  f.columns, f.workgroup_size, f.subgroups,
-                                        f.superblocks, f.ahead && FLOAT_VEC_AHEAD(w->ne[0]), f.add, f.experts};
+    const mul_mat_float_vec_constants c{
+        w_type,        x_type,  f.columns, f.workgroup_size, f.subgroups,
+        f.superblocks, f.ahead && FLOAT_VEC_AHEAD(w->ne[0]), f.add, f.experts,
+        norm ? uint32_t(norm->src[0]->op_params[0]) : 0};
     return r.dispatch(GRAPH_MUL_MAT_FLOAT_VEC, c, params, places, !part.first());
 }
 
@@ -176,8 +183,28 @@ static bool multiply_parts(Recording &r, const Product &p) {
     return true;
 }
 
+// Two products of x and their GLU, as int8.
+static bool record_gated(Recording &r, ggml_tensor *glu, const Quantized *int8) {
+    const ggml_tensor *gate = glu->src[0], *up = glu->src[1];
+    if (!r.lay_operands(gate) || !r.lay_operands(up)) return false;
+    Product p{};
+    p.op = gate;
+    p.up = up->src[0];
+    p.glu = 1 + uint32_t(ggml_get_glu_op(glu));
+    p.y = bound(*r.device, gate);
+    p.y.view.offset = 0;
+    p.y.place = int8->q.place;
+    p.y.place.size += int8->scales.place.size;
+    p.added = p.y;
+    if (!r.quantized(gate->src[1], &p.x) || !share_out(r, &p) || !multiply_parts(r, p)) return false;
+    r.take(glu);
+    return true;
+}
+
 // A result that is too large for one binding is computed in pieces of some rows each.
 static bool record_product(Recording &r, ggml_tensor *op) {
+    ggml_tensor *glu = glu_of(r, op);
+    if (const Quantized *int8 = glu ? r.int8_copy(glu) : nullptr) return record_gated(r, glu, int8);
     const ggml_tensor *w = op->src[0], *x = op->src[1];
     const bool quantized = ggml_is_quantized(w->type);
     ggml_tensor *sum = op, *other = addend(r, op, &sum);

@@ -175,8 +175,14 @@ bool Recording::quantized(const ggml_tensor *x, Quantized *copy) {
 
 bool Recording::reserve(const ggml_tensor *x, Quantized *copy) {
     *copy = {Source(x), {}, {}};
-    return device->recorder->scratch(32 * blocks_of(x), &copy->q) &&
-           device->recorder->scratch(8 * blocks_of(x), &copy->scales);
+    // q, then the scales. Rows are whole superblocks, so that q has a multiple of 256 bytes.
+    const uint64_t bytes = 32 * blocks_of(x);
+    if (!device->recorder->scratch(bytes + bytes / 4, &copy->q)) return false;
+    copy->scales = copy->q;
+    copy->scales.place.offset += bytes;
+    copy->scales.place.size = bytes / 4;
+    copy->q.place.size = bytes;
+    return true;
 }
 
 bool Recording::grouped(const ggml_tensor *ids, uint32_t experts, uint32_t columns, Grouped *list) {

@@ -70,8 +70,8 @@ class Recording {
     const ggml_tensor *only_reader(ggml_op op, int operand) const;
     // The next node that is no view, or NULL.
     ggml_tensor *after(const ggml_tensor *node) const;
-    // Whether no node has overwritten an earlier node's operands since the earlier node was recorded.
-    bool has_sources(const ggml_tensor *node) const;
+    // Whether no node has overwritten a tensor since an earlier node was recorded.
+    bool keeps(const ggml_tensor *t, const ggml_tensor *since) const;
     // Whether a tensor exists before the current node: no node from the current node to `last` makes it.
     bool is_before(const ggml_tensor *t, const ggml_tensor *last) const { return number(root_of(t)) >= number(last); }
     // Whether other nodes use no results of the nodes from the current node to `last`, except `result` and `last`.
@@ -92,6 +92,7 @@ class Recording {
     bool settles_q(const ggml_tensor *node);
     bool is_settled(const ggml_tensor *q) const { return root_of(q) == settled_; }
     bool fuses(Fuse fusion) const { return fuses_[fusion]; }
+    bool lay_operands(const ggml_tensor *node);  // weights as the node's kernels read them
     void take(ggml_tensor *node);  // the current dispatch does the work of the nodes up to this node
 
     Device *const device;
@@ -102,7 +103,6 @@ class Recording {
   private:
     bool lay(const ggml_tensor *tensor, bool as_pieces);
     bool give_back();
-    bool lay_operands(const ggml_tensor *node);
     bool record(ggml_tensor *node);
     void changed(const ggml_tensor *node);
     int number(const ggml_tensor *node) const;  // from the current node on; n_nodes: the node is not there

@@ -40,6 +40,7 @@ mul_mat_vec_constants few_of(const Device &device, const Product &p) {
     c.ahead = device.on_cpu ? 0 : superblocks >= ahead * waves ? ahead : 1;
     c.add = p.adds;
     c.experts = has_experts(p.op);
+    c.glu = p.glu;
     return c;
 }
 

@@ -16,6 +16,8 @@ struct Product {
     uint64_t columns;  // few: columns of a workgroup; otherwise about how many columns a matrix is multiplied with
     Bound ids;         // of experts; without experts the result
     Quantized x;       // if the weights are quantized
+    uint32_t glu;      // 1 + the GLU_OP of two products of x, whose result is int8; 0: of one
+    const ggml_tensor *up;  // the second weights of a GLU, whose gate op has
 };
 
 inline bool has_experts(const ggml_tensor *op) { return op->op == GGML_OP_MUL_MAT_ID; }

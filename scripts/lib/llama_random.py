@@ -55,6 +55,7 @@ MODELS: Final = {
         **{"recurrent": 4, "key_heads": 16, "value_heads": 32, "state": 128, "sections": (11, 11, 10, 0)},
     ),
     "qwen3-30b-a3b": Model("qwen3moe", 48, 2048, 151936, 32, 4, 128, 128, 1e6, 768, 128, 8),
+    "qwen3-8b": Model("qwen3", 36, 4096, 151936, 32, 8, 128, 128, 1e6, 12288),
     "tinyllama-1.1b": Model("llama", 22, 2048, 32000, 32, 4, 64, 64, 1e4, 5632),
     "llama-3.1-8b": Model("llama", 32, 4096, 128256, 32, 8, 128, 128, 5e5, 14336),
 }

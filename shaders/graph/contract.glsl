@@ -221,7 +221,7 @@ struct NormSummedParams {
     uint joined;  // rows of y that form an int8 row: 1, or more where rows are whole blocks
 };
 
-struct NormParams {
+struct NormQuantizedParams {
     Tensor x;
     Tensor a;
     Tensor b;
@@ -253,6 +253,24 @@ struct SumRowsParams {
 struct RopeParams {
     Tensor x;
     Tensor y;
+    uint positions;  // element of the first position, an int32
+    uint stride;  // step from a section's positions to the next section's: x's dimension 2
+    uint table;  // word of the first pair
+    uint pairs;  // pairs that turn
+    uint first;  // element of the first pair
+    uint step;  // step from a pair's first element to its second: 1, or pairs
+    float least;  // smaller magnitudes of a float32 y become +0, as FIT does for attention; or 0
+};
+
+struct NormParams {
+    Tensor x;
+    Tensor a;
+    Tensor b;
+    Tensor y;
+    float eps;
+    float factor;  // 1 / elements of a row, rounded once; not of l2
+    float scales[2];  // of the two operations that follow
+    uint joined;  // rows of y that form an int8 row: 1, or more where rows are whole blocks
     uint positions;  // element of the first position, an int32
     uint stride;  // step from a section's positions to the next section's: x's dimension 2
     uint table;  // word of the first pair
@@ -308,7 +326,8 @@ const uint MUL_MAT_VEC_BIND_PARAMS = 0u, MUL_MAT_VEC_BIND_W = 1u, MUL_MAT_VEC_BI
     layout(constant_id = 0) const uint TYPE = 1u; layout(constant_id = 1) const uint COLUMNS = 1u; \
     layout(local_size_x_id = 2, local_size_x = 64) in; layout(constant_id = 3) const uint SUBGROUPS = 1u; \
     layout(constant_id = 4) const uint SUPERBLOCKS = 1u; layout(constant_id = 5) const uint AHEAD = 1u; \
-    layout(constant_id = 6) const uint ADD = 1u; layout(constant_id = 7) const uint EXPERTS = 1u;
+    layout(constant_id = 6) const uint ADD = 1u; layout(constant_id = 7) const uint EXPERTS = 1u; \
+    layout(constant_id = 8) const uint GLU = 1u;
 const uint MUL_MAT_UNITS_BIND_PARAMS = 0u, MUL_MAT_UNITS_BIND_W = 1u, MUL_MAT_UNITS_BIND_Q = 2u,
     MUL_MAT_UNITS_BIND_SCALES = 3u, MUL_MAT_UNITS_BIND_ADDED = 4u, MUL_MAT_UNITS_BIND_IDS = 5u, MUL_MAT_UNITS_BIND_Y =
     6u;
@@ -334,7 +353,7 @@ const uint MUL_MAT_FLOAT_VEC_BIND_PARAMS = 0u, MUL_MAT_FLOAT_VEC_BIND_W = 1u, MU
     layout(constant_id = 2) const uint COLUMNS = 1u; layout(local_size_x_id = 3, local_size_x = 64) in; \
     layout(constant_id = 4) const uint SUBGROUPS = 1u; layout(constant_id = 5) const uint SUPERBLOCKS = 1u; \
     layout(constant_id = 6) const uint AHEAD = 1u; layout(constant_id = 7) const uint ADD = 1u; \
-    layout(constant_id = 8) const uint EXPERTS = 1u;
+    layout(constant_id = 8) const uint EXPERTS = 1u; layout(constant_id = 9) const uint RMS = 1u;
 const uint BY_EXPERT_BIND_PARAMS = 0u, BY_EXPERT_BIND_IDS = 1u, BY_EXPERT_BIND_LIST = 2u;
 const uint SSM_CONV_BIND_PARAMS = 0u, SSM_CONV_BIND_X = 1u, SSM_CONV_BIND_LATE = 2u, SSM_CONV_BIND_W = 3u,
     SSM_CONV_BIND_BIAS = 4u, SSM_CONV_BIND_Y = 5u, SSM_CONV_BIND_FIRST = 6u, SSM_CONV_BIND_SECOND = 7u;
@@ -367,10 +386,6 @@ const uint NORM_SUMMED_BIND_PARAMS = 0u, NORM_SUMMED_BIND_X = 1u, NORM_SUMMED_BI
 #define NORM_SUMMED_CONSTANTS \
     layout(constant_id = 0) const uint OP = 1u; layout(constant_id = 1) const uint FIRST = 1u; \
     layout(constant_id = 2) const uint SECOND = 1u; layout(constant_id = 3) const uint ADDED = 1u;
-const uint NORM_BIND_PARAMS = 0u, NORM_BIND_X = 1u, NORM_BIND_A = 2u, NORM_BIND_B = 3u, NORM_BIND_Y = 4u;
-#define NORM_CONSTANTS \
-    layout(constant_id = 0) const uint OP = 1u; layout(constant_id = 1) const uint FIRST = 1u; \
-    layout(constant_id = 2) const uint SECOND = 1u;
 const uint NORM_QUANTIZED_BIND_PARAMS = 0u, NORM_QUANTIZED_BIND_X = 1u, NORM_QUANTIZED_BIND_A = 2u,
     NORM_QUANTIZED_BIND_B = 3u, NORM_QUANTIZED_BIND_Y = 4u, NORM_QUANTIZED_BIND_Q = 5u, NORM_QUANTIZED_BIND_SCALES = 6u;
 #define NORM_QUANTIZED_CONSTANTS \
@@ -384,6 +399,11 @@ const uint SUM_ROWS_BIND_PARAMS = 0u, SUM_ROWS_BIND_X = 1u, SUM_ROWS_BIND_Y = 2u
 const uint ROPE_BIND_PARAMS = 0u, ROPE_BIND_X = 1u, ROPE_BIND_POSITIONS = 2u, ROPE_BIND_TABLE = 3u, ROPE_BIND_Y = 4u;
 #define ROPE_CONSTANTS \
     layout(constant_id = 0) const uint TYPE = 1u;
+const uint NORM_BIND_PARAMS = 0u, NORM_BIND_X = 1u, NORM_BIND_A = 2u, NORM_BIND_B = 3u, NORM_BIND_Y = 4u,
+    NORM_BIND_POSITIONS = 5u, NORM_BIND_TABLE = 6u;
+#define NORM_CONSTANTS \
+    layout(constant_id = 0) const uint OP = 1u; layout(constant_id = 1) const uint FIRST = 1u; \
+    layout(constant_id = 2) const uint SECOND = 1u; layout(constant_id = 3) const uint ROPE = 1u;
 
 const uint SORT_PIECE = 2048u;
 const uint EXPERTS_MOST = 1024u;

@@ -9,8 +9,8 @@ layout(set = 0, binding = GLU_BIND_Y, std430) buffer Y { uint y[]; };
 const uint Y_TYPE = TYPE;
 #include "elementwise.glsl"
 #ifdef QUANTIZED
-layout(set = 0, binding = GLU_QUANTIZED_BIND_Q, std430) writeonly buffer Q { uint q[]; };
-layout(set = 0, binding = GLU_QUANTIZED_BIND_SCALES, std430) writeonly buffer Scales { uvec2 scales[]; };
+layout(set = 0, binding = GLU_QUANTIZED_BIND_Q, std430) writeonly buffer Packed { uint packed[]; };
+layout(set = 0, binding = GLU_QUANTIZED_BIND_SCALES, std430) writeonly buffer PackedScales { uvec2 packed_scales[]; };
 #include "quantizing.glsl"
 #endif
 #include "activations.glsl"

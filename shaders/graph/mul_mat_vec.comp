@@ -13,6 +13,7 @@
 //     products           piece16, piece4, small_piece, for q_blocks: a piece of w, from registers or from memory
 //     q_sums             dot16: exact sums of products of int8; add_products: times the scales, to the superblock's sum
 //         sums       store: the flushed result, plus the added tensor
+//     store_glu  of a GLU, whose gate and up are added one after the other: act(gate) * up as int8
 //
 // products.glsl includes the other files, except waves. x comes as int8 words q with a scale for each block
 // (quantizing.glsl).
@@ -27,20 +28,32 @@ MUL_MAT_VEC_CONSTANTS
 const bool TILED = false, SCALED = false, HALVES = WEIGHT_HALVES(TYPE) == 1u;
 #include "products.glsl"
 #include "waves.glsl"
+layout(set = 0, binding = MUL_MAT_VEC_BIND_Y, std430) writeonly buffer Packed { uint packed[]; };
+layout(set = 0, binding = MUL_MAT_VEC_BIND_Y, std430) writeonly buffer PackedScales { uvec2 packed_scales[]; };
+#include "quantizing.glsl"
+#include "activations.glsl"
 
 uint first;  // number of the workgroup's first column among the rows of x
 
 // To pieces_16, pieces_4 and small_pieces: the pieces of superblock `superblock`, as superblock n of those in
 // registers.
-void load_superblock(uint n) {
+void load_superblock(bool up, uint n) {
     [[unroll]] for (uint i = 0u; i < PIECES_16 * BLOCKS; ++i) {
-        pieces_16[n * EACH_16 + i] = load_16(i);
+        pieces_16[n * EACH_16 + i] = load_16(up, i);
     }
     [[unroll]] for (uint i = 0u; i < PIECES_4 * BLOCKS; ++i) {
-        pieces_4[n * EACH_4 + i] = load_4(i);
+        pieces_4[n * EACH_4 + i] = load_4(up, i);
     }
     [[unroll]] for (uint j = 0u; HAS_SMALL && j < BLOCKS; ++j) {
-        small_pieces[n * BLOCKS + j] = load_small(j);
+        small_pieces[n * BLOCKS + j] = load_small(up, j);
+    }
+}
+
+void load_superblock(uint n) {
+    if (is_up) {
+        load_superblock(true, n);
+    } else {
+        load_superblock(false, n);
     }
 }
 
@@ -86,6 +99,29 @@ void add_superblock(uint n, out float sum[COLUMNS]) {
     }
 }
 
+float flushed(float sum) {
+    return EXPERTS != 0u && expert == p.experts[2] ? NAN : flush(sum);
+}
+
+// The workgroup's 32 rows of act(gate) * up, a block of each column, as QUANTIZE stores them: q, then the scales.
+void store_glu(float gate[COLUMNS], float up[COLUMNS]) {
+    [[unroll]] for (uint i = 0u; i < OWN_COLUMNS; ++i) {
+        float x = flushed(gate[i]), act = GLU == GLU_OP_GEGLU + 1u ? gelu(x) : silu(x, 1.0);
+        if (column_of_lane(i) < COLUMNS) {
+            sums[column_of_lane(i) * 32u + lane] = flush(multiply(flush(act), flushed(up[i])));
+        }
+    }
+    barrier();
+    uint columns = p.y.n[1] * p.y.n[2] * p.y.n[3], invocation = gl_LocalInvocationID.x;
+    first_scale = p.y.n[0] / X_BLOCK * columns * LANES / 2u;
+    for (uint begin = 0u; begin < COLUMNS; begin += gl_WorkGroupSize.x / LANES) {
+        uint n = begin + invocation / LANES, i = min(n, COLUMNS - 1u) * 32u + invocation % LANES * 4u;
+        uint column = gl_WorkGroupID.z * p.y.n[1] + gl_WorkGroupID.y * COLUMNS + n;
+        vec4 v = vec4(sums[i], sums[i + 1u], sums[i + 2u], sums[i + 3u]);
+        quantize(v, gl_WorkGroupID.x * columns + column, n < COLUMNS);
+    }
+}
+
 void main() {
     if (!find_matrix()) {
         return;
@@ -94,5 +130,17 @@ void main() {
     first = number_in_x(gl_WorkGroupID.y * COLUMNS);
     row = find_row(gl_WorkGroupID.x, lane);
     fill_table();
-    add_superblocks((p.blocks + 7u) / 8u);
+    float gate[COLUMNS], total[COLUMNS];
+    [[dont_unroll]] for (uint matrices = 0u; matrices < (GLU == 0u ? 1u : 2u); ++matrices) {
+        is_up = matrices == 1u;
+        [[unroll]] for (uint i = 0u; i < COLUMNS; ++i) {
+            gate[i] = total[i];
+        }
+        add_superblocks((p.blocks + 7u) / 8u, total);
+    }
+    if (GLU == 0u) {
+        store_columns(total);
+    } else {
+        store_glu(gate, total);
+    }
 }

@@ -1,5 +1,6 @@
 // y = norm(x) along dimension 0 (RMS_NORM, NORM or L2_NORM), and then the operations that follow. With QUANTIZED a
-// second result has y as int8; with SUMMED the kernel first makes x, a sum of experts.
+// second result has y as int8; with SUMMED the kernel first makes x, a sum of experts. With TURNED and the constant ROPE
+// y is ROPE of the norm.
 //
 // A workgroup has a row; an invocation has its elements j = r mod SUM_LANES in each sum:
 //     norm alone: mean = sum of x * factor
@@ -29,12 +30,17 @@ layout(set = 0, binding = NORM_BIND_Y, std430) writeonly buffer Y { float y[]; }
 #include "norm_scale.glsl"
 #include "follow.glsl"
 #ifdef QUANTIZED
-layout(set = 0, binding = NORM_QUANTIZED_BIND_Q, std430) writeonly buffer Q { uint q[]; };
-layout(set = 0, binding = NORM_QUANTIZED_BIND_SCALES, std430) writeonly buffer Scales { uvec2 scales[]; };
+layout(set = 0, binding = NORM_QUANTIZED_BIND_Q, std430) writeonly buffer Packed { uint packed[]; };
+layout(set = 0, binding = NORM_QUANTIZED_BIND_SCALES, std430) writeonly buffer PackedScales { uvec2 packed_scales[]; };
 #include "quantizing.glsl"
 #endif
 #ifdef SUMMED
 #include "expert_sums.glsl"
+#endif
+#ifdef TURNED
+layout(set = 0, binding = NORM_BIND_POSITIONS, std430) readonly buffer Positions { uint positions[]; };
+layout(set = 0, binding = NORM_BIND_TABLE, std430) readonly buffer Table { uint table[]; };
+#include "rope.glsl"
 #endif
 
 // (mean, scale) of a row of n elements.
@@ -91,6 +97,21 @@ void main() {
     barrier();
 #endif
     vec2 measured = measures(x_begin, n);
+#ifdef TURNED
+    for (uint u = gl_LocalInvocationID.x; ROPE != 0u && u < n / 2u; u += SUM_LANES) {
+        bool turns = u < p.pairs;
+        uint copied = 2u * (u - p.pairs), apart = turns ? p.step : 1u;
+        uint e = turns ? p.first + u * (p.step == 1u ? 2u : 1u) : copied + (copied < p.first ? 0u : 2u * p.pairs);
+        vec2 pair = vec2(result(x[x_begin + e * p.x.s[0]], e, measured, a_begin, b_begin),
+                         result(x[x_begin + (e + apart) * p.x.s[0]], e + apart, measured, a_begin, b_begin));
+        pair = turns ? turned(pair, u, index.z) : pair;
+        y[y_begin + e * p.y.s[0]] = uintBitsToFloat(settled(floatBitsToUint(pair.x)));
+        y[y_begin + (e + apart) * p.y.s[0]] = uintBitsToFloat(settled(floatBitsToUint(pair.y)));
+    }
+    if (ROPE != 0u) {
+        return;
+    }
+#endif
 #ifdef QUANTIZED
     uint blocks = p.joined > 1u ? n / X_BLOCK : blocks_of_row(n), end = blocks * X_BLOCK;
     uint first_block = row % p.joined * blocks * (rows / p.joined) + row / p.joined;

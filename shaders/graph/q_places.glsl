@@ -53,8 +53,13 @@ uint place_of_piece(uint begin, uint each, uint i) {
     return begin + row.lane + (i % each * row.blocks + b) * row.width;
 }
 
-uvec4 load_16(uint i) {
-    return w16[place_of_piece(row.begin, PIECES_16, i)];
+// up: of the matrix that a GLU multiplies by, in place of its gate.
+uvec4 load_16(bool up, uint i) {
+    uint index = place_of_piece(row.begin, PIECES_16, i);
+    if (GLU > 0u && up) {
+        return up16[index];
+    }
+    return w16[index];
 }
 
 // Where pieces of 4 bytes begin, in words.
@@ -62,13 +67,20 @@ uint begin_4() {
     return 4u * (row.begin + PIECES_16 * row.blocks * row.width);
 }
 
-uint load_4(uint i) {
-    return w4[place_of_piece(begin_4(), PIECES_4, i)];
+uint word_of(bool up, uint index) {
+    if (GLU > 0u && up) {
+        return up4[index];
+    }
+    return w4[index];
+}
+
+uint load_4(bool up, uint i) {
+    return word_of(up, place_of_piece(begin_4(), PIECES_4, i));
 }
 
 // The 16 bits of the scale of block j, or mxfp4's exponent of 8 bits.
-uint load_small(uint j) {
+uint load_small(bool up, uint j) {
     uint bits = TYPE == WEIGHT_TYPE_MXFP4 ? 8u : 16u, begin = begin_4() + PIECES_4 * row.blocks * row.width;
     uint index = place_of_piece(32u / bits * begin, 1u, j);
-    return bitfieldExtract(w4[index / (32u / bits)], int(index * bits & 31u), int(bits));
+    return bitfieldExtract(word_of(up, index / (32u / bits)), int(index * bits & 31u), int(bits));
 }

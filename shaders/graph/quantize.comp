@@ -6,8 +6,8 @@
 layout(local_size_x = 256) in;
 layout(set = 0, binding = QUANTIZE_BIND_PARAMS, std430) restrict readonly buffer Params { QuantizeParams p; };
 layout(set = 0, binding = QUANTIZE_BIND_X, std430) readonly buffer X { float x[]; };
-layout(set = 0, binding = QUANTIZE_BIND_Q, std430) writeonly buffer Q { uint q[]; };
-layout(set = 0, binding = QUANTIZE_BIND_SCALES, std430) writeonly buffer Scales { uvec2 scales[]; };
+layout(set = 0, binding = QUANTIZE_BIND_Q, std430) writeonly buffer Packed { uint packed[]; };
+layout(set = 0, binding = QUANTIZE_BIND_SCALES, std430) writeonly buffer PackedScales { uvec2 packed_scales[]; };
 #include "tensor.glsl"
 #include "numbers.glsl"
 #include "quantizing.glsl"

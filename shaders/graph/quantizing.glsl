@@ -2,13 +2,14 @@
 // whose magnitudes are all below 2**-60 is a block of zeros. A block with an infinity or a NaN has d = NaN and q = 0.
 //
 // Eight invocations have a block, and each has a word of q. Block b of row r of R is block b * R + r of the result, and
-// rows end with whole superblocks. The including shader has the buffers q (uint) and scales (uvec2: d, and the sums of
-// both halves of q), tensor.glsl and numbers.glsl.
+// rows end with whole superblocks. The including shader has the buffers packed (uint: q) and packed_scales (uvec2: d,
+// and the sums of both halves of q), tensor.glsl and numbers.glsl.
 
 const uint LANES = 8u;  // of a block
+uint first_scale = 0u;  // where the scales begin in their buffer
 
 shared uint most[gl_WorkGroupSize.x];  // largest magnitude of an invocation's values
-shared int sums[gl_WorkGroupSize.x];   // sum of an invocation's numbers
+shared int parts[gl_WorkGroupSize.x];  // sum of an invocation's numbers
 
 uint blocks_of_row(uint columns) {
     return (columns + SUPERBLOCK - 1u) / SUPERBLOCK * (SUPERBLOCK / X_BLOCK);
@@ -44,17 +45,17 @@ void quantize(vec4 v, uint i, bool exists) {
     }
     bool zero = top < floatBitsToUint(QUANTIZED_MIN), usual = !zero && top < INFINITE;
     ivec4 n = usual ? numbers(v, uintBitsToFloat(top)) : ivec4(0);
-    sums[invocation] = n.x + n.y + n.z + n.w;
+    parts[invocation] = n.x + n.y + n.z + n.w;
     barrier();
     if (!exists) {
         return;
     }
-    q[i * LANES + lane] = uint(n.x & 255) | uint(n.y & 255) << 8 | uint(n.z & 255) << 16 | uint(n.w) << 24;
+    packed[i * LANES + lane] = uint(n.x & 255) | uint(n.y & 255) << 8 | uint(n.z & 255) << 16 | uint(n.w) << 24;
     if (lane == 0u) {
         precise float d = uintBitsToFloat(top) * (1.0 / 127.0);
-        int low = sums[invocation] + sums[invocation + 1u] + sums[invocation + 2u] + sums[invocation + 3u];
-        int high = sums[invocation + 4u] + sums[invocation + 5u] + sums[invocation + 6u] + sums[invocation + 7u];
+        int low = parts[invocation] + parts[invocation + 1u] + parts[invocation + 2u] + parts[invocation + 3u];
+        int high = parts[invocation + 4u] + parts[invocation + 5u] + parts[invocation + 6u] + parts[invocation + 7u];
         uint bits = usual ? floatBitsToUint(d) : zero ? 0u : 0x7FC00000u;
-        scales[i] = uvec2(bits, uint(low & 0xFFFF) | uint(high) << 16);
+        packed_scales[first_scale + i] = uvec2(bits, uint(low & 0xFFFF) | uint(high) << 16);
     }
 }

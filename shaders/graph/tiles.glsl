@@ -11,7 +11,7 @@ void end_superblock();
 
 const bool TILED = true, HALVES = TYPE == WEIGHT_TYPE_Q6_K;
 const bool SCALED = TYPE == WEIGHT_TYPE_Q2_K || TYPE == WEIGHT_TYPE_Q3_K;
-const uint AHEAD = 0u;
+const uint AHEAD = 0u, GLU = 0u;
 #include "products.glsl"
 
 // Words of decoded values as the weights' integers. No byte borrows from its neighbor.

@@ -6,9 +6,14 @@
 // superblock it loads the last one again.
 
 const uint WAVES = gl_WorkGroupSize.x / 32u;
-const uint WAVE_COLUMNS = (COLUMNS + WAVES - 1u) / WAVES;  // columns whose superblocks a wave adds
-shared float sums[WAVES > 1u ? SUPERBLOCKS * COLUMNS * 32u : 1u];
+const uint OWN_COLUMNS = (COLUMNS + WAVES - 1u) / WAVES;  // columns whose superblocks a wave adds
+shared float sums[WAVES > 1u ? SUPERBLOCKS * COLUMNS * 32u : GLU > 0u ? COLUMNS * 32u : 1u];
 uint wave, lane;
+
+// Number, in the workgroup, of the lane's column i. The last columns may not exist.
+uint column_of_lane(uint i) {
+    return i * WAVES + wave;
+}
 
 // The kernel defines these functions: load_superblock loads the superblock `superblock` as the wave's n-th, and
 // add_superblock makes its sum for each column.
@@ -32,9 +37,9 @@ void keep(uint s, float sum[COLUMNS], inout float total[COLUMNS]) {
     }
 }
 
-// Add all superblocks, and store the results.
-void add_superblocks(uint count) {
-    float total[COLUMNS], sum[COLUMNS];
+// To total: the sums of all superblocks of the lane's OWN_COLUMNS columns.
+void add_superblocks(uint count, out float total[COLUMNS]) {
+    float sum[COLUMNS];
     [[unroll]] for (uint n = 0u; n < COLUMNS; ++n) {
         total[n] = 0.0;
     }
@@ -57,8 +62,8 @@ void add_superblocks(uint count) {
         }
         if (WAVES > 1u) {
             barrier();
-            [[unroll]] for (uint i = 0u; i < WAVE_COLUMNS; ++i) {
-                uint n = i * WAVES + wave;
+            [[unroll]] for (uint i = 0u; i < OWN_COLUMNS; ++i) {
+                uint n = column_of_lane(i);
                 for (uint s = 0u; n < COLUMNS && s < end - round; ++s) {
                     total[i] = add(total[i], sums[(s * COLUMNS + n) * 32u + lane]);
                 }
@@ -66,10 +71,12 @@ void add_superblocks(uint count) {
             barrier();
         }
     }
-    [[unroll]] for (uint i = 0u; i < (WAVES == 1u ? COLUMNS : WAVE_COLUMNS); ++i) {
-        uint n = WAVES == 1u ? i : i * WAVES + wave;
-        if (n < COLUMNS) {
-            store(gl_WorkGroupID.x * 32u + lane, gl_WorkGroupID.y * COLUMNS + n, total[i]);
+}
+
+void store_columns(float total[COLUMNS]) {
+    [[unroll]] for (uint i = 0u; i < OWN_COLUMNS; ++i) {
+        if (column_of_lane(i) < COLUMNS) {
+            store(gl_WorkGroupID.x * 32u + lane, gl_WorkGroupID.y * COLUMNS + column_of_lane(i), total[i]);
         }
     }
 }

@@ -717,6 +717,7 @@ def given(back_end):
         back_end.c.make_weight(found[name][0], True)
     found["L"] = back_end.tensor("q8_0", ROW, ROW, array=w), found["W"][1]  # an adapter's
     found["F"] = back_end.tensor("f16", ROW, ROW // 4, 4, array=floats), floats.astype(np.float32)
+    found["G"] = back_end.tensor("f16", ROW, ROW // 4, array=floats[0]), found["F"][1][0]
     ids = {f"H{n}": rng.integers(0, 4, (n, 2)) for n in (3, 20)} | {"J": rng.integers(0, 9, (3, 3))}
     for name, x in (ids | {"I": np.ones((1, 1)), "P": np.arange(12).reshape(4, 3) ** 5}).items():
         found[name] = back_end.tensor("i32", *x.shape[::-1], array=x.astype(np.int32)), x[None, None].astype(np.int32)
@@ -779,7 +780,8 @@ def test_a_fusion_saves_what_the_table_says(back_end, given, monkeypatch, name):
         counts.append(np.subtract(back_end.counts(), before))
     nodes, others, saves = graphs.FUSIONS[name]
     dispatches, barriers, _ = counts[0] - counts[1]
-    assert dispatches == saves and barriers > 0
+    here = name not in ("gated", "rms", "turned") or not back_end.on_processor
+    assert (dispatches, barriers > 0) == (saves * here, here)
     assert f"{name} {saves} {others} {nodes}" in " ".join((ROOT / "docs/graph.md").read_text().split())
 
 

@@ -30,6 +30,7 @@ def listed(runtime, ids, whole, experts, columns):
 def product(runtime, way, first, w, x, ids, whole, y, experts=None, added=None):
     """The words of y (tokens, slots, rows) after a dispatch for each piece of `experts`, (first, count)."""
     kernel, columns, spec = way
+    spec = *spec, int(added is not None), 1, *([0] if "ahead" in kernel.decl.spec else [])
     matrices = len(w)
     given_ids = listed(runtime, ids, whole, matrices, columns)[0] if columns else whole
     tensors = {"x_slots": x.shape[1], "ids": tensor(ids), "y": tensor(y)}
@@ -44,7 +45,7 @@ def product(runtime, way, first, w, x, ids, whole, y, experts=None, added=None):
     for begin, count in experts or ((0, matrices),):
         tensors["experts"] = begin, count, matrices
         given = packed[begin : begin + count], *operands, plus, given_ids
-        (words,) = run(runtime, kernel, given, (words,), (*first, *spec, int(added is not None), 1), **tensors)
+        (words,) = run(runtime, kernel, given, (words,), (*first, *spec), **tensors)
     return words
 
 

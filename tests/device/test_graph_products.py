@@ -4,11 +4,11 @@ from contextlib import closing
 
 import numpy as np
 import pytest
-from graph_harness import same
+from graph_harness import quantized_sizes, same
 from support import needs_radv
 
 from zinc_attn.errors import KernelError, UnsupportedError
-from zinc_attn.graph import blocks, products
+from zinc_attn.graph import blocks, elementwise, products, rows
 from zinc_attn.graph import declarations as graph
 from zinc_attn.graph.pieces import TYPES
 from zinc_attn.graph.records import tensor
@@ -45,8 +45,8 @@ def activations(shape, rng):
     return x
 
 
-def product(runtime, kind, raw, x, kernel, spec, added=None):
-    """y (i3, i2, columns, rows) of weights (j3, j2, rows, bytes) and x (i3, i2, columns, k)."""
+def product(runtime, kind, raw, x, kernel, spec, added=None, up=None, glu="swiglu"):
+    """y (i3, i2, columns, rows) of weights (j3, j2, rows, bytes) and x (i3, i2, columns, k); up: weights, too."""
     (*planes, columns, k), rows = x.shape, raw.shape[2]
     words = 2 * x.size // k * -(-k // 256) * 8
     q, scales = run(runtime, graph.QUANTIZE, (x,), (4 * words, words))
@@ -58,7 +58,13 @@ def product(runtime, kind, raw, x, kernel, spec, added=None):
     values |= {"added": tensor(y if added is None else np.broadcast_to(added, y.shape))}
     operands = np.concatenate(packed), q, scales, *[y if added is None else added] * 2
     kind_and_spec = graph.WEIGHT_TYPES.index(kind), *spec, int(added is not None), 0
-    (got,) = run(runtime, kernel, operands, (y.size,), kind_and_spec, **values)
+    if kernel is graph.MUL_MAT_VEC:
+        kind_and_spec += (0 if up is None else 1 + graph.GLU_OPS.index(glu),)
+    size = y.size
+    if up is not None:
+        more = np.concatenate([blocks.pack(kind, matrix) for matrix in up.reshape(-1, *up.shape[2:])])
+        operands, size = (*operands[:3], more, y), sum(quantized_sizes(y))
+    (got,) = run(runtime, kernel, operands, (size,), kind_and_spec, **values)
     return got
 
 
@@ -93,6 +99,24 @@ def test_types(any_device, kind, rng):
     expected = expected_of(kind, raw, x)
     for way in FEW, MANY, *units(any_device, kind):
         same(product(any_device.runtime, kind, raw, x, *way), expected)
+
+
+GATED = (*((FEW[0], (n, 32, 0, 1, 0)) for n in (1, 5)), (FEW[0], (5, 64, 0, 2, 1)))
+
+
+@pytest.mark.one_driver("q4_K")
+@pytest.mark.parametrize("kind", ("q4_K", "q5_0", "iq4_nl"))
+@np.errstate(all="ignore")
+def test_gate_and_up(any_device, kind, rng):
+    """Two matrices and their GLU, as int8; alone, and by waves that share superblocks; planes that share weights."""
+    runtime = any_device.runtime
+    if any_device.info.native:
+        return  # the processor has a dispatch for each
+    (gate, up), x = (weights(kind, (1, 2, 256, 768), rng) for _ in range(2)), activations((2, 4, 5, 768), rng)
+    for glu, way in (("swiglu", GATED[0]), ("geglu", GATED[1]), ("swiglu", GATED[2])):
+        y = elementwise.glu(glu, expected_of(kind, gate, x), expected_of(kind, up, x))
+        alone = np.concatenate(run(runtime, graph.QUANTIZE, (y,), quantized_sizes(y)))
+        assert np.array_equal(product(runtime, kind, gate, x, *way, up=up, glu=glu), alone)
 
 
 @pytest.mark.one_driver
@@ -156,9 +180,25 @@ def test_floats(any_device, w_type, x_type, rows, columns, k, order, rng):
     (got,) = run(any_device.runtime, graph.MUL_MAT_FLOAT, operands, (expected.size,), spec, **tensors)
     same(got, expected)
     if k % 64 == 0:
-        spec = *kinds, columns, 32, 0, 1, 1, 1, 0
+        spec = *kinds, columns, 32, 0, 1, 1, 1, 0, 0
         (got,) = run(any_device.runtime, graph.MUL_MAT_FLOAT_VEC, operands, (expected.size,), spec, **tensors)
         same(got, expected)
+
+
+@pytest.mark.one_driver("bf16")
+@pytest.mark.parametrize(("kind", "size"), (("f32", 32), ("bf16", 256)))
+def test_floats_of_a_norm(any_device, kind, size, rng):
+    """The product makes the norm of x itself, by one wave and by several."""
+    if any_device.info.native:
+        return  # the processor has a dispatch for each
+    (w, stored), x = halves(rng.standard_normal((35, 576), np.float32), kind), rng.standard_normal((1, 576), np.float32)
+    a = rng.standard_normal((1, 576), np.float32)
+    expected = products.multiply_floats(w, rows.norm("rms", x, 1e-6, ("mul", a)))
+    tensors = {"w": tensor(stored), "x": tensor(x), "added": tensor(a), "y": tensor(expected), **NO_EXPERTS}
+    eps = int(np.float32(1e-6).view(np.uint32))
+    spec = graph.FLOAT_TYPES.index(kind), 0, 1, size, 0, 2, 1, 0, 0, eps
+    (got,) = run(any_device.runtime, graph.MUL_MAT_FLOAT_VEC, (stored, x, a, a), (expected.size,), spec, **tensors)
+    same(got, expected)
 
 
 @pytest.mark.one_driver
@@ -216,7 +256,7 @@ def test_floats_on_gfx1201(gfx1201, rng):
     expected = products.multiply_floats(w.astype(np.float32), x)
     tensors = {"w": tensor(w), "x": tensor(x), "added": tensor(expected), "y": tensor(expected), **NO_EXPERTS}
     for kernel, spec in (
-        (graph.MUL_MAT_FLOAT_VEC, (1, 0, 2, 64, 1, 1, 1, 0, 0)),
+        (graph.MUL_MAT_FLOAT_VEC, (1, 0, 2, 64, 1, 1, 1, 0, 0, 0)),
         (graph.MUL_MAT_FLOAT, (1, 0, 32, 8, 2, 2, 64, 0, 0)),
     ):
         (got,) = run(gfx1201, kernel, (w, x, expected, expected), (expected.size,), spec, **tensors)

@@ -5,6 +5,7 @@ import pytest
 from graph_harness import same
 
 from zinc_attn.graph import declarations as graph
+from zinc_attn.graph import rows
 from zinc_attn.graph.records import tensor
 from zinc_attn.graph.rope import Rope, rope
 from zinc_attn.tools.graph.device import as_words, run
@@ -41,3 +42,11 @@ def test_rope(any_device, n, first, turn, dtype, rng):
     spec = [graph.FLOAT_TYPES.index("f32" if dtype == np.float32 else "f16")]
     words = as_words(wanted).size
     same(*run(any_device.runtime, graph.ROPE, (base, positions, table), (words,), spec, **values), wanted)
+    if dtype is np.float32 and not any_device.info.native:  # of a norm; the processor has a dispatch for each
+        a = rng.standard_normal((1, 1, 1, n), np.float32)
+        wanted = rope(rows.norm("rms", x, 1e-6, ("mul", a)), positions, table, turn.step, first)
+        wanted[np.abs(wanted) < least] = 0
+        values |= {"b": tensor(a), "eps": 1e-6, "factor": 1.0 / n, "scales": (0, 0), "joined": 1}
+        spec = graph.NORM_OPS.index("rms"), graph.FOLLOW_OPS.index("mul"), 0, 1
+        operands = base, a, a, positions, table
+        same(*run(any_device.runtime, graph.NORM, operands, (words,), spec, **values), wanted)

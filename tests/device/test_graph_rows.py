@@ -8,7 +8,7 @@ from zinc_attn.graph import declarations as graph
 from zinc_attn.graph import rows
 from zinc_attn.graph.records import tensor
 from zinc_attn.kernels import declarations
-from zinc_attn.tools.graph.device import run
+from zinc_attn.tools.graph.device import NO_TURNS, run
 
 EXECUTED = True
 
@@ -41,9 +41,8 @@ def test_norm(any_device, op, columns, then, rng):
         follow = [pair for pair in zip(then, others, strict=True) if pair[0] != "none"]
         wanted = rows.norm(op, x, 1e-6, *follow)
         values = {"a": tensor(half), "y": tensor(wanted), **OF_ROW, "factor": 1.0 / columns, "scales": (scale, scale)}
-        spec = [graph.NORM_OPS.index(op), *map(graph.FOLLOW_OPS.index, then)]
-        operands = (x, a, b)
-        same(*run(any_device.runtime, graph.NORM, operands, (x.size,), spec, **values), wanted)
+        spec = [graph.NORM_OPS.index(op), *map(graph.FOLLOW_OPS.index, then), 0]
+        same(*run(any_device.runtime, graph.NORM, (x, a, b, x, x), (x.size,), spec, **values, **NO_TURNS), wanted)
 
 
 @pytest.mark.parametrize(("columns", "joined"), [(32, 1), (2336, 1), (128, 2)])
@@ -70,8 +69,8 @@ def test_norm_of_zeros_and_of_a_transposed_tensor(any_device, eps, rng):
     for op in graph.NORM_OPS:
         wanted = np.ascontiguousarray(rows.norm(op, x, eps))
         values = {"x": tensor(x), "a": NONE, "b": NONE, "y": tensor(wanted), **OF_ROW, "eps": eps, "factor": 1 / 70}
-        spec = [graph.NORM_OPS.index(op), 0, 0]
-        same(*run(any_device.runtime, graph.NORM, (base,) * 3, (x.size,), spec, **values), wanted)
+        spec = [graph.NORM_OPS.index(op), 0, 0, 0]
+        same(*run(any_device.runtime, graph.NORM, (base,) * 5, (x.size,), spec, **values, **NO_TURNS), wanted)
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 1), (2, 3, 257), (1, 1, 70000), (2, 250, 2)])

@@ -71,7 +71,10 @@ _TILE: Final = (
 )
 # All need the device's shaderIntegerDotProduct.
 MUL_MAT: Final = kernel("mul_mat", _PRODUCT_BINDINGS, _TILE, _PRODUCT_PARAMS, _TILE_GRID)
-MUL_MAT_VEC: Final = kernel("mul_mat_vec", _PRODUCT_BINDINGS, _VEC, _PRODUCT_PARAMS, _VEC_GRID)
+# glu: 1 + a GLU_OP, swiglu or geglu. w is its gate, and `added` its up, which lies in its binding as w does. Rows of w
+# are a multiple of 256. y: the GLU's results as int8, as QUANTIZE makes them, q and then the scales. The processor,
+# whose code is native, has no such kernel.
+MUL_MAT_VEC: Final = kernel("mul_mat_vec", _PRODUCT_BINDINGS, (*_VEC, "glu"), _PRODUCT_PARAMS, _VEC_GRID)
 # By int8 matrix units, where the device has them. own_rows and own_columns count matrices of mat_m by mat_n, which a
 # subgroup has; workgroup_size is of so many subgroups as the tile needs.
 _UNITS: Final = (*_TILE[:-2], "mat_m", "mat_n", "mat_k", *_TILE[-2:])
@@ -82,7 +85,10 @@ _FLOAT_BINDINGS: Final[dict[str, Access]] = {**dict.fromkeys(("w", "x", "added",
 _FLOATS: Final = (*_OF_EXPERTS, *tensors("w", "x", "added", "y"))
 _TYPES: Final = "w_type", "x_type"
 MUL_MAT_FLOAT: Final = kernel("mul_mat_float", _FLOAT_BINDINGS, (*_TYPES, *_TILE[1:]), _FLOATS, _TILE_GRID)
-MUL_MAT_FLOAT_VEC: Final = kernel("mul_mat_float_vec", _FLOAT_BINDINGS, (*_TYPES, *_VEC[1:]), _FLOATS, _VEC_GRID)
+# rms: the bits of eps: x, a row of float32, becomes its RMS_NORM times `added`, whose step in dimension 0 counts. 0: x as it
+# is. Not on the processor.
+_FLOAT_VEC: Final = (*_TYPES, *_VEC[1:], "rms")
+MUL_MAT_FLOAT_VEC: Final = kernel("mul_mat_float_vec", _FLOAT_BINDINGS, _FLOAT_VEC, _FLOATS, _VEC_GRID)
 FLOAT_VEC: Final = Formulas({"SERVED": ("K % 8 == 0", ""), "AHEAD": ("K % 64 == 0", "with ahead 1")}, ("K",), {})
 
 # Pairs of a slot and a token, slot + slots * token, by the expert that ids names. list: the expert of each tile, then

@@ -17,7 +17,6 @@ NORM_PARAMS: Final = (
     Field("joined", "uint", "rows of y that form an int8 row: 1, or more where rows are whole blocks"),
 )
 _NORM_SPEC: Final = "op", "first", "second"
-NORM: Final = kernel("norm", _NORM_BINDINGS, _NORM_SPEC, NORM_PARAMS, OF_ROWS)
 NORM_QUANTIZED: Final = kernel("norm_quantized", _NORM_BINDINGS | AS_INT8, _NORM_SPEC, NORM_PARAMS, OF_ROWS)
 MASK_TYPES: Final = ("none", "f32", "f16")  # specialization constant mask_type
 # y = softmax(x * scale + slope * mask) along dimension 0; the mask repeats in dimensions 2 and 3. sinks: float32, one a
@@ -49,6 +48,16 @@ SUM_ROWS: Final = kernel(
 
 # --- rotary positions -------------------------------------------------------------------------------------------------
 
+_TURNS: Final = (
+    Field("positions", "uint", "element of the first position, an int32"),
+    Field("stride", "uint", "step from a section's positions to the next section's: x's dimension 2"),
+    Field("table", "uint", "word of the first pair"),
+    Field("pairs", "uint", "pairs that turn"),
+    Field("first", "uint", "element of the first pair"),
+    Field("step", "uint", "step from a pair's first element to its second: 1, or pairs"),
+    Field("least", "float", "smaller magnitudes of a float32 y become +0, as FIT does for attention; or 0"),
+)
+_TURNING: Final[dict[str, Access]] = {"positions": "read", "table": "read"}
 # y = x with pairs of its dimension 0 turned, the others copied. Type f32 or f16 of both; y as BINARY's where it is f16,
 # or in the place of x with any steps between rows; its pairs then are neighbors or a multiple of 2 in number, and
 # ``first`` is even. An invocation has a pair, or two elements that are copied, and of f16 at least that.
@@ -56,17 +65,10 @@ SUM_ROWS: Final = kernel(
 ROPE_WORDS: Final = 4  # low and high word of the fraction of a turn; which of 4 positions; the factor, a float32
 ROPE: Final = kernel(
     "rope",
-    {"x": "read", "positions": "read", "table": "read", "y": "write"},
+    {"x": "read", **_TURNING, "y": "write"},
     ("type",),
-    (
-        *tensors("x", "y"),
-        Field("positions", "uint", "element of the first position, an int32"),
-        Field("stride", "uint", "step from a section's positions to the next section's: x's dimension 2"),
-        Field("table", "uint", "word of the first pair"),
-        Field("pairs", "uint", "pairs that turn"),
-        Field("first", "uint", "element of the first pair"),
-        Field("step", "uint", "step from a pair's first element to its second: 1, or pairs"),
-        Field("least", "float", "smaller magnitudes of a float32 y become +0, as FIT does for attention; or 0"),
-    ),
+    (*tensors("x", "y"), *_TURNS),
     "ceil_div(elements(p.y), 512)",
 )
+# rope 1: y is ROPE, of f32, of the norm and what follows it.
+NORM: Final = kernel("norm", _NORM_BINDINGS | _TURNING, (*_NORM_SPEC, "rope"), (*NORM_PARAMS, *_TURNS), OF_ROWS)

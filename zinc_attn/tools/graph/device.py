@@ -24,6 +24,7 @@ from .hybrid import ROUTE_LEAST
 from .model import Matrix
 
 NO_EXPERTS: Final = {"x_slots": 0, "experts": 0, "ids": 0}  # parameters of a product of planes
+NO_TURNS: Final = dict.fromkeys(("positions", "stride", "table", "pairs", "first", "step", "least"), 0)  # of a norm
 POISON: Final = 0x7FC0DEAD  # the words of a result before the kernel
 FEW: Final = 4  # rows of x that mul_mat_vec takes here, and mul_mat more
 BOUND: Final = 1 << 27  # bytes of weights that a dispatch has, which any device binds
@@ -111,8 +112,8 @@ class OnDevice:
     def norm(self, x: F32, weight: F32 | None, eps: float, op: str = "rms") -> F32:
         by = x if weight is None else weight[None]
         values = {"eps": eps, "factor": 1.0 / x.shape[-1], "scales": (0.0, 0.0), "joined": 1}
-        spec = graph.NORM_OPS.index(op), int(weight is not None), 0
-        return self._float(graph.NORM, x.shape, (x, by, by), spec=spec, **values)
+        spec = graph.NORM_OPS.index(op), int(weight is not None), 0, 0
+        return self._float(graph.NORM, x.shape, (x, by, by, by, by), spec=spec, **values | NO_TURNS)
 
     def product(self, weights: Matrix, x: F32, added: F32 | None = None, ids: NDArray[np.int32] | None = None) -> F32:
         """Few rows of x go to the kernels for few rows, others to tiles; tiles without an addend go to matrix units, if
@@ -132,7 +133,7 @@ class OnDevice:
         spec: tuple[int, ...] = (*TILE, add, int(ids is not None))
         if few:  # any number of waves has the same bits
             ahead = len(x) % 2 and int(float_sizes["AHEAD"] or not is_float)
-            spec = columns, 32 * waves, int(subgroups), 4, ahead, add, int(ids is not None)
+            spec = columns, 32 * waves, int(subgroups), 4, ahead, add, int(ids is not None), 0
         if is_float:
             stored = weights.rows.view(np.float32 if weights.kind == "f32" else np.uint16)
             types = FLOAT_TYPES.index(weights.kind), FLOAT_TYPES.index("f32")
