@@ -131,16 +131,16 @@ void main() {
     row = find_row(gl_WorkGroupID.x, lane);
     fill_table();
     float gate[COLUMNS], total[COLUMNS];
-    [[dont_unroll]] for (uint matrices = 0u; matrices < (GLU == 0u ? 1u : 2u); ++matrices) {
-        is_up = matrices == 1u;
-        [[unroll]] for (uint i = 0u; i < COLUMNS; ++i) {
-            gate[i] = total[i];
-        }
-        add_superblocks((p.blocks + 7u) / 8u, total);
-    }
+    uint count = (p.blocks + 7u) / 8u;
+    add_superblocks(count, total);
     if (GLU == 0u) {
         store_columns(total);
-    } else {
-        store_glu(gate, total);
+        return;
     }
+    [[unroll]] for (uint i = 0u; i < COLUMNS; ++i) {
+        gate[i] = total[i];
+    }
+    is_up = true;
+    add_superblocks(count, total);
+    store_glu(gate, total);
 }

@@ -19,6 +19,7 @@ MOST_SHARED: Final = 32 << 10  # bytes of a workgroup
 # Vector instructions of mul_mat_vec, whose program makes superblocks of 32 rows, as a part of what the card issues
 # while these come from memory, by its columns: below 1 memory is the limit.
 MOST_ISSUED: Final = {1: 0.2, 8: 0.9}
+MOST_OF_GLU: Final = 0.25  # whose program makes a superblock of gate and of up, and then the GLU once for all
 LEAST_AHEAD: Final = 4096  # bytes of weights that a wave of it loads before it uses the first
 # Cycles of mul_mat_units for a block of 32 values of 32 rows and 64 columns, where 300 are 163 TOPS of the card; an
 # output has two products of q6_K, and a minimum of others.
@@ -74,7 +75,8 @@ def _of_products(name: str, spec: tuple[int, ...], answer: Mapping[str, Any]) ->
     constants = dict(zip(MUL_MAT_VEC.decl.spec, spec, strict=True))
     weights = TYPES[WEIGHT_TYPES[constants["type"]]]
     loaded = constants["ahead"] * GROUP * SUPERBLOCK // weights.values * weights.size  # bytes
-    if (part := issued(loaded, answer)) > (most := MOST_ISSUED[constants["columns"]]):
+    matrices, most = (2, MOST_OF_GLU) if constants["glu"] else (1, MOST_ISSUED[constants["columns"]])
+    if (part := issued(matrices * loaded, answer)) > most:
         yield f"{name}: {part:.1%} of the issue slots, at most {most:.0%} allowed"
     if loaded < LEAST_AHEAD:
         yield f"{name}: {loaded} bytes of weights on their way, at least {LEAST_AHEAD} needed"
