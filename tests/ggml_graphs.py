@@ -305,6 +305,7 @@ GRAPHS = FUSED | {
     "a row that is written, too": "RMS_NORM(x[256,3]) VIEW(v[256,3])[256,1] MUL(0, 1) ADD(v, 2)!",
     "a window that is written meanwhile": "CONCAT(s[3,256], x[1,256])[4,256] VIEW(0)[3,256:16@4] CPY(1, s)[3,256] "
     "SSM_CONV(0, w[4,256])[256]",
+    "a norm of what is written meanwhile": "RMS_NORM(x[256]) MUL(0, a[256]) SCALE(x)! MUL_MAT(G, 1)[64]",
     "a state that is written meanwhile": FUSED["gathered"].replace(" GATED", " SCALE(s)! GATED"),
     "a sum on what was added": FUSED["experts"] + "=a+4",
     "a router's weights on its order": FUSED["router"] + "=2+64",

@@ -8,19 +8,25 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gguf import GGUFReader
 
 from zinc_attn import errors
 from zinc_attn.checks import check_int
+from zinc_attn.graph.pieces import TYPES
+from zinc_attn.graph.units import tile_of_units
+from zinc_attn.kernels.matrix import MatrixFragment
 from zinc_attn.shapes import AttnShape
-from zinc_attn.tools.cost import CARDS, find_card
+from zinc_attn.tools.compilers.graph import MOST_CYCLES, MOST_CYCLES_ELSE
+from zinc_attn.tools.cost import CARDS, Card, find_card, predict_rows
+from zinc_attn.tools.cost.assumptions import GAP_US
 from zinc_attn.tools.cost.step import ModelStep
 from zinc_attn.tools.harness.files import check_out, write_file
 from zinc_attn.tools.harness.inputs import parse_contexts
@@ -28,6 +34,8 @@ from zinc_attn.tools.measure import MODELED, rows_png
 
 LAYOUTS: Final = {"auto": "", "1": "1"}  # of the picture, and what ZINC_ATTN_SPLITS says
 ALONE: Final = "none"
+PROMPT: Final = 512  # tokens
+STATES_ISSUE: Final = 9  # how often a token's issue for states goes into the time of their bytes
 HEAD_BARRIERS: Final = 4  # of a step outside its layers: the token's row, the last norm, the output
 
 
@@ -40,6 +48,32 @@ class Point:
     measured: float
     modeled: float
     digest: str = ""
+
+
+class Product(NamedTuple):
+    """A tensor of a layer. used: the part of it that a token takes, of experts the chosen ones."""
+
+    kind: str
+    elements: int
+    size: int  # bytes
+    used: float
+
+    @classmethod
+    def of(cls, tensor: Any, used: float) -> Product:
+        part = used if "_exps" in tensor.name else 1.0
+        kind = tensor.tensor_type.name
+        return cls(kind[:1].lower() + kind[1:], int(tensor.n_elements), int(tensor.n_bytes), part)
+
+    def us(self, rows: int, card: Card) -> float:
+        """µs with so many rows of x: of its bytes, or of tiles of matrix units at the cycles that their gate allows."""
+        read = self.size / card.read_rate
+        tile = tile_of_units(self.kind, MatrixFragment(16, 16, 16)) if self.kind in TYPES else None
+        if tile is None:
+            return read
+        columns = tile[1] * math.ceil(rows * self.used / tile[1])
+        cycles = MOST_CYCLES.get(self.kind, MOST_CYCLES_ELSE) / (32 * 32 * 64)  # of a product of two numbers
+        rate = card.compute_units * card.family.simds * card.clock_ghz * 1e3  # cycles in a µs
+        return max(read, self.elements * columns * cycles / rate)
 
 
 class Model:
@@ -57,6 +91,7 @@ class Model:
         used = self.number("expert_used_count", 0) / max(self.number("expert_count", 1), 1)
         names = [tensor.name for tensor in reader.tensors]
         self.head_bytes = self.layer_bytes = 0
+        self.products = [Product.of(tensor, used) for tensor in reader.tensors if tensor.name.startswith("blk.")]
         for tensor in reader.tensors:
             size = round(tensor.n_bytes * (used if "_exps" in tensor.name else 1))
             if tensor.name.startswith("blk."):
@@ -78,6 +113,13 @@ class Model:
             return default
         found = self._fields[name].contents()
         return int(max(found) if isinstance(found, list) else found)
+
+    def prompt_us(self, rows: int, step: ModelStep, layers: int, card: Card) -> float:
+        """µs of a prompt by ``step``'s layers: products, states (docs/graph.md), attention, and a step's barriers."""
+        products = layers / self.layers * sum(product.us(rows, card) for product in self.products)
+        states = rows * step.states / card.read_rate / STATES_ISSUE
+        attention = step.layers * predict_rows(step.shape, card, rows, rows, step.dtype).total_us
+        return products + states + attention + self.head_bytes / card.read_rate + step.barriers * GAP_US
 
     def step(self, layers: int, barriers: int, dtype: str) -> ModelStep:
         """A step of ``layers`` layers such as the file's. barriers: of the file's layers."""
@@ -152,6 +194,8 @@ def run(given: argparse.Namespace) -> None:
         f"{card.title}, modeled: {step.weights / 1e9:.2f} GB of weights, {step.states / 1e6:.0f} MB of states, "
         f"{step.layers} layers that attend, {step.barriers} other barriers"
     )
+    prompt = model.prompt_us(PROMPT, step, given.layers or model.layers, card)
+    print(f"a prompt of {PROMPT} tokens: {PROMPT / prompt * 1e6:,.0f} tokens/s")
     print(f"{'':8}  {'measured tokens/s':19}  {'':16}  {'modeled tokens/s':27}     of the")
     names = ("context", "rule", "one split", "logits", "rule", "one split", "weights", "bandwidth")
     print("{:>8}  {:>9} {:>9}  {:16}  {:>8} {:>9} {:>8}  {}".format(*names))
