@@ -99,6 +99,7 @@ bool Recorder::next_commands() {
 bool Recorder::begin() {
     abandon();
     dispatches_ = recorded_ = 0;
+    least_ = last_ = level_ = 0;
     forget_waiting();
     for (Arena *arena : {&params_, &words_, &scratch_})
         if (arena->reset()) forget();
@@ -116,7 +117,7 @@ bool Recorder::flush() {
 }
 
 bool Recorder::finish() {
-    if (!record_waiting() || !za_enter(device_)) return false;
+    if (!record_waiting(UINT32_MAX) || !za_enter(device_)) return false;
     za_barrier_after(device_, commands_[used_ - 1]);
     const bool ok = za_leave(device_, za_submit(device_, commands_[used_ - 1], true));
     abandon();
@@ -198,29 +199,35 @@ void Recorder::forget_waiting() {
     za_levels_clear(&levels_);
 }
 
-bool Recorder::record_waiting() {
+bool Recorder::record_waiting(uint32_t end) {
     order_.clear();
-    for (const struct za_command &command : waiting_) order_.push_back(uint64_t(command.level) << 32 | order_.size());
+    for (size_t i = 0; i < waiting_.size(); ++i)
+        if (waiting_[i].level < end) order_.push_back(uint64_t(waiting_[i].level) << 32 | i);
     std::sort(order_.begin(), order_.end());
-    uint32_t level = recorded_ ? UINT32_MAX : 0;
     for (uint64_t i : order_) {
         const struct za_command &command = waiting_[uint32_t(i)];
         if (products_ && products_ + command.products > PRODUCTS && !flush()) return false;
-        if (level != command.level) za_barrier_between(device_, commands_[used_ - 1], &command), ++counts_[1];
-        level = command.level;
+        if (level_ != command.level) za_barrier_between(device_, commands_[used_ - 1], &command), ++counts_[1];
+        level_ = command.level;
         if (!record(command)) return false;
     }
-    forget_waiting();
+    auto is_recorded = [end](const struct za_command &command) { return command.level < end; };
+    waiting_.erase(std::remove_if(waiting_.begin(), waiting_.end(), is_recorded), waiting_.end());
+    least_ = end;
     return true;
 }
 
 bool Recorder::command(const struct za_command &command) {
     const bool early = !recorded_ && waiting_.size() >= EARLY;
-    if ((early || waiting_.size() >= MANY) && !command.independent && !(record_waiting() && (!early || flush())))
+    // Commands of the last level wait on, because later commands may join them.
+    if ((early || waiting_.size() >= MANY) && !command.independent &&
+        !(record_waiting(last_) && (!early || !recorded_ || flush())))
         return false;
     ++dispatches_;
     waiting_.push_back(command);
-    return za_level(&levels_, &waiting_.back(), 0);
+    if (!za_level(&levels_, &waiting_.back(), least_)) return false;
+    last_ = std::max(last_, waiting_.back().level);
+    return true;
 }
 
 bool Recorder::dispatch(int kernel, const Constants &constants, const void *params, size_t params_bytes,

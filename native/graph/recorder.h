@@ -83,7 +83,8 @@ class Recorder {
     bool set_of(const struct za_command &command, VkDescriptorSet *set);
     bool record(const struct za_command &command);
     void forget_waiting();
-    bool record_waiting();  // by level, with a barrier between two
+    // Records the waiting commands whose level is below `end`, by level, with a barrier between two levels.
+    bool record_waiting(uint32_t end);
     bool next_commands();
     bool flush();
 
@@ -96,7 +97,9 @@ class Recorder {
     size_t used_ = 0;                         // how many of commands_ the current graph has used
     std::vector<struct za_command> waiting_;  // commands that are not recorded yet
     std::vector<uint64_t> order_;             // levels and numbers of waiting_, sorted for recording
-    levels levels_{};                         // of waiting_
+    levels levels_{};                         // of the graph's commands
+    // Levels: the least of waiting_ and of later commands, the highest of all, and the last that is recorded.
+    uint32_t least_ = 0, last_ = 0, level_ = 0;
     uint64_t recorded_ = 0, products_ = 0, dispatches_ = 0;  // recorded_: of the graph; products_: of the submission
     uint64_t counts_[3] = {};                 // see `counts`
     za_place ring_{};                         // scratch memory, which is taken in a circle
