@@ -286,6 +286,7 @@ GRAPHS = FUSED | {
     "a convolution of tokens": "SSM_CONV(x[7,300,2], w[4,300])[300,4,2] ADD(0, b[300]) SILU(1)",
     "scans": "SSM_SCAN(s[16,8,2,2], x[8,2,3], d[2,3], a[1,2], b[16,1,3], c[16,1,3], I)[304] VIEW(0)[48] "
     "VIEW(0)[256@192] CPY(2, e[256]) SSM_SCAN(s, x, d, f[16,2], b, c, I)[304] SCALE(4)",
+    "several submissions": "SCALE(x[16,3]) " + " ".join(f"ADD({i}, x)" for i in range(600)),
     "a norm of groups": "GROUP_NORM(x[16,4,4,2]) SCALE_ADD(0) CLAMP(1)",
     "heads that are a row": "RMS_NORM(x[64,4,3]) MUL(0, a[64]) RESHAPE(1)[256,3] MUL_MAT(W, 2)",
     "a norm of a sum and two more": FUSED["summed"].replace("MUL_MAT(W, 5)", "ADD(5, b[256]) MUL_MAT(W, 6)"),

@@ -6,6 +6,7 @@
 namespace zinc {
 
 constexpr uint64_t CHUNK = uint64_t(1) << 20, RING = uint64_t(16) << 20;  // bytes
+constexpr uint32_t OPEN = 4;                      // levels that later commands may still join
 constexpr uint64_t EARLY = 48, MANY = 512;        // dispatches that are ordered together: the first, and later ones
 constexpr uint64_t PRODUCTS = uint64_t(1) << 32;  // the most multiplications of a submission, which bounds its time
 constexpr VkMemoryPropertyFlags DEVICE = VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT;
@@ -213,15 +214,14 @@ bool Recorder::record_waiting(uint32_t end) {
     }
     auto is_recorded = [end](const struct za_command &command) { return command.level < end; };
     waiting_.erase(std::remove_if(waiting_.begin(), waiting_.end(), is_recorded), waiting_.end());
-    least_ = end;
+    least_ = std::max(least_, end);
     return true;
 }
 
 bool Recorder::command(const struct za_command &command) {
     const bool early = !recorded_ && waiting_.size() >= EARLY;
-    // Commands of the last level wait on, because later commands may join them.
     if ((early || waiting_.size() >= MANY) && !command.independent &&
-        !(record_waiting(last_) && (!early || !recorded_ || flush())))
+        !(record_waiting(last_ - std::min(last_, OPEN)) && (!early || !recorded_ || flush())))
         return false;
     ++dispatches_;
     waiting_.push_back(command);
