@@ -306,6 +306,8 @@ GRAPHS = FUSED | {
     "a row that is written, too": "RMS_NORM(x[256,3]) VIEW(v[256,3])[256,1] MUL(0, 1) ADD(v, 2)!",
     "a window that is written meanwhile": "CONCAT(s[3,256], x[1,256])[4,256] VIEW(0)[3,256:16@4] CPY(1, s)[3,256] "
     "SSM_CONV(0, w[4,256])[256]",
+    "a ROPE on the norm's factors": "RMS_NORM(x[64,4,3]) MUL(0, a[64,4,3]) ROPE(1, P)=a+256",
+    "a product on the norm's operand": FUSED["rms"] + "=x+0",
     "a norm of what is written meanwhile": "RMS_NORM(x[256]) MUL(0, a[256]) SCALE(x)! MUL_MAT(G, 1)[64]",
     "a state that is written meanwhile": FUSED["gathered"].replace(" GATED", " SCALE(s)! GATED"),
     "a sum on what was added": FUSED["experts"] + "=a+4",

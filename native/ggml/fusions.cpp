@@ -164,7 +164,8 @@ const ggml_tensor *rms_of(const Recording &r, const ggml_tensor *product) {
     const bool rows = is_f32(x) && is_f32(a) && is_f32(y) && ggml_nrows(x) == 1 && a->ne[0] == x->ne[0] &&
                       ggml_are_same_shape(x, y) && x->nb[0] == sizeof(float);
     const bool small = product->op == GGML_OP_MUL_MAT && product->src[0]->ne[1] <= MOST_ROWS && number_of(norm, 0) > 0;
-    return rows && small && r.keeps(x, norm) && r.keeps(a, norm) ? y : nullptr;
+    return rows && small && r.keeps(x, norm) && r.keeps(a, norm) && !overlap(x, product) && !overlap(a, product)
+               ? y : nullptr;
 }
 
 // Whether a kernel may write rows of y while it still reads rows of x: they lie at the same places, or do not overlap.
@@ -186,10 +187,12 @@ Follower follower(Recording &r, std::initializer_list<const ggml_tensor *> x, co
     return follow;
 }
 
-ggml_tensor *rope_of_norm(const Recording &r, const ggml_tensor *x, const ggml_tensor *norm) {
+ggml_tensor *rope_of_norm(const Recording &r, std::initializer_list<const ggml_tensor *> reads, const ggml_tensor *norm) {
     ggml_tensor *rope = r.fuses(TURNED) && !r.device->is_host ? r.only_user(norm) : nullptr;
-    const bool turns = rope && rope->op == GGML_OP_ROPE && rope->src[0] == norm && is_f32(rope);
-    return turns && r.is_before(rope->src[1], rope) && spares_rows(x, rope) ? rope : nullptr;
+    if (!rope || rope->op != GGML_OP_ROPE || rope->src[0] != norm || !is_f32(rope)) return nullptr;
+    for (const ggml_tensor *read : reads)
+        if (read && !spares_rows(read, rope)) return nullptr;
+    return r.is_before(rope->src[1], rope) && !overlap(rope->src[1], rope) ? rope : nullptr;
 }
 
 // --- results as int8 -------------------------------------------------------------------------------------------------

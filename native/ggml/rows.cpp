@@ -133,7 +133,8 @@ bool record_norm_of(Recording &r, ggml_tensor *op, const ExpertsSum *sum) {
     }
     if (sum && !record_sum(r, *sum)) return false;
     za_place positions = x.place, table = x.place;
-    ggml_tensor *rope = op->op == GGML_OP_GROUP_NORM ? nullptr : rope_of_norm(r, op->src[0], result);
+    ggml_tensor *rope = op->op == GGML_OP_GROUP_NORM ? nullptr
+                      : rope_of_norm(r, {op->src[0], first.tensor, second.tensor}, result);
     if (rope) {
         r.take(rope);
         if (!set_turns(r, rope, &params, &positions, &table)) return false;

@@ -105,14 +105,13 @@ def test_types(any_device, kind, rng):
 GATED = (*((FEW[0], (n, 32, 0, 1, 0)) for n in (1, 5)), (FEW[0], (5, 64, 0, 2, 1)))
 
 
+@pytest.mark.of_drivers
 @pytest.mark.one_driver("q4_K")
 @pytest.mark.parametrize("kind", ("q4_K", "q5_0", "iq4_nl"))
 @np.errstate(all="ignore")
 def test_gate_and_up(any_device, kind, rng):
     """Two matrices and their GLU, as int8; alone, and by waves that share superblocks; planes that share weights."""
     runtime = any_device.runtime
-    if any_device.info.native:
-        return  # the processor has a dispatch for each
     (gate, up), x = (weights(kind, (1, 2, 256, 768), rng) for _ in range(2)), activations((2, 4, 5, 768), rng)
     for glu, way in (("swiglu", GATED[0]), ("geglu", GATED[1]), ("swiglu", GATED[2])):
         y = elementwise.glu(glu, expected_of(kind, gate, x), expected_of(kind, up, x))
@@ -186,12 +185,11 @@ def test_floats(any_device, w_type, x_type, rows, columns, k, order, rng):
         same(got, expected)
 
 
+@pytest.mark.of_drivers
 @pytest.mark.one_driver("bf16")
 @pytest.mark.parametrize(("kind", "size"), (("f32", 32), ("bf16", 256)))
 def test_floats_of_a_norm(any_device, kind, size, rng):
     """The product makes the norm of x itself, by one wave and by several."""
-    if any_device.info.native:
-        return  # the processor has a dispatch for each
     w, stored = halves(rng.standard_normal((35, 576), np.float32), kind)
     eps = int(np.float32(1e-6).view(np.uint32))
     spec = graph.FLOAT_TYPES.index(kind), 0, 1, size, 0, 2, 1, 0, 0, eps
