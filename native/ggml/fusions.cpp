@@ -187,7 +187,8 @@ Follower follower(Recording &r, std::initializer_list<const ggml_tensor *> x, co
     return follow;
 }
 
-ggml_tensor *rope_of_norm(const Recording &r, std::initializer_list<const ggml_tensor *> reads, const ggml_tensor *norm) {
+ggml_tensor *rope_of_norm(const Recording &r, std::initializer_list<const ggml_tensor *> reads,
+                          const ggml_tensor *norm) {
     ggml_tensor *rope = r.fuses(TURNED) && !r.device->is_host ? r.only_user(norm) : nullptr;
     if (!rope || rope->op != GGML_OP_ROPE || rope->src[0] != norm || !is_f32(rope)) return nullptr;
     for (const ggml_tensor *read : reads)

@@ -43,10 +43,12 @@ struct Conv {
 ggml_tensor *addend(const Recording &r, const ggml_tensor *product, ggml_tensor **sum);
 // The GLU of a product and the next product, if a dispatch can make it as int8 for its only reader; or NULL.
 ggml_tensor *glu_of(const Recording &r, const ggml_tensor *product);
-// The MUL, by weights, of an RMS_NORM of a row, if the product of it with few rows of weights can make it itself; or NULL.
+// The MUL, by weights, of an RMS_NORM of a row, if the product of it with few rows of weights can make it itself, or
+// NULL.
 const ggml_tensor *rms_of(const Recording &r, const ggml_tensor *product);
 // The ROPE of a norm, which reads these tensors, if the norm's dispatch can make it; or NULL.
-ggml_tensor *rope_of_norm(const Recording &r, std::initializer_list<const ggml_tensor *> reads, const ggml_tensor *norm);
+ggml_tensor *rope_of_norm(const Recording &r, std::initializer_list<const ggml_tensor *> reads,
+                          const ggml_tensor *norm);
 bool is_route(const Recording &r, ggml_tensor *first, Route *route);  // first: SOFT_MAX, SIGMOID or ARGSORT
 bool is_sum_of_experts(const Recording &r, ggml_tensor *products, Experts *sum);
 ggml_tensor *norm_of(const Recording &r, const Experts &sum);  // the next node, or NULL

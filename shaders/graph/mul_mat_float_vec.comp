@@ -1,8 +1,8 @@
 // y = w x for few rows of x, of float32, float16 or bfloat16: products.multiply_floats of zinc_attn/graph, by the waves
 // of waves.glsl.
 //
-// Elements of a row of w and of x are neighbors, in whole words. K is a multiple of 8, and with AHEAD of 64. With RMS the
-// single row of x, float32, becomes its RMS_NORM times `added` first: a product of few rows of w need not wait for it.
+// Elements of a row of w and of x are neighbors, in whole words. K is a multiple of 8, and with AHEAD of 64. With RMS
+// the single row of x, float32, becomes its RMS_NORM times `added` first, for which the product then need not wait.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require

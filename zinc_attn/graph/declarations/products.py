@@ -85,8 +85,8 @@ _FLOAT_BINDINGS: Final[dict[str, Access]] = {**dict.fromkeys(("w", "x", "added",
 _FLOATS: Final = (*_OF_EXPERTS, *tensors("w", "x", "added", "y"))
 _TYPES: Final = "w_type", "x_type"
 MUL_MAT_FLOAT: Final = kernel("mul_mat_float", _FLOAT_BINDINGS, (*_TYPES, *_TILE[1:]), _FLOATS, _TILE_GRID)
-# rms: the bits of eps: x, a row of float32, becomes its RMS_NORM times `added`, whose step in dimension 0 counts. 0: x as it
-# is. Not on the processor.
+# rms: the bits of eps; x, a row of float32, becomes its RMS_NORM times `added`, of which offset and step in dimension 0
+# count. 0: x as it is. The processor has no such kernel.
 _FLOAT_VEC: Final = (*_TYPES, *_VEC[1:], "rms")
 MUL_MAT_FLOAT_VEC: Final = kernel("mul_mat_float_vec", _FLOAT_BINDINGS, _FLOAT_VEC, _FLOATS, _VEC_GRID)
 FLOAT_VEC: Final = Formulas({"SERVED": ("K % 8 == 0", ""), "AHEAD": ("K % 64 == 0", "with ahead 1")}, ("K",), {})
