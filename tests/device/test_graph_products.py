@@ -227,11 +227,14 @@ def test_types_on_gfx1201(gfx1201, kind, rng):
     k = 768 if TYPES[kind].values == 256 else 736
     raw, x = weights(kind, (1, 1, 33, k), rng), activations((1, 1, 2, k), rng)
     expected = expected_of(kind, raw, x)
-    for way in (
-        (graph.MUL_MAT_VEC, (2, 64, 1, 3, TYPES[kind].ahead)),
-        (graph.MUL_MAT, (32, 32, 4, 4, 64)),
-    ):
+    few = graph.MUL_MAT_VEC, (2, 64, 1, 3, TYPES[kind].ahead)
+    for way in few, (graph.MUL_MAT, (32, 32, 4, 4, 64)):
         same(product(gfx1201, kind, raw, x, *way), expected)
+    if kind == "q4_K":
+        gate, up = weights(kind, (2, 1, 1, 256, k), rng)
+        y = elementwise.glu("swiglu", expected_of(kind, gate, x), expected_of(kind, up, x))
+        alone = np.concatenate(run(gfx1201, graph.QUANTIZE, (y,), quantized_sizes(y)))
+        assert np.array_equal(product(gfx1201, kind, gate, x, *few, up=up), alone)
     assert gfx1201.loads_outside == 0
 
 
@@ -260,3 +263,8 @@ def test_floats_on_gfx1201(gfx1201, rng):
     ):
         (got,) = run(gfx1201, kernel, (w, x, expected, expected), (expected.size,), spec, **tensors)
         same(got, expected)
+    normed, a = products.multiply_floats(w.astype(np.float32), norm("rms", x[:1], 1e-6, ("mul", x[1:]))), x[1:]
+    tensors |= {"x": tensor(x[:1]), "added": tensor(a), "y": tensor(normed)}
+    spec = (1, 0, 1, 64, 1, 1, 1, 0, 0, int(np.float32(1e-6).view(np.uint32)))
+    (got,) = run(gfx1201, graph.MUL_MAT_FLOAT_VEC, (w, x[:1], a, a), (normed.size,), spec, **tensors)
+    same(got, normed)
