@@ -146,8 +146,8 @@ template <Sums SUMS> struct Attention : Invocation {
     void locate(const Leaf &leaf) {
         const uint shift = work[HEADER_PAGE_SHIFT], page_tiles = work[HEADER_PAGE_TILES], head = gl_WorkGroupID.z;
         for (uint t = 0; t < KEYS; ++t) {
-            present[t] = t >= leaf.begin && t < leaf.count ? -1 : 0;
-            const uint token = leaf.index * KEYS + min(max(t, leaf.begin), leaf.count - 1), tile = token / TILE;
+            present[t] = t >= leaf.begin && t < leaf.end ? -1 : 0;
+            const uint token = leaf.index * KEYS + min(max(t, leaf.begin), leaf.end - 1), tile = token / TILE;
             const uint in_page = tile & ((1u << shift) - 1u);
             const size_t page = work[HEADER_FIRST_PAGE] + work[item.page_table + (tile >> shift)];
             const size_t slot = (page * page_tiles + in_page) * TILE + token % TILE;
@@ -235,7 +235,7 @@ template <Sums SUMS> struct Attention : Invocation {
     // To factors and units: the weights of h times the scales of a block of V as integers; see integer.glsl.
     void find_factors(const Leaf &leaf, uint h) {
         float scaled[KEYS] = {}, top = 0.0f;
-        for (uint t = leaf.begin; t < leaf.count; ++t) {
+        for (uint t = leaf.begin; t < leaf.end; ++t) {
             scaled[t] = dots[h * KEYS + t] * scales[t];
             top = max(top, abs(scaled[t]));
         }
@@ -249,7 +249,7 @@ template <Sums SUMS> struct Attention : Invocation {
     void sum_values(const Leaf &leaf, uint d) {
         const uint dims = min(V_DIM - d, BLOCK);
         find_blocks(v, v_rows, d / BLOCK);
-        const uvec2 keys(leaf.begin, leaf.count), chunks(d / CHUNK, (d + dims) / CHUNK);
+        const uvec2 keys(leaf.begin, leaf.end), chunks(d / CHUNK, (d + dims) / CHUNK);
         UNPACK_VALUES[v.storage](v, v_rows, blocks, keys, chunks, chunk);
         for (uint h = 0; h < VECTORS && SUMS == WHOLE_SUMS; ++h)
             find_factors(leaf, h);
@@ -260,7 +260,7 @@ template <Sums SUMS> struct Attention : Invocation {
             float sums[4 * BLOCK];
             const float *p = (SUMS == WHOLE_SUMS ? factors : dots) + h * KEYS;
             for (uint w = 0; w < BLOCK; w += 2 * LANES)
-                SUM[heads - 1](chunk + w, p, leaf.begin, leaf.count, units + h, sums + w, BLOCK);
+                SUM[heads - 1](chunk + w, p, leaf.begin, leaf.end, units + h, sums + w, BLOCK);
             for (uint i = 0; i < heads; ++i)
                 std::memcpy(leaf_o + (h + i) * V_DIM + d, sums + i * BLOCK, dims * sizeof(float));
         }

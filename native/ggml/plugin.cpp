@@ -4,8 +4,8 @@
 //
 // A decode step of a dense model, from graph_compute to the dispatch, in the order in which to read the functions:
 //
-//   schedule (schedule.cpp) has put the nodes in an order in which each follows its first operand, before ggml gave the
-//     nodes memory.
+//   schedule (schedule.cpp) has put each node right after its first operand, if it can, so that fusions find neighbors.
+//     Then ggml gave the nodes memory.
 //   graph_compute (here) takes the device's turn and runs a Recording of the graph.
 //   Recording::run (recording.cpp) begins a list of commands (Recorder::begin), records node after node, submits the
 //     commands and waits for them (Recorder::finish). Views compute nothing and are skipped.
@@ -17,7 +17,8 @@
 //                      writes both.
 //     MUL_MAT          record_product (products.cpp), for q, k and v. Recording::quantized finds the int8 rows.
 //                      share_out chooses the kernel: a step has one row of x, so few_of (tiles.cpp) gives the vector
-//                      kernel its constants. `addend` (fusions.cpp) takes the ADD of a bias, or of the residual.
+//                      kernel its constants. multiply_parts cuts a product that one binding does not hold, and
+//                      multiply dispatches a part. `addend` (fusions.cpp) takes the ADD of a bias, or of the residual.
 //     ROPE             record_rope (rows.cpp). table_of makes the table of rotations once for all layers.
 //     SET_ROWS         record_set_rows (moves.cpp). note_rows notes the order in which cells are written (orders.cpp),
 //                      then a kernel encodes the new rows of K and V in the cache.
@@ -26,14 +27,17 @@
 //                      that the mask shows, in the order of writes (lists.cpp), and writes the call's words, once for
 //                      all layers. za_laid_commands (src/laid.c) makes the commands: pass 1, and the merge of its
 //                      states.
-//     MUL_MAT, ADD     the output's projection, then RMS_NORM, MUL, MUL_MAT, MUL_MAT as above
-//     GLU              glu (elementwise.cpp), with its result as int8 for the last MUL_MAT, ADD of the layer
+//     MUL_MAT, ADD     the output's projection, then RMS_NORM, MUL as above
+//     MUL_MAT, MUL_MAT, GLU
+//                      On a GPU glu_of (fusions.cpp) finds the three, and record_gated (products.cpp) makes them one
+//                      dispatch, whose result is int8. Else they are two products and glu (elementwise.cpp).
+//     MUL_MAT, ADD     the last product of the layer, and the residual
 //
 //   Recording::dispatch calls Recorder::dispatch (graph/recorder.cpp), which counts the workgroups, finds or compiles
 //     the pipeline, copies the parameters to memory that the kernel reads, and makes a za_command.
 //   Recorder::command gives the command a level (za_level, src/levels.c): one more than the highest level of the
-//     commands for which it waits. Commands wait until there are 512, but the first 48 are submitted at once, so that
-//     the device works while the host still records.
+//     commands for which it waits. Commands wait until there are 512. When 48 wait for the first time, those of all
+//     levels but the last few are submitted, so that the device works while the host still records.
 //   Recorder::record_waiting records the waiting commands by level, with a barrier between two levels: set_of binds the
 //     places, and za_dispatch_with (src/objects.c) calls vkCmdDispatch.
 #include <cstdlib>

@@ -4,9 +4,9 @@
 // Grid: x = share of the KV head's query heads, y = work item (query row and range of nodes), z = KV head. Shares read
 // the same keys, so the grid runs them side by side. A workgroup has eight waves and walks the nodes of its item one
 // after another. Each wave attends one leaf of 64 keys of a node, and then all waves fold the eight leaves into the
-// node. A workgroup keeps nothing from node to node. A query vector is a row of one query head, and h is its number in
-// the workgroup (ROWS 1: heads of one row). All vectors use a row of K or V when it is loaded, so K and V are read
-// once.
+// node. A workgroup keeps nothing from node to node. A query vector is one query head of one query row, and h is its
+// number in the workgroup (ROWS 1: heads of one row). A loaded row of K or V serves all vectors, so that a workgroup
+// reads K and V once.
 //
 // The steps of a node; the includes before `main` have these numbers:
 //     1 scores  s[key][h] = scale * (q[h] . k[key])                      lane = keys: lane, lane + LANES
@@ -70,13 +70,13 @@ uint wave_begin;                 // where the wave's part of wave_floats begins
 vec2 dots[VECTORS * KEY_PAIRS];  // [h][pair] of the lane's keys: dot products, then scores, then weights
 float quarters[LANE_QUARTERS];   // a quarter of a leaf is its keys with the same remainder mod 4: maxima, then sums
 struct State {
-    float m[VECTORS];              // [h] of the leaf, the same in every lane; then [f] of the node: see node.glsl
+    float m[VECTORS];              // [h] of the leaf, the same in every lane; from step 3 on [f] of the node, see node.glsl
     float l[VECTORS];              // [f] of the node
     vec2 o[VECTORS * LANE_PAIRS];  // [h][pair] of the lane's slices, of the leaf; then [f][pair], of the node
 } state;
 // The waves' shared memory. A wave's part holds scores as [key][h], then maxima as [h][key mod 4], then weights as
-// [key][h], and at last o. One array serves all four (2 KiB a wave for 8 vectors), so that shared memory does not limit
-// the waves per SIMD before the registers do.
+// [key][h], and at last o: in the weights' place if VALUE_PASSES is 1, else after the weights. One array serves all
+// four (2 KiB a wave for 8 vectors), so that shared memory does not limit the waves per SIMD before the registers do.
 shared float wave_floats[SHARED_FLOATS];
 #include "../floats.glsl"
 #include "state.glsl"

@@ -45,7 +45,7 @@ void add_tops(Item item, Leaf leaf, uint t) {
         uint pair = min(r * LANES + lane, VECTORS * V_BLOCKS - 1u);
         uint block = OWN_BLOCK ? lane % V_BLOCKS : pair % V_BLOCKS;
         [[unroll]] for (uint j = 0u; j < POWER_KEYS && (r == 0u || !OWN_BLOCK); ++j) {
-            scales_ahead[j] = v_block(locate(item, leaf, min(t + j, leaf.count - 1u)), block).scale;
+            scales_ahead[j] = v_block(locate(item, leaf, min(t + j, leaf.end - 1u)), block).scale;
         }
         [[unroll]] for (uint j = 0u; j < POWER_KEYS; ++j) {
             precise float w = wave_floats[wave_begin + (t + j) * VECTORS + pair / V_BLOCKS] * scales_ahead[j];
@@ -65,7 +65,7 @@ void find_value_powers(Item item, Leaf leaf) {
         [[dont_unroll]] do {
             add_tops(item, leaf, t);
             t += POWER_KEYS;
-        } while (t < leaf.count);
+        } while (t < leaf.end);
     }
     [[unroll]] for (uint r = 0u; r < POWER_ROUNDS; ++r) {
         if (r * LANES + lane < VECTORS * V_BLOCKS) {

@@ -14,8 +14,8 @@ struct Item {
 
 struct Leaf {
     uint index;  // keys 64 index ... 64 index + 63
-    uint begin;  // the row sees keys [begin, count) of the leaf, none where begin >= count
-    uint count;
+    uint begin;  // the row sees keys [begin, end) of the leaf, none where begin >= end
+    uint end;
 };
 
 Item read_item() {
@@ -33,7 +33,7 @@ Leaf leaf_of(Item item, uint index) {
 }
 
 bool has_keys(Leaf leaf) {
-    return leaf.begin < leaf.count;
+    return leaf.begin < leaf.end;
 }
 
 // A workgroup serves VECTORS query vectors: ROW_HEADS query heads of each of its ROWS query rows.

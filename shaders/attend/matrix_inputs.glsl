@@ -75,7 +75,7 @@ uvec2 v_halves(uvec2 where, uint dim) {
 void fetch_k(Item item, Leaf leaf, uint piece) {
     [[unroll]] for (uint u = 0u; u < LOADS; ++u) {
         uint i = u * LANES + lane, key = i % KEYS_PER_LEAF, chunk = piece * (MATRIX_PIECE / CHUNK) + i / KEYS_PER_LEAF;
-        ahead[u] = k_halves(locate(item, leaf, min(key, leaf.count - 1u)), min(chunk, K_DIM / CHUNK - 1u));
+        ahead[u] = k_halves(locate(item, leaf, min(key, leaf.end - 1u)), min(chunk, K_DIM / CHUNK - 1u));
     }
 }
 
@@ -84,7 +84,7 @@ const uint ROW_PAIRS = KEYS_PER_LEAF / 2u;
 void fetch_v(Item item, Leaf leaf, uint piece) {
     [[unroll]] for (uint u = 0u; u < LOADS; ++u) {
         uint i = u * LANES + lane, dim = min(piece * MATRIX_PIECE + i / ROW_PAIRS * 4u, V_DIM - 4u);
-        uint row = 2u * (i % ROW_PAIRS), last = leaf.count - 1u;
+        uint row = 2u * (i % ROW_PAIRS), last = leaf.end - 1u;
         ahead[u] = uvec4(v_halves(locate(item, leaf, min(key_of(row), last)), dim),
                          v_halves(locate(item, leaf, min(key_of(row + 1u), last)), dim));
     }

@@ -10,8 +10,8 @@
 //     out = total_o / total_l
 //
 // The powers 2**(...) depend on maxima alone, and total_m is the maximum of all states before. So the kernel makes the
-// powers of many merges at once, a lane for each state, and only the sums run one after another. A wave takes 32
-// states, a batch, at a time, and a round is a batch for each wave. The steps of a round, which `main` shows in order:
+// powers of many merges at once, a lane for each state, and only the sums run one after another. A batch is 32
+// states of one wave, a round a batch for each wave. States are nodes', however keys were split. The steps of a round:
 //
 //     load_ml          (m, l) of a state                lane = state
 //     load_o           o of the wave's 32 states        lane = two dimensions: 32 loads in flight

@@ -15,13 +15,13 @@ uint key_of(uint i) {
 // Which keys of the lane's pair g the row sees: keys 2 g and 2 g + 1 of the lane.
 bvec2 present(Leaf leaf, uint g) {
     uint a = key_of(2u * g), b = key_of(2u * g + 1u);
-    return bvec2(a >= leaf.begin && a < leaf.count, b >= leaf.begin && b < leaf.count);
+    return bvec2(a >= leaf.begin && a < leaf.end, b >= leaf.begin && b < leaf.end);
 }
 
 // To key0 and key1. An absent key gets a place that exists: its own slot of the tile, or, in small tiles and in rows,
 // the place of the last key.
 void find_keys(Item item, Leaf leaf) {
-    uint last = TILE == KEYS_PER_LEAF && !NHD ? KEYS_PER_LEAF - 1u : leaf.count - 1u;
+    uint last = TILE == KEYS_PER_LEAF && !NHD ? KEYS_PER_LEAF - 1u : leaf.end - 1u;
     for (uint i = 0u; i < KEY_PAIRS; ++i) {
         key0[i] = locate(item, leaf, min(key_of(2u * i), last));
         key1[i] = locate(item, leaf, min(key_of(2u * i + 1u), last));
@@ -107,7 +107,7 @@ void find_scores(Item item, Leaf leaf) {
         block_dots[i] = vec2(0.0);
     }
     uint q_heads = work[HEADER_Q_HEADS];
-    if (ROWS > 1u || has_keys(leaf)) {  // rows share whole nodes
+    if (ROWS > 1u || has_keys(leaf)) {  // ROWS > 1: an item has whole nodes, so no leaf is empty
         find_keys(item, leaf);
         [[dont_unroll]] for (uint c = 0u; c < K_DIM / CHUNK; c += CHUNKS_AHEAD) {
             load_chunks(c);

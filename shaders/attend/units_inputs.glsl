@@ -26,7 +26,7 @@ uint int8s(uint storage, uint w, uint i, uint fifth) {
 }
 
 uvec2 where_of(Item item, Leaf leaf, uint key) {
-    return locate(item, leaf, min(key, leaf.count - 1u));
+    return locate(item, leaf, min(key, leaf.end - 1u));
 }
 
 // To k_ahead: the lane's chunks of piece `piece` of K; to k_scales_ahead: the scales of the piece's blocks. Neighboring

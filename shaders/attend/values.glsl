@@ -33,7 +33,7 @@ void add_rows(uint slice, uint ahead, uint t) {
 // To state.o: slices slice, slice + LANES, ... of the sum of the leaf's weighted value rows. Lanes from VALUE_LANES on
 // have no slice.
 void sum_slices(Item item, Leaf leaf, uint slice) {
-    uint count = leaf.count;
+    uint count = leaf.end;
     [[unroll]] for (uint i = 0u; i < VECTORS * LANE_PAIRS; ++i) {
         state.o[i] = vec2(0.0);
     }

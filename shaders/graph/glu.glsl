@@ -41,7 +41,7 @@ float value(uvec4 index) {
 void main() {
 #ifdef QUANTIZED
     uvec4 index;
-    uint i = linear_id() / LANES;
+    uint i = linear_id() / BLOCK_LANES;
     bool exists = block_at(p.y, i, index);
     vec4 v = vec4(0.0);
     for (uint k = 0u; k < 4u && index.x < p.y.n[0]; ++k, ++index.x) {

@@ -15,7 +15,7 @@ shared vec4 w_scales[TILE_ROWS];
 shared vec2 superblock_scales[TILE_ROWS];
 shared vec3 x_scales[TILE_COLUMNS];
 
-float total[OWN], inner[OWN], lower[OWN];
+float total[OWN], inner[OWN], minima[OWN];
 uvec2 lane;  // the lane's column and row in the grid of lanes, which says which outputs it has
 
 // Row i of the rows of w that an invocation has in the tile: four neighbors, then the next four.
@@ -71,21 +71,21 @@ void add_block() {
     [[unroll]] for (uint o = 0u; o < OWN; ++o) {
         vec4 w = w_scales[tile_row(o / OWN_COLUMNS)];
         vec3 x = x_scales[lane.y * OWN_COLUMNS + o % OWN_COLUMNS];
-        add_products(w, x, vec2(first[o], second[o]), IS_MXFP4, inner[o], lower[o]);
+        add_products(w, x, vec2(first[o], second[o]), IS_MXFP4, inner[o], minima[o]);
     }
 }
 
 void end_superblock() {
     [[unroll]] for (uint o = 0u; o < OWN; ++o) {
-        total[o] = add(total[o], superblock_sum(superblock_scales[tile_row(o / OWN_COLUMNS)], inner[o], lower[o]));
-        inner[o] = lower[o] = 0.0;
+        total[o] = add(total[o], superblock_sum(superblock_scales[tile_row(o / OWN_COLUMNS)], inner[o], minima[o]));
+        inner[o] = minima[o] = 0.0;
     }
 }
 
 void main() {
     lane = uvec2(gl_LocalInvocationIndex % LANES_ROWS, gl_LocalInvocationIndex / LANES_ROWS);
     [[unroll]] for (uint o = 0u; o < OWN; ++o) {
-        total[o] = inner[o] = lower[o] = 0.0;
+        total[o] = inner[o] = minima[o] = 0.0;
     }
     if (!add_blocks()) {
         return;

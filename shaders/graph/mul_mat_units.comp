@@ -29,7 +29,7 @@ float whole(int sum) {
     return add(intBitsToFloat(sum), -intBitsToFloat(WHOLE_BITS));
 }
 
-MatrixF total[OWN], inner[OWN], lower[OWN];
+MatrixF total[OWN], inner[OWN], minima[OWN];
 
 // least: whether mxfp4 may flush a product of scales, see add_products.
 void add_block(bool least) {
@@ -63,12 +63,12 @@ void add_block(bool least) {
             }
             uint o = n * OWN_ROWS + m;
             for (int e = 0; e < first.length(); ++e) {
-                float sum = inner[o][e], low = lower[o][e];
+                float sum = inner[o][e], minimum = minima[o][e];
                 vec2 dots = vec2(whole(first[e]), whole(second[e]));
                 vec4 w_scale = vec4(w0[m][e], w1[m][e], w2[m][e], w3[m][e]);
-                add_products(w_scale, vec3(x0[e], x1[e], x2[e]), dots, least, sum, low);
+                add_products(w_scale, vec3(x0[e], x1[e], x2[e]), dots, least, sum, minimum);
                 inner[o][e] = sum;
-                lower[o][e] = low;
+                minima[o][e] = minimum;
             }
         }
     }
@@ -102,9 +102,9 @@ void end_superblock() {
         MatrixF s0 = scale_of_w(4u, m), s1 = scale_of_w(5u, m);
         [[unroll]] for (uint o = m; o < OWN; o += OWN_ROWS) {
             for (int e = 0; e < s0.length(); ++e) {
-                total[o][e] = add(total[o][e], superblock_sum(vec2(s0[e], s1[e]), inner[o][e], lower[o][e]));
+                total[o][e] = add(total[o][e], superblock_sum(vec2(s0[e], s1[e]), inner[o][e], minima[o][e]));
             }
-            inner[o] = lower[o] = MatrixF(0.0);
+            inner[o] = minima[o] = MatrixF(0.0);
         }
     }
 }
@@ -113,7 +113,7 @@ void main() {
     corner = uvec2(gl_SubgroupID % LANES_ROWS, gl_SubgroupID / LANES_ROWS);
     corner *= uvec2(OWN_ROWS * MAT_M, OWN_COLUMNS * MAT_N);
     [[unroll]] for (uint o = 0u; o < OWN; ++o) {
-        total[o] = inner[o] = lower[o] = MatrixF(0.0);
+        total[o] = inner[o] = minima[o] = MatrixF(0.0);
     }
     if (!add_blocks()) {
         return;

@@ -57,8 +57,8 @@ void load_superblock(uint n) {
     }
 }
 
-// To sum and low: each column gains block j of the superblock, the products of weights in sum and of minima in low.
-void add_block(uint j, inout float sum[COLUMNS], inout float low[COLUMNS]) {
+// To sum and minima: each column gains block j of the superblock, the products of weights and of minima.
+void add_block(uint j, inout float sum[COLUMNS], inout float minima[COLUMNS]) {
     uvec4 w_low, w_high;
     decode_pairs(j, w_low, w_high);
     uint number = superblock * 8u + j, x_block = number * rows_of_x() + first;
@@ -71,31 +71,33 @@ void add_block(uint j, inout float sum[COLUMNS], inout float low[COLUMNS]) {
             exchange(x_low, x_high);
         }
         ivec2 x_sums = sums_of_x(scales[x_block + n]);
+        // Decoded bytes are OFFSET too large, so a dot product begins at -OFFSET times the sum of x. Without a scale
+        // for each half the second half's dot product goes on from the first's.
         int low_dot = dot16(w_low, x_low, -OFFSET * (HAS_HALVES ? x_sums.x : x_sums.x + x_sums.y));
         int high_dot = dot16(w_high, x_high, HAS_HALVES ? -OFFSET * x_sums.y : low_dot);
         vec2 dots = HAS_HALVES ? vec2(low_dot, high_dot) : vec2(high_dot, 0.0);
-        add_products(w_scales, scales_of_x(scales[x_block + n]), dots, IS_MXFP4, sum[n], low[n]);
+        add_products(w_scales, scales_of_x(scales[x_block + n]), dots, IS_MXFP4, sum[n], minima[n]);
     }
 }
 
 void add_superblock(uint n, out float sum[COLUMNS]) {
-    float low[COLUMNS];
+    float minima[COLUMNS];
     in_use = n;
     [[unroll]] for (uint i = 0u; i < COLUMNS; ++i) {
-        sum[i] = low[i] = 0.0;
+        sum[i] = minima[i] = 0.0;
     }
     if (AHEAD > 0u) {
         [[unroll]] for (uint j = 0u; j < 8u; ++j) {
-            add_block(j, sum, low);
+            add_block(j, sum, minima);
         }
     } else {
         [[dont_unroll]] for (uint j = 0u; j < min(8u, p.blocks - superblock * 8u); ++j) {
-            add_block(j, sum, low);
+            add_block(j, sum, minima);
         }
     }
     vec2 scale = IS_256 ? superblock_scale() : vec2(0.0);
     [[unroll]] for (uint i = 0u; i < COLUMNS; ++i) {
-        sum[i] = superblock_sum(scale, sum[i], low[i]);
+        sum[i] = superblock_sum(scale, sum[i], minima[i]);
     }
 }
 
@@ -113,9 +115,9 @@ void store_glu(float gate[COLUMNS], float up[COLUMNS]) {
     }
     barrier();
     uint columns = p.y.n[1] * p.y.n[2] * p.y.n[3], invocation = gl_LocalInvocationID.x;
-    first_scale = p.y.n[0] / X_BLOCK * columns * LANES / 2u;
-    for (uint begin = 0u; begin < COLUMNS; begin += gl_WorkGroupSize.x / LANES) {
-        uint n = begin + invocation / LANES, i = min(n, COLUMNS - 1u) * 32u + invocation % LANES * 4u;
+    first_scale = p.y.n[0] / X_BLOCK * columns * BLOCK_LANES / 2u;
+    for (uint begin = 0u; begin < COLUMNS; begin += gl_WorkGroupSize.x / BLOCK_LANES) {
+        uint n = begin + invocation / BLOCK_LANES, i = min(n, COLUMNS - 1u) * 32u + invocation % BLOCK_LANES * 4u;
         uint column = gl_WorkGroupID.z * p.y.n[1] + gl_WorkGroupID.y * COLUMNS + n;
         vec4 v = vec4(sums[i], sums[i + 1u], sums[i + 2u], sums[i + 3u]);
         quantize(v, gl_WorkGroupID.x * columns + column, n < COLUMNS);

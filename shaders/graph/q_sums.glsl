@@ -29,15 +29,15 @@ float least_scale(float d) {
     return exponent == 255 ? d : intBitsToFloat(max(154 - exponent, 1) << 23);
 }
 
-// To sum: it gains the products of weights of a block; to low: it gains the products of the block's minima, for types
-// of 256 values. w: block_scales of the block; x: the scale of x's block, and the sums of both halves; dots: the dot
+// To sum and minima: sum gains the products of a block's weights, and minima, for types of 256 values, the products of
+// the block's minima. w: block_scales of the block; x: the scale of x's block, and the sums of both halves; dots: the dot
 // products of both halves, or their sum; least: whether least_scale matters, which it does for mxfp4 alone.
-void add_products(vec4 w, vec3 x, vec2 dots, bool least, inout float sum, inout float low) {
+void add_products(vec4 w, vec3 x, vec2 dots, bool least, inout float sum, inout float minima) {
     if (IS_256) {
         float whole = SCALED ? dots.x : HALVES ? w.x * dots.x + w.y * dots.y : w.x * dots.x;
         sum = add(sum, multiply(x.x, whole));
         if (HAS_MINIMUM) {
-            low = add(low, multiply(x.x, HAS_HALVES ? w.z * x.y + w.w * x.z : w.z * (x.y + x.z)));
+            minima = add(minima, multiply(x.x, HAS_HALVES ? w.z * x.y + w.w * x.z : w.z * (x.y + x.z)));
         }
     } else {
         float both = least && w.x < least_scale(x.x) ? 0.0 : multiply(w.x, x.x);
@@ -49,7 +49,7 @@ void add_products(vec4 w, vec3 x, vec2 dots, bool least, inout float sum, inout 
 }
 
 // The superblock's sum. scale: superblock_scale.
-float superblock_sum(vec2 scale, float sum, float low) {
+float superblock_sum(vec2 scale, float sum, float minima) {
     float scaled = IS_256 ? flush(multiply(scale.x, sum)) : sum;
-    return IS_256 && HAS_MINIMUM ? add(scaled, -flush(multiply(scale.y, low))) : scaled;
+    return IS_256 && HAS_MINIMUM ? add(scaled, -flush(multiply(scale.y, minima))) : scaled;
 }

@@ -14,7 +14,7 @@ layout(set = 0, binding = QUANTIZE_BIND_SCALES, std430) writeonly buffer PackedS
 
 void main() {
     uvec4 index;
-    uint i = linear_id() / LANES, s = p.x.s[0];
+    uint i = linear_id() / BLOCK_LANES, s = p.x.s[0];
     bool exists = block_at(p.x, i, index);
     uint x_begin = place(p.x, index);
     vec4 v = index.x < p.x.n[0] ? vec4(x[x_begin], x[x_begin + s], x[x_begin + 2u * s], x[x_begin + 3u * s])

@@ -5,7 +5,7 @@
 // rows end with whole superblocks. The including shader has the buffers packed (uint: q) and packed_scales (uvec2: d,
 // and the sums of both halves of q), tensor.glsl and numbers.glsl.
 
-const uint LANES = 8u;  // of a block
+const uint BLOCK_LANES = 8u;  // invocations that share a block
 uint first_scale = 0u;  // where the scales begin in their buffer
 
 shared uint most[gl_WorkGroupSize.x];  // largest magnitude of an invocation's values
@@ -18,7 +18,7 @@ uint blocks_of_row(uint columns) {
 // The indices in t where an invocation's part of block i begins. False for a block after the last row.
 bool block_at(Tensor t, uint i, out uvec4 index) {
     uint rows = t.n[1] * t.n[2] * t.n[3], row = i % rows, plane = row / t.n[1];
-    index = uvec4(i / rows * X_BLOCK + 4u * (gl_LocalInvocationID.x % LANES), row % t.n[1], plane % t.n[2],
+    index = uvec4(i / rows * X_BLOCK + 4u * (gl_LocalInvocationID.x % BLOCK_LANES), row % t.n[1], plane % t.n[2],
                   plane / t.n[2]);
     return i / rows < blocks_of_row(t.n[0]);
 }
@@ -35,12 +35,12 @@ ivec4 numbers(vec4 v, float top) {
 
 // Store four values of block i, if the block exists. The whole workgroup calls this function.
 void quantize(vec4 v, uint i, bool exists) {
-    uint invocation = gl_LocalInvocationID.x, lane = invocation % LANES, first = invocation - lane;
+    uint invocation = gl_LocalInvocationID.x, lane = invocation % BLOCK_LANES, first = invocation - lane;
     uvec4 sizes = floatBitsToUint(v) & MAGNITUDE;
     most[invocation] = max(max(sizes.x, sizes.y), max(sizes.z, sizes.w));
     barrier();
     uint top = 0u;
-    for (uint k = 0u; k < LANES; ++k) {
+    for (uint k = 0u; k < BLOCK_LANES; ++k) {
         top = max(top, most[first + k]);
     }
     bool zero = top < floatBitsToUint(QUANTIZED_MIN), usual = !zero && top < INFINITE;
@@ -50,7 +50,7 @@ void quantize(vec4 v, uint i, bool exists) {
     if (!exists) {
         return;
     }
-    packed[i * LANES + lane] = uint(n.x & 255) | uint(n.y & 255) << 8 | uint(n.z & 255) << 16 | uint(n.w) << 24;
+    packed[i * BLOCK_LANES + lane] = uint(n.x & 255) | uint(n.y & 255) << 8 | uint(n.z & 255) << 16 | uint(n.w) << 24;
     if (lane == 0u) {
         precise float d = uintBitsToFloat(top) * (1.0 / 127.0);
         int low = parts[invocation] + parts[invocation + 1u] + parts[invocation + 2u] + parts[invocation + 3u];
