@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from c_host import DTYPES, NARROW, Data, Options, Room
 from engine import Engine, Owner, address, call_of
-from support import same
+from support import has_int8_units, same
 
 import zinc_attn as za
 from zinc_attn.cache.rows import encode, stored, stored_scales
@@ -305,6 +305,6 @@ def check_case(loaded: c.CDLL, info: Any, case: Case, seed: int = 0) -> None:
             checked.run_at(number, call, layers, large)
         ways = [checked.run_host] if large else [checked.step, checked.run_host, checked.step, checked.run_at]
         ways[number % len(ways)](number, call, layers)
-    units = case.options.get("arithmetic") == "integer" and info.matrix.int8 is not None
+    units = case.options.get("arithmetic") == "integer" and has_int8_units(info)
     assert bool(checked.shared) == (units and os.environ.get("ZINC_ATTN_UNITS") == "1")
     checked.close()

@@ -57,7 +57,8 @@ def multiply(w: Any, x: Any) -> Any:
 
 def experts(w: Any, x: Any, ids: Any) -> Any:
     multiply: Any = products.multiply if isinstance(w, list) else products.multiply_floats
-    return products.of_experts(lambda e, x: multiply(w[e], x), len(w), x[0], ids[0, 0], 64)
+    rows = len(w[0].q if isinstance(w, list) else w[0])
+    return products.of_experts(lambda e, x: multiply(w[e], x), len(w), x[0], ids[0, 0], rows)
 
 
 def attend(q: Any, k: Any, v: Any) -> Any:
@@ -286,7 +287,12 @@ GRAPHS = FUSED | {
     "a convolution of tokens": "SSM_CONV(x[7,300,2], w[4,300])[300,4,2] ADD(0, b[300]) SILU(1)",
     "scans": "SSM_SCAN(s[16,8,2,2], x[8,2,3], d[2,3], a[1,2], b[16,1,3], c[16,1,3], I)[304] VIEW(0)[48] "
     "VIEW(0)[256@192] CPY(2, e[256]) SSM_SCAN(s, x, d, f[16,2], b, c, I)[304] SCALE(4)",
-    "several submissions": "SCALE(x[16,3]) " + " ".join(f"ADD({i}, x)" for i in range(600)),
+    "several submissions": "SCALE(x[16,3]) " * 4 + " ".join(f"ADD({i}, x)" for i in range(600)),  # four chains
+    "gate, whose reader's weights are ggml's": "MUL_MAT(W, x[256,3]) MUL_MAT(W, x) GLU(0, 1) MUL_MAT(A, 2)",
+    "gate beside ggml's weights": "SCALE(y[256,3]) MUL_MAT(W, x[256,3]) MUL_MAT(A, x) GLU(1, 2) MUL_MAT(W, 3)",
+    "gates of experts": "SCALE(x[256,1,3]) MUL_MAT_ID(B, 0, H3)[256,2,3] MUL_MAT_ID(B, 0, H3)[256,2,3] GLU(1, 2) "
+    "MUL_MAT_ID(B, 3, H3)[256,2,3]",
+    "a norm in place of a product's row": "RMS_NORM(x[256])! MUL(0, a[256]) MUL_MAT(G, 1)[64] ADD(0, a)",
     "a norm of groups": "GROUP_NORM(x[16,4,4,2]) SCALE_ADD(0) CLAMP(1)",
     "heads that are a row": "RMS_NORM(x[64,4,3]) MUL(0, a[64]) RESHAPE(1)[256,3] MUL_MAT(W, 2)",
     "a norm of a sum and two more": FUSED["summed"].replace("MUL_MAT(W, 5)", "ADD(5, b[256]) MUL_MAT(W, 6)"),

@@ -17,9 +17,11 @@ from zinc_attn.cache import blocks, encoded
 from zinc_attn.checks import BFLOAT16
 from zinc_attn.decode.arithmetic import check_arithmetic
 from zinc_attn.errors import KernelError, NoVulkanError, RuntimeUnavailableError, UnsupportedError
+from zinc_attn.kernels.declarations import UNITS
 from zinc_attn.kernels.matrix import MatrixFacts
 from zinc_attn.runtime import devices as machine
 from zinc_attn.runtime.cpu.library import no_compiler
+from zinc_attn.runtime.device import SPIRV
 from zinc_attn.runtime.protocol import DeviceInfo
 from zinc_attn.storage import STORAGE
 from zinc_attn.tools.compilers.compiler import compile_programs
@@ -200,3 +202,8 @@ def instructions(spirv: bytes) -> list[list[int]]:
         decoded.append([words[index] & 0xFFFF, *words[index + 1 : index + length]])
         index += length
     return decoded
+
+
+def has_int8_units(info: DeviceInfo) -> bool:
+    """Whether matrix units can attend arithmetic "integer": the device's, in a package built with their kernel."""
+    return info.matrix.int8 is not None and (SPIRV / UNITS.file).exists()

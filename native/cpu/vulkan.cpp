@@ -1,6 +1,6 @@
 // The processor as a device of Vulkan, for the C library and the back end: the functions that these call (functions.h).
 //
-// A command buffer is a list of steps, and a copy is a step, too. A submission has ended when vkQueueSubmit returns, and
+// A command buffer is a list of steps, and a copy is a step, too. A submission ends before vkQueueSubmit returns, and
 // its steps run one after another, so that barriers and fences have nothing to do. An entry point is the name of a
 // kernel's module, and the module itself is not read.
 #include "../src/functions.h"

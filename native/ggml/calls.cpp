@@ -24,10 +24,10 @@ static uint64_t products_of(const struct za_info &info, const Operation &o, uint
 }
 
 // Rows of a call without states, whose workgroups with matrix units attend all keys of their rows: even parts of all
-// rows. 2**39 products are a second of four compute units, and no GPU with such units has fewer. 0: it has no units.
+// rows. 2**38 products by units are a second of two compute units. 0: the device has no units.
 static size_t rows_without_states(const Device &device, const za_attn *attn, const Operation &o, uint64_t keys,
                                   uint64_t rows) {
-    constexpr uint64_t PRODUCTS = uint64_t(1) << 39;
+    constexpr uint64_t PRODUCTS = uint64_t(1) << 38;
     const struct za_info info = za_info(attn);
     if (device.arithmetic != ZA_INTEGER || !device.units.m) return 0;
     const uint64_t most = std::clamp<uint64_t>(PRODUCTS / products_of(info, o, keys), 1, MOST_GROUPS);

@@ -94,7 +94,7 @@ class Device {
     uint32_t lanes = 0;     // of a subgroup in kernels without subgroup operations
     uint32_t splits = 0;    // of a row's keys in attention, from ZINC_ATTN_SPLITS; 0: the split rule
     za_arithmetic arithmetic = ZA_CANONICAL;  // of attention, from ZINC_ATTN_ARITHMETIC
-    za_units units{};       // matrix units that products use: a GPU's; ZINC_ATTN_UNITS=1 allows a CPU's, 0 none
+    za_units units{};       // matrix units of products and attention: a GPU's; ZINC_ATTN_UNITS=1 allows a CPU's, 0 none
     Turns turns;            // a thread holds the turn during every call of the members below
 
     Store *store = nullptr;        // the memory of tensors

@@ -164,8 +164,8 @@ const ggml_tensor *rms_of(const Recording &r, const ggml_tensor *product) {
     const bool rows = is_f32(x) && is_f32(a) && is_f32(y) && ggml_nrows(x) == 1 && a->ne[0] == x->ne[0] &&
                       ggml_are_same_shape(x, y) && x->nb[0] == sizeof(float);
     const bool small = product->op == GGML_OP_MUL_MAT && product->src[0]->ne[1] <= MOST_ROWS && number_of(norm, 0) > 0;
-    return rows && small && r.keeps(x, norm) && r.keeps(a, norm) && !overlap(x, product) && !overlap(a, product)
-               ? y : nullptr;
+    const bool kept = !overlap(x, norm) && r.keeps(x, norm) && r.keeps(a, norm);
+    return rows && small && kept && !overlap(x, product) && !overlap(a, product) ? y : nullptr;
 }
 
 // Whether a kernel may write rows of y while it still reads rows of x: they lie at the same places, or do not overlap.

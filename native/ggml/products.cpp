@@ -186,7 +186,6 @@ static bool multiply_parts(Recording &r, const Product &p) {
 // Two products of x and their GLU, as int8.
 static bool record_gated(Recording &r, ggml_tensor *glu, const Quantized *int8) {
     const ggml_tensor *gate = glu->src[0], *up = glu->src[1];
-    if (!r.lay_operands(gate) || !r.lay_operands(up)) return false;
     Product p{};
     p.op = gate;
     p.up = up->src[0];
@@ -204,6 +203,9 @@ static bool record_gated(Recording &r, ggml_tensor *glu, const Quantized *int8) 
 // A result that is too large for one binding is computed in pieces of some rows each.
 static bool record_product(Recording &r, ggml_tensor *op) {
     ggml_tensor *glu = glu_of(r, op);
+    // Before memory is reserved for the GLU as int8, which would not outlive the conversion of weights.
+    if (glu && !(r.lay_operands(glu->src[0]) && r.lay_operands(glu->src[1]) && r.lay_operands(r.only_user(glu))))
+        return false;
     if (const Quantized *int8 = glu ? r.int8_copy(glu) : nullptr) return record_gated(r, glu, int8);
     const ggml_tensor *w = op->src[0], *x = op->src[1];
     const bool quantized = ggml_is_quantized(w->type);

@@ -219,9 +219,9 @@ bool Recorder::record_waiting(uint32_t end) {
 }
 
 bool Recorder::command(const struct za_command &command) {
-    const bool early = !recorded_ && waiting_.size() >= EARLY;
-    if ((early || waiting_.size() >= MANY) && !command.independent &&
-        !(record_waiting(last_ - std::min(last_, OPEN)) && (!early || !recorded_ || flush())))
+    const bool early = !recorded_ && waiting_.size() >= EARLY, deep = last_ > least_ + OPEN;
+    if (deep && (early || waiting_.size() >= MANY) && !command.independent &&
+        !(record_waiting(last_ - OPEN) && (!early || !recorded_ || flush())))
         return false;
     ++dispatches_;
     waiting_.push_back(command);

@@ -84,9 +84,9 @@ struct za_host {
      subgroupSizeControl (VkPhysicalDeviceSubgroupSizeControlFeatures or VkPhysicalDeviceVulkan13Features; before Vulkan
      1.3 with VK_EXT_subgroup_size_control): the library asks for subgroups of 32, which is faster on RDNA. Without the
      feature, or without its struct in the chain, the driver chooses the size. The size does not change the bits.
-     cooperativeMatrix (VkPhysicalDeviceCooperativeMatrixFeaturesKHR, with VK_KHR_cooperative_matrix) with shaderInt8 and
-     vulkanMemoryModel (their own structs or VkPhysicalDeviceVulkan12Features), from Vulkan 1.3 on: int8 matrix units
-     attend many rows of ZA_INTEGER, with the same bits. */
+     cooperativeMatrix (VkPhysicalDeviceCooperativeMatrixFeaturesKHR, of VK_KHR_cooperative_matrix) with shaderInt8 and
+     vulkanMemoryModel (their own structs or VkPhysicalDeviceVulkan12Features), and subgroups of 32, from Vulkan 1.3 on:
+     int8 matrix units attend many rows of ZA_INTEGER, with the same bits. $ZINC_ATTN_UNITS=0 leaves them out. */
 ZA_API bool za_wanted_features(VkInstance instance, VkPhysicalDevice physical, PFN_vkGetInstanceProcAddr get_proc,
                                VkPhysicalDeviceFeatures2 *chain);
 
@@ -151,7 +151,7 @@ struct za_options {
                                     row is one token's values of one KV head, head_dim of plain types, ggml's blocks of
                                     block types: rows of 64 in float16 without gaps have 128. v_stride: 0 where the
                                     shape is latent */
-    uint32_t compute_units;      /* of the device, for the split rule; 0: 64. It does not change the bits */
+    uint32_t compute_units;      /* of the device, for the split rule and matrix units; 0: 64. It changes no bits */
 };
 
 /* Refuses a device without workgroups of 256 invocations and enough shared memory for them. Runs the kernel
@@ -296,7 +296,7 @@ struct za_trace {
     const uint32_t *work; /* the words of the work buffer */
     size_t work_words;
     uint32_t splits; /* of the first request that attends */
-    uint32_t shared; /* items of several rows, which lie in other words: docs/c-hosts.md is about calls without them */
+    uint32_t shared; /* items of several rows or by matrix units, which lie in other words; see docs/c-hosts.md */
 };
 ZA_API struct za_trace za_trace(const struct za_attn *attn);
 

@@ -146,7 +146,8 @@ bool za_check_counts(const struct za_device *device, const struct counts *counts
     return za_fail_as(ZA_UNSUPPORTED, "q_len, new_rows: got %llu and %llu, which make %llu items and %llu words; %s "
                       "takes at most %u rows and %u items or new rows in a call; make several calls",
                       (unsigned long long)counts->rows, (unsigned long long)counts->new_rows,
-                      (unsigned long long)counts->items, (unsigned long long)parts->end, device->properties.deviceName,
+                      (unsigned long long)za_max(counts->items, counts->shared),
+                      (unsigned long long)(parts->base + parts->end), device->properties.deviceName,
                       most[2], (uint32_t)za_min(most[0], most[1]));
 }
 

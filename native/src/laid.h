@@ -10,7 +10,7 @@ struct laid {
     struct rule rule;
     struct counts counts;
     struct parts parts;
-    int attend, shared; /* numbers of the pipelines of pass 1; shared: for the items of several rows */
+    int attend, shared; /* numbers of the pipelines of pass 1; shared: for the items of several rows or by units */
     uint64_t work_bytes, states_bytes, q_bytes, out_bytes;
 };
 

@@ -59,6 +59,8 @@ static bool has_features(const struct za_host *host, const struct za_functions *
         .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2,
         .pNext = za_units_chain(&features, NULL),
     };
+    features.matrices.cooperativeMatrix = VK_FALSE; /* a driver may leave a struct as it is that it does not know */
+    features.int8.shaderInt8 = features.memory.vulkanMemoryModel = VK_FALSE;
     vk->GetPhysicalDeviceFeatures2(host->physical, &query);
     return features.matrices.cooperativeMatrix && features.int8.shaderInt8 && features.memory.vulkanMemoryModel;
 }
@@ -75,18 +77,22 @@ static uint32_t subgroup_of(const struct za_host *host, const struct za_function
     const bool on_cpu = query.properties.deviceType == VK_PHYSICAL_DEVICE_TYPE_CPU;
     const char *asked = getenv("ZINC_ATTN_UNITS");
     if (asked && *asked ? strcmp(asked, "1") != 0 : on_cpu) return 0;
+    if (query.properties.apiVersion < VK_API_VERSION_1_3) return 0;
     if (!(subgroup.supportedOperations & VK_SUBGROUP_FEATURE_SHUFFLE_BIT)) return 0; /* which attend_units uses */
     return size == WAVE || (on_cpu && size <= CPU_SUBGROUP) ? size : 0;
 }
 
 static bool is_side(uint32_t size) { return size == MOST_SIDE / 2 || size == MOST_SIDE; }
 
-/* Choose the shape with the most products among the shapes with exact sums. */
+/* The products of a shape; of a larger k, which attend_units does not take, only where there is no other. */
+static uint32_t rank(uint32_t m, uint32_t n, uint32_t k) { return m * n * k + (m && k <= MOST_SIDE ? 1u << 16 : 0); }
+
+/* Choose the shape with the highest rank among the shapes with exact sums. */
 static void choose(const struct product *shapes, uint32_t count, struct za_units *best) {
     for (const struct product *s = shapes; s < shapes + count; ++s) {
         const bool fits = is_side(s->m) && is_side(s->n) && (is_side(s->k) || s->k == 2 * MOST_SIDE);
         const bool exact = s->a == SINT8 && s->b == SINT8 && s->c == SINT32 && s->result == SINT32 && !s->saturating;
-        if (fits && exact && s->scope == SUBGROUP && s->m * s->n * s->k > best->m * best->n * best->k)
+        if (fits && exact && s->scope == SUBGROUP && rank(s->m, s->n, s->k) > rank(best->m, best->n, best->k))
             *best = (struct za_units){s->m, s->n, s->k, best->subgroup};
     }
 }

@@ -24,7 +24,7 @@ from c_host import (
     tables,
 )
 from engine import Opened, address
-from support import same
+from support import has_int8_units, same
 
 import zinc_attn as za
 from zinc_attn.cache.rows import encode, stored, stored_scales
@@ -331,6 +331,8 @@ def test_rows_of_a_prompt_attend_shared_keys_together(opened, device, rng, dtype
 def test_many_rows_by_matrix_units(matrix_device, monkeypatch, rng, dtype, options):
     """With a state for each node, in two splits, and with all nodes in a workgroup, where these are enough: rows that
     see no key, one key and several nodes, whose scores are equal, large or awkward to round."""
+    if not has_int8_units(matrix_device.info):
+        pytest.skip("the device's matrix units have no int8 products of 8 or 16")
     monkeypatch.setenv("ZINC_ATTN_UNITS", "1")
     q = rng.standard_normal((49, 4, 64), np.float32)
     q[::5] *= 25.0

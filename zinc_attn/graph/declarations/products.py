@@ -47,7 +47,7 @@ _VEC: Final = (
     "columns",  # rows of x that a workgroup multiplies, 1 to 8; it divides y.n[1]
     "workgroup_size",  # invocations, 32 for each wave; waves share the superblocks
     "subgroups",  # 1: the driver was asked for subgroups of 32, or has no others
-    "superblocks",  # of a round: 128 * columns * superblocks bytes of shared memory, none of a single wave
+    "superblocks",  # of a round: 128 * columns * superblocks bytes of shared memory; a lone wave has it for glu alone
     "ahead",  # superblocks that a wave loads before it uses their first pieces, for GPUs; 0: pieces as it uses them
     "add",  # 1: y = w x + added
     "experts",  # 1: y's columns have a matrix each; columns is 1
