@@ -16,7 +16,7 @@ transformers = pytest.importorskip("transformers", reason="pip install 'zinc-att
 import zinc_attn as za  # noqa: E402
 from zinc_attn.integrations import transformers as hf  # noqa: E402
 
-STEPS = 40  # over the end of a leaf
+STEPS = 64
 ABSENT = object()  # takes a key of UNTIED out of a config
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
 SHARED_MOE = {**MOE, "shared_expert_intermediate_size": 32}

@@ -29,7 +29,7 @@ INTEGER_DIGITS: Final = 19  # of the longest integer in JSON: 2**63 - 1
 _KINDS: Final = {
     stat.S_IFREG: "a regular file", stat.S_IFDIR: "a directory", stat.S_IFIFO: "a FIFO",
     stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a character device", stat.S_IFBLK: "a block device",
-}
+}  # fmt: skip
 GGUF: Final = "a GGUF file"
 ZIP: Final = "a zip archive, such as .npz or .bin"
 CONTENT_BYTES: Final = 16  # the first bytes of a file, which ``content_of`` reads

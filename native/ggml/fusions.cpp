@@ -193,7 +193,7 @@ ggml_tensor *rope_of_norm(const Recording &r, std::initializer_list<const ggml_t
     if (!rope || rope->op != GGML_OP_ROPE || rope->src[0] != norm || !is_f32(rope)) return nullptr;
     for (const ggml_tensor *read : reads)
         if (read && !spares_rows(read, rope)) return nullptr;
-    return r.is_before(rope->src[1], rope) && !overlap(rope->src[1], rope) ? rope : nullptr;
+    return rope;
 }
 
 // --- results as int8 -------------------------------------------------------------------------------------------------

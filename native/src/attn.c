@@ -29,8 +29,8 @@ static bool open_parts(struct za_attn *attn, const struct za_options *options) {
         (options->arithmetic == ZA_FUSED && !za_fused_choose(device, &attn->arithmetic)))
         return false;
     const struct za_units mat = device->units;
-    attn->units = attn->arithmetic == INTEGER_SUMS && za_kernels[KERNEL_ATTEND_UNITS].code_bytes > 4 && mat.m &&
-                  mat.k <= 16 && mat.subgroup >= 4 && /* four lanes share a vector */
+    attn->units = attn->arithmetic == INTEGER_SUMS && za_kernels[KERNEL_ATTEND_UNITS].code_bytes > 4 &&
+                  za_units_attend(mat) && mat.subgroup >= 4 && /* four lanes share a vector */
                   za_units_vectors(&attn->shape.sizes, &device->properties.limits, mat.m, 1);
     return true;
 }

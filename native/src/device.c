@@ -52,7 +52,7 @@ bool za_wanted_features(VkInstance instance, VkPhysicalDevice physical, PFN_vkGe
     if (wave32 && offers_wave32(&vk, physical)) *wave32 = VK_TRUE;
     const struct za_host host = {.instance = instance, .physical = physical, .get_proc = get_proc};
     const struct za_units mat = za_units_of(&host, &vk, wave32 && *wave32);
-    if (za_units_in(chain->pNext, units) && mat.m && mat.k <= 16) /* as attend_units takes them */
+    if (za_units_in(chain->pNext, units) && za_units_attend(mat))
         *units[0] = *units[1] = *units[2] = VK_TRUE;
     return true;
 }

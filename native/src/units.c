@@ -59,7 +59,7 @@ static bool has_features(const struct za_host *host, const struct za_functions *
         .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2,
         .pNext = za_units_chain(&features, NULL),
     };
-    features.matrices.cooperativeMatrix = VK_FALSE; /* a driver may leave a struct as it is that it does not know */
+    features.matrices.cooperativeMatrix = VK_FALSE; /* a driver leaves a struct that it does not know as it is */
     features.int8.shaderInt8 = features.memory.vulkanMemoryModel = VK_FALSE;
     vk->GetPhysicalDeviceFeatures2(host->physical, &query);
     return features.matrices.cooperativeMatrix && features.int8.shaderInt8 && features.memory.vulkanMemoryModel;

@@ -29,6 +29,9 @@ struct za_units za_units_of(const struct za_host *host, const struct za_function
 /* Fill the chain with these features; `next` comes after it. */
 void *za_units_chain(struct za_units_features *features, void *next);
 
+/* Whether attend_units takes the products. */
+static inline bool za_units_attend(struct za_units units) { return units.m && units.k <= 16; }
+
 /* The places of these features in a host's chain. False: the chain lacks one of them. */
 bool za_units_in(VkBaseOutStructure *chain, VkBool32 *places[3]);
 

@@ -35,7 +35,7 @@ from zinc_attn.tools.measure import MODELED, rows_png
 LAYOUTS: Final = {"auto": "", "1": "1"}  # of the picture, and what ZINC_ATTN_SPLITS says
 ALONE: Final = "none"
 PROMPT: Final = 512  # tokens
-STATES_ISSUE: Final = 9  # how often a token's issue for states goes into the time of their bytes
+STATES_ISSUE: Final = 9  # the time of states' bytes is nine times a token's issue for them: docs/graph.md
 HEAD_BARRIERS: Final = 4  # of a step outside its layers: the token's row, the last norm, the output
 
 

@@ -70,7 +70,7 @@ uint wave_begin;                 // where the wave's part of wave_floats begins
 vec2 dots[VECTORS * KEY_PAIRS];  // [h][pair] of the lane's keys: dot products, then scores, then weights
 float quarters[LANE_QUARTERS];   // a quarter of a leaf is its keys with the same remainder mod 4: maxima, then sums
 struct State {
-    float m[VECTORS];              // [h] of the leaf, the same in every lane; from step 3 on [f] of the node, see node.glsl
+    float m[VECTORS];              // [h] of the leaf, the same in every lane; from step 3 [f] of the node: node.glsl
     float l[VECTORS];              // [f] of the node
     vec2 o[VECTORS * LANE_PAIRS];  // [h][pair] of the lane's slices, of the leaf; then [f][pair], of the node
 } state;

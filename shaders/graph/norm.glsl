@@ -1,6 +1,6 @@
 // y = norm(x) along dimension 0 (RMS_NORM, NORM or L2_NORM), and then the operations that follow. With QUANTIZED a
-// second result has y as int8; with SUMMED the kernel first makes x, a sum of experts. With TURNED and the constant ROPE
-// y is ROPE of the norm.
+// second result has y as int8; with SUMMED the kernel first makes x, a sum of experts. With TURNED and the constant
+// ROPE y is ROPE of the norm.
 //
 // A workgroup has a row; an invocation has its elements j = r mod SUM_LANES in each sum:
 //     norm alone: mean = sum of x * factor

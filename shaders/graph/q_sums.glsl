@@ -30,8 +30,8 @@ float least_scale(float d) {
 }
 
 // To sum and minima: sum gains the products of a block's weights, and minima, for types of 256 values, the products of
-// the block's minima. w: block_scales of the block; x: the scale of x's block, and the sums of both halves; dots: the dot
-// products of both halves, or their sum; least: whether least_scale matters, which it does for mxfp4 alone.
+// the block's minima. w: block_scales of the block; x: the scale of x's block, and the sums of both halves; dots: the
+// dot products of both halves, or their sum; least: whether least_scale matters, which it does for mxfp4 alone.
 void add_products(vec4 w, vec3 x, vec2 dots, bool least, inout float sum, inout float minima) {
     if (IS_256) {
         float whole = SCALED ? dots.x : HALVES ? w.x * dots.x + w.y * dots.y : w.x * dots.x;

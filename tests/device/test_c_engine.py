@@ -341,20 +341,45 @@ def test_subgroups_of_32_are_the_host_s_to_enable(small, monkeypatch):
     assert wants() and uses(features) and not uses(None)
 
 
+def matrix_features(owner):
+    """A chain of the features of matrix units, and its structs."""
+    chain, structs = owner.vk.struct("VkPhysicalDeviceFeatures2"), []
+    for name in MATRIX_FEATURES:
+        structs.append(owner.vk.struct(name, pNext=chain.pNext))
+        chain.pNext = structs[-1]
+    return chain, structs
+
+
 def test_matrix_units_are_the_host_s_to_enable(small, monkeypatch):
     """za_wanted_features asks for them where they are offered and $ZINC_ATTN_UNITS leaves them in."""
     owner, device = small.owner, small.owner.device
     for asked in "01":
         monkeypatch.setenv("ZINC_ATTN_UNITS", asked)
-        chain, structs = owner.vk.struct("VkPhysicalDeviceFeatures2"), []
-        for name in MATRIX_FEATURES:
-            structs.append(owner.vk.struct(name, pNext=chain.pNext))
-            chain.pNext = structs[-1]
-        given = [c.c_void_p(owner.number(x)) for x in (device.instance, device.physical)]
-        assert small.c.za_wanted_features(*given, c.c_void_p(small.get_proc), c.c_void_p(owner.number(chain)))
+        chain, structs = matrix_features(owner)
+        handles = [c.c_void_p(owner.number(x)) for x in (device.instance, device.physical)]
+        assert small.c.za_wanted_features(*handles, c.c_void_p(small.get_proc), c.c_void_p(owner.number(chain)))
         matrix, int8, memory = structs
         wanted = matrix.cooperativeMatrix, int8.shaderInt8, memory.vulkanMemoryModel
         assert wanted == (int(asked == "1" and device.info.matrix.int8 is not None),) * 3 and not int8.shaderFloat16
+
+
+def test_a_driver_that_does_not_know_matrix_units_is_not_asked_for_them(small, monkeypatch):
+    """It leaves the struct of the feature as it is, and has no function that lists products."""
+    monkeypatch.setenv("ZINC_ATTN_UNITS", "1")
+    owner, device, asked = small.owner, small.owner.device, []
+    known = c.CFUNCTYPE(c.c_void_p, c.c_void_p, c.c_char_p)(small.get_proc)
+    features = c.CFUNCTYPE(None, c.c_void_p, c.c_void_p)(lambda *_: None)
+    products = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_void_p, c.c_void_p)(lambda *_: asked.append(1) or -3)
+    older = {b"vkGetPhysicalDeviceFeatures2": features, b"vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR": products}
+
+    @c.CFUNCTYPE(c.c_void_p, c.c_void_p, c.c_char_p)
+    def get_proc(instance, name):
+        return c.cast(older[name], c.c_void_p).value if name in older else known(instance, name)
+
+    chain, structs = matrix_features(owner)
+    handles = [c.c_void_p(owner.number(x)) for x in (device.instance, device.physical)]
+    assert small.c.za_wanted_features(*handles, c.cast(get_proc, c.c_void_p), c.c_void_p(owner.number(chain)))
+    assert not asked and not structs[0].cooperativeMatrix
 
 
 def test_a_call_that_failed_leaves_commands_for_the_next(small, monkeypatch):

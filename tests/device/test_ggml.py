@@ -718,9 +718,10 @@ def given(back_end):
     floats = rng.standard_normal((4, ROW // 4, ROW), np.float32).astype(np.float16)
     found["W"] = back_end.tensor("q8_0", ROW, ROW, array=w), blocks.decode("q8_0", w)
     found["E"] = back_end.tensor("q8_0", ROW, ROW // 4, 4, array=w), [blocks.decode("q8_0", x) for x in np.split(w, 4)]
-    found["B"] = back_end.tensor("q8_0", ROW, ROW, 4, array=experts), [
-        blocks.decode("q8_0", x) for x in np.split(experts, 4)
-    ]
+    found["B"] = (
+        back_end.tensor("q8_0", ROW, ROW, 4, array=experts),
+        [blocks.decode("q8_0", x) for x in np.split(experts, 4)],
+    )
     for name in "WEB":
         back_end.c.make_weight(found[name][0], True)
     found["L"] = back_end.tensor("q8_0", ROW, ROW, array=w), found["W"][1]  # an adapter's

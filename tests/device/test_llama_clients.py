@@ -51,7 +51,7 @@ def asked(post):
 
 @pytest.fixture(scope="session")
 def sid():
-    """A root file system of Debian sid with its llama.cpp, the back end and the model: 650 MB, fetched once."""
+    """A root file system of Debian sid with its llama.cpp, the back end and the model: 400 MB, fetched once."""
     if shutil.which("debootstrap") is None or os.geteuid():
         pytest.skip("debootstrap is not installed, or this is not root")
     root = CACHE / "sid"

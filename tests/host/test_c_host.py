@@ -309,6 +309,7 @@ def test_workgroups_serve_as_many_heads_and_rows_as_the_package_s(formulas, fami
             room = vectors, 16, shared, 512
             rule = WORKGROUP_RULE.values(shape.k_dim, shape.v_dim, vectors, 16, 1, 1, *room[2:])
             assert formulas.za_units_fit(sizes, *map(c.c_uint64, room)) == rule["FITS"], shape
+            assert formulas.za_units_walks(sizes, c.c_uint64(vectors)) == rule["WALKS"], shape
             assert formulas.za_units_size(sizes, *map(c.c_uint64, room[:2])) == rule["SIZE"], shape
         for items in (1, 7, 200):
             most = most_heads(shape, items, 64, shared, layout)

@@ -111,5 +111,5 @@ def triples() -> tuple[F32, F32, F32]:
     by_kind = (
         -product, -above, scaled, np.abs(product) * any_bits * 2.0**-55,
         drawn(1, 2), scaled * 2.0**12, any_bits, scaled * 2.0**-24,
-    )
+    )  # fmt: skip
     return a, b, np.choose(kind, by_kind).astype(np.float32)

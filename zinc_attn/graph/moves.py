@@ -21,7 +21,7 @@ from .blocks import decode
 Array = NDArray[Any]
 DTYPES: Final[dict[str, Any]] = {
     "f32": np.float32, "f16": np.float16, "bf16": bfloat16, "i32": np.int32, "i16": np.int16, "i8": np.int8,
-}
+}  # fmt: skip
 LEAST: Final = np.float32(MIN_INPUT)  # magnitudes below it are 0 where blocks are made
 UNFIT: Final = np.float16(np.nan)  # the float16 numbers of a block that has no others
 

@@ -9,7 +9,7 @@ _OPERATORS: Final[dict[type[ast.AST], tuple[str, int]]] = {
     ast.Or: ("||", 1), ast.And: ("&&", 1), ast.Eq: ("==", 2),
     ast.LtE: ("<=", 3), ast.Lt: ("<", 3), ast.Gt: (">", 3), ast.GtE: (">=", 3),
     ast.Add: ("+", 4), ast.Sub: ("-", 4), ast.Mult: ("*", 5), ast.FloorDiv: ("/", 5), ast.Mod: ("%", 5),
-}
+}  # fmt: skip
 
 
 class _Language(NamedTuple):

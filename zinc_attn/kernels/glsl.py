@@ -25,11 +25,11 @@ _UINTS: Final = {
     **{name: getattr(declarations, name) for name in ("CANONICAL", "FUSED_NATIVE", "FUSED_EMULATED", "INTEGER_SUMS")},
     "MATRIX_PIECE": matrix.PIECE,
     "MATRIX_HELD_DIMS": matrix.HELD_DIMS,
-}
+}  # fmt: skip
 _FLOATS: Final = (
     "MIN_INPUT", "CUTOFF", "FLUSH", "FUSED_SCALE", "EMPTY_M", "LN2_HI", "LN2_LO", "SQRT2", "LOG2E", "TANH_SMALL",
     "TANH_MAX",
-)
+)  # fmt: skip
 _POLYNOMIALS: Final = {
     "EXP2_C": (constants.EXP2_POLY, "2**x on [-1/2, 1/2] = c0 + c1 x + ..."),
     "LN_D": (constants.LN_POLY, "ln(1 + x) = x - x**2 / 2 + x**3 * (d0 + d1 x + ...)"),

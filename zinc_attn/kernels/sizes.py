@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 INPUTS: Final = (
     "K_DIM", "V_DIM", "VECTORS", "CHUNKS_AHEAD", "K_STORAGE", "V_STORAGE", "LATENT", "ROWS_AHEAD", "PASS_SUMS",
     "LANES",
-)
+)  # fmt: skip
 KNOWN: Final = {
     **{name: getattr(limits, name) for name in ("WAVE", "MAX_VALUE_PASSES", "BLOCK")},
     **{name: getattr(constants, name) for name in ("CHUNK", "KEYS_PER_LEAF", "LEAVES_PER_NODE", "WEIGHT_PARTIALS")},

@@ -52,7 +52,7 @@ _UNIT_QUERIES: Final = (
 _VENDORS: Final = {
     0x1002: "AMD", 0x1010: "Imagination", 0x106B: "Apple", 0x10DE: "NVIDIA", 0x13B5: "Arm", 0x14E4: "Broadcom",
     0x1AE0: "Google", 0x5143: "Qualcomm", 0x8086: "Intel", 0x10005: "Mesa",
-}
+}  # fmt: skip
 
 
 @contextmanager

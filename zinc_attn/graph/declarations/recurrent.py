@@ -54,7 +54,7 @@ DELTA_NET: Final = kernel(
         Field("scale", "float", "of the outputs"),
     ),
     (_PIECES.format("size"), "p.v.n[1]", "p.v.n[3]"),
-)
+)  # fmt: skip
 # A selective scan; a head has x.n[0] rows, neighbors in x; ids name the sequences' states; a is contiguous, and groups
 # of b and c are neighbors. Without by_element own divides x.n[0].
 SSM_SCAN: Final = kernel(
@@ -66,4 +66,4 @@ SSM_SCAN: Final = kernel(
     (*_OF_STATES, "by_element"),  # whether each element of a row has a decay of its own
     (*tensors("state", "x", "dt", "b", "c"), Field("a", "uint"), Field("ids", "uint"), *_WRITTEN),
     (_PIECES.format("p.x.n[0] * p.x.n[1] // p.b.n[1]"), "p.b.n[1]", "p.x.n[3]"),
-)
+)  # fmt: skip

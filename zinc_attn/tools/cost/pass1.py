@@ -38,7 +38,7 @@ ISSUE: Final = {
         (256, 16): (182, 240), (256, 8): (101, 120), (256, 6): (82, 120), (256, 4): (60, 120), (256, 2): (41, 96),
         (128, 8): (52, 120), (128, 4): (31, 96), (64, 8): (28, 96), (64, 3): (15, 96), (512, 4): (119, 120),
     },
-}
+}  # fmt: skip
 # Lines through them: cycles per key are dims * (slope * vectors + conversions) + more, for V of K's size.
 LINES: Final = {"canonical": (0.0691, 0.0692, 2.97), "fused": (0.0393, 0.0675, 3.55)}
 INTEGER_ISSUE: Final = 1.22  # times fused's, for one row in q8_0
@@ -48,7 +48,7 @@ UNITS_ISSUE: Final = {64: 153, 128: 252, 256: 438}  # per key of 64 query vector
 STORAGE_ISSUE: Final = {
     "f32": (-0.7, -0.8), "f16": (0.0, 0.0), "bf16": (-0.5, -0.4), "q8_0": (0.6, 1.6), "fp8_e4m3": (1.3, 1.3),
     "q5_1": (1.6, 2.7), "q5_0": (1.6, 2.8), "q4_1": (0.0, 1.2), "q4_0": (0.1, 1.3), "iq4_nl": (3.9, 4.9),
-}
+}  # fmt: skip
 
 
 def issue_per_key(shape: AttnShape, vectors: int, dtype: str = "f16", arithmetic: Arithmetic = "canonical") -> float:
