@@ -65,7 +65,7 @@ void note_graph(ggml_cgraph *graph) {
         new_attention += node->op == GGML_OP_FLASH_ATTN_EXT;
         output |= bool(node->flags & GGML_TENSOR_FLAG_OUTPUT);
         for (const ggml_tensor *source : node->src)
-            if (source) {
+            if (source && source != node) {  // ggml_cast makes its result an operand of itself
                 weights |= is_weights(root_of(source));
                 note_input(source);
             }

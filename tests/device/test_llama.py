@@ -116,11 +116,11 @@ def test_what_stays_on_the_cpu_has_the_bits(small, whole, split):
 def test_another_arithmetic_has_one_digest_of_its_own(small, arithmetic, cache):
     """Of ubatches, slots and histories on the processor, with layers on the CPU, too, and on a Vulkan device."""
     split, ways = SPLITS["the processor, two layers on the CPU"], ("ubatch 64", "slots", "and")
-    canonical = digests(small, "in two calls", cache=cache, **split)
+    canonical = digests(small, "in", cache=cache, **split)  # also where positions move, in a cache of blocks
     told = {"cache": cache, "ZINC_ATTN_ARITHMETIC": arithmetic}
     found = [digests(small, way, **told, **split) for way in ways] + [digests(small, "in two calls", **told)]
     (digest,) = {one for some in found for one in some.values()}
-    assert [*canonical.values()] != [digest]
+    assert digest not in canonical.values()
 
 
 def test_integer_attention_with_a_float_cache_is_refused(small):
