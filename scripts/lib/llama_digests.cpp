@@ -187,5 +187,6 @@ int main(int argc, char **argv) {
         llama_model_free(model);
     }
     std::printf("%-42s  %-17d  %d\n", "different", different[0], different[1]);
+    if (found[1].empty()) std::fprintf(stderr, "PIECE: got %s, expected a piece of a way's name, as ubatch\n", argv[4]);
     return found[1].empty() || different[1] > 0;
 }
