@@ -16,7 +16,7 @@ template <typename T> struct Components<T, 2> { T x, y; };
 template <typename T> struct Components<T, 3> { T x, y, z; };
 template <typename T> struct Components<T, 4> { T x, y, z, w; };
 
-// A vector of GLSL. T may also be a vector of lanes, and a component then is one of each row.
+// A vector of GLSL. T may also be a vector of lanes; a component then has a number of each row.
 template <typename T, int N> struct vec : Components<T, N> {
     vec() = default;
     template <typename... A> explicit(sizeof...(A) == 1) constexpr vec(const A &...parts) {
@@ -182,7 +182,7 @@ inline uint atomicOr(uint &a, uint b) { return __atomic_fetch_or(&a, b, __ATOMIC
 
 // --- invocations -----------------------------------------------------------------------------------------------------
 
-// What an invocation is told. `taken`: bytes of the workgroup's shared memory that its arrays so far have.
+// An invocation's arguments. taken: bytes of the workgroup's shared memory that its arrays have so far.
 struct Invocation {
     const uint *spec;
     void *const *bound;

@@ -144,9 +144,9 @@ ggml_tensor *glu_of(const Recording &r, const ggml_tensor *product) {
     const bool alike = x == other->src[1] && product->src[2] == other->src[2] && w->type == v->type &&
                        ggml_are_same_shape(w, v) && (begin_of(w) - begin_of(v)) % r.device->alignment == 0;
     const uint32_t kind = uint32_t(ggml_get_glu_op(glu));
-    // With a few rows of x. Without experts a binding holds a whole matrix.
+    // Vector products serve few rows of x. Without experts one binding holds a whole matrix.
     const int64_t rows = product->src[2] ? product->ne[2] * product->ne[3] : product->ne[1];
-    const bool served = (kind == GLU_OP_SWIGLU || kind == GLU_OP_GEGLU) && rows <= int64_t(FEW) &&
+    const bool served = (kind == GLU_OP_SWIGLU || kind == GLU_OP_GEGLU) && rows <= int64_t(MOST_VECTOR_ROWS) &&
                         weight_type(w->type) >= 0 && w->ne[1] % SUPERBLOCK == 0 && fits(*r.device, product) &&
                         (product->src[2] || fits(*r.device, w));
     const bool reads = reader && is_product(reader) && shaped(reader->src[1]) == glu;
@@ -242,10 +242,10 @@ static bool read_choice(Chain *chain, ggml_tensor *first, Route *route) {
     route->result = chain->then(GGML_OP_GET_ROWS, gated);
     if (!route->result) return false;
     const ggml_tensor *order = route->order = route->result->src[1], *values = route->result->src[0];
-    const bool first_ones = order->op == GGML_OP_VIEW && order->src[0] == route->sorted && !order->view_offs &&
-                            order->ne[1] == rows && order->ne[0] <= CHOSEN_PIECE &&
-                            order->nb[1] == route->sorted->nb[1];
-    return first_ones && is_matrix(values, 1, n * rows) && values->ne[1] == n;
+    const bool is_prefix = order->op == GGML_OP_VIEW && order->src[0] == route->sorted && !order->view_offs &&
+                           order->ne[1] == rows && order->ne[0] <= CHOSEN_PIECE &&
+                           order->nb[1] == route->sorted->nb[1];
+    return is_prefix && is_matrix(values, 1, n * rows) && values->ne[1] == n;
 }
 
 // Reads the nodes of the weights' norm and scale, if these follow.

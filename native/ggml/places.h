@@ -1,5 +1,4 @@
-// Says which parts of a model other devices have. The places of weights, and the tensors that devices hand to each
-// other, tell it.
+// Lines that say which parts of a model other devices have, as the places of weights and of graphs' inputs show.
 #pragma once
 #include <map>
 #include <string>

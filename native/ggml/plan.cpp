@@ -34,8 +34,7 @@ static bool kept_as(const ggml_tensor *t, Kept *kept) {
 
 static size_t offset_of(const ggml_tensor *t) { return t->view_src ? t->view_offs : 0; }
 
-// False if the tensor's strides are no multiples of its rows' bytes, or if a row of the root is no whole number of
-// rows.
+// False if a stride is no multiple of a row's bytes, or if a row of the root is no whole number of rows.
 static bool read_rows(const ggml_tensor *t, const ggml_tensor *root, Rows *rows) {
     size_t bytes = ggml_row_size(t->type, t->ne[0]), offset = offset_of(t);
     if (t->nb[0] != ggml_type_size(t->type) || ggml_row_size(root->type, root->ne[0]) % bytes) return false;

@@ -66,7 +66,7 @@ class Plan {
     std::map<std::string, int64_t> terms;  // how many terms each sum had in earlier graphs, see note_sums
 
   private:
-    struct OfSinks {
+    struct SinkCalls {  // the calls of layers with these sinks
         const ggml_tensor *sinks;
         std::vector<Call> calls;
     };
@@ -76,7 +76,7 @@ class Plan {
         const ggml_tensor *mask_tensor;
         Lists lists;
         uint64_t graph;              // the last graph that used the entry
-        std::vector<OfSinks> calls;  // of that graph
+        std::vector<SinkCalls> calls;  // of that graph
     };
     Entry *entry(const ggml_tensor *op, const Operation &o, const WriteOrder *order);
 

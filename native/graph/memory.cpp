@@ -33,8 +33,6 @@ Store::Store(za_device *device) : device_(device), flags_(VK_MEMORY_PROPERTY_DEV
     if (mapped_) flags_ = cached_ ? cached : seen;
 }
 
-Store::~Store() { za_buffer_free(device_, &staging_); }
-
 bool Store::allocate(size_t size, Memory *memory) {
     *memory = {};
     const size_t whole = (size + MARGIN) / MARGIN * MARGIN;

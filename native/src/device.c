@@ -142,7 +142,7 @@ static bool make_device(struct za_device *device, uint32_t api) {
     };
     device->dots = core || dot_extension;
     device->wave32 = (core || extension) && offers_wave32(&device->vk, device->host.physical);
-    VkPhysicalDeviceShaderIntegerDotProductFeatures dots = { /* products of a graph; no device lacks it that knows it */
+    VkPhysicalDeviceShaderIntegerDotProductFeatures dots = { /* of products; every device with the extension has it */
         .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_INTEGER_DOT_PRODUCT_FEATURES,
         .pNext = device->wave32 ? &waves : NULL,
         .shaderIntegerDotProduct = VK_TRUE,

@@ -4,8 +4,7 @@
 #include "work.h"
 #include "zinc_attn.h"
 
-/* A laid-out call. The bytes are those of its buffers. q: (rows, q_heads, k_dim); out: (rows, q_heads, v_dim), then
-   lse. */
+/* A laid-out call, and the bytes of its buffers. q: (rows, q_heads, k_dim); out: (rows, q_heads, v_dim), then lse. */
 struct laid {
     struct rule rule;
     struct counts counts;

@@ -6,8 +6,7 @@
 #include "error.h"
 
 /* Bytes that a command reads or writes. most: the highest level of this range and all ranges before it in the list.
-   turn: the turn of the command, one more than the turn of the command before it, or the same if it is independent
-   of it. */
+   turn: of the command. An independent command has the turn of the command before it, any other command the next. */
 struct range {
     VkDeviceSize begin, end;
     const struct kernel *kernel;

@@ -32,7 +32,7 @@ struct za_command {
     uint64_t products; /* multiplications, which bound the time of a submission; 0: few */
     /* set by za_level: */
     uint32_t level;
-    const struct kernel *awaited; /* the kernel of the command for which it waits; NULL: it waits for none */
+    const struct kernel *awaited; /* the kernel of a command for which it waits; NULL: it waits for none */
     struct za_place met;          /* bytes that both commands use */
 };
 
@@ -55,7 +55,7 @@ void za_pipeline_free(struct za_device *device, struct pipeline *pipeline);
 bool za_sets_reset(struct za_device *device, struct sets *sets);
 void za_sets_free(struct za_device *device, struct sets *sets);
 
-/* A dispatch. `places` are in the order of the pipeline's bindings; the kernel sees a place as large as its `size`. */
+/* A dispatch. `places` are in the order of the pipeline's bindings. */
 struct za_command za_command(const struct pipeline *pipeline, const struct za_place *places, const uint32_t groups[3]);
 bool za_dispatch(struct za_device *device, VkCommandBuffer commands, struct sets *sets,
                  const struct za_command *command);

@@ -58,7 +58,7 @@ static uint32_t together(const struct za_call *call, const struct za_request *re
     return request->q_len - first > 1 ? keys_of(call, request, first).limit / KEYS_PER_NODE : 0;
 }
 
-/* Whether the words of a request's page table are those of the request before it. */
+/* Whether a request shares the words of its page table with the request before it. */
 static bool same_table(const struct za_call *call, uint32_t i) {
     return i && call->request[i].page_table == call->request[i - 1].page_table;
 }
@@ -98,9 +98,9 @@ bool za_walks(const struct shape *shape, const struct za_call *call, struct rule
     return several && workgroups * shape->kv_heads >= enough;
 }
 
-/* The rows of an item, from `row` of a request on. From row to row `first` and `limit` grow by `step`, 0 or 1, to those
-   of the last row; numbers below 0 are 0. Rows with a window that are not causal have an item each, because only their
-   `first` grows. some: the keys that some row sees. */
+/* The rows of an item, from `row` of a request on. From row to row `first` and `limit` grow by `step`, 0 or 1, up to
+   `last`; numbers below 0 are 0. Noncausal rows with a window have an item each, because only their `first` grows.
+   some: the keys that some row sees. */
 struct block {
     uint32_t rows, step;
     struct seen last, some;

@@ -8,8 +8,8 @@
 //     values    o[vector] = u's unit * (sum over keys of u[vector][key] * v[key]), u anew for each block of V
 //
 // The sums of the units are exact; the sum of the low int8 goes on from 256 times the sum of the high int8. All other
-// work is on single elements, and scales are loaded as matrices with a stride of 0, so no code knows which outputs the
-// elements are.
+// work is on single elements, and scales are loaded as matrices with a stride of 0, so the code need not know which
+// outputs an invocation's elements are.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require

@@ -1,4 +1,4 @@
-// The float functions of every kernel, on numbers whose results the host knows. A driver that computes one of them
+// The float functions of every kernel, on numbers whose results the host knows. A driver that computes a result
 // otherwise is refused before it computes anything else.
 //
 // Grid: x = 32 rows of numbers, a lane each. The numbers come from a buffer, so that no compiler knows a result.

@@ -6,7 +6,7 @@
 //
 //     columns    find_matrix, number_in_x: the workgroup's matrix of w; where its columns lie in x
 //     waves      find_wave: wave and lane; add_superblocks: the loop over superblocks, which calls
-//         here       load_superblock: the pieces of a superblock of w, from memory to registers, AHEAD of them early
+//         here       load_superblock: the pieces of a superblock of w, from memory to registers, AHEAD at a time
 //         here       add_superblock: the sum of a superblock for each column, which calls, for each block of 32,
 //             here       add_block, which calls
 //     q_blocks           decode_pairs, block_scales: 32 integers of w as bytes in 8 words, and their scale and minimum
@@ -62,8 +62,8 @@ void add_block(uint j, inout float sum[COLUMNS], inout float minima[COLUMNS]) {
     uvec4 w_low, w_high;
     decode_pairs(j, w_low, w_high);
     uint number = superblock * 8u + j, x_block = number * rows_of_x() + first;
-    // Blocks after the row's end are zeros in x. Their scales are those of the row's last block, which may be infinite
-    // except for mxfp4.
+    // After the row's end the blocks of x are zeros. For w the row's last block is read again, whose scale may be
+    // infinite, except mxfp4's.
     vec4 w_scales = IS_256 || IS_MXFP4 || number < p.blocks ? block_scales(j) : vec4(0.0);
     [[unroll]] for (uint n = 0u; n < COLUMNS; ++n) {
         uvec4 x_low = q[2u * (x_block + n)], x_high = q[2u * (x_block + n) + 1u];
