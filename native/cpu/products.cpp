@@ -6,8 +6,7 @@ namespace zinc {
 namespace {
 constexpr uint WIDE = 32 / LANES;  // vectors of a group of 32 rows
 
-// The columns of a workgroup. Kernels of few and of many rows of x have the same buffers, and constants at these
-// places.
+// The columns of a workgroup, in kernels of few and of many rows of x, which have the same buffers.
 template <typename Params> struct Columns : Invocation {
     static constexpr bool FLOATS = std::is_same_v<Params, MulMatFloatParams>;
     static constexpr uint FIRST = FLOATS ? MUL_MAT_FLOAT_BIND_ADDED : MUL_MAT_BIND_ADDED;
@@ -60,8 +59,7 @@ template <uint TYPE, bool FEW> struct Weights {
             headers[v] = apart(row_words(from + v * (16 * LANES)));
     }
 
-    // The address of piece i. A block has `count` pieces of `size` bytes of each row; the first begins `begin` bytes
-    // after the block's begin.
+    // The address of piece i. A block has `count` pieces of `size` bytes of each row, from byte `begin` on.
     ZINC_INLINE const uint8_t *piece(uint begin, uint count, uint i, uint size) const {
         const uint block = BLOCKS == 1 ? 0 : i / count;
         return rows + 32 * ((begin + (i - block * count) * size) * blocks + (first + block) * size);
@@ -164,8 +162,8 @@ template <uint TYPE, bool FEW> struct Weights {
     }
 };
 
-// Copies `count` blocks of a group of `rows` rows, from block `first` on, to `wide`, a group of 32 rows, in which the
-// last row is repeated.
+// Copies `count` blocks of a group of `rows` rows, from block `first` on, to `wide`, a group of 32 rows that repeats
+// the last row.
 void widen(const uint8_t *group, uint rows, size_t blocks, size_t first, uint count, uint type, uint8_t *wide) {
     const uint large = 16 * WEIGHT_PIECES_16(type), words = large + 4 * WEIGHT_PIECES_4(type);
     for (uint begin = 0, size; begin < WEIGHT_SIZE(type); begin += size) {

@@ -13,7 +13,7 @@ struct Room;
 struct Step;
 using Kernel = void (*)(const Step &, uint64_t group, Room &);
 
-// A dispatch. The layout is that of runtime/cpu/library.py.
+// A dispatch, as runtime/cpu/library.py lays it out.
 struct Step {
     Kernel kernel;
     const uint32_t *spec;    // specialization constants, by their ids

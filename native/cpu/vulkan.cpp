@@ -51,7 +51,7 @@ struct Pipeline {
     Kernel kernel;
     std::vector<uint32_t> spec;
 };
-struct Copy {  // a copy's step has it for specialization constants
+struct Copy {  // the specialization constants of a copy's step
     uint64_t bytes;
     uint32_t value;  // of a fill
 };

@@ -36,8 +36,8 @@ static size_t rows_without_states(const Device &device, const za_attn *attn, con
     return (part + unit - 1) / unit * unit;
 }
 
-// Every device has storage buffers of 128 MiB and grids of 65,535 workgroups. A compute unit makes 2**34 products in
-// half a second.
+// Every device has storage buffers of 128 MiB and grids of 65,535 workgroups. A compute unit makes 2**35 products a
+// second.
 size_t rows_of_call(const Device &device, const za_attn *attn, const Operation &o, uint64_t keys) {
     constexpr uint64_t PRODUCTS = uint64_t(1) << 34;
     const uint64_t bytes = std::min<uint64_t>(device.most, uint64_t(1) << 27);

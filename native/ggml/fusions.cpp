@@ -96,8 +96,7 @@ struct Chain {
     const Recording *r;
     const ggml_tensor *last;
 
-    // The next operation, if it is `op` and its first operand is `operand` in any shape; else NULL. part: a part of the
-    // operand is enough.
+    // The next operation, if it is `op` of `operand` in any shape; else NULL. part: a part of the operand is enough.
     ggml_tensor *then(ggml_op op, const ggml_tensor *operand, bool part = false) {
         ggml_tensor *next = r->after(last);
         if (!next || next->op != op) return nullptr;
@@ -355,8 +354,7 @@ static ggml_tensor *next_of(const Recording &r, const Conv &c, const ggml_tensor
     return spares(c, user) ? user : nullptr;
 }
 
-// Whether a node is a norm of rows of y's channels, with the same parameters as the norm before it. y has a single
-// token.
+// Whether a node is a norm of rows of y's channels, for a single token, with the parameters of the norm before it.
 static bool is_norm_of(const Conv &c, const ggml_tensor *norm, const ggml_tensor *before) {
     if (!norm || (norm->op != GGML_OP_RMS_NORM && norm->op != GGML_OP_L2_NORM)) return false;
     const ggml_tensor *rows = norm->src[0];

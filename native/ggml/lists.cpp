@@ -31,8 +31,8 @@ static std::vector<uint32_t> in_order(const std::vector<uint32_t> *order, const 
     return cells;
 }
 
-// Puts `list` into `pages` and returns where it begins: within the previous row's list, if it continues that list, or
-// after all pages.
+// Puts `list` into `pages` and returns its begin: within the previous row's list, if `list` continues it, or after all
+// pages.
 static size_t place_list(const std::vector<uint32_t> &list, const RowKeys *previous, std::vector<uint32_t> *pages) {
     size_t place = pages->size(), overlap = 0;
     if (previous && previous->count && !list.empty()) {

@@ -137,21 +137,12 @@ static bool record_set(Recording &r, ggml_tensor *op) {
 
 static bool record_repeat(Recording &r, ggml_tensor *op) { return record(r, move_of(r, MOVE_OP_WRAP, op->src[0], op)); }
 
-static bool record_pad(Recording &r, ggml_tensor *op) {
-    const bool circular = op->op_params[8];
-    Move m = move_of(r, circular ? MOVE_OP_WRAP : MOVE_OP_PAD, op->src[0], op);
+static bool record_shifted(Recording &r, ggml_tensor *op) {
+    const bool rolls = op->op == GGML_OP_ROLL, wraps = rolls || op->op_params[8];
+    Move m = move_of(r, wraps ? MOVE_OP_WRAP : MOVE_OP_PAD, op->src[0], op);
     for (int d = 0; d < 4; ++d) {
-        const int64_t n = op->src[0]->ne[d], before = op->op_params[2 * d];
-        m.shift[d] = uint32_t(circular ? (n - before % n) % n : -before);
-    }
-    return record(r, m);
-}
-
-static bool record_roll(Recording &r, ggml_tensor *op) {
-    Move m = move_of(r, MOVE_OP_WRAP, op->src[0], op);
-    for (int d = 0; d < 4; ++d) {
-        const int64_t n = op->src[0]->ne[d];
-        m.shift[d] = uint32_t((n - op->op_params[d]) % n);
+        const int64_t n = op->src[0]->ne[d], before = op->op_params[rolls ? d : 2 * d];
+        m.shift[d] = uint32_t(wraps ? (n - before % n) % n : -before);
     }
     return record(r, m);
 }
@@ -240,7 +231,7 @@ const std::vector<Served> MOVES = {
     {GGML_OP_CPY, copy_refused, record_copy},          {GGML_OP_CONT, copy_refused, record_copy},
     {GGML_OP_DUP, copy_refused, record_copy},          {GGML_OP_CONCAT, parts_refused, record_concat},
     {GGML_OP_SET, parts_refused, record_set},          {GGML_OP_REPEAT, parts_refused, record_repeat},
-    {GGML_OP_PAD, parts_refused, record_pad},          {GGML_OP_ROLL, parts_refused, record_roll},
+    {GGML_OP_PAD, parts_refused, record_shifted},      {GGML_OP_ROLL, parts_refused, record_shifted},
     {GGML_OP_GET_ROWS, get_rows_refused, record_get_rows},
     {GGML_OP_SET_ROWS, set_rows_refused, record_set_rows},
 };

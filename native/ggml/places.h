@@ -8,8 +8,7 @@
 
 namespace zinc {
 
-// Each function says at most one line in the process. A look-up of rows in weights sums nothing, so any device may do
-// it.
+// Each function says at most one line in the process. Any device may look up rows of weights: that sums nothing.
 void note_operation(const ggml_tensor *op);  // ggml asks whether a device takes the operation
 void note_input(const ggml_tensor *source);  // a graph reads a tensor that another device may have made
 void note_read(const ggml_tensor *tensor, const void *to);  // the tensor's bytes go to the host

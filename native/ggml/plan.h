@@ -41,8 +41,7 @@ std::string refused_type(const Device &device, const ggml_tensor *kept);
 // An operation without the bytes of its tensors: their types, sizes, strides and offsets, and the parameters.
 std::vector<uint64_t> key_of(const ggml_tensor *op);
 
-// The most rows that a call with states may have, if a row has up to `keys` keys. 0: the device cannot run even the
-// smallest call.
+// The most rows that a call with states may have, if a row has up to `keys` keys. 0: the device runs no such call.
 size_t rows_of_call(const Device &device, const za_attn *attn, const Operation &o, uint64_t keys);
 
 // A call of the C library for some rows of an operation, from first_row on, and where the words of the call lie. Rows

@@ -23,8 +23,7 @@ mul_mat_constants tile_constants(const Product &p, uint64_t rows) {
     return c;
 }
 
-// A wave computes a group of rows. If a row has several superblocks, several waves share them and add their sums in
-// shared memory.
+// A wave computes a group of rows. If a row has several superblocks, several waves share them.
 mul_mat_vec_constants vector_constants(const Device &device, const Product &p) {
     constexpr uint32_t WAVES = 8, SHARED = 16384;  // bytes
     const int type = weight_type(p.op->src[0]->type);

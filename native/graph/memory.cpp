@@ -60,12 +60,12 @@ void Store::release(Memory *memory) {
 template <typename Record>
 static bool submit(za_device *device, Record record) {
     if (!za_enter(device)) return false;
-    bool ok = za_commands_begin(device);
+    bool ok = za_begin(device, device->commands);
     if (ok) {
         za_barrier_before(device, device->commands);
         record(device->vk, device->commands);
         za_barrier_after(device, device->commands);
-        ok = za_commands_submit(device);
+        ok = za_submit(device, device->commands, true);
     }
     return za_leave(device, ok);
 }

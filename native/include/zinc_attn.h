@@ -290,8 +290,7 @@ ZA_API bool za_run(struct za_cache *cache, uint32_t layer, const struct za_call 
 ZA_API bool za_run_at(struct za_cache *cache, uint32_t layer, const struct za_call *call,
                       const struct za_places *places);
 
-/* How the last za_run or za_run_at of the za_attn was made, for reading beside docs/c-hosts.md. Valid until the next
-   one. */
+/* How the last za_run or za_run_at of the za_attn was made; see docs/c-hosts.md. Valid until the next call. */
 struct za_trace {
     const uint32_t *work; /* the words of the work buffer */
     size_t work_words;

@@ -10,8 +10,7 @@
 
 /* --- scales of heads --------------------------------------------------------------------------------- */
 
-/* Check the scales of K (or V), `source` (layers, kv_heads), and copy them to every second row of `scales`
-   (layers, 2, kv_heads). */
+/* Check the scales `source` (layers, kv_heads) of K or V, and copy them to `scales` (layers, 2, kv_heads). */
 static bool take_scales(const struct shape *shape, const char *name, enum za_dtype dtype, const float *source,
                         uint32_t layers, float *scales) {
     size_t heads = shape->kv_heads;
@@ -178,12 +177,12 @@ static bool copy_page(struct za_cache *cache, uint32_t source, uint32_t target) 
                           "piece; copy by commands of the host's", cache->steps.token, cache->steps.head,
                           shape->kv_heads);
     if (source == target) return true;
-    if (!za_commands_begin(device)) return false;
+    if (!za_begin(device, device->commands)) return false;
     za_barrier_before(device, device->commands);
     copy_part(cache, false, source, target);
     if (!shape->latent) copy_part(cache, true, source, target);
     za_barrier_after(device, device->commands);
-    return za_commands_submit(device);
+    return za_submit(device, device->commands, true);
 }
 
 bool za_copy_page(struct za_cache *cache, uint32_t source, uint32_t target) {

@@ -42,8 +42,9 @@ static bool perform(const struct checked *checked, struct bindings b, const stru
     b.states = za_whole(&attn->scratch[STATES]);
     b.k = checked->cache->k;
     b.v = checked->cache->v;
-    return za_sets_reset(device, &attn->sets) && za_commands_begin(device) &&
-           za_record_call(attn, device->commands, &attn->sets, laid, &b, places) && za_commands_submit(device);
+    return za_sets_reset(device, &attn->sets) && za_begin(device, device->commands) &&
+           za_record_call(attn, device->commands, &attn->sets, laid, &b, places) &&
+           za_submit(device, device->commands, true);
 }
 
 /* --- host memory ------------------------------------------------------------------------------------- */

@@ -369,5 +369,3 @@ bool za_submit(struct za_device *device, VkCommandBuffer commands, bool last) {
     return true;
 }
 
-bool za_commands_begin(struct za_device *device) { return za_begin(device, device->commands); }
-bool za_commands_submit(struct za_device *device) { return za_submit(device, device->commands, true); }

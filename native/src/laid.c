@@ -31,8 +31,7 @@ bool za_lay_out(const struct za_cache *cache, const struct za_call *call, bool l
     for (uint32_t i = 0; attn->units && i < call->requests; ++i)
         if (za_many(shape, &call->request[i])) rows = (uint32_t)za_max(rows, call->request[i].q_len);
     if (rows)
-        laid->rule.units =
-            za_units_vectors(&shape->sizes, limits, attn->device->units.m, rows * shape->sizes.group);
+        laid->rule.units = za_units_vectors(&shape->sizes, limits, attn->device->units.m, rows * shape->sizes.group);
     laid->rule.whole = rows && !call->splits && za_walks(shape, call, laid->rule);
     laid->counts = za_counts(shape, call, laid->rule);
     laid->counts.lse = lse;

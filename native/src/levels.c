@@ -21,8 +21,7 @@ struct accesses { /* of a buffer */
     } reads, writes;
 };
 
-/* An array of `count` elements of `bytes` bytes each, with room for another element, or NULL. New elements are
-   zeros. */
+/* An array of `count` elements of `bytes` bytes, with room for another element, or NULL. New elements are zeros. */
 static void *grown(void *all, uint32_t count, uint32_t *room, size_t bytes) {
     if (count < *room) return all;
     const uint32_t more = 2 * *room + 16;
@@ -57,8 +56,7 @@ static void wait_for(struct za_command *command, const struct za_place *place, c
     }
 }
 
-static bool note(const struct za_command *command, const struct za_place *place, struct ranges *ranges,
-                 uint32_t turn) {
+static bool note(const struct za_command *command, const struct za_place *place, struct ranges *ranges, uint32_t turn) {
     struct range *all = grown(ranges->all, ranges->count, &ranges->room, sizeof *all);
     if (!all) return false;
     ranges->all = all;

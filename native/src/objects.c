@@ -24,7 +24,7 @@ static int memory_type(const struct za_device *device, uint32_t allowed, VkMemor
     return best;
 }
 
-static bool make_buffer(struct za_device *device, VkDeviceSize size, VkMemoryPropertyFlags flags, const char *what,
+static bool make_memory(struct za_device *device, VkDeviceSize size, VkMemoryPropertyFlags flags, const char *what,
                         const void *import, struct buffer *buffer) {
     const struct za_functions *vk = &device->vk;
     VkDevice on = device->host.device;
@@ -57,16 +57,11 @@ static bool make_buffer(struct za_device *device, VkDeviceSize size, VkMemoryPro
            za_do(device, MapMemory, on, buffer->memory, 0, VK_WHOLE_SIZE, 0, &buffer->mapped);
 }
 
-static bool make_memory(struct za_device *device, VkDeviceSize size, VkMemoryPropertyFlags flags, const char *what,
-                        const void *import, struct buffer *buffer) {
-    const bool ok = make_buffer(device, size, flags, what, import, buffer);
-    if (!ok) za_buffer_free(device, buffer);
-    return ok;
-}
-
 bool za_memory_make(struct za_device *device, VkDeviceSize size, VkMemoryPropertyFlags flags, const char *what,
                     struct buffer *buffer) {
-    return make_memory(device, size, flags, what, NULL, buffer);
+    if (make_memory(device, size, flags, what, NULL, buffer)) return true;
+    za_buffer_free(device, buffer);
+    return false;
 }
 
 bool za_memory_import(struct za_device *device, void *bytes, VkDeviceSize size, struct buffer *buffer) {
@@ -75,7 +70,9 @@ bool za_memory_import(struct za_device *device, void *bytes, VkDeviceSize size, 
         .handleType = VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT,
         .pHostPointer = bytes,
     };
-    return make_memory(device, size, 0, "the host's memory", &import, buffer);
+    if (make_memory(device, size, 0, "the host's memory", &import, buffer)) return true;
+    za_buffer_free(device, buffer);
+    return false;
 }
 
 bool za_buffer_make(struct za_device *device, VkDeviceSize size, bool host, const char *what, struct buffer *buffer) {

@@ -36,8 +36,7 @@ struct za_command {
     struct za_place met;          /* bytes that both commands use */
 };
 
-/* A buffer in memory with the flags, which is mapped if the flags make it visible to the host. A failure leaves
-   nothing. */
+/* A buffer in memory with the flags, mapped if the flags make it visible to the host. A failure leaves nothing. */
 enum { MAPPED = VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT };
 bool za_memory_make(struct za_device *device, VkDeviceSize size, VkMemoryPropertyFlags flags, const char *what,
                     struct buffer *buffer);

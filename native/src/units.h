@@ -2,8 +2,7 @@
 #pragma once
 #include "functions.h"
 
-/* Products of int8 matrices, (m, k) by (k, n), by a subgroup of so many invocations. m 0: the device has no such
-   units. */
+/* Products of int8 matrices, (m, k) by (k, n), by a subgroup of `subgroup` invocations. m 0: there are no units. */
 struct za_units {
     uint32_t m, n, k, subgroup;
 };

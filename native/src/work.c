@@ -168,8 +168,7 @@ struct counts za_totals(const struct shape *shape, const struct za_call *call) {
     return counts;
 }
 
-struct counts za_counts(const struct shape *shape, const struct za_call *call,
-                        struct rule rule) {
+struct counts za_counts(const struct shape *shape, const struct za_call *call, struct rule rule) {
     struct counts counts = za_totals(shape, call);
     for (uint32_t i = 0; i < call->requests; ++i) {
         const struct za_request *request = &call->request[i];
@@ -343,8 +342,7 @@ static void write_heads(const struct shape *shape, const struct za_call *call, c
 
 static void *word_at(uint32_t *work, uint64_t word) { return work + word; }
 
-/* Records after the call's, up to the end of the room. They do nothing: items have no leaf, rows no state, tokens no
-   place. */
+/* Records after the call's, up to the room's end, do nothing: items have no leaf, rows no state, tokens no place. */
 static void write_rest(const struct cursor *to, const struct parts *parts, uint32_t *work) {
     memset(to->item, 0, (size_t)((char *)word_at(work, parts->rows) - (char *)to->item));
     memset(to->row_record, 0, (size_t)((char *)word_at(work, parts->appends) - (char *)to->row_record));

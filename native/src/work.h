@@ -54,20 +54,18 @@ struct layer {
 double za_scale(const struct shape *shape, const struct za_call *call); /* of the scores */
 const float *za_slopes(const struct za_call *call, int bias);           /* (q_heads) of a bias, NULL: none */
 
-/* Whether a request has enough rows for matrix units; whether workgroups by the rule's units are so many that each can
-   attend all nodes of its rows. */
+/* Whether a request has enough rows for matrix units, and a call enough workgroups by units for `rule.whole`. */
 bool za_many(const struct shape *shape, const struct za_request *request);
 bool za_walks(const struct shape *shape, const struct za_call *call, struct rule rule);
 
 /* The rows, new rows, pages and masks of a call. The other counts need a layout and stay 0. */
 struct counts za_totals(const struct shape *shape, const struct za_call *call);
-struct counts za_counts(const struct shape *shape, const struct za_call *call,
-                        struct rule rule);
+struct counts za_counts(const struct shape *shape, const struct za_call *call, struct rule rule);
 struct parts za_parts(const struct shape *shape, const struct counts *counts);
-struct layout za_layout(const struct shape *shape, const struct za_call *call,
-                        const struct za_request *request, struct rule rule);
+struct layout za_layout(const struct shape *shape, const struct za_call *call, const struct za_request *request,
+                        struct rule rule);
 
 /* Write a call's words into parts that have room for it. The recorded dispatches are for `room`: results are laid
    out for its rows, and records after the call's own records do nothing. */
-void za_work_write(const struct shape *shape, const struct za_call *call, struct rule rule,
-                   const struct counts *room, const struct layer *layer, uint32_t *work);
+void za_work_write(const struct shape *shape, const struct za_call *call, struct rule rule, const struct counts *room,
+                   const struct layer *layer, uint32_t *work);

@@ -56,8 +56,7 @@ vec2 v[LANE_PAIRS];  // the row in use
 uvec4 v_raw[KEYS_AHEAD * LANE_SLICES * SLICE_LOADS];  // [row][slice][load]: the rows in flight
 Block v_blocks[KEYS_AHEAD * LANE_SLICES];  // [row][slice], of types that have blocks
 
-// To v_raw: dimensions SLICE slice ... SLICE slice + SLICE - 1 of a value row, as slice `ahead` of the slices in
-// flight.
+// To v_raw: slice `slice` of a value row, as slice `ahead` of the slices in flight.
 void load_v(uvec2 where, uint slice, uint ahead) {
     if (V_BITS <= 8u) {
         v_blocks[ahead] = v_block(where, slice * SLICE / BLOCK);

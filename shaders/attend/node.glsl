@@ -13,13 +13,13 @@ shared float wave_quarters[WAVES * VECTORS * WEIGHT_PARTIALS];  // [wave][h][key
 const uint FOLDED = (VECTORS + WAVES - 1u) / WAVES;  // vectors that a wave folds
 vec2 fold_powers[FOLDED * WAVES];  // [f][wave]: powers of two for (the sum so far, the wave's leaf)
 
-// Vector f of the wave. After the last vector the number repeats it, and the wave does not write the result.
+// Vector f of the wave. Numbers after the last vector repeat that vector, and the wave does not write the results.
 uint folded_vector(uint f) {
     return min(wave + f * WAVES, VECTORS - 1u);
 }
 
 // To state.m[f] and state.l[f]: m and l of the node, from every wave's m and quarters. To fold_powers: the powers of
-// that fold.
+// this fold.
 void fold_sums() {
     for (uint g = 0u; g < LANE_QUARTERS; ++g) {
         uint pair = g * LANES + lane;

@@ -18,8 +18,7 @@ bvec2 present(Leaf leaf, uint g) {
     return bvec2(a >= leaf.begin && a < leaf.end, b >= leaf.begin && b < leaf.end);
 }
 
-// To key0 and key1. An absent key gets a place that exists: its own slot of the tile, or, in small tiles and in rows,
-// the place of the last key.
+// To key0 and key1. An absent key gets its own slot of the tile, or, in small tiles and in rows, the last key's place.
 void find_keys(Item item, Leaf leaf) {
     uint last = TILE == KEYS_PER_LEAF && !NHD ? KEYS_PER_LEAF - 1u : leaf.end - 1u;
     for (uint i = 0u; i < KEY_PAIRS; ++i) {

@@ -23,8 +23,7 @@ vec2 from_half_words(uint storage, uint w) {
     return x;
 }
 
-// The numbers that the dimensions of a block share: a value is scale * q, or scale * q + minimum. fifth: the fifth bits
-// of q.
+// The numbers that a block's dimensions share: a value is scale * q, or scale * q + minimum. fifth: fifth bits of q.
 struct Block {
     float scale;
     float minimum;

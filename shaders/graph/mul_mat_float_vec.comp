@@ -2,7 +2,7 @@
 // of waves.glsl.
 //
 // Elements of a row of w and of x are neighbors, in whole words. K is a multiple of 8, and with AHEAD of 64. With RMS
-// the kernel first replaces the single row of x, float32, by its RMS_NORM times `added`.
+// x is the RMS_NORM of the single row that is bound, float32, times `added`, so the product need not wait for a norm.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require

@@ -35,8 +35,7 @@ layout(set = 0, binding = MUL_MAT_VEC_BIND_Y, std430) writeonly buffer PackedSca
 
 uint first;  // number of the workgroup's first column among the rows of x
 
-// To pieces_16, pieces_4 and small_pieces: the pieces of superblock `superblock`, as superblock n of those in
-// registers.
+// To pieces_16, pieces_4 and small_pieces: the pieces of superblock `superblock`, as superblock n in registers.
 void load_superblock(bool up, uint n) {
     [[unroll]] for (uint i = 0u; i < PIECES_16 * BLOCKS; ++i) {
         pieces_16[n * EACH_16 + i] = load_16(up, i);
@@ -62,8 +61,8 @@ void add_block(uint j, inout float sum[COLUMNS], inout float minima[COLUMNS]) {
     uvec4 w_low, w_high;
     decode_pairs(j, w_low, w_high);
     uint number = superblock * 8u + j, x_block = number * rows_of_x() + first;
-    // After the row's end the blocks of x are zeros. For w the row's last block is read again, whose scale may be
-    // infinite, except mxfp4's.
+    // After the row's end x has blocks of zeros, and w repeats its last block, whose scale may be infinite. Of mxfp4
+    // add_products takes such a scale as 0.
     vec4 w_scales = IS_256 || IS_MXFP4 || number < p.blocks ? block_scales(j) : vec4(0.0);
     [[unroll]] for (uint n = 0u; n < COLUMNS; ++n) {
         uvec4 x_low = q[2u * (x_block + n)], x_high = q[2u * (x_block + n) + 1u];

@@ -46,8 +46,8 @@ Row find_row(uint group, uint lane) {
 
 Row row;  // the row whose pieces are loaded
 
-// Where piece i of the superblock lies. A block has `each` pieces of this size, which begin at `begin`. After the row's
-// last block this block repeats.
+// Where piece i of the superblock lies. A block has `each` pieces of this size, from `begin` on. After the row's last
+// block this block repeats.
 uint place_of_piece(uint begin, uint each, uint i) {
     uint b = min(superblock * BLOCKS + i / each, row.blocks - 1u);
     return begin + row.lane + (i % each * row.blocks + b) * row.width;
