@@ -96,7 +96,7 @@ Plan::Entry *Plan::entry(const ggml_tensor *op, const Operation &o, const WriteO
 
 // --- calls -----------------------------------------------------------------------------------------------------------
 
-// ggml's slopes of ALiBi. The values of masks are multiplied by them. A max_bias of 0 has no slopes.
+// ggml's slopes of ALiBi, by which mask values are multiplied. With a max_bias of 0 there are none.
 static std::vector<float> slopes_of(const Operation &o) {
     std::vector<float> slopes(o.max_bias > 0 && o.mask ? o.kind.q_heads : 0);
     const size_t whole = graph::power_of_two_in(o.kind.q_heads);

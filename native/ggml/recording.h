@@ -92,7 +92,7 @@ class Recording {
     bool settles_q(const ggml_tensor *node);
     bool is_settled(const ggml_tensor *q) const { return root_of(q) == settled_; }
     bool fuses(Fuse fusion) const { return fuses_[fusion]; }
-    bool lay_operands(const ggml_tensor *node);  // weights as the node's kernels read them
+    bool lay_operands(const ggml_tensor *node);  // converts weights to the layout that the node's kernels read
     void take(ggml_tensor *node);  // the current dispatch does the work of the nodes up to this node
 
     Device *const device;

@@ -90,9 +90,9 @@ struct za_host {
 ZA_API bool za_wanted_features(VkInstance instance, VkPhysicalDevice physical, PFN_vkGetInstanceProcAddr get_proc,
                                VkPhysicalDeviceFeatures2 *chain);
 
-/* name: a piece of the device's name; NULL: the best one, a discrete GPU before all others; "cpu": the processor, whose
-   kernels are native code in libzinc_cpu, a library beside this one, and which needs no Vulkan driver. Its VkDevice has
-   no functions but those that this library calls. */
+/* name: a part of the device's name. NULL: the best device, a discrete GPU before all others. "cpu": the processor,
+   whose kernels are native code in libzinc_cpu, a library in the same folder. It needs no Vulkan driver, and its
+   VkDevice has only the functions that this library calls. */
 ZA_API struct za_device *za_device_open(const char *name);
 ZA_API struct za_device *za_device_from(const struct za_host *host);
 ZA_API bool za_device_close(struct za_device *device); /* after every za_attn of it; NULL does nothing */

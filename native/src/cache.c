@@ -126,7 +126,7 @@ static bool fill(struct za_cache *cache, const struct za_cache_places *places, b
 }
 
 static struct za_cache *make(struct za_attn *attn, const struct za_cache_places *places, bool own) {
-    if (!za_given("attn", attn) || !za_given("places", places) || !za_enter(attn->device)) return NULL;
+    if (!za_not_null("attn", attn) || !za_not_null("places", places) || !za_enter(attn->device)) return NULL;
     struct za_cache *cache = calloc(1, sizeof *cache);
     if (cache) cache->attn = attn, cache->layers = places->layers, cache->pages = places->pages, ++attn->caches;
     if (za_leave(attn->device, cache ? fill(cache, places, own) : za_no_memory())) return cache;
@@ -186,5 +186,5 @@ static bool copy_page(struct za_cache *cache, uint32_t source, uint32_t target) 
 }
 
 bool za_copy_page(struct za_cache *cache, uint32_t source, uint32_t target) {
-    return za_given("cache", cache) && za_within(cache->attn->device, copy_page(cache, source, target));
+    return za_not_null("cache", cache) && za_within(cache->attn->device, copy_page(cache, source, target));
 }

@@ -252,7 +252,7 @@ static bool take_host(struct za_device *device, const struct za_host *host) {
 }
 
 struct za_device *za_device_from(const struct za_host *host) {
-    struct za_device *device = za_given("host", host) ? make() : NULL;
+    struct za_device *device = za_not_null("host", host) ? make() : NULL;
     if (!device) return NULL;
     return finish(device, take_host(device, host));
 }

@@ -72,8 +72,8 @@ bool za_level(struct levels *levels, struct za_command *command, uint32_t least)
     command->level = command->independent ? levels->last : least;
     command->awaited = NULL;
     if (!command->independent) ++levels->turn;
-    /* The higher the level is already, the fewer ranges are searched. So the operand that was made last comes first,
-       then operands that may be much older, then results. */
+    /* The higher the level is already, the fewer ranges are searched. So operands come before results, the first
+       operand, which often was made last, before the others. */
     for (uint32_t is_write = 0; is_write < 2; ++is_write)
         for (uint32_t i = 0; i < kernel->bindings; ++i) {
             if ((kernel->written >> i & 1) != is_write) continue;

@@ -253,8 +253,8 @@ static void write_header(const struct shape *shape, const struct za_call *call, 
     write_float(&header->softcap_inverse, 1.0 / (double)(float)call->softcap);
 }
 
-/* Item records of a request, to *item. Rows of a split are neighbors: a GPU's caches hold its keys for all. By matrix
-   units (each > 1) the last rows, whose items are the longest, come first. */
+/* Item records of a request, to *item. Rows of a split are neighbors, because a GPU's caches hold the split's keys. By
+   matrix units (each > 1) the last rows, whose items are the longest, come first. */
 static void write_items(const struct za_call *call, const struct za_request *request, const struct layout *l,
                         const struct counts *room, uint32_t each, uint32_t page_table, uint32_t first_row,
                         struct work_item **item) {
@@ -280,7 +280,7 @@ static void write_items(const struct za_call *call, const struct za_request *req
     }
 }
 
-/* Item records of the keys that rows of a request attend together. Items of the same node are neighbors. */
+/* Item records of the nodes that rows of a request attend together. Items of the same node are neighbors. */
 static void write_shared(const struct za_call *call, const struct za_request *request, uint32_t each,
                          uint32_t page_table, struct cursor *to) {
     const uint32_t nodes = request->tokens / KEYS_PER_NODE;
