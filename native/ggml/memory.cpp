@@ -225,7 +225,7 @@ static const char *type_name(ggml_backend_buffer_type_t type) {
     return device_of(type)->is_host ? "ZINC_CPU" : "ZINC0";
 }
 
-// The calling thread holds the device's turn. In `held` the buffer replaces one at this address that was freed unseen.
+// The calling thread holds the device's turn. In `held` the new buffer replaces a buffer that was freed unseen.
 static Buffer *new_buffer(Device *device, const Memory &memory) {
     const uintptr_t base = device->is_host ? reinterpret_cast<uintptr_t>(memory.base) : BASE;
     Buffer *buffer = new Buffer{device, memory, base, {}, {}, {}, {}, {}, nullptr};

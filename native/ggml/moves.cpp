@@ -79,7 +79,7 @@ static Move move_of(Recording &r, uint32_t op, const ggml_tensor *x, const ggml_
 
 // --- copies ----------------------------------------------------------------------------------------------------------
 
-// Blocks and elements of 8 bytes are moved as pieces. SET, PAD and ROLL have offsets of whole elements, and take none.
+// Blocks and elements of 8 bytes are moved as half words and words. SET, PAD and ROLL, which shift, take neither.
 static const char *same_type_refused(const ggml_tensor *op, int operands) {
     const ggml_type type = op->type;
     const bool shifts = op->op == GGML_OP_SET || op->op == GGML_OP_PAD || op->op == GGML_OP_ROLL;

@@ -30,7 +30,7 @@ struct Follower {
 Follower follower(Recording &recording, std::initializer_list<const ggml_tensor *> x, const ggml_tensor **result,
                   bool scale);
 
-// Records the router that begins with this SOFT_MAX, SIGMOID or ARGSORT. No value: no router begins here.
+// Whether the router that begins with this SOFT_MAX, SIGMOID or ARGSORT was recorded. No value: no router begins here.
 std::optional<bool> record_route(Recording &recording, ggml_tensor *first);
 
 // A sum of experts' results, which has its own dispatch or is a part of a norm's dispatch.

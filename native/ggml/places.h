@@ -8,7 +8,7 @@
 
 namespace zinc {
 
-// Each function says at most one line in the process. Any device may look up rows of weights: that sums nothing.
+// Each function says at most one line in the process. Any device may look up rows of weights: a look-up sums nothing.
 void note_operation(const ggml_tensor *op);  // ggml asks whether a device takes the operation
 void note_input(const ggml_tensor *source);  // a graph reads a tensor that another device may have made
 void note_read(const ggml_tensor *tensor, const void *to);  // the tensor's bytes go to the host

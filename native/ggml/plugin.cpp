@@ -36,8 +36,8 @@
 //   Recording::dispatch calls Recorder::dispatch (graph/recorder.cpp), which counts the workgroups, finds or compiles
 //     the pipeline, copies the parameters to memory that the kernel reads, and makes a za_command.
 //   Recorder::command gives the command a level (za_level, src/levels.c): one more than the highest level of the
-//     commands on which it depends. It collects 512 commands, and the first time only 48. The first commands, except
-//     the last few levels, are submitted at once, so that the device works while the host still records.
+//     commands on which it depends. It collects 512 commands, and the first time only 48. These 48, except the last few
+//     levels, are submitted at once, so that the device works while the host still records.
 //   Recorder::record_waiting records the collected commands by level, with a barrier between two levels: set_of binds
 //     the places, and za_dispatch_with (src/objects.c) calls vkCmdDispatch.
 #include <cstdlib>

@@ -10,7 +10,7 @@
 
 /* --- scales of heads --------------------------------------------------------------------------------- */
 
-/* Check the scales `source` (layers, kv_heads) of K or V, and copy them to `scales` (layers, 2, kv_heads). */
+/* Check scales `source` (layers, kv_heads) of K or V; copy them to every second row of `scales` (layers, 2, heads). */
 static bool take_scales(const struct shape *shape, const char *name, enum za_dtype dtype, const float *source,
                         uint32_t layers, float *scales) {
     size_t heads = shape->kv_heads;
