@@ -44,7 +44,7 @@ static bool complain(const char *what, const char *why) {
 
 /* --- pages ------------------------------------------------------------------------------------------- */
 
-/* A page that no sequence has. There is always one, see make. Any placement gives the same bits. */
+/* A page that no sequence has; the cache has enough pages (make). Any placement gives the same bits. */
 static uint32_t take_page(struct run *run) {
     uint32_t page = run->pages - 1;
     while (run->users[page]) --page;

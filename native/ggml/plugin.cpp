@@ -87,7 +87,7 @@ static ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph *graph) try
     for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) take_over(device, ggml_graph_node(graph, i));
     std::lock_guard<Turns> turn(device->turns);
     if (!device->spoilt.empty()) {
-        say("a call before this graph failed, and its bytes are not what they should be");
+        say("the graph is not computed, because an earlier call failed and a buffer has wrong bytes");
         device->spoilt.erase(nullptr);
         return GGML_STATUS_FAILED;
     }
