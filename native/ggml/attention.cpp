@@ -115,7 +115,7 @@ bool attend(Recording &r, ggml_tensor *op) {
     const za_place k = place_of(o.k_root), v = place_of(o.v_root);
     za_cache *cache = r.device->cache(o.kind, {o.pages, uint32_t(o.k_rows.head), k, o.kind.latent ? za_place{} : v});
     const std::vector<Call> *calls =
-        cache ? r.plan->calls(r.device, cache, op, o, order_of_keys(root_of(o.kept_k), root_of(o.kept_v)))
+        cache ? r.plan->calls(r.device, cache, op, o, order_of_keys(root_of(o.cache_k), root_of(o.cache_v)))
               : nullptr;
     CallPlaces places;
     if (!calls || !make_places(r, op, o, attn, *calls, &places)) return false;

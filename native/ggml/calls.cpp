@@ -53,14 +53,15 @@ size_t rows_of_call(const Device &device, const za_attn *attn, const Operation &
 // --- lists -----------------------------------------------------------------------------------------------------------
 
 static bool make_lists(const Operation &o, const WriteOrder *order, const char *mask, Lists *lists) {
-    const ggml_tensor *root = root_of(o.kept_k);
+    const ggml_tensor *root = root_of(o.cache_k);
     const uint64_t rows_of_cell =  // rows of K in a row of the root
-        ggml_row_size(root->type, root->ne[0]) / ggml_row_size(o.kept_k->type, o.kept_k->ne[0]);
+        ggml_row_size(root->type, root->ne[0]) / ggml_row_size(o.cache_k->type, o.cache_k->ne[0]);
     for (uint32_t s = 0; s < o.streams; ++s) {
-        const uint64_t first = o.k_rows.first + s * o.k_rows.stream, kept = o.kept_rows.first + s * o.kept_rows.stream;
+        const uint64_t first = o.k_rows.first + s * o.k_rows.stream;
+        const uint64_t in_cache = o.cache_rows.first + s * o.cache_rows.stream;
         const char *halves = mask ? mask + (s % o.mask->ne[3]) * o.mask->nb[3] : nullptr;
         StreamMask stream{reinterpret_cast<const uint16_t *>(halves), mask ? o.mask->nb[1] / 2 : 0, o.rows, o.cells,
-                          {kept / rows_of_cell, std::max<uint64_t>(o.kept_rows.cell / rows_of_cell, 1)},
+                          {in_cache / rows_of_cell, std::max<uint64_t>(o.cache_rows.cell / rows_of_cell, 1)},
                           {first, o.k_rows.cell}};
         if (!add_stream(order ? &order->order() : nullptr, stream, lists))
             return za_fail_as(ZA_INVALID, "its mask has a NaN or +inf");
@@ -71,7 +72,7 @@ static bool make_lists(const Operation &o, const WriteOrder *order, const char *
 Plan::Entry *Plan::entry(const ggml_tensor *op, const Operation &o, const WriteOrder *order) {
     std::vector<uint64_t> key = key_of(op);
     key.push_back(order ? order->history() : 0);
-    key.insert(key.end(), {o.kind.latent, o.kept_rows.first, o.kept_rows.cell, o.kept_rows.stream});
+    key.insert(key.end(), {o.kind.latent, o.cache_rows.first, o.cache_rows.cell, o.cache_rows.stream});
     const size_t bytes = o.mask ? ggml_nbytes(o.mask) : 0;
     const char *mask = nullptr;
     for (Entry &known : entries_) {

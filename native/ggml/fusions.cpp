@@ -348,7 +348,7 @@ static bool spares(const Conv &c, const ggml_tensor *t) {
 }
 
 // The next node, if it is the only user of a node's result and does not overwrite the convolution's operands.
-static ggml_tensor *next_of(const Recording &r, const Conv &c, const ggml_tensor *node, ggml_op op) {
+static ggml_tensor *next_in_conv(const Recording &r, const Conv &c, const ggml_tensor *node, ggml_op op) {
     ggml_tensor *user = r.only_user(node);
     if (!user || user->op != op || user->src[0] != node || !is_f32(user) || !ggml_is_contiguous(user)) return nullptr;
     return spares(c, user) ? user : nullptr;
@@ -375,7 +375,7 @@ Conv conv_with(const Recording &r, ggml_tensor *op) {
     if (r.fuses(CONCAT) && x->op == GGML_OP_CONCAT && x->op_params[0] == 0 && r.keeps(x->src[0], x) &&
         r.keeps(x->src[1], x) && r.keeps(x, x) && !overlap(op, x->src[0]) && !overlap(op, x->src[1]))
         c.reads[0] = x->src[0], c.reads[1] = x->src[1];
-    ggml_tensor *sum = r.fuses(ACTIVATED) ? next_of(r, c, op, GGML_OP_ADD) : nullptr;
+    ggml_tensor *sum = r.fuses(ACTIVATED) ? next_in_conv(r, c, op, GGML_OP_ADD) : nullptr;
     ggml_tensor *added = sum ? sum->src[1] : nullptr;
     if (sum && is_f32(added) && ggml_nelements(added) == op->ne[0] && added->ne[0] == op->ne[0] &&
         !overlap(sum, added)) {
@@ -383,7 +383,7 @@ Conv conv_with(const Recording &r, ggml_tensor *op) {
         c.constants.biased = 1;
         c.y = sum;
     }
-    ggml_tensor *act = r.fuses(ACTIVATED) ? next_of(r, c, c.y, GGML_OP_UNARY) : nullptr;
+    ggml_tensor *act = r.fuses(ACTIVATED) ? next_in_conv(r, c, c.y, GGML_OP_UNARY) : nullptr;
     if (act && ggml_get_unary_op(act) == GGML_UNARY_OP_SILU) {
         c.constants.silu = 1;
         c.y = act;
@@ -392,7 +392,7 @@ Conv conv_with(const Recording &r, ggml_tensor *op) {
     for (int i = 0; i < 2 && r.fuses(NORMED); ++i) {
         ggml_tensor *norm = r.after(last);
         if (!is_norm_of(c, norm, i ? c.norms[0] : nullptr)) break;
-        ggml_tensor *scaled = next_of(r, c, norm, GGML_OP_SCALE);
+        ggml_tensor *scaled = next_in_conv(r, c, norm, GGML_OP_SCALE);
         const bool scales = scaled && number_of(scaled, 1) == 0 && !overlap(scaled, c.y);
         c.constants.normed = 1;
         c.constants.op = norm->op == GGML_OP_L2_NORM ? NORM_OP_L2 : NORM_OP_RMS;

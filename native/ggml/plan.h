@@ -26,8 +26,8 @@ struct Operation {
     float scale, max_bias, softcap;
     uint32_t rows, cells, streams;
     Rows k_rows;
-    const ggml_tensor *kept_k, *kept_v;  // K and V in the cache: llama.cpp copies an f32 cache to float16 first
-    Rows kept_rows;                      // of kept_k
+    const ggml_tensor *cache_k, *cache_v;  // K and V in the cache: llama.cpp copies an f32 cache to float16 first
+    Rows cache_rows;                      // of cache_k
     uint32_t pages;  // rows of the roots that can hold a cell's K and V of head 0
     Kind kind;
 };
