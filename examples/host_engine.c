@@ -2,11 +2,11 @@
 
        host_engine TOKENS >results
 
-   The model is a toy of three layers. A layer's q is its input (4 heads of 64), a token's K is heads 0 and 1 of the
-   input, its V heads 2 and 3, and the output of attention is the next layer's input. The last output is the next token's
-   first input. So nothing is read back: two command buffers are recorded once, and each token is a za_step and a
-   submission, while the token before may still be running. stdout: the last output (4, 64), float32, whose SHA-256 on
-   every device is, for 70 tokens, d8f30f3be99a919f1da4e43d8b7379306169b42ba570fe99d04b76b280c21057. */
+   The model is a toy of three layers. A layer's q is its input (4 heads of 64), K is heads 0 and 1 of the input, and V
+   heads 2 and 3. The output of attention is the next layer's input, and the last output is the next token's input. So
+   nothing is read back: two command buffers are recorded once, and each token is a za_step and a submission, while the
+   token before may still be running. stdout: the last output (4, 64), float32, whose SHA-256 on every device is, for 70
+   tokens, d8f30f3be99a919f1da4e43d8b7379306169b42ba570fe99d04b76b280c21057. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -39,9 +39,9 @@ static struct za_device *open_device(void) {
     check(vkCreateInstance(&create, NULL, &instance), "no instance");
     uint32_t count = 1, families = 16;
     if (vkEnumeratePhysicalDevices(instance, &count, &physical) < 0 || count == 0) stop("no Vulkan device");
-    VkQueueFamilyProperties found[16];
-    vkGetPhysicalDeviceQueueFamilyProperties(physical, &families, found);
-    while (family < families && !(found[family].queueFlags & VK_QUEUE_COMPUTE_BIT)) ++family;
+    VkQueueFamilyProperties properties[16];
+    vkGetPhysicalDeviceQueueFamilyProperties(physical, &families, properties);
+    while (family < families && !(properties[family].queueFlags & VK_QUEUE_COMPUTE_BIT)) ++family;
     VkPhysicalDeviceFeatures2 features = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2};
     /* An engine for Vulkan 1.3 would put its VkPhysicalDeviceVulkan13Features into the chain. */
     if (!za_wanted_features(instance, physical, vkGetInstanceProcAddr, &features)) stop(za_error());
@@ -66,29 +66,29 @@ struct memory {
 static struct memory allocate(VkDeviceSize size) {
     const VkMemoryPropertyFlags flags = VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT;
     const VkBufferUsageFlags copies = VK_BUFFER_USAGE_TRANSFER_SRC_BIT | VK_BUFFER_USAGE_TRANSFER_DST_BIT;
-    struct memory made = {0};
+    struct memory memory = {0};
     VkBufferCreateInfo create = {.sType = VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO, .size = size, .usage = copies};
     create.usage |= VK_BUFFER_USAGE_STORAGE_BUFFER_BIT;
-    check(vkCreateBuffer(device, &create, NULL, &made.buffer), "no buffer");
+    check(vkCreateBuffer(device, &create, NULL, &memory.buffer), "no buffer");
     VkMemoryRequirements needs;
     VkPhysicalDeviceMemoryProperties types;
-    vkGetBufferMemoryRequirements(device, made.buffer, &needs);
+    vkGetBufferMemoryRequirements(device, memory.buffer, &needs);
     vkGetPhysicalDeviceMemoryProperties(physical, &types);
     VkMemoryAllocateInfo info = {.sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO, .allocationSize = needs.size};
     while (!(needs.memoryTypeBits >> info.memoryTypeIndex & 1) ||
            (types.memoryTypes[info.memoryTypeIndex].propertyFlags & flags) != flags)
         if (++info.memoryTypeIndex == types.memoryTypeCount) stop("no memory of that kind");
-    check(vkAllocateMemory(device, &info, NULL, &made.memory), "out of memory");
-    check(vkBindBufferMemory(device, made.buffer, made.memory, 0), "out of memory");
-    check(vkMapMemory(device, made.memory, 0, VK_WHOLE_SIZE, 0, (void **)&made.mapped), "not mapped");
-    return made;
+    check(vkAllocateMemory(device, &info, NULL, &memory.memory), "out of memory");
+    check(vkBindBufferMemory(device, memory.buffer, memory.memory, 0), "out of memory");
+    check(vkMapMemory(device, memory.memory, 0, VK_WHOLE_SIZE, 0, (void **)&memory.mapped), "not mapped");
+    return memory;
 }
 
 /* The next place of a buffer; 256 bytes suit every device's alignment. */
-static struct za_place place(struct memory *of, VkDeviceSize size) {
-    struct za_place made = {of->buffer, of->used, size};
-    of->used += (size + 255) / 256 * 256;
-    return made;
+static struct za_place place(struct memory *memory, VkDeviceSize size) {
+    struct za_place next = {memory->buffer, memory->used, size};
+    memory->used += (size + 255) / 256 * 256;
+    return next;
 }
 
 /* --- the model --------------------------------------------------------------------------------------- */
@@ -118,10 +118,12 @@ static void record(struct za_prepared *prepared, uint32_t slot, VkCommandBuffer 
     VkCommandBufferBeginInfo info = {.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO};
     check(vkBeginCommandBuffer(commands, &info), "not recorded");
     for (uint32_t layer = 0; layer < LAYERS; ++layer) {
-        struct za_places at = {.rows = model->rows[layer], .q = model->values[layer], .out = model->values[layer + 1]};
-        at.lse = (struct za_place){at.out.buffer, at.out.offset + VALUES * sizeof(float), Q_HEADS * sizeof(float)};
-        project(commands, at.q, at.rows);
-        if (!za_record(prepared, slot, commands, cache, layer, &at)) stop(za_error());
+        const struct za_place out = model->values[layer + 1];
+        const struct za_places places = {
+            .rows = model->rows[layer], .q = model->values[layer], .out = out,
+            .lse = {out.buffer, out.offset + VALUES * sizeof(float), Q_HEADS * sizeof(float)}};
+        project(commands, places.q, places.rows);
+        if (!za_record(prepared, slot, commands, cache, layer, &places)) stop(za_error());
     }
     /* The last output is the next token's input, which all later commands and the host see. */
     vkCmdCopyBuffer(commands, model->values[LAYERS].buffer, model->values[0].buffer, 1, &feedback);

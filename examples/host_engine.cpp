@@ -3,9 +3,9 @@
 //
 //     host_engine_cpp >results
 //
-// Three sequences of 1, 20 and 40 tokens get their K and V by one call and attend their last token; stdout: out
-// (3, 4, 64), then lse (3, 4), float32, of SHA-256
-// bfb99094a43e6940820b52135e59cdd8116271ebb200a71f95678060c95ad1f2 on every device.
+// Three sequences of 1, 20 and 40 tokens get their K and V by one call and attend their last token. stdout: out
+// (3, 4, 64), then lse (3, 4), float32, whose SHA-256 on every device is
+// bfb99094a43e6940820b52135e59cdd8116271ebb200a71f95678060c95ad1f2.
 #include <cstdio>
 #include <cstring>
 #include <memory>
@@ -29,7 +29,7 @@ using Attention = std::unique_ptr<za_attn, Free<za_close>>;
 using Cache = std::unique_ptr<za_cache, Free<za_cache_free>>;
 
 template <typename T>
-T *made(T *object) {
+T *checked(T *object) {
     return object ? object : throw std::runtime_error(za_error());
 }
 
@@ -75,11 +75,11 @@ private:
 };
 
 void run() {
-    const Device device{made(za_device_open(nullptr))};
+    const Device device{checked(za_device_open(nullptr))};
     const za_host host = za_device_host(device.get());
     const za_options options{.q_heads = 4, .kv_heads = 2, .head_dim = 64, .dtype = ZA_F32, .page_size = 16};
-    const Attention attention{made(za_open(device.get(), &options))};
-    const Cache cache{made(za_cache_make(attention.get(), 1, 8, nullptr, nullptr))};
+    const Attention attention{checked(za_open(device.get(), &options))};
+    const Cache cache{checked(za_cache_make(attention.get(), 1, 8, nullptr, nullptr))};
 
     const std::vector<uint32_t> tables[] = {{4}, {7, 0}, {2, 5, 3}}; // pages of 16 tokens, as the engine likes
     const uint32_t tokens[] = {1, 20, 40}, new_rows = 61;

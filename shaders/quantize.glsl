@@ -61,8 +61,7 @@ int table(uint q) {
     return bitfieldExtract(int(IQ4_NL[q >> 2]), int(8u * (q & 3u)), 8);
 }
 
-// The entry of iq4_nl's table nearest to `scaled`, the larger entry of two that are equally near; 0 for a block of
-// zeros.
+// The entry of iq4_nl's table nearest to `scaled`, the larger entry of two equally near; 0 for a block of zeros.
 uint nearest(float scaled, float x, bool zero) {
     precise float twice = scaled + scaled;
     uint q = 0u;

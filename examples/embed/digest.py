@@ -43,7 +43,7 @@ def results(shape: za.AttnShape, prompt: int, chunk: int, tokens: int) -> Iterat
     """out (q_len, q_heads, head_dim) and lse (q_len, q_heads) of every call, as ``embed`` makes them."""
     numbers, nothing = Numbers(), np.zeros((0, shape.kv_heads, shape.head_dim), np.float16)
     first: list[list[Any]] = [[nothing, nothing] for _ in range(LAYERS)]  # K and V by layer
-    steps = [(0, min(chunk, prompt - at), min(chunk, prompt - at)) for at in range(0, prompt, chunk)]
+    steps = [(0, min(chunk, prompt - begin), min(chunk, prompt - begin)) for begin in range(0, prompt, chunk)]
     steps += [(1, 0, 1), *[(0, 1, 1), (1, 1, 1)] * tokens]
     second: list[list[Any]] = []
     for sequence, new, q_len in steps:
@@ -57,8 +57,8 @@ def results(shape: za.AttnShape, prompt: int, chunk: int, tokens: int) -> Iterat
 
 def digest(text: str, prompt: int, chunk: int, tokens: int) -> str:
     """The SHA-256 for a shape q_heads/kv_heads/head_dim."""
-    found = results(za.AttnShape.parse(text), prompt, chunk, tokens)
-    return hashlib.sha256(b"".join(x.tobytes() for x in found)).hexdigest()
+    arrays = results(za.AttnShape.parse(text), prompt, chunk, tokens)
+    return hashlib.sha256(b"".join(x.tobytes() for x in arrays)).hexdigest()
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
        embed [-d NAME] [-w STEP] Q_HEADS/KV_HEADS/HEAD_DIM PROMPT CHUNK TOKENS RESULTS
 
    PROMPT tokens are appended in float16 and attended in chunks of CHUNK, then forked, and both sequences decode TOKENS
-   tokens by turns. RESULTS becomes, by call and layer, out (q_len, q_heads, head_dim) and lse (q_len, q_heads), float32;
-   digest.py prints its SHA-256. -w prints the work buffers of one step, from 0 on: eight words a line, after the number
-   of the first word. Exit status 0, or 2 with one line on stderr.
+   tokens by turns. RESULTS becomes, by call and layer, out (q_len, q_heads, head_dim) and lse (q_len, q_heads), in
+   float32; digest.py prints its SHA-256. -w prints the work buffers of one step, from 0 on: eight words a line, after
+   the number of the first word. Exit status 0, or 2 with one line on stderr.
 
    The program uses zinc_attn.h alone, and has its own page tables: a page belongs to every sequence whose table names
    the page, and a sequence that is about to write to a shared page first gets a copy. */
@@ -44,7 +44,7 @@ static bool complain(const char *what, const char *why) {
 
 /* --- pages ------------------------------------------------------------------------------------------- */
 
-/* A page that no sequence has. There is always one, see make. Any placement gives the same bits. */
+/* A page that no sequence has; the cache has enough pages (make). Any placement gives the same bits. */
 static uint32_t take_page(struct run *run) {
     uint32_t page = run->pages - 1;
     while (run->users[page]) --page;
@@ -54,11 +54,11 @@ static uint32_t take_page(struct run *run) {
 
 /* The second sequence gets the tokens of the first one: the same page ids, each with one more user. */
 static void fork_sequence(struct run *run) {
-    const struct sequence *from = &run->sequences[0];
-    struct sequence *made = &run->sequences[1];
-    made->tokens = from->tokens;
-    made->pages = from->pages;
-    for (uint32_t i = 0; i < made->pages; ++i) ++run->users[made->table[i] = from->table[i]];
+    const struct sequence *first = &run->sequences[0];
+    struct sequence *second = &run->sequences[1];
+    second->tokens = first->tokens;
+    second->pages = first->pages;
+    for (uint32_t i = 0; i < first->pages; ++i) ++run->users[second->table[i] = first->table[i]];
 }
 
 /* Room for new rows in every layer: a copy of the partly filled page where it has other users, then new pages. */
@@ -193,23 +193,23 @@ int main(int argc, char **argv) {
     struct run run = {.options = {.dtype = ZA_F16, .page_size = PAGE_SIZE}, .shown = UINT32_MAX};
     const char *name = NULL;
     uint32_t tokens = 0;
-    int at = 1;
-    if (argc - at > 1 && strcmp(argv[at], "-d") == 0) name = argv[at + 1], at += 2;
+    int arg = 1;
+    if (argc - arg > 1 && strcmp(argv[arg], "-d") == 0) name = argv[arg + 1], arg += 2;
     bool good = true;
-    if (argc - at > 1 && strcmp(argv[at], "-w") == 0) good = sscanf(argv[at + 1], "%u", &run.shown) == 1, at += 2;
-    if (!good || argc - at != 5 ||
-        sscanf(argv[at], "%u/%u/%u", &run.options.q_heads, &run.options.kv_heads, &run.options.head_dim) != 3 ||
-        sscanf(argv[at + 1], "%u", &run.prompt) != 1 || sscanf(argv[at + 2], "%u", &run.chunk) != 1 ||
-        sscanf(argv[at + 3], "%u", &tokens) != 1 || !run.prompt || !run.chunk || run.prompt > MAX_TOKENS ||
+    if (argc - arg > 1 && strcmp(argv[arg], "-w") == 0) good = sscanf(argv[arg + 1], "%u", &run.shown) == 1, arg += 2;
+    if (!good || argc - arg != 5 ||
+        sscanf(argv[arg], "%u/%u/%u", &run.options.q_heads, &run.options.kv_heads, &run.options.head_dim) != 3 ||
+        sscanf(argv[arg + 1], "%u", &run.prompt) != 1 || sscanf(argv[arg + 2], "%u", &run.chunk) != 1 ||
+        sscanf(argv[arg + 3], "%u", &tokens) != 1 || !run.prompt || !run.chunk || run.prompt > MAX_TOKENS ||
         run.chunk > MAX_TOKENS || tokens > MAX_TOKENS) {
         complain("usage", "embed [-d NAME] [-w STEP] Q_HEADS/KV_HEADS/HEAD_DIM PROMPT CHUNK TOKENS RESULTS");
         return 2;
     }
     struct za_device *device = za_device_open(name);
     bool ok = device ? make(&run, device, tokens) : complain(za_error(), "");
-    if (ok && !(run.results = fopen(argv[at + 4], "wb"))) ok = complain(argv[at + 4], "cannot be written");
+    if (ok && !(run.results = fopen(argv[arg + 4], "wb"))) ok = complain(argv[arg + 4], "cannot be written");
     ok = ok && decode(&run, tokens);
-    if (run.results && fclose(run.results) != 0 && ok) ok = complain(argv[at + 4], "cannot be written");
+    if (run.results && fclose(run.results) != 0 && ok) ok = complain(argv[arg + 4], "cannot be written");
     run_free(&run);
     za_device_close(device);
     return ok ? 0 : 2;

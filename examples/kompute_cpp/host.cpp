@@ -2,8 +2,8 @@
 //
 //     host SPIRV TOKENS      SPIRV: the folder that `zinc-attn export` writes
 //
-// A sequence of shape 4/2/64 in float32 grows from nothing.  Out (q_heads, head_dim) and lse (q_heads) of every token
-// go to standard output.  The names are those of manifest.json; docs/c-hosts.md goes through such words one by one.
+// A sequence of shape 4/2/64 in float32 grows from nothing. Out (q_heads, head_dim) and lse (q_heads) of every token
+// go to standard output. manifest.json has the names, and docs/c-hosts.md explains the words.
 
 #include <cstdio>
 #include <cstdlib>
@@ -34,7 +34,7 @@ static Words read_spirv(const std::string& path) {
 }
 
 // The work buffer of a call that appends the last of `tokens` tokens and attends it: header, an item and a state per
-// node, the row, the appended token, the page table, what heads have.  Surplus items have no nodes and return at once.
+// node, the row, the appended token, the page table, head records. Surplus items have no nodes and return at once.
 static Words work_words(uint32_t tokens) {
     const float scale = static_cast<float>(0.125 * 1.4426950408889634); // 1 / sqrt(DIM) * log2(e)
     uint32_t bits;
@@ -48,8 +48,7 @@ static Words work_words(uint32_t tokens) {
         words.insert(words.end(), {0, tokens, node, node < nodes ? node + 1 : node, 1, PAGE_TABLE, 0, 0, 0});
     words.insert(words.end(), {0, nodes, 0, tokens - 1, 0, 0, 0}); // state, count, node, position
     words.insert(words.end(), {tokens - 1, PAGE_TABLE});
-    for (uint32_t page = 0; page < PAGES; ++page)
-        words.push_back(PAGES - 1 - page); // any placement gives the same bits
+    for (uint32_t page = 0; page < PAGES; ++page) words.push_back(PAGES - 1 - page); // any place gives the same bits
     for (uint32_t head = 0; head < Q_HEADS; ++head) words.insert(words.end(), {HIDDEN, 0, 0, 0, 0}); // sink, ...
     return words;
 }
@@ -81,8 +80,8 @@ static void decode(const std::string& folder, uint32_t tokens) {
                          {DIM, DIM, 0, Q_HEADS / KV_HEADS, cpu ? 1u : 4u, PAGE, 0, 0, 0, 1, 0, 0, 0, 256, 0, 0});
     auto merge = kernel("merge.spv", {work, states, out}, {1, Q_HEADS, 1}, {DIM, cpu ? 32u : 256u});
 
-    // A dispatch of Kompute waits for copies alone, to read them.  What one dispatch writes and another reads needs a
-    // barrier, and so does what a copy and a dispatch write: append has rows as a buffer that it may write.
+    // Kompute orders only copies before dispatches that read them. Bytes that one dispatch writes and another reads
+    // need a barrier, and so do rows, which a copy writes and append binds as a buffer that it may write.
     using Access = vk::AccessFlagBits;
     const auto wrote = Access::eShaderWrite, reads = Access::eShaderRead;
     const auto copy = vk::PipelineStageFlagBits::eTransfer, shader = vk::PipelineStageFlagBits::eComputeShader;
@@ -105,13 +104,11 @@ static void decode(const std::string& folder, uint32_t tokens) {
     }
 }
 
-int main(int count, char** given) {
-    const uint32_t tokens = count == 3 ? std::strtoul(given[2], nullptr, 10) : 0;
+int main(int count, char** arguments) try {
+    const uint32_t tokens = count == 3 ? std::strtoul(arguments[2], nullptr, 10) : 0;
     if (tokens < 1 || tokens > NODES * NODE)
         return std::fprintf(stderr, "usage: host SPIRV TOKENS, with 1 to %u tokens\n", NODES * NODE), 2;
-    try {
-        decode(std::string(given[1]) + "/", tokens);
-    } catch (const std::exception& error) {
-        return std::fprintf(stderr, "%s\n", error.what()), 1;
-    }
+    decode(std::string(arguments[1]) + "/", tokens);
+} catch (const std::exception& error) {
+    return std::fprintf(stderr, "%s\n", error.what()), 1;
 }

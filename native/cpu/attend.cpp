@@ -12,7 +12,7 @@ namespace {
 constexpr uint KEYS = KEYS_PER_LEAF;
 enum Sums { PLAIN_SUMS, FUSED_SUMS, WHOLE_SUMS };
 
-// To `to` (8, KEYS): chunk c of all keys. blocks: what its block shares.
+// To `to` (8, KEYS): chunk c of all keys. blocks: each key's block that has the chunk.
 template <uint S> void unpack_keys(const Rows &rows, const Row *keys, const Block *blocks, uint c, float *to) {
     for (uint t = 0; t < KEYS; t += 8) {
         F8 r[8];
@@ -22,7 +22,7 @@ template <uint S> void unpack_keys(const Rows &rows, const Row *keys, const Bloc
     }
 }
 
-// To `to` (keys, BLOCK): some chunks of some keys, each from the first on, up to the last.
+// To `to` (keys, BLOCK): chunks chunks.x ... chunks.y - 1 of keys of_keys.x ... of_keys.y - 1.
 template <uint S>
 void unpack_values(const Rows &rows, const Row *keys, const Block *blocks, uvec2 of_keys, uvec2 chunks, float *to) {
     for (uint t = of_keys.x; t < of_keys.y; ++t)
@@ -76,8 +76,8 @@ template <Sums SUMS> struct Attention : Invocation {
     const Rows &v = spec[ATTEND_SPEC_LATENT] ? k : own_v;
     char *left = room.scratch;
     float *const dots = array(VECTORS * KEYS);        // (VECTORS, KEYS): dot products, scores, weights
-    float *const block_dots = array(VECTORS * KEYS);  // the same of "integer": of a block
-    float *const factors = array(VECTORS * KEYS);     // and weights as integers
+    float *const block_dots = array(VECTORS * KEYS);  // arithmetic integer: dot products of a block
+    float *const factors = array(VECTORS * KEYS);     // arithmetic integer: weights as integers
     float *const chunk = array(KEYS * BLOCK);         // (8, KEYS) of K, or (KEYS, BLOCK) of V
     float *const o = array(VECTORS * V_DIM), *const leaf_o = array(VECTORS * V_DIM);  // (VECTORS, V_DIM)
     float *const m = array(VECTORS), *const l = array(VECTORS), *const units = array(VECTORS);
@@ -165,7 +165,7 @@ template <Sums SUMS> struct Attention : Invocation {
         }
     }
 
-    // The products of q's chunk c and `chunk`, in ascending order, join `to`.
+    // Adds the dot products of q's chunk c and `chunk`, each summed in ascending order, to `to`.
     void add_chunk(uint c, float *to) {
         for (uint t = 0; t < KEYS; t += LANES) {
             F keys[8];
@@ -179,7 +179,7 @@ template <Sums SUMS> struct Attention : Invocation {
         }
     }
 
-    // The dots of a block join those of the row, times its scale.
+    // Adds the dot products of a block, times its scale, to the row's.
     void add_block_dots() {
         for (uint i = 0; i < VECTORS * KEYS; i += LANES) {
             store(dots + i, load<F>(dots + i) + load<F>(block_dots + i) * load<F>(scales + i % KEYS));
@@ -266,7 +266,7 @@ template <Sums SUMS> struct Attention : Invocation {
         }
     }
 
-    // The leaf's state joins the node's.
+    // Merges the leaf's state into the node's.
     void fold(uint h) {
         const vec2 powers = merge_powers(m[h], leaf_m[h]);
         l[h] = merge(l[h], powers.x, leaf_l[h], powers.y);
@@ -275,7 +275,7 @@ template <Sums SUMS> struct Attention : Invocation {
             store(o + d, flushed(load<F8>(o + d) * powers.x + load<F8>(leaf_o + d) * powers.y));
     }
 
-    // The node's state of vector h, or, where every row has a single one, the output; see node.glsl.
+    // Writes the node's state of vector h, or the output if every row has a single state; see node.glsl.
     void emit(uint node, uint h) {
         float *const states = static_cast<float *>(bound[ATTEND_BIND_STATES]);
         float *const result = static_cast<float *>(bound[ATTEND_BIND_OUT]);

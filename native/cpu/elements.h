@@ -3,7 +3,7 @@
 #include "numbers.h"
 
 namespace zinc {
-// Indices x, x + 1, ... of a row of n elements, `step` apart from `base` on; behind the last one it begins again.
+// Indices x, x + 1, ... of a row of n elements, `step` apart from `base` on. After the last element the row repeats.
 struct Run {
     uint base, x, n, step;
     operator uint() const { return base + x * step; }
@@ -23,7 +23,7 @@ template <typename W> static ZINC_INLINE U words_of(const void *from, const Run 
     return values;
 }
 
-// A buffer, of which a Run is a vector.
+// A buffer; a Run selects a vector of its elements.
 template <typename T> struct Elements {
     const void *words;
     T operator[](uint i) const { return static_cast<const T *>(words)[i]; }
@@ -41,7 +41,7 @@ static ZINC_INLINE F loaded(const void *words, uint type, const Run &run) {
     return type == FLOAT_TYPE_BF16 ? (F)(halves << 16) : halves_to_floats<F>(halves);
 }
 
-// The first `count` lanes to elements of float32.
+// Stores the first `count` lanes as float32.
 static ZINC_INLINE void keep(float *to, const Run &run, const F &v, uint count) {
     if (run.step == 1 && count >= LANES)
         return store(to + uint(run), v);
@@ -49,7 +49,7 @@ static ZINC_INLINE void keep(float *to, const Run &run, const F &v, uint count) 
         to[uint(run) + i * run.step] = v[i];
 }
 
-// The parts of kernels on lanes. A vector's indices are those of its first element.
+// The common part of kernels on lanes. A vector has the indices of its first element.
 struct OnLanes : Invocation {
     const uvec3 gl_WorkGroupSize = uvec3(1, 1, 1);
     OnLanes(const Step &step, Room &room, uint64_t number) : Invocation(step, room, group_of(step, number), 0, 1) {}

@@ -16,7 +16,7 @@ template <typename T> struct Components<T, 2> { T x, y; };
 template <typename T> struct Components<T, 3> { T x, y, z; };
 template <typename T> struct Components<T, 4> { T x, y, z, w; };
 
-// A vector of GLSL. T may also be a vector of lanes, and a component then is one of each row.
+// A vector of GLSL. T may also be a vector of lanes; a component then has a number of each row.
 template <typename T, int N> struct vec : Components<T, N> {
     vec() = default;
     template <typename... A> explicit(sizeof...(A) == 1) constexpr vec(const A &...parts) {
@@ -182,7 +182,7 @@ inline uint atomicOr(uint &a, uint b) { return __atomic_fetch_or(&a, b, __ATOMIC
 
 // --- invocations -----------------------------------------------------------------------------------------------------
 
-// What an invocation is told. `taken`: bytes of the workgroup's shared memory that its arrays so far have.
+// An invocation's arguments. taken: bytes of the workgroup's shared memory that its arrays have so far.
 struct Invocation {
     const uint *spec;
     void *const *bound;
@@ -208,10 +208,6 @@ inline uvec3 group_of(const Step &step, uint64_t number) {
     return uvec3(number % step.groups[0], row % step.groups[1], row / step.groups[1]);
 }
 
-template <typename K> struct Fiber {
-    static void run(void *invocation) { ((K *)invocation)->run(); }
-};
-
 // Runs a workgroup of a step, by its number in the order x, y, z. Where a kernel has barriers, its invocations are
 // fibers, which run in turns, each until its next barrier.
 template <typename K> void run_group(const Step &step, uint64_t number, Room &room) {
@@ -222,9 +218,10 @@ template <typename K> void run_group(const Step &step, uint64_t number, Room &ro
             K(step, room, group, lane, size).run();
     } else {
         static_assert(sizeof(K) <= Room::LANE_BYTES);
+        const auto run = [](void *invocation) { static_cast<K *>(invocation)->run(); };
         for (uint lane = 0; lane < size; ++lane) {
             void *place = room.lanes + lane * Room::LANE_BYTES;
-            room.fibers.start(lane, &Fiber<K>::run, new (place) K(step, room, group, lane, size));
+            room.fibers.start(lane, run, new (place) K(step, room, group, lane, size));
         }
         room.fibers.run(size);
     }

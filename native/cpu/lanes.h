@@ -1,4 +1,4 @@
-// Vectors of float32 lanes, as wide as the processor that the compiler is told of has them.
+// Vectors of float32 lanes, as wide as those of the processor for which the library is compiled.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -39,7 +39,7 @@ template <typename V> static ZINC_INLINE V load(const void *from) {
 }
 template <typename V> static ZINC_INLINE void store(void *to, const V &v) { std::memcpy(to, &v, sizeof v); }
 static ZINC_INLINE F all(float x) { return x - (F){}; }
-// A number as one of type T: a vector has it in all its lanes.
+// A number as type T; a vector gets it in all lanes.
 template <typename T, typename A> static ZINC_INLINE constexpr T convert(const A &x) {
     if constexpr (std::is_arithmetic_v<T> || std::is_same_v<T, A>)
         return T(x);
@@ -63,12 +63,12 @@ static ZINC_INLINE F min(F a, float b) { return b < a ? all(b) : a; }
 static ZINC_INLINE F clamp(F x, float a, float b) { return min(max(x, all(a)), b); }
 static ZINC_INLINE F max(F a, float b) { return max(a, all(b)); }
 static ZINC_INLINE U max(U a, uint32_t b) { return a < b ? b - (U){} : a; }
-// Functions of shaders/ that are called with numbers which all lanes share.
+// Functions of shaders/, for arguments that all lanes share.
 static ZINC_INLINE F weight(F s, F m);
 static ZINC_INLINE F weight(F s, float m) { return weight(s, all(m)); }
 static ZINC_INLINE F ln(F number, F power);
 static ZINC_INLINE F ln(F number, float power) { return ln(number, all(power)); }
-// numbers.glsl's, by the processor's division: rounded alike; below the normal numbers a zero, and one NaN.
+// quotient of numbers.glsl by the processor's division, which rounds alike. Denormal quotients are 0; there is one NaN.
 static ZINC_INLINE F quotient(F x, F y) {
     const F result = x / y, size = abs(result);
     const U zero = (U)result & 0x80000000u;
@@ -133,7 +133,7 @@ static ZINC_INLINE F fma(F a, F b, F c) {
 static ZINC_INLINE U evens(U a, U b) { return ZINC_SECOND(a, b, 0); }
 static ZINC_INLINE U odds(U a, U b) { return ZINC_SECOND(a, b, 1); }
 
-// The float32 of float16 numbers, whose bits are in words: the product is exact, also of denormal ones.
+// float16 numbers, whose bits are in words, as float32. The product is exact, also for denormal numbers.
 template <typename V, typename W> static ZINC_INLINE V halves_to_floats(W h) {
     const V size = __builtin_bit_cast(V, (h & 0x7FFFu) << 13) * 0x1p112f;
     const W bits = (h & 0x7C00u) == 0x7C00u ? 0x7F800000u | (h & 0x3FFu) << 13 : __builtin_bit_cast(W, size);
@@ -147,7 +147,7 @@ static ZINC_INLINE F8 from_halves(const void *from) {
 #endif
 }
 
-static ZINC_INLINE void transpose(F8 r[8]) {  // in three rounds: halves, pairs and single ones change places
+static ZINC_INLINE void transpose(F8 r[8]) {  // in three rounds: halves, pairs and single elements change places
     F8 s[8];
     ZINC_UNROLL for (int i = 0; i < 4; ++i) {
         s[i] = __builtin_shufflevector(r[i], r[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
@@ -164,7 +164,7 @@ static ZINC_INLINE void transpose(F8 r[8]) {  // in three rounds: halves, pairs 
     }
 }
 
-// 16 bytes in each 16 bytes of a vector.
+// A vector that repeats 16 bytes.
 static ZINC_INLINE U four_times(const void *from) {
 #if defined(__AVX512F__)
     return (U)_mm512_broadcast_i32x4(load<__m128i>(from));
@@ -178,7 +178,7 @@ static ZINC_INLINE U four_times(const void *from) {
 #endif
 }
 
-// All lanes by f, halves of them first.
+// Combines all lanes by f: the vector's halves, then the halves of the result, and so on.
 template <typename T, int N, typename J> static ZINC_INLINE T folded(Vector<T, N> v, J f) {
     if constexpr (N == 1) {
         return v[0];
@@ -204,8 +204,8 @@ static ZINC_INLINE I four_sums(const I v[4]) {
 #endif
 }
 
-// The sum and four products of int8 of each lane, of w and of x. Where w is SIGNED, int8; else unsigned, and without
-// DOTS_OF_UNSIGNED below 64.
+// Each lane of `sum` plus the dot product of its four bytes of w and of x. x has int8. w has int8 if SIGNED, else
+// unsigned bytes, which are below 64 without DOTS_OF_UNSIGNED.
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
 constexpr bool DOTS_OF_UNSIGNED = true;
 #else
@@ -227,7 +227,7 @@ template <bool SIGNED> static ZINC_INLINE I dot4(U w, U x, I sum) {
     return sum;
 #endif
 }
-// The sum and eight products of each lane: of a and x, and of b and y.
+// The same with two dot products: of a and x, and of b and y.
 template <bool SIGNED> static ZINC_INLINE I dot8(U a, U x, U b, U y, I sum) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
     if (!SIGNED) {
@@ -239,7 +239,7 @@ template <bool SIGNED> static ZINC_INLINE I dot8(U a, U x, U b, U y, I sum) {
     return dot4<SIGNED>(b, y, dot4<SIGNED>(a, x, sum));
 }
 
-// Entries of a table of 16 bytes, by the bytes of `places`.
+// The entries of a table of 16 bytes that the bytes of `places` select.
 static ZINC_INLINE U entries(const uint32_t table[4], U places) {
 #if defined(__AVX512BW__)
     return (U)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(load<__m128i>(table)), (__m512i)places);

@@ -1,5 +1,5 @@
 // MOVE of whole pieces of rows: copies, GET_ROWS and SET_ROWS of one type, and between float types, whose elements are
-// neighbors. What else there is has the GLSL.
+// neighbors. Other moves are the GLSL's.
 #include "elements.h"
 
 namespace zinc {

@@ -51,7 +51,7 @@ template <bool QUANTIZED, bool SUMMED> struct Norm : OnLanes {
 #include "expert_sums.h"
     };
 
-    // An operand's row; one that is not read has nothing there.
+    // An operand's row, empty if the operation does not read the operand.
     static Run operand(uint op, const Tensor &t, const uvec4 &index) {
         return reads(op) ? place(t, repeated(t, index)) : Run{};
     }
@@ -214,7 +214,7 @@ struct Route : OnLanes {
         }
         uint *const ids = static_cast<uint *>(bound[ROUTE_BIND_IDS]);
         for (uint e = 0; e < n; ++e) {
-            I before = {};  // minus those before it
+            I before = {};  // minus the number of experts before it
             for (uint j = 0; j < n; j += LANES) {
                 const U other = load<U>(keys + j);
                 before += (I)(other < keys[e]) | ((I)(other == keys[e]) & (I)(iota() + j < e));
@@ -236,7 +236,7 @@ struct Route : OnLanes {
                  scaled == 1 ? flush(flush(value) * p.factor + p.added) : value, count - j);
         }
     }
-    static ZINC_INLINE U key_of(U bits) {  // of descending ones; see sort_key.glsl
+    static ZINC_INLINE U key_of(U bits) {  // for a descending order; see sort_key.glsl
         for (int i = 0; i < LANES; ++i)
             bits[i] = scalar::key_of(bits[i], true);
         return bits;

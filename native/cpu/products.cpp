@@ -1,13 +1,12 @@
-// Products y = w x of shaders/graph, of quantized weights and of floats: a lane has a row of w, and a workgroup all
-// that the kernel's workgroup has. What quantized weights are, and how sums join, is the GLSL's text.
+// Products y = w x of shaders/graph, of quantized weights and of floats: a lane has a row of w, and a workgroup does
+// the work of the shader's workgroup. The decoders of quantized weights and the order of sums are the GLSL's text.
 #include "contract.h"
 
 namespace zinc {
 namespace {
 constexpr uint WIDE = 32 / LANES;  // vectors of a group of 32 rows
 
-// The columns of a workgroup. Kernels of few and of many rows of x have the same buffers, and constants at these
-// places.
+// The columns of a workgroup, in kernels of few and of many rows of x, which have the same buffers.
 template <typename Params> struct Columns : Invocation {
     static constexpr bool FLOATS = std::is_same_v<Params, MulMatFloatParams>;
     static constexpr uint FIRST = FLOATS ? MUL_MAT_FLOAT_BIND_ADDED : MUL_MAT_BIND_ADDED;
@@ -60,8 +59,7 @@ template <uint TYPE, bool FEW> struct Weights {
             headers[v] = apart(row_words(from + v * (16 * LANES)));
     }
 
-    // The address of piece i. A block has `count` pieces of `size` bytes of each row; the first begins `begin` bytes
-    // after the block's begin.
+    // The address of piece i. A block has `count` pieces of `size` bytes of each row, from byte `begin` on.
     ZINC_INLINE const uint8_t *piece(uint begin, uint count, uint i, uint size) const {
         const uint block = BLOCKS == 1 ? 0 : i / count;
         return rows + 32 * ((begin + (i - block * count) * size) * blocks + (first + block) * size);
@@ -72,7 +70,7 @@ template <uint TYPE, bool FEW> struct Weights {
     static ZINC_INLINE lanes_uvec4 row_words(const uint8_t *from) {
         return {load<U>(from), load<U>(from + sizeof(U)), load<U>(from + 2 * sizeof(U)), load<U>(from + 3 * sizeof(U))};
     }
-    // Rows' words 0 to 3, which lie row by row, go apart in two rounds.
+    // Words 0 to 3 of rows, which lie row by row, as a vector for each word; in two rounds.
     static ZINC_INLINE lanes_uvec4 apart(const lanes_uvec4 &v) {
         const U even[2] = {evens(v.x, v.y), evens(v.z, v.w)}, odd[2] = {odds(v.x, v.y), odds(v.z, v.w)};
         return {evens(even[0], even[1]), evens(odd[0], odd[1]), odds(even[0], even[1]), odds(odd[0], odd[1])};
@@ -100,7 +98,7 @@ template <uint TYPE, bool FEW> struct Weights {
             fifth[k] = spread(__builtin_shuffle(bits, iota() / 4 + k * (LANES / 4)) >> (iota() % 4 * 4));
         return fifth;
     }
-    // The first 16 values of a block, and the others: bytes that are LESS larger than the weights' integers.
+    // The first 16 values of a block, and the others. Each byte is LESS larger than the weight's integer.
     ZINC_INLINE void decode(uint j, lanes_uvec4 &low, lanes_uvec4 &high) {
         if constexpr (HAS_TABLE) {
             const lanes_uvec4 w = values16(j);
@@ -164,8 +162,8 @@ template <uint TYPE, bool FEW> struct Weights {
     }
 };
 
-// Copies `count` blocks of a group of `rows` rows, from block `first` on, to `wide`, a group of 32 rows: those that the
-// group lacks are like its last row.
+// Copies `count` blocks of a group of `rows` rows, from block `first` on, to `wide`, a group of 32 rows that repeats
+// the last row.
 void widen(const uint8_t *group, uint rows, size_t blocks, size_t first, uint count, uint type, uint8_t *wide) {
     const uint large = 16 * WEIGHT_PIECES_16(type), words = large + 4 * WEIGHT_PIECES_4(type);
     for (uint begin = 0, size; begin < WEIGHT_SIZE(type); begin += size) {
@@ -254,7 +252,7 @@ struct Floats : Columns<MulMatFloatParams> {
     using Columns<MulMatFloatParams>::Columns;
     const uint w_type = spec[MUL_MAT_FLOAT_SPEC_W_TYPE], x_type = spec[MUL_MAT_FLOAT_SPEC_X_TYPE];
 
-    // Eight elements `apart` of a tensor, of which `count` are there: others are 0, and so are small ones.
+    // Eight elements of a tensor, `apart` from each other. Elements from `count` on and small magnitudes are 0.
     template <uint TYPE> static ZINC_INLINE F8 eight(const void *from, size_t first, size_t apart, uint count) {
         using Word = std::conditional_t<TYPE == FLOAT_TYPE_F32, uint, uint16_t>;
         const Word *words = static_cast<const Word *>(from) + first;
@@ -360,7 +358,7 @@ struct Floats : Columns<MulMatFloatParams> {
         }
     }
 
-    // Chains of eight products join the superblock's sum, and that the total.
+    // Sums of eight products are added to the superblock's sum, which is added to the total.
     static void add_superblock(uint count, const float *w, const float *x, float *total) {
         F sums[WIDE] = {};
         for (uint k = 0; k < count; k += FLOAT_CHUNK) {

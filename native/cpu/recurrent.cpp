@@ -1,10 +1,10 @@
-// Recurrent layers: rows of states side by side, a row in each lane. Sums along a row are those of states.glsl: of the
-// parts that its lanes have there, whose halves are added then.
+// Recurrent layers: a lane has a row of a state. Sums along a row have the order of states.glsl: sums of the parts that
+// its lanes have there, and then sums of halves of the parts.
 #include "elements.h"
 
 namespace zinc {
 namespace {
-// Rows of a workgroup's head, LANES of them at a time, as columns of `size` vectors.
+// LANES rows of a workgroup's head at a time: vector i of `size` vectors has element i of each row.
 struct States : OnLanes {
     const uint size, parts = LANES_OF_STATE(size);
     F *const s = reinterpret_cast<F *>(room.scratch);
@@ -18,7 +18,7 @@ struct States : OnLanes {
     static ZINC_INLINE F above(F x, float least) { return abs(x) < least ? (F){} : x; }
     static ZINC_INLINE float above(float x, float least) { return abs(x) < least ? 0.0f : x; }
 
-    // Eight elements of eight rows change places, where there are as many; whole: the rows' elements that they have.
+    // Transposes eight elements of eight rows at a time.
     void load_rows() const {
         uint i = 0;
         if constexpr (LANES >= 8)

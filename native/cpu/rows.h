@@ -4,21 +4,21 @@
 #include "contract.h"
 
 namespace zinc {
-// What the dimensions of a block share: a value is scale * q, or scale * q + minimum. fifth: their fifth bits.
+// The numbers that a block's dimensions share: a value is scale * q, or scale * q + minimum. fifth: fifth bits of q.
 struct Block {
     float scale, minimum;
     uint fifth;
 };
 
-// Where a key's values and what its blocks share begin.
+// Where a key's values begin, and where the numbers that its blocks share begin.
 struct Row {
     const uint8_t *values, *shared;
 };
 
-// K's or V's rows. Steps are bytes: from a chunk of a row to the next, from a word that blocks share to the next.
+// Rows of K or of V. Steps are bytes: from a chunk of a row to the next, from a word that blocks share to the next.
 struct Rows {
     const uint8_t *bytes;
-    uint storage, dims, size;  // of `dims` dimensions rows of an engine have `size`
+    uint storage, dims, size;  // size: dimensions of an engine's rows
     uint bits, halves, fifth, paired;
     size_t tile_bytes, shared_at, key_step, shared_key_step, chunk_step, shared_step;  // of tiles
     size_t stride, block_bytes;  // of an engine's rows, from a row to the next; 0 for tiles
@@ -42,7 +42,7 @@ struct Rows {
         shared_step = keys ? 4 * tile : 4;
         shared_key_step = keys ? 4 : 4 * shared;
     }
-    // An engine's row, or the one at a place in a tile.
+    // Row number `row` of an engine's rows, or the row at a place of a tile.
     Row row(size_t row, size_t tile, size_t place) const {
         const uint8_t *first = bytes + (stride ? row * stride : tile * tile_bytes + place * key_step);
         return {first, bytes + tile * tile_bytes + shared_at + place * shared_key_step};

@@ -26,7 +26,7 @@
 
 namespace zinc {
 #ifndef ZINC_CPU_UCONTEXT
-// Saves what the caller must find again, and takes another stack.
+// Saves the registers that the caller expects again, and takes another stack.
 extern "C" void zinc_cpu_switch(void **from, void *to);
 asm(".text\n.p2align 4\n.type zinc_cpu_switch,@function\nzinc_cpu_switch:\n"
     " push %rbp\n push %rbx\n push %r12\n push %r13\n push %r14\n push %r15\n mov %rsp,(%rdi)\n mov %rsi,%rsp\n"
@@ -121,7 +121,7 @@ class Pool {
         try {
             for (unsigned i = 1; i < threads; ++i)
                 std::thread([this, i] { serve(*rooms[i]); }).detach();
-        } catch (const std::system_error &) {  // the process may have no more of them, and those that there are do all
+        } catch (const std::system_error &) {  // the process may have no more threads; the others do all work
         }
     }
 
@@ -136,7 +136,7 @@ class Pool {
         uint64_t most = 0;  // workgroups of a step
         for (size_t i = 0; i < number; ++i)
             most = std::max(most, groups_of(steps[i]));
-        if (most > 1)  // else the others have nothing to do
+        if (most > 1)  // else other threads have nothing to do
             wake.notify_all();
         work(list, *rooms[0]);
         std::unique_lock<std::mutex> held(lock);
@@ -219,7 +219,7 @@ class Pool {
     std::vector<std::unique_ptr<Room>> rooms;
 };
 
-// The first thing that this compiler or processor does otherwise than the kernels rely on, or null.
+// The first rule of the kernels' arithmetic that this compiler or processor breaks, or null.
 static const char *fault() {
     const FloatMode mode;
     volatile float a = 1.0f + 0x1p-12f, c = -(1.0f + 0x1p-11f), tiny = 0x1p-126f, half = 0.5f, big = 8388608.0f;
@@ -238,13 +238,13 @@ static const char *fault() {
 }  // namespace zinc
 
 extern "C" {
-// What the processor must have, by the compiler's names: whoever loads the library looks before it calls a function.
+// The instruction sets that the library needs, by the compiler's names. Its loader checks them before any call.
 extern const char zinc_cpu_needs[];
 const char zinc_cpu_needs[] = ""
 #ifdef __AVX__
     " avx"
 #endif
-#ifdef __AVX2__  // which compilers have with these
+#ifdef __AVX2__  // a level of processors that has these, too
     " avx2 bmi bmi2 fma f16c"
 #endif
 #ifdef __AVX512F__
@@ -254,7 +254,7 @@ const char zinc_cpu_needs[] = ""
     " avx512vnni"
 #endif
     ;
-// By which a C library knows a library of its own sources: what kernels are told is not the same in all versions.
+// The C library takes only a library of its own sources, because the arguments of kernels differ between versions.
 extern const char zinc_cpu_sources[];
 const char zinc_cpu_sources[] = ZINC_SOURCES;
 const char *zinc_cpu_fault(void) { return zinc::fault(); }
@@ -270,7 +270,7 @@ void *zinc_cpu_kernel(const char *name) {
     return nullptr;
 }
 
-// Null where there is no memory or no thread.
+// Null: there is no memory.
 void *zinc_cpu_open(unsigned threads) {
     try {
         return new zinc::Pool(threads);

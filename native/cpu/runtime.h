@@ -13,7 +13,7 @@ struct Room;
 struct Step;
 using Kernel = void (*)(const Step &, uint64_t group, Room &);
 
-// A dispatch. The layout is that of runtime/cpu/library.py.
+// A dispatch, as runtime/cpu/library.py lays it out.
 struct Step {
     Kernel kernel;
     const uint32_t *spec;    // specialization constants, by their ids
@@ -45,7 +45,7 @@ class Fibers {
     uint32_t current = 0;
 };
 
-// What a thread has for a workgroup.
+// The memory that a thread has for a workgroup.
 struct Room {
     static constexpr size_t SHARED_BYTES = size_t(1) << 17, LANE_BYTES = size_t(1) << 13;
     static constexpr size_t SCRATCH_BYTES = size_t(1) << 26;
@@ -58,7 +58,7 @@ struct NamedKernel {
     const char *name;
     Kernel kernel;
 };
-// Each ends with a null name. A name that is in several is the first one's, in this order.
+// Each table ends with a null name. The first table, in this order, that has a name has its kernel.
 extern const NamedKernel ATTENTION[], PRODUCTS[], ELEMENTWISE[], ROWS[], ROPE[], MOVES[], RECURRENT[], CONVOLUTIONS[];
 extern const NamedKernel GENERATED[];
 }  // namespace zinc

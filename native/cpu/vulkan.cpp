@@ -30,12 +30,12 @@ namespace zinc {
 namespace {
 constexpr uint32_t BINDINGS = 16, MOST_GROUPS = 65535, ALIGNMENT = 64, LINE = 4096;
 constexpr uint64_t PIECE = 1 << 16;                   // bytes of a copy that a workgroup has
-constexpr uint64_t LARGE = 64 << 20;                  // bytes for which the host is asked whether it has them
+constexpr uint64_t LARGE = 64 << 20;                  // bytes of an allocation for which the host's free memory counts
 constexpr uint32_t MOST_BYTES = UINT32_MAX - 3;       // of a storage buffer
 
 struct Memory {
     char *bytes;
-    uint64_t size;  // 0: of memory that the host gave
+    uint64_t size;  // 0: the memory is imported
 };
 struct Buffer {
     uint64_t size;
@@ -51,7 +51,7 @@ struct Pipeline {
     Kernel kernel;
     std::vector<uint32_t> spec;
 };
-struct Copy {  // what a copy's step has for specialization constants
+struct Copy {  // the specialization constants of a copy's step
     uint64_t bytes;
     uint32_t value;  // of a fill
 };
@@ -82,7 +82,7 @@ template <typename Work> VkResult guarded(Work work) {
     }
 }
 
-int the_device;  // what handles of things that have nothing of their own point to
+int the_device;  // handles of objects without a state point to it
 
 // The number after `name` in a file of /proc, in the file's unit; 0 without the name. text: receives the line's rest.
 uint64_t fact(const char *path, const char *name, std::string *text = nullptr) {
@@ -98,7 +98,7 @@ uint64_t fact(const char *path, const char *name, std::string *text = nullptr) {
 }
 uint64_t memory_bytes() { return uint64_t(sysconf(_SC_PAGE_SIZE)) * uint64_t(sysconf(_SC_PHYS_PAGES)); }
 
-// Threads of the next submissions; pools stay, as llama.cpp changes between two numbers. Devices of several threads
+// Threads of the next submissions. Pools are kept, because llama.cpp alternates between two numbers, and all devices
 // share them. NULL: no memory.
 std::atomic<unsigned> threads{std::max(1u, std::thread::hardware_concurrency())};
 void *pool() {
@@ -212,18 +212,17 @@ VkResult VKAPI_PTR BindBufferMemory(VkDevice, VkBuffer buffer, VkDeviceMemory me
 
 // --- pipelines and sets ----------------------------------------------------------------------------------------------
 
-// Handles that all name the same object.
-#define ZINC_ONE(name, handle, info)                                                                                  \
+#define ZINC_STATELESS(name, handle, info)                                                                            \
     VkResult VKAPI_PTR Create##name(VkDevice, const info *, const VkAllocationCallbacks *, handle *result) {           \
         return give(result, &the_device);                                                                             \
     }                                                                                                                 \
     void VKAPI_PTR Destroy##name(VkDevice, handle, const VkAllocationCallbacks *) {}
-ZINC_ONE(ShaderModule, VkShaderModule, VkShaderModuleCreateInfo)
-ZINC_ONE(DescriptorSetLayout, VkDescriptorSetLayout, VkDescriptorSetLayoutCreateInfo)
-ZINC_ONE(PipelineLayout, VkPipelineLayout, VkPipelineLayoutCreateInfo)
-ZINC_ONE(PipelineCache, VkPipelineCache, VkPipelineCacheCreateInfo)
-ZINC_ONE(Fence, VkFence, VkFenceCreateInfo)
-#undef ZINC_ONE
+ZINC_STATELESS(ShaderModule, VkShaderModule, VkShaderModuleCreateInfo)
+ZINC_STATELESS(DescriptorSetLayout, VkDescriptorSetLayout, VkDescriptorSetLayoutCreateInfo)
+ZINC_STATELESS(PipelineLayout, VkPipelineLayout, VkPipelineLayoutCreateInfo)
+ZINC_STATELESS(PipelineCache, VkPipelineCache, VkPipelineCacheCreateInfo)
+ZINC_STATELESS(Fence, VkFence, VkFenceCreateInfo)
+#undef ZINC_STATELESS
 VkResult VKAPI_PTR GetPipelineCacheData(VkDevice, VkPipelineCache, size_t *size, void *) {
     return *size = 0, VK_SUCCESS;
 }

@@ -7,7 +7,7 @@
 
 namespace zinc {
 
-static const char OTHER[] = "the KV cache is in memory of the back end's other device";
+static const char OTHER_DEVICE[] = "the KV cache is in memory of the back end's other device";
 
 // --- what the device takes -------------------------------------------------------------------------------------------
 
@@ -26,7 +26,7 @@ static std::string refused(Device *device, const ggml_tensor *op, bool has_turn,
         if (t && root_of(t)->op != GGML_OP_NONE) return "its mask or sinks are computed in the graph";
     for (const ggml_tensor *t : {o->k_root, o->v_root}) {
         if (is_elsewhere(t)) return "the KV cache is not on ZINC0: -ngl 99, and no --no-kv-offload";
-        if (t->buffer && holder_of(t) != device) return OTHER;
+        if (t->buffer && holder_of(t) != device) return OTHER_DEVICE;
         if ((ggml_nbytes(t) + 3) / 4 * 4 > device->most) return "a layer's K or V is larger than a storage buffer";
     }
     const Opened opened = device->attn(o->kind, has_turn);
@@ -45,7 +45,7 @@ bool attention_supported(Device *device, const ggml_tensor *op) {
     Operation o;
     za_attn *attn;
     const std::string reason = refused(device, op, false, &o, &attn);
-    if (!reason.empty() && reason != OTHER && o.k_root->buffer)  // a context whose caches have memory asks
+    if (!reason.empty() && reason != OTHER_DEVICE && o.k_root->buffer)  // a context whose caches have memory asks
         say_once("attention is left to another device and its bits: " + reason);
     return reason.empty();
 }
@@ -67,16 +67,16 @@ static za_place place_of(const ggml_tensor *root) {
     return {buffer_of(root)->memory.buffer.handle, begin_of(root), (ggml_nbytes(root) + 3) / 4 * 4};
 }
 
-// The places where the calls of an operation read q and write their states and results. All of them lie in a single
-// piece of scratch memory, so that no part of it can be reused before the last call has run.
-struct Rooms {
-    Bound q, out;  // out.place is the operation's tensor (own_out) where the kernels' rows have no padding
+// The places where the calls of an operation read q and write their states and results. They lie in a single piece of
+// scratch memory, so that no part of the piece can be reused before the last call has run.
+struct CallPlaces {
+    Bound q, out;
     za_place states;
-    bool own_out;
+    bool out_in_place;  // out is the operation's tensor, because the kernels' rows have no padding
 };
 
-static bool make_rooms(Recording &r, const ggml_tensor *op, const Operation &o, const za_attn *attn,
-                       const std::vector<Call> &calls, Rooms *rooms) {
+static bool make_places(Recording &r, const ggml_tensor *op, const Operation &o, const za_attn *attn,
+                       const std::vector<Call> &calls, CallPlaces *places) {
     const struct za_info info = za_info(attn);
     const uint64_t unit = std::max<uint64_t>(r.device->alignment, 256);
     const uint64_t rows = uint64_t(o.rows) * o.streams * o.kind.q_heads;
@@ -84,27 +84,27 @@ static bool make_rooms(Recording &r, const ggml_tensor *op, const Operation &o, 
     const Bound out = bound(*r.device, op), q = heads_first(bound(*r.device, o.q));
     uint64_t states = 0;
     for (const Call &call : calls) states = std::max(states, call.laid.states_bytes);
-    rooms->own_out = info.v_dim == o.kind.v_head_dim && out.view.offset == 0;
+    places->out_in_place = info.v_dim == o.kind.v_head_dim && out.view.offset == 0;
     const bool rounds = r.device->arithmetic == ZA_INTEGER;  // ROUND_Q also pads q, and takes small magnitudes as 0
     const tensor dense_q = dense(q.view, rounds ? o.kind.head_dim : info.k_dim);
-    const bool own_q = (rounds || r.is_settled(o.q)) && q.view.offset == 0 && dense_q.n[0] == o.kind.head_dim &&
+    const bool q_in_place = (rounds || r.is_settled(o.q)) && q.view.offset == 0 && dense_q.n[0] == o.kind.head_dim &&
                        std::equal(q.view.s, q.view.s + (o.streams > 1 ? 4 : 3), dense_q.s);
-    const uint64_t given_bytes = own_q || !rounds ? 0 : bytes_of(4 * rows * o.kind.head_dim);
-    const uint64_t q_bytes = own_q && !rounds ? 0 : bytes_of(4 * rows * info.k_dim);
-    const uint64_t out_bytes = rooms->own_out ? 0 : 4 * rows * info.v_dim;
+    const uint64_t unrounded_bytes = q_in_place || !rounds ? 0 : bytes_of(4 * rows * o.kind.head_dim);
+    const uint64_t q_bytes = q_in_place && !rounds ? 0 : bytes_of(4 * rows * info.k_dim);
+    const uint64_t out_bytes = places->out_in_place ? 0 : 4 * rows * info.v_dim;
     Scratch taken;
-    if (!r.device->recorder->scratch(given_bytes + q_bytes + bytes_of(states) + out_bytes, &taken)) return false;
+    if (!r.device->recorder->scratch(unrounded_bytes + q_bytes + bytes_of(states) + out_bytes, &taken)) return false;
     const VkBuffer buffer = taken.place.buffer;
-    const VkDeviceSize begin = taken.place.offset + given_bytes;
-    const Bound unrounded = own_q ? q : Bound{{buffer, taken.place.offset, 4 * rows * dense_q.n[0]}, dense_q};
-    rooms->q = rounds ? Bound{{buffer, begin, 4 * rows * info.k_dim}, dense(q.view, info.k_dim)} : unrounded;
-    rooms->states = {buffer, begin + q_bytes, states};
-    rooms->out = out;
-    if (!rooms->own_out)
-        rooms->out = {{buffer, begin + q_bytes + bytes_of(states), out_bytes}, dense(out.view, info.v_dim)};
-    if (!own_q && !fit(r, q, unrounded, MIN_INPUT)) return false;
+    const VkDeviceSize begin = taken.place.offset + unrounded_bytes;
+    const Bound unrounded = q_in_place ? q : Bound{{buffer, taken.place.offset, 4 * rows * dense_q.n[0]}, dense_q};
+    places->q = rounds ? Bound{{buffer, begin, 4 * rows * info.k_dim}, dense(q.view, info.k_dim)} : unrounded;
+    places->states = {buffer, begin + q_bytes, states};
+    places->out = out;
+    if (!places->out_in_place)
+        places->out = {{buffer, begin + q_bytes + bytes_of(states), out_bytes}, dense(out.view, info.v_dim)};
+    if (!q_in_place && !fit(r, q, unrounded, MIN_INPUT)) return false;
     if (!rounds) return true;
-    return r.device->recorder->command(za_round_q(attn, rows / o.kind.q_heads, unrounded.place, rooms->q.place));
+    return r.device->recorder->command(za_round_q(attn, rows / o.kind.q_heads, unrounded.place, places->q.place));
 }
 
 bool attend(Recording &r, ggml_tensor *op) {
@@ -115,23 +115,23 @@ bool attend(Recording &r, ggml_tensor *op) {
     const za_place k = place_of(o.k_root), v = place_of(o.v_root);
     za_cache *cache = r.device->cache(o.kind, {o.pages, uint32_t(o.k_rows.head), k, o.kind.latent ? za_place{} : v});
     const std::vector<Call> *calls =
-        cache ? r.plan->calls(r.device, cache, op, o, order_of_keys(root_of(o.kept_k), root_of(o.kept_v)))
+        cache ? r.plan->calls(r.device, cache, op, o, order_of_keys(root_of(o.cache_k), root_of(o.cache_v)))
               : nullptr;
-    Rooms rooms;
-    if (!calls || !make_rooms(r, op, o, attn, *calls, &rooms)) return false;
+    CallPlaces places;
+    if (!calls || !make_places(r, op, o, attn, *calls, &places)) return false;
     for (const Call &call : *calls) {
         const uint64_t vectors = call.first_row * o.kind.q_heads;
-        bindings b{call.words, {}, rooms.q.place, k, v, rooms.states, rooms.out.place};
-        b.q.offset += 4 * vectors * rooms.q.view.n[0];
+        bindings b{call.words, {}, places.q.place, k, v, places.states, places.out.place};
+        b.q.offset += 4 * vectors * places.q.view.n[0];
         b.q.size = call.laid.q_bytes;
-        b.out.offset += 4 * vectors * rooms.out.view.n[0];
+        b.out.offset += 4 * vectors * places.out.view.n[0];
         b.out.size = call.laid.out_bytes;
         struct za_command commands[CALL_COMMANDS];
         const int n = za_laid_commands(attn, &call.laid, &b, commands);
         for (int i = 0; i < n; ++i)
             if (!r.device->recorder->command(commands[i])) return false;
     }
-    return rooms.own_out || fit(r, rooms.out, bound(*r.device, op), 0);
+    return places.out_in_place || fit(r, places.out, bound(*r.device, op), 0);
 }
 
 }  // namespace zinc

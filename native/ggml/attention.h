@@ -4,7 +4,7 @@
 
 namespace zinc {
 
-// Whether the device takes the operation. Opens the library for the operation's shape, so that a taken one can run.
+// Whether the device takes the operation. Opens a za_attn for the shape, so that an operation that is taken can run.
 bool attention_supported(Device *device, const ggml_tensor *op);
 
 // y = x, with +0 for magnitudes below `least`.

@@ -13,8 +13,8 @@ constexpr size_t ENTRIES = 8;  // lists that are kept: a model has a few kinds o
 
 // --- calls of many rows ----------------------------------------------------------------------------------------------
 
-// Rows of a call begin where q and results have offsets at which a buffer can be bound.
-static uint64_t unit_of(const Device &device, const struct za_info &info, const Operation &o) {
+// The rows of calls are multiples of this number, so that q and results of a call begin where a buffer can be bound.
+static uint64_t rows_of_alignment(const Device &device, const struct za_info &info, const Operation &o) {
     const uint64_t row = 4 * std::gcd(info.k_dim, info.v_dim) * uint64_t(o.kind.q_heads);
     return device.alignment / std::gcd<uint64_t>(device.alignment, row);
 }
@@ -23,26 +23,28 @@ static uint64_t products_of(const struct za_info &info, const Operation &o, uint
     return std::max<uint64_t>(keys * o.kind.q_heads * (info.k_dim + info.v_dim), 1);
 }
 
-// Rows of a call without states, whose workgroups with matrix units attend all keys of their rows: even parts of all
-// rows. 2**38 products by units are a second of two compute units. 0: the device has no units.
+// Rows of a call without states, in which a workgroup with matrix units attends all keys of its rows. Calls have about
+// the same number of rows. Two compute units make 2**38 products by units in a second. 0: the device has no units.
 static size_t rows_without_states(const Device &device, const za_attn *attn, const Operation &o, uint64_t keys,
                                   uint64_t rows) {
     constexpr uint64_t PRODUCTS = uint64_t(1) << 38;
     const struct za_info info = za_info(attn);
     if (device.arithmetic != ZA_INTEGER || !device.units.m) return 0;
     const uint64_t most = std::clamp<uint64_t>(PRODUCTS / products_of(info, o, keys), 1, MOST_GROUPS);
-    const uint64_t parts = (rows + most - 1) / most, part = (rows + parts - 1) / parts, unit = unit_of(device, info, o);
+    const uint64_t unit = rows_of_alignment(device, info, o);
+    const uint64_t parts = (rows + most - 1) / most, part = (rows + parts - 1) / parts;
     return (part + unit - 1) / unit * unit;
 }
 
-// Every device has storage buffers of 128 MiB and grids of 65,535 workgroups. A compute unit makes 2**34 products in
-// half a second.
+// Every device has storage buffers of 128 MiB and grids of 65,535 workgroups. A compute unit makes 2**35 products a
+// second.
 size_t rows_of_call(const Device &device, const za_attn *attn, const Operation &o, uint64_t keys) {
     constexpr uint64_t PRODUCTS = uint64_t(1) << 34;
     const uint64_t bytes = std::min<uint64_t>(device.most, uint64_t(1) << 27);
     const struct za_info info = za_info(attn);
     const uint64_t nodes = keys / KEYS_PER_NODE + 1, heads = o.kind.q_heads;
-    const uint64_t row = std::max(4 * nodes * heads * (info.v_dim + 2), 8 * keys), unit = unit_of(device, info, o);
+    const uint64_t row = std::max(4 * nodes * heads * (info.v_dim + 2), 8 * keys);
+    const uint64_t unit = rows_of_alignment(device, info, o);
     if (unit * row > device.most || unit * nodes > MOST_GROUPS) return 0;
     const uint64_t most = std::min({bytes / row, MOST_GROUPS / nodes, PRODUCTS / products_of(info, o, keys)});
     return std::max(most / unit, uint64_t(1)) * unit;
@@ -51,14 +53,15 @@ size_t rows_of_call(const Device &device, const za_attn *attn, const Operation &
 // --- lists -----------------------------------------------------------------------------------------------------------
 
 static bool make_lists(const Operation &o, const WriteOrder *order, const char *mask, Lists *lists) {
-    const ggml_tensor *root = root_of(o.kept_k);
-    const uint64_t of_cell =  // rows of K in a row of the root
-        ggml_row_size(root->type, root->ne[0]) / ggml_row_size(o.kept_k->type, o.kept_k->ne[0]);
+    const ggml_tensor *root = root_of(o.cache_k);
+    const uint64_t rows_of_cell =  // rows of K in a row of the root
+        ggml_row_size(root->type, root->ne[0]) / ggml_row_size(o.cache_k->type, o.cache_k->ne[0]);
     for (uint32_t s = 0; s < o.streams; ++s) {
-        const uint64_t first = o.k_rows.first + s * o.k_rows.stream, kept = o.kept_rows.first + s * o.kept_rows.stream;
+        const uint64_t first = o.k_rows.first + s * o.k_rows.stream;
+        const uint64_t in_cache = o.cache_rows.first + s * o.cache_rows.stream;
         const char *halves = mask ? mask + (s % o.mask->ne[3]) * o.mask->nb[3] : nullptr;
         StreamMask stream{reinterpret_cast<const uint16_t *>(halves), mask ? o.mask->nb[1] / 2 : 0, o.rows, o.cells,
-                          {kept / of_cell, std::max<uint64_t>(o.kept_rows.cell / of_cell, 1)},
+                          {in_cache / rows_of_cell, std::max<uint64_t>(o.cache_rows.cell / rows_of_cell, 1)},
                           {first, o.k_rows.cell}};
         if (!add_stream(order ? &order->order() : nullptr, stream, lists))
             return za_fail_as(ZA_INVALID, "its mask has a NaN or +inf");
@@ -69,7 +72,7 @@ static bool make_lists(const Operation &o, const WriteOrder *order, const char *
 Plan::Entry *Plan::entry(const ggml_tensor *op, const Operation &o, const WriteOrder *order) {
     std::vector<uint64_t> key = key_of(op);
     key.push_back(order ? order->history() : 0);
-    key.insert(key.end(), {o.kind.latent, o.kept_rows.first, o.kept_rows.cell, o.kept_rows.stream});
+    key.insert(key.end(), {o.kind.latent, o.cache_rows.first, o.cache_rows.cell, o.cache_rows.stream});
     const size_t bytes = o.mask ? ggml_nbytes(o.mask) : 0;
     const char *mask = nullptr;
     for (Entry &known : entries_) {
@@ -94,7 +97,7 @@ Plan::Entry *Plan::entry(const ggml_tensor *op, const Operation &o, const WriteO
 
 // --- calls -----------------------------------------------------------------------------------------------------------
 
-// ggml's slopes of ALiBi. The values of masks are multiplied by them. A max_bias of 0 has no slopes.
+// ggml's slopes of ALiBi, by which mask values are multiplied. With a max_bias of 0 there are none.
 static std::vector<float> slopes_of(const Operation &o) {
     std::vector<float> slopes(o.max_bias > 0 && o.mask ? o.kind.q_heads : 0);
     const size_t whole = graph::power_of_two_in(o.kind.q_heads);
@@ -146,8 +149,8 @@ static bool make_calls(Device *device, za_cache *cache, const Operation &o, cons
     size_t keys = 0;
     for (const RowKeys &row : lists.rows) keys = std::max(keys, row.count);
     const za_attn *attn = device->attn(o.kind, true).attn;
-    const size_t most = rows_of_call(*device, attn, o, keys);
-    const size_t more = rows_without_states(*device, attn, o, keys, lists.rows.size());
+    const size_t with_states = rows_of_call(*device, attn, o, keys);
+    const size_t without_states = rows_without_states(*device, attn, o, keys, lists.rows.size());
     std::vector<za_request> requests;
     bool masked = false;
     auto take = [&](size_t begin, size_t end) {
@@ -161,10 +164,10 @@ static bool make_calls(Device *device, za_cache *cache, const Operation &o, cons
     for (size_t begin = 0, end; begin < lists.rows.size(); begin = end) {
         Call laid_call{begin, {}, {}};
         void *words;
-        end = take(begin, std::min(lists.rows.size(), begin + std::max(most, more)));
-        if (end - begin > most && (masked || !za_lay_out(cache, &call, false, &laid_call.laid) ||
-                                   !laid_call.laid.rule.whole))
-            end = take(begin, begin + most);
+        end = take(begin, std::min(lists.rows.size(), begin + std::max(with_states, without_states)));
+        if (end - begin > with_states && (masked || !za_lay_out(cache, &call, false, &laid_call.laid) ||
+                                          !laid_call.laid.rule.whole))
+            end = take(begin, begin + with_states);
         if (!za_lay(cache, &call, false, &laid_call.laid) ||
             !device->recorder->words(laid_call.laid.work_bytes, &laid_call.words, &words))
             return false;
@@ -178,11 +181,11 @@ const std::vector<Call> *Plan::calls(Device *device, za_cache *cache, const ggml
                                      const WriteOrder *order) {
     Entry *known = entry(op, o, order);
     if (!known) return nullptr;
-    for (const OfSinks &of_sinks : known->calls)
-        if (of_sinks.sinks == o.sinks) return &of_sinks.calls;
-    OfSinks of_sinks{o.sinks, {}};
-    if (!make_calls(device, cache, o, known->lists, &of_sinks.calls)) return nullptr;
-    known->calls.push_back(std::move(of_sinks));
+    for (const SinkCalls &with_sinks : known->calls)
+        if (with_sinks.sinks == o.sinks) return &with_sinks.calls;
+    SinkCalls with_sinks{o.sinks, {}};
+    if (!make_calls(device, cache, o, known->lists, &with_sinks.calls)) return nullptr;
+    known->calls.push_back(std::move(with_sinks));
     return &known->calls.back().calls;
 }
 

@@ -35,12 +35,12 @@ class WriteOrder {
     uint64_t history_ = 0;
 };
 
-// The write orders of saved sequences. A restored sequence gets its order back, in whatever cells it was and will be.
+// The write orders of saved sequences. A restored sequence gets its order back, also in other cells.
 //
-// A state has its rows in the order of their cells, tensor after tensor. The rows of a tensor are a group, and a hash
-// of all bytes of these rows identifies the group. A group that was saved is restored in the order of its writes; any
-// other group is restored in the order of the state. So an order is restored completely or not at all, and two
-// sequences with the same end stay different.
+// A state has its rows in the order of their cells, tensor after tensor. The rows of a tensor are a group, which a hash
+// of all their bytes identifies. A group that was saved is restored in the order of its writes; any other group is
+// restored in the order of the state. So an order is restored completely or not at all, and two sequences with the same
+// end stay different.
 class SavedOrders {
   public:
     // Keeps the orders of at least the last `most` rows and groups, and forgets orders before twice as many.

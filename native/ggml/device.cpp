@@ -12,8 +12,7 @@ Device *processor;
 
 constexpr long MOST_SPLITS = MAX_CONTEXT / KEYS_PER_NODE;
 
-// Reads ZINC_ATTN_SPLITS.
-static bool splits_given(uint32_t *splits) {
+static bool read_splits(uint32_t *splits) {
     const char *text = std::getenv("ZINC_ATTN_SPLITS");
     char *end = nullptr;
     const long number = text ? std::strtol(text, &end, 10) : 0;
@@ -22,8 +21,7 @@ static bool splits_given(uint32_t *splits) {
     return za_fail_as(ZA_INVALID, "ZINC_ATTN_SPLITS: got '%s', expected 1 to %ld", text, MOST_SPLITS);
 }
 
-// Reads ZINC_ATTN_ARITHMETIC.
-static bool arithmetic_given(za_arithmetic *arithmetic) {
+static bool read_arithmetic(za_arithmetic *arithmetic) {
     const char *text = std::getenv("ZINC_ATTN_ARITHMETIC");
     for (int i = ZA_CANONICAL; text && i <= ZA_INTEGER; ++i)
         if (!std::strcmp(text, ARITHMETICS[i])) return *arithmetic = za_arithmetic(i), true;
@@ -39,7 +37,7 @@ Device *Device::open(const char *name, bool gpu) {
         za_fail_as(ZA_UNSUPPORTED, "%s is no GPU", za_device_info(self->device_).name);
     // Opening a plain shape checks that the driver computes the kernels' bits.
     const Kind plain{1, 1, 64, 64, false, {ZA_Q8_0, 68}, {ZA_Q8_0, 68}};
-    const bool configured = fits && splits_given(&self->splits) && arithmetic_given(&self->arithmetic);
+    const bool configured = fits && read_splits(&self->splits) && read_arithmetic(&self->arithmetic);
     if (configured && !self->device_->dots) {
         za_fail_as(ZA_UNSUPPORTED, "%s has no integer dot product, which products of quantized weights need: Vulkan "
                    "1.3 or VK_KHR_shader_integer_dot_product", za_device_info(self->device_).name);
@@ -79,7 +77,7 @@ void Device::release(Memory *memory) {
     recorder->forget();
 }
 
-bool Device::asked(const Kind &kind, Opened *opened) {
+bool Device::known_attn(const Kind &kind, Opened *opened) {
     std::lock_guard<std::mutex> lock(attns_mutex_);
     auto entry = attns_.find(kind);
     if (entry != attns_.end()) *opened = entry->second;
@@ -88,10 +86,10 @@ bool Device::asked(const Kind &kind, Opened *opened) {
 
 Opened Device::attn(const Kind &kind, bool has_turn) {
     Opened opened{};
-    if (asked(kind, &opened)) return opened;
+    if (known_attn(kind, &opened)) return opened;
     std::unique_lock<Turns> turn(turns, std::defer_lock);
     if (!has_turn) turn.lock();
-    if (asked(kind, &opened)) return opened;  // a thread opened the kind in an earlier turn
+    if (known_attn(kind, &opened)) return opened;  // a thread opened the kind in an earlier turn
     za_options options{};
     options.q_heads = kind.q_heads;
     options.kv_heads = kind.kv_heads;
@@ -106,8 +104,8 @@ Opened Device::attn(const Kind &kind, bool has_turn) {
     options.v_stride = kind.latent ? 0 : kind.v.row;
     opened.attn = za_open(device_, &options);
     if (!opened.attn) opened.reason = za_error();
-    const bool for_good = opened.attn || za_error_code() == ZA_INVALID || za_error_code() == ZA_UNSUPPORTED;
-    if (!for_good) return opened;
+    const bool is_final = opened.attn || za_error_code() == ZA_INVALID || za_error_code() == ZA_UNSUPPORTED;
+    if (!is_final) return opened;
     std::lock_guard<std::mutex> lock(attns_mutex_);
     return attns_[kind] = opened;
 }

@@ -48,7 +48,7 @@ struct Opened {
     std::string reason;  // why the library refused it
 };
 
-// A lock that threads get in the order in which they ask. A thread that computes graph after graph keeps no other out.
+// A lock that threads get in the order in which they ask, so that a thread cannot keep it graph after graph.
 class Turns {
   public:
     void lock() {
@@ -68,21 +68,19 @@ class Turns {
     uint64_t asked_ = 0, ended_ = 0;
 };
 
-// Threads. Models and contexts of several threads share the device. No call fails because another thread works: it
-// waits.
+// Threads. Models and contexts of several threads share the device. A call waits while another thread uses the device.
 //
 // A thread that uses the queue or a buffer holds Device::turns: graph_compute for a whole graph; alloc, free, set, get,
 // copy, memset and clear of buffers; the counts; the number of threads; and supports_op if attention's kind is new, if
-// a buffer of ggml's is taken over, or if weights are left to another device. Such a call waits for the graphs that
-// came before it, so za_enter never meets a second thread. A thread holds the turn of one device at a time.
+// a buffer of ggml's is taken over, or if weights are left to another device. So za_enter never meets a second thread.
+// A thread holds the turn of one device at a time.
 //
 // No other entry point waits for a graph. supports_op finds open kinds under attns_mutex_, and a thread that holds this
 // mutex takes no other lock. get_memory reads an atomic. graph_optimize, init_backend and the free of a backend use
 // only the caller's objects. ggml_backend_init has its own lock.
 class Device {
   public:
-    // NULL if no device is suitable; za_error says why. name: as in za_device_open. gpu: refuse other devices than
-    // GPUs.
+    // NULL if no device is suitable; za_error says why. name: as in za_device_open. gpu: accept GPUs only.
     static Device *open(const char *name, bool gpu);
 
     std::string name;       // of the Vulkan device, or of the processor
@@ -113,7 +111,7 @@ class Device {
     za_cache *cache(const Kind &kind, const Layer &layer);  // a page of the cache is a row of head 0
 
   private:
-    bool asked(const Kind &kind, Opened *opened);
+    bool known_attn(const Kind &kind, Opened *opened);
 
     za_device *device_ = nullptr;
     std::mutex attns_mutex_;

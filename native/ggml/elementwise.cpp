@@ -4,16 +4,14 @@
 namespace zinc {
 
 static const char *types_refused(const ggml_tensor *op) {
-    for (const ggml_tensor *t : {(const ggml_tensor *)op, (const ggml_tensor *)op->src[0]})
-        if (float_type(t) < 0) return "type";
+    if (float_type(op) < 0 || float_type(op->src[0]) < 0) return "type";
     return in_words(op) ? nullptr : "strides";
 }
 
 // --- two operands ----------------------------------------------------------------------------------------------------
 
 static const char *binary_refused(const Device &, const ggml_tensor *op) {
-    if (float_type(op->src[1]) < 0) return "type";
-    return types_refused(op);
+    return float_type(op->src[1]) < 0 ? "type" : types_refused(op);
 }
 
 // Also writes y as int8, if y is float32 and a product reads it.

@@ -96,8 +96,7 @@ struct Chain {
     const Recording *r;
     const ggml_tensor *last;
 
-    // The next operation, if it is `op` and its first operand is `operand` in any shape; else NULL. part: a part of the
-    // operand is enough.
+    // The next operation, if it is `op` of `operand` in any shape; else NULL. part: a part of the operand is enough.
     ggml_tensor *then(ggml_op op, const ggml_tensor *operand, bool part = false) {
         ggml_tensor *next = r->after(last);
         if (!next || next->op != op) return nullptr;
@@ -144,9 +143,9 @@ ggml_tensor *glu_of(const Recording &r, const ggml_tensor *product) {
     const bool alike = x == other->src[1] && product->src[2] == other->src[2] && w->type == v->type &&
                        ggml_are_same_shape(w, v) && (begin_of(w) - begin_of(v)) % r.device->alignment == 0;
     const uint32_t kind = uint32_t(ggml_get_glu_op(glu));
-    // With a few rows of x. Without experts a binding holds a whole matrix.
+    // Vector products serve few rows of x. Without experts one binding holds a whole matrix.
     const int64_t rows = product->src[2] ? product->ne[2] * product->ne[3] : product->ne[1];
-    const bool served = (kind == GLU_OP_SWIGLU || kind == GLU_OP_GEGLU) && rows <= int64_t(FEW) &&
+    const bool served = (kind == GLU_OP_SWIGLU || kind == GLU_OP_GEGLU) && rows <= int64_t(MOST_VECTOR_ROWS) &&
                         weight_type(w->type) >= 0 && w->ne[1] % SUPERBLOCK == 0 && fits(*r.device, product) &&
                         (product->src[2] || fits(*r.device, w));
     const bool reads = reader && is_product(reader) && shaped(reader->src[1]) == glu;
@@ -242,10 +241,10 @@ static bool read_choice(Chain *chain, ggml_tensor *first, Route *route) {
     route->result = chain->then(GGML_OP_GET_ROWS, gated);
     if (!route->result) return false;
     const ggml_tensor *order = route->order = route->result->src[1], *values = route->result->src[0];
-    const bool first_ones = order->op == GGML_OP_VIEW && order->src[0] == route->sorted && !order->view_offs &&
-                            order->ne[1] == rows && order->ne[0] <= CHOSEN_PIECE &&
-                            order->nb[1] == route->sorted->nb[1];
-    return first_ones && is_matrix(values, 1, n * rows) && values->ne[1] == n;
+    const bool is_prefix = order->op == GGML_OP_VIEW && order->src[0] == route->sorted && !order->view_offs &&
+                           order->ne[1] == rows && order->ne[0] <= CHOSEN_PIECE &&
+                           order->nb[1] == route->sorted->nb[1];
+    return is_prefix && is_matrix(values, 1, n * rows) && values->ne[1] == n;
 }
 
 // Reads the nodes of the weights' norm and scale, if these follow.
@@ -349,14 +348,13 @@ static bool spares(const Conv &c, const ggml_tensor *t) {
 }
 
 // The next node, if it is the only user of a node's result and does not overwrite the convolution's operands.
-static ggml_tensor *next_of(const Recording &r, const Conv &c, const ggml_tensor *node, ggml_op op) {
+static ggml_tensor *next_in_conv(const Recording &r, const Conv &c, const ggml_tensor *node, ggml_op op) {
     ggml_tensor *user = r.only_user(node);
     if (!user || user->op != op || user->src[0] != node || !is_f32(user) || !ggml_is_contiguous(user)) return nullptr;
     return spares(c, user) ? user : nullptr;
 }
 
-// Whether a node is a norm of rows of y's channels, with the same parameters as the norm before it. y has a single
-// token.
+// Whether a node is a norm of rows of y's channels, for a single token, with the parameters of the norm before it.
 static bool is_norm_of(const Conv &c, const ggml_tensor *norm, const ggml_tensor *before) {
     if (!norm || (norm->op != GGML_OP_RMS_NORM && norm->op != GGML_OP_L2_NORM)) return false;
     const ggml_tensor *rows = norm->src[0];
@@ -377,7 +375,7 @@ Conv conv_with(const Recording &r, ggml_tensor *op) {
     if (r.fuses(CONCAT) && x->op == GGML_OP_CONCAT && x->op_params[0] == 0 && r.keeps(x->src[0], x) &&
         r.keeps(x->src[1], x) && r.keeps(x, x) && !overlap(op, x->src[0]) && !overlap(op, x->src[1]))
         c.reads[0] = x->src[0], c.reads[1] = x->src[1];
-    ggml_tensor *sum = r.fuses(ACTIVATED) ? next_of(r, c, op, GGML_OP_ADD) : nullptr;
+    ggml_tensor *sum = r.fuses(ACTIVATED) ? next_in_conv(r, c, op, GGML_OP_ADD) : nullptr;
     ggml_tensor *added = sum ? sum->src[1] : nullptr;
     if (sum && is_f32(added) && ggml_nelements(added) == op->ne[0] && added->ne[0] == op->ne[0] &&
         !overlap(sum, added)) {
@@ -385,7 +383,7 @@ Conv conv_with(const Recording &r, ggml_tensor *op) {
         c.constants.biased = 1;
         c.y = sum;
     }
-    ggml_tensor *act = r.fuses(ACTIVATED) ? next_of(r, c, c.y, GGML_OP_UNARY) : nullptr;
+    ggml_tensor *act = r.fuses(ACTIVATED) ? next_in_conv(r, c, c.y, GGML_OP_UNARY) : nullptr;
     if (act && ggml_get_unary_op(act) == GGML_UNARY_OP_SILU) {
         c.constants.silu = 1;
         c.y = act;
@@ -394,7 +392,7 @@ Conv conv_with(const Recording &r, ggml_tensor *op) {
     for (int i = 0; i < 2 && r.fuses(NORMED); ++i) {
         ggml_tensor *norm = r.after(last);
         if (!is_norm_of(c, norm, i ? c.norms[0] : nullptr)) break;
-        ggml_tensor *scaled = next_of(r, c, norm, GGML_OP_SCALE);
+        ggml_tensor *scaled = next_in_conv(r, c, norm, GGML_OP_SCALE);
         const bool scales = scaled && number_of(scaled, 1) == 0 && !overlap(scaled, c.y);
         c.constants.normed = 1;
         c.constants.op = norm->op == GGML_OP_L2_NORM ? NORM_OP_L2 : NORM_OP_RMS;

@@ -10,7 +10,7 @@ class Recording;
 
 struct Fusion {
     const char *name;
-    const char *nodes;   // /: or; ?: may be missing; operands: numbers of these nodes, or letters for other tensors
+    const char *nodes;   // / is "or", ? "may be missing"; operands: numbers of these nodes, or letters of other tensors
     const char *others;  // the nodes whose results other nodes may read, too
     uint32_t saves;      // the most dispatches that the fusion saves
 };
@@ -41,12 +41,11 @@ struct Conv {
 
 // The tensor that the next operation adds to a product, and the sum; NULL: the next operation adds nothing.
 ggml_tensor *addend(const Recording &r, const ggml_tensor *product, ggml_tensor **sum);
-// The GLU of a product and the next product, if a dispatch can make it as int8 for its only reader; or NULL.
+// The GLU of a product and the next product, if a dispatch can make the GLU as int8 for its only reader; or NULL.
 ggml_tensor *glu_of(const Recording &r, const ggml_tensor *product);
-// The MUL, by weights, of an RMS_NORM of a row, if the product of it with few rows of weights can make it itself, or
-// NULL.
+// The MUL by weights of an RMS_NORM of a single row, if the product that reads the MUL can make both; or NULL.
 const ggml_tensor *rms_of(const Recording &r, const ggml_tensor *product);
-// The ROPE of a norm, which reads these tensors, if the norm's dispatch can make it; or NULL.
+// The ROPE of a norm, if the norm's dispatch can make the ROPE, too; or NULL. reads: the tensors that the norm reads.
 ggml_tensor *rope_of_norm(const Recording &r, std::initializer_list<const ggml_tensor *> reads,
                           const ggml_tensor *norm);
 bool is_route(const Recording &r, ggml_tensor *first, Route *route);  // first: SOFT_MAX, SIGMOID or ARGSORT

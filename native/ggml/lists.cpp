@@ -1,7 +1,7 @@
 #include "lists.h"
 
 #include <algorithm>
-#include <cstring>
+#include <cmath>
 #include <numeric>
 
 #include "cells.h"
@@ -10,30 +10,17 @@ namespace zinc {
 
 constexpr uint16_t HIDDEN = 0xFC00, SIGN = 0x8000, EXPONENT = 0x7C00;
 
-float half_value(uint16_t bits) {
-    uint32_t sign = uint32_t(bits & SIGN) << 16, magnitude = bits & 0x7FFFu, word;
-    if (magnitude >= EXPONENT) {
-        word = sign | 0x7F800000u | (magnitude & 0x3FFu) << 13;
-    } else if (magnitude >= 0x400u) {
-        word = sign | ((magnitude << 13) + (112u << 23));
-    } else {  // zero and subnormal: an exact product
-        float value = float(magnitude) * 0x1p-24f;
-        std::memcpy(&word, &value, 4);
-        word |= sign;
-    }
-    float value;
-    std::memcpy(&value, &word, 4);
-    return value;
+static float value_of(uint16_t half) {  // a finite float16
+    const int exponent = (half & EXPONENT) >> 10, fraction = half & 0x3FF;
+    const float magnitude = std::ldexp(float(exponent ? fraction + 0x400 : fraction), std::max(exponent, 1) - 25);
+    return half & SIGN ? -magnitude : magnitude;
 }
 
 // The stream's cells in the order of writes, numbered within the operation.
 static std::vector<uint32_t> in_order(const std::vector<uint32_t> *order, const StreamMask &stream) {
-    std::vector<uint32_t> cells;
-    if (!order) {
-        cells.resize(stream.cells);
-        std::iota(cells.begin(), cells.end(), 0u);
-        return cells;
-    }
+    std::vector<uint32_t> cells(order ? 0 : stream.cells);
+    std::iota(cells.begin(), cells.end(), 0u);
+    if (!order) return cells;
     cells.reserve(stream.cells);
     for (uint32_t cell : *order) {
         if (cell == NO_CELL || cell < stream.cell_ids.first) continue;
@@ -44,8 +31,8 @@ static std::vector<uint32_t> in_order(const std::vector<uint32_t> *order, const 
     return cells;
 }
 
-// Puts `list` into `pages` and returns where it begins: within the previous row's list, if it continues that list, or
-// after all pages.
+// Puts `list` into `pages` and returns its begin: within the previous row's list, if `list` continues it, or after all
+// pages.
 static size_t place_list(const std::vector<uint32_t> &list, const RowKeys *previous, std::vector<uint32_t> *pages) {
     size_t place = pages->size(), overlap = 0;
     if (previous && previous->count && !list.empty()) {
@@ -67,7 +54,7 @@ static size_t place_bias(const uint16_t *mask, const std::vector<uint32_t> &keys
     auto has_bias = [mask](uint32_t key) { return (mask[key] & ~SIGN) != 0; };
     if (!mask || std::none_of(keys.begin(), keys.end(), has_bias)) return NO_BIAS;
     size_t place = bias->size();
-    for (uint32_t key : keys) bias->push_back(half_value(mask[key]));
+    for (uint32_t key : keys) bias->push_back(value_of(mask[key]));
     return place;
 }
 

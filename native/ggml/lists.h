@@ -41,6 +41,4 @@ struct StreamMask {
 // False: the mask has a NaN or +inf, and the lists cannot be used.
 bool add_stream(const std::vector<uint32_t> *order, const StreamMask &stream, Lists *lists);
 
-float half_value(uint16_t bits);  // the value of a float16
-
 }  // namespace zinc

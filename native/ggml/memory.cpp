@@ -70,12 +70,12 @@ static void keep_shadow(Buffer *buffer, const ggml_tensor *tensor, const void *d
 
 // Guards Device::held and Buffer::blocks, which threads without the turn read, too. A thread that holds this mutex
 // takes no other lock.
-static std::mutex lists;
+static std::mutex held_mutex;
 
 // --- buffers ---------------------------------------------------------------------------------------------------------
 
-// A call failed that returns no status to ggml, so graphs fail instead. The next graph fails; if weights or a cache did
-// not get their bytes, all graphs fail until the buffer is cleared or freed.
+// These calls return no status to ggml. So after a failure the next graph fails, or, if weights or a cache did not get
+// their bytes, every graph until the buffer is cleared or freed.
 static void failed(const char *what, const ggml_tensor *tensor, bool lasting) {
     say("%s %s: %s", what, tensor->name, za_error());
     Buffer *owner = buffer_of(tensor);
@@ -90,7 +90,7 @@ static void free_buffer(ggml_backend_buffer_t buffer) {
         note_use(freed);
         freed->device->spoilt.erase(freed);
         {
-            std::lock_guard<std::mutex> lock(lists);
+            std::lock_guard<std::mutex> lock(held_mutex);
             freed->device->held.erase(freed->base);
         }
         freed->device->release(&freed->memory);
@@ -225,11 +225,11 @@ static const char *type_name(ggml_backend_buffer_type_t type) {
     return device_of(type)->is_host ? "ZINC_CPU" : "ZINC0";
 }
 
-// The calling thread holds the device's turn. A buffer that was freed unseen at the same address is replaced in `held`.
+// The calling thread holds the device's turn. In `held` the new buffer replaces a buffer that was freed unseen.
 static Buffer *new_buffer(Device *device, const Memory &memory) {
     const uintptr_t base = device->is_host ? reinterpret_cast<uintptr_t>(memory.base) : BASE;
     Buffer *buffer = new Buffer{device, memory, base, {}, {}, {}, {}, {}, nullptr};
-    std::lock_guard<std::mutex> lock(lists);
+    std::lock_guard<std::mutex> lock(held_mutex);
     if (device->is_host) device->held[base] = buffer;
     return buffer;
 }
@@ -280,7 +280,7 @@ void take_over(const ggml_tensor *tensor) {
 Buffer *holding(const void *bytes) {
     if (!processor) return nullptr;
     const uintptr_t address = reinterpret_cast<uintptr_t>(bytes);
-    std::lock_guard<std::mutex> lock(lists);
+    std::lock_guard<std::mutex> lock(held_mutex);
     auto next = processor->held.upper_bound(address);
     if (next == processor->held.begin()) return nullptr;
     Buffer *buffer = (--next)->second;
@@ -295,7 +295,7 @@ const Device *holder_of(const ggml_tensor *tensor) {
 
 bool stay_blocks(const ggml_tensor *root) {
     const Buffer *buffer = buffer_of(root);
-    std::lock_guard<std::mutex> lock(lists);
+    std::lock_guard<std::mutex> lock(held_mutex);
     return buffer && (buffer->functions.get_base || buffer->blocks.count(begin_of(root)));
 }
 
@@ -304,7 +304,7 @@ bool share_weights(const ggml_tensor *root) {
     if (!buffer || !buffer->device->is_host || weight_type(root->type) < 0) return true;
     std::lock_guard<Turns> turn(buffer->device->turns);
     {
-        std::lock_guard<std::mutex> lock(lists);
+        std::lock_guard<std::mutex> lock(held_mutex);
         buffer->blocks.insert(begin_of(root));
     }
     return lay_weights(root, false);

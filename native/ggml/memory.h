@@ -51,8 +51,7 @@ Buffer *buffer_of(const ggml_tensor *tensor);
 size_t begin_of(const ggml_tensor *tensor);  // the tensor's offset in the buffer
 bool is_elsewhere(const ggml_tensor *root);  // whether the tensor lies in another back end's buffer
 const Device *holder_of(const ggml_tensor *tensor);  // the device whose buffer holds the tensor, or NULL
-// Takes over ggml's own buffer of the CPU that holds the tensor: the processor reads it in place, and its changes are
-// noted from now on.
+// Takes over ggml's own buffer of the CPU that holds the tensor: the processor reads it in place and notes its changes.
 void take_over(const ggml_tensor *tensor);
 Buffer *holding(const void *bytes);  // the processor's buffer that has these bytes, or NULL
 // Notes that another device reads a tensor of quantized weights, too. False: the device failed.

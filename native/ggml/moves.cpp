@@ -53,7 +53,7 @@ static bool record(Recording &r, const Move &m) {
 }
 
 // A tensor of elements of 8 bytes as a tensor of twice as many elements of 4 bytes.
-static Bound halved(Bound b) {
+static Bound as_words(Bound b) {
     b.view.offset *= 2;
     b.view.n[0] *= 2;
     for (int d = 1; d < 4; ++d) b.view.s[d] *= 2;
@@ -69,7 +69,7 @@ static Bound as_halves(const ggml_tensor *t, Bound b) {
 
 static Move move_of(Recording &r, uint32_t op, const ggml_tensor *x, const ggml_tensor *y) {
     Move m{op, move_type(x->type), move_type(y->type), bound(*r.device, x), {}, bound(*r.device, y), 1, {}};
-    if (x->type == GGML_TYPE_I64) m = {op, MOVE_TYPE_I32, MOVE_TYPE_I32, halved(m.x), {}, halved(m.y), 1, {}};
+    if (x->type == GGML_TYPE_I64) m = {op, MOVE_TYPE_I32, MOVE_TYPE_I32, as_words(m.x), {}, as_words(m.y), 1, {}};
     else if (x->type == y->type && ggml_is_quantized(x->type))
         m = {op, MOVE_TYPE_I16, MOVE_TYPE_I16, as_halves(x, m.x), {}, as_halves(y, m.y), 1, {}};
     else if (in_blocks(m.target)) m.y.view.n[0] = uint32_t(y->ne[0] / ggml_blck_size(y->type));  // for TO_BLOCKS
@@ -79,20 +79,24 @@ static Move move_of(Recording &r, uint32_t op, const ggml_tensor *x, const ggml_
 
 // --- copies ----------------------------------------------------------------------------------------------------------
 
-static const char *same_type_refused(const ggml_tensor *op) {
-    const ggml_tensor *x = op->src[0];
-    if (x->type == GGML_TYPE_I64) return dense_rows(x) && dense_rows(op) ? nullptr : "strides";
-    return is_number(move_type(x->type)) || x->type == GGML_TYPE_I16 || x->type == GGML_TYPE_I8 ? nullptr : "type";
+// Blocks and elements of 8 bytes are moved as half words and words. SET, PAD and ROLL, which shift, take neither.
+static const char *same_type_refused(const ggml_tensor *op, int operands) {
+    const ggml_type type = op->type;
+    const bool shifts = op->op == GGML_OP_SET || op->op == GGML_OP_PAD || op->op == GGML_OP_ROLL;
+    const bool blocks = ggml_is_quantized(type) && ggml_type_size(type) % 2 == 0 && op->op != GGML_OP_REPEAT;
+    bool dense = dense_rows(op);
+    for (int i = 0; i < operands; ++i) {
+        if (op->src[i]->type != type) return "type";
+        dense = dense && dense_rows(op->src[i]);
+    }
+    if ((blocks || type == GGML_TYPE_I64) && !shifts) return dense ? nullptr : "strides";
+    return is_number(move_type(type)) || type == GGML_TYPE_I16 || type == GGML_TYPE_I8 ? nullptr : "type";
 }
 
 static const char *copy_refused(const Device &, const ggml_tensor *op) {
     const ggml_tensor *x = op->src[0];
     const int source = move_type(x->type), target = move_type(op->type);
-    if (x->type == op->type && ggml_is_quantized(x->type)) {
-        if (ggml_type_size(x->type) % 2) return "type";
-        return dense_rows(x) && dense_rows(op) ? nullptr : "strides";
-    }
-    if (x->type == op->type && !ggml_is_quantized(x->type)) return same_type_refused(op);
+    if (x->type == op->type) return same_type_refused(op, 1);
     // Such values are often halfway between two numbers. ggml's reference and its CPU code round them differently.
     if (target == MOVE_TYPE_Q8_0 && (source == MOVE_TYPE_F16 || source == MOVE_TYPE_BF16)) return "rounding";
     if (!converts(source, target)) return "type";
@@ -103,12 +107,7 @@ static const char *copy_refused(const Device &, const ggml_tensor *op) {
 static bool record_copy(Recording &r, ggml_tensor *op) { return record(r, move_of(r, MOVE_OP_LINEAR, op->src[0], op)); }
 
 static const char *parts_refused(const Device &, const ggml_tensor *op) {
-    if (op->op == GGML_OP_CONCAT && ggml_is_quantized(op->type)) {
-        if (ggml_type_size(op->type) % 2) return "type";
-        return dense_rows(op->src[0]) && dense_rows(op->src[1]) ? nullptr : "strides";
-    }
-    return op->type == op->src[0]->type && (op->op != GGML_OP_SET || op->type == op->src[1]->type)
-               ? same_type_refused(op) : "type";
+    return same_type_refused(op, op->op == GGML_OP_CONCAT || op->op == GGML_OP_SET ? 2 : 1);
 }
 
 static bool record_concat(Recording &r, ggml_tensor *op) {
@@ -138,21 +137,12 @@ static bool record_set(Recording &r, ggml_tensor *op) {
 
 static bool record_repeat(Recording &r, ggml_tensor *op) { return record(r, move_of(r, MOVE_OP_WRAP, op->src[0], op)); }
 
-static bool record_pad(Recording &r, ggml_tensor *op) {
-    const bool circular = op->op_params[8];
-    Move m = move_of(r, circular ? MOVE_OP_WRAP : MOVE_OP_PAD, op->src[0], op);
+static bool record_shifted(Recording &r, ggml_tensor *op) {
+    const bool rolls = op->op == GGML_OP_ROLL, wraps = rolls || op->op_params[8];
+    Move m = move_of(r, wraps ? MOVE_OP_WRAP : MOVE_OP_PAD, op->src[0], op);
     for (int d = 0; d < 4; ++d) {
-        const int64_t n = op->src[0]->ne[d], before = op->op_params[2 * d];
-        m.shift[d] = uint32_t(circular ? (n - before % n) % n : -before);
-    }
-    return record(r, m);
-}
-
-static bool record_roll(Recording &r, ggml_tensor *op) {
-    Move m = move_of(r, MOVE_OP_WRAP, op->src[0], op);
-    for (int d = 0; d < 4; ++d) {
-        const int64_t n = op->src[0]->ne[d];
-        m.shift[d] = uint32_t((n - op->op_params[d]) % n);
+        const int64_t n = op->src[0]->ne[d], before = op->op_params[rolls ? d : 2 * d];
+        m.shift[d] = uint32_t(wraps ? (n - before % n) % n : -before);
     }
     return record(r, m);
 }
@@ -203,7 +193,7 @@ static int64_t number_at(const ggml_tensor *ids, const char *bytes, int64_t i, i
     return __builtin_memcpy(&wide, address, 8), wide;
 }
 
-// Notes for every row of x that its cell is written now. This cell becomes the latest of its cache.
+// Notes the cells that SET_ROWS writes, row of x after row of x. Each cell becomes the latest of its cache.
 static bool note_rows(const ggml_tensor *op) {
     const ggml_tensor *x = op->src[0], *ids = op->src[1], *root = root_of(op);
     const size_t cell = ggml_row_size(root->type, root->ne[0]);
@@ -241,7 +231,7 @@ const std::vector<Served> MOVES = {
     {GGML_OP_CPY, copy_refused, record_copy},          {GGML_OP_CONT, copy_refused, record_copy},
     {GGML_OP_DUP, copy_refused, record_copy},          {GGML_OP_CONCAT, parts_refused, record_concat},
     {GGML_OP_SET, parts_refused, record_set},          {GGML_OP_REPEAT, parts_refused, record_repeat},
-    {GGML_OP_PAD, parts_refused, record_pad},          {GGML_OP_ROLL, parts_refused, record_roll},
+    {GGML_OP_PAD, parts_refused, record_shifted},      {GGML_OP_ROLL, parts_refused, record_shifted},
     {GGML_OP_GET_ROWS, get_rows_refused, record_get_rows},
     {GGML_OP_SET_ROWS, set_rows_refused, record_set_rows},
 };

@@ -24,14 +24,13 @@ struct Follower {
     float scale;
     const ggml_tensor *tensor;  // the operand, or NULL
 };
-// The operation that follows on `result`, which a kernel computes from the tensors x, if the kernel can do it, too.
-// *result becomes the follower's result. FOLLOW_OP_NONE: there is no such operation, or it would overwrite rows of x
-// that are still to be read. x includes the operand of a first follower.
+// The next operation on `result`, if the kernel of `result` can do it, too. *result becomes the follower's result. x:
+// the tensors that the kernel reads, the operand of a first follower among them. FOLLOW_OP_NONE: there is no such
+// operation, or it would overwrite rows of x that are still to be read.
 Follower follower(Recording &recording, std::initializer_list<const ggml_tensor *> x, const ggml_tensor **result,
                   bool scale);
 
-// Records the router that begins with this SOFT_MAX, SIGMOID or ARGSORT, and returns whether that succeeded. No value:
-// it is no router's operation.
+// Whether the router that begins with this SOFT_MAX, SIGMOID or ARGSORT was recorded. No value: no router begins here.
 std::optional<bool> record_route(Recording &recording, ggml_tensor *first);
 
 // A sum of experts' results, which has its own dispatch or is a part of a norm's dispatch.
@@ -40,7 +39,7 @@ struct ExpertsSum : Experts {
     za_place places[4];
 };
 bool record_sum(Recording &recording, const ExpertsSum &sum);
-// Records a sum and the norm of it, in one dispatch or two. sum NULL: the norm's operand exists already.
+// Records a sum and its norm, in one dispatch or two. sum NULL: the norm's operand exists already.
 bool record_norm_of(Recording &recording, ggml_tensor *norm, const ExpertsSum *sum);
 // Records the products of experts' results with their weights, which begin with this MUL, and their sums.
 std::optional<bool> record_sum_experts(Recording &recording, ggml_tensor *first);

@@ -48,33 +48,25 @@ void note_write(const ggml_tensor *root, uint32_t row) {
     if (cells && !cells->values) cells->order.write(row);
 }
 
-// Calls fn(row, its bytes) for each whole row among bytes [begin, begin + size) of a root; `data` has these bytes.
+// Calls fn with each whole row of K among the bytes: (buffer, order of its cells, cell, row, bytes of the row).
 template <typename Function>
-static void for_rows(const Cells &cells, const void *data, size_t begin, size_t size, Function fn) {
-    const size_t bytes = cells.row_bytes;
-    for (size_t row = (begin + bytes - 1) / bytes; row < cells.rows && (row + 1) * bytes <= begin + size; ++row)
-        fn(uint32_t(row), static_cast<const char *>(data) + (row * bytes - begin));
-}
-
-void note_get(const ggml_tensor *tensor, const void *data, size_t offset, size_t size) {
-    const ggml_tensor *root = root_of(tensor);
-    const Cells *cells = contiguous_cells(root);
-    if (!cells) return;
-    if (cells->values) return note_use(buffer_of(root));
-    std::lock_guard<std::mutex> lock(saved.mutex);
-    for_rows(*cells, data, begin_of(tensor) - begin_of(root) + offset, size, [&](uint32_t row, const char *bytes) {
-        saved.orders.save(buffer_of(root), &cells->order, row, bytes, cells->row_bytes);
-    });
-}
-
-void note_set(const ggml_tensor *tensor, const void *data, size_t offset, size_t size) {
+static void for_rows(const ggml_tensor *tensor, const void *data, size_t offset, size_t size, Function fn) {
     const ggml_tensor *root = root_of(tensor);
     Cells *cells = contiguous_cells(root);
     if (!cells || cells->values) return note_use(buffer_of(root));
+    const size_t begin = begin_of(tensor) - begin_of(root) + offset, bytes = cells->row_bytes;
+    const auto *from = static_cast<const char *>(data);
     std::lock_guard<std::mutex> lock(saved.mutex);
-    for_rows(*cells, data, begin_of(tensor) - begin_of(root) + offset, size, [&](uint32_t row, const char *bytes) {
-        saved.orders.restore(buffer_of(root), &cells->order, row, bytes, cells->row_bytes);
-    });
+    for (size_t row = (begin + bytes - 1) / bytes; row < cells->rows && (row + 1) * bytes <= begin + size; ++row)
+        fn(buffer_of(root), &cells->order, uint32_t(row), from + (row * bytes - begin), bytes);
+}
+
+void note_get(const ggml_tensor *tensor, const void *data, size_t offset, size_t size) {
+    for_rows(tensor, data, offset, size, [](auto... row) { saved.orders.save(row...); });
+}
+
+void note_set(const ggml_tensor *tensor, const void *data, size_t offset, size_t size) {
+    for_rows(tensor, data, offset, size, [](auto... row) { saved.orders.restore(row...); });
 }
 
 void note_copy(const Buffer *from, size_t begin, const ggml_tensor *target, size_t offset, size_t size) {

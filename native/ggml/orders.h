@@ -9,7 +9,7 @@ namespace zinc {
 // The order in which the rows of K's root were written; NULL if the root is no cache. v: the root of V.
 const WriteOrder *order_of_keys(const ggml_tensor *k, const ggml_tensor *v);
 void note_write(const ggml_tensor *root, uint32_t row);  // a graph writes the row of the root
-void note_use(const Buffer *buffer);  // a graph uses the buffer's cells, or they are freed: a restored state is whole
+void note_use(const Buffer *buffer);  // a graph uses the buffer's cells, or they are freed: its states are complete
 
 // Bytes [offset, offset + size) of a tensor are saved to a state (get) or restored from a state (set); `data` has them.
 void note_get(const ggml_tensor *tensor, const void *data, size_t offset, size_t size);

@@ -21,11 +21,11 @@ static void say_shared(const ggml_tensor *tensor, const char *what) {
                                                  : "-ngl 99 and no -ot, or libzinc_cpu.so beside libggml-zinc.so"));
 }
 
-static char here;  // the `extra` of nodes that were computed here points to it
+static char computed_here;  // the `extra` of nodes that the back end computed points to this byte
 
 static bool is_made_here(const ggml_tensor *t) {
     while (is_view(t) && t->op != GGML_OP_NONE) t = t->src[0];
-    return t->op == GGML_OP_NONE || t->extra == &here;
+    return t->op == GGML_OP_NONE || t->extra == &computed_here;
 }
 
 // Whether a tensor is rows of weights, or a multiple of such rows.
@@ -60,7 +60,7 @@ void note_graph(ggml_cgraph *graph) {
     int new_operations = 0, new_attention = 0;
     for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
         ggml_tensor *node = ggml_graph_node(graph, i);
-        if (node->extra == &here) continue;  // the graph is computed again, and nothing new can be said
+        if (node->extra == &computed_here) continue;  // the graph is computed again, and nothing new can be said
         new_operations += !is_view(node);
         new_attention += node->op == GGML_OP_FLASH_ATTN_EXT;
         output |= bool(node->flags & GGML_TENSOR_FLAG_OUTPUT);
@@ -69,7 +69,7 @@ void note_graph(ggml_cgraph *graph) {
                 weights |= is_weights(root_of(source));
                 note_input(source);
             }
-        node->extra = &here;
+        node->extra = &computed_here;
     }
     operations += new_operations;
     attention += new_attention;

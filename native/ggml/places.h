@@ -1,5 +1,4 @@
-// Says which parts of a model other devices have. The places of weights, and the tensors that devices hand to each
-// other, tell it.
+// Lines that say which parts of a model other devices have, as the places of weights and of graphs' inputs show.
 #pragma once
 #include <map>
 #include <string>
@@ -9,8 +8,7 @@
 
 namespace zinc {
 
-// Each function says at most one line in the process. A look-up of rows in weights sums nothing, so any device may do
-// it.
+// Each function says at most one line in the process. Any device may look up rows of weights: a look-up sums nothing.
 void note_operation(const ggml_tensor *op);  // ggml asks whether a device takes the operation
 void note_input(const ggml_tensor *source);  // a graph reads a tensor that another device may have made
 void note_read(const ggml_tensor *tensor, const void *to);  // the tensor's bytes go to the host

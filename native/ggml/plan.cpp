@@ -27,15 +27,14 @@ std::string refused_type(const Device &device, const ggml_tensor *kept) {
            "expected q8_0, q5_0, q4_0 or iq4_nl (-ctk q8_0 -ctv q8_0)";
 }
 
-static bool kept_as(const ggml_tensor *t, Kept *kept) {
+static bool read_storage(const ggml_tensor *t, Kept *kept) {
     *kept = {storage_type(t->type), uint32_t(ggml_row_size(t->type, t->ne[0]))};
     return kept->type != ZA_AS_K;
 }
 
 static size_t offset_of(const ggml_tensor *t) { return t->view_src ? t->view_offs : 0; }
 
-// False if the tensor's strides are no multiples of its rows' bytes, or if a row of the root is no whole number of
-// rows.
+// False if a stride is no multiple of a row's bytes, or if a row of the root is no whole number of rows.
 static bool read_rows(const ggml_tensor *t, const ggml_tensor *root, Rows *rows) {
     size_t bytes = ggml_row_size(t->type, t->ne[0]), offset = offset_of(t);
     if (t->nb[0] != ggml_type_size(t->type) || ggml_row_size(root->type, root->ne[0]) % bytes) return false;
@@ -67,7 +66,7 @@ static bool shapes_fit(const ggml_tensor *op, const Operation &o) {
     return !sinks || (sinks->type == GGML_TYPE_F32 && ggml_is_contiguous(sinks) && sinks->ne[0] == q->ne[2]);
 }
 
-static const ggml_tensor *as_kept(const ggml_tensor *t) {
+static const ggml_tensor *source_in_cache(const ggml_tensor *t) {
     const ggml_tensor *source = t->op == GGML_OP_CPY ? t->src[0] : t;
     return std::equal(t->ne, t->ne + GGML_MAX_DIMS, source->ne) ? source : t;
 }
@@ -75,7 +74,7 @@ static const ggml_tensor *as_kept(const ggml_tensor *t) {
 // K and V of a cell are in rows of the same number. The C library takes this number as a page id.
 static bool places_fit(Operation *o) {
     Rows v_rows;
-    if (!read_rows(o->k, o->k_root, &o->k_rows) || !read_rows(o->kept_k, root_of(o->kept_k), &o->kept_rows))
+    if (!read_rows(o->k, o->k_root, &o->k_rows) || !read_rows(o->cache_k, root_of(o->cache_k), &o->cache_rows))
         return false;
     uint64_t rows = ggml_nbytes(o->k_root) / o->kind.k.row;
     if (!o->kind.latent) {
@@ -91,9 +90,11 @@ bool read_operation(const ggml_tensor *op, Operation *o) {
     float numbers[3];
     std::memcpy(numbers, op->op_params, sizeof numbers);
     *o = {q, k, v, op->src[3], op->src[4], root_of(k), root_of(v), numbers[0], numbers[1], numbers[2],
-          uint32_t(q->ne[1]), uint32_t(k->ne[1]), uint32_t(q->ne[3]), {}, as_kept(k), as_kept(v), {}, 0, {}};
+          uint32_t(q->ne[1]), uint32_t(k->ne[1]), uint32_t(q->ne[3]), {}, source_in_cache(k), source_in_cache(v), {}, 0,
+          {}};
     o->kind = {uint32_t(q->ne[2]), uint32_t(k->ne[2]), uint32_t(k->ne[0]), uint32_t(v->ne[0]), is_latent(*o), {}, {}};
-    return kept_as(k, &o->kind.k) && kept_as(v, &o->kind.v) && shapes_fit(op, *o) && numbers_fit(*o) && places_fit(o);
+    return read_storage(k, &o->kind.k) && read_storage(v, &o->kind.v) && shapes_fit(op, *o) && numbers_fit(*o) &&
+           places_fit(o);
 }
 
 std::vector<uint64_t> key_of(const ggml_tensor *op) {

@@ -26,8 +26,8 @@ struct Operation {
     float scale, max_bias, softcap;
     uint32_t rows, cells, streams;
     Rows k_rows;
-    const ggml_tensor *kept_k, *kept_v;  // K and V in the cache: llama.cpp copies an f32 cache to float16 first
-    Rows kept_rows;                      // of kept_k
+    const ggml_tensor *cache_k, *cache_v;  // K and V in the cache: llama.cpp copies an f32 cache to float16 first
+    Rows cache_rows;                      // of cache_k
     uint32_t pages;  // rows of the roots that can hold a cell's K and V of head 0
     Kind kind;
 };
@@ -41,8 +41,7 @@ std::string refused_type(const Device &device, const ggml_tensor *kept);
 // An operation without the bytes of its tensors: their types, sizes, strides and offsets, and the parameters.
 std::vector<uint64_t> key_of(const ggml_tensor *op);
 
-// The most rows that a call with states may have, if a row has up to `keys` keys. 0: the device cannot run even the
-// smallest call.
+// The most rows that a call with states may have, if a row has up to `keys` keys. 0: the device runs no such call.
 size_t rows_of_call(const Device &device, const za_attn *attn, const Operation &o, uint64_t keys);
 
 // A call of the C library for some rows of an operation, from first_row on, and where the words of the call lie. Rows
@@ -66,7 +65,7 @@ class Plan {
     std::map<std::string, int64_t> terms;  // how many terms each sum had in earlier graphs, see note_sums
 
   private:
-    struct OfSinks {
+    struct SinkCalls {  // the calls of layers with these sinks
         const ggml_tensor *sinks;
         std::vector<Call> calls;
     };
@@ -76,7 +75,7 @@ class Plan {
         const ggml_tensor *mask_tensor;
         Lists lists;
         uint64_t graph;              // the last graph that used the entry
-        std::vector<OfSinks> calls;  // of that graph
+        std::vector<SinkCalls> calls;  // of that graph
     };
     Entry *entry(const ggml_tensor *op, const Operation &o, const WriteOrder *order);
 

@@ -16,9 +16,9 @@
 //                      int8_copy reserves memory for the result as int8, because a product is its reader: the kernel
 //                      writes both.
 //     MUL_MAT          record_product (products.cpp), for q, k and v. Recording::quantized finds the int8 rows.
-//                      share_out chooses the kernel: a step has one row of x, so few_of (tiles.cpp) gives the vector
-//                      kernel its constants. multiply_parts cuts a product that one binding does not hold, and
-//                      multiply dispatches a part. `addend` (fusions.cpp) takes the ADD of a bias, or of the residual.
+//                      choose_kernel takes the vector kernel, because a step has one row of x, and vector_constants
+//                      (tiles.cpp) has its constants. multiply_parts cuts a product that one binding does not hold,
+//                      and multiply dispatches a part. `addend` (fusions.cpp) takes the ADD of a bias or a residual.
 //     ROPE             record_rope (rows.cpp). table_of makes the table of rotations once for all layers.
 //     SET_ROWS         record_set_rows (moves.cpp). note_rows notes the order in which cells are written (orders.cpp),
 //                      then a kernel encodes the new rows of K and V in the cache.
@@ -36,10 +36,10 @@
 //   Recording::dispatch calls Recorder::dispatch (graph/recorder.cpp), which counts the workgroups, finds or compiles
 //     the pipeline, copies the parameters to memory that the kernel reads, and makes a za_command.
 //   Recorder::command gives the command a level (za_level, src/levels.c): one more than the highest level of the
-//     commands for which it waits. Commands wait until there are 512. When 48 wait for the first time, those of all
-//     levels but the last few are submitted, so that the device works while the host still records.
-//   Recorder::record_waiting records the waiting commands by level, with a barrier between two levels: set_of binds the
-//     places, and za_dispatch_with (src/objects.c) calls vkCmdDispatch.
+//     commands on which it depends. It collects 512 commands, and the first time only 48. These 48, except the last few
+//     levels, are submitted at once, so that the device works while the host still records.
+//   Recorder::record_waiting records the collected commands by level, with a barrier between two levels: set_of binds
+//     the places, and za_dispatch_with (src/objects.c) calls vkCmdDispatch.
 #include <cstdlib>
 #include <cstring>
 #include <exception>
@@ -87,7 +87,7 @@ static ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph *graph) try
     for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) take_over(device, ggml_graph_node(graph, i));
     std::lock_guard<Turns> turn(device->turns);
     if (!device->spoilt.empty()) {
-        say("a call before this graph failed, and its bytes are not what they should be");
+        say("the graph is not computed, because an earlier call failed and a buffer has wrong bytes");
         device->spoilt.erase(nullptr);
         return GGML_STATUS_FAILED;
     }
@@ -141,7 +141,7 @@ static ggml_backend_buffer_type_t host_buffer_type(ggml_backend_dev_t device) {
 }
 
 // Says once per kind of operation that it runs on the CPU. Says nothing if another device has the operation's weights.
-static void say_left(const ggml_tensor *op, const char *reason) {
+static void say_runs_on_cpu(const ggml_tensor *op, const char *reason) {
     for (int i = 0; i < GGML_MAX_SRC; ++i)
         if (op->src[i] && is_elsewhere(root_of(op->src[i]))) return;
     const ggml_tensor *first = op->src[0] ? op->src[0] : op;
@@ -156,7 +156,7 @@ static bool supports_op(ggml_backend_dev_t device, const ggml_tensor *op) {
     if (op->op == GGML_OP_MUL_MAT && is_cache(root_of(op->src[0])) && root_of(op->src[0]) != op->src[0])
         say_once("flash attention is off, so that results depend on where keys lie; expected -fa on");
     const char *reason = refused_by(*device_of(device), op);
-    if (reason && *reason) say_left(op, reason);
+    if (reason && *reason) say_runs_on_cpu(op, reason);
     for (const ggml_tensor *source : op->src)
         if (reason && source && device_of(device)->is_host && !share_weights(root_of(source)))
             say("%s: %s", source->name, za_error());

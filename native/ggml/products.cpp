@@ -49,7 +49,7 @@ static const char *size_refused(const Device &device, const ggml_tensor *op) {
     }
     const bool bound = ggml_is_quantized(w->type) ? rows_of_binding(device, w) && columns_of_binding(device, op)
                                                   : fits(device, w) && fits(device, op);
-    return bound && planes <= MOST_GROUPS && columns <= FEW * MOST_GROUPS ? nullptr : "size";
+    return bound && planes <= MOST_GROUPS && columns <= MOST_VECTOR_ROWS * MOST_GROUPS ? nullptr : "size";
 }
 
 static const char *product_refused(const Device &device, const ggml_tensor *op) {
@@ -110,9 +110,9 @@ static bool multiply(Recording &r, const Product &p, const Part &part) {
     const std::initializer_list<za_place> places = {part.w.place, p.x.q.place, p.x.scales.place,
                                                     added,        p.ids.place, p.y.place};
     const bool independent = !part.first();
-    if (p.units) return r.dispatch(GRAPH_MUL_MAT_UNITS, units_of(*r.device, p), params, places, independent);
-    if (p.few) return r.dispatch(GRAPH_MUL_MAT_VEC, few_of(*r.device, p), params, places, independent);
-    return r.dispatch(GRAPH_MUL_MAT, tile_of(p, part.rows), params, places, independent);
+    if (p.by_units) return r.dispatch(GRAPH_MUL_MAT_UNITS, units_constants(*r.device, p), params, places, independent);
+    if (p.is_vector) return r.dispatch(GRAPH_MUL_MAT_VEC, vector_constants(*r.device, p), params, places, independent);
+    return r.dispatch(GRAPH_MUL_MAT, tile_constants(p, part.rows), params, places, independent);
 }
 
 // Whether a row's elements are neighbors and its bytes whole words. Vector products read such rows.
@@ -123,7 +123,7 @@ static bool rows_in_words(const ggml_tensor *t) {
 static bool multiply_floats(Recording &r, const Product &p, const Part &part) {
     const ggml_tensor *w = p.op->src[0], *x = p.op->src[1];
     const uint32_t w_type = uint32_t(float_type(w)), x_type = uint32_t(float_type(x));
-    const ggml_tensor *norm = p.few && !p.adds ? rms_of(r, p.op) : nullptr;
+    const ggml_tensor *norm = p.is_vector && !p.adds ? rms_of(r, p.op) : nullptr;
     const Bound of_x = bound(*r.device, norm ? norm->src[0]->src[0] : x);
     const Bound added = norm ? bound(*r.device, norm->src[1]) : p.added;
     const std::initializer_list<za_place> places = {part.w.place, of_x.place, added.place, p.ids.place, p.y.place};
@@ -132,13 +132,13 @@ static bool multiply_floats(Recording &r, const Product &p, const Part &part) {
     if (norm) params.added = added.view;
     params.w = part.w.view;
     params.x = of_x.view;
-    if (!p.few) {
-        const mul_mat_constants t = tile_of(p, part.rows);
+    if (!p.is_vector) {
+        const mul_mat_constants t = tile_constants(p, part.rows);
         const mul_mat_float_constants c{w_type,        x_type,           t.tile_rows, t.tile_columns, t.own_rows,
                                         t.own_columns, t.workgroup_size, t.add,       t.experts};
         return r.dispatch(GRAPH_MUL_MAT_FLOAT, c, params, places, !part.first());
     }
-    const mul_mat_vec_constants f = few_of(*r.device, p);
+    const mul_mat_vec_constants f = vector_constants(*r.device, p);
     const mul_mat_float_vec_constants c{
         w_type,        x_type,  f.columns, f.workgroup_size, f.subgroups,
         f.superblocks, f.ahead && FLOAT_VEC_AHEAD(w->ne[0]), f.add, f.experts,
@@ -148,18 +148,18 @@ static bool multiply_floats(Recording &r, const Product &p, const Part &part) {
 
 // --- operations ------------------------------------------------------------------------------------------------------
 
-// Chooses the kernel, and finds which columns are multiplied with which matrix: a plane of x has its matrix, a pair of
-// a slot and a token has the matrix of its expert.
-static bool share_out(Recording &r, Product *p) {
+// Chooses the kernel, and assigns columns to matrices: a plane of x has its matrix, and a pair of a slot and a token
+// has the matrix of its expert.
+static bool choose_kernel(Recording &r, Product *p) {
     const ggml_tensor *w = p->op->src[0], *x = p->op->src[1], *ids = p->op->src[2];
     const uint64_t columns = uint64_t(p->op->ne[1]), planes = uint64_t(p->op->ne[2] * p->op->ne[3]);
     const bool words =
         ggml_is_quantized(w->type) || (FLOAT_VEC_SERVED(w->ne[0]) && rows_in_words(w) && rows_in_words(x));
-    p->few = words && (ids ? planes : columns) <= FEW;
-    p->columns = !ids ? columns : p->few ? 1 : columns * planes / uint64_t(w->ne[2]);
-    p->units = by_units(*r.device, *p);
+    p->is_vector = words && (ids ? planes : columns) <= MOST_VECTOR_ROWS;
+    p->columns = !ids ? columns : p->is_vector ? 1 : columns * planes / uint64_t(w->ne[2]);
+    p->by_units = uses_units(*r.device, *p);
     p->ids = ids ? bound(*r.device, ids) : p->y;
-    if (!ids || p->few) return true;
+    if (!ids || p->is_vector) return true;
     Grouped groups;
     if (!r.grouped(ids, uint32_t(w->ne[2]), columns_of_tile(*r.device, *p), &groups)) return false;
     p->ids.place = groups.list.place;
@@ -183,7 +183,7 @@ static bool multiply_parts(Recording &r, const Product &p) {
     return true;
 }
 
-// Two products of x and their GLU, as int8.
+// Records two products of x and their GLU in one dispatch, whose result is int8.
 static bool record_gated(Recording &r, ggml_tensor *glu, const Quantized *int8) {
     const ggml_tensor *gate = glu->src[0], *up = glu->src[1];
     Product p{};
@@ -195,7 +195,7 @@ static bool record_gated(Recording &r, ggml_tensor *glu, const Quantized *int8) 
     p.y.place = int8->q.place;
     p.y.place.size += int8->scales.place.size;
     p.added = p.y;
-    if (!r.quantized(gate->src[1], &p.x) || !share_out(r, &p) || !multiply_parts(r, p)) return false;
+    if (!r.quantized(gate->src[1], &p.x) || !choose_kernel(r, &p) || !multiply_parts(r, p)) return false;
     r.take(glu);
     return true;
 }
@@ -203,7 +203,7 @@ static bool record_gated(Recording &r, ggml_tensor *glu, const Quantized *int8) 
 // A result that is too large for one binding is computed in pieces of some rows each.
 static bool record_product(Recording &r, ggml_tensor *op) {
     ggml_tensor *glu = glu_of(r, op);
-    // Before memory is reserved for the GLU as int8, which would not outlive the conversion of weights.
+    // Weights are converted first: a conversion would discard the memory that is reserved for the GLU as int8.
     if (glu && !(r.lay_operands(glu->src[0]) && r.lay_operands(glu->src[1]) && r.lay_operands(r.only_user(glu))))
         return false;
     if (const Quantized *int8 = glu ? r.int8_copy(glu) : nullptr) return record_gated(r, glu, int8);
@@ -225,7 +225,7 @@ static bool record_product(Recording &r, ggml_tensor *op) {
         p.added = other ? added : p.y;
         p.adds = other;
         if (quantized && !r.quantized(&rows, &p.x)) return false;
-        if (!share_out(r, &p) || !multiply_parts(r, p)) return false;
+        if (!choose_kernel(r, &p) || !multiply_parts(r, p)) return false;
     }
     return true;
 }

@@ -71,8 +71,7 @@ void Recording::take(ggml_tensor *node) {
     while (graph_->nodes[current_] != node) ++current_;
 }
 
-// Changes the layout of a tensor of weights. Commands that were recorded before run first, because they read the other
-// layout.
+// Changes the layout of a tensor of weights, after the commands that were recorded for the other layout have run.
 bool Recording::lay(const ggml_tensor *tensor, bool as_pieces) {
     const ggml_tensor *root = root_of(tensor);
     if (in_pieces(root) == as_pieces) return true;

@@ -54,8 +54,8 @@ class Recording {
     }
     bool quantized(const ggml_tensor *x, Quantized *copy);
     bool grouped(const ggml_tensor *ids, uint32_t experts, uint32_t columns, Grouped *list);
-    // Memory for the result y of a node as int8, if a product will read it so: the node's kernel writes it, too. NULL:
-    // no product reads y as int8. packs_rows: the kernel can also write several rows of y as a single row of int8.
+    // Memory for the result y of a node as int8, which the node's kernel then writes besides y. NULL: no product reads
+    // y as int8. packs_rows: the kernel can also write several rows of y as a single row of int8.
     const Quantized *int8_copy(const ggml_tensor *y, bool packs_rows = false);
 
     // The functions below ask about the graph from the current node on: the node that is being recorded.
@@ -87,12 +87,12 @@ class Recording {
     const ggml_tensor *gathered(const ggml_tensor *state) const {
         return state->view_src && state->view_src == gathered_ ? gathered_ : nullptr;
     }
-    // Whether attention is the only reader of the node's result, as q. The node then flushes small magnitudes to 0, as
-    // attention needs it, and is_settled is true of its result.
+    // Whether attention is the only reader of the node's result, as q. The node then flushes small magnitudes to 0, for
+    // attention, and is_settled is true of its result.
     bool settles_q(const ggml_tensor *node);
     bool is_settled(const ggml_tensor *q) const { return root_of(q) == settled_; }
     bool fuses(Fuse fusion) const { return fuses_[fusion]; }
-    bool lay_operands(const ggml_tensor *node);  // weights as the node's kernels read them
+    bool lay_operands(const ggml_tensor *node);  // converts weights to the layout that the node's kernels read
     void take(ggml_tensor *node);  // the current dispatch does the work of the nodes up to this node
 
     Device *const device;

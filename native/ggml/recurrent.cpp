@@ -61,8 +61,8 @@ static StatesTarget states_target(Recording &r, ggml_tensor *op, uint64_t output
     return target;
 }
 
-// Rows of a lane. Arithmetic limits a prompt, and a lane's rows share some of it. Memory limits a single token, which
-// takes as many waves as there are.
+// Rows of a lane. A prompt is limited by arithmetic, of which a lane's rows share some. A single token is limited by
+// memory, so it has as many waves as possible.
 static uint32_t rows_of_lane(const Device &device, int64_t size, int64_t tokens) {
     return tokens == 1 || device.on_cpu || device.lanes < WAVE ? 1 : size > 128 ? 2 : 4;
 }

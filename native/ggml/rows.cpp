@@ -67,9 +67,9 @@ static bool table_of(Recording &r, const ggml_tensor *op, za_place *place) {
 template <typename Params>
 static bool set_turns(Recording &r, const ggml_tensor *op, Params *params, za_place *positions, za_place *table) {
     const graph::Rope rope = rope_of(op);
-    const Bound at = bound(*r.device, op->src[1]);
-    *positions = at.place;
-    params->positions = at.view.offset;
+    const Bound source = bound(*r.device, op->src[1]);
+    *positions = source.place;
+    params->positions = source.view.offset;
     params->stride = uint32_t(op->ne[2]);
     params->pairs = uint32_t(graph::rope_pairs(rope));
     params->first = uint32_t(op->op_params[15]);

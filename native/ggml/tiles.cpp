@@ -10,7 +10,7 @@ namespace zinc {
 constexpr uint64_t MANY = 16;       // products of more rows of x than these use matrix units
 constexpr int64_t LARGE = 1 << 20;  // outputs of a product whose large workgroups fill a card
 
-mul_mat_constants tile_of(const Product &p, uint64_t rows) {
+mul_mat_constants tile_constants(const Product &p, uint64_t rows) {
     mul_mat_constants c{};
     c.type = uint32_t(weight_type(p.op->src[0]->type));
     c.tile_rows = rows > 32 ? 64 : 32;
@@ -23,9 +23,8 @@ mul_mat_constants tile_of(const Product &p, uint64_t rows) {
     return c;
 }
 
-// A wave computes a group of rows. If a row has several superblocks, several waves share them and add their sums in
-// shared memory.
-mul_mat_vec_constants few_of(const Device &device, const Product &p) {
+// A wave computes a group of rows. If a row has several superblocks, several waves share them.
+mul_mat_vec_constants vector_constants(const Device &device, const Product &p) {
     constexpr uint32_t WAVES = 8, SHARED = 16384;  // bytes
     const int type = weight_type(p.op->src[0]->type);
     const uint32_t ahead = type < 0 ? 1 : za_weight_types[type].ahead;
@@ -44,11 +43,12 @@ mul_mat_vec_constants few_of(const Device &device, const Product &p) {
     return c;
 }
 
-bool by_units(const Device &device, const Product &p) {
-    return weight_type(p.op->src[0]->type) >= 0 && device.units.m && p.columns > MANY && units_of(device, p).tile_rows;
+bool uses_units(const Device &device, const Product &p) {
+    return weight_type(p.op->src[0]->type) >= 0 && device.units.m && p.columns > MANY &&
+           units_constants(device, p).tile_rows;
 }
 
-mul_mat_units_constants units_of(const Device &device, const Product &p) {
+mul_mat_units_constants units_constants(const Device &device, const Product &p) {
     mul_mat_units_constants c{};
     c.type = uint32_t(weight_type(p.op->src[0]->type));
     c.mat_m = device.units.m;
@@ -60,7 +60,7 @@ mul_mat_units_constants units_of(const Device &device, const Product &p) {
 }
 
 uint32_t columns_of_tile(const Device &device, const Product &p) {
-    return p.units ? units_of(device, p).tile_columns : tile_of(p, 0).tile_columns;
+    return p.by_units ? units_constants(device, p).tile_columns : tile_constants(p, 0).tile_columns;
 }
 
 }  // namespace zinc

@@ -33,8 +33,6 @@ Store::Store(za_device *device) : device_(device), flags_(VK_MEMORY_PROPERTY_DEV
     if (mapped_) flags_ = cached_ ? cached : seen;
 }
 
-Store::~Store() { za_buffer_free(device_, &staging_); }
-
 bool Store::allocate(size_t size, Memory *memory) {
     *memory = {};
     const size_t whole = (size + MARGIN) / MARGIN * MARGIN;
@@ -62,12 +60,12 @@ void Store::release(Memory *memory) {
 template <typename Record>
 static bool submit(za_device *device, Record record) {
     if (!za_enter(device)) return false;
-    bool ok = za_commands_begin(device);
+    bool ok = za_begin(device, device->commands);
     if (ok) {
         za_barrier_before(device, device->commands);
         record(device->vk, device->commands);
         za_barrier_after(device, device->commands);
-        ok = za_commands_submit(device);
+        ok = za_submit(device, device->commands, true);
     }
     return za_leave(device, ok);
 }

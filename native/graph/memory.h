@@ -18,13 +18,11 @@ struct Memory {
     size_t size = 0;
 };
 
-// A function that returns false has set za_error. Only one thread at a time may call.
+// A function that returns false has set za_error. Only one thread at a time may call. The object is never destroyed.
 class Store {
   public:
     explicit Store(za_device *device);
-    ~Store();
 
-    bool mapped() const { return mapped_; }
     uint64_t total() const { return total_; }  // bytes of the heap
     uint64_t free() const {  // bytes of the heap that are not allocated here; any thread may call
         const uint64_t used = used_;

@@ -7,7 +7,7 @@ namespace zinc {
 
 constexpr uint64_t CHUNK = uint64_t(1) << 20, RING = uint64_t(16) << 20;  // bytes
 constexpr uint32_t OPEN = 4;                      // levels that later commands may still join
-constexpr uint64_t EARLY = 48, MANY = 512;        // dispatches that are ordered together: the first, and later ones
+constexpr uint64_t EARLY = 48, MANY = 512;        // commands that are ordered together: the first time, and later
 constexpr uint64_t PRODUCTS = uint64_t(1) << 32;  // the most multiplications of a submission, which bounds its time
 constexpr VkMemoryPropertyFlags DEVICE = VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT;
 
@@ -42,11 +42,6 @@ bool Arena::reset() {
     return several;
 }
 
-void Arena::free() {
-    for (buffer &memory : buffers_) za_buffer_free(device_, &memory);
-    buffers_.clear();
-}
-
 // --- pipelines -------------------------------------------------------------------------------------------------------
 
 const pipeline *Recorder::pipeline_of(int kernel, const Constants &constants) {
@@ -72,15 +67,6 @@ Recorder::Recorder(za_device *device)
     : device_(device), params_(device, params_flags(device), "parameters"),
       words_(device, params_flags(device), "lists"), scratch_(device, DEVICE, "scratch") {}
 
-Recorder::~Recorder() {
-    abandon();
-    for (Arena *arena : {&params_, &words_, &scratch_}) arena->free();
-    for (auto &pipelines : pipelines_)
-        for (auto &entry : pipelines) za_pipeline_free(device_, &entry.second);
-    za_sets_free(device_, &pools_);
-    za_levels_free(&levels_);
-}
-
 bool Recorder::next_commands() {
     if (used_ == commands_.size()) {
         VkCommandBufferAllocateInfo allocate{};
@@ -101,7 +87,8 @@ bool Recorder::begin() {
     abandon();
     dispatches_ = recorded_ = 0;
     least_ = last_ = level_ = 0;
-    forget_waiting();
+    waiting_.clear();
+    za_levels_clear(&levels_);
     for (Arena *arena : {&params_, &words_, &scratch_})
         if (arena->reset()) forget();
     for (Sets &sets : sets_) sets.used = 0;
@@ -139,8 +126,6 @@ void Recorder::forget() {
 }
 
 // --- memory of a graph -----------------------------------------------------------------------------------------------
-
-bool Recorder::words(uint64_t size, za_place *place, void **host) { return words_.take(size, place, host); }
 
 bool Recorder::scratch(uint64_t size, Scratch *scratch) {
     const uint64_t needed = aligned(device_, size);
@@ -193,11 +178,6 @@ bool Recorder::record(const struct za_command &command) {
     if (!set_of(command, &set)) return false;
     za_dispatch_with(device_, commands_[used_ - 1], &command, set);
     return true;
-}
-
-void Recorder::forget_waiting() {
-    waiting_.clear();
-    za_levels_clear(&levels_);
 }
 
 bool Recorder::record_waiting(uint32_t end) {

@@ -1,6 +1,6 @@
-// Records and runs the commands of a graph. Dispatches are ordered by level: each comes after the dispatches for which
-// it waits, with a barrier between two levels. A graph has one submission or a few. The first one is early, and the
-// host waits once, at the end.
+// Records and runs the commands of a graph. Dispatches are ordered by level: each comes after the dispatches on which
+// it depends, with a barrier between two levels. A graph has one submission or a few: the first is early, and the host
+// waits once, at the end.
 #pragma once
 #include <cstdint>
 #include <initializer_list>
@@ -18,7 +18,6 @@ class Arena {
         : device_(device), flags_(flags), what_(what) {}
     bool take(uint64_t size, za_place *place, void **host);
     bool reset();  // gives all pieces back and keeps the largest buffer; true: other buffers were freed
-    void free();
 
   private:
     za_device *device_;
@@ -46,16 +45,17 @@ struct Scratch {
     uint64_t taken = 0;
 };
 
-// A function that returns false has set za_error; `abandon` then ends the graph.
+// A function that returns false has set za_error; `abandon` then ends the graph. The object is never destroyed.
 class Recorder {
   public:
     explicit Recorder(za_device *device);
-    ~Recorder();
 
     bool begin();
-    bool words(uint64_t size, za_place *place, void **host);  // memory that the host writes before `finish`
-    bool scratch(uint64_t size, Scratch *scratch);            // device memory that is reused after a while
-    bool holds(const Scratch &scratch) const;                 // whether the memory was not reused yet
+    bool words(uint64_t size, za_place *place, void **host) {  // memory that the host writes before `finish`
+        return words_.take(size, place, host);
+    }
+    bool scratch(uint64_t size, Scratch *scratch);  // device memory that is reused after a while
+    bool holds(const Scratch &scratch) const;       // whether the memory was not reused yet
     // kernel: a GRAPH_; places: the kernel's bindings after the parameters; independent: see za_command.
     bool dispatch(int kernel, const Constants &constants, const void *params, size_t params_bytes,
                   std::initializer_list<za_place> places, bool independent);
@@ -72,8 +72,8 @@ class Recorder {
         VkDescriptorSet handle;
         za_place place[MAX_BINDINGS];  // the places that the set binds
     };
-    // Dispatches with the same number of bindings share these sets and take them in order. If a graph is computed
-    // again, each dispatch gets the set of the last time, which binds its places already.
+    // Dispatches with the same number of bindings share these sets and take them in order. So if a graph is computed
+    // again, each dispatch gets a set that binds its places already.
     struct Sets {
         std::vector<Set> all;
         size_t used = 0;
@@ -82,7 +82,6 @@ class Recorder {
     const pipeline *pipeline_of(int kernel, const Constants &constants);
     bool set_of(const struct za_command &command, VkDescriptorSet *set);
     bool record(const struct za_command &command);
-    void forget_waiting();
     // Records the waiting commands whose level is below `end`, by level, with a barrier between two levels.
     bool record_waiting(uint32_t end);
     bool next_commands();
@@ -103,7 +102,7 @@ class Recorder {
     uint64_t recorded_ = 0, products_ = 0, dispatches_ = 0;  // recorded_: of the graph; products_: of the submission
     uint64_t counts_[3] = {};                 // see `counts`
     za_place ring_{};                         // scratch memory, which is taken in a circle
-    uint64_t ring_begin_ = 0, taken_ = 0;     // where the ring is free; all bytes taken, and those skipped
+    uint64_t ring_begin_ = 0, taken_ = 0;     // where the ring is free; all bytes that were taken or skipped
 };
 
 }  // namespace zinc

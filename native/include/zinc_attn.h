@@ -41,7 +41,7 @@ extern "C" {
 #define ZA_API __attribute__((visibility("default")))
 #endif
 
-/* Structs and functions are those of a library whose za_abi gives the same number. */
+/* A library whose za_abi gives the same number has these structs and functions. */
 enum { ZA_ABI = 1 };
 ZA_API uint32_t za_abi(void);
 
@@ -90,9 +90,9 @@ struct za_host {
 ZA_API bool za_wanted_features(VkInstance instance, VkPhysicalDevice physical, PFN_vkGetInstanceProcAddr get_proc,
                                VkPhysicalDeviceFeatures2 *chain);
 
-/* name: a piece of the device's name; NULL: the best one, a discrete GPU before all others; "cpu": the processor, whose
-   kernels are native code in libzinc_cpu, a library beside this one, and which needs no Vulkan driver. Its VkDevice has
-   no functions but those that this library calls. */
+/* name: a part of the device's name. NULL: the best device, a discrete GPU before all others. "cpu": the processor,
+   whose kernels are native code in libzinc_cpu, a library in the same folder. It needs no Vulkan driver, and its
+   VkDevice has only the functions that this library calls. */
 ZA_API struct za_device *za_device_open(const char *name);
 ZA_API struct za_device *za_device_from(const struct za_host *host);
 ZA_API bool za_device_close(struct za_device *device); /* after every za_attn of it; NULL does nothing */
@@ -131,9 +131,9 @@ enum za_dtype {
 
 enum za_arithmetic {
     ZA_CANONICAL, /* every operation rounds */
-    ZA_FUSED,     /* products are added before they are rounded; other bits, which are also those of every device */
-    ZA_INTEGER    /* sums of integers, for K and V in q8_0, q5_0, q4_0 or iq4_nl; other bits, likewise. A query
-                     vector is rounded to 12 bits on the device */
+    ZA_FUSED,     /* products are added before they are rounded; other bits, the same on every device */
+    ZA_INTEGER    /* sums of integers, for K and V in q8_0, q5_0, q4_0 or iq4_nl; other bits, the same on every
+                     device. A query vector is rounded to 12 bits on the device */
 };
 
 struct za_attn;
@@ -142,7 +142,7 @@ struct za_options {
     uint32_t q_heads, kv_heads;   /* q_heads: a multiple of kv_heads, up to 65,535 */
     uint32_t head_dim;            /* of q and K, any number from 1 to 576 */
     uint32_t v_head_dim;          /* of V and out, 1 to 576; 0: head_dim */
-    bool latent;                  /* V is the first v_head_dim dimensions of K, and is stored once, as a part of it */
+    bool latent;                  /* V is the first v_head_dim dimensions of K, and is stored as a part of K */
     enum za_dtype dtype, v_dtype; /* in which K is stored, and V; v_dtype 0 (ZA_AS_K): as K, which latent needs */
     enum za_arithmetic arithmetic;
     uint32_t page_size;          /* tokens of a page, a power of two up to 65,536; 0: 256 */
@@ -227,12 +227,12 @@ struct za_request {
                                    order. Requests that follow each other with the same pointer share its words */
     uint32_t new_rows;          /* keys [tokens - new_rows, tokens) are appended before the call attends, no two of a
                                    call to the same place */
-    uint32_t q_len; /* query rows, those of keys [tokens - q_len, tokens); each sees its own key and those before, see
+    uint32_t q_len; /* query rows, of keys [tokens - q_len, tokens); each sees its own key and the keys before, see
                        noncausal and mask. A row that sees no key gives out 0 and lse -inf (or what the sinks give) */
     bool noncausal; /* rows see the keys after their own, too */
     const float *mask;  /* (q_len, mask_keys): is added to the scores of the sequence's last mask_keys keys, the new
-                           ones among them; -INFINITY for a key that the row does not see. It hides or changes keys that
-                           the row would see without it, and leaves the keys before them as they are. NULL: none */
+                           keys among them; -INFINITY hides a key from the row. The mask shows no key that the row does
+                           not see without it. NULL: none */
     uint32_t mask_keys; /* at most the tokens; 0 where mask is NULL, and only there */
 };
 
@@ -240,7 +240,7 @@ struct za_request {
    masks times slopes and alibi times distances add to a score at most 2**96. */
 struct za_call {
     const struct za_request *request; /* (requests); their query rows, new rows and results follow each other */
-    uint32_t requests;   /* 0: the call writes nothing; the results of a step are those of rows that see no key */
+    uint32_t requests;   /* 0: the call writes nothing; a step writes the results of rows that see no key */
     double scale;        /* of the scores, +-2**-126 to 2**126; 0: the default, 1 / sqrt(head_dim) */
     double softcap;      /* scores become softcap * tanh(score / softcap), 2**-40 to 2**60; 0: they stay as they are */
     uint32_t window;     /* a row sees no key before its own position - window + 1; 0: all */
@@ -290,8 +290,7 @@ ZA_API bool za_run(struct za_cache *cache, uint32_t layer, const struct za_call 
 ZA_API bool za_run_at(struct za_cache *cache, uint32_t layer, const struct za_call *call,
                       const struct za_places *places);
 
-/* How the last za_run or za_run_at of the za_attn was made, for reading beside docs/c-hosts.md. Valid until the next
-   one. */
+/* How the last za_run or za_run_at of the za_attn was made; see docs/c-hosts.md. Valid until the next call. */
 struct za_trace {
     const uint32_t *work; /* the words of the work buffer */
     size_t work_words;

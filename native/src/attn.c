@@ -36,7 +36,7 @@ static bool open_parts(struct za_attn *attn, const struct za_options *options) {
 }
 
 struct za_attn *za_open(struct za_device *device, const struct za_options *options) {
-    if (!za_given("device", device) || !za_given("options", options) || !za_enter(device)) return NULL;
+    if (!za_not_null("device", device) || !za_not_null("options", options) || !za_enter(device)) return NULL;
     struct za_attn *attn = calloc(1, sizeof *attn);
     if (attn) attn->device = device, ++device->used_by;
     if (za_leave(device, attn ? open_parts(attn, options) : za_no_memory())) return attn;

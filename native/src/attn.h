@@ -36,8 +36,7 @@ struct za_cache {
     double largest_k;               /* the largest magnitude of K that za_run appended */
 };
 
-/* The numbers of the pipelines of pass 1 for a call, for its shared items, and for items by matrix units, whose
-   workgroups serve so many query vectors. */
+/* The numbers of the pipelines of pass 1 for a call, for its shared items, and for items by matrix units. */
 int za_attend_of(const struct za_attn *attn, const struct counts *counts, bool softcap);
 int za_shared_of(int attend);
 int za_attend_by_units(const struct counts *counts, bool softcap, uint32_t vectors);

@@ -10,8 +10,7 @@
 
 /* --- scales of heads --------------------------------------------------------------------------------- */
 
-/* Check the scales of K (or V), `source` (layers, kv_heads), and copy them to every second row of `scales`
-   (layers, 2, kv_heads). */
+/* Check scales `source` (layers, kv_heads) of K or V; copy them to every second row of `scales` (layers, 2, heads). */
 static bool take_scales(const struct shape *shape, const char *name, enum za_dtype dtype, const float *source,
                         uint32_t layers, float *scales) {
     size_t heads = shape->kv_heads;
@@ -127,7 +126,7 @@ static bool fill(struct za_cache *cache, const struct za_cache_places *places, b
 }
 
 static struct za_cache *make(struct za_attn *attn, const struct za_cache_places *places, bool own) {
-    if (!za_given("attn", attn) || !za_given("places", places) || !za_enter(attn->device)) return NULL;
+    if (!za_not_null("attn", attn) || !za_not_null("places", places) || !za_enter(attn->device)) return NULL;
     struct za_cache *cache = calloc(1, sizeof *cache);
     if (cache) cache->attn = attn, cache->layers = places->layers, cache->pages = places->pages, ++attn->caches;
     if (za_leave(attn->device, cache ? fill(cache, places, own) : za_no_memory())) return cache;
@@ -178,14 +177,14 @@ static bool copy_page(struct za_cache *cache, uint32_t source, uint32_t target) 
                           "piece; copy by commands of the host's", cache->steps.token, cache->steps.head,
                           shape->kv_heads);
     if (source == target) return true;
-    if (!za_commands_begin(device)) return false;
+    if (!za_begin(device, device->commands)) return false;
     za_barrier_before(device, device->commands);
     copy_part(cache, false, source, target);
     if (!shape->latent) copy_part(cache, true, source, target);
     za_barrier_after(device, device->commands);
-    return za_commands_submit(device);
+    return za_submit(device, device->commands, true);
 }
 
 bool za_copy_page(struct za_cache *cache, uint32_t source, uint32_t target) {
-    return za_given("cache", cache) && za_within(cache->attn->device, copy_page(cache, source, target));
+    return za_not_null("cache", cache) && za_within(cache->attn->device, copy_page(cache, source, target));
 }

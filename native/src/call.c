@@ -42,8 +42,9 @@ static bool perform(const struct checked *checked, struct bindings b, const stru
     b.states = za_whole(&attn->scratch[STATES]);
     b.k = checked->cache->k;
     b.v = checked->cache->v;
-    return za_sets_reset(device, &attn->sets) && za_commands_begin(device) &&
-           za_record_call(attn, device->commands, &attn->sets, laid, &b, places) && za_commands_submit(device);
+    return za_sets_reset(device, &attn->sets) && za_begin(device, device->commands) &&
+           za_record_call(attn, device->commands, &attn->sets, laid, &b, places) &&
+           za_submit(device, device->commands, true);
 }
 
 /* --- host memory ------------------------------------------------------------------------------------- */
@@ -105,7 +106,7 @@ static bool run(struct za_cache *cache, uint32_t layer, const struct za_call *ca
         .rows = za_whole(&attn->scratch[ROWS]),
         .q = za_whole(&attn->scratch[rounds ? FILLED : Q]),
         .out = za_whole(&attn->scratch[OUT]),
-        .given_q = za_whole(&attn->scratch[Q]),
+        .unrounded_q = za_whole(&attn->scratch[Q]),
     };
     if (!perform(&checked, b, NULL)) return false;
     cache->largest_k = largest_k;
@@ -114,7 +115,7 @@ static bool run(struct za_cache *cache, uint32_t layer, const struct za_call *ca
 }
 
 bool za_run(struct za_cache *cache, uint32_t layer, const struct za_call *call, const struct za_data *data) {
-    return za_given("cache", cache) && za_given("call", call) && za_given("data", data) &&
+    return za_not_null("cache", cache) && za_not_null("call", call) && za_not_null("data", data) &&
            za_within(cache->attn->device, run(cache, layer, call, data));
 }
 
@@ -136,6 +137,6 @@ static bool run_at(struct za_cache *cache, uint32_t layer, const struct za_call 
 }
 
 bool za_run_at(struct za_cache *cache, uint32_t layer, const struct za_call *call, const struct za_places *places) {
-    return za_given("cache", cache) && za_given("call", call) && za_given("places", places) &&
+    return za_not_null("cache", cache) && za_not_null("call", call) && za_not_null("places", places) &&
            za_within(cache->attn->device, run_at(cache, layer, call, places));
 }

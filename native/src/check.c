@@ -33,8 +33,7 @@ static bool check_mask(uint32_t number, const struct za_request *r) {
     return true;
 }
 
-static bool check_request(const struct shape *shape, const struct za_call *call,
-                          uint32_t number, uint32_t pages) {
+static bool check_request(const struct shape *shape, const struct za_call *call, uint32_t number, uint32_t pages) {
     const struct za_request *r = &call->request[number];
     if (r->tokens > MAX_CONTEXT)
         return za_fail("request[%u].tokens: got %u, expected at most %u", number, r->tokens, MAX_CONTEXT);
@@ -121,8 +120,8 @@ bool za_check_data(const struct shape *shape, const struct za_data *data, const 
     return true;
 }
 
-bool za_check_scores(const struct shape *shape, const struct za_call *call, const float *q,
-                     uint64_t rows, double largest_k) {
+bool za_check_scores(const struct shape *shape, const struct za_call *call, const float *q, uint64_t rows,
+                     double largest_k) {
     size_t heads = shape->q_heads, dims = shape->head_dim, n = (size_t)rows * heads * dims;
     double largest_q = 0;
     for (size_t i = 0; i < n; ++i) {

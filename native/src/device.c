@@ -142,7 +142,7 @@ static bool make_device(struct za_device *device, uint32_t api) {
     };
     device->dots = core || dot_extension;
     device->wave32 = (core || extension) && offers_wave32(&device->vk, device->host.physical);
-    VkPhysicalDeviceShaderIntegerDotProductFeatures dots = { /* products of a graph; no device lacks it that knows it */
+    VkPhysicalDeviceShaderIntegerDotProductFeatures dots = { /* of products; every device with the extension has it */
         .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_INTEGER_DOT_PRODUCT_FEATURES,
         .pNext = device->wave32 ? &waves : NULL,
         .shaderIntegerDotProduct = VK_TRUE,
@@ -252,7 +252,7 @@ static bool take_host(struct za_device *device, const struct za_host *host) {
 }
 
 struct za_device *za_device_from(const struct za_host *host) {
-    struct za_device *device = za_given("host", host) ? make() : NULL;
+    struct za_device *device = za_not_null("host", host) ? make() : NULL;
     if (!device) return NULL;
     return finish(device, take_host(device, host));
 }
@@ -369,5 +369,3 @@ bool za_submit(struct za_device *device, VkCommandBuffer commands, bool last) {
     return true;
 }
 
-bool za_commands_begin(struct za_device *device) { return za_begin(device, device->commands); }
-bool za_commands_submit(struct za_device *device) { return za_submit(device, device->commands, true); }

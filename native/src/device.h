@@ -45,9 +45,8 @@ struct za_device {
 /* Call a Vulkan function of the device. False, with za_error set, if its result is not VK_SUCCESS. */
 #define za_do(device, name, ...) za_check((device)->vk.name(__VA_ARGS__), "vk" #name)
 
-/* A thread has the device from za_enter to za_leave. za_enter is false if another thread has the device or the
-   device is lost. za_leave returns `ok`, the result of the thread's work; if it failed with ZA_LOST, the device is
-   lost. */
+/* A thread has the device from za_enter to za_leave. za_enter is false if another thread has the device, or if the
+   device is lost. za_leave returns `ok`, the result of the thread's work; a failure with ZA_LOST loses the device. */
 bool za_enter(struct za_device *device);
 bool za_leave(struct za_device *device, bool ok);
 #define za_within(device, work) (za_enter(device) && za_leave(device, work))
@@ -59,8 +58,6 @@ bool za_is_idle(struct za_device *device);
    that is not the last does not wait, and the next submission takes another command buffer. */
 bool za_begin(struct za_device *device, VkCommandBuffer commands);
 bool za_submit(struct za_device *device, VkCommandBuffer commands, bool last);
-bool za_commands_begin(struct za_device *device); /* of device->commands */
-bool za_commands_submit(struct za_device *device);
 
 /* How pass 1 uses the device's registers. */
 struct registers za_device_registers(const struct za_device *device);

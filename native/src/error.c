@@ -15,7 +15,7 @@ bool za_fail_as(enum za_code code, const char *format, ...) {
     return false;
 }
 
-bool za_given(const char *name, const void *argument) {
+bool za_not_null(const char *name, const void *argument) {
     return argument || za_fail("%s: got NULL, expected one", name);
 }
 

@@ -18,4 +18,4 @@ enum za_code za_code_of(VkResult result);
 const char *za_result_name(VkResult result);
 
 /* Whether an argument is not NULL. If it is NULL, za_error names it. */
-bool za_given(const char *name, const void *argument);
+bool za_not_null(const char *name, const void *argument);

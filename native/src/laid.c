@@ -31,8 +31,7 @@ bool za_lay_out(const struct za_cache *cache, const struct za_call *call, bool l
     for (uint32_t i = 0; attn->units && i < call->requests; ++i)
         if (za_many(shape, &call->request[i])) rows = (uint32_t)za_max(rows, call->request[i].q_len);
     if (rows)
-        laid->rule.units =
-            za_units_vectors(&shape->sizes, limits, attn->device->units.m, rows * shape->sizes.group);
+        laid->rule.units = za_units_vectors(&shape->sizes, limits, attn->device->units.m, rows * shape->sizes.group);
     laid->rule.whole = rows && !call->splits && za_walks(shape, call, laid->rule);
     laid->counts = za_counts(shape, call, laid->rule);
     laid->counts.lse = lse;
@@ -63,8 +62,9 @@ void za_laid_write(const struct za_cache *cache, uint32_t layer, const struct za
 
 /* --- dispatches -------------------------------------------------------------------------------------- */
 
-struct za_command za_round_q(const struct za_attn *attn, uint64_t rows, struct za_place given_q, struct za_place q) {
-    const struct za_place places[] = {[ROUND_Q_BIND_Q] = given_q, [ROUND_Q_BIND_ROUNDED] = q};
+struct za_command za_round_q(const struct za_attn *attn, uint64_t rows, struct za_place unrounded_q,
+                             struct za_place q) {
+    const struct za_place places[] = {[ROUND_Q_BIND_Q] = unrounded_q, [ROUND_Q_BIND_ROUNDED] = q};
     uint32_t groups[3];
     za_round_q_groups(&attn->shape.sizes, rows, groups);
     return za_command(&attn->pipelines[ROUND], places, groups);

@@ -4,8 +4,7 @@
 #include "work.h"
 #include "zinc_attn.h"
 
-/* A laid-out call. The bytes are those of its buffers. q: (rows, q_heads, k_dim); out: (rows, q_heads, v_dim), then
-   lse. */
+/* A laid-out call, and the bytes of its buffers. q: (rows, q_heads, k_dim); out: (rows, q_heads, v_dim), then lse. */
 struct laid {
     struct rule rule;
     struct counts counts;
@@ -15,10 +14,10 @@ struct laid {
 };
 
 /* The places that the dispatches of a call bind; k and v are the cache's. Offsets are multiples of
-   za_device_info.alignment. The offset of `work` is a multiple of 256, too. given_q: for ZA_INTEGER, the q that
+   za_device_info.alignment. The offset of `work` is a multiple of 256, too. unrounded_q: for ZA_INTEGER, the q that
    za_round_q rounds. */
 struct bindings {
-    struct za_place work, rows, q, k, v, states, out, given_q;
+    struct za_place work, rows, q, k, v, states, out, unrounded_q;
 };
 
 enum { CALL_COMMANDS = 4 }; /* append, attend of shared rows, attend, merge: at most */
@@ -37,7 +36,7 @@ void za_laid_write(const struct za_cache *cache, uint32_t layer, const struct za
                    uint32_t *work);
 
 /* The dispatch before a call of ZA_INTEGER: it rounds query vectors (rows, q_heads, head_dim) to the q of the call. */
-struct za_command za_round_q(const struct za_attn *attn, uint64_t rows, struct za_place given_q, struct za_place q);
+struct za_command za_round_q(const struct za_attn *attn, uint64_t rows, struct za_place unrounded_q, struct za_place q);
 
 /* Make the call's dispatches, in order, and return their number. */
 int za_laid_commands(const struct za_attn *attn, const struct laid *laid, const struct bindings *b,

@@ -6,8 +6,7 @@
 #include "error.h"
 
 /* Bytes that a command reads or writes. most: the highest level of this range and all ranges before it in the list.
-   turn: the turn of the command, one more than the turn of the command before it, or the same if it is independent
-   of it. */
+   turn: of the command. An independent command has the turn of the command before it, any other command the next. */
 struct range {
     VkDeviceSize begin, end;
     const struct kernel *kernel;
@@ -22,8 +21,7 @@ struct accesses { /* of a buffer */
     } reads, writes;
 };
 
-/* An array of `count` elements of `bytes` bytes each, with room for another element, or NULL. New elements are
-   zeros. */
+/* An array of `count` elements of `bytes` bytes, with room for another element, or NULL. New elements are zeros. */
 static void *grown(void *all, uint32_t count, uint32_t *room, size_t bytes) {
     if (count < *room) return all;
     const uint32_t more = 2 * *room + 16;
@@ -58,8 +56,7 @@ static void wait_for(struct za_command *command, const struct za_place *place, c
     }
 }
 
-static bool note(const struct za_command *command, const struct za_place *place, struct ranges *ranges,
-                 uint32_t turn) {
+static bool note(const struct za_command *command, const struct za_place *place, struct ranges *ranges, uint32_t turn) {
     struct range *all = grown(ranges->all, ranges->count, &ranges->room, sizeof *all);
     if (!all) return false;
     ranges->all = all;
@@ -75,8 +72,8 @@ bool za_level(struct levels *levels, struct za_command *command, uint32_t least)
     command->level = command->independent ? levels->last : least;
     command->awaited = NULL;
     if (!command->independent) ++levels->turn;
-    /* The higher the level is already, the fewer ranges are searched. So the operand that was made last comes first,
-       then operands that may be much older, then results. */
+    /* The higher the level is already, the fewer ranges are searched. So operands come before results, the first
+       operand, which often was made last, before the others. */
     for (uint32_t is_write = 0; is_write < 2; ++is_write)
         for (uint32_t i = 0; i < kernel->bindings; ++i) {
             if ((kernel->written >> i & 1) != is_write) continue;

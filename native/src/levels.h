@@ -1,6 +1,6 @@
-/* The levels of commands. A command waits for an earlier command if one of them writes bytes that the other reads or
-   writes. Its level is one more than the highest level of the commands for which it waits. Commands of the same
-   level may run at the same time, and a barrier separates two levels. The twin in Python is `levels` of
+/* The levels of commands. A command waits for an earlier command if one of the two writes bytes that the other reads or
+   writes. Its level is one more than the highest level of the commands for which it waits. Commands of the same level
+   may run at the same time, and a barrier separates two levels. Python's twin is `levels` of
    zinc_attn/runtime/vulkan/commands.py. */
 #pragma once
 #include "objects.h"

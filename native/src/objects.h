@@ -32,12 +32,11 @@ struct za_command {
     uint64_t products; /* multiplications, which bound the time of a submission; 0: few */
     /* set by za_level: */
     uint32_t level;
-    const struct kernel *awaited; /* the kernel of the command for which it waits; NULL: it waits for none */
+    const struct kernel *awaited; /* the kernel of a command for which it waits; NULL: it waits for none */
     struct za_place met;          /* bytes that both commands use */
 };
 
-/* A buffer in memory with the flags, which is mapped if the flags make it visible to the host. A failure leaves
-   nothing. */
+/* A buffer in memory with the flags, mapped if the flags make it visible to the host. A failure leaves nothing. */
 enum { MAPPED = VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT };
 bool za_memory_make(struct za_device *device, VkDeviceSize size, VkMemoryPropertyFlags flags, const char *what,
                     struct buffer *buffer);
@@ -55,7 +54,7 @@ void za_pipeline_free(struct za_device *device, struct pipeline *pipeline);
 bool za_sets_reset(struct za_device *device, struct sets *sets);
 void za_sets_free(struct za_device *device, struct sets *sets);
 
-/* A dispatch. `places` are in the order of the pipeline's bindings; the kernel sees a place as large as its `size`. */
+/* A dispatch. `places` are in the order of the pipeline's bindings. */
 struct za_command za_command(const struct pipeline *pipeline, const struct za_place *places, const uint32_t groups[3]);
 bool za_dispatch(struct za_device *device, VkCommandBuffer commands, struct sets *sets,
                  const struct za_command *command);

@@ -28,13 +28,13 @@ static void find_file(struct za_pipeline_cache *cache, const VkPhysicalDevicePro
     const char *folder = NULL;
     int i = 0, size = 0;
     while (i < 3 && (!(folder = getenv(places[i][0])) || !*folder)) ++i;
-    if (i == 0 || (i < 3 && *folder == '/')) /* of the user's folders only absolute ones */
+    if (i == 0 || (i < 3 && *folder == '/')) /* a folder of the user's counts only if it is absolute */
         size = snprintf(cache->file, sizeof cache->file, "%s%s/pipelines/%08x-%08x-%08x-%08x.bin", folder, places[i][1],
                         p->vendorID, p->deviceID, p->driverVersion, crc32_of(p->pipelineCacheUUID, VK_UUID_SIZE));
     if (size >= (int)sizeof cache->file) *cache->file = 0;
 }
 
-/* Read a file of the driver's data for the device: *size bytes, to be freed. NULL: the file is no such file. */
+/* Read the file of the driver's data for the device: *size bytes, to be freed. NULL: it is missing or another file. */
 static unsigned char *read_file(const char *path, const VkPhysicalDeviceProperties *p, size_t *size) {
     const uint32_t version = VK_PIPELINE_CACHE_HEADER_VERSION_ONE;
     VkPipelineCacheHeaderVersionOne header = {HEADER, version, p->vendorID, p->deviceID, {0}};

@@ -1,4 +1,4 @@
-/* The driver's pipeline cache, which a file keeps between processes. Its path and format are those of
+/* The driver's pipeline cache, which a file keeps between processes: the file of
    zinc_attn/runtime/vulkan/pipeline_cache.py. No function fails: without the file, pipelines are compiled again. */
 #pragma once
 #include "functions.h"

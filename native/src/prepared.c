@@ -96,7 +96,7 @@ static bool make(struct za_prepared *p) {
 }
 
 struct za_prepared *za_prepare(struct za_attn *attn, const struct za_room *room) {
-    if (!za_given("attn", attn) || !za_given("room", room) || !za_enter(attn->device)) return NULL;
+    if (!za_not_null("attn", attn) || !za_not_null("room", room) || !za_enter(attn->device)) return NULL;
     struct za_prepared *p = calloc(1, sizeof *p);
     if (p) p->attn = attn, p->room = *room, ++attn->prepared;
     if (za_leave(attn->device, p ? make(p) : za_no_memory())) return p;
@@ -186,7 +186,7 @@ static bool record(struct za_prepared *p, uint32_t slot, VkCommandBuffer command
 
 bool za_record(struct za_prepared *prepared, uint32_t slot, VkCommandBuffer commands, struct za_cache *cache,
                uint32_t layer, const struct za_places *places) {
-    return za_given("prepared", prepared) && za_given("cache", cache) && za_given("places", places) &&
+    return za_not_null("prepared", prepared) && za_not_null("cache", cache) && za_not_null("places", places) &&
            za_within(prepared->attn->device, record(prepared, slot, commands, cache, layer, places));
 }
 
@@ -198,7 +198,7 @@ static bool reset(struct za_prepared *p, uint32_t slot) {
 }
 
 bool za_reset(struct za_prepared *prepared, uint32_t slot) {
-    return za_given("prepared", prepared) && za_within(prepared->attn->device, reset(prepared, slot));
+    return za_not_null("prepared", prepared) && za_within(prepared->attn->device, reset(prepared, slot));
 }
 
 /* --- steps ------------------------------------------------------------------------------------------- */
@@ -216,6 +216,6 @@ static bool step(struct za_prepared *p, uint32_t slot, const struct za_call *cal
 }
 
 bool za_step(struct za_prepared *prepared, uint32_t slot, const struct za_call *call) {
-    return za_given("prepared", prepared) && za_given("call", call) &&
+    return za_not_null("prepared", prepared) && za_not_null("call", call) &&
            za_within(prepared->attn->device, step(prepared, slot, call));
 }

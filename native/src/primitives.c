@@ -13,9 +13,9 @@ static bool run(struct za_device *device, const struct pipeline *pipeline, const
     const struct za_place places[] = {za_whole(&buffers[NUMBERS]), za_whole(&buffers[RESULTS])};
     struct sets sets = {0};
     const struct za_command command = za_command(pipeline, places, (const uint32_t[]){groups, 1, 1});
-    bool ok = za_commands_begin(device) && za_dispatch(device, device->commands, &sets, &command);
+    bool ok = za_begin(device, device->commands) && za_dispatch(device, device->commands, &sets, &command);
     if (ok) za_barrier_after(device, device->commands);
-    ok = ok && za_commands_submit(device);
+    ok = ok && za_submit(device, device->commands, true);
     za_sets_free(device, &sets);
     return ok;
 }

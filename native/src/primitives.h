@@ -4,8 +4,7 @@
 
 #include "device.h"
 
-/* False: a float function gives another result than the contract's, so attention would have other bits; za_error says
-   which. */
+/* False: a float function differs from the contract, so attention would have other bits; za_error says which. */
 bool za_primitives_check(struct za_device *device);
 
 /* attend's constant `arithmetic` for arithmetic "fused": FUSED_NATIVE where the driver's fma() rounds once, or else

@@ -56,7 +56,7 @@ bool za_record_call(struct za_attn *attn, VkCommandBuffer commands, struct sets 
     const bool rounds = rows && attn->arithmetic == INTEGER_SUMS;
     struct za_command list[1 + CALL_COMMANDS];
     int n = rounds;
-    if (rounds) list[0] = za_round_q(attn, rows, b->given_q, b->q);
+    if (rounds) list[0] = za_round_q(attn, rows, b->unrounded_q, b->q);
     n += za_laid_commands(attn, laid, b, list + n);
     za_barrier_before(device, commands);
     if (rows && !rounds && places && places->q.buffer != b->q.buffer)
@@ -101,9 +101,9 @@ bool za_check_places(const struct za_cache *cache, const struct za_places *place
 }
 
 struct bindings za_bound(const struct za_attn *attn, const struct za_places *places, uint64_t rows, uint64_t new_rows) {
-    struct bindings b = {.rows = places->rows, .q = places->q, .out = places->out, .given_q = places->q};
+    struct bindings b = {.rows = places->rows, .q = places->q, .out = places->out, .unrounded_q = places->q};
     b.rows.size = za_rows_bytes(&attn->shape, new_rows);
-    b.given_q.size = 4 * rows * attn->shape.q_heads * attn->shape.head_dim;
+    b.unrounded_q.size = 4 * rows * attn->shape.q_heads * attn->shape.head_dim;
     b.q.size = za_q_bytes(&attn->shape, rows);
     b.out.size = za_out_bytes(&attn->shape, rows);
     return b;

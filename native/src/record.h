@@ -9,9 +9,8 @@
 bool za_record_call(struct za_attn *attn, VkCommandBuffer commands, struct sets *sets, const struct laid *laid,
                     const struct bindings *b, const struct za_places *places);
 
-/* Check the places of a call on a cache. *filled: kernels cannot read q in the host's place, and use the library's
-   memory of za_q_bytes. *result: kernels cannot write out and lse in the host's places, and use memory of
-   za_out_bytes. */
+/* Check the places of a call on a cache. *filled: kernels cannot read q in the host's place, and need za_q_bytes of the
+   library's memory. *result: kernels cannot write out and lse in the host's places, and need za_out_bytes. */
 bool za_check_places(const struct za_cache *cache, const struct za_places *places, uint64_t rows, uint64_t new_rows,
                      bool *filled, bool *result);
 

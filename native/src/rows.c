@@ -138,7 +138,7 @@ static bool encode_fp8(const struct part *p, size_t row, uint8_t *out, double *l
     return true;
 }
 
-/* Row number `row` of values that stay as they are, apart from those that count as 0. */
+/* Row number `row` of a type that stores values as they are, except magnitudes that count as 0. */
 static void encode_plain(const struct part *p, size_t row, uint32_t *out) {
     size_t dims = p->as->dims, size = p->type->bits / 8, first = row * dims;
     memcpy(out, (const char *)p->values + first * size, dims * size);

@@ -6,9 +6,9 @@
    head_dim count as 0. A cache in rows has other rows: the bytes of a row of K, padded to words, then the bytes of a
    row of V. These are values, or ggml's blocks.
 
-   Values: magnitudes up to 2**60, those below 2**-40 count as 0; f16 takes every finite float16, block types what
-   za_storage says, fp8_e4m3 up to 448 times the scale of the head. The codec is rows.c, blocks.c and floats.c,
-   which depend on nothing but the contract and error.h. */
+   Values have magnitudes up to 2**60, and magnitudes below 2**-40 count as 0; f16 takes every finite float16, block
+   types what za_storage says, fp8_e4m3 up to 448 times the scale of the head. The codec is rows.c, blocks.c and
+   floats.c, which depend on nothing but the contract and error.h. */
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>

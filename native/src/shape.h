@@ -21,14 +21,14 @@ struct shape {
 /* False: the options make no shape, and za_error says why. cpu: the kind of device. */
 bool za_shape(const struct za_options *options, bool cpu, struct registers registers, struct shape *shape);
 
-/* How many query heads of a row a workgroup of pass 1 serves, in a call of so many items; how many query rows it
-   serves if rows share keys, 1 if they share none. shared_bytes: of the device's workgroups. kernels/tuning.py has
-   the same rules. */
+/* How many query heads of a row a workgroup of pass 1 serves in a call of `items` items, and how many query rows it
+   serves if rows share keys; 1: rows share none. shared_bytes: of the device's workgroups. kernels/tuning.py has the
+   same rules. */
 uint32_t za_heads_together(const struct sizes *s, uint64_t items, uint32_t shared_bytes);
 uint32_t za_rows_together(const struct sizes *s, uint32_t shared_bytes);
 
-/* How many query vectors a workgroup with matrix units serves, for so many of a request: as many as the device's limits
-   allow. 0: it has no room for any. mat_m: vectors of a product. kernels/matrix.py has the same choice. */
+/* How many query vectors a workgroup with matrix units serves, of a request's `vectors`: as many as the device's limits
+   allow. 0: it has room for none. mat_m: vectors of a product. kernels/matrix.py has the same choice. */
 uint32_t za_units_vectors(const struct sizes *s, const VkPhysicalDeviceLimits *limits, uint32_t mat_m,
                           uint64_t vectors);
 
@@ -37,5 +37,5 @@ uint64_t za_q_bytes(const struct shape *shape, uint64_t rows);       /* as the k
 uint64_t za_out_bytes(const struct shape *shape, uint64_t rows);     /* out, then lse, as they write them */
 uint64_t za_rows_bytes(const struct shape *shape, uint64_t new_rows);
 
-/* How many invocations a wave has, in a workgroup that serves so many query vectors. */
+/* How many invocations a wave has, in a workgroup that serves `served` query vectors. */
 uint32_t za_lanes(const struct sizes *s, uint64_t served);

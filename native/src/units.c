@@ -65,8 +65,7 @@ static bool has_features(const struct za_host *host, const struct za_functions *
     return features.matrices.cooperativeMatrix && features.int8.shaderInt8 && features.memory.vulkanMemoryModel;
 }
 
-/* Invocations of a subgroup, 0 if the units are left out. lavapipe of Mesa 26.2 with 16 crashes as it compiles products
-   of matrices. */
+/* Invocations of a subgroup; 0: units are left out. With 16, lavapipe of Mesa 26.2 crashes as it compiles products. */
 static uint32_t subgroup_of(const struct za_host *host, const struct za_functions *vk, bool wave32) {
     VkPhysicalDeviceSubgroupProperties subgroup = {
         .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_PROPERTIES,

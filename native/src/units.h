@@ -2,8 +2,7 @@
 #pragma once
 #include "functions.h"
 
-/* Products of int8 matrices, (m, k) by (k, n), by a subgroup of so many invocations. m 0: the device has no such
-   units. */
+/* Products of int8 matrices, (m, k) by (k, n), by a subgroup of `subgroup` invocations. m 0: there are no units. */
 struct za_units {
     uint32_t m, n, k, subgroup;
 };
@@ -22,8 +21,8 @@ struct za_units_features {
 extern const char za_units_extension[];
 
 /* The shape of products that kernels use. m is 0 if the device, of Vulkan 1.3, has none or has subgroups of an unknown
-   size, and where $ZINC_ATTN_UNITS leaves the units out: 0 all, 1 none, and without it those of a CPU. wave32:
-   pipelines ask for subgroups of 32. */
+   size, or if its units are left out: $ZINC_ATTN_UNITS=0 leaves out all units, 1 none, and without it a CPU's are left
+   out. wave32: pipelines ask for subgroups of 32. */
 struct za_units za_units_of(const struct za_host *host, const struct za_functions *vk, bool wave32);
 
 /* Fill the chain with these features; `next` comes after it. */

@@ -58,7 +58,7 @@ static uint32_t together(const struct za_call *call, const struct za_request *re
     return request->q_len - first > 1 ? keys_of(call, request, first).limit / KEYS_PER_NODE : 0;
 }
 
-/* Whether the words of a request's page table are those of the request before it. */
+/* Whether a request shares the words of its page table with the request before it. */
 static bool same_table(const struct za_call *call, uint32_t i) {
     return i && call->request[i].page_table == call->request[i - 1].page_table;
 }
@@ -98,9 +98,9 @@ bool za_walks(const struct shape *shape, const struct za_call *call, struct rule
     return several && workgroups * shape->kv_heads >= enough;
 }
 
-/* The rows of an item, from `row` of a request on. From row to row `first` and `limit` grow by `step`, 0 or 1, to those
-   of the last row; numbers below 0 are 0. Rows with a window that are not causal have an item each, because only their
-   `first` grows. some: the keys that some row sees. */
+/* The rows of an item, from `row` of a request on. From row to row `first` and `limit` grow by `step`, 0 or 1, up to
+   `last`; numbers below 0 are 0. Noncausal rows with a window have an item each, because only their `first` grows.
+   some: the keys that some row sees. */
 struct block {
     uint32_t rows, step;
     struct seen last, some;
@@ -168,8 +168,7 @@ struct counts za_totals(const struct shape *shape, const struct za_call *call) {
     return counts;
 }
 
-struct counts za_counts(const struct shape *shape, const struct za_call *call,
-                        struct rule rule) {
+struct counts za_counts(const struct shape *shape, const struct za_call *call, struct rule rule) {
     struct counts counts = za_totals(shape, call);
     for (uint32_t i = 0; i < call->requests; ++i) {
         const struct za_request *request = &call->request[i];
@@ -254,8 +253,8 @@ static void write_header(const struct shape *shape, const struct za_call *call, 
     write_float(&header->softcap_inverse, 1.0 / (double)(float)call->softcap);
 }
 
-/* Item records of a request, to *item. Rows of a split are neighbors: a GPU's caches hold its keys for all. By matrix
-   units (each > 1) the last rows, whose items are the longest, come first. */
+/* Item records of a request, to *item. Rows of a split are neighbors, because a GPU's caches hold the split's keys. By
+   matrix units (each > 1) the last rows, whose items are the longest, come first. */
 static void write_items(const struct za_call *call, const struct za_request *request, const struct layout *l,
                         const struct counts *room, uint32_t each, uint32_t page_table, uint32_t first_row,
                         struct work_item **item) {
@@ -281,7 +280,7 @@ static void write_items(const struct za_call *call, const struct za_request *req
     }
 }
 
-/* Item records of the keys that rows of a request attend together. Items of the same node are neighbors. */
+/* Item records of the nodes that rows of a request attend together. Items of the same node are neighbors. */
 static void write_shared(const struct za_call *call, const struct za_request *request, uint32_t each,
                          uint32_t page_table, struct cursor *to) {
     const uint32_t nodes = request->tokens / KEYS_PER_NODE;
@@ -343,8 +342,7 @@ static void write_heads(const struct shape *shape, const struct za_call *call, c
 
 static void *word_at(uint32_t *work, uint64_t word) { return work + word; }
 
-/* Records after the call's, up to the end of the room. They do nothing: items have no leaf, rows no state, tokens no
-   place. */
+/* Records after the call's, up to the room's end, do nothing: items have no leaf, rows no state, tokens no place. */
 static void write_rest(const struct cursor *to, const struct parts *parts, uint32_t *work) {
     memset(to->item, 0, (size_t)((char *)word_at(work, parts->rows) - (char *)to->item));
     memset(to->row_record, 0, (size_t)((char *)word_at(work, parts->appends) - (char *)to->row_record));

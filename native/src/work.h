@@ -10,11 +10,11 @@ struct layout {
     uint32_t splits, first_node, nodes;
 };
 
-/* Records and tables of a call, or room for them. */
+/* Numbers of records and of table words that a call has, or has room for. */
 struct counts {
-    uint64_t items, shared; /* shared: of several rows, at most rows_each, or by matrix units */
+    uint64_t items, shared; /* shared: items of several rows (at most rows_each), or by matrix units */
     uint64_t rows, new_rows, pages, masks, states; /* pages, masks: words */
-    uint64_t keys; /* keys that rows see, summed over all rows; MATRIX_GAIN of them count as one by matrix units */
+    uint64_t keys; /* keys that rows see, summed over all rows; by matrix units MATRIX_GAIN keys count as one */
     uint32_t rows_each;
     uint32_t biases;  /* attend's constant */
     bool lse;         /* lse is written after out */
@@ -28,14 +28,14 @@ struct parts {
     uint64_t base, rows, appends, pages, heads, mask, end;
 };
 
-/* How a call, or every call of a prepared one, is laid out. */
+/* How a call, or every step of a prepared call, is laid out. */
 struct rule {
     uint32_t fixed_splits; /* the most splits of a request of a prepared call; 0: the split rule decides */
     uint32_t rows_each;    /* how many rows may attend keys together; 0 and 1: each row attends alone */
     uint32_t most_shared;  /* the most items of such rows */
     bool fused;            /* the arithmetic */
     uint32_t units;        /* query vectors of a workgroup with matrix units; 0: no request is for them */
-    bool whole;            /* its items have all keys of their rows, which makes enough workgroups */
+    bool whole;            /* each item has all keys of its rows, because such items are enough workgroups */
 };
 
 /* For K and V in rows: rows from a token to the next, and from a KV head to the next. */
@@ -54,20 +54,18 @@ struct layer {
 double za_scale(const struct shape *shape, const struct za_call *call); /* of the scores */
 const float *za_slopes(const struct za_call *call, int bias);           /* (q_heads) of a bias, NULL: none */
 
-/* Whether the rows of a request are many enough for matrix units, and whether workgroups by the rule's units are many
-   enough that each attends all nodes of its rows. */
+/* Whether a request has enough rows for matrix units, and a call enough workgroups by units for `rule.whole`. */
 bool za_many(const struct shape *shape, const struct za_request *request);
 bool za_walks(const struct shape *shape, const struct za_call *call, struct rule rule);
 
 /* The rows, new rows, pages and masks of a call. The other counts need a layout and stay 0. */
 struct counts za_totals(const struct shape *shape, const struct za_call *call);
-struct counts za_counts(const struct shape *shape, const struct za_call *call,
-                        struct rule rule);
+struct counts za_counts(const struct shape *shape, const struct za_call *call, struct rule rule);
 struct parts za_parts(const struct shape *shape, const struct counts *counts);
-struct layout za_layout(const struct shape *shape, const struct za_call *call,
-                        const struct za_request *request, struct rule rule);
+struct layout za_layout(const struct shape *shape, const struct za_call *call, const struct za_request *request,
+                        struct rule rule);
 
 /* Write a call's words into parts that have room for it. The recorded dispatches are for `room`: results are laid
    out for its rows, and records after the call's own records do nothing. */
-void za_work_write(const struct shape *shape, const struct za_call *call, struct rule rule,
-                   const struct counts *room, const struct layer *layer, uint32_t *work);
+void za_work_write(const struct shape *shape, const struct za_call *call, struct rule rule, const struct counts *room,
+                   const struct layer *layer, uint32_t *work);

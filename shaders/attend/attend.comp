@@ -2,11 +2,10 @@
 // heads that share one KV head.
 //
 // Grid: x = share of the KV head's query heads, y = work item (query row and range of nodes), z = KV head. Shares read
-// the same keys, so the grid runs them side by side. A workgroup has eight waves and walks the nodes of its item one
+// the same keys, so they are neighbors in the grid. A workgroup has eight waves and walks the nodes of its item one
 // after another. Each wave attends one leaf of 64 keys of a node, and then all waves fold the eight leaves into the
 // node. A workgroup keeps nothing from node to node. A query vector is one query head of one query row, and h is its
-// number in the workgroup (ROWS 1: heads of one row). A loaded row of K or V serves all vectors, so that a workgroup
-// reads K and V once.
+// number in the workgroup (ROWS 1: heads of one row). A workgroup reads K and V once, for all its vectors.
 //
 // The steps of a node; the includes before `main` have these numbers:
 //     1 scores  s[key][h] = scale * (q[h] . k[key])                      lane = keys: lane, lane + LANES
@@ -35,21 +34,11 @@
 //     integer       arithmetic "integer": from numbers to integers, and sums of blocks
 //     floats        weight: 2**(s - m); multiply_add: a * b + c, in the file of that name
 //
-// Sizes, and their values on a GPU for 16 query heads, 2 KV heads and head_dim 256 in float16:
+// Sizes on a GPU for 16 query heads, 2 KV heads and head_dim 256 in float16; attend_constants and attend_sizes explain
+// them. A slice is a lane's part of a value row in one pass over V.
 //
-//     LANES            32  invocations of a wave; fewer on some CPU devices
-//     VECTORS           8  query vectors of a workgroup
-//     CHUNKS_AHEAD      4  step 1: chunks of K, 8 dimensions each, that a lane has in flight of each of its keys
-//     KEY_PAIRS         1  pairs of keys of a lane
-//     LANE_QUARTERS     1  step 2: pairs (h, key mod 4) whose maximum and sum a lane makes
-//     VALUE_PASSES      1  step 4: passes over V; several where registers do not hold all sums of values
-//     SLICE             8  head dimensions of a slice, which is a lane's part of a value row in one pass ...
-//     PAIRS             4  ... and pairs of them
-//     VALUE_LANES      32  slices of a pass, a lane each, unless LANES is less
-//     LANE_SLICES       1  slices of a lane; more in a wave of fewer lanes
-//     SLICE_LOADS       1  loads of a slice
-//     KEYS_AHEAD        8  value rows in flight
-//     FOLD_DIMS         2  step 5: head dimensions of a lane that one round folds
+//     LANES 32         VECTORS 8       CHUNKS_AHEAD 4  KEY_PAIRS 1    LANE_QUARTERS 1  VALUE_PASSES 1  SLICE 8
+//     VALUE_LANES 32   LANE_SLICES 1   PAIRS 4         SLICE_LOADS 1  KEYS_AHEAD 8     FOLD_DIMS 2
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_KHR_shader_subgroup_basic : require
@@ -92,9 +81,8 @@ shared float wave_floats[SHARED_FLOATS];
 #include "values.glsl"   // 4
 #include "node.glsl"     // 3, 5
 
-// To wave, lane and wave_begin. Where subgroups are waves, a number that a subgroup has in common keeps what follows
-// from it in scalar registers, whichever invocations a driver puts into a subgroup. The remainders change nothing; they
-// tell a compiler the range of the numbers.
+// To wave, lane and wave_begin. If subgroups are waves, numbers that depend on the wave alone stay in scalar registers,
+// whichever invocations a driver puts into a subgroup. The remainders only tell a compiler the range of the numbers.
 void find_wave() {
     bool waves = SUBGROUPS != 0u && gl_SubgroupSize == LANES;
     wave = (waves ? gl_SubgroupID : gl_LocalInvocationID.x / LANES) % WAVES;
@@ -102,8 +90,8 @@ void find_wave() {
     wave_begin = wave * WAVE_FLOATS;
 }
 
-// A loop ends where a constant of the pipeline says that it has one trip: lavapipe's code is half as slow without a
-// loop around all this. Each step is called once, because SwiftShader's compiler copies a function to every call.
+// Constants of the pipeline end loops of one trip: lavapipe's code takes half the time without a loop around the steps.
+// Each step is called once, because SwiftShader's compiler copies a function to every call.
 void main() {
     Item item = read_item();
     find_head_scales();

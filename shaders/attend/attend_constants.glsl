@@ -1,5 +1,4 @@
-// The constants of attend.comp: what a pipeline is specialized for, and the sizes of a lane's share that follow from
-// it.
+// The constants of attend.comp: specialization constants, and the sizes of a lane's share that follow from them.
 layout(local_size_x_id = ATTEND_SPEC_WORKGROUP_SIZE, local_size_x = 256) in;
 const uint WAVES = LEAVES_PER_NODE;               // of a workgroup, a leaf each
 const uint LANES = gl_WorkGroupSize.x / WAVES;    // of a wave: 32, 16 or 8
@@ -7,7 +6,7 @@ layout(constant_id = ATTEND_SPEC_K_DIM) const uint K_DIM = 128u;  // of q and K,
 layout(constant_id = ATTEND_SPEC_V_DIM) const uint V_DIM = 128u;  // of V and the output, whole slices of a lane
 layout(constant_id = ATTEND_SPEC_LATENT) const uint LATENT = 0u;  // 1: V is the first V_DIM dimensions of K
 layout(constant_id = ATTEND_SPEC_VECTORS) const uint VECTORS = 4u;  // query vectors of a workgroup
-layout(constant_id = ATTEND_SPEC_CHUNKS_AHEAD) const uint CHUNKS_AHEAD = 1u;  // chunks of K in flight: 1, 2 or 4
+layout(constant_id = ATTEND_SPEC_CHUNKS_AHEAD) const uint CHUNKS_AHEAD = 1u;  // chunks of a key in flight: 1, 2 or 4
 layout(constant_id = ATTEND_SPEC_TILE) const uint TILE = 64u;  // tokens per tile: 64, or the page size if smaller
 layout(constant_id = ATTEND_SPEC_SOFTCAP) const uint SOFTCAP = 0u;  // 1: scores are capped
 layout(constant_id = ATTEND_SPEC_BIASES) const uint BIASES = 0u;  // the biases that scores have: a sum of BIAS_...
@@ -29,7 +28,7 @@ const bool INTEGER = ARITHMETIC == INTEGER_SUMS;
 const bool CPU = CHUNKS_AHEAD == 1u;  // a CPU device: no other has a single chunk of K in flight
 const bool FOLDS = !CPU;  // a GPU's compiler folds conversions of float16 into products; see storage.glsl
 
-const uint KEY_PAIRS = KEYS_PER_LEAF / LANES / 2u;  // keys lane and lane + LANES, then the next two
+const uint KEY_PAIRS = KEYS_PER_LEAF / LANES / 2u;  // of a lane: keys lane and lane + LANES, then the next two
 const uint LANE_SLICES = LANES == WAVE ? 1u : VALUE_LANES / LANES;  // slices lane, lane + LANES, ...
 const uint LANE_PAIRS = LANE_SLICES * PAIRS;  // pairs of dimensions in all of these slices
-const uint LANE_QUARTERS = (VECTORS * WEIGHT_PARTIALS + LANES - 1u) / LANES;
+const uint LANE_QUARTERS = (VECTORS * WEIGHT_PARTIALS + LANES - 1u) / LANES;  // pairs (h, key mod 4) of a lane

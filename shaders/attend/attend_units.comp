@@ -1,15 +1,13 @@
-// Pass 1 of arithmetic "integer" with int8 matrix units: attend.comp's bits, for a block of vectors as in
-// attend_matrix.
+// Pass 1 of arithmetic "integer" with int8 matrix units: attend.comp's bits, by attend_matrix's blocks of vectors.
 //
-// q, which comes rounded, and weights are integers in two int8: 256 high + low, with low from -128 to 127. For a leaf's
-// 64 keys:
+// q, which comes rounded, and weights are integers in two int8, 256 high + low. For a leaf's 64 keys:
 //
 //     scores    s[vector][key] = q's unit * (sum over blocks of K's scale * (a[vector] . k[key] in the block))
 //     values    o[vector] = u's unit * (sum over keys of u[vector][key] * v[key]), u anew for each block of V
 //
 // The sums of the units are exact; the sum of the low int8 goes on from 256 times the sum of the high int8. All other
-// work is on single elements, and scales are loaded as matrices with a stride of 0, so no code knows which outputs the
-// elements are.
+// work is on single elements, and scales are loaded as matrices with a stride of 0, so the code need not know which
+// outputs an invocation's elements are.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require

@@ -4,8 +4,8 @@
 // the high half.
 //
 // Words of values are as in tiles, except for types of 4 bits: in a word of 8 dimensions the low half of byte i is
-// dimension i, and the high half is dimension i + 4. A word without a byte of a row's values is never read. The
-// compiler knows `v`: the buffer is V's, or K's.
+// dimension i, and the high half is dimension i + 4. A word without a byte of a row's values is never read. v: the
+// buffer is V's, not K's; the compiler knows it.
 
 const bool NHD = K_STRIDE != 0u;
 // A halfword is 16 bits. Addresses in this file count halfwords, except those named `word`.

@@ -1,13 +1,13 @@
 // The words and floats that a lane has in flight: chunks (eight dimensions) of its keys' K, and slices of value rows.
 //
-// A lane's keys go in pairs (key0, key1), and a chunk has four dimensions a and then four dimensions b. These arrays
-// are global for the reason that attend.comp's are.
+// A lane's keys go in pairs (key0, key1), and a chunk has four dimensions a and then four dimensions b. attend.comp
+// says why these arrays are global.
 
 // Chunks that are in use as floats at a time. Where stored words take few registers, fewer floats leave the compiler
 // more registers for the sums, and the compiler pairs more of the sums.
 const uint TOGETHER = K_BITS <= 8u && VECTORS <= 8u && CHUNKS_AHEAD > 2u ? 2u : CHUNKS_AHEAD;
-// Query vectors whose dots are made side by side: each sum waits for the sum before it, and wants others between them.
-// Rows of at most 8 bits, and more than eight vectors, leave scalar registers for two.
+// Query vectors whose dot products are made side by side, since each sum waits for the sum before it. Rows of at most 8
+// bits, and more than eight vectors, leave scalar registers for two vectors.
 const uint FEW = CPU && !FUSED ? 1u : 2u - VECTORS % 2u;
 const uint MANY = VECTORS % 4u == 0u ? 4u : (VECTORS % 3u == 0u ? 3u : 2u - VECTORS % 2u);
 const uint IN_TILES = CPU || VECTORS > 8u ? FEW : MANY;
@@ -15,7 +15,7 @@ const uint SIDE_BY_SIDE = NHD && K_BITS <= 8u ? FEW : IN_TILES;
 
 const uint FLOATS = TOGETHER * KEY_PAIRS;
 uvec2 key0[KEY_PAIRS], key1[KEY_PAIRS];  // [pair]: where the keys lie
-Block block0[KEY_PAIRS], block1[KEY_PAIRS];  // [pair]: the one block that has all chunks in flight
+Block block0[KEY_PAIRS], block1[KEY_PAIRS];  // [pair]: the block that has all chunks in flight
 uvec4 words0[CHUNKS_AHEAD * KEY_PAIRS], words1[CHUNKS_AHEAD * KEY_PAIRS];  // [chunk][pair]: of at most 8 bits
 vec4 k0a[FLOATS], k0b[FLOATS], k1a[FLOATS], k1b[FLOATS];  // [chunk][pair]: the chunks in use, as floats
 
@@ -56,8 +56,7 @@ vec2 v[LANE_PAIRS];  // the row in use
 uvec4 v_raw[KEYS_AHEAD * LANE_SLICES * SLICE_LOADS];  // [row][slice][load]: the rows in flight
 Block v_blocks[KEYS_AHEAD * LANE_SLICES];  // [row][slice], of types that have blocks
 
-// To v_raw: dimensions SLICE slice ... SLICE slice + SLICE - 1 of a value row, as slice `ahead` of the slices in
-// flight.
+// To v_raw: slice `slice` of a value row, as slice `ahead` of the slices in flight.
 void load_v(uvec2 where, uint slice, uint ahead) {
     if (V_BITS <= 8u) {
         v_blocks[ahead] = v_block(where, slice * SLICE / BLOCK);
@@ -94,8 +93,8 @@ void unpack_v(uint slice, uint ahead, uint to) {
     }
 }
 
-// The power of two that weights have until they have met values, and its reciprocal. 1/2 undoes the doubling of values,
-// and FUSED_SCALE avoids denormals.
+// The power of two by which weights are multiplied before they meet values, and its reciprocal. 1/2 undoes the doubling
+// of values, and FUSED_SCALE avoids denormals.
 float weight_scale() {
     return doubled(V_STORAGE) ? (!FUSED ? 0.5 : 0.5 * FUSED_SCALE) : (!FUSED ? 1.0 : FUSED_SCALE);
 }

@@ -1,8 +1,8 @@
 // Arithmetic "integer": numbers become integers of 12 bits by a power of two, which follows from the largest number.
 //
-// K and V have the integers of their blocks as floats, without the scale. q comes rounded: every number of a row is an
-// integer of at most 2**11 times a power of two of the row. So the sums of a block's products of q and k, and of a
-// leaf's products of weights and V, are exact in any order, and only a product with a scale rounds.
+// Values of K and V are the integers of their blocks, as floats without the scale. q comes rounded: every number of a
+// row is an integer of at most 2**11 times the row's power of two. So the sums of a block's products of q and k, and of
+// a leaf's products of weights and V, are exact in any order, and only a product with a scale rounds.
 
 // Whether a block of K ends before chunk number `chunk`, which is the first chunk of a load or comes after the last.
 bool ends_block(uint chunk) {
@@ -38,8 +38,7 @@ const bool OWN_BLOCK = LANES % V_BLOCKS == 0u;  // all pairs of a lane have the 
 float tops[POWER_ROUNDS];
 float scales_ahead[POWER_KEYS];
 
-// To tops: the largest magnitudes of weights times scales of keys t ... t + POWER_KEYS - 1. Absent keys have the weight
-// 0.
+// To tops: the largest magnitudes of weights times scales of keys t ... t + POWER_KEYS - 1; absent keys weigh 0.
 void add_tops(Item item, Leaf leaf, uint t) {
     [[unroll]] for (uint r = 0u; r < POWER_ROUNDS; ++r) {
         uint pair = min(r * LANES + lane, VECTORS * V_BLOCKS - 1u);

@@ -39,8 +39,8 @@ bool has_keys(Leaf leaf) {
 // A workgroup serves VECTORS query vectors: ROW_HEADS query heads of each of its ROWS query rows.
 const uint ROW_HEADS = VECTORS / ROWS;
 
-// First query head of the workgroup. The last share of a group begins early enough to be full. Its first
-// repeated_heads() heads also belong to the share before, which writes them. ROWS > 1 has one share only.
+// First query head of the workgroup. The last share of a group begins early enough to be full: its first
+// repeated_heads() heads belong to the share before, too, which writes them. With ROWS > 1 a group is one share.
 uint first_head() {
     uint group = work[HEADER_GROUP];
     return (work[HEADER_KV_FIRST] + gl_WorkGroupID.z) * group + min(gl_WorkGroupID.x * VECTORS, group - VECTORS);

@@ -1,8 +1,7 @@
 // Steps 1 and 3 of a leaf: the pieces of K, and then of V, one after another, with the next piece in flight. The
 // kernel's add_score_step, share_weights and sum_values work on a piece.
 
-// To score_sums: the products of the piece of K in flight. The function fetches the next piece of K, or the first piece
-// of V.
+// To score_sums: the products of the piece of K in flight. The function fetches the next piece of K, or V's first.
 void add_scores(Item item, Leaf leaf, uint piece) {
     meet();
     store_k();

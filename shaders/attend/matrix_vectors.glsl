@@ -17,9 +17,9 @@ Vector vector_at(Item item, uint t) {
                   index < (item.last_row - item.row + 1u) * group, int(item.first) - before, int(item.limit) - before);
 }
 
-// Whether the subgroup has a strip; then its strip's number, and its own number among the strip's waves. Where
-// subgroups are smaller than waves, subgroups from STRIPS * STRIP_WAVES on have no strip. Where all have a strip there
-// is no branch, and compilers leave loads where they are begun.
+// Whether the subgroup has a strip; below its strip's number, and its own number among the strip's waves. If subgroups
+// are smaller than waves, subgroups from STRIPS * STRIP_WAVES on have none. If all have a strip, there is no branch, so
+// that compilers do not move loads to their use.
 bool has_strip() {
     return WAVES == 1u || gl_SubgroupID < STRIPS * STRIP_WAVES;
 }

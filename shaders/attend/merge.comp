@@ -10,8 +10,8 @@
 //     out = total_o / total_l
 //
 // The powers 2**(...) depend on maxima alone, and total_m is the maximum of all states before. So the kernel makes the
-// powers of many merges at once, a lane for each state, and only the sums run one after another. A batch is 32
-// states of one wave, a round a batch for each wave. States are nodes', however keys were split. The steps of a round:
+// powers of many merges at once, a lane for each state, and only the sums run one after another. A batch is 32 states
+// of one wave; a round has a batch for each wave. A state is a node's, however keys were split. The steps of a round:
 //
 //     load_ml          (m, l) of a state                lane = state
 //     load_o           o of the wave's 32 states        lane = two dimensions: 32 loads in flight
@@ -67,8 +67,8 @@ vec2 load_ml(Row row, uint s, out bool exists) {
     return states[base + (row.first + (exists ? s : 0u)) * q_heads + gl_WorkGroupID.y];
 }
 
-// To o: dimensions dim and dim + 1 of the wave's batch, states s ... s + 31 of the row. After the last state the last
-// one is loaded again; its power is 0. Lanes after V_DIM load the last pair of dimensions again and write nothing.
+// To o: dimensions dim and dim + 1 of the wave's batch, states s ... s + 31 of the row. After the last state, the last
+// state is loaded again, with a power of 0. Lanes after V_DIM load the last pair of dimensions again and write nothing.
 void load_o(Row row, uint s, uint dim) {
     uint pair = min(dim, V_DIM - 2u) / 2u, stride = work[HEADER_Q_HEADS] * (V_DIM / 2u);
     uint first = row.first * stride + gl_WorkGroupID.y * (V_DIM / 2u) + pair, last = first + (row.count - 1u) * stride;

@@ -1,4 +1,4 @@
-// Sums of products that round once, of numbers whose sums the host knows, to find out which way the device makes them.
+// multiply_add of numbers whose results the host knows, so that the host chooses FUSED_NATIVE or FUSED_EMULATED.
 //
 // Grid: x = 32 pairs of triples, a lane each. The numbers come from a buffer, so that no compiler knows a result.
 #version 450

@@ -1,8 +1,8 @@
 // a * b + c, the step of a dot product and of a sum of weighted values: rounded twice, or, in arithmetic "fused", once.
 //
-// ARITHMETIC, a specialization constant, is CANONICAL; FUSED_NATIVE where the device's fma() rounds once;
-// FUSED_EMULATED where no fma() of the device does; or INTEGER_SUMS, whose products and sums are integers that float32
-// holds, so that fma() is exact in any case. All drivers agree on each, because the rounded sum is one number.
+// ARITHMETIC, a specialization constant, is CANONICAL; FUSED_NATIVE if the device's fma() rounds once, or else
+// FUSED_EMULATED, with the same result; or INTEGER_SUMS, whose products and sums are integers that float32 holds, so
+// that fma() is exact in any case.
 
 const bool FUSED = ARITHMETIC == FUSED_NATIVE || ARITHMETIC == FUSED_EMULATED;
 
@@ -18,10 +18,9 @@ vec2 two_sum(vec2 a, vec2 b, out vec2 lost) {
     return sum;
 }
 
-// a * b + c, rounded once (Boldo, Melquiond). The product comes in two parts (Dekker), and both sums come with the
-// parts that they lose. The losses are added by rounding to odd, so that the last sum rounds as if nothing had been
-// rounded before. The result is exact where every part is 0 or normal: where a * b is a multiple of 2**-126, and no sum
-// reaches 2**127.
+// a * b + c, rounded once (Boldo, Melquiond). The product has two parts (Dekker), and both sums have the parts that
+// they lose. The losses are added by rounding to odd, so that the last sum rounds as if nothing had been rounded
+// before. This needs parts that are 0 or normal: a * b is a multiple of 2**-126, and no sum reaches 2**127.
 vec2 fma_emulated(vec2 a, vec2 b, vec2 c) {
     vec2 a_high = uintBitsToFloat(floatBitsToUint(a) & 0xFFFFF000u);
     vec2 b_high = uintBitsToFloat(floatBitsToUint(b) & 0xFFFFF000u);

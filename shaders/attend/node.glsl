@@ -3,23 +3,23 @@
 // The waves share the fold by query vectors: wave w folds vectors w and w + 8, as far as they exist, and its vector f
 // is vector w + 8 f. m and l are folded first, because the fold of values needs their powers of two, and each pass that
 // writes output needs l. After each pass over V the waves fold o in rounds. In a round every wave puts FOLD_DIMS
-// dimensions of all its vectors into shared memory, [wave][h][dim][lane], and takes the dimensions of its own vectors
-// from all waves, leaves ascending. So each state crosses shared memory once. With one pass the rounds take the place
-// of the weights; with several passes the weights are still needed, and the rounds come after them. A leaf without keys
-// has the empty state, which changes nothing.
+// dimensions of its o of all vectors into shared memory, [wave][h][dim][lane], and then takes these dimensions of the
+// vectors that it folds from all waves, leaves ascending. So each state crosses shared memory once. With one pass the
+// rounds overwrite the weights; with several passes they lie after the weights. The empty state of a leaf without keys
+// changes nothing.
 
 shared float wave_m[WAVES * VECTORS];  // [wave][h]
 shared float wave_quarters[WAVES * VECTORS * WEIGHT_PARTIALS];  // [wave][h][key mod 4]
 const uint FOLDED = (VECTORS + WAVES - 1u) / WAVES;  // vectors that a wave folds
 vec2 fold_powers[FOLDED * WAVES];  // [f][wave]: powers of two for (the sum so far, the wave's leaf)
 
-// Vector f of the wave. Numbers after the last vector repeat that vector, and the wave does not write it.
+// Vector f of the wave. Numbers after the last vector repeat that vector, and the wave does not write the results.
 uint folded_vector(uint f) {
     return min(wave + f * WAVES, VECTORS - 1u);
 }
 
 // To state.m[f] and state.l[f]: m and l of the node, from every wave's m and quarters. To fold_powers: the powers of
-// that fold.
+// this fold.
 void fold_sums() {
     for (uint g = 0u; g < LANE_QUARTERS; ++g) {
         uint pair = g * LANES + lane;

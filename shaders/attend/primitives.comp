@@ -1,4 +1,4 @@
-// The float functions of every kernel, on numbers whose results the host knows. A driver that computes one of them
+// The float functions of every kernel, on numbers whose results the host knows. A driver that computes a result
 // otherwise is refused before it computes anything else.
 //
 // Grid: x = 32 rows of numbers, a lane each. The numbers come from a buffer, so that no compiler knows a result.
@@ -34,8 +34,7 @@ void main() {
     give(RESULT_RECIPROCAL, reciprocal(l));
     give(RESULT_LSE, natural_lse(m, l));
 
-    // Values from the words of a cache: float16, of which many are denormal, in both forms of storage.glsl, and an int8
-    // by both ways of storage.glsl.
+    // Values from the words of a cache: float16, many of them denormal, and an int8, in both forms of storage.glsl.
     uint word = floatBitsToUint(number(NUMBER_WORD));
     vec2 halves = unpackHalf2x16(word);
     precise float doubled = halves.x * 2.0;

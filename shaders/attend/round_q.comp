@@ -1,5 +1,5 @@
-// Query vectors as arithmetic "integer" takes them: integers of at most 2**(INTEGER_BITS + 1) times a power of two that
-// the vector's largest magnitude has, 0 from HEAD_DIM on. rounded_rows of canonical/integer.py is the same in NumPy.
+// Query vectors for arithmetic "integer": integers of at most 2**(INTEGER_BITS + 1) times a power of two, which follows
+// from the vector's largest magnitude, and 0 from HEAD_DIM on. canonical/integer.py has them as rounded_rows.
 //
 // Eight lanes have a vector, and neighboring lanes have neighboring numbers.
 // Grid: x = four query heads, z = query row.

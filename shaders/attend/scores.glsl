@@ -1,8 +1,8 @@
 // Step 1 of a leaf, the scores: lane = keys, two a lane, or four, or eight.
 //
 // Every lane has the same q, so q comes through scalar loads, a chunk (eight dimensions) of SIDE_BY_SIDE vectors at a
-// time. That chunk of q meets all keys of the lane. The products of a chunk are summed on their own, and the sum joins
-// the dot product then. find_scores, at the end, has the order of the loops.
+// time, which meets all keys of the lane. The products of a chunk are summed on their own, and then the sum is added to
+// the dot product. find_scores, at the end, has the order of the loops.
 
 vec4 qa[SIDE_BY_SIDE], qb[SIDE_BY_SIDE];  // [vector]: a chunk of q
 vec2 chunk_sum[SIDE_BY_SIDE];  // [vector]: the dots of this chunk with a pair of keys
@@ -18,8 +18,7 @@ bvec2 present(Leaf leaf, uint g) {
     return bvec2(a >= leaf.begin && a < leaf.end, b >= leaf.begin && b < leaf.end);
 }
 
-// To key0 and key1. An absent key gets a place that exists: its own slot of the tile, or, in small tiles and in rows,
-// the place of the last key.
+// To key0 and key1. An absent key gets its own slot of the tile, or, in small tiles and in rows, the last key's place.
 void find_keys(Item item, Leaf leaf) {
     uint last = TILE == KEYS_PER_LEAF && !NHD ? KEYS_PER_LEAF - 1u : leaf.end - 1u;
     for (uint i = 0u; i < KEY_PAIRS; ++i) {
@@ -29,7 +28,7 @@ void find_keys(Item item, Leaf leaf) {
 }
 
 // To qa and qb: a chunk of vectors h ... h + SIDE_BY_SIDE - 1. Types of at most 8 bits leave no scalar registers for an
-// address of every vector. Where the vectors are heads of one row, their q are neighbors, and the address is a sum.
+// address of every vector: the q of heads of one row are neighbors, so their addresses are sums.
 void load_q(Item item, uint q_heads, uint h, uint chunk) {
     uint first = (item.row * q_heads + first_head()) * (K_DIM / 4u) + 2u * chunk;
     for (uint n = 0u; n < SIDE_BY_SIDE; ++n) {

@@ -3,10 +3,10 @@
 //
 // `storage` is a specialization constant everywhere, so the branches on it are decided when the pipeline is made.
 
-// Where the constant FOLDS says so, on a GPU, float16 values are doubled as they are converted. AMD's compiler folds a
-// plain conversion into each product with it (v_fma_mix_f32), and such products do not dual-issue. A conversion that
-// doubles is a single instruction, too, but is not folded. No rounding changes: scores are halved afterwards, and
-// weights before they meet values.
+// On a GPU (FOLDS) float16 values are doubled as they are converted. AMD's compiler folds a plain conversion into each
+// product with it (v_fma_mix_f32), and such products do not dual-issue. A conversion that doubles is a single
+// instruction, too, but is not folded. No rounding changes: scores are halved afterwards, and weights before they meet
+// values.
 bool doubled(uint storage) {
     return FOLDS && storage == STORAGE_F16;
 }
@@ -23,8 +23,7 @@ vec2 from_half_words(uint storage, uint w) {
     return x;
 }
 
-// The numbers that the dimensions of a block share: a value is scale * q, or scale * q + minimum. fifth: the fifth bits
-// of q.
+// The numbers that a block's dimensions share: a value is scale * q, or scale * q + minimum. fifth: fifth bits of q.
 struct Block {
     float scale;
     float minimum;
@@ -89,8 +88,8 @@ Block v_block(uvec2 where, uint block) {
 //
 // One mask leaves two values in the mantissas of two float16 below 2**-14: q * 2**-24, or q * 2**-20. AMD's compiler
 // makes scale * q + addend of such a half in one instruction (v_fma_mix_f32). scale * q and scale * (q + 128) have at
-// most 19 digits. So the one rounding is that of adding a minimum, which the canonical reduction has, too, or, for
-// fp8_e4m3, that of the product with the head's scale; and drivers that do not fuse give the same bits.
+// most 19 digits. So only the sum with a minimum rounds, as in the canonical reduction, or fp8_e4m3's product with the
+// head's scale; and drivers that do not fuse give the same bits.
 
 // Value i of a word; the compiler knows i. fifth: the fifth bits of the word's values, from bit 0 on.
 float narrow_value(uint storage, uint w, uint i, uint fifth, Block block) {
@@ -119,9 +118,9 @@ float narrow_value(uint storage, uint w, uint i, uint fifth, Block block) {
     uint nibbles = ((byte & 1u) == 0u ? w : w >> 8) & (odd ? 0x00F000F0u : 0x000F000Fu);
     float unit = odd ? 1048576.0 : 16777216.0;
     if (storage == STORAGE_IQ4_NL) {
-        // A polynomial comes within 0.45 of the table's entry, plus 1.5 * 2**23; its variable is q times the fourth
-        // root of q**4's factor. To 1.5 * 2**23 only a whole number can be added, so the last sum rounds to the entry.
-        // The other roundings are below 1e-4, fused or not.
+        // A polynomial, whose variable is q times the fourth root of q**4's factor, comes within 0.45 of the table's
+        // entry. The last sum adds 1.5 * 2**23, beyond which floats are whole numbers, and so rounds to the entry. The
+        // other roundings are below 1e-4, fused or not.
         precise float y = unpackHalf2x16(nibbles)[byte >> 1] * (unit * 0.19507074);
         precise float cubic = y + 4.8866;
         precise float entry = fma(fma(fma(cubic, y, -37.8056), y, 125.6006), y, 12582912.0 - 127.0);

@@ -48,7 +48,7 @@ void fetch_k(Item item, Leaf leaf, uint piece) {
     }
 }
 
-// To v_ahead: of V, four dimensions of the keys of four neighboring rows. Neighboring lanes take neighboring
+// To v_ahead: four dimensions of V for the keys of four neighboring rows. Neighboring lanes have neighboring
 // dimensions.
 const uint PIECE_QUADS = MATRIX_PIECE / 4u;
 void fetch_v(Item item, Leaf leaf, uint piece) {

@@ -35,8 +35,7 @@ uint fragment_of(uint n) {
     return wave_of_strip() * PIECE_FRAGMENTS + n;
 }
 
-// To node_o: it gains the subgroup's fragments of a block of V, block number `part` of the subgroup's blocks of the
-// piece.
+// To node_o: it gains the subgroup's fragments of a block of V, number `part` of the subgroup's blocks of the piece.
 void add_value_block(uint piece, uint part) {
     uint fragment = fragment_of(part * BLOCK_FRAGMENTS), block = fragment * MAT_N / BLOCK;
     MatrixA u[2u * KEY_STEPS];

@@ -5,8 +5,8 @@
 const uint ROWS_ADDED = KEYS_AHEAD > 4u ? 4u : KEYS_AHEAD;  // at a time
 
 // To state.o: o gains ROWS_ADDED of the rows in flight, from number `ahead` on. The first of these rows is key t.
-// Compilers unroll four rows of eight vectors but not eight rows, and they keep the sums in registers only where
-// everything is unrolled: a single loop over an array of sums moves all of them to memory.
+// Compilers unroll four rows of eight vectors but not eight rows. A single loop over the array of sums that is not
+// unrolled would move all sums to memory.
 void add_rows(uint slice, uint ahead, uint t) {
     // The weights of the first row begin at wave_begin + t * VECTORS. The bound lets a compiler put (j, h) into the
     // immediate offsets of the loads.

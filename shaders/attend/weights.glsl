@@ -14,8 +14,7 @@ void share_dots() {
     barrier();
 }
 
-// The vector of the lane's quarter g. Lanes after the last quarter repeat the last vector, and nobody reads their
-// results.
+// The vector of the lane's quarter g. Lanes after the last quarter repeat the last vector; their results are not read.
 uint vector_of_quarter(uint g) {
     return min(g * (LANES / WEIGHT_PARTIALS) + lane / WEIGHT_PARTIALS, VECTORS - 1u);
 }

@@ -36,8 +36,8 @@ uvec2 locate(Item item, Leaf leaf, uint key) {
     return uvec2(first + (tile & ((1u << shift) - 1u)), TILE == KEYS_PER_LEAF ? key : token % TILE);
 }
 
-// The words of K's chunk number `chunk` + `ahead`, at most four; float32 has a second part. The sum begins with the
-// terms that the chunks in flight have in common, so the compiler puts the rest into the load's immediate offset.
+// The words of K's chunk number `chunk` + `ahead`, at most four; float32 has a second part. The index begins with the
+// terms that the chunks in flight share, so that the compiler puts the other terms into the load's immediate offset.
 uvec4 k_chunk(uvec2 where, uint chunk, uint ahead, uint part) {
     if (NHD) {
         return k_row_chunk(where.x, chunk + ahead, part);
@@ -55,8 +55,8 @@ uvec4 k_chunk(uvec2 where, uint chunk, uint ahead, uint part) {
 }
 
 // `words` (1, 2 or 4) words of a value row from word `word` on, in one load. The last sum adds the term that all lanes
-// have in common. The mask changes nothing, but AMD's compiler does not make a sum of three across it, so the sum and
-// the index's shift are one instruction.
+// share. The mask changes no number, but it keeps AMD's compiler from making a sum of three, so that the sum and the
+// index's shift are one instruction.
 uvec4 v_words(uvec2 where, uint word, uint words) {
     if (NHD) {
         return v_row_words(where.x, word, words);

@@ -28,7 +28,7 @@ const uint VECTORS = 1u, ROWS_AHEAD = 4u, PASS_SUMS = 2048u, LANES = WAVE;  // o
 #include "../floats.glsl"
 #include "../narrow.glsl"
 
-// The number of K or of V, by the part of the workgroup. Where both are equal, a compiler finds a constant.
+// k or v, whichever of K and V the workgroup encodes. If both are equal, a compiler finds a constant.
 uint part(uint k, uint v) {
     return gl_WorkGroupID.z == 0u ? k : v;
 }

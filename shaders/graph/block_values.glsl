@@ -1,5 +1,4 @@
-// Values of ggml's blocks of 32, of the WEIGHT_TYPE that is TYPE: (d * scale) * q - minimum, with each operation
-// rounded.
+// Values of ggml's blocks of 32 of weight type TYPE: (d * scale) * q - minimum, with each operation rounded.
 //
 // The including shader has byte_at(i), the bytes of the block's pieces of 16 bytes; small_half(i), the half words of
 // its pieces of 4 bytes; and last_piece(), the smaller piece, as zinc_attn/graph/pieces.py lists them.

@@ -36,8 +36,8 @@ uint tiles_of(uint expert) {
     return (count[expert] + p.columns - 1u) / p.columns;
 }
 
-// To `list`: the tiles of an expert, and the columns that its last tile lacks; after the last expert's tiles the tiles
-// that are not there.
+// To `list`: the tiles of an expert, and NO_COLUMN for the columns that its last tile lacks; after the last expert,
+// NO_COLUMN for the other tiles.
 void write_tiles(uint expert) {
     uint tile = 0u;
     [[dont_unroll]] for (uint e = 0u; e < expert; ++e) {

@@ -6,7 +6,7 @@
 // expert. The last columns of such a kernel may not exist in y.
 
 const uint NO_COLUMN = 0xFFFFFFFFu;  // in a list: a column, or a whole tile, that is not there
-uint expert;  // the workgroup's; the number of all experts, if it is none of them
+uint expert;  // the workgroup's; the number of all experts, if the id is no expert's
 uint matrix;  // the expert's number among the bound experts
 
 uint pair_at(uint n) {

@@ -1,8 +1,8 @@
 // Operations that move elements: each element of y is an element of x, with the same bits or converted to another type.
 //
-//   An invocation has a word of y, with all elements of a row that lie in the word; where y's elements are not
-//   neighbors, it has the part of one element. It writes a word that it has as a whole. Where it has a part of a word,
-//   it changes only the bits of this part, whichever invocation writes the others at the same time.
+//   An invocation has the elements of a row that lie in a word of y, or a single element if y's elements are not
+//   neighbors. It stores a whole word. Of a part of a word it changes only its bits, by atomics, because other
+//   invocations may write the other bits at the same time.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "contract.glsl"
@@ -23,7 +23,7 @@ const uint ALL = 0xFFFFFFFFu;  // the types of FLOAT_TYPES are the first of MOVE
 // The pieces of a block in ggml's order: float16 numbers, fifth bits, values.
 const uint TYPE = SOURCE == MOVE_TYPE_Q8_0     ? WEIGHT_TYPE_Q8_0
                   : SOURCE == MOVE_TYPE_IQ4_NL ? WEIGHT_TYPE_IQ4_NL
-                                               : SOURCE - MOVE_TYPE_Q4_0;  // the next three are WEIGHT_TYPES', too
+                                               : SOURCE - MOVE_TYPE_Q4_0;  // in the order of WEIGHT_TYPES
 uint block;  // half word where the block begins
 
 uint small_half(uint i) {

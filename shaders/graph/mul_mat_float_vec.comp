@@ -2,7 +2,7 @@
 // of waves.glsl.
 //
 // Elements of a row of w and of x are neighbors, in whole words. K is a multiple of 8, and with AHEAD of 64. With RMS
-// the single row of x, float32, becomes its RMS_NORM times `added` first, for which the product then need not wait.
+// x is the RMS_NORM of the single row that is bound, float32, times `added`, so the product need not wait for a norm.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require

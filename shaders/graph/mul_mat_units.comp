@@ -1,8 +1,7 @@
 // y = w x for many rows of x, as tiles.glsl says, by int8 matrix units: mul_mat.comp's bits.
 //
 // A subgroup has OWN_ROWS * OWN_COLUMNS matrices of MAT_M * MAT_N outputs. The units make the exact dot products. All
-// other work combines the same element of matrices of one type, so no code knows which outputs the elements are: see
-// unit_tiles.glsl.
+// other work combines the same element of matrices of one type, whichever output it is: see unit_tiles.glsl.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require

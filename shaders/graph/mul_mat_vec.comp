@@ -6,7 +6,7 @@
 //
 //     columns    find_matrix, number_in_x: the workgroup's matrix of w; where its columns lie in x
 //     waves      find_wave: wave and lane; add_superblocks: the loop over superblocks, which calls
-//         here       load_superblock: the pieces of a superblock of w, from memory to registers, AHEAD of them early
+//         here       load_superblock: the pieces of a superblock of w, from memory to registers, AHEAD at a time
 //         here       add_superblock: the sum of a superblock for each column, which calls, for each block of 32,
 //             here       add_block, which calls
 //     q_blocks           decode_pairs, block_scales: 32 integers of w as bytes in 8 words, and their scale and minimum
@@ -35,8 +35,7 @@ layout(set = 0, binding = MUL_MAT_VEC_BIND_Y, std430) writeonly buffer PackedSca
 
 uint first;  // number of the workgroup's first column among the rows of x
 
-// To pieces_16, pieces_4 and small_pieces: the pieces of superblock `superblock`, as superblock n of those in
-// registers.
+// To pieces_16, pieces_4 and small_pieces: the pieces of superblock `superblock`, as superblock n in registers.
 void load_superblock(bool up, uint n) {
     [[unroll]] for (uint i = 0u; i < PIECES_16 * BLOCKS; ++i) {
         pieces_16[n * EACH_16 + i] = load_16(up, i);
@@ -62,8 +61,8 @@ void add_block(uint j, inout float sum[COLUMNS], inout float minima[COLUMNS]) {
     uvec4 w_low, w_high;
     decode_pairs(j, w_low, w_high);
     uint number = superblock * 8u + j, x_block = number * rows_of_x() + first;
-    // Blocks after the row's end are zeros in x. Their scales are those of the row's last block, which may be infinite
-    // except for mxfp4.
+    // After the row's end x has blocks of zeros, and w repeats its last block, whose scale may be infinite. Of mxfp4
+    // add_products takes such a scale as 0.
     vec4 w_scales = IS_256 || IS_MXFP4 || number < p.blocks ? block_scales(j) : vec4(0.0);
     [[unroll]] for (uint n = 0u; n < COLUMNS; ++n) {
         uvec4 x_low = q[2u * (x_block + n)], x_high = q[2u * (x_block + n) + 1u];

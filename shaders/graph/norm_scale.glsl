@@ -1,5 +1,4 @@
-// The factor that a norm multiplies a row by. total: the sum of its squares; factor: 1 / elements. It needs
-// numbers.glsl.
+// The factor that a norm multiplies a row by. total: the sum of squares; factor: 1 / elements. It needs numbers.glsl.
 float norm_scale(uint op, float total, float factor, float eps) {
     float size = root(total);
     precise float scaled = total * factor;

@@ -1,5 +1,4 @@
-// Float functions of the graph's operations, with the same bits on every driver; zinc_attn/graph/floats.py has them in
-// NumPy.
+// Float functions of the graph's operations, with the same bits on every driver and in zinc_attn/graph/floats.py.
 //
 // Numbers enter flushed, infinite or NaN, and results are not flushed yet. The functions use no division, root or
 // transcendental function of the driver's, and no fused multiply-add (every float operation is `precise`). Integer

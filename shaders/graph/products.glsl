@@ -1,5 +1,4 @@
-// The common part of the products of quantized weights, for few rows of x and for many: buffers, columns, weights,
-// sums.
+// The common part of products of quantized weights, for few rows of x and for many: buffers, columns, weights, sums.
 //
 // The including kernel has the constants TYPE, ADD and EXPERTS, and these:
 //     GLU        whether w and `added` are two matrices, a GLU's gate and up

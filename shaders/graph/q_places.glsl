@@ -37,7 +37,7 @@ uint matrix_begin() {
     return p.w_begin + plane * p.w_steps[0] + block * p.w_steps[1];
 }
 
-// Row `lane` of a group of the workgroup's matrix. A row that the matrix does not have is the group's last row.
+// Row `lane` of a group of the workgroup's matrix. After the matrix's last row this row repeats.
 Row find_row(uint group, uint lane) {
     uint width = min(WEIGHT_GROUP, p.y.n[0] - group * WEIGHT_GROUP), blocks = p.blocks * X_BLOCK / WEIGHT_VALUES(TYPE);
     uint units = WEIGHT_GROUP / 16u * WEIGHT_SIZE(TYPE) * blocks;
@@ -46,8 +46,8 @@ Row find_row(uint group, uint lane) {
 
 Row row;  // the row whose pieces are loaded
 
-// Where piece i of the superblock lies. A block has `each` pieces of this size, and pieces of this size begin at
-// `begin`. For a block that the row does not have, the place is that of the row's last block.
+// Where piece i of the superblock lies. A block has `each` pieces of this size, from `begin` on. After the row's last
+// block this block repeats.
 uint place_of_piece(uint begin, uint each, uint i) {
     uint b = min(superblock * BLOCKS + i / each, row.blocks - 1u);
     return begin + row.lane + (i % each * row.blocks + b) * row.width;

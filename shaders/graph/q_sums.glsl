@@ -12,7 +12,7 @@ int dot16(uvec4 a, uvec4 b, int sum) {
     return dot4(a.x, b.x, dot4(a.y, b.y, dot4(a.z, b.z, dot4(a.w, b.w, sum))));
 }
 
-// For a block of x: the sums of both halves; and its scale and these sums.
+// The sums of both halves of a block of x; and below the block's scale and these sums.
 ivec2 sums_of_x(uvec2 words) {
     return ivec2(bitfieldExtract(int(words.y), 0, 16), int(words.y) >> 16);
 }
@@ -22,8 +22,7 @@ vec3 scales_of_x(uvec2 words) {
 }
 
 // mxfp4's smallest scale whose product with x's d counts: the scale is 2**-126 at least, and the product is not
-// flushed. Smaller scales are 0, or -infinity, which block_scales has for exponent 0. For a NaN the result is a NaN,
-// and no scale is less than it.
+// flushed. Smaller scales are 0, or -infinity, which block_scales has for exponent 0. For a NaN the result is a NaN.
 float least_scale(float d) {
     int exponent = floatBitsToInt(d) >> 23;
     return exponent == 255 ? d : intBitsToFloat(max(154 - exponent, 1) << 23);

@@ -61,7 +61,7 @@ void soft_max_of_row(uint row, out float m, out float inverse_total) {
     inverse_total = quotient(1.0, workgroup_sum(sum));
 }
 
-// Element r of the chosen values, normed. All invocations call this function, those after the last value with a 0.
+// Element r of the chosen values, normed. All invocations call this function, after the last value with a 0.
 float normed(float value, bool exists) {
     if (NORM == ROUTE_NORM_OP_SUM) {
         float sum = flush(workgroup_sum(exists ? flush(value) : 0.0));

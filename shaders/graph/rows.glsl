@@ -20,7 +20,7 @@ uvec4 row_indices(Tensor t, uint row) {
     return uvec4(0u, row % t.n[1], plane % t.n[2], plane / t.n[2]);
 }
 
-// The row, of `rows` rows, that ids name for the row with the indices `row`; all bits set where ids name none. words:
+// The row, of `rows` rows, that ids name for the row with the indices `row`. All bits are set if ids name none. words:
 // words of an index.
 uint named_row(uvec4 row, uint rows, uint words) {
     uint index = place(p.ids, uvec4(row.y, row.z % p.ids.n[1], row.w % p.ids.n[2], 0u)) * words;

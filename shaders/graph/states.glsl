@@ -71,7 +71,7 @@ float dot_of(vec4 a[VECTORS], vec4 b[VECTORS]) {
     return sum;
 }
 
-// From the lanes' parts of the sums of rows to the sums: halves of the parts are added.
+// Add the lanes' parts of the sums of rows, halves of the parts first.
 void add_parts(inout float sum[OWN]) {
     barrier();
     [[unroll]] for (uint lane_row = 0u; lane_row < OWN; ++lane_row) {

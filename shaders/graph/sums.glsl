@@ -10,7 +10,7 @@ float multiply(float a, float b) {
     return product;
 }
 
-// Store the result of row m of w and column n: the flushed sum, or the flushed sum of it and the added tensor.
+// Store the result of row m of w and column n: flush(sum), or, with ADD, flush(flush(sum) + added).
 void store(uint m, uint n, float sum) {
     uvec4 index = column_of_y(n) + uvec4(m, 0u, 0u, 0u);
     if (m < p.y.n[0] && index.y < p.y.n[1] && (EXPERTS == 0u || index.z < p.y.n[2])) {

@@ -4,7 +4,7 @@
 // decodes a block of its rows of w and x to shared memory, and then adds that block to the sums of its outputs. The
 // including kernel has the constants TYPE, TILE_ROWS, TILE_COLUMNS, ADD and EXPERTS, and these functions:
 void keep_w(uint i, uvec4 low, uvec4 high, vec4 scales);       // row i of w: its integers, and block_scales
-void keep_superblock(uint i, vec2 scale);                      // superblock_scale of it
+void keep_superblock(uint i, vec2 scale);                      // row i of w: its superblock_scale
 void keep_x(uint i, uvec4 low, uvec4 high, vec3 scales);       // row i of x: its integers, scales_of_x
 void add_block();
 void end_superblock();
@@ -19,8 +19,8 @@ uvec4 as_signed(uvec4 w) {
     return OFFSET == 0 ? w : ((w | 0x80808080u) - uint(OFFSET) * 0x01010101u) ^ 0x80808080u;
 }
 
-// The weights' integers times their scale, where the products fit in bytes: q2_K has 0 ... 45, and q3_K with -1 has
-// -128 ... 124.
+// The weights' integers times their scale, if the products fit in bytes: q2_K's are 0 ... 45, q3_K's, with the sign
+// changed, -128 ... 124.
 uvec4 scaled(uvec4 w, float scale) {
     if (!SCALED) {
         return as_signed(w);

@@ -1,9 +1,9 @@
 // y = w x for few rows of x, by waves of 32 lanes: a lane owns a row of w.
 //
 // A workgroup has a group of 32 rows of w and COLUMNS rows of x, and its waves share the superblocks of a row. A lone
-// wave adds superblocks as it makes them. Several waves leave SUPERBLOCKS of them at a time in shared memory, and then
-// add these in ascending order. A wave loads AHEAD superblocks, WAVES apart, before it adds them; after its
-// last superblock it loads others, which it does not add.
+// wave adds superblocks as it makes them. Several waves put SUPERBLOCKS sums at a time into shared memory, and then add
+// them in ascending order. A wave loads AHEAD superblocks, WAVES apart, before it adds them. It also loads superblocks
+// after its last one, which it does not add.
 
 const uint WAVES = gl_WorkGroupSize.x / 32u;
 const uint OWN_COLUMNS = (COLUMNS + WAVES - 1u) / WAVES;  // columns whose superblocks a wave adds
