@@ -66,7 +66,7 @@ def _weighted(p: F32, v: F32, scoring: _Scoring) -> F32:
 class _Scoring(NamedTuple):
     """scale: one factor, rounded once; mask: None, or float32 (q_len, tokens and more), see ``check_mask``.
 
-    fused: whether a product is rounded before it joins a sum.
+    fused: whether a product and its sum are rounded once.
     """
 
     scale: np.float32
@@ -169,7 +169,7 @@ def emulate(  # noqa: PLR0913  (public; all but q, k and v are keywords with a d
     v_scales: NDArray[Any] | None = None,
     **biases: Any,
 ) -> tuple[F32, F32]:
-    """The bits every kernel, layout, driver and device gives: (out, lse), float32.
+    """The bits of every kernel, layout, driver and device: (out, lse), float32.
 
     q: (q_heads, head_dim) or (q_len, q_heads, head_dim); k: (tokens, kv_heads, head_dim); v: (tokens, kv_heads,
     v_head_dim); each float32, float16 or bfloat16. Semantics as in ``attention``; rows that see no key have 0 and -inf

@@ -1,7 +1,7 @@
 """Numbers for ``primitives.comp`` and its results: the kernels' float functions, and how cached words are read.
 
-The words are drawn so that half of them are denormal float16, that fused products and sums would have other bits, and
-that no result depends on denormal float32.
+Half of the drawn words are denormal float16. Fused products and sums of the numbers would have other bits, and no
+result depends on denormal float32.
 """
 
 from collections.abc import Sequence
