@@ -64,9 +64,7 @@ _GIVEN: Final = (  # fields that a caller fills: a shape, how its keys lie, and 
     *("compute_units", "lanes", "sums"),
 )
 _OF_TYPE: Final = {"bits": "bits", "halves": "halves", "fifth": "fifth_bits"}  # input k_bits is bits of K's type
-_BY_HOST: Final = (  # a number that a host or a device gives stays
-    *("k_stride", "v_stride", "chunks", "rows_ahead", "pass_sums"),
-)
+_BY_HOST: Final = ("k_stride", "v_stride", "chunks", "rows_ahead", "pass_sums")  # kept if a host gave them
 _OFF: Final = ("softcap", "arithmetic", "biases", "masked")  # inputs of constants, which calls set
 
 _HEADER: Final = """\
@@ -212,10 +210,10 @@ def _lines(lines: Iterable[str]) -> str:
 
 
 def _explained(line: str, meaning: str | None, indent: str = "    ") -> str:
-    """A line of C with its meaning behind it, or above it where that is too long."""
-    behind = f"{indent}{line} /* {meaning} */"
-    if meaning and len(behind) <= _WIDTH:
-        return behind
+    """A line of C with its meaning at its end, or above it where the line would be too long."""
+    explained = f"{indent}{line} /* {meaning} */"
+    if meaning and len(explained) <= _WIDTH:
+        return explained
     above = textwrap.wrap(f"/* {meaning} */", _WIDTH - 7, subsequent_indent="   ") if meaning else []
     return textwrap.indent(_lines((*above, line)), indent)
 
@@ -387,7 +385,7 @@ def _constants_function(family: str) -> str:
 
 
 def _groups(family: str) -> str:
-    """The head of the function for a family's grid; its parameters are the names that no shape has."""
+    """The head of the function for a family's grid; its parameters are the grid's names that no shape has."""
     names = sorted(set().union(*map(_names, FAMILIES[family].grid)) - set(size_fields()))
     parameters = "".join(f"uint64_t {name}, " for name in names)
     return f"void za_{family}_groups(const struct sizes *s, {parameters}uint32_t groups[3])"

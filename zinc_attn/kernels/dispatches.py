@@ -24,7 +24,7 @@ from .tuning import heads_together, merge_workgroup_size, wave_size
 
 @dataclass(frozen=True)
 class KernelCall:
-    """A ``Dispatch`` before its buffers are bound: these are names."""
+    """A ``Dispatch`` whose buffers are still names."""
 
     decl: KernelDecl
     spec: tuple[int, ...]
@@ -164,9 +164,9 @@ def attend_call(
 ) -> KernelCall:
     """Pass 1 over ``items`` work items and the ``kv_heads`` heads of the K and V buffers.
 
-    target: the buffer of its results, "states", or "out" where each row has one state. It is bound twice, to the states
-    and to the output, so that pass 2 waits for one buffer. states: the buffer where matrix units keep the totals of
-    whole contexts.
+    target: the buffer of its results, "states", or "out" where each row has a single state. It is bound as the states
+    and as the output, so that pass 2 waits for one buffer. states: the buffer for the totals of whole contexts, which
+    matrix units keep.
     """
     decl, spec = variant.program()
     groups = decl.groups(spec, group=variant.shape.group, items=items, kv_heads=kv_heads)

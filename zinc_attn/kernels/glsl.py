@@ -75,11 +75,11 @@ def comments() -> dict[str, str]:
 
 
 def _explained(line: str, meaning: str | None) -> Iterable[str]:
-    """A line of GLSL with its meaning behind it, or above it where that is too long."""
+    """A line of GLSL with its meaning at its end, or above it where the line would be too long."""
     if not meaning:
         return (line,)
-    behind = f"{line}  // {meaning}"
-    return (behind,) if len(behind) <= _WIDTH else (*(f"// {x}" for x in textwrap.wrap(meaning, _WIDTH - 3)), line)
+    text = f"{line}  // {meaning}"
+    return (text,) if len(text) <= _WIDTH else (*(f"// {x}" for x in textwrap.wrap(meaning, _WIDTH - 3)), line)
 
 
 def _contract() -> Iterator[str]:

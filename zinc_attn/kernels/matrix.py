@@ -125,7 +125,7 @@ def matrix_workgroup(
     """The workgroup that serves ``vectors`` query vectors, or as many of them as fit; None where not a strip fits.
 
     kind: the device's. A CPU has matrices in memory anyway, and takes long to compile the unrolled program.
-    integer: of arithmetic "integer". za_units_vectors of the C library chooses in the same way.
+    integer: whether the arithmetic is "integer". za_units_vectors of the C library makes the same choice.
     """
     fragment = facts.int8 if integer else facts.fragment
     unrolled, workgroup, count = kind != "cpu", None, LEAST_VECTORS

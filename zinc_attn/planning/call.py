@@ -34,15 +34,15 @@ from .whole_context import whole_context_pays
 
 UPLOAD_ROWS: Final = 4096  # new rows up to which a call appends and attends in one submission
 # A recording has room for these at least: a context that grows from nothing then needs few.
-LEAST_ITEMS: Final = 16  # work items, and states
+LEAST_ITEMS: Final = 16  # work items and states, each
 LEAST_PAGES: Final = 64
 
 
 @dataclass(frozen=True, eq=False)
 class CallPlan:
     """The submissions of a call, in order. upload_first: the new rows are too many for one submission with the query
-    rows, so they are appended beforehand, in submissions of their own. steady: the key of the calls that it serves
-    if it is one submission that appends the new rows; None: the plan serves this call alone."""
+    rows, so they are appended beforehand, in submissions of their own. steady: the key of the calls that the plan
+    serves if it is one submission that appends the new rows; None: it serves this call alone."""
 
     submissions: tuple[Submission, ...]
     upload_first: bool
@@ -244,7 +244,7 @@ class SubmissionPlanner:
         attended: list[Indices] | None,
         matrix: MatrixWorkgroup | None,
     ) -> tuple[Records, Records, tuple[slice, ...]]:
-        """ITEM and ROW records of the slices one behind the other, and the items of each slice."""
+        """The slices' ITEM records, their ROW records, and the items of each slice."""
         items, rows, spans, item, row, state = [], [], [], 0, 0, 0
         for i, (piece, layout) in enumerate(zip(slices, layouts, strict=True)):
             visible, shared = self._visible(piece), None if attended is None else attended[i]

@@ -25,9 +25,8 @@ class Request(NamedTuple):
     appends; table: the sequence's page table, the new rows' pages included; stamp: of two tables with the same stamp
     the longer one begins with the shorter one; None where the plan is for this call alone; causal: whether a row sees
     the keys before it alone, or all keys; mask: the addends of the rows' scores, or None; visible: the keys that each
-    query row sees, where neither says them.
-    Where the sequence is a shard, ``end`` is the position behind the last query row, and ``shifts`` says for each node
-    of the shard how far its keys' positions are from their numbers in the shard.
+    query row sees, None where the causal rule and the window say it. Of a shard, end: the position after the last query
+    row; shifts: for each node, how far its keys' positions are from their numbers in the shard.
     """
 
     q_len: int

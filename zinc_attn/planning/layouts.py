@@ -1,4 +1,4 @@
-"""Split layouts of calls, kept: a decode step has the layout of the step before until its context fills a leaf."""
+"""A cache of split layouts: a decode step has the layout of the step before until its context fills a leaf."""
 
 from collections.abc import Callable
 from typing import Final

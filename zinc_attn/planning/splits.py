@@ -28,8 +28,8 @@ PLAN_VERSION: Final = 4
 class SplitPlan:
     """A layout of one attention call. Built by ``plan_splits`` or ``SplitPlan.fixed``.
 
-    context_len: keys; boundaries: num_splits + 1 ascending key positions from begin to context_len; those between are
-    whole nodes, multiples of 512. begin: keys before it are seen by no row (a window).
+    context_len: keys; boundaries: num_splits + 1 ascending key positions from begin to context_len, between which they
+    are multiples of 512. begin: no row sees a key before it (a window).
     """
 
     context_len: int
@@ -171,7 +171,7 @@ class SplitPlan:
 def plan_splits(
     context_len: int, shape: AttnShape, compute_units: int = 64, q_len: int = 1, window: int | None = None
 ) -> SplitPlan:
-    """The layout for ``context_len`` keys by the rule above.
+    """The layout for ``context_len`` keys by the split rule (``kernels.split_rule``).
 
     compute_units: of the device (64 for a Radeon AI PRO R9700); q_len: query rows of the call; window: keys a row sees
     at most, its own included. Splits are monotone in context_len.
@@ -193,14 +193,14 @@ def splits_of(nodes: int, shape: AttnShape, compute_units: int, q_len: int) -> i
 
 
 def first_seen(context_len: int, q_len: int, window: int | None) -> int:
-    """The lowest key that a row sees: the window of the first of q_len rows. 0 without a window."""
+    """The lowest key that some row sees: the first of q_len rows' window begins there. 0 without a window."""
     if window is None:
         return 0
     return max(context_len - q_len + 1 - check_int("window", window, 1), 0)
 
 
 def _positions(values: Any) -> tuple[int, ...]:
-    """Key positions as Python's ints; the first that is no position is refused."""
+    """Key positions as Python's ints. ArgumentError: the first value that is no position."""
     if not isinstance(values, (tuple, list, np.ndarray)) or getattr(values, "ndim", 1) != 1:
         raise ArgumentError(f"boundaries: got {shown(values)}, expected a sequence of key positions")
     ints = isinstance(values, tuple) and set(map(type, values)) == {int}  # what fixed and plan_splits make
