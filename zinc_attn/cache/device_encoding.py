@@ -20,8 +20,8 @@ LEAST_ROWS: Final = 64
 
 
 def encodes_on_device(dtype: str, rows: int) -> bool:
-    """Whether the device encodes ``rows`` new rows: where K or V is quantized, and a recording for them, whose size is
-    a power of two, has room for ``LEAST_ROWS``."""
+    """Whether the device encodes ``rows`` new rows: K or V is quantized, and the recording for them, whose size is a
+    power of two, has room for ``LEAST_ROWS``."""
     return power_of_two(rows) >= LEAST_ROWS and any(kind.quantized for kind in storage_types(dtype))
 
 

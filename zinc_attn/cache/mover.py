@@ -76,8 +76,10 @@ class PageGeometry:
 
 
 class _MoveKey(NamedTuple):
-    """Sizes of a move's buffers. rows: a power of two, or the pairs of pages of a copy; tables: a power of two; encode:
-    an append of values that the device encodes; move: an append of rows that a gather by another work buffer has read.
+    """Kind and sizes of a move. rows: a power of two, or the pairs of pages of a copy; tables: words, a power of two.
+
+    "encode": an append of values that the device encodes; "move": an append of rows that a gather, by the work buffer
+    "from", has read.
     """
 
     kind: Literal["append", "encode", "gather", "copy", "move", "from"]
@@ -87,7 +89,7 @@ class _MoveKey(NamedTuple):
 
 
 class _Buffers(NamedTuple):
-    """The work words of a move, and its buffers by the names that kernel calls have for them."""
+    """The work words of a move, and its buffers by their names in kernel calls."""
 
     work: WorkBuffer
     bound: dict[str, Buffer]
@@ -150,7 +152,7 @@ class RowMover:
     def move(self, sources: Positions, table: Words, targets: Positions, new_table: Words) -> None:
         """Copy the rows of every layer from ``sources`` by ``table`` to ``targets`` by ``new_table``, in other pages.
 
-        A submission for the layers that share buffers; nothing travels to the host.
+        There is a submission for the layers that share buffers; no row travels to the host.
         """
         for layers in self._sharing():
             for part, index in self._parts(layers[0], len(sources), layers=len(layers)):
@@ -163,7 +165,7 @@ class RowMover:
                 self._device.runtime.run(self._recording(layers[0], key))
 
     def copy(self, source: int, target: int) -> None:
-        """Copy a page of every layer to another: a submission for the layers that share buffers."""
+        """Copy a page of every layer to another page, in a submission for the layers that share buffers."""
         for layers in self._sharing():
             key = _MoveKey("copy", rows=len(layers))
             buffers = self._buffers_for(key)
@@ -196,13 +198,13 @@ class RowMover:
         return itertools.product(pieces(rows, size, ROWS_BYTES), range(len(self._layers[layer].slices)))
 
     def _paged(self, positions: Positions, table: Words) -> tuple[Positions, Words]:
-        """Ascending positions and the page table without the pages before and behind them."""
+        """Ascending positions, and the pages of the table between the first and the last of them."""
         page = self._layout.tile * self._layout.page_tiles
         first = int(positions[0]) // page
         return positions - first * page, table[first : int(positions[-1]) // page + 1]
 
     def _filled(self, key: _MoveKey, layers: Seq[int], positions: Positions, table: Words) -> _Buffers:
-        """The buffers of a move, which hold the same positions of every layer."""
+        """The buffers of a move, filled with the same positions of every layer."""
         buffers, n = self._buffers_for(key), len(positions)
         work = buffers.work
         work.appends["position"] = declarations.NO_TOKEN

@@ -94,8 +94,8 @@ class PageCounts:
 class PagePool:
     """``num_pages`` pages of ``page_size`` tokens (a power of two from 1 to 65536), with reference counts.
 
-    order: a permutation of the page ids, the order in which free pages are taken; default: lowest id first.
-    asked: the tokens that the pages were wanted for, as errors say it; default: all that they hold.
+    order: a permutation of the page ids, in which free pages are taken; default: lowest id first. asked: the capacity
+    that the owner was asked for, in tokens, which errors name; default: all tokens of the pages.
     """
 
     def __init__(

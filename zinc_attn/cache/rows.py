@@ -3,9 +3,9 @@
 A row is one token's K and V of every KV head, (kv_heads, words): per KV head K values, V values, K scales, V scales,
 in uint32 words (see shaders/attend/words.glsl).
 
-Block types quantize as ``blocks`` says. In tiles and rows values follow each other by dimension, the
-first in the lowest bits; behind the values lie the words that blocks share: scales two a word, or scale and
-minimum in a word, the last word filled up, then a word of fifth bits per block, bit i its dimension i's.
+Block types quantize as ``blocks`` says. In tiles and rows values follow each other by dimension, the first in the
+lowest bits; after the values come the words that blocks share: scales, two a word, or scale and minimum in a word, the
+last word filled up, then a word of fifth bits per block, bit i for its dimension i.
 fp8_e4m3 (OCP 8-bit floating point, 2023) stores x / scale, rounded to float32 and then to nearest even, and stands for
 that value times the scale of the head.
 """
@@ -34,7 +34,7 @@ _FLOAT16: Final = np.dtype(np.float16)
 _FLOAT32: Final = np.dtype(np.float32)
 _F32_MOST: Final = int(np.float32(MAX_INPUT).view(np.uint32))
 _F32_LEAST: Final = int(np.float32(MIN_INPUT).view(np.uint32))
-# By dtype, as bits: all of a magnitude, and 1; the largest magnitude that is taken, and the least that is not flushed.
+# By dtype, as bits: the mask of a magnitude, and 1; the largest accepted magnitude, and the least that is not flushed.
 _BOUNDS: Final[dict[np.dtype[Any], tuple[NDArray[Any], NDArray[Any], int, int]]] = {
     _FLOAT16: (np.array(0x7FFF, np.uint16), np.array(1, np.uint16), 0x7BFF, 0),  # none would be flushed
     BFLOAT16: (np.array(0x7FFF, np.uint16), np.array(1, np.uint16), _F32_MOST >> 16, _F32_LEAST >> 16),
@@ -84,8 +84,8 @@ def _first(mask: NDArray[np.bool_]) -> tuple[tuple[int, ...], str]:
 def checked_values(name: str, x: NDArray[Any]) -> tuple[NDArray[Any], float]:
     """float32, float16 or bfloat16 ``x`` with tiny values flushed, and its largest magnitude.
 
-    ValueRangeError names the first bad index. Magnitudes are compared as bits, whose order is that of the numbers, NaN
-    and infinities behind all of them; ``argmax`` finds the largest of few in a quarter of ``max``'s time.
+    ValueRangeError names the first bad index. Magnitudes are compared as bits, which order like the numbers, and put
+    infinities and NaN last; ``argmax`` finds the largest of few in a quarter of ``max``'s time.
     """
     if x.size == 0:
         return x, 0.0
@@ -110,7 +110,7 @@ def stored_values(
 
     An f16 cache takes float16, and a bf16 cache values that bfloat16 holds; with ``round_rows`` either rounds float32,
     float16 and bfloat16 to nearest even. Block types and fp8_e4m3 quantize. scale: (kv_heads,) of fp8_e4m3.
-    Returns float16 for f16 and bfloat16 for bf16; for the others float16 arrays as they are, all others as float32.
+    Returns float16 for f16, bfloat16 for bf16; for other types float16 arrays as they are, and all others as float32.
     """
     array, kind = check_array(name, x), STORAGE[dtype]
     if array.dtype not in _BOUNDS or (dtype == "f16" and array.dtype != _FLOAT16 and not round_rows):
@@ -260,8 +260,7 @@ def stored(
 
 
 def stored_scales(k: NDArray[Any], v: NDArray[Any], dtype: str) -> dict[str, NDArray[np.float16]]:
-    """k_scales and v_scales (n, kv_heads, blocks) of ``stored``'s values, for the oracle of arithmetic "integer"; types
-    of integers alone."""
+    """k_scales and v_scales (n, kv_heads, blocks) of ``stored``'s values, for the oracle of arithmetic "integer"."""
     words, shape = _held(k, v, dtype, False, False, None)
     parts, scales = row_parts(words, shape, dtype), []
     for values, shared, kind in zip(parts[:2], parts[2:], storage_types(dtype), strict=True):

@@ -31,7 +31,7 @@ class State(NamedTuple):
 
 
 class Commit:
-    """Whether the changes of a call count; ``made`` is stored once, and all of them count with it."""
+    """Whether the changes of a call count. All of them count from the store of ``made`` on."""
 
     __slots__ = ("made",)
 
@@ -131,7 +131,7 @@ class SequencePages:
         """The position of the first of ``count`` tokens that ``layer``, and the layers ``also`` of its length, append.
 
         Where all layers have the same length, any layer may append any count. Otherwise a step is under way: the
-        layers behind append exactly the count of the layers ahead, which wait.
+        shorter layers append exactly the count of the longer ones, which wait.
         StepError: out of step, or a reservation is open; LimitError: beyond 2**24 tokens; ArgumentError: no such layer;
         ClosedError: freed.
         """
@@ -188,8 +188,8 @@ class SequencePages:
     def retract(self, layer: int, n: int) -> None:
         """Keep the first ``n`` tokens of one layer, 0 <= n <= its length, and the pages that some layer needs.
 
-        StepError where a page of the tokens given up is shared: they are the other sequence's too, so no append of this
-        one alone can be undone, and the layer's next rows would go there.
+        StepError where another sequence shares a page of the tokens given up: the next rows of the layer would be
+        written to that page.
         """
         self.check_idle()
         pages, lengths, *_ = self.state
@@ -219,7 +219,7 @@ class SequencePages:
         return (self.table, transaction.new_pages(self)) if transaction else (self.table,)
 
     def note(self, largest: Largest, given_up: bool) -> None:
-        """Set the magnitudes that no row exceeds, and whether rows with these may be gone."""
+        """Set the magnitudes that no row exceeds, and whether the rows that had them may be gone."""
         self._settle()
         self._settled = self._settled._replace(largest=largest, given_up=given_up)
 
@@ -238,7 +238,7 @@ class SequencePages:
         self._open = None
 
     def _settle(self) -> None:
-        """Forget a commit that was made, or was given up, under the lock; reading needs no such step."""
+        """Take over the state of a commit that was made, or forget one that was given up. Under the lock."""
         if self._next is not None:
             self._settled = self.state
             self._next = None

@@ -91,8 +91,8 @@ class CommandParser(argparse.ArgumentParser):
     def flag(self, name: str, text: str) -> None:
         self.add_argument(name, action="store_true", help=text)
 
-    def path(self, name: str, text: str, default: Path | None = None) -> None:
-        self.add_argument(name, metavar="FILE", type=Path, default=default, help=text)
+    def path(self, name: str, text: str) -> None:
+        self.add_argument(name, metavar="FILE", type=Path, help=text)
 
     def number(self, name: str, text: str, default: int | None = None) -> None:
         """An option of an int; the default is said where there is one."""

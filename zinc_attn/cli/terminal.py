@@ -114,10 +114,10 @@ def note_cpu(info: DeviceInfo) -> None:
 
 
 @contextmanager
-def progress_bar(what: str = "starting") -> Iterator[Progress]:
-    """A progress bar on stderr that begins with ``what``. Where stderr is no terminal, or without rich: lines."""
+def progress_bar() -> Iterator[Progress]:
+    """A progress bar on stderr; lines where stderr is no terminal, or without rich."""
     if importlib.util.find_spec("rich") is None or not sys.stderr.isatty():
-        with _progress_lines(what) as told:
+        with _progress_lines() as told:
             yield told
         return
     from rich.console import Console
@@ -127,14 +127,14 @@ def progress_bar(what: str = "starting") -> Iterator[Progress]:
     text = TextColumn("{task.description}", markup=False)
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), text)
     with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=None)
+        task = bar.add_task("starting", total=None)
         yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total or None)
 
 
 @contextmanager
-def _progress_lines(what: str) -> Iterator[Progress]:
-    """Every QUIET_S seconds a line on stderr with what is being done, where that is not what the last one says."""
-    now, ended = [f"{what} …"], threading.Event()
+def _progress_lines() -> Iterator[Progress]:
+    """Every QUIET_S seconds a line on stderr that names the current work, unless the last line named it."""
+    now, ended = ["starting …"], threading.Event()
 
     def tell() -> None:
         said = ""

@@ -62,15 +62,14 @@ class Ranks:
 
     comm: the communicator, which is duplicated; timeout_s: seconds that a wait for the others takes at most.
     lost: whether a rank gave an exchange up, or left by an error, so that no exchange can follow; exchanges: how many
-    were made so far, failed ones included; received_bytes: from the other ranks, so far; on_wait: called before
-    each wait for the others; tests put an observer there, or one that raises as an interrupt would.
+    were made so far, failed ones included; on_wait: called before each wait for the others; tests put an observer
+    there, or a function that raises as an interrupt would.
     """
 
     def __init__(self, comm: Any, timeout_s: float = TIMEOUT_S) -> None:
         if not all(hasattr(comm, name) for name in ("Idup", "Iallgatherv", "Iprobe")):
             raise ArgumentError(f"comm: got {shown(comm)}, expected an mpi4py communicator, such as MPI.COMM_WORLD")
-        timeout_s = check_timeout(timeout_s)
-        self.timeout_s, self.lost, self.received_bytes = timeout_s, False, 0
+        self.timeout_s, self.lost = check_timeout(timeout_s), False
         self.rank, self.size = int(comm.Get_rank()), int(comm.Get_size())
         self.exchanges = 0
         self.on_wait: Callable[[], None] = lambda: None
@@ -154,7 +153,6 @@ class Ranks:
         starts = np.cumsum(sizes) - sizes
         received = np.empty(int(sizes.sum()), np.uint8)
         self._wait(self._comm.Iallgatherv(np.frombuffer(data, np.uint8), (received, (sizes, starts))))
-        self.received_bytes += sizes.nbytes - sizes.itemsize + received.nbytes - len(data)
         return [received[a : a + n].tobytes() for a, n in zip(starts, sizes, strict=True)]
 
     def _wait(self, request: Any, listen: Callable[[], None] | None = None) -> None:

@@ -12,7 +12,6 @@ from .declarations.recurrent import LANES_OF_STATE
 from .pieces import GROUP, TYPES
 
 _HEAD: Final = "Generated from zinc_attn/graph/ by scripts/build_shaders.py."
-_OF_ATTENTION: Final = ("BLOCK", "CHUNK")  # the same numbers, which shaders/contract.glsl has
 _C_TYPES: Final = {"uint": "uint32_t", "int": "int32_t", "float": "float", "tensor": "struct tensor"}
 GROUPS: Final = "void za_graph_groups(int kernel, const void *constants, const void *params, uint32_t groups[3])"
 UNITS_TILE: Final = "bool za_units_tile(struct mul_mat_units_constants *c, uint32_t subgroup, bool on_cpu, bool small)"
@@ -51,7 +50,7 @@ def _fields(fields: tuple[Field, ...], types: dict[str, str], comment: str) -> I
 def _constants() -> Iterator[str]:
     """The numbers of constants.py; polynomials as macros of precise y and x, by Horner's rule."""
     for name, value in vars(constants).items():
-        if not name.isupper() or name in _OF_ATTENTION:
+        if not name.isupper():
             continue
         if isinstance(value, int):
             yield f"const uint {name} = {value:#x}u;" if value > 999 else f"const uint {name} = {value}u;"

@@ -1,4 +1,4 @@
-"""The question to a device before arithmetic "fused": which way does it make a * b + c with one rounding?"""
+"""The question to a device before arithmetic "fused": how does it compute a * b + c with one rounding?"""
 
 from typing import Final, Literal, get_args
 

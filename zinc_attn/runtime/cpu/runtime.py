@@ -58,7 +58,7 @@ class CpuKernel:
 
 
 class CpuRecording:
-    """Steps as the library takes them."""
+    """Steps in the structs of the library."""
 
     def __init__(self, runtime: CpuRuntime, steps: tuple[Dispatch, ...], timestamps: bool) -> None:
         self.runtime, self.timestamps, self.ran, self.closed = runtime, timestamps, False, False
@@ -88,7 +88,7 @@ class CpuRecording:
 
 
 class CpuRuntime(RuntimeBase[CpuBuffer, CpuRecording]):
-    """The protocol's Runtime, which says what each method does, on the host's processor.
+    """The protocol's Runtime, which documents the methods, on the host's processor.
 
     ``info`` is ``cpu_info``'s. Errors at opening: see ``library``.
     """

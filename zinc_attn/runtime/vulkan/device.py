@@ -1,4 +1,4 @@
-"""A Vulkan instance and a logical device with one compute queue, with functions that make and destroy objects of it."""
+"""A Vulkan instance and a logical device with one compute queue, and functions that make and destroy its objects."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -153,7 +153,7 @@ class LogicalDevice:
 
     @contextmanager
     def kept(self) -> Iterator[Undo]:
-        """The undo list of something that lives as long as the device; undone if making it fails."""
+        """The undo list of an object that lives as long as the device; undone if making it fails."""
         undo: Undo = []
         try:
             yield undo

@@ -47,9 +47,9 @@ def close_collected() -> None:
 class Handles:
     """The handles of living objects, destroyed once: at close(), with the device, or after a drop.
 
-    The death of an object is noted by a callback without bytecode, which Ctrl-C cannot cut short; finalizers run
-    anywhere, also within a call, so it is the next call that destroys (``purge``). While a submission may use a
-    handle, nothing is destroyed: that is left to ``clear``. dropped: objects that ``purge`` releases.
+    A callback without bytecode, which Ctrl-C cannot cut short, notes the death of an object. Finalizers run anywhere,
+    also within a call, so the next call destroys the handles (``purge``). Handles that a submission may use are left
+    to ``clear``. dropped: objects that ``purge`` releases.
     """
 
     def __init__(self, device: LogicalDevice, queue: ComputeQueue, lock: threading.RLock, runtime: object) -> None:
@@ -83,7 +83,7 @@ class Handles:
             raise
 
     def release(self, key: int) -> None:
-        """Destroy what an object holds; while a submission may use it, leave that to ``clear``."""
+        """Destroy an object's handles; while a submission may use them, leave them to ``clear``."""
         self._ties.pop(key, None)
         undo = self.undo.pop(key, [])
         if self.device.is_gone():
@@ -94,7 +94,7 @@ class Handles:
             destroy(undo)
 
     def purge(self) -> None:
-        """Release what was dropped since the last call, other runtimes included."""
+        """Release the objects that were dropped since the last call, also those of other runtimes."""
         close_collected()
         while self.dropped:
             self.release(self.dropped.popleft().key)

@@ -38,7 +38,7 @@ class VulkanKernel:
 class Pipelines:
     """The pipelines of a device, each made once per (declaration, constants, SPIR-V).
 
-    token: says that a kernel is this runtime's, without keeping the runtime alive.
+    token: marks a kernel as this runtime's, without keeping the runtime alive.
     """
 
     def __init__(self, device: LogicalDevice, token: object) -> None:
