@@ -1,7 +1,7 @@
 """Steps 2 to 4 of a call: plan its submissions, and fill and run a workspace for each.
 
-The plan of an earlier call may serve a steady call, see ``planning.steady``: plans are kept. If the workspace still has
-the plan's words, only the lengths in them are changed.
+Plans are kept, since the plan of an earlier call may serve a steady call (``planning.steady``). If the workspace still
+has the plan's words, only the lengths in them are changed.
 """
 
 from __future__ import annotations
@@ -93,17 +93,17 @@ class CallRunner:
         return self._counted + (self.last.keys_read() if self.last is not None else 0)
 
     def forget_last(self) -> None:
-        """Before a call, and after a failed one: nothing is counted.
+        """Count nothing, before a call and after a failed one.
 
         Recordings that a failed call left in a ``together`` block are sent, before a later call writes other words.
         """
         if self.last is not None and self.last.queued is not None and self.last.queued.open:
-            with suppress(ZincAttnError):  # whoever reads the results hears of it
+            with suppress(ZincAttnError):  # reading the results raises it
                 self.last.queued.send()
         self.last, self._counted, self.shared = None, 0, False
 
     def prepare(self, tokens: int, batch: int, q_len: int) -> None:
-        """Record, and run once on nothing, what decode of ``batch`` sequences of up to ``tokens`` keys submits."""
+        """Record the submissions that decode ``batch`` sequences of up to ``tokens`` keys; run each without rows."""
         cache, seen = self.cache, set[tuple[int, int]]()
         for layer, storage in enumerate(cache.layers):
             kind = storage.number, self.scorings.number[layer]
@@ -150,7 +150,7 @@ class CallRunner:
                 self.cache.write_values(table, call.layer, request.reservation, *request.new)
 
     def fill(self, submission: Submission, call: AttentionCall, steady: bool) -> Workspace:
-        """A workspace that holds a submission of a call. steady: the plan serves other calls, too."""
+        """A workspace with the words of a submission. steady: the plan serves other calls, too."""
         if self.last is not None:  # count it before its words are written again
             self._counted, self.last = self.keys_read, None
         workspace, requests = self._workspace(submission.key), call.requests
@@ -241,7 +241,7 @@ class AttentionCall:
 
     def results(self) -> Any:
         """The call's return value. After an interrupt it may be called again."""
-        delivers = self.batch.out is not None  # so nothing that lies in the device's memory is handed out
+        delivers = self.batch.out is not None  # then no array in the device's memory is handed out
         self.take(copy=not delivers)
         outs, lses = list[F32](), list[F32]()
         for i, request in enumerate(self.requests):

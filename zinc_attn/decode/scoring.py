@@ -1,4 +1,4 @@
-"""How scores are made and which keys count: ``scale``, ``window``, ``softcap`` and ``sinks``, checked."""
+"""The options of scores, checked: how scores are made and which keys count."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -26,12 +26,8 @@ F32 = NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class Scoring:
-    """The checked ``scale``, ``window``, ``softcap``, ``sinks``, biases and ``mask_slopes``: how scores are made and
-    which keys count.
-
-    sinks, mask_slopes, biases by name: (q_heads,) float32 in log2 units; scales: the factors of fp8_e4m3's values,
-    see ``cache.head_scales``.
-    """
+    """The checked options. sinks, mask_slopes, biases by name: (q_heads,) float32 in log2 units; scales: the factors of
+    fp8_e4m3's values, see ``cache.head_scales``."""
 
     scale: float
     window: int | None = None
@@ -73,7 +69,7 @@ def check_sinks(sinks: Any, q_heads: int) -> F32 | None:
 
 
 class LayerScorings:
-    """The scoring of each layer of a cache; layers with equal ones share a number, and with it their recordings.
+    """The scoring of each layer of a cache. Layers with equal scorings share a number, and with it their recordings.
 
     common: scale, softcap and slopes of all layers. window: keys, None, or a list with one of these per layer;
     sinks: (q_heads,), (num_layers, q_heads), or a list with an array or None per layer.

@@ -41,8 +41,8 @@ class ShardedAttention(Uncopied, instead="make one for the other cache"):
 
     cache: a ShardedKVCache; options: scale, window, softcap, sinks, alibi, mask_slopes and arithmetic of ``Attention``,
     whose errors they have; with matrix units the bits are those of ``Attention`` where all devices are alike.
-    sent_bytes: the partial states that this rank gave to the others; fold: what folds the partial states, a Fold on the
-    first device, in whose place another Folder may be put.
+    sent_bytes: of the partial states that this rank gave to the others; fold: folds the partial states, a Fold on the
+    first device, which another Folder may replace.
     """
 
     def __init__(self, cache: ShardedKVCache, **options: Any) -> None:
@@ -61,9 +61,8 @@ class ShardedAttention(Uncopied, instead="make one for the other cache"):
     def __call__(self, batch: CallBatch, layer: int) -> Any:
         """Append k, v to ``seq``, then attend. Arguments, results and errors are those of ``Attention``.
 
-        For a batch, ``seq`` is a list, and q, k, v, out, lse and mask are lists of arrays, one per sequence, whose
-        lengths may differ; the results are lists, too. The partial states of all sequences travel in one exchange. A
-        failed call leaves the cache, out and lse as they were.
+        The partial states of all sequences of a batch travel in one exchange. A failed call leaves the cache, out and
+        lse as they were.
         """
         with Call.of(self.cache, "attend") as call:
             if not batch.causal:
@@ -80,7 +79,7 @@ class ShardedAttention(Uncopied, instead="make one for the other cache"):
         return batch.shaped(outs, lses)
 
     def _check(self, call: Call, batch: CallBatch) -> list[Target]:
-        """Check queries and masks, which every shard checks too, but without refusing rows that see no key of it."""
+        """Check queries and masks as for a whole sequence. A shard's own check lets rows see no key of the shard."""
         shard, attention = next(iter(self._attention.items()))
         cache, window = self.cache.shards[shard], attention.window_of(call.layer)
         for i, (q, end) in enumerate(zip(batch.q, call.ends, strict=True)):

@@ -32,9 +32,8 @@ class _Workspace(NamedTuple):
 class Fold(Uncopied, instead="make one for the other device"):
     """Folds partial states, wherever they were computed, on ``device`` by the second pass of the kernels.
 
-    shape: of the layer whose states they are. max_states: how many partial states one submission takes; further query
-    rows go into further submissions. Buffers and command buffers are kept between calls, until ``release`` or
-    ``close``.
+    shape: of the states' layer. max_states: partial states of a submission at most; further query rows go into further
+    submissions. Buffers and command buffers are kept between calls, until ``release`` or ``close``.
     """
 
     def __init__(self, device: Device, shape: AttnShape) -> None:

@@ -22,7 +22,7 @@ from .descriptors import CallDescriptor, differences
 
 TIMEOUT_S: Final = 60.0  # how long a rank waits for the others in an exchange
 FINE, FAILED, FULL, LEFT = b"\0", b"\1", b"\2", b"\3"  # the first byte of a rank's part of an exchange
-NOTE_BYTES: Final = 512  # size of the note with which a rank that gives an exchange up tells the others why
+NOTE_BYTES: Final = 512  # of the note by which a rank tells the others why it gives an exchange up
 GRACE_S: Final = 5.0  # between the error of a rank and the end of all ranks, so that the others can print theirs
 LOST_STATUS: Final = 2  # exit status of a process that cannot finalize MPI because a rank is lost
 
@@ -112,7 +112,7 @@ class Ranks:
                 self._gather(FAILED + f"{_named(error)}{late}".encode())
 
     def leave(self, error: BaseException) -> None:
-        """As ``fail``, for a rank that makes no further exchange. The others can make none either, unless all leave."""
+        """``fail`` for a rank that makes no further exchange. Nor can the others, unless all ranks leave."""
         if not self.lost:
             with suppress(RankError):  # the caller raises this rank's own error
                 self._gather(LEFT + _named(error).encode())
@@ -156,7 +156,7 @@ class Ranks:
         return [received[a : a + n].tobytes() for a, n in zip(starts, sizes, strict=True)]
 
     def _wait(self, request: Any, listen: Callable[[], None] | None = None) -> None:
-        """Wait for ``request``. RankError where it is not done in time: the communicator is of no use from then on."""
+        """Wait for ``request``. RankError: it is not done in time, after which the communicator is of no use."""
         deadline = time.monotonic() + self.timeout_s
         pause = 0.0
         self._late.append(request)
@@ -175,7 +175,7 @@ class Ranks:
         self._late.remove(request)
 
     def _give_up(self, why: str) -> None:
-        """Make no exchange any more, and tell the others, so that a rank that enters this one later does not wait."""
+        """Make no further exchange. Tell the others, so that a rank which enters this exchange later does not wait."""
         self.lost = True
         self._guard_exit()
         note = np.frombuffer(why.encode()[:NOTE_BYTES].ljust(NOTE_BYTES), np.uint8)
@@ -194,7 +194,7 @@ class Ranks:
             raise RankError(note.tobytes().decode(errors="replace").rstrip())
 
     def _guard_exit(self) -> None:
-        """End this process with ``LOST_STATUS`` at its exit where MPI's finalization waits for a rank that is gone."""
+        """At exit, end this process with ``LOST_STATUS`` if MPI's finalization waits for a rank that is gone."""
         if self._ending is not None:
             return
         self._ending = ending = Event()
