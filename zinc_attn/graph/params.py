@@ -127,13 +127,8 @@ def c_header() -> str:
     lines += ["", f"enum {{ {', '.join(f'{name} = {value}' for name, value in sizes().items())} }};"]
     for name, values in enumerations().items():
         lines += ["", f"enum {{ {', '.join([*(f'{name}_{value.upper()}' for value in values), f'{name}S'])} }};"]
-    lines += [
-        "",
-        "enum {",
-        *(f"    GRAPH_{kernel.name.upper()}," for kernel in GRAPH_KERNELS),
-        "    GRAPH_KERNELS",
-        "};",
-    ]
+    kernels = (f"    GRAPH_{kernel.name.upper()}," for kernel in GRAPH_KERNELS)
+    lines += ["", "enum {", *kernels, "    GRAPH_KERNELS", "};"]
     lines += [
         "extern const struct kernel za_graph_kernels[GRAPH_KERNELS];",
         "",
@@ -151,7 +146,7 @@ def c_header() -> str:
         "};",
         "extern const struct weight_type za_weight_types[WEIGHT_TYPES];",
         "",
-        "/* Of constants whose type and matrices are given: zinc_attn/graph/units.py. False: not this type. */",
+        "/* Sets the tile of constants with type and matrices: zinc_attn/graph/units.py. False: not this type. */",
         f"{UNITS_TILE};",
     ]
     return "\n".join([*lines, "#endif", ""])

@@ -66,7 +66,7 @@ def _slope(head: NDArray[np.int64], step: float, half_step: float, heads: int) -
 
 
 def _weights(s: F32, m: F32) -> F32:
-    """2**(s - m); a NaN where s or m is one, or m infinite."""
+    """2**(s - m); NaN where s or m is NaN, or m is infinite."""
     whole = np.isfinite(m) & ~np.isnan(s)
     lowest = np.finfo(np.float32).min
     p = weight(np.where(whole, np.maximum(s, lowest), f32(0.0)), np.where(whole, m, f32(0.0)))

@@ -86,5 +86,5 @@ def kernel(
     return declared
 
 
-# Results in float32 and, as QUANTIZE makes it of them, as int8.
+# Bindings of a result's int8 form, as QUANTIZE makes it.
 AS_INT8: Final[dict[str, Access]] = {"q": "write", "scales": "write"}
