@@ -19,11 +19,10 @@ import numpy as np
 from ml_dtypes import float8_e4m3fn
 from numpy.typing import NDArray
 
+from ..canonical.state import F32
+from ..kernels.records import Words
 from ..limits import BLOCK
 from ..storage import IQ4_NL, StorageType
-
-F32 = NDArray[np.float32]
-Words = NDArray[np.uint32]
 
 FP8: Final = np.dtype(float8_e4m3fn)
 _TABLE: Final = np.array(IQ4_NL, np.float32)

@@ -11,13 +11,15 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ..canonical.state import F32
 from ..checks import BFLOAT16, check_array
 from ..errors import ArgumentError, DTypeError, ShapeError, ValueRangeError
+from ..kernels.records import Words
 from ..limits import BLOCK
 from ..shapes import AttnShape, row_format
 from ..storage import StorageType, storage_types
 from . import blocks
-from .rows import F32, Largest, Words, pieces, row_parts, stored_values, write_part
+from .rows import Largest, pieces, row_parts, stored_values, write_part
 
 Bytes = NDArray[np.uint8]
 

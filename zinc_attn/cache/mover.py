@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..kernels import declarations
 from ..kernels.dispatches import KernelCall, copy_call, encode_call, move_call
-from ..kernels.records import HeadValues, WorkBuffer
+from ..kernels.records import HeadValues, Words, WorkBuffer
 from ..planning.padding import power_of_two
 from ..runtime.device import Device
 from ..runtime.protocol import Buffer, Recording, Use
@@ -23,7 +23,6 @@ from .head_scales import kernel_scales
 from .layer_storage import HeadSlice, LayerStorage
 from .rows import pieces
 
-Words = NDArray[np.uint32]
 Positions = NDArray[np.int64]
 ROWS_BYTES: Final = 4 << 20  # rows that one submission moves
 _LEAST_WORDS: Final = 32  # of a row, as the rows of a submission are counted: every device takes as many workgroups

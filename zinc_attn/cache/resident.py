@@ -13,6 +13,7 @@ from ..canonical.constants import KEYS_PER_LEAF
 from ..checks import Uncopied, check_array, check_bool, check_int
 from ..dtypes import storage_dtype
 from ..errors import ArgumentError, ClosedError, LimitError, ShapeError
+from ..kernels.records import Words
 from ..limits import MAX_CONTEXT
 from ..runtime.device import Device
 from ..runtime.devices import memory_budget
@@ -30,7 +31,6 @@ from .rows import Largest
 from .sequence_pages import SequencePages
 from .transaction import Reservation, Transaction
 
-Words = NDArray[np.uint32]
 MAX_LAYERS: Final = 1 << 16
 
 

@@ -19,16 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..canonical.constants import MAX_INPUT, MIN_INPUT
-from ..canonical.state import as_input
+from ..canonical.state import F32, as_input
 from ..checks import BFLOAT16, check_array
 from ..errors import DTypeError, ValueRangeError
+from ..kernels.records import Words
 from ..limits import BLOCK
 from ..shapes import AttnShape, row_format
 from ..storage import F16_MAX, FP8_MAX, GROWTH, STORAGE, StorageType, storage_types
 from . import blocks
-
-F32 = NDArray[np.float32]
-Words = NDArray[np.uint32]
 
 _FLOAT16: Final = np.dtype(np.float16)
 _FLOAT32: Final = np.dtype(np.float32)

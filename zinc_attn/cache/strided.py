@@ -6,11 +6,12 @@ These functions convert them from and to the rows of ``rows.encode``.
 import numpy as np
 from numpy.typing import NDArray
 
+from ..kernels.records import Words
 from ..shapes import AttnShape, Strides, row_format, strided_format
 from ..storage import StorageType, storage_types
 from . import blocks
 from .encoded import from_blocks, to_blocks
-from .rows import Words, row_parts
+from .rows import row_parts
 
 
 def from_rows(words: Words, shape: AttnShape, dtype: str, strides: Strides) -> Words:

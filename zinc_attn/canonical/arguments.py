@@ -13,8 +13,8 @@ from ..limits import MAX_CONTEXT
 from . import constants
 from .constants import BIASES
 from .score_bound import ScoreBound, largest
+from .state import F32
 
-F32 = NDArray[np.float32]
 MAX_WINDOW: Final = 1 << 62  # positions are int64
 
 

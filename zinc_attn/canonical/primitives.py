@@ -8,13 +8,10 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .constants import EMPTY_M
-from .state import State, ln, merge, pow2, reciprocal, tanh, weight
-
-Words = NDArray[np.uint32]
-F32 = NDArray[np.float32]
+from .products import Words
+from .state import F32, State, ln, merge, pow2, reciprocal, tanh, weight
 
 ROWS: Final = 64
 

@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .constants import FUSED_SCALE
-from .state import F32, f32
+from .state import F32, F64, f32
 
-F64 = NDArray[np.float64]
 Words = NDArray[np.uint32]
 TRIPLES: Final = 2048
 _BELOW: Final = np.int64((1 << 29) - 1)  # the bits of a float64 that a float32 has no place for

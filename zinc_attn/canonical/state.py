@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from . import constants
 
 F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
 
 
 def f32(value: float) -> np.float32:

@@ -16,6 +16,7 @@ from ..cache.sequence import Sequence
 from ..cache.transaction import Reservation, Transaction
 from ..cache.unseen import examine, within
 from ..canonical.arguments import check_mask, key_ranges
+from ..canonical.state import F32
 from ..checks import check_array, check_bool
 from ..errors import ArgumentError, LimitError, ShapeError
 from ..kernels import declarations
@@ -24,8 +25,6 @@ from ..planning.inputs import Request
 from ..planning.items import Mask
 from .scoring import Scoring
 from .targets import NEW_ARRAYS, Target, check_targets
-
-F32 = NDArray[np.float32]
 
 
 @dataclass(eq=False, slots=True)

@@ -12,10 +12,10 @@ from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..cache.kv_cache import KVCache
 from ..cache.unseen import within
+from ..canonical.state import F32
 from ..errors import ZincAttnError
 from ..kernels.records import ITEM, ROW, no_records
 from ..planning.arithmetic import EXACT, Arithmetic
@@ -32,7 +32,6 @@ from .scoring import LayerScorings
 from .targets import NEW_ARRAYS
 from .workspace import PagedStorage, SharedTensors, Tensors, Workspace
 
-F32 = NDArray[np.float32]
 Observer = Callable[[Submission, Workspace], None]
 _KEPT: Final = 64  # plans of steady calls
 

@@ -6,7 +6,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..cache.head_scales import kernel_scales
 from ..cache.kv_cache import KVCache
@@ -15,13 +14,11 @@ from ..canonical import arguments
 from ..canonical.constants import BIASES
 from ..canonical.emulate import score_scale
 from ..canonical.score_bound import ScoreBound
-from ..canonical.state import sink_scores
+from ..canonical.state import F32, sink_scores
 from ..checks import check_array
 from ..errors import ArgumentError
 from ..kernels import declarations
 from ..kernels.records import HeadValues
-
-F32 = NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)

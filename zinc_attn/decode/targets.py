@@ -4,13 +4,9 @@ from collections.abc import Sequence as Seq
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
+from ..canonical.state import F32
 from ..checks import check_output
 from ..errors import ArgumentError
-
-F32 = NDArray[np.float32]
 
 
 class Target(NamedTuple):

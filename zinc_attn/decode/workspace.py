@@ -29,7 +29,7 @@ from ..kernels.dispatches import (
     merge_call,
     move_call,
 )
-from ..kernels.records import ROW, Records, WorkBuffer
+from ..kernels.records import ROW, Records, Words, WorkBuffer
 from ..kernels.tuning import heads_together
 from ..planning.inputs import Request
 from ..planning.items import item_keys
@@ -41,7 +41,6 @@ from ..runtime.protocol import Buffer, Dispatch, Runtime, Use
 from ..shapes import AttnShape, filled_up, row_format
 from .scoring import Scoring
 
-Words = NDArray[np.uint32]
 Encode = Callable[[Words, NDArray[Any], NDArray[Any], int], None]  # as ``KVCache.encode_into``
 FIRST_PAGE: Final = list(declarations.HEADER).index("first_page")
 

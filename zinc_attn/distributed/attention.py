@@ -9,10 +9,10 @@ from collections.abc import Sequence as Seq
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..cache.kv_cache import KVCache
 from ..canonical.partial import PartialState
+from ..canonical.state import F32
 from ..checks import Uncopied
 from ..decode.attention import Attention
 from ..decode.requests import CallBatch, call_arguments, check_q, takes
@@ -22,8 +22,6 @@ from .cache import ShardedKVCache
 from .call import Call
 from .fold import Fold
 from .ranks import pack_states, unpack_states
-
-F32 = NDArray[np.float32]
 
 
 class Folder(Protocol):

@@ -4,9 +4,9 @@ from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..canonical.partial import PartialState, gather
+from ..canonical.state import F32
 from ..checks import Uncopied
 from ..decode.workspace import out_and_lse
 from ..errors import ArgumentError, ClosedError, ShapeError
@@ -17,8 +17,6 @@ from ..planning.padding import padded
 from ..runtime.device import Device
 from ..runtime.protocol import Buffer, Recording, Use
 from ..shapes import AttnShape, filled_up
-
-F32 = NDArray[np.float32]
 
 
 class _Workspace(NamedTuple):

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ..canonical.constants import KEYS_PER_LEAF
-from ..kernels.records import Records
+from ..kernels.records import Records, Words
 from .inputs import CallFacts, CallOptions, Request
 from .submission import Submission
 
-Words = NDArray[np.uint32]
 SteadyKey = tuple[Hashable, ...]
 
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from ..errors import ArgumentError, ClosedError, ForkedProcessError, ZincAttnError
-from .protocol import DeviceInfo, Use, Words
+from ..kernels.records import Words
+from .protocol import DeviceInfo, Use
 from .refusals import no_host_memory, output_words, write_words
 
 

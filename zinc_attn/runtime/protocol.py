@@ -11,13 +11,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ..kernels.declarations import KernelDecl
 from ..kernels.device_info import DeviceInfo as DeviceInfo  # noqa: PLC0414  (it is imported from here)
-
-Words = NDArray[np.uint32]
+from ..kernels.records import Words
 
 
 class Use(Enum):

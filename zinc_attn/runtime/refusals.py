@@ -10,7 +10,8 @@ import numpy as np
 
 from ..checks import check_int
 from ..errors import ArgumentError, ClosedError, DeviceMemoryError, DTypeError, LimitError
-from .protocol import Buffer, DeviceInfo, Dispatch, Use, Words
+from ..kernels.records import Words
+from .protocol import Buffer, DeviceInfo, Dispatch, Use
 
 COMPILE_HEADROOM: Final = 512 << 20  # address space that a CPU driver's compiler is given at least
 MEMORY_HEADROOM: Final = 32 << 20  # address space that an allocation of device memory leaves at least

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...cache.sequence import Sequence
+from ...canonical.state import F32
 from ...checks import check_int
 from ...decode.attention import Attention
 from ...errors import ArgumentError, ShapeError, UnsupportedError
@@ -16,7 +17,7 @@ from ...shapes import AttnShape
 from .dense_masks import RowMasks
 from .groups import LayerGroup
 from .masks import Columns
-from .tensors import F32, host_array
+from .tensors import host_array
 
 
 class BatchRows:

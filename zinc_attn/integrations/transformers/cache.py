@@ -11,6 +11,7 @@ from typing import Any
 from ...cache.kv_cache import KVCache
 from ...cache.pages import PagePool, StepError
 from ...cache.sequence import Sequence
+from ...canonical.state import F32
 from ...checks import check_bool, check_int, described, shown
 from ...decode.arithmetic import arithmetic_name
 from ...decode.one_shot import default_device
@@ -26,7 +27,7 @@ from .masks import Columns, MaskPattern, check_window
 from .room import BatchRoom
 from .rows import ZincRows
 from .step import Step, cut
-from .tensors import ADAPTED, DTYPES, F32, NAME, batch_row_numbers
+from .tensors import ADAPTED, DTYPES, NAME, batch_row_numbers
 from .upstream import Cache, torch
 
 

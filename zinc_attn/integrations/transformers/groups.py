@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...cache.kv_cache import KVCache
+from ...canonical.state import F32
 from ...decode.arithmetic import check_arithmetic
 from ...decode.attention import Attention
 from ...errors import DeviceMemoryError, LimitError
@@ -12,7 +13,6 @@ from ...planning.splits import SplitPlan
 from ...runtime.device import Device
 from ...shapes import AttnShape
 from .room import BatchRoom
-from .tensors import F32
 
 
 @dataclass(frozen=True, eq=False)

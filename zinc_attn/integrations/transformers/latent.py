@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ...canonical.state import F32
 from ...errors import UnsupportedError
 from ...shapes import AttnShape
-from .tensors import DTYPES, F32
+from .tensors import DTYPES
 from .upstream import torch
 
 

@@ -11,8 +11,9 @@ import numpy as np
 
 from ...errors import ArgumentError, KernelError, RuntimeUnavailableError
 from ...kernels.declarations import KernelDecl
+from ...kernels.records import Words
 from ..base import RuntimeBase, entered
-from ..protocol import DeviceInfo, Dispatch, Use, Words
+from ..protocol import DeviceInfo, Dispatch, Use
 from ..refusals import check_nbytes, check_step, check_timed, closed_device, no_host_memory, no_room
 from ..registry import Registry
 from .device import memory_bytes

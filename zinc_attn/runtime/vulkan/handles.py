@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
-from ..protocol import Dispatch, Use, Words
+from ...kernels.records import Words
+from ..protocol import Dispatch, Use
 from ..registry import Registry
 from .device import LogicalDevice, Undo, destroy
 from .queue import ComputeQueue

@@ -12,9 +12,9 @@ import numpy as np
 from ...checks import check_int
 from ...errors import ArgumentError, KernelError, LimitError
 from ...kernels.declarations import KernelDecl
+from ...kernels.records import Words
 from ..compiling import telling
 from ..devices import COMPUTE_STAGE
-from ..protocol import Words
 from ..refusals import check_compile_room
 from .device import LogicalDevice, Undo, destroy
 from .pipeline_cache import PipelineCache

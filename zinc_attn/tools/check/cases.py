@@ -10,12 +10,12 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from ...canonical.state import F32
 from ...checks import check_int, shown
 from ...dtypes import storage_dtype
 from ...errors import ArgumentError
 from ...planning.arithmetic import EXACT, Arithmetic
 from ...shapes import AttnShape
-from ..harness.bits import F32
 from ..harness.inputs import parse_contexts
 from .data import KINDS, MASKS, Data, mask_of, values
 

@@ -30,9 +30,9 @@ from numpy.typing import NDArray
 
 from ...cache.rows import stored
 from ...canonical.constants import KEYS_PER_LEAF
+from ...canonical.state import F32
 from ...shapes import AttnShape
 from ...storage import storage_types
-from ..harness.bits import F32
 
 KINDS: Final = ("normal", "rising", "falling", "jumping", "cancelling", "fading", "coarse")
 MASKS: Final = ("random", "tree", "blind", "f32", "f16")

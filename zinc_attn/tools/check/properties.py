@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 from ...cache.kv_cache import KVCache
 from ...cache.sequence import Sequence
 from ...canonical.constants import KEYS_PER_NODE
+from ...canonical.state import F32
 from ...distributed.attention import ShardedAttention
 from ...distributed.cache import ShardedKVCache
 from ...errors import LimitError
 from ...planning.arithmetic import EXACT
 from ...runtime.device import Device
 from ...storage import storage_types
-from ..harness.bits import F32, Judge, Output, oracle
+from ..harness.bits import Judge, Output, oracle
 from ..harness.planned_attention import PlannedAttention, PlanRule
 from ..harness.progress import Progress, Steps
 from ..harness.split_spec import SplitSpec

@@ -17,9 +17,10 @@ from ...graph.recurrent import scale_of
 from ...graph.rope import Rope
 from ...graph.units import tile_of_units
 from ...kernels.device_info import DeviceInfo
+from ...kernels.records import Words
 from ...limits import WAVE
 from ...runtime.device import SPIRV, Device, load_spirv
-from ...runtime.protocol import Dispatch, Runtime, Use, Words
+from ...runtime.protocol import Dispatch, Runtime, Use
 from .hybrid import ROUTE_LEAST
 from .model import Matrix
 

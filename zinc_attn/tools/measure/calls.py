@@ -9,10 +9,11 @@ import numpy as np
 
 from ...cache.kv_cache import KVCache
 from ...cache.sequence import Sequence
+from ...canonical.state import F32
 from ...decode.attention import Attention
 from ...decode.workspace import Workspace
 from ...runtime.device import Device
-from ..harness.bits import F32, Output, compare
+from ..harness.bits import Output, compare
 from ..harness.inputs import Inputs
 from ..harness.split_spec import SplitSpec
 from .expected import Expectation

@@ -3,7 +3,8 @@
 import numpy as np
 
 from ... import reference
-from ..harness.bits import F32, F64, Expected, Judge, Output, by_kv_head, compare, oracle, oracle_options, truth
+from ...canonical.state import F32, F64
+from ..harness.bits import Expected, Judge, Output, by_kv_head, compare, oracle, oracle_options, truth
 from ..harness.inputs import Inputs
 from .spec import CallSpec
 
