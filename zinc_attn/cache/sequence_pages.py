@@ -146,9 +146,9 @@ class SequencePages:
                     f"length {start}, each once; append to every layer first, or truncate({low})"
                 )
         if start == high > low:
-            behind = lengths.index(low)
+            shortest = lengths.index(low)
             raise StepError(
-                f"layer {layer}: got {count} tokens at length {start}, expected none yet, layer {behind} has length "
+                f"layer {layer}: got {count} tokens at length {start}, expected none yet, layer {shortest} has length "
                 f"{low}; append {high - low} to every layer that is behind first, or truncate({low})"
             )
         if start < high and count != high - start:

@@ -122,7 +122,7 @@ def chosen_cases(args: argparse.Namespace) -> list[Case]:
 
 
 def check_sources(arithmetic: str, against: Mapping[str, Digests], devices: Sequence[Device]) -> None:
-    """Refuse a record of matrix units that is of no device of this run, whose bits it says nothing of."""
+    """Refuse a record of matrix units that is of no device of this run: only the same device has its bits."""
     known = any(is_of(source, device) for source in against for device in devices)
     if arithmetic == "matrix" and against and not known:
         origins = "; ".join(origin(maker(device)) for device in devices)

@@ -66,8 +66,8 @@ def run_calls(
 ) -> int:
     """Measure the calls of ``specs``, a group of one shape after the other, print and write the files; the exit status.
 
-    about: lines that say what is measured. figure_of: the field of the picture, and its title. show: prints the rows,
-    None for ``print_measured``. beside: rows of an earlier run, which the picture shows, too.
+    about: the heading's lines. figure_of: the field of the picture, and its title. show: prints the rows, None for
+    ``print_measured``. beside: rows of an earlier run, which the picture shows, too.
     """
     if args.picture:
         need("matplotlib")

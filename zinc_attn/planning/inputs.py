@@ -22,9 +22,9 @@ class Request(NamedTuple):
     """The query rows of one sequence.
 
     q_len: query rows; tokens: keys of the sequence, the new rows included; new_rows: how many of these the call
-    appends; table: the sequence's page table, the new rows' pages included; stamp: of two tables with the same stamp
-    the longer one begins with the shorter one; None where the plan is for this call alone; causal: whether a row sees
-    the keys before it alone, or all keys; mask: the addends of the rows' scores, or None; visible: the keys that each
+    appends; table: the sequence's page table, the new rows' pages included; stamp: the table's
+    (``Sequence.stamp``), None where the plan is for this call alone; causal: whether a row sees only the keys up to its
+    own, or all keys; mask: the addends of the rows' scores, or None; visible: the keys that each
     query row sees, None where the causal rule and the window say it. Of a shard, end: the position after the last query
     row; shifts: for each node, how far its keys' positions are from their numbers in the shard.
     """

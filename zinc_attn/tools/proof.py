@@ -50,7 +50,7 @@ MOST_FAULTS: Final = 20  # in report.md; report.json has all
 QUICK_CHECK: Final = ("--quick",)  # arguments of check with --quick or --minutes, and on a CPU device
 MORE_CHECKS: Final = ("--quick", "--arithmetic", "fused"), ("--quick", "--arithmetic", "integer")
 GRAPH_CHECK: Final = ("--graph",)
-UNITS_CHECK: Final = ("--quick", "--arithmetic", "matrix")  # where the device and the package have such units
+UNITS_CHECK: Final = ("--quick", "--arithmetic", "matrix")  # where the device and the package have matrix units
 PACKAGE_ROOT: Final = Path(__file__).parents[2]
 COMMAND: Final = f"{__package__.split('.', maxsplit=1)[0]}.cli"
 # Variables that change what a driver does, and so the measurement; their values are words and numbers.
@@ -84,8 +84,9 @@ class ProofSpec:
 
     runtime: the dispatcher. contexts: keys. restarts: how often everything is repeated, each time with new processes
     and an empty pipeline cache. quick: the quick cases of check and the first model alone, which a CPU device always
-    has, and 5 timed runs a point. timeout_s: seconds that one command may take. budget_s: those of all, with the quick
-    cases of check. kit: the file of its models, beside llama.cpp's programs. pictures: beside the commands' files.
+    has, and 5 timed runs a point. timeout_s: seconds that one command may take. budget_s: seconds of all
+    commands, which then take the quick cases of check. kit: a kit's file of models, in the folder of its llama.cpp.
+    pictures: whether commands leave PNGs.
     """
 
     info: DeviceInfo

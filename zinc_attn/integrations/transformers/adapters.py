@@ -167,7 +167,7 @@ def _mpt(
     heads = (*hidden_states.shape[:2], module.n_heads, module.head_dim)
     new = [x.reshape(heads).transpose(1, 2) for x in qkv.chunk(3, dim=2)]
     if attention_mask is not None and not hasattr(attention_mask, "zinc"):
-        attention_mask = ~attention_mask  # MptModel takes a 4-D mask for one that is not 0 where a key is hidden
+        attention_mask = ~attention_mask  # MptModel reads a 4-D mask as not 0 where a key is hidden
         rows, keys = attention_mask.shape[-2:]
         if attention_mask.triu(keys - rows + 1).any():
             raise UnsupportedError(

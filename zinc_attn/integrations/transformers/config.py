@@ -20,11 +20,11 @@ _OTHERS: Final = ("linear_attention", "conv", "dummy")  # the layers that keep t
 class LayerSpec:
     """An attention layer of a config. is_sliding: whether it has a window, or chunks.
 
-    shape: of the rows that are cached; expanded: of the query, key and value that reach the attention function, another
-    one where ``shape`` is that of compressed rows. compressed: in multi-head latent attention, the sizes of the two
-    compressed rows per token, those of all heads' K and V and of K's rotated part, that a model may hand to the cache
-    in place of K and V; otherwise None. states: the arguments of transformers' own cache layer for the recurrent states
-    that the layer has beside; None where it has none.
+    shape: of the rows that are cached; expanded: of the query, key and value that reach the attention function, which
+    differs where ``shape`` is of compressed rows. compressed: in multi-head latent attention, the sizes of a token's
+    two compressed rows (of all heads' K and V; of K's rotated part), which a model may hand to the cache in place of K
+    and V; otherwise None. states: the arguments of transformers' own cache layer for the layer's recurrent states; None
+    where it has none.
     """
 
     index: int
@@ -81,7 +81,7 @@ def _decoder(config: Any) -> Any:
             f"config: got {config.model_type}, whose cross-attention keeps keys of another text or of images, expected "
             f"a decoder of its own text alone; {advice} without a ZincCache for this model"
         )
-    if hasattr(text, "decoder_attention_heads"):  # the decoder of such a model, whose attribute_map names the encoder's
+    if hasattr(text, "decoder_attention_heads"):  # of an encoder-decoder, whose attribute_map names the encoder's sizes
         text = copy.deepcopy(text)
         text.num_attention_heads, text.num_hidden_layers = text.decoder_attention_heads, text.decoder_layers
     return text

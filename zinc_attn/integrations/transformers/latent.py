@@ -1,8 +1,8 @@
 """Multi-head latent attention in its absorbed form (DeepSeek-V2, 2024), which attends the compressed rows themselves.
 
 A model's kv_b_proj expands a compressed row c, (kv_lora_rank,), to K_h c and V_h c for every head h. The part of a
-score without positions is q . (K_h c) = (q K_h) . c, and a weighted sum of V_h c is V_h times that of c. So K_h goes to
-the query and V_h to the output, and all heads read c and the one rotated row beside it.
+score without positions is q . (K_h c) = (q K_h) . c, and a weighted sum of V_h c is V_h times the weighted sum of c. So
+K_h multiplies the query and V_h the output, and all heads read c and the one rotated row.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Absorption:
         return cls(*projection.weight.detach().view(expanded.q_heads, sum(sizes), rank).split(sizes, dim=1))
 
     # Both products are computed in float32, also where the model's dtype is narrower. The exact q K_h lies nearest to
-    # the scores that the model means; rounded to float16 or bfloat16, it adds an error of that size to every score, in
-    # place of the one that the model adds when it rounds K_h c. Attention takes float32 queries and returns float32
+    # the scores that the model means; rounded to float16 or bfloat16, it adds an error of that size to every score, as
+    # the model does when it rounds K_h c. Attention takes float32 queries and returns float32
     # sums in any case. The einsums multiply once per head, with the rows of all batch rows together, so that the
     # weight is not repeated for each of them.
 

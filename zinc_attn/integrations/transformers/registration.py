@@ -28,7 +28,7 @@ def register() -> None:
 
 
 def _make_selection_checked(name: str) -> None:
-    """Let the method ``name`` of models refuse "zinc" where the model would fail with it, or attend without it."""
+    """Let the method ``name`` of models refuse "zinc" where the model would fail, or not attend by it."""
     method = getattr(PreTrainedModel, name)
     if hasattr(method, "zinc"):
         return
@@ -45,7 +45,7 @@ def _make_selection_checked(name: str) -> None:
 
 
 def _make_calls_steps(owner: Any, name: str) -> None:
-    """Replace the method ``owner.name`` by one that is a step of the ZincCache among its arguments."""
+    """Let a call of the method ``owner.name`` be a step of the ZincCache among its arguments."""
     method, inherited = getattr(owner, name), name not in vars(owner)
     if hasattr(method, "zinc"):
         return
@@ -66,7 +66,7 @@ def _make_calls_steps(owner: Any, name: str) -> None:
 
 
 def _check_text(cache: ZincCache, ids: Any) -> None:
-    """Refuse ids (batch, columns) of which the cache has all: transformers would compute a part of them once more."""
+    """Refuse ids (batch, columns) that the cache has already: transformers would compute some of them again."""
     columns = cache.get_seq_length()
     if columns and isinstance(ids, torch.Tensor) and ids.ndim == 2 and ids.shape[1] <= columns:
         raise ArgumentError(

@@ -53,10 +53,8 @@ class ZincRows(torch.Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 result = func(*args, **(kwargs or {}))
             parts = result if isinstance(result, tuple) else (result,)
-            dtypes = (
-                DTYPES if name in _ROW_BY_ROW else (rows.dtype,)
-            )  # torch.autocast narrows what a projection returns
-            if all(part.dtype in dtypes for part in parts):
+            # torch.autocast narrows the result of a projection.
+            if all(part.dtype in (DTYPES if name in _ROW_BY_ROW else (rows.dtype,)) for part in parts):
                 wrapped = tuple(cls.of(part, rows.layer, rows.serial) for part in parts)
                 return wrapped if isinstance(result, tuple) else wrapped[0]
         raise UnsupportedError(

@@ -118,7 +118,7 @@ class Data(NamedTuple):
 
 
 def _lift(head_dim: int) -> np.float32:
-    """A power of two near sqrt(head_dim): with it in dimension 0 of q, that of K is nearly its share of the score."""
+    """A power of two near sqrt(head_dim): in dimension 0 of q it makes K's dimension 0 nearly the score's part."""
     return np.float32(2.0 ** round(math.log2(head_dim) / 2))
 
 

@@ -150,9 +150,9 @@ class _Examination:
         attention.lay_out(self.split_rule)
 
     def _batches(self, attention: PlannedAttention, seq: Sequence) -> None:
-        """Property 4: beside other sequences and queries, whose outputs must not change, either.
+        """Property 4: with other sequences and queries in the batch, whose outputs must not change, either.
 
-        And property 6: a sequence that shared its pages, and copied the last one when it appended to it.
+        And property 6: a sequence that shared its pages, and copied the last page when it appended.
         """
         q = self.data.q
         seqs, queries = [seq.fork(), seq.fork(), seq], [q[: max(self.case.rows // 3, 1)], q[1], self.query]
@@ -219,7 +219,7 @@ class _Examination:
                 continue
             attention.lay_out(rule, cascade=False)
             want = self._outputs(attention, queries, sequences)
-            self._outputs(attention, others, sequences)  # leaves other partial states than those that must be made now
+            self._outputs(attention, others, sequences)  # other partial states than the next call must make
             attention.lay_out(rule)
             for i, pair in enumerate(zip(self._outputs(attention, queries, sequences), want, strict=True)):
                 self.outcome.compare(8, f"{name} {i + 1} of {len(sequences)}", *pair)

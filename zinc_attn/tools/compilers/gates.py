@@ -62,8 +62,8 @@ class Compiled(NamedTuple):
     """The figures of a compiled program. Sizes are in bytes; ``statistics`` has every number as the driver names it.
 
     spilled: AMD's vector and scalar registers, elsewhere spills and fills. shared: None where the driver does not tell.
-    cycles: the driver's own estimate for a wave. waves: that the registers of a SIMD hold, None where that is not
-    known; RADV's 'Subgroups per SIMD' assumes a file of 1024 registers where it has null hardware.
+    cycles: the driver's own estimate for a wave. waves: as many as the registers of a SIMD hold, None where unknown;
+    with null hardware, RADV's 'Subgroups per SIMD' assumes a file of 1024 registers.
     """
 
     name: str

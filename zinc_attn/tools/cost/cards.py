@@ -81,7 +81,7 @@ class Card:
         return self.bandwidth * 1e3 * READ_EFFICIENCY
 
 
-MOST_UNITS: Final = 1 << 16  # compute units of a modeled card, each of which takes time
+MOST_UNITS: Final = 1 << 16  # compute units of a modeled card; the model's run time grows with them
 CARDS: Final = {
     "r9700": Card("Radeon AI PRO R9700", 64, 2.9, 644.6, 8, 64),  # AMD's figures
     "rx9070xt": Card("Radeon RX 9070 XT", 64, 2.97, 640.0, 8, 64),  # AMD's launch figures (boost)

@@ -73,8 +73,8 @@ def _measured(shape: AttnShape, vectors: int, arithmetic: Arithmetic) -> tuple[i
 class Spread:
     """Workgroups as they lie on the card's SIMDs.
 
-    demand: (µs that some SIMDs would take alone, their bytes). issue_us: arithmetic of the busiest SIMD. leaves: that
-    one wave attends one after another.
+    demand: (µs that some SIMDs would take alone, their bytes). issue_us: arithmetic of the busiest SIMD. leaves: of the
+    busiest wave, one after another.
     """
 
     card: Card
@@ -103,7 +103,7 @@ class Spread:
 
 
 def dispatches_us(spreads: list[Spread], again_us: float) -> float:
-    """The launch and dispatches one after another, beside ``again_us`` in which the L2 gives them keys again."""
+    """The launch and dispatches one after another, during which the L2 delivers keys again for ``again_us``."""
     busy = sum(spread.us for spread in spreads)
     bent: float = (busy**KNEE + again_us**KNEE) ** (1 / KNEE)
     return START_US + GAP_US * (len(spreads) - 1) + bent

@@ -90,7 +90,7 @@ class OnDevice:
         self._device = device
 
     def _float(self, kernel: GraphKernel, y: tuple[int, ...], operands: Sequence[Any], **values: Any) -> F32:
-        """The first result, float32 of a shape. spec, among the values: its constants."""
+        """The first result, float32 of shape ``y``. values: the parameters, and ``spec``, the constants."""
         spec = values.pop("spec", ())
         y_tensor = tensor(np.empty(y, np.float32))
         others = sum(binding.access == "write" for binding in kernel.decl.bindings) - 1

@@ -17,7 +17,7 @@ from ...storage import storage_types
 
 NUMPY_DTYPES: Final[dict[str, np.dtype[Any]]] = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16)}
 _SUFFIXES: Final = {"k": 1 << 10, "m": 1 << 20}
-_BLOCK: Final = 1 << 22  # values drawn at once, so that long arrays need little memory beside their own
+_BLOCK: Final = 1 << 22  # values drawn at once, so that long arrays need little more memory than their own
 
 
 def parse_contexts(text: str, name: str = "contexts") -> list[int]:

@@ -1,4 +1,4 @@
-"""The right output of the calls of one context: the oracle's, and the same for all."""
+"""The right output of the calls of one context: the oracle's; all calls have the first call's bits."""
 
 import numpy as np
 
