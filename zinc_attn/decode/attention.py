@@ -139,7 +139,7 @@ class Attention(Uncopied, instead="make one for the other cache"):
 
         tokens: keys that a sequence grows to at most; None: as many as the cache holds of ``batch`` sequences.
         batch: sequences of a call; q_len: query rows of each, as many as it appends. Sequences of different lengths,
-        or with a common beginning, may need more programs, which their calls make. ArgumentError: a higher number.
+        or with a common beginning, may need more programs, which their calls make. ArgumentError: beyond the cache.
         """
         batch = check_int("batch", batch, 1, self.cache.capacity)
         most = self.cache.capacity // batch

@@ -112,7 +112,7 @@ class Ranks:
                 self._gather(FAILED + f"{_named(error)}{late}".encode())
 
     def leave(self, error: BaseException) -> None:
-        """``fail`` for a rank that makes no further exchange. Nor can the others, unless all ranks leave."""
+        """``fail`` for a rank that makes no further exchange. The others make none either, unless all ranks leave."""
         if not self.lost:
             with suppress(RankError):  # the caller raises this rank's own error
                 self._gather(LEFT + _named(error).encode())

@@ -220,7 +220,7 @@ class Device(Uncopied, instead="Device.open opens it in another process"):
         return matrix_workgroup(shape, info.matrix, info.kind, 1, integer=True) is not None
 
     def dispatch(self, call: KernelCall, buffers: Mapping[str, Buffer]) -> Dispatch:
-        """A kernel call bound to buffers, by the names that it uses."""
+        """The dispatch of a kernel call, with the buffers that it names."""
         kernel = self.kernel(call.decl, call.spec)
         return Dispatch(kernel, tuple(buffers[name] for name in call.buffers), call.groups, call.independent)
 
@@ -228,8 +228,8 @@ class Device(Uncopied, instead="Device.open opens it in another process"):
     def together(self) -> Iterator[None]:
         """Calls of ``Attention.submit`` in the block go to the device in one submission when it ends.
 
-        For calls of different caches, a draft and a target model's, whose inputs are there. A result that is needed
-        within the block submits the calls until then. Other threads' calls wait for the block's end.
+        Their caches differ, as those of a draft and a target model do, and no call needs another's result. A result
+        that is needed within the block submits the calls until then. Other threads' calls wait for the block's end.
         """
         with self.lock:
             outer, self.together_block = self.together_block, QueuedRecordings(self.runtime)
