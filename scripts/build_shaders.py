@@ -133,7 +133,7 @@ def build() -> None:
             if checked.returncode:
                 sys.exit(f"{decl.file} is not valid:\n{checked.stdout}{checked.stderr}")
             modules[out.stem] = hashlib.sha256(out.read_bytes()).hexdigest()
-        write_native(staging / "cpu")  # what a host's compiler builds; vulkan.cpp is the C library's
+        write_native(staging / "cpu")  # sources for a host's compiler; vulkan.cpp is the C library's
         skip = shutil.ignore_patterns("vulkan.cpp")
         shutil.copytree(ROOT / "native" / "cpu", staging / "cpu", ignore=skip, dirs_exist_ok=True)
         build = {"compiler": version, "sources_sha256": sources_sha256(), "modules_sha256": modules, "missing": missing}

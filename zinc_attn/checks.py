@@ -84,8 +84,7 @@ def check_int(name: str, value: Any, least: int, most: int | None = None) -> int
 def check_float(name: str, value: Any, expected: str = "a finite number") -> float:
     """``value``, a real number, as a float. ArgumentError for anything else, ValueRangeError for NaN and infinities.
 
-    An int, a float, a NumPy number, and an array or a torch tensor of no axes with a real dtype are numbers; a bool and
-    a text are not.
+    Numbers: an int, a float, a NumPy number, an array or a torch tensor of no axes with a real dtype; no bool, no text.
     """
     torch, x = sys.modules.get("torch"), value
     if torch is not None and isinstance(x, torch.Tensor) and x.ndim == 0 and x.device.type != "meta":

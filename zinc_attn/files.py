@@ -194,7 +194,7 @@ def replacing(path: Path, mode: int = 0o644) -> Iterator[IO[bytes]]:
                     os.replace(temporary, path)
                     return
     except BaseException:
-        with suppress(OSError):  # what is raised says why; a file system that is gone has no file to take away
+        with suppress(OSError):  # the first error is raised; a file system that is gone has no file to remove
             if temporary != path:
                 temporary.unlink(missing_ok=True)
         raise

@@ -68,8 +68,7 @@ class AttnShape:
 
     @cached_property
     def value_slice(self) -> int:
-        """Consecutive dimensions of V per lane where one pass covers a value row: the least power of two, from 2 on,
-        with which a wave's lanes cover V."""
+        """Dimensions of V per lane if one pass covers V: the least power of two, 2 or more, with which a wave does."""
         return max(2, 1 << (-(-self.v_head_dim // WAVE) - 1).bit_length())
 
     @cached_property

@@ -83,8 +83,7 @@ def check_encoded(k: Any, v: Any, shape: AttnShape, dtype: str) -> list[Bytes]:
 
 
 def encoded_rows(arrays: list[Bytes], shape: AttnShape, dtype: str, scales: F32 | None) -> tuple[Words, Largest]:
-    """(rows, largest magnitudes) of the arrays of ``check_encoded``: rows (tokens, kv_heads, words) as ``rows`` lays
-    them out.
+    """(rows as ``rows`` lays them out, largest magnitudes) of the arrays of ``check_encoded``.
 
     scales: see ``rows.encode_into``. ValueRangeError: a scale, a minimum or a value is no finite number.
     """

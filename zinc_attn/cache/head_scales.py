@@ -49,6 +49,5 @@ def check_head_scales(
 
 
 def kernel_scales(scales: NDArray[np.float32] | None) -> NDArray[np.float32] | None:
-    """The scales (2, kv_heads) of a layer as the kernels take them, (2 * kv_heads,): times FP8_UNIT, without rounding.
-    None for types without such scales."""
+    """The scales (2, kv_heads) of a layer as kernels take them, (2 * kv_heads,), exactly times FP8_UNIT, or None."""
     return None if scales is None else scales.reshape(-1) * np.float32(FP8_UNIT)

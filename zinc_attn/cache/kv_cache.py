@@ -62,7 +62,7 @@ class KVCache(ResidentRows):
 
     @property
     def sequences(self) -> list[Sequence]:
-        """The live sequences, oldest first. One that is dropped gives its pages back."""
+        """The live sequences, oldest first. A dropped sequence gives its pages back."""
         return sorted(self.living, key=lambda sequence: sequence.serial)
 
     def check_sequence(self, sequence: Any) -> Sequence:

@@ -77,8 +77,7 @@ class PageGeometry:
 class _MoveKey(NamedTuple):
     """Kind and sizes of a move. rows: a power of two, or the pairs of pages of a copy; tables: words, a power of two.
 
-    "encode": an append of values that the device encodes; "move": an append of rows that a gather, by the work buffer
-    "from", has read.
+    "encode": an append of values that the device encodes; "move": of rows that work buffer "from" has gathered.
     """
 
     kind: Literal["append", "encode", "gather", "copy", "move", "from"]

@@ -139,8 +139,7 @@ class ResidentRows(Uncopied, instead="Sequence.save and KVCache.load take tokens
             raise closed_device(self.device.info)
 
     def settle(self) -> None:
-        """Complete a submitted call, and undo an interrupted one. Calls settle under the lock before they look at
-        sequences."""
+        """Complete a submitted call, undo an interrupted one. Calls do so under the lock before they see sequences."""
         if self.unfinished is not None:
             self.unfinished.complete()
         if self._current:

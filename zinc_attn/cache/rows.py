@@ -170,8 +170,7 @@ def encode_into(
     out: Words, k: NDArray[Any], v: NDArray[Any], shape: AttnShape, dtype: str, scales: F32 | None = None
 ) -> None:
     """Write the rows of stored values k (n, kv_heads, head_dim) and v (n, kv_heads, v_head_dim) to ``out`` (n,
-    kv_heads, words), whose other words are 0. A latent shape has no v. scales: (2, kv_heads) of fp8_e4m3, K's and V's;
-    None for 1."""
+    kv_heads, words), whose other words are 0. A latent shape has no v. scales: (2, kv_heads) of fp8_e4m3, or None."""
     k_values, v_values, k_scales, v_scales = row_parts(out, shape, dtype)
     k_type, v_type = storage_types(dtype)
     k_factor, v_factor = (None, None) if scales is None else scales

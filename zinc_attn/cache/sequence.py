@@ -103,8 +103,7 @@ class Sequence(Uncopied, instead="fork() shares its tokens, save() writes them t
     def drop_last(self, n: int) -> None:
         """Take the last ``n`` tokens back, 0 <= n <= len(self): the rollback of speculative tokens.
 
-        Within a step the rows that other layers lack are lost, too. ArgumentError: another n; ClosedError: the sequence
-        was freed.
+        Within a step the rows that other layers lack are lost, too. ArgumentError: another n; ClosedError: freed.
         """
         with self.cache.lock:
             self.cache.check_open()

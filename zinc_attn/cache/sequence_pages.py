@@ -19,8 +19,7 @@ class State(NamedTuple):
     """A sequence's state at one moment.
 
     table: page ids in token order; lengths: tokens of each layer; closed: whether freed. largest: magnitudes that no
-    row exceeds; given_up: whether ``largest`` may come from rows that the sequence no longer has, or from another
-    sequence of a call.
+    row exceeds; given_up: whether ``largest`` may come from rows given up, or from another sequence of a call.
     """
 
     table: tuple[int, ...]
@@ -31,12 +30,12 @@ class State(NamedTuple):
 
 
 class Commit:
-    """Whether the changes of a call count. All of them count from the store of ``made`` on."""
+    """Whether the changes of a call count. All of them count from the store of ``done`` on."""
 
-    __slots__ = ("made",)
+    __slots__ = ("done",)
 
     def __init__(self) -> None:
-        self.made = False
+        self.done = False
 
 
 class Change(Protocol):
@@ -56,8 +55,7 @@ class Change(Protocol):
 class SequencePages:
     """The block table and the layers' token counts of one sequence.
 
-    unseen: by layer, see the module ``unseen``.
-    A sequence that is garbage collected gives its pages back.
+    unseen: by layer, see the module ``unseen``. A sequence that is garbage collected gives its pages back.
     """
 
     def __init__(self, pool: PagePool, num_layers: int) -> None:
@@ -80,7 +78,7 @@ class SequencePages:
     def state(self) -> State:
         """The sequence's state, of one moment."""
         following = self._next  # read before _settled: whoever settles writes them in the other order
-        return following[0] if following is not None and following[1].made else self._settled
+        return following[0] if following is not None and following[1].done else self._settled
 
     @property
     def table(self) -> tuple[int, ...]:
@@ -132,8 +130,7 @@ class SequencePages:
 
         Where all layers have the same length, any layer may append any count. Otherwise a step is under way: the
         shorter layers append exactly the count of the longer ones, which wait.
-        StepError: out of step, or a reservation is open; LimitError: beyond 2**24 tokens; ArgumentError: no such layer;
-        ClosedError: freed.
+        StepError: out of step, or a reservation is open; LimitError: beyond 2**24 tokens; ArgumentError, ClosedError.
         """
         self.check_idle()
         lengths = self.state[1]
@@ -188,8 +185,7 @@ class SequencePages:
     def retract(self, layer: int, n: int) -> None:
         """Keep the first ``n`` tokens of one layer, 0 <= n <= its length, and the pages that some layer needs.
 
-        StepError where another sequence shares a page of the tokens given up: the next rows of the layer would be
-        written to that page.
+        StepError: another sequence shares a page of the tokens given up, which the layer's next rows would overwrite.
         """
         self.check_idle()
         pages, lengths, *_ = self.state
@@ -228,17 +224,17 @@ class SequencePages:
         self._open = weakref.ref(transaction, self.pool.sequences.dead.append)
 
     def prepare(self, state: State, commit: Commit) -> None:
-        """From the store of ``commit.made`` on, ``state`` is the state."""
-        self._settle()  # a commit before this one was made, but an interrupt came before its end_commit
+        """From the store of ``commit.done`` on, ``state`` is the state."""
+        self._settle()  # a commit before this one is done, but an interrupt came before its end_commit
         self._next = state, commit
 
     def end_commit(self) -> None:
-        """The commit that ``prepare`` named was made: no reservation is open."""
+        """The commit that ``prepare`` named is done: no reservation is open."""
         self._settle()
         self._open = None
 
     def _settle(self) -> None:
-        """Take over the state of a commit that was made, or forget one that was given up. Under the lock."""
+        """Take over the state of a commit that is done, or forget a commit that was given up. Under the lock."""
         if self._next is not None:
             self._settled = self.state
             self._next = None

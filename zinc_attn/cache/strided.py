@@ -1,6 +1,6 @@
 """Rows as most engines keep them: K's bytes, filled up to words, then V's; block types are ggml's blocks.
 
-These functions convert them from and to the rows of ``rows.encode``.
+The functions convert such rows from and to the rows of ``rows.encode``.
 """
 
 import numpy as np

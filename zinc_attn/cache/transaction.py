@@ -57,7 +57,7 @@ class Transaction:
     @property
     def state(self) -> Literal["open", "committed", "rolled back"]:
         """Whether the rows count already, or never will."""
-        if self.mark.made:
+        if self.mark.done:
             return "committed"
         return "rolled back" if self._rolled_back else "open"
 
@@ -71,8 +71,7 @@ class Transaction:
         also: further layers, of the same length, to which the same commit appends as many. A shared, partly filled page
         is copied. The last holder writes in place if this transaction has replaced the page for all other holders, none
         of them longer. So reserve for short sequences first, and make all ``copies`` before any row is written.
-        StepError: out of step, or a reservation of the sequence is open; CapacityError: too few free pages;
-        LimitError: beyond 2**24 tokens; ArgumentError: no such layer; ClosedError: freed.
+        CapacityError: too few free pages; also the errors of ``SequencePages.check_append``.
         """
         start = sequence.check_append(layer, count, also)
         pages, lengths, *_ = sequence.state
@@ -92,8 +91,7 @@ class Transaction:
     def rewrite(self, sequence: SequencePages, start: int, count: int) -> Reservation:
         """Hold pages for ``count`` tokens of every layer in place of all tokens from ``start`` on.
 
-        No page of the sequence is written, so that a rollback leaves it as it was. Errors are those of ``reserve``;
-        the sequence must be in step.
+        No page of the sequence, which must be in step, is written: a rollback restores it. Errors: ``reserve``'s.
         """
         sequence.check_idle()
         pool, pages = sequence.pool, sequence.table
@@ -138,7 +136,7 @@ class Transaction:
             reservation.sequence.prepare(after, self.mark)
             if reservation.replaced and reservation.sequence.pool not in taken:
                 taken[reservation.sequence.pool] = reservation.sequence.pool.begin_update()
-        self.mark.made = True
+        self.mark.done = True
         for reservation in self.reservations:
             reservation.sequence.end_commit()
             if reservation.replaced:
@@ -151,10 +149,10 @@ class Transaction:
         if self.state != "open":
             return
         pools = {reservation.sequence.pool for reservation in self.reservations if reservation.new_pages}
-        for pool in pools:  # so that an interrupt after the next store makes the pool count again
+        for pool in pools:  # an interrupt after the next store then makes the pool count again
             pool.drop_counts()
         self._rolled_back = True
-        for pool in pools:  # and so does a count that was made before the store
+        for pool in pools:  # a count that was made before the store is stale
             pool.drop_counts()
 
     def __enter__(self) -> Transaction:

@@ -85,8 +85,7 @@ def dots(q: F32, keys: F32, scales: F32) -> F32:
 
 
 def weighted(p: F32, values: F32, scales: F32) -> F32:
-    """(leaves, vectors, dims) from weights (leaves, vectors, 64), integers (leaves, 64, dims), scales (leaves, 64,
-    blocks)."""
+    """(leaves, vectors, dims) from p (leaves, vectors, 64), values (leaves, 64, dims), scales (leaves, 64, blocks)."""
     sums = []
     for b in range(scales.shape[2]):
         u, unit = rounded(p * scales[:, None, :, b], 2)

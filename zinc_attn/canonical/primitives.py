@@ -1,7 +1,6 @@
 """Numbers for ``primitives.comp`` and its results: the kernels' float functions, and how cached words are read.
 
-Half of the drawn words are denormal float16. Fused products and sums of the numbers would have other bits, and no
-result depends on denormal float32.
+Half of the drawn words are denormal float16. Fusing would change bits; no result depends on denormal float32.
 """
 
 from collections.abc import Sequence

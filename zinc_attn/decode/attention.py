@@ -174,8 +174,7 @@ class Attention(Uncopied, instead="make one for the other cache"):
         and returns; they may share q's memory, but not each other's. allow_empty: rows that see no key are no error,
         and have output 0 and lse -inf, or the sinks' lse.
         A failed call leaves the cache, out and lse as they were; an interrupted call may have written to out, lse.
-        ArgumentError and its kinds for wrong arguments; CapacityError: the new rows have no room; StepError: the layer
-        has rows that others lack.
+        ArgumentError and its kinds for wrong arguments; CapacityError: no room; StepError: others lack its rows.
         """
         with self.cache.lock:
             return self._walk(batch, layer)

@@ -60,8 +60,7 @@ def _shape_of(q: Axes, k: Axes, v: Axes) -> AttnShape:
 
 
 def _advice(q: Axes, k: Axes, v: Axes) -> str:
-    """The end of a refusal: the fewest arrays whose swapped axes make the call valid, where k and v together count as
-    one; empty without such arrays."""
+    """The end of a refusal: the fewest arrays (k and v are one) whose swapped axes make the call valid; or empty."""
     if _fits(k, q, v):
         return "; q and k look swapped: the order is attention(q, k, v)"
     for views in _candidates(q, k, v):

@@ -242,8 +242,7 @@ def check_seen(q_len: int, keys: int, causal: bool = True, mask: Mask | None = N
 
 
 def reserve_rows(cache: KVCache, requests: list[CallRequest], layer: int) -> Transaction | None:
-    """Reserve pages for the requests' new rows, and copy the shared pages that the rows are written to. None without
-    new rows."""
+    """Reserve pages for the requests' new rows, and copy the shared pages among them; None: there are no new rows."""
     if not requests or requests[0].new is None:  # then no request has new rows
         return None
     transaction = cache.transaction()

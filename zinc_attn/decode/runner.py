@@ -39,8 +39,7 @@ _KEPT: Final = 64  # plans of steady calls
 class CallRunner:
     """Runs the calls of an ``Attention``: its workspaces, recordings and steady calls.
 
-    layout: the split layouts by (tokens, q_len, window); observer: None, or called with every submission and its
-    workspace before it is submitted.
+    layout: the split layouts by (tokens, q_len, window); observer: see ``Attention``, or None.
     """
 
     def __init__(
@@ -190,8 +189,7 @@ class CallRunner:
 class AttentionCall:
     """A call of ``Attention``, checked, and its results, gathered from submissions in any order.
 
-    requests: one per sequence; planned: the inputs of their plan, from ``plan`` on; largest: the largest magnitudes
-    of the new rows.
+    requests: one per sequence; planned: their plan's inputs, from ``plan`` on; largest: the new rows' magnitudes.
     """
 
     def __init__(self, runner: CallRunner, batch: CallBatch, layer: int, whole: int | None = None) -> None:

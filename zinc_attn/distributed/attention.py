@@ -59,8 +59,7 @@ class ShardedAttention(Uncopied, instead="make one for the other cache"):
     def __call__(self, batch: CallBatch, layer: int) -> Any:
         """Append k, v to ``seq``, then attend. Arguments, results and errors are those of ``Attention``.
 
-        The partial states of all sequences of a batch travel in one exchange. A failed call leaves the cache, out and
-        lse as they were.
+        A batch's partial states travel in one exchange. A failed call leaves the cache, out and lse as they were.
         """
         with Call.of(self.cache, "attend") as call:
             if not batch.causal:

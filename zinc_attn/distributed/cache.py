@@ -101,7 +101,7 @@ class ShardedKVCache(Shards):
             setup += "" if scales is None else f" scales={hashlib.sha256(scales.tobytes()).hexdigest()}"
             shares = ranks.agree(setup, shares[0])
         super().__init__(shape, num_layers, capacity, shares, ranks)
-        self.users: Registry[Any] = Registry()  # what close() must close first
+        self.users: Registry[Any] = Registry()  # objects that close() must close first
         local = range(len(shares)) if ranks is None else [ranks.rank]
         try:
             options = {"round_rows": rounds, "k_scale": k_scale, "v_scale": v_scale}

@@ -141,8 +141,7 @@ class Call:
         self.sequences.append(SequenceDescriptor(seq.serial, begin, len(keys), rows, owners))
 
     def keep(self, seq: ShardedSequence, kept: Kept) -> None:
-        """Move the ``kept`` rows of a sequence to free pages of each shard; rows that change their shard travel in the
-        exchange."""
+        """Move a sequence's ``kept`` rows to free pages of each shard; to other shards they travel in the exchange."""
         cache, start, count = self.cache, kept.start, len(kept.sources)
         cache.touch(seq)
         self.transaction.rewrite(seq.lengths_of, start, count)  # first, as ``settle`` looks for the transaction there

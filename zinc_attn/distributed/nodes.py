@@ -45,8 +45,7 @@ class Holding:
 class _Counts:
     """Numbers that follow from the holdings; changed only while they are off the allocator.
 
-    used: (shards,) the nodes on each shard, where a shared node counts once; holders: of each node, how many holdings
-    have it.
+    used: (shards,) the nodes on each shard, where a shared node counts once; holders: the holdings of each node.
     """
 
     __slots__ = ("holders", "used")
@@ -177,8 +176,7 @@ class NodeAllocator:
 def deal(nodes: int, weights: Seq[float]) -> NDArray[np.int64]:
     """Return the shard of each of ``nodes`` nodes, (nodes,).
 
-    After any number of nodes each shard has its weight's share of them, within one node. The shard of a node changes no
-    output bit.
+    Each shard has its weight's share of any number of nodes, within one node. A node's shard changes no output bit.
     """
     share = _shares(weights)
     used, capacity = np.zeros(share.size, np.int64), np.full(share.size, np.inf)

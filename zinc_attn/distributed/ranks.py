@@ -44,9 +44,9 @@ def check_timeout(seconds: Any) -> float:
 
 
 def _outlive_others() -> None:
-    """Ignore SIGUSR1, which MPICH's mpiexec -disable-auto-cleanup sends to the ranks that outlive a killed one.
+    """Ignore SIGUSR1, which MPICH's mpiexec -disable-auto-cleanup sends to the ranks that outlive a killed rank.
 
-    Such a rank can then report the loss by its RankError. A handler that the program has installed stays.
+    A surviving rank can then report the loss by its RankError. A handler that the program has installed stays.
     """
     usr1 = getattr(signal, "SIGUSR1", None)
     if usr1 is not None and current_thread() is main_thread() and signal.getsignal(usr1) == signal.SIG_DFL:

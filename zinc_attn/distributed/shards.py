@@ -82,7 +82,7 @@ class Shards(Uncopied, instead="make one on each rank"):
     def exchange(self, data: bytes, call: CallDescriptor) -> list[bytes]:
         """Return the ``data`` of every rank, by rank; see ``Ranks.exchange``.
 
-        The exchange also tells which sequences each rank has garbage collected. Those of all ranks are discarded.
+        The exchange also tells which sequences were garbage collected on each rank. Every rank discards all of them.
         """
         if self.ranks is None:
             return [data]

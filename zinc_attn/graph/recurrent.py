@@ -1,7 +1,6 @@
 """Recurrent layers, with the bits of shaders/graph/{ssm_conv,delta_net,ssm_scan}.comp.
 
-Tokens change a state one after another, so the number of tokens that come at once changes no bit. Axes are ggml's
-dimensions, the last one first.
+Tokens change a state one by one, so how many come at once changes no bit. Axes are ggml's dimensions, the last first.
 """
 
 from typing import NamedTuple

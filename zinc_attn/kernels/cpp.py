@@ -2,8 +2,7 @@
 
 A kernel becomes a struct: its members are the buffers, the specialization constants, the variables and the functions,
 whose text stays as it is but for literals (1.0 becomes 1.0f), swizzles (.xy becomes .xy()), ``out`` parameters
-(references) and arrays. The kernels that native/cpu has in C++ use the same functions, most of them on lanes: a float
-is then a vector.
+(references) and arrays. native/cpu's kernels in C++ use the same functions, most on lanes: a float is then a vector.
 """
 
 from __future__ import annotations
@@ -195,7 +194,7 @@ def expert_sums(shaders: Path) -> str:
 
 
 def _members(shaders: Path, *names: str) -> str:
-    """What GLSL files declare, as members of a struct."""
+    """The declarations of GLSL files, as members of a struct."""
     seen: set[Path] = set()
     text = "\n".join(_flat(shaders / f"{name}.glsl", seen) for name in names)
     return _constants(_replaced(text, _REWRITES))

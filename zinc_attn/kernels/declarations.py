@@ -75,8 +75,7 @@ class KernelDecl:
         return (*spec, *(value for _, value in self.fixed))
 
     def wave(self, spec: Sequence[int], lanes: int = WAVE) -> int:
-        """Invocations of the subgroups to ask for: a wave's in pass 1, WAVE in other kernels with subgroups, else the
-        layout's ``lanes``."""
+        """Invocations of a subgroup to ask for: a wave's in pass 1, WAVE in others with subgroups, else ``lanes``."""
         if self.name == "attend":
             return spec[self.spec.index("workgroup_size")] // LEAVES_PER_NODE
         return WAVE if self.has_subgroups else lanes

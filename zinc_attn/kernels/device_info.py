@@ -21,7 +21,7 @@ class DeviceInfo:
     api_version: str
     uuid: str  # hexadecimal
     compute_units: int
-    compute_units_source: str  # which query gave compute_units, or "assumed"
+    compute_units_source: str  # the query that gave compute_units, or "assumed"
     subgroup_size: int
     memory_bytes: int  # largest device-local heap
     max_buffer_bytes: int  # of one storage buffer: maxStorageBufferRange, or maxMemoryAllocationSize where that is less

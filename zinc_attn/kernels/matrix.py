@@ -17,7 +17,7 @@ LEAST_VECTORS: Final = 8  # query vectors of a workgroup by matrix units, a powe
 MOST_VECTORS: Final = 64  # of a workgroup by matrix units
 MAX_WORKGROUP_SIZE: Final = KEYS_PER_LEAF * PIECE // CHUNK  # each lane carries 8 values of a piece at least
 FRAGMENT_SIZES: Final = (8, 16)  # sides of a fragment
-MATRIX_VECTORS: Final = 16  # so many rows of a sequence times heads of a KV head, or more, go to matrix units
+MATRIX_VECTORS: Final = 16  # rows of a sequence times heads of a KV head from which matrix units attend them
 MATRIX_GAIN: Final = 4  # products that matrix units make in a second, as a multiple of what lanes make
 HALF_MAX: Final = 65504.0  # the largest float16
 

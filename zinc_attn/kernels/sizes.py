@@ -117,8 +117,7 @@ def attend_sizes(
 ) -> Mapping[str, int]:
     """Every constant of ``shaders/attend/attend_sizes.glsl`` by name, for a variant of pass 1.
 
-    vectors: query vectors of a workgroup, heads over all rows that share its keys; layout: the device's;
-    lanes: invocations of a wave.
+    vectors: of a workgroup: heads times rows that share keys; layout: the device's; lanes: of a wave.
     """
     k, v = map(storage_index, storage_types(dtype))
     ahead = chunks_ahead("", shape.k_dim, layout)

@@ -33,8 +33,7 @@ def wave_size(least: int, shape: AttnShape, vectors: int, passes: int) -> int:
 def heads_together(shape: AttnShape, most: int = limits.MAX_HEADS_PER_WORKGROUP, layout: Layout = RDNA) -> int:
     """Query heads of a row that one workgroup of pass 1 serves. most: ``most_heads``.
 
-    A wave without room for the sums of all of these makes several passes over V, so that fewer workgroups convert the
-    same K.
+    A wave without room for all their sums makes several passes over V, so that fewer workgroups convert the same K.
     """
     return -(-shape.group // -(-shape.group // min(most, layout.vectors(shape))))
 
@@ -42,8 +41,8 @@ def heads_together(shape: AttnShape, most: int = limits.MAX_HEADS_PER_WORKGROUP,
 def most_heads(shape: AttnShape, nodes: int, compute_units: int, shared: int, layout: Layout = RDNA) -> int:
     """Query heads of a row that a workgroup serves at most, in a call of so many nodes of a KV head.
 
-    Twice as many heads convert K half as often. These heads need shared memory, of which the device has ``shared``
-    bytes, and leave half as many waves on a SIMD, so every compute unit must have a workgroup.
+    Twice as many heads convert K half as often. They need shared memory, of which the device has ``shared`` bytes, and
+    leave half as many waves on a SIMD, so every compute unit must have a workgroup.
     """
     least, most = limits.MAX_HEADS_PER_WORKGROUP, min(SHARED_VECTORS, layout.vectors(shape))
     pays = shape.group > least and nodes * shape.kv_heads * -(-shape.group // most) >= compute_units

@@ -165,8 +165,7 @@ class SubmissionPlanner:
     ) -> Submission:
         """The submission of ``slices`` that also appends the new rows of the requests ``uploads``.
 
-        partial: pass 1 alone; two_pass: pass 2 also where every row has one state. The requests of all slices go to the
-        matrix units, or none.
+        partial: pass 1 alone; two_pass: pass 2 even if every row has one state. All slices go to matrix units, or none.
         """
         facts, device, layouts = self.facts, self.facts.device, [self.layouts[piece.request] for piece in slices]
         whole = layouts[0].whole_context

@@ -21,8 +21,7 @@ def growth_keys(
     tokens: int, batch: int, q_len: int, options: CallOptions, facts: CallFacts, *, by_rule: bool = False
 ) -> set[RecordingKey]:
     """The key of every submission of calls on ``batch`` sequences that share nothing and grow together to ``tokens``
-    keys, ``q_len`` new rows a call. q_len: at most ``tokens``. by_rule: the layout is the split rule's; else calls are
-    planned at both ends of every leaf.
+    keys, ``q_len`` (at most ``tokens``) new rows a call. by_rule: by the split rule; else each leaf's ends are planned.
     """
     growth = _Growth(tokens, batch, q_len, options, facts)
     leaves = range((q_len - 1) // KEYS_PER_LEAF, -(-tokens // KEYS_PER_LEAF))

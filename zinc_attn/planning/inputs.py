@@ -95,8 +95,7 @@ class CallFacts:
 @dataclass(frozen=True, eq=False)
 class CallOptions:
     """layout: the split layout of (tokens, q_len, window); window: keys that a row sees at most, or None;
-    cascade: see ``Attention``; scoring: the number of the scoring whose header words the recording carries;
-    arithmetic: the rows'."""
+    cascade: see ``Attention``; scoring: the number of the header words' scoring; arithmetic: the rows'."""
 
     layout: Callable[[int, int, int | None], SplitLayout]
     window: int | None = None

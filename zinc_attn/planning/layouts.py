@@ -15,8 +15,7 @@ _KEPT: Final = 256
 class SplitLayouts:
     """Layouts by (tokens, q_len, window), made by ``plan``.
 
-    by_rule: whether ``plan`` is the split rule, which looks at whole nodes; contexts that end in the same leaf then
-    share a layout.
+    by_rule: whether ``plan`` is the split rule, by whose whole nodes contexts that end in the same leaf share a layout.
     """
 
     def __init__(self, plan: PlanFunction, *, by_rule: bool = False) -> None:

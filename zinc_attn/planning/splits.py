@@ -183,7 +183,7 @@ def _positions(values: Any) -> tuple[int, ...]:
     """Key positions as Python's ints. ArgumentError: the first value that is no position."""
     if not isinstance(values, (tuple, list, np.ndarray)) or getattr(values, "ndim", 1) != 1:
         raise ArgumentError(f"boundaries: got {shown(values)}, expected a sequence of key positions")
-    ints = isinstance(values, tuple) and set(map(type, values)) == {int}  # what fixed and plan_splits make
+    ints = isinstance(values, tuple) and set(map(type, values)) == {int}  # as fixed and plan_splits make them
     if ints and min(values) >= 0 and max(values) <= MAX_CONTEXT:
         return tuple(values)
     return tuple(check_int("boundaries", value, 0, MAX_CONTEXT) for value in values)

@@ -26,8 +26,7 @@ class RowSlice(NamedTuple):
 class RecordingKey(NamedTuple):
     """The sizes and programs that a recorded submission has; it serves every submission of the same key.
 
-    Sizes are rounded up to powers of two, and are LEAST_ITEMS or LEAST_PAGES at least; surplus workgroups return at
-    once.
+    Sizes are powers of two, rounded up, LEAST_ITEMS or LEAST_PAGES at least; surplus workgroups return at once.
     """
 
     single_pass: bool  # every row has at most one state, or its whole context, and pass 1 writes the output

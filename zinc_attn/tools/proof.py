@@ -122,7 +122,7 @@ class ProofSpec:
         units = self.info.matrix.fragment and (SPIRV / MATRIX.file).exists()
         for options in [*checks, UNITS_CHECK] if units else checks:
             yield Step("check", (*options, *on), (*command, "check"))
-        if self.info.integer_dots:  # which products of quantized weights need
+        if self.info.integer_dots:  # products of quantized weights need them
             runtime = CPU if self.info.native else "vulkan"
             yield Step("check", (*GRAPH_CHECK, *on[:3], runtime, "--json"), (*command, "check"))
         if self.info.integer_dots and self.kit:
@@ -148,8 +148,8 @@ def models_of(kit: Path) -> list[str]:
 def prove(spec: ProofSpec, folder: Path, on_step: Callable[[Record], Any] = lambda _: None) -> dict[str, Any]:
     """Run the steps of ``spec`` and leave report.md, report.json and the commands' files in ``folder``; the report.
 
-    Both are written anew after every step, so a machine that freezes leaves the steps before. A step that
-    fails stops nothing. on_step sees each step. ArgumentError: the folder takes no files.
+    Both are written anew after every step, for a machine that freezes; a step that fails stops nothing. on_step sees
+    each step. ArgumentError: the folder takes no files.
     """
     steps, end = list(spec.steps()), monotonic() + spec.budget_s
     report: dict[str, Any] = {
@@ -224,8 +224,7 @@ def outcome(step: Record) -> str:
 
 
 def checks_of(report: Record) -> list[tuple[int, str, str | None, list[Record]]]:
-    """(restart, command, digest over all cases, cases) of every step with bits. The digest is None where the step did
-    not get that far."""
+    """(restart, command, digest over all cases, cases) of each step with bits; digest None: the step ended before."""
     checks = [step for step in report["steps"] if step["tool"] in ("check", "llama")]
     digests = (next((row["run"] for row in step["rows"] if "run" in row), None) for step in checks)
     cases = ([row for row in step["rows"] if "case" in row] for step in checks)

@@ -38,8 +38,7 @@ _FUNCTIONS: Final = {"elements": lambda x: math.prod(x.n), "rows": lambda x: mat
 class GraphKernel:
     """A kernel of the graph: its declaration, and the fields of its parameters.
 
-    Its grid is a formula of the parameters ``p``. ``elements`` and ``rows`` of a tensor are products of its sizes: of
-    all, and of dimensions 1, 2 and 3.
+    Its grid is a formula of the parameters ``p``; ``elements`` and ``rows`` multiply all sizes, or sizes 1 to 3.
     """
 
     decl: KernelDecl

@@ -92,8 +92,7 @@ MUL_MAT_FLOAT_VEC: Final = kernel("mul_mat_float_vec", _FLOAT_BINDINGS, _FLOAT_V
 FLOAT_VEC: Final = Formulas({"SERVED": ("K % 8 == 0", ""), "AHEAD": ("K % 64 == 0", "with ahead 1")}, ("K",), {})
 
 # Pairs of a slot and a token, slot + slots * token, by the expert that ids names. list: the expert of each tile, then
-# `columns` pairs for each; -1 where there is none. The expert of a pair whose id names none is the number
-# after the last expert's.
+# `columns` pairs for each; -1 where there is none. Pairs whose id names no expert get the number after the last's.
 EXPERTS_MOST: Final = 1024
 BY_EXPERT: Final = kernel(
     "by_expert",

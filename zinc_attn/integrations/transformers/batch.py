@@ -104,8 +104,7 @@ class BatchRows:
     def select(self, name: str, rows: list[int], max_batch: int) -> bool:
         """Row i becomes what row rows[i] was. Returns False where there is nothing to do.
 
-        A row that is selected again is a fork; where one fork fails, nothing has changed. ArgumentError names ``name``:
-        no such row, or more than max_batch.
+        A row selected again is a fork; a failed fork changes nothing. ArgumentError of ``name``: no row, or too many.
         """
         if not self.sequences or rows == list(range(self.size)):
             return False

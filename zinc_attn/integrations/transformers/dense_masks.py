@@ -32,8 +32,7 @@ class RowMasks:
 class DenseMask:
     """values: (batch, rows, n) of the last n keys, whose first two axes may be 1 for any number.
 
-    bool, True where the row sees the key; or float32, which is added to the scores, -inf for a key that it does not
-    see. Keys before these are seen.
+    bool, True where the row sees the key; or float32, added to the scores, -inf: not seen. Keys before these are seen.
     """
 
     values: NDArray[Any]

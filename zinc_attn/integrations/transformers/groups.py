@@ -94,8 +94,7 @@ class LayerGroup:
 
 
 class LayerGroups(dict[AttnShape, LayerGroup]):
-    """The groups of a ZincCache by shape. layout: the arguments of Attention that fix a split layout. Forks have the
-    same groups."""
+    """The groups of a ZincCache and its forks, by shape. layout: the arguments of Attention that fix a split layout."""
 
     def __init__(self, arithmetic: Arithmetic) -> None:
         super().__init__()

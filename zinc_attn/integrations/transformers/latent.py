@@ -19,8 +19,7 @@ from .upstream import torch
 
 @dataclass(frozen=True, eq=False)
 class Absorption:
-    """The two parts of a module's kv_b_proj. keys: (heads, nope, kv_lora_rank); values: (heads, v_head_dim,
-    kv_lora_rank)."""
+    """Parts of a module's kv_b_proj: keys (heads, nope, kv_lora_rank), values (heads, v_head_dim, kv_lora_rank)."""
 
     keys: Any
     values: Any
@@ -56,8 +55,7 @@ class Absorption:
         return torch.cat((_product("bhnd,hdr->bhnr", plain, self.keys), rotated), dim=-1)
 
     def output(self, out: F32) -> F32:
-        """Weighted sums of compressed rows (batch, n, heads, kv_lora_rank) as those of V (batch, n, heads,
-        v_head_dim)."""
+        """Sums of V (batch, n, heads, v_head_dim) from sums of compressed rows (batch, n, heads, kv_lora_rank)."""
         sums = torch.from_numpy(out).to(self.values.device)
         values: F32 = _product("bnhr,hvr->bnhv", sums, self.values).to("cpu").contiguous().numpy()
         return values

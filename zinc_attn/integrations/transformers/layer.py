@@ -223,4 +223,4 @@ class HybridLayer(ZincLayer):
         return fork
 
 
-LinearAttentionCacheLayerMixin.register(HybridLayer)  # which transformers asks for before it reads or writes states
+LinearAttentionCacheLayerMixin.register(HybridLayer)  # transformers checks it before it reads or writes states

@@ -15,8 +15,7 @@ from .upstream import AttentionInterface, AttentionMaskInterface, GenerationMixi
 def register() -> None:
     """Make ``attn_implementation="zinc"`` known to transformers; calling it again changes nothing.
 
-    From then on a call of a model, or of its ``generate``, is a step of the ZincCache that it is given, if any: see
-    ``ZincCache.step``.
+    From then on a call of a model, or of its ``generate``, is a ``step`` of the ZincCache among its arguments.
     """
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, attention_mask)

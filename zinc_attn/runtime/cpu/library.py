@@ -50,7 +50,7 @@ def no_compiler() -> str | None:
 
 @cache
 def cpu_facts() -> dict[str, str]:
-    """What /proc/cpuinfo says of the first processor; empty where there is none."""
+    """The fields of the first processor in /proc/cpuinfo; empty where there is none."""
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
         return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
@@ -58,7 +58,7 @@ def cpu_facts() -> dict[str, str]:
 
 
 def machine_flags() -> str:
-    """What -march=native depends on."""
+    """The facts that -march=native depends on, as text."""
     facts = cpu_facts()
     return f" {facts.get('model name')} {facts.get('flags') or facts.get('Features') or platform.processor()} "
 

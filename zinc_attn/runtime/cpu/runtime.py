@@ -40,7 +40,7 @@ class CpuBuffer:
 
     @property
     def view(self) -> Words | None:
-        """What the host reads and writes."""
+        """The words, if the host reads or writes them."""
         return self.words if self.use in (Use.INPUT, Use.OUTPUT) else None
 
     def close(self) -> None:
@@ -63,7 +63,7 @@ class CpuRecording:
 
     def __init__(self, runtime: CpuRuntime, steps: tuple[Dispatch, ...], timestamps: bool) -> None:
         self.runtime, self.timestamps, self.ran, self.closed = runtime, timestamps, False, False
-        self._needed: list[object] = [steps]  # what the structs point to
+        self._needed: list[object] = [steps]  # objects that the structs point to
         self.steps = (Step * len(steps))()
         for i, (step, struct) in enumerate(zip(steps, self.steps, strict=True)):
             if not isinstance(step.kernel, CpuKernel):

@@ -90,7 +90,7 @@ class Commands:
     def __init__(self, device: LogicalDevice) -> None:
         self._device = device
         pool = device.vk.struct("VkCommandPoolCreateInfo", flags=_RESET_COMMAND_BUFFER, queueFamilyIndex=device.family)
-        self._pool = device.create(device.own, "CommandPool", pool)
+        self._pool = device.create(device.undo, "CommandPool", pool)
 
     def allocate(self, undo: Undo) -> tuple[Any, Any]:
         """(VkCommandBuffer, the VkSubmitInfo* that submits it)."""

@@ -116,11 +116,11 @@ class Handles:
             if self.device.is_gone() or (self.queue.in_flight and not self.queue.is_idle()):
                 self._ties.clear()
                 self.undo.clear()
-                self.device.own.clear()
+                self.device.undo.clear()
                 return
             self.queue.in_flight = False
             self.clear()
-            destroy(self.device.own)
+            destroy(self.device.undo)
 
 
 class Owned:
@@ -171,7 +171,7 @@ class VulkanRecording(Owned):
     def __init__(self, handles: Handles, runtime: object, steps: tuple[Dispatch, ...]) -> None:
         super().__init__(handles, runtime)
         self.steps = steps  # keeps the buffers alive
-        self.commands: Any = None  # what the queue's send takes
+        self.commands: Any = None  # for the queue's send
         self.queries: Any = None
         self.cold = True  # until its first run
         self.ran = False  # whether the last run finished

@@ -101,7 +101,7 @@ class Pipelines:
                 result = build(device.handle, self.cache.handle, 1, create, device.null, pipeline)
             del stage  # alive until here: `create` holds a copy that points at its name and constants
             device.check(result, f"compiling kernel {decl.name}", KernelError)
-            device.own.append(functools.partial(device.lib.vkDestroyPipeline, device.handle, pipeline[0], device.null))
+            device.undo.append(functools.partial(device.lib.vkDestroyPipeline, device.handle, pipeline[0], device.null))
             return pipeline[0]
         finally:
             destroy(scratch)

@@ -33,7 +33,7 @@ class ComputeQueue:
         self.wait_fences = device.entry("vkWaitForFences")
         self.reset_fences = device.entry("vkResetFences")
         self._fences = fences = device.vk.array("VkFence", [null])
-        device.own.append(lambda: lib.vkDestroyFence(handle, fences[0], null))
+        device.undo.append(lambda: lib.vkDestroyFence(handle, fences[0], null))
         self._replace_fence()
 
     def send(self, recordings: Sequence[Any], fence: Any) -> int:

@@ -15,7 +15,7 @@ from .variants import Spec
 
 LDS_PER_SIMD, LDS_STEP = 32 << 10, 1 << 10  # a compute unit of two SIMDs has 64 KiB
 
-MATRIX_LDS_BYTES: Final = 64 << 10  # so that two compute units hold two workgroups with matrix units
+MATRIX_LDS_BYTES: Final = 64 << 10  # two compute units then hold two workgroups with matrix units
 MAX_LDS_BYTES: Final = 4096  # of a workgroup; pass 1's is shared_bytes
 # The most registers and, after a slash, spills of each class of programs, by target and Mesa. Without a slash no spills
 # and no scratch memory are allowed. matrix, wide: pass 1 on matrix units, and of more than 256 dimensions. shared: of

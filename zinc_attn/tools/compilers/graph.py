@@ -19,7 +19,7 @@ MOST_SHARED: Final = 32 << 10  # bytes of a workgroup
 # The part of the card's issue slots that the vector instructions of mul_mat_vec take while their superblocks of 32 rows
 # come from memory, by columns; below 1 memory is the limit.
 MOST_ISSUED: Final = {1: 0.2, 8: 0.9}
-MOST_OF_GLU: Final = 0.25  # whose program makes a superblock of gate and of up, and then the GLU once for all
+MOST_OF_GLU: Final = 0.25  # of programs with glu: a superblock of gate and of up, and the GLU once
 LEAST_AHEAD: Final = 4096  # bytes of weights that a wave of mul_mat_vec loads before it uses the first
 # Cycles of mul_mat_units for a block of 32 values of 32 rows and 64 columns; 300 are 163 TOPS of the card. An output of
 # q6_K has two products, and an output of the others a minimum.

@@ -22,8 +22,7 @@ HOW: Final = "take what scripts/lib/compilers.sh fetches (docs/compilers.md)"
 class Driver(NamedTuple):
     """A Vulkan driver of Mesa: its library's name, its shim's and the shim's variables, and its statistics' names.
 
-    figures: registers, scratch memory, instructions, cycles. spills: of every kind. shared: empty where it does not
-    tell.
+    figures: registers, scratch memory, instructions, cycles. spills: of every kind. shared: empty if it tells none.
     """
 
     library: str

@@ -52,8 +52,7 @@ class Terms:
 class Prediction(Terms):
     """A modeled call of one layer, from the begin of the first pass 1 to the end of the last pass 2.
 
-    utilization: share of the compute units that get a workgroup. partial_bytes: of the partial states, written and
-    read.
+    utilization: share of the compute units with a workgroup. partial_bytes: partial states, written and read.
     """
 
     card: str

@@ -49,8 +49,7 @@ def run(
     """Run a kernel, and return the words of each result.
 
     operands: the arrays of its read bindings, in order, without the parameters. values: the parameters; a tensor that
-    is not among them is its binding's array. results: for each write binding, in order, its first words, or a number of
-    words that are POISON.
+    is not among them is its binding's array. results: for each write binding, in order, words, or a number of POISON.
     """
     read = [binding.name for binding in kernel.decl.bindings[1:] if binding.access == "read"]
     bound = {name: tensor(np.ascontiguousarray(x)) for name, x in zip(read, operands, strict=True)}
@@ -111,10 +110,10 @@ class OnDevice:
         return self._float(graph.GET_WEIGHTS, shape, (packed, tokens), spec=kind, **values)
 
     def norm(self, x: F32, weight: F32 | None, eps: float, op: str = "rms") -> F32:
-        by = x if weight is None else weight[None]
+        factor = x if weight is None else weight[None]
         values = {"eps": eps, "factor": 1.0 / x.shape[-1], "scales": (0.0, 0.0), "joined": 1}
         spec = graph.NORM_OPS.index(op), int(weight is not None), 0, 0
-        return self._float(graph.NORM, x.shape, (x, by, by, by, by), spec=spec, **values | NO_TURNS)
+        return self._float(graph.NORM, x.shape, (x, *[factor] * 4), spec=spec, **values | NO_TURNS)
 
     def product(self, weights: Matrix, x: F32, added: F32 | None = None, ids: NDArray[np.int32] | None = None) -> F32:
         """Few rows of x go to the kernels for few rows, others to tiles; tiles without an addend go to matrix units, if

@@ -111,7 +111,7 @@ def random_matrix(kind: str, rows: int, columns: int, rng: np.random.Generator) 
 
 
 def make_model(name: str) -> Weights:
-    """One of KINDS, the type of its weights, or of its weights and experts."""
+    """The model ``name``, one of KINDS: the type of its weights, with or without experts."""
     rng, kind = np.random.default_rng([46, KINDS.index(name)]), WITH_EXPERTS.get(name, name)
 
     def weights(rows: int, columns: int = WIDTH) -> Matrix:

@@ -57,8 +57,7 @@ def oracle(
     """The oracle's output for the query heads of the last ``kv_heads`` KV heads (None: of all of them).
 
     q: (q_heads, head_dim) or (q_len, q_heads, head_dim); k, v: (tokens, kv_heads, head_dim) as a cache of ``dtype``
-    takes them; masking: keyword arguments of ``reference.emulate``. The last heads are those whose buffer offsets are
-    the largest.
+    takes them; masking: keyword arguments of ``reference.emulate``. The last heads have the largest buffer offsets.
     """
     return Output(*by_kv_head(reference.emulate, q, k, v, dtype, kv_heads, masking))
 

@@ -21,7 +21,7 @@ WARM_UP_RUNS: Final = 3
 GPU_WARM_UP_S: Final = 1.0  # at least: the GPU's clock fell while the host made data, and takes as long to rise
 FEWEST_REPEATS: Final = 5  # timed runs of a call where ``repeats`` is not given
 MOST_REPEATS: Final = 50
-BUDGET_S: Final = 3.0  # of these
+BUDGET_S: Final = 3.0  # of a call's timed runs
 NO_ROOM: Final = (LimitError, MemoryError)  # DeviceMemoryError is a MemoryError
 T = TypeVar("T")
 

@@ -33,8 +33,7 @@ def decode_steps(
 ) -> Iterator[Row]:
     """Decode the contexts 1, 2, … of each spec, one sequence on one device after the other: a row per step.
 
-    prepare: whether to call ``Attention.prepare`` before, which is a row, too. judge: see ``measure_calls``. Errors:
-    those of the cache and of its calls.
+    prepare: whether ``Attention.prepare`` comes first, as a row. judge: see ``measure_calls``. Errors: the cache's.
     """
     for device, spec in product(devices, specs):
         steps, tokens = Steps(progress, len(spec.contexts)), len(spec.contexts)
