@@ -1,8 +1,7 @@
 """Compile shaders/ into zinc_attn/spirv/: ``python scripts/build_shaders.py [--check]``.
 
 It needs glslangValidator and spirv-val, and the standard library alone, so that a wheel can be built in an empty
-environment. --check compiles nothing: it compares the generated files of shaders/ with zinc_attn/kernels, and exits
-with 1 where they differ.
+environment. --check only compares the generated files of shaders/ with zinc_attn/kernels; status 1: they differ.
 """
 
 from __future__ import annotations

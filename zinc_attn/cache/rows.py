@@ -6,8 +6,7 @@ in uint32 words (see shaders/attend/words.glsl).
 Block types quantize as ``blocks`` says. In tiles and rows values follow each other by dimension, the first in the
 lowest bits; after the values come the words that blocks share: scales, two a word, or scale and minimum in a word, the
 last word filled up, then a word of fifth bits per block, bit i for its dimension i.
-fp8_e4m3 (OCP 8-bit floating point, 2023) stores x / scale, rounded to float32 and then to nearest even, and stands for
-that value times the scale of the head.
+fp8_e4m3 (OCP, 2023) stores x / scale, rounded to float32, then to nearest even: the value over the head's scale.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 Rows from a host's recording or from another shard are read when a call first needs a bound. All rows are read again
 where the bound refuses a call but may come from rows that the sequence gave up or never had. ``SequencePages.unseen``
-has, by layer, the first token that may be unread. It may be too low, never too high: a fork takes it over, and a move
-of rows to lower positions lowers it.
+has, by layer, the first token that may be unread, never too high: a fork takes it over, a move of rows may lower it.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -59,8 +59,7 @@ class NodeRange:
 class PartialCall(AttentionCall):
     """A call of ``Attention.partial``, on one sequence.
 
-    tokens: of the whole sequence; span: its nodes [first, end) that some row sees; [begin, last): the nodes to attend,
-    as numbers of the nodes that the sequence holds.
+    tokens: of the whole sequence; span: its nodes [first, end) that rows see; [begin, last): held nodes to attend.
     """
 
     def __init__(self, runner: CallRunner, batch: CallBatch, layer: int, *, nodes: NodeRange) -> None:

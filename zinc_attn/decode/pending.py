@@ -12,8 +12,7 @@ from ..checks import Uncopied
 class PendingAttention(Uncopied, instead="take its result()"):
     """A call of ``Attention.submit``. Its new rows count from ``result()`` on, or from the cache's next call on.
 
-    collect: takes the results after the device has finished, and may be called again; transaction: of the new rows, or
-    None; largest: their largest magnitudes.
+    collect: takes the results of a finished device, also twice; transaction, largest: of the new rows, or None.
     """
 
     def __init__(

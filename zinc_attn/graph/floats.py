@@ -1,7 +1,7 @@
 """Float functions of the graph's operations in NumPy, with the bits of ``shaders/graph/numbers.glsl``.
 
-Arguments are flushed numbers, infinities or NaN; results are not flushed yet. The shaders compute by integers what
-NumPy rounds correctly: quotients, roots, float16.
+Arguments are flushed numbers, infinities or NaN; results are not flushed yet. Shaders compute quotients, roots and
+float16, which NumPy rounds correctly, by integers.
 """
 
 import numpy as np

@@ -1,7 +1,6 @@
 """Operations that move elements, with the bits of shaders/graph/{move,to_blocks,get_weights}.comp.
 
-Arrays have ggml's dimension 0 last. Arrays of blocks are bytes (..., blocks, bytes of a block); other
-types are NumPy's, or ml_dtypes' bfloat16.
+Arrays have ggml's dimension 0 last. Types of blocks are bytes (..., blocks, bytes of a block), others NumPy's dtypes.
 """
 
 from collections.abc import Sequence

@@ -43,9 +43,8 @@ CPU: Final = Layout(WAVE, 1, 4)
 RDNA: Final = Layout()
 OTHER: Final = Layout(WAVE, 2, 4, 1024, 4096)
 AMD, NVIDIA, INTEL = 0x1002, 0x10DE, 0x8086  # PCI
-# The first fitting family is taken. RADV of Mesa 26 needs 192 VGPRs with 4 rows of 16/2/256, and 120 with 2. An Intel
-# lane has 128 registers in the smallest subgroups, and spills with 4 rows. An NVIDIA lane has 128 registers where a
-# multiprocessor has two workgroups.
+# The first fitting family is taken. RADV of Mesa 26 needs 192 VGPRs with 4 rows of 16/2/256, and 120 with 2. A lane has
+# 128 registers in Intel's smallest subgroups, which spill with 4 rows, or in two workgroups of NVIDIA's multiprocessor.
 FAMILIES: Final = (
     Family("RDNA, Mesa 26 or later", RDNA._replace(rows_ahead=2), AMD, 26),
     Family("RDNA", RDNA, AMD),

@@ -1,5 +1,4 @@
-"""The generated GLSL: ``contract.glsl`` from the declarations, ``attend_sizes.glsl`` from the shared formulas. A number
-has the comment of its line in the Python source."""
+"""The generated GLSL: ``contract.glsl`` from declarations, with their comments, ``attend_sizes.glsl`` from formulas."""
 
 import re
 import struct

@@ -1,7 +1,6 @@
 """A call of attention as a plan: requests in, submissions out. Pure: no device, no clock, no environment.
 
-``plan_call`` cuts the query rows of all requests into submissions that the device can hold, and ends soon enough. A
-``Submission`` has the work records of its rows.
+``plan_call`` cuts the query rows of all requests into submissions that the device can hold, and ends soon enough.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The protocol between this package and a dispatcher. ``kompute``, ``vulkan`` and ``cpu`` implement it.
 
-A runtime makes buffers and kernels, records lists of dispatches once, and replays them. It knows nothing of
-attention. All data are uint32 words. Every method may raise DeviceMemoryError, DeviceLostError, ClosedError, and, in a
-forked child, ForkedProcessError.
+A runtime makes buffers and kernels, records lists of dispatches once, and replays them, without knowing attention. Data
+are uint32 words. Every method may raise DeviceMemoryError, DeviceLostError, ClosedError, or ForkedProcessError.
 """
 
 from collections.abc import Sequence

@@ -3,8 +3,7 @@
 A kit (scripts/kit) adds models of llama.cpp, whose steps ``llama_kit.py`` of its folder runs.
 
 The report is made to be attached to a public bug report, so it is built from facts that name no person and no machine:
-the rows of the commands, facts of the device and versions. The commands' stderr may name folders; it goes to
-the terminal and never into the report.
+the rows of the commands, facts of the device and versions. The commands' stderr may name folders; it is never in it.
 """
 
 import json
@@ -85,8 +84,7 @@ class ProofSpec:
     runtime: the dispatcher. contexts: keys. restarts: how often everything is repeated, each time with new processes
     and an empty pipeline cache. quick: the quick cases of check and the first model alone, which a CPU device always
     has, and 5 timed runs a point. timeout_s: seconds that one command may take. budget_s: seconds of all
-    commands, which then take the quick cases of check. kit: a kit's file of models, in the folder of its llama.cpp.
-    pictures: whether commands leave PNGs.
+    commands, which then take the quick cases of check. kit: a kit's file of models. pictures: whether to leave PNGs.
     """
 
     info: DeviceInfo

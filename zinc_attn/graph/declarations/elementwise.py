@@ -6,8 +6,7 @@ from ...kernels.declarations import Access
 from .declare import AS_INT8, OF_BLOCKS, OF_ELEMENTS, Field, kernel, tensors
 
 FLOAT_TYPES: Final = ("f32", "f16", "bf16")  # numbered by specialization constants type, x_type, ...
-# An invocation writes a word of y. A 16-bit y is contiguous and begins on a word; after an odd number of elements the
-# other half of the last word stays.
+# An invocation writes a word of y. A 16-bit y is contiguous and begins on a word; half a word after its elements stays.
 _OF_WORDS: Final = "ceil_div(elements(p.y), 512 if {} else 256)"
 BINARY_OPS: Final = ("add", "sub", "mul", "div")  # specialization constant op
 # y = a op b; b's sizes divide a's, and it repeats.

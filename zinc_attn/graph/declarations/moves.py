@@ -18,8 +18,7 @@ MOVE_OPS: Final = ("linear", "wrap", "pad", "get_rows", "set_rows")
 _IDS = Field("id_words", "uint", "words of an index, 1 (i32) or 2 (i64); ids' numbers count indices")
 # source and target are one type, whose bits move (i64: as twice as many i32), or two of f32, f16, bf16, i32. Or source
 # is a type of blocks: then x's offset and steps count half words, n[0] values, and s[0] is a block's.
-# An invocation has an element of a row of y (of set_rows: of x), or, where y.s[0] is 1, a word of _OF_WORD elements.
-# No half of a word beyond y's elements changes.
+# An invocation has an element of a row of y (of set_rows: of x), or, where y.s[0] is 1, a word, of which it writes y's.
 _ROWS: Final = f"rows(p.x if op == {MOVE_OPS.index('set_rows')} else p.y)"
 _F32, _I32, _I8 = map(MOVE_TYPES.index, ("f32", "i32", "i8"))
 _OF_WORD: Final = f"(4 if target == {_I8} else 1 if target == {_F32} or target == {_I32} else 2)"

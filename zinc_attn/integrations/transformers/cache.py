@@ -140,8 +140,7 @@ class ZincCache(Cache):
     def prepare(self) -> None:
         """Compile and record the programs of decoding up to ``max_cache_len`` now, so that no step has to.
 
-        Call it after a forward, the prompt's for example: it is the forward that tells each layer's options and the
-        batch's rows. StepError: there was none.
+        Call it after a forward, such as the prompt's, which tells layers' options and batch rows; else StepError.
         """
         self._check_open()
         if not self.is_initialized or self.batch_size < 1:

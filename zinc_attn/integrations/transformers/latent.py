@@ -45,9 +45,8 @@ class Absorption:
 
     # Both products are computed in float32, also where the model's dtype is narrower. The exact q K_h lies nearest to
     # the scores that the model means; rounded to float16 or bfloat16, it adds an error of that size to every score, as
-    # the model does when it rounds K_h c. Attention takes float32 queries and returns float32
-    # sums in any case. The einsums multiply once per head, with the rows of all batch rows together, so that the
-    # weight is not repeated for each of them.
+    # the model does when it rounds K_h c. Attention takes float32 queries and returns float32 sums in any case. The
+    # einsums multiply once per head, with the rows of all batch rows, so that the weight is not repeated for each.
 
     def query(self, query: Any) -> Any:
         """(batch, heads, n, nope + rotated) as float32 (batch, heads, n, kv_lora_rank + rotated)."""

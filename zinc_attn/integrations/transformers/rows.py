@@ -20,8 +20,7 @@ _ROW_BY_ROW: Final = frozenset(
 class ZincRows(torch.Tensor):
     """The new rows of a layer, which ``ZincCache.update`` returns for attention "zinc" and nothing else.
 
-    The tokens before them are on the Vulkan device, so any operation on the rows alone would be wrong and is refused. A
-    model may move them to another torch device.
+    The tokens before them are on the Vulkan device: operations on the rows alone are refused, but for moves.
     """
 
     layer: Any  # the ZincLayer whose update() returned them

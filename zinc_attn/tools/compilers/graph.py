@@ -28,8 +28,7 @@ MOST_CYCLES_ELSE: Final = 285
 
 
 def graph_programs(compiler: Compiler = HERE) -> list[tuple[GraphKernel, tuple[int, ...]]]:
-    """The programs that the gate compiles. Matrix units are AMD's alone, if the package was built with them; several
-    rows of states in a lane need a wave of 32."""
+    """The programs that the gate compiles: matrix units are AMD's; several rows of states a lane need a wave of 32."""
     units, whole = compiler.target.driver is RADV, layout_for(compiler).lanes == WAVE
     return [
         (kernel, spec)

@@ -64,8 +64,7 @@ NVK: Final = Driver(
 class Target(NamedTuple):
     """A GPU. chip: as the shim calls it; its name in Vulkan has this, or ``word``.
 
-    family: None where the driver's figure of registers does not say how many waves they hold. shim: another than the
-    driver's. subgroup: invocations of the smallest.
+    family: None where the driver's registers do not tell the waves. shim: unlike the driver's. subgroup: the smallest.
     """
 
     title: str

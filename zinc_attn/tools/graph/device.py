@@ -116,8 +116,7 @@ class OnDevice:
         return self._float(graph.NORM, x.shape, (x, *[factor] * 4), spec=spec, **values | NO_TURNS)
 
     def product(self, weights: Matrix, x: F32, added: F32 | None = None, ids: NDArray[np.int32] | None = None) -> F32:
-        """Few rows of x go to the kernels for few rows, others to tiles; tiles without an addend go to matrix units, if
-        there are some. The bits are the same."""
+        """With the same bits: few rows of x go to vec kernels, others to tiles, or without addend to matrix units."""
         rows, runtime = len(weights.rows) // weights.experts, self._device.runtime
         is_float, float_sizes = weights.kind in FLOAT_TYPES, graph.FLOAT_VEC.values(x.shape[-1])
         few = len(x) <= FEW and bool(float_sizes["SERVED"] or not is_float)
